@@ -1,0 +1,84 @@
+// comm/control.h -- the control plane: a small key-value store beside the data path, with notices and questions.
+//
+// It works while the data path is stuck: every rank listens to it on a thread of its own (processes) or through shared
+// memory (threads). Used for rendezvous, subgroup ids, "who has arrived where", and the last words of a dying rank.
+// Depends on: base.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace trireme::comm {
+
+/// Something every rank must hear at once.
+struct Notice {
+  enum class Kind : std::uint8_t {
+    kFailed,  ///< a rank's last words: it threw, or a call of its timed out; text is the reason
+    kLost,    ///< a rank is gone without a word: its connection closed or its heartbeat stopped
+    kLeft,    ///< a rank ended its work in good order
+  };
+  Kind kind;
+  int rank;          // whom it is about
+  std::string text;  // for people
+};
+
+class ControlPlane {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+  virtual ~ControlPlane() = default;
+
+  virtual int rank() const = 0;
+  virtual int ranks() const = 0;
+
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  virtual std::optional<std::string> get(const std::string& key) = 0;
+  /// Blocks until the key exists; throws CommError naming the key when it does not within `timeout`, or when the plane
+  /// is lost.
+  virtual std::string wait_for(const std::string& key, Milliseconds timeout) = 0;
+  /// Adds to a counter (absent counts as 0) and returns the new value, atomically over all ranks.
+  virtual std::int64_t add(const std::string& key, std::int64_t delta) = 0;
+  virtual void erase(const std::string& key) = 0;
+
+  /// Tells every other rank. Never throws: it is called while things fall apart.
+  virtual void announce(Notice::Kind kind, const std::string& text) noexcept = 0;
+  /// Asks ranks a question; entry i is the answer of ranks[i], empty when it did not answer in time. Never throws.
+  virtual std::vector<std::optional<std::string>> ask(std::span<const int> ranks, const std::string& question,
+                                                      Milliseconds timeout) noexcept = 0;
+
+  /// Who listens on this rank. Both are called from another thread at any time and must be quick; set before other
+  /// ranks may ask, and reset (null) before what they capture dies: setting waits until a call in progress has
+  /// returned.
+  virtual void listen(std::function<void(const Notice&)> on_notice,
+                      std::function<std::string(const std::string&)> on_question) = 0;
+};
+
+/// The planes of `ranks` threads of this process, entry r for rank r. A plane may outlive the others.
+std::vector<std::unique_ptr<ControlPlane>> make_local_control(int ranks);
+
+/// Processes over TCP. Rank 0 serves at host:port (port 0: any free one, see tcp_control_server) and takes part like
+/// the others.
+struct TcpControlOptions {
+  int rank = 0, ranks = 1;
+  std::string host = "127.0.0.1";
+  int port = 0;
+  std::chrono::milliseconds connect_timeout{60'000};
+  std::chrono::milliseconds heartbeat_every{1'000};
+  std::chrono::milliseconds heartbeat_timeout{30'000};  // silent for so long: lost
+};
+
+/// The listening side, made by one rank (by convention rank 0) before anyone connects; lives as long as the job.
+class TcpControlServer {
+ public:
+  virtual ~TcpControlServer() = default;
+  virtual int port() const = 0;
+};
+std::unique_ptr<TcpControlServer> make_tcp_control_server(const TcpControlOptions& options);
+std::unique_ptr<ControlPlane> connect_tcp_control(const TcpControlOptions& options);
+
+}  // namespace trireme::comm
