@@ -1,0 +1,95 @@
+#include "trireme/base/env.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+using enum EnvGroup;
+
+constexpr EnvVariable kTable[] = {
+    {kTrireme, "TRIREME_LOG", "log level: trace, debug, info, warn, error or off"},
+    {kTrireme, "TRIREME_PLUGIN_PATH", "folders with Trireme's plugins (MPI transport, runtime), separated by ':'"},
+    {kTrireme, "TRIREME_COMM_DEADLINE", "how long a communication call may take, e.g. 10m; beats the recipe"},
+    {kTrireme, "TRIREME_COMM_ALGORITHM", "algorithm for every collective, e.g. ring; beats the recipe"},
+    {kTrireme, "TRIREME_COMM_COSTS", "file with measured link costs, instead of the one in the cache folder"},
+    {kTrireme, "TRIREME_PROGRAM", "the trireme program that the tests of the command line run"},
+
+    {kLauncher, "OMPI_COMM_WORLD_RANK", "Open MPI: number of this rank"},
+    {kLauncher, "OMPI_COMM_WORLD_SIZE", "Open MPI: how many ranks there are"},
+    {kLauncher, "OMPI_COMM_WORLD_LOCAL_RANK", "Open MPI: number of this rank on its node"},
+    {kLauncher, "OMPI_COMM_WORLD_LOCAL_SIZE", "Open MPI: how many ranks share the node"},
+    {kLauncher, "PMI_RANK", "MPICH, Intel MPI, Slurm's PMI: number of this rank"},
+    {kLauncher, "PMI_SIZE", "MPICH, Intel MPI, Slurm's PMI: how many ranks there are"},
+    {kLauncher, "SLURM_PROCID", "Slurm: number of this rank"},
+    {kLauncher, "SLURM_NTASKS", "Slurm: how many ranks there are"},
+    {kLauncher, "SLURM_LOCALID", "Slurm: number of this rank on its node"},
+    {kLauncher, "RANK", "torchrun: number of this rank"},
+    {kLauncher, "WORLD_SIZE", "torchrun: how many ranks there are"},
+    {kLauncher, "LOCAL_RANK", "torchrun: number of this rank on its node"},
+    {kLauncher, "LOCAL_WORLD_SIZE", "torchrun: how many ranks share the node"},
+    {kLauncher, "MASTER_ADDR", "torchrun: host of rank 0, where ranks meet"},
+    {kLauncher, "MASTER_PORT", "torchrun: port of rank 0, where ranks meet"},
+
+    {kSystem, "XDG_CACHE_HOME", "where cached measurements go; $HOME/.cache when unset"},
+    {kSystem, "HOME", "the user's folder"},
+    {kSystem, "NO_COLOR", "any value: no colours on the terminal (no-color.org)"},
+};
+
+std::string_view heading(EnvGroup group) {
+  switch (group) {
+    case kTrireme:
+      return "Environment variables:";
+    case kLauncher:
+      return "Set by launchers (the first of Open MPI, PMI, Slurm and torchrun that is there says who a rank is):";
+    case kSystem:
+      return "Also read:";
+  }
+  return {};
+}
+
+}  // namespace
+
+std::span<const EnvVariable> env_table() { return kTable; }
+
+std::optional<std::string> env(std::string_view name) {
+  const auto row = std::ranges::find(kTable, name, &EnvVariable::name);
+  TRIREME_CHECK(row != std::end(kTable), "environment variable {} is read but not in the table of base/env.cpp", name);
+  const char* value = std::getenv(row->name.data());  // names in the table are literals: they end in a zero
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return std::string(value);
+}
+
+std::optional<int> env_int(std::string_view name) {
+  const auto text = env(name);
+  if (!text) return std::nullopt;
+  int value = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+  if (error != std::errc{} || end != text->data() + text->size() || value < 0) {
+    throw ConfigError(
+        fmt::format("environment variable {} must be a whole number from 0 up, but is \"{}\"", name, *text),
+        fmt::format("unset {} or set it to a number, e.g. {}=0", name, name));
+  }
+  return value;
+}
+
+std::string env_help() {
+  std::size_t width = 0;
+  for (const EnvVariable& row : kTable) width = std::max(width, row.name.size());
+  std::string out;
+  const EnvVariable* before = nullptr;
+  for (const EnvVariable& row : kTable) {
+    if (before == nullptr || before->group != row.group) {
+      out += fmt::format("{}{}\n", before == nullptr ? "" : "\n", heading(row.group));
+    }
+    out += fmt::format("  {:<{}}  {}\n", row.name, width, row.meaning);
+    before = &row;
+  }
+  return out;
+}
+
+}  // namespace trireme

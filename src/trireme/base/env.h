@@ -1,0 +1,41 @@
+// base/env.h -- every environment variable Trireme reads, with its meaning. The only file that calls getenv.
+//
+// To read another variable: add a row to the table in env.cpp. `trireme --help` lists the table, so a variable that is
+// read is a variable that is documented.
+// Depends on: error.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace trireme {
+
+enum class EnvGroup : std::uint8_t {
+  kTrireme,   ///< ours: changes what Trireme does
+  kLauncher,  ///< set by mpirun, srun, torchrun: who this rank is
+  kSystem,    ///< conventions of the machine and the terminal
+};
+
+struct EnvVariable {
+  EnvGroup group;
+  std::string_view name;
+  std::string_view meaning;
+};
+
+/// Every variable, ordered by group.
+std::span<const EnvVariable> env_table();
+
+/// The variable's value; nothing when it is unset or empty (`NAME= trireme ...` is how people switch one off).
+/// `name` must be in the table.
+std::optional<std::string> env(std::string_view name);
+
+/// env() as a whole number; a ConfigError naming the variable and its text when it is none or negative.
+std::optional<int> env_int(std::string_view name);
+
+/// The table as the text that ends `trireme --help`.
+std::string env_help();
+
+}  // namespace trireme
