@@ -1,0 +1,2 @@
+#define TRIREME_ARITHMETIC_ENTRY kArithmeticPlain
+#include "trireme/comm/arithmetic/body.h"

@@ -1,0 +1,2 @@
+#define TRIREME_ARITHMETIC_ENTRY kArithmeticV3
+#include "trireme/comm/arithmetic/body.h"
