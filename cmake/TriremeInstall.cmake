@@ -1,0 +1,27 @@
+# cmake --install: the program, the libraries, the headers of the tensor-free rooms, and find_package(trireme).
+include(CMakePackageConfigHelpers)
+
+install(TARGETS trireme_core EXPORT trireme LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+foreach(target trireme_runtime trireme_mpi)  # loaded by name at run time, so no part of the exported targets
+  if(TARGET ${target})
+    install(TARGETS ${target} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  endif()
+endforeach()
+if(TARGET trireme)
+  install(TARGETS trireme RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+
+foreach(room ${TRIREME_CORE_ROOMS})
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/trireme/${room} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/trireme
+          FILES_MATCHING PATTERN "*.h" PATTERN "*_plugin" EXCLUDE)
+endforeach()
+install(FILES ${PROJECT_SOURCE_DIR}/src/trireme/device/runtime.h
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/trireme/device)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/trireme)
+install(EXPORT trireme NAMESPACE trireme:: FILE trireme-targets.cmake DESTINATION ${package_dir})
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/trireme-config.cmake.in
+                              ${PROJECT_BINARY_DIR}/trireme-config.cmake INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/trireme-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/trireme-config.cmake ${PROJECT_BINARY_DIR}/trireme-config-version.cmake
+        DESTINATION ${package_dir})

@@ -1,0 +1,45 @@
+# trireme_torch: the CPU part of LibTorch (libtorch_cpu, libc10, its OpenMP), without torch's own CMake files, which would
+# ask for CUDA and Python wherever they find them.
+#
+# Where: -DTRIREME_LIBTORCH=DIR, else the environment's TRIREME_LIBTORCH, else what scripts/setup found or unpacked.
+include(${PROJECT_SOURCE_DIR}/build/setup.cmake OPTIONAL)
+if(TRIREME_LIBTORCH)
+  set(torch_dir ${TRIREME_LIBTORCH})
+elseif(NOT "$ENV{TRIREME_LIBTORCH}" STREQUAL "")
+  set(torch_dir $ENV{TRIREME_LIBTORCH})
+else()
+  set(torch_dir "${TRIREME_SETUP_LIBTORCH}")
+endif()
+if(NOT EXISTS "${torch_dir}/lib/libtorch_cpu.so")
+  message(FATAL_ERROR "TRIREME_TORCH is ON, but there is no LibTorch in \"${torch_dir}\".\n"
+                      "Run scripts/setup, or set TRIREME_LIBTORCH to a folder with include/ and lib/libtorch_cpu.so, "
+                      "or configure with -DTRIREME_TORCH=OFF (make build TORCH=OFF).")
+endif()
+message(STATUS "LibTorch: ${torch_dir}")
+
+add_library(trireme_torch INTERFACE)
+# -idirafter, not -isystem: torch's include folder carries another fmt, which must not shadow the system's.
+target_compile_options(trireme_torch INTERFACE $<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${torch_dir}/include>)
+# at::parallel_for is silently serial in code compiled without -fopenmp. Linked is the OpenMP that torch itself uses: two
+# of them in one process would mean two pools of threads.
+target_compile_options(trireme_torch INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+file(GLOB torch_openmp ${torch_dir}/lib/libgomp*.so*)
+target_link_libraries(trireme_torch INTERFACE ${torch_dir}/lib/libtorch_cpu.so ${torch_dir}/lib/libc10.so
+                                              ${torch_openmp})
+
+if(TRIREME_CUDA)
+  # The wheel's CUDA part needs cuDNN, NCCL and more beside it; without them it links, but does not load.
+  set(torch_cuda ${torch_dir}/lib/libtorch_cuda.so)
+  execute_process(COMMAND ldd ${torch_cuda} OUTPUT_VARIABLE torch_cuda_needs ERROR_QUIET)
+  string(REGEX MATCHALL "lib[^ \n]+ => not found" torch_cuda_lacks "${torch_cuda_needs}")
+  if(EXISTS ${torch_cuda} AND NOT torch_cuda_lacks)
+    message(STATUS "LibTorch: with CUDA")
+    target_link_libraries(trireme_torch INTERFACE -Wl,--no-as-needed ${torch_cuda} ${torch_dir}/lib/libc10_cuda.so
+                                                  -Wl,--as-needed)
+    target_compile_definitions(trireme_torch INTERFACE TRIREME_TORCH_CUDA=1)
+  else()
+    list(TRANSFORM torch_cuda_lacks REPLACE " => not found" "")
+    list(JOIN torch_cuda_lacks " " torch_cuda_lacks)
+    message(STATUS "LibTorch: CPU only; its CUDA part is not usable here (lacks: ${torch_cuda_lacks})")
+  endif()
+endif()

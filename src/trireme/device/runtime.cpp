@@ -1,0 +1,68 @@
+#include "trireme/device/runtime.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <torch/headeronly/version.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+namespace trireme::device {
+namespace {
+
+const char* torch_version() { return TORCH_VERSION; }
+
+const char* cpu_capability() {
+  static const std::string name = at::get_cpu_capability();
+  return name.c_str();
+}
+
+int intra_op_threads() { return at::get_num_threads(); }
+void set_intra_op_threads(int threads) { at::set_num_threads(std::max(threads, 1)); }
+
+/// Entries in [-1, 1) that look arbitrary and are the same on every machine.
+at::Tensor test_matrix(int size, std::uint32_t seed) {
+  at::Tensor matrix = at::empty({size, size}, at::kFloat);
+  float* entries = matrix.mutable_data_ptr<float>();
+  std::uint32_t state = seed;
+  for (std::int64_t i = 0; i < matrix.numel(); ++i) {
+    state = state * 1664525U + 1013904223U;
+    entries[i] = static_cast<float>(state >> 8) / static_cast<float>(1U << 23) - 1.0F;
+  }
+  return matrix;
+}
+
+double gemm_error(int size) try {
+  const at::Tensor left = test_matrix(size, 1), right = test_matrix(size, 2), product = at::mm(left, right);
+  const auto* a = left.const_data_ptr<float>();
+  const auto* b = right.const_data_ptr<float>();
+  const auto* c = product.const_data_ptr<float>();
+  double worst = 0;
+  for (int row = 0; row < size; ++row) {
+    for (int column = 0; column < size; ++column) {
+      double exact = 0;
+      for (int k = 0; k < size; ++k) exact += static_cast<double>(a[row * size + k]) * b[k * size + column];
+      worst = std::max(worst, std::abs(exact - c[row * size + column]));
+    }
+  }
+  return worst;
+} catch (...) {  // nothing may be thrown through the C interface
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
+constexpr Runtime kRuntime = {.version = kRuntimeVersion,
+                              .torch_version = &torch_version,
+                              .cpu_capability = &cpu_capability,
+                              .intra_op_threads = &intra_op_threads,
+                              .set_intra_op_threads = &set_intra_op_threads,
+                              .gemm_error = &gemm_error};
+
+}  // namespace
+
+const Runtime* trireme_runtime() { return &kRuntime; }
+
+}  // namespace trireme::device
