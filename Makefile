@@ -1,0 +1,66 @@
+# What people type. Every target does the set-up it needs by itself; the second time that takes a moment.
+#
+# The work is done by CMake presets (CMakePresets.json) and scripts/; use those directly as you like.
+MAKEFLAGS += --no-print-directory
+PARALLEL ?= $(shell nproc)
+TORCH ?= ON
+sources = $(shell git ls-files -- '*.cpp' '*.h' '*.cu' '*.cuh')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build test quickstart bench format check debug asan tsan cuda clean
+
+help:  ## this list
+	@echo "Trireme: make TARGET [PARALLEL=$(PARALLEL)] [TORCH=OFF]"
+	@echo
+	@awk -F ':.*## ' '/^[a-z ]+:.*## / {sub(" ", "|", $$1); printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PARALLEL=N   compile and test N at a time (all cores when not given)"
+	@echo "  TORCH=OFF    without LibTorch: everything but libtrireme_runtime"
+
+setup:  ## install packages and LibTorch, only what is missing (scripts/setup --help)
+	@scripts/setup $(if $(filter OFF,$(TORCH)),--no-torch)
+
+# $(call configure,PRESET,OPTIONS), $(call compile,PRESET), $(call run_tests,PRESET,OPTIONS): CMake reconfigures by itself
+# when its files change, so configuring is for the first time and for changed options.
+configure = echo "configure: build/$(1)" && cmake --preset $(1) $(2) >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }
+compile = echo "build: build/$(1), $(PARALLEL) at a time" && cmake --build --preset $(1) -j $(PARALLEL)
+run_tests = echo "test: build/$(1)" && ctest --preset $(1) -j $(PARALLEL) $(2)
+
+build: setup  ## the program build/release/trireme and its libraries, tests and benchmarks
+	@$(call configure,release,-DTRIREME_TORCH=$(TORCH))
+	@$(call compile,release)
+
+test: build  ## every test
+	@$(call run_tests,release)
+
+quickstart: build  ## build, then the tour of what works today
+	@echo "run: build/release/trireme tour"
+	@build/release/trireme tour
+
+bench: build  ## every benchmark, with the peer or limit it is held against
+	@for bench in build/release/bench/*; do echo "run: $$bench"; "$$bench" || exit 1; done
+
+format:  ## let clang-format decide
+	@clang-format-14 -i $(sources)
+
+check: setup  ## formatting and the layer rule, as CI checks them
+	@echo "check: formatting" && clang-format-14 --dry-run -Werror $(sources)
+	@echo "check: layers" && scripts/check-layers
+
+debug: setup  ## the tensor-free rooms for a debugger, and their tests
+	@$(call configure,debug)
+	@$(call compile,debug)
+	@$(call run_tests,debug)
+
+asan tsan: setup  ## the tests of the tensor-free rooms under sanitizers
+	@$(call configure,$@)
+	@$(call compile,$@)
+	@$(call run_tests,$@)
+
+cuda: setup  ## as build and test, with GPUs (needs the CUDA toolkit)
+	@$(call configure,cuda,-DTRIREME_TORCH=$(TORCH))
+	@$(call compile,cuda)
+	@$(call run_tests,cuda)
+
+clean:  ## remove build/ (LibTorch stays in its cache)
+	rm -rf build

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# links_little.sh PROGRAM: the program is linked with no tensor library, no MPI and no CUDA, directly or indirectly.
+set -euo pipefail
+linked=$(ldd "$1")
+if heavy=$(grep -iE 'torch|c10|mpi|cuda|cublas|nccl|gomp' <<<"$linked"); then
+  printf '%s must not be linked with:\n%s\n' "$1" "$heavy"
+  exit 1
+fi
+echo "$(wc -l <<<"$linked") libraries, none of them heavy"
