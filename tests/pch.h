@@ -1,0 +1,6 @@
+// Precompiled for the tests of the tensor-free rooms.
+#pragma once
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "../cmake/pch.h"
