@@ -20,9 +20,10 @@ namespace trireme::comm {
 using cost::Algorithm;
 using cost::Collective;
 
-/// Which memory a slice lies in. For broadcast everything is kOutput (the buffer is sent and received in place).
-/// kInput is never written. Input and output may be the same memory (all_reduce, reduce), or the block of the own rank
-/// inside the bigger of the two (reduce_scatter, all_gather, gather, scatter): a builder must stay right then too.
+/// Which memory a slice lies in. For broadcast everything is kOutput (the buffer is sent and received in place). Only
+/// the root has an output of reduce and gather, and an input of scatter. kInput is never written. Input and output may
+/// be the same memory (all_reduce, reduce), or the block of the own rank inside the bigger of the two (reduce_scatter,
+/// all_gather, gather, scatter): a builder must stay right then too.
 enum class Space : std::uint8_t { kInput, kOutput, kScratch };
 
 struct Slice {
@@ -66,7 +67,8 @@ struct Shape {
   std::size_t count = 0;  // all_reduce, broadcast, reduce: elements of the buffer
   std::vector<std::size_t>
       counts;  // elements of each rank's block, for the other operations; all_to_all: sent to each rank
-  std::vector<std::size_t> recv_counts;   // all_to_all: received from each rank
+  std::vector<std::size_t> recv_counts;  // all_to_all: received from each rank
+  bool uneven = false;  // all_to_all: called in its v-form; a rank cannot see whether the others' counts are equal
   std::size_t element_bytes = 4;          // only to cut segments
   std::size_t segment_bytes = 256 << 10;  // long transfers are cut so that combining one overlaps moving the next
   std::vector<int> node_of;               // node of each rank; empty: all on one node
@@ -90,6 +92,8 @@ const AlgorithmEntry* find_algorithm(Collective op, Algorithm algorithm);
 
 /// "0: send out[0,8) to 1", a step a line: for logs, golden tests and error messages.
 std::string to_text(const Routine& routine);
+std::string to_text(const Step& step);    // "send out[0,8) to 1"
+std::string to_text(const Slice& slice);  // "out[0,8)"
 
 /// What a routine makes this rank send.
 struct Volume {

@@ -1,0 +1,212 @@
+#include "trireme/comm/algorithms/builder.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "trireme/base/error.h"
+
+namespace trireme::comm {
+
+namespace {
+
+// Beyond this many segments a transfer is cut into longer ones: filling the pipeline costs one segment in kMaxSegments,
+// which is lost in the noise, while every step costs time to build and to walk.
+constexpr std::size_t kMaxSegments = 256;
+
+std::size_t before(std::span<const std::size_t> counts, int rank) {
+  return std::accumulate(counts.begin(), counts.begin() + rank, std::size_t{0});
+}
+
+std::size_t total(const Shape& shape) { return shape.counts.empty() ? shape.count : before(shape.counts, shape.ranks); }
+
+}  // namespace
+
+Team whole_team(const Shape& shape, int rank) {
+  Team team{std::vector<int>(static_cast<std::size_t>(shape.ranks)), rank};
+  std::iota(team.ranks.begin(), team.ranks.end(), 0);
+  return team;
+}
+
+Blocks Blocks::even(Range whole, int parts) {
+  Blocks blocks;
+  const auto divisor = static_cast<std::size_t>(parts);
+  const std::size_t length = whole.count / divisor, longer = whole.count % divisor;
+  for (std::size_t block = 0; block <= divisor; ++block)
+    blocks.bounds_.push_back(whole.begin + block * length + std::min(block, longer));
+  return blocks;
+}
+
+Blocks Blocks::of(std::span<const std::size_t> counts) {
+  Blocks blocks;
+  blocks.bounds_.push_back(0);
+  for (const std::size_t count : counts) blocks.bounds_.push_back(blocks.bounds_.back() + count);
+  return blocks;
+}
+
+Range Blocks::range(int first, int last) const {
+  const std::size_t begin = bounds_[static_cast<std::size_t>(first)];
+  return {begin, bounds_[static_cast<std::size_t>(last)] - begin};
+}
+
+std::size_t Blocks::longest() const {
+  std::size_t longest = 0;
+  for (int block = 0; block < size(); ++block) longest = std::max(longest, (*this)[block].count);
+  return longest;
+}
+
+Blocks Blocks::united(std::span<const int> bounds) const {
+  Blocks blocks;
+  for (const int bound : bounds) blocks.bounds_.push_back(bounds_[static_cast<std::size_t>(bound)]);
+  return blocks;
+}
+
+std::vector<Bundle> bundles(const Blocks& blocks, const View& view) {
+  std::vector<Bundle> result;
+  for (int block = 0; block < blocks.size(); ++block) result.push_back({view.at(blocks[block])});
+  return result;
+}
+
+RoutineBuilder::RoutineBuilder(const Shape& shape, int rank, Cut cut) : segment_(0) {
+  if (cut == Cut::kSegments) segment_ = std::max<std::size_t>(1, shape.segment_bytes / shape.element_bytes);
+  switch (shape.op) {
+    case Collective::kReduceScatter:
+    case Collective::kScatter:
+      out_shift_ = before(shape.counts, rank);
+      break;
+    case Collective::kAllGather:
+    case Collective::kGather:
+      in_shift_ = before(shape.counts, rank);
+      break;
+    case Collective::kAllToAll:  // never in place: the output lies behind the input
+      out_shift_ = total(shape);
+      break;
+    case Collective::kAllReduce:
+    case Collective::kReduce:
+    case Collective::kBroadcast:
+    case Collective::kBarrier:
+      break;
+  }
+}
+
+Slice RoutineBuilder::scratch(std::size_t count) {
+  const Slice slice{Space::kScratch, routine_.scratch, count};
+  routine_.scratch += count;
+  return slice;
+}
+
+std::size_t RoutineBuilder::segment_of(std::size_t count) const {
+  if (segment_ == 0) return count;
+  return std::max(segment_, (count + kMaxSegments - 1) / kMaxSegments);
+}
+
+void RoutineBuilder::send(int peer, Slice from) {
+  const std::size_t segment = segment_of(from.count);
+  for (std::size_t done = 0; done < from.count; done += segment)
+    post({.act = Act::kSend,
+          .peer = peer,
+          .from = {from.space, from.begin + done, std::min(segment, from.count - done)}});
+}
+
+void RoutineBuilder::recv(int peer, Slice to) {
+  const std::size_t segment = segment_of(to.count);
+  for (std::size_t done = 0; done < to.count; done += segment)
+    post({.act = Act::kRecv, .peer = peer, .to = {to.space, to.begin + done, std::min(segment, to.count - done)}});
+}
+
+void RoutineBuilder::recv_reduce(int peer, Slice from, Slice to) {
+  TRIREME_CHECK(from.count == to.count, "{} elements are combined into {}", from.count, to.count);
+  const std::size_t segment = segment_of(to.count);
+  for (std::size_t done = 0; done < to.count; done += segment) {
+    const std::size_t count = std::min(segment, to.count - done);
+    post({.act = Act::kRecvReduce,
+          .peer = peer,
+          .from = {from.space, from.begin + done, count},
+          .to = {to.space, to.begin + done, count}});
+  }
+}
+
+void RoutineBuilder::send(int peer, const Bundle& from) {
+  for (const Slice& piece : from) send(peer, piece);
+}
+
+void RoutineBuilder::recv(int peer, const Bundle& to) {
+  for (const Slice& piece : to) recv(peer, piece);
+}
+
+void RoutineBuilder::recv_reduce(int peer, const Bundle& from, const Bundle& to) {
+  for (std::size_t piece = 0; piece < to.size(); ++piece) recv_reduce(peer, from[piece], to[piece]);
+}
+
+void RoutineBuilder::copy(Slice from, Slice to) {
+  if (from.count > 0 && from != to) run({.act = Act::kCopy, .from = from, .to = to});
+}
+
+void RoutineBuilder::finish(Slice to) {
+  if (to.count > 0) run({.act = Act::kFinish, .to = to});
+}
+
+void RoutineBuilder::signal(int peer) { post({.act = Act::kSend, .peer = peer}); }
+
+void RoutineBuilder::await(int peer) {
+  const int step = post({.act = Act::kRecv, .peer = peer});
+  routine_.steps.push_back({.act = Act::kWait, .on = step});
+  pending_.pop_back();
+}
+
+void RoutineBuilder::wait_for_all() {
+  for (const Pending& pending : pending_) routine_.steps.push_back({.act = Act::kWait, .on = pending.step});
+  pending_.clear();
+}
+
+Routine RoutineBuilder::take() {
+  wait_for_all();
+  return std::move(routine_);
+}
+
+RoutineBuilder::Access RoutineBuilder::access(Slice slice, bool writes) const {
+  std::size_t begin = slice.begin;
+  if (slice.space == Space::kInput) begin += in_shift_;
+  if (slice.space == Space::kOutput) begin += out_shift_;
+  return {slice.space == Space::kScratch, writes, begin, begin + slice.count};
+}
+
+void RoutineBuilder::settle(const Access& first, const Access& second) {
+  const auto disturbs = [](const Access& a, const Access& b) {
+    const std::size_t begin = std::max(a.begin, b.begin), end = std::min(a.end, b.end);
+    return begin < end && (a.writes || b.writes) && a.scratch == b.scratch;
+  };
+  std::erase_if(pending_, [&](const Pending& pending) {
+    if (!disturbs(first, pending.first) && !disturbs(first, pending.second) && !disturbs(second, pending.first) &&
+        !disturbs(second, pending.second))
+      return false;
+    routine_.steps.push_back({.act = Act::kWait, .on = pending.step});
+    return true;
+  });
+}
+
+int RoutineBuilder::post(Step step) {
+  const Access reads = access(step.from, false), writes = access(step.to, true);
+  settle(reads, writes);
+  const int index = static_cast<int>(routine_.steps.size());
+  routine_.steps.push_back(step);
+  pending_.push_back({index, reads, writes});
+  return index;
+}
+
+void RoutineBuilder::run(Step step) {
+  settle(access(step.from, false), access(step.to, true));
+  routine_.steps.push_back(step);
+}
+
+View whole_input(const Shape& shape) { return {{Space::kInput, 0, total(shape)}, 0}; }
+View whole_output(const Shape& shape) { return {{Space::kOutput, 0, total(shape)}, 0}; }
+
+View own_input(const Shape& shape, int rank) {
+  return {{Space::kInput, 0, shape.counts[static_cast<std::size_t>(rank)]}, before(shape.counts, rank)};
+}
+
+View own_output(const Shape& shape, int rank) {
+  return {{Space::kOutput, 0, shape.counts[static_cast<std::size_t>(rank)]}, before(shape.counts, rank)};
+}
+
+}  // namespace trireme::comm

@@ -1,0 +1,87 @@
+// Ring: p-1 steps, each rank talks to its two neighbours only (Patarasuk and Yuan; baidu-allreduce).
+//
+// All-reduce costs 2(p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma: the bytes a rank sends hardly depend on p. In
+// step k of the reduce-scatter, rank r sends block r-k-1 and combines block r-k-2, so it ends as the owner of block r;
+// baidu's numbering ends with block r+1, which differs by the name of the blocks only. Every element is combined along
+// one walk round the ring, by whichever rank has it, and the others get a copy: the bits are the same everywhere.
+#include "trireme/comm/algorithms/builders.h"
+#include "trireme/comm/algorithms/parts.h"
+
+namespace trireme::comm {
+
+namespace {
+
+struct Ring {
+  explicit Ring(const Team& team)
+      : size(team.size()), me(team.me), left(team.rank(back(1))), right(team.rank((me + 1) % size)) {}
+  /// The index `steps` before this one.
+  int back(int steps) const { return ((me - steps) % size + size) % size; }
+
+  int size, me, left, right;
+};
+
+const Bundle& at(const std::vector<Bundle>& blocks, int block) { return blocks[static_cast<std::size_t>(block)]; }
+
+}  // namespace
+
+void ring_reduce_scatter(RoutineBuilder& to, const Team& team, const std::vector<Bundle>& source,
+                         const std::vector<Bundle>& into) {
+  const Ring ring(team);
+  for (int step = 0; step + 1 < ring.size; ++step) {
+    const int give = ring.back(step + 1), take = ring.back(step + 2);
+    to.recv_reduce(ring.left, at(source, take), at(into, take));
+    to.send(ring.right, step == 0 ? at(source, give) : at(into, give));
+  }
+}
+
+void ring_all_gather(RoutineBuilder& to, const Team& team, const Bundle& own, const std::vector<Bundle>& into) {
+  const Ring ring(team);
+  for (int step = 0; step + 1 < ring.size; ++step) {
+    to.recv(ring.left, at(into, ring.back(step + 1)));
+    to.send(ring.right, step == 0 ? own : at(into, ring.back(step)));
+  }
+}
+
+Routine ring_all_reduce(const Shape& shape, int rank) {
+  RoutineBuilder to(shape, rank, Cut::kSegments);
+  const Team team = whole_team(shape, rank);
+  const Blocks blocks = Blocks::even({0, shape.count}, shape.ranks);
+  const auto output = bundles(blocks, whole_output(shape));
+  ring_reduce_scatter(to, team, bundles(blocks, whole_input(shape)), output);
+  to.finish(whole_output(shape).at(blocks[rank]));
+  ring_all_gather(to, team, at(output, rank), output);
+  return to.take();
+}
+
+Routine ring_reduce_scatter(const Shape& shape, int rank) {
+  RoutineBuilder to(shape, rank, Cut::kSegments);
+  const Team team = whole_team(shape, rank);
+  const Ring ring(team);
+  const Blocks blocks = Blocks::of(shape.counts);
+  // The input may not be written and the output has room for one block: the partial sums that pass through lie in two
+  // places in turn, one being filled while the other is sent on.
+  Slice places[2];
+  for (int place = 0; place < std::min(2, shape.ranks - 2); ++place) places[place] = to.scratch(blocks.longest());
+  auto into = bundles(blocks, whole_input(shape));
+  for (int step = 0; step + 2 < shape.ranks; ++step) {
+    Slice& partial = into[static_cast<std::size_t>(ring.back(step + 2))].front();
+    partial = {Space::kScratch, places[step % 2].begin, partial.count};
+  }
+  const Slice own = own_output(shape, rank).at(blocks[rank]);
+  into[static_cast<std::size_t>(rank)] = {own};
+  ring_reduce_scatter(to, team, bundles(blocks, whole_input(shape)), into);
+  to.finish(own);
+  return to.take();
+}
+
+Routine ring_all_gather(const Shape& shape, int rank) {
+  RoutineBuilder to(shape, rank, Cut::kSegments);
+  const Blocks blocks = Blocks::of(shape.counts);
+  const auto output = bundles(blocks, whole_output(shape));
+  const Slice own = own_input(shape, rank).at(blocks[rank]);
+  ring_all_gather(to, whole_team(shape, rank), {own}, output);
+  to.copy(own, at(output, rank).front());
+  return to.take();
+}
+
+}  // namespace trireme::comm
