@@ -1,0 +1,63 @@
+// base/random.h -- random numbers that are a function of (seed, stream name, index), and of nothing else.
+//
+// Any rank draws any part of a stream without the rest: element 10^12 costs what element 0 costs, shards of a tensor
+// draw their own indices, and the layout of a run cannot change what is drawn. Each kind of draw (uniform, normal,
+// ...) reads numbers of its own, so uniform(i) and normal(i) of one stream are independent. Values do not depend on
+// the machine's mathematical library: only on exactly rounded operations.
+// Depends on: error. The generator is in philox.h, permutations in permutation.h.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "trireme/base/philox.h"
+
+namespace trireme {
+
+class Random {
+ public:
+  /// `stream` says what the numbers are for, e.g. "init/layers.3.attention.wq" or "dropout/step 17".
+  Random(std::uint64_t seed, std::string_view stream);
+
+  /// 64 random bits.
+  std::uint64_t bits(std::uint64_t index) const;
+  /// In [0, 1): 53 and 24 random bits, every value equally likely.
+  double uniform(std::uint64_t index) const;
+  float uniform_float(std::uint64_t index) const;
+  /// In [0, n), n >= 1, without bias: see below() in random.cpp for how it stays a function of the index alone.
+  std::uint64_t below(std::uint64_t n, std::uint64_t index) const;
+  /// Mean 0, standard deviation 1.
+  double normal(std::uint64_t index) const;
+  float normal_float(std::uint64_t index) const;
+
+  /// out[i] is the single draw at begin + i, to the bit, at several times its speed.
+  void fill_bits(std::uint64_t begin, std::span<std::uint64_t> out) const;
+  void fill_uniform(std::uint64_t begin, std::span<double> out) const;
+  void fill_uniform(std::uint64_t begin, std::span<float> out) const;
+  void fill_below(std::uint64_t n, std::uint64_t begin, std::span<std::uint64_t> out) const;
+  void fill_normal(std::uint64_t begin, std::span<double> out) const;
+  void fill_normal(std::uint64_t begin, std::span<float> out) const;
+
+  /// What the numbers are drawn for: words of the counter that keep kinds of draws apart.
+  enum class Purpose : std::uint32_t {
+    kBits = 1,
+    kUniform,
+    kUniformFloat,
+    kBelow,
+    kNormal,
+    kNormalFloat,
+    kPermutation
+  };
+  /// The 128 bits of a block; `attempt` is below 2^24. For kinds of draws that are not above.
+  PhiloxCounter block(Purpose purpose, std::uint64_t number, std::uint32_t attempt = 0) const;
+
+ private:
+  template <typename Kind>
+  void fill(std::uint64_t begin, std::span<typename Kind::Value> out) const;
+
+  PhiloxKey key_;  // key and salt together are 96 bits of hash of (seed, stream): names do not collide
+  std::uint32_t salt_;
+};
+
+}  // namespace trireme
