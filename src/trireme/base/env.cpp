@@ -17,6 +17,7 @@ constexpr EnvVariable kTable[] = {
     {kTrireme, "TRIREME_COMM_DEADLINE", "how long a communication call may take, e.g. 10m; beats the recipe"},
     {kTrireme, "TRIREME_COMM_ALGORITHM", "algorithm for every collective, e.g. ring; beats the recipe"},
     {kTrireme, "TRIREME_COMM_COSTS", "file with measured link costs, instead of the one in the cache folder"},
+    {kTrireme, "TRIREME_JOB_ID", "any text; ranks meet only where all have the same (keeps jobs on one port apart)"},
     {kTrireme, "TRIREME_PROGRAM", "the trireme program that the tests of the command line run"},
 
     {kLauncher, "OMPI_COMM_WORLD_RANK", "Open MPI: number of this rank"},
@@ -25,15 +26,25 @@ constexpr EnvVariable kTable[] = {
     {kLauncher, "OMPI_COMM_WORLD_LOCAL_SIZE", "Open MPI: how many ranks share the node"},
     {kLauncher, "PMI_RANK", "MPICH, Intel MPI, Slurm's PMI: number of this rank"},
     {kLauncher, "PMI_SIZE", "MPICH, Intel MPI, Slurm's PMI: how many ranks there are"},
+    {kLauncher, "MPI_LOCALRANKID", "MPICH, Intel MPI: number of this rank on its node"},
+    {kLauncher, "MPI_LOCALNRANKS", "MPICH, Intel MPI: how many ranks share the node"},
+    {kLauncher, "PMIX_RANK", "PMIx: number of this rank; must agree with Slurm's"},
     {kLauncher, "SLURM_PROCID", "Slurm: number of this rank"},
     {kLauncher, "SLURM_NTASKS", "Slurm: how many ranks there are"},
     {kLauncher, "SLURM_LOCALID", "Slurm: number of this rank on its node"},
+    {kLauncher, "SLURM_STEP_ID", "Slurm: there only when srun started this process"},
+    {kLauncher, "SLURM_JOB_ID", "Slurm: the job; the control plane's port follows from it"},
+    {kLauncher, "SLURM_NODEID", "Slurm: number of this node in the job"},
+    {kLauncher, "SLURM_STEP_NODELIST", "Slurm: the nodes; rank 0 is on the first"},
+    {kLauncher, "SLURM_STEP_TASKS_PER_NODE", "Slurm: how many ranks each node has"},
     {kLauncher, "RANK", "torchrun: number of this rank"},
     {kLauncher, "WORLD_SIZE", "torchrun: how many ranks there are"},
     {kLauncher, "LOCAL_RANK", "torchrun: number of this rank on its node"},
     {kLauncher, "LOCAL_WORLD_SIZE", "torchrun: how many ranks share the node"},
     {kLauncher, "MASTER_ADDR", "torchrun: host of rank 0, where ranks meet"},
     {kLauncher, "MASTER_PORT", "torchrun: port of rank 0, where ranks meet"},
+    {kLauncher, "TORCHELASTIC_RUN_ID", "torchrun: set when torchrun itself started this process"},
+    {kLauncher, "TORCHELASTIC_USE_AGENT_STORE", "torchrun: True when it occupies MASTER_PORT; Trireme takes the next"},
 
     {kSystem, "XDG_CACHE_HOME", "where cached measurements go; $HOME/.cache when unset"},
     {kSystem, "HOME", "the user's folder"},
@@ -45,7 +56,7 @@ std::string_view heading(EnvGroup group) {
     case kTrireme:
       return "Environment variables:";
     case kLauncher:
-      return "Set by launchers (the first of Open MPI, PMI, Slurm and torchrun that is there says who a rank is):";
+      return "Set by launchers (torchrun, else the first of Open MPI, PMI, Slurm and RANK set by hand that is there):";
     case kSystem:
       return "Also read:";
   }
