@@ -2,10 +2,12 @@
 //
 // It works while the data path is stuck: every rank listens to it on a thread of its own (processes) or through shared
 // memory (threads). Used for rendezvous, subgroup ids, "who has arrived where", and the last words of a dying rank.
+// Two kinds: make_local_control() for ranks that are threads, connect_tcp_control() for ranks that are processes.
 // Depends on: base.
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -28,6 +30,11 @@ struct Notice {
   std::string text;  // for people
 };
 
+/// The control plane is for small things; anything larger is refused and belongs on the data path.
+inline constexpr std::size_t kMaxControlKeyBytes = 4 << 10, kMaxControlValueBytes = 16 << 20;
+
+/// Any thread may call any of these. Destroying a plane resets its listener and announces kLeft, unless this rank has
+/// announced kFailed or kLeft itself.
 class ControlPlane {
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -36,24 +43,28 @@ class ControlPlane {
   virtual int rank() const = 0;
   virtual int ranks() const = 0;
 
+  // These throw CommError when the plane is lost, or key or value is too large.
   virtual void set(const std::string& key, const std::string& value) = 0;
   virtual std::optional<std::string> get(const std::string& key) = 0;
   /// Blocks until the key exists; throws CommError naming the key when it does not within `timeout`, or when the plane
   /// is lost.
   virtual std::string wait_for(const std::string& key, Milliseconds timeout) = 0;
-  /// Adds to a counter (absent counts as 0) and returns the new value, atomically over all ranks.
+  /// Adds to a counter (absent counts as 0) and returns the new value, atomically over all ranks. The value is a
+  /// decimal number to get(); CommError when it is none.
   virtual std::int64_t add(const std::string& key, std::int64_t delta) = 0;
   virtual void erase(const std::string& key) = 0;
 
-  /// Tells every other rank. Never throws: it is called while things fall apart.
+  /// Tells every other rank, those that come later included. Never throws: it is called while things fall apart.
   virtual void announce(Notice::Kind kind, const std::string& text) noexcept = 0;
-  /// Asks ranks a question; entry i is the answer of ranks[i], empty when it did not answer in time. Never throws.
+  /// Asks ranks a question; entry i is the answer of ranks[i], empty when it did not answer in time, has no listener,
+  /// has left or does not exist. Never throws.
   virtual std::vector<std::optional<std::string>> ask(std::span<const int> ranks, const std::string& question,
                                                       Milliseconds timeout) noexcept = 0;
 
   /// Who listens on this rank. Both are called from another thread at any time and must be quick; set before other
   /// ranks may ask, and reset (null) before what they capture dies: setting waits until a call in progress has
-  /// returned.
+  /// returned, so do not hold a lock that a callback takes. Notices come one at a time and in order, each once; a new
+  /// listener first hears all earlier ones, before this returns. Callbacks may use the plane.
   virtual void listen(std::function<void(const Notice&)> on_notice,
                       std::function<std::string(const std::string&)> on_question) = 0;
 };
@@ -61,24 +72,32 @@ class ControlPlane {
 /// The planes of `ranks` threads of this process, entry r for rank r. A plane may outlive the others.
 std::vector<std::unique_ptr<ControlPlane>> make_local_control(int ranks);
 
-/// Processes over TCP. Rank 0 serves at host:port (port 0: any free one, see tcp_control_server) and takes part like
-/// the others.
+/// The job this process belongs to: TRIREME_JOB_ID, else empty.
+std::string control_job_id();
+
+/// Processes over TCP. One of them (by convention rank 0) serves at host:port and takes part like the others.
 struct TcpControlOptions {
   int rank = 0, ranks = 1;
   std::string host = "127.0.0.1";
-  int port = 0;
+  int port = 0;                           // of the server; 0, for the server itself: any free one, see port()
+  std::string job_id = control_job_id();  // only ranks with the server's id are let in; never printed
   std::chrono::milliseconds connect_timeout{60'000};
   std::chrono::milliseconds heartbeat_every{1'000};
-  std::chrono::milliseconds heartbeat_timeout{30'000};  // silent for so long: lost
+  std::chrono::milliseconds heartbeat_timeout{30'000};  // silent for so long: lost; also the deadline of set, get, ...
+  std::chrono::milliseconds goodbye_timeout{5'000};     // how long an ending server waits for the ranks to leave
 };
 
-/// The listening side, made by one rank (by convention rank 0) before anyone connects; lives as long as the job.
+/// The listening side, made before anyone can connect; lives as long as the job. Destroy it after this process's own
+/// plane: it waits for the planes that are connected to leave.
 class TcpControlServer {
  public:
   virtual ~TcpControlServer() = default;
   virtual int port() const = 0;
 };
+/// Throws CommError when it cannot listen there.
 std::unique_ptr<TcpControlServer> make_tcp_control_server(const TcpControlOptions& options);
+/// Tries until options.connect_timeout; throws CommError when the server is not reached or refuses this rank. When the
+/// server is lost later, the listener hears kLost about rank 0, and calls throw.
 std::unique_ptr<ControlPlane> connect_tcp_control(const TcpControlOptions& options);
 
 }  // namespace trireme::comm

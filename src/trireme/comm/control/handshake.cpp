@@ -1,0 +1,93 @@
+#include "trireme/comm/control/handshake.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <thread>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+
+namespace trireme::comm::control {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kFirstPause = 20ms, kLongestPause = 500ms;
+constexpr auto kQuietWait = 5s;  // a wait longer than this is worth a line in the log
+
+// Speaks to whoever took the connection. Nothing, with the reason in `why`, when trying again may help.
+std::optional<Handshake> greet(Fd fd, const TcpControlOptions& options, Clock::time_point deadline, std::string& why) {
+  Handshake handshake{.fd = std::move(fd)};
+  const Message hello{
+      .type = MessageType::kHello, .rank = options.rank, .number = options.ranks, .key = options.job_id};
+  if (!send_all(handshake.fd, preface() + encode(hello), deadline)) {
+    why = "the connection broke at once";
+    return std::nullopt;
+  }
+  std::array<char, 4096> buffer;
+  while (true) {
+    pollfd waiting{handshake.fd.get(), POLLIN, 0};
+    poll(&waiting, 1, poll_timeout_ms(deadline));
+    const Received received = receive(handshake.fd, buffer.data(), buffer.size());
+    handshake.in.feed({buffer.data(), received.bytes});
+    if (const auto message = handshake.in.next()) {
+      if (message->type == MessageType::kWelcome) return handshake;
+      if (message->type == MessageType::kRefused) throw WireError(message->value);
+      throw WireError("it answered with something other than a welcome");
+    }
+    if (received.ended) {
+      why = "it closed the connection before a word of welcome";
+      return std::nullopt;
+    }
+    // Not earlier: a server that is only slow would see a rank that came and went without a good-bye.
+    if (received.bytes == 0 && Clock::now() >= deadline) {
+      why = "it took the connection and did not answer";
+      return std::nullopt;
+    }
+  }
+}
+
+}  // namespace
+
+std::string describe(const TcpControlOptions& options) {
+  return fmt::format("the control plane at {}:{} (served by rank 0)", options.host, options.port);
+}
+
+Handshake shake_hands(const TcpControlOptions& options) {
+  TRIREME_CHECK(options.rank >= 0 && options.rank < options.ranks, "there is no rank {} among {}", options.rank,
+                options.ranks);
+  TRIREME_CHECK(options.port > 0, "a client must be told the server's port");
+  const auto begin = Clock::now(), deadline = begin + options.connect_timeout;
+  std::chrono::milliseconds pause = kFirstPause;
+  bool told = false;
+  std::string why;
+  while (true) {
+    if (Fd fd = connect_once(options.host, options.port, deadline, why)) {
+      try {
+        if (auto handshake = greet(std::move(fd), options, deadline, why)) return *std::move(handshake);
+      } catch (const WireError& error) {
+        throw CommError(fmt::format("rank {} cannot join {}: {}", options.rank, describe(options), error.message()),
+                        error.hint());
+      }
+    }
+    if (Clock::now() + pause >= deadline) break;
+    if (!told && Clock::now() - begin > kQuietWait) {
+      told = true;
+      log_info("rank {} keeps trying to reach {} ({})", options.rank, describe(options), why);
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min<std::chrono::milliseconds>(pause * 2, kLongestPause);
+  }
+  throw CommError(
+      fmt::format("rank {} could not reach {} within {:.1f} s: {}", options.rank, describe(options),
+                  std::chrono::duration<double>(options.connect_timeout).count(), why),
+      fmt::format(
+          "check that rank 0 runs on {} and that no firewall closes port {} between the hosts; another place is "
+          "chosen with MASTER_ADDR and MASTER_PORT",
+          options.host, options.port));
+}
+
+}  // namespace trireme::comm::control
