@@ -4,7 +4,7 @@
 MAKEFLAGS += --no-print-directory
 PARALLEL ?= $(shell nproc)
 TORCH ?= ON
-sources = $(shell git ls-files -- '*.cpp' '*.h' '*.cu' '*.cuh')
+sources = $(shell find src tests bench cmake -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build test quickstart bench format check debug asan tsan cuda clean
