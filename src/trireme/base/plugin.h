@@ -1,9 +1,8 @@
 // base/plugin.h -- Trireme's own libraries that are loaded only when something needs them.
 //
-// libtrireme_runtime (LibTorch) and libtrireme_mpi (MPI) stay out of the program, so that nobody needs them installed, or
-// waits for them to load, for what does not use them. Each offers C functions; the room that owns the library declares
-// them in a header free of the library's own types.
-// Depends on: env, error.
+// libtrireme_runtime (LibTorch) and libtrireme_mpi (MPI) stay out of the program, so that nobody needs them installed,
+// or waits for them to load, for what does not use them. Each offers C functions; the room that owns the library
+// declares them in a header free of the library's own types. Depends on: env, error.
 #pragma once
 
 #include <string>

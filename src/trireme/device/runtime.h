@@ -15,10 +15,10 @@ inline constexpr std::uint32_t kRuntimeVersion = 1;
 extern "C" {
 
 struct Runtime {
-  std::uint32_t version;                     ///< kRuntimeVersion of the library; compare before using the rest
-  const char* (*torch_version)();            ///< "2.11.0"
-  const char* (*cpu_capability)();           ///< the instruction set its kernels chose: "AVX2", "AVX512", ...
-  int (*intra_op_threads)();                 ///< threads that one operator may use
+  std::uint32_t version;            ///< kRuntimeVersion of the library; compare before using the rest
+  const char* (*torch_version)();   ///< "2.11.0"
+  const char* (*cpu_capability)();  ///< the instruction set its kernels chose: "AVX2", "AVX512", ...
+  int (*intra_op_threads)();        ///< threads that one operator may use
   void (*set_intra_op_threads)(int threads);
   /// Whether the tensor library computes right on this machine: the largest difference between its product of two
   /// size x size matrices (f32, entries in [-1, 1)) and that of a plain loop in f64. About 1e-6 for size 64; NaN when

@@ -14,9 +14,9 @@ struct TypePair {
   c10::ScalarType torch;
 };
 constexpr TypePair kTypes[] = {
-    {comm::DType::kF32, c10::ScalarType::Float},     {comm::DType::kF64, c10::ScalarType::Double},
-    {comm::DType::kF16, c10::ScalarType::Half},      {comm::DType::kBF16, c10::ScalarType::BFloat16},
-    {comm::DType::kI32, c10::ScalarType::Int},       {comm::DType::kI64, c10::ScalarType::Long},
+    {comm::DType::kF32, c10::ScalarType::Float}, {comm::DType::kF64, c10::ScalarType::Double},
+    {comm::DType::kF16, c10::ScalarType::Half},  {comm::DType::kBF16, c10::ScalarType::BFloat16},
+    {comm::DType::kI32, c10::ScalarType::Int},   {comm::DType::kI64, c10::ScalarType::Long},
     {comm::DType::kU8, c10::ScalarType::Byte},
 };
 
