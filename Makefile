@@ -20,11 +20,11 @@ help:  ## this list
 setup:  ## install packages and LibTorch, only what is missing (scripts/setup --help)
 	@scripts/setup $(if $(filter OFF,$(TORCH)),--no-torch)
 
-# $(call configure,PRESET,OPTIONS), $(call compile,PRESET), $(call run_tests,PRESET,OPTIONS): CMake reconfigures by itself
+# $(call configure,PRESET,OPTIONS), $(call compile,PRESET), $(call run_tests,PRESET): CMake reconfigures by itself
 # when its files change, so configuring is for the first time and for changed options.
 configure = echo "configure: build/$(1)" && cmake --preset $(1) $(2) >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }
-compile = echo "build: build/$(1), $(PARALLEL) at a time" && cmake --build --preset $(1) -j $(PARALLEL)
-run_tests = echo "test: build/$(1)" && ctest --preset $(1) -j $(PARALLEL) $(2)
+compile = echo "build: build/$(1), $(PARALLEL) at a time" && $(plainly) cmake --build --preset $(1) -j $(PARALLEL)
+run_tests = echo "test: build/$(1)" && $(plainly) ctest --preset $(1) -j $(PARALLEL)
 
 build: setup  ## the program build/release/trireme and its libraries, tests and benchmarks
 	@$(call configure,release,-DTRIREME_TORCH=$(TORCH))
@@ -52,6 +52,8 @@ debug: setup  ## the tensor-free rooms for a debugger, and their tests
 	@$(call compile,debug)
 	@$(call run_tests,debug)
 
+# The thread sanitizer of GCC before 14 does not start where addresses are randomised by more than 28 bits (Ubuntu 24.04).
+tsan: plainly := $(shell [ "$$(cat /proc/sys/vm/mmap_rnd_bits 2>/dev/null || echo 28)" -le 28 ] || echo setarch -R)
 asan tsan: setup  ## the tests of the tensor-free rooms under sanitizers
 	@$(call configure,$@)
 	@$(call compile,$@)

@@ -2,7 +2,8 @@
 //
 // libtrireme_runtime (LibTorch) and libtrireme_mpi (MPI) stay out of the program, so that nobody needs them installed,
 // or waits for them to load, for what does not use them. Each offers C functions; the room that owns the library
-// declares them in a header free of the library's own types. Depends on: env, error.
+// declares them in a header free of the library's own types.
+// Depends on: env, error.
 #pragma once
 
 #include <string>
