@@ -1,0 +1,37 @@
+#include "trireme/base/config/schema.h"
+
+#include <algorithm>
+#include <cctype>
+
+namespace trireme::config {
+
+const Field* Schema::find_field(std::string_view name) const {
+  const auto found = std::ranges::find(fields, name, &Field::name);
+  return found == fields.end() ? nullptr : &*found;
+}
+const Part* Schema::find_part(std::string_view name) const {
+  const auto found = std::ranges::find(parts, name, &Part::name);
+  return found == parts.end() ? nullptr : &*found;
+}
+std::vector<std::string> Schema::names() const {
+  std::vector<std::string> out;
+  for (const Field& field : fields) out.push_back(field.name);
+  for (const Part& part : parts) out.push_back(part.name);
+  return out;
+}
+
+void detail::check_new_name(const Schema& schema, std::string_view name) {
+  const auto bare = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-'; };
+  TRIREME_CHECK(!name.empty() && std::ranges::all_of(name, bare), "\"{}\" cannot be written as a bare TOML key", name);
+  TRIREME_CHECK(schema.find_field(name) == nullptr && schema.find_part(name) == nullptr,
+                "two keys of one section are called {}", name);
+}
+
+void detail::check_defaults(const Schema& schema) {
+  for (const Field& field : schema.fields) {
+    TRIREME_CHECK(!field.optional || std::holds_alternative<std::monostate>(field.get(schema.defaults.get()).of),
+                  "optional key {} has a default; make it a plain member", field.name);
+  }
+}
+
+}  // namespace trireme::config
