@@ -65,13 +65,13 @@ struct Shape {
   int ranks = 1;
   int root = 0;           // broadcast, reduce, gather, scatter
   std::size_t count = 0;  // all_reduce, broadcast, reduce: elements of the buffer
-  std::vector<std::size_t>
-      counts;  // elements of each rank's block, for the other operations; all_to_all: sent to each rank
-  std::vector<std::size_t> recv_counts;  // all_to_all: received from each rank
+  std::vector<std::size_t> counts =
+      {};  // elements of each rank's block, for the other operations; all_to_all: sent to each rank
+  std::vector<std::size_t> recv_counts = {};  // all_to_all: received from each rank
   bool uneven = false;  // all_to_all: called in its v-form; a rank cannot see whether the others' counts are equal
   std::size_t element_bytes = 4;          // only to cut segments
   std::size_t segment_bytes = 256 << 10;  // long transfers are cut so that combining one overlaps moving the next
-  std::vector<int> node_of;               // node of each rank; empty: all on one node
+  std::vector<int> node_of = {};          // node of each rank; empty: all on one node
 };
 
 using Builder = Routine (*)(const Shape& shape, int rank);

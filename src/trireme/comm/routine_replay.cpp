@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/comm/routine_check.h"
@@ -33,7 +34,7 @@ class Replay {
     while (!ready_.empty()) {
       std::size_t best = 0;
       for (std::size_t message = 1; message < ready_.size(); ++message)
-        if (start(ready_[message]) < start(ready_[best])) best = message;
+        if (goes_before(ready_[message], ready_[best])) best = message;
       const Message message = ready_[best];
       ready_.erase(ready_.begin() + static_cast<std::ptrdiff_t>(best));
       move(message);
@@ -63,6 +64,11 @@ class Replay {
   double start(const Message& message) const {
     const Rank &from = ranks_[at(message.from)], &to = ranks_[at(message.to)];
     return std::max({from.posted[at(message.sent)], to.posted[at(message.received)], from.way_out, to.way_in});
+  }
+
+  /// Among messages that can start at once, those posted first go first.
+  bool goes_before(const Message& a, const Message& b) const {
+    return std::pair(start(a), a.sent) < std::pair(start(b), b.sent);
   }
 
   void move(const Message& message) {

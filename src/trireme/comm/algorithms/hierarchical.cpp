@@ -6,6 +6,7 @@
 // for it. Inside rings or binomial trees, across Rabenseifner's, rings or trees.
 #include <algorithm>
 #include <map>
+#include <ranges>
 
 #include "trireme/base/error.h"
 #include "trireme/comm/algorithms/builders.h"
@@ -272,7 +273,7 @@ Routine hierarchical_barrier(const Shape& shape, int rank) {
     to.await(inside.rank(tree.parent));
   }
   if (leaders.leading) dissemination(to, leaders.team);
-  for (const Tree::Child& child : tree.children) to.signal(inside.rank(child.index));
+  for (const Tree::Child& child : tree.children | std::views::reverse) to.signal(inside.rank(child.index));
   return to.take();
 }
 

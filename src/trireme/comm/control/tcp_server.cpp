@@ -3,7 +3,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <array>
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <map>
@@ -89,6 +89,7 @@ class Server : public TcpControlServer {
     std::vector<pollfd> polled{{wake_.get(), POLLIN, 0}};
     const bool accepting = listening_ && Clock::now() >= accept_after_;
     if (accepting) polled.push_back({listening_.get(), POLLIN, 0});
+    if (listening_ && !accepting) until = std::min(until, accept_after_);
     const std::size_t first = polled.size();
     std::vector<Caller> callers;
     for (const auto& [caller, connection] : connections_) {

@@ -1,0 +1,289 @@
+#include "trireme/comm/engine.h"
+
+#include <utility>
+
+#include "trireme/comm/group.h"
+#include "trireme/comm/recorder.h"
+
+namespace trireme::comm {
+namespace {
+
+using std::chrono::nanoseconds;
+using namespace std::chrono_literals;
+
+// After work was seen, the background thread looks again this often for this long before it sleeps for good: waking it
+// costs the caller microseconds, which calls in quick succession should not pay each time.
+constexpr nanoseconds kLookAgain = 100us;
+constexpr nanoseconds kLinger = 5ms;
+// Without a bell, others' doings are found only by asking.
+constexpr nanoseconds kAskEvery = 50us;
+// A ring cannot be lost; this only bounds how late a deadline or an alarm is noticed.
+constexpr nanoseconds kLongestDoze = 20ms;
+constexpr int kYields = 16;
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+Engine::Engine(Transport& transport, Watch& watch, nanoseconds spin)
+    : transport_(transport), watch_(watch), spin_(spin) {}
+
+Engine::~Engine() {
+  {
+    const std::lock_guard lock(background_mutex_);
+    stop_ = true;
+  }
+  background_wake_.notify_all();
+  if (background_.joinable()) background_.join();
+}
+
+void Engine::submit(Operation& operation) {
+  bool background = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (operation.group_->is_poisoned()) {
+      settle(operation, Operation::Status::kFailed);
+      return;
+    }
+    advance_one(operation, Effort::kPost);
+    if (operation.status() == Operation::Status::kPending) {
+      pending_.push_back(&operation);
+      operation.queued_ = true;
+      background = operation.needs_background();
+      if (background) ++in_background_;
+    }
+  }
+  report_failures();
+  if (background) wake_background();
+}
+
+void Engine::wait(Operation& operation) {
+  if (operation.status() != Operation::Status::kPending) return;
+  waiting_.fetch_add(1, std::memory_order_relaxed);
+  int rounds = 0, yields = 0;
+  std::int64_t idle_since = 0;
+  while (true) {
+    bool moved = false;
+    {
+      const std::unique_lock lock(mutex_, std::try_to_lock);
+      if (lock) moved = advance_all();
+    }
+    if (operation.status() != Operation::Status::kPending) break;
+    if (moved) {
+      rounds = yields = 0;
+      idle_since = 0;
+      continue;
+    }
+    relax();
+    if (++rounds % 32 != 0 && spin_ > 0ns) continue;  // reading the clock costs as much as several looks
+
+    report_failures();
+    const std::int64_t now = now_ns();
+    if (idle_since == 0) idle_since = now;
+    if (alarms_.load(std::memory_order_relaxed) != heeded_) heed_alarm();
+    if (now >= operation.deadline_ns_) {
+      const std::exception_ptr verdict = watch_.timed_out(operation);
+      fail(operation, verdict);
+      break;
+    }
+    if (now - idle_since < spin_.count()) continue;
+    if (yields < kYields) {
+      ++yields;
+      std::this_thread::yield();
+      continue;
+    }
+    doze(std::min<nanoseconds>(kLongestDoze, nanoseconds(operation.deadline_ns_ - now)));
+  }
+  waiting_.fetch_sub(1, std::memory_order_relaxed);
+  report_failures();
+}
+
+void Engine::poll() {
+  {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock) advance_all();
+  }
+  if (alarms_.load(std::memory_order_relaxed) != heeded_) heed_alarm();
+  report_failures();
+}
+
+void Engine::fail(Operation& operation, const std::exception_ptr& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (operation.status() != Operation::Status::kPending) return;
+    fail_group(*operation.group_, error);
+  }
+  report_failures();
+}
+
+void Engine::alarm() {
+  alarms_.fetch_add(1, std::memory_order_release);
+  if (Bell* bell = transport_.bell()) bell->ring();
+}
+
+bool Engine::advance_all() {
+  bool moved = transport_.progress();
+  for (std::size_t i = 0; i < pending_.size();) {
+    Operation& operation = *pending_[i];
+    moved |= advance_one(operation, Effort::kWork);
+    // One that ended has been taken out, and maybe others of its group with it: look at this place again.
+    if (i < pending_.size() && pending_[i] == &operation) ++i;
+  }
+  return moved;
+}
+
+bool Engine::advance_one(Operation& operation, Effort effort) {
+  try {
+    const Progress progress = operation.advance(effort);
+    if (progress == Progress::kDone) settle(operation, Operation::Status::kDone);
+    return progress != Progress::kStuck;
+  } catch (...) {
+    const std::exception_ptr error = std::current_exception();
+    Group& group = *operation.group_;
+    if (!operation.queued_) {  // being submitted: not in the list that fail_group() goes through
+      operation.abandon();
+      operation.error_ = error;
+      settle(operation, Operation::Status::kFailed);
+    }
+    fail_group(group, error);
+    return true;
+  }
+}
+
+void Engine::settle(Operation& operation, Operation::Status status) {
+  if (operation.queued_) {
+    std::erase(pending_, &operation);
+    operation.queued_ = false;
+    if (operation.needs_background()) --in_background_;
+  }
+  operation.group_->settled(operation, status == Operation::Status::kDone);
+  // Last: the caller may take the operation back as soon as it sees this.
+  operation.status_.store(status, std::memory_order_release);
+}
+
+void Engine::fail_group(Group& group, const std::exception_ptr& error) {
+  group.poison(error);
+  failures_.emplace_back(&group, error);
+  const std::vector<Operation*> pending = pending_;
+  for (Operation* operation : pending) {
+    if (operation->group_ != &group) continue;
+    operation->abandon();
+    operation->error_ = error;
+    settle(*operation, Operation::Status::kFailed);
+  }
+}
+
+void Engine::heed_alarm() {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t alarms = alarms_.load(std::memory_order_acquire);
+  bool all_clear = true;
+  const std::vector<Operation*> pending = pending_;
+  for (Operation* operation : pending) {
+    if (!operation->queued_) continue;  // failed with its group a moment ago
+    if (const std::exception_ptr error = watch_.hopeless(*operation)) {
+      fail_group(*operation->group_, error);
+    } else {
+      all_clear = false;
+    }
+  }
+  // What may still end is looked at again: a rank that left is only missed after a while.
+  if (all_clear) heeded_ = alarms;
+}
+
+void Engine::report_failures() {
+  std::vector<std::pair<Group*, std::exception_ptr>> failures;
+  {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || failures_.empty()) return;
+    failures.swap(failures_);
+  }
+  for (auto& [group, error] : failures) watch_.failed(*group, error);
+}
+
+void Engine::wake_background() {
+  if (!background_.joinable()) {
+    background_ = std::thread([this] { background(); });
+    return;
+  }
+  if (!background_asleep_.load(std::memory_order_seq_cst)) return;
+  {
+    const std::lock_guard lock(background_mutex_);
+    background_asleep_.store(false, std::memory_order_relaxed);
+  }
+  background_wake_.notify_all();
+}
+
+void Engine::background() {
+  std::int64_t last_busy = now_ns();
+  while (true) {
+    bool moved = false, some = false;
+    const bool driven = waiting_.load(std::memory_order_relaxed) > 0;
+    {
+      const std::unique_lock lock(mutex_, std::try_to_lock);
+      some = !lock || in_background_ > 0;
+      if (lock && some && !driven) moved = advance_all();
+    }
+    report_failures();
+    if (moved) {
+      last_busy = now_ns();
+      continue;
+    }
+    if (some && !driven) {
+      last_busy = now_ns();
+      doze(1ms);
+    } else {
+      // Someone is waiting and pushes everything on, or there is nothing to do.
+      std::unique_lock lock(background_mutex_);
+      if (some || now_ns() - last_busy < kLinger.count()) {
+        background_wake_.wait_for(lock, kLookAgain, [this] { return stop_; });
+      } else {
+        background_asleep_.store(true, std::memory_order_seq_cst);
+        lock.unlock();
+        bool still_nothing = false;
+        {
+          const std::lock_guard engine_lock(mutex_);
+          still_nothing = in_background_ == 0;
+        }
+        lock.lock();
+        if (still_nothing) background_wake_.wait(lock, [this] { return stop_ || !background_asleep_.load(); });
+        background_asleep_.store(false);
+        last_busy = now_ns();
+      }
+    }
+    const std::lock_guard lock(background_mutex_);
+    if (stop_) return;
+  }
+}
+
+void Engine::doze(nanoseconds at_most) {
+  const std::int64_t event = transport_.next_event_ns();
+  if (event != std::numeric_limits<std::int64_t>::max()) at_most = std::min(at_most, nanoseconds(event - now_ns()));
+  Bell* bell = transport_.bell();
+  if (bell == nullptr) at_most = std::min(at_most, kAskEvery);
+  if (at_most <= 0ns) return;
+  if (bell == nullptr) {
+    std::this_thread::sleep_for(at_most);
+    return;
+  }
+  const std::uint32_t ticket = bell->about_to_sleep();
+  bool moved = true;
+  {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock)
+      moved = advance_all();
+    else if (at_most > kAskEvery)
+      at_most = kAskEvery;  // another thread is at it; it may finish what we wait for
+    if (!lock) moved = false;
+  }
+  if (moved) {
+    bell->stay_awake();
+  } else {
+    bell->sleep(ticket, at_most);
+  }
+}
+
+}  // namespace trireme::comm

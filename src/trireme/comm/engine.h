@@ -1,0 +1,89 @@
+// comm/engine.h -- pushes a rank's pending operations on: from whoever waits, and from a background thread while nobody
+// does.
+//
+// Operations are state machines; one pass advances each of them, so a receive posted early never holds up a later call
+// of another group. Whoever waits spins briefly, then yields, then sleeps on the rank's bell, so ranks may outnumber
+// cores.
+// Depends on: operation.h, transport.h.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "trireme/comm/operation.h"
+#include "trireme/comm/transport.h"
+
+namespace trireme::comm {
+
+/// What the engine asks when an operation does not end.
+class Watch {
+ public:
+  virtual ~Watch() = default;
+  /// The deadline has passed: finds out who is missing. Called without the engine's lock.
+  virtual std::exception_ptr timed_out(const Operation& operation) = 0;
+  /// Whether this operation can no longer end, because a rank it needs failed, is lost, or has left; null when it still
+  /// may.
+  virtual std::exception_ptr hopeless(const Operation& operation) = 0;
+  /// An operation of this rank failed with `error`. Called without the engine's lock, once per group.
+  virtual void failed(Group& group, const std::exception_ptr& error) = 0;
+};
+
+class Engine {
+ public:
+  /// `spin`: how long a waiting thread keeps its core before it yields.
+  Engine(Transport& transport, Watch& watch, std::chrono::nanoseconds spin);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Starts the operation; does what can be done at once in the caller.
+  void submit(Operation& operation);
+  /// Until it is no longer pending.
+  void wait(Operation& operation);
+  /// Pushes everything on once.
+  void poll();
+  /// Fails the operation (if still pending) and every other pending one of its group.
+  void fail(Operation& operation, const std::exception_ptr& error);
+
+  /// Something happened beside the data path (a notice): waiting threads look at it.
+  void alarm();
+  /// For calls into the transport outside an operation.
+  std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
+
+ private:
+  bool advance_all();
+  bool advance_one(Operation& operation, Effort effort);
+  void settle(Operation& operation, Operation::Status status);
+  void fail_group(Group& group, const std::exception_ptr& error);
+  void heed_alarm();
+  void report_failures();
+  void background();
+  void wake_background();
+  void doze(std::chrono::nanoseconds at_most);
+
+  Transport& transport_;
+  Watch& watch_;
+  std::chrono::nanoseconds spin_;
+
+  std::mutex mutex_;
+  std::vector<Operation*> pending_;
+  std::vector<std::pair<Group*, std::exception_ptr>> failures_;  // to be reported once the lock is free
+  int in_background_ = 0;                                        // pending operations that must go on by themselves
+
+  std::atomic<int> waiting_{0};  // threads inside wait()
+  std::atomic<std::uint64_t> alarms_{0};
+  std::atomic<std::uint64_t> heeded_{0};
+
+  std::mutex background_mutex_;
+  std::condition_variable background_wake_;
+  std::atomic<bool> background_asleep_{false};
+  bool stop_ = false;
+  std::thread background_;
+};
+
+}  // namespace trireme::comm

@@ -1,0 +1,344 @@
+// How a checked call becomes an operation: which algorithm, which routine, which number.
+#include <cstring>
+#include <numeric>
+#include <set>
+
+#include "trireme/base/error.h"
+#include "trireme/comm/group.h"
+#include "trireme/comm/guarded_operation.h"
+#include "trireme/comm/rank.h"
+
+namespace trireme::comm {
+namespace {
+
+constexpr std::size_t kCachedRoutines = 256;
+// Tags of collectives count up and wrap; those of sends and receives have the top bit set.
+constexpr std::uint32_t kPointTag = 0x4000'0000u, kTagMask = 0x3fff'ffffu;
+
+std::vector<std::size_t> offsets_of(std::span<const std::size_t> counts) {
+  std::vector<std::size_t> offsets(counts.size() + 1, 0);
+  std::partial_sum(counts.begin(), counts.end(), offsets.begin() + 1);
+  return offsets;
+}
+
+}  // namespace
+
+Group::Group(Rank& owner, Members members, std::string name)
+    : owner_(owner), members_(std::move(members)), name_(std::move(name)) {
+  const std::vector<int> nodes = owner_.transport().node_of();
+  for (const int r : members_.ranks) node_of_.push_back(nodes[static_cast<std::size_t>(r)]);
+  nodes_ = static_cast<int>(std::set<int>(node_of_.begin(), node_of_.end()).size());
+  sends_to_ = std::make_unique<std::atomic<std::uint64_t>[]>(members_.ranks.size());
+  receives_from_.assign(members_.ranks.size(), 0);
+  {
+    const auto lock = owner_.engine_.lock();
+    owner_.transport().join(members_);
+    board_ = owner_.transport().make_board(members_);
+  }
+  record_group_ = owner_.recorder_.add_group(name_);
+  owner_.add(*this);
+}
+
+Group::~Group() {
+  owner_.remove(*this);
+  const auto lock = owner_.engine_.lock();
+  owner_.transport().leave(members_);
+}
+
+std::vector<Algorithm> Group::algorithms(Collective op) const {
+  std::vector<Algorithm> out;
+  Shape shape{.op = op, .ranks = size(), .count = static_cast<std::size_t>(size()), .node_of = node_of_};
+  shape.counts.assign(static_cast<std::size_t>(size()), 1);
+  shape.recv_counts = shape.counts;
+  for (const AlgorithmEntry& entry : algorithm_table()) {
+    if (entry.op == op && entry.refuses(shape).empty()) out.push_back(entry.algorithm);
+  }
+  if (board_ && board_->takes_large()) out.push_back(Algorithm::kDirect);
+  if (owner_.transport().has_native(op_of(op))) out.push_back(Algorithm::kNative);
+  return out;
+}
+
+Algorithm Group::choose(Collective op, std::size_t bytes) const {
+  // Training repeats the same few calls: a table of recent answers saves pricing every algorithm each time.
+  Choice& recent = recent_choices_[(bytes / 64 * 31 + static_cast<std::size_t>(op)) % recent_choices_.size()];
+  if (recent.algorithm != Algorithm::kAuto && recent.op == op && recent.bytes == bytes) return recent.algorithm;
+  std::vector<Algorithm> candidates = algorithms(op);
+  const bool slots_only = board_ && !board_->takes_large() && bytes <= kInlineBytes;
+  if (slots_only) candidates.push_back(Algorithm::kDirect);
+  const auto& costs = owner_.options().costs.of(owner_.transport().name());
+  const Algorithm chosen =
+      cost::choose(op, {.ranks = size(), .nodes = nodes_}, static_cast<double>(bytes), candidates, costs);
+  recent = {.op = op, .bytes = bytes, .algorithm = chosen};
+  return chosen;
+}
+
+Algorithm Group::settle_algorithm(const Request& request, const CallKey& key, Algorithm asked) const {
+  if (asked == Algorithm::kAuto) asked = owner_.options().algorithm;
+  if (asked == Algorithm::kDirect && board_ && board_->takes_large()) return asked;
+  if (asked == Algorithm::kNative && owner_.transport().has_native(op_of(request.op))) return asked;
+  if (asked == Algorithm::kAuto) {
+    // With uneven blocks every rank must come to the same choice without knowing all sizes: the most general algorithm
+    // there is.
+    if (request.uneven && board_ && board_->takes_large()) return Algorithm::kDirect;
+    if (request.uneven) {
+      switch (request.op) {
+        case Collective::kAllToAll:
+          return Algorithm::kPairwise;
+        case Collective::kGather:
+        case Collective::kScatter:
+          return Algorithm::kLinear;
+        default:
+          return Algorithm::kRing;
+      }
+    }
+    return choose(request.op, key.count * size_of(key.type));
+  }
+  const AlgorithmEntry* entry = find_algorithm(request.op, asked);
+  const auto known = [&] {
+    std::string names;
+    for (const Algorithm a : algorithms(request.op)) names += (names.empty() ? "" : ", ") + std::string(cost::name(a));
+    return names;
+  };
+  if (entry == nullptr) {
+    throw CommError(fmt::format("{} on group '{}': there is no algorithm '{}' for it here", cost::name(request.op),
+                                name_, cost::name(asked)),
+                    fmt::format("choose one of auto, {}", known()));
+  }
+  return asked;
+}
+
+std::shared_ptr<const Routine> Group::routine_for(const Request& request, const CallKey& key) {
+  const bool cacheable = !(request.uneven && request.op == Collective::kAllToAll);
+  const RoutineId id{.op = request.op,
+                     .algorithm = key.algorithm,
+                     .root = key.root,
+                     .count = key.count,
+                     .counts_hash = key.counts_hash,
+                     .element = size_of(key.type)};
+  if (cacheable) {
+    if (const auto it = routines_.find(id); it != routines_.end()) return it->second;
+  }
+  const auto p = static_cast<std::size_t>(size());
+  Shape shape{.op = request.op,
+              .ranks = size(),
+              .root = key.root,
+              .count = key.count,
+              .element_bytes = size_of(key.type),
+              .segment_bytes = owner_.options().segment_bytes,
+              .node_of = node_of_};
+  shape.uneven = request.uneven;
+  if (request.uneven) {
+    shape.counts.assign(request.counts.begin(), request.counts.end());
+    shape.recv_counts.assign(request.recv_counts.begin(), request.recv_counts.end());
+  } else {
+    shape.counts.assign(p, key.count / p);
+    shape.recv_counts = shape.counts;
+  }
+  const AlgorithmEntry* entry = find_algorithm(request.op, key.algorithm);
+  TRIREME_CHECK(entry != nullptr, "no routine for {} with {}", cost::name(request.op), cost::name(key.algorithm));
+  if (const std::string why = entry->refuses(shape); !why.empty()) {
+    throw CommError(fmt::format("{} on group '{}' with algorithm {}: {}", cost::name(request.op), name_,
+                                cost::name(key.algorithm), why),
+                    "leave the algorithm to 'auto'");
+  }
+  auto routine = std::make_shared<const Routine>(entry->build(shape, rank()));
+  if (cacheable) {
+    if (routines_.size() >= kCachedRoutines) routines_.clear();
+    routines_[id] = routine;
+  }
+  return routine;
+}
+
+std::unique_ptr<Operation> Group::make_operation(const Request& request, Call& call) {
+  if (call.key.algorithm == Algorithm::kDirect) {
+    call.sequence = board_sequence_++;
+    std::unique_ptr<BoardOperation> operation;
+    if (free_.empty()) {
+      operation = std::make_unique<BoardOperation>();
+    } else {
+      operation = std::move(free_.back());
+      free_.pop_back();
+    }
+    operation->prepare(*board_, call);
+    return operation;
+  }
+  if (call.key.algorithm == Algorithm::kNative) {
+    const std::uint64_t board_sequence = board_ ? board_sequence_++ : 0;
+    return std::make_unique<GuardedOperation>(owner_.transport(), members_, board_.get(), board_sequence, call);
+  }
+  return std::make_unique<RoutineOperation>(owner_.transport(), members_, routine_for(request, call.key), call,
+                                            static_cast<std::uint32_t>(sequence_) & kTagMask, scratch_);
+}
+
+Work Group::collective(const Request& request, const CallOptions& options) {
+  check_usable();
+  check_request(request);
+  Call call{.key = key_of(request), .in = request.in.data, .out = request.out.data};
+  call.key.algorithm = settle_algorithm(request, call.key, options.algorithm);
+  call.key.history = history_;
+  const auto p = static_cast<std::size_t>(size());
+  std::vector<std::size_t> offsets, recv_offsets;
+  if (request.uneven) {
+    offsets = offsets_of(request.counts);
+    recv_offsets = offsets_of(request.recv_counts);
+    call.blocks = {.offsets = offsets.data()};
+    call.recv_blocks = {.offsets = recv_offsets.data()};
+  } else {
+    call.blocks = call.recv_blocks = {.equal = call.key.count / p};
+  }
+  std::unique_ptr<Operation> operation = make_operation(request, call);
+  // Moving a vector keeps its elements where they are: the call's pointers stay good.
+  operation->offsets_ = std::move(offsets);
+  operation->recv_offsets_ = std::move(recv_offsets);
+  history_ = next_history(call.key);
+  call.sequence = sequence_++;
+  return start(std::move(operation), call, /*peer=*/-1, options);
+}
+
+Work Group::point(Op op, const void* in, void* out, std::size_t count, DType type, Device device, int peer, int tag,
+                  const CallOptions& options) {
+  check_usable();
+  check_device(device, comm::name(op));
+  if (peer < 0 || peer >= size() || tag < 0 || static_cast<std::uint32_t>(tag) >= kPointTag) {
+    throw CommError(fmt::format("{} on group '{}': rank {} must be in 0..{} and tag {} in 0..{}", comm::name(op), name_,
+                                peer, size() - 1, tag, kPointTag - 1));
+  }
+  const bool is_send = op == Op::kSend;
+  // Both sides carry the send's key: what must agree is type, count and tag.
+  const Call call{.key = {.op = Op::kSend, .type = type, .root = tag, .count = count}, .in = in, .out = out};
+  const Slice slice{.space = is_send ? Space::kInput : Space::kOutput, .begin = 0, .count = count};
+  Routine routine;
+  routine.steps.push_back({.act = is_send ? Act::kSend : Act::kRecv, .peer = peer, .from = slice, .to = slice});
+  routine.steps.push_back({.act = Act::kWait, .on = 0});
+  auto operation = std::make_unique<RoutineOperation>(owner_.transport(), members_,
+                                                      std::make_shared<const Routine>(std::move(routine)), call,
+                                                      kPointTag | static_cast<std::uint32_t>(tag), scratch_);
+  Call recorded = call;
+  recorded.key.op = op;
+  recorded.sequence = is_send ? sends_to_[static_cast<std::size_t>(peer)].fetch_add(1, std::memory_order_relaxed)
+                              : receives_from_[static_cast<std::size_t>(peer)]++;
+  return start(std::move(operation), recorded, peer, options);
+}
+
+Work Group::start(std::unique_ptr<Operation> owned, const Call& call, int peer, const CallOptions& options) {
+  Operation& operation = *owned.release();  // now the Work's; recycle() takes it back
+  operation.status_.store(Operation::Status::kPending, std::memory_order_relaxed);
+  operation.group_ = this;
+  operation.key_ = call.key;
+  operation.sequence_ = call.sequence;
+  operation.peer_ = peer;
+  operation.started_ns_ = now_ns();
+  const auto deadline = options.deadline.value_or(owner_.options().deadline);
+  operation.deadline_ns_ = operation.started_ns_ + std::chrono::nanoseconds(deadline).count();
+  operation.record_ = owner_.recorder_.begin(record_group_, call.key, call.sequence, peer < 0 ? -1 : world_rank(peer),
+                                             operation.started_ns_);
+  Work work(operation);
+  owner_.engine_.submit(operation);
+  return work;
+}
+
+void Group::recycle(Operation& operation) noexcept {
+  operation.error_ = nullptr;
+  if (auto* board_operation = dynamic_cast<BoardOperation*>(&operation)) {
+    free_.emplace_back(board_operation);
+  } else {
+    delete &operation;
+  }
+}
+
+void Group::settled(Operation& operation, bool done) {
+  operation.ended_ns_ = now_ns();
+  owner_.recorder_.end(operation.record_, done ? Recorder::State::kDone : Recorder::State::kFailed,
+                       operation.ended_ns_);
+  if (!done) return;
+  auto& c = counters_[static_cast<std::size_t>(operation.key_.op)];
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  // One writer at a time (the engine's lock): plain adds, no locked instructions.
+  const auto add = [](std::atomic<std::uint64_t>& counter, std::uint64_t n) {
+    counter.store(counter.load(kRelaxed) + n, kRelaxed);
+  };
+  add(c.calls, 1);
+  add(c.bytes, operation.key_.count * size_of(operation.key_.type));
+  add(c.sent_bytes, operation.sent_bytes());
+  add(c.nanoseconds, static_cast<std::uint64_t>(operation.ended_ns_ - operation.started_ns_));
+}
+
+void Group::poison(const std::exception_ptr& error) {
+  if (poisoned_.load(std::memory_order_relaxed)) return;
+  poison_ = error;
+  poisoned_.store(true, std::memory_order_release);
+}
+
+std::uint64_t Group::least_sent_bytes(const Call& call) const {
+  if (!is_collective(call.key.op)) return 0;
+  const std::size_t element = call.element();
+  if (call.key.op == Op::kAllToAll && call.blocks.offsets != nullptr) {
+    return (call.blocks.offsets[size()] - call.blocks.count(rank())) * element;
+  }
+  return static_cast<std::uint64_t>(
+      cost::wire_bytes(collective_of(call.key.op), size(), static_cast<double>(call.key.count * element)));
+}
+
+Group& group_of(const Operation& operation) { return *operation.group_; }
+
+std::string describe(const Operation& operation) {
+  const Group& group = *operation.group_;
+  std::string text = describe(operation.key_);
+  if (operation.key_.op == Op::kSend) text += fmt::format(" to rank {}", group.world_rank(operation.peer_));
+  if (operation.key_.op == Op::kRecv) text += fmt::format(" from rank {}", group.world_rank(operation.peer_));
+  return fmt::format("{}, number {} of group '{}'", text, operation.sequence_, group.name());
+}
+
+void Group::raise_mismatch(const Operation& operation, int other, const CallKey& theirs) const {
+  CallKey mine = operation.key_;
+  if (mine.op == Op::kRecv) mine.op = Op::kSend;
+  throw CommError(
+      fmt::format("ranks {} and {} do not agree on call number {} of group '{}': rank {} called {}, rank {} "
+                  "called {} ({})",
+                  world_rank(rank()), world_rank(other), operation.sequence_, name_, world_rank(rank()), describe(mine),
+                  world_rank(other), describe(theirs), difference(mine, theirs)),
+      "all ranks of a group must make the same calls in the same order");
+}
+
+void Group::raise_size_mismatch(const Operation& operation, int other, std::size_t theirs, std::size_t mine) const {
+  throw CommError(
+      fmt::format("ranks {} and {} do not agree on sizes in {}: rank {} sent {} bytes where rank {} expected {}",
+                  world_rank(rank()), world_rank(other), describe(operation), world_rank(other), theirs,
+                  world_rank(rank()), mine),
+      "what a rank receives must be as long as what was sent to it");
+}
+
+std::unique_ptr<Group> Group::split(int color, int key, const std::string& name) {
+  struct Entry {
+    std::int64_t color, key, channel;
+  };
+  const auto p = static_cast<std::size_t>(size());
+  const Entry mine{.color = color, .key = key, .channel = 0};
+  std::vector<Entry> all(p);
+  const auto exchange = [&](const Entry& entry) {
+    all_gather(ConstBuffer{&entry, sizeof entry, DType::kU8}, Buffer{all.data(), p * sizeof entry, DType::kU8}).wait();
+  };
+  exchange(mine);
+  std::vector<int> chosen;
+  for (int r = 0; r < size(); ++r) {
+    if (all[static_cast<std::size_t>(r)].color == color) chosen.push_back(r);
+  }
+  std::stable_sort(chosen.begin(), chosen.end(), [&](int a, int b) {
+    return all[static_cast<std::size_t>(a)].key < all[static_cast<std::size_t>(b)].key;
+  });
+  // The first of each new group draws its number; then everyone knows it, and that everyone is here.
+  Entry numbered = mine;
+  if (color >= 0 && chosen.front() == rank()) numbered.channel = owner_.control().add("trireme/channels", 1);
+  exchange(numbered);
+  if (color < 0) return nullptr;
+
+  Members members;
+  members.channel = static_cast<std::uint32_t>(all[static_cast<std::size_t>(chosen.front())].channel);
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    members.ranks.push_back(world_rank(chosen[i]));
+    if (chosen[i] == rank()) members.me = static_cast<int>(i);
+  }
+  return std::unique_ptr<Group>(new Group(owner_, std::move(members), name));
+}
+
+}  // namespace trireme::comm

@@ -1,0 +1,39 @@
+// comm/guarded_operation.h -- a transport library's own collective, entered only after the ranks have agreed on the
+// call.
+//
+// The library would hang or write past a buffer on calls that do not match. Where the ranks share memory they compare
+// keys on the board first; elsewhere the transport's native operation must do so itself.
+// Depends on: board.h, transport.h.
+#pragma once
+
+#include <memory>
+
+#include "trireme/comm/board.h"
+#include "trireme/comm/operation.h"
+#include "trireme/comm/transport.h"
+
+namespace trireme::comm {
+
+class GuardedOperation final : public Operation {
+ public:
+  /// `board` may be null; then the native operation starts at once.
+  GuardedOperation(Transport& transport, const Members& members, Board* board, std::uint64_t board_sequence,
+                   const Call& call)
+      : transport_(transport), members_(members), board_(board), board_sequence_(board_sequence), call_(call) {}
+
+  Progress advance(Effort effort) override;
+  void abandon() noexcept override;
+  std::uint64_t sent_bytes() const override;
+
+ private:
+  Transport& transport_;
+  const Members& members_;
+  Board* board_;
+  std::uint64_t board_sequence_;
+  Call call_;
+  bool entered_ = false;
+  int next_rank_ = 0;
+  std::unique_ptr<Operation> inner_;
+};
+
+}  // namespace trireme::comm

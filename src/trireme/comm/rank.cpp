@@ -1,0 +1,262 @@
+#include "trireme/comm/rank.h"
+
+#include <charconv>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "trireme/base/log.h"
+#include "trireme/comm/transports/threads.h"
+
+namespace trireme::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::chrono::nanoseconds kSpin = 50us;
+// A rank that left in good order may have sent what is still on its way to us: give that so long.
+constexpr std::chrono::nanoseconds kLeftGrace = 2s;
+constexpr std::chrono::milliseconds kAnswerTimeout = 2s;
+
+std::chrono::nanoseconds default_spin(int ranks) {
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  return cores == 0 || ranks <= cores ? kSpin : 0ns;
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank" : "ranks";
+  for (std::size_t i = 0; i < ranks.size(); ++i) text += fmt::format("{} {}", i == 0 ? "" : ",", ranks[i]);
+  return text;
+}
+
+/// The latest collective of a rank in one group, as it travels over the control plane.
+struct Position {
+  std::uint64_t calls = 0;  // begun
+  bool pending = false;
+  CallKey key;
+};
+
+std::string to_wire(const Position& position) {
+  std::string key_hex;
+  const auto* bytes = reinterpret_cast<const unsigned char*>(&position.key);
+  for (std::size_t i = 0; i < sizeof position.key; ++i) key_hex += fmt::format("{:02x}", bytes[i]);
+  return fmt::format("{} {} {}", position.calls, position.pending ? 1 : 0, key_hex);
+}
+
+std::optional<Position> from_wire(const std::string& text) {
+  Position position;
+  int pending = 0;
+  char hex[2 * sizeof(CallKey) + 1] = {};
+  if (std::sscanf(text.c_str(), "%lu %d %64s", &position.calls, &pending, hex) < 2) return std::nullopt;
+  position.pending = pending != 0;
+  auto* bytes = reinterpret_cast<unsigned char*>(&position.key);
+  if (std::strlen(hex) != 2 * sizeof(CallKey)) return position;
+  for (std::size_t i = 0; i < sizeof(CallKey); ++i) std::from_chars(hex + 2 * i, hex + 2 * i + 2, bytes[i], 16);
+  return position;
+}
+
+}  // namespace
+
+Rank::Rank(std::unique_ptr<Transport> transport, std::unique_ptr<ControlPlane> control, CommOptions options)
+    : options_(std::move(options)),
+      transport_(std::move(transport)),
+      control_(std::move(control)),
+      recorder_(transport_->rank(), options_.recorded_calls),
+      gone_(static_cast<std::size_t>(transport_->ranks())),
+      engine_(*transport_, *this, options_.spin.value_or(default_spin(transport_->ranks()))) {
+  control_->listen([this](const Notice& notice) { on_notice(notice); },
+                   [this](const std::string& question) { return on_question(question); });
+  Members everyone;
+  everyone.ranks.resize(static_cast<std::size_t>(ranks()));
+  std::iota(everyone.ranks.begin(), everyone.ranks.end(), 0);
+  everyone.me = rank();
+  world_.reset(new Group(*this, std::move(everyone), "world"));
+}
+
+Rank::~Rank() {
+  control_->listen(nullptr, nullptr);
+  world_.reset();
+}
+
+void Rank::add(Group& group) {
+  const std::lock_guard lock(groups_mutex_);
+  groups_.push_back(&group);
+}
+
+void Rank::remove(Group& group) {
+  const std::lock_guard lock(groups_mutex_);
+  std::erase(groups_, &group);
+}
+
+void Rank::last_words(const std::string& reason) noexcept {
+  {
+    const std::lock_guard lock(gone_mutex_);
+    if (has_failed_) return;
+    has_failed_ = true;
+  }
+  control_->announce(Notice::Kind::kFailed, reason);
+}
+
+void Rank::on_notice(const Notice& notice) {
+  {
+    const std::lock_guard lock(gone_mutex_);
+    auto& gone = gone_[static_cast<std::size_t>(notice.rank)];
+    // The first reason is the one that matters; only "left" may still turn into something worse.
+    if (gone && gone->kind != Notice::Kind::kLeft) return;
+    gone = Gone{.kind = notice.kind, .text = notice.text, .since_ns = now_ns()};
+  }
+  engine_.alarm();
+}
+
+std::string Rank::on_question(const std::string& question) {
+  // "position CHANNEL" or "sends CHANNEL RANK"
+  char what[16] = {};
+  unsigned channel = 0;
+  int to = 0;
+  if (std::sscanf(question.c_str(), "%15s %u %d", what, &channel, &to) < 2) return {};
+  const std::lock_guard lock(groups_mutex_);
+  for (const Group* group : groups_) {
+    if (group->members().channel != channel) continue;
+    if (std::strcmp(what, "sends") == 0) {
+      for (int r = 0; r < group->size(); ++r) {
+        if (group->world_rank(r) == to) return std::to_string(group->sends_to(r));
+      }
+    }
+    Position position;
+    for (const Recorder::Entry& entry : recorder_.entries()) {
+      if (entry.group != group->name() || !is_collective(entry.key.op) || entry.sequence < position.calls) continue;
+      position = {.calls = entry.sequence + 1, .pending = entry.state == Recorder::State::kPending, .key = entry.key};
+    }
+    return to_wire(position);
+  }
+  return to_wire({});  // not in that group, or not any more
+}
+
+std::exception_ptr Rank::hopeless(const Operation& operation) {
+  const Group& group = *operation.group_;
+  const std::lock_guard lock(gone_mutex_);
+  for (int r = 0; r < group.size(); ++r) {
+    const int who = group.world_rank(r);
+    const auto& gone = gone_[static_cast<std::size_t>(who)];
+    if (!gone || who == rank()) continue;
+    if (operation.peer_ >= 0 && operation.peer_ != r) continue;
+    if (gone->kind == Notice::Kind::kLeft) {
+      if (now_ns() - gone->since_ns < kLeftGrace.count()) continue;
+      return std::make_exception_ptr(PeerFailure(fmt::format(
+          "{} on rank {} waits for rank {}, which has already ended its work", describe(operation), rank(), who)));
+    }
+    return std::make_exception_ptr(
+        PeerFailure(fmt::format("{} on rank {} cannot be completed: rank {} {}: {}", describe(operation), rank(), who,
+                                gone->kind == Notice::Kind::kLost ? "is lost" : "failed", gone->text)));
+  }
+  return nullptr;
+}
+
+std::string Rank::arrivals(const Operation& operation, std::vector<int>& missing) {
+  const Group& group = *operation.group_;
+  std::vector<int> others, silent, arrived;
+  for (int r = 0; r < group.size(); ++r) {
+    if (r != group.rank()) others.push_back(group.world_rank(r));
+  }
+  const auto answers = control_->ask(others, fmt::format("position {}", group.members().channel), kAnswerTimeout);
+  std::string text;
+  for (std::size_t i = 0; i < others.size(); ++i) {
+    const auto position = answers[i] ? from_wire(*answers[i]) : std::nullopt;
+    if (!position) {
+      silent.push_back(others[i]);
+    } else if (position->calls <= operation.sequence_) {
+      missing.push_back(others[i]);
+      const std::string last = position->calls == 0
+                                   ? "it has made no call there"
+                                   : fmt::format("its last call there: {}, number {}, {}", describe(position->key),
+                                                 position->calls - 1, position->pending ? "pending" : "done");
+      text += fmt::format("; rank {} had not arrived ({})", others[i], last);
+    } else if (position->calls == operation.sequence_ + 1 && position->key != operation.key_) {
+      text += fmt::format("; rank {} called {} instead ({})", others[i], describe(position->key),
+                          difference(operation.key_, position->key));
+    } else {
+      arrived.push_back(others[i]);
+    }
+  }
+  if (!silent.empty()) text += fmt::format("; {} did not answer at all", ranks_text(silent));
+  if (!arrived.empty()) text += fmt::format("; {} had arrived", ranks_text(arrived));
+  return text;
+}
+
+std::string Rank::peer_position(const Operation& operation) {
+  const Group& group = *operation.group_;
+  const int peer = group.world_rank(operation.peer_);
+  if (operation.key_.op == Op::kSend) return fmt::format("; rank {} has not received it", peer);
+  const std::vector<int> whom{peer};
+  const auto answers = control_->ask(whom, fmt::format("sends {} {}", group.members().channel, rank()), kAnswerTimeout);
+  if (!answers[0]) return fmt::format("; rank {} did not answer at all", peer);
+  return fmt::format("; rank {} has made {} sends to rank {} in this group, this is receive number {}", peer,
+                     *answers[0], rank(), operation.sequence_);
+}
+
+std::exception_ptr Rank::timed_out(const Operation& operation) {
+  std::vector<int> missing;
+  const std::string found = operation.peer_ >= 0 ? peer_position(operation) : arrivals(operation, missing);
+  const double seconds = static_cast<double>(operation.deadline_ns_ - operation.started_ns_) / 1e9;
+  const std::string hint =
+      missing.empty() ? "look at the other ranks' logs; raise the deadline (comm.deadline) if they are only slow"
+                      : fmt::format("look at the log of {}; raise the deadline (comm.deadline) if it is only slow",
+                                    ranks_text(missing));
+  return std::make_exception_ptr(CommError(
+      fmt::format("{} passed its deadline of {:.3g} s on rank {}{}", describe(operation), seconds, rank(), found),
+      hint));
+}
+
+void Rank::failed(Group& group, const std::exception_ptr& error) {
+  bool own = true;
+  std::string reason;
+  try {
+    std::rethrow_exception(error);
+  } catch (const PeerFailure& failure) {
+    own = false;
+    reason = failure.message();
+  } catch (const std::exception& failure) {
+    reason = failure.what();
+  }
+  log_debug("group '{}' failed on rank {}: {}", group.name(), rank(), reason);
+  if (!options_.flight_directory.empty()) recorder_.dump(options_.flight_directory, reason);
+  if (own) last_words(reason);
+}
+
+void run_ranks(int ranks, const std::function<void(Rank&)>& body, const ThreadRanksOptions& options) {
+  TRIREME_CHECK(ranks >= 1, "run_ranks needs at least one rank, not {}", ranks);
+  auto transports = make_threads_transport(ranks, options.ranks_per_node);
+  auto controls = make_local_control(ranks);
+  std::mutex mutex;
+  std::exception_ptr own, consequence;
+  const auto run = [&](int r) {
+    const ThreadRank in_log(r, ranks);
+    const auto i = static_cast<std::size_t>(r);
+    std::unique_ptr<Transport> transport = std::move(transports[i]);
+    if (options.wrap) transport = options.wrap(std::move(transport));
+    Rank rank(std::move(transport), std::move(controls[i]), options.comm);
+    try {
+      body(rank);
+    } catch (const PeerFailure&) {
+      const std::lock_guard lock(mutex);
+      if (!consequence) consequence = std::current_exception();
+      rank.last_words("another rank's failure");
+    } catch (const std::exception& error) {
+      {
+        const std::lock_guard lock(mutex);
+        if (!own) own = std::current_exception();
+      }
+      rank.last_words(error.what());
+    }
+  };
+  std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(ranks));
+  for (int r = 1; r < ranks; ++r) threads.emplace_back(run, r);
+  // Rank 0 is the caller: a debugger and thread-local state of the caller stay where one expects them.
+  run(0);
+  for (auto& thread : threads) thread.join();
+  if (own) std::rethrow_exception(own);
+  if (consequence) std::rethrow_exception(consequence);
+}
+
+}  // namespace trireme::comm
