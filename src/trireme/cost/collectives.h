@@ -56,4 +56,28 @@ std::optional<Algorithm> parse_algorithm(std::string_view text);
 std::span<const Collective> all_collectives();
 std::span<const Algorithm> all_algorithms();
 
+/// How many ranks there are on how many nodes, spread as evenly as they can be.
+struct Topology {
+  int ranks = 1, nodes = 1;
+};
+struct Links {
+  LinkCost inside, across;  ///< between ranks of one node; between nodes
+};
+
+// Bytes are those of the whole buffer, as in nccl-tests: of the buffer for all_reduce, broadcast and reduce; of the
+// longer side, which holds the blocks of all ranks, for all_gather, gather (output), reduce_scatter, scatter (input);
+// of one rank's input for all_to_all.
+
+/// Bus bandwidth over algorithm bandwidth: 2(p-1)/p, (p-1)/p or 1. Makes numbers of different rank counts comparable.
+double bus_factor(Collective op, int ranks);
+/// The least that the busiest rank must send, whatever the algorithm.
+double wire_bytes(Collective op, int ranks, double bytes);
+
+/// Seconds for one call; infinite when the operation has no such algorithm, or none for this number of ranks. Flat
+/// algorithms wait for the slowest link in every step, so on several nodes they pay for the links across.
+/// kDirect and kNative are no formulas but measurements: see cost_table.h.
+double predict(Collective op, Algorithm algorithm, const Topology& topology, double bytes, const Links& links);
+/// The same where all links are alike.
+double predict(Collective op, Algorithm algorithm, int ranks, double bytes, const LinkCost& link);
+
 }  // namespace trireme::cost
