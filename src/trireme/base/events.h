@@ -1,7 +1,8 @@
 // base/events.h -- the one way metrics and trace spans leave the code that makes them.
 //
 // Whoever measures takes an EventSink& and does not know who listens: TensorBoard, a trace file, a test, or nobody
-// (no_events()). A sink is called from any thread and must be quick. Depends on: std.
+// (no_events()). A sink is called from any thread and must be quick.
+// Depends on: std.
 #pragma once
 
 #include <chrono>

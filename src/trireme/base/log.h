@@ -5,7 +5,8 @@
 // They go to stderr, as stdout is for results. "[rank 3]" is shown only when there is more than one rank. Ranks that
 // are processes call set_process_rank once; ranks that are threads hold a ThreadRank. spdlog does the work behind
 // log.cpp; nobody else includes it, which keeps compile times down. The level and the writer are the one piece of
-// process-wide state in this room: a message must be possible from anywhere. Depends on: fmt, text.
+// process-wide state in this room: a message must be possible from anywhere.
+// Depends on: fmt, text.
 #pragma once
 
 #include <fmt/format.h>

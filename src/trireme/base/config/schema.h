@@ -10,7 +10,8 @@
 //   }
 // Reading, checking, printing and documenting all go over the Schema that this builds; defaults are those of the
 // struct. Members may be bool, whole numbers, double, text, enums with names, durations, std::optional and std::vector
-// of these, other described structs (section) and vectors of them (tables). Depends on: error, text, units.
+// of these, other described structs (section) and vectors of them (tables).
+// Depends on: error, text, units.
 #pragma once
 
 #include <chrono>

@@ -1,0 +1,140 @@
+#include "trireme/spec/recipe.h"
+
+#include <fmt/format.h>
+
+#include "trireme/base/units.h"
+
+namespace trireme::spec {
+
+using namespace std::chrono_literals;
+
+namespace {
+constexpr Named<Transport> kTransports[] = {
+    {"auto", Transport::kAuto},
+    {"threads", Transport::kThreads},
+    {"mpi", Transport::kMpi},
+    {"emulated", Transport::kEmulated},
+};
+constexpr int kMostRanks = 1 << 20;
+}  // namespace
+
+std::span<const Named<Transport>> enum_names(std::type_identity<Transport>) { return kTransports; }
+
+void describe(config::Section<RunConfig>& section) {
+  section.meaning("what the run is called and where it leaves its files");
+  section.field("name", &RunConfig::name, "folder of this run below run.out");
+  section.field("seed", &RunConfig::seed, "from which every random number follows").at_least(0);
+  section.field("out", &RunConfig::out, "folder that holds the folders of runs");
+}
+
+void describe(config::Section<CommConfig>& section) {
+  section.meaning("how ranks talk to each other");
+  section.field("transport", &CommConfig::transport,
+                "what carries the data: threads of this process, MPI, or one of these made as slow as a network; auto "
+                "takes mpi when mpirun or srun started the program, threads otherwise");
+  section
+      .field("ranks", &CommConfig::ranks,
+             "how many ranks to start as threads; unset: one, or as many as the launcher started")
+      .range(1, kMostRanks);
+  section
+      .field("ranks_per_node", &CommConfig::ranks_per_node,
+             "ranks r with the same r / ranks_per_node count as one node, for hierarchical algorithms and the emulated "
+             "network; unset: what the launcher says")
+      .range(1, kMostRanks);
+  section.field(
+      "algorithm", &CommConfig::algorithm,
+      "for every collective: auto chooses by size and ranks with the cost model; or ring, recursive_doubling, "
+      "halving_doubling, binomial, scatter_all_gather, bruck, pairwise, linear, hierarchical, direct, native");
+  section.field("deadline", &CommConfig::deadline, "how long a call may take before every rank is told who is missing")
+      .at_least(1ms);
+  section.field("spin", &CommConfig::spin,
+                "how long a waiting rank watches before it sleeps: short waits end sooner, at the cost of a busy core");
+  section
+      .field("flight_recorder_calls", &CommConfig::flight_recorder_calls,
+             "how many of its last calls each rank remembers for the report after a failure")
+      .range(1, 1'000'000);
+}
+
+void describe(config::Section<EmulatedConfig>& section) {
+  section.meaning("the network that comm.transport = \"emulated\" pretends to have");
+  section.field("over", &EmulatedConfig::over, "the transport that really carries the data: threads or mpi");
+  section.field("latency", &EmulatedConfig::latency, "of a message between nodes").at_most(1min);
+  section.field("bandwidth", &EmulatedConfig::bandwidth, "of each rank between nodes")
+      .unit(Unit::kBandwidth)
+      .at_least(1);
+  section.field("node_latency", &EmulatedConfig::node_latency, "of a message inside a node").at_most(1min);
+  section.field("node_bandwidth", &EmulatedConfig::node_bandwidth, "of each rank inside a node")
+      .unit(Unit::kBandwidth)
+      .at_least(1);
+}
+
+void describe(config::Section<LogConfig>& section) {
+  section.meaning("what is told while the run goes on");
+  section.field("level", &LogConfig::level, "the least that is told; --verbose, --quiet and TRIREME_LOG beat it");
+}
+
+void describe(config::Section<Recipe>& section) {
+  section.section("run", &Recipe::run);
+  section.section("comm", &Recipe::comm);
+  section.section("emulated", &Recipe::emulated);
+  section.section("log", &Recipe::log);
+}
+
+std::vector<config::Problem> find_problems(const Recipe& recipe) {
+  std::vector<config::Problem> problems;
+  const auto& [run, comm, emulated, log] = recipe;
+  if (run.name.empty() || run.name.find('/') != std::string::npos || run.name == "." || run.name == "..") {
+    problems.push_back({.key = "run.name",
+                        .reason = fmt::format("\"{}\" cannot be the name of a folder", run.name),
+                        .hint = "use letters, digits, '-' and '_'"});
+  }
+  if (run.out.empty()) {
+    problems.push_back({.key = "run.out", .reason = "is empty", .hint = "set run.out = \"runs\""});
+  }
+  const bool is_emulated = comm.transport == Transport::kEmulated;
+  const bool over_mpi = comm.transport == Transport::kMpi || (is_emulated && emulated.over == Transport::kMpi);
+  if (over_mpi && comm.ranks) {
+    problems.push_back(
+        {.key = "comm.ranks",
+         .reason = fmt::format("is {}, but with MPI the launcher decides how many ranks there are", *comm.ranks),
+         .hint = fmt::format("leave it out and start with mpirun -n {}", *comm.ranks)});
+  }
+  if (comm.ranks && comm.ranks_per_node && *comm.ranks_per_node > *comm.ranks) {
+    problems.push_back(
+        {.key = "comm.ranks_per_node",
+         .reason = fmt::format("is {}, more than the {} ranks there are", *comm.ranks_per_node, *comm.ranks),
+         .hint = fmt::format("set comm.ranks_per_node = {}", *comm.ranks)});
+  }
+  if (comm.algorithm.empty()) {
+    problems.push_back({.key = "comm.algorithm", .reason = "is empty", .hint = "set comm.algorithm = \"auto\""});
+  }
+  if (comm.spin >= comm.deadline) {
+    problems.push_back({.key = "comm.spin",
+                        .reason = fmt::format("is {}, but comm.deadline = {} ends every wait before that",
+                                              exact_duration(comm.spin), exact_duration(comm.deadline)),
+                        .hint = fmt::format("set comm.spin = \"{}\"", exact_duration(comm.deadline / 2))});
+  }
+  if (emulated.over != Transport::kThreads && emulated.over != Transport::kMpi) {
+    problems.push_back(
+        {.key = "emulated.over",
+         .reason = fmt::format("\"{}\" carries no data itself", name_in<Transport>(kTransports, emulated.over)),
+         .hint = "set emulated.over = \"threads\""});
+  }
+  // A key that is given and then ignored is how people measure the wrong thing for a week.
+  if (!is_emulated && emulated != EmulatedConfig{}) {
+    problems.push_back({.key = "emulated",
+                        .reason = fmt::format("is given, but comm.transport = \"{}\" does not use it",
+                                              name_in<Transport>(kTransports, comm.transport)),
+                        .hint = "set comm.transport = \"emulated\""});
+  }
+  return problems;
+}
+
+LoadedRecipe load_recipe(const config::Input& input) { return config::load<Recipe>(input); }
+
+const config::Schema& recipe_schema() {
+  static const config::Schema schema = config::schema_of<Recipe>();
+  return schema;
+}
+
+}  // namespace trireme::spec

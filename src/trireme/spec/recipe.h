@@ -1,0 +1,91 @@
+// spec/recipe.h -- a run as one value: the sections of a recipe file.
+//
+//   [comm]                         auto recipe = load_recipe({.file = "recipes/comm-tour.toml"});
+//   ranks = 4                      recipe.value.comm.ranks
+//
+// To add a section: one struct with its defaults, one describe(), a line in describe(Section<Recipe>&); what must hold
+// between values goes into find_problems(). `trireme recipe docs` then lists it by itself.
+// Depends on: base (config, log, units).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "trireme/base/config.h"
+#include "trireme/base/log.h"
+
+namespace trireme::spec {
+
+/// [run]: what the run is called and where it leaves its files.
+struct RunConfig {
+  std::string name = "run";
+  std::int64_t seed = 0;
+  std::string out = "runs";
+  bool operator==(const RunConfig&) const = default;
+};
+
+enum class Transport : std::uint8_t {
+  kAuto,      ///< MPI when an MPI launcher started this process, threads otherwise
+  kThreads,   ///< ranks are threads of this process
+  kMpi,       ///< ranks are processes started by mpirun or srun
+  kEmulated,  ///< what `emulated.over` names, slowed down to a given latency and bandwidth
+};
+std::span<const Named<Transport>> enum_names(std::type_identity<Transport>);
+
+/// [comm]: how ranks talk to each other.
+struct CommConfig {
+  Transport transport = Transport::kAuto;
+  std::optional<int> ranks;  // unset: as many as were launched, one without a launcher
+  std::optional<int> ranks_per_node;
+  std::string algorithm = "auto";  // a name of cost/collectives.h; checked where groups are made
+  std::chrono::nanoseconds deadline = std::chrono::minutes(10);
+  std::chrono::nanoseconds spin = std::chrono::microseconds(50);
+  int flight_recorder_calls = 1000;
+  bool operator==(const CommConfig&) const = default;
+};
+
+/// [emulated]: the network that comm.transport = "emulated" pretends to have.
+struct EmulatedConfig {
+  Transport over = Transport::kThreads;
+  std::chrono::nanoseconds latency = std::chrono::microseconds(20);
+  std::int64_t bandwidth = 1'000'000'000;  // bytes a second
+  std::chrono::nanoseconds node_latency = std::chrono::microseconds(2);
+  std::int64_t node_bandwidth = 10'000'000'000;
+  bool operator==(const EmulatedConfig&) const = default;
+};
+
+/// [log]: what is told while the run goes on.
+struct LogConfig {
+  LogLevel level = LogLevel::kInfo;
+  bool operator==(const LogConfig&) const = default;
+};
+
+struct Recipe {
+  RunConfig run;
+  CommConfig comm;
+  EmulatedConfig emulated;
+  LogConfig log;
+  bool operator==(const Recipe&) const = default;
+};
+
+void describe(config::Section<RunConfig>& section);
+void describe(config::Section<CommConfig>& section);
+void describe(config::Section<EmulatedConfig>& section);
+void describe(config::Section<LogConfig>& section);
+void describe(config::Section<Recipe>& section);
+
+/// Every way in which values that are fine by themselves do not go together. Pure and cheap: planner and checks call it
+/// in their inner loops.
+std::vector<config::Problem> find_problems(const Recipe& recipe);
+
+using LoadedRecipe = config::Loaded<Recipe>;
+/// Throws config::ProblemsError with everything that is wrong. (config::load<Recipe>, compiled once.)
+LoadedRecipe load_recipe(const config::Input& input);
+const config::Schema& recipe_schema();
+
+}  // namespace trireme::spec

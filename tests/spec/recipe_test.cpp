@@ -1,0 +1,148 @@
+#include "trireme/spec/recipe.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+
+namespace trireme::spec {
+namespace {
+
+using namespace std::chrono_literals;
+using config::Problem;
+using testing::ElementsAre;
+using testing::Field;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+TEST(Recipe, EmptyIsARunOnOneRank) {
+  const Recipe recipe = load_recipe({}).value;
+  EXPECT_EQ(recipe, Recipe());
+  EXPECT_EQ(recipe.comm.transport, Transport::kAuto);
+  EXPECT_EQ(recipe.comm.ranks, std::nullopt);
+  EXPECT_EQ(recipe.comm.deadline, 10min);
+  EXPECT_EQ(recipe.comm.flight_recorder_calls, 1000);
+  EXPECT_THAT(find_problems(recipe), IsEmpty()) << "the defaults must go together";
+}
+
+TEST(Recipe, IsReadFromTomlAndSet) {
+  const auto [recipe, origins] = load_recipe({.file = "x.toml",
+                                              .text = "[comm]\ntransport = \"emulated\"\nranks = 4\n"
+                                                      "[emulated]\nbandwidth = \"100 Gbit/s\"\nlatency = \"5us\"\n",
+                                              .sets = {"comm.deadline=30s", "log.level=debug"}});
+  EXPECT_EQ(recipe.comm.transport, Transport::kEmulated);
+  EXPECT_EQ(recipe.comm.ranks, 4);
+  EXPECT_EQ(recipe.comm.deadline, 30s);
+  EXPECT_EQ(recipe.emulated.bandwidth, 12'500'000'000);
+  EXPECT_EQ(recipe.emulated.latency, 5us);
+  EXPECT_EQ(recipe.log.level, LogLevel::kDebug);
+  EXPECT_EQ(origins.at("comm.ranks"), "x.toml:3");
+}
+
+TEST(Recipe, WritesBackAsTheSame) {
+  Recipe recipe;
+  recipe.run = {.name = "a run", .seed = 7, .out = "/tmp/x"};
+  recipe.comm = {.transport = Transport::kEmulated, .ranks = 6, .ranks_per_node = 3, .deadline = 90s, .spin = 0s};
+  recipe.emulated.latency = 1500ns;
+  EXPECT_EQ(load_recipe({.text = config::to_toml(recipe)}).value, recipe);
+}
+
+TEST(Recipe, EveryKeyHasAMeaning) {
+  const std::function<void(const config::Schema&)> check = [&](const config::Schema& schema) {
+    for (const auto& field : schema.fields) EXPECT_FALSE(field.meaning.empty()) << field.name;
+    for (const auto& part : schema.parts) {
+      EXPECT_FALSE(part.schema->meaning.empty()) << part.name;
+      check(*part.schema);
+    }
+  };
+  check(recipe_schema());
+}
+
+/// Each contradiction is found under its key, and following the hint resolves it.
+struct Contradiction {
+  const char* name;
+  std::vector<std::string> sets;
+  const char* key;
+  const char* reason;
+  std::vector<std::string> fix;  // what the hint says, as --set
+  const char* hint;
+};
+
+class Contradictions : public testing::TestWithParam<Contradiction> {};
+
+TEST_P(Contradictions, AreFoundAndTheirHintHelps) {
+  const Contradiction& given = GetParam();
+  try {
+    (void)load_recipe({.sets = given.sets});
+    FAIL() << "was taken";
+  } catch (const config::ProblemsError& error) {
+    ASSERT_THAT(error.problems(), ElementsAre(Field(&Problem::key, given.key)));
+    EXPECT_THAT(error.problems()[0].reason, HasSubstr(given.reason));
+    EXPECT_THAT(error.problems()[0].hint, HasSubstr(given.hint));
+  }
+  std::vector<std::string> fixed = given.sets;
+  fixed.insert(fixed.end(), given.fix.begin(), given.fix.end());
+  EXPECT_NO_THROW((void)load_recipe({.sets = fixed}));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, Contradictions,
+    testing::Values(
+        Contradiction{"RanksUnderMpi",
+                      {"comm.transport=mpi", "comm.ranks=4"},
+                      "comm.ranks",
+                      "the launcher decides",
+                      {"comm.ranks="},
+                      "leave it out and start with mpirun -n 4"},
+        Contradiction{"RanksUnderEmulatedMpi",
+                      {"comm.transport=emulated", "emulated.over=mpi", "comm.ranks=4"},
+                      "comm.ranks",
+                      "the launcher decides",
+                      {"comm.ranks="},
+                      "mpirun -n 4"},
+        Contradiction{"MoreRanksPerNodeThanRanks",
+                      {"comm.ranks=4", "comm.ranks_per_node=8"},
+                      "comm.ranks_per_node",
+                      "is 8, more than the 4 ranks",
+                      {"comm.ranks_per_node=4"},
+                      "set comm.ranks_per_node = 4"},
+        Contradiction{"SpinBeyondDeadline",
+                      {"comm.deadline=1s", "comm.spin=2s"},
+                      "comm.spin",
+                      "is 2s, but comm.deadline = 1s",
+                      {"comm.spin=500ms"},
+                      "set comm.spin = \"500ms\""},
+        Contradiction{"EmulatedOverItself",
+                      {"comm.transport=emulated", "emulated.over=emulated"},
+                      "emulated.over",
+                      "\"emulated\" carries no data itself",
+                      {"emulated.over=threads"},
+                      "set emulated.over = \"threads\""},
+        Contradiction{"EmulatedNotUsed",
+                      {"comm.transport=threads", "emulated.latency=1ms"},
+                      "emulated",
+                      "comm.transport = \"threads\" does not use it",
+                      {"comm.transport=emulated"},
+                      "set comm.transport = \"emulated\""},
+        Contradiction{"NameIsNoFolder",
+                      {"run.name=a/b"},
+                      "run.name",
+                      "\"a/b\" cannot be the name of a folder",
+                      {"run.name=a-b"},
+                      "letters, digits"},
+        Contradiction{"NoOut", {"run.out="}, "run.out", "is empty", {"run.out=runs"}, "set run.out = \"runs\""},
+        Contradiction{
+            "NoAlgorithm", {"comm.algorithm="}, "comm.algorithm", "is empty", {"comm.algorithm=auto"}, "\"auto\""}),
+    [](const auto& given) { return given.param.name; });
+
+TEST(Recipe, AllContradictionsAreReportedTogether) {
+  Recipe recipe;
+  recipe.comm = {.ranks = 2, .ranks_per_node = 3, .deadline = 1s, .spin = 1s};
+  recipe.emulated.latency = 1ms;
+  EXPECT_THAT(find_problems(recipe), ElementsAre(Field(&Problem::key, "comm.ranks_per_node"),
+                                                 Field(&Problem::key, "comm.spin"), Field(&Problem::key, "emulated")));
+}
+
+}  // namespace
+}  // namespace trireme::spec
