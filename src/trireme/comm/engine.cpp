@@ -263,7 +263,7 @@ void Engine::doze(nanoseconds at_most) {
   const std::int64_t event = transport_.next_event_ns();
   if (event != std::numeric_limits<std::int64_t>::max()) at_most = std::min(at_most, nanoseconds(event - now_ns()));
   Bell* bell = transport_.bell();
-  if (bell == nullptr) at_most = std::min(at_most, kAskEvery);
+  if (bell == nullptr || !transport_.bell_suffices()) at_most = std::min(at_most, kAskEvery);
   if (at_most <= 0ns) return;
   if (bell == nullptr) {
     std::this_thread::sleep_for(at_most);

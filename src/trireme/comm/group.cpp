@@ -169,6 +169,9 @@ void Group::check_request(const Request& request) const {
            fmt::format("input of type {} and output of type {}", comm::name(request.in.type),
                        comm::name(request.out.type)));
   }
+  if (request.op == Collective::kAllToAll && uses_both && request.in.data == request.out.data && in != 0) {
+    refuse(*this, op, "the output is the input", "give it a buffer of its own");
+  }
   if ((want_in.value_or(0) != 0 && request.in.data == nullptr) ||
       (want_out.value_or(0) != 0 && request.out.data == nullptr)) {
     refuse(*this, op, "a buffer with elements has no memory (null pointer)");

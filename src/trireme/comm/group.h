@@ -57,10 +57,10 @@ class Group {
   /// The rank in the world of the group's rank r.
   int world_rank(int r) const { return members_.ranks[static_cast<std::size_t>(r)]; }
 
-  // Collectives. Input and output may be the same memory; for reduce_scatter and scatter the output may be this rank's
-  // block of the input, for all_gather and gather the input may be this rank's block of the output. They must not
-  // overlap otherwise. Blocks are equal, or as `counts` says (elements of each rank's block), which is the same on all
-  // ranks.
+  // Collectives. Input and output may be the same memory for all_reduce and reduce; for reduce_scatter and scatter the
+  // output may be this rank's block of the input, for all_gather and gather the input may be this rank's block of the
+  // output. They must not overlap otherwise.
+  // Blocks are equal, or as `counts` says (elements of each rank's block), which is the same on all ranks.
   Work all_reduce(Buffer data, Reduce reduce, CallOptions options = {});
   Work all_reduce(ConstBuffer in, Buffer out, Reduce reduce, CallOptions options = {});
   Work reduce_scatter(ConstBuffer in, Buffer out, Reduce reduce, CallOptions options = {});

@@ -21,7 +21,7 @@ Progress GuardedOperation::advance(Effort effort) {
   }
   if (!inner_) {
     if (board_ != nullptr) board_->complete(board_sequence_);
-    inner_ = transport_.make_native(members_, call_);
+    inner_ = transport_.make_native(members_, call_, board_ != nullptr);
     inner_->group_ = group_;
     moved = true;
   }

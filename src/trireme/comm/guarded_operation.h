@@ -16,7 +16,7 @@ namespace trireme::comm {
 
 class GuardedOperation final : public Operation {
  public:
-  /// `board` may be null; then the native operation starts at once.
+  /// `board` may be null; then the native operation sees to the agreement itself.
   GuardedOperation(Transport& transport, const Members& members, Board* board, std::uint64_t board_sequence,
                    const Call& call)
       : transport_(transport), members_(members), board_(board), board_sequence_(board_sequence), call_(call) {}

@@ -95,6 +95,7 @@ void Rank::last_words(const std::string& reason) noexcept {
     has_failed_ = true;
   }
   control_->announce(Notice::Kind::kFailed, reason);
+  transport_->give_up();
 }
 
 void Rank::on_notice(const Notice& notice) {
@@ -220,7 +221,11 @@ void Rank::failed(Group& group, const std::exception_ptr& error) {
   }
   log_debug("group '{}' failed on rank {}: {}", group.name(), rank(), reason);
   if (!options_.flight_directory.empty()) recorder_.dump(options_.flight_directory, reason);
-  if (own) last_words(reason);
+  if (own) {
+    last_words(reason);
+  } else {
+    transport_->give_up();
+  }
 }
 
 void run_ranks(int ranks, const std::function<void(Rank&)>& body, const ThreadRanksOptions& options) {

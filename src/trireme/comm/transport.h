@@ -5,7 +5,7 @@
 // (shared memory) and its library's own collectives. Safeguards (deadlines, matching, counters, recording) live in
 // Group and Engine, so that no transport can lack them. All calls come from one thread at a time: the engine holds its
 // lock.
-// Depends on: call.h, operation.h.
+// Depends on: call.h, operation.h, board.h.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,11 @@
 #include <vector>
 
 #include "trireme/comm/bell.h"
+#include "trireme/comm/board.h"
 #include "trireme/comm/call.h"
 #include "trireme/comm/operation.h"
 
 namespace trireme::comm {
-
-class Board;
 
 /// Which messages match: same channel (group), same tag, in the order posted.
 struct Envelope {
@@ -78,14 +77,21 @@ class Transport {
   virtual void leave(const Members&) noexcept {}
   /// Shared memory for these ranks; null when they have none in common. Kept by the group.
   virtual std::unique_ptr<Board> make_board(const Members&) { return nullptr; }
-  /// The library's own collective; only asked for where has_native().
+  /// The library's own collective; only asked for where has_native(). `agreed`: the ranks have compared their calls
+  /// already; otherwise the operation must do so first.
   virtual bool has_native(Op) const { return false; }
-  virtual std::unique_ptr<Operation> make_native(const Members&, const Call&) { return nullptr; }
+  virtual std::unique_ptr<Operation> make_native(const Members&, const Call&, [[maybe_unused]] bool agreed) {
+    return nullptr;
+  }
+  /// This rank failed: what needs the others' cooperation (an orderly end) must not be waited for any more.
+  virtual void give_up() noexcept {}
 
   /// Pushes on what the transport itself has in hand (delayed messages); returns whether anything moved.
   virtual bool progress() { return false; }
   /// Rung when another rank did something for this one; null: progress can only be found by asking again.
   virtual Bell* bell() { return nullptr; }
+  /// Whether the bell rings for everything that is pending now, so that one may sleep until it does.
+  virtual bool bell_suffices() const { return true; }
   /// When something of this rank falls due by itself (steady clock); for transports that keep time.
   virtual std::int64_t next_event_ns() const { return std::numeric_limits<std::int64_t>::max(); }
 };

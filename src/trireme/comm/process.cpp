@@ -1,0 +1,90 @@
+#include "trireme/comm/process.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+#include "trireme/base/log.h"
+#include "trireme/base/plugin.h"
+#include "trireme/comm/mpi_plugin/mpi_plugin.h"
+
+namespace trireme::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+// How long a failed process stays, so that the others hear its last words before the launcher ends them all.
+constexpr auto kLastWordsGrace = 300ms;
+
+struct Meeting {
+  char host[256] = {};
+  int port = 0;
+};
+
+}  // namespace
+
+ProcessRank::ProcessRank(const Launch& launch, const CommOptions& options,
+                         const std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>& wrap) {
+  if (launch.kind == Launch::Kind::kTorchrun) {
+    throw ConfigError("torchrun's variables are set, but processes can only talk over MPI in this build",
+                      "start with 'mpirun -n N trireme ...', or unset RANK and WORLD_SIZE to use threads as ranks");
+  }
+  const Plugin plugin = Plugin::load("mpi");
+  std::unique_ptr<Transport> transport(plugin.function<decltype(trireme_mpi_transport)>("trireme_mpi_transport")());
+  auto* broadcast = plugin.function<decltype(trireme_mpi_broadcast)>("trireme_mpi_broadcast");
+
+  TcpControlOptions control{.rank = transport->rank(), .ranks = transport->ranks()};
+  Meeting meeting;
+  if (control.rank == 0) {
+    const std::vector<int> nodes = transport->node_of();
+    const bool one_node = std::all_of(nodes.begin(), nodes.end(), [&](int node) { return node == nodes[0]; });
+    if (!one_node) {
+      if (gethostname(meeting.host, sizeof meeting.host - 1) != 0)
+        throw IoError("this machine does not know its own name");
+      control.host = "";  // listen on every address
+    } else {
+      std::strcpy(meeting.host, "127.0.0.1");
+    }
+    server_ = make_tcp_control_server(control);
+    meeting.port = server_->port();
+  }
+  broadcast(transport.get(), &meeting, sizeof meeting);
+  control.host = meeting.host;
+  control.port = meeting.port;
+  auto plane = connect_tcp_control(control);
+  if (wrap) transport = wrap(std::move(transport));
+  rank_ = std::make_unique<Rank>(std::move(transport), std::move(plane), options);
+}
+
+ProcessRank::~ProcessRank() {
+  rank_.reset();
+  server_.reset();
+}
+
+void run_process_rank(const Launch& launch, const std::function<void(Rank&)>& body, const CommOptions& options,
+                      const std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>& wrap) {
+  auto process = std::make_unique<ProcessRank>(launch, options, wrap);
+  const ThreadRank in_log(process->rank().rank(), process->rank().ranks());
+  std::string block;
+  try {
+    body(process->rank());
+    process.reset();
+    return;
+  } catch (const Error& error) {
+    process->rank().last_words(error.message());
+    block = error.block();
+  } catch (const std::exception& error) {
+    process->rank().last_words(error.what());
+    block = fmt::format("error: {}\n", error.what());
+  }
+  // In one write: several ranks print at once.
+  const std::string text = fmt::format("{}{}", rank_prefix(), block);
+  std::fflush(stdout);
+  if (write(STDERR_FILENO, text.data(), text.size()) < 0) std::perror("stderr");
+  std::this_thread::sleep_for(kLastWordsGrace);
+  std::_Exit(1);
+}
+
+}  // namespace trireme::comm
