@@ -54,17 +54,19 @@ class ControlPlane {
   virtual std::int64_t add(const std::string& key, std::int64_t delta) = 0;
   virtual void erase(const std::string& key) = 0;
 
-  /// Tells every other rank, those that come later included. Never throws: it is called while things fall apart.
+  /// Tells every other rank, those that come later included. Never throws: it is called while things fall apart. Ranks
+  /// that are threads run each other's callbacks, here and in ask(): hold no lock that any rank's callback takes.
   virtual void announce(Notice::Kind kind, const std::string& text) noexcept = 0;
   /// Asks ranks a question; entry i is the answer of ranks[i], empty when it did not answer in time, has no listener,
   /// has left or does not exist. Never throws.
   virtual std::vector<std::optional<std::string>> ask(std::span<const int> ranks, const std::string& question,
                                                       Milliseconds timeout) noexcept = 0;
 
-  /// Who listens on this rank. Both are called from another thread at any time and must be quick; set before other
-  /// ranks may ask, and reset (null) before what they capture dies: setting waits until a call in progress has
-  /// returned, so do not hold a lock that a callback takes. Notices come one at a time and in order, each once; a new
-  /// listener first hears all earlier ones, before this returns. Callbacks may use the plane.
+  /// Who listens on this rank. Both are called from another thread at any time and must be quick (over TCP, the
+  /// heartbeat waits for them). Set before other ranks may ask, and reset (null) before what they capture dies: setting
+  /// waits until a call in progress has returned, so hold no lock that a callback takes. Notices come one at a time and
+  /// in order, each once; a new listener first hears all earlier ones, before this returns. Callbacks may use the
+  /// plane.
   virtual void listen(std::function<void(const Notice&)> on_notice,
                       std::function<std::string(const std::string&)> on_question) = 0;
 };

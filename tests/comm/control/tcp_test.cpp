@@ -21,9 +21,9 @@ namespace {
 
 using namespace control;
 using testing::AllOf;
-using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 // A connection that says what a test wants, whether or not a rank would.
 class Stranger {
@@ -163,7 +163,9 @@ TEST_F(TcpControl, ThoseWhoDoNotBelongAreToldWhy) {
   EXPECT_THAT(refusal({.rank = 1, .ranks = 2, .job_id = "that"}), HasSubstr("serves another job"));
   EXPECT_THAT(refusal({.rank = 1, .ranks = 3, .job_id = "this"}), HasSubstr("serves 2 ranks"));
   EXPECT_THAT(refusal({.rank = 0, .ranks = 2, .job_id = "this"}), HasSubstr("another process takes part as rank 0"));
+  EXPECT_THROW(connect_tcp_control({.port = planes.server->port(), .job_id = std::string(5000, 'x')}), ConfigError);
   EXPECT_EQ(planes[0].add("unhurt", 1), 1);
+  EXPECT_THAT(logged(), AllOf(HasSubstr("refused"), Not(HasSubstr("that"))));
 }
 
 TEST_F(TcpControl, AServerOfAnotherKindIsRecognised) {
@@ -182,11 +184,14 @@ TEST_F(TcpControl, AKilledProcessIsLostAtOnce) {
   ASSERT_EQ(pipe(ports), 0);
   const pid_t child = fork();  // before this process has threads
   if (child == 0) {
-    int port = 0;
-    if (read(ports[0], &port, sizeof(port)) != sizeof(port)) _exit(1);
-    const auto plane = connect_tcp_control({.rank = 1, .ranks = 2, .port = port});
-    plane->set("here", "yes");
-    raise(SIGKILL);
+    [&]() noexcept {  // nothing may bring the child back into the test
+      int port = 0;
+      close(ports[1]);
+      if (read(ports[0], &port, sizeof(port)) != sizeof(port)) _exit(1);
+      const auto plane = connect_tcp_control({.rank = 1, .ranks = 2, .port = port});
+      plane->set("here", "yes");
+      raise(SIGKILL);
+    }();
   }
   ASSERT_GT(child, 0);
   {

@@ -16,6 +16,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kFirstPause = 20ms, kLongestPause = 500ms;
+constexpr std::size_t kMaxJobIdBytes = kMaxHelloBytes / 4;
 constexpr auto kQuietWait = 5s;  // a wait longer than this is worth a line in the log
 
 // Speaks to whoever took the connection. Nothing, with the reason in `why`, when trying again may help.
@@ -59,6 +60,11 @@ std::string describe(const TcpControlOptions& options) {
 Handshake shake_hands(const TcpControlOptions& options) {
   TRIREME_CHECK(options.rank >= 0 && options.rank < options.ranks, "there is no rank {} among {}", options.rank,
                 options.ranks);
+  if (options.job_id.size() > kMaxJobIdBytes) {
+    throw ConfigError(
+        fmt::format("the job id has {} bytes; at most {} are allowed", options.job_id.size(), kMaxJobIdBytes),
+        "set TRIREME_JOB_ID to something shorter");
+  }
   TRIREME_CHECK(options.port > 0, "a client must be told the server's port");
   const auto begin = Clock::now(), deadline = begin + options.connect_timeout;
   std::chrono::milliseconds pause = kFirstPause;

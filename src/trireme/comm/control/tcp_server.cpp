@@ -184,6 +184,9 @@ class Server : public TcpControlServer {
       for (const auto& [to, message, close_after] : outgoing) {
         const auto found = connections_.find(to);
         if (found == connections_.end() || found->second.dropped) continue;
+        if (message.type == MessageType::kRefused) {
+          log_warn("control plane: refused {}: {}", found->second.peer, message.value);
+        }
         found->second.out += encode(message);
         found->second.closing |= close_after;
         flush(to, found->second);
