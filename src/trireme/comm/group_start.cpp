@@ -15,6 +15,11 @@ constexpr std::size_t kCachedRoutines = 256;
 // Tags of collectives count up and wrap; those of sends and receives have the top bit set.
 constexpr std::uint32_t kPointTag = 0x4000'0000u, kTagMask = 0x3fff'ffffu;
 
+bool has_blocks(Collective op) {
+  return op == Collective::kReduceScatter || op == Collective::kAllGather || op == Collective::kAllToAll ||
+         op == Collective::kGather || op == Collective::kScatter;
+}
+
 std::vector<std::size_t> offsets_of(std::span<const std::size_t> counts) {
   std::vector<std::size_t> offsets(counts.size() + 1, 0);
   std::partial_sum(counts.begin(), counts.end(), offsets.begin() + 1);
@@ -130,7 +135,7 @@ std::shared_ptr<const Routine> Group::routine_for(const Request& request, const 
   if (request.uneven) {
     shape.counts.assign(request.counts.begin(), request.counts.end());
     shape.recv_counts.assign(request.recv_counts.begin(), request.recv_counts.end());
-  } else {
+  } else if (has_blocks(request.op)) {  // the others are cut by their builders, into blocks that may differ by one
     shape.counts.assign(p, key.count / p);
     shape.recv_counts = shape.counts;
   }
