@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <functional>
-#include <map>
 
 namespace trireme::spec {
 namespace {
@@ -113,12 +113,6 @@ INSTANTIATE_TEST_SUITE_P(
                       "is 2s, but comm.deadline = 1s",
                       {"comm.spin=500ms"},
                       "set comm.spin = \"500ms\""},
-        Contradiction{"EmulatedOverItself",
-                      {"comm.transport=emulated", "emulated.over=emulated"},
-                      "emulated.over",
-                      "\"emulated\" carries no data itself",
-                      {"emulated.over=threads"},
-                      "set emulated.over = \"threads\""},
         Contradiction{"EmulatedNotUsed",
                       {"comm.transport=threads", "emulated.latency=1ms"},
                       "emulated",
@@ -135,6 +129,27 @@ INSTANTIATE_TEST_SUITE_P(
         Contradiction{
             "NoAlgorithm", {"comm.algorithm="}, "comm.algorithm", "is empty", {"comm.algorithm=auto"}, "\"auto\""}),
     [](const auto& given) { return given.param.name; });
+
+TEST(Recipe, EnvironmentVariablesBeatTheFileAndAreBeatenBySet) {
+  unsetenv("TRIREME_COMM_ALGORITHM");
+  setenv("TRIREME_COMM_DEADLINE", "45s", 1);
+  config::Input input{.file = "x.toml", .text = "[comm]\ndeadline = \"30s\"\n", .environment = recipe_environment()};
+  const auto [recipe, origins] = load_recipe(input);
+  EXPECT_EQ(recipe.comm.deadline, 45s);
+  EXPECT_EQ(origins.at("comm.deadline"), "TRIREME_COMM_DEADLINE");
+  input.sets = {"comm.deadline=60s"};
+  EXPECT_EQ(load_recipe(input).value.comm.deadline, 60s);
+
+  setenv("TRIREME_COMM_DEADLINE", "soon", 1);
+  try {
+    (void)load_recipe({.environment = recipe_environment()});
+    FAIL();
+  } catch (const config::ProblemsError& error) {
+    EXPECT_THAT(error.problems(), ElementsAre(Field(&Problem::where, "TRIREME_COMM_DEADLINE")));
+  }
+  unsetenv("TRIREME_COMM_DEADLINE");
+  EXPECT_THAT(recipe_environment(), IsEmpty());
+}
 
 TEST(Recipe, AllContradictionsAreReportedTogether) {
   Recipe recipe;

@@ -41,17 +41,23 @@ class ProblemsError : public ConfigError {
   std::vector<Problem> problems_;
 };
 
-/// What a configuration is read from.
+/// "comm.ranks=4", and who says so: "--set", or the name of an environment variable.
+struct Override {
+  std::string assignment, origin;
+};
+
+/// What a configuration is read from; later members beat earlier ones.
 struct Input {
   std::optional<std::string> file = {};  // path of a TOML file; none: defaults only
   std::optional<std::string> text = {};  // its content, when it is not to be read from disk
+  std::vector<Override> environment = {};
   /// "comm.ranks=4". The value is read by the key's type, so texts need no quotes; lists are "1,2,3"; an entry of
   /// [[tables]] is named by its number, "data.0.path=x"; nothing after '=' unsets an optional key.
   std::vector<std::string> sets = {};
 };
 
-/// Where values came from: "comm.ranks" -> "recipes/tiny.toml:7" or "--set"; keys that are not there have their
-/// default.
+/// Where values came from: "comm.ranks" -> "recipes/tiny.toml:7", "--set" or a variable. Keys that are not there have
+/// their default.
 using Origins = std::map<std::string, std::string>;
 
 template <typename T>
@@ -65,7 +71,7 @@ Origins read_into(const Schema& schema, void* object, const Input& input, std::v
 /// Adds problems between values that were all right by themselves; fills in where.
 void add_cross_problems(std::vector<Problem> found, const Origins& origins, const Input& input,
                         std::vector<Problem>& problems);
-/// What problems are said to be of: the file, "the command line", ...
+/// What problems are said to be of: the file, or "the configuration".
 std::string title(const Input& input);
 
 /// Throws ProblemsError with everything that is wrong.

@@ -18,7 +18,6 @@ constexpr EnvVariable kTable[] = {
     {kTrireme, "TRIREME_COMM_ALGORITHM", "algorithm for every collective, e.g. ring; beats the recipe"},
     {kTrireme, "TRIREME_COMM_COSTS", "file with measured link costs, instead of the one in the cache folder"},
     {kTrireme, "TRIREME_JOB_ID", "any text; ranks meet only where all have the same (keeps jobs on one port apart)"},
-    {kTrireme, "TRIREME_PROGRAM", "the trireme program that the tests of the command line run"},
 
     {kLauncher, "OMPI_COMM_WORLD_RANK", "Open MPI: number of this rank"},
     {kLauncher, "OMPI_COMM_WORLD_SIZE", "Open MPI: how many ranks there are"},

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "trireme/base/env.h"
 #include "trireme/base/units.h"
 
 namespace trireme::spec {
@@ -15,10 +16,12 @@ constexpr Named<Transport> kTransports[] = {
     {"mpi", Transport::kMpi},
     {"emulated", Transport::kEmulated},
 };
+constexpr Named<Carrier> kCarriers[] = {{"threads", Carrier::kThreads}, {"mpi", Carrier::kMpi}};
 constexpr int kMostRanks = 1 << 20;
 }  // namespace
 
 std::span<const Named<Transport>> enum_names(std::type_identity<Transport>) { return kTransports; }
+std::span<const Named<Carrier>> enum_names(std::type_identity<Carrier>) { return kCarriers; }
 
 void describe(config::Section<RunConfig>& section) {
   section.meaning("what the run is called and where it leaves its files");
@@ -47,8 +50,15 @@ void describe(config::Section<CommConfig>& section) {
       "halving_doubling, binomial, scatter_all_gather, bruck, pairwise, linear, hierarchical, direct, native");
   section.field("deadline", &CommConfig::deadline, "how long a call may take before every rank is told who is missing")
       .at_least(1ms);
-  section.field("spin", &CommConfig::spin,
-                "how long a waiting rank watches before it sleeps: short waits end sooner, at the cost of a busy core");
+  section.field(
+      "spin", &CommConfig::spin,
+      "how long a waiting rank watches before it sleeps: short waits end sooner, at the cost of a busy core; unset: "
+      "50us while there is a core for every rank");
+  section
+      .field("segment", &CommConfig::segment,
+             "long transfers are cut into pieces of this size, so that combining one overlaps moving the next")
+      .unit(Unit::kBytes)
+      .at_least(1024);
   section
       .field("flight_recorder_calls", &CommConfig::flight_recorder_calls,
              "how many of its last calls each rank remembers for the report after a failure")
@@ -57,7 +67,7 @@ void describe(config::Section<CommConfig>& section) {
 
 void describe(config::Section<EmulatedConfig>& section) {
   section.meaning("the network that comm.transport = \"emulated\" pretends to have");
-  section.field("over", &EmulatedConfig::over, "the transport that really carries the data: threads or mpi");
+  section.field("over", &EmulatedConfig::over, "the transport that really carries the data");
   section.field("latency", &EmulatedConfig::latency, "of a message between nodes").at_most(1min);
   section.field("bandwidth", &EmulatedConfig::bandwidth, "of each rank between nodes")
       .unit(Unit::kBandwidth)
@@ -92,7 +102,7 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
     problems.push_back({.key = "run.out", .reason = "is empty", .hint = "set run.out = \"runs\""});
   }
   const bool is_emulated = comm.transport == Transport::kEmulated;
-  const bool over_mpi = comm.transport == Transport::kMpi || (is_emulated && emulated.over == Transport::kMpi);
+  const bool over_mpi = comm.transport == Transport::kMpi || (is_emulated && emulated.over == Carrier::kMpi);
   if (over_mpi && comm.ranks) {
     problems.push_back(
         {.key = "comm.ranks",
@@ -108,17 +118,11 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
   if (comm.algorithm.empty()) {
     problems.push_back({.key = "comm.algorithm", .reason = "is empty", .hint = "set comm.algorithm = \"auto\""});
   }
-  if (comm.spin >= comm.deadline) {
+  if (comm.spin && *comm.spin >= comm.deadline) {
     problems.push_back({.key = "comm.spin",
                         .reason = fmt::format("is {}, but comm.deadline = {} ends every wait before that",
-                                              exact_duration(comm.spin), exact_duration(comm.deadline)),
+                                              exact_duration(*comm.spin), exact_duration(comm.deadline)),
                         .hint = fmt::format("set comm.spin = \"{}\"", exact_duration(comm.deadline / 2))});
-  }
-  if (emulated.over != Transport::kThreads && emulated.over != Transport::kMpi) {
-    problems.push_back(
-        {.key = "emulated.over",
-         .reason = fmt::format("\"{}\" carries no data itself", name_in<Transport>(kTransports, emulated.over)),
-         .hint = "set emulated.over = \"threads\""});
   }
   // A key that is given and then ignored is how people measure the wrong thing for a week.
   if (!is_emulated && emulated != EmulatedConfig{}) {
@@ -131,6 +135,18 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
 }
 
 LoadedRecipe load_recipe(const config::Input& input) { return config::load<Recipe>(input); }
+
+std::vector<config::Override> recipe_environment() {
+  constexpr std::pair<const char*, const char*> kVariables[] = {
+      {"TRIREME_COMM_DEADLINE", "comm.deadline"},
+      {"TRIREME_COMM_ALGORITHM", "comm.algorithm"},
+  };
+  std::vector<config::Override> out;
+  for (const auto& [variable, key] : kVariables) {
+    if (const auto value = env(variable)) out.push_back({fmt::format("{}={}", key, *value), variable});
+  }
+  return out;
+}
 
 const config::Schema& recipe_schema() {
   static const config::Schema schema = config::schema_of<Recipe>();

@@ -35,7 +35,10 @@ enum class Transport : std::uint8_t {
   kMpi,       ///< ranks are processes started by mpirun or srun
   kEmulated,  ///< what `emulated.over` names, slowed down to a given latency and bandwidth
 };
+/// What can lie under an emulated network.
+enum class Carrier : std::uint8_t { kThreads, kMpi };
 std::span<const Named<Transport>> enum_names(std::type_identity<Transport>);
+std::span<const Named<Carrier>> enum_names(std::type_identity<Carrier>);
 
 /// [comm]: how ranks talk to each other.
 struct CommConfig {
@@ -44,14 +47,15 @@ struct CommConfig {
   std::optional<int> ranks_per_node;
   std::string algorithm = "auto";  // a name of cost/collectives.h; checked where groups are made
   std::chrono::nanoseconds deadline = std::chrono::minutes(10);
-  std::chrono::nanoseconds spin = std::chrono::microseconds(50);
+  std::optional<std::chrono::nanoseconds> spin;  // unset: 50 us while every rank has a core, else none
+  std::int64_t segment = 256 << 10;              // bytes
   int flight_recorder_calls = 1000;
   bool operator==(const CommConfig&) const = default;
 };
 
 /// [emulated]: the network that comm.transport = "emulated" pretends to have.
 struct EmulatedConfig {
-  Transport over = Transport::kThreads;
+  Carrier over = Carrier::kThreads;
   std::chrono::nanoseconds latency = std::chrono::microseconds(20);
   std::int64_t bandwidth = 1'000'000'000;  // bytes a second
   std::chrono::nanoseconds node_latency = std::chrono::microseconds(2);
@@ -87,5 +91,7 @@ using LoadedRecipe = config::Loaded<Recipe>;
 /// Throws config::ProblemsError with everything that is wrong. (config::load<Recipe>, compiled once.)
 LoadedRecipe load_recipe(const config::Input& input);
 const config::Schema& recipe_schema();
+/// Keys that environment variables set (TRIREME_COMM_DEADLINE, ...): for config::Input::environment.
+std::vector<config::Override> recipe_environment();
 
 }  // namespace trireme::spec

@@ -46,10 +46,11 @@ class Reader {
   }
 
   /// "a.b.c=text", along the schema.
-  void read_set(const Schema& root, const std::string& assignment, void* object) {
+  void read_override(const Schema& root, const Override& given, void* object) {
+    const auto& [assignment, origin] = given;
     const std::size_t equals = assignment.find('=');
     if (equals == std::string::npos) {
-      return add(assignment, "there is no value", "write --set section.key=value", "--set");
+      return add(assignment, "there is no value", "write --set section.key=value", origin);
     }
     const std::string key(trimmed(std::string_view(assignment).substr(0, equals)));
     Node node;
@@ -61,10 +62,10 @@ class Reader {
     for (std::size_t i = 0; i < names.size(); ++i) {
       const bool last = i + 1 == names.size();
       if (const Field* field = schema->find_field(names[i]); field != nullptr && last) {
-        return store(*field, node, object, key, "--set");
+        return store(*field, node, object, key, origin);
       }
       const Part* part = schema->find_part(names[i]);
-      if (part == nullptr) return add(key, unknown_key(*schema, path, names[i]), {}, "--set");
+      if (part == nullptr) return add(key, unknown_key(*schema, path, names[i]), {}, origin);
       std::size_t index = 0;
       if (part->list) {
         const std::size_t size = part->size(object);
@@ -73,14 +74,14 @@ class Reader {
                      size == 0 ? fmt::format("[[{}]] has no entries to change", join(path, part->name))
                                : fmt::format("name an entry of [[{}]] by its number, 0 to {}", join(path, part->name),
                                              size - 1),
-                     {}, "--set");
+                     {}, origin);
         }
       }
       path = join(path, part->list ? fmt::format("{}.{}", part->name, index) : part->name);
       object = entry(*part, object, index);
       schema = part->schema.get();
     }
-    add(key, "is a section; set one of its keys", fmt::format("e.g. {}", example_key(*schema, key)), "--set");
+    add(key, "is a section; set one of its keys", fmt::format("e.g. {}", example_key(*schema, key)), origin);
   }
 
   /// Keys without a default must have come from somewhere.
@@ -202,7 +203,8 @@ Origins read_into(const Schema& schema, void* object, const Input& input, std::v
                           fmt::format("{}:{}", input.file.value_or(""), error.line)});
     }
   }
-  for (const std::string& assignment : input.sets) reader.read_set(schema, assignment, object);
+  for (const Override& given : input.environment) reader.read_override(schema, given, object);
+  for (const std::string& assignment : input.sets) reader.read_override(schema, {assignment, "--set"}, object);
   reader.check_required(schema, object, "");
   return std::move(reader).origins();
 }
@@ -224,7 +226,7 @@ void add_cross_problems(std::vector<Problem> found, const Origins& origins, cons
   }
 }
 
-std::string title(const Input& input) { return input.file.value_or(input.sets.empty() ? "configuration" : "--set"); }
+std::string title(const Input& input) { return input.file.value_or("the configuration"); }
 
 ProblemsError::ProblemsError(std::string_view what, std::vector<Problem> problems)
     : ConfigError([&] {

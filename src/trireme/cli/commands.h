@@ -1,0 +1,35 @@
+// cli/commands.h -- the subcommands of the program.
+//
+// To add one: write cli/NAME.cpp with an add_NAME_command(), declare it here, and list it in kCommands. It describes
+// its options to CLI11 and, in its callback, leaves in context.run what is to be done; all of the command line is then
+// already checked. Results go to context.out, everything else through the log. A command is thin: what it does lives
+// in the rooms.
+// Depends on: CLI11.
+#pragma once
+
+#include <functional>
+#include <iosfwd>
+
+namespace CLI {
+class App;
+}
+
+namespace trireme::cli {
+
+struct Context {
+  std::ostream& out;           // results; messages go through the log
+  bool verbose = false;        // --verbose: also where errors were thrown
+  bool level_is_set = false;   // by --verbose, --quiet or TRIREME_LOG: a recipe's log.level then stands back
+  std::function<int()> run{};  // what the chosen command does; gives the exit code
+};
+
+using AddCommand = void (*)(CLI::App& app, Context& context);
+
+void add_recipe_command(CLI::App& app, Context& context);
+
+/// In the order of --help.
+inline constexpr AddCommand kCommands[] = {
+    &add_recipe_command,
+};
+
+}  // namespace trireme::cli

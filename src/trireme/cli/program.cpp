@@ -1,0 +1,178 @@
+#include "trireme/cli/program.h"
+
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <ostream>
+
+#include "trireme/base/env.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/base/version.h"
+#include "trireme/cli/commands.h"
+
+namespace trireme::cli {
+namespace {
+
+constexpr std::size_t kColumns = 100;  // of help texts
+
+/// CLI11's help with lines that fit, and without what the parser says anyway when it matters ("Excludes: ...").
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_description(const CLI::App* app) const override {
+    std::string out;
+    for (const std::string& line : split(app->get_description(), '\n')) {
+      // Lines that fit keep their spaces: they may be aligned by hand.
+      out += columns_of(line) <= kColumns ? line : fmt::format("{}", fmt::join(wrapped(line, kColumns), "\n"));
+      out += '\n';
+    }
+    return out + '\n';
+  }
+  std::string make_option(const CLI::Option* option, bool is_positional) const override {
+    const std::string name = make_option_name(option, is_positional);
+    const bool takes_value = !is_positional && option->get_items_expected_max() > 0;
+    return entry(takes_value ? fmt::format("{} {}", name, option->get_type_name()) : name, option->get_description());
+  }
+  std::string make_subcommand(const CLI::App* command) const override {
+    return entry(command->get_name(), command->get_description());
+  }
+
+ private:
+  static std::string entry(const std::string& name, const std::string& meaning) {
+    constexpr std::size_t kName = 18;
+    const auto lines = wrapped(meaning, kColumns - kName - 4);
+    const std::string margin = fmt::format("\n{:{}}", "", kName + 4);
+    return fmt::format("  {:<{}}{}{}\n", name, kName, name.size() > kName ? margin : "  ", fmt::join(lines, margin));
+  }
+};
+
+constexpr const char* kAbout = R"(Trireme trains neural networks across many devices.
+
+  trireme recipe docs                       every key a recipe can have
+  trireme recipe check recipes/x.toml       everything that is wrong with a recipe, before it runs
+  trireme COMMAND --help                    what a command does)";
+
+/// The deepest command that was named: "recipe show" of `trireme recipe show --lout`.
+CLI::App& deepest(CLI::App& app) {
+  CLI::App* at = &app;
+  for (auto chosen = at->get_subcommands(); !chosen.empty(); chosen = at->get_subcommands()) at = chosen.front();
+  return *at;
+}
+
+/// "trireme recipe show".
+std::string full_name(const CLI::App& app) {
+  const CLI::App* parent = app.get_parent();
+  return parent == nullptr ? app.get_name() : fmt::format("{} {}", full_name(*parent), app.get_name());
+}
+
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* at = &app; at != nullptr; at = at->get_parent()) {
+    for (const CLI::Option* option : at->get_options()) {
+      for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    }
+  }
+  return names;
+}
+
+/// CLI11 knows what is wrong; people also want to know what they probably meant.
+ConfigError usage_error(CLI::App& app, const CLI::ParseError& error) {
+  CLI::App& at = deepest(app);
+  const std::string help = fmt::format("see {} --help", full_name(at));
+  const std::vector<std::string> left = app.remaining(true);
+  const auto unknown = std::ranges::find_if(left, [](const std::string& word) { return word != "--"; });
+  const std::vector<std::string> commands = command_names(at);
+  if (unknown == left.end() && !commands.empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    return ConfigError(fmt::format("{} needs a command", full_name(at)),
+                       fmt::format("the commands are {}; {}", listed(commands), help));
+  }
+  if (unknown == left.end()) return ConfigError(error.what(), help);
+  if (unknown->starts_with('-')) {
+    const std::string option = unknown->substr(0, unknown->find('='));
+    return ConfigError(
+        fmt::format("{} has no option {}{}", full_name(at), option, did_you_mean(option, option_names(at))), help);
+  }
+  if (!commands.empty()) {
+    return ConfigError(
+        fmt::format("{} has no command \"{}\"{}", full_name(at), *unknown, did_you_mean(*unknown, commands)),
+        fmt::format("the commands are {}; {}", listed(commands), help));
+  }
+  return ConfigError(fmt::format("{} does not know what to do with \"{}\"", full_name(at), *unknown), help);
+}
+
+void set_log_level_from(bool verbose, bool quiet, Context& context) {
+  if (const auto level = env("TRIREME_LOG")) {
+    context.level_is_set = true;
+    set_log_level(with_context("while reading TRIREME_LOG", [&] { return parse_log_level(*level); }));
+  }
+  if (verbose || quiet) {
+    context.level_is_set = true;
+    set_log_level(verbose ? LogLevel::kDebug : LogLevel::kWarn);
+  }
+  for (const EnvVariable& variable : env_table()) {
+    if (variable.group == EnvGroup::kSystem) continue;
+    if (const auto value = env(variable.name)) log_debug("environment: {}={}", variable.name, *value);
+  }
+}
+
+int run(const std::vector<std::string>& arguments, Context& context, std::ostream& err) {
+  CLI::App app(kAbout, "trireme");
+  bool quiet = false;
+  app.set_version_flag("--version", fmt::format("trireme {}", kVersion), "Print the version and exit");
+  app.set_help_flag("-h,--help", "Print this help and exit");
+  auto* verbose_flag = app.add_flag("-v,--verbose", context.verbose, "Tell more; with errors, where they were thrown");
+  app.add_flag("-q,--quiet", quiet, "Tell only warnings and errors")->excludes(verbose_flag);
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.fallthrough();  // --verbose and --quiet may also stand after the command
+  app.require_subcommand(0, 1);
+  for (const AddCommand add : kCommands) add(app, context);
+  app.footer(env_help());  // last: commands made after it would repeat it
+
+  try {
+    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // as CLI11 wants them
+    app.parse(reversed);
+  } catch (const CLI::Success& done) {  // --help, --version
+    return app.exit(done, context.out, err);
+  } catch (const CLI::ParseError& error) {
+    throw usage_error(app, error);
+  }
+  set_log_level_from(context.verbose, quiet, context);
+  if (!context.run) {  // no command
+    context.out << app.help();
+    return kExitUsage;
+  }
+  return context.run();
+}
+
+}  // namespace
+
+int run_program(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err) {
+  Context context{.out = out};
+  try {
+    return run(arguments, context, err);
+  } catch (const ConfigError& error) {
+    fmt::print(err, "{}{}", rank_prefix(), error.block(context.verbose));
+    return kExitUsage;
+  } catch (const Error& error) {
+    fmt::print(err, "{}{}", rank_prefix(), error.block(context.verbose));
+  } catch (const std::exception& error) {
+    fmt::print(err, "{}unexpected error: {}\n", rank_prefix(), error.what());
+  } catch (...) {
+    fmt::print(err, "{}unexpected error of an unknown kind\n", rank_prefix());
+  }
+  return kExitFailed;
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,22 @@
+// cli/program.h -- the program `trireme` as a function: options in, exit code out.
+//
+// Depends on: commands.
+#pragma once
+
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+namespace trireme::cli {
+
+/// What scripts can rely on.
+enum ExitCode : int {
+  kExitFine = 0,
+  kExitFailed = 1,  // the world failed: a file, a peer, a defect
+  kExitUsage = 2,   // the command line, the recipe or the environment is wrong
+};
+
+/// Never throws: an error becomes one readable block on `err` and an exit code.
+int run_program(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err);
+
+}  // namespace trireme::cli

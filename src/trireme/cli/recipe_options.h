@@ -1,0 +1,33 @@
+// cli/recipe_options.h -- the options of every command that takes a recipe: the file and --set.
+//
+// Depends on: CLI11, spec, cost.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "trireme/base/config.h"
+#include "trireme/cli/commands.h"
+#include "trireme/spec/recipe.h"
+
+namespace trireme::cli {
+
+class RecipeOptions {
+ public:
+  enum class File { kRequired, kOptional };  // without a file, a recipe is all defaults and --set
+
+  /// Adds them to `command`; must outlive the parsing.
+  void add_to(CLI::App& command, File file);
+  /// Everything that is wrong is one error. Takes over the recipe's log level, unless the command line has one.
+  spec::LoadedRecipe load(const Context& context) const;
+  const std::string& file() const { return file_; }
+
+ private:
+  std::string file_;
+  std::vector<std::string> sets_;
+};
+
+/// spec::find_problems and what only rooms that a recipe does not know can judge, such as names of algorithms.
+std::vector<config::Problem> find_all_problems(const spec::Recipe& recipe);
+
+}  // namespace trireme::cli

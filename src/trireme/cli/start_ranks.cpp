@@ -1,0 +1,125 @@
+#include "trireme/cli/start_ranks.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+#include "trireme/base/env.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/comm/process.h"
+#include "trireme/comm/transports/emulated.h"
+
+namespace trireme::cli {
+namespace {
+
+using comm::Launch;
+
+std::vector<std::string> own_command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  std::vector<std::string> words = split(text, '\0');
+  if (!words.empty() && words.back().empty()) words.pop_back();
+  if (words.empty()) throw IoError("this process cannot read its own command line in /proc/self/cmdline");
+  words[0] = std::filesystem::read_symlink("/proc/self/exe").string();
+  return words;
+}
+
+/// Becomes mpirun, which starts this program again, `ranks` times. Returns only by throwing.
+[[noreturn]] void become_mpirun(int ranks) {
+  std::vector<std::string> words{"mpirun", "-n", std::to_string(ranks), "--bind-to", "none"};
+  if (ranks > static_cast<int>(std::thread::hardware_concurrency())) words.emplace_back("--oversubscribe");
+  if (geteuid() == 0) words.emplace_back("--allow-run-as-root");
+  for (std::string& word : own_command_line()) words.push_back(std::move(word));
+  log_debug("starting {}", fmt::join(words, " "));
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  execvp("mpirun", arguments.data());
+  throw ConfigError(fmt::format("could not start mpirun: {}", std::strerror(errno)),
+                    "install Open MPI (package openmpi-bin), or use threads: --set comm.transport=threads");
+}
+
+bool launched_by_mpi(const Launch& launch) {
+  return launch.kind == Launch::Kind::kMpi || launch.kind == Launch::Kind::kSlurm;
+}
+
+void start_processes(const spec::Recipe& recipe, const std::function<void(comm::Rank&)>& body,
+                     const comm::CommOptions& options, const comm::ThreadRanksOptions& wrapping) {
+  const Launch launch = comm::detect_launch();
+  if (launch.kind == Launch::Kind::kSingle) {
+    if (!recipe.comm.ranks) {
+      throw ConfigError("MPI was asked for, but nothing has started this process as one of several ranks",
+                        "say how many to start with comm.ranks, or start with 'mpirun -n N trireme ...'");
+    }
+    become_mpirun(*recipe.comm.ranks);
+  }
+  if (recipe.comm.ranks && *recipe.comm.ranks != launch.ranks) {
+    throw ConfigError(fmt::format("comm.ranks is {}, but {} ranks were started", *recipe.comm.ranks, launch.ranks),
+                      fmt::format("leave comm.ranks out, or start {} ranks", *recipe.comm.ranks));
+  }
+  comm::run_process_rank(launch, body, options, wrapping.wrap);
+}
+
+}  // namespace
+
+std::string costs_path() {
+  if (const auto path = env("TRIREME_COMM_COSTS")) return *path;
+  const auto cache = env("XDG_CACHE_HOME");
+  const std::filesystem::path folder = cache ? std::filesystem::path(*cache)
+                                             : std::filesystem::path(env("HOME").value_or(".")) / ".cache";
+  return (folder / "trireme" / "comm-costs.toml").string();
+}
+
+comm::CommOptions comm_options(const spec::Recipe& recipe) {
+  comm::CommOptions options;
+  options.deadline = std::chrono::duration_cast<std::chrono::milliseconds>(recipe.comm.deadline);
+  options.algorithm = cost::parse_algorithm(recipe.comm.algorithm).value();
+  options.spin = recipe.comm.spin;
+  options.recorded_calls = static_cast<std::size_t>(recipe.comm.flight_recorder_calls);
+  options.segment_bytes = static_cast<std::size_t>(recipe.comm.segment);
+  const std::string path = costs_path();
+  if (env("TRIREME_COMM_COSTS") || std::filesystem::exists(path)) {
+    options.costs = cost::read_cost_table(path);
+    log_debug("communication costs from {}", path);
+  }
+  return options;
+}
+
+void start_ranks(const spec::Recipe& recipe, const std::function<void(comm::Rank&)>& body) {
+  comm::write_flights_on_signal();
+  comm::ThreadRanksOptions threads{.comm = comm_options(recipe),
+                                   .ranks_per_node = recipe.comm.ranks_per_node.value_or(0)};
+  if (recipe.comm.transport == spec::Transport::kEmulated) {
+    const auto& config = recipe.emulated;
+    const comm::EmulatedNetwork network{
+        .across = {.latency = config.latency, .bytes_per_second = static_cast<double>(config.bandwidth)},
+        .inside = {.latency = config.node_latency, .bytes_per_second = static_cast<double>(config.node_bandwidth)}};
+    threads.wrap = [network](std::unique_ptr<comm::Transport> inner) {
+      return comm::make_emulated_transport(std::move(inner), network);
+    };
+    auto& costs = threads.comm.costs;
+    costs.of("emulated").links = comm::links_of(network, costs.of("threads").links.inside.gamma);
+  }
+  const bool carried_by_mpi =
+      recipe.comm.transport == spec::Transport::kEmulated && recipe.emulated.over == spec::Carrier::kMpi;
+  const Launch launch = comm::detect_launch();
+  if (recipe.comm.transport == spec::Transport::kMpi || carried_by_mpi ||
+      (recipe.comm.transport == spec::Transport::kAuto && launch.kind != Launch::Kind::kSingle)) {
+    start_processes(recipe, body, threads.comm, threads);
+    return;
+  }
+  if (launched_by_mpi(launch) && launch.ranks > 1) {
+    throw ConfigError(fmt::format("this process was started as rank {} of {}, but threads were asked for as ranks",
+                                  launch.rank, launch.ranks),
+                      "leave comm.transport out to use the ranks that were started, or start without mpirun");
+  }
+  comm::run_ranks(recipe.comm.ranks.value_or(1), body, threads);
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,134 @@
+#include "trireme/cli/program.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <sstream>
+
+#include "trireme/base/env.h"
+#include "trireme/base/log.h"
+#include "trireme/base/version.h"
+#include "trireme/cost/collectives.h"
+
+namespace trireme::cli {
+namespace {
+
+using testing::AllOf;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::StartsWith;
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
+Outcome run(const std::vector<std::string>& arguments) {
+  std::ostringstream out, err;
+  const int code = run_program(arguments, out, err);
+  return {code, out.str(), err.str()};
+}
+
+class Program : public testing::Test {
+ protected:
+  void TearDown() override {
+    set_log_level(LogLevel::kInfo);
+    divert_log(nullptr);
+  }
+};
+
+TEST_F(Program, PrintsItsVersion) {
+  const Outcome outcome = run({"--version"});
+  EXPECT_EQ(outcome.code, kExitFine);
+  EXPECT_EQ(outcome.out, fmt::format("trireme {}\n", kVersion));
+}
+
+TEST_F(Program, HelpNamesCommandsAndEnvironmentVariables) {
+  const Outcome outcome = run({"--help"});
+  EXPECT_EQ(outcome.code, kExitFine);
+  EXPECT_THAT(outcome.err, IsEmpty());
+  EXPECT_THAT(outcome.out, HasSubstr("\n  recipe              Show, check and document recipes"));
+  for (const EnvVariable& variable : env_table()) EXPECT_THAT(outcome.out, HasSubstr(std::string(variable.name)));
+}
+
+TEST_F(Program, HelpFitsATerminal) {
+  for (const auto& arguments : std::vector<std::vector<std::string>>{{"--help"},
+                                                                     {"recipe", "--help"},
+                                                                     {"recipe", "show", "--help"},
+                                                                     {"recipe", "docs", "-h"},
+                                                                     {"recipe", "docs"}}) {
+    std::istringstream text(run(arguments).out);
+    int lines = 0;
+    for (std::string line; std::getline(text, line); ++lines) {
+      EXPECT_LE(columns_of(line), 120u) << line;
+      EXPECT_THAT(line, Not(EndsWith(" ")));
+    }
+    EXPECT_GT(lines, 3);
+  }
+}
+
+TEST_F(Program, HelpOfACommandDoesNotRepeatTheEnvironment) {
+  EXPECT_THAT(run({"recipe", "--help"}).out, AllOf(HasSubstr("show"), Not(HasSubstr("TRIREME_LOG"))));
+}
+
+TEST_F(Program, WithoutACommandShowsHelpAndFails) {
+  const Outcome outcome = run({});
+  EXPECT_EQ(outcome.code, kExitUsage);
+  EXPECT_THAT(outcome.out, HasSubstr("Usage: trireme"));
+}
+
+TEST_F(Program, WrongUsageIsExplainedWithWhatWasMeant) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"recipee", "show"}, "trireme has no command \"recipee\"; did you mean \"recipe\"?"},
+      {{"recipe", "shwo", "x.toml"}, "trireme recipe has no command \"shwo\"; did you mean \"show\"?"},
+      {{"recipe", "show", "--sett", "a=b"}, "trireme recipe show has no option --sett; did you mean \"--set\"?"},
+      {{"recipe", "docs", "--markdwn"}, "trireme recipe docs has no option --markdwn; did you mean \"--markdown\"?"},
+      {{"recipe", "docs", "extra"}, "trireme recipe docs does not know what to do with \"extra\""},
+      {{"recipe"}, "trireme recipe needs a command"},
+      {{"recipe", "check"}, "FILE is required"},
+      {{"--verbose", "--quiet", "recipe", "docs"}, "excludes"},
+  };
+  for (const auto& [arguments, reason] : cases) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, kExitUsage) << reason;
+    EXPECT_THAT(outcome.out, IsEmpty());
+    EXPECT_THAT(outcome.err, StartsWith("configuration error: "));
+    EXPECT_THAT(outcome.err, HasSubstr(reason));
+    EXPECT_THAT(outcome.err, HasSubstr("--help"));
+  }
+}
+
+TEST_F(Program, VerboseAndQuietMayStandAnywhereAndSetTheLevel) {
+  std::vector<std::string> lines;
+  divert_log([&](std::string_view line) { lines.emplace_back(line); });
+  EXPECT_EQ(run({"--quiet", "recipe", "docs"}).code, kExitFine);
+  EXPECT_EQ(log_level(), LogLevel::kWarn);
+  EXPECT_EQ(run({"recipe", "docs", "--verbose"}).code, kExitFine);
+  EXPECT_EQ(log_level(), LogLevel::kDebug);
+}
+
+TEST_F(Program, TheEnvironmentSetsTheLevelAndIsCheckedToo) {
+  setenv("TRIREME_LOG", "error", 1);
+  EXPECT_EQ(run({"recipe", "show", "--set", "log.level=debug"}).code, kExitFine);
+  EXPECT_EQ(log_level(), LogLevel::kError) << "the variable beats the recipe";
+  setenv("TRIREME_LOG", "eror", 1);
+  const Outcome outcome = run({"recipe", "docs"});
+  unsetenv("TRIREME_LOG");
+  EXPECT_EQ(outcome.code, kExitUsage);
+  EXPECT_THAT(outcome.err, HasSubstr("\"eror\" is not a log level; did you mean \"error\"?"));
+  EXPECT_THAT(outcome.err, HasSubstr("while reading TRIREME_LOG"));
+  EXPECT_EQ(run({"recipe", "show", "--set", "log.level=debug"}).code, kExitFine);
+  EXPECT_EQ(log_level(), LogLevel::kDebug) << "with nothing else said, the recipe decides";
+}
+
+TEST_F(Program, VerboseAddsWhereAnErrorWasThrown) {
+  EXPECT_THAT(run({"recipe", "check", "nope.toml"}).err, Not(HasSubstr("thrown at")));
+  divert_log([](std::string_view) {});
+  EXPECT_THAT(run({"recipe", "check", "nope.toml", "-v"}).err, HasSubstr("thrown at"));
+}
+
+}  // namespace
+}  // namespace trireme::cli
