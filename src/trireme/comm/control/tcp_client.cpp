@@ -245,6 +245,11 @@ class Client : public ControlPlane {
       const Message message = std::move(inbox_.front());
       inbox_.pop_front();
       if (message.type == MessageType::kNotice) {
+        // Listeners index by rank and kind: a server gone mad must not reach them.
+        if (message.rank < 0 || message.rank >= ranks() || message.number < 0 ||
+            message.number > static_cast<std::int64_t>(Notice::Kind::kLeft)) {
+          continue;
+        }
         listener_.deliver(static_cast<Notice::Kind>(message.number), message.rank, message.value);
         continue;
       }
