@@ -15,6 +15,7 @@
 #include "trireme/cli/program.h"
 #include "trireme/cli/recipe_options.h"
 #include "trireme/cli/start_ranks.h"
+#include "trireme/comm/launch.h"
 #include "trireme/comm/measure.h"
 
 namespace trireme::cli {
@@ -90,8 +91,9 @@ spec::Recipe effective_recipe(const BenchOptions& options, const Context& contex
       found = true;
     }
     if (!found) {
-      throw ConfigError(fmt::format("there is no transport '{}'{}", options.transport, did_you_mean(options.transport, words)),
-                        fmt::format("choose from {}", fmt::join(words, ", ")));
+      throw ConfigError(
+          fmt::format("there is no transport '{}'{}", options.transport, did_you_mean(options.transport, words)),
+          fmt::format("choose from {}", fmt::join(words, ", ")));
     }
   }
   const bool launched = comm::detect_launch().kind != comm::Launch::Kind::kSingle;
@@ -99,9 +101,12 @@ spec::Recipe effective_recipe(const BenchOptions& options, const Context& contex
   return recipe;
 }
 
-std::string bandwidth_text(double bytes_per_second) { return bytes_per_second > 0 ? short_bandwidth(bytes_per_second) : "-"; }
+std::string bandwidth_text(double bytes_per_second) {
+  return bytes_per_second > 0 ? short_bandwidth(bytes_per_second) : "-";
+}
 
-void print_table(std::ostream& out, const comm::Rank& rank, std::string_view transport, const std::vector<comm::Measurement>& rows) {
+void print_table(std::ostream& out, const comm::Rank& rank, std::string_view transport,
+                 const std::vector<comm::Measurement>& rows) {
   TextTable table({{"operation"},
                    {"bytes", TextTable::Align::kRight},
                    {"algorithm"},
@@ -112,11 +117,13 @@ void print_table(std::ostream& out, const comm::Rank& rank, std::string_view tra
                    {"auto"}});
   for (const auto& row : rows) {
     table.add({std::string(cost::name(row.op)), row.bytes == 0 ? "-" : short_bytes(static_cast<double>(row.bytes)),
-               std::string(cost::name(row.algorithm)), short_seconds(row.seconds), bandwidth_text(row.algorithm_bandwidth()),
-               bandwidth_text(row.bus_bandwidth(rank.ranks())),
-               std::isfinite(row.predicted_seconds) ? short_seconds(row.predicted_seconds) : "-", row.chosen ? "*" : ""});
+               std::string(cost::name(row.algorithm)), short_seconds(row.seconds),
+               bandwidth_text(row.algorithm_bandwidth()), bandwidth_text(row.bus_bandwidth(rank.ranks())),
+               std::isfinite(row.predicted_seconds) ? short_seconds(row.predicted_seconds) : "-",
+               row.chosen ? "*" : ""});
   }
-  fmt::print(out, "{} ranks, transport {}; time is the median of 5 batches on the slowest rank; * is what auto takes\n\n{}",
+  fmt::print(out,
+             "{} ranks, transport {}; time is the median of 5 batches on the slowest rank; * is what auto takes\n\n{}",
              rank.ranks(), transport, table.text());
 }
 
@@ -135,7 +142,8 @@ nlohmann::json to_json(const comm::Measurement& row, int ranks) {
   return json;
 }
 
-void calibrate(comm::Rank& rank, const std::vector<comm::Measurement>& rows, const std::string& path, std::ostream& out) {
+void calibrate(comm::Rank& rank, const std::vector<comm::Measurement>& rows, const std::string& path,
+               std::ostream& out) {
   cost::CostTable table = rank.options().costs;
   cost::TransportCost& costs = table.of(rank.transport().name());
   const std::vector<int> nodes = rank.transport().node_of();
@@ -154,19 +162,23 @@ void calibrate(comm::Rank& rank, const std::vector<comm::Measurement>& rows, con
 void run_bench(const BenchOptions& options, const spec::Recipe& recipe, std::ostream& out) {
   const comm::MeasureOptions measured{
       .ops = parse_list<cost::Collective>(options.ops, "operation", &cost::parse_collective, &cost::all_collectives),
-      .algorithms = parse_list<cost::Algorithm>(options.algorithms, "algorithm", &cost::parse_algorithm, &cost::all_algorithms),
+      .algorithms =
+          parse_list<cost::Algorithm>(options.algorithms, "algorithm", &cost::parse_algorithm, &cost::all_algorithms),
       .bytes = parse_sizes(options.bytes),
       .type = parse_type(options.type),
       .in_place = options.in_place,
       .budget_s = options.seconds_per_row};
   start_ranks(recipe, [&](comm::Rank& rank) {
     const bool speaks = rank.rank() == 0;
-    std::optional<Progress> progress;
-    if (speaks && !options.json) progress.emplace("measuring", 0);
-    const auto rows = comm::measure(rank, measured, [&](const comm::Measurement& row) {
-      if (progress) progress->note(fmt::format("{} {}", cost::name(row.op), short_bytes(static_cast<double>(row.bytes))));
-    });
-    if (progress) progress->finish();
+    std::unique_ptr<Progress> progress;  // made when the number of rows is known
+    const auto show = [&](const comm::Measurement& row, std::size_t done, std::size_t total) {
+      if (!speaks) return;
+      if (!progress) progress = std::make_unique<Progress>("bench", static_cast<std::int64_t>(total), "row");
+      progress->update(static_cast<std::int64_t>(done),
+                       fmt::format("{} {}", cost::name(row.op), short_bytes(static_cast<double>(row.bytes))));
+    };
+    const auto rows = comm::measure(rank, measured, show);
+    progress.reset();
     if (speaks && options.json) {
       nlohmann::json document = {{"transport", rank.transport().name()},
                                  {"ranks", rank.ranks()},
@@ -187,21 +199,25 @@ void run_bench(const BenchOptions& options, const spec::Recipe& recipe, std::ost
 void add_bench_command(CLI::App& app, Context& context) {
   CLI::App* bench = app.add_subcommand("bench", "Measure what this machine does, beside what the cost model predicts");
   bench->require_subcommand(1);
-  CLI::App* comm = bench->add_subcommand(
-      "comm", "Time collectives: latency, algorithm and bus bandwidth for each algorithm, the model's prediction, and the choice");
+  CLI::App* comm = bench->add_subcommand("comm",
+                                         "Time collectives: latency, algorithm and bus bandwidth for each algorithm, "
+                                         "the model's prediction, and the choice");
   const auto options = std::make_shared<BenchOptions>();  // shared with CLI11's callback, which outlives this function
   options->recipe.add_to(*comm, RecipeOptions::File::kOptional);
   comm->add_option("--transport", options->transport, "threads, mpi or emulated; default: the recipe's, else threads");
-  comm->add_option("--ranks", options->ranks, "How many ranks; default: those launched, else 2")->check(CLI::PositiveNumber);
+  comm->add_option("--ranks", options->ranks, "How many ranks; default: those launched, else 2")
+      ->check(CLI::PositiveNumber);
   comm->add_option("--op", options->ops, "Operations, separated by commas, or all")->capture_default_str();
   comm->add_option("--algo", options->algorithms, "Algorithms, separated by commas, or all")->capture_default_str();
-  comm->add_option("--bytes", options->bytes, "Sizes: 64K, or 1K:64M (times 4 each), or 1K:64M:2")->capture_default_str();
+  comm->add_option("--bytes", options->bytes, "Sizes: 64K, or 1K:64M (times 4 each), or 1K:64M:2")
+      ->capture_default_str();
   comm->add_option("--type", options->type, "Element type: f32 f64 f16 bf16 i32 i64 u8")->capture_default_str();
   comm->add_option("--seconds", options->seconds_per_row, "Time to spend on each row")->capture_default_str();
   comm->add_flag("--in-place", options->in_place, "all_reduce in place");
   comm->add_flag("--json", options->json, "One JSON document instead of a table");
   comm->add_flag("--calibrate", options->calibrate, "Fit the cost model to the measurements and write it to --output");
-  comm->add_option("--output", options->output, "File for --calibrate; default: where it is read from (TRIREME_COMM_COSTS)");
+  comm->add_option("--output", options->output,
+                   "File for --calibrate; default: where it is read from (TRIREME_COMM_COSTS)");
   comm->callback([&context, options] {
     context.run = [&context, options] {
       run_bench(*options, effective_recipe(*options, context), context.out);

@@ -62,6 +62,7 @@ Rank::Rank(std::unique_ptr<Transport> transport, std::unique_ptr<ControlPlane> c
       transport_(std::move(transport)),
       control_(std::move(control)),
       recorder_(transport_->rank(), options_.recorded_calls),
+      listing_(recorder_, options_.flight_directory.empty() ? "." : options_.flight_directory),
       gone_(static_cast<std::size_t>(transport_->ranks())),
       engine_(*transport_, *this, options_.spin.value_or(default_spin(transport_->ranks()))) {
   control_->listen([this](const Notice& notice) { on_notice(notice); },

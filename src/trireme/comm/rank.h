@@ -15,6 +15,7 @@
 #include "trireme/base/error.h"
 #include "trireme/comm/control.h"
 #include "trireme/comm/engine.h"
+#include "trireme/comm/flight_signal.h"
 #include "trireme/comm/group.h"
 #include "trireme/comm/recorder.h"
 #include "trireme/comm/transport.h"
@@ -76,6 +77,7 @@ class Rank final : private Watch {
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<ControlPlane> control_;
   Recorder recorder_;
+  FlightListing listing_;
 
   std::mutex groups_mutex_;
   std::vector<Group*> groups_;
