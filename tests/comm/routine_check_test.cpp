@@ -113,15 +113,20 @@ TEST_P(EveryMutation, OfDroppingAStepIsCaught) {
 }
 
 TEST_P(EveryMutation, OfWaitingTooLateIsCaught) {
+  const Algorithm algorithm = GetParam().algorithm;
   // These wait for reasons other than memory: one partner at a time, and signals without content.
-  if (GetParam().algorithm == Algorithm::kPairwise && GetParam().op == Collective::kAllToAll) return;
+  if (algorithm == Algorithm::kPairwise && GetParam().op == Collective::kAllToAll) return;
   if (GetParam().op == Collective::kBarrier) return;
+  // Rings also wait for what they sent two steps ago, only to keep few messages under way.
+  const bool rings = algorithm == Algorithm::kRing || algorithm == Algorithm::kScatterAllGather ||
+                     algorithm == Algorithm::kHierarchical;
   // Only waits that something follows but waits: the builder put them there because of what follows.
-  expect_caught([](const Routine& routine, int step) -> std::optional<Routine> {
+  expect_caught([&](const Routine& routine, int step) -> std::optional<Routine> {
     const auto follows = [&](int index) { return routine.steps[at(index)].act != Act::kWait; };
     bool something = false;
     for (int index = step; index < static_cast<int>(routine.steps.size()); ++index) something |= follows(index);
     if (follows(step) || !something) return std::nullopt;
+    if (rings && routine.steps[at(routine.steps[at(step)].on)].act == Act::kSend) return std::nullopt;
     return with_last(routine, step);
   });
 }

@@ -65,6 +65,15 @@ TEST_P(EveryAlgorithm, GivesTheRightResultForUnevenBlocks) {
   }
 }
 
+TEST_P(EveryAlgorithm, GivesTheRightResultForManyRanks) {
+  for (const int ranks : {33, 64}) {
+    auto shapes = plain_shapes(GetParam().op, ranks, has_blocks(GetParam().op) ? 2 : 70);
+    for (Shape& shape : shapes)
+      for (int rank = 0; rank < ranks && on_nodes(); ++rank) shape.node_of.push_back(rank / 8);
+    expect_right(shapes);
+  }
+}
+
 TEST_P(EveryAlgorithm, IsFoundByNameAndServesSomeShape) {
   const AlgorithmEntry& entry = GetParam();
   const AlgorithmEntry* found = find_algorithm(entry.op, entry.algorithm);

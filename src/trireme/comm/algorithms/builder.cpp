@@ -1,7 +1,9 @@
 #include "trireme/comm/algorithms/builder.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
+#include <utility>
 
 #include "trireme/base/error.h"
 
@@ -11,7 +13,7 @@ namespace {
 
 // Beyond this many segments a transfer is cut into longer ones: filling the pipeline costs one segment in kMaxSegments,
 // which is lost in the noise, while every step costs time to build and to walk.
-constexpr std::size_t kMaxSegments = 256;
+constexpr std::size_t kMaxSegments = 128;
 
 std::size_t before(std::span<const std::size_t> counts, int rank) {
   return std::accumulate(counts.begin(), counts.begin() + rank, std::size_t{0});
@@ -148,14 +150,24 @@ void RoutineBuilder::finish(Slice to) {
 void RoutineBuilder::signal(int peer) { post({.act = Act::kSend, .peer = peer}); }
 
 void RoutineBuilder::await(int peer) {
-  const int step = post({.act = Act::kRecv, .peer = peer});
-  routine_.steps.push_back({.act = Act::kWait, .on = step});
-  pending_.pop_back();
+  post({.act = Act::kRecv, .peer = peer});
+  wait_for(pending_.size() - 1);
 }
 
-void RoutineBuilder::wait_for_all() {
-  for (const Pending& pending : pending_) routine_.steps.push_back({.act = Act::kWait, .on = pending.step});
-  pending_.clear();
+/// Forgets the step that this entry belongs to; returns where the next one's entry is then.
+std::size_t RoutineBuilder::wait_for(std::size_t pending) {
+  const int step = pending_[pending].step;
+  std::size_t first = pending, last = pending + 1;
+  if (first > 0 && pending_[first - 1].step == step) --first;
+  if (last < pending_.size() && pending_[last].step == step) ++last;
+  pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(first),
+                 pending_.begin() + static_cast<std::ptrdiff_t>(last));
+  routine_.steps.push_back({.act = Act::kWait, .on = step});
+  return first;
+}
+
+void RoutineBuilder::wait_for_posts(int mark) {
+  while (!pending_.empty() && pending_.front().step < mark) wait_for(0);
 }
 
 Routine RoutineBuilder::take() {
@@ -164,37 +176,38 @@ Routine RoutineBuilder::take() {
 }
 
 RoutineBuilder::Access RoutineBuilder::access(Slice slice, bool writes) const {
+  constexpr std::size_t kScratch = std::numeric_limits<std::size_t>::max() / 2;
   std::size_t begin = slice.begin;
   if (slice.space == Space::kInput) begin += in_shift_;
   if (slice.space == Space::kOutput) begin += out_shift_;
-  return {slice.space == Space::kScratch, writes, begin, begin + slice.count};
+  if (slice.space == Space::kScratch) begin += kScratch;
+  return {begin, begin + slice.count, writes};
 }
 
-void RoutineBuilder::settle(const Access& first, const Access& second) {
-  const auto disturbs = [](const Access& a, const Access& b) {
-    const std::size_t begin = std::max(a.begin, b.begin), end = std::min(a.end, b.end);
-    return begin < end && (a.writes || b.writes) && a.scratch == b.scratch;
-  };
-  std::erase_if(pending_, [&](const Pending& pending) {
-    if (!disturbs(first, pending.first) && !disturbs(first, pending.second) && !disturbs(second, pending.first) &&
-        !disturbs(second, pending.second))
-      return false;
-    routine_.steps.push_back({.act = Act::kWait, .on = pending.step});
-    return true;
-  });
+void RoutineBuilder::settle(const Access& access) {
+  if (access.begin == access.end) return;
+  for (std::size_t index = 0; index < pending_.size();) {
+    const Access& other = pending_[index].access;
+    const bool overlap = std::max(access.begin, other.begin) < std::min(access.end, other.end);
+    index = overlap && (access.writes || other.writes) ? wait_for(index) : index + 1;
+  }
 }
 
 int RoutineBuilder::post(Step step) {
   const Access reads = access(step.from, false), writes = access(step.to, true);
-  settle(reads, writes);
-  const int index = static_cast<int>(routine_.steps.size());
+  settle(reads);
+  settle(writes);
+  const int index = mark();
   routine_.steps.push_back(step);
-  pending_.push_back({index, reads, writes});
+  const bool signal = step.from.count == 0 && step.to.count == 0;  // uses no memory, yet is waited for
+  if (step.from.count > 0 || signal) pending_.push_back({index, reads});
+  if (step.to.count > 0) pending_.push_back({index, writes});
   return index;
 }
 
 void RoutineBuilder::run(Step step) {
-  settle(access(step.from, false), access(step.to, true));
+  settle(access(step.from, false));
+  settle(access(step.to, true));
   routine_.steps.push_back(step);
 }
 

@@ -91,28 +91,33 @@ class RoutineBuilder {
   void signal(int peer);
   void await(int peer);
 
-  void wait_for_all();
+  /// How far the routine has got; wait_for_posts(mark) waits for what was posted before that point.
+  int mark() const { return static_cast<int>(routine_.steps.size()); }
+  void wait_for_posts(int mark);
+  void wait_for_all() { wait_for_posts(mark()); }
   /// The finished routine; waits for what is under way.
   Routine take();
 
  private:
+  /// Memory that a step reads or writes. Scratch lies far behind the rest, input and output where they may share.
   struct Access {
-    bool scratch = false, writes = false;
-    std::size_t begin = 0, end = 0;
+    std::size_t begin, end;
+    bool writes;
   };
   struct Pending {
     int step;
-    Access first, second;  // a receive that combines reads one slice and writes another
+    Access access;
   };
 
   Access access(Slice slice, bool writes) const;
-  void settle(const Access& first, const Access& second);
+  void settle(const Access& access);
   int post(Step step);
   void run(Step step);
+  std::size_t wait_for(std::size_t pending);
   std::size_t segment_of(std::size_t count) const;
 
   Routine routine_;
-  std::vector<Pending> pending_;
+  std::vector<Pending> pending_;              // as posted; what reads one slice and writes another has two in a row
   std::size_t segment_;                       // elements
   std::size_t in_shift_ = 0, out_shift_ = 0;  // from slices to the memory that both share when in place
 };

@@ -4,6 +4,8 @@
 // step k of the reduce-scatter, rank r sends block r-k-1 and combines block r-k-2, so it ends as the owner of block r;
 // baidu's numbering ends with block r+1, which differs by the name of the blocks only. Every element is combined along
 // one walk round the ring, by whichever rank has it, and the others get a copy: the bits are the same everywhere.
+#include <algorithm>
+
 #include "trireme/comm/algorithms/builders.h"
 #include "trireme/comm/algorithms/parts.h"
 
@@ -20,6 +22,21 @@ struct Ring {
   int size, me, left, right;
 };
 
+/// Keeps two steps of the ring under way. What was sent earlier has left long ago, so waiting for it costs nothing, and
+/// neither builder nor transport has to look after the messages of a whole tour of the ring.
+class TwoSteps {
+ public:
+  explicit TwoSteps(RoutineBuilder& to) : to_(to) {}
+  void next() {
+    to_.wait_for_posts(step_before_);
+    step_before_ = to_.mark();
+  }
+
+ private:
+  RoutineBuilder& to_;
+  int step_before_ = 0;
+};
+
 const Bundle& at(const std::vector<Bundle>& blocks, int block) { return blocks[static_cast<std::size_t>(block)]; }
 
 }  // namespace
@@ -27,7 +44,9 @@ const Bundle& at(const std::vector<Bundle>& blocks, int block) { return blocks[s
 void ring_reduce_scatter(RoutineBuilder& to, const Team& team, const std::vector<Bundle>& source,
                          const std::vector<Bundle>& into) {
   const Ring ring(team);
+  TwoSteps under_way(to);
   for (int step = 0; step + 1 < ring.size; ++step) {
+    under_way.next();
     const int give = ring.back(step + 1), take = ring.back(step + 2);
     to.recv_reduce(ring.left, at(source, take), at(into, take));
     to.send(ring.right, step == 0 ? at(source, give) : at(into, give));
@@ -36,7 +55,9 @@ void ring_reduce_scatter(RoutineBuilder& to, const Team& team, const std::vector
 
 void ring_all_gather(RoutineBuilder& to, const Team& team, const Bundle& own, const std::vector<Bundle>& into) {
   const Ring ring(team);
+  TwoSteps under_way(to);
   for (int step = 0; step + 1 < ring.size; ++step) {
+    under_way.next();
     to.recv(ring.left, at(into, ring.back(step + 1)));
     to.send(ring.right, step == 0 ? own : at(into, ring.back(step)));
   }
