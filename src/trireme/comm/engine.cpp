@@ -20,6 +20,8 @@ constexpr nanoseconds kAskEvery = 50us;
 // A ring cannot be lost; this only bounds how late a deadline or an alarm is noticed.
 constexpr nanoseconds kLongestDoze = 20ms;
 constexpr int kYields = 16;
+// Spinning is cut down to this when it does not pay: the rank waited for is late, or waits for this very core.
+constexpr nanoseconds kLeastSpin = 2us;
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -30,7 +32,7 @@ inline void relax() {
 }  // namespace
 
 Engine::Engine(Transport& transport, Watch& watch, nanoseconds spin)
-    : transport_(transport), watch_(watch), spin_(spin) {}
+    : transport_(transport), watch_(watch), spin_(spin), spin_now_(spin) {}
 
 Engine::~Engine() {
   {
@@ -66,6 +68,8 @@ void Engine::wait(Operation& operation) {
   waiting_.fetch_add(1, std::memory_order_relaxed);
   int rounds = 0, yields = 0;
   std::int64_t idle_since = 0;
+  nanoseconds spin = spin_now_.load(std::memory_order_relaxed);
+  bool yielded = false;
   while (true) {
     bool moved = false;
     {
@@ -90,7 +94,12 @@ void Engine::wait(Operation& operation) {
       fail(operation, verdict);
       break;
     }
-    if (now - idle_since < spin_.count()) continue;
+    if (now - idle_since < spin.count()) continue;
+    if (!yielded) {
+      yielded = true;
+      spin = std::min(spin_, std::max(kLeastSpin, spin / 2));
+      spin_now_.store(spin, std::memory_order_relaxed);
+    }
     if (yields < kYields) {
       ++yields;
       std::this_thread::yield();
@@ -99,6 +108,7 @@ void Engine::wait(Operation& operation) {
     doze(std::min<nanoseconds>(kLongestDoze, nanoseconds(operation.deadline_ns_ - now)));
   }
   waiting_.fetch_sub(1, std::memory_order_relaxed);
+  if (!yielded && spin < spin_) spin_now_.store(std::min(spin_, spin * 2), std::memory_order_relaxed);
   report_failures();
 }
 

@@ -68,7 +68,8 @@ class Engine {
 
   Transport& transport_;
   Watch& watch_;
-  std::chrono::nanoseconds spin_;
+  const std::chrono::nanoseconds spin_;             // at most
+  std::atomic<std::chrono::nanoseconds> spin_now_;  // as much as has paid lately
 
   std::mutex mutex_;
   std::vector<Operation*> pending_;
