@@ -1,5 +1,6 @@
 #include "trireme/comm/transports/threads.h"
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -31,10 +32,49 @@ struct Message {
 };
 using MessagePtr = std::shared_ptr<Message>;  // shared by the sender and the lane or receiver
 
-/// Messages from one rank to another, in the order sent.
+/// A posted receive, as the sender sees it.
+struct Reception {
+  const std::uint32_t channel, tag;
+  MessagePtr message = nullptr;      // written by the sender, before `arrived`
+  std::atomic<bool> arrived{false};  // the message is there
+
+  bool matches(const Message& other) const { return channel == other.envelope.channel && tag == other.envelope.tag; }
+};
+
+/// From one rank to another. Whoever comes second, message or receive, finds the other one waiting: so they match in
+/// the order in which both were posted, however late a receive is asked how it does. No message waits here together
+/// with a receive that it matches.
 struct Lane {
   std::mutex mutex;
   std::deque<MessagePtr> messages;
+  std::deque<Reception*> receptions;
+
+  void add(const MessagePtr& message) {
+    const std::lock_guard lock(mutex);
+    const auto it = std::ranges::find_if(receptions, [&](const Reception* r) { return r->matches(*message); });
+    if (it == receptions.end()) {
+      messages.push_back(message);
+      return;
+    }
+    (*it)->message = message;
+    (*it)->arrived.store(true, std::memory_order_release);
+    receptions.erase(it);
+  }
+  void add(Reception& reception) {
+    const std::lock_guard lock(mutex);
+    const auto it = std::ranges::find_if(messages, [&](const MessagePtr& m) { return reception.matches(*m); });
+    if (it == messages.end()) {
+      receptions.push_back(&reception);
+      return;
+    }
+    reception.message = std::move(*it);
+    reception.arrived.store(true, std::memory_order_relaxed);
+    messages.erase(it);
+  }
+  void remove(const Reception& reception) {
+    const std::lock_guard lock(mutex);
+    std::erase(receptions, &reception);
+  }
 };
 
 /// What all ranks share.
@@ -83,7 +123,13 @@ class ThreadSend final : public Transfer {
 class ThreadRecv final : public Transfer {
  public:
   ThreadRecv(Lane& lane, Bell& sender_bell, const Envelope& envelope, const Sink& sink)
-      : lane_(lane), sender_bell_(sender_bell), envelope_(envelope), sink_(sink) {}
+      : lane_(lane),
+        sender_bell_(sender_bell),
+        envelope_(envelope),
+        sink_(sink),
+        reception_{.channel = envelope.channel, .tag = envelope.tag} {
+    lane_.add(reception_);
+  }
   ~ThreadRecv() override { abandon(); }
 
   Progress advance(Effort effort) override {
@@ -108,22 +154,19 @@ class ThreadRecv final : public Transfer {
     taken_ += count;
     return taken_ == sink_.count ? finish() : Progress::kMoved;
   }
-  void abandon() noexcept override { done_ = true; }
+  void abandon() noexcept override {
+    done_ = true;
+    if (!reception_.arrived.load(std::memory_order_acquire)) lane_.remove(reception_);
+  }
 
  private:
   bool find() {
-    const std::lock_guard lock(lane_.mutex);
-    for (auto it = lane_.messages.begin(); it != lane_.messages.end(); ++it) {
-      const Envelope& theirs_envelope = (*it)->envelope;
-      if (theirs_envelope.channel != envelope_.channel || theirs_envelope.tag != envelope_.tag) continue;
-      message_ = std::move(*it);
-      lane_.messages.erase(it);
-      theirs = message_->envelope.key;
-      their_bytes = message_->bytes;
-      mismatched = theirs != envelope_.key || their_bytes != sink_.bytes();
-      return true;
-    }
-    return false;
+    if (!reception_.arrived.load(std::memory_order_acquire)) return false;
+    message_ = std::move(reception_.message);
+    theirs = message_->envelope.key;
+    their_bytes = message_->bytes;
+    mismatched = theirs != envelope_.key || their_bytes != sink_.bytes();
+    return true;
   }
   void take(std::size_t at, std::size_t count) {
     auto* to = static_cast<std::byte*>(sink_.to) + at;
@@ -149,6 +192,7 @@ class ThreadRecv final : public Transfer {
   Bell& sender_bell_;
   Envelope envelope_;
   Sink sink_;
+  Reception reception_;
   MessagePtr message_;
   std::size_t taken_ = 0;
   bool done_ = false;
@@ -180,10 +224,7 @@ class ThreadsTransport final : public Transport {
       message->data = message->copy.get();
     }
     Lane& lane = hub_->lane(rank_, envelope.peer);
-    {
-      const std::lock_guard lock(lane.mutex);
-      lane.messages.push_back(message);
-    }
+    lane.add(message);
     hub_->bells[static_cast<std::size_t>(envelope.peer)].ring();
     return std::make_unique<ThreadSend>(lane, std::move(message));
   }
