@@ -82,6 +82,29 @@ void RoutineOperation::post(const Step& step) {
   transfers_[next_] = transport_.post_recv(envelope, sink);
 }
 
+Progress RoutineOperation::push(std::size_t posted, Effort effort) {
+  auto& transfer = transfers_[posted];
+  if (!transfer) return Progress::kDone;
+  const Progress progress = transfer->advance(effort);
+  if (progress != Progress::kDone) return progress;
+  if (transfer->mismatched) {
+    const Step& step = routine_->steps[posted];
+    if (transfer->theirs != call_.key) group_of(*this).raise_mismatch(*this, step.peer, transfer->theirs);
+    group_of(*this).raise_size_mismatch(*this, step.peer, transfer->their_bytes, step.to.count * call_.element());
+  }
+  transfer.reset();
+  return progress;
+}
+
+bool RoutineOperation::push_others(std::size_t posted, Effort effort) {
+  bool moved = false;
+  while (first_open_ < next_ && !transfers_[first_open_]) ++first_open_;
+  for (std::size_t i = first_open_; i < next_; ++i) {
+    if (i != posted && transfers_[i]) moved |= push(i, effort) != Progress::kStuck;
+  }
+  return moved;
+}
+
 Progress RoutineOperation::advance(Effort effort) {
   bool moved = false;
   const auto& steps = routine_->steps;
@@ -95,17 +118,13 @@ Progress RoutineOperation::advance(Effort effort) {
         post(step);
         break;
       case Act::kWait: {
-        auto& transfer = transfers_[static_cast<std::size_t>(step.on)];
-        const Progress progress = transfer->advance(effort);
-        if (progress != Progress::kDone) return moved ? Progress::kMoved : progress;
-        const Step& posted = steps[static_cast<std::size_t>(step.on)];
-        if (transfer->mismatched) {
-          if (transfer->theirs != call_.key) group_of(*this).raise_mismatch(*this, posted.peer, transfer->theirs);
-          group_of(*this).raise_size_mismatch(*this, posted.peer, transfer->their_bytes,
-                                              posted.to.count * call_.element());
-        }
-        transfer.reset();
-        break;
+        const auto posted = static_cast<std::size_t>(step.on);
+        const Progress progress = push(posted, effort);
+        if (progress == Progress::kDone) break;
+        // A rank that waits for its send to be taken must go on taking what others send to it: in a ring all would
+        // wait for each other.
+        moved |= push_others(posted, effort);
+        return moved ? Progress::kMoved : progress;
       }
       case Act::kCopy:
         if (heavy) return Progress::kMoved;

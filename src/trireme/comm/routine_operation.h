@@ -40,6 +40,8 @@ class RoutineOperation final : public Operation {
  private:
   std::byte* address(const Slice& slice) const;
   void post(const Step& step);
+  Progress push(std::size_t posted, Effort effort);
+  bool push_others(std::size_t posted, Effort effort);
 
   Transport& transport_;
   const Members& members_;
@@ -49,8 +51,9 @@ class RoutineOperation final : public Operation {
   ScratchPool& pool_;
   std::unique_ptr<std::byte[]> scratch_;
   std::size_t scratch_capacity_ = 0;
-  std::vector<std::unique_ptr<Transfer>> transfers_;  // by step
+  std::vector<std::unique_ptr<Transfer>> transfers_;  // by step; null: not posted yet, or done
   std::size_t next_ = 0;
+  std::size_t first_open_ = 0;  // no transfer of an earlier step is still open
   std::uint64_t sent_bytes_ = 0;
 };
 
