@@ -50,7 +50,7 @@ bool launched_by_mpi(const Launch& launch) {
 }
 
 void start_processes(const spec::Recipe& recipe, const std::function<void(comm::Rank&)>& body,
-                     const comm::CommOptions& options, const comm::ThreadRanksOptions& wrapping) {
+                     const comm::ThreadRanksOptions& options) {
   const Launch launch = comm::detect_launch();
   if (launch.kind == Launch::Kind::kSingle) {
     if (!recipe.comm.ranks) {
@@ -63,7 +63,7 @@ void start_processes(const spec::Recipe& recipe, const std::function<void(comm::
     throw ConfigError(fmt::format("comm.ranks is {}, but {} ranks were started", *recipe.comm.ranks, launch.ranks),
                       fmt::format("leave comm.ranks out, or start {} ranks", *recipe.comm.ranks));
   }
-  comm::run_process_rank(launch, body, options, wrapping.wrap);
+  comm::run_process_rank(launch, body, options);
 }
 
 }  // namespace
@@ -111,7 +111,7 @@ void start_ranks(const spec::Recipe& recipe, const std::function<void(comm::Rank
   const Launch launch = comm::detect_launch();
   if (recipe.comm.transport == spec::Transport::kMpi || carried_by_mpi ||
       (recipe.comm.transport == spec::Transport::kAuto && launch.kind != Launch::Kind::kSingle)) {
-    start_processes(recipe, body, threads.comm, threads);
+    start_processes(recipe, body, threads);
     return;
   }
   if (launched_by_mpi(launch) && launch.ranks > 1) {

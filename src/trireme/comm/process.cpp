@@ -25,14 +25,14 @@ struct Meeting {
 
 }  // namespace
 
-ProcessRank::ProcessRank(const Launch& launch, const CommOptions& options,
-                         const std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>& wrap) {
+ProcessRank::ProcessRank(const Launch& launch, const ThreadRanksOptions& options) {
   if (launch.kind == Launch::Kind::kTorchrun) {
     throw ConfigError("torchrun's variables are set, but processes can only talk over MPI in this build",
                       "start with 'mpirun -n N trireme ...', or unset RANK and WORLD_SIZE to use threads as ranks");
   }
   const Plugin plugin = Plugin::load("mpi");
-  std::unique_ptr<Transport> transport(plugin.function<decltype(trireme_mpi_transport)>("trireme_mpi_transport")());
+  std::unique_ptr<Transport> transport(
+      plugin.function<decltype(trireme_mpi_transport)>("trireme_mpi_transport")(options.ranks_per_node));
   auto* broadcast = plugin.function<decltype(trireme_mpi_broadcast)>("trireme_mpi_broadcast");
 
   TcpControlOptions control{.rank = transport->rank(), .ranks = transport->ranks()};
@@ -54,8 +54,8 @@ ProcessRank::ProcessRank(const Launch& launch, const CommOptions& options,
   control.host = meeting.host;
   control.port = meeting.port;
   auto plane = connect_tcp_control(control);
-  if (wrap) transport = wrap(std::move(transport));
-  rank_ = std::make_unique<Rank>(std::move(transport), std::move(plane), options);
+  if (options.wrap) transport = options.wrap(std::move(transport));
+  rank_ = std::make_unique<Rank>(std::move(transport), std::move(plane), options.comm);
 }
 
 ProcessRank::~ProcessRank() {
@@ -63,9 +63,8 @@ ProcessRank::~ProcessRank() {
   server_.reset();
 }
 
-void run_process_rank(const Launch& launch, const std::function<void(Rank&)>& body, const CommOptions& options,
-                      const std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>& wrap) {
-  auto process = std::make_unique<ProcessRank>(launch, options, wrap);
+void run_process_rank(const Launch& launch, const std::function<void(Rank&)>& body, const ThreadRanksOptions& options) {
+  auto process = std::make_unique<ProcessRank>(launch, options);
   const ThreadRank in_log(process->rank().rank(), process->rank().ranks());
   std::string block;
   try {

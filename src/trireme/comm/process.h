@@ -15,8 +15,7 @@ namespace trireme::comm {
 class ProcessRank {
  public:
   /// Throws ConfigError when the launcher's ranks cannot be reached by any transport of this build.
-  ProcessRank(const Launch& launch, const CommOptions& options,
-              const std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>& wrap = nullptr);
+  ProcessRank(const Launch& launch, const ThreadRanksOptions& options);
   ~ProcessRank();
   Rank& rank() { return *rank_; }
 
@@ -27,7 +26,6 @@ class ProcessRank {
 
 /// Runs `body` on this process's rank. When it throws, the other ranks are told, the error is printed, and the process
 /// ends with status 1 without waiting for anybody: an orderly end of MPI would need the ranks that are lost.
-void run_process_rank(const Launch& launch, const std::function<void(Rank&)>& body, const CommOptions& options,
-                      const std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>& wrap = nullptr);
+void run_process_rank(const Launch& launch, const std::function<void(Rank&)>& body, const ThreadRanksOptions& options);
 
 }  // namespace trireme::comm

@@ -63,12 +63,17 @@ SharedRegion::~SharedRegion() {
   if (data_ != nullptr) munmap(data_, bytes_);
 }
 
-MpiNode::MpiNode(MPI_Comm world) {
+MpiNode::MpiNode(MPI_Comm world, int ranks_per_node) {
   int rank = 0, ranks = 1, locals = 1;
   MPI_Comm_rank(world, &rank);
   MPI_Comm_size(world, &ranks);
   check_mpi(MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &local_),
             "finding the ranks of this node");
+  if (ranks_per_node > 0) {
+    MPI_Comm whole = local_;
+    check_mpi(MPI_Comm_split(whole, rank / ranks_per_node, rank, &local_), "cutting nodes");
+    MPI_Comm_free(&whole);
+  }
   MPI_Comm_rank(local_, &my_local_);
   MPI_Comm_size(local_, &locals);
   int first = rank;

@@ -40,7 +40,8 @@ class SharedRegion {
 /// The node as this rank sees it.
 class MpiNode {
  public:
-  explicit MpiNode(MPI_Comm world);
+  /// `ranks_per_node` above 0: nodes are cut further into so many ranks each, in their order.
+  MpiNode(MPI_Comm world, int ranks_per_node);
   ~MpiNode();
 
   /// The node of each rank of the world, numbered from 0 in the order of their first ranks.

@@ -42,12 +42,12 @@ class MpiLibrary {
 
 class MpiTransport final : public Transport {
  public:
-  MpiTransport() {
+  explicit MpiTransport(int ranks_per_node) {
     check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &world_), "starting MPI");
     MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(world_, &rank_);
     MPI_Comm_size(world_, &ranks_);
-    node_ = std::make_unique<MpiNode>(world_);
+    node_ = std::make_unique<MpiNode>(world_, ranks_per_node);
   }
   ~MpiTransport() override {
     node_.reset();
@@ -130,7 +130,9 @@ class MpiTransport final : public Transport {
 }  // namespace
 }  // namespace trireme::comm
 
-extern "C" trireme::comm::Transport* trireme_mpi_transport() { return new trireme::comm::MpiTransport; }
+extern "C" trireme::comm::Transport* trireme_mpi_transport(int ranks_per_node) {
+  return new trireme::comm::MpiTransport(ranks_per_node);
+}
 
 extern "C" void trireme_mpi_broadcast(trireme::comm::Transport* transport, void* data, std::size_t bytes) {
   static_cast<trireme::comm::MpiTransport*>(transport)->broadcast(data, bytes);

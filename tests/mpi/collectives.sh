@@ -1,0 +1,14 @@
+# Collectives, messages and crossed groups between MPI processes equal the reference, on one node and on several pretended ones.
+source "$(dirname "$0")/mpirun.sh" "$1"
+set -e
+for ranks in 1 2 3 4 5; do
+  echo "== $ranks ranks"
+  mpi "$ranks" collectives | grep -x fine
+done
+echo "== 4 ranks as if on 2 nodes: no memory in common"
+mpi 4 collectives auto 2 | grep -x fine
+for ranks in 2 4; do
+  echo "== groups in opposite orders on $ranks ranks"
+  mpi "$ranks" crossed | grep -x fine
+done
+mpi 4 crossed auto 2 | grep -x fine

@@ -1,0 +1,125 @@
+// What ranks that are MPI processes do in the tests; started by tests/mpi/*.sh under mpirun. The first argument says
+// which.
+//
+// Prints "fine" from rank 0 and exits 0 when all went as it should; failures show the way they show in the program: an
+// error block from each rank on stderr and exit status 1.
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <thread>
+
+#include "tests/comm/collective_checks.h"
+#include "trireme/comm/process.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+using namespace trireme;
+using namespace trireme::comm;
+
+Buffer buffer(std::vector<float>& values) { return {values.data(), values.size(), DType::kF32}; }
+
+/// Every rank but the last, which is the one that misbehaves, goes into this call.
+void sum(Rank& rank, std::size_t count, Algorithm algorithm) {
+  std::vector<float> values(count, 1.0f);
+  rank.world().all_reduce(buffer(values), Reduce::kSum, {.algorithm = algorithm}).wait();
+}
+
+bool is_last(Rank& rank) { return rank.rank() == rank.ranks() - 1; }
+
+Algorithm algorithm_named(const char* name) { return cost::parse_algorithm(name).value(); }
+
+void mismatch(Rank& rank, Algorithm algorithm) { sum(rank, is_last(rank) ? 5000 : 6000, algorithm); }
+
+void absent(Rank& rank, Algorithm algorithm) {
+  sum(rank, 10, algorithm);
+  if (is_last(rank)) {
+    std::this_thread::sleep_for(30s);  // far longer than the deadline: the launcher ends it when the others have failed
+    return;
+  }
+  sum(rank, 10'000, algorithm);
+}
+
+void killed(Rank& rank, Algorithm algorithm) {
+  sum(rank, 10, algorithm);
+  if (is_last(rank)) std::raise(SIGKILL);
+  sum(rank, 10'000, algorithm);
+}
+
+void throws(Rank& rank, Algorithm algorithm) {
+  sum(rank, 10, algorithm);
+  if (is_last(rank)) throw IoError("the disk of this rank is on fire");
+  sum(rank, 10'000, algorithm);
+}
+
+void demand(const std::string& wrong) {
+  if (!wrong.empty()) throw Error(wrong);
+}
+
+/// Two groups used in opposite orders on different ranks, with a receive that is posted long before its send.
+void crossed(Rank& rank) {
+  Group& world = rank.world();
+  const auto first = world.split(0, rank.rank(), "first"), second = world.split(0, -rank.rank(), "second");
+  for (const Algorithm algorithm : first->algorithms(Collective::kAllReduce)) {
+    for (const std::size_t count : {std::size_t{3}, std::size_t{300'000}}) {
+      std::vector<float> early(10), a(count, 1.0f), b(count, 2.0f), message(10, 7.0f);
+      const int next = (rank.rank() + 1) % rank.ranks(), before = (rank.rank() + rank.ranks() - 1) % rank.ranks();
+      Work receive = world.recv(buffer(early), before);
+      const auto on = [&](Group& group, std::vector<float>& values) {
+        return group.all_reduce(buffer(values), Reduce::kSum, {.algorithm = algorithm});
+      };
+      const bool swapped = rank.rank() % 2 == 1;
+      Work one = swapped ? on(*second, b) : on(*first, a);
+      Work two = swapped ? on(*first, a) : on(*second, b);
+      two.wait();
+      one.wait();
+      Work send = world.send(buffer(message), next);
+      receive.wait();
+      send.wait();
+      const auto n = static_cast<float>(rank.ranks());
+      if (a[0] != n || a.back() != n || b[0] != 2 * n || early[9] != 7)
+        throw Error("crossed groups gave a wrong result");
+    }
+  }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count < 2) {
+    std::fprintf(stderr, "usage: mpirun -n N mpi_ranks WHAT [ALGORITHM [RANKS_PER_NODE]]\n");
+    return 2;
+  }
+  const std::string what = arguments[1];
+  const Algorithm algorithm = count > 2 ? algorithm_named(arguments[2]) : Algorithm::kAuto;
+  const std::map<std::string, std::function<void(Rank&)>> bodies{
+      {"collectives",
+       [](Rank& rank) {
+         Group& world = rank.world();
+         demand(check_collectives(world, {.seed = 1, .large_one_in = 24, .small_one_in = 6}));
+         demand(check_collectives(world, {.seed = 2, .counts = {1'500'007}, .large_one_in = 120}));
+         demand(check_messages(world, 3));
+         demand(check_float_bits(world, 4));
+         demand(check_extremes(world, 5));
+       }},
+      {"crossed", [](Rank& rank) { crossed(rank); }},
+      {"mismatch", [&](Rank& rank) { mismatch(rank, algorithm); }},
+      {"absent", [&](Rank& rank) { absent(rank, algorithm); }},
+      {"killed", [&](Rank& rank) { killed(rank, algorithm); }},
+      {"throws", [&](Rank& rank) { throws(rank, algorithm); }},
+  };
+  ThreadRanksOptions options;
+  options.comm.flight_directory = "";
+  options.comm.deadline = what == "absent" ? 1s : 60s;
+  if (count > 3) options.ranks_per_node = std::atoi(arguments[3]);
+  run_process_rank(
+      detect_launch(),
+      [&](Rank& rank) {
+        bodies.at(what)(rank);
+        rank.world().barrier().wait();
+        if (rank.rank() == 0) std::printf("fine\n");
+      },
+      options);
+  return 0;
+}
