@@ -46,10 +46,15 @@ TEST(ConfigWrite, WhatIsShownReadsBackAsTheSame) {
 TEST(ConfigWrite, AnyValueReadsBackAsTheSame) {
   const Random random(1, "config values");
   std::uint64_t draw = 0;
+  const auto below = [&](std::uint64_t n) { return random.below(n, draw++); };
+  const auto any_size = [&] {  // as often small as large
+    const std::uint64_t bits = random.bits(draw++);
+    return static_cast<std::int64_t>(bits >> (2 + below(61)));
+  };
   const auto text = [&] {
     std::string out;
-    for (std::uint64_t i = random.below(12, draw++); i > 0; --i) {
-      const std::uint64_t c = random.below(140, draw++);
+    for (std::uint64_t i = below(12); i > 0; --i) {
+      const std::uint64_t c = below(140);
       out += c < 128 ? std::string(1, static_cast<char>(c)) : std::string("µ");
     }
     return out;
@@ -57,17 +62,17 @@ TEST(ConfigWrite, AnyValueReadsBackAsTheSame) {
   for (int round = 0; round < 300; ++round) {
     All all;
     Basics& basics = all.basics;
-    basics.on = random.below(2, draw++) == 1;
-    basics.ranks = 1 + static_cast<int>(random.below(32, draw++));
-    basics.steps = static_cast<std::int64_t>(random.bits(draw++) >> (1 + random.below(63, draw++)));
-    basics.buffer = static_cast<std::int64_t>(random.bits(draw++) >> (1 + random.below(63, draw++)));
-    basics.link = static_cast<std::int64_t>(random.bits(draw++) >> (1 + random.below(63, draw++)));
+    basics.on = below(2) == 1;
+    basics.ranks = 1 + static_cast<int>(below(32));
+    basics.steps = any_size();
+    basics.buffer = any_size();
+    basics.link = any_size();
     basics.rate = 1 - random.uniform(draw++);
     basics.name = text();
-    basics.deadline = 1ms + std::chrono::nanoseconds(random.bits(draw++) >> (2 + random.below(60, draw++)));
+    basics.deadline = 1ms + std::chrono::nanoseconds(any_size());
     basics.inner.tags = {text(), text()};
-    if (random.below(2, draw++) == 1) basics.inner.limit = 5;
-    all.blend.resize(random.below(3, draw++));
+    if (below(2) == 1) basics.inner.limit = 5;
+    all.blend.resize(below(3));
     for (Entry& entry : all.blend) entry = {text(), random.uniform(draw++) * 1e30};
     const std::string toml = config::to_toml(all);
     ASSERT_EQ(load<All>({.text = toml}).value, all) << toml;

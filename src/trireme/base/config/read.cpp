@@ -124,11 +124,9 @@ class Reader {
   }
 
   void store(const Field& field, const Node& node, void* object, const std::string& key, std::string where) {
-    auto result = read_value(field, node);
-    if (auto* refusal = std::get_if<Refusal>(&result)) {
-      return add(key, std::move(refusal->reason), std::move(refusal->hint), std::move(where));
-    }
-    field.set(object, std::get<Value>(result));
+    Reading reading = read_value(field, node);
+    if (reading.refused()) return add(key, std::move(reading.reason), std::move(reading.hint), std::move(where));
+    field.set(object, reading.value);
     origins_[key] = std::move(where);
   }
 

@@ -11,7 +11,10 @@
 namespace trireme::config {
 namespace {
 
-using Result = std::variant<Value, Refusal>;
+Reading accept(Value value) { return {.value = std::move(value)}; }
+Reading refuse(std::string reason, std::string hint = {}) {
+  return {.reason = std::move(reason), .hint = std::move(hint)};
+}
 using NodeKind = Node::Kind;
 
 bool is_text(const Node& node) { return node.kind == NodeKind::kText || node.kind == NodeKind::kRaw; }
@@ -23,38 +26,38 @@ Field without_limits(const Field& field) {
   return plain;
 }
 
-Refusal wrong_type(const Field& field, const Node& node) {
-  return {fmt::format("expected {}, found {}", type_text(without_limits(field)), found_text(node)), {}};
+Reading wrong_type(const Field& field, const Node& node) {
+  return refuse(fmt::format("expected {}, found {}", type_text(without_limits(field)), found_text(node)));
 }
 
 /// Runs a parser of units.h; its error becomes the refusal.
 template <typename Parse>
-Result parsed(Parse parse) {
+Reading parsed(Parse parse) {
   try {
-    return Value{std::int64_t{parse()}};
+    return accept({std::int64_t{parse()}});
   } catch (const ConfigError& error) {
-    return Refusal{error.message(), error.hint()};
+    return refuse(error.message(), error.hint());
   }
 }
 
-Result read_bool(const Field& field, const Node& node) {
-  if (node.kind == NodeKind::kBool) return Value{node.boolean};
+Reading read_bool(const Field& field, const Node& node) {
+  if (node.kind == NodeKind::kBool) return accept({node.boolean});
   if (node.kind != NodeKind::kRaw) return wrong_type(field, node);
   const std::string_view text = trimmed(node.text);
-  if (text == "true") return Value{true};
-  if (text == "false") return Value{false};
-  return Refusal{fmt::format("expected true or false, found \"{}\"", node.text), {}};
+  if (text == "true") return accept({true});
+  if (text == "false") return accept({false});
+  return refuse(fmt::format("expected true or false, found \"{}\"", node.text));
 }
 
-Result read_whole(const Field& field, const Node& node) {
-  if (node.kind == NodeKind::kWhole) return Value{node.whole};
+Reading read_whole(const Field& field, const Node& node) {
+  if (node.kind == NodeKind::kWhole) return accept({node.whole});
   // "64" in quotes is text, unless the key takes units, which only text can have.
   const bool may_parse = node.kind == NodeKind::kRaw || (is_text(node) && field.unit != Unit::kNone);
   if (!may_parse) return wrong_type(field, node);
   return parsed([&] { return parse_quantity(node.text, field.unit); });
 }
 
-Result read_real(const Field& field, const Node& node) {
+Reading read_real(const Field& field, const Node& node) {
   double value = 0;
   if (node.kind == NodeKind::kReal) {
     value = node.real;
@@ -64,21 +67,21 @@ Result read_real(const Field& field, const Node& node) {
     const std::string_view text = trimmed(node.text);
     const auto got = std::from_chars(text.data(), text.data() + text.size(), value);
     if (got.ec != std::errc{} || got.ptr != text.data() + text.size()) {
-      return Refusal{fmt::format("\"{}\" is not a number", node.text), "write it like 0.1 or 3e-4"};
+      return refuse(fmt::format("\"{}\" is not a number", node.text), "write it like 0.1 or 3e-4");
     }
   } else {
     return wrong_type(field, node);
   }
-  if (!std::isfinite(value)) return Refusal{fmt::format("must be a finite number, but is {}", value), {}};
-  return Value{value};
+  if (!std::isfinite(value)) return refuse(fmt::format("must be a finite number, but is {}", value));
+  return accept({value});
 }
 
-Result read_duration(const Field& field, const Node& node) {
+Reading read_duration(const Field& field, const Node& node) {
   if (is_text(node)) return parsed([&] { return parse_duration(node.text).count(); });
   if (node.kind == NodeKind::kWhole || node.kind == NodeKind::kReal) {
-    if (node.kind == NodeKind::kWhole && node.whole == 0) return Value{std::int64_t{0}};
-    return Refusal{fmt::format("expected a duration with its unit, found {}", found_text(node)),
-                   R"(write it like "500us", "30s", "10m" or "2h")"};
+    if (node.kind == NodeKind::kWhole && node.whole == 0) return accept({std::int64_t{0}});
+    return refuse(fmt::format("expected a duration with its unit, found {}", found_text(node)),
+                  R"(write it like "500us", "30s", "10m" or "2h")");
   }
   return wrong_type(field, node);
 }
@@ -102,27 +105,27 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-Result read_text(const Field& field, const Node& node) {
+Reading read_text(const Field& field, const Node& node) {
   if (!is_text(node)) return wrong_type(field, node);
   std::string text = node.text;
   // Quotes that survived the shell: --set 'run.name="x"'.
   if (node.kind == NodeKind::kRaw && text.size() >= 2 && text.front() == '"' && text.back() == '"') {
     text = text.substr(1, text.size() - 2);
   }
-  if (!is_utf8(text)) return Refusal{"the text is not UTF-8", {}};
-  return Value{std::move(text)};
+  if (!is_utf8(text)) return refuse("the text is not UTF-8");
+  return accept({std::move(text)});
 }
 
-Result read_choice(const Field& field, const Node& node) {
-  const Result text = read_text(field, node);
-  if (std::holds_alternative<Refusal>(text)) return text;
-  const auto& name = std::get<std::string>(std::get<Value>(text).of);
+Reading read_choice(const Field& field, const Node& node) {
+  const Reading text = read_text(field, node);
+  if (text.refused()) return text;
+  const auto& name = std::get<std::string>(text.value.of);
   if (std::ranges::find(field.choices, name) != field.choices.end()) return text;
-  return Refusal{fmt::format("\"{}\" is unknown{}", name, did_you_mean(name, field.choices)),
-                 fmt::format("one of {}", fmt::join(field.choices, ", "))};
+  return refuse(fmt::format("\"{}\" is unknown{}", name, did_you_mean(name, field.choices)),
+                fmt::format("one of {}", fmt::join(field.choices, ", ")));
 }
 
-Result read_scalar(const Field& field, const Node& node) {
+Reading read_scalar(const Field& field, const Node& node) {
   switch (field.kind) {
     case Kind::kBool:
       return read_bool(field, node);
@@ -153,14 +156,14 @@ std::string broken_rule(const Field& field, Number value, Number Bound::*end) {
   return {};
 }
 
-Result checked(const Field& field, Result result) {
-  const auto* value = std::get_if<Value>(&result);
-  if (value == nullptr) return result;
+Reading checked(const Field& field, Reading reading) {
+  if (reading.refused()) return reading;
   std::string rule;
-  if (const auto* whole = std::get_if<std::int64_t>(&value->of)) rule = broken_rule(field, *whole, &Bound::whole);
-  if (const auto* real = std::get_if<double>(&value->of)) rule = broken_rule(field, *real, &Bound::real);
-  if (rule.empty()) return result;
-  return Refusal{fmt::format("must be {}, but is {}", rule, value_text(field, *value)), {}};
+  if (const auto* whole = std::get_if<std::int64_t>(&reading.value.of))
+    rule = broken_rule(field, *whole, &Bound::whole);
+  if (const auto* real = std::get_if<double>(&reading.value.of)) rule = broken_rule(field, *real, &Bound::real);
+  if (rule.empty()) return reading;
+  return refuse(fmt::format("must be {}, but is {}", rule, value_text(field, reading.value)));
 }
 
 /// The items of a list given as `--set key=a,b` or `--set key=[a, b]`.
@@ -187,24 +190,22 @@ std::vector<Node> raw_items(const Node& node) {
 
 }  // namespace
 
-std::variant<Value, Refusal> read_value(const Field& field, const Node& node) {
-  if (field.optional && node.kind == NodeKind::kRaw && trimmed(node.text).empty()) return Value{};
+Reading read_value(const Field& field, const Node& node) {
+  if (field.optional && node.kind == NodeKind::kRaw && trimmed(node.text).empty()) return accept({});
   if (!field.list) return checked(field, read_scalar(field, node));
   if (node.kind != NodeKind::kList && node.kind != NodeKind::kRaw) {
     Field plain = without_limits(field);
     plain.list = true;
-    return Refusal{fmt::format("expected {}, found {}", type_text(plain), found_text(node)), {}};
+    return refuse(fmt::format("expected {}, found {}", type_text(plain), found_text(node)));
   }
   std::vector<Value> values;
   const std::vector<Node> items = node.kind == NodeKind::kRaw ? raw_items(node) : node.items;
   for (std::size_t i = 0; i < items.size(); ++i) {
-    Result item = checked(field, read_scalar(field, items[i]));
-    if (auto* refusal = std::get_if<Refusal>(&item)) {
-      return Refusal{fmt::format("item {} of the list: {}", i, refusal->reason), refusal->hint};
-    }
-    values.push_back(std::get<Value>(std::move(item)));
+    Reading item = checked(field, read_scalar(field, items[i]));
+    if (item.refused()) return refuse(fmt::format("item {} of the list: {}", i, item.reason), item.hint);
+    values.push_back(std::move(item.value));
   }
-  return Value{std::move(values)};
+  return accept({std::move(values)});
 }
 
 }  // namespace trireme::config

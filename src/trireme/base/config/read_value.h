@@ -4,19 +4,21 @@
 #pragma once
 
 #include <string>
-#include <variant>
 
 #include "trireme/base/config/node.h"
 #include "trireme/base/config/schema.h"
 
 namespace trireme::config {
 
-/// Why a value will not do.
-struct Refusal {
-  std::string reason, hint;
+/// A value, or why there is none.
+struct Reading {
+  Value value = {};
+  std::string reason = {}, hint = {};  // of a refusal; a reason is never empty
+
+  bool refused() const { return !reason.empty(); }
 };
 
 /// The value, within the field's limits, or why not. Pure.
-std::variant<Value, Refusal> read_value(const Field& field, const Node& node);
+Reading read_value(const Field& field, const Node& node);
 
 }  // namespace trireme::config
