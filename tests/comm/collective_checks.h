@@ -49,4 +49,10 @@ std::string check_float_bits(Group& group, std::uint64_t seed);
 /// NaN is passed on by minimum and maximum, and -0 is less than +0.
 std::string check_extremes(Group& group, std::uint64_t seed);
 
+/// A program drawn from the seed: splits, then collectives and messages on all groups, all under way at once, waited
+/// for in an order of each rank's own; the groups' calls are interleaved differently on each rank.
+std::string check_program(Rank& self, std::uint64_t seed);
+/// A receive posted first is satisfied last, after collectives on other groups that were waited for.
+std::string check_early_receive(Rank& self, std::uint64_t seed);
+
 }  // namespace trireme::comm

@@ -1,8 +1,7 @@
 // Every collective x algorithm x type x reduction x number of ranks against the plain reference, on threads.
 #include <gtest/gtest.h>
 
-#include "tests/comm/collective_checks.h"
-#include "trireme/comm/rank.h"
+#include "tests/comm/thread_ranks.h"
 
 namespace trireme::comm {
 namespace {
@@ -15,15 +14,6 @@ constexpr std::uint64_t kSmallOneIn = 3, kLargeOneIn = 24;
 #else
 constexpr std::uint64_t kSmallOneIn = 1, kLargeOneIn = 6;
 #endif
-
-Runner on_threads(int ranks_per_node = 0, std::size_t segment_bytes = 16 << 10) {
-  ThreadRanksOptions options;
-  options.comm.flight_directory = "";
-  options.comm.deadline = std::chrono::seconds(60);
-  options.comm.segment_bytes = segment_bytes;  // small, so that buffers of a moderate size are cut
-  options.ranks_per_node = ranks_per_node;
-  return [options](int ranks, const std::function<void(Rank&)>& body) { run_ranks(ranks, body, options); };
-}
 
 class Collectives : public testing::TestWithParam<int> {};
 
