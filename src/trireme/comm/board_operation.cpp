@@ -17,6 +17,19 @@ constexpr std::size_t kPullBytes = 128 << 10;
 // Results larger than this do not stay in the caches until they are read: write past them.
 constexpr std::size_t kStreamBytes = 4 << 20;
 
+/// Around every access to other ranks' memory, whichever way it ends. `allowed` is false when some rank gave up.
+struct Touch {
+  explicit Touch(Board& board_) : board(board_), allowed(board_.begin_touching()) {}
+  ~Touch() {
+    if (allowed) board.end_touching();
+  }
+  Touch(const Touch&) = delete;
+  Touch& operator=(const Touch&) = delete;
+
+  Board& board;
+  const bool allowed;
+};
+
 std::size_t largest_block(const Call& call, int ranks) {
   if (call.blocks.offsets == nullptr) return call.blocks.equal;
   std::size_t largest = 0;
@@ -70,16 +83,17 @@ Progress BoardOperation::advance(Effort effort) {
       board_->complete(sequence);
       return Progress::kDone;
     }
+    const Touch touch(*board_);  // the offsets of an uneven all_to_all are read where the other ranks keep them
+    if (!touch.allowed) return Progress::kStuck;
     make_tasks();
     phase_ = Phase::kPart;
   }
   if (phase_ == Phase::kPart) {
     if (effort == Effort::kPost) return Progress::kMoved;
     if (task_ < task_count_) {
-      if (!board_->begin_touching()) return Progress::kStuck;  // a rank gave up; its reason is on the way
-      const bool more = run_piece();
-      board_->end_touching();
-      if (more) return Progress::kMoved;
+      const Touch touch(*board_);
+      if (!touch.allowed) return Progress::kStuck;  // a rank gave up; its reason is on the way
+      if (run_piece()) return Progress::kMoved;
     }
     board_->set_done(sequence);
     phase_ = Phase::kLeave;
