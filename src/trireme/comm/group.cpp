@@ -172,8 +172,9 @@ void Group::check_request(const Request& request) const {
   if (request.op == Collective::kAllToAll && uses_both && request.in.data == request.out.data && in != 0) {
     refuse(*this, op, "the output is the input", "give it a buffer of its own");
   }
-  if ((want_in.value_or(0) != 0 && request.in.data == nullptr) ||
-      (want_out.value_or(0) != 0 && request.out.data == nullptr)) {
+  const bool uses_in = is_root || request.op != Collective::kScatter;
+  const bool uses_out = is_root || (request.op != Collective::kReduce && request.op != Collective::kGather);
+  if ((uses_in && in != 0 && request.in.data == nullptr) || (uses_out && out != 0 && request.out.data == nullptr)) {
     refuse(*this, op, "a buffer with elements has no memory (null pointer)");
   }
 }

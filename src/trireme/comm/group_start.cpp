@@ -209,6 +209,10 @@ Work Group::point(Op op, const void* in, void* out, std::size_t count, DType typ
                                 peer, size() - 1, tag, kPointTag - 1));
   }
   const bool is_send = op == Op::kSend;
+  if (count != 0 && (is_send ? in : out) == nullptr) {
+    throw CommError(
+        fmt::format("{} on group '{}': a buffer with elements has no memory (null pointer)", comm::name(op), name_));
+  }
   // Both sides carry the send's key: what must agree is type, count and tag.
   const Call call{.key = {.op = Op::kSend, .type = type, .root = tag, .count = count}, .in = in, .out = out};
   const Slice slice{.space = is_send ? Space::kInput : Space::kOutput, .begin = 0, .count = count};
