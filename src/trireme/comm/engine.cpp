@@ -48,6 +48,7 @@ void Engine::submit(Operation& operation) {
   {
     const std::lock_guard lock(mutex_);
     if (operation.group_->is_poisoned()) {
+      operation.error_ = operation.group_->poison();
       settle(operation, Operation::Status::kFailed);
       return;
     }
@@ -177,7 +178,7 @@ void Engine::settle(Operation& operation, Operation::Status status) {
 
 void Engine::fail_group(Group& group, const std::exception_ptr& error) {
   group.poison(error);
-  failures_.emplace_back(&group, error);
+  failures_.emplace_back(group.name(), error);
   const std::vector<Operation*> pending = pending_;
   for (Operation* operation : pending) {
     if (operation->group_ != &group) continue;
@@ -205,13 +206,13 @@ void Engine::heed_alarm() {
 }
 
 void Engine::report_failures() {
-  std::vector<std::pair<Group*, std::exception_ptr>> failures;
+  std::vector<std::pair<std::string, std::exception_ptr>> failures;
   {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock || failures_.empty()) return;
     failures.swap(failures_);
   }
-  for (auto& [group, error] : failures) watch_.failed(*group, error);
+  for (auto& [group, error] : failures) watch_.failed(group, error);
 }
 
 void Engine::wake_background() {

@@ -12,6 +12,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -29,8 +30,9 @@ class Watch {
   /// Whether this operation can no longer end, because a rank it needs failed, is lost, or has left; null when it still
   /// may.
   virtual std::exception_ptr hopeless(const Operation& operation) = 0;
-  /// An operation of this rank failed with `error`. Called without the engine's lock, once per group.
-  virtual void failed(Group& group, const std::exception_ptr& error) = 0;
+  /// An operation of this rank failed with `error`. Called without the engine's lock, once per group, which may be gone
+  /// by then: its owner saw the failure too.
+  virtual void failed(const std::string& group, const std::exception_ptr& error) = 0;
 };
 
 class Engine {
@@ -73,8 +75,8 @@ class Engine {
 
   std::mutex mutex_;
   std::vector<Operation*> pending_;
-  std::vector<std::pair<Group*, std::exception_ptr>> failures_;  // to be reported once the lock is free
-  int in_background_ = 0;                                        // pending operations that must go on by themselves
+  std::vector<std::pair<std::string, std::exception_ptr>> failures_;  // of groups; reported once the lock is free
+  int in_background_ = 0;  // pending operations that must go on by themselves
 
   std::atomic<int> waiting_{0};  // threads inside wait()
   std::atomic<std::uint64_t> alarms_{0};

@@ -105,6 +105,8 @@ class Group {
   std::uint64_t least_sent_bytes(const Call& call) const;
   bool is_poisoned() const { return poisoned_.load(std::memory_order_acquire); }
   void poison(const std::exception_ptr& error);
+  /// What the group was poisoned with; only once is_poisoned().
+  const std::exception_ptr& poison() const { return poison_; }
   void settled(Operation& operation, bool done);
   const Members& members() const { return members_; }
   /// Sends to a rank of the group so far; read by the control plane.

@@ -137,21 +137,25 @@ std::string Rank::on_question(const std::string& question) {
 std::exception_ptr Rank::hopeless(const Operation& operation) {
   const Group& group = *operation.group_;
   const std::lock_guard lock(gone_mutex_);
+  // Of several the one that went first: the others are likely to have gone because of it.
+  int who = -1;
   for (int r = 0; r < group.size(); ++r) {
-    const int who = group.world_rank(r);
-    const auto& gone = gone_[static_cast<std::size_t>(who)];
-    if (!gone || who == rank()) continue;
+    const int other = group.world_rank(r);
+    const auto& gone = gone_[static_cast<std::size_t>(other)];
+    if (!gone || other == rank()) continue;
     if (operation.peer_ >= 0 && operation.peer_ != r) continue;
-    if (gone->kind == Notice::Kind::kLeft) {
-      if (now_ns() - gone->since_ns < kLeftGrace.count()) continue;
-      return std::make_exception_ptr(PeerFailure(fmt::format(
-          "{} on rank {} waits for rank {}, which has already ended its work", describe(operation), rank(), who)));
-    }
-    return std::make_exception_ptr(
-        PeerFailure(fmt::format("{} on rank {} cannot be completed: rank {} {}: {}", describe(operation), rank(), who,
-                                gone->kind == Notice::Kind::kLost ? "is lost" : "failed", gone->text)));
+    if (gone->kind == Notice::Kind::kLeft && now_ns() - gone->since_ns < kLeftGrace.count()) continue;
+    if (who < 0 || gone->since_ns < gone_[static_cast<std::size_t>(who)]->since_ns) who = other;
   }
-  return nullptr;
+  if (who < 0) return nullptr;
+  const Gone& gone = *gone_[static_cast<std::size_t>(who)];
+  if (gone.kind == Notice::Kind::kLeft) {
+    return std::make_exception_ptr(PeerFailure(fmt::format(
+        "{} on rank {} waits for rank {}, which has already ended its work", describe(operation), rank(), who)));
+  }
+  return std::make_exception_ptr(
+      PeerFailure(fmt::format("{} on rank {} cannot be completed: rank {} {}: {}", describe(operation), rank(), who,
+                              gone.kind == Notice::Kind::kLost ? "is lost" : "failed", gone.text)));
 }
 
 std::string Rank::arrivals(const Operation& operation, std::vector<int>& missing) {
@@ -209,7 +213,7 @@ std::exception_ptr Rank::timed_out(const Operation& operation) {
       hint));
 }
 
-void Rank::failed(Group& group, const std::exception_ptr& error) {
+void Rank::failed(const std::string& group, const std::exception_ptr& error) {
   bool own = true;
   std::string reason;
   try {
@@ -220,7 +224,7 @@ void Rank::failed(Group& group, const std::exception_ptr& error) {
   } catch (const std::exception& failure) {
     reason = failure.what();
   }
-  log_debug("group '{}' failed on rank {}: {}", group.name(), rank(), reason);
+  log_debug("group '{}' failed on rank {}: {}", group, rank(), reason);
   if (!options_.flight_directory.empty()) recorder_.dump(options_.flight_directory, reason);
   if (own) {
     last_words(reason);
@@ -243,10 +247,10 @@ void run_ranks(int ranks, const std::function<void(Rank&)>& body, const ThreadRa
     Rank rank(std::move(transport), std::move(controls[i]), options.comm);
     try {
       body(rank);
-    } catch (const PeerFailure&) {
+    } catch (const PeerFailure& error) {
       const std::lock_guard lock(mutex);
       if (!consequence) consequence = std::current_exception();
-      rank.last_words("another rank's failure");
+      rank.last_words(error.what());
     } catch (const std::exception& error) {
       {
         const std::lock_guard lock(mutex);
