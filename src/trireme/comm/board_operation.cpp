@@ -207,14 +207,27 @@ void BoardOperation::copy_task(Place from, Place to, std::size_t count) {
   task.to.push_back(to);
 }
 
+std::pair<std::size_t, std::size_t> BoardOperation::my_share(std::size_t count, std::size_t line) const {
+  const int me = board_->me();
+  const auto ranks = static_cast<std::size_t>(board_->ranks());
+  // Equal shares, but for a reduce between processes: the root reads every other rank's part of its share, the others
+  // must write their result to it besides. Shares in the ratio ranks : ranks - 1 take all of them equally long.
+  const bool uneven = call_.key.op == Op::kReduce && board_->remote() != nullptr && ranks > 1;
+  const std::size_t root_weight = uneven ? ranks : 1, weight = uneven ? ranks - 1 : 1;
+  const std::size_t total = root_weight + weight * (ranks - 1), lines = (count + line - 1) / line;
+  const auto cut = [&](int r) {
+    const bool behind_root = r > call_.key.root;
+    const std::size_t before = weight * static_cast<std::size_t>(r) + (behind_root ? root_weight - weight : 0);
+    return std::min(count, lines * before / total * line);
+  };
+  return {cut(me), cut(me + 1) - cut(me)};
+}
+
 void BoardOperation::make_tasks() {
   const int me = board_->me(), ranks = board_->ranks(), root = call_.key.root;
   const std::size_t element = call_.element(), count = call_.key.count;
-  // An equal share of the whole, cut at cache lines so that no two ranks write to one.
-  const std::size_t line = 64 / element;
-  const std::size_t lines = (count + line - 1) / line, p = static_cast<std::size_t>(ranks);
-  const auto cut = [&](std::size_t r) { return std::min(count, lines * r / p * line); };
-  const std::size_t begin = cut(static_cast<std::size_t>(me)), share = cut(static_cast<std::size_t>(me) + 1) - begin;
+  // A share of the whole, cut at cache lines so that no two ranks write to one.
+  const auto [begin, share] = my_share(count, 64 / element);
 
   switch (call_.key.op) {
     case Op::kAllReduce:

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "trireme/comm/board.h"
@@ -46,6 +47,8 @@ class BoardOperation final : public Operation {
   void put_payload();
   void take_payloads();
   void make_tasks();
+  /// Where this rank's share of a whole begins, and its length, in elements.
+  std::pair<std::size_t, std::size_t> my_share(std::size_t count, std::size_t line) const;
   Task& new_task(std::size_t count);
   void copy_task(Place from, Place to, std::size_t count);
   bool run_piece();

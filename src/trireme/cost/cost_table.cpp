@@ -20,7 +20,7 @@ constexpr LinkCost kEmulated{.alpha = 20e-6, .beta = 1e-9, .gamma = 1e-10};
 
 TransportCost threads() {
   TransportCost costs{.links = {kSharedMemory, kSharedMemory}};
-  for (const Collective op : all_collectives()) costs.measured[{Algorithm::kDirect, op}] = {0.4e-6, 2e-10};
+  for (const Collective op : all_collectives()) costs.measured[{Algorithm::kDirect, op}] = {0.4e-6, 1e-10};
   return costs;
 }
 
