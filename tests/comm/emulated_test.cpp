@@ -1,0 +1,150 @@
+// The emulated network: as right as what it wraps, and as slow as it was told to be.
+#include "trireme/comm/transports/emulated.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "tests/comm/collective_checks.h"
+
+namespace trireme::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Never quicker than told, in any build; how much slower is only asked where no sanitizer slows everything down.
+#if defined(TRIREME_TSAN) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kTimely = false;
+#else
+constexpr bool kTimely = true;
+#endif
+
+ThreadRanksOptions emulated(const EmulatedNetwork& network, int ranks_per_node = 0) {
+  ThreadRanksOptions options;
+  options.comm.flight_directory = "";
+  options.comm.deadline = 60s;
+  options.ranks_per_node = ranks_per_node;
+  options.comm.costs.of("emulated").links = links_of(network, /*gamma=*/1e-10);
+  options.wrap = [network](std::unique_ptr<Transport> inner) {
+    return make_emulated_transport(std::move(inner), network);
+  };
+  return options;
+}
+
+Buffer buffer(std::vector<float>& values) { return {values.data(), values.size(), DType::kF32}; }
+
+/// Seconds of the best of three calls, on the slowest rank.
+double best_seconds(int ranks, const ThreadRanksOptions& options, const std::function<void(Rank&)>& call) {
+  double best = 1e9;
+  run_ranks(
+      ranks,
+      [&](Rank& self) {
+        for (int i = 0; i < 3; ++i) {
+          self.world().barrier().wait();
+          const auto start = now_ns();
+          call(self);
+          double seconds = static_cast<double>(now_ns() - start) / 1e9;
+          self.world().all_reduce(Buffer{&seconds, 1, DType::kF64}, Reduce::kMax).wait();
+          if (self.rank() == 0) best = std::min(best, seconds);
+        }
+      },
+      options);
+  return best;
+}
+
+TEST(Emulated, CollectivesEqualTheReference) {
+  const EmulatedLink quick{.latency = 1us, .bytes_per_second = 50e9};
+  const Sweep sweep{.counts = {0, 1, 7, 1300}, .large_one_in = 40, .small_one_in = 40};
+  for (const int ranks : {1, 2, 3, 5}) {
+    const auto options = emulated({.across = quick, .inside = quick}, 2);
+    const Runner run = [&](int n, const std::function<void(Rank&)>& body) { run_ranks(n, body, options); };
+    EXPECT_EQ(check_on(run, ranks, [&](Rank& self) { return check_collectives(self.world(), sweep); }), "");
+    EXPECT_EQ(check_on(run, ranks, [&](Rank& self) { return check_messages(self.world(), 1); }), "");
+  }
+}
+
+TEST(Emulated, AMessageTakesLatencyPlusBytesOverBandwidth) {
+  const EmulatedLink link{.latency = 5ms, .bytes_per_second = 1e8};
+  constexpr std::size_t kCount = 250'000;  // 1 MB: 10 ms on the wire
+  const double seconds = best_seconds(2, emulated({.across = link, .inside = link}), [](Rank& self) {
+    std::vector<float> values(kCount);
+    if (self.rank() == 0) self.world().send(buffer(values), 1).wait();
+    if (self.rank() == 1) self.world().recv(buffer(values), 0).wait();
+  });
+  EXPECT_GE(seconds, 0.015);
+  if (kTimely) EXPECT_LT(seconds, 0.030);  // a busy machine wakes late; twice as long would be a wrong model
+}
+
+TEST(Emulated, APortSendsOneMessageAfterTheOther) {
+  const EmulatedLink link{.latency = 0ns, .bytes_per_second = 1e8};
+  const double seconds = best_seconds(3, emulated({.across = link, .inside = link}), [](Rank& self) {
+    std::vector<float> a(125'000), b(125'000);  // 5 ms each
+    if (self.rank() == 0) {
+      Work one = self.world().send(buffer(a), 1), two = self.world().send(buffer(b), 2);
+      one.wait();
+      two.wait();
+    } else {
+      self.world().recv(buffer(a), 0).wait();
+    }
+  });
+  EXPECT_GE(seconds, 0.010);
+}
+
+TEST(Emulated, WhatArrivesFromSeveralRanksIsTakenInOneAfterTheOther) {
+  const EmulatedLink link{.latency = 0ns, .bytes_per_second = 1e8};
+  const double seconds = best_seconds(4, emulated({.across = link, .inside = link}), [](Rank& self) {
+    std::vector<float> block(125'000), all(4 * 125'000);  // 5 ms from each of three
+    self.world().gather(buffer(block), buffer(all), 0, {.algorithm = Algorithm::kLinear}).wait();
+  });
+  EXPECT_GE(seconds, 0.015);
+}
+
+TEST(Emulated, LinksInsideANodeAreTheirOwn) {
+  const EmulatedNetwork network{.across = {.latency = 20ms}, .inside = {.latency = 1ms}};
+  const auto exchange_with = [](int offset) {
+    return [offset](Rank& self) {
+      std::vector<float> mine(1), theirs(1);
+      const int peer = self.rank() ^ offset;
+      Work receive = self.world().recv(buffer(theirs), peer);
+      self.world().send(buffer(mine), peer).wait();
+      receive.wait();
+    };
+  };
+  const double inside = best_seconds(4, emulated(network, 2), exchange_with(1));
+  if (kTimely) EXPECT_LT(inside, 0.018);
+  EXPECT_GE(best_seconds(4, emulated(network, 2), exchange_with(2)), 0.020);
+}
+
+/// The model's alpha and beta are the network's: what is predicted is what is measured, for algorithms of quite
+/// different shape.
+TEST(Emulated, RingAndDoublingTakeAsLongAsTheModelSays) {
+  const EmulatedLink link{.latency = 2ms, .bytes_per_second = 2e8};
+  const auto options = emulated({.across = link, .inside = link});
+  constexpr std::size_t kCount = 500'000;  // 2 MB: 10 ms on the wire
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kRecursiveDoubling, Algorithm::kHalvingDoubling}) {
+    const double measured = best_seconds(4, options, [&](Rank& self) {
+      std::vector<float> values(kCount);
+      self.world().all_reduce(buffer(values), Reduce::kSum, {.algorithm = algorithm}).wait();
+    });
+    const double predicted = options.comm.costs.of("emulated")
+                                 .predict(Collective::kAllReduce, algorithm, {.ranks = 4, .nodes = 1}, kCount * 4.0);
+    EXPECT_GT(measured, 0.85 * predicted) << cost::name(algorithm);
+    if (kTimely) EXPECT_LT(measured, 2 * predicted) << cost::name(algorithm);
+  }
+}
+
+TEST(Emulated, CommunicationGoesOnWhileTheRankComputes) {
+  const EmulatedLink link{.latency = 1ms, .bytes_per_second = 2e8};
+  constexpr std::size_t kCount = 1'000'000;  // 4 MB by ring on two ranks: 22 ms
+  const auto options = emulated({.across = link, .inside = link});
+  const double together = best_seconds(2, options, [](Rank& self) {
+    std::vector<float> values(kCount);
+    Work work = self.world().all_reduce(buffer(values), Reduce::kSum, {.algorithm = Algorithm::kRing});
+    std::this_thread::sleep_for(40ms);
+    work.wait();
+  });
+  if (kTimely) EXPECT_LT(together, 0.058);
+}
+
+}  // namespace
+}  // namespace trireme::comm
