@@ -56,6 +56,7 @@ void Engine::submit(Operation& operation) {
     if (operation.status() == Operation::Status::kPending) {
       pending_.push_back(&operation);
       operation.queued_ = true;
+      heeded_ = 0;  // what the alarms so far mean for this operation has not been looked at
       background = operation.needs_background();
       if (background) ++in_background_;
     }
