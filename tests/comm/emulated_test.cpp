@@ -72,7 +72,9 @@ TEST(Emulated, AMessageTakesLatencyPlusBytesOverBandwidth) {
     if (self.rank() == 1) self.world().recv(buffer(values), 0).wait();
   });
   EXPECT_GE(seconds, 0.015);
-  if (kTimely) EXPECT_LT(seconds, 0.030);  // a busy machine wakes late; twice as long would be a wrong model
+  if (kTimely) {  // a busy machine wakes late; twice as long would be a wrong model
+    EXPECT_LT(seconds, 0.030);
+  }
 }
 
 TEST(Emulated, APortSendsOneMessageAfterTheOther) {
@@ -111,7 +113,9 @@ TEST(Emulated, LinksInsideANodeAreTheirOwn) {
     };
   };
   const double inside = best_seconds(4, emulated(network, 2), exchange_with(1));
-  if (kTimely) EXPECT_LT(inside, 0.018);
+  if (kTimely) {
+    EXPECT_LT(inside, 0.018);
+  }
   EXPECT_GE(best_seconds(4, emulated(network, 2), exchange_with(2)), 0.020);
 }
 
@@ -129,7 +133,9 @@ TEST(Emulated, RingAndDoublingTakeAsLongAsTheModelSays) {
     const double predicted = options.comm.costs.of("emulated")
                                  .predict(Collective::kAllReduce, algorithm, {.ranks = 4, .nodes = 1}, kCount * 4.0);
     EXPECT_GT(measured, 0.85 * predicted) << cost::name(algorithm);
-    if (kTimely) EXPECT_LT(measured, 2 * predicted) << cost::name(algorithm);
+    if (kTimely) {
+      EXPECT_LT(measured, 2 * predicted) << cost::name(algorithm);
+    }
   }
 }
 
@@ -143,7 +149,9 @@ TEST(Emulated, CommunicationGoesOnWhileTheRankComputes) {
     std::this_thread::sleep_for(40ms);
     work.wait();
   });
-  if (kTimely) EXPECT_LT(together, 0.058);
+  if (kTimely) {
+    EXPECT_LT(together, 0.058);
+  }
 }
 
 }  // namespace
