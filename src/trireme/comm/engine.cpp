@@ -56,7 +56,6 @@ void Engine::submit(Operation& operation) {
     if (operation.status() == Operation::Status::kPending) {
       pending_.push_back(&operation);
       operation.queued_ = true;
-      heeded_ = 0;  // what the alarms so far mean for this operation has not been looked at
       background = operation.needs_background();
       if (background) ++in_background_;
     }
@@ -90,7 +89,7 @@ void Engine::wait(Operation& operation) {
     report_failures();
     const std::int64_t now = now_ns();
     if (idle_since == 0) idle_since = now;
-    if (alarms_.load(std::memory_order_relaxed) != heeded_) heed_alarm();
+    if (alarmed_.load(std::memory_order_relaxed)) heed_alarm();
     if (now >= operation.deadline_ns_) {
       const std::exception_ptr verdict = watch_.timed_out(operation);
       fail(operation, verdict);
@@ -119,7 +118,7 @@ void Engine::poll() {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (lock) advance_all();
   }
-  if (alarms_.load(std::memory_order_relaxed) != heeded_) heed_alarm();
+  if (alarmed_.load(std::memory_order_relaxed)) heed_alarm();
   report_failures();
 }
 
@@ -133,7 +132,7 @@ void Engine::fail(Operation& operation, const std::exception_ptr& error) {
 }
 
 void Engine::alarm() {
-  alarms_.fetch_add(1, std::memory_order_release);
+  alarmed_.store(true, std::memory_order_release);
   if (Bell* bell = transport_.bell()) bell->ring();
 }
 
@@ -191,19 +190,11 @@ void Engine::fail_group(Group& group, const std::exception_ptr& error) {
 
 void Engine::heed_alarm() {
   const std::lock_guard lock(mutex_);
-  const std::uint64_t alarms = alarms_.load(std::memory_order_acquire);
-  bool all_clear = true;
   const std::vector<Operation*> pending = pending_;
   for (Operation* operation : pending) {
     if (!operation->queued_) continue;  // failed with its group a moment ago
-    if (const std::exception_ptr error = watch_.hopeless(*operation)) {
-      fail_group(*operation->group_, error);
-    } else {
-      all_clear = false;
-    }
+    if (const std::exception_ptr error = watch_.hopeless(*operation)) fail_group(*operation->group_, error);
   }
-  // What may still end is looked at again: a rank that left is only missed after a while.
-  if (all_clear) heeded_ = alarms;
 }
 
 void Engine::report_failures() {

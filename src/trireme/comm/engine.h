@@ -79,8 +79,8 @@ class Engine {
   int in_background_ = 0;  // pending operations that must go on by themselves
 
   std::atomic<int> waiting_{0};  // threads inside wait()
-  std::atomic<std::uint64_t> alarms_{0};
-  std::atomic<std::uint64_t> heeded_{0};
+  // Set for good: calls made long after a rank went must not wait for it either.
+  std::atomic<bool> alarmed_{false};
 
   std::mutex background_mutex_;
   std::condition_variable background_wake_;
