@@ -178,7 +178,7 @@ void Engine::settle(Operation& operation, Operation::Status status) {
 
 void Engine::fail_group(Group& group, const std::exception_ptr& error) {
   group.poison(error);
-  failures_.emplace_back(group.name(), error);
+  failures_.push_back(watch_.report(group, error));
   const std::vector<Operation*> pending = pending_;
   for (Operation* operation : pending) {
     if (operation->group_ != &group) continue;
@@ -198,13 +198,13 @@ void Engine::heed_alarm() {
 }
 
 void Engine::report_failures() {
-  std::vector<std::pair<std::string, std::exception_ptr>> failures;
+  std::vector<FailureReport> failures;
   {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock || failures_.empty()) return;
     failures.swap(failures_);
   }
-  for (auto& [group, error] : failures) watch_.failed(group, error);
+  for (const FailureReport& failure : failures) watch_.failed(failure);
 }
 
 void Engine::wake_background() {

@@ -21,6 +21,12 @@
 
 namespace trireme::comm {
 
+/// That operations of a group failed, in words: the exception belongs to whoever waits for them.
+struct FailureReport {
+  std::string group, reason;
+  bool own = true;  // not a consequence of another rank's failure
+};
+
 /// What the engine asks when an operation does not end.
 class Watch {
  public:
@@ -30,9 +36,9 @@ class Watch {
   /// Whether this operation can no longer end, because a rank it needs failed, is lost, or has left; null when it still
   /// may.
   virtual std::exception_ptr hopeless(const Operation& operation) = 0;
-  /// An operation of this rank failed with `error`. Called without the engine's lock, once per group, which may be gone
-  /// by then: its owner saw the failure too.
-  virtual void failed(const std::string& group, const std::exception_ptr& error) = 0;
+  virtual FailureReport report(const Group& group, const std::exception_ptr& error) = 0;
+  /// Called without the engine's lock, once per group, which may be gone by then: its owner saw the failure too.
+  virtual void failed(const FailureReport& report) = 0;
 };
 
 class Engine {
@@ -75,7 +81,7 @@ class Engine {
 
   std::mutex mutex_;
   std::vector<Operation*> pending_;
-  std::vector<std::pair<std::string, std::exception_ptr>> failures_;  // of groups; reported once the lock is free
+  std::vector<FailureReport> failures_;  // not told to the watch yet: the lock must be free for that
   int in_background_ = 0;  // pending operations that must go on by themselves
 
   std::atomic<int> waiting_{0};  // threads inside wait()

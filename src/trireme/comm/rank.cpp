@@ -213,21 +213,21 @@ std::exception_ptr Rank::timed_out(const Operation& operation) {
       hint));
 }
 
-void Rank::failed(const std::string& group, const std::exception_ptr& error) {
-  bool own = true;
-  std::string reason;
+FailureReport Rank::report(const Group& group, const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const PeerFailure& failure) {
-    own = false;
-    reason = failure.message();
+    return {.group = group.name(), .reason = failure.message(), .own = false};
   } catch (const std::exception& failure) {
-    reason = failure.what();
+    return {.group = group.name(), .reason = failure.what(), .own = true};
   }
-  log_debug("group '{}' failed on rank {}: {}", group, rank(), reason);
-  if (!options_.flight_directory.empty()) recorder_.dump(options_.flight_directory, reason);
-  if (own) {
-    last_words(reason);
+}
+
+void Rank::failed(const FailureReport& report) {
+  log_debug("group '{}' failed on rank {}: {}", report.group, rank(), report.reason);
+  if (!options_.flight_directory.empty()) recorder_.dump(options_.flight_directory, report.reason);
+  if (report.own) {
+    last_words(report.reason);
   } else {
     transport_->give_up();
   }

@@ -64,7 +64,8 @@ class Rank final : private Watch {
 
   std::exception_ptr timed_out(const Operation& operation) override;
   std::exception_ptr hopeless(const Operation& operation) override;
-  void failed(const std::string& group, const std::exception_ptr& error) override;
+  FailureReport report(const Group& group, const std::exception_ptr& error) override;
+  void failed(const FailureReport& report) override;
 
   void on_notice(const Notice& notice);
   std::string on_question(const std::string& question);
