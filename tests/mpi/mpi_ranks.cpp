@@ -3,6 +3,8 @@
 //
 // Prints "fine" from rank 0 and exits 0 when all went as it should; failures show the way they show in the program: an
 // error block from each rank on stderr and exit status 1.
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -107,6 +109,14 @@ int main(int count, char** arguments) {
       {"mismatch", [&](Rank& rank) { mismatch(rank, algorithm); }},
       {"absent", [&](Rank& rank) { absent(rank, algorithm); }},
       {"killed", [&](Rank& rank) { killed(rank, algorithm); }},
+      {"hang",
+       [&](Rank& rank) {
+         write_flights_on_signal();
+         std::printf("ready %d\n", static_cast<int>(getpid()));
+         std::fflush(stdout);
+         if (is_last(rank)) std::this_thread::sleep_for(60s);
+         sum(rank, 10'000, algorithm);
+       }},
       {"throws", [&](Rank& rank) { throws(rank, algorithm); }},
   };
   ThreadRanksOptions options;

@@ -89,18 +89,6 @@ TEST_P(Contradictions, AreFoundAndTheirHintHelps) {
 INSTANTIATE_TEST_SUITE_P(
     All, Contradictions,
     testing::Values(
-        Contradiction{"RanksUnderMpi",
-                      {"comm.transport=mpi", "comm.ranks=4"},
-                      "comm.ranks",
-                      "the launcher decides",
-                      {"comm.ranks="},
-                      "leave it out and start with mpirun -n 4"},
-        Contradiction{"RanksUnderEmulatedMpi",
-                      {"comm.transport=emulated", "emulated.over=mpi", "comm.ranks=4"},
-                      "comm.ranks",
-                      "the launcher decides",
-                      {"comm.ranks="},
-                      "mpirun -n 4"},
         Contradiction{"MoreRanksPerNodeThanRanks",
                       {"comm.ranks=4", "comm.ranks_per_node=8"},
                       "comm.ranks_per_node",

@@ -77,25 +77,10 @@ comm::DType parse_type(const std::string& text) {
                     fmt::format("choose from {}", fmt::join(names, ", ")));
 }
 
-spec::Recipe effective_recipe(const BenchOptions& options, const Context& context) {
+spec::Recipe effective_recipe(BenchOptions& options, const Context& context) {
+  if (!options.transport.empty()) options.recipe.set("comm.transport=" + options.transport);
+  if (options.ranks > 0) options.recipe.set(fmt::format("comm.ranks={}", options.ranks));
   spec::Recipe recipe = options.recipe.load(context).value;
-  if (options.ranks > 0) recipe.comm.ranks = options.ranks;
-  if (!options.transport.empty()) {
-    const auto names = spec::enum_names(std::type_identity<spec::Transport>{});
-    std::vector<std::string> words;
-    bool found = false;
-    for (const auto& [name, value] : names) {
-      words.emplace_back(name);
-      if (name != options.transport) continue;
-      recipe.comm.transport = value;
-      found = true;
-    }
-    if (!found) {
-      throw ConfigError(
-          fmt::format("there is no transport '{}'{}", options.transport, did_you_mean(options.transport, words)),
-          fmt::format("choose from {}", fmt::join(words, ", ")));
-    }
-  }
   const bool launched = comm::detect_launch().kind != comm::Launch::Kind::kSingle;
   if (!recipe.comm.ranks && !launched) recipe.comm.ranks = 2;  // one rank has nobody to talk to
   return recipe;

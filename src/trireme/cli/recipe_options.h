@@ -21,6 +21,8 @@ class RecipeOptions {
   /// Everything that is wrong is one error. Takes over the recipe's log level, unless the command line has one.
   spec::LoadedRecipe load(const Context& context) const;
   const std::string& file() const { return file_; }
+  /// As if `--set ASSIGNMENT` came last: for flags that are short for a key.
+  void set(std::string assignment) { sets_.push_back(std::move(assignment)); }
 
  private:
   std::string file_;

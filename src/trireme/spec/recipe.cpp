@@ -37,7 +37,8 @@ void describe(config::Section<CommConfig>& section) {
                 "takes mpi when mpirun or srun started the program, threads otherwise");
   section
       .field("ranks", &CommConfig::ranks,
-             "how many ranks to start as threads; unset: one, or as many as the launcher started")
+             "how many ranks to start: threads, or with transport mpi processes under mpirun; unset: as many as the "
+             "launcher started, one without a launcher")
       .range(1, kMostRanks);
   section
       .field("ranks_per_node", &CommConfig::ranks_per_node,
@@ -102,13 +103,6 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
     problems.push_back({.key = "run.out", .reason = "is empty", .hint = "set run.out = \"runs\""});
   }
   const bool is_emulated = comm.transport == Transport::kEmulated;
-  const bool over_mpi = comm.transport == Transport::kMpi || (is_emulated && emulated.over == Carrier::kMpi);
-  if (over_mpi && comm.ranks) {
-    problems.push_back(
-        {.key = "comm.ranks",
-         .reason = fmt::format("is {}, but with MPI the launcher decides how many ranks there are", *comm.ranks),
-         .hint = fmt::format("leave it out and start with mpirun -n {}", *comm.ranks)});
-  }
   if (comm.ranks && comm.ranks_per_node && *comm.ranks_per_node > *comm.ranks) {
     problems.push_back(
         {.key = "comm.ranks_per_node",
