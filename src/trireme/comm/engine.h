@@ -82,7 +82,7 @@ class Engine {
   std::mutex mutex_;
   std::vector<Operation*> pending_;
   std::vector<FailureReport> failures_;  // not told to the watch yet: the lock must be free for that
-  int in_background_ = 0;  // pending operations that must go on by themselves
+  int in_background_ = 0;                // pending operations that must go on by themselves
 
   std::atomic<int> waiting_{0};  // threads inside wait()
   // Set for good: calls made long after a rank went must not wait for it either.
