@@ -21,7 +21,12 @@
 namespace trireme::comm {
 
 inline constexpr int kBoardSlots = 8;
-inline constexpr std::size_t kInlineBytes = 4096;
+/// Room for the data of a small call in each slot. Threads read each other's memory as easily as a slot; processes pay
+/// the kernel for that, all the more the more of them there are.
+inline std::size_t slot_bytes(bool processes, int ranks) {
+  if (!processes) return 4 << 10;
+  return ranks > 2 && ranks <= 32 ? 32 << 10 : 8 << 10;
+}
 
 struct alignas(64) BoardSlot {
   // One cache line, so that seeing an arrival brings the call with it.
@@ -33,7 +38,6 @@ struct alignas(64) BoardSlot {
 
   alignas(64) std::atomic<std::uint64_t> done{0};  // number of the call + 1, once this rank's part is done
   const std::size_t* offsets = nullptr;            // all_to_all: where the blocks this rank sends begin
-  alignas(64) std::byte payload[kInlineBytes];
 };
 
 struct alignas(64) BoardRank {
@@ -46,8 +50,8 @@ struct alignas(64) BoardRank {
 struct alignas(64) BoardMemory {
   std::atomic<std::uint32_t> broken{0};  // some rank gave up: nobody may touch others' memory any more
 
-  static std::size_t bytes(int ranks) {
-    return sizeof(BoardMemory) + sizeof(BoardRank) * static_cast<std::size_t>(ranks);
+  static std::size_t bytes(int ranks, std::size_t slot_bytes) {
+    return sizeof(BoardMemory) + (sizeof(BoardRank) + kBoardSlots * slot_bytes) * static_cast<std::size_t>(ranks);
   }
   BoardRank& rank(int r) { return reinterpret_cast<BoardRank*>(this + 1)[r]; }
   static BoardMemory* construct(void* at, int ranks);
@@ -59,6 +63,7 @@ class Board {
   struct Parts {
     BoardMemory& memory;
     int me, ranks;
+    std::size_t slot_bytes;                // room for data in each slot
     std::vector<Bell*> bells;              // of all members, by rank
     std::shared_ptr<void> keep_alive;      // owns the memory; shared by all ranks' views of it
     std::optional<RemoteMemory> remote{};  // members are processes, which may read each other's memory
@@ -70,6 +75,14 @@ class Board {
   int ranks() const { return parts_.ranks; }
   BoardRank& rank(int r) { return parts_.memory.rank(r); }
   BoardSlot& slot(int r, std::uint64_t sequence) { return parts_.memory.rank(r).slots[sequence % kBoardSlots]; }
+
+  std::size_t slot_bytes() const { return parts_.slot_bytes; }
+  /// Where rank r puts the data of a small call.
+  std::byte* payload(int r, std::uint64_t sequence) {
+    auto* behind_ranks = reinterpret_cast<std::byte*>(&parts_.memory.rank(parts_.ranks));
+    const std::size_t slot = static_cast<std::size_t>(r) * kBoardSlots + sequence % kBoardSlots;
+    return behind_ranks + slot * parts_.slot_bytes;
+  }
 
   /// Whether the slot of call `sequence` is free: everybody is through with the call that had it before.
   bool may_enter(std::uint64_t sequence);

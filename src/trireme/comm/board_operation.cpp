@@ -14,6 +14,10 @@ namespace {
 constexpr std::size_t kPieceBytes = 1 << 20;
 // Pulled from each other process at a time, for combining.
 constexpr std::size_t kPullBytes = 128 << 10;
+// Below this every rank of a broadcast takes the whole from the root: fewer, though longer, copies.
+constexpr std::size_t kSharedBroadcastBytes = 512 << 10;
+// Below this the root of a reduce between processes does it all: fewer calls of the kernel.
+constexpr std::size_t kSharedReduceBytes = 192 << 10;
 // Results larger than this do not stay in the caches until they are read: write past them.
 constexpr std::size_t kStreamBytes = 4 << 20;
 
@@ -30,32 +34,12 @@ struct Touch {
   const bool allowed;
 };
 
-std::size_t largest_block(const Call& call, int ranks) {
-  if (call.blocks.offsets == nullptr) return call.blocks.equal;
-  std::size_t largest = 0;
-  for (int r = 0; r < ranks; ++r) largest = std::max(largest, call.blocks.count(r));
-  return largest;
-}
-
 }  // namespace
-
-std::size_t inline_payload_bytes(const Call& call, int ranks) {
-  switch (call.key.op) {
-    case Op::kAllToAll:  // with uneven blocks the ranks do not know each other's sizes
-      if (call.blocks.offsets != nullptr) return std::numeric_limits<std::size_t>::max();
-      return call.key.count * call.element();
-    case Op::kAllGather:
-    case Op::kGather:
-      return largest_block(call, ranks) * call.element();
-    default:
-      return call.key.count * call.element();
-  }
-}
 
 void BoardOperation::prepare(Board& board, const Call& call) {
   board_ = &board;
   call_ = call;
-  small_ = inline_payload_bytes(call, board.ranks()) <= kInlineBytes;
+  small_ = inline_payload_bytes(call, board.ranks()) <= board.slot_bytes();
   phase_ = Phase::kEnter;
   next_rank_ = 0;
   task_count_ = task_ = task_done_ = 0;
@@ -102,84 +86,35 @@ Progress BoardOperation::advance(Effort effort) {
   }
   // The caller gets its memory back when nobody reads or writes it any more.
   for (; next_rank_ < board_->ranks(); ++next_rank_) {
-    if (!board_->is_done(next_rank_, sequence)) return moved ? Progress::kMoved : Progress::kStuck;
+    if (touches_mine(next_rank_) && !board_->is_done(next_rank_, sequence)) {
+      return moved ? Progress::kMoved : Progress::kStuck;
+    }
   }
   board_->complete(sequence);
   return Progress::kDone;
 }
 
+bool BoardOperation::pulls_broadcast() const {
+  return board_->ranks() > 2 && call_.key.count * call_.element() < kSharedBroadcastBytes;
+}
+
+bool BoardOperation::root_reduces() const {
+  return call_.key.op == Op::kReduce && board_->remote() != nullptr && board_->ranks() > 2 &&
+         call_.key.count * call_.element() < kSharedReduceBytes;
+}
+
+bool BoardOperation::touches_mine(int other) const {
+  const Op op = call_.key.op;
+  const int root = call_.key.root;
+  if (root_reduces()) return other == root;
+  // With these only the root's memory is read or written by others.
+  if (op == Op::kGather || op == Op::kScatter || (op == Op::kBroadcast && pulls_broadcast()))
+    return board_->me() == root;
+  return true;
+}
+
 void BoardOperation::abandon() noexcept {
   if (phase_ != Phase::kEnter) board_->break_off();
-}
-
-void BoardOperation::put_payload() {
-  const int me = board_->me();
-  const std::size_t element = call_.element();
-  std::size_t bytes = call_.key.count * element;
-  switch (call_.key.op) {
-    case Op::kAllGather:
-    case Op::kGather:
-      bytes = call_.blocks.count(me) * element;
-      break;
-    case Op::kBroadcast:
-    case Op::kScatter:
-      if (me != call_.key.root) return;
-      break;
-    default:
-      break;
-  }
-  if (bytes != 0) std::memcpy(board_->slot(me, call_.sequence).payload, call_.in, bytes);
-}
-
-void BoardOperation::take_payloads() {
-  const int me = board_->me(), ranks = board_->ranks(), root = call_.key.root;
-  const std::size_t element = call_.element();
-  const auto payload = [&](int r) -> const std::byte* { return board_->slot(r, call_.sequence).payload; };
-  auto* out = static_cast<std::byte*>(call_.out);
-  const auto copy = [&](std::size_t to, const std::byte* from, std::size_t count) {
-    if (count != 0) std::memcpy(out + to * element, from, count * element);
-  };
-  const auto fold = [&](std::size_t begin, std::size_t count) {
-    if (count == 0) return;
-    constexpr int kFew = 16;  // more ranks take the road over the heap
-    const void* few[kFew];
-    std::vector<const void*> many(ranks > kFew ? static_cast<std::size_t>(ranks) : 0);
-    const void** from = ranks > kFew ? many.data() : few;
-    for (int r = 0; r < ranks; ++r) from[r] = payload(r) + begin * element;
-    void* to[] = {out};
-    arithmetic(call_.key.type, call_.key.reduce)
-        .fold(to, 1, from, static_cast<std::size_t>(ranks), count, call_.key.reduce == Reduce::kAvg ? ranks : 1, false);
-  };
-  switch (call_.key.op) {
-    case Op::kAllReduce:
-      fold(0, call_.key.count);
-      break;
-    case Op::kReduce:
-      if (me == root) fold(0, call_.key.count);
-      break;
-    case Op::kReduceScatter:
-      fold(call_.blocks.begin(me), call_.blocks.count(me));
-      break;
-    case Op::kGather:
-      if (me != root) break;
-      [[fallthrough]];
-    case Op::kAllGather:
-      for (int r = 0; r < ranks; ++r) copy(call_.blocks.begin(r), payload(r), call_.blocks.count(r));
-      break;
-    case Op::kBroadcast:
-      if (me != root) copy(0, payload(root), call_.key.count);
-      break;
-    case Op::kScatter:
-      copy(0, payload(root) + call_.blocks.begin(me) * element, call_.blocks.count(me));
-      break;
-    case Op::kAllToAll:
-      for (int r = 0; r < ranks; ++r) {
-        copy(call_.recv_blocks.begin(r), payload(r) + call_.blocks.begin(me) * element, call_.recv_blocks.count(r));
-      }
-      break;
-    default:
-      break;
-  }
 }
 
 BoardOperation::Place BoardOperation::in_of(int r, std::size_t element_offset) {
@@ -213,6 +148,7 @@ std::pair<std::size_t, std::size_t> BoardOperation::my_share(std::size_t count, 
   // Equal shares, but for a reduce between processes: the root reads every other rank's part of its share, the others
   // must write their result to it besides. Shares in the ratio ranks : ranks - 1 take all of them equally long.
   const bool uneven = call_.key.op == Op::kReduce && board_->remote() != nullptr && ranks > 1;
+  if (root_reduces()) return {0, me == call_.key.root ? count : 0};
   const std::size_t root_weight = uneven ? ranks : 1, weight = uneven ? ranks - 1 : 1;
   const std::size_t total = root_weight + weight * (ranks - 1), lines = (count + line - 1) / line;
   const auto cut = [&](int r) {
@@ -248,6 +184,10 @@ void BoardOperation::make_tasks() {
       break;
     }
     case Op::kBroadcast: {
+      if (pulls_broadcast()) {
+        if (me != root) copy_task(in_of(root), out_of(me), count);
+        break;
+      }
       if (share == 0 || ranks == 1) break;
       Task& task = new_task(share);
       task.from.push_back(in_of(root, begin));

@@ -46,6 +46,12 @@ class BoardOperation final : public Operation {
 
   void put_payload();
   void take_payloads();
+  /// A broadcast in which every rank takes all from the root, rather than each passing on a share.
+  bool pulls_broadcast() const;
+  /// A reduce in which the root does all the work, rather than every rank a share.
+  bool root_reduces() const;
+  /// Whether that rank reads or writes this one's memory.
+  bool touches_mine(int other) const;
   void make_tasks();
   /// Where this rank's share of a whole begins, and its length, in elements.
   std::pair<std::size_t, std::size_t> my_share(std::size_t count, std::size_t line) const;

@@ -19,7 +19,8 @@ constexpr nanoseconds kLinger = 5ms;
 constexpr nanoseconds kAskEvery = 50us;
 // A ring cannot be lost; this only bounds how late a deadline or an alarm is noticed.
 constexpr nanoseconds kLongestDoze = 20ms;
-constexpr int kYields = 16;
+// Giving the core to whoever else wants it, before sleeping: being woken costs both sides microseconds.
+constexpr nanoseconds kYieldFor = 100us;
 // Spinning is cut down to this when it does not pay: the rank waited for is late, or waits for this very core.
 constexpr nanoseconds kLeastSpin = 2us;
 
@@ -67,7 +68,7 @@ void Engine::submit(Operation& operation) {
 void Engine::wait(Operation& operation) {
   if (operation.status() != Operation::Status::kPending) return;
   waiting_.fetch_add(1, std::memory_order_relaxed);
-  int rounds = 0, yields = 0;
+  int rounds = 0;
   std::int64_t idle_since = 0;
   nanoseconds spin = spin_now_.load(std::memory_order_relaxed);
   bool yielded = false;
@@ -79,12 +80,12 @@ void Engine::wait(Operation& operation) {
     }
     if (operation.status() != Operation::Status::kPending) break;
     if (moved) {
-      rounds = yields = 0;
+      rounds = 0;
       idle_since = 0;
       continue;
     }
     relax();
-    if (++rounds % 32 != 0 && spin_ > 0ns) continue;  // reading the clock costs as much as several looks
+    if (++rounds % 32 != 0 && spin_ > 0ns && !yielded) continue;  // reading the clock costs as much as several looks
 
     report_failures();
     const std::int64_t now = now_ns();
@@ -101,8 +102,7 @@ void Engine::wait(Operation& operation) {
       spin = std::min(spin_, std::max(kLeastSpin, spin / 2));
       spin_now_.store(spin, std::memory_order_relaxed);
     }
-    if (yields < kYields) {
-      ++yields;
+    if (now - idle_since < (spin + kYieldFor).count()) {
       std::this_thread::yield();
       continue;
     }

@@ -109,6 +109,9 @@ class Group {
   const std::exception_ptr& poison() const { return poison_; }
   void settled(Operation& operation, bool done);
   const Members& members() const { return members_; }
+  /// Collectives begun so far, and where the flight recorder lists them; read by the control plane.
+  std::uint64_t calls() const { return sequence_.load(std::memory_order_relaxed); }
+  std::uint32_t record_group() const { return record_group_; }
   /// Sends to a rank of the group so far; read by the control plane.
   std::uint64_t sends_to(int r) const { return sends_to_[static_cast<std::size_t>(r)].load(std::memory_order_relaxed); }
 
@@ -158,8 +161,8 @@ class Group {
   std::unique_ptr<Board> board_;
   std::uint32_t record_group_ = 0;
 
-  std::uint64_t sequence_ = 0;        // collectives so far
-  std::uint64_t board_sequence_ = 0;  // those that went over the board
+  std::atomic<std::uint64_t> sequence_{0};  // collectives so far; read by the control plane
+  std::uint64_t board_sequence_ = 0;        // those that went over the board
   std::uint64_t history_ = 0;
   std::vector<std::unique_ptr<BoardOperation>> free_;  // to be used again: allocating one costs more than a small call
   std::map<RoutineId, std::shared_ptr<const Routine>> routines_;  // shared with operations under way

@@ -68,7 +68,7 @@ Algorithm Group::choose(Collective op, std::size_t bytes) const {
   Choice& recent = recent_choices_[(bytes / 64 * 31 + static_cast<std::size_t>(op)) % recent_choices_.size()];
   if (recent.algorithm != Algorithm::kAuto && recent.op == op && recent.bytes == bytes) return recent.algorithm;
   std::vector<Algorithm> candidates = algorithms(op);
-  const bool slots_only = board_ && !board_->takes_large() && bytes <= kInlineBytes;
+  const bool slots_only = board_ && !board_->takes_large() && bytes <= board_->slot_bytes();
   if (slots_only) candidates.push_back(Algorithm::kDirect);
   const auto& costs = owner_.options().costs.of(owner_.transport().name());
   const Algorithm chosen =
@@ -172,7 +172,7 @@ std::unique_ptr<Operation> Group::make_operation(const Request& request, Call& c
     return std::make_unique<GuardedOperation>(owner_.transport(), members_, board_.get(), board_sequence, call);
   }
   return std::make_unique<RoutineOperation>(owner_.transport(), members_, routine_for(request, call.key), call,
-                                            static_cast<std::uint32_t>(sequence_) & kTagMask, scratch_);
+                                            static_cast<std::uint32_t>(calls()) & kTagMask, scratch_);
 }
 
 Work Group::collective(const Request& request, const CallOptions& options) {
@@ -196,7 +196,7 @@ Work Group::collective(const Request& request, const CallOptions& options) {
   operation->offsets_ = std::move(offsets);
   operation->recv_offsets_ = std::move(recv_offsets);
   history_ = next_history(call.key);
-  call.sequence = sequence_++;
+  call.sequence = sequence_.fetch_add(1, std::memory_order_relaxed);
   return start(std::move(operation), call, /*peer=*/-1, options);
 }
 

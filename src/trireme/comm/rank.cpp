@@ -33,7 +33,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
 struct Position {
   std::uint64_t calls = 0;  // begun
   bool pending = false;
-  CallKey key;
+  CallKey key = {};
 };
 
 std::string to_wire(const Position& position) {
@@ -77,6 +77,7 @@ Rank::Rank(std::unique_ptr<Transport> transport, std::unique_ptr<ControlPlane> c
 Rank::~Rank() {
   control_->listen(nullptr, nullptr);
   world_.reset();
+  if (!has_failed_) control_->announce(Notice::Kind::kLeft, to_text(departure_));
 }
 
 void Rank::add(Group& group) {
@@ -87,6 +88,11 @@ void Rank::add(Group& group) {
 void Rank::remove(Group& group) {
   const std::lock_guard lock(groups_mutex_);
   std::erase(groups_, &group);
+  const std::uint32_t channel = group.members().channel;
+  departure_.calls[channel] = group.calls();
+  for (int r = 0; r < group.size(); ++r) {
+    if (group.sends_to(r) != 0) departure_.sends[{channel, group.world_rank(r)}] = group.sends_to(r);
+  }
 }
 
 void Rank::last_words(const std::string& reason) noexcept {
@@ -106,6 +112,7 @@ void Rank::on_notice(const Notice& notice) {
     // The first reason is the one that matters; only "left" may still turn into something worse.
     if (gone && gone->kind != Notice::Kind::kLeft) return;
     gone = Gone{.kind = notice.kind, .text = notice.text, .since_ns = now_ns()};
+    if (notice.kind == Notice::Kind::kLeft) gone->departure = parse_departure(notice.text);
   }
   engine_.alarm();
 }
@@ -124,14 +131,30 @@ std::string Rank::on_question(const std::string& question) {
         if (group->world_rank(r) == to) return std::to_string(group->sends_to(r));
       }
     }
-    Position position;
+    Position position{.calls = group->calls()};
     for (const Recorder::Entry& entry : recorder_.entries()) {
-      if (entry.group != group->name() || !is_collective(entry.key.op) || entry.sequence < position.calls) continue;
-      position = {.calls = entry.sequence + 1, .pending = entry.state == Recorder::State::kPending, .key = entry.key};
+      if (entry.group_number != group->record_group() || !is_collective(entry.key.op)) continue;
+      position.pending = entry.state == Recorder::State::kPending;
+      position.key = entry.key;
     }
     return to_wire(position);
   }
   return to_wire({});  // not in that group, or not any more
+}
+
+bool Rank::lets_down(const Gone& gone, const Operation& operation) const {
+  if (gone.kind != Notice::Kind::kLeft) return true;
+  const std::uint32_t channel = operation.group_->members().channel;
+  // A send to it may be on its way to being taken; and without word from it there is only the clock.
+  if (!gone.departure || operation.key_.op == Op::kSend) return now_ns() - gone.since_ns >= kLeftGrace.count();
+  const auto count_in = [](const auto& counts, const auto& key) {
+    const auto found = counts.find(key);
+    return found == counts.end() ? 0 : found->second;
+  };
+  if (operation.key_.op == Op::kRecv) {
+    return count_in(gone.departure->sends, std::pair{channel, rank()}) <= operation.sequence_;
+  }
+  return count_in(gone.departure->calls, channel) <= operation.sequence_;
 }
 
 std::exception_ptr Rank::hopeless(const Operation& operation) {
@@ -144,7 +167,7 @@ std::exception_ptr Rank::hopeless(const Operation& operation) {
     const auto& gone = gone_[static_cast<std::size_t>(other)];
     if (!gone || other == rank()) continue;
     if (operation.peer_ >= 0 && operation.peer_ != r) continue;
-    if (gone->kind == Notice::Kind::kLeft && now_ns() - gone->since_ns < kLeftGrace.count()) continue;
+    if (!lets_down(*gone, operation)) continue;
     if (who < 0 || gone->since_ns < gone_[static_cast<std::size_t>(who)]->since_ns) who = other;
   }
   if (who < 0) return nullptr;
@@ -242,21 +265,29 @@ void run_ranks(int ranks, const std::function<void(Rank&)>& body, const ThreadRa
   const auto run = [&](int r) {
     const ThreadRank in_log(r, ranks);
     const auto i = static_cast<std::size_t>(r);
-    std::unique_ptr<Transport> transport = std::move(transports[i]);
-    if (options.wrap) transport = options.wrap(std::move(transport));
-    Rank rank(std::move(transport), std::move(controls[i]), options.comm);
-    try {
-      body(rank);
-    } catch (const PeerFailure& error) {
-      const std::lock_guard lock(mutex);
-      if (!consequence) consequence = std::current_exception();
-      rank.last_words(error.what());
-    } catch (const std::exception& error) {
+    std::unique_ptr<Rank> rank;
+    const auto failed = [&](std::exception_ptr& where, const std::string& reason) {
       {
         const std::lock_guard lock(mutex);
-        if (!own) own = std::current_exception();
+        if (!where) where = std::current_exception();
       }
-      rank.last_words(error.what());
+      if (rank) {
+        rank->last_words(reason);
+      } else if (controls[i]) {
+        controls[i]->announce(Notice::Kind::kFailed, reason);
+      }
+    };
+    try {
+      std::unique_ptr<Transport> transport = std::move(transports[i]);
+      if (options.wrap) transport = options.wrap(std::move(transport));
+      rank = std::make_unique<Rank>(std::move(transport), std::move(controls[i]), options.comm);
+      body(*rank);
+    } catch (const PeerFailure& error) {
+      failed(consequence, error.what());
+    } catch (const std::exception& error) {
+      failed(own, error.what());
+    } catch (...) {
+      failed(own, "something that is no std::exception was thrown");
     }
   };
   std::vector<std::thread> threads;

@@ -14,6 +14,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/comm/control.h"
+#include "trireme/comm/departure.h"
 #include "trireme/comm/engine.h"
 #include "trireme/comm/flight_signal.h"
 #include "trireme/comm/group.h"
@@ -82,12 +83,15 @@ class Rank final : private Watch {
 
   std::mutex groups_mutex_;
   std::vector<Group*> groups_;
+  Departure departure_;  // what this rank will have done when it leaves: groups that have ended already
 
   struct Gone {
     Notice::Kind kind;
     std::string text;
     std::int64_t since_ns;
+    std::optional<Departure> departure;  // of one that left
   };
+  bool lets_down(const Gone& gone, const Operation& operation) const;
   std::mutex gone_mutex_;
   std::vector<std::optional<Gone>> gone_;  // by rank
   bool has_failed_ = false;                // this rank; its last words are said

@@ -83,6 +83,7 @@ std::vector<Recorder::Entry> Recorder::entries() const {
     entry.ended_ns = static_cast<std::int64_t>(words[kEnded]);
     const std::lock_guard lock(names_mutex_);
     const auto group = static_cast<std::uint32_t>(packed);
+    entry.group_number = group;
     entry.group = group < group_names_.size() ? group_names_[group] : "?";
     out.push_back(std::move(entry));
   }
@@ -118,7 +119,7 @@ void Recorder::dump(const std::string& directory, const std::string& reason) con
     namespace fs = std::filesystem;
     fs::create_directories(directory);
     const fs::path path = fs::path(directory) / fmt::format("flight-{}.json", rank_);
-    const fs::path part = path.string() + fmt::format(".part{}", getpid());
+    const fs::path part = path.string() + fmt::format(".part{}-{}", getpid(), dumps_.fetch_add(1));
     std::ofstream file(part);
     file << to_json(reason);
     file.close();

@@ -24,6 +24,7 @@ class Recorder {
   enum class State : std::uint8_t { kPending, kDone, kFailed };
   struct Entry {
     std::uint64_t id = 0, sequence = 0;
+    std::uint32_t group_number = 0;
     std::string group = {};
     CallKey key = {};
     int peer = -1;
@@ -54,6 +55,7 @@ class Recorder {
   int rank_;
   std::vector<Record> records_;
   std::atomic<std::uint64_t> next_{1};
+  mutable std::atomic<int> dumps_{0};  // several threads may dump at once: each to a file of its own first
   mutable std::mutex names_mutex_;
   std::vector<std::string> group_names_;
 };

@@ -129,8 +129,9 @@ std::unique_ptr<Board> MpiNode::make_board(MPI_Comm comm, const Members& members
   }
   if (!bells_) return nullptr;
   const int ranks = static_cast<int>(members.ranks.size());
+  const std::size_t slot = slot_bytes(/*processes=*/true, ranks);
   auto region =
-      SharedRegion::make(comm, BoardMemory::bytes(ranks), [&](void* at) { BoardMemory::construct(at, ranks); });
+      SharedRegion::make(comm, BoardMemory::bytes(ranks, slot), [&](void* at) { BoardMemory::construct(at, ranks); });
   if (!region) return nullptr;
   auto& memory = *reinterpret_cast<BoardMemory*>(region->data());
   std::vector<Bell*> bells;
@@ -143,6 +144,7 @@ std::unique_ptr<Board> MpiNode::make_board(MPI_Comm comm, const Members& members
   return std::make_unique<Board>(Board::Parts{.memory = memory,
                                               .me = members.me,
                                               .ranks = ranks,
+                                              .slot_bytes = slot,
                                               .bells = std::move(bells),
                                               .keep_alive = std::make_shared<Regions>(std::move(region), bells_),
                                               .remote = RemoteMemory(std::move(processes)),

@@ -235,13 +235,14 @@ class ThreadsTransport final : public Transport {
 
   std::unique_ptr<Board> make_board(const Members& members) override {
     const int ranks = static_cast<int>(members.ranks.size());
+    const std::size_t slot = slot_bytes(/*processes=*/false, ranks);
     std::shared_ptr<std::byte> memory;
     {
       const std::lock_guard lock(hub_->boards_mutex);
       memory = hub_->boards[members.channel].lock();
       if (!memory) {
         constexpr std::align_val_t kLine{64};
-        void* raw = ::operator new(BoardMemory::bytes(ranks), kLine);
+        void* raw = ::operator new(BoardMemory::bytes(ranks, slot), kLine);
         BoardMemory::construct(raw, ranks);
         memory =
             std::shared_ptr<std::byte>(static_cast<std::byte*>(raw), [](std::byte* p) { ::operator delete(p, kLine); });
@@ -253,8 +254,12 @@ class ThreadsTransport final : public Transport {
     auto& shared = *reinterpret_cast<BoardMemory*>(memory.get());
     // The bells live in the hub: keep both.
     auto keep = std::make_shared<std::pair<std::shared_ptr<std::byte>, std::shared_ptr<Hub>>>(std::move(memory), hub_);
-    return std::make_unique<Board>(Board::Parts{
-        .memory = shared, .me = members.me, .ranks = ranks, .bells = std::move(bells), .keep_alive = std::move(keep)});
+    return std::make_unique<Board>(Board::Parts{.memory = shared,
+                                                .me = members.me,
+                                                .ranks = ranks,
+                                                .slot_bytes = slot,
+                                                .bells = std::move(bells),
+                                                .keep_alive = std::move(keep)});
   }
 
   Bell* bell() override { return &hub_->bells[static_cast<std::size_t>(rank_)]; }
