@@ -140,7 +140,7 @@ void alone(int rank, Body&& body) {
 
 /// Seconds a call on the slowest of so many threads.
 double time_threads(int ranks, Collective op, std::size_t bytes, int calls) {
-  ThreadRanksOptions options;
+  RanksOptions options;
   options.comm = cli::comm_options({});
   options.comm.flight_directory = "";
   double seconds = 0;
@@ -201,7 +201,7 @@ double time_plain_loop(int threads, std::size_t bytes, int calls) {
 }
 
 double time_in_place(int ranks, std::size_t bytes, int calls) {
-  ThreadRanksOptions options;
+  RanksOptions options;
   options.comm.flight_directory = "";
   double seconds = 0;
   run_ranks(
@@ -317,7 +317,7 @@ int main(int count, char** arguments) {
   app.add_flag("--json", options.json, "One JSON document");
   app.add_flag("!--no-threads", options.threads, "Leave out ranks that are threads");
   CLI11_PARSE(app, count, arguments);
-  ThreadRanksOptions ranks;
+  RanksOptions ranks;
   ranks.comm = cli::comm_options({});
   ranks.comm.flight_directory = "";
   run_process_rank(

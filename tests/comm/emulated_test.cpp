@@ -19,8 +19,8 @@ constexpr bool kTimely = false;
 constexpr bool kTimely = true;
 #endif
 
-ThreadRanksOptions emulated(const EmulatedNetwork& network, int ranks_per_node = 0) {
-  ThreadRanksOptions options;
+RanksOptions emulated(const EmulatedNetwork& network, int ranks_per_node = 0) {
+  RanksOptions options;
   options.comm.flight_directory = "";
   options.comm.deadline = 60s;
   options.ranks_per_node = ranks_per_node;
@@ -34,7 +34,7 @@ ThreadRanksOptions emulated(const EmulatedNetwork& network, int ranks_per_node =
 Buffer buffer(std::vector<float>& values) { return {values.data(), values.size(), DType::kF32}; }
 
 /// Seconds of the best of three calls, on the slowest rank.
-double best_seconds(int ranks, const ThreadRanksOptions& options, const std::function<void(Rank&)>& call) {
+double best_seconds(int ranks, const RanksOptions& options, const std::function<void(Rank&)>& call) {
   double best = 1e9;
   run_ranks(
       ranks,

@@ -312,7 +312,7 @@ TEST(MemoryOfACallGivenUp, IsNotTouchedAnyMore) {
 TEST(FlightRecorder, IsWrittenByEveryRankThatFails) {
   const auto directory = std::filesystem::path(testing::TempDir()) / "trireme_failures_test";
   std::filesystem::remove_all(directory);
-  ThreadRanksOptions options = test_options(100ms);
+  RanksOptions options = test_options(100ms);
   options.comm.flight_directory = directory.string();
   Gate gate;
   run_to_the_end(

@@ -32,7 +32,7 @@ struct Outcomes {
   const Outcome& operator[](int rank) const { return ranks[static_cast<std::size_t>(rank)]; }
 };
 
-inline Outcomes run_to_the_end(int ranks, const std::function<void(Rank&)>& body, const ThreadRanksOptions& options) {
+inline Outcomes run_to_the_end(int ranks, const std::function<void(Rank&)>& body, const RanksOptions& options) {
   Outcomes out;
   out.ranks.resize(static_cast<std::size_t>(ranks));
   try {

@@ -8,8 +8,8 @@
 
 namespace trireme::comm {
 
-inline ThreadRanksOptions test_options(std::chrono::milliseconds deadline = std::chrono::seconds(60)) {
-  ThreadRanksOptions options;
+inline RanksOptions test_options(std::chrono::milliseconds deadline = std::chrono::seconds(60)) {
+  RanksOptions options;
   options.comm.flight_directory = "";
   options.comm.deadline = deadline;
   return options;
@@ -17,7 +17,7 @@ inline ThreadRanksOptions test_options(std::chrono::milliseconds deadline = std:
 
 /// Segments are small, so that buffers of a moderate size are cut.
 inline Runner on_threads(int ranks_per_node = 0, std::size_t segment_bytes = 16 << 10) {
-  ThreadRanksOptions options = test_options();
+  RanksOptions options = test_options();
   options.comm.segment_bytes = segment_bytes;
   options.ranks_per_node = ranks_per_node;
   return [options](int ranks, const std::function<void(Rank&)>& body) { run_ranks(ranks, body, options); };

@@ -119,7 +119,7 @@ int main(int count, char** arguments) {
        }},
       {"throws", [&](Rank& rank) { throws(rank, algorithm); }},
   };
-  ThreadRanksOptions options;
+  RanksOptions options;
   options.comm.flight_directory = "";
   options.comm.deadline = what == "absent" ? 1s : 60s;
   if (count > 3) options.ranks_per_node = std::atoi(arguments[3]);

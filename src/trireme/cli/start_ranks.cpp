@@ -50,7 +50,7 @@ bool launched_by_mpi(const Launch& launch) {
 }
 
 void start_processes(const spec::Recipe& recipe, const std::function<void(comm::Rank&)>& body,
-                     const comm::ThreadRanksOptions& options) {
+                     const comm::RanksOptions& options) {
   const Launch launch = comm::detect_launch();
   if (launch.kind == Launch::Kind::kSingle) {
     if (!recipe.comm.ranks) {
@@ -93,8 +93,7 @@ comm::CommOptions comm_options(const spec::Recipe& recipe) {
 
 void start_ranks(const spec::Recipe& recipe, const std::function<void(comm::Rank&)>& body) {
   comm::write_flights_on_signal();
-  comm::ThreadRanksOptions threads{.comm = comm_options(recipe),
-                                   .ranks_per_node = recipe.comm.ranks_per_node.value_or(0)};
+  comm::RanksOptions threads{.comm = comm_options(recipe), .ranks_per_node = recipe.comm.ranks_per_node.value_or(0)};
   if (recipe.comm.transport == spec::Transport::kEmulated) {
     const auto& config = recipe.emulated;
     const comm::EmulatedNetwork network{

@@ -26,8 +26,8 @@ using comm::Reduce;
 
 constexpr int kRanks = 4;
 
-comm::ThreadRanksOptions quiet_options() {
-  comm::ThreadRanksOptions options;
+comm::RanksOptions quiet_options() {
+  comm::RanksOptions options;
   options.comm.flight_directory = "";  // the failures below are staged: nobody needs their records
   return options;
 }

@@ -25,7 +25,7 @@ struct Meeting {
 
 }  // namespace
 
-ProcessRank::ProcessRank(const Launch& launch, const ThreadRanksOptions& options) {
+ProcessRank::ProcessRank(const Launch& launch, const RanksOptions& options) {
   if (launch.kind == Launch::Kind::kTorchrun) {
     throw ConfigError("torchrun's variables are set, but processes can only talk over MPI in this build",
                       "start with 'mpirun -n N trireme ...', or unset RANK and WORLD_SIZE to use threads as ranks");
@@ -63,7 +63,7 @@ ProcessRank::~ProcessRank() {
   server_.reset();
 }
 
-void run_process_rank(const Launch& launch, const std::function<void(Rank&)>& body, const ThreadRanksOptions& options) {
+void run_process_rank(const Launch& launch, const std::function<void(Rank&)>& body, const RanksOptions& options) {
   auto process = std::make_unique<ProcessRank>(launch, options);
   const ThreadRank in_log(process->rank().rank(), process->rank().ranks());
   std::string block;

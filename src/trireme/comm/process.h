@@ -15,7 +15,7 @@ namespace trireme::comm {
 class ProcessRank {
  public:
   /// Throws ConfigError when the launcher's ranks cannot be reached by any transport of this build.
-  ProcessRank(const Launch& launch, const ThreadRanksOptions& options);
+  ProcessRank(const Launch& launch, const RanksOptions& options);
   ~ProcessRank();
   Rank& rank() { return *rank_; }
 
@@ -26,6 +26,6 @@ class ProcessRank {
 
 /// Runs `body` on this process's rank. When it throws, the other ranks are told, the error is printed, and the process
 /// ends with status 1 without waiting for anybody: an orderly end of MPI would need the ranks that are lost.
-void run_process_rank(const Launch& launch, const std::function<void(Rank&)>& body, const ThreadRanksOptions& options);
+void run_process_rank(const Launch& launch, const std::function<void(Rank&)>& body, const RanksOptions& options);
 
 }  // namespace trireme::comm

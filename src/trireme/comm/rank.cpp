@@ -256,7 +256,7 @@ void Rank::failed(const FailureReport& report) {
   }
 }
 
-void run_ranks(int ranks, const std::function<void(Rank&)>& body, const ThreadRanksOptions& options) {
+void run_ranks(int ranks, const std::function<void(Rank&)>& body, const RanksOptions& options) {
   TRIREME_CHECK(ranks >= 1, "run_ranks needs at least one rank, not {}", ranks);
   auto transports = make_threads_transport(ranks, options.ranks_per_node);
   auto controls = make_local_control(ranks);

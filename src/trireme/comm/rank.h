@@ -100,15 +100,16 @@ class Rank final : private Watch {
   std::unique_ptr<Group> world_;
 };
 
-struct ThreadRanksOptions {
+/// How ranks are made, whether they are threads or processes.
+struct RanksOptions {
   CommOptions comm;
-  int ranks_per_node = 0;  ///< 0: all on one node
+  int ranks_per_node = 0;  ///< as if so many, in order, were on each node; 0: as they are
   /// Wraps each rank's transport, e.g. into an emulated network.
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> wrap;
 };
 
 /// Runs `body` on `ranks` threads and waits for all. When some throw, the others are woken; then the error that came
 /// first and was not itself a consequence of another rank's is rethrown.
-void run_ranks(int ranks, const std::function<void(Rank&)>& body, const ThreadRanksOptions& options = {});
+void run_ranks(int ranks, const std::function<void(Rank&)>& body, const RanksOptions& options = {});
 
 }  // namespace trireme::comm
