@@ -12,8 +12,9 @@ namespace trireme::comm {
 namespace {
 
 constexpr std::size_t kCachedRoutines = 256;
-// Tags of collectives count up and wrap; those of sends and receives have the top bit set.
-constexpr std::uint32_t kPointTag = 0x4000'0000u, kTagMask = 0x3fff'ffffu;
+// Tags of collectives count up and wrap; those of sends and receives have bit 30 set. Bit 29 is the
+// transports' own.
+constexpr std::uint32_t kPointTag = 0x4000'0000u, kTagMask = 0x1fff'ffffu;
 
 bool has_blocks(Collective op) {
   return op == Collective::kReduceScatter || op == Collective::kAllGather || op == Collective::kAllToAll ||
@@ -204,9 +205,9 @@ Work Group::point(Op op, const void* in, void* out, std::size_t count, DType typ
                   const CallOptions& options) {
   check_usable();
   check_device(device, comm::name(op));
-  if (peer < 0 || peer >= size() || tag < 0 || static_cast<std::uint32_t>(tag) >= kPointTag) {
+  if (peer < 0 || peer >= size() || tag < 0 || static_cast<std::uint32_t>(tag) > kTagMask) {
     throw CommError(fmt::format("{} on group '{}': rank {} must be in 0..{} and tag {} in 0..{}", comm::name(op), name_,
-                                peer, size() - 1, tag, kPointTag - 1));
+                                peer, size() - 1, tag, kTagMask));
   }
   const bool is_send = op == Op::kSend;
   if (count != 0 && (is_send ? in : out) == nullptr) {

@@ -24,9 +24,9 @@ namespace trireme::comm {
 
 /// Which messages match: same channel (group), same tag, in the order posted.
 struct Envelope {
-  int peer = 0;  // rank in the world
-  std::uint32_t channel = 0, tag = 0;
-  CallKey key = {};  // compared with the other side's
+  int peer = 0;                        // rank in the world
+  std::uint32_t channel = 0, tag = 0;  // of the tag, bits 29 and 31 are never set
+  CallKey key = {};                    // compared with the other side's
 };
 
 /// Where what arrives goes: to = arrived, or to = from (+) arrived.

@@ -1,9 +1,10 @@
 // comm/arithmetic/arithmetic.h -- combining buffers element by element, at the speed of memory.
 //
-// Every combination is commutative to the bit (minimum and maximum order -0 before +0 and pass NaN on; only which of two
-// NaNs is passed on is left open), so two ranks that combine the same two values in either order agree. Half-precision values are combined in f32 and rounded once
-// per call. Integers wrap; an average of integers divides the wrapped sum towards zero. The bodies are compiled once
-// per instruction set (arithmetic/body.h) and picked when the program starts. Depends on: types.h.
+// Every combination is commutative to the bit (minimum and maximum order -0 before +0 and pass NaN on; only which of
+// two NaNs is passed on is left open), so two ranks that combine the same two values in either order agree.
+// Half-precision values are combined in f32 and rounded once per call. Integers wrap; an average of integers divides
+// the wrapped sum towards zero. The bodies are compiled once per instruction set (arithmetic/body.h) and picked when
+// the program starts. Depends on: types.h.
 #pragma once
 
 #include <cstddef>

@@ -10,6 +10,8 @@ namespace {
 
 constexpr std::size_t kHeaderRoom = sizeof(MessageHeader) + kShortMessage;
 constexpr std::size_t kKept = 64;
+// Tags of long messages: the bit that Envelope leaves to transports, and a number that counts up.
+constexpr std::uint32_t kDataTag = 0x2000'0000u, kDataTagMask = 0x1fff'ffffu;
 
 template <typename Post>
 void post_long(std::byte* data, std::size_t bytes, std::vector<MPI_Request>& requests, Post&& post) {
@@ -60,9 +62,10 @@ bool MpiTransfer::test_requests(std::size_t first, std::size_t last) {
 MpiSend::MpiSend(MpiResources& resources, MPI_Comm comm, int peer, int tag, const CallKey& key, const void* data,
                  std::size_t bytes)
     : MpiTransfer(resources) {
-  const MessageHeader header{.key = key, .bytes = bytes};
-  std::memcpy(header_.get(), &header, sizeof header);
   const bool is_short = bytes <= kShortMessage;
+  MessageHeader header{.key = key, .bytes = bytes};
+  if (!is_short) header.data_tag = static_cast<int>(kDataTag | (resources.long_messages++ & kDataTagMask));
+  std::memcpy(header_.get(), &header, sizeof header);
   if (is_short && bytes != 0) std::memcpy(header_.get() + sizeof header, data, bytes);
   requests_.push_back(MPI_REQUEST_NULL);
   check_mpi(MPI_Isend(header_.get(), static_cast<int>(sizeof header + (is_short ? bytes : 0)), MPI_BYTE, peer, tag,
@@ -71,7 +74,7 @@ MpiSend::MpiSend(MpiResources& resources, MPI_Comm comm, int peer, int tag, cons
   if (is_short) return;
   post_long(static_cast<std::byte*>(const_cast<void*>(data)), bytes, requests_,
             [&](std::byte* at, int n, MPI_Request* request) {
-              check_mpi(MPI_Isend(at, n, MPI_BYTE, peer, tag, comm, request), "sending a message");
+              check_mpi(MPI_Isend(at, n, MPI_BYTE, peer, header.data_tag, comm, request), "sending a message");
             });
 }
 
@@ -94,16 +97,17 @@ void MpiSend::abandon() noexcept {
 }
 
 MpiRecv::MpiRecv(MpiResources& resources, MPI_Comm comm, int peer, int tag, const CallKey& key, const Sink& sink)
-    : MpiTransfer(resources), key_(key), sink_(sink) {
+    : MpiTransfer(resources), comm_(comm), peer_(peer), key_(key), sink_(sink) {
   requests_.push_back(MPI_REQUEST_NULL);
   check_mpi(MPI_Irecv(header_.get(), static_cast<int>(kHeaderRoom), MPI_BYTE, peer, tag, comm, &requests_[0]),
             "receiving a message");
-  const std::size_t bytes = sink.bytes();
-  if (bytes <= kShortMessage) return;
-  if (sink.from != nullptr) scratch_ = resources_.take_scratch(bytes);
-  auto* to = sink.from != nullptr ? scratch_.data() : static_cast<std::byte*>(sink.to);
-  post_long(to, bytes, requests_, [&](std::byte* at, int n, MPI_Request* request) {
-    check_mpi(MPI_Irecv(at, n, MPI_BYTE, peer, tag, comm, request), "receiving a message");
+}
+
+void MpiRecv::post_data(int tag) {
+  if (sink_.from != nullptr) scratch_ = resources_.take_scratch(sink_.bytes());
+  auto* to = sink_.from != nullptr ? scratch_.data() : static_cast<std::byte*>(sink_.to);
+  post_long(to, sink_.bytes(), requests_, [&](std::byte* at, int n, MPI_Request* request) {
+    check_mpi(MPI_Irecv(at, n, MPI_BYTE, peer_, tag, comm_, request), "receiving a message");
   });
 }
 
@@ -138,6 +142,7 @@ Progress MpiRecv::advance(Effort effort) {
       return Progress::kDone;
     }
     if (sink_.bytes() <= kShortMessage) return finish(header_.get() + sizeof header);
+    post_data(header.data_tag);
   }
   if (!test_requests(1, requests_.size())) return moved ? Progress::kMoved : Progress::kStuck;
   if (effort == Effort::kPost && sink_.from != nullptr) return Progress::kMoved;

@@ -1,8 +1,8 @@
 // comm/mpi_plugin/mpi_transfer.h -- sends and receives over MPI, each led by a header with the call's key.
 //
-// A short message travels behind its header in one MPI message; a long one follows it in messages of its own, which go
-// straight into place. The header's buffer always has room for a short message, so a peer that sends something
-// unexpected is seen, not truncated.
+// A short message travels behind its header in one MPI message. A long one follows it under a tag of its own, which the
+// header names; its receive is posted when the header has been found to match, and goes straight into place. So nothing
+// a peer may wrongly send can be taken for something else, or be longer than the memory it goes into.
 // Depends on: transport.h, MPI.
 #pragma once
 
@@ -19,6 +19,7 @@ inline constexpr std::size_t kShortMessage = 4096;
 struct MessageHeader {
   CallKey key;
   std::uint64_t bytes = 0;
+  std::int32_t data_tag = 0;  // of what follows a header without data
 };
 
 /// Memory used again and again, and the count of what is under way.
@@ -27,6 +28,7 @@ struct MpiResources {
   std::vector<std::vector<std::byte>> scratch;               // for what is combined after it has arrived
   std::vector<std::unique_ptr<std::byte[]>> still_sending;   // given up while MPI may still read them
   int under_way = 0;
+  std::uint32_t long_messages = 0;  // sent so far
 
   std::unique_ptr<std::byte[]> take_header();
   std::vector<std::byte> take_scratch(std::size_t bytes);
@@ -67,7 +69,10 @@ class MpiRecv final : public MpiTransfer {
 
  private:
   Progress finish(const void* arrived);
+  void post_data(int tag);
 
+  MPI_Comm comm_;
+  int peer_;
   CallKey key_;
   Sink sink_;
   bool header_seen_ = false;
