@@ -12,8 +12,9 @@ using std::chrono::nanoseconds;
 using namespace std::chrono_literals;
 
 // After work was seen, the background thread looks again this often for this long before it sleeps for good: waking it
-// costs the caller microseconds, which calls in quick succession should not pay each time.
-constexpr nanoseconds kLookAgain = 100us;
+// costs the caller microseconds, which calls in quick succession should not pay each time. While callers wait for their
+// calls themselves it is not needed, and each look takes a core from somebody.
+constexpr nanoseconds kLookAgain = 1ms;
 constexpr nanoseconds kLinger = 5ms;
 // Without a bell, others' doings are found only by asking.
 constexpr nanoseconds kAskEvery = 50us;

@@ -361,7 +361,8 @@ TEST_F(TcpControl, NoiseFromStrangersHurtsNobody) {
 
 TEST_F(TcpControl, RunningOutOfDescriptorsDelaysNewcomersOnly) {
   Planes planes = some_planes(1, 2);
-  // The undefined-behaviour sanitizer opens a pipe when it first looks at an object; that must not fall into the famine.
+  // The undefined-behaviour sanitizer opens a pipe when it first looks at an object; that must not fall
+  // into the famine.
   planes[0].add("work goes on", 1);
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
