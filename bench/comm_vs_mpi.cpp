@@ -309,7 +309,10 @@ void run(Rank& rank, const Options& options) {
 
 int main(int count, char** arguments) {
   Options options;
-  CLI::App app("Our collectives beside Open MPI's own; start it with mpirun");
+  int ranks = 2;
+  CLI::App app("Our collectives beside Open MPI's own");
+  app.add_option("--ranks", ranks, "How many ranks to start; under mpirun, those that it started")
+      ->capture_default_str();
   app.add_option("--bytes", options.bytes, "LOW:HIGH, times 4 each")->capture_default_str();
   app.add_option("--op", options.ops, "Operations, separated by commas, or all")->capture_default_str();
   app.add_option("--rounds", options.rounds, "Rounds, of which the median is shown")->capture_default_str();
@@ -317,10 +320,14 @@ int main(int count, char** arguments) {
   app.add_flag("--json", options.json, "One JSON document");
   app.add_flag("!--no-threads", options.threads, "Leave out ranks that are threads");
   CLI11_PARSE(app, count, arguments);
-  RanksOptions ranks;
-  ranks.comm = cli::comm_options({});
-  ranks.comm.flight_directory = "";
-  run_process_rank(
-      detect_launch(), [&](Rank& rank) { run(rank, options); }, ranks);
+  spec::Recipe recipe;
+  recipe.comm.transport = spec::Transport::kMpi;
+  if (detect_launch().kind == Launch::Kind::kSingle) recipe.comm.ranks = ranks;
+  try {
+    cli::start_ranks(recipe, [&](Rank& rank) { run(rank, options); });
+  } catch (const Error& error) {
+    std::fputs(error.block().c_str(), stderr);
+    return 1;
+  }
   return 0;
 }
