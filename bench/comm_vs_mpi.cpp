@@ -138,8 +138,8 @@ void alone(int rank, Body&& body) {
   }
 }
 
-/// Seconds a call on the slowest of so many threads.
-double time_threads(int ranks, Collective op, std::size_t bytes, int calls) {
+/// Seconds a call on the slowest of so many threads; `make` gives each rank its call, with buffers of its own.
+double time_threads(int ranks, int calls, const std::function<std::function<void()>(Group&)>& make) {
   RanksOptions options;
   options.comm = cli::comm_options({});
   options.comm.flight_directory = "";
@@ -147,8 +147,7 @@ double time_threads(int ranks, Collective op, std::size_t bytes, int calls) {
   run_ranks(
       ranks,
       [&](Rank& rank) {
-        Buffers buffers(bytes, ranks);
-        const auto once = [&] { call_ours(rank.world(), op, buffers); };
+        const std::function<void()> once = make(rank.world());
         for (int i = 0; i < 3; ++i) once();
         rank.world().barrier().wait();
         const double start = now();
@@ -159,6 +158,20 @@ double time_threads(int ranks, Collective op, std::size_t bytes, int calls) {
       },
       options);
   return seconds;
+}
+
+double time_threads(int ranks, Collective op, std::size_t bytes, int calls) {
+  return time_threads(ranks, calls, [&](Group& group) {
+    return [&group, op, buffers = std::make_shared<Buffers>(bytes, ranks)] { call_ours(group, op, *buffers); };
+  });
+}
+
+double time_in_place(int ranks, std::size_t bytes, int calls) {
+  return time_threads(ranks, calls, [&](Group& group) {
+    return [&group, data = std::make_shared<std::vector<float>>(bytes / 4, 0.0f)] {
+      group.all_reduce(Buffer{data->data(), data->size(), DType::kF32}, Reduce::kSum).wait();
+    };
+  });
 }
 
 /// The bytes of an all_reduce in place, moved by plain loops: every thread adds up its share of all vectors and stores
@@ -198,29 +211,6 @@ double time_plain_loop(int threads, std::size_t bytes, int calls) {
   work(0);
   for (auto& other : others) other.join();
   return *std::max_element(seconds.begin(), seconds.end());
-}
-
-double time_in_place(int ranks, std::size_t bytes, int calls) {
-  RanksOptions options;
-  options.comm.flight_directory = "";
-  double seconds = 0;
-  run_ranks(
-      ranks,
-      [&](Rank& rank) {
-        std::vector<float> data(bytes / 4, 0.0f);
-        const auto once = [&] {
-          rank.world().all_reduce(Buffer{data.data(), data.size(), DType::kF32}, Reduce::kSum).wait();
-        };
-        once();
-        rank.world().barrier().wait();
-        const double start = now();
-        for (int i = 0; i < calls; ++i) once();
-        double mine = (now() - start) / calls;
-        rank.world().all_reduce(Buffer{&mine, 1, DType::kF64}, Reduce::kMax).wait();
-        if (rank.rank() == 0) seconds = mine;
-      },
-      options);
-  return seconds;
 }
 
 void run(Rank& rank, const Options& options) {

@@ -7,7 +7,7 @@
 #include <set>
 #include <sstream>
 
-#include "trireme/cli/program.h"
+#include "tests/cli/run.h"
 #include "trireme/cost/cost_table.h"
 
 namespace trireme::cli {
@@ -15,17 +15,6 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-
-struct Outcome {
-  int code;
-  std::string out, err;
-};
-
-Outcome run(const std::vector<std::string>& arguments) {
-  std::ostringstream out, err;
-  const int code = run_program(arguments, out, err);
-  return {code, out.str(), err.str()};
-}
 
 TEST(BenchComm, MeasuresEveryOperationWithEveryAlgorithmBesideThePrediction) {
   const Outcome outcome =

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "tests/cli/run.h"
 #include "trireme/base/env.h"
 #include "trireme/base/log.h"
 #include "trireme/base/version.h"
@@ -20,17 +21,6 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 using testing::StartsWith;
-
-struct Outcome {
-  int code;
-  std::string out, err;
-};
-
-Outcome run(const std::vector<std::string>& arguments) {
-  std::ostringstream out, err;
-  const int code = run_program(arguments, out, err);
-  return {code, out.str(), err.str()};
-}
 
 class Program : public testing::Test {
  protected:

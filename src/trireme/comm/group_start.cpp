@@ -252,6 +252,8 @@ void Group::recycle(Operation& operation) noexcept {
   if (auto* board_operation = dynamic_cast<BoardOperation*>(&operation)) {
     free_.emplace_back(board_operation);
   } else {
+    // Its transfers give back what they borrowed from the transport, which the background thread uses too.
+    const auto lock = owner_.engine_.lock();
     delete &operation;
   }
 }
