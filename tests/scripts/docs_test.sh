@@ -11,7 +11,8 @@ while IFS=: read -r document path; do
   fi
 done < <(
   for document in *.md docs/*.md src/trireme/*/README.md; do
-    grep -oE '\]\([^)#:]+\)' "$document" | sed -E "s|^\]\((.*)\)$|$document:\1|" || true
+    # Code in fences is no link, though a lambda looks like one.
+    awk '/^```/ { fenced = !fenced } !fenced' "$document" | grep -oE '\]\([^)#:]+\)' | sed -E "s|^\]\((.*)\)$|$document:\1|" || true
     grep -oE '`(src|tests|bench|scripts|docs|cmake|recipes)/[A-Za-z0-9_./-]*`' "$document" | grep -vE 'NAME|ROOM' | tr -d '`' |
       sed "s|^|$document:|" || true
   done
