@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -310,7 +311,8 @@ TEST(MemoryOfACallGivenUp, IsNotTouchedAnyMore) {
 }
 
 TEST(FlightRecorder, IsWrittenByEveryRankThatFails) {
-  const auto directory = std::filesystem::path(testing::TempDir()) / "trireme_failures_test";
+  // Several runs of the tests may be under way.
+  const auto directory = std::filesystem::path(testing::TempDir()) / fmt::format("trireme_failures_test-{}", getpid());
   std::filesystem::remove_all(directory);
   RanksOptions options = test_options(100ms);
   options.comm.flight_directory = directory.string();
