@@ -17,6 +17,8 @@ constexpr EnvVariable kTable[] = {
     {kTrireme, "TRIREME_COMM_DEADLINE", "how long a communication call may take, e.g. 10m; beats the recipe"},
     {kTrireme, "TRIREME_COMM_ALGORITHM", "algorithm for every collective, e.g. ring; beats the recipe"},
     {kTrireme, "TRIREME_COMM_COSTS", "file with measured link costs, instead of the one in the cache folder"},
+    {kTrireme, "TRIREME_ISA",
+     "instructions that loops may use: plain, v3, v4 or v4bf16; the machine's best when unset"},
     {kTrireme, "TRIREME_JOB_ID", "any text; ranks meet only where all have the same (keeps jobs on one port apart)"},
 
     {kLauncher, "OMPI_COMM_WORLD_RANK", "Open MPI: number of this rank"},

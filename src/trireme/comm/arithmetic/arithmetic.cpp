@@ -1,5 +1,6 @@
 #include "trireme/comm/arithmetic/arithmetic.h"
 
+#include "trireme/base/instruction_set.h"
 #include "trireme/comm/arithmetic/table.h"
 
 namespace trireme::comm {
@@ -7,11 +8,9 @@ namespace {
 
 const ArithmeticTable& best_table() {
 #if defined(__x86_64__)
-  static const ArithmeticTable& table =
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
-          ? kArithmeticV4
-      : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") ? kArithmeticV3
-                                                                         : kArithmeticPlain;
+  static const ArithmeticTable& table = instruction_set() >= InstructionSet::kV4   ? kArithmeticV4
+                                        : instruction_set() == InstructionSet::kV3 ? kArithmeticV3
+                                                                                   : kArithmeticPlain;
   return table;
 #else
   return kArithmeticPlain;

@@ -1,0 +1,51 @@
+// kernels/attention.h -- softmax(scale q k^T + mask) v, tile by tile: no s x s matrix ever exists.
+//
+// FlashAttention's recipe: the forward pass keeps a running maximum and sum for each query row and saves their
+// log-sum-exp; the backward pass computes the tiles' probabilities again from it. Tiles that the mask rules out are not
+// visited, so a causal mask halves the work and a window makes it linear in the sequence.
+//
+// Tensors are [batch, sequence, heads, head size], float, double, bfloat16 or half, any strides but a contiguous last
+// dimension: q, k and v may be views of one fused projection. Queries' heads are a multiple of keys' heads (grouped
+// and multi-query attention); gradients of shared heads are summed in a fixed order. Sums are kept in float (double
+// for double). The same inputs give the same bits whatever the number of threads.
+// Depends on: base.
+#pragma once
+
+#include <cstdint>
+
+#include "trireme/kernels/dropout.h"
+
+namespace at {
+class Tensor;
+}
+
+namespace trireme::kernels {
+
+struct Attention {
+  double scale = 1.0;
+  bool causal = false;      ///< a query sees keys at its own and earlier positions
+  std::int64_t window = 0;  ///< and at most this many positions back, itself included (both ways if not causal); 0: all
+  std::int64_t query_position = 0, key_position = 0;  ///< of the first row: blocks of a longer sequence, caches
+  /// Packed documents: int32 [batch, sequence] each, equal numbers see each other, a document's tokens are neighbours.
+  /// Undefined both: all tokens of a row are one document.
+  const at::Tensor* query_documents = nullptr;
+  const at::Tensor* key_documents = nullptr;
+  /// Of probabilities, after the softmax; the number of (sample, head, query, key) is drawn by global indices.
+  const AttentionDropout* dropout = nullptr;
+};
+
+/// `out` like q; `lse` float (double) [batch, heads, queries]: log-sum-exp of a row's scores, -inf where it sees no key
+/// (its output is then zero). Both are written in full.
+void attention_forward(at::Tensor& out, at::Tensor& lse, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const Attention& options);
+
+/// `dq`, `dk`, `dv` like q, k, v (any strides: views of one fused gradient) are overwritten. `lse` and `out` may come
+/// from more keys than k has, as when blocks of keys pass round a ring: the gradients are then those of this block.
+void attention_backward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at::Tensor& dout, const at::Tensor& q,
+                        const at::Tensor& k, const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+                        const Attention& options);
+
+/// Joins the results over two sets of keys, `out` and `lse` taking in the other's: what a ring does with each block.
+void attention_merge(at::Tensor& out, at::Tensor& lse, const at::Tensor& other_out, const at::Tensor& other_lse);
+
+}  // namespace trireme::kernels

@@ -1,0 +1,37 @@
+// kernels/dropout.h -- dropout whose coin for each element is a function of (seed, name, step, global index).
+//
+// The same elements fall whatever the layout, the order of calls or the number of threads, and a recomputed layer drops
+// what it dropped before without a saved mask. A coin is 32 random bits against an integer threshold.
+// Depends on: base.
+#pragma once
+
+#include <cstdint>
+
+#include "trireme/base/random.h"
+
+namespace at {
+class Tensor;
+}
+
+namespace trireme::kernels {
+
+struct Dropout {
+  Random stream;  ///< of this layer and step
+  double p = 0;   ///< in [0, 1): the share that falls; the rest is divided by 1 - p
+};
+
+/// x [rows, width] in place. `row_index` int64 [rows] numbers the rows globally: the coin of (r, c) is number
+/// row_index[r] * columns_total + first_column + c, so that a slice of the columns draws its own coins.
+/// The backward pass is the same call on the gradient.
+void dropout_(at::Tensor& x, const Dropout& dropout, const at::Tensor& row_index, std::int64_t first_column,
+              std::int64_t columns_total);
+
+/// For probabilities inside attention: coins by (sample, head, query position, key position).
+struct AttentionDropout {
+  Random stream;
+  double p = 0;
+  const at::Tensor* samples = nullptr;  ///< int64 [batch]: each row's global sample number
+  std::int64_t first_head = 0;          ///< global number of the first head, where heads are split
+};
+
+}  // namespace trireme::kernels

@@ -1,0 +1,31 @@
+// kernels/embedding.h -- rows of a table by number, and the sum of their gradients.
+//
+// Depends on: base.
+#pragma once
+
+#include <cstdint>
+
+namespace at {
+class Tensor;
+}
+
+namespace trireme::kernels {
+
+/// out[r] = table[ids[r] - first_row], plus `table2[ids2[r]]` where those are defined (learned positions), in one pass;
+/// zero for ids outside [first_row, first_row + rows of the table): a slice of a vocabulary. `ids` int64, any shape;
+/// out [.., width].
+struct EmbeddingForward {
+  at::Tensor& out;
+  const at::Tensor& ids;
+  const at::Tensor& table;
+  const at::Tensor& ids2;
+  const at::Tensor& table2;
+  std::int64_t first_row = 0;
+};
+void embedding_forward(const EmbeddingForward& call);
+
+/// dtable[ids[r] - first_row] += dout[r], in float (double), rows of one id in ascending r whatever the number of
+/// threads.
+void embedding_backward(at::Tensor& dtable, const at::Tensor& ids, const at::Tensor& dout, std::int64_t first_row);
+
+}  // namespace trireme::kernels

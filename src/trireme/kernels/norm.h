@@ -1,0 +1,56 @@
+// kernels/norm.h -- layer and root-mean-square normalisation over the last dimension, with the residual sum they
+// follow.
+//
+// x is [rows, width], contiguous rows; float, double, bfloat16 or half. Statistics are float (double for double) and
+// computed in two passes over a row that is in the cache. Sums over rows (gradients of weights) have a fixed order,
+// whatever the number of threads.
+// Depends on: base.
+#pragma once
+
+namespace at {
+class Tensor;
+}
+
+namespace trireme::kernels {
+
+enum class NormKind { kLayer, kRms };
+
+struct Norm {
+  NormKind kind = NormKind::kLayer;
+  double epsilon = 1e-5;
+  /// Gemma's and some others' convention: the stored weight is added to one.
+  bool unit_offset = false;
+};
+
+/// y = norm(x) * weight + bias. `weight`, `bias` may be undefined. `mean` (layer norm only; may be undefined otherwise)
+/// and `rstd` are float (double) [rows]; undefined tensors are not written (inference).
+/// With `residual` defined: sum = x + residual is written to `sum` first and normalised instead of x, in one pass.
+struct NormForward {
+  const at::Tensor& x;
+  const at::Tensor& residual;
+  const at::Tensor& weight;
+  const at::Tensor& bias;
+  at::Tensor& y;
+  at::Tensor& sum;
+  at::Tensor& mean;
+  at::Tensor& rstd;
+};
+void norm_forward(const NormForward& call, const Norm& norm);
+
+/// dx = the gradient through the normalisation, plus `dsum` where that is defined (the gradient that the residual
+/// stream brings along); dx may be dsum itself. `dweight`, `dbias` float (double) [width] are added to; undefined ones
+/// are left out.
+struct NormBackward {
+  const at::Tensor& dy;
+  const at::Tensor& x;  ///< what was normalised
+  const at::Tensor& weight;
+  const at::Tensor& mean;
+  const at::Tensor& rstd;
+  const at::Tensor& dsum;
+  at::Tensor& dx;
+  at::Tensor& dweight;
+  at::Tensor& dbias;
+};
+void norm_backward(const NormBackward& call, const Norm& norm);
+
+}  // namespace trireme::kernels

@@ -1,0 +1,21 @@
+// kernels/rotary.h -- rotary positions: pairs of a head's numbers turned by position x frequency.
+//
+// Depends on: base.
+#pragma once
+
+namespace at {
+class Tensor;
+}
+
+namespace trireme::kernels {
+
+/// Which numbers of a head form a pair: i and i + d/2 (Llama's published weights) or 2i and 2i + 1 (the paper's).
+enum class RotaryPairs { kHalves, kNeighbours };
+
+/// x [batch, sequence, heads, head size] in place, last dimension contiguous, other strides free. `cosines` and `sines`
+/// float (double for double) [positions, rotated/2], row p for position p, any scaling included; the first `rotated`
+/// numbers of a head turn, the rest stay. `positions` int64 [batch, sequence]. `inverse` turns back: the gradient.
+void rotary_(at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines, const at::Tensor& positions,
+             RotaryPairs pairs, bool inverse);
+
+}  // namespace trireme::kernels
