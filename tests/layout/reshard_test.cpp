@@ -147,6 +147,19 @@ TEST(Reshard, OneNewRankIsFedByAllCopies) {
   EXPECT_EQ(volume(plan_reshard(from, to, 2, {.sent_bytes = {}, .grain_bytes = 1 << 20})).messages, 2U);
 }
 
+TEST(Reshard, SparesARankThatAloneHasSomethingElse) {
+  // Grouped queries: rows 0 and 1 of q on rank 0 alone, 2 and 3 on rank 1 alone, both rows of k on both. A new rank
+  // that wants the first half of q, and k, must get k from rank 1.
+  const std::vector<Block> blocks{{4, 2}, {2, 1}};
+  const auto from = place_all(parse_mesh("tp=2"), "qk", {6}, [&](Placing& p) { p.split_blocks(0, "tp", blocks); });
+  std::vector<Placement> to(3, {.name = "qk", .shape = {6}, .pieces = {}, .partition = {}});
+  to[2].pieces = {{.box = {.begin = {0}, .end = {2}}}, {.box = {.begin = {4}, .end = {6}}}};
+  EXPECT_EQ(to_text(plan_reshard(from, to, 1, {.sent_bytes = {}, .grain_bytes = 1})),
+            "qk: 0 elements stay on their rank, 4 move in 2 messages\n"
+            "  0 -> 2: [0,2) to [0,2)\n"
+            "  1 -> 2: [2,4) to [2,4)\n");
+}
+
 TEST(Reshard, SmallTensorsTakeTurnsWhenWhatWasSentIsCarriedAlong) {
   const auto from = place_all(parse_mesh("dp=3"), "w", {5}, [](Placing&) {});
   const auto to = place_all(parse_mesh("dp=4"), "w", {5}, [](Placing&) {});
