@@ -15,12 +15,14 @@
 #include <numeric>
 #include <vector>
 
+#include "trireme/base/instruction_set.h"
 #include "trireme/layout/hash.h"
 #include "trireme/layout/placing.h"
 #include "trireme/layout/reshard.h"
 
 namespace {
 
+using namespace trireme;
 using namespace trireme::layout;
 
 constexpr int kRounds = 9;
@@ -44,23 +46,22 @@ void bench_hash() {
   std::uint64_t sink = 0;  // printed: what nobody reads is not computed
   fmt::print("{:<16}{:>12}{:>12}{:>8}\n", "hash of 64 MiB", "hash GB/s", "sum GB/s", "ratio");
   for (const std::size_t element_bytes : {1, 2, 4, 8}) {
-    for (const Vectors vectors : {Vectors::kNone, Vectors::kAvx2, Vectors::kAvx512}) {
-      if (vectors > widest_vectors()) continue;
+    for (const InstructionSet set : {InstructionSet::kPlain, InstructionSet::kV3, InstructionSet::kV4}) {
+      if (set > machine_instruction_set()) continue;
+      const UseInstructionSet use(set);
       std::vector<double> ours, beside;
       for (int round = 0; round < kRounds; ++round) {
         // Another place each round, or the compiler could see that it need not look again.
         const Run run{.global = round, .local = 0, .count = bytes / static_cast<Index>(element_bytes)};
-        ours.push_back(seconds([&] { sink += tensor_hash(std::span(&run, 1), memory, element_bytes, vectors); }));
+        ours.push_back(seconds([&] { sink += tensor_hash(std::span(&run, 1), memory, element_bytes); }));
         memory[static_cast<std::size_t>(round)] ^= std::byte{1};
         beside.push_back(seconds([&] {
           const auto* words = reinterpret_cast<const std::uint64_t*>(memory.data());
           sink += std::accumulate(words, words + memory.size() / 8, std::uint64_t{0});
         }));
       }
-      constexpr const char* kNames[] = {"plain", "AVX2", "AVX-512"};
       const double gigabytes = static_cast<double>(bytes) * 1e-9;
-      fmt::print("{:<16}{:>12.2f}{:>12.2f}{:>8.2f}\n",
-                 fmt::format("{} bytes, {}", element_bytes, kNames[static_cast<int>(vectors)]),
+      fmt::print("{:<16}{:>12.2f}{:>12.2f}{:>8.2f}\n", fmt::format("{} bytes, {}", element_bytes, to_string(set)),
                  gigabytes / median(ours), gigabytes / median(beside), median(beside) / median(ours));
     }
   }

@@ -8,6 +8,7 @@
 
 #include "tests/layout/random_layouts.h"
 #include "trireme/base/error.h"
+#include "trireme/base/instruction_set.h"
 
 namespace trireme::layout {
 namespace {
@@ -90,11 +91,11 @@ TEST(TensorHash, EqualsThePlainSumForEverySizeLengthAndAlignment) {
         for (Index i = 0; i < count; ++i) elements_of[static_cast<std::size_t>(i) + 2] = 5000 + i;
         const layout::Run run{.global = 5000, .local = 2, .count = count};
         const std::uint64_t expected = plain_hash(elements_of, bytes, element_bytes);
-        for (const Vectors vectors : {Vectors::kNone, Vectors::kAvx2, Vectors::kAvx512}) {
-          if (vectors > widest_vectors()) continue;
-          EXPECT_EQ(tensor_hash(std::span(&run, 1), bytes, element_bytes, vectors), expected)
-              << element_bytes << " bytes, " << count << " elements, shifted by " << shift << ", vectors "
-              << static_cast<int>(vectors);
+        for (const InstructionSet set : {InstructionSet::kPlain, InstructionSet::kV3, InstructionSet::kV4}) {
+          if (set > machine_instruction_set()) continue;
+          const UseInstructionSet use(set);
+          EXPECT_EQ(tensor_hash(std::span(&run, 1), bytes, element_bytes), expected)
+              << element_bytes << " bytes, " << count << " elements, shifted by " << shift << ", " << to_string(set);
         }
       }
     }

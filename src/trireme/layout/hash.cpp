@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "trireme/base/error.h"
+#include "trireme/base/instruction_set.h"
 
 namespace trireme::layout {
 namespace {
@@ -44,43 +45,31 @@ template <typename Word>
 #if defined(__x86_64__)
 // The same source for wider vectors. Whole numbers: the sums agree in every bit.
 template <typename Word>
-[[gnu::target("avx2")]] std::uint64_t hash_avx2(std::span<const Run> runs, const std::byte* data) {
+[[gnu::target("avx2")]] std::uint64_t hash_v3(std::span<const Run> runs, const std::byte* data) {
   return hash_of_runs<Word>(runs, data);
 }
 // AVX-512 DQ brings the 64-bit multiplication that AVX2 has to put together from halves.
 template <typename Word>
-[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")]] std::uint64_t hash_avx512(
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")]] std::uint64_t hash_v4(
     std::span<const Run> runs, const std::byte* data) {
   return hash_of_runs<Word>(runs, data);
 }
 #endif
 
 template <typename Word>
-std::uint64_t hash(std::span<const Run> runs, const std::byte* data, [[maybe_unused]] Vectors vectors) {
+std::uint64_t hash(std::span<const Run> runs, const std::byte* data) {
 #if defined(__x86_64__)
-  if (vectors == Vectors::kAvx512) return hash_avx512<Word>(runs, data);
-  if (vectors == Vectors::kAvx2) return hash_avx2<Word>(runs, data);
+  if (instruction_set() >= InstructionSet::kV4) return hash_v4<Word>(runs, data);
+  if (instruction_set() >= InstructionSet::kV3) return hash_v3<Word>(runs, data);
 #endif
   return hash_of_runs<Word>(runs, data);
 }
 
 }  // namespace
 
-Vectors widest_vectors() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    return Vectors::kAvx512;
-  }
-  if (__builtin_cpu_supports("avx2")) return Vectors::kAvx2;
-#endif
-  return Vectors::kNone;
-}
-
 std::uint64_t mix(Index global, std::uint64_t bits) { return mixed(static_cast<std::uint64_t>(global), bits); }
 
-std::uint64_t tensor_hash(std::span<const Run> runs, std::span<const std::byte> bytes, std::size_t element_bytes,
-                          Vectors vectors) {
-  TRIREME_CHECK(vectors <= widest_vectors(), "this machine lacks the instructions asked for");
+std::uint64_t tensor_hash(std::span<const Run> runs, std::span<const std::byte> bytes, std::size_t element_bytes) {
   if (element_bytes != 1 && element_bytes != 2 && element_bytes != 4 && element_bytes != 8) {
     throw ConfigError(fmt::format("elements of {} bytes cannot be hashed", element_bytes),
                       "view them as elements of 1, 2, 4 or 8 bytes");
@@ -92,13 +81,13 @@ std::uint64_t tensor_hash(std::span<const Run> runs, std::span<const std::byte> 
   }
   switch (element_bytes) {
     case 1:
-      return hash<std::uint8_t>(runs, bytes.data(), vectors);
+      return hash<std::uint8_t>(runs, bytes.data());
     case 2:
-      return hash<std::uint16_t>(runs, bytes.data(), vectors);
+      return hash<std::uint16_t>(runs, bytes.data());
     case 4:
-      return hash<std::uint32_t>(runs, bytes.data(), vectors);
+      return hash<std::uint32_t>(runs, bytes.data());
     default:
-      return hash<std::uint64_t>(runs, bytes.data(), vectors);
+      return hash<std::uint64_t>(runs, bytes.data());
   }
 }
 
