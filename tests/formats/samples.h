@@ -1,0 +1,94 @@
+// What the tests of file formats share: folders that vanish, files by hand, and the fixtures made with the reference.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/formats/safetensors.h"
+
+namespace trireme::formats {
+
+namespace fs = std::filesystem;
+
+inline fs::path fixtures() { return TRIREME_FIXTURES; }
+
+/// A folder of this process's own, gone with the test.
+class Folder : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / fmt::format("trireme_formats_{}", ::getpid());
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  fs::path folder_;
+};
+
+inline std::string read_all(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  EXPECT_TRUE(file) << path;
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+inline void write_all(const fs::path& path, std::string_view text) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  ASSERT_TRUE(file.flush()) << path;
+}
+
+/// Name -> content of every file in a folder.
+inline std::map<std::string, std::string> contents(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::directory_iterator(folder))
+    files[entry.path().filename().string()] = read_all(entry.path());
+  return files;
+}
+
+inline std::span<const std::byte> as_bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
+inline std::string as_text(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+/// A safetensors file around a header, whatever that is.
+inline std::string file_with(std::string_view header, std::string_view data = "") {
+  std::string out(8, '\0');
+  const std::uint64_t length = header.size();
+  std::memcpy(out.data(), &length, 8);
+  return out.append(header).append(data);
+}
+
+/// The message of the Error of type E that `body` throws.
+template <typename E, typename Body>
+std::string message_of(Body&& body) {
+  try {
+    body();
+  } catch (const E& error) {
+    return error.message();
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "another kind of error: " << error.what();
+    return {};
+  }
+  ADD_FAILURE() << "no error";
+  return {};
+}
+
+/// What scripts/make-fixtures/checkpoints puts into a tensor.
+inline std::string pattern(const std::string& name, std::size_t bytes) {
+  // Python counts characters, not bytes.
+  const auto characters = std::count_if(name.begin(), name.end(), [](char c) { return (c & 0xC0) != 0x80; });
+  std::string out(bytes, '\0');
+  for (std::size_t i = 0; i < bytes; ++i)
+    out[i] = static_cast<char>((static_cast<std::size_t>(characters) * 31 + i) % 251);
+  return out;
+}
+
+}  // namespace trireme::formats
