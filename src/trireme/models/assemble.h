@@ -1,0 +1,55 @@
+// models/assemble.h -- layers from a shape: names, sizes and starting rules of every parameter, in one place.
+//
+// Our names: embedding.tokens, embedding.positions, layers.N.attention.{norm,qkv,out}, layers.N.cross.{norm,q,kv,out},
+// layers.N.mlp.{norm,in,out}, norm, head, each with .weight and .bias; encoder.layers.N for an encoder beside a
+// decoder.
+// Depends on: base, spec, kernels, nn.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "trireme/kernels/activation.h"
+#include "trireme/nn/attention.h"
+#include "trireme/nn/block.h"
+#include "trireme/nn/embedding.h"
+#include "trireme/nn/head.h"
+#include "trireme/nn/mlp.h"
+#include "trireme/spec/model_shape.h"
+
+namespace trireme::models {
+
+kernels::Activation to_kernel(spec::Activation activation);
+
+enum class BlockKind : std::uint8_t {
+  kPlain,                 ///< a decoder's, or BERT's: attention and MLP, masked as the shape says
+  kEncoder,               ///< sees all of its tokens
+  kDecoderBesideEncoder,  ///< attention, attention to the encoder's output, MLP
+};
+
+class Assembly {
+ public:
+  Assembly(nn::Params& params, const spec::ModelShape& shape, bool recompute_core);
+
+  std::unique_ptr<nn::UnaryLayer> embedding(nn::Stream stream);
+  std::unique_ptr<nn::Layer> block(const std::string& name, std::int64_t layer, BlockKind kind);
+  std::unique_ptr<nn::Layer> head(std::int64_t chunk_bytes);
+  nn::Norm norm(const std::string& name);
+  std::unique_ptr<nn::Layer> linear_layer(const std::string& name, std::int64_t in, std::int64_t out, bool bias);
+
+ private:
+  /// What a matrix starts as. `residual`: it ends a residual branch.
+  nn::Init matrix_init(std::int64_t in, std::int64_t out, bool residual) const;
+  nn::Linear linear(const std::string& name, std::int64_t in, std::int64_t out, bool bias, bool residual = false);
+  nn::Branch attention(const std::string& name, std::int64_t layer, BlockKind kind);
+  nn::Branch cross(const std::string& name);
+  nn::Branch mlp(const std::string& name);
+  nn::AttentionShape attention_shape(const std::string& name) const;
+
+  nn::Params& params_;
+  const spec::ModelShape& shape_;
+  bool recompute_core_;
+  std::shared_ptr<nn::RotaryTable> rotary_;  // of all layers
+};
+
+}  // namespace trireme::models

@@ -1,0 +1,105 @@
+// BERT's encoder with its masked-LM head.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "trireme/formats/format_error.h"
+#include "trireme/models/families/families.h"
+
+namespace trireme::models {
+namespace {
+
+constexpr std::string_view kPrefixes[] = {"bert."};
+
+spec::ModelShape read_config(const formats::HfConfig& config) {
+  spec::ModelShape shape = spec::family_shape(spec::Family::kBert);
+  shape.vocabulary = config.get<std::int64_t>("vocab_size");
+  shape.width = config.get<std::int64_t>("hidden_size");
+  shape.layers = config.get<std::int64_t>("num_hidden_layers");
+  shape.heads = shape.kv_heads = config.get<std::int64_t>("num_attention_heads");
+  if (shape.heads < 1 || shape.width % shape.heads != 0) {
+    unsupported(config, "num_attention_heads", std::to_string(shape.heads),
+                fmt::format("it must divide hidden_size = {}", shape.width));
+  }
+  shape.head_size = shape.width / shape.heads;
+  shape.inner = config.get<std::int64_t>("intermediate_size");
+  shape.positions = config.get_or<std::int64_t>("max_position_embeddings", 512);
+  shape.segments = config.get_or<std::int64_t>("type_vocab_size", 2);
+  shape.activation = activation_named(config, "hidden_act", "gelu");
+  shape.epsilon = config.get_or<double>("layer_norm_eps", 1e-12);
+  shape.dropout = config.get_or<double>("hidden_dropout_prob", 0.1);
+  shape.attention_dropout = config.get_or<double>("attention_probs_dropout_prob", 0.1);
+  shape.init_std = config.get_or<double>("initializer_range", 0.02);
+  shape.tied = config.get_or<bool>("tie_word_embeddings", true);
+  const auto positions = config.get_or<std::string>("position_embedding_type", "absolute");
+  if (positions != "absolute") {
+    unsupported(config, "position_embedding_type", formats::shown(positions), "supported is absolute");
+  }
+  if (config.get_or<bool>("is_decoder", false)) unsupported(config, "is_decoder", "true", "set it to false");
+  return shape;
+}
+
+void write_config(const spec::ModelShape& shape, formats::HfConfig& config) {
+  config.set("vocab_size", shape.vocabulary);
+  config.set("hidden_size", shape.width);
+  config.set("num_hidden_layers", shape.layers);
+  config.set("num_attention_heads", shape.heads);
+  config.set("intermediate_size", shape.inner);
+  config.set("max_position_embeddings", shape.positions);
+  config.set("type_vocab_size", shape.segments);
+  config.set("hidden_act", published_name(shape.activation));
+  config.set("layer_norm_eps", shape.epsilon);
+  config.set("hidden_dropout_prob", shape.dropout);
+  config.set("attention_probs_dropout_prob", shape.attention_dropout);
+  config.set("initializer_range", shape.init_std);
+  config.set("tie_word_embeddings", shape.tied);
+}
+
+std::vector<PublishedTensor> tensors(Model& model, const std::string& prefix) {
+  const std::int64_t width = model.shape.heads * model.shape.head_size;
+  TensorList list(model);
+  const auto pair = [&](const std::string& name, const std::string& param) {
+    list.add(name + ".weight", param + ".weight");
+    list.add(name + ".bias", param + ".bias");
+  };
+  list.add(prefix + "embeddings.word_embeddings.weight", "embedding.tokens.weight");
+  list.add(prefix + "embeddings.position_embeddings.weight", "embedding.positions.weight");
+  list.add(prefix + "embeddings.token_type_embeddings.weight", "embedding.segments.weight");
+  pair(prefix + "embeddings.LayerNorm", "embedding.norm");
+  for (std::int64_t layer = 0; layer < model.shape.layers; ++layer) {
+    const std::string theirs = fmt::format("{}encoder.layer.{}.", prefix, layer),
+                      ours = fmt::format("layers.{}.", layer);
+    std::int64_t row = 0;
+    for (const char* name : {"query", "key", "value"}) {
+      for (const char* kind : {"weight", "bias"}) {
+        list.add_rows(fmt::format("{}attention.self.{}.{}", theirs, name, kind),
+                      fmt::format("{}attention.qkv.{}", ours, kind), row, width);
+      }
+      row += width;
+    }
+    pair(theirs + "attention.output.dense", ours + "attention.out");
+    pair(theirs + "attention.output.LayerNorm", ours + "attention.norm");
+    pair(theirs + "intermediate.dense", ours + "mlp.in");
+    pair(theirs + "output.dense", ours + "mlp.out");
+    pair(theirs + "output.LayerNorm", ours + "mlp.norm");
+  }
+  pair("cls.predictions.transform.dense", "head.dense");
+  pair("cls.predictions.transform.LayerNorm", "head.norm");
+  list.add("cls.predictions.bias", "head.bias");
+  const bool tied = model.shape.tied;
+  list.add("cls.predictions.decoder.weight", tied ? "embedding.tokens.weight" : "head.weight", false, tied);
+  list.add("cls.predictions.decoder.bias", "head.bias", false, true);
+  return list.take();
+}
+
+}  // namespace
+
+const FamilyFormat kBertFormat{.model_type = "bert",
+                               .architecture = "BertForMaskedLM",
+                               .family = spec::Family::kBert,
+                               .read_config = read_config,
+                               .write_config = write_config,
+                               .tensors = tensors,
+                               .prefixes = kPrefixes};
+
+}  // namespace trireme::models

@@ -1,0 +1,33 @@
+// models/families/families.h -- the family files' entries, listed once for published.cpp.
+#pragma once
+
+#include "trireme/models/published.h"
+
+namespace trireme::models {
+
+extern const FamilyFormat kGpt2Format, kLlamaFormat, kMistralFormat, kQwen2Format, kQwen3Format, kBertFormat;
+
+/// The activation of a published name ("gelu_new", "silu"), and back; a FormatError listing what there is.
+spec::Activation activation_named(const formats::HfConfig& config, std::string_view key, std::string_view otherwise);
+std::string_view published_name(spec::Activation activation);
+
+/// Refuses a feature that we do not compute: FormatError naming the key, its value and what is supported.
+[[noreturn]] void unsupported(const formats::HfConfig& config, std::string_view key, const std::string& value,
+                              const std::string& supported);
+
+/// Adds published tensors one by one.
+class TensorList {
+ public:
+  explicit TensorList(Model& model) : model_(model) {}
+  /// All rows of the parameter.
+  void add(std::string name, const std::string& param, bool transposed = false, bool optional = false);
+  /// The next rows of it: q, k and v of one fused projection.
+  void add_rows(std::string name, const std::string& param, std::int64_t first_row, std::int64_t rows);
+  std::vector<PublishedTensor> take() { return std::move(tensors_); }
+
+ private:
+  Model& model_;
+  std::vector<PublishedTensor> tensors_;
+};
+
+}  // namespace trireme::models

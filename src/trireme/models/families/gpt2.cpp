@@ -1,0 +1,89 @@
+// GPT-2 and, at other sizes, GPT-3: weights of projections are published as [in, out].
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "trireme/models/families/families.h"
+
+namespace trireme::models {
+namespace {
+
+constexpr std::string_view kPrefixes[] = {"transformer.", ""};
+
+spec::ModelShape read_config(const formats::HfConfig& config) {
+  spec::ModelShape shape = spec::family_shape(spec::Family::kGpt2);
+  shape.vocabulary = config.get<std::int64_t>("vocab_size");
+  shape.positions = config.get_or<std::int64_t>("n_positions", 1024);
+  shape.width = config.get<std::int64_t>("n_embd");
+  shape.layers = config.get<std::int64_t>("n_layer");
+  shape.heads = shape.kv_heads = config.get<std::int64_t>("n_head");
+  if (shape.heads < 1 || shape.width % shape.heads != 0) {
+    unsupported(config, "n_head", std::to_string(shape.heads), fmt::format("it must divide n_embd = {}", shape.width));
+  }
+  shape.head_size = shape.width / shape.heads;
+  shape.inner = config.get_or<std::int64_t>("n_inner", 4 * shape.width);
+  shape.activation = activation_named(config, "activation_function", "gelu_new");
+  shape.epsilon = config.get_or<double>("layer_norm_epsilon", 1e-5);
+  shape.tied = config.get_or<bool>("tie_word_embeddings", true);
+  shape.init_std = config.get_or<double>("initializer_range", 0.02);
+  shape.dropout = config.get_or<double>("resid_pdrop", 0.1);
+  shape.attention_dropout = config.get_or<double>("attn_pdrop", 0.1);
+  if (!config.get_or<bool>("scale_attn_weights", true)) {
+    unsupported(config, "scale_attn_weights", "false", "only scaled attention is supported");
+  }
+  if (config.get_or<bool>("scale_attn_by_inverse_layer_idx", false)) {
+    unsupported(config, "scale_attn_by_inverse_layer_idx", "true", "set it to false");
+  }
+  return shape;
+}
+
+void write_config(const spec::ModelShape& shape, formats::HfConfig& config) {
+  config.set("vocab_size", shape.vocabulary);
+  config.set("n_positions", shape.positions);
+  config.set("n_embd", shape.width);
+  config.set("n_layer", shape.layers);
+  config.set("n_head", shape.heads);
+  config.set("n_inner", shape.inner);
+  config.set("activation_function", published_name(shape.activation));
+  config.set("layer_norm_epsilon", shape.epsilon);
+  config.set("tie_word_embeddings", shape.tied);
+  config.set("initializer_range", shape.init_std);
+  config.set("resid_pdrop", shape.dropout);
+  config.set("embd_pdrop", shape.dropout);
+  config.set("attn_pdrop", shape.attention_dropout);
+}
+
+std::vector<PublishedTensor> tensors(Model& model, const std::string& prefix) {
+  TensorList list(model);
+  list.add(prefix + "wte.weight", "embedding.tokens.weight");
+  list.add(prefix + "wpe.weight", "embedding.positions.weight");
+  for (std::int64_t layer = 0; layer < model.shape.layers; ++layer) {
+    const std::string theirs = fmt::format("{}h.{}.", prefix, layer), ours = fmt::format("layers.{}.", layer);
+    const auto pair = [&](const char* name, const char* param, bool transposed) {
+      list.add(fmt::format("{}{}.weight", theirs, name), fmt::format("{}{}.weight", ours, param), transposed);
+      list.add(fmt::format("{}{}.bias", theirs, name), fmt::format("{}{}.bias", ours, param));
+    };
+    pair("ln_1", "attention.norm", false);
+    pair("attn.c_attn", "attention.qkv", true);
+    pair("attn.c_proj", "attention.out", true);
+    pair("ln_2", "mlp.norm", false);
+    pair("mlp.c_fc", "mlp.in", true);
+    pair("mlp.c_proj", "mlp.out", true);
+  }
+  list.add(prefix + "ln_f.weight", "norm.weight");
+  list.add(prefix + "ln_f.bias", "norm.bias");
+  list.add("lm_head.weight", model.shape.tied ? "embedding.tokens.weight" : "head.weight", false, model.shape.tied);
+  return list.take();
+}
+
+}  // namespace
+
+const FamilyFormat kGpt2Format{.model_type = "gpt2",
+                               .architecture = "GPT2LMHeadModel",
+                               .family = spec::Family::kGpt2,
+                               .read_config = read_config,
+                               .write_config = write_config,
+                               .tensors = tensors,
+                               .prefixes = kPrefixes};
+
+}  // namespace trireme::models

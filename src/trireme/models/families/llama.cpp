@@ -1,0 +1,231 @@
+// Llama 2 and 3, Mistral, Qwen 2.5 and 3: one body, four sets of features.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "trireme/formats/format_error.h"
+#include "trireme/models/families/families.h"
+
+namespace trireme::models {
+namespace {
+
+constexpr std::string_view kPrefixes[] = {"model.", ""};
+
+void read_rotary(const formats::HfConfig& config, spec::ModelShape& shape, double base) {
+  spec::Rotary& rotary = shape.rotary;
+  // Newer files keep everything about rotary positions in rope_parameters, older ones beside and in rope_scaling.
+  const bool newer = config.json().contains("rope_parameters") && config.json()["rope_parameters"].is_object();
+  const std::string in = newer ? "rope_parameters." : "rope_scaling.";
+  rotary.base = config.find<double>(newer ? "rope_parameters.rope_theta" : "rope_theta").value_or(base);
+  const auto type =
+      config.find<std::string>(in + "rope_type").value_or(config.get_or<std::string>(in + "type", "default"));
+  rotary.original_positions = config.get_or<std::int64_t>(in + "original_max_position_embeddings", shape.positions);
+  if (type == "default") {
+    rotary.scaling = spec::RotaryScaling::kNone;
+    return;
+  }
+  rotary.factor = config.get<double>(in + "factor");
+  if (type == "linear") {
+    rotary.scaling = spec::RotaryScaling::kLinear;
+  } else if (type == "llama3") {
+    rotary.scaling = spec::RotaryScaling::kLlama3;
+    rotary.low_frequency = config.get<double>(in + "low_freq_factor");
+    rotary.high_frequency = config.get<double>(in + "high_freq_factor");
+    rotary.original_positions = config.get<std::int64_t>(in + "original_max_position_embeddings");
+  } else if (type == "yarn") {
+    rotary.scaling = spec::RotaryScaling::kYarn;
+    rotary.beta_fast = config.get_or<double>(in + "beta_fast", 32);
+    rotary.beta_slow = config.get_or<double>(in + "beta_slow", 1);
+    rotary.attention_factor = config.get_or<double>(in + "attention_factor", 0);
+    rotary.truncate = config.get_or<bool>(in + "truncate", true);
+    for (const char* key : {"mscale", "mscale_all_dim"}) {
+      if (config.find<double>(in + key)) unsupported(config, in + key, "set", "leave it out");
+    }
+  } else {
+    unsupported(config, in + "rope_type", formats::shown(type), "supported are default, linear, llama3 and yarn");
+  }
+}
+
+/// Which layers see a window only: all (Mistral), or those that the configuration says (Qwen).
+void read_window(const formats::HfConfig& config, spec::ModelShape& shape) {
+  const auto window = config.find<std::int64_t>("sliding_window");
+  shape.window = 0;
+  if (shape.family == spec::Family::kMistral) {
+    shape.window = window.value_or(0);
+    return;
+  }
+  const bool qwen = shape.family == spec::Family::kQwen2 || shape.family == spec::Family::kQwen3;
+  if (!qwen || !window || !config.get_or<bool>("use_sliding_window", false)) return;
+  shape.window = *window;
+  shape.window_layers = spec::WindowLayers::kFrom;
+  shape.window_from = config.get_or<std::int64_t>("max_window_layers", shape.layers);
+  if (const auto types = config.find<std::vector<std::string>>("layer_types")) {
+    for (std::size_t layer = 0; layer < types->size(); ++layer) {
+      const bool windowed = static_cast<std::int64_t>(layer) >= shape.window_from;
+      if (((*types)[layer] == "sliding_attention") != windowed) {
+        unsupported(config, "layer_types", "another choice of layers than max_window_layers",
+                    fmt::format("layers {} and above with sliding_attention, the others with full_attention",
+                                shape.window_from));
+      }
+    }
+  }
+}
+
+spec::ModelShape read(const formats::HfConfig& config, spec::Family family) {
+  spec::ModelShape shape = spec::family_shape(family);
+  shape.vocabulary = config.get<std::int64_t>("vocab_size");
+  shape.width = config.get<std::int64_t>("hidden_size");
+  shape.layers = config.get<std::int64_t>("num_hidden_layers");
+  shape.heads = config.get<std::int64_t>("num_attention_heads");
+  shape.inner = config.get<std::int64_t>("intermediate_size");
+  shape.positions = config.get_or<std::int64_t>("max_position_embeddings", 2048);
+  const std::int64_t default_kv =
+      family == spec::Family::kMistral ? 8 : (family == spec::Family::kLlama ? shape.heads : 32);
+  shape.kv_heads = config.get_or<std::int64_t>("num_key_value_heads", default_kv);
+  const std::int64_t head_size =
+      family == spec::Family::kQwen3 ? 128 : (shape.heads > 0 ? shape.width / shape.heads : 0);
+  shape.head_size = config.get_or<std::int64_t>("head_dim", head_size);
+  shape.activation = activation_named(config, "hidden_act", "silu");
+  shape.epsilon = config.get_or<double>("rms_norm_eps", 1e-6);
+  shape.tied = config.get_or<bool>("tie_word_embeddings", false);
+  shape.init_std = config.get_or<double>("initializer_range", 0.02);
+  shape.attention_dropout = config.get_or<double>("attention_dropout", 0);
+  const bool bias = config.get_or<bool>("attention_bias", false);
+  shape.attention_bias = family == spec::Family::kQwen2 || bias;
+  shape.output_bias = family != spec::Family::kQwen2 && bias;
+  shape.mlp_bias = config.get_or<bool>("mlp_bias", false);
+  read_rotary(config, shape, 10000);
+  read_window(config, shape);
+  return shape;
+}
+
+template <spec::Family kFamily>
+spec::ModelShape read_config(const formats::HfConfig& config) {
+  return read(config, kFamily);
+}
+
+void write_rotary(const spec::Rotary& rotary, formats::HfConfig& config) {
+  config.set("rope_theta", rotary.base);
+  nlohmann::ordered_json scaling;
+  switch (rotary.scaling) {
+    case spec::RotaryScaling::kNone:
+      config.set("rope_scaling", nullptr);
+      return;
+    case spec::RotaryScaling::kLinear:
+      scaling = {{"factor", rotary.factor}, {"rope_type", "linear"}};
+      break;
+    case spec::RotaryScaling::kLlama3:
+      scaling = {{"factor", rotary.factor},
+                 {"high_freq_factor", rotary.high_frequency},
+                 {"low_freq_factor", rotary.low_frequency},
+                 {"original_max_position_embeddings", rotary.original_positions},
+                 {"rope_type", "llama3"}};
+      break;
+    case spec::RotaryScaling::kYarn:
+      scaling = {{"beta_fast", rotary.beta_fast}, {"beta_slow", rotary.beta_slow},
+                 {"factor", rotary.factor},       {"original_max_position_embeddings", rotary.original_positions},
+                 {"rope_type", "yarn"},           {"truncate", rotary.truncate}};
+      if (rotary.attention_factor > 0) scaling["attention_factor"] = rotary.attention_factor;
+      break;
+  }
+  config.set("rope_scaling", scaling);
+}
+
+void write_config(const spec::ModelShape& shape, formats::HfConfig& config) {
+  config.set("vocab_size", shape.vocabulary);
+  config.set("hidden_size", shape.width);
+  config.set("num_hidden_layers", shape.layers);
+  config.set("num_attention_heads", shape.heads);
+  config.set("num_key_value_heads", shape.kv_heads);
+  config.set("head_dim", shape.head_size);
+  config.set("intermediate_size", shape.inner);
+  config.set("max_position_embeddings", shape.positions);
+  config.set("hidden_act", published_name(shape.activation));
+  config.set("rms_norm_eps", shape.epsilon);
+  config.set("tie_word_embeddings", shape.tied);
+  config.set("initializer_range", shape.init_std);
+  config.set("attention_dropout", shape.attention_dropout);
+  if (shape.family == spec::Family::kLlama) config.set("mlp_bias", shape.mlp_bias);
+  if (shape.family == spec::Family::kLlama || shape.family == spec::Family::kQwen3) {
+    config.set("attention_bias", shape.attention_bias);
+  }
+  write_rotary(shape.rotary, config);
+  if (shape.family == spec::Family::kMistral) {
+    config.set("sliding_window", shape.window > 0 ? nlohmann::ordered_json(shape.window) : nullptr);
+  } else if (shape.family != spec::Family::kLlama) {
+    config.set("use_sliding_window", shape.window > 0);
+    config.set("sliding_window", shape.window > 0 ? nlohmann::ordered_json(shape.window) : nullptr);
+    config.set("max_window_layers", shape.window > 0 ? shape.window_from : shape.layers);
+  }
+}
+
+std::vector<PublishedTensor> tensors(Model& model, const std::string& prefix) {
+  const spec::ModelShape& shape = model.shape;
+  const std::int64_t queries = shape.heads * shape.head_size, keys = shape.kv_heads * shape.head_size;
+  TensorList list(model);
+  list.add(prefix + "embed_tokens.weight", "embedding.tokens.weight");
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    const std::string theirs = fmt::format("{}layers.{}.", prefix, layer), ours = fmt::format("layers.{}.", layer);
+    const auto fused = [&](const std::string& kind) {
+      list.add_rows(theirs + "self_attn.q_proj." + kind, ours + "attention.qkv." + kind, 0, queries);
+      list.add_rows(theirs + "self_attn.k_proj." + kind, ours + "attention.qkv." + kind, queries, keys);
+      list.add_rows(theirs + "self_attn.v_proj." + kind, ours + "attention.qkv." + kind, queries + keys, keys);
+    };
+    const auto gate_up = [&](const std::string& kind) {
+      list.add_rows(theirs + "mlp.gate_proj." + kind, ours + "mlp.in." + kind, 0, shape.inner);
+      list.add_rows(theirs + "mlp.up_proj." + kind, ours + "mlp.in." + kind, shape.inner, shape.inner);
+    };
+    list.add(theirs + "input_layernorm.weight", ours + "attention.norm.weight");
+    fused("weight");
+    if (shape.attention_bias) fused("bias");
+    if (shape.query_key_norm) {
+      list.add(theirs + "self_attn.q_norm.weight", ours + "attention.q_norm.weight");
+      list.add(theirs + "self_attn.k_norm.weight", ours + "attention.k_norm.weight");
+    }
+    list.add(theirs + "self_attn.o_proj.weight", ours + "attention.out.weight");
+    if (shape.output_bias) list.add(theirs + "self_attn.o_proj.bias", ours + "attention.out.bias");
+    list.add(theirs + "post_attention_layernorm.weight", ours + "mlp.norm.weight");
+    gate_up("weight");
+    list.add(theirs + "mlp.down_proj.weight", ours + "mlp.out.weight");
+    if (shape.mlp_bias) {
+      gate_up("bias");
+      list.add(theirs + "mlp.down_proj.bias", ours + "mlp.out.bias");
+    }
+  }
+  list.add(prefix + "norm.weight", "norm.weight");
+  list.add("lm_head.weight", shape.tied ? "embedding.tokens.weight" : "head.weight", false, shape.tied);
+  return list.take();
+}
+
+}  // namespace
+
+const FamilyFormat kLlamaFormat{.model_type = "llama",
+                                .architecture = "LlamaForCausalLM",
+                                .family = spec::Family::kLlama,
+                                .read_config = read_config<spec::Family::kLlama>,
+                                .write_config = write_config,
+                                .tensors = tensors,
+                                .prefixes = kPrefixes};
+const FamilyFormat kMistralFormat{.model_type = "mistral",
+                                  .architecture = "MistralForCausalLM",
+                                  .family = spec::Family::kMistral,
+                                  .read_config = read_config<spec::Family::kMistral>,
+                                  .write_config = write_config,
+                                  .tensors = tensors,
+                                  .prefixes = kPrefixes};
+const FamilyFormat kQwen2Format{.model_type = "qwen2",
+                                .architecture = "Qwen2ForCausalLM",
+                                .family = spec::Family::kQwen2,
+                                .read_config = read_config<spec::Family::kQwen2>,
+                                .write_config = write_config,
+                                .tensors = tensors,
+                                .prefixes = kPrefixes};
+const FamilyFormat kQwen3Format{.model_type = "qwen3",
+                                .architecture = "Qwen3ForCausalLM",
+                                .family = spec::Family::kQwen3,
+                                .read_config = read_config<spec::Family::kQwen3>,
+                                .write_config = write_config,
+                                .tensors = tensors,
+                                .prefixes = kPrefixes};
+
+}  // namespace trireme::models

@@ -1,0 +1,52 @@
+// models/model.h -- a model: its parameters and its layers in a chain, built from a shape.
+//
+//   auto model = build(spec::family_shape(spec::Family::kGpt2));
+//   nn::initialise(model->params, nn::Precision::kBf16, /*seed=*/1);
+//   nn::Context context = ...;                       // positions, targets, gradient_scale
+//   nn::Tape tape;
+//   model->forward({ids}, context, &tape);           // leaves the loss in context.losses
+//   model->backward(context, tape);                  // adds up Param::gradient
+//
+// The chain is what pipelines cut: each entry is one unit, by name.
+// Depends on: base, spec, kernels, nn.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/nn/layer.h"
+#include "trireme/nn/recompute.h"
+#include "trireme/spec/model_shape.h"
+
+namespace trireme::models {
+
+struct NamedLayer {
+  std::string name;  ///< "embedding", "layers.3", "head"
+  std::unique_ptr<nn::Layer> layer;
+};
+
+struct Model {
+  spec::ModelShape shape;
+  nn::Params params;
+  std::vector<NamedLayer> layers;
+
+  Model() = default;
+  Model(const Model&) = delete;  // layers point into params
+  Model& operator=(const Model&) = delete;
+
+  /// {ids}, or {source ids, ids} where there is an encoder. The mean loss with targets in the context, logits without.
+  at::Tensor forward(nn::Tensors ids, nn::Context& context, nn::Tape* tape);
+  void backward(nn::Context& context, nn::Tape& tape);
+};
+
+struct BuildOptions {
+  nn::Recompute recompute;
+  std::int64_t logits_chunk_bytes = std::int64_t{128} << 20;
+};
+
+/// A ConfigError with every problem of the shape where it has some. Parameters have no memory yet: nn::initialise or
+/// nn::allocate gives it.
+std::unique_ptr<Model> build(const spec::ModelShape& shape, const BuildOptions& options = {});
+
+}  // namespace trireme::models

@@ -1,0 +1,191 @@
+#include "trireme/models/published.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/mapped_file.h"
+#include "trireme/formats/format_error.h"
+#include "trireme/formats/hf_writer.h"
+#include "trireme/models/families/families.h"
+
+namespace trireme::models {
+namespace {
+
+using formats::Dtype;
+using formats::FormatError;
+
+constexpr const FamilyFormat* kFormats[] = {&kGpt2Format,  &kLlamaFormat, &kMistralFormat,
+                                            &kQwen2Format, &kQwen3Format, &kBertFormat};
+
+constexpr std::uint64_t kMaxCompanionBytes = 1'000'000'000;  // tokenizers have been seen with tens of megabytes
+
+at::ScalarType scalar_type(const formats::TensorInfo& info, std::string_view file) {
+  switch (info.dtype) {
+    case Dtype::kF32:
+      return at::kFloat;
+    case Dtype::kF64:
+      return at::kDouble;
+    case Dtype::kBF16:
+      return at::kBFloat16;
+    case Dtype::kF16:
+      return at::kHalf;
+    default:
+      throw FormatError(fmt::format("{}: tensor {} is {}, and a model's weights are F32, BF16, F16 or F64", file,
+                                    formats::shown(info.name), formats::to_text(info)));
+  }
+}
+
+std::vector<std::int64_t> published_shape(const PublishedTensor& tensor) {
+  std::vector<std::int64_t> shape = tensor.param->placement.shape;
+  shape[0] = tensor.rows;
+  if (tensor.transposed) std::swap(shape[0], shape[1]);
+  return shape;
+}
+
+/// The stored numbers, copied out of the mapping: files need not align them.
+at::Tensor stored(const formats::HfTensor& tensor) {
+  const at::ScalarType type = scalar_type(*tensor.info, tensor.file->path().string());
+  at::Tensor out = at::empty(tensor.info->shape, type);
+  const auto bytes = tensor.bytes();
+  std::memcpy(out.data_ptr(), bytes.data(), bytes.size());
+  return out;
+}
+
+void load_tensor(const formats::HfDirectory& directory, const PublishedTensor& tensor) {
+  const formats::HfTensor* found = directory.find(tensor.name);
+  if (!found) {
+    if (tensor.optional) return;
+    throw FormatError(fmt::format("{} has no tensor {}", directory.path().string(), formats::shown(tensor.name)),
+                      "the model that config.json describes needs it; check model_type and num_hidden_layers");
+  }
+  const auto shape = published_shape(tensor);
+  if (found->info->shape != shape) {
+    throw FormatError(fmt::format("{}: tensor {} has shape [{}], but by config.json it has [{}]",
+                                  found->file->path().string(), formats::shown(tensor.name),
+                                  fmt::join(found->info->shape, ", "), fmt::join(shape, ", ")));
+  }
+  published_view(tensor, tensor.param->master).copy_(stored(*found));
+}
+
+std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
+  return {static_cast<const std::byte*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
+}
+
+at::ScalarType to_scalar_type(Dtype dtype) {
+  formats::TensorInfo info;
+  info.dtype = dtype;
+  return scalar_type(info, "the model");
+}
+
+}  // namespace
+
+std::span<const FamilyFormat* const> family_formats() { return kFormats; }
+
+const FamilyFormat& format_of(const formats::HfConfig& config) {
+  const auto type = config.get<std::string>("model_type");
+  std::string names;
+  for (const FamilyFormat* format : kFormats) {
+    if (format->model_type == type) return *format;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", format->model_type);
+  }
+  throw ConfigError(fmt::format("{}: model_type {} is no family of ours", config.source(), formats::shown(type)),
+                    "supported are " + names);
+}
+
+const FamilyFormat& format_of(spec::Family family) {
+  for (const FamilyFormat* format : kFormats) {
+    if (format->family == family) return *format;
+  }
+  throw ConfigError("the original Transformer has no published format: its weights are kept in checkpoints of our own");
+}
+
+std::vector<PublishedTensor> published_tensors(Model& model, const std::function<bool(std::string_view)>& known) {
+  const FamilyFormat& format = format_of(model.shape.family);
+  std::vector<PublishedTensor> first;
+  for (const std::string_view prefix : format.prefixes) {
+    auto tensors = format.tensors(model, std::string(prefix));
+    if (!known || known(tensors.front().name)) return tensors;
+    if (first.empty()) first = std::move(tensors);
+  }
+  return first;
+}
+
+at::Tensor published_view(const PublishedTensor& tensor, const at::Tensor& of_param) {
+  at::Tensor view = of_param.narrow(0, tensor.first_row, tensor.rows);
+  return tensor.transposed ? view.t() : view;
+}
+
+std::unique_ptr<Model> load_published(const formats::HfDirectory& directory, const LoadOptions& options) {
+  auto model = build(format_of(directory.config()).read_config(directory.config()), options.build);
+  nn::allocate(model->params, options.precision);
+  std::set<std::string_view> used;
+  const auto tensors =
+      published_tensors(*model, [&](std::string_view name) { return directory.find(name) != nullptr; });
+  for (const PublishedTensor& tensor : tensors) {
+    load_tensor(directory, tensor);
+    used.insert(tensor.name);
+  }
+  for (nn::Param& param : model->params) nn::publish(param);
+  std::size_t others = 0;
+  for (const formats::HfTensor& tensor : directory.tensors()) {
+    if (used.contains(tensor.info->name)) continue;
+    if (++others <= 3)
+      log_info("{}: tensor {} is no part of the model and stays as it is", directory.path().string(),
+               formats::shown(tensor.info->name));
+  }
+  if (others > 3) log_info("{}: {} more tensors are no part of the model", directory.path().string(), others - 3);
+  return model;
+}
+
+void save_published_like(const formats::HfDirectory& source, Model& model, const std::filesystem::path& path) {
+  const auto tensors = published_tensors(model, [&](std::string_view name) { return source.find(name) != nullptr; });
+  std::map<std::string_view, const PublishedTensor*> by_name;
+  for (const PublishedTensor& tensor : tensors) by_name[tensor.name] = &tensor;
+  formats::HfWriter writer(path, formats::plan_hf_like(source));
+  for (const formats::HfTensor& stored_tensor : source.tensors()) {
+    const auto found = by_name.find(stored_tensor.info->name);
+    if (found == by_name.end()) {
+      writer.write(stored_tensor.info->name, stored_tensor.bytes());
+      continue;
+    }
+    const at::ScalarType type = scalar_type(*stored_tensor.info, stored_tensor.file->path().string());
+    const at::Tensor numbers = published_view(*found->second, found->second->param->master).to(type).contiguous();
+    writer.write(stored_tensor.info->name, bytes_of(numbers));
+  }
+  for (const auto& companion : formats::hf_companions(source)) {
+    writer.add_file(companion.filename().string(), read_text_file(companion, kMaxCompanionBytes));
+  }
+  writer.finish();
+}
+
+void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype) {
+  const FamilyFormat& format = format_of(model.shape.family);
+  formats::HfConfig config("{}", "config.json");
+  config.set("architectures", nlohmann::ordered_json::array({format.architecture}));
+  config.set("model_type", format.model_type);
+  config.set("torch_dtype", dtype == Dtype::kBF16 ? "bfloat16" : dtype == Dtype::kF16 ? "float16" : "float32");
+  format.write_config(model.shape, config);
+  std::vector<formats::TensorSpec> specs;
+  std::vector<PublishedTensor> written;
+  for (PublishedTensor& tensor : published_tensors(model, nullptr)) {
+    if (tensor.optional) continue;
+    specs.push_back({.name = tensor.name, .dtype = dtype, .shape = published_shape(tensor)});
+    written.push_back(std::move(tensor));
+  }
+  formats::HfWriter writer(path, formats::plan_hf(specs, config, {}));
+  for (const PublishedTensor& tensor : written) {
+    const at::Tensor numbers = published_view(tensor, tensor.param->master).to(to_scalar_type(dtype)).contiguous();
+    writer.write(tensor.name, bytes_of(numbers));
+  }
+  writer.finish();
+}
+
+}  // namespace trireme::models

@@ -1,0 +1,70 @@
+// models/published.h -- models as others publish them: their configuration, and which of their tensors is which of
+// ours.
+//
+// A family is one file in families/: it reads a published configuration into a shape, writes one, and lists the
+// published names. Reading weights, writing them and comparing gradients all follow from that list.
+// Depends on: base, spec, formats, nn.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trireme/formats/hf_directory.h"
+#include "trireme/models/model.h"
+
+namespace trireme::models {
+
+/// A published tensor is these rows of one of our parameters, perhaps turned around.
+struct PublishedTensor {
+  std::string name;
+  nn::Param* param = nullptr;
+  std::int64_t first_row = 0, rows = 0;
+  bool transposed = false;  ///< published as [in, out]: GPT-2
+  bool optional = false;    ///< may be missing, such as a second copy of a tied weight
+};
+
+struct FamilyFormat {
+  std::string_view model_type;  ///< of config.json
+  std::string_view architecture;
+  spec::Family family;
+  spec::ModelShape (*read_config)(const formats::HfConfig& config);
+  /// Sets what the shape says, leaving other keys.
+  void (*write_config)(const spec::ModelShape& shape, formats::HfConfig& config);
+  /// `prefix` comes before the names of the body's tensors: "transformer.", or nothing in files of the bare body.
+  std::vector<PublishedTensor> (*tensors)(Model& model, const std::string& prefix);
+  std::span<const std::string_view> prefixes;  ///< the first is what is written
+};
+
+std::span<const FamilyFormat* const> family_formats();
+/// A ConfigError that lists the families when model_type is none of them.
+const FamilyFormat& format_of(const formats::HfConfig& config);
+const FamilyFormat& format_of(spec::Family family);
+
+/// The tensors under the names that `names` knows; the format's first prefix when there are no names yet.
+std::vector<PublishedTensor> published_tensors(Model& model, const std::function<bool(std::string_view)>& known);
+
+/// The published tensor's part of something shaped like the parameter (its master or gradient), as it is published: a
+/// view.
+at::Tensor published_view(const PublishedTensor& tensor, const at::Tensor& of_param);
+
+struct LoadOptions {
+  nn::Precision precision = nn::Precision::kFp32;
+  BuildOptions build;
+};
+/// Model and weights of a directory. FormatError naming the tensor where one is missing or has another shape or a type
+/// that is not floating. Tensors that belong to nothing are left alone and logged.
+std::unique_ptr<Model> load_published(const formats::HfDirectory& directory, const LoadOptions& options);
+
+/// Writes the directory's tensors with this model's numbers, in the types and files that `source` has them: what is not
+/// the model's is copied. The same bytes for a model that was loaded and not changed.
+void save_published_like(const formats::HfDirectory& source, Model& model, const std::filesystem::path& path);
+/// Writes a directory from nothing, tensors of type `dtype`.
+void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype);
+
+}  // namespace trireme::models

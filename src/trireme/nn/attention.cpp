@@ -1,0 +1,188 @@
+#include "trireme/nn/attention.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/max.h>
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "trireme/base/error.h"
+#include "trireme/kernels/attention.h"
+#include "trireme/kernels/rotary.h"
+
+namespace trireme::nn {
+namespace {
+
+/// The core's options, and the pieces they point to.
+struct Core {
+  kernels::Attention options;
+  std::optional<kernels::AttentionDropout> dropout;
+
+  Core(const AttentionShape& shape, const Sequence& queries, const Sequence& keys, const Context& context) {
+    options.scale = 1.0 / std::sqrt(static_cast<double>(shape.head_size));
+    options.causal = shape.causal;
+    options.window = shape.window;
+    options.query_position = queries.first_position;
+    options.key_position = keys.first_position;
+    if (queries.documents.defined() && keys.documents.defined()) {
+      options.query_documents = &queries.documents;
+      options.key_documents = &keys.documents;
+    }
+    if (context.training && shape.dropout > 0) {
+      dropout.emplace(kernels::AttentionDropout{
+          .stream = Random(context.seed, fmt::format("dropout/{}/step {}", shape.name, context.step)),
+          .p = shape.dropout,
+          .samples = &context.samples});
+      options.dropout = &*dropout;
+    }
+  }
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+};
+
+struct CoreResult {
+  at::Tensor out, lse;
+};
+
+CoreResult run_core(const Core& core, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const auto type = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  CoreResult result{at::empty(q.sizes(), q.options()),
+                    at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(type))};
+  kernels::attention_forward(result.out, result.lse, q, k, v, core.options);
+  return result;
+}
+
+at::Tensor merge_heads(const at::Tensor& out) { return out.view({out.size(0), out.size(1), -1}); }
+
+}  // namespace
+
+SelfAttention::SelfAttention(AttentionShape shape, Linear qkv, Linear out, std::optional<QueryKeyNorm> norms,
+                             std::shared_ptr<RotaryTable> rotary)
+    : shape_(std::move(shape)), qkv_(qkv), out_(out), norms_(std::move(norms)), rotary_(std::move(rotary)) {}
+
+SelfAttention::Heads SelfAttention::split(const at::Tensor& qkv) const {
+  const at::Tensor heads = qkv.view({qkv.size(0), qkv.size(1), -1, shape_.head_size});
+  return {heads.narrow(2, 0, shape_.heads), heads.narrow(2, shape_.heads, shape_.kv_heads),
+          heads.narrow(2, shape_.heads + shape_.kv_heads, shape_.kv_heads)};
+}
+
+void SelfAttention::normalise(at::Tensor& qkv, Context& context, Tape* tape) {
+  if (!norms_) return;
+  const Heads heads = split(qkv);
+  // The norms keep their inputs, and the views' memory is about to be overwritten.
+  heads.q.copy_(norms_->queries.run(heads.q.contiguous(), context, tape));
+  heads.k.copy_(norms_->keys.run(heads.k.contiguous(), context, tape));
+}
+
+void SelfAttention::normalise_back(at::Tensor& dqkv, Context& context, Tape& tape) {
+  if (!norms_) return;
+  const Heads heads = split(dqkv);
+  heads.k.copy_(norms_->keys.run_back(heads.k.contiguous(), context, tape));
+  heads.q.copy_(norms_->queries.run_back(heads.q.contiguous(), context, tape));
+}
+
+void SelfAttention::rotate(at::Tensor& qkv, const Context& context, bool inverse) const {
+  if (!rotary_) return;
+  const at::Tensor& positions = sequence_of(context, shape_.stream).positions;
+  const auto& [cosines, sines] = rotary_->tables(at::max(positions).item<std::int64_t>() + 1, qkv.options());
+  // Queries and keys lie side by side and turn alike.
+  at::Tensor turned =
+      qkv.view({qkv.size(0), qkv.size(1), -1, shape_.head_size}).narrow(2, 0, shape_.heads + shape_.kv_heads);
+  kernels::rotary_(turned, cosines, sines, positions, kernels::RotaryPairs::kHalves, inverse);
+}
+
+at::Tensor SelfAttention::run_cached(const at::Tensor& qkv, Context& context) const {
+  KeyValueCache& cache = *context.cache;
+  const Heads heads = split(qkv);
+  const std::int64_t added = qkv.size(1), length = cache.length + added;
+  if (length > cache.capacity) {
+    throw ConfigError(fmt::format("{} tokens do not fit into a cache for {}", length, cache.capacity));
+  }
+  if (cache.layers.size() <= static_cast<std::size_t>(shape_.cache_layer)) {
+    cache.layers.resize(static_cast<std::size_t>(shape_.cache_layer) + 1);
+  }
+  KeyValueCache::Layer& layer = cache.layers[static_cast<std::size_t>(shape_.cache_layer)];
+  if (!layer.keys.defined()) {
+    layer.keys = at::empty({qkv.size(0), cache.capacity, shape_.kv_heads, shape_.head_size}, qkv.options());
+    layer.values = at::empty_like(layer.keys);
+  }
+  layer.keys.narrow(1, cache.length, added).copy_(heads.k);
+  layer.values.narrow(1, cache.length, added).copy_(heads.v);
+  Sequence queries, keys;
+  queries.first_position = cache.length;
+  const Core core(shape_, queries, keys, context);
+  return run_core(core, heads.q, layer.keys.narrow(1, 0, length), layer.values.narrow(1, 0, length)).out;
+}
+
+at::Tensor SelfAttention::run(at::Tensor x, Context& context, Tape* tape) {
+  const Sequence& sequence = sequence_of(context, shape_.stream);
+  at::Tensor qkv = qkv_.product(x, context);
+  normalise(qkv, context, tape);
+  rotate(qkv, context, /*inverse=*/false);
+  if (context.cache) {
+    TRIREME_CHECK(tape == nullptr, "a cache is for inference");
+    return out_.product(merge_heads(run_cached(qkv, context)), context);
+  }
+  const Heads heads = split(qkv);
+  const Core core(shape_, sequence, sequence, context);
+  const auto [out, lse] = run_core(core, heads.q, heads.k, heads.v);
+  at::Tensor y = out_.product(merge_heads(out), context);
+  if (tape) {
+    tape->push(shape_.recompute_core ? Tensors{std::move(x), qkv, at::Tensor(), at::Tensor()}
+                                     : Tensors{std::move(x), qkv, out, lse});
+  }
+  return y;
+}
+
+at::Tensor SelfAttention::run_back(at::Tensor dy, Context& context, Tape& tape) {
+  const Sequence& sequence = sequence_of(context, shape_.stream);
+  auto [x, qkv, out, lse] = tape.pop<4>();
+  const Heads heads = split(qkv);
+  const Core core(shape_, sequence, sequence, context);
+  if (!out.defined()) {
+    CoreResult again = run_core(core, heads.q, heads.k, heads.v);
+    out = std::move(again.out);
+    lse = std::move(again.lse);
+  }
+  const at::Tensor dout = out_.gradients(dy, merge_heads(out), context, tape).view(out.sizes());
+  at::Tensor dqkv = at::empty_like(qkv);
+  Heads gradients = split(dqkv);
+  kernels::attention_backward(gradients.q, gradients.k, gradients.v, dout, heads.q, heads.k, heads.v, out, lse,
+                              core.options);
+  rotate(dqkv, context, /*inverse=*/true);
+  normalise_back(dqkv, context, tape);
+  return qkv_.gradients(dqkv, x, context, tape);
+}
+
+CrossAttention::CrossAttention(AttentionShape shape, Linear q, Linear kv, Linear out)
+    : shape_(std::move(shape)), q_(q), kv_(kv), out_(out) {}
+
+Tensors CrossAttention::forward(Tensors inputs, Context& context, Tape* tape) {
+  TRIREME_CHECK(inputs.size() == 2, "cross-attention takes an input and a memory, not {} tensors", inputs.size());
+  const at::Tensor q =
+      q_.product(inputs[0], context).view({inputs[0].size(0), inputs[0].size(1), shape_.heads, shape_.head_size});
+  const at::Tensor kv = kv_.product(inputs[1], context)
+                            .view({inputs[1].size(0), inputs[1].size(1), 2 * shape_.kv_heads, shape_.head_size});
+  const Core core(shape_, context.sequence, context.source, context);
+  const auto [out, lse] =
+      run_core(core, q, kv.narrow(2, 0, shape_.kv_heads), kv.narrow(2, shape_.kv_heads, shape_.kv_heads));
+  at::Tensor y = out_.product(merge_heads(out), context);
+  if (tape) tape->push({inputs[0], inputs[1], q, kv, out, lse});
+  return {std::move(y)};
+}
+
+Tensors CrossAttention::backward(Tensors gradients, Context& context, Tape& tape) {
+  const auto [x, memory, q, kv, out, lse] = tape.pop<6>();
+  const Core core(shape_, context.sequence, context.source, context);
+  const at::Tensor dout = out_.gradients(gradients[0], merge_heads(out), context, tape).view(out.sizes());
+  at::Tensor dq = at::empty_like(q), dkv = at::empty_like(kv);
+  at::Tensor dk = dkv.narrow(2, 0, shape_.kv_heads), dv = dkv.narrow(2, shape_.kv_heads, shape_.kv_heads);
+  kernels::attention_backward(dq, dk, dv, dout, q, kv.narrow(2, 0, shape_.kv_heads),
+                              kv.narrow(2, shape_.kv_heads, shape_.kv_heads), out, lse, core.options);
+  at::Tensor dx = q_.gradients(merge_heads(dq), x, context, tape);
+  at::Tensor dmemory = kv_.gradients(merge_heads(dkv), memory, context, tape);
+  return {std::move(dx), std::move(dmemory)};
+}
+
+}  // namespace trireme::nn

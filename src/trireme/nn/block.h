@@ -1,0 +1,39 @@
+// nn/block.h -- residual branches one after the other: x + f(norm(x)) (pre-norm) or norm(x + f(x)) (post-norm).
+//
+// The sum of a residual and the norm after it are one pass over memory. A block passes on tensors beyond the first (an
+// encoder's output), to branches that want them.
+// Depends on: base, kernels.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "trireme/nn/dropout.h"
+#include "trireme/nn/norm.h"
+
+namespace trireme::nn {
+
+struct Branch {
+  Norm norm;
+  std::unique_ptr<Layer> body;
+  Dropout dropout;
+  bool takes_memory = false;  ///< body's inputs are (x, memory)
+};
+
+class Block final : public Layer {
+ public:
+  Block(std::vector<Branch> branches, bool norm_first, Stream stream);
+  Tensors forward(Tensors inputs, Context& context, Tape* tape) override;
+  Tensors backward(Tensors gradients, Context& context, Tape& tape) override;
+
+ private:
+  at::Tensor run_body(Branch& branch, at::Tensor x, const Tensors& inputs, Context& context, Tape* tape);
+  /// The gradient of the body's x; that of the memory is added to `dmemory`.
+  at::Tensor run_body_back(Branch& branch, at::Tensor dy, at::Tensor& dmemory, Context& context, Tape& tape);
+
+  std::vector<Branch> branches_;
+  bool norm_first_;
+  Stream stream_;
+};
+
+}  // namespace trireme::nn

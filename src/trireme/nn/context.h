@@ -1,0 +1,83 @@
+// nn/context.h -- what a step says to every layer: where the tokens stand, what is random, where losses go.
+//
+// Depends on: base, kernels.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "trireme/nn/param.h"
+
+namespace trireme::nn {
+
+/// The tokens of a microbatch, [batch, sequence].
+struct Sequence {
+  at::Tensor positions;             ///< int64, each token's place in its document
+  at::Tensor documents;             ///< int32, packed documents: equal numbers see each other; undefined: one a row
+  std::int64_t first_position = 0;  ///< of column 0 in the row, for masks: caches and split sequences
+};
+
+/// One term of a loss: the sum over tokens and how many they were. The mean is taken over all microbatches and ranks.
+struct LossTerm {
+  std::string name;
+  double sum = 0;
+  double count = 0;
+};
+
+/// Which version of the weights a layer computes with: stashed, predicted or gathered ones in place of the current.
+class Weights {
+ public:
+  virtual ~Weights() = default;
+  virtual const at::Tensor& value(const Param& param) = 0;
+};
+
+/// Keys and values of earlier tokens, by attention layer: what makes generation linear in the length.
+struct KeyValueCache {
+  struct Layer {
+    at::Tensor keys, values;  ///< [batch, capacity, kv heads, head size]
+  };
+  std::int64_t capacity = 0;
+  std::int64_t length = 0;  ///< tokens in it; whoever runs the model raises it after a forward pass
+  std::vector<Layer> layers;
+};
+
+struct Context {
+  bool training = false;   ///< dropout falls
+  std::uint64_t seed = 0;  ///< of the run
+  std::int64_t step = 0;
+  at::Tensor samples;  ///< int64 [batch]: global numbers of the rows, for dropout
+
+  Sequence sequence;    ///< what the model reads, or its decoder
+  Sequence source;      ///< what an encoder reads beside a decoder
+  at::Tensor segments;  ///< int64 [batch, sequence], BERT's token types; undefined: all zero
+
+  at::Tensor targets;       ///< int64 [batch, sequence], -100: no loss; undefined: the model gives logits
+  at::Tensor loss_weights;  ///< float [batch, sequence]: weight of each token's loss; undefined: 1
+  double gradient_scale =
+      1;  ///< 1 / (tokens of the whole batch), times the loss scale: gradients come out as of the mean
+  std::vector<LossTerm> losses;
+
+  KeyValueCache* cache = nullptr;
+  Weights* weights = nullptr;                         ///< null: the current ones
+  std::function<void(Param&)> on_gradient = nullptr;  ///< a layer has added its part to this gradient
+
+  const at::Tensor& value(const Param& param) { return weights ? weights->value(param) : param.value; }
+  void added(Param& param) {
+    if (on_gradient && param.trainable) on_gradient(param);
+  }
+};
+
+/// Which of the context's sequences a layer works on.
+enum class Stream : std::uint8_t { kSequence, kSource };
+inline const Sequence& sequence_of(const Context& context, Stream stream) {
+  return stream == Stream::kSource ? context.source : context.sequence;
+}
+
+/// Positions 0, 1, ... and no documents, for tokens [batch, length].
+Sequence plain_sequence(std::int64_t batch, std::int64_t length, std::int64_t first_position = 0);
+
+}  // namespace trireme::nn

@@ -1,0 +1,114 @@
+#include "trireme/nn/embedding.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/min.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "trireme/base/error.h"
+#include "trireme/kernels/embedding.h"
+
+namespace trireme::nn {
+namespace {
+
+void check_range(const at::Tensor& numbers, std::int64_t end, const char* what, const char* table) {
+  if (numbers.numel() == 0) return;
+  const auto smallest = at::min(numbers).item<std::int64_t>(), largest = at::max(numbers).item<std::int64_t>();
+  if (smallest >= 0 && largest < end) return;
+  const std::int64_t wrong = smallest < 0 ? smallest : largest;
+  throw ConfigError(fmt::format("{} {} is outside the model's {} of {}", what, wrong, table, end));
+}
+
+void add_rows(Param& param, const at::Tensor& ids, const at::Tensor& rows, Context& context) {
+  if (!param.trainable) return;
+  kernels::embedding_backward(gradient_to_add_to(param), ids, rows, 0);
+  context.added(param);
+}
+
+}  // namespace
+
+Embedding::Embedding(EmbeddingParts parts, std::optional<Norm> norm, Dropout dropout)
+    : parts_(std::move(parts)), norm_(std::move(norm)), dropout_(std::move(dropout)) {
+  for (Param* param : {parts_.tokens, parts_.positions, parts_.segments}) {
+    if (param) ++param->uses;
+  }
+}
+
+void Embedding::check(const at::Tensor& ids, const at::Tensor& positions, Context& context) const {
+  check_range(ids, context.value(*parts_.tokens).size(0), "token", "vocabulary");
+  if (parts_.positions) {
+    check_range(positions, context.value(*parts_.positions).size(0), "position", "table of positions");
+  } else if (parts_.fixed_positions.defined()) {
+    check_range(positions, parts_.fixed_positions.size(0), "position", "table of positions");
+  }
+}
+
+at::Tensor Embedding::run(at::Tensor ids, Context& context, Tape* tape) {
+  const Sequence& sequence = sequence_of(context, parts_.stream);
+  const at::Tensor& table = context.value(*parts_.tokens);
+  check(ids, sequence.positions, context);
+  at::Tensor positions = parts_.positions ? context.value(*parts_.positions) : at::Tensor();
+  if (parts_.fixed_positions.defined()) {
+    if (!fixed_.defined() || fixed_.scalar_type() != table.scalar_type()) {
+      fixed_ = parts_.fixed_positions.to(table.options());
+    }
+    positions = fixed_;
+  }
+  at::Tensor out = at::empty({ids.size(0), ids.size(1), table.size(1)}, table.options());
+  // A scale applies to the token vectors alone, so positions come after it.
+  const bool together = parts_.scale == 1 && positions.defined();
+  const at::Tensor none;
+  kernels::embedding_forward({.out = out,
+                              .ids = ids,
+                              .table = table,
+                              .ids2 = together ? sequence.positions : none,
+                              .table2 = together ? positions : none});
+  if (parts_.scale != 1) out.mul_(parts_.scale);
+  if (positions.defined() && !together)
+    out.add_(positions.index_select(0, sequence.positions.reshape(-1)).view_as(out));
+  at::Tensor segments;
+  if (parts_.segments) {
+    segments = context.segments.defined() ? context.segments : at::zeros_like(ids);
+    check_range(segments, context.value(*parts_.segments).size(0), "token type", "token types");
+    out.add_(context.value(*parts_.segments).index_select(0, segments.reshape(-1)).view_as(out));
+  }
+  if (tape) tape->push({std::move(ids), std::move(segments)});
+  if (norm_) out = norm_->run(std::move(out), context, tape);
+  dropout_.apply(out, sequence, context);
+  return out;
+}
+
+at::Tensor Embedding::run_back(at::Tensor dy, Context& context, Tape& tape) {
+  const Sequence& sequence = sequence_of(context, parts_.stream);
+  if (dropout_.active(context)) {
+    if (!may_overwrite(dy)) dy = dy.clone();
+    dropout_.apply(dy, sequence, context);
+  }
+  if (norm_) dy = norm_->run_back(std::move(dy), context, tape);
+  const auto [ids, segments] = tape.pop<2>();
+  const at::Tensor rows = as_rows(dy);
+  if (parts_.positions) add_rows(*parts_.positions, sequence.positions, rows, context);
+  if (parts_.segments) add_rows(*parts_.segments, segments, rows, context);
+  add_rows(*parts_.tokens, ids, parts_.scale == 1 ? rows : rows * parts_.scale, context);
+  return {};
+}
+
+at::Tensor sinusoidal_positions(std::int64_t positions, std::int64_t width) {
+  at::Tensor table = at::empty({positions, width}, at::kDouble);
+  auto* out = table.data_ptr<double>();
+  for (std::int64_t position = 0; position < positions; ++position) {
+    for (std::int64_t column = 0; column < width; ++column) {
+      const double pair = static_cast<double>(column / 2 * 2) / static_cast<double>(width);
+      const double angle = static_cast<double>(position) / std::pow(10000.0, pair);
+      *out++ = column % 2 == 0 ? std::sin(angle) : std::cos(angle);
+    }
+  }
+  return table;
+}
+
+}  // namespace trireme::nn

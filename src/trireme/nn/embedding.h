@@ -1,0 +1,44 @@
+// nn/embedding.h -- token numbers to vectors, with learned or fixed positions, token types, a norm and dropout, as
+// models ask.
+//
+// Depends on: base, kernels.
+#pragma once
+
+#include <optional>
+
+#include "trireme/nn/dropout.h"
+#include "trireme/nn/norm.h"
+
+namespace trireme::nn {
+
+struct EmbeddingParts {
+  Param* tokens = nullptr;     ///< [vocabulary, width]
+  Param* positions = nullptr;  ///< [positions, width], learned; or null
+  at::Tensor fixed_positions;  ///< [positions, width], in double: rounded to the compute type; or undefined
+  Param* segments = nullptr;   ///< [types, width], BERT's; or null
+  double scale = 1;            ///< token vectors are multiplied by it (the original Transformer: sqrt(width))
+  Stream stream = Stream::kSequence;
+};
+
+class Embedding final : public UnaryLayer {
+ public:
+  Embedding(EmbeddingParts parts, std::optional<Norm> norm, Dropout dropout);
+  /// int64 [batch, sequence] to [batch, sequence, width]. A ConfigError for a token beyond the vocabulary or a position
+  /// beyond the table.
+  at::Tensor run(at::Tensor ids, Context& context, Tape* tape) override;
+  at::Tensor run_back(at::Tensor dy, Context& context, Tape& tape) override;
+
+ private:
+  void check(const at::Tensor& ids, const at::Tensor& positions, Context& context) const;
+
+  EmbeddingParts parts_;
+  std::optional<Norm> norm_;
+  Dropout dropout_;
+  at::Tensor fixed_;  ///< parts_.fixed_positions in the compute type, made when first needed
+};
+
+/// sin and cos of position / 10000^(2i/width), alternating (Vaswani et al. 2017, section 3.5); double [positions,
+/// width].
+at::Tensor sinusoidal_positions(std::int64_t positions, std::int64_t width);
+
+}  // namespace trireme::nn

@@ -1,0 +1,39 @@
+// nn/layer.h -- a piece of a network: forward leaves on the tape what backward takes from it.
+//
+// Inputs and outputs are short lists of tensors: one for most layers, two where a decoder reads an encoder's output. A
+// layer owns the gradients it is given and may overwrite them, unless the tape is deferring. Gradients of parameters
+// are added up in Param::gradient.
+// Depends on: base.
+#pragma once
+
+#include "trireme/nn/context.h"
+#include "trireme/nn/tape.h"
+
+namespace trireme::nn {
+
+class Layer {
+ public:
+  virtual ~Layer() = default;
+  /// `tape` is null where no backward pass follows.
+  virtual Tensors forward(Tensors inputs, Context& context, Tape* tape) = 0;
+  /// Gradients of the inputs from those of the outputs; undefined ones for inputs that have none (token numbers).
+  virtual Tensors backward(Tensors gradients, Context& context, Tape& tape) = 0;
+};
+
+/// A layer from one tensor to one tensor.
+class UnaryLayer : public Layer {
+ public:
+  Tensors forward(Tensors inputs, Context& context, Tape* tape) final;
+  Tensors backward(Tensors gradients, Context& context, Tape& tape) final;
+
+  virtual at::Tensor run(at::Tensor x, Context& context, Tape* tape) = 0;
+  virtual at::Tensor run_back(at::Tensor dy, Context& context, Tape& tape) = 0;
+};
+
+/// x [.., width] as [rows, width], without a copy; an InternalError where that is not possible.
+at::Tensor as_rows(const at::Tensor& x);
+
+/// Whether this is the only tensor, view or put-off work that holds the memory.
+bool may_overwrite(const at::Tensor& tensor);
+
+}  // namespace trireme::nn

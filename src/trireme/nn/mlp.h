@@ -1,0 +1,28 @@
+// nn/mlp.h -- out(act(in(x))), or out(act(gate(x)) * up(x)) where gated.
+//
+// Kept for backward are the input and what the first projection gave; the activation is computed again there, which
+// costs less than the memory it would take.
+// Depends on: base, kernels.
+#pragma once
+
+#include "trireme/kernels/activation.h"
+#include "trireme/nn/linear.h"
+
+namespace trireme::nn {
+
+class Mlp final : public UnaryLayer {
+ public:
+  /// `in` gives [.., inner], or [.., 2 inner] with the gate's half first where gated.
+  Mlp(Linear in, Linear out, kernels::Activation activation, bool gated);
+  at::Tensor run(at::Tensor x, Context& context, Tape* tape) override;
+  at::Tensor run_back(at::Tensor dy, Context& context, Tape& tape) override;
+
+ private:
+  at::Tensor activate(const at::Tensor& inner) const;
+
+  Linear in_, out_;
+  kernels::Activation activation_;
+  bool gated_;
+};
+
+}  // namespace trireme::nn

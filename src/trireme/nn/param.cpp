@@ -1,0 +1,190 @@
+#include "trireme/nn/param.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/copy.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+
+#include "trireme/base/error.h"
+#include "trireme/base/random.h"
+#include "trireme/base/text.h"
+
+namespace trireme::nn {
+namespace {
+
+template <typename Number>
+void draw(Param& param, std::uint64_t seed) {
+  const std::span<Number> numbers(param.master.data_ptr<Number>(), static_cast<std::size_t>(param.master.numel()));
+  if (param.init.kind == Init::Kind::kZeros || param.init.kind == Init::Kind::kOnes) {
+    std::fill(numbers.begin(), numbers.end(), param.init.kind == Init::Kind::kOnes ? Number(1) : Number(0));
+    return;
+  }
+  const Random random(seed, "init/" + param.name);
+  const auto scale = static_cast<Number>(param.init.scale);
+  for (const layout::Run& run : layout::runs(param.placement)) {
+    const auto part = numbers.subspan(static_cast<std::size_t>(run.local), static_cast<std::size_t>(run.count));
+    const auto first = static_cast<std::uint64_t>(run.global);
+    if (param.init.kind == Init::Kind::kNormal) {
+      random.fill_normal(first, part);
+      for (Number& number : part) number *= scale;
+    } else {
+      random.fill_uniform(first, part);
+      for (Number& number : part) number = (2 * number - 1) * scale;
+    }
+  }
+}
+
+/// A tensor's local shape: its box's, where this rank holds one box whole; flat otherwise.
+std::vector<std::int64_t> local_shape(const layout::Placement& placement) {
+  if (placement.partition || placement.pieces.empty() || placement.shape.empty()) {
+    return {layout::local_elements(placement)};
+  }
+  // Pieces that differ in dimension 0 only stand one below the other: fused projections.
+  std::vector<std::int64_t> shape;
+  std::int64_t rows = 0;
+  for (const layout::Piece& piece : placement.pieces) {
+    std::vector<std::int64_t> sizes;
+    for (std::size_t i = 0; i < piece.box.begin.size(); ++i) sizes.push_back(piece.box.end[i] - piece.box.begin[i]);
+    std::int64_t row = 1;
+    for (std::size_t i = 1; i < sizes.size(); ++i) row *= sizes[i];
+    rows += sizes[0] + (row > 0 ? piece.padding / row : 0);
+    shape = sizes;
+  }
+  shape[0] = rows;
+  return shape;
+}
+
+}  // namespace
+
+Param& Params::add(std::string name, layout::Shape shape, Init init, bool decay) {
+  layout::Box whole{std::vector<layout::Index>(shape.size(), 0), shape};
+  return add(
+      layout::Placement{.name = std::move(name), .shape = std::move(shape), .pieces = {{.box = std::move(whole)}}},
+      init, decay);
+}
+
+Param& Params::add(layout::Placement placement, Init init, bool decay) {
+  TRIREME_CHECK(find(placement.name) == nullptr, "two parameters are named {}", placement.name);
+  Param param{.name = placement.name, .init = init, .decay = decay};
+  param.placement = std::move(placement);
+  return params_.emplace_back(std::move(param));
+}
+
+const Param* Params::find(std::string_view name) const {
+  const auto found =
+      std::find_if(params_.begin(), params_.end(), [&](const Param& param) { return param.name == name; });
+  return found == params_.end() ? nullptr : &*found;
+}
+
+Param& Params::at(std::string_view name) {
+  if (const Param* found = find(name)) return const_cast<Param&>(*found);
+  std::vector<std::string> names;
+  for (const Param& param : params_) names.push_back(param.name);
+  throw ConfigError(fmt::format("the model has no parameter {}", name), did_you_mean(name, names));
+}
+
+std::int64_t Params::elements() const {
+  std::int64_t total = 0;
+  for (const Param& param : params_) total += param.elements();
+  return total;
+}
+
+at::ScalarType compute_type(Precision precision) {
+  switch (precision) {
+    case Precision::kFp32:
+      return at::kFloat;
+    case Precision::kBf16:
+      return at::kBFloat16;
+    case Precision::kFp16:
+      return at::kHalf;
+    case Precision::kFp64:
+      return at::kDouble;
+  }
+  return at::kFloat;
+}
+
+at::ScalarType master_type(Precision precision) { return precision == Precision::kFp64 ? at::kDouble : at::kFloat; }
+
+void allocate(Params& params, Precision precision) {
+  for (Param& param : params) {
+    const auto shape = local_shape(param.placement);
+    param.master = at::empty(shape, master_type(precision));
+    const bool same = compute_type(precision) == master_type(precision);
+    param.value = same ? param.master : at::empty(shape, compute_type(precision));
+    param.gradient = at::Tensor();
+    param.gradient_empty = true;
+  }
+}
+
+void initialise(Params& params, Precision precision, std::uint64_t seed) {
+  allocate(params, precision);
+  for (Param& param : params) {
+    if (precision == Precision::kFp64) {
+      draw<double>(param, seed);
+    } else {
+      draw<float>(param, seed);
+    }
+    publish(param);
+  }
+}
+
+void publish(Param& param) {
+  if (!param.value.is_same(param.master)) param.value.copy_(param.master);
+  ++param.version;
+}
+
+at::Tensor& gradient_to_add_to(Param& param) {
+  if (!param.gradient.defined()) {
+    param.gradient = at::zeros_like(param.master);
+  } else if (param.gradient_empty) {
+    param.gradient.zero_();
+  }
+  param.gradient_empty = false;
+  return param.gradient;
+}
+
+void add_gradient(Param& param, const at::Tensor& delta) {
+  if (!param.trainable) return;
+  if (!param.gradient.defined()) param.gradient = at::empty_like(param.master);
+  if (param.gradient_empty) {
+    param.gradient.copy_(delta.reshape(param.gradient.sizes()));
+  } else {
+    param.gradient.add_(delta.reshape(param.gradient.sizes()));
+  }
+  param.gradient_empty = false;
+}
+
+void add_product_gradient(Param& param, const at::Tensor& dy, const at::Tensor& x) {
+  if (!param.trainable) return;
+  if (dy.scalar_type() != param.master.scalar_type()) {
+    // Products of 16-bit numbers come out rounded to 16 bits; their sum over microbatches does not.
+    add_gradient(param, at::mm(dy.t(), x));
+    return;
+  }
+  if (!param.gradient.defined()) param.gradient = at::empty_like(param.master);
+  if (param.gradient_empty) {
+    at::mm_out(param.gradient, dy.t(), x);
+  } else {
+    param.gradient.addmm_(dy.t(), x);
+  }
+  param.gradient_empty = false;
+}
+
+void add_row_sum_gradient(Param& param, const at::Tensor& dy) {
+  if (!param.trainable) return;
+  add_gradient(param, at::sum(dy, {0}, /*keepdim=*/false, param.master.scalar_type()));
+}
+
+void forget_gradients(Params& params) {
+  for (Param& param : params) param.gradient_empty = true;
+}
+
+}  // namespace trireme::nn

@@ -1,0 +1,87 @@
+// nn/param.h -- a parameter: one name and shape for the whole run, this rank's part of it, and its gradient.
+//
+// Layers compute with `value`, in the run's compute type. The optimizer updates `master`, in float (double), which is
+// the same tensor where the types agree. Gradients are summed over microbatches in the master's type.
+// Depends on: base, layout.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+
+#include "trireme/layout/placement.h"
+
+namespace trireme::nn {
+
+/// How a parameter's numbers start, by global index, so that no split changes them.
+struct Init {
+  enum class Kind { kZeros, kOnes, kNormal, kUniform };
+  Kind kind = Kind::kZeros;
+  double scale = 0;  ///< standard deviation, or the bound of the uniform draw
+};
+
+struct Param {
+  std::string name;
+  layout::Placement placement;
+  Init init;
+  bool decay = true;      ///< weight decay applies: matrices yes, biases and norms no
+  bool trainable = true;  ///< a frozen one has no gradient
+  int uses = 0;  ///< layers that hold it: 2 for a tied embedding, and as many gradient contributions a microbatch
+
+  at::Tensor value, master;
+  at::Tensor gradient;         ///< undefined until the first contribution
+  bool gradient_empty = true;  ///< what `gradient` holds is old: the next contribution overwrites it
+  std::int64_t version = 0;    ///< raised by each update; derived forms are cached by it
+
+  layout::Index elements() const { return layout::elements(placement.shape); }
+};
+
+/// The parameters of a model, in the order its layers asked for them. Addresses stay.
+class Params {
+ public:
+  /// A parameter that this rank holds whole. Names are unique: an InternalError otherwise.
+  Param& add(std::string name, layout::Shape shape, Init init, bool decay);
+  Param& add(layout::Placement placement, Init init, bool decay);
+  /// A ConfigError naming close ones when there is none of this name.
+  Param& at(std::string_view name);
+  const Param* find(std::string_view name) const;
+
+  auto begin() { return params_.begin(); }
+  auto end() { return params_.end(); }
+  auto begin() const { return params_.begin(); }
+  auto end() const { return params_.end(); }
+  std::size_t size() const { return params_.size(); }
+  /// Of the whole model, each parameter once.
+  std::int64_t elements() const;
+
+ private:
+  std::deque<Param> params_;
+};
+
+/// What numbers a run computes with: fp32 masters and compute copies of the type (fp64 masters for fp64).
+enum class Precision : std::uint8_t { kFp32, kBf16, kFp16, kFp64 };
+at::ScalarType compute_type(Precision precision);
+at::ScalarType master_type(Precision precision);
+
+/// Allocates value and master and draws the starting numbers from (seed, name, global index).
+void initialise(Params& params, Precision precision, std::uint64_t seed);
+/// Allocates value and master, contents undefined: for weights that are read from a file.
+void allocate(Params& params, Precision precision);
+/// After a change of the master: rounds it into the value.
+void publish(Param& param);
+
+/// The buffer that a contribution is added to: allocated, and zeroed where it held old numbers.
+at::Tensor& gradient_to_add_to(Param& param);
+/// gradient += delta, any type.
+void add_gradient(Param& param, const at::Tensor& delta);
+/// gradient += rows^T columns: a linear layer's weight gradient from dy [n, out] and x [n, in].
+void add_product_gradient(Param& param, const at::Tensor& dy, const at::Tensor& x);
+/// gradient += the sum of dy's rows: a bias's.
+void add_row_sum_gradient(Param& param, const at::Tensor& dy);
+/// Marks all gradients as old. Costs nothing: the next contribution overwrites.
+void forget_gradients(Params& params);
+
+}  // namespace trireme::nn

@@ -1,0 +1,58 @@
+// nn/recompute.h -- memory for time: keep a layer's inputs only, and run it again before its backward pass.
+//
+// The second run gives the same bits: dropout is drawn by token numbers, and every operator's result depends on its
+// inputs alone. So gradients are equal to the last bit with and without.
+// Depends on: base.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "trireme/nn/layer.h"
+
+namespace trireme::nn {
+
+/// A layer whose activations are made again in backward.
+class Recomputed final : public Layer {
+ public:
+  explicit Recomputed(std::unique_ptr<Layer> layer) : layer_(std::move(layer)) {}
+  Tensors forward(Tensors inputs, Context& context, Tape* tape) override;
+  Tensors backward(Tensors gradients, Context& context, Tape& tape) override;
+
+ private:
+  std::unique_ptr<Layer> layer_;
+};
+
+/// Layers one after the other.
+class Chain final : public Layer {
+ public:
+  explicit Chain(std::vector<std::unique_ptr<Layer>> layers) : layers_(std::move(layers)) {}
+  Tensors forward(Tensors inputs, Context& context, Tape* tape) override;
+  Tensors backward(Tensors gradients, Context& context, Tape& tape) override;
+  std::size_t size() const { return layers_.size(); }
+
+ private:
+  std::vector<std::unique_ptr<Layer>> layers_;
+};
+
+enum class RecomputeKind : std::uint8_t {
+  kNone,
+  kSelective,  ///< attention's core only (Korthikanti et al. 2022); see AttentionShape::recompute_core
+  kFull,       ///< every block by itself
+  kEvery,      ///< every k-th block keeps everything saved, the others are made again
+  kSqrt,       ///< segments of about sqrt(n) blocks, one input kept for each (Chen et al. 2016)
+};
+
+struct Recompute {
+  RecomputeKind kind = RecomputeKind::kNone;
+  std::int64_t every = 2;  ///< kEvery
+};
+
+/// Wraps a model's blocks as asked. kSelective changes nothing here: blocks are built with it.
+std::vector<std::unique_ptr<Layer>> recomputed(std::vector<std::unique_ptr<Layer>> blocks, const Recompute& recompute);
+
+/// Lengths of Chen's segments over n blocks: about sqrt(n) of them, as equal as can be.
+std::vector<std::int64_t> sqrt_segments(std::int64_t blocks);
+
+}  // namespace trireme::nn

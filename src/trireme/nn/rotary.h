@@ -1,0 +1,37 @@
+// nn/rotary.h -- the angles of rotary positions, with the published ways of stretching them to longer contexts.
+//
+// Depends on: base.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "trireme/spec/model_shape.h"
+
+namespace trireme::nn {
+
+/// Turns per position of each pair of numbers, after scaling; and what the cosines and sines are multiplied by (YaRN).
+struct RotaryFrequencies {
+  std::vector<double> inverse;  ///< rotated / 2 of them
+  double magnitude = 1;
+};
+RotaryFrequencies rotary_frequencies(const spec::Rotary& rotary, std::int64_t rotated);
+
+/// Cosines and sines for positions 0 .. positions - 1, grown when a longer sequence comes. Shared by a model's layers.
+class RotaryTable {
+ public:
+  RotaryTable(const spec::Rotary& rotary, std::int64_t rotated);
+  struct Tables {
+    at::Tensor cosines, sines;  ///< [positions, rotated / 2]
+  };
+  /// Float, or double for double.
+  const Tables& tables(std::int64_t positions, const at::TensorOptions& options);
+
+ private:
+  RotaryFrequencies frequencies_;
+  Tables tables_;
+};
+
+}  // namespace trireme::nn

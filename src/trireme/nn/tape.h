@@ -1,0 +1,54 @@
+// nn/tape.h -- what one microbatch's forward pass leaves for its backward pass.
+//
+// A stack: backward visits layers in exactly the opposite order, so each pops what it pushed. Weight gradients may be
+// put off (zero-bubble schedules run them later), which is why a backward pass must not overwrite tensors that such
+// work still reads: see deferring().
+// Depends on: base.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace trireme::nn {
+
+using Tensors = std::vector<at::Tensor>;
+
+class Tape {
+ public:
+  void push(Tensors saved) { frames_.push_back(std::move(saved)); }
+  /// The newest frame. An InternalError when there is none or it does not hold `count` tensors: some layer pushed or
+  /// popped what was not its own.
+  Tensors pop(std::size_t count);
+  template <std::size_t kCount>
+  std::array<at::Tensor, kCount> pop();
+  bool empty() const { return frames_.empty(); }
+
+  /// While deferring, weight_gradient() keeps the work instead of doing it.
+  void set_deferring(bool deferring) { deferring_ = deferring; }
+  bool deferring() const { return deferring_; }
+  void weight_gradient(std::function<void()> work);
+  /// Does what was put off, oldest first.
+  void run_weight_gradients();
+
+  /// Memory kept by the frames, each storage counted once. Put-off work holds more.
+  std::int64_t bytes() const;
+
+ private:
+  std::vector<Tensors> frames_;
+  std::vector<std::function<void()>> deferred_;
+  bool deferring_ = false;
+};
+
+template <std::size_t kCount>
+std::array<at::Tensor, kCount> Tape::pop() {
+  Tensors frame = pop(kCount);
+  std::array<at::Tensor, kCount> out;
+  std::move(frame.begin(), frame.end(), out.begin());
+  return out;
+}
+
+}  // namespace trireme::nn

@@ -1,0 +1,282 @@
+#include "trireme/spec/model_shape.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace trireme::spec {
+namespace {
+
+constexpr Named<Family> kFamilies[] = {
+    {"gpt2", Family::kGpt2},   {"llama", Family::kLlama}, {"mistral", Family::kMistral},
+    {"qwen2", Family::kQwen2}, {"qwen3", Family::kQwen3}, {"transformer", Family::kTransformer},
+    {"bert", Family::kBert},
+};
+constexpr Named<NormKind> kNorms[] = {{"layer", NormKind::kLayer}, {"rms", NormKind::kRms}};
+constexpr Named<Activation> kActivations[] = {{"relu", Activation::kRelu},
+                                              {"gelu", Activation::kGelu},
+                                              {"gelu-tanh", Activation::kGeluTanh},
+                                              {"silu", Activation::kSilu}};
+constexpr Named<PositionKind> kPositions[] = {
+    {"learned", PositionKind::kLearned}, {"sinusoidal", PositionKind::kSinusoidal}, {"rotary", PositionKind::kRotary}};
+constexpr Named<RotaryScaling> kScalings[] = {{"none", RotaryScaling::kNone},
+                                              {"linear", RotaryScaling::kLinear},
+                                              {"llama3", RotaryScaling::kLlama3},
+                                              {"yarn", RotaryScaling::kYarn}};
+constexpr Named<WindowLayers> kWindowLayers[] = {
+    {"all", WindowLayers::kAll}, {"odd", WindowLayers::kOdd}, {"from", WindowLayers::kFrom}};
+
+/// Llama 2 and 3, and what Mistral and Qwen changed of it.
+ModelShape llama_shape() {
+  ModelShape shape{.family = Family::kLlama,
+                   .vocabulary = 128256,
+                   .positions = 8192,
+                   .width = 4096,
+                   .layers = 32,
+                   .heads = 32,
+                   .kv_heads = 8,
+                   .head_size = 128,
+                   .inner = 14336};
+  shape.norm = NormKind::kRms;
+  shape.epsilon = 1e-5;
+  shape.activation = Activation::kSilu;
+  shape.gated = true;
+  shape.attention_bias = shape.output_bias = shape.mlp_bias = false;
+  shape.position_kind = PositionKind::kRotary;
+  shape.rotary.base = 500000;
+  shape.tied = false;
+  shape.scaled_residual_init = false;
+  return shape;
+}
+
+ModelShape qwen_shape(Family family) {
+  ModelShape shape = llama_shape();
+  shape.family = family;
+  shape.vocabulary = 151936;
+  shape.positions = family == Family::kQwen2 ? 32768 : 40960;
+  shape.epsilon = 1e-6;
+  shape.rotary.base = 1000000;
+  shape.tied = true;
+  shape.attention_bias = family == Family::kQwen2;
+  shape.query_key_norm = family == Family::kQwen3;
+  if (family == Family::kQwen2) {  // 0.5B
+    shape.width = 896, shape.layers = 24, shape.heads = 14, shape.kv_heads = 2, shape.head_size = 64;
+    shape.inner = 4864;
+  } else {  // 0.6B
+    shape.width = 1024, shape.layers = 28, shape.heads = 16, shape.kv_heads = 8, shape.head_size = 128;
+    shape.inner = 3072;
+  }
+  return shape;
+}
+
+ModelShape transformer_shape() {
+  ModelShape shape{.family = Family::kTransformer,
+                   .vocabulary = 37000,
+                   .positions = 512,
+                   .width = 512,
+                   .layers = 6,
+                   .encoder_layers = 6,
+                   .heads = 8,
+                   .kv_heads = 8,
+                   .head_size = 64,
+                   .inner = 2048};
+  shape.norm_first = false;
+  shape.activation = Activation::kRelu;
+  shape.attention_bias = shape.output_bias = false;
+  shape.position_kind = PositionKind::kSinusoidal;
+  shape.embedding_scale = true;
+  shape.dropout = 0.1;
+  shape.label_smoothing = 0.1;
+  shape.scaled_residual_init = false;
+  return shape;
+}
+
+ModelShape bert_shape() {
+  ModelShape shape{.family = Family::kBert, .vocabulary = 30522, .positions = 512, .segments = 2};
+  shape.epsilon = 1e-12;
+  shape.norm_first = false;
+  shape.activation = Activation::kGelu;
+  shape.causal = false;
+  shape.dropout = 0.1;
+  shape.scaled_residual_init = false;
+  return shape;
+}
+
+std::int64_t norm_parameters(const ModelShape& shape) {
+  return shape.norm == NormKind::kLayer ? 2 * shape.width : shape.width;
+}
+
+std::int64_t attention_parameters(const ModelShape& shape) {
+  const std::int64_t queries = shape.heads * shape.head_size, keys = shape.kv_heads * shape.head_size;
+  std::int64_t count = shape.width * (queries + 2 * keys) + queries * shape.width;
+  if (shape.attention_bias) count += queries + 2 * keys;
+  if (shape.output_bias) count += shape.width;
+  if (shape.query_key_norm) count += 2 * shape.head_size;
+  return count;
+}
+
+std::int64_t mlp_parameters(const ModelShape& shape) {
+  const std::int64_t into = shape.gated ? 2 * shape.inner : shape.inner;
+  return shape.width * into + shape.inner * shape.width + (shape.mlp_bias ? into + shape.width : 0);
+}
+
+/// How many (query, key) pairs a mask lets through.
+double visible_pairs(std::int64_t length, bool causal, std::int64_t window) {
+  const auto n = static_cast<double>(length);
+  if (window <= 0 || window >= length) return causal ? n * (n + 1) / 2 : n * n;
+  const auto w = static_cast<double>(window);
+  const double back = w * (w + 1) / 2 + (n - w) * w;  // itself and up to w - 1 before
+  return causal ? back : 2 * back - n;
+}
+
+/// A field and a rule it breaks.
+class Problems {
+ public:
+  explicit Problems(std::string prefix) : prefix_(std::move(prefix)) {}
+  void at_least_one(const char* field, std::int64_t value) {
+    if (value < 1) add(field, fmt::format("must be at least 1, but is {}", value), {});
+  }
+  void share(const char* field, double value) {
+    if (!(value >= 0 && value < 1)) add(field, fmt::format("must be at least 0 and below 1, but is {}", value), {});
+  }
+  void add(const std::string& field, std::string reason, std::string hint) {
+    found_.push_back({.key = prefix_ + "." + field, .reason = std::move(reason), .hint = std::move(hint)});
+  }
+  std::vector<config::Problem> take() { return std::move(found_); }
+  bool none() const { return found_.empty(); }
+
+ private:
+  std::string prefix_;
+  std::vector<config::Problem> found_;
+};
+
+}  // namespace
+
+std::span<const Named<Family>> enum_names(std::type_identity<Family>) { return kFamilies; }
+std::span<const Named<NormKind>> enum_names(std::type_identity<NormKind>) { return kNorms; }
+std::span<const Named<Activation>> enum_names(std::type_identity<Activation>) { return kActivations; }
+std::span<const Named<PositionKind>> enum_names(std::type_identity<PositionKind>) { return kPositions; }
+std::span<const Named<RotaryScaling>> enum_names(std::type_identity<RotaryScaling>) { return kScalings; }
+std::span<const Named<WindowLayers>> enum_names(std::type_identity<WindowLayers>) { return kWindowLayers; }
+
+ModelShape family_shape(Family family) {
+  switch (family) {
+    case Family::kGpt2:
+      return {};
+    case Family::kLlama:
+      return llama_shape();
+    case Family::kMistral: {
+      ModelShape shape = llama_shape();
+      shape.family = Family::kMistral;
+      shape.vocabulary = 32000;
+      shape.positions = 32768;
+      shape.rotary.base = 10000;
+      shape.window = 4096;
+      return shape;
+    }
+    case Family::kQwen2:
+    case Family::kQwen3:
+      return qwen_shape(family);
+    case Family::kTransformer:
+      return transformer_shape();
+    case Family::kBert:
+      return bert_shape();
+  }
+  return {};
+}
+
+std::int64_t window_of(const ModelShape& shape, std::int64_t layer) {
+  switch (shape.window_layers) {
+    case WindowLayers::kAll:
+      return shape.window;
+    case WindowLayers::kOdd:
+      return layer % 2 == 1 ? shape.window : 0;
+    case WindowLayers::kFrom:
+      return layer >= shape.window_from ? shape.window : 0;
+  }
+  return 0;
+}
+
+std::vector<config::Problem> find_problems(const ModelShape& shape, const std::string& prefix) {
+  Problems problems(prefix);
+  for (const auto& [field, value] : {std::pair{"vocabulary", shape.vocabulary},
+                                     {"positions", shape.positions},
+                                     {"width", shape.width},
+                                     {"layers", shape.layers},
+                                     {"heads", shape.heads},
+                                     {"kv_heads", shape.kv_heads},
+                                     {"head_size", shape.head_size},
+                                     {"inner", shape.inner}}) {
+    problems.at_least_one(field, value);
+  }
+  problems.share("dropout", shape.dropout);
+  problems.share("attention_dropout", shape.attention_dropout);
+  problems.share("label_smoothing", shape.label_smoothing);
+  if (shape.window < 0) problems.add("window", fmt::format("must be at least 0, but is {}", shape.window), {});
+  if (!problems.none()) return problems.take();
+  if (shape.heads % shape.kv_heads != 0) {
+    std::int64_t fits = shape.kv_heads;
+    while (shape.heads % fits != 0) --fits;
+    problems.add(
+        "kv_heads",
+        fmt::format("{} does not divide heads = {}: each group of queries shares one", shape.kv_heads, shape.heads),
+        fmt::format("set {}.kv_heads = {}", prefix, fits));
+  }
+  if (shape.position_kind == PositionKind::kRotary && shape.head_size % 2 != 0) {
+    problems.add("head_size", fmt::format("rotary positions turn pairs, but {} is odd", shape.head_size),
+                 fmt::format("set {}.head_size = {}", prefix, shape.head_size + 1));
+  }
+  if (shape.position_kind == PositionKind::kRotary && shape.rotary.scaling != RotaryScaling::kNone &&
+      !(shape.rotary.factor > 0)) {
+    problems.add("rotary.factor", fmt::format("must be above 0, but is {}", shape.rotary.factor), {});
+  }
+  if ((shape.family == Family::kTransformer) != (shape.encoder_layers > 0)) {
+    problems.add("encoder_layers",
+                 shape.encoder_layers > 0 ? "only family \"transformer\" has an encoder beside its decoder"
+                                          : "family \"transformer\" needs an encoder",
+                 fmt::format("set {}.encoder_layers = {}", prefix, shape.encoder_layers > 0 ? 0 : shape.layers));
+  }
+  return problems.take();
+}
+
+ParameterCount count_parameters(const ModelShape& shape) {
+  ParameterCount count;
+  count.embedding = shape.vocabulary * shape.width + shape.segments * shape.width;
+  if (shape.position_kind == PositionKind::kLearned) count.embedding += shape.positions * shape.width;
+  const std::int64_t block = attention_parameters(shape) + mlp_parameters(shape) + 2 * norm_parameters(shape);
+  // A decoder beside an encoder attends twice.
+  const std::int64_t cross = shape.encoder_layers > 0 ? attention_parameters(shape) + norm_parameters(shape) : 0;
+  count.layers = shape.layers * (block + cross) + shape.encoder_layers * block;
+  if (shape.norm_first) count.head += norm_parameters(shape);
+  if (!shape.tied) count.head += shape.vocabulary * shape.width;
+  if (shape.family == Family::kBert) {
+    count.embedding += norm_parameters(shape);
+    count.head += shape.width * shape.width + shape.width + norm_parameters(shape) + shape.vocabulary;
+  }
+  return count;
+}
+
+FlopCount count_flops(const ModelShape& shape, std::int64_t length, std::int64_t source_length) {
+  const auto tokens = static_cast<double>(length), sources = static_cast<double>(source_length);
+  const auto width = static_cast<double>(shape.width);
+  const auto queries = static_cast<double>(shape.heads * shape.head_size);
+  const auto keys = static_cast<double>(shape.kv_heads * shape.head_size);
+  const double mlp = width * static_cast<double>(shape.inner) * (shape.gated ? 3 : 2);
+  const double square = 2 * width * queries, key_values = 2 * width * keys;
+  const auto layers = static_cast<double>(shape.layers), encoders = static_cast<double>(shape.encoder_layers);
+
+  FlopCount count;
+  count.projections =
+      2 * layers * tokens * (square + key_values + mlp) + 2 * encoders * sources * (square + key_values + mlp);
+  if (shape.encoder_layers > 0) count.projections += 2 * layers * (tokens * square + sources * key_values);
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    count.attention += 4 * queries * visible_pairs(length, shape.causal, window_of(shape, layer));
+    if (shape.encoder_layers > 0) count.attention += 4 * queries * tokens * sources;
+  }
+  count.attention += encoders * 4 * queries * sources * sources;
+  count.head = 2 * tokens * width * static_cast<double>(shape.vocabulary);
+  if (shape.family == Family::kBert) count.head += 2 * tokens * width * width;
+  return count;
+}
+
+}  // namespace trireme::spec

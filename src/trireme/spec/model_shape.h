@@ -1,0 +1,126 @@
+// spec/model_shape.h -- a transformer's shape as a value: sizes, features, and what follows from them by counting.
+//
+// One struct describes every family: a family is a set of features (which norm, which positions, which MLP) and names
+// for its published weights; the models room assembles layers from the same value that the planner counts with.
+// Depends on: base.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "trireme/base/config.h"
+
+namespace trireme::spec {
+
+enum class Family : std::uint8_t {
+  kGpt2,         ///< GPT-2 and GPT-3
+  kLlama,        ///< Llama 2 and 3
+  kMistral,      ///< Mistral 7B: Llama with a sliding window
+  kQwen2,        ///< Qwen 2 and 2.5: Llama with biases of queries, keys and values
+  kQwen3,        ///< Qwen 3: a norm of each head's queries and keys instead
+  kTransformer,  ///< the original encoder and decoder (Vaswani et al. 2017)
+  kBert,         ///< bidirectional encoder, masked-LM head
+};
+enum class NormKind : std::uint8_t { kLayer, kRms };
+enum class Activation : std::uint8_t { kRelu, kGelu, kGeluTanh, kSilu };
+enum class PositionKind : std::uint8_t { kLearned, kSinusoidal, kRotary };
+enum class RotaryScaling : std::uint8_t { kNone, kLinear, kLlama3, kYarn };
+/// Which layers a window applies to.
+enum class WindowLayers : std::uint8_t {
+  kAll,
+  kOdd,   ///< layers 1, 3, 5, ...: GPT-3's alternation of dense and locally banded attention
+  kFrom,  ///< layers from ModelShape::window_from on
+};
+
+std::span<const Named<Family>> enum_names(std::type_identity<Family>);
+std::span<const Named<NormKind>> enum_names(std::type_identity<NormKind>);
+std::span<const Named<Activation>> enum_names(std::type_identity<Activation>);
+std::span<const Named<PositionKind>> enum_names(std::type_identity<PositionKind>);
+std::span<const Named<RotaryScaling>> enum_names(std::type_identity<RotaryScaling>);
+std::span<const Named<WindowLayers>> enum_names(std::type_identity<WindowLayers>);
+
+struct Rotary {
+  double base = 10000;
+  RotaryScaling scaling = RotaryScaling::kNone;
+  double factor = 1;                             ///< linear, llama3, yarn: how much longer the context becomes
+  double low_frequency = 1, high_frequency = 4;  ///< llama3
+  std::int64_t original_positions = 8192;        ///< llama3, yarn: the context that was trained first
+  double beta_fast = 32, beta_slow = 1;          ///< yarn
+  double attention_factor = 0;                   ///< yarn: magnitude of cosines and sines; 0: 0.1 ln(factor) + 1
+  bool truncate = true;                          ///< yarn: round the blended range to whole pairs
+  bool operator==(const Rotary&) const = default;
+};
+
+struct ModelShape {
+  Family family = Family::kGpt2;
+  std::int64_t vocabulary = 50257;
+  std::int64_t positions = 1024;  ///< the longest sequence
+  std::int64_t width = 768;
+  std::int64_t layers = 12;         ///< decoder layers where there is an encoder too
+  std::int64_t encoder_layers = 0;  ///< beside a decoder
+  std::int64_t heads = 12;
+  std::int64_t kv_heads = 12;  ///< fewer than heads: grouped queries; one: multi-query
+  std::int64_t head_size = 64;
+  std::int64_t inner = 3072;  ///< width of the MLP's middle
+  std::int64_t segments = 0;  ///< BERT's token types
+
+  NormKind norm = NormKind::kLayer;
+  double epsilon = 1e-5;
+  bool norm_first = true;  ///< pre-norm, with a last norm before the head; false: post-norm
+  Activation activation = Activation::kGeluTanh;
+  bool gated = false;          ///< act(gate) * up in place of act(in)
+  bool attention_bias = true;  ///< of queries, keys and values
+  bool output_bias = true;     ///< of attention's output
+  bool mlp_bias = true;
+  bool query_key_norm = false;  ///< RMSNorm over each head
+  bool causal = true;           ///< false: every token sees all, as in BERT
+  PositionKind position_kind = PositionKind::kLearned;
+  Rotary rotary;
+  std::int64_t window = 0;  ///< positions a token sees back, itself included; 0: all
+  WindowLayers window_layers = WindowLayers::kAll;
+  std::int64_t window_from = 0;
+  bool tied = true;              ///< the head's weight is the token embedding
+  bool embedding_scale = false;  ///< token vectors times sqrt(width)
+
+  double dropout = 0;  ///< of residual branches and embeddings
+  double attention_dropout = 0;
+  double label_smoothing = 0;
+  double z_loss = 0;
+  double init_std = 0.02;
+  bool scaled_residual_init = true;  ///< output projections start at init_std / sqrt(2 layers): GPT-2
+  bool operator==(const ModelShape&) const = default;
+};
+
+/// The features of a family, at the sizes of its smallest published model.
+ModelShape family_shape(Family family);
+
+/// The window of one decoder layer; 0: none.
+std::int64_t window_of(const ModelShape& shape, std::int64_t layer);
+
+/// What cannot be: heads that kv_heads does not divide, an odd rotary head, ... Fields are named below `prefix`.
+std::vector<config::Problem> find_problems(const ModelShape& shape, const std::string& prefix = "model");
+
+struct ParameterCount {
+  std::int64_t embedding = 0;  ///< tokens, positions, types
+  std::int64_t layers = 0;     ///< all blocks
+  std::int64_t head = 0;       ///< last norm, head where it is not tied, masked-LM head
+  std::int64_t total() const { return embedding + layers + head; }
+};
+ParameterCount count_parameters(const ModelShape& shape);
+
+/// Multiply-adds count as two. Matrix products only, as model FLOPs are reported; the causal mask and windows are
+/// counted as they are: tiles outside are not computed.
+struct FlopCount {
+  double projections = 0;  ///< attention's four and the MLP's
+  double attention = 0;    ///< queries times keys, probabilities times values
+  double head = 0;
+  double total() const { return projections + attention + head; }
+};
+/// Of the forward pass over one sequence of `length` tokens (and `source_length` for an encoder beside a decoder).
+/// Backward is twice that.
+FlopCount count_flops(const ModelShape& shape, std::int64_t length, std::int64_t source_length = 0);
+
+}  // namespace trireme::spec
