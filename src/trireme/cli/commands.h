@@ -27,13 +27,13 @@ using AddCommand = void (*)(CLI::App& app, Context& context);
 
 void add_tour_command(CLI::App& app, Context& context);
 void add_recipe_command(CLI::App& app, Context& context);
+void add_probe_command(CLI::App& app, Context& context);
+void add_generate_command(CLI::App& app, Context& context);
 void add_bench_command(CLI::App& app, Context& context);
 
 /// In the order of --help.
 inline constexpr AddCommand kCommands[] = {
-    &add_tour_command,
-    &add_recipe_command,
-    &add_bench_command,
+    &add_tour_command, &add_recipe_command, &add_probe_command, &add_generate_command, &add_bench_command,
 };
 
 }  // namespace trireme::cli

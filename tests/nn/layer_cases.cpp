@@ -1,0 +1,307 @@
+#include "tests/nn/layer_cases.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "trireme/base/random.h"
+#include "trireme/nn/activation.h"
+#include "trireme/nn/attention.h"
+#include "trireme/nn/block.h"
+#include "trireme/nn/mlp.h"
+#include "trireme/nn/recompute.h"
+
+namespace trireme::nn {
+namespace {
+
+constexpr Init kNormal{Init::Kind::kNormal, 1};
+
+Linear linear(Params& params, const std::string& name, std::int64_t in, std::int64_t out, bool bias = true) {
+  Param& weight = params.add(name + ".weight", {out, in}, {Init::Kind::kNormal, 1 / std::sqrt(double(in))}, true);
+  return {weight, bias ? &params.add(name + ".bias", {out}, kNormal, false) : nullptr};
+}
+
+Norm norm(Params& params, const std::string& name, std::int64_t width, kernels::NormKind kind) {
+  Param& weight = params.add(name + ".weight", {width}, kNormal, false);
+  const bool layer = kind == kernels::NormKind::kLayer;
+  return {
+      {.kind = kind, .epsilon = 1e-5}, &weight, layer ? &params.add(name + ".bias", {width}, kNormal, false) : nullptr};
+}
+
+at::Tensor dense_linear(const at::Tensor& x, const NamedWeights& weights, const std::string& name) {
+  const auto bias = weights.find(name + ".bias");
+  const at::Tensor y = at::matmul(x, weights.at(name + ".weight").t());
+  return bias == weights.end() ? y : y + bias->second;
+}
+
+at::Tensor dense_norm(const at::Tensor& x, const NamedWeights& weights, const std::string& name) {
+  const at::Tensor& weight = weights.at(name + ".weight");
+  const auto bias = weights.find(name + ".bias");
+  if (bias == weights.end()) return x * at::rsqrt((x * x).mean(-1, true) + 1e-5) * weight;
+  const at::Tensor centred = x - x.mean(-1, true);
+  return centred * at::rsqrt((centred * centred).mean(-1, true) + 1e-5) * weight + bias->second;
+}
+
+at::Tensor dense_mlp(const at::Tensor& x, const NamedWeights& weights, const std::string& name,
+                     kernels::Activation kind, bool gated) {
+  at::Tensor inner = dense_linear(x, weights, name + ".in");
+  const auto act = [&](const at::Tensor& value) {
+    switch (kind) {
+      case kernels::Activation::kRelu:
+        return at::relu(value);
+      case kernels::Activation::kGelu:
+        return at::gelu(value);
+      case kernels::Activation::kGeluTanh:
+        return at::gelu(value, "tanh");
+      case kernels::Activation::kSilu:
+        return at::silu(value);
+    }
+    return value;
+  };
+  if (gated) {
+    const auto halves = inner.chunk(2, -1);
+    return dense_linear(act(halves[0]) * halves[1], weights, name + ".out");
+  }
+  return dense_linear(act(inner), weights, name + ".out");
+}
+
+struct AttentionFeatures {
+  std::int64_t heads, kv_heads, head_size;
+  bool causal = true, rotary = false, head_norms = false, documents = false;
+  std::int64_t window = 0;
+};
+
+std::unique_ptr<SelfAttention> attention(Params& params, const std::string& name, std::int64_t width,
+                                         const AttentionFeatures& f) {
+  const Linear qkv = linear(params, name + ".qkv", width, (f.heads + 2 * f.kv_heads) * f.head_size);
+  std::optional<QueryKeyNorm> norms;
+  if (f.head_norms) {
+    norms.emplace(QueryKeyNorm{norm(params, name + ".q_norm", f.head_size, kernels::NormKind::kRms),
+                               norm(params, name + ".k_norm", f.head_size, kernels::NormKind::kRms)});
+  }
+  const Linear out = linear(params, name + ".out", f.heads * f.head_size, width);
+  std::shared_ptr<RotaryTable> rotary;
+  if (f.rotary) rotary = std::make_shared<RotaryTable>(spec::Rotary{.base = 100}, f.head_size);
+  AttentionShape shape{.name = name, .heads = f.heads, .kv_heads = f.kv_heads, .head_size = f.head_size};
+  shape.causal = f.causal;
+  shape.window = f.window;
+  return std::make_unique<SelfAttention>(shape, qkv, out, std::move(norms), rotary);
+}
+
+at::Tensor dense_self_attention(const at::Tensor& x, const NamedWeights& weights, const Context& context,
+                                const std::string& name, const AttentionFeatures& f) {
+  const at::Tensor heads =
+      dense_linear(x, weights, name + ".qkv").view({x.size(0), x.size(1), f.heads + 2 * f.kv_heads, f.head_size});
+  at::Tensor q = heads.narrow(2, 0, f.heads), k = heads.narrow(2, f.heads, f.kv_heads);
+  if (f.head_norms) {
+    q = dense_norm(q, weights, name + ".q_norm");
+    k = dense_norm(k, weights, name + ".k_norm");
+  }
+  if (f.rotary) {
+    q = dense_rotary(q, context.sequence.positions, 100);
+    k = dense_rotary(k, context.sequence.positions, 100);
+  }
+  const DenseMask mask{f.causal, f.window, context.sequence.documents, context.sequence.documents};
+  const at::Tensor out = dense_attention(q, k, heads.narrow(2, f.heads + f.kv_heads, f.kv_heads), mask);
+  return dense_linear(out.reshape({x.size(0), x.size(1), -1}), weights, name + ".out");
+}
+
+/// Three documents a row, positions that start again in each.
+void pack_documents(Context& context) {
+  const std::int64_t batch = context.sequence.positions.size(0), length = context.sequence.positions.size(1);
+  context.sequence.documents = at::empty({batch, length}, at::kInt);
+  for (std::int64_t row = 0; row < batch; ++row) {
+    std::int64_t start = 0;
+    for (std::int64_t column = 0; column < length; ++column) {
+      const std::int64_t document = 3 * (column + row) / (length + row);
+      if (column > 0 && document != context.sequence.documents[row][column - 1].item<int>()) start = column;
+      context.sequence.documents[row][column] = document;
+      context.sequence.positions[row][column] = column - start;
+    }
+  }
+}
+
+Block block(Params& params, const CaseSizes& s, const AttentionFeatures& f, kernels::NormKind kind, bool gated,
+            bool norm_first) {
+  const auto activation = gated ? kernels::Activation::kSilu : kernels::Activation::kGeluTanh;
+  std::vector<Branch> branches;
+  branches.push_back({norm(params, "a.norm", s.width, kind), attention(params, "a", s.width, f), Dropout("a", 0)});
+  branches.push_back({norm(params, "m.norm", s.width, kind),
+                      std::make_unique<Mlp>(linear(params, "m.in", s.width, gated ? 2 * s.inner : s.inner),
+                                            linear(params, "m.out", s.inner, s.width), activation, gated),
+                      Dropout("m", 0)});
+  return Block(std::move(branches), norm_first, Stream::kSequence);
+}
+
+at::Tensor dense_block(const at::Tensor& x, const NamedWeights& weights, const Context& context,
+                       const AttentionFeatures& f, bool gated, bool norm_first) {
+  const auto activation = gated ? kernels::Activation::kSilu : kernels::Activation::kGeluTanh;
+  if (norm_first) {
+    const at::Tensor middle = x + dense_self_attention(dense_norm(x, weights, "a.norm"), weights, context, "a", f);
+    return middle + dense_mlp(dense_norm(middle, weights, "m.norm"), weights, "m", activation, gated);
+  }
+  const at::Tensor middle = dense_norm(x + dense_self_attention(x, weights, context, "a", f), weights, "a.norm");
+  return dense_norm(middle + dense_mlp(middle, weights, "m", activation, gated), weights, "m.norm");
+}
+
+LayerCase attention_case(const std::string& name, const CaseSizes& s, AttentionFeatures f) {
+  LayerCase out{.name = name, .inputs = {{s.batch, s.sequence, s.width}}};
+  out.build = [=](Params& params) { return attention(params, "a", s.width, f); };
+  out.oracle = [=](const Tensors& in, const NamedWeights& weights, const Context& context) {
+    return dense_self_attention(in[0], weights, context, "a", f);
+  };
+  if (f.documents) out.prepare = pack_documents;
+  return out;
+}
+
+LayerCase mlp_case(const std::string& name, const CaseSizes& s, kernels::Activation kind, bool gated) {
+  LayerCase out{.name = name, .inputs = {{s.batch, s.sequence, s.width}}};
+  out.build = [=](Params& params) {
+    return std::make_unique<Mlp>(linear(params, "m.in", s.width, gated ? 2 * s.inner : s.inner),
+                                 linear(params, "m.out", s.inner, s.width), kind, gated);
+  };
+  out.oracle = [=](const Tensors& in, const NamedWeights& weights, const Context&) {
+    return dense_mlp(in[0], weights, "m", kind, gated);
+  };
+  return out;
+}
+
+LayerCase block_case(const std::string& name, const CaseSizes& s, AttentionFeatures f, kernels::NormKind kind,
+                     bool gated, bool norm_first) {
+  LayerCase out{.name = name, .inputs = {{s.batch, s.sequence, s.width}}};
+  out.build = [=](Params& params) { return std::make_unique<Block>(block(params, s, f, kind, gated, norm_first)); };
+  out.oracle = [=](const Tensors& in, const NamedWeights& weights, const Context& context) {
+    return dense_block(in[0], weights, context, f, gated, norm_first);
+  };
+  return out;
+}
+
+LayerCase cross_case(const CaseSizes& s) {
+  LayerCase out{.name = "cross_attention",
+                .inputs = {{s.batch, s.sequence, s.width}, {s.batch, s.sequence + 4, s.width}}};
+  const std::int64_t queries = s.heads * s.head_size, keys = s.kv_heads * s.head_size;
+  out.build = [=](Params& params) {
+    AttentionShape shape{.name = "c", .heads = s.heads, .kv_heads = s.kv_heads, .head_size = s.head_size};
+    shape.causal = false;
+    const Linear q = linear(params, "c.q", s.width, queries), kv = linear(params, "c.kv", s.width, 2 * keys);
+    return std::make_unique<CrossAttention>(shape, q, kv, linear(params, "c.out", queries, s.width));
+  };
+  out.oracle = [=](const Tensors& in, const NamedWeights& weights, const Context&) {
+    const at::Tensor q = dense_linear(in[0], weights, "c.q").view({s.batch, -1, s.heads, s.head_size});
+    const at::Tensor kv = dense_linear(in[1], weights, "c.kv").view({s.batch, -1, 2 * s.kv_heads, s.head_size});
+    const at::Tensor y =
+        dense_attention(q, kv.narrow(2, 0, s.kv_heads), kv.narrow(2, s.kv_heads, s.kv_heads), {.causal = false});
+    return dense_linear(y.reshape({s.batch, in[0].size(1), -1}), weights, "c.out");
+  };
+  return out;
+}
+
+}  // namespace
+
+at::Tensor dense_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const DenseMask& mask) {
+  const std::int64_t group = q.size(2) / k.size(2);
+  const at::Tensor queries = q.transpose(1, 2);
+  const at::Tensor keys = k.transpose(1, 2).repeat_interleave(group, 1),
+                   values = v.transpose(1, 2).repeat_interleave(group, 1);
+  at::Tensor scores = at::matmul(queries, keys.transpose(2, 3)) / std::sqrt(static_cast<double>(q.size(3)));
+  const at::Tensor rows = at::arange(q.size(1)).unsqueeze(1), columns = at::arange(k.size(1)).unsqueeze(0);
+  at::Tensor hidden = at::zeros({q.size(0), 1, q.size(1), k.size(1)}, at::kBool);
+  if (mask.causal) hidden = hidden | columns.gt(rows);
+  if (mask.window > 0) hidden = hidden | columns.le(rows - mask.window);
+  if (mask.window > 0 && !mask.causal) hidden = hidden | columns.ge(rows + mask.window);
+  if (mask.query_documents.defined()) {
+    hidden = hidden | mask.query_documents.unsqueeze(2).ne(mask.key_documents.unsqueeze(1)).unsqueeze(1);
+  }
+  scores = scores.masked_fill(hidden, -INFINITY);
+  return at::matmul(at::softmax(scores, -1), values).transpose(1, 2);
+}
+
+at::Tensor dense_rotary(const at::Tensor& x, const at::Tensor& positions, double base) {
+  const std::int64_t half = x.size(-1) / 2;
+  const at::Tensor inverse = at::pow(base, -at::arange(half, at::kDouble) / half);
+  const at::Tensor angles = (positions.to(at::kDouble).unsqueeze(-1) * inverse).unsqueeze(2).to(x.scalar_type());
+  const at::Tensor a = x.narrow(-1, 0, half), b = x.narrow(-1, half, half);
+  return at::cat({a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()}, -1);
+}
+
+std::vector<LayerCase> layer_cases(const CaseSizes& s) {
+  using kernels::Activation;
+  using kernels::NormKind;
+  std::vector<LayerCase> cases;
+  for (const bool bias : {true, false}) {
+    LayerCase out{.name = bias ? "linear" : "linear_without_bias", .inputs = {{s.batch, s.sequence, s.width}}};
+    out.build = [=](Params& params) { return std::make_unique<Linear>(linear(params, "l", s.width, s.inner, bias)); };
+    out.oracle = [](const Tensors& in, const NamedWeights& weights, const Context&) {
+      return dense_linear(in[0], weights, "l");
+    };
+    cases.push_back(std::move(out));
+  }
+  for (const auto kind : {NormKind::kLayer, NormKind::kRms}) {
+    LayerCase out{.name = kind == NormKind::kLayer ? "layer_norm" : "rms_norm",
+                  .inputs = {{s.batch, s.sequence, s.width}}};
+    out.build = [=](Params& params) { return std::make_unique<Norm>(norm(params, "n", s.width, kind)); };
+    out.oracle = [](const Tensors& in, const NamedWeights& weights, const Context&) {
+      return dense_norm(in[0], weights, "n");
+    };
+    cases.push_back(std::move(out));
+  }
+  cases.push_back({.name = "gelu", .inputs = {{s.batch, s.sequence, s.inner}}});
+  cases.back().build = [](Params&) { return std::make_unique<Activate>(Activation::kGelu); };
+  cases.back().oracle = [](const Tensors& in, const NamedWeights&, const Context&) { return at::gelu(in[0]); };
+
+  cases.push_back(mlp_case("mlp_relu", s, Activation::kRelu, false));
+  cases.push_back(mlp_case("mlp_gelu", s, Activation::kGelu, false));
+  cases.push_back(mlp_case("mlp_gelu_tanh", s, Activation::kGeluTanh, false));
+  cases.push_back(mlp_case("mlp_swiglu", s, Activation::kSilu, true));
+
+  const AttentionFeatures full{s.heads, s.heads, s.head_size}, grouped{s.heads, s.kv_heads, s.head_size};
+  const auto with = [](AttentionFeatures f, auto change) {
+    change(f);
+    return f;
+  };
+  cases.push_back(attention_case("attention_multi_head", s, full));
+  cases.push_back(attention_case("attention_grouped", s, grouped));
+  cases.push_back(attention_case("attention_multi_query", s, {s.heads, 1, s.head_size}));
+  cases.push_back(attention_case("attention_bidirectional", s, with(full, [](auto& f) { f.causal = false; })));
+  cases.push_back(attention_case("attention_rotary", s, with(grouped, [](auto& f) { f.rotary = true; })));
+  cases.push_back(attention_case("attention_window", s, with(grouped, [](auto& f) { f.window = 5; })));
+  cases.push_back(
+      attention_case("attention_head_norms", s, with(grouped, [](auto& f) { f.head_norms = f.rotary = true; })));
+  cases.push_back(
+      attention_case("attention_documents", s, with(grouped, [](auto& f) { f.documents = f.rotary = true; })));
+  cases.push_back(cross_case(s));
+  cases.push_back(block_case("block_gpt2", s, full, NormKind::kLayer, false, true));
+  cases.push_back(
+      block_case("block_llama", s, with(grouped, [](auto& f) { f.rotary = true; }), NormKind::kRms, true, true));
+  cases.push_back(
+      block_case("block_post_norm", s, with(full, [](auto& f) { f.causal = false; }), NormKind::kLayer, false, false));
+  LayerCase again = block_case("block_recomputed", s, full, NormKind::kLayer, false, true);
+  again.build = [inner = again.build](Params& params) { return std::make_unique<Recomputed>(inner(params)); };
+  cases.push_back(std::move(again));
+  return cases;
+}
+
+void fill_weights(Params& params, Precision precision) { initialise(params, precision, /*seed=*/7); }
+
+Tensors case_inputs(const LayerCase& layer_case, at::ScalarType type) {
+  Tensors out;
+  for (std::size_t i = 0; i < layer_case.inputs.size(); ++i) {
+    at::Tensor x = at::empty(layer_case.inputs[i], at::kDouble);
+    Random(3, "input " + std::to_string(i))
+        .fill_normal(0, std::span(x.data_ptr<double>(), static_cast<std::size_t>(x.numel())));
+    out.push_back(x.to(type));
+  }
+  return out;
+}
+
+Context case_context(const LayerCase& layer_case) {
+  Context context;
+  const auto& shape = layer_case.inputs[0];
+  context.sequence = plain_sequence(shape[0], shape[1]);
+  if (layer_case.inputs.size() > 1) context.source = plain_sequence(shape[0], layer_case.inputs[1][1]);
+  context.samples = at::arange(shape[0], at::kLong);
+  if (layer_case.prepare) layer_case.prepare(context);
+  return context;
+}
+
+}  // namespace trireme::nn
