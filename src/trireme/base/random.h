@@ -47,7 +47,8 @@ class Random {
     kBelow,
     kNormal,
     kNormalFloat,
-    kPermutation
+    kPermutation,
+    kAttention
   };
   /// The 128 bits of a block; `attempt` is below 2^24. For kinds of draws that are not above.
   PhiloxCounter block(Purpose purpose, std::uint64_t number, std::uint32_t attempt = 0) const;

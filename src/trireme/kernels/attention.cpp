@@ -1,0 +1,364 @@
+#include "trireme/kernels/attention.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/base/instruction_set.h"
+#include "trireme/kernels/cpu/attention_problem.h"
+#include "trireme/kernels/cpu/attention_visible.h"
+
+namespace trireme::kernels {
+namespace {
+
+using namespace cpu;
+
+std::string shape_of(const at::Tensor& t) {
+  if (!t.defined()) return "undefined";
+  return fmt::format("{} [{}]", c10::toString(t.scalar_type()), fmt::join(t.sizes(), ", "));
+}
+
+void require(bool holds, const std::string& message, const std::string& hint = {}) {
+  if (!holds) throw ConfigError("attention: " + message, hint);
+}
+
+AttentionType type_of(const at::Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kFloat:
+      return AttentionType::kFloat;
+    case at::kDouble:
+      return AttentionType::kDouble;
+    case at::kHalf:
+      return AttentionType::kHalf;
+    case at::kBFloat16:
+      return AttentionType::kBfloat16;
+    default:
+      require(false, fmt::format("q is {}", shape_of(t)), "use float, double, bfloat16 or half");
+      std::abort();
+  }
+}
+
+const AttentionBody& body_for(AttentionType type) {
+#if defined(__x86_64__)
+  const InstructionSet set = instruction_set();
+  if (set >= InstructionSet::kV4Bf16 && type == AttentionType::kBfloat16) return kAttentionBfloat16Dot;
+  const AttentionBodies& bodies = set >= InstructionSet::kV4   ? kAttentionV4
+                                  : set == InstructionSet::kV3 ? kAttentionV3
+                                                               : kAttentionPlain;
+#else
+  const AttentionBodies& bodies = kAttentionPlain;
+#endif
+  return bodies.by_type[static_cast<std::size_t>(type)];
+}
+
+void require_tensor(const at::Tensor& t, const char* name, const at::Tensor& like, at::IntArrayRef sizes) {
+  require(t.defined() && t.scalar_type() == like.scalar_type() && t.sizes() == sizes && t.device() == like.device(),
+          fmt::format("{} is {}, but with q {} it must be {} [{}]", name, shape_of(t), shape_of(like),
+                      c10::toString(like.scalar_type()), fmt::join(sizes, ", ")));
+  require(t.size(-1) == 1 || t.stride(-1) == 1,
+          fmt::format("{} has strides [{}]; its last dimension must be contiguous", name, fmt::join(t.strides(), ", ")),
+          "call contiguous() on it");
+}
+
+template <typename Pointer>
+AttentionRows<Pointer> rows_of(const at::Tensor& t) {
+  return {static_cast<Pointer>(t.data_ptr()), t.stride(0), t.stride(1), t.stride(2)};
+}
+
+/// Every tensor of one call; those of the other pass are null.
+struct Arguments {
+  const at::Tensor &q, &k, &v, &out, &lse;
+  const at::Tensor *dout = nullptr, *dq = nullptr, *dk = nullptr, *dv = nullptr;
+};
+
+void check(const Arguments& a, const Attention& options) {
+  const at::Tensor &q = a.q, &k = a.k;
+  require(
+      q.defined() && k.defined() && q.dim() == 4 && k.dim() == 4,
+      fmt::format("q is {} and k is {}; both must be [batch, sequence, heads, head size]", shape_of(q), shape_of(k)));
+  static_cast<void>(type_of(q));
+  require(q.device().is_cpu(), fmt::format("q is on {}; only cpu is supported", q.device().str()));
+  const std::int64_t batch = q.size(0), queries = q.size(1), heads = q.size(2), size = q.size(3);
+  const std::int64_t keys = k.size(1), key_heads = k.size(2);
+  require(
+      key_heads > 0 && heads > 0 && heads % key_heads == 0,
+      fmt::format("q has {} heads and k has {}: queries' heads must be a multiple of keys' heads", heads, key_heads));
+  require(size > 0, fmt::format("q is {}: the head size must be positive", shape_of(q)));
+  require(keys < std::numeric_limits<std::int32_t>::max() - kAttentionKeyBlock,
+          fmt::format("k is {}: a block of keys may not exceed 2^31", shape_of(k)), "split the keys and merge");
+  require_tensor(q, "q", q, q.sizes());
+  require_tensor(k, "k", q, {batch, keys, key_heads, size});
+  require_tensor(a.v, "v", q, k.sizes());
+  require_tensor(a.out, "out", q, q.sizes());
+  if (a.dout != nullptr) {
+    require_tensor(*a.dout, "dout", q, q.sizes());
+    require_tensor(*a.dq, "dq", q, q.sizes());
+    require_tensor(*a.dk, "dk", q, k.sizes());
+    require_tensor(*a.dv, "dv", q, k.sizes());
+  }
+  const at::ScalarType sum_type = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  require(a.lse.defined() && a.lse.scalar_type() == sum_type &&
+              a.lse.sizes() == at::IntArrayRef{batch, heads, queries} && (queries <= 1 || a.lse.stride(-1) == 1),
+          fmt::format("lse is {}; it must be {} [{}, {}, {}] with its last dimension contiguous", shape_of(a.lse),
+                      c10::toString(sum_type), batch, heads, queries));
+  require(options.window >= 0, fmt::format("window is {}; it must not be negative", options.window), "0 means none");
+
+  const bool has_query = options.query_documents != nullptr && options.query_documents->defined();
+  const bool has_key = options.key_documents != nullptr && options.key_documents->defined();
+  require(has_query == has_key, "documents are given for queries or keys only", "give both, or neither");
+  if (has_query) {
+    const auto check_documents = [&](const at::Tensor& t, const char* name, std::int64_t length) {
+      require(t.scalar_type() == at::kInt && t.sizes() == at::IntArrayRef{batch, length} &&
+                  (length <= 1 || t.stride(1) == 1),
+              fmt::format("{} is {}; it must be Int [{}, {}] with contiguous rows", name, shape_of(t), batch, length));
+    };
+    check_documents(*options.query_documents, "query_documents", queries);
+    check_documents(*options.key_documents, "key_documents", keys);
+  }
+  if (options.dropout != nullptr && options.dropout->p != 0) {
+    const AttentionDropout& d = *options.dropout;
+    require(d.p > 0 && d.p < 1, fmt::format("dropout is {}; it must be in [0, 1)", d.p));
+    require(d.samples != nullptr && d.samples->defined() && d.samples->scalar_type() == at::kLong &&
+                d.samples->sizes() == at::IntArrayRef{batch},
+            fmt::format("dropout's samples are {}; they must be Long [{}]",
+                        d.samples == nullptr ? "null" : shape_of(*d.samples), batch));
+    const std::int64_t limit = std::int64_t{1} << 32;
+    require(options.query_position >= 0 && options.key_position >= 0 && options.query_position + queries <= limit &&
+                options.key_position + keys <= limit,
+            fmt::format("dropout draws for positions in [0, 2^32), not for queries from {} and keys from {}",
+                        options.query_position, options.key_position));
+    require(d.first_head >= 0 && d.first_head + heads <= (1 << 24),
+            fmt::format("dropout draws for heads in [0, 2^24), not from {}", d.first_head));
+  }
+}
+
+/// A coin of 32 bits falls below this with probability p.
+std::uint32_t threshold_of(double p) {
+  return static_cast<std::uint32_t>(std::min(std::round(p * 0x1p32), 0x1p32 - 1));
+}
+
+/// What a problem points to besides tensors.
+struct Prepared {
+  AttentionProblem problem;
+  VisibleKeys visible;
+  std::vector<std::uint32_t> streams;
+
+  Prepared(const Arguments& a, const Attention& options) {
+    check(a, options);
+    AttentionProblem& p = problem;
+    p.batch = a.q.size(0), p.queries = a.q.size(1), p.heads = a.q.size(2), p.head_size = a.q.size(3);
+    p.keys = a.k.size(1), p.key_heads = a.k.size(2);
+    p.scale = options.scale;
+    p.query_position = options.query_position, p.key_position = options.key_position;
+    p.q = rows_of<const void*>(a.q), p.k = rows_of<const void*>(a.k), p.v = rows_of<const void*>(a.v);
+    p.lse = a.lse.data_ptr();
+    p.lse_batch = a.lse.stride(0), p.lse_head = a.lse.stride(1);
+    if (a.dout == nullptr) {
+      p.out = rows_of<void*>(a.out);
+    } else {
+      p.out_read = rows_of<const void*>(a.out), p.dout = rows_of<const void*>(*a.dout);
+      p.dq = rows_of<void*>(*a.dq), p.dk = rows_of<void*>(*a.dk), p.dv = rows_of<void*>(*a.dv);
+    }
+    see(options);
+    draw(options);
+  }
+
+ private:
+  void see(const Attention& options) {
+    const AttentionMask mask{problem.queries, problem.keys,           options.causal,
+                             options.window,  options.query_position, options.key_position};
+    const bool documents = options.query_documents != nullptr && options.query_documents->defined();
+    if (documents) {
+      for (std::int64_t b = 0; b < problem.batch; ++b) {
+        const at::Tensor &q = *options.query_documents, &k = *options.key_documents;
+        append_visible(visible, mask, q.const_data_ptr<std::int32_t>() + b * q.stride(0),
+                       k.const_data_ptr<std::int32_t>() + b * k.stride(0));
+      }
+    } else {
+      append_visible(visible, mask, nullptr, nullptr);
+    }
+    problem.visible_begin = visible.begin.data(), problem.visible_end = visible.end.data();
+    problem.visible_batch = documents ? problem.queries : 0;
+  }
+
+  void draw(const Attention& options) {
+    if (options.dropout == nullptr || options.dropout->p == 0) return;
+    const AttentionDropout& dropout = *options.dropout;
+    for (std::int64_t b = 0; b < problem.batch; ++b) {
+      const auto sample =
+          static_cast<std::uint64_t>(dropout.samples->const_data_ptr<std::int64_t>()[b * dropout.samples->stride(0)]);
+      for (std::int64_t h = 0; h < problem.heads; ++h) {
+        const PhiloxCounter words = dropout.stream.block(Random::Purpose::kAttention, sample,
+                                                         static_cast<std::uint32_t>(dropout.first_head + h));
+        streams.insert(streams.end(), words.begin(), words.end());
+      }
+    }
+    problem.coins.streams = reinterpret_cast<const std::uint32_t(*)[4]>(streams.data());
+    problem.coins.threshold = threshold_of(dropout.p);
+    problem.coins.kept_factor = 1 / (1 - dropout.p);
+  }
+};
+
+/// Memory of one thread that calls come back to: it grows to the largest call's need and stays.
+class Kept {
+ public:
+  void* at_least(std::size_t bytes) {
+    if (bytes > bytes_) {
+      memory_.reset();
+      bytes_ = 0;
+      void* const memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+      if (memory == nullptr) throw std::bad_alloc();
+      memory_.reset(memory);
+      bytes_ = bytes;
+    }
+    return memory_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<void, Free> memory_;
+  std::size_t bytes_ = 0;
+};
+
+/// One for the work of a thread, one for sums that several threads leave for the caller.
+Kept& kept_scratch() {
+  static thread_local Kept kept;
+  return kept;
+}
+Kept& kept_sums() {
+  static thread_local Kept kept;
+  return kept;
+}
+
+/// Runs task(0) ... task(count - 1), each on whichever thread is free: they differ in length under a causal mask.
+template <typename Task>
+void run_tasks(std::int64_t count, const Task& task) {
+  std::atomic<std::int64_t> next{0};
+  at::parallel_for(0, std::min<std::int64_t>(count, at::get_num_threads()), 1, [&](std::int64_t, std::int64_t) {
+    for (std::int64_t i = next++; i < count; i = next++) task(i);
+  });
+}
+
+/// A head of keys cut into `parts` spans of its units, the last units first: under a causal mask they take longest.
+struct Cut {
+  std::int64_t units, parts, key_heads;
+
+  AttentionSpan span(std::int64_t task) const {
+    const std::int64_t part = parts - 1 - task % parts, pair = task / parts;
+    return {pair / key_heads, pair % key_heads, units * part / parts, units * (part + 1) / parts};
+  }
+};
+
+Cut cut(const AttentionProblem& problem, std::int64_t tasks_wanted, std::int64_t least_units) {
+  const std::int64_t units = problem.group() * at::divup(problem.queries, kAttentionQueryBlock);
+  const std::int64_t pairs = std::max<std::int64_t>(1, problem.batch * problem.key_heads);
+  const std::int64_t parts = std::min(at::divup(tasks_wanted, pairs), units / least_units);
+  return {units, std::max<std::int64_t>(1, parts), problem.key_heads};
+}
+
+}  // namespace
+
+void attention_forward(at::Tensor& out, at::Tensor& lse, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const Attention& options) {
+  const Prepared prepared({q, k, v, out, lse}, options);
+  const AttentionProblem& problem = prepared.problem;
+  const AttentionBody& body = body_for(type_of(q));
+  // A row's bits do not depend on which span it is in, so here the number of threads may decide. Each span packs the
+  // keys again, which costs about an eighth of a unit.
+  const std::int64_t threads = at::get_num_threads(), pairs = problem.batch * problem.key_heads;
+  const Cut spans = cut(problem, pairs % threads == 0 ? pairs : 4 * threads, 2);
+  const std::size_t bytes = body.forward_scratch(problem);
+  run_tasks(problem.queries == 0 ? 0 : pairs * spans.parts,
+            [&](std::int64_t task) { body.forward(problem, spans.span(task), kept_scratch().at_least(bytes)); });
+}
+
+void attention_backward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at::Tensor& dout, const at::Tensor& q,
+                        const at::Tensor& k, const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+                        const Attention& options) {
+  const Prepared prepared({q, k, v, out, lse, &dout, &dq, &dk, &dv}, options);
+  const AttentionProblem& problem = prepared.problem;
+  const AttentionBody& body = body_for(type_of(q));
+  // The order of additions follows the cut, which therefore follows the shapes alone: parts only where heads are few
+  // and each part has work enough to pay for packing the keys again and for sums of its own.
+  const Cut spans = cut(problem, 16, 8);
+  const std::int64_t pairs = problem.batch * problem.key_heads;
+  const std::size_t bytes = body.backward_scratch(problem), sums_bytes = body.sums_bytes(problem);
+  if (spans.parts == 1) {
+    run_tasks(pairs, [&](std::int64_t task) {
+      char* const scratch = static_cast<char*>(kept_scratch().at_least(bytes + sums_bytes));
+      const AttentionSpan span = spans.span(task);
+      body.backward(problem, span, scratch + bytes, scratch);
+      body.write_sums(problem, span.batch, span.key_head, scratch + bytes, 1);
+    });
+    return;
+  }
+  char* const sums =
+      static_cast<char*>(kept_sums().at_least(sums_bytes * static_cast<std::size_t>(pairs * spans.parts)));
+  const auto sums_at = [&](std::int64_t index) { return sums + static_cast<std::size_t>(index) * sums_bytes; };
+  run_tasks(pairs * spans.parts, [&](std::int64_t task) {
+    body.backward(problem, spans.span(task), sums_at(task), kept_scratch().at_least(bytes));
+  });
+  run_tasks(pairs, [&](std::int64_t pair) {
+    body.write_sums(problem, pair / problem.key_heads, pair % problem.key_heads, sums_at(pair * spans.parts),
+                    spans.parts);
+  });
+}
+
+void attention_merge(at::Tensor& out, at::Tensor& lse, const at::Tensor& other_out, const at::Tensor& other_lse) {
+  require(out.defined() && out.dim() == 4,
+          fmt::format("out is {}; it must be [batch, sequence, heads, head size]", shape_of(out)));
+  require(out.device().is_cpu(), fmt::format("out is on {}; only cpu is supported", out.device().str()));
+  require_tensor(out, "out", out, out.sizes());
+  require_tensor(other_out, "other_out", out, out.sizes());
+  const std::int64_t batch = out.size(0), queries = out.size(1), heads = out.size(2);
+  const at::ScalarType sum_type = out.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  for (const at::Tensor* t : {static_cast<const at::Tensor*>(&lse), &other_lse}) {
+    require(t->defined() && t->scalar_type() == sum_type && t->sizes() == at::IntArrayRef{batch, heads, queries},
+            fmt::format("lse is {}; with out {} it must be {} [{}, {}, {}]", shape_of(*t), shape_of(out),
+                        c10::toString(sum_type), batch, heads, queries));
+  }
+  const AttentionBody& body = body_for(type_of(out));
+  const auto to = rows_of<char*>(out);
+  const auto from = rows_of<const char*>(other_out);
+  const std::int64_t element = static_cast<std::int64_t>(out.element_size());
+  const auto join = [&]<typename Real>(Real* mine, const Real* theirs) {
+    at::parallel_for(0, batch * queries, 16, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        for (std::int64_t h = 0; h < heads; ++h) {
+          const std::int64_t b = i / queries, row = i % queries;
+          Real& a = mine[b * lse.stride(0) + h * lse.stride(1) + row * lse.stride(2)];
+          const Real other = theirs[b * other_lse.stride(0) + h * other_lse.stride(1) + row * other_lse.stride(2)];
+          const double most = std::max<double>(a, other), least = std::min<double>(a, other);
+          if (std::isinf(most) && most < 0) continue;  // neither saw a key
+          const double joined = most + std::log1p(std::exp(least - most));
+          body.join({.out = to.data + element * (b * to.batch + row * to.row + h * to.head),
+                     .other = from.data + element * (b * from.batch + row * from.row + h * from.head),
+                     .size = out.size(3),
+                     .out_weight = std::exp(a - joined),
+                     .other_weight = std::exp(other - joined)});
+          a = static_cast<Real>(joined);
+        }
+      }
+    });
+  };
+  if (sum_type == at::kDouble) {
+    join(lse.mutable_data_ptr<double>(), other_lse.const_data_ptr<double>());
+  } else {
+    join(lse.mutable_data_ptr<float>(), other_lse.const_data_ptr<float>());
+  }
+}
+
+}  // namespace trireme::kernels

@@ -1,0 +1,283 @@
+// kernels/cpu/attention_backward.h -- the backward pass: FlashAttention's, from the saved log-sum-exp.
+//
+//   P = 2^(scale log2(e) q k^T - lse log2(e))      D = rowsum(dout * out)        dP = dout v^T
+//   dS = P * (dP - D)     dv += P^T dout     dk += dS^T q     dq += dS k         (dk and dq times scale at the end)
+//
+// With coins, P of fallen ones counts as 0 in dv, and dP as 0 in dS; both are divided by 1 - p where they stay.
+// dk and dv are summed transposed, keys along the lanes, over all queries of a span: scores then need no turning, only
+// their pairs (bfloat16) are stored both along the keys for dq and across the queries for dk and dv. In bfloat16 P and
+// dS are rounded to bfloat16 for those products; sums are float.
+// Scratch: keys and values of one head in three packed forms and a block's rows in five; the sums of dk and dv are two
+// float copies of a head of keys. Depends on: attention_tile.h.
+#pragma once
+
+#include "trireme/kernels/cpu/attention_tile.h"
+
+namespace trireme::kernels::cpu {
+namespace {
+
+template <typename Math>
+class Backward {
+  using Real = typename Math::Real;
+  using UnitType = typename Math::Unit;
+  using Vector = typename Math::Vector;
+  static constexpr int kWidth = kLanes<Real>;
+  static constexpr int kPair = Math::kPair;
+  static constexpr Real kLog2E = static_cast<Real>(1.44269504088896340736);
+
+ public:
+  Backward(const AttentionProblem& problem, void* memory) : problem_(problem), scratch_(memory) {
+    padded_ = padded_head(problem.head_size);
+    units_ = padded_ / kPair;
+    stride_ = along_stride<Math>(problem.head_size);
+    const std::int64_t keys = round_up(problem.keys, kTileKeys), block = kTileQueries * stride_;
+    keys_turned_ = scratch_.take<UnitType>(keys * stride_);
+    keys_across_ = scratch_.take<UnitType>(keys * units_);
+    values_turned_ = scratch_.take<UnitType>(keys * stride_);
+    q_along_ = scratch_.take<UnitType>(block);
+    q_turned_ = scratch_.take<UnitType>(kTileQueries * units_);
+    dout_along_ = scratch_.take<UnitType>(block);
+    dout_turned_ = scratch_.take<UnitType>(kTileQueries * units_);
+    passing_ = scratch_.take<UnitType>(block);
+    dq_ = scratch_.take<Real>(kTileQueries * padded_);
+    scores_ = scratch_.take<Real>(kStrip * kTileKeys);
+    slopes_ = scratch_.take<Real>(kStrip * kTileKeys);
+    p_across_ = scratch_.take<UnitType>(kTileQueries * kTileKeys / kPair);
+    ds_across_ = scratch_.take<UnitType>(kTileQueries * kTileKeys / kPair);
+    ds_along_ = kPair == 1 ? nullptr : scratch_.take<UnitType>(kStrip * kTileKeys / kPair);
+    lse_ = scratch_.take<Real>(kTileQueries);
+    dot_ = scratch_.take<Real>(kTileQueries);
+    coins_ = scratch_.take<StripCoins<Real>>(1);
+  }
+  std::size_t bytes() const { return scratch_.bytes(); }
+
+  static std::int64_t sums(const AttentionProblem& problem) {
+    return round_up(problem.keys, kTileKeys) * padded_head(problem.head_size);
+  }
+
+  void run(const AttentionSpan& span, Real* dk, Real* dv) {
+    std::memset(dk, 0, static_cast<std::size_t>(sums(problem_)) * sizeof(Real));
+    std::memset(dv, 0, static_cast<std::size_t>(sums(problem_)) * sizeof(Real));
+    pack_keys(span);
+    for (std::int64_t number = span.begin; number < span.end; ++number) {
+      Unit unit(problem_, span, number);
+      begin_unit(unit, span.batch);
+      for (std::int64_t block = unit.blocks.begin; block < unit.blocks.end; ++block) {
+        take_tile(unit, span.batch, block, dk + block * kTileKeys * padded_, dv + block * kTileKeys * padded_);
+      }
+      const Real scale = static_cast<Real>(problem_.scale);
+      for (std::int64_t row = 0; row < unit.queries; ++row) {
+        auto* const to = row_of<Math>(problem_.dq, span.batch, unit.query + row, unit.head);
+        const Real* const from = dq_ + row * padded_;
+        for (std::int64_t i = 0; i < problem_.head_size; ++i) narrow(from[i] * scale, to[i]);
+      }
+    }
+  }
+
+ private:
+  void pack_keys(const AttentionSpan& span) {
+    const Range blocks = seen_blocks(problem_, span);
+    for (std::int64_t block = blocks.begin; block < blocks.end; ++block) {
+      const std::int64_t key = block * kTileKeys;
+      const std::int64_t rows = problem_.keys - key < kTileKeys ? problem_.keys - key : kTileKeys;
+      pack_along<Math>(passing_, row_of<Math>(problem_.k, span.batch, key, span.key_head), problem_.k.row, rows,
+                       kTileKeys, problem_.head_size);
+      transpose(keys_turned_ + key * stride_, kTileKeys, passing_, stride_, kTileKeys, stride_);
+      pack_across<Math>(keys_across_ + key * units_, passing_, kTileKeys, problem_.head_size);
+      pack_along<Math>(passing_, row_of<Math>(problem_.v, span.batch, key, span.key_head), problem_.v.row, rows,
+                       kTileKeys, problem_.head_size);
+      transpose(values_turned_ + key * stride_, kTileKeys, passing_, stride_, kTileKeys, stride_);
+    }
+  }
+
+  /// Packs the rows of a unit; rows that saw no key take part in nothing.
+  void begin_unit(Unit& unit, std::int64_t batch) {
+    rows_ = round_up(unit.queries, kWidth * kPair > kStrip ? kWidth * kPair : kStrip);
+    pack_queries(problem_.q, unit, batch, q_along_, q_turned_);
+    pack_queries(problem_.dout, unit, batch, dout_along_, dout_turned_);
+    std::memset(dq_, 0, static_cast<std::size_t>(unit.strips * padded_) * sizeof(Real));
+    const Real* const lse = static_cast<const Real*>(problem_.lse) + batch * problem_.lse_batch +
+                            unit.head * problem_.lse_head + unit.query;
+    for (std::int64_t row = 0; row < unit.strips; ++row) {
+      const bool blind = row >= unit.queries || lse[row] == -static_cast<Real>(__builtin_inf());
+      lse_[row] = blind ? Real{0} : lse[row] * kLog2E;
+      dot_[row] = 0;
+      if (blind) unit.visible.end[row] = unit.visible.begin[row] = 0;
+      if (blind) continue;
+      const auto* const dout = row_of<Math>(problem_.dout, batch, unit.query + row, unit.head);
+      const auto* const out = row_of<Math>(problem_.out_read, batch, unit.query + row, unit.head);
+      Real partial[16] = {};  // as many sums as the widest vector has lanes, so that every machine can use its own
+      std::int64_t i = 0;
+      for (; i + 16 <= problem_.head_size; i += 16) {
+        for (int lane = 0; lane < 16; ++lane) partial[lane] += widen(dout[i + lane]) * widen(out[i + lane]);
+      }
+      for (; i < problem_.head_size; ++i) partial[i % 16] += widen(dout[i]) * widen(out[i]);
+      for (int lane = 0; lane < 16; ++lane) dot_[row] += partial[lane];
+    }
+    unit.find_blocks();
+  }
+
+  void pack_queries(const AttentionRows<const void*>& rows, const Unit& unit, std::int64_t batch, UnitType* along,
+                    UnitType* turned) {
+    pack_along<Math>(along, row_of<Math>(rows, batch, unit.query, unit.head), rows.row, unit.queries, rows_,
+                     problem_.head_size);
+    const UnitType* across = along;
+    if constexpr (kPair > 1) {
+      pack_across<Math>(passing_, along, rows_, problem_.head_size);
+      across = passing_;
+    }
+    transpose(turned, kTileQueries / kPair, across, padded_, rows_ / kPair, padded_);
+  }
+
+  void take_tile(const Unit& unit, std::int64_t batch, std::int64_t block, Real* dk, Real* dv) {
+    // Strips from the first to the last that sees a column, for each vector of columns.
+    std::int64_t first[kTileKeys / kWidth], last[kTileKeys / kWidth];
+    for (std::int64_t i = 0; i < kTileKeys / kWidth; ++i) first[i] = unit.strips, last[i] = 0;
+    bool ragged = false;
+    for (std::int64_t row = 0; row < unit.strips; row += kStrip) {
+      const StripColumns columns = strip_columns<Real>(unit.visible, row, block * kTileKeys);
+      if (columns.begin > 0 || columns.end < kTileKeys) {
+        clear(p_across_, row);
+        clear(ds_across_, row);
+        ragged = true;
+      }
+      if (columns.begin >= columns.end) continue;
+      for (std::int64_t c = columns.begin / kWidth; c < columns.end / kWidth; ++c) {
+        if (row < first[c]) first[c] = row;
+        last[c] = row + kStrip;
+      }
+      take_strip(unit, batch, block, row, columns);
+    }
+    // Tiles on an edge of the mask in narrower pieces: fewer rows are multiplied that see nothing.
+    const std::int64_t piece = ragged ? (kColumns / 2) * kWidth : kTileKeys;
+    for (std::int64_t begin = 0; begin < kTileKeys; begin += piece) {
+      std::int64_t from = unit.strips, to = 0;
+      for (std::int64_t c = begin / kWidth; c < (begin + piece) / kWidth; ++c) {
+        from = first[c] < from ? first[c] : from;
+        to = last[c] > to ? last[c] : to;
+      }
+      if (from >= to) continue;
+      add(dv, dout_turned_, p_across_, from, to, begin, begin + piece);
+      add(dk, q_turned_, ds_across_, from, to, begin, begin + piece);
+    }
+  }
+
+  void clear(UnitType* across, std::int64_t row) {
+    std::memset(across + row / kPair * kTileKeys, 0,
+                static_cast<std::size_t>(kStrip / kPair * kTileKeys) * sizeof(UnitType));
+  }
+
+  /// to[head][key] += turned[head][query] across[query][key] over queries [first, last) and keys [begin, end).
+  void add(Real* to, const UnitType* turned, const UnitType* across, std::int64_t first, std::int64_t last,
+           std::int64_t begin, std::int64_t end) {
+    constexpr std::int64_t kStride = kTileQueries / kPair;
+    for (std::int64_t row = 0; row < padded_; row += kStrip) {
+      multiply<Math>(turned + row * kStride + first / kPair, kStride, across + first / kPair * kTileKeys, kTileKeys,
+                     (last - first) / kPair, begin, end, [&](int r, std::int64_t c, Vector sums) {
+                       Real* const at = to + (row + r) * kTileKeys + c;
+                       store(at, load(at) + sums);
+                     });
+    }
+  }
+
+  void take_strip(const Unit& unit, std::int64_t batch, std::int64_t block, std::int64_t row,
+                  const StripColumns& columns) {
+    const std::int64_t key = block * kTileKeys;
+    const Real factor = static_cast<Real>(problem_.scale) * kLog2E;
+    multiply<Math>(q_along_ + row * stride_, stride_, keys_turned_ + key * stride_, kTileKeys, units_, columns.begin,
+                   columns.end, [&](int r, std::int64_t c, Vector sums) {
+                     store(scores_ + r * kTileKeys + c, exp2(sums * factor - lse_[row + r]));
+                   });
+    multiply<Math>(dout_along_ + row * stride_, stride_, values_turned_ + key * stride_, kTileKeys, units_,
+                   columns.begin, columns.end,
+                   [&](int r, std::int64_t c, Vector sums) { store(slopes_ + r * kTileKeys + c, sums); });
+    if (problem_.coins.streams != nullptr) {
+      coins_->draw(problem_, batch * problem_.heads + unit.head, unit.query + row, key, columns);
+      differentiate<true, true>(unit, row, key, columns);
+    } else if (columns.masked) {
+      differentiate<true, false>(unit, row, key, columns);
+    } else {
+      differentiate<false, false>(unit, row, key, columns);
+    }
+    const UnitType* const ds = kPair == 1 ? ds_across_ + row * kTileKeys : ds_along_;
+    const std::int64_t first = columns.begin / kPair;
+    multiply<Math>(ds + first, kTileKeys / kPair, keys_across_ + key * units_ + first * padded_, padded_,
+                   (columns.end - columns.begin) / kPair, 0, padded_, [&](int r, std::int64_t c, Vector sums) {
+                     Real* const at = dq_ + (row + r) * padded_ + c;
+                     store(at, load(at) + sums);
+                   });
+  }
+
+  /// From P and dP of a strip to P and dS as the products take them.
+  template <bool kMasked, bool kCoins>
+  TRIREME_INLINE void differentiate(const Unit& unit, std::int64_t row, std::int64_t key, const StripColumns& columns) {
+    const Real kept_factor = static_cast<Real>(problem_.coins.kept_factor);
+    for (int r = 0; r < kStrip; r += kPair) {
+      for (std::int64_t c = columns.begin; c < columns.end; c += kWidth) {
+        Vector p[kPair], ds[kPair];
+#pragma GCC unroll 2
+        for (int i = 0; i < kPair; ++i) {
+          p[i] = load(scores_ + (r + i) * kTileKeys + c);
+          Vector slope = load(slopes_ + (r + i) * kTileKeys + c);
+          if constexpr (kMasked) {
+            const std::int64_t at = row + r + i;
+            p[i] = seen<Real>(key + c, unit.visible.begin[at], unit.visible.end[at]) ? p[i] : Vector{};
+          }
+          if constexpr (kCoins) {
+            const auto kept = coins_->kept(r + i, c, problem_.coins.threshold);
+            slope = kept ? slope * kept_factor : Vector{};
+            ds[i] = p[i] * (slope - dot_[row + r + i]);
+            p[i] = kept ? p[i] : Vector{};
+          } else {
+            ds[i] = p[i] * (slope - dot_[row + r + i]);
+          }
+          if constexpr (kPair > 1) Math::store_along(ds_along_ + (r + i) * (kTileKeys / kPair), c, ds[i]);
+        }
+        Math::store_across(p_across_ + (row + r) / kPair * kTileKeys + c, p);
+        Math::store_across(ds_across_ + (row + r) / kPair * kTileKeys + c, ds);
+      }
+    }
+  }
+
+  const AttentionProblem& problem_;
+  Scratch scratch_;
+  std::int64_t padded_, units_, stride_, rows_ = 0;
+  UnitType *keys_turned_, *keys_across_, *values_turned_;  // by blocks of keys
+  UnitType *q_along_, *q_turned_, *dout_along_, *dout_turned_, *passing_;
+  Real *dq_, *scores_, *slopes_;
+  UnitType *p_across_, *ds_across_, *ds_along_;  // ds_along_: of a strip; the same as ds_across_ where units are single
+  Real *lse_, *dot_;
+  StripCoins<Real>* coins_;
+};
+
+/// Adds up the spans' dk and dv of one head of keys, in their order, and writes them: turned back, scaled, rounded.
+template <typename Math>
+void write_sums(const AttentionProblem& problem, std::int64_t batch, std::int64_t key_head, void* memory,
+                std::int64_t spans) {
+  using Real = typename Math::Real;
+  const std::int64_t size = Backward<Math>::sums(problem), padded = padded_head(problem.head_size);
+  Real* const sums = static_cast<Real*>(memory);
+  for (std::int64_t span = 1; span < spans; ++span) {
+    const Real* const other = sums + span * 2 * size;
+    for (std::int64_t i = 0; i < 2 * size; i += kLanes<Real>) store(sums + i, load(sums + i) + load(other + i));
+  }
+  alignas(64) Real turned[kTileKeys * 16];
+  for (int which = 0; which < 2; ++which) {
+    const auto& rows = which == 0 ? problem.dk : problem.dv;
+    const Real factor = static_cast<Real>(which == 0 ? problem.scale : problem.coins.kept_factor);
+    for (std::int64_t key = 0; key < problem.keys; key += kTileKeys) {
+      const std::int64_t count = problem.keys - key < kTileKeys ? problem.keys - key : kTileKeys;
+      for (std::int64_t head = 0; head < padded; head += 16) {
+        transpose(turned, 16, sums + which * size + key * padded + head * kTileKeys, kTileKeys, 16, kTileKeys);
+        const std::int64_t width = problem.head_size - head < 16 ? problem.head_size - head : 16;
+        for (std::int64_t i = 0; i < count; ++i) {
+          auto* const to = row_of<Math>(rows, batch, key + i, key_head) + head;
+          for (std::int64_t j = 0; j < width; ++j) narrow(turned[i * 16 + j] * factor, to[j]);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trireme::kernels::cpu

@@ -1,0 +1,162 @@
+// kernels/cpu/attention_forward.h -- the forward pass: FlashAttention-2, one block of queries against all it sees.
+//
+// Keys (transposed) and values are packed once per span and serve every block of queries of every head that shares
+// them. Each row keeps its largest score so far, m, the sum of 2^(score - m), and the output not yet divided by it;
+// scores are in units of log2, so that the exponential is a power of two. In bfloat16 the probabilities are rounded to
+// bfloat16 for the product with the values; the sums, among them that of the probabilities, are float.
+// Scratch: keys and values of one head as they are multiplied (double what they are where widened), and a block's rows.
+// Depends on: attention_tile.h.
+#pragma once
+
+#include "trireme/kernels/cpu/attention_tile.h"
+
+namespace trireme::kernels::cpu {
+namespace {
+
+template <typename Math>
+class Forward {
+  using Real = typename Math::Real;
+  using UnitType = typename Math::Unit;
+  using Vector = typename Math::Vector;
+  static constexpr int kWidth = kLanes<Real>;
+  static constexpr Real kNothing = -static_cast<Real>(__builtin_inf());
+
+ public:
+  Forward(const AttentionProblem& problem, void* memory) : problem_(problem), scratch_(memory) {
+    padded_ = padded_head(problem.head_size);
+    stride_ = along_stride<Math>(problem.head_size);
+    const std::int64_t keys = round_up(problem.keys, kTileKeys);
+    keys_ = scratch_.take<UnitType>(keys * stride_);
+    values_ = scratch_.take<UnitType>(keys * padded_ / Math::kPair);
+    along_ = scratch_.take<UnitType>((kTileKeys > kTileQueries ? kTileKeys : kTileQueries) * stride_);
+    out_ = scratch_.take<Real>(kTileQueries * padded_);
+    scores_ = scratch_.take<Real>(kStrip * kTileKeys);
+    probabilities_ = scratch_.take<UnitType>(kStrip * kTileKeys / Math::kPair);
+    sums_ = scratch_.take<Real>(kTileQueries * kWidth);
+    most_ = scratch_.take<Real>(kTileQueries);
+    coins_ = scratch_.take<StripCoins<Real>>(1);
+  }
+  std::size_t bytes() const { return scratch_.bytes(); }
+
+  void run(const AttentionSpan& span) {
+    pack(span);
+    for (std::int64_t number = span.begin; number < span.end; ++number) {
+      Unit unit(problem_, span, number);
+      unit.find_blocks();
+      begin_unit(unit, span.batch);
+      for (std::int64_t block = unit.blocks.begin; block < unit.blocks.end; ++block) {
+        for (std::int64_t row = 0; row < unit.strips; row += kStrip) {
+          const StripColumns columns = strip_columns<Real>(unit.visible, row, block * kTileKeys);
+          if (columns.begin >= columns.end) continue;
+          take_strip(unit, span.batch, block, row, columns);
+        }
+      }
+      write(unit, span.batch);
+    }
+  }
+
+ private:
+  void pack(const AttentionSpan& span) {
+    const Range blocks = seen_blocks(problem_, span);
+    const std::int64_t units = padded_ / Math::kPair;
+    for (std::int64_t block = blocks.begin; block < blocks.end; ++block) {
+      const std::int64_t key = block * kTileKeys;
+      const std::int64_t rows = problem_.keys - key < kTileKeys ? problem_.keys - key : kTileKeys;
+      pack_along<Math>(along_, row_of<Math>(problem_.k, span.batch, key, span.key_head), problem_.k.row, rows,
+                       kTileKeys, problem_.head_size);
+      transpose(keys_ + key * stride_, kTileKeys, along_, stride_, kTileKeys, stride_);
+      pack_along<Math>(along_, row_of<Math>(problem_.v, span.batch, key, span.key_head), problem_.v.row, rows,
+                       kTileKeys, problem_.head_size);
+      pack_across<Math>(values_ + key * units, along_, kTileKeys, problem_.head_size);
+    }
+  }
+
+  void begin_unit(const Unit& unit, std::int64_t batch) {
+    pack_along<Math>(along_, row_of<Math>(problem_.q, batch, unit.query, unit.head), problem_.q.row, unit.queries,
+                     unit.strips, problem_.head_size);
+    std::memset(out_, 0, static_cast<std::size_t>(unit.strips * padded_) * sizeof(Real));
+    std::memset(sums_, 0, static_cast<std::size_t>(unit.strips * kWidth) * sizeof(Real));
+    for (std::int64_t row = 0; row < unit.strips; ++row) most_[row] = kNothing;
+  }
+
+  void take_strip(const Unit& unit, std::int64_t batch, std::int64_t block, std::int64_t row,
+                  const StripColumns& columns) {
+    const std::int64_t units = padded_ / Math::kPair, key = block * kTileKeys;
+    const Real factor = static_cast<Real>(problem_.scale * 1.44269504088896340736);  // log2(e)
+    multiply<Math>(along_ + row * stride_, stride_, keys_ + key * stride_, kTileKeys, units, columns.begin, columns.end,
+                   [&](int r, std::int64_t c, Vector sums) { store(scores_ + r * kTileKeys + c, sums * factor); });
+    Real fading[kStrip];
+    if (problem_.coins.streams != nullptr) {
+      coins_->draw(problem_, batch * problem_.heads + unit.head, unit.query + row, key, columns);
+      for (int r = 0; r < kStrip; ++r) fading[r] = soften<true, true>(unit, row, r, key, columns);
+    } else if (columns.masked) {
+      for (int r = 0; r < kStrip; ++r) fading[r] = soften<true, false>(unit, row, r, key, columns);
+    } else {
+      for (int r = 0; r < kStrip; ++r) fading[r] = soften<false, false>(unit, row, r, key, columns);
+    }
+    const std::int64_t first = columns.begin / Math::kPair;
+    multiply<Math>(probabilities_ + first, kTileKeys / Math::kPair, values_ + key * units + first * padded_, padded_,
+                   (columns.end - columns.begin) / Math::kPair, 0, padded_, [&](int r, std::int64_t c, Vector sums) {
+                     Real* const at = out_ + (row + r) * padded_ + c;
+                     store(at, load(at) * fading[r] + sums);
+                   });
+  }
+
+  /// One row's scores to probabilities; gives the factor by which what the row has so far must shrink.
+  template <bool kMasked, bool kCoins>
+  TRIREME_INLINE Real soften(const Unit& unit, std::int64_t row, int r, std::int64_t key, const StripColumns& columns) {
+    Real* const scores = scores_ + r * kTileKeys;
+    const std::int32_t begin = unit.visible.begin[row + r], end = unit.visible.end[row + r];
+    Vector largest = spread(kNothing);
+    for (std::int64_t c = columns.begin; c < columns.end; c += kWidth) {
+      Vector score = load(scores + c);
+      if constexpr (kMasked) score = seen<Real>(key + c, begin, end) ? score : spread(kNothing);
+      largest = larger(score, largest);
+    }
+    const Real before = most_[row + r], here = horizontal_max(largest);
+    const Real most = here > before ? here : before;
+    most_[row + r] = most;
+    const Real base = most == kNothing ? Real{0} : most;  // a row that has seen nothing yet: avoid inf - inf
+    const Vector fading = exp2(spread(before - base));
+    Vector sum = load(sums_ + (row + r) * kWidth) * fading;
+    for (std::int64_t c = columns.begin; c < columns.end; c += kWidth) {
+      Vector p = exp2(load(scores + c) - base);
+      if constexpr (kMasked) p = seen<Real>(key + c, begin, end) ? p : Vector{};
+      sum += p;
+      if constexpr (kCoins) p = coins_->kept(r, c, problem_.coins.threshold) ? p : Vector{};
+      Math::store_along(probabilities_ + r * (kTileKeys / Math::kPair), c, p);
+    }
+    store(sums_ + (row + r) * kWidth, sum);
+    return fading[0];
+  }
+
+  void write(const Unit& unit, std::int64_t batch) {
+    Real* const lse =
+        static_cast<Real*>(problem_.lse) + batch * problem_.lse_batch + unit.head * problem_.lse_head + unit.query;
+    for (std::int64_t row = 0; row < unit.queries; ++row) {
+      const Real sum = horizontal_sum(load(sums_ + row * kWidth));
+      const bool blind = most_[row] == kNothing;
+      lse[row] = blind
+                     ? kNothing
+                     : static_cast<Real>((static_cast<double>(most_[row]) + __builtin_log2(static_cast<double>(sum))) *
+                                         0.693147180559945309417);  // ln(2)
+      const Real factor = blind ? Real{0} : static_cast<Real>(problem_.coins.kept_factor / static_cast<double>(sum));
+      auto* const to = row_of<Math>(problem_.out, batch, unit.query + row, unit.head);
+      const Real* const from = out_ + row * padded_;
+      for (std::int64_t i = 0; i < problem_.head_size; ++i) narrow(from[i] * factor, to[i]);
+    }
+  }
+
+  const AttentionProblem& problem_;
+  Scratch scratch_;
+  std::int64_t padded_, stride_;
+  UnitType *keys_, *values_;  // by blocks of keys: transposed along, and across
+  UnitType* along_;           // rows of queries; while packing, of keys and of values
+  Real *out_, *scores_;
+  UnitType* probabilities_;
+  Real *sums_, *most_;  // sums_ lane by lane: added up once, at the end
+  StripCoins<Real>* coins_;
+};
+
+}  // namespace
+}  // namespace trireme::kernels::cpu

@@ -1,0 +1,198 @@
+// kernels/cpu/attention_pack.h -- elements as the products want them: widened or in pairs, padded, turned.
+//
+// A unit is what one multiplication of a lane takes in: one float or double, or two bfloat16 in 32 bits. A matrix has
+// two forms: `along` (units along the head: pairs are neighbours of a row) and `across` (pairs are neighbours of a
+// column), each as it is or transposed. Depends on: attention_problem.h, attention_vector.h.
+#pragma once
+
+#include "trireme/kernels/cpu/attention_problem.h"
+#include "trireme/kernels/cpu/attention_vector.h"
+
+namespace trireme::kernels::cpu {
+namespace {
+
+struct Half {
+  std::uint16_t bits;
+};
+struct Bfloat16 {
+  std::uint16_t bits;
+};
+
+TRIREME_INLINE std::uint32_t bits_of(float x) { return __builtin_bit_cast(std::uint32_t, x); }
+TRIREME_INLINE float float_of(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
+
+TRIREME_INLINE float widen(float x) { return x; }
+TRIREME_INLINE double widen(double x) { return x; }
+TRIREME_INLINE float widen(Bfloat16 x) { return float_of(std::uint32_t{x.bits} << 16); }
+TRIREME_INLINE float widen(Half x) {
+#if defined(__F16C__)
+  return _cvtsh_ss(x.bits);
+#else
+  const std::uint32_t sign = std::uint32_t{x.bits & 0x8000u} << 16, rest = x.bits & 0x7fffu;
+  if (rest >= 0x7c00u) return float_of(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
+  if (rest >= 0x400u) return float_of(sign | ((rest + (112u << 10)) << 13));
+  return float_of(sign | bits_of(static_cast<float>(rest) * 0x1p-24f));
+#endif
+}
+
+TRIREME_INLINE void narrow(float x, float& to) { to = x; }
+TRIREME_INLINE void narrow(double x, double& to) { to = x; }
+TRIREME_INLINE void narrow(float x, Bfloat16& to) {
+  const std::uint32_t bits = bits_of(x), rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  // A NaN whose payload sits in the low bits would round to infinity: keep it a NaN.
+  to.bits = static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? ((bits >> 16) | 0x40u) : rounded);
+}
+TRIREME_INLINE void narrow(float x, Half& to) {
+#if defined(__F16C__)
+  to.bits = static_cast<std::uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
+#else
+  const std::uint32_t bits = bits_of(x), sign = (bits >> 16) & 0x8000u, rest = bits & 0x7fffffffu;
+  std::uint32_t out;
+  if (rest > 0x7f800000u) {
+    out = 0x7e00u;
+  } else if (rest >= 0x477ff000u) {  // 65520 and up round to infinity
+    out = 0x7c00u;
+  } else if (rest >= 0x38800000u) {  // normal in half precision
+    out = (rest - (112u << 23) + 0xfffu + ((rest >> 13) & 1u)) >> 13;
+  } else {  // adding 0.5 makes the hardware round the subnormal's last bit to even
+    out = bits_of(float_of(rest) + 0.5f) - 0x3f000000u;
+  }
+  to.bits = static_cast<std::uint16_t>(sign | out);
+#endif
+}
+
+/// How elements of type In are multiplied: as themselves, or widened to Real.
+template <typename In, typename RealType>
+struct Single {
+  using Element = In;
+  using Real = RealType;
+  using Unit = Real;
+  using Vector = typename Lanes<Real>::Vector;
+  static constexpr int kPair = 1;  ///< elements in a unit
+
+  TRIREME_INLINE static Vector dot(Vector sum, Vector a, Vector b) { return sum + a * b; }
+  TRIREME_INLINE static Vector spread_unit(Unit unit) { return spread(unit); }
+
+  TRIREME_INLINE static void pack_row(Unit* to, const In* from, std::int64_t size) {
+    for (std::int64_t i = 0; i < size; ++i) to[i] = widen(from[i]);
+  }
+  /// Values of a row, at column `column` of `to`.
+  TRIREME_INLINE static void store_along(Unit* to, std::int64_t column, Vector values) { store(to + column, values); }
+  /// kPair rows of values, one above the other.
+  TRIREME_INLINE static void store_across(Unit* to, const Vector (&values)[1]) { store(to, values[0]); }
+  TRIREME_INLINE static void pair_rows(Unit*, const Unit*, std::int64_t, std::int64_t) {}
+};
+
+#if defined(__AVX512BF16__)
+/// bfloat16 in pairs: products are exact, each pair is added to a float sum.
+struct Bfloat16Pairs {
+  using Element = Bfloat16;
+  using Real = float;
+  using Unit = std::uint32_t;
+  using Vector = FloatVector;
+  static constexpr int kPair = 2;
+
+  TRIREME_INLINE static Vector dot(Vector sum, Uint32Vector a, Uint32Vector b) {
+    return reinterpret_cast<Vector>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), (__m512bh)a, (__m512bh)b));
+  }
+  TRIREME_INLINE static Uint32Vector spread_unit(Unit unit) {
+    return reinterpret_cast<Uint32Vector>(_mm512_set1_epi32(static_cast<int>(unit)));
+  }
+  TRIREME_INLINE static void pack_row(Unit* to, const Bfloat16* from, std::int64_t size) {
+    std::memcpy(to, from, static_cast<std::size_t>(size) * sizeof(Bfloat16));
+    if (size % 2 != 0) to[size / 2] &= 0xffffu;
+  }
+  TRIREME_INLINE static void store_along(Unit* to, std::int64_t column, Vector values) {
+    const __m256bh half = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(values));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(to + column / 2), (__m256i)half);
+  }
+  TRIREME_INLINE static void store_across(Unit* to, const Vector (&values)[2]) {
+    const __m512bh both = _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(values[1]), reinterpret_cast<__m512>(values[0]));
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    _mm512_store_si512(to, _mm512_permutexvar_epi16(order, (__m512i)both));
+  }
+  /// `from`: two rows of elements, `stride` units apart; `to`: one row of units.
+  TRIREME_INLINE static void pair_rows(Unit* to, const Unit* from, std::int64_t stride, std::int64_t size) {
+    const auto* upper = reinterpret_cast<const std::uint16_t*>(from);
+    const auto* lower = reinterpret_cast<const std::uint16_t*>(from + stride);
+    for (std::int64_t i = 0; i < size; ++i) to[i] = upper[i] | std::uint32_t{lower[i]} << 16;
+  }
+};
+#endif
+
+constexpr std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+/// Heads are padded with zeros to whole vectors of every type.
+constexpr std::int64_t padded_head(std::int64_t head_size) { return round_up(head_size, 16); }
+
+/// Units from one row to the next in the along form: whole vectors, so that it can be transposed.
+template <typename Math>
+constexpr std::int64_t along_stride(std::int64_t head_size) {
+  return round_up(padded_head(head_size) / Math::kPair, kLanes<typename Math::Unit>);
+}
+
+/// `rows` rows from `from`, along, then rows of zeros up to `padded_rows`.
+template <typename Math>
+void pack_along(typename Math::Unit* to, const typename Math::Element* from, std::int64_t stride, std::int64_t rows,
+                std::int64_t padded_rows, std::int64_t head_size) {
+  const std::int64_t units = along_stride<Math>(head_size);
+  const std::int64_t filled = (head_size + Math::kPair - 1) / Math::kPair;
+  for (std::int64_t row = 0; row < padded_rows; ++row) {
+    typename Math::Unit* const at = to + row * units;
+    if (row < rows) {
+      at[filled - 1] = 0;
+      Math::pack_row(at, from + row * stride, head_size);
+      for (std::int64_t i = filled; i < units; ++i) at[i] = 0;
+    } else {
+      for (std::int64_t i = 0; i < units; ++i) at[i] = 0;
+    }
+  }
+}
+
+/// From along to across, to[row / kPair][padded]. Where units are single elements the two are the same.
+template <typename Math>
+void pack_across(typename Math::Unit* to, const typename Math::Unit* along, std::int64_t rows, std::int64_t head_size) {
+  const std::int64_t padded = padded_head(head_size), stride = along_stride<Math>(head_size);
+  if constexpr (Math::kPair == 1) {
+    std::memcpy(to, along, static_cast<std::size_t>(rows * padded) * sizeof(*to));
+  } else {
+    for (std::int64_t row = 0; row < rows; row += 2) {
+      Math::pair_rows(to + row / 2 * padded, along + row * stride, stride, padded);
+    }
+  }
+}
+
+template <typename Math>
+TRIREME_INLINE const typename Math::Element* row_of(const AttentionRows<const void*>& rows, std::int64_t batch,
+                                                    std::int64_t row, std::int64_t head) {
+  return static_cast<const typename Math::Element*>(rows.data) + batch * rows.batch + row * rows.row + head * rows.head;
+}
+template <typename Math>
+TRIREME_INLINE typename Math::Element* row_of(const AttentionRows<void*>& rows, std::int64_t batch, std::int64_t row,
+                                              std::int64_t head) {
+  return static_cast<typename Math::Element*>(rows.data) + batch * rows.batch + row * rows.row + head * rows.head;
+}
+
+/// Hands out pieces of a buffer; over no buffer it counts what is needed.
+class Scratch {
+ public:
+  explicit Scratch(void* base) : base_(static_cast<char*>(base)) {}
+
+  template <typename Type>
+  Type* take(std::int64_t count) {
+    Type* const piece = base_ == nullptr ? nullptr : reinterpret_cast<Type*>(base_ + used_);
+    used_ += static_cast<std::size_t>(round_up(count * static_cast<std::int64_t>(sizeof(Type)), 64));
+    return piece;
+  }
+  std::size_t bytes() const { return used_; }
+
+ private:
+  char* base_;
+  std::size_t used_ = 0;
+};
+
+}  // namespace
+}  // namespace trireme::kernels::cpu

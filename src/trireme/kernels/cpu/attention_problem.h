@@ -1,0 +1,84 @@
+// kernels/cpu/attention_problem.h -- what attention.cpp hands to the bodies: plain pointers, strides and numbers.
+//
+// The bodies are compiled once per instruction set (attention_body.h), so neither tensors nor the standard library's
+// templates appear here. A call is cut into spans of blocks of queries, by the shapes alone; each span is computed by
+// one thread and what spans add to the same gradient is added in their order, so threads never change a bit.
+// Depends on: std.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace trireme::kernels::cpu {
+
+enum class AttentionType : std::uint8_t { kFloat, kDouble, kHalf, kBfloat16 };
+constexpr int kAttentionTypes = 4;
+
+/// A tensor [batch, sequence, heads, head size]: strides count elements, the last is 1.
+template <typename Pointer>
+struct AttentionRows {
+  Pointer data = nullptr;
+  std::int64_t batch = 0, row = 0, head = 0;
+};
+
+struct AttentionCoins {
+  const std::uint32_t (*streams)[4] = nullptr;  ///< [batch * heads]: where each head's coins are; null: none fall
+  std::uint32_t threshold = 0;                  ///< a probability falls when its 32 bits are below this
+  double kept_factor = 1;                       ///< 1 / (1 - p)
+};
+
+struct AttentionProblem {
+  std::int64_t batch = 0, heads = 0, key_heads = 0, queries = 0, keys = 0, head_size = 0;
+  double scale = 1;
+  /// Query i of batch row b sees keys [begin[b * visible_batch + i], end[...]): every mask we have leaves one range.
+  const std::int32_t *visible_begin = nullptr, *visible_end = nullptr;
+  std::int64_t visible_batch = 0;
+  std::int64_t query_position = 0, key_position = 0;  ///< for the coins
+  AttentionCoins coins;
+
+  AttentionRows<const void*> q, k, v, dout, out_read;
+  AttentionRows<void*> out, dq, dk, dv;
+  void* lse = nullptr;  ///< [batch, heads, queries]; written by the forward pass, read by the backward pass
+  std::int64_t lse_batch = 0, lse_head = 0;
+
+  std::int64_t group() const { return heads / key_heads; }
+};
+
+/// Units [begin, end) of one head of keys; a unit is one block of queries of one of the heads that share it.
+struct AttentionSpan {
+  std::int64_t batch = 0, key_head = 0, begin = 0, end = 0;
+};
+
+/// Rows of the output that a merge joins: out = out_weight * out + other_weight * other.
+struct AttentionJoin {
+  void* out = nullptr;
+  const void* other = nullptr;
+  std::int64_t size = 0;
+  double out_weight = 0, other_weight = 0;
+};
+
+/// The functions for one element type. Scratch is 64-byte aligned and belongs to one thread.
+struct AttentionBody {
+  std::size_t (*forward_scratch)(const AttentionProblem&) = nullptr;
+  void (*forward)(const AttentionProblem&, const AttentionSpan&, void* scratch) = nullptr;
+  std::size_t (*backward_scratch)(const AttentionProblem&) = nullptr;
+  /// Writes dq; leaves the span's share of dk and dv in `sums`, which `write_sums` adds up and writes.
+  void (*backward)(const AttentionProblem&, const AttentionSpan&, void* sums, void* scratch) = nullptr;
+  std::size_t (*sums_bytes)(const AttentionProblem&) = nullptr;
+  /// `sums`: those of the spans of one head of keys, one after the other. The first is overwritten.
+  void (*write_sums)(const AttentionProblem&, std::int64_t batch, std::int64_t key_head, void* sums,
+                     std::int64_t spans) = nullptr;
+  void (*join)(const AttentionJoin&) = nullptr;
+};
+
+struct AttentionBodies {
+  AttentionBody by_type[kAttentionTypes];
+};
+
+constexpr std::int64_t kAttentionQueryBlock = 128;  ///< queries in a unit
+constexpr std::int64_t kAttentionKeyBlock = 64;     ///< keys in a tile
+
+extern const AttentionBodies kAttentionPlain, kAttentionV3, kAttentionV4;
+extern const AttentionBody kAttentionBfloat16Dot;  ///< bfloat16 where the machine multiplies it
+
+}  // namespace trireme::kernels::cpu

@@ -1,0 +1,195 @@
+// kernels/cpu/attention_tile.h -- what both passes do with a tile of queries by keys: multiply, mask, draw coins.
+//
+// Scores lie with a query a row and keys along the lanes. Rows are taken four at a time, as a strip: four rows by
+// kColumns vectors of sums fill the registers while each vector of the other matrix is loaded once for all four.
+// Depends on: attention_pack.h, attention_dropout.h.
+#pragma once
+
+#include "trireme/kernels/cpu/attention_dropout.h"
+#include "trireme/kernels/cpu/attention_pack.h"
+
+namespace trireme::kernels::cpu {
+namespace {
+
+constexpr int kStrip = 4;
+#if defined(__AVX512F__)
+constexpr int kColumns = 4;  // 16 sums, 4 vectors and one spread of 32 registers
+#else
+constexpr int kColumns = 2;  // 8 sums, 2 vectors and one spread of 16
+#endif
+
+constexpr std::int64_t kTileKeys = kAttentionKeyBlock;
+constexpr std::int64_t kTileQueries = kAttentionQueryBlock;
+
+/// done(row, column, sums): four rows of a (`steps` units each) times kCount vectors of b's columns.
+template <typename Math, int kCount, typename Done>
+TRIREME_INLINE void multiply_block(const typename Math::Unit* a, std::int64_t a_stride, const typename Math::Unit* b,
+                                   std::int64_t b_stride, std::int64_t steps, const Done& done) {
+  constexpr int kWidth = kLanes<typename Math::Unit>;
+  typename Math::Vector sums[kStrip][kCount] = {};
+  for (std::int64_t step = 0; step < steps; ++step) {
+    decltype(load(b)) columns[kCount];
+#pragma GCC unroll 4
+    for (int c = 0; c < kCount; ++c) columns[c] = load(b + step * b_stride + c * kWidth);
+#pragma GCC unroll 4
+    for (int r = 0; r < kStrip; ++r) {
+      const auto unit = Math::spread_unit(a[r * a_stride + step]);
+#pragma GCC unroll 4
+      for (int c = 0; c < kCount; ++c) sums[r][c] = Math::dot(sums[r][c], unit, columns[c]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kStrip; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kCount; ++c) done(r, c * kWidth, sums[r][c]);
+  }
+}
+
+/// As above for columns [begin, end) of b, whole vectors; done(row, column, sums) with the column within b.
+template <typename Math, typename Done>
+TRIREME_INLINE void multiply(const typename Math::Unit* a, std::int64_t a_stride, const typename Math::Unit* b,
+                             std::int64_t b_stride, std::int64_t steps, std::int64_t begin, std::int64_t end,
+                             const Done& done) {
+  constexpr int kWidth = kLanes<typename Math::Unit>;
+  for (; begin + kColumns * kWidth <= end; begin += kColumns * kWidth) {
+    multiply_block<Math, kColumns>(a, a_stride, b + begin, b_stride, steps,
+                                   [&](int r, int c, auto sums) { done(r, begin + c, sums); });
+  }
+  const auto rest = [&](int r, int c, auto sums) { done(r, begin + c, sums); };
+  switch ((end - begin) / kWidth) {
+    case 3:
+      if constexpr (kColumns > 3) multiply_block<Math, 3>(a, a_stride, b + begin, b_stride, steps, rest);
+      break;
+    case 2:
+      if constexpr (kColumns > 2) multiply_block<Math, 2>(a, a_stride, b + begin, b_stride, steps, rest);
+      break;
+    case 1:
+      multiply_block<Math, 1>(a, a_stride, b + begin, b_stride, steps, rest);
+      break;
+    default:
+      break;
+  }
+}
+
+/// Which keys the queries of a unit see, padded with rows that see none up to whole strips.
+struct Visible {
+  std::int32_t begin[kTileQueries], end[kTileQueries];
+};
+
+struct Range {
+  std::int64_t begin, end;
+  bool empty() const { return begin >= end; }
+};
+
+/// The keys that any of `count` rows sees lie in this range.
+TRIREME_INLINE Range seen_by_any(const std::int32_t* begin, const std::int32_t* end, std::int64_t count) {
+  Range range{INT32_MAX, 0};
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (begin[i] >= end[i]) continue;
+    range.begin = begin[i] < range.begin ? begin[i] : range.begin;
+    range.end = end[i] > range.end ? end[i] : range.end;
+  }
+  return range;
+}
+
+/// What of a tile one strip has to look at: columns [begin, end) of the tile, whole vectors.
+struct StripColumns {
+  std::int64_t begin, end;
+  bool masked;  ///< some row does not see all of them
+};
+
+template <typename Real>
+TRIREME_INLINE StripColumns strip_columns(const Visible& visible, std::int64_t row, std::int64_t first_key) {
+  constexpr int kWidth = kLanes<Real>;
+  const Range any = seen_by_any(visible.begin + row, visible.end + row, kStrip);
+  std::int64_t begin = any.begin - first_key, end = any.end - first_key;
+  begin = begin < 0 ? 0 : begin / kWidth * kWidth;
+  end = end > kTileKeys ? kTileKeys : round_up(end, kWidth);
+  bool masked = false;
+  for (int r = 0; r < kStrip; ++r) {
+    masked |= visible.begin[row + r] > first_key + begin || visible.end[row + r] < first_key + end;
+  }
+  return {begin, end, masked};
+}
+
+template <typename Real>
+TRIREME_INLINE typename Lanes<Real>::Integers lane_numbers() {
+  typename Lanes<Real>::Integers numbers;
+  for (int i = 0; i < kLanes<Real>; ++i) numbers[i] = i;
+  return numbers;
+}
+
+/// All ones in the lanes whose key, `key` and up, is in [begin, end).
+template <typename Real>
+TRIREME_INLINE typename Lanes<Real>::Integers seen(std::int64_t key, std::int32_t begin, std::int32_t end) {
+  using Integer = typename Lanes<Real>::Integer;
+  const auto keys = lane_numbers<Real>() + static_cast<Integer>(key);
+  return (keys >= static_cast<Integer>(begin)) & (keys < static_cast<Integer>(end));
+}
+
+/// The coins of a strip, drawn once for its columns.
+template <typename Real>
+struct StripCoins {
+  alignas(64) std::uint32_t coins[kStrip][kTileKeys];
+
+  void draw(const AttentionProblem& problem, std::int64_t stream, std::int64_t query, std::int64_t first_key,
+            const StripColumns& columns) {
+    for (int r = 0; r < kStrip; ++r) {
+      draw_coins(problem.coins.streams[stream], static_cast<std::uint32_t>(problem.query_position + query + r),
+                 static_cast<std::uint32_t>(problem.key_position + first_key + columns.begin),
+                 columns.end - columns.begin, coins[r] + columns.begin);
+    }
+  }
+  /// All ones in the lanes that stay.
+  TRIREME_INLINE typename Lanes<Real>::Integers kept(int r, std::int64_t column, std::uint32_t threshold) const {
+    if constexpr (sizeof(Real) == sizeof(std::uint32_t)) {
+      return load(&coins[r][column]) >= threshold;
+    } else {
+      typename Lanes<Real>::Integers wide;
+      for (int i = 0; i < kLanes<Real>; ++i) wide[i] = coins[r][column + i];
+      return wide >= static_cast<std::int64_t>(threshold);
+    }
+  }
+};
+
+/// Blocks of keys that the span's queries see: [begin, end).
+inline Range seen_blocks(const AttentionProblem& problem, const AttentionSpan& span) {
+  const std::int64_t blocks = (problem.queries + kTileQueries - 1) / kTileQueries;
+  const std::int64_t offset = span.batch * problem.visible_batch;
+  Range all{INT32_MAX, 0};
+  // Heads see alike, so the span's blocks of queries are a range, or all of them.
+  const bool every = span.end - span.begin >= blocks || span.begin / blocks != (span.end - 1) / blocks;
+  const std::int64_t first = every ? 0 : span.begin % blocks * kTileQueries;
+  std::int64_t last = every ? problem.queries : ((span.end - 1) % blocks + 1) * kTileQueries;
+  if (last > problem.queries) last = problem.queries;
+  all = seen_by_any(problem.visible_begin + offset + first, problem.visible_end + offset + first, last - first);
+  if (all.empty()) return {0, 0};
+  return {all.begin / kTileKeys, (all.end + kTileKeys - 1) / kTileKeys};
+}
+
+/// A unit of a span: which head and which queries, and what they see.
+struct Unit {
+  std::int64_t head, query, queries, strips;  ///< strips: rows in whole strips
+  Range blocks;                               ///< of keys
+  Visible visible;
+
+  Unit(const AttentionProblem& problem, const AttentionSpan& span, std::int64_t number) {
+    const std::int64_t count = (problem.queries + kTileQueries - 1) / kTileQueries;
+    head = span.key_head * problem.group() + number / count;
+    query = number % count * kTileQueries;
+    queries = problem.queries - query < kTileQueries ? problem.queries - query : kTileQueries;
+    strips = round_up(queries, kStrip);
+    const std::int64_t offset = span.batch * problem.visible_batch + query;
+    for (std::int64_t i = 0; i < kTileQueries; ++i) {
+      visible.begin[i] = i < queries ? problem.visible_begin[offset + i] : 0;
+      visible.end[i] = i < queries ? problem.visible_end[offset + i] : 0;
+    }
+  }
+  void find_blocks() {
+    const Range any = seen_by_any(visible.begin, visible.end, strips);
+    blocks = any.empty() ? Range{0, 0} : Range{any.begin / kTileKeys, (any.end + kTileKeys - 1) / kTileKeys};
+  }
+};
+
+}  // namespace
+}  // namespace trireme::kernels::cpu
