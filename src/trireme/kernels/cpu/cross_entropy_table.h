@@ -1,0 +1,24 @@
+// kernels/cpu/cross_entropy_table.h -- what the loop of cross_entropy.h takes: pointers and strides, in elements.
+#pragma once
+
+#include <cstdint>
+
+#include "trireme/kernels/cpu/element.h"
+
+namespace trireme::kernels {
+
+struct CrossEntropyLoop {
+  void* logits;
+  const std::int64_t* targets;
+  const void* scale;              // null: no gradient
+  void *losses, *z_losses, *lse;  // the last two may be null
+  std::int64_t stride, vocabulary, ignore;
+  double label_smoothing, z_loss;
+};
+
+struct CrossEntropyTable {
+  void (*rows[kElements])(const CrossEntropyLoop& call, std::int64_t begin_row, std::int64_t end_row);
+};
+extern const CrossEntropyTable kCrossEntropyPlain, kCrossEntropyV3, kCrossEntropyV4;
+
+}  // namespace trireme::kernels
