@@ -4,10 +4,11 @@
 MAKEFLAGS += --no-print-directory
 PARALLEL ?= $(shell nproc)
 TORCH ?= ON
+FUZZ_SECONDS ?= 60
 sources = $(shell find src tests bench cmake -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test quickstart bench format check debug asan tsan cuda clean
+.PHONY: help setup build test quickstart bench format check debug asan tsan fuzz cuda clean
 
 help:  ## this list
 	@echo "Trireme: make TARGET [PARALLEL=$(PARALLEL)] [TORCH=OFF]"
@@ -58,6 +59,12 @@ asan tsan: setup  ## the tests of the tensor-free rooms under sanitizers
 	@$(call configure,$@)
 	@$(call compile,$@)
 	@$(call run_tests,$@)
+
+# Ends at the first input that breaks something, and leaves it in build/fuzz/tests/fuzz/crash-*; run the target on it again.
+fuzz: setup  ## look for files that break the readers of file formats (needs clang; FUZZ_SECONDS=60 each)
+	@command -v clang++ >/dev/null || { echo "make fuzz: no clang++; libFuzzer comes with it (apt-get install clang)"; exit 1; }
+	@$(call configure,fuzz,-DTRIREME_FUZZ_SECONDS=$(FUZZ_SECONDS))
+	@$(call compile,fuzz) --target fuzz
 
 cuda: setup  ## as build and test, with GPUs (needs the CUDA toolkit)
 	@$(call configure,cuda,-DTRIREME_TORCH=$(TORCH))
