@@ -19,14 +19,14 @@ at::Tensor normal(const std::string& name, at::IntArrayRef shape) {
   return out;
 }
 
-struct Setup {
+struct Fixture {
   Params params;
   Param& weight = params.add("w", {kVocabulary, kWidth}, {Init::Kind::kNormal, 1}, true);
   Param& bias = params.add("b", {kVocabulary}, {Init::Kind::kNormal, 1}, false);
   at::Tensor x = normal("x", {kBatch, kSequence, kWidth});
   Context context;
 
-  explicit Setup(Precision precision = Precision::kFp64) {
+  explicit Fixture(Precision precision = Precision::kFp64) {
     initialise(params, precision, 1);
     x = x.to(compute_type(precision));
     context.sequence = plain_sequence(kBatch, kSequence);
@@ -44,7 +44,7 @@ struct Oracle {
 };
 
 /// The same with whole matrices: smoothing, z-loss, weights, ignored rows.
-Oracle oracle(Setup& s, const HeadOptions& options) {
+Oracle oracle(Fixture& s, const HeadOptions& options) {
   const at::Tensor x = s.x.detach().clone().requires_grad_(true);
   const at::Tensor w = s.weight.value.detach().clone().requires_grad_(true);
   const at::Tensor b = s.bias.value.detach().clone().requires_grad_(true);
@@ -74,7 +74,7 @@ TEST(Head, LossAndGradientsEqualTheWholeMatrixWhateverTheChunk) {
   for (const std::int64_t chunk_rows : {1, 2, 5, 21, 1000}) {
     for (const double smoothing : {0.0, 0.1}) {
       for (const double z_loss : {0.0, 0.01}) {
-        Setup s;
+        Fixture s;
         s.context.gradient_scale = 0.37;
         HeadOptions options{smoothing, z_loss, chunk_rows * kVocabulary * 8};
         Head head(s.weight, &s.bias, options);
@@ -98,7 +98,7 @@ TEST(Head, LossAndGradientsEqualTheWholeMatrixWhateverTheChunk) {
 }
 
 TEST(Head, IsNearInBfloat) {
-  Setup exact, rounded(Precision::kBf16);
+  Fixture exact, rounded(Precision::kBf16);
   exact.weight.value.copy_(rounded.weight.value);
   exact.bias.value.copy_(rounded.bias.value);
   exact.x.copy_(rounded.x);
@@ -113,7 +113,7 @@ TEST(Head, IsNearInBfloat) {
 }
 
 TEST(Head, GivesLogitsWithoutTargets) {
-  Setup s;
+  Fixture s;
   s.context.targets = at::Tensor();
   Head head(s.weight, &s.bias, {});
   const at::Tensor logits = head.run(s.x, s.context, nullptr);
@@ -122,7 +122,7 @@ TEST(Head, GivesLogitsWithoutTargets) {
 }
 
 TEST(Head, HasNoLossWhereNothingTakesPart) {
-  Setup s;
+  Fixture s;
   s.context.targets.fill_(-100);
   Head head(s.weight, &s.bias, {});
   Tape tape;
@@ -133,7 +133,7 @@ TEST(Head, HasNoLossWhereNothingTakesPart) {
 }
 
 TEST(Head, EvaluationLeavesNoGradient) {
-  Setup s;
+  Fixture s;
   Head head(s.weight, &s.bias, {});
   head.run(s.x, s.context, nullptr);
   EXPECT_TRUE(s.weight.gradient_empty);

@@ -45,18 +45,18 @@ struct Stack {
   }
 };
 
-struct Run {
+struct Outcome {
   at::Tensor y, dx;
   std::vector<at::Tensor> gradients;
   std::int64_t bytes;
 };
 
-Run run(const Recompute& recompute, bool deferred) {
+Outcome run(const Recompute& recompute, bool deferred) {
   Stack stack(recompute);
   const LayerCase layer_case = block_case();
   Context context = case_context(layer_case);
   Tape tape;
-  Run out;
+  Outcome out;
   out.y = stack.chain->forward(case_inputs(layer_case, at::kBFloat16), context, &tape)[0];
   out.bytes = tape.bytes();
   tape.set_deferring(deferred);
@@ -69,13 +69,13 @@ Run run(const Recompute& recompute, bool deferred) {
 }
 
 TEST(Recompute, EveryKindGivesTheSameBits) {
-  const Run plain = run({}, false);
+  const Outcome plain = run({}, false);
   for (const bool deferred : {false, true}) {
     for (const Recompute recompute : {Recompute{RecomputeKind::kFull},
                                       {RecomputeKind::kEvery, 1},
                                       {RecomputeKind::kEvery, 3},
                                       {RecomputeKind::kSqrt}}) {
-      const Run again = run(recompute, deferred);
+      const Outcome again = run(recompute, deferred);
       EXPECT_TRUE(at::equal(plain.y, again.y));
       EXPECT_TRUE(at::equal(plain.dx, again.dx));
       ASSERT_EQ(plain.gradients.size(), again.gradients.size());
