@@ -1,6 +1,7 @@
 #include "trireme/kernels/norm.h"
 
 #include "tests/kernels/support.h"
+#include "trireme/kernels/cpu/norm_table.h"
 
 namespace trireme::kernels {
 namespace {
@@ -84,6 +85,14 @@ TEST(NormKernels, EqualTheDefinitionAndItsGradient) {
     }
   });
 }
+
+#if defined(__x86_64__)
+TEST(NormKernels, AreCompiledForEachInstructionSet) {
+  EXPECT_EQ(kNormPlain.lanes, 4);
+  EXPECT_EQ(kNormV3.lanes, 8);
+  EXPECT_EQ(kNormV4.lanes, 16);
+}
+#endif
 
 TEST(NormKernels, TakeFloatWeightsForHalfRows) {
   const at::Tensor none, x = normal_tensor({5, 48}, at::kBFloat16, "x");

@@ -1,8 +1,10 @@
 // kernels/update.h -- the optimizers' updates, each one pass over memory.
 //
-// All tensors of a call are contiguous and hold the same elements. Weights, gradients and moments are float (double for
-// tests); `gradient` may also be bfloat16 or half, moments bfloat16. Where `low` is defined (bfloat16 or half) it
-// receives the new weight rounded, in the same pass: the copy that layers compute with.
+// All tensors of a call are contiguous and hold the same elements. Weights and everything kept for them are float
+// (double for tests, then all of them). `gradient` may also be bfloat16 or half; first moments and velocities may be
+// bfloat16. Second moments may not: at beta2 = 0.999 a step changes them by less than bfloat16 can tell apart, and they
+// would never fall again. Where `low` is defined (bfloat16 or half) it receives the new weight rounded, in the same
+// pass: the copy that layers compute with. Sums over a tensor have a fixed order, whatever the number of threads.
 // Depends on: base.
 #pragma once
 
@@ -25,14 +27,16 @@ struct UpdateTensors {
 struct Sgd {
   double learning_rate, weight_decay = 0, momentum = 0, dampening = 0;
   bool nesterov = false;
-  bool first = false;  ///< the first step: momentum starts as the gradient
+  bool first = false;  ///< the first step: the velocity starts as the gradient, whatever the tensor holds
 };
-/// Decay is added to the gradient (L2). `velocity` undefined without momentum.
+/// As PyTorch's: decay is added to the gradient (L2), v = momentum v + (1 - dampening) g, weight -= rate v.
+/// `velocity` is undefined without momentum.
 void sgd_update(const UpdateTensors& tensors, at::Tensor& velocity, const Sgd& options);
 
 struct Adagrad {
   double learning_rate, weight_decay = 0, epsilon = 1e-10;
 };
+/// `sum` of squared gradients.
 void adagrad_update(const UpdateTensors& tensors, at::Tensor& sum, const Adagrad& options);
 
 struct AdamW {
@@ -42,18 +46,32 @@ struct AdamW {
 };
 void adamw_update(const UpdateTensors& tensors, at::Tensor& m, at::Tensor& v, const AdamW& options);
 
-/// LAMB and LARS scale the update of a whole tensor by a ratio of norms, so each takes two passes: one that makes the
-/// update in place and returns sums of squares, one that applies it.
+/// LAMB and LARS scale the update of a whole tensor by a ratio of norms, so each takes two passes with the norms in
+/// between: where a tensor is spread over ranks, its sums of squares are added up there.
 struct NormPair {
   double weight_squared = 0, update_squared = 0;
 };
-/// Leaves the update (Adam's direction plus decay) in `update`.
+
+/// LAMB (You et al. 2019, algorithm 2), first pass: leaves m^ / (sqrt(v^) + epsilon) + decay * weight in `update`.
+/// Writes neither weight nor `low`; the learning rate and `decoupled` are not used.
 NormPair lamb_direction(const UpdateTensors& tensors, at::Tensor& m, at::Tensor& v, at::Tensor& update,
                         const AdamW& options);
-/// weight -= rate * update.
+/// |weight| / |update|; 1 where either is 0.
+double lamb_ratio(const NormPair& norms);
+/// Second pass: weight -= rate * update, with rate = learning rate * ratio. The gradient may be undefined.
 void apply_direction(const UpdateTensors& tensors, const at::Tensor& update, double rate);
-/// Norms of the weight and the scaled gradient, for LARS; then sgd_update with the trust ratio in learning_rate.
+
+/// LARS (You et al. 2017), first pass: norms of the weight and of the scaled gradient.
 NormPair lars_norms(const UpdateTensors& tensors);
+struct Lars {
+  double learning_rate, weight_decay = 0, momentum = 0.9;
+  double coefficient = 1e-3;  ///< the paper's eta: how far the norm of a weight may move in a step
+};
+/// coefficient |w| / (|g| + decay |w|); 1 where either is 0.
+double lars_ratio(const NormPair& norms, const Lars& options);
+/// Second pass: velocity = momentum * velocity + rate * ratio * (g + decay * weight), weight -= velocity. The ratio is
+/// inside the velocity, so this is not sgd_update with another learning rate. `velocity` starts as zeros.
+void lars_update(const UpdateTensors& tensors, at::Tensor& velocity, double ratio, const Lars& options);
 
 /// Sum of squares in double, in a fixed order whatever the number of threads. NaN and infinity carry through.
 double sum_of_squares(const at::Tensor& tensor);

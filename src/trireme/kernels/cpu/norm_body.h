@@ -114,6 +114,7 @@ constexpr NormLoops norm_loops() {
 extern const NormTable TRIREME_NORM_TABLE = {
     {norm_loops<float, true>(), norm_loops<double, true>(), norm_loops<Bf16, true>(), norm_loops<F16, true>()},
     {norm_loops<float, false>(), norm_loops<double, false>(), norm_loops<Bf16, false>(), norm_loops<F16, false>()},
+    static_cast<int>(Floats::kLanes),
 };
 
 }  // namespace trireme::kernels

@@ -30,6 +30,7 @@ struct NormLoops {
 
 struct NormTable {
   NormLoops layer[kElements], rms[kElements];
+  int lanes;  // floats in a register: shows that a set was compiled with its instructions
 };
 extern const NormTable kNormPlain, kNormV3, kNormV4;
 

@@ -18,6 +18,7 @@
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 takes the deliberately undefined operands inside its own AVX-512 header for a mistake of ours.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 // Helpers that this body does not happen to use.
 #pragma GCC diagnostic ignored "-Wunused-function"
 #endif

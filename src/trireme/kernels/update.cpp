@@ -1,0 +1,217 @@
+#include "trireme/kernels/update.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "trireme/kernels/arguments.h"
+#include "trireme/kernels/cpu/pick.h"
+#include "trireme/kernels/cpu/update_table.h"
+
+namespace trireme::kernels {
+namespace {
+
+constexpr Compiled<UpdateTable> kTable{kUpdatePlain, kUpdateV3, kUpdateV4};
+constexpr std::int64_t kBlock = std::int64_t{1} << 14;  // what one thread takes at least, and what a partial sum covers
+
+const UpdateLoops& loops(Element weight) {
+  const UpdateTable& table = kTable.pick();
+  return weight == Element::kDouble ? table.doubles : table.floats;
+}
+
+enum class Takes { kWide, kWideOrBfloat16, kAny, kNarrow };
+
+Stream stream(const Arguments& arguments, const at::Tensor& tensor, const char* name, std::int64_t count, Takes takes,
+              Element wide) {
+  const Element element = arguments.element(tensor, name);
+  const bool narrow = element == Element::kBfloat16 || element == Element::kHalf;
+  const bool right = wide == Element::kDouble          ? element == wide && takes != Takes::kNarrow
+                     : element == Element::kFloat      ? takes != Takes::kNarrow
+                     : takes == Takes::kWideOrBfloat16 ? element == Element::kBfloat16
+                                                       : takes != Takes::kWide && narrow;
+  if (!right || tensor.numel() != count || !tensor.is_contiguous()) {
+    const char* types = takes == Takes::kNarrow           ? "bfloat16 or half, beside float weights"
+                        : wide == Element::kDouble        ? "double, as the weight is"
+                        : takes == Takes::kWide           ? "float"
+                        : takes == Takes::kWideOrBfloat16 ? "float or bfloat16"
+                                                          : "float, bfloat16 or half";
+    arguments.refuse(fmt::format("{} must be {} contiguous numbers, {}", describe(tensor, name), count, types));
+  }
+  return {const_cast<void*>(tensor.const_data_ptr()), element};
+}
+
+/// The tensors that all updates have.
+struct Common {
+  UpdateLoop loop;
+  std::int64_t count;
+  Element wide;
+};
+Common common(const Arguments& arguments, const UpdateTensors& tensors, bool needs_gradient = true) {
+  const Element wide = arguments.element(tensors.weight, "weight");
+  if (wide != Element::kFloat && wide != Element::kDouble) {
+    arguments.refuse(fmt::format("{} must be float: an update is smaller than the last bit of a narrower weight",
+                                 describe(tensors.weight, "weight")),
+                     "keep float weights and give the narrow copy as low");
+  }
+  Common c{.loop = {}, .count = tensors.weight.numel(), .wide = wide};
+  c.loop.weight = stream(arguments, tensors.weight, "weight", c.count, Takes::kWide, wide);
+  if (needs_gradient) {
+    c.loop.gradient = stream(arguments, tensors.gradient, "gradient", c.count, Takes::kAny, wide);
+  }
+  if (tensors.low.defined()) c.loop.low = stream(arguments, tensors.low, "low", c.count, Takes::kNarrow, wide);
+  c.loop.gradient_scale = tensors.gradient_scale;
+  c.loop.zero_gradient = tensors.zero_gradient;
+  return c;
+}
+
+template <typename Body>
+void each_block(std::int64_t count, Body&& body) {
+  const std::int64_t blocks = (count + kBlock - 1) / kBlock;
+  at::parallel_for(0, blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t block = begin; block < end; ++block) {
+      body(block, block * kBlock, std::min(count, (block + 1) * kBlock));
+    }
+  });
+}
+
+/// In pairs, and pairs of pairs: the order depends on the number of blocks alone.
+double tree_sum(std::vector<double> parts) {
+  for (std::size_t step = 1; step < parts.size(); step *= 2) {
+    for (std::size_t i = 0; i + step < parts.size(); i += 2 * step) parts[i] += parts[i + step];
+  }
+  return parts.empty() ? 0 : parts[0];
+}
+
+double squares_of(const Stream& stream, Element wide, std::int64_t count) {
+  std::vector<double> parts(static_cast<std::size_t>((count + kBlock - 1) / kBlock));
+  const auto squares = loops(wide).squares;
+  each_block(count, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
+    parts[static_cast<std::size_t>(block)] = squares(stream, begin, end);
+  });
+  return tree_sum(std::move(parts));
+}
+
+void check_step(const Arguments& arguments, const AdamW& options) {
+  if (options.step < 1) arguments.refuse(fmt::format("step is {}, but steps count from 1", options.step));
+}
+
+AdamNumbers adam_numbers(const AdamW& o) {
+  const auto step = static_cast<double>(o.step);
+  return {.decay = o.decoupled ? 0 : o.weight_decay,
+          .take1 = 1 - o.beta1,
+          .take2 = 1 - o.beta2,
+          .epsilon = o.epsilon,
+          .rate = o.learning_rate / (1 - std::pow(o.beta1, step)),
+          .root = 1 / std::sqrt(1 - std::pow(o.beta2, step)),
+          .weight_decay = o.decoupled ? o.learning_rate * o.weight_decay : 0};
+}
+
+}  // namespace
+
+void sgd_update(const UpdateTensors& tensors, at::Tensor& velocity, const Sgd& options) {
+  const Arguments arguments("sgd_update");
+  Common c = common(arguments, tensors);
+  if (options.momentum != 0) {
+    c.loop.first = stream(arguments, velocity, "velocity", c.count, Takes::kWideOrBfloat16, c.wide);
+  } else if (options.nesterov) {
+    arguments.refuse("nesterov without momentum has nothing to look ahead with", "set momentum above 0");
+  }
+  const SgdNumbers numbers{.rate = options.learning_rate,
+                           .decay = options.weight_decay,
+                           .momentum = options.momentum,
+                           .undamped = 1 - options.dampening,
+                           .nesterov = options.nesterov,
+                           .start = options.first};
+  const auto loop = loops(c.wide).sgd;
+  each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(c.loop, numbers, begin, end); });
+}
+
+void adagrad_update(const UpdateTensors& tensors, at::Tensor& sum, const Adagrad& options) {
+  const Arguments arguments("adagrad_update");
+  Common c = common(arguments, tensors);
+  c.loop.second = stream(arguments, sum, "sum", c.count, Takes::kWide, c.wide);
+  const AdagradNumbers numbers{options.learning_rate, options.weight_decay, options.epsilon};
+  const auto loop = loops(c.wide).adagrad;
+  each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(c.loop, numbers, begin, end); });
+}
+
+void adamw_update(const UpdateTensors& tensors, at::Tensor& m, at::Tensor& v, const AdamW& options) {
+  const Arguments arguments("adamw_update");
+  check_step(arguments, options);
+  Common c = common(arguments, tensors);
+  c.loop.first = stream(arguments, m, "m", c.count, Takes::kWideOrBfloat16, c.wide);
+  c.loop.second = stream(arguments, v, "v", c.count, Takes::kWide, c.wide);
+  const AdamNumbers numbers = adam_numbers(options);
+  const auto loop = loops(c.wide).adam;
+  each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(c.loop, numbers, begin, end); });
+}
+
+NormPair lamb_direction(const UpdateTensors& tensors, at::Tensor& m, at::Tensor& v, at::Tensor& update,
+                        const AdamW& options) {
+  const Arguments arguments("lamb_direction");
+  check_step(arguments, options);
+  Common c = common(arguments, tensors);
+  c.loop.first = stream(arguments, m, "m", c.count, Takes::kWideOrBfloat16, c.wide);
+  c.loop.second = stream(arguments, v, "v", c.count, Takes::kWide, c.wide);
+  c.loop.update = stream(arguments, update, "update", c.count, Takes::kWide, c.wide);
+  AdamNumbers numbers = adam_numbers(options);
+  numbers.decay = options.weight_decay;
+  numbers.rate = 1 / (1 - std::pow(options.beta1, static_cast<double>(options.step)));
+  std::vector<double> weights(static_cast<std::size_t>((c.count + kBlock - 1) / kBlock)), updates(weights.size());
+  const auto loop = loops(c.wide).lamb;
+  each_block(c.count, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
+    double squares[2];
+    loop(c.loop, numbers, begin, end, squares);
+    weights[static_cast<std::size_t>(block)] = squares[0];
+    updates[static_cast<std::size_t>(block)] = squares[1];
+  });
+  return {.weight_squared = tree_sum(std::move(weights)), .update_squared = tree_sum(std::move(updates))};
+}
+
+double lamb_ratio(const NormPair& norms) {
+  if (norms.weight_squared == 0 || norms.update_squared == 0) return 1;
+  return std::sqrt(norms.weight_squared) / std::sqrt(norms.update_squared);
+}
+
+void apply_direction(const UpdateTensors& tensors, const at::Tensor& update, double rate) {
+  const Arguments arguments("apply_direction");
+  Common c = common(arguments, tensors, /*needs_gradient=*/false);
+  c.loop.update = stream(arguments, update, "update", c.count, Takes::kWide, c.wide);
+  const auto loop = loops(c.wide).apply;
+  each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(c.loop, rate, begin, end); });
+}
+
+NormPair lars_norms(const UpdateTensors& tensors) {
+  const Common c = common(Arguments("lars_norms"), tensors);
+  const double gradient = squares_of(c.loop.gradient, c.wide, c.count);
+  return {.weight_squared = squares_of(c.loop.weight, c.wide, c.count),
+          .update_squared = gradient * tensors.gradient_scale * tensors.gradient_scale};
+}
+
+double lars_ratio(const NormPair& norms, const Lars& options) {
+  const double weight = std::sqrt(norms.weight_squared), gradient = std::sqrt(norms.update_squared);
+  if (weight == 0 || gradient == 0) return 1;
+  return options.coefficient * weight / (gradient + options.weight_decay * weight);
+}
+
+void lars_update(const UpdateTensors& tensors, at::Tensor& velocity, double ratio, const Lars& options) {
+  const Arguments arguments("lars_update");
+  Common c = common(arguments, tensors);
+  c.loop.first = stream(arguments, velocity, "velocity", c.count, Takes::kWideOrBfloat16, c.wide);
+  const LarsNumbers numbers{
+      .rate = options.learning_rate * ratio, .decay = options.weight_decay, .momentum = options.momentum};
+  const auto loop = loops(c.wide).lars;
+  each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(c.loop, numbers, begin, end); });
+}
+
+double sum_of_squares(const at::Tensor& tensor) {
+  const Arguments arguments("sum_of_squares");
+  const Element element = arguments.element(tensor, "tensor");
+  const Stream numbers = stream(arguments, tensor, "tensor", tensor.numel(), Takes::kAny, sums_of(element));
+  return squares_of(numbers, sums_of(element), tensor.numel());
+}
+
+}  // namespace trireme::kernels
