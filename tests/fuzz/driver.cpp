@@ -176,7 +176,7 @@ class LastInput {
 
 int main(int argc, char** argv) {
   const Options options = parse(argc, argv);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !defined(FUZZ_SANITIZED)
   // An input may not make the reader ask for much memory; sanitizers are told so by their own options.
   const rlimit limit = {std::uint64_t{2} << 30, std::uint64_t{2} << 30};
   ::setrlimit(RLIMIT_AS, &limit);
