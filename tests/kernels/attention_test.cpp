@@ -45,8 +45,8 @@ double tolerance(at::ScalarType type) {
 void expect_close(const at::Tensor& mine, const at::Tensor& right, double share, const std::string& what) {
   ASSERT_EQ(mine.sizes(), right.sizes()) << what;
   if (mine.numel() == 0) return;
-  // At least 0.5: where a query sees one key, dq and dk are differences of equal numbers of that size or more.
-  const double scale = std::max(right.abs().max().item<double>(), 0.5);
+  // At least 1: where a query sees one key, dq and dk are differences of equal numbers of that size or more.
+  const double scale = std::max(right.abs().max().item<double>(), 1.0);
   const double error = mine.to(at::kDouble).sub(right).abs().max().item<double>();
   EXPECT_LE(error, share * scale) << what << ", largest " << scale;  // false for not-a-number
 }
