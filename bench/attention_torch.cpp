@@ -111,7 +111,7 @@ struct Times {
   std::vector<double> aten_forward, forward, aten_backward, backward;
 };
 
-Times measure(const Shape& s, at::ScalarType type, int rounds) {
+Times measure(const Shape& s, at::ScalarType type, int rounds, bool alone) {
   const double scale = 1 / std::sqrt(static_cast<double>(s.size));
   const auto random = [&](std::int64_t heads) {
     return at::randn({s.batch, s.sequence, heads, s.size}, at::kFloat).to(type);
@@ -127,12 +127,12 @@ Times measure(const Shape& s, at::ScalarType type, int rounds) {
   at::Tensor aten_out, aten_lse;
   Times t;
   for (int round = -2; round < rounds; ++round) {
-    const double a = seconds([&] {
+    const double a = alone ? NAN : seconds([&] {
       std::tie(aten_out, aten_lse) = at::_scaled_dot_product_flash_attention_for_cpu(
           for_aten(q), for_aten(every_k), for_aten(every_v), 0.0, true, {}, scale);
     });
     const double b = seconds([&] { kernels::attention_forward(out, lse, q, k, v, options); });
-    const double c = seconds([&] {
+    const double c = alone ? NAN : seconds([&] {
       at::_scaled_dot_product_flash_attention_for_cpu_backward(
           for_aten(dout), for_aten(q), for_aten(every_k), for_aten(every_v), aten_out, aten_lse, 0.0, true, {}, scale);
     });
@@ -153,6 +153,8 @@ int main(int argc, char** argv) {
   app.add_option("--threads", threads)->check(CLI::PositiveNumber);
   app.add_option("--type", types);
   app.add_option("--shape", shapes);
+  bool alone = false;
+  app.add_flag("--alone", alone, "leave ATen out, to profile ours");
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(threads);
   fmt::print("{} threads, {}, medians of {} rounds of {} time, causal\n", threads, to_string(instruction_set()), rounds,
@@ -166,7 +168,7 @@ int main(int argc, char** argv) {
     std::istringstream each_shape(shapes);
     for (std::string text; std::getline(each_shape, text, ',');) {
       const Shape s = parse_shape(text);
-      const Times t = measure(s, bf16 ? at::kBFloat16 : type == "f16" ? at::kHalf : at::kFloat, rounds);
+      const Times t = measure(s, bf16 ? at::kBFloat16 : type == "f16" ? at::kHalf : at::kFloat, rounds, alone);
       const double flops = 2.0 * static_cast<double>(s.batch * s.heads * s.sequence * s.sequence * s.size);
       const auto row = [&](const char* pass, const std::vector<double>& aten, const std::vector<double>& mine,
                            double work) {

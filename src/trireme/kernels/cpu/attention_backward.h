@@ -68,8 +68,8 @@ class Backward {
       const Real scale = static_cast<Real>(problem_.scale);
       for (std::int64_t row = 0; row < unit.queries; ++row) {
         auto* const to = row_of<Math>(problem_.dq, span.batch, unit.query + row, unit.head);
-        const Real* const from = dq_ + row * padded_;
-        for (std::int64_t i = 0; i < problem_.head_size; ++i) narrow(from[i] * scale, to[i]);
+        if (row + kRowsAhead < unit.queries) prefetch_row<1>(to + kRowsAhead * problem_.dq.row, problem_.head_size);
+        write_row(to, dq_ + row * padded_, scale, problem_.head_size);
       }
     }
   }
@@ -104,17 +104,23 @@ class Backward {
       dot_[row] = 0;
       if (blind) unit.visible.end[row] = unit.visible.begin[row] = 0;
       if (blind) continue;
-      const auto* const dout = row_of<Math>(problem_.dout, batch, unit.query + row, unit.head);
       const auto* const out = row_of<Math>(problem_.out_read, batch, unit.query + row, unit.head);
-      Real partial[16] = {};  // as many sums as the widest vector has lanes, so that every machine can use its own
-      std::int64_t i = 0;
-      for (; i + 16 <= problem_.head_size; i += 16) {
-        for (int lane = 0; lane < 16; ++lane) partial[lane] += widen(dout[i + lane]) * widen(out[i + lane]);
+      if (row + kRowsAhead < unit.queries) {
+        prefetch_row<0>(out + kRowsAhead * problem_.out_read.row, problem_.head_size);
       }
-      for (; i < problem_.head_size; ++i) partial[i % 16] += widen(dout[i]) * widen(out[i]);
-      for (int lane = 0; lane < 16; ++lane) dot_[row] += partial[lane];
+      dot_[row] = dot_of(dout_along_ + row * stride_, out);
     }
     unit.find_blocks();
+  }
+
+  /// Of a packed row with one of the tensor.
+  Real dot_of(const UnitType* along, const typename Math::Element* row) {
+    Vector sum{};
+    std::int64_t i = 0;
+    for (; i + kWidth <= problem_.head_size; i += kWidth) sum += Math::widened(along, i) * widen_vector(row + i);
+    Real rest = 0;
+    for (; i < problem_.head_size; ++i) rest += Math::widened(along, i / kWidth * kWidth)[i % kWidth] * widen(row[i]);
+    return horizontal_sum(sum) + rest;
   }
 
   void pack_queries(const AttentionRows<const void*>& rows, const Unit& unit, std::int64_t batch, UnitType* along,
@@ -137,8 +143,7 @@ class Backward {
     for (std::int64_t row = 0; row < unit.strips; row += kStrip) {
       const StripColumns columns = strip_columns<Real>(unit.visible, row, block * kTileKeys);
       if (columns.begin > 0 || columns.end < kTileKeys) {
-        clear(p_across_, row);
-        clear(ds_across_, row);
+        clear(row, columns);
         ragged = true;
       }
       if (columns.begin >= columns.end) continue;
@@ -157,26 +162,41 @@ class Backward {
         to = last[c] > to ? last[c] : to;
       }
       if (from >= to) continue;
-      add(dv, dout_turned_, p_across_, from, to, begin, begin + piece);
-      add(dk, q_turned_, ds_across_, from, to, begin, begin + piece);
+      add(dv, dout_turned_, p_across_, from, to, begin, ragged);
+      add(dk, q_turned_, ds_across_, from, to, begin, ragged);
     }
   }
 
-  void clear(UnitType* across, std::int64_t row) {
-    std::memset(across + row / kPair * kTileKeys, 0,
-                static_cast<std::size_t>(kStrip / kPair * kTileKeys) * sizeof(UnitType));
+  /// What a strip does not see counts as zero for the rows of other strips' ranges.
+  void clear(std::int64_t row, const StripColumns& columns) {
+    using Units = typename Lanes<UnitType>::Vector;
+    for (std::int64_t r = row / kPair; r < (row + kStrip) / kPair; ++r) {
+      for (std::int64_t c = 0; c < kTileKeys; c += kWidth) {
+        if (c >= columns.begin && c < columns.end) continue;
+        store(p_across_ + r * kTileKeys + c, Units{});
+        store(ds_across_ + r * kTileKeys + c, Units{});
+      }
+    }
   }
 
-  /// to[head][key] += turned[head][query] across[query][key] over queries [first, last) and keys [begin, end).
+  /// to[head][key] += turned[head][query] across[query][key] over queries [first, last) and all keys or, `narrow`, half
+  /// the usual columns from `begin` on, for twice the usual rows.
   void add(Real* to, const UnitType* turned, const UnitType* across, std::int64_t first, std::int64_t last,
-           std::int64_t begin, std::int64_t end) {
+           std::int64_t begin, bool narrow) {
     constexpr std::int64_t kStride = kTileQueries / kPair;
-    for (std::int64_t row = 0; row < padded_; row += kStrip) {
-      multiply<Math>(turned + row * kStride + first / kPair, kStride, across + first / kPair * kTileKeys, kTileKeys,
-                     (last - first) / kPair, begin, end, [&](int r, std::int64_t c, Vector sums) {
-                       Real* const at = to + (row + r) * kTileKeys + c;
-                       store(at, load(at) + sums);
-                     });
+    const UnitType* const b = across + first / kPair * kTileKeys;
+    const std::int64_t steps = (last - first) / kPair;
+    for (std::int64_t row = 0; row < padded_; row += narrow ? 2 * kStrip : kStrip) {
+      const UnitType* const a = turned + row * kStride + first / kPair;
+      const auto done = [&](int r, std::int64_t c, Vector sums) {
+        Real* const at = to + (row + r) * kTileKeys + begin + c;
+        store(at, load(at) + sums);
+      };
+      if (narrow) {
+        multiply_block<Math, 2 * kStrip, kColumns / 2>(a, kStride, b + begin, kTileKeys, steps, done);
+      } else {
+        multiply<Math>(a, kStride, b, kTileKeys, steps, 0, kTileKeys, done);
+      }
     }
   }
 
@@ -272,7 +292,7 @@ void write_sums(const AttentionProblem& problem, std::int64_t batch, std::int64_
         const std::int64_t width = problem.head_size - head < 16 ? problem.head_size - head : 16;
         for (std::int64_t i = 0; i < count; ++i) {
           auto* const to = row_of<Math>(rows, batch, key + i, key_head) + head;
-          for (std::int64_t j = 0; j < width; ++j) narrow(turned[i * 16 + j] * factor, to[j]);
+          write_row(to, turned + i * 16, factor, width);
         }
       }
     }

@@ -13,11 +13,15 @@ namespace {
 
 template <typename Math>
 void join_rows(const AttentionJoin& join) {
+  using Real = typename Math::Real;
   auto* const out = static_cast<typename Math::Element*>(join.out);
   const auto* const other = static_cast<const typename Math::Element*>(join.other);
-  const auto a = static_cast<typename Math::Real>(join.out_weight),
-             b = static_cast<typename Math::Real>(join.other_weight);
-  for (std::int64_t i = 0; i < join.size; ++i) narrow(a * widen(out[i]) + b * widen(other[i]), out[i]);
+  const auto a = static_cast<Real>(join.out_weight), b = static_cast<Real>(join.other_weight);
+  std::int64_t i = 0;
+  for (; i + kLanes<Real> <= join.size; i += kLanes<Real>) {
+    narrow_vector(a * widen_vector(out + i) + b * widen_vector(other + i), out + i);
+  }
+  for (; i < join.size; ++i) narrow(a * widen(out[i]) + b * widen(other[i]), out[i]);
 }
 
 template <typename Math>

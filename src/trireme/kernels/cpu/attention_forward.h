@@ -85,14 +85,14 @@ class Forward {
     const Real factor = static_cast<Real>(problem_.scale * 1.44269504088896340736);  // log2(e)
     multiply<Math>(along_ + row * stride_, stride_, keys_ + key * stride_, kTileKeys, units, columns.begin, columns.end,
                    [&](int r, std::int64_t c, Vector sums) { store(scores_ + r * kTileKeys + c, sums * factor); });
-    Real fading[kStrip];
+    alignas(64) Real fading[kStrip];
     if (problem_.coins.streams != nullptr) {
       coins_->draw(problem_, batch * problem_.heads + unit.head, unit.query + row, key, columns);
-      for (int r = 0; r < kStrip; ++r) fading[r] = soften<true, true>(unit, row, r, key, columns);
+      soften<true, true>(unit, row, key, columns, fading);
     } else if (columns.masked) {
-      for (int r = 0; r < kStrip; ++r) fading[r] = soften<true, false>(unit, row, r, key, columns);
+      soften<true, false>(unit, row, key, columns, fading);
     } else {
-      for (int r = 0; r < kStrip; ++r) fading[r] = soften<false, false>(unit, row, r, key, columns);
+      soften<false, false>(unit, row, key, columns, fading);
     }
     const std::int64_t first = columns.begin / Math::kPair;
     multiply<Math>(probabilities_ + first, kTileKeys / Math::kPair, values_ + key * units + first * padded_, padded_,
@@ -102,32 +102,49 @@ class Forward {
                    });
   }
 
-  /// One row's scores to probabilities; gives the factor by which what the row has so far must shrink.
+  /// A strip's scores to probabilities, and the factors by which what its rows have so far must shrink.
   template <bool kMasked, bool kCoins>
-  TRIREME_INLINE Real soften(const Unit& unit, std::int64_t row, int r, std::int64_t key, const StripColumns& columns) {
-    Real* const scores = scores_ + r * kTileKeys;
-    const std::int32_t begin = unit.visible.begin[row + r], end = unit.visible.end[row + r];
-    Vector largest = spread(kNothing);
-    for (std::int64_t c = columns.begin; c < columns.end; c += kWidth) {
-      Vector score = load(scores + c);
-      if constexpr (kMasked) score = seen<Real>(key + c, begin, end) ? score : spread(kNothing);
-      largest = larger(score, largest);
+  TRIREME_INLINE void soften(const Unit& unit, std::int64_t row, std::int64_t key, const StripColumns& columns,
+                             Real (&fading)[kStrip]) {
+    const std::int32_t *begin = unit.visible.begin + row, *end = unit.visible.end + row;
+    Real base[kStrip];
+#pragma GCC unroll 4
+    for (int r = 0; r < kStrip; ++r) {
+      Vector largest = spread(kNothing);
+      for (std::int64_t c = columns.begin; c < columns.end; c += kWidth) {
+        Vector score = load(scores_ + r * kTileKeys + c);
+        if constexpr (kMasked) score = seen<Real>(key + c, begin[r], end[r]) ? score : spread(kNothing);
+        largest = larger(score, largest);
+      }
+      const Real before = most_[row + r], here = horizontal_max(largest), most = here > before ? here : before;
+      most_[row + r] = most;
+      base[r] = most == kNothing ? Real{0} : most;  // a row that has seen nothing yet: avoid inf - inf
+      fading[r] = before - base[r];
     }
-    const Real before = most_[row + r], here = horizontal_max(largest);
-    const Real most = here > before ? here : before;
-    most_[row + r] = most;
-    const Real base = most == kNothing ? Real{0} : most;  // a row that has seen nothing yet: avoid inf - inf
-    const Vector fading = exp2(spread(before - base));
-    Vector sum = load(sums_ + (row + r) * kWidth) * fading;
-    for (std::int64_t c = columns.begin; c < columns.end; c += kWidth) {
-      Vector p = exp2(load(scores + c) - base);
-      if constexpr (kMasked) p = seen<Real>(key + c, begin, end) ? p : Vector{};
-      sum += p;
-      if constexpr (kCoins) p = coins_->kept(r, c, problem_.coins.threshold) ? p : Vector{};
-      Math::store_along(probabilities_ + r * (kTileKeys / Math::kPair), c, p);
+    raise(fading);
+#pragma GCC unroll 4
+    for (int r = 0; r < kStrip; ++r) {
+      Vector sum = load(sums_ + (row + r) * kWidth) * fading[r];
+      for (std::int64_t c = columns.begin; c < columns.end; c += kWidth) {
+        Vector p = exp2(load(scores_ + r * kTileKeys + c) - base[r]);
+        if constexpr (kMasked) p = seen<Real>(key + c, begin[r], end[r]) ? p : Vector{};
+        sum += p;
+        if constexpr (kCoins) p = coins_->kept(r, c, problem_.coins.threshold) ? p : Vector{};
+        Math::store_along(probabilities_ + r * (kTileKeys / Math::kPair), c, p);
+      }
+      store(sums_ + (row + r) * kWidth, sum);
     }
-    store(sums_ + (row + r) * kWidth, sum);
-    return fading[0];
+  }
+
+  /// Two to the power of each: one vector for the whole strip where it fits.
+  TRIREME_INLINE static void raise(Real (&powers)[kStrip]) {
+    constexpr int kStep = kWidth < kStrip ? kWidth : kStrip;
+    for (int first = 0; first < kStrip; first += kStep) {
+      Vector v{};
+      for (int i = 0; i < kStep; ++i) v[i] = powers[first + i];
+      v = exp2(v);
+      for (int i = 0; i < kStep; ++i) powers[first + i] = v[i];
+    }
   }
 
   void write(const Unit& unit, std::int64_t batch) {
@@ -136,16 +153,17 @@ class Forward {
     for (std::int64_t row = 0; row < unit.queries; ++row) {
       const Real sum = horizontal_sum(load(sums_ + row * kWidth));
       const bool blind = most_[row] == kNothing;
-      lse[row] = blind
-                     ? kNothing
-                     : static_cast<Real>((static_cast<double>(most_[row]) + __builtin_log2(static_cast<double>(sum))) *
-                                         0.693147180559945309417);  // ln(2)
+      lse[row] =
+          blind ? kNothing : (most_[row] + logarithm(sum)) * static_cast<Real>(0.693147180559945309417);  // ln(2)
       const Real factor = blind ? Real{0} : static_cast<Real>(problem_.coins.kept_factor / static_cast<double>(sum));
       auto* const to = row_of<Math>(problem_.out, batch, unit.query + row, unit.head);
-      const Real* const from = out_ + row * padded_;
-      for (std::int64_t i = 0; i < problem_.head_size; ++i) narrow(from[i] * factor, to[i]);
+      if (row + kRowsAhead < unit.queries) prefetch_row<1>(to + kRowsAhead * problem_.out.row, problem_.head_size);
+      write_row(to, out_ + row * padded_, factor, problem_.head_size);
     }
   }
+
+  static float logarithm(float x) { return __builtin_log2f(x); }
+  static double logarithm(double x) { return __builtin_log2(x); }
 
   const AttentionProblem& problem_;
   Scratch scratch_;

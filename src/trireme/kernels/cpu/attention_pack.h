@@ -2,64 +2,14 @@
 //
 // A unit is what one multiplication of a lane takes in: one float or double, or two bfloat16 in 32 bits. A matrix has
 // two forms: `along` (units along the head: pairs are neighbours of a row) and `across` (pairs are neighbours of a
-// column), each as it is or transposed. Depends on: attention_problem.h, attention_vector.h.
+// column), each as it is or transposed. Depends on: attention_problem.h, attention_convert.h.
 #pragma once
 
+#include "trireme/kernels/cpu/attention_convert.h"
 #include "trireme/kernels/cpu/attention_problem.h"
-#include "trireme/kernels/cpu/attention_vector.h"
 
 namespace trireme::kernels::cpu {
 namespace {
-
-struct Half {
-  std::uint16_t bits;
-};
-struct Bfloat16 {
-  std::uint16_t bits;
-};
-
-TRIREME_INLINE std::uint32_t bits_of(float x) { return __builtin_bit_cast(std::uint32_t, x); }
-TRIREME_INLINE float float_of(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
-
-TRIREME_INLINE float widen(float x) { return x; }
-TRIREME_INLINE double widen(double x) { return x; }
-TRIREME_INLINE float widen(Bfloat16 x) { return float_of(std::uint32_t{x.bits} << 16); }
-TRIREME_INLINE float widen(Half x) {
-#if defined(__F16C__)
-  return _cvtsh_ss(x.bits);
-#else
-  const std::uint32_t sign = std::uint32_t{x.bits & 0x8000u} << 16, rest = x.bits & 0x7fffu;
-  if (rest >= 0x7c00u) return float_of(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
-  if (rest >= 0x400u) return float_of(sign | ((rest + (112u << 10)) << 13));
-  return float_of(sign | bits_of(static_cast<float>(rest) * 0x1p-24f));
-#endif
-}
-
-TRIREME_INLINE void narrow(float x, float& to) { to = x; }
-TRIREME_INLINE void narrow(double x, double& to) { to = x; }
-TRIREME_INLINE void narrow(float x, Bfloat16& to) {
-  const std::uint32_t bits = bits_of(x), rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  // A NaN whose payload sits in the low bits would round to infinity: keep it a NaN.
-  to.bits = static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? ((bits >> 16) | 0x40u) : rounded);
-}
-TRIREME_INLINE void narrow(float x, Half& to) {
-#if defined(__F16C__)
-  to.bits = static_cast<std::uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
-#else
-  const std::uint32_t bits = bits_of(x), sign = (bits >> 16) & 0x8000u, rest = bits & 0x7fffffffu;
-  std::uint32_t out;
-  if (rest > 0x7f800000u) {
-    out = 0x7e00u;
-  } else if (rest >= 0x477ff000u) {  // 65520 and up round to infinity
-    out = 0x7c00u;
-  } else if (rest >= 0x38800000u) {  // normal in half precision
-    out = (rest - (112u << 23) + 0xfffu + ((rest >> 13) & 1u)) >> 13;
-  } else {  // adding 0.5 makes the hardware round the subnormal's last bit to even
-    out = bits_of(float_of(rest) + 0.5f) - 0x3f000000u;
-  }
-  to.bits = static_cast<std::uint16_t>(sign | out);
-#endif
-}
 
 /// How elements of type In are multiplied: as themselves, or widened to Real.
 template <typename In, typename RealType>
@@ -74,8 +24,12 @@ struct Single {
   TRIREME_INLINE static Vector spread_unit(Unit unit) { return spread(unit); }
 
   TRIREME_INLINE static void pack_row(Unit* to, const In* from, std::int64_t size) {
-    for (std::int64_t i = 0; i < size; ++i) to[i] = widen(from[i]);
+    std::int64_t i = 0;
+    for (; i + kLanes<Real> <= size; i += kLanes<Real>) store(to + i, widen_vector(from + i));
+    for (; i < size; ++i) to[i] = widen(from[i]);
   }
+  /// Element `column` and its lanes' worth of neighbours of a packed row.
+  TRIREME_INLINE static Vector widened(const Unit* row, std::int64_t column) { return load(row + column); }
   /// Values of a row, at column `column` of `to`.
   TRIREME_INLINE static void store_along(Unit* to, std::int64_t column, Vector values) { store(to + column, values); }
   /// kPair rows of values, one above the other.
@@ -99,8 +53,13 @@ struct Bfloat16Pairs {
     return reinterpret_cast<Uint32Vector>(_mm512_set1_epi32(static_cast<int>(unit)));
   }
   TRIREME_INLINE static void pack_row(Unit* to, const Bfloat16* from, std::int64_t size) {
-    std::memcpy(to, from, static_cast<std::size_t>(size) * sizeof(Bfloat16));
-    if (size % 2 != 0) to[size / 2] &= 0xffffu;
+    std::int64_t i = 0;
+    for (; i + 32 <= size; i += 32) _mm512_store_si512(to + i / 2, _mm512_loadu_si512(from + i));
+    const __mmask32 rest = static_cast<__mmask32>((std::uint64_t{1} << (size - i)) - 1);
+    if (i < size) _mm512_store_si512(to + i / 2, _mm512_maskz_loadu_epi16(rest, from + i));
+  }
+  TRIREME_INLINE static Vector widened(const Unit* row, std::int64_t column) {
+    return widen_vector(reinterpret_cast<const Bfloat16*>(row + column / 2));
   }
   TRIREME_INLINE static void store_along(Unit* to, std::int64_t column, Vector values) {
     const __m256bh half = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(values));
@@ -143,7 +102,7 @@ void pack_along(typename Math::Unit* to, const typename Math::Element* from, std
   for (std::int64_t row = 0; row < padded_rows; ++row) {
     typename Math::Unit* const at = to + row * units;
     if (row < rows) {
-      at[filled - 1] = 0;
+      if (row + kRowsAhead < rows) prefetch_row<0>(from + (row + kRowsAhead) * stride, head_size);
       Math::pack_row(at, from + row * stride, head_size);
       for (std::int64_t i = filled; i < units; ++i) at[i] = 0;
     } else {

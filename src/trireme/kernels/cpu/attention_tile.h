@@ -21,25 +21,25 @@ constexpr int kColumns = 2;  // 8 sums, 2 vectors and one spread of 16
 constexpr std::int64_t kTileKeys = kAttentionKeyBlock;
 constexpr std::int64_t kTileQueries = kAttentionQueryBlock;
 
-/// done(row, column, sums): four rows of a (`steps` units each) times kCount vectors of b's columns.
-template <typename Math, int kCount, typename Done>
-TRIREME_INLINE void multiply_block(const typename Math::Unit* a, std::int64_t a_stride, const typename Math::Unit* b,
-                                   std::int64_t b_stride, std::int64_t steps, const Done& done) {
+/// done(row, column, sums): kRows rows of a (`steps` units each) times kCount vectors of b's columns.
+template <typename Math, int kRows, int kCount, typename Done>
+[[gnu::noinline]] void multiply_block(const typename Math::Unit* a, std::int64_t a_stride, const typename Math::Unit* b,
+                                      std::int64_t b_stride, std::int64_t steps, const Done& done) {
   constexpr int kWidth = kLanes<typename Math::Unit>;
-  typename Math::Vector sums[kStrip][kCount] = {};
+  typename Math::Vector sums[kRows][kCount] = {};
   for (std::int64_t step = 0; step < steps; ++step) {
     decltype(load(b)) columns[kCount];
 #pragma GCC unroll 4
     for (int c = 0; c < kCount; ++c) columns[c] = load(b + step * b_stride + c * kWidth);
-#pragma GCC unroll 4
-    for (int r = 0; r < kStrip; ++r) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
       const auto unit = Math::spread_unit(a[r * a_stride + step]);
 #pragma GCC unroll 4
       for (int c = 0; c < kCount; ++c) sums[r][c] = Math::dot(sums[r][c], unit, columns[c]);
     }
   }
-#pragma GCC unroll 4
-  for (int r = 0; r < kStrip; ++r) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < kCount; ++c) done(r, c * kWidth, sums[r][c]);
   }
@@ -52,19 +52,19 @@ TRIREME_INLINE void multiply(const typename Math::Unit* a, std::int64_t a_stride
                              const Done& done) {
   constexpr int kWidth = kLanes<typename Math::Unit>;
   for (; begin + kColumns * kWidth <= end; begin += kColumns * kWidth) {
-    multiply_block<Math, kColumns>(a, a_stride, b + begin, b_stride, steps,
-                                   [&](int r, int c, auto sums) { done(r, begin + c, sums); });
+    multiply_block<Math, kStrip, kColumns>(a, a_stride, b + begin, b_stride, steps,
+                                           [&](int r, int c, auto sums) { done(r, begin + c, sums); });
   }
   const auto rest = [&](int r, int c, auto sums) { done(r, begin + c, sums); };
   switch ((end - begin) / kWidth) {
     case 3:
-      if constexpr (kColumns > 3) multiply_block<Math, 3>(a, a_stride, b + begin, b_stride, steps, rest);
+      if constexpr (kColumns > 3) multiply_block<Math, kStrip, 3>(a, a_stride, b + begin, b_stride, steps, rest);
       break;
     case 2:
-      if constexpr (kColumns > 2) multiply_block<Math, 2>(a, a_stride, b + begin, b_stride, steps, rest);
+      if constexpr (kColumns > 2) multiply_block<Math, kStrip, 2>(a, a_stride, b + begin, b_stride, steps, rest);
       break;
     case 1:
-      multiply_block<Math, 1>(a, a_stride, b + begin, b_stride, steps, rest);
+      multiply_block<Math, kStrip, 1>(a, a_stride, b + begin, b_stride, steps, rest);
       break;
     default:
       break;

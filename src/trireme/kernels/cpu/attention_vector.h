@@ -144,22 +144,29 @@ TRIREME_INLINE void transpose(Element* to, std::int64_t to_stride, const Element
   }
 }
 
+/// Lane i gets lane i ^ kStep.
+template <int kStep, typename Vector, int... kIndex>
+TRIREME_INLINE Vector across_lanes(Vector v, Indices<kIndex...>) {
+  return __builtin_shufflevector(v, v, (kIndex ^ kStep)...);
+}
+/// All lanes joined two by two, in an order that the width alone decides.
+template <int kStep, typename Vector, typename Join>
+TRIREME_INLINE auto fold_lanes(Vector v, const Join& join) {
+  constexpr int kCount = static_cast<int>(sizeof(v) / sizeof(v[0]));
+  v = join(v, across_lanes<kStep>(v, typename MakeIndices<kCount>::Type{}));
+  if constexpr (kStep > 1) {
+    return fold_lanes<kStep / 2>(v, join);
+  } else {
+    return v[0];
+  }
+}
 template <typename Vector>
 TRIREME_INLINE auto horizontal_sum(Vector v) {
-  constexpr int kCount = static_cast<int>(sizeof(v) / sizeof(v[0]));
-  auto sum = v[0];
-  for (int i = 1; i < kCount; ++i) sum += v[i];
-  return sum;
+  return fold_lanes<static_cast<int>(sizeof(v) / sizeof(v[0])) / 2>(v, [](Vector a, Vector b) { return a + b; });
 }
-#if defined(__AVX512F__)
-TRIREME_INLINE float horizontal_max(FloatVector v) { return _mm512_reduce_max_ps(reinterpret_cast<__m512>(v)); }
-#endif
 template <typename Vector>
 TRIREME_INLINE auto horizontal_max(Vector v) {
-  constexpr int kCount = static_cast<int>(sizeof(v) / sizeof(v[0]));
-  auto most = v[0];
-  for (int i = 1; i < kCount; ++i) most = v[i] > most ? v[i] : most;
-  return most;
+  return fold_lanes<static_cast<int>(sizeof(v) / sizeof(v[0])) / 2>(v, [](Vector a, Vector b) { return larger(a, b); });
 }
 
 /// 2^x for x <= 127 (1023), never below the smallest normal number; not-a-number stays so. Minimax polynomials on
