@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <cmath>
@@ -217,9 +218,13 @@ class Kept {
     if (bytes > bytes_) {
       memory_.reset();
       bytes_ = 0;
-      void* const memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+      // Huge pages where the system has some left: tiles jump about in it, further than a core remembers small pages.
+      constexpr std::size_t kPage = std::size_t{2} << 20;
+      const std::size_t whole = (bytes + kPage - 1) / kPage * kPage;
+      void* const memory = std::aligned_alloc(kPage, whole);
       if (memory == nullptr) throw std::bad_alloc();
       memory_.reset(memory);
+      madvise(memory, whole, MADV_HUGEPAGE);
       bytes_ = bytes;
     }
     return memory_.get();
@@ -244,11 +249,18 @@ Kept& kept_sums() {
 }
 
 /// Runs task(0) ... task(count - 1), each on whichever thread is free: they differ in length under a causal mask.
+/// Where there are plenty, a thread picks one ahead: task(i, next), next -1 where none is known.
 template <typename Task>
 void run_tasks(std::int64_t count, const Task& task) {
   std::atomic<std::int64_t> next{0};
-  at::parallel_for(0, std::min<std::int64_t>(count, at::get_num_threads()), 1, [&](std::int64_t, std::int64_t) {
-    for (std::int64_t i = next++; i < count; i = next++) task(i);
+  const std::int64_t threads = std::min<std::int64_t>(count, at::get_num_threads());
+  const bool plenty = count >= 8 * threads;
+  at::parallel_for(0, threads, 1, [&](std::int64_t, std::int64_t) {
+    for (std::int64_t i = next++; i < count;) {
+      const std::int64_t ahead = plenty ? next++ : -1;
+      task(i, ahead < count ? ahead : -1);
+      i = plenty ? ahead : next++;
+    }
   });
 }
 
@@ -258,7 +270,7 @@ struct Cut {
 
   AttentionSpan span(std::int64_t task) const {
     const std::int64_t part = parts - 1 - task % parts, pair = task / parts;
-    return {pair / key_heads, pair % key_heads, units * part / parts, units * (part + 1) / parts};
+    return {pair / key_heads, pair % key_heads, units * part / parts, units * (part + 1) / parts, nullptr};
   }
 };
 
@@ -281,8 +293,13 @@ void attention_forward(at::Tensor& out, at::Tensor& lse, const at::Tensor& q, co
   const std::int64_t threads = at::get_num_threads(), pairs = problem.batch * problem.key_heads;
   const Cut spans = cut(problem, pairs % threads == 0 ? pairs : 4 * threads, 2);
   const std::size_t bytes = body.forward_scratch(problem);
-  run_tasks(problem.queries == 0 ? 0 : pairs * spans.parts,
-            [&](std::int64_t task) { body.forward(problem, spans.span(task), kept_scratch().at_least(bytes)); });
+  const std::int64_t tasks = problem.queries == 0 ? 0 : pairs * spans.parts;
+  run_tasks(tasks, [&](std::int64_t task, std::int64_t ahead) {
+    const AttentionSpan next = spans.span(std::max<std::int64_t>(ahead, 0));
+    AttentionSpan span = spans.span(task);
+    if (ahead >= 0) span.next = &next;
+    body.forward(problem, span, kept_scratch().at_least(bytes));
+  });
 }
 
 void attention_backward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at::Tensor& dout, const at::Tensor& q,
@@ -297,9 +314,11 @@ void attention_backward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at
   const std::int64_t pairs = problem.batch * problem.key_heads;
   const std::size_t bytes = body.backward_scratch(problem), sums_bytes = body.sums_bytes(problem);
   if (spans.parts == 1) {
-    run_tasks(pairs, [&](std::int64_t task) {
+    run_tasks(pairs, [&](std::int64_t task, std::int64_t ahead) {
       char* const scratch = static_cast<char*>(kept_scratch().at_least(bytes + sums_bytes));
-      const AttentionSpan span = spans.span(task);
+      const AttentionSpan next = spans.span(std::max<std::int64_t>(ahead, 0));
+      AttentionSpan span = spans.span(task);
+      if (ahead >= 0) span.next = &next;
       body.backward(problem, span, scratch + bytes, scratch);
       body.write_sums(problem, span.batch, span.key_head, scratch + bytes, 1);
     });
@@ -308,10 +327,10 @@ void attention_backward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at
   char* const sums =
       static_cast<char*>(kept_sums().at_least(sums_bytes * static_cast<std::size_t>(pairs * spans.parts)));
   const auto sums_at = [&](std::int64_t index) { return sums + static_cast<std::size_t>(index) * sums_bytes; };
-  run_tasks(pairs * spans.parts, [&](std::int64_t task) {
+  run_tasks(pairs * spans.parts, [&](std::int64_t task, std::int64_t) {
     body.backward(problem, spans.span(task), sums_at(task), kept_scratch().at_least(bytes));
   });
-  run_tasks(pairs, [&](std::int64_t pair) {
+  run_tasks(pairs, [&](std::int64_t pair, std::int64_t) {
     body.write_sums(problem, pair / problem.key_heads, pair % problem.key_heads, sums_at(pair * spans.parts),
                     spans.parts);
   });

@@ -23,10 +23,12 @@ class Backward {
   using Vector = typename Math::Vector;
   static constexpr int kWidth = kLanes<Real>;
   static constexpr int kPair = Math::kPair;
+  static constexpr std::int64_t kBytes = sizeof(typename Math::Element);
   static constexpr Real kLog2E = static_cast<Real>(1.44269504088896340736);
 
  public:
-  Backward(const AttentionProblem& problem, void* memory) : problem_(problem), scratch_(memory) {
+  Backward(const AttentionProblem& problem, void* memory)
+      : problem_(problem), scratch_(memory), prefetch_(problem.head_size * kBytes) {
     padded_ = padded_head(problem.head_size);
     units_ = padded_ / kPair;
     stride_ = along_stride<Math>(problem.head_size);
@@ -62,13 +64,13 @@ class Backward {
     for (std::int64_t number = span.begin; number < span.end; ++number) {
       Unit unit(problem_, span, number);
       begin_unit(unit, span.batch);
+      look_ahead(unit, span, number);
       for (std::int64_t block = unit.blocks.begin; block < unit.blocks.end; ++block) {
         take_tile(unit, span.batch, block, dk + block * kTileKeys * padded_, dv + block * kTileKeys * padded_);
       }
       const Real scale = static_cast<Real>(problem_.scale);
       for (std::int64_t row = 0; row < unit.queries; ++row) {
         auto* const to = row_of<Math>(problem_.dq, span.batch, unit.query + row, unit.head);
-        if (row + kRowsAhead < unit.queries) prefetch_row<1>(to + kRowsAhead * problem_.dq.row, problem_.head_size);
         write_row(to, dq_ + row * padded_, scale, problem_.head_size);
       }
     }
@@ -88,6 +90,21 @@ class Backward {
                        kTileKeys, problem_.head_size);
       transpose(values_turned_ + key * stride_, kTileKeys, passing_, stride_, kTileKeys, stride_);
     }
+  }
+
+  void look_ahead(const Unit& unit, const AttentionSpan& span, std::int64_t number) {
+    prefetch_.begin(unit.calls());
+    prefetch_.add<true>(problem_.dq, kBytes, span.batch, unit.query, unit.head, unit.queries);
+    const Unit::Place after = Unit::after(problem_, span, number);
+    prefetch_.add<false>(problem_.q, kBytes, after.batch, after.query, after.head, after.queries);
+    prefetch_.add<false>(problem_.dout, kBytes, after.batch, after.query, after.head, after.queries);
+    prefetch_.add<false>(problem_.out_read, kBytes, after.batch, after.query, after.head, after.queries);
+    if (number + 1 < span.end) return;
+    prefetch_.add<true>(problem_.dk, kBytes, span.batch, 0, span.key_head, problem_.keys);
+    prefetch_.add<true>(problem_.dv, kBytes, span.batch, 0, span.key_head, problem_.keys);
+    if (span.next == nullptr) return;
+    prefetch_.add<false>(problem_.k, kBytes, after.batch, 0, span.next->key_head, problem_.keys);
+    prefetch_.add<false>(problem_.v, kBytes, after.batch, 0, span.next->key_head, problem_.keys);
   }
 
   /// Packs the rows of a unit; rows that saw no key take part in nothing.
@@ -151,6 +168,7 @@ class Backward {
         if (row < first[c]) first[c] = row;
         last[c] = row + kStrip;
       }
+      prefetch_.step();
       take_strip(unit, batch, block, row, columns);
     }
     // Tiles on an edge of the mask in narrower pieces: fewer rows are multiplied that see nothing.
@@ -268,6 +286,7 @@ class Backward {
   UnitType *p_across_, *ds_across_, *ds_along_;  // ds_along_: of a strip; the same as ds_across_ where units are single
   Real *lse_, *dot_;
   StripCoins<Real>* coins_;
+  Prefetch prefetch_;
 };
 
 /// Adds up the spans' dk and dv of one head of keys, in their order, and writes them: turned back, scaled, rounded.

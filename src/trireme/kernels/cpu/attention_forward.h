@@ -19,10 +19,12 @@ class Forward {
   using UnitType = typename Math::Unit;
   using Vector = typename Math::Vector;
   static constexpr int kWidth = kLanes<Real>;
+  static constexpr std::int64_t kBytes = sizeof(typename Math::Element);
   static constexpr Real kNothing = -static_cast<Real>(__builtin_inf());
 
  public:
-  Forward(const AttentionProblem& problem, void* memory) : problem_(problem), scratch_(memory) {
+  Forward(const AttentionProblem& problem, void* memory)
+      : problem_(problem), scratch_(memory), prefetch_(problem.head_size * kBytes) {
     padded_ = padded_head(problem.head_size);
     stride_ = along_stride<Math>(problem.head_size);
     const std::int64_t keys = round_up(problem.keys, kTileKeys);
@@ -44,10 +46,12 @@ class Forward {
       Unit unit(problem_, span, number);
       unit.find_blocks();
       begin_unit(unit, span.batch);
+      look_ahead(unit, span, number);
       for (std::int64_t block = unit.blocks.begin; block < unit.blocks.end; ++block) {
         for (std::int64_t row = 0; row < unit.strips; row += kStrip) {
           const StripColumns columns = strip_columns<Real>(unit.visible, row, block * kTileKeys);
           if (columns.begin >= columns.end) continue;
+          prefetch_.step();
           take_strip(unit, span.batch, block, row, columns);
         }
       }
@@ -69,6 +73,17 @@ class Forward {
                        kTileKeys, problem_.head_size);
       pack_across<Math>(values_ + key * units, along_, kTileKeys, problem_.head_size);
     }
+  }
+
+  void look_ahead(const Unit& unit, const AttentionSpan& span, std::int64_t number) {
+    prefetch_.begin(unit.calls());
+    const Unit::Place after = Unit::after(problem_, span, number);
+    if (after.exists && number + 1 == span.end) {
+      prefetch_.add<false>(problem_.k, kBytes, after.batch, 0, span.next->key_head, problem_.keys);
+      prefetch_.add<false>(problem_.v, kBytes, after.batch, 0, span.next->key_head, problem_.keys);
+    }
+    prefetch_.add<false>(problem_.q, kBytes, after.batch, after.query, after.head, after.queries);
+    prefetch_.add<true>(problem_.out, kBytes, span.batch, unit.query, unit.head, unit.queries);
   }
 
   void begin_unit(const Unit& unit, std::int64_t batch) {
@@ -157,7 +172,6 @@ class Forward {
           blind ? kNothing : (most_[row] + logarithm(sum)) * static_cast<Real>(0.693147180559945309417);  // ln(2)
       const Real factor = blind ? Real{0} : static_cast<Real>(problem_.coins.kept_factor / static_cast<double>(sum));
       auto* const to = row_of<Math>(problem_.out, batch, unit.query + row, unit.head);
-      if (row + kRowsAhead < unit.queries) prefetch_row<1>(to + kRowsAhead * problem_.out.row, problem_.head_size);
       write_row(to, out_ + row * padded_, factor, problem_.head_size);
     }
   }
@@ -174,6 +188,7 @@ class Forward {
   UnitType* probabilities_;
   Real *sums_, *most_;  // sums_ lane by lane: added up once, at the end
   StripCoins<Real>* coins_;
+  Prefetch prefetch_;
 };
 
 }  // namespace

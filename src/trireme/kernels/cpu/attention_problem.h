@@ -47,6 +47,7 @@ struct AttentionProblem {
 /// Units [begin, end) of one head of keys; a unit is one block of queries of one of the heads that share it.
 struct AttentionSpan {
   std::int64_t batch = 0, key_head = 0, begin = 0, end = 0;
+  const AttentionSpan* next = nullptr;  ///< what this thread does next, if that is known: its rows are fetched early
 };
 
 /// Rows of the output that a merge joins: out = out_weight * out + other_weight * other.

@@ -2,11 +2,12 @@
 //
 // Scores lie with a query a row and keys along the lanes. Rows are taken four at a time, as a strip: four rows by
 // kColumns vectors of sums fill the registers while each vector of the other matrix is loaded once for all four.
-// Depends on: attention_pack.h, attention_dropout.h.
+// Depends on: attention_pack.h, attention_dropout.h, attention_prefetch.h.
 #pragma once
 
 #include "trireme/kernels/cpu/attention_dropout.h"
 #include "trireme/kernels/cpu/attention_pack.h"
+#include "trireme/kernels/cpu/attention_prefetch.h"
 
 namespace trireme::kernels::cpu {
 namespace {
@@ -185,6 +186,23 @@ struct Unit {
       visible.end[i] = i < queries ? problem.visible_end[offset + i] : 0;
     }
   }
+  /// Where the next unit's rows are: the same span's, or the first of the next.
+  struct Place {
+    bool exists;
+    std::int64_t batch, head, query, queries;
+  };
+  static Place after(const AttentionProblem& problem, const AttentionSpan& span, std::int64_t number) {
+    const bool same = number + 1 < span.end;
+    if (!same && span.next == nullptr) return {};
+    const AttentionSpan& of = same ? span : *span.next;
+    const std::int64_t count = (problem.queries + kTileQueries - 1) / kTileQueries;
+    const std::int64_t place = same ? number + 1 : of.begin, from = place % count * kTileQueries;
+    return {true, of.batch, of.key_head * problem.group() + place / count, from,
+            problem.queries - from < kTileQueries ? problem.queries - from : kTileQueries};
+  }
+  /// How often the tiles of this unit call for a strip, at most.
+  std::int64_t calls() const { return (blocks.end - blocks.begin) * strips / kStrip; }
+
   void find_blocks() {
     const Range any = seen_by_any(visible.begin, visible.end, strips);
     blocks = any.empty() ? Range{0, 0} : Range{any.begin / kTileKeys, (any.end + kTileKeys - 1) / kTileKeys};
