@@ -24,6 +24,7 @@
 #include <sstream>
 
 #include "trireme/base/text.h"
+#include "trireme/device/host_memory.h"
 #include "trireme/kernels/update.h"
 #include "trireme/models/model.h"
 
@@ -332,6 +333,7 @@ void compare_apart(const Size& size, const std::string& precision, const Options
   const pid_t child = fork();
   if (child == 0) {
     at::set_num_threads(options.threads);
+    device::keep_host_memory();
     compare(size, precision, options);
     _exit(0);
   }

@@ -6,7 +6,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
@@ -16,6 +15,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
 #include "trireme/base/text.h"
+#include "trireme/kernels/sum_rows.h"
 
 namespace trireme::nn {
 namespace {
@@ -180,7 +180,7 @@ void add_product_gradient(Param& param, const at::Tensor& dy, const at::Tensor& 
 
 void add_row_sum_gradient(Param& param, const at::Tensor& dy) {
   if (!param.trainable) return;
-  add_gradient(param, at::sum(dy, {0}, /*keepdim=*/false, param.master.scalar_type()));
+  kernels::add_row_sum(gradient_to_add_to(param), dy);
 }
 
 void forget_gradients(Params& params) {

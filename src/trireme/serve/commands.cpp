@@ -1,5 +1,6 @@
 #include "trireme/serve/commands.h"
 
+#include "trireme/device/host_memory.h"
 #include "trireme/serve/generate.h"
 #include "trireme/serve/probe.h"
 
@@ -10,6 +11,9 @@ constexpr Commands kCommands{.version = kVersion, .probe = &probe, .generate = &
 
 }  // namespace
 
-extern "C" const Commands* trireme_serve() { return &kCommands; }
+extern "C" const Commands* trireme_serve() {
+  device::keep_host_memory();
+  return &kCommands;
+}
 
 }  // namespace trireme::serve

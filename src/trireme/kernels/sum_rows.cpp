@@ -1,0 +1,34 @@
+#include "trireme/kernels/sum_rows.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include "trireme/kernels/arguments.h"
+#include "trireme/kernels/column_sums.h"
+#include "trireme/kernels/cpu/pick.h"
+#include "trireme/kernels/cpu/sum_rows_table.h"
+
+namespace trireme::kernels {
+namespace {
+
+constexpr Compiled<SumRowsTable> kTable{kSumRowsPlain, kSumRowsV3, kSumRowsV4};
+
+}  // namespace
+
+void add_row_sum(at::Tensor& totals, const at::Tensor& x) {
+  const Arguments arguments("add_row_sum");
+  const Rows in = arguments.rows(x, "x");
+  void* const to = arguments.sums(totals, "totals", in.width, in.element);
+  if (to == nullptr) arguments.refuse("totals must be defined");
+  const SumRowsLoop loop{.x = in.data, .stride = in.stride, .width = in.width};
+  const auto add = kTable.pick().add[static_cast<int>(in.element)];
+  ColumnSums sums(in.element, in.rows, in.width, 1);
+  at::parallel_for(0, sums.blocks(), 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t block = begin; block < end; ++block) {
+      add(loop, sums.begin_row(block), sums.end_row(block), sums.start(block, 0));
+    }
+  });
+  sums.add_to(to, 0);
+}
+
+}  // namespace trireme::kernels
