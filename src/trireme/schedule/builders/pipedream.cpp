@@ -1,0 +1,61 @@
+// PipeDream (Harlap et al. 2018, 1806.03377; Narayanan et al. 2019): 1F1B that never flushes. Every micro is a batch of
+// its own, with its own update; a backward computes with the weights that its forward met.
+#include "trireme/schedule/builders.h"
+#include "trireme/schedule/versions.h"
+
+namespace trireme::schedule {
+
+namespace {
+
+Schedule build_stashing(const Shape& shape) {
+  const Schedule plain = unflushed("pipedream", shape, /*update_every=*/1, Weights::kStash);
+  const VersionUses present = present_versions(plain);
+  VersionUses wanted = present;
+  for (int chunk = 0; chunk < plain.chunks(); ++chunk) {
+    for (int micro = 0; micro < plain.micros; ++micro) wanted.backward(chunk, micro) = present.forward(chunk, micro);
+  }
+  return add_stashes(plain, wanted);
+}
+
+Schedule build_vertical_sync(const Shape& shape) {
+  const Schedule plain = unflushed("pipedream-vsync", shape, /*update_every=*/1, Weights::kVerticalSync);
+  const VersionUses present = present_versions(plain);
+  VersionUses wanted = present;
+  // A micro carries the number of the version that it met first through all ranks.
+  for (int chunk = 0; chunk < plain.chunks(); ++chunk) {
+    for (int micro = 0; micro < plain.micros; ++micro)
+      wanted.forward(chunk, micro) = wanted.backward(chunk, micro) = present.forward(0, micro);
+  }
+  return add_stashes(plain, wanted);
+}
+
+std::optional<double> in_flight(const Shape& shape) { return std::min(shape.ranks, shape.micros * shape.steps); }
+
+}  // namespace
+
+Kind pipedream() {
+  return {.name = "pipedream",
+          .what = "1f1b without a flush; backward with the weights of its forward",
+          .from = "Harlap et al. 2018, 1806.03377; Narayanan et al. 2019",
+          .steady = true,
+          .asynchronous = true,
+          .build = build_stashing,
+          .refuses = needs_one_chunk,
+          .bubble = [](const Shape&, const Times&) -> std::optional<double> { return 0; },
+          .memory = in_flight,
+          .weights = in_flight};
+}
+
+Kind pipedream_vsync() {
+  return {.name = "pipedream-vsync",
+          .what = "the same; all ranks with the version a micro met first",
+          .from = "Harlap et al. 2018, 1806.03377, section 3.3",
+          .steady = true,
+          .asynchronous = true,
+          .build = build_vertical_sync,
+          .refuses = needs_one_chunk,
+          .bubble = [](const Shape&, const Times&) -> std::optional<double> { return 0; },
+          .memory = in_flight};
+}
+
+}  // namespace trireme::schedule

@@ -1,0 +1,22 @@
+// 1F1B that never flushes and does nothing about it: a backward may meet other weights than its forward. For
+// comparison.
+#include "trireme/schedule/builders.h"
+
+namespace trireme::schedule {
+
+Kind stale() {
+  return {.name = "stale",
+          .what = "1f1b without a flush; every pass with the weights it finds",
+          .from = "what the asynchronous kinds are compared with",
+          .steady = true,
+          .asynchronous = true,
+          .build = [](const Shape& shape) { return unflushed("stale", shape, /*update_every=*/1, Weights::kStale); },
+          .refuses = needs_one_chunk,
+          .bubble = [](const Shape&, const Times&) -> std::optional<double> { return 0; },
+          .memory = [](const Shape& shape) -> std::optional<double> {
+            return std::min(shape.ranks, shape.micros * shape.steps);
+          },
+          .weights = [](const Shape&) -> std::optional<double> { return 1; }};
+}
+
+}  // namespace trireme::schedule

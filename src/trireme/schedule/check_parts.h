@@ -1,0 +1,40 @@
+// schedule/check_parts.h -- the parts of check(), one a file. Only they use it.
+//
+// Depends on: check.
+#pragma once
+
+#include <string>
+
+#include "trireme/schedule/check.h"
+
+namespace trireme::schedule {
+
+/// "rank 1, position 4, B0.1 (backward)".
+std::string where(int rank, std::size_t position, const Instruction& instruction);
+
+/// Adds to the faults of a report; a table that is wrong everywhere needs no endless list.
+class Faults {
+ public:
+  explicit Faults(Report& report) : faults_(report.faults) {}
+  void add(std::string fault) {
+    constexpr std::size_t kMost = 100;
+    if (faults_.size() < kMost) faults_.push_back(std::move(fault));
+  }
+  void at(int rank, std::size_t position, const Instruction& instruction, const std::string& why) {
+    add(where(rank, position, instruction) + ": " + why);
+  }
+
+ private:
+  std::vector<std::string>& faults_;
+};
+
+/// check_computation.cpp: every pass once, where it belongs, after what it needs of its own rank.
+void check_computation(const Schedule& schedule, Report& report);
+/// check_updates.cpp: reductions and optimizer steps, where the table has any.
+void check_updates(const Schedule& schedule, Report& report);
+/// check_versions.cpp: the weights that passes compute with, against the table's law. Fills uses and peaks.
+void check_versions(const Schedule& schedule, Report& report);
+/// check_transfers.cpp: posts and waits, matching, deadlock. Fills slots.
+void check_transfers(const Schedule& schedule, Report& report);
+
+}  // namespace trireme::schedule
