@@ -13,6 +13,9 @@
 #include "trireme/schedule/replay.h"
 
 namespace trireme::schedule {
+
+void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }  // in failures
+
 namespace {
 
 using testing::Each;
@@ -57,8 +60,6 @@ void expect_fine(const Schedule& schedule) {
   EXPECT_TRUE(report.fine()) << fmt::format("{}", fmt::join(report.faults, "\n"));
 }
 
-void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
-
 class EveryKind : public testing::TestWithParam<Kind> {};
 
 TEST_P(EveryKind, IsARunnableStepOnItsWholeDomain) {
@@ -101,6 +102,7 @@ TEST_P(EveryKind, ReplaysToThePapersFormulas) {
   const std::vector<Times> all{{},
                                {.forward = 1, .backward_input = 0.5, .backward_weight = 0.5},
                                {.forward = 1, .backward_input = 1.5, .backward_weight = 0.75}};
+  if (GetParam().name == "list") return;  // it has none
   int bubbles = 0, memories = 0;
   for_domain(GetParam(), is_sample, [&](const Shape& shape) {
     for (const Times& times : all) {
@@ -113,7 +115,6 @@ TEST_P(EveryKind, ReplaysToThePapersFormulas) {
       memories += measures.memory_formula.has_value();
     }
   });
-  if (GetParam().name == "list") return;
   EXPECT_GT(bubbles, 10);
   EXPECT_GT(memories, 10);
 }

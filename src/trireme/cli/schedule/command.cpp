@@ -1,0 +1,31 @@
+// trireme schedule: look at pipeline schedules without running them.
+#include <CLI/CLI.hpp>
+
+#include "trireme/cli/commands.h"
+#include "trireme/cli/schedule/options.h"
+
+namespace trireme::cli {
+
+namespace {
+
+constexpr const char* kAbout = R"(Show, draw, compare and check pipeline schedules
+
+  trireme schedule compare --stages 8 --microbatches 32
+  trireme schedule draw --kind zb-v --stages 4 --microbatches 8 -o zb-v.svg
+  trireme schedule show --kind 1f1b > mine.txt     a file to edit ...
+  trireme schedule check mine.txt                  ... and to check
+  trireme schedule draw --kind file:mine.txt)";
+
+}  // namespace
+
+void add_schedule_command(CLI::App& app, Context& context) {
+  CLI::App* schedule = app.add_subcommand("schedule", kAbout);
+  schedule->require_subcommand(1);
+  add_schedule_list(*schedule, context);
+  add_schedule_show(*schedule, context);
+  add_schedule_draw(*schedule, context);
+  add_schedule_compare(*schedule, context);
+  add_schedule_check(*schedule, context);
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,81 @@
+#include "trireme/cli/schedule/options.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <ostream>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/schedule/check.h"
+#include "trireme/schedule/passes.h"
+
+namespace trireme::cli {
+
+void ScheduleOptions::add_to(CLI::App& command, Kind kind) {
+  if (kind == Kind::kOne)
+    command.add_option("--kind", kind_, "A name from `trireme schedule list`, or file:PATH")->required();
+  command.add_option("--stages", stages_, "Ranks of the pipeline; default 4")->check(CLI::Range(1, 4096));
+  command.add_option("--microbatches", micros_, "Microbatches of a step; default 8")->check(CLI::Range(1, 65536));
+  command
+      .add_option("--virtual-stages", chunks_,
+                  "Chunks of the model on each rank; default: the kind's own, as `trireme schedule list` says")
+      ->check(CLI::Range(1, 256));
+  command
+      .add_option(
+          "--times", times_,
+          "Times of a rank's share of the model: f forward, b backward of inputs, w of weights, r recompute, fb "
+          "an overlapped pair, g reduction, o update, s stash, p prediction, link a message; default "
+          "f=1,b=1,w=1")
+      ->type_name("f=1,b=1,w=1");
+  command
+      .add_option("--hold", most_in_flight_,
+                  "For the kind list: activations of a chunk that a rank may hold at once; default: as many as 1f1b "
+                  "needs")
+      ->check(CLI::PositiveNumber);
+  if (kind == Kind::kNone) return;
+  command.add_option("--steps", steps_, "Steps without emptying the pipeline between them; default 1")
+      ->check(CLI::Range(1, 4096));
+  command.add_flag("--recompute", recompute_, "Do every forward again before its backward");
+}
+
+schedule::Shape ScheduleOptions::shape(const schedule::Kind& kind) const {
+  schedule::Shape shape{.ranks = stages_,
+                        .micros = micros_,
+                        .chunks_per_rank = chunks_ > 0 ? chunks_ : kind.default_chunks,
+                        .steps = steps_,
+                        .most_in_flight = most_in_flight_};
+  shape.times = times().scaled(1.0 / shape.chunks_per_rank);
+  return shape;
+}
+
+schedule::Times ScheduleOptions::times() const { return schedule::parse_times(times_); }
+
+schedule::Schedule ScheduleOptions::build() const {
+  constexpr std::string_view kFile = "file:";
+  if (kind_.starts_with(kFile)) {
+    const schedule::Schedule written = schedule::read_file(kind_.substr(kFile.size()));
+    schedule::require_fine(written);
+    return schedule::has_updates(written) ? written : schedule::add_updates(written);
+  }
+  const schedule::Kind& kind = schedule::find_kind(kind_);
+  if (!recompute_) return schedule::build(kind_, shape(kind));
+  if (kind.asynchronous) throw ConfigError(fmt::format("--recompute goes with kinds that flush, not with {}", kind_));
+  schedule::build(kind_, shape(kind));  // says what is wrong with the shape
+  return schedule::repeat(schedule::add_updates(schedule::add_recompute(kind.build(shape(kind)))), steps_);
+}
+
+void write_result(const std::string& text, const std::string& path, Context& context) {
+  if (path.empty() || path == "-") {
+    context.out << text;
+    return;
+  }
+  std::ofstream file(path);
+  file << text;
+  file.close();
+  if (!file) throw IoError(fmt::format("could not write {}", path), "does its folder exist, and is there room?");
+  log_info("wrote {}", path);
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,44 @@
+// cli/schedule/options.h -- what the commands of `trireme schedule` share: which schedule, for which shape and times.
+//
+// Depends on: commands, schedule.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "trireme/cli/commands.h"
+#include "trireme/schedule/builders.h"
+
+namespace trireme::cli {
+
+class ScheduleOptions {
+ public:
+  enum class Kind { kOne, kNone };
+
+  /// Adds the options; `kNone` leaves out the kind and what belongs to one kind only.
+  void add_to(CLI::App& command, Kind kind);
+
+  const std::string& kind() const { return kind_; }
+  /// With the kind's own number of chunks where none was asked for.
+  schedule::Shape shape(const schedule::Kind& kind) const;
+  /// Of a rank's share of the model.
+  schedule::Times times() const;
+  /// All but the transfers. A file brings its own shape.
+  schedule::Schedule build() const;
+
+ private:
+  std::string kind_, times_ = "f=1,b=1,w=1";
+  int stages_ = 4, micros_ = 8, chunks_ = 0, steps_ = 1, most_in_flight_ = 0;
+  bool recompute_ = false;
+};
+
+/// Writes a result where the user wants it: a file, or the output of the program when there is no name.
+void write_result(const std::string& text, const std::string& path, Context& context);
+
+void add_schedule_list(CLI::App& schedule, Context& context);
+void add_schedule_show(CLI::App& schedule, Context& context);
+void add_schedule_draw(CLI::App& schedule, Context& context);
+void add_schedule_compare(CLI::App& schedule, Context& context);
+void add_schedule_check(CLI::App& schedule, Context& context);
+
+}  // namespace trireme::cli

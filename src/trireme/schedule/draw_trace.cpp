@@ -1,0 +1,109 @@
+#include <fmt/format.h>
+
+#include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "trireme/schedule/draw_parts.h"
+
+namespace trireme::schedule {
+
+namespace {
+
+constexpr double kMicrosecondsPerUnit = 1000;
+
+/// One event a line: large traces are written and read in one go, and are still text that one can look at.
+class Trace {
+ public:
+  explicit Trace(const Drawing& drawing) : drawing_(drawing), lanes_(boxes_of(drawing)) {}
+
+  std::string write() {
+    out_ = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+    event(R"("ph":"M","pid":0,"name":"process_name","args":{{"name":{}}})", quoted(title_of(drawing_)));
+    for (std::size_t rank = 0; rank < lanes_.size(); ++rank) {
+      event(R"("ph":"M","pid":0,"tid":{0},"name":"thread_name","args":{{"name":"rank {0}"}})", rank);
+      for (const Box& box : lanes_[rank]) pass(rank, box);
+      held(rank);
+    }
+    for (const auto& [key, sender] : forwards_) arrow(sender, forwards_, key, +1, "activation");
+    for (const auto& [key, sender] : backwards_) arrow(sender, backwards_, key, -1, "gradient");
+    out_ += "\n]}\n";
+    return std::move(out_);
+  }
+
+ private:
+  struct Place {
+    std::size_t rank;
+    double start, end;
+  };
+  using Key = std::pair<int, int>;  // chunk, micro
+
+  static std::string quoted(const std::string& text) {
+    return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  }
+  static double us(double time) { return time * kMicrosecondsPerUnit; }
+
+  template <typename... Values>
+  void event(fmt::format_string<Values...> format, Values&&... values) {
+    if (events_++ > 0) out_ += ",\n";
+    out_ += '{';
+    fmt::format_to(std::back_inserter(out_), format, std::forward<Values>(values)...);
+    out_ += '}';
+  }
+
+  void pass(std::size_t rank, const Box& box) {
+    const Key key{box.chunk, box.micro};
+    if (box.paint == Paint::kForward) forwards_[key] = {rank, box.start, box.end};
+    if (box.paint == Paint::kBackward || box.paint == Paint::kInput) backwards_[key] = {rank, box.start, box.end};
+    std::string args;
+    if (box.chunk >= 0) args += fmt::format("\"chunk\":{}", box.chunk);
+    if (box.micro >= 0) args += fmt::format(",\"micro\":{}", box.micro);
+    if (box.version) args += fmt::format(",\"weights\":{}", *box.version);
+    const std::string name =
+        box.micro < 0 ? std::string(name_of(box.paint)) : fmt::format("{} {}", name_of(box.paint), box.micro);
+    if (box.end <= box.start) {
+      event(R"("ph":"i","s":"t","pid":0,"tid":{},"ts":{},"name":"{}")", rank, us(box.start), name);
+    } else {
+      event(R"("ph":"X","pid":0,"tid":{},"ts":{},"dur":{},"name":"{}","cat":"{}","args":{{{}}})", rank, us(box.start),
+            us(box.end - box.start), name, name_of(box.paint), args);
+    }
+  }
+
+  /// Micros in flight on the rank, as a counter.
+  void held(std::size_t rank) {
+    int count = 0;
+    for (const Box& box : lanes_[rank]) {
+      const bool begins = box.paint == Paint::kForward;
+      const bool ends = box.paint == Paint::kBackward || box.paint == Paint::kWeight;
+      if (!begins && !ends) continue;
+      count += begins ? 1 : -1;
+      event(R"("ph":"C","pid":0,"ts":{},"name":"rank {} holds","args":{{"micros":{}}})",
+            us(begins ? box.start : box.end), rank, count);
+    }
+  }
+
+  /// From the end of a pass, just inside it as viewers want, to the start of the one that its result goes to, where that is on another rank.
+  void arrow(const Place& from, const std::map<Key, Place>& passes, const Key& key, int step, const char* name) {
+    const auto to = passes.find({key.first + step, key.second});
+    if (to == passes.end() || to->second.rank == from.rank) return;
+    ++arrows_;
+    event(R"("ph":"s","pid":0,"tid":{},"ts":{},"id":{},"name":"{}","cat":"message")", from.rank, us(from.end - (from.end - from.start) / 1000), arrows_,
+          name);
+    event(R"("ph":"f","bp":"e","pid":0,"tid":{},"ts":{},"id":{},"name":"{}","cat":"message")", to->second.rank,
+          us(to->second.start), arrows_, name);
+  }
+
+  const Drawing& drawing_;
+  std::vector<std::vector<Box>> lanes_;
+  std::map<Key, Place> forwards_, backwards_;
+  std::size_t events_ = 0;
+  int arrows_ = 0;
+  std::string out_;
+};
+
+}  // namespace
+
+std::string to_chrome_trace(const Drawing& drawing) { return Trace(drawing).write(); }
+
+}  // namespace trireme::schedule
