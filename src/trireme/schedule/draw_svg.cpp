@@ -13,9 +13,9 @@ namespace trireme::schedule {
 namespace {
 
 constexpr double kMargin = 16, kLabels = 64, kIdleColumn = 84;
-constexpr double kLane = 30, kGap = 6, kHead = 62, kFoot = 64;
-constexpr double kLeastBox = 24;      // wide enough for a number
-constexpr double kMostWidth = 16000;  // beyond it viewers give up
+constexpr double kLane = 30, kGap = 6, kHead = 62, kFoot = 84;
+constexpr double kLeastBox = 24, kLeastBoxWithVersion = 30;  // wide enough for their numbers
+constexpr double kMostWidth = 16000;                         // beyond it viewers give up
 constexpr double kFont = 12, kSmall = 8;
 
 struct Color {
@@ -83,7 +83,8 @@ class Svg {
       }
     }
     const double makespan = std::max(drawing.timing.makespan, 1e-9);
-    scale_ = std::min(kLeastBox / std::max(shortest, 1e-9), kMostWidth / makespan);
+    const double least = drawing.schedule.weights == Weights::kFlush ? kLeastBox : kLeastBoxWithVersion;
+    scale_ = std::min(least / std::max(shortest, 1e-9), kMostWidth / makespan);
     width_ = kMargin + kLabels + makespan * scale_ + kIdleColumn + kMargin;
     width_ = std::max(width_, 560.0);
     height_ = kHead + static_cast<double>(lanes_.size()) * (kLane + kGap) + kFoot;
@@ -189,7 +190,7 @@ class Svg {
   }
 
   void legend() {
-    const double top = height_ - 26;
+    const double top = height_ - 46;
     double left = kMargin;
     const auto entry = [&](const std::string& fill, const std::string& text) {
       add("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"14\" height=\"14\" fill=\"{}\" stroke=\"#bbb\" "
@@ -208,7 +209,7 @@ class Svg {
     if (drawing_.schedule.weights != Weights::kFlush)
       note += note.empty() ? "v: version of the weights" : "; v: version";
     if (!note.empty())
-      add("<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"#666\" font-size=\"11\">{}</text>\n", left, top + 11, note);
+      add("<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"#666\" font-size=\"11\">{}</text>\n", kMargin, top + 31, note);
   }
 
   const Drawing& drawing_;

@@ -58,6 +58,7 @@ std::string label_of(const Box& box) {
 struct Scale {
   double columns_per_time = 1;
   bool has_labels = true;
+  double wanted_columns = 0;
 
   Scale(const std::vector<std::vector<Box>>& lanes, double makespan, std::size_t width) {
     double wanted = 0;  // so that every label fits its box, with a space
@@ -68,6 +69,7 @@ struct Scale {
       }
     }
     const double most = static_cast<double>(width) / std::max(makespan, 1e-9);
+    wanted_columns = wanted * makespan;
     has_labels = wanted <= most;
     columns_per_time = has_labels ? wanted : most;
   }
@@ -83,6 +85,9 @@ std::string to_terminal(const Drawing& drawing, std::size_t width, bool colors) 
   const Scale scale(lanes, drawing.timing.makespan, room);
   std::string out = fmt::format("{}: {}\n", title_of(drawing), summary_of(drawing));
   if (!drawing.caption.empty()) out += drawing.caption + '\n';
+  if (!scale.has_labels)
+    out += fmt::format("too narrow for the numbers of micros: they need {:.0f} columns\n",
+                       std::ceil(scale.wanted_columns) + static_cast<double>(widest.size()));
   for (std::size_t rank = 0; rank < lanes.size(); ++rank) {
     std::string line(scale.column(drawing.timing.makespan), '.');
     std::vector<int> paint(line.size(), 0);

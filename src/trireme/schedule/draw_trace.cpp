@@ -83,13 +83,14 @@ class Trace {
     }
   }
 
-  /// From the end of a pass, just inside it as viewers want, to the start of the one that its result goes to, where that is on another rank.
+  /// From the end of a pass, just inside it as viewers want, to the start of the one that its result goes to, where
+  /// that is on another rank.
   void arrow(const Place& from, const std::map<Key, Place>& passes, const Key& key, int step, const char* name) {
     const auto to = passes.find({key.first + step, key.second});
     if (to == passes.end() || to->second.rank == from.rank) return;
     ++arrows_;
-    event(R"("ph":"s","pid":0,"tid":{},"ts":{},"id":{},"name":"{}","cat":"message")", from.rank, us(from.end - (from.end - from.start) / 1000), arrows_,
-          name);
+    event(R"("ph":"s","pid":0,"tid":{},"ts":{},"id":{},"name":"{}","cat":"message")", from.rank,
+          us(from.end - (from.end - from.start) / 1000), arrows_, name);
     event(R"("ph":"f","bp":"e","pid":0,"tid":{},"ts":{},"id":{},"name":"{}","cat":"message")", to->second.rank,
           us(to->second.start), arrows_, name);
   }

@@ -8,8 +8,7 @@ namespace trireme::cli {
 
 namespace {
 
-constexpr const char* kAbout = R"(Show, draw, compare and check pipeline schedules
-
+constexpr const char* kExamples = R"(Examples:
   trireme schedule compare --stages 8 --microbatches 32
   trireme schedule draw --kind zb-v --stages 4 --microbatches 8 -o zb-v.svg
   trireme schedule show --kind 1f1b > mine.txt     a file to edit ...
@@ -19,13 +18,14 @@ constexpr const char* kAbout = R"(Show, draw, compare and check pipeline schedul
 }  // namespace
 
 void add_schedule_command(CLI::App& app, Context& context) {
-  CLI::App* schedule = app.add_subcommand("schedule", kAbout);
+  CLI::App* schedule = app.add_subcommand("schedule", "Show, draw, compare and check pipeline schedules");
   schedule->require_subcommand(1);
   add_schedule_list(*schedule, context);
   add_schedule_show(*schedule, context);
   add_schedule_draw(*schedule, context);
   add_schedule_compare(*schedule, context);
   add_schedule_check(*schedule, context);
+  schedule->footer(kExamples);  // last: commands made after it would repeat it
 }
 
 }  // namespace trireme::cli

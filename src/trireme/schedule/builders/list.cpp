@@ -17,8 +17,10 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 
 /// What a rank prefers among what is ready.
 struct Rule {
-  bool forward_first;  // else backwards of inputs; weight gradients always come last
+  bool forward_first;  // else backwards of inputs
   bool deep_first;     // of forwards through several chunks, the one nearer to the loss
+  bool staggered;      // a rank runs ahead of its backwards by no more than the distance to the last rank, as in 1F1B
+  bool early_weights;  // weight gradients at once, but for the last micros that a rank holds: those fill the end
   double patience;     // how much of a weight gradient's time a rank rather waits than starts one
 };
 
@@ -98,13 +100,16 @@ class ListRun {
 
   /// A micro comes to a rank only when there is room for all of its passes there: else it might never get out again.
   bool may_enter(int rank, int index) const {
-    const bool first = index < shape_.ranks;
-    return !first || ranks_[static_cast<std::size_t>(rank)].reserved + shape_.chunks_per_rank <= limit_;
+    if (index >= shape_.ranks) return true;
+    const Chunk& first = passes_[static_cast<std::size_t>(index)];
+    const int ahead = std::max(1, limit_ / shape_.chunks_per_rank - rank);
+    if (rule_.staggered && first.forwards - first.inputs >= ahead) return false;
+    return ranks_[static_cast<std::size_t>(rank)].reserved + shape_.chunks_per_rank <= limit_;
   }
 
   /// Smaller is more urgent.
   int urgency(Op op) const {
-    if (op == Op::kBackwardWeight) return 2;
+    if (op == Op::kBackwardWeight) return -1;  // only an early one is compared
     return (op == Op::kForward) == rule_.forward_first ? 0 : 1;
   }
 
@@ -125,7 +130,8 @@ class ListRun {
         offer(best, Op::kBackwardInput, index, it.input_ready[static_cast<std::size_t>(it.inputs)]);
       if (it.forwards < shape_.micros && may_enter(rank, index))
         offer(best, Op::kForward, index, it.forward_ready[static_cast<std::size_t>(it.forwards)]);
-      if (it.weights < it.inputs) offer(weight, Op::kBackwardWeight, index, 0);
+      const bool early = rule_.early_weights && it.weights < shape_.micros - limit_ / shape_.chunks_per_rank;
+      if (it.weights < it.inputs) offer(early ? best : weight, Op::kBackwardWeight, index, 0);
     }
     if (weight.start == kNever) return best;
     // A weight gradient is done when nothing else is ready, or soon will be.
@@ -178,20 +184,32 @@ class ListRun {
   std::set<std::pair<double, int>> queue_;  // when each rank next has something to do
 };
 
-Schedule build_list(const Shape& shape) {
-  Schedule best;
-  double least = kNever;
+std::vector<Rule> rules(bool several_chunks) {
+  std::vector<Rule> all;
   for (const bool forward_first : {false, true}) {
     for (const bool deep_first : {true, false}) {
-      if (shape.chunks_per_rank == 1 && !deep_first) continue;
-      for (const double patience : {0.0, 0.5, 1.0}) {
-        ListRun run(shape, {forward_first, deep_first, patience});
-        if (const double end = run.run(); end < least) {
-          least = end;
-          best = run.take_schedule();
+      for (const bool staggered : {true, false}) {
+        for (const bool early_weights : {true, false}) {
+          for (const double patience : {0.0, 0.5, 1.0})
+            all.push_back({forward_first, deep_first, staggered, early_weights, patience});
         }
       }
     }
+  }
+  // Turns are for several chunks, staggering is for one.
+  std::erase_if(all, [&](const Rule& rule) { return several_chunks ? rule.staggered : !rule.deep_first; });
+  return all;
+}
+
+Schedule build_list(const Shape& shape) {
+  Schedule best;
+  double least = kNever;
+  for (const Rule& rule : rules(shape.chunks_per_rank > 1)) {
+    ListRun run(shape, rule);
+    const double end = run.run();
+    if (end >= least * (1 - 1e-12)) continue;
+    least = end;
+    best = run.take_schedule();
   }
   return best;
 }
