@@ -104,7 +104,9 @@ TEST_F(ScheduleCommand, ShowsTimesAndTheCriticalPath) {
 TEST_F(ScheduleCommand, RecomputesWhereAsked) {
   EXPECT_THAT(run({"schedule", "show", "--kind", "gpipe", "--stages", "2", "--microbatches", "2", "--recompute"}).out,
               HasSubstr("rank 0: F0 F1 B1 R0 B0 G O\nrank 1: F0 F1 B1 R0 B0 G O\n"));
-  EXPECT_EQ(run({"schedule", "show", "--kind", "stale", "--recompute"}).code, kExitUsage);
+  EXPECT_THAT(
+      run({"schedule", "show", "--kind", "pipedream", "--stages", "2", "--microbatches", "2", "--recompute"}).out,
+      HasSubstr("rank 0: F0 F1 R0 B0 G VS0 O VL0 R1 B1 VD0 G O\n"));
 }
 
 TEST_F(ScheduleCommand, SlipsAreTold) {

@@ -3,8 +3,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <fstream>
 
 #include "trireme/base/error.h"
 #include "trireme/schedule/check.h"
@@ -96,6 +99,7 @@ TEST_P(EveryKind, NamesItselfAndTheReasonOutsideItsDomain) {
   }
   EXPECT_THROW(build(GetParam().name, {.ranks = 0}), ConfigError);
   EXPECT_THROW(build(GetParam().name, {.steps = 0}), ConfigError);
+  EXPECT_THROW(build(GetParam().name, {.ranks = 4096, .micros = 1 << 19}), ConfigError);
 }
 
 TEST_P(EveryKind, ReplaysToThePapersFormulas) {
@@ -120,10 +124,11 @@ TEST_P(EveryKind, ReplaysToThePapersFormulas) {
 }
 
 TEST_P(EveryKind, RecomputesWhereAsked) {
-  if (GetParam().asynchronous) return;  // their updates are in already: passes come in the order of passes.h
-  for_domain(GetParam(), is_sample, [&](const Shape& shape) {
-    const Schedule plain = GetParam().build(shape);
-    const Schedule schedule = add_updates(add_recompute(plain));
+  for_domain(GetParam(), is_sample, [&](Shape shape) {
+    shape.steps = 2;
+    const Schedule plain = build(GetParam().name, shape);
+    shape.recompute = true;
+    const Schedule schedule = build(GetParam().name, shape);
     expect_fine(schedule);
     const Sizes sizes{.activation = 1, .for_weights = 1, .input = 0, .weights = 0};
     const auto with = peak_memory(schedule, sizes), without = peak_memory(plain, sizes);
@@ -144,6 +149,18 @@ TEST(Builders, AnUnknownKindIsAnErrorWithTheNearestName) {
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.message(), HasSubstr("did you mean \"zb-h1\"?"));
   }
+}
+
+TEST(Builders, TakeAFileThatFitsTheShape) {
+  const std::string path = testing::TempDir() + "/schedule-" + std::to_string(getpid()) + ".txt";
+  const Schedule schedule = build("1f1b", {.ranks = 2, .micros = 3});
+  std::ofstream(path) << "micros: 3\nchunks: 0 1\nname: 1f1b\nrank 0: F0 F1 B0 F2 B1 B2\nrank 1: F0 B0 F1 B1 F2 B2\n";
+  EXPECT_EQ(build("file:" + path, {.ranks = 2, .micros = 3}), schedule) << "with the updates that were left out";
+  EXPECT_THROW(build("file:" + path, {.ranks = 2, .micros = 4}), ConfigError);
+  std::ofstream(path) << "micros: 1\nchunks: 0 1\nrank 0: F0 B0\nrank 1: F0\n";
+  EXPECT_THROW(build("file:" + path, {.ranks = 2, .micros = 1}), ConfigError);
+  std::remove(path.c_str());
+  EXPECT_THROW(build("file:" + path, {.ranks = 2, .micros = 1}), IoError);
 }
 
 TEST(Builders, MakeTheTextbookTables) {

@@ -21,6 +21,7 @@ struct Shape {
   int micros = 1;  // of one step
   int chunks_per_rank = 1;
   int steps = 1;
+  bool recompute = false;  // every forward again before its backward
   // Only the kind `list` looks at these:
   Times times = {};        // of one chunk
   int most_in_flight = 0;  // micros that a rank may hold, over all its chunks; 0: as many as 1F1B's first rank

@@ -88,6 +88,8 @@ class RankVersions {
 
   int taken(int chunk) {
     Held& held = chunks_[chunk];
+    if (held.next == kNone && schedule_.weights == Weights::kPredictAdam)
+      fault("the micros of a step share a prediction, but none is loaded");
     if (held.next == kNone) return present_;
     if (now_->op == Op::kForwardBackward) fault("an overlapped pair computes with the present weights only");
     return std::exchange(held.next, kNone);

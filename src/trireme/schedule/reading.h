@@ -1,4 +1,4 @@
-// schedule/reading.h -- what reading a schedule needs in either of its forms. Only text.cpp and json.cpp use it.
+// schedule/reading.h -- what reading a schedule needs in either of its forms, and how large one can be.
 //
 // Depends on: schedule.
 #pragma once

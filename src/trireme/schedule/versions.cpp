@@ -100,8 +100,9 @@ Schedule add_predictions(const Schedule& schedule, const VersionUses& wanted, bo
 }
 
 std::vector<std::vector<int>> backwards_until_round_trip(const Schedule& schedule) {
-  const Timing timing =
-      replay(schedule, {.times = {.forward = 1, .backward_input = 0.5, .backward_weight = 0.5}, .keep_spans = true});
+  const Timing timing = replay(
+      schedule,
+      {.times = {.forward = 1, .backward_input = 0.5, .backward_weight = 0.5, .recompute = 0}, .keep_spans = true});
   // When each micro has come back through each chunk; in the order of micros, as asynchronous ranks take them.
   std::vector<std::vector<double>> back(static_cast<std::size_t>(schedule.chunks()));
   for (std::size_t rank = 0; rank < timing.ranks.size(); ++rank) {

@@ -68,9 +68,12 @@ void add_schedule_draw(CLI::App& schedule, Context& context) {
   command->add_option("-o,--output", options->output, "Write to this file: .svg, or .json for a trace")
       ->type_name("FILE");
   command->add_option("--format", options->format, "svg, terminal or trace; default: by the name of the file");
-  command->add_option("--width", options->width, "Columns of the terminal; default 120")->check(CLI::Range(40, 10000));
+  command->add_option("--width", options->width, "Columns of the terminal; default 120")
+      ->check(CLI::Range(40, 10000).description(""))
+      ->type_name("N");
   command->add_option("--color", options->color, "auto, always or never; default auto")
-      ->check(CLI::IsMember({"auto", "always", "never"}));
+      ->check(CLI::IsMember({"auto", "always", "never"}).description(""))
+      ->type_name("WHEN");
   command->callback([&context, options] {
     context.run = [&context, options] {
       draw(*options, context);

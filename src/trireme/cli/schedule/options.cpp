@@ -13,15 +13,25 @@
 
 namespace trireme::cli {
 
+namespace {
+
+/// Said when it matters, not in the help.
+CLI::Validator within(int least, int most) { return CLI::Range(least, most).description(""); }
+
+}  // namespace
+
 void ScheduleOptions::add_to(CLI::App& command, Kind kind) {
   if (kind == Kind::kOne)
     command.add_option("--kind", kind_, "A name from `trireme schedule list`, or file:PATH")->required();
-  command.add_option("--stages", stages_, "Ranks of the pipeline; default 4")->check(CLI::Range(1, 4096));
-  command.add_option("--microbatches", micros_, "Microbatches of a step; default 8")->check(CLI::Range(1, 65536));
+  command.add_option("--stages", stages_, "Ranks of the pipeline; default 4")->check(within(1, 4096))->type_name("N");
+  command.add_option("--microbatches", micros_, "Microbatches of a step; default 8")
+      ->check(within(1, 65536))
+      ->type_name("N");
   command
       .add_option("--virtual-stages", chunks_,
                   "Chunks of the model on each rank; default: the kind's own, as `trireme schedule list` says")
-      ->check(CLI::Range(1, 256));
+      ->check(within(1, 256))
+      ->type_name("N");
   command
       .add_option(
           "--times", times_,
@@ -33,10 +43,12 @@ void ScheduleOptions::add_to(CLI::App& command, Kind kind) {
       .add_option("--hold", most_in_flight_,
                   "For the kind list: activations of a chunk that a rank may hold at once; default: as many as 1f1b "
                   "needs")
-      ->check(CLI::PositiveNumber);
+      ->check(within(1, 1 << 20))
+      ->type_name("N");
   if (kind == Kind::kNone) return;
   command.add_option("--steps", steps_, "Steps without emptying the pipeline between them; default 1")
-      ->check(CLI::Range(1, 4096));
+      ->check(within(1, 4096))
+      ->type_name("N");
   command.add_flag("--recompute", recompute_, "Do every forward again before its backward");
 }
 
@@ -45,6 +57,7 @@ schedule::Shape ScheduleOptions::shape(const schedule::Kind& kind) const {
                         .micros = micros_,
                         .chunks_per_rank = chunks_ > 0 ? chunks_ : kind.default_chunks,
                         .steps = steps_,
+                        .recompute = recompute_,
                         .most_in_flight = most_in_flight_};
   shape.times = times().scaled(1.0 / shape.chunks_per_rank);
   return shape;
@@ -59,11 +72,7 @@ schedule::Schedule ScheduleOptions::build() const {
     schedule::require_fine(written);
     return schedule::has_updates(written) ? written : schedule::add_updates(written);
   }
-  const schedule::Kind& kind = schedule::find_kind(kind_);
-  if (!recompute_) return schedule::build(kind_, shape(kind));
-  if (kind.asynchronous) throw ConfigError(fmt::format("--recompute goes with kinds that flush, not with {}", kind_));
-  schedule::build(kind_, shape(kind));  // says what is wrong with the shape
-  return schedule::repeat(schedule::add_updates(schedule::add_recompute(kind.build(shape(kind)))), steps_);
+  return schedule::build(kind_, shape(schedule::find_kind(kind_)));
 }
 
 void write_result(const std::string& text, const std::string& path, Context& context) {

@@ -9,6 +9,7 @@
 #include "trireme/schedule/builders.h"
 #include "trireme/schedule/check.h"
 #include "trireme/schedule/passes.h"
+#include "trireme/schedule/reading.h"
 
 namespace trireme::schedule {
 
@@ -55,11 +56,18 @@ Schedule build(std::string_view name, const Shape& shape) {
     throw ConfigError(
         fmt::format("schedule {}: {} ranks, {} micros, {} chunks a rank and {} steps; each must be at least 1", name,
                     shape.ranks, shape.micros, shape.chunks_per_rank, shape.steps));
+  const long chunks = long{shape.ranks} * shape.chunks_per_rank, micros = long{shape.micros} * shape.steps;
+  if (chunks > kMostChunks || micros > kMostMicros || chunks * micros > kMostCells)
+    throw ConfigError(
+        fmt::format("schedule {}: {} chunks and {} micros; at most {} chunks, {} micros and {} passes of a "
+                    "micro through a chunk can be",
+                    name, chunks, micros, kMostChunks, kMostMicros, kMostCells));
   if (const std::string why = kind.refuses(shape); !why.empty())
     throw ConfigError(fmt::format("schedule {} is not defined on {} ranks, {} micros and {} chunks a rank: {}", name,
                                   shape.ranks, shape.micros, shape.chunks_per_rank, why));
   if (kind.asynchronous) return kind.build(shape);
-  return repeat(add_updates(kind.build(shape)), shape.steps);
+  const Schedule step = kind.build(shape);
+  return repeat(add_updates(shape.recompute ? add_recompute(step) : step), shape.steps);
 }
 
 std::string needs_one_chunk(const Shape& shape) {
@@ -105,7 +113,7 @@ Schedule unflushed(std::string_view name, const Shape& shape, int update_every, 
   schedule.name = name;
   schedule.update_every = update_every;
   schedule.weights = weights;
-  return add_updates(schedule);
+  return add_updates(shape.recompute ? add_recompute(schedule) : schedule);
 }
 
 double idle_share(double idle, const Shape& shape, const Times& times) {
