@@ -34,11 +34,8 @@ void add_bench_command(CLI::App& app, Context& context);
 
 /// In the order of --help.
 inline constexpr AddCommand kCommands[] = {
-    &add_tour_command, &add_recipe_command, &add_probe_command, &add_generate_command, &add_bench_command,
-    &add_tour_command,
-    &add_recipe_command,
-    &add_schedule_command,
-    &add_bench_command,
+    &add_tour_command,     &add_recipe_command,   &add_probe_command,
+    &add_generate_command, &add_schedule_command, &add_bench_command,
 };
 
 }  // namespace trireme::cli
