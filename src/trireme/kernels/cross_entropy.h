@@ -17,10 +17,11 @@ struct CrossEntropy {
   std::int64_t ignore = -100;  ///< targets with this number take no part
 };
 
-/// `logits` [rows, vocabulary] float, double, bfloat16 or half; `targets` int64 [rows]. Writes per row, in float
-/// (double for double), `losses` (cross-entropy with smoothing, 0 where ignored) and `lse` and `z_losses` where they
-/// are defined. With `gradient_scale` (float or double [rows], the weight of each row's loss in the total, loss scale
-/// included) defined, overwrites logits with the gradient of sum(scale * (loss + z_loss)).
+/// `logits` [rows, vocabulary] float, double, bfloat16 or half, any stride between rows; `targets` int64 [rows]. Writes
+/// per row, in float (double for double), `losses` (cross-entropy with smoothing) and, where they are defined, `lse`
+/// (log-sum-exp) and `z_losses`; all are 0 where the target is ignored. With `gradient_scale` (float or double [rows],
+/// the weight of each row's loss in the total, loss scale included) defined, overwrites logits with the gradient of
+/// sum(scale * (loss + z_loss)), zeros where ignored. Logits are read once for the values, once more for the gradient.
 struct CrossEntropyCall {
   at::Tensor& logits;
   const at::Tensor& targets;

@@ -12,8 +12,9 @@ class Tensor;
 namespace trireme::kernels {
 
 /// out[r] = table[ids[r] - first_row], plus `table2[ids2[r]]` where those are defined (learned positions), in one pass;
-/// zero for ids outside [first_row, first_row + rows of the table): a slice of a vocabulary. `ids` int64, any shape;
-/// out [.., width].
+/// zero for ids outside [first_row, first_row + rows of the table): a slice of a vocabulary. (The second table is added
+/// all the same: where slices are summed, one rank alone gives it.) `ids` int64, any shape; out [.., width]; both tables
+/// of out's type.
 struct EmbeddingForward {
   at::Tensor& out;
   const at::Tensor& ids;
@@ -24,8 +25,8 @@ struct EmbeddingForward {
 };
 void embedding_forward(const EmbeddingForward& call);
 
-/// dtable[ids[r] - first_row] += dout[r], in float (double), rows of one id in ascending r whatever the number of
-/// threads.
+/// dtable[ids[r] - first_row] += dout[r] for ids of this slice; dtable float (double), rows of one id in ascending r
+/// whatever the number of threads.
 void embedding_backward(at::Tensor& dtable, const at::Tensor& ids, const at::Tensor& dout, std::int64_t first_row);
 
 }  // namespace trireme::kernels
