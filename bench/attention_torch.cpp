@@ -24,6 +24,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <sstream>
 #include <vector>
 
@@ -181,6 +182,7 @@ int main(int argc, char** argv) {
       };
       row("forward", t.aten_forward, t.forward, flops);
       row("backward", t.aten_backward, t.backward, 2.5 * flops);
+      std::fflush(stdout);
     }
   }
   return 0;

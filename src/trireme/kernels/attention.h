@@ -6,8 +6,16 @@
 //
 // Tensors are [batch, sequence, heads, head size], float, double, bfloat16 or half, any strides but a contiguous last
 // dimension: q, k and v may be views of one fused projection. Queries' heads are a multiple of keys' heads (grouped
-// and multi-query attention); gradients of shared heads are summed in a fixed order. Sums are kept in float (double
-// for double). The same inputs give the same bits whatever the number of threads.
+// and multi-query attention); gradients of shared heads are summed in a fixed order. The same inputs give the same bits
+// whatever the number of threads; another instruction set may give others.
+//
+// Sums are kept in float (double for double). Where the machine multiplies bfloat16, the probabilities and their
+// gradients are rounded to it for the products that follow, as flash kernels do; elsewhere, and in half precision,
+// they stay float. Values that a query does not see must be finite: its products with them are multiplied by zero.
+//
+// Each thread keeps scratch between calls, as much as its largest call took: about one head's keys and values in
+// packed forms (forward: once each; backward: three copies and two sums in float) and 128 rows of queries. Where
+// batch x heads of keys are fewer than 16 and sequences long, the backward pass also keeps up to 16 heads' sums.
 // Depends on: base.
 #pragma once
 
@@ -26,11 +34,12 @@ struct Attention {
   bool causal = false;      ///< a query sees keys at its own and earlier positions
   std::int64_t window = 0;  ///< and at most this many positions back, itself included (both ways if not causal); 0: all
   std::int64_t query_position = 0, key_position = 0;  ///< of the first row: blocks of a longer sequence, caches
-  /// Packed documents: int32 [batch, sequence] each, equal numbers see each other, a document's tokens are neighbours.
-  /// Undefined both: all tokens of a row are one document.
+  /// Packed documents: int32 [batch, sequence] each, equal numbers see each other. A document's keys are neighbours; a
+  /// ConfigError where they are not. Null or undefined both: all tokens of a row are one document.
   const at::Tensor* query_documents = nullptr;
   const at::Tensor* key_documents = nullptr;
-  /// Of probabilities, after the softmax; the number of (sample, head, query, key) is drawn by global indices.
+  /// Of probabilities, after the softmax: lse knows nothing of it. The coin of (sample, head, query, key) is drawn by
+  /// global indices, positions counted from query_position and key_position, all in [0, 2^32).
   const AttentionDropout* dropout = nullptr;
 };
 
@@ -46,6 +55,7 @@ void attention_backward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at
                         const Attention& options);
 
 /// Joins the results over two sets of keys, `out` and `lse` taking in the other's: what a ring does with each block.
+/// `out` is rounded to its type each time.
 void attention_merge(at::Tensor& out, at::Tensor& lse, const at::Tensor& other_out, const at::Tensor& other_lse);
 
 }  // namespace trireme::kernels
