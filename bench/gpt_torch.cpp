@@ -65,7 +65,7 @@ struct Times {
 
 class Ours {
  public:
-  Ours(const Size& size, nn::Precision precision) : size_(size) {
+  Ours(const Size& size, nn::Precision precision, const nn::Recompute& recompute) : size_(size) {
     spec::ModelShape shape = spec::family_shape(spec::Family::kGpt2);
     shape.layers = size.layers;
     shape.width = size.width;
@@ -74,7 +74,7 @@ class Ours {
     shape.inner = 4 * size.width;
     shape.positions = size.sequence;
     shape.vocabulary = size.vocabulary;
-    model_ = models::build(shape);
+    model_ = models::build(shape, {.recompute = recompute});
     nn::initialise(model_->params, precision, 1);
     for (nn::Param& param : model_->params) {
       moments_.push_back({at::zeros_like(param.master), at::zeros_like(param.master)});
@@ -91,6 +91,7 @@ class Ours {
     context.gradient_scale = 1.0 / static_cast<double>(size_.batch * size_.sequence);
     nn::Tape tape;
     model_->forward({ids_.narrow(1, 0, size_.sequence).contiguous()}, context, &tape);
+    kept_bytes_ = tape.bytes();
     const auto forward = Clock::now();
     model_->backward(context, tape);
     const auto backward = Clock::now();
@@ -105,8 +106,9 @@ class Ours {
   double loss() const { return loss_; }
   std::int64_t parameters() const { return model_->params.elements(); }
   std::string breakdown() const {
-    return fmt::format("forward {:.1f} ms, backward {:.1f} ms, update {:.1f} ms", forward_.median() * 1e3,
-                       backward_.median() * 1e3, update_.median() * 1e3);
+    return fmt::format("forward {:.1f} ms, backward {:.1f} ms, update {:.1f} ms; {:.0f} MB kept for backward",
+                       forward_.median() * 1e3, backward_.median() * 1e3, update_.median() * 1e3,
+                       static_cast<double>(kept_bytes_) / 1e6);
   }
 
  private:
@@ -128,7 +130,7 @@ class Ours {
   std::unique_ptr<models::Model> model_;
   std::vector<std::pair<at::Tensor, at::Tensor>> moments_;
   at::Tensor ids_;
-  std::int64_t steps_ = 0;
+  std::int64_t steps_ = 0, kept_bytes_ = 0;
   double loss_ = 0;
   Times forward_, backward_, update_;
 };
@@ -276,6 +278,7 @@ struct Options {
   std::string precision, python;
   int threads = 2, rounds = 7, steps = 3;
   bool compile = true;
+  nn::Recompute recompute;
 };
 
 std::string cell(const Times& times, double tokens) {
@@ -289,7 +292,7 @@ void compare(const Size& size, const std::string& precision, const Options& opti
   const double start_mb = status_mb("VmRSS");
   const auto kind = precision == "bf16" ? nn::Precision::kBf16 : nn::Precision::kFp32;
   const double tokens = static_cast<double>(size.batch * size.sequence);
-  Ours ours(size, kind);
+  Ours ours(size, kind, options.recompute);
   for (int i = 0; i < 2; ++i) ours.step();
   const double memory_mb = status_mb("VmHWM") - start_mb;  // before the limit's own arrays
   Products products(size, nn::compute_type(kind));
@@ -359,6 +362,14 @@ int main(int count, char** words) try {
   app.add_option("--rounds", options.rounds, "turns of each side")->capture_default_str();
   app.add_option("--steps", options.steps, "steps in a turn")->capture_default_str();
   app.add_flag("!--no-compile", options.compile, "leave out torch.compile");
+  app.add_option("--recompute", options.recompute.kind,
+                 "none, selective, full, every or sqrt: what backward makes again")
+      ->transform(
+          CLI::CheckedTransformer(std::map<std::string, nn::RecomputeKind>{{"none", nn::RecomputeKind::kNone},
+                                                                           {"selective", nn::RecomputeKind::kSelective},
+                                                                           {"full", nn::RecomputeKind::kFull},
+                                                                           {"every", nn::RecomputeKind::kEvery},
+                                                                           {"sqrt", nn::RecomputeKind::kSqrt}}));
   CLI11_PARSE(app, count, words);
   std::vector<Size> sizes(std::begin(kSizes), std::end(kSizes));
   if (options.size.layers > 0) sizes = {options.size};
