@@ -20,9 +20,9 @@ struct Dropout {
   double p = 0;   ///< in [0, 1): the share that falls; the rest is divided by 1 - p
 };
 
-/// x [rows, width] in place, any stride between rows; what falls is 0, whatever it was. `row_index` int64 [rows] numbers the rows globally: the coin of (r, c) is number
-/// row_index[r] * columns_total + first_column + c, so that a slice of the columns draws its own coins.
-/// The backward pass is the same call on the gradient.
+/// x [rows, width] in place, any stride between rows; what falls is 0, whatever it was. `row_index` int64 [rows]
+/// numbers the rows globally: the coin of (r, c) is number row_index[r] * columns_total + first_column + c, so that a
+/// slice of the columns draws its own coins. The backward pass is the same call on the gradient.
 void dropout_(at::Tensor& x, const Dropout& dropout, const at::Tensor& row_index, std::int64_t first_column,
               std::int64_t columns_total);
 

@@ -2,8 +2,8 @@
 // follow.
 //
 // x is [.., width], contiguous rows with any one stride between them; float, double, bfloat16 or half, and so are the
-// other tensors of its shape. Weights are of x's type or float. Statistics are float (double for double) and computed in
-// two passes over a row that is in the cache. Sums over rows (gradients of weights) have a fixed order, whatever the
+// other tensors of its shape. Weights are of x's type or float. Statistics are float (double for double) and computed
+// in two passes over a row that is in the cache. Sums over rows (gradients of weights) have a fixed order, whatever the
 // number of threads.
 // Depends on: base.
 #pragma once
@@ -25,8 +25,8 @@ struct Norm {
 
 /// y = norm(x) * weight + bias. `weight`, `bias` may be undefined. `mean` (layer norm only; may be undefined otherwise)
 /// and `rstd` are float (double) [rows]; undefined tensors are not written (inference).
-/// With `residual` defined: sum = x + residual is written to `sum` first and normalised instead of x, in one pass; sum may
-/// be x or the residual. y may be x (or the sum, where nobody needs that).
+/// With `residual` defined: sum = x + residual is written to `sum` first and normalised instead of x, in one pass; sum
+/// may be x or the residual. y may be x (or the sum, where nobody needs that).
 struct NormForward {
   const at::Tensor& x;
   const at::Tensor& residual;
@@ -40,8 +40,8 @@ struct NormForward {
 void norm_forward(const NormForward& call, const Norm& norm);
 
 /// dx = the gradient through the normalisation, plus `dsum` where that is defined (the gradient that the residual
-/// stream brings along); dx may be dsum, dy or x. `dweight`, `dbias` float (double) [width] are added to; undefined ones
-/// are left out.
+/// stream brings along); dx may be dsum, dy or x. `dweight`, `dbias` float (double) [width] are added to; undefined
+/// ones are left out.
 struct NormBackward {
   const at::Tensor& dy;
   const at::Tensor& x;  ///< what was normalised
