@@ -88,12 +88,18 @@ void describe(config::Section<Recipe>& section) {
   section.section("run", &Recipe::run);
   section.section("comm", &Recipe::comm);
   section.section("emulated", &Recipe::emulated);
+  section.section("optim", &Recipe::optim);
+  section.section("schedule", &Recipe::schedule);
+  section.section("batch", &Recipe::batch);
+  section.section("precision", &Recipe::precision);
   section.section("log", &Recipe::log);
 }
 
 std::vector<config::Problem> find_problems(const Recipe& recipe) {
   std::vector<config::Problem> problems;
-  const auto& [run, comm, emulated, log] = recipe;
+  const RunConfig& run = recipe.run;
+  const CommConfig& comm = recipe.comm;
+  const EmulatedConfig& emulated = recipe.emulated;
   if (run.name.empty() || run.name.find('/') != std::string::npos || run.name == "." || run.name == "..") {
     problems.push_back({.key = "run.name",
                         .reason = fmt::format("\"{}\" cannot be the name of a folder", run.name),
@@ -124,6 +130,10 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
                         .reason = fmt::format("is given, but comm.transport = \"{}\" does not use it",
                                               name_in<Transport>(kTransports, comm.transport)),
                         .hint = "set comm.transport = \"emulated\""});
+  }
+  for (const auto& found :
+       {find_problems(recipe.optim), find_problems(recipe.schedule, recipe.batch), find_problems(recipe.precision)}) {
+    problems.insert(problems.end(), found.begin(), found.end());
   }
   return problems;
 }

@@ -5,6 +5,7 @@
 //
 // To add a section: one struct with its defaults, one describe(), a line in describe(Section<Recipe>&); what must hold
 // between values goes into find_problems(). `trireme recipe docs` then lists it by itself.
+// Sections of training stand in optim.h and pace.h.
 // Depends on: base (config, log, units).
 #pragma once
 
@@ -18,6 +19,8 @@
 
 #include "trireme/base/config.h"
 #include "trireme/base/log.h"
+#include "trireme/spec/optim.h"
+#include "trireme/spec/pace.h"
 
 namespace trireme::spec {
 
@@ -73,6 +76,10 @@ struct Recipe {
   RunConfig run;
   CommConfig comm;
   EmulatedConfig emulated;
+  OptimConfig optim;
+  ScheduleConfig schedule;
+  BatchConfig batch;
+  PrecisionConfig precision;
   LogConfig log;
   bool operator==(const Recipe&) const = default;
 };

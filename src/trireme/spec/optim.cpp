@@ -1,0 +1,193 @@
+#include "trireme/spec/optim.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace trireme::spec {
+namespace {
+
+constexpr Named<OptimizerKind> kOptimizers[] = {
+    {"sgd", OptimizerKind::kSgd},     {"adagrad", OptimizerKind::kAdagrad}, {"adam", OptimizerKind::kAdam},
+    {"adamw", OptimizerKind::kAdamw}, {"lamb", OptimizerKind::kLamb},       {"lars", OptimizerKind::kLars},
+};
+constexpr Named<Precision> kPrecisions[] = {
+    {"fp32", Precision::kFp32},
+    {"bf16", Precision::kBf16},
+    {"fp16", Precision::kFp16},
+    {"fp64", Precision::kFp64},
+};
+
+bool has_momentum(OptimizerKind kind) { return kind == OptimizerKind::kSgd || kind == OptimizerKind::kLars; }
+bool has_betas(OptimizerKind kind) {
+  return kind == OptimizerKind::kAdam || kind == OptimizerKind::kAdamw || kind == OptimizerKind::kLamb;
+}
+
+/// "optim.momentum is given, but ...": a key that is given and then ignored lets people compare the wrong things.
+config::Problem unused(const std::string& key, OptimizerKind kind, std::string_view users) {
+  return {.key = "optim." + key,
+          .reason = fmt::format("is given, but optim.kind = \"{}\" does not use it",
+                                name_in<OptimizerKind>(kOptimizers, kind)),
+          .hint = fmt::format("leave it out, or set optim.kind = \"{}\"", users)};
+}
+
+}  // namespace
+
+std::span<const Named<OptimizerKind>> enum_names(std::type_identity<OptimizerKind>) { return kOptimizers; }
+std::span<const Named<Precision>> enum_names(std::type_identity<Precision>) { return kPrecisions; }
+
+void describe(config::Section<ParamGroup>& section) {
+  section.meaning("parameters that are updated differently; the first group whose pattern matches a name counts");
+  section.field("pattern", &ParamGroup::pattern, "names of parameters: '*' is any text, '?' any letter").required();
+  section.field("rate", &ParamGroup::rate, "the learning rate is multiplied by it").at_least(0);
+  section
+      .field("weight_decay", &ParamGroup::weight_decay,
+             "in place of optim.weight_decay, for all that match, biases and norms too")
+      .at_least(0);
+}
+
+void describe(config::Section<OptimConfig>& section) {
+  section.meaning("the rule by which gradients change weights");
+  section.field("kind", &OptimConfig::kind, "the optimizer");
+  section.field("learning_rate", &OptimConfig::learning_rate, "the rate after warm-up, before any decay").at_least(0);
+  section
+      .field("weight_decay", &OptimConfig::weight_decay,
+             "of matrices; biases and norms have none. adamw and lamb shrink the weight itself, the others add it to "
+             "the gradient")
+      .at_least(0);
+  section.field("beta1", &OptimConfig::beta1, "adam, adamw, lamb: how much of the mean gradient is kept each step")
+      .range(0, 0.999999);
+  section.field("beta2", &OptimConfig::beta2, "adam, adamw, lamb: how much of the mean square is kept each step")
+      .range(0, 0.999999);
+  section
+      .field("epsilon", &OptimConfig::epsilon,
+             "added to the root of the mean square; unset: 1e-8 for adam and adamw, 1e-6 for lamb, 1e-10 for adagrad")
+      .above(0);
+  section.field("momentum", &OptimConfig::momentum, "sgd, lars: how much of the velocity is kept each step")
+      .range(0, 0.999999);
+  section.field("nesterov", &OptimConfig::nesterov, "sgd: take the gradient's step from where momentum leads");
+  section.field("trust", &OptimConfig::trust, "lars: length of an update, as a part of the weight's").above(0);
+  section.field("clip", &OptimConfig::clip, "the gradient's norm over all parameters is kept below it; 0: not clipped")
+      .at_least(0);
+  section.tables("groups", &OptimConfig::groups);
+}
+
+void describe(config::Section<LossScaleConfig>& section) {
+  section.meaning("the loss is multiplied by it before backward, so that small gradients survive fp16");
+  section.field("initial", &LossScaleConfig::initial, "where it starts").above(0);
+  section.field("growth", &LossScaleConfig::growth, "factor after so many good steps").at_least(1);
+  section.field("backoff", &LossScaleConfig::backoff, "factor when a gradient overflows; that step is skipped")
+      .range(1e-6, 0.999999);
+  section.field("interval", &LossScaleConfig::interval, "good steps in a row before it grows")
+      .unit(Unit::kCount)
+      .at_least(1);
+  section.field("minimum", &LossScaleConfig::minimum, "overflow at this scale is an error").above(0);
+  section.field("maximum", &LossScaleConfig::maximum, "it does not grow beyond this").above(0);
+}
+
+void describe(config::Section<PrecisionConfig>& section) {
+  section.meaning("the numbers that are computed with");
+  section.field("compute", &PrecisionConfig::compute,
+                "of weights and activations; the optimizer keeps fp32 masters of bf16 and fp16 weights");
+  section.section("loss_scale", &PrecisionConfig::loss_scale);
+}
+
+std::vector<config::Problem> find_problems(const OptimConfig& optim) {
+  std::vector<config::Problem> problems;
+  const OptimConfig defaults;
+  if (!has_momentum(optim.kind) && optim.momentum != defaults.momentum) {
+    problems.push_back(unused("momentum", optim.kind, "sgd"));
+  }
+  if (!has_betas(optim.kind)) {
+    if (optim.beta1 != defaults.beta1) problems.push_back(unused("beta1", optim.kind, "adamw"));
+    if (optim.beta2 != defaults.beta2) problems.push_back(unused("beta2", optim.kind, "adamw"));
+  }
+  if (has_momentum(optim.kind) && optim.epsilon) problems.push_back(unused("epsilon", optim.kind, "adamw"));
+  if (optim.kind != OptimizerKind::kLars && optim.trust != defaults.trust) {
+    problems.push_back(unused("trust", optim.kind, "lars"));
+  }
+  if (optim.nesterov && optim.kind != OptimizerKind::kSgd) {
+    problems.push_back(unused("nesterov", optim.kind, "sgd"));
+  } else if (optim.nesterov && optim.momentum == 0) {
+    problems.push_back({.key = "optim.nesterov",
+                        .reason = "looks ahead along the momentum, but optim.momentum = 0",
+                        .hint = "set optim.momentum = 0.9"});
+  }
+  return problems;
+}
+
+std::vector<config::Problem> find_problems(const OptimConfig& optim, std::span<const std::string> parameters) {
+  std::vector<config::Problem> problems;
+  for (std::size_t i = 0; i < optim.groups.size(); ++i) {
+    const std::string& pattern = optim.groups[i].pattern;
+    if (std::ranges::any_of(parameters, [&](const std::string& name) { return matches(pattern, name); })) continue;
+    problems.push_back(
+        {.key = fmt::format("optim.groups.{}.pattern", i),
+         .reason = fmt::format("\"{}\" matches none of {}{}", pattern, counted(parameters.size(), "parameter"),
+                               did_you_mean(pattern, parameters)),
+         .hint = parameters.empty() ? "" : fmt::format("a name is \"{}\"", parameters.front())});
+  }
+  return problems;
+}
+
+std::vector<config::Problem> find_problems(const PrecisionConfig& precision) {
+  std::vector<config::Problem> problems;
+  const LossScaleConfig& scale = precision.loss_scale;
+  if (precision.compute != Precision::kFp16 && scale != LossScaleConfig{}) {
+    problems.push_back({.key = "precision.loss_scale",
+                        .reason = fmt::format("is given, but precision.compute = \"{}\" needs none",
+                                              name_in<Precision>(kPrecisions, precision.compute)),
+                        .hint = "set precision.compute = \"fp16\""});
+  }
+  if (scale.initial < scale.minimum || scale.initial > scale.maximum) {
+    problems.push_back(
+        {.key = "precision.loss_scale.initial",
+         .reason = fmt::format("is {}, outside of {} to {}", scale.initial, scale.minimum, scale.maximum),
+         .hint = fmt::format("set precision.loss_scale.initial = {}",
+                             scale.initial < scale.minimum ? scale.minimum : scale.maximum)});
+  }
+  return problems;
+}
+
+double epsilon_of(const OptimConfig& optim) {
+  if (optim.epsilon) return *optim.epsilon;
+  if (optim.kind == OptimizerKind::kAdagrad) return 1e-10;
+  return optim.kind == OptimizerKind::kLamb ? 1e-6 : 1e-8;
+}
+
+int moments_of(const OptimConfig& optim) {
+  if (has_betas(optim.kind)) return 2;
+  return optim.kind == OptimizerKind::kSgd && optim.momentum == 0 ? 0 : 1;
+}
+
+bool matches(std::string_view pattern, std::string_view name) {
+  // After a '*' the rest is tried at every place; only the last '*' ever needs to be tried again.
+  std::size_t p = 0, n = 0, star = std::string_view::npos, resume = 0;
+  while (n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      resume = n;
+    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == name[n])) {
+      ++p, ++n;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      n = ++resume;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+ParamRule rule_for(const OptimConfig& optim, std::string_view name, bool decays) {
+  const double by_rule = decays ? optim.weight_decay : 0;
+  for (const ParamGroup& group : optim.groups) {
+    if (matches(group.pattern, name)) {
+      return {.rate = group.rate, .weight_decay = group.weight_decay.value_or(by_rule)};
+    }
+  }
+  return {.rate = 1, .weight_decay = by_rule};
+}
+
+}  // namespace trireme::spec

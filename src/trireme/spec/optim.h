@@ -1,0 +1,102 @@
+// spec/optim.h -- how weights are updated: the optimizer, its groups of parameters, and the numbers it computes with.
+//
+//   [optim]                          [[optim.groups]]             [precision]
+//   kind = "adamw"                   pattern = "*.embedding"      compute = "bf16"
+//   learning_rate = 6e-4             rate = 0.5
+//
+// Values and counting only: the planner asks here what an optimizer keeps for each parameter; the optim room updates.
+// How rate and batch change while training is in pace.h.
+// Depends on: base (config).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "trireme/base/config.h"
+
+namespace trireme::spec {
+
+enum class OptimizerKind : std::uint8_t {
+  kSgd,      ///< with momentum, perhaps Nesterov's
+  kAdagrad,  ///< Duchi et al. 2011
+  kAdam,     ///< Kingma, Ba 2014; decay is added to the gradient
+  kAdamw,    ///< Loshchilov, Hutter 2017; decay shrinks the weight itself
+  kLamb,     ///< You et al. 2019: Adam with a rate for each parameter, from its norms
+  kLars,     ///< You et al. 2017: momentum with a rate for each parameter, from its norms
+};
+std::span<const Named<OptimizerKind>> enum_names(std::type_identity<OptimizerKind>);
+
+/// Parameters whose names match, and what is different for them. The first group that matches counts.
+struct ParamGroup {
+  std::string pattern;                 ///< '*' stands for any text, '?' for any letter
+  double rate = 1;                     ///< the learning rate is multiplied by it
+  std::optional<double> weight_decay;  ///< given: for all that match, biases and norms too
+  bool operator==(const ParamGroup&) const = default;
+};
+
+/// [optim]
+struct OptimConfig {
+  OptimizerKind kind = OptimizerKind::kAdamw;
+  double learning_rate = 3e-4;
+  double weight_decay = 0;
+  double beta1 = 0.9, beta2 = 0.999;
+  std::optional<double> epsilon;  ///< unset: epsilon_of()
+  double momentum = 0.9;
+  bool nesterov = false;
+  double trust = 0.001;
+  double clip = 0;
+  std::vector<ParamGroup> groups;
+  bool operator==(const OptimConfig&) const = default;
+};
+
+/// What a run computes with: fp32 masters and compute copies of the type (fp64 masters for fp64).
+enum class Precision : std::uint8_t { kFp32, kBf16, kFp16, kFp64 };
+std::span<const Named<Precision>> enum_names(std::type_identity<Precision>);
+
+/// [precision.loss_scale]: fp16 only.
+struct LossScaleConfig {
+  double initial = 65536;
+  double growth = 2, backoff = 0.5;
+  std::int64_t interval = 2000;
+  double minimum = 1, maximum = 16777216;  // 2^24
+  bool operator==(const LossScaleConfig&) const = default;
+};
+
+/// [precision]
+struct PrecisionConfig {
+  Precision compute = Precision::kFp32;
+  LossScaleConfig loss_scale;
+  bool operator==(const PrecisionConfig&) const = default;
+};
+
+void describe(config::Section<ParamGroup>& section);
+void describe(config::Section<OptimConfig>& section);
+void describe(config::Section<LossScaleConfig>& section);
+void describe(config::Section<PrecisionConfig>& section);
+
+std::vector<config::Problem> find_problems(const OptimConfig& optim);
+std::vector<config::Problem> find_problems(const PrecisionConfig& precision);
+/// Patterns that match none of a model's parameters: all of its names, not those that one rank holds.
+std::vector<config::Problem> find_problems(const OptimConfig& optim, std::span<const std::string> parameters);
+
+/// What was given, or what the optimizer's authors take: 1e-8 for Adam, 1e-6 for LAMB, 1e-10 for Adagrad.
+double epsilon_of(const OptimConfig& optim);
+/// Numbers of the master's type that the optimizer keeps for every number of a trainable parameter.
+int moments_of(const OptimConfig& optim);
+/// Whether `name` is what `pattern` describes.
+bool matches(std::string_view pattern, std::string_view name);
+
+/// What holds for one parameter.
+struct ParamRule {
+  double rate = 1, weight_decay = 0;
+  bool operator==(const ParamRule&) const = default;
+};
+/// `decays`: it is a matrix, no bias or norm.
+ParamRule rule_for(const OptimConfig& optim, std::string_view name, bool decays);
+
+}  // namespace trireme::spec
