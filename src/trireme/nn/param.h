@@ -2,7 +2,7 @@
 //
 // Layers compute with `value`, in the run's compute type. The optimizer updates `master`, in float (double), which is
 // the same tensor where the types agree. Gradients are summed over microbatches in the master's type.
-// Depends on: base, layout.
+// Depends on: base, layout, spec (which precisions there are).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "trireme/layout/placement.h"
+#include "trireme/spec/optim.h"
 
 namespace trireme::nn {
 
@@ -61,8 +62,7 @@ class Params {
   std::deque<Param> params_;
 };
 
-/// What numbers a run computes with: fp32 masters and compute copies of the type (fp64 masters for fp64).
-enum class Precision : std::uint8_t { kFp32, kBf16, kFp16, kFp64 };
+using spec::Precision;
 at::ScalarType compute_type(Precision precision);
 at::ScalarType master_type(Precision precision);
 

@@ -1,0 +1,34 @@
+// Adam (Kingma, Ba 2014) and AdamW (Loshchilov, Hutter 2017):
+//   m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,  w <- w - rate (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps).
+// Adam adds decay times w to g; AdamW takes rate times decay times w from w.
+#include "trireme/optim/optimizer.h"
+
+namespace trireme::optim {
+namespace {
+
+class Adam final : public Optimizer {
+ public:
+  Adam(const spec::OptimConfig& config, nn::Params& params) : Optimizer(config, params, {"m", "v"}) {}
+
+ private:
+  void update(std::span<Slot> slots, const StepOptions& options) override {
+    for (Slot& slot : slots) {
+      kernels::adamw_update(tensors(slot, options), slot.moments[0], slot.moments[1],
+                            {.learning_rate = options.learning_rate * slot.rate,
+                             .weight_decay = slot.weight_decay,
+                             .beta1 = config().beta1,
+                             .beta2 = config().beta2,
+                             .epsilon = spec::epsilon_of(config()),
+                             .step = steps(),
+                             .decoupled = config().kind == spec::OptimizerKind::kAdamw});
+    }
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_adam(const spec::OptimConfig& config, nn::Params& params) {
+  return std::make_unique<Adam>(config, params);
+}
+
+}  // namespace trireme::optim

@@ -1,0 +1,52 @@
+#include "trireme/optim/gradients.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/kernels/update.h"
+
+namespace trireme::optim {
+
+void require_gradients(const nn::Params& params) {
+  std::vector<std::string> missing;
+  for (const nn::Param& param : params) {
+    if (param.trainable && (param.gradient_empty || !param.gradient.defined())) missing.push_back(param.name);
+  }
+  if (missing.empty()) return;
+  const std::size_t count = missing.size();
+  if (count > 8) {
+    missing.resize(7);
+    missing.push_back(fmt::format("{} more", count - 7));
+  }
+  throw ConfigError(fmt::format("{} no gradient in this step: {}", count == 1 ? "a parameter has" : "parameters have",
+                                listed(missing)),
+                    "freeze what the loss does not depend on (Param::trainable = false)");
+}
+
+std::vector<double> gradient_squares(const nn::Params& params) {
+  require_gradients(params);
+  std::vector<double> squares;
+  for (const nn::Param& param : params) {
+    if (param.trainable) squares.push_back(kernels::sum_of_squares(param.gradient));
+  }
+  return squares;
+}
+
+double clip_factor(double norm, double clip) { return clip > 0 && norm > clip ? clip / norm : 1; }
+
+std::vector<std::string> not_finite(const nn::Params& params, std::span<const double> squares) {
+  std::vector<std::string> names;
+  std::size_t i = 0;
+  for (const nn::Param& param : params) {
+    if (!param.trainable) continue;
+    TRIREME_CHECK(i < squares.size(), "{} sums for more trainable parameters", squares.size());
+    if (!std::isfinite(squares[i++])) names.push_back(param.name);
+  }
+  return names;
+}
+
+}  // namespace trireme::optim

@@ -1,0 +1,28 @@
+// optim/gradients.h -- what is asked of all gradients together before a step: are they there, how long are they.
+//
+// Clipping is no pass of its own: the norm gives a factor, and the update multiplies by it. Numbers that are not finite
+// show in the norm.
+// Depends on: base, kernels, nn.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "trireme/nn/param.h"
+
+namespace trireme::optim {
+
+/// A ConfigError that names the trainable parameters without a gradient.
+void require_gradients(const nn::Params& params);
+
+/// The sum of squares of each trainable parameter's gradient, in their order; the same for any number of threads.
+std::vector<double> gradient_squares(const nn::Params& params);
+
+/// What gradients of this norm are multiplied by to have at most `clip`; 1 when they have, or when `clip` is 0.
+double clip_factor(double norm, double clip);
+
+/// The trainable parameters whose squares are not finite.
+std::vector<std::string> not_finite(const nn::Params& params, std::span<const double> squares);
+
+}  // namespace trireme::optim

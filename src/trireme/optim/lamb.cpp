@@ -1,0 +1,53 @@
+// LAMB (You et al. 2019, algorithm 2): u is Adam's direction, its bias corrected, plus decay times w;
+//   w <- w - rate (|w| / |u|) u,
+// norms over the whole parameter, their ratio 1 where one of them is zero. Biases and norms take u as it is.
+#include <ATen/ops/empty_like.h>
+
+#include "trireme/optim/optimizer.h"
+
+namespace trireme::optim {
+namespace {
+
+class Lamb final : public Optimizer {
+ public:
+  Lamb(const spec::OptimConfig& config, nn::Params& params) : Optimizer(config, params, {"m", "v"}) {}
+
+ private:
+  void update(std::span<Slot> slots, const StepOptions& options) override {
+    // All directions first, so that ranks sum all norms in one exchange; each lies where its gradient was.
+    const std::size_t count = slots.size();
+    std::vector<double> squares(2 * count);
+    std::vector<at::Tensor> directions(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      Slot& slot = slots[i];
+      const bool in_place = slot.param.gradient.scalar_type() == slot.param.master.scalar_type();
+      directions[i] = in_place ? slot.param.gradient : at::empty_like(slot.param.master);
+      const kernels::NormPair norms =
+          kernels::lamb_direction(tensors(slot, options), slot.moments[0], slot.moments[1], directions[i],
+                                  {.learning_rate = options.learning_rate,
+                                   .weight_decay = slot.weight_decay,
+                                   .beta1 = config().beta1,
+                                   .beta2 = config().beta2,
+                                   .epsilon = spec::epsilon_of(config()),
+                                   .step = steps()});
+      squares[i] = norms.weight_squared;
+      squares[count + i] = norms.update_squared;
+    }
+    if (options.across != nullptr && options.across->sum_parts) options.across->sum_parts(squares);
+    for (std::size_t i = 0; i < count; ++i) {
+      const double ratio =
+          slots[i].adapts ? kernels::lamb_ratio({.weight_squared = squares[i], .update_squared = squares[count + i]})
+                          : 1;
+      kernels::apply_direction(tensors(slots[i], options), directions[i],
+                               options.learning_rate * slots[i].rate * ratio);
+    }
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_lamb(const spec::OptimConfig& config, nn::Params& params) {
+  return std::make_unique<Lamb>(config, params);
+}
+
+}  // namespace trireme::optim

@@ -1,0 +1,80 @@
+#include "trireme/optim/optimizer.h"
+
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/config.h"
+#include "trireme/base/error.h"
+#include "trireme/nn/state.h"
+#include "trireme/optim/gradients.h"
+
+namespace trireme::optim {
+namespace {
+
+struct Maker {
+  spec::OptimizerKind kind;
+  std::unique_ptr<Optimizer> (*make)(const spec::OptimConfig& config, nn::Params& params);
+};
+constexpr Maker kMakers[] = {
+    {spec::OptimizerKind::kSgd, make_sgd},   {spec::OptimizerKind::kAdagrad, make_adagrad},
+    {spec::OptimizerKind::kAdam, make_adam}, {spec::OptimizerKind::kAdamw, make_adam},
+    {spec::OptimizerKind::kLamb, make_lamb}, {spec::OptimizerKind::kLars, make_lars},
+};
+
+}  // namespace
+
+Optimizer::Optimizer(const spec::OptimConfig& config, nn::Params& params, std::vector<std::string> moment_names)
+    : config_(config), params_(params), moment_names_(std::move(moment_names)) {
+  for (nn::Param& param : params_) {
+    if (!param.trainable) continue;
+    TRIREME_CHECK(param.master.defined() && param.value.defined(), "{} has no memory yet", param.name);
+    TRIREME_CHECK(param.value.numel() == param.master.numel(), "{}: a copy of {} numbers for a master of {}",
+                  param.name, param.value.numel(), param.master.numel());
+    const spec::ParamRule rule = spec::rule_for(config_, param.name, param.decay);
+    Slot& slot = slots_.emplace_back(Slot{param, rule.rate, rule.weight_decay, param.decay, {}});
+    for (std::size_t i = 0; i < moment_names_.size(); ++i) slot.moments.push_back(at::zeros_like(param.master));
+  }
+}
+
+void Optimizer::step(const StepOptions& options) {
+  require_gradients(params_);
+  ++steps_;
+  update(slots_, options);
+  for (Slot& slot : slots_) {
+    ++slot.param.version;
+    slot.param.gradient_empty = true;
+  }
+}
+
+void Optimizer::add_state(nn::State& state) {
+  state.add_value(
+      "optim/steps", [this] { return nlohmann::ordered_json(steps_); },
+      [this](const nlohmann::ordered_json& value) { steps_ = value.get<std::int64_t>(); });
+  for (std::size_t i = 0; i < moment_names_.size(); ++i) {
+    for (Slot& slot : slots_) {
+      state.add(fmt::format("optim/{}/{}", moment_names_[i], slot.param.name), slot.moments[i], slot.param.placement);
+    }
+  }
+}
+
+kernels::UpdateTensors Optimizer::tensors(Slot& slot, const StepOptions& options) {
+  nn::Param& param = slot.param;
+  return {.weight = param.master,
+          .gradient = param.gradient,
+          .low = param.value.is_same(param.master) ? no_copy_ : param.value,
+          .gradient_scale = options.gradient_scale};
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const spec::OptimConfig& config, nn::Params& params) {
+  if (auto problems = spec::find_problems(config); !problems.empty()) {
+    throw config::ProblemsError("the optimizer's configuration", std::move(problems));
+  }
+  for (const Maker& maker : kMakers) {
+    if (maker.kind == config.kind) return maker.make(config, params);
+  }
+  throw InternalError("an optimizer of this kind is not in the table");
+}
+
+}  // namespace trireme::optim

@@ -1,0 +1,101 @@
+// optim/optimizer.h -- an optimizer: what it keeps for every trainable parameter, and one step with it.
+//
+//   auto optimizer = make_optimizer(recipe.optim, params);
+//   optimizer->step({.learning_rate = pace.learning_rate, .gradient_scale = scale});
+//
+// Steps run kernels/update.h: each parameter's master, moments and compute copy are read and written once. Moments have
+// the master's type and placement. Whether a step is taken at all, and clipping, are decided before: update.h.
+// To add an optimizer: its kind in spec/optim.h, one file with a class and its make_ function, one line in the table of
+// optimizer.cpp; the tests in tests/optim then run it through everything that holds for all.
+// Depends on: base, spec, kernels, nn.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "trireme/kernels/update.h"
+#include "trireme/nn/param.h"
+#include "trireme/spec/optim.h"
+
+namespace trireme::nn {
+class State;
+}
+
+namespace trireme::optim {
+
+/// What a rank cannot know alone. Left empty, it holds every parameter whole, and all of them.
+struct AcrossRanks {
+  /// Sums of squares over a rank's part of each trainable parameter become those over the whole parameter, in place.
+  /// Number i belongs to trainable parameter i modulo their count. Every rank calls it equally often.
+  std::function<void(std::span<double> squares)> sum_parts;
+  /// A number over this rank's parameters becomes that over all parameters: the other pipeline stages'.
+  std::function<double(double sum)> sum_stages;
+};
+
+struct StepOptions {
+  double learning_rate = 0;
+  double gradient_scale = 1;  ///< gradients are multiplied by it first: clipping, loss scale, 1 / tokens
+  const AcrossRanks* across = nullptr;
+};
+
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  /// Updates every trainable parameter and marks its gradient as old. When one has no gradient, a ConfigError names it
+  /// and nothing has changed.
+  void step(const StepOptions& options);
+  /// Steps taken so far.
+  std::int64_t steps() const { return steps_; }
+  const spec::OptimConfig& config() const { return config_; }
+  nn::Params& params() { return params_; }
+
+  /// "optim/steps", and "optim/MOMENT/PARAMETER" for every moment of every trainable parameter.
+  void add_state(nn::State& state);
+
+ protected:
+  /// A trainable parameter and what is kept for it.
+  struct Slot {
+    nn::Param& param;
+    double rate = 1, weight_decay = 0;
+    bool adapts = true;  ///< LAMB and LARS give it a rate of its own: matrices yes, biases and norms no
+    std::vector<at::Tensor> moments;
+  };
+
+  /// `params` are borrowed, and allocated already. Moments start at zero.
+  Optimizer(const spec::OptimConfig& config, nn::Params& params, std::vector<std::string> moment_names);
+
+  /// What the kernels take.
+  kernels::UpdateTensors tensors(Slot& slot, const StepOptions& options);
+
+ private:
+  /// steps() already counts the one that is asked for.
+  virtual void update(std::span<Slot> slots, const StepOptions& options) = 0;
+
+  spec::OptimConfig config_;
+  nn::Params& params_;
+  std::vector<std::string> moment_names_;
+  std::vector<Slot> slots_;
+  at::Tensor no_copy_;  // undefined: where the master itself is computed with
+  std::int64_t steps_ = 0;
+};
+
+/// The one that the recipe names. ConfigError when the recipe's values do not go together.
+std::unique_ptr<Optimizer> make_optimizer(const spec::OptimConfig& config, nn::Params& params);
+
+// One in each file.
+std::unique_ptr<Optimizer> make_sgd(const spec::OptimConfig& config, nn::Params& params);
+std::unique_ptr<Optimizer> make_adagrad(const spec::OptimConfig& config, nn::Params& params);
+std::unique_ptr<Optimizer> make_adam(const spec::OptimConfig& config, nn::Params& params);  // and AdamW
+std::unique_ptr<Optimizer> make_lamb(const spec::OptimConfig& config, nn::Params& params);
+std::unique_ptr<Optimizer> make_lars(const spec::OptimConfig& config, nn::Params& params);
+
+}  // namespace trireme::optim

@@ -1,0 +1,34 @@
+// optim/update.h -- from gradients to new weights: are they finite, how long are they, one step.
+//
+//   const UpdateResult result = update(*optimizer, {.learning_rate = pace.learning_rate, .gradient_scale = 1.0 /
+//   tokens,
+//                                                   .loss_scale = &loss_scale});
+//
+// Reads each gradient once for the norm; everything that scales it (loss scale, 1 / tokens, clipping) is one factor
+// that the optimizer's pass multiplies by.
+// Depends on: base, spec, nn.
+#pragma once
+
+#include "trireme/optim/loss_scale.h"
+#include "trireme/optim/optimizer.h"
+
+namespace trireme::optim {
+
+struct UpdateOptions {
+  double learning_rate = 0;
+  double gradient_scale = 1;        ///< without the loss scale
+  LossScale* loss_scale = nullptr;  ///< what the loss was multiplied by: fp16
+  const AcrossRanks* across = nullptr;
+};
+
+struct UpdateResult {
+  bool taken = true;         ///< false: a gradient overflowed fp16, nothing has changed
+  double gradient_norm = 0;  ///< over all parameters, unscaled, before clipping
+  double clip_factor = 1;
+};
+
+/// Clips to the optimizer's optim.clip and steps. Gradients that are not finite skip the step where the loss is scaled;
+/// elsewhere an Error names their parameters, and nothing has changed.
+UpdateResult update(Optimizer& optimizer, const UpdateOptions& options);
+
+}  // namespace trireme::optim
