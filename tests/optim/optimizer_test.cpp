@@ -30,6 +30,7 @@ struct Case {
   const char* name;
   OptimConfig optim;
 };
+void PrintTo(const Case& given, std::ostream* out) { *out << given.name; }
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {

@@ -195,7 +195,10 @@ TEST(BatchRamp, PositionByStretchesIsThatStepByStep) {
             ASSERT_EQ(next_change({}, batch, tokens - 1), tokens) << multiple << " " << start << " " << over;
             size = now, ++changes;
           }
-          if (at.tokens < tokens) at = after(at, pace_at({}, {}, batch, at));
+          if (at.tokens < tokens) {
+            at = after(at, pace_at({}, {}, batch, at));
+            ASSERT_EQ(position_at_step({}, batch, at.step), at);
+          }
           ASSERT_EQ(position_at({}, batch, tokens), at) << tokens;
         }
         EXPECT_EQ(next_change({}, batch, over), std::nullopt);

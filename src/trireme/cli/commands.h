@@ -31,6 +31,8 @@ void add_probe_command(CLI::App& app, Context& context);
 void add_generate_command(CLI::App& app, Context& context);
 void add_schedule_command(CLI::App& app, Context& context);
 void add_bench_command(CLI::App& app, Context& context);
+/// Below `recipe`, which lists it.
+void add_recipe_pace(CLI::App& recipe, Context& context);
 
 /// In the order of --help.
 inline constexpr AddCommand kCommands[] = {

@@ -63,6 +63,7 @@ void add_recipe_command(CLI::App& app, Context& context) {
   add_show(*recipe, context);
   add_check(*recipe, context);
   add_docs(*recipe, context);
+  add_recipe_pace(*recipe, context);
 }
 
 }  // namespace trireme::cli

@@ -70,6 +70,21 @@ double scaling_factor(const ScheduleConfig& schedule, const BatchConfig& batch) 
   return schedule.scaling == RateScaling::kLinear ? times : std::sqrt(times);
 }
 
+/// From the start until `tokens` or `steps` are reached, whichever comes first.
+Position advance(const ScheduleConfig& schedule, const BatchConfig& batch, std::int64_t tokens, std::int64_t steps) {
+  Position position;
+  while (position.tokens < tokens && position.step < steps) {
+    const std::int64_t size = batch_at(schedule, batch, position.tokens);
+    const std::int64_t until = std::min(tokens, next_change(schedule, batch, position.tokens).value_or(tokens));
+    // The batch is decided where a step begins, so the last step of a stretch may reach beyond it.
+    const std::int64_t left = until - position.tokens;
+    const std::int64_t count = std::min(left / size + (left % size != 0 ? 1 : 0), steps - position.step);
+    position.step += count;
+    position.tokens += count * size;
+  }
+  return position;
+}
+
 }  // namespace
 
 double peak_rate(const OptimConfig& optim, const ScheduleConfig& schedule, const BatchConfig& batch) {
@@ -145,16 +160,11 @@ std::optional<std::int64_t> next_change(const ScheduleConfig& schedule, const Ba
 }
 
 Position position_at(const ScheduleConfig& schedule, const BatchConfig& batch, std::int64_t tokens) {
-  Position position;
-  while (position.tokens < tokens) {
-    const std::int64_t size = batch_at(schedule, batch, position.tokens);
-    const std::int64_t until = std::min(tokens, next_change(schedule, batch, position.tokens).value_or(tokens));
-    // The batch is decided where a step begins, so the last step of a stretch may reach beyond it.
-    const std::int64_t steps = (until - position.tokens + size - 1) / size;
-    position.step += steps;
-    position.tokens += steps * size;
-  }
-  return position;
+  return advance(schedule, batch, tokens, std::numeric_limits<std::int64_t>::max());
+}
+
+Position position_at_step(const ScheduleConfig& schedule, const BatchConfig& batch, std::int64_t step) {
+  return advance(schedule, batch, std::numeric_limits<std::int64_t>::max(), step);
 }
 
 }  // namespace trireme::spec

@@ -100,5 +100,7 @@ Position after(Position position, const Pace& pace);
 std::optional<std::int64_t> next_change(const ScheduleConfig& schedule, const BatchConfig& batch, std::int64_t tokens);
 /// Where a run stands after the step that reaches `tokens`. By stretches of equal batches, not step by step.
 Position position_at(const ScheduleConfig& schedule, const BatchConfig& batch, std::int64_t tokens);
+/// Where it stands after so many steps.
+Position position_at_step(const ScheduleConfig& schedule, const BatchConfig& batch, std::int64_t step);
 
 }  // namespace trireme::spec

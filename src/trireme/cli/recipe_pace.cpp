@@ -1,0 +1,96 @@
+// trireme recipe pace: the learning rate and batch that a recipe's run will have, step by step, without running it.
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+
+#include "trireme/base/units.h"
+#include "trireme/cli/commands.h"
+#include "trireme/cli/program.h"
+#include "trireme/cli/recipe_options.h"
+
+namespace trireme::cli {
+namespace {
+
+using spec::Position;
+
+struct Options {
+  RecipeOptions recipe;
+  std::string until;  // in the schedule's unit
+  int rows = 20;
+};
+
+/// Where the schedule itself changes its mind, in its own unit.
+std::vector<std::int64_t> bends(const spec::ScheduleConfig& schedule) {
+  std::vector<std::int64_t> places = schedule.boundaries;
+  if (schedule.warmup > 0) places.push_back(schedule.warmup);
+  if (schedule.total) places.push_back(*schedule.total);
+  if (schedule.total && schedule.decay) places.push_back(*schedule.total - *schedule.decay);
+  return places;
+}
+
+/// A quarter beyond the last change when nobody says.
+std::int64_t default_end(const spec::ScheduleConfig& schedule, const spec::BatchConfig& batch) {
+  if (schedule.total) return *schedule.total;
+  std::int64_t last = 0;
+  for (const std::int64_t place : bends(schedule)) last = std::max(last, place);
+  if (batch.over) {
+    const Position full = spec::position_at(schedule, batch, *batch.over);
+    last = std::max(last, schedule.unit == spec::ScheduleUnit::kTokens ? full.tokens : full.step);
+  }
+  return last > 0 ? last + last / 4 : 1000;
+}
+
+void print_pace(const spec::Recipe& recipe, const Options& options, std::ostream& out) {
+  const auto& schedule = recipe.schedule;
+  const auto& batch = recipe.batch;
+  const bool by_tokens = schedule.unit == spec::ScheduleUnit::kTokens;
+  const std::int64_t end = options.until.empty() ? default_end(schedule, batch) : parse_count(options.until);
+  const auto position = [&](std::int64_t place) {
+    return by_tokens ? spec::position_at(schedule, batch, place) : spec::position_at_step(schedule, batch, place);
+  };
+  std::vector<Position> positions;
+  for (int row = 0; row <= options.rows; ++row) {
+    positions.push_back(position(static_cast<std::int64_t>(static_cast<double>(end) * row / options.rows)));
+  }
+  for (const std::int64_t bend : bends(schedule)) {
+    if (bend <= end) positions.push_back(position(bend));
+  }
+  if (batch.over) positions.push_back(spec::position_at(schedule, batch, *batch.over));
+  const Position last = position(end);
+  std::erase_if(positions, [&](const Position& p) { return p.step > last.step; });
+  std::ranges::sort(positions, {}, &Position::step);
+  positions.erase(std::ranges::unique(positions).begin(), positions.end());
+
+  using Align = TextTable::Align;
+  TextTable table({{"step", Align::kRight}, {"tokens", Align::kRight}, {"batch", Align::kRight}, {"learning rate"}});
+  for (const Position& at : positions) {
+    const spec::Pace pace = spec::pace_at(recipe.optim, schedule, batch, at);
+    table.add({fmt::format("{}", at.step), short_count(static_cast<double>(at.tokens)), fmt::format("{}", pace.batch),
+               fmt::format("{:.4g}", pace.learning_rate)});
+  }
+  fmt::print(out, "{}{} steps to {} tokens\n", table.text(), last.step, short_count(static_cast<double>(last.tokens)));
+}
+
+}  // namespace
+
+void add_recipe_pace(CLI::App& recipe, Context& context) {
+  CLI::App* pace = recipe.add_subcommand(
+      "pace", "Print the learning rate and the batch over a run: at even places, and where they change their course");
+  const auto options = std::make_shared<Options>();  // shared with CLI11's callback, which outlives this function
+  options->recipe.add_to(*pace, RecipeOptions::File::kOptional);
+  pace->add_option("--until", options->until,
+                   "Where to end, in schedule.unit, e.g. 300G; not given: schedule.total, else behind the last change")
+      ->type_name("COUNT");
+  pace->add_option("--rows", options->rows, "Rows at even places")->check(CLI::Range(1, 10000))->capture_default_str();
+  pace->callback([&context, options] {
+    context.run = [&context, options] {
+      print_pace(options->recipe.load(context).value, *options, context.out);
+      return kExitFine;
+    };
+  });
+}
+
+}  // namespace trireme::cli
