@@ -14,6 +14,7 @@
 #include "tests/optim/reference.h"
 #include "tests/optim/sample_model.h"
 #include "trireme/base/error.h"
+#include "trireme/base/instruction_set.h"
 #include "trireme/layout/placing.h"
 #include "trireme/nn/state.h"
 
@@ -104,7 +105,13 @@ void expect_formula(const OptimConfig& optim, nn::Precision precision, double to
 }
 
 TEST_P(EveryOptimizer, FollowsItsFormulaInDouble) { expect_formula(GetParam().optim, nn::Precision::kFp64, 1e-13); }
-TEST_P(EveryOptimizer, FollowsItsFormulaInFloat) { expect_formula(GetParam().optim, nn::Precision::kFp32, 2e-6); }
+TEST_P(EveryOptimizer, FollowsItsFormulaInFloatOnEveryInstructionSet) {
+  for (const InstructionSet set : {InstructionSet::kPlain, InstructionSet::kV3, InstructionSet::kV4}) {
+    if (set > machine_instruction_set()) continue;
+    const UseInstructionSet use(set);
+    expect_formula(GetParam().optim, nn::Precision::kFp32, 2e-6);
+  }
+}
 // Gradients are summed in float whatever is computed with, so the masters follow as closely.
 TEST_P(EveryOptimizer, FollowsItsFormulaWithBf16Copies) {
   expect_formula(GetParam().optim, nn::Precision::kBf16, 2e-6);

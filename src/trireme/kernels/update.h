@@ -53,7 +53,8 @@ struct NormPair {
 };
 
 /// LAMB (You et al. 2019, algorithm 2), first pass: leaves m^ / (sqrt(v^) + epsilon) + decay * weight in `update`.
-/// Writes neither weight nor `low`; the learning rate and `decoupled` are not used.
+/// Writes neither weight nor `low`; the learning rate and `decoupled` are not used. `update` may be the gradient itself
+/// where it is as wide as the weight.
 NormPair lamb_direction(const UpdateTensors& tensors, at::Tensor& m, at::Tensor& v, at::Tensor& update,
                         const AdamW& options);
 /// |weight| / |update|; 1 where either is 0.
