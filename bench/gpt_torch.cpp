@@ -10,7 +10,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randint.h>
-#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,8 +24,8 @@
 
 #include "trireme/base/text.h"
 #include "trireme/device/host_memory.h"
-#include "trireme/kernels/update.h"
 #include "trireme/models/model.h"
+#include "trireme/optim/update.h"
 
 namespace {
 
@@ -76,9 +75,11 @@ class Ours {
     shape.vocabulary = size.vocabulary;
     model_ = models::build(shape, {.recompute = recompute});
     nn::initialise(model_->params, precision, 1);
-    for (nn::Param& param : model_->params) {
-      moments_.push_back({at::zeros_like(param.master), at::zeros_like(param.master)});
-    }
+    spec::OptimConfig adamw;
+    adamw.weight_decay = 0.1;
+    adamw.beta2 = 0.95;
+    adamw.clip = 0;
+    optimizer_ = optim::make_optimizer(adamw, model_->params);
     ids_ = at::randint(size.vocabulary, {size.batch, size.sequence + 1}, at::kLong);
   }
 
@@ -95,7 +96,7 @@ class Ours {
     const auto forward = Clock::now();
     model_->backward(context, tape);
     const auto backward = Clock::now();
-    update();
+    optim::update(*optimizer_, {.learning_rate = 1e-3});
     forward_.seconds.push_back(std::chrono::duration<double>(forward - begin).count());
     backward_.seconds.push_back(std::chrono::duration<double>(backward - forward).count());
     update_.seconds.push_back(seconds_since(backward));
@@ -112,25 +113,11 @@ class Ours {
   }
 
  private:
-  void update() {
-    ++steps_;
-    std::size_t i = 0;
-    for (nn::Param& param : model_->params) {
-      at::Tensor low = param.value.is_same(param.master) ? at::Tensor() : param.value;
-      const kernels::UpdateTensors tensors{.weight = param.master, .gradient = param.gradient, .low = low};
-      const kernels::AdamW adam{
-          .learning_rate = 1e-3, .weight_decay = param.decay ? 0.1 : 0.0, .beta1 = 0.9, .beta2 = 0.95, .step = steps_};
-      kernels::adamw_update(tensors, moments_[i].first, moments_[i].second, adam);
-      param.gradient_empty = true;
-      ++i;
-    }
-  }
-
   Size size_;
   std::unique_ptr<models::Model> model_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> moments_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
   at::Tensor ids_;
-  std::int64_t steps_ = 0, kept_bytes_ = 0;
+  std::int64_t kept_bytes_ = 0;
   double loss_ = 0;
   Times forward_, backward_, update_;
 };
