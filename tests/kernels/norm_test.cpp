@@ -91,6 +91,7 @@ TEST(NormKernels, AreCompiledForEachInstructionSet) {
   EXPECT_EQ(kNormPlain.lanes, 4);
   EXPECT_EQ(kNormV3.lanes, 8);
   EXPECT_EQ(kNormV4.lanes, 16);
+  EXPECT_EQ(kNormV4Bf16.lanes, 16);
 }
 #endif
 

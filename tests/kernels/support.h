@@ -53,7 +53,7 @@ inline std::vector<Precision> precisions() {
 /// Every set that this machine has and that bodies are compiled for.
 inline std::vector<InstructionSet> instruction_sets() {
   std::vector<InstructionSet> sets;
-  for (const auto set : {InstructionSet::kPlain, InstructionSet::kV3, InstructionSet::kV4}) {
+  for (const auto set : {InstructionSet::kPlain, InstructionSet::kV3, InstructionSet::kV4, InstructionSet::kV4Bf16}) {
     if (set <= machine_instruction_set()) sets.push_back(set);
   }
   return sets;

@@ -11,7 +11,7 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr Compiled<ActivationTable> kTable{kActivationPlain, kActivationV3, kActivationV4};
+constexpr Compiled<ActivationTable> kTable{kActivationPlain, kActivationV3, kActivationV4, kActivationV4Bf16};
 
 const ActivationLoops& loops(Activation kind, Element element) {
   return kTable.pick().loops[static_cast<int>(kind)][static_cast<int>(element)];

@@ -11,7 +11,7 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr Compiled<CrossEntropyTable> kTable{kCrossEntropyPlain, kCrossEntropyV3, kCrossEntropyV4};
+constexpr Compiled<CrossEntropyTable> kTable{kCrossEntropyPlain, kCrossEntropyV3, kCrossEntropyV4, kCrossEntropyV4Bf16};
 
 }  // namespace
 

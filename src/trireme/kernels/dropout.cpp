@@ -14,7 +14,7 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr Compiled<DropoutTable> kTable{kDropoutPlain, kDropoutV3, kDropoutV4};
+constexpr Compiled<DropoutTable> kTable{kDropoutPlain, kDropoutV3, kDropoutV4, kDropoutV4Bf16};
 
 }  // namespace
 

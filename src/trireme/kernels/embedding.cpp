@@ -15,7 +15,7 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr Compiled<EmbeddingTable> kTable{kEmbeddingPlain, kEmbeddingV3, kEmbeddingV4};
+constexpr Compiled<EmbeddingTable> kTable{kEmbeddingPlain, kEmbeddingV3, kEmbeddingV4, kEmbeddingV4Bf16};
 
 /// Tokens of this slice of the vocabulary, those of one row of the table together, in ascending order within.
 struct Grouped {

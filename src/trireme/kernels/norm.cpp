@@ -12,7 +12,7 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr Compiled<NormTable> kNorm{kNormPlain, kNormV3, kNormV4};
+constexpr Compiled<NormTable> kNorm{kNormPlain, kNormV3, kNormV4, kNormV4Bf16};
 
 const NormLoops& loops(const Norm& norm, Element element) {
   const NormTable& table = kNorm.pick();

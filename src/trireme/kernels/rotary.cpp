@@ -13,7 +13,7 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr Compiled<RotaryTable> kTable{kRotaryPlain, kRotaryV3, kRotaryV4};
+constexpr Compiled<RotaryTable> kTable{kRotaryPlain, kRotaryV3, kRotaryV4, kRotaryV4Bf16};
 
 void* scratch(std::int64_t bytes) {
   thread_local std::vector<char> room;

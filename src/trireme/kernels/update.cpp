@@ -14,7 +14,7 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr Compiled<UpdateTable> kTable{kUpdatePlain, kUpdateV3, kUpdateV4};
+constexpr Compiled<UpdateTable> kTable{kUpdatePlain, kUpdateV3, kUpdateV4, kUpdateV4Bf16};
 constexpr std::int64_t kBlock = std::int64_t{1} << 14;  // what one thread takes at least, and what a partial sum covers
 
 const UpdateLoops& loops(Element weight) {

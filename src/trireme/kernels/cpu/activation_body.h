@@ -64,7 +64,8 @@ struct GeluTanh {
 struct Silu {
   template <typename V>
   TRIREME_INLINE static V logistic(V x) {
-    return V::all(1) / (V::all(1) + exponential(V::all(0) - x));
+    constexpr double kMinusLog2e = -1.4426950408889634;
+    return V::all(1) / (V::all(1) + two_to(x * V::all(typename V::Scalar(kMinusLog2e))));
   }
   template <typename V>
   TRIREME_INLINE static V value(V x) {

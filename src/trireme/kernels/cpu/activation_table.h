@@ -32,6 +32,6 @@ struct ActivationLoops {
 struct ActivationTable {
   ActivationLoops loops[kActivations][kElements];
 };
-extern const ActivationTable kActivationPlain, kActivationV3, kActivationV4;
+extern const ActivationTable kActivationPlain, kActivationV3, kActivationV4, kActivationV4Bf16;
 
 }  // namespace trireme::kernels

@@ -19,6 +19,6 @@ struct CrossEntropyLoop {
 struct CrossEntropyTable {
   void (*rows[kElements])(const CrossEntropyLoop& call, std::int64_t begin_row, std::int64_t end_row);
 };
-extern const CrossEntropyTable kCrossEntropyPlain, kCrossEntropyV3, kCrossEntropyV4;
+extern const CrossEntropyTable kCrossEntropyPlain, kCrossEntropyV3, kCrossEntropyV4, kCrossEntropyV4Bf16;
 
 }  // namespace trireme::kernels

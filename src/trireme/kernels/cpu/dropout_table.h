@@ -19,6 +19,6 @@ struct DropoutLoop {
 struct DropoutTable {
   void (*rows[kElements])(const DropoutLoop& call, std::int64_t begin_row, std::int64_t end_row);
 };
-extern const DropoutTable kDropoutPlain, kDropoutV3, kDropoutV4;
+extern const DropoutTable kDropoutPlain, kDropoutV3, kDropoutV4, kDropoutV4Bf16;
 
 }  // namespace trireme::kernels

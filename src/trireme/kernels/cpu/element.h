@@ -10,10 +10,10 @@ namespace trireme::kernels {
 enum class Element : std::uint8_t { kFloat, kDouble, kBfloat16, kHalf };
 constexpr int kElements = 4;
 
-/// What the .cpp files ending in _plain, _v3 and _v4 export: the same table of functions, compiled three times.
+/// What the .cpp files ending in _plain, _v3, _v4 and _v4bf16 export: the same table of functions, compiled four times.
 template <typename Table>
 struct Compiled {
-  const Table &plain, &v3, &v4;
+  const Table &plain, &v3, &v4, &v4bf16;
   /// The one that instruction_set() asks for. Defined in pick.h, which the bodies must not include.
   const Table& pick() const;
 };

@@ -28,6 +28,6 @@ struct EmbeddingTable {
   void (*backward[kElements])(const EmbeddingBackwardLoop& call, std::int64_t begin, std::int64_t end,
                               std::int64_t begin_column, std::int64_t end_column);
 };
-extern const EmbeddingTable kEmbeddingPlain, kEmbeddingV3, kEmbeddingV4;
+extern const EmbeddingTable kEmbeddingPlain, kEmbeddingV3, kEmbeddingV4, kEmbeddingV4Bf16;
 
 }  // namespace trireme::kernels

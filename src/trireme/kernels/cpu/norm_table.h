@@ -32,6 +32,6 @@ struct NormTable {
   NormLoops layer[kElements], rms[kElements];
   int lanes;  // floats in a register: shows that a set was compiled with its instructions
 };
-extern const NormTable kNormPlain, kNormV3, kNormV4;
+extern const NormTable kNormPlain, kNormV3, kNormV4, kNormV4Bf16;
 
 }  // namespace trireme::kernels

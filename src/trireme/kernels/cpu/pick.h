@@ -10,8 +10,17 @@ namespace trireme::kernels {
 
 template <typename Table>
 const Table& Compiled<Table>::pick() const {
-  const InstructionSet set = instruction_set();
-  return set >= InstructionSet::kV4 ? v4 : set == InstructionSet::kV3 ? v3 : plain;
+  switch (instruction_set()) {
+    case InstructionSet::kPlain:
+      return plain;
+    case InstructionSet::kV3:
+      return v3;
+    case InstructionSet::kV4:
+      return v4;
+    case InstructionSet::kV4Bf16:
+      return v4bf16;
+  }
+  return plain;
 }
 
 }  // namespace trireme::kernels

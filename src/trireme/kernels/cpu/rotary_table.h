@@ -22,6 +22,6 @@ struct RotaryTable {
   /// Tokens are numbered batch by batch.
   void (*turn[kElements])(const RotaryLoop& call, std::int64_t begin_token, std::int64_t end_token);
 };
-extern const RotaryTable kRotaryPlain, kRotaryV3, kRotaryV4;
+extern const RotaryTable kRotaryPlain, kRotaryV3, kRotaryV4, kRotaryV4Bf16;
 
 }  // namespace trireme::kernels

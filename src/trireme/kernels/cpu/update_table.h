@@ -52,6 +52,6 @@ struct UpdateLoops {
 struct UpdateTable {
   UpdateLoops floats, doubles;
 };
-extern const UpdateTable kUpdatePlain, kUpdateV3, kUpdateV4;
+extern const UpdateTable kUpdatePlain, kUpdateV3, kUpdateV4, kUpdateV4Bf16;
 
 }  // namespace trireme::kernels

@@ -31,14 +31,21 @@ TRIREME_INLINE Floats exponential(Floats x) {
 }
 TRIREME_INLINE Doubles exponential(Doubles x) { return {__builtin_exp(x.v)}; }
 
-/// 2^t for t already scaled: one step less than exponential().
+/// 2^t for t already scaled: cheaper than exponential(), within 2 units in the last place.
 TRIREME_INLINE Floats two_to(Floats t) {
+#if defined(__AVX512F__)
+  // (2^r - 1) / r for 0 <= r <= 1: 8.3e-8 of 2^r.
+  const Floats r = above_floor(t);
+  const Floats p = polynomial(r, 0.6931513118f, 0.240164450221f, 0.0557999128634f, 0.00901703064514f, 0.0018671299269f);
+  return times_two_to(multiply_add(p, r, Floats::all(1)), t);
+#else
   t = at_least(Floats::all(-151.0f), at_most(Floats::all(129.0f), t));
   const Floats n = nearest(t), r = t - n;
   // (2^r - 1) / r for |r| <= 1/2: 3.8e-9.
   const Floats p = polynomial(r, 0.693147187683f, 0.240226485153f, 0.0555035814526f, 0.00961844366196f,
                               0.00133904795235f, 0.000153374485113f);
   return times_two_to(multiply_add(p, r, Floats::all(1)), n);
+#endif
 }
 TRIREME_INLINE Doubles two_to(Doubles t) { return {__builtin_exp2(t.v)}; }
 
