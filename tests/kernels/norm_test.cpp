@@ -122,6 +122,23 @@ TEST(NormKernels, TakeRowsThatLieApartAndWriteOverTheResidualsGradient) {
   });
 }
 
+TEST(NormKernels, WriteOverWhatTheHeaderAllows) {
+  for_every_type_and_set([](const Precision& precision) {
+    for (const Case& c : {cases()[2], cases()[4]}) {
+      const at::Tensor none, x = normal_tensor({9, 37}, precision.type, "x"), b = c.bias ? x[0] : none;
+      const at::Tensor r = normal_tensor({9, 37}, precision.type, "r"), w = normal_tensor({37}, precision.type, "w");
+      const at::Tensor dy = normal_tensor({9, 37}, precision.type, "dy");
+      const Result expected = run(c, x, r, w, b, dy, none);
+      at::Tensor nothing, y = x.clone(), sum = r.clone(), over_dy = dy.clone(), over_x = expected.sum.clone();
+      norm_forward({y, sum, w, b, y, sum, nothing, nothing}, c.norm);  // y over x, the sum over the residual
+      EXPECT_TRUE(same_bits(y, expected.y) && same_bits(sum, expected.sum));
+      norm_backward({over_dy, sum, w, expected.mean, expected.rstd, none, over_dy, nothing, nothing}, c.norm);
+      norm_backward({dy, over_x, w, expected.mean, expected.rstd, none, over_x, nothing, nothing}, c.norm);
+      EXPECT_TRUE(same_bits(over_dy, expected.dx) && same_bits(over_x, expected.dx));
+    }
+  });
+}
+
 TEST(NormKernels, GiveTheSameBitsForAnyNumberOfThreads) {
   for_every_type_and_set([](const Precision& precision) {
     const at::Tensor none, x = normal_tensor({1031, 100}, precision.type, "x");
