@@ -11,7 +11,7 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr Compiled<SumRowsTable> kTable{kSumRowsPlain, kSumRowsV3, kSumRowsV4};
+constexpr Compiled<SumRowsTable> kTable{kSumRowsPlain, kSumRowsV3, kSumRowsV4, kSumRowsV4Bf16};
 
 }  // namespace
 

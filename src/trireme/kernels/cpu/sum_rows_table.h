@@ -16,6 +16,6 @@ struct SumRowsTable {
   /// totals (float or double) += rows [begin, end).
   void (*add[kElements])(const SumRowsLoop& call, std::int64_t begin_row, std::int64_t end_row, void* totals);
 };
-extern const SumRowsTable kSumRowsPlain, kSumRowsV3, kSumRowsV4;
+extern const SumRowsTable kSumRowsPlain, kSumRowsV3, kSumRowsV4, kSumRowsV4Bf16;
 
 }  // namespace trireme::kernels
