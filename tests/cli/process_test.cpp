@@ -82,7 +82,7 @@ TEST(Process, TheReadyRecipesAreFine) {
   const fs::path recipes = above(program().parent_path(), "recipes/comm-tour.toml").parent_path();
   if (recipes.empty()) GTEST_SKIP() << "the program stands outside the source tree";
   int checked = 0;
-  for (const auto& file : fs::directory_iterator(recipes)) {
+  for (const auto& file : fs::recursive_directory_iterator(recipes)) {
     if (file.path().extension() != ".toml") continue;
     const Outcome outcome = shell("$P recipe check '" + file.path().string() + "' 2>&1");
     EXPECT_EQ(outcome.code, 0) << outcome.text;

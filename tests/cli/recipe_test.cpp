@@ -77,6 +77,17 @@ TEST_F(RecipeCommand, CheckIsContentWithAGoodRecipe) {
   EXPECT_THAT(out_, HasSubstr("is fine: 1 value of its own"));
 }
 
+TEST_F(RecipeCommand, ShowAndCheckKnowTheWholeModel) {
+  const std::string text = "[model]\nfamily = \"llama\"\nlayers = 80\nwidth = 8192\nheads = 64\ninner = 28672\n";
+  EXPECT_EQ(run({"show", "FILE"}, text), kExitFine);
+  EXPECT_THAT(out_, AllOf(HasSubstr("\nlayers = 80 "), HasSubstr("\nkv_heads = 8 "), HasSubstr("[model.rotary]\n"),
+                          HasSubstr("base = 500000")));
+  EXPECT_EQ(run({"show", "FILE"}, std::string(out_)), kExitFine) << "what is shown is a recipe again";
+  EXPECT_THAT(out_, HasSubstr("\nkv_heads = 8 "));
+  EXPECT_EQ(run({"check", "FILE"}, text), kExitFine);
+  EXPECT_THAT(out_, HasSubstr("70553706496 parameters"));
+}
+
 TEST_F(RecipeCommand, DocsListEveryKey) {
   EXPECT_EQ(run({"docs"}), kExitFine);
   const std::string text = out_;

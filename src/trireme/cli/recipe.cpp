@@ -20,7 +20,9 @@ void add_show(CLI::App& recipe, Context& context) {
   options->add_to(*show, RecipeOptions::File::kOptional);
   show->callback([&context, options] {
     context.run = [&context, options] {
-      context.out << config::show(options->load(context));
+      auto loaded = options->load(context);
+      loaded.value.model = spec::resolved(loaded.value.model);
+      context.out << config::show(loaded);
       return kExitFine;
     };
   });
@@ -36,6 +38,9 @@ void add_check(CLI::App& recipe, Context& context) {
       const auto loaded = options->load(context);
       fmt::print(context.out, "{} is fine: {} of its own, the rest are defaults\n", options->file(),
                  counted(loaded.origins.size(), "value"));
+      if (const auto shape = spec::shape_of(loaded.value.model)) {
+        fmt::print(context.out, "its model has {} parameters\n", spec::count_parameters(*shape).total());
+      }
       return kExitFine;
     };
   });

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
+#include <span>
 
 #include "trireme/base/error.h"
 #include "trireme/models/assemble.h"
@@ -60,6 +60,15 @@ void Model::backward(nn::Context& context, nn::Tape& tape) {
   for (auto entry = layers.rbegin(); entry != layers.rend(); ++entry) {
     gradients = entry->layer->backward(std::move(gradients), context, tape);
   }
+}
+
+at::Tensor Model::next_logits(at::Tensor ids, nn::Context& context) {
+  nn::Tensors x{std::move(ids)};
+  for (NamedLayer& entry : std::span(layers).first(layers.size() - 1)) {
+    x = entry.layer->forward(std::move(x), context, nullptr);
+  }
+  x[0] = x[0].narrow(1, x[0].size(1) - 1, 1).contiguous();
+  return layers.back().layer->forward(std::move(x), context, nullptr)[0].squeeze(1);
 }
 
 std::unique_ptr<Model> build(const spec::ModelShape& shape, const BuildOptions& options) {

@@ -1,9 +1,10 @@
 #include "trireme/models/published.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
+#include <ATen/ops/equal.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,7 @@
 #include "trireme/formats/format_error.h"
 #include "trireme/formats/hf_writer.h"
 #include "trireme/models/families/families.h"
+#include "trireme/spec/model_config.h"
 
 namespace trireme::models {
 namespace {
@@ -59,24 +61,81 @@ at::Tensor stored(const formats::HfTensor& tensor) {
   return out;
 }
 
-void load_tensor(const formats::HfDirectory& directory, const PublishedTensor& tensor) {
+/// A tied weight may lie in the directory twice. Its second copy is part of the model only where it says the same.
+bool is_same(const formats::HfTensor& copy, const formats::HfTensor& of) {
+  if (copy.info->dtype == of.info->dtype) return std::ranges::equal(copy.bytes(), of.bytes());
+  return at::equal(stored(copy).to(at::kDouble), stored(of).to(at::kDouble));
+}
+
+/// The tensor that `copy` is a second copy of.
+const PublishedTensor& original_of(const PublishedTensor& copy, const std::vector<PublishedTensor>& tensors) {
+  for (const PublishedTensor& tensor : tensors) {
+    if (!tensor.optional && tensor.param == copy.param) return tensor;
+  }
+  throw InternalError(fmt::format("{} is a copy of nothing", copy.name));
+}
+
+/// Where a tied weight is stored under its second name only, that is its name.
+void name_as_stored(std::vector<PublishedTensor>& tensors, const std::function<bool(std::string_view)>& known) {
+  for (PublishedTensor& copy : tensors) {
+    if (!copy.optional || !known(copy.name)) continue;
+    for (PublishedTensor& tensor : tensors) {
+      if (tensor.optional || tensor.param != copy.param || known(tensor.name)) continue;
+      tensor.optional = true;
+      copy.optional = false;
+      break;
+    }
+  }
+}
+
+void check_shape(const formats::HfTensor& found, const PublishedTensor& tensor) {
+  const auto shape = published_shape(tensor);
+  if (found.info->shape == shape) return;
+  throw FormatError(fmt::format("{}: tensor {} has shape [{}], but by config.json it has [{}]",
+                                found.file->path().string(), formats::shown(tensor.name),
+                                fmt::join(found.info->shape, ", "), fmt::join(shape, ", ")));
+}
+
+void load_tensor(const formats::HfDirectory& directory, const PublishedTensor& tensor,
+                 const std::vector<PublishedTensor>& tensors) {
   const formats::HfTensor* found = directory.find(tensor.name);
   if (!found) {
     if (tensor.optional) return;
     throw FormatError(fmt::format("{} has no tensor {}", directory.path().string(), formats::shown(tensor.name)),
                       "the model that config.json describes needs it; check model_type and num_hidden_layers");
   }
-  const auto shape = published_shape(tensor);
-  if (found->info->shape != shape) {
-    throw FormatError(fmt::format("{}: tensor {} has shape [{}], but by config.json it has [{}]",
-                                  found->file->path().string(), formats::shown(tensor.name),
-                                  fmt::join(found->info->shape, ", "), fmt::join(shape, ", ")));
+  check_shape(*found, tensor);
+  if (tensor.optional) {
+    const PublishedTensor& original = original_of(tensor, tensors);
+    const formats::HfTensor* other = directory.find(original.name);  // null: an error of its own
+    if (other && !is_same(*found, *other)) {
+      log_warn("{}: config.json ties {} to {}, but their numbers differ; the model uses those of {}",
+               directory.path().string(), formats::shown(tensor.name), formats::shown(original.name),
+               formats::shown(original.name));
+    }
+    return;
   }
   published_view(tensor, tensor.param->master).copy_(stored(*found));
 }
 
 std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
+}
+
+/// A published configuration has no word for some features; whoever read it would compute something else.
+void check_says_all(const FamilyFormat& format, const formats::HfConfig& config, spec::ModelShape shape) {
+  const spec::ModelShape read = format.read_config(config);
+  // These matter in training only, and no published format has them.
+  shape.label_smoothing = read.label_smoothing, shape.z_loss = read.z_loss;
+  shape.scaled_residual_init = read.scaled_residual_init;
+  if (shape.window == 0) shape.window_layers = read.window_layers, shape.window_from = read.window_from;
+  if (shape.rotary.scaling == spec::RotaryScaling::kNone) shape.rotary = {.base = shape.rotary.base};
+  spec::ModelShape theirs = read;
+  if (theirs.rotary.scaling == spec::RotaryScaling::kNone) theirs.rotary = {.base = theirs.rotary.base};
+  const auto lost = spec::differences(shape, theirs);
+  if (lost.empty()) return;
+  throw ConfigError(fmt::format("the published format of {} cannot say {}", format.model_type, fmt::join(lost, ", ")),
+                    "keep this model in a checkpoint of our own");
 }
 
 at::ScalarType to_scalar_type(Dtype dtype) {
@@ -109,13 +168,18 @@ const FamilyFormat& format_of(spec::Family family) {
 
 std::vector<PublishedTensor> published_tensors(Model& model, const std::function<bool(std::string_view)>& known) {
   const FamilyFormat& format = format_of(model.shape.family);
-  std::vector<PublishedTensor> first;
+  std::vector<PublishedTensor> best;
+  std::ptrdiff_t most = -1;
   for (const std::string_view prefix : format.prefixes) {
     auto tensors = format.tensors(model, std::string(prefix));
-    if (!known || known(tensors.front().name)) return tensors;
-    if (first.empty()) first = std::move(tensors);
+    const auto there =
+        !known ? 0 : std::ranges::count_if(tensors, [&](const auto& tensor) { return known(tensor.name); });
+    if (there <= most) continue;
+    most = there;
+    best = std::move(tensors);
   }
-  return first;
+  if (known) name_as_stored(best, known);
+  return best;
 }
 
 at::Tensor published_view(const PublishedTensor& tensor, const at::Tensor& of_param) {
@@ -130,7 +194,7 @@ std::unique_ptr<Model> load_published(const formats::HfDirectory& directory, con
   const auto tensors =
       published_tensors(*model, [&](std::string_view name) { return directory.find(name) != nullptr; });
   for (const PublishedTensor& tensor : tensors) {
-    load_tensor(directory, tensor);
+    load_tensor(directory, tensor, tensors);
     used.insert(tensor.name);
   }
   for (nn::Param& param : model->params) nn::publish(param);
@@ -152,7 +216,10 @@ void save_published_like(const formats::HfDirectory& source, Model& model, const
   formats::HfWriter writer(path, formats::plan_hf_like(source));
   for (const formats::HfTensor& stored_tensor : source.tensors()) {
     const auto found = by_name.find(stored_tensor.info->name);
-    if (found == by_name.end()) {
+    const bool ours =
+        found != by_name.end() &&
+        (!found->second->optional || is_same(stored_tensor, source.tensor(original_of(*found->second, tensors).name)));
+    if (!ours) {
       writer.write(stored_tensor.info->name, stored_tensor.bytes());
       continue;
     }
@@ -173,6 +240,7 @@ void save_published(Model& model, const std::filesystem::path& path, formats::Dt
   config.set("model_type", format.model_type);
   config.set("torch_dtype", dtype == Dtype::kBF16 ? "bfloat16" : dtype == Dtype::kF16 ? "float16" : "float32");
   format.write_config(model.shape, config);
+  check_says_all(format, config, model.shape);
   std::vector<formats::TensorSpec> specs;
   std::vector<PublishedTensor> written;
   for (PublishedTensor& tensor : published_tensors(model, nullptr)) {

@@ -26,7 +26,7 @@ struct PublishedTensor {
   nn::Param* param = nullptr;
   std::int64_t first_row = 0, rows = 0;
   bool transposed = false;  ///< published as [in, out]: GPT-2
-  bool optional = false;    ///< may be missing, such as a second copy of a tied weight
+  bool optional = false;    ///< a second name of a tied weight: may be missing
 };
 
 struct FamilyFormat {
@@ -46,7 +46,8 @@ std::span<const FamilyFormat* const> family_formats();
 const FamilyFormat& format_of(const formats::HfConfig& config);
 const FamilyFormat& format_of(spec::Family family);
 
-/// The tensors under the names that `names` knows; the format's first prefix when there are no names yet.
+/// The tensors under the names that are known, with whichever prefix fits most of them; the format's first when nothing
+/// is asked. A tied weight has one name that is not optional: the one it is stored under.
 std::vector<PublishedTensor> published_tensors(Model& model, const std::function<bool(std::string_view)>& known);
 
 /// The published tensor's part of something shaped like the parameter (its master or gradient), as it is published: a
@@ -62,9 +63,11 @@ struct LoadOptions {
 std::unique_ptr<Model> load_published(const formats::HfDirectory& directory, const LoadOptions& options);
 
 /// Writes the directory's tensors with this model's numbers, in the types and files that `source` has them: what is not
-/// the model's is copied. The same bytes for a model that was loaded and not changed.
+/// the model's is copied. The same bytes for a model that was loaded and not changed. A tied weight's second copy that
+/// said something else is not the model's.
 void save_published_like(const formats::HfDirectory& source, Model& model, const std::filesystem::path& path);
-/// Writes a directory from nothing, tensors of type `dtype`.
+/// Writes a directory from nothing, tensors of type `dtype`. A ConfigError naming them where the shape has features
+/// that the family's configuration cannot say.
 void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype);
 
 }  // namespace trireme::models

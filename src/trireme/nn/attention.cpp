@@ -1,10 +1,16 @@
 #include "trireme/nn/attention.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/index_copy.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/max.h>
+#include <ATen/ops/remainder.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "trireme/base/error.h"
@@ -92,27 +98,60 @@ void SelfAttention::rotate(at::Tensor& qkv, const Context& context, bool inverse
   kernels::rotary_(turned, cosines, sines, positions, kernels::RotaryPairs::kHalves, inverse);
 }
 
-at::Tensor SelfAttention::run_cached(const at::Tensor& qkv, Context& context) const {
-  KeyValueCache& cache = *context.cache;
-  const Heads heads = split(qkv);
-  const std::int64_t added = qkv.size(1), length = cache.length + added;
-  if (length > cache.capacity) {
-    throw ConfigError(fmt::format("{} tokens do not fit into a cache for {}", length, cache.capacity));
+KeyValueCache::Layer& SelfAttention::cache_layer(KeyValueCache& cache, const at::Tensor& qkv) const {
+  if (cache.length + qkv.size(1) > cache.capacity) {
+    throw ConfigError(
+        fmt::format("{} tokens do not fit into a cache for {}", cache.length + qkv.size(1), cache.capacity));
   }
-  if (cache.layers.size() <= static_cast<std::size_t>(shape_.cache_layer)) {
-    cache.layers.resize(static_cast<std::size_t>(shape_.cache_layer) + 1);
-  }
-  KeyValueCache::Layer& layer = cache.layers[static_cast<std::size_t>(shape_.cache_layer)];
+  const auto number = static_cast<std::size_t>(shape_.cache_layer);
+  if (cache.layers.size() <= number) cache.layers.resize(number + 1);
+  KeyValueCache::Layer& layer = cache.layers[number];
   if (!layer.keys.defined()) {
-    layer.keys = at::empty({qkv.size(0), cache.capacity, shape_.kv_heads, shape_.head_size}, qkv.options());
+    const std::int64_t slots = shape_.window > 0 ? std::min(cache.capacity, shape_.window) : cache.capacity;
+    layer.keys = at::empty({qkv.size(0), slots, shape_.kv_heads, shape_.head_size}, qkv.options());
     layer.values = at::empty_like(layer.keys);
   }
-  layer.keys.narrow(1, cache.length, added).copy_(heads.k);
-  layer.values.narrow(1, cache.length, added).copy_(heads.v);
+  return layer;
+}
+
+at::Tensor SelfAttention::run_cached(const at::Tensor& qkv, Context& context) const {
+  KeyValueCache& cache = *context.cache;
+  KeyValueCache::Layer& layer = cache_layer(cache, qkv);
+  const Heads heads = split(qkv);
+  const std::int64_t added = qkv.size(1), length = cache.length + added, slots = layer.keys.size(1);
   Sequence queries, keys;
   queries.first_position = cache.length;
+  if (length <= slots) {  // nothing has been forgotten yet: slots are positions
+    layer.keys.narrow(1, cache.length, added).copy_(heads.k);
+    layer.values.narrow(1, cache.length, added).copy_(heads.v);
+    const Core core(shape_, queries, keys, context);
+    return run_core(core, heads.q, layer.keys.narrow(1, 0, length), layer.values.narrow(1, 0, length)).out;
+  }
+  // Mistral's rolling buffer (Jiang et al. 2023, figure 2): position p lies in slot p mod window.
+  if (added == 1) {
+    const std::int64_t slot = cache.length % slots;
+    layer.keys.narrow(1, slot, 1).copy_(heads.k);
+    layer.values.narrow(1, slot, 1).copy_(heads.v);
+    // The slots are exactly what the token sees, and a softmax does not ask for their order.
+    AttentionShape all = shape_;
+    all.causal = false;
+    all.window = 0;
+    const Core core(all, queries, keys, context);
+    return run_core(core, heads.q, layer.keys, layer.values).out;
+  }
+  // Several tokens: those that the first of them still sees, in order, and then themselves (its figure 3).
+  const std::int64_t before = std::min(cache.length, slots - 1), kept = std::min(added, slots);
+  keys.first_position = cache.length - before;
+  const at::Tensor earlier = at::arange(keys.first_position, cache.length, at::kLong).remainder(slots);
+  const at::Tensor latest = at::arange(length - kept, length, at::kLong).remainder(slots);
+  const auto roll = [&](at::Tensor& buffer, const at::Tensor& fresh) {
+    at::Tensor seen = at::cat({buffer.index_select(1, earlier), fresh}, 1);
+    buffer.index_copy_(1, latest, fresh.narrow(1, added - kept, kept));
+    return seen;
+  };
+  const at::Tensor seen_keys = roll(layer.keys, heads.k), seen_values = roll(layer.values, heads.v);
   const Core core(shape_, queries, keys, context);
-  return run_core(core, heads.q, layer.keys.narrow(1, 0, length), layer.values.narrow(1, 0, length)).out;
+  return run_core(core, heads.q, seen_keys, seen_values).out;
 }
 
 at::Tensor SelfAttention::run(at::Tensor x, Context& context, Tape* tape) {

@@ -48,6 +48,7 @@ class SelfAttention final : public UnaryLayer {
   void normalise(at::Tensor& qkv, Context& context, Tape* tape);
   void normalise_back(at::Tensor& dqkv, Context& context, Tape& tape);
   void rotate(at::Tensor& qkv, const Context& context, bool inverse) const;
+  KeyValueCache::Layer& cache_layer(KeyValueCache& cache, const at::Tensor& qkv) const;
   at::Tensor run_cached(const at::Tensor& qkv, Context& context) const;
 
   AttentionShape shape_;

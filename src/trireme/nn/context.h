@@ -38,7 +38,9 @@ class Weights {
 /// Keys and values of earlier tokens, by attention layer: what makes generation linear in the length.
 struct KeyValueCache {
   struct Layer {
-    at::Tensor keys, values;  ///< [batch, capacity, kv heads, head size]
+    /// [batch, slots, kv heads, head size]: as many slots as the capacity, or the window where it is less; then
+    /// position p lies in slot p mod window, and what no token will see again is overwritten.
+    at::Tensor keys, values;
   };
   std::int64_t capacity = 0;
   std::int64_t length = 0;  ///< tokens in it; whoever runs the model raises it after a forward pass

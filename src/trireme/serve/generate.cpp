@@ -29,9 +29,12 @@ void check(const GenerateRequest& request, const spec::ModelShape& shape) {
     throw ConfigError(fmt::format("top_p {} is not above 0 and at most 1", request.top_p));
   }
   if (request.top_k < 0) throw ConfigError(fmt::format("top_k {} is below 0", request.top_k));
-  for (const auto& prompt : request.prompts) {
-    const auto length = static_cast<std::int64_t>(prompt.size());
-    if (length == 0) throw ConfigError("an empty prompt", "give at least one token, such as the begin-of-text token");
+  for (std::size_t i = 0; i < request.prompts.size(); ++i) {
+    const auto length = static_cast<std::int64_t>(request.prompts[i].size());
+    if (length == 0) {
+      throw ConfigError(fmt::format("prompt {} is empty", i),
+                        "give at least one token, such as the begin-of-text token");
+    }
     // Rotary positions go on; a table of learned ones ends.
     if (shape.position_kind == spec::PositionKind::kLearned && length + request.tokens > shape.positions) {
       throw ConfigError(
@@ -85,8 +88,7 @@ std::vector<std::int64_t> continue_prompt(models::Model& model, const std::vecto
   while (static_cast<std::int64_t>(added.size()) < request.tokens) {
     const auto length = static_cast<std::int64_t>(next.size());
     context.sequence = nn::plain_sequence(1, length, cache.length);
-    const at::Tensor logits =
-        model.forward({one_row(next)}, context, nullptr).select(1, length - 1).to(at::kFloat).contiguous();
+    const at::Tensor logits = model.next_logits(one_row(next), context).to(at::kFloat).contiguous();
     cache.length += length;
     const std::span<const float> row(logits.const_data_ptr<float>(), static_cast<std::size_t>(logits.numel()));
     const std::int64_t token = sample(row, sampling, random.uniform(added.size()));

@@ -222,6 +222,16 @@ std::vector<config::Problem> find_problems(const ModelShape& shape, const std::s
         fmt::format("{} does not divide heads = {}: each group of queries shares one", shape.kv_heads, shape.heads),
         fmt::format("set {}.kv_heads = {}", prefix, fits));
   }
+  const bool fixed_width =
+      shape.family == Family::kGpt2 || shape.family == Family::kBert || shape.family == Family::kTransformer;
+  if (fixed_width && shape.heads * shape.head_size != shape.width) {
+    const bool fits = shape.width % shape.head_size == 0;
+    problems.add("heads",
+                 fmt::format("{} heads of {} are {} wide, but the model is {}; in this family they are equal",
+                             shape.heads, shape.head_size, shape.heads * shape.head_size, shape.width),
+                 fits ? fmt::format("set {0}.heads = {1} and {0}.kv_heads = {1}", prefix, shape.width / shape.head_size)
+                      : fmt::format("set {}.width = {}", prefix, shape.heads * shape.head_size));
+  }
   if (shape.position_kind == PositionKind::kRotary && shape.head_size % 2 != 0) {
     problems.add("head_size", fmt::format("rotary positions turn pairs, but {} is odd", shape.head_size),
                  fmt::format("set {}.head_size = {}", prefix, shape.head_size + 1));

@@ -5,7 +5,7 @@
 //
 // To add a section: one struct with its defaults, one describe(), a line in describe(Section<Recipe>&); what must hold
 // between values goes into find_problems(). `trireme recipe docs` then lists it by itself.
-// Sections of training stand in optim.h and pace.h.
+// The model stands in model_config.h, sections of training in optim.h and pace.h.
 // Depends on: base (config, log, units).
 #pragma once
 
@@ -19,6 +19,7 @@
 
 #include "trireme/base/config.h"
 #include "trireme/base/log.h"
+#include "trireme/spec/model_config.h"
 #include "trireme/spec/optim.h"
 #include "trireme/spec/pace.h"
 
@@ -74,6 +75,7 @@ struct LogConfig {
 
 struct Recipe {
   RunConfig run;
+  ModelConfig model;
   CommConfig comm;
   EmulatedConfig emulated;
   OptimConfig optim;

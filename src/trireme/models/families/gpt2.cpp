@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "trireme/base/log.h"
 #include "trireme/models/families/families.h"
 
 namespace trireme::models {
@@ -33,6 +34,13 @@ spec::ModelShape read_config(const formats::HfConfig& config) {
   }
   if (config.get_or<bool>("scale_attn_by_inverse_layer_idx", false)) {
     unsupported(config, "scale_attn_by_inverse_layer_idx", "true", "set it to false");
+  }
+  if (config.get_or<bool>("add_cross_attention", false)) {
+    unsupported(config, "add_cross_attention", "true", "only the decoder by itself is supported");
+  }
+  if (const double of_embedding = config.get_or<double>("embd_pdrop", 0.1); of_embedding != shape.dropout) {
+    log_warn("{}: embd_pdrop is {} and resid_pdrop {}; in training both will be {}", config.source(), of_embedding,
+             shape.dropout, shape.dropout);
   }
   return shape;
 }

@@ -16,6 +16,11 @@ void read_rotary(const formats::HfConfig& config, spec::ModelShape& shape, doubl
   // Newer files keep everything about rotary positions in rope_parameters, older ones beside and in rope_scaling.
   const bool newer = config.json().contains("rope_parameters") && config.json()["rope_parameters"].is_object();
   const std::string in = newer ? "rope_parameters." : "rope_scaling.";
+  for (const std::string& key : {std::string("partial_rotary_factor"), in + "partial_rotary_factor"}) {
+    if (const auto share = config.find<double>(key); share && *share != 1) {
+      unsupported(config, key, fmt::format("{}", *share), "all of a head is turned: leave the key out");
+    }
+  }
   rotary.base = config.find<double>(newer ? "rope_parameters.rope_theta" : "rope_theta").value_or(base);
   const auto type =
       config.find<std::string>(in + "rope_type").value_or(config.get_or<std::string>(in + "type", "default"));
@@ -46,29 +51,68 @@ void read_rotary(const formats::HfConfig& config, spec::ModelShape& shape, doubl
   }
 }
 
+/// Published files leave keys out that have their class's default; null is a value of its own.
+bool is_left_out(const formats::HfConfig& config, const char* key) { return !config.json().contains(key); }
+
+bool is_qwen(spec::Family family) { return family == spec::Family::kQwen2 || family == spec::Family::kQwen3; }
+
+/// The first layer with a window by `layer_types`, which beats max_window_layers; all after it must have one too.
+std::int64_t first_windowed(const formats::HfConfig& config, const std::vector<std::string>& types) {
+  std::size_t first = types.size();
+  for (std::size_t layer = 0; layer < types.size(); ++layer) {
+    if (types[layer] != "sliding_attention" && types[layer] != "full_attention") {
+      unsupported(config, "layer_types", formats::shown(types[layer]), "full_attention or sliding_attention");
+    }
+    const bool windowed = types[layer] == "sliding_attention";
+    if (windowed && first == types.size()) first = layer;
+    if (!windowed && first < layer) {
+      unsupported(config, "layer_types",
+                  fmt::format("full attention in layer {} above a window in layer {}", layer, first),
+                  "full_attention in the lower layers and sliding_attention in all above them");
+    }
+  }
+  return static_cast<std::int64_t>(first);
+}
+
 /// Which layers see a window only: all (Mistral), or those that the configuration says (Qwen).
 void read_window(const formats::HfConfig& config, spec::ModelShape& shape) {
-  const auto window = config.find<std::int64_t>("sliding_window");
+  constexpr std::int64_t kDefaultWindow = 4096, kDefaultWindowFrom = 28;  // of the reference's configuration classes
   shape.window = 0;
+  const auto window =
+      is_left_out(config, "sliding_window") ? kDefaultWindow : config.find<std::int64_t>("sliding_window");
   if (shape.family == spec::Family::kMistral) {
     shape.window = window.value_or(0);
     return;
   }
-  const bool qwen = shape.family == spec::Family::kQwen2 || shape.family == spec::Family::kQwen3;
-  if (!qwen || !window || !config.get_or<bool>("use_sliding_window", false)) return;
+  if (!is_qwen(shape.family) || !window || !config.get_or<bool>("use_sliding_window", false)) return;
+  shape.window_from = config.get_or<std::int64_t>("max_window_layers", kDefaultWindowFrom);
+  if (const auto types = config.find<std::vector<std::string>>("layer_types")) {
+    shape.window_from = first_windowed(config, *types);
+  }
+  if (shape.window_from >= shape.layers) {
+    shape.window_from = 0;
+    return;
+  }
   shape.window = *window;
   shape.window_layers = spec::WindowLayers::kFrom;
-  shape.window_from = config.get_or<std::int64_t>("max_window_layers", shape.layers);
-  if (const auto types = config.find<std::vector<std::string>>("layer_types")) {
-    for (std::size_t layer = 0; layer < types->size(); ++layer) {
-      const bool windowed = static_cast<std::int64_t>(layer) >= shape.window_from;
-      if (((*types)[layer] == "sliding_attention") != windowed) {
-        unsupported(config, "layer_types", "another choice of layers than max_window_layers",
-                    fmt::format("layers {} and above with sliding_attention, the others with full_attention",
-                                shape.window_from));
-      }
-    }
-  }
+}
+
+std::int64_t default_positions(spec::Family family) {
+  return family == spec::Family::kLlama ? 2048 : family == spec::Family::kMistral ? 131072 : 32768;
+}
+
+std::int64_t default_kv_heads(const formats::HfConfig& config, const spec::ModelShape& shape) {
+  if (shape.family == spec::Family::kLlama || !is_left_out(config, "num_key_value_heads")) return shape.heads;
+  return shape.family == spec::Family::kMistral ? 8 : 32;
+}
+
+/// Biases, of the families that have a choice: the reference looks at these keys nowhere else.
+void read_biases(const formats::HfConfig& config, spec::ModelShape& shape) {
+  const bool chosen = shape.family == spec::Family::kLlama || shape.family == spec::Family::kQwen3;
+  const bool bias = chosen && config.get_or<bool>("attention_bias", false);
+  shape.attention_bias = shape.family == spec::Family::kQwen2 || bias;
+  shape.output_bias = bias;
+  shape.mlp_bias = shape.family == spec::Family::kLlama && config.get_or<bool>("mlp_bias", false);
 }
 
 spec::ModelShape read(const formats::HfConfig& config, spec::Family family) {
@@ -78,22 +122,17 @@ spec::ModelShape read(const formats::HfConfig& config, spec::Family family) {
   shape.layers = config.get<std::int64_t>("num_hidden_layers");
   shape.heads = config.get<std::int64_t>("num_attention_heads");
   shape.inner = config.get<std::int64_t>("intermediate_size");
-  shape.positions = config.get_or<std::int64_t>("max_position_embeddings", 2048);
-  const std::int64_t default_kv =
-      family == spec::Family::kMistral ? 8 : (family == spec::Family::kLlama ? shape.heads : 32);
-  shape.kv_heads = config.get_or<std::int64_t>("num_key_value_heads", default_kv);
-  const std::int64_t head_size =
-      family == spec::Family::kQwen3 ? 128 : (shape.heads > 0 ? shape.width / shape.heads : 0);
+  shape.positions = config.get_or<std::int64_t>("max_position_embeddings", default_positions(family));
+  shape.kv_heads = config.get_or<std::int64_t>("num_key_value_heads", default_kv_heads(config, shape));
+  const bool fixed_size = family == spec::Family::kQwen3 && is_left_out(config, "head_dim");
+  const std::int64_t head_size = fixed_size ? 128 : (shape.heads > 0 ? shape.width / shape.heads : 0);
   shape.head_size = config.get_or<std::int64_t>("head_dim", head_size);
   shape.activation = activation_named(config, "hidden_act", "silu");
   shape.epsilon = config.get_or<double>("rms_norm_eps", 1e-6);
   shape.tied = config.get_or<bool>("tie_word_embeddings", false);
   shape.init_std = config.get_or<double>("initializer_range", 0.02);
   shape.attention_dropout = config.get_or<double>("attention_dropout", 0);
-  const bool bias = config.get_or<bool>("attention_bias", false);
-  shape.attention_bias = family == spec::Family::kQwen2 || bias;
-  shape.output_bias = family != spec::Family::kQwen2 && bias;
-  shape.mlp_bias = config.get_or<bool>("mlp_bias", false);
+  read_biases(config, shape);
   read_rotary(config, shape, 10000);
   read_window(config, shape);
   return shape;

@@ -1,0 +1,69 @@
+// spec/model_config.h -- the [model] section of a recipe: a family, and what differs from its smallest published model.
+//
+//   [model]                        const auto shape = shape_of(recipe.model);
+//   family = "llama"               shape->layers == 80, shape->kv_heads == 8 as in every Llama 3
+//   layers = 80
+//
+// Every member of ModelShape is a key of the same name here; the pairs are listed once, in visit_pairs().
+// Depends on: base, spec/model_shape.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trireme/base/config.h"
+#include "trireme/spec/model_shape.h"
+
+namespace trireme::spec {
+
+/// [model.rotary]
+struct RotaryConfig {
+  std::optional<double> base;
+  std::optional<RotaryScaling> scaling;
+  std::optional<double> factor, low_frequency, high_frequency;
+  std::optional<std::int64_t> original_positions;
+  std::optional<double> beta_fast, beta_slow, attention_factor;
+  std::optional<bool> truncate;
+  bool operator==(const RotaryConfig&) const = default;
+};
+
+/// [model]: what is unset is as family_shape() has it. Without a family there is no model.
+struct ModelConfig {
+  std::optional<Family> family;
+  std::optional<std::int64_t> vocabulary, positions, width, layers, encoder_layers, heads, kv_heads, head_size, inner,
+      segments;
+  std::optional<NormKind> norm;
+  std::optional<double> epsilon;
+  std::optional<bool> norm_first;
+  std::optional<Activation> activation;
+  std::optional<bool> gated, attention_bias, output_bias, mlp_bias, query_key_norm, causal;
+  std::optional<PositionKind> position_kind;
+  RotaryConfig rotary;
+  std::optional<std::int64_t> window;
+  std::optional<WindowLayers> window_layers;
+  std::optional<std::int64_t> window_from;
+  std::optional<bool> tied, embedding_scale;
+  std::optional<double> dropout, attention_dropout, label_smoothing, z_loss, init_std;
+  std::optional<bool> scaled_residual_init;
+  bool operator==(const ModelConfig&) const = default;
+};
+
+void describe(config::Section<RotaryConfig>& section);
+void describe(config::Section<ModelConfig>& section);
+
+/// The shape that a section asks for; none without a family. Nothing is derived: a wider model needs its heads too,
+/// and find_problems() says so.
+std::optional<ModelShape> shape_of(const ModelConfig& config);
+/// The section with every key set, as its family has it: what `trireme recipe show` prints. Empty stays empty.
+ModelConfig resolved(const ModelConfig& config);
+/// The section that gives this shape: its family and what differs.
+ModelConfig config_of(const ModelShape& shape);
+/// Keys in which two shapes differ, with the first one's value: "window = 4". Empty when they are equal.
+std::vector<std::string> differences(const ModelShape& shape, const ModelShape& other);
+
+/// Keys without a family, and every problem of the shape.
+std::vector<config::Problem> find_problems(const ModelConfig& config);
+
+}  // namespace trireme::spec

@@ -1,0 +1,122 @@
+// The [model] section, and the recipes of published models.
+#include "trireme/spec/model_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "trireme/spec/recipe.h"
+
+namespace trireme::spec {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+ModelShape shape_from(const std::string& text) { return shape_of(load_recipe({.text = text}).value.model).value(); }
+
+TEST(ModelConfig, WithoutAFamilyIsNoModel) {
+  EXPECT_EQ(shape_of(Recipe().model), std::nullopt);
+  try {
+    (void)load_recipe({.text = "[model]\nlayers = 3\n"});
+    FAIL() << "layers of nothing";
+  } catch (const config::ProblemsError& error) {
+    ASSERT_EQ(error.problems().size(), 1u);
+    EXPECT_EQ(error.problems()[0].key, "model");
+    EXPECT_THAT(error.problems()[0].hint, HasSubstr("model.family = \"gpt2\""));
+  }
+  EXPECT_EQ(shape_from("[model]\nlayers = 3\nfamily = \"gpt2\"\n").layers, 3);  // as the hint says
+}
+
+TEST(ModelConfig, ChangesWhatIsGivenAndKeepsTheRest) {
+  ModelShape expected = family_shape(Family::kLlama);
+  EXPECT_EQ(shape_from("[model]\nfamily = \"llama\"\n"), expected);
+  expected.layers = 2;
+  expected.activation = Activation::kGelu;
+  expected.tied = true;
+  expected.rotary.scaling = RotaryScaling::kYarn;
+  expected.rotary.factor = 4;
+  EXPECT_EQ(shape_from("[model]\nfamily = \"llama\"\nlayers = 2\nactivation = \"gelu\"\ntied = true\n"
+                       "[model.rotary]\nscaling = \"yarn\"\nfactor = 4\n"),
+            expected);
+}
+
+TEST(ModelConfig, SaysEveryMemberOfAShape) {
+  // Every member at a value that no family has: none is forgotten on the way there and back.
+  ModelShape shape = family_shape(Family::kQwen3);
+  shape.vocabulary = 11, shape.positions = 13, shape.width = 17, shape.layers = 19, shape.encoder_layers = 23;
+  shape.heads = 10, shape.kv_heads = 5, shape.head_size = 26, shape.inner = 29, shape.segments = 31;
+  shape.norm = NormKind::kLayer, shape.epsilon = 0.125, shape.norm_first = false;
+  shape.activation = Activation::kRelu, shape.gated = false;
+  shape.attention_bias = shape.output_bias = shape.mlp_bias = true;
+  shape.query_key_norm = false, shape.causal = false, shape.position_kind = PositionKind::kSinusoidal;
+  shape.rotary = {2, RotaryScaling::kLinear, 3, 4, 5, 6, 7, 8, 9, false};
+  shape.window = 37, shape.window_layers = WindowLayers::kFrom, shape.window_from = 41;
+  shape.tied = false, shape.embedding_scale = true;
+  shape.dropout = 0.5, shape.attention_dropout = 0.25, shape.label_smoothing = 0.375, shape.z_loss = 0.0625;
+  shape.init_std = 0.75, shape.scaled_residual_init = true;
+  EXPECT_EQ(shape_of(config_of(shape)), shape);
+  EXPECT_EQ(config::to_toml(shape_of(config_of(shape)) ? config_of(shape) : ModelConfig()),
+            config::to_toml(config_of(shape)));
+  // All 42 members beside the family differ; a new one must be added to visit_pairs() and here.
+  EXPECT_EQ(differences(shape, family_shape(Family::kQwen3)).size(), 42u);
+}
+
+TEST(ModelConfig, OfAFamilyIsItsNameAlone) {
+  for (const auto& [name, family] : enum_names(std::type_identity<Family>())) {
+    EXPECT_EQ(config_of(family_shape(family)), ModelConfig{.family = family}) << name;
+  }
+}
+
+TEST(ModelConfig, DifferencesAreNamedAsInARecipe) {
+  ModelShape shape = family_shape(Family::kLlama);
+  EXPECT_THAT(differences(shape, shape), IsEmpty());
+  shape.window = 4;
+  shape.rotary.factor = 2.5;
+  EXPECT_THAT(differences(shape, family_shape(Family::kLlama)), ElementsAre("window = 4", "rotary.factor = 2.5"));
+}
+
+TEST(ModelConfig, ProblemsOfTheShapeAreProblemsOfTheRecipe) {
+  try {
+    (void)load_recipe({.file = "x.toml", .text = "[model]\nfamily = \"gpt2\"\nwidth = 1024\n"});
+    FAIL() << "twelve heads of 64 in a width of 1,024";
+  } catch (const config::ProblemsError& error) {
+    ASSERT_EQ(error.problems().size(), 1u);
+    EXPECT_EQ(error.problems()[0].key, "model.heads");
+    EXPECT_THAT(error.problems()[0].reason, HasSubstr("12 heads of 64 are 768 wide, but the model is 1024"));
+    EXPECT_THAT(error.problems()[0].hint, HasSubstr("set model.heads = 16 and model.kv_heads = 16"));
+  }
+  EXPECT_NO_THROW((void)load_recipe({.text = "[model]\nfamily = \"gpt2\"\nwidth = 1024\nheads = 16\nkv_heads = 16\n"}));
+}
+
+struct Published {
+  double parameters, within;  ///< `within`: how far the published count is rounded
+};
+const std::map<std::string, Published> kPublished = {
+    {"gpt2-124m", {124'439'808, 0}},     {"gpt2-355m", {354'823'168, 0}},       {"gpt2-774m", {774'030'080, 0}},
+    {"gpt2-1.5b", {1'557'611'200, 0}},   {"gpt3-175b", {174.6e9, 0.05e9}},      {"llama3-8b", {8'030'261'248, 0}},
+    {"llama3-70b", {70'553'706'496, 0}}, {"llama3-405b", {405'853'388'800, 0}}, {"mistral-7b", {7'241'732'096, 0}},
+    {"bert-large", {335'174'458, 0}},    {"transformer-base", {65e6, 3e6}},     {"transformer-big", {213e6, 5e6}},
+    {"qwen2.5-0.5b", {494'032'768, 0}},  {"qwen3-0.6b", {596'049'920, 0}},
+};
+
+TEST(Recipes, OfPublishedModelsHaveTheirParameters) {
+  std::size_t found = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(TRIREME_RECIPES "/models")) {
+    const std::string name = entry.path().stem().string();
+    const Recipe recipe = load_recipe({.file = entry.path().string()}).value;
+    EXPECT_EQ(recipe.run.name, name);
+    const auto shape = shape_of(recipe.model);
+    ASSERT_TRUE(shape) << name;
+    ASSERT_TRUE(kPublished.contains(name)) << name << " has no published count here";
+    const auto& [parameters, within] = kPublished.at(name);
+    EXPECT_NEAR(static_cast<double>(count_parameters(*shape).total()), parameters, within) << name;
+    ++found;
+  }
+  EXPECT_EQ(found, kPublished.size());
+}
+
+}  // namespace
+}  // namespace trireme::spec
