@@ -64,7 +64,8 @@ struct Times {
 
 class Ours {
  public:
-  Ours(const Size& size, nn::Precision precision, const nn::Recompute& recompute) : size_(size) {
+  Ours(const Size& size, nn::Precision precision, const nn::Recompute& recompute, spec::OptimizerKind optimizer)
+      : size_(size) {
     spec::ModelShape shape = spec::family_shape(spec::Family::kGpt2);
     shape.layers = size.layers;
     shape.width = size.width;
@@ -75,11 +76,11 @@ class Ours {
     shape.vocabulary = size.vocabulary;
     model_ = models::build(shape, {.recompute = recompute});
     nn::initialise(model_->params, precision, 1);
-    spec::OptimConfig adamw;
-    adamw.weight_decay = 0.1;
-    adamw.beta2 = 0.95;
-    adamw.clip = 0;
-    optimizer_ = optim::make_optimizer(adamw, model_->params);
+    spec::OptimConfig config;
+    config.kind = optimizer;
+    config.weight_decay = 0.1;
+    config.beta2 = 0.95;
+    optimizer_ = optim::make_optimizer(config, model_->params);
     ids_ = at::randint(size.vocabulary, {size.batch, size.sequence + 1}, at::kLong);
   }
 
@@ -266,6 +267,7 @@ struct Options {
   int threads = 2, rounds = 7, steps = 3;
   bool compile = true;
   nn::Recompute recompute;
+  spec::OptimizerKind optimizer = spec::OptimizerKind::kAdamw;
 };
 
 std::string cell(const Times& times, double tokens) {
@@ -279,7 +281,7 @@ void compare(const Size& size, const std::string& precision, const Options& opti
   const double start_mb = status_mb("VmRSS");
   const auto kind = precision == "bf16" ? nn::Precision::kBf16 : nn::Precision::kFp32;
   const double tokens = static_cast<double>(size.batch * size.sequence);
-  Ours ours(size, kind, options.recompute);
+  Ours ours(size, kind, options.recompute, options.optimizer);
   for (int i = 0; i < 2; ++i) ours.step();
   const double memory_mb = status_mb("VmHWM") - start_mb;  // before the limit's own arrays
   Products products(size, nn::compute_type(kind));
@@ -349,6 +351,12 @@ int main(int count, char** words) try {
   app.add_option("--rounds", options.rounds, "turns of each side")->capture_default_str();
   app.add_option("--steps", options.steps, "steps in a turn")->capture_default_str();
   app.add_flag("!--no-compile", options.compile, "leave out torch.compile");
+  std::map<std::string, spec::OptimizerKind> optimizers;
+  for (const auto& [name, kind] : spec::enum_names(std::type_identity<spec::OptimizerKind>())) {
+    optimizers[std::string(name)] = kind;
+  }
+  app.add_option("--optimizer", options.optimizer, "of our side: adamw, lamb, lars, ...")
+      ->transform(CLI::CheckedTransformer(optimizers));
   app.add_option("--recompute", options.recompute.kind,
                  "none, selective, full, every or sqrt: what backward makes again")
       ->transform(
