@@ -12,7 +12,7 @@
 namespace trireme::cli {
 
 void add_generate_command(CLI::App& app, Context& context) {
-  auto* command = app.add_subcommand("generate", "continue token lists with a published model");
+  auto* command = app.add_subcommand("generate", "Continue token lists with a published model");
   command->footer(
       "Prints one JSON list of new tokens for each list that was given. The same seed gives the same tokens, whatever\n"
       "else is generated beside.\n"

@@ -10,7 +10,8 @@
 namespace trireme::cli {
 
 void add_probe_command(CLI::App& app, Context& context) {
-  auto* command = app.add_subcommand("probe", "logits, loss and gradient norms of a published model on given tokens");
+  auto* command =
+      app.add_subcommand("probe", "Write logits, loss and gradient norms of a published model on given tokens");
   command->footer(
       "One forward and one backward pass in fp32, written as a safetensors file:\n"
       "  logits          [sequences, tokens, vocabulary]\n"
