@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <functional>
 
+#include "tests/spec/contradiction.h"
+
 namespace trireme::spec {
 namespace {
 
@@ -73,17 +75,7 @@ class Contradictions : public testing::TestWithParam<Contradiction> {};
 
 TEST_P(Contradictions, AreFoundAndTheirHintHelps) {
   const Contradiction& given = GetParam();
-  try {
-    (void)load_recipe({.sets = given.sets});
-    FAIL() << "was taken";
-  } catch (const config::ProblemsError& error) {
-    ASSERT_THAT(error.problems(), ElementsAre(Field(&Problem::key, given.key)));
-    EXPECT_THAT(error.problems()[0].reason, HasSubstr(given.reason));
-    EXPECT_THAT(error.problems()[0].hint, HasSubstr(given.hint));
-  }
-  std::vector<std::string> fixed = given.sets;
-  fixed.insert(fixed.end(), given.fix.begin(), given.fix.end());
-  EXPECT_NO_THROW((void)load_recipe({.sets = fixed}));
+  expect_contradiction(given.sets, {given.key, given.reason, given.hint}, given.fix);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -85,6 +85,10 @@ Kind list_scheduled();
 
 // What several of them need.
 
+/// What holds for 1F1B that never flushes: no bubble once it is full, and a micro in flight for each rank.
+inline std::optional<double> no_bubble(const Shape&, const Times&) { return 0; }
+std::optional<double> unflushed_in_flight(const Shape& shape);
+
 /// An empty table with chunk c on rank c mod ranks: the chunks of a rank lie one turn of all ranks apart.
 Schedule looped(std::string_view name, const Shape& shape);
 /// An empty table with two chunks a rank, down the ranks and up again: a rank holds chunks r and 2p-1-r.

@@ -83,7 +83,9 @@ std::string compare(const CompareOptions& options) {
       "holds: activations of the fullest rank, in micros of a rank's share of the model\n"
       "versions: of a chunk's weights; weights: all copies, predictions too, in ranks' shares\n"
       "delay: updates that the weights of a pass lack; slots: messages stored without a posted receive\n"
-      "formula: what the paper says, where it says something for these times and this shape\n";
+      "formula: what the paper says, where it says something for these times and this shape; the last one counts "
+      "versions,\n"
+      "         or copies where two directions hold each chunk, and leaves predictions out\n";
   for (const std::string& line : all.left_out) out += fmt::format("left out: {}\n", line);
   if (all.disagreements > 0)
     out += fmt::format("{} differ from what was replayed or counted (!)\n",

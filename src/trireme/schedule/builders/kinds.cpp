@@ -105,6 +105,10 @@ Schedule two_way(std::string_view name, const Shape& shape) {
   return schedule;
 }
 
+std::optional<double> unflushed_in_flight(const Shape& shape) {
+  return std::min(shape.ranks, shape.micros * shape.steps);
+}
+
 Schedule unflushed(std::string_view name, const Shape& shape, int update_every, Weights weights) {
   Shape whole = shape;
   whole.micros = shape.micros * shape.steps;

@@ -29,8 +29,6 @@ Schedule build_vertical_sync(const Shape& shape) {
   return add_stashes(plain, wanted);
 }
 
-std::optional<double> in_flight(const Shape& shape) { return std::min(shape.ranks, shape.micros * shape.steps); }
-
 }  // namespace
 
 Kind pipedream() {
@@ -41,9 +39,9 @@ Kind pipedream() {
           .asynchronous = true,
           .build = build_stashing,
           .refuses = needs_one_chunk,
-          .bubble = [](const Shape&, const Times&) -> std::optional<double> { return 0; },
-          .memory = in_flight,
-          .weights = in_flight};
+          .bubble = no_bubble,
+          .memory = unflushed_in_flight,
+          .weights = unflushed_in_flight};
 }
 
 Kind pipedream_vsync() {
@@ -54,8 +52,8 @@ Kind pipedream_vsync() {
           .asynchronous = true,
           .build = build_vertical_sync,
           .refuses = needs_one_chunk,
-          .bubble = [](const Shape&, const Times&) -> std::optional<double> { return 0; },
-          .memory = in_flight};
+          .bubble = no_bubble,
+          .memory = unflushed_in_flight};
 }
 
 }  // namespace trireme::schedule

@@ -39,7 +39,7 @@ Kind pipedream_2bw() {
           .asynchronous = true,
           .build = build_2bw,
           .refuses = refuses,
-          .bubble = [](const Shape&, const Times&) -> std::optional<double> { return 0; },
+          .bubble = no_bubble,
           .memory = [](const Shape& shape) -> std::optional<double> { return shape.ranks; },
           .weights = [](const Shape& shape) -> std::optional<double> {
             // A table that ends before the third step never updates while a micro still needs what was before.

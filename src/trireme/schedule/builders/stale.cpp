@@ -12,10 +12,8 @@ Kind stale() {
           .asynchronous = true,
           .build = [](const Shape& shape) { return unflushed("stale", shape, /*update_every=*/1, Weights::kStale); },
           .refuses = needs_one_chunk,
-          .bubble = [](const Shape&, const Times&) -> std::optional<double> { return 0; },
-          .memory = [](const Shape& shape) -> std::optional<double> {
-            return std::min(shape.ranks, shape.micros * shape.steps);
-          },
+          .bubble = no_bubble,
+          .memory = unflushed_in_flight,
           .weights = [](const Shape&) -> std::optional<double> { return 1; }};
 }
 

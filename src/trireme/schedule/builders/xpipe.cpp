@@ -44,10 +44,8 @@ Kind xpipe() {
           .asynchronous = true,
           .build = build_xpipe,
           .refuses = needs_one_chunk,
-          .bubble = [](const Shape&, const Times&) -> std::optional<double> { return 0; },
-          .memory = [](const Shape& shape) -> std::optional<double> {
-            return std::min(shape.ranks, shape.micros * shape.steps);
-          },
+          .bubble = no_bubble,
+          .memory = unflushed_in_flight,
           .weights = [](const Shape&) -> std::optional<double> { return 1; }};
 }
 
