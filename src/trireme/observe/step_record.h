@@ -1,0 +1,37 @@
+// observe/step_record.h -- what is written down of one training step.
+//
+// Depends on: std.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace trireme::observe {
+
+/// Where a step's time went, in seconds; the parts add up to the step.
+struct Breakdown {
+  double compute = 0;   ///< forward, backward, update
+  double data = 0;      ///< waiting for tokens
+  double comm = 0;      ///< waiting for other ranks
+  double overhead = 0;  ///< the rest
+  bool operator==(const Breakdown&) const = default;
+};
+
+/// One line of metrics.jsonl.
+struct StepRecord {
+  std::int64_t step = 0;  ///< steps done, this one included: the first is 1
+  double loss = 0;        ///< mean over the tokens of the step
+  double grad_norm = 0;   ///< before clipping
+  double lr = 0;
+  std::int64_t tokens = 0;  ///< seen so far, this step's included
+  double tokens_per_s = 0;
+  std::optional<double> mfu;  ///< model FLOPs over what the device can do; none: its peak is not known
+  std::int64_t memory = 0;    ///< bytes, the largest of any rank so far
+  double seconds = 0;
+  Breakdown breakdown;
+  std::optional<std::string> hash;  ///< of the whole state after the step, where one was taken
+  bool operator==(const StepRecord&) const = default;
+};
+
+}  // namespace trireme::observe
