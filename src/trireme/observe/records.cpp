@@ -1,0 +1,121 @@
+#include "trireme/observe/records.h"
+
+#include <cmath>
+
+#include "trireme/base/error.h"
+
+namespace trireme::observe {
+namespace {
+
+const Json& field(const Json& line, const char* name) {
+  if (!line.is_object()) throw IoError("is no JSON object");
+  const auto at = line.find(name);
+  if (at == line.end()) throw IoError(fmt::format("has no field \"{}\"", name));
+  return *at;
+}
+
+[[noreturn]] void wrong_type(const char* name, std::string_view wanted, const Json& value) {
+  throw IoError(fmt::format("field \"{}\" must be {}, but is {}", name, wanted, line_of(value)));
+}
+
+double real(const Json& line, const char* name) {
+  const Json& value = field(line, name);
+  if (const auto number = as_number(value)) return *number;
+  wrong_type(name, "a number", value);
+}
+
+std::int64_t integer(const Json& line, const char* name) {
+  const Json& value = field(line, name);
+  if (!value.is_number_integer()) wrong_type(name, "a whole number", value);
+  return value.get<std::int64_t>();
+}
+
+std::int64_t step_of(const Json& line) {
+  const std::int64_t step = integer(line, "step");
+  if (step < 0) wrong_type("step", "0 or more", step);
+  return step;
+}
+
+std::uint64_t bits_in(const char* name, const Json& value) {
+  const auto bits = value.is_string() ? parse_hex(value.get_ref<const std::string&>()) : std::nullopt;
+  if (!bits) wrong_type(name, "a text of 16 hexadecimal digits", value);
+  return *bits;
+}
+
+}  // namespace
+
+Json to_json(const StepRecord& record) {
+  const Breakdown& parts = record.breakdown;
+  Json line{{"step", record.step},
+            {"loss", number(record.loss)},
+            {"grad_norm", number(record.grad_norm)},
+            {"lr", number(record.lr)},
+            {"tokens", record.tokens},
+            {"tokens_per_s", number(record.tokens_per_s)},
+            {"mfu", record.mfu ? number(*record.mfu) : Json()},
+            {"memory", record.memory},
+            {"seconds", number(record.seconds)},
+            {"breakdown",
+             {{"compute", number(parts.compute)},
+              {"data", number(parts.data)},
+              {"comm", number(parts.comm)},
+              {"overhead", number(parts.overhead)}}}};
+  if (record.hash) line["hash"] = *record.hash;
+  return line;
+}
+
+StepRecord step_from(const Json& line) {
+  StepRecord record;
+  record.step = step_of(line);
+  record.loss = real(line, "loss");
+  record.grad_norm = real(line, "grad_norm");
+  record.lr = real(line, "lr");
+  record.tokens = integer(line, "tokens");
+  record.tokens_per_s = real(line, "tokens_per_s");
+  if (!field(line, "mfu").is_null()) record.mfu = real(line, "mfu");
+  record.memory = integer(line, "memory");
+  record.seconds = real(line, "seconds");
+  const Json& parts = field(line, "breakdown");
+  record.breakdown = {.compute = real(parts, "compute"),
+                      .data = real(parts, "data"),
+                      .comm = real(parts, "comm"),
+                      .overhead = real(parts, "overhead")};
+  if (const auto hash = line.find("hash"); hash != line.end()) {
+    if (!hash->is_string()) wrong_type("hash", "a text", *hash);
+    record.hash = hash->get<std::string>();
+  }
+  return record;
+}
+
+HashRecord hashes_from(const Json& line) {
+  HashRecord record{.step = step_of(line), .total = bits_in("total", field(line, "total")), .tensors = {}};
+  const Json& tensors = field(line, "tensors");
+  if (!tensors.is_object()) wrong_type("tensors", "an object", tensors);
+  for (const auto& [name, value] : tensors.items()) record.tensors.emplace(name, bits_in(name.c_str(), value));
+  return record;
+}
+
+EventRecord event_from(const Json& line) {
+  const Json& kind = field(line, "event");
+  if (!kind.is_string()) wrong_type("event", "a text", kind);
+  return {.kind = kind.get<std::string>(), .time = real(line, "time"), .fields = line};
+}
+
+std::optional<double> EventRecord::number_of(std::string_view name) const {
+  const auto at = fields.find(name);
+  return at == fields.end() ? std::nullopt : as_number(*at);
+}
+
+std::optional<std::string> EventRecord::text_of(std::string_view name) const {
+  const auto at = fields.find(name);
+  if (at == fields.end() || !at->is_string()) return std::nullopt;
+  return at->get<std::string>();
+}
+
+std::optional<std::int64_t> EventRecord::step() const {
+  const auto at = fields.find("step");
+  if (at == fields.end() || !at->is_number_integer()) return std::nullopt;
+  return at->get<std::int64_t>();
+}
+
+}  // namespace trireme::observe
