@@ -1,13 +1,18 @@
 #include "trireme/base/log.h"
 
+#include <fcntl.h>
 #include <spdlog/logger.h>
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
@@ -89,6 +94,45 @@ class Writer {
   std::shared_ptr<spdlog::logger> logger_;
 };
 
+/// Descriptors that lines are copied to.
+class Copies {
+ public:
+  void add(int descriptor) {
+    const std::lock_guard lock(mutex_);
+    descriptors_.push_back(descriptor);
+    any_.store(true, std::memory_order_relaxed);
+  }
+  void remove(int descriptor) {
+    const std::lock_guard lock(mutex_);
+    std::erase(descriptors_, descriptor);
+    any_.store(!descriptors_.empty(), std::memory_order_relaxed);
+  }
+  void write(LogLevel level, std::string_view text) {
+    if (!any_.load(std::memory_order_relaxed)) return;
+    const std::time_t now = std::time(nullptr);
+    std::tm local{};
+    localtime_r(&now, &local);
+    char stamp[32];
+    std::strftime(stamp, sizeof stamp, "%Y-%m-%d %H:%M:%S", &local);
+    const std::string line =
+        fmt::format("{} {:<5} {}{}\n", stamp, name_in<LogLevel>(kLevels, level), rank_prefix(), text);
+    const std::lock_guard lock(mutex_);
+    for (const int descriptor : descriptors_) {
+      [[maybe_unused]] const auto ignored = ::write(descriptor, line.data(), line.size());
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<int> descriptors_;
+  std::atomic<bool> any_ = false;
+};
+
+Copies& copies() {
+  static Copies& instance = *new Copies;  // never destroyed, as below
+  return instance;
+}
+
 // Never destroyed: threads may still speak while the process ends.
 Writer& writer() {
   static Writer& instance = *new Writer;
@@ -135,6 +179,17 @@ void divert_log(std::function<void(std::string_view)> take) {
   writer().set(std::move(logger));
 }
 
+LogCopy::LogCopy(const std::string& path)
+    : descriptor_(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
+  if (descriptor_ < 0) throw IoError(fmt::format("{} cannot be opened: {}", path, std::strerror(errno)));
+  copies().add(descriptor_);
+}
+
+LogCopy::~LogCopy() {
+  copies().remove(descriptor_);
+  ::close(descriptor_);
+}
+
 void note_open_line(bool open) { line_is_open.store(open, std::memory_order_relaxed); }
 
 bool detail::log_enabled(LogLevel level) { return level >= log_level() && level != LogLevel::kOff; }
@@ -145,6 +200,7 @@ void detail::log_text(LogLevel level, std::string_view text) {
     [[maybe_unused]] const auto ignored = ::write(STDERR_FILENO, kWipe.data(), kWipe.size());
   }
   writer().get()->log(to_spdlog(level), "{}{}", rank_prefix(), text);
+  copies().write(level, text);
 }
 
 }  // namespace trireme

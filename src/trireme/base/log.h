@@ -52,6 +52,19 @@ std::string rank_prefix();
 /// Gives whole lines, without colours and time, to `take` instead of stderr; null goes back to stderr. For tests.
 void divert_log(std::function<void(std::string_view line)> take);
 
+/// While it lives, whole lines, with date and time and without colours, also go to the end of a file: a run's log.
+/// IoError when it cannot be opened; a line that cannot be written later is lost, as the log is no reason to stop.
+class LogCopy {
+ public:
+  explicit LogCopy(const std::string& path);
+  ~LogCopy();
+  LogCopy(const LogCopy&) = delete;
+  LogCopy& operator=(const LogCopy&) = delete;
+
+ private:
+  int descriptor_;
+};
+
 /// Said once by a progress line that stands unfinished on stderr: the next message wipes it first.
 void note_open_line(bool open);
 

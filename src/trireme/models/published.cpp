@@ -188,7 +188,8 @@ at::Tensor published_view(const PublishedTensor& tensor, const at::Tensor& of_pa
 }
 
 std::unique_ptr<Model> load_published(const formats::HfDirectory& directory, const LoadOptions& options) {
-  auto model = build(format_of(directory.config()).read_config(directory.config()), options.build);
+  auto model = build(options.shape ? *options.shape : format_of(directory.config()).read_config(directory.config()),
+                     options.build);
   nn::allocate(model->params, options.precision);
   std::set<std::string_view> used;
   const auto tensors =

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -57,6 +58,7 @@ at::Tensor published_view(const PublishedTensor& tensor, const at::Tensor& of_pa
 struct LoadOptions {
   nn::Precision precision = nn::Precision::kFp32;
   BuildOptions build;
+  std::optional<spec::ModelShape> shape = {};  ///< instead of the directory's: with dropout, say; same weights
 };
 /// Model and weights of a directory. FormatError naming the tensor where one is missing or has another shape or a type
 /// that is not floating. Tensors that belong to nothing are left alone and logged.

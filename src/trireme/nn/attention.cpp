@@ -16,6 +16,7 @@
 #include "trireme/base/error.h"
 #include "trireme/kernels/attention.h"
 #include "trireme/kernels/rotary.h"
+#include "trireme/nn/flops.h"
 
 namespace trireme::nn {
 namespace {
@@ -57,6 +58,13 @@ CoreResult run_core(const Core& core, const at::Tensor& q, const at::Tensor& k, 
                     at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(type))};
   kernels::attention_forward(result.out, result.lse, q, k, v, core.options);
   return result;
+}
+
+/// Scores and weighted values of one pass, in the heads of q: 4 operations a pair and number of a head.
+double core_flops(const AttentionShape& shape, const Sequence& queries, const at::Tensor& q, const Sequence& keys,
+                  std::int64_t key_length) {
+  const double pairs = visible_pairs({shape.causal, shape.window}, queries, q.size(0), q.size(1), keys, key_length);
+  return 4 * pairs * static_cast<double>(q.size(2) * q.size(3));
 }
 
 at::Tensor merge_heads(const at::Tensor& out) { return out.view({out.size(0), out.size(1), -1}); }
@@ -165,6 +173,7 @@ at::Tensor SelfAttention::run(at::Tensor x, Context& context, Tape* tape) {
   }
   const Heads heads = split(qkv);
   const Core core(shape_, sequence, sequence, context);
+  context.flops += core_flops(shape_, sequence, heads.q, sequence, heads.k.size(1));
   const auto [out, lse] = run_core(core, heads.q, heads.k, heads.v);
   at::Tensor y = out_.product(merge_heads(out), context);
   if (tape) {
@@ -179,7 +188,10 @@ at::Tensor SelfAttention::run_back(at::Tensor dy, Context& context, Tape& tape) 
   auto [x, qkv, out, lse] = tape.pop<4>();
   const Heads heads = split(qkv);
   const Core core(shape_, sequence, sequence, context);
+  const double flops = core_flops(shape_, sequence, heads.q, sequence, heads.k.size(1));
+  context.flops += 2 * flops;
   if (!out.defined()) {
+    context.recomputed_flops += flops;
     CoreResult again = run_core(core, heads.q, heads.k, heads.v);
     out = std::move(again.out);
     lse = std::move(again.lse);
@@ -204,6 +216,7 @@ Tensors CrossAttention::forward(Tensors inputs, Context& context, Tape* tape) {
   const at::Tensor kv = kv_.product(inputs[1], context)
                             .view({inputs[1].size(0), inputs[1].size(1), 2 * shape_.kv_heads, shape_.head_size});
   const Core core(shape_, context.sequence, context.source, context);
+  context.flops += core_flops(shape_, context.sequence, q, context.source, kv.size(1));
   const auto [out, lse] =
       run_core(core, q, kv.narrow(2, 0, shape_.kv_heads), kv.narrow(2, shape_.kv_heads, shape_.kv_heads));
   at::Tensor y = out_.product(merge_heads(out), context);
@@ -214,6 +227,7 @@ Tensors CrossAttention::forward(Tensors inputs, Context& context, Tape* tape) {
 Tensors CrossAttention::backward(Tensors gradients, Context& context, Tape& tape) {
   const auto [x, memory, q, kv, out, lse] = tape.pop<6>();
   const Core core(shape_, context.sequence, context.source, context);
+  context.flops += 2 * core_flops(shape_, context.sequence, q, context.source, kv.size(1));
   const at::Tensor dout = out_.gradients(gradients[0], merge_heads(out), context, tape).view(out.sizes());
   at::Tensor dq = at::empty_like(q), dkv = at::empty_like(kv);
   at::Tensor dk = dkv.narrow(2, 0, shape_.kv_heads), dv = dkv.narrow(2, shape_.kv_heads, shape_.kv_heads);

@@ -62,6 +62,7 @@ struct Context {
   double gradient_scale =
       1;  ///< 1 / (tokens of the whole batch), times the loss scale: gradients come out as of the mean
   std::vector<LossTerm> losses;
+  double flops = 0, recomputed_flops = 0;  ///< done so far in matrix products: flops.h
 
   KeyValueCache* cache = nullptr;
   Weights* weights = nullptr;                         ///< null: the current ones

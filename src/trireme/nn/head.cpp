@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "trireme/base/error.h"
+#include "trireme/nn/flops.h"
 
 namespace trireme::nn {
 namespace {
@@ -27,6 +28,7 @@ Head::Head(Param& weight, Param* bias, HeadOptions options) : weight_(weight), b
 
 at::Tensor Head::logits(const at::Tensor& rows, Context& context) const {
   const at::Tensor weight = context.value(weight_).t();
+  context.flops += product_flops(rows.size(0), weight.size(0), weight.size(1));
   return bias_ ? at::addmm(context.value(*bias_), rows, weight) : at::mm(rows, weight);
 }
 
@@ -65,6 +67,8 @@ at::Tensor Head::run(at::Tensor x, Context& context, Tape* tape) {
                             .lse = lse},
                            options);
     if (!tape) continue;
+    const double again = product_flops(count, weight.size(0), weight.size(1));
+    context.flops += weight_.trainable ? 2 * again : again;
     at::Tensor into = part(dx);
     at::mm_out(into, values, weight);
     add_product_gradient(weight_, values, inputs);

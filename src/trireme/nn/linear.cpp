@@ -3,6 +3,8 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 
+#include "trireme/nn/flops.h"
+
 namespace trireme::nn {
 namespace {
 
@@ -22,12 +24,14 @@ Linear::Linear(Param& weight, Param* bias) : weight_(weight), bias_(bias) {
 at::Tensor Linear::product(const at::Tensor& x, Context& context) const {
   const at::Tensor& weight = context.value(weight_);
   const at::Tensor rows = as_rows(x);
+  context.flops += product_flops(rows.size(0), weight.size(1), weight.size(0));
   const at::Tensor y = bias_ ? at::addmm(context.value(*bias_), rows, weight.t()) : at::mm(rows, weight.t());
   return y.view(with_width(x, weight.size(0)));
 }
 
 at::Tensor Linear::gradients(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape) const {
   const at::Tensor dy_rows = as_rows(dy);
+  if (weight_.trainable) context.flops += product_flops(dy_rows.size(1), dy_rows.size(0), weight_.placement.shape[1]);
   tape.weight_gradient([this, dy_rows, x_rows = as_rows(x), &context] {
     add_product_gradient(weight_, dy_rows, x_rows);
     context.added(weight_);
@@ -37,6 +41,7 @@ at::Tensor Linear::gradients(const at::Tensor& dy, const at::Tensor& x, Context&
     }
   });
   const at::Tensor& weight = context.value(weight_);
+  context.flops += product_flops(dy_rows.size(0), weight.size(0), weight.size(1));
   return at::mm(dy_rows, weight).view(with_width(dy, weight.size(1)));
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/nn/flops.h"
 
 namespace trireme::nn {
 
@@ -17,7 +18,10 @@ Tensors Recomputed::backward(Tensors gradients, Context& context, Tape& tape) {
   Tensors inputs = tape.pop(gradients.size());
   Tape again;
   const std::size_t losses = context.losses.size();
-  layer_->forward(std::move(inputs), context, &again);
+  {
+    const CountAsRecomputed count(context);
+    layer_->forward(std::move(inputs), context, &again);
+  }
   context.losses.resize(losses);  // counted in the first run
   again.set_deferring(tape.deferring());
   Tensors out = layer_->backward(std::move(gradients), context, again);

@@ -2,7 +2,7 @@
 //
 // The second run gives the same bits: dropout is drawn by token numbers, and every operator's result depends on its
 // inputs alone. So gradients are equal to the last bit with and without.
-// Depends on: base.
+// Depends on: base, spec (which kinds there are).
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "trireme/nn/layer.h"
+#include "trireme/spec/train.h"
 
 namespace trireme::nn {
 
@@ -36,20 +37,15 @@ class Chain final : public Layer {
   std::vector<std::unique_ptr<Layer>> layers_;
 };
 
-enum class RecomputeKind : std::uint8_t {
-  kNone,
-  kSelective,  ///< attention's core only (Korthikanti et al. 2022); see AttentionShape::recompute_core
-  kFull,       ///< every block by itself
-  kEvery,      ///< every k-th block keeps everything saved, the others are made again
-  kSqrt,       ///< segments of about sqrt(n) blocks, one input kept for each (Chen et al. 2016)
-};
+using spec::RecomputeKind;
 
 struct Recompute {
   RecomputeKind kind = RecomputeKind::kNone;
   std::int64_t every = 2;  ///< kEvery
 };
 
-/// Wraps a model's blocks as asked. kSelective changes nothing here: blocks are built with it.
+/// Wraps a model's blocks as asked. kSelective (AttentionShape::recompute_core) changes nothing here: blocks are built
+/// with it.
 std::vector<std::unique_ptr<Layer>> recomputed(std::vector<std::unique_ptr<Layer>> blocks, const Recompute& recompute);
 
 /// Lengths of Chen's segments over n blocks: about sqrt(n) of them, as equal as can be.

@@ -19,9 +19,9 @@ namespace {
   }
   // Nothing here: another rank has them, and says so.
   const std::string where = names.empty() ? "on another rank" : "of " + listed(names);
-  throw Error(fmt::format("the gradient {} is not finite after {}", where,
-                          counted(static_cast<std::size_t>(optimizer.steps()), "step")),
-              "lower optim.learning_rate, lengthen schedule.warmup, or set optim.clip = 1.0");
+  throw NotFiniteGradients(fmt::format("the gradient {} is not finite after {}", where,
+                                       counted(static_cast<std::size_t>(optimizer.steps()), "step")),
+                           "lower optim.learning_rate, lengthen schedule.warmup, or set optim.clip = 1.0");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 // Depends on: base, spec, nn.
 #pragma once
 
+#include "trireme/base/error.h"
 #include "trireme/optim/loss_scale.h"
 #include "trireme/optim/optimizer.h"
 
@@ -27,8 +28,14 @@ struct UpdateResult {
   double clip_factor = 1;
 };
 
+/// Gradients without a loss scale that are no numbers; nothing has changed.
+class NotFiniteGradients : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Clips to the optimizer's optim.clip and steps. Gradients that are not finite skip the step where the loss is scaled;
-/// elsewhere an Error names their parameters, and nothing has changed.
+/// elsewhere NotFiniteGradients names their parameters.
 UpdateResult update(Optimizer& optimizer, const UpdateOptions& options);
 
 }  // namespace trireme::optim

@@ -98,6 +98,9 @@ void describe(config::Section<ModelConfig>& section) {
   section.field("family", &ModelConfig::family,
                 "whose features an unset key below has; gpt2 also stands for GPT-3, llama for Llama 2 and 3, qwen2 for "
                 "Qwen 2.5; unset: no model");
+  section.field("init_from", &ModelConfig::init_from,
+                "Hugging Face folder that the run starts from: its shape, changed by the keys given here, and its "
+                "weights; unset: weights are drawn from run.seed");
   section.field("vocabulary", &ModelConfig::vocabulary, "how many token numbers there are").at_least(1);
   section.field("positions", &ModelConfig::positions, "the longest sequence").at_least(1);
   section.field("width", &ModelConfig::width, "numbers a token, between layers").at_least(1);
@@ -139,7 +142,10 @@ void describe(config::Section<ModelConfig>& section) {
 
 std::optional<ModelShape> shape_of(const ModelConfig& config) {
   if (!config.family) return std::nullopt;
-  ModelShape shape = family_shape(*config.family);
+  return with_keys(family_shape(*config.family), config);
+}
+
+ModelShape with_keys(ModelShape shape, const ModelConfig& config) {
   visit_pairs(config, shape, [](const auto& key, auto& value) {
     if (key) value = *key;
   });
@@ -148,7 +154,10 @@ std::optional<ModelShape> shape_of(const ModelConfig& config) {
 
 ModelConfig resolved(const ModelConfig& config) {
   const auto shape = shape_of(config);
-  return shape ? whole_config(*shape) : config;
+  if (!shape) return config;
+  ModelConfig whole = whole_config(*shape);
+  whole.init_from = config.init_from;
+  return whole;
 }
 
 ModelConfig config_of(const ModelShape& shape) {
@@ -168,6 +177,7 @@ std::vector<std::string> differences(const ModelShape& shape, const ModelShape& 
 }
 
 std::vector<config::Problem> find_problems(const ModelConfig& config) {
+  if (config.init_from) return {};  // the folder says the rest; whoever opens it looks for problems
   if (const auto shape = shape_of(config)) return find_problems(*shape, "model");
   if (config == ModelConfig{}) return {};
   return {{.key = "model",

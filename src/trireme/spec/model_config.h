@@ -32,6 +32,7 @@ struct RotaryConfig {
 /// [model]: what is unset is as family_shape() has it. Without a family there is no model.
 struct ModelConfig {
   std::optional<Family> family;
+  std::optional<std::string> init_from;  ///< a published model's folder: shape and weights to start with
   std::optional<std::int64_t> vocabulary, positions, width, layers, encoder_layers, heads, kv_heads, head_size, inner,
       segments;
   std::optional<NormKind> norm;
@@ -53,9 +54,11 @@ struct ModelConfig {
 void describe(config::Section<RotaryConfig>& section);
 void describe(config::Section<ModelConfig>& section);
 
-/// The shape that a section asks for; none without a family. Nothing is derived: a wider model needs its heads too,
-/// and find_problems() says so.
+/// The shape that a section asks for; none without a family, also where init_from says it. Nothing is derived: a wider
+/// model needs its heads too, and find_problems() says so.
 std::optional<ModelShape> shape_of(const ModelConfig& config);
+/// `shape` with the keys that the section sets: what fine-tuning changes of a published model, such as dropout.
+ModelShape with_keys(ModelShape shape, const ModelConfig& config);
 /// The section with every key set, as its family has it: what `trireme recipe show` prints. Empty stays empty.
 ModelConfig resolved(const ModelConfig& config);
 /// The section that gives this shape: its family and what differs.

@@ -93,6 +93,9 @@ void describe(config::Section<Recipe>& section) {
   section.section("schedule", &Recipe::schedule);
   section.section("batch", &Recipe::batch);
   section.section("precision", &Recipe::precision);
+  section.section("train", &Recipe::train);
+  section.section("eval", &Recipe::eval);
+  section.section("checkpoint", &Recipe::checkpoint);
   section.section("log", &Recipe::log);
 }
 
@@ -133,8 +136,8 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
                                               name_in<Transport>(kTransports, comm.transport)),
                         .hint = "set comm.transport = \"emulated\""});
   }
-  for (const auto& found :
-       {find_problems(recipe.optim), find_problems(recipe.schedule, recipe.batch), find_problems(recipe.precision)}) {
+  for (const auto& found : {find_problems(recipe.optim), find_problems(recipe.schedule, recipe.batch),
+                            find_problems(recipe.precision), find_problems(recipe.train)}) {
     problems.insert(problems.end(), found.begin(), found.end());
   }
   return problems;

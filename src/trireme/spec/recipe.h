@@ -5,7 +5,7 @@
 //
 // To add a section: one struct with its defaults, one describe(), a line in describe(Section<Recipe>&); what must hold
 // between values goes into find_problems(). `trireme recipe docs` then lists it by itself.
-// The model stands in model_config.h, sections of training in optim.h and pace.h.
+// The model stands in model_config.h, sections of training in optim.h, pace.h and train.h.
 // Depends on: base (config, log, units).
 #pragma once
 
@@ -22,6 +22,7 @@
 #include "trireme/spec/model_config.h"
 #include "trireme/spec/optim.h"
 #include "trireme/spec/pace.h"
+#include "trireme/spec/train.h"
 
 namespace trireme::spec {
 
@@ -82,6 +83,9 @@ struct Recipe {
   ScheduleConfig schedule;
   BatchConfig batch;
   PrecisionConfig precision;
+  TrainConfig train;
+  EvalConfig eval;
+  CheckpointConfig checkpoint;
   LogConfig log;
   bool operator==(const Recipe&) const = default;
 };

@@ -1,0 +1,39 @@
+// checkpoint/store.h -- a run's state to the disk and back.
+//
+//   save(state, {.folder = run / "checkpoints", .step = 20, ...});      one rank, which holds every tensor whole
+//   load(CheckpointFolder(path), state);                                every rank
+//
+// What is stored is what the State registry holds, nothing else. Tensors have their global shapes.
+// Depends on: base, formats, layout, nn.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "trireme/formats/checkpoint_folder.h"
+#include "trireme/nn/state.h"
+
+namespace trireme::checkpoint {
+
+struct SaveRequest {
+  std::filesystem::path folder;  ///< that holds the checkpoints of the run
+  std::string name;              ///< of this one; empty: by its step
+  std::int64_t step = 0, tokens = 0;
+  std::map<std::string, std::string> files;  ///< texts that belong to it: "recipe.toml"
+};
+
+/// Writes everything, brings it to the disk and renames it into place; gives its path. One that is there under the same
+/// name is replaced. Every tensor must be held whole by this rank: an InternalError naming it otherwise.
+std::filesystem::path save(const nn::State& state, const SaveRequest& request);
+
+enum class What {
+  kEverything,
+  kWeights,  ///< parameters only: to generate, evaluate, or begin anew from them
+};
+/// Reads into the tensors and values that `state` has. A ConfigError lists what is missing or has another shape or
+/// type, and nothing has changed then; FormatError when bytes are damaged. The caller publishes parameters.
+void load(const formats::CheckpointFolder& checkpoint, nn::State& state, What what = What::kEverything);
+
+}  // namespace trireme::checkpoint

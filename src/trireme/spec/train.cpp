@@ -1,0 +1,71 @@
+#include "trireme/spec/train.h"
+
+namespace trireme::spec {
+namespace {
+
+constexpr Named<RecomputeKind> kRecomputes[] = {
+    {"none", RecomputeKind::kNone},   {"selective", RecomputeKind::kSelective}, {"full", RecomputeKind::kFull},
+    {"every", RecomputeKind::kEvery}, {"sqrt", RecomputeKind::kSqrt},
+};
+
+}  // namespace
+
+std::span<const Named<RecomputeKind>> enum_names(std::type_identity<RecomputeKind>) { return kRecomputes; }
+
+void describe(config::Section<TrainConfig>& section) {
+  section.meaning("how long a run goes, and how a rank computes its share of a step");
+  section.field("steps", &TrainConfig::steps, "when the run ends; or give train.tokens").at_least(1);
+  section.field("tokens", &TrainConfig::tokens, "the run ends with the step that reaches so many tokens")
+      .unit(Unit::kCount)
+      .at_least(1);
+  section
+      .field("microbatch", &TrainConfig::microbatch,
+             "rows that go through the model at once on each rank; gradients add up over them; unset: all that a rank "
+             "has of a step")
+      .at_least(1);
+  section
+      .field("threads", &TrainConfig::threads,
+             "that each rank computes with; unset: the machine's cores shared among its ranks")
+      .range(1, 4096);
+  section.field("recompute", &TrainConfig::recompute,
+                "what backward makes again instead of keeping it: nothing, attention's core, every block, all but each "
+                "recompute_every-th block, or about sqrt(layers) segments");
+  section.field("recompute_every", &TrainConfig::recompute_every, "for recompute = \"every\"").at_least(1);
+  section
+      .field("hash_every", &TrainConfig::hash_every,
+             "every so many steps the hash of the whole state is written down, by which `trireme diff` finds where two "
+             "runs part; 0: never")
+      .at_least(0);
+  section.field("freeze", &TrainConfig::freeze,
+                "parameters that stay as they are: patterns of their names, '*' for any text, '?' for any letter");
+}
+
+void describe(config::Section<EvalConfig>& section) {
+  section.meaning("validation within training, on samples that are not trained on");
+  section.field("every", &EvalConfig::every, "steps between validations, and one at the end; 0: none").at_least(0);
+  section.field("samples", &EvalConfig::samples, "how many, always the same ones").at_least(1);
+}
+
+void describe(config::Section<CheckpointConfig>& section) {
+  section.meaning("what a run can go on from");
+  section.field("every", &CheckpointConfig::every, "steps between checkpoints, and one at the end; 0: only at the end")
+      .at_least(0);
+  section.field("keep", &CheckpointConfig::keep, "how many of the newest stay; 0: all").at_least(0);
+}
+
+std::vector<config::Problem> find_problems(const TrainConfig& train) {
+  std::vector<config::Problem> problems;
+  if (train.steps && train.tokens) {
+    problems.push_back({.key = "train.tokens",
+                        .reason = "is given beside train.steps, and only one of them can end the run",
+                        .hint = "leave one out"});
+  }
+  if (train.recompute != RecomputeKind::kEvery && train.recompute_every != TrainConfig{}.recompute_every) {
+    problems.push_back({.key = "train.recompute_every",
+                        .reason = "is given, but train.recompute is not \"every\"",
+                        .hint = "set train.recompute = \"every\""});
+  }
+  return problems;
+}
+
+}  // namespace trireme::spec

@@ -1,0 +1,62 @@
+// spec/train.h -- how long a run goes and what it leaves behind: the sections [train], [eval] and [checkpoint].
+//
+//   [train]              [eval]              [checkpoint]
+//   steps = 200          every = 50          every = 20
+//   microbatch = 8       samples = 64        keep = 2
+//
+// Depends on: base (config).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "trireme/base/config.h"
+
+namespace trireme::spec {
+
+/// Which activations backward makes again instead of keeping them.
+enum class RecomputeKind : std::uint8_t {
+  kNone,
+  kSelective,  ///< attention's core only (Korthikanti et al. 2022)
+  kFull,       ///< every block by itself
+  kEvery,      ///< every k-th block keeps everything, the others are made again
+  kSqrt,       ///< segments of about sqrt(n) blocks, one input kept for each (Chen et al. 2016)
+};
+std::span<const Named<RecomputeKind>> enum_names(std::type_identity<RecomputeKind>);
+
+/// [train]
+struct TrainConfig {
+  std::optional<std::int64_t> steps, tokens;  ///< one of them
+  std::optional<std::int64_t> microbatch;     ///< rows; unset: all that a rank has of a step
+  std::optional<int> threads;                 ///< of each rank; unset: the cores shared among the ranks of the machine
+  RecomputeKind recompute = RecomputeKind::kNone;
+  std::int64_t recompute_every = 2;
+  std::int64_t hash_every = 100;
+  std::vector<std::string> freeze;
+  bool operator==(const TrainConfig&) const = default;
+};
+
+/// [eval]: validation within training.
+struct EvalConfig {
+  std::int64_t every = 0;
+  std::int64_t samples = 64;
+  bool operator==(const EvalConfig&) const = default;
+};
+
+/// [checkpoint]
+struct CheckpointConfig {
+  std::int64_t every = 100;
+  std::int64_t keep = 2;
+  bool operator==(const CheckpointConfig&) const = default;
+};
+
+void describe(config::Section<TrainConfig>& section);
+void describe(config::Section<EvalConfig>& section);
+void describe(config::Section<CheckpointConfig>& section);
+std::vector<config::Problem> find_problems(const TrainConfig& train);
+
+}  // namespace trireme::spec
