@@ -5,7 +5,7 @@
 //
 // To add a section: one struct with its defaults, one describe(), a line in describe(Section<Recipe>&); what must hold
 // between values goes into find_problems(). `trireme recipe docs` then lists it by itself.
-// The model stands in model_config.h, sections of training in optim.h, pace.h and train.h.
+// The model stands in model_config.h, the data in data.h, sections of training in optim.h, pace.h and train.h.
 // Depends on: base (config, log, units).
 #pragma once
 
@@ -19,6 +19,7 @@
 
 #include "trireme/base/config.h"
 #include "trireme/base/log.h"
+#include "trireme/spec/data.h"
 #include "trireme/spec/model_config.h"
 #include "trireme/spec/optim.h"
 #include "trireme/spec/pace.h"
@@ -77,6 +78,7 @@ struct LogConfig {
 struct Recipe {
   RunConfig run;
   ModelConfig model;
+  DataConfig data;
   CommConfig comm;
   EmulatedConfig emulated;
   OptimConfig optim;

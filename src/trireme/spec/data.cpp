@@ -1,0 +1,272 @@
+#include "trireme/spec/data.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace trireme::spec {
+namespace {
+
+constexpr Named<DataTask> kTasks[] = {
+    {"causal", DataTask::kCausal}, {"masked", DataTask::kMasked}, {"seq2seq", DataTask::kSeq2Seq}};
+constexpr Named<Packing> kPackings[] = {{"documents", Packing::kDocuments}, {"stream", Packing::kStream}};
+constexpr Named<SyntheticKind> kKinds[] = {
+    {"markov", SyntheticKind::kMarkov}, {"copy", SyntheticKind::kCopy}, {"reverse", SyntheticKind::kReverse}};
+constexpr std::int64_t kLongest = 1 << 24;                        // tokens a row
+constexpr std::int64_t kMostTransitions = std::int64_t{1} << 24;  // numbers of a Markov chain's table
+
+using Problems = std::vector<config::Problem>;
+
+std::string task_text(DataTask task) { return fmt::format("data.task = \"{}\"", name_in<DataTask>(kTasks, task)); }
+std::string kind_text(SyntheticKind kind) {
+  return fmt::format("data.synthetic.kind = \"{}\"", name_in<SyntheticKind>(kKinds, kind));
+}
+
+bool can_be(SyntheticKind kind, DataTask task) {
+  switch (kind) {
+    case SyntheticKind::kMarkov:
+      return task == DataTask::kCausal;
+    case SyntheticKind::kCopy:
+      return task != DataTask::kSeq2Seq;
+    case SyntheticKind::kReverse:
+      return task == DataTask::kSeq2Seq;
+  }
+  return false;
+}
+
+/// A key that is given and then ignored is how people train the wrong thing for a week.
+void add_unused(Problems& problems, std::string key, bool given, const std::string& why) {
+  if (given)
+    problems.push_back({.key = std::move(key),
+                        .reason = fmt::format("is given, but {} does not use it", why),
+                        .hint = "leave it out"});
+}
+
+void add_source_problems(const std::vector<DataSource>& sources, const std::string& key, const DataConfig& data,
+                         Problems& problems) {
+  const auto weighted =
+      std::ranges::count_if(sources, [](const DataSource& source) { return source.weight.has_value(); });
+  double total = 0;
+  for (const DataSource& source : sources) total += source.weight.value_or(0);
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    const DataSource& source = sources[i];
+    const std::string name = fmt::format("{}.{}", key, i);
+    if (source.path.empty())
+      problems.push_back({.key = name + ".path", .reason = "is empty", .hint = "name a file or a folder of files"});
+    if (source.path.ends_with(".txt") && data.tokenizer != "bytes")
+      problems.push_back(
+          {.key = name + ".path",
+           .reason = fmt::format("{} is text, which is read as it is only where bytes are tokens", source.path),
+           .hint = "set data.tokenizer = \"bytes\", or make shards of it"});
+    if (weighted > 0 && !source.weight)
+      problems.push_back({.key = name + ".weight",
+                          .reason = "is not given, but other sources have one",
+                          .hint = "give every source a weight, or none: then each has its size"});
+    if (source.weight && *source.weight * static_cast<double>(kMostBlendParts) < total)
+      problems.push_back({.key = name + ".weight",
+                          .reason = fmt::format("is {} of {} in all, less than one part in {}", *source.weight, total,
+                                                kMostBlendParts),
+                          .hint = "leave the source out, or give it more"});
+  }
+}
+
+void add_synthetic_problems(const DataConfig& data, DataTask task, Problems& problems) {
+  const SyntheticConfig& synthetic = data.synthetic;
+  if (!synthetic.kind) {
+    if (synthetic != SyntheticConfig{})
+      problems.push_back({.key = "data.synthetic",
+                          .reason = "has no kind",
+                          .hint = "set data.synthetic.kind = \"markov\", or leave the section out"});
+    return;
+  }
+  const SyntheticKind kind = *synthetic.kind;
+  if (!data.sources.empty())
+    problems.push_back({.key = "data.synthetic.kind",
+                        .reason = "is given beside data.sources; a run trains on one or the other",
+                        .hint = "leave out either"});
+  if (!can_be(kind, task))
+    problems.push_back(
+        {.key = "data.synthetic.kind",
+         .reason = fmt::format("\"{}\" is no task for {}", name_in<SyntheticKind>(kKinds, kind), task_text(task)),
+         .hint = fmt::format("set data.synthetic.kind = \"{}\"", task == DataTask::kSeq2Seq ? "reverse" : "copy")});
+  if (kind == SyntheticKind::kMarkov) {
+    const double transitions =
+        std::pow(static_cast<double>(synthetic.vocabulary), static_cast<double>(synthetic.order + 1));
+    if (transitions > static_cast<double>(kMostTransitions))
+      problems.push_back({.key = "data.synthetic.order",
+                          .reason = fmt::format("{} tokens after {} of them are {:.3g} transitions, more than {}",
+                                                synthetic.vocabulary, synthetic.order, transitions, kMostTransitions),
+                          .hint = "set data.synthetic.order = 1"});
+  } else {
+    const SyntheticConfig plain;
+    add_unused(problems, "data.synthetic.order", synthetic.order != plain.order, kind_text(kind));
+    add_unused(problems, "data.synthetic.sharpness", synthetic.sharpness != plain.sharpness, kind_text(kind));
+  }
+  add_unused(problems, "data.validation_fraction", data.validation_fraction.has_value(), kind_text(kind));
+  add_unused(problems, "data.masking", data.masking != MaskingConfig{}, kind_text(kind));
+  add_unused(problems, "data.special", data.special != SpecialConfig{}, kind_text(kind));
+}
+
+void add_model_problems(const DataConfig& data, DataTask task, const ModelShape& shape, Problems& problems) {
+  const auto too_long = [&](const char* key, std::int64_t length) {
+    if (length > shape.positions)
+      problems.push_back(
+          {.key = key,
+           .reason = fmt::format("is {}, but model.positions = {} is the longest", length, shape.positions),
+           .hint = fmt::format("set {} = {}", key, shape.positions)});
+  };
+  if (const DataTask needed = task_of(shape); task != needed) {
+    if (data.task)
+      problems.push_back({.key = "data.task",
+                          .reason = fmt::format("is \"{}\", but the model is made for \"{}\"",
+                                                name_in<DataTask>(kTasks, task), name_in<DataTask>(kTasks, needed)),
+                          .hint = fmt::format("set data.task = \"{}\"", name_in<DataTask>(kTasks, needed))});
+    return;
+  }
+  too_long("data.sequence", data.sequence);
+  if (task == DataTask::kSeq2Seq && data.source_sequence) too_long("data.source_sequence", *data.source_sequence);
+  const std::int64_t tokens = synthetic_tokens(data.synthetic, task);
+  if (data.synthetic.kind && tokens > shape.vocabulary)
+    problems.push_back({.key = "data.synthetic.vocabulary",
+                        .reason = fmt::format("is {}, so that token numbers reach {}, but model.vocabulary = {}",
+                                              data.synthetic.vocabulary, tokens - 1, shape.vocabulary),
+                        .hint = fmt::format("set model.vocabulary = {}", tokens)});
+}
+
+}  // namespace
+
+std::span<const Named<DataTask>> enum_names(std::type_identity<DataTask>) { return kTasks; }
+std::span<const Named<Packing>> enum_names(std::type_identity<Packing>) { return kPackings; }
+std::span<const Named<SyntheticKind>> enum_names(std::type_identity<SyntheticKind>) { return kKinds; }
+
+void describe(config::Section<DataSource>& section) {
+  section.meaning("files of tokens");
+  section
+      .field("path", &DataSource::path,
+             "a token shard, a Megatron pair, an llm.c file, with tokenizer bytes a .txt file; or a folder of them")
+      .required();
+  section
+      .field("weight", &DataSource::weight,
+             "its share of the samples, beside the others' weights; unset for all: every sample comes once an epoch")
+      .above(0);
+}
+
+void describe(config::Section<SpecialConfig>& section) {
+  section.meaning("token numbers with a meaning; unset: as the shards say");
+  section.field("bos", &SpecialConfig::bos, "seq2seq: what the decoder reads first").at_least(0);
+  section.field("eos", &SpecialConfig::eos, "seq2seq: what it says last").at_least(0);
+  section.field("pad", &SpecialConfig::pad, "fills rows; never seen or learnt").at_least(0);
+  section.field("mask", &SpecialConfig::mask, "masked: stands for a hidden token").at_least(0);
+  section.field("cls", &SpecialConfig::cls, "masked: first in each row").at_least(0);
+  section.field("sep", &SpecialConfig::sep, "masked: last in each row").at_least(0);
+}
+
+void describe(config::Section<MaskingConfig>& section) {
+  section.meaning("masked: which tokens are to be found again");
+  section.field("probability", &MaskingConfig::probability, "of a token to be chosen").above(0).at_most(1);
+  section.field("masked", &MaskingConfig::masked, "part of the chosen that the mask token replaces").range(0, 1);
+  section.field("random", &MaskingConfig::random, "part of the chosen that a random token replaces; the rest stays")
+      .range(0, 1);
+}
+
+void describe(config::Section<SyntheticConfig>& section) {
+  section.meaning("a task without files whose best possible loss is known");
+  section.field("kind", &SyntheticConfig::kind,
+                "markov: a chain with random transitions; copy: random tokens, then the same again; reverse: seq2seq, "
+                "the source backwards");
+  section.field("vocabulary", &SyntheticConfig::vocabulary, "how many tokens there are, special ones aside")
+      .range(2, 1 << 20);
+  section.field("order", &SyntheticConfig::order, "markov: how many tokens the next one depends on").range(1, 8);
+  section.field("sharpness", &SyntheticConfig::sharpness, "markov: standard deviation of the transitions' logarithms")
+      .range(0, 20);
+}
+
+void describe(config::Section<DataConfig>& section) {
+  section.meaning("what is trained on");
+  section.field("task", &DataConfig::task,
+                "what is learnt: causal, masked or seq2seq; unset: what the model is made for");
+  section.field("sequence", &DataConfig::sequence, "tokens in a row that the model reads; seq2seq: its decoder")
+      .unit(Unit::kCount)
+      .range(2, kLongest);
+  section
+      .field("source_sequence", &DataConfig::source_sequence,
+             "seq2seq: tokens in a row that the encoder reads; unset: data.sequence")
+      .unit(Unit::kCount)
+      .range(1, kLongest);
+  section.field("packing", &DataConfig::packing,
+                "documents: those in a row do not see each other, positions restart, nothing is learnt across; stream: "
+                "rows are cut from all text in a line");
+  section.field("shuffle", &DataConfig::shuffle, "each epoch in another order; false: as the files have it");
+  section.field("tokenizer", &DataConfig::tokenizer,
+                "path of the tokenizer that made the tokens, or \"bytes\"; for reading text and for samples of it");
+  section
+      .field("end_of_text", &DataConfig::end_of_text,
+             "llm.c files: the token that stands between documents; unset: each file is one document")
+      .at_least(0);
+  section
+      .field("validation_fraction", &DataConfig::validation_fraction,
+             "part of the documents that is kept for validation; unset: 0.01, or none where [[data.validation]] is")
+      .range(0, 0.5);
+  section.field("prefetch", &DataConfig::prefetch, "batches that each rank reads ahead in the background; 0: none")
+      .range(0, 1024);
+  section.tables("sources", &DataConfig::sources);
+  section.tables("validation", &DataConfig::validation);
+  section.section("special", &DataConfig::special);
+  section.section("masking", &DataConfig::masking);
+  section.section("synthetic", &DataConfig::synthetic);
+}
+
+DataTask task_of(const ModelShape& shape) {
+  if (shape.encoder_layers > 0) return DataTask::kSeq2Seq;
+  return shape.causal ? DataTask::kCausal : DataTask::kMasked;
+}
+
+DataTask task_of(const DataConfig& data, const ModelConfig& model) {
+  if (data.task) return *data.task;
+  if (const auto shape = shape_of(model)) return task_of(*shape);
+  return data.synthetic.kind == SyntheticKind::kReverse ? DataTask::kSeq2Seq : DataTask::kCausal;
+}
+
+bool has_data(const DataConfig& data) { return !data.sources.empty() || data.synthetic.kind.has_value(); }
+
+std::int64_t synthetic_tokens(const SyntheticConfig& synthetic, DataTask task) {
+  switch (task) {
+    case DataTask::kCausal:
+      return synthetic.vocabulary;
+    case DataTask::kMasked:
+      return synthetic.vocabulary + 1;  // the mask
+    case DataTask::kSeq2Seq:
+      return synthetic.vocabulary + 3;  // begin, end, padding
+  }
+  return 0;
+}
+
+std::vector<config::Problem> find_problems(const DataConfig& data, const ModelConfig& model) {
+  Problems problems;
+  const DataTask task = task_of(data, model);
+  add_source_problems(data.sources, "data.sources", data, problems);
+  add_source_problems(data.validation, "data.validation", data, problems);
+  if (!data.validation.empty() && data.sources.empty())
+    problems.push_back({.key = "data.validation",
+                        .reason = "is given, but there is nothing to train on",
+                        .hint = "name the training data in [[data.sources]]"});
+  add_unused(problems, "data.validation_fraction", data.validation_fraction && !data.validation.empty(),
+             "a run with [[data.validation]]");
+  add_synthetic_problems(data, task, problems);
+  add_unused(problems, "data.source_sequence", data.source_sequence && task != DataTask::kSeq2Seq, task_text(task));
+  add_unused(problems, "data.packing", data.packing != Packing::kDocuments && task == DataTask::kSeq2Seq,
+             task_text(task));
+  if (!data.synthetic.kind)
+    add_unused(problems, "data.masking", data.masking != MaskingConfig{} && task != DataTask::kMasked, task_text(task));
+  if (data.masking.masked + data.masking.random > 1)
+    problems.push_back({.key = "data.masking.random",
+                        .reason = fmt::format("is {}, but data.masking.masked = {} leaves less", data.masking.random,
+                                              data.masking.masked),
+                        .hint = "set data.masking.random = 0"});
+  const auto shape = shape_of(model);
+  if (shape && has_data(data)) add_model_problems(data, task, *shape, problems);
+  return problems;
+}
+
+}  // namespace trireme::spec
