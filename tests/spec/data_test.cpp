@@ -97,7 +97,7 @@ INSTANTIATE_TEST_SUITE_P(
                       "synthetic.kind = 'reverse'\nsequence = 64\n[model]\nfamily = 'transformer'"},
         Contradiction{"TooManyTransitions",
                       "synthetic.kind = 'markov'\nsynthetic.vocabulary = 1000\nsynthetic.order = 3",
-                      "data.synthetic.order", "more than 16777216", "set data.synthetic.order = 1",
+                      "data.synthetic.order", "more than 4194304", "set data.synthetic.order = 1",
                       "synthetic.kind = 'markov'\nsynthetic.vocabulary = 1000\nsynthetic.order = 1"},
         Contradiction{"OrderOfACopy", "synthetic.kind = 'copy'\nsynthetic.order = 2", "data.synthetic.order",
                       "does not use it", "leave it out", "synthetic.kind = 'copy'"},

@@ -14,7 +14,7 @@ constexpr Named<Packing> kPackings[] = {{"documents", Packing::kDocuments}, {"st
 constexpr Named<SyntheticKind> kKinds[] = {
     {"markov", SyntheticKind::kMarkov}, {"copy", SyntheticKind::kCopy}, {"reverse", SyntheticKind::kReverse}};
 constexpr std::int64_t kLongest = 1 << 24;                        // tokens a row
-constexpr std::int64_t kMostTransitions = std::int64_t{1} << 24;  // numbers of a Markov chain's table
+constexpr std::int64_t kMostTransitions = std::int64_t{1} << 22;  // numbers of a Markov chain's table
 
 using Problems = std::vector<config::Problem>;
 
