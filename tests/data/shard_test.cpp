@@ -178,6 +178,31 @@ TEST_F(Shard, CanBeReadWithoutCheckingBlocks) {
   EXPECT_THAT(error_of<FormatError>([&] { read_tokens(checking, 2, 1); }), HasSubstr("tokens are damaged"));
 }
 
+/// Files of version 1 as they were first written: a change of the format must not leave them behind.
+TEST_F(Shard, OfVersionOneStayReadable) {
+  const TokenFile narrow(fs::path(TRIREME_FIXTURES) / "tokens/narrow.shard");
+  EXPECT_EQ(narrow.info(), (ShardInfo{.vocabulary = 300,
+                                      .tokenizer_hash = 0x1122334455667788,
+                                      .tokenizer = "bytes of tests",
+                                      .special = {256, 257, 258, 259, 260, 261},
+                                      .pairs = true}));
+  Documents documents;
+  for (std::int32_t d = 0; d < 6; ++d) {
+    documents.emplace_back();
+    for (std::int32_t i = 0; i < d * 5; ++i) documents.back().push_back((d * 37 + i * 11) % 300);
+  }
+  expect_documents(narrow, documents);
+  std::vector<std::uint8_t> mask(10);
+  narrow.read_mask(narrow.document_begin(3), mask);
+  EXPECT_THAT(mask, ElementsAre(0, 1, 1, 0, 1, 1, 0, 1, 1, 0));
+  narrow.verify();
+  const TokenFile wide(fs::path(TRIREME_FIXTURES) / "tokens/wide.shard");
+  expect_documents(wide, {{1, 69999, 3}, {65536}});
+  wide.verify();
+  write_shard(path(), {{1, 69999, 3}, {65536}}, {.vocabulary = 70000});
+  EXPECT_EQ(read_all(path()), read_all(wide.path()));  // and are what is written today
+}
+
 TEST_F(Shard, IsDescribedForPeople) {
   write_shard(path(), {{5, 6}, {7}},
               {.vocabulary = 300, .tokenizer_hash = 0xAB, .tokenizer = "gpt2", .special = {.eos = 7}, .pairs = true});
