@@ -1,10 +1,9 @@
 #include <fmt/format.h>
 
-#include <iterator>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "trireme/base/trace_text.h"
 #include "trireme/schedule/draw_parts.h"
 
 namespace trireme::schedule {
@@ -13,23 +12,20 @@ namespace {
 
 constexpr double kMicrosecondsPerUnit = 1000;
 
-/// One event a line: large traces are written and read in one go, and are still text that one can look at.
 class Trace {
  public:
   explicit Trace(const Drawing& drawing) : drawing_(drawing), lanes_(boxes_of(drawing)) {}
 
   std::string write() {
-    out_ = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
-    event(R"("ph":"M","pid":0,"name":"process_name","args":{{"name":{}}})", quoted(title_of(drawing_)));
+    out_.event(R"("ph":"M","pid":0,"name":"process_name","args":{{"name":{}}})", TraceText::quoted(title_of(drawing_)));
     for (std::size_t rank = 0; rank < lanes_.size(); ++rank) {
-      event(R"("ph":"M","pid":0,"tid":{0},"name":"thread_name","args":{{"name":"rank {0}"}})", rank);
+      out_.event(R"("ph":"M","pid":0,"tid":{0},"name":"thread_name","args":{{"name":"rank {0}"}})", rank);
       for (const Box& box : lanes_[rank]) pass(rank, box);
       held(rank);
     }
     for (const auto& [key, sender] : forwards_) arrow(sender, forwards_, key, +1, "activation");
     for (const auto& [key, sender] : backwards_) arrow(sender, backwards_, key, -1, "gradient");
-    out_ += "\n]}\n";
-    return std::move(out_);
+    return out_.finish();
   }
 
  private:
@@ -39,18 +35,7 @@ class Trace {
   };
   using Key = std::pair<int, int>;  // chunk, micro
 
-  static std::string quoted(const std::string& text) {
-    return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  }
   static double us(double time) { return time * kMicrosecondsPerUnit; }
-
-  template <typename... Values>
-  void event(fmt::format_string<Values...> format, Values&&... values) {
-    if (events_++ > 0) out_ += ",\n";
-    out_ += '{';
-    fmt::format_to(std::back_inserter(out_), format, std::forward<Values>(values)...);
-    out_ += '}';
-  }
 
   void pass(std::size_t rank, const Box& box) {
     const Key key{box.chunk, box.micro};
@@ -63,10 +48,10 @@ class Trace {
     const std::string name =
         box.micro < 0 ? std::string(name_of(box.paint)) : fmt::format("{} {}", name_of(box.paint), box.micro);
     if (box.end <= box.start) {
-      event(R"("ph":"i","s":"t","pid":0,"tid":{},"ts":{},"name":"{}")", rank, us(box.start), name);
+      out_.event(R"("ph":"i","s":"t","pid":0,"tid":{},"ts":{},"name":"{}")", rank, us(box.start), name);
     } else {
-      event(R"("ph":"X","pid":0,"tid":{},"ts":{},"dur":{},"name":"{}","cat":"{}","args":{{{}}})", rank, us(box.start),
-            us(box.end - box.start), name, name_of(box.paint), args);
+      out_.event(R"("ph":"X","pid":0,"tid":{},"ts":{},"dur":{},"name":"{}","cat":"{}","args":{{{}}})", rank,
+                 us(box.start), us(box.end - box.start), name, name_of(box.paint), args);
     }
   }
 
@@ -78,8 +63,8 @@ class Trace {
       const bool ends = box.paint == Paint::kBackward || box.paint == Paint::kWeight;
       if (!begins && !ends) continue;
       count += begins ? 1 : -1;
-      event(R"("ph":"C","pid":0,"ts":{},"name":"rank {} holds","args":{{"micros":{}}})",
-            us(begins ? box.start : box.end), rank, count);
+      out_.event(R"("ph":"C","pid":0,"ts":{},"name":"rank {} holds","args":{{"micros":{}}})",
+                 us(begins ? box.start : box.end), rank, count);
     }
   }
 
@@ -89,18 +74,17 @@ class Trace {
     const auto to = passes.find({key.first + step, key.second});
     if (to == passes.end() || to->second.rank == from.rank) return;
     ++arrows_;
-    event(R"("ph":"s","pid":0,"tid":{},"ts":{},"id":{},"name":"{}","cat":"message")", from.rank,
-          us(from.end - (from.end - from.start) / 1000), arrows_, name);
-    event(R"("ph":"f","bp":"e","pid":0,"tid":{},"ts":{},"id":{},"name":"{}","cat":"message")", to->second.rank,
-          us(to->second.start), arrows_, name);
+    out_.event(R"("ph":"s","pid":0,"tid":{},"ts":{},"id":{},"name":"{}","cat":"message")", from.rank,
+               us(from.end - (from.end - from.start) / 1000), arrows_, name);
+    out_.event(R"("ph":"f","bp":"e","pid":0,"tid":{},"ts":{},"id":{},"name":"{}","cat":"message")", to->second.rank,
+               us(to->second.start), arrows_, name);
   }
 
   const Drawing& drawing_;
   std::vector<std::vector<Box>> lanes_;
   std::map<Key, Place> forwards_, backwards_;
-  std::size_t events_ = 0;
   int arrows_ = 0;
-  std::string out_;
+  TraceText out_{TraceText::Form::kWhole};
 };
 
 }  // namespace
