@@ -111,13 +111,17 @@ TEST_F(TensorBoard, FilesDecodeToWhatWasWritten) {
   file.scalars(1, first);
   file.scalars(std::int64_t{1} << 40, std::vector<Scalar>{{"train/loss", -0.125}});
   const auto records = records_of(read(file.path()));
-  ASSERT_EQ(records.size(), 3U);
+  ASSERT_EQ(records.size(), 4U) << "version, start of the session, two steps";
 
   const Fields version = decoded(records[0]);
   EXPECT_THAT(version.texts.at(3), ElementsAre("brain.Event:2"));
   EXPECT_GT(std::bit_cast<double>(version.numbers.at(1)), 1.7e9);
 
-  const Fields event = decoded(records[1]);
+  const Fields session = decoded(records[1]);
+  EXPECT_EQ(session.numbers.at(2), 0U);
+  EXPECT_EQ(decoded(session.texts.at(7).at(0)).numbers.at(1), 1U) << "SessionLog START";
+
+  const Fields event = decoded(records[2]);
   EXPECT_EQ(event.numbers.at(2), 1U);
   const Fields summary = decoded(event.texts.at(5).at(0));
   ASSERT_EQ(summary.texts.at(1).size(), 2U);
@@ -129,7 +133,7 @@ TEST_F(TensorBoard, FilesDecodeToWhatWasWritten) {
   EXPECT_THAT(decoded(metadata.texts.at(1).at(0)).texts.at(1), ElementsAre("scalars"));
   EXPECT_EQ(metadata.numbers.at(4), 1U) << "DATA_CLASS_SCALAR";
 
-  const Fields later = decoded(records[2]);
+  const Fields later = decoded(records[3]);
   EXPECT_EQ(later.numbers.at(2), std::uint64_t{1} << 40);
   const Fields again = decoded(decoded(later.texts.at(5).at(0)).texts.at(1).at(0));
   EXPECT_EQ(std::bit_cast<float>(static_cast<std::uint32_t>(again.numbers.at(2))), -0.125F);

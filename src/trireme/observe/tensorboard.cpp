@@ -128,10 +128,10 @@ std::uint32_t masked_crc32c(std::string_view bytes) {
 TensorBoardFile::TensorBoardFile(const fs::path& folder, std::optional<std::int64_t> resume_after_step)
     : file_(new_file_in(folder)) {
   file_.append(framed(event_now().bytes(kFileVersion, "brain.Event:2").text()));
-  if (resume_after_step) {
-    const Message start = Message().integer(1, kSessionStart);
-    file_.append(framed(event_now().integer(kStep, *resume_after_step + 1).bytes(kSessionLog, start.text()).text()));
-  }
+  // Each session says from which step on it writes, the first one too: TensorBoard takes a second one for a restart.
+  const std::int64_t first_step = resume_after_step ? *resume_after_step + 1 : 0;
+  const Message start = Message().integer(1, kSessionStart);
+  file_.append(framed(event_now().integer(kStep, first_step).bytes(kSessionLog, start.text()).text()));
 }
 
 void TensorBoardFile::scalars(std::int64_t step, std::span<const Scalar> values) {
