@@ -1,0 +1,17 @@
+// observe/report/report.h -- runs as one page to look at: what they are, their curves, their recipes.
+//
+// Depends on: run_reader, chart, facts, page.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "trireme/observe/run_reader.h"
+
+namespace trireme::observe {
+
+/// A self-contained HTML page of one run, or of several laid over each other. Read them leniently: their notes are
+/// shown, and what a run lacks is left out.
+std::string report_page(std::span<const RunFiles> runs);
+
+}  // namespace trireme::observe
