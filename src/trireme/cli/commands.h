@@ -32,13 +32,14 @@ void add_generate_command(CLI::App& app, Context& context);
 void add_schedule_command(CLI::App& app, Context& context);
 void add_bench_command(CLI::App& app, Context& context);
 void add_report_command(CLI::App& app, Context& context);
+void add_diff_command(CLI::App& app, Context& context);
 /// Below `recipe`, which lists it.
 void add_recipe_pace(CLI::App& recipe, Context& context);
 
 /// In the order of --help.
 inline constexpr AddCommand kCommands[] = {
     &add_tour_command,     &add_recipe_command, &add_probe_command,  &add_generate_command,
-    &add_schedule_command, &add_bench_command,  &add_report_command,
+    &add_schedule_command, &add_bench_command,  &add_report_command, &add_diff_command,
 };
 
 }  // namespace trireme::cli
