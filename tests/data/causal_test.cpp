@@ -1,5 +1,7 @@
 #include <gmock/gmock.h>
 
+#include <thread>
+
 #include "tests/data/sample_files.h"
 #include "trireme/formats/format_error.h"
 
@@ -174,6 +176,18 @@ TEST_F(Causal, SamplesAreAFunctionOfTheirNumber) {
   EXPECT_THAT(second, ::testing::UnorderedElementsAreArray(first));
   recipe.run.seed = 6;
   EXPECT_NE(rows(open_samples(recipe, Split::kTrain)->read(numbers(0, epoch)), 0), first);
+}
+
+TEST_F(Causal, ThreadsReadAtOnce) {
+  const auto recipe = recipe_over({shard("a.shard", numbered_documents(1, 1500, 120, 0))}, 32);
+  const auto samples = open_samples(recipe, Split::kTrain);
+  const std::int64_t epoch = samples->epoch();
+  std::vector<Batch> read(4);
+  std::vector<std::thread> threads;
+  for (Batch& batch : read) threads.emplace_back([&] { batch = samples->read(numbers(0, epoch)); });
+  for (std::thread& thread : threads) thread.join();
+  const Batch expected = open_samples(recipe, Split::kTrain)->read(numbers(0, epoch));
+  for (const Batch& batch : read) expect_same(batch, expected);
 }
 
 TEST_F(Causal, BlendsGiveEachSourceItsShareAndRepeatTheSmaller) {

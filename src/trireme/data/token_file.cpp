@@ -190,11 +190,13 @@ void TokenFile::verify() const {
     const auto count = std::min<std::int64_t>(tokens() - first, static_cast<std::int64_t>(chunk.size()));
     const std::span<std::int32_t> part(chunk.data(), static_cast<std::size_t>(count));
     read(first, part);
-    const auto most = std::ranges::max_element(part);
-    if (info().vocabulary > 0 && *most >= info().vocabulary)
-      fail_at(parts_->file, byte_of(first + (most - part.begin())),
-              fmt::format("token {} is {}, but the vocabulary has {}", first + (most - part.begin()), *most,
-                          info().vocabulary));
+    std::int32_t most = 0;
+    for (const std::int32_t token : part) most = std::max(most, token);
+    if (info().vocabulary > 0 && most >= info().vocabulary) {
+      const std::int64_t token = first + (std::ranges::find(part, most) - part.begin());
+      fail_at(parts_->file, byte_of(token),
+              fmt::format("token {} is {}, but the vocabulary has {}", token, most, info().vocabulary));
+    }
     first += count;
   }
 }
