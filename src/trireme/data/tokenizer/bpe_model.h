@@ -1,0 +1,68 @@
+// data/tokenizer/bpe_model.h -- byte-pair encoding of one piece of text: letters first, then merges, the first learnt
+// first.
+//
+// Letters are bytes (byte-level vocabularies) or characters. An unknown character becomes its bytes where the
+// vocabulary has a token for each (byte fallback), else the unknown token, else nothing, as the Hugging Face library
+// does it. Where no merge can cross a place in a piece, the parts on both sides are encoded by themselves and looked up
+// among words met before: so a document that nothing cuts into words (Llama 2) costs as little as one that a pattern
+// cuts.
+// Depends on: description, word_cache.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "trireme/data/tokenizer/description.h"
+#include "trireme/data/tokenizer/pair_table.h"
+#include "trireme/data/tokenizer/word_cache.h"
+
+namespace trireme::data {
+
+class BpeModel {
+ public:
+  /// What encoding needs beside the model, one for each thread.
+  struct Scratch {
+    WordCache cache;
+    std::vector<std::int32_t> letters, ranks;
+    std::vector<std::int32_t> next, before;
+    std::vector<std::uint64_t> heap;
+  };
+
+  /// ConfigError where the parts of the description do not go together.
+  BpeModel(const BpeDescription& description, bool byte_level);
+
+  /// Appends the tokens of one piece, which the pre-tokenizer leaves whole.
+  void encode(std::string_view piece, Scratch& scratch, std::vector<std::int32_t>& out) const;
+
+ private:
+  struct Letter {
+    std::int32_t id = -1;
+    /// The only characters that merges join it to on its left, where there are few; else `cuts` is false.
+    bool cuts = false;
+    std::uint32_t joined[2] = {kNone, kNone};
+  };
+  static constexpr std::uint32_t kNone = 0xFFFF'FFFF;
+
+  void encode_word(std::string_view word, Scratch& scratch, std::vector<std::int32_t>& out) const;
+  void find_letters(std::string_view word, std::vector<std::int32_t>& letters) const;
+  void find_characters(std::string_view word, std::vector<std::int32_t>& letters) const;
+  void merge_short(std::vector<std::int32_t>& letters, std::vector<std::int32_t>& ranks) const;
+  void merge_long(Scratch& scratch) const;
+  void find_cuts(const BpeDescription& description);
+  std::size_t word_end(std::string_view piece, std::size_t begin) const;
+  const Letter* letter_of(std::uint32_t code) const;
+
+  bool byte_level_, ignore_merges_, fuse_unk_, byte_fallback_;
+  bool cuts_pieces_ = false;  // find words within pieces
+  std::int32_t unk_ = -1;
+  std::int32_t bytes_[256];                              // of a byte: byte-level letters, or fallback tokens; -1: none
+  Letter ascii_[128];                                    // characters
+  std::unordered_map<std::uint32_t, Letter> letters_;    // the other characters
+  std::unordered_map<std::string, std::int32_t> whole_;  // ignore_merges: token of a whole piece, in its bytes
+  PairTable merges_;
+};
+
+}  // namespace trireme::data

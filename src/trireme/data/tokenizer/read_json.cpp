@@ -1,0 +1,251 @@
+// A tokenizer.json, from text to description: the outer object and the model, which can be large and is read without a
+// tree.
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "trireme/data/tokenizer/description.h"
+#include "trireme/data/tokenizer/read_parts.h"
+#include "trireme/formats/json_reader.h"
+#include "trireme/formats/json_text.h"
+
+namespace trireme::data {
+namespace {
+
+using formats::JsonReader;
+using formats::shown;
+
+/// Token numbers may leave gaps, but not claim memory that the file does not fill.
+constexpr std::int64_t kMostUnused = 65536;
+
+/// A section that is small: as a tree.
+template <typename Read>
+auto read_section(JsonReader& json, std::string_view source, const std::string& path, Read&& read) {
+  const std::uint64_t byte = json.value_position();
+  const nlohmann::ordered_json tree = formats::parse_json(json.raw(), source, byte);
+  return read(JsonSection(tree, {.source = source, .byte = byte}, path));
+}
+
+class ModelReader {
+ public:
+  ModelReader(JsonReader& json, std::string_view source) : json_(json), source_(source) {}
+
+  BpeDescription read() {
+    const std::uint64_t begin = json_.value_position();
+    json_.object([&](const std::string& key) { read_member(key); });
+    if (type_ != "BPE")
+      json_.fail(begin,
+                 type_.empty() ? "model: the type is missing"
+                               : fmt::format("model: the type {} is not supported", shown(type_)),
+                 "Trireme reads models of the type BPE");
+    if (!seen_.contains("vocab") || !seen_.contains("merges")) json_.fail(begin, "model: vocab or merges is missing");
+    check_vocabulary(begin);
+    resolve_merges();
+    if (model_.unk_token && !numbers_.contains(*model_.unk_token))
+      json_.fail(begin, fmt::format("model.unk_token: {} is not in the vocabulary", shown(*model_.unk_token)));
+    return std::move(model_);
+  }
+
+ private:
+  struct NamedMerge {
+    std::string left, right;
+    std::uint64_t byte;
+  };
+
+  void read_member(const std::string& key) {
+    const std::uint64_t at = json_.value_position();
+    if (!seen_.insert(key).second)
+      json_.fail(json_.key_position(), fmt::format("model: the key {} is there twice", shown(key)));
+    const bool null = json_.peek() == JsonReader::Kind::kNull;
+    if (key == "vocab") return read_vocabulary();
+    if (key == "merges") return read_merges();
+    if (key == "type") {
+      type_ = json_.string();
+    } else if (key == "unk_token" && !null) {
+      model_.unk_token = json_.string();
+    } else if (key == "fuse_unk") {
+      model_.fuse_unk = !null && json_.boolean();
+    } else if (key == "byte_fallback") {
+      model_.byte_fallback = !null && json_.boolean();
+    } else if (key == "ignore_merges") {
+      model_.ignore_merges = !null && json_.boolean();
+    } else if (key == "dropout" && !null) {
+      const JsonReader::Number value = json_.number();
+      if (std::visit([](auto number) { return number != 0; }, value))
+        json_.fail(at, "model.dropout: merges that are left out at random are not supported", "set it to null");
+      return;
+    } else if ((key == "continuing_subword_prefix" || key == "end_of_word_suffix") && !null) {
+      if (!json_.string().empty()) json_.fail(at, fmt::format("model.{}: is not supported", key));
+      return;
+    } else if (!null) {
+      json_.fail(json_.key_position(), fmt::format("model: the key {} is not supported", shown(key)));
+    }
+    if (null) json_.null();
+  }
+
+  void read_vocabulary() {
+    json_.object([&](std::string token) {
+      const std::uint64_t at = json_.value_position();
+      const std::int64_t id = json_.whole_number();
+      if (id >= std::numeric_limits<std::int32_t>::max())
+        json_.fail(at, fmt::format("model.vocab: {} has the number {}, which is too large", shown(token), id));
+      if (!numbers_.emplace(token, static_cast<std::int32_t>(id)).second)
+        json_.fail(json_.key_position(), fmt::format("model.vocab: the token {} is there twice", shown(token)));
+      model_.vocabulary.emplace_back(std::move(token), static_cast<std::int32_t>(id));
+    });
+  }
+
+  void read_merges() {
+    json_.array([&] {
+      NamedMerge merge{.byte = json_.value_position()};
+      if (json_.peek() == JsonReader::Kind::kString) {
+        const std::string text = json_.string();
+        if (text.starts_with("#version")) return;
+        const std::size_t space = text.find(' ');
+        if (space == text.npos || text.find(' ', space + 1) != text.npos)
+          json_.fail(merge.byte, fmt::format("model.merges: {} is not two tokens with a space between", shown(text)));
+        merge.left = text.substr(0, space);
+        merge.right = text.substr(space + 1);
+      } else {
+        int parts = 0;
+        json_.array([&] { (parts++ == 0 ? merge.left : merge.right) = json_.string(); });
+        if (parts != 2) json_.fail(merge.byte, fmt::format("model.merges: a merge has two tokens, not {}", parts));
+      }
+      merges_.push_back(std::move(merge));
+    });
+  }
+
+  void check_vocabulary(std::uint64_t begin) {
+    auto& tokens = model_.vocabulary;
+    if (tokens.empty()) json_.fail(begin, "model.vocab: is empty");
+    std::ranges::sort(tokens, {}, [](const auto& token) { return token.second; });
+    for (std::size_t i = 1; i < tokens.size(); ++i) {
+      if (tokens[i].second == tokens[i - 1].second)
+        json_.fail(begin, fmt::format("model.vocab: {} and {} have the same number {}", shown(tokens[i - 1].first),
+                                      shown(tokens[i].first), tokens[i].second));
+    }
+    if (tokens.back().second >= static_cast<std::int64_t>(tokens.size()) + kMostUnused)
+      json_.fail(begin, fmt::format("model.vocab: {} has the number {}, but there are only {} tokens",
+                                    shown(tokens.back().first), tokens.back().second, tokens.size()));
+  }
+
+  void resolve_merges() {
+    const auto number = [&](const NamedMerge& merge, const std::string& token) {
+      const auto found = numbers_.find(token);
+      if (found == numbers_.end())
+        json_.fail(merge.byte,
+                   fmt::format("model.merges: merge {} of {} and {}: {} is not in the vocabulary",
+                               &merge - merges_.data(), shown(merge.left), shown(merge.right), shown(token)));
+      return found->second;
+    };
+    model_.merges.reserve(merges_.size());
+    for (const NamedMerge& merge : merges_) {
+      if (merge.left.empty() || merge.right.empty())
+        json_.fail(merge.byte, "model.merges: a token of a merge is empty");
+      model_.merges.push_back(
+          {number(merge, merge.left), number(merge, merge.right), number(merge, merge.left + merge.right)});
+    }
+  }
+
+  JsonReader& json_;
+  std::string_view source_;
+  BpeDescription model_;
+  std::string type_;
+  std::unordered_set<std::string> seen_;
+  std::unordered_map<std::string, std::int32_t> numbers_;
+  std::vector<NamedMerge> merges_;
+};
+
+/// The numbers that the format gives to added tokens: that of the vocabulary, or the next after all.
+void check_added_tokens(const JsonReader& json, std::uint64_t byte, const TokenizerDescription& made) {
+  std::unordered_map<std::string_view, std::int32_t> numbers;
+  for (const auto& [token, id] : made.model.vocabulary) numbers.emplace(token, id);
+  const auto vocabulary = static_cast<std::int32_t>(made.model.vocabulary.size());
+  std::unordered_set<std::string_view> seen;
+  std::int32_t largest = -1;
+  for (std::size_t i = 0; i < made.added_tokens.size(); ++i) {
+    const AddedToken& token = made.added_tokens[i];
+    const std::string where = fmt::format("added_tokens[{}]", i);
+    if (!seen.insert(token.content).second)
+      json.fail(byte, fmt::format("{}: {} is there twice", where, shown(token.content)));
+    const auto found = numbers.find(token.content);
+    const std::int32_t expected = found != numbers.end() ? found->second : std::max(largest + 1, vocabulary);
+    if (token.id != expected)
+      json.fail(byte,
+                fmt::format("{}: {} has the number {}, but the format gives it {}", where, shown(token.content),
+                            token.id, expected),
+                found != numbers.end() ? "the vocabulary has this token under another number"
+                                       : "tokens beside the vocabulary are numbered on from its size, in order");
+    largest = std::max(largest, token.id);
+  }
+}
+
+/// ByteLevel changes letters, so nothing can come after it; and unknown bytes have no fallback of their own there.
+void check_steps(const JsonReader& json, std::uint64_t byte, const PreTokenizerPart& part, bool last,
+                 const std::string& path) {
+  using Kind = PreTokenizerPart::Kind;
+  if (part.kind == Kind::kByteLevel && !last)
+    json.fail(byte, fmt::format("{}: ByteLevel is supported only as the last pre-tokenizer", path));
+  for (std::size_t i = 0; i < part.parts.size(); ++i)
+    check_steps(json, byte, part.parts[i], last && i + 1 == part.parts.size(),
+                fmt::format("{}.pretokenizers[{}]", path, i));
+}
+
+}  // namespace
+
+TokenizerDescription parse_tokenizer_json(std::string_view text, std::string_view source) {
+  JsonReader json(text, source);
+  TokenizerDescription made;
+  std::unordered_set<std::string> seen;
+  std::uint64_t added_byte = 0, pre_byte = 0;
+  json.object([&](const std::string& key) {
+    const std::uint64_t at = json.value_position();
+    if (!seen.insert(key).second) json.fail(json.key_position(), fmt::format("the key {} is there twice", shown(key)));
+    if (key == "version") {
+      if (const std::string version = json.string(); version != "1.0")
+        json.fail(at, fmt::format("the version is {}; only 1.0 is known", shown(version)));
+    } else if (key == "model") {
+      made.model = ModelReader(json, source).read();
+    } else if (key == "added_tokens") {
+      added_byte = at;
+      std::size_t number = 0;
+      json.array([&] {
+        made.added_tokens.push_back(
+            read_section(json, source, fmt::format("added_tokens[{}]", number++), &read_added_token));
+      });
+    } else if (json.peek() == JsonReader::Kind::kNull) {
+      json.null();
+    } else if (key == "normalizer") {
+      made.normalizer = read_section(json, source, key, &read_normalizer);
+    } else if (key == "pre_tokenizer") {
+      pre_byte = at;
+      made.pre_tokenizer = read_section(json, source, key, &read_pre_tokenizer);
+    } else if (key == "post_processor") {
+      made.post_processor = read_section(json, source, key, &read_post_processor);
+    } else if (key == "decoder") {
+      made.decoder = read_section(json, source, key, &read_decoder);
+    } else if (key == "truncation" || key == "padding") {
+      json.fail(at, fmt::format("{}: is not supported, as it would change how long texts become", key),
+                "set it to null");
+    } else {
+      json.fail(json.key_position(), fmt::format("the key {} is not supported", shown(key)));
+    }
+  });
+  json.end();
+  if (!seen.contains("model")) json.fail(0, "the key \"model\" is missing", "is this a tokenizer.json?");
+  std::ranges::stable_sort(made.added_tokens, {}, &AddedToken::id);
+  check_added_tokens(json, added_byte, made);
+  if (made.pre_tokenizer) check_steps(json, pre_byte, *made.pre_tokenizer, true, "pre_tokenizer");
+  return made;
+}
+
+bool is_byte_level(const TokenizerDescription& description) {
+  if (!description.pre_tokenizer) return false;
+  const PreTokenizerPart* part = &*description.pre_tokenizer;
+  while (part->kind == PreTokenizerPart::Kind::kSequence && !part->parts.empty()) part = &part->parts.back();
+  return part->kind == PreTokenizerPart::Kind::kByteLevel;
+}
+
+}  // namespace trireme::data
