@@ -20,9 +20,9 @@ namespace {
 
 constexpr std::int32_t kEndOfBytes = 256;
 
-std::string hash_of(std::string_view text) {
-  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+/// 0 stands for "unknown" in shards.
+std::uint64_t hash_of(std::string_view text) {
+  return std::max<std::uint64_t>(XXH3_64bits(text.data(), text.size()), 1);
 }
 
 /// The ids before and after a text, of every template in order.

@@ -60,8 +60,8 @@ class Tokenizer {
   const TokenRoles& roles() const { return roles_; }
   void set_roles(TokenRoles roles) { roles_ = roles; }
 
-  /// 32 hexadecimal digits that differ when tokens may: a hash of what save() writes. "bytes" has one too.
-  const std::string& hash() const { return hash_; }
+  /// Differs when tokens may: a hash of what save() writes, never 0. "bytes" has one too.
+  std::uint64_t hash() const { return hash_; }
   const std::string& source() const { return source_; }
   bool is_bytes() const { return pipeline_ == nullptr; }
   /// A tokenizer.json that the Hugging Face library reads. ConfigError for "bytes", which has no file.
@@ -74,7 +74,8 @@ class Tokenizer {
   Tokenizer();
   void check_id(std::int32_t id) const;
 
-  std::string source_, hash_;
+  std::string source_;
+  std::uint64_t hash_ = 0;
   TokenizerDescription description_;
   std::unique_ptr<Pipeline> pipeline_;  // null: bytes
   std::vector<std::string> texts_;      // by number, as tokenizer.json has them
