@@ -1,53 +1,124 @@
-// trireme generate: continues token lists with a published model.
+// trireme generate: continues a text, or lists of tokens.
 #include <fmt/ostream.h>
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <map>
 #include <memory>
+#include <ostream>
 
+#include "trireme/base/error.h"
 #include "trireme/cli/commands.h"
-#include "trireme/cli/serve_commands.h"
+#include "trireme/cli/program.h"
+#include "trireme/cli/runtime_commands.h"
+#include "trireme/data/tokenizer/tokenizer.h"
+#include "trireme/formats/checkpoint_folder.h"
 
 namespace trireme::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct GenerateOptions {
+  serve::GenerateRequest request;
+  fs::path ids;
+  std::string model, hf, prompt, tokenizer;
+  bool has_prompt = false;
+};
+
+/// The tokenizer of a run, a checkpoint at RUN/checkpoints/step-N, or a published model.
+std::string tokenizer_of(const fs::path& model) {
+  const fs::path run = fs::absolute(model).lexically_normal().parent_path().parent_path();
+  for (const fs::path& folder : {model, run}) {
+    if (fs::exists(folder / "tokenizer.json")) return (folder / "tokenizer.json").string();
+  }
+  if (fs::exists(model / formats::kRecipeFile)) {
+    const auto recipe = spec::load_recipe({.file = (model / formats::kRecipeFile).string()}).value;
+    if (recipe.data.tokenizer) return *recipe.data.tokenizer;
+  }
+  throw ConfigError(fmt::format("{} does not say which tokenizer its tokens are of", model.string()),
+                    "give --tokenizer FILE, or tokens with --ids FILE");
+}
+
+int continue_text(GenerateOptions& options, Context& context) {
+  const auto tokenizer =
+      data::load_tokenizer(options.tokenizer.empty() ? tokenizer_of(options.request.model) : options.tokenizer);
+  std::vector<std::int32_t> ids = tokenizer->encode(options.prompt);
+  if (ids.empty()) {
+    const auto first = tokenizer->roles().bos ? tokenizer->roles().bos : tokenizer->roles().eos;
+    if (!first)
+      throw ConfigError("the prompt is empty, and the tokenizer has no token that begins a text", "give --prompt");
+    ids.push_back(*first);
+  }
+  if (tokenizer->roles().eos && options.request.stop.empty()) options.request.stop.push_back(*tokenizer->roles().eos);
+  options.request.prompts = {std::vector<std::int64_t>(ids.begin(), ids.end())};
+  data::StreamDecoder decoder(*tokenizer);
+  context.out << options.prompt << std::flush;
+  // What a first token would lose at the beginning of a text, it does not lose after a prompt.
+  for (const std::int32_t id : ids) decoder.push(id);
+  options.request.on_token = [&](std::size_t, std::int64_t token) {
+    context.out << decoder.push(static_cast<std::int32_t>(token)) << std::flush;
+  };
+  load_serve().generate(options.request);
+  context.out << decoder.finish() << "\n";
+  return kExitFine;
+}
+
+int run_generate(GenerateOptions& options, Context& context) {
+  if (options.model.empty() == options.hf.empty()) {
+    throw ConfigError(options.model.empty() ? "there is no model" : "MODEL and --hf both name a model",
+                      "give the folder of a run, of a checkpoint, or of a Hugging Face model");
+  }
+  options.request.model = options.model.empty() ? options.hf : options.model;
+  if (options.ids.empty()) return continue_text(options, context);
+  if (options.has_prompt) throw ConfigError("--prompt and --ids both say what to continue", "give one of them");
+  options.request.prompts = formats::read_token_lists(options.ids, /*equal=*/false);
+  for (const auto& added : load_serve().generate(options.request)) {
+    fmt::print(context.out, "[{}]\n", fmt::join(added, ", "));
+  }
+  return kExitFine;
+}
+
+}  // namespace
 
 void add_generate_command(CLI::App& app, Context& context) {
-  auto* command = app.add_subcommand("generate", "Continue token lists with a published model");
+  auto* command = app.add_subcommand("generate", "Continue a text with a trained or published model");
   command->footer(
-      "Prints one JSON list of new tokens for each list that was given. The same seed gives the same tokens, whatever\n"
-      "else is generated beside.\n"
+      "The text appears as it is generated. The same seed gives the same tokens, whatever else is generated beside.\n"
+      "With --ids: one JSON list of new tokens for each list that was given.\n"
       "\n"
-      "Example:\n"
+      "Examples:\n"
+      "  trireme generate runs/quickstart --prompt \"In the beginning\" --temperature 0.8\n"
       "  echo '[[15496, 11]]' > ids.json\n"
       "  trireme generate --hf models/gpt2 --ids ids.json --tokens 20 --temperature 0.8 --top-p 0.95 --seed 1");
-  auto request = std::make_shared<serve::GenerateRequest>();
-  auto ids = std::make_shared<std::filesystem::path>();
-  command->add_option("--hf", request->model, "Hugging Face directory: config.json and safetensors")->required();
-  command->add_option("--ids", *ids, "JSON file: a list of lists of token numbers, one a prompt")->required();
-  command->add_option("--tokens", request->tokens, "new tokens for each prompt")
+  const auto options = std::make_shared<GenerateOptions>();  // shared with CLI11's callback
+  serve::GenerateRequest& request = options->request;
+  command->add_option("MODEL", options->model, "a run, one of its checkpoints, or a Hugging Face directory");
+  command->add_option("--hf", options->hf, "the same, by its older name");
+  auto* prompt = command->add_option("--prompt", options->prompt, "the text to continue");
+  command->add_option("--tokenizer", options->tokenizer,
+                      "a tokenizer.json, its folder, or \"bytes\"; default: the model's own");
+  command->add_option("--ids", options->ids, "JSON file: a list of lists of token numbers, one a prompt");
+  command->add_option("--tokens", request.tokens, "new tokens for each prompt")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
-  command->add_option("--temperature", request->temperature, "0: always the likeliest token")
+  command->add_option("--temperature", request.temperature, "0: always the likeliest token")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
-  command->add_option("--top-k", request->top_k, "draw among this many likeliest tokens only; 0: all")
+  command->add_option("--top-k", request.top_k, "draw among this many likeliest tokens only; 0: all")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
-  command->add_option("--top-p", request->top_p, "draw among the fewest tokens that together have this probability")
+  command->add_option("--top-p", request.top_p, "draw among the fewest tokens that together have this probability")
       ->capture_default_str();
-  command->add_option("--seed", request->seed, "from which every draw follows")->capture_default_str();
-  command->add_option("--stop", request->stop, "end a sequence after this token; may be given several times");
-  command->add_option("--precision", request->precision, "fp32 or bf16")
+  command->add_option("--seed", request.seed, "from which every draw follows")->capture_default_str();
+  command->add_option("--stop", request.stop, "end a sequence after this token; may be given several times");
+  command->add_option("--precision", request.precision, "fp32 or bf16")
       ->transform(CLI::CheckedTransformer(std::map<std::string, serve::GeneratePrecision>{
           {"fp32", serve::GeneratePrecision::kFp32}, {"bf16", serve::GeneratePrecision::kBf16}}));
-  command->callback([request, ids, &context] {
-    context.run = [request, ids, &context] {
-      request->prompts = formats::read_token_lists(*ids, /*equal=*/false);
-      for (const auto& added : load_serve().generate(*request)) {
-        fmt::print(context.out, "[{}]\n", fmt::join(added, ", "));
-      }
-      return 0;
-    };
+  command->callback([options, prompt, &context] {
+    options->has_prompt = prompt->count() > 0;
+    context.run = [options, &context] { return run_generate(*options, context); };
   });
 }
 

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "trireme/cli/commands.h"
-#include "trireme/cli/serve_commands.h"
+#include "trireme/cli/runtime_commands.h"
 
 namespace trireme::cli {
 

@@ -32,7 +32,7 @@ struct ProbeResult {
 enum class GeneratePrecision : std::uint8_t { kFp32, kBf16 };
 
 struct GenerateRequest {
-  std::filesystem::path model;
+  std::filesystem::path model;  ///< a run, one of its checkpoints, or a Hugging Face directory
   TokenLists prompts;
   std::int64_t tokens = 32;  ///< how many to add to each
   double temperature = 0;    ///< 0: always the likeliest

@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "trireme/base/error.h"
-#include "trireme/models/published.h"
+#include "trireme/checkpoint/open_model.h"
 
 namespace trireme::serve {
 namespace {
@@ -101,10 +101,9 @@ std::vector<std::int64_t> continue_prompt(models::Model& model, const std::vecto
 }
 
 TokenLists generate(const GenerateRequest& request) {
-  const formats::HfDirectory directory(request.model);
-  check(request, models::format_of(directory.config()).read_config(directory.config()));
+  check(request, checkpoint::stored_shape(request.model));
   const auto precision = request.precision == GeneratePrecision::kBf16 ? nn::Precision::kBf16 : nn::Precision::kFp32;
-  const auto model = models::load_published(directory, {.precision = precision, .build = {}});
+  const auto model = checkpoint::open_model(request.model, {.precision = precision}).model;
   TokenLists out;
   for (std::size_t i = 0; i < request.prompts.size(); ++i) {
     out.push_back(continue_prompt(*model, request.prompts[i], i, request));

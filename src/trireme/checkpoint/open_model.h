@@ -1,0 +1,34 @@
+// checkpoint/open_model.h -- a model from wherever it is: a run, one of its checkpoints, or a Hugging Face directory.
+//
+// Depends on: base, formats, models, spec.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "trireme/models/model.h"
+#include "trireme/spec/recipe.h"
+
+namespace trireme::checkpoint {
+
+struct OpenOptions {
+  nn::Precision precision = nn::Precision::kFp32;
+  models::BuildOptions build = {};
+  std::optional<spec::ModelShape> shape = {};  ///< instead of what is stored: with dropout, say; the same weights
+};
+
+struct OpenedModel {
+  std::unique_ptr<models::Model> model;
+  std::optional<spec::Recipe> recipe;    ///< of a run or checkpoint
+  std::optional<std::string> tokenizer;  ///< a file, or "bytes"; none: not known
+  std::string what;                      ///< "step 200 of runs/tiny", for people
+};
+
+/// The shape alone, without reading weights. ConfigError naming what `path` could be when it is none of them.
+spec::ModelShape stored_shape(const std::filesystem::path& path);
+/// Shape and weights.
+OpenedModel open_model(const std::filesystem::path& path, const OpenOptions& options);
+
+}  // namespace trireme::checkpoint

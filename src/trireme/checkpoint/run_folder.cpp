@@ -1,0 +1,87 @@
+#include "trireme/checkpoint/run_folder.h"
+
+#include <fmt/format.h>
+
+#include <map>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/mapped_file.h"
+#include "trireme/base/text.h"
+
+namespace trireme::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// "train.steps" -> "200", from a recipe that config::to_toml wrote.
+std::map<std::string, std::string> keys_of(const std::string& toml) {
+  std::map<std::string, std::string> keys;
+  std::string section;
+  for (const std::string& line : split(toml, '\n')) {
+    if (line.starts_with('[')) {
+      section = line.substr(1, line.rfind(']') - 1);
+    } else if (const auto equals = line.find(" = "); equals != std::string::npos && !line.starts_with('#')) {
+      keys[section + "." + line.substr(0, equals)] += line.substr(equals + 3);
+    }
+  }
+  return keys;
+}
+
+constexpr std::uint64_t kMaxRecipeBytes = 16 << 20;
+
+}  // namespace
+
+void begin_run(const RunFolder& folder) {
+  if (folder.holds_a_run()) {
+    throw ConfigError(fmt::format("{} already holds a run", folder.path.string()),
+                      "--resume goes on with it; or give another --out, or remove the folder");
+  }
+  std::error_code error;
+  fs::create_directories(folder.path, error);
+  if (error) throw IoError(fmt::format("{} cannot be made: {}", folder.path.string(), error.message()));
+}
+
+std::vector<std::string> recipe_changes(const RunFolder& folder, const spec::Recipe& recipe) {
+  std::vector<std::string> changes;
+  if (!fs::exists(folder.recipe())) return changes;
+  const auto before = keys_of(read_text_file(folder.recipe(), kMaxRecipeBytes)), now = keys_of(config::to_toml(recipe));
+  for (const auto& [key, value] : now) {
+    const auto old = before.find(key);
+    if (old == before.end()) {
+      changes.push_back(fmt::format("{} = {} (was not set)", key, value));
+    } else if (old->second != value) {
+      changes.push_back(fmt::format("{} = {} (was {})", key, value, old->second));
+    }
+  }
+  for (const auto& [key, value] : before) {
+    if (!now.contains(key)) changes.push_back(fmt::format("{} is not set (was {})", key, value));
+  }
+  return changes;
+}
+
+spec::Recipe read_run_recipe(const fs::path& path) {
+  const fs::path file = path / formats::kRecipeFile;
+  if (!fs::exists(path)) throw ConfigError(fmt::format("{} does not exist", path.string()), "give the folder of a run");
+  if (!fs::exists(file)) {
+    throw ConfigError(
+        fmt::format("{} is neither a run nor a checkpoint: it has no {}", path.string(), formats::kRecipeFile),
+        "a run's folder is what `trireme train` was given as --out");
+  }
+  return spec::load_recipe({.file = file.string()}).value;
+}
+
+formats::CheckpointFolder open_checkpoint(const fs::path& path) {
+  if (fs::exists(path / formats::kManifestFile)) return formats::CheckpointFolder(path);
+  std::vector<formats::DamagedCheckpoint> damaged;
+  auto found = formats::newest_checkpoint(RunFolder{path}.checkpoints(), damaged);
+  for (const auto& [where, why] : damaged) log_warn("{} is damaged and not used: {}", where.string(), why);
+  if (!found) {
+    throw ConfigError(damaged.empty() ? fmt::format("{} has no checkpoint", path.string())
+                                      : fmt::format("{} has no checkpoint that is whole", path.string()),
+                      "train it first: trireme train RECIPE --out " + path.string());
+  }
+  return std::move(*found);
+}
+
+}  // namespace trireme::checkpoint

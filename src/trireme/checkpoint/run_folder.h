@@ -1,0 +1,44 @@
+// checkpoint/run_folder.h -- where things are in a run's directory, and whether it may be used.
+//
+//   RUN/recipe.toml        the effective recipe, every key       RUN/metrics.jsonl, events.jsonl, hashes.jsonl
+//   RUN/tokenizer.json     what its tokens mean                  RUN/checkpoints/step-00000020/
+//   RUN/log.txt            what was told                         RUN/tensorboard/
+//
+// Depends on: base, formats, spec.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trireme/formats/checkpoint_folder.h"
+#include "trireme/spec/recipe.h"
+
+namespace trireme::checkpoint {
+
+struct RunFolder {
+  std::filesystem::path path;
+
+  std::filesystem::path recipe() const { return path / formats::kRecipeFile; }
+  std::filesystem::path checkpoints() const { return path / "checkpoints"; }
+  std::filesystem::path metrics() const { return path / "metrics.jsonl"; }
+  std::filesystem::path log() const { return path / "log.txt"; }
+  std::filesystem::path tokenizer() const { return path / "tokenizer.json"; }
+  bool holds_a_run() const { return std::filesystem::exists(recipe()) || std::filesystem::exists(metrics()); }
+};
+
+/// For a new run: makes the directory. ConfigError when a run is there already.
+void begin_run(const RunFolder& folder);
+
+/// Lines of the run's recipe that are not so in `recipe`: "train.steps = 200 (was 100)".
+std::vector<std::string> recipe_changes(const RunFolder& folder, const spec::Recipe& recipe);
+
+/// The recipe that a run or one of its checkpoints holds. ConfigError when `path` is neither.
+spec::Recipe read_run_recipe(const std::filesystem::path& path);
+
+/// The newest whole checkpoint of a run, or `path` itself when it is one. ConfigError when there is none; damaged ones
+/// are warned of.
+formats::CheckpointFolder open_checkpoint(const std::filesystem::path& path);
+
+}  // namespace trireme::checkpoint

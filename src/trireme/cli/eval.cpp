@@ -1,0 +1,97 @@
+// trireme eval: the loss of a model on data it was not trained on.
+#include <fmt/ostream.h>
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "trireme/cli/commands.h"
+#include "trireme/cli/program.h"
+#include "trireme/cli/runtime_commands.h"
+#include "trireme/cli/start_ranks.h"
+
+namespace trireme::cli {
+namespace {
+
+struct EvalOptions {
+  train::EvalRequest request;
+  std::vector<std::string> data;
+  std::optional<std::string> tokenizer;
+  std::optional<std::int64_t> sequence;
+  std::optional<int> ranks;
+  bool json = false;
+};
+
+void print(const train::EvalResult& result, bool json, std::ostream& out) {
+  if (json) {
+    nlohmann::ordered_json object{{"loss", result.loss},
+                                  {"perplexity", result.perplexity},
+                                  {"bits_per_byte", nullptr},
+                                  {"samples", result.samples},
+                                  {"targets", result.targets}};
+    if (result.bits_per_byte) object["bits_per_byte"] = *result.bits_per_byte;
+    if (result.best_loss) object["best_loss"] = *result.best_loss;
+    fmt::print(out, "{}\n", object.dump());
+    return;
+  }
+  fmt::print(out, "loss           {:.4f} nats a token, over {:.0f} tokens of {} samples\n", result.loss, result.targets,
+             result.samples);
+  fmt::print(out, "perplexity     {:.4g}\n", result.perplexity);
+  if (result.bits_per_byte) fmt::print(out, "bits per byte  {:.4f}\n", *result.bits_per_byte);
+  if (result.best_loss) fmt::print(out, "best possible  {:.4f} nats a token\n", *result.best_loss);
+}
+
+int run_eval(EvalOptions& options, Context& context) {
+  if (!options.data.empty()) {
+    spec::DataConfig data;
+    data.tokenizer = options.tokenizer;
+    data.sequence = options.sequence.value_or(data.sequence);
+    data.shuffle = false;
+    for (const std::string& path : options.data) data.sources.push_back({.path = path});
+    options.request.data = data;
+  } else if (options.tokenizer || options.sequence) {
+    throw ConfigError("--tokenizer and --sequence are for data given with --data",
+                      "give --data FILE, or leave them out");
+  }
+  spec::Recipe recipe;
+  recipe.comm.ranks = options.ranks;
+  options.request.local_ranks = local_ranks(recipe);
+  const train::Commands& commands = load_train();
+  start_ranks(recipe, [&](comm::Rank& rank) {
+    const train::EvalResult result = commands.evaluate(options.request, rank);
+    if (rank.rank() == 0) print(result, options.json, context.out);
+  });
+  return kExitFine;
+}
+
+}  // namespace
+
+void add_eval_command(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand("eval", "Loss, perplexity and bits per byte of a model on data");
+  command->footer(
+      "Without --data: on what the run keeps for validation. Bits per byte need the tokenizer, which a run knows.\n"
+      "\n"
+      "Examples:\n"
+      "  trireme eval runs/tiny\n"
+      "  trireme eval runs/tiny/checkpoints/step-00000200 --samples 100\n"
+      "  trireme eval models/gpt2 --data held-out.shard --sequence 1024");
+  const auto options = std::make_shared<EvalOptions>();  // shared with CLI11's callback
+  command->add_option("MODEL", options->request.model, "a run, one of its checkpoints, or a Hugging Face directory")
+      ->required();
+  command->add_option("--data", options->data, "shards, folders of shards, or with the tokenizer \"bytes\" text files");
+  command->add_option("--tokenizer", options->tokenizer, "of --data: a tokenizer.json, its folder, or \"bytes\"");
+  command->add_option("--sequence", options->sequence, "tokens a row of --data")->check(CLI::PositiveNumber);
+  command->add_option("--samples", options->request.samples, "at most so many")->check(CLI::PositiveNumber);
+  command->add_option("--rows", options->request.rows, "that go through the model at once")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  command->add_option("--precision", options->request.precision, "fp32 or bf16")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, spec::Precision>{{"fp32", spec::Precision::kFp32}, {"bf16", spec::Precision::kBf16}}));
+  command->add_option("--ranks", options->ranks, "share the samples among so many ranks")->check(CLI::PositiveNumber);
+  command->add_flag("--json", options->json, "as one line of JSON");
+  command->callback([options, &context] { context.run = [options, &context] { return run_eval(*options, context); }; });
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,82 @@
+// trireme train: a run from its recipe.
+#include <fmt/ostream.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
+
+#include "trireme/cli/commands.h"
+#include "trireme/cli/program.h"
+#include "trireme/cli/recipe_options.h"
+#include "trireme/cli/runtime_commands.h"
+#include "trireme/cli/start_ranks.h"
+
+namespace trireme::cli {
+namespace {
+
+struct TrainOptions {
+  RecipeOptions recipe;
+  std::optional<int> ranks;
+  std::string out;
+  bool resume = false;
+};
+
+void say(const train::RunResult& result, const std::string& folder, std::ostream& out) {
+  using End = train::RunResult::End;
+  switch (result.end) {
+    case End::kFinished:
+      fmt::print(out, "finished {} steps: loss {:.4f}{}\n", result.steps, result.loss,
+                 result.validation_loss ? fmt::format(", validation loss {:.4f}", *result.validation_loss) : "");
+      fmt::print(out, "the run is in {}; see it with: trireme report {}\n", folder, folder);
+      break;
+    case End::kWasFinished:
+      fmt::print(out, "{} is finished: all {} steps are done; raise train.steps to train on\n", folder, result.steps);
+      break;
+    case End::kInterrupted:
+      fmt::print(out, "stopped after step {} of {} and saved; go on with: trireme train ... --out {} --resume\n",
+                 result.step, result.steps, folder);
+      break;
+  }
+}
+
+int run_training(TrainOptions& options, Context& context) {
+  if (options.ranks) options.recipe.set(fmt::format("comm.ranks={}", *options.ranks));
+  const spec::Recipe recipe = options.recipe.load(context).value;
+  const std::string folder =
+      options.out.empty() ? (std::filesystem::path(recipe.run.out) / recipe.run.name).string() : options.out;
+  const train::Commands& commands = load_train();
+  const train::RunRequest request{
+      .recipe = recipe, .folder = folder, .resume = options.resume, .local_ranks = local_ranks(recipe)};
+  start_ranks(recipe, [&](comm::Rank& rank) {
+    const train::RunResult result = commands.run(request, rank);
+    if (rank.rank() == 0) say(result, folder, context.out);
+  });
+  return kExitFine;
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand("train", "Train the model that a recipe describes");
+  command->footer(
+      "The run's directory holds the effective recipe, metrics.jsonl with a line for each step, events.jsonl,\n"
+      "TensorBoard files, the log and the checkpoints. Ctrl-C saves and ends the run after the step; --resume goes "
+      "on.\n"
+      "\n"
+      "Examples:\n"
+      "  trireme train recipes/tiny.toml\n"
+      "  trireme train recipes/tiny.toml --ranks 2 --set train.steps=400 --out runs/longer\n"
+      "  trireme train recipes/tiny.toml --out runs/longer --resume\n"
+      "  mpirun -n 4 trireme train recipes/tiny.toml");
+  const auto options = std::make_shared<TrainOptions>();  // shared with CLI11's callback, which outlives this function
+  options->recipe.add_to(*command, RecipeOptions::File::kRequired);
+  command->add_option("--ranks", options->ranks, "how many ranks share each step: short for --set comm.ranks=N")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--out", options->out, "the run's directory; default: run.out/run.name of the recipe");
+  command->add_flag("--resume", options->resume,
+                    "go on from the newest whole checkpoint in the run's directory; from the beginning without one");
+  command->callback(
+      [options, &context] { context.run = [options, &context] { return run_training(*options, context); }; });
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,84 @@
+#include "trireme/train/commands.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <thread>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/progress.h"
+#include "trireme/checkpoint/open_model.h"
+#include "trireme/data/open_samples.h"
+#include "trireme/data/tokenizer/tokenizer.h"
+#include "trireme/device/host_memory.h"
+#include "trireme/train/convert.h"
+#include "trireme/train/evaluate.h"
+#include "trireme/train/run.h"
+#include "trireme/train/step_plan.h"
+
+namespace trireme::train {
+namespace {
+
+/// How many bytes each token stands for; empty where no tokenizer says.
+std::vector<std::int32_t> token_bytes(const std::optional<std::string>& tokenizer) {
+  std::vector<std::int32_t> bytes;
+  if (!tokenizer) return bytes;
+  const auto read = data::load_tokenizer(*tokenizer);
+  for (std::int32_t token = 0; token < read->vocabulary_size(); ++token) {
+    bytes.push_back(static_cast<std::int32_t>(read->token_bytes(token).size()));
+  }
+  return bytes;
+}
+
+EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  at::set_num_threads(std::max(1, cores / std::max(1, request.local_ranks)));
+  comm::Group& world = rank.world();
+  checkpoint::OpenedModel opened = checkpoint::open_model(request.model, {.precision = request.precision});
+  spec::Recipe recipe = opened.recipe.value_or(spec::Recipe{});
+  recipe.model = spec::resolved(spec::config_of(opened.model->shape));
+  data::Split split = data::Split::kValidation;
+  if (request.data) {
+    recipe.data = *request.data;
+    recipe.data.validation_fraction = 0;
+    split = data::Split::kTrain;  // of which nothing is kept back: all there is
+  } else if (!opened.recipe) {
+    throw ConfigError(fmt::format("{} is a published model, which says nothing of data", request.model.string()),
+                      "say what to evaluate on: --data FILE --tokenizer TOKENIZER");
+  }
+  if (!recipe.data.tokenizer) recipe.data.tokenizer = opened.tokenizer;
+  const auto samples = data::open_samples(recipe, split);
+  if (!samples) {
+    throw ConfigError("the run keeps no data for validation", "say what to evaluate on: --data FILE");
+  }
+  const std::int64_t all = samples->epoch() > 0 ? samples->epoch() : kMostSamples;
+  const std::int64_t count = std::min(all, request.samples.value_or(all));
+  const auto bytes = token_bytes(recipe.data.tokenizer);
+  std::unique_ptr<Progress> progress;
+  if (world.rank() == 0) {
+    log_info("{} on {} samples of {} tokens", opened.what, count, samples->length());
+    progress = std::make_unique<Progress>("eval", stretch_of(0, count, 0, world.size()).count, "sample");
+  }
+  const Evaluation found =
+      evaluate(*opened.model, *samples, world,
+               {.count = count, .rows = request.rows, .token_bytes = bytes, .progress = [&](auto done) {
+                  if (progress) progress->update(done);
+                }});
+  if (found.targets <= 0) throw ConfigError("no token of these samples has a loss");
+  EvalResult result{.loss = found.loss(), .perplexity = found.perplexity(), .samples = count, .targets = found.targets};
+  if (found.bytes > 0) result.bits_per_byte = found.bits_per_byte();
+  result.best_loss = samples->best_loss();
+  return result;
+}
+
+constexpr Commands kCommands{.version = kVersion, .run = &run, .evaluate = &evaluate_model, .convert = &convert};
+
+}  // namespace
+
+extern "C" const Commands* trireme_train() {
+  device::keep_host_memory();
+  return &kCommands;
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,81 @@
+// train/commands.h -- what the program may ask of this room. No tensor type crosses this line.
+//
+//   const auto* train = Plugin::load("runtime").function<train::Entry>(train::kEntry)();
+//   start_ranks(recipe, [&](comm::Rank& rank) { train->run(request, rank); });
+//
+// Program and library are built together: errors are thrown through, and versions must agree.
+// Depends on: base, comm, spec.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "trireme/comm/rank.h"
+#include "trireme/spec/recipe.h"
+
+namespace trireme::train {
+
+/// `trireme train`: called by every rank.
+struct RunRequest {
+  spec::Recipe recipe;
+  std::filesystem::path folder;  ///< the run's directory
+  bool resume = false;           ///< go on from its newest whole checkpoint
+  int local_ranks = 1;           ///< on this machine: they share its cores
+};
+struct RunResult {
+  enum class End : std::uint8_t {
+    kFinished,     ///< all steps are done
+    kWasFinished,  ///< they were before
+    kInterrupted,  ///< by Ctrl-C or SIGTERM; saved
+  };
+  End end = End::kFinished;
+  std::int64_t step = 0, steps = 0;
+  double loss = 0;                        ///< of the last step; 0 when there was none
+  std::optional<double> validation_loss;  ///< the last one
+};
+
+/// `trireme eval`: called by every rank.
+struct EvalRequest {
+  std::filesystem::path model;           ///< a run, a checkpoint, or a Hugging Face directory
+  std::optional<spec::DataConfig> data;  ///< instead of the run's own validation data
+  std::optional<std::int64_t> samples;   ///< at most so many; unset: all, at most kMostSamples of endless data
+  std::int64_t rows = 8;                 ///< at once
+  spec::Precision precision = spec::Precision::kFp32;
+  int local_ranks = 1;
+};
+inline constexpr std::int64_t kMostSamples = 1024;
+struct EvalResult {
+  double loss = 0, perplexity = 0;
+  std::optional<double> bits_per_byte;
+  std::int64_t samples = 0;
+  double targets = 0;
+  std::optional<double> best_loss;  ///< of a synthetic task
+};
+
+/// `trireme convert`: one process.
+struct ConvertRequest {
+  std::filesystem::path from;  ///< a run, a checkpoint, or a Hugging Face directory
+  std::filesystem::path to;    ///< a folder that is not there yet
+  enum class Kind : std::uint8_t { kHuggingFace, kCheckpoint };
+  Kind kind = Kind::kHuggingFace;
+  std::string dtype = "F32";  ///< of the published tensors
+};
+struct ConvertResult {
+  std::int64_t parameters = 0, tensors = 0;
+};
+
+struct Commands {
+  std::uint32_t version;
+  RunResult (*run)(const RunRequest& request, comm::Rank& rank);
+  EvalResult (*evaluate)(const EvalRequest& request, comm::Rank& rank);
+  ConvertResult (*convert)(const ConvertRequest& request);
+};
+inline constexpr std::uint32_t kVersion = 1;
+
+extern "C" const Commands* trireme_train();
+using Entry = const Commands*();
+inline constexpr const char* kEntry = "trireme_train";
+
+}  // namespace trireme::train

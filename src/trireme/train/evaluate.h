@@ -1,0 +1,36 @@
+// train/evaluate.h -- the loss on given samples, without training.
+//
+// Depends on: comm, data, models.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "trireme/comm/group.h"
+#include "trireme/data/samples.h"
+#include "trireme/models/model.h"
+
+namespace trireme::train {
+
+struct Evaluation {
+  double loss_sum = 0;  ///< in nats
+  double targets = 0;
+  double bytes = 0;  ///< that the targets stand for; 0 where nobody knows
+  double loss() const { return loss_sum / targets; }
+  double perplexity() const;
+  double bits_per_byte() const;
+};
+
+struct EvaluateOptions {
+  std::int64_t first = 0, count = 0;               ///< samples, shared among the ranks
+  std::int64_t rows = 8;                           ///< at once
+  std::span<const std::int32_t> token_bytes = {};  ///< by token; empty: not known
+  std::function<void(std::int64_t done)> progress = nullptr;
+};
+
+/// Over all ranks, the same on each. `Evaluation::targets` is 0 when no sample has one.
+Evaluation evaluate(models::Model& model, const data::Samples& samples, comm::Group& world,
+                    const EvaluateOptions& options);
+
+}  // namespace trireme::train

@@ -1,0 +1,320 @@
+#include "trireme/train/run.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <chrono>
+#include <fstream>
+#include <thread>
+
+#include "trireme/base/log.h"
+#include "trireme/base/mapped_file.h"
+#include "trireme/base/new_file.h"
+#include "trireme/base/progress.h"
+#include "trireme/base/text.h"
+#include "trireme/base/units.h"
+#include "trireme/checkpoint/run_folder.h"
+#include "trireme/checkpoint/store.h"
+#include "trireme/data/open_samples.h"
+#include "trireme/observe/peak_file.h"
+#include "trireme/observe/run_log.h"
+#include "trireme/train/evaluate.h"
+#include "trireme/train/interrupt.h"
+#include "trireme/train/trainer.h"
+
+namespace trireme::train {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::RunFolder;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+/// The most memory that this process has had.
+std::int64_t peak_memory() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6)) * 1024;
+  }
+  return 0;
+}
+
+/// The tokenizer.json that the data was made with; none for bytes and where nothing was said.
+std::optional<fs::path> tokenizer_file(const spec::DataConfig& data) {
+  if (!data.tokenizer || *data.tokenizer == "bytes") return std::nullopt;
+  const fs::path path = *data.tokenizer;
+  return fs::is_directory(path) ? path / "tokenizer.json" : path;
+}
+
+class Run {
+ public:
+  Run(const RunRequest& request, comm::Rank& rank)
+      : request_(request), rank_(rank), world_(rank.world()), folder_{request.folder} {}
+
+  RunResult go();
+
+ private:
+  bool leads() const { return world_.rank() == 0; }
+  /// Rank 0's number, on every rank.
+  std::int64_t told(std::int64_t number);
+  bool any(bool yes);
+
+  std::int64_t find_checkpoint();
+  void build(std::int64_t from_step);
+  void open_files(std::int64_t from_step);
+  void loop();
+  void record(const StepReport& report, Clock::time_point begin);
+  void validate();
+  void save();
+  [[noreturn]] void save_what_diverged(NotFiniteError& error);
+
+  const RunRequest& request_;
+  comm::Rank& rank_;
+  comm::Group& world_;
+  RunFolder folder_;
+  spec::Recipe recipe_;
+  std::int64_t steps_ = 0;
+  std::unique_ptr<data::Samples> samples_, validation_;
+  std::unique_ptr<Trainer> trainer_;
+  RunResult result_;
+  std::int64_t saved_step_ = -1, validated_step_ = -1;
+  // Rank 0's:
+  std::unique_ptr<LogCopy> log_copy_;
+  std::unique_ptr<observe::RunLog> log_;
+  std::unique_ptr<Progress> progress_;
+  std::optional<double> peak_flops_;
+};
+
+std::int64_t Run::told(std::int64_t number) {
+  if (world_.size() > 1) world_.broadcast(comm::Buffer{&number, 1, comm::DType::kI64}, 0).wait();
+  return number;
+}
+
+bool Run::any(bool yes) {
+  std::int64_t number = yes;
+  if (world_.size() > 1) world_.all_reduce(comm::Buffer{&number, 1, comm::DType::kI64}, comm::Reduce::kMax).wait();
+  return number != 0;
+}
+
+/// The step to go on from: -1 for the beginning.
+std::int64_t Run::find_checkpoint() {
+  if (!leads()) return told(0);
+  if (!request_.resume) {
+    checkpoint::begin_run(folder_);
+    return told(-1);
+  }
+  std::vector<formats::DamagedCheckpoint> damaged;
+  const auto newest = formats::newest_checkpoint(folder_.checkpoints(), damaged);
+  for (const auto& [where, why] : damaged) log_warn("{} is damaged and not used: {}", where.string(), why);
+  if (!newest) {
+    log_info("{} has no {}checkpoint: the run starts from the beginning", folder_.path.string(),
+             damaged.empty() ? "" : "whole ");
+    fs::create_directories(folder_.path);
+    return told(-1);
+  }
+  log_info("going on from {}", newest->path().string());
+  return told(newest->manifest().step);
+}
+
+void Run::build(std::int64_t from_step) {
+  spec::Recipe start = recipe_;
+  if (from_step >= 0) start.model.init_from.reset();  // the checkpoint has the weights
+  const spec::ModelShape shape = *spec::shape_of(recipe_.model);
+  samples_ = data::open_samples(recipe_, data::Split::kTrain);
+  if (recipe_.eval.every > 0) {
+    validation_ = data::open_samples(recipe_, data::Split::kValidation);
+    if (!validation_) {
+      throw ConfigError("eval.every is given, but the recipe keeps nothing for validation",
+                        "set data.validation_fraction = 0.01, or eval.every = 0");
+    }
+  }
+  trainer_ = std::make_unique<Trainer>(start, shape, world_, *samples_);
+  if (from_step < 0) return;
+  checkpoint::load(formats::CheckpointFolder(folder_.checkpoints() / formats::checkpoint_name(from_step)),
+                   trainer_->state());
+  trainer_->loaded();
+  saved_step_ = validated_step_ = from_step;
+}
+
+void Run::open_files(std::int64_t from_step) {
+  if (!leads()) return;
+  log_copy_ = std::make_unique<LogCopy>(folder_.log().string());
+  const auto changes = request_.resume ? checkpoint::recipe_changes(folder_, recipe_) : std::vector<std::string>{};
+  for (const std::string& change : changes) log_info("the recipe has changed: {}", change);
+  log_ = std::make_unique<observe::RunLog>(
+      folder_.path, request_.resume ? std::optional(std::max<std::int64_t>(from_step, 0)) : std::nullopt);
+  write_text_file(folder_.recipe(), config::to_toml(recipe_));
+  if (const auto tokenizer = tokenizer_file(recipe_.data); tokenizer && !fs::exists(folder_.tokenizer())) {
+    fs::copy_file(*tokenizer, folder_.tokenizer());
+  }
+  const auto names = spec::enum_names(std::type_identity<spec::Family>());
+  const std::int64_t parameters = trainer_->model().params.elements();
+  const std::string family(name_in(names, trainer_->model().shape.family));
+  log_->event(request_.resume ? "resumed" : "start", {{"step", trainer_->position().step},
+                                                      {"steps", steps_},
+                                                      {"model", family},
+                                                      {"parameters", parameters},
+                                                      {"ranks", world_.size()},
+                                                      {"threads", *recipe_.train.threads},
+                                                      {"changes", changes}});
+  peak_flops_ = observe::peak_flops(recipe_.precision.compute == spec::Precision::kBf16 ? "bf16" : "fp32",
+                                    *recipe_.train.threads * request_.local_ranks);
+  log_info("{}: {} parameters, {}, {} a rank; {} of {} tokens; peak {}", family,
+           short_count(static_cast<double>(parameters)), counted(static_cast<std::size_t>(world_.size()), "rank"),
+           counted(static_cast<std::size_t>(*recipe_.train.threads), "thread"), counted(steps_, "step"),
+           exact_count(spec::batch_at(recipe_.schedule, recipe_.batch, trainer_->position().tokens)),
+           peak_flops_ ? fmt::format("{:.0f} GFLOP/s", *peak_flops_ / 1e9) : "unknown (`trireme doctor` measures it)");
+  if (const auto best = samples_->best_loss()) log_info("the best possible loss of this task is {:.4f}", *best);
+  progress_ = std::make_unique<Progress>("train", steps_, "step");
+}
+
+void Run::record(const StepReport& report, Clock::time_point begin) {
+  const std::int64_t step = report.position.step;
+  result_.step = step;
+  result_.loss = report.loss;
+  if (!leads()) return;
+  observe::StepRecord record{.step = step,
+                             .loss = report.loss,
+                             .grad_norm = report.gradient_norm,
+                             .lr = report.learning_rate,
+                             .tokens = report.position.tokens,
+                             .memory = peak_memory()};
+  const std::int64_t every = recipe_.train.hash_every;
+  if (every > 0 && (step % every == 0 || step == steps_)) {
+    const auto shares = nn::hash_shares(trainer_->state(), layout::Mesh{}, 0);
+    const std::uint64_t total = nn::total_hash(shares);
+    std::vector<std::pair<std::string, std::uint64_t>> tensors;
+    for (const nn::HashShare& share : shares) tensors.emplace_back(share.name, share.share);
+    log_->hashes(step, total, tensors);
+    record.hash = formats::hex(total);
+  }
+  if (!report.taken) log_->event("skipped", {{"step", step}, {"why", "gradients overflowed fp16"}});
+  record.seconds = seconds_since(begin);
+  record.tokens_per_s = static_cast<double>(report.batch) / record.seconds;
+  if (peak_flops_) record.mfu = report.flops / record.seconds / *peak_flops_;
+  record.breakdown = {.compute = report.compute_s, .data = report.data_s, .comm = report.comm_s};
+  record.breakdown.overhead = std::max(0.0, record.seconds - report.compute_s - report.data_s - report.comm_s);
+  log_->step(record);
+  progress_->update(step, fmt::format("loss {:.4f}  {} tokens/s{}", report.loss, short_count(record.tokens_per_s),
+                                      record.mfu ? fmt::format("  MFU {:.0f}%", *record.mfu * 100) : std::string()));
+}
+
+void Run::validate() {
+  const auto begin = Clock::now();
+  const std::int64_t count =
+      validation_->epoch() > 0 ? std::min(validation_->epoch(), recipe_.eval.samples) : recipe_.eval.samples;
+  const Evaluation evaluation =
+      evaluate(trainer_->model(), *validation_, world_,
+               {.count = count, .rows = recipe_.train.microbatch.value_or(std::min<std::int64_t>(count, 8))});
+  validated_step_ = trainer_->position().step;
+  if (evaluation.targets <= 0) throw ConfigError("the validation samples have no token with a loss");
+  result_.validation_loss = evaluation.loss();
+  if (!leads()) return;
+  log_->event("eval", {{"step", validated_step_},
+                       {"loss", evaluation.loss()},
+                       {"perplexity", evaluation.perplexity()},
+                       {"samples", count},
+                       {"seconds", seconds_since(begin)}});
+  log_info("step {}: validation loss {:.4f}", validated_step_, evaluation.loss());
+}
+
+void Run::save() {
+  saved_step_ = trainer_->position().step;
+  if (!leads()) return;
+  const auto begin = Clock::now();
+  const bool last = saved_step_ == steps_;
+  try {
+    const fs::path path =
+        checkpoint::save(trainer_->state(), {.folder = folder_.checkpoints(),
+                                             .step = saved_step_,
+                                             .tokens = trainer_->position().tokens,
+                                             .files = {{std::string(formats::kRecipeFile), config::to_toml(recipe_)}}});
+    formats::prune_checkpoints(folder_.checkpoints(), recipe_.checkpoint.keep);
+    log_->event("checkpoint", {{"step", saved_step_}, {"path", path.string()}, {"seconds", seconds_since(begin)}});
+    log_debug("saved {}", path.string());
+  } catch (const IoError& error) {
+    // The run is worth more than one checkpoint; the last one must be there, though.
+    if (last || Interrupt::requested()) throw;
+    log_warn("the checkpoint of step {} could not be written, the run goes on: {}", saved_step_, error.message());
+    log_->event("checkpoint_failed", {{"step", saved_step_}, {"why", error.message()}});
+  }
+}
+
+void Run::save_what_diverged(NotFiniteError& error) {
+  if (leads()) {
+    const fs::path path =
+        checkpoint::save(trainer_->state(), {.folder = folder_.path,
+                                             .name = fmt::format("diverged-step-{:08}", error.step()),
+                                             .step = trainer_->position().step,
+                                             .tokens = trainer_->position().tokens,
+                                             .files = {{std::string(formats::kRecipeFile), config::to_toml(recipe_)}}});
+    log_->event("diverged", {{"step", error.step()}, {"why", error.message()}, {"path", path.string()}});
+    error.add_context(fmt::format("the state before that step is in {}", path.string()));
+  }
+  throw;  // the error that is being handled
+}
+
+void Run::loop() {
+  const auto due = [&](std::int64_t every) { return every > 0 && trainer_->position().step % every == 0; };
+  while (trainer_->position().step < steps_) {
+    const auto begin = Clock::now();
+    try {
+      record(trainer_->step(), begin);
+    } catch (NotFiniteError& error) {
+      save_what_diverged(error);
+    }
+    const bool stop = any(Interrupt::requested());
+    if (validation_ && due(recipe_.eval.every)) validate();
+    if (due(recipe_.checkpoint.every)) save();
+    if (stop && trainer_->position().step < steps_) {
+      if (saved_step_ != trainer_->position().step) save();
+      result_.end = RunResult::End::kInterrupted;
+      if (leads()) log_->event("stop", {{"step", saved_step_}, {"why", "interrupted"}});
+      return;
+    }
+  }
+  if (validation_ && validated_step_ != steps_) validate();
+  if (saved_step_ != steps_) save();
+  if (leads()) log_->event("stop", {{"step", steps_}, {"why", "finished"}});
+}
+
+RunResult Run::go() {
+  recipe_ = effective_recipe(request_, model_shape(request_.recipe));
+  steps_ = result_.steps = last_step(recipe_);
+  at::set_num_threads(*recipe_.train.threads);
+  const std::int64_t from_step = find_checkpoint();
+  if (from_step >= steps_) {
+    result_.end = RunResult::End::kWasFinished;
+    result_.step = from_step;
+    return result_;
+  }
+  build(from_step);
+  open_files(from_step);
+  const Interrupt interrupt;
+  loop();
+  return result_;
+}
+
+}  // namespace
+
+spec::Recipe effective_recipe(const RunRequest& request, const spec::ModelShape& shape) {
+  spec::Recipe recipe = request.recipe;
+  const auto init_from = recipe.model.init_from;
+  recipe.model = spec::resolved(spec::config_of(shape));
+  if (init_from) recipe.model.init_from = fs::absolute(*init_from).string();
+  if (!recipe.train.threads) {
+    const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    recipe.train.threads = std::max(1, cores / std::max(1, request.local_ranks));
+  }
+  if (const auto tokenizer = tokenizer_file(recipe.data)) recipe.data.tokenizer = fs::absolute(*tokenizer).string();
+  for (auto* sources : {&recipe.data.sources, &recipe.data.validation}) {
+    for (spec::DataSource& source : *sources) source.path = fs::absolute(source.path).lexically_normal().string();
+  }
+  return recipe;
+}
+
+RunResult run(const RunRequest& request, comm::Rank& rank) { return Run(request, rank).go(); }
+
+}  // namespace trireme::train

@@ -1,0 +1,46 @@
+#include "trireme/train/step_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+
+namespace trireme::train {
+
+Stretch stretch_of(std::int64_t first, std::int64_t count, int rank, int ranks) {
+  const std::int64_t begin = count * rank / ranks, end = count * (rank + 1) / ranks;
+  return {first + begin, end - begin};
+}
+
+StepPlan plan_step(const spec::Recipe& recipe, spec::Position position, const Share& share) {
+  StepPlan plan{.before = position};
+  plan.pace = spec::pace_at(recipe.optim, recipe.schedule, recipe.batch, position);
+  plan.after = spec::after(position, plan.pace);
+  if (plan.pace.batch % share.length != 0 || position.tokens % share.length != 0) {
+    const std::int64_t rows = std::max<std::int64_t>(1, plan.pace.batch / share.length);
+    throw ConfigError(
+        fmt::format("batch.size is counted in tokens: step {} takes {}, which is no whole number of rows of {} tokens",
+                    position.step + 1, plan.pace.batch, share.length),
+        recipe.batch.kind == spec::BatchKind::kConstant
+            ? fmt::format("set batch.size = {} ({} rows)", rows * share.length, rows)
+            : fmt::format("set batch.multiple = {}, and batch.start and batch.size to multiples of it", share.length));
+  }
+  plan.samples = plan.pace.batch / share.length;
+  plan.first_sample = position.tokens / share.length;
+  const Stretch mine = stretch_of(plan.first_sample, plan.samples, share.rank, share.ranks);
+  const std::int64_t rows = share.microbatch > 0 ? share.microbatch : mine.count;
+  for (std::int64_t done = 0; done < mine.count; done += rows) {
+    std::vector<std::int64_t>& micro = plan.microbatches.emplace_back();
+    for (std::int64_t i = done; i < std::min(done + rows, mine.count); ++i) micro.push_back(mine.first + i);
+  }
+  return plan;
+}
+
+std::int64_t last_step(const spec::Recipe& recipe) {
+  if (recipe.train.steps) return *recipe.train.steps;
+  if (recipe.train.tokens) return spec::position_at(recipe.schedule, recipe.batch, *recipe.train.tokens).step;
+  throw ConfigError("the recipe does not say how long to train", "set train.steps or train.tokens");
+}
+
+}  // namespace trireme::train

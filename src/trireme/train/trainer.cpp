@@ -1,0 +1,203 @@
+#include "trireme/train/trainer.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/checkpoint/open_model.h"
+#include "trireme/parallel/gradient_sum.h"
+#include "trireme/train/feed.h"
+#include "trireme/train/not_finite.h"
+
+namespace trireme::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+void freeze(nn::Params& params, const std::vector<std::string>& patterns) {
+  std::vector<std::string> names;
+  for (const nn::Param& param : params) names.push_back(param.name);
+  for (const std::string& pattern : patterns) {
+    bool matched = false;
+    for (nn::Param& param : params) {
+      if (!spec::matches(pattern, param.name)) continue;
+      param.trainable = false;
+      matched = true;
+    }
+    if (!matched) {
+      throw ConfigError(
+          fmt::format("train.freeze: no parameter is called \"{}\"{}", pattern, did_you_mean(pattern, names)),
+          "'*' stands for any text: \"layers.0.*\"");
+    }
+  }
+  for (const nn::Param& param : params) {
+    if (param.trainable) return;
+  }
+  throw ConfigError("train.freeze matches every parameter, so there is nothing to train", "leave some out");
+}
+
+std::unique_ptr<models::Model> make_model(const spec::Recipe& recipe, const spec::ModelShape& shape) {
+  const models::BuildOptions build{
+      .recompute = {.kind = recipe.train.recompute, .every = recipe.train.recompute_every}};
+  if (recipe.model.init_from) {
+    auto model = checkpoint::open_model(*recipe.model.init_from,
+                                        {.precision = recipe.precision.compute, .build = build, .shape = shape})
+                     .model;
+    freeze(model->params, recipe.train.freeze);
+    return model;
+  }
+  auto model = models::build(shape, build);
+  freeze(model->params, recipe.train.freeze);
+  nn::initialise(model->params, recipe.precision.compute, static_cast<std::uint64_t>(recipe.run.seed));
+  return model;
+}
+
+/// Numbers of all ranks, added up.
+template <std::size_t kCount>
+void add_up(comm::Group& world, std::array<double, kCount>& numbers) {
+  if (world.size() == 1) return;
+  world.all_reduce(comm::Buffer{numbers.data(), numbers.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
+}
+
+}  // namespace
+
+spec::ModelShape model_shape(const spec::Recipe& recipe) {
+  if (!recipe.model.init_from) {
+    if (const auto shape = spec::shape_of(recipe.model)) return *shape;
+    throw ConfigError("the recipe has no model", "set model.family, for instance --set model.family=gpt2");
+  }
+  const spec::ModelShape published = checkpoint::stored_shape(*recipe.model.init_from);
+  if (recipe.model.family && *recipe.model.family != published.family) {
+    const auto names = spec::enum_names(std::type_identity<spec::Family>());
+    throw ConfigError(fmt::format("model.family is {}, but {} holds a {}", name_in(names, *recipe.model.family),
+                                  *recipe.model.init_from, name_in(names, published.family)),
+                      "leave model.family out: the folder says it");
+  }
+  return spec::with_keys(published, recipe.model);
+}
+
+Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
+                 const data::Samples& samples)
+    : recipe_(recipe), world_(world), samples_(samples), model_(make_model(recipe, shape)) {
+  std::vector<std::string> names;
+  for (const nn::Param& param : model_->params) names.push_back(param.name);
+  if (auto problems = spec::find_problems(recipe.optim, names); !problems.empty()) {
+    throw config::ProblemsError("the recipe", std::move(problems));
+  }
+  if (samples.length() > shape.positions && shape.position_kind == spec::PositionKind::kLearned) {
+    throw ConfigError(
+        fmt::format("data.sequence is {}, but the model has {} positions", samples.length(), shape.positions),
+        fmt::format("set model.positions = {}", samples.length()));
+  }
+  optimizer_ = optim::make_optimizer(recipe.optim, model_->params);
+  nn::add_params(state_, model_->params);
+  optimizer_->add_state(state_);
+  if (recipe.precision.compute == spec::Precision::kFp16) {
+    loss_scale_ = std::make_unique<optim::LossScale>(recipe.precision.loss_scale);
+    loss_scale_->add_state(state_);
+  }
+  state_.add_value(
+      "train/position",
+      [this] {
+        return nlohmann::ordered_json{{"step", position_.step}, {"tokens", position_.tokens}};
+      },
+      [this](const nlohmann::ordered_json& value) {
+        position_ = {.step = value.at("step").get<std::int64_t>(), .tokens = value.at("tokens").get<std::int64_t>()};
+      });
+}
+
+void Trainer::loaded() {
+  for (nn::Param& param : model_->params) nn::publish(param);
+  nn::forget_gradients(model_->params);
+  feeder_.reset();
+}
+
+nn::Context Trainer::context_for(double gradient_scale) const {
+  nn::Context context;
+  context.training = true;
+  context.seed = static_cast<std::uint64_t>(recipe_.run.seed);
+  context.step = position_.step;
+  context.gradient_scale = gradient_scale;
+  return context;
+}
+
+Trainer::Sums Trainer::run_microbatches(Fetched& fetched, double gradient_scale) {
+  Sums sums;
+  for (data::Batch& batch : fetched.batches) {
+    nn::Context context = context_for(gradient_scale);
+    nn::Tape tape;
+    model_->forward(feed(batch, context), context, &tape);
+    model_->backward(context, tape);
+    for (const nn::LossTerm& term : context.losses) sums.loss += term.sum;
+    sums.flops += context.flops;
+  }
+  return sums;
+}
+
+StepReport Trainer::step() {
+  if (!feeder_) {
+    feeder_ = std::make_unique<Feeder>(
+        recipe_, samples_, position_,
+        Share{world_.rank(), world_.size(), samples_.length(), recipe_.train.microbatch.value_or(0)});
+  }
+  StepReport report;
+  Fetched fetched = feeder_->next();
+  report.data_s = fetched.waited_s;
+
+  auto begin = Clock::now();
+  std::array<double, 1> targets{0};
+  for (const data::Batch& batch : fetched.batches) targets[0] += count_targets(batch);
+  add_up(world_, targets);
+  report.comm_s += seconds_since(begin);
+  if (targets[0] <= 0) {
+    throw ConfigError(fmt::format("no token of step {} has a loss", position_.step + 1),
+                      "look at the loss mask of the data, or at data.mask_probability");
+  }
+  const double scale = (loss_scale_ ? loss_scale_->scale() : 1.0) / targets[0];
+
+  begin = Clock::now();
+  nn::forget_gradients(model_->params);
+  const Sums mine = run_microbatches(fetched, scale);
+  report.compute_s += seconds_since(begin);
+
+  begin = Clock::now();
+  std::array<double, 2> sums{mine.loss, mine.flops};
+  add_up(world_, sums);
+  parallel::sum_gradients(model_->params, world_);
+  report.comm_s += seconds_since(begin);
+  report.loss = sums[0] / targets[0];
+  report.flops = sums[1];
+  if (!std::isfinite(report.loss)) explain(fetched, scale, fmt::format("the loss is {}", report.loss));
+
+  begin = Clock::now();
+  report.learning_rate = fetched.plan.pace.learning_rate;
+  report.batch = fetched.plan.pace.batch;
+  optim::UpdateResult result;
+  try {
+    result = optim::update(*optimizer_, {.learning_rate = report.learning_rate, .loss_scale = loss_scale_.get()});
+  } catch (const optim::NotFiniteGradients& error) {
+    explain(fetched, scale, fmt::format("the loss is {}, but {}", report.loss, error.message()));
+  }
+  report.compute_s += seconds_since(begin);
+  report.taken = result.taken;
+  report.gradient_norm = result.gradient_norm;
+  position_ = fetched.plan.after;
+  report.position = position_;
+  return report;
+}
+
+void Trainer::explain(Fetched& fetched, double gradient_scale, const std::string& what) {
+  const std::string where = first_not_finite(
+      *model_, fetched.batches, [&] { return context_for(gradient_scale); }, world_);
+  throw NotFiniteError(fmt::format("at step {} {}: {}", position_.step + 1, what, where),
+                       "a lower optim.learning_rate, a longer schedule.warmup or optim.clip = 1 often helps",
+                       position_.step + 1);
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,88 @@
+// train/trainer.h -- one run's model, optimizer and data on this rank, and its next step.
+//
+//   Trainer trainer(recipe, world, samples);
+//   while (trainer.position().step < 200) log(trainer.step().loss);
+//
+// Every rank has the whole model and takes its stretch of each step's samples; loss and gradient are the exact mean
+// over the tokens of all of them. No files here: run.h keeps the run's directory. A program of one's own can use this
+// class, or the rooms below it.
+// Depends on: base, comm, data, models, nn, optim, parallel, spec.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/comm/group.h"
+#include "trireme/data/samples.h"
+#include "trireme/models/model.h"
+#include "trireme/nn/state.h"
+#include "trireme/optim/update.h"
+#include "trireme/spec/recipe.h"
+#include "trireme/train/feeder.h"
+
+namespace trireme::train {
+
+/// What one step was.
+struct StepReport {
+  spec::Position position;  ///< after it
+  double loss = 0;          ///< mean over the tokens of all ranks
+  double gradient_norm = 0;
+  double learning_rate = 0;
+  std::int64_t batch = 0;  ///< tokens of all ranks
+  bool taken = true;       ///< false: fp16 gradients overflowed, weights stay
+  double flops = 0;        ///< of the model, all ranks, without what was computed again
+  double compute_s = 0, data_s = 0, comm_s = 0;
+};
+
+/// A loss or gradient that is no number. The weights are as before the step.
+class NotFiniteError : public Error {
+ public:
+  NotFiniteError(std::string message, std::string hint, std::int64_t step)
+      : Error(std::move(message), std::move(hint)), step_(step) {}
+  const char* kind() const noexcept override { return "training diverged"; }
+  std::int64_t step() const { return step_; }
+
+ private:
+  std::int64_t step_;
+};
+
+class Trainer {
+ public:
+  /// `recipe`, `world` and `samples` are borrowed. The model is `shape`, its weights drawn from run.seed, or those of
+  /// model.init_from. ConfigError where the recipe and the model do not go together.
+  Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world, const data::Samples& samples);
+
+  models::Model& model() { return *model_; }
+  /// Parameters, optimizer, loss scale and position: all that the rest of the run follows from.
+  nn::State& state() { return state_; }
+  const spec::Position& position() const { return position_; }
+  /// After `state` was read from a checkpoint: rounds weights, and reads on from the new position.
+  void loaded();
+
+  /// One optimizer step, on all ranks together.
+  StepReport step();
+
+ private:
+  struct Sums {
+    double loss = 0, flops = 0;
+  };
+  Sums run_microbatches(Fetched& fetched, double gradient_scale);
+  [[noreturn]] void explain(Fetched& fetched, double gradient_scale, const std::string& what);
+  nn::Context context_for(double gradient_scale) const;
+
+  const spec::Recipe& recipe_;
+  comm::Group& world_;
+  const data::Samples& samples_;
+  std::unique_ptr<models::Model> model_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<optim::LossScale> loss_scale_;  // fp16 only
+  nn::State state_;
+  spec::Position position_;
+  std::unique_ptr<Feeder> feeder_;
+};
+
+/// The shape of the recipe's model: of [model], or of the folder that model.init_from names with the keys given there.
+spec::ModelShape model_shape(const spec::Recipe& recipe);
+
+}  // namespace trireme::train
