@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "tests/data/sample_files.h"
+#include "trireme/data/tokenizer/tokenizer.h"
 #include "trireme/formats/format_error.h"
 
 namespace trireme::data {
@@ -237,6 +238,17 @@ TEST_F(Causal, FoldersAndNamedValidationAreRead) {
               ElementsAre(1, 2, 3, 0, 0, 0, 0, 0));
 }
 
+TEST_F(Causal, ShardsOfTheNamedTokenizerAreTaken) {
+  const auto tokenizer = Tokenizer::bytes();
+  ShardWriter writer(folder_ / "a.shard",
+                     {.vocabulary = tokenizer->vocabulary_size(), .tokenizer_hash = tokenizer->hash()});
+  writer.add_document(tokenizer->encode("some text"));
+  writer.finish();
+  auto recipe = recipe_over({folder_ / "a.shard"}, 4);
+  recipe.data.tokenizer = "bytes";
+  EXPECT_EQ(open_samples(recipe, Split::kTrain)->epoch(), 2);
+}
+
 TEST_F(Causal, MistakesAreNamed) {
   const auto open = [](const spec::Recipe& recipe) {
     return error_of<Error>([&] { open_samples(recipe, Split::kTrain); });
@@ -246,6 +258,9 @@ TEST_F(Causal, MistakesAreNamed) {
   const auto b = shard("b.shard", {{1, 2, 49}}, {.vocabulary = 50, .tokenizer_hash = 2});
   EXPECT_THAT(open(recipe_over({a, b}, 4)),
               HasSubstr("b.shard was made with another tokenizer (0000000000000002) than"));
+  auto other = recipe_over({a}, 4);
+  other.data.tokenizer = "bytes";
+  EXPECT_THAT(open(other), HasSubstr("another tokenizer (0000000000000001) than data.tokenizer = \"bytes\""));
   EXPECT_THAT(open(recipe_over({folder_ / "nothing"}, 4)), HasSubstr("nothing: cannot be opened"));
   EXPECT_THAT(open(recipe_over({shard("empty.shard", {{}})}, 4)), HasSubstr("has no tokens for training"));
   fs::create_directories(folder_ / "folder");

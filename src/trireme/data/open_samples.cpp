@@ -10,6 +10,7 @@
 #include "trireme/data/blend.h"
 #include "trireme/data/rows.h"
 #include "trireme/data/synthetic.h"
+#include "trireme/data/tokenizer/tokenizer.h"
 
 namespace trireme::data {
 namespace {
@@ -83,6 +84,16 @@ class CommonInfo {
                         "make both with one tokenizer");
     special_ = info.special;
     special_by_ = file.path().string();
+  }
+  /// The recipe's tokenizer, by which samples of text are shown, must be the files'.
+  void check_tokenizer(const std::string& named) const {
+    if (hash_ == 0) return;  // no file says; and loading a large one takes a while
+    const std::uint64_t hash = load_tokenizer(named)->hash();
+    if (hash != hash_)
+      throw ConfigError(
+          fmt::format("{} was made with another tokenizer ({:016x}) than data.tokenizer = \"{}\" ({:016x})", hashed_by_,
+                      hash_, named, hash),
+          "name the tokenizer that made it, or make it again");
   }
   std::int64_t vocabulary() const { return vocabulary_; }  // 0: no file says
 
@@ -204,6 +215,7 @@ std::unique_ptr<Samples> open_samples(const spec::Recipe& recipe, Split split) {
   for (const Source& source : sources) {
     for (const SharedFile& file : source.files) info.add(*file);
   }
+  if (data.tokenizer) info.check_tokenizer(*data.tokenizer);
   FileSamples::Parts parts{.sources = {},
                            .weights = {},
                            .shape = row_shape(data, task, spec::shape_of(recipe.model), info),
