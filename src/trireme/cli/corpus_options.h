@@ -1,0 +1,27 @@
+// cli/corpus_options.h -- the options with which commands are told what text to read.
+//
+// Depends on: CLI11, data/corpus/corpus.h.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "trireme/data/corpus/corpus.h"
+
+namespace CLI {
+class App;
+}
+
+namespace trireme::cli {
+
+struct CorpusFlags {
+  std::vector<std::string> names;
+  std::string field = "text", separator;
+  data::DocumentSplit split = data::DocumentSplit::kFile;
+  int threads = 0;  // all cores once add_to() has been called
+
+  void add_to(CLI::App& command);
+  data::Corpus open(bool any_bytes) const;
+};
+
+}  // namespace trireme::cli

@@ -1,0 +1,75 @@
+// trireme tokenize train: learns a tokenizer from text.
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
+#include <memory>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/base/units.h"
+#include "trireme/cli/commands.h"
+#include "trireme/cli/corpus_options.h"
+#include "trireme/cli/program.h"
+#include "trireme/data/corpus/tokenize_corpus.h"
+
+namespace trireme::cli {
+namespace {
+
+struct Options {
+  CorpusFlags corpus;
+  data::BpeTrainingOptions training;
+  std::string vocabulary = "32k", out;
+};
+
+int run(Options& options, std::ostream& out) {
+  const std::int64_t vocabulary = parse_count(options.vocabulary);
+  if (vocabulary < 1 || vocabulary > 10'000'000)
+    throw ConfigError(fmt::format("--vocab {} is not within 1 and 10M", options.vocabulary));
+  data::BpeTrainingOptions& training = options.training;
+  training.vocabulary = static_cast<std::int32_t>(vocabulary);
+  if (!training.begin.empty() &&
+      std::ranges::find(training.special_tokens, training.begin) == training.special_tokens.end())
+    training.special_tokens.push_back(training.begin);
+  const data::Corpus corpus = options.corpus.open(/*any_bytes=*/false);
+  const data::WordCounts words = data::count_words(corpus, training.pattern, options.corpus.threads);
+  const data::Tokenizer tokenizer(data::train_bpe(words, training), options.out);
+  if (tokenizer.vocabulary_size() < training.vocabulary)
+    log_warn("the text has pairs for {} tokens only: {} were asked for", tokenizer.vocabulary_size(),
+             training.vocabulary);
+  tokenizer.save(options.out);
+  fmt::print(out, "{}: {} tokens from {} in {} bytes of text\n", options.out, tokenizer.vocabulary_size(),
+             counted(words.size(), "different word"), corpus.bytes());
+  return kExitFine;
+}
+
+}  // namespace
+
+void add_tokenize_train(CLI::App& tokenize, Context& context) {
+  CLI::App* command = tokenize.add_subcommand("train", "Learn a byte-level BPE vocabulary from text");
+  const auto options = std::make_shared<Options>();
+  options->corpus.add_to(*command);
+  command->get_option("FILES")->required();
+  command->add_option("--vocab", options->vocabulary, "Tokens, the 256 bytes and special ones included; default 32k");
+  std::map<std::string, data::KnownPattern> patterns;
+  for (const auto& [name, value] : data::enum_names(std::type_identity<data::KnownPattern>()))
+    patterns[std::string(name)] = value;
+  command
+      ->add_option("--pattern", options->training.pattern,
+                   "How text is cut into words: gpt2, llama3 or qwen (which also normalizes); default gpt2")
+      ->transform(CLI::CheckedTransformer(patterns));
+  command->add_option("--special", options->training.special_tokens,
+                      "Special tokens, which get the first numbers; default <|endoftext|>");
+  command->add_option("--bos", options->training.begin, "A special token that is put before every text; default none");
+  command
+      ->add_option("--least-count", options->training.least_count,
+                   "Pairs that are less frequent are not merged; default 2")
+      ->check(CLI::PositiveNumber);
+  command->add_option("-o,--out", options->out, "The tokenizer.json to write")->required();
+  command->callback([options, &context] { context.run = [options, &context] { return run(*options, context.out); }; });
+}
+
+}  // namespace trireme::cli
