@@ -38,6 +38,8 @@ void add_schedule_command(CLI::App& app, Context& context);
 void add_bench_command(CLI::App& app, Context& context);
 void add_report_command(CLI::App& app, Context& context);
 void add_diff_command(CLI::App& app, Context& context);
+/// Below `tokenize`, which lists it.
+void add_tokenize_train(CLI::App& tokenize, Context& context);
 /// Below `recipe`, which lists it.
 void add_recipe_pace(CLI::App& recipe, Context& context);
 

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <thread>
 
+#include "trireme/base/cores.h"
 #include "trireme/base/env.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
@@ -33,7 +34,7 @@ std::vector<std::string> own_command_line() {
 /// Becomes mpirun, which starts this program again, `ranks` times. Returns only by throwing.
 [[noreturn]] void become_mpirun(int ranks) {
   std::vector<std::string> words{"mpirun", "-n", std::to_string(ranks), "--bind-to", "none"};
-  if (ranks > static_cast<int>(std::thread::hardware_concurrency())) words.emplace_back("--oversubscribe");
+  if (ranks > usable_cores()) words.emplace_back("--oversubscribe");
   if (geteuid() == 0) words.emplace_back("--allow-run-as-root");
   for (std::string& word : own_command_line()) words.push_back(std::move(word));
   log_debug("starting {}", fmt::join(words, " "));

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <thread>
 
+#include "trireme/base/cores.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/transports/threads.h"
 
@@ -19,8 +20,7 @@ constexpr std::chrono::nanoseconds kLeftGrace = 2s;
 constexpr std::chrono::milliseconds kAnswerTimeout = 2s;
 
 std::chrono::nanoseconds default_spin(int ranks) {
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  return cores == 0 || ranks <= cores ? kSpin : 0ns;
+  return ranks <= usable_cores() ? kSpin : 0ns;
 }
 
 std::string ranks_text(const std::vector<int>& ranks) {

@@ -3,8 +3,7 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
-#include <thread>
-
+#include "trireme/base/cores.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/progress.h"
@@ -32,8 +31,7 @@ std::vector<std::int32_t> token_bytes(const std::optional<std::string>& tokenize
 }
 
 EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
-  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  at::set_num_threads(std::max(1, cores / std::max(1, request.local_ranks)));
+  at::set_num_threads(std::max(1, usable_cores() / std::max(1, request.local_ranks)));
   comm::Group& world = rank.world();
   checkpoint::OpenedModel opened = checkpoint::open_model(request.model, {.precision = request.precision});
   spec::Recipe recipe = opened.recipe.value_or(spec::Recipe{});

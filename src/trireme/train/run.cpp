@@ -6,8 +6,8 @@
 
 #include <chrono>
 #include <fstream>
-#include <thread>
 
+#include "trireme/base/cores.h"
 #include "trireme/base/log.h"
 #include "trireme/base/mapped_file.h"
 #include "trireme/base/new_file.h"
@@ -305,8 +305,7 @@ spec::Recipe effective_recipe(const RunRequest& request, const spec::ModelShape&
   recipe.model = spec::resolved(spec::config_of(shape));
   if (init_from) recipe.model.init_from = fs::absolute(*init_from).string();
   if (!recipe.train.threads) {
-    const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-    recipe.train.threads = std::max(1, cores / std::max(1, request.local_ranks));
+    recipe.train.threads = std::max(1, usable_cores() / std::max(1, request.local_ranks));
   }
   if (const auto tokenizer = tokenizer_file(recipe.data)) recipe.data.tokenizer = fs::absolute(*tokenizer).string();
   for (auto* sources : {&recipe.data.sources, &recipe.data.validation}) {

@@ -1,6 +1,6 @@
 #include "trireme/data/tokenizer/pre_tokenizer.h"
 
-#include "trireme/data/tokenizer/utf8_text.h"
+#include "trireme/base/error.h"
 
 namespace trireme::data {
 namespace {
@@ -59,6 +59,9 @@ std::vector<Part> joined(const std::vector<Part>& parts, SplitBehavior behavior)
 
 void PreTokenizer::add(const PreTokenizerPart& part) {
   using Kind = PreTokenizerPart::Kind;
+  constexpr std::size_t kMost = 256;  // each one is a call within the calls of those before it
+  if (steps_.size() >= kMost)
+    throw ConfigError(fmt::format("pre_tokenizer: more than {} steps are not supported", kMost));
   switch (part.kind) {
     case Kind::kSequence:
       for (const PreTokenizerPart& inner : part.parts) add(inner);

@@ -182,7 +182,26 @@ void check_added_tokens(const JsonReader& json, std::uint64_t byte, const Tokeni
   }
 }
 
-/// ByteLevel changes letters, so nothing can come after it; and unknown bytes have no fallback of their own there.
+/// A template may put only tokens that there are.
+void check_templates(const JsonReader& json, std::uint64_t byte, const PostProcessorPart& part,
+                     const TokenizerDescription& made) {
+  const auto there = [&](std::int32_t id) {
+    const auto& vocabulary = made.model.vocabulary;
+    const auto found = std::ranges::lower_bound(vocabulary, id, {}, [](const auto& token) { return token.second; });
+    return (found != vocabulary.end() && found->second == id) ||
+           std::ranges::find(made.added_tokens, id, &AddedToken::id) != made.added_tokens.end();
+  };
+  for (const TemplateToken& token : part.special_tokens) {
+    for (const std::int32_t id : token.ids) {
+      if (!there(id))
+        json.fail(byte,
+                  fmt::format("post_processor: {} stands for the token {}, which there is not", shown(token.name), id));
+    }
+  }
+  for (const PostProcessorPart& inner : part.parts) check_templates(json, byte, inner, made);
+}
+
+/// ByteLevel changes letters, so nothing can come after it.
 void check_steps(const JsonReader& json, std::uint64_t byte, const PreTokenizerPart& part, bool last,
                  const std::string& path) {
   using Kind = PreTokenizerPart::Kind;
@@ -199,7 +218,7 @@ TokenizerDescription parse_tokenizer_json(std::string_view text, std::string_vie
   JsonReader json(text, source);
   TokenizerDescription made;
   std::unordered_set<std::string> seen;
-  std::uint64_t added_byte = 0, pre_byte = 0;
+  std::uint64_t added_byte = 0, pre_byte = 0, post_byte = 0;
   json.object([&](const std::string& key) {
     const std::uint64_t at = json.value_position();
     if (!seen.insert(key).second) json.fail(json.key_position(), fmt::format("the key {} is there twice", shown(key)));
@@ -223,6 +242,7 @@ TokenizerDescription parse_tokenizer_json(std::string_view text, std::string_vie
       pre_byte = at;
       made.pre_tokenizer = read_section(json, source, key, &read_pre_tokenizer);
     } else if (key == "post_processor") {
+      post_byte = at;
       made.post_processor = read_section(json, source, key, &read_post_processor);
     } else if (key == "decoder") {
       made.decoder = read_section(json, source, key, &read_decoder);
@@ -237,6 +257,7 @@ TokenizerDescription parse_tokenizer_json(std::string_view text, std::string_vie
   if (!seen.contains("model")) json.fail(0, "the key \"model\" is missing", "is this a tokenizer.json?");
   std::ranges::stable_sort(made.added_tokens, {}, &AddedToken::id);
   check_added_tokens(json, added_byte, made);
+  if (made.post_processor) check_templates(json, post_byte, *made.post_processor, made);
   if (made.pre_tokenizer) check_steps(json, pre_byte, *made.pre_tokenizer, true, "pre_tokenizer");
   return made;
 }

@@ -1,0 +1,12 @@
+// base/cores.h -- how many cores this process may run on.
+//
+// Depends on: std.
+#pragma once
+
+namespace trireme {
+
+/// At least 1. What taskset, numactl or a container leaves of the machine's, so not std::thread's figure, which counts
+/// all of them.
+int usable_cores();
+
+}  // namespace trireme
