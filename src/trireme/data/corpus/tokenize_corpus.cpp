@@ -70,7 +70,9 @@ class Workers {
 class SharedProgress {
  public:
   SharedProgress(std::string what, std::uint64_t total, const Progress::Output& output)
-      : progress_(std::move(what), static_cast<std::int64_t>(total), "byte", output) {}
+      : progress_(std::move(what), static_cast<std::int64_t>(total), "byte", output) {
+    progress_.update(0);  // the first chunk takes time too
+  }
   void add(std::uint64_t bytes) {
     const std::scoped_lock lock(mutex_);
     done_ += bytes;
