@@ -1,0 +1,295 @@
+// trireme train, eval, generate, convert, inspect and diff as people use them, on recipes/tiny.toml made smaller.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tests/cli/run.h"
+#include "trireme/formats/checkpoint_folder.h"
+#include "trireme/formats/safetensors.h"
+
+namespace trireme::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::HasSubstr;
+
+std::vector<nlohmann::json> lines_of(const fs::path& path) {
+  std::vector<nlohmann::json> lines;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+class TrainCommand : public testing::Test {
+ protected:
+  TrainCommand() : folder_(fs::temp_directory_path() / ("trireme_train_" + std::to_string(::getpid()))) {
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  ~TrainCommand() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  /// recipes/tiny.toml with 40 steps, one thread, and what else is given.
+  std::vector<std::string> words(const std::string& out, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> all{"--quiet", "train", TRIREME_RECIPES "/tiny.toml", "--out", path(out)};
+    for (const char* set : {"train.steps=40", "train.threads=1", "train.hash_every=10", "checkpoint.every=10",
+                            "batch.size=512", "eval.every=20", "eval.samples=8"}) {
+      all.insert(all.end(), {"--set", set});
+    }
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  Outcome train(const std::string& out, const std::vector<std::string>& more = {}) const {
+    return run(words(out, more));
+  }
+  void expect_equal_runs(const std::string& a, const std::string& b) const {
+    const Outcome outcome = run({"diff", path(a), path(b)});
+    EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("equal to the bit"));
+  }
+
+  /// The program as a process, so that it can be killed.
+  pid_t start(const std::vector<std::string>& arguments) const {
+    const pid_t child = fork();
+    if (child != 0) return child;
+    const int null = ::open("/dev/null", O_WRONLY);
+    dup2(null, 1), dup2(null, 2);
+    std::vector<std::string> all{std::getenv("TRIREME_PROGRAM")};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    std::vector<char*> pointers;
+    for (std::string& word : all) pointers.push_back(word.data());
+    pointers.push_back(nullptr);
+    execv(pointers[0], pointers.data());
+    _exit(127);
+  }
+  bool wait_for_steps(const std::string& out, std::size_t steps) const {
+    for (int i = 0; i < 6000; ++i) {
+      std::ifstream file(path(out) + "/metrics.jsonl");
+      if (static_cast<std::size_t>(std::count(std::istreambuf_iterator<char>(file), {}, '\n')) >= steps) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return false;
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(TrainCommand, LeavesARunBehind) {
+  const Outcome outcome = train("run");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("finished 40 steps"), HasSubstr("validation loss")));
+  const auto metrics = lines_of(folder_ / "run/metrics.jsonl");
+  ASSERT_EQ(metrics.size(), 40U);
+  for (std::size_t i = 0; i < metrics.size(); ++i) {
+    EXPECT_EQ(metrics[i]["step"], i + 1);
+    for (const char* key :
+         {"loss", "grad_norm", "lr", "tokens", "tokens_per_s", "mfu", "memory", "seconds", "breakdown"}) {
+      EXPECT_TRUE(metrics[i].contains(key)) << key;
+    }
+    EXPECT_EQ(metrics[i].contains("hash"), (i + 1) % 10 == 0);
+    double parts = 0;
+    for (const auto& [name, seconds] : metrics[i]["breakdown"].items()) parts += seconds.get<double>();
+    EXPECT_NEAR(parts, metrics[i]["seconds"].get<double>(), 1e-9);
+  }
+  EXPECT_LT(metrics.back()["loss"], metrics.front()["loss"]);
+  EXPECT_EQ(formats::list_checkpoints(folder_ / "run/checkpoints"), (std::vector<std::int64_t>{30, 40}));
+  EXPECT_TRUE(fs::exists(folder_ / "run/tensorboard"));
+  EXPECT_TRUE(fs::exists(folder_ / "run/log.txt"));
+  int evals = 0;
+  for (const auto& event : lines_of(folder_ / "run/events.jsonl")) evals += event["event"] == "eval";
+  EXPECT_EQ(evals, 2);
+  // The effective recipe is a recipe, and gives the same run.
+  ASSERT_EQ(run({"--quiet", "train", path("run/recipe.toml"), "--out", path("again")}).code, 0);
+  expect_equal_runs("run", "again");
+}
+
+TEST_F(TrainCommand, KilledAndResumedItIsTheSameRun) {
+  ASSERT_EQ(train("whole").code, 0);
+  for (const char* ranks : {"1", "2"}) {
+    const std::string whole = std::string("whole") + ranks, killed = std::string("killed") + ranks;
+    ASSERT_EQ(train(whole, {"--ranks", ranks}).code, 0);
+    const pid_t child = start(words(killed, {"--ranks", ranks}));
+    ASSERT_TRUE(wait_for_steps(killed, 25));
+    ::kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    const Outcome outcome = train(killed, {"--ranks", ranks, "--resume"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ(lines_of(folder_ / killed / "metrics.jsonl").size(), 40U);
+    expect_equal_runs(whole, killed);
+  }
+}
+
+TEST_F(TrainCommand, InterruptedItSavesAndGoesOn) {
+  ASSERT_EQ(train("whole", {"--set", "train.steps=400"}).code, 0);
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const std::string name = "stopped" + std::to_string(signal);
+    const pid_t child = start(words(name, {"--set", "train.steps=400", "--set", "checkpoint.every=0"}));
+    ASSERT_TRUE(wait_for_steps(name, 15));
+    ::kill(child, signal);
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+    const auto saved = formats::list_checkpoints(folder_ / name / "checkpoints");
+    ASSERT_EQ(saved.size(), 1U);
+    EXPECT_EQ(static_cast<std::size_t>(saved[0]), lines_of(folder_ / name / "metrics.jsonl").size());
+    EXPECT_LT(saved[0], 400);
+    ASSERT_EQ(train(name, {"--set", "train.steps=400", "--resume"}).code, 0);
+    expect_equal_runs("whole", name);
+  }
+}
+
+TEST_F(TrainCommand, AnotherNumberOfRanksGoesOnWithTheSameSamples) {
+  ASSERT_EQ(train("whole", {"--set", "precision.compute=fp64"}).code, 0);
+  ASSERT_EQ(train("part", {"--set", "precision.compute=fp64", "--set", "train.steps=20"}).code, 0);
+  ASSERT_EQ(train("part", {"--set", "precision.compute=fp64", "--resume", "--ranks", "3"}).code, 0);
+  const auto whole = lines_of(folder_ / "whole/metrics.jsonl"), part = lines_of(folder_ / "part/metrics.jsonl");
+  ASSERT_EQ(part.size(), 40U);
+  for (std::size_t i = 0; i < 40; ++i) {
+    EXPECT_NEAR(whole[i]["loss"].get<double>(), part[i]["loss"].get<double>(), 1e-9) << i;
+  }
+}
+
+TEST_F(TrainCommand, ResumeSaysWhatItFinds) {
+  const Outcome fresh = run([&] {
+    auto all = words("run", {"--resume"});
+    all.erase(all.begin());  // not --quiet
+    return all;
+  }());
+  EXPECT_EQ(fresh.code, 0);
+  const Outcome again = train("run", {"--resume"});
+  EXPECT_EQ(again.code, 0);
+  EXPECT_THAT(again.out, HasSubstr("is finished"));
+  EXPECT_EQ(lines_of(folder_ / "run/metrics.jsonl").size(), 40U);
+  const Outcome refused = train("run");
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("already holds a run"), HasSubstr("--resume")));
+  EXPECT_EQ(lines_of(folder_ / "run/metrics.jsonl").size(), 40U);
+}
+
+TEST_F(TrainCommand, ADamagedCheckpointIsPassedOver) {
+  ASSERT_EQ(train("whole").code, 0);
+  ASSERT_EQ(train("run", {"--set", "train.steps=30"}).code, 0);
+  const fs::path state = folder_ / "run/checkpoints/step-00000030/state.safetensors";
+  fs::resize_file(state, fs::file_size(state) - 1);
+  ASSERT_EQ(train("run", {"--resume"}).code, 0);
+  expect_equal_runs("whole", "run");
+}
+
+TEST_F(TrainCommand, EvaluatesConvertsInspectsAndGenerates) {
+  ASSERT_EQ(train("run", {"--set", "train.steps=20"}).code, 0);
+  const auto eval = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all{"--quiet", "eval", path("run"), "--samples", "8", "--json"};
+    all.insert(all.end(), more.begin(), more.end());
+    const Outcome outcome = run(all);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return nlohmann::json::parse(outcome.out);
+  };
+  const auto one = eval({}), two = eval({"--ranks", "3"});
+  EXPECT_NEAR(one["loss"].get<double>(), two["loss"].get<double>(), 1e-6);
+  for (const auto& event : lines_of(folder_ / "run/events.jsonl")) {
+    if (event["event"] == "eval") {
+      EXPECT_NEAR(event["loss"].get<double>(), one["loss"].get<double>(), 1e-6);
+    }
+  }
+  EXPECT_TRUE(one.contains("best_loss"));
+
+  ASSERT_EQ(run({"--quiet", "convert", path("run"), path("hf")}).code, 0);
+  ASSERT_EQ(run({"--quiet", "convert", path("hf"), path("back"), "--to", "checkpoint"}).code, 0);
+  const formats::CheckpointFolder back(folder_ / "back"), original(folder_ / "run/checkpoints/step-00000020");
+  int compared = 0;
+  for (const formats::TensorInfo& tensor : back.header().tensors) {
+    const auto a = back.bytes(tensor), b = original.bytes(*original.header().find(tensor.name));
+    EXPECT_TRUE(std::equal(a.begin(), a.end(), b.begin(), b.end())) << tensor.name;
+    ++compared;
+  }
+  EXPECT_GT(compared, 10);
+  EXPECT_EQ(run({"--quiet", "convert", path("run"), path("hf")}).code, 2);  // it is there
+
+  std::ofstream(folder_ / "ids.json") << "[[1, 2, 3]]";
+  const auto generate = [&](const std::string& model) {
+    return run({"--quiet", "generate", model, "--ids", path("ids.json"), "--tokens", "8"});
+  };
+  const Outcome ours = generate(path("run"));
+  EXPECT_EQ(ours.code, 0) << ours.err;
+  EXPECT_EQ(ours.out, generate(path("hf")).out);
+  EXPECT_EQ(ours.out, generate(path("back")).out);
+  const Outcome text = run({"--quiet", "generate", path("run"), "--prompt", "x"});
+  EXPECT_EQ(text.code, 2);
+  EXPECT_THAT(text.err, HasSubstr("--tokenizer"));
+
+  EXPECT_THAT(run({"inspect", path("run")}).out, HasSubstr("step-00000020"));
+  EXPECT_THAT(run({"inspect", path("run/checkpoints/step-00000020"), "--verify"}).out,
+              AllOf(HasSubstr("step    20"), HasSubstr("every tensor has its checksum"), HasSubstr("train/position")));
+  EXPECT_THAT(run({"inspect", path("hf")}).out, HasSubstr("llama"));
+}
+
+TEST_F(TrainCommand, FineTunesAPublishedModel) {
+  ASSERT_EQ(train("run", {"--set", "train.steps=20"}).code, 0);
+  ASSERT_EQ(run({"--quiet", "convert", path("run"), path("hf")}).code, 0);
+  std::ofstream(folder_ / "tune.toml")
+      << "[model]\ninit_from = \"" << path("hf")
+      << "\"\ndropout = 0.1\n[data]\nsequence = 64\nsynthetic.kind = \"markov\"\n"
+         "synthetic.vocabulary = 32\n[batch]\nsize = 512\n[train]\nsteps = 3\nthreads = 1\n"
+         "freeze = [\"embedding.*\"]\n";
+  const Outcome outcome = run({"--quiet", "train", path("tune.toml"), "--out", path("tuned")});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  // It begins where the other run ended, far below the loss of a model that knows nothing.
+  EXPECT_LT(lines_of(folder_ / "tuned/metrics.jsonl")[0]["loss"].get<double>(), 3.0);
+  fs::remove_all(folder_ / "hf");  // not needed to go on
+  ASSERT_EQ(
+      run({"--quiet", "train", path("tuned/recipe.toml"), "--out", path("tuned"), "--resume", "--set", "train.steps=5"})
+          .code,
+      0);
+}
+
+TEST_F(TrainCommand, MistakesAreNamed) {
+  const auto error = [&](const std::vector<std::string>& arguments) {
+    const Outcome outcome = run(arguments);
+    EXPECT_NE(outcome.code, 0);
+    return outcome.err;
+  };
+  EXPECT_THAT(error({"train", path("none.toml")}), HasSubstr("none.toml"));
+  EXPECT_THAT(error({"train", TRIREME_RECIPES "/tiny.toml", "--out", path("x"), "--set", "train.steps=many"}),
+              HasSubstr("train.steps"));
+  EXPECT_THAT(error({"train", TRIREME_RECIPES "/tiny.toml", "--out", path("x"), "--set", "batch.size=1000"}),
+              HasSubstr("batch.size"));
+  EXPECT_FALSE(fs::exists(folder_ / "x/metrics.jsonl"));
+  EXPECT_THAT(error({"train", TRIREME_RECIPES "/tiny.toml", "--out", "/proc/nowhere/run"}), HasSubstr("/proc/nowhere"));
+  EXPECT_THAT(error({"train", TRIREME_RECIPES "/models/gpt2-124m.toml", "--out", path("y")}), HasSubstr("train.steps"));
+  EXPECT_THAT(error({"eval", path("nothing")}), HasSubstr("does not exist"));
+  EXPECT_THAT(error({"eval", folder_.string()}), HasSubstr("holds no model"));
+  EXPECT_THAT(error({"generate", path("nothing"), "--ids", "x"}), HasSubstr("x"));
+  EXPECT_THAT(error({"convert", path("nothing"), path("z")}), HasSubstr("does not exist"));
+  EXPECT_THAT(error({"inspect", path("nothing")}), HasSubstr("does not exist"));
+  EXPECT_THAT(error({"inspect", folder_.string()}), HasSubstr("nothing that is known"));
+  EXPECT_THAT(error({"train", TRIREME_RECIPES "/tiny.toml", "--ranks", "0"}), HasSubstr("--ranks"));
+}
+
+TEST_F(TrainCommand, AStateThatDivergesIsSavedAndNamed) {
+  const Outcome outcome =
+      train("run", {"--set", "optim.learning_rate=1e30", "--set", "optim.clip=0", "--set", "schedule.warmup=0"});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("training diverged"), HasSubstr("at step"), HasSubstr("first in"),
+                                 HasSubstr("diverged-step-")));
+  bool saved = false;
+  for (const auto& entry : fs::directory_iterator(folder_ / "run")) {
+    if (!entry.path().filename().string().starts_with("diverged-step-")) continue;
+    EXPECT_EQ(run({"inspect", entry.path().string(), "--verify"}).code, 0);
+    saved = true;
+  }
+  EXPECT_TRUE(saved);
+}
+
+}  // namespace
+}  // namespace trireme::cli

@@ -1,0 +1,87 @@
+#include "trireme/train/step_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "trireme/base/error.h"
+
+namespace trireme::train {
+namespace {
+
+spec::Recipe recipe_of(std::int64_t batch) {
+  spec::Recipe recipe;
+  recipe.batch.size = batch;
+  recipe.train.steps = 10;
+  return recipe;
+}
+
+/// Whatever the number of ranks and microbatches, a step is the same samples in the same order.
+TEST(StepPlan, CutsTheSameSamplesForAnyRanks) {
+  const spec::Recipe recipe = recipe_of(7 * 16);
+  for (const int ranks : {1, 2, 3, 7, 9}) {
+    for (const std::int64_t microbatch : {0, 1, 2, 100}) {
+      spec::Position position;
+      for (int step = 0; step < 3; ++step) {
+        std::vector<std::int64_t> all;
+        spec::Position after;
+        for (int rank = 0; rank < ranks; ++rank) {
+          const StepPlan plan = plan_step(recipe, position, {rank, ranks, 16, microbatch});
+          for (const auto& micro : plan.microbatches) {
+            EXPECT_FALSE(micro.empty());
+            if (microbatch > 0) {
+              EXPECT_LE(static_cast<std::int64_t>(micro.size()), microbatch);
+            }
+            all.insert(all.end(), micro.begin(), micro.end());
+          }
+          after = plan.after;
+        }
+        std::vector<std::int64_t> expected(7);
+        std::iota(expected.begin(), expected.end(), 7 * step);
+        EXPECT_EQ(all, expected) << ranks << " ranks, microbatches of " << microbatch;
+        position = after;
+      }
+    }
+  }
+}
+
+TEST(StepPlan, FollowsAGrowingBatch) {
+  spec::Recipe recipe = recipe_of(64);
+  recipe.batch.kind = spec::BatchKind::kRamp;
+  recipe.batch.start = 16;
+  recipe.batch.over = 160;
+  recipe.batch.multiple = 16;
+  spec::Position position;
+  std::int64_t next = 0;
+  for (int step = 0; step < 12; ++step) {
+    const StepPlan plan = plan_step(recipe, position, {0, 1, 16, 0});
+    EXPECT_EQ(plan.first_sample, next);
+    next += plan.samples;
+    position = plan.after;
+  }
+  EXPECT_EQ(position.tokens, next * 16);
+}
+
+TEST(StepPlan, NamesABatchThatIsNoWholeNumberOfRows) {
+  try {
+    plan_step(recipe_of(100), {}, {0, 1, 16, 0});
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.message(), testing::HasSubstr("100"));
+    EXPECT_THAT(error.hint(), testing::HasSubstr("batch.size = 96"));
+    EXPECT_NO_THROW(plan_step(recipe_of(96), {}, {0, 1, 16, 0}));
+  }
+}
+
+TEST(LastStep, IsGivenOrFollowsFromTokens) {
+  spec::Recipe recipe = recipe_of(64);
+  EXPECT_EQ(last_step(recipe), 10);
+  recipe.train.steps.reset();
+  EXPECT_THROW(last_step(recipe), ConfigError);
+  recipe.train.tokens = 130;
+  EXPECT_EQ(last_step(recipe), 3);
+}
+
+}  // namespace
+}  // namespace trireme::train

@@ -1,0 +1,60 @@
+// tests/train/support.h -- small recipes of every family on tasks without files.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+
+#include "trireme/comm/rank.h"
+#include "trireme/data/open_samples.h"
+#include "trireme/train/trainer.h"
+
+namespace trireme::train {
+
+/// One thread an operator: these models are so small that others would only wait for each other.
+class OneThread : public testing::Environment {
+  void SetUp() override { at::set_num_threads(1); }
+};
+inline const testing::Environment* const kOneThread = testing::AddGlobalTestEnvironment(new OneThread);
+
+inline spec::Recipe small_recipe(spec::Family family, spec::Precision precision = spec::Precision::kFp32) {
+  spec::Recipe recipe;
+  recipe.run.seed = 3;
+  recipe.model.family = family;
+  recipe.model.vocabulary = 24;
+  recipe.model.positions = 24;
+  recipe.model.width = 16;
+  recipe.model.layers = 2;
+  recipe.model.heads = 2;
+  recipe.model.kv_heads = family == spec::Family::kLlama ? 1 : 2;
+  recipe.model.head_size = 8;
+  recipe.model.inner = 24;
+  recipe.data.sequence = 12;
+  recipe.data.synthetic.vocabulary = 16;
+  recipe.data.synthetic.kind = spec::SyntheticKind::kCopy;
+  if (family == spec::Family::kTransformer) {
+    recipe.model.encoder_layers = 1;
+    recipe.data.synthetic.kind = spec::SyntheticKind::kReverse;
+  }
+  recipe.batch.size = 5 * 12;
+  recipe.optim.learning_rate = 1e-3;
+  recipe.optim.clip = 1;
+  recipe.train.steps = 1000;
+  recipe.precision.compute = precision;
+  return recipe;
+}
+
+/// Runs `body` with a trainer on so many thread ranks.
+inline void with_trainers(const spec::Recipe& recipe, int ranks,
+                          const std::function<void(Trainer&, comm::Rank&)>& body) {
+  comm::run_ranks(ranks, [&](comm::Rank& rank) {
+    at::set_num_threads(1);
+    const auto samples = data::open_samples(recipe, data::Split::kTrain);
+    Trainer trainer(recipe, model_shape(recipe), rank.world(), *samples);
+    body(trainer, rank);
+  });
+}
+
+}  // namespace trireme::train

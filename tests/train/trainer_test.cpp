@@ -1,0 +1,189 @@
+#include "trireme/train/trainer.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <map>
+
+#include "tests/train/support.h"
+#include "trireme/train/evaluate.h"
+
+namespace trireme::train {
+namespace {
+
+using spec::Family;
+using spec::Precision;
+
+/// What a run ends with: losses, and every parameter.
+struct Outcome {
+  std::vector<double> losses, norms;
+  std::map<std::string, at::Tensor> params;
+  std::uint64_t hash = 0;
+};
+
+Outcome train(const spec::Recipe& recipe, int ranks, int steps) {
+  Outcome outcome;
+  with_trainers(recipe, ranks, [&](Trainer& trainer, comm::Rank& rank) {
+    for (int step = 0; step < steps; ++step) {
+      const StepReport report = trainer.step();
+      if (rank.rank() != 0) continue;
+      outcome.losses.push_back(report.loss);
+      outcome.norms.push_back(report.gradient_norm);
+    }
+    const std::uint64_t hash = nn::total_hash(nn::hash_shares(trainer.state(), layout::Mesh{}, 0));
+    if (rank.rank() != 0) return;
+    outcome.hash = hash;
+    for (const nn::Param& param : trainer.model().params) outcome.params[param.name] = param.master.clone();
+  });
+  return outcome;
+}
+
+void expect_equal(const Outcome& a, const Outcome& b, double tolerance) {
+  ASSERT_EQ(a.losses.size(), b.losses.size());
+  for (std::size_t i = 0; i < a.losses.size(); ++i) {
+    EXPECT_NEAR(a.losses[i], b.losses[i], tolerance * std::abs(a.losses[i])) << "step " << i + 1;
+    EXPECT_NEAR(a.norms[i], b.norms[i], tolerance * a.norms[i]) << "step " << i + 1;
+  }
+  for (const auto& [name, tensor] : a.params) {
+    const double difference = at::linalg_vector_norm(tensor - b.params.at(name)).item<double>();
+    EXPECT_LE(difference, tolerance * (1 + at::linalg_vector_norm(tensor).item<double>())) << name;
+  }
+}
+
+/// Five rows over 2, 3 and 7 ranks: uneven shares and ranks without any. In double the mean must be exact.
+TEST(Trainer, RanksAndMicrobatchesChangeNothing) {
+  for (const Family family : {Family::kGpt2, Family::kLlama, Family::kBert, Family::kTransformer}) {
+    SCOPED_TRACE(static_cast<int>(family));
+    spec::Recipe recipe = small_recipe(family, Precision::kFp64);
+    recipe.model.dropout = 0.1;
+    const Outcome serial = train(recipe, 1, 4);
+    for (const int ranks : {2, 3, 7}) expect_equal(serial, train(recipe, ranks, 4), 1e-9);
+    recipe.train.microbatch = 2;
+    expect_equal(serial, train(recipe, 1, 4), 1e-9);
+    expect_equal(serial, train(recipe, 2, 4), 1e-9);
+  }
+}
+
+TEST(Trainer, RepeatsItselfToTheBit) {
+  for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
+    const spec::Recipe recipe = small_recipe(Family::kLlama, precision);
+    for (const int ranks : {1, 2, 3}) {
+      const Outcome first = train(recipe, ranks, 5), second = train(recipe, ranks, 5);
+      EXPECT_EQ(first.losses, second.losses);
+      EXPECT_EQ(first.hash, second.hash);
+    }
+  }
+}
+
+TEST(Trainer, LearnsATaskDownToItsBestLoss) {
+  spec::Recipe recipe = small_recipe(Family::kLlama);
+  recipe.data.synthetic.kind = spec::SyntheticKind::kMarkov;
+  recipe.batch.size = 32 * 12;
+  recipe.optim.learning_rate = 1e-2;
+  const auto samples = data::open_samples(recipe, data::Split::kTrain);
+  with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank& rank) {
+    const double before = trainer.step().loss;
+    for (int step = 0; step < 300; ++step) trainer.step();
+    const auto validation = data::open_samples(recipe, data::Split::kValidation);
+    const double loss = evaluate(trainer.model(), *validation, rank.world(), {.count = 256}).loss();
+    const double best = *samples->best_loss();
+    EXPECT_GT(before, best + 0.8);
+    EXPECT_LT(loss, best + 0.15);
+    EXPECT_GT(loss, best - 0.05);
+  });
+}
+
+TEST(Trainer, FrozenParametersStayAndTheOthersMove) {
+  spec::Recipe recipe = small_recipe(Family::kGpt2);
+  recipe.train.freeze = {"embedding.*", "layers.0.*"};
+  with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
+    std::map<std::string, at::Tensor> before;
+    for (const nn::Param& param : trainer.model().params) before[param.name] = param.master.clone();
+    for (int step = 0; step < 3; ++step) trainer.step();
+    int frozen = 0;
+    for (const nn::Param& param : trainer.model().params) {
+      const bool stays = param.name.starts_with("embedding.") || param.name.starts_with("layers.0.");
+      EXPECT_EQ(at::equal(before[param.name], param.master), stays) << param.name;
+      frozen += stays;
+    }
+    EXPECT_GT(frozen, 5);
+  });
+}
+
+TEST(Trainer, SaysWhichPatternFreezesNothing) {
+  spec::Recipe recipe = small_recipe(Family::kGpt2);
+  recipe.train.freeze = {"layer.0.*"};
+  try {
+    train(recipe, 1, 1);
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.message(), testing::HasSubstr("layer.0.*"));
+  }
+  recipe.train.freeze = {"*"};
+  EXPECT_THROW(train(recipe, 1, 1), ConfigError);
+}
+
+/// A weight that is no number: the step says where, on one rank and on two, and nothing has changed.
+TEST(Trainer, NamesTheFirstPlaceThatIsNotFinite) {
+  for (const int ranks : {1, 2}) {
+    try {
+      with_trainers(small_recipe(Family::kLlama), ranks, [&](Trainer& trainer, comm::Rank&) {
+        trainer.step();
+        nn::Param& param = trainer.model().params.at("layers.1.mlp.out.weight");
+        param.master.view({-1})[0] = std::numeric_limits<float>::quiet_NaN();
+        nn::publish(param);
+        trainer.step();
+      });
+      FAIL();
+    } catch (const NotFiniteError& error) {
+      EXPECT_EQ(error.step(), 2);
+      EXPECT_THAT(error.message(), testing::HasSubstr("weights of layers.1.mlp.out.weight"));
+    }
+  }
+}
+
+TEST(Trainer, NamesTheLayerWhoseOutputOverflows) {
+  try {
+    with_trainers(small_recipe(Family::kLlama), 1, [&](Trainer& trainer, comm::Rank&) {
+      nn::Param& param = trainer.model().params.at("layers.1.mlp.in.weight");
+      param.master.fill_(1e30F);  // gate times up is beyond float
+      nn::publish(param);
+      trainer.step();
+    });
+    FAIL();
+  } catch (const NotFiniteError& error) {
+    EXPECT_THAT(error.message(), testing::HasSubstr("output of layers.1"));
+  }
+}
+
+TEST(Trainer, CountsTheFlopsOfAllRanks) {
+  const spec::Recipe recipe = small_recipe(Family::kLlama);
+  const double expected = 3 * 5 * spec::count_flops(model_shape(recipe), 12).total();
+  for (const int ranks : {1, 3}) {
+    with_trainers(recipe, ranks,
+                  [&](Trainer& trainer, comm::Rank&) { EXPECT_NEAR(trainer.step().flops, expected, 1e-9 * expected); });
+  }
+}
+
+TEST(Trainer, Fp16SkipsStepsThatOverflowAndRecovers) {
+  spec::Recipe recipe = small_recipe(Family::kGpt2, Precision::kFp16);
+  recipe.precision.loss_scale.initial = 16777216;
+  with_trainers(recipe, 2, [&](Trainer& trainer, comm::Rank&) {
+    int skipped = 0, taken = 0;
+    for (int step = 0; step < 30; ++step) (trainer.step().taken ? taken : skipped)++;
+    EXPECT_GT(skipped, 0);
+    EXPECT_GT(taken, 10);
+    EXPECT_EQ(trainer.position().step, 30);
+  });
+}
+
+TEST(Trainer, NamesALengthThatTheModelHasNoPositionsFor) {
+  spec::Recipe recipe = small_recipe(Family::kGpt2);
+  recipe.model.positions = 8;
+  EXPECT_THROW(train(recipe, 1, 1), ConfigError);
+}
+
+}  // namespace
+}  // namespace trireme::train
