@@ -130,6 +130,17 @@ TEST_F(PairsOfTexts, AreReadWithBeginEndAndPadding) {
   EXPECT_EQ(seen.size(), 4U);
 }
 
+TEST_F(PairsOfTexts, LearnOnlyWhatTheMaskLeaves) {
+  auto recipe = recipe_of({{1}, {2}}, 6, 2);
+  ShardWriter writer(folder_ / "a.shard", {.vocabulary = 100, .special = kTokens, .pairs = true});
+  writer.add_document(std::vector<std::int32_t>{1, 2});
+  writer.add_document(std::vector<std::int32_t>{3, 4, 5, 6}, std::vector<std::uint8_t>{0, 1, 0, 1});
+  writer.finish();
+  const Batch batch = open_samples(recipe, Split::kTrain)->read(numbers(0, 1));
+  EXPECT_THAT(batch.tokens.ids, ElementsAre(90, 3, 4, 5, 6, 92));
+  EXPECT_THAT(batch.targets, ElementsAre(N, 4, N, 6, 91, N));
+}
+
 TEST_F(PairsOfTexts, AreSplitAsPairs) {
   Documents documents;
   for (std::int32_t i = 0; i < 100; ++i) {

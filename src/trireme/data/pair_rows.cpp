@@ -48,7 +48,9 @@ class PairRows final : public Rows {
       window.ids.push_back(shape_.special.eos);
       ++used;
     }
-    std::ranges::copy(window.ids, batch.targets.begin() + at * shape_.length);
+    std::int64_t* targets = batch.targets.data() + at * shape_.length;
+    std::ranges::copy(window.ids, targets);
+    if (pairs.file->has_mask()) hide(*pairs.file, 2 * pair + 1, targets, window.learnt);
     std::int64_t* ids = batch.tokens.ids.data() + at * shape_.length;
     ids[0] = shape_.special.bos;
     std::copy_n(window.ids.begin(), std::max<std::int64_t>(used - 1, 0), ids + 1);
@@ -72,6 +74,17 @@ class PairRows final : public Rows {
             "train a model with the vocabulary of the tokenizer that made the file");
     }
     return size;
+  }
+
+  /// What the mask marks is read and not learnt.
+  void hide(const TokenFile& file, std::int64_t document, std::int64_t* targets,
+            std::vector<std::uint8_t>& learnt) const {
+    const std::int64_t begin = file.document_begin(document);
+    learnt.resize(static_cast<std::size_t>(std::min(file.document_begin(document + 1) - begin, shape_.length)));
+    file.read_mask(begin, learnt);
+    for (std::size_t i = 0; i < learnt.size(); ++i) {
+      if (learnt[i] == 0) targets[i] = kNoTarget;
+    }
   }
 
   static void mark_padding(TokenRows& rows, std::int64_t at, std::int64_t used) {
