@@ -130,10 +130,10 @@ TEST_F(TrainCommand, KilledAndResumedItIsTheSameRun) {
 }
 
 TEST_F(TrainCommand, InterruptedItSavesAndGoesOn) {
-  ASSERT_EQ(train("whole", {"--set", "train.steps=400"}).code, 0);
+  ASSERT_EQ(train("whole", {"--set", "train.steps=150"}).code, 0);
   for (const int signal : {SIGINT, SIGTERM}) {
     const std::string name = "stopped" + std::to_string(signal);
-    const pid_t child = start(words(name, {"--set", "train.steps=400", "--set", "checkpoint.every=0"}));
+    const pid_t child = start(words(name, {"--set", "train.steps=150", "--set", "checkpoint.every=0"}));
     ASSERT_TRUE(wait_for_steps(name, 15));
     ::kill(child, signal);
     int status = 0;
@@ -143,8 +143,8 @@ TEST_F(TrainCommand, InterruptedItSavesAndGoesOn) {
     const auto saved = formats::list_checkpoints(folder_ / name / "checkpoints");
     ASSERT_EQ(saved.size(), 1U);
     EXPECT_EQ(static_cast<std::size_t>(saved[0]), lines_of(folder_ / name / "metrics.jsonl").size());
-    EXPECT_LT(saved[0], 400);
-    ASSERT_EQ(train(name, {"--set", "train.steps=400", "--resume"}).code, 0);
+    EXPECT_LT(saved[0], 150);
+    ASSERT_EQ(train(name, {"--set", "train.steps=150", "--resume"}).code, 0);
     expect_equal_runs("whole", name);
   }
 }
@@ -239,7 +239,7 @@ TEST_F(TrainCommand, FineTunesAPublishedModel) {
   ASSERT_EQ(run({"--quiet", "convert", path("run"), path("hf")}).code, 0);
   std::ofstream(folder_ / "tune.toml")
       << "[model]\ninit_from = \"" << path("hf")
-      << "\"\ndropout = 0.1\n[data]\nsequence = 64\nsynthetic.kind = \"markov\"\n"
+      << "\"\ndropout = 0.1\n[run]\nseed = 1\n[data]\nsequence = 64\nsynthetic.kind = \"markov\"\n"
          "synthetic.vocabulary = 32\n[batch]\nsize = 512\n[train]\nsteps = 3\nthreads = 1\n"
          "freeze = [\"embedding.*\"]\n";
   const Outcome outcome = run({"--quiet", "train", path("tune.toml"), "--out", path("tuned")});

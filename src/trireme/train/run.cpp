@@ -14,6 +14,7 @@
 #include "trireme/base/progress.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
+#include "trireme/checkpoint/open_model.h"
 #include "trireme/checkpoint/run_folder.h"
 #include "trireme/checkpoint/store.h"
 #include "trireme/data/open_samples.h"
@@ -62,6 +63,7 @@ class Run {
   bool any(bool yes);
 
   std::int64_t find_checkpoint();
+  spec::ModelShape shape_from(std::int64_t from_step) const;
   void build(std::int64_t from_step);
   void open_files(std::int64_t from_step);
   void loop();
@@ -96,6 +98,13 @@ bool Run::any(bool yes) {
   std::int64_t number = yes;
   if (world_.size() > 1) world_.all_reduce(comm::Buffer{&number, 1, comm::DType::kI64}, comm::Reduce::kMax).wait();
   return number != 0;
+}
+
+/// A checkpoint knows the shape: the folder that the run once began from may be gone.
+spec::ModelShape Run::shape_from(std::int64_t from_step) const {
+  if (from_step < 0 || !request_.recipe.model.init_from) return model_shape(request_.recipe);
+  return spec::with_keys(checkpoint::stored_shape(folder_.checkpoints() / formats::checkpoint_name(from_step)),
+                         request_.recipe.model);
 }
 
 /// The step to go on from: -1 for the beginning.
@@ -281,10 +290,12 @@ void Run::loop() {
 }
 
 RunResult Run::go() {
-  recipe_ = effective_recipe(request_, model_shape(request_.recipe));
-  steps_ = result_.steps = last_step(recipe_);
-  at::set_num_threads(*recipe_.train.threads);
+  steps_ = result_.steps = last_step(request_.recipe);
+  plan_step(request_.recipe, {},
+            {.length = request_.recipe.data.sequence});  // says what is wrong before anything is made
   const std::int64_t from_step = find_checkpoint();
+  recipe_ = effective_recipe(request_, shape_from(from_step));
+  at::set_num_threads(*recipe_.train.threads);
   if (from_step >= steps_) {
     result_.end = RunResult::End::kWasFinished;
     result_.step = from_step;
