@@ -21,6 +21,14 @@ TEST(Runtime, ComputesWhatAPlainLoopComputes) {
   for (const int size : {1, 7, 64, 129}) EXPECT_LT(loaded().gemm_error(size), 1e-4) << "size " << size;
 }
 
+TEST(Runtime, MeasuresTheRateOfItsProducts) {
+  for (const GemmType type : {kGemmF32, kGemmBf16}) {
+    const double flops = loaded().gemm_flops(256, type, 0.02);
+    EXPECT_GT(flops, 1e8) << type;   // the slowest machine that anyone trains on does more
+    EXPECT_LT(flops, 1e15) << type;  // and no CPU comes near this
+  }
+}
+
 TEST(Runtime, TakesTheNumberOfThreadsItIsGiven) {
   const int before = loaded().intra_op_threads();
   loaded().set_intra_op_threads(2);

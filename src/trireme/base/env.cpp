@@ -89,6 +89,12 @@ std::optional<int> env_int(std::string_view name) {
   return value;
 }
 
+std::filesystem::path cache_folder() {
+  const auto cache = env("XDG_CACHE_HOME");
+  return (cache ? std::filesystem::path(*cache) : std::filesystem::path(env("HOME").value_or(".")) / ".cache") /
+         "trireme";
+}
+
 std::string env_help() {
   std::size_t width = 0;
   for (const EnvVariable& row : kTable) width = std::max(width, row.name.size());

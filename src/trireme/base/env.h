@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
@@ -34,6 +35,9 @@ std::optional<std::string> env(std::string_view name);
 
 /// env() as a whole number; a ConfigError naming the variable and its text when it is none or negative.
 std::optional<int> env_int(std::string_view name);
+
+/// Where measurements are kept between runs: $XDG_CACHE_HOME/trireme, else $HOME/.cache/trireme. It need not exist yet.
+std::filesystem::path cache_folder();
 
 /// The table as the text that ends `trireme --help`.
 std::string env_help();

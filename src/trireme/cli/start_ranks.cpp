@@ -71,10 +71,7 @@ void start_processes(const spec::Recipe& recipe, const std::function<void(comm::
 
 std::string costs_path() {
   if (const auto path = env("TRIREME_COMM_COSTS")) return *path;
-  const auto cache = env("XDG_CACHE_HOME");
-  const std::filesystem::path folder =
-      cache ? std::filesystem::path(*cache) : std::filesystem::path(env("HOME").value_or(".")) / ".cache";
-  return (folder / "trireme" / "comm-costs.toml").string();
+  return (cache_folder() / "comm-costs.toml").string();
 }
 
 comm::CommOptions comm_options(const spec::Recipe& recipe) {

@@ -7,6 +7,7 @@
 #include <torch/headeronly/version.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -54,12 +55,33 @@ double gemm_error(int size) try {
   return std::numeric_limits<double>::quiet_NaN();
 }
 
+double gemm_flops(int size, GemmType type, double seconds) try {
+  using Clock = std::chrono::steady_clock;
+  const auto as = type == kGemmBf16 ? at::kBFloat16 : at::kFloat;
+  const at::Tensor left = test_matrix(size, 1).to(as), right = test_matrix(size, 2).to(as);
+  at::Tensor product = at::empty({size, size}, left.options());
+  at::mm_out(product, left, right);  // packs, chooses and compiles what later calls reuse
+  const double flops = 2.0 * size * size * size;
+  double best = 0;
+  const auto begin = Clock::now();
+  const auto since = [](Clock::time_point time) { return std::chrono::duration<double>(Clock::now() - time).count(); };
+  for (int call = 0; call < 3 || since(begin) < seconds; ++call) {
+    const auto start = Clock::now();
+    at::mm_out(product, left, right);
+    best = std::max(best, flops / since(start));
+  }
+  return best;
+} catch (...) {
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
 constexpr Runtime kRuntime = {.version = kRuntimeVersion,
                               .torch_version = &torch_version,
                               .cpu_capability = &cpu_capability,
                               .intra_op_threads = &intra_op_threads,
                               .set_intra_op_threads = &set_intra_op_threads,
-                              .gemm_error = &gemm_error};
+                              .gemm_error = &gemm_error,
+                              .gemm_flops = &gemm_flops};
 
 }  // namespace
 

@@ -10,9 +10,11 @@
 namespace trireme::device {
 
 /// Raised by one whenever a field of Runtime changes its meaning or place.
-inline constexpr std::uint32_t kRuntimeVersion = 1;
+inline constexpr std::uint32_t kRuntimeVersion = 2;
 
 extern "C" {
+
+enum GemmType : std::int32_t { kGemmF32 = 0, kGemmBf16 = 1 };
 
 struct Runtime {
   std::uint32_t version;            ///< kRuntimeVersion of the library; compare before using the rest
@@ -24,6 +26,10 @@ struct Runtime {
   /// size x size matrices (f32, entries in [-1, 1)) and that of a plain loop in f64. About 1e-6 for size 64; NaN when
   /// it failed.
   double (*gemm_error)(int size);
+  /// The rate of its matrix product with the threads it is set to, in floating-point operations a second: the best of
+  /// repeated size x size products (a warm-up, then three or more, for about `seconds`). This is the peak that a step's
+  /// rate is compared with. NaN when it failed.
+  double (*gemm_flops)(int size, GemmType type, double seconds);
 };
 
 /// The one symbol that the library is asked for.
