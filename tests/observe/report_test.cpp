@@ -137,7 +137,7 @@ class Report : public RunFolder {
     for (std::int64_t step = 1; step <= steps; ++step) log.step(sample_step(step));
     log.event("eval", {{"step", 5}, {"loss", 1.5}});
     log.event("eval", {{"step", 10}, {"loss", 1.75}});
-    log.event("stop", {{"reason", "finished"}});
+    log.event("stop", {{"why", "finished"}});
     write(folder_ / name / "recipe.toml", "[model]\nfamily = \"llama\" # </pre><script>\n");
     return folder_ / name;
   }
@@ -163,6 +163,24 @@ TEST_F(Report, FactsAreThoseOfTheFiles) {
   }
   EXPECT_NEAR(facts.loss.value(), loss, 1e-12);
   EXPECT_NEAR(facts.seconds.value(), seconds, 1e-12);
+}
+
+TEST_F(Report, FactsOfAResumedRunAreTheLatest) {
+  sample_run("a", 10);
+  {
+    RunLog log(folder_ / "a", 8);
+    log.event("resumed", {{"step", 8}, {"steps", 200}, {"ranks", 2}});
+    log.step(sample_step(9));
+    log.event("diverged", {{"step", 9}, {"why", "the loss is nan"}});
+  }
+  const Facts facts = facts_of(read_run(folder_ / "a"));
+  EXPECT_EQ(facts.resumes, 1U);
+  EXPECT_EQ(facts.ranks, 2);
+  EXPECT_EQ(facts.steps_asked, 200);
+  EXPECT_EQ(facts.model, "llama <b>");
+  EXPECT_EQ(facts.steps, 9);
+  EXPECT_EQ(facts.ended, "diverged");
+  EXPECT_EQ(facts.eval_loss, 1.5) << "the one of step 10 was taken back";
 }
 
 TEST_F(Report, IsOnePageThatNeedsNothingElse) {

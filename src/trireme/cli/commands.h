@@ -38,6 +38,7 @@ void add_schedule_command(CLI::App& app, Context& context);
 void add_bench_command(CLI::App& app, Context& context);
 void add_report_command(CLI::App& app, Context& context);
 void add_diff_command(CLI::App& app, Context& context);
+void add_doctor_command(CLI::App& app, Context& context);
 /// Below `tokenize`, which lists it.
 void add_tokenize_train(CLI::App& tokenize, Context& context);
 /// Below `recipe`, which lists it.
@@ -47,7 +48,7 @@ void add_recipe_pace(CLI::App& recipe, Context& context);
 inline constexpr AddCommand kCommands[] = {
     &add_train_command, &add_tokenize_command, &add_eval_command,    &add_generate_command, &add_report_command,
     &add_diff_command,  &add_inspect_command,  &add_convert_command, &add_recipe_command,   &add_schedule_command,
-    &add_bench_command, &add_probe_command,    &add_tour_command,
+    &add_bench_command, &add_probe_command,    &add_doctor_command,  &add_tour_command,
 };
 
 }  // namespace trireme::cli

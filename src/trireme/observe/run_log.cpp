@@ -135,6 +135,7 @@ void RunLog::event(std::string_view kind, Json fields) {
   Json line{{"event", kind}, {"time", now_in_seconds()}};
   if (fields.is_object()) line.update(with_texts(fields));
   events_.append(line_of(line) + '\n');
+  if (kind != "eval") return;
   const auto step = line.find("step");
   if (step == line.end() || !step->is_number_integer()) return;
   std::vector<std::pair<std::string, double>> numbers;

@@ -36,8 +36,8 @@ class RunLog {
   /// These throw IoError, which says so when the disk is full.
   void step(const StepRecord& record);
   void hashes(std::int64_t step, std::uint64_t total, std::span<const std::pair<std::string, std::uint64_t>> tensors);
-  /// `fields` is an object; the kind and the time are put in front. Numbers of an event that has a step, such as
-  /// "eval", go to TensorBoard too, as "eval/loss".
+  /// `fields` is an object; the kind and the time are put in front. The numbers of an "eval" go to TensorBoard too, as
+  /// "eval/loss".
   void event(std::string_view kind, Json fields);
 
  private:

@@ -16,17 +16,25 @@ std::optional<std::int64_t> whole(std::optional<double> value) {
   return static_cast<std::int64_t>(std::llround(*value));
 }
 
-void read_start(const RunFiles& run, Facts& facts) {
+/// What the trainer says when it begins, and when it goes on with another recipe or other ranks.
+void read_beginning(const EventRecord& event, Facts& facts) {
+  facts.ended.reset();
+  if (auto model = event.text_of("model")) facts.model = std::move(model);
+  if (auto precision = event.text_of("precision")) facts.precision = std::move(precision);
+  if (const auto parameters = event.number_of("parameters")) facts.parameters = parameters;
+  if (const auto ranks = whole(event.number_of("ranks"))) facts.ranks = ranks;
+  if (const auto steps = whole(event.number_of("steps"))) facts.steps_asked = steps;
+}
+
+void read_events(const RunFiles& run, Facts& facts) {
   for (const EventRecord& event : run.events) {
-    if (event.kind == "resume") ++facts.resumes;
-    if (event.kind == "stop") facts.ended = event.text_of("reason").value_or("stopped");
-    if (event.kind == "resume" || event.kind == "start") facts.ended.reset();
-    if (event.kind != "start") continue;
-    facts.model = event.text_of("model");
-    facts.precision = event.text_of("precision");
-    facts.parameters = event.number_of("parameters");
-    facts.ranks = whole(event.number_of("ranks"));
-    facts.steps_asked = whole(event.number_of("steps"));
+    if (event.kind == "start" || event.kind == "resumed") read_beginning(event, facts);
+    if (event.kind == "resume") {
+      ++facts.resumes;
+      facts.ended.reset();
+    }
+    if (event.kind == "stop") facts.ended = event.text_of("why").value_or("stopped");
+    if (event.kind == "diverged") facts.ended = "diverged";
   }
 }
 
@@ -81,7 +89,7 @@ void read_steps(const RunFiles& run, Facts& facts) {
 Facts facts_of(const RunFiles& run) {
   Facts facts;
   facts.name = std::filesystem::weakly_canonical(run.dir).filename().string();
-  read_start(run, facts);
+  read_events(run, facts);
   read_recipe(run, facts);
   read_evaluations(run, facts);
   read_steps(run, facts);

@@ -26,7 +26,8 @@ struct Facts {
   std::size_t resumes = 0;
 };
 
-/// From the "start" event (model, parameters, ranks, precision, steps), else the recipe; from evaluations and steps.
+/// From the last "start" or "resumed" event (model, parameters, ranks, precision, steps), else the recipe; from
+/// evaluations and steps.
 Facts facts_of(const RunFiles& run);
 
 }  // namespace trireme::observe
