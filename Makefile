@@ -5,7 +5,7 @@ MAKEFLAGS += --no-print-directory
 PARALLEL ?= $(shell nproc)
 TORCH ?= ON
 FUZZ_SECONDS ?= 60
-sources = $(shell find src tests bench cmake -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+sources = $(shell find src tests bench examples cmake -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build test quickstart bench format check debug asan tsan fuzz cuda clean
@@ -34,9 +34,8 @@ build: setup  ## the program build/release/trireme and its libraries, tests and 
 test: build  ## every test
 	@$(call run_tests,release)
 
-quickstart: build  ## build, then the tour of what works today
-	@echo "run: build/release/trireme tour"
-	@build/release/trireme tour
+quickstart: build  ## build, then train a small GPT on a real text: a sample and a report page in three minutes
+	@scripts/quickstart $(STEPS)
 
 bench: build  ## every benchmark, with the peer or limit it is held against
 	@for bench in build/release/bench/*; do echo "run: $$bench"; "$$bench" || exit 1; done

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 
+#include "trireme/cli/choices.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/runtime_commands.h"
@@ -24,10 +25,10 @@ void add_convert_command(CLI::App& app, Context& context) {
   const auto request = std::make_shared<train::ConvertRequest>();  // shared with CLI11's callback
   command->add_option("FROM", request->from, "a run, one of its checkpoints, or a Hugging Face directory")->required();
   command->add_option("INTO", request->to, "the folder to make")->required();
-  command->add_option("--to", request->kind, "huggingface or checkpoint")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, train::ConvertRequest::Kind>{
-          {"huggingface", train::ConvertRequest::Kind::kHuggingFace},
-          {"checkpoint", train::ConvertRequest::Kind::kCheckpoint}}));
+  using Kind = train::ConvertRequest::Kind;
+  add_choice<Kind>(*command, "--to", request->kind,
+                   {{"huggingface", Kind::kHuggingFace}, {"checkpoint", Kind::kCheckpoint}},
+                   "what to make; default huggingface");
   command->add_option("--dtype", request->dtype, "of published tensors: F32, BF16 or F16")->capture_default_str();
   command->callback([request, &context] {
     context.run = [request, &context] {

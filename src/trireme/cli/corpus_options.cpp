@@ -1,23 +1,21 @@
 #include "trireme/cli/corpus_options.h"
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <map>
-#include <thread>
+
+#include "trireme/base/cores.h"
+#include "trireme/cli/choices.h"
 
 namespace trireme::cli {
 
 void CorpusFlags::add_to(CLI::App& command) {
-  threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  threads = usable_cores();
   command.add_option("FILES", names, "Files ending in .txt or .jsonl, and folders that hold some");
   command.add_option("--field", field, "What holds the text in each line's object of a .jsonl; default text");
   std::map<std::string, data::DocumentSplit> splits;
   for (const auto& [name, value] : data::enum_names(std::type_identity<data::DocumentSplit>()))
     splits[std::string(name)] = value;
-  command
-      .add_option("--split", split,
-                  "Where documents of a .txt end: file, lines, blank-lines, or separator; default file: it is one")
-      ->transform(CLI::CheckedTransformer(splits));
+  add_choice(command, "--split", split, splits, "Where documents of a .txt end; default file: it is one");
   command.add_option("--separator", separator, "The line between documents; means --split separator");
   command.add_option("--threads", threads, "Threads; default: one a core")->check(CLI::Range(1, 1024));
 }

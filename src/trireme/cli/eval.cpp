@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "trireme/cli/choices.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/runtime_commands.h"
@@ -86,9 +87,8 @@ void add_eval_command(CLI::App& app, Context& context) {
   command->add_option("--rows", options->request.rows, "that go through the model at once")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  command->add_option("--precision", options->request.precision, "fp32 or bf16")
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, spec::Precision>{{"fp32", spec::Precision::kFp32}, {"bf16", spec::Precision::kBf16}}));
+  add_choice<spec::Precision>(*command, "--precision", options->request.precision,
+                              {{"fp32", spec::Precision::kFp32}, {"bf16", spec::Precision::kBf16}}, "to compute with");
   command->add_option("--ranks", options->ranks, "share the samples among so many ranks")->check(CLI::PositiveNumber);
   command->add_flag("--json", options->json, "as one line of JSON");
   command->callback([options, &context] { context.run = [options, &context] { return run_eval(*options, context); }; });

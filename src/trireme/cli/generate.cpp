@@ -9,6 +9,7 @@
 #include <ostream>
 
 #include "trireme/base/error.h"
+#include "trireme/cli/choices.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/runtime_commands.h"
@@ -113,9 +114,9 @@ void add_generate_command(CLI::App& app, Context& context) {
       ->capture_default_str();
   command->add_option("--seed", request.seed, "from which every draw follows")->capture_default_str();
   command->add_option("--stop", request.stop, "end a sequence after this token; may be given several times");
-  command->add_option("--precision", request.precision, "fp32 or bf16")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, serve::GeneratePrecision>{
-          {"fp32", serve::GeneratePrecision::kFp32}, {"bf16", serve::GeneratePrecision::kBf16}}));
+  add_choice<serve::GeneratePrecision>(
+      *command, "--precision", request.precision,
+      {{"fp32", serve::GeneratePrecision::kFp32}, {"bf16", serve::GeneratePrecision::kBf16}}, "to compute with");
   command->callback([options, prompt, &context] {
     options->has_prompt = prompt->count() > 0;
     context.run = [options, &context] { return run_generate(*options, context); };

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 struct InspectOptions {
   fs::path path;
-  bool verify = false;
+  bool verify = false, entropy = false;
   std::size_t tensors = 20;
 };
 
@@ -103,6 +103,11 @@ void inspect_shard(const InspectOptions& options, std::ostream& out) {
   const data::TokenFile file(options.path);
   if (options.verify) file.verify();
   for (const std::string& line : data::describe(file, options.verify)) fmt::print(out, "{}\n", line);
+  if (options.entropy) {
+    fmt::print(out,
+               "unigram entropy {:.4f} nats a token: the loss of a model that knows only how frequent tokens are\n",
+               data::unigram_entropy(file));
+  }
 }
 
 int inspect(const InspectOptions& options, std::ostream& out) {
@@ -150,6 +155,7 @@ void add_inspect_command(CLI::App& app, Context& context) {
   const auto options = std::make_shared<InspectOptions>();  // shared with CLI11's callback
   command->add_option("PATH", options->path, "what to look into")->required();
   command->add_flag("--verify", options->verify, "read every byte and compare the checksums");
+  command->add_flag("--entropy", options->entropy, "of a shard: the entropy of its tokens, each by itself");
   command->add_option("--tensors", options->tensors, "list at most so many; 0: all")->capture_default_str();
   command->callback([options, &context] {
     if (options->tensors == 0) options->tensors = static_cast<std::size_t>(-1);

@@ -11,6 +11,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
+#include "trireme/cli/choices.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/corpus_options.h"
 #include "trireme/cli/program.h"
@@ -57,10 +58,8 @@ void add_tokenize_train(CLI::App& tokenize, Context& context) {
   std::map<std::string, data::KnownPattern> patterns;
   for (const auto& [name, value] : data::enum_names(std::type_identity<data::KnownPattern>()))
     patterns[std::string(name)] = value;
-  command
-      ->add_option("--pattern", options->training.pattern,
-                   "How text is cut into words: gpt2, llama3 or qwen (which also normalizes); default gpt2")
-      ->transform(CLI::CheckedTransformer(patterns));
+  add_choice(*command, "--pattern", options->training.pattern, patterns,
+             "How text is cut into words; qwen also normalizes; default gpt2");
   command->add_option("--special", options->training.special_tokens,
                       "Special tokens, which get the first numbers; default <|endoftext|>");
   command->add_option("--bos", options->training.begin, "A special token that is put before every text; default none");

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
+
 #include <fmt/ranges.h>
+#include <cmath>
 
 #include <algorithm>
 
@@ -55,6 +57,28 @@ std::vector<std::string> describe(const TokenFile& file, bool verified) {
   file.read(0, first);
   add("begins", fmt::format("{}{}", fmt::join(first, " "), file.tokens() > 16 ? " ..." : ""));
   return lines;
+}
+
+double unigram_entropy(const TokenFile& file) {
+  std::vector<std::int64_t> counts;
+  std::vector<std::int32_t> part;
+  constexpr std::int64_t kPart = 1 << 16;
+  for (std::int64_t first = 0; first < file.tokens(); first += kPart) {
+    part.resize(static_cast<std::size_t>(std::min(kPart, file.tokens() - first)));
+    file.read(first, part);
+    for (const std::int32_t token : part) {
+      const auto at = static_cast<std::size_t>(token);
+      if (at >= counts.size()) counts.resize(at + 1);
+      ++counts[at];
+    }
+  }
+  double entropy = 0;
+  for (const std::int64_t count : counts) {
+    if (count == 0) continue;
+    const double share = static_cast<double>(count) / static_cast<double>(file.tokens());
+    entropy -= share * std::log(share);
+  }
+  return entropy;
 }
 
 }  // namespace trireme::data

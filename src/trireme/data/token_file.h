@@ -78,6 +78,9 @@ std::string to_string(TokenFormat format);
 std::string to_string(TokenType type);
 std::uint64_t bytes_of(TokenType type);
 
+/// Of the tokens' frequencies, in nats: what a model can reach that looks at nothing else. Reads the whole file.
+double unigram_entropy(const TokenFile& file);
+
 /// What a person wants to know of a file, a line each: format, counts, tokenizer, state of the checksums, first tokens.
 /// `verified`: all of it was read by verify() and found right.
 std::vector<std::string> describe(const TokenFile& file, bool verified);
