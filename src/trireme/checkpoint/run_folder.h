@@ -3,6 +3,7 @@
 //   RUN/recipe.toml        the effective recipe, every key       RUN/metrics.jsonl, events.jsonl, hashes.jsonl
 //   RUN/tokenizer.json     what its tokens mean                  RUN/checkpoints/step-00000020/
 //   RUN/log.txt            what was told                         RUN/tensorboard/
+//   RUN/comm-costs.toml    what algorithms of collectives were chosen by, and are when the run goes on
 //
 // Depends on: base, formats, spec.
 #pragma once
@@ -25,6 +26,7 @@ struct RunFolder {
   std::filesystem::path metrics() const { return path / "metrics.jsonl"; }
   std::filesystem::path log() const { return path / "log.txt"; }
   std::filesystem::path tokenizer() const { return path / "tokenizer.json"; }
+  std::filesystem::path costs() const { return path / "comm-costs.toml"; }
   bool holds_a_run() const { return std::filesystem::exists(recipe()) || std::filesystem::exists(metrics()); }
 };
 

@@ -74,24 +74,26 @@ std::string costs_path() {
   return (cache_folder() / "comm-costs.toml").string();
 }
 
-comm::CommOptions comm_options(const spec::Recipe& recipe) {
+comm::CommOptions comm_options(const spec::Recipe& recipe, const std::optional<std::string>& costs) {
   comm::CommOptions options;
   options.deadline = std::chrono::duration_cast<std::chrono::milliseconds>(recipe.comm.deadline);
   options.algorithm = cost::parse_algorithm(recipe.comm.algorithm).value();
   options.spin = recipe.comm.spin;
   options.recorded_calls = static_cast<std::size_t>(recipe.comm.flight_recorder_calls);
   options.segment_bytes = static_cast<std::size_t>(recipe.comm.segment);
-  const std::string path = costs_path();
-  if (env("TRIREME_COMM_COSTS") || std::filesystem::exists(path)) {
+  const std::string path = costs.value_or(costs_path());
+  if (costs || env("TRIREME_COMM_COSTS") || std::filesystem::exists(path)) {
     options.costs = cost::read_cost_table(path);
     log_debug("communication costs from {}", path);
   }
   return options;
 }
 
-void start_ranks(const spec::Recipe& recipe, const std::function<void(comm::Rank&)>& body) {
+void start_ranks(const spec::Recipe& recipe, const std::function<void(comm::Rank&)>& body,
+                 const std::optional<std::string>& costs) {
   comm::write_flights_on_signal();
-  comm::RanksOptions threads{.comm = comm_options(recipe), .ranks_per_node = recipe.comm.ranks_per_node.value_or(0)};
+  comm::RanksOptions threads{.comm = comm_options(recipe, costs),
+                             .ranks_per_node = recipe.comm.ranks_per_node.value_or(0)};
   if (recipe.comm.transport == spec::Transport::kEmulated) {
     const auto& config = recipe.emulated;
     const comm::EmulatedNetwork network{

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <functional>
+#include <optional>
+#include <string>
 
 #include "trireme/comm/rank.h"
 #include "trireme/spec/recipe.h"
@@ -13,10 +15,13 @@
 namespace trireme::cli {
 
 /// Throws what the body threw; with processes, a rank that fails prints its error and ends the process instead.
-void start_ranks(const spec::Recipe& recipe, const std::function<void(comm::Rank&)>& body);
+/// `costs` is as in comm_options().
+void start_ranks(const spec::Recipe& recipe, const std::function<void(comm::Rank&)>& body,
+                 const std::optional<std::string>& costs = std::nullopt);
 
-/// The recipe's settings for the comm room, with the costs of TRIREME_COMM_COSTS or of the cache folder.
-comm::CommOptions comm_options(const spec::Recipe& recipe);
+/// The recipe's settings for the comm room, with the costs of this file; none: of TRIREME_COMM_COSTS or of the cache
+/// folder. Costs decide which algorithm a collective takes, and so the order of its sums: a run keeps its own.
+comm::CommOptions comm_options(const spec::Recipe& recipe, const std::optional<std::string>& costs = std::nullopt);
 
 /// Where measured costs are kept: TRIREME_COMM_COSTS, else comm-costs.toml in the user's cache folder.
 std::string costs_path();

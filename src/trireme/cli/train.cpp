@@ -45,12 +45,19 @@ int run_training(TrainOptions& options, Context& context) {
   const std::string folder =
       options.out.empty() ? (std::filesystem::path(recipe.run.out) / recipe.run.name).string() : options.out;
   const train::Commands& commands = load_train();
+  // What decides the order of sums stays as it was when the run began.
+  const std::filesystem::path kept = std::filesystem::path(folder) / "comm-costs.toml";
+  std::optional<std::string> costs;
+  if (options.resume && std::filesystem::exists(kept)) costs = kept.string();
   const train::RunRequest request{
       .recipe = recipe, .folder = folder, .resume = options.resume, .local_ranks = local_ranks(recipe)};
-  start_ranks(recipe, [&](comm::Rank& rank) {
-    const train::RunResult result = commands.run(request, rank);
-    if (rank.rank() == 0) say(result, folder, context.out);
-  });
+  start_ranks(
+      recipe,
+      [&](comm::Rank& rank) {
+        const train::RunResult result = commands.run(request, rank);
+        if (rank.rank() == 0) say(result, folder, context.out);
+      },
+      costs);
   return kExitFine;
 }
 

@@ -17,6 +17,7 @@
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/checkpoint/run_folder.h"
 #include "trireme/checkpoint/store.h"
+#include "trireme/cost/cost_table.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/observe/peak_file.h"
 #include "trireme/observe/run_log.h"
@@ -155,6 +156,7 @@ void Run::open_files(std::int64_t from_step) {
   log_ = std::make_unique<observe::RunLog>(
       folder_.path, request_.resume ? std::optional(std::max<std::int64_t>(from_step, 0)) : std::nullopt);
   write_text_file(folder_.recipe(), config::to_toml(recipe_));
+  if (!fs::exists(folder_.costs())) cost::write_cost_table(rank_.options().costs, folder_.costs());
   if (const auto tokenizer = tokenizer_file(recipe_.data); tokenizer && !fs::exists(folder_.tokenizer())) {
     fs::copy_file(*tokenizer, folder_.tokenizer());
   }

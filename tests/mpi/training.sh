@@ -1,0 +1,26 @@
+# training.sh MPI_RANKS PROGRAM: a run on MPI ranks is the run on thread ranks, to the bit; killed, it goes on.
+source "$(dirname "$0")/mpirun.sh" "$1"
+set -e
+trireme=$2
+recipe=$(dirname "$0")/../../recipes/tiny.toml
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+sets=(--set train.steps=30 --set train.threads=1 --set train.hash_every=5 --set checkpoint.every=5 --set batch.size=512)
+
+"$trireme" --quiet train "$recipe" "${sets[@]}" --ranks 2 --out "$folder/threads"
+timeout 100 mpirun "${as_root[@]}" --oversubscribe --bind-to none -n 2 "$trireme" --quiet train "$recipe" "${sets[@]}" \
+  --out "$folder/mpi"
+"$trireme" diff "$folder/threads" "$folder/mpi"
+
+timeout 100 mpirun "${as_root[@]}" --oversubscribe --bind-to none -n 2 "$trireme" --quiet train "$recipe" "${sets[@]}" \
+  --out "$folder/killed" >"$folder/said" 2>&1 &
+for _ in $(seq 600); do
+  [ "$(wc -l <"$folder/killed/metrics.jsonl" 2>/dev/null || echo 0)" -ge 12 ] && break
+  sleep 0.02
+done
+pkill -KILL -f "out $folder/killed" || true
+wait || true
+timeout 100 mpirun "${as_root[@]}" --oversubscribe --bind-to none -n 2 "$trireme" --quiet train "$recipe" "${sets[@]}" \
+  --out "$folder/killed" --resume
+"$trireme" diff "$folder/mpi" "$folder/killed"
+echo fine
