@@ -16,7 +16,7 @@ namespace trireme::data {
 namespace {
 
 /// A match that backtracks without end is an error, not a hang.
-constexpr std::uint32_t kMostSteps = 50'000'000, kMostHeapKib = 512 * 1024;
+constexpr std::uint32_t kMostSteps = 5'000'000, kMostHeapKib = 512 * 1024;
 constexpr std::size_t kLongestPattern = 10'000;
 
 [[noreturn]] void refuse(std::string_view pattern, std::size_t at, std::string_view what) {
