@@ -32,6 +32,7 @@ int run(Options& options, std::ostream& out) {
     throw ConfigError(fmt::format("--vocab {} is not within 1 and 10M", options.vocabulary));
   data::BpeTrainingOptions& training = options.training;
   training.vocabulary = static_cast<std::int32_t>(vocabulary);
+  training.progress = Progress::to_stderr();  // now that --quiet is known
   if (!training.begin.empty() &&
       std::ranges::find(training.special_tokens, training.begin) == training.special_tokens.end())
     training.special_tokens.push_back(training.begin);
