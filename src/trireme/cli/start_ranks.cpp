@@ -102,8 +102,8 @@ void start_ranks(const spec::Recipe& recipe, const std::function<void(comm::Rank
     threads.wrap = [network](std::unique_ptr<comm::Transport> inner) {
       return comm::make_emulated_transport(std::move(inner), network);
     };
-    auto& costs = threads.comm.costs;
-    costs.of("emulated").links = comm::links_of(network, costs.of("threads").links.inside.gamma);
+    auto& table = threads.comm.costs;
+    table.of("emulated").links = comm::links_of(network, table.of("threads").links.inside.gamma);
   }
   const bool carried_by_mpi =
       recipe.comm.transport == spec::Transport::kEmulated && recipe.emulated.over == spec::Carrier::kMpi;
