@@ -24,6 +24,7 @@ BpeModel::BpeModel(const BpeDescription& description, bool byte_level)
       ignore_merges_(description.ignore_merges),
       fuse_unk_(description.fuse_unk),
       byte_fallback_(description.byte_fallback),
+      dense_(byte_level ? 0 : kDense),
       merges_(description.merges.size()) {
   std::fill_n(bytes_, 256, -1);
   std::unordered_map<std::string_view, std::int32_t> numbers;
@@ -36,7 +37,7 @@ BpeModel::BpeModel(const BpeDescription& description, bool byte_level)
     } else {
       if (is_one_character(token)) {
         const std::uint32_t code = code_point(token, 0).code;
-        (code < 128 ? ascii_[code] : letters_[code]).id = id;
+        (code < kDense ? dense_[code] : letters_[code]).id = id;
       }
       if (ignore_merges_) whole_.emplace(token, id);
     }
@@ -86,13 +87,13 @@ void BpeModel::find_cuts(const BpeDescription& description) {
     letter.cuts = found == joined.end() || found->second.size() <= std::size(letter.joined);
     if (letter.cuts && found != joined.end()) std::ranges::copy(found->second, letter.joined);
   };
-  for (std::uint32_t code = 0; code < 128; ++code) set(code, ascii_[code]);
+  for (std::uint32_t code = 0; code < kDense; ++code) set(code, dense_[code]);
   for (auto& [code, letter] : letters_) set(code, letter);
   cuts_pieces_ = true;
 }
 
 const BpeModel::Letter* BpeModel::letter_of(std::uint32_t code) const {
-  if (code < 128) return &ascii_[code];
+  if (code < kDense) return &dense_[code];
   const auto found = letters_.find(code);
   return found == letters_.end() ? nullptr : &found->second;
 }

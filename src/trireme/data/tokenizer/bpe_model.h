@@ -44,7 +44,7 @@ class BpeModel {
     bool cuts = false;
     std::uint32_t joined[2] = {kNone, kNone};
   };
-  static constexpr std::uint32_t kNone = 0xFFFF'FFFF;
+  static constexpr std::uint32_t kNone = 0xFFFF'FFFF, kDense = 0x3000;
 
   void encode_word(std::string_view word, Scratch& scratch, std::vector<std::int32_t>& out) const;
   void find_letters(std::string_view word, std::vector<std::int32_t>& letters) const;
@@ -58,8 +58,8 @@ class BpeModel {
   bool byte_level_, ignore_merges_, fuse_unk_, byte_fallback_;
   bool cuts_pieces_ = false;  // find words within pieces
   std::int32_t unk_ = -1;
-  std::int32_t bytes_[256];                              // of a byte: byte-level letters, or fallback tokens; -1: none
-  Letter ascii_[128];                                    // characters
+  std::int32_t bytes_[256];    // of a byte: byte-level letters, or fallback tokens; -1: none
+  std::vector<Letter> dense_;  // characters below kDense, among them the sign that stands for spaces
   std::unordered_map<std::uint32_t, Letter> letters_;    // the other characters
   std::unordered_map<std::string, std::int32_t> whole_;  // ignore_merges: token of a whole piece, in its bytes
   PairTable merges_;

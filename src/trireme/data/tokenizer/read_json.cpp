@@ -10,6 +10,7 @@
 #include "trireme/data/tokenizer/read_parts.h"
 #include "trireme/formats/json_reader.h"
 #include "trireme/formats/json_text.h"
+#include "trireme/formats/utf8.h"
 
 namespace trireme::data {
 namespace {
@@ -212,6 +213,18 @@ void check_steps(const JsonReader& json, std::uint64_t byte, const PreTokenizerP
                 fmt::format("{}.pretokenizers[{}]", path, i));
 }
 
+/// Whether a replacement may take several characters away at once.
+bool replaces_runs(const NormalizerPart& part) {
+  const std::string& text = part.pattern.text;
+  if (part.kind == NormalizerPart::Kind::kReplace)
+    return part.pattern.regex || formats::utf8_length(text) != text.size();
+  return std::ranges::any_of(part.parts, &replaces_runs);
+}
+bool marks_the_first(const PreTokenizerPart& part) {
+  if (part.kind == PreTokenizerPart::Kind::kMetaspace) return part.metaspace.scheme == PrependScheme::kFirst;
+  return std::ranges::any_of(part.parts, &marks_the_first);
+}
+
 }  // namespace
 
 TokenizerDescription parse_tokenizer_json(std::string_view text, std::string_view source) {
@@ -259,6 +272,11 @@ TokenizerDescription parse_tokenizer_json(std::string_view text, std::string_vie
   check_added_tokens(json, added_byte, made);
   if (made.post_processor) check_templates(json, post_byte, *made.post_processor, made);
   if (made.pre_tokenizer) check_steps(json, pre_byte, *made.pre_tokenizer, true, "pre_tokenizer");
+  // What is first is told by offsets into the text before it was normalized, and these move where a run is replaced.
+  if (made.pre_tokenizer && made.normalizer && marks_the_first(*made.pre_tokenizer) && replaces_runs(*made.normalizer))
+    json.fail(pre_byte,
+              "pre_tokenizer: Metaspace with prepend_scheme \"first\" is not supported after a Replace of several "
+              "characters");
   return made;
 }
 
