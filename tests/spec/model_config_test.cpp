@@ -118,5 +118,16 @@ TEST(Recipes, OfPublishedModelsHaveTheirParameters) {
   EXPECT_EQ(found, kPublished.size());
 }
 
+/// Found by mutating recipes: such numbers once took for ever to find a hint for.
+TEST(ModelShape, SizesBeyondReasonAreRefusedAtOnce) {
+  ModelShape shape = family_shape(Family::kLlama);
+  shape.heads = std::int64_t{1} << 62;
+  shape.kv_heads = shape.heads - 1;
+  const auto problems = find_problems(shape);
+  ASSERT_EQ(problems.size(), 2U);
+  EXPECT_EQ(problems[0].key, "model.heads");
+  EXPECT_EQ(problems[1].key, "model.kv_heads");
+}
+
 }  // namespace
 }  // namespace trireme::spec

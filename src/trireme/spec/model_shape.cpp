@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <tuple>
+
 #include <algorithm>
 
 namespace trireme::spec {
@@ -133,6 +135,9 @@ double visible_pairs(std::int64_t length, bool causal, std::int64_t window) {
 class Problems {
  public:
   explicit Problems(std::string prefix) : prefix_(std::move(prefix)) {}
+  void at_most(const char* field, std::int64_t value, std::int64_t most) {
+    if (value > most) add(field, fmt::format("must be at most {}, but is {}", most, value), {});
+  }
   void at_least_one(const char* field, std::int64_t value) {
     if (value < 1) add(field, fmt::format("must be at least 1, but is {}", value), {});
   }
@@ -208,6 +213,23 @@ std::vector<config::Problem> find_problems(const ModelShape& shape, const std::s
                                      {"head_size", shape.head_size},
                                      {"inner", shape.inner}}) {
     problems.at_least_one(field, value);
+  }
+  // Far beyond every model, and small enough that counts of parameters and operations fit into 63 bits.
+  constexpr std::int64_t kWidest = 1 << 20, kMostParts = 1 << 16, kMostTokens = 1 << 28;
+  for (const auto& [field, value, most] : {std::tuple{"vocabulary", shape.vocabulary, kMostTokens},
+                                           {"positions", shape.positions, kMostTokens},
+                                           {"segments", shape.segments, kMostParts},
+                                           {"width", shape.width, kWidest},
+                                           {"inner", shape.inner, kWidest},
+                                           {"layers", shape.layers, kMostParts},
+                                           {"encoder_layers", shape.encoder_layers, kMostParts},
+                                           {"heads", shape.heads, kMostParts},
+                                           {"kv_heads", shape.kv_heads, kMostParts},
+                                           {"head_size", shape.head_size, kMostParts}}) {
+    problems.at_most(field, value, most);
+  }
+  if (problems.none() && shape.heads * shape.head_size > kWidest) {
+    problems.add("heads", fmt::format("{} heads of {} are wider than {}", shape.heads, shape.head_size, kWidest), {});
   }
   problems.share("dropout", shape.dropout);
   problems.share("attention_dropout", shape.attention_dropout);
