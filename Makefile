@@ -35,7 +35,7 @@ test: build  ## every test
 	@$(call run_tests,release)
 
 quickstart: build  ## build, then train a small GPT on a real text: a sample and a report page in three minutes
-	@scripts/quickstart $(STEPS)
+	@scripts/quickstart $(if $(STEPS),--steps $(STEPS))
 
 bench: build  ## every benchmark, with the peer or limit it is held against
 	@for bench in build/release/bench/*; do echo "run: $$bench"; "$$bench" || exit 1; done

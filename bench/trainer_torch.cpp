@@ -7,6 +7,7 @@
 // sides in turns, a few steps each; medians and quartiles. Goals: at most 2 % over the bare loop, at most 1 % of a step
 // waiting for data, at most 1 s from the program's start to its first step.
 #include <ATen/Parallel.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -128,6 +129,7 @@ double start_to_first_step(const std::string& program, const std::string& recipe
   const auto begin = Clock::now();
   const pid_t child = fork();
   if (child == 0) {
+    dup2(::open("/dev/null", O_WRONLY), STDOUT_FILENO);
     execl(program.c_str(), "trireme", "--quiet", "train", recipe.c_str(), "--out", folder.c_str(), "--set",
           "train.steps=1", "--set", "schedule.total=100", "--set", "eval.every=0", nullptr);
     _exit(127);

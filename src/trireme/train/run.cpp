@@ -3,9 +3,10 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/resource.h>
 
+#include <array>
 #include <chrono>
-#include <fstream>
 
 #include "trireme/base/cores.h"
 #include "trireme/base/log.h"
@@ -34,13 +35,11 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-/// The most memory that this process has had.
+/// The most memory that this process has had, in bytes.
 std::int64_t peak_memory() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6)) * 1024;
-  }
-  return 0;
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss * 1024;
 }
 
 /// The tokenizer.json that the data was made with; none for bytes and where nothing was said.
@@ -61,14 +60,18 @@ class Run {
   bool leads() const { return world_.rank() == 0; }
   /// Rank 0's number, on every rank.
   std::int64_t told(std::int64_t number);
-  bool any(bool yes);
+  /// What ranks tell each other after every step: the largest of each.
+  struct News {
+    std::int64_t stop = 0, memory = 0;
+  };
+  News exchange(News news);
 
   std::int64_t find_checkpoint();
   spec::ModelShape shape_from(std::int64_t from_step) const;
   void build(std::int64_t from_step);
   void open_files(std::int64_t from_step);
   void loop();
-  void record(const StepReport& report, Clock::time_point begin);
+  void record(const StepReport& report, std::int64_t memory, Clock::time_point begin);
   void validate();
   void save();
   [[noreturn]] void save_what_diverged(NotFiniteError& error);
@@ -95,10 +98,12 @@ std::int64_t Run::told(std::int64_t number) {
   return number;
 }
 
-bool Run::any(bool yes) {
-  std::int64_t number = yes;
-  if (world_.size() > 1) world_.all_reduce(comm::Buffer{&number, 1, comm::DType::kI64}, comm::Reduce::kMax).wait();
-  return number != 0;
+Run::News Run::exchange(News news) {
+  std::array<std::int64_t, 2> numbers{news.stop, news.memory};
+  if (world_.size() > 1) {
+    world_.all_reduce(comm::Buffer{numbers.data(), numbers.size(), comm::DType::kI64}, comm::Reduce::kMax).wait();
+  }
+  return {numbers[0], numbers[1]};
 }
 
 /// A checkpoint knows the shape: the folder that the run once began from may be gone.
@@ -163,13 +168,16 @@ void Run::open_files(std::int64_t from_step) {
   const auto names = spec::enum_names(std::type_identity<spec::Family>());
   const std::int64_t parameters = trainer_->model().params.elements();
   const std::string family(name_in(names, trainer_->model().shape.family));
-  log_->event(request_.resume ? "resumed" : "start", {{"step", trainer_->position().step},
-                                                      {"steps", steps_},
-                                                      {"model", family},
-                                                      {"parameters", parameters},
-                                                      {"ranks", world_.size()},
-                                                      {"threads", *recipe_.train.threads},
-                                                      {"changes", changes}});
+  log_->event(
+      request_.resume ? "resumed" : "start",
+      {{"step", trainer_->position().step},
+       {"steps", steps_},
+       {"model", family},
+       {"parameters", parameters},
+       {"ranks", world_.size()},
+       {"precision", name_in(spec::enum_names(std::type_identity<spec::Precision>()), recipe_.precision.compute)},
+       {"threads", *recipe_.train.threads},
+       {"changes", changes}});
   peak_flops_ = observe::peak_flops(recipe_.precision.compute == spec::Precision::kBf16 ? "bf16" : "fp32",
                                     *recipe_.train.threads * request_.local_ranks);
   log_info("{}: {} parameters, {}, {} a rank; {} of {} tokens; peak {}", family,
@@ -181,7 +189,7 @@ void Run::open_files(std::int64_t from_step) {
   progress_ = std::make_unique<Progress>("train", steps_, "step");
 }
 
-void Run::record(const StepReport& report, Clock::time_point begin) {
+void Run::record(const StepReport& report, std::int64_t memory, Clock::time_point begin) {
   const std::int64_t step = report.position.step;
   result_.step = step;
   result_.loss = report.loss;
@@ -191,7 +199,7 @@ void Run::record(const StepReport& report, Clock::time_point begin) {
                              .grad_norm = report.gradient_norm,
                              .lr = report.learning_rate,
                              .tokens = report.position.tokens,
-                             .memory = peak_memory()};
+                             .memory = memory};
   const std::int64_t every = recipe_.train.hash_every;
   if (every > 0 && (step % every == 0 || step == steps_)) {
     const auto shares = nn::hash_shares(trainer_->state(), layout::Mesh{}, 0);
@@ -271,15 +279,17 @@ void Run::loop() {
   const auto due = [&](std::int64_t every) { return every > 0 && trainer_->position().step % every == 0; };
   while (trainer_->position().step < steps_) {
     const auto begin = Clock::now();
+    News news;
     try {
-      record(trainer_->step(), begin);
+      const StepReport report = trainer_->step();
+      news = exchange({.stop = Interrupt::requested(), .memory = peak_memory()});
+      record(report, news.memory, begin);
     } catch (NotFiniteError& error) {
       save_what_diverged(error);
     }
-    const bool stop = any(Interrupt::requested());
     if (validation_ && due(recipe_.eval.every)) validate();
     if (due(recipe_.checkpoint.every)) save();
-    if (stop && trainer_->position().step < steps_) {
+    if (news.stop != 0 && trainer_->position().step < steps_) {
       if (saved_step_ != trainer_->position().step) save();
       result_.end = RunResult::End::kInterrupted;
       if (leads()) log_->event("stop", {{"step", saved_step_}, {"why", "interrupted"}});
