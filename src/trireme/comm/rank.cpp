@@ -19,9 +19,7 @@ constexpr std::chrono::nanoseconds kSpin = 50us;
 constexpr std::chrono::nanoseconds kLeftGrace = 2s;
 constexpr std::chrono::milliseconds kAnswerTimeout = 2s;
 
-std::chrono::nanoseconds default_spin(int ranks) {
-  return ranks <= usable_cores() ? kSpin : 0ns;
-}
+std::chrono::nanoseconds default_spin(int ranks) { return ranks <= usable_cores() ? kSpin : 0ns; }
 
 std::string ranks_text(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank" : "ranks";
