@@ -166,8 +166,8 @@ void Run::open_files(std::int64_t from_step) {
     fs::copy_file(*tokenizer, folder_.tokenizer());
   }
   const auto names = spec::enum_names(std::type_identity<spec::Family>());
-  const std::int64_t parameters = trainer_->model().params.elements();
-  const std::string family(name_in(names, trainer_->model().shape.family));
+  const std::int64_t parameters = spec::count_parameters(trainer_->shape()).total();
+  const std::string family(name_in(names, trainer_->shape().family));
   log_->event(
       request_.resume ? "resumed" : "start",
       {{"step", trainer_->position().step},
@@ -224,9 +224,8 @@ void Run::validate() {
   const auto begin = Clock::now();
   const std::int64_t count =
       validation_->epoch() > 0 ? std::min(validation_->epoch(), recipe_.eval.samples) : recipe_.eval.samples;
-  const Evaluation evaluation =
-      evaluate(trainer_->model(), *validation_, world_,
-               {.count = count, .rows = recipe_.train.microbatch.value_or(std::min<std::int64_t>(count, 8))});
+  const Evaluation evaluation = trainer_->evaluate(
+      *validation_, {.count = count, .rows = recipe_.train.microbatch.value_or(std::min<std::int64_t>(count, 8))});
   validated_step_ = trainer_->position().step;
   if (evaluation.targets <= 0) throw ConfigError("the validation samples have no token with a loss");
   result_.validation_loss = evaluation.loss();

@@ -9,9 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/checkpoint/open_model.h"
-#include "trireme/parallel/gradient_sum.h"
 #include "trireme/train/feed.h"
-#include "trireme/train/not_finite.h"
 
 namespace trireme::train {
 namespace {
@@ -84,10 +82,12 @@ spec::ModelShape model_shape(const spec::Recipe& recipe) {
 
 Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
                  const data::Samples& samples)
-    : recipe_(recipe), world_(world), samples_(samples), model_(make_model(recipe, shape)) {
-  std::vector<std::string> names;
-  for (const nn::Param& param : model_->params) names.push_back(param.name);
-  if (auto problems = spec::find_problems(recipe.optim, names); !problems.empty()) {
+    : recipe_(recipe),
+      world_(world),
+      samples_(samples),
+      shape_(shape),
+      engine_(make_replica_engine(make_model(recipe, shape), world, recipe, samples.length())) {
+  if (auto problems = spec::find_problems(recipe.optim, engine_->all_names()); !problems.empty()) {
     throw config::ProblemsError("the recipe", std::move(problems));
   }
   if (samples.length() > shape.positions && shape.position_kind == spec::PositionKind::kLearned) {
@@ -95,8 +95,8 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
         fmt::format("data.sequence is {}, but the model has {} positions", samples.length(), shape.positions),
         fmt::format("set model.positions = {}", samples.length()));
   }
-  optimizer_ = optim::make_optimizer(recipe.optim, model_->params);
-  nn::add_params(state_, model_->params);
+  optimizer_ = optim::make_optimizer(recipe.optim, engine_->params());
+  nn::add_params(state_, engine_->params());
   optimizer_->add_state(state_);
   if (recipe.precision.compute == spec::Precision::kFp16) {
     loss_scale_ = std::make_unique<optim::LossScale>(recipe.precision.loss_scale);
@@ -113,8 +113,8 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
 }
 
 void Trainer::loaded() {
-  for (nn::Param& param : model_->params) nn::publish(param);
-  nn::forget_gradients(model_->params);
+  for (nn::Param& param : engine_->params()) nn::publish(param);
+  nn::forget_gradients(engine_->params());
   feeder_.reset();
 }
 
@@ -127,24 +127,15 @@ nn::Context Trainer::context_for(double gradient_scale) const {
   return context;
 }
 
-Trainer::Sums Trainer::run_microbatches(Fetched& fetched, double gradient_scale) {
-  Sums sums;
-  for (data::Batch& batch : fetched.batches) {
-    nn::Context context = context_for(gradient_scale);
-    nn::Tape tape;
-    model_->forward(feed(batch, context), context, &tape);
-    model_->backward(context, tape);
-    for (const nn::LossTerm& term : context.losses) sums.loss += term.sum;
-    sums.flops += context.flops;
-  }
-  return sums;
+models::Model& Trainer::model() {
+  models::Model* whole = engine_->whole_model();
+  TRIREME_CHECK(whole != nullptr, "this rank holds only a part of the model");
+  return *whole;
 }
 
 StepReport Trainer::step() {
   if (!feeder_) {
-    feeder_ = std::make_unique<Feeder>(
-        recipe_, samples_, position_,
-        Share{world_.rank(), world_.size(), samples_.length(), recipe_.train.microbatch.value_or(0)});
+    feeder_ = std::make_unique<Feeder>(recipe_, samples_, position_, engine_->share());
   }
   StepReport report;
   Fetched fetched = feeder_->next();
@@ -153,34 +144,32 @@ StepReport Trainer::step() {
   auto begin = Clock::now();
   std::array<double, 1> targets{0};
   for (const data::Batch& batch : fetched.batches) targets[0] += count_targets(batch);
-  add_up(world_, targets);
+  add_up(engine_->readers(), targets);
   report.comm_s += seconds_since(begin);
   if (targets[0] <= 0) {
     throw ConfigError(fmt::format("no token of step {} has a loss", position_.step + 1),
-                      "look at the loss mask of the data, or at data.mask_probability");
+                      "look at the loss mask of the data, or at data.masking.probability");
   }
   const double scale = (loss_scale_ ? loss_scale_->scale() : 1.0) / targets[0];
 
   begin = Clock::now();
-  nn::forget_gradients(model_->params);
-  const Sums mine = run_microbatches(fetched, scale);
-  report.compute_s += seconds_since(begin);
-
-  begin = Clock::now();
-  std::array<double, 2> sums{mine.loss, mine.flops};
-  add_up(world_, sums);
-  parallel::sum_gradients(model_->params, world_);
-  report.comm_s += seconds_since(begin);
-  report.loss = sums[0] / targets[0];
-  report.flops = sums[1];
+  nn::forget_gradients(engine_->params());
+  const StepSums sums = engine_->run(fetched.batches, [&] { return context_for(scale); });
+  report.comm_s += sums.comm_s;
+  report.compute_s += seconds_since(begin) - sums.comm_s;
+  report.loss = sums.loss / targets[0];
+  report.flops = sums.flops;
   if (!std::isfinite(report.loss)) explain(fetched, scale, fmt::format("the loss is {}", report.loss));
 
+  if (look_) look_(engine_->params());
   begin = Clock::now();
   report.learning_rate = fetched.plan.pace.learning_rate;
   report.batch = fetched.plan.pace.batch;
   optim::UpdateResult result;
   try {
-    result = optim::update(*optimizer_, {.learning_rate = report.learning_rate, .loss_scale = loss_scale_.get()});
+    result = optim::update(
+        *optimizer_,
+        {.learning_rate = report.learning_rate, .loss_scale = loss_scale_.get(), .across = engine_->across()});
   } catch (const optim::NotFiniteGradients& error) {
     explain(fetched, scale, fmt::format("the loss is {}, but {}", report.loss, error.message()));
   }
@@ -193,8 +182,7 @@ StepReport Trainer::step() {
 }
 
 void Trainer::explain(Fetched& fetched, double gradient_scale, const std::string& what) {
-  const std::string where = first_not_finite(
-      *model_, fetched.batches, [&] { return context_for(gradient_scale); }, world_);
+  const std::string where = engine_->first_not_finite(fetched.batches, [&] { return context_for(gradient_scale); });
   throw NotFiniteError(fmt::format("at step {} {}: {}", position_.step + 1, what, where),
                        "a lower optim.learning_rate, a longer schedule.warmup or optim.clip = 1 often helps",
                        position_.step + 1);

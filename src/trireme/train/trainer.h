@@ -9,16 +9,17 @@
 // Depends on: base, comm, data, models, nn, optim, parallel, spec.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "trireme/comm/group.h"
 #include "trireme/data/samples.h"
-#include "trireme/models/model.h"
 #include "trireme/nn/state.h"
 #include "trireme/optim/update.h"
 #include "trireme/spec/recipe.h"
+#include "trireme/train/engine.h"
 #include "trireme/train/feeder.h"
 
 namespace trireme::train {
@@ -53,7 +54,15 @@ class Trainer {
   /// model.init_from. ConfigError where the recipe and the model do not go together.
   Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world, const data::Samples& samples);
 
-  models::Model& model() { return *model_; }
+  const spec::ModelShape& shape() const { return shape_; }
+  /// This rank's parameters: all of them unless the model is spread over ranks.
+  nn::Params& params() { return engine_->params(); }
+  /// The loss on samples, without training; on all ranks together.
+  Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) {
+    return engine_->evaluate(samples, options);
+  }
+  /// The model, where this rank holds all of it; an InternalError otherwise.
+  models::Model& model();
   /// Parameters, optimizer, loss scale and position: all that the rest of the run follows from.
   nn::State& state() { return state_; }
   const spec::Position& position() const { return position_; }
@@ -62,24 +71,24 @@ class Trainer {
 
   /// One optimizer step, on all ranks together.
   StepReport step();
+  /// Called in each step when gradients are complete, before the update: to look at them.
+  void on_gradients(std::function<void(nn::Params&)> look) { look_ = std::move(look); }
 
  private:
-  struct Sums {
-    double loss = 0, flops = 0;
-  };
-  Sums run_microbatches(Fetched& fetched, double gradient_scale);
   [[noreturn]] void explain(Fetched& fetched, double gradient_scale, const std::string& what);
   nn::Context context_for(double gradient_scale) const;
 
   const spec::Recipe& recipe_;
   comm::Group& world_;
   const data::Samples& samples_;
-  std::unique_ptr<models::Model> model_;
+  spec::ModelShape shape_;
+  std::unique_ptr<Engine> engine_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<optim::LossScale> loss_scale_;  // fp16 only
   nn::State state_;
   spec::Position position_;
   std::unique_ptr<Feeder> feeder_;
+  std::function<void(nn::Params&)> look_;
 };
 
 /// The shape of the recipe's model: of [model], or of the folder that model.init_from names with the keys given there.

@@ -1,0 +1,61 @@
+// train/engine.h -- how this rank computes its part of a step: its layers, and how ranks add up what they found.
+//
+// One file for each way of spreading a model over ranks; Trainer knows only this. Whatever the way, gradients come out
+// as the exact mean over the tokens of all ranks, and parameters have their global names.
+// Depends on: comm, data, models, nn, optim, spec.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/comm/group.h"
+#include "trireme/data/batch.h"
+#include "trireme/data/samples.h"
+#include "trireme/models/model.h"
+#include "trireme/optim/optimizer.h"
+#include "trireme/spec/recipe.h"
+#include "trireme/train/evaluate.h"
+#include "trireme/train/step_plan.h"
+
+namespace trireme::train {
+
+/// Of the whole step, over all ranks.
+struct StepSums {
+  double loss = 0;    ///< over targets
+  double flops = 0;   ///< of the model, without what was computed again
+  double comm_s = 0;  ///< that this rank waited for others
+};
+
+class Engine {
+ public:
+  using MakeContext = std::function<nn::Context()>;
+  virtual ~Engine() = default;
+
+  /// This rank's parameters; they have memory.
+  virtual nn::Params& params() = 0;
+  /// The names of all parameters of the model, whoever holds them.
+  virtual std::vector<std::string> all_names() const = 0;
+  /// Which rows of a step this rank reads, and the ranks that together read each row once.
+  virtual Share share() const = 0;
+  virtual comm::Group& readers() = 0;
+  /// Forward and backward of the batches, gradients summed over the ranks that share a parameter. `contexts` makes a
+  /// context that lacks only what the batch says.
+  virtual StepSums run(std::vector<data::Batch>& batches, const MakeContext& contexts) = 0;
+  /// For optim::update; null: this rank knows all.
+  virtual const optim::AcrossRanks* across() { return nullptr; }
+  /// The loss on samples, without training; the same on every rank.
+  virtual Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) = 0;
+  /// Where numbers stopped being numbers in a step: not_finite.h.
+  virtual std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) = 0;
+  /// The model, where this rank holds all of it; null otherwise.
+  virtual models::Model* whole_model() { return nullptr; }
+};
+
+/// Every rank holds the whole model.
+std::unique_ptr<Engine> make_replica_engine(std::unique_ptr<models::Model> model, comm::Group& world,
+                                            const spec::Recipe& recipe, std::int64_t length);
+
+}  // namespace trireme::train
