@@ -15,6 +15,7 @@
 #include "trireme/train/evaluate.h"
 #include "trireme/train/run.h"
 #include "trireme/train/step_plan.h"
+#include "trireme/train/verify.h"
 
 namespace trireme::train {
 namespace {
@@ -70,7 +71,8 @@ EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
   return result;
 }
 
-constexpr Commands kCommands{.version = kVersion, .run = &run, .evaluate = &evaluate_model, .convert = &convert};
+constexpr Commands kCommands{
+    .version = kVersion, .run = &run, .evaluate = &evaluate_model, .convert = &convert, .verify = &verify};
 
 }  // namespace
 

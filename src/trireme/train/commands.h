@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "trireme/comm/rank.h"
 #include "trireme/spec/recipe.h"
@@ -54,6 +55,34 @@ struct EvalResult {
   std::optional<double> best_loss;  ///< of a synthetic task
 };
 
+/// `trireme verify`: called by every rank.
+struct VerifyRequest {
+  spec::Recipe recipe;     ///< runs on all ranks
+  spec::Recipe reference;  ///< runs on rank 0 alone
+  std::int64_t steps = 5;
+};
+/// Relative differences up to these count as rounding.
+struct VerifyTolerance {
+  double loss = 0, gradients = 0, weights = 0;
+};
+struct VerifyStep {
+  double loss = 0, reference_loss = 0, norm = 0, reference_norm = 0;
+};
+/// The tensor with the largest difference, and the first in the order of the model that differs by more than rounding.
+struct VerifyDifference {
+  std::string name;
+  double relative = 0;
+  std::string first_parting;  ///< empty: none does
+};
+struct VerifyResult {
+  bool equal = false;
+  VerifyTolerance tolerance;
+  std::vector<VerifyStep> steps;
+  std::optional<std::int64_t> first_step;  ///< whose loss or gradient norm differs
+  VerifyDifference gradients;              ///< of the first step, from equal weights
+  VerifyDifference weights;                ///< after the last step
+};
+
 /// `trireme convert`: one process.
 struct ConvertRequest {
   std::filesystem::path from;  ///< a run, a checkpoint, or a Hugging Face directory
@@ -71,8 +100,9 @@ struct Commands {
   RunResult (*run)(const RunRequest& request, comm::Rank& rank);
   EvalResult (*evaluate)(const EvalRequest& request, comm::Rank& rank);
   ConvertResult (*convert)(const ConvertRequest& request);
+  VerifyResult (*verify)(const VerifyRequest& request, comm::Rank& rank);
 };
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 
 extern "C" const Commands* trireme_train();
 using Entry = const Commands*();

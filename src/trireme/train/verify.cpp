@@ -1,0 +1,207 @@
+#include "trireme/train/verify.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <map>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/data/open_samples.h"
+#include "trireme/device/tensor_buffer.h"
+#include "trireme/layout/placement.h"
+#include "trireme/train/trainer.h"
+
+namespace trireme::train {
+namespace {
+
+/// What a run was, as far as one rank saw it.
+struct Trace {
+  std::vector<double> losses, norms;
+  std::map<std::string, at::Tensor> gradients;  ///< of the first step, from equal weights
+  std::map<std::string, at::Tensor> weights;    ///< after the last
+  std::map<std::string, layout::Placement> placements;
+};
+
+Trace run_trace(const spec::Recipe& recipe, comm::Group& world, std::int64_t steps) {
+  Trace trace;
+  const auto samples = data::open_samples(recipe, data::Split::kTrain);
+  Trainer trainer(recipe, model_shape(recipe), world, *samples);
+  trainer.on_gradients([&](nn::Params& params) {
+    if (!trace.gradients.empty()) return;
+    for (const nn::Param& param : params) {
+      if (param.trainable) trace.gradients[param.name] = param.gradient.clone();
+    }
+  });
+  for (std::int64_t step = 0; step < steps; ++step) {
+    const StepReport report = trainer.step();
+    trace.losses.push_back(report.loss);
+    trace.norms.push_back(report.gradient_norm);
+  }
+  for (const nn::Param& param : trainer.params()) {
+    trace.weights[param.name] = param.master.clone();
+    trace.placements[param.name] = param.placement;
+  }
+  return trace;
+}
+
+/// Rank 0's numbers, on every rank.
+void tell(std::vector<double>& numbers, std::size_t count, comm::Group& world) {
+  numbers.resize(count);
+  if (world.size() > 1) world.broadcast(comm::Buffer{numbers.data(), count, comm::DType::kF64}, 0).wait();
+}
+
+/// Rank 0's tensor, whole, on every rank.
+at::Tensor told(const std::map<std::string, at::Tensor>& tensors, const nn::Param& param, at::ScalarType type,
+                comm::Group& world) {
+  at::Tensor whole = world.rank() == 0 ? tensors.at(param.name).contiguous() : at::empty(param.placement.shape, type);
+  if (world.size() > 1) world.broadcast(device::to_buffer(whole), 0).wait();
+  return whole;
+}
+
+/// "layers.3" of "layers.3.mlp.in.weight"; "head" of "head.weight".
+std::string layer_of(const std::string& name) {
+  std::size_t end = name.find('.');
+  const std::size_t next = end == std::string::npos ? end : name.find('.', end + 1);
+  if (next != std::string::npos && std::isdigit(static_cast<unsigned char>(name[end + 1])) != 0) end = next;
+  return name.substr(0, end);
+}
+
+/// The norm of what this rank has less what the reference has there.
+template <typename T>
+double difference_norm(const at::Tensor& mine, const layout::Placement& placement, const at::Tensor& whole) {
+  const at::Tensor flat = mine.contiguous();
+  const T *a = flat.const_data_ptr<T>(), *b = whole.const_data_ptr<T>();
+  double sum = 0;
+  for (const layout::Run& run : layout::runs(placement)) {
+    for (layout::Index i = 0; i < run.count; ++i) {
+      const double difference = static_cast<double>(a[run.local + i]) - static_cast<double>(b[run.global + i]);
+      sum += difference * difference;
+    }
+  }
+  return std::sqrt(sum);
+}
+
+/// Compares one kind of tensor for every parameter.
+class Comparison {
+ public:
+  /// `floor`: a tensor's norm counts as no less than this part of the largest in its layer.
+  Comparison(const models::Model& skeleton, comm::Group& world, double tolerance, double floor)
+      : skeleton_(skeleton), world_(world), tolerance_(tolerance), floor_(floor) {}
+
+  VerifyDifference run(const std::map<std::string, at::Tensor>& reference,
+                       const std::map<std::string, at::Tensor>& mine,
+                       const std::map<std::string, layout::Placement>& placements, at::ScalarType type,
+                       const std::map<std::string, bool>& wanted) {
+    std::vector<double> norms, differences;
+    std::vector<const nn::Param*> params;
+    for (const nn::Param& param : skeleton_.params) {
+      if (!wanted.at(param.name)) continue;
+      const at::Tensor whole = told(reference, param, type, world_);
+      norms.push_back(at::linalg_vector_norm(whole, 2, {}, false, at::kDouble).item<double>());
+      const auto held = mine.find(param.name);
+      double found[2] = {0, 0};  // the difference, and whether anyone holds it
+      if (held != mine.end()) {
+        const layout::Placement& placement = placements.at(param.name);
+        found[0] = type == at::kDouble ? difference_norm<double>(held->second, placement, whole)
+                                       : difference_norm<float>(held->second, placement, whole);
+        if (!std::isfinite(found[0])) found[0] = std::numeric_limits<double>::infinity();
+        found[1] = 1;
+      }
+      if (world_.size() > 1) world_.all_reduce(comm::Buffer{found, 2, comm::DType::kF64}, comm::Reduce::kMax).wait();
+      if (found[1] == 0) throw InternalError(fmt::format("no rank holds {}", param.name));
+      differences.push_back(found[0]);
+      params.push_back(&param);
+    }
+    return judge(params, norms, differences);
+  }
+
+ private:
+  VerifyDifference judge(const std::vector<const nn::Param*>& params, const std::vector<double>& norms,
+                         const std::vector<double>& differences) const {
+    std::map<std::string, double> largest;
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      double& norm = largest[layer_of(params[i]->name)];
+      norm = std::max(norm, norms[i]);
+    }
+    VerifyDifference worst;
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      const double scale = std::max(norms[i], floor_ * largest[layer_of(params[i]->name)]);
+      const double relative = differences[i] == 0 ? 0 : differences[i] / scale;
+      if (worst.name.empty() || relative > worst.relative) {
+        worst.name = params[i]->name;
+        worst.relative = relative;
+      }
+      if (relative > tolerance_ && worst.first_parting.empty()) worst.first_parting = params[i]->name;
+    }
+    return worst;
+  }
+
+  const models::Model& skeleton_;
+  comm::Group& world_;
+  double tolerance_, floor_;
+};
+
+double relative(double a, double b) { return a == b ? 0 : std::abs(a - b) / std::max(std::abs(a), std::abs(b)); }
+
+}  // namespace
+
+VerifyTolerance tolerance_of(spec::Precision precision) {
+  switch (precision) {
+    case spec::Precision::kFp64:
+      return {.loss = 1e-9, .gradients = 1e-9, .weights = 1e-9};
+    case spec::Precision::kFp32:
+      return {.loss = 1e-5, .gradients = 1e-4, .weights = 1e-3};
+    case spec::Precision::kBf16:
+    case spec::Precision::kFp16:
+      break;
+  }
+  // Sums in another order differ by roundings of 16-bit numbers, and Adam makes whole steps of small differences.
+  return {.loss = 5e-3, .gradients = 5e-2, .weights = 5e-2};
+}
+
+VerifyResult verify(const VerifyRequest& request, comm::Rank& rank) {
+  at::set_num_threads(request.recipe.train.threads.value_or(1));
+  comm::Group& world = rank.world();
+  const spec::Precision precision = request.recipe.precision.compute;
+  VerifyResult result{.tolerance = tolerance_of(precision)};
+  const std::unique_ptr<comm::Group> alone = world.split(world.rank(), 0, "alone");
+  Trace reference;
+  if (world.rank() == 0) reference = run_trace(request.reference, *alone, request.steps);
+  const Trace mine = run_trace(request.recipe, world, request.steps);
+
+  const auto steps = static_cast<std::size_t>(request.steps);
+  tell(reference.losses, steps, world);
+  tell(reference.norms, steps, world);
+  for (std::size_t i = 0; i < steps; ++i) {
+    result.steps.push_back({.loss = mine.losses[i],
+                            .reference_loss = reference.losses[i],
+                            .norm = mine.norms[i],
+                            .reference_norm = reference.norms[i]});
+    const bool same = relative(mine.losses[i], reference.losses[i]) <= result.tolerance.loss &&
+                      relative(mine.norms[i], reference.norms[i]) <= result.tolerance.gradients;
+    if (!same && !result.first_step) result.first_step = static_cast<std::int64_t>(i) + 1;
+  }
+  const auto skeleton = models::build(model_shape(request.recipe));
+  const at::ScalarType type = nn::master_type(precision);
+  std::map<std::string, bool> trainable, all;
+  for (const nn::Param& param : skeleton->params) {
+    all[param.name] = trainable[param.name] = true;
+    for (const std::string& pattern : request.recipe.train.freeze) {
+      if (spec::matches(pattern, param.name)) trainable[param.name] = false;
+    }
+  }
+  result.gradients = Comparison(*skeleton, world, result.tolerance.gradients, /*floor=*/1e-2)
+                         .run(reference.gradients, mine.gradients, mine.placements, type, trainable);
+  // Adam makes whole steps of what is rounding in a gradient that is zero, so that a bias which begins at zero may end
+  // anywhere near it; its layer's largest weights say how much that is.
+  result.weights = Comparison(*skeleton, world, result.tolerance.weights, /*floor=*/1)
+                       .run(reference.weights, mine.weights, mine.placements, type, all);
+  result.equal = !result.first_step && result.gradients.first_parting.empty() && result.weights.first_parting.empty();
+  return result;
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,72 @@
+#include "trireme/train/verify.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/train/support.h"
+
+namespace trireme::train {
+namespace {
+
+using spec::Family;
+using spec::Precision;
+
+/// Rank 0's answer, after checking that every rank has the same.
+VerifyResult run_verify(const VerifyRequest& request, int ranks) {
+  VerifyResult result;
+  comm::run_ranks(ranks, [&](comm::Rank& rank) {
+    const VerifyResult mine = verify(request, rank);
+    double equal = mine.equal;
+    rank.world().all_reduce(comm::Buffer{&equal, 1, comm::DType::kF64}, comm::Reduce::kSum).wait();
+    EXPECT_TRUE(equal == 0 || equal == rank.ranks());
+    if (rank.rank() == 0) result = mine;
+  });
+  return result;
+}
+
+VerifyRequest request_of(Family family, Precision precision) {
+  const spec::Recipe recipe = small_recipe(family, precision);
+  return {.recipe = recipe, .reference = recipe, .steps = 4};
+}
+
+TEST(Verify, RanksThatShareStepsAreEqual) {
+  for (const Family family : {Family::kGpt2, Family::kLlama, Family::kMistral, Family::kBert, Family::kTransformer}) {
+    for (const Precision precision : {Precision::kFp64, Precision::kFp32, Precision::kBf16}) {
+      for (const int ranks : {2, 3}) {
+        const VerifyResult result = run_verify(request_of(family, precision), ranks);
+        EXPECT_TRUE(result.equal) << static_cast<int>(family) << " " << static_cast<int>(precision) << ": "
+                                  << result.gradients.name << " " << result.gradients.relative << ", "
+                                  << result.weights.name << " " << result.weights.relative;
+        EXPECT_EQ(result.steps.size(), 4U);
+      }
+    }
+  }
+}
+
+TEST(Verify, NamesTheFirstGradientThatDiffers) {
+  VerifyRequest request = request_of(Family::kGpt2, Precision::kFp64);
+  request.reference.model.label_smoothing = 0.1;
+  const VerifyResult result = run_verify(request, 2);
+  EXPECT_FALSE(result.equal);
+  EXPECT_EQ(result.first_step, 1);
+  EXPECT_EQ(result.gradients.first_parting, "embedding.tokens.weight");
+  EXPECT_GT(result.gradients.relative, 1e-3);
+}
+
+/// A factor that only the update sees: gradients of the first step agree, weights do not.
+TEST(Verify, NoticesAnUpdateThatDiffers) {
+  VerifyRequest request = request_of(Family::kLlama, Precision::kFp64);
+  request.reference.optim.learning_rate *= 1.0001;
+  const VerifyResult result = run_verify(request, 2);
+  EXPECT_FALSE(result.equal);
+  EXPECT_TRUE(result.gradients.first_parting.empty());
+  EXPECT_FALSE(result.weights.first_parting.empty());
+}
+
+TEST(Verify, LeavesOutTheGradientsOfWhatIsFrozen) {
+  VerifyRequest request = request_of(Family::kLlama, Precision::kFp64);
+  request.recipe.train.freeze = request.reference.train.freeze = {"layers.*"};
+  EXPECT_TRUE(run_verify(request, 2).equal);
+}
+
+}  // namespace
+}  // namespace trireme::train
