@@ -90,6 +90,8 @@ void describe(config::Section<Recipe>& section) {
   section.section("data", &Recipe::data);
   section.section("comm", &Recipe::comm);
   section.section("emulated", &Recipe::emulated);
+  section.section("layout", &Recipe::layout);
+  section.section("pipeline", &Recipe::pipeline);
   section.section("optim", &Recipe::optim);
   section.section("schedule", &Recipe::schedule);
   section.section("batch", &Recipe::batch);
@@ -138,8 +140,9 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
                                               name_in<Transport>(kTransports, comm.transport)),
                         .hint = "set comm.transport = \"emulated\""});
   }
-  for (const auto& found : {find_problems(recipe.optim), find_problems(recipe.schedule, recipe.batch),
-                            find_problems(recipe.precision), find_problems(recipe.train)}) {
+  for (const auto& found :
+       {find_problems(recipe.optim), find_problems(recipe.schedule, recipe.batch), find_problems(recipe.precision),
+        find_problems(recipe.train), find_problems(recipe.layout, recipe.pipeline, comm.ranks)}) {
     problems.insert(problems.end(), found.begin(), found.end());
   }
   return problems;

@@ -20,6 +20,7 @@
 #include "trireme/base/config.h"
 #include "trireme/base/log.h"
 #include "trireme/spec/data.h"
+#include "trireme/spec/layout_config.h"
 #include "trireme/spec/model_config.h"
 #include "trireme/spec/optim.h"
 #include "trireme/spec/pace.h"
@@ -81,6 +82,8 @@ struct Recipe {
   DataConfig data;
   CommConfig comm;
   EmulatedConfig emulated;
+  LayoutConfig layout;
+  PipelineConfig pipeline;
   OptimConfig optim;
   ScheduleConfig schedule;
   BatchConfig batch;

@@ -1,0 +1,58 @@
+// spec/layout_config.h -- how a run is spread over its ranks: the sections [layout] and [pipeline].
+//
+//   [layout]                  [pipeline]
+//   tp = 8                    schedule = "interleaved"
+//   pp = 4                    virtual_stages = 2
+//   zero = 1
+//
+// Microbatches and recomputation stand in [train]. A layout never changes what is computed, only where.
+// Depends on: base (config).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "trireme/base/config.h"
+
+namespace trireme::spec {
+
+/// How ranks that share a sequence see all of its keys and values.
+enum class ContextKind : std::uint8_t {
+  kRing,     ///< blocks travel around (Liu et al. 2023)
+  kUlysses,  ///< heads and tokens change places (Jacobs et al. 2023)
+  kGather,   ///< everything is gathered (Llama 3)
+};
+std::span<const Named<ContextKind>> enum_names(std::type_identity<ContextKind>);
+
+/// [layout]
+struct LayoutConfig {
+  std::optional<int> dp;  ///< unset: what the other axes leave of the ranks
+  int tp = 1, pp = 1, cp = 1;
+  int zero = 0;
+  std::optional<int> zero_group;  ///< unset: all replicas
+  bool sequence_parallel = false;
+  ContextKind cp_kind = ContextKind::kGather;
+  bool operator==(const LayoutConfig&) const = default;
+
+  /// Ranks of one copy of the model.
+  std::int64_t ranks_per_copy() const { return std::int64_t{tp} * pp * cp; }
+};
+
+/// [pipeline]
+struct PipelineConfig {
+  std::string schedule = "1f1b";  ///< a name of schedule/builders.h; checked where schedules are built
+  int virtual_stages = 1;
+  bool operator==(const PipelineConfig&) const = default;
+};
+
+void describe(config::Section<LayoutConfig>& section);
+void describe(config::Section<PipelineConfig>& section);
+/// `ranks`: how many there are, where that is known.
+std::vector<config::Problem> find_problems(const LayoutConfig& layout, const PipelineConfig& pipeline,
+                                           std::optional<int> ranks);
+
+}  // namespace trireme::spec
