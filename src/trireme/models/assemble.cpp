@@ -61,14 +61,22 @@ std::unique_ptr<nn::Layer> Assembly::linear_layer(const std::string& name, std::
   return std::make_unique<nn::Linear>(linear(name, in, out, bias));
 }
 
+Init Assembly::embedding_init() const {
+  return {Init::Kind::kNormal,
+          shape_.embedding_scale ? 1 / std::sqrt(static_cast<double>(shape_.width)) : shape_.init_std};
+}
+
+nn::Param& Assembly::token_table() {
+  const std::string name = "embedding.tokens.weight";
+  if (params_.find(name) != nullptr) return params_.at(name);
+  return params_.add(name, {shape_.vocabulary, shape_.width}, embedding_init(), true);
+}
+
 std::unique_ptr<nn::UnaryLayer> Assembly::embedding(nn::Stream stream) {
   const std::int64_t width = shape_.width;
-  const bool first = params_.find("embedding.tokens.weight") == nullptr;
-  const double std_dev = shape_.embedding_scale ? 1 / std::sqrt(static_cast<double>(width)) : shape_.init_std;
-  const Init init{Init::Kind::kNormal, std_dev};
+  const Init init = embedding_init();
   // Encoder and decoder read one vocabulary with one table, as the original shares them.
-  if (first) params_.add("embedding.tokens.weight", {shape_.vocabulary, width}, init, true);
-  nn::EmbeddingParts parts{.tokens = &params_.at("embedding.tokens.weight"), .stream = stream};
+  nn::EmbeddingParts parts{.tokens = &token_table(), .stream = stream};
   if (shape_.embedding_scale) parts.scale = std::sqrt(static_cast<double>(width));
   if (shape_.position_kind == spec::PositionKind::kLearned) {
     parts.positions = &params_.add("embedding.positions.weight", {shape_.positions, width}, init, true);
@@ -153,7 +161,7 @@ std::unique_ptr<nn::Layer> Assembly::head(std::int64_t chunk_bytes) {
     params_.add("head.weight", {shape_.vocabulary, shape_.width}, matrix_init(shape_.width, shape_.vocabulary, false),
                 true);
   }
-  nn::Param& weight = params_.at(shape_.tied ? "embedding.tokens.weight" : "head.weight");
+  nn::Param& weight = shape_.tied ? token_table() : params_.at("head.weight");
   nn::Param* bias =
       shape_.family == spec::Family::kBert ? &params_.add("head.bias", {shape_.vocabulary}, kZeros, false) : nullptr;
   const nn::HeadOptions options{

@@ -40,6 +40,9 @@ class Assembly {
  private:
   /// What a matrix starts as. `residual`: it ends a residual branch.
   nn::Init matrix_init(std::int64_t in, std::int64_t out, bool residual) const;
+  nn::Init embedding_init() const;
+  /// The one table of token vectors, made by whichever layer asks first: of a pipeline stage that may be the head.
+  nn::Param& token_table();
   nn::Linear linear(const std::string& name, std::int64_t in, std::int64_t out, bool bias, bool residual = false);
   nn::Branch attention(const std::string& name, std::int64_t layer, BlockKind kind);
   nn::Branch cross(const std::string& name);

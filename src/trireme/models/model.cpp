@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <functional>
 #include <span>
 
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 #include "trireme/models/assemble.h"
 #include "trireme/nn/activation.h"
 #include "trireme/nn/embedding.h"
@@ -16,36 +19,99 @@ namespace {
 
 using nn::Layer;
 
-void append_blocks(Model& model, Assembly& assembly, std::int64_t count, const std::string& prefix, BlockKind kind,
-                   const nn::Recompute& recompute) {
-  std::vector<std::unique_ptr<Layer>> blocks;
-  for (std::int64_t layer = 0; layer < count; ++layer) {
-    blocks.push_back(assembly.block(fmt::format("{}.{}", prefix, layer), layer, kind));
+/// Appends entries to a model's chain: those that are wanted, each with the parameters that it took.
+class ChainBuilder {
+ public:
+  ChainBuilder(Model& model, const BuildOptions& options)
+      : model_(model),
+        assembly_(model.params, model.shape, options.recompute.kind == nn::RecomputeKind::kSelective),
+        options_(options) {}
+
+  Assembly& assembly() { return assembly_; }
+
+  void add(std::string name, const std::function<std::unique_ptr<Layer>()>& make) {
+    if (!wants(name)) return;
+    auto layer = make();
+    model_.layers.push_back({std::move(name), std::move(layer), newly_used()});
   }
-  // Several blocks may become one segment; it is named after its first.
-  std::vector<std::int64_t> lengths(static_cast<std::size_t>(count), 1);
-  if (recompute.kind == nn::RecomputeKind::kSqrt) lengths = nn::sqrt_segments(count);
-  std::int64_t first = 0;
-  auto wrapped = nn::recomputed(std::move(blocks), recompute);
-  for (std::size_t i = 0; i < wrapped.size(); ++i) {
-    model.layers.push_back({fmt::format("{}.{}", prefix, first), std::move(wrapped[i])});
-    first += lengths[i];
+
+  void add_blocks(std::int64_t count, const std::string& prefix, BlockKind kind) {
+    // Several blocks may become one segment; it is named after its first.
+    std::vector<std::int64_t> lengths(static_cast<std::size_t>(count), 1);
+    if (options_.recompute.kind == nn::RecomputeKind::kSqrt) lengths = nn::sqrt_segments(count);
+    std::vector<NamedLayer> entries;
+    std::vector<std::unique_ptr<Layer>> blocks;
+    std::vector<bool> wanted;
+    std::int64_t block = 0;
+    for (const std::int64_t length : lengths) {
+      NamedLayer& entry = entries.emplace_back(NamedLayer{fmt::format("{}.{}", prefix, block), nullptr});
+      wanted.push_back(wants(entry.name));
+      for (const std::int64_t end = block + length; block < end; ++block) {
+        // How a block is wrapped depends on its place among all of them, so one that is not wanted keeps its place.
+        blocks.push_back(wanted.back() ? assembly_.block(fmt::format("{}.{}", prefix, block), block, kind) : nullptr);
+      }
+      entry.params = newly_used();
+    }
+    auto wrapped = nn::recomputed(std::move(blocks), options_.recompute);
+    for (std::size_t i = 0; i < wrapped.size(); ++i) {
+      if (!wanted[i]) continue;
+      entries[i].layer = std::move(wrapped[i]);
+      model_.layers.push_back(std::move(entries[i]));
+    }
   }
-}
+
+  void finish() const {
+    if (!options_.only) {
+      TRIREME_CHECK(model_.params.elements() == spec::count_parameters(model_.shape).total(),
+                    "{} parameters were built where {} were counted", model_.params.elements(),
+                    spec::count_parameters(model_.shape).total());
+      return;
+    }
+    for (const std::string& name : *options_.only) {
+      if (std::ranges::find(names_, name) == names_.end()) {
+        throw ConfigError(fmt::format("the model has no entry {}{}", name, did_you_mean(name, names_)));
+      }
+    }
+  }
+
+ private:
+  bool wants(const std::string& name) {
+    names_.push_back(name);
+    return !options_.only || std::ranges::find(*options_.only, name) != options_.only->end();
+  }
+
+  /// The parameters that layers have begun to use since it was last asked.
+  std::vector<nn::Param*> newly_used() {
+    std::vector<nn::Param*> used;
+    std::size_t i = 0;
+    uses_.resize(model_.params.size(), 0);
+    for (nn::Param& param : model_.params) {
+      if (param.uses != uses_[i]) used.push_back(&param);
+      uses_[i++] = param.uses;
+    }
+    return used;
+  }
+
+  Model& model_;
+  Assembly assembly_;
+  const BuildOptions& options_;
+  std::vector<int> uses_;           // of each parameter, when last looked at
+  std::vector<std::string> names_;  // of all entries, wanted or not
+};
 
 /// Encoder and decoder as one chain: the decoder's tokens travel beside the encoder, its output beside the decoder.
-void append_encoder(Model& model, Assembly& assembly, const BuildOptions& options) {
-  model.layers.push_back({"encoder.embedding", std::make_unique<nn::OnFirst>(assembly.embedding(nn::Stream::kSource))});
-  append_blocks(model, assembly, model.shape.encoder_layers, "encoder.layers", BlockKind::kEncoder, options.recompute);
-  model.layers.push_back({"encoder.end", std::make_unique<nn::Swap>()});
+void add_encoder(ChainBuilder& chain, std::int64_t layers) {
+  chain.add("encoder.embedding",
+            [&] { return std::make_unique<nn::OnFirst>(chain.assembly().embedding(nn::Stream::kSource)); });
+  chain.add_blocks(layers, "encoder.layers", BlockKind::kEncoder);
+  chain.add("encoder.end", [] { return std::make_unique<nn::Swap>(); });
 }
 
 /// Dense, activation and norm before BERT's masked-LM logits.
-void append_masked_lm(Model& model, Assembly& assembly) {
-  const std::int64_t width = model.shape.width;
-  model.layers.push_back({"head.dense", assembly.linear_layer("head.dense", width, width, true)});
-  model.layers.push_back({"head.activation", std::make_unique<nn::Activate>(to_kernel(model.shape.activation))});
-  model.layers.push_back({"head.norm", std::make_unique<nn::Norm>(assembly.norm("head.norm"))});
+void add_masked_lm(ChainBuilder& chain, const spec::ModelShape& shape) {
+  chain.add("head.dense", [&] { return chain.assembly().linear_layer("head.dense", shape.width, shape.width, true); });
+  chain.add("head.activation", [&] { return std::make_unique<nn::Activate>(to_kernel(shape.activation)); });
+  chain.add("head.norm", [&] { return std::make_unique<nn::Norm>(chain.assembly().norm("head.norm")); });
 }
 
 }  // namespace
@@ -77,24 +143,20 @@ std::unique_ptr<Model> build(const spec::ModelShape& shape, const BuildOptions& 
   }
   auto model = std::make_unique<Model>();
   model->shape = shape;
-  Assembly assembly(model->params, shape, options.recompute.kind == nn::RecomputeKind::kSelective);
+  ChainBuilder chain(*model, options);
   const bool encoder = shape.encoder_layers > 0;
-  if (encoder) append_encoder(*model, assembly, options);
-  auto embedding = assembly.embedding(nn::Stream::kSequence);
-  if (encoder) {
-    model->layers.push_back({"embedding", std::make_unique<nn::OnFirst>(std::move(embedding))});
-  } else {
-    model->layers.push_back({"embedding", std::move(embedding)});
-  }
-  append_blocks(*model, assembly, shape.layers, "layers",
-                encoder ? BlockKind::kDecoderBesideEncoder : BlockKind::kPlain, options.recompute);
-  if (encoder) model->layers.push_back({"decoder.end", std::make_unique<nn::First>(2)});
-  if (shape.norm_first) model->layers.push_back({"norm", std::make_unique<nn::Norm>(assembly.norm("norm"))});
-  if (shape.family == spec::Family::kBert) append_masked_lm(*model, assembly);
-  model->layers.push_back({"head", assembly.head(options.logits_chunk_bytes)});
-  TRIREME_CHECK(model->params.elements() == spec::count_parameters(shape).total(),
-                "{} parameters were built where {} were counted", model->params.elements(),
-                spec::count_parameters(shape).total());
+  if (encoder) add_encoder(chain, shape.encoder_layers);
+  chain.add("embedding", [&]() -> std::unique_ptr<Layer> {
+    auto embedding = chain.assembly().embedding(nn::Stream::kSequence);
+    if (encoder) return std::make_unique<nn::OnFirst>(std::move(embedding));
+    return embedding;
+  });
+  chain.add_blocks(shape.layers, "layers", encoder ? BlockKind::kDecoderBesideEncoder : BlockKind::kPlain);
+  if (encoder) chain.add("decoder.end", [] { return std::make_unique<nn::First>(2); });
+  if (shape.norm_first) chain.add("norm", [&] { return std::make_unique<nn::Norm>(chain.assembly().norm("norm")); });
+  if (shape.family == spec::Family::kBert) add_masked_lm(chain, shape);
+  chain.add("head", [&] { return chain.assembly().head(options.logits_chunk_bytes); });
+  chain.finish();
   return model;
 }
 

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ namespace trireme::models {
 struct NamedLayer {
   std::string name;  ///< "embedding", "layers.3", "head"
   std::unique_ptr<nn::Layer> layer;
+  std::vector<nn::Param*> params = {};  ///< that it computes with; a tied one stands in several entries
 };
 
 struct Model {
@@ -45,6 +47,9 @@ struct Model {
 struct BuildOptions {
   nn::Recompute recompute;
   std::int64_t logits_chunk_bytes = std::int64_t{128} << 20;
+  /// Where given, only these entries of the chain and their parameters: a pipeline stage's. The names are those of the
+  /// whole chain; a ConfigError for any other.
+  std::optional<std::vector<std::string>> only = std::nullopt;
 };
 
 /// A ConfigError with every problem of the shape where it has some. Parameters have no memory yet: nn::initialise or

@@ -1,0 +1,130 @@
+#include "trireme/pipeline/executor.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/schedule/check.h"
+
+namespace trireme::pipeline {
+
+using schedule::Instruction;
+using schedule::Op;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// The table, if it can run on this group.
+const schedule::Schedule& checked(const ExecutorParts& parts) {
+  const schedule::Schedule& table = parts.table;
+  if (static_cast<int>(table.ranks.size()) != parts.pipeline.size()) {
+    throw ConfigError(fmt::format("schedule {} is for {} ranks, but the pipeline has {}", table.name,
+                                  table.ranks.size(), parts.pipeline.size()));
+  }
+  schedule::require_fine(table);
+  const bool versions =
+      table.weights == schedule::Weights::kPredictMomentum || table.weights == schedule::Weights::kPredictAdam;
+  TRIREME_CHECK(!versions || parts.foresight != nullptr, "schedule {} predicts weights, but nothing foresees them",
+                table.name);
+  if (table.weights == schedule::Weights::kFlush) return table;
+  for (const Holding& holding : parts.stage.holdings) {
+    if (holding.ranks.size() == 1) continue;
+    throw ConfigError(fmt::format("{} is on {} ranks of the pipeline, and schedule {} updates them at different times",
+                                  holding.param, holding.ranks.size(), table.name),
+                      "set model.tied = false, or take a synchronous schedule such as 1f1b");
+  }
+  return table;
+}
+
+}  // namespace
+
+Executor::Executor(const ExecutorParts& parts)
+    : table_(checked(parts)),
+      pipeline_(parts.pipeline),
+      stage_(parts.stage),
+      versions_(stage_.chunks, parts.foresight),
+      passes_(table_, pipeline_.rank(), stage_.chunks, stage_.crossings, versions_),
+      transfers_(table_, pipeline_, stage_.crossings, passes_),
+      reduction_(stage_.holdings, stage_.model->params, pipeline_, parts.replicas) {
+  const auto& list = table_.ranks[static_cast<std::size_t>(pipeline_.rank())];
+  before_forward_.resize(list.size());
+  for (std::size_t position = 0; position < list.size(); ++position) {
+    before_forward_[position] = is_version(list[position].op) && next_pass_is_forward(list, position);
+  }
+}
+
+RunReport Executor::run(const Run& run) {
+  const auto& list = table_.ranks[static_cast<std::size_t>(pipeline_.rank())];
+  RunReport report;
+  if (run.keep_spans) report.spans.reserve(list.size());
+  const auto begin = Clock::now();
+  present_ = 0;
+  passes_.begin(run.micro);
+  for (std::size_t position = 0; position < list.size(); ++position) {
+    const Instruction& instruction = list[position];
+    const auto start = run.keep_spans ? Clock::now() : begin;
+    try {
+      obey(instruction, position, run);
+    } catch (Error& error) {
+      error.add_context(fmt::format("on rank {} of the pipeline, at instruction {} ({}: {}{}) of schedule {}",
+                                    pipeline_.rank(), position, schedule::to_text(instruction, true),
+                                    schedule::info(instruction.op).words,
+                                    instruction.micro < 0        ? ""
+                                    : is_version(instruction.op) ? fmt::format(", version {}", instruction.micro)
+                                                                 : fmt::format(", micro {}", instruction.micro),
+                                    table_.name));
+      throw;
+    }
+    if (run.keep_spans) report.spans.push_back({instruction, start - begin, Clock::now() - begin});
+    if (is_version(instruction.op)) report.most_copies = std::max(report.most_copies, versions_.copies());
+  }
+  transfers_.end();
+  report.steps = passes_.end();
+  add_up(report.steps);
+  return report;
+}
+
+void Executor::obey(const Instruction& it, std::size_t position, const Run& run) {
+  switch (it.op) {
+    case Op::kForward:
+      return passes_.forward(it.chunk, it.micro);
+    case Op::kBackward:
+      return passes_.backward(it.chunk, it.micro, /*weights=*/true);
+    case Op::kBackwardInput:
+      return passes_.backward(it.chunk, it.micro, /*weights=*/false);
+    case Op::kBackwardWeight:
+      return passes_.backward_weight(it.chunk, it.micro);
+    case Op::kRecompute:
+      return passes_.recompute(it.chunk, it.micro);
+    case Op::kForwardBackward:
+      // One thread computes: what overlaps are the transfers posted around the two.
+      passes_.forward(it.chunk, it.micro);
+      return passes_.backward(it.back_chunk, it.back_micro, /*weights=*/true);
+    case Op::kReduceGradients:
+      return reduction_.post(it.chunk);
+    case Op::kOptimizerStep:
+      reduction_.finish();
+      run.update(present_);
+      ++present_;
+      return;
+    case Op::kStashWeights:
+    case Op::kLoadWeights:
+    case Op::kPredictWeights:
+    case Op::kDropWeights:
+      return versions_.obey(it, before_forward_[position], present_);
+    default:
+      return transfers_.obey(it);
+  }
+}
+
+void Executor::add_up(std::vector<StepSums>& steps) {
+  std::vector<double> numbers;
+  for (const StepSums& step : steps) numbers.insert(numbers.end(), {step.loss, step.flops, step.recomputed_flops});
+  pipeline_.all_reduce(comm::Buffer{numbers.data(), numbers.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
+  for (std::size_t i = 0; i < steps.size(); ++i) steps[i] = {numbers[3 * i], numbers[3 * i + 1], numbers[3 * i + 2]};
+}
+
+}  // namespace trireme::pipeline

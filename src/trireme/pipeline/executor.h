@@ -1,0 +1,79 @@
+// pipeline/executor.h -- one rank of a pipeline walks its list of a schedule, on real layers.
+//
+//   Executor executor({.table = table, .stage = stage, .pipeline = pipeline, .replicas = &replicas});
+//   const RunReport report = executor.run({
+//       .micro = [&](int micro) { return ...; },                 // inputs and context of each micro
+//       .update = [&](int step) { optim::update(*optimizer, {.learning_rate = rate, .across = &executor.across()});
+//       }});
+//
+// A synchronous table holds one step (or several: schedule::repeat) and run() is one; an asynchronous one holds all
+// steps until the pipeline is emptied. Every rank of the pipeline runs at once, with the same table.
+// Depends on: base, schedule, comm, device, nn, optim.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "trireme/pipeline/reduction.h"
+#include "trireme/pipeline/transfers.h"
+
+namespace trireme::pipeline {
+
+struct ExecutorParts {
+  const schedule::Schedule& table;  ///< complete: with updates and transfers (schedule::complete)
+  Stage& stage;                     ///< with memory for its parameters
+  comm::Group& pipeline;            ///< its rank r walks list r
+  comm::Group* replicas = nullptr;  ///< ranks with the same stage in other pipelines
+  Foresight* foresight = nullptr;   ///< where the table predicts weights
+};
+
+struct Run {
+  MicroSource micro;
+  /// The optimizer step: gradients are summed over all who hold them. `step` counts within the table.
+  std::function<void(int step)> update;
+  bool keep_spans = false;
+};
+
+/// One instruction as it ran.
+struct Ran {
+  schedule::Instruction instruction;
+  std::chrono::nanoseconds start, end;  ///< since run() began
+};
+
+struct RunReport {
+  std::vector<StepSums> steps;  ///< by step of the table, over all ranks of the pipeline (not of replicas)
+  std::vector<Ran> spans;       ///< of this rank; where asked for
+  int most_copies = 0;          ///< of weights on this rank at once, the present ones not counted
+};
+
+class Executor {
+ public:
+  /// Checks the table against the stage and, where it updates weights between micros, the model against what such
+  /// schedules can do: ConfigErrors. Called on all ranks of the pipeline together. All parts are borrowed.
+  explicit Executor(const ExecutorParts& parts);
+
+  /// Walks the list once. An Error that passes gains rank, instruction and micro.
+  RunReport run(const Run& run);
+  /// For optim::update: gradient norms over all stages.
+  const optim::AcrossRanks& across() { return reduction_.across(); }
+  GradientReduction& reduction() { return reduction_; }
+  const schedule::Schedule& table() const { return table_; }
+
+ private:
+  void obey(const schedule::Instruction& instruction, std::size_t position, const Run& run);
+  void add_up(std::vector<StepSums>& steps);
+
+  const schedule::Schedule table_;
+  comm::Group& pipeline_;
+  Stage& stage_;
+  std::vector<bool> before_forward_;  // by position, for version instructions: the next pass is a forward
+  WeightVersions versions_;
+  Passes passes_;
+  Transfers transfers_;
+  GradientReduction reduction_;
+  int present_ = 0;  // updates made in this run
+};
+
+}  // namespace trireme::pipeline

@@ -1,0 +1,225 @@
+#include "trireme/pipeline/passes.h"
+
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+#include "trireme/nn/flops.h"
+
+namespace trireme::pipeline {
+
+using schedule::Instruction;
+using schedule::Op;
+
+namespace {
+
+/// The head makes its weights' gradients while it has the logits in memory: in the forward pass. They must not fall
+/// into an earlier step than the micro's others.
+void check_head(const schedule::Schedule& table, int rank) {
+  int step = 0;
+  std::vector<int> forward_in(static_cast<std::size_t>(table.micros), -1);
+  for (const Instruction& it : table.ranks[static_cast<std::size_t>(rank)]) {
+    if (it.op == Op::kOptimizerStep) ++step;
+    if (does_forward(it) && it.chunk == table.last_chunk()) forward_in[static_cast<std::size_t>(it.micro)] = step;
+    if (!does_weight_gradient(it) || backward_chunk(it) != table.last_chunk()) continue;
+    const int micro = backward_micro(it);
+    if (forward_in[static_cast<std::size_t>(micro)] == step) continue;
+    throw ConfigError(
+        fmt::format("schedule {}, rank {}: between the forward and the backward of micro {} through the last chunk "
+                    "stands an optimizer step, but the head's gradients arise in the forward",
+                    table.name, rank, micro),
+        "let each backward of the last chunk follow its forward before the next O");
+  }
+}
+
+}  // namespace
+
+Passes::Passes(const schedule::Schedule& table, int rank, std::span<const Chunk> chunks, const Crossings& crossings,
+               WeightVersions& versions)
+    : table_(table),
+      rank_(rank),
+      chunks_(chunks),
+      crossings_(crossings),
+      versions_(versions),
+      index_(static_cast<std::size_t>(table.chunks()), -1) {
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    index_[static_cast<std::size_t>(chunks[i].number)] = static_cast<int>(i);
+  }
+  check_head(table, rank);
+}
+
+void Passes::begin(MicroSource source) {
+  source_ = std::move(source);
+  const auto micros = static_cast<std::size_t>(table_.micros);
+  cells_.clear();
+  for (std::size_t i = 0; i < chunks_.size(); ++i) cells_.emplace_back(micros);
+  micros_.clear();
+  micros_.resize(micros);
+  sums_.assign(static_cast<std::size_t>(table_.steps()), {});
+  for (const Chunk& chunk : chunks_) {
+    for (int micro = 0; micro < table_.micros; ++micro) {
+      if (table_.rank_of(chunk.number, micro) == rank_) ++micros_[static_cast<std::size_t>(micro)].chunks_left;
+    }
+  }
+  for (const Instruction& it : table_.ranks[static_cast<std::size_t>(rank_)]) {
+    if (it.op == Op::kRecompute) cell(it.chunk, it.micro).recomputed = true;
+  }
+}
+
+std::size_t Passes::index_of(int chunk) const {
+  const int index = chunk < 0 ? -1 : index_[static_cast<std::size_t>(chunk)];
+  TRIREME_CHECK(index >= 0, "chunk {} is not on rank {}", chunk, rank_);
+  return static_cast<std::size_t>(index);
+}
+
+Passes::Cell& Passes::cell(int chunk, int micro) { return cells_[index_of(chunk)][static_cast<std::size_t>(micro)]; }
+
+Passes::Running& Passes::running(int micro) {
+  Running& running = micros_[static_cast<std::size_t>(micro)];
+  if (!running.micro) {
+    TRIREME_CHECK(running.chunks_left > 0, "micro {} is through already on rank {}", micro, rank_);
+    running.micro = std::make_unique<Micro>(source_(micro));
+    running.losses_before = running.micro->context.losses.size();
+  }
+  return running;
+}
+
+const Micro& Passes::micro(int micro) { return *running(micro).micro; }
+
+nn::Tensors Passes::run_layers(const Chunk& chunk, nn::Tensors tensors, nn::Context& context, nn::Tape* tape) {
+  for (nn::Layer* layer : chunk.layers) tensors = layer->forward(std::move(tensors), context, tape);
+  return tensors;
+}
+
+void Passes::check_crossing(const nn::Tensors& tensors, int chunk, const Micro& micro) const {
+  const std::vector<Crossing> expected = crossings_(chunk, micro);
+  TRIREME_CHECK(tensors.size() == expected.size(), "{} tensors come into chunk {} where {} are expected",
+                tensors.size(), chunk, expected.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    TRIREME_CHECK(
+        tensors[i].sizes() == at::IntArrayRef(expected[i].sizes) && tensors[i].scalar_type() == expected[i].type,
+        "tensor {} into chunk {} has another shape or type than the expected [{}]", i, chunk,
+        fmt::join(expected[i].sizes, ", "));
+  }
+}
+
+/// Those that the previous chunk waits for: tensors without a gradient are left out, and a part of the model that the
+/// loss does not depend on has gradient zero.
+void Passes::complete_gradients(nn::Tensors& gradients, int chunk, const Micro& micro) const {
+  const std::vector<Crossing> expected = crossings_(chunk, micro);
+  TRIREME_CHECK(gradients.size() == expected.size(), "{} gradients leave chunk {} where {} are expected",
+                gradients.size(), chunk, expected.size());
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (!expected[i].has_gradient()) {
+      gradients[i] = at::Tensor();
+    } else if (!gradients[i].defined()) {
+      gradients[i] = at::zeros(expected[i].sizes, expected[i].type);
+    }
+  }
+}
+
+void Passes::forward(int chunk, int micro) {
+  Cell& here = cell(chunk, micro);
+  Micro& data = *running(micro).micro;
+  nn::Tensors inputs = chunk == 0 ? data.inputs : std::move(here.inputs);
+  TRIREME_CHECK(!inputs.empty(), "the input of micro {} for chunk {} is not there", micro, chunk);
+  if (here.recomputed) here.inputs = inputs;
+  data.context.weights = versions_.take(chunk, /*keep=*/false);
+  nn::Tensors outputs =
+      run_layers(chunks_[index_of(chunk)], std::move(inputs), data.context, here.recomputed ? nullptr : &here.tape);
+  if (chunk == table_.last_chunk()) return;
+  check_crossing(outputs, chunk + 1, data);
+  if (table_.rank_of(chunk + 1, micro) == rank_) {
+    cell(chunk + 1, micro).inputs = std::move(outputs);
+  } else {
+    here.outputs = std::move(outputs);
+  }
+}
+
+void Passes::recompute(int chunk, int micro) {
+  Cell& here = cell(chunk, micro);
+  nn::Context& context = running(micro).micro->context;
+  TRIREME_CHECK(!here.inputs.empty(), "the input of micro {} for chunk {} was not kept", micro, chunk);
+  context.weights = versions_.take(chunk, /*keep=*/true);
+  const std::size_t losses = context.losses.size();
+  {
+    const nn::CountAsRecomputed count(context);
+    run_layers(chunks_[index_of(chunk)], std::move(here.inputs), context, &here.tape);
+  }
+  context.losses.resize(losses);  // counted in the first run
+  here.inputs.clear();
+}
+
+void Passes::backward(int chunk, int micro, bool weights) {
+  Cell& here = cell(chunk, micro);
+  Micro& data = *running(micro).micro;
+  nn::Tensors gradients = std::move(here.gradients);
+  here.gradients.clear();
+  if (chunk == table_.last_chunk()) gradients.resize(1);  // the loss is the end
+  TRIREME_CHECK(!gradients.empty(), "the gradient of micro {} for chunk {} is not there", micro, chunk);
+  data.context.weights = versions_.take(chunk, /*keep=*/false);
+  here.tape.set_deferring(!weights);
+  const std::vector<nn::Layer*>& layers = chunks_[index_of(chunk)].layers;
+  for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
+    gradients = (*layer)->backward(std::move(gradients), data.context, here.tape);
+  }
+  TRIREME_CHECK(here.tape.empty(), "chunk {} left frames of micro {} on its tape", chunk, micro);
+  if (chunk > 0) {
+    complete_gradients(gradients, chunk, data);
+    if (table_.rank_of(chunk - 1, micro) == rank_) {
+      cell(chunk - 1, micro).gradients = std::move(gradients);
+    } else {
+      here.input_gradients = std::move(gradients);
+    }
+  }
+  if (weights) pass_over(micro);
+}
+
+void Passes::backward_weight(int chunk, int micro) {
+  cell(chunk, micro).tape.run_weight_gradients();
+  pass_over(micro);
+}
+
+void Passes::pass_over(int micro) {
+  Running& running = this->running(micro);
+  if (--running.chunks_left > 0) return;
+  const nn::Context& context = running.micro->context;
+  StepSums& sums = sums_[static_cast<std::size_t>(table_.step_of(micro))];
+  for (std::size_t i = running.losses_before; i < context.losses.size(); ++i) sums.loss += context.losses[i].sum;
+  sums.flops += context.flops;
+  sums.recomputed_flops += context.recomputed_flops;
+  running.micro.reset();
+}
+
+nn::Tensors Passes::take_output(int chunk, int micro) {
+  nn::Tensors outputs = std::move(cell(chunk, micro).outputs);
+  TRIREME_CHECK(!outputs.empty(), "chunk {} has no output of micro {} to send", chunk, micro);
+  return outputs;
+}
+
+nn::Tensors Passes::take_input_gradient(int chunk, int micro) {
+  nn::Tensors gradients = std::move(cell(chunk, micro).input_gradients);
+  TRIREME_CHECK(!gradients.empty(), "chunk {} has no gradient of micro {} to send", chunk, micro);
+  return gradients;
+}
+
+void Passes::put_input(int chunk, int micro, nn::Tensors inputs) { cell(chunk, micro).inputs = std::move(inputs); }
+
+void Passes::put_gradient(int chunk, int micro, nn::Tensors gradients) {
+  cell(chunk, micro).gradients = std::move(gradients);
+}
+
+std::vector<StepSums> Passes::end() {
+  for (std::size_t micro = 0; micro < micros_.size(); ++micro) {
+    TRIREME_CHECK(micros_[micro].chunks_left == 0, "rank {} ends its list, but micro {} is not through", rank_, micro);
+  }
+  cells_.clear();
+  micros_.clear();
+  source_ = nullptr;
+  return std::move(sums_);
+}
+
+}  // namespace trireme::pipeline

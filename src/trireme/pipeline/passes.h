@@ -1,0 +1,84 @@
+// pipeline/passes.h -- the computing instructions of one rank: micros through its chunks, forward and back.
+//
+// A cell is one micro in one chunk, from its input to its last gradient. What a pass gives to a chunk of the same rank
+// goes there at once; what another rank waits for stays in the cell until it is taken to be sent.
+// Depends on: base, schedule, nn.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "trireme/pipeline/stage.h"
+#include "trireme/pipeline/versions.h"
+
+namespace trireme::pipeline {
+
+/// Gives a micro when the rank first needs it; each is asked for once in a run.
+using MicroSource = std::function<Micro(int micro)>;
+
+/// What a rank's share of one optimizer step was.
+struct StepSums {
+  double loss = 0;  ///< sum over tokens of all terms: divide by the step's tokens
+  double flops = 0, recomputed_flops = 0;
+};
+
+class Passes {
+ public:
+  /// All borrowed. A ConfigError where the table puts the last chunk's forward and backward into different steps.
+  Passes(const schedule::Schedule& table, int rank, std::span<const Chunk> chunks, const Crossings& crossings,
+         WeightVersions& versions);
+
+  /// Before the table is walked (again).
+  void begin(MicroSource source);
+  void forward(int chunk, int micro);
+  void recompute(int chunk, int micro);
+  /// `weights`: also the gradients of weights, which otherwise wait for backward_weight().
+  void backward(int chunk, int micro, bool weights);
+  void backward_weight(int chunk, int micro);
+
+  const Micro& micro(int micro);
+  /// What is sent, and where what was received goes.
+  nn::Tensors take_output(int chunk, int micro);
+  nn::Tensors take_input_gradient(int chunk, int micro);
+  void put_input(int chunk, int micro, nn::Tensors inputs);
+  void put_gradient(int chunk, int micro, nn::Tensors gradients);
+
+  /// By step of the table, of what this rank computed. Throws where a micro is not through: a table that was not
+  /// checked.
+  std::vector<StepSums> end();
+
+ private:
+  struct Cell {
+    nn::Tensors inputs, outputs;             // to come in; to be sent
+    nn::Tensors gradients, input_gradients;  // likewise
+    nn::Tape tape;
+    bool recomputed = false;  // the table has a recomputation: the first forward keeps its inputs only
+  };
+  struct Running {
+    std::unique_ptr<Micro> micro;
+    int chunks_left = 0;  // passes through chunks of this rank that are not over
+    std::size_t losses_before = 0;
+  };
+  std::size_t index_of(int chunk) const;
+  Cell& cell(int chunk, int micro);
+  Running& running(int micro);
+  nn::Tensors run_layers(const Chunk& chunk, nn::Tensors inputs, nn::Context& context, nn::Tape* tape);
+  void check_crossing(const nn::Tensors& tensors, int chunk, const Micro& micro) const;
+  void complete_gradients(nn::Tensors& gradients, int chunk, const Micro& micro) const;
+  void pass_over(int micro);
+
+  const schedule::Schedule& table_;
+  int rank_;
+  std::span<const Chunk> chunks_;
+  const Crossings& crossings_;
+  WeightVersions& versions_;
+  std::vector<int> index_;                // by chunk of the model; -1: elsewhere
+  std::vector<std::vector<Cell>> cells_;  // [chunk of the rank][micro]
+  std::vector<Running> micros_;
+  std::vector<StepSums> sums_;
+  MicroSource source_;
+};
+
+}  // namespace trireme::pipeline

@@ -1,0 +1,93 @@
+#include "trireme/pipeline/reduction.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+#include "trireme/device/tensor_buffer.h"
+
+namespace trireme::pipeline {
+
+GradientReduction::GradientReduction(std::span<const Holding> holdings, nn::Params& params, comm::Group& pipeline,
+                                     comm::Group* replicas)
+    : pipeline_(pipeline), replicas_(replicas != nullptr && replicas->size() > 1 ? replicas : nullptr) {
+  const int rank = pipeline.rank();
+  std::map<const nn::Param*, bool> counts;
+  for (const Holding& holding : holdings) {
+    const bool mine = std::ranges::binary_search(holding.ranks, rank);
+    comm::Group* copies = nullptr;
+    if (holding.ranks.size() > 1) {
+      // Splitting is a call of all ranks; a set of ranks is split off where the first parameter with it stands.
+      const auto [group, is_new] = groups_.try_emplace(holding.ranks);
+      if (is_new) {
+        group->second = pipeline.split(mine ? 0 : -1, rank, fmt::format("copies {}", fmt::join(holding.ranks, " ")));
+      }
+      copies = group->second.get();
+    }
+    if (!mine) continue;
+    nn::Param& param = params.at(holding.param);
+    reduced_.push_back(
+        {.param = &param, .copies = copies, .chunk = holding.chunks.size() == 1 ? holding.chunks.front() : -1});
+    counts[&param] = holding.ranks.front() == rank;
+  }
+  for (const nn::Param& param : params) {
+    TRIREME_CHECK(counts.contains(&param), "nobody knows who holds {}", param.name);
+    if (param.trainable) counted_.push_back(counts[&param]);
+  }
+}
+
+void GradientReduction::begin(const Reduced& reduced) {
+  if (!reduced.param->trainable) return;
+  const auto sum = [&](comm::Group& group) {
+    return group.all_reduce(device::to_buffer(nn::gradient_to_add_to(*reduced.param)), comm::Reduce::kSum);
+  };
+  if (reduced.copies != nullptr) {
+    copies_under_way_.add(sum(*reduced.copies));
+    among_copies_.push_back(&reduced);
+  } else if (replicas_ != nullptr) {
+    replicas_under_way_.add(sum(*replicas_));
+  }
+}
+
+void GradientReduction::post(int chunk) {
+  for (const Reduced& reduced : reduced_) {
+    if (reduced.chunk == chunk) begin(reduced);
+  }
+}
+
+void GradientReduction::finish() {
+  for (const Reduced& reduced : reduced_) {
+    if (reduced.chunk == -1) begin(reduced);
+  }
+  copies_under_way_.commit().wait();
+  if (replicas_ != nullptr) {
+    for (const Reduced* reduced : among_copies_) {
+      replicas_under_way_.add(
+          replicas_->all_reduce(device::to_buffer(nn::gradient_to_add_to(*reduced->param)), comm::Reduce::kSum));
+    }
+    replicas_under_way_.commit().wait();
+  }
+  among_copies_.clear();
+  copies_under_way_ = {};
+  replicas_under_way_ = {};
+}
+
+const optim::AcrossRanks& GradientReduction::across(const optim::AcrossRanks* within) {
+  // update() asks for the parts of each parameter, then for the sum over stages, which is over the same numbers: each
+  // parameter's squares are kept from the one call for the other, so that a copy is not counted again.
+  across_.sum_parts = [this, parts = within != nullptr ? within->sum_parts : nullptr](std::span<double> squares) {
+    if (parts) parts(squares);
+    own_squares_ = 0;
+    for (std::size_t i = 0; i < counted_.size(); ++i) own_squares_ += counted_[i] ? squares[i] : 0.0;
+  };
+  across_.sum_stages = [this](double) {
+    double sum = own_squares_;
+    pipeline_.all_reduce(comm::Buffer{&sum, 1, comm::DType::kF64}, comm::Reduce::kSum).wait();
+    return sum;
+  };
+  return across_;
+}
+
+}  // namespace trireme::pipeline

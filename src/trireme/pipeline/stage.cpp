@@ -1,0 +1,131 @@
+#include "trireme/pipeline/stage.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "trireme/base/error.h"
+
+namespace trireme::pipeline {
+namespace {
+
+std::vector<std::string> names_of(const models::Model& model) {
+  std::vector<std::string> names;
+  for (const models::NamedLayer& entry : model.layers) names.push_back(entry.name);
+  return names;
+}
+
+std::vector<Holding> find_holdings(const models::Model& whole, const schedule::Schedule& table, const Split& split) {
+  std::vector<Holding> holdings;
+  for (const nn::Param& param : whole.params) {
+    std::set<int> chunks, ranks;
+    for (std::size_t chunk = 0; chunk < split.size(); ++chunk) {
+      for (std::size_t i = split[chunk].begin; i < split[chunk].end; ++i) {
+        if (std::ranges::find(whole.layers[i].params, &param) == whole.layers[i].params.end()) continue;
+        chunks.insert(static_cast<int>(chunk));
+        for (const int rank : schedule::holders_of(table, static_cast<int>(chunk))) ranks.insert(rank);
+      }
+    }
+    TRIREME_CHECK(!chunks.empty(), "no entry of the model computes with {}", param.name);
+    holdings.push_back({param.name, {chunks.begin(), chunks.end()}, {ranks.begin(), ranks.end()}});
+  }
+  return holdings;
+}
+
+/// What crosses into each chunk of a transformer: the stream of tokens; with an encoder, the other stream beside it.
+class TransformerCrossings {
+ public:
+  TransformerCrossings(const spec::ModelShape& shape, std::vector<std::string> first_entries, const nn::Params& params)
+      : width_(shape.width), encoder_(shape.encoder_layers > 0), params_(params) {
+    for (const std::string& name : first_entries) places_.push_back(place(name));
+  }
+
+  std::vector<Crossing> operator()(int chunk, const Micro& micro) const {
+    const at::ScalarType type = params_.begin()->value.scalar_type();
+    const auto hidden = [&](const at::Tensor& ids) -> Crossing { return {{ids.size(0), ids.size(1), width_}, type}; };
+    const auto numbers = [](const at::Tensor& ids) -> Crossing { return {ids.sizes().vec(), ids.scalar_type()}; };
+    if (!encoder_) return {hidden(micro.inputs.at(0))};
+    const at::Tensor &source = micro.inputs.at(0), &ids = micro.inputs.at(1);
+    switch (places_[static_cast<std::size_t>(chunk)]) {
+      case Place::kInEncoder:
+        return {hidden(source), numbers(ids)};
+      case Place::kBeforeDecoder:
+        return {numbers(ids), hidden(source)};
+      case Place::kInDecoder:
+        return {hidden(ids), hidden(source)};
+      case Place::kAfterDecoder:
+        break;
+    }
+    return {hidden(ids)};
+  }
+
+ private:
+  enum class Place { kInEncoder, kBeforeDecoder, kInDecoder, kAfterDecoder };
+  /// Where a chunk stands whose first entry is this one.
+  Place place(const std::string& name) const {
+    if (name.starts_with("encoder.")) return Place::kInEncoder;
+    if (name == "embedding") return Place::kBeforeDecoder;
+    if (name.starts_with("layers.") || name == "decoder.end") return Place::kInDecoder;
+    return Place::kAfterDecoder;
+  }
+
+  std::int64_t width_;
+  bool encoder_;
+  const nn::Params& params_;  // for the type, which is known when they have memory
+  std::vector<Place> places_;
+};
+
+}  // namespace
+
+std::vector<std::string> chain_names(const spec::ModelShape& shape, const models::BuildOptions& options) {
+  return names_of(*models::build(shape, options));
+}
+
+std::vector<double> parameter_costs(const spec::ModelShape& shape, const models::BuildOptions& options) {
+  const auto whole = models::build(shape, options);
+  std::vector<double> costs;
+  for (const models::NamedLayer& entry : whole->layers) {
+    double elements = 0;
+    for (const nn::Param* param : entry.params) elements += static_cast<double>(param->elements());
+    costs.push_back(elements);
+  }
+  return costs;
+}
+
+Stage build_stage(const spec::ModelShape& shape, const models::BuildOptions& options, const schedule::Schedule& table,
+                  const Split& split, int rank) {
+  const auto whole = models::build(shape, options);
+  const std::vector<std::string> names = names_of(*whole);
+  check_split(split, names);
+  if (static_cast<int>(split.size()) != table.chunks()) {
+    throw ConfigError(fmt::format("the model is cut into {} chunks, but schedule {} has {}", split.size(), table.name,
+                                  table.chunks()));
+  }
+  models::BuildOptions mine = options;
+  mine.only.emplace();
+  const std::vector<int> held = schedule::chunks_of(table, rank);
+  for (const int chunk : held) {
+    const Stretch stretch = split[static_cast<std::size_t>(chunk)];
+    for (std::size_t i = stretch.begin; i < stretch.end; ++i) mine.only->push_back(names[i]);
+  }
+  Stage stage{.model = models::build(shape, mine), .holdings = find_holdings(*whole, table, split), .split = split};
+  auto entry = stage.model->layers.begin();
+  for (const int number : held) {
+    Chunk& chunk = stage.chunks.emplace_back(Chunk{.number = number});
+    const Stretch stretch = split[static_cast<std::size_t>(number)];
+    for (std::size_t i = stretch.begin; i < stretch.end; ++i, ++entry) {
+      TRIREME_CHECK(entry->name == names[i], "entry {} was built where {} belongs", entry->name, names[i]);
+      chunk.layers.push_back(entry->layer.get());
+      for (nn::Param* param : entry->params) {
+        if (std::ranges::find(chunk.params, param) == chunk.params.end()) chunk.params.push_back(param);
+      }
+    }
+  }
+  std::vector<std::string> first_entries;
+  for (const Stretch& stretch : split) first_entries.push_back(names[stretch.begin]);
+  stage.crossings = TransformerCrossings(shape, std::move(first_entries), stage.model->params);
+  return stage;
+}
+
+}  // namespace trireme::pipeline

@@ -1,0 +1,73 @@
+// pipeline/stage.h -- what one rank of a pipeline holds: its chunks' layers, their parameters, and who else has those.
+//
+//   const Split split = split_by_count(chain_names(shape, options), table.chunks());
+//   Stage stage = build_stage(shape, options, table, split, rank);     // only this rank's part of the model
+//   nn::initialise(stage.model->params, precision, seed);
+//
+// Every rank builds the same chain without memory to learn names and sizes, then its own part; nothing is exchanged.
+// Depends on: base, schedule, models, nn, spec.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/models/model.h"
+#include "trireme/pipeline/split.h"
+#include "trireme/schedule/schedule.h"
+
+namespace trireme::pipeline {
+
+/// A microbatch: what chunk 0 takes, and what the step says to every layer about it. Every rank of the pipeline has it.
+/// Tensors may lie in a data::Batch, which must then outlive the micro.
+struct Micro {
+  nn::Tensors inputs;
+  nn::Context context;
+};
+
+/// A chunk of the model on the rank that holds it.
+struct Chunk {
+  int number = 0;  ///< along the model
+  std::vector<nn::Layer*> layers;
+  std::vector<nn::Param*> params;
+};
+
+/// Where a parameter is: the same list on every rank.
+struct Holding {
+  std::string param;
+  std::vector<int> chunks;  ///< that compute with it, ascending; several: it is tied
+  std::vector<int> ranks;   ///< of the pipeline that hold a copy, ascending
+};
+
+/// A tensor that crosses from one chunk to the next.
+struct Crossing {
+  std::vector<std::int64_t> sizes;
+  at::ScalarType type = at::kFloat;
+  /// Token numbers have no gradient.
+  bool has_gradient() const { return at::isFloatingType(type); }
+  bool operator==(const Crossing&) const = default;
+};
+/// What enters a chunk with this micro, in order. A function of the micro alone, so that a receive can be posted before
+/// anything is sent.
+using Crossings = std::function<std::vector<Crossing>(int chunk, const Micro& micro)>;
+
+struct Stage {
+  std::unique_ptr<models::Model> model;  ///< this rank's entries of the chain
+  std::vector<Chunk> chunks;             ///< ascending
+  std::vector<Holding> holdings;         ///< of the whole model
+  Crossings crossings;
+  Split split;
+};
+
+std::vector<std::string> chain_names(const spec::ModelShape& shape, const models::BuildOptions& options = {});
+/// Parameters of each entry: what a split by size balances. A tied one counts in each entry that computes with it.
+std::vector<double> parameter_costs(const spec::ModelShape& shape, const models::BuildOptions& options = {});
+
+/// The part of the model that the rank holds in this table. Parameters have no memory yet.
+Stage build_stage(const spec::ModelShape& shape, const models::BuildOptions& options, const schedule::Schedule& table,
+                  const Split& split, int rank);
+
+}  // namespace trireme::pipeline

@@ -1,0 +1,84 @@
+#include "trireme/pipeline/transfers.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+#include "trireme/device/tensor_buffer.h"
+
+namespace trireme::pipeline {
+
+using schedule::Instruction;
+using schedule::Op;
+
+namespace {
+
+constexpr int kActivationTag = 0, kGradientTag = 1;
+
+bool is_activation(Op op) { return op == Op::kSendActivation || op == Op::kRecvActivation; }
+int tag_of(Op op) { return is_activation(op) ? kActivationTag : kGradientTag; }
+
+}  // namespace
+
+Transfers::Transfers(const schedule::Schedule& table, comm::Group& pipeline, const Crossings& crossings, Passes& passes)
+    : table_(table), pipeline_(pipeline), crossings_(crossings), passes_(passes) {}
+
+void Transfers::obey(const Instruction& instruction) {
+  if (instruction.op == Op::kSendActivation) {
+    send(instruction, passes_.take_output(instruction.chunk, instruction.micro));
+  } else if (instruction.op == Op::kSendGradient) {
+    send(instruction, passes_.take_input_gradient(instruction.chunk, instruction.micro));
+  } else if (schedule::is_recv(instruction.op)) {
+    receive(instruction);
+  } else {
+    wait(instruction);
+  }
+}
+
+void Transfers::send(const Instruction& instruction, nn::Tensors tensors) {
+  const int peer = schedule::peer_of(table_, instruction);
+  std::vector<comm::Work> works;
+  for (at::Tensor& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    tensor = tensor.contiguous();
+    sent_bytes_ += static_cast<std::int64_t>(tensor.nbytes());
+    works.push_back(pipeline_.send(device::to_const_buffer(tensor), peer, tag_of(instruction.op)));
+  }
+  under_way_.push_back({instruction, std::move(tensors), comm::Work(std::move(works))});
+}
+
+void Transfers::receive(const Instruction& instruction) {
+  const int peer = schedule::peer_of(table_, instruction);
+  const bool activation = is_activation(instruction.op);
+  // The gradient of a chunk's output is that of the next one's input.
+  const int into = activation ? instruction.chunk : instruction.chunk + 1;
+  nn::Tensors tensors;
+  std::vector<comm::Work> works;
+  for (const Crossing& crossing : crossings_(into, passes_.micro(instruction.micro))) {
+    at::Tensor& tensor = tensors.emplace_back();
+    if (!activation && !crossing.has_gradient()) continue;
+    tensor = at::empty(crossing.sizes, crossing.type);
+    works.push_back(pipeline_.recv(device::to_buffer(tensor), peer, tag_of(instruction.op)));
+  }
+  under_way_.push_back({instruction, std::move(tensors), comm::Work(std::move(works))});
+}
+
+void Transfers::wait(const Instruction& instruction) {
+  Instruction posted = instruction;
+  posted.op = schedule::waited_for(instruction.op);
+  const auto found = std::ranges::find(under_way_, posted, &UnderWay::posted);
+  TRIREME_CHECK(found != under_way_.end(), "{} was not posted", schedule::to_text(posted, true));
+  found->work.wait();
+  nn::Tensors tensors = std::move(found->tensors);
+  under_way_.erase(found);
+  if (posted.op == Op::kRecvActivation) passes_.put_input(posted.chunk, posted.micro, std::move(tensors));
+  if (posted.op == Op::kRecvGradient) passes_.put_gradient(posted.chunk, posted.micro, std::move(tensors));
+}
+
+void Transfers::end() const {
+  TRIREME_CHECK(under_way_.empty(), "{} is still under way at the end of the list",
+                schedule::to_text(under_way_.front().posted, true));
+}
+
+}  // namespace trireme::pipeline

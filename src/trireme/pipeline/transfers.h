@@ -1,0 +1,44 @@
+// pipeline/transfers.h -- the transfer instructions of one rank: posted sends and receives, and the waits for them.
+//
+// Messages between two ranks keep the order in which the table posts them, so activations and gradients of all micros
+// go under two tags. Sizes are known from the micro: nothing but numbers travels.
+// Depends on: base, schedule, comm, device.
+#pragma once
+
+#include <vector>
+
+#include "trireme/comm/group.h"
+#include "trireme/pipeline/passes.h"
+
+namespace trireme::pipeline {
+
+class Transfers {
+ public:
+  /// All borrowed.
+  Transfers(const schedule::Schedule& table, comm::Group& pipeline, const Crossings& crossings, Passes& passes);
+
+  /// Obeys a send, a receive or a wait.
+  void obey(const schedule::Instruction& instruction);
+  /// Throws where a transfer is still under way: a table that was not checked.
+  void end() const;
+  std::int64_t sent_bytes() const { return sent_bytes_; }
+
+ private:
+  struct UnderWay {
+    schedule::Instruction posted;
+    nn::Tensors tensors;  // borrowed by the work, so it goes first
+    comm::Work work;
+  };
+  void send(const schedule::Instruction& instruction, nn::Tensors tensors);
+  void receive(const schedule::Instruction& instruction);
+  void wait(const schedule::Instruction& instruction);
+
+  const schedule::Schedule& table_;
+  comm::Group& pipeline_;
+  const Crossings& crossings_;
+  Passes& passes_;
+  std::vector<UnderWay> under_way_;  // few: about one a neighbour and direction
+  std::int64_t sent_bytes_ = 0;
+};
+
+}  // namespace trireme::pipeline

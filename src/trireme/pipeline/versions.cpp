@@ -1,0 +1,104 @@
+#include "trireme/pipeline/versions.h"
+
+#include <ATen/ops/empty_like.h>
+
+#include <utility>
+
+#include "trireme/base/error.h"
+
+namespace trireme::pipeline {
+
+using schedule::Op;
+
+WeightVersions::WeightVersions(std::span<const Chunk> chunks, Foresight* foresight) : foresight_(foresight) {
+  for (const Chunk& chunk : chunks) {
+    Held& held = held_[chunk.number];
+    held.chunk = &chunk;
+    for (std::size_t i = 0; i < chunk.params.size(); ++i) held.index[chunk.params[i]] = i;
+  }
+}
+
+const at::Tensor& WeightVersions::Held::value(const nn::Param& param) {
+  const auto found = index.find(&param);
+  TRIREME_CHECK(found != index.end(), "chunk {} computes with {}, which is not among its parameters", chunk->number,
+                param.name);
+  return (*now)[found->second];
+}
+
+WeightVersions::Held& WeightVersions::held(int chunk) {
+  const auto found = held_.find(chunk);
+  TRIREME_CHECK(found != held_.end(), "chunk {} is not on this rank", chunk);
+  return found->second;
+}
+
+WeightVersions::Copy WeightVersions::copy_of(Held& held) {
+  if (!held.unused.empty()) {
+    Copy copy = std::move(held.unused.back());
+    held.unused.pop_back();
+    return copy;
+  }
+  Copy copy;
+  for (const nn::Param* param : held.chunk->params) copy.push_back(at::empty_like(param->value));
+  return copy;
+}
+
+void WeightVersions::obey(const schedule::Instruction& instruction, bool forward, int present) {
+  Held& mine = held(instruction.chunk);
+  const int version = instruction.micro;
+  auto& prediction = mine.predicted[forward ? 1 : 0];
+  const auto& params = mine.chunk->params;
+  switch (instruction.op) {
+    case Op::kStashWeights: {
+      TRIREME_CHECK(version == present, "version {} is to be kept while {} is present", version, present);
+      Copy copy = copy_of(mine);
+      for (std::size_t i = 0; i < params.size(); ++i) copy[i].copy_(params[i]->value);
+      TRIREME_CHECK(mine.stashed.emplace(version, std::move(copy)).second, "version {} is held already", version);
+      return;
+    }
+    case Op::kDropWeights: {
+      auto dropped = mine.stashed.extract(version);
+      TRIREME_CHECK(!dropped.empty(), "version {} is not held", version);
+      mine.unused.push_back(std::move(dropped.mapped()));
+      return;
+    }
+    case Op::kPredictWeights:
+      TRIREME_CHECK(foresight_ != nullptr, "nothing foresees weights here");
+      if (prediction.version < 0) prediction.copy = copy_of(mine);
+      prediction.version = version;
+      for (std::size_t i = 0; i < params.size(); ++i) {
+        prediction.copy[i].copy_(foresight_->after(*params[i], version - present));
+      }
+      mine.next = &prediction.copy;
+      return;
+    case Op::kLoadWeights: {
+      if (prediction.version == version) {
+        mine.next = &prediction.copy;
+        return;
+      }
+      const auto found = mine.stashed.find(version);
+      TRIREME_CHECK(found != mine.stashed.end(), "version {} is not held", version);
+      mine.next = &found->second;
+      return;
+    }
+    default:
+      TRIREME_CHECK(false, "{} is no version instruction", schedule::to_text(instruction, true));
+  }
+}
+
+nn::Weights* WeightVersions::take(int chunk, bool keep) {
+  Held& mine = held(chunk);
+  if (mine.next == nullptr) return nullptr;
+  mine.now = keep ? mine.next : std::exchange(mine.next, nullptr);
+  return &mine;
+}
+
+int WeightVersions::copies() const {
+  int copies = 0;
+  for (const auto& [chunk, held] : held_) {
+    copies +=
+        static_cast<int>(held.stashed.size()) + (held.predicted[0].version >= 0) + (held.predicted[1].version >= 0);
+  }
+  return copies;
+}
+
+}  // namespace trireme::pipeline

@@ -1,0 +1,163 @@
+#include "trireme/pipeline/split.h"
+
+#include <ATen/ops/equal.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "tests/pipeline/support.h"
+#include "trireme/base/error.h"
+
+namespace trireme::pipeline {
+namespace {
+
+using testing::HasSubstr;
+
+std::vector<std::string> names(int blocks) {
+  std::vector<std::string> all{"embedding"};
+  for (int i = 0; i < blocks; ++i) all.push_back("layers." + std::to_string(i));
+  all.insert(all.end(), {"norm", "head"});
+  return all;
+}
+
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.message() + " -> " + error.hint();
+  }
+  return "";
+}
+
+TEST(Split, ByCountSharesBlocksAndLeavesTheEndsToTheEnds) {
+  EXPECT_EQ(to_text(split_by_count(names(4), 2), names(4)), "0: embedding .. layers.1 | 1: layers.2 .. head");
+  EXPECT_EQ(to_text(split_by_count(names(5), 3), names(5)),
+            "0: embedding .. layers.0 | 1: layers.1 .. layers.2 | 2: layers.3 .. head");
+}
+
+TEST(Split, ByCountHoldsEveryEntryOnceForAllNumbers) {
+  for (int blocks = 1; blocks <= 12; ++blocks) {
+    for (int chunks = 1; chunks <= blocks + 3; ++chunks) {
+      const auto split = split_by_count(names(blocks), chunks);
+      EXPECT_EQ(split.size(), static_cast<std::size_t>(chunks));
+      EXPECT_NO_THROW(check_split(split, names(blocks))) << blocks << " blocks in " << chunks;
+    }
+    EXPECT_THAT(message_of([&] { split_by_count(names(blocks), blocks + 4); }), HasSubstr("cannot be cut into"));
+  }
+}
+
+TEST(Split, AtNamedEntries) {
+  const std::vector<std::string> starts{"layers.1", "norm"};
+  EXPECT_EQ(to_text(split_at(names(3), starts), names(3)),
+            "0: embedding .. layers.0 | 1: layers.1 .. layers.2 | 2: norm .. head");
+  const std::vector<std::string> wrong{"layer.1"}, twice{"layers.2", "layers.1"}, first{"embedding"};
+  EXPECT_THAT(message_of([&] { split_at(names(3), wrong); }), HasSubstr("layers.1"));
+  EXPECT_THAT(message_of([&] { split_at(names(3), twice); }), HasSubstr("the chunk before it begins at \"layers.2\""));
+  EXPECT_THAT(message_of([&] { split_at(names(3), first); }), HasSubstr("cannot begin at \"embedding\""));
+}
+
+/// The least largest chunk over all ways to cut, tried one by one.
+double best_by_trying(const std::vector<double>& costs, std::size_t first, int chunks) {
+  if (chunks == 1) {
+    double sum = 0;
+    for (std::size_t i = first; i < costs.size(); ++i) sum += costs[i];
+    return sum;
+  }
+  double best = std::numeric_limits<double>::infinity(), sum = 0;
+  for (std::size_t end = first + 1; end + static_cast<std::size_t>(chunks) - 1 <= costs.size(); ++end) {
+    sum += costs[end - 1];
+    best = std::min(best, std::max(sum, best_by_trying(costs, end, chunks - 1)));
+  }
+  return best;
+}
+
+TEST(Split, ByCostIsTheBestOfAllSplits) {
+  for (int entries = 1; entries <= 10; ++entries) {
+    for (int chunks = 1; chunks <= entries; ++chunks) {
+      for (std::uint64_t seed = 0; seed < 8; ++seed) {
+        std::vector<double> costs;
+        for (int i = 0; i < entries; ++i) {
+          costs.push_back(static_cast<double>(number(seed, static_cast<std::uint64_t>(i), 10)));  // zeros too
+        }
+        const Split split = split_by_cost(costs, chunks);
+        ASSERT_NO_THROW(check_split(split, std::vector<std::string>(costs.size(), "x")));
+        double largest = 0;
+        for (const Stretch& stretch : split) largest = std::max(largest, cost_of(stretch, costs));
+        EXPECT_EQ(largest, best_by_trying(costs, 0, chunks));
+      }
+    }
+  }
+}
+
+TEST(Split, ByCostEvensOutWhatTheLargestLeavesOpen) {
+  // The 10 decides the largest; the four ones could still be cut 3+1.
+  EXPECT_EQ(split_by_cost(std::vector<double>{10, 1, 1, 1, 1}, 3), (Split{{0, 1}, {1, 3}, {3, 5}}));
+}
+
+TEST(Split, SaysWhichEntryIsMissingOrTwice) {
+  EXPECT_THAT(message_of([] { check_split({{0, 2}, {3, 5}}, names(2)); }), HasSubstr("layers.1 is in no chunk"));
+  EXPECT_THAT(message_of([] {
+                check_split({{0, 2}, {1, 5}}, names(2));
+              }),
+              HasSubstr("layers.0 is in chunk 0 and again in chunk 1"));
+  EXPECT_THAT(message_of([] { check_split({{0, 2}, {2, 2}, {2, 5}}, names(2)); }), HasSubstr("chunk 1"));
+  EXPECT_THAT(message_of([] { check_split({{0, 2}, {2, 4}}, names(2)); }), HasSubstr("head is in no chunk"));
+}
+
+/// The parts of all ranks are the model: every parameter somewhere, with the numbers it has in the whole.
+TEST(Stage, PartsOfAllRanksMakeUpTheModel) {
+  for (const auto family :
+       {spec::Family::kGpt2, spec::Family::kLlama, spec::Family::kBert, spec::Family::kTransformer}) {
+    for (const auto recompute : {nn::RecomputeKind::kNone, nn::RecomputeKind::kSqrt, nn::RecomputeKind::kEvery}) {
+      const spec::ModelShape shape = small_shape(family, 5);
+      const models::BuildOptions options{.recompute = {.kind = recompute}};
+      const auto whole = models::build(shape, options);
+      nn::initialise(whole->params, nn::Precision::kFp64, 1);
+      const auto table = schedule::build("1f1b", {.ranks = 4, .micros = 2});
+      const Split split = split_by_count(chain_names(shape, options), 4);
+      std::map<std::string, int> holders;
+      std::size_t entries = 0;
+      for (int rank = 0; rank < 4; ++rank) {
+        Stage stage = build_stage(shape, options, table, split, rank);
+        nn::initialise(stage.model->params, nn::Precision::kFp64, 1);
+        entries += stage.model->layers.size();
+        for (const nn::Param& param : stage.model->params) {
+          ++holders[param.name];
+          EXPECT_TRUE(at::equal(param.master, whole->params.at(param.name).master)) << param.name;
+        }
+        for (const Holding& holding : stage.holdings) {
+          const bool listed = std::ranges::find(holding.ranks, rank) != holding.ranks.end();
+          EXPECT_EQ(listed, stage.model->params.find(holding.param) != nullptr) << holding.param << " on " << rank;
+        }
+      }
+      EXPECT_EQ(entries, whole->layers.size());
+      EXPECT_EQ(holders.size(), whole->params.size());
+      for (const auto& [name, count] : holders) {
+        EXPECT_EQ(count, shape.tied && name == "embedding.tokens.weight" ? 2 : 1) << name;
+      }
+    }
+  }
+}
+
+TEST(Stage, BalancedBySizeIsNoWorseThanByCount) {
+  const spec::ModelShape shape = small_shape(spec::Family::kGpt2, 7);
+  const std::vector<double> costs = parameter_costs(shape);
+  const auto largest = [&](const Split& split) {
+    double most = 0;
+    for (const Stretch& stretch : split) most = std::max(most, cost_of(stretch, costs));
+    return most;
+  };
+  for (int chunks = 1; chunks <= 8; ++chunks) {
+    EXPECT_LE(largest(split_by_cost(costs, chunks)), largest(split_by_count(chain_names(shape), chunks)));
+  }
+}
+
+TEST(Stage, NamesAnEntryThatTheModelHasNot) {
+  EXPECT_THAT(message_of([] { models::build(small_shape(spec::Family::kGpt2, 2), {.only = {{"layers.7"}}}); }),
+              HasSubstr("layers.7"));
+}
+
+}  // namespace
+}  // namespace trireme::pipeline
