@@ -93,6 +93,8 @@ int run_verify(VerifyOptions& options, Context& context) {
   }
   const spec::Recipe recipe = options.recipe.load(context).value;
   train::VerifyRequest request{.recipe = recipe, .reference = recipe, .steps = options.steps};
+  request.reference.layout = {};
+  request.reference.pipeline = {};
   // Read ahead no further than it goes.
   request.recipe.train.steps = request.reference.train.steps = options.steps;
   request.recipe.train.tokens.reset();

@@ -54,8 +54,23 @@ class Engine {
   virtual models::Model* whole_model() { return nullptr; }
 };
 
+/// Gives parameters their memory and first numbers, and freezes some; `all` are the names of the whole model's.
+using PrepareParams = std::function<void(nn::Params& mine, const std::vector<std::string>& all)>;
+
+/// The one that the recipe's layout asks for. On all ranks together; `recipe` and `world` are borrowed. A ConfigError
+/// where the layout does not fit the ranks or is not built yet.
+std::unique_ptr<Engine> make_engine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
+                                    std::int64_t length, const PrepareParams& prepare);
+
+// One a file.
 /// Every rank holds the whole model.
-std::unique_ptr<Engine> make_replica_engine(std::unique_ptr<models::Model> model, comm::Group& world,
-                                            const spec::Recipe& recipe, std::int64_t length);
+std::unique_ptr<Engine> make_replica_engine(const spec::Recipe& recipe, const spec::ModelShape& shape,
+                                            comm::Group& world, std::int64_t length, const PrepareParams& prepare);
+/// layout.pp ranks hold a stage each.
+std::unique_ptr<Engine> make_pipeline_engine(const spec::Recipe& recipe, const spec::ModelShape& shape,
+                                             comm::Group& world, std::int64_t length, const PrepareParams& prepare);
+
+/// What layers are built with.
+models::BuildOptions build_options(const spec::Recipe& recipe);
 
 }  // namespace trireme::train

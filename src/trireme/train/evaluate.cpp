@@ -14,6 +14,15 @@ namespace trireme::train {
 double Evaluation::perplexity() const { return std::exp(loss()); }
 double Evaluation::bits_per_byte() const { return loss_sum / std::numbers::ln2 / bytes; }
 
+double count_bytes(const data::Batch& batch, std::span<const std::int32_t> token_bytes) {
+  double bytes = 0;
+  for (const std::int64_t target : batch.targets) {
+    const auto token = static_cast<std::size_t>(target);
+    if (target != data::kNoTarget && token < token_bytes.size()) bytes += token_bytes[token];
+  }
+  return bytes;
+}
+
 Evaluation evaluate(models::Model& model, const data::Samples& samples, comm::Group& world,
                     const EvaluateOptions& options) {
   std::array<double, 3> sums{};
@@ -31,10 +40,7 @@ Evaluation evaluate(models::Model& model, const data::Samples& samples, comm::Gr
       sums[0] += term.sum;
       sums[1] += term.count;
     }
-    for (const std::int64_t target : batch.targets) {
-      const auto token = static_cast<std::size_t>(target);
-      if (target != data::kNoTarget && token < options.token_bytes.size()) sums[2] += options.token_bytes[token];
-    }
+    sums[2] += count_bytes(batch, options.token_bytes);
     if (options.progress) options.progress(done);
   }
   if (world.size() > 1) {

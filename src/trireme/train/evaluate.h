@@ -29,6 +29,9 @@ struct EvaluateOptions {
   std::function<void(std::int64_t done)> progress = nullptr;
 };
 
+/// Bytes that the targets of a batch stand for.
+double count_bytes(const data::Batch& batch, std::span<const std::int32_t> token_bytes);
+
 /// Over all ranks, the same on each. `Evaluation::targets` is 0 when no sample has one.
 Evaluation evaluate(models::Model& model, const data::Samples& samples, comm::Group& world,
                     const EvaluateOptions& options);

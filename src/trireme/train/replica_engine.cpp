@@ -14,14 +14,16 @@ using Clock = std::chrono::steady_clock;
 
 class ReplicaEngine final : public Engine {
  public:
-  ReplicaEngine(std::unique_ptr<models::Model> model, comm::Group& world, const spec::Recipe& recipe,
-                std::int64_t length)
-      : model_(std::move(model)),
+  ReplicaEngine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world, std::int64_t length,
+                const PrepareParams& prepare)
+      : model_(models::build(shape, build_options(recipe))),
         world_(world),
-        share_{world.rank(), world.size(), length, recipe.train.microbatch.value_or(0)} {}
+        share_{world.rank(), world.size(), length, recipe.train.microbatch.value_or(0)} {
+    prepare(model_->params, all_names());
+  }
 
   nn::Params& params() override { return model_->params; }
-  std::vector<std::string> all_names() const override {
+  std::vector<std::string> all_names() const final {
     std::vector<std::string> names;
     for (const nn::Param& param : model_->params) names.push_back(param.name);
     return names;
@@ -64,9 +66,9 @@ class ReplicaEngine final : public Engine {
 
 }  // namespace
 
-std::unique_ptr<Engine> make_replica_engine(std::unique_ptr<models::Model> model, comm::Group& world,
-                                            const spec::Recipe& recipe, std::int64_t length) {
-  return std::make_unique<ReplicaEngine>(std::move(model), world, recipe, length);
+std::unique_ptr<Engine> make_replica_engine(const spec::Recipe& recipe, const spec::ModelShape& shape,
+                                            comm::Group& world, std::int64_t length, const PrepareParams& prepare) {
+  return std::make_unique<ReplicaEngine>(recipe, shape, world, length, prepare);
 }
 
 }  // namespace trireme::train

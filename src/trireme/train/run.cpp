@@ -15,6 +15,7 @@
 #include "trireme/base/progress.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
+#include "trireme/checkpoint/gather.h"
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/checkpoint/run_folder.h"
 #include "trireme/checkpoint/store.h"
@@ -74,6 +75,8 @@ class Run {
   void record(const StepReport& report, std::int64_t memory, Clock::time_point begin);
   void validate();
   void save();
+  void write(const nn::State& state);
+  void with_whole_state(const std::function<void(const nn::State&)>& look);
   [[noreturn]] void save_what_diverged(NotFiniteError& error);
 
   const RunRequest& request_;
@@ -193,6 +196,10 @@ void Run::record(const StepReport& report, std::int64_t memory, Clock::time_poin
   const std::int64_t step = report.position.step;
   result_.step = step;
   result_.loss = report.loss;
+  const std::int64_t every = recipe_.train.hash_every;
+  const bool hashed = every > 0 && (step % every == 0 || step == steps_);
+  std::vector<nn::HashShare> shares;
+  if (hashed) with_whole_state([&](const nn::State& state) { shares = nn::hash_shares(state, layout::Mesh{}, 0); });
   if (!leads()) return;
   observe::StepRecord record{.step = step,
                              .loss = report.loss,
@@ -200,9 +207,7 @@ void Run::record(const StepReport& report, std::int64_t memory, Clock::time_poin
                              .lr = report.learning_rate,
                              .tokens = report.position.tokens,
                              .memory = memory};
-  const std::int64_t every = recipe_.train.hash_every;
-  if (every > 0 && (step % every == 0 || step == steps_)) {
-    const auto shares = nn::hash_shares(trainer_->state(), layout::Mesh{}, 0);
+  if (hashed) {
     const std::uint64_t total = nn::total_hash(shares);
     std::vector<std::pair<std::string, std::uint64_t>> tensors;
     for (const nn::HashShare& share : shares) tensors.emplace_back(share.name, share.share);
@@ -238,17 +243,30 @@ void Run::validate() {
   log_info("step {}: validation loss {:.4f}", validated_step_, evaluation.loss());
 }
 
+/// Rank 0 looks at the state of all ranks.
+void Run::with_whole_state(const std::function<void(const nn::State&)>& look) {
+  if (recipe_.layout.pp == 1) {  // every rank has all of it
+    if (leads()) look(trainer_->state());
+    return;
+  }
+  const nn::State whole = checkpoint::gather_whole(trainer_->state(), world_);
+  if (leads()) look(whole);
+}
+
 void Run::save() {
   saved_step_ = trainer_->position().step;
-  if (!leads()) return;
+  with_whole_state([&](const nn::State& state) { write(state); });
+}
+
+void Run::write(const nn::State& state) {
   const auto begin = Clock::now();
   const bool last = saved_step_ == steps_;
   try {
     const fs::path path =
-        checkpoint::save(trainer_->state(), {.folder = folder_.checkpoints(),
-                                             .step = saved_step_,
-                                             .tokens = trainer_->position().tokens,
-                                             .files = {{std::string(formats::kRecipeFile), config::to_toml(recipe_)}}});
+        checkpoint::save(state, {.folder = folder_.checkpoints(),
+                                 .step = saved_step_,
+                                 .tokens = trainer_->position().tokens,
+                                 .files = {{std::string(formats::kRecipeFile), config::to_toml(recipe_)}}});
     formats::prune_checkpoints(folder_.checkpoints(), recipe_.checkpoint.keep);
     log_->event("checkpoint", {{"step", saved_step_}, {"path", path.string()}, {"seconds", seconds_since(begin)}});
     log_debug("saved {}", path.string());
@@ -261,16 +279,16 @@ void Run::save() {
 }
 
 void Run::save_what_diverged(NotFiniteError& error) {
-  if (leads()) {
+  with_whole_state([&](const nn::State& state) {
     const fs::path path =
-        checkpoint::save(trainer_->state(), {.folder = folder_.path,
-                                             .name = fmt::format("diverged-step-{:08}", error.step()),
-                                             .step = trainer_->position().step,
-                                             .tokens = trainer_->position().tokens,
-                                             .files = {{std::string(formats::kRecipeFile), config::to_toml(recipe_)}}});
+        checkpoint::save(state, {.folder = folder_.path,
+                                 .name = fmt::format("diverged-step-{:08}", error.step()),
+                                 .step = trainer_->position().step,
+                                 .tokens = trainer_->position().tokens,
+                                 .files = {{std::string(formats::kRecipeFile), config::to_toml(recipe_)}}});
     log_->event("diverged", {{"step", error.step()}, {"why", error.message()}, {"path", path.string()}});
     error.add_context(fmt::format("the state before that step is in {}", path.string()));
-  }
+  });
   throw;  // the error that is being handled
 }
 

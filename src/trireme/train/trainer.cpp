@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -18,42 +19,39 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-void freeze(nn::Params& params, const std::vector<std::string>& patterns) {
-  std::vector<std::string> names;
-  for (const nn::Param& param : params) names.push_back(param.name);
+/// `all` names the whole model's parameters, of which this rank may hold a part.
+void freeze(nn::Params& params, const std::vector<std::string>& all, const std::vector<std::string>& patterns) {
+  const auto frozen = [&](const std::string& name) {
+    return std::any_of(patterns.begin(), patterns.end(),
+                       [&](const auto& pattern) { return spec::matches(pattern, name); });
+  };
   for (const std::string& pattern : patterns) {
-    bool matched = false;
-    for (nn::Param& param : params) {
-      if (!spec::matches(pattern, param.name)) continue;
-      param.trainable = false;
-      matched = true;
-    }
-    if (!matched) {
-      throw ConfigError(
-          fmt::format("train.freeze: no parameter is called \"{}\"{}", pattern, did_you_mean(pattern, names)),
-          "'*' stands for any text: \"layers.0.*\"");
-    }
+    if (std::any_of(all.begin(), all.end(), [&](const auto& name) { return spec::matches(pattern, name); })) continue;
+    throw ConfigError(fmt::format("train.freeze: no parameter is called \"{}\"{}", pattern, did_you_mean(pattern, all)),
+                      "'*' stands for any text: \"layers.0.*\"");
   }
-  for (const nn::Param& param : params) {
-    if (param.trainable) return;
+  if (std::all_of(all.begin(), all.end(), frozen)) {
+    throw ConfigError("train.freeze matches every parameter, so there is nothing to train", "leave some out");
   }
-  throw ConfigError("train.freeze matches every parameter, so there is nothing to train", "leave some out");
+  for (nn::Param& param : params) param.trainable = !frozen(param.name);
 }
 
-std::unique_ptr<models::Model> make_model(const spec::Recipe& recipe, const spec::ModelShape& shape) {
-  const models::BuildOptions build{
-      .recompute = {.kind = recipe.train.recompute, .every = recipe.train.recompute_every}};
-  if (recipe.model.init_from) {
-    auto model = checkpoint::open_model(*recipe.model.init_from,
-                                        {.precision = recipe.precision.compute, .build = build, .shape = shape})
-                     .model;
-    freeze(model->params, recipe.train.freeze);
-    return model;
-  }
-  auto model = models::build(shape, build);
-  freeze(model->params, recipe.train.freeze);
-  nn::initialise(model->params, recipe.precision.compute, static_cast<std::uint64_t>(recipe.run.seed));
-  return model;
+/// Freezes, and gives parameters the numbers they begin with: drawn, or another model's.
+PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& shape) {
+  return [&recipe, &shape](nn::Params& params, const std::vector<std::string>& all) {
+    freeze(params, all, recipe.train.freeze);
+    if (!recipe.model.init_from) {
+      nn::initialise(params, recipe.precision.compute, static_cast<std::uint64_t>(recipe.run.seed));
+      return;
+    }
+    nn::allocate(params, recipe.precision.compute);
+    const auto whole =
+        checkpoint::open_model(*recipe.model.init_from, {.precision = recipe.precision.compute, .shape = shape}).model;
+    for (nn::Param& param : params) {
+      param.master.copy_(whole->params.at(param.name).master);
+      nn::publish(param);
+    }
+  };
 }
 
 /// Numbers of all ranks, added up.
@@ -86,7 +84,7 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
       world_(world),
       samples_(samples),
       shape_(shape),
-      engine_(make_replica_engine(make_model(recipe, shape), world, recipe, samples.length())) {
+      engine_(make_engine(recipe, shape_, world, samples.length(), preparation(recipe, shape_))) {
   if (auto problems = spec::find_problems(recipe.optim, engine_->all_names()); !problems.empty()) {
     throw config::ProblemsError("the recipe", std::move(problems));
   }

@@ -1,0 +1,226 @@
+// The model cut into stages: ranks of a pipeline walk a schedule, pipelines side by side share a step's rows.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <chrono>
+#include <map>
+#include <numeric>
+
+#include "trireme/base/error.h"
+#include "trireme/device/tensor_buffer.h"
+#include "trireme/pipeline/executor.h"
+#include "trireme/schedule/builders.h"
+#include "trireme/schedule/passes.h"
+#include "trireme/train/engine.h"
+#include "trireme/train/feed.h"
+
+namespace trireme::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+schedule::Schedule table_of(const spec::Recipe& recipe, int micros) {
+  const std::string& name = recipe.pipeline.schedule;
+  int chunks = recipe.pipeline.virtual_stages;
+  if (!name.starts_with("file:")) {
+    const schedule::Kind& kind = schedule::find_kind(name);
+    if (kind.asynchronous) {
+      throw ConfigError(fmt::format("pipeline.schedule \"{}\" updates weights while micros are on their way, which the "
+                                    "trainer does not do yet",
+                                    name),
+                        "take a kind that ends its step first, such as 1f1b or zb-h1");
+    }
+    chunks = std::max(chunks, kind.default_chunks);
+  }
+  return schedule::complete(
+      schedule::build(name, {.ranks = recipe.layout.pp, .micros = micros, .chunks_per_rank = chunks}));
+}
+
+class PipelineEngine final : public Engine {
+ public:
+  PipelineEngine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world, std::int64_t length,
+                 const PrepareParams& prepare)
+      : recipe_(recipe), world_(world), replicas_count_(world.size() / recipe.layout.pp) {
+    // Stages lie far apart and replicas side by side: they talk the most.
+    const int stage = world.rank() / replicas_count_, replica = world.rank() % replicas_count_;
+    pipeline_ = world.split(replica, stage, fmt::format("pipeline.{}", replica));
+    replicas_ = world.split(stage, replica, fmt::format("stage.{}", stage));
+    share_ = {replica, replicas_count_, length, recipe.train.microbatch.value_or(1)};
+    // Which chunks a rank holds does not depend on the number of micros, so any will do to build its stage.
+    const int micros = micros_of(plan_step(recipe, {}, share_));
+    tables_.emplace(micros, table_of(recipe, micros));
+    const schedule::Schedule& table = tables_.at(micros);
+    const auto names = pipeline::chain_names(shape, build_options(recipe));
+    stage_ = pipeline::build_stage(shape, build_options(recipe), table, pipeline::split_by_count(names, table.chunks()),
+                                   stage);
+    for (int chunk = 0; chunk < table.chunks(); ++chunk) {
+      holders_.push_back(schedule::holders_of(table, chunk).front());
+    }
+    prepare(stage_.model->params, all_names());
+  }
+
+  nn::Params& params() override { return stage_.model->params; }
+  std::vector<std::string> all_names() const final {
+    std::vector<std::string> names;
+    for (const pipeline::Holding& holding : stage_.holdings) names.push_back(holding.param);
+    return names;
+  }
+  Share share() const override { return share_; }
+  comm::Group& readers() override { return *replicas_; }
+  const optim::AcrossRanks* across() override { return &executor_->across(); }
+
+  StepSums run(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
+    pipeline::Executor& executor = executor_for(static_cast<int>(batches.size()));
+    const auto begin = Clock::now();
+    const pipeline::RunReport report =
+        executor.run({.micro =
+                          [&](int micro) {
+                            pipeline::Micro made{.context = contexts()};
+                            made.inputs = feed(batches[static_cast<std::size_t>(micro)], made.context);
+                            return made;
+                          },
+                      .update = [](int) {},  // the trainer's, after this
+                      .keep_spans = true});
+    double busy_s = 0;
+    for (const pipeline::Ran& span : report.spans) {  // passes come first among the operations
+      if (span.instruction.op <= schedule::Op::kForwardBackward) {
+        busy_s += std::chrono::duration<double>(span.end - span.start).count();
+      }
+    }
+    std::array<double, 2> sums{report.steps.at(0).loss, report.steps.at(0).flops};
+    replicas_->all_reduce(comm::Buffer{sums.data(), sums.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
+    const double all_s = std::chrono::duration<double>(Clock::now() - begin).count();
+    return {.loss = sums[0], .flops = sums[1], .comm_s = std::max(0.0, all_s - busy_s)};
+  }
+
+  Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) override {
+    std::array<double, 3> sums{};
+    const Stretch mine = stretch_of(options.first, options.count, replicas_->rank(), replicas_->size());
+    for (std::int64_t done = 0; done < mine.count;) {
+      std::vector<std::int64_t> numbers(static_cast<std::size_t>(std::min(options.rows, mine.count - done)));
+      std::iota(numbers.begin(), numbers.end(), mine.first + done);
+      done += static_cast<std::int64_t>(numbers.size());
+      data::Batch batch = samples.read(numbers);
+      pipeline::Micro micro;
+      micro.inputs = feed(batch, micro.context);
+      walk_forward(micro, nullptr);
+      for (const nn::LossTerm& term : micro.context.losses) {  // only where the last chunk is
+        if (term.name != "loss") continue;
+        sums[0] += term.sum;
+        sums[1] += term.count;
+        sums[2] += count_bytes(batch, options.token_bytes);
+      }
+      if (options.progress) options.progress(done);
+    }
+    world_.all_reduce(comm::Buffer{sums.data(), sums.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
+    return {.loss_sum = sums[0], .targets = sums[1], .bytes = sums[2]};
+  }
+
+  std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
+    // Numbers for places in the order in which a step meets them: weights, outputs of chunks, gradients from the end.
+    const auto count = static_cast<std::int64_t>(stage_.holdings.size()),
+               chunks = static_cast<std::int64_t>(holders_.size());
+    std::int64_t first = count * 2 + chunks;
+    const auto finite = [](const at::Tensor& tensor) { return at::isfinite(tensor).all().item<bool>(); };
+    for (std::int64_t i = 0; i < count; ++i) {
+      const nn::Param* param = params().find(stage_.holdings[static_cast<std::size_t>(i)].param);
+      if (!param) continue;
+      if (!finite(param->value)) first = std::min(first, i);
+      if (param->trainable && param->gradient.defined() && !finite(param->gradient)) {
+        first = std::min(first, count + chunks + (count - 1 - i));
+      }
+    }
+    for (data::Batch& batch : batches) {
+      pipeline::Micro micro{.context = contexts()};
+      micro.inputs = feed(batch, micro.context);
+      walk_forward(micro, [&](int chunk, const nn::Tensors& outputs) {
+        for (const at::Tensor& output : outputs) {
+          if (output.is_floating_point() && !finite(output)) first = std::min<std::int64_t>(first, count + chunk);
+        }
+      });
+    }
+    world_.all_reduce(comm::Buffer{&first, 1, comm::DType::kI64}, comm::Reduce::kMin).wait();
+    const auto holding = [&](std::int64_t i) { return stage_.holdings[static_cast<std::size_t>(i)].param; };
+    if (first < count) return fmt::format("first in the weights of {}", holding(first));
+    if (first < count + chunks) return fmt::format("first in the output of chunk {} of the model", first - count);
+    if (first < 2 * count + chunks) {
+      return fmt::format("first in the gradient of {}", holding(count - 1 - (first - count - chunks)));
+    }
+    return "computed again, everything is finite: the numbers differ from run to run";
+  }
+
+ private:
+  using Look = std::function<void(int chunk, const nn::Tensors& outputs)>;
+
+  int micros_of(const StepPlan& plan) const {
+    if (plan.samples % replicas_count_ != 0 || plan.microbatches.empty()) {
+      throw ConfigError(fmt::format("step {} has {} rows for {} pipelines side by side", plan.after.step, plan.samples,
+                                    replicas_count_),
+                        fmt::format("make batch.size a multiple of {} tokens", replicas_count_ * share_.length));
+    }
+    return static_cast<int>(plan.microbatches.size());
+  }
+
+  pipeline::Executor& executor_for(int micros) {
+    if (executor_ && executor_micros_ == micros) return *executor_;
+    if (!tables_.contains(micros)) tables_.emplace(micros, table_of(recipe_, micros));
+    executor_.reset();
+    executor_ = std::make_unique<pipeline::Executor>(
+        pipeline::ExecutorParts{.table = tables_.at(micros),
+                                .stage = stage_,
+                                .pipeline = *pipeline_,
+                                .replicas = replicas_->size() > 1 ? replicas_.get() : nullptr});
+    executor_micros_ = micros;
+    return *executor_;
+  }
+
+  /// Forward through all chunks, one after the other; losses come out where the last chunk is.
+  void walk_forward(pipeline::Micro& micro, const Look& look) {
+    constexpr int kTag = 1 << 20;  // schedules use small ones
+    nn::Tensors x = micro.inputs;
+    const int me = pipeline_->rank();
+    for (int chunk = 0; chunk < static_cast<int>(holders_.size()); ++chunk) {
+      const int holder = holders_[static_cast<std::size_t>(chunk)];
+      const int before = chunk > 0 ? holders_[static_cast<std::size_t>(chunk) - 1] : holder;
+      if (before != holder && me == before) {
+        for (const at::Tensor& tensor : x)
+          pipeline_->send(device::to_const_buffer(tensor.contiguous()), holder, kTag).wait();
+      }
+      if (me != holder) continue;
+      if (before != holder) {
+        x.clear();
+        for (const pipeline::Crossing& crossing : stage_.crossings(chunk, micro)) {
+          at::Tensor& tensor = x.emplace_back(at::empty(crossing.sizes, crossing.type));
+          pipeline_->recv(device::to_buffer(tensor), before, kTag).wait();
+        }
+      }
+      for (const pipeline::Chunk& mine : stage_.chunks) {
+        if (mine.number != chunk) continue;
+        for (nn::Layer* layer : mine.layers) x = layer->forward(std::move(x), micro.context, nullptr);
+      }
+      if (look) look(chunk, x);
+    }
+  }
+
+  const spec::Recipe& recipe_;
+  comm::Group& world_;
+  int replicas_count_;
+  std::unique_ptr<comm::Group> pipeline_, replicas_;
+  Share share_;
+  pipeline::Stage stage_;
+  std::vector<int> holders_;                  // by chunk: the first rank of the pipeline that holds it
+  std::map<int, schedule::Schedule> tables_;  // by micros of a step
+  std::unique_ptr<pipeline::Executor> executor_;
+  int executor_micros_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> make_pipeline_engine(const spec::Recipe& recipe, const spec::ModelShape& shape,
+                                             comm::Group& world, std::int64_t length, const PrepareParams& prepare) {
+  return std::make_unique<PipelineEngine>(recipe, shape, world, length, prepare);
+}
+
+}  // namespace trireme::train
