@@ -186,6 +186,34 @@ TEST_F(TrainCommand, ADamagedCheckpointIsPassedOver) {
   expect_equal_runs("whole", "run");
 }
 
+/// A model cut into stages: the same bits after a resume, and a checkpoint that other layouts go on from.
+TEST_F(TrainCommand, PipelinesResumeAndChangeTheirLayout) {
+  const std::vector<std::string> staged{"--ranks", "4",
+                                        "--set",   "layout.pp=2",
+                                        "--set",   "train.microbatch=1",
+                                        "--set",   "pipeline.schedule=zb-h1",
+                                        "--set",   "precision.compute=fp64"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), staged.begin(), staged.end());
+    return more;
+  };
+  ASSERT_EQ(train("whole", staged).code, 0);
+  ASSERT_EQ(train("part", with({"--set", "train.steps=20"})).code, 0);
+  ASSERT_EQ(train("part", with({"--resume"})).code, 0);
+  expect_equal_runs("whole", "part");
+  ASSERT_EQ(train("serial", {"--set", "precision.compute=fp64"}).code, 0);
+  ASSERT_EQ(train("changed", with({"--set", "train.steps=20"})).code, 0);
+  ASSERT_EQ(train("changed", {"--set", "precision.compute=fp64", "--resume", "--ranks", "3"}).code, 0);
+  const auto serial = lines_of(folder_ / "serial/metrics.jsonl");
+  for (const char* run : {"whole", "changed"}) {
+    const auto lines = lines_of(folder_ / run / "metrics.jsonl");
+    ASSERT_EQ(lines.size(), 40U);
+    for (std::size_t i = 0; i < 40; ++i) {
+      EXPECT_NEAR(serial[i]["loss"].get<double>(), lines[i]["loss"].get<double>(), 1e-9) << run << " " << i;
+    }
+  }
+}
+
 TEST_F(TrainCommand, EvaluatesConvertsInspectsAndGenerates) {
   ASSERT_EQ(train("run", {"--set", "train.steps=20"}).code, 0);
   const auto eval = [&](const std::vector<std::string>& more) {

@@ -1,0 +1,133 @@
+// The trainer on a model that is cut into stages: it must compute, evaluate and fail as on one rank.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "tests/train/support.h"
+#include "trireme/train/verify.h"
+
+namespace trireme::train {
+namespace {
+
+using spec::Family;
+using spec::Precision;
+
+spec::Recipe staged(Family family, Precision precision, int stages, const std::string& kind) {
+  spec::Recipe recipe = small_recipe(family, precision);
+  recipe.model.layers = 8;
+  recipe.batch.size = 8 * 12;
+  recipe.train.microbatch = 1;
+  recipe.layout.pp = stages;
+  recipe.pipeline.schedule = kind;
+  return recipe;
+}
+
+VerifyResult verify_staged(const spec::Recipe& recipe, int ranks) {
+  VerifyRequest request{.recipe = recipe, .reference = recipe, .steps = 3};
+  request.reference.layout = {};
+  request.reference.pipeline = {};
+  VerifyResult result;
+  comm::run_ranks(ranks, [&](comm::Rank& rank) {
+    const VerifyResult mine = verify(request, rank);
+    if (rank.rank() == 0) result = mine;
+  });
+  return result;
+}
+
+TEST(StagedTrainer, EqualsOneRankForEverySynchronousKind) {
+  for (const char* kind : {"gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "zb-v", "dualpipe",
+                           "dualpipe-v", "chimera", "list"}) {
+    for (const int ranks : {2, 4}) {  // two stages; with 4 ranks two pipelines side by side
+      const VerifyResult result = verify_staged(staged(Family::kGpt2, Precision::kFp64, 2, kind), ranks);
+      EXPECT_TRUE(result.equal) << kind << " on " << ranks << ": " << result.gradients.name << " "
+                                << result.gradients.relative;
+    }
+  }
+}
+
+TEST(StagedTrainer, EqualsOneRankForOtherFamiliesAndDepths) {
+  EXPECT_TRUE(verify_staged(staged(Family::kLlama, Precision::kFp64, 4, "1f1b"), 4).equal);
+  EXPECT_TRUE(verify_staged(staged(Family::kBert, Precision::kFp64, 4, "zb-h1"), 8).equal);
+  EXPECT_TRUE(verify_staged(staged(Family::kTransformer, Precision::kFp64, 2, "gpipe"), 2).equal);
+  EXPECT_TRUE(verify_staged(staged(Family::kLlama, Precision::kFp32, 2, "zb-v"), 4).equal);
+  EXPECT_TRUE(verify_staged(staged(Family::kLlama, Precision::kBf16, 2, "dualpipe"), 2).equal);
+}
+
+TEST(StagedTrainer, EvaluatesAsOneRank) {
+  const spec::Recipe recipe = staged(Family::kGpt2, Precision::kFp64, 2, "interleaved");
+  spec::Recipe serial = recipe;
+  serial.layout = {};
+  serial.pipeline = {};
+  const auto loss_of = [](const spec::Recipe& of, int ranks) {
+    double loss = 0;
+    with_trainers(of, ranks, [&](Trainer& trainer, comm::Rank& rank) {
+      const auto held_out = data::open_samples(of, data::Split::kValidation);
+      const double mine = trainer.evaluate(*held_out, {.count = 7, .rows = 2}).loss();
+      if (rank.rank() == 0) loss = mine;
+    });
+    return loss;
+  };
+  const double expected = loss_of(serial, 1);
+  EXPECT_NEAR(loss_of(recipe, 2), expected, 1e-12);
+  EXPECT_NEAR(loss_of(recipe, 4), expected, 1e-12);
+}
+
+TEST(StagedTrainer, RepeatsItselfToTheBit) {
+  const spec::Recipe recipe = staged(Family::kLlama, Precision::kBf16, 2, "zb-v");
+  const auto losses = [&] {
+    std::vector<double> out;
+    with_trainers(recipe, 4, [&](Trainer& trainer, comm::Rank& rank) {
+      for (int step = 0; step < 4; ++step) {
+        const double loss = trainer.step().loss;
+        if (rank.rank() == 0) out.push_back(loss);
+      }
+    });
+    return out;
+  };
+  EXPECT_EQ(losses(), losses());
+}
+
+TEST(StagedTrainer, NamesTheFirstPlaceThatIsNotFinite) {
+  try {
+    with_trainers(staged(Family::kLlama, Precision::kFp32, 2, "1f1b"), 2, [&](Trainer& trainer, comm::Rank&) {
+      trainer.step();
+      for (nn::Param& param : trainer.params()) {
+        if (param.name != "layers.6.mlp.out.weight") continue;
+        param.master.view({-1})[0] = std::numeric_limits<float>::quiet_NaN();
+        nn::publish(param);
+      }
+      trainer.step();
+    });
+    FAIL();
+  } catch (const NotFiniteError& error) {
+    EXPECT_THAT(error.message(), testing::HasSubstr("weights of layers.6.mlp.out.weight"));
+  }
+}
+
+TEST(StagedTrainer, SaysWhatDoesNotFit) {
+  const auto message = [](const spec::Recipe& recipe, int ranks) -> std::string {
+    try {
+      with_trainers(recipe, ranks, [](Trainer& trainer, comm::Rank&) { trainer.step(); });
+    } catch (const ConfigError& error) {
+      return error.message();
+    }
+    return "no error";
+  };
+  spec::Recipe recipe = staged(Family::kGpt2, Precision::kFp32, 2, "1f1b");
+  EXPECT_THAT(message(recipe, 3), testing::HasSubstr("3 ranks"));
+  recipe.pipeline.schedule = "pipedream";
+  EXPECT_THAT(message(recipe, 2), testing::HasSubstr("pipedream"));
+  recipe.pipeline.schedule = "1f1x";
+  EXPECT_THAT(message(recipe, 2), testing::HasSubstr("1f1x"));
+  recipe.pipeline.schedule = "1f1b";
+  recipe.layout.tp = 2;
+  EXPECT_THAT(message(recipe, 4), testing::HasSubstr("tp 2"));
+  recipe.layout = {.pp = 2};
+  recipe.batch.size = 7 * 12;
+  EXPECT_THAT(message(recipe, 4), testing::HasSubstr("7 rows for 2 pipelines"));
+}
+
+}  // namespace
+}  // namespace trireme::train
