@@ -120,7 +120,12 @@ Outcome train_as_pipeline(const Problem& problem, const Pipelined& how) {
     const auto replicas = rank.world().split(stage_rank, replica, "dp");
     const std::vector<std::string> names = chain_names(problem.shape, problem.build);
     const Split split = how.starts.empty() ? split_by_count(names, how.table.chunks()) : split_at(names, how.starts);
-    Stage stage = build_stage(problem.shape, problem.build, how.table, split, stage_rank);
+    Stage stage = build_stage({.shape = problem.shape,
+                               .table = how.table,
+                               .split = split,
+                               .precision = nn::Precision::kFp64,
+                               .rank = stage_rank,
+                               .build = problem.build});
     nn::initialise(stage.model->params, nn::Precision::kFp64, problem.seed);
     auto optimizer = optim::make_optimizer(problem.optim, stage.model->params);
     const auto foresight = make_foresight(how.table.weights, *optimizer, [&] { return problem.optim.learning_rate; });

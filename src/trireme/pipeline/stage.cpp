@@ -36,14 +36,13 @@ std::vector<Holding> find_holdings(const models::Model& whole, const schedule::S
 /// What crosses into each chunk of a transformer: the stream of tokens; with an encoder, the other stream beside it.
 class TransformerCrossings {
  public:
-  TransformerCrossings(const spec::ModelShape& shape, std::vector<std::string> first_entries, const nn::Params& params)
-      : width_(shape.width), encoder_(shape.encoder_layers > 0), params_(params) {
+  TransformerCrossings(const spec::ModelShape& shape, std::vector<std::string> first_entries, at::ScalarType type)
+      : width_(shape.width), encoder_(shape.encoder_layers > 0), type_(type) {
     for (const std::string& name : first_entries) places_.push_back(place(name));
   }
 
   std::vector<Crossing> operator()(int chunk, const Micro& micro) const {
-    const at::ScalarType type = params_.begin()->value.scalar_type();
-    const auto hidden = [&](const at::Tensor& ids) -> Crossing { return {{ids.size(0), ids.size(1), width_}, type}; };
+    const auto hidden = [&](const at::Tensor& ids) -> Crossing { return {{ids.size(0), ids.size(1), width_}, type_}; };
     const auto numbers = [](const at::Tensor& ids) -> Crossing { return {ids.sizes().vec(), ids.scalar_type()}; };
     if (!encoder_) return {hidden(micro.inputs.at(0))};
     const at::Tensor &source = micro.inputs.at(0), &ids = micro.inputs.at(1);
@@ -72,7 +71,7 @@ class TransformerCrossings {
 
   std::int64_t width_;
   bool encoder_;
-  const nn::Params& params_;  // for the type, which is known when they have memory
+  at::ScalarType type_;
   std::vector<Place> places_;
 };
 
@@ -93,8 +92,8 @@ std::vector<double> parameter_costs(const spec::ModelShape& shape, const models:
   return costs;
 }
 
-Stage build_stage(const spec::ModelShape& shape, const models::BuildOptions& options, const schedule::Schedule& table,
-                  const Split& split, int rank) {
+Stage build_stage(const StagePlan& plan) {
+  const auto& [shape, table, split, precision, rank, options] = plan;
   const auto whole = models::build(shape, options);
   const std::vector<std::string> names = names_of(*whole);
   check_split(split, names);
@@ -124,7 +123,7 @@ Stage build_stage(const spec::ModelShape& shape, const models::BuildOptions& opt
   }
   std::vector<std::string> first_entries;
   for (const Stretch& stretch : split) first_entries.push_back(names[stretch.begin]);
-  stage.crossings = TransformerCrossings(shape, std::move(first_entries), stage.model->params);
+  stage.crossings = TransformerCrossings(shape, std::move(first_entries), nn::compute_type(precision));
   return stage;
 }
 

@@ -1,7 +1,7 @@
 // pipeline/stage.h -- what one rank of a pipeline holds: its chunks' layers, their parameters, and who else has those.
 //
 //   const Split split = split_by_count(chain_names(shape, options), table.chunks());
-//   Stage stage = build_stage(shape, options, table, split, rank);     // only this rank's part of the model
+//   Stage stage = build_stage({.shape = shape, .table = table, .split = split, .precision = precision, .rank = rank});
 //   nn::initialise(stage.model->params, precision, seed);
 //
 // Every rank builds the same chain without memory to learn names and sizes, then its own part; nothing is exchanged.
@@ -66,8 +66,15 @@ std::vector<std::string> chain_names(const spec::ModelShape& shape, const models
 /// Parameters of each entry: what a split by size balances. A tied one counts in each entry that computes with it.
 std::vector<double> parameter_costs(const spec::ModelShape& shape, const models::BuildOptions& options = {});
 
+struct StagePlan {
+  const spec::ModelShape& shape;
+  const schedule::Schedule& table;
+  const Split& split;
+  nn::Precision precision = nn::Precision::kFp32;  ///< what activations are that cross
+  int rank = 0;
+  models::BuildOptions build = {};
+};
 /// The part of the model that the rank holds in this table. Parameters have no memory yet.
-Stage build_stage(const spec::ModelShape& shape, const models::BuildOptions& options, const schedule::Schedule& table,
-                  const Split& split, int rank);
+Stage build_stage(const StagePlan& plan);
 
 }  // namespace trireme::pipeline
