@@ -11,6 +11,9 @@ if(TARGET trireme)
   install(TARGETS trireme RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 
+# Found by name from any directory: base/data_files.h.
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/recipes DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme)
+
 foreach(room ${TRIREME_CORE_ROOMS})
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/trireme/${room} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/trireme
           FILES_MATCHING PATTERN "*.h" PATTERN "*_plugin" EXCLUDE)

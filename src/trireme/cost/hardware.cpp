@@ -1,0 +1,142 @@
+#include "trireme/cost/hardware.h"
+
+#include <fmt/format.h>
+
+#include "trireme/base/data_files.h"
+#include "trireme/base/error.h"
+
+namespace trireme::cost {
+namespace {
+
+constexpr Named<Arithmetic> kArithmetics[] = {
+    {"fp32", Arithmetic::kFp32}, {"fp16", Arithmetic::kFp16}, {"bf16", Arithmetic::kBf16}, {"fp8", Arithmetic::kFp8}};
+
+Device read_device(const std::string& name) {
+  return config::load<Device>({.file = find_data_file("devices", name).string()}).value;
+}
+
+}  // namespace
+
+std::span<const Named<Arithmetic>> enum_names(std::type_identity<Arithmetic>) { return kArithmetics; }
+
+void describe(config::Section<Efficiency>& section) {
+  section.meaning("which share of the data sheet long runs reach; fitted to published runs");
+  section.field("matmul", &Efficiency::matmul, "of the peak, for products large in every direction")
+      .above(0)
+      .at_most(1);
+  section.field("memory", &Efficiency::memory, "of the memory's bandwidth").above(0).at_most(1);
+  section.field("attention", &Efficiency::attention, "of the peak, for fused attention").above(0).at_most(1);
+  section.field("link", &Efficiency::link, "of a node's links, for collectives").above(0).at_most(1);
+  section.field("network", &Efficiency::network, "of the network").above(0).at_most(1);
+  section.field("overlap", &Efficiency::overlap, "of the communication that can be hidden, what is").range(0, 1);
+  section.field("gather", &Efficiency::gather, "of the network's bandwidth, for ZeRO-3").above(0).at_most(1);
+  section.field("kernel_seconds", &Efficiency::kernel_seconds, "between two operators").range(0, 1);
+}
+
+void describe(config::Section<Device>& section) {
+  section.meaning("one accelerator, by its data sheet");
+  section.field("name", &Device::name, "as people call it").required();
+  section.field("fp32_tflops", &Device::fp32_tflops, "peak, dense; 0: no such units").at_least(0);
+  section.field("fp16_tflops", &Device::fp16_tflops, "peak, dense; 0: no such units").at_least(0);
+  section.field("bf16_tflops", &Device::bf16_tflops, "peak, dense; 0: no such units").at_least(0);
+  section.field("fp8_tflops", &Device::fp8_tflops, "peak, dense; 0: no such units").at_least(0);
+  section.field("memory_gib", &Device::memory_gib, "memory").required().above(0);
+  section.field("memory_gb_per_s", &Device::memory_gb_per_s, "memory bandwidth").required().above(0);
+  section.field("efficiency_of", &Device::efficiency_of, "another device whose [efficiency] holds for this one too");
+  section.section("efficiency", &Device::efficiency);
+}
+
+void describe(config::Section<NodeLink>& section) {
+  section.meaning("what joins the devices of a node");
+  section.field("kind", &NodeLink::kind, "its name");
+  section.field("gb_per_s", &NodeLink::gb_per_s, "of one device, in one direction").at_least(0);
+  section.field("latency_us", &NodeLink::latency_us, "of a small message").at_least(0);
+}
+
+void describe(config::Section<Network>& section) {
+  section.meaning("what joins nodes");
+  section.field("kind", &Network::kind, "its name");
+  section.field("gb_per_s", &Network::gb_per_s, "for each device, in one direction").at_least(0);
+  section.field("latency_us", &Network::latency_us, "of a small message").at_least(0);
+  section.field("pod_gpus", &Network::pod_gpus, "devices below the level where links get scarce; 0: nowhere")
+      .at_least(0);
+  section.field("oversubscription", &Network::oversubscription, "of the links above a pod").at_least(1);
+}
+
+void describe(config::Section<Reliability>& section) {
+  section.meaning("how often things fail, and what that costs");
+  section.field("device_mtbf_hours", &Reliability::device_mtbf_hours, "of one device with its share of the rest")
+      .above(0);
+  section.field("restart_seconds", &Reliability::restart_seconds, "from a failure until training goes on").at_least(0);
+  section.field("storage_gb_per_s", &Reliability::storage_gb_per_s, "of a checkpoint, for each device").above(0);
+}
+
+void describe(config::Section<Cluster>& section) {
+  section.meaning("a cluster of equal nodes");
+  section.field("name", &Cluster::name, "as people call it").required();
+  section.field("device", &Cluster::device, "a name in devices/, or the path of a file").required();
+  section.field("gpus", &Cluster::gpus, "how many devices, unless --gpus says otherwise").range(1, 10'000'000);
+  section.field("gpus_per_node", &Cluster::gpus_per_node, "devices that share a node's links").range(1, 65536);
+  section.field("price_per_gpu_hour", &Cluster::price_per_gpu_hour, "in any currency; 0: unknown").at_least(0);
+  section.section("link", &Cluster::link);
+  section.section("network", &Cluster::network);
+  section.section("reliability", &Cluster::reliability);
+}
+
+std::vector<config::Problem> find_problems(const Device& device) {
+  std::vector<config::Problem> problems;
+  if (device.fp32_tflops <= 0 && device.fp16_tflops <= 0 && device.bf16_tflops <= 0 && device.fp8_tflops <= 0)
+    problems.push_back({.key = "bf16_tflops", .reason = "no rate is given", .hint = "give at least one of the rates"});
+  return problems;
+}
+
+std::vector<config::Problem> find_problems(const Cluster& cluster) {
+  std::vector<config::Problem> problems;
+  if (cluster.gpus_per_node > 1 && cluster.link.gb_per_s <= 0)
+    problems.push_back({.key = "link.gb_per_s",
+                        .reason = fmt::format("{} devices share a node, so they need a link", cluster.gpus_per_node),
+                        .hint = "set link.gb_per_s, or gpus_per_node = 1"});
+  if (cluster.gpus > cluster.gpus_per_node && cluster.network.gb_per_s <= 0)
+    problems.push_back(
+        {.key = "network.gb_per_s",
+         .reason = fmt::format("{} devices take more than one node, so they need a network", cluster.gpus),
+         .hint = fmt::format("set network.gb_per_s, or gpus = {}", cluster.gpus_per_node)});
+  return problems;
+}
+
+double Hardware::peak(Arithmetic arithmetic) const {
+  switch (arithmetic) {
+    case Arithmetic::kFp32:
+      return device.fp32_tflops * 1e12;
+    case Arithmetic::kFp16:
+      return device.fp16_tflops * 1e12;
+    case Arithmetic::kBf16:
+      return device.bf16_tflops * 1e12;
+    case Arithmetic::kFp8:
+      return device.fp8_tflops * 1e12;
+  }
+  return 0;
+}
+
+std::string efficiency_name(const Device& device) {
+  return device.efficiency_of.empty() ? device.name : device.efficiency_of;
+}
+
+Device load_device(const std::string& name) {
+  Device device = read_device(name);
+  if (!device.efficiency_of.empty()) {
+    device.efficiency = with_context(fmt::format("while reading efficiency_of of device \"{}\"", name),
+                                     [&] { return read_device(device.efficiency_of).efficiency; });
+  }
+  return device;
+}
+
+Hardware load_hardware(const std::string& name) {
+  Hardware hardware;
+  hardware.cluster = config::load<Cluster>({.file = find_data_file("clusters", name).string()}).value;
+  hardware.device = with_context(fmt::format("while reading the device of cluster \"{}\"", name),
+                                 [&] { return load_device(hardware.cluster.device); });
+  return hardware;
+}
+
+}  // namespace trireme::cost
