@@ -1,0 +1,35 @@
+// plan/layer_time.h -- how long one layer takes for one microbatch on one rank, operator by operator.
+//
+// Matrix products by the rounded roofline, attention fused or not, everything else by the bytes it moves, and the
+// collectives of tensor and context parallelism. Bytes are counted from the operators themselves: what a norm, an
+// activation, a residual sum reads and writes.
+// Depends on: job, cost.
+#pragma once
+
+#include "trireme/cost/hardware.h"
+#include "trireme/plan/job.h"
+
+namespace trireme::plan {
+
+/// Seconds, by what is done.
+struct Parts {
+  double matmul = 0, attention = 0, streaming = 0, communication = 0;
+  double total() const { return matmul + attention + streaming + communication; }
+  Parts& operator+=(const Parts& other);
+  friend Parts operator+(Parts left, const Parts& right) { return left += right; }
+  friend Parts operator*(double factor, const Parts& parts);
+};
+
+struct PassTimes {
+  Parts forward, backward, recompute;
+  double backward_weight = 0;  ///< of the backward, what weights' gradients take
+  Parts all() const { return forward + backward + recompute; }
+};
+
+/// One layer.
+PassTimes layer_times(const cost::Hardware& hardware, const Job& job, const Layout& layout);
+/// The embedding; and the last norm, the head and the loss.
+PassTimes embedding_times(const cost::Hardware& hardware, const Job& job, const Layout& layout);
+PassTimes head_times(const cost::Hardware& hardware, const Job& job, const Layout& layout);
+
+}  // namespace trireme::plan
