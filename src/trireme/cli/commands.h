@@ -37,6 +37,9 @@ void add_probe_command(CLI::App& app, Context& context);
 void add_generate_command(CLI::App& app, Context& context);
 void add_schedule_command(CLI::App& app, Context& context);
 void add_bench_command(CLI::App& app, Context& context);
+void add_plan_command(CLI::App& app, Context& context);
+void add_estimate_command(CLI::App& app, Context& context);
+void add_validate_planner_command(CLI::App& app, Context& context);
 void add_report_command(CLI::App& app, Context& context);
 void add_diff_command(CLI::App& app, Context& context);
 void add_doctor_command(CLI::App& app, Context& context);
@@ -47,9 +50,12 @@ void add_recipe_pace(CLI::App& recipe, Context& context);
 
 /// In the order of --help.
 inline constexpr AddCommand kCommands[] = {
-    &add_train_command,    &add_tokenize_command, &add_eval_command,   &add_generate_command, &add_report_command,
-    &add_diff_command,     &add_inspect_command,  &add_verify_command, &add_convert_command,  &add_recipe_command,
-    &add_schedule_command, &add_bench_command,    &add_probe_command,  &add_doctor_command,   &add_tour_command,
+    &add_plan_command,     &add_estimate_command, &add_validate_planner_command,
+    &add_train_command,    &add_tokenize_command, &add_eval_command,
+    &add_generate_command, &add_report_command,   &add_diff_command,
+    &add_inspect_command,  &add_verify_command,   &add_convert_command,
+    &add_recipe_command,   &add_schedule_command, &add_bench_command,
+    &add_probe_command,    &add_doctor_command,   &add_tour_command,
 };
 
 }  // namespace trireme::cli

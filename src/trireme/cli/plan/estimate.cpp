@@ -1,0 +1,62 @@
+// trireme estimate: time and memory of one layout; what is not given is chosen.
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "trireme/cli/commands.h"
+#include "trireme/cli/plan/options.h"
+#include "trireme/cli/plan/print.h"
+#include "trireme/cli/program.h"
+
+namespace trireme::cli {
+namespace {
+
+constexpr const char* kExamples = R"(Examples:
+  trireme estimate --model llama3-70b --cluster dgx-h100 --gpus 256 --tp 8 --pp 4
+  trireme estimate --cluster selene --family gpt --layers 96 --hidden 12288 --heads 96 --vocab 51200 --seq 2048 \
+    --tp 8 --pp 12 --dp 16 --microbatch 1 --global-batch 1536 --recompute full --precision fp16 \
+    --sequence-parallel off --attention unfused --zero 0 --json)";
+
+struct EstimateOptions {
+  PlanOptions plan;
+  bool json = false;
+};
+
+int estimate(const EstimateOptions& options, Context& context) {
+  const PlanTask task = options.plan.resolve();
+  const plan::SearchResult found = plan::search(task.hardware, task.job, task.gpus, {.given = task.given, .top = 3});
+  // A layout that does not fit still has its figures: those of the way that needs least.
+  const plan::Estimate& best = found.best.empty() ? *found.smallest : found.best.front();
+  if (options.json) {
+    context.out << to_json(task, best).dump(2) << '\n';
+    return kExitFine;
+  }
+  context.out << breakdown(task, best);
+  if (const auto chosen = chosen_json(task, best); !chosen.empty()) {
+    std::string line;
+    for (const auto& [key, value] : chosen.items()) {
+      const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+      line += fmt::format("{}{} {}", line.empty() ? "" : ", ", key, text);
+    }
+    fmt::print(context.out, "\n  chosen: {}\n", line);
+  }
+  return kExitFine;
+}
+
+}  // namespace
+
+void add_estimate_command(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand(
+      "estimate", "Predict step time, rates and memory of a layout on a cluster; what is not given is chosen");
+  const auto options =
+      std::make_shared<EstimateOptions>();  // shared with CLI11's callback, which outlives this function
+  options->plan.add_to(*command, PlanOptions::Recipe::kPositional);
+  command->add_flag("--json", options->json, "As JSON, and nothing else");
+  command->footer(kExamples);
+  command->callback([&context, options] { context.run = [&context, options] { return estimate(*options, context); }; });
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,161 @@
+#include "trireme/cli/plan/options.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "trireme/base/data_files.h"
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/cli/plan/recipe.h"
+#include "trireme/schedule/builders.h"
+#include "trireme/spec/recipe.h"
+
+namespace trireme::cli {
+namespace {
+
+/// Tokens of a step where no batch is given: what models of today start with.
+constexpr std::int64_t kUsualTokens = std::int64_t{4} << 20;
+
+template <typename Enum>
+Enum parse_name(const char* flag, const std::string& text) {
+  std::vector<std::string> names;
+  for (const auto& entry : enum_names(std::type_identity<Enum>{})) {
+    if (entry.name == text) return entry.value;
+    names.emplace_back(entry.name);
+  }
+  throw ConfigError(fmt::format("{} \"{}\" is unknown{}", flag, text, did_you_mean(text, names)),
+                    fmt::format("it is one of {}", listed(names)));
+}
+
+template <typename T>
+void add_number(CLI::App& command, const char* flag, std::optional<T>& value, const char* meaning) {
+  command.add_option(flag, value, meaning)->type_name("N");
+}
+
+void require_positive(const char* flag, const std::optional<std::int64_t>& value) {
+  if (value && *value < 1) throw ConfigError(fmt::format("{} must be at least 1, but is {}", flag, *value));
+}
+
+}  // namespace
+
+void PlanOptions::add_to(CLI::App& command, Recipe recipe) {
+  if (recipe == Recipe::kPositional) command.add_option("RECIPE", recipe_, "A recipe with a [model] section");
+  command.add_option("--model", model_, "A model by name (llama3-405b, gpt3-175b, ...) or the path of a recipe")
+      ->type_name("NAME");
+  command.add_option("--cluster", cluster_, "A cluster by name (selene, dgx-h100, ...) or the path of a file")
+      ->type_name("NAME")
+      ->required();
+  add_number(command, "--gpus", gpus_, "Devices to use; default: those of the layout, else of the cluster");
+  command.add_option("--family", family_, "Of a model given by its sizes: gpt or llama")->type_name("NAME");
+  add_number(command, "--layers", sizes_.layers, "Layers");
+  add_number(command, "--hidden", sizes_.hidden, "Width");
+  add_number(command, "--heads", sizes_.heads, "Attention heads");
+  add_number(command, "--kv-heads", sizes_.kv_heads, "Heads of keys and values; default: as many as heads");
+  add_number(command, "--ffn", sizes_.ffn, "Width of the MLP; default for gpt: 4 x hidden");
+  add_number(command, "--vocab", sizes_.vocab, "Vocabulary");
+  add_number(command, "--seq", seq_, "Tokens of a sequence; default: the model's longest");
+  add_number(command, "--global-batch", global_batch_, "Sequences of a step; default: about 4M tokens");
+  add_number(command, "--tp", given_.tp, "Ranks that split each matrix");
+  add_number(command, "--pp", given_.pp, "Stages of the pipeline");
+  add_number(command, "--dp", given_.dp, "Copies of the model");
+  add_number(command, "--cp", given_.cp, "Ranks that split each sequence");
+  add_number(command, "--virtual-stages", given_.virtual_stages, "Chunks of each stage");
+  add_number(command, "--microbatch", given_.microbatch, "Sequences that a rank takes at once");
+  command.add_option("--schedule", schedule_, "1f1b, interleaved, gpipe, zb-h1, ...: see trireme schedule list")
+      ->type_name("NAME");
+  command.add_option("--recompute", recompute_, "none, selective (attention's scores) or full (whole layers)")
+      ->type_name("MODE");
+  add_number(command, "--zero", given_.zero, "ZeRO stage, 0 to 3");
+  command.add_option("--precision", precision_, "fp32, fp16, bf16 or fp8; default bf16")->type_name("NAME");
+  command.add_option("--sequence-parallel", sequence_parallel_, "on or off: split norms over --tp too")
+      ->type_name("on|off");
+  command.add_option("--attention", attention_, "flash or unfused; default flash")->type_name("KIND");
+}
+
+spec::ModelShape PlanOptions::shape(spec::Recipe& recipe) const {
+  const bool by_sizes = sizes_.layers || sizes_.hidden || sizes_.heads;
+  const std::string named = !recipe_.empty() ? recipe_ : model_;
+  if (!recipe_.empty() && !model_.empty()) throw ConfigError("both a recipe and --model are given", "give one of them");
+  if (named.empty() && !by_sizes)
+    throw ConfigError("no model is given",
+                      "give --model NAME, or --family, --layers, --hidden, --heads, --vocab and --seq");
+  if (named.empty()) {
+    plan::ModelSizes sizes = sizes_;
+    sizes.family = family_.empty() ? plan::ModelFamily::kGpt : parse_name<plan::ModelFamily>("--family", family_);
+    return plan::shape_of(sizes);
+  }
+  if (by_sizes || !family_.empty())
+    throw ConfigError(fmt::format("the model \"{}\" and sizes of another one are given", named),
+                      "leave out --family, --layers, --hidden and --heads, or the model's name");
+  recipe = spec::load_recipe({.file = find_data_file("models", named).string()}).value;
+  const auto shape = spec::shape_of(recipe.model);
+  if (!shape)
+    throw ConfigError(fmt::format("\"{}\" has no [model] section with a family", named), "add one, or give --model");
+  return *shape;
+}
+
+int PlanOptions::device_count(const cost::Hardware& hardware, const plan::Choices& given) const {
+  if (gpus_) {
+    if (*gpus_ < 1) throw ConfigError(fmt::format("--gpus must be at least 1, but is {}", *gpus_));
+    return *gpus_;
+  }
+  // Three of the four say how many there are; cp alone is rarely meant when it is left out.
+  if (given.tp && given.pp && given.dp) return *given.tp * *given.pp * *given.dp * given.cp.value_or(1);
+  return hardware.cluster.gpus;
+}
+
+PlanTask PlanOptions::resolve() const {
+  PlanTask task;
+  task.hardware = cost::load_hardware(cluster_);
+  std::optional<std::int64_t> batch = global_batch_, length = seq_;
+  require_positive("--seq", length);
+  require_positive("--global-batch", batch);
+  task.job.shape = shape(task.recipe);
+  task.given = given_;
+  for (const auto& [flag, value] : {std::pair{"--tp", given_.tp},
+                                    {"--pp", given_.pp},
+                                    {"--dp", given_.dp},
+                                    {"--cp", given_.cp},
+                                    {"--virtual-stages", given_.virtual_stages}}) {
+    if (value && *value < 1) throw ConfigError(fmt::format("{} must be at least 1, but is {}", flag, *value));
+  }
+  if (given_.zero && (*given_.zero < 0 || *given_.zero > 3))
+    throw ConfigError(fmt::format("--zero must be from 0 to 3, but is {}", *given_.zero));
+  require_positive("--microbatch", given_.microbatch);
+  if (!recompute_.empty()) task.given.recompute = parse_name<plan::Recompute>("--recompute", recompute_);
+  if (!sequence_parallel_.empty()) {
+    if (sequence_parallel_ != "on" && sequence_parallel_ != "off")
+      throw ConfigError(fmt::format("--sequence-parallel must be on or off, but is \"{}\"", sequence_parallel_));
+    task.given.sequence_parallel = sequence_parallel_ == "on";
+  }
+  if (!schedule_.empty()) task.given.schedule = std::string(schedule::find_kind(schedule_).name);
+  std::string precision = precision_;
+  if (!recipe_.empty()) take_from_recipe(task.recipe, task.given, length, batch, precision);
+  task.gpus = device_count(task.hardware, task.given);
+
+  if (precision.empty()) {
+    task.chosen.emplace_back("precision");
+    // bf16 unless the device has no such units, as those before 2020.
+    const bool has = task.hardware.peak(cost::Arithmetic::kBf16) > 0;
+    task.job.arithmetic = has ? cost::Arithmetic::kBf16 : cost::Arithmetic::kFp16;
+  } else {
+    task.job.arithmetic = parse_name<cost::Arithmetic>("--precision", precision);
+  }
+  if (!attention_.empty()) task.job.attention = parse_name<plan::AttentionKind>("--attention", attention_);
+  if (attention_.empty()) task.chosen.emplace_back("attention");
+  if (!length) task.chosen.emplace_back("seq");
+  task.job.length = length.value_or(task.job.shape.positions);
+  if (!batch) {
+    task.chosen.emplace_back("global_batch");
+    // A multiple of the devices, so that any number of copies divides it.
+    const std::int64_t wanted = std::max<std::int64_t>(1, kUsualTokens / task.job.length);
+    batch = wanted >= task.gpus ? wanted / task.gpus * task.gpus : wanted;
+  }
+  task.job.batch = *batch;
+  plan::require_arithmetic(task.hardware, task.job);
+  return task;
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,213 @@
+// trireme plan: the best layout for a model on a cluster, and why the others lost.
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/error.h"
+#include "trireme/base/new_file.h"
+#include "trireme/base/text.h"
+#include "trireme/base/units.h"
+#include "trireme/cli/commands.h"
+#include "trireme/cli/plan/options.h"
+#include "trireme/cli/plan/print.h"
+#include "trireme/cli/plan/recipe.h"
+#include "trireme/cli/program.h"
+#include "trireme/plan/goodput.h"
+#include "trireme/plan/sizes.h"
+
+namespace trireme::cli {
+namespace {
+
+using plan::Estimate;
+using plan::Sized;
+
+constexpr const char* kExamples = R"(Examples:
+  trireme plan --model llama3-405b --cluster llama3-h100-16k --global-batch 2048
+  trireme plan --model gpt3-175b --cluster selene --gpus 1024 --tokens 300G --write gpt3.toml
+  trireme plan --model llama3-70b --cluster dgx-h100 --objective smallest --tokens 15T --days 60)";
+
+struct Options {
+  PlanOptions plan;
+  std::string objective = "time", tokens, write;
+  double days = 0;
+  std::size_t top = 5;
+  bool json = false;
+};
+
+/// Nothing fits: what is needed, what there is, and the nearest that would do.
+[[noreturn]] void throw_too_small(const PlanTask& task) {
+  const plan::SearchOptions search{.given = task.given, .top = 1, .replay = false};
+  const plan::SearchResult found = plan::search(task.hardware, task.job, task.gpus, search);
+  const plan::Memory& memory = found.smallest->memory;
+  const auto terabytes = [](double bytes) {
+    return bytes < 1e12 ? fmt::format("{:.0f} GB", bytes / 1e9) : fmt::format("{:.2f} TB", bytes / 1e12);
+  };
+  std::string hint = "take devices with more memory, or a smaller model or batch";
+  if (const auto larger = plan::nearest_that_fits(task.hardware, task.job, task.gpus, search))
+    hint =
+        fmt::format("nearest that fits: --gpus {} with {}", larger->gpus, to_text(larger->found.best.front().layout));
+  throw ConfigError(fmt::format("needs at least {}; your {} x {:.0f} GB hold {} (of {} layouts the smallest is {}, "
+                                "{} a device: {})",
+                                terabytes(memory.peak() * task.gpus), task.gpus, memory.device / 1e9,
+                                terabytes(memory.device * task.gpus), found.tried, to_text(found.smallest->layout),
+                                terabytes(memory.peak()), memory.why()),
+                    hint);
+}
+
+Sized find(const PlanTask& task, const Options& options) {
+  const auto names = plan::enum_names(std::type_identity<plan::Objective>{});
+  std::vector<std::string> known;
+  for (const auto& entry : names) {
+    known.emplace_back(entry.name);
+    if (entry.name != options.objective) continue;
+    const double tokens = options.tokens.empty() ? 0 : static_cast<double>(parse_count(options.tokens));
+    const bool deadline = entry.value == plan::Objective::kSmallest;
+    if (deadline && (tokens <= 0 || options.days <= 0))
+      throw ConfigError("--objective smallest needs a deadline",
+                        "give --tokens and --days, e.g. --tokens 1T --days 30");
+    const plan::SearchOptions search{.given = task.given, .top = options.top};
+    // Contradictions are told as such before sizes are tried.
+    (void)plan::all_layouts(task.hardware, task.job, task.gpus, task.given);
+    if (auto found = plan::choose_size(task.hardware, task.job, task.gpus, search, entry.value, tokens, options.days))
+      return std::move(*found);
+    const auto all = plan::choose_size(task.hardware, task.job, task.gpus, search, plan::Objective::kTime);
+    if (deadline && all)
+      throw ConfigError(fmt::format("{} tokens take {:.1f} days on all {} devices, longer than {}", options.tokens,
+                                    plan::days_for(tokens, all->tokens_per_second(task.job)), task.gpus, options.days),
+                        "give more devices with --gpus, or more days");
+    throw_too_small(task);
+  }
+  throw ConfigError(
+      fmt::format("--objective \"{}\" is unknown{}", options.objective, did_you_mean(options.objective, known)),
+      fmt::format("it is one of {}", listed(known)));
+}
+
+std::string table_of(const std::vector<Estimate>& estimates) {
+  constexpr auto kRight = TextTable::Align::kRight;
+  TextTable table({{"step s", kRight}, {"TFLOP/s", kRight}, {"MFU %", kRight}, {"GiB", kRight}, {"layout"}});
+  for (const Estimate& one : estimates)
+    table.add({fmt::format("{:.4g}", one.step_seconds()), fmt::format("{:.1f}", one.tflops_per_gpu()),
+               fmt::format("{:.1f}", 100 * one.mfu()), fmt::format("{:.1f}", one.memory.peak() / 1073741824.0),
+               to_text(one.layout)});
+  return table.text("  ");
+}
+
+/// Where the best spends less than another one does.
+std::string why_slower(const Estimate& best, const Estimate& other) {
+  const auto parts = [](const Estimate& one) {
+    const plan::StepTime& time = one.time;
+    return std::array<std::pair<const char*, double>, 7>{{{"matrix products", time.work.matmul},
+                                                          {"attention", time.work.attention},
+                                                          {"memory-bound operators", time.work.streaming},
+                                                          {"tensor and context parallelism", time.work.communication},
+                                                          {"messages between stages", time.pipeline},
+                                                          {"the pipeline's bubble", time.bubble},
+                                                          {"replicas", time.replicas}}};
+  };
+  const auto mine = parts(best), theirs = parts(other);
+  std::size_t most = 0;
+  for (std::size_t index = 0; index < mine.size(); ++index) {
+    if (theirs[index].second - mine[index].second > theirs[most].second - mine[most].second) most = index;
+  }
+  return fmt::format("{:.1f} % slower, most of it in {}", 100 * (other.step_seconds() / best.step_seconds() - 1),
+                     theirs[most].first);
+}
+
+std::string report(const PlanTask& task, const Sized& sized, const Options& options) {
+  const plan::SearchResult& found = sized.found;
+  const Estimate& best = found.best.front();
+  std::string out = breakdown(task, best);
+  const double rate = sized.tokens_per_second(task.job);
+  const plan::Goodput goodput = plan::estimate_goodput(task.hardware, task.job, sized.gpus);
+  out += fmt::format(
+      "\n  a failure every {}; with a checkpoint of {} written in {} every {} training moves on {:.1f} % of the time\n",
+      short_seconds(goodput.mtbf_seconds), short_bytes(goodput.checkpoint_bytes),
+      short_seconds(goodput.checkpoint_seconds), short_seconds(goodput.interval_seconds), 100 * goodput.share);
+  if (!options.tokens.empty()) {
+    const double tokens = static_cast<double>(parse_count(options.tokens));
+    const double days = plan::days_for(tokens, rate * goodput.share);
+    out += fmt::format("  {} tokens: {:.1f} days with failures, {} device hours", options.tokens, days,
+                       short_count(days * 24 * sized.gpus));
+    if (const double price = task.hardware.cluster.price_per_gpu_hour; price > 0)
+      out += fmt::format(", {} at {} an hour", short_count(days * 24 * sized.gpus * price), price);
+    out += '\n';
+  }
+  out += fmt::format("\nthe best of {} layouts, {} of which fit\n", found.tried, found.fitting);
+  out += table_of(found.best);
+  out += "\nwhy the others lost\n";
+  for (std::size_t index = 1; index < found.best.size(); ++index)
+    out += fmt::format("  {}: {}\n", to_text(found.best[index].layout), why_slower(best, found.best[index]));
+  for (const auto& [reason, loss] : found.losses) {
+    if (reason != "does not fit in memory") continue;
+    out += fmt::format("  {}: {}", counted(loss.count, "layout"), reason);
+    if (loss.best)
+      out +=
+          fmt::format("; the fastest of them, {}, would take {:.4g} s and needs {:.1f} GiB", to_text(loss.best->layout),
+                      loss.best->step_seconds(), loss.best->memory.peak() / 1073741824.0);
+    out += '\n';
+  }
+  if (found.pareto.size() > 1) out += "\nless memory for more time\n" + table_of(found.pareto);
+  return out;
+}
+
+nlohmann::ordered_json to_json(const PlanTask& task, const Sized& sized) {
+  nlohmann::ordered_json out = cli::to_json(task, sized.found.best.front());
+  const auto rows = [](const std::vector<Estimate>& estimates) {
+    nlohmann::ordered_json all = nlohmann::ordered_json::array();
+    for (const Estimate& one : estimates)
+      all.push_back({{"step_seconds", one.step_seconds()},
+                     {"memory_bytes_peak", one.memory.peak()},
+                     {"layout", cli::to_json(one.layout)}});
+    return all;
+  };
+  out["tried"] = sized.found.tried;
+  out["fitting"] = sized.found.fitting;
+  out["best"] = rows(sized.found.best);
+  out["pareto"] = rows(sized.found.pareto);
+  return out;
+}
+
+int run_plan(const Options& options, Context& context) {
+  PlanTask task = options.plan.resolve();
+  const Sized sized = find(task, options);
+  task.gpus = sized.gpus;
+  if (!options.write.empty()) {
+    const std::string text = recipe_text(task, sized.found.best.front(), options.tokens);
+    write_text_file(options.write, text);
+  }
+  if (options.json) {
+    context.out << to_json(task, sized).dump(2) << '\n';
+  } else {
+    context.out << report(task, sized, options);
+    if (!options.write.empty()) fmt::print(context.out, "\nwritten: {}\n", options.write);
+  }
+  return kExitFine;
+}
+
+}  // namespace
+
+void add_plan_command(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand("plan", "Find the best layout for a model on a cluster, and say why");
+  const auto options = std::make_shared<Options>();  // shared with CLI11's callback, which outlives this function
+  options->plan.add_to(*command, PlanOptions::Recipe::kNone);
+  command
+      ->add_option("--objective", options->objective,
+                   "time: fastest step; per-gpu: most tokens a second for each device, perhaps on fewer; smallest: "
+                   "fewest devices that see --tokens within --days")
+      ->type_name("NAME");
+  command->add_option("--tokens", options->tokens, "How many to train on, e.g. 300G")->type_name("N");
+  command->add_option("--days", options->days, "The deadline of --objective smallest")->type_name("N");
+  command->add_option("--top", options->top, "How many layouts to show; default 5")
+      ->check(CLI::Range(1, 1000).description(""))
+      ->type_name("N");
+  command->add_option("--write", options->write, "Write a recipe with the best layout")->type_name("FILE");
+  command->add_flag("--json", options->json, "As JSON, and nothing else");
+  command->footer(kExamples);
+  command->callback([&context, options] { context.run = [&context, options] { return run_plan(*options, context); }; });
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,143 @@
+#include "trireme/cli/plan/print.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/text.h"
+#include "trireme/base/units.h"
+
+namespace trireme::cli {
+namespace {
+
+using nlohmann::ordered_json;
+using plan::Estimate;
+
+template <typename Enum>
+std::string name_of(Enum value) {
+  return std::string(name_in(enum_names(std::type_identity<Enum>{}), value));
+}
+
+std::string seconds(double value) { return fmt::format("{:.4g} s", value); }
+std::string gib(double bytes) { return fmt::format("{:.2f} GiB", bytes / 1073741824.0); }
+
+std::string time_table(const Estimate& estimate) {
+  constexpr auto kRight = TextTable::Align::kRight;
+  TextTable table({{"time of a step goes to"}, {"", kRight}, {"%", kRight}, {""}});
+  const plan::StepTime& time = estimate.time;
+  const auto row = [&](const char* name, double value, const char* note) {
+    table.add({name, seconds(value), fmt::format("{:.1f}", 100 * value / time.total()), note});
+  };
+  row("matrix products", time.work.matmul, "");
+  row("attention", time.work.attention, "");
+  row("norms, activations, loss", time.work.streaming, "what only moves memory");
+  row("tensor and context parallelism", time.work.communication, "exposed");
+  row("stages' messages", time.pipeline, "exposed");
+  row("pipeline bubble", time.bubble, time.replayed ? "by replaying the schedule" : "");
+  row("replicas", time.replicas, "gradients and weights over dp, exposed");
+  row("optimizer", time.optimizer, "");
+  return table.text("  ");
+}
+
+std::string memory_table(const Estimate& estimate) {
+  constexpr auto kRight = TextTable::Align::kRight;
+  TextTable table({{"memory of the fullest rank"}, {"", kRight}});
+  const plan::MemoryParts& parts = estimate.memory.parts;
+  table.add({"weights", gib(parts.weights)});
+  table.add({"gradients", gib(parts.gradients)});
+  table.add({"optimizer", gib(parts.optimizer)});
+  table.add({"activations", gib(parts.activations)});
+  table.add({"working memory", gib(parts.working)});
+  table.add({"buffers and device software", gib(parts.buffers)});
+  table.add({"together", gib(parts.total())});
+  return table.text("  ");
+}
+
+}  // namespace
+
+std::string breakdown(const PlanTask& task, const Estimate& estimate) {
+  const double step = estimate.step_seconds();
+  std::string out = fmt::format("{} on {} x {} ({})\n", to_text(estimate.layout), task.gpus, task.hardware.device.name,
+                                task.hardware.cluster.name);
+  out += fmt::format(
+      "  step {}, {:.1f} model TFLOP/s a device ({:.1f} with recomputation), MFU {:.1f} %, {} tokens/s, {} "
+      "tokens/day\n",
+      seconds(step), estimate.tflops_per_gpu(), estimate.hardware_tflops_per_gpu(), 100 * estimate.mfu(),
+      short_count(task.job.tokens() / step), short_count(task.job.tokens() / step * 86400));
+  out += fmt::format("  memory {} of {}: {}; {}\n\n", gib(estimate.memory.peak()), gib(estimate.memory.device),
+                     estimate.memory.fits ? "fits" : "DOES NOT FIT", estimate.memory.why());
+  out += time_table(estimate) + '\n' + memory_table(estimate);
+  return out;
+}
+
+ordered_json to_json(const plan::Layout& layout) {
+  return {{"tp", layout.tp},
+          {"pp", layout.pp},
+          {"dp", layout.dp},
+          {"cp", layout.cp},
+          {"virtual_stages", layout.virtual_stages},
+          {"microbatch", layout.microbatch},
+          {"schedule", layout.schedule},
+          {"zero", layout.zero},
+          {"sequence_parallel", layout.sequence_parallel},
+          {"recompute", name_of(layout.recompute)}};
+}
+
+ordered_json chosen_json(const PlanTask& task, const Estimate& estimate) {
+  ordered_json chosen = ordered_json::object();
+  const plan::Layout& layout = estimate.layout;
+  const plan::Choices& given = task.given;
+  if (!given.tp) chosen["tp"] = layout.tp;
+  if (!given.pp) chosen["pp"] = layout.pp;
+  if (!given.dp) chosen["dp"] = layout.dp;
+  if (!given.cp) chosen["cp"] = layout.cp;
+  if (!given.virtual_stages) chosen["virtual_stages"] = layout.virtual_stages;
+  if (!given.microbatch) chosen["microbatch"] = layout.microbatch;
+  if (!given.schedule) chosen["schedule"] = layout.schedule;
+  if (!given.zero) chosen["zero"] = layout.zero;
+  if (!given.sequence_parallel) chosen["sequence_parallel"] = layout.sequence_parallel;
+  if (!given.recompute) chosen["recompute"] = name_of(layout.recompute);
+  for (const std::string& name : task.chosen) {
+    if (name == "precision") chosen[name] = name_of(task.job.arithmetic);
+    if (name == "attention") chosen[name] = name_of(task.job.attention);
+    if (name == "seq") chosen[name] = task.job.length;
+    if (name == "global_batch") chosen[name] = task.job.batch;
+  }
+  return chosen;
+}
+
+ordered_json to_json(const PlanTask& task, const Estimate& estimate) {
+  const plan::StepTime& time = estimate.time;
+  const plan::MemoryParts& parts = estimate.memory.parts;
+  return {{"step_seconds", estimate.step_seconds()},
+          {"tflops_per_gpu", estimate.tflops_per_gpu()},
+          {"hardware_tflops_per_gpu", estimate.hardware_tflops_per_gpu()},
+          {"mfu", estimate.mfu()},
+          {"tokens_per_second", task.job.tokens() / estimate.step_seconds()},
+          {"memory_bytes_peak", estimate.memory.peak()},
+          {"memory_bytes_device", estimate.memory.device},
+          {"fits", estimate.memory.fits},
+          {"fullest_stage", estimate.memory.stage},
+          {"gpus", task.gpus},
+          {"layout", to_json(estimate.layout)},
+          {"chosen", chosen_json(task, estimate)},
+          {"time_breakdown",
+           {{"matmul", time.work.matmul},
+            {"attention", time.work.attention},
+            {"streaming", time.work.streaming},
+            {"tensor_parallel", time.work.communication},
+            {"pipeline_messages", time.pipeline},
+            {"bubble", time.bubble},
+            {"replicas", time.replicas},
+            {"optimizer", time.optimizer},
+            {"recompute", time.recompute}}},
+          {"memory_breakdown",
+           {{"weights", parts.weights},
+            {"gradients", parts.gradients},
+            {"optimizer", parts.optimizer},
+            {"activations", parts.activations},
+            {"working", parts.working},
+            {"buffers", parts.buffers}}}};
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,21 @@
+// cli/plan/print.h -- estimates as tables and as JSON.
+//
+// Depends on: plan, cli/plan/options.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "trireme/cli/plan/options.h"
+#include "trireme/plan/estimate.h"
+
+namespace trireme::cli {
+
+/// Layout, rates, and where time and memory go.
+std::string breakdown(const PlanTask& task, const plan::Estimate& estimate);
+nlohmann::ordered_json to_json(const PlanTask& task, const plan::Estimate& estimate);
+nlohmann::ordered_json to_json(const plan::Layout& layout);
+/// What was not given, with what was taken for it.
+nlohmann::ordered_json chosen_json(const PlanTask& task, const plan::Estimate& estimate);
+
+}  // namespace trireme::cli

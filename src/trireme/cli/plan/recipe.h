@@ -1,0 +1,22 @@
+// cli/plan/recipe.h -- between recipes and plans: what a recipe says of its layout, and the recipe of a plan.
+//
+// Depends on: spec, plan, cli/plan/options.
+#pragma once
+
+#include <string>
+
+#include "trireme/cli/plan/options.h"
+#include "trireme/plan/estimate.h"
+#include "trireme/spec/recipe.h"
+
+namespace trireme::cli {
+
+/// Fills in what the recipe says and no flag has said. Length and batch come from [data] and [batch].
+void take_from_recipe(const spec::Recipe& recipe, plan::Choices& given, std::optional<std::int64_t>& length,
+                      std::optional<std::int64_t>& batch, std::string& precision);
+
+/// A recipe that `trireme train` reads: the task's own one with the plan's layout. Without data of its own it trains on
+/// a made-up task; `tokens` is how long, 100 steps where it is empty.
+std::string recipe_text(const PlanTask& task, const plan::Estimate& estimate, const std::string& tokens);
+
+}  // namespace trireme::cli

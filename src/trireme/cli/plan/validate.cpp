@@ -1,0 +1,136 @@
+// trireme validate-planner: predicted step times beside published ones.
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/cli/commands.h"
+#include "trireme/cli/program.h"
+#include "trireme/plan/validate.h"
+
+namespace trireme::cli {
+namespace {
+
+using plan::Prediction;
+
+struct ValidateOptions {
+  std::string fit;
+  bool leave_out = false, markdown = false, json = false;
+};
+
+std::string table_of(const std::vector<Prediction>& predictions, bool markdown) {
+  constexpr auto kRight = TextTable::Align::kRight;
+  TextTable table({{"run"},
+                   {"device"},
+                   {"predicted s", kRight},
+                   {"published s", kRight},
+                   {"error %", kRight},
+                   {"TFLOP/s", kRight},
+                   {"memory GiB", kRight},
+                   {"microbatch", kRight},
+                   {"virtual", kRight},
+                   {"counts"}});
+  for (const Prediction& one : predictions) {
+    table.add({one.run.id, one.device, fmt::format("{:.3f}", one.predicted), fmt::format("{:.3f}", one.measured),
+               fmt::format("{:+.1f}", 100 * one.error()), fmt::format("{:.1f}", one.estimate.tflops_per_gpu()),
+               fmt::format("{:.1f}{}", one.estimate.memory.peak() / 1073741824.0,
+                           one.estimate.memory.fits ? "" : " (does not fit)"),
+               fmt::format("{}", one.estimate.layout.microbatch), fmt::format("{}", one.estimate.layout.virtual_stages),
+               one.counted ? "yes" : "no"});
+  }
+  return markdown ? table.markdown() : table.text();
+}
+
+std::string summary_of(const std::vector<Prediction>& predictions) {
+  std::string out;
+  const auto line = [&out](const std::string& name, const plan::ErrorSummary& summary) {
+    out += fmt::format("{:<10} {:>9}  median |error| {:4.1f} %  above 12 %: {}  worst {:.1f} %\n", name,
+                       counted(summary.runs, "run"), 100 * summary.median, summary.far, 100 * summary.worst);
+  };
+  std::set<std::string> devices;
+  for (const Prediction& one : predictions) devices.insert(one.device);
+  for (const std::string& device : devices) {
+    std::vector<Prediction> own;
+    for (const Prediction& one : predictions) {
+      if (one.device == device) own.push_back(one);
+    }
+    line(device, plan::summarize(own));
+  }
+  line("all", plan::summarize(predictions));
+  return out;
+}
+
+nlohmann::ordered_json json_of(const std::vector<Prediction>& predictions) {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const Prediction& one : predictions) {
+    rows.push_back({{"id", one.run.id},
+                    {"source", one.run.source},
+                    {"device", one.device},
+                    {"predicted_seconds", one.predicted},
+                    {"published_seconds", one.measured},
+                    {"error", one.error()},
+                    {"memory_bytes_peak", one.estimate.memory.peak()},
+                    {"fits", one.estimate.memory.fits},
+                    {"counted", one.counted}});
+  }
+  const plan::ErrorSummary summary = plan::summarize(predictions);
+  return {
+      {"runs", rows}, {"counted", summary.runs}, {"median_error", summary.median}, {"above_12_percent", summary.far}};
+}
+
+int fit(const std::string& device, Context& context) {
+  const plan::Fit fitted = plan::fit_efficiency(device, plan::load_published());
+  if (fitted.runs == 0)
+    throw ConfigError(fmt::format("no published run that counts was made on device \"{}\"", device),
+                      "fit one of a100-80, h100 and v100");
+  fmt::print(context.out, "# {} published runs, loss {:.4f}\n[efficiency]\n", fitted.runs, fitted.loss);
+  const cost::Efficiency& found = fitted.efficiency;
+  fmt::print(context.out,
+             "matmul = {:.3f}\nmemory = {:.3f}\nattention = {:.3f}\nlink = {:.3f}\nnetwork = {:.3f}\noverlap = {:.3f}\n"
+             "gather = {:.3f}\nkernel_seconds = {:.2g}\n",
+             found.matmul, found.memory, found.attention, found.link, found.network, found.overlap, found.gather,
+             found.kernel_seconds);
+  return kExitFine;
+}
+
+int validate(const ValidateOptions& options, Context& context) {
+  if (!options.fit.empty()) return fit(options.fit, context);
+  const auto sources = plan::load_published();
+  const std::vector<Prediction> predictions =
+      options.leave_out
+          ? plan::leave_one_source_out(sources)
+          : plan::predict_published(sources, [](const cost::Device& device) { return device.efficiency; });
+  if (options.json) {
+    context.out << json_of(predictions).dump(2) << '\n';
+    return kExitFine;
+  }
+  context.out << table_of(predictions, options.markdown) << '\n' << summary_of(predictions);
+  if (options.leave_out)
+    context.out
+        << "\nEach run was predicted with constants fitted without its source; runs whose device no other source "
+           "used are left out.\n";
+  return kExitFine;
+}
+
+}  // namespace
+
+void add_validate_planner_command(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand(
+      "validate-planner", "Predict every published run we know of and print the error of each prediction");
+  const auto options =
+      std::make_shared<ValidateOptions>();  // shared with CLI11's callback, which outlives this function
+  command->add_flag("--leave-one-out", options->leave_out,
+                    "Predict each source's runs with constants fitted to the other sources only");
+  command->add_option("--fit", options->fit, "Fit the constants of a device to its published runs and print them")
+      ->type_name("DEVICE");
+  command->add_flag("--markdown", options->markdown, "As a Markdown table");
+  command->add_flag("--json", options->json, "As JSON");
+  command->callback([&context, options] { context.run = [&context, options] { return validate(*options, context); }; });
+}
+
+}  // namespace trireme::cli

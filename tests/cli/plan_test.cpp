@@ -1,0 +1,142 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/run.h"
+
+namespace trireme::cli {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+/// Megatron SC'21, table 2: 174.6B on 1,536 A100.
+std::vector<std::string> row_of_a_paper() {
+  return {"estimate", "--cluster",   "selene",  "--family",    "gpt",   "--layers",     "96",   "--hidden",
+          "12288",    "--heads",     "96",      "--vocab",     "51200", "--seq",        "2048", "--tp",
+          "8",        "--pp",        "12",      "--dp",        "16",    "--microbatch", "1",    "--global-batch",
+          "1536",     "--recompute", "full",    "--precision", "fp16",  "--zero",       "0",    "--sequence-parallel",
+          "off",      "--attention", "unfused", "--json"};
+}
+
+std::vector<std::string> with(std::vector<std::string> arguments, const std::vector<std::string>& more) {
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+TEST(Estimate, OfATableRowIsJsonAloneWithThePromisedFields) {
+  const Outcome outcome = run(row_of_a_paper());
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const json result = json::parse(outcome.out);
+  for (const char* field : {"step_seconds", "tflops_per_gpu", "hardware_tflops_per_gpu", "mfu", "memory_bytes_peak"})
+    EXPECT_TRUE(result.at(field).is_number()) << field;
+  EXPECT_TRUE(result.at("fits").get<bool>());
+  EXPECT_NEAR(result.at("hardware_tflops_per_gpu").get<double>(), 141, 0.12 * 141);
+  // Given flags are not chosen; the rest is, and says so.
+  EXPECT_FALSE(result.at("chosen").contains("tp"));
+  EXPECT_TRUE(result.at("chosen").contains("virtual_stages"));
+}
+
+TEST(Estimate, WhatDoesNotFitStillHasItsFigures) {
+  const Outcome outcome = run({"estimate", "--cluster", "selene", "--model", "gpt3-175b", "--tp", "1", "--pp", "1",
+                               "--dp", "1", "--global-batch", "1", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const json result = json::parse(outcome.out);
+  EXPECT_FALSE(result.at("fits").get<bool>());
+  EXPECT_GT(result.at("memory_bytes_peak").get<double>(), 2e12);
+  EXPECT_GT(result.at("step_seconds").get<double>(), 0);
+}
+
+TEST(Estimate, TellsEveryContradiction) {
+  const Outcome outcome = run(with(row_of_a_paper(), {"--gpus", "1000"}));
+  EXPECT_EQ(outcome.code, kExitUsage);
+  EXPECT_TRUE(outcome.out.empty());
+  EXPECT_THAT(outcome.err, HasSubstr("tp 8 x pp 12 x dp 16 x cp 1 = 1536, but there are 1000"));
+  EXPECT_THAT(outcome.err, HasSubstr("--gpus 1536"));
+}
+
+TEST(Estimate, UnknownNamesAreAnsweredWithNearOnes) {
+  EXPECT_THAT(run({"estimate", "--cluster", "selena", "--model", "gpt3-175b"}).err,
+              HasSubstr("did you mean \"selene\""));
+  EXPECT_THAT(run({"estimate", "--cluster", "selene", "--model", "gpt3-175"}).err,
+              HasSubstr("did you mean \"gpt3-175b\""));
+  EXPECT_THAT(run({"estimate", "--cluster", "selene"}).err, HasSubstr("no model is given"));
+  EXPECT_THAT(run({"estimate", "--cluster", "selene", "--model", "gpt3-175b", "--recompute", "ful"}).err,
+              HasSubstr("did you mean \"full\""));
+  EXPECT_EQ(run({"estimate", "--cluster", "selene", "--model", "gpt3-175b", "--gpus", "0"}).code, kExitUsage);
+}
+
+TEST(Estimate, ADeviceWithoutTheUnitsSaysWhichItHas) {
+  const Outcome outcome =
+      run({"estimate", "--cluster", "dgx2-v100", "--model", "gpt2-1.5b", "--gpus", "16", "--precision", "bf16"});
+  EXPECT_EQ(outcome.code, kExitUsage);
+  EXPECT_THAT(outcome.err, HasSubstr("--precision fp16"));
+  EXPECT_EQ(run({"estimate", "--cluster", "dgx2-v100", "--model", "gpt2-1.5b", "--gpus", "16"}).code, 0);
+}
+
+TEST(Plan, OfLlama405BIsAtLeastAsGoodAsThePublishedLayout) {
+  const std::vector<std::string> task{"--model",        "llama3-405b", "--cluster", "llama3-h100-16k",
+                                      "--global-batch", "2048",        "--json"};
+  const Outcome best = run(with({"plan"}, task));
+  const Outcome published =
+      run(with(with({"estimate"}, task), {"--tp", "8", "--pp", "16", "--dp", "128", "--cp", "1", "--zero", "2"}));
+  ASSERT_EQ(best.code, 0) << best.err;
+  ASSERT_EQ(published.code, 0) << published.err;
+  EXPECT_LE(json::parse(best.out).at("step_seconds").get<double>(),
+            json::parse(published.out).at("step_seconds").get<double>());
+}
+
+TEST(Plan, SaysWhyTheOthersLost) {
+  const Outcome outcome = run({"plan", "--model", "llama3-70b", "--cluster", "dgx-h100", "--gpus", "64"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("why the others lost"));
+  EXPECT_THAT(outcome.out, HasSubstr("does not fit in memory"));
+  EXPECT_THAT(outcome.out, HasSubstr("% slower, most of it in"));
+}
+
+TEST(Plan, TooLittleMemoryNamesWhatIsNeededAndWhatFits) {
+  const Outcome outcome = run({"plan", "--model", "llama3-405b", "--cluster", "dgx-h100", "--gpus", "16"});
+  EXPECT_EQ(outcome.code, kExitUsage);
+  EXPECT_THAT(outcome.err, HasSubstr("needs at least"));
+  EXPECT_THAT(outcome.err, HasSubstr("your 16 x 86 GB hold 1.37 TB"));
+  EXPECT_THAT(outcome.err, HasSubstr("nearest that fits: --gpus"));
+}
+
+TEST(Plan, TheSmallestClusterKeepsTheDeadline) {
+  const std::vector<std::string> task{"plan",     "--model", "llama3-8b",   "--cluster", "dgx-h100", "--gpus", "1024",
+                                      "--tokens", "1T",      "--objective", "smallest",  "--json",   "--days"};
+  const Outcome month = run(with(task, {"30"})), year = run(with(task, {"365"}));
+  ASSERT_EQ(month.code, 0) << month.err;
+  ASSERT_EQ(year.code, 0) << year.err;
+  EXPECT_LT(json::parse(year.out).at("gpus").get<int>(), json::parse(month.out).at("gpus").get<int>());
+  EXPECT_EQ(run(with(task, {"0.001"})).code, kExitUsage);
+}
+
+TEST(Plan, ItsRecipeIsFineAndGivesTheSameEstimate) {
+  const std::string path = (std::filesystem::temp_directory_path() / "trireme_planned.toml").string();
+  const Outcome planned = run({"plan", "--model", "llama3-70b", "--cluster", "dgx-h100", "--gpus", "64",
+                               "--global-batch", "256", "--write", path, "--json"});
+  ASSERT_EQ(planned.code, 0) << planned.err;
+  const Outcome checked = run({"recipe", "check", path});
+  EXPECT_EQ(checked.code, 0) << checked.err;
+  const Outcome again = run({"estimate", path, "--cluster", "dgx-h100", "--json"});
+  ASSERT_EQ(again.code, 0) << again.err;
+  EXPECT_NEAR(json::parse(again.out).at("step_seconds").get<double>(),
+              json::parse(planned.out).at("step_seconds").get<double>(), 1e-9);
+  std::filesystem::remove(path);
+}
+
+TEST(ValidatePlanner, PrintsEveryRunAndTheMedian) {
+  const Outcome outcome = run({"validate-planner"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("megatron-sc21-t1-1008.0B"));
+  EXPECT_THAT(outcome.out, HasSubstr("median |error|"));
+  const Outcome unknown = run({"validate-planner", "--fit", "b200"});
+  EXPECT_EQ(unknown.code, kExitUsage);
+}
+
+}  // namespace
+}  // namespace trireme::cli
