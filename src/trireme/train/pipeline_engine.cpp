@@ -53,8 +53,13 @@ class PipelineEngine final : public Engine {
     tables_.emplace(micros, table_of(recipe, micros));
     const schedule::Schedule& table = tables_.at(micros);
     const auto names = pipeline::chain_names(shape, build_options(recipe));
-    stage_ = pipeline::build_stage(shape, build_options(recipe), table, pipeline::split_by_count(names, table.chunks()),
-                                   stage);
+    const pipeline::Split split = pipeline::split_by_count(names, table.chunks());
+    stage_ = pipeline::build_stage({.shape = shape,
+                                    .table = table,
+                                    .split = split,
+                                    .precision = recipe.precision.compute,
+                                    .rank = stage,
+                                    .build = build_options(recipe)});
     for (int chunk = 0; chunk < table.chunks(); ++chunk) {
       holders_.push_back(schedule::holders_of(table, chunk).front());
     }
