@@ -46,8 +46,9 @@ TEST(Executor, RunsEveryFamilyWithDropout) {
   }
 }
 
-/// The table's own recomputation, and the layers' below it: what is made again has the same bits.
-TEST(Executor, RecomputesToTheBit) {
+/// The table's own recomputation, and the layers' below it. Every gradient has the same bits, but the head's arise when
+/// the last chunk is recomputed, so its micros may be added up in another order.
+TEST(Executor, RecomputesTheSameNumbers) {
   for (const char* kind : {"gpipe", "1f1b", "zb-h1", "interleaved"}) {
     SCOPED_TRACE(kind);
     schedule::Shape shape{.ranks = 3, .micros = 4};
@@ -55,9 +56,10 @@ TEST(Executor, RecomputesToTheBit) {
     problem.shape.dropout = 0.1;
     const Outcome plain = train_as_pipeline(problem, {.table = table_of(kind, shape), .ranks = 3});
     shape.recompute = true;
-    expect_same_bits(plain, train_as_pipeline(problem, {.table = table_of(kind, shape), .ranks = 3}));
+    const Outcome again = train_as_pipeline(problem, {.table = table_of(kind, shape), .ranks = 3});
+    expect_equal(plain, again, 1e-13);
     problem.build.recompute.kind = nn::RecomputeKind::kFull;
-    expect_same_bits(plain, train_as_pipeline(problem, {.table = table_of(kind, shape), .ranks = 3}));
+    expect_same_bits(again, train_as_pipeline(problem, {.table = table_of(kind, shape), .ranks = 3}));
   }
 }
 
@@ -111,20 +113,23 @@ TEST(Executor, ErrorsNameRankInstructionAndMicro) {
   const Problem problem = small_problem(Family::kGpt2, 2, 3);
   std::string text;
   try {
-    comm::run_ranks(2, [&](comm::Rank& rank) {
-      const auto table = one_f_one_b(2, 3);
-      const Split split = split_by_count(chain_names(problem.shape), 2);
-      Stage stage = build_stage({.shape = problem.shape, .table = table, .split = split, .rank = rank.rank()});
-      nn::initialise(stage.model->params, nn::Precision::kFp32, 1);
-      Executor executor({.table = table, .stage = stage, .pipeline = rank.world()});
-      executor.run({.micro =
-                        [&](int micro) {
-                          Micro made = make_micro(problem, micro);
-                          if (micro == 1) made.inputs[0].fill_(999);
-                          return made;
-                        },
-                    .update = [](int) {}});
-    });
+    comm::run_ranks(
+        2,
+        [&](comm::Rank& rank) {
+          const auto table = one_f_one_b(2, 3);
+          const Split split = split_by_count(chain_names(problem.shape), 2);
+          Stage stage = build_stage({.shape = problem.shape, .table = table, .split = split, .rank = rank.rank()});
+          nn::initialise(stage.model->params, nn::Precision::kFp32, 1);
+          Executor executor({.table = table, .stage = stage, .pipeline = rank.world()});
+          executor.run({.micro =
+                            [&](int micro) {
+                              Micro made = make_micro(problem, micro);
+                              if (micro == 1) made.inputs[0].fill_(999);
+                              return made;
+                            },
+                        .update = [](int) {}});
+        },
+        quiet());
   } catch (const Error& error) {
     text = error.block();
   }

@@ -113,55 +113,60 @@ void collect(Outcome& outcome, std::mutex& mutex, const nn::Params& params) {
 Outcome train_as_pipeline(const Problem& problem, const Pipelined& how) {
   Outcome outcome;
   std::mutex mutex;
-  comm::run_ranks(how.ranks * how.replicas, [&](comm::Rank& rank) {
-    at::set_num_threads(1);
-    const int replica = rank.rank() / how.ranks, stage_rank = rank.rank() % how.ranks;
-    const auto pipeline = rank.world().split(replica, stage_rank, "pp");
-    const auto replicas = rank.world().split(stage_rank, replica, "dp");
-    const std::vector<std::string> names = chain_names(problem.shape, problem.build);
-    const Split split = how.starts.empty() ? split_by_count(names, how.table.chunks()) : split_at(names, how.starts);
-    Stage stage = build_stage({.shape = problem.shape,
-                               .table = how.table,
-                               .split = split,
-                               .precision = nn::Precision::kFp64,
-                               .rank = stage_rank,
-                               .build = problem.build});
-    nn::initialise(stage.model->params, nn::Precision::kFp64, problem.seed);
-    auto optimizer = optim::make_optimizer(problem.optim, stage.model->params);
-    const auto foresight = make_foresight(how.table.weights, *optimizer, [&] { return problem.optim.learning_rate; });
-    Executor executor({.table = how.table,
-                       .stage = stage,
-                       .pipeline = *pipeline,
-                       .replicas = replicas.get(),
-                       .foresight = foresight.get()});
-    const bool flush = how.table.weights == schedule::Weights::kFlush;
-    const int at_once = how.table.steps(), mine = problem.micros / how.replicas;
-    for (int step = 0; step < problem.steps; step += at_once) {
-      std::vector<double> norms;
-      const RunReport report = executor.run(
-          {.micro =
-               [&](int micro) {
-                 const int of_step = step + micro / mine;
-                 Micro made = make_micro(problem, of_step * problem.micros + replica * mine + micro % mine);
-                 made.context.gradient_scale = 1 / targets_of(problem, of_step);
-                 return made;
-               },
-           .update =
-               [&](int) {
-                 norms.push_back(optim::update(*optimizer, {.learning_rate = problem.optim.learning_rate,
-                                                            .across = flush ? &executor.across() : nullptr})
-                                     .gradient_norm);
-               }});
-      for (int i = 0; i < at_once; ++i) {
-        double loss = report.steps[static_cast<std::size_t>(i)].loss;
-        replicas->all_reduce(comm::Buffer{&loss, 1, comm::DType::kF64}, comm::Reduce::kSum).wait();
-        if (rank.rank() != 0) continue;
-        outcome.losses.push_back(loss / targets_of(problem, step + i));
-        outcome.norms.push_back(norms[static_cast<std::size_t>(i)]);
-      }
-    }
-    collect(outcome, mutex, stage.model->params);
-  });
+  comm::run_ranks(
+      how.ranks * how.replicas,
+      [&](comm::Rank& rank) {
+        at::set_num_threads(1);
+        const int replica = rank.rank() / how.ranks, stage_rank = rank.rank() % how.ranks;
+        const auto pipeline = rank.world().split(replica, stage_rank, "pp");
+        const auto replicas = rank.world().split(stage_rank, replica, "dp");
+        const std::vector<std::string> names = chain_names(problem.shape, problem.build);
+        const Split split =
+            how.starts.empty() ? split_by_count(names, how.table.chunks()) : split_at(names, how.starts);
+        Stage stage = build_stage({.shape = problem.shape,
+                                   .table = how.table,
+                                   .split = split,
+                                   .precision = nn::Precision::kFp64,
+                                   .rank = stage_rank,
+                                   .build = problem.build});
+        nn::initialise(stage.model->params, nn::Precision::kFp64, problem.seed);
+        auto optimizer = optim::make_optimizer(problem.optim, stage.model->params);
+        const auto foresight =
+            make_foresight(how.table.weights, *optimizer, [&] { return problem.optim.learning_rate; });
+        Executor executor({.table = how.table,
+                           .stage = stage,
+                           .pipeline = *pipeline,
+                           .replicas = replicas.get(),
+                           .foresight = foresight.get()});
+        const bool flush = how.table.weights == schedule::Weights::kFlush;
+        const int at_once = how.table.steps(), mine = problem.micros / how.replicas;
+        for (int step = 0; step < problem.steps; step += at_once) {
+          std::vector<double> norms;
+          const RunReport report = executor.run(
+              {.micro =
+                   [&](int micro) {
+                     const int of_step = step + micro / mine;
+                     Micro made = make_micro(problem, of_step * problem.micros + replica * mine + micro % mine);
+                     made.context.gradient_scale = 1 / targets_of(problem, of_step);
+                     return made;
+                   },
+               .update =
+                   [&](int) {
+                     norms.push_back(optim::update(*optimizer, {.learning_rate = problem.optim.learning_rate,
+                                                                .across = flush ? &executor.across() : nullptr})
+                                         .gradient_norm);
+                   }});
+          for (int i = 0; i < at_once; ++i) {
+            double loss = report.steps[static_cast<std::size_t>(i)].loss;
+            replicas->all_reduce(comm::Buffer{&loss, 1, comm::DType::kF64}, comm::Reduce::kSum).wait();
+            if (rank.rank() != 0) continue;
+            outcome.losses.push_back(loss / targets_of(problem, step + i));
+            outcome.norms.push_back(norms[static_cast<std::size_t>(i)]);
+          }
+        }
+        collect(outcome, mutex, stage.model->params);
+      },
+      quiet());
   return outcome;
 }
 
@@ -169,6 +174,9 @@ void expect_equal(const Outcome& a, const Outcome& b, double tolerance) {
   ASSERT_EQ(a.losses.size(), b.losses.size());
   for (std::size_t i = 0; i < a.losses.size(); ++i) {
     EXPECT_NEAR(a.losses[i], b.losses[i], tolerance * std::abs(a.losses[i])) << "loss of step " << i;
+  }
+  ASSERT_EQ(a.norms.size(), b.norms.size());
+  for (std::size_t i = 0; i < a.norms.size(); ++i) {
     EXPECT_NEAR(a.norms[i], b.norms[i], tolerance * a.norms[i]) << "norm of step " << i;
   }
   ASSERT_EQ(a.params.size(), b.params.size());

@@ -64,6 +64,9 @@ struct Pipelined {
 /// The table of a kind, complete.
 schedule::Schedule table_of(std::string_view kind, schedule::Shape shape, int repeated = 1);
 
+/// Thread ranks that leave no files behind when they fail.
+inline comm::RanksOptions quiet() { return {.comm = {.flight_directory = ""}}; }
+
 /// Adds this rank's weights to the outcome; copies of a parameter on several ranks must agree to the bit.
 void collect(Outcome& outcome, std::mutex& mutex, const nn::Params& params);
 Outcome train_as_pipeline(const Problem& problem, const Pipelined& how);

@@ -146,6 +146,7 @@ TEST(Asynchronous, StalePassesComputeWithWhateverIsThere) {
 TEST(Asynchronous, DoubleBufferingIsOneUpdateLateEverywhere) {
   for (const auto kind : {spec::OptimizerKind::kSgd, spec::OptimizerKind::kAdamw}) {
     for (const double momentum : {0.0, 0.9}) {
+      if (kind == spec::OptimizerKind::kAdamw && momentum > 0) continue;  // has its own
       for (const int ranks : {2, 4}) {
         Problem problem = async_problem(4, 5);
         problem.optim.kind = kind;

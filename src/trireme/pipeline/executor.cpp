@@ -60,24 +60,19 @@ RunReport Executor::run(const Run& run) {
   const auto& list = table_.ranks[static_cast<std::size_t>(pipeline_.rank())];
   RunReport report;
   if (run.keep_spans) report.spans.reserve(list.size());
+  if (run.stands && openings_.empty()) openings_ = find_openings(table_);
   const auto begin = Clock::now();
-  present_ = 0;
+  present_ = settled_ = 0;
+  again_ = false;
   passes_.begin(run.micro);
-  for (std::size_t position = 0; position < list.size(); ++position) {
+  for (std::size_t position = 0; position <= list.size(); ++position) {
+    if (run.stands && settled_ < present_) position = settle(position, run);
+    if (position == list.size()) break;
     const Instruction& instruction = list[position];
+    // Transfers of the step before ended when this stretch was walked first.
+    if (again_ && is_transfer(instruction.op) && table_.step_of(instruction.micro) < present_) continue;
     const auto start = run.keep_spans ? Clock::now() : begin;
-    try {
-      obey(instruction, position, run);
-    } catch (Error& error) {
-      error.add_context(fmt::format("on rank {} of the pipeline, at instruction {} ({}: {}{}) of schedule {}",
-                                    pipeline_.rank(), position, schedule::to_text(instruction, true),
-                                    schedule::info(instruction.op).words,
-                                    instruction.micro < 0        ? ""
-                                    : is_version(instruction.op) ? fmt::format(", version {}", instruction.micro)
-                                                                 : fmt::format(", micro {}", instruction.micro),
-                                    table_.name));
-      throw;
-    }
+    obey_in_context(instruction, position, run);
     if (run.keep_spans) report.spans.push_back({instruction, start - begin, Clock::now() - begin});
     if (is_version(instruction.op)) report.most_copies = std::max(report.most_copies, versions_.copies());
   }
@@ -85,6 +80,42 @@ RunReport Executor::run(const Run& run) {
   report.steps = passes_.end();
   add_up(report.steps);
   return report;
+}
+
+/// Where to go on: here, or at the begin of the opening when the update behind it was wrong.
+std::size_t Executor::settle(std::size_t position, const Run& run) {
+  const auto rank = static_cast<std::size_t>(pipeline_.rank());
+  const Opening& opening = openings_[static_cast<std::size_t>(settled_)];
+  if (position < opening.end[rank]) return position;
+  ++settled_;
+  if (again_) {  // the right update was taken before it was walked again
+    again_ = false;
+    return position;
+  }
+  if (run.stands()) return position;
+  const int step = settled_ - 1;
+  transfers_.rewind(find_unmatched(table_, opening, step, pipeline_.rank()), step);
+  passes_.rewind(step);
+  run.redo();
+  --settled_;
+  again_ = true;
+  if (opening.begin[rank] < opening.end[rank]) return opening.begin[rank];
+  return settle(position, run);
+}
+
+void Executor::obey_in_context(const Instruction& instruction, std::size_t position, const Run& run) {
+  try {
+    obey(instruction, position, run);
+  } catch (Error& error) {
+    std::string what;
+    if (instruction.micro >= 0) {
+      what = fmt::format(", {} {}", is_version(instruction.op) ? "version" : "micro", instruction.micro);
+    }
+    error.add_context(fmt::format("on rank {} of the pipeline, at instruction {} ({}: {}{}) of schedule {}",
+                                  pipeline_.rank(), position, schedule::to_text(instruction, true),
+                                  schedule::info(instruction.op).words, what, table_.name));
+    throw;
+  }
 }
 
 void Executor::obey(const Instruction& it, std::size_t position, const Run& run) {

@@ -33,6 +33,10 @@ struct Run {
   MicroSource micro;
   /// The optimizer step: gradients are summed over all who hold them. `step` counts within the table.
   std::function<void(int step)> update;
+  /// Where both are given, `update` only supposes that it is right (optimistic.h). `stands` is asked when something
+  /// first depends on it, `redo` called where it was wrong; then the forwards of the next step run again.
+  std::function<bool()> stands = {};
+  std::function<void()> redo = {};
   bool keep_spans = false;
 };
 
@@ -63,6 +67,8 @@ class Executor {
 
  private:
   void obey(const schedule::Instruction& instruction, std::size_t position, const Run& run);
+  void obey_in_context(const schedule::Instruction& instruction, std::size_t position, const Run& run);
+  std::size_t settle(std::size_t position, const Run& run);
   void add_up(std::vector<StepSums>& steps);
 
   const schedule::Schedule table_;
@@ -73,7 +79,10 @@ class Executor {
   Passes passes_;
   Transfers transfers_;
   GradientReduction reduction_;
-  int present_ = 0;  // updates made in this run
+  std::vector<Opening> openings_;  // where updates are settled after the fact
+  int present_ = 0;                // updates made in this run
+  int settled_ = 0;                // of them, those that stand
+  bool again_ = false;             // the opening is walked a second time
 };
 
 }  // namespace trireme::pipeline

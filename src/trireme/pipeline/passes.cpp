@@ -194,6 +194,17 @@ void Passes::pass_over(int micro) {
   running.micro.reset();
 }
 
+void Passes::rewind(int step) {
+  for (int micro = 0; micro < table_.micros; ++micro) {
+    if (table_.step_of(micro) <= step) continue;
+    micros_[static_cast<std::size_t>(micro)].micro.reset();
+    for (auto& cells : cells_) {
+      Cell& here = cells[static_cast<std::size_t>(micro)];
+      here = Cell{.recomputed = here.recomputed};
+    }
+  }
+}
+
 nn::Tensors Passes::take_output(int chunk, int micro) {
   nn::Tensors outputs = std::move(cell(chunk, micro).outputs);
   TRIREME_CHECK(!outputs.empty(), "chunk {} has no output of micro {} to send", chunk, micro);

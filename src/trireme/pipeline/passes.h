@@ -15,7 +15,7 @@
 
 namespace trireme::pipeline {
 
-/// Gives a micro when the rank first needs it; each is asked for once in a run.
+/// Gives a micro when the rank first needs it; asked for once in a run, and again after an update was redone.
 using MicroSource = std::function<Micro(int micro)>;
 
 /// What a rank's share of one optimizer step was.
@@ -37,6 +37,9 @@ class Passes {
   /// `weights`: also the gradients of weights, which otherwise wait for backward_weight().
   void backward(int chunk, int micro, bool weights);
   void backward_weight(int chunk, int micro);
+
+  /// Forgets what was computed of the micros after `step`, none of which has been back yet.
+  void rewind(int step);
 
   const Micro& micro(int micro);
   /// What is sent, and where what was received goes.

@@ -74,13 +74,18 @@ void GradientReduction::finish() {
   replicas_under_way_ = {};
 }
 
+double GradientReduction::count_once(std::span<const double> squares) const {
+  double sum = 0;
+  for (std::size_t i = 0; i < counted_.size(); ++i) sum += counted_[i] ? squares[i] : 0.0;
+  return sum;
+}
+
 const optim::AcrossRanks& GradientReduction::across(const optim::AcrossRanks* within) {
   // update() asks for the parts of each parameter, then for the sum over stages, which is over the same numbers: each
   // parameter's squares are kept from the one call for the other, so that a copy is not counted again.
   across_.sum_parts = [this, parts = within != nullptr ? within->sum_parts : nullptr](std::span<double> squares) {
     if (parts) parts(squares);
-    own_squares_ = 0;
-    for (std::size_t i = 0; i < counted_.size(); ++i) own_squares_ += counted_[i] ? squares[i] : 0.0;
+    own_squares_ = count_once(squares);
   };
   across_.sum_stages = [this](double) {
     double sum = own_squares_;

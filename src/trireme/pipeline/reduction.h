@@ -36,6 +36,8 @@ class GradientReduction {
   /// For optim::update: norms over all stages, each parameter once. `within`: sums over the parts of a parameter that
   /// other ranks hold, where there are any. Valid as long as this object.
   const optim::AcrossRanks& across(const optim::AcrossRanks* within = nullptr);
+  /// The sum over parameters that this rank counts, of one number for each trainable one in their order.
+  double count_once(std::span<const double> squares) const;
   comm::Group& pipeline() { return pipeline_; }
 
  private:

@@ -1,6 +1,7 @@
 #include "trireme/pipeline/transfers.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
@@ -74,6 +75,28 @@ void Transfers::wait(const Instruction& instruction) {
   under_way_.erase(found);
   if (posted.op == Op::kRecvActivation) passes_.put_input(posted.chunk, posted.micro, std::move(tensors));
   if (posted.op == Op::kRecvGradient) passes_.put_gradient(posted.chunk, posted.micro, std::move(tensors));
+}
+
+void Transfers::rewind(const Unmatched& unmatched, int step) {
+  for (const Instruction& instruction : unmatched.sends) {
+    const bool activation = is_activation(instruction.op);
+    const int into = activation ? instruction.chunk + 1 : instruction.chunk;
+    nn::Tensors tensors;
+    for (const Crossing& crossing : crossings_(into, passes_.micro(instruction.micro))) {
+      if (activation || crossing.has_gradient()) tensors.push_back(at::zeros(crossing.sizes, crossing.type));
+    }
+    send(instruction, std::move(tensors));
+  }
+  for (const Instruction& instruction : unmatched.receives) receive(instruction);
+  std::vector<UnderWay> older;
+  for (UnderWay& transfer : under_way_) {
+    if (table_.step_of(transfer.posted.micro) <= step) {
+      older.push_back(std::move(transfer));
+    } else {
+      transfer.work.wait();
+    }
+  }
+  under_way_ = std::move(older);
 }
 
 void Transfers::end() const {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "trireme/comm/group.h"
+#include "trireme/pipeline/opening.h"
 #include "trireme/pipeline/passes.h"
 
 namespace trireme::pipeline {
@@ -19,6 +20,9 @@ class Transfers {
 
   /// Obeys a send, a receive or a wait.
   void obey(const schedule::Instruction& instruction);
+  /// Posts these too, and ends every transfer of micros after `step` without looking at what came: all ranks begin the
+  /// next step again.
+  void rewind(const Unmatched& unmatched, int step);
   /// Throws where a transfer is still under way: a table that was not checked.
   void end() const;
   std::int64_t sent_bytes() const { return sent_bytes_; }

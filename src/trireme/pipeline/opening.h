@@ -1,0 +1,33 @@
+// pipeline/opening.h -- what ranks can do of the next step before anything depends on its backward passes.
+//
+// Where an update is validated after the fact (zero-bubble schedules), ranks go on with these forwards meanwhile. When
+// it turns out wrong, all of them go back to where their opening begins: nobody has used a gradient yet, so nothing
+// else has to be undone. Messages that only one end has posted by then are evened out first; both ends know them from
+// the table.
+// Depends on: base, schedule. No tensors.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "trireme/schedule/schedule.h"
+
+namespace trireme::pipeline {
+
+/// By rank, positions [begin, end) in its list: behind an optimizer step, up to the first instruction that depends on a
+/// backward pass of the next step, on whatever rank.
+struct Opening {
+  std::vector<std::size_t> begin, end;
+};
+
+/// After each optimizer step of the table, in order.
+std::vector<Opening> find_openings(const schedule::Schedule& table);
+
+/// What this rank must still send, and receive, so that every transfer that some rank posted in its opening after
+/// update `step` has its other end.
+struct Unmatched {
+  std::vector<schedule::Instruction> sends, receives;
+};
+Unmatched find_unmatched(const schedule::Schedule& table, const Opening& opening, int step, int rank);
+
+}  // namespace trireme::pipeline
