@@ -84,6 +84,8 @@ TEST(Process, TheReadyRecipesAreFine) {
   int checked = 0;
   for (const auto& file : fs::recursive_directory_iterator(recipes)) {
     if (file.path().extension() != ".toml") continue;
+    const std::string folder = file.path().parent_path().filename().string();
+    if (folder == "clusters" || folder == "devices" || folder == "published") continue;  // the planner's, no recipes
     const Outcome outcome = shell("$P recipe check '" + file.path().string() + "' 2>&1");
     EXPECT_EQ(outcome.code, 0) << outcome.text;
     ++checked;

@@ -20,6 +20,9 @@ constexpr Named<BatchKind> kBatches[] = {
 
 using Problems = std::vector<config::Problem>;
 
+// Far beyond every run, and small enough to be multiplied by a thousand.
+constexpr std::int64_t kMost = 1'000'000'000'000'000;
+
 bool needs_total(ScheduleKind kind) {
   return kind == ScheduleKind::kLinear || kind == ScheduleKind::kCosine || kind == ScheduleKind::kWsd;
 }
@@ -133,27 +136,29 @@ void describe(config::Section<ScheduleConfig>& section) {
   section.field("kind", &ScheduleConfig::kind,
                 "its shape after warm-up; wsd: warm-up, stable, decay; step: times a factor at each boundary");
   section.field("unit", &ScheduleConfig::unit, "in what lengths are given: steps, or tokens trained on");
-  section.field("warmup", &ScheduleConfig::warmup, "the rate rises linearly over it").unit(Unit::kCount).at_least(0);
+  section.field("warmup", &ScheduleConfig::warmup, "the rate rises linearly over it")
+      .unit(Unit::kCount)
+      .range(0, kMost);
   section
       .field("warmup_from", &ScheduleConfig::warmup_from,
              "the rate of the first step; unset: 0, or optim.learning_rate itself where it is scaled to the batch")
       .at_least(0);
   section.field("total", &ScheduleConfig::total, "linear, cosine, wsd: where the minimum is reached, warm-up included")
       .unit(Unit::kCount)
-      .at_least(1);
+      .range(1, kMost);
   section.field("minimum", &ScheduleConfig::minimum, "the rate does not fall below this part of its peak").range(0, 1);
   section.field("decay", &ScheduleConfig::decay, "wsd: length of the last part, which ends at the total")
       .unit(Unit::kCount)
-      .at_least(1);
+      .range(1, kMost);
   section.field("boundaries", &ScheduleConfig::boundaries, "step: where the rate changes, rising")
       .unit(Unit::kCount)
-      .at_least(1);
+      .range(1, kMost);
   section.field("factors", &ScheduleConfig::factors, "step: by what it is multiplied at each boundary").above(0);
   section.field("scaling", &ScheduleConfig::scaling,
                 "linear: the peak is optim.learning_rate times batch.size / reference_batch; square-root: its root");
   section.field("reference_batch", &ScheduleConfig::reference_batch, "the batch that optim.learning_rate is meant for")
       .unit(Unit::kCount)
-      .at_least(1);
+      .range(1, kMost);
 }
 
 void describe(config::Section<BatchConfig>& section) {
@@ -163,15 +168,17 @@ void describe(config::Section<BatchConfig>& section) {
                 "maximum, and only then lowers the rate");
   section.field("size", &BatchConfig::size, "tokens (samples for models without) of one update; increase: at first")
       .unit(Unit::kCount)
-      .at_least(1);
+      .range(1, kMost);
   section
       .field("multiple", &BatchConfig::multiple,
              "a changing batch is rounded down to a multiple of this: tokens of a microbatch times replicas")
       .unit(Unit::kCount)
-      .at_least(1);
-  section.field("start", &BatchConfig::start, "ramp: the first batch").unit(Unit::kCount).at_least(1);
-  section.field("over", &BatchConfig::over, "ramp: tokens until batch.size is reached").unit(Unit::kCount).at_least(1);
-  section.field("maximum", &BatchConfig::maximum, "increase: the largest batch").unit(Unit::kCount).at_least(1);
+      .range(1, kMost);
+  section.field("start", &BatchConfig::start, "ramp: the first batch").unit(Unit::kCount).range(1, kMost);
+  section.field("over", &BatchConfig::over, "ramp: tokens until batch.size is reached")
+      .unit(Unit::kCount)
+      .range(1, kMost);
+  section.field("maximum", &BatchConfig::maximum, "increase: the largest batch").unit(Unit::kCount).range(1, kMost);
 }
 
 std::vector<config::Problem> find_problems(const ScheduleConfig& schedule, const BatchConfig& batch) {
