@@ -9,6 +9,7 @@
 
 #include "tests/pipeline/support.h"
 #include "trireme/base/error.h"
+#include "trireme/pipeline/profile.h"
 
 namespace trireme::pipeline {
 namespace {
@@ -154,6 +155,26 @@ TEST(Stage, BalancedBySizeIsNoWorseThanByCount) {
   for (int chunks = 1; chunks <= 8; ++chunks) {
     EXPECT_LE(largest(split_by_cost(costs, chunks)), largest(split_by_count(chain_names(shape), chunks)));
   }
+}
+
+/// A large vocabulary makes the head the costliest entry.
+TEST(Profile, FindsWhatCostsMost) {
+  spec::ModelShape shape = small_shape(spec::Family::kLlama, 4);
+  shape.vocabulary = 65536;
+  const auto model = models::build(shape);
+  nn::initialise(model->params, nn::Precision::kFp32, 1);
+  const Problem problem{.shape = shape};
+  const auto profile = profile_entries(*model, [&] { return make_micro(problem, 1); });
+  ASSERT_EQ(profile.size(), model->layers.size());
+  for (std::size_t i = 0; i + 1 < profile.size(); ++i) {
+    EXPECT_GT(profile[i].seconds, 0) << model->layers[i].name;
+    EXPECT_EQ(profile[i].activation_bytes, 2 * 6 * 8 * 4) << model->layers[i].name;  // rows, tokens, width, float
+  }
+  EXPECT_EQ(profile.back().weight_bytes, 65536 * 8 * 4);
+  for (const nn::Param& param : model->params) EXPECT_TRUE(param.gradient_empty);
+  const Split split = split_by_cost(seconds_of(profile), 2);
+  EXPECT_NO_THROW(check_split(split, chain_names(shape)));
+  EXPECT_GE(split[1].begin, 4u) << to_text(split, chain_names(shape));  // the head outweighs all blocks
 }
 
 TEST(Stage, NamesAnEntryThatTheModelHasNot) {
