@@ -150,7 +150,7 @@ TEST(Asynchronous, DoubleBufferingIsOneUpdateLateEverywhere) {
       for (const int ranks : {2, 4}) {
         Problem problem = async_problem(4, 5);
         problem.optim.kind = kind;
-        problem.optim.momentum = momentum;
+        problem.optim.momentum = kind == spec::OptimizerKind::kSgd ? momentum : spec::OptimConfig{}.momentum;
         const Law law = [&](const History& history, int, int micro, bool) {
           return history.weights[static_cast<std::size_t>(std::max(0, micro / problem.micros - 1))];
         };

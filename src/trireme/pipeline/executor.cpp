@@ -94,9 +94,11 @@ std::size_t Executor::settle(std::size_t position, const Run& run) {
   }
   if (run.stands()) return position;
   const int step = settled_ - 1;
-  transfers_.rewind(find_unmatched(table_, opening, step, pipeline_.rank()), step);
+  const Unmatched unmatched = find_unmatched(table_, opening, step, pipeline_.rank());
+  transfers_.rewind(unmatched, step);
   passes_.rewind(step);
   run.redo();
+  for (const Instruction& receive : unmatched.early_receives) transfers_.obey(receive);
   --settled_;
   again_ = true;
   if (opening.begin[rank] < opening.end[rank]) return opening.begin[rank];

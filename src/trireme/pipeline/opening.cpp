@@ -25,7 +25,9 @@ Instruction receive_of(const Instruction& send) {
 bool contains(const schedule::Schedule& table, const Opening& opening, int rank, const Instruction& wanted) {
   const auto r = static_cast<std::size_t>(rank);
   const auto& list = table.ranks[r];
-  const auto first = list.begin() + static_cast<std::ptrdiff_t>(opening.begin[r]);
+  // A send comes after its forward, in the opening; a receive may have been posted before.
+  const std::size_t from = schedule::is_recv(wanted.op) ? 0 : opening.begin[r];
+  const auto first = list.begin() + static_cast<std::ptrdiff_t>(from);
   const auto last = list.begin() + static_cast<std::ptrdiff_t>(opening.end[r]);
   return std::find(first, last, wanted) != last;
 }
@@ -78,7 +80,7 @@ Unmatched find_unmatched(const schedule::Schedule& table, const Opening& opening
   Unmatched unmatched;
   for (std::size_t other = 0; other < table.ranks.size(); ++other) {
     if (static_cast<int>(other) == rank) continue;
-    for (std::size_t position = opening.begin[other]; position < opening.end[other]; ++position) {
+    for (std::size_t position = 0; position < opening.end[other]; ++position) {
       const Instruction& it = table.ranks[other][position];
       const bool send = schedule::is_send(it.op), receive = schedule::is_recv(it.op);
       if ((!send && !receive) || table.step_of(it.micro) <= step || schedule::peer_of(table, it) != rank) continue;
@@ -86,6 +88,11 @@ Unmatched find_unmatched(const schedule::Schedule& table, const Opening& opening
       if (contains(table, opening, rank, mine)) continue;
       (send ? unmatched.receives : unmatched.sends).push_back(mine);
     }
+  }
+  const auto& list = table.ranks[static_cast<std::size_t>(rank)];
+  for (std::size_t position = 0; position < opening.begin[static_cast<std::size_t>(rank)]; ++position) {
+    const Instruction& it = list[position];
+    if (schedule::is_recv(it.op) && table.step_of(it.micro) > step) unmatched.early_receives.push_back(it);
   }
   return unmatched;
 }

@@ -23,10 +23,12 @@ struct Opening {
 /// After each optimizer step of the table, in order.
 std::vector<Opening> find_openings(const schedule::Schedule& table);
 
-/// What this rank must still send, and receive, so that every transfer that some rank posted in its opening after
-/// update `step` has its other end.
+/// What this rank must still send, and receive, so that every transfer of the step after update `step` that some rank
+/// has posted by the end of its opening has its other end.
 struct Unmatched {
   std::vector<schedule::Instruction> sends, receives;
+  /// Posted before the opening began, while the last step was ending: to be posted again.
+  std::vector<schedule::Instruction> early_receives;
 };
 Unmatched find_unmatched(const schedule::Schedule& table, const Opening& opening, int step, int rank);
 
