@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -17,7 +18,7 @@ using ::testing::HasSubstr;
 
 class DataFiles : public ::testing::Test {
  protected:
-  DataFiles() : folder_(fs::path(::testing::TempDir()) / "trireme_data") {
+  DataFiles() : folder_(fs::path(::testing::TempDir()) / ("trireme_data_" + std::to_string(::getpid()))) {
     fs::create_directories(folder_ / "clusters");
     std::ofstream(folder_ / "clusters" / "mine.toml") << "name = \"mine\"\n";
     setenv("TRIREME_DATA_PATH", folder_.c_str(), 1);
