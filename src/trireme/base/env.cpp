@@ -13,7 +13,8 @@ using enum EnvGroup;
 
 constexpr EnvVariable kTable[] = {
     {kTrireme, "TRIREME_LOG", "log level: trace, debug, info, warn, error or off"},
-    {kTrireme, "TRIREME_DATA_PATH", "folders, separated by ':', that hold clusters/, devices/ and models/ of one's own"},
+    {kTrireme, "TRIREME_DATA_PATH",
+     "folders, separated by ':', that hold clusters/, devices/ and models/ of one's own"},
     {kTrireme, "TRIREME_PLUGIN_PATH", "folders with Trireme's plugins (MPI transport, runtime), separated by ':'"},
     {kTrireme, "TRIREME_COMM_DEADLINE", "how long a communication call may take, e.g. 10m; beats the recipe"},
     {kTrireme, "TRIREME_COMM_ALGORITHM", "algorithm for every collective, e.g. ring; beats the recipe"},
