@@ -1,6 +1,5 @@
 #include "trireme/base/data_files.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
+#include "trireme/base/own_folders.h"
 #include "trireme/base/text.h"
 
 namespace trireme {
@@ -17,18 +17,6 @@ namespace fs = std::filesystem;
 
 /// Enough for build/PRESET/src/trireme/libtrireme.so and for lib/ARCHITECTURE/libtrireme.so; not up to a user's home.
 constexpr int kFoldersUp = 5;
-
-fs::path library_folder() {
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<void*>(&library_folder), &info) == 0 || info.dli_fname == nullptr) return {};
-  std::error_code ignored;
-  return fs::weakly_canonical(info.dli_fname, ignored).parent_path();
-}
-
-fs::path program_folder() {
-  std::error_code ignored;
-  return fs::read_symlink("/proc/self/exe", ignored).parent_path();
-}
 
 }  // namespace
 

@@ -8,26 +8,10 @@
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
+#include "trireme/base/own_folders.h"
 
 namespace trireme {
-namespace {
-
 namespace fs = std::filesystem;
-
-/// The folder of the library this function lives in: libtrireme.so, wherever it was installed.
-fs::path own_folder() {
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<void*>(&own_folder), &info) == 0 || info.dli_fname == nullptr) return {};
-  std::error_code ignored;
-  return fs::weakly_canonical(info.dli_fname, ignored).parent_path();
-}
-
-fs::path program_folder() {
-  std::error_code ignored;
-  return fs::read_symlink("/proc/self/exe", ignored).parent_path();
-}
-
-}  // namespace
 
 std::vector<std::string> plugin_folders() {
   std::vector<std::string> folders;
@@ -37,7 +21,7 @@ std::vector<std::string> plugin_folders() {
   };
   std::istringstream listed(env("TRIREME_PLUGIN_PATH").value_or(""));
   for (std::string folder; std::getline(listed, folder, ':');) add(folder);
-  add(own_folder());
+  add(library_folder());
   if (const fs::path program = program_folder(); !program.empty()) {
     add(program);
     add(program / "lib");

@@ -354,6 +354,13 @@ spec::Recipe effective_recipe(const RunRequest& request, const spec::ModelShape&
   return recipe;
 }
 
-RunResult run(const RunRequest& request, comm::Rank& rank) { return Run(request, rank).go(); }
+RunResult run(const RunRequest& request, comm::Rank& rank) {
+  try {
+    return Run(request, rank).go();
+  } catch (const fs::filesystem_error& error) {  // a folder or copy that could not be made
+    throw IoError(fmt::format("the run's directory {} cannot be used: {}", request.folder.string(), error.what()),
+                  "look at its permissions and the space that is left");
+  }
+}
 
 }  // namespace trireme::train
