@@ -22,6 +22,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "bench/peer.h"
+#include "bench/times.h"
 #include "trireme/base/text.h"
 #include "trireme/device/host_memory.h"
 #include "trireme/models/model.h"
@@ -30,7 +32,9 @@
 namespace {
 
 using namespace trireme;
-using Clock = std::chrono::steady_clock;
+using bench::Clock;
+using bench::seconds_since;
+using bench::Times;
 
 struct Size {
   std::int64_t layers, width, heads, sequence, vocabulary, batch;
@@ -40,8 +44,6 @@ struct Size {
 };
 constexpr Size kSizes[] = {{4, 256, 4, 256, 256, 8}, {6, 384, 6, 256, 256, 8}, {12, 768, 12, 1024, 50304, 1}};
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
 double status_mb(const std::string& field) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -49,16 +51,6 @@ double status_mb(const std::string& field) {
   }
   return 0;
 }
-
-struct Times {
-  std::vector<double> seconds;
-  double quantile(double q) const {
-    std::vector<double> sorted = seconds;
-    std::sort(sorted.begin(), sorted.end());
-    return sorted.empty() ? 0 : sorted[static_cast<std::size_t>(q * static_cast<double>(sorted.size() - 1) + 0.5)];
-  }
-  double median() const { return quantile(0.5); }
-};
 
 // ---- ours
 
@@ -206,58 +198,31 @@ class Traffic {
 
 class Peer {
  public:
-  Peer(const std::string& python, const Size& s, const std::string& precision, bool compile, int threads) {
-    int to[2], from[2];
-    if (pipe(to) != 0 || pipe(from) != 0) throw std::runtime_error("no pipe for the peer");
-    child_ = fork();
-    if (child_ == 0) {
-      dup2(to[0], 0);
-      dup2(from[1], 1);
-      close(to[1]);
-      close(from[0]);
-      std::vector<std::string> words{python, TRIREME_BENCH_DIR "/peers/gpt.py"};
-      const auto add = [&](const char* name, std::int64_t value) {
-        words.push_back(fmt::format("--{}={}", name, value));
-      };
-      add("layers", s.layers), add("width", s.width), add("heads", s.heads), add("sequence", s.sequence);
-      add("vocabulary", s.vocabulary), add("batch", s.batch), add("threads", threads);
-      words.push_back("--precision=" + precision);
-      if (compile) words.push_back("--compile");
-      std::vector<char*> arguments;
-      for (std::string& word : words) arguments.push_back(word.data());
-      arguments.push_back(nullptr);
-      execvp(arguments[0], arguments.data());
-      std::perror("the peer");
-      _exit(127);
-    }
-    close(to[0]);
-    close(from[1]);
-    in_ = fdopen(to[1], "w");
-    out_ = fdopen(from[0], "r");
-  }
-  ~Peer() {
-    std::fclose(in_);
-    std::fclose(out_);
-    waitpid(child_, nullptr, 0);
-  }
-  Peer(const Peer&) = delete;
-  Peer& operator=(const Peer&) = delete;
+  Peer(const std::string& python, const Size& s, const std::string& precision, bool compile, int threads)
+      : process_(command(python, s, precision, compile, threads)) {}
 
   std::vector<double> run(int steps) {
-    fmt::print(in_, "run {}\n", steps);
-    std::fflush(in_);
-    std::string line;
-    for (int c; (c = std::fgetc(out_)) != EOF && c != '\n';) line.push_back(static_cast<char>(c));
-    if (line.empty()) throw std::runtime_error("the peer ended; run bench/peers/gpt.py by hand to see why");
-    const auto answer = nlohmann::json::parse(line);
+    const auto answer = process_.ask(fmt::format("run {}", steps));
     memory_mb_ = answer["peak_mb"].get<double>() - answer["start_mb"].get<double>();
     return answer["seconds"].get<std::vector<double>>();
   }
   double memory_mb() const { return memory_mb_; }
 
  private:
-  pid_t child_;
-  std::FILE *in_, *out_;
+  static std::vector<std::string> command(const std::string& python, const Size& s, const std::string& precision,
+                                          bool compile, int threads) {
+    std::vector<std::string> words{python, TRIREME_BENCH_DIR "/peers/gpt.py"};
+    const auto add = [&](const char* name, std::int64_t value) {
+      words.push_back(fmt::format("--{}={}", name, value));
+    };
+    add("layers", s.layers), add("width", s.width), add("heads", s.heads), add("sequence", s.sequence);
+    add("vocabulary", s.vocabulary), add("batch", s.batch), add("threads", threads);
+    words.push_back("--precision=" + precision);
+    if (compile) words.push_back("--compile");
+    return words;
+  }
+
+  bench::PeerProcess process_;
   double memory_mb_ = 0;
 };
 

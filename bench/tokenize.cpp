@@ -17,6 +17,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "bench/peer.h"
+#include "bench/times.h"
 #include "trireme/base/mapped_file.h"
 #include "trireme/base/new_file.h"
 #include "trireme/base/text.h"
@@ -39,61 +41,25 @@ struct Options {
   int rounds = 5;
 };
 
-struct Result {
-  std::vector<double> seconds;
+struct Result : bench::Times {
   std::uint64_t tokens = 0, checksum = 0;
-  double quantile(double q) const {
-    std::vector<double> sorted = seconds;
-    std::sort(sorted.begin(), sorted.end());
-    return sorted.empty() ? 0 : sorted[static_cast<std::size_t>(q * static_cast<double>(sorted.size() - 1) + 0.5)];
-  }
 };
 
 class Peer {
  public:
-  Peer(const Options& options, const std::string& tokenizer) {
-    int to[2], from[2];
-    if (pipe(to) != 0 || pipe(from) != 0) throw std::runtime_error("no pipe for the peer");
-    child_ = fork();
-    if (child_ == 0) {
-      dup2(to[0], 0);
-      dup2(from[1], 1);
-      close(to[1]);
-      close(from[0]);
-      const std::string script = TRIREME_BENCH_DIR "/peers/tokenize.py", bytes = std::to_string(options.document_bytes);
-      execlp(options.python.c_str(), options.python.c_str(), script.c_str(), "--tokenizer", tokenizer.c_str(), "--text",
-             options.text.c_str(), "--document-bytes", bytes.c_str(), nullptr);
-      std::perror("the peer");
-      _exit(127);
-    }
-    close(to[0]);
-    close(from[1]);
-    in_ = fdopen(to[1], "w");
-    out_ = fdopen(from[0], "r");
-  }
-  ~Peer() {
-    std::fclose(in_);
-    std::fclose(out_);
-    waitpid(child_, nullptr, 0);
-  }
-  Peer(const Peer&) = delete;
-  Peer& operator=(const Peer&) = delete;
+  Peer(const Options& options, const std::string& tokenizer)
+      : process_({options.python, TRIREME_BENCH_DIR "/peers/encode_text.py", "--tokenizer", tokenizer, "--text",
+                  options.text, "--document-bytes", std::to_string(options.document_bytes)}) {}
 
   void run(Result& result) {
-    fmt::print(in_, "run 1\n");
-    std::fflush(in_);
-    std::string line;
-    for (int c; (c = std::fgetc(out_)) != EOF && c != '\n';) line.push_back(static_cast<char>(c));
-    if (line.empty()) throw std::runtime_error("the peer ended; run bench/peers/tokenize.py by hand to see why");
-    const auto answer = nlohmann::json::parse(line);
-    for (const double seconds : answer["seconds"]) result.seconds.push_back(seconds);
+    const auto answer = process_.ask("run 1");
+    for (const double each : answer["seconds"]) result.seconds.push_back(each);
     result.tokens = answer["tokens"];
     result.checksum = answer["checksum"];
   }
 
  private:
-  pid_t child_;
-  std::FILE *in_, *out_;
+  bench::PeerProcess process_;
 };
 
 std::vector<std::string_view> documents_of(std::string_view text, std::size_t bytes) {

@@ -19,6 +19,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "bench/times.h"
 #include "trireme/base/cores.h"
 #include "trireme/base/text.h"
 #include "trireme/comm/rank.h"
@@ -30,23 +31,14 @@
 namespace {
 
 using namespace trireme;
-using Clock = std::chrono::steady_clock;
+using bench::Clock;
+using bench::seconds_since;
+using bench::Times;
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-struct Times {
-  std::vector<double> seconds;
-  double quantile(double q) const {
-    std::vector<double> sorted = seconds;
-    std::sort(sorted.begin(), sorted.end());
-    return sorted.empty() ? 0 : sorted[static_cast<std::size_t>(q * static_cast<double>(sorted.size() - 1) + 0.5)];
-  }
-  double median() const { return quantile(0.5); }
-  std::string text(double scale, const char* unit) const {
-    return fmt::format("{:.3f} {} ({:.3f}-{:.3f})", median() * scale, unit, quantile(0.25) * scale,
-                       quantile(0.75) * scale);
-  }
-};
+std::string text_of(const Times& times, double scale, const char* unit) {
+  return fmt::format("{:.3f} {} ({:.3f}-{:.3f})", times.median() * scale, unit, times.quantile(0.25) * scale,
+                     times.quantile(0.75) * scale);
+}
 
 spec::Recipe recipe_of(std::int64_t layers, std::int64_t width, spec::Precision precision) {
   spec::Recipe recipe;
@@ -117,7 +109,7 @@ void compare(std::int64_t layers, std::int64_t width, spec::Precision precision,
     }
     const bool low = precision == spec::Precision::kBf16;
     fmt::print("{}x{} {}: step {}, bare loop {}, ratio {:.4f}; waiting for data {:.3f} % of a step\n", layers, width,
-               low ? "bf16" : "fp32", ours.text(1e3, "ms"), loop.text(1e3, "ms"), ours.median() / loop.median(),
+               low ? "bf16" : "fp32", text_of(ours, 1e3, "ms"), text_of(loop, 1e3, "ms"), ours.median() / loop.median(),
                waits.median() * 100);
   });
 }
@@ -166,7 +158,7 @@ int main(int count, char** words) try {
   compare(6, 384, spec::Precision::kBf16, rounds);
   Times starts;
   for (int i = 0; i < 9; ++i) starts.seconds.push_back(start_to_first_step(program, recipe));
-  fmt::print("program start to first step: {}\n", starts.text(1, "s"));
+  fmt::print("program start to first step: {}\n", text_of(starts, 1, "s"));
   return 0;
 } catch (const std::exception& error) {
   fmt::print(stderr, "{}\n", error.what());
