@@ -120,6 +120,7 @@ Outcome train_as_pipeline(const Problem& problem, const Pipelined& how) {
         const int replica = rank.rank() / how.ranks, stage_rank = rank.rank() % how.ranks;
         const auto pipeline = rank.world().split(replica, stage_rank, "pp");
         const auto replicas = rank.world().split(stage_rank, replica, "dp");
+        parallel::MeshGroups groups(rank.world(), layout::Mesh({{"dp", how.replicas}, {"pp", how.ranks}}));
         const std::vector<std::string> names = chain_names(problem.shape, problem.build);
         const Split split =
             how.starts.empty() ? split_by_count(names, how.table.chunks()) : split_at(names, how.starts);
@@ -129,6 +130,9 @@ Outcome train_as_pipeline(const Problem& problem, const Pipelined& how) {
                                    .precision = nn::Precision::kFp64,
                                    .rank = stage_rank,
                                    .build = problem.build});
+        parallel::ReplicaOptions sharing{.precision = nn::Precision::kFp64};
+        if (how.replicas > 1) sharing.data = {"dp"};
+        parallel::Replicas copies(units_of(stage), stage.model->params, groups, sharing, held_apart(stage));
         nn::initialise(stage.model->params, nn::Precision::kFp64, problem.seed);
         auto optimizer = optim::make_optimizer(problem.optim, stage.model->params);
         const auto foresight =
@@ -136,7 +140,7 @@ Outcome train_as_pipeline(const Problem& problem, const Pipelined& how) {
         Executor executor({.table = how.table,
                            .stage = stage,
                            .pipeline = *pipeline,
-                           .replicas = replicas.get(),
+                           .replicas = how.replicas > 1 ? &copies : nullptr,
                            .foresight = foresight.get()});
         const bool flush = how.table.weights == schedule::Weights::kFlush;
         const int at_once = how.table.steps(), mine = problem.micros / how.replicas;

@@ -116,17 +116,17 @@ TEST(StagedTrainer, SaysWhatDoesNotFit) {
     return "no error";
   };
   spec::Recipe recipe = staged(Family::kGpt2, Precision::kFp32, 2, "1f1b");
-  EXPECT_THAT(message(recipe, 3), testing::HasSubstr("3 ranks"));
+  EXPECT_THAT(message(recipe, 3), testing::HasSubstr("does not divide 3"));
   recipe.pipeline.schedule = "pipedream";
   EXPECT_THAT(message(recipe, 2), testing::HasSubstr("pipedream"));
   recipe.pipeline.schedule = "1f1x";
   EXPECT_THAT(message(recipe, 2), testing::HasSubstr("1f1x"));
   recipe.pipeline.schedule = "1f1b";
-  recipe.layout.tp = 2;
-  EXPECT_THAT(message(recipe, 4), testing::HasSubstr("tp 2"));
+  recipe.layout.tp = 3;
+  EXPECT_THAT(message(recipe, 6), testing::HasSubstr("layout.tp"));
   recipe.layout = {.pp = 2};
   recipe.batch.size = 7 * 12;
-  EXPECT_THAT(message(recipe, 4), testing::HasSubstr("7 rows for 2 pipelines"));
+  EXPECT_THAT(message(recipe, 4), testing::HasSubstr("7 rows of 12 tokens do not go evenly to 2 copies"));
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ Outcome train(const spec::Recipe& recipe, int ranks, int steps) {
       outcome.losses.push_back(report.loss);
       outcome.norms.push_back(report.gradient_norm);
     }
-    const std::uint64_t hash = nn::total_hash(nn::hash_shares(trainer.state(), layout::Mesh{}, 0));
+    const std::uint64_t hash = nn::total_hash(nn::hash_shares(trainer.state(), trainer.mesh(), 0));
     if (rank.rank() != 0) return;
     outcome.hash = hash;
     for (const nn::Param& param : trainer.model().params) outcome.params[param.name] = param.master.clone();

@@ -1,7 +1,7 @@
-// checkpoint/gather.h -- the whole state on one rank, when every rank holds some of its tensors.
+// checkpoint/gather.h -- the whole state on one rank, when every rank holds some of its tensors, or parts of them.
 //
-// For checkpoints that one rank writes and for hashes. Tensors that a rank holds must be whole there.
-// Depends on: base, comm, device, nn.
+// For checkpoints that one rank writes and for hashes.
+// Depends on: base, comm, device, layout, nn.
 #pragma once
 
 #include "trireme/comm/group.h"

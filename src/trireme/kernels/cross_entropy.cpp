@@ -51,4 +51,48 @@ void cross_entropy(const CrossEntropyCall& call, const CrossEntropy& options) {
                    [&](std::int64_t begin, std::int64_t end) { rows(loop, begin, end); });
 }
 
+void cross_entropy_slice_values(const CrossEntropySliceValues& call) {
+  const Arguments arguments("cross_entropy_slice_values");
+  const Rows logits = arguments.rows(call.logits, "logits");
+  const CrossEntropySlice slice{.logits = logits.data,
+                                .targets = arguments.numbers(call.targets, "targets", logits.rows),
+                                .scale = nullptr,
+                                .lse = arguments.sums(call.lse, "lse", logits.rows, logits.element),
+                                .hits = arguments.sums(call.hits, "hits", logits.rows, logits.element),
+                                .sums = arguments.sums(call.sums, "sums", logits.rows, logits.element),
+                                .stride = logits.stride,
+                                .classes = logits.width,
+                                .vocabulary = logits.width,
+                                .label_smoothing = 0,
+                                .z_loss = 0};
+  if (slice.lse == nullptr || slice.hits == nullptr) {
+    arguments.refuse("lse and hits must hold a number for each row");
+  }
+  const auto rows = kTable.pick().slice_values[static_cast<int>(logits.element)];
+  at::parallel_for(0, logits.rows, rows_worth_a_thread(logits.width * 4),
+                   [&](std::int64_t begin, std::int64_t end) { rows(slice, begin, end); });
+}
+
+void cross_entropy_slice_gradients(const CrossEntropySliceGradients& call, const CrossEntropy& options) {
+  const Arguments arguments("cross_entropy_slice_gradients");
+  const Rows logits = arguments.rows(call.logits, "logits");
+  const CrossEntropySlice slice{.logits = logits.data,
+                                .targets = arguments.numbers(call.targets, "targets", logits.rows),
+                                .scale = arguments.sums(call.scale, "scale", logits.rows, logits.element),
+                                .lse = arguments.sums(call.lse, "lse", logits.rows, logits.element),
+                                .hits = nullptr,
+                                .sums = nullptr,
+                                .stride = logits.stride,
+                                .classes = logits.width,
+                                .vocabulary = call.vocabulary,
+                                .label_smoothing = options.label_smoothing,
+                                .z_loss = options.z_loss};
+  if (slice.lse == nullptr || slice.scale == nullptr) {
+    arguments.refuse("lse and scale must hold a number for each row");
+  }
+  const auto rows = kTable.pick().slice_gradients[static_cast<int>(logits.element)];
+  at::parallel_for(0, logits.rows, rows_worth_a_thread(logits.width * 4),
+                   [&](std::int64_t begin, std::int64_t end) { rows(slice, begin, end); });
+}
+
 }  // namespace trireme::kernels

@@ -32,4 +32,27 @@ struct CrossEntropyCall {
 };
 void cross_entropy(const CrossEntropyCall& call, const CrossEntropy& options);
 
+/// Where each rank has a slice of the classes (Shoeybi et al. 2019), in two visits. `logits` [rows, classes of the
+/// slice]; `targets` int64 [rows], numbers within the slice, any other for a class elsewhere. Values: per row the
+/// slice's log-sum-exp, the target's logit (0 elsewhere) and, where defined, the sum of its logits. The whole row's
+/// log-sum-exp is that of the slices'; hits and sums add up.
+struct CrossEntropySliceValues {
+  const at::Tensor& logits;
+  const at::Tensor& targets;
+  at::Tensor& lse;
+  at::Tensor& hits;
+  at::Tensor& sums;
+};
+void cross_entropy_slice_values(const CrossEntropySliceValues& call);
+/// Overwrites logits with the gradient of sum(scale * (loss + z_loss)); `lse` is of all `vocabulary` classes; scale 0:
+/// zeros.
+struct CrossEntropySliceGradients {
+  at::Tensor& logits;
+  const at::Tensor& targets;
+  const at::Tensor& scale;
+  const at::Tensor& lse;
+  std::int64_t vocabulary;
+};
+void cross_entropy_slice_gradients(const CrossEntropySliceGradients& call, const CrossEntropy& options);
+
 }  // namespace trireme::kernels

@@ -1,5 +1,7 @@
 #include "trireme/models/assemble.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 namespace trireme::models {
@@ -26,8 +28,8 @@ kernels::Activation to_kernel(spec::Activation activation) {
   return kernels::Activation::kRelu;
 }
 
-Assembly::Assembly(nn::Params& params, const spec::ModelShape& shape, bool recompute_core)
-    : params_(params), shape_(shape), recompute_core_(recompute_core) {
+Assembly::Assembly(nn::Params& params, const spec::ModelShape& shape, const nn::Team& team, bool recompute_core)
+    : params_(params), shape_(shape), team_(team), recompute_core_(recompute_core) {
   if (shape.position_kind == spec::PositionKind::kRotary) {
     rotary_ = std::make_shared<nn::RotaryTable>(shape.rotary, shape.head_size);
   }
@@ -43,17 +45,51 @@ Init Assembly::matrix_init(std::int64_t in, std::int64_t out, bool residual) con
   return {Init::Kind::kNormal, shape_.init_std / shrink};
 }
 
+nn::Param& Assembly::vector(const std::string& name, std::int64_t size, Init init) {
+  nn::Param& param = params_.add(team_.placing(name, {size}).placement(), init, /*decay=*/false);
+  param.equal_axes = team_.equal_between();
+  return param;
+}
+
 nn::Norm Assembly::norm(const std::string& name) {
   const bool layer = shape_.norm == spec::NormKind::kLayer;
-  nn::Param& weight = params_.add(name + ".weight", {shape_.width}, kOnes, /*decay=*/false);
-  nn::Param* bias = layer ? &params_.add(name + ".bias", {shape_.width}, kZeros, /*decay=*/false) : nullptr;
+  nn::Param& weight = vector(name + ".weight", shape_.width, kOnes);
+  nn::Param* bias = layer ? &vector(name + ".bias", shape_.width, kZeros) : nullptr;
   return {
       {.kind = layer ? kernels::NormKind::kLayer : kernels::NormKind::kRms, .epsilon = shape_.epsilon}, &weight, bias};
 }
 
-nn::Linear Assembly::linear(const std::string& name, std::int64_t in, std::int64_t out, bool bias, bool residual) {
-  nn::Param& weight = params_.add(name + ".weight", {out, in}, matrix_init(in, out, residual), /*decay=*/true);
-  return {weight, bias ? &params_.add(name + ".bias", {out}, kZeros, /*decay=*/false) : nullptr};
+nn::Linear Assembly::linear(const std::string& name, std::int64_t in, std::int64_t out, bool bias) {
+  nn::Param& weight = params_.add(team_.placing(name + ".weight", {out, in}).placement(), matrix_init(in, out, false),
+                                  /*decay=*/true);
+  weight.equal_axes = team_.equal_between();
+  return {weight, bias ? &vector(name + ".bias", out, kZeros) : nullptr};
+}
+
+nn::Linear Assembly::column(const std::string& name, std::int64_t in, const std::vector<layout::Block>& blocks,
+                            bool bias) {
+  std::int64_t out = 0;
+  for (const layout::Block& block : blocks) out += block.size;
+  layout::Placing weight = team_.placing(name + ".weight", {out, in}), vector = team_.placing(name + ".bias", {out});
+  if (team_.tensor_ranks() > 1) {
+    weight.split_blocks(0, "tp", blocks);
+    vector.split_blocks(0, "tp", blocks);
+  }
+  nn::Param& matrix = params_.add(weight.placement(), matrix_init(in, out, false), /*decay=*/true);
+  return {matrix, bias ? &params_.add(vector.placement(), kZeros, /*decay=*/false) : nullptr, nn::LinearSplit::kColumn,
+          team_};
+}
+
+nn::Linear Assembly::row(const std::string& name, layout::Block in, std::int64_t out, bool bias) {
+  layout::Placing weight = team_.placing(name + ".weight", {out, in.size});
+  if (team_.tensor_ranks() > 1) weight.split_blocks(1, "tp", std::array{in});
+  nn::Param& matrix = params_.add(weight.placement(), matrix_init(in.size, out, true), /*decay=*/true);
+  return {matrix, bias ? &vector(name + ".bias", out, kZeros) : nullptr, nn::LinearSplit::kRow, team_};
+}
+
+nn::Dropout Assembly::dropout(const std::string& name) const {
+  return {name, shape_.dropout,
+          team_.splits_sequence() ? nn::SequencePart{team_.tensor_rank(), team_.tensor_ranks()} : nn::SequencePart{}};
 }
 
 std::unique_ptr<nn::Layer> Assembly::linear_layer(const std::string& name, std::int64_t in, std::int64_t out,
@@ -69,7 +105,20 @@ Init Assembly::embedding_init() const {
 nn::Param& Assembly::token_table() {
   const std::string name = "embedding.tokens.weight";
   if (params_.find(name) != nullptr) return params_.at(name);
-  return params_.add(name, {shape_.vocabulary, shape_.width}, embedding_init(), true);
+  return params_.add(vocabulary_placement(name, {shape_.vocabulary, shape_.width}), embedding_init(), true);
+}
+
+layout::Placement Assembly::vocabulary_placement(const std::string& name, layout::Shape shape) const {
+  const std::int64_t ranks = team_.tensor_ranks(), rows = (shape[0] + ranks - 1) / ranks * ranks;
+  layout::Placing placing = team_.placing(name, std::move(shape));
+  if (ranks > 1) placing.split_padded("tp", rows);
+  return placing.placement();
+}
+
+nn::Param& Assembly::table(const std::string& name, std::int64_t rows, nn::Init init) {
+  nn::Param& param = params_.add(team_.placing(name, {rows, shape_.width}).placement(), init, /*decay=*/true);
+  param.equal_axes = team_.equal_between();
+  return param;
 }
 
 std::unique_ptr<nn::UnaryLayer> Assembly::embedding(nn::Stream stream) {
@@ -79,24 +128,29 @@ std::unique_ptr<nn::UnaryLayer> Assembly::embedding(nn::Stream stream) {
   nn::EmbeddingParts parts{.tokens = &token_table(), .stream = stream};
   if (shape_.embedding_scale) parts.scale = std::sqrt(static_cast<double>(width));
   if (shape_.position_kind == spec::PositionKind::kLearned) {
-    parts.positions = &params_.add("embedding.positions.weight", {shape_.positions, width}, init, true);
+    parts.positions = &table("embedding.positions.weight", shape_.positions, init);
   } else if (shape_.position_kind == spec::PositionKind::kSinusoidal) {
     parts.fixed_positions = nn::sinusoidal_positions(shape_.positions, width);
   }
   if (shape_.segments > 0) {
-    parts.segments = &params_.add("embedding.segments.weight", {shape_.segments, width}, init, true);
+    parts.segments = &table("embedding.segments.weight", shape_.segments, init);
   }
   std::optional<nn::Norm> normed;
   if (shape_.family == spec::Family::kBert) normed = norm("embedding.norm");
   const std::string name = stream == nn::Stream::kSource ? "encoder.embedding" : "embedding";
-  return std::make_unique<nn::Embedding>(std::move(parts), std::move(normed), nn::Dropout(name, shape_.dropout));
+  return std::make_unique<nn::Embedding>(std::move(parts), std::move(normed), dropout(name), team_);
 }
 
+layout::Block Assembly::query_block() const { return {shape_.heads * shape_.head_size, shape_.heads}; }
+layout::Block Assembly::key_block() const { return {shape_.kv_heads * shape_.head_size, shape_.kv_heads}; }
+
 nn::AttentionShape Assembly::attention_shape(const std::string& name) const {
+  const std::int64_t ranks = team_.tensor_ranks(), heads = shape_.heads / ranks;
   return {.name = name + ".probabilities",
-          .heads = shape_.heads,
-          .kv_heads = shape_.kv_heads,
+          .heads = heads,
+          .kv_heads = std::max<std::int64_t>(1, shape_.kv_heads / ranks),
           .head_size = shape_.head_size,
+          .first_head = team_.tensor_rank() * heads,
           .dropout = shape_.attention_dropout,
           .recompute_core = recompute_core_};
 }
@@ -107,44 +161,47 @@ nn::Branch Assembly::attention(const std::string& name, std::int64_t layer, Bloc
   shape.window = kind == BlockKind::kEncoder ? 0 : spec::window_of(shape_, layer);
   shape.cache_layer = static_cast<int>(layer);
   shape.stream = kind == BlockKind::kEncoder ? nn::Stream::kSource : nn::Stream::kSequence;
-  const std::int64_t queries = shape.heads * shape.head_size, keys = shape.kv_heads * shape.head_size;
+  const layout::Block queries = query_block(), keys = key_block();
   nn::Norm normed = norm(name + ".norm");
-  const nn::Linear qkv = linear(name + ".qkv", shape_.width, queries + 2 * keys, shape_.attention_bias);
+  const nn::Linear qkv = column(name + ".qkv", shape_.width, {queries, keys, keys}, shape_.attention_bias);
   std::optional<nn::QueryKeyNorm> head_norms;
   if (shape_.query_key_norm) {
     const kernels::Norm rms{.kind = kernels::NormKind::kRms, .epsilon = shape_.epsilon};
-    nn::Param& q = params_.add(name + ".q_norm.weight", {shape.head_size}, kOnes, false);
-    nn::Param& k = params_.add(name + ".k_norm.weight", {shape.head_size}, kOnes, false);
+    nn::Param& q = vector(name + ".q_norm.weight", shape.head_size, kOnes);
+    nn::Param& k = vector(name + ".k_norm.weight", shape.head_size, kOnes);
+    q.equal_axes = k.equal_axes = {};  // each rank sees its own heads only
     head_norms.emplace(nn::QueryKeyNorm{nn::Norm(rms, &q, nullptr), nn::Norm(rms, &k, nullptr)});
   }
-  const nn::Linear out = linear(name + ".out", queries, shape_.width, shape_.output_bias, /*residual=*/true);
+  const nn::Linear out = row(name + ".out", queries, shape_.width, shape_.output_bias);
   return {.norm = normed,
-          .body = std::make_unique<nn::SelfAttention>(std::move(shape), qkv, out, std::move(head_norms), rotary_),
-          .dropout = nn::Dropout(name, shape_.dropout)};
+          .body = std::make_unique<nn::SelfAttention>(std::move(shape), qkv, out, std::move(head_norms), rotary_,
+                                                      nn::make_context_core(team_)),
+          .dropout = dropout(name)};
 }
 
 nn::Branch Assembly::cross(const std::string& name) {
   nn::AttentionShape shape = attention_shape(name);
   shape.causal = false;
-  const std::int64_t queries = shape.heads * shape.head_size, keys = shape.kv_heads * shape.head_size;
+  const layout::Block queries = query_block(), keys = key_block();
   nn::Norm normed = norm(name + ".norm");
-  const nn::Linear q = linear(name + ".q", shape_.width, queries, shape_.attention_bias);
-  const nn::Linear kv = linear(name + ".kv", shape_.width, 2 * keys, shape_.attention_bias);
-  const nn::Linear out = linear(name + ".out", queries, shape_.width, shape_.output_bias, /*residual=*/true);
+  const nn::Linear q = column(name + ".q", shape_.width, {queries}, shape_.attention_bias);
+  const nn::Linear kv = column(name + ".kv", shape_.width, {keys, keys}, shape_.attention_bias);
+  const nn::Linear out = row(name + ".out", queries, shape_.width, shape_.output_bias);
   return {.norm = normed,
           .body = std::make_unique<nn::CrossAttention>(std::move(shape), q, kv, out),
-          .dropout = nn::Dropout(name, shape_.dropout),
+          .dropout = dropout(name),
           .takes_memory = true};
 }
 
 nn::Branch Assembly::mlp(const std::string& name) {
   nn::Norm normed = norm(name + ".norm");
-  const std::int64_t into = shape_.gated ? 2 * shape_.inner : shape_.inner;
-  const nn::Linear in = linear(name + ".in", shape_.width, into, shape_.mlp_bias);
-  const nn::Linear out = linear(name + ".out", shape_.inner, shape_.width, shape_.mlp_bias, /*residual=*/true);
+  const layout::Block inner{.size = shape_.inner};
+  const std::vector<layout::Block> into(shape_.gated ? 2 : 1, inner);
+  const nn::Linear in = column(name + ".in", shape_.width, into, shape_.mlp_bias);
+  const nn::Linear out = row(name + ".out", inner, shape_.width, shape_.mlp_bias);
   return {.norm = normed,
           .body = std::make_unique<nn::Mlp>(in, out, to_kernel(shape_.activation), shape_.gated),
-          .dropout = nn::Dropout(name, shape_.dropout)};
+          .dropout = dropout(name)};
 }
 
 std::unique_ptr<nn::Layer> Assembly::block(const std::string& name, std::int64_t layer, BlockKind kind) {
@@ -158,15 +215,16 @@ std::unique_ptr<nn::Layer> Assembly::block(const std::string& name, std::int64_t
 
 std::unique_ptr<nn::Layer> Assembly::head(std::int64_t chunk_bytes) {
   if (!shape_.tied) {
-    params_.add("head.weight", {shape_.vocabulary, shape_.width}, matrix_init(shape_.width, shape_.vocabulary, false),
-                true);
+    params_.add(vocabulary_placement("head.weight", {shape_.vocabulary, shape_.width}),
+                matrix_init(shape_.width, shape_.vocabulary, false), /*decay=*/true);
   }
   nn::Param& weight = shape_.tied ? token_table() : params_.at("head.weight");
-  nn::Param* bias =
-      shape_.family == spec::Family::kBert ? &params_.add("head.bias", {shape_.vocabulary}, kZeros, false) : nullptr;
+  nn::Param* bias = shape_.family == spec::Family::kBert
+                        ? &params_.add(vocabulary_placement("head.bias", {shape_.vocabulary}), kZeros, /*decay=*/false)
+                        : nullptr;
   const nn::HeadOptions options{
       .label_smoothing = shape_.label_smoothing, .z_loss = shape_.z_loss, .chunk_bytes = chunk_bytes};
-  return std::make_unique<nn::Head>(weight, bias, options);
+  return std::make_unique<nn::Head>(weight, bias, options, team_);
 }
 
 }  // namespace trireme::models

@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "trireme/kernels/activation.h"
 #include "trireme/nn/attention.h"
@@ -29,7 +30,8 @@ enum class BlockKind : std::uint8_t {
 
 class Assembly {
  public:
-  Assembly(nn::Params& params, const spec::ModelShape& shape, bool recompute_core);
+  /// `team`: the ranks that hold the model together; borrowed, as the shape is, and by the layers.
+  Assembly(nn::Params& params, const spec::ModelShape& shape, const nn::Team& team, bool recompute_core);
 
   std::unique_ptr<nn::UnaryLayer> embedding(nn::Stream stream);
   std::unique_ptr<nn::Layer> block(const std::string& name, std::int64_t layer, BlockKind kind);
@@ -43,14 +45,27 @@ class Assembly {
   nn::Init embedding_init() const;
   /// The one table of token vectors, made by whichever layer asks first: of a pipeline stage that may be the head.
   nn::Param& token_table();
-  nn::Linear linear(const std::string& name, std::int64_t in, std::int64_t out, bool bias, bool residual = false);
+  /// A vector that every rank of the team holds, of a layer whose input is what lies between pairs of matrices.
+  nn::Param& vector(const std::string& name, std::int64_t size, nn::Init init);
+  nn::Linear linear(const std::string& name, std::int64_t in, std::int64_t out, bool bias);
+  /// The first of a pair of matrices: its outputs are these blocks, each split over the team.
+  nn::Linear column(const std::string& name, std::int64_t in, const std::vector<layout::Block>& blocks, bool bias);
+  /// The second: its inputs are split; it ends a residual branch.
+  nn::Linear row(const std::string& name, layout::Block in, std::int64_t out, bool bias);
+  nn::Dropout dropout(const std::string& name) const;
   nn::Branch attention(const std::string& name, std::int64_t layer, BlockKind kind);
   nn::Branch cross(const std::string& name);
   nn::Branch mlp(const std::string& name);
   nn::AttentionShape attention_shape(const std::string& name) const;
+  layout::Placement vocabulary_placement(const std::string& name, layout::Shape shape) const;
+  nn::Param& table(const std::string& name, std::int64_t rows, nn::Init init);
+  /// Rows of fused projections, in whole heads.
+  layout::Block query_block() const;
+  layout::Block key_block() const;
 
   nn::Params& params_;
   const spec::ModelShape& shape_;
+  const nn::Team& team_;
   bool recompute_core_;
   std::shared_ptr<nn::RotaryTable> rotary_;  // of all layers
 };

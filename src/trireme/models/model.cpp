@@ -24,7 +24,7 @@ class ChainBuilder {
  public:
   ChainBuilder(Model& model, const BuildOptions& options)
       : model_(model),
-        assembly_(model.params, model.shape, options.recompute.kind == nn::RecomputeKind::kSelective),
+        assembly_(model.params, model.shape, *options.team, options.recompute.kind == nn::RecomputeKind::kSelective),
         options_(options) {}
 
   Assembly& assembly() { return assembly_; }

@@ -18,6 +18,7 @@
 
 #include "trireme/nn/layer.h"
 #include "trireme/nn/recompute.h"
+#include "trireme/nn/team.h"
 #include "trireme/spec/model_shape.h"
 
 namespace trireme::models {
@@ -50,6 +51,8 @@ struct BuildOptions {
   /// Where given, only these entries of the chain and their parameters: a pipeline stage's. The names are those of the
   /// whole chain; a ConfigError for any other.
   std::optional<std::vector<std::string>> only = std::nullopt;
+  /// The ranks that hold the model together; borrowed by its layers.
+  const nn::Team* team = &nn::alone();
 };
 
 /// A ConfigError with every problem of the shape where it has some. Parameters have no memory yet: nn::initialise or

@@ -14,55 +14,23 @@
 #include <cmath>
 
 #include "trireme/base/error.h"
-#include "trireme/kernels/attention.h"
 #include "trireme/kernels/rotary.h"
 #include "trireme/nn/flops.h"
 
 namespace trireme::nn {
 namespace {
 
-/// The core's options, and the pieces they point to.
-struct Core {
-  kernels::Attention options;
-  std::optional<kernels::AttentionDropout> dropout;
-
-  Core(const AttentionShape& shape, const Sequence& queries, const Sequence& keys, const Context& context) {
-    options.scale = 1.0 / std::sqrt(static_cast<double>(shape.head_size));
-    options.causal = shape.causal;
-    options.window = shape.window;
-    options.query_position = queries.first_position;
-    options.key_position = keys.first_position;
-    if (queries.documents.defined() && keys.documents.defined()) {
-      options.query_documents = &queries.documents;
-      options.key_documents = &keys.documents;
-    }
-    if (context.training && shape.dropout > 0) {
-      dropout.emplace(kernels::AttentionDropout{
-          .stream = Random(context.seed, fmt::format("dropout/{}/step {}", shape.name, context.step)),
-          .p = shape.dropout,
-          .samples = &context.samples});
-      options.dropout = &*dropout;
-    }
-  }
-  Core(const Core&) = delete;
-  Core& operator=(const Core&) = delete;
-};
-
-struct CoreResult {
-  at::Tensor out, lse;
-};
-
-CoreResult run_core(const Core& core, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  const auto type = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  CoreResult result{at::empty(q.sizes(), q.options()),
-                    at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(type))};
-  kernels::attention_forward(result.out, result.lse, q, k, v, core.options);
-  return result;
+/// Where neither rows nor heads are split: queries after each other, keys after each other.
+BlockPlace place_of(const Sequence& queries, const Sequence& keys) {
+  return {.query = queries.first_position,
+          .key = keys.first_position,
+          .query_documents = queries.documents,
+          .key_documents = keys.documents};
 }
 
 /// Scores and weighted values of one pass, in the heads of q: 4 operations a pair and number of a head.
-double core_flops(const AttentionShape& shape, const Sequence& queries, const at::Tensor& q, const Sequence& keys,
-                  std::int64_t key_length) {
+double block_flops(const AttentionShape& shape, const Sequence& queries, const at::Tensor& q, const Sequence& keys,
+                   std::int64_t key_length) {
   const double pairs = visible_pairs({shape.causal, shape.window}, queries, q.size(0), q.size(1), keys, key_length);
   return 4 * pairs * static_cast<double>(q.size(2) * q.size(3));
 }
@@ -72,8 +40,13 @@ at::Tensor merge_heads(const at::Tensor& out) { return out.view({out.size(0), ou
 }  // namespace
 
 SelfAttention::SelfAttention(AttentionShape shape, Linear qkv, Linear out, std::optional<QueryKeyNorm> norms,
-                             std::shared_ptr<RotaryTable> rotary)
-    : shape_(std::move(shape)), qkv_(qkv), out_(out), norms_(std::move(norms)), rotary_(std::move(rotary)) {}
+                             std::shared_ptr<RotaryTable> rotary, std::unique_ptr<ContextCore> core)
+    : shape_(std::move(shape)),
+      qkv_(qkv),
+      out_(out),
+      norms_(std::move(norms)),
+      rotary_(std::move(rotary)),
+      core_(std::move(core)) {}
 
 SelfAttention::Heads SelfAttention::split(const at::Tensor& qkv) const {
   const at::Tensor heads = qkv.view({qkv.size(0), qkv.size(1), -1, shape_.head_size});
@@ -132,8 +105,9 @@ at::Tensor SelfAttention::run_cached(const at::Tensor& qkv, Context& context) co
   if (length <= slots) {  // nothing has been forgotten yet: slots are positions
     layer.keys.narrow(1, cache.length, added).copy_(heads.k);
     layer.values.narrow(1, cache.length, added).copy_(heads.v);
-    const Core core(shape_, queries, keys, context);
-    return run_core(core, heads.q, layer.keys.narrow(1, 0, length), layer.values.narrow(1, 0, length)).out;
+    return run_block(shape_, place_of(queries, keys), context, heads.q, layer.keys.narrow(1, 0, length),
+                     layer.values.narrow(1, 0, length))
+        .out;
   }
   // Mistral's rolling buffer (Jiang et al. 2023, figure 2): position p lies in slot p mod window.
   if (added == 1) {
@@ -144,8 +118,7 @@ at::Tensor SelfAttention::run_cached(const at::Tensor& qkv, Context& context) co
     AttentionShape all = shape_;
     all.causal = false;
     all.window = 0;
-    const Core core(all, queries, keys, context);
-    return run_core(core, heads.q, layer.keys, layer.values).out;
+    return run_block(all, place_of(queries, keys), context, heads.q, layer.keys, layer.values).out;
   }
   // Several tokens: those that the first of them still sees, in order, and then themselves (its figure 3).
   const std::int64_t before = std::min(cache.length, slots - 1), kept = std::min(added, slots);
@@ -158,13 +131,48 @@ at::Tensor SelfAttention::run_cached(const at::Tensor& qkv, Context& context) co
     return seen;
   };
   const at::Tensor seen_keys = roll(layer.keys, heads.k), seen_values = roll(layer.values, heads.v);
-  const Core core(shape_, queries, keys, context);
-  return run_core(core, heads.q, seen_keys, seen_values).out;
+  return run_block(shape_, place_of(queries, keys), context, heads.q, seen_keys, seen_values).out;
+}
+
+double SelfAttention::core_flops(const Sequence& sequence, const at::Tensor& q) const {
+  if (!core_) return block_flops(shape_, sequence, q, sequence, q.size(1));
+  // Column by column: shared rows are cut into stretches, and queries of one see keys of all.
+  const std::int64_t length = sequence.documents.defined() ? sequence.documents.size(1) : 0;
+  const at::Tensor columns = sequence.columns.contiguous();
+  const auto* at = columns.const_data_ptr<std::int64_t>();
+  double flops = 0;
+  for (std::int64_t begin = 0; begin < q.size(1);) {
+    std::int64_t end = begin + 1;
+    while (end < q.size(1) && at[end] == at[end - 1] + 1) ++end;
+    Sequence queries, keys;
+    queries.first_position = at[begin];
+    if (length > 0) {
+      queries.documents = sequence.documents.narrow(1, at[begin], end - begin);
+      keys.documents = sequence.documents;
+    }
+    flops += block_flops(shape_, queries, q.narrow(1, begin, end - begin), keys, sequence.row_length);
+    begin = end;
+  }
+  return flops;
+}
+
+CoreOutput SelfAttention::run_core(const Sequence& sequence, const Context& context, const Heads& heads) {
+  if (core_) return core_->forward({shape_, sequence, context}, heads.q, heads.k, heads.v);
+  auto [out, lse] = run_block(shape_, place_of(sequence, sequence), context, heads.q, heads.k, heads.v);
+  return {out, {heads.q, heads.k, heads.v, out, std::move(lse)}};
+}
+
+void SelfAttention::run_core_back(const Sequence& sequence, const Context& context, CoreGradients& gradients,
+                                  const at::Tensor& dout, const CoreKept& kept) {
+  if (core_) return core_->backward({shape_, sequence, context}, gradients, dout, kept);
+  run_block_back(shape_, place_of(sequence, sequence), context, gradients, dout, kept.q, kept.k, kept.v,
+                 {kept.out, kept.lse});
 }
 
 at::Tensor SelfAttention::run(at::Tensor x, Context& context, Tape* tape) {
   const Sequence& sequence = sequence_of(context, shape_.stream);
-  at::Tensor qkv = qkv_.product(x, context);
+  at::Tensor entered;
+  at::Tensor qkv = qkv_.product(x, context, &entered);
   normalise(qkv, context, tape);
   rotate(qkv, context, /*inverse=*/false);
   if (context.cache) {
@@ -172,35 +180,36 @@ at::Tensor SelfAttention::run(at::Tensor x, Context& context, Tape* tape) {
     return out_.product(merge_heads(run_cached(qkv, context)), context);
   }
   const Heads heads = split(qkv);
-  const Core core(shape_, sequence, sequence, context);
-  context.flops += core_flops(shape_, sequence, heads.q, sequence, heads.k.size(1));
-  const auto [out, lse] = run_core(core, heads.q, heads.k, heads.v);
+  context.flops += core_flops(sequence, heads.q);
+  auto [out, kept] = run_core(sequence, context, heads);
   at::Tensor y = out_.product(merge_heads(out), context);
   if (tape) {
-    tape->push(shape_.recompute_core ? Tensors{std::move(x), qkv, at::Tensor(), at::Tensor()}
-                                     : Tensors{std::move(x), qkv, out, lse});
+    const at::Tensor none;
+    tape->push(shape_.recompute_core
+                   ? Tensors{std::move(entered), heads.q, heads.k, heads.v, none, none, none}
+                   : Tensors{std::move(entered), kept.q, kept.k, kept.v, kept.out, kept.lse, std::move(out)});
   }
   return y;
 }
 
 at::Tensor SelfAttention::run_back(at::Tensor dy, Context& context, Tape& tape) {
   const Sequence& sequence = sequence_of(context, shape_.stream);
-  auto [x, qkv, out, lse] = tape.pop<4>();
-  const Heads heads = split(qkv);
-  const Core core(shape_, sequence, sequence, context);
-  const double flops = core_flops(shape_, sequence, heads.q, sequence, heads.k.size(1));
-  context.flops += 2 * flops;
+  auto [x, q, k, v, kept_out, lse, out] = tape.pop<7>();
+  CoreKept kept{std::move(q), std::move(k), std::move(v), std::move(kept_out), std::move(lse)};
   if (!out.defined()) {
+    const double flops = core_flops(sequence, kept.q);
     context.recomputed_flops += flops;
-    CoreResult again = run_core(core, heads.q, heads.k, heads.v);
+    CoreOutput again = run_core(sequence, context, {kept.q, kept.k, kept.v});
     out = std::move(again.out);
-    lse = std::move(again.lse);
+    kept = std::move(again.kept);
   }
+  context.flops += 2 * core_flops(sequence, out);
   const at::Tensor dout = out_.gradients(dy, merge_heads(out), context, tape).view(out.sizes());
-  at::Tensor dqkv = at::empty_like(qkv);
-  Heads gradients = split(dqkv);
-  kernels::attention_backward(gradients.q, gradients.k, gradients.v, dout, heads.q, heads.k, heads.v, out, lse,
-                              core.options);
+  at::Tensor dqkv =
+      at::empty({out.size(0), out.size(1), (shape_.heads + 2 * shape_.kv_heads) * shape_.head_size}, out.options());
+  const Heads parts = split(dqkv);
+  CoreGradients gradients{parts.q, parts.k, parts.v};
+  run_core_back(sequence, context, gradients, dout, kept);
   rotate(dqkv, context, /*inverse=*/true);
   normalise_back(dqkv, context, tape);
   return qkv_.gradients(dqkv, x, context, tape);
@@ -211,28 +220,28 @@ CrossAttention::CrossAttention(AttentionShape shape, Linear q, Linear kv, Linear
 
 Tensors CrossAttention::forward(Tensors inputs, Context& context, Tape* tape) {
   TRIREME_CHECK(inputs.size() == 2, "cross-attention takes an input and a memory, not {} tensors", inputs.size());
-  const at::Tensor q =
-      q_.product(inputs[0], context).view({inputs[0].size(0), inputs[0].size(1), shape_.heads, shape_.head_size});
-  const at::Tensor kv = kv_.product(inputs[1], context)
-                            .view({inputs[1].size(0), inputs[1].size(1), 2 * shape_.kv_heads, shape_.head_size});
-  const Core core(shape_, context.sequence, context.source, context);
-  context.flops += core_flops(shape_, context.sequence, q, context.source, kv.size(1));
-  const auto [out, lse] =
-      run_core(core, q, kv.narrow(2, 0, shape_.kv_heads), kv.narrow(2, shape_.kv_heads, shape_.kv_heads));
+  at::Tensor x, memory;
+  const auto by_heads = [&](const at::Tensor& wide, std::int64_t heads) {
+    return wide.view({wide.size(0), wide.size(1), heads, shape_.head_size});
+  };
+  const at::Tensor q = by_heads(q_.product(inputs[0], context, &x), shape_.heads);
+  const at::Tensor kv = by_heads(kv_.product(inputs[1], context, &memory), 2 * shape_.kv_heads);
+  context.flops += block_flops(shape_, context.sequence, q, context.source, kv.size(1));
+  const auto [out, lse] = run_block(shape_, place_of(context.sequence, context.source), context, q,
+                                    kv.narrow(2, 0, shape_.kv_heads), kv.narrow(2, shape_.kv_heads, shape_.kv_heads));
   at::Tensor y = out_.product(merge_heads(out), context);
-  if (tape) tape->push({inputs[0], inputs[1], q, kv, out, lse});
+  if (tape) tape->push({std::move(x), std::move(memory), q, kv, out, lse});
   return {std::move(y)};
 }
 
 Tensors CrossAttention::backward(Tensors gradients, Context& context, Tape& tape) {
   const auto [x, memory, q, kv, out, lse] = tape.pop<6>();
-  const Core core(shape_, context.sequence, context.source, context);
-  context.flops += 2 * core_flops(shape_, context.sequence, q, context.source, kv.size(1));
+  context.flops += 2 * block_flops(shape_, context.sequence, q, context.source, kv.size(1));
   const at::Tensor dout = out_.gradients(gradients[0], merge_heads(out), context, tape).view(out.sizes());
   at::Tensor dq = at::empty_like(q), dkv = at::empty_like(kv);
-  at::Tensor dk = dkv.narrow(2, 0, shape_.kv_heads), dv = dkv.narrow(2, shape_.kv_heads, shape_.kv_heads);
-  kernels::attention_backward(dq, dk, dv, dout, q, kv.narrow(2, 0, shape_.kv_heads),
-                              kv.narrow(2, shape_.kv_heads, shape_.kv_heads), out, lse, core.options);
+  CoreGradients parts{dq, dkv.narrow(2, 0, shape_.kv_heads), dkv.narrow(2, shape_.kv_heads, shape_.kv_heads)};
+  run_block_back(shape_, place_of(context.sequence, context.source), context, parts, dout, q,
+                 kv.narrow(2, 0, shape_.kv_heads), kv.narrow(2, shape_.kv_heads, shape_.kv_heads), {out, lse});
   at::Tensor dx = q_.gradients(merge_heads(dq), x, context, tape);
   at::Tensor dmemory = kv_.gradients(merge_heads(dkv), memory, context, tape);
   return {std::move(dx), std::move(dmemory)};

@@ -2,30 +2,20 @@
 //
 // Queries, keys and values come from one fused projection ([queries | keys | values] rows of one weight) and stay views
 // of its output. With grouped queries, several heads of queries share one of keys and values. Cross-attention takes its
-// keys and values from a second input.
-// Depends on: base, kernels.
+// keys and values from a second input. Ranks of a team have some of the heads, or some of the tokens (context_core.h).
+// Depends on: base, comm, kernels.
 #pragma once
 
 #include <memory>
 #include <optional>
 
+#include "trireme/nn/context_core.h"
 #include "trireme/nn/embedding.h"
 #include "trireme/nn/linear.h"
 #include "trireme/nn/norm.h"
 #include "trireme/nn/rotary.h"
 
 namespace trireme::nn {
-
-struct AttentionShape {
-  std::string name;  ///< for dropout
-  std::int64_t heads = 1, kv_heads = 1, head_size = 1;
-  bool causal = true;
-  std::int64_t window = 0;
-  double dropout = 0;           ///< of probabilities
-  int cache_layer = 0;          ///< where its keys and values lie in a cache
-  bool recompute_core = false;  ///< keep the projections only; run the core again in backward (Korthikanti et al. 2022)
-  Stream stream = Stream::kSequence;
-};
 
 /// Per-head norms of queries and keys, after the projection and before positions.
 struct QueryKeyNorm {
@@ -34,9 +24,10 @@ struct QueryKeyNorm {
 
 class SelfAttention final : public UnaryLayer {
  public:
-  /// `rotary` is shared by the layers of a model, whose positions it holds; null without.
+  /// `rotary` is shared by the layers of a model, whose positions it holds; null without. `core`: how ranks that share
+  /// rows attend; null: rows are whole.
   SelfAttention(AttentionShape shape, Linear qkv, Linear out, std::optional<QueryKeyNorm> norms,
-                std::shared_ptr<RotaryTable> rotary);
+                std::shared_ptr<RotaryTable> rotary, std::unique_ptr<ContextCore> core = nullptr);
   at::Tensor run(at::Tensor x, Context& context, Tape* tape) override;
   at::Tensor run_back(at::Tensor dy, Context& context, Tape& tape) override;
 
@@ -50,11 +41,17 @@ class SelfAttention final : public UnaryLayer {
   void rotate(at::Tensor& qkv, const Context& context, bool inverse) const;
   KeyValueCache::Layer& cache_layer(KeyValueCache& cache, const at::Tensor& qkv) const;
   at::Tensor run_cached(const at::Tensor& qkv, Context& context) const;
+  /// Of this rank's queries, forward.
+  double core_flops(const Sequence& sequence, const at::Tensor& q) const;
+  CoreOutput run_core(const Sequence& sequence, const Context& context, const Heads& heads);
+  void run_core_back(const Sequence& sequence, const Context& context, CoreGradients& gradients, const at::Tensor& dout,
+                     const CoreKept& kept);
 
   AttentionShape shape_;
   Linear qkv_, out_;
   std::optional<QueryKeyNorm> norms_;
   std::shared_ptr<RotaryTable> rotary_;
+  std::unique_ptr<ContextCore> core_;
 };
 
 /// Inputs (x, memory), outputs (y): queries from x, keys and values from memory, the encoder's output.

@@ -18,7 +18,11 @@ namespace trireme::nn {
 struct Sequence {
   at::Tensor positions;             ///< int64, each token's place in its document
   at::Tensor documents;             ///< int32, packed documents: equal numbers see each other; undefined: one a row
-  std::int64_t first_position = 0;  ///< of column 0 in the row, for masks: caches and split sequences
+  std::int64_t first_position = 0;  ///< of column 0 in the row, for masks: caches
+  /// int64 [sequence], where ranks share each row's tokens: which columns of the row these are. `documents` then has
+  /// whole rows, since tokens see those of other ranks. Undefined: first_position, first_position + 1, ...
+  at::Tensor columns = {};
+  std::int64_t row_length = 0;  ///< tokens of a whole row, with `columns`
 };
 
 /// One term of a loss: the sum over tokens and how many they were. The mean is taken over all microbatches and ranks.

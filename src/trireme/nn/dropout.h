@@ -10,9 +10,14 @@
 
 namespace trireme::nn {
 
+/// Which part of a sequence's tokens, cut evenly, a layer sees: between matrices that a team splits.
+struct SequencePart {
+  int index = 0, count = 1;
+};
+
 class Dropout {
  public:
-  Dropout(std::string name, double p);
+  Dropout(std::string name, double p, SequencePart part = {});
   /// x [batch, sequence, width] in place; nothing outside training. Also the backward pass, on the gradient.
   void apply(at::Tensor& x, const Sequence& sequence, const Context& context) const;
   bool active(const Context& context) const { return context.training && p_ > 0; }
@@ -20,9 +25,12 @@ class Dropout {
  private:
   std::string name_;
   double p_;
+  SequencePart part_;
 };
 
-/// Each token's global number, int64 [batch * sequence]: its sample's times 2^32, plus its column in the row.
-at::Tensor token_numbers(const Sequence& sequence, const Context& context, std::int64_t batch, std::int64_t length);
+/// Each token's global number, int64 [batch * length]: its sample's times 2^32, plus its column in the row. Tokens
+/// first .. first + length of the sequence.
+at::Tensor token_numbers(const Sequence& sequence, const Context& context, std::int64_t batch, std::int64_t length,
+                         std::int64_t first = 0);
 
 }  // namespace trireme::nn

@@ -12,6 +12,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/kernels/embedding.h"
+#include "trireme/nn/exchange.h"
 
 namespace trireme::nn {
 namespace {
@@ -24,23 +25,23 @@ void check_range(const at::Tensor& numbers, std::int64_t end, const char* what, 
   throw ConfigError(fmt::format("{} {} is outside the model's {} of {}", what, wrong, table, end));
 }
 
-void add_rows(Param& param, const at::Tensor& ids, const at::Tensor& rows, Context& context) {
+void add_rows(Param& param, const at::Tensor& ids, const at::Tensor& rows, std::int64_t first_row, Context& context) {
   if (!param.trainable) return;
-  kernels::embedding_backward(gradient_to_add_to(param), ids, rows, 0);
+  kernels::embedding_backward(gradient_to_add_to(param), ids.contiguous(), rows, first_row);
   context.added(param);
 }
 
 }  // namespace
 
-Embedding::Embedding(EmbeddingParts parts, std::optional<Norm> norm, Dropout dropout)
-    : parts_(std::move(parts)), norm_(std::move(norm)), dropout_(std::move(dropout)) {
+Embedding::Embedding(EmbeddingParts parts, std::optional<Norm> norm, Dropout dropout, const Team& team)
+    : parts_(std::move(parts)), norm_(std::move(norm)), dropout_(std::move(dropout)), team_(&team) {
   for (Param* param : {parts_.tokens, parts_.positions, parts_.segments}) {
     if (param) ++param->uses;
   }
 }
 
 void Embedding::check(const at::Tensor& ids, const at::Tensor& positions, Context& context) const {
-  check_range(ids, context.value(*parts_.tokens).size(0), "token", "vocabulary");
+  check_range(ids, parts_.tokens->placement.shape[0], "token", "vocabulary");
   if (parts_.positions) {
     check_range(positions, context.value(*parts_.positions).size(0), "position", "table of positions");
   } else if (parts_.fixed_positions.defined()) {
@@ -48,33 +49,59 @@ void Embedding::check(const at::Tensor& ids, const at::Tensor& positions, Contex
   }
 }
 
-at::Tensor Embedding::run(at::Tensor ids, Context& context, Tape* tape) {
-  const Sequence& sequence = sequence_of(context, parts_.stream);
+at::Tensor Embedding::part_of(const at::Tensor& numbers) const {
+  if (!team_->splits_sequence()) return numbers;
+  const std::int64_t part = numbers.size(1) / team_->tensor_ranks();
+  TRIREME_CHECK(part * team_->tensor_ranks() == numbers.size(1), "{} tokens cannot be split over {} ranks",
+                numbers.size(1), team_->tensor_ranks());
+  return numbers.narrow(1, part * team_->tensor_rank(), part);
+}
+
+at::Tensor Embedding::position_table(Context& context) {
+  if (parts_.positions) return context.value(*parts_.positions);
+  if (!parts_.fixed_positions.defined()) return {};
   const at::Tensor& table = context.value(*parts_.tokens);
-  check(ids, sequence.positions, context);
-  at::Tensor positions = parts_.positions ? context.value(*parts_.positions) : at::Tensor();
-  if (parts_.fixed_positions.defined()) {
-    if (!fixed_.defined() || fixed_.scalar_type() != table.scalar_type()) {
-      fixed_ = parts_.fixed_positions.to(table.options());
-    }
-    positions = fixed_;
+  if (!fixed_.defined() || fixed_.scalar_type() != table.scalar_type()) {
+    fixed_ = parts_.fixed_positions.to(table.options());
   }
-  at::Tensor out = at::empty({ids.size(0), ids.size(1), table.size(1)}, table.options());
-  // A scale applies to the token vectors alone, so positions come after it.
-  const bool together = parts_.scale == 1 && positions.defined();
+  return fixed_;
+}
+
+at::Tensor Embedding::token_vectors(const at::Tensor& ids, const at::Tensor& positions, const at::Tensor& table,
+                                    Context& context) const {
+  const at::Tensor& tokens = context.value(*parts_.tokens);
+  at::Tensor out = at::empty({ids.size(0), ids.size(1), tokens.size(1)}, tokens.options());
+  // A scale applies to the token vectors alone, and slices are summed first: then positions come after.
+  const bool slices = team_->tensor_ranks() > 1;
+  const bool together = parts_.scale == 1 && table.defined() && !slices;
   const at::Tensor none;
   kernels::embedding_forward({.out = out,
                               .ids = ids,
-                              .table = table,
-                              .ids2 = together ? sequence.positions : none,
-                              .table2 = together ? positions : none});
+                              .table = tokens,
+                              .ids2 = together ? positions : none,
+                              .table2 = together ? table : none,
+                              .first_row = parts_.tokens->placement.pieces.at(0).box.begin[0]});
+  if (team_->splits_sequence()) {
+    out = scatter_sum_tokens(out, *team_->tensor);
+  } else if (slices) {
+    sum_over(out, *team_->tensor);
+  }
   if (parts_.scale != 1) out.mul_(parts_.scale);
-  if (positions.defined() && !together)
-    out.add_(positions.index_select(0, sequence.positions.reshape(-1)).view_as(out));
+  if (table.defined() && !together) {
+    out.add_(table.index_select(0, part_of(positions).reshape(-1)).view_as(out));
+  }
+  return out;
+}
+
+at::Tensor Embedding::run(at::Tensor ids, Context& context, Tape* tape) {
+  const Sequence& sequence = sequence_of(context, parts_.stream);
+  check(ids, sequence.positions, context);
+  at::Tensor out = token_vectors(ids, sequence.positions, position_table(context), context);
   at::Tensor segments;
   if (parts_.segments) {
     segments = context.segments.defined() ? context.segments : at::zeros_like(ids);
     check_range(segments, context.value(*parts_.segments).size(0), "token type", "token types");
+    segments = part_of(segments);
     out.add_(context.value(*parts_.segments).index_select(0, segments.reshape(-1)).view_as(out));
   }
   if (tape) tape->push({std::move(ids), std::move(segments)});
@@ -92,9 +119,11 @@ at::Tensor Embedding::run_back(at::Tensor dy, Context& context, Tape& tape) {
   if (norm_) dy = norm_->run_back(std::move(dy), context, tape);
   const auto [ids, segments] = tape.pop<2>();
   const at::Tensor rows = as_rows(dy);
-  if (parts_.positions) add_rows(*parts_.positions, sequence.positions, rows, context);
-  if (parts_.segments) add_rows(*parts_.segments, segments, rows, context);
-  add_rows(*parts_.tokens, ids, parts_.scale == 1 ? rows : rows * parts_.scale, context);
+  if (parts_.positions) add_rows(*parts_.positions, part_of(sequence.positions), rows, 0, context);
+  if (parts_.segments) add_rows(*parts_.segments, segments, rows, 0, context);
+  const at::Tensor whole = team_->splits_sequence() ? as_rows(gather_tokens(dy, *team_->tensor)) : rows;
+  add_rows(*parts_.tokens, ids, parts_.scale == 1 ? whole : whole * parts_.scale,
+           parts_.tokens->placement.pieces.at(0).box.begin[0], context);
   return {};
 }
 

@@ -1,13 +1,14 @@
 // nn/embedding.h -- token numbers to vectors, with learned or fixed positions, token types, a norm and dropout, as
-// models ask.
+// models ask. Ranks of a team have a slice of the vocabulary each.
 //
-// Depends on: base, kernels.
+// Depends on: base, comm, kernels.
 #pragma once
 
 #include <optional>
 
 #include "trireme/nn/dropout.h"
 #include "trireme/nn/norm.h"
+#include "trireme/nn/team.h"
 
 namespace trireme::nn {
 
@@ -22,7 +23,7 @@ struct EmbeddingParts {
 
 class Embedding final : public UnaryLayer {
  public:
-  Embedding(EmbeddingParts parts, std::optional<Norm> norm, Dropout dropout);
+  Embedding(EmbeddingParts parts, std::optional<Norm> norm, Dropout dropout, const Team& team = alone());
   /// int64 [batch, sequence] to [batch, sequence, width]. A ConfigError for a token beyond the vocabulary or a position
   /// beyond the table.
   at::Tensor run(at::Tensor ids, Context& context, Tape* tape) override;
@@ -30,10 +31,16 @@ class Embedding final : public UnaryLayer {
 
  private:
   void check(const at::Tensor& ids, const at::Tensor& positions, Context& context) const;
+  /// Of [batch, sequence] numbers, those of the tokens that this rank has after the embedding.
+  at::Tensor part_of(const at::Tensor& numbers) const;
+  at::Tensor position_table(Context& context);
+  at::Tensor token_vectors(const at::Tensor& ids, const at::Tensor& positions, const at::Tensor& table,
+                           Context& context) const;
 
   EmbeddingParts parts_;
   std::optional<Norm> norm_;
   Dropout dropout_;
+  const Team* team_;
   at::Tensor fixed_;  ///< parts_.fixed_positions in the compute type, made when first needed
 };
 

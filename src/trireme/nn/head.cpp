@@ -5,13 +5,20 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ne.h>
+#include <ATen/ops/sub.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 
 #include "trireme/base/error.h"
+#include "trireme/device/tensor_buffer.h"
+#include "trireme/nn/exchange.h"
 #include "trireme/nn/flops.h"
 
 namespace trireme::nn {
@@ -19,11 +26,27 @@ namespace {
 
 double sum_of(const at::Tensor& tensor) { return at::sum(tensor, at::kDouble).item<double>(); }
 
+/// Where a rank has a slice of the classes, a number that no rank has would pass unnoticed.
+void check_targets(const at::Tensor& targets, std::int64_t vocabulary) {
+  const at::Tensor numbers = targets.contiguous();
+  const std::int64_t ignore = kernels::CrossEntropy{}.ignore;
+  for (const std::int64_t target :
+       std::span(numbers.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(numbers.numel()))) {
+    if ((target >= 0 && target < vocabulary) || target == ignore) continue;
+    throw ConfigError(fmt::format("target {} is outside the model's vocabulary of {}", target, vocabulary),
+                      fmt::format("targets that take no part are {}", ignore));
+  }
+}
+
 }  // namespace
 
-Head::Head(Param& weight, Param* bias, HeadOptions options) : weight_(weight), bias_(bias), options_(options) {
+Head::Head(Param& weight, Param* bias, HeadOptions options, const Team& team)
+    : weight_(weight), bias_(bias), options_(options), team_(&team), slices_(team.tensor_ranks() > 1) {
   ++weight_.uses;
   if (bias_) ++bias_->uses;
+  const layout::Box& box = weight_.placement.pieces.at(0).box;
+  first_class_ = box.begin[0];
+  classes_ = box.end[0] - box.begin[0];
 }
 
 at::Tensor Head::logits(const at::Tensor& rows, Context& context) const {
@@ -32,40 +55,90 @@ at::Tensor Head::logits(const at::Tensor& rows, Context& context) const {
   return bias_ ? at::addmm(context.value(*bias_), rows, weight) : at::mm(rows, weight);
 }
 
+at::Tensor Head::all_logits(const at::Tensor& rows, Context& context) const {
+  const at::Tensor mine = logits(rows, context);
+  if (!slices_) return mine;
+  comm::Group& group = *team_->tensor;
+  at::Tensor blocks = at::empty({group.size(), mine.size(0), mine.size(1)}, mine.options());
+  group.all_gather(device::to_const_buffer(mine), device::to_buffer(blocks)).wait();
+  return blocks.transpose(0, 1).reshape({mine.size(0), -1}).narrow(1, 0, weight_.placement.shape[0]).contiguous();
+}
+
+Head::Values Head::cross_entropy(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& scales) const {
+  if (slices_) return cross_entropy_over_slices(logits, targets, scales);
+  const auto type = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  Values values{.losses = at::empty({logits.size(0)}, logits.options().dtype(type))};
+  if (options_.z_loss > 0) values.z_losses = at::empty_like(values.losses);
+  at::Tensor lse;
+  kernels::cross_entropy({.logits = logits,
+                          .targets = targets,
+                          .gradient_scale = scales,
+                          .losses = values.losses,
+                          .z_losses = values.z_losses,
+                          .lse = lse},
+                         {.label_smoothing = options_.label_smoothing, .z_loss = options_.z_loss});
+  return values;
+}
+
+Head::Values Head::cross_entropy_over_slices(at::Tensor& logits, const at::Tensor& targets,
+                                             const at::Tensor& scales) const {
+  const std::int64_t vocabulary = weight_.placement.shape[0];
+  const auto type = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor of_slice = targets - first_class_;
+  at::Tensor real = logits.narrow(1, 0, classes_);
+  // Per row: the slice's log-sum-exp, the target's logit, the sum of logits. Everything else follows from all ranks'.
+  const at::Tensor mine = at::zeros({3, logits.size(0)}, logits.options().dtype(type));
+  at::Tensor lse = mine.select(0, 0), hits = mine.select(0, 1);
+  at::Tensor sums = options_.label_smoothing > 0 ? mine.select(0, 2) : at::Tensor();
+  kernels::cross_entropy_slice_values({.logits = real, .targets = of_slice, .lse = lse, .hits = hits, .sums = sums});
+  comm::Group& group = *team_->tensor;
+  at::Tensor all = at::empty({group.size(), 3, logits.size(0)}, mine.options());
+  group.all_gather(device::to_const_buffer(mine), device::to_buffer(all)).wait();
+  const at::Tensor whole = at::logsumexp(all.select(1, 0), {0}), hit = at::sum(all.select(1, 1), {0});
+  const double smoothing = options_.label_smoothing;
+  Values values{.losses = whole - hit * (1 - smoothing)};
+  if (smoothing > 0) values.losses.sub_(at::sum(all.select(1, 2), {0}), smoothing / static_cast<double>(vocabulary));
+  if (options_.z_loss > 0) values.z_losses = whole * whole * options_.z_loss;
+  if (scales.defined()) {
+    kernels::cross_entropy_slice_gradients(
+        {.logits = real, .targets = of_slice, .scale = scales, .lse = whole, .vocabulary = vocabulary},
+        {.label_smoothing = smoothing, .z_loss = options_.z_loss});
+    logits.narrow(1, classes_, logits.size(1) - classes_).zero_();
+  }
+  return values;
+}
+
 at::Tensor Head::run(at::Tensor x, Context& context, Tape* tape) {
-  const at::Tensor rows = as_rows(x);
+  const bool sequence = team_->splits_sequence();
+  const at::Tensor entered = sequence ? gather_tokens(x, *team_->tensor) : x;
+  const at::Tensor rows = as_rows(entered);
   const at::Tensor& weight = context.value(weight_);
   if (!context.targets.defined()) {
     TRIREME_CHECK(tape == nullptr, "a head without targets has no backward");
-    return logits(rows, context).view({x.size(0), x.size(1), weight.size(0)});
+    return all_logits(rows, context).view({entered.size(0), entered.size(1), -1});
   }
   const auto type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const kernels::CrossEntropy options{.label_smoothing = options_.label_smoothing, .z_loss = options_.z_loss};
   const at::Tensor targets = context.targets.reshape({-1});
+  check_targets(targets, weight_.placement.shape[0]);
   at::Tensor weights = context.loss_weights.defined() ? context.loss_weights.reshape({-1}).to(type)
                                                       : at::full({targets.size(0)}, 1.0, x.options().dtype(type));
-  weights = weights * targets.ne(options.ignore).to(type);
+  weights = weights * targets.ne(kernels::CrossEntropy{}.ignore).to(type);
   const at::Tensor scales = tape ? weights * context.gradient_scale : at::Tensor();
-  at::Tensor losses = at::empty_like(weights), lse;
-  at::Tensor z_losses = options_.z_loss > 0 ? at::empty_like(weights) : at::Tensor();
   at::Tensor dx = tape ? at::empty_like(rows) : at::Tensor();
 
   const std::int64_t row_bytes = weight.size(0) * x.element_size();
   const std::int64_t chunk = std::max<std::int64_t>(1, options_.chunk_bytes / row_bytes);
+  double sum = 0, z_sum = 0;
   for (std::int64_t first = 0; first < rows.size(0); first += chunk) {
     const std::int64_t count = std::min(chunk, rows.size(0) - first);
     const auto part = [&](const at::Tensor& tensor) {
       return tensor.defined() ? tensor.narrow(0, first, count) : at::Tensor();
     };
     const at::Tensor inputs = part(rows);
-    at::Tensor values = logits(inputs, context), part_losses = part(losses), part_z = part(z_losses);
-    kernels::cross_entropy({.logits = values,
-                            .targets = part(targets),
-                            .gradient_scale = part(scales),
-                            .losses = part_losses,
-                            .z_losses = part_z,
-                            .lse = lse},
-                           options);
+    at::Tensor values = logits(inputs, context);
+    const Values found = cross_entropy(values, part(targets), part(scales));
+    sum += sum_of(found.losses * part(weights));
+    if (found.z_losses.defined()) z_sum += sum_of(found.z_losses * part(weights));
     if (!tape) continue;
     const double again = product_flops(count, weight.size(0), weight.size(1));
     context.flops += weight_.trainable ? 2 * again : again;
@@ -74,15 +147,22 @@ at::Tensor Head::run(at::Tensor x, Context& context, Tape* tape) {
     add_product_gradient(weight_, values, inputs);
     if (bias_) add_row_sum_gradient(*bias_, values);
   }
-  const double count = sum_of(weights), sum = sum_of(losses * weights);
+  const double count = sum_of(weights);
   context.losses.push_back({.name = "loss", .sum = sum, .count = count});
   double value = count > 0 ? sum / count : 0;
-  if (z_losses.defined()) {
-    const double z_sum = sum_of(z_losses * weights);
+  if (options_.z_loss > 0) {
     context.losses.push_back({.name = "z_loss", .sum = z_sum, .count = count});
     value += count > 0 ? z_sum / count : 0;
   }
-  if (tape) tape->push({dx.view(x.sizes())});
+  if (tape) {
+    dx = dx.view(entered.sizes());
+    if (sequence) {
+      dx = scatter_sum_tokens(dx, *team_->tensor);
+    } else if (slices_) {
+      sum_over(dx, *team_->tensor);
+    }
+    tape->push({std::move(dx)});
+  }
   return at::full({}, value, x.options().dtype(type));
 }
 

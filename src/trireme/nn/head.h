@@ -2,14 +2,16 @@
 //
 // Logits are never held for all tokens at once: rows are taken in chunks, and while a chunk's logits are in memory both
 // their loss and their gradients are computed, so the backward pass only hands on what is ready. Weight gradients of
-// the head therefore arise in the forward pass of training.
-// Depends on: base, kernels.
+// the head therefore arise in the forward pass of training. Ranks of a team have a slice of the vocabulary each; what
+// they exchange is three numbers a token, never logits.
+// Depends on: base, comm, kernels.
 #pragma once
 
 #include <optional>
 
 #include "trireme/kernels/cross_entropy.h"
 #include "trireme/nn/layer.h"
+#include "trireme/nn/team.h"
 
 namespace trireme::nn {
 
@@ -21,8 +23,8 @@ struct HeadOptions {
 
 class Head final : public UnaryLayer {
  public:
-  /// `weight` [vocabulary, width], perhaps the token embedding; `bias` [vocabulary] or null.
-  Head(Param& weight, Param* bias, HeadOptions options);
+  /// `weight` [vocabulary, width], perhaps the token embedding; `bias` [vocabulary] or null: this rank's slices.
+  Head(Param& weight, Param* bias, HeadOptions options, const Team& team = alone());
   /// x [batch, sequence, width]. Without targets in the context: the logits [batch, sequence, vocabulary]. With them:
   /// the mean loss, a scalar in float (double), over what takes part; "loss" (and "z_loss") is added to the context's
   /// losses.
@@ -31,11 +33,22 @@ class Head final : public UnaryLayer {
   at::Tensor run_back(at::Tensor dy, Context& context, Tape& tape) override;
 
  private:
+  /// Numbers of a chunk's tokens.
+  struct Values {
+    at::Tensor losses, z_losses;
+  };
   at::Tensor logits(const at::Tensor& rows, Context& context) const;
+  /// Logits of this rank's classes become their gradients, where scales are defined.
+  Values cross_entropy(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& scales) const;
+  Values cross_entropy_over_slices(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& scales) const;
+  at::Tensor all_logits(const at::Tensor& rows, Context& context) const;
 
   Param& weight_;
   Param* bias_;
   HeadOptions options_;
+  const Team* team_;
+  bool slices_;                         // this rank has some of the classes only:
+  std::int64_t first_class_, classes_;  // these; padding follows
 };
 
 }  // namespace trireme::nn

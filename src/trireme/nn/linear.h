@@ -1,27 +1,43 @@
-// nn/linear.h -- y = x W^T + b.
+// nn/linear.h -- y = x W^T + b, by one rank or split over the ranks of a team (team.h).
 //
-// Depends on: base.
+// Split by columns, a rank has some of the outputs and needs all of the inputs; split by rows, it has some of the
+// inputs, and outputs are summed over ranks. Where sequences are split between pairs, a column's input and a row's
+// output are parts of the tokens.
+// Depends on: base, comm.
 #pragma once
 
 #include "trireme/nn/layer.h"
+#include "trireme/nn/team.h"
 
 namespace trireme::nn {
 
+enum class LinearSplit : std::uint8_t { kNone, kColumn, kRow };
+
 class Linear final : public UnaryLayer {
  public:
-  /// `weight` [out, in]; `bias` [out] or null.
-  Linear(Param& weight, Param* bias);
+  /// `weight` [out, in] and `bias` [out] or null: this rank's parts. `team` is borrowed.
+  Linear(Param& weight, Param* bias, LinearSplit split = LinearSplit::kNone, const Team& team = alone());
   at::Tensor run(at::Tensor x, Context& context, Tape* tape) override;
   at::Tensor run_back(at::Tensor dy, Context& context, Tape& tape) override;
 
   // For layers that keep the input by themselves, or make it again:
-  at::Tensor product(const at::Tensor& x, Context& context) const;
+  /// `kept`, where given, becomes what gradients() wants as its x: x itself, or what was gathered for it.
+  at::Tensor product(const at::Tensor& x, Context& context, at::Tensor* kept = nullptr) const;
   /// Adds the weights' gradients (or puts that off) and gives that of x.
   at::Tensor gradients(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape) const;
 
  private:
+  at::Tensor multiply(const at::Tensor& x, bool with_bias, Context& context) const;
+  at::Tensor multiply_back(const at::Tensor& dy, Context& context) const;
+  void add_weight_gradient(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,
+                           const at::Tensor& dy_of_bias) const;
+  at::Tensor column_gradients(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape) const;
+  at::Tensor row_gradients(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape) const;
+
   Param& weight_;
   Param* bias_;
+  LinearSplit split_;
+  const Team* team_;
 };
 
 }  // namespace trireme::nn

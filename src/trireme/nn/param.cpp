@@ -6,7 +6,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -42,7 +41,24 @@ void draw(Param& param, std::uint64_t seed) {
   }
 }
 
-/// A tensor's local shape: its box's, where this rank holds one box whole; flat otherwise.
+template <typename Number>
+void copy_runs(Param& param, const at::Tensor& whole) {
+  const at::Tensor from = whole.to(param.master.scalar_type()).contiguous();
+  const Number* source = from.const_data_ptr<Number>();
+  Number* target = param.master.data_ptr<Number>();
+  for (const layout::Run& run : layout::runs(param.placement)) {
+    std::copy_n(source + run.global, run.count, target + run.local);
+  }
+}
+
+/// Memory for the gradient, whatever it holds.
+void ensure_gradient(Param& param) {
+  if (param.gradient.defined()) return;
+  param.gradient = param.provide_gradient ? param.provide_gradient() : at::empty_like(param.master);
+}
+
+}  // namespace
+
 std::vector<std::int64_t> local_shape(const layout::Placement& placement) {
   if (placement.partition || placement.pieces.empty() || placement.shape.empty()) {
     return {layout::local_elements(placement)};
@@ -61,8 +77,6 @@ std::vector<std::int64_t> local_shape(const layout::Placement& placement) {
   shape[0] = rows;
   return shape;
 }
-
-}  // namespace
 
 Param& Params::add(std::string name, layout::Shape shape, Init init, bool decay) {
   layout::Box whole{std::vector<layout::Index>(shape.size(), 0), shape};
@@ -115,13 +129,32 @@ at::ScalarType master_type(Precision precision) { return precision == Precision:
 
 void allocate(Params& params, Precision precision) {
   for (Param& param : params) {
-    const auto shape = local_shape(param.placement);
-    param.master = at::empty(shape, master_type(precision));
-    const bool same = compute_type(precision) == master_type(precision);
-    param.value = same ? param.master : at::empty(shape, compute_type(precision));
-    param.gradient = at::Tensor();
+    const bool fits = param.master.defined() && param.master.scalar_type() == master_type(precision) &&
+                      param.value.scalar_type() == compute_type(precision);
+    if (!fits) {
+      const auto shape = local_shape(param.placement);
+      param.master = at::empty(shape, master_type(precision));
+      const bool same = compute_type(precision) == master_type(precision);
+      param.value = same ? param.master : at::empty(shape, compute_type(precision));
+    }
+    if (param.gradient.defined() && param.gradient.scalar_type() != param.master.scalar_type()) {
+      param.gradient = at::Tensor();
+    }
+    // Products run over padding too, and must find numbers there.
+    if (layout::held_elements(param.placement) != layout::local_elements(param.placement)) param.master.zero_();
     param.gradient_empty = true;
   }
+}
+
+void fill_from(Param& param, const at::Tensor& whole) {
+  TRIREME_CHECK(whole.numel() == param.elements(), "{} numbers for {}, which has {}", whole.numel(), param.name,
+                param.elements());
+  if (param.master.scalar_type() == at::kDouble) {
+    copy_runs<double>(param, whole);
+  } else {
+    copy_runs<float>(param, whole);
+  }
+  publish(param);
 }
 
 void initialise(Params& params, Precision precision, std::uint64_t seed) {
@@ -142,18 +175,15 @@ void publish(Param& param) {
 }
 
 at::Tensor& gradient_to_add_to(Param& param) {
-  if (!param.gradient.defined()) {
-    param.gradient = at::zeros_like(param.master);
-  } else if (param.gradient_empty) {
-    param.gradient.zero_();
-  }
+  ensure_gradient(param);
+  if (param.gradient_empty) param.gradient.zero_();
   param.gradient_empty = false;
   return param.gradient;
 }
 
 void add_gradient(Param& param, const at::Tensor& delta) {
   if (!param.trainable) return;
-  if (!param.gradient.defined()) param.gradient = at::empty_like(param.master);
+  ensure_gradient(param);
   if (param.gradient_empty) {
     param.gradient.copy_(delta.reshape(param.gradient.sizes()));
   } else {
@@ -164,12 +194,12 @@ void add_gradient(Param& param, const at::Tensor& delta) {
 
 void add_product_gradient(Param& param, const at::Tensor& dy, const at::Tensor& x) {
   if (!param.trainable) return;
-  if (dy.scalar_type() != param.master.scalar_type()) {
+  ensure_gradient(param);
+  if (dy.scalar_type() != param.gradient.scalar_type()) {
     // Products of 16-bit numbers come out rounded to 16 bits; their sum over microbatches does not.
     add_gradient(param, at::mm(dy.t(), x));
     return;
   }
-  if (!param.gradient.defined()) param.gradient = at::empty_like(param.master);
   if (param.gradient_empty) {
     at::mm_out(param.gradient, dy.t(), x);
   } else {

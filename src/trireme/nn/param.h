@@ -9,8 +9,11 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "trireme/layout/placement.h"
 #include "trireme/spec/optim.h"
@@ -31,11 +34,17 @@ struct Param {
   bool decay = true;      ///< weight decay applies: matrices yes, biases and norms no
   bool trainable = true;  ///< a frozen one has no gradient
   int uses = 0;  ///< layers that hold it: 2 for a tied embedding, and as many gradient contributions a microbatch
+  /// Axes of copies that all compute the whole gradient, such as tp for a norm whose input every rank has.
+  layout::AxisNames equal_axes = {};
+  /// The stretches of its memory that this rank counts in norms over all ranks; unset: everything.
+  std::optional<std::vector<layout::Range>> counted = std::nullopt;
 
   at::Tensor value, master;
   at::Tensor gradient;         ///< undefined until the first contribution
   bool gradient_empty = true;  ///< what `gradient` holds is old: the next contribution overwrites it
   std::int64_t version = 0;    ///< raised by each update; derived forms are cached by it
+  /// Where gradients live in memory of somebody else's, which may come and go: asked when there is none.
+  std::function<at::Tensor()> provide_gradient = nullptr;
 
   layout::Index elements() const { return layout::elements(placement.shape); }
 };
@@ -66,10 +75,16 @@ using spec::Precision;
 at::ScalarType compute_type(Precision precision);
 at::ScalarType master_type(Precision precision);
 
-/// Allocates value and master and draws the starting numbers from (seed, name, global index).
+/// Allocates value and master where they have no memory yet, and draws the starting numbers from (seed, name, global
+/// index).
 void initialise(Params& params, Precision precision, std::uint64_t seed);
-/// Allocates value and master, contents undefined: for weights that are read from a file.
+/// Allocates value and master where they have no memory yet, contents undefined but for padding, which is zero: for
+/// weights that are read from a file.
 void allocate(Params& params, Precision precision);
+/// This rank's part of a tensor that lies here whole, and publishes it.
+void fill_from(Param& param, const at::Tensor& whole);
+/// What its memory looks like: the box's shape where this rank holds whole rows of it, flat otherwise.
+std::vector<std::int64_t> local_shape(const layout::Placement& placement);
 /// After a change of the master: rounds it into the value.
 void publish(Param& param);
 

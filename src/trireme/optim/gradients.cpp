@@ -31,9 +31,19 @@ std::vector<double> gradient_squares(const nn::Params& params) {
   require_gradients(params);
   std::vector<double> squares;
   for (const nn::Param& param : params) {
-    if (param.trainable) squares.push_back(kernels::sum_of_squares(param.gradient));
+    if (param.trainable) squares.push_back(counted_squares(param, param.gradient));
   }
   return squares;
+}
+
+double counted_squares(const nn::Param& param, const at::Tensor& tensor) {
+  if (!param.counted) return kernels::sum_of_squares(tensor);
+  double sum = 0;
+  const at::Tensor flat = tensor.view({-1});
+  for (const layout::Range& range : *param.counted) {
+    sum += kernels::sum_of_squares(flat.narrow(0, range.begin, range.end - range.begin));
+  }
+  return sum;
 }
 
 double clip_factor(double norm, double clip) { return clip > 0 && norm > clip ? clip / norm : 1; }

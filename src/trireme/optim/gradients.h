@@ -16,8 +16,11 @@ namespace trireme::optim {
 /// A ConfigError that names the trainable parameters without a gradient.
 void require_gradients(const nn::Params& params);
 
-/// The sum of squares of each trainable parameter's gradient, in their order; the same for any number of threads.
+/// The sum of squares of each trainable parameter's gradient, in their order, as far as this rank counts it
+/// (Param::counted); the same for any number of threads.
 std::vector<double> gradient_squares(const nn::Params& params);
+/// Likewise of any tensor that lies as the parameter does.
+double counted_squares(const nn::Param& param, const at::Tensor& tensor);
 
 /// What gradients of this norm are multiplied by to have at most `clip`; 1 when they have, or when `clip` is 0.
 double clip_factor(double norm, double clip);

@@ -3,6 +3,7 @@
 // norms over the whole parameter, their ratio 1 where one of them is zero. Biases and norms take u as it is.
 #include <ATen/ops/empty_like.h>
 
+#include "trireme/optim/gradients.h"
 #include "trireme/optim/optimizer.h"
 
 namespace trireme::optim {
@@ -30,8 +31,9 @@ class Lamb final : public Optimizer {
                                    .beta2 = config().beta2,
                                    .epsilon = spec::epsilon_of(config()),
                                    .step = steps()});
-      squares[i] = norms.weight_squared;
-      squares[count + i] = norms.update_squared;
+      const bool all = !slot.param.counted;
+      squares[i] = all ? norms.weight_squared : counted_squares(slot.param, slot.param.master);
+      squares[count + i] = all ? norms.update_squared : counted_squares(slot.param, directions[i]);
     }
     if (options.across != nullptr && options.across->sum_parts) options.across->sum_parts(squares);
     for (std::size_t i = 0; i < count; ++i) {

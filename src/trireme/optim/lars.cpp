@@ -2,6 +2,7 @@
 //   local = trust |w| / (|g| + decay |w|),  v <- mu v + rate local (g + decay w),  w <- w - v,
 // norms over the whole parameter; local is 1 where one of them is zero, and for biases and norms. Here the rate is in
 // the velocity, so that a step keeps the rates of the gradients that made it.
+#include "trireme/optim/gradients.h"
 #include "trireme/optim/optimizer.h"
 
 namespace trireme::optim {
@@ -18,8 +19,10 @@ class Lars final : public Optimizer {
     for (std::size_t i = 0; i < count; ++i) {
       if (!slots[i].adapts) continue;
       const kernels::NormPair norms = kernels::lars_norms(tensors(slots[i], options));
-      squares[i] = norms.weight_squared;
-      squares[count + i] = norms.update_squared;
+      const nn::Param& param = slots[i].param;
+      const double scale = options.gradient_scale * options.gradient_scale;
+      squares[i] = param.counted ? counted_squares(param, param.master) : norms.weight_squared;
+      squares[count + i] = param.counted ? counted_squares(param, param.gradient) * scale : norms.update_squared;
     }
     if (options.across != nullptr && options.across->sum_parts) options.across->sum_parts(squares);
     for (std::size_t i = 0; i < count; ++i) {

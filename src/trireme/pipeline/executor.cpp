@@ -45,6 +45,7 @@ Executor::Executor(const ExecutorParts& parts)
     : table_(checked(parts)),
       pipeline_(parts.pipeline),
       stage_(parts.stage),
+      replicas_(parts.replicas),
       versions_(stage_.chunks, parts.foresight),
       passes_(table_, pipeline_.rank(), stage_.chunks, stage_.crossings, versions_),
       transfers_(table_, pipeline_, stage_.crossings, passes_),

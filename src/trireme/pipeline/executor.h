@@ -22,11 +22,11 @@
 namespace trireme::pipeline {
 
 struct ExecutorParts {
-  const schedule::Schedule& table;  ///< complete: with updates and transfers (schedule::complete)
-  Stage& stage;                     ///< with memory for its parameters
-  comm::Group& pipeline;            ///< its rank r walks list r
-  comm::Group* replicas = nullptr;  ///< ranks with the same stage in other pipelines
-  Foresight* foresight = nullptr;   ///< where the table predicts weights
+  const schedule::Schedule& table;         ///< complete: with updates and transfers (schedule::complete)
+  Stage& stage;                            ///< with memory for its parameters
+  comm::Group& pipeline;                   ///< its rank r walks list r
+  parallel::Replicas* replicas = nullptr;  ///< how ranks with the same stage in other pipelines agree
+  Foresight* foresight = nullptr;          ///< where the table predicts weights
 };
 
 struct Run {
@@ -61,7 +61,7 @@ class Executor {
   /// Walks the list once. An Error that passes gains rank, instruction and micro.
   RunReport run(const Run& run);
   /// For optim::update: gradient norms over all stages.
-  const optim::AcrossRanks& across() { return reduction_.across(); }
+  const optim::AcrossRanks& across() { return reduction_.across(replicas_ != nullptr ? replicas_->across() : nullptr); }
   GradientReduction& reduction() { return reduction_; }
   const schedule::Schedule& table() const { return table_; }
 
@@ -74,6 +74,7 @@ class Executor {
   const schedule::Schedule table_;
   comm::Group& pipeline_;
   Stage& stage_;
+  parallel::Replicas* replicas_;
   std::vector<bool> before_forward_;  // by position, for version instructions: the next pass is a forward
   WeightVersions versions_;
   Passes passes_;

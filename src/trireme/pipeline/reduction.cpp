@@ -11,8 +11,9 @@
 namespace trireme::pipeline {
 
 GradientReduction::GradientReduction(std::span<const Holding> holdings, nn::Params& params, comm::Group& pipeline,
-                                     comm::Group* replicas)
-    : pipeline_(pipeline), replicas_(replicas != nullptr && replicas->size() > 1 ? replicas : nullptr) {
+                                     parallel::Replicas* replicas)
+    : pipeline_(pipeline), replicas_(replicas) {
+  nn::Params& owned = replicas != nullptr ? replicas->owned() : params;
   const int rank = pipeline.rank();
   std::map<const nn::Param*, bool> counts;
   for (const Holding& holding : holdings) {
@@ -27,51 +28,38 @@ GradientReduction::GradientReduction(std::span<const Holding> holdings, nn::Para
       copies = group->second.get();
     }
     if (!mine) continue;
-    nn::Param& param = params.at(holding.param);
+    nn::Param& param = owned.at(holding.param);
     reduced_.push_back(
         {.param = &param, .copies = copies, .chunk = holding.chunks.size() == 1 ? holding.chunks.front() : -1});
     counts[&param] = holding.ranks.front() == rank;
   }
-  for (const nn::Param& param : params) {
+  for (const nn::Param& param : owned) {
     TRIREME_CHECK(counts.contains(&param), "nobody knows who holds {}", param.name);
     if (param.trainable) counted_.push_back(counts[&param]);
   }
 }
 
-void GradientReduction::begin(const Reduced& reduced) {
-  if (!reduced.param->trainable) return;
-  const auto sum = [&](comm::Group& group) {
-    return group.all_reduce(device::to_buffer(nn::gradient_to_add_to(*reduced.param)), comm::Reduce::kSum);
-  };
-  if (reduced.copies != nullptr) {
-    copies_under_way_.add(sum(*reduced.copies));
-    among_copies_.push_back(&reduced);
-  } else if (replicas_ != nullptr) {
-    replicas_under_way_.add(sum(*replicas_));
-  }
-}
-
 void GradientReduction::post(int chunk) {
+  if (replicas_ != nullptr) return replicas_->start(chunk);
   for (const Reduced& reduced : reduced_) {
-    if (reduced.chunk == chunk) begin(reduced);
+    if (reduced.chunk != chunk || reduced.copies == nullptr || !reduced.param->trainable) continue;
+    under_way_.add(
+        reduced.copies->all_reduce(device::to_buffer(nn::gradient_to_add_to(*reduced.param)), comm::Reduce::kSum));
   }
 }
 
 void GradientReduction::finish() {
+  if (replicas_ != nullptr) replicas_->finish();
+  // With replicas, what ranks of the pipeline both hold is summed after their copies' sums; shards lie alike on both.
   for (const Reduced& reduced : reduced_) {
-    if (reduced.chunk == -1) begin(reduced);
+    const bool posted = replicas_ == nullptr && reduced.chunk != -1;
+    if (posted || reduced.copies == nullptr || !reduced.param->trainable) continue;
+    if (reduced.param->placement.partition && reduced.param->gradient.numel() == 0) continue;
+    under_way_.add(
+        reduced.copies->all_reduce(device::to_buffer(nn::gradient_to_add_to(*reduced.param)), comm::Reduce::kSum));
   }
-  copies_under_way_.commit().wait();
-  if (replicas_ != nullptr) {
-    for (const Reduced* reduced : among_copies_) {
-      replicas_under_way_.add(
-          replicas_->all_reduce(device::to_buffer(nn::gradient_to_add_to(*reduced->param)), comm::Reduce::kSum));
-    }
-    replicas_under_way_.commit().wait();
-  }
-  among_copies_.clear();
-  copies_under_way_ = {};
-  replicas_under_way_ = {};
+  under_way_.commit().wait();
+  under_way_ = {};
 }
 
 double GradientReduction::count_once(std::span<const double> squares) const {

@@ -20,11 +20,11 @@ namespace trireme::pipeline {
 
 class GradientReduction {
  public:
-  /// `holdings` are the whole model's, in one order on every rank; `params` are this rank's. `replicas`: the ranks that
-  /// hold this rank's stage in other pipelines, or null. All are borrowed. Called on all ranks of the pipeline
-  /// together.
+  /// `holdings` are the whole model's, in one order on every rank; `params` are this rank's, of which it may keep
+  /// shards with `replicas`, its copies in other pipelines (null: it has none). All are borrowed. Called on all ranks
+  /// of the pipeline together.
   GradientReduction(std::span<const Holding> holdings, nn::Params& params, comm::Group& pipeline,
-                    comm::Group* replicas);
+                    parallel::Replicas* replicas);
   GradientReduction(const GradientReduction&) = delete;
   GradientReduction& operator=(const GradientReduction&) = delete;
 
@@ -46,15 +46,12 @@ class GradientReduction {
     comm::Group* copies = nullptr;  // null: no other rank of the pipeline has it
     int chunk = 0;                  // -1: several chunks add to it
   };
-  void begin(const Reduced& reduced);
-
   comm::Group& pipeline_;
-  comm::Group* replicas_;
+  parallel::Replicas* replicas_;
   std::map<std::vector<int>, std::unique_ptr<comm::Group>> groups_;  // by their ranks; null: without this rank
   std::vector<Reduced> reduced_;                                     // in the order of the whole model
   std::vector<bool> counted_;  // by trainable parameter, in their order: whether this rank counts it in norms
-  std::vector<const Reduced*> among_copies_;  // under way; replicas come after
-  comm::Batch copies_under_way_, replicas_under_way_;
+  comm::Batch under_way_;
   optim::AcrossRanks across_;
   double own_squares_ = 0;
 };

@@ -36,13 +36,16 @@ std::vector<Holding> find_holdings(const models::Model& whole, const schedule::S
 /// What crosses into each chunk of a transformer: the stream of tokens; with an encoder, the other stream beside it.
 class TransformerCrossings {
  public:
-  TransformerCrossings(const spec::ModelShape& shape, std::vector<std::string> first_entries, at::ScalarType type)
-      : width_(shape.width), encoder_(shape.encoder_layers > 0), type_(type) {
+  TransformerCrossings(const spec::ModelShape& shape, std::vector<std::string> first_entries, at::ScalarType type,
+                       const nn::Team& team)
+      : width_(shape.width), encoder_(shape.encoder_layers > 0), type_(type), team_(&team) {
     for (const std::string& name : first_entries) places_.push_back(place(name));
   }
 
   std::vector<Crossing> operator()(int chunk, const Micro& micro) const {
-    const auto hidden = [&](const at::Tensor& ids) -> Crossing { return {{ids.size(0), ids.size(1), width_}, type_}; };
+    const auto hidden = [&](const at::Tensor& ids) -> Crossing {
+      return {{ids.size(0), team_->between(ids.size(1)), width_}, type_};
+    };
     const auto numbers = [](const at::Tensor& ids) -> Crossing { return {ids.sizes().vec(), ids.scalar_type()}; };
     if (!encoder_) return {hidden(micro.inputs.at(0))};
     const at::Tensor &source = micro.inputs.at(0), &ids = micro.inputs.at(1);
@@ -72,6 +75,7 @@ class TransformerCrossings {
   std::int64_t width_;
   bool encoder_;
   at::ScalarType type_;
+  const nn::Team* team_;
   std::vector<Place> places_;
 };
 
@@ -123,8 +127,39 @@ Stage build_stage(const StagePlan& plan) {
   }
   std::vector<std::string> first_entries;
   for (const Stretch& stretch : split) first_entries.push_back(names[stretch.begin]);
-  stage.crossings = TransformerCrossings(shape, std::move(first_entries), nn::compute_type(precision));
+  stage.crossings = TransformerCrossings(shape, std::move(first_entries), nn::compute_type(precision), *options.team);
   return stage;
+}
+
+std::vector<parallel::Unit> units_of(const Stage& stage) {
+  std::vector<parallel::Unit> units;
+  std::size_t entry = 0;
+  for (const Chunk& chunk : stage.chunks) {
+    for (std::size_t i = 0; i < chunk.layers.size(); ++i) {
+      units.push_back({.params = stage.model->layers[entry++].params, .key = chunk.number});
+    }
+  }
+  return units;
+}
+
+std::vector<std::string> held_apart(const Stage& stage) {
+  std::vector<std::string> names;
+  for (const Holding& holding : stage.holdings) {
+    if (holding.ranks.size() > 1) names.push_back(holding.param);
+  }
+  return names;
+}
+
+void fetch_weights(Stage& stage, parallel::Replicas& replicas) {
+  std::size_t entry = 0;
+  for (Chunk& chunk : stage.chunks) {
+    for (nn::Layer*& layer : chunk.layers) {
+      std::unique_ptr<nn::Layer>& owner = stage.model->layers[entry].layer;
+      owner = replicas.wrap(std::move(owner), entry);
+      layer = owner.get();
+      ++entry;
+    }
+  }
 }
 
 }  // namespace trireme::pipeline

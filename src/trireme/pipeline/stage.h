@@ -5,7 +5,7 @@
 //   nn::initialise(stage.model->params, precision, seed);
 //
 // Every rank builds the same chain without memory to learn names and sizes, then its own part; nothing is exchanged.
-// Depends on: base, schedule, models, nn, spec.
+// Depends on: base, schedule, models, nn, parallel, spec.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "trireme/models/model.h"
+#include "trireme/parallel/replicas.h"
 #include "trireme/pipeline/split.h"
 #include "trireme/schedule/schedule.h"
 
@@ -76,5 +77,13 @@ struct StagePlan {
 };
 /// The part of the model that the rank holds in this table. Parameters have no memory yet.
 Stage build_stage(const StagePlan& plan);
+
+// How the copies of a stage agree (parallel/replicas.h).
+/// Its entries, by the chunk that they belong to.
+std::vector<parallel::Unit> units_of(const Stage& stage);
+/// Parameters that other ranks of the pipeline hold too.
+std::vector<std::string> held_apart(const Stage& stage);
+/// Its layers fetch their weights from now on.
+void fetch_weights(Stage& stage, parallel::Replicas& replicas);
 
 }  // namespace trireme::pipeline

@@ -4,14 +4,19 @@
 
 #include <algorithm>
 
+#include "trireme/base/text.h"
+
 namespace trireme::spec {
 namespace {
 
 constexpr Named<ContextKind> kContexts[] = {
     {"ring", ContextKind::kRing}, {"ulysses", ContextKind::kUlysses}, {"gather", ContextKind::kGather}};
 
+constexpr Named<ReduceKind> kReduces[] = {{"fp32", ReduceKind::kFp32}, {"bf16", ReduceKind::kBf16}};
+
 }  // namespace
 
+std::span<const Named<ReduceKind>> enum_names(std::type_identity<ReduceKind>) { return kReduces; }
 std::span<const Named<ContextKind>> enum_names(std::type_identity<ContextKind>) { return kContexts; }
 
 void describe(config::Section<LayoutConfig>& section) {
@@ -26,6 +31,16 @@ void describe(config::Section<LayoutConfig>& section) {
   section.field("zero_group", &LayoutConfig::zero_group, "copies that share it out; unset: all").at_least(1);
   section.field("sequence_parallel", &LayoutConfig::sequence_parallel, "split norms and residuals over tp too");
   section.field("cp_kind", &LayoutConfig::cp_kind, "how ranks of one sequence see all keys and values");
+  section.field("cp_inner", &LayoutConfig::cp_inner, "of cp, ranks that trade heads inside a ring or gather")
+      .at_least(1);
+  section.field("order", &LayoutConfig::order, "of the axes among ranks, outermost first: the last are neighbours");
+  section.field("bucket_mb", &LayoutConfig::bucket_mb, "gradients summed together, in MB; 0: all").at_least(0.0);
+  section.field("reduce", &LayoutConfig::reduce, "what gradients are rounded to on their way between ranks");
+  section.field("tp_overlap", &LayoutConfig::tp_overlap,
+                "with sequence_parallel: gathers and sums in parts, beside products");
+  section.field("keep_gathered", &LayoutConfig::keep_gathered,
+                "with sequence_parallel: gathered inputs stay in memory for backward");
+  section.field("shares", &LayoutConfig::shares, "of a step's rows that each copy takes: for ranks of different speed");
 }
 
 void describe(config::Section<PipelineConfig>& section) {
@@ -58,6 +73,26 @@ std::vector<config::Problem> find_problems(const LayoutConfig& layout, const Pip
     problems.push_back({.key = "layout.zero_group",
                         .reason = fmt::format("{} does not divide layout.dp = {}", *layout.zero_group, *layout.dp),
                         .hint = fmt::format("set layout.zero_group = {}", *layout.dp)});
+  std::vector<std::string> axes = split(layout.order, ' ');
+  std::ranges::sort(axes);
+  if (axes != std::vector<std::string>{"cp", "dp", "pp", "tp"})
+    problems.push_back({.key = "layout.order",
+                        .reason = fmt::format("\"{}\" does not name each axis once", layout.order),
+                        .hint = "set layout.order = \"pp dp cp tp\", in any order"});
+  if (layout.cp % layout.cp_inner != 0)
+    problems.push_back({.key = "layout.cp_inner",
+                        .reason = fmt::format("{} does not divide layout.cp = {}", layout.cp_inner, layout.cp),
+                        .hint = "set layout.cp_inner = 1"});
+  if (std::ranges::any_of(layout.shares, [](double share) { return !(share > 0); }))
+    problems.push_back({.key = "layout.shares",
+                        .reason = "holds a number that is not above 0",
+                        .hint = "give each copy its speed, for instance [2.0, 1.0]"});
+  if (!layout.shares.empty() && layout.zero >= 2)
+    problems.push_back({.key = "layout.shares",
+                        .reason = fmt::format("copies with different numbers of microbatches cannot sum after each of "
+                                              "them, as layout.zero = {} does",
+                                              layout.zero),
+                        .hint = "set layout.zero = 1"});
   if (layout.sequence_parallel && layout.tp == 1)
     problems.push_back({.key = "layout.sequence_parallel",
                         .reason = "splits over layout.tp, which is 1",

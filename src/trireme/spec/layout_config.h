@@ -28,6 +28,10 @@ enum class ContextKind : std::uint8_t {
 };
 std::span<const Named<ContextKind>> enum_names(std::type_identity<ContextKind>);
 
+/// What gradients are rounded to on their way between ranks.
+enum class ReduceKind : std::uint8_t { kFp32, kBf16 };
+std::span<const Named<ReduceKind>> enum_names(std::type_identity<ReduceKind>);
+
 /// [layout]
 struct LayoutConfig {
   std::optional<int> dp;  ///< unset: what the other axes leave of the ranks
@@ -36,6 +40,13 @@ struct LayoutConfig {
   std::optional<int> zero_group;  ///< unset: all replicas
   bool sequence_parallel = false;
   ContextKind cp_kind = ContextKind::kGather;
+  int cp_inner = 1;                   ///< of cp, ranks that trade heads for tokens inside a ring or gather
+  std::string order = "pp dp cp tp";  ///< of the axes among ranks: those of the last are neighbours
+  double bucket_mb = 25;              ///< of gradients that are summed together; 0: all
+  ReduceKind reduce = ReduceKind::kFp32;
+  bool tp_overlap = false;     ///< with sequence_parallel: gathers in parts, beside products
+  bool keep_gathered = false;  ///< with sequence_parallel: gathered inputs stay in memory for backward
+  std::vector<double> shares;  ///< of a step's rows, by copy; empty: equal
   bool operator==(const LayoutConfig&) const = default;
 
   /// Ranks of one copy of the model.

@@ -36,6 +36,8 @@ class Engine {
 
   /// This rank's parameters; they have memory.
   virtual nn::Params& params() = 0;
+  /// The ranks by the recipe's axes, which the parameters' placements speak of.
+  virtual const layout::Mesh& mesh() const = 0;
   /// The names of all parameters of the model, whoever holds them.
   virtual std::vector<std::string> all_names() const = 0;
   /// Which rows of a step this rank reads, and the ranks that together read each row once.
@@ -44,6 +46,8 @@ class Engine {
   /// Forward and backward of the batches, gradients summed over the ranks that share a parameter. `contexts` makes a
   /// context that lacks only what the batch says.
   virtual StepSums run(std::vector<data::Batch>& batches, const MakeContext& contexts) = 0;
+  /// params() have new numbers: they are on their way to whoever computes with them. On all ranks together.
+  virtual void updated() {}
   /// For optim::update; null: this rank knows all.
   virtual const optim::AcrossRanks* across() { return nullptr; }
   /// The loss on samples, without training; the same on every rank.
@@ -54,16 +58,21 @@ class Engine {
   virtual models::Model* whole_model() { return nullptr; }
 };
 
-/// Gives parameters their memory and first numbers, and freezes some; `all` are the names of the whole model's.
-using PrepareParams = std::function<void(nn::Params& mine, const std::vector<std::string>& all)>;
+/// What happens to parameters before they are used.
+struct PrepareParams {
+  /// Some get no gradient; `all` are the names of the whole model's.
+  std::function<void(nn::Params& mine, const std::vector<std::string>& all)> freeze;
+  /// Memory where there is none, and first numbers.
+  std::function<void(nn::Params& mine)> fill;
+};
 
 /// The one that the recipe's layout asks for. On all ranks together; `recipe` and `world` are borrowed. A ConfigError
-/// where the layout does not fit the ranks or is not built yet.
+/// where the layout does not fit the ranks or the model.
 std::unique_ptr<Engine> make_engine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
                                     std::int64_t length, const PrepareParams& prepare);
 
 // One a file.
-/// Every rank holds the whole model.
+/// Every rank runs the whole chain of layers, of whole matrices or parts of them.
 std::unique_ptr<Engine> make_replica_engine(const spec::Recipe& recipe, const spec::ModelShape& shape,
                                             comm::Group& world, std::int64_t length, const PrepareParams& prepare);
 /// layout.pp ranks hold a stage each.

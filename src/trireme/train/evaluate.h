@@ -36,4 +36,17 @@ double count_bytes(const data::Batch& batch, std::span<const std::int32_t> token
 Evaluation evaluate(models::Model& model, const data::Samples& samples, comm::Group& world,
                     const EvaluateOptions& options);
 
+/// How ranks that hold a model together share the samples.
+struct EvaluateRanks {
+  comm::Group& all;
+  int rank = 0, ranks = 1;  ///< which stretch of the samples this one reads, of how many
+  nn::TokenSplit tokens = {};
+  bool counts_loss = true, counts_rows = true;  ///< others have the same losses, or parts of the same rows
+  bool lockstep = false;                        ///< all ranks run equally often: they gather weights together
+};
+/// Runs the model; losses are left in the context where its end is.
+using Forward = std::function<void(nn::Tensors inputs, nn::Context& context)>;
+Evaluation evaluate(const Forward& forward, const data::Samples& samples, const EvaluateRanks& ranks,
+                    const EvaluateOptions& options);
+
 }  // namespace trireme::train

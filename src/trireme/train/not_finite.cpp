@@ -37,38 +37,38 @@ struct Places {
   }
 };
 
+/// To the end, whatever is found: other ranks may be waiting for what this one passes on.
 std::int64_t find_in_backward(models::Model& model, nn::Context& context, nn::Tape& tape, const Places& places) {
   nn::Tensors gradients(1);
+  std::int64_t first = kNowhere;
   for (std::size_t i = model.layers.size(); i-- > 0;) {
     gradients = model.layers[i].layer->backward(std::move(gradients), context, tape);
-    if (!are_finite(gradients)) return places.gradient(i);
-    for (const nn::Param& param : model.params) {
-      if (!param.gradient_empty && !is_finite(param.gradient)) return places.gradient(i);
-    }
+    bool finite = are_finite(gradients);
+    for (const nn::Param& param : model.params) finite = finite && (param.gradient_empty || is_finite(param.gradient));
+    if (!finite) first = std::min(first, places.gradient(i));
   }
-  return kNowhere;
+  return first;
 }
 
 std::int64_t find_here(models::Model& model, std::span<data::Batch> batches,
-                       const std::function<nn::Context()>& make_context, const Places& places) {
-  std::int64_t number = 0;
+                       const std::function<nn::Context()>& make_context, const nn::TokenSplit& tokens,
+                       const Places& places) {
+  std::int64_t first = kNowhere, number = 0;
   for (const nn::Param& param : model.params) {
-    if (!is_finite(param.value)) return number;
+    if (!is_finite(param.value)) first = std::min(first, number);
     ++number;
   }
-  std::int64_t first = kNowhere;
   for (data::Batch& batch : batches) {
     nn::forget_gradients(model.params);
     nn::Context context = make_context();
     nn::Tape tape;
     nn::Tensors x = feed(batch, context);
-    std::int64_t place = kNowhere;
-    for (std::size_t i = 0; i < model.layers.size() && place == kNowhere; ++i) {
+    nn::take_tokens(x, context, tokens);
+    for (std::size_t i = 0; i < model.layers.size(); ++i) {
       x = model.layers[i].layer->forward(std::move(x), context, &tape);
-      if (!are_finite(x)) place = places.output(i);
+      if (!are_finite(x)) first = std::min(first, places.output(i));
     }
-    if (place == kNowhere) place = find_in_backward(model, context, tape, places);
-    first = std::min(first, place);
+    first = std::min(first, find_in_backward(model, context, tape, places));
   }
   return first;
 }
@@ -76,9 +76,10 @@ std::int64_t find_here(models::Model& model, std::span<data::Batch> batches,
 }  // namespace
 
 std::string first_not_finite(models::Model& model, std::span<data::Batch> batches,
-                             const std::function<nn::Context()>& make_context, comm::Group& world) {
+                             const std::function<nn::Context()>& make_context, comm::Group& world,
+                             const nn::TokenSplit& tokens) {
   const Places places{model};
-  const std::int64_t mine = find_here(model, batches, make_context, places);
+  const std::int64_t mine = find_here(model, batches, make_context, tokens, places);
   std::int64_t first = mine, rank = 0;
   if (world.size() > 1) {
     world.all_reduce(comm::Buffer{&first, 1, comm::DType::kI64}, comm::Reduce::kMin).wait();

@@ -15,6 +15,7 @@
 #include "trireme/schedule/passes.h"
 #include "trireme/train/engine.h"
 #include "trireme/train/feed.h"
+#include "trireme/train/formation.h"
 
 namespace trireme::train {
 namespace {
@@ -42,48 +43,61 @@ class PipelineEngine final : public Engine {
  public:
   PipelineEngine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world, std::int64_t length,
                  const PrepareParams& prepare)
-      : recipe_(recipe), world_(world), replicas_count_(world.size() / recipe.layout.pp) {
-    // Stages lie far apart and replicas side by side: they talk the most.
-    const int stage = world.rank() / replicas_count_, replica = world.rank() % replicas_count_;
-    pipeline_ = world.split(replica, stage, fmt::format("pipeline.{}", replica));
-    replicas_ = world.split(stage, replica, fmt::format("stage.{}", stage));
-    share_ = {replica, replicas_count_, length, recipe.train.microbatch.value_or(1)};
+      : recipe_(recipe),
+        world_(world),
+        formation_(form(recipe, shape, world, length)),
+        pipeline_(*formation_->pipeline) {
+    share_ = share_of(recipe, *formation_, length);
+    if (share_.microbatch == 0) share_.microbatch = 1;
     // Which chunks a rank holds does not depend on the number of micros, so any will do to build its stage.
     const int micros = micros_of(plan_step(recipe, {}, share_));
     tables_.emplace(micros, table_of(recipe, micros));
     const schedule::Schedule& table = tables_.at(micros);
-    const auto names = pipeline::chain_names(shape, build_options(recipe));
+    models::BuildOptions build = build_options(recipe);
+    build.team = &formation_->team;
+    const auto names = pipeline::chain_names(shape, build);
     const pipeline::Split split = pipeline::split_by_count(names, table.chunks());
     stage_ = pipeline::build_stage({.shape = shape,
                                     .table = table,
                                     .split = split,
                                     .precision = recipe.precision.compute,
-                                    .rank = stage,
-                                    .build = build_options(recipe)});
+                                    .rank = formation_->stage,
+                                    .build = build});
     for (int chunk = 0; chunk < table.chunks(); ++chunk) {
       holders_.push_back(schedule::holders_of(table, chunk).front());
     }
-    prepare(stage_.model->params, all_names());
+    prepare.freeze(stage_.model->params, all_names());
+    replicas_ = std::make_unique<parallel::Replicas>(
+        pipeline::units_of(stage_), stage_.model->params, *formation_->groups,
+        replica_options(recipe, formation_->team.mesh), pipeline::held_apart(stage_));
+    pipeline::fetch_weights(stage_, *replicas_);
+    prepare.fill(replicas_->owned());
+    replicas_->updated();
   }
 
-  nn::Params& params() override { return stage_.model->params; }
+  nn::Params& params() override { return replicas_->owned(); }
+  const layout::Mesh& mesh() const override { return formation_->team.mesh; }
   std::vector<std::string> all_names() const final {
     std::vector<std::string> names;
     for (const pipeline::Holding& holding : stage_.holdings) names.push_back(holding.param);
     return names;
   }
   Share share() const override { return share_; }
-  comm::Group& readers() override { return *replicas_; }
+  comm::Group& readers() override { return formation_->readers(); }
+  void updated() override { replicas_->updated(); }
   const optim::AcrossRanks* across() override { return &executor_->across(); }
 
   StepSums run(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
     pipeline::Executor& executor = executor_for(static_cast<int>(batches.size()));
     const auto begin = Clock::now();
+    replicas_->begin_micro(/*last=*/false);
     const pipeline::RunReport report =
         executor.run({.micro =
                           [&](int micro) {
                             pipeline::Micro made{.context = contexts()};
+                            made.context.on_gradient = [this](nn::Param& param) { replicas_->added(param); };
                             made.inputs = feed(batches[static_cast<std::size_t>(micro)], made.context);
+                            nn::take_tokens(made.inputs, made.context, formation_->team.tokens);
                             return made;
                           },
                       .update = [](int) {},  // the trainer's, after this
@@ -94,33 +108,30 @@ class PipelineEngine final : public Engine {
         busy_s += std::chrono::duration<double>(span.end - span.start).count();
       }
     }
-    std::array<double, 2> sums{report.steps.at(0).loss, report.steps.at(0).flops};
-    replicas_->all_reduce(comm::Buffer{sums.data(), sums.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
+    // The same on all ranks of the pipeline: its first counts them.
+    std::array<double, 2> sums{};
+    if (formation_->stage == 0 && formation_->counts_loss()) sums[0] = report.steps.at(0).loss;
+    if (formation_->stage == 0) sums[1] = report.steps.at(0).flops;
+    world_.all_reduce(comm::Buffer{sums.data(), sums.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
     const double all_s = std::chrono::duration<double>(Clock::now() - begin).count();
     return {.loss = sums[0], .flops = sums[1], .comm_s = std::max(0.0, all_s - busy_s)};
   }
 
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) override {
-    std::array<double, 3> sums{};
-    const Stretch mine = stretch_of(options.first, options.count, replicas_->rank(), replicas_->size());
-    for (std::int64_t done = 0; done < mine.count;) {
-      std::vector<std::int64_t> numbers(static_cast<std::size_t>(std::min(options.rows, mine.count - done)));
-      std::iota(numbers.begin(), numbers.end(), mine.first + done);
-      done += static_cast<std::int64_t>(numbers.size());
-      data::Batch batch = samples.read(numbers);
-      pipeline::Micro micro;
-      micro.inputs = feed(batch, micro.context);
+    const auto forward = [this](nn::Tensors inputs, nn::Context& context) {
+      pipeline::Micro micro{std::move(inputs), std::move(context)};
       walk_forward(micro, nullptr);
-      for (const nn::LossTerm& term : micro.context.losses) {  // only where the last chunk is
-        if (term.name != "loss") continue;
-        sums[0] += term.sum;
-        sums[1] += term.count;
-        sums[2] += count_bytes(batch, options.token_bytes);
-      }
-      if (options.progress) options.progress(done);
-    }
-    world_.all_reduce(comm::Buffer{sums.data(), sums.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
-    return {.loss_sum = sums[0], .targets = sums[1], .bytes = sums[2]};
+      context = std::move(micro.context);  // losses only where the last chunk is
+    };
+    return train::evaluate(forward, samples,
+                           {.all = world_,
+                            .rank = formation_->copy,
+                            .ranks = formation_->copies_count,
+                            .tokens = formation_->team.tokens,
+                            .counts_loss = formation_->counts_loss(),
+                            .counts_rows = formation_->counts_rows(),
+                            .lockstep = recipe_.layout.zero == 3},
+                           options);
   }
 
   std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
@@ -132,7 +143,7 @@ class PipelineEngine final : public Engine {
     for (std::int64_t i = 0; i < count; ++i) {
       const nn::Param* param = params().find(stage_.holdings[static_cast<std::size_t>(i)].param);
       if (!param) continue;
-      if (!finite(param->value)) first = std::min(first, i);
+      if (param->value.defined() && !finite(param->value)) first = std::min(first, i);
       if (param->trainable && param->gradient.defined() && !finite(param->gradient)) {
         first = std::min(first, count + chunks + (count - 1 - i));
       }
@@ -140,6 +151,7 @@ class PipelineEngine final : public Engine {
     for (data::Batch& batch : batches) {
       pipeline::Micro micro{.context = contexts()};
       micro.inputs = feed(batch, micro.context);
+      nn::take_tokens(micro.inputs, micro.context, formation_->team.tokens);
       walk_forward(micro, [&](int chunk, const nn::Tensors& outputs) {
         for (const at::Tensor& output : outputs) {
           if (output.is_floating_point() && !finite(output)) first = std::min<std::int64_t>(first, count + chunk);
@@ -160,10 +172,11 @@ class PipelineEngine final : public Engine {
   using Look = std::function<void(int chunk, const nn::Tensors& outputs)>;
 
   int micros_of(const StepPlan& plan) const {
-    if (plan.samples % replicas_count_ != 0 || plan.microbatches.empty()) {
-      throw ConfigError(fmt::format("step {} has {} rows for {} pipelines side by side", plan.after.step, plan.samples,
-                                    replicas_count_),
-                        fmt::format("make batch.size a multiple of {} tokens", replicas_count_ * share_.length));
+    const int copies = formation_->copies_count;
+    if (plan.samples % copies != 0 || plan.microbatches.empty()) {
+      throw ConfigError(
+          fmt::format("step {} has {} rows for {} pipelines side by side", plan.after.step, plan.samples, copies),
+          fmt::format("make batch.size a multiple of {} tokens", copies * share_.length));
     }
     return static_cast<int>(plan.microbatches.size());
   }
@@ -172,11 +185,8 @@ class PipelineEngine final : public Engine {
     if (executor_ && executor_micros_ == micros) return *executor_;
     if (!tables_.contains(micros)) tables_.emplace(micros, table_of(recipe_, micros));
     executor_.reset();
-    executor_ = std::make_unique<pipeline::Executor>(
-        pipeline::ExecutorParts{.table = tables_.at(micros),
-                                .stage = stage_,
-                                .pipeline = *pipeline_,
-                                .replicas = replicas_->size() > 1 ? replicas_.get() : nullptr});
+    executor_ = std::make_unique<pipeline::Executor>(pipeline::ExecutorParts{
+        .table = tables_.at(micros), .stage = stage_, .pipeline = pipeline_, .replicas = replicas_.get()});
     executor_micros_ = micros;
     return *executor_;
   }
@@ -185,20 +195,20 @@ class PipelineEngine final : public Engine {
   void walk_forward(pipeline::Micro& micro, const Look& look) {
     constexpr int kTag = 1 << 20;  // schedules use small ones
     nn::Tensors x = micro.inputs;
-    const int me = pipeline_->rank();
+    const int me = pipeline_.rank();
     for (int chunk = 0; chunk < static_cast<int>(holders_.size()); ++chunk) {
       const int holder = holders_[static_cast<std::size_t>(chunk)];
       const int before = chunk > 0 ? holders_[static_cast<std::size_t>(chunk) - 1] : holder;
       if (before != holder && me == before) {
         for (const at::Tensor& tensor : x)
-          pipeline_->send(device::to_const_buffer(tensor.contiguous()), holder, kTag).wait();
+          pipeline_.send(device::to_const_buffer(tensor.contiguous()), holder, kTag).wait();
       }
       if (me != holder) continue;
       if (before != holder) {
         x.clear();
         for (const pipeline::Crossing& crossing : stage_.crossings(chunk, micro)) {
           at::Tensor& tensor = x.emplace_back(at::empty(crossing.sizes, crossing.type));
-          pipeline_->recv(device::to_buffer(tensor), before, kTag).wait();
+          pipeline_.recv(device::to_buffer(tensor), before, kTag).wait();
         }
       }
       for (const pipeline::Chunk& mine : stage_.chunks) {
@@ -211,10 +221,11 @@ class PipelineEngine final : public Engine {
 
   const spec::Recipe& recipe_;
   comm::Group& world_;
-  int replicas_count_;
-  std::unique_ptr<comm::Group> pipeline_, replicas_;
+  std::unique_ptr<Formation> formation_;
+  comm::Group& pipeline_;
   Share share_;
   pipeline::Stage stage_;
+  std::unique_ptr<parallel::Replicas> replicas_;
   std::vector<int> holders_;                  // by chunk: the first rank of the pipeline that holds it
   std::map<int, schedule::Schedule> tables_;  // by micros of a step
   std::unique_ptr<pipeline::Executor> executor_;

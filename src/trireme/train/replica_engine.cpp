@@ -1,10 +1,11 @@
-// The whole model on every rank: each takes its stretch of a step's rows.
+// Every rank runs the whole chain of layers: its copy takes a stretch of a step's rows, its team splits matrices or
+// rows, and copies agree through Replicas.
 #include <array>
 #include <chrono>
 
-#include "trireme/parallel/gradient_sum.h"
 #include "trireme/train/engine.h"
 #include "trireme/train/feed.h"
+#include "trireme/train/formation.h"
 #include "trireme/train/not_finite.h"
 
 namespace trireme::train {
@@ -16,51 +17,87 @@ class ReplicaEngine final : public Engine {
  public:
   ReplicaEngine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world, std::int64_t length,
                 const PrepareParams& prepare)
-      : model_(models::build(shape, build_options(recipe))),
-        world_(world),
-        share_{world.rank(), world.size(), length, recipe.train.microbatch.value_or(0)} {
-    prepare(model_->params, all_names());
+      : world_(world), formation_(form(recipe, shape, world, length)), zero_(recipe.layout.zero) {
+    models::BuildOptions build = build_options(recipe);
+    build.team = &formation_->team;
+    model_ = models::build(shape, build);
+    share_ = share_of(recipe, *formation_, length);
+    prepare.freeze(model_->params, all_names());
+    std::vector<parallel::Unit> units;
+    for (const models::NamedLayer& entry : model_->layers) units.push_back({entry.params});
+    replicas_ = std::make_unique<parallel::Replicas>(std::move(units), model_->params, *formation_->groups,
+                                                     replica_options(recipe, formation_->team.mesh));
+    for (std::size_t i = 0; i < model_->layers.size(); ++i) {
+      model_->layers[i].layer = replicas_->wrap(std::move(model_->layers[i].layer), i);
+    }
+    prepare.fill(replicas_->owned());
+    replicas_->updated();
   }
 
-  nn::Params& params() override { return model_->params; }
+  nn::Params& params() override { return replicas_->owned(); }
+  const layout::Mesh& mesh() const override { return formation_->team.mesh; }
   std::vector<std::string> all_names() const final {
     std::vector<std::string> names;
     for (const nn::Param& param : model_->params) names.push_back(param.name);
     return names;
   }
   Share share() const override { return share_; }
-  comm::Group& readers() override { return world_; }
-  models::Model* whole_model() override { return model_.get(); }
+  comm::Group& readers() override { return formation_->readers(); }
+  const optim::AcrossRanks* across() override { return replicas_->across(); }
+  void updated() override { replicas_->updated(); }
+  models::Model* whole_model() override {
+    return zero_ == 0 && formation_->team.tensor_ranks() == 1 ? model_.get() : nullptr;
+  }
 
   StepSums run(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
     std::array<double, 2> sums{};
-    for (data::Batch& batch : batches) {
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      replicas_->begin_micro(/*last=*/i + 1 == batches.size());
       nn::Context context = contexts();
+      context.on_gradient = [this](nn::Param& param) { replicas_->added(param); };
       nn::Tape tape;
-      model_->forward(feed(batch, context), context, &tape);
+      nn::Tensors inputs = feed(batches[i], context);
+      nn::take_tokens(inputs, context, formation_->team.tokens);
+      model_->forward(std::move(inputs), context, &tape);
       model_->backward(context, tape);
-      for (const nn::LossTerm& term : context.losses) sums[0] += term.sum;
+      for (const nn::LossTerm& term : context.losses) {
+        if (formation_->counts_loss()) sums[0] += term.sum;
+      }
       sums[1] += context.flops;
     }
     const auto begin = Clock::now();
     if (world_.size() > 1) {
       world_.all_reduce(comm::Buffer{sums.data(), sums.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
     }
-    parallel::sum_gradients(model_->params, world_);
+    replicas_->finish();
     return {.loss = sums[0], .flops = sums[1], .comm_s = std::chrono::duration<double>(Clock::now() - begin).count()};
   }
 
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) override {
-    return train::evaluate(*model_, samples, world_, options);
+    const auto forward = [this](nn::Tensors inputs, nn::Context& context) {
+      model_->forward(std::move(inputs), context, nullptr);
+    };
+    return train::evaluate(forward, samples,
+                           {.all = world_,
+                            .rank = formation_->copy,
+                            .ranks = formation_->copies_count,
+                            .tokens = formation_->team.tokens,
+                            .counts_loss = formation_->counts_loss(),
+                            .counts_rows = formation_->counts_rows(),
+                            .lockstep = zero_ == 3},
+                           options);
   }
 
   std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
-    return train::first_not_finite(*model_, batches, contexts, world_);
+    return train::first_not_finite(*model_, batches, contexts, world_, formation_->team.tokens);
   }
 
  private:
-  std::unique_ptr<models::Model> model_;
   comm::Group& world_;
+  std::unique_ptr<Formation> formation_;
+  int zero_;
+  std::unique_ptr<models::Model> model_;
+  std::unique_ptr<parallel::Replicas> replicas_;
   Share share_;
 };
 

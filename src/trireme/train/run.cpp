@@ -245,10 +245,6 @@ void Run::validate() {
 
 /// Rank 0 looks at the state of all ranks.
 void Run::with_whole_state(const std::function<void(const nn::State&)>& look) {
-  if (recipe_.layout.pp == 1) {  // every rank has all of it
-    if (leads()) look(trainer_->state());
-    return;
-  }
   const nn::State whole = checkpoint::gather_whole(trainer_->state(), world_);
   if (leads()) look(whole);
 }

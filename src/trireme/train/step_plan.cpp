@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "trireme/base/error.h"
 
@@ -10,6 +11,19 @@ namespace trireme::train {
 
 Stretch stretch_of(std::int64_t first, std::int64_t count, int rank, int ranks) {
   const std::int64_t begin = count * rank / ranks, end = count * (rank + 1) / ranks;
+  return {first + begin, end - begin};
+}
+
+Stretch stretch_of(std::int64_t first, std::int64_t count, int rank, const std::vector<double>& weights) {
+  double total = 0, before = 0;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    total += weights[i];
+    if (i < static_cast<std::size_t>(rank)) before += weights[i];
+  }
+  const auto cut = [&](double weight) {
+    return static_cast<std::int64_t>(std::llround(static_cast<double>(count) * weight / total));
+  };
+  const std::int64_t begin = cut(before), end = cut(before + weights[static_cast<std::size_t>(rank)]);
   return {first + begin, end - begin};
 }
 
@@ -28,7 +42,8 @@ StepPlan plan_step(const spec::Recipe& recipe, spec::Position position, const Sh
   }
   plan.samples = plan.pace.batch / share.length;
   plan.first_sample = position.tokens / share.length;
-  const Stretch mine = stretch_of(plan.first_sample, plan.samples, share.rank, share.ranks);
+  const Stretch mine = share.weights.empty() ? stretch_of(plan.first_sample, plan.samples, share.rank, share.ranks)
+                                             : stretch_of(plan.first_sample, plan.samples, share.rank, share.weights);
   const std::int64_t rows = share.microbatch > 0 ? share.microbatch : mine.count;
   for (std::int64_t done = 0; done < mine.count; done += rows) {
     std::vector<std::int64_t>& micro = plan.microbatches.emplace_back();

@@ -21,8 +21,9 @@ struct StepPlan {
 
 struct Share {
   int rank = 0, ranks = 1;
-  std::int64_t length = 0;      ///< tokens a row
-  std::int64_t microbatch = 0;  ///< rows; 0: all at once
+  std::int64_t length = 0;           ///< tokens a row
+  std::int64_t microbatch = 0;       ///< rows; 0: all at once
+  std::vector<double> weights = {};  ///< how many rows each rank takes, relative to the others; empty: equal (HetSeq)
 };
 
 /// The step after `position`. A ConfigError when the batch is not a whole number of rows.
@@ -33,6 +34,8 @@ struct Stretch {
   std::int64_t first = 0, count = 0;
 };
 Stretch stretch_of(std::int64_t first, std::int64_t count, int rank, int ranks);
+/// Likewise in proportion to weights.
+Stretch stretch_of(std::int64_t first, std::int64_t count, int rank, const std::vector<double>& weights);
 
 /// The steps of the whole run: train.steps, or how many reach train.tokens. A ConfigError when neither is given.
 std::int64_t last_step(const spec::Recipe& recipe);

@@ -38,8 +38,11 @@ void freeze(nn::Params& params, const std::vector<std::string>& all, const std::
 
 /// Freezes, and gives parameters the numbers they begin with: drawn, or another model's.
 PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& shape) {
-  return [&recipe, &shape](nn::Params& params, const std::vector<std::string>& all) {
+  PrepareParams prepare;
+  prepare.freeze = [&recipe](nn::Params& params, const std::vector<std::string>& all) {
     freeze(params, all, recipe.train.freeze);
+  };
+  prepare.fill = [&recipe, &shape](nn::Params& params) {
     if (!recipe.model.init_from) {
       nn::initialise(params, recipe.precision.compute, static_cast<std::uint64_t>(recipe.run.seed));
       return;
@@ -47,11 +50,9 @@ PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& sh
     nn::allocate(params, recipe.precision.compute);
     const auto whole =
         checkpoint::open_model(*recipe.model.init_from, {.precision = recipe.precision.compute, .shape = shape}).model;
-    for (nn::Param& param : params) {
-      param.master.copy_(whole->params.at(param.name).master);
-      nn::publish(param);
-    }
+    for (nn::Param& param : params) nn::fill_from(param, whole->params.at(param.name).master);
   };
+  return prepare;
 }
 
 /// Numbers of all ranks, added up.
@@ -113,6 +114,7 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
 void Trainer::loaded() {
   for (nn::Param& param : engine_->params()) nn::publish(param);
   nn::forget_gradients(engine_->params());
+  engine_->updated();
   feeder_.reset();
 }
 
@@ -171,6 +173,7 @@ StepReport Trainer::step() {
   } catch (const optim::NotFiniteGradients& error) {
     explain(fetched, scale, fmt::format("the loss is {}, but {}", report.loss, error.message()));
   }
+  if (result.taken) engine_->updated();
   report.compute_s += seconds_since(begin);
   report.taken = result.taken;
   report.gradient_norm = result.gradient_norm;

@@ -57,6 +57,7 @@ class Trainer {
   const spec::ModelShape& shape() const { return shape_; }
   /// This rank's parameters: all of them unless the model is spread over ranks.
   nn::Params& params() { return engine_->params(); }
+  const layout::Mesh& mesh() const { return engine_->mesh(); }
   /// The loss on samples, without training; on all ranks together.
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) {
     return engine_->evaluate(samples, options);

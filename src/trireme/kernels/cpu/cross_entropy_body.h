@@ -102,9 +102,55 @@ void cross_entropy_rows(const CrossEntropyLoop& c, std::int64_t begin, std::int6
   }
 }
 
+template <typename T>
+void slice_value_rows(const CrossEntropySlice& c, std::int64_t begin, std::int64_t end) {
+  using A = typename LanesOf<T>::Type::Scalar;
+  for (std::int64_t row = begin; row < end; ++row) {
+    const T* x = row_of(static_cast<T*>(c.logits), row, c.stride);
+    const std::int64_t target = c.targets[row];
+    const RowSums<A> sums = row_sums(x, c.classes, c.sums != nullptr);
+    static_cast<A*>(c.lse)[row] = static_cast<A>(sums.largest + __builtin_log(static_cast<double>(sums.exponentials)));
+    static_cast<A*>(c.hits)[row] = target >= 0 && target < c.classes ? number_at(x + target) : A(0);
+    if (c.sums != nullptr) static_cast<A*>(c.sums)[row] = sums.logits;
+  }
+}
+
+template <typename T>
+void slice_gradient_rows(const CrossEntropySlice& c, std::int64_t begin, std::int64_t end) {
+  using V = typename LanesOf<T>::Type;
+  using A = typename V::Scalar;
+  const A smoothing = static_cast<A>(c.label_smoothing), per_class = smoothing / static_cast<A>(c.vocabulary);
+  for (std::int64_t row = begin; row < end; ++row) {
+    T* x = row_of(static_cast<T*>(c.logits), row, c.stride);
+    const A scale = static_cast<const A*>(c.scale)[row], lse = static_cast<const A*>(c.lse)[row];
+    if (scale == 0) {
+      __builtin_memset(x, 0, static_cast<std::size_t>(c.classes) * sizeof(T));
+      continue;
+    }
+    const std::int64_t target = c.targets[row];
+    const bool here = target >= 0 && target < c.classes;
+    const A hit = here ? number_at(x + target) : A(0);
+    const A share = scale * (A(1) + A(2) * static_cast<A>(c.z_loss) * lse);
+    const V shift = V::all(lse), factor = V::all(share), flat = V::all(-scale * per_class);
+    each<V>(c.classes, [&](std::int64_t i, auto some) TRIREME_LAMBDA {
+      multiply_add(exponential(V::load(x + i, some) - shift), factor, flat).store(x + i, some);
+    });
+    if (!here) continue;
+    const A p = exponential(V::all(hit - lse)).first();
+    const V at_target = V::all(p * share - scale * per_class - scale * (A(1) - smoothing));
+    if constexpr (V::kLanes == 1) {
+      at_target.store(x + target, All{});
+    } else {
+      at_target.store(x + target, First{1});
+    }
+  }
+}
+
 }  // namespace
 
 extern const CrossEntropyTable TRIREME_CROSS_ENTROPY_TABLE = {
-    {cross_entropy_rows<float>, cross_entropy_rows<double>, cross_entropy_rows<Bf16>, cross_entropy_rows<F16>}};
+    {cross_entropy_rows<float>, cross_entropy_rows<double>, cross_entropy_rows<Bf16>, cross_entropy_rows<F16>},
+    {slice_value_rows<float>, slice_value_rows<double>, slice_value_rows<Bf16>, slice_value_rows<F16>},
+    {slice_gradient_rows<float>, slice_gradient_rows<double>, slice_gradient_rows<Bf16>, slice_gradient_rows<F16>}};
 
 }  // namespace trireme::kernels

@@ -1,0 +1,51 @@
+// nn/attention_block.h -- one call of the attention kernel: queries and keys that are neighbours in their rows.
+//
+// Depends on: base, kernels.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "trireme/nn/context.h"
+#include "trireme/nn/token_split.h"
+
+namespace trireme::nn {
+
+struct AttentionShape {
+  std::string name;                                     ///< for dropout
+  std::int64_t heads = 1, kv_heads = 1, head_size = 1;  ///< that this rank computes with
+  std::int64_t first_head = 0;                          ///< of the model's, where ranks split them
+  bool causal = true;
+  std::int64_t window = 0;
+  double dropout = 0;           ///< of probabilities
+  int cache_layer = 0;          ///< where its keys and values lie in a cache
+  bool recompute_core = false;  ///< keep the projections only; run the core again in backward (Korthikanti et al. 2022)
+  Stream stream = Stream::kSequence;
+};
+
+/// Where a block's tokens stand: its first query and key, and the documents of exactly these tokens, or undefined.
+struct BlockPlace {
+  std::int64_t query = 0, key = 0;
+  at::Tensor query_documents = {}, key_documents = {};
+};
+/// Of a stretch of whole rows' queries and one of their keys.
+BlockPlace place_in_rows(const Sequence& sequence, const TokenStretch& queries, const TokenStretch& keys);
+
+struct CoreResult {
+  at::Tensor out, lse;  ///< [batch, queries, heads, head size]; float (double) [batch, heads, queries]
+};
+CoreResult run_block(const AttentionShape& shape, const BlockPlace& place, const Context& context, const at::Tensor& q,
+                     const at::Tensor& k, const at::Tensor& v);
+
+struct CoreGradients {
+  at::Tensor q, k, v;  ///< written, any strides
+};
+/// `result` may be over more keys than these: then the gradients are those of this block.
+void run_block_back(const AttentionShape& shape, const BlockPlace& place, const Context& context,
+                    CoreGradients& gradients, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                    const at::Tensor& v, const CoreResult& result);
+
+/// Whether a query of the one stretch sees a key of the other, documents aside.
+bool sees(const AttentionShape& shape, const TokenStretch& queries, const TokenStretch& keys);
+
+}  // namespace trireme::nn

@@ -1,0 +1,130 @@
+#include "trireme/nn/exchange.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+
+#include <utility>
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/device/tensor_buffer.h"
+
+namespace trireme::nn {
+namespace {
+
+/// [ranks, batch, part, width] as [batch, ranks * part, width].
+at::Tensor side_by_side(const at::Tensor& blocks) {
+  const std::int64_t ranks = blocks.size(0), batch = blocks.size(1), part = blocks.size(2), width = blocks.size(3);
+  if (batch == 1) return blocks.view({1, ranks * part, width});
+  return blocks.transpose(0, 1).reshape({batch, ranks * part, width});
+}
+
+/// The other way; contiguous.
+at::Tensor in_blocks(const at::Tensor& whole, std::int64_t ranks) {
+  const std::int64_t batch = whole.size(0), part = whole.size(1) / ranks, width = whole.size(2);
+  TRIREME_CHECK(part * ranks == whole.size(1), "{} tokens for {} ranks", whole.size(1), ranks);
+  return whole.reshape({batch, ranks, part, width}).transpose(0, 1).contiguous();
+}
+
+/// Numbers of the other ranks, the next first: no two ranks begin with the same.
+std::vector<int> others(const comm::Group& group) {
+  std::vector<int> ranks;
+  for (int i = 1; i < group.size(); ++i) ranks.push_back((group.rank() + i) % group.size());
+  return ranks;
+}
+
+}  // namespace
+
+PendingGather::PendingGather(const at::Tensor& part, comm::Group& group) : part_(part.contiguous()) {
+  blocks_ = at::empty({group.size(), part.size(0), part.size(1), part.size(2)}, part.options());
+  work_ = group.all_gather(device::to_const_buffer(part_), device::to_buffer(blocks_));
+}
+
+at::Tensor PendingGather::wait() {
+  work_.wait();
+  part_ = at::Tensor();
+  return side_by_side(std::exchange(blocks_, at::Tensor()));
+}
+
+at::Tensor gather_tokens(const at::Tensor& part, comm::Group& group) { return PendingGather(part, group).wait(); }
+
+void sum_over(at::Tensor& tensor, comm::Group& group) {
+  group.all_reduce(device::to_buffer(tensor), comm::Reduce::kSum).wait();
+}
+
+at::Tensor scatter_sum_tokens(const at::Tensor& whole, comm::Group& group) {
+  return PendingSum(whole, group, /*scatter=*/true).wait();
+}
+
+PendingSum::PendingSum(at::Tensor tensor, comm::Group& group, bool scatter) {
+  if (!scatter) {
+    tensor_ = part_ = tensor.contiguous();
+    work_ = group.all_reduce(device::to_buffer(tensor_), comm::Reduce::kSum);
+    return;
+  }
+  tensor_ = in_blocks(tensor, group.size());
+  part_ = at::empty({tensor_.size(1), tensor_.size(2), tensor_.size(3)}, tensor_.options());
+  work_ = group.reduce_scatter(device::to_const_buffer(tensor_), device::to_buffer(part_), comm::Reduce::kSum);
+}
+
+at::Tensor PendingSum::wait() {
+  work_.wait();
+  tensor_ = at::Tensor();
+  return std::move(part_);
+}
+
+GatheredProduct gathered_product(const at::Tensor& part, comm::Group& group, bool overlap,
+                                 const TokenProduct& product) {
+  if (!overlap) {
+    GatheredProduct out{.x = gather_tokens(part, group)};
+    out.y = product(out.x);
+    return out;
+  }
+  const at::Tensor mine = part.contiguous();
+  at::Tensor blocks = at::empty({group.size(), part.size(0), part.size(1), part.size(2)}, part.options());
+  std::vector<comm::Work> receives(static_cast<std::size_t>(group.size()));
+  comm::Batch sends;
+  for (const int other : others(group)) {
+    at::Tensor block = blocks.select(0, other);
+    receives[static_cast<std::size_t>(other)] = group.recv(device::to_buffer(block), other);
+  }
+  for (const int other : others(group)) sends.add(group.send(device::to_const_buffer(mine), other));
+  blocks.select(0, group.rank()).copy_(mine);
+  std::vector<at::Tensor> products(static_cast<std::size_t>(group.size()));
+  products[static_cast<std::size_t>(group.rank())] = product(mine);
+  // The one before this rank sent to it first.
+  for (int i = 1; i < group.size(); ++i) {
+    const auto other = static_cast<std::size_t>((group.rank() + group.size() - i) % group.size());
+    receives[other].wait();
+    products[other] = product(blocks.select(0, static_cast<std::int64_t>(other)));
+  }
+  sends.commit().wait();
+  return {.x = side_by_side(blocks), .y = at::cat(products, 1)};
+}
+
+at::Tensor scattered_product(const at::Tensor& whole, comm::Group& group, bool overlap, const TokenProduct& product) {
+  if (!overlap) return scatter_sum_tokens(product(whole), group);
+  const std::int64_t part = whole.size(1) / group.size();
+  const auto of_rank = [&](int rank) { return product(whole.narrow(1, part * rank, part).contiguous()); };
+  std::vector<at::Tensor> incoming(static_cast<std::size_t>(group.size())), outgoing;
+  std::vector<comm::Work> receives(static_cast<std::size_t>(group.size()));
+  comm::Batch sends;
+  for (const int other : others(group)) {
+    at::Tensor& sent = outgoing.emplace_back(of_rank(other).contiguous());
+    const auto from = static_cast<std::size_t>((2 * group.rank() + group.size() - other) % group.size());
+    incoming[from] = at::empty(sent.sizes(), sent.options());
+    receives[from] = group.recv(device::to_buffer(incoming[from]), static_cast<int>(from));
+    sends.add(group.send(device::to_const_buffer(sent), other));
+  }
+  incoming[static_cast<std::size_t>(group.rank())] = of_rank(group.rank());
+  at::Tensor sum;
+  for (std::size_t rank = 0; rank < incoming.size(); ++rank) {  // by rank: the same order in every run
+    receives[rank].wait();
+    sum = sum.defined() ? sum.add_(incoming[rank]) : incoming[rank];
+  }
+  sends.commit().wait();
+  return sum;
+}
+
+}  // namespace trireme::nn

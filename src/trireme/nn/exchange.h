@@ -1,0 +1,56 @@
+// nn/exchange.h -- what ranks of a team pass to each other around a product: gathered tokens, sums, scattered sums.
+//
+// Tensors are [batch, tokens, width]; a rank's part is a stretch of the tokens. A gather and a scattered sum move
+// (p - 1)/p of the whole tensor per rank, a sum twice that. With `overlap` the parts travel one by one while others
+// are computed with: a gather starts with what is here, a scattered sum with what is wanted elsewhere. Sums have a
+// fixed order in either case, so that a run repeats to the bit.
+// Depends on: base, comm, device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+#include "trireme/comm/group.h"
+
+namespace trireme::nn {
+
+/// The parts of all ranks, in their order.
+at::Tensor gather_tokens(const at::Tensor& part, comm::Group& group);
+/// Sums over ranks, in place; contiguous.
+void sum_over(at::Tensor& tensor, comm::Group& group);
+/// Of the sum over ranks, this rank's part.
+at::Tensor scatter_sum_tokens(const at::Tensor& whole, comm::Group& group);
+
+/// A sum under way, of which this rank gets everything or its part.
+class PendingSum {
+ public:
+  PendingSum(at::Tensor tensor, comm::Group& group, bool scatter);
+  at::Tensor wait();
+
+ private:
+  at::Tensor tensor_, part_;
+  comm::Work work_;
+};
+
+/// A gather under way.
+class PendingGather {
+ public:
+  PendingGather(const at::Tensor& part, comm::Group& group);
+  at::Tensor wait();
+
+ private:
+  at::Tensor part_, blocks_;
+  comm::Work work_;
+};
+
+/// Tokens to tokens, each by itself: [batch, n, in] to [batch, n, out].
+using TokenProduct = std::function<at::Tensor(const at::Tensor& tokens)>;
+struct GatheredProduct {
+  at::Tensor x, y;  ///< what was gathered, and its product
+};
+GatheredProduct gathered_product(const at::Tensor& part, comm::Group& group, bool overlap, const TokenProduct& product);
+/// This rank's part of the sum over ranks of product(whole).
+at::Tensor scattered_product(const at::Tensor& whole, comm::Group& group, bool overlap, const TokenProduct& product);
+
+}  // namespace trireme::nn

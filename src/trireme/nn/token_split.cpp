@@ -1,0 +1,64 @@
+#include "trireme/nn/token_split.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+#include "trireme/nn/context.h"
+
+namespace trireme::nn {
+namespace {
+
+/// Columns [begin, end) of what the stretches list, counted along them.
+TokenStretches part_of(const TokenStretches& stretches, std::int64_t begin, std::int64_t end) {
+  TokenStretches part;
+  std::int64_t at = 0;
+  for (const TokenStretch& stretch : stretches) {
+    const std::int64_t from = std::max(begin, at), to = std::min(end, at + stretch.count);
+    if (from < to) part.push_back({stretch.first + from - at, to - from});
+    at += stretch.count;
+  }
+  return part;
+}
+
+}  // namespace
+
+TokenStretches TokenSplit::of_outer(int rank, std::int64_t length) const {
+  TRIREME_CHECK(length % grain() == 0, "{} tokens cannot be shared by {} x {} ranks", length, outer, inner);
+  if (!zigzag) return {{length / outer * rank, length / outer}};
+  const std::int64_t chunk = length / (2 * outer);
+  const std::int64_t early = chunk * rank, late = chunk * (2 * outer - 1 - rank);
+  if (early + chunk == late) return {{early, 2 * chunk}};  // the last rank's two are neighbours
+  return {{early, chunk}, {late, chunk}};
+}
+
+TokenStretches TokenSplit::mine(std::int64_t length) const {
+  const std::int64_t count = length / ranks();
+  return part_of(of_outer(outer_rank, length), count * inner_rank, count * (inner_rank + 1));
+}
+
+at::Tensor take_tokens(const at::Tensor& rows, const TokenStretches& stretches) {
+  if (!rows.defined()) return rows;
+  std::vector<at::Tensor> parts;
+  for (const TokenStretch& stretch : stretches) parts.push_back(rows.narrow(1, stretch.first, stretch.count));
+  return at::cat(parts, 1);
+}
+
+void take_tokens(std::vector<at::Tensor>& ids, Context& context, const TokenSplit& split) {
+  if (split.ranks() == 1) return;
+  TRIREME_CHECK(ids.size() == 1, "only models of one stream of tokens share rows between ranks");
+  const std::int64_t length = ids[0].size(1);
+  const TokenStretches mine = split.mine(length);
+  ids[0] = take_tokens(ids[0], mine);
+  context.sequence.positions = take_tokens(context.sequence.positions, mine);
+  context.targets = take_tokens(context.targets, mine);
+  context.loss_weights = take_tokens(context.loss_weights, mine);
+  context.segments = take_tokens(context.segments, mine);
+  const at::Tensor row = at::arange(length, at::kLong).unsqueeze(0);
+  context.sequence.columns = take_tokens(row, mine).squeeze(0);
+  context.sequence.row_length = length;
+}
+
+}  // namespace trireme::nn

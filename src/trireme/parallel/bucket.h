@@ -1,0 +1,74 @@
+// parallel/bucket.h -- parameters side by side in flat memory: what one call sums, scatters or gathers.
+//
+// Depends on: base, comm, device, nn.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "trireme/comm/group.h"
+#include "trireme/nn/param.h"
+
+namespace trireme::parallel {
+
+/// Flat memory to be lent again and again: as much as was ever lent at once.
+class BufferPool {
+ public:
+  at::Tensor take(std::int64_t elements, at::ScalarType type);
+  void give(at::Tensor buffer);
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  std::multimap<std::int64_t, at::Tensor> free_;
+  std::int64_t bytes_ = 0;
+};
+
+struct BucketMember {
+  nn::Param* param = nullptr;
+  nn::Param* shard = nullptr;  ///< what this rank keeps of it; null without ZeRO
+  std::int64_t offset = 0;     ///< in elements
+  bool contributed = false;    ///< some layer has added to its gradient in this step
+};
+
+struct Bucket {
+  std::vector<BucketMember> members;
+  int key = 0;
+  bool trainable = true;
+  std::int64_t elements = 0;        ///< of memory, a multiple of the ranks that share it
+  std::int64_t begin = 0, end = 0;  ///< this rank's part
+
+  at::Tensor gradient;        ///< all of it; with ZeRO 2 and 3 only while backward fills it
+  at::Tensor gradient_shard;  ///< this rank's part of the sum
+  at::Tensor value;           ///< all of it, in the compute type; with ZeRO 3 only while layers use it
+  at::Tensor value_shard, master_shard;
+
+  // A sum under way.
+  comm::Work work;
+  at::Tensor in_flight;          ///< ZeRO 2 and 3: the gradient that was taken from `gradient`, which is free again
+  at::Tensor sending, arriving;  ///< what the work reads and writes
+  bool launched = false;
+  int expected = 0, arrived = 0;  ///< contributions a micro
+  bool accumulated = false;       ///< gradient_shard holds sums of earlier micros
+  // Weights on their way.
+  comm::Work fetching;
+  bool is_fetching = false, is_whole = false;
+  int users = 0;
+};
+
+/// Stretches of gradients that are also summed along axes beyond those of the data: tp, for what its ranks have copies
+/// of and compute parts of.
+struct ExtraSum {
+  comm::Group* group = nullptr;
+  struct Stretch {
+    nn::Param* param = nullptr;  ///< of the owned ones
+    std::int64_t begin = 0, count = 0;
+  };
+  std::vector<Stretch> stretches;
+  at::Tensor buffer;
+};
+
+}  // namespace trireme::parallel

@@ -1,0 +1,33 @@
+// parallel/mesh_groups.h -- the mesh of a run with a group for each set of axes that somebody asks for.
+//
+// Depends on: base, comm, layout.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "trireme/comm/group.h"
+#include "trireme/layout/mesh.h"
+
+namespace trireme::parallel {
+
+class MeshGroups {
+ public:
+  /// `world` is borrowed and has as many ranks as the mesh. ConfigError otherwise.
+  MeshGroups(comm::Group& world, layout::Mesh mesh);
+
+  const layout::Mesh& mesh() const { return mesh_; }
+  int rank() const { return world_.rank(); }
+  comm::Group& world() { return world_; }
+  /// The ranks that differ from this one along these axes only; null where there is no other. Made when first asked
+  /// for, by all ranks of the world together and in the same order.
+  comm::Group* along(const layout::AxisNames& axes);
+
+ private:
+  comm::Group& world_;
+  layout::Mesh mesh_;
+  std::map<layout::AxisNames, std::unique_ptr<comm::Group>> groups_;
+};
+
+}  // namespace trireme::parallel

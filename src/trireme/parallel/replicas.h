@@ -1,0 +1,122 @@
+// parallel/replicas.h -- how the copies of a model agree: gradients become one sum, and what copies need not all keep,
+// they share out.
+//
+// Gradients lie in buckets, flat stretches of memory filled in the order in which backward makes them; a bucket is
+// summed over ranks in the background as soon as it is full, while backward goes on (Horovod, PyTorch DDP; one pool for
+// all of them is GradientFlow's lazy all-reduce). ZeRO (Rajbhandari et al. 2019) cuts each bucket evenly over the ranks
+// of `shard`: stage 1 shares out what the optimizer keeps, stage 2 gradients as well, stage 3 weights too, which are
+// gathered before a layer runs and freed after. A shard of several ranks with copies across is MiCS and HSDP.
+//
+// What is summed is the gradient of the loss already divided by the tokens of the whole batch, so the sum is the exact
+// mean over tokens, however uneven the ranks' shares are.
+// Depends on: base, comm, device, layout, nn, optim.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/nn/layer.h"
+#include "trireme/optim/optimizer.h"
+#include "trireme/parallel/bucket.h"
+#include "trireme/parallel/mesh_groups.h"
+
+namespace trireme::parallel {
+
+struct ReplicaOptions {
+  int zero = 0;
+  layout::AxisNames data;   ///< axes whose ranks have other tokens: what gradients are summed over
+  layout::AxisNames shard;  ///< of them, those (or parts of those) that share out; empty without ZeRO
+  std::int64_t bucket_bytes = std::int64_t{25} << 20;  ///< of gradients; 0: one bucket
+  bool reduce_bf16 = false;                            ///< gradients are rounded for the way
+  nn::Precision precision = nn::Precision::kFp32;
+};
+
+/// What runs one after the other: an entry of a model's chain, whose weights are needed at the same time.
+struct Unit {
+  std::vector<nn::Param*> params;
+  int key = 0;  ///< buckets hold parameters of one key: those whose gradients are complete together
+};
+
+class Replicas {
+ public:
+  /// Parameters have no memory yet, and are frozen or not already. Units in the order of the chain; a parameter belongs
+  /// to the first that has it. `apart`: names whose bucket holds nothing else, since ranks with other parameters hold
+  /// them too. All are borrowed. On all ranks together.
+  Replicas(std::vector<Unit> units, nn::Params& params, MeshGroups& groups, ReplicaOptions options,
+           const std::vector<std::string>& apart = {});
+  ~Replicas();
+  Replicas(const Replicas&) = delete;
+  Replicas& operator=(const Replicas&) = delete;
+
+  /// What this rank keeps and updates: its shards; the parameters themselves without ZeRO. nn::initialise or
+  /// nn::allocate gives those memory that have none yet.
+  nn::Params& owned() { return options_.zero > 0 ? shards_ : params_; }
+
+  // A step, in this order:
+  /// `last`: no later micro adds to any gradient, so buckets may go as they fill.
+  void begin_micro(bool last);
+  /// A layer has added its part to this gradient.
+  void added(nn::Param& param);
+  /// The gradients of this key are complete.
+  void start(int key);
+  /// Gradients of owned() are sums over all ranks. Seconds that this rank waited. A ConfigError names parameters that
+  /// no layer of this rank has given a gradient to.
+  double finish();
+  /// owned() has new numbers: they are on their way to all who compute with them.
+  void updated();
+
+  /// For optim::update; null where this rank's own sums are enough.
+  const optim::AcrossRanks* across() { return across_.sum_parts ? &across_ : nullptr; }
+
+  /// Layers that fetch weights when they run: put in place of each unit's (ZeRO only). Outlived by this object.
+  std::unique_ptr<nn::Layer> wrap(std::unique_ptr<nn::Layer> layer, std::size_t unit);
+  void enter(std::size_t unit, bool backward);
+  void leave(std::size_t unit);
+
+  /// Bytes that this rank keeps for all of the run.
+  struct Bytes {
+    std::int64_t parameters = 0;  ///< in the compute type, as layers use them
+    std::int64_t masters = 0;     ///< where they are not the parameters themselves
+    std::int64_t gradients = 0;
+    std::int64_t buckets = 0;  ///< room for what is on its way or gathered for a while: the most so far
+  };
+  Bytes bytes() const;
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+
+ private:
+  void make_buckets(const std::vector<std::string>& apart);
+  void make_shards();
+  void make_across();
+  void launch(Bucket& bucket);
+  void launch_ready();
+  void settle(Bucket& bucket);
+  void sum_rest();
+  void sum_extras();
+  void gather(Bucket& bucket);
+  void release(Bucket& bucket);
+  void require_complete() const;
+
+  std::vector<Unit> units_;
+  nn::Params& params_;
+  MeshGroups& groups_;
+  ReplicaOptions options_;
+  comm::Group *data_ = nullptr, *shard_ = nullptr, *rest_ = nullptr;  // null: alone
+  int shard_count_ = 1, shard_rank_ = 0;
+  nn::Params shards_;
+  std::vector<Bucket> buckets_;
+  std::map<const nn::Param*, std::size_t> bucket_of_;
+  std::vector<std::vector<std::size_t>> unit_buckets_;
+  std::vector<ExtraSum> extras_;
+  BufferPool gradient_pool_, value_pool_;
+  optim::AcrossRanks across_;
+  std::deque<Bucket*> in_flight_;  // ZeRO 2 and 3: sums under way, the oldest first
+  std::size_t next_ = 0;           // bucket to be launched, where they go in order
+  int micros_ = 0;
+  bool last_ = false;
+};
+
+}  // namespace trireme::parallel

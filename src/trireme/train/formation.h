@@ -1,0 +1,44 @@
+// train/formation.h -- how a recipe's layout stands on the ranks of a world: mesh, groups, and this rank's team.
+//
+// Depends on: comm, layout, nn, parallel, spec.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/comm/group.h"
+#include "trireme/data/batch.h"
+#include "trireme/nn/team.h"
+#include "trireme/parallel/replicas.h"
+#include "trireme/spec/recipe.h"
+#include "trireme/train/step_plan.h"
+
+namespace trireme::train {
+
+struct Formation {
+  std::unique_ptr<parallel::MeshGroups> groups;
+  std::unique_ptr<comm::Group> alone;  ///< this rank by itself
+  nn::Team team;
+  comm::Group* copies = nullptr;    ///< along dp: they read different rows
+  comm::Group* pipeline = nullptr;  ///< along pp; null without stages
+  int copies_count = 1, copy = 0, stages = 1, stage = 0;
+
+  comm::Group& readers() { return copies != nullptr ? *copies : *alone; }
+  /// Of ranks with the same tokens, the one that counts them: tp ranks all have the same losses.
+  bool counts_loss() const { return team.tensor_rank() == 0; }
+  bool counts_rows() const { return counts_loss() && team.tokens.outer_rank == 0 && team.tokens.inner_rank == 0; }
+};
+
+/// "pp=2 dp=2 tp=2", in the recipe's order; dp is what the other axes leave.
+layout::Mesh mesh_of(const spec::LayoutConfig& layout, int ranks);
+
+/// On all ranks together; `world` is borrowed. A ProblemsError with everything that the layout and the model do not
+/// agree on.
+std::unique_ptr<Formation> form(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
+                                std::int64_t length);
+
+parallel::ReplicaOptions replica_options(const spec::Recipe& recipe, const layout::Mesh& mesh);
+Share share_of(const spec::Recipe& recipe, const Formation& formation, std::int64_t length);
+
+}  // namespace trireme::train
