@@ -25,13 +25,14 @@ spec::Recipe staged(Family family, Precision precision, int stages, const std::s
 }
 
 VerifyResult verify_staged(const spec::Recipe& recipe, int ranks) {
-  VerifyRequest request{.recipe = recipe, .reference = recipe, .steps = 3};
+  VerifyRequest request{.recipes = {recipe}, .reference = recipe, .steps = 3};
   request.reference.layout = {};
   request.reference.pipeline = {};
   VerifyResult result;
   comm::run_ranks(ranks, [&](comm::Rank& rank) {
-    const VerifyResult mine = verify(request, rank);
-    if (rank.rank() == 0) result = mine;
+    verify(request, rank, [&](std::size_t, const VerifyResult& mine) {
+      if (rank.rank() == 0) result = mine;
+    });
   });
   return result;
 }

@@ -14,18 +14,19 @@ using spec::Precision;
 VerifyResult run_verify(const VerifyRequest& request, int ranks) {
   VerifyResult result;
   comm::run_ranks(ranks, [&](comm::Rank& rank) {
-    const VerifyResult mine = verify(request, rank);
-    double equal = mine.equal;
-    rank.world().all_reduce(comm::Buffer{&equal, 1, comm::DType::kF64}, comm::Reduce::kSum).wait();
-    EXPECT_TRUE(equal == 0 || equal == rank.ranks());
-    if (rank.rank() == 0) result = mine;
+    verify(request, rank, [&](std::size_t, const VerifyResult& mine) {
+      double equal = mine.equal;
+      rank.world().all_reduce(comm::Buffer{&equal, 1, comm::DType::kF64}, comm::Reduce::kSum).wait();
+      EXPECT_TRUE(equal == 0 || equal == rank.ranks());
+      if (rank.rank() == 0) result = mine;
+    });
   });
   return result;
 }
 
 VerifyRequest request_of(Family family, Precision precision) {
   const spec::Recipe recipe = small_recipe(family, precision);
-  return {.recipe = recipe, .reference = recipe, .steps = 4};
+  return {.recipes = {recipe}, .reference = recipe, .steps = 4};
 }
 
 TEST(Verify, RanksThatShareStepsAreEqual) {
@@ -64,8 +65,19 @@ TEST(Verify, NoticesAnUpdateThatDiffers) {
 
 TEST(Verify, LeavesOutTheGradientsOfWhatIsFrozen) {
   VerifyRequest request = request_of(Family::kLlama, Precision::kFp64);
-  request.recipe.train.freeze = request.reference.train.freeze = {"layers.*"};
+  request.recipes[0].train.freeze = request.reference.train.freeze = {"layers.*"};
   EXPECT_TRUE(run_verify(request, 2).equal);
+}
+
+/// Any layout may be the measure, in the same words.
+TEST(Verify, ComparesTwoLayouts) {
+  VerifyRequest request = request_of(Family::kLlama, Precision::kFp64);
+  request.recipes[0].layout.tp = 2;
+  request.reference.layout.zero = 3;
+  request.reference_alone = false;
+  EXPECT_TRUE(run_verify(request, 2).equal);
+  request.reference.optim.learning_rate *= 1.0001;
+  EXPECT_FALSE(run_verify(request, 2).equal);
 }
 
 }  // namespace

@@ -13,7 +13,9 @@
 #include "trireme/cli/recipe_options.h"
 #include "trireme/cli/runtime_commands.h"
 #include "trireme/cli/start_ranks.h"
+#include "trireme/cli/verify_matrix.h"
 #include "trireme/comm/launch.h"
+#include "trireme/plan/layout_matrix.h"
 
 namespace trireme::cli {
 namespace {
@@ -23,7 +25,9 @@ struct VerifyOptions {
   std::optional<int> ranks;
   std::optional<spec::Precision> precision;
   std::int64_t steps = 5;
-  bool json = false;
+  std::string against = "serial";
+  bool json = false, matrix = false;
+  MatrixOptions matrix_options;
 };
 
 nlohmann::ordered_json to_json(const train::VerifyDifference& difference) {
@@ -85,28 +89,43 @@ void print(const train::VerifyResult& result, std::ostream& out) {
   fmt::print(out, "NOT equal: {}\n", where);
 }
 
+/// What both sides run: no further than it goes.
+spec::Recipe shortened(spec::Recipe recipe, std::int64_t steps) {
+  recipe.train.steps = steps;
+  recipe.train.tokens.reset();
+  return recipe;
+}
+
 int run_verify(VerifyOptions& options, Context& context) {
   if (options.ranks) options.recipe.set(fmt::format("comm.ranks={}", *options.ranks));
   if (options.precision) {
     const auto names = spec::enum_names(std::type_identity<spec::Precision>());
     options.recipe.set(fmt::format("precision.compute={}", name_in(names, *options.precision)));
   }
-  const spec::Recipe recipe = options.recipe.load(context).value;
-  train::VerifyRequest request{.recipe = recipe, .reference = recipe, .steps = options.steps};
+  const spec::Recipe recipe = shortened(options.recipe.load(context).value, options.steps);
+  train::VerifyRequest request{.recipes = {recipe}, .reference = recipe, .steps = options.steps};
   request.reference.layout = {};
   request.reference.pipeline = {};
-  // Read ahead no further than it goes.
-  request.recipe.train.steps = request.reference.train.steps = options.steps;
-  request.recipe.train.tokens.reset();
-  request.reference.train.tokens.reset();
+  if (options.against != "serial") {
+    const plan::LayoutCase against = plan::parse_layout(options.against);
+    request.reference.layout = against.layout;
+    request.reference.pipeline = against.pipeline;
+    request.reference_alone = false;
+  }
   const train::Commands& commands = load_train();
-  bool equal = false;
-  start_ranks(recipe, [&](comm::Rank& rank) {
-    const train::VerifyResult result = commands.verify(request, rank);
-    if (rank.rank() != 0) return;
-    equal = result.equal;
-    options.json ? print_json(result, context.out) : print(result, context.out);
-  });
+  bool equal = true;
+  if (options.matrix) {
+    options.matrix_options.json = options.json;
+    equal = verify_matrix(recipe, std::move(request), options.matrix_options, commands, context);
+  } else {
+    start_ranks(recipe, [&](comm::Rank& rank) {
+      commands.verify(request, rank, [&](std::size_t, const train::VerifyResult& result) {
+        if (rank.rank() != 0) return;
+        equal = result.equal;
+        options.json ? print_json(result, context.out) : print(result, context.out);
+      });
+    });
+  }
   // Ranks that are processes print nothing and cannot fail where rank 0 does.
   return equal || comm::detect_launch().rank != 0 ? kExitFine : kExitFailed;
 }
@@ -123,7 +142,9 @@ void add_verify_command(CLI::App& app, Context& context) {
       "rounding is so small that a factor lost anywhere shows.\n"
       "\n"
       "Examples:\n"
-      "  trireme verify recipes/verify-tiny.toml --ranks 8 --precision fp64\n"
+      "  trireme verify recipes/verify-tiny.toml --ranks 8 --precision fp64 --set layout.tp=2 --set layout.zero=3\n"
+      "  trireme verify recipes/verify-tiny.toml --ranks 4 --set layout.cp=4 --against \"tp=2 sp zero=1\"\n"
+      "  trireme verify recipes/verify-tiny.toml --ranks 8 --matrix\n"
       "  mpirun -n 4 trireme verify recipes/verify-tiny.toml");
   const auto options = std::make_shared<VerifyOptions>();  // shared with CLI11's callback
   options->recipe.add_to(*command, RecipeOptions::File::kRequired);
@@ -135,6 +156,12 @@ void add_verify_command(CLI::App& app, Context& context) {
       *command, "--precision", options->precision,
       {{"fp64", spec::Precision::kFp64}, {"fp32", spec::Precision::kFp32}, {"bf16", spec::Precision::kBf16}},
       "short for --set precision.compute=...");
+  command
+      ->add_option("--against", options->against, "what to compare with: serial, or a layout such as \"tp=2 zero=1\"")
+      ->capture_default_str();
+  command->add_flag("--matrix", options->matrix, "a sample of all layouts in which every two features meet");
+  command->add_flag("--all", options->matrix_options.all, "with --matrix: every layout");
+  command->add_option("--write", options->matrix_options.write, "with --matrix: a Markdown file for the tables");
   command->add_flag("--json", options->json, "as JSON");
   command->callback(
       [options, &context] { context.run = [options, &context] { return run_verify(*options, context); }; });

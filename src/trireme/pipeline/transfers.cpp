@@ -70,6 +70,14 @@ void Transfers::wait(const Instruction& instruction) {
   posted.op = schedule::waited_for(instruction.op);
   const auto found = std::ranges::find(under_way_, posted, &UnderWay::posted);
   TRIREME_CHECK(found != under_way_.end(), "{} was not posted", schedule::to_text(posted, true));
+  if (!schedule::is_recv(posted.op)) {
+    // The table frees a slot of the channel here. Memory is what a slot is, and there is more of it: a message that the
+    // other rank is not ready for stays, where waiting for it could keep both from ever being ready.
+    std::erase_if(leaving_, [](UnderWay& transfer) { return transfer.work.test(); });
+    leaving_.push_back(std::move(*found));
+    under_way_.erase(found);
+    return;
+  }
   found->work.wait();
   nn::Tensors tensors = std::move(found->tensors);
   under_way_.erase(found);
@@ -97,9 +105,14 @@ void Transfers::rewind(const Unmatched& unmatched, int step) {
     }
   }
   under_way_ = std::move(older);
+  for (UnderWay& transfer : leaving_) {
+    if (table_.step_of(transfer.posted.micro) > step) transfer.work.wait();
+  }
 }
 
-void Transfers::end() const {
+void Transfers::end() {
+  for (UnderWay& transfer : leaving_) transfer.work.wait();
+  leaving_.clear();
   TRIREME_CHECK(under_way_.empty(), "{} is still under way at the end of the list",
                 schedule::to_text(under_way_.front().posted, true));
 }

@@ -23,8 +23,8 @@ class Transfers {
   /// Posts these too, and ends every transfer of micros after `step` without looking at what came: all ranks begin the
   /// next step again.
   void rewind(const Unmatched& unmatched, int step);
-  /// Throws where a transfer is still under way: a table that was not checked.
-  void end() const;
+  /// Until all that was sent has left. Throws where a table did not wait for a transfer: one that was not checked.
+  void end();
   std::int64_t sent_bytes() const { return sent_bytes_; }
 
  private:
@@ -42,6 +42,7 @@ class Transfers {
   const Crossings& crossings_;
   Passes& passes_;
   std::vector<UnderWay> under_way_;  // few: about one a neighbour and direction
+  std::vector<UnderWay> leaving_;    // sends that the table no longer asks about
   std::int64_t sent_bytes_ = 0;
 };
 

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -57,8 +58,9 @@ struct EvalResult {
 
 /// `trireme verify`: called by every rank.
 struct VerifyRequest {
-  spec::Recipe recipe;     ///< runs on all ranks
-  spec::Recipe reference;  ///< runs on rank 0 alone
+  std::vector<spec::Recipe> recipes;  ///< each runs on all ranks; they differ in their layouts
+  spec::Recipe reference;             ///< runs on rank 0 alone, once
+  bool reference_alone = true;        ///< false: on all ranks, in a layout of its own
   std::int64_t steps = 5;
 };
 /// Relative differences up to these count as rounding.
@@ -83,6 +85,9 @@ struct VerifyResult {
   VerifyDifference weights;                ///< after the last step
 };
 
+/// Called on every rank when a recipe has run, with its place in the request.
+using OnVerified = std::function<void(std::size_t recipe, const VerifyResult& result)>;
+
 /// `trireme convert`: one process.
 struct ConvertRequest {
   std::filesystem::path from;  ///< a run, a checkpoint, or a Hugging Face directory
@@ -100,9 +105,9 @@ struct Commands {
   RunResult (*run)(const RunRequest& request, comm::Rank& rank);
   EvalResult (*evaluate)(const EvalRequest& request, comm::Rank& rank);
   ConvertResult (*convert)(const ConvertRequest& request);
-  VerifyResult (*verify)(const VerifyRequest& request, comm::Rank& rank);
+  void (*verify)(const VerifyRequest& request, comm::Rank& rank, const OnVerified& each);
 };
-inline constexpr std::uint32_t kVersion = 2;
+inline constexpr std::uint32_t kVersion = 3;
 
 extern "C" const Commands* trireme_train();
 using Entry = const Commands*();

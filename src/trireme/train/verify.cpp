@@ -5,11 +5,13 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/checkpoint/gather.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/layout/placement.h"
@@ -103,23 +105,37 @@ class Comparison {
       const at::Tensor whole = told(reference, param, type, world_);
       norms.push_back(at::linalg_vector_norm(whole, 2, {}, false, at::kDouble).item<double>());
       const auto held = mine.find(param.name);
-      double found[2] = {0, 0};  // the difference, and whether anyone holds it
+      double found = 0;
       if (held != mine.end()) {
         const layout::Placement& placement = placements.at(param.name);
-        found[0] = type == at::kDouble ? difference_norm<double>(held->second, placement, whole)
-                                       : difference_norm<float>(held->second, placement, whole);
-        if (!std::isfinite(found[0])) found[0] = std::numeric_limits<double>::infinity();
-        found[1] = 1;
+        found = type == at::kDouble ? difference_norm<double>(held->second, placement, whole)
+                                    : difference_norm<float>(held->second, placement, whole);
+        if (!std::isfinite(found)) found = std::numeric_limits<double>::infinity();
       }
-      if (world_.size() > 1) world_.all_reduce(comm::Buffer{found, 2, comm::DType::kF64}, comm::Reduce::kMax).wait();
-      if (found[1] == 0) throw InternalError(fmt::format("no rank holds {}", param.name));
-      differences.push_back(found[0]);
+      if (world_.size() > 1) world_.all_reduce(comm::Buffer{&found, 1, comm::DType::kF64}, comm::Reduce::kMax).wait();
+      require_held(param, held != mine.end() ? &placements.at(param.name) : nullptr);
+      differences.push_back(found);
       params.push_back(&param);
     }
     return judge(params, norms, differences);
   }
 
  private:
+  /// Every element is somewhere: what nobody holds would not differ.
+  void require_held(const nn::Param& param, const layout::Placement* placement) const {
+    std::vector<std::uint8_t> held(static_cast<std::size_t>(param.elements()), 0);
+    if (placement != nullptr) {
+      for (const layout::Range& range : layout::held_ranges(*placement)) {
+        std::fill(held.begin() + range.begin, held.begin() + range.end, std::uint8_t{1});
+      }
+    }
+    if (world_.size() > 1) {
+      world_.all_reduce(comm::Buffer{held.data(), held.size(), comm::DType::kU8}, comm::Reduce::kMax).wait();
+    }
+    const auto missing = std::ranges::find(held, std::uint8_t{0});
+    TRIREME_CHECK(missing == held.end(), "no rank holds element {} of {}", missing - held.begin(), param.name);
+  }
+
   VerifyDifference judge(const std::vector<const nn::Param*>& params, const std::vector<double>& norms,
                          const std::vector<double>& differences) const {
     std::map<std::string, double> largest;
@@ -163,20 +179,38 @@ VerifyTolerance tolerance_of(spec::Precision precision) {
   return {.loss = 5e-3, .gradients = 5e-2, .weights = 5e-2};
 }
 
-VerifyResult verify(const VerifyRequest& request, comm::Rank& rank) {
-  at::set_num_threads(request.recipe.train.threads.value_or(1));
-  comm::Group& world = rank.world();
-  const spec::Precision precision = request.recipe.precision.compute;
-  VerifyResult result{.tolerance = tolerance_of(precision)};
-  const std::unique_ptr<comm::Group> alone = world.split(world.rank(), 0, "alone");
-  Trace reference;
-  if (world.rank() == 0) reference = run_trace(request.reference, *alone, request.steps);
-  const Trace mine = run_trace(request.recipe, world, request.steps);
+namespace {
 
+/// Whole tensors on rank 0, whatever the layout that they came from.
+void make_whole(std::map<std::string, at::Tensor>& tensors, const std::map<std::string, layout::Placement>& placements,
+                comm::Group& world) {
+  nn::State parts;
+  for (const auto& [name, tensor] : tensors) parts.add(name, tensor.contiguous(), placements.at(name));
+  const nn::State whole = checkpoint::gather_whole(parts, world);
+  tensors.clear();
+  for (const nn::StateTensor& entry : whole.tensors()) tensors[entry.name] = entry.tensor;
+}
+
+Trace run_reference(const VerifyRequest& request, comm::Group& world) {
+  const std::unique_ptr<comm::Group> alone = world.split(world.rank(), 0, "alone");
+  Trace trace;
+  if (!request.reference_alone) {
+    trace = run_trace(request.reference, world, request.steps);
+    make_whole(trace.gradients, trace.placements, world);
+    make_whole(trace.weights, trace.placements, world);
+  } else if (world.rank() == 0) {
+    trace = run_trace(request.reference, *alone, request.steps);
+  }
   const auto steps = static_cast<std::size_t>(request.steps);
-  tell(reference.losses, steps, world);
-  tell(reference.norms, steps, world);
-  for (std::size_t i = 0; i < steps; ++i) {
+  tell(trace.losses, steps, world);
+  tell(trace.norms, steps, world);
+  return trace;
+}
+
+VerifyResult compare(const spec::Recipe& recipe, const Trace& reference, std::int64_t steps, comm::Group& world) {
+  VerifyResult result{.tolerance = tolerance_of(recipe.precision.compute)};
+  const Trace mine = run_trace(recipe, world, steps);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(steps); ++i) {
     result.steps.push_back({.loss = mine.losses[i],
                             .reference_loss = reference.losses[i],
                             .norm = mine.norms[i],
@@ -185,12 +219,12 @@ VerifyResult verify(const VerifyRequest& request, comm::Rank& rank) {
                       relative(mine.norms[i], reference.norms[i]) <= result.tolerance.gradients;
     if (!same && !result.first_step) result.first_step = static_cast<std::int64_t>(i) + 1;
   }
-  const auto skeleton = models::build(model_shape(request.recipe));
-  const at::ScalarType type = nn::master_type(precision);
+  const auto skeleton = models::build(model_shape(recipe));
+  const at::ScalarType type = nn::master_type(recipe.precision.compute);
   std::map<std::string, bool> trainable, all;
   for (const nn::Param& param : skeleton->params) {
     all[param.name] = trainable[param.name] = true;
-    for (const std::string& pattern : request.recipe.train.freeze) {
+    for (const std::string& pattern : recipe.train.freeze) {
       if (spec::matches(pattern, param.name)) trainable[param.name] = false;
     }
   }
@@ -202,6 +236,16 @@ VerifyResult verify(const VerifyRequest& request, comm::Rank& rank) {
                        .run(reference.weights, mine.weights, mine.placements, type, all);
   result.equal = !result.first_step && result.gradients.first_parting.empty() && result.weights.first_parting.empty();
   return result;
+}
+
+}  // namespace
+
+void verify(const VerifyRequest& request, comm::Rank& rank, const OnVerified& each) {
+  at::set_num_threads(request.reference.train.threads.value_or(1));
+  const Trace reference = run_reference(request, rank.world());
+  for (std::size_t i = 0; i < request.recipes.size(); ++i) {
+    each(i, compare(request.recipes[i], reference, request.steps, rank.world()));
+  }
 }
 
 }  // namespace trireme::train

@@ -13,8 +13,8 @@
 
 namespace trireme::train {
 
-/// Called by every rank; the same answer on each.
-VerifyResult verify(const VerifyRequest& request, comm::Rank& rank);
+/// Called by every rank; the same answers on each.
+void verify(const VerifyRequest& request, comm::Rank& rank, const OnVerified& each);
 
 /// What is still called equal, for a precision.
 VerifyTolerance tolerance_of(spec::Precision precision);
