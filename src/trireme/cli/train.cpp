@@ -18,7 +18,7 @@ struct TrainOptions {
   RecipeOptions recipe;
   std::optional<int> ranks;
   std::string out;
-  bool resume = false;
+  bool resume = false, explain = false;
 };
 
 void say(const train::RunResult& result, const std::string& folder, std::ostream& out) {
@@ -49,8 +49,11 @@ int run_training(TrainOptions& options, Context& context) {
   const std::filesystem::path kept = std::filesystem::path(folder) / "comm-costs.toml";
   std::optional<std::string> costs;
   if (options.resume && std::filesystem::exists(kept)) costs = kept.string();
-  const train::RunRequest request{
-      .recipe = recipe, .folder = folder, .resume = options.resume, .local_ranks = local_ranks(recipe)};
+  const train::RunRequest request{.recipe = recipe,
+                                  .folder = folder,
+                                  .resume = options.resume,
+                                  .explain = options.explain,
+                                  .local_ranks = local_ranks(recipe)};
   start_ranks(
       recipe,
       [&](comm::Rank& rank) {
@@ -80,6 +83,9 @@ void add_train_command(CLI::App& app, Context& context) {
   command->add_option("--ranks", options->ranks, "how many ranks share each step: short for --set comm.ranks=N")
       ->check(CLI::PositiveNumber);
   command->add_option("--out", options->out, "the run's directory; default: run.out/run.name of the recipe");
+  command->add_flag(
+      "--explain", options->explain,
+      "tell what a step keeps in memory and sends, measured and by the papers' formulas, before the first");
   command->add_flag("--resume", options->resume,
                     "go on from the newest whole checkpoint in the run's directory; from the beginning without one");
   command->callback(

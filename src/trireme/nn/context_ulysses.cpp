@@ -77,7 +77,7 @@ class UlyssesCore final : public ContextCore {
     const at::Tensor out = x.reshape({batch, tokens, ranks, heads, x.size(3)}).permute({2, 0, 1, 3, 4}).contiguous();
     at::Tensor in = at::empty(out.sizes(), out.options());
     group_.all_to_all(device::to_const_buffer(out), device::to_buffer(in)).wait();
-    return in.transpose(0, 1).reshape({batch, ranks * tokens, heads, x.size(3)});
+    return in.transpose(0, 1).contiguous().view({batch, ranks * tokens, heads, x.size(3)});
   }
 
   /// The other way.
@@ -86,7 +86,7 @@ class UlyssesCore final : public ContextCore {
     const at::Tensor out = x.reshape({batch, ranks, tokens, heads, x.size(3)}).transpose(0, 1).contiguous();
     at::Tensor in = at::empty(out.sizes(), out.options());
     group_.all_to_all(device::to_const_buffer(out), device::to_buffer(in)).wait();
-    return in.permute({1, 2, 0, 3, 4}).reshape({batch, tokens, ranks * heads, x.size(3)});
+    return in.permute({1, 2, 0, 3, 4}).contiguous().view({batch, tokens, ranks * heads, x.size(3)});
   }
 
   at::Tensor kv_to_tokens(const at::Tensor& dk, std::int64_t kv_heads) const {

@@ -28,4 +28,10 @@ comm::Group* MeshGroups::along(const layout::AxisNames& axes) {
   return entry->second.get();
 }
 
+std::vector<comm::Group*> MeshGroups::all() const {
+  std::vector<comm::Group*> groups;
+  for (const auto& [axes, group] : groups_) groups.push_back(group.get());
+  return groups;
+}
+
 }  // namespace trireme::parallel

@@ -23,6 +23,8 @@ class MeshGroups {
   /// The ranks that differ from this one along these axes only; null where there is no other. Made when first asked
   /// for, by all ranks of the world together and in the same order.
   comm::Group* along(const layout::AxisNames& axes);
+  /// Those that were asked for, by their axes, ascending.
+  std::vector<comm::Group*> all() const;
 
  private:
   comm::Group& world_;

@@ -334,6 +334,16 @@ void Replicas::updated() {
   for (nn::Param& param : params_) ++param.version;
 }
 
+void Replicas::arrive() {
+  for (Bucket& bucket : buckets_) {
+    if (options_.zero < 3 && bucket.is_fetching) {
+      bucket.fetching.wait();
+      bucket.fetching = {};
+      bucket.is_fetching = false;
+    }
+  }
+}
+
 void Replicas::gather(Bucket& bucket) {
   if (bucket.is_fetching || bucket.is_whole) return;
   bucket.value = value_pool_.take(bucket.elements, bucket.value_shard.scalar_type());
@@ -399,6 +409,15 @@ Replicas::Bytes Replicas::bytes() const {
   }
   bytes.buckets = gradient_pool_.bytes() + value_pool_.bytes();
   return bytes;
+}
+
+std::int64_t Replicas::extra_elements(int ranks) const {
+  std::int64_t elements = 0;
+  for (const ExtraSum& extra : extras_) {
+    if (extra.group->size() != ranks) continue;
+    for (const ExtraSum::Stretch& stretch : extra.stretches) elements += stretch.count;
+  }
+  return elements;
 }
 
 namespace {

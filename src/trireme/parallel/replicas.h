@@ -68,6 +68,8 @@ class Replicas {
   double finish();
   /// owned() has new numbers: they are on their way to all who compute with them.
   void updated();
+  /// Until they have arrived; layers wait by themselves.
+  void arrive();
 
   /// For optim::update; null where this rank's own sums are enough.
   const optim::AcrossRanks* across() { return across_.sum_parts ? &across_ : nullptr; }
@@ -86,6 +88,8 @@ class Replicas {
   };
   Bytes bytes() const;
   const std::vector<Bucket>& buckets() const { return buckets_; }
+  /// Elements of owned gradients that are summed beyond the data's axes, over so many ranks.
+  std::int64_t extra_elements(int ranks) const;
 
  private:
   void make_buckets(const std::vector<std::string>& apart);

@@ -24,6 +24,7 @@ struct RunRequest {
   spec::Recipe recipe;
   std::filesystem::path folder;  ///< the run's directory
   bool resume = false;           ///< go on from its newest whole checkpoint
+  bool explain = false;          ///< tell what a step keeps and sends, before the first
   int local_ranks = 1;           ///< on this machine: they share its cores
 };
 struct RunResult {

@@ -16,6 +16,7 @@
 #include "trireme/data/samples.h"
 #include "trireme/models/model.h"
 #include "trireme/optim/optimizer.h"
+#include "trireme/parallel/replicas.h"
 #include "trireme/spec/recipe.h"
 #include "trireme/train/evaluate.h"
 #include "trireme/train/step_plan.h"
@@ -54,6 +55,16 @@ class Engine {
   virtual Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) = 0;
   /// Where numbers stopped being numbers in a step: not_finite.h.
   virtual std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) = 0;
+  /// What this rank keeps and whom it talks to, for people who ask why: explain.h.
+  struct Account {
+    parallel::Replicas* replicas = nullptr;
+    parallel::MeshGroups* groups = nullptr;
+    std::int64_t layers = 0;  ///< on this rank
+    bool embedding = true, head = true;
+    std::int64_t pipeline_messages = 0;  ///< of a step
+    std::int64_t activations = 0;        ///< bytes that the last step's first micro left for its backward
+  };
+  virtual Account account() = 0;
   /// The model, where this rank holds all of it; null otherwise.
   virtual models::Model* whole_model() { return nullptr; }
 };

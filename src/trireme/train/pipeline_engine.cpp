@@ -85,6 +85,19 @@ class PipelineEngine final : public Engine {
   Share share() const override { return share_; }
   comm::Group& readers() override { return formation_->readers(); }
   void updated() override { replicas_->updated(); }
+  Account account() override {
+    Account account{.replicas = replicas_.get(), .groups = formation_->groups.get(), .embedding = false, .head = false};
+    for (const models::NamedLayer& entry : stage_.model->layers) {
+      account.layers += entry.name.starts_with("layers.") ? 1 : 0;
+      account.embedding = account.embedding || entry.name == "embedding";
+      account.head = account.head || entry.name == "head";
+    }
+    for (const schedule::Instruction& one : tables_.begin()->second.ranks[static_cast<std::size_t>(pipeline_.rank())]) {
+      account.pipeline_messages +=
+          one.op == schedule::Op::kSendActivation || one.op == schedule::Op::kSendGradient ? 1 : 0;
+    }
+    return account;
+  }
   const optim::AcrossRanks* across() override { return &executor_->across(); }
 
   StepSums run(std::vector<data::Batch>& batches, const MakeContext& contexts) override {

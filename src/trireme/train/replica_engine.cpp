@@ -45,6 +45,12 @@ class ReplicaEngine final : public Engine {
   comm::Group& readers() override { return formation_->readers(); }
   const optim::AcrossRanks* across() override { return replicas_->across(); }
   void updated() override { replicas_->updated(); }
+  Account account() override {
+    return {.replicas = replicas_.get(),
+            .groups = formation_->groups.get(),
+            .layers = model_->shape.layers,
+            .activations = activations_};
+  }
   models::Model* whole_model() override {
     return zero_ == 0 && formation_->team.tensor_ranks() == 1 ? model_.get() : nullptr;
   }
@@ -59,6 +65,7 @@ class ReplicaEngine final : public Engine {
       nn::Tensors inputs = feed(batches[i], context);
       nn::take_tokens(inputs, context, formation_->team.tokens);
       model_->forward(std::move(inputs), context, &tape);
+      if (i == 0) activations_ = tape.bytes();
       model_->backward(context, tape);
       for (const nn::LossTerm& term : context.losses) {
         if (formation_->counts_loss()) sums[0] += term.sum;
@@ -99,6 +106,7 @@ class ReplicaEngine final : public Engine {
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<parallel::Replicas> replicas_;
   Share share_;
+  std::int64_t activations_ = 0;
 };
 
 }  // namespace

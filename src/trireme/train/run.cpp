@@ -24,6 +24,7 @@
 #include "trireme/observe/peak_file.h"
 #include "trireme/observe/run_log.h"
 #include "trireme/train/evaluate.h"
+#include "trireme/train/explain.h"
 #include "trireme/train/interrupt.h"
 #include "trireme/train/trainer.h"
 
@@ -188,6 +189,7 @@ void Run::open_files(std::int64_t from_step) {
            counted(static_cast<std::size_t>(*recipe_.train.threads), "thread"), counted(steps_, "step"),
            exact_count(spec::batch_at(recipe_.schedule, recipe_.batch, trainer_->position().tokens)),
            peak_flops_ ? fmt::format("{:.0f} GFLOP/s", *peak_flops_ / 1e9) : "unknown (`trireme doctor` measures it)");
+  if (world_.size() > 1) log_info("layout: {}", layout::to_text(trainer_->mesh()));
   if (const auto best = samples_->best_loss()) log_info("the best possible loss of this task is {:.4f}", *best);
   progress_ = std::make_unique<Progress>("train", steps_, "step");
 }
@@ -328,6 +330,10 @@ RunResult Run::go() {
   }
   build(from_step);
   open_files(from_step);
+  if (request_.explain) {
+    const Explanation explanation = explain(*trainer_);
+    if (leads()) log_info("{}", explanation.text());
+  }
   const Interrupt interrupt;
   loop();
   return result_;

@@ -182,6 +182,15 @@ StepReport Trainer::step() {
   return report;
 }
 
+void Trainer::rehearse() {
+  Feeder feeder(recipe_, samples_, position_, engine_->share());
+  Fetched fetched = feeder.next();
+  nn::forget_gradients(engine_->params());
+  engine_->run(fetched.batches, [&] { return context_for(1.0); });
+  nn::forget_gradients(engine_->params());
+  engine_->updated();
+}
+
 void Trainer::explain(Fetched& fetched, double gradient_scale, const std::string& what) {
   const std::string where = engine_->first_not_finite(fetched.batches, [&] { return context_for(gradient_scale); });
   throw NotFiniteError(fmt::format("at step {} {}: {}", position_.step + 1, what, where),

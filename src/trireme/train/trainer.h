@@ -72,6 +72,12 @@ class Trainer {
 
   /// One optimizer step, on all ranks together.
   StepReport step();
+  /// Forward and backward of the next step's rows and nothing more: the weights and the position stay. What it sent and
+  /// kept is then in the engine's account.
+  void rehearse();
+  Engine& engine() { return *engine_; }
+  optim::Optimizer& optimizer() { return *optimizer_; }
+  const spec::Recipe& recipe() const { return recipe_; }
   /// Called in each step when gradients are complete, before the update: to look at them.
   void on_gradients(std::function<void(nn::Params&)> look) { look_ = std::move(look); }
 

@@ -1,0 +1,143 @@
+// Rows that ranks share against rows of one rank: the three ways and their combination.
+#include "trireme/nn/context_core.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include "trireme/comm/rank.h"
+
+namespace trireme::nn {
+namespace {
+
+struct Way {
+  const char* name;
+  int outer, inner;
+  bool zigzag;
+  spec::ContextKind kind;
+};
+
+TokenSplit split_of(const Way& way, int rank) {
+  return {.outer = way.outer,
+          .outer_rank = rank / way.inner,
+          .inner = way.inner,
+          .inner_rank = rank % way.inner,
+          .zigzag = way.zigzag};
+}
+
+/// Rows of packed documents of uneven lengths.
+at::Tensor packed(std::int64_t batch, std::int64_t length) {
+  at::Tensor documents = at::empty({batch, length}, at::kInt);
+  auto* numbers = documents.data_ptr<std::int32_t>();
+  for (std::int64_t row = 0; row < batch; ++row) {
+    for (std::int64_t i = 0; i < length; ++i) {
+      numbers[row * length + i] = static_cast<std::int32_t>(i < 5 + row ? 0 : i < 14 - row ? 1 : 2);
+    }
+  }
+  return documents;
+}
+
+TEST(TokenSplit, SharesOutEveryColumnOnce) {
+  for (const bool zigzag : {false, true}) {
+    for (const int outer : {1, 2, 4}) {
+      for (const int inner : {1, 2}) {
+        std::vector<int> seen(32, 0);
+        for (int rank = 0; rank < outer * inner; ++rank) {
+          const TokenSplit split{outer, rank / inner, inner, rank % inner, zigzag};
+          std::int64_t count = 0;
+          for (const TokenStretch& stretch : split.mine(32)) {
+            for (std::int64_t i = 0; i < stretch.count; ++i) ++seen[static_cast<std::size_t>(stretch.first + i)];
+            count += stretch.count;
+          }
+          EXPECT_EQ(count, 32 / outer / inner);
+        }
+        for (const int times : seen) EXPECT_EQ(times, 1);
+      }
+    }
+  }
+}
+
+/// Under a causal mask, zig-zag ranks see equally many pairs of tokens; neighbouring stretches do not.
+TEST(TokenSplit, ZigzagBalancesACausalMask) {
+  const auto pairs = [](const TokenSplit& split) {
+    std::int64_t sum = 0;
+    for (const TokenStretch& stretch : split.mine(64)) {
+      for (std::int64_t i = 0; i < stretch.count; ++i) sum += stretch.first + i + 1;
+    }
+    return sum;
+  };
+  for (int rank = 1; rank < 4; ++rank) {
+    EXPECT_EQ(pairs({.outer = 4, .outer_rank = rank, .zigzag = true}), pairs({.outer = 4, .zigzag = true}));
+    EXPECT_GT(pairs({.outer = 4, .outer_rank = rank}), pairs({.outer = 4}));
+  }
+}
+
+TEST(ContextCore, EqualsWholeRows) {
+  constexpr std::int64_t kBatch = 2, kLength = 24, kSize = 8;
+  using spec::ContextKind;
+  const Way ways[] = {{"gather", 4, 1, false, ContextKind::kGather},
+                      {"gather, zig-zag", 4, 1, true, ContextKind::kGather},
+                      {"ring", 4, 1, true, ContextKind::kRing},
+                      {"plain ring", 3, 1, false, ContextKind::kRing},
+                      {"ulysses", 1, 4, false, ContextKind::kUlysses},
+                      {"both", 2, 2, true, ContextKind::kRing},
+                      {"both, gathered", 2, 2, false, ContextKind::kGather}};
+  for (const Way& way : ways) {
+    for (const std::int64_t kv_heads : {4, 2, 1}) {
+      for (const auto& [causal, window, documents, dropout] : {std::tuple{true, 0, false, 0.0},
+                                                              {true, 0, true, 0.0},
+                                                              {true, 5, false, 0.0},
+                                                              {false, 0, true, 0.0},
+                                                              {false, 4, false, 0.0},
+                                                              {true, 0, true, 0.3}}) {
+        const AttentionShape shape{.name = "test",
+                                   .heads = 4,
+                                   .kv_heads = kv_heads,
+                                   .head_size = kSize,
+                                   .causal = causal,
+                                   .window = window,
+                                   .dropout = dropout};
+        Context context;
+        context.training = true;
+        context.samples = at::arange(kBatch, at::kLong) + 7;
+        Sequence sequence;
+        if (documents) sequence.documents = packed(kBatch, kLength);
+        const auto draw = [&](std::int64_t heads) { return at::randn({kBatch, kLength, heads, kSize}, at::kDouble); };
+        const at::Tensor q = draw(4), k = draw(kv_heads), v = draw(kv_heads), dout = draw(4);
+        const BlockPlace place = place_in_rows(sequence, {0, kLength}, {0, kLength});
+        const CoreResult whole = run_block(shape, place, context, q, k, v);
+        CoreGradients expected{at::empty_like(q), at::empty_like(k), at::empty_like(v)};
+        run_block_back(shape, place, context, expected, dout, q, k, v, whole);
+        comm::run_ranks(way.outer * way.inner, [&](comm::Rank& rank) {
+          Team team;
+          team.tokens = split_of(way, rank.rank());
+          team.context = way.kind;
+          const auto ring = rank.world().split(team.tokens.inner_rank, rank.rank(), "ring");
+          const auto heads = rank.world().split(team.tokens.outer_rank, rank.rank(), "heads");
+          team.ring = ring.get();
+          team.heads = heads.get();
+          const auto core = make_context_core(team);
+          const TokenStretches mine = team.tokens.mine(kLength);
+          const CoreCall call{shape, sequence, context};
+          const CoreOutput output =
+              core->forward(call, take_tokens(q, mine), take_tokens(k, mine), take_tokens(v, mine));
+          EXPECT_TRUE(at::allclose(output.out, take_tokens(whole.out, mine), 1e-10, 1e-12)) << way.name;
+          CoreGradients found{at::empty_like(take_tokens(q, mine)), at::empty_like(take_tokens(k, mine)),
+                              at::empty_like(take_tokens(v, mine))};
+          core->backward(call, found, take_tokens(dout, mine), output.kept);
+          EXPECT_TRUE(at::allclose(found.q, take_tokens(expected.q, mine), 1e-10, 1e-12)) << way.name << " dq";
+          EXPECT_TRUE(at::allclose(found.k, take_tokens(expected.k, mine), 1e-10, 1e-12)) << way.name << " dk";
+          EXPECT_TRUE(at::allclose(found.v, take_tokens(expected.v, mine), 1e-10, 1e-12)) << way.name << " dv";
+        });
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trireme::nn

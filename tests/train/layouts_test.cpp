@@ -1,0 +1,221 @@
+// Layouts of eight ranks against one rank: families, precisions, dropout, odd sizes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/train/support.h"
+#include "trireme/plan/layout_matrix.h"
+#include "trireme/train/explain.h"
+#include "trireme/train/verify.h"
+
+namespace trireme::train {
+namespace {
+
+using spec::Family;
+using spec::Precision;
+
+/// Divides by every layout of eight ranks.
+spec::Recipe even_recipe(Family family, Precision precision) {
+  spec::Recipe recipe = small_recipe(family, precision);
+  recipe.model.vocabulary = 29;  // padded by every tp
+  recipe.model.positions = 32;
+  recipe.model.width = 32;
+  recipe.model.layers = 4;
+  recipe.model.heads = 8;
+  recipe.model.kv_heads = family == Family::kLlama ? 2 : 8;  // copied where tp is above 2
+  recipe.model.head_size = 4;
+  recipe.model.inner = 48;
+  recipe.data.sequence = 16;
+  recipe.data.synthetic.vocabulary = 24;
+  if (family == Family::kMistral) recipe.model.window = 5;
+  recipe.batch.size = 8 * 16;
+  recipe.train.microbatch = 1;
+  return recipe;
+}
+
+std::vector<std::string> parting(const spec::Recipe& recipe, const std::vector<std::string>& layouts, int ranks = 8) {
+  VerifyRequest request{.recipes = {}, .reference = recipe, .steps = 3};
+  for (const std::string& text : layouts) {
+    const plan::LayoutCase layout = plan::parse_layout(text);
+    request.recipes.push_back(recipe);
+    request.recipes.back().layout = layout.layout;
+    request.recipes.back().pipeline = layout.pipeline;
+  }
+  std::vector<std::string> wrong;
+  comm::run_ranks(ranks, [&](comm::Rank& rank) {
+    verify(request, rank, [&](std::size_t i, const VerifyResult& result) {
+      if (rank.rank() != 0 || result.equal) return;
+      wrong.push_back(layouts[i] + ": " + result.gradients.name + " " + std::to_string(result.gradients.relative) +
+                      ", " + result.weights.name + " " + std::to_string(result.weights.relative));
+    });
+  });
+  return wrong;
+}
+
+const std::vector<std::string> kDense = {
+    "tp=2",
+    "tp=8",
+    "tp=4 sp",
+    "tp=2 sp tp_overlap zero=1",
+    "tp=2 sp keep_gathered zero=2",
+    "tp=2 zero=3",
+    "tp=4 zero=3",
+    "tp=2 zero=2 zero_group=2",
+    "zero=1",
+    "zero=2",
+    "zero=3",
+    "zero=3 zero_group=4",
+    "pp=2 tp=2 sp zero=1",
+    "pp=2 tp=2 zero=3 schedule=zb-h1",
+    "pp=2 tp=2 zero=2 schedule=dualpipe virtual_stages=2",
+};
+const std::vector<std::string> kContext = {
+    "cp=2 cp_kind=ring",
+    "cp=8 cp_kind=ring",
+    "cp=4 cp_kind=gather",
+    "cp=4 cp_kind=ulysses",
+    "cp=4 cp_kind=ring cp_inner=2",
+    "cp=8 cp_kind=gather cp_inner=2",
+    "cp=2 cp_kind=ring tp=2 sp zero=3",
+    "cp=2 cp_kind=ulysses tp=4 zero=1",
+    "cp=2 cp_kind=gather tp=2 sp zero=2",
+    "cp=2 cp_kind=ring pp=2 zero=3",
+    "cp=2 cp_kind=ulysses pp=2 tp=2 schedule=zb-v virtual_stages=2",
+    "cp=4 cp_kind=ring cp_inner=2 tp=2 sp",
+};
+
+TEST(Layouts, EqualOneRankForEveryFamily) {
+  for (const Family family : {Family::kGpt2, Family::kLlama, Family::kMistral}) {
+    for (const Precision precision : {Precision::kFp64, Precision::kFp32}) {
+      std::vector<std::string> layouts = kDense;
+      layouts.insert(layouts.end(), kContext.begin(), kContext.end());
+      EXPECT_THAT(parting(even_recipe(family, precision), layouts), testing::IsEmpty()) << static_cast<int>(family);
+    }
+  }
+}
+
+TEST(Layouts, EqualOneRankForEncoders) {
+  EXPECT_THAT(
+      parting(even_recipe(Family::kBert, Precision::kFp64),
+              {"tp=4 sp zero=1", "tp=2 zero=3", "cp=4 cp_kind=ring", "cp=2 cp_kind=gather tp=2", "pp=2 tp=2 sp"}),
+      testing::IsEmpty());
+  spec::Recipe both = even_recipe(Family::kTransformer, Precision::kFp64);
+  both.data.sequence = 16;
+  EXPECT_THAT(parting(both, {"tp=4", "tp=2 sp zero=2", "tp=4 sp zero=3", "pp=2 tp=2 sp"}), testing::IsEmpty());
+}
+
+/// The same coins fall wherever a token, a head or a column is computed.
+TEST(Layouts, DropTheSame) {
+  for (const Family family : {Family::kGpt2, Family::kBert}) {
+    spec::Recipe recipe = even_recipe(family, Precision::kFp64);
+    recipe.model.dropout = 0.2;
+    recipe.model.attention_dropout = 0.2;
+    EXPECT_THAT(parting(recipe, {"tp=4 sp zero=1", "tp=8", "cp=4 cp_kind=ring", "cp=4 cp_kind=ulysses",
+                                 "cp=2 cp_kind=gather tp=2 sp zero=3", "cp=4 cp_kind=ring cp_inner=2 pp=2"}),
+                testing::IsEmpty());
+  }
+}
+
+TEST(Layouts, RecomputeTheSame) {
+  for (const auto kind : {spec::RecomputeKind::kFull, spec::RecomputeKind::kSelective, spec::RecomputeKind::kSqrt}) {
+    spec::Recipe recipe = even_recipe(Family::kLlama, Precision::kFp64);
+    recipe.train.recompute = kind;
+    EXPECT_THAT(parting(recipe, {"tp=2 sp zero=3", "cp=4 cp_kind=ring zero=2", "cp=2 cp_kind=ulysses tp=2 sp"}),
+                testing::IsEmpty());
+  }
+}
+
+/// Norms of a whole parameter, of which ranks hold parts and copies of parts.
+TEST(Layouts, OptimizersOfWholeNorms) {
+  for (const auto kind : {spec::OptimizerKind::kLamb, spec::OptimizerKind::kLars}) {
+    spec::Recipe recipe = even_recipe(Family::kLlama, Precision::kFp64);
+    recipe.optim.kind = kind;
+    EXPECT_THAT(parting(recipe, {"tp=4 zero=1", "tp=8 sp", "zero=3", "pp=2 tp=2 zero=2"}), testing::IsEmpty());
+  }
+}
+
+/// Copies of different speed, more ranks than rows, buckets of a few numbers, one bucket, other orders of axes.
+TEST(Layouts, UnevenSharesAreWeightedRight) {
+  spec::Recipe recipe = even_recipe(Family::kGpt2, Precision::kFp64);
+  VerifyRequest request{.recipes = {}, .reference = recipe, .steps = 3};
+  const auto with = [&](const auto& change) {
+    request.recipes.push_back(recipe);
+    change(request.recipes.back().layout);
+  };
+  with([](auto& layout) { layout.shares = {3, 1, 1, 1}; });
+  with([](auto& layout) { layout.shares = {1, 10, 1, 1}, layout.zero = 1; });  // three copies have no row or one
+  with([](auto& layout) { layout.bucket_mb = 0.001; });
+  with([](auto& layout) { layout.bucket_mb = 0, layout.zero = 2; });
+  with([](auto& layout) { layout.order = "tp cp dp pp", layout.tp = 2, layout.zero = 3; });
+  comm::run_ranks(4, [&](comm::Rank& rank) {
+    verify(request, rank, [&](std::size_t i, const VerifyResult& result) { EXPECT_TRUE(result.equal) << i; });
+  });
+}
+
+TEST(Layouts, SumsInSixteenBitsAreNear) {
+  spec::Recipe recipe = even_recipe(Family::kGpt2, Precision::kBf16);
+  VerifyRequest request{.recipes = {recipe, recipe}, .reference = recipe, .steps = 3};
+  request.recipes[0].layout = {.reduce = spec::ReduceKind::kBf16};
+  request.recipes[1].layout = {.zero = 2, .reduce = spec::ReduceKind::kBf16};
+  comm::run_ranks(4, [&](comm::Rank& rank) {
+    verify(request, rank, [&](std::size_t i, const VerifyResult& result) { EXPECT_TRUE(result.equal) << i; });
+  });
+}
+
+TEST(Layouts, ImpossibleOnesNameTheNumbersAndWhatWorks) {
+  const auto message = [](const std::string& text, int ranks) -> std::string {
+    spec::Recipe recipe = even_recipe(Family::kGpt2, Precision::kFp32);
+    const plan::LayoutCase layout = plan::parse_layout(text);
+    recipe.layout = layout.layout;
+    try {
+      with_trainers(recipe, ranks, [](Trainer&, comm::Rank&) {});
+    } catch (const ConfigError& error) {
+      return error.message();
+    }
+    return "no error";
+  };
+  using testing::AllOf;
+  using testing::HasSubstr;
+  EXPECT_THAT(message("tp=3", 3), AllOf(HasSubstr("layout.tp"), HasSubstr("8"), HasSubstr("set layout.tp")));
+  EXPECT_THAT(message("cp=3", 3), AllOf(HasSubstr("layout.cp"), HasSubstr("16 tokens"), HasSubstr("set layout.cp")));
+  EXPECT_THAT(message("zero=2", 3), AllOf(HasSubstr("8 rows"), HasSubstr("batch.size")));
+}
+
+/// What a rank keeps and sends is what the papers say, to the byte.
+TEST(Layouts, KeepAndSendWhatTheFormulasSay) {
+  const auto exact = [](const std::string& text, Precision precision, int ranks,
+                        spec::RecomputeKind recompute = spec::RecomputeKind::kNone) {
+    spec::Recipe recipe = even_recipe(Family::kLlama, precision);
+    const plan::LayoutCase layout = plan::parse_layout(text);
+    recipe.layout = layout.layout;
+    recipe.pipeline = layout.pipeline;
+    recipe.train.microbatch = 2;
+    recipe.train.recompute = recompute;
+    with_trainers(recipe, ranks, [&](Trainer& trainer, comm::Rank&) {
+      const Explanation explanation = explain(trainer);
+      EXPECT_FALSE(explanation.traffic.empty()) << text;
+      for (const auto& line : explanation.traffic) {
+        if (line.formula == 0) continue;
+        EXPECT_NEAR(line.measured, line.formula, 1) << text << ": " << line.name << "\n" << explanation.text();
+      }
+      for (const auto& line : explanation.memory) {
+        if (line.formula == 0) continue;
+        // Flat parts are rounded up to whole vectors.
+        EXPECT_NEAR(line.measured, line.formula, line.name == "activations" ? 0 : 0.05 * line.formula)
+            << text << ": " << line.name << "\n"
+            << explanation.text();
+      }
+    });
+  };
+  for (const Precision precision : {Precision::kFp32, Precision::kBf16, Precision::kFp64}) {
+    for (const char* text : {"zero=0", "zero=1", "zero=2", "zero=3", "tp=4", "tp=4 sp", "tp=2 sp keep_gathered zero=2",
+                             "tp=2 sp zero=1", "cp=4 cp_kind=ring", "cp=4 cp_kind=ulysses", "cp=4 cp_kind=gather",
+                             "cp=4 cp_kind=ring cp_inner=2", "zero=3 zero_group=2", "pp=2 zero=1", "pp=2 tp=2 sp"}) {
+      exact(text, precision, 4);
+    }
+  }
+  exact("tp=2 sp zero=3", Precision::kFp32, 4, spec::RecomputeKind::kFull);
+  exact("cp=2 cp_kind=ring zero=2", Precision::kFp32, 4, spec::RecomputeKind::kFull);
+}
+
+}  // namespace
+}  // namespace trireme::train
