@@ -29,17 +29,20 @@ const schedule::Schedule& checked(const ExecutorParts& parts) {
       table.weights == schedule::Weights::kPredictMomentum || table.weights == schedule::Weights::kPredictAdam;
   TRIREME_CHECK(!versions || parts.foresight != nullptr, "schedule {} predicts weights, but nothing foresees them",
                 table.name);
-  if (table.weights == schedule::Weights::kFlush) return table;
-  for (const Holding& holding : parts.stage.holdings) {
-    if (holding.ranks.size() == 1) continue;
-    throw ConfigError(fmt::format("{} is on {} ranks of the pipeline, and schedule {} updates them at different times",
-                                  holding.param, holding.ranks.size(), table.name),
-                      "set model.tied = false, or take a synchronous schedule such as 1f1b");
-  }
+  if (table.weights != schedule::Weights::kFlush) require_own_updates(table.name, parts.stage.holdings);
   return table;
 }
 
 }  // namespace
+
+void require_own_updates(const std::string& schedule, std::span<const Holding> holdings) {
+  for (const Holding& holding : holdings) {
+    if (holding.ranks.size() == 1) continue;
+    throw ConfigError(fmt::format("{} is on {} ranks of the pipeline, and schedule {} updates them at different times",
+                                  holding.param, holding.ranks.size(), schedule),
+                      "set model.tied = false, or take a synchronous schedule such as 1f1b");
+  }
+}
 
 Executor::Executor(const ExecutorParts& parts)
     : table_(checked(parts)),
@@ -66,6 +69,7 @@ RunReport Executor::run(const Run& run) {
   present_ = settled_ = 0;
   again_ = false;
   passes_.begin(run.micro);
+  versions_.begin();
   for (std::size_t position = 0; position <= list.size(); ++position) {
     if (run.stands && settled_ < present_) position = settle(position, run);
     if (position == list.size()) break;

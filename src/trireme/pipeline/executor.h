@@ -14,6 +14,8 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "trireme/pipeline/reduction.h"
@@ -28,6 +30,10 @@ struct ExecutorParts {
   parallel::Replicas* replicas = nullptr;  ///< how ranks with the same stage in other pipelines agree
   Foresight* foresight = nullptr;          ///< where the table predicts weights
 };
+
+/// A ConfigError where a parameter is on several ranks, which a schedule that never flushes would update at different
+/// times.
+void require_own_updates(const std::string& schedule, std::span<const Holding> holdings);
 
 struct Run {
   MicroSource micro;

@@ -42,6 +42,17 @@ WeightVersions::Copy WeightVersions::copy_of(Held& held) {
   return copy;
 }
 
+void WeightVersions::begin() {
+  for (auto& [chunk, held] : held_) {
+    TRIREME_CHECK(held.stashed.empty(), "chunk {} still holds version {}", chunk, held.stashed.begin()->first);
+    held.next = nullptr;
+    for (auto& prediction : held.predicted) {
+      if (prediction.version >= 0) held.unused.push_back(std::move(prediction.copy));
+      prediction = {};
+    }
+  }
+}
+
 void WeightVersions::obey(const schedule::Instruction& instruction, bool forward, int present) {
   Held& mine = held(instruction.chunk);
   const int version = instruction.micro;

@@ -44,6 +44,8 @@ class WeightVersions {
   /// `foresight` may be null where the table predicts nothing.
   WeightVersions(std::span<const Chunk> chunks, Foresight* foresight);
 
+  /// Before the table is walked (again): versions are counted from here, so what was foreseen before is of no use.
+  void begin();
   /// Obeys one of the four version instructions. `forward`: the next pass through its chunk is one. `present`: updates
   /// made so far.
   void obey(const schedule::Instruction& instruction, bool forward, int present);

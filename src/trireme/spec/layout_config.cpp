@@ -47,6 +47,13 @@ void describe(config::Section<PipelineConfig>& section) {
   section.meaning("in which order a pipeline's stages work");
   section.field("schedule", &PipelineConfig::schedule, "its kind: see trireme schedule list");
   section.field("virtual_stages", &PipelineConfig::virtual_stages, "chunks of each stage").at_least(1);
+  section
+      .field("drain_every", &PipelineConfig::drain_every,
+             "steps that run together before the pipeline is emptied, where alone it is saved and evaluated; unset: 1, "
+             "of asynchronous schedules as many as lie between evaluations and checkpoints")
+      .at_least(1);
+  section.field("split", &PipelineConfig::split,
+                "where the model is cut: count, size, time, or entries: layers.3,layers.5");
 }
 
 std::vector<config::Problem> find_problems(const LayoutConfig& layout, const PipelineConfig& pipeline,
@@ -69,6 +76,10 @@ std::vector<config::Problem> find_problems(const LayoutConfig& layout, const Pip
     problems.push_back({.key = "pipeline.virtual_stages",
                         .reason = fmt::format("is {}, but there is a single stage", pipeline.virtual_stages),
                         .hint = "set pipeline.virtual_stages = 1"});
+  if (layout.pp == 1 && pipeline.drain_every.value_or(1) > 1)
+    problems.push_back({.key = "pipeline.drain_every",
+                        .reason = fmt::format("is {}, but there is a single stage", *pipeline.drain_every),
+                        .hint = "leave pipeline.drain_every out"});
   if (layout.zero_group && layout.dp && *layout.dp % *layout.zero_group != 0)
     problems.push_back({.key = "layout.zero_group",
                         .reason = fmt::format("{} does not divide layout.dp = {}", *layout.zero_group, *layout.dp),

@@ -57,6 +57,12 @@ struct LayoutConfig {
 struct PipelineConfig {
   std::string schedule = "1f1b";  ///< a name of schedule/builders.h; checked where schedules are built
   int virtual_stages = 1;
+  /// Steps that run together before the pipeline is emptied, where alone weights can be saved and evaluated. Unset:
+  /// one, and of schedules that update while micros are on their way as many as lie between evaluations and
+  /// checkpoints.
+  std::optional<int> drain_every;
+  /// Where the model is cut: "count", "size", "time", or the entries at which chunks begin, "layers.3,layers.5".
+  std::string split = "count";
   bool operator==(const PipelineConfig&) const = default;
 };
 

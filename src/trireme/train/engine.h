@@ -20,6 +20,7 @@
 #include "trireme/spec/recipe.h"
 #include "trireme/train/evaluate.h"
 #include "trireme/train/step_plan.h"
+#include "trireme/train/steps_together.h"
 
 namespace trireme::train {
 
@@ -67,6 +68,8 @@ class Engine {
   virtual Account account() = 0;
   /// The model, where this rank holds all of it; null otherwise.
   virtual models::Model* whole_model() { return nullptr; }
+  /// Not null: it updates by itself, several steps in one go, and run() is not called.
+  virtual StepsTogether* together() { return nullptr; }
 };
 
 /// What happens to parameters before they are used.
@@ -89,6 +92,12 @@ std::unique_ptr<Engine> make_replica_engine(const spec::Recipe& recipe, const sp
 /// layout.pp ranks hold a stage each.
 std::unique_ptr<Engine> make_pipeline_engine(const spec::Recipe& recipe, const spec::ModelShape& shape,
                                              comm::Group& world, std::int64_t length, const PrepareParams& prepare);
+/// What an asynchronous schedule on layout.pp stages computes, on one rank: what verify holds such runs against.
+std::unique_ptr<Engine> make_delayed_engine(const spec::Recipe& recipe, const spec::ModelShape& shape,
+                                            comm::Group& world, std::int64_t length, const PrepareParams& prepare);
+/// Any of these.
+using MakeEngine = std::unique_ptr<Engine>(const spec::Recipe& recipe, const spec::ModelShape& shape,
+                                           comm::Group& world, std::int64_t length, const PrepareParams& prepare);
 
 /// What layers are built with.
 models::BuildOptions build_options(const spec::Recipe& recipe);

@@ -11,33 +11,17 @@
 #include "trireme/base/error.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/pipeline/executor.h"
-#include "trireme/schedule/builders.h"
-#include "trireme/schedule/passes.h"
+#include "trireme/train/drains.h"
 #include "trireme/train/engine.h"
 #include "trireme/train/feed.h"
 #include "trireme/train/formation.h"
+#include "trireme/train/pipeline_steps.h"
+#include "trireme/train/pipeline_table.h"
 
 namespace trireme::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-schedule::Schedule table_of(const spec::Recipe& recipe, int micros) {
-  const std::string& name = recipe.pipeline.schedule;
-  int chunks = recipe.pipeline.virtual_stages;
-  if (!name.starts_with("file:")) {
-    const schedule::Kind& kind = schedule::find_kind(name);
-    if (kind.asynchronous) {
-      throw ConfigError(fmt::format("pipeline.schedule \"{}\" updates weights while micros are on their way, which the "
-                                    "trainer does not do yet",
-                                    name),
-                        "take a kind that ends its step first, such as 1f1b or zb-h1");
-    }
-    chunks = std::max(chunks, kind.default_chunks);
-  }
-  return schedule::complete(
-      schedule::build(name, {.ranks = recipe.layout.pp, .micros = micros, .chunks_per_rank = chunks}));
-}
 
 class PipelineEngine final : public Engine {
  public:
@@ -48,10 +32,14 @@ class PipelineEngine final : public Engine {
         formation_(form(recipe, shape, world, length)),
         pipeline_(*formation_->pipeline) {
     share_ = share_of(recipe, *formation_, length);
-    if (share_.microbatch == 0) share_.microbatch = 1;
+    share_.microbatch = pipeline_microbatch(recipe);
     // Which chunks a rank holds does not depend on the number of micros, so any will do to build its stage.
     const int micros = micros_of(plan_step(recipe, {}, share_));
-    tables_.emplace(micros, table_of(recipe, micros));
+    const bool many = is_asynchronous(recipe) || drain_every(recipe, false) > 1;
+    const int steps =
+        many ? static_cast<int>(steps_until_drain(recipe, drain_every(recipe, is_asynchronous(recipe)), {}, share_))
+             : 1;
+    tables_.emplace(micros, pipeline_table(recipe, micros, steps));
     const schedule::Schedule& table = tables_.at(micros);
     models::BuildOptions build = build_options(recipe);
     build.team = &formation_->team;
@@ -71,6 +59,9 @@ class PipelineEngine final : public Engine {
         pipeline::units_of(stage_), stage_.model->params, *formation_->groups,
         replica_options(recipe, formation_->team.mesh), pipeline::held_apart(stage_));
     pipeline::fetch_weights(stage_, *replicas_);
+    if (many) {
+      together_ = std::make_unique<PipelineSteps>(recipe, stage_, pipeline_, formation_->readers(), *replicas_);
+    }
     prepare.fill(replicas_->owned());
     replicas_->updated();
   }
@@ -99,6 +90,7 @@ class PipelineEngine final : public Engine {
     return account;
   }
   const optim::AcrossRanks* across() override { return &executor_->across(); }
+  StepsTogether* together() override { return together_.get(); }
 
   StepSums run(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
     pipeline::Executor& executor = executor_for(static_cast<int>(batches.size()));
@@ -196,7 +188,7 @@ class PipelineEngine final : public Engine {
 
   pipeline::Executor& executor_for(int micros) {
     if (executor_ && executor_micros_ == micros) return *executor_;
-    if (!tables_.contains(micros)) tables_.emplace(micros, table_of(recipe_, micros));
+    if (!tables_.contains(micros)) tables_.emplace(micros, pipeline_table(recipe_, micros, 1));
     executor_.reset();
     executor_ = std::make_unique<pipeline::Executor>(pipeline::ExecutorParts{
         .table = tables_.at(micros), .stage = stage_, .pipeline = pipeline_, .replicas = replicas_.get()});
@@ -243,6 +235,7 @@ class PipelineEngine final : public Engine {
   std::map<int, schedule::Schedule> tables_;  // by micros of a step
   std::unique_ptr<pipeline::Executor> executor_;
   int executor_micros_ = 0;
+  std::unique_ptr<PipelineSteps> together_;  // where steps run together; then there is no executor_
 };
 
 }  // namespace

@@ -199,7 +199,7 @@ void Run::record(const StepReport& report, std::int64_t memory, Clock::time_poin
   result_.step = step;
   result_.loss = report.loss;
   const std::int64_t every = recipe_.train.hash_every;
-  const bool hashed = every > 0 && (step % every == 0 || step == steps_);
+  const bool hashed = every > 0 && (step % every == 0 || step == steps_) && trainer_->at_rest();
   std::vector<nn::HashShare> shares;
   if (hashed) with_whole_state([&](const nn::State& state) { shares = nn::hash_shares(state, layout::Mesh{}, 0); });
   if (!leads()) return;
@@ -217,7 +217,8 @@ void Run::record(const StepReport& report, std::int64_t memory, Clock::time_poin
     record.hash = formats::hex(total);
   }
   if (!report.taken) log_->event("skipped", {{"step", step}, {"why", "gradients overflowed fp16"}});
-  record.seconds = seconds_since(begin);
+  if (report.redone) log_->event("redone", {{"step", step}, {"why", "taken before the gradient norm was known"}});
+  record.seconds = report.seconds.value_or(seconds_since(begin));
   record.tokens_per_s = static_cast<double>(report.batch) / record.seconds;
   if (peak_flops_) record.mfu = report.flops / record.seconds / *peak_flops_;
   record.breakdown = {.compute = report.compute_s, .data = report.data_s, .comm = report.comm_s};
@@ -302,6 +303,7 @@ void Run::loop() {
     } catch (NotFiniteError& error) {
       save_what_diverged(error);
     }
+    if (!trainer_->at_rest()) continue;  // the next drain comes; an interrupted run goes on until then
     if (validation_ && due(recipe_.eval.every)) validate();
     if (due(recipe_.checkpoint.every)) save();
     if (news.stop != 0 && trainer_->position().step < steps_) {

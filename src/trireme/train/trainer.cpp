@@ -10,6 +10,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/checkpoint/open_model.h"
+#include "trireme/train/drains.h"
 #include "trireme/train/feed.h"
 
 namespace trireme::train {
@@ -80,12 +81,12 @@ spec::ModelShape model_shape(const spec::Recipe& recipe) {
 }
 
 Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
-                 const data::Samples& samples)
+                 const data::Samples& samples, MakeEngine& make)
     : recipe_(recipe),
       world_(world),
       samples_(samples),
       shape_(shape),
-      engine_(make_engine(recipe, shape_, world, samples.length(), preparation(recipe, shape_))) {
+      engine_(make(recipe, shape_, world, samples.length(), preparation(recipe, shape_))) {
   if (auto problems = spec::find_problems(recipe.optim, engine_->all_names()); !problems.empty()) {
     throw config::ProblemsError("the recipe", std::move(problems));
   }
@@ -116,13 +117,14 @@ void Trainer::loaded() {
   nn::forget_gradients(engine_->params());
   engine_->updated();
   feeder_.reset();
+  told_later_.clear();
 }
 
-nn::Context Trainer::context_for(double gradient_scale) const {
+nn::Context Trainer::context_for(double gradient_scale, std::int64_t step) const {
   nn::Context context;
   context.training = true;
   context.seed = static_cast<std::uint64_t>(recipe_.run.seed);
-  context.step = position_.step;
+  context.step = step;
   context.gradient_scale = gradient_scale;
   return context;
 }
@@ -133,31 +135,85 @@ models::Model& Trainer::model() {
   return *whole;
 }
 
+Evaluation Trainer::evaluate(const data::Samples& samples, const EvaluateOptions& options) {
+  TRIREME_CHECK(at_rest(), "weights are evaluated after step {}, in the midst of steps that ran together",
+                position_.step);
+  return engine_->evaluate(samples, options);
+}
+
+double Trainer::count_all_targets(const std::vector<data::Batch>& batches, std::int64_t step) {
+  std::array<double, 1> targets{0};
+  for (const data::Batch& batch : batches) targets[0] += count_targets(batch);
+  add_up(engine_->readers(), targets);
+  if (targets[0] > 0) return targets[0];
+  throw ConfigError(fmt::format("no token of step {} has a loss", step),
+                    "look at the loss mask of the data, or at data.masking.probability");
+}
+
+/// Runs the steps up to the next drain; their reports wait to be told.
+void Trainer::run_together(StepsTogether& engine) {
+  const auto steps = static_cast<int>(steps_until_drain(recipe_, engine.drain_every(), position_, engine_->share()));
+  std::vector<double> targets;
+  const auto prepare = [&](int) {
+    Fetched fetched = feeder_->next();
+    StepReport& report = told_later_.emplace_back();
+    report.position = fetched.plan.after;
+    report.learning_rate = fetched.plan.pace.learning_rate;
+    report.batch = fetched.plan.pace.batch;
+    report.data_s = fetched.waited_s;
+    targets.push_back(count_all_targets(fetched.batches, fetched.plan.after.step));
+    const double scale = 1 / targets.back();
+    return StepWork{.batches = std::move(fetched.batches),
+                    .contexts = [this, scale, step = fetched.plan.before.step] { return context_for(scale, step); },
+                    .learning_rate = report.learning_rate};
+  };
+  const auto micros = static_cast<int>(plan_step(recipe_, position_, engine_->share()).microbatches.size());
+  std::vector<StepMade> made;
+  try {
+    made =
+        engine.run_steps({.steps = steps, .micros = micros, .work = prepare, .look = look_, .optimizer = *optimizer_});
+  } catch (Error& error) {
+    error.add_context(fmt::format("in steps {} to {}, which run together", position_.step + 1, position_.step + steps));
+    throw;
+  }
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    StepReport& report = told_later_[i];
+    report.loss = made[i].loss / targets[i];
+    report.gradient_norm = made[i].gradient_norm;
+    report.flops = made[i].flops;
+    report.comm_s = made[i].comm_s;
+    report.seconds = made[i].seconds;
+    report.redone = made[i].redone;
+    report.compute_s = std::max(0.0, made[i].seconds - made[i].comm_s - report.data_s);
+  }
+}
+
 StepReport Trainer::step() {
   if (!feeder_) {
     feeder_ = std::make_unique<Feeder>(recipe_, samples_, position_, engine_->share());
+  }
+  if (StepsTogether* together = engine_->together()) {
+    if (told_later_.empty()) run_together(*together);
+    StepReport report = told_later_.front();
+    told_later_.pop_front();
+    position_ = report.position;
+    return report;
   }
   StepReport report;
   Fetched fetched = feeder_->next();
   report.data_s = fetched.waited_s;
 
   auto begin = Clock::now();
-  std::array<double, 1> targets{0};
-  for (const data::Batch& batch : fetched.batches) targets[0] += count_targets(batch);
-  add_up(engine_->readers(), targets);
+  const double targets = count_all_targets(fetched.batches, position_.step + 1);
   report.comm_s += seconds_since(begin);
-  if (targets[0] <= 0) {
-    throw ConfigError(fmt::format("no token of step {} has a loss", position_.step + 1),
-                      "look at the loss mask of the data, or at data.masking.probability");
-  }
-  const double scale = (loss_scale_ ? loss_scale_->scale() : 1.0) / targets[0];
+  const double scale = (loss_scale_ ? loss_scale_->scale() : 1.0) / targets;
 
   begin = Clock::now();
   nn::forget_gradients(engine_->params());
   const StepSums sums = engine_->run(fetched.batches, [&] { return context_for(scale); });
   report.comm_s += sums.comm_s;
   report.compute_s += seconds_since(begin) - sums.comm_s;
-  report.loss = sums.loss / targets[0];
+  report.loss = sums.loss / targets;
   report.flops = sums.flops;
   if (!std::isfinite(report.loss)) explain(fetched, scale, fmt::format("the loss is {}", report.loss));
 

@@ -9,8 +9,10 @@
 // Depends on: base, comm, data, models, nn, optim, parallel, spec.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +36,8 @@ struct StepReport {
   bool taken = true;       ///< false: fp16 gradients overflowed, weights stay
   double flops = 0;        ///< of the model, all ranks, without what was computed again
   double compute_s = 0, data_s = 0, comm_s = 0;
+  std::optional<double> seconds = {};  ///< its share, where steps ran together
+  bool redone = false;                 ///< its update was taken before the norm was known, and taken back
 };
 
 /// A loss or gradient that is no number. The weights are as before the step.
@@ -52,16 +56,15 @@ class Trainer {
  public:
   /// `recipe`, `world` and `samples` are borrowed. The model is `shape`, its weights drawn from run.seed, or those of
   /// model.init_from. ConfigError where the recipe and the model do not go together.
-  Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world, const data::Samples& samples);
+  Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world, const data::Samples& samples,
+          MakeEngine& make = make_engine);
 
   const spec::ModelShape& shape() const { return shape_; }
   /// This rank's parameters: all of them unless the model is spread over ranks.
   nn::Params& params() { return engine_->params(); }
   const layout::Mesh& mesh() const { return engine_->mesh(); }
   /// The loss on samples, without training; on all ranks together.
-  Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) {
-    return engine_->evaluate(samples, options);
-  }
+  Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options);
   /// The model, where this rank holds all of it; an InternalError otherwise.
   models::Model& model();
   /// Parameters, optimizer, loss scale and position: all that the rest of the run follows from.
@@ -78,12 +81,19 @@ class Trainer {
   Engine& engine() { return *engine_; }
   optim::Optimizer& optimizer() { return *optimizer_; }
   const spec::Recipe& recipe() const { return recipe_; }
+  /// Whether parameters and state are those after the last step: where several ran together (pipeline.drain_every),
+  /// they are those after the last of these until step() has told of all.
+  bool at_rest() const { return told_later_.empty(); }
   /// Called in each step when gradients are complete, before the update: to look at them.
   void on_gradients(std::function<void(nn::Params&)> look) { look_ = std::move(look); }
 
  private:
   [[noreturn]] void explain(Fetched& fetched, double gradient_scale, const std::string& what);
-  nn::Context context_for(double gradient_scale) const;
+  nn::Context context_for(double gradient_scale) const { return context_for(gradient_scale, position_.step); }
+  nn::Context context_for(double gradient_scale, std::int64_t step) const;
+  /// The targets of all ranks in these batches. ConfigError where there are none.
+  double count_all_targets(const std::vector<data::Batch>& batches, std::int64_t step);
+  void run_together(StepsTogether& engine);
 
   const spec::Recipe& recipe_;
   comm::Group& world_;
@@ -96,6 +106,7 @@ class Trainer {
   spec::Position position_;
   std::unique_ptr<Feeder> feeder_;
   std::function<void(nn::Params&)> look_;
+  std::deque<StepReport> told_later_;  // of steps that ran together
 };
 
 /// The shape of the recipe's model: of [model], or of the folder that model.init_from names with the keys given there.

@@ -1,0 +1,124 @@
+#include "trireme/pipeline/delayed.h"
+
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "trireme/base/error.h"
+#include "trireme/schedule/check.h"
+
+namespace trireme::pipeline {
+namespace {
+
+using schedule::Weights;
+
+class Given final : public nn::Weights {
+ public:
+  explicit Given(const std::map<const nn::Param*, at::Tensor>& values) : values_(values) {}
+  const at::Tensor& value(const nn::Param& param) override { return values_.at(&param); }
+
+ private:
+  const std::map<const nn::Param*, at::Tensor>& values_;
+};
+
+/// Updates that chunk c of p has made when the micro of a step comes in, with an update after each micro.
+int met(int step, int chunk, int chunks) { return std::max(0, step - (chunks - 1 - chunk)); }
+
+}  // namespace
+
+DelayLaw law_of(const schedule::Schedule& table) {
+  const int chunks = table.chunks();
+  TRIREME_CHECK(chunks == static_cast<int>(table.ranks.size()), "schedule {} has several chunks a rank", table.name);
+  switch (table.weights) {
+    case Weights::kFlush:
+      return [](int, int step, bool) -> DelayedVersion { return {step, 0}; };
+    case Weights::kStash:
+      return [=](int chunk, int step, bool) -> DelayedVersion { return {met(step, chunk, chunks), 0}; };
+    case Weights::kVerticalSync:
+      return [=](int, int step, bool) -> DelayedVersion { return {met(step, 0, chunks), 0}; };
+    case Weights::kDoubleBuffer:
+      return [](int, int step, bool) -> DelayedVersion { return {std::max(0, step - 1), 0}; };
+    case Weights::kStale:
+      return [=](int chunk, int step, bool forward) -> DelayedVersion {
+        return {forward ? met(step, chunk, chunks) : step, 0};
+      };
+    case Weights::kPredictMomentum:
+    case Weights::kPredictAdam:
+      break;
+  }
+  // The first micro of a step predicts for all of it.
+  const int every = std::max(1, table.update_every);
+  return [aimed = schedule::check(table).uses, present = schedule::present_versions(table), every](
+             int chunk, int step, bool forward) -> DelayedVersion {
+    const int micro = step * every;
+    const int at = forward ? present.forward(chunk, micro) : present.backward(chunk, micro);
+    return {at, (forward ? aimed.forward(chunk, micro) : aimed.backward(chunk, micro)) - at};
+  };
+}
+
+DelayedGradients::DelayedGradients(models::Model& model, Split split, DelayLaw law, int steps, Foresight* foresight)
+    : model_(model), split_(std::move(split)), law_(std::move(law)), steps_(steps), foresight_(foresight) {}
+
+void DelayedGradients::begin() {
+  versions_.clear();
+  present_ = 0;
+  remember();
+}
+
+void DelayedGradients::updated() {
+  ++present_;
+  remember();
+}
+
+/// The present weights, and whatever is ever foreseen from them.
+void DelayedGradients::remember() {
+  const auto copy = [&](int ahead) {
+    const auto [found, is_new] = versions_.try_emplace({present_, ahead});
+    if (!is_new) return;
+    for (const nn::Param& param : model_.params) {
+      TRIREME_CHECK(ahead == 0 || foresight_ != nullptr, "nothing foresees weights here");
+      at::Tensor value = at::empty_like(param.value);
+      value.copy_(ahead == 0 ? param.value : foresight_->after(param, ahead));
+      found->second.emplace(&param, std::move(value));
+    }
+  };
+  // No law reaches further back than a micro is on its way.
+  const int oldest = present_ - 2 * static_cast<int>(split_.size());
+  std::erase_if(versions_, [&](const auto& entry) { return entry.first.present < oldest; });
+  copy(0);
+  for (int chunk = 0; chunk < static_cast<int>(split_.size()); ++chunk) {
+    for (int step = 0; step < steps_; ++step) {
+      for (const bool forward : {true, false}) {
+        const DelayedVersion wanted = law_(chunk, step, forward);
+        if (wanted.present == present_) copy(wanted.ahead);
+      }
+    }
+  }
+}
+
+void DelayedGradients::add(Micro& micro, int step) {
+  nn::Tape tape;
+  nn::Tensors tensors = micro.inputs;
+  const int chunks = static_cast<int>(split_.size());
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    Given weights(versions_.at(law_(chunk, step, /*forward=*/true)));
+    micro.context.weights = &weights;
+    const auto [begin, end] = split_[static_cast<std::size_t>(chunk)];
+    for (std::size_t i = begin; i < end; ++i) {
+      tensors = model_.layers[i].layer->forward(std::move(tensors), micro.context, &tape);
+    }
+  }
+  tensors.assign(1, at::Tensor());
+  for (int chunk = chunks - 1; chunk >= 0; --chunk) {
+    Given weights(versions_.at(law_(chunk, step, /*forward=*/false)));
+    micro.context.weights = &weights;
+    const auto [begin, end] = split_[static_cast<std::size_t>(chunk)];
+    for (std::size_t i = end; i > begin; --i) {
+      tensors = model_.layers[i - 1].layer->backward(std::move(tensors), micro.context, tape);
+    }
+  }
+  micro.context.weights = nullptr;
+}
+
+}  // namespace trireme::pipeline

@@ -1,0 +1,65 @@
+// pipeline/delayed.h -- what an asynchronous schedule computes, on one rank: the mathematics that it is held against.
+//
+//   DelayedGradients delayed(model, split, law_of(table), foresight);
+//   delayed.begin();                                        // weights are those of a drain
+//   for step: for micro of step: delayed.add(micro, step);  // gradients, each pass with the weights its law says
+//             optimizer->step(...); delayed.updated();
+//
+// One step after the other, versions kept for as long as any micro could be on its way. Nothing of the executor is in
+// here: no table is walked, nothing stashed or loaded.
+// Depends on: base, schedule, models, nn.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "trireme/models/model.h"
+#include "trireme/pipeline/split.h"
+#include "trireme/pipeline/stage.h"
+#include "trireme/pipeline/versions.h"
+
+namespace trireme::pipeline {
+
+/// The weights after `present` updates since the last drain, foreseen so many updates `ahead`.
+struct DelayedVersion {
+  int present = 0, ahead = 0;
+  auto operator<=>(const DelayedVersion&) const = default;
+};
+/// Of the passes of a step's micros through a chunk.
+using DelayLaw = std::function<DelayedVersion(int chunk, int step, bool forward)>;
+
+/// As the papers say for the law's kind, counted from chunks and steps alone; how far predictions reach is taken from
+/// the table. For one chunk a rank.
+DelayLaw law_of(const schedule::Schedule& table);
+
+class DelayedGradients {
+ public:
+  /// Model and foresight are borrowed; `foresight` may be null where the law foresees nothing. `steps`: until the next
+  /// drain, at most.
+  DelayedGradients(models::Model& model, Split split, DelayLaw law, int steps, Foresight* foresight);
+
+  /// The present weights are version 0.
+  void begin();
+  /// Adds the gradients of a micro; its losses are in its context.
+  void add(Micro& micro, int step);
+  /// After an update: the present weights are the next version.
+  void updated();
+
+ private:
+  using Copy = std::map<const nn::Param*, at::Tensor>;
+  void remember();
+
+  models::Model& model_;
+  Split split_;
+  DelayLaw law_;
+  int steps_;
+  Foresight* foresight_;
+  int present_ = 0;
+  std::map<DelayedVersion, Copy> versions_;
+};
+
+}  // namespace trireme::pipeline
