@@ -101,13 +101,11 @@ Turn run_turn(const Options& options, const spec::Recipe& recipe, double bytes_p
         const std::uint64_t bytes = mine.bytes, messages = mine.messages;
         const auto begin = Clock::now();
         for (int i = 0; i < options.steps; ++i) trainer.step();
-        const double sent = static_cast<double>(mine.bytes - bytes);
-        const double calls = static_cast<double>(mine.messages - messages);
         rank.world().barrier().wait();
         if (rank.rank() == 0) {
           turn = {.seconds = seconds_since(begin) / options.steps,
-                  .bytes = sent / options.steps,
-                  .messages = calls / options.steps};
+                  .bytes = static_cast<double>(mine.bytes - bytes) / options.steps,
+                  .messages = static_cast<double>(mine.messages - messages) / options.steps};
         }
       },
       ranks);

@@ -28,7 +28,7 @@ namespace {
 using namespace trireme;
 
 struct Options {
-  std::int64_t layers = 4, width = 128, vocabulary = 256, sequence = 512, granule = 16;
+  std::int64_t layers = 8, width = 128, vocabulary = 256, sequence = 512, granule = 16;
   std::vector<int> ranks{1, 2, 4, 8};
   std::vector<std::string> kinds{"ring", "gather"};
   double goal = 0.95;  ///< of the length in proportion to the ranks
