@@ -53,7 +53,7 @@ TEST(Activations, OfWholeModelsAreThePublishedFigures) {
       layout.sequence_parallel = true;
       layout.recompute = Recompute::kSelective;
       EXPECT_NEAR(layer_activation_bytes(job, layout) * gib, *run.selective_gib, 0.01 * *run.selective_gib);
-      const double weights = count_weights(job.shape).layer * layers / layout.tp;
+      const double weights = count_weights(job).layer * layers / layout.tp;
       EXPECT_NEAR(model_states(weights, 1, 0, 4, job.arithmetic).total() / 1073741824.0, *run.states_gib,
                   0.005 * *run.states_gib);
     }

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
+
 #include "trireme/base/data_files.h"
 #include "trireme/base/error.h"
 
@@ -42,6 +44,8 @@ void describe(config::Section<Device>& section) {
   section.field("fp8_tflops", &Device::fp8_tflops, "peak, dense; 0: no such units").at_least(0);
   section.field("memory_gib", &Device::memory_gib, "memory").required().above(0);
   section.field("memory_gb_per_s", &Device::memory_gb_per_s, "memory bandwidth").required().above(0);
+  section.field("software_gb", &Device::software_gb, "that context, kernels and communicators take of the memory")
+      .at_least(0);
   section.field("efficiency_of", &Device::efficiency_of, "another device whose [efficiency] holds for this one too");
   section.section("efficiency", &Device::efficiency);
 }
@@ -63,6 +67,13 @@ void describe(config::Section<Network>& section) {
   section.field("oversubscription", &Network::oversubscription, "of the links above a pod").at_least(1);
 }
 
+void describe(config::Section<Host>& section) {
+  section.meaning("the machine around the devices, each device's share of it");
+  section.field("memory_gib", &Host::memory_gib, "memory; 0: unknown").at_least(0);
+  section.field("link_gb_per_s", &Host::link_gb_per_s, "between device and host, in one direction").at_least(0);
+  section.field("memory_gb_per_s", &Host::memory_gb_per_s, "bandwidth of its memory").at_least(0);
+}
+
 void describe(config::Section<Reliability>& section) {
   section.meaning("how often things fail, and what that costs");
   section.field("device_mtbf_hours", &Reliability::device_mtbf_hours, "of one device with its share of the rest")
@@ -80,6 +91,7 @@ void describe(config::Section<Cluster>& section) {
   section.field("price_per_gpu_hour", &Cluster::price_per_gpu_hour, "in any currency; 0: unknown").at_least(0);
   section.section("link", &Cluster::link);
   section.section("network", &Cluster::network);
+  section.section("host", &Cluster::host);
   section.section("reliability", &Cluster::reliability);
 }
 
@@ -92,6 +104,11 @@ std::vector<config::Problem> find_problems(const Device& device) {
 
 std::vector<config::Problem> find_problems(const Cluster& cluster) {
   std::vector<config::Problem> problems;
+  const Host& host = cluster.host;
+  if (host.memory_gib > 0 && (host.link_gb_per_s <= 0 || host.memory_gb_per_s <= 0))
+    problems.push_back({.key = "host.memory_gib",
+                        .reason = "the host's memory is of use with its bandwidths only",
+                        .hint = "set host.link_gb_per_s and host.memory_gb_per_s, or leave out [host]"});
   if (cluster.gpus_per_node > 1 && cluster.link.gb_per_s <= 0)
     problems.push_back({.key = "link.gb_per_s",
                         .reason = fmt::format("{} devices share a node, so they need a link", cluster.gpus_per_node),
@@ -133,9 +150,13 @@ Device load_device(const std::string& name) {
 
 Hardware load_hardware(const std::string& name) {
   Hardware hardware;
-  hardware.cluster = config::load<Cluster>({.file = find_data_file("clusters", name).string()}).value;
+  const std::filesystem::path file = find_data_file("clusters", name);
+  hardware.cluster = config::load<Cluster>({.file = file.string()}).value;
+  std::string device = hardware.cluster.device;
+  if (device.ends_with(".toml") && std::filesystem::path(device).is_relative())
+    device = (std::filesystem::absolute(file).parent_path() / device).string();
   hardware.device = with_context(fmt::format("while reading the device of cluster \"{}\"", name),
-                                 [&] { return load_device(hardware.cluster.device); });
+                                 [&] { return load_device(device); });
   return hardware;
 }
 

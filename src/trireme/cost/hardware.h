@@ -40,6 +40,7 @@ struct Device {
   double fp32_tflops = 0, fp16_tflops = 0, bf16_tflops = 0, fp8_tflops = 0;  ///< dense; 0: it has none
   double memory_gib = 0;
   double memory_gb_per_s = 0;
+  double software_gb = 1;     ///< that context, kernels and communicators take of the memory
   std::string efficiency_of;  ///< the device of the same architecture whose constants it shares; empty: its own
   Efficiency efficiency;
   bool operator==(const Device&) const = default;
@@ -61,6 +62,14 @@ struct Network {
   bool operator==(const Network&) const = default;
 };
 
+/// What each device has of the machine around it.
+struct Host {
+  double memory_gib = 0;       ///< 0: unknown, so nothing can be kept there
+  double link_gb_per_s = 0;    ///< between device and host, in one direction
+  double memory_gb_per_s = 0;  ///< of the host's memory
+  bool operator==(const Host&) const = default;
+};
+
 struct Reliability {
   double device_mtbf_hours = 50000;  ///< of one device with its share of host and network
   double restart_seconds = 600;      ///< from a failure until training goes on
@@ -76,6 +85,7 @@ struct Cluster {
   double price_per_gpu_hour = 0;  ///< 0: unknown
   NodeLink link;
   Network network;
+  Host host;
   Reliability reliability;
   bool operator==(const Cluster&) const = default;
 };
@@ -84,6 +94,7 @@ void describe(config::Section<Efficiency>& section);
 void describe(config::Section<Device>& section);
 void describe(config::Section<NodeLink>& section);
 void describe(config::Section<Network>& section);
+void describe(config::Section<Host>& section);
 void describe(config::Section<Reliability>& section);
 void describe(config::Section<Cluster>& section);
 std::vector<config::Problem> find_problems(const Device& device);
@@ -104,7 +115,8 @@ struct Hardware {
 
 /// A name in recipes/devices or the path of a file; its efficiency is that of `efficiency_of` where it names one.
 Device load_device(const std::string& name);
-/// A name in recipes/clusters or the path of a file.
+/// A name in recipes/clusters or the path of a file. Where a file names its device by a path, that is seen from its own
+/// folder.
 Hardware load_hardware(const std::string& name);
 /// The device whose [efficiency] this one takes: itself, or the one it names.
 std::string efficiency_name(const Device& device);

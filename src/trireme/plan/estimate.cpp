@@ -5,12 +5,9 @@
 namespace trireme::plan {
 
 double hardware_flops(const Job& job, Recompute recompute) {
-  const spec::ModelShape& shape = job.shape;
-  const auto batch = static_cast<double>(job.batch), length = static_cast<double>(job.length);
-  const double once = model_flops(job) / 3;
-  const double head = batch * spec::count_flops(shape, job.length, shape.encoder_layers > 0 ? job.length : 0).head;
-  const double attention = batch * 4 * static_cast<double>(shape.heads * shape.head_size) * length * length *
-                           static_cast<double>(shape.layers + shape.encoder_layers);
+  const MixtureFlops count = count_flops(job.shape, job.mixture, job.length);
+  const auto batch = static_cast<double>(job.batch);
+  const double once = model_flops(job) / 3, head = batch * count.head, attention = batch * count.attention;
   switch (recompute) {
     case Recompute::kNone:
       return 3 * once;

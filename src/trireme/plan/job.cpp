@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 
 #include "trireme/schedule/builders.h"
 
@@ -11,6 +12,8 @@ namespace trireme::plan {
 namespace {
 
 constexpr Named<AttentionKind> kAttentions[] = {{"flash", AttentionKind::kFlash}, {"unfused", AttentionKind::kUnfused}};
+constexpr Named<Offload> kOffloads[] = {
+    {"none", Offload::kNone}, {"optimizer", Offload::kOptimizer}, {"weights", Offload::kWeights}};
 constexpr Named<Recompute> kRecomputes[] = {
     {"none", Recompute::kNone}, {"selective", Recompute::kSelective}, {"full", Recompute::kFull}};
 
@@ -33,36 +36,44 @@ std::string schedule_problem(const Job& job, const Layout& layout) {
 std::span<const Named<AttentionKind>> enum_names(std::type_identity<AttentionKind>) { return kAttentions; }
 std::span<const Named<Recompute>> enum_names(std::type_identity<Recompute>) { return kRecomputes; }
 
+std::span<const Named<Offload>> enum_names(std::type_identity<Offload>) { return kOffloads; }
+
 double model_flops(const Job& job) {
-  const spec::ModelShape& shape = job.shape;
-  const auto length = static_cast<double>(job.length);
-  const spec::FlopCount count = spec::count_flops(shape, job.length, shape.encoder_layers > 0 ? job.length : 0);
-  const double queries = static_cast<double>(shape.heads * shape.head_size);
-  const double full = 4 * queries * length * length * layers_of(shape);
-  return 3 * static_cast<double>(job.batch) * (count.projections + full + count.head);
+  const MixtureFlops count = count_flops(job.shape, job.mixture, job.length);
+  return 3 * static_cast<double>(job.batch) * (count.projections + count.attention + count.head);
 }
 
 int layers_of(const spec::ModelShape& shape) { return static_cast<int>(shape.layers + shape.encoder_layers); }
 
-Weights count_weights(const spec::ModelShape& shape) {
-  const spec::ParameterCount count = spec::count_parameters(shape);
-  Weights weights;
-  weights.layer = static_cast<double>(count.layers) / layers_of(shape);
-  weights.embedding = static_cast<double>(count.embedding);
-  weights.head = static_cast<double>(count.head);
-  return weights;
+Weights count_weights(const Job& job) {
+  const MixtureCount count = count_parameters(job.shape, job.mixture);
+  const int layers = layers_of(job.shape);
+  return {.layer = count.dense / layers,
+          .experts = count.experts / layers,
+          .embedding = count.embedding,
+          .head = count.head};
 }
 
-std::int64_t micros_of(const Job& job, const Layout& layout) { return job.batch / (layout.microbatch * layout.dp); }
+double Weights::layer_share(const Layout& layout) const { return (layer + experts / layout.ep) / layout.tp; }
+
+std::int64_t micros_of(const Job& job, const Layout& layout) {
+  const std::int64_t rows = layout.microbatch * layout.dp;
+  return (job.batch + rows - 1) / rows;  // the last one may be shorter
+}
 
 std::string to_text(const Layout& layout) {
   std::string out = fmt::format("tp {}, pp {}, dp {}", layout.tp, layout.pp, layout.dp);
   if (layout.cp > 1) out += fmt::format(", cp {}", layout.cp);
+  if (layout.ep > 1) out += fmt::format(", ep {}", layout.ep);
   if (layout.virtual_stages > 1) out += fmt::format(", {} virtual stages", layout.virtual_stages);
   out += fmt::format(", microbatch {}", layout.microbatch);
   if (layout.pp > 1) out += fmt::format(", {}", layout.schedule);
   if (layout.zero > 0) out += fmt::format(", ZeRO-{}", layout.zero);
+  if (layout.zero > 0 && layout.zero_group > 0) out += fmt::format(" in groups of {}", layout.zero_group);
   if (layout.sequence_parallel) out += ", sequence parallel";
+  if (layout.offload != Offload::kNone)
+    out +=
+        fmt::format(", {} on the host", layout.offload == Offload::kOptimizer ? "optimizer" : "weights and optimizer");
   out += fmt::format(", recompute {}", name_in(std::span<const Named<Recompute>>(kRecomputes), layout.recompute));
   return out;
 }
@@ -76,6 +87,7 @@ std::vector<config::Problem> find_problems(const Job& job, const Layout& layout,
                                    {"pp", layout.pp},
                                    {"dp", layout.dp},
                                    {"cp", layout.cp},
+                                   {"ep", layout.ep},
                                    {"virtual-stages", layout.virtual_stages}}) {
     if (value < 1) add(key, fmt::format("must be at least 1, but is {}", value), {});
   }
@@ -94,9 +106,29 @@ std::vector<config::Problem> find_problems(const Job& job, const Layout& layout,
   if (job.shape.heads % layout.tp != 0)
     add("tp", fmt::format("{} does not divide the {} heads", layout.tp, job.shape.heads),
         fmt::format("use --tp {}", largest_divisor(job.shape.heads, layout.tp)));
+  if (job.shape.inner % layout.tp != 0)
+    add("tp", fmt::format("{} does not divide the MLP's width of {}", layout.tp, job.shape.inner),
+        fmt::format("use --tp {}", largest_divisor(job.shape.inner, layout.tp)));
+  if (job.shape.kv_heads % layout.tp != 0 && layout.tp % job.shape.kv_heads != 0)
+    add("tp",
+        fmt::format("{} ranks can neither share nor copy {} heads of keys and values", layout.tp, job.shape.kv_heads),
+        fmt::format("use --tp {}", largest_divisor(job.shape.kv_heads, layout.tp)));
   if (job.length % layout.cp != 0)
     add("cp", fmt::format("{} does not divide the {} tokens of a sequence", layout.cp, job.length),
         fmt::format("use --cp {}", largest_divisor(job.length, layout.cp)));
+  else if (layout.sequence_parallel && job.length % (std::int64_t{layout.tp} * layout.cp) != 0)
+    add("sequence-parallel",
+        fmt::format("tp {} x cp {} do not divide the {} tokens of a sequence", layout.tp, layout.cp, job.length),
+        "use --sequence-parallel off");
+  const std::int64_t experts = job.mixture.experts.count;
+  if (experts == 0 && layout.ep > 1) {
+    add("ep", fmt::format("is {}, but the model has no experts", layout.ep), "use --ep 1");
+  } else if (experts % layout.ep != 0 || layout.dp * layout.cp % layout.ep != 0) {
+    add("ep",
+        fmt::format("{} must divide the {} experts and the {} ranks of dp x cp that share them out", layout.ep, experts,
+                    layout.dp * layout.cp),
+        fmt::format("use --ep {}", largest_divisor(std::gcd(experts, std::int64_t{layout.dp} * layout.cp), layout.ep)));
+  }
   if (layout.cp > 1 && job.attention == AttentionKind::kUnfused)
     add("cp", "a sequence that is split over ranks needs fused attention", "use --attention flash, or --cp 1");
   if (job.batch % (layout.microbatch * layout.dp) != 0)

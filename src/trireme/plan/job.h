@@ -14,6 +14,7 @@
 
 #include "trireme/base/config.h"
 #include "trireme/cost/hardware.h"
+#include "trireme/plan/mixture.h"
 #include "trireme/spec/model_shape.h"
 
 namespace trireme::plan {
@@ -28,13 +29,22 @@ enum class Recompute : std::uint8_t {
   kFull,       ///< whole layers, from their inputs
 };
 std::span<const Named<AttentionKind>> enum_names(std::type_identity<AttentionKind>);
+/// What lives in the host's memory.
+enum class Offload : std::uint8_t {
+  kNone,
+  kOptimizer,  ///< masters, moments and summed gradients, with the update itself (Ren et al. 2021)
+  kWeights,    ///< weights too, fetched layer by layer (Rajbhandari et al. 2021)
+};
 std::span<const Named<Recompute>> enum_names(std::type_identity<Recompute>);
+std::span<const Named<Offload>> enum_names(std::type_identity<Offload>);
 
 struct Job {
   spec::ModelShape shape;
+  Mixture mixture;             ///< experts and latents, where the model has them
   std::int64_t length = 2048;  ///< tokens of a sequence
   std::int64_t batch = 1;      ///< sequences of a step
   cost::Arithmetic arithmetic = cost::Arithmetic::kBf16;
+  int moments = 2;  ///< numbers that the optimizer keeps for each weight beside its master: Adam's two
   AttentionKind attention = AttentionKind::kFlash;
 
   double tokens() const { return static_cast<double>(length) * static_cast<double>(batch); }
@@ -45,25 +55,37 @@ struct Job {
 double model_flops(const Job& job);
 /// Encoders count too.
 int layers_of(const spec::ModelShape& shape);
-/// Parameters of one layer, of the token embedding, of the head beside it.
+/// Parameters of one layer, of the token embedding, of the head beside it. Where only some layers have experts, the
+/// mean of all.
 struct Weights {
-  double layer = 0, embedding = 0, head = 0;
+  double layer = 0;    ///< without routed experts
+  double experts = 0;  ///< routed, of one layer
+  double embedding = 0, head = 0;
+  /// Those of a layer that a rank holds.
+  double layer_share(const struct Layout& layout) const;
 };
-Weights count_weights(const spec::ModelShape& shape);
+Weights count_weights(const Job& job);
 
 struct Layout {
   int tp = 1;  ///< ranks that split each matrix
   int pp = 1;  ///< consecutive groups of layers
   int dp = 1;  ///< copies of the model
   int cp = 1;  ///< ranks that split each sequence
+  int ep = 1;  ///< ranks of dp x cp that share out the experts
   int virtual_stages = 1;
   std::int64_t microbatch = 1;  ///< sequences that a rank takes at once
   int zero = 0;                 ///< stage: what is sharded over dp
+  int zero_group = 0;           ///< copies among which it is sharded; 0: all
   bool sequence_parallel = false;
   Recompute recompute = Recompute::kNone;
+  Offload offload = Offload::kNone;
   std::string schedule = "1f1b";
 
   int gpus() const { return tp * pp * dp * cp; }
+  /// Ranks among which model states are sharded: weights are the same along a sequence too.
+  int sharers() const { return (zero_group > 0 ? zero_group : dp) * cp; }
+  /// The same for experts, of which there are fewer copies.
+  int expert_sharers() const { return sharers() > ep ? sharers() / ep : 1; }
   bool operator==(const Layout&) const = default;
 };
 

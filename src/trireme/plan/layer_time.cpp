@@ -1,7 +1,7 @@
 #include "trireme/plan/layer_time.h"
 
 #include <algorithm>
-#include <array>
+#include <vector>
 
 #include "trireme/cost/group_time.h"
 #include "trireme/cost/roofline.h"
@@ -15,7 +15,11 @@ using cost::Product;
 /// Sizes of one layer as a rank sees it.
 struct Sizes {
   double tokens, width, queries, keys, inner, tp;
+  double bytes;           // of a number between operators
   double sequence_share;  // of the tokens outside of split matrices that this rank works on
+  double scores;          // width of all heads, of queries with keys and of values in the mean
+  double mixed;           // share of the layers that have experts
+  double routed;          // tokens that come to this rank's experts, each counted as often as it is sent
   bool dropout;
 
   Sizes(const Job& job, const Layout& layout)
@@ -27,31 +31,82 @@ struct Sizes {
              std::max(1.0, static_cast<double>(job.shape.kv_heads) / layout.tp)),
         inner(static_cast<double>(job.shape.inner) / layout.tp),
         tp(layout.tp),
+        bytes(activation_bytes(job.arithmetic)),
         sequence_share(layout.sequence_parallel ? 1.0 / layout.tp : 1.0),
-        dropout(job.shape.dropout > 0) {}
+        scores(queries),
+        mixed(static_cast<double>(expert_layers(job.shape, job.mixture.experts)) / layers_of(job.shape)),
+        // Experts are visited evenly, so as many tokens come as go.
+        routed(tokens * static_cast<double>(job.mixture.experts.active) * std::max(1.0, job.mixture.experts.capacity)),
+        dropout(job.shape.dropout > 0) {
+    if (const Latent& latent = job.mixture.latent; latent.query_rank > 0) {
+      const double heads = static_cast<double>(job.shape.heads) / layout.tp;
+      queries = keys = heads * static_cast<double>(job.shape.head_size + latent.rotary_size);
+      scores = (queries + heads * static_cast<double>(latent.value_size)) / 2;
+    }
+  }
 };
 
-std::array<Product, 4> products(const Job& job, const Sizes& sizes) {
-  return {{{sizes.tokens, sizes.queries + 2 * sizes.keys, sizes.width},
-           {sizes.tokens, sizes.width, sizes.queries},
-           {sizes.tokens, job.shape.gated ? 2 * sizes.inner : sizes.inner, sizes.width},
-           {sizes.tokens, sizes.width, sizes.inner}}};
+/// A product, and how many of its kind a layer has in the mean.
+struct Repeated {
+  const char* name;
+  Product product;
+  double times = 1;
+};
+
+/// The MLP's products; of the layers that have experts, those of the ones this rank holds, all equally visited.
+void add_mlp(const Job& job, const Layout& layout, const Sizes& sizes, std::vector<Repeated>& out) {
+  const double into = job.shape.gated ? 2 : 1;
+  const auto both = [&](const char* in_name, const char* out_name, double rows, double inner, double times) {
+    out.push_back({in_name, {rows, into * inner, sizes.width}, times});
+    out.push_back({out_name, {rows, sizes.width, inner}, times});
+  };
+  if (sizes.mixed < 1) both("mlp in", "mlp out", sizes.tokens, sizes.inner, 1 - sizes.mixed);
+  if (sizes.mixed == 0) return;
+  const Experts& experts = job.mixture.experts;
+  const double here = static_cast<double>(experts.count) / layout.ep;
+  const double inner = static_cast<double>(expert_inner(job.shape, experts)) / layout.tp;
+  both("expert in", "expert out", sizes.routed / here, inner, sizes.mixed * here);
+  if (experts.shared > 0)
+    both("shared expert in", "shared expert out", sizes.tokens, static_cast<double>(experts.shared) * inner,
+         sizes.mixed);
+  out.push_back({"router", {sizes.tokens, static_cast<double>(experts.count), sizes.width}, sizes.mixed});
+}
+
+std::vector<Repeated> products(const Job& job, const Layout& layout, const Sizes& sizes) {
+  std::vector<Repeated> out;
+  if (const Latent& latent = job.mixture.latent; latent.query_rank > 0) {
+    const double heads = static_cast<double>(job.shape.heads) / layout.tp;
+    const auto query = static_cast<double>(latent.query_rank), key = static_cast<double>(latent.key_rank);
+    const auto each = static_cast<double>(job.shape.head_size), turned = static_cast<double>(latent.rotary_size);
+    const auto value = static_cast<double>(latent.value_size);
+    out = {{"queries' latent", {sizes.tokens, query, sizes.width}},
+           {"queries", {sizes.tokens, heads * (each + turned), query}},
+           {"keys' and values' latent", {sizes.tokens, key + turned, sizes.width}},
+           {"keys and values", {sizes.tokens, heads * (each + value), key}},
+           {"attention out", {sizes.tokens, sizes.width, heads * value}}};
+  } else {
+    out = {{"queries, keys, values", {sizes.tokens, sizes.queries + 2 * sizes.keys, sizes.width}},
+           {"attention out", {sizes.tokens, sizes.width, sizes.queries}}};
+  }
+  add_mlp(job, layout, sizes, out);
+  return out;
 }
 
 /// Weight gradients are added to sums in fp32: read and written once for each microbatch.
 constexpr double kAccumulateBytes = 8;
 
-void add_products(const Hardware& hardware, const Job& job, const Sizes& sizes, PassTimes& times) {
-  for (const Product& product : products(job, sizes)) {
+void add_products(const Hardware& hardware, const Job& job, const Layout& layout, const Sizes& sizes,
+                  PassTimes& times) {
+  for (const auto& [name, product, repeats] : products(job, layout, sizes)) {
     const double forward = cost::matmul_seconds(hardware, job.arithmetic, product);
     const double inputs =
         cost::matmul_seconds(hardware, job.arithmetic, {product.rows, product.inner, product.columns});
     const double weights =
         cost::matmul_seconds(hardware, job.arithmetic, {product.inner, product.columns, product.rows}) +
         cost::stream_seconds(hardware, kAccumulateBytes * product.inner * product.columns, 0);
-    times.forward.matmul += forward;
-    times.backward.matmul += inputs + weights;
-    times.backward_weight += weights;
+    times.forward.matmul += repeats * forward;
+    times.backward.matmul += repeats * (inputs + weights);
+    times.backward_weight += repeats * weights;
   }
 }
 
@@ -71,7 +126,7 @@ double computed_share(const Job& job) {
 
 void add_attention(const Hardware& hardware, const Job& job, const Sizes& sizes, PassTimes& times) {
   const auto length = static_cast<double>(job.length);
-  const double flops = 4 * sizes.tokens * length * sizes.queries;
+  const double flops = 4 * sizes.tokens * length * sizes.scores;
   if (job.attention == AttentionKind::kFlash) {
     const double computed = flops * computed_share(job);
     times.forward.attention = cost::attention_seconds(hardware, job.arithmetic, computed);
@@ -95,7 +150,15 @@ void add_streaming(const Hardware& hardware, const Job& job, const Sizes& sizes,
   const bool gated = job.shape.gated;
   const double outside = sizes.tokens * sizes.width * sizes.sequence_share;
   const double heads = sizes.tokens * (sizes.queries + 2 * sizes.keys);
-  const double middle = sizes.tokens * sizes.inner;
+  double middle = sizes.tokens * sizes.inner * (1 - sizes.mixed);
+  double sorted = 0;
+  if (sizes.mixed > 0) {
+    const Experts& experts = job.mixture.experts;
+    const double inner = static_cast<double>(expert_inner(job.shape, experts)) / sizes.tp;
+    middle += sizes.mixed * inner * (sizes.routed + static_cast<double>(experts.shared) * sizes.tokens);
+    // Tokens are sorted by expert before they go and put back, weighted, when they come: read and written.
+    sorted = 2 * 4 * sizes.mixed * sizes.routed * sizes.width;
+  }
   // Two norms (in, out) and two residual sums (branch, residual, out, mask).
   const double forward_outside = outside * (2 * 4 + 2 * (sizes.dropout ? 7 : 6));
   // The norms' (gradient, input, out), the sums of both branches' gradients, dropout's (gradient, mask, out).
@@ -103,8 +166,29 @@ void add_streaming(const Hardware& hardware, const Job& job, const Sizes& sizes,
   const double forward_middle = middle * (gated ? 6 : 4);
   const double backward_middle = middle * (gated ? 10 : 8);
   const double reshape = 4 * heads;
-  times.forward.streaming += cost::stream_seconds(hardware, forward_outside + forward_middle + reshape, 8);
-  times.backward.streaming += cost::stream_seconds(hardware, backward_outside + backward_middle + reshape, 12);
+  const double scale = sizes.bytes / 2;
+  times.forward.streaming +=
+      cost::stream_seconds(hardware, scale * (forward_outside + forward_middle + reshape + sorted), 8);
+  times.backward.streaming +=
+      cost::stream_seconds(hardware, scale * (backward_outside + backward_middle + reshape + sorted), 12);
+}
+
+/// Tokens to their experts and back, forward and backward alike. Where products are in eight bits, tokens go out in
+/// eight and come back in sixteen (DeepSeek-V3, section 3.3.3).
+void add_dispatch(const Hardware& hardware, const Job& job, const Layout& layout, const Sizes& sizes,
+                  PassTimes& times) {
+  if (layout.ep == 1 || sizes.mixed == 0) return;
+  const int per_node = hardware.cluster.gpus_per_node;
+  const cost::GroupShape group{.ranks = layout.ep,
+                               .per_node = std::clamp(per_node / layout.tp, 1, layout.ep),
+                               .groups = layout.gpus() / layout.ep,
+                               .extent = static_cast<double>(layout.tp) * layout.ep};
+  const double out = job.arithmetic == cost::Arithmetic::kFp8 ? 1 : 2, values = sizes.routed * sizes.width / sizes.tp;
+  const double both = cost::group_seconds(hardware, cost::Collective::kAllToAll, group, out * values) +
+                      cost::group_seconds(hardware, cost::Collective::kAllToAll, group, 2 * values);
+  const double exposed = sizes.mixed * (1 - hardware.device.efficiency.overlap) * both;
+  times.forward.communication += exposed;
+  times.backward.communication += exposed;
 }
 
 void add_communication(const Hardware& hardware, const Layout& layout, const Sizes& sizes, PassTimes& times) {
@@ -115,7 +199,7 @@ void add_communication(const Hardware& hardware, const Layout& layout, const Siz
     // same bytes, which can run beside the products they feed.
     const double one = cost::group_seconds(hardware, cost::Collective::kAllReduce,
                                            {.ranks = layout.tp, .per_node = std::min(layout.tp, per_node)},
-                                           2 * sizes.tokens * sizes.width);
+                                           sizes.bytes * sizes.tokens * sizes.width);
     const double exposed = 2 * one * (layout.sequence_parallel ? 1 - overlap : 1);
     times.forward.communication += exposed;
     times.backward.communication += exposed;
@@ -127,7 +211,7 @@ void add_communication(const Hardware& hardware, const Layout& layout, const Siz
                                  .per_node = std::clamp(per_node / layout.tp, 1, layout.cp),
                                  .groups = layout.gpus() / layout.cp,
                                  .extent = static_cast<double>(layout.tp) * layout.cp};
-    const double bytes = 2 * 2 * sizes.tokens * layout.cp * sizes.keys;
+    const double bytes = 2 * sizes.bytes * sizes.tokens * layout.cp * sizes.keys;
     times.forward.communication +=
         (1 - overlap) * cost::group_seconds(hardware, cost::Collective::kAllGather, group, bytes);
     times.backward.communication +=
@@ -137,6 +221,8 @@ void add_communication(const Hardware& hardware, const Layout& layout, const Siz
 }
 
 }  // namespace
+
+double activation_bytes(cost::Arithmetic arithmetic) { return arithmetic == cost::Arithmetic::kFp32 ? 4 : 2; }
 
 Parts& Parts::operator+=(const Parts& other) {
   matmul += other.matmul, attention += other.attention;
@@ -151,10 +237,11 @@ Parts operator*(double factor, const Parts& parts) {
 PassTimes layer_times(const Hardware& hardware, const Job& job, const Layout& layout) {
   const Sizes sizes(job, layout);
   PassTimes times;
-  add_products(hardware, job, sizes, times);
+  add_products(hardware, job, layout, sizes, times);
   add_attention(hardware, job, sizes, times);
   add_streaming(hardware, job, sizes, times);
   add_communication(hardware, layout, sizes, times);
+  add_dispatch(hardware, job, layout, sizes, times);
   switch (layout.recompute) {
     case Recompute::kNone:
       break;
@@ -168,12 +255,40 @@ PassTimes layer_times(const Hardware& hardware, const Job& job, const Layout& la
   return times;
 }
 
+std::vector<OperatorTime> forward_operators(const Hardware& hardware, const Job& job, const Layout& layout) {
+  const Sizes sizes(job, layout);
+  std::vector<OperatorTime> out;
+  const double width = cost::bytes_of(job.arithmetic);
+  for (const auto& [name, product, repeats] : products(job, layout, sizes))
+    out.push_back({name, repeats, product.flops(), width * product.elements(),
+                   cost::matmul_seconds(hardware, job.arithmetic, product)});
+  PassTimes attention, streaming;
+  add_attention(hardware, job, sizes, attention);
+  add_streaming(hardware, job, sizes, streaming);
+  const double share = job.attention == AttentionKind::kFlash ? computed_share(job) : 1;
+  const double flops = 4 * sizes.tokens * static_cast<double>(job.length) * sizes.scores * share;
+  // Fused attention reads queries, keys and values and writes its output; unfused also moves the scores.
+  double bytes = 2 * sizes.tokens * (2 * sizes.queries + 2 * sizes.keys);
+  if (job.attention == AttentionKind::kUnfused)
+    bytes +=
+        8 * sizes.tokens * static_cast<double>(job.length) * sizes.queries / static_cast<double>(job.shape.head_size);
+  out.push_back({"attention", 1, flops, bytes, attention.forward.attention});
+  const double seconds = streaming.forward.streaming;
+  // A few operations for each number that is read or written: far left of every ridge.
+  const double moved = seconds * hardware.memory_bandwidth() * hardware.device.efficiency.memory;
+  out.push_back({"norms, activations, sums", 1, moved / 2, moved, seconds});
+  const PassTimes head = head_times(hardware, job, layout);
+  const Product logits{sizes.tokens, static_cast<double>(job.shape.vocabulary) / layout.tp, sizes.width};
+  out.push_back({"head", 1.0 / layers_of(job.shape), logits.flops(), 2 * logits.elements(), head.forward.matmul});
+  return out;
+}
+
 PassTimes embedding_times(const Hardware& hardware, const Job& job, const Layout& layout) {
   const Sizes sizes(job, layout);
   PassTimes times;
   const double bytes = sizes.tokens * sizes.width * sizes.sequence_share;
-  times.forward.streaming = cost::stream_seconds(hardware, 6 * bytes, 2);
-  times.backward.streaming = cost::stream_seconds(hardware, 10 * bytes, 2);
+  times.forward.streaming = cost::stream_seconds(hardware, 3 * sizes.bytes * bytes, 2);
+  times.backward.streaming = cost::stream_seconds(hardware, 5 * sizes.bytes * bytes, 2);
   return times;
 }
 
@@ -198,7 +313,7 @@ PassTimes head_times(const Hardware& hardware, const Job& job, const Layout& lay
         (1 - overlap) *
         cost::group_seconds(hardware, cost::Collective::kAllReduce,
                             {.ranks = layout.tp, .per_node = std::min(layout.tp, hardware.cluster.gpus_per_node)},
-                            2 * sizes.tokens * sizes.width);
+                            sizes.bytes * sizes.tokens * sizes.width);
   }
   return times;
 }

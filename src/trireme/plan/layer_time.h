@@ -6,10 +6,16 @@
 // Depends on: job, cost.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "trireme/cost/hardware.h"
 #include "trireme/plan/job.h"
 
 namespace trireme::plan {
+
+/// Bytes of a number that goes from one operator to the next: products in eight bits leave sixteen.
+double activation_bytes(cost::Arithmetic arithmetic);
 
 /// Seconds, by what is done.
 struct Parts {
@@ -25,6 +31,17 @@ struct PassTimes {
   double backward_weight = 0;  ///< of the backward, what weights' gradients take
   Parts all() const { return forward + backward + recompute; }
 };
+
+/// One operator of a layer's forward pass, or several alike.
+struct OperatorTime {
+  std::string name;
+  double times = 1;             ///< how many a layer has in the mean
+  double flops = 0, bytes = 0;  ///< of one
+  double seconds = 0;           ///< of one, as predicted
+  double intensity() const { return bytes > 0 ? flops / bytes : 0; }
+};
+/// Those of a layer, and the head.
+std::vector<OperatorTime> forward_operators(const cost::Hardware& hardware, const Job& job, const Layout& layout);
 
 /// One layer.
 PassTimes layer_times(const cost::Hardware& hardware, const Job& job, const Layout& layout);

@@ -13,9 +13,8 @@
 namespace trireme::plan {
 namespace {
 
-constexpr double kGradientBytes = 4;      // summed in fp32 over the microbatches of a step
-constexpr double kDeviceReserve = 1.0e9;  // context, kernels, communicators
-constexpr double kBucketBytes = 2.0e8;    // of gradients on their way
+constexpr double kGradientBytes = 4;    // summed in fp32 over the microbatches of a step
+constexpr double kBucketBytes = 2.0e8;  // of gradients on their way
 
 double tokens_of(const Job& job, const Layout& layout) {
   return static_cast<double>(layout.microbatch) * static_cast<double>(job.length) / layout.cp;
@@ -26,18 +25,38 @@ struct LayerBytes {
   double outside, inside, scores;
 };
 
+/// What the activation of an MLP takes and gives, for each token; with experts also the copies of tokens that were sent
+/// to them and what came back.
+double mlp_bytes(const Job& job) {
+  const spec::ModelShape& shape = job.shape;
+  const double each = shape.gated ? 6 : 4;
+  const Experts& experts = job.mixture.experts;
+  const double mixed = static_cast<double>(expert_layers(shape, experts)) / layers_of(shape);
+  const double dense = (1 - mixed) * each * static_cast<double>(shape.inner);
+  if (mixed == 0) return dense;
+  const double padded = std::max(1.0, experts.capacity) * static_cast<double>(experts.active);
+  const auto inner = static_cast<double>(expert_inner(shape, experts));
+  return dense + mixed * (each * inner * (padded + static_cast<double>(experts.shared)) +
+                          4 * padded * static_cast<double>(shape.width));
+}
+
 LayerBytes layer_bytes(const Job& job, const Layout& layout) {
   const spec::ModelShape& shape = job.shape;
   const bool dropout = shape.dropout > 0;
   const auto width = static_cast<double>(shape.width);
-  const auto queries = static_cast<double>(shape.heads * shape.head_size);
-  const double keys =
-      static_cast<double>(shape.head_size) * std::max<double>(static_cast<double>(shape.kv_heads), layout.tp);
+  auto queries = static_cast<double>(shape.heads * shape.head_size), attended = queries;
+  double keys = static_cast<double>(shape.head_size) * std::max<double>(static_cast<double>(shape.kv_heads), layout.tp);
+  double values = keys;
+  const Latent& latent = job.mixture.latent;
+  if (latent.query_rank > 0) {
+    queries = keys = static_cast<double>(shape.heads * (shape.head_size + latent.rotary_size));
+    attended = values = static_cast<double>(shape.heads * latent.value_size);
+  }
   LayerBytes bytes{};
   // Inputs of both norms, their outputs as inputs of the products, two masks.
   bytes.outside = width * (8 + (dropout ? 2 : 0));
   // Queries, keys, values, what attention gives; what the activation takes and gives.
-  bytes.inside = 2 * (queries + 2 * keys) + 2 * queries + static_cast<double>(shape.inner) * (shape.gated ? 6 : 4);
+  bytes.inside = 2 * (queries + keys + values) + 2 * attended + mlp_bytes(job);
   // Softmax, its mask and what dropout makes of it.
   if (job.attention == AttentionKind::kUnfused)
     bytes.scores = static_cast<double>(shape.heads) * static_cast<double>(job.length) * (dropout ? 5 : 2);
@@ -46,21 +65,51 @@ LayerBytes layer_bytes(const Job& job, const Layout& layout) {
 
 double state_scale(cost::Arithmetic arithmetic) { return arithmetic == cost::Arithmetic::kFp32 ? 2 : 1; }
 
-/// One stage of the pipeline.
-MemoryParts stage_memory(const Job& job, const Layout& layout, const Weights& weights, int stage, int layers,
-                         double micros_held) {
+/// Weights that a rank of a stage holds.
+struct StageWeights {
+  double dense = 0, experts = 0;
+};
+
+StageWeights stage_weights(const Job& job, const Layout& layout, const Weights& weights, int stage, int layers) {
   const bool first = stage == 0, last = stage == layout.pp - 1;
+  double dense = layers * weights.layer;
+  if (first) dense += weights.embedding;
+  if (last) dense += weights.head;
+  // A tied head on another rank than the embedding is a copy of it.
+  if (last && !first && job.shape.tied) dense += static_cast<double>(job.shape.vocabulary * job.shape.width);
+  return {.dense = dense / layout.tp, .experts = layers * weights.experts / layout.tp / layout.ep};
+}
+
+/// Moves to the host what is kept there; the device keeps what is just being used.
+void offload(const Layout& layout, double sixteen_layer, StageMemory& memory) {
+  if (layout.offload == Offload::kNone) return;
+  MemoryParts& parts = memory.parts;
+  memory.host += parts.optimizer + parts.gradients;
+  parts.optimizer = parts.gradients = 0;
+  parts.working += sixteen_layer;  // a layer's gradients on their way out
+  if (layout.offload != Offload::kWeights) return;
+  memory.host += parts.weights;
+  parts.weights = 0;
+  parts.working += 2 * sixteen_layer;  // the layer at hand, and the next one on its way in
+}
+
+/// One stage of the pipeline.
+void add_parts(const cost::Hardware& hardware, const Job& job, const Layout& layout, const Weights& weights,
+               StageMemory& memory) {
+  const bool first = memory.stage == 0, last = memory.stage == layout.pp - 1;
   const double tokens = tokens_of(job, layout);
   const auto width = static_cast<double>(job.shape.width);
-  double count = layers * weights.layer;
-  if (first) count += weights.embedding;
-  if (last) count += weights.head;
-  // A tied head on another rank than the embedding is a copy of it.
-  if (last && !first && job.shape.tied) count += static_cast<double>(job.shape.vocabulary) * width;
-  count /= layout.tp;
+  const StageWeights held = stage_weights(job, layout, weights, memory.stage, memory.layers);
+  const double count = held.dense + held.experts;
 
-  MemoryParts parts = model_states(count, layout.dp * layout.cp, layout.zero, kGradientBytes, job.arithmetic);
-  const double layer = weights.layer / layout.tp, sixteen = 2 * state_scale(job.arithmetic);
+  MemoryParts& parts = memory.parts;
+  parts = model_states(held.dense, layout.sharers(), layout.zero, kGradientBytes, job.arithmetic, job.moments);
+  const MemoryParts experts =
+      model_states(held.experts, layout.expert_sharers(), layout.zero, kGradientBytes, job.arithmetic, job.moments);
+  parts.weights += experts.weights;
+  parts.gradients += experts.gradients;
+  parts.optimizer += experts.optimizer;
+  const double layer = weights.layer_share(layout), sixteen = 2 * state_scale(job.arithmetic);
   const double whole = whole_layer_activation_bytes(job, layout);
   if (layout.zero == 2) {
     // Gradients are summed over the microbatches that pass a chunk in a row before they are reduced and sharded.
@@ -70,28 +119,30 @@ MemoryParts stage_memory(const Job& job, const Layout& layout, const Weights& we
     // The layer at hand, gathered. While its gradients come up its activations go, so half of them count.
     parts.working += sixteen * layer * 1.5;
   }
-  parts.activations = layer_activation_bytes(job, layout) * layers * micros_held;
-  if (first && job.shape.dropout > 0) parts.activations += tokens * width * micros_held;  // the embedding's mask
+  parts.activations = layer_activation_bytes(job, layout) * memory.layers * memory.in_flight;
+  if (first && job.shape.dropout > 0) parts.activations += tokens * width * memory.in_flight;  // the embedding's mask
   double working = layout.recompute == Recompute::kFull ? whole : 0;
   // Logits in fp32 and in sixteen bits; never at the same time as a layer is recomputed.
   if (last) working = std::max(working, 6 * tokens * static_cast<double>(job.shape.vocabulary) / layout.tp);
   parts.working += working;
-  parts.buffers = kDeviceReserve;
+  parts.buffers = hardware.device.software_gb * 1e9;
   // With sharded gradients the working memory above is what they travel from.
   if (layout.dp * layout.cp > 1 && layout.zero != 2) parts.buffers += std::min(kBucketBytes, kGradientBytes * count);
   if (layout.pp > 1) parts.buffers += 4 * 2 * tokens * width / (layout.sequence_parallel ? layout.tp : 1);
-  return parts;
+  offload(layout, sixteen * layer, memory);
 }
 
 }  // namespace
 
-MemoryParts model_states(double weights, int ranks, int zero, double gradient_bytes, cost::Arithmetic arithmetic) {
+MemoryParts model_states(double weights, int ranks, int zero, double gradient_bytes, cost::Arithmetic arithmetic,
+                         int moments) {
   const double shard = weights / ranks, scale = state_scale(arithmetic);
   MemoryParts parts;
   parts.weights = 2 * scale * (zero >= 3 ? shard : weights);
   parts.gradients = gradient_bytes * (zero >= 2 ? shard : weights);
-  // Two moments, and masters where the weights are narrower than they are.
-  parts.optimizer = (arithmetic == cost::Arithmetic::kFp32 ? 8 : 12) * (zero >= 1 ? shard : weights);
+  // Moments, and masters where the weights are narrower than they are.
+  const int numbers = moments + (arithmetic == cost::Arithmetic::kFp32 ? 0 : 1);
+  parts.optimizer = 4.0 * numbers * (zero >= 1 ? shard : weights);
   return parts;
 }
 
@@ -133,23 +184,29 @@ double in_flight(const Layout& layout, std::int64_t micros, int stage) {
   return static_cast<double>(peaks[static_cast<std::size_t>(stage)]) / layout.virtual_stages;
 }
 
-Memory estimate_memory(const cost::Hardware& hardware, const Job& job, const Layout& layout) {
-  const Weights weights = count_weights(job.shape);
+std::vector<StageMemory> stage_memories(const cost::Hardware& hardware, const Job& job, const Layout& layout) {
+  const Weights weights = count_weights(job);
   const std::vector<int> layers = stage_layers(layers_of(job.shape), layout.pp, layout.virtual_stages);
   const std::int64_t micros = micros_of(job, layout);
-  Memory fullest;
+  std::vector<StageMemory> stages;
   for (int stage = 0; stage < layout.pp; ++stage) {
-    const double held = in_flight(layout, micros, stage);
-    const MemoryParts parts = stage_memory(job, layout, weights, stage, layers[static_cast<std::size_t>(stage)], held);
-    if (stage == 0 || parts.total() > fullest.peak()) {
-      fullest.parts = parts;
-      fullest.stage = stage;
-      fullest.in_flight = held;
-    }
+    StageMemory one{.stage = stage, .layers = layers[static_cast<std::size_t>(stage)]};
+    one.in_flight = in_flight(layout, micros, stage);
+    add_parts(hardware, job, layout, weights, one);
+    stages.push_back(one);
   }
-  fullest.device = hardware.memory_bytes();
-  fullest.fits = fullest.peak() <= kUsable * fullest.device;
-  return fullest;
+  return stages;
+}
+
+Memory estimate_memory(const cost::Hardware& hardware, const Job& job, const Layout& layout) {
+  const std::vector<StageMemory> stages = stage_memories(hardware, job, layout);
+  const auto fullest = std::ranges::max_element(stages, {}, [](const StageMemory& one) { return one.parts.total(); });
+  Memory memory{.parts = fullest->parts, .stage = fullest->stage, .in_flight = fullest->in_flight};
+  for (const StageMemory& one : stages) memory.host = std::max(memory.host, one.host);
+  memory.device = hardware.memory_bytes();
+  memory.host_device = hardware.cluster.host.memory_gib * 1073741824.0;
+  memory.fits = memory.peak() <= kUsable * memory.device && memory.host <= kUsable * memory.host_device;
+  return memory;
 }
 
 std::string Memory::why() const {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "trireme/cost/hardware.h"
 #include "trireme/plan/job.h"
@@ -23,14 +24,24 @@ struct MemoryParts {
 };
 
 struct Memory {
-  MemoryParts parts;     ///< of the fullest rank
-  int stage = 0;         ///< the stage it is in
-  double in_flight = 0;  ///< microbatches it holds, in shares of its stage
-  double device = 0;     ///< bytes of the device
+  MemoryParts parts;       ///< of the fullest rank
+  int stage = 0;           ///< the stage it is in
+  double in_flight = 0;    ///< microbatches it holds, in shares of its stage
+  double host = 0;         ///< bytes that it keeps in the host's memory
+  double device = 0;       ///< bytes of the device
+  double host_device = 0;  ///< bytes of the host for each device; 0: unknown
   bool fits = false;
   double peak() const { return parts.total(); }
   /// "stage 0: 12.0 microbatches in flight, activations are 61 %".
   std::string why() const;
+};
+
+/// What the ranks of one stage hold; they are alike.
+struct StageMemory {
+  int stage = 0, layers = 0;
+  double in_flight = 0;
+  MemoryParts parts;
+  double host = 0;  ///< bytes in the host's memory
 };
 
 /// What may be filled: the rest is lost to fragmentation.
@@ -38,7 +49,8 @@ inline constexpr double kUsable = 0.99;
 
 /// Model states of `weights` parameters, for 16-bit weights and Adam: (2 + g + 12) bytes each without ZeRO, where g is
 /// what a gradient takes; each stage shards one more of them over `ranks`.
-MemoryParts model_states(double weights, int ranks, int zero, double gradient_bytes, cost::Arithmetic arithmetic);
+MemoryParts model_states(double weights, int ranks, int zero, double gradient_bytes, cost::Arithmetic arithmetic,
+                         int moments = 2);
 
 /// What one microbatch leaves in one layer of a rank for its backward pass.
 double layer_activation_bytes(const Job& job, const Layout& layout);
@@ -48,6 +60,7 @@ double whole_layer_activation_bytes(const Job& job, const Layout& layout);
 /// Microbatches of a stage's share of the model that are between their forward and the end of their backward.
 double in_flight(const Layout& layout, std::int64_t micros, int stage);
 
+std::vector<StageMemory> stage_memories(const cost::Hardware& hardware, const Job& job, const Layout& layout);
 Memory estimate_memory(const cost::Hardware& hardware, const Job& job, const Layout& layout);
 
 }  // namespace trireme::plan

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "trireme/schedule/builders.h"
 
@@ -42,7 +43,8 @@ class Enumerator {
           if (gpus_ / (tp * cp) % pp != 0) continue;
           const int dp = gpus_ / (tp * cp * pp);
           if (given_.dp && *given_.dp != dp) continue;
-          add_batches({.tp = tp, .pp = pp, .dp = dp, .cp = cp});
+          for (const int ep : given_or(given_.ep, expert_splits(dp * cp)))
+            add_batches({.tp = tp, .pp = pp, .dp = dp, .cp = cp, .ep = ep});
         }
       }
     }
@@ -55,6 +57,11 @@ class Enumerator {
     if (job_.attention == AttentionKind::kUnfused) return found;
     for (int cp = 2; job_.length % cp == 0 && job_.length / cp >= kShortestPart; cp *= 2) found.push_back(cp);
     return found;
+  }
+  /// Ranks that can share out the experts.
+  std::vector<int> expert_splits(int copies) const {
+    const std::int64_t experts = job_.mixture.experts.count;
+    return experts == 0 ? std::vector<int>{1} : divisors(std::gcd(experts, std::int64_t{copies}), experts);
   }
   std::vector<int> stages(int left) const { return divisors(left, std::min(layers_of(job_.shape), kMostStages)); }
 
@@ -94,11 +101,13 @@ class Enumerator {
     std::vector<Recompute> modes{Recompute::kNone};
     if (job_.attention == AttentionKind::kUnfused) modes.push_back(Recompute::kSelective);
     modes.push_back(Recompute::kFull);
-    layout.sequence_parallel = given_.sequence_parallel.value_or(layout.tp > 1);
+    const bool divides = job_.length % (std::int64_t{layout.tp} * layout.cp) == 0;
+    layout.sequence_parallel = given_.sequence_parallel.value_or(layout.tp > 1 && divides);
     for (const int zero : given_or(given_.zero, sharding)) {
       for (const Recompute mode : given_or(given_.recompute, modes)) {
         layout.zero = zero;
         layout.recompute = mode;
+        layout.offload = given_.offload.value_or(Offload::kNone);
         if (find_problems(job_, layout, gpus_).empty()) found_.push_back(layout);
       }
     }
@@ -118,6 +127,7 @@ class Enumerator {
   layout.pp = given.pp.value_or(1);
   layout.cp = given.cp.value_or(1);
   layout.dp = given.dp.value_or(std::max(1, gpus / std::max(1, layout.tp * layout.pp * layout.cp)));
+  layout.ep = given.ep.value_or(1);
   layout.virtual_stages = given.virtual_stages.value_or(1);
   layout.microbatch = given.microbatch.value_or(1);
   layout.zero = given.zero.value_or(0);

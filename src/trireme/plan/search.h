@@ -18,11 +18,12 @@ namespace trireme::plan {
 
 /// What is given; the rest is chosen.
 struct Choices {
-  std::optional<int> tp, pp, dp, cp, virtual_stages;
+  std::optional<int> tp, pp, dp, cp, ep, virtual_stages;
   std::optional<std::int64_t> microbatch;
   std::optional<int> zero;
   std::optional<bool> sequence_parallel;
   std::optional<Recompute> recompute;
+  std::optional<Offload> offload;  ///< none unless given
   std::optional<std::string> schedule;
 };
 

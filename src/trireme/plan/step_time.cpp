@@ -28,8 +28,8 @@ struct Message {
 
 Message message_of(const Hardware& hardware, const Job& job, const Layout& layout) {
   if (layout.pp == 1) return {};
-  const double bytes =
-      2 * static_cast<double>(layout.microbatch * job.length) / layout.cp * static_cast<double>(job.shape.width);
+  const double bytes = activation_bytes(job.arithmetic) * static_cast<double>(layout.microbatch * job.length) /
+                       layout.cp * static_cast<double>(job.shape.width);
   const bool across = layout.gpus() > hardware.cluster.gpus_per_node;
   const double start =
       (across ? hardware.cluster.network : cost::Network{.latency_us = hardware.cluster.link.latency_us}).latency_us *
@@ -58,41 +58,85 @@ cost::GroupShape replica_group(const Hardware& hardware, const Layout& layout) {
 /// in fp32 (as Megatron-LM and Llama 3 do).
 double wire_bytes_of_gradient(cost::Arithmetic arithmetic) { return arithmetic == cost::Arithmetic::kFp16 ? 2 : 4; }
 
-double weights_of_fullest_stage(const Job& job, const Layout& layout) {
-  const Weights weights = count_weights(job.shape);
+/// Of a rank in the fullest stage.
+struct HeldWeights {
+  double dense = 0, experts = 0;
+};
+
+HeldWeights weights_of_fullest_stage(const Job& job, const Layout& layout) {
+  const Weights weights = count_weights(job);
   const std::vector<int> layers = stage_layers(layers_of(job.shape), layout.pp, layout.virtual_stages);
   double first = layers.front() * weights.layer + weights.embedding;
-  const double most = *std::ranges::max_element(layers) * weights.layer;
+  const int most = *std::ranges::max_element(layers);
   if (layout.pp == 1) first += weights.head;
-  return std::max(first, most) / layout.tp;
+  return {.dense = std::max(first, most * weights.layer) / layout.tp,
+          .experts = most * weights.experts / layout.tp / layout.ep};
+}
+
+/// Gradients to where they are needed and new weights back.
+struct Exchange {
+  double all_reduce = 0;          ///< gradients, summed for everyone
+  double reduce = 0, gather = 0;  ///< gradients to their shards, weights back from them
+  Exchange& operator+=(const Exchange& other) {
+    all_reduce += other.all_reduce, reduce += other.reduce, gather += other.gather;
+    return *this;
+  }
+};
+
+/// Sharded within groups of copies, each shard is then summed over the groups (Zhang et al. 2022, MiCS; hybrid sharding
+/// of FSDP).
+Exchange exchange_seconds(const Hardware& hardware, const Layout& layout, const cost::GroupShape& all, int sharers,
+                          double gradient, double value) {
+  const auto seconds = [&](Collective op, const cost::GroupShape& group, double bytes) {
+    return cost::group_seconds(hardware, op, group, bytes);
+  };
+  if (layout.zero == 0) return {.all_reduce = seconds(Collective::kAllReduce, all, gradient)};
+  if (sharers >= all.ranks)
+    return {.reduce = seconds(Collective::kReduceScatter, all, gradient),
+            .gather = seconds(Collective::kAllGather, all, value)};
+  cost::GroupShape near = all, far = all;
+  near.ranks = sharers, near.per_node = std::min(all.per_node, sharers), near.groups = layout.gpus() / sharers;
+  near.extent = static_cast<double>(layout.tp) * sharers;
+  far.ranks = all.ranks / sharers, far.per_node = std::max(1, all.per_node / sharers);
+  far.groups = layout.gpus() / far.ranks;
+  return {.reduce = seconds(Collective::kReduceScatter, near, gradient) +
+                    seconds(Collective::kAllReduce, far, gradient / sharers),
+          .gather = seconds(Collective::kAllGather, near, value)};
+}
+
+/// Of all weights: experts have fewer copies, which lie further apart.
+Exchange all_exchanges(const Hardware& hardware, const Job& job, const Layout& layout) {
+  const cost::GroupShape group = replica_group(hardware, layout);
+  const HeldWeights held = weights_of_fullest_stage(job, layout);
+  const double gradient = wire_bytes_of_gradient(job.arithmetic);
+  const double value = job.arithmetic == cost::Arithmetic::kFp32 ? 4 : 2;
+  Exchange sum = exchange_seconds(hardware, layout, group, layout.sharers(), gradient * held.dense, value * held.dense);
+  if (held.experts <= 0) return sum;
+  cost::GroupShape copies = group;
+  copies.ranks = group.ranks / layout.ep;
+  copies.per_node = std::clamp(group.per_node / layout.ep, 1, std::max(1, copies.ranks));
+  copies.groups = layout.gpus() / std::max(1, copies.ranks);
+  return sum += exchange_seconds(hardware, layout, copies, layout.expert_sharers(), gradient * held.experts,
+                                 value * held.experts);
 }
 
 /// What keeping the copies of the weights equal costs beside `pipeline` seconds of computing.
 double replica_seconds(const Hardware& hardware, const Job& job, const Layout& layout, double pipeline,
                        double backward) {
-  const cost::GroupShape group = replica_group(hardware, layout);
-  if (group.ranks == 1) return 0;
+  if (layout.dp * layout.cp == 1) return 0;
   const cost::Efficiency& efficiency = hardware.device.efficiency;
-  const double weights = weights_of_fullest_stage(job, layout);
-  const double gradient = wire_bytes_of_gradient(job.arithmetic) * weights;
-  const double value = (job.arithmetic == cost::Arithmetic::kFp32 ? 4 : 2) * weights;
+  const Exchange exchange = all_exchanges(hardware, job, layout);
   const auto micros = static_cast<double>(micros_of(job, layout));
   if (layout.zero == 3) {
     // Every microbatch gathers every layer twice and reduces it once.
-    const double once = (2 * cost::group_seconds(hardware, Collective::kAllGather, group, value) +
-                         cost::group_seconds(hardware, Collective::kReduceScatter, group, gradient)) /
-                        efficiency.gather;
-    const double moving = micros * once;
+    const double moving = micros * (2 * exchange.gather + exchange.reduce) / efficiency.gather;
     return std::max(pipeline, moving) + (1 - efficiency.overlap) * std::min(pipeline, moving) - pipeline;
   }
-  double moving = 0, times = 1;
-  if (layout.zero == 0) {
-    moving = cost::group_seconds(hardware, Collective::kAllReduce, group, gradient);
-  } else {
+  double moving = exchange.all_reduce, times = 1;
+  if (layout.zero > 0) {
     // Sharded gradients are reduced whenever a chunk has seen a run of microbatches: each one without a pipeline.
     if (layout.zero == 2) times = layout.pp == 1 ? micros : std::ceil(micros / layout.pp);
-    moving = times * cost::group_seconds(hardware, Collective::kReduceScatter, group, gradient) +
-             cost::group_seconds(hardware, Collective::kAllGather, group, value);
+    moving = times * exchange.reduce + exchange.gather;
   }
   // They can hide behind what is still to be computed when the first gradients are final: the backward of the last
   // microbatch; with several chunks, that of the last turn of microbatches through all chunks but one.
@@ -101,12 +145,40 @@ double replica_seconds(const Hardware& hardware, const Job& job, const Layout& l
   return std::max(moving * (1 - efficiency.overlap), moving - times * std::max(backward, window));
 }
 
+/// Weights whose masters and moments a rank updates.
+double updated_weights(const Job& job, const Layout& layout) {
+  const HeldWeights held = weights_of_fullest_stage(job, layout);
+  if (layout.zero == 0) return held.dense + held.experts;
+  return held.dense / layout.sharers() + held.experts / layout.expert_sharers();
+}
+
 double optimizer_seconds(const Hardware& hardware, const Job& job, const Layout& layout) {
-  const double weights = weights_of_fullest_stage(job, layout);
-  return cost::stream_seconds(hardware, kOptimizerBytes * weights / (layout.zero >= 1 ? layout.dp * layout.cp : 1), 8);
+  const double updated = updated_weights(job, layout);
+  if (layout.offload == Offload::kNone) return cost::stream_seconds(hardware, kOptimizerBytes * updated, 8);
+  // The host updates: its memory streams what the device's would have, and new weights go up.
+  const cost::Host& host = hardware.cluster.host;
+  return kOptimizerBytes * updated / (host.memory_gb_per_s * 1e9 * hardware.device.efficiency.memory) +
+         2 * updated / (host.link_gb_per_s * 1e9);
+}
+
+/// Gradients to the host for each microbatch, and weights from it twice where they live there, as far as computing
+/// does not hide them.
+double offload_seconds(const Hardware& hardware, const Job& job, const Layout& layout, double pipeline) {
+  if (layout.offload == Offload::kNone) return 0;
+  const double updated = updated_weights(job, layout), link = hardware.cluster.host.link_gb_per_s * 1e9;
+  const HeldWeights held = weights_of_fullest_stage(job, layout);
+  // Sharded weights come up one shard to each rank, and are gathered between the devices (ZeRO-Infinity).
+  const double weights = layout.zero >= 3 ? updated : held.dense + held.experts;
+  const double bytes = 2 * updated + (layout.offload == Offload::kWeights ? 2 * 2 * weights : 0);
+  const double moving = static_cast<double>(micros_of(job, layout)) * bytes / link;
+  return std::max(moving - pipeline, (1 - hardware.device.efficiency.overlap) * moving);
 }
 
 }  // namespace
+
+double hidden_message_seconds(const Hardware& hardware, const Job& job, const Layout& layout) {
+  return message_of(hardware, job, layout).hidden;
+}
 
 std::vector<StageTime> stage_times(const Hardware& hardware, const Job& job, const Layout& layout) {
   const PassTimes layer = layer_times(hardware, job, layout);
@@ -190,6 +262,7 @@ StepTime estimate_step(const Hardware& hardware, const Job& job, const Layout& l
                                : pipeline_closed_form(layout, micros, stages);
   step.bubble = std::max(0.0, computing - step.work.total() - step.pipeline);
   step.replicas = replica_seconds(hardware, job, layout, computing, slowest->backward);
+  step.offload = offload_seconds(hardware, job, layout, computing);
   step.optimizer = optimizer_seconds(hardware, job, layout);
   return step;
 }

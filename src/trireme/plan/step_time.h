@@ -18,9 +18,10 @@ struct StepTime {
   double pipeline = 0;   ///< sends and receives between stages that nothing hides
   double bubble = 0;     ///< waiting for other stages
   double replicas = 0;   ///< reductions and gathers over dp that nothing hides
+  double offload = 0;    ///< to and from the host, what nothing hides
   double optimizer = 0;
   bool replayed = false;
-  double total() const { return work.total() + pipeline + bubble + replicas + optimizer; }
+  double total() const { return work.total() + pipeline + bubble + replicas + offload + optimizer; }
 };
 
 /// What one microbatch takes on one stage, over all its chunks.
@@ -32,6 +33,9 @@ struct StageTime {
 
 /// The stages of a layout.
 std::vector<StageTime> stage_times(const cost::Hardware& hardware, const Job& job, const Layout& layout);
+
+/// Of a message between stages, what runs beside computing.
+double hidden_message_seconds(const cost::Hardware& hardware, const Job& job, const Layout& layout);
 
 /// From the start of the first microbatch to the end of the last.
 double pipeline_closed_form(const Layout& layout, std::int64_t micros, const std::vector<StageTime>& stages);

@@ -1,0 +1,64 @@
+#include "trireme/plan/from_recipe.h"
+
+#include <algorithm>
+
+#include "trireme/schedule/builders.h"
+
+namespace trireme::plan {
+
+Recompute recompute_of(spec::RecomputeKind kind) {
+  switch (kind) {
+    case spec::RecomputeKind::kNone:
+      return Recompute::kNone;
+    case spec::RecomputeKind::kSelective:
+      return Recompute::kSelective;
+    default:
+      return Recompute::kFull;
+  }
+}
+
+cost::Arithmetic arithmetic_of(spec::Precision precision) {
+  switch (precision) {
+    case spec::Precision::kBf16:
+      return cost::Arithmetic::kBf16;
+    case spec::Precision::kFp16:
+      return cost::Arithmetic::kFp16;
+    default:
+      return cost::Arithmetic::kFp32;
+  }
+}
+
+std::int64_t batch_rows(const spec::Recipe& recipe) {
+  const std::int64_t tokens = spec::batch_at(recipe.schedule, recipe.batch, 0);
+  return tokens % recipe.data.sequence == 0 ? tokens / recipe.data.sequence : 0;
+}
+
+Job job_of(const spec::Recipe& recipe, const spec::ModelShape& shape) {
+  Job job;
+  job.shape = shape;
+  job.length = recipe.data.sequence;
+  job.batch = std::max<std::int64_t>(1, batch_rows(recipe));
+  job.arithmetic = arithmetic_of(recipe.precision.compute);
+  job.moments = spec::moments_of(recipe.optim);
+  return job;
+}
+
+Layout layout_of(const spec::Recipe& recipe, const Job& job, int ranks) {
+  Layout layout{.tp = recipe.layout.tp, .pp = recipe.layout.pp, .cp = recipe.layout.cp};
+  layout.dp = std::max(1, ranks / (layout.tp * layout.pp * layout.cp));
+  layout.zero = recipe.layout.zero;
+  layout.zero_group = recipe.layout.zero_group.value_or(0);
+  layout.sequence_parallel = recipe.layout.sequence_parallel;
+  layout.recompute = recompute_of(recipe.train.recompute);
+  const std::int64_t rows = std::max<std::int64_t>(1, job.batch / layout.dp);
+  layout.microbatch = recipe.train.microbatch.value_or(layout.pp > 1 ? 1 : rows);
+  layout.virtual_stages = recipe.pipeline.virtual_stages;
+  if (layout.pp > 1) {
+    layout.schedule = recipe.pipeline.schedule;
+    if (!layout.schedule.starts_with("file:"))
+      layout.virtual_stages = std::max(layout.virtual_stages, schedule::find_kind(layout.schedule).default_chunks);
+  }
+  return layout;
+}
+
+}  // namespace trireme::plan

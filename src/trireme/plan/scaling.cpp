@@ -1,0 +1,78 @@
+#include "trireme/plan/scaling.h"
+
+#include <array>
+#include <cmath>
+
+namespace trireme::plan {
+namespace {
+
+constexpr std::array kLaws{
+    LossLaw{.name = "Chinchilla",
+            .source = "Hoffmann et al. 2022, approach 3",
+            .floor = 1.69,
+            .a = 406.4,
+            .b = 410.7,
+            .alpha = 0.34,
+            .beta = 0.28},
+    LossLaw{.name = "Chinchilla, fitted again",
+            .source = "Besiroglu et al. 2024",
+            .floor = 1.82,
+            .a = 482.0,
+            .b = 2085.0,
+            .alpha = 0.348,
+            .beta = 0.366},
+};
+
+}  // namespace
+
+double LossLaw::loss(double parameters, double tokens) const {
+  return floor + a / std::pow(parameters, alpha) + b / std::pow(tokens, beta);
+}
+
+Allocation LossLaw::best(double flops) const {
+  const double g = std::pow(alpha * a / (beta * b), 1 / (alpha + beta));
+  return with_parameters(flops, g * std::pow(flops / 6, beta / (alpha + beta)));
+}
+
+Allocation LossLaw::with_parameters(double flops, double parameters) const {
+  const double tokens = flops / (6 * parameters);
+  return {parameters, tokens, loss(parameters, tokens)};
+}
+
+std::span<const LossLaw> loss_laws() { return kLaws; }
+
+namespace kaplan {
+
+double loss_of_parameters(double parameters) { return std::pow(8.8e13 / parameters, 0.076); }
+double loss_of_tokens(double tokens) { return std::pow(5.4e13 / tokens, 0.095); }
+double loss_of_compute(double flops) { return std::pow(3.1e8 / (flops / kPetaflopDay), 0.050); }
+
+double loss(double parameters, double tokens) {
+  constexpr double kN = 0.076, kD = 0.103;
+  return std::pow(std::pow(6.4e13 / parameters, kN / kD) + 1.8e13 / tokens, kD);
+}
+
+Budget best(double flops) {
+  const double days = flops / kPetaflopDay;
+  return {.parameters = 1.3e9 * std::pow(days, 0.73),
+          .tokens = 2e10 * std::pow(days, 0.27),
+          .batch_tokens = 2.0e6 * std::pow(days, 0.24),
+          .steps = 5.4e3 * std::pow(days, 0.03),
+          .loss = loss_of_compute(flops)};
+}
+
+double critical_batch(double loss) { return 2e8 / std::pow(loss, 1 / 0.21); }
+
+}  // namespace kaplan
+
+BatchPoint batch_point(double batch, double critical) {
+  return {.batch = batch, .steps = 1 + critical / batch, .examples = 1 + batch / critical};
+}
+
+std::vector<BatchPoint> batch_curve(double critical) {
+  std::vector<BatchPoint> curve;
+  for (int power = -4; power <= 4; ++power) curve.push_back(batch_point(std::ldexp(critical, power), critical));
+  return curve;
+}
+
+}  // namespace trireme::plan

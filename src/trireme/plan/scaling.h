@@ -1,0 +1,62 @@
+// plan/scaling.h -- how large a model and how much text a budget of compute should buy, and what loss to expect.
+//
+// Kaplan et al. 2020 (2001.08361): power laws of parameters without embeddings, tokens and compute. Hoffmann et al.
+// 2022 (2203.15556): a parametric loss whose minimum under C = 6 N D is closed. McCandlish et al. 2018 (1812.06162):
+// what a larger batch saves in steps and costs in examples.
+// Depends on: std.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace trireme::plan {
+
+inline constexpr double kPetaflopDay = 1e15 * 86400;
+
+/// What a budget buys.
+struct Allocation {
+  double parameters = 0, tokens = 0, loss = 0;  ///< nats for each token
+};
+
+/// L = E + A / N^alpha + B / D^beta.
+struct LossLaw {
+  std::string_view name, source;
+  double floor = 0, a = 0, b = 0, alpha = 0, beta = 0;
+  double loss(double parameters, double tokens) const;
+  /// The best N and D with 6 N D = flops.
+  Allocation best(double flops) const;
+  /// The same with the size of the model given.
+  Allocation with_parameters(double flops, double parameters) const;
+};
+/// Hoffmann's own fit, and the one that Besiroglu et al. 2024 (2404.10102) made of the same data.
+std::span<const LossLaw> loss_laws();
+
+namespace kaplan {
+double loss_of_parameters(double parameters);  ///< with tokens and time without end
+double loss_of_tokens(double tokens);          ///< with a model large enough
+double loss_of_compute(double flops);          ///< with the best size, at a batch far below the critical one
+double loss(double parameters, double tokens);
+/// Table 6 of the paper; steps are the least possible, at a batch without end.
+struct Budget {
+  double parameters = 0, tokens = 0, batch_tokens = 0, steps = 0, loss = 0;
+};
+Budget best(double flops);
+/// Tokens of the batch at which half of the steps and half of the tokens are spent for speed.
+double critical_batch(double loss);
+}  // namespace kaplan
+
+/// One point of the trade-off: (S/S_min - 1)(E/E_min - 1) = 1.
+struct BatchPoint {
+  double batch = 0;
+  double steps = 0;     ///< times the least number of steps
+  double examples = 0;  ///< times the least number of examples
+};
+BatchPoint batch_point(double batch, double critical);
+/// From a sixteenth of the critical batch to sixteen times as much.
+std::vector<BatchPoint> batch_curve(double critical);
+
+/// Little 1961: what is under way is rate times latency.
+inline double in_flight(double rate, double latency_seconds) { return rate * latency_seconds; }
+
+}  // namespace trireme::plan

@@ -1,0 +1,191 @@
+#include "trireme/plan/simulate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "trireme/base/random.h"
+#include "trireme/base/trace_text.h"
+#include "trireme/schedule/builders.h"
+#include "trireme/schedule/passes.h"
+
+namespace trireme::plan {
+
+/// What one copy of the model drew: by stage, how much longer its passes take and its messages to the next stage.
+struct StepSimulator::Draws {
+  std::vector<double> passes, links;
+  std::uint64_t jitter_from = 0;  ///< index of its first draw of jitter
+  std::size_t slow_devices = 0, slow_links = 0;
+};
+
+StepSimulator::StepSimulator(const cost::Hardware& hardware, const Job& job, const Layout& layout,
+                             const Disturbances& disturbances)
+    : layout_(layout), disturbances_(disturbances) {
+  table_ = schedule::add_transfers(
+      schedule::build(layout.pp > 1 ? layout.schedule : "1f1b", {.ranks = layout.pp,
+                                                                 .micros = static_cast<int>(micros_of(job, layout)),
+                                                                 .chunks_per_rank = layout.virtual_stages}));
+  stages_ = stage_times(hardware, job, layout);
+  estimate_ = estimate_step(hardware, job, layout, Pipeline::kReplay);
+  link_ = hidden_message_seconds(hardware, job, layout);
+}
+
+StepSimulator::Draws StepSimulator::draws_of(int copy) const {
+  const auto stages = static_cast<std::size_t>(layout_.pp);
+  const std::uint64_t together = static_cast<std::uint64_t>(layout_.tp) * static_cast<std::uint64_t>(layout_.cp);
+  Draws draws{.passes = std::vector<double>(stages, 1), .links = std::vector<double>(stages, 1)};
+  const Random devices(disturbances_.seed, "simulate/stragglers"), links(disturbances_.seed, "simulate/links");
+  std::vector<double> drawn(together);
+  for (std::size_t stage = 0; stage < stages; ++stage) {
+    const std::uint64_t group = stage * static_cast<std::uint64_t>(layout_.dp) + static_cast<std::uint64_t>(copy);
+    if (disturbances_.stragglers > 0) {
+      devices.fill_uniform(group * together, drawn);
+      const auto slow = static_cast<std::size_t>(
+          std::ranges::count_if(drawn, [this](double value) { return value < disturbances_.stragglers; }));
+      draws.slow_devices += slow;
+      if (slow > 0) draws.passes[stage] = disturbances_.straggler_factor;
+    }
+    if (disturbances_.slow_links > 0 && links.uniform(group) < disturbances_.slow_links) {
+      draws.links[stage] = disturbances_.slow_link_factor;
+      ++draws.slow_links;
+    }
+  }
+  std::size_t passes = 0;
+  for (const auto& list : table_.ranks) passes += list.size();
+  draws.jitter_from = static_cast<std::uint64_t>(copy) * passes;
+  return draws;
+}
+
+schedule::Timing StepSimulator::replay(const Draws& draws, bool keep_spans) const {
+  const double share = 1.0 / layout_.virtual_stages;
+  std::vector<schedule::Times> times;
+  for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
+    const StageTime& one = stages_[stage];
+    times.push_back(schedule::Times{.forward = one.forward + one.exposed / 2,
+                                    .backward_input = one.backward - one.backward_weight + one.exposed / 2,
+                                    .backward_weight = one.backward_weight}
+                        .scaled(share * draws.passes[stage]));
+  }
+  // Drawn in the order in which passes are replayed, which is the same in every run.
+  std::vector<double> noise;
+  std::size_t next = 0;
+  if (disturbances_.jitter > 0) {
+    std::size_t passes = 0;
+    for (const auto& list : table_.ranks) passes += list.size();
+    noise.resize(passes);
+    Random(disturbances_.seed, "simulate/jitter").fill_normal(draws.jitter_from, noise);
+  }
+  schedule::ReplayOptions options;
+  options.keep_spans = keep_spans;
+  options.time_of = [&](int rank, const schedule::Instruction& instruction) {
+    const double time = times[static_cast<std::size_t>(rank)].of(instruction.op);
+    if (noise.empty() || time <= 0) return time;
+    // Nothing is done in less than half of its time.
+    return time * std::max(0.5, 1 + disturbances_.jitter * noise[next++ % noise.size()]);
+  };
+  options.link_of = [&](int from, int to, const schedule::Instruction&) {
+    const double factor = draws.links[static_cast<std::size_t>(std::min(from, to))];
+    const double exposed = stages_[static_cast<std::size_t>(from)].exposed / (2 * layout_.virtual_stages);
+    return factor * link_ + (factor - 1) * exposed;
+  };
+  return schedule::replay(table_, options);
+}
+
+schedule::Timing StepSimulator::replay(int copy) const { return replay(draws_of(copy), /*keep_spans=*/true); }
+
+SimulatedStep StepSimulator::run() const {
+  SimulatedStep step;
+  step.tail = estimate_.replicas + estimate_.offload + estimate_.optimizer;
+  step.undisturbed = estimate_.total();
+  std::size_t instructions = 0;
+  for (const auto& list : table_.ranks) instructions += list.size();
+  std::map<std::pair<std::vector<double>, std::vector<double>>, double> known;  // copies that drew the same are alike
+  for (int copy = 0; copy < layout_.dp; ++copy) {
+    const Draws draws = draws_of(copy);
+    step.slow_devices += draws.slow_devices;
+    step.slow_links += draws.slow_links;
+    const auto key = std::pair{draws.passes, draws.links};
+    double makespan = 0;
+    if (const auto same = known.find(key); disturbances_.jitter <= 0 && same != known.end()) {
+      makespan = same->second;
+    } else {
+      makespan = known[key] = replay(draws, /*keep_spans=*/false).makespan;
+      step.events += instructions;
+    }
+    step.pipelines.push_back(makespan);
+  }
+  step.slowest = static_cast<int>(std::ranges::max_element(step.pipelines) - step.pipelines.begin());
+  step.seconds = step.pipelines[static_cast<std::size_t>(step.slowest)] + step.tail;
+  return step;
+}
+
+std::string StepSimulator::trace(const SimulatedStep& step, const std::vector<int>& copies) const {
+  TraceText text(TraceText::Form::kWhole);
+  const double end = step.seconds - step.tail;
+  for (const int copy : copies) {
+    text.event(R"("ph":"M","pid":{},"name":"process_name","args":{{"name":"copy {}{}"}})", copy, copy,
+               copy == step.slowest ? " (the slowest)" : "");
+    const schedule::Timing timing = replay(copy);
+    for (std::size_t stage = 0; stage < timing.ranks.size(); ++stage) {
+      text.event(R"("ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":"stage {}"}})", copy, stage, stage);
+      for (const schedule::Span& span : timing.ranks[stage].spans) {
+        const std::string name = schedule::to_text(span.instruction, layout_.virtual_stages > 1);
+        text.event(R"("ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"name":{},"cat":"{}")", copy, stage,
+                   span.start * 1e6, (span.end - span.start) * 1e6, TraceText::quoted(name),
+                   schedule::info(span.instruction.op).words);
+      }
+      const double last = timing.ranks[stage].last_end;
+      if (end > last)
+        text.event(R"("ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"name":"waits","cat":"wait")", copy, stage,
+                   last * 1e6, (end - last) * 1e6);
+      double at = end;
+      for (const auto& [name, seconds] : {std::pair{"replicas", estimate_.replicas},
+                                          {"host", estimate_.offload},
+                                          {"optimizer", estimate_.optimizer}}) {
+        if (seconds <= 0) continue;
+        text.event(R"("ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"name":"{}","cat":"tail")", copy, stage,
+                   at * 1e6, seconds * 1e6, name);
+        at += seconds;
+      }
+    }
+  }
+  return text.finish();
+}
+
+SimulatedRun simulate_run(const RunTask& task) {
+  SimulatedRun run;
+  const double end = task.days * 86400, mtbf = task.reliability.mtbf_seconds;
+  const Random random(task.seed, "simulate/failures");
+  std::uint64_t drawn = 0;
+  const auto until_failure = [&] { return -mtbf * std::log1p(-random.uniform(drawn++)); };
+  // Whole steps between checkpoints.
+  const auto each = std::max<std::int64_t>(1, std::llround(task.reliability.interval_seconds / task.step_seconds));
+  const double work = static_cast<double>(each) * task.step_seconds, write = task.reliability.checkpoint_seconds;
+  double failure = until_failure();
+  while (run.seconds < end) {
+    if (failure > run.seconds + work + write) {
+      run.seconds += work + write;
+      run.training += work;
+      run.checkpoints += write;
+      run.steps += each;
+      continue;
+    }
+    run.lost += failure - run.seconds;  // since the last checkpoint, and what was written of this one
+    run.seconds = failure;
+    ++run.failures;
+    failure = run.seconds + until_failure();
+    while (failure < run.seconds + task.restart_seconds && run.seconds < end) {
+      run.restarts += failure - run.seconds;
+      run.seconds = failure;
+      ++run.failures;
+      failure = run.seconds + until_failure();
+    }
+    run.restarts += task.restart_seconds;
+    run.seconds += task.restart_seconds;
+  }
+  return run;
+}
+
+}  // namespace trireme::plan

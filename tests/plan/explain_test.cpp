@@ -1,0 +1,65 @@
+#include "trireme/plan/explain.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "trireme/plan/published.h"
+
+namespace trireme::plan {
+namespace {
+
+Job llama8b() {
+  Job job;
+  job.shape = spec::family_shape(spec::Family::kLlama);
+  job.length = 4096;
+  job.batch = 64;
+  return job;
+}
+
+TEST(Explain, GivesForEveryValueTheBestThatASearchWouldFind) {
+  const cost::Hardware hardware = cost::load_hardware("dgx-h100");
+  const Explanation found = explain(hardware, llama8b(), 16, {});
+  ASSERT_TRUE(found.best);
+  const SearchResult all = search(hardware, llama8b(), 16, {.top = 1, .replay = false});
+  EXPECT_EQ(found.best->layout, all.best.front().layout);
+  EXPECT_EQ(found.layouts, all.tried);
+  EXPECT_EQ(found.fitting, all.fitting);
+  for (const Decision& decision : found.decisions) {
+    if (decision.name != "tp") continue;
+    for (const Alternative& one : decision.alternatives) {
+      const SearchResult given =
+          search(hardware, llama8b(), 16, {.given = {.tp = std::stoi(one.value)}, .top = 1, .replay = false});
+      EXPECT_EQ(one.layouts, given.tried);
+      ASSERT_EQ(one.fits, !given.best.empty());
+      EXPECT_DOUBLE_EQ(one.best.step_seconds(), given.best.front().step_seconds());
+    }
+  }
+}
+
+TEST(Explain, NamesWhatIsLackingWhereNothingFits) {
+  Job job = llama8b();
+  cost::Hardware hardware = cost::load_hardware("dgx-h100");
+  hardware.device.memory_gib = 2;
+  const Explanation found = explain(hardware, job, 1, {});
+  EXPECT_FALSE(found.best);
+  EXPECT_EQ(found.fitting, 0);
+  EXPECT_THAT(why_not(found.decisions.front().alternatives.front().best.memory), testing::HasSubstr("GiB of 2.0"));
+}
+
+TEST(Operators, AddUpToTheLayersForward) {
+  const cost::Hardware hardware = cost::load_hardware("dgx-h100");
+  const Layout layout{.tp = 4, .sequence_parallel = true};
+  double seconds = 0, flops = 0;
+  for (const OperatorTime& one : forward_operators(hardware, llama8b(), layout)) {
+    if (one.name == "head") continue;
+    seconds += one.times * one.seconds;
+    if (one.name != "attention" && one.name != "norms, activations, sums") flops += one.times * one.flops;
+  }
+  const PassTimes layer = layer_times(hardware, llama8b(), layout);
+  EXPECT_NEAR(seconds, layer.forward.total() - layer.forward.communication, 1e-12);
+  const double counted = spec::count_flops(llama8b().shape, 4096).projections / llama8b().shape.layers / 4;
+  EXPECT_NEAR(flops, counted, 1e-9 * counted);
+}
+
+}  // namespace
+}  // namespace trireme::plan

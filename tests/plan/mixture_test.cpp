@@ -1,0 +1,136 @@
+#include "trireme/plan/mixture.h"
+
+#include <gtest/gtest.h>
+
+#include "trireme/base/data_files.h"
+#include "trireme/plan/search.h"
+
+namespace trireme::plan {
+namespace {
+
+MixtureFile load(const std::string& name) {
+  return config::load<MixtureFile>({.file = find_data_file("mixtures", name).string()}).value;
+}
+
+Job job_of(const std::string& name, std::int64_t length, std::int64_t batch) {
+  const MixtureFile file = load(name);
+  Job job;
+  job.shape = *spec::shape_of(file.model);
+  job.mixture = {.experts = file.experts, .latent = file.latent};
+  job.length = length;
+  job.batch = batch;
+  return job;
+}
+
+TEST(Mixtures, HaveThePublishedNumbersOfParameters) {
+  struct Row {
+    const char* name;
+    double total, within, active, active_within;
+  };
+  for (const Row& row : {Row{"mixtral-8x7b", 46'702'792'704, 1, 12.88e9, 0.05e9},
+                         // 671B with 37B active; the weights that were released have 671,026,419,200 with a bias of 256
+                         // for the router of each of 58 layers.
+                         Row{"deepseek-v3", 671'026'419'200 - 58 * 256, 1, 37.55e9, 0.6e9},
+                         Row{"switch-c", 1571e9, 5e9, 0, 0}, Row{"switch-base", 7.4e9, 0.1e9, 0, 0},
+                         // The paper rounds to 600B; its 37B, 150B and 200B are as much below the exact counts.
+                         Row{"gshard-600b", 600e9, 25e9, 0, 0}}) {
+    const MixtureFile file = load(row.name);
+    EXPECT_EQ(file.name, row.name);
+    const MixtureCount count =
+        count_parameters(*spec::shape_of(file.model), {.experts = file.experts, .latent = file.latent});
+    EXPECT_NEAR(count.total(), row.total, row.within) << row.name;
+    if (row.active > 0) {
+      EXPECT_NEAR(count.active(), row.active, row.active_within) << row.name;
+    }
+  }
+}
+
+TEST(Mixtures, AllHaveACountHere) { EXPECT_EQ(data_names("mixtures").size(), 5); }
+
+TEST(Mixture, OfOneExpertIsTheDenseModelAndARouter) {
+  const spec::ModelShape shape = spec::family_shape(spec::Family::kLlama);
+  const Mixture one{.experts = {.count = 1, .active = 1}};
+  const double router = static_cast<double>(shape.layers * shape.width);
+  EXPECT_DOUBLE_EQ(count_parameters(shape, one).total(),
+                   static_cast<double>(spec::count_parameters(shape).total()) + router);
+  EXPECT_DOUBLE_EQ(count_flops(shape, one, 100).projections,
+                   spec::count_flops(shape, 100).projections + 2 * 100 * router);
+  EXPECT_DOUBLE_EQ(count_parameters(shape, {}).total(), static_cast<double>(spec::count_parameters(shape).total()));
+}
+
+TEST(Mixture, FlopsAreTwiceTheActiveWeightsForEachToken) {
+  for (const char* name : {"mixtral-8x7b", "deepseek-v3"}) {
+    const Job job = job_of(name, 1024, 1);
+    const MixtureCount count = count_parameters(job.shape, job.mixture);
+    const MixtureFlops flops = count_flops(job.shape, job.mixture, job.length);
+    // All matrices that a token meets; embedding and norms are none of them.
+    EXPECT_NEAR(flops.projections, 2 * 1024 * (count.dense + count.active_experts), 1e-4 * flops.projections) << name;
+  }
+}
+
+TEST(Mixture, ExpertsAreSharedOutAndPaidForInMessages) {
+  const cost::Hardware hardware = cost::load_hardware("dgx-h100");
+  const Job job = job_of("mixtral-8x7b", 4096, 256);
+  Layout layout{.tp = 1, .pp = 1, .dp = 64, .zero = 1, .recompute = Recompute::kFull};
+  const Estimate whole = estimate(hardware, job, layout);
+  layout.ep = 8;
+  const Estimate shared = estimate(hardware, job, layout);
+  const MixtureCount count = count_parameters(job.shape, job.mixture);
+  EXPECT_NEAR(whole.memory.parts.weights - shared.memory.parts.weights, 2 * count.experts * 7 / 8, 1e6);
+  EXPECT_EQ(whole.time.work.communication, 0);
+  EXPECT_GT(shared.time.work.communication, 0);
+  // Fewer, larger products: each weight is read for eight times the tokens.
+  EXPECT_LT(shared.time.work.matmul, whole.time.work.matmul);
+}
+
+TEST(Mixture, SearchFindsAWayToShareThemOut) {
+  const cost::Hardware hardware = cost::load_hardware("dgx-h100");
+  const SearchResult found = search(hardware, job_of("mixtral-8x7b", 4096, 512), 64, {.top = 1, .replay = false});
+  ASSERT_FALSE(found.best.empty());
+  EXPECT_GT(found.best.front().layout.ep, 1);
+  EXPECT_TRUE(found.best.front().memory.fits);
+}
+
+TEST(Mixture, LayoutsThatCannotShareThemOutSayWhatCan) {
+  const Job job = job_of("mixtral-8x7b", 4096, 48);
+  const auto problems = find_problems(job, {.dp = 12, .ep = 8}, 12);
+  ASSERT_EQ(problems.size(), 1);
+  EXPECT_EQ(problems[0].hint, "use --ep 4");
+  EXPECT_TRUE(find_problems(job, {.dp = 12, .ep = 4}, 12).empty());
+}
+
+/// DeepSeek-V3 (2412.19437): 180K H800 hours for a trillion tokens on 2,048 devices, with pp 16, ep 64, ZeRO-1 and fp8.
+TEST(Mixture, DeepSeekV3CostsWhatWasReported) {
+  Job job = job_of("deepseek-v3", 4096, 15360);
+  job.arithmetic = cost::Arithmetic::kFp8;
+  const Layout layout{.pp = 16, .dp = 128, .ep = 64, .virtual_stages = 2, .zero = 1, .schedule = "dualpipe"};
+  const Estimate found = estimate(cost::load_hardware("deepseek-h800"), job, layout, Pipeline::kClosedForm);
+  const double hours = 1e12 / job.tokens() * found.step_seconds() * 2048 / 3600;
+  EXPECT_NEAR(hours, 180e3, 0.25 * 180e3);
+}
+
+TEST(Offload, MovesStatesToTheHostAndTakesTheLinksTime) {
+  const cost::Hardware hardware = cost::load_hardware("dgx-a100-40");
+  Job job;
+  job.shape = spec::family_shape(spec::Family::kLlama);
+  job.length = 2048;
+  job.batch = 8;
+  Layout layout{.dp = 8, .zero = 2, .recompute = Recompute::kFull};
+  const Estimate here = estimate(hardware, job, layout);
+  layout.offload = Offload::kOptimizer;
+  const Estimate there = estimate(hardware, job, layout);
+  const auto weights = static_cast<double>(spec::count_parameters(job.shape).total());
+  EXPECT_EQ(there.memory.parts.optimizer, 0);
+  EXPECT_NEAR(there.memory.host, 16 * weights / 8, 1e6);  // masters, moments and fp32 gradients, of a shard
+  EXPECT_LT(there.memory.peak(), here.memory.peak());
+  EXPECT_GT(there.step_seconds(), here.step_seconds());
+  layout.offload = Offload::kWeights;
+  const Estimate all = estimate(hardware, job, layout);
+  EXPECT_EQ(all.memory.parts.weights, 0);
+  EXPECT_GT(all.step_seconds(), there.step_seconds());
+  // A machine that does not tell of its host has none to offer.
+  EXPECT_FALSE(estimate(cost::load_hardware("deepseek-h800"), job, layout).memory.fits);
+}
+
+}  // namespace
+}  // namespace trireme::plan
