@@ -1,0 +1,163 @@
+// Copies of a few parameters: when buckets go, what is summed, and what is said when something is missing.
+#include "trireme/parallel/replicas.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "trireme/base/error.h"
+#include "trireme/comm/rank.h"
+#include "trireme/layout/placing.h"
+
+namespace trireme::parallel {
+namespace {
+
+/// Four vectors of 100 numbers on each of `ranks` ranks, in units of one.
+struct Copies {
+  nn::Params params;
+  std::unique_ptr<MeshGroups> groups;
+  std::unique_ptr<Replicas> replicas;
+
+  Copies(comm::Rank& rank, ReplicaOptions options, const std::vector<std::string>& frozen = {}) {
+    groups = std::make_unique<MeshGroups>(rank.world(), layout::Mesh({{"dp", rank.ranks()}}));
+    std::vector<Unit> units;
+    for (const char* name : {"a", "b", "c", "d"}) {
+      const layout::Placing placing(groups->mesh(), rank.rank(), name, {100});
+      nn::Param& param = params.add(placing.placement(), {.kind = nn::Init::Kind::kNormal, .scale = 1}, true);
+      param.uses = 1;
+      param.trainable = std::ranges::find(frozen, param.name) == frozen.end();
+      units.push_back({.params = {&param}});
+    }
+    if (rank.ranks() > 1) options.data = {"dp"};
+    if (options.zero > 0 && options.shard.empty()) options.shard = options.data;
+    replicas = std::make_unique<Replicas>(std::move(units), params, *groups, options);
+    nn::initialise(replicas->owned(), options.precision, 1);
+    replicas->updated();
+    replicas->arrive();
+  }
+
+  void add(const std::string& name, double number) {
+    nn::Param& param = params.at(name);
+    nn::add_gradient(param, at::full({100}, number));
+    replicas->added(param);
+  }
+  /// Backward of a micro: the last parameter first.
+  void micro(bool last, double number) {
+    replicas->begin_micro(last);
+    for (const char* name : {"d", "c", "b", "a"}) add(name, number);
+  }
+  comm::Group& group() { return *groups->along({"dp"}); }
+};
+
+TEST(Replicas, SumWhatRanksFound) {
+  for (const int zero : {0, 1, 2}) {
+    comm::run_ranks(3, [&](comm::Rank& rank) {
+      Copies copies(rank, {.zero = zero});
+      for (int step = 0; step < 2; ++step) {
+        copies.micro(false, rank.rank() + 1);
+        copies.micro(true, 10);
+        copies.replicas->finish();
+        for (const nn::Param& param : copies.replicas->owned()) {  // (1 + 2 + 3) + 3 x 10
+          EXPECT_TRUE(at::equal(param.gradient, at::full(param.gradient.sizes(), 36.0))) << param.name << zero;
+          EXPECT_FALSE(param.gradient_empty);
+        }
+        nn::forget_gradients(copies.replicas->owned());
+      }
+    });
+  }
+}
+
+/// However many micros a step has, its gradients travel once; one pool makes one call of them all.
+TEST(Replicas, AccumulateBeforeTheySum) {
+  comm::run_ranks(2, [](comm::Rank& rank) {
+    for (const std::int64_t bytes : {std::int64_t{0}, std::int64_t{900}, std::int64_t{1}}) {
+      Copies copies(rank, {.bucket_bytes = bytes});
+      EXPECT_EQ(copies.replicas->buckets().size(), bytes == 0 ? 1U : bytes == 900 ? 2U : 4U);
+      const std::uint64_t before = copies.group().calls();
+      for (int micro = 0; micro < 5; ++micro) copies.micro(micro == 4, 1);
+      copies.replicas->finish();
+      EXPECT_EQ(copies.group().calls() - before, copies.replicas->buckets().size());
+    }
+  });
+}
+
+/// A full bucket goes at once, in the order of buckets even where another is full first.
+TEST(Replicas, BucketsGoAsTheyFill) {
+  comm::run_ranks(2, [](comm::Rank& rank) {
+    Copies copies(rank, {.bucket_bytes = 1});
+    comm::Group& group = copies.group();
+    const std::uint64_t before = group.calls();
+    copies.replicas->begin_micro(true);
+    copies.add("c", 1);
+    EXPECT_EQ(group.calls() - before, 0U);  // "d" is first
+    copies.add("d", 1);
+    EXPECT_EQ(group.calls() - before, 2U);
+    copies.add("a", 1);
+    EXPECT_EQ(group.calls() - before, 2U);
+    copies.add("b", 1);
+    EXPECT_EQ(group.calls() - before, 4U);
+    copies.replicas->finish();
+  });
+}
+
+TEST(Replicas, NameWhatHasNoGradientInsteadOfHanging) {
+  for (const int zero : {0, 1, 2, 3}) {
+    try {
+      comm::run_ranks(2, [&](comm::Rank& rank) {
+        Copies copies(rank, {.zero = zero, .bucket_bytes = 1});
+        copies.replicas->begin_micro(true);
+        for (const char* name : {"d", "b", "a"}) copies.add(name, 1);
+        copies.replicas->finish();
+      });
+      ADD_FAILURE() << "no error";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.message(), testing::HasSubstr("gradient to c"));
+    }
+  }
+}
+
+/// A copy that had no rows in a step adds nothing and takes part.
+TEST(Replicas, ARankWithoutRowsTakesPart) {
+  for (const int zero : {0, 1}) {
+    comm::run_ranks(2, [&](comm::Rank& rank) {
+      Copies copies(rank, {.zero = zero});
+      for (int step = 0; step < 2; ++step) {
+        if (rank.rank() == 0) copies.micro(true, 7);
+        copies.replicas->finish();
+        for (const nn::Param& param : copies.replicas->owned()) {
+          EXPECT_TRUE(at::equal(param.gradient, at::full(param.gradient.sizes(), 7.0)));
+        }
+        nn::forget_gradients(copies.replicas->owned());
+      }
+    });
+  }
+}
+
+/// Whatever is shared out, layers see the numbers that one rank alone would draw; frozen ones too.
+TEST(Replicas, FetchWhatOthersKeep) {
+  nn::Params alone;
+  for (const char* name : {"a", "b", "c", "d"}) {
+    alone.add(name, {100}, {.kind = nn::Init::Kind::kNormal, .scale = 1}, true);
+  }
+  for (const auto precision : {nn::Precision::kFp32, nn::Precision::kBf16}) {
+    nn::initialise(alone, precision, 1);
+    for (const int zero : {1, 2, 3}) {
+      comm::run_ranks(3, [&](comm::Rank& rank) {
+        Copies copies(rank, {.zero = zero, .precision = precision}, {"b"});
+        for (std::size_t unit = 0; unit < 4; ++unit) {
+          copies.replicas->enter(unit, /*backward=*/false);
+          const std::string name(1, static_cast<char>('a' + unit));
+          EXPECT_TRUE(at::equal(copies.params.at(name).value, alone.at(name).value)) << name << zero;
+          copies.replicas->leave(unit);
+          if (zero < 3) continue;
+          EXPECT_FALSE(copies.params.at(name).value.defined()) << "freed after use";
+        }
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trireme::parallel
