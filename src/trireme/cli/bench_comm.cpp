@@ -203,6 +203,7 @@ void add_bench_command(CLI::App& app, Context& context) {
   comm->add_flag("--calibrate", options->calibrate, "Fit the cost model to the measurements and write it to --output");
   comm->add_option("--output", options->output,
                    "File for --calibrate; default: where it is read from (TRIREME_COMM_COSTS)");
+  add_bench_hardware(*bench, context);
   comm->callback([&context, options] {
     context.run = [&context, options] {
       run_bench(*options, effective_recipe(*options, context), context.out);

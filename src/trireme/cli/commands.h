@@ -39,23 +39,41 @@ void add_schedule_command(CLI::App& app, Context& context);
 void add_bench_command(CLI::App& app, Context& context);
 void add_plan_command(CLI::App& app, Context& context);
 void add_estimate_command(CLI::App& app, Context& context);
+void add_check_command(CLI::App& app, Context& context);
+void add_simulate_command(CLI::App& app, Context& context);
 void add_validate_planner_command(CLI::App& app, Context& context);
 void add_report_command(CLI::App& app, Context& context);
 void add_diff_command(CLI::App& app, Context& context);
 void add_doctor_command(CLI::App& app, Context& context);
 /// Below `tokenize`, which lists it.
 void add_tokenize_train(CLI::App& tokenize, Context& context);
+/// Below `bench`, which lists it.
+void add_bench_hardware(CLI::App& bench, Context& context);
 /// Below `recipe`, which lists it.
 void add_recipe_pace(CLI::App& recipe, Context& context);
 
 /// In the order of --help.
 inline constexpr AddCommand kCommands[] = {
-    &add_plan_command,     &add_estimate_command, &add_validate_planner_command,
-    &add_train_command,    &add_tokenize_command, &add_eval_command,
-    &add_generate_command, &add_report_command,   &add_diff_command,
-    &add_inspect_command,  &add_verify_command,   &add_convert_command,
-    &add_recipe_command,   &add_schedule_command, &add_bench_command,
-    &add_probe_command,    &add_doctor_command,   &add_tour_command,
+    &add_plan_command,
+    &add_estimate_command,
+    &add_check_command,
+    &add_simulate_command,
+    &add_validate_planner_command,
+    &add_train_command,
+    &add_tokenize_command,
+    &add_eval_command,
+    &add_generate_command,
+    &add_report_command,
+    &add_diff_command,
+    &add_inspect_command,
+    &add_verify_command,
+    &add_convert_command,
+    &add_recipe_command,
+    &add_schedule_command,
+    &add_bench_command,
+    &add_probe_command,
+    &add_doctor_command,
+    &add_tour_command,
 };
 
 }  // namespace trireme::cli

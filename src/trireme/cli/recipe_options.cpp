@@ -21,14 +21,23 @@ void RecipeOptions::add_to(CLI::App& command, File file) {
       ->type_name("SECTION.KEY=VALUE");
 }
 
-spec::LoadedRecipe RecipeOptions::load(const Context& context) const {
+config::Input RecipeOptions::input() const {
   config::Input input{.environment = spec::recipe_environment(), .sets = sets_};
   if (!file_.empty()) input.file = file_;
+  return input;
+}
+
+spec::LoadedRecipe RecipeOptions::read(std::vector<config::Problem>& problems) const {
   spec::LoadedRecipe loaded;
+  loaded.origins = config::read_into(spec::recipe_schema(), &loaded.value, input(), problems);
+  config::add_cross_problems(find_all_problems(loaded.value), loaded.origins, input(), problems);
+  return loaded;
+}
+
+spec::LoadedRecipe RecipeOptions::load(const Context& context) const {
   std::vector<config::Problem> problems;
-  loaded.origins = config::read_into(spec::recipe_schema(), &loaded.value, input, problems);
-  config::add_cross_problems(find_all_problems(loaded.value), loaded.origins, input, problems);
-  if (!problems.empty()) throw config::ProblemsError(config::title(input), std::move(problems));
+  spec::LoadedRecipe loaded = read(problems);
+  if (!problems.empty()) throw config::ProblemsError(config::title(input()), std::move(problems));
   if (!context.level_is_set) set_log_level(loaded.value.log.level);
   return loaded;
 }

@@ -20,6 +20,10 @@ class RecipeOptions {
   void add_to(CLI::App& command, File file);
   /// Everything that is wrong is one error. Takes over the recipe's log level, unless the command line has one.
   spec::LoadedRecipe load(const Context& context) const;
+  /// The same without throwing: adds to `problems`; keys that have one keep their default.
+  spec::LoadedRecipe read(std::vector<config::Problem>& problems) const;
+  /// What load() and read() read from: to say where values came from.
+  config::Input input() const;
   const std::string& file() const { return file_; }
   /// As if `--set ASSIGNMENT` came last: for flags that are short for a key.
   void set(std::string assignment) { sets_.push_back(std::move(assignment)); }

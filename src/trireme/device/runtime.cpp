@@ -4,6 +4,7 @@
 #include <ATen/Version.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 #include <torch/headeronly/version.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <vector>
 
 namespace trireme::device {
 namespace {
@@ -75,13 +77,34 @@ double gemm_flops(int size, GemmType type, double seconds) try {
   return std::numeric_limits<double>::quiet_NaN();
 }
 
+double product_seconds(int rows, int columns, int inner, GemmType type, double seconds) try {
+  using Clock = std::chrono::steady_clock;
+  const auto as = type == kGemmBf16 ? at::kBFloat16 : at::kFloat;
+  const at::Tensor left = at::ones({rows, inner}, as), right = at::ones({inner, columns}, as);
+  at::Tensor product = at::empty({rows, columns}, as);
+  at::mm_out(product, left, right);  // packs, chooses and compiles what later calls reuse
+  std::vector<double> taken;
+  const auto begin = Clock::now();
+  const auto since = [](Clock::time_point time) { return std::chrono::duration<double>(Clock::now() - time).count(); };
+  while (taken.size() < 3 || since(begin) < seconds) {
+    const auto start = Clock::now();
+    at::mm_out(product, left, right);
+    taken.push_back(since(start));
+  }
+  std::nth_element(taken.begin(), taken.begin() + static_cast<std::ptrdiff_t>(taken.size() / 2), taken.end());
+  return taken[taken.size() / 2];
+} catch (...) {
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
 constexpr Runtime kRuntime = {.version = kRuntimeVersion,
                               .torch_version = &torch_version,
                               .cpu_capability = &cpu_capability,
                               .intra_op_threads = &intra_op_threads,
                               .set_intra_op_threads = &set_intra_op_threads,
                               .gemm_error = &gemm_error,
-                              .gemm_flops = &gemm_flops};
+                              .gemm_flops = &gemm_flops,
+                              .product_seconds = &product_seconds};
 
 }  // namespace
 

@@ -10,7 +10,7 @@
 namespace trireme::device {
 
 /// Raised by one whenever a field of Runtime changes its meaning or place.
-inline constexpr std::uint32_t kRuntimeVersion = 2;
+inline constexpr std::uint32_t kRuntimeVersion = 3;
 
 extern "C" {
 
@@ -30,6 +30,9 @@ struct Runtime {
   /// repeated size x size products (a warm-up, then three or more, for about `seconds`). This is the peak that a step's
   /// rate is compared with. NaN when it failed.
   double (*gemm_flops)(int size, GemmType type, double seconds);
+  /// How long a product of rows x inner with inner x columns takes with the threads it is set to: the median of calls
+  /// for about `seconds`, after a warm-up. NaN when it failed.
+  double (*product_seconds)(int rows, int columns, int inner, GemmType type, double seconds);
 };
 
 /// The one symbol that the library is asked for.

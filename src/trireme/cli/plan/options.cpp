@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <fstream>
 
 #include "trireme/base/data_files.h"
 #include "trireme/base/error.h"
@@ -45,8 +46,7 @@ void PlanOptions::add_to(CLI::App& command, Recipe recipe) {
   command.add_option("--model", model_, "A model by name (llama3-405b, gpt3-175b, ...) or the path of a recipe")
       ->type_name("NAME");
   command.add_option("--cluster", cluster_, "A cluster by name (selene, dgx-h100, ...) or the path of a file")
-      ->type_name("NAME")
-      ->required();
+      ->type_name("NAME");
   add_number(command, "--gpus", gpus_, "Devices to use; default: those of the layout, else of the cluster");
   command.add_option("--family", family_, "Of a model given by its sizes: gpt or llama")->type_name("NAME");
   add_number(command, "--layers", sizes_.layers, "Layers");
@@ -61,6 +61,7 @@ void PlanOptions::add_to(CLI::App& command, Recipe recipe) {
   add_number(command, "--pp", given_.pp, "Stages of the pipeline");
   add_number(command, "--dp", given_.dp, "Copies of the model");
   add_number(command, "--cp", given_.cp, "Ranks that split each sequence");
+  add_number(command, "--ep", given_.ep, "Ranks of dp x cp that share out a mixture's experts");
   add_number(command, "--virtual-stages", given_.virtual_stages, "Chunks of each stage");
   add_number(command, "--microbatch", given_.microbatch, "Sequences that a rank takes at once");
   command.add_option("--schedule", schedule_, "1f1b, interleaved, gpipe, zb-h1, ...: see trireme schedule list")
@@ -68,13 +69,40 @@ void PlanOptions::add_to(CLI::App& command, Recipe recipe) {
   command.add_option("--recompute", recompute_, "none, selective (attention's scores) or full (whole layers)")
       ->type_name("MODE");
   add_number(command, "--zero", given_.zero, "ZeRO stage, 0 to 3");
+  command.add_option("--offload", offload_, "none, optimizer or weights: what is kept in the host's memory")
+      ->type_name("WHAT");
   command.add_option("--precision", precision_, "fp32, fp16, bf16 or fp8; default bf16")->type_name("NAME");
   command.add_option("--sequence-parallel", sequence_parallel_, "on or off: split norms over --tp too")
       ->type_name("on|off");
   command.add_option("--attention", attention_, "flash or unfused; default flash")->type_name("KIND");
 }
 
-spec::ModelShape PlanOptions::shape(spec::Recipe& recipe) const {
+namespace {
+
+/// A mixture of experts stands in a folder of its own, as recipes know none; the path of a file may be of either kind.
+bool is_mixture(const std::string& named) {
+  if (!named.ends_with(".toml") && named.find('/') == std::string::npos)
+    return std::ranges::count(data_names("mixtures"), named) > 0;
+  std::ifstream file(named);
+  for (std::string line; std::getline(file, line);) {
+    if (trimmed(line) == "[experts]") return true;
+  }
+  return false;
+}
+
+/// find_data_file() knows names of one kind; people do not know which kind a model is of.
+void require_model(const std::string& named) {
+  if (named.ends_with(".toml") || named.find('/') != std::string::npos) return;
+  std::vector<std::string> names = data_names("models");
+  for (std::string& mixture : data_names("mixtures")) names.push_back(std::move(mixture));
+  if (std::ranges::count(names, named) == 0)
+    throw ConfigError(fmt::format("there is no model \"{}\"{}", named, did_you_mean(named, names)),
+                      fmt::format("it is one of {}, or the path of a file", listed(names)));
+}
+
+}  // namespace
+
+spec::ModelShape PlanOptions::shape(spec::Recipe& recipe, plan::Mixture& mixture) const {
   const bool by_sizes = sizes_.layers || sizes_.hidden || sizes_.heads;
   const std::string named = !recipe_.empty() ? recipe_ : model_;
   if (!recipe_.empty() && !model_.empty()) throw ConfigError("both a recipe and --model are given", "give one of them");
@@ -89,6 +117,12 @@ spec::ModelShape PlanOptions::shape(spec::Recipe& recipe) const {
   if (by_sizes || !family_.empty())
     throw ConfigError(fmt::format("the model \"{}\" and sizes of another one are given", named),
                       "leave out --family, --layers, --hidden and --heads, or the model's name");
+  require_model(named);
+  if (is_mixture(named)) {
+    const auto file = config::load<plan::MixtureFile>({.file = find_data_file("mixtures", named).string()}).value;
+    mixture = {.experts = file.experts, .latent = file.latent};
+    return *spec::shape_of(file.model);
+  }
   recipe = spec::load_recipe({.file = find_data_file("models", named).string()}).value;
   const auto shape = spec::shape_of(recipe.model);
   if (!shape)
@@ -96,11 +130,13 @@ spec::ModelShape PlanOptions::shape(spec::Recipe& recipe) const {
   return *shape;
 }
 
-int PlanOptions::device_count(const cost::Hardware& hardware, const plan::Choices& given) const {
+int PlanOptions::device_count(const cost::Hardware& hardware, const plan::Choices& given,
+                              const std::optional<int>& recipe_ranks) const {
   if (gpus_) {
     if (*gpus_ < 1) throw ConfigError(fmt::format("--gpus must be at least 1, but is {}", *gpus_));
     return *gpus_;
   }
+  if (recipe_ranks) return *recipe_ranks;
   // Three of the four say how many there are; cp alone is rarely meant when it is left out.
   if (given.tp && given.pp && given.dp) return *given.tp * *given.pp * *given.dp * given.cp.value_or(1);
   return hardware.cluster.gpus;
@@ -108,16 +144,20 @@ int PlanOptions::device_count(const cost::Hardware& hardware, const plan::Choice
 
 PlanTask PlanOptions::resolve() const {
   PlanTask task;
+  if (cluster_.empty())
+    throw ConfigError("no cluster is given",
+                      fmt::format("give --cluster, one of {}, or the path of a file", listed(data_names("clusters"))));
   task.hardware = cost::load_hardware(cluster_);
   std::optional<std::int64_t> batch = global_batch_, length = seq_;
   require_positive("--seq", length);
   require_positive("--global-batch", batch);
-  task.job.shape = shape(task.recipe);
+  task.job.shape = shape(task.recipe, task.job.mixture);
   task.given = given_;
   for (const auto& [flag, value] : {std::pair{"--tp", given_.tp},
                                     {"--pp", given_.pp},
                                     {"--dp", given_.dp},
                                     {"--cp", given_.cp},
+                                    {"--ep", given_.ep},
                                     {"--virtual-stages", given_.virtual_stages}}) {
     if (value && *value < 1) throw ConfigError(fmt::format("{} must be at least 1, but is {}", flag, *value));
   }
@@ -125,6 +165,12 @@ PlanTask PlanOptions::resolve() const {
     throw ConfigError(fmt::format("--zero must be from 0 to 3, but is {}", *given_.zero));
   require_positive("--microbatch", given_.microbatch);
   if (!recompute_.empty()) task.given.recompute = parse_name<plan::Recompute>("--recompute", recompute_);
+  if (!offload_.empty()) task.given.offload = parse_name<plan::Offload>("--offload", offload_);
+  if (task.given.offload.value_or(plan::Offload::kNone) != plan::Offload::kNone &&
+      task.hardware.cluster.host.memory_gib <= 0)
+    throw ConfigError(
+        fmt::format("--offload needs the host's memory, which cluster {} does not tell", task.hardware.cluster.name),
+        "add [host] with memory_gib, link_gb_per_s and memory_gb_per_s to the cluster's file");
   if (!sequence_parallel_.empty()) {
     if (sequence_parallel_ != "on" && sequence_parallel_ != "off")
       throw ConfigError(fmt::format("--sequence-parallel must be on or off, but is \"{}\"", sequence_parallel_));
@@ -132,8 +178,11 @@ PlanTask PlanOptions::resolve() const {
   }
   if (!schedule_.empty()) task.given.schedule = std::string(schedule::find_kind(schedule_).name);
   std::string precision = precision_;
-  if (!recipe_.empty()) take_from_recipe(task.recipe, task.given, length, batch, precision);
-  task.gpus = device_count(task.hardware, task.given);
+  if (!recipe_.empty()) {
+    take_from_recipe(task.recipe, task.given, length, batch, precision);
+    task.job.moments = spec::moments_of(task.recipe.optim);
+  }
+  task.gpus = device_count(task.hardware, task.given, recipe_.empty() ? std::nullopt : task.recipe.comm.ranks);
 
   if (precision.empty()) {
     task.chosen.emplace_back("precision");

@@ -38,15 +38,16 @@ class PlanOptions {
   PlanTask resolve() const;
 
  private:
-  spec::ModelShape shape(spec::Recipe& recipe) const;
-  int device_count(const cost::Hardware& hardware, const plan::Choices& given) const;
+  spec::ModelShape shape(spec::Recipe& recipe, plan::Mixture& mixture) const;
+  int device_count(const cost::Hardware& hardware, const plan::Choices& given,
+                   const std::optional<int>& recipe_ranks) const;
 
   std::string recipe_, model_, cluster_;
   plan::ModelSizes sizes_;
   std::optional<std::int64_t> seq_, global_batch_;
   std::optional<int> gpus_;
   plan::Choices given_;
-  std::string family_, precision_, attention_, recompute_, sequence_parallel_, schedule_;
+  std::string family_, precision_, attention_, recompute_, sequence_parallel_, schedule_, offload_;
 };
 
 }  // namespace trireme::cli

@@ -3,7 +3,6 @@
 #include <fmt/ostream.h>
 
 #include <CLI/CLI.hpp>
-#include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -12,10 +11,13 @@
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"
+#include "trireme/cli/plan/commands.h"
 #include "trireme/cli/plan/options.h"
+#include "trireme/cli/plan/page.h"
 #include "trireme/cli/plan/print.h"
 #include "trireme/cli/plan/recipe.h"
 #include "trireme/cli/program.h"
+#include "trireme/plan/explain.h"
 #include "trireme/plan/goodput.h"
 #include "trireme/plan/sizes.h"
 
@@ -32,7 +34,7 @@ constexpr const char* kExamples = R"(Examples:
 
 struct Options {
   PlanOptions plan;
-  std::string objective = "time", tokens, write;
+  std::string objective = "time", tokens, write, html;
   double days = 0;
   std::size_t top = 5;
   bool json = false;
@@ -96,27 +98,6 @@ std::string table_of(const std::vector<Estimate>& estimates) {
   return table.text("  ");
 }
 
-/// Where the best spends less than another one does.
-std::string why_slower(const Estimate& best, const Estimate& other) {
-  const auto parts = [](const Estimate& one) {
-    const plan::StepTime& time = one.time;
-    return std::array<std::pair<const char*, double>, 7>{{{"matrix products", time.work.matmul},
-                                                          {"attention", time.work.attention},
-                                                          {"memory-bound operators", time.work.streaming},
-                                                          {"tensor and context parallelism", time.work.communication},
-                                                          {"messages between stages", time.pipeline},
-                                                          {"the pipeline's bubble", time.bubble},
-                                                          {"replicas", time.replicas}}};
-  };
-  const auto mine = parts(best), theirs = parts(other);
-  std::size_t most = 0;
-  for (std::size_t index = 0; index < mine.size(); ++index) {
-    if (theirs[index].second - mine[index].second > theirs[most].second - mine[most].second) most = index;
-  }
-  return fmt::format("{:.1f} % slower, most of it in {}", 100 * (other.step_seconds() / best.step_seconds() - 1),
-                     theirs[most].first);
-}
-
 std::string report(const PlanTask& task, const Sized& sized, const Options& options) {
   const plan::SearchResult& found = sized.found;
   const Estimate& best = found.best.front();
@@ -140,7 +121,7 @@ std::string report(const PlanTask& task, const Sized& sized, const Options& opti
   out += table_of(found.best);
   out += "\nwhy the others lost\n";
   for (std::size_t index = 1; index < found.best.size(); ++index)
-    out += fmt::format("  {}: {}\n", to_text(found.best[index].layout), why_slower(best, found.best[index]));
+    out += fmt::format("  {}: {}\n", to_text(found.best[index].layout), plan::why_slower(best, found.best[index]));
   for (const auto& [reason, loss] : found.losses) {
     if (reason != "does not fit in memory") continue;
     out += fmt::format("  {}: {}", counted(loss.count, "layout"), reason);
@@ -179,10 +160,12 @@ int run_plan(const Options& options, Context& context) {
     const std::string text = recipe_text(task, sized.found.best.front(), options.tokens);
     write_text_file(options.write, text);
   }
+  if (!options.html.empty()) write_text_file(options.html, plan_page(task, sized));
   if (options.json) {
     context.out << to_json(task, sized).dump(2) << '\n';
   } else {
     context.out << report(task, sized, options);
+    if (!options.html.empty()) fmt::print(context.out, "\nwritten: {}\n", options.html);
     if (!options.write.empty()) fmt::print(context.out, "\nwritten: {}\n", options.write);
   }
   return kExitFine;
@@ -205,9 +188,20 @@ void add_plan_command(CLI::App& app, Context& context) {
       ->check(CLI::Range(1, 1000).description(""))
       ->type_name("N");
   command->add_option("--write", options->write, "Write a recipe with the best layout")->type_name("FILE");
+  command->add_option("--html", options->html, "Write a page with the breakdown and time over memory of all that fits")
+      ->type_name("FILE");
   command->add_flag("--json", options->json, "As JSON, and nothing else");
   command->footer(kExamples);
-  command->callback([&context, options] { context.run = [&context, options] { return run_plan(*options, context); }; });
+  command->require_subcommand(0, 1);
+  add_plan_explain(*command, context);
+  add_plan_roofline(*command, context);
+  add_plan_scaling(*command, context);
+  add_plan_batch(*command, context);
+  add_plan_in_flight(*command, context);
+  command->callback([&context, options, command] {
+    if (!command->get_subcommands().empty()) return;  // that one has left what is to be done
+    context.run = [&context, options] { return run_plan(*options, context); };
+  });
 }
 
 }  // namespace trireme::cli

@@ -31,10 +31,12 @@ std::string time_table(const Estimate& estimate) {
   row("matrix products", time.work.matmul, "");
   row("attention", time.work.attention, "");
   row("norms, activations, loss", time.work.streaming, "what only moves memory");
-  row("tensor and context parallelism", time.work.communication, "exposed");
+  row(estimate.layout.ep > 1 ? "tensor, context, expert parallelism" : "tensor and context parallelism",
+      time.work.communication, "exposed");
   row("stages' messages", time.pipeline, "exposed");
   row("pipeline bubble", time.bubble, time.replayed ? "by replaying the schedule" : "");
   row("replicas", time.replicas, "gradients and weights over dp, exposed");
+  if (time.offload > 0) row("host", time.offload, "gradients and weights to and from it, exposed");
   row("optimizer", time.optimizer, "");
   return table.text("  ");
 }
@@ -50,6 +52,7 @@ std::string memory_table(const Estimate& estimate) {
   table.add({"working memory", gib(parts.working)});
   table.add({"buffers and device software", gib(parts.buffers)});
   table.add({"together", gib(parts.total())});
+  if (estimate.memory.host > 0) table.add({"beside it, in the host's memory", gib(estimate.memory.host)});
   return table.text("  ");
 }
 
@@ -75,12 +78,19 @@ ordered_json to_json(const plan::Layout& layout) {
           {"pp", layout.pp},
           {"dp", layout.dp},
           {"cp", layout.cp},
+          {"ep", layout.ep},
           {"virtual_stages", layout.virtual_stages},
           {"microbatch", layout.microbatch},
           {"schedule", layout.schedule},
           {"zero", layout.zero},
+          {"offload", name_of(layout.offload)},
           {"sequence_parallel", layout.sequence_parallel},
           {"recompute", name_of(layout.recompute)}};
+}
+
+ordered_json memory_json(const plan::MemoryParts& parts) {
+  return {{"weights", parts.weights},         {"gradients", parts.gradients}, {"optimizer", parts.optimizer},
+          {"activations", parts.activations}, {"working", parts.working},     {"buffers", parts.buffers}};
 }
 
 ordered_json chosen_json(const PlanTask& task, const Estimate& estimate) {
@@ -91,6 +101,7 @@ ordered_json chosen_json(const PlanTask& task, const Estimate& estimate) {
   if (!given.pp) chosen["pp"] = layout.pp;
   if (!given.dp) chosen["dp"] = layout.dp;
   if (!given.cp) chosen["cp"] = layout.cp;
+  if (!given.ep && task.job.mixture.experts.count > 0) chosen["ep"] = layout.ep;
   if (!given.virtual_stages) chosen["virtual_stages"] = layout.virtual_stages;
   if (!given.microbatch) chosen["microbatch"] = layout.microbatch;
   if (!given.schedule) chosen["schedule"] = layout.schedule;
@@ -108,7 +119,6 @@ ordered_json chosen_json(const PlanTask& task, const Estimate& estimate) {
 
 ordered_json to_json(const PlanTask& task, const Estimate& estimate) {
   const plan::StepTime& time = estimate.time;
-  const plan::MemoryParts& parts = estimate.memory.parts;
   return {{"step_seconds", estimate.step_seconds()},
           {"tflops_per_gpu", estimate.tflops_per_gpu()},
           {"hardware_tflops_per_gpu", estimate.hardware_tflops_per_gpu()},
@@ -116,6 +126,7 @@ ordered_json to_json(const PlanTask& task, const Estimate& estimate) {
           {"tokens_per_second", task.job.tokens() / estimate.step_seconds()},
           {"memory_bytes_peak", estimate.memory.peak()},
           {"memory_bytes_device", estimate.memory.device},
+          {"memory_bytes_host", estimate.memory.host},
           {"fits", estimate.memory.fits},
           {"fullest_stage", estimate.memory.stage},
           {"gpus", task.gpus},
@@ -129,15 +140,10 @@ ordered_json to_json(const PlanTask& task, const Estimate& estimate) {
             {"pipeline_messages", time.pipeline},
             {"bubble", time.bubble},
             {"replicas", time.replicas},
+            {"offload", time.offload},
             {"optimizer", time.optimizer},
             {"recompute", time.recompute}}},
-          {"memory_breakdown",
-           {{"weights", parts.weights},
-            {"gradients", parts.gradients},
-            {"optimizer", parts.optimizer},
-            {"activations", parts.activations},
-            {"working", parts.working},
-            {"buffers", parts.buffers}}}};
+          {"memory_breakdown", memory_json(estimate.memory.parts)}};
 }
 
 }  // namespace trireme::cli

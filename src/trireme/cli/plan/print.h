@@ -15,6 +15,7 @@ namespace trireme::cli {
 std::string breakdown(const PlanTask& task, const plan::Estimate& estimate);
 nlohmann::ordered_json to_json(const PlanTask& task, const plan::Estimate& estimate);
 nlohmann::ordered_json to_json(const plan::Layout& layout);
+nlohmann::ordered_json memory_json(const plan::MemoryParts& parts);
 /// What was not given, with what was taken for it.
 nlohmann::ordered_json chosen_json(const PlanTask& task, const plan::Estimate& estimate);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "trireme/base/units.h"
+#include "trireme/plan/from_recipe.h"
 
 namespace trireme::cli {
 namespace {
@@ -65,16 +66,7 @@ void take_from_recipe(const spec::Recipe& recipe, plan::Choices& given, std::opt
   take(given.virtual_stages, recipe.pipeline.virtual_stages);
   if (recipe.layout.pp > 1) take(given.schedule, recipe.pipeline.schedule);
   if (recipe.train.microbatch) take(given.microbatch, *recipe.train.microbatch);
-  switch (recipe.train.recompute) {
-    case spec::RecomputeKind::kNone:
-      take(given.recompute, plan::Recompute::kNone);
-      break;
-    case spec::RecomputeKind::kSelective:
-      take(given.recompute, plan::Recompute::kSelective);
-      break;
-    default:  // the planner knows no halves: whole layers are the nearest
-      take(given.recompute, plan::Recompute::kFull);
-  }
+  take(given.recompute, plan::recompute_of(recipe.train.recompute));
   take(length, recipe.data.sequence);
   take(batch, std::max<std::int64_t>(1, recipe.batch.size / *length));
   if (precision.empty() && recipe.precision.compute != spec::Precision::kFp64)
@@ -82,6 +74,10 @@ void take_from_recipe(const spec::Recipe& recipe, plan::Choices& given, std::opt
 }
 
 std::string recipe_text(const PlanTask& task, const plan::Estimate& estimate, const std::string& tokens) {
+  if (task.job.mixture != plan::Mixture{})
+    throw ConfigError("recipes have no experts yet", "plan a dense model to write a recipe, or leave out --write");
+  if (estimate.layout.offload != plan::Offload::kNone)
+    throw ConfigError("recipes cannot keep anything on the host yet", "leave out --offload or --write");
   spec::Recipe recipe = task.recipe;
   recipe.model = spec::config_of(task.job.shape);
   recipe.data.sequence = task.job.length;

@@ -11,6 +11,7 @@
 #include "trireme/base/text.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
+#include "trireme/plan/published_layouts.h"
 #include "trireme/plan/validate.h"
 
 namespace trireme::cli {
@@ -20,7 +21,7 @@ using plan::Prediction;
 
 struct ValidateOptions {
   std::string fit;
-  bool leave_out = false, markdown = false, json = false;
+  bool leave_out = false, layouts = false, markdown = false, json = false;
 };
 
 std::string table_of(const std::vector<Prediction>& predictions, bool markdown) {
@@ -83,6 +84,53 @@ nlohmann::ordered_json json_of(const std::vector<Prediction>& predictions) {
       {"runs", rows}, {"counted", summary.runs}, {"median_error", summary.median}, {"above_12_percent", summary.far}};
 }
 
+std::string layout_text(const plan::Layout& layout) {
+  return fmt::format("tp {} pp {} dp {} x{} mb {}", layout.tp, layout.pp, layout.dp, layout.virtual_stages,
+                     layout.microbatch);
+}
+
+/// Where the published layout loses its time, in shares of its step.
+int compare_layouts(const ValidateOptions& options, Context& context) {
+  constexpr auto kRight = TextTable::Align::kRight;
+  TextTable table({{"run"},
+                   {"published"},
+                   {"planner"},
+                   {"slower %", kRight},
+                   {"by microbatch, chunks", kRight},
+                   {"by pp and dp", kRight},
+                   {"by tp", kRight},
+                   {"products", kRight},
+                   {"tp traffic", kRight},
+                   {"bubble, messages", kRight},
+                   {"replicas", kRight}});
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const plan::LayoutComparison& one : plan::compare_layouts(plan::load_published())) {
+    const auto percent = [](double value) { return fmt::format("{:+.1f}", 100 * value); };
+    const plan::StepTime &mine = one.best.time, &theirs = one.published.time;
+    const double whole = one.best.step_seconds();
+    const auto share = [&](double published, double best) { return percent((published - best) / whole); };
+    table.add({one.id, layout_text(one.published.layout), layout_text(one.best.layout),
+               percent(one.slower(one.published)), percent(one.slower(one.published) - one.slower(one.micros)),
+               percent(one.slower(one.micros) - one.slower(one.stages)), percent(one.slower(one.stages)),
+               share(theirs.work.matmul + theirs.work.attention + theirs.work.streaming,
+                     mine.work.matmul + mine.work.attention + mine.work.streaming),
+               share(theirs.work.communication, mine.work.communication),
+               share(theirs.bubble + theirs.pipeline, mine.bubble + mine.pipeline),
+               share(theirs.replicas + theirs.optimizer, mine.replicas + mine.optimizer)});
+    json.push_back({{"id", one.id},
+                    {"published", layout_text(one.published.layout)},
+                    {"planner", layout_text(one.best.layout)},
+                    {"slower", one.slower(one.published)},
+                    {"slower_with_free_micros", one.slower(one.micros)},
+                    {"slower_with_free_stages", one.slower(one.stages)}});
+  }
+  if (options.json)
+    context.out << json.dump(2) << '\n';
+  else
+    context.out << (options.markdown ? table.markdown() : table.text());
+  return kExitFine;
+}
+
 int fit(const std::string& device, Context& context) {
   const plan::Fit fitted = plan::fit_efficiency(device, plan::load_published());
   if (fitted.runs == 0)
@@ -100,6 +148,7 @@ int fit(const std::string& device, Context& context) {
 
 int validate(const ValidateOptions& options, Context& context) {
   if (!options.fit.empty()) return fit(options.fit, context);
+  if (options.layouts) return compare_layouts(options, context);
   const auto sources = plan::load_published();
   const std::vector<Prediction> predictions =
       options.leave_out
@@ -126,6 +175,8 @@ void add_validate_planner_command(CLI::App& app, Context& context) {
       std::make_shared<ValidateOptions>();  // shared with CLI11's callback, which outlives this function
   command->add_flag("--leave-one-out", options->leave_out,
                     "Predict each source's runs with constants fitted to the other sources only");
+  command->add_flag("--layouts", options->layouts,
+                    "Compare layouts that were published as best with the planner's, and say where they differ");
   command->add_option("--fit", options->fit, "Fit the constants of a device to its published runs and print them")
       ->type_name("DEVICE");
   command->add_flag("--markdown", options->markdown, "As a Markdown table");

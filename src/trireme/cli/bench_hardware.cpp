@@ -1,0 +1,381 @@
+// trireme bench hardware: measures this machine and writes a cluster file that plan, estimate and check read.
+//
+// What a rank can do is measured while all ranks do it, as in training: they share the machine's memory.
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/cores.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/new_file.h"
+#include "trireme/base/text.h"
+#include "trireme/base/units.h"
+#include "trireme/cli/commands.h"
+#include "trireme/cli/doctor/doctor.h"
+#include "trireme/cli/program.h"
+#include "trireme/cli/runtime_commands.h"
+#include "trireme/cli/start_ranks.h"
+#include "trireme/comm/measure.h"
+#include "trireme/observe/machine.h"
+#include "trireme/observe/run_reader.h"
+#include "trireme/plan/calibrate.h"
+#include "trireme/plan/from_recipe.h"
+
+namespace trireme::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct HardwareOptions {
+  std::string output;
+  std::optional<int> ranks;
+  double seconds = 0.15;
+  int steps = 12;
+  bool json = false;
+};
+
+/// Everything that was measured on one rank among all.
+struct Measured {
+  std::vector<plan::MeasuredProduct> products;
+  double bytes_per_second = 0;  ///< of memory
+  std::vector<plan::MeasuredReduction> reductions;
+  std::vector<plan::MeasuredStep> steps;
+};
+
+/// Shapes as training has them: many rows with square and wide weights, few rows, weight gradients.
+constexpr std::array<std::array<int, 3>, 9> kProducts{{{1024, 1024, 1024},
+                                                       {2048, 768, 768},
+                                                       {1024, 1024, 256},
+                                                       {1024, 256, 1024},
+                                                       {512, 512, 512},
+                                                       {2048, 256, 256},
+                                                       {256, 256, 2048},
+                                                       {512, 128, 128},
+                                                       {128, 128, 128}}};
+
+const device::Runtime& runtime() {
+  const LoadedRuntime loaded = load_runtime();
+  if (!loaded.runtime) throw ConfigError(loaded.error, loaded.hint);
+  return *loaded.runtime;
+}
+
+double mean_over(comm::Rank& rank, double value) {
+  rank.world().all_reduce(comm::Buffer{&value, 1, comm::DType::kF64}, comm::Reduce::kSum).wait();
+  return value / rank.ranks();
+}
+
+/// A triad over arrays far larger than any cache, two read and one written.
+double memory_rate(double seconds) {
+  constexpr std::size_t kCount = std::size_t{4} << 20;
+  std::vector<double> a(kCount, 1), b(kCount, 2), c(kCount, 3);
+  double best = 0;
+  const auto begin = std::chrono::steady_clock::now();
+  const auto since = [](auto time) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - time).count();
+  };
+  std::vector<double> rates;
+  for (int pass = 0; pass < 3 || since(begin) < 2 * seconds; ++pass) {
+    const auto start = std::chrono::steady_clock::now();
+    for (std::size_t i = 0; i < kCount; ++i) a[i] = b[i] + 0.5 * c[i];
+    rates.push_back(3 * sizeof(double) * kCount / since(start));
+    std::swap(a, b);
+  }
+  std::ranges::sort(rates);
+  best = rates[rates.size() / 2];
+  return a[kCount / 2] > -1 ? best : 0;  // so that nothing is left out
+}
+
+void measure_rank(const HardwareOptions& options, int threads, comm::Rank& rank, Measured& out) {
+  const device::Runtime& library = runtime();
+  library.set_intra_op_threads(threads);
+  const bool speaks = rank.rank() == 0;
+  for (const auto& [type, arithmetic] :
+       {std::pair{device::kGemmF32, cost::Arithmetic::kFp32}, {device::kGemmBf16, cost::Arithmetic::kBf16}}) {
+    for (const auto& [rows, columns, inner] : kProducts) {
+      rank.world().barrier().wait();
+      const double seconds = mean_over(rank, library.product_seconds(rows, columns, inner, type, options.seconds));
+      if (!std::isfinite(seconds))
+        throw ConfigError("the tensor library cannot multiply matrices here", "see trireme doctor");
+      if (speaks)
+        out.products.push_back({{static_cast<double>(rows), static_cast<double>(columns), static_cast<double>(inner)},
+                                arithmetic,
+                                seconds});
+    }
+  }
+  rank.world().barrier().wait();
+  const double rate = mean_over(rank, memory_rate(options.seconds));
+  if (speaks) out.bytes_per_second = rate;
+  if (rank.ranks() < 2) return;
+  const auto rows = comm::measure(rank, {.ops = {cost::Collective::kAllReduce},
+                                         .algorithms = {cost::Algorithm::kAuto},
+                                         .bytes = {1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20},
+                                         .in_place = true,
+                                         .budget_s = options.seconds});
+  if (!speaks) return;
+  for (const comm::Measurement& row : rows) out.reductions.push_back({static_cast<double>(row.bytes), row.seconds});
+}
+
+/// A small model; `ranks` share its steps.
+struct StepShape {
+  int width, layers, sequence, rows, ranks;
+  const char* precision;
+};
+
+spec::Recipe recipe_of(const StepShape& shape, int steps, const std::string& folder) {
+  return spec::load_recipe({.text = fmt::format(R"(
+[run]
+name = "calibration"
+out = "{}"
+[model]
+family = "llama"
+vocabulary = 2048
+positions = {}
+width = {}
+layers = {}
+heads = {}
+kv_heads = {}
+head_size = 64
+inner = {}
+[data]
+sequence = {}
+synthetic.kind = "markov"
+synthetic.vocabulary = 64
+[batch]
+size = {}
+[comm]
+ranks = {}
+transport = "threads"
+[precision]
+compute = "{}"
+[train]
+steps = {}
+hash_every = 0
+[checkpoint]
+every = 1000000
+)",
+                                                folder, shape.sequence, shape.width, shape.layers, shape.width / 64,
+                                                shape.width / 64, 4 * shape.width, shape.sequence,
+                                                shape.sequence * shape.rows, shape.ranks, shape.precision, steps)})
+      .value;
+}
+
+double median_step(const std::filesystem::path& folder) {
+  std::vector<double> seconds;
+  for (const observe::StepRecord& step : observe::read_run(folder).steps) {
+    if (step.step > 3) seconds.push_back(step.seconds);  // the first ones warm up
+  }
+  if (seconds.empty()) throw ConfigError("no steps were measured", "give --steps 8 or more");
+  std::ranges::sort(seconds);
+  return seconds[seconds.size() / 2];
+}
+
+/// Real steps of small models, alone and on all ranks.
+void measure_steps(const HardwareOptions& options, int ranks, Measured& out) {
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / fmt::format("trireme-calibration-{}", ::getpid());
+  std::vector<StepShape> shapes;
+  for (const char* precision : {"fp32", "bf16"}) {
+    shapes.push_back({128, 2, 128, 8, ranks, precision});
+    shapes.push_back({256, 4, 128, 8, ranks, precision});
+    shapes.push_back({256, 2, 512, 4, ranks, precision});
+    shapes.push_back({512, 2, 128, 4, ranks, precision});
+  }
+  const LogLevel level = log_level();
+  int number = 0;
+  for (const StepShape& shape : shapes) {
+    const spec::Recipe recipe = recipe_of(shape, options.steps, folder.string());
+    const std::filesystem::path run = folder / fmt::format("{}", number++);
+    set_log_level(LogLevel::kWarn);
+    const train::Commands& commands = load_train();
+    start_ranks(recipe, [&](comm::Rank& rank) {
+      (void)commands.run({.recipe = recipe, .folder = run, .resume = false, .local_ranks = shape.ranks}, rank);
+    });
+    set_log_level(level);
+    const plan::Job job = plan::job_of(recipe, *spec::shape_of(recipe.model));
+    out.steps.push_back({fmt::format("width {}, {} layers, {} x {} tokens, {} ranks, {}", shape.width, shape.layers,
+                                     shape.rows, shape.sequence, shape.ranks, shape.precision),
+                         job, plan::layout_of(recipe, job, shape.ranks), median_step(run)});
+  }
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
+}
+
+cost::Hardware hardware_of(const Measured& measured, int ranks, const std::string& name) {
+  const observe::Machine machine = observe::this_machine();
+  cost::Hardware hardware;
+  cost::Device& device = hardware.device;
+  device.name = name + "-core";
+  for (const plan::MeasuredProduct& one : measured.products) {
+    double& peak = one.arithmetic == cost::Arithmetic::kFp32 ? device.fp32_tflops : device.bf16_tflops;
+    peak = std::max(peak, one.product.flops() / one.seconds / 1e12);
+  }
+  const std::uint64_t memory = std::min(machine.memory, machine.memory_limit.value_or(machine.memory));
+  device.memory_gib = static_cast<double>(memory) / 1073741824.0 / ranks;
+  device.memory_gb_per_s = measured.bytes_per_second / 1e9;
+  device.software_gb = 0.1;
+  device.efficiency = {.matmul = 0.95,
+                       .memory = 0.9,
+                       .attention = 0.3,
+                       .link = 1,
+                       .network = 1,
+                       .overlap = 0.1,
+                       .gather = 1,
+                       .kernel_seconds = 5e-6};
+  cost::Cluster& cluster = hardware.cluster;
+  cluster.name = name;
+  cluster.device = name + ".device.toml";
+  cluster.gpus = cluster.gpus_per_node = ranks;
+  cluster.link = {.kind = "memory of this machine"};
+  if (!measured.reductions.empty()) {
+    const plan::LinkFit link = plan::fit_link(measured.reductions, ranks);
+    cluster.link.gb_per_s = link.gb_per_s;
+    cluster.link.latency_us = link.latency_us;
+  } else {
+    cluster.link.gb_per_s = measured.bytes_per_second / 1e9;
+    cluster.link.latency_us = 1;
+  }
+  cluster.reliability.restart_seconds = 30;
+  cluster.reliability.storage_gb_per_s = 0.5;
+  return hardware;
+}
+
+std::string products_text(const cost::Hardware& hardware, const Measured& measured, const std::string& prefix) {
+  TextTable table(
+      {{"product"}, {"numbers"}, {"GFLOP/s", TextTable::Align::kRight}, {"predicted", TextTable::Align::kRight}});
+  for (const plan::MeasuredProduct& one : measured.products) {
+    const double predicted = cost::matmul_seconds(hardware, one.arithmetic, one.product);
+    table.add({fmt::format("{:.0f} x {:.0f} x {:.0f}", one.product.rows, one.product.columns, one.product.inner),
+               one.arithmetic == cost::Arithmetic::kFp32 ? "fp32" : "bf16",
+               fmt::format("{:.1f}", one.product.flops() / one.seconds / 1e9),
+               fmt::format("{:.1f}", one.product.flops() / predicted / 1e9)});
+  }
+  return table.text(prefix);
+}
+
+std::string steps_text(const cost::Hardware& hardware, const Measured& measured, const std::string& prefix) {
+  TextTable table({{"step"}, {"measured", TextTable::Align::kRight}, {"predicted", TextTable::Align::kRight}});
+  for (const plan::MeasuredStep& one : measured.steps)
+    table.add({one.name, short_seconds(one.seconds),
+               short_seconds(plan::estimate(hardware, one.job, one.layout).step_seconds())});
+  return table.text(prefix);
+}
+
+/// Two files: the cluster, and its device beside it.
+void write_files(const HardwareOptions& options, const cost::Hardware& hardware, const Measured& measured) {
+  const std::filesystem::path path = options.output;
+  const std::string head = "# Measured by `trireme bench hardware`; all ranks worked at once.\n";
+  write_text_file(path.parent_path() / hardware.cluster.device,
+                  fmt::format("{}{}{}\n{}", head, products_text(hardware, measured, "#   "),
+                              steps_text(hardware, measured, "#   "), config::to_toml(hardware.device)));
+  std::string reductions;
+  for (const plan::MeasuredReduction& one : measured.reductions)
+    reductions += fmt::format("#   all-reduce of {}: {}\n", short_bytes(one.bytes), short_seconds(one.seconds));
+  write_text_file(path, head + reductions + "\n" + config::to_toml(hardware.cluster));
+}
+
+ordered_json to_json(const cost::Hardware& hardware, const Measured& measured, const plan::Calibration& calibration) {
+  const cost::Efficiency& efficiency = calibration.efficiency;
+  ordered_json out{{"ranks", hardware.cluster.gpus},
+                   {"fp32_tflops", hardware.device.fp32_tflops},
+                   {"bf16_tflops", hardware.device.bf16_tflops},
+                   {"memory_gb_per_s", hardware.device.memory_gb_per_s},
+                   {"link_gb_per_s", hardware.cluster.link.gb_per_s},
+                   {"link_latency_us", hardware.cluster.link.latency_us},
+                   {"efficiency",
+                    {{"matmul", efficiency.matmul},
+                     {"memory", efficiency.memory},
+                     {"attention", efficiency.attention},
+                     {"overlap", efficiency.overlap},
+                     {"kernel_seconds", efficiency.kernel_seconds}}},
+                   {"products_error", calibration.products_error},
+                   {"steps_error", calibration.steps_error},
+                   {"products", ordered_json::array()},
+                   {"steps", ordered_json::array()}};
+  for (const plan::MeasuredProduct& one : measured.products)
+    out["products"].push_back({{"rows", one.product.rows},
+                               {"columns", one.product.columns},
+                               {"inner", one.product.inner},
+                               {"numbers", one.arithmetic == cost::Arithmetic::kFp32 ? "fp32" : "bf16"},
+                               {"seconds", one.seconds},
+                               {"predicted_seconds", cost::matmul_seconds(hardware, one.arithmetic, one.product)}});
+  for (const plan::MeasuredStep& one : measured.steps)
+    out["steps"].push_back({{"name", one.name},
+                            {"seconds", one.seconds},
+                            {"predicted_seconds", plan::estimate(hardware, one.job, one.layout).step_seconds()}});
+  return out;
+}
+
+int run(const HardwareOptions& options, Context& context) {
+  const int ranks = options.ranks.value_or(usable_cores());
+  const int threads = std::max(1, usable_cores() / ranks);
+  const std::string stem =
+      options.output.empty() ? "this-machine" : std::filesystem::path(options.output).stem().string();
+  if (!options.output.empty() && std::filesystem::path(options.output).extension() != ".toml")
+    throw ConfigError(fmt::format("-o {} does not end in .toml", options.output),
+                      fmt::format("use -o {}.toml", options.output));
+  spec::Recipe recipe;
+  recipe.comm.ranks = ranks;
+  recipe.comm.transport = spec::Transport::kThreads;
+  Measured measured;
+  start_ranks(recipe, [&](comm::Rank& rank) { measure_rank(options, threads, rank, measured); });
+  measure_steps(options, ranks, measured);
+  cost::Hardware hardware = hardware_of(measured, ranks, stem);
+  const plan::Calibration calibration = plan::calibrate(hardware, measured.products, measured.steps);
+  hardware.device.efficiency = calibration.efficiency;
+  if (!options.output.empty()) write_files(options, hardware, measured);
+  if (options.json) {
+    context.out << to_json(hardware, measured, calibration).dump(2) << '\n';
+    return kExitFine;
+  }
+  const cost::Device& device = hardware.device;
+  fmt::print(
+      context.out,
+      "{} of {} each, all at once: fp32 {:.3g} TFLOP/s, bf16 {:.3g}, memory {:.3g} GB/s, link {:.3g} GB/s after "
+      "{:.3g} us\n\n{}\n{}\n  predictions are off by {:.1f} % for products and {:.1f} % for steps, at the median\n",
+      counted(static_cast<std::size_t>(ranks), "rank"), counted(static_cast<std::size_t>(threads), "thread"),
+      device.fp32_tflops, device.bf16_tflops, device.memory_gb_per_s, hardware.cluster.link.gb_per_s,
+      hardware.cluster.link.latency_us, products_text(hardware, measured, "  "), steps_text(hardware, measured, "  "),
+      100 * calibration.products_error, 100 * calibration.steps_error);
+  if (!options.output.empty())
+    fmt::print(context.out, "\nwritten: {} and {}; try: trireme plan --cluster {} --model gpt2-124m\n", options.output,
+               hardware.cluster.device, options.output);
+  return kExitFine;
+}
+
+}  // namespace
+
+void add_bench_hardware(CLI::App& bench, Context& context) {
+  CLI::App* command = bench.add_subcommand(
+      "hardware",
+      "Measure this machine's products, memory, collectives and steps, and write a cluster file for plan and check");
+  const auto options =
+      std::make_shared<HardwareOptions>();  // shared with CLI11's callback, which outlives this function
+  command->add_option("-o,--output", options->output, "The cluster file; its device's file comes to stand beside it")
+      ->type_name("FILE.toml");
+  command->add_option("--ranks", options->ranks, "Ranks that the machine is shared by; default: one for each core")
+      ->check(CLI::Range(1, 4096).description(""))
+      ->type_name("N");
+  command->add_option("--seconds", options->seconds, "For each product; default 0.15")
+      ->check(CLI::Range(0.01, 60.0).description(""))
+      ->type_name("S");
+  command->add_option("--steps", options->steps, "Of each small model; default 12")
+      ->check(CLI::Range(6, 10000).description(""))
+      ->type_name("N");
+  command->add_flag("--json", options->json, "As JSON, and nothing else");
+  command->footer(
+      "Examples:\n  trireme bench hardware -o my.toml\n  trireme plan --cluster my.toml --model gpt2-124m --write "
+      "recipe.toml");
+  command->callback([&context, options] { context.run = [&context, options] { return run(*options, context); }; });
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,182 @@
+// trireme check: everything that can be known about a run before it starts, without a device.
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/text.h"
+#include "trireme/base/units.h"
+#include "trireme/cli/commands.h"
+#include "trireme/cli/plan/print.h"
+#include "trireme/cli/program.h"
+#include "trireme/cli/recipe_options.h"
+#include "trireme/plan/check_recipe.h"
+
+namespace trireme::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr const char* kExamples = R"(Examples:
+  trireme check recipes/tiny.toml --ranks 2
+  trireme check big.toml --ranks 1024 --cluster dgx-h100
+  trireme check big.toml --ranks 1024 --cluster dgx-h100 --set layout.pp=8 --json)";
+
+struct CheckCommand {
+  RecipeOptions recipe;
+  std::optional<int> ranks;
+  std::string cluster;
+  bool json = false;
+};
+
+/// Ranks of the recipe where the command line has none.
+int ranks_of(const CheckCommand& options, const spec::Recipe& recipe) {
+  if (options.ranks) return *options.ranks;
+  if (recipe.comm.ranks) return *recipe.comm.ranks;
+  return static_cast<int>(recipe.layout.ranks_per_copy() * recipe.layout.dp.value_or(1));
+}
+
+/// Both look at the layout; the one that knows the model gives hints that suit each other.
+void drop_doubles(std::vector<config::Problem>& problems, const std::vector<config::Problem>& better) {
+  std::erase_if(problems, [&](const config::Problem& problem) {
+    return std::ranges::any_of(better, [&](const config::Problem& other) {
+      return other.key == problem.key || (problem.key == "layout" && other.key == "layout.dp");
+    });
+  });
+}
+
+std::string ranks_text(int stage, int ranks_per_stage) {
+  const int first = stage * ranks_per_stage;
+  return ranks_per_stage == 1 ? fmt::format("{}", first) : fmt::format("{}-{}", first, first + ranks_per_stage - 1);
+}
+
+std::string memory_table(const plan::Checkup& checkup) {
+  constexpr auto kRight = TextTable::Align::kRight;
+  const int each = checkup.estimate->layout.gpus() / checkup.estimate->layout.pp;
+  TextTable table({{"ranks", kRight},
+                   {"stage", kRight},
+                   {"layers", kRight},
+                   {"weights", kRight},
+                   {"gradients", kRight},
+                   {"optimizer", kRight},
+                   {"activations", kRight},
+                   {"working", kRight},
+                   {"buffers", kRight},
+                   {"together", kRight},
+                   {"in flight", kRight}});
+  const auto size = [](double bytes) { return short_bytes(bytes); };
+  for (const plan::StageMemory& one : checkup.stages) {
+    const plan::MemoryParts& parts = one.parts;
+    table.add({ranks_text(one.stage, each), fmt::format("{}", one.stage), fmt::format("{}", one.layers),
+               size(parts.weights), size(parts.gradients), size(parts.optimizer), size(parts.activations),
+               size(parts.working), size(parts.buffers), size(parts.total()), fmt::format("{:.1f}", one.in_flight)});
+  }
+  return table.text("  ");
+}
+
+std::string report(const CheckCommand& options, const cost::Hardware& hardware, const plan::Checkup& checkup) {
+  const plan::Estimate& estimate = *checkup.estimate;
+  const spec::ModelShape& shape = checkup.job->shape;
+  std::string out = fmt::format(
+      "{} on {}: {}\n  model     {} parameters, {} rows of {} tokens a step\n", options.recipe.file(),
+      counted(static_cast<std::size_t>(estimate.layout.gpus()), "rank"), to_text(estimate.layout),
+      short_count(static_cast<double>(spec::count_parameters(shape).total())), checkup.job->batch, checkup.job->length);
+  if (const auto& proof = checkup.proof) {
+    out += fmt::format(
+        "  schedule  {}: {} passes and {} messages of {} microbatches through {} on {}; complete, and free of deadlock "
+        "{}\n",
+        proof->kind, proof->passes, proof->messages, proof->micros,
+        counted(static_cast<std::size_t>(proof->chunks), "chunk"),
+        counted(static_cast<std::size_t>(proof->ranks), "stage"),
+        proof->slots == 0
+            ? "without any buffering"
+            : fmt::format("where a channel holds {}", counted(static_cast<std::size_t>(proof->slots), "message")));
+  } else {
+    out += "  schedule  none: there is a single stage\n";
+  }
+  out += fmt::format("  time      {} a step predicted on {} x {}, {} tokens/s{}\n",
+                     short_seconds(estimate.step_seconds()), estimate.layout.gpus(), hardware.device.name,
+                     short_count(checkup.job->tokens() / estimate.step_seconds()),
+                     options.cluster.empty() ? " (no --cluster was given: plausible, not measured)" : "");
+  out += fmt::format("\npeak memory of each rank\n{}", memory_table(checkup));
+  for (const std::string& note : checkup.notes) out += fmt::format("\nnote: {}", note);
+  if (!checkup.notes.empty()) out += '\n';
+  return out;
+}
+
+ordered_json to_json(const plan::Checkup& checkup, const std::vector<config::Problem>& problems) {
+  ordered_json out{{"fine", problems.empty()}, {"problems", ordered_json::array()}, {"notes", checkup.notes}};
+  for (const config::Problem& problem : problems)
+    out["problems"].push_back(
+        {{"key", problem.key}, {"reason", problem.reason}, {"fix", problem.hint}, {"where", problem.where}});
+  if (const auto& proof = checkup.proof)
+    out["schedule"] = {{"kind", proof->kind},     {"stages", proof->ranks},
+                       {"chunks", proof->chunks}, {"micros", proof->micros},
+                       {"passes", proof->passes}, {"messages", proof->messages},
+                       {"slots", proof->slots},   {"complete_and_free_of_deadlock", true}};
+  if (!checkup.estimate) return out;
+  const plan::Estimate& estimate = *checkup.estimate;
+  out["step_seconds"] = estimate.step_seconds();
+  out["memory_bytes_peak"] = estimate.memory.peak();
+  out["memory_bytes_device"] = estimate.memory.device;
+  out["fits"] = estimate.memory.fits;
+  out["layout"] = cli::to_json(estimate.layout);
+  const int each = estimate.layout.gpus() / estimate.layout.pp;
+  out["ranks"] = ordered_json::array();
+  for (const plan::StageMemory& one : checkup.stages) {
+    out["ranks"].push_back({{"first_rank", one.stage * each},
+                            {"last_rank", one.stage * each + each - 1},
+                            {"stage", one.stage},
+                            {"layers", one.layers},
+                            {"in_flight", one.in_flight},
+                            {"bytes", memory_json(one.parts)},
+                            {"bytes_together", one.parts.total()}});
+  }
+  return out;
+}
+
+int check(CheckCommand& options, Context& context) {
+  if (options.ranks) options.recipe.set(fmt::format("comm.ranks={}", *options.ranks));
+  std::vector<config::Problem> problems;
+  const spec::LoadedRecipe loaded = options.recipe.read(problems);
+  const cost::Hardware hardware = cost::load_hardware(options.cluster.empty() ? "local" : options.cluster);
+  plan::Checkup checkup = plan::check_recipe(
+      loaded.value,
+      {.ranks = ranks_of(options, loaded.value), .hardware = hardware, .judge_memory = !options.cluster.empty()});
+  drop_doubles(problems, checkup.problems);
+  config::add_cross_problems(checkup.problems, loaded.origins, options.recipe.input(), problems);
+  if (options.json) {
+    context.out << to_json(checkup, problems).dump(2) << '\n';
+    return problems.empty() ? kExitFine : kExitUsage;
+  }
+  if (checkup.estimate) context.out << report(options, hardware, checkup);
+  if (!problems.empty()) throw config::ProblemsError(options.recipe.file(), std::move(problems));
+  context.out << "\nit can run\n";
+  return kExitFine;
+}
+
+}  // namespace
+
+void add_check_command(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand(
+      "check",
+      "Before a run, without a GPU: every problem with a fix, the schedule proven, memory of each rank, step time");
+  const auto options = std::make_shared<CheckCommand>();  // shared with CLI11's callback, which outlives this function
+  options->recipe.add_to(*command, RecipeOptions::File::kRequired);
+  command->add_option("--ranks", options->ranks, "How many ranks the run will have; default: what the recipe says")
+      ->check(CLI::PositiveNumber.description(""))
+      ->type_name("N");
+  command
+      ->add_option("--cluster", options->cluster,
+                   "What it will run on, by name (dgx-h100, ...) or the path of a file; whether memory suffices is "
+                   "judged where this is given")
+      ->type_name("NAME");
+  command->add_flag("--json", options->json, "As JSON, and nothing else");
+  command->footer(kExamples);
+  command->callback([&context, options] { context.run = [&context, options] { return check(*options, context); }; });
+}
+
+}  // namespace trireme::cli

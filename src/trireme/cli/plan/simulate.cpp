@@ -1,0 +1,227 @@
+// trireme simulate: a step of every rank with what disturbs it, and weeks of steps with failures.
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/error.h"
+#include "trireme/base/new_file.h"
+#include "trireme/base/text.h"
+#include "trireme/base/units.h"
+#include "trireme/cli/commands.h"
+#include "trireme/cli/plan/options.h"
+#include "trireme/cli/plan/print.h"
+#include "trireme/cli/program.h"
+#include "trireme/plan/simulate.h"
+
+namespace trireme::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr const char* kExamples = R"(Examples:
+  trireme simulate gpt3.toml --cluster selene --trace step.json
+  trireme simulate --model llama3-405b --cluster llama3-h100-16k --global-batch 2048 --faults
+  trireme simulate --model llama3-70b --cluster dgx-h100 --gpus 1024 --stragglers 0.002 --straggler-factor 1.5)";
+
+/// With --faults, where no rates are given: one device in a thousand a quarter slower, one link in a thousand at a
+/// quarter of its speed, passes that vary by 2 %.
+constexpr plan::Disturbances kUsual{
+    .stragglers = 0.001, .straggler_factor = 1.25, .slow_links = 0.001, .slow_link_factor = 4, .jitter = 0.02};
+
+struct SimulateOptions {
+  PlanOptions plan;
+  bool faults = false, json = false;
+  std::optional<double> stragglers, straggler_factor, slow_links, slow_link_factor, jitter, mtbf_hours;
+  double days = 14;
+  std::int64_t seed = 0;
+  std::string trace;
+};
+
+plan::Disturbances disturbances_of(const SimulateOptions& options) {
+  const plan::Disturbances usual = options.faults ? kUsual : plan::Disturbances{};
+  plan::Disturbances out;
+  out.stragglers = options.stragglers.value_or(usual.stragglers);
+  out.straggler_factor = options.straggler_factor.value_or(kUsual.straggler_factor);
+  out.slow_links = options.slow_links.value_or(usual.slow_links);
+  out.slow_link_factor = options.slow_link_factor.value_or(kUsual.slow_link_factor);
+  out.jitter = options.jitter.value_or(usual.jitter);
+  out.seed = static_cast<std::uint64_t>(options.seed);
+  return out;
+}
+
+struct Result {
+  PlanTask task;
+  plan::Estimate estimate;
+  plan::Disturbances disturbances;
+  plan::SimulatedStep step;
+  plan::Goodput goodput;
+  plan::SimulatedRun run;
+  double took = 0;
+};
+
+Result simulate(const SimulateOptions& options) {
+  Result result;
+  result.task = options.plan.resolve();
+  PlanTask& task = result.task;
+  if (options.mtbf_hours) task.hardware.cluster.reliability.device_mtbf_hours = *options.mtbf_hours;
+  const plan::SearchResult found = plan::search(task.hardware, task.job, task.gpus, {.given = task.given, .top = 3});
+  result.estimate = found.best.empty() ? *found.smallest : found.best.front();
+  result.disturbances = disturbances_of(options);
+  const auto begin = std::chrono::steady_clock::now();
+  const plan::StepSimulator simulator(task.hardware, task.job, result.estimate.layout, result.disturbances);
+  result.step = simulator.run();
+  result.took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (!options.trace.empty()) {
+    std::vector<int> copies{0};
+    if (result.step.slowest != 0) copies.push_back(result.step.slowest);
+    write_text_file(options.trace, simulator.trace(result.step, copies));
+  }
+  result.goodput = plan::estimate_goodput(task.hardware, task.job, task.gpus);
+  result.run = plan::simulate_run({.step_seconds = result.step.seconds,
+                                   .days = options.days,
+                                   .reliability = result.goodput,
+                                   .restart_seconds = task.hardware.cluster.reliability.restart_seconds,
+                                   .seed = static_cast<std::uint64_t>(options.seed)});
+  return result;
+}
+
+std::string step_text(const Result& result) {
+  const plan::SimulatedStep& step = result.step;
+  std::vector<double> sorted = step.pipelines;
+  std::ranges::sort(sorted);
+  std::string out = fmt::format("{} on {} x {} ({})\n", to_text(result.estimate.layout), result.task.gpus,
+                                result.task.hardware.device.name, result.task.hardware.cluster.name);
+  out +=
+      fmt::format("\none step, {} instructions of {} replayed in {}\n", short_count(static_cast<double>(step.events)),
+                  counted(step.pipelines.size(), "pipeline"), short_seconds(result.took));
+  TextTable table({{""}, {"", TextTable::Align::kRight}, {""}});
+  table.add({"step", short_seconds(step.seconds),
+             fmt::format("{:.1f} % longer than without disturbances ({})", 100 * (step.seconds / step.undisturbed - 1),
+                         short_seconds(step.undisturbed))});
+  table.add({"fastest pipeline", short_seconds(sorted.front()), ""});
+  table.add({"median pipeline", short_seconds(sorted[sorted.size() / 2]), ""});
+  table.add(
+      {"slowest pipeline", short_seconds(sorted.back()), fmt::format("copy {}: all others wait for it", step.slowest)});
+  table.add({"replicas, optimizer", short_seconds(step.tail), "after the last pipeline"});
+  table.add({"slow devices", fmt::format("{}", step.slow_devices),
+             fmt::format("{} of {} drawn, {} x as long", result.disturbances.stragglers, result.task.gpus,
+                         result.disturbances.straggler_factor)});
+  table.add({"slow links", fmt::format("{}", step.slow_links),
+             fmt::format("{} of those between stages, {} x as long", result.disturbances.slow_links,
+                         result.disturbances.slow_link_factor)});
+  return out + table.text("  ");
+}
+
+std::string run_text(const Result& result, double days) {
+  const plan::SimulatedRun& run = result.run;
+  const plan::Goodput& goodput = result.goodput;
+  std::string out = fmt::format("\n{} days with failures\n", days);
+  TextTable table({{""}, {"", TextTable::Align::kRight}, {"%", TextTable::Align::kRight}, {""}});
+  const auto row = [&](const char* name, double seconds, std::string note) {
+    table.add({name, short_seconds(seconds), fmt::format("{:.2f}", 100 * seconds / run.seconds), std::move(note)});
+  };
+  row("training", run.training,
+      fmt::format("{} steps, {} tokens", run.steps,
+                  short_count(static_cast<double>(run.steps) * result.task.job.tokens())));
+  row("checkpoints", run.checkpoints,
+      fmt::format("{} in {} each", short_bytes(goodput.checkpoint_bytes), short_seconds(goodput.checkpoint_seconds)));
+  row("lost work", run.lost, "since the last checkpoint");
+  row("restarts", run.restarts,
+      fmt::format("{} failures, one every {} expected", run.failures, short_seconds(goodput.mtbf_seconds)));
+  out += table.text("  ");
+  out += fmt::format(
+      "  a checkpoint every {} (Daly; Young: {}); Daly's model expects {:.2f} % of the time to be training\n",
+      short_seconds(goodput.interval_seconds),
+      short_seconds(plan::young_interval(goodput.checkpoint_seconds, goodput.mtbf_seconds)), 100 * goodput.share);
+  return out;
+}
+
+ordered_json to_json(const Result& result, double days) {
+  const plan::SimulatedStep& step = result.step;
+  const plan::SimulatedRun& run = result.run;
+  const plan::Goodput& goodput = result.goodput;
+  return {{"layout", cli::to_json(result.estimate.layout)},
+          {"gpus", result.task.gpus},
+          {"fits", result.estimate.memory.fits},
+          {"step",
+           {{"seconds", step.seconds},
+            {"undisturbed_seconds", step.undisturbed},
+            {"pipelines", step.pipelines.size()},
+            {"slowest_copy", step.slowest},
+            {"slow_devices", step.slow_devices},
+            {"slow_links", step.slow_links},
+            {"instructions", step.events},
+            {"simulated_in_seconds", result.took}}},
+          {"run",
+           {{"days", days},
+            {"steps", run.steps},
+            {"failures", run.failures},
+            {"goodput", run.goodput()},
+            {"expected_goodput", goodput.share},
+            {"training_seconds", run.training},
+            {"checkpoint_seconds", run.checkpoints},
+            {"lost_seconds", run.lost},
+            {"restart_seconds", run.restarts},
+            {"mtbf_seconds", goodput.mtbf_seconds},
+            {"daly_interval_seconds", goodput.interval_seconds},
+            {"young_interval_seconds", plan::young_interval(goodput.checkpoint_seconds, goodput.mtbf_seconds)}}}};
+}
+
+int run_simulate(const SimulateOptions& options, Context& context) {
+  const Result result = simulate(options);
+  if (options.json) {
+    context.out << to_json(result, options.days).dump(2) << '\n';
+    return kExitFine;
+  }
+  context.out << step_text(result);
+  if (options.faults || options.mtbf_hours) context.out << run_text(result, options.days);
+  if (!options.trace.empty()) fmt::print(context.out, "\nwritten: {} (open it at ui.perfetto.dev)\n", options.trace);
+  return kExitFine;
+}
+
+}  // namespace
+
+void add_simulate_command(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand(
+      "simulate", "Play a step of every rank with stragglers and slow links, and weeks of steps with failures");
+  const auto options =
+      std::make_shared<SimulateOptions>();  // shared with CLI11's callback, which outlives this function
+  options->plan.add_to(*command, PlanOptions::Recipe::kPositional);
+  command->add_flag("--faults", options->faults,
+                    "With failures at the cluster's rate, and with disturbances: a slow device and a slow link in a "
+                    "thousand, and passes that vary by 2 %, unless other rates are given");
+  const auto share = [&](const char* flag, std::optional<double>& value, const char* meaning) {
+    command->add_option(flag, value, meaning)->check(CLI::Range(0.0, 1.0).description(""))->type_name("SHARE");
+  };
+  const auto factor = [&](const char* flag, std::optional<double>& value, const char* meaning) {
+    command->add_option(flag, value, meaning)->check(CLI::Range(1.0, 1e6).description(""))->type_name("FACTOR");
+  };
+  share("--stragglers", options->stragglers, "Share of the devices that are slow");
+  factor("--straggler-factor", options->straggler_factor, "How much longer they take; default 1.25");
+  share("--slow-links", options->slow_links, "Share of the links between stages that are slow");
+  factor("--slow-link-factor", options->slow_link_factor, "How much longer their messages take; default 4");
+  share("--jitter", options->jitter, "Standard deviation of each pass's time");
+  command
+      ->add_option("--mtbf-hours", options->mtbf_hours,
+                   "Mean time between failures of one device, instead of the cluster's")
+      ->check(CLI::PositiveNumber.description(""))
+      ->type_name("H");
+  command->add_option("--days", options->days, "How long the run goes on; default 14")
+      ->check(CLI::Range(0.001, 36500.0).description(""))
+      ->type_name("N");
+  command->add_option("--seed", options->seed, "From which all draws follow; default 0")
+      ->check(CLI::NonNegativeNumber.description(""))
+      ->type_name("N");
+  command->add_option("--trace", options->trace, "Write the step of the first and the slowest copy for ui.perfetto.dev")
+      ->type_name("FILE");
+  command->add_flag("--json", options->json, "As JSON, and nothing else");
+  command->footer(kExamples);
+  command->callback(
+      [&context, options] { context.run = [&context, options] { return run_simulate(*options, context); }; });
+}
+
+}  // namespace trireme::cli

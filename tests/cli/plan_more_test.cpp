@@ -1,0 +1,152 @@
+// The commands below `trireme plan`, `trireme simulate`, and mixtures.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/cli/run.h"
+
+namespace trireme::cli {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+std::string scratch(const std::string& name) {
+  const auto folder = std::filesystem::temp_directory_path() / ("trireme-plan-more-" + std::to_string(::getpid()));
+  std::filesystem::create_directories(folder);
+  return (folder / name).string();
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+json run_json(std::vector<std::string> arguments) {
+  arguments.emplace_back("--json");
+  const Outcome outcome = run(arguments);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  return json::parse(outcome.out);
+}
+
+const std::vector<std::string> kSmall{"--model", "llama3-8b", "--cluster",      "dgx-h100",
+                                      "--gpus",  "16",        "--global-batch", "64"};
+
+std::vector<std::string> with(std::vector<std::string> head, const std::vector<std::string>& tail) {
+  head.insert(head.end(), tail.begin(), tail.end());
+  return head;
+}
+
+TEST(PlanExplain, TellsForEveryDecisionWhatTheOthersCost) {
+  const Outcome outcome = run(with({"plan", "explain"}, kSmall));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("% slower, most of it in"));
+  EXPECT_THAT(outcome.out, HasSubstr("the best"));
+  const json result = run_json(with({"plan", "explain"}, kSmall));
+  bool has_tp = false;
+  for (const auto& decision : result.at("decisions")) has_tp = has_tp || decision.at("name") == "tp";
+  EXPECT_TRUE(has_tp);
+}
+
+TEST(PlanPage, IsOnePageWithBreakdownAndFront) {
+  const std::string path = scratch("plan.html");
+  const Outcome outcome = run(with(with({"plan"}, kSmall), {"--html", path}));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const std::string page = text_of(path);
+  EXPECT_THAT(page, HasSubstr("<!doctype html>"));
+  for (const char* part : {"A step&#39;s time", "Time over memory", "Each decision made otherwise", "tp "})
+    EXPECT_THAT(page, HasSubstr(part));
+  EXPECT_EQ(page.find("http://") == std::string::npos || page.find("www.w3.org") != std::string::npos, true);
+}
+
+TEST(PlanRoofline, SaysWhatBindsEachOperator) {
+  const std::string path = scratch("roof.svg");
+  const json result = run_json(with(with({"plan", "roofline"}, kSmall), {"--svg", path}));
+  EXPECT_NEAR(result.at("ridge").get<double>(), 989e12 / 3.35e12, 0.1);
+  for (const auto& one : result.at("operators")) {
+    EXPECT_LE(one.at("predicted_flops").get<double>(), one.at("roof_flops").get<double>() * 1.0001) << one;
+    if (one.at("name") == "norms, activations, sums") {
+      EXPECT_EQ(one.at("bound"), "memory");
+    }
+    if (one.at("name") == "mlp in") {
+      EXPECT_EQ(one.at("bound"), "compute");
+    }
+  }
+  EXPECT_THAT(text_of(path), HasSubstr("</svg>"));
+}
+
+TEST(PlanScaling, TakesFlopsOrDevicesAndDays) {
+  const json chinchilla = run_json({"plan", "scaling", "--flops", "5.76e23"});
+  EXPECT_NEAR(chinchilla.at("laws")[0].at("parameters").get<double>(), 3.219e10, 1e7);
+  const json devices =
+      run_json({"plan", "scaling", "--cluster", "dgx-h100", "--gpus", "8", "--days", "1", "--mfu", "0.5"});
+  EXPECT_NEAR(devices.at("flops").get<double>(), 8 * 989e12 * 0.5 * 86400, 1e15);
+  EXPECT_EQ(run({"plan", "scaling"}).code, kExitUsage);
+  EXPECT_THAT(run({"plan", "scaling", "--flops", "1e20", "--days", "3"}).err, HasSubstr("both"));
+}
+
+TEST(PlanBatch, DrawsTheTradeOff) {
+  const json result = run_json({"plan", "batch", "--noise-scale", "1M", "--batch", "4M"});
+  EXPECT_DOUBLE_EQ(result.at("chosen").at("steps").get<double>(), 1.25);
+  EXPECT_DOUBLE_EQ(result.at("chosen").at("examples").get<double>(), 5);
+  const std::string path = scratch("batch.svg");
+  EXPECT_EQ(run({"plan", "batch", "--loss", "2", "--svg", path}).code, 0);
+  EXPECT_THAT(text_of(path), HasSubstr("</svg>"));
+  EXPECT_EQ(run({"plan", "batch"}).code, kExitUsage);
+}
+
+TEST(PlanInFlight, IsRateTimesLatency) {
+  const json result = run_json(with(with({"plan", "in-flight"}, kSmall), {"--read-latency", "100ms"}));
+  const json& rows = result.at("queues")[0];
+  EXPECT_NEAR(rows.at("in_flight").get<double>(), rows.at("rate").get<double>() * 0.1, 1e-9);
+}
+
+TEST(Plan, WithoutAClusterNamesThem) {
+  EXPECT_THAT(run({"plan", "--model", "llama3-8b"}).err, HasSubstr("no cluster is given"));
+}
+
+TEST(Plan, OfAMixtureChoosesHowToShareOutItsExperts) {
+  const std::vector<std::string> task{"--model", "mixtral-8x7b", "--cluster", "dgx-h100",       "--gpus",
+                                      "64",      "--seq",        "4096",      "--global-batch", "512"};
+  const json result = run_json(with({"plan"}, task));
+  EXPECT_GT(result.at("layout").at("ep").get<int>(), 1);
+  EXPECT_TRUE(result.at("chosen").contains("ep"));
+  EXPECT_EQ(run(with(with({"plan"}, task), {"--write", scratch("no.toml")})).code, kExitUsage);
+  EXPECT_THAT(run({"plan", "--model", "mixtral-8x", "--cluster", "dgx-h100"}).err,
+              HasSubstr("did you mean \"mixtral-8x7b\""));
+}
+
+TEST(Estimate, WithTheOptimizerOnTheHostTakesLessMemory) {
+  const std::vector<std::string> task{
+      "estimate", "--model",        "llama3-8b", "--cluster",   "dgx-a100-40", "--gpus", "8", "--tp",
+      "1",        "--pp",           "1",         "--dp",        "8",           "--zero", "2", "--microbatch",
+      "1",        "--global-batch", "8",         "--recompute", "full"};
+  const json here = run_json(task), there = run_json(with(task, {"--offload", "optimizer"}));
+  EXPECT_LT(there.at("memory_bytes_peak").get<double>(), here.at("memory_bytes_peak").get<double>());
+  EXPECT_GT(there.at("memory_bytes_host").get<double>(), 0);
+  EXPECT_THAT(run(with(with({"estimate"}, kSmall), {"--cluster", "deepseek-h800", "--offload", "optimizer"})).err,
+              HasSubstr("[host]"));
+}
+
+TEST(Simulate, PlaysAStepAndWeeksAndWritesATrace) {
+  const std::string path = scratch("trace.json");
+  const Outcome outcome = run(with(with({"simulate"}, kSmall), {"--faults", "--pp", "4", "--trace", path}));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("slowest pipeline"));
+  EXPECT_THAT(outcome.out, HasSubstr("14 days with failures"));
+  EXPECT_FALSE(json::parse(text_of(path)).at("traceEvents").empty());
+  const json plain = run_json(with({"simulate"}, kSmall));
+  EXPECT_NEAR(plain.at("step").at("seconds").get<double>(), plain.at("step").at("undisturbed_seconds").get<double>(),
+              1e-9);
+  EXPECT_EQ(run(with(with({"simulate"}, kSmall), {"--stragglers", "2"})).code, kExitUsage);
+}
+
+}  // namespace
+}  // namespace trireme::cli
