@@ -50,7 +50,7 @@ Layout layout_of(const spec::Recipe& recipe, const Job& job, int ranks) {
   layout.zero_group = recipe.layout.zero_group.value_or(0);
   layout.sequence_parallel = recipe.layout.sequence_parallel;
   layout.recompute = recompute_of(recipe.train.recompute);
-  const std::int64_t rows = std::max<std::int64_t>(1, job.batch / layout.dp);
+  const std::int64_t rows = (job.batch + layout.dp - 1) / layout.dp;  // of the copy that has most
   layout.microbatch = recipe.train.microbatch.value_or(layout.pp > 1 ? 1 : rows);
   layout.virtual_stages = recipe.pipeline.virtual_stages;
   if (layout.pp > 1) {
