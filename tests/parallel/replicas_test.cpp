@@ -35,7 +35,7 @@ struct Copies {
     replicas = std::make_unique<Replicas>(std::move(units), params, *groups, options);
     nn::initialise(replicas->owned(), options.precision, 1);
     replicas->updated();
-    replicas->arrive();
+    replicas->wait_for_weights();
   }
 
   void add(const std::string& name, double number) {

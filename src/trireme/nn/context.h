@@ -12,7 +12,13 @@
 
 #include "trireme/nn/param.h"
 
+namespace trireme::device {
+struct RankMemory;
+}
+
 namespace trireme::nn {
+
+class Stash;
 
 /// The tokens of a microbatch, [batch, sequence].
 struct Sequence {
@@ -71,6 +77,8 @@ struct Context {
   KeyValueCache* cache = nullptr;
   Weights* weights = nullptr;                         ///< null: the current ones
   std::function<void(Param&)> on_gradient = nullptr;  ///< a layer has added its part to this gradient
+  Stash* stash = nullptr;                             ///< where kept inputs wait for backward; null: on the device
+  device::RankMemory* memory = nullptr;               ///< where activations are counted; null: nowhere
 
   const at::Tensor& value(const Param& param) { return weights ? weights->value(param) : param.value; }
   void added(Param& param) {

@@ -4,12 +4,38 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/device/memory_pool.h"
 #include "trireme/nn/flops.h"
 
 namespace trireme::nn {
+namespace {
+
+/// While a layer that was run again goes back, what its forward left is in memory beside the tape's own frames.
+class CountActivations {
+ public:
+  CountActivations(const Context& context, const Tape& tape)
+      : memory_(context.memory), bytes_(memory_ != nullptr ? tape.bytes() : 0) {
+    if (memory_ != nullptr) memory_->device.add(device::MemoryUse::kActivations, bytes_);
+  }
+  ~CountActivations() {
+    if (memory_ != nullptr) memory_->device.add(device::MemoryUse::kActivations, -bytes_);
+  }
+  CountActivations(const CountActivations&) = delete;
+  CountActivations& operator=(const CountActivations&) = delete;
+
+ private:
+  device::RankMemory* memory_;
+  std::int64_t bytes_;
+};
+
+}  // namespace
 
 Tensors Recomputed::forward(Tensors inputs, Context& context, Tape* tape) {
-  if (tape) tape->push(inputs);
+  if (tape && context.stash) {
+    tape->push(inputs, *context.stash);
+  } else if (tape) {
+    tape->push(inputs);
+  }
   return layer_->forward(std::move(inputs), context, nullptr);
 }
 
@@ -24,6 +50,7 @@ Tensors Recomputed::backward(Tensors gradients, Context& context, Tape& tape) {
   }
   context.losses.resize(losses);  // counted in the first run
   again.set_deferring(tape.deferring());
+  const CountActivations counted(context, again);
   Tensors out = layer_->backward(std::move(gradients), context, again);
   TRIREME_CHECK(again.empty(), "a recomputed layer left frames on its tape");
   if (again.deferring()) {

@@ -1,7 +1,8 @@
 // nn/recompute.h -- memory for time: keep a layer's inputs only, and run it again before its backward pass.
 //
 // The second run gives the same bits: dropout is drawn by token numbers, and every operator's result depends on its
-// inputs alone. So gradients are equal to the last bit with and without.
+// inputs alone. So gradients are equal to the last bit with and without. Where the context has a Stash, kept inputs
+// wait on the host.
 // Depends on: base, spec (which kinds there are).
 #pragma once
 

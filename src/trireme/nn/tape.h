@@ -2,7 +2,7 @@
 //
 // A stack: backward visits layers in exactly the opposite order, so each pops what it pushed. Weight gradients may be
 // put off (zero-bubble schedules run them later), which is why a backward pass must not overwrite tensors that such
-// work still reads: see deferring().
+// work still reads: see deferring(). Frames may wait on the host: nn/stash.h.
 // Depends on: base.
 #pragma once
 
@@ -11,15 +11,27 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 namespace trireme::nn {
 
 using Tensors = std::vector<at::Tensor>;
 
+class Stash;
+struct Stashed;
+
 class Tape {
  public:
+  Tape() = default;
+  /// Frames that wait elsewhere and that nobody took are given up.
+  ~Tape();
+  Tape(Tape&&) = default;
+  Tape& operator=(Tape&& other) noexcept;
+
   void push(Tensors saved) { frames_.push_back(std::move(saved)); }
+  /// To wait elsewhere until it is the newest but one: popping a frame calls the next such one back.
+  void push(Tensors saved, Stash& stash);
   /// The newest frame. An InternalError when there is none or it does not hold `count` tensors: some layer pushed or
   /// popped what was not its own.
   Tensors pop(std::size_t count);
@@ -34,13 +46,20 @@ class Tape {
   /// Does what was put off, oldest first.
   void run_weight_gradients();
 
-  /// Memory kept by the frames, each storage counted once. Put-off work holds more.
+  /// Memory kept by the frames that are here, each storage counted once. Put-off work holds more.
   std::int64_t bytes() const;
 
  private:
+  void give_up() noexcept;
+
   std::vector<Tensors> frames_;
   std::vector<std::function<void()>> deferred_;
   bool deferring_ = false;
+  struct Away {
+    std::size_t frame = 0;             // whose place in frames_ is empty
+    std::shared_ptr<Stashed> stashed;  // shared with the copy under way
+  };
+  std::vector<Away> away_;  // the newest last
 };
 
 template <std::size_t kCount>

@@ -21,8 +21,8 @@ class Lamb final : public Optimizer {
     std::vector<at::Tensor> directions(count);
     for (std::size_t i = 0; i < count; ++i) {
       Slot& slot = slots[i];
-      const bool in_place = slot.param.gradient.scalar_type() == slot.param.master.scalar_type();
-      directions[i] = in_place ? slot.param.gradient : at::empty_like(slot.param.master);
+      const bool in_place = slot.gradient.scalar_type() == slot.param.master.scalar_type();
+      directions[i] = in_place ? slot.gradient : at::empty_like(slot.param.master);
       const kernels::NormPair norms =
           kernels::lamb_direction(tensors(slot, options), slot.moments[0], slot.moments[1], directions[i],
                                   {.learning_rate = options.learning_rate,

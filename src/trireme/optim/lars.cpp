@@ -22,7 +22,7 @@ class Lars final : public Optimizer {
       const nn::Param& param = slots[i].param;
       const double scale = options.gradient_scale * options.gradient_scale;
       squares[i] = param.counted ? counted_squares(param, param.master) : norms.weight_squared;
-      squares[count + i] = param.counted ? counted_squares(param, param.gradient) * scale : norms.update_squared;
+      squares[count + i] = param.counted ? counted_squares(param, slots[i].gradient) * scale : norms.update_squared;
     }
     if (options.across != nullptr && options.across->sum_parts) options.across->sum_parts(squares);
     for (std::size_t i = 0; i < count; ++i) {

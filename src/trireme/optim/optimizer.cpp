@@ -33,19 +33,37 @@ Optimizer::Optimizer(const spec::OptimConfig& config, nn::Params& params, std::v
     TRIREME_CHECK(param.value.numel() == param.master.numel(), "{}: a copy of {} numbers for a master of {}",
                   param.name, param.value.numel(), param.master.numel());
     const spec::ParamRule rule = spec::rule_for(config_, param.name, param.decay);
-    Slot& slot = slots_.emplace_back(Slot{param, rule.rate, rule.weight_decay, param.decay, {}});
+    Slot& slot = slots_.emplace_back(Slot{param, rule.rate, rule.weight_decay, param.decay, {}, {}});
     for (std::size_t i = 0; i < moment_names_.size(); ++i) slot.moments.push_back(at::zeros_like(param.master));
   }
 }
 
 void Optimizer::step(const StepOptions& options) {
+  begin_step();
+  finish_step(options);
+}
+
+void Optimizer::begin_step() {
   require_gradients(params_);
   ++steps_;
-  update(slots_, options);
   for (Slot& slot : slots_) {
+    slot.gradient = slot.param.gradient;
     ++slot.param.version;
     slot.param.gradient_empty = true;
   }
+}
+
+void Optimizer::finish_step(const StepOptions& options) {
+  update(slots_, options);
+  for (Slot& slot : slots_) slot.gradient = at::Tensor();
+}
+
+std::int64_t Optimizer::bytes() const {
+  std::int64_t sum = 0;
+  for (const Slot& slot : slots_) {
+    for (const at::Tensor& moment : slot.moments) sum += static_cast<std::int64_t>(moment.nbytes());
+  }
+  return sum;
 }
 
 void Optimizer::add_state(nn::State& state) {
@@ -62,7 +80,7 @@ void Optimizer::add_state(nn::State& state) {
 kernels::UpdateTensors Optimizer::tensors(Slot& slot, const StepOptions& options) {
   nn::Param& param = slot.param;
   return {.weight = param.master,
-          .gradient = param.gradient,
+          .gradient = slot.gradient,
           .low = param.value.is_same(param.master) ? no_copy_ : param.value,
           .gradient_scale = options.gradient_scale};
 }

@@ -53,6 +53,11 @@ class Optimizer {
   /// Updates every trainable parameter and marks its gradient as old. When one has no gradient, a ConfigError names it
   /// and nothing has changed.
   void step(const StepOptions& options);
+  /// The halves of step(), for an update that runs beside other work. The first takes the gradients as they are now:
+  /// parameters may then be given other memory for the next. The second updates, on any thread, while nobody else
+  /// touches masters, values and moments; it has to be over before the next begin_step().
+  void begin_step();
+  void finish_step(const StepOptions& options);
   /// Steps taken so far.
   std::int64_t steps() const { return steps_; }
   const spec::OptimConfig& config() const { return config_; }
@@ -60,6 +65,8 @@ class Optimizer {
 
   /// "optim/steps", and "optim/MOMENT/PARAMETER" for every moment of every trainable parameter.
   void add_state(nn::State& state);
+  /// Of all moments.
+  std::int64_t bytes() const;
 
  protected:
   /// A trainable parameter and what is kept for it.
@@ -68,6 +75,7 @@ class Optimizer {
     double rate = 1, weight_decay = 0;
     bool adapts = true;  ///< LAMB and LARS give it a rate of its own: matrices yes, biases and norms no
     std::vector<at::Tensor> moments;
+    at::Tensor gradient = {};  ///< of the step under way
   };
 
   /// `params` are borrowed, and allocated already. Moments start at zero.

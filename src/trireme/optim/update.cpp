@@ -26,7 +26,7 @@ namespace {
 
 }  // namespace
 
-UpdateResult update(Optimizer& optimizer, const UpdateOptions& options) {
+Decision decide(Optimizer& optimizer, const UpdateOptions& options) {
   std::vector<double> squares = gradient_squares(optimizer.params());
   const bool across = options.across != nullptr;
   if (across && options.across->sum_parts) options.across->sum_parts(squares);
@@ -45,12 +45,18 @@ UpdateResult update(Optimizer& optimizer, const UpdateOptions& options) {
   }
   if (!result.taken) {
     nn::forget_gradients(optimizer.params());
-    return result;
+    return {result, {}};
   }
   result.clip_factor = clip_factor(result.gradient_norm, optimizer.config().clip);
-  optimizer.step(
-      {.learning_rate = options.learning_rate, .gradient_scale = scale * result.clip_factor, .across = options.across});
-  return result;
+  return {
+      result,
+      {.learning_rate = options.learning_rate, .gradient_scale = scale * result.clip_factor, .across = options.across}};
+}
+
+UpdateResult update(Optimizer& optimizer, const UpdateOptions& options) {
+  const Decision decision = decide(optimizer, options);
+  if (decision.result.taken) optimizer.step(decision.step);
+  return decision.result;
 }
 
 }  // namespace trireme::optim

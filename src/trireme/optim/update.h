@@ -34,6 +34,14 @@ class NotFiniteGradients : public Error {
   using Error::Error;
 };
 
+/// The first half of an update: everything that ranks must agree on. `step` is what the optimizer is then to be given,
+/// where `result.taken`.
+struct Decision {
+  UpdateResult result;
+  StepOptions step;
+};
+Decision decide(Optimizer& optimizer, const UpdateOptions& options);
+
 /// Clips to the optimizer's optim.clip and steps. Gradients that are not finite skip the step where the loss is scaled;
 /// elsewhere NotFiniteGradients names their parameters.
 UpdateResult update(Optimizer& optimizer, const UpdateOptions& options);

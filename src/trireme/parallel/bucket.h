@@ -45,6 +45,11 @@ struct Bucket {
   at::Tensor gradient_shard;  ///< this rank's part of the sum
   at::Tensor value;           ///< all of it, in the compute type; with ZeRO 3 only while layers use it
   at::Tensor value_shard, master_shard;
+  // Offload: what is kept and updated is on the host, where `gradient_shard` and `master_shard` then are too.
+  at::Tensor host_value;      ///< new weights in the compute type, before they go to value_shard
+  at::Tensor gradient_other;  ///< takes turns with gradient_shard where updates are late; undefined until then
+
+  std::int64_t sent = -1;  ///< version_of() that layers compute with; -1: none
 
   // A sum under way.
   comm::Work work;

@@ -3,6 +3,7 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,6 +32,22 @@ at::Tensor view_in(const at::Tensor& flat, const BucketMember& member) {
   return flat.narrow(0, member.offset, memory_of(*member.param)).view(nn::local_shape(member.param->placement));
 }
 
+/// Raised by whatever changes a number of the bucket; the same on all ranks.
+std::int64_t version_of(const Bucket& bucket) {
+  std::int64_t sum = 0;
+  for (const BucketMember& member : bucket.members) sum += member.shard->version;
+  return sum;
+}
+
+/// What this rank owns of a member, in flat memory that holds the rank's part of the bucket.
+at::Tensor owned_part(const Bucket& bucket, const BucketMember& member, const at::Tensor& part) {
+  const std::int64_t size = memory_of(*member.param);
+  const std::int64_t from = std::clamp(bucket.begin - member.offset, std::int64_t{0}, size);
+  const std::int64_t to = std::clamp(bucket.end - member.offset, std::int64_t{0}, size);
+  if (to <= from) return at::empty({0}, part.options());
+  return part.narrow(0, member.offset + from - bucket.begin, to - from).view(nn::local_shape(member.shard->placement));
+}
+
 }  // namespace
 
 Replicas::Replicas(std::vector<Unit> units, nn::Params& params, MeshGroups& groups, ReplicaOptions options,
@@ -47,7 +64,7 @@ Replicas::Replicas(std::vector<Unit> units, nn::Params& params, MeshGroups& grou
     rest_ = groups_.along(rest);
   }
   make_buckets(apart);
-  if (options_.zero > 0) make_shards();
+  if (owns_apart()) make_shards();
   extras_ = find_extras(owned(), groups_, options_.data);
   make_across();
 }
@@ -133,10 +150,15 @@ void Replicas::make_shards() {
     } else {
       bucket.value_shard = at::zeros({part}, compute);
     }
-    bucket.master_shard = compute == master ? bucket.value_shard : at::zeros({part}, master);
+    if (options_.offload) {
+      bucket.master_shard = at::zeros({part}, master);
+      bucket.host_value = compute == master ? bucket.master_shard : at::zeros({part}, compute);
+    } else {
+      bucket.master_shard = compute == master ? bucket.value_shard : at::zeros({part}, master);
+    }
     if (!bucket.trainable) continue;
-    bucket.gradient_shard =
-        options_.zero == 1 ? bucket.gradient.narrow(0, bucket.begin, part) : at::zeros({part}, master);
+    const bool in_place = options_.zero == 1 && !options_.offload;
+    bucket.gradient_shard = in_place ? bucket.gradient.narrow(0, bucket.begin, part) : at::zeros({part}, master);
   }
   for (nn::Param& param : params_) {  // in the model's order: ranks list the same names
     Bucket& bucket = buckets_[bucket_of_.at(&param)];
@@ -145,7 +167,9 @@ void Replicas::make_shards() {
     const std::int64_t from = std::clamp(bucket.begin - member->offset, std::int64_t{0}, size);
     const std::int64_t to = std::clamp(bucket.end - member->offset, std::int64_t{0}, size);
     layout::Placement placement = param.placement;
-    placement.partition = layout::Partition{.begin = from, .end = to, .axes = options_.shard};
+    if (options_.zero > 0) {
+      placement.partition = layout::Partition{.begin = from, .end = to, .axes = options_.shard};
+    }
     for (layout::Piece& piece : placement.pieces) {
       for (const std::string& axis : options_.shard) {
         piece.replica_axes = layout::without(groups_.mesh(), piece.replica_axes, axis);
@@ -155,14 +179,12 @@ void Replicas::make_shards() {
     shard.trainable = param.trainable;
     shard.uses = param.uses;
     shard.equal_axes = param.equal_axes;
-    const std::int64_t at = member->offset + from - bucket.begin;
-    const auto part_of = [&](const at::Tensor& flat) {
-      return to > from ? flat.narrow(0, at, to - from) : at::empty({0}, flat.options());
-    };
-    shard.master = part_of(bucket.master_shard);
-    shard.value = compute == master ? shard.master : part_of(bucket.value_shard);
-    if (param.trainable) shard.gradient = part_of(bucket.gradient_shard);
     member->shard = &shard;
+    shard.master = owned_part(bucket, *member, bucket.master_shard);
+    shard.value = compute == master
+                      ? shard.master
+                      : owned_part(bucket, *member, options_.offload ? bucket.host_value : bucket.value_shard);
+    if (param.trainable) shard.gradient = owned_part(bucket, *member, bucket.gradient_shard);
   }
 }
 
@@ -203,12 +225,22 @@ void Replicas::launch_ready() {
          (!buckets_[next_].trainable || buckets_[next_].arrived >= buckets_[next_].expected)) {
     launch(buckets_[next_++]);
   }
+  settle_arrived();
+}
+
+/// Offload without ZeRO 2: sums that are complete leave for the host while backward goes on.
+void Replicas::settle_arrived() {
+  if (!options_.offload || options_.zero >= 2) return;
+  for (Bucket& bucket : buckets_) {
+    if (bucket.launched && bucket.sending.defined() && bucket.work.test()) settle(bucket);
+  }
 }
 
 void Replicas::start(int key) {
   for (Bucket& bucket : buckets_) {
     if (bucket.key == key && (options_.zero < 2 || bucket.gradient.defined())) launch(bucket);
   }
+  settle_arrived();
 }
 
 void Replicas::launch(Bucket& bucket) {
@@ -262,7 +294,11 @@ void Replicas::settle(Bucket& bucket) {
     gradient_pool_.give(std::exchange(bucket.in_flight, at::Tensor()));
     return;
   }
-  if (options_.reduce_bf16) (options_.zero == 0 ? bucket.gradient : bucket.gradient_shard).copy_(bucket.arriving);
+  if (options_.offload) {
+    bucket.gradient_shard.copy_(bucket.arriving);
+  } else if (options_.reduce_bf16) {
+    (options_.zero == 0 ? bucket.gradient : bucket.gradient_shard).copy_(bucket.arriving);
+  }
   bucket.sending = bucket.arriving = at::Tensor();
 }
 
@@ -295,7 +331,7 @@ double Replicas::finish() {
   for (Bucket& bucket : buckets_) settle(bucket);
   sum_rest();
   sum_extras();
-  if (options_.zero > 0) nn::forget_gradients(params_);
+  if (owns_apart()) nn::forget_gradients(params_);
   for (nn::Param& param : owned()) param.gradient_empty = !param.trainable;
   for (Bucket& bucket : buckets_) {
     bucket.arrived = 0;
@@ -325,23 +361,64 @@ void Replicas::sum_extras() {
 }
 
 void Replicas::updated() {
-  if (options_.zero == 0 || options_.zero == 3) return;
+  if (!owns_apart()) return;
+  wait_for_weights();  // two ways into the same memory would mix
+  if (options_.offload) {
+    for (Bucket& bucket : buckets_) {
+      if (version_of(bucket) != bucket.sent) bucket.value_shard.copy_(bucket.host_value);
+    }
+  }
+  publish();
+}
+
+/// From the shards on the device to everybody: what has changed since the last time.
+void Replicas::publish() {
   for (Bucket& bucket : buckets_) {
-    if (shard_ == nullptr || (!bucket.trainable && bucket.is_whole)) continue;
+    const std::int64_t version = version_of(bucket);
+    if (std::exchange(bucket.sent, version) == version || options_.zero == 0 || options_.zero == 3) continue;
+    if (shard_ == nullptr) continue;
     bucket.fetching = shard_->all_gather(device::to_const_buffer(bucket.value_shard), device::to_buffer(bucket.value));
     bucket.is_fetching = bucket.is_whole = true;
   }
-  for (nn::Param& param : params_) ++param.version;
+  if (options_.zero < 3) {
+    for (nn::Param& param : params_) ++param.version;
+  }
 }
 
-void Replicas::arrive() {
+void Replicas::wait_for_weights() {
+  if (options_.zero == 3) return;  // they travel only while layers run
+  for (Bucket& bucket : buckets_) bucket.fetching.wait();
+}
+
+void Replicas::hand_over_gradients() {
+  TRIREME_CHECK(options_.offload, "gradients that are not on the host cannot be handed over");
   for (Bucket& bucket : buckets_) {
-    if (options_.zero < 3 && bucket.is_fetching) {
-      bucket.fetching.wait();
-      bucket.fetching = {};
-      bucket.is_fetching = false;
+    if (!bucket.trainable) continue;
+    if (!bucket.gradient_other.defined()) bucket.gradient_other = at::zeros_like(bucket.gradient_shard);
+    std::swap(bucket.gradient_shard, bucket.gradient_other);
+    for (const BucketMember& member : bucket.members) {
+      member.shard->gradient = owned_part(bucket, member, bucket.gradient_shard);
     }
   }
+}
+
+void Replicas::computed_changed() {
+  TRIREME_CHECK(options_.offload, "without offload ranks compute with what they own");
+  wait_for_weights();
+  for (Bucket& bucket : buckets_) bucket.sent = -1;
+  publish();
+  for (Bucket& bucket : buckets_) bucket.sent = -1;  // what is owned has still to come
+}
+
+std::vector<at::Tensor> Replicas::computed() {
+  TRIREME_CHECK(options_.offload, "without offload ranks compute with what they own");
+  std::vector<at::Tensor> parts;
+  for (nn::Param& param : params_) {
+    const Bucket& bucket = buckets_[bucket_of_.at(&param)];
+    parts.push_back(
+        owned_part(bucket, *std::ranges::find(bucket.members, &param, &BucketMember::param), bucket.value_shard));
+  }
+  return parts;
 }
 
 void Replicas::gather(Bucket& bucket) {
@@ -398,10 +475,17 @@ Replicas::Bytes Replicas::bytes() const {
   };
   for (const Bucket& bucket : buckets_) {
     bytes.parameters += options_.zero == 3 ? size(bucket.value_shard) : size(bucket.value);
+    if (options_.zero < 2) bytes.gradients += size(bucket.gradient);
+    if (options_.offload) {
+      bytes.host_masters += size(bucket.master_shard);
+      bytes.host_gradients += size(bucket.gradient_shard) + size(bucket.gradient_other);
+      if (!bucket.host_value.is_same(bucket.master_shard)) bytes.host_values += size(bucket.host_value);
+      continue;
+    }
     if (!bucket.master_shard.is_same(bucket.value_shard)) bytes.masters += size(bucket.master_shard);
-    bytes.gradients += options_.zero >= 2 ? size(bucket.gradient_shard) : size(bucket.gradient);
+    if (options_.zero >= 2) bytes.gradients += size(bucket.gradient_shard);
   }
-  if (options_.zero == 0) {
+  if (!owns_apart()) {
     for (const nn::Param& param : params_) {
       bytes.parameters += size(param.value);
       if (!param.value.is_same(param.master)) bytes.masters += size(param.master);

@@ -9,6 +9,10 @@
 //
 // What is summed is the gradient of the loss already divided by the tokens of the whole batch, so the sum is the exact
 // mean over tokens, however uneven the ranks' shares are.
+//
+// With `offload` (Ren et al. 2021, ZeRO-Offload) what this rank keeps and updates lives in host memory: owned() are
+// host tensors, a bucket's sum goes there as soon as it has arrived, while backward goes on, and updated() brings new
+// weights back. With ZeRO 2 and 3, on one rank too, the device holds no gradients but the buckets under way.
 // Depends on: base, comm, device, layout, nn, optim.
 #pragma once
 
@@ -32,6 +36,7 @@ struct ReplicaOptions {
   layout::AxisNames shard;  ///< of them, those (or parts of those) that share out; empty without ZeRO
   std::int64_t bucket_bytes = std::int64_t{25} << 20;  ///< of gradients; 0: one bucket
   bool reduce_bf16 = false;                            ///< gradients are rounded for the way
+  bool offload = false;                                ///< owned() lives on the host
   nn::Precision precision = nn::Precision::kFp32;
 };
 
@@ -52,9 +57,9 @@ class Replicas {
   Replicas(const Replicas&) = delete;
   Replicas& operator=(const Replicas&) = delete;
 
-  /// What this rank keeps and updates: its shards; the parameters themselves without ZeRO. nn::initialise or
-  /// nn::allocate gives those memory that have none yet.
-  nn::Params& owned() { return options_.zero > 0 ? shards_ : params_; }
+  /// What this rank keeps and updates: its shards; the parameters themselves without ZeRO and offload. nn::initialise
+  /// or nn::allocate gives those memory that have none yet.
+  nn::Params& owned() { return owns_apart() ? shards_ : params_; }
 
   // A step, in this order:
   /// `last`: no later micro adds to any gradient, so buckets may go as they fill.
@@ -68,8 +73,16 @@ class Replicas {
   double finish();
   /// owned() has new numbers: they are on their way to all who compute with them.
   void updated();
-  /// Until they have arrived; layers wait by themselves.
-  void arrive();
+  /// Until weights on their way have arrived: before somebody writes into owned() or computed() otherwise.
+  void wait_for_weights();
+  /// Offload: somebody goes on reading the gradients of owned(), until this is called again. Theirs is other memory
+  /// from now on.
+  void hand_over_gradients();
+  /// Offload: owned() has numbers that nobody computes with before the next updated(). What they compute with is in
+  /// computed(), and is on its way from there to all of them.
+  void computed_changed();
+  /// Offload: what layers compute with, one for each of owned() in its order: this rank's part, on the device.
+  std::vector<at::Tensor> computed();
 
   /// For optim::update; null where this rank's own sums are enough.
   const optim::AcrossRanks* across() { return across_.sum_parts ? &across_ : nullptr; }
@@ -85,6 +98,8 @@ class Replicas {
     std::int64_t masters = 0;     ///< where they are not the parameters themselves
     std::int64_t gradients = 0;
     std::int64_t buckets = 0;  ///< room for what is on its way or gathered for a while: the most so far
+    /// Offload: on the host; none of it is counted above.
+    std::int64_t host_masters = 0, host_gradients = 0, host_values = 0;
   };
   Bytes bytes() const;
   const std::vector<Bucket>& buckets() const { return buckets_; }
@@ -95,6 +110,9 @@ class Replicas {
   void make_buckets(const std::vector<std::string>& apart);
   void make_shards();
   void make_across();
+  bool owns_apart() const { return options_.zero > 0 || options_.offload; }
+  void settle_arrived();
+  void publish();
   void launch(Bucket& bucket);
   void launch_ready();
   void settle(Bucket& bucket);

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "trireme/base/error.h"
+#include "trireme/device/memory_pool.h"
 #include "trireme/nn/flops.h"
 
 namespace trireme::pipeline {
@@ -121,6 +122,12 @@ void Passes::complete_gradients(nn::Tensors& gradients, int chunk, const Micro& 
   }
 }
 
+/// What this cell's tape holds from now on.
+void Passes::count(Cell& cell, const nn::Context& context, std::int64_t bytes) {
+  if (context.memory == nullptr) return;
+  context.memory->device.add(device::MemoryUse::kActivations, bytes - std::exchange(cell.counted, bytes));
+}
+
 void Passes::forward(int chunk, int micro) {
   Cell& here = cell(chunk, micro);
   Micro& data = *running(micro).micro;
@@ -130,6 +137,7 @@ void Passes::forward(int chunk, int micro) {
   data.context.weights = versions_.take(chunk, /*keep=*/false);
   nn::Tensors outputs =
       run_layers(chunks_[index_of(chunk)], std::move(inputs), data.context, here.recomputed ? nullptr : &here.tape);
+  count(here, data.context, here.tape.bytes());
   if (chunk == table_.last_chunk()) return;
   check_crossing(outputs, chunk + 1, data);
   if (table_.rank_of(chunk + 1, micro) == rank_) {
@@ -151,6 +159,7 @@ void Passes::recompute(int chunk, int micro) {
   }
   context.losses.resize(losses);  // counted in the first run
   here.inputs.clear();
+  count(here, context, here.tape.bytes());
 }
 
 void Passes::backward(int chunk, int micro, bool weights) {
@@ -167,6 +176,7 @@ void Passes::backward(int chunk, int micro, bool weights) {
     gradients = (*layer)->backward(std::move(gradients), data.context, here.tape);
   }
   TRIREME_CHECK(here.tape.empty(), "chunk {} left frames of micro {} on its tape", chunk, micro);
+  count(here, data.context, 0);
   if (chunk > 0) {
     complete_gradients(gradients, chunk, data);
     if (table_.rank_of(chunk - 1, micro) == rank_) {
@@ -197,9 +207,10 @@ void Passes::pass_over(int micro) {
 void Passes::rewind(int step) {
   for (int micro = 0; micro < table_.micros; ++micro) {
     if (table_.step_of(micro) <= step) continue;
-    micros_[static_cast<std::size_t>(micro)].micro.reset();
+    const auto given_up = std::move(micros_[static_cast<std::size_t>(micro)].micro);
     for (auto& cells : cells_) {
       Cell& here = cells[static_cast<std::size_t>(micro)];
+      if (given_up) count(here, given_up->context, 0);
       here = Cell{.recomputed = here.recomputed};
     }
   }

@@ -57,7 +57,8 @@ class Passes {
     nn::Tensors inputs, outputs;             // to come in; to be sent
     nn::Tensors gradients, input_gradients;  // likewise
     nn::Tape tape;
-    bool recomputed = false;  // the table has a recomputation: the first forward keeps its inputs only
+    std::int64_t counted = 0;  // bytes of the tape, in the rank's account
+    bool recomputed = false;   // the table has a recomputation: the first forward keeps its inputs only
   };
   struct Running {
     std::unique_ptr<Micro> micro;
@@ -71,6 +72,7 @@ class Passes {
   void check_crossing(const nn::Tensors& tensors, int chunk, const Micro& micro) const;
   void complete_gradients(nn::Tensors& gradients, int chunk, const Micro& micro) const;
   void pass_over(int micro);
+  static void count(Cell& cell, const nn::Context& context, std::int64_t bytes);
 
   const schedule::Schedule& table_;
   int rank_;

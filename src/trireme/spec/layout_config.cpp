@@ -14,9 +14,12 @@ constexpr Named<ContextKind> kContexts[] = {
 
 constexpr Named<ReduceKind> kReduces[] = {{"fp32", ReduceKind::kFp32}, {"bf16", ReduceKind::kBf16}};
 
+constexpr Named<OffloadKind> kOffloads[] = {{"none", OffloadKind::kNone}, {"optimizer", OffloadKind::kOptimizer}};
+
 }  // namespace
 
 std::span<const Named<ReduceKind>> enum_names(std::type_identity<ReduceKind>) { return kReduces; }
+std::span<const Named<OffloadKind>> enum_names(std::type_identity<OffloadKind>) { return kOffloads; }
 std::span<const Named<ContextKind>> enum_names(std::type_identity<ContextKind>) { return kContexts; }
 
 void describe(config::Section<LayoutConfig>& section) {
@@ -41,6 +44,14 @@ void describe(config::Section<LayoutConfig>& section) {
   section.field("keep_gathered", &LayoutConfig::keep_gathered,
                 "with sequence_parallel: gathered inputs stay in memory for backward");
   section.field("shares", &LayoutConfig::shares, "of a step's rows that each copy takes: for ranks of different speed");
+  section.field("offload", &LayoutConfig::offload,
+                "what lives on the host: with optimizer, masters, moments and sums of gradients, and the update");
+  section.field("offload_delay", &LayoutConfig::offload_delay,
+                "with offload: an update runs beside the next step's passes, which compute without it");
+  section
+      .field("offload_warmup", &LayoutConfig::offload_warmup,
+             "with offload_delay: steps at the beginning whose updates are not late")
+      .at_least(0);
 }
 
 void describe(config::Section<PipelineConfig>& section) {
@@ -104,6 +115,14 @@ std::vector<config::Problem> find_problems(const LayoutConfig& layout, const Pip
                                               "them, as layout.zero = {} does",
                                               layout.zero),
                         .hint = "set layout.zero = 1"});
+  if (layout.offload_delay && layout.offload == OffloadKind::kNone)
+    problems.push_back({.key = "layout.offload_delay",
+                        .reason = "puts off updates on the host, but layout.offload is \"none\"",
+                        .hint = "set layout.offload = \"optimizer\""});
+  if (!layout.offload_delay && layout.offload_warmup != LayoutConfig{}.offload_warmup)
+    problems.push_back({.key = "layout.offload_warmup",
+                        .reason = "is given, but layout.offload_delay is false",
+                        .hint = "set layout.offload_delay = true"});
   if (layout.sequence_parallel && layout.tp == 1)
     problems.push_back({.key = "layout.sequence_parallel",
                         .reason = "splits over layout.tp, which is 1",

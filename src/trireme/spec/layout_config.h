@@ -32,6 +32,13 @@ std::span<const Named<ContextKind>> enum_names(std::type_identity<ContextKind>);
 enum class ReduceKind : std::uint8_t { kFp32, kBf16 };
 std::span<const Named<ReduceKind>> enum_names(std::type_identity<ReduceKind>);
 
+/// What lives in the memory of the host instead of the device's (Ren et al. 2021, ZeRO-Offload).
+enum class OffloadKind : std::uint8_t {
+  kNone,
+  kOptimizer,  ///< masters, moments, sums of gradients, and the update
+};
+std::span<const Named<OffloadKind>> enum_names(std::type_identity<OffloadKind>);
+
 /// [layout]
 struct LayoutConfig {
   std::optional<int> dp;  ///< unset: what the other axes leave of the ranks
@@ -47,6 +54,9 @@ struct LayoutConfig {
   bool tp_overlap = false;     ///< with sequence_parallel: gathers in parts, beside products
   bool keep_gathered = false;  ///< with sequence_parallel: gathered inputs stay in memory for backward
   std::vector<double> shares;  ///< of a step's rows, by copy; empty: equal
+  OffloadKind offload = OffloadKind::kNone;
+  bool offload_delay = false;        ///< an update runs beside the next step, which computes without it
+  std::int64_t offload_warmup = 40;  ///< steps before the first update that is late
   bool operator==(const LayoutConfig&) const = default;
 
   /// Ranks of one copy of the model.

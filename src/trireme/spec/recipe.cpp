@@ -145,6 +145,12 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
         find_problems(recipe.train), find_problems(recipe.layout, recipe.pipeline, comm.ranks)}) {
     problems.insert(problems.end(), found.begin(), found.end());
   }
+  const bool adapts = recipe.optim.kind == OptimizerKind::kLamb || recipe.optim.kind == OptimizerKind::kLars;
+  if (recipe.layout.offload_delay && adapts) {
+    problems.push_back({.key = "layout.offload_delay",
+                        .reason = "an update that runs beside the next step cannot sum over ranks, as LAMB and LARS do",
+                        .hint = "set optim.kind = \"adamw\""});
+  }
   return problems;
 }
 

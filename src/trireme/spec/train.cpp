@@ -31,6 +31,13 @@ void describe(config::Section<TrainConfig>& section) {
                 "what backward makes again instead of keeping it: nothing, attention's core, every block, all but each "
                 "recompute_every-th block, or about sqrt(layers) segments");
   section.field("recompute_every", &TrainConfig::recompute_every, "for recompute = \"every\"").at_least(1);
+  section.field("offload_activations", &TrainConfig::offload_activations,
+                "with recompute: the inputs that are kept wait on the host until backward");
+  section
+      .field("memory_gb", &TrainConfig::memory_gb,
+             "that each rank may use of its device, in 10^9 bytes: the run stops with a table of what is where when it "
+             "needs more; unset: no limit")
+      .above(0.0);
   section
       .field("hash_every", &TrainConfig::hash_every,
              "every so many steps the hash of the whole state is written down, by which `trireme diff` finds where two "
@@ -64,6 +71,13 @@ std::vector<config::Problem> find_problems(const TrainConfig& train) {
     problems.push_back({.key = "train.recompute_every",
                         .reason = "is given, but train.recompute is not \"every\"",
                         .hint = "set train.recompute = \"every\""});
+  }
+  const bool keeps_inputs = train.recompute == RecomputeKind::kFull || train.recompute == RecomputeKind::kSqrt ||
+                            train.recompute == RecomputeKind::kEvery;
+  if (train.offload_activations && !keeps_inputs) {
+    problems.push_back({.key = "train.offload_activations",
+                        .reason = "moves the inputs of recomputed blocks, but train.recompute keeps none",
+                        .hint = "set train.recompute = \"full\""});
   }
   return problems;
 }

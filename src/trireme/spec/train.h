@@ -35,6 +35,8 @@ struct TrainConfig {
   std::optional<int> threads;                 ///< of each rank; unset: the cores shared among the ranks of the machine
   RecomputeKind recompute = RecomputeKind::kNone;
   std::int64_t recompute_every = 2;
+  bool offload_activations = false;  ///< inputs that recomputation keeps wait on the host
+  std::optional<double> memory_gb;   ///< of each rank's device; unset: no limit
   std::int64_t hash_every = 100;
   std::vector<std::string> freeze;
   bool operator==(const TrainConfig&) const = default;

@@ -25,17 +25,23 @@ class DelayedEngine final : public Engine, public StepsTogether {
                 const PrepareParams& prepare)
       : recipe_(recipe),
         world_(world),
+        groups_(world, layout::Mesh({{"dp", 1}})),
         model_(models::build(shape, build_options(recipe))),
         split_(pipeline::split_by_count(pipeline::chain_names(shape, build_options(recipe)), recipe.layout.pp)),
         share_{0, 1, length, pipeline_microbatch(recipe)},
         drain_every_(train::drain_every(recipe, /*asynchronous=*/true)) {
     TRIREME_CHECK(world.size() == 1, "delayed weights are computed on one rank, not {}", world.size());
     prepare.freeze(model_->params, all_names());
+    std::vector<parallel::Unit> units;
+    for (const models::NamedLayer& entry : model_->layers) units.push_back({.params = entry.params});
+    replicas_ = std::make_unique<parallel::Replicas>(std::move(units), model_->params, groups_,
+                                                     parallel::ReplicaOptions{.precision = recipe.precision.compute});
     prepare.fill(model_->params);
   }
 
   nn::Params& params() override { return model_->params; }
-  const layout::Mesh& mesh() const override { return mesh_; }
+  const layout::Mesh& mesh() const override { return groups_.mesh(); }
+  parallel::Replicas& replicas() override { return *replicas_; }
   Account account() override { return {}; }
   std::vector<std::string> all_names() const final {
     std::vector<std::string> names;
@@ -122,7 +128,8 @@ class DelayedEngine final : public Engine, public StepsTogether {
 
   const spec::Recipe& recipe_;
   comm::Group& world_;
-  layout::Mesh mesh_;
+  parallel::MeshGroups groups_;  // of one rank
+  std::unique_ptr<parallel::Replicas> replicas_;
   std::unique_ptr<models::Model> model_;
   pipeline::Split split_;
   Share share_;

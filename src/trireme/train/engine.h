@@ -2,7 +2,7 @@
 //
 // One file for each way of spreading a model over ranks; Trainer knows only this. Whatever the way, gradients come out
 // as the exact mean over the tokens of all ranks, and parameters have their global names.
-// Depends on: comm, data, models, nn, optim, spec.
+// Depends on: comm, data, models, nn, optim, parallel, spec.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +48,10 @@ class Engine {
   /// Forward and backward of the batches, gradients summed over the ranks that share a parameter. `contexts` makes a
   /// context that lacks only what the batch says.
   virtual StepSums run(std::vector<data::Batch>& batches, const MakeContext& contexts) = 0;
+  /// How copies of the parameters agree, and where what is updated lives.
+  virtual parallel::Replicas& replicas() = 0;
   /// params() have new numbers: they are on their way to whoever computes with them. On all ranks together.
-  virtual void updated() {}
+  void updated() { replicas().updated(); }
   /// For optim::update; null: this rank knows all.
   virtual const optim::AcrossRanks* across() { return nullptr; }
   /// The loss on samples, without training; the same on every rank.

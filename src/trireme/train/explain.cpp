@@ -73,11 +73,11 @@ std::string formula_group(const std::string& axes, const spec::LayoutConfig& lay
 
 Explanation explain(Trainer& trainer) {
   Engine& engine = trainer.engine();
-  engine.account().replicas->arrive();
+  engine.replicas().wait_for_weights();
   for (comm::Group* group : engine.account().groups->all()) group->reset_counters();
   trainer.rehearse();
   const Engine::Account account = engine.account();
-  account.replicas->arrive();
+  account.replicas->wait_for_weights();
   const plan::TrafficTask task = task_of(trainer, account);
   const layout::Mesh& mesh = trainer.mesh();
   Explanation out{.mesh = layout::to_text(mesh), .lines = plan::traffic_of(task)};

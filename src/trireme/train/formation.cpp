@@ -94,6 +94,7 @@ parallel::ReplicaOptions replica_options(const spec::Recipe& recipe, const layou
   parallel::ReplicaOptions options{.zero = layout.zero,
                                    .bucket_bytes = static_cast<std::int64_t>(layout.bucket_mb * 1e6),
                                    .reduce_bf16 = layout.reduce == spec::ReduceKind::kBf16,
+                                   .offload = layout.offload == spec::OffloadKind::kOptimizer,
                                    .precision = recipe.precision.compute};
   for (const char* axis : {"dp", "cp"}) {
     if (mesh.size(axis) > 1) options.data.emplace_back(axis);

@@ -75,7 +75,6 @@ class PipelineEngine final : public Engine {
   }
   Share share() const override { return share_; }
   comm::Group& readers() override { return formation_->readers(); }
-  void updated() override { replicas_->updated(); }
   Account account() override {
     Account account{.replicas = replicas_.get(), .groups = formation_->groups.get(), .embedding = false, .head = false};
     for (const models::NamedLayer& entry : stage_.model->layers) {
@@ -89,6 +88,7 @@ class PipelineEngine final : public Engine {
     }
     return account;
   }
+  parallel::Replicas& replicas() override { return *replicas_; }
   const optim::AcrossRanks* across() override { return &executor_->across(); }
   StepsTogether* together() override { return together_.get(); }
 

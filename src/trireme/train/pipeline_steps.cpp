@@ -170,6 +170,11 @@ PipelineSteps::PipelineSteps(const spec::Recipe& recipe, pipeline::Stage& stage,
         "set precision.compute = \"bf16\", or take a synchronous schedule with pipeline.drain_every = 1");
   }
   const spec::LayoutConfig& layout = recipe.layout;
+  if (layout.offload != spec::OffloadKind::kNone) {
+    throw ConfigError(fmt::format("schedule {} runs {} steps together, and updates on the host come once a step",
+                                  recipe.pipeline.schedule, drain_every_),
+                      "set layout.offload = \"none\", or take a synchronous schedule with pipeline.drain_every = 1");
+  }
   if (layout.tp > 1 || layout.cp > 1 || layout.zero > 0) {
     throw ConfigError(fmt::format("schedule {} runs {} steps together, in which a rank updates whole stages by itself; "
                                   "tp {}, cp {} and ZeRO-{} split them",

@@ -6,6 +6,7 @@
 #include "trireme/train/engine.h"
 #include "trireme/train/feed.h"
 #include "trireme/train/formation.h"
+#include "trireme/train/memory.h"
 #include "trireme/train/not_finite.h"
 
 namespace trireme::train {
@@ -17,7 +18,10 @@ class ReplicaEngine final : public Engine {
  public:
   ReplicaEngine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world, std::int64_t length,
                 const PrepareParams& prepare)
-      : world_(world), formation_(form(recipe, shape, world, length)), zero_(recipe.layout.zero) {
+      : world_(world),
+        formation_(form(recipe, shape, world, length)),
+        zero_(recipe.layout.zero),
+        owns_model_(recipe.layout.zero == 0 && recipe.layout.offload == spec::OffloadKind::kNone) {
     models::BuildOptions build = build_options(recipe);
     build.team = &formation_->team;
     model_ = models::build(shape, build);
@@ -44,15 +48,15 @@ class ReplicaEngine final : public Engine {
   Share share() const override { return share_; }
   comm::Group& readers() override { return formation_->readers(); }
   const optim::AcrossRanks* across() override { return replicas_->across(); }
-  void updated() override { replicas_->updated(); }
   Account account() override {
     return {.replicas = replicas_.get(),
             .groups = formation_->groups.get(),
             .layers = model_->shape.layers,
             .activations = activations_};
   }
+  parallel::Replicas& replicas() override { return *replicas_; }
   models::Model* whole_model() override {
-    return zero_ == 0 && formation_->team.tensor_ranks() == 1 ? model_.get() : nullptr;
+    return owns_model_ && formation_->team.tensor_ranks() == 1 ? model_.get() : nullptr;
   }
 
   StepSums run(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
@@ -66,6 +70,7 @@ class ReplicaEngine final : public Engine {
       nn::take_tokens(inputs, context, formation_->team.tokens);
       model_->forward(std::move(inputs), context, &tape);
       if (i == 0) activations_ = tape.bytes();
+      const CountedTape counted(context.memory, tape);
       model_->backward(context, tape);
       for (const nn::LossTerm& term : context.losses) {
         if (formation_->counts_loss()) sums[0] += term.sum;
@@ -103,6 +108,7 @@ class ReplicaEngine final : public Engine {
   comm::Group& world_;
   std::unique_ptr<Formation> formation_;
   int zero_;
+  bool owns_model_;  // what is updated is what layers compute with
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<parallel::Replicas> replicas_;
   Share share_;

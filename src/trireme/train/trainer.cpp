@@ -12,6 +12,7 @@
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/train/drains.h"
 #include "trireme/train/feed.h"
+#include "trireme/train/memory.h"
 
 namespace trireme::train {
 namespace {
@@ -86,6 +87,7 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
       world_(world),
       samples_(samples),
       shape_(shape),
+      memory_(memory_of(recipe)),
       engine_(make(recipe, shape_, world, samples.length(), preparation(recipe, shape_))) {
   if (auto problems = spec::find_problems(recipe.optim, engine_->all_names()); !problems.empty()) {
     throw config::ProblemsError("the recipe", std::move(problems));
@@ -96,8 +98,12 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
         fmt::format("set model.positions = {}", samples.length()));
   }
   optimizer_ = optim::make_optimizer(recipe.optim, engine_->params());
+  updates_ = std::make_unique<Updates>(recipe.layout, *engine_, *optimizer_);
+  count_memory();
+  if (recipe.train.offload_activations) stash_ = std::make_unique<nn::Stash>(&memory_);
   nn::add_params(state_, engine_->params());
   optimizer_->add_state(state_);
+  updates_->add_state(state_);
   if (recipe.precision.compute == spec::Precision::kFp16) {
     loss_scale_ = std::make_unique<optim::LossScale>(recipe.precision.loss_scale);
     loss_scale_->add_state(state_);
@@ -113,19 +119,23 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
 }
 
 void Trainer::loaded() {
-  for (nn::Param& param : engine_->params()) nn::publish(param);
-  nn::forget_gradients(engine_->params());
-  engine_->updated();
+  updates_->loaded();
   feeder_.reset();
   told_later_.clear();
 }
 
-nn::Context Trainer::context_for(double gradient_scale, std::int64_t step) const {
+void Trainer::count_memory() {
+  count_state(memory_, engine_->replicas(), *optimizer_, recipe_.layout.offload != spec::OffloadKind::kNone);
+}
+
+nn::Context Trainer::context_for(double gradient_scale, std::int64_t step) {
   nn::Context context;
   context.training = true;
   context.seed = static_cast<std::uint64_t>(recipe_.run.seed);
   context.step = step;
   context.gradient_scale = gradient_scale;
+  context.memory = &memory_;
+  context.stash = stash_.get();
   return context;
 }
 
@@ -223,13 +233,13 @@ StepReport Trainer::step() {
   report.batch = fetched.plan.pace.batch;
   optim::UpdateResult result;
   try {
-    result = optim::update(
-        *optimizer_,
-        {.learning_rate = report.learning_rate, .loss_scale = loss_scale_.get(), .across = engine_->across()});
+    result = updates_->take(
+        {.learning_rate = report.learning_rate, .loss_scale = loss_scale_.get(), .across = engine_->across()},
+        position_.step);
   } catch (const optim::NotFiniteGradients& error) {
     explain(fetched, scale, fmt::format("the loss is {}, but {}", report.loss, error.message()));
   }
-  if (result.taken) engine_->updated();
+  count_memory();
   report.compute_s += seconds_since(begin);
   report.taken = result.taken;
   report.gradient_norm = result.gradient_norm;
@@ -248,6 +258,7 @@ void Trainer::rehearse() {
 }
 
 void Trainer::explain(Fetched& fetched, double gradient_scale, const std::string& what) {
+  updates_->wait();  // the state that is saved then has to be complete
   const std::string where = engine_->first_not_finite(fetched.batches, [&] { return context_for(gradient_scale); });
   throw NotFiniteError(fmt::format("at step {} {}: {}", position_.step + 1, what, where),
                        "a lower optim.learning_rate, a longer schedule.warmup or optim.clip = 1 often helps",

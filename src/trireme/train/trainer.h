@@ -6,7 +6,7 @@
 // Every rank has the whole model and takes its stretch of each step's samples; loss and gradient are the exact mean
 // over the tokens of all of them. No files here: run.h keeps the run's directory. A program of one's own can use this
 // class, or the rooms below it.
-// Depends on: base, comm, data, models, nn, optim, parallel, spec.
+// Depends on: base, comm, data, device, models, nn, optim, parallel, spec.
 #pragma once
 
 #include <deque>
@@ -18,11 +18,14 @@
 
 #include "trireme/comm/group.h"
 #include "trireme/data/samples.h"
+#include "trireme/device/memory_pool.h"
+#include "trireme/nn/stash.h"
 #include "trireme/nn/state.h"
 #include "trireme/optim/update.h"
 #include "trireme/spec/recipe.h"
 #include "trireme/train/engine.h"
 #include "trireme/train/feeder.h"
+#include "trireme/train/updates.h"
 
 namespace trireme::train {
 
@@ -61,14 +64,22 @@ class Trainer {
 
   const spec::ModelShape& shape() const { return shape_; }
   /// This rank's parameters: all of them unless the model is spread over ranks.
-  nn::Params& params() { return engine_->params(); }
+  nn::Params& params() {
+    updates_->wait();
+    return engine_->params();
+  }
   const layout::Mesh& mesh() const { return engine_->mesh(); }
   /// The loss on samples, without training; on all ranks together.
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options);
   /// The model, where this rank holds all of it; an InternalError otherwise.
   models::Model& model();
   /// Parameters, optimizer, loss scale and position: all that the rest of the run follows from.
-  nn::State& state() { return state_; }
+  nn::State& state() {
+    updates_->wait();
+    return state_;
+  }
+  /// What this rank uses, and used at most.
+  const device::RankMemory& memory() const { return memory_; }
   const spec::Position& position() const { return position_; }
   /// After `state` was read from a checkpoint: rounds weights, and reads on from the new position.
   void loaded();
@@ -89,19 +100,23 @@ class Trainer {
 
  private:
   [[noreturn]] void explain(Fetched& fetched, double gradient_scale, const std::string& what);
-  nn::Context context_for(double gradient_scale) const { return context_for(gradient_scale, position_.step); }
-  nn::Context context_for(double gradient_scale, std::int64_t step) const;
+  nn::Context context_for(double gradient_scale) { return context_for(gradient_scale, position_.step); }
+  nn::Context context_for(double gradient_scale, std::int64_t step);
   /// The targets of all ranks in these batches. ConfigError where there are none.
   double count_all_targets(const std::vector<data::Batch>& batches, std::int64_t step);
   void run_together(StepsTogether& engine);
+  void count_memory();
 
   const spec::Recipe& recipe_;
   comm::Group& world_;
   const data::Samples& samples_;
   spec::ModelShape shape_;
+  device::RankMemory memory_;
+  std::unique_ptr<nn::Stash> stash_;  // train.offload_activations only; outlives the engine's tapes
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<optim::LossScale> loss_scale_;  // fp16 only
+  std::unique_ptr<Updates> updates_;
   nn::State state_;
   spec::Position position_;
   std::unique_ptr<Feeder> feeder_;

@@ -1,0 +1,57 @@
+#include "trireme/train/updates.h"
+
+namespace trireme::train {
+
+Updates::Updates(const spec::LayoutConfig& layout, Engine& engine, optim::Optimizer& optimizer)
+    : engine_(engine), optimizer_(optimizer), warmup_(layout.offload_warmup) {
+  if (layout.offload_delay) worker_ = std::make_unique<Worker>();
+}
+
+void Updates::wait() {
+  if (worker_) worker_->wait();
+  engine_.replicas().wait_for_weights();
+}
+
+optim::UpdateResult Updates::take(const optim::UpdateOptions& options, std::int64_t steps) {
+  // Reads gradients only, so the update of the step before may still be at work.
+  const optim::Decision decision = optim::decide(optimizer_, options);
+  wait();
+  if (unseen_) engine_.updated();
+  unseen_ = false;
+  if (!decision.result.taken) return decision.result;
+  optimizer_.begin_step();
+  if (worker_ && steps >= warmup_) {
+    engine_.replicas().hand_over_gradients();
+    unseen_ = true;
+    // Sums over ranks have been made: those are calls of the rank's own thread.
+    const optim::StepOptions step{.learning_rate = decision.step.learning_rate,
+                                  .gradient_scale = decision.step.gradient_scale};
+    worker_->post([this, step] { optimizer_.finish_step(step); });
+  } else {
+    optimizer_.finish_step(decision.step);
+    engine_.updated();
+  }
+  return decision.result;
+}
+
+void Updates::add_state(nn::State& state) {
+  if (!worker_) return;
+  const std::vector<at::Tensor> computed = engine_.replicas().computed();
+  std::size_t i = 0;
+  for (const nn::Param& param : engine_.params()) {
+    state.add("computed/" + param.name, computed[i++], param.placement);
+  }
+}
+
+void Updates::loaded() {
+  for (nn::Param& param : engine_.params()) nn::publish(param);
+  nn::forget_gradients(engine_.params());
+  unseen_ = worker_ != nullptr;
+  if (unseen_) {
+    engine_.replicas().computed_changed();
+  } else {
+    engine_.updated();
+  }
+}
+
+}  // namespace trireme::train
