@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/pipeline/support.h"
+#include "trireme/schedule/replicated.h"
 
 namespace trireme::pipeline {
 namespace {
@@ -77,6 +78,18 @@ INSTANTIATE_TEST_SUITE_P(All, EverySynchronousKind, testing::ValuesIn(cases()), 
   std::ranges::replace(name, '-', '_');
   return name;
 });
+
+/// Stages on several ranks, which take their micros in turn.
+TEST(Synchronous, StagesOnSeveralRanksEqualOneRank) {
+  for (const std::vector<int>& ranks : {std::vector<int>{2, 1}, {1, 2}, {1, 2, 1}, {3, 1}, {4}}) {
+    Problem problem = small_problem(spec::Family::kGpt2, 4, 6);
+    int all = 0;
+    for (const int of_stage : ranks) all += of_stage;
+    const auto step = schedule::add_updates(schedule::replicated_1f1b(ranks, problem.micros));
+    expect_equal(train_serially(problem),
+                 train_as_pipeline(problem, {.table = schedule::add_transfers(step), .ranks = all}), 1e-9);
+  }
+}
 
 }  // namespace
 }  // namespace trireme::pipeline

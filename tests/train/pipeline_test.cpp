@@ -56,6 +56,34 @@ TEST(StagedTrainer, EqualsOneRankForOtherFamiliesAndDepths) {
   EXPECT_TRUE(verify_staged(staged(Family::kLlama, Precision::kBf16, 2, "dualpipe"), 2).equal);
 }
 
+TEST(StagedTrainer, EqualsOneRankHoweverTheModelIsCut) {
+  for (const char* split : {"size", "time", "pipedream", "layers.1, layers.5,layers.6"}) {
+    spec::Recipe recipe = staged(Family::kGpt2, Precision::kFp64, 4, "1f1b");
+    recipe.pipeline.split = split;
+    EXPECT_TRUE(verify_staged(recipe, 4).equal) << split;
+  }
+  spec::Recipe recipe = staged(Family::kTransformer, Precision::kFp64, 2, "zb-v");
+  recipe.pipeline.split = "time";
+  EXPECT_TRUE(verify_staged(recipe, 4).equal);
+}
+
+TEST(StagedTrainer, SaysWhyTheModelCannotBeCutSo) {
+  const auto message = [](const char* split, const char* kind) -> std::string {
+    spec::Recipe recipe = staged(Family::kGpt2, Precision::kFp32, 2, kind);
+    recipe.pipeline.split = split;
+    try {
+      with_trainers(recipe, 2, [](Trainer& trainer, comm::Rank&) { trainer.step(); });
+    } catch (const ConfigError& error) {
+      return error.message() + " -> " + error.hint();
+    }
+    return "no error";
+  };
+  EXPECT_THAT(message("layers.1,layers.3", "1f1b"), testing::HasSubstr("makes 3 chunks"));
+  EXPECT_THAT(message("layers.1,layers.3", "1f1b"), testing::HasSubstr("name 1 entries"));
+  EXPECT_THAT(message("tme", "1f1b"), testing::HasSubstr("\"tme\""));
+  EXPECT_THAT(message("pipedream", "gpipe"), testing::HasSubstr("pipeline.schedule = \"1f1b\""));
+}
+
 TEST(StagedTrainer, EvaluatesAsOneRank) {
   const spec::Recipe recipe = staged(Family::kGpt2, Precision::kFp64, 2, "interleaved");
   spec::Recipe serial = recipe;

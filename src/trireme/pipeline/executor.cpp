@@ -52,6 +52,7 @@ Executor::Executor(const ExecutorParts& parts)
       versions_(stage_.chunks, parts.foresight),
       passes_(table_, pipeline_.rank(), stage_.chunks, stage_.crossings, versions_),
       transfers_(table_, pipeline_, stage_.crossings, passes_),
+      portals_(table_, pipeline_, stage_.skips, passes_),
       reduction_(stage_.holdings, stage_.model->params, pipeline_, parts.replicas) {
   const auto& list = table_.ranks[static_cast<std::size_t>(pipeline_.rank())];
   before_forward_.resize(list.size());
@@ -65,7 +66,13 @@ RunReport Executor::run(const Run& run) {
   RunReport report;
   if (run.keep_spans) report.spans.reserve(list.size());
   if (run.stands && openings_.empty()) openings_ = find_openings(table_);
-  const auto begin = Clock::now();
+  if (run.stands && !portals_.empty()) {
+    throw ConfigError(fmt::format("skip {} crosses stages, and steps that are validated after the fact cannot take it "
+                                  "back",
+                                  stage_.skips.front().name),
+                      "set pipeline.drain_every = 1");
+  }
+  const auto begin = report.began = Clock::now();
   present_ = settled_ = 0;
   again_ = false;
   passes_.begin(run.micro);
@@ -82,6 +89,7 @@ RunReport Executor::run(const Run& run) {
     if (is_version(instruction.op)) report.most_copies = std::max(report.most_copies, versions_.copies());
   }
   transfers_.end();
+  portals_.end();
   report.steps = passes_.end();
   add_up(report.steps);
   return report;
@@ -128,19 +136,19 @@ void Executor::obey_in_context(const Instruction& instruction, std::size_t posit
 void Executor::obey(const Instruction& it, std::size_t position, const Run& run) {
   switch (it.op) {
     case Op::kForward:
-      return passes_.forward(it.chunk, it.micro);
+      return forward(it.chunk, it.micro);
     case Op::kBackward:
-      return passes_.backward(it.chunk, it.micro, /*weights=*/true);
+      return backward(it.chunk, it.micro, /*weights=*/true);
     case Op::kBackwardInput:
-      return passes_.backward(it.chunk, it.micro, /*weights=*/false);
+      return backward(it.chunk, it.micro, /*weights=*/false);
     case Op::kBackwardWeight:
       return passes_.backward_weight(it.chunk, it.micro);
     case Op::kRecompute:
       return passes_.recompute(it.chunk, it.micro);
     case Op::kForwardBackward:
       // One thread computes: what overlaps are the transfers posted around the two.
-      passes_.forward(it.chunk, it.micro);
-      return passes_.backward(it.back_chunk, it.back_micro, /*weights=*/true);
+      forward(it.chunk, it.micro);
+      return backward(it.back_chunk, it.back_micro, /*weights=*/true);
     case Op::kReduceGradients:
       return reduction_.post(it.chunk);
     case Op::kOptimizerStep:
@@ -153,9 +161,25 @@ void Executor::obey(const Instruction& it, std::size_t position, const Run& run)
     case Op::kPredictWeights:
     case Op::kDropWeights:
       return versions_.obey(it, before_forward_[position], present_);
+    case Op::kRecvActivation:
+    case Op::kRecvGradient:
+      transfers_.obey(it);
+      return portals_.post(it.chunk, it.micro, /*forward=*/it.op == Op::kRecvActivation);
     default:
       return transfers_.obey(it);
   }
+}
+
+void Executor::forward(int chunk, int micro) {
+  portals_.before(chunk, micro, /*forward=*/true);
+  passes_.forward(chunk, micro);
+  portals_.after(chunk, micro, /*forward=*/true);
+}
+
+void Executor::backward(int chunk, int micro, bool weights) {
+  portals_.before(chunk, micro, /*forward=*/false);
+  passes_.backward(chunk, micro, weights);
+  portals_.after(chunk, micro, /*forward=*/false);
 }
 
 void Executor::add_up(std::vector<StepSums>& steps) {

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/pipeline/portals.h"
 #include "trireme/pipeline/reduction.h"
 #include "trireme/pipeline/transfers.h"
 
@@ -55,7 +56,8 @@ struct Ran {
 struct RunReport {
   std::vector<StepSums> steps;  ///< by step of the table, over all ranks of the pipeline (not of replicas)
   std::vector<Ran> spans;       ///< of this rank; where asked for
-  int most_copies = 0;          ///< of weights on this rank at once, the present ones not counted
+  std::chrono::steady_clock::time_point began;
+  int most_copies = 0;  ///< of weights on this rank at once, the present ones not counted
 };
 
 class Executor {
@@ -73,6 +75,8 @@ class Executor {
 
  private:
   void obey(const schedule::Instruction& instruction, std::size_t position, const Run& run);
+  void forward(int chunk, int micro);
+  void backward(int chunk, int micro, bool weights);
   void obey_in_context(const schedule::Instruction& instruction, std::size_t position, const Run& run);
   std::size_t settle(std::size_t position, const Run& run);
   void add_up(std::vector<StepSums>& steps);
@@ -85,6 +89,7 @@ class Executor {
   WeightVersions versions_;
   Passes passes_;
   Transfers transfers_;
+  Portals portals_;
   GradientReduction reduction_;
   std::vector<Opening> openings_;  // where updates are settled after the fact
   int present_ = 0;                // updates made in this run

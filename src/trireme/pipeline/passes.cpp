@@ -48,6 +48,10 @@ Passes::Passes(const schedule::Schedule& table, int rank, std::span<const Chunk>
       index_(static_cast<std::size_t>(table.chunks()), -1) {
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     index_[static_cast<std::size_t>(chunks[i].number)] = static_cast<int>(i);
+    auto& skipping = skipping_.emplace_back();
+    for (nn::Layer* layer : chunks[i].layers) {
+      if (auto* skips = dynamic_cast<nn::SkipLayer*>(layer)) skipping.push_back(skips);
+    }
   }
   check_head(table, rank);
 }
@@ -135,6 +139,7 @@ void Passes::forward(int chunk, int micro) {
   TRIREME_CHECK(!inputs.empty(), "the input of micro {} for chunk {} is not there", micro, chunk);
   if (here.recomputed) here.inputs = inputs;
   data.context.weights = versions_.take(chunk, /*keep=*/false);
+  use_skips(chunk, micro);
   nn::Tensors outputs =
       run_layers(chunks_[index_of(chunk)], std::move(inputs), data.context, here.recomputed ? nullptr : &here.tape);
   count(here, data.context, here.tape.bytes());
@@ -152,6 +157,7 @@ void Passes::recompute(int chunk, int micro) {
   nn::Context& context = running(micro).micro->context;
   TRIREME_CHECK(!here.inputs.empty(), "the input of micro {} for chunk {} was not kept", micro, chunk);
   context.weights = versions_.take(chunk, /*keep=*/true);
+  use_skips(chunk, micro);
   const std::size_t losses = context.losses.size();
   {
     const nn::CountAsRecomputed count(context);
@@ -170,6 +176,7 @@ void Passes::backward(int chunk, int micro, bool weights) {
   if (chunk == table_.last_chunk()) gradients.resize(1);  // the loss is the end
   TRIREME_CHECK(!gradients.empty(), "the gradient of micro {} for chunk {} is not there", micro, chunk);
   data.context.weights = versions_.take(chunk, /*keep=*/false);
+  use_skips(chunk, micro);
   here.tape.set_deferring(!weights);
   const std::vector<nn::Layer*>& layers = chunks_[index_of(chunk)].layers;
   for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
@@ -191,6 +198,7 @@ void Passes::backward(int chunk, int micro, bool weights) {
 void Passes::backward_weight(int chunk, int micro) {
   cell(chunk, micro).tape.run_weight_gradients();
   pass_over(micro);
+  release_skips(micro);
 }
 
 void Passes::pass_over(int micro) {
@@ -202,6 +210,15 @@ void Passes::pass_over(int micro) {
   sums.flops += context.flops;
   sums.recomputed_flops += context.recomputed_flops;
   running.micro.reset();
+}
+
+void Passes::use_skips(int chunk, int micro) {
+  for (nn::SkipLayer* layer : skipping_[index_of(chunk)]) layer->use(skips(micro));
+}
+
+void Passes::release_skips(int micro) {
+  Running& running = micros_[static_cast<std::size_t>(micro)];
+  if (running.chunks_left == 0) running.skips = {};
 }
 
 void Passes::rewind(int step) {

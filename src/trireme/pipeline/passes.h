@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "trireme/nn/skips.h"
 #include "trireme/pipeline/stage.h"
 #include "trireme/pipeline/versions.h"
 
@@ -42,6 +43,10 @@ class Passes {
   void rewind(int step);
 
   const Micro& micro(int micro);
+  /// What layers of this rank give and take past others, of a micro that is on its way.
+  nn::Skips& skips(int micro) { return micros_[static_cast<std::size_t>(micro)].skips; }
+  /// After a backward pass whose gradients of skips were sent.
+  void release_skips(int micro);
   /// What is sent, and where what was received goes.
   nn::Tensors take_output(int chunk, int micro);
   nn::Tensors take_input_gradient(int chunk, int micro);
@@ -64,6 +69,7 @@ class Passes {
     std::unique_ptr<Micro> micro;
     int chunks_left = 0;  // passes through chunks of this rank that are not over
     std::size_t losses_before = 0;
+    nn::Skips skips;
   };
   std::size_t index_of(int chunk) const;
   Cell& cell(int chunk, int micro);
@@ -73,14 +79,16 @@ class Passes {
   void complete_gradients(nn::Tensors& gradients, int chunk, const Micro& micro) const;
   void pass_over(int micro);
   static void count(Cell& cell, const nn::Context& context, std::int64_t bytes);
+  void use_skips(int chunk, int micro);
 
   const schedule::Schedule& table_;
   int rank_;
   std::span<const Chunk> chunks_;
   const Crossings& crossings_;
   WeightVersions& versions_;
-  std::vector<int> index_;                // by chunk of the model; -1: elsewhere
-  std::vector<std::vector<Cell>> cells_;  // [chunk of the rank][micro]
+  std::vector<std::vector<nn::SkipLayer*>> skipping_;  // [chunk of the rank]: those of its layers
+  std::vector<int> index_;                             // by chunk of the model; -1: elsewhere
+  std::vector<std::vector<Cell>> cells_;               // [chunk of the rank][micro]
   std::vector<Running> micros_;
   std::vector<StepSums> sums_;
   MicroSource source_;

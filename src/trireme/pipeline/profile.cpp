@@ -1,9 +1,13 @@
 #include "trireme/pipeline/profile.h"
 
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <chrono>
 
 #include "trireme/base/error.h"
+#include "trireme/schedule/builders.h"
 
 namespace trireme::pipeline {
 namespace {
@@ -56,6 +60,53 @@ std::vector<EntryProfile> profile_entries(models::Model& model, const std::funct
   }
   nn::forget_gradients(model.params);
   for (std::size_t i = 0; i < count; ++i) profile[i].seconds = median(seconds[i]);
+  return profile;
+}
+
+std::vector<EntryProfile> profile_chain(const spec::ModelShape& shape, const models::BuildOptions& build,
+                                        nn::Precision precision, const std::function<Micro()>& micro, int repeats) {
+  TRIREME_CHECK(repeats > 0, "{} repeats measure nothing", repeats);
+  const auto count = static_cast<int>(chain_names(shape, build).size());
+  // A pipeline with one entry a stage: it says what comes to each.
+  const schedule::Schedule table = schedule::build("1f1b", {.ranks = count, .micros = 1});
+  Split split;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) split.push_back({i, i + 1});
+  const auto made_up = [](const std::vector<Crossing>& crossings, bool gradients) {
+    nn::Tensors tensors;
+    for (const Crossing& crossing : crossings) {
+      if (gradients && !crossing.has_gradient()) {
+        tensors.emplace_back();
+      } else if (crossing.has_gradient()) {
+        tensors.push_back(at::randn(crossing.sizes, at::TensorOptions().dtype(crossing.type)));
+      } else {
+        tensors.push_back(at::zeros(crossing.sizes, at::TensorOptions().dtype(crossing.type)));
+      }
+    }
+    return tensors;
+  };
+  std::vector<EntryProfile> profile;
+  for (int i = 0; i < count; ++i) {
+    Stage stage = build_stage(
+        {.shape = shape, .table = table, .split = split, .precision = precision, .rank = i, .build = build});
+    nn::initialise(stage.model->params, precision, 1);
+    nn::Layer& layer = *stage.model->layers.front().layer;
+    EntryProfile& entry = profile.emplace_back();
+    for (const nn::Param& param : stage.model->params) entry.weight_bytes += static_cast<double>(param.value.nbytes());
+    std::vector<double> seconds;
+    for (int repeat = -1; repeat < repeats; ++repeat) {
+      Micro data = micro();
+      nn::Tape tape;
+      nn::Tensors inputs = i == 0 ? data.inputs : made_up(stage.crossings(i, data), false);
+      nn::Tensors gradients(1);
+      if (i + 1 < count) gradients = made_up(stage.crossings(i + 1, data), true);
+      const auto begin = Clock::now();
+      const nn::Tensors outputs = layer.forward(std::move(inputs), data.context, &tape);
+      layer.backward(std::move(gradients), data.context, tape);
+      if (repeat >= 0) seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+      entry.activation_bytes = bytes_of(outputs);
+    }
+    entry.seconds = median(seconds);
+  }
   return profile;
 }
 

@@ -20,6 +20,11 @@ namespace trireme::pipeline {
 /// memory; its gradients are forgotten.
 std::vector<EntryProfile> profile_entries(models::Model& model, const std::function<Micro()>& micro, int repeats = 5);
 
+/// The same of a model that is never whole: one entry at a time is built and fed with numbers of the size that come to
+/// it.
+std::vector<EntryProfile> profile_chain(const spec::ModelShape& shape, const models::BuildOptions& build,
+                                        nn::Precision precision, const std::function<Micro()>& micro, int repeats = 5);
+
 std::vector<double> seconds_of(std::span<const EntryProfile> profile);
 
 }  // namespace trireme::pipeline

@@ -12,6 +12,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -55,11 +56,23 @@ struct Crossing {
 /// anything is sent.
 using Crossings = std::function<std::vector<Crossing>(int chunk, const Micro& micro)>;
 
+/// A tensor that goes from one chunk straight to a later one (nn/skips.h).
+struct Skip {
+  std::string name;
+  int from = 0, to = 0;
+  std::function<Crossing(const Micro& micro)> crossing;
+};
+/// The skips of a chain whose layers give and take some, between chunks: in the order of the chain. A ConfigError names
+/// one that nobody takes, that is taken before it is given, or that two layers give.
+std::vector<Skip> find_skips(std::span<const nn::Layer* const> chain, const Split& split,
+                             const std::function<Crossing(const std::string& name, const Micro& micro)>& crossing);
+
 struct Stage {
   std::unique_ptr<models::Model> model;  ///< this rank's entries of the chain
   std::vector<Chunk> chunks;             ///< ascending
   std::vector<Holding> holdings;         ///< of the whole model
   Crossings crossings;
+  std::vector<Skip> skips = {};  ///< of the whole model
   Split split;
 };
 

@@ -28,6 +28,13 @@ struct Box {
   std::optional<int> version = {};  // of the weights it computes with, where that says something
 };
 
+/// A drawing of a given scale, in pixels for a unit of time, and its size.
+struct Picture {
+  std::string svg;
+  double width = 0, height = 0;
+};
+Picture draw_scaled(const Drawing& drawing, double scale);
+
 std::string_view name_of(Paint paint);
 /// The boxes of every rank, in order of time.
 std::vector<std::vector<Box>> boxes_of(const Drawing& drawing);

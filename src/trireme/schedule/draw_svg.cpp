@@ -75,7 +75,8 @@ std::string escaped(std::string_view text) {
 
 class Svg {
  public:
-  explicit Svg(const Drawing& drawing) : drawing_(drawing), lanes_(boxes_of(drawing)) {
+  explicit Svg(const Drawing& drawing, std::optional<double> scale = {})
+      : drawing_(drawing), lanes_(boxes_of(drawing)) {
     double shortest = drawing.timing.makespan;
     for (const auto& lane : lanes_) {
       for (const Box& box : lane) {
@@ -84,12 +85,14 @@ class Svg {
     }
     const double makespan = std::max(drawing.timing.makespan, 1e-9);
     const double least = drawing.schedule.weights == Weights::kFlush ? kLeastBox : kLeastBoxWithVersion;
-    scale_ = std::min(least / std::max(shortest, 1e-9), kMostWidth / makespan);
+    scale_ = scale.value_or(std::min(least / std::max(shortest, 1e-9), kMostWidth / makespan));
     width_ = kMargin + kLabels + makespan * scale_ + kIdleColumn + kMargin;
     width_ = std::max(width_, 560.0);
     height_ = kHead + static_cast<double>(lanes_.size()) * (kLane + kGap) + kFoot;
   }
 
+  double width() const { return width_; }
+  double height() const { return height_; }
   std::string draw() {
     head();
     for (std::size_t rank = 0; rank < lanes_.size(); ++rank) lane(rank);
@@ -223,5 +226,10 @@ class Svg {
 }  // namespace
 
 std::string to_svg(const Drawing& drawing) { return Svg(drawing).draw(); }
+
+Picture draw_scaled(const Drawing& drawing, double scale) {
+  Svg svg(drawing, scale);
+  return {.svg = svg.draw(), .width = svg.width(), .height = svg.height()};
+}
 
 }  // namespace trireme::schedule

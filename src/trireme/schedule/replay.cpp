@@ -78,11 +78,18 @@ class Replay {
     int event = kNoEvent;  // whose end `now` is
     int last_computation = kNoEvent;
     std::vector<Reduction*> posted = {};  // since the last optimizer step
+    std::size_t updates = 0;              // begun, where all begin together
+    bool arrived = false;                 // at the next one
   };
   struct ChannelState {
     std::vector<double> arrivals = {};  // of each message sent so far
     std::vector<int> events = {};       // likewise, where the path is asked for
     bool waiting = false;               // its receiver stands at a message that is not sent yet
+  };
+  struct Meeting {
+    std::size_t present = 0;
+    double time = 0;
+    int event = kNoEvent;
   };
   struct ChunkReductions {
     std::vector<int> posted = {};  // by holder: how many
@@ -96,13 +103,15 @@ class Replay {
     const Message& message = wiring_.messages[rank][ranks_[rank].at];
     if (message.channel >= 0) {
       if (is_send(it.op)) send(rank, it, static_cast<std::size_t>(message.channel));
-      return !is_wait(it.op) || wait(rank, message);
+      if (is_wait(it.op) && !wait(rank, message)) return false;
+      if (options_.transfer_of) ranks_[rank].now += options_.transfer_of(static_cast<int>(rank), it);
+      return true;
     }
     if (it.op == Op::kReduceGradients) {
       reduce(rank, it);
       return true;
     }
-    if (it.op == Op::kOptimizerStep && !reductions_are_over(rank)) return false;
+    if (it.op == Op::kOptimizerStep && !(reductions_are_over(rank) && others_are_there(rank))) return false;
     compute(rank, it);
     return true;
   }
@@ -178,6 +187,28 @@ class Replay {
     return true;
   }
 
+  /// Whether all ranks have come to this update, where they begin it together.
+  bool others_are_there(std::size_t rank) {
+    if (!options_.updates_together) return true;
+    RankState& state = ranks_[rank];
+    if (meetings_.size() <= state.updates) meetings_.resize(state.updates + 1);
+    Meeting& meeting = meetings_[state.updates];
+    if (!state.arrived) {
+      state.arrived = true;
+      if (meeting.present == 0 || state.now > meeting.time) meeting = {meeting.present, state.now, state.event};
+      if (++meeting.present == ranks_.size()) {
+        for (std::size_t other = 0; other < ranks_.size(); ++other) {
+          if (other != rank) ready_.push_back(other);
+        }
+      }
+    }
+    if (meeting.present < ranks_.size()) return false;
+    advance(state, meeting.time, meeting.event);
+    state.arrived = false;
+    ++state.updates;
+    return true;
+  }
+
   void compute(std::size_t rank, const Instruction& it) {
     const double takes = time_of(rank, it);
     const bool always_kept = it.op == Op::kOptimizerStep;
@@ -208,6 +239,7 @@ class Replay {
   std::vector<RankState> ranks_;
   std::vector<ChunkReductions> reductions_;  // by chunk
   std::vector<std::vector<int>> holders_;    // by chunk
+  std::vector<Meeting> meetings_;            // by update
   std::vector<Event> events_;
   std::vector<std::size_t> ready_;
   Timing timing_;

@@ -21,6 +21,10 @@ struct ReplayOptions {
   Times times = {};
   /// Where given, the time of each instruction that is not a transfer, in place of `times`.
   std::function<double(int rank, const Instruction& instruction)> time_of = {};
+  /// Where given, the time that a rank itself takes to post a transfer or to end a wait whose message is there.
+  std::function<double(int rank, const Instruction& transfer)> transfer_of = {};
+  /// No rank begins an update before all have come to theirs: it needs the gradient norm over all stages.
+  bool updates_together = false;
   /// Where given, the time of each message, in place of `times.link`.
   std::function<double(int from, int to, const Instruction& send)> link_of = {};
   std::optional<Sizes> sizes = {};  // to have peak memory

@@ -64,7 +64,8 @@ void describe(config::Section<PipelineConfig>& section) {
              "of asynchronous schedules as many as lie between evaluations and checkpoints")
       .at_least(1);
   section.field("split", &PipelineConfig::split,
-                "where the model is cut: count, size, time, or entries: layers.3,layers.5");
+                "where the model is cut: count, size, time, pipedream (stages on several ranks), or entries: "
+                "layers.3,layers.5");
 }
 
 std::vector<config::Problem> find_problems(const LayoutConfig& layout, const PipelineConfig& pipeline,

@@ -14,10 +14,21 @@
 #include "trireme/train/engine.h"
 #include "trireme/train/feed.h"
 #include "trireme/train/not_finite.h"
+#include "trireme/train/pipeline_split.h"
 #include "trireme/train/pipeline_table.h"
 
 namespace trireme::train {
 namespace {
+
+pipeline::Split cut(const spec::Recipe& recipe, const spec::ModelShape& shape, std::int64_t length,
+                    comm::Group& world) {
+  if (recipe.pipeline.split == "time") {
+    throw ConfigError(
+        "pipeline.split = \"time\" measures, and may cut otherwise the next time: delayed weights then differ",
+        "set pipeline.split = \"count\", \"size\", or the entries that the run told");
+  }
+  return cut_pipeline(recipe, shape, build_options(recipe), recipe.layout.pp, 1, length, world).split;
+}
 
 class DelayedEngine final : public Engine, public StepsTogether {
  public:
@@ -27,7 +38,7 @@ class DelayedEngine final : public Engine, public StepsTogether {
         world_(world),
         groups_(world, layout::Mesh({{"dp", 1}})),
         model_(models::build(shape, build_options(recipe))),
-        split_(pipeline::split_by_count(pipeline::chain_names(shape, build_options(recipe)), recipe.layout.pp)),
+        split_(cut(recipe, shape, length, world)),
         share_{0, 1, length, pipeline_microbatch(recipe)},
         drain_every_(train::drain_every(recipe, /*asynchronous=*/true)) {
     TRIREME_CHECK(world.size() == 1, "delayed weights are computed on one rank, not {}", world.size());

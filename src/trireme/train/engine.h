@@ -70,6 +70,9 @@ class Engine {
   virtual Account account() = 0;
   /// The model, where this rank holds all of it; null otherwise.
   virtual models::Model* whole_model() { return nullptr; }
+  /// The last steps as their instructions ran, a file for `trireme schedule draw --measured`: on rank 0, empty
+  /// elsewhere and where there is no schedule. On all ranks together.
+  virtual std::string timeline() { return ""; }
   /// Not null: it updates by itself, several steps in one go, and run() is not called.
   virtual StepsTogether* together() { return nullptr; }
 };

@@ -11,10 +11,12 @@
 #include "trireme/base/error.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/pipeline/executor.h"
+#include "trireme/pipeline/record.h"
 #include "trireme/train/drains.h"
 #include "trireme/train/engine.h"
 #include "trireme/train/feed.h"
 #include "trireme/train/formation.h"
+#include "trireme/train/pipeline_split.h"
 #include "trireme/train/pipeline_steps.h"
 #include "trireme/train/pipeline_table.h"
 
@@ -34,20 +36,21 @@ class PipelineEngine final : public Engine {
     share_ = share_of(recipe, *formation_, length);
     share_.microbatch = pipeline_microbatch(recipe);
     // Which chunks a rank holds does not depend on the number of micros, so any will do to build its stage.
-    const int micros = micros_of(plan_step(recipe, {}, share_));
+    const StepPlan first = plan_step(recipe, {}, share_);
+    const int micros = micros_of(first);
     const bool many = is_asynchronous(recipe) || drain_every(recipe, false) > 1;
     const int steps =
         many ? static_cast<int>(steps_until_drain(recipe, drain_every(recipe, is_asynchronous(recipe)), {}, share_))
              : 1;
-    tables_.emplace(micros, pipeline_table(recipe, micros, steps));
-    const schedule::Schedule& table = tables_.at(micros);
     models::BuildOptions build = build_options(recipe);
     build.team = &formation_->team;
-    const auto names = pipeline::chain_names(shape, build);
-    const pipeline::Split split = pipeline::split_by_count(names, table.chunks());
+    schedule::Schedule table = pipeline_table(recipe, micros, steps);
+    cut_ = cut_pipeline(recipe, shape, build_options(recipe), table.chunks(),
+                        static_cast<std::int64_t>(first.microbatches.front().size()), length, world);
+    if (!cut_.ranks_of_stage.empty()) table = make_table(micros, steps);
     stage_ = pipeline::build_stage({.shape = shape,
                                     .table = table,
-                                    .split = split,
+                                    .split = cut_.split,
                                     .precision = recipe.precision.compute,
                                     .rank = formation_->stage,
                                     .build = build});
@@ -60,7 +63,9 @@ class PipelineEngine final : public Engine {
         replica_options(recipe, formation_->team.mesh), pipeline::held_apart(stage_));
     pipeline::fetch_weights(stage_, *replicas_);
     if (many) {
-      together_ = std::make_unique<PipelineSteps>(recipe, stage_, pipeline_, formation_->readers(), *replicas_);
+      together_ = std::make_unique<PipelineSteps>(
+          recipe, stage_, pipeline_, formation_->readers(), *replicas_,
+          [this](int micros_each, int steps_together) { return make_table(micros_each, steps_together); });
     }
     prepare.fill(replicas_->owned());
     replicas_->updated();
@@ -82,7 +87,8 @@ class PipelineEngine final : public Engine {
       account.embedding = account.embedding || entry.name == "embedding";
       account.head = account.head || entry.name == "head";
     }
-    for (const schedule::Instruction& one : tables_.begin()->second.ranks[static_cast<std::size_t>(pipeline_.rank())]) {
+    if (!executor_) return account;
+    for (const schedule::Instruction& one : executor_->table().ranks[static_cast<std::size_t>(pipeline_.rank())]) {
       account.pipeline_messages +=
           one.op == schedule::Op::kSendActivation || one.op == schedule::Op::kSendGradient ? 1 : 0;
     }
@@ -107,6 +113,7 @@ class PipelineEngine final : public Engine {
                           },
                       .update = [](int) {},  // the trainer's, after this
                       .keep_spans = true});
+    record_->add(report);
     double busy_s = 0;
     for (const pipeline::Ran& span : report.spans) {  // passes come first among the operations
       if (span.instruction.op <= schedule::Op::kForwardBackward) {
@@ -120,6 +127,12 @@ class PipelineEngine final : public Engine {
     world_.all_reduce(comm::Buffer{sums.data(), sums.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
     const double all_s = std::chrono::duration<double>(Clock::now() - begin).count();
     return {.loss = sums[0], .flops = sums[1], .comm_s = std::max(0.0, all_s - busy_s)};
+  }
+
+  std::string timeline() override {
+    if (!record_ || record_->size() == 0) return "";
+    schedule::MeasuredTable measured{executor_->table(), record_->gather(pipeline_)};
+    return world_.rank() == 0 ? schedule::to_json(measured) : "";
   }
 
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) override {
@@ -186,13 +199,20 @@ class PipelineEngine final : public Engine {
     return static_cast<int>(plan.microbatches.size());
   }
 
+  schedule::Schedule make_table(int micros, int steps) const {
+    return cut_.ranks_of_stage.empty() ? pipeline_table(recipe_, micros, steps)
+                                       : replicated_table(cut_.ranks_of_stage, micros, steps);
+  }
+
   pipeline::Executor& executor_for(int micros) {
     if (executor_ && executor_micros_ == micros) return *executor_;
-    if (!tables_.contains(micros)) tables_.emplace(micros, pipeline_table(recipe_, micros, 1));
+    if (!tables_.contains(micros)) tables_.emplace(micros, make_table(micros, 1));
+    record_.reset();
     executor_.reset();
     executor_ = std::make_unique<pipeline::Executor>(pipeline::ExecutorParts{
         .table = tables_.at(micros), .stage = stage_, .pipeline = pipeline_, .replicas = replicas_.get()});
     executor_micros_ = micros;
+    record_ = std::make_unique<pipeline::WalkRecord>(executor_->table());
     return *executor_;
   }
 
@@ -229,13 +249,15 @@ class PipelineEngine final : public Engine {
   std::unique_ptr<Formation> formation_;
   comm::Group& pipeline_;
   Share share_;
+  PipelineCut cut_;
   pipeline::Stage stage_;
   std::unique_ptr<parallel::Replicas> replicas_;
   std::vector<int> holders_;                  // by chunk: the first rank of the pipeline that holds it
   std::map<int, schedule::Schedule> tables_;  // by micros of a step
   std::unique_ptr<pipeline::Executor> executor_;
   int executor_micros_ = 0;
-  std::unique_ptr<PipelineSteps> together_;  // where steps run together; then there is no executor_
+  std::unique_ptr<pipeline::WalkRecord> record_;  // of executor_
+  std::unique_ptr<PipelineSteps> together_;       // where steps run together; then there is no executor_
 };
 
 }  // namespace

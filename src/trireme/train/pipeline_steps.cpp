@@ -155,14 +155,14 @@ class PipelineSteps::Progress {
 };
 
 PipelineSteps::PipelineSteps(const spec::Recipe& recipe, pipeline::Stage& stage, comm::Group& pipeline,
-                             comm::Group& copies, parallel::Replicas& replicas)
-    : recipe_(recipe),
-      stage_(stage),
+                             comm::Group& copies, parallel::Replicas& replicas, MakeTable make_table)
+    : stage_(stage),
       pipeline_(pipeline),
       copies_(copies),
       replicas_(replicas),
       asynchronous_(is_asynchronous(recipe)),
-      drain_every_(train::drain_every(recipe, asynchronous_)) {
+      drain_every_(train::drain_every(recipe, asynchronous_)),
+      make_table_(std::move(make_table)) {
   if (recipe.precision.compute == spec::Precision::kFp16) {
     throw ConfigError(
         fmt::format("schedule {} runs {} steps together, but the loss scale of fp16 may change after each",
@@ -196,7 +196,7 @@ PipelineSteps::Walk& PipelineSteps::walk_for(const StepsRequest& request) {
   walk_.executor.reset();
   walk_.micros = request.micros;
   walk_.steps = request.steps;
-  walk_.table = pipeline_table(recipe_, request.micros, request.steps);
+  walk_.table = make_table_(request.micros, request.steps);
   if (!walk_.foresight) {
     walk_.foresight =
         pipeline::make_foresight(walk_.table.weights, request.optimizer, [this] { return progress_->rate_to_come(); });

@@ -7,6 +7,7 @@
 // Depends on: base, comm, pipeline, schedule, train.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "trireme/comm/group.h"
@@ -23,8 +24,9 @@ namespace trireme::train {
 class PipelineSteps final : public StepsTogether {
  public:
   /// All borrowed. ConfigErrors where the recipe asks for what cannot be done between drains.
+  using MakeTable = std::function<schedule::Schedule(int micros, int steps)>;
   PipelineSteps(const spec::Recipe& recipe, pipeline::Stage& stage, comm::Group& pipeline, comm::Group& copies,
-                parallel::Replicas& replicas);
+                parallel::Replicas& replicas, MakeTable make_table);
 
   std::int64_t drain_every() const override { return drain_every_; }
   std::vector<StepMade> run_steps(const StepsRequest& request) override;
@@ -41,13 +43,13 @@ class PipelineSteps final : public StepsTogether {
   class Progress;
   Walk& walk_for(const StepsRequest& request);
 
-  const spec::Recipe& recipe_;
   pipeline::Stage& stage_;
   comm::Group& pipeline_;
   comm::Group& copies_;  // of the pipeline
   parallel::Replicas& replicas_;
   bool asynchronous_;
   std::int64_t drain_every_;
+  MakeTable make_table_;
   Progress* progress_ = nullptr;  // of the call that is running
   Walk walk_;
 };

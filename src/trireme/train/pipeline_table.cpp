@@ -7,6 +7,7 @@
 #include "trireme/base/error.h"
 #include "trireme/schedule/builders.h"
 #include "trireme/schedule/passes.h"
+#include "trireme/schedule/replicated.h"
 
 namespace trireme::train {
 namespace {
@@ -41,6 +42,11 @@ std::int64_t pipeline_microbatch(const spec::Recipe& recipe) {
   const schedule::Schedule small =
       schedule::build(recipe.pipeline.schedule, {.ranks = recipe.layout.pp, .micros = recipe.layout.pp, .steps = 1});
   return small.update_every == 1 ? 0 : 1;
+}
+
+schedule::Schedule replicated_table(const std::vector<int>& ranks_of_stage, int micros, int steps) {
+  const auto step = schedule::add_updates(schedule::replicated_1f1b(ranks_of_stage, micros));
+  return schedule::add_transfers(schedule::repeat(step, steps));
 }
 
 schedule::Schedule pipeline_table(const spec::Recipe& recipe, int micros, int steps) {

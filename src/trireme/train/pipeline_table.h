@@ -3,6 +3,8 @@
 // Depends on: base, schedule, spec.
 #pragma once
 
+#include <vector>
+
 #include "trireme/schedule/schedule.h"
 #include "trireme/spec/recipe.h"
 
@@ -18,5 +20,7 @@ std::int64_t pipeline_microbatch(const spec::Recipe& recipe);
 /// Complete, of so many steps without emptying the pipeline between. ConfigError where the schedule is not defined for
 /// the recipe's stages and these micros.
 schedule::Schedule pipeline_table(const spec::Recipe& recipe, int micros, int steps);
+/// 1F1B where stages run on so many ranks each.
+schedule::Schedule replicated_table(const std::vector<int>& ranks_of_stage, int micros, int steps);
 
 }  // namespace trireme::train

@@ -313,6 +313,9 @@ void Run::loop() {
       return;
     }
   }
+  if (const std::string timeline = trainer_->timeline(); !timeline.empty()) {
+    write_text_file(folder_.path / "pipeline.json", timeline);
+  }
   if (validation_ && validated_step_ != steps_) validate();
   if (saved_step_ != steps_) save();
   if (leads()) log_->event("stop", {{"step", steps_}, {"why", "finished"}});

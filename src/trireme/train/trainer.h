@@ -71,6 +71,8 @@ class Trainer {
   const layout::Mesh& mesh() const { return engine_->mesh(); }
   /// The loss on samples, without training; on all ranks together.
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options);
+  /// The last steps as their instructions ran, where a schedule was walked: Engine::timeline.
+  std::string timeline() { return engine_->timeline(); }
   /// The model, where this rank holds all of it; an InternalError otherwise.
   models::Model& model();
   /// Parameters, optimizer, loss scale and position: all that the rest of the run follows from.
