@@ -9,6 +9,7 @@
 #include "trireme/base/text.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
+#include "trireme/cli/schedule/measured.h"
 #include "trireme/observe/report/report.h"
 
 namespace trireme::cli {
@@ -31,7 +32,15 @@ void add_report_command(CLI::App& app, Context& context) {
       }
       const std::filesystem::path path =
           options->output.empty() ? runs[0].dir / "report.html" : std::filesystem::path(options->output);
-      write_text_file(path, observe::report_page(runs));
+      std::vector<observe::Figure> figures;
+      for (const observe::RunFiles& run : runs) {
+        const std::filesystem::path timeline = run.dir / "pipeline.json";
+        if (!std::filesystem::exists(timeline)) continue;
+        figures.push_back({.title = fmt::format("Pipeline{}: a step as it ran, above its replay",
+                                                runs.size() > 1 ? " of " + run.dir.string() : ""),
+                           .svg = draw_measured(timeline.string())});
+      }
+      write_text_file(path, observe::report_page(runs, figures));
       for (const auto& run : runs) {
         for (const std::string& note : run.notes) fmt::print(context.out, "{}: {}\n", run.dir.string(), note);
       }

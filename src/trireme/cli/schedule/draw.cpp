@@ -8,6 +8,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/program.h"
+#include "trireme/cli/schedule/measured.h"
 #include "trireme/cli/schedule/options.h"
 #include "trireme/schedule/compare.h"
 #include "trireme/schedule/draw.h"
@@ -17,7 +18,7 @@ namespace {
 
 struct DrawOptions {
   ScheduleOptions schedule;
-  std::string output, format, color = "auto";
+  std::string output, format, color = "auto", measured;
   int width = 120;
 };
 
@@ -44,6 +45,11 @@ bool wants_colors(const DrawOptions& options) {
 }
 
 void draw(const DrawOptions& options, Context& context) {
+  if (!options.measured.empty()) {
+    if (options.output.empty() || format_of(options) != "svg")
+      throw ConfigError("what was measured is drawn as SVG", "add -o measured.svg");
+    return write_result(draw_measured(options.measured), options.output, context);
+  }
   const std::string format = format_of(options);
   const schedule::Schedule table = options.schedule.build();
   const schedule::Times times = options.schedule.times();
@@ -65,8 +71,14 @@ void add_schedule_draw(CLI::App& schedule, Context& context) {
       "Draw a schedule with its times: on the terminal, as SVG, or as a trace for Perfetto and chrome://tracing");
   const auto options = std::make_shared<DrawOptions>();  // shared with CLI11's callback, which outlives this function
   options->schedule.add_to(*command, ScheduleOptions::Kind::kOne);
+  CLI::Option* kind = command->get_option("--kind")->required(false);
   command->add_option("-o,--output", options->output, "Write to this file: .svg, or .json for a trace")
       ->type_name("FILE");
+  command
+      ->add_option("--measured", options->measured,
+                   "Draw the last step of this run (its folder, or its pipeline.json) above its replay")
+      ->type_name("RUN")
+      ->excludes(kind);
   command->add_option("--format", options->format, "svg, terminal or trace; default: by the name of the file");
   command->add_option("--width", options->width, "Columns of the terminal; default 120")
       ->check(CLI::Range(40, 10000).description(""))
@@ -74,7 +86,8 @@ void add_schedule_draw(CLI::App& schedule, Context& context) {
   command->add_option("--color", options->color, "auto, always or never; default auto")
       ->check(CLI::IsMember({"auto", "always", "never"}).description(""))
       ->type_name("WHEN");
-  command->callback([&context, options] {
+  command->callback([&context, options, kind] {
+    if (kind->empty() && options->measured.empty()) throw CLI::RequiredError("--kind or --measured");
     context.run = [&context, options] {
       draw(*options, context);
       return kExitFine;

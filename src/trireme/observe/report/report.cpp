@@ -302,14 +302,19 @@ std::string recipes(const std::vector<Named>& runs) {
 
 }  // namespace
 
-std::string report_page(std::span<const RunFiles> files) {
+std::string report_page(std::span<const RunFiles> files, std::span<const Figure> figures) {
   const std::vector<Named> runs = named(files);
   std::vector<std::string> names;
   for (const Named& one : runs) names.push_back(one.facts.name);
   const std::string title = runs.size() == 1 ? names[0] : fmt::format("{} runs", runs.size());
   std::string body = fmt::format("<h1>{}</h1>\n", escaped(title));
   body += runs.size() == 1 ? tiles(runs[0]) : table(runs);
-  body += notes(runs) + charts(runs) + recipes(runs);
+  body += notes(runs) + charts(runs);
+  for (const Figure& figure : figures) {
+    body += fmt::format("<figure class=\"scroll\"><figcaption>{}</figcaption>\n{}</figure>\n", escaped(figure.title),
+                        figure.svg);
+  }
+  body += recipes(runs);
   body += "<footer>Steps run along the horizontal axes. Written by trireme report.</footer>\n";
   return page(runs.size() == 1 ? title : listed(names), body);
 }
