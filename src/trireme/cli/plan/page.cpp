@@ -68,20 +68,22 @@ std::string facts(const PlanTask& task, const plan::Sized& sized, const Estimate
 
 /// Every step of the front, and what a little more memory would give.
 std::string front(const plan::SearchResult& found) {
-  Plot plot{.x_title = "GiB on the fullest rank", .y_title = "seconds a step"};
+  Plot plot{.x_title = "GiB on the fullest rank", .y_title = "seconds a step", .y_log = true};
   PlotLine line{.name = "", .color = 0};
   constexpr double kGib = 1073741824.0;
   for (const Estimate& one : found.pareto) line.points.emplace_back(one.memory.peak() / kGib, one.step_seconds());
   std::ranges::sort(line.points);
   plot.lines.push_back(std::move(line));
-  // Names only where they tell something new: at most eight, evenly along the front.
-  const std::size_t each = std::max<std::size_t>(1, (found.pareto.size() + 7) / 8);
+  // Names only where they tell something new: a third slower than the last that was named.
+  double named = 0;
   for (std::size_t index = 0; index < found.pareto.size(); ++index) {
     const Estimate& one = found.pareto[index];
     const plan::Layout& layout = one.layout;
+    const bool tells = named == 0 || one.step_seconds() > 1.33 * named;
+    if (tells) named = one.step_seconds();
     plot.points.push_back(
         {one.memory.peak() / kGib, one.step_seconds(),
-         index % each == 0 ? fmt::format("tp {} pp {} dp {}", layout.tp, layout.pp, layout.dp) : "",
+         tells ? fmt::format("tp {} pp {} dp {}", layout.tp, layout.pp, layout.dp) : "",
          fmt::format("{}: {:.4g} s, {:.1f} GiB", to_text(layout), one.step_seconds(), one.memory.peak() / kGib), 0});
   }
   for (const Estimate& one : found.best)
