@@ -53,7 +53,7 @@ class Sides {
       const Side& side = sides_.at(name);
       table.add({name, fmt::format("{:.2f}", side.seconds.median() * 1e3),
                  fmt::format("{:.2f}-{:.2f}", side.seconds.quantile(0.25) * 1e3, side.seconds.quantile(0.75) * 1e3),
-                 fmt::format("{:.0f}", side.rates.median())});
+                 fmt::format("{:.{}f}", side.rates.median(), side.rates.median() < 100 ? 1 : 0)});
     }
     TextTable ratios({{"ratio"}, {"median"}, {"quartiles"}, {"goal"}, {"met"}});
     for (const Ratio& ratio : ratios_) {
