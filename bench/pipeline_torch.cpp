@@ -1,45 +1,46 @@
-// bench/pipeline_torch.cpp -- what walking a schedule costs beside its passes, and how near a step comes to its replay.
+// bench/pipeline_torch.cpp -- what walking a schedule costs beside its passes, how near a step comes to its replay, and
+// to torch.distributed.pipelining.
 //
-//   build/release/bench/pipeline_torch                          the cost of an instruction; every synchronous kind, pp
-//   = 2 build/release/bench/pipeline_torch --layers 8 --width 256 --sequence 128 --micros 16 --steps 20
+//   build/release/bench/pipeline_torch --python python3               all four parts
+//   build/release/bench/pipeline_torch --parts replay --kinds 1f1b,zb-v --svg zb.svg
 //
-// Ranks are threads, one core each. The replay is given the median time of each instruction of each chunk, measured in
-// a run of its own before; what it leaves out (waking up, copying messages) is what the ratio shows.
-#include <ATen/Parallel.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/randint.h>
+// overhead  walking tables of passes that do nothing: microseconds an instruction
+// replay    every synchronous kind, a GPT in two stages on two thread ranks of one core each: a step beside its replay
+// network   the same with four ranks whose passes sleep, on an emulated network
+// torch     1F1B beside torch.distributed.pipelining over Gloo, in turns
+//
+// The replay is given the median time of each single instruction and of messages, measured in a calibration run of its
+// own before; `ideal` is the replay with passes and updates alone, as if communication were free.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <map>
-#include <mutex>
+#include <fstream>
+#include <sstream>
 
-#include "trireme/comm/rank.h"
+#include "bench/peer.h"
+#include "bench/pipeline_walks.h"
+#include "bench/times.h"
 #include "trireme/device/host_memory.h"
-#include "trireme/optim/update.h"
-#include "trireme/pipeline/executor.h"
-#include "trireme/schedule/builders.h"
-#include "trireme/schedule/passes.h"
-#include "trireme/schedule/replay.h"
 
 namespace {
 
 using namespace trireme;
-using pipeline::Executor;
-using pipeline::Micro;
-using schedule::Op;
+using bench::Times;
+using bench::Walks;
 
 struct Options {
-  std::int64_t layers = 8, width = 256, sequence = 128;
-  int micros = 16, steps = 15;
+  bench::GptSize gpt;
+  int steps = 15, rounds = 3;
+  std::string parts = "overhead,replay,network,torch", kinds, python, svg;
 };
 
-double median(std::vector<double> numbers) {
-  if (numbers.empty()) return 0;
-  std::ranges::nth_element(numbers, numbers.begin() + static_cast<std::ptrdiff_t>(numbers.size() / 2));
-  return numbers[numbers.size() / 2];
+bool listed(const std::string& list, std::string_view word) {
+  std::istringstream in(list);
+  for (std::string item; std::getline(in, item, ',');) {
+    if (item == word) return true;
+  }
+  return false;
 }
 
 schedule::Schedule table_of(std::string_view kind, const schedule::Shape& shape) {
@@ -56,140 +57,155 @@ class Nothing final : public nn::Layer {
   at::Tensor gradient_ = at::ones({1});
 };
 
-/// Microseconds for each instruction of a table over layers that do nothing.
 void measure_overhead() {
-  fmt::print("walking a table of passes that do nothing\n{:>24} {:>13} {:>15}\n", "", "instructions", "us each");
+  fmt::print("walking a table of passes that do nothing (goal: below 10 us)\n{:>24} {:>13} {:>15}\n", "",
+             "instructions", "us each");
   for (const int ranks : {1, 2}) {
     const auto table = table_of("interleaved", {.ranks = ranks, .micros = 64, .chunks_per_rank = 4});
-    std::vector<double> each;
-    comm::run_ranks(ranks, [&](comm::Rank& rank) {
-      at::set_num_threads(1);
-      pipeline::Stage stage;
-      stage.model = std::make_unique<models::Model>();
+    const Walks walks = bench::walk(table, 50, /*keep=*/false, {}, [&](comm::Rank& rank) {
+      bench::Walker walker;
+      walker.stage.model = std::make_unique<models::Model>();
       for (const int number : schedule::chunks_of(table, rank.rank())) {
-        stage.model->layers.push_back({"nothing", std::make_unique<Nothing>()});
-        stage.chunks.push_back({.number = number, .layers = {stage.model->layers.back().layer.get()}});
+        walker.stage.model->layers.push_back({"nothing", std::make_unique<Nothing>()});
+        walker.stage.chunks.push_back({.number = number, .layers = {walker.stage.model->layers.back().layer.get()}});
       }
-      stage.crossings = [](int, const Micro&) { return std::vector<pipeline::Crossing>{{{1}, at::kFloat}}; };
-      Executor executor({.table = table, .stage = stage, .pipeline = rank.world()});
-      const auto instructions = static_cast<double>(table.ranks[static_cast<std::size_t>(rank.rank())].size());
-      const at::Tensor input = at::ones({1});
-      for (int i = 0; i < 50; ++i) {
-        const auto begin = std::chrono::steady_clock::now();
-        executor.run({.micro = [&](int) { return Micro{.inputs = {input}}; }, .update = [](int) {}});
-        const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
-        if (rank.rank() == 0) each.push_back(took.count() / instructions);
-      }
+      walker.stage.crossings = [](int, const pipeline::Micro&) {
+        return std::vector<pipeline::Crossing>{{{1}, at::kFloat}};
+      };
+      walker.micro = [input = at::ones({1})](int) { return pipeline::Micro{.inputs = {input}}; };
+      walker.update = [](pipeline::Executor&) {};
+      return walker;
     });
     fmt::print("{:>24} {:>13} {:>15.2f}\n", ranks == 1 ? "one rank, no messages" : "two ranks, messages",
-               table.ranks[0].size(), median(each));
+               table.ranks[0].size(), 1e6 * Times{walks.steps}.median() / static_cast<double>(table.ranks[0].size()));
   }
 }
 
-/// Medians of a rank's instructions by what they do and through which chunk.
-using Key = std::tuple<int, Op, int>;  // rank, op, chunk
+using WalkTable = std::function<Walks(const schedule::Schedule& table, bool keep)>;
 
-struct Measured {
-  std::vector<double> steps;  // seconds
-  std::map<Key, std::vector<double>> times;
-};
-
-Measured run_kind(const Options& options, const schedule::Schedule& table, bool keep_spans) {
-  spec::ModelShape shape = spec::family_shape(spec::Family::kGpt2);
-  shape.layers = options.layers;
-  shape.width = options.width;
-  shape.heads = std::max<std::int64_t>(1, options.width / 64);
-  shape.kv_heads = shape.heads;
-  shape.head_size = options.width / shape.heads;
-  shape.inner = 4 * options.width;
-  shape.positions = options.sequence;
-  shape.vocabulary = 512;
-  Measured measured;
-  std::mutex mutex;
-  comm::run_ranks(static_cast<int>(table.ranks.size()), [&](comm::Rank& rank) {
-    at::set_num_threads(1);
-    const pipeline::Split split = pipeline::split_by_count(pipeline::chain_names(shape), table.chunks());
-    pipeline::Stage stage =
-        pipeline::build_stage({.shape = shape, .table = table, .split = split, .rank = rank.rank()});
-    nn::initialise(stage.model->params, nn::Precision::kFp32, 1);
-    spec::OptimConfig optim;
-    optim.kind = spec::OptimizerKind::kAdamw;
-    const auto optimizer = optim::make_optimizer(optim, stage.model->params);
-    Executor executor({.table = table, .stage = stage, .pipeline = rank.world()});
-    const at::Tensor ids = at::randint(0, shape.vocabulary, {1, options.sequence}, at::kLong);
-    for (int step = 0; step < options.steps + 2; ++step) {
-      rank.world().barrier().wait();
-      const auto begin = std::chrono::steady_clock::now();
-      const auto report = executor.run(
-          {.micro =
-               [&](int) {
-                 Micro micro{.inputs = {ids}};
-                 micro.context.training = true;
-                 micro.context.sequence = nn::plain_sequence(1, options.sequence);
-                 micro.context.samples = at::full({1}, 0, at::kLong);
-                 micro.context.targets = ids;
-                 micro.context.gradient_scale = 1.0 / static_cast<double>(options.sequence * options.micros);
-                 return micro;
-               },
-           .update = [&](int) { optim::update(*optimizer, {.learning_rate = 1e-4, .across = &executor.across()}); },
-           .keep_spans = keep_spans});
-      rank.world().barrier().wait();
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-      if (step < 2) continue;  // memory and caches warm up
-      const std::lock_guard lock(mutex);
-      if (rank.rank() == 0) measured.steps.push_back(took.count());
-      for (const pipeline::Ran& ran : report.spans) {
-        if (schedule::is_transfer(ran.instruction.op)) continue;
-        measured.times[{rank.rank(), ran.instruction.op, ran.instruction.chunk}].push_back(
-            std::chrono::duration<double>(ran.end - ran.start).count());
-      }
+/// Calibration, then a run that nobody looks into: the median step beside what the calibration predicts.
+void compare(const Options& options, int ranks, int micros, const WalkTable& walk_table) {
+  fmt::print("{:>14} {:>19} {:>9} {:>9} {:>16} {:>9} {:>10}\n", "kind", "measured, quartiles", "replayed", "ideal",
+             "measured/replay", "of ideal", "bubble");
+  std::vector<double> ratios;
+  for (const schedule::Kind& kind : schedule::kinds()) {
+    if (kind.asynchronous || (!options.kinds.empty() && !listed(options.kinds, kind.name))) continue;
+    const schedule::Shape shape{.ranks = ranks,
+                                .micros = micros,
+                                .chunks_per_rank = std::max(kind.default_chunks, kind.name == "interleaved" ? 2 : 1)};
+    if (const std::string why = kind.refuses(shape); !why.empty()) {
+      fmt::print("{:>14} not defined: {}\n", kind.name, why);
+      continue;
     }
-  });
-  return measured;
+    const schedule::Schedule table = table_of(kind.name, shape);
+    schedule::Calibration calibration(table);
+    const Walks calibrating = walk_table(table, /*keep=*/true);
+    for (const schedule::Timeline& timeline : calibrating.timelines) calibration.add(timeline);
+    const Times measured{walk_table(table, /*keep=*/false).steps};
+    schedule::ReplayOptions predicting = calibration.options();
+    predicting.keep_spans = true;
+    const schedule::Timing replayed = schedule::replay(table, predicting);
+    const double ideal = schedule::replay(table, calibration.ideal()).makespan;
+    ratios.push_back(measured.median() / replayed.makespan);
+    fmt::print("{:>14} {:>7.1f} {:>5.1f}-{:>5.1f} {:>9.1f} {:>9.1f} {:>16.3f} {:>8.1f}% {:>9.1f}%\n", kind.name,
+               1e3 * measured.median(), 1e3 * measured.quantile(0.25), 1e3 * measured.quantile(0.75),
+               1e3 * replayed.makespan, 1e3 * ideal, ratios.back(), 100 * ideal / measured.median(),
+               100 * replayed.bubble());
+    std::fflush(stdout);
+    if (options.svg.empty()) continue;
+    const Walks shown = walk_table(table, /*keep=*/true);
+    std::ofstream(options.svg) << schedule::to_svg(schedule::Comparison{table, shown.timelines.back(), replayed});
+  }
+  if (ratios.empty()) return;
+  const auto [least, most] = std::ranges::minmax(ratios);
+  fmt::print("measured/replay from {:.3f} to {:.3f} (goal: within 0.05 of 1)\n", least, most);
 }
 
 void measure_against_replay(const Options& options) {
-  fmt::print("\nGPT {}x{}, {} tokens a micro, {} micros, fp32, two ranks of one thread: a step in ms\n", options.layers,
-             options.width, options.sequence, options.micros);
-  fmt::print("{:>14} {:>9} {:>9} {:>16} {:>14}\n", "kind", "measured", "replayed", "measured/replay", "bubble replay");
-  for (const schedule::Kind& kind : schedule::kinds()) {
-    if (kind.asynchronous) continue;
-    const schedule::Shape shape{.ranks = 2,
-                                .micros = options.micros,
-                                .chunks_per_rank = std::max(kind.default_chunks, kind.name == "interleaved" ? 2 : 1)};
-    if (!kind.refuses(shape).empty()) continue;
-    const auto table = table_of(kind.name, shape);
-    std::map<Key, double> times;
-    for (auto& [key, numbers] : run_kind(options, table, /*keep_spans=*/true).times) {
-      // An update waits for the norm of the other rank: its own work is the shortest one.
-      const bool waits = std::get<Op>(key) == Op::kOptimizerStep;
-      times[key] = waits ? *std::ranges::min_element(numbers) : median(numbers);
-    }
-    const double measured = median(run_kind(options, table, /*keep_spans=*/false).steps);
-    const schedule::Timing replayed =
-        schedule::replay(table, {.time_of = [&](int rank, const schedule::Instruction& it) {
-                           const auto found = times.find({rank, it.op, it.chunk});
-                           return found == times.end() ? 0.0 : found->second;
-                         }});
-    fmt::print("{:>14} {:>9.1f} {:>9.1f} {:>16.3f} {:>13.1f}%\n", kind.name, 1e3 * measured, 1e3 * replayed.makespan,
-               measured / replayed.makespan, 100 * replayed.bubble());
-    std::fflush(stdout);
+  fmt::print("\nGPT {}x{}, {} tokens a micro, {} micros, fp32, two ranks of one thread: a step in ms\n",
+             options.gpt.layers, options.gpt.width, options.gpt.sequence, options.gpt.micros);
+  compare(options, 2, options.gpt.micros, [&](const schedule::Schedule& table, bool keep) {
+    return bench::walk(table, options.steps, keep, {},
+                       [&](comm::Rank& rank) { return bench::make_gpt(options.gpt, table, rank); });
+  });
+}
+
+void measure_on_a_network(const Options& options) {
+  const bench::SleepTimes times;
+  comm::RanksOptions network;
+  network.ranks_per_node = 1;
+  network.wrap = [](std::unique_ptr<comm::Transport> inner) {
+    const comm::EmulatedLink link{.latency = std::chrono::microseconds(50), .bytes_per_second = 1e9};
+    return comm::make_emulated_transport(std::move(inner), {.across = link, .inside = link});
+  };
+  network.comm.spin = std::chrono::nanoseconds(0);  // more ranks than cores
+  fmt::print(
+      "\nfour ranks whose passes sleep (4 ms each for a rank's share), messages of {} KiB on a network of 50 us and "
+      "1 GB/s: a step in ms\n",
+      times.floats * 4 / 1024);
+  compare(options, 4, 8, [&](const schedule::Schedule& table, bool keep) {
+    return bench::walk(table, options.steps, keep, network,
+                       [&](comm::Rank& rank) { return bench::make_sleeper(times, table, rank); });
+  });
+}
+
+void measure_beside_torch(const Options& options) {
+  if (options.python.empty()) {
+    fmt::print("\ntorch: no peer; give --python a Python that has PyTorch\n");
+    return;
   }
+  const auto& gpt = options.gpt;
+  std::vector<std::string> words{options.python, std::string(TRIREME_BENCH_DIR) + "/peers/gpt_pipeline.py"};
+  const auto add = [&](const char* name, std::int64_t value) {
+    words.insert(words.end(), {std::string("--") + name, std::to_string(value)});
+  };
+  add("layers", gpt.layers);
+  add("width", gpt.width);
+  add("heads", std::max<std::int64_t>(1, gpt.width / 64));
+  add("sequence", gpt.sequence);
+  add("vocabulary", gpt.vocabulary);
+  add("micros", gpt.micros);
+  bench::PeerProcess peer(words);
+  const auto table = table_of("1f1b", {.ranks = 2, .micros = gpt.micros});
+  Times ours, theirs;
+  peer.ask("run 2");
+  for (int round = 0; round < options.rounds; ++round) {  // in turns, so that both meet the same machine
+    const Walks walks = bench::walk(table, options.steps, /*keep=*/false, {},
+                                    [&](comm::Rank& rank) { return bench::make_gpt(gpt, table, rank); });
+    ours.seconds.insert(ours.seconds.end(), walks.steps.begin(), walks.steps.end());
+    const nlohmann::json answer = peer.ask(fmt::format("run {}", options.steps));
+    for (const double seconds : answer.at("seconds")) theirs.seconds.push_back(seconds);
+  }
+  fmt::print(
+      "\n1f1b beside torch.distributed.pipelining over Gloo, the same GPT, two ranks of one thread: a step in ms\n");
+  for (const auto& [name, times] : {std::pair<const char*, const Times&>{"trireme", ours}, {"torch", theirs}}) {
+    fmt::print("{:>14} {:>7.1f} ({:.1f}-{:.1f})\n", name, 1e3 * times.median(), 1e3 * times.quantile(0.25),
+               1e3 * times.quantile(0.75));
+  }
+  fmt::print("{:>14} {:>6.2f}x (goal: 1.5x)\n", "ratio", theirs.median() / ours.median());
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app("Walks pipeline schedules on real layers, and sets their steps beside the replay.");
-  app.add_option("--layers", options.layers, "blocks of the model");
-  app.add_option("--width", options.width, "its width, a multiple of 64");
-  app.add_option("--sequence", options.sequence, "tokens of a micro");
-  app.add_option("--micros", options.micros, "micros of a step");
-  app.add_option("--steps", options.steps, "steps that are measured");
+  CLI::App app("Walks pipeline schedules on real layers, and sets their steps beside the replay and beside PyTorch.");
+  app.add_option("--layers", options.gpt.layers, "blocks of the model")->capture_default_str();
+  app.add_option("--width", options.gpt.width, "its width, a multiple of 64")->capture_default_str();
+  app.add_option("--sequence", options.gpt.sequence, "tokens of a micro")->capture_default_str();
+  app.add_option("--micros", options.gpt.micros, "micros of a step")->capture_default_str();
+  app.add_option("--steps", options.steps, "steps that are measured")->capture_default_str();
+  app.add_option("--rounds", options.rounds, "turns of each side in the comparison with PyTorch")
+      ->capture_default_str();
+  app.add_option("--parts", options.parts, "of overhead, replay, network, torch")->capture_default_str();
+  app.add_option("--kinds", options.kinds, "only these, as a list with commas");
+  app.add_option("--python", options.python, "a Python that has PyTorch, for the peer");
+  app.add_option("--svg", options.svg, "draw the last kind's step above its replay");
   CLI11_PARSE(app, argc, argv);
   device::keep_host_memory();
-  measure_overhead();
-  measure_against_replay(options);
+  if (listed(options.parts, "overhead")) measure_overhead();
+  if (listed(options.parts, "replay")) measure_against_replay(options);
+  if (listed(options.parts, "network")) measure_on_a_network(options);
+  if (listed(options.parts, "torch")) measure_beside_torch(options);
   return 0;
 }

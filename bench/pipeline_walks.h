@@ -1,0 +1,155 @@
+// bench/pipeline_walks.h -- walks of a table on thread ranks: real layers on a core each, or layers that sleep on an
+// emulated network.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/zeros.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "trireme/comm/rank.h"
+#include "trireme/comm/transports/emulated.h"
+#include "trireme/optim/update.h"
+#include "trireme/pipeline/executor.h"
+#include "trireme/pipeline/record.h"
+#include "trireme/schedule/builders.h"
+#include "trireme/schedule/passes.h"
+#include "trireme/schedule/timeline.h"
+
+namespace trireme::bench {
+
+/// Steps of one table: seconds of each, from a barrier to a barrier; and, where asked for, every instruction of them.
+struct Walks {
+  std::vector<double> steps;
+  std::vector<schedule::Timeline> timelines;
+};
+
+/// What one rank needs to walk: made on the rank, kept until the end.
+struct Walker {
+  pipeline::Stage stage;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  pipeline::MicroSource micro;
+  std::function<void(pipeline::Executor&)> update;
+};
+
+inline Walks walk(const schedule::Schedule& table, int steps, bool keep, const comm::RanksOptions& options,
+                  const std::function<Walker(comm::Rank&)>& make) {
+  constexpr int kWarm = 2;  // memory and caches
+  Walks walks;
+  comm::run_ranks(
+      static_cast<int>(table.ranks.size()),
+      [&](comm::Rank& rank) {
+        at::set_num_threads(1);
+        Walker walker = make(rank);
+        pipeline::Executor executor({.table = table, .stage = walker.stage, .pipeline = rank.world()});
+        pipeline::WalkRecord record(executor.table(), static_cast<std::size_t>(steps));
+        for (int step = 0; step < steps + kWarm; ++step) {
+          rank.world().barrier().wait();
+          const auto begin = std::chrono::steady_clock::now();
+          const auto report = executor.run(
+              {.micro = walker.micro, .update = [&](int) { walker.update(executor); }, .keep_spans = keep});
+          rank.world().barrier().wait();
+          const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+          if (step < kWarm) continue;
+          if (rank.rank() == 0) walks.steps.push_back(took.count());
+          if (keep) record.add(report);
+        }
+        auto timelines = record.gather(rank.world());
+        if (rank.rank() == 0) walks.timelines = std::move(timelines);
+      },
+      options);
+  return walks;
+}
+
+struct GptSize {
+  std::int64_t layers = 8, width = 256, sequence = 128, vocabulary = 512;
+  int micros = 16;
+};
+
+/// A GPT in fp32 with AdamW, one row of tokens a micro.
+inline Walker make_gpt(const GptSize& size, const schedule::Schedule& table, comm::Rank& rank) {
+  spec::ModelShape shape = spec::family_shape(spec::Family::kGpt2);
+  shape.layers = size.layers;
+  shape.width = size.width;
+  shape.heads = shape.kv_heads = std::max<std::int64_t>(1, size.width / 64);
+  shape.head_size = size.width / shape.heads;
+  shape.inner = 4 * size.width;
+  shape.positions = size.sequence;
+  shape.vocabulary = size.vocabulary;
+  shape.tied = false;
+  const pipeline::Split split = pipeline::split_by_count(pipeline::chain_names(shape), table.chunks());
+  Walker walker{.stage = pipeline::build_stage({.shape = shape, .table = table, .split = split, .rank = rank.rank()})};
+  nn::initialise(walker.stage.model->params, nn::Precision::kFp32, 1);
+  spec::OptimConfig optim;
+  optim.kind = spec::OptimizerKind::kAdamw;
+  walker.optimizer = optim::make_optimizer(optim, walker.stage.model->params);
+  const at::Tensor ids = at::randint(0, shape.vocabulary, {1, size.sequence}, at::kLong);
+  walker.micro = [ids, size](int) {
+    pipeline::Micro micro{.inputs = {ids}};
+    micro.context.training = true;
+    micro.context.sequence = nn::plain_sequence(1, size.sequence);
+    micro.context.samples = at::full({1}, 0, at::kLong);
+    micro.context.targets = ids;
+    micro.context.gradient_scale = 1.0 / static_cast<double>(size.sequence * size.micros);
+    return micro;
+  };
+  walker.update = [optimizer = walker.optimizer.get()](pipeline::Executor& executor) {
+    optim::update(*optimizer, {.learning_rate = 1e-4, .across = &executor.across()});
+  };
+  return walker;
+}
+
+struct SleepTimes {
+  std::chrono::microseconds forward{4000}, backward_input{4000}, backward_weight{4000}, update{2000};
+  std::int64_t floats = 65536;  // of a message
+};
+
+/// Takes time without taking a core.
+class Sleeping final : public nn::Layer {
+ public:
+  Sleeping(const SleepTimes& times, double share) : times_(times), share_(share) {}
+  nn::Tensors forward(nn::Tensors inputs, nn::Context&, nn::Tape*) override {
+    std::this_thread::sleep_for(times_.forward * share_);
+    return inputs;
+  }
+  nn::Tensors backward(nn::Tensors gradients, nn::Context&, nn::Tape& tape) override {
+    std::this_thread::sleep_for(times_.backward_input * share_);
+    tape.weight_gradient([this] { std::this_thread::sleep_for(times_.backward_weight * share_); });
+    if (!gradients[0].defined()) gradients[0] = at::zeros({times_.floats});
+    return gradients;
+  }
+
+ private:
+  SleepTimes times_;
+  double share_;
+};
+
+inline Walker make_sleeper(const SleepTimes& times, const schedule::Schedule& table, comm::Rank& rank) {
+  Walker walker;
+  walker.stage.model = std::make_unique<models::Model>();
+  const std::vector<int> held = schedule::chunks_of(table, rank.rank());
+  const double share = static_cast<double>(table.ranks.size()) / table.chunks();  // of a rank's work in a chunk
+  for (const int number : held) {
+    walker.stage.model->layers.push_back({"sleeping", std::make_unique<Sleeping>(times, share)});
+    walker.stage.chunks.push_back({.number = number, .layers = {walker.stage.model->layers.back().layer.get()}});
+  }
+  walker.stage.crossings = [floats = times.floats](int, const pipeline::Micro&) {
+    return std::vector<pipeline::Crossing>{{{floats}, at::kFloat}};
+  };
+  walker.micro = [floats = times.floats](int) { return pipeline::Micro{.inputs = {at::zeros({floats})}}; };
+  walker.update = [times](pipeline::Executor& executor) {
+    executor.reduction().pipeline().barrier().wait();  // as the gradient norm makes them meet
+    std::this_thread::sleep_for(times.update);
+  };
+  return walker;
+}
+
+}  // namespace trireme::bench
