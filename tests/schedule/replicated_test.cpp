@@ -32,7 +32,9 @@ TEST(Replicated, TablesAreFineForAllSmallShapes) {
           EXPECT_TRUE(report.fine()) << a << b << c << " " << micros << ": "
                                      << (report.fine() ? "" : report.faults.front());
         }
-        if (least > 1) EXPECT_THROW(replicated_1f1b(ranks, least - 1), ConfigError);
+        if (least > 1) {
+          EXPECT_THROW(replicated_1f1b(ranks, least - 1), ConfigError);
+        }
       }
     }
   }

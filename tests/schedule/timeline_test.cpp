@@ -75,7 +75,9 @@ TEST(Calibration, PredictsAWalkFromOthers) {
       EXPECT_NEAR(replay(table, calibration.options()).makespan, measured.seconds(), 0.02 * measured.seconds())
           << kind << " " << link;
       EXPECT_LE(replay(table, calibration.ideal()).makespan, measured.seconds() + 1e-9);
-      if (link == 0) EXPECT_NEAR(replay(table, calibration.ideal()).makespan, measured.seconds(), 1e-9) << kind;
+      if (link == 0) {
+        EXPECT_NEAR(replay(table, calibration.ideal()).makespan, measured.seconds(), 1e-9) << kind;
+      }
     }
   }
 }

@@ -103,28 +103,32 @@ GatheredProduct gathered_product(const at::Tensor& part, comm::Group& group, boo
   return {.x = side_by_side(blocks), .y = at::cat(products, 1)};
 }
 
-at::Tensor scattered_product(const at::Tensor& whole, comm::Group& group, bool overlap, const TokenProduct& product) {
-  if (!overlap) return scatter_sum_tokens(product(whole), group);
+PendingProduct::PendingProduct(const at::Tensor& whole, comm::Group& group, const TokenProduct& product)
+    : incoming_(static_cast<std::size_t>(group.size())), receives_(incoming_.size()) {
   const std::int64_t part = whole.size(1) / group.size();
   const auto of_rank = [&](int rank) { return product(whole.narrow(1, part * rank, part).contiguous()); };
-  std::vector<at::Tensor> incoming(static_cast<std::size_t>(group.size())), outgoing;
-  std::vector<comm::Work> receives(static_cast<std::size_t>(group.size()));
-  comm::Batch sends;
   for (const int other : others(group)) {
-    at::Tensor& sent = outgoing.emplace_back(of_rank(other).contiguous());
+    at::Tensor& sent = outgoing_.emplace_back(of_rank(other).contiguous());
     const auto from = static_cast<std::size_t>((2 * group.rank() + group.size() - other) % group.size());
-    incoming[from] = at::empty(sent.sizes(), sent.options());
-    receives[from] = group.recv(device::to_buffer(incoming[from]), static_cast<int>(from));
-    sends.add(group.send(device::to_const_buffer(sent), other));
+    incoming_[from] = at::empty(sent.sizes(), sent.options());
+    receives_[from] = group.recv(device::to_buffer(incoming_[from]), static_cast<int>(from));
+    sends_.add(group.send(device::to_const_buffer(sent), other));
   }
-  incoming[static_cast<std::size_t>(group.rank())] = of_rank(group.rank());
+  incoming_[static_cast<std::size_t>(group.rank())] = of_rank(group.rank());
+}
+
+at::Tensor PendingProduct::wait() {
   at::Tensor sum;
-  for (std::size_t rank = 0; rank < incoming.size(); ++rank) {  // by rank: the same order in every run
-    receives[rank].wait();
-    sum = sum.defined() ? sum.add_(incoming[rank]) : incoming[rank];
+  for (std::size_t rank = 0; rank < incoming_.size(); ++rank) {  // by rank: the same order in every run
+    receives_[rank].wait();
+    sum = sum.defined() ? sum.add_(incoming_[rank]) : incoming_[rank];
   }
-  sends.commit().wait();
+  sends_.commit().wait();
   return sum;
+}
+
+at::Tensor scattered_product(const at::Tensor& whole, comm::Group& group, bool overlap, const TokenProduct& product) {
+  return overlap ? PendingProduct(whole, group, product).wait() : scatter_sum_tokens(product(whole), group);
 }
 
 }  // namespace trireme::nn

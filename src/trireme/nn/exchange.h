@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <vector>
 
 #include "trireme/comm/group.h"
 
@@ -50,6 +51,18 @@ struct GatheredProduct {
   at::Tensor x, y;  ///< what was gathered, and its product
 };
 GatheredProduct gathered_product(const at::Tensor& part, comm::Group& group, bool overlap, const TokenProduct& product);
+/// A scattered sum of products in parts: those of other ranks are computed and sent first, then this rank's own; the
+/// others' are still on their way when it is made.
+class PendingProduct {
+ public:
+  PendingProduct(const at::Tensor& whole, comm::Group& group, const TokenProduct& product);
+  at::Tensor wait();
+
+ private:
+  std::vector<at::Tensor> incoming_, outgoing_;
+  std::vector<comm::Work> receives_;
+  comm::Batch sends_;
+};
 /// This rank's part of the sum over ranks of product(whole).
 at::Tensor scattered_product(const at::Tensor& whole, comm::Group& group, bool overlap, const TokenProduct& product);
 

@@ -84,10 +84,9 @@ at::Tensor Linear::column_gradients(const at::Tensor& dy, const at::Tensor& x, C
   std::optional<PendingGather> gather;
   if (sequence && !team_->keep_gathered) gather.emplace(x, group);
   if (sequence && team_->overlap) {
-    at::Tensor dx =
-        scattered_product(dy, group, true, [&](const at::Tensor& part) { return multiply_back(part, context); });
+    PendingProduct dx(dy, group, [&](const at::Tensor& part) { return multiply_back(part, context); });
     add_weight_gradient(dy, gather ? gather->wait() : x, context, tape, dy);
-    return dx;
+    return dx.wait();
   }
   at::Tensor partial = multiply_back(dy, context);
   PendingSum dx(std::move(partial), group, sequence);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ranges>
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
@@ -373,7 +374,8 @@ void Replicas::updated() {
 
 /// From the shards on the device to everybody: what has changed since the last time.
 void Replicas::publish() {
-  for (Bucket& bucket : buckets_) {
+  // Buckets are in the order of backward; forward wants the last of them first.
+  for (Bucket& bucket : std::views::reverse(buckets_)) {
     const std::int64_t version = version_of(bucket);
     if (std::exchange(bucket.sent, version) == version || options_.zero == 0 || options_.zero == 3) continue;
     if (shard_ == nullptr) continue;
