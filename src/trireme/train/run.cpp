@@ -87,6 +87,7 @@ class Run {
   spec::Recipe recipe_;
   std::int64_t steps_ = 0;
   std::unique_ptr<data::Samples> samples_, validation_;
+  spec::Recipe trained_;  // what the trainer goes by, and borrows
   std::unique_ptr<Trainer> trainer_;
   RunResult result_;
   std::int64_t saved_step_ = -1, validated_step_ = -1;
@@ -138,8 +139,8 @@ std::int64_t Run::find_checkpoint() {
 }
 
 void Run::build(std::int64_t from_step) {
-  spec::Recipe start = recipe_;
-  if (from_step >= 0) start.model.init_from.reset();  // the checkpoint has the weights
+  trained_ = recipe_;
+  if (from_step >= 0) trained_.model.init_from.reset();  // the checkpoint has the weights
   const spec::ModelShape shape = *spec::shape_of(recipe_.model);
   samples_ = data::open_samples(recipe_, data::Split::kTrain);
   if (recipe_.eval.every > 0) {
@@ -149,7 +150,7 @@ void Run::build(std::int64_t from_step) {
                         "set data.validation_fraction = 0.01, or eval.every = 0");
     }
   }
-  trainer_ = std::make_unique<Trainer>(start, shape, world_, *samples_);
+  trainer_ = std::make_unique<Trainer>(trained_, shape, world_, *samples_);
   if (from_step < 0) return;
   checkpoint::load(formats::CheckpointFolder(folder_.checkpoints() / formats::checkpoint_name(from_step)),
                    trainer_->state());
