@@ -324,6 +324,7 @@ void Replicas::require_complete() const {
 
 double Replicas::finish() {
   require_complete();
+  send_out();  // a rank without rows has run no layer
   for (Bucket& bucket : buckets_) {
     // Of ZeRO 2 and 3, what layers of this rank did not complete by themselves: tied tables of pipelines.
     if (options_.zero < 2 || bucket.gradient.defined()) launch(bucket);
@@ -374,6 +375,14 @@ void Replicas::updated() {
 
 /// From the shards on the device to everybody: what has changed since the last time.
 void Replicas::publish() {
+  unsent_ = true;
+  if (options_.offload) send_out();  // an update beside the next step may write where this reads
+}
+
+/// New weights set out when the next pass begins, not when they are made: what ranks have to tell each other before it
+/// is a few bytes, which would wait behind all of them.
+void Replicas::send_out() {
+  if (!std::exchange(unsent_, false)) return;
   // Buckets are in the order of backward; forward wants the last of them first.
   for (Bucket& bucket : std::views::reverse(buckets_)) {
     const std::int64_t version = version_of(bucket);
@@ -388,6 +397,7 @@ void Replicas::publish() {
 }
 
 void Replicas::wait_for_weights() {
+  send_out();
   if (options_.zero == 3) return;  // they travel only while layers run
   for (Bucket& bucket : buckets_) bucket.fetching.wait();
 }
@@ -441,6 +451,7 @@ void Replicas::release(Bucket& bucket) {
 }
 
 void Replicas::enter(std::size_t unit, bool backward) {
+  send_out();
   for (const std::size_t number : unit_buckets_[unit]) {
     Bucket& bucket = buckets_[number];
     if (options_.zero == 3) gather(bucket);

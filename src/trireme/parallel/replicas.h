@@ -118,6 +118,7 @@ class Replicas {
   void settle(Bucket& bucket);
   void sum_rest();
   void sum_extras();
+  void send_out();
   void gather(Bucket& bucket);
   void release(Bucket& bucket);
   void require_complete() const;
@@ -138,6 +139,7 @@ class Replicas {
   std::deque<Bucket*> in_flight_;  // ZeRO 2 and 3: sums under way, the oldest first
   std::size_t next_ = 0;           // bucket to be launched, where they go in order
   int micros_ = 0;
+  bool unsent_ = false;  // weights that updated() told of
   bool last_ = false;
 };
 

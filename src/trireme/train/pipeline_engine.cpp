@@ -136,6 +136,7 @@ class PipelineEngine final : public Engine {
   }
 
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) override {
+    replicas_->wait_for_weights();  // together: some may have no rows
     const auto forward = [this](nn::Tensors inputs, nn::Context& context) {
       pipeline::Micro micro{std::move(inputs), std::move(context)};
       walk_forward(micro, nullptr);
@@ -153,6 +154,7 @@ class PipelineEngine final : public Engine {
   }
 
   std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
+    replicas_->wait_for_weights();
     // Numbers for places in the order in which a step meets them: weights, outputs of chunks, gradients from the end.
     const auto count = static_cast<std::int64_t>(stage_.holdings.size()),
                chunks = static_cast<std::int64_t>(holders_.size());

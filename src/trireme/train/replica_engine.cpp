@@ -61,6 +61,7 @@ class ReplicaEngine final : public Engine {
 
   StepSums run(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
     std::array<double, 2> sums{};
+    if (batches.empty()) replicas_->wait_for_weights();  // others wait for this rank's part of them
     for (std::size_t i = 0; i < batches.size(); ++i) {
       replicas_->begin_micro(/*last=*/i + 1 == batches.size());
       nn::Context context = contexts();
@@ -86,6 +87,7 @@ class ReplicaEngine final : public Engine {
   }
 
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) override {
+    replicas_->wait_for_weights();  // together: some may have no rows
     const auto forward = [this](nn::Tensors inputs, nn::Context& context) {
       model_->forward(std::move(inputs), context, nullptr);
     };
@@ -101,6 +103,7 @@ class ReplicaEngine final : public Engine {
   }
 
   std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
+    replicas_->wait_for_weights();
     return train::first_not_finite(*model_, batches, contexts, world_, formation_->team.tokens);
   }
 

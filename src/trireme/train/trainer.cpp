@@ -254,8 +254,7 @@ void Trainer::rehearse() {
   nn::forget_gradients(engine_->params());
   engine_->run(fetched.batches, [&] { return context_for(1.0); });
   nn::forget_gradients(engine_->params());
-  for (nn::Param& param : engine_->params()) nn::publish(param);  // the same numbers, sent as after a step
-  engine_->updated();
+  updates_->send_again();
 }
 
 void Trainer::explain(Fetched& fetched, double gradient_scale, const std::string& what) {

@@ -34,6 +34,14 @@ optim::UpdateResult Updates::take(const optim::UpdateOptions& options, std::int6
   return decision.result;
 }
 
+void Updates::send_again() {
+  if (worker_) return engine_.replicas().computed_changed();
+  for (nn::Param& param : engine_.params()) {
+    if (param.trainable) ++param.version;  // what has not changed is not sent
+  }
+  engine_.updated();
+}
+
 void Updates::add_state(nn::State& state) {
   if (!worker_) return;
   const std::vector<at::Tensor> computed = engine_.replicas().computed();

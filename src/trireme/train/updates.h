@@ -36,6 +36,8 @@ class Updates {
   /// The update of a step whose gradients are complete, `steps` of them before it. On all ranks together; throws as
   /// optim::update does, and then nothing has changed.
   optim::UpdateResult take(const optim::UpdateOptions& options, std::int64_t steps);
+  /// What layers compute with goes its way to all ranks once more, as after an update; no number changes.
+  void send_again();
   /// Until masters and moments are complete and no weights are on their way: the state may be read and written.
   void wait();
 
