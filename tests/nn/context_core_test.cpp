@@ -90,11 +90,11 @@ TEST(ContextCore, EqualsWholeRows) {
   for (const Way& way : ways) {
     for (const std::int64_t kv_heads : {4, 2, 1}) {
       for (const auto& [causal, window, documents, dropout] : {std::tuple{true, 0, false, 0.0},
-                                                              {true, 0, true, 0.0},
-                                                              {true, 5, false, 0.0},
-                                                              {false, 0, true, 0.0},
-                                                              {false, 4, false, 0.0},
-                                                              {true, 0, true, 0.3}}) {
+                                                               {true, 0, true, 0.0},
+                                                               {true, 5, false, 0.0},
+                                                               {false, 0, true, 0.0},
+                                                               {false, 4, false, 0.0},
+                                                               {true, 0, true, 0.3}}) {
         const AttentionShape shape{.name = "test",
                                    .heads = 4,
                                    .kv_heads = kv_heads,

@@ -26,7 +26,7 @@ struct TrafficTask {
   bool embedding = true, head = true;               ///< on this rank
   int compute_bytes = 4, sum_bytes = 4, reduce_bytes = 4;
   std::int64_t parameters = 0;         ///< this rank's, in whole buckets
-  std::int64_t copied_keys = 0;       ///< heads of keys that tp / kv_heads ranks hold, where that is less than tp
+  std::int64_t copied_keys = 0;        ///< heads of keys that tp / kv_heads ranks hold, where that is less than tp
   std::int64_t copied_over_tp = 0;     ///< of which parts are computed by several tp ranks, after ZeRO's cut
   std::int64_t pipeline_messages = 0;  ///< that the schedule has this rank send
   std::int64_t head_chunks = 1;        ///< that the logits of a micro are made in
