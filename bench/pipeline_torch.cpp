@@ -9,8 +9,8 @@
 // network   the same with four ranks whose passes sleep, on an emulated network
 // torch     1F1B beside torch.distributed.pipelining over Gloo, in turns
 //
-// The replay is given the median time of each single instruction and of messages, measured in a calibration run of its
-// own before; `ideal` is the replay with passes and updates alone, as if communication were free.
+// The replay is given the median time of each single instruction and of messages, measured in runs of their own that
+// take turns with the others; `ideal` is the replay with passes and updates alone, as if communication were free.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -31,7 +31,8 @@ using bench::Walks;
 
 struct Options {
   bench::GptSize gpt;
-  int steps = 15, rounds = 3;
+  int steps = 10, rounds = 9;
+  std::string precision = "fp32";
   std::string parts = "overhead,replay,network,torch", kinds, python, svg;
 };
 
@@ -83,11 +84,12 @@ void measure_overhead() {
 
 using WalkTable = std::function<Walks(const schedule::Schedule& table, bool keep)>;
 
-/// Calibration, then a run that nobody looks into: the median step beside what the calibration predicts.
+/// A run that calibrates, then one that nobody looks into, in turns: each step of the latter beside what the former
+/// predicts, so that a machine that is slow for a while is slow for both.
 void compare(const Options& options, int ranks, int micros, const WalkTable& walk_table) {
-  fmt::print("{:>14} {:>19} {:>9} {:>9} {:>16} {:>9} {:>10}\n", "kind", "measured, quartiles", "replayed", "ideal",
-             "measured/replay", "of ideal", "bubble");
-  std::vector<double> ratios;
+  fmt::print("{:>14} {:>19} {:>9} {:>25} {:>9} {:>10}\n", "kind", "measured, quartiles", "replayed",
+             "measured/replay, quartiles", "of ideal", "bubble");
+  std::vector<double> medians;
   for (const schedule::Kind& kind : schedule::kinds()) {
     if (kind.asynchronous || (!options.kinds.empty() && !listed(options.kinds, kind.name))) continue;
     const schedule::Shape shape{.ranks = ranks,
@@ -98,32 +100,39 @@ void compare(const Options& options, int ranks, int micros, const WalkTable& wal
       continue;
     }
     const schedule::Schedule table = table_of(kind.name, shape);
-    schedule::Calibration calibration(table);
-    const Walks calibrating = walk_table(table, /*keep=*/true);
-    for (const schedule::Timeline& timeline : calibrating.timelines) calibration.add(timeline);
-    const Times measured{walk_table(table, /*keep=*/false).steps};
-    schedule::ReplayOptions predicting = calibration.options();
-    predicting.keep_spans = true;
-    const schedule::Timing replayed = schedule::replay(table, predicting);
-    const double ideal = schedule::replay(table, calibration.ideal()).makespan;
-    ratios.push_back(measured.median() / replayed.makespan);
-    fmt::print("{:>14} {:>7.1f} {:>5.1f}-{:>5.1f} {:>9.1f} {:>9.1f} {:>16.3f} {:>8.1f}% {:>9.1f}%\n", kind.name,
+    Times measured, replayed, ratios, of_ideal, bubbles;
+    schedule::Timing drawn;
+    for (int round = 0; round < options.rounds; ++round) {
+      schedule::Calibration calibration(table);
+      for (const auto& timeline : walk_table(table, /*keep=*/true).timelines) calibration.add(timeline);
+      const Times steps{walk_table(table, /*keep=*/false).steps};
+      schedule::ReplayOptions predicting = calibration.options();
+      predicting.keep_spans = true;
+      drawn = schedule::replay(table, predicting);
+      measured.seconds.push_back(steps.median());
+      replayed.seconds.push_back(drawn.makespan);
+      ratios.seconds.push_back(steps.median() / drawn.makespan);
+      of_ideal.seconds.push_back(schedule::replay(table, calibration.ideal()).makespan / steps.median());
+      bubbles.seconds.push_back(drawn.bubble());
+    }
+    medians.push_back(ratios.median());
+    fmt::print("{:>14} {:>7.1f} {:>5.1f}-{:>5.1f} {:>9.1f} {:>14.3f} {:.3f}-{:.3f} {:>8.1f}% {:>9.1f}%\n", kind.name,
                1e3 * measured.median(), 1e3 * measured.quantile(0.25), 1e3 * measured.quantile(0.75),
-               1e3 * replayed.makespan, 1e3 * ideal, ratios.back(), 100 * ideal / measured.median(),
-               100 * replayed.bubble());
+               1e3 * replayed.median(), ratios.median(), ratios.quantile(0.25), ratios.quantile(0.75),
+               100 * of_ideal.median(), 100 * bubbles.median());
     std::fflush(stdout);
     if (options.svg.empty()) continue;
     const Walks shown = walk_table(table, /*keep=*/true);
-    std::ofstream(options.svg) << schedule::to_svg(schedule::Comparison{table, shown.timelines.back(), replayed});
+    std::ofstream(options.svg) << schedule::to_svg(schedule::Comparison{table, shown.timelines.back(), drawn});
   }
-  if (ratios.empty()) return;
-  const auto [least, most] = std::ranges::minmax(ratios);
+  if (medians.empty()) return;
+  const auto [least, most] = std::ranges::minmax(medians);
   fmt::print("measured/replay from {:.3f} to {:.3f} (goal: within 0.05 of 1)\n", least, most);
 }
 
 void measure_against_replay(const Options& options) {
-  fmt::print("\nGPT {}x{}, {} tokens a micro, {} micros, fp32, two ranks of one thread: a step in ms\n",
-             options.gpt.layers, options.gpt.width, options.gpt.sequence, options.gpt.micros);
+  fmt::print("\nGPT {}x{}, {} tokens a micro, {} micros, {}, two ranks of one thread: a step in ms\n",
+             options.gpt.layers, options.gpt.width, options.gpt.sequence, options.gpt.micros, options.precision);
   compare(options, 2, options.gpt.micros, [&](const schedule::Schedule& table, bool keep) {
     return bench::walk(table, options.steps, keep, {},
                        [&](comm::Rank& rank) { return bench::make_gpt(options.gpt, table, rank); });
@@ -165,6 +174,7 @@ void measure_beside_torch(const Options& options) {
   add("sequence", gpt.sequence);
   add("vocabulary", gpt.vocabulary);
   add("micros", gpt.micros);
+  words.insert(words.end(), {"--precision", options.precision});
   bench::PeerProcess peer(words);
   const auto table = table_of("1f1b", {.ranks = 2, .micros = gpt.micros});
   Times ours, theirs;
@@ -177,7 +187,9 @@ void measure_beside_torch(const Options& options) {
     for (const double seconds : answer.at("seconds")) theirs.seconds.push_back(seconds);
   }
   fmt::print(
-      "\n1f1b beside torch.distributed.pipelining over Gloo, the same GPT, two ranks of one thread: a step in ms\n");
+      "\n1f1b beside torch.distributed.pipelining over Gloo, the same GPT in {}, two ranks of one thread: a step in "
+      "ms\n",
+      options.precision);
   for (const auto& [name, times] : {std::pair<const char*, const Times&>{"trireme", ours}, {"torch", theirs}}) {
     fmt::print("{:>14} {:>7.1f} ({:.1f}-{:.1f})\n", name, 1e3 * times.median(), 1e3 * times.quantile(0.25),
                1e3 * times.quantile(0.75));
@@ -194,14 +206,17 @@ int main(int argc, char** argv) {
   app.add_option("--width", options.gpt.width, "its width, a multiple of 64")->capture_default_str();
   app.add_option("--sequence", options.gpt.sequence, "tokens of a micro")->capture_default_str();
   app.add_option("--micros", options.gpt.micros, "micros of a step")->capture_default_str();
-  app.add_option("--steps", options.steps, "steps that are measured")->capture_default_str();
-  app.add_option("--rounds", options.rounds, "turns of each side in the comparison with PyTorch")
-      ->capture_default_str();
+  app.add_option("--precision", options.precision, "fp32 or bf16")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--steps", options.steps, "steps of a turn")->capture_default_str();
+  app.add_option("--rounds", options.rounds, "turns of each side")->capture_default_str();
   app.add_option("--parts", options.parts, "of overhead, replay, network, torch")->capture_default_str();
   app.add_option("--kinds", options.kinds, "only these, as a list with commas");
   app.add_option("--python", options.python, "a Python that has PyTorch, for the peer");
   app.add_option("--svg", options.svg, "draw the last kind's step above its replay");
   CLI11_PARSE(app, argc, argv);
+  if (options.precision == "bf16") options.gpt.precision = nn::Precision::kBf16;
   device::keep_host_memory();
   if (listed(options.parts, "overhead")) measure_overhead();
   if (listed(options.parts, "replay")) measure_against_replay(options);

@@ -72,9 +72,10 @@ inline Walks walk(const schedule::Schedule& table, int steps, bool keep, const c
 struct GptSize {
   std::int64_t layers = 8, width = 256, sequence = 128, vocabulary = 512;
   int micros = 16;
+  nn::Precision precision = nn::Precision::kFp32;
 };
 
-/// A GPT in fp32 with AdamW, one row of tokens a micro.
+/// A GPT with AdamW, one row of tokens a micro.
 inline Walker make_gpt(const GptSize& size, const schedule::Schedule& table, comm::Rank& rank) {
   spec::ModelShape shape = spec::family_shape(spec::Family::kGpt2);
   shape.layers = size.layers;
@@ -86,8 +87,10 @@ inline Walker make_gpt(const GptSize& size, const schedule::Schedule& table, com
   shape.vocabulary = size.vocabulary;
   shape.tied = false;
   const pipeline::Split split = pipeline::split_by_count(pipeline::chain_names(shape), table.chunks());
-  Walker walker{.stage = pipeline::build_stage({.shape = shape, .table = table, .split = split, .rank = rank.rank()})};
-  nn::initialise(walker.stage.model->params, nn::Precision::kFp32, 1);
+  Walker walker{
+      .stage = pipeline::build_stage(
+          {.shape = shape, .table = table, .split = split, .precision = size.precision, .rank = rank.rank()})};
+  nn::initialise(walker.stage.model->params, size.precision, 1);
   spec::OptimConfig optim;
   optim.kind = spec::OptimizerKind::kAdamw;
   walker.optimizer = optim::make_optimizer(optim, walker.stage.model->params);

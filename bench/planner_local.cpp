@@ -40,10 +40,10 @@ constexpr const char* kModels[] = {
     R"(family = "llama"
 vocabulary = 4096
 positions = 256
-width = 320
+width = 384
 layers = 4
-heads = 5
-kv_heads = 5
+heads = 6
+kv_heads = 6
 head_size = 64
 inner = 1024)",
     R"(family = "gpt2"
@@ -51,9 +51,9 @@ vocabulary = 1024
 positions = 128
 width = 192
 layers = 6
-heads = 3
-kv_heads = 3
-head_size = 64
+heads = 6
+kv_heads = 6
+head_size = 32
 inner = 768)",
 };
 
@@ -63,6 +63,7 @@ std::vector<Case> cases(int ranks, int steps, const std::string& folder) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> layouts{
       {"dp " + all, {}},
       {"dp " + all + ", microbatches of 2", {"train.microbatch=2"}},
+      {"tp " + all + ", sequence parallel", {"layout.tp=" + all, "layout.sequence_parallel=true"}},
       {"pp " + all + ", 1f1b", {"layout.pp=" + all, "train.microbatch=2"}},
       {"pp " + all + ", gpipe", {"layout.pp=" + all, "pipeline.schedule=gpipe", "train.microbatch=1"}},
       {"pp " + all + ", interleaved x2",
@@ -82,7 +83,7 @@ std::vector<Case> cases(int ranks, int steps, const std::string& folder) {
             "\"threads\"\n"
             "[train]\nhash_every = 0\n[checkpoint]\nevery = 1000000\n",
             kModels[model]);
-        out.push_back({fmt::format("{} wide, {}, {}", model == 0 ? 320 : 192, precision, name),
+        out.push_back({fmt::format("{} wide, {}, {}", model == 0 ? 384 : 192, precision, name),
                        spec::load_recipe({.text = text, .sets = all_sets}).value, ranks});
       }
     }
@@ -100,6 +101,9 @@ std::vector<double> run_once(const Case& one, const std::filesystem::path& folde
   for (const observe::StepRecord& step : observe::read_run(folder).steps) {
     if (step.step > 3) seconds.push_back(step.seconds);  // the first ones warm up
   }
+  if (static_cast<std::int64_t>(seconds.size()) + 3 < one.recipe.train.steps.value_or(0)) {
+    throw ConfigError(fmt::format("{} was stopped before its last step", one.name), "start the comparison again");
+  }
   return seconds;
 }
 
@@ -115,6 +119,8 @@ int compare(const std::string& cluster, int steps, int rounds) {
   for (int round = 0; round < rounds; ++round) {
     for (std::size_t index = 0; index < all.size(); ++index) {
       for (const double seconds : run_once(all[index], folder / "run")) measured[index].seconds.push_back(seconds);
+      std::cerr << fmt::format("round {} of {}, {}: {}\n", round + 1, rounds, all[index].name,
+                               short_seconds(measured[index].median()));
     }
   }
   std::filesystem::remove_all(folder);
@@ -148,8 +154,8 @@ int main(int count, char** arguments) {
     return 2;
   }
   try {
-    return trireme::compare(arguments[1], count > 2 ? std::atoi(arguments[2]) : 20,
-                            count > 3 ? std::atoi(arguments[3]) : 3);
+    return trireme::compare(arguments[1], count > 2 ? std::atoi(arguments[2]) : 12,
+                            count > 3 ? std::atoi(arguments[3]) : 2);
   } catch (const trireme::Error& error) {
     std::cerr << error.block(false);
     return 1;

@@ -2,7 +2,7 @@
 """The peer of bench/pipeline_torch: a GPT in two stages with torch.distributed.pipelining over Gloo, one thread a process.
 
 Started by the benchmark, which sends "run N" lines and gets one line of JSON for each: the seconds of N steps and the last
-loss. The second stage is a process of its own. "quit" or the end of input ends both.
+loss. bf16 keeps fp32 weights under autocast. The second stage is a process of its own. "quit" or the end of input ends both.
 """
 import argparse
 import json
@@ -45,6 +45,11 @@ class End(nn.Module):
         return self.head(self.norm(self.blocks(x)))
 
 
+def under_autocast(forward, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return forward(x)
+
+
 def run_rank(rank, options, meeting):
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -55,10 +60,13 @@ def run_rank(rank, options, meeting):
             nn.init.normal_(parameter, std=0.02)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
     ids = torch.randint(options.vocabulary, (options.micros, options.sequence))
+    if options.precision == "bf16":
+        forward = module.forward
+        module.forward = lambda x: under_autocast(forward, x)
     stage = PipelineStage(module, rank, 2, torch.device("cpu"))
 
     def loss_of(logits, targets):
-        return F.cross_entropy(logits.view(-1, options.vocabulary), targets.view(-1))
+        return F.cross_entropy(logits.float().view(-1, options.vocabulary), targets.view(-1))
 
     schedule = SCHEDULES[options.schedule](stage, options.micros, loss_fn=loss_of)
 
@@ -108,6 +116,7 @@ def main():
     for name, value in dict(layers=8, width=256, heads=4, sequence=128, vocabulary=512, micros=16).items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--schedule", choices=sorted(SCHEDULES), default="1f1b")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         meeting = os.path.join(folder, "meeting")

@@ -22,6 +22,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kAlign = 16;  // elements: rows of vectors begin where they begin in memory
 
+/// Sums of ZeRO 2 and 3 under way at once: the matrices of a layer complete in quick succession, then comes a pause.
+constexpr std::size_t kInFlight = 4;
+
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
@@ -87,13 +90,13 @@ void Replicas::make_buckets(const std::vector<std::string>& apart) {
     TRIREME_CHECK(found != unit_of.end(), "no unit has {}", param->name);
     const int key = units_[found->second].key;
     const bool by_itself = std::ranges::find(apart, param->name) != apart.end();
-    // With ZeRO 3 a bucket is what one unit needs; otherwise as many neighbours as fill it.
+    // With ZeRO 3 a bucket is (a part of) what one unit needs; otherwise as many neighbours as fill it.
     std::string kind = fmt::format("{} {}", key, param->trainable);
     if (options_.zero == 3) kind += fmt::format(" unit {}", found->second);
     if (by_itself) kind += " " + param->name;
     auto at = open.find(kind);
     const std::int64_t size = round_up(memory_of(*param), kAlign);
-    if (at != open.end() && options_.zero < 3 && options_.bucket_bytes > 0 &&
+    if (at != open.end() && options_.bucket_bytes > 0 &&
         (buckets_[at->second].elements + size) * width > options_.bucket_bytes) {
       open.erase(at);
       at = open.end();
@@ -252,9 +255,9 @@ void Replicas::launch(Bucket& bucket) {
     }
     bucket.sending = bucket.gradient;
   } else {
-    // The next micro fills other memory while this travels; two at a time, or all of it would be in memory after all.
+    // The next micro fills other memory while this travels; a few at a time, or all of it would be in memory after all.
     settle(bucket);
-    while (in_flight_.size() >= 2) settle(*in_flight_.front());
+    while (in_flight_.size() >= kInFlight) settle(*in_flight_.front());
     for (const BucketMember& member : bucket.members) {
       nn::gradient_to_add_to(*member.param);
       member.param->gradient = at::Tensor();
