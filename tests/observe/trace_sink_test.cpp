@@ -43,7 +43,7 @@ TEST_F(Trace, HoldsSpansByRankAndLaneAndMetricsAsCounters) {
   const auto events = nlohmann::json::parse(read(folder_ / "trace.json"));
   ASSERT_EQ(events.size(), 6U) << "three names, two spans, one counter";
   EXPECT_EQ(events[0]["args"]["name"], "rank 3");
-  EXPECT_EQ(events[2]["args"]["name"], "lane 1");
+  EXPECT_EQ(events[2]["args"]["name"], "calls 1");
   const auto& span = events[3];
   EXPECT_EQ(span["ph"], "X");
   EXPECT_EQ(span["pid"], 3);

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -83,6 +84,31 @@ class TrainCommand : public testing::Test {
 
   fs::path folder_;
 };
+
+TEST_F(TrainCommand, TracesLayersAndCallsOfAllRanks) {
+  const Outcome outcome = train(
+      "traced", {"--ranks", "2", "--trace", path("trace.json"), "--set", "train.steps=2", "--set", "eval.every=0"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  std::ifstream file(path("trace.json"));
+  const nlohmann::json all = nlohmann::json::parse(file);
+  std::map<std::pair<int, std::string>, int> counts;
+  double first = 1e30, last = 0;
+  for (const nlohmann::json& event : all.is_array() ? all : all.at("traceEvents")) {
+    if (event.at("ph") != "X") continue;
+    ++counts[{event.at("pid").get<int>(), event.at("cat").get<std::string>()}];
+    first = std::min(first, event.at("ts").get<double>());
+    last = std::max(last, event.at("ts").get<double>() + event.at("dur").get<double>());
+    EXPECT_GE(event.at("dur").get<double>(), 0);
+    EXPECT_EQ(event.at("cat") == "comm", event.at("tid") != 0) << event.dump();
+  }
+  for (const int rank : {0, 1}) {
+    const int passes = counts[{rank, "forward"}];
+    EXPECT_GT(passes, 4);
+    EXPECT_EQ(passes, (counts[{rank, "backward"}]));
+    EXPECT_GT((counts[{rank, "comm"}]), 2);  // at least a sum and the targets of each step
+  }
+  EXPECT_LT(last - first, 600e6);  // microseconds, all on one clock
+}
 
 TEST_F(TrainCommand, LeavesARunBehind) {
   const Outcome outcome = train("run");

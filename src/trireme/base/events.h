@@ -22,6 +22,10 @@ struct Span {
   Clock::time_point begin, end;
 };
 
+/// The first lanes of a rank: what it computes, and what travels meanwhile. Calls under way at once take one each, from
+/// kFirstCallLane on.
+inline constexpr int kComputeLane = 0, kFirstCallLane = 1;
+
 /// One number at one step.
 struct Metric {
   std::string_view name;  // "train/loss"
@@ -36,6 +40,28 @@ class EventSink {
   virtual bool wants_spans() const noexcept { return true; }
   virtual void span(const Span& span) noexcept = 0;
   virtual void metric(const Metric& metric) noexcept = 0;
+};
+
+/// What runs while this lives, told to `sink` at its end; nothing where there is none. The texts are borrowed.
+class TimedSpan {
+ public:
+  TimedSpan(EventSink* sink, std::string_view name, std::string_view category, int rank) noexcept : sink_(sink) {
+    if (sink_ == nullptr) return;
+    span_ = {
+        .name = name, .category = category, .detail = {}, .rank = rank, .lane = kComputeLane, .begin = {}, .end = {}};
+    span_.begin = Span::Clock::now();
+  }
+  ~TimedSpan() {
+    if (sink_ == nullptr) return;
+    span_.end = Span::Clock::now();
+    sink_->span(span_);
+  }
+  TimedSpan(const TimedSpan&) = delete;
+  TimedSpan& operator=(const TimedSpan&) = delete;
+
+ private:
+  EventSink* sink_;
+  Span span_;
 };
 
 /// Takes everything, keeps nothing: the default wherever a sink can be given.

@@ -4,12 +4,15 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/recipe_options.h"
 #include "trireme/cli/runtime_commands.h"
 #include "trireme/cli/start_ranks.h"
+#include "trireme/comm/process.h"
+#include "trireme/observe/trace_sink.h"
 
 namespace trireme::cli {
 namespace {
@@ -17,7 +20,7 @@ namespace {
 struct TrainOptions {
   RecipeOptions recipe;
   std::optional<int> ranks;
-  std::string out;
+  std::string out, trace;
   bool resume = false, explain = false;
 };
 
@@ -39,6 +42,12 @@ void say(const train::RunResult& result, const std::string& folder, std::ostream
   }
 }
 
+/// Ranks that are processes write a file each.
+std::filesystem::path trace_path(const std::filesystem::path& path, const comm::Rank& rank) {
+  if (comm::detect_launch().kind == comm::Launch::Kind::kSingle) return path;
+  return path.parent_path() / fmt::format("{}-{}{}", path.stem().string(), rank.rank(), path.extension().string());
+}
+
 int run_training(TrainOptions& options, Context& context) {
   if (options.ranks) options.recipe.set(fmt::format("comm.ranks={}", *options.ranks));
   const spec::Recipe recipe = options.recipe.load(context).value;
@@ -49,14 +58,22 @@ int run_training(TrainOptions& options, Context& context) {
   const std::filesystem::path kept = std::filesystem::path(folder) / "comm-costs.toml";
   std::optional<std::string> costs;
   if (options.resume && std::filesystem::exists(kept)) costs = kept.string();
-  const train::RunRequest request{.recipe = recipe,
-                                  .folder = folder,
-                                  .resume = options.resume,
-                                  .explain = options.explain,
-                                  .local_ranks = local_ranks(recipe)};
+  std::unique_ptr<observe::TraceSink> trace;
+  std::once_flag trace_made;
+  train::RunRequest request{.recipe = recipe,
+                            .folder = folder,
+                            .resume = options.resume,
+                            .explain = options.explain,
+                            .local_ranks = local_ranks(recipe)};
   start_ranks(
       recipe,
       [&](comm::Rank& rank) {
+        if (!options.trace.empty()) {
+          std::call_once(trace_made, [&] {  // once a process: ranks that are threads share it
+            trace = std::make_unique<observe::TraceSink>(trace_path(options.trace, rank));
+            request.trace = trace.get();
+          });
+        }
         const train::RunResult result = commands.run(request, rank);
         if (rank.rank() == 0) say(result, folder, context.out);
       },
@@ -86,6 +103,9 @@ void add_train_command(CLI::App& app, Context& context) {
   command->add_flag(
       "--explain", options->explain,
       "tell what a step keeps in memory and sends, measured and by the papers' formulas, before the first");
+  command->add_option("--trace", options->trace,
+                      "write when every layer ran and every message travelled to FILE, for ui.perfetto.dev; ranks "
+                      "that are processes write FILE-RANK");
   command->add_flag("--resume", options->resume,
                     "go on from the newest whole checkpoint in the run's directory; from the beginning without one");
   command->callback(

@@ -117,13 +117,17 @@ void add_masked_lm(ChainBuilder& chain, const spec::ModelShape& shape) {
 }  // namespace
 
 at::Tensor Model::forward(nn::Tensors ids, nn::Context& context, nn::Tape* tape) {
-  for (NamedLayer& entry : layers) ids = entry.layer->forward(std::move(ids), context, tape);
+  for (NamedLayer& entry : layers) {
+    const TimedSpan span(context.events, entry.name, "forward", context.rank);
+    ids = entry.layer->forward(std::move(ids), context, tape);
+  }
   return std::move(ids.at(0));
 }
 
 void Model::backward(nn::Context& context, nn::Tape& tape) {
   nn::Tensors gradients(1);
   for (auto entry = layers.rbegin(); entry != layers.rend(); ++entry) {
+    const TimedSpan span(context.events, entry->name, "backward", context.rank);
     gradients = entry->layer->backward(std::move(gradients), context, tape);
   }
 }

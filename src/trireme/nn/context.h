@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/base/events.h"
 #include "trireme/nn/param.h"
 
 namespace trireme::device {
@@ -79,6 +80,8 @@ struct Context {
   std::function<void(Param&)> on_gradient = nullptr;  ///< a layer has added its part to this gradient
   Stash* stash = nullptr;                             ///< where kept inputs wait for backward; null: on the device
   device::RankMemory* memory = nullptr;               ///< where activations are counted; null: nowhere
+  EventSink* events = nullptr;                        ///< who is told when each layer ran; null: nobody
+  int rank = 0;                                       ///< whose events they are
 
   const at::Tensor& value(const Param& param) { return weights ? weights->value(param) : param.value; }
   void added(Param& param) {

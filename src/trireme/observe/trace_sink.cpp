@@ -50,7 +50,8 @@ void TraceSink::name_lane(int rank, int lane) {
     text_.event(R"("ph":"M","pid":{0},"name":"process_name","args":{{"name":"rank {0}"}})", rank);
     text_.event(R"("ph":"M","pid":{0},"name":"process_sort_index","args":{{"sort_index":{0}}})", rank);
   }
-  text_.event(R"("ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":"lane {}"}})", rank, lane, lane);
+  text_.event(R"("ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":"{}"}})", rank, lane,
+              lane == kComputeLane ? std::string("computing") : fmt::format("calls {}", lane));
 }
 
 void TraceSink::write(const std::string& text) { file_.append(text); }

@@ -140,6 +140,8 @@ void Passes::forward(int chunk, int micro) {
   if (here.recomputed) here.inputs = inputs;
   data.context.weights = versions_.take(chunk, /*keep=*/false);
   use_skips(chunk, micro);
+  const std::string traced = data.context.events ? fmt::format("chunk {}, micro {}", chunk, micro) : std::string();
+  const TimedSpan span(data.context.events, traced, "forward", data.context.rank);
   nn::Tensors outputs =
       run_layers(chunks_[index_of(chunk)], std::move(inputs), data.context, here.recomputed ? nullptr : &here.tape);
   count(here, data.context, here.tape.bytes());
@@ -177,6 +179,8 @@ void Passes::backward(int chunk, int micro, bool weights) {
   TRIREME_CHECK(!gradients.empty(), "the gradient of micro {} for chunk {} is not there", micro, chunk);
   data.context.weights = versions_.take(chunk, /*keep=*/false);
   use_skips(chunk, micro);
+  const std::string traced = data.context.events ? fmt::format("chunk {}, micro {}", chunk, micro) : std::string();
+  const TimedSpan span(data.context.events, traced, "backward", data.context.rank);
   here.tape.set_deferring(!weights);
   const std::vector<nn::Layer*>& layers = chunks_[index_of(chunk)].layers;
   for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/base/events.h"
 #include "trireme/comm/rank.h"
 #include "trireme/spec/recipe.h"
 
@@ -26,6 +27,7 @@ struct RunRequest {
   bool resume = false;           ///< go on from its newest whole checkpoint
   bool explain = false;          ///< tell what a step keeps and sends, before the first
   int local_ranks = 1;           ///< on this machine: they share its cores
+  EventSink* trace = nullptr;    ///< told of all layers and calls; null: nobody
 };
 struct RunResult {
   enum class End : std::uint8_t {

@@ -23,6 +23,7 @@
 #include "trireme/data/open_samples.h"
 #include "trireme/observe/peak_file.h"
 #include "trireme/observe/run_log.h"
+#include "trireme/train/call_trace.h"
 #include "trireme/train/evaluate.h"
 #include "trireme/train/explain.h"
 #include "trireme/train/interrupt.h"
@@ -89,6 +90,7 @@ class Run {
   std::unique_ptr<data::Samples> samples_, validation_;
   spec::Recipe trained_;  // what the trainer goes by, and borrows
   std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<CallTrace> calls_;  // where a trace is kept
   RunResult result_;
   std::int64_t saved_step_ = -1, validated_step_ = -1;
   // Rank 0's:
@@ -151,6 +153,10 @@ void Run::build(std::int64_t from_step) {
     }
   }
   trainer_ = std::make_unique<Trainer>(trained_, shape, world_, *samples_);
+  if (request_.trace != nullptr) {
+    trainer_->trace(*request_.trace);
+    calls_ = std::make_unique<CallTrace>(rank_.recorder(), *request_.trace, rank_.rank());
+  }
   if (from_step < 0) return;
   checkpoint::load(formats::CheckpointFolder(folder_.checkpoints() / formats::checkpoint_name(from_step)),
                    trainer_->state());
@@ -300,6 +306,7 @@ void Run::loop() {
     try {
       const StepReport report = trainer_->step();
       news = exchange({.stop = Interrupt::requested(), .memory = peak_memory()});
+      if (calls_) calls_->tell();
       record(report, news.memory, begin);
     } catch (NotFiniteError& error) {
       save_what_diverged(error);

@@ -136,6 +136,8 @@ nn::Context Trainer::context_for(double gradient_scale, std::int64_t step) {
   context.gradient_scale = gradient_scale;
   context.memory = &memory_;
   context.stash = stash_.get();
+  context.events = events_;
+  context.rank = world_.rank();
   return context;
 }
 

@@ -99,6 +99,8 @@ class Trainer {
   bool at_rest() const { return told_later_.empty(); }
   /// Called in each step when gradients are complete, before the update: to look at them.
   void on_gradients(std::function<void(nn::Params&)> look) { look_ = std::move(look); }
+  /// Who is told of every layer's passes from now on; borrowed.
+  void trace(EventSink& events) { events_ = &events; }
 
  private:
   [[noreturn]] void explain(Fetched& fetched, double gradient_scale, const std::string& what);
@@ -124,6 +126,7 @@ class Trainer {
   std::unique_ptr<Feeder> feeder_;
   std::function<void(nn::Params&)> look_;
   std::deque<StepReport> told_later_;  // of steps that ran together
+  EventSink* events_ = nullptr;
 };
 
 /// The shape of the recipe's model: of [model], or of the folder that model.init_from names with the keys given there.
