@@ -185,8 +185,10 @@ TEST(Layouts, KeepAndSendWhatTheFormulasSay) {
   const auto exact = [](const std::string& text, Precision precision, int ranks,
                         spec::RecomputeKind recompute = spec::RecomputeKind::kNone) {
     spec::Recipe recipe = even_recipe(Family::kLlama, precision);
-    const plan::LayoutCase layout = plan::parse_layout(text);
+    const bool offload = text.ends_with(" offload");
+    const plan::LayoutCase layout = plan::parse_layout(offload ? text.substr(0, text.rfind(' ')) : text);
     recipe.layout = layout.layout;
+    if (offload) recipe.layout.offload = spec::OffloadKind::kOptimizer;
     recipe.pipeline = layout.pipeline;
     recipe.train.microbatch = 2;
     recipe.train.recompute = recompute;
@@ -209,7 +211,8 @@ TEST(Layouts, KeepAndSendWhatTheFormulasSay) {
   for (const Precision precision : {Precision::kFp32, Precision::kBf16, Precision::kFp64}) {
     for (const char* text : {"zero=0", "zero=1", "zero=2", "zero=3", "tp=4", "tp=4 sp", "tp=2 sp keep_gathered zero=2",
                              "tp=2 sp zero=1", "cp=4 cp_kind=ring", "cp=4 cp_kind=ulysses", "cp=4 cp_kind=gather",
-                             "cp=4 cp_kind=ring cp_inner=2", "zero=3 zero_group=2", "pp=2 zero=1", "pp=2 tp=2 sp"}) {
+                             "cp=4 cp_kind=ring cp_inner=2", "zero=3 zero_group=2", "pp=2 zero=1", "pp=2 tp=2 sp",
+                             "zero=0 offload", "zero=1 offload", "zero=2 offload", "tp=2 zero=3 offload"}) {
       exact(text, precision, 4);
     }
   }

@@ -69,6 +69,9 @@ std::string formula_group(const std::string& axes, const spec::LayoutConfig& lay
   return axes;
 }
 
+/// Elements that a rank updates.
+double owned_elements(double elements, int zero, int ranks) { return zero > 0 ? elements / ranks : elements; }
+
 }  // namespace
 
 Explanation explain(Trainer& trainer) {
@@ -98,17 +101,30 @@ Explanation explain(Trainer& trainer) {
                                                      task.sum_bytes, static_cast<int>(moments));
   const std::string n = task.layout.zero > 0 ? fmt::format(", N = {}", sharing) : "";
   const auto one = [&](int stage) { return task.layout.zero >= stage ? "Psi/N" : "Psi"; };
+  const std::string full = fmt::format("{} bytes x ", task.sum_bytes);
+  const bool offloaded = task.layout.offload != spec::OffloadKind::kNone;
+  // With offload a rank's share is on the host; without ZeRO 2 the device keeps whole gradients until they are summed.
+  const double share = owned_elements(elements, task.layout.zero, sharing) * task.sum_bytes;
+  const bool streamed = offloaded && task.layout.zero >= 2;
   out.memory = {
       {"parameters", fmt::format("{} bytes x {}{}", task.compute_bytes, one(3), n),
        static_cast<double>(bytes.parameters), formula.parameters},
-      {"masters", fmt::format("{} bytes x {}", task.sum_bytes, one(1)), static_cast<double>(bytes.masters),
-       formula.masters},
-      {"gradients", fmt::format("{} bytes x {}", task.sum_bytes, one(2)), static_cast<double>(bytes.gradients),
-       formula.gradients},
-      {"optimizer", fmt::format("{:.0f} x {} bytes x {}", moments, task.sum_bytes, one(1)),
+      {"masters", offloaded ? "on the host" : full + one(1), static_cast<double>(bytes.masters),
+       offloaded ? 0 : formula.masters},
+      {"gradients", streamed ? "on the host, once summed" : full + one(2), static_cast<double>(bytes.gradients),
+       streamed ? 0 : formula.gradients},
+      {offloaded ? "optimizer, on the host" : "optimizer", fmt::format("{:.0f} x {}{}", moments, full, one(1)),
        static_cast<double>(state.bytes()), formula.optimizer},
-      {"buckets", "what is gathered or on its way", static_cast<double>(bytes.buckets), 0},
   };
+  if (offloaded) {
+    out.memory.push_back({"masters, on the host", full + one(1), static_cast<double>(bytes.host_masters), share});
+    out.memory.push_back({"gradients, on the host", full + one(1), static_cast<double>(bytes.host_gradients), share});
+    if (bytes.host_values > 0) {
+      out.memory.push_back({"new weights, on the host", fmt::format("{} bytes x {}", task.compute_bytes, one(1)),
+                            static_cast<double>(bytes.host_values), share / task.sum_bytes * task.compute_bytes});
+    }
+  }
+  out.memory.push_back({"buckets", "what is gathered or on its way", static_cast<double>(bytes.buckets), 0});
   if (account.activations > 0) {
     out.memory.push_back({"activations", "of one micro", static_cast<double>(account.activations),
                           task.shape.encoder_layers > 0 || !task.shape.norm_first ? 0 : plan::activation_bytes(task)});
