@@ -38,6 +38,7 @@ tbody th{font-weight:600}
 .chart{margin:0;padding:.8rem 1rem .7rem;background:var(--card);border:1px solid var(--rule);border-radius:.5rem;min-width:0;
 break-inside:avoid}
 .chart.wide{grid-column:1/-1}
+.figure{margin:1rem 0;overflow-x:auto}.figure svg{max-width:100%;height:auto}
 figcaption{font-size:.95rem}
 figcaption small{color:var(--soft);font-size:.8rem;margin-left:.25rem}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:.1rem 1rem;margin:.25rem 0 0;padding:0;font-size:.82rem;color:var(--soft)}

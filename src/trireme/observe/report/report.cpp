@@ -311,8 +311,8 @@ std::string report_page(std::span<const RunFiles> files, std::span<const Figure>
   body += runs.size() == 1 ? tiles(runs[0]) : table(runs);
   body += notes(runs) + charts(runs);
   for (const Figure& figure : figures) {
-    body += fmt::format("<figure class=\"scroll\"><figcaption>{}</figcaption>\n{}</figure>\n", escaped(figure.title),
-                        figure.svg);
+    body += fmt::format("<figure class=\"chart figure\"><figcaption><b>{}</b></figcaption>\n{}</figure>\n",
+                        escaped(figure.title), figure.svg);
   }
   body += recipes(runs);
   body += "<footer>Steps run along the horizontal axes. Written by trireme report.</footer>\n";
