@@ -8,12 +8,12 @@ FUZZ_SECONDS ?= 60
 sources = $(shell find src tests bench examples cmake -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test quickstart bench format check debug asan tsan fuzz cuda clean
+.PHONY: help setup build test test-gpu quickstart bench format check debug asan tsan fuzz cuda clean
 
 help:  ## this list
 	@echo "Trireme: make TARGET [PARALLEL=$(PARALLEL)] [TORCH=OFF]"
 	@echo
-	@awk -F ':.*## ' '/^[a-z ]+:.*## / {sub(" ", "|", $$1); printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z -]+:.*## / {sub(" ", "|", $$1); printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PARALLEL=N   compile and test N at a time (all cores when not given)"
 	@echo "  TORCH=OFF    without LibTorch: everything but libtrireme_runtime"
@@ -65,7 +65,12 @@ fuzz: setup  ## look for files that break the readers of file formats (needs cla
 	@$(call configure,fuzz,-DTRIREME_FUZZ_SECONDS=$(FUZZ_SECONDS))
 	@$(call compile,fuzz) --target fuzz
 
-cuda: setup  ## as build and test, with GPUs (needs the CUDA toolkit)
+test-gpu: setup  ## the tests on a GPU (needs nvcc, a GPU and torch's CUDA libraries)
+	@$(call configure,release,-DTRIREME_TORCH=ON -DTRIREME_CUDA=ON)
+	@$(call compile,release) --target test_gpu
+	@build/release/bin/test_gpu
+
+cuda: setup  ## as build and test, with kernels for every GPU from Ampere on (needs the CUDA toolkit)
 	@$(call configure,cuda,-DTRIREME_TORCH=$(TORCH))
 	@$(call compile,cuda)
 	@$(call run_tests,cuda)

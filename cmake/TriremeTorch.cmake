@@ -28,18 +28,9 @@ target_link_libraries(trireme_torch INTERFACE ${torch_dir}/lib/libtorch_cpu.so $
                                               ${torch_openmp})
 
 if(TRIREME_CUDA)
-  # The wheel's CUDA part needs cuDNN, NCCL and more beside it; without them it links, but does not load.
-  set(torch_cuda ${torch_dir}/lib/libtorch_cuda.so)
-  execute_process(COMMAND ldd ${torch_cuda} OUTPUT_VARIABLE torch_cuda_needs ERROR_QUIET)
-  string(REGEX MATCHALL "lib[^ \n]+ => not found" torch_cuda_lacks "${torch_cuda_needs}")
-  if(EXISTS ${torch_cuda} AND NOT torch_cuda_lacks)
-    message(STATUS "LibTorch: with CUDA")
-    target_link_libraries(trireme_torch INTERFACE -Wl,--no-as-needed ${torch_cuda} ${torch_dir}/lib/libc10_cuda.so
-                                                  -Wl,--as-needed)
-    target_compile_definitions(trireme_torch INTERFACE TRIREME_TORCH_CUDA=1)
-  else()
-    list(TRANSFORM torch_cuda_lacks REPLACE " => not found" "")
-    list(JOIN torch_cuda_lacks " " torch_cuda_lacks)
-    message(STATUS "LibTorch: CPU only; its CUDA part is not usable here (lacks: ${torch_cuda_lacks})")
-  endif()
+  # What libtrireme_cuda is linked with: the tensor library's streams. Its CUDA operators (libtorch_cuda, with cuDNN and NCCL
+  # beside it) are loaded when a GPU is asked for, so that a machine without them still builds this.
+  add_library(trireme_torch_cuda INTERFACE)
+  target_link_libraries(trireme_torch_cuda INTERFACE ${torch_dir}/lib/libc10_cuda.so ${torch_dir}/lib/libc10.so)
+  target_include_directories(trireme_torch_cuda SYSTEM INTERFACE ${torch_dir}/include)
 endif()

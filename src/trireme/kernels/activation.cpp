@@ -7,6 +7,7 @@
 #include "trireme/kernels/column_sums.h"
 #include "trireme/kernels/cpu/activation_table.h"
 #include "trireme/kernels/cpu/pick.h"
+#include "trireme/kernels/cuda.h"
 
 namespace trireme::kernels {
 namespace {
@@ -43,6 +44,10 @@ void activation_forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& bi
                             .dy_stride = 0,
                             .out_stride = out.stride,
                             .width = in.width};
+  if (arguments.on_gpu()) {
+    return check_cuda(cuda().activation_forward(loop, static_cast<int>(kind), in.element, in.rows, cuda_stream()),
+                      "activation_forward");
+  }
   const auto forward = loops(kind, in.element).forward;
   at::parallel_for(0, in.rows, grain(in), [&](std::int64_t begin, std::int64_t end) { forward(loop, begin, end); });
 }
@@ -61,6 +66,17 @@ void activation_backward(at::Tensor& dx, at::Tensor& dbias, const at::Tensor& dy
                             .out_stride = out.stride,
                             .width = in.width};
   void* const bias_gradient = arguments.sums(dbias, "dbias", in.width, in.element);
+  if (arguments.on_gpu()) {
+    at::Tensor room;
+    CudaColumnSums column_sums{.first = bias_gradient};
+    if (bias_gradient != nullptr) {
+      room = cuda_sum_room(x, in.element, in.width, 1);
+      column_sums.partial = room.mutable_data_ptr();
+    }
+    return check_cuda(
+        cuda().activation_backward(loop, column_sums, static_cast<int>(kind), in.element, in.rows, cuda_stream()),
+        "activation_backward");
+  }
   const auto backward = loops(kind, in.element).backward;
   if (bias_gradient == nullptr) {
     at::parallel_for(0, in.rows, grain(in),
@@ -85,6 +101,10 @@ void gated_forward(at::Tensor& y, const at::Tensor& gate, const at::Tensor& up, 
   loop.up = u.data, loop.up_stride = u.stride;
   loop.y = out.data, loop.y_stride = out.stride;
   loop.width = g.width;
+  if (arguments.on_gpu()) {
+    return check_cuda(cuda().gated_forward(loop, static_cast<int>(kind), g.element, g.rows, cuda_stream()),
+                      "gated_forward");
+  }
   const auto forward = loops(kind, g.element).gated_forward;
   at::parallel_for(0, g.rows, grain(g), [&](std::int64_t begin, std::int64_t end) { forward(loop, begin, end); });
 }
@@ -110,6 +130,10 @@ void gated_backward(at::Tensor& dgate, at::Tensor& dup, at::Tensor& y, const at:
                        .dup_stride = du.stride,
                        .y_stride = again.stride,
                        .width = g.width};
+  if (arguments.on_gpu()) {
+    return check_cuda(cuda().gated_backward(loop, static_cast<int>(kind), g.element, g.rows, cuda_stream()),
+                      "gated_backward");
+  }
   const auto backward = loops(kind, g.element).gated_backward;
   at::parallel_for(0, g.rows, grain(g), [&](std::int64_t begin, std::int64_t end) { backward(loop, begin, end); });
 }

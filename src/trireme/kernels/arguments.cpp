@@ -45,9 +45,17 @@ void Arguments::refuse(std::string why, std::string hint) const {
 
 void Arguments::check_here(const at::Tensor& tensor, std::string_view name) const {
   if (!tensor.defined()) refuse(fmt::format("{} is undefined, but must hold data", name));
-  if (!tensor.device().is_cpu()) {
-    refuse(fmt::format("{} is on {}, but this operator has a body for the CPU only", describe(tensor, name),
-                       tensor.device().str()));
+  const c10::Device device = tensor.device();
+  if (!device.is_cpu() && !device.is_cuda()) {
+    refuse(fmt::format("{} is on {}, but this operator has bodies for the CPU and for CUDA only",
+                       describe(tensor, name), device.str()));
+  }
+  const int gpu = device.is_cpu() ? -1 : device.index();
+  if (gpu_ == -2) gpu_ = gpu;
+  if (gpu_ != gpu) {
+    refuse(fmt::format("{} is on {}, but tensors before it are {}", describe(tensor, name), device.str(),
+                       gpu_ < 0 ? std::string("on the CPU") : fmt::format("on GPU {}", gpu_)),
+           "move them to one device");
   }
   if (tensor.layout() != c10::Layout::Strided) {
     refuse(fmt::format("{} is sparse or has a layout of its own", describe(tensor, name)), "give a dense tensor");

@@ -1,7 +1,7 @@
 // kernels/arguments.h -- what the operators' bodies get instead of tensors, and the checks that make it safe.
 //
-// A wrong argument is a ConfigError that names the operator, the tensor, its shape and type, and what would have been
-// right. Checks look at shapes and types only; they cost nanoseconds.
+// Tensors are on the CPU or on one GPU. A wrong argument is a ConfigError that names the operator, the tensor, its
+// shape and type, and what would have been right. Checks look at shapes and types only; they cost nanoseconds.
 // Depends on: base.
 #pragma once
 
@@ -30,7 +30,7 @@ class Arguments {
  public:
   explicit Arguments(std::string_view operation) : operation_(operation) {}
 
-  /// Float, double, bfloat16 or half rows on the CPU with one stride between them.
+  /// Float, double, bfloat16 or half rows with one stride between them.
   Rows rows(const at::Tensor& tensor, std::string_view name) const;
   /// The same, of the shape and type of `like`.
   Rows rows_like(const at::Tensor& tensor, std::string_view name, const Rows& like, std::string_view like_name) const;
@@ -38,14 +38,18 @@ class Arguments {
   void* sums(const at::Tensor& tensor, std::string_view name, std::int64_t count, Element element) const;
   /// `count` contiguous int64 numbers.
   const std::int64_t* numbers(const at::Tensor& tensor, std::string_view name, std::int64_t count) const;
-  /// The type of a defined tensor on the CPU.
+  /// The type of a defined tensor.
   Element element(const at::Tensor& tensor, std::string_view name) const;
+
+  /// Whether the tensors checked so far lie on a GPU. They must all lie in one place.
+  bool on_gpu() const { return gpu_ >= 0; }
 
   [[noreturn]] void refuse(std::string why, std::string hint = {}) const;
 
  private:
   void check_here(const at::Tensor& tensor, std::string_view name) const;
   std::string_view operation_;
+  mutable int gpu_ = -2;  // of the first tensor that was checked; -1: the CPU, -2: none was
 };
 
 /// "x, bfloat16 [3, 5]": a tensor in messages.

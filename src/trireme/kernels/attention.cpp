@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/mman.h>
@@ -17,6 +18,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/instruction_set.h"
+#include "trireme/kernels/attention_cuda.h"
 #include "trireme/kernels/cpu/attention_problem.h"
 #include "trireme/kernels/cpu/attention_visible.h"
 
@@ -89,7 +91,8 @@ void check(const Arguments& a, const Attention& options) {
       q.defined() && k.defined() && q.dim() == 4 && k.dim() == 4,
       fmt::format("q is {} and k is {}; both must be [batch, sequence, heads, head size]", shape_of(q), shape_of(k)));
   static_cast<void>(type_of(q));
-  require(q.device().is_cpu(), fmt::format("q is on {}; only cpu is supported", q.device().str()));
+  require(q.device().is_cpu() || q.is_cuda(),
+          fmt::format("q is on {}; there are bodies for the CPU and for CUDA", q.device().str()));
   const std::int64_t batch = q.size(0), queries = q.size(1), heads = q.size(2), size = q.size(3);
   const std::int64_t keys = k.size(1), key_heads = k.size(2);
   require(
@@ -142,11 +145,6 @@ void check(const Arguments& a, const Attention& options) {
     require(d.first_head >= 0 && d.first_head + heads <= (1 << 24),
             fmt::format("dropout draws for heads in [0, 2^24), not from {}", d.first_head));
   }
-}
-
-/// A coin of 32 bits falls below this with probability p.
-std::uint32_t threshold_of(double p) {
-  return static_cast<std::uint32_t>(std::min(std::round(p * 0x1p32), 0x1p32 - 1));
 }
 
 /// What a problem points to besides tensors.
@@ -206,7 +204,7 @@ struct Prepared {
       }
     }
     problem.coins.streams = reinterpret_cast<const std::uint32_t(*)[4]>(streams.data());
-    problem.coins.threshold = threshold_of(dropout.p);
+    problem.coins.threshold = coin_threshold(dropout.p);
     problem.coins.kept_factor = 1 / (1 - dropout.p);
   }
 };
@@ -283,8 +281,32 @@ Cut cut(const AttentionProblem& problem, std::int64_t tasks_wanted, std::int64_t
 
 }  // namespace
 
+std::uint32_t coin_threshold(double p) {
+  return static_cast<std::uint32_t>(std::min(std::round(p * 0x1p32), 0x1p32 - 1));
+}
+
+AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const Attention& options) {
+  const auto type = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  AttentionResult result{at::empty(q.sizes(), q.options()),
+                         at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(type))};
+  if (q.is_cuda()) {
+    check({q, k, v, result.out, result.lse}, options);
+    return cuda_attention_forward(q, k, v, options);
+  }
+  attention_forward(result.out, result.lse, q, k, v, options);
+  return result;
+}
+
 void attention_forward(at::Tensor& out, at::Tensor& lse, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const Attention& options) {
+  if (q.is_cuda()) {
+    check({q, k, v, out, lse}, options);
+    const AttentionResult result = cuda_attention_forward(q, k, v, options);
+    out.copy_(result.out);
+    lse.copy_(result.lse);
+    return;
+  }
   const Prepared prepared({q, k, v, out, lse}, options);
   const AttentionProblem& problem = prepared.problem;
   const AttentionBody& body = body_for(type_of(q));
@@ -305,6 +327,10 @@ void attention_forward(at::Tensor& out, at::Tensor& lse, const at::Tensor& q, co
 void attention_backward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at::Tensor& dout, const at::Tensor& q,
                         const at::Tensor& k, const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
                         const Attention& options) {
+  if (q.is_cuda()) {
+    check({q, k, v, out, lse, &dout, &dq, &dk, &dv}, options);
+    return cuda_attention_backward({dq, dk, dv}, dout, q, k, v, out, lse, options);
+  }
   const Prepared prepared({q, k, v, out, lse, &dout, &dq, &dk, &dv}, options);
   const AttentionProblem& problem = prepared.problem;
   const AttentionBody& body = body_for(type_of(q));
@@ -339,7 +365,8 @@ void attention_backward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at
 void attention_merge(at::Tensor& out, at::Tensor& lse, const at::Tensor& other_out, const at::Tensor& other_lse) {
   require(out.defined() && out.dim() == 4,
           fmt::format("out is {}; it must be [batch, sequence, heads, head size]", shape_of(out)));
-  require(out.device().is_cpu(), fmt::format("out is on {}; only cpu is supported", out.device().str()));
+  require(out.device().is_cpu() || out.is_cuda(),
+          fmt::format("out is on {}; there are bodies for the CPU and for CUDA", out.device().str()));
   require_tensor(out, "out", out, out.sizes());
   require_tensor(other_out, "other_out", out, out.sizes());
   const std::int64_t batch = out.size(0), queries = out.size(1), heads = out.size(2);
@@ -349,6 +376,7 @@ void attention_merge(at::Tensor& out, at::Tensor& lse, const at::Tensor& other_o
             fmt::format("lse is {}; with out {} it must be {} [{}, {}, {}]", shape_of(*t), shape_of(out),
                         c10::toString(sum_type), batch, heads, queries));
   }
+  if (out.is_cuda()) return cuda_attention_merge(out, lse, other_out, other_lse);
   const AttentionBody& body = body_for(type_of(out));
   const auto to = rows_of<char*>(out);
   const auto from = rows_of<const char*>(other_out);

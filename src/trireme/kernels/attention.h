@@ -16,16 +16,16 @@
 // Each thread keeps scratch between calls, as much as its largest call took: about one head's keys and values in
 // packed forms (forward: once each; backward: three copies and two sums in float) and 128 rows of queries. Where
 // batch x heads of keys are fewer than 16 and sequences long, the backward pass also keeps up to 16 heads' sums.
+// On a GPU, bfloat16 and half run cuDNN's or ATen's flash kernels where those take the mask, our own otherwise:
+// attention_cuda.h.
 // Depends on: base.
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 
 #include "trireme/kernels/dropout.h"
-
-namespace at {
-class Tensor;
-}
 
 namespace trireme::kernels {
 
@@ -48,11 +48,21 @@ struct Attention {
 void attention_forward(at::Tensor& out, at::Tensor& lse, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const Attention& options);
 
+/// The same in tensors that it makes: on a GPU this spares a copy.
+struct AttentionResult {
+  at::Tensor out, lse;
+};
+AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const Attention& options);
+
 /// `dq`, `dk`, `dv` like q, k, v (any strides: views of one fused gradient) are overwritten. `lse` and `out` may come
 /// from more keys than k has, as when blocks of keys pass round a ring: the gradients are then those of this block.
 void attention_backward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at::Tensor& dout, const at::Tensor& q,
                         const at::Tensor& k, const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
                         const Attention& options);
+
+/// A coin of 32 bits falls below this with probability p.
+std::uint32_t coin_threshold(double p);
 
 /// Joins the results over two sets of keys, `out` and `lse` taking in the other's: what a ring does with each block.
 /// `out` is rounded to its type each time.

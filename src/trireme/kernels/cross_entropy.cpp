@@ -7,6 +7,7 @@
 #include "trireme/kernels/column_sums.h"
 #include "trireme/kernels/cpu/cross_entropy_table.h"
 #include "trireme/kernels/cpu/pick.h"
+#include "trireme/kernels/cuda.h"
 
 namespace trireme::kernels {
 namespace {
@@ -38,6 +39,9 @@ void cross_entropy(const CrossEntropyCall& call, const CrossEntropy& options) {
       .label_smoothing = options.label_smoothing,
       .z_loss = options.z_loss};
   if (loop.losses == nullptr) arguments.refuse("losses is undefined, but must hold a number for each row");
+  if (arguments.on_gpu()) {
+    return check_cuda(cuda().cross_entropy(loop, logits.element, logits.rows, cuda_stream()), "cross_entropy");
+  }
   for (std::int64_t row = 0; row < logits.rows; ++row) {
     const std::int64_t target = loop.targets[row];
     if ((target < 0 || target >= logits.width) && target != options.ignore) {

@@ -10,6 +10,7 @@
 #include "trireme/kernels/column_sums.h"
 #include "trireme/kernels/cpu/dropout_table.h"
 #include "trireme/kernels/cpu/pick.h"
+#include "trireme/kernels/cuda.h"
 
 namespace trireme::kernels {
 namespace {
@@ -43,6 +44,9 @@ void dropout_(at::Tensor& x, const Dropout& dropout, const at::Tensor& row_index
                          .threshold = static_cast<std::uint32_t>(threshold),
                          .factor = 1 / (1 - dropout.p)};
   if (dropout.p == 0) return;
+  if (arguments.on_gpu()) {
+    return check_cuda(cuda().dropout(loop, rows.element, rows.rows, cuda_stream()), "dropout_");
+  }
   const auto drop = kTable.pick().rows[static_cast<int>(rows.element)];
   at::parallel_for(0, rows.rows, rows_worth_a_thread(rows.width * 4),
                    [&](std::int64_t begin, std::int64_t end) { drop(loop, begin, end); });

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/sort.h>
 
 #include <array>
 #include <bit>
@@ -11,6 +12,7 @@
 #include "trireme/kernels/column_sums.h"
 #include "trireme/kernels/cpu/embedding_table.h"
 #include "trireme/kernels/cpu/pick.h"
+#include "trireme/kernels/cuda.h"
 
 namespace trireme::kernels {
 namespace {
@@ -71,7 +73,8 @@ void embedding_forward(const EmbeddingForward& call) {
                             .table2_stride = 0,
                             .width = out.width,
                             .first_row = call.first_row,
-                            .table_rows = table.rows};
+                            .table_rows = table.rows,
+                            .table2_rows = 0};
   if (call.table2.defined()) {
     const Rows table2 = arguments.rows(call.table2, "table2");
     if (table2.element != table.element || table2.width != table.width) {
@@ -81,12 +84,16 @@ void embedding_forward(const EmbeddingForward& call) {
     loop.ids2 = arguments.numbers(call.ids2, "ids2", out.rows);
     loop.table2 = table2.data;
     loop.table2_stride = table2.stride;
-    for (std::int64_t row = 0; row < out.rows; ++row) {
+    loop.table2_rows = table2.rows;
+    for (std::int64_t row = 0; !arguments.on_gpu() && row < out.rows; ++row) {
       if (loop.ids2[row] < 0 || loop.ids2[row] >= table2.rows) {
         arguments.refuse(fmt::format("ids2[{}] is {}, but {} has rows 0 to {}", row, loop.ids2[row],
                                      describe(call.table2, "table2"), table2.rows - 1));
       }
     }
+  }
+  if (arguments.on_gpu()) {
+    return check_cuda(cuda().embedding_forward(loop, out.element, out.rows, cuda_stream()), "embedding_forward");
   }
   const auto forward = kTable.pick().forward[static_cast<int>(out.element)];
   at::parallel_for(0, out.rows, rows_worth_a_thread(out.width),
@@ -101,6 +108,19 @@ void embedding_backward(at::Tensor& dtable, const at::Tensor& ids, const at::Ten
                                  to_string(sums_of(from.element)), describe(dout, "dout")));
   }
   const std::int64_t* numbers = arguments.numbers(ids, "ids", from.rows);
+  if (arguments.on_gpu()) {
+    // Stable: rows of one id stay in ascending order.
+    const auto [sorted, order] = at::sort(ids.reshape({-1}), /*stable=*/true, /*dim=*/0, /*descending=*/false);
+    const EmbeddingBackwardLoop loop{.dtable = to.data,
+                                     .dout = from.data,
+                                     .order = order.const_data_ptr<std::int64_t>(),
+                                     .rows = sorted.const_data_ptr<std::int64_t>(),
+                                     .dtable_stride = to.stride,
+                                     .dout_stride = from.stride,
+                                     .count = from.rows};
+    return check_cuda(cuda().embedding_backward(loop, from.element, first_row, to.rows, from.width, cuda_stream()),
+                      "embedding_backward");
+  }
   const Grouped groups = group_by_row(numbers, from.rows, first_row, to.rows);
   const EmbeddingBackwardLoop loop{.dtable = to.data,
                                    .dout = from.data,

@@ -8,6 +8,7 @@
 #include "trireme/kernels/column_sums.h"
 #include "trireme/kernels/cpu/norm_table.h"
 #include "trireme/kernels/cpu/pick.h"
+#include "trireme/kernels/cuda.h"
 
 namespace trireme::kernels {
 namespace {
@@ -19,17 +20,36 @@ const NormLoops& loops(const Norm& norm, Element element) {
   return (norm.kind == NormKind::kLayer ? table.layer : table.rms)[static_cast<int>(element)];
 }
 
+Element check_weight(const Arguments& arguments, const at::Tensor& weight, const char* name, const Rows& x) {
+  const Element element = arguments.element(weight, name);
+  if (weight.numel() != x.width || (element != x.element && element != sums_of(x.element))) {
+    arguments.refuse(fmt::format("{} must be {} numbers of x's type, {}, or {}", describe(weight, name), x.width,
+                                 to_string(x.element), to_string(sums_of(x.element))));
+  }
+  return element;
+}
+
+/// What GPUs read, which convert for themselves.
+CudaNormWeights as_stored(const Arguments& arguments, const at::Tensor& weight, const at::Tensor& bias,
+                          const Norm& norm, const Rows& x) {
+  CudaNormWeights result{.offset = norm.unit_offset ? 1.0 : 0.0};
+  for (const auto& [tensor, name] : {std::pair{&weight, "weight"}, std::pair{&bias, "bias"}}) {
+    if (!tensor->defined()) continue;
+    const bool is_weight = tensor == &weight;
+    (is_weight ? result.weight_element : result.bias_element) = check_weight(arguments, *tensor, name, x);
+    if (!tensor->is_contiguous()) arguments.refuse(fmt::format("{} must be contiguous", describe(*tensor, name)));
+    (is_weight ? result.weight : result.bias) = tensor->const_data_ptr();
+  }
+  return result;
+}
+
 /// A weight as the loops read it: float (double), the offset added, `missing` where there is none. It is as wide as one
 /// row, so making it costs nothing beside the rows.
 at::Tensor prepared(const Arguments& arguments, const at::Tensor& weight, const char* name, double missing,
                     double offset, const Rows& x) {
   const auto type = x.element == Element::kDouble ? at::kDouble : at::kFloat;
   if (!weight.defined()) return at::full({x.width}, missing, type);
-  const Element element = arguments.element(weight, name);
-  if (weight.numel() != x.width || (element != x.element && element != sums_of(x.element))) {
-    arguments.refuse(fmt::format("{} must be {} numbers of x's type, {}, or {}", describe(weight, name), x.width,
-                                 to_string(x.element), to_string(sums_of(x.element))));
-  }
+  check_weight(arguments, weight, name, x);
   at::Tensor result = weight.to(type).contiguous();
   return offset == 0 ? result : result.add(offset);
 }
@@ -44,12 +64,15 @@ void norm_forward(const NormForward& call, const Norm& norm) {
     residual = arguments.rows_like(call.residual, "residual", x, "x");
     sum = arguments.rows_like(call.sum, "sum", x, "x");
   }
-  const at::Tensor weight = prepared(arguments, call.weight, "weight", 1, norm.unit_offset ? 1 : 0, x);
-  const at::Tensor bias = prepared(arguments, call.bias, "bias", 0, 0, x);
+  at::Tensor weight, bias;
+  if (!arguments.on_gpu()) {
+    weight = prepared(arguments, call.weight, "weight", 1, norm.unit_offset ? 1 : 0, x);
+    bias = prepared(arguments, call.bias, "bias", 0, 0, x);
+  }
   const NormForwardLoop loop{.x = x.data,
                              .residual = residual.data,
-                             .weight = weight.const_data_ptr(),
-                             .bias = bias.const_data_ptr(),
+                             .weight = arguments.on_gpu() ? nullptr : weight.const_data_ptr(),
+                             .bias = arguments.on_gpu() ? nullptr : bias.const_data_ptr(),
                              .y = y.data,
                              .sum = sum.data,
                              .mean = arguments.sums(call.mean, "mean", x.rows, x.element),
@@ -60,6 +83,12 @@ void norm_forward(const NormForward& call, const Norm& norm) {
                              .sum_stride = sum.stride,
                              .width = x.width,
                              .epsilon = norm.epsilon};
+  if (arguments.on_gpu()) {
+    const CudaNormWeights weights = as_stored(arguments, call.weight, call.bias, norm, x);
+    return check_cuda(
+        cuda().norm_forward(loop, weights, x.element, norm.kind == NormKind::kLayer, x.rows, cuda_stream()),
+        "norm_forward");
+  }
   const auto forward = loops(norm, x.element).forward;
   at::parallel_for(0, x.rows, rows_worth_a_thread(x.width),
                    [&](std::int64_t begin, std::int64_t end) { forward(loop, begin, end); });
@@ -71,10 +100,11 @@ void norm_backward(const NormBackward& call, const Norm& norm) {
   const Rows dy = arguments.rows_like(call.dy, "dy", x, "x"), dx = arguments.rows_like(call.dx, "dx", x, "x");
   Rows dsum;
   if (call.dsum.defined()) dsum = arguments.rows_like(call.dsum, "dsum", x, "x");
-  const at::Tensor weight = prepared(arguments, call.weight, "weight", 1, norm.unit_offset ? 1 : 0, x);
+  at::Tensor weight;
+  if (!arguments.on_gpu()) weight = prepared(arguments, call.weight, "weight", 1, norm.unit_offset ? 1 : 0, x);
   const NormBackwardLoop loop{.dy = dy.data,
                               .x = x.data,
-                              .weight = weight.const_data_ptr(),
+                              .weight = arguments.on_gpu() ? nullptr : weight.const_data_ptr(),
                               .mean = arguments.sums(call.mean, "mean", x.rows, x.element),
                               .rstd = arguments.sums(call.rstd, "rstd", x.rows, x.element),
                               .dsum = dsum.data,
@@ -90,6 +120,18 @@ void norm_backward(const NormBackward& call, const Norm& norm) {
   }
   void* dweight = arguments.sums(call.dweight, "dweight", x.width, x.element);
   void* dbias = arguments.sums(call.dbias, "dbias", x.width, x.element);
+  if (arguments.on_gpu()) {
+    const CudaNormWeights weights = as_stored(arguments, call.weight, at::Tensor(), norm, x);
+    at::Tensor room;
+    CudaColumnSums sums{.first = dweight, .second = dbias};
+    if (dweight != nullptr || dbias != nullptr) {
+      room = cuda_sum_room(call.x, x.element, x.width, 2);
+      sums.partial = room.mutable_data_ptr();
+    }
+    return check_cuda(
+        cuda().norm_backward(loop, weights, sums, x.element, norm.kind == NormKind::kLayer, x.rows, cuda_stream()),
+        "norm_backward");
+  }
   const auto backward = loops(norm, x.element).backward;
   if (dweight == nullptr && dbias == nullptr) {
     at::parallel_for(0, x.rows, rows_worth_a_thread(x.width),

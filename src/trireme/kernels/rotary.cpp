@@ -9,6 +9,7 @@
 #include "trireme/kernels/column_sums.h"
 #include "trireme/kernels/cpu/pick.h"
 #include "trireme/kernels/cpu/rotary_table.h"
+#include "trireme/kernels/cuda.h"
 
 namespace trireme::kernels {
 namespace {
@@ -44,7 +45,7 @@ void rotary_(at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines, 
   }
   const std::int64_t tokens = x.size(0) * x.size(1);
   const std::int64_t* numbers = arguments.numbers(positions, "positions", tokens);
-  for (std::int64_t token = 0; token < tokens; ++token) {
+  for (std::int64_t token = 0; !arguments.on_gpu() && token < tokens; ++token) {
     if (numbers[token] < 0 || numbers[token] >= cosines.size(0)) {
       arguments.refuse(fmt::format("positions[{}] is {}, but {} have rows 0 to {}", token, numbers[token],
                                    describe(cosines, "cosines"), cosines.size(0) - 1),
@@ -64,7 +65,9 @@ void rotary_(at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines, 
                         .head_stride = x.stride(2),
                         .neighbours = pairs == RotaryPairs::kNeighbours,
                         .inverse = inverse,
-                        .scratch = scratch};
+                        .scratch = scratch,
+                        .table_rows = cosines.size(0)};
+  if (arguments.on_gpu()) return check_cuda(cuda().rotary(loop, element, tokens, cuda_stream()), "rotary_");
   const auto turn = kTable.pick().turn[static_cast<int>(element)];
   at::parallel_for(0, tokens, rows_worth_a_thread(x.size(2) * rotated),
                    [&](std::int64_t begin, std::int64_t end) { turn(loop, begin, end); });

@@ -7,6 +7,7 @@
 #include "trireme/kernels/column_sums.h"
 #include "trireme/kernels/cpu/pick.h"
 #include "trireme/kernels/cpu/sum_rows_table.h"
+#include "trireme/kernels/cuda.h"
 
 namespace trireme::kernels {
 namespace {
@@ -21,6 +22,12 @@ void add_row_sum(at::Tensor& totals, const at::Tensor& x) {
   void* const to = arguments.sums(totals, "totals", in.width, in.element);
   if (to == nullptr) arguments.refuse("totals must be defined");
   const SumRowsLoop loop{.x = in.data, .stride = in.stride, .width = in.width};
+  if (arguments.on_gpu()) {
+    const at::Tensor room = cuda_sum_room(x, in.element, in.width, 1);
+    return check_cuda(
+        cuda().sum_rows(loop, {.partial = room.mutable_data_ptr(), .first = to}, in.element, in.rows, cuda_stream()),
+        "add_row_sum");
+  }
   const auto add = kTable.pick().add[static_cast<int>(in.element)];
   ColumnSums sums(in.element, in.rows, in.width, 1);
   at::parallel_for(0, sums.blocks(), 1, [&](std::int64_t begin, std::int64_t end) {

@@ -2,14 +2,18 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <vector>
 
+#include "trireme/base/error.h"
 #include "trireme/kernels/arguments.h"
 #include "trireme/kernels/cpu/pick.h"
 #include "trireme/kernels/cpu/update_table.h"
+#include "trireme/kernels/cuda.h"
 
 namespace trireme::kernels {
 namespace {
@@ -94,6 +98,21 @@ double squares_of(const Stream& stream, Element wide, std::int64_t count) {
   return tree_sum(std::move(parts));
 }
 
+/// One launch or two for all of them, and one wait for the sums.
+std::vector<double> gpu_squares(std::span<const CudaSquares> tensors, const at::Tensor& like) {
+  std::int64_t pieces = 1;
+  for (const CudaSquares& tensor : tensors) pieces += (tensor.count + kCudaSquaresPiece - 1) / kCudaSquaresPiece;
+  const auto count = static_cast<std::int64_t>(tensors.size());
+  const at::Tensor partial = at::empty({pieces}, like.options().dtype(at::kDouble));
+  const at::Tensor sums = at::empty({count}, partial.options());
+  check_cuda(cuda().squares(tensors.data(), count, partial.mutable_data_ptr<double>(), sums.mutable_data_ptr<double>(),
+                            cuda_stream()),
+             "sums_of_squares");
+  const at::Tensor here = sums.cpu();
+  const double* numbers = here.const_data_ptr<double>();
+  return {numbers, numbers + count};
+}
+
 void check_step(const Arguments& arguments, const AdamW& options) {
   if (options.step < 1) arguments.refuse(fmt::format("step is {}, but steps count from 1", options.step));
 }
@@ -125,6 +144,7 @@ void sgd_update(const UpdateTensors& tensors, at::Tensor& velocity, const Sgd& o
                            .undamped = 1 - options.dampening,
                            .nesterov = options.nesterov,
                            .start = options.first};
+  if (arguments.on_gpu()) return check_cuda(cuda().sgd(c.loop, numbers, c.count, cuda_stream()), "sgd_update");
   const auto loop = loops(c.wide).sgd;
   each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(c.loop, numbers, begin, end); });
 }
@@ -134,19 +154,34 @@ void adagrad_update(const UpdateTensors& tensors, at::Tensor& sum, const Adagrad
   Common c = common(arguments, tensors);
   c.loop.second = stream(arguments, sum, "sum", c.count, Takes::kWide, c.wide);
   const AdagradNumbers numbers{options.learning_rate, options.weight_decay, options.epsilon};
+  if (arguments.on_gpu()) return check_cuda(cuda().adagrad(c.loop, numbers, c.count, cuda_stream()), "adagrad_update");
   const auto loop = loops(c.wide).adagrad;
   each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(c.loop, numbers, begin, end); });
 }
 
 void adamw_update(const UpdateTensors& tensors, at::Tensor& m, at::Tensor& v, const AdamW& options) {
-  const Arguments arguments("adamw_update");
-  check_step(arguments, options);
-  Common c = common(arguments, tensors);
-  c.loop.first = stream(arguments, m, "m", c.count, Takes::kWideOrBfloat16, c.wide);
-  c.loop.second = stream(arguments, v, "v", c.count, Takes::kWide, c.wide);
-  const AdamNumbers numbers = adam_numbers(options);
-  const auto loop = loops(c.wide).adam;
-  each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(c.loop, numbers, begin, end); });
+  const AdamWUpdate one{.tensors = tensors, .m = m, .v = v, .options = options};
+  adamw_updates({&one, 1});
+}
+
+void adamw_updates(std::span<const AdamWUpdate> updates) {
+  std::vector<CudaAdam> on_gpu;
+  for (const AdamWUpdate& update : updates) {
+    const Arguments arguments("adamw_update");
+    check_step(arguments, update.options);
+    Common c = common(arguments, update.tensors);
+    c.loop.first = stream(arguments, update.m, "m", c.count, Takes::kWideOrBfloat16, c.wide);
+    c.loop.second = stream(arguments, update.v, "v", c.count, Takes::kWide, c.wide);
+    const AdamNumbers numbers = adam_numbers(update.options);
+    if (arguments.on_gpu()) {
+      on_gpu.push_back({c.loop, numbers, c.count});
+      continue;
+    }
+    const auto loop = loops(c.wide).adam;
+    each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(c.loop, numbers, begin, end); });
+  }
+  if (on_gpu.empty()) return;
+  check_cuda(cuda().adam(on_gpu.data(), static_cast<std::int64_t>(on_gpu.size()), cuda_stream()), "adamw_update");
 }
 
 NormPair lamb_direction(const UpdateTensors& tensors, at::Tensor& m, at::Tensor& v, at::Tensor& update,
@@ -160,6 +195,12 @@ NormPair lamb_direction(const UpdateTensors& tensors, at::Tensor& m, at::Tensor&
   AdamNumbers numbers = adam_numbers(options);
   numbers.decay = options.weight_decay;
   numbers.rate = 1 / (1 - std::pow(options.beta1, static_cast<double>(options.step)));
+  if (arguments.on_gpu()) {
+    check_cuda(cuda().lamb(c.loop, numbers, c.count, cuda_stream()), "lamb_direction");
+    const std::array<CudaSquares, 2> both{CudaSquares{c.loop.weight, c.count}, CudaSquares{c.loop.update, c.count}};
+    const std::vector<double> sums = gpu_squares(both, tensors.weight);
+    return {.weight_squared = sums[0], .update_squared = sums[1]};
+  }
   std::vector<double> weights(static_cast<std::size_t>((c.count + kBlock - 1) / kBlock)), updates(weights.size());
   const auto loop = loops(c.wide).lamb;
   each_block(c.count, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
@@ -180,12 +221,19 @@ void apply_direction(const UpdateTensors& tensors, const at::Tensor& update, dou
   const Arguments arguments("apply_direction");
   Common c = common(arguments, tensors, /*needs_gradient=*/false);
   c.loop.update = stream(arguments, update, "update", c.count, Takes::kWide, c.wide);
+  if (arguments.on_gpu()) return check_cuda(cuda().apply(c.loop, rate, c.count, cuda_stream()), "apply_direction");
   const auto loop = loops(c.wide).apply;
   each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(c.loop, rate, begin, end); });
 }
 
 NormPair lars_norms(const UpdateTensors& tensors) {
-  const Common c = common(Arguments("lars_norms"), tensors);
+  const Arguments arguments("lars_norms");
+  const Common c = common(arguments, tensors);
+  if (arguments.on_gpu()) {
+    const std::array<CudaSquares, 2> both{CudaSquares{c.loop.weight, c.count}, CudaSquares{c.loop.gradient, c.count}};
+    const std::vector<double> sums = gpu_squares(both, tensors.weight);
+    return {.weight_squared = sums[0], .update_squared = sums[1] * tensors.gradient_scale * tensors.gradient_scale};
+  }
   const double gradient = squares_of(c.loop.gradient, c.wide, c.count);
   return {.weight_squared = squares_of(c.loop.weight, c.wide, c.count),
           .update_squared = gradient * tensors.gradient_scale * tensors.gradient_scale};
@@ -203,15 +251,32 @@ void lars_update(const UpdateTensors& tensors, at::Tensor& velocity, double rati
   c.loop.first = stream(arguments, velocity, "velocity", c.count, Takes::kWideOrBfloat16, c.wide);
   const LarsNumbers numbers{
       .rate = options.learning_rate * ratio, .decay = options.weight_decay, .momentum = options.momentum};
+  if (arguments.on_gpu()) return check_cuda(cuda().lars(c.loop, numbers, c.count, cuda_stream()), "lars_update");
   const auto loop = loops(c.wide).lars;
   each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(c.loop, numbers, begin, end); });
 }
 
 double sum_of_squares(const at::Tensor& tensor) {
-  const Arguments arguments("sum_of_squares");
-  const Element element = arguments.element(tensor, "tensor");
-  const Stream numbers = stream(arguments, tensor, "tensor", tensor.numel(), Takes::kAny, sums_of(element));
-  return squares_of(numbers, sums_of(element), tensor.numel());
+  const at::Tensor* const one = &tensor;
+  return sums_of_squares({&one, 1})[0];
+}
+
+std::vector<double> sums_of_squares(std::span<const at::Tensor* const> tensors) {
+  std::vector<double> sums;
+  std::vector<CudaSquares> on_gpu;
+  for (const at::Tensor* tensor : tensors) {
+    const Arguments arguments("sum_of_squares");
+    const Element element = arguments.element(*tensor, "tensor");
+    const Stream numbers = stream(arguments, *tensor, "tensor", tensor->numel(), Takes::kAny, sums_of(element));
+    if (arguments.on_gpu()) {
+      on_gpu.push_back({numbers, tensor->numel()});
+    } else {
+      sums.push_back(squares_of(numbers, sums_of(element), tensor->numel()));
+    }
+  }
+  if (on_gpu.empty()) return sums;
+  if (!sums.empty()) throw ConfigError("sums_of_squares: some tensors are on the CPU and some on a GPU");
+  return gpu_squares(on_gpu, *tensors[0]);
 }
 
 }  // namespace trireme::kernels

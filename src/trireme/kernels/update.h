@@ -9,6 +9,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 namespace at {
 class Tensor;
@@ -45,6 +47,13 @@ struct AdamW {
   bool decoupled = true;  ///< decay of the weight itself (AdamW); false: added to the gradient (Adam)
 };
 void adamw_update(const UpdateTensors& tensors, at::Tensor& m, at::Tensor& v, const AdamW& options);
+/// Many at once: on a GPU a few launches for all of them.
+struct AdamWUpdate {
+  UpdateTensors tensors;
+  at::Tensor &m, &v;
+  AdamW options;
+};
+void adamw_updates(std::span<const AdamWUpdate> updates);
 
 /// LAMB and LARS scale the update of a whole tensor by a ratio of norms, so each takes two passes with the norms in
 /// between: where a tensor is spread over ranks, its sums of squares are added up there.
@@ -76,5 +85,7 @@ void lars_update(const UpdateTensors& tensors, at::Tensor& velocity, double rati
 
 /// Sum of squares in double, in a fixed order whatever the number of threads. NaN and infinity carry through.
 double sum_of_squares(const at::Tensor& tensor);
+/// Of each; all on the CPU or all on one GPU, which is then waited for once.
+std::vector<double> sums_of_squares(std::span<const at::Tensor* const> tensors);
 
 }  // namespace trireme::kernels

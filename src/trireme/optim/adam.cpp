@@ -12,16 +12,21 @@ class Adam final : public Optimizer {
 
  private:
   void update(std::span<Slot> slots, const StepOptions& options) override {
+    std::vector<kernels::AdamWUpdate> updates;
+    updates.reserve(slots.size());
     for (Slot& slot : slots) {
-      kernels::adamw_update(tensors(slot, options), slot.moments[0], slot.moments[1],
-                            {.learning_rate = options.learning_rate * slot.rate,
-                             .weight_decay = slot.weight_decay,
-                             .beta1 = config().beta1,
-                             .beta2 = config().beta2,
-                             .epsilon = spec::epsilon_of(config()),
-                             .step = steps(),
-                             .decoupled = config().kind == spec::OptimizerKind::kAdamw});
+      updates.push_back({.tensors = tensors(slot, options),
+                         .m = slot.moments[0],
+                         .v = slot.moments[1],
+                         .options = {.learning_rate = options.learning_rate * slot.rate,
+                                     .weight_decay = slot.weight_decay,
+                                     .beta1 = config().beta1,
+                                     .beta2 = config().beta2,
+                                     .epsilon = spec::epsilon_of(config()),
+                                     .step = steps(),
+                                     .decoupled = config().kind == spec::OptimizerKind::kAdamw}});
     }
+    kernels::adamw_updates(updates);
   }
 };
 

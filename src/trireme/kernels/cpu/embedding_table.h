@@ -11,7 +11,7 @@ struct EmbeddingForwardLoop {
   void* out;
   const std::int64_t *ids, *ids2;
   const void *table, *table2;  // table2 null: none
-  std::int64_t out_stride, table_stride, table2_stride, width, first_row, table_rows;
+  std::int64_t out_stride, table_stride, table2_stride, width, first_row, table_rows, table2_rows;
 };
 
 struct EmbeddingBackwardLoop {

@@ -16,6 +16,7 @@ struct RotaryLoop {
   bool neighbours, inverse;
   /// A thread's room for the angles of one position, 2 * rotated floats (doubles).
   void* (*scratch)(std::int64_t bytes);
+  std::int64_t table_rows;
 };
 
 struct RotaryTable {

@@ -1,0 +1,86 @@
+#include "trireme/device/cuda.h"
+
+#include <ATen/Context.h>
+#include <ATen/Version.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <mutex>
+
+#include "trireme/base/error.h"
+
+namespace trireme::device {
+namespace {
+
+/// libtorch_cuda.so beside the libtorch_cpu.so of this process.
+std::string torch_cuda_path() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<void*>(&at::show_config), &info) == 0 || info.dli_fname == nullptr) {
+    return "libtorch_cuda.so";
+  }
+  return (std::filesystem::path(info.dli_fname).parent_path() / "libtorch_cuda.so").string();
+}
+
+void load_torch_cuda() {
+  static std::mutex mutex;
+  static bool loaded = false;
+  const std::lock_guard lock(mutex);
+  if (loaded) return;
+  const std::string path = torch_cuda_path();
+  // All symbols at once and for all: operators register themselves while the library is loaded.
+  if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+    const char* why = dlerror();
+    throw ConfigError(
+        fmt::format("a GPU was asked for, but the tensor library's CUDA part cannot be loaded: {}",
+                    why == nullptr ? path : why),
+        "install the CUDA build of torch 2.11 with its libraries (cuDNN, NCCL, ...) and put its lib folder "
+        "first in LD_LIBRARY_PATH, or set run.device = \"cpu\"");
+  }
+  loaded = true;
+}
+
+const c10::impl::DeviceGuardImplInterface& cuda_impl() { return *c10::impl::getDeviceGuardImpl(c10::kCUDA); }
+
+}  // namespace
+
+c10::Device use_cuda(int index) {
+  load_torch_cuda();
+  int count = 0;
+  try {
+    count = cuda_impl().deviceCount();
+    if (index >= 0 && index < count) {
+      at::globalContext().lazyInitDevice(c10::kCUDA);
+      const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+      cuda_impl().setDevice(device);
+      return device;
+    }
+  } catch (const c10::Error& error) {
+    throw ConfigError(fmt::format("the GPU cannot be used: {}", error.what_without_backtrace()),
+                      "look at `nvidia-smi`: the driver must be at least 580 for CUDA 13");
+  }
+  if (count == 0) {
+    throw ConfigError("a GPU was asked for, but this machine shows none",
+                      "look at `nvidia-smi` and CUDA_VISIBLE_DEVICES, or set run.device = \"cpu\"");
+  }
+  throw ConfigError(fmt::format("GPU {} was asked for, but there are {}", index, count),
+                    fmt::format("choose one from 0 to {}", count - 1));
+}
+
+bool has_cuda(std::string* why) {
+  try {
+    use_cuda(0);
+    return true;
+  } catch (const ConfigError& error) {
+    if (why != nullptr) *why = error.message();
+    return false;
+  }
+}
+
+void synchronise(c10::Device device) {
+  if (device.is_cuda()) cuda_impl().synchronizeDevice(device.index());
+}
+
+}  // namespace trireme::device

@@ -1,0 +1,280 @@
+#include "trireme/kernels/attention_cuda.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_flash_attention_backward.h>
+#include <ATen/ops/_flash_attention_forward.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/logaddexp.h>
+#include <ATen/ops/ne.h>
+#include <ATen/ops/nonzero.h>
+#include <ATen/ops/zeros.h>
+
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/kernels/cuda.h"
+
+namespace trireme::kernels {
+namespace {
+
+bool has_documents(const Attention& options) {
+  return options.query_documents != nullptr && options.query_documents->defined();
+}
+bool drops(const Attention& options) { return options.dropout != nullptr && options.dropout->p != 0; }
+
+/// A window that leaves everything visible is none.
+bool has_window(const at::Tensor& q, const at::Tensor& k, const Attention& options) {
+  return options.window > 0 && options.window < std::max(q.size(1), k.size(1));
+}
+
+// ---- cuDNN, which wants [batch, heads, sequence, size] and takes any strides
+
+at::Tensor heads_first(const at::Tensor& x) { return x.transpose(1, 2); }
+
+AttentionResult cudnn_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Attention& o) {
+  auto result =
+      at::_scaled_dot_product_cudnn_attention(heads_first(q), heads_first(k), heads_first(v),
+                                              /*attn_bias=*/std::nullopt, /*compute_log_sumexp=*/true,
+                                              /*dropout_p=*/0.0, o.causal, /*return_debug_mask=*/false, o.scale);
+  return {std::get<0>(result).transpose(1, 2), std::get<1>(result).view({q.size(0), q.size(2), q.size(1)})};
+}
+
+std::array<at::Tensor, 3> cudnn_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                                         const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+                                         const Attention& o) {
+  const at::Tensor none, seed = at::empty({}, q.options().dtype(at::kLong));
+  auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
+      heads_first(dout), heads_first(q), heads_first(k), heads_first(v), heads_first(out), lse.unsqueeze(-1), seed,
+      seed, none, none, none, q.size(1), k.size(1), /*dropout_p=*/0.0, o.causal, o.scale);
+  return {dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)};
+}
+
+// ---- ATen's flash kernel, which wants [batch, sequence, heads, size], or with documents [tokens, heads, size]
+
+struct Windows {
+  std::optional<std::int64_t> left, right;
+};
+Windows windows_of(const at::Tensor& q, const at::Tensor& k, const Attention& o) {
+  if (!has_window(q, k, o)) return {};
+  return {o.window - 1, o.causal ? 0 : o.window - 1};
+}
+
+/// Where documents begin among all tokens of the batch, and their number at the end: int32 on the device.
+at::Tensor document_starts(const at::Tensor& documents) {
+  // The layers of a model ask for the same again and again.
+  thread_local at::Tensor last, last_starts;
+  thread_local std::uint32_t last_version = 0;
+  if (last.defined() && last.is_same(documents) && last_version == documents._version()) return last_starts;
+  at::Tensor begins = at::full(documents.sizes(), true, documents.options().dtype(at::kBool));
+  if (documents.size(1) > 1) {
+    const std::int64_t rest = documents.size(1) - 1;
+    begins.narrow(1, 1, rest).copy_(documents.narrow(1, 1, rest).ne(documents.narrow(1, 0, rest)));
+  }
+  const at::Tensor starts = at::nonzero(begins.view({-1})).view({-1});
+  const at::Tensor end = at::full({1}, documents.numel(), starts.options());
+  last = documents;
+  last_version = documents._version();
+  last_starts = at::cat({starts, end}).to(at::kInt);
+  return last_starts;
+}
+
+at::Tensor all_tokens(const at::Tensor& x) { return x.reshape({-1, x.size(2), x.size(3)}); }
+
+AttentionResult flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Attention& o) {
+  const auto [left, right] = windows_of(q, k, o);
+  if (has_documents(o)) {
+    const at::Tensor starts = document_starts(*o.query_documents);
+    auto result = at::_flash_attention_forward(all_tokens(q), all_tokens(k), all_tokens(v), starts, starts, q.size(1),
+                                               k.size(1), 0.0, o.causal, false, o.scale, left, right);
+    const at::Tensor lse = std::get<1>(result).view({q.size(2), q.size(0), q.size(1)}).transpose(0, 1).contiguous();
+    return {std::get<0>(result).view(q.sizes()), lse};
+  }
+  auto result = at::_flash_attention_forward(q, k, v, std::nullopt, std::nullopt, q.size(1), k.size(1), 0.0, o.causal,
+                                             false, o.scale, left, right);
+  return {std::get<0>(result), std::get<1>(result)};
+}
+
+std::array<at::Tensor, 3> flash_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                                         const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+                                         const Attention& o) {
+  const auto [left, right] = windows_of(q, k, o);
+  const at::Tensor seed = at::zeros({2}, q.options().dtype(at::kUInt64)), unused;
+  if (has_documents(o)) {
+    const at::Tensor starts = document_starts(*o.query_documents);
+    auto [dq, dk, dv] =
+        at::_flash_attention_backward(all_tokens(dout), all_tokens(q), all_tokens(k), all_tokens(v), all_tokens(out),
+                                      lse.transpose(0, 1).reshape({q.size(2), -1}).contiguous(), starts, starts,
+                                      q.size(1), k.size(1), 0.0, o.causal, seed, unused, o.scale, left, right);
+    return {dq.view(q.sizes()), dk.view(k.sizes()), dv.view(v.sizes())};
+  }
+  auto [dq, dk, dv] = at::_flash_attention_backward(dout, q, k, v, out, lse.contiguous(), unused, unused, q.size(1),
+                                                    k.size(1), 0.0, o.causal, seed, unused, o.scale, left, right);
+  return {dq, dk, dv};
+}
+
+// ---- our own
+
+Element element_of(const at::Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kDouble:
+      return Element::kDouble;
+    case at::kBFloat16:
+      return Element::kBfloat16;
+    case at::kHalf:
+      return Element::kHalf;
+    default:
+      return Element::kFloat;
+  }
+}
+
+void set_strides(std::int64_t (&to)[3], const at::Tensor& x) {
+  for (int i = 0; i < 3; ++i) to[i] = x.stride(i);
+}
+
+/// A call of the plain kernel, and the streams of coins that it points to.
+struct Plain {
+  CudaAttention call{};
+  at::Tensor coins;
+
+  Plain(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Attention& o) {
+    call.q = q.const_data_ptr(), call.k = k.const_data_ptr(), call.v = v.const_data_ptr();
+    set_strides(call.q_strides, q), set_strides(call.k_strides, k), set_strides(call.v_strides, v);
+    call.batch = q.size(0), call.queries = q.size(1), call.heads = q.size(2), call.head_size = q.size(3);
+    call.keys = k.size(1), call.key_heads = k.size(2);
+    call.query_position = o.query_position, call.key_position = o.key_position;
+    call.window = o.window, call.causal = o.causal, call.scale = o.scale;
+    if (has_documents(o)) {
+      call.query_documents = o.query_documents->const_data_ptr<std::int32_t>();
+      call.key_documents = o.key_documents->const_data_ptr<std::int32_t>();
+      call.query_document_stride = o.query_documents->stride(0);
+      call.key_document_stride = o.key_documents->stride(0);
+    }
+    if (drops(o)) draw(*o.dropout, q);
+  }
+
+ private:
+  void draw(const AttentionDropout& dropout, const at::Tensor& q) {
+    const at::Tensor samples = dropout.samples->cpu().contiguous();
+    std::vector<std::int32_t> words;
+    for (std::int64_t b = 0; b < q.size(0); ++b) {
+      const auto sample = static_cast<std::uint64_t>(samples.const_data_ptr<std::int64_t>()[b]);
+      for (std::int64_t h = 0; h < q.size(2); ++h) {
+        for (const std::uint32_t word : dropout.stream.block(Random::Purpose::kAttention, sample,
+                                                             static_cast<std::uint32_t>(dropout.first_head + h))) {
+          words.push_back(static_cast<std::int32_t>(word));
+        }
+      }
+    }
+    coins = at::from_blob(words.data(), {static_cast<std::int64_t>(words.size())}, at::kInt).to(q.device());
+    call.coins = static_cast<const std::uint32_t*>(coins.const_data_ptr());
+    call.threshold = coin_threshold(dropout.p);
+    call.kept_factor = 1 / (1 - dropout.p);
+  }
+};
+
+AttentionResult plain_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Attention& options) {
+  const auto sums = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  AttentionResult result{at::empty(q.sizes(), q.options()),
+                         at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(sums))};
+  Plain plain(q, k, v, options);
+  plain.call.out = result.out.mutable_data_ptr();
+  set_strides(plain.call.out_strides, result.out);
+  plain.call.lse = result.lse.mutable_data_ptr();
+  check_cuda(cuda().attention_forward(plain.call, element_of(q), cuda_stream()), "attention_forward");
+  return result;
+}
+
+void plain_backward(const AttentionGradients& into, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                    const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse, const Attention& options) {
+  Plain plain(q, k, v, options);
+  CudaAttention& call = plain.call;
+  const at::Tensor lse_rows = lse.contiguous(), delta = at::empty(lse_rows.sizes(), lse_rows.options());
+  call.out_read = out.const_data_ptr(), call.dout = dout.const_data_ptr();
+  set_strides(call.out_strides, out), set_strides(call.dout_strides, dout);
+  call.lse = const_cast<void*>(lse_rows.const_data_ptr()), call.delta = delta.mutable_data_ptr();
+  call.dq = into.dq.mutable_data_ptr(), call.dk = into.dk.mutable_data_ptr(), call.dv = into.dv.mutable_data_ptr();
+  set_strides(call.dq_strides, into.dq), set_strides(call.dk_strides, into.dk), set_strides(call.dv_strides, into.dv);
+  check_cuda(cuda().attention_backward(call, element_of(q), cuda_stream()), "attention_backward");
+}
+
+/// The one tensor that the three lie in side by side, as gradients of a fused projection do; undefined where they do
+/// not.
+at::Tensor fused(const AttentionGradients& into) {
+  const at::Tensor &q = into.dq, &k = into.dk, &v = into.dv;
+  const std::int64_t size = q.size(3), heads = q.size(2) + k.size(2) + v.size(2);
+  const auto follows = [](const at::Tensor& a, const at::Tensor& b) {
+    return b.storage().is_alias_of(a.storage()) && b.storage_offset() == a.storage_offset() + a.size(2) * a.stride(2) &&
+           a.strides() == b.strides();
+  };
+  if (q.size(1) != k.size(1) || q.stride(2) != size || !follows(q, k) || !follows(k, v)) return {};
+  return q.as_strided({q.size(0), q.size(1), heads, size}, q.strides());
+}
+
+}  // namespace
+
+AttentionKernel attention_kernel(const at::Tensor& q, const at::Tensor& k, const Attention& options) {
+  const bool narrow = q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf;
+  const bool square = q.size(1) == k.size(1) && options.query_position == options.key_position;
+  if (!narrow || drops(options) || q.size(3) % 8 != 0 || q.numel() == 0 || k.numel() == 0) {
+    return AttentionKernel::kPlain;
+  }
+  if (has_documents(options)) {
+    // Both sides must be one packing: queries that attend to themselves.
+    const bool one = square && options.query_documents->is_same(*options.key_documents);
+    return one && q.size(3) <= 256 ? AttentionKernel::kFlash : AttentionKernel::kPlain;
+  }
+  if (has_window(q, k, options)) return square && q.size(3) <= 256 ? AttentionKernel::kFlash : AttentionKernel::kPlain;
+  if (options.causal && !square) return AttentionKernel::kPlain;
+  return q.size(3) <= 128   ? AttentionKernel::kCudnn
+         : q.size(3) <= 256 ? AttentionKernel::kFlash
+                            : AttentionKernel::kPlain;
+}
+
+AttentionResult cuda_attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                       const Attention& options) {
+  switch (attention_kernel(q, k, options)) {
+    case AttentionKernel::kCudnn:
+      return cudnn_forward(q, k, v, options);
+    case AttentionKernel::kFlash:
+      return flash_forward(q, k, v, options);
+    case AttentionKernel::kPlain:
+      break;
+  }
+  return plain_forward(q, k, v, options);
+}
+
+void cuda_attention_backward(const AttentionGradients& into, const at::Tensor& dout, const at::Tensor& q,
+                             const at::Tensor& k, const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+                             const Attention& options) {
+  const AttentionKernel kernel = attention_kernel(q, k, options);
+  if (kernel == AttentionKernel::kPlain) return plain_backward(into, dout, q, k, v, out, lse, options);
+  const auto gradients = kernel == AttentionKernel::kCudnn ? cudnn_backward(dout, q, k, v, out, lse, options)
+                                                           : flash_backward(dout, q, k, v, out, lse, options);
+  if (const at::Tensor whole = fused(into); whole.defined()) {
+    at::Tensor out_whole = whole;
+    at::cat_out(out_whole, {gradients[0], gradients[1], gradients[2]}, 2);
+    return;
+  }
+  into.dq.copy_(gradients[0]);
+  into.dk.copy_(gradients[1]);
+  into.dv.copy_(gradients[2]);
+}
+
+void cuda_attention_merge(at::Tensor& out, at::Tensor& lse, const at::Tensor& other_out, const at::Tensor& other_lse) {
+  const at::Tensor joined = at::logaddexp(lse, other_lse);
+  // Where neither saw a key both weights are 0, not exp(-inf - -inf).
+  const auto weight = [&](const at::Tensor& part) {
+    return at::exp(part - joined).nan_to_num_(0.0).transpose(1, 2).unsqueeze(-1);
+  };
+  out.copy_(out.to(lse.scalar_type()) * weight(lse) + other_out.to(lse.scalar_type()) * weight(other_lse));
+  lse.copy_(joined);
+}
+
+}  // namespace trireme::kernels

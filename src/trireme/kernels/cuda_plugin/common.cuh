@@ -1,0 +1,205 @@
+// kernels/cuda_plugin/common.cuh -- what the kernels share: elements, wide loads, sums over a block, choosing by type.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "trireme/kernels/cuda_table.h"
+
+namespace trireme::kernels::gpu {
+
+using Bf16 = __nv_bfloat16;
+using F16 = __half;
+
+template <typename T>
+struct SumOf {
+  using Type = float;
+};
+template <>
+struct SumOf<double> {
+  using Type = double;
+};
+template <typename T>
+using Sum = typename SumOf<T>::Type;
+
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ double widen(double x) { return x; }
+__device__ __forceinline__ float widen(Bf16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float widen(F16 x) { return __half2float(x); }
+
+template <typename T>
+__device__ __forceinline__ T narrow(Sum<T> x) {
+  if constexpr (sizeof(T) >= 4) {
+    return x;
+  } else if constexpr (__is_same(T, Bf16)) {
+    return __float2bfloat16_rn(x);
+  } else {
+    return __float2half_rn(x);
+  }
+}
+
+/// kVec neighbours, moved with instructions of 16 bytes where they fill that.
+template <typename T, int kVec>
+struct alignas(sizeof(T) * kVec < 16 ? sizeof(T) * kVec : 16) Pack {
+  T v[kVec];
+};
+
+template <int kVec, typename T, typename A>
+__device__ __forceinline__ void load(const T* from, A (&to)[kVec]) {
+  const auto pack = *reinterpret_cast<const Pack<T, kVec>*>(from);
+#pragma unroll
+  for (int k = 0; k < kVec; ++k) to[k] = widen(pack.v[k]);
+}
+
+template <int kVec, typename T, typename A>
+__device__ __forceinline__ void store(T* to, const A (&from)[kVec]) {
+  Pack<T, kVec> pack;
+#pragma unroll
+  for (int k = 0; k < kVec; ++k) pack.v[k] = narrow<T>(from[k]);
+  *reinterpret_cast<Pack<T, kVec>*>(to) = pack;
+}
+
+/// A vector as it lies in memory: half the registers of its widened numbers.
+template <int kVec, typename T>
+__device__ __forceinline__ Pack<T, kVec> load_pack(const T* from) {
+  return *reinterpret_cast<const Pack<T, kVec>*>(from);
+}
+
+/// e^x by the special function unit, within 2 + |x| / 2 units in the last place of a float; exact enough for double.
+__device__ __forceinline__ float fast_exp(float x) { return __expf(x); }
+__device__ __forceinline__ double fast_exp(double x) { return exp(x); }
+
+/// Numbers whose type is known only when the kernel runs: all threads take the same branch.
+template <int kVec, typename A>
+__device__ __forceinline__ void load_any(const void* data, Element element, std::int64_t index, A (&to)[kVec]) {
+  if constexpr (sizeof(A) == 8) {
+    load<kVec>(static_cast<const double*>(data) + index, to);
+  } else if (element == Element::kBfloat16) {
+    load<kVec>(static_cast<const Bf16*>(data) + index, to);
+  } else if (element == Element::kHalf) {
+    load<kVec>(static_cast<const F16*>(data) + index, to);
+  } else {
+    load<kVec>(static_cast<const float*>(data) + index, to);
+  }
+}
+template <int kVec, typename A>
+__device__ __forceinline__ void store_any(void* data, Element element, std::int64_t index, const A (&from)[kVec]) {
+  if constexpr (sizeof(A) == 8) {
+    store<kVec>(static_cast<double*>(data) + index, from);
+  } else if (element == Element::kBfloat16) {
+    store<kVec>(static_cast<Bf16*>(data) + index, from);
+  } else if (element == Element::kHalf) {
+    store<kVec>(static_cast<F16*>(data) + index, from);
+  } else {
+    store<kVec>(static_cast<float*>(data) + index, from);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ T* row_of(const void* data, std::int64_t row, std::int64_t stride) {
+  return static_cast<T*>(const_cast<void*>(data)) + row * stride;
+}
+
+template <typename A>
+__device__ __forceinline__ A warp_sum(A x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+template <typename A>
+__device__ __forceinline__ A warp_max(A x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, step));
+  return x;
+}
+
+/// The sum over kThreads threads, the same on all of them: a warp, or a whole block, every thread of which calls it.
+template <int kThreads, typename A>
+__device__ __forceinline__ A sum_over(A x) {
+  x = warp_sum(x);
+  if constexpr (kThreads > 32) {
+    __shared__ A parts[kThreads / 32];
+    __syncthreads();  // the last call's readers are done
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = parts[0];
+#pragma unroll
+    for (int i = 1; i < kThreads / 32; ++i) x += parts[i];
+  }
+  return x;
+}
+template <int kThreads, typename A>
+__device__ __forceinline__ A max_over(A x) {
+  x = warp_max(x);
+  if constexpr (kThreads > 32) {
+    __shared__ A parts[kThreads / 32];
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = parts[0];
+#pragma unroll
+    for (int i = 1; i < kThreads / 32; ++i) x = max(x, parts[i]);
+  }
+  return x;
+}
+
+/// base/philox.h: a block of four words for a counter, in place.
+__device__ __forceinline__ void philox(std::uint32_t (&c)[4], std::uint32_t key0, std::uint32_t key1) {
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const std::uint32_t left_high = __umulhi(0xD2511F53u, c[0]), left = 0xD2511F53u * c[0];
+    const std::uint32_t right_high = __umulhi(0xCD9E8D57u, c[2]), right = 0xCD9E8D57u * c[2];
+    c[0] = right_high ^ c[1] ^ key0;
+    c[1] = right;
+    c[2] = left_high ^ c[3] ^ key1;
+    c[3] = left;
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+}
+
+// ---- host
+
+template <typename T>
+inline constexpr int kWide = 16 / static_cast<int>(sizeof(T));
+
+/// Whether every row can be moved in 16 bytes at a time.
+inline bool wide_rows(const void* data, std::int64_t stride, std::int64_t width, int size) {
+  if (data == nullptr) return true;
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride * size % 16 == 0 && width * size % 16 == 0;
+}
+
+inline cudaStream_t to_stream(CudaStream stream) { return static_cast<cudaStream_t>(stream); }
+
+inline CudaError launched() {
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+/// body(T()) for the element's type.
+template <typename Body>
+CudaError by_type(Element element, Body&& body) {
+  switch (element) {
+    case Element::kFloat:
+      return body(float());
+    case Element::kDouble:
+      return body(double());
+    case Element::kBfloat16:
+      return body(Bf16());
+    case Element::kHalf:
+      return body(F16());
+  }
+  return "an element type that no kernel has";
+}
+
+inline std::int64_t divided_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// first[c] += the sum over blocks of partial[block][c], in a fixed order; second likewise, of what lies behind. Either
+/// may be null.
+template <typename A>
+CudaError add_blocks(A* first, A* second, const A* partial, std::int64_t blocks, std::int64_t width, CudaStream stream);
+
+}  // namespace trireme::kernels::gpu

@@ -1,0 +1,38 @@
+// kernels/cuda_plugin/functions.h -- the launching functions that the table is made of: cuda_table.h says what they do.
+#pragma once
+
+#include "trireme/kernels/cuda_table.h"
+
+namespace trireme::kernels::gpu {
+
+CudaError norm_forward(const NormForwardLoop&, const CudaNormWeights&, Element, bool layer, std::int64_t rows,
+                       CudaStream);
+CudaError norm_backward(const NormBackwardLoop&, const CudaNormWeights&, const CudaColumnSums&, Element, bool layer,
+                        std::int64_t rows, CudaStream);
+CudaError activation_forward(const ActivationLoop&, int kind, Element, std::int64_t rows, CudaStream);
+CudaError activation_backward(const ActivationLoop&, const CudaColumnSums&, int kind, Element, std::int64_t rows,
+                              CudaStream);
+/// As the last, with sums.first to add to.
+CudaError activation_backward_sums(const ActivationLoop&, const CudaColumnSums&, int kind, Element, std::int64_t rows,
+                                   CudaStream);
+CudaError gated_forward(const GatedLoop&, int kind, Element, std::int64_t rows, CudaStream);
+CudaError gated_backward(const GatedLoop&, int kind, Element, std::int64_t rows, CudaStream);
+CudaError cross_entropy(const CrossEntropyLoop&, Element, std::int64_t rows, CudaStream);
+CudaError dropout(const DropoutLoop&, Element, std::int64_t rows, CudaStream);
+CudaError embedding_forward(const EmbeddingForwardLoop&, Element, std::int64_t rows, CudaStream);
+CudaError embedding_backward(const EmbeddingBackwardLoop&, Element, std::int64_t first_row, std::int64_t table_rows,
+                             std::int64_t width, CudaStream);
+CudaError rotary(const RotaryLoop&, Element, std::int64_t tokens, CudaStream);
+CudaError sum_rows(const SumRowsLoop&, const CudaColumnSums&, Element, std::int64_t rows, CudaStream);
+CudaError sgd(const UpdateLoop&, const SgdNumbers&, std::int64_t count, CudaStream);
+CudaError adagrad(const UpdateLoop&, const AdagradNumbers&, std::int64_t count, CudaStream);
+CudaError adam(const CudaAdam*, std::int64_t tensors, CudaStream);
+CudaError lamb(const UpdateLoop&, const AdamNumbers&, std::int64_t count, CudaStream);
+CudaError apply(const UpdateLoop&, double rate, std::int64_t count, CudaStream);
+CudaError lars(const UpdateLoop&, const LarsNumbers&, std::int64_t count, CudaStream);
+CudaError squares(const CudaSquares*, std::int64_t tensors, double* partial, double* sums, CudaStream);
+CudaError attention_forward(const CudaAttention&, Element, CudaStream);
+CudaError attention_backward(const CudaAttention&, Element, CudaStream);
+CudaError probe();
+
+}  // namespace trireme::kernels::gpu

@@ -1,0 +1,384 @@
+// The norms: a row stays in the registers of a warp or a block between its passes.
+#include <type_traits>
+
+#include "trireme/kernels/cuda_plugin/common.cuh"
+
+namespace trireme::kernels::gpu {
+namespace {
+
+template <int kVec, typename A>
+__device__ __forceinline__ void load_weight(const CudaNormWeights& w, std::int64_t at, A (&to)[kVec]) {
+  if (w.weight == nullptr) {
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) to[k] = 1;
+    return;
+  }
+  load_any<kVec>(w.weight, w.weight_element, at, to);
+#pragma unroll
+  for (int k = 0; k < kVec; ++k) to[k] += static_cast<A>(w.offset);
+}
+template <int kVec, typename A>
+__device__ __forceinline__ void load_bias(const CudaNormWeights& w, std::int64_t at, A (&to)[kVec]) {
+  if (w.bias == nullptr) {
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) to[k] = 0;
+    return;
+  }
+  load_any<kVec>(w.bias, w.bias_element, at, to);
+}
+
+/// blockDim is (kThreads, kRows): kThreads threads share a row, of which each keeps kHold vectors.
+template <typename T, bool kLayer, int kThreads, int kRows, int kHold>
+__global__ void __launch_bounds__(kThreads* kRows)
+    forward_held(const NormForwardLoop c, const CudaNormWeights w, std::int64_t rows) {
+  using A = Sum<T>;
+  constexpr int kVec = kWide<T>;
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRows + threadIdx.y;
+  if (row >= rows) return;
+  const int vectors = static_cast<int>(c.width / kVec);
+  const T* x = row_of<const T>(c.x, row, c.x_stride);
+  Pack<T, kVec> held[kHold], other[kHold];
+#pragma unroll
+  for (int i = 0; i < kHold; ++i) {
+    const int at = threadIdx.x + i * kThreads;
+    if (at < vectors) held[i] = load_pack<kVec>(x + at * kVec);
+  }
+  if (c.residual != nullptr) {
+    const T* residual = row_of<const T>(c.residual, row, c.residual_stride);
+    T* sum = row_of<T>(c.sum, row, c.sum_stride);
+#pragma unroll
+    for (int i = 0; i < kHold; ++i) {
+      const int at = threadIdx.x + i * kThreads;
+      if (at < vectors) other[i] = load_pack<kVec>(residual + at * kVec);
+    }
+#pragma unroll
+    for (int i = 0; i < kHold; ++i) {
+      const int at = threadIdx.x + i * kThreads;
+      if (at >= vectors) continue;
+        // Rounded as the backward pass will see it.
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) held[i].v[k] = narrow<T>(widen(held[i].v[k]) + widen(other[i].v[k]));
+      *reinterpret_cast<Pack<T, kVec>*>(sum + at * kVec) = held[i];
+    }
+  }
+  const A share = A(1) / static_cast<A>(c.width);
+  A mean = 0, total = 0;
+  if constexpr (kLayer) {
+#pragma unroll
+    for (int i = 0; i < kHold; ++i) {
+      if (threadIdx.x + i * kThreads >= vectors) continue;
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) total += widen(held[i].v[k]);
+    }
+    mean = sum_over<kThreads>(total) * share;
+  }
+  total = 0;
+#pragma unroll
+  for (int i = 0; i < kHold; ++i) {
+    if (threadIdx.x + i * kThreads >= vectors) continue;
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) {
+      const A from_mean = widen(held[i].v[k]) - mean;
+      total += from_mean * from_mean;
+    }
+  }
+  const A rstd = A(1) / sqrt(sum_over<kThreads>(total) * share + static_cast<A>(c.epsilon));
+  if (threadIdx.x == 0) {
+    if (c.mean != nullptr) static_cast<A*>(c.mean)[row] = mean;
+    if (c.rstd != nullptr) static_cast<A*>(c.rstd)[row] = rstd;
+  }
+  T* y = row_of<T>(c.y, row, c.y_stride);
+#pragma unroll
+  for (int i = 0; i < kHold; ++i) {
+    const int at = threadIdx.x + i * kThreads;
+    if (at >= vectors) continue;
+    A weight[kVec], bias[kVec], out[kVec];
+    load_weight<kVec>(w, at * kVec, weight);
+    load_bias<kVec>(w, at * kVec, bias);
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) out[k] = (widen(held[i].v[k]) - mean) * rstd * weight[k] + bias[k];
+    store<kVec>(y + at * kVec, out);
+  }
+}
+
+/// Any width and stride, one number at a time.
+template <typename T, bool kLayer>
+__global__ void __launch_bounds__(256) forward_any(const NormForwardLoop c, const CudaNormWeights w) {
+  using A = Sum<T>;
+  const std::int64_t row = blockIdx.x;
+  const T* x = row_of<const T>(c.x, row, c.x_stride);
+  if (c.residual != nullptr) {
+    const T* residual = row_of<const T>(c.residual, row, c.residual_stride);
+    T* sum = row_of<T>(c.sum, row, c.sum_stride);
+    for (std::int64_t i = threadIdx.x; i < c.width; i += 256) sum[i] = narrow<T>(widen(x[i]) + widen(residual[i]));
+    x = sum;  // a thread reads only what it wrote itself
+  }
+  const A share = A(1) / static_cast<A>(c.width);
+  A mean = 0, total = 0;
+  if constexpr (kLayer) {
+    for (std::int64_t i = threadIdx.x; i < c.width; i += 256) total += widen(x[i]);
+    mean = sum_over<256>(total) * share;
+  }
+  total = 0;
+  for (std::int64_t i = threadIdx.x; i < c.width; i += 256) total += (widen(x[i]) - mean) * (widen(x[i]) - mean);
+  const A rstd = A(1) / sqrt(sum_over<256>(total) * share + static_cast<A>(c.epsilon));
+  if (threadIdx.x == 0) {
+    if (c.mean != nullptr) static_cast<A*>(c.mean)[row] = mean;
+    if (c.rstd != nullptr) static_cast<A*>(c.rstd)[row] = rstd;
+  }
+  T* y = row_of<T>(c.y, row, c.y_stride);
+  for (std::int64_t i = threadIdx.x; i < c.width; i += 256) {
+    A weight[1], bias[1];
+    load_weight<1>(w, i, weight);
+    load_bias<1>(w, i, bias);
+    y[i] = narrow<T>((widen(x[i]) - mean) * rstd * weight[0] + bias[0]);
+  }
+}
+
+/// Rows blockIdx.x * kRows + threadIdx.y, and so on by the whole grid; a block's sums over its rows go to `partial`:
+/// [block][width] for the weight, and behind all of these for the bias.
+template <typename T, bool kLayer, int kThreads, int kRows, int kHold, bool kSums>
+__global__ void __launch_bounds__(kThreads* kRows)
+    backward_held(const NormBackwardLoop c, const CudaNormWeights w, Sum<T>* partial, std::int64_t rows) {
+  using A = Sum<T>;
+  constexpr int kVec = kWide<T>;
+  const int vectors = static_cast<int>(c.width / kVec);
+  const A share = A(1) / static_cast<A>(c.width);
+  A dweight[kSums ? kHold : 1][kVec] = {}, dbias[kSums && kLayer ? kHold : 1][kVec] = {};
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kRows;
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kRows + threadIdx.y;
+  // A row's numbers are on their way while the row before is worked on.
+  Pack<T, kVec> next_x[kHold], next_dy[kHold];
+  const auto fetch = [&](std::int64_t row) {
+    if (row >= rows) return;
+    const T* x = row_of<const T>(c.x, row, c.x_stride);
+    const T* dy = row_of<const T>(c.dy, row, c.dy_stride);
+#pragma unroll
+    for (int i = 0; i < kHold; ++i) {
+      const int at = threadIdx.x + i * kThreads;
+      if (at >= vectors) continue;
+      next_x[i] = load_pack<kVec>(x + at * kVec);
+      next_dy[i] = load_pack<kVec>(dy + at * kVec);
+    }
+  };
+  constexpr bool kAhead = kLayer && kHold <= 4;  // measured: elsewhere the registers are worth more
+  if constexpr (kAhead) fetch(first);
+  for (std::int64_t row = first; row < rows; row += step) {
+    if constexpr (!kAhead) fetch(row);
+    const T* dsum = c.dsum == nullptr ? nullptr : row_of<const T>(c.dsum, row, c.dsum_stride);
+    const A mean = kLayer ? static_cast<const A*>(c.mean)[row] : A(0);
+    const A rstd = static_cast<const A*>(c.rstd)[row];
+    Pack<T, kVec> held_x[kHold], held_dy[kHold], held_dsum[kHold] = {};
+#pragma unroll
+    for (int i = 0; i < kHold; ++i) {
+      held_x[i] = next_x[i];
+      held_dy[i] = next_dy[i];
+      const int at = threadIdx.x + i * kThreads;
+      if (kAhead && at < vectors && dsum != nullptr) held_dsum[i] = load_pack<kVec>(dsum + at * kVec);
+    }
+    if constexpr (kAhead) fetch(row + step);
+    A along = 0, mean_g = 0;
+#pragma unroll
+    for (int i = 0; i < kHold; ++i) {
+      const int at = threadIdx.x + i * kThreads;
+      if (at >= vectors) continue;
+      A weight[kVec];
+      load_weight<kVec>(w, at * kVec, weight);
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) {
+        const A normal = (widen(held_x[i].v[k]) - mean) * rstd, d = widen(held_dy[i].v[k]);
+        if constexpr (kSums) {
+          dweight[i][k] += d * normal;
+          if constexpr (kLayer) dbias[i][k] += d;
+        }
+        along += d * weight[k] * normal;
+        if constexpr (kLayer) mean_g += d * weight[k];
+      }
+    }
+    along = sum_over<kThreads>(along) * share;
+    if constexpr (kLayer) mean_g = sum_over<kThreads>(mean_g) * share;
+    T* dx = row_of<T>(c.dx, row, c.dx_stride);
+#pragma unroll
+    for (int i = 0; i < kHold; ++i) {
+      const int at = threadIdx.x + i * kThreads;
+      if (at >= vectors) continue;
+      A out[kVec], weight[kVec];
+      if (!kAhead && dsum != nullptr) held_dsum[i] = load_pack<kVec>(dsum + at * kVec);
+      load_weight<kVec>(w, at * kVec, weight);
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) {
+        const A normal = (widen(held_x[i].v[k]) - mean) * rstd;
+        out[k] = widen(held_dsum[i].v[k]) + (widen(held_dy[i].v[k]) * weight[k] - mean_g - normal * along) * rstd;
+      }
+      store<kVec>(dx + at * kVec, out);
+    }
+  }
+  if constexpr (kSums) {
+    extern __shared__ char room[];
+    A* shared = reinterpret_cast<A*>(room);  // [kRows][width]
+    const auto leave = [&](const auto& sums, A* to) {
+      if constexpr (kRows == 1) {
+#pragma unroll
+        for (int i = 0; i < kHold; ++i) {
+          const int at = threadIdx.x + i * kThreads;
+          if (at < vectors) store<kVec>(to + at * kVec, sums[i]);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kHold; ++i) {
+          const int at = threadIdx.x + i * kThreads;
+          if (at < vectors) store<kVec>(shared + threadIdx.y * c.width + at * kVec, sums[i]);
+        }
+        __syncthreads();
+        for (int column = threadIdx.y * kThreads + threadIdx.x; column < c.width; column += kThreads * kRows) {
+          A total = 0;
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) total += shared[r * c.width + column];
+          to[column] = total;
+        }
+        __syncthreads();
+      }
+    };
+    leave(dweight, partial + blockIdx.x * c.width);
+    if constexpr (kLayer) leave(dbias, partial + (static_cast<std::int64_t>(gridDim.x) + blockIdx.x) * c.width);
+  }
+}
+
+template <typename T, bool kLayer>
+__global__ void __launch_bounds__(256)
+    backward_any(const NormBackwardLoop c, const CudaNormWeights w, Sum<T>* partial, std::int64_t rows) {
+  using A = Sum<T>;
+  const A share = A(1) / static_cast<A>(c.width);
+  A* dweight = partial == nullptr ? nullptr : partial + blockIdx.x * c.width;
+  A* dbias = partial == nullptr ? nullptr : partial + (static_cast<std::int64_t>(gridDim.x) + blockIdx.x) * c.width;
+  for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    const T* x = row_of<const T>(c.x, row, c.x_stride);
+    const T* dy = row_of<const T>(c.dy, row, c.dy_stride);
+    const A mean = kLayer ? static_cast<const A*>(c.mean)[row] : A(0);
+    const A rstd = static_cast<const A*>(c.rstd)[row];
+    A along = 0, mean_g = 0;
+    for (std::int64_t i = threadIdx.x; i < c.width; i += 256) {
+      A weight[1];
+      load_weight<1>(w, i, weight);
+      const A d = widen(dy[i]), normal = (widen(x[i]) - mean) * rstd;
+      along += d * weight[0] * normal;
+      mean_g += d * weight[0];
+      if (partial != nullptr) {
+        const bool begins = row == blockIdx.x;
+        dweight[i] = (begins ? A(0) : dweight[i]) + d * normal;
+        dbias[i] = (begins ? A(0) : dbias[i]) + d;
+      }
+    }
+    along = sum_over<256>(along) * share;
+    mean_g = kLayer ? sum_over<256>(mean_g) * share : A(0);
+    T* dx = row_of<T>(c.dx, row, c.dx_stride);
+    const T* dsum = c.dsum == nullptr ? nullptr : row_of<const T>(c.dsum, row, c.dsum_stride);
+    for (std::int64_t i = threadIdx.x; i < c.width; i += 256) {
+      A weight[1];
+      load_weight<1>(w, i, weight);
+      const A normal = (widen(x[i]) - mean) * rstd;
+      const A inner = (widen(dy[i]) * weight[0] - mean_g - normal * along) * rstd;
+      dx[i] = narrow<T>(dsum == nullptr ? inner : widen(dsum[i]) + inner);
+    }
+  }
+}
+
+bool aligned(const CudaNormWeights& w) {
+  return reinterpret_cast<std::uintptr_t>(w.weight) % 16 == 0 && reinterpret_cast<std::uintptr_t>(w.bias) % 16 == 0;
+}
+
+/// body(threads, rows, hold) with how a row of so many vectors is shared out; false where it does not fit registers.
+/// Narrow types, which models compute with, have finer steps.
+template <typename T, typename Body>
+bool by_width(std::int64_t vectors, Body&& body) {
+  constexpr std::integral_constant<int, 1> k1;
+  constexpr std::integral_constant<int, 2> k2;
+  constexpr std::integral_constant<int, 3> k3;
+  constexpr std::integral_constant<int, 4> k4;
+  constexpr std::integral_constant<int, 8> k8;
+  constexpr std::integral_constant<int, 32> kWarp;
+  constexpr std::integral_constant<int, 256> kBlock;
+  if constexpr (sizeof(T) == 2) {
+    if (vectors <= 32) return body(kWarp, k4, k1), true;
+    if (vectors <= 64) return body(kWarp, k4, k2), true;
+    if (vectors <= 96) return body(kWarp, k4, k3), true;
+    if (vectors <= 128) return body(kWarp, k4, k4), true;
+    if (vectors <= 256) return body(kWarp, k4, k8), true;
+    if (vectors <= 512) return body(kBlock, k1, k2), true;
+  } else if (vectors <= 128) {
+    return body(kWarp, k4, k4), true;
+  }
+  if (vectors <= 1024) return body(kBlock, k1, k4), true;
+  return false;
+}
+
+template <typename T, bool kLayer>
+CudaError forward(const NormForwardLoop& c, const CudaNormWeights& w, std::int64_t rows, cudaStream_t stream) {
+  const int size = sizeof(T);
+  const bool wide = wide_rows(c.x, c.x_stride, c.width, size) && wide_rows(c.y, c.y_stride, c.width, size) &&
+                    wide_rows(c.residual, c.residual_stride, c.width, size) &&
+                    wide_rows(c.residual == nullptr ? nullptr : c.sum, c.sum_stride, c.width, size) && aligned(w);
+  const bool done = wide && by_width<T>(c.width / kWide<T>, [&](auto threads, auto at_once, auto hold) {
+                      const unsigned grid = static_cast<unsigned>(divided_up(rows, at_once()));
+                      forward_held<T, kLayer, threads(), at_once(), hold()>
+                          <<<grid, dim3(threads(), at_once()), 0, stream>>>(c, w, rows);
+                    });
+  if (!done) forward_any<T, kLayer><<<static_cast<unsigned>(rows), 256, 0, stream>>>(c, w);
+  return launched();
+}
+
+template <typename T, bool kLayer>
+CudaError backward(const NormBackwardLoop& c, const CudaNormWeights& w, const CudaColumnSums& sums, std::int64_t rows,
+                   cudaStream_t stream) {
+  using A = Sum<T>;
+  const int size = sizeof(T);
+  const bool wide = wide_rows(c.x, c.x_stride, c.width, size) && wide_rows(c.dy, c.dy_stride, c.width, size) &&
+                    wide_rows(c.dx, c.dx_stride, c.width, size) && wide_rows(c.dsum, c.dsum_stride, c.width, size) &&
+                    aligned(w);
+  const bool with_sums = sums.first != nullptr || sums.second != nullptr;
+  A* partial = with_sums ? static_cast<A*>(sums.partial) : nullptr;
+  std::int64_t blocks = rows < kCudaSumBlocks ? rows : kCudaSumBlocks;
+  // The bias of a root-mean-square norm is rare: the plain kernel serves it.
+  const bool done = wide && (kLayer || sums.second == nullptr) &&
+                    by_width<T>(c.width / kWide<T>, [&](auto threads, auto at_once, auto hold) {
+                      blocks = divided_up(rows, at_once());
+                      if (blocks > kCudaSumBlocks) blocks = kCudaSumBlocks;
+                      const dim3 shape(threads(), at_once());
+                      const unsigned grid = static_cast<unsigned>(blocks);
+                      if (with_sums) {
+                        const std::size_t shared =
+                            at_once() == 1 ? 0 : at_once() * static_cast<std::size_t>(c.width) * sizeof(A);
+                        backward_held<T, kLayer, threads(), at_once(), hold(), true>
+                            <<<grid, shape, shared, stream>>>(c, w, partial, rows);
+                      } else {
+                        backward_held<T, kLayer, threads(), at_once(), hold(), false>
+                            <<<grid, shape, 0, stream>>>(c, w, partial, rows);
+                      }
+                    });
+  if (!done) backward_any<T, kLayer><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(c, w, partial, rows);
+  if (CudaError error = launched(); error != nullptr || !with_sums) return error;
+  return add_blocks(static_cast<A*>(sums.first), static_cast<A*>(sums.second), partial, blocks, c.width, stream);
+}
+
+}  // namespace
+
+CudaError norm_forward(const NormForwardLoop& c, const CudaNormWeights& w, Element element, bool layer,
+                       std::int64_t rows, CudaStream stream) {
+  if (rows == 0 || c.width == 0) return nullptr;
+  return by_type(element, [&](auto type) {
+    using T = decltype(type);
+    return layer ? forward<T, true>(c, w, rows, to_stream(stream)) : forward<T, false>(c, w, rows, to_stream(stream));
+  });
+}
+
+CudaError norm_backward(const NormBackwardLoop& c, const CudaNormWeights& w, const CudaColumnSums& sums,
+                        Element element, bool layer, std::int64_t rows, CudaStream stream) {
+  if (rows == 0 || c.width == 0) return nullptr;
+  return by_type(element, [&](auto type) {
+    using T = decltype(type);
+    return layer ? backward<T, true>(c, w, sums, rows, to_stream(stream))
+                 : backward<T, false>(c, w, sums, rows, to_stream(stream));
+  });
+}
+
+}  // namespace trireme::kernels::gpu

@@ -1,0 +1,152 @@
+// Sums over rows: tiles of columns, blocks of rows, and a second pass over the blocks.
+#include "trireme/kernels/cuda_plugin/activations.cuh"
+#include "trireme/kernels/cuda_plugin/common.cuh"
+#include "trireme/kernels/cuda_plugin/functions.h"
+
+namespace trireme::kernels::gpu {
+namespace {
+
+constexpr int kLanes = 32, kSteps = 8;  // of a block: columns' vectors, and rows at a time
+
+constexpr int kBlockSteps = 32;
+
+template <typename A>
+__global__ void __launch_bounds__(kLanes* kBlockSteps)
+    add_blocks_kernel(A* first, A* second, const A* partial, std::int64_t blocks, std::int64_t width) {
+  __shared__ A parts[kBlockSteps][kLanes + 1];
+  A* target = blockIdx.y == 0 ? first : second;
+  if (target == nullptr) return;
+  partial += static_cast<std::int64_t>(blockIdx.y) * blocks * width;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kLanes + threadIdx.x;
+  A total = 0;
+  if (column < width) {
+#pragma unroll 4
+    for (std::int64_t block = threadIdx.y; block < blocks; block += kBlockSteps) {
+      total += partial[block * width + column];
+    }
+  }
+  parts[threadIdx.y][threadIdx.x] = total;
+  __syncthreads();
+  // A warp takes a column: lane i has what row i of threads added up.
+  const std::int64_t mine = static_cast<std::int64_t>(blockIdx.x) * kLanes + threadIdx.y;
+  total = warp_sum(parts[threadIdx.x][threadIdx.y]);
+  if (threadIdx.x == 0 && mine < width) target[mine] += total;
+}
+
+/// A row's numbers as they are.
+template <typename T>
+struct Plain {
+  SumRowsLoop c;
+  template <int kVec>
+  __device__ __forceinline__ void operator()(std::int64_t row, std::int64_t column, Sum<T> (&x)[kVec]) const {
+    load<kVec>(row_of<const T>(c.x, row, c.stride) + column, x);
+  }
+};
+
+/// dy f'(x + bias), which is also written.
+template <typename T, typename F>
+struct Slopes {
+  ActivationLoop c;
+  template <int kVec>
+  __device__ __forceinline__ void operator()(std::int64_t row, std::int64_t column, Sum<T> (&d)[kVec]) const {
+    Sum<T> x[kVec];
+    load<kVec>(row_of<const T>(c.x, row, c.x_stride) + column, x);
+    load<kVec>(row_of<const T>(c.dy, row, c.dy_stride) + column, d);
+    if (c.bias != nullptr) {
+      Sum<T> bias[kVec];
+      load<kVec>(static_cast<const T*>(c.bias) + column, bias);
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) x[k] += bias[k];
+    }
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) d[k] *= F::both(x[k]).slope;
+    store<kVec>(row_of<T>(c.out, row, c.out_stride) + column, d);
+  }
+};
+
+template <typename T, int kVec, typename Row>
+__global__ void __launch_bounds__(256)
+    column_sums(const Row read, Sum<T>* partial, std::int64_t rows, std::int64_t width) {
+  using A = Sum<T>;
+  __shared__ A parts[kSteps][kLanes * kVec];
+  const std::int64_t column = (static_cast<std::int64_t>(blockIdx.x) * kLanes + threadIdx.x) * kVec;
+  const std::int64_t per_block = (rows + gridDim.y - 1) / gridDim.y;
+  const std::int64_t begin = blockIdx.y * per_block, end = min(begin + per_block, rows);
+  A total[kVec] = {};
+  if (column < width) {
+#pragma unroll 4
+    for (std::int64_t row = begin + threadIdx.y; row < end; row += kSteps) {
+      A x[kVec];
+      read(row, column, x);
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) total[k] += x[k];
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kVec; ++k) parts[threadIdx.y][threadIdx.x * kVec + k] = total[k];
+  __syncthreads();
+  for (int i = threadIdx.y * kLanes + threadIdx.x; i < kLanes * kVec; i += 256) {
+    const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kLanes * kVec + i;
+    if (at >= width) continue;
+    A sum = 0;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) sum += parts[step][i];
+    partial[blockIdx.y * width + at] = sum;
+  }
+}
+
+template <typename T, typename Row>
+CudaError sum_columns(const Row& row, bool wide, const CudaColumnSums& sums, std::int64_t rows, std::int64_t width,
+                      CudaStream stream) {
+  using A = Sum<T>;
+  const std::int64_t tiles = divided_up(width, kLanes * (wide ? kWide<T> : 1));
+  // Enough blocks to fill a card, each with some rows.
+  std::int64_t blocks = divided_up(4 * kCudaSumBlocks, tiles);
+  if (blocks > divided_up(rows, kSteps)) blocks = divided_up(rows, kSteps);
+  if (blocks > kCudaSumBlocks) blocks = kCudaSumBlocks;
+  A* partial = static_cast<A*>(sums.partial);
+  const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(blocks)), threads(kLanes, kSteps);
+  if (wide) {
+    column_sums<T, kWide<T>><<<grid, threads, 0, to_stream(stream)>>>(row, partial, rows, width);
+  } else {
+    column_sums<T, 1><<<grid, threads, 0, to_stream(stream)>>>(row, partial, rows, width);
+  }
+  if (CudaError error = launched()) return error;
+  return add_blocks(static_cast<A*>(sums.first), static_cast<A*>(nullptr), partial, blocks, width, stream);
+}
+
+}  // namespace
+
+template <typename A>
+CudaError add_blocks(A* first, A* second, const A* partial, std::int64_t blocks, std::int64_t width,
+                     CudaStream stream) {
+  const dim3 grid(static_cast<unsigned>(divided_up(width, kLanes)), second == nullptr ? 1 : 2);
+  add_blocks_kernel<<<grid, dim3(kLanes, kBlockSteps), 0, to_stream(stream)>>>(first, second, partial, blocks, width);
+  return launched();
+}
+template CudaError add_blocks(float*, float*, const float*, std::int64_t, std::int64_t, CudaStream);
+template CudaError add_blocks(double*, double*, const double*, std::int64_t, std::int64_t, CudaStream);
+
+CudaError sum_rows(const SumRowsLoop& c, const CudaColumnSums& sums, Element element, std::int64_t rows,
+                   CudaStream stream) {
+  if (rows == 0 || c.width == 0) return nullptr;
+  return by_type(element, [&](auto type) {
+    using T = decltype(type);
+    return sum_columns<T>(Plain<T>{c}, wide_rows(c.x, c.stride, c.width, sizeof(T)), sums, rows, c.width, stream);
+  });
+}
+
+CudaError activation_backward_sums(const ActivationLoop& c, const CudaColumnSums& sums, int kind, Element element,
+                                   std::int64_t rows, CudaStream stream) {
+  return by_type(element, [&](auto type) {
+    using T = decltype(type);
+    const bool wide = wide_rows(c.x, c.x_stride, c.width, sizeof(T)) &&
+                      wide_rows(c.dy, c.dy_stride, c.width, sizeof(T)) &&
+                      wide_rows(c.out, c.out_stride, c.width, sizeof(T)) && wide_rows(c.bias, 0, c.width, sizeof(T));
+    return by_kind(kind, [&](auto function) {
+      return sum_columns<T>(Slopes<T, decltype(function)>{c}, wide, sums, rows, c.width, stream);
+    });
+  });
+}
+
+}  // namespace trireme::kernels::gpu

@@ -1,0 +1,49 @@
+// The table of libtrireme_cuda, and the tensor library's current stream.
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "trireme/kernels/cuda_plugin/functions.h"
+
+namespace trireme::kernels {
+namespace {
+
+CudaStream current_stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
+
+std::int64_t peak_bytes(int device) {
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
+  return stats.allocated_bytes[0].peak;  // of all pools
+}
+void forget_peak(int device) { c10::cuda::CUDACachingAllocator::resetPeakStats(static_cast<c10::DeviceIndex>(device)); }
+
+constexpr CudaKernels kKernels = {.version = kCudaKernelsVersion,
+                                  .current_stream = current_stream,
+                                  .peak_bytes = peak_bytes,
+                                  .forget_peak = forget_peak,
+                                  .probe = gpu::probe,
+                                  .norm_forward = gpu::norm_forward,
+                                  .norm_backward = gpu::norm_backward,
+                                  .activation_forward = gpu::activation_forward,
+                                  .activation_backward = gpu::activation_backward,
+                                  .gated_forward = gpu::gated_forward,
+                                  .gated_backward = gpu::gated_backward,
+                                  .cross_entropy = gpu::cross_entropy,
+                                  .dropout = gpu::dropout,
+                                  .embedding_forward = gpu::embedding_forward,
+                                  .embedding_backward = gpu::embedding_backward,
+                                  .rotary = gpu::rotary,
+                                  .sum_rows = gpu::sum_rows,
+                                  .sgd = gpu::sgd,
+                                  .adagrad = gpu::adagrad,
+                                  .adam = gpu::adam,
+                                  .lamb = gpu::lamb,
+                                  .apply = gpu::apply,
+                                  .lars = gpu::lars,
+                                  .squares = gpu::squares,
+                                  .attention_forward = gpu::attention_forward,
+                                  .attention_backward = gpu::attention_backward};
+
+}  // namespace
+
+const CudaKernels* trireme_cuda_kernels() { return &kKernels; }
+
+}  // namespace trireme::kernels

@@ -1,0 +1,250 @@
+#include <ATen/ops/arange.h>
+#include <ATen/ops/randint.h>
+
+#include "tests/gpu/support.h"
+#include "trireme/kernels/activation.h"
+#include "trireme/kernels/cross_entropy.h"
+#include "trireme/kernels/dropout.h"
+#include "trireme/kernels/embedding.h"
+#include "trireme/kernels/norm.h"
+#include "trireme/kernels/rotary.h"
+#include "trireme/kernels/sum_rows.h"
+
+namespace trireme::gpu {
+namespace {
+
+using kernels::Activation;
+using kernels::NormKind;
+
+struct NormCase {
+  kernels::Norm norm;
+  bool weight, bias, residual, wide_weight;
+};
+
+TEST(GpuNorm, EqualsTheCpu) {
+  const std::vector<NormCase> cases = {{{NormKind::kLayer, 1e-5, false}, true, true, false, false},
+                                       {{NormKind::kLayer, 1e-5, true}, true, true, true, true},
+                                       {{NormKind::kLayer, 1e-5, false}, false, false, true, false},
+                                       {{NormKind::kRms, 1e-6, false}, true, false, true, false},
+                                       {{NormKind::kRms, 1e-6, true}, true, false, false, true},
+                                       {{NormKind::kRms, 1e-5, false}, false, true, true, false}};
+  for_every_type([&](const Near& near) {
+    for (const NormCase& c : cases) {
+      for (const auto [rows, width] : shapes()) {
+        SCOPED_TRACE(fmt::format("{} x {}, {}", rows, width, static_cast<int>(c.norm.kind)));
+        const auto sums = sums_type(near.type);
+        const Pair x = normal_pair({rows, width}, near.type, "x"),
+                   residual = normal_pair({rows, width}, near.type, "r");
+        const auto weights = c.wide_weight ? sums : near.type;
+        const Pair weight = normal_pair({width}, weights, "w"), bias = normal_pair({width}, weights, "b");
+        const Pair dy = normal_pair({rows, width}, near.type, "dy"), dsum = normal_pair({rows, width}, near.type, "ds");
+        Pair y = empty_pair({rows, width}, near.type), sum = empty_pair({rows, width}, near.type);
+        Pair mean = empty_pair({rows}, sums), rstd = empty_pair({rows}, sums),
+             dx = empty_pair({rows, width}, near.type);
+        Pair dweight = ones_pair({width}, sums), dbias = ones_pair({width}, sums);
+        at::Tensor none;
+        const bool layer = c.norm.kind == NormKind::kLayer;
+        const auto run = [&](at::Tensor Pair::*side) {
+          kernels::norm_forward(
+              {x.*side, c.residual ? residual.*side : none, c.weight ? weight.*side : none, c.bias ? bias.*side : none,
+               y.*side, c.residual ? sum.*side : none, layer ? mean.*side : none, rstd.*side},
+              c.norm);
+          // The CPU's sum in double is not rounded; give both what the GPU has.
+          if (c.residual && side == &Pair::cpu) (sum.cpu).copy_((x.cpu + residual.cpu).to(near.type));
+        };
+        run(&Pair::cpu);
+        run(&Pair::gpu);
+        if (c.residual) {
+          expect_near(sum, near, "sum");
+          // From the rounded sum on.
+          at::Tensor other = at::empty_like(y.cpu);
+          kernels::norm_forward({sum.cpu, none, c.weight ? weight.cpu : none, c.bias ? bias.cpu : none, other, none,
+                                 layer ? mean.cpu : none, rstd.cpu},
+                                c.norm);
+          y.cpu = other;
+        }
+        expect_near(y, near, "y", 2);
+        const Near of_sums = near.type == at::kDouble ? near : types()[1];
+        if (layer) expect_near(mean, of_sums, "mean");
+        expect_near(rstd, of_sums, "rstd");
+        const auto back = [&](at::Tensor Pair::*side) {
+          kernels::norm_backward(
+              {dy.*side, c.residual ? sum.*side : x.*side, c.weight ? weight.*side : none, layer ? mean.*side : none,
+               rstd.*side, c.residual ? dsum.*side : none, dx.*side, dweight.*side, dbias.*side},
+              c.norm);
+        };
+        back(&Pair::cpu);
+        back(&Pair::gpu);
+        expect_near(dx, near, "dx", 2);
+        expect_near(dweight, of_sums, "dweight", 4);
+        expect_near(dbias, of_sums, "dbias", 4);
+        if (testing::Test::HasFatalFailure()) return;
+      }
+    }
+  });
+}
+
+TEST(GpuActivation, EqualsTheCpu) {
+  for_every_type([](const Near& near) {
+    for (const auto kind : {Activation::kRelu, Activation::kGelu, Activation::kGeluTanh, Activation::kSilu}) {
+      for (const auto [rows, width] : shapes()) {
+        SCOPED_TRACE(fmt::format("{} x {}, {}", rows, width, static_cast<int>(kind)));
+        const Pair x = normal_pair({rows, width}, near.type, "x", 3), dy = normal_pair({rows, width}, near.type, "dy");
+        const Pair bias = normal_pair({width}, near.type, "b"), up = normal_pair({rows, width}, near.type, "up");
+        Pair y = empty_pair({rows, width}, near.type), dx = y, gated = y, dgate = y, dup = y, again = y;
+        for (Pair* pair : {&dx, &gated, &dgate, &dup, &again}) *pair = empty_pair({rows, width}, near.type);
+        Pair dbias = ones_pair({width}, sums_type(near.type)), dx_alone = empty_pair({rows, width}, near.type);
+        at::Tensor none;
+        for (const auto side : {&Pair::cpu, &Pair::gpu}) {
+          kernels::activation_forward(y.*side, x.*side, bias.*side, kind);
+          kernels::activation_backward(dx.*side, dbias.*side, dy.*side, x.*side, bias.*side, kind);
+          kernels::activation_backward(dx_alone.*side, none, dy.*side, x.*side, none, kind);
+          kernels::gated_forward(gated.*side, x.*side, up.*side, kind);
+          kernels::gated_backward(dgate.*side, dup.*side, again.*side, dy.*side, x.*side, up.*side, kind);
+        }
+        expect_near(y, near, "y");
+        expect_near(dx, near, "dx");
+        expect_near(dx_alone, near, "dx without bias");
+        expect_near(dbias, near.type == at::kDouble ? near : types()[1], "dbias", 8);
+        expect_near(gated, near, "gated");
+        expect_near(dgate, near, "dgate");
+        expect_near(dup, near, "dup");
+        expect_near(again, near, "again");
+        if (testing::Test::HasFatalFailure()) return;
+      }
+    }
+  });
+}
+
+TEST(GpuSumRows, EqualsTheCpuAndItself) {
+  for_every_type([](const Near& near) {
+    for (const auto [rows, width] : shapes()) {
+      const Pair x = normal_pair({rows, width}, near.type, "x");
+      Pair totals = ones_pair({width}, sums_type(near.type));
+      kernels::add_row_sum(totals.cpu, x.cpu);
+      at::Tensor again = totals.gpu.clone();
+      kernels::add_row_sum(totals.gpu, x.gpu);
+      kernels::add_row_sum(again, x.gpu);
+      expect_near(totals, near.type == at::kDouble ? near : types()[1], "totals", 4);
+      EXPECT_TRUE(same_bits(again.cpu(), totals.gpu.cpu()));
+    }
+  });
+}
+
+TEST(GpuCrossEntropy, EqualsTheCpu) {
+  for_every_type([](const Near& near) {
+    for (const double smoothing : {0.0, 0.1}) {
+      for (const auto [rows, width] : {kernels::RowsShape{1, 2}, {7, 37}, {33, 1000}, {64, 50304}, {5, 50257}}) {
+        SCOPED_TRACE(fmt::format("{} x {}, smoothing {}", rows, width, smoothing));
+        const auto sums = sums_type(near.type);
+        Pair logits = normal_pair({rows, width}, near.type, "logits", 4);
+        at::Tensor targets = at::arange(rows, at::kLong).mul(7919).remainder(width);
+        if (rows > 3) targets[3] = -100;
+        const Pair target{targets, targets.to(gpu())}, scale = normal_pair({rows}, sums, "scale");
+        Pair losses = empty_pair({rows}, sums), z = empty_pair({rows}, sums), lse = empty_pair({rows}, sums);
+        for (const auto side : {&Pair::cpu, &Pair::gpu}) {
+          kernels::cross_entropy({.logits = logits.*side,
+                                  .targets = target.*side,
+                                  .gradient_scale = scale.*side,
+                                  .losses = losses.*side,
+                                  .z_losses = z.*side,
+                                  .lse = lse.*side},
+                                 {.label_smoothing = smoothing, .z_loss = 1e-3});
+        }
+        const Near of_sums = near.type == at::kDouble ? near : types()[1];
+        expect_near(losses, of_sums, "losses");
+        expect_near(z, of_sums, "z_losses");
+        expect_near(lse, of_sums, "lse");
+        expect_near(logits, near, "gradient");
+        if (testing::Test::HasFatalFailure()) return;
+      }
+    }
+  });
+}
+
+TEST(GpuCrossEntropy, ATargetThatIsNoClassIsNoNumber) {
+  at::Tensor logits = at::zeros({2, 8}, at::TensorOptions(at::kFloat).device(gpu())), none;
+  at::Tensor losses = at::zeros({2}, logits.options());
+  kernels::cross_entropy({.logits = logits,
+                          .targets = at::full({2}, 8, at::kLong).to(gpu()),
+                          .gradient_scale = none,
+                          .losses = losses,
+                          .z_losses = none,
+                          .lse = none},
+                         {});
+  EXPECT_TRUE(losses.isnan().all().item<bool>());
+}
+
+TEST(GpuEmbedding, EqualsTheCpuAndItself) {
+  for_every_type([](const Near& near) {
+    for (const std::int64_t width : {3, 64, 768, 2048}) {
+      const std::int64_t tokens = 3000, rows = 100;
+      const Pair table = normal_pair({rows, width}, near.type, "table"),
+                 second = normal_pair({50, width}, near.type, "2");
+      // One token is most of the batch, and some are outside this slice of the vocabulary.
+      at::Tensor numbers = at::arange(tokens, at::kLong).remainder(9).mul(13).add(5);
+      numbers.narrow(0, 500, 1500).fill_(17);
+      const at::Tensor places = at::arange(tokens, at::kLong).remainder(50);
+      const Pair ids{numbers, numbers.to(gpu())}, ids2{places, places.to(gpu())};
+      const Pair dout = normal_pair({tokens, width}, near.type, "dout");
+      Pair out = empty_pair({tokens, width}, near.type), dtable = ones_pair({rows, width}, sums_type(near.type));
+      at::Tensor again = dtable.gpu.clone();
+      for (const auto side : {&Pair::cpu, &Pair::gpu}) {
+        kernels::embedding_forward({.out = out.*side,
+                                    .ids = ids.*side,
+                                    .table = table.*side,
+                                    .ids2 = ids2.*side,
+                                    .table2 = second.*side,
+                                    .first_row = 5});
+        kernels::embedding_backward(dtable.*side, ids.*side, dout.*side, 5);
+      }
+      kernels::embedding_backward(again, ids.gpu, dout.gpu, 5);
+      expect_near(out, near, "out");
+      expect_near(dtable, near.type == at::kDouble ? near : types()[1], "dtable", 8);
+      EXPECT_TRUE(same_bits(again.cpu(), dtable.gpu.cpu()));
+    }
+  });
+}
+
+TEST(GpuRotary, EqualsTheCpu) {
+  for_every_type([](const Near& near) {
+    for (const auto pairs : {kernels::RotaryPairs::kHalves, kernels::RotaryPairs::kNeighbours}) {
+      for (const std::int64_t size : {6, 64, 128}) {
+        for (const bool inverse : {false, true}) {
+          const Pair all = normal_pair({2, 5, 3 * size}, near.type, "x");
+          const Pair angles = normal_pair({9, size / 2}, sums_type(near.type), "angles", 3);
+          const at::Tensor places = at::arange(10, at::kLong).remainder(9).view({2, 5});
+          for (const auto side : {&Pair::cpu, &Pair::gpu}) {
+            // Two of three heads: views of a fused projection.
+            at::Tensor x = (all.*side).view({2, 5, 3, size}).narrow(2, 0, 2);
+            kernels::rotary_(x, (angles.*side).cos(), (angles.*side).sin(), places.to(x.device()), pairs, inverse);
+          }
+          expect_near(all, near, "turned");
+        }
+      }
+    }
+  });
+}
+
+TEST(GpuDropout, DropsWhatTheCpuDrops) {
+  for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    for (const std::int64_t width : {1, 5, 768, 1001}) {
+      const std::int64_t rows = 37;
+      at::Tensor cpu = normal_tensor({rows, width}, type, "x"), there = cpu.to(gpu());
+      const at::Tensor index = at::arange(rows, at::kLong).mul(123456789012);
+      const kernels::Dropout rule{.stream = Random(5, "dropout/test"), .p = 0.3};
+      kernels::dropout_(cpu, rule, index, 3, width + 7);
+      kernels::dropout_(there, rule, index.to(gpu()), 3, width + 7);
+      EXPECT_TRUE(same_bits(there.cpu(), cpu)) << c10::toString(type) << " " << width;
+    }
+  }
+}
+
+TEST(GpuArguments, MustLieInOnePlace) {
+  at::Tensor totals = at::zeros({8});
+  const at::Tensor x = at::ones({4, 8}).to(gpu());
+  EXPECT_THAT(kernels::refusal([&] { kernels::add_row_sum(totals, x); }), testing::HasSubstr("GPU 0"));
+}
+
+}  // namespace
+}  // namespace trireme::gpu
