@@ -9,7 +9,7 @@
 namespace trireme::config {
 namespace {
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
@@ -32,7 +32,7 @@ std::string quoted(std::string_view text) {
 // Text with a unit needs quotes in TOML; a bare number does not.
 std::string quantity(std::string text) {
   const bool number = std::ranges::all_of(text, [](char c) { return (c >= '0' && c <= '9') || c == '-'; });
-  return number ? text : quoted(text);
+  return number ? text : in_quotes(text);
 }
 
 std::string whole_text(const Field& field, std::int64_t value) {
@@ -180,7 +180,7 @@ std::string value_text(const Field& field, const Value& value) {
   if (const auto* boolean = std::get_if<bool>(&value.of)) return *boolean ? "true" : "false";
   if (const auto* whole = std::get_if<std::int64_t>(&value.of)) return quantity(whole_text(field, *whole));
   if (const auto* real = std::get_if<double>(&value.of)) return real_text(*real);
-  if (const auto* text = std::get_if<std::string>(&value.of)) return quoted(*text);
+  if (const auto* text = std::get_if<std::string>(&value.of)) return in_quotes(*text);
   std::vector<std::string> items;
   for (const Value& item : std::get<std::vector<Value>>(value.of)) items.push_back(value_text(field, item));
   return fmt::format("[{}]", fmt::join(items, ", "));
