@@ -94,15 +94,19 @@ TEST(GpuActivation, EqualsTheCpu) {
         Pair y = empty_pair({rows, width}, near.type), dx = y, gated = y, dgate = y, dup = y, again = y;
         for (Pair* pair : {&dx, &gated, &dgate, &dup, &again}) *pair = empty_pair({rows, width}, near.type);
         Pair dbias = ones_pair({width}, sums_type(near.type)), dx_alone = empty_pair({rows, width}, near.type);
+        Pair y_again = empty_pair({rows, width}, near.type), y_alone = empty_pair({rows, width}, near.type);
         at::Tensor none;
         for (const auto side : {&Pair::cpu, &Pair::gpu}) {
           kernels::activation_forward(y.*side, x.*side, bias.*side, kind);
-          kernels::activation_backward(dx.*side, dbias.*side, dy.*side, x.*side, bias.*side, kind);
-          kernels::activation_backward(dx_alone.*side, none, dy.*side, x.*side, none, kind);
+          kernels::activation_backward(dx.*side, dbias.*side, dy.*side, x.*side, bias.*side, kind, &(y_again.*side));
+          kernels::activation_backward(dx_alone.*side, none, dy.*side, x.*side, none, kind, &(y_alone.*side));
           kernels::gated_forward(gated.*side, x.*side, up.*side, kind);
           kernels::gated_backward(dgate.*side, dup.*side, again.*side, dy.*side, x.*side, up.*side, kind);
         }
         expect_near(y, near, "y");
+        expect_near(y_again, near, "y with its gradient");
+        EXPECT_TRUE(same_bits(y_again.gpu.cpu(), y.gpu.cpu()));
+        expect_near(y_alone, near, "y without bias");
         expect_near(dx, near, "dx");
         expect_near(dx_alone, near, "dx without bias");
         expect_near(dbias, near.type == at::kDouble ? near : types()[1], "dbias", 8);
@@ -134,7 +138,8 @@ TEST(GpuSumRows, EqualsTheCpuAndItself) {
 TEST(GpuCrossEntropy, EqualsTheCpu) {
   for_every_type([](const Near& near) {
     for (const double smoothing : {0.0, 0.1}) {
-      for (const auto [rows, width] : {kernels::RowsShape{1, 2}, {7, 37}, {33, 1000}, {64, 50304}, {5, 50257}}) {
+      for (const auto [rows, width] :
+           {kernels::RowsShape{1, 2}, {7, 37}, {33, 1000}, {64, 50304}, {5, 50257}, {9, 128256}, {4, 400000}}) {
         SCOPED_TRACE(fmt::format("{} x {}, smoothing {}", rows, width, smoothing));
         const auto sums = sums_type(near.type);
         Pair logits = normal_pair({rows, width}, near.type, "logits", 4);
@@ -158,6 +163,45 @@ TEST(GpuCrossEntropy, EqualsTheCpu) {
         expect_near(logits, near, "gradient");
         if (testing::Test::HasFatalFailure()) return;
       }
+    }
+  });
+}
+
+/// Slices of the classes, as ranks have them, together give what one call gives.
+TEST(GpuCrossEntropy, SlicesEqualTheCpu) {
+  for_every_type([](const Near& near) {
+    for (const auto [rows, width] : {kernels::RowsShape{7, 37}, {33, 1000}, {9, 25152}}) {
+      SCOPED_TRACE(fmt::format("{} x {}", rows, width));
+      const auto sums = sums_type(near.type);
+      Pair logits = normal_pair({rows, width}, near.type, "logits", 4);
+      // A third of the targets is in no slice here.
+      const at::Tensor targets = at::arange(rows, at::kLong).mul(7919).remainder(width + width / 2).sub(width / 4);
+      const Pair target{targets, targets.to(gpu())};
+      Pair lse = empty_pair({rows}, sums), hits = empty_pair({rows}, sums), totals = empty_pair({rows}, sums);
+      for (const auto side : {&Pair::cpu, &Pair::gpu}) {
+        kernels::cross_entropy_slice_values({.logits = logits.*side,
+                                             .targets = target.*side,
+                                             .lse = lse.*side,
+                                             .hits = hits.*side,
+                                             .sums = totals.*side});
+      }
+      const Near of_sums = near.type == at::kDouble ? near : types()[1];
+      expect_near(lse, of_sums, "lse");
+      expect_near(hits, of_sums, "hits");
+      expect_near(totals, of_sums, "sums", 8);
+      Pair scale = normal_pair({rows}, sums, "scale");
+      const Pair whole = pair_of(lse.cpu + 0.5, sums);  // others have classes too
+      for (const auto side : {&Pair::cpu, &Pair::gpu}) {
+        (scale.*side)[1] = 0;
+        kernels::cross_entropy_slice_gradients({.logits = logits.*side,
+                                                .targets = target.*side,
+                                                .scale = scale.*side,
+                                                .lse = whole.*side,
+                                                .vocabulary = 2 * width},
+                                               {.label_smoothing = 0.1, .z_loss = 1e-3});
+      }
+      expect_near(logits, near, "gradient");
+      if (testing::Test::HasFatalFailure()) return;
     }
   });
 }

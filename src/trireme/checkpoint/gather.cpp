@@ -145,7 +145,7 @@ nn::State gather_whole(const nn::State& state, comm::Group& group) {
       const nn::StateTensor* own = state.find(name);
       const bool all = own && layout::held_elements(own->placement) == layout::elements(shape) &&
                        own->tensor.numel() == layout::elements(shape);
-      tensor = all ? own->tensor : at::empty(shape, source.type);
+      tensor = all ? own->tensor.cpu() : at::empty(shape, source.type);
       whole.add(name, tensor, whole_placement(name, shape));
       if (all) continue;
     } else if (layout::held_elements(source.placements.front()) == layout::elements(shape) &&
@@ -155,10 +155,11 @@ nn::State gather_whole(const nn::State& state, comm::Group& group) {
     for (const int rank : needed(source)) {
       const layout::Placement& placement = source.placements[static_cast<std::size_t>(rank)];
       if (group.rank() == rank && rank != 0) {
-        group.send(device::to_const_buffer(state.at(name).tensor), 0).wait();
+        const at::Tensor here = state.at(name).tensor.cpu();
+        group.send(device::to_const_buffer(here), 0).wait();
       } else if (group.rank() == 0) {
         at::Tensor part =
-            rank == 0 ? state.at(name).tensor : at::empty({layout::local_elements(placement)}, source.type);
+            rank == 0 ? state.at(name).tensor.cpu() : at::empty({layout::local_elements(placement)}, source.type);
         if (rank != 0) group.recv(device::to_buffer(part), rank).wait();
         lay_down(part, placement, tensor);
       }

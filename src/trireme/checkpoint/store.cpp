@@ -165,12 +165,14 @@ void load(const formats::CheckpointFolder& checkpoint, nn::State& state, What wh
   for (const nn::StateTensor* entry : tensors) {
     const std::span<const std::byte> bytes = checkpoint.bytes(*checkpoint.header().find(entry->name));
     const auto element = static_cast<std::size_t>(entry->tensor.element_size());
-    auto* out = static_cast<std::byte*>(entry->tensor.mutable_data_ptr());
+    at::Tensor host = entry->tensor.cpu();  // the same tensor where it is there already
+    auto* out = static_cast<std::byte*>(host.mutable_data_ptr());
     for (const layout::Run& run : layout::runs(entry->placement)) {
       std::memcpy(out + static_cast<std::size_t>(run.local) * element,
                   bytes.data() + static_cast<std::size_t>(run.global) * element,
                   static_cast<std::size_t>(run.count) * element);
     }
+    if (!host.is_same(entry->tensor)) entry->tensor.copy_(host);
   }
   for (const nn::StateValue* entry : values) entry->set(checkpoint.manifest().values.at(entry->name));
 }

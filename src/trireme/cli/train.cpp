@@ -22,6 +22,7 @@ struct TrainOptions {
   std::optional<int> ranks;
   std::string out, trace;
   bool resume = false, explain = false;
+  std::int64_t profile = 0;
 };
 
 void say(const train::RunResult& result, const std::string& folder, std::ostream& out) {
@@ -64,6 +65,7 @@ int run_training(TrainOptions& options, Context& context) {
                             .folder = folder,
                             .resume = options.resume,
                             .explain = options.explain,
+                            .profile = options.profile,
                             .local_ranks = local_ranks(recipe)};
   start_ranks(
       recipe,
@@ -103,6 +105,11 @@ void add_train_command(CLI::App& app, Context& context) {
   command->add_flag(
       "--explain", options->explain,
       "tell what a step keeps in memory and sends, measured and by the papers' formulas, before the first");
+  command
+      ->add_option("--profile", options->profile,
+                   "record so many steps on a GPU after the first few: profile.json in the run's directory, for "
+                   "ui.perfetto.dev, and a table of where the time went beside what the hardware allows")
+      ->check(CLI::PositiveNumber);
   command->add_option("--trace", options->trace,
                       "write when every layer ran and every message travelled to FILE, for ui.perfetto.dev; ranks "
                       "that are processes write FILE-RANK");

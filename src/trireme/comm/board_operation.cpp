@@ -5,6 +5,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/comm/arithmetic/arithmetic.h"
+#include "trireme/comm/gpu_memory.h"
 #include "trireme/comm/group.h"
 
 namespace trireme::comm {
@@ -39,7 +40,7 @@ struct Touch {
 void BoardOperation::prepare(Board& board, const Call& call) {
   board_ = &board;
   call_ = call;
-  small_ = inline_payload_bytes(call, board.ranks()) <= board.slot_bytes();
+  small_ = !on_gpu() && inline_payload_bytes(call, board.ranks()) <= board.slot_bytes();
   phase_ = Phase::kEnter;
   next_rank_ = 0;
   task_count_ = task_ = task_done_ = 0;
@@ -234,7 +235,27 @@ void BoardOperation::make_tasks() {
   }
 }
 
+/// All of a task at once: it is only started here.
+bool BoardOperation::run_on_gpu() {
+  const Task& task = tasks_[task_];
+  const GpuMemory& gpu = *gpu_memory();
+  if (task.from.size() == 1) {
+    for (const Place& to : task.to) {
+      if (to.data != task.from[0].data) gpu.copy(to.data, task.from[0].data, task.count * call_.element());
+    }
+  } else {
+    from_.clear();
+    to_.clear();
+    for (const Place& from : task.from) from_.push_back(from.data);
+    for (const Place& to : task.to) to_.push_back(to.data);
+    gpu.fold(to_.data(), to_.size(), from_.data(), from_.size(), task.count, call_.key.type, call_.key.reduce,
+             call_.key.reduce == Reduce::kAvg ? board_->ranks() : 1);
+  }
+  return ++task_ < task_count_;
+}
+
 bool BoardOperation::run_piece() {
+  if (on_gpu()) return run_on_gpu();
   const Task& task = tasks_[task_];
   const std::size_t element = call_.element();
   const bool far = board_->remote() != nullptr;

@@ -58,6 +58,8 @@ class BoardOperation final : public Operation {
   Task& new_task(std::size_t count);
   void copy_task(Place from, Place to, std::size_t count);
   bool run_piece();
+  bool run_on_gpu();
+  bool on_gpu() const { return call_.key.place == DeviceKind::kCuda; }
   void run_near(const Task& task, std::size_t at, std::size_t count);
   void run_far(const Task& task, std::size_t at, std::size_t count);
   void fold(std::vector<void*>& to, std::vector<const void*>& from, std::size_t count, bool stream) const;

@@ -27,6 +27,7 @@ std::string describe(const CallKey& key) {
   if (reduces(key.op)) add(std::string(name(key.reduce)));
   if (rooted(key.op)) add(fmt::format("root {}", key.root));
   if (key.counts_hash != 0) add("uneven blocks");
+  if (key.place == DeviceKind::kCuda) add("on a GPU");
   if (key.algorithm != Algorithm::kAuto) add(std::string(cost::name(key.algorithm)));
   std::string text(name(key.op));
   if (key.op != Op::kBarrier) text += fmt::format(" of {} x {}", key.count, name(key.type));
@@ -41,6 +42,8 @@ std::string difference(const CallKey& mine, const CallKey& theirs) {
   add("operations", name(mine.op), name(theirs.op));
   add("counts", mine.count, theirs.count);
   add("types", name(mine.type), name(theirs.type));
+  const auto place = [](const CallKey& key) { return key.place == DeviceKind::kCuda ? "a GPU" : "the host"; };
+  add("memory of", std::string_view(place(mine)), std::string_view(place(theirs)));
   if (reduces(mine.op)) add("reductions", name(mine.reduce), name(theirs.reduce));
   if (rooted(mine.op)) add("roots", mine.root, theirs.root);
   add("algorithms", cost::name(mine.algorithm), cost::name(theirs.algorithm));
@@ -53,6 +56,7 @@ std::uint64_t next_history(const CallKey& key) {
   const std::uint64_t head = std::uint64_t{static_cast<std::uint8_t>(key.op)} |
                              std::uint64_t{static_cast<std::uint8_t>(key.type)} << 8 |
                              std::uint64_t{static_cast<std::uint8_t>(key.reduce)} << 16 |
+                             std::uint64_t{static_cast<std::uint8_t>(key.place)} << 24 |
                              std::uint64_t{static_cast<std::uint32_t>(key.root)} << 32;
   return mix(mix(mix(key.history + 0x9e3779b97f4a7c15ull, head), key.count), key.counts_hash);
 }

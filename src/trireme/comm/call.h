@@ -42,7 +42,8 @@ constexpr bool reduces(Op op) { return op == Op::kAllReduce || op == Op::kReduce
 struct CallKey {
   Op op = Op::kBarrier;
   DType type = DType::kU8;
-  Reduce reduce = Reduce::kSum;
+  Reduce reduce : 4 = Reduce::kSum;
+  DeviceKind place : 4 = DeviceKind::kCpu;  // where all ranks have their memory
   Algorithm algorithm = Algorithm::kAuto;
   std::int32_t root = 0;          // send, recv: the tag
   std::uint64_t count = 0;        // elements of the whole: the longer of the two buffers

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "trireme/base/error.h"
+#include "trireme/comm/gpu_memory.h"
 #include "trireme/comm/rank.h"
 
 namespace trireme::comm {
@@ -99,10 +100,16 @@ Work Group::recv(Buffer data, int from, int tag, CallOptions options) {
   return point(Op::kRecv, nullptr, data.data, data.count, data.type, data.device, from, tag, options);
 }
 
+bool Group::moves(DeviceKind kind) const { return owner_.transport().moves(kind); }
+
 void Group::check_device(Device device, std::string_view op) const {
-  if (device.kind != DeviceKind::kCpu) {
+  if (!moves(device.kind)) {
     refuse(*this, op, fmt::format("a buffer on a GPU, but transport '{}' moves host memory", owner_.transport().name()),
            "copy to the host first");
+  }
+  if (device.kind == DeviceKind::kCuda && gpu_memory() == nullptr) {
+    refuse(*this, op, "a buffer on a GPU, but nobody has set kernels for it",
+           "call parallel::use_gpu_exchange() first");
   }
 }
 
@@ -183,6 +190,8 @@ CallKey Group::key_of(const Request& request) const {
   const auto p = static_cast<std::size_t>(size());
   CallKey key{.op = op_of(request.op), .reduce = request.reduce, .root = request.root};
   key.type = request.in.data != nullptr || request.out.data == nullptr ? request.in.type : request.out.type;
+  key.place =
+      request.in.data != nullptr || request.out.data == nullptr ? request.in.device.kind : request.out.device.kind;
   switch (request.op) {
     case Collective::kAllReduce:
     case Collective::kReduce:
@@ -200,6 +209,7 @@ CallKey Group::key_of(const Request& request) const {
       break;
     case Collective::kScatter:
       key.type = request.out.type;
+      key.place = request.out.device.kind;
       key.count = request.uneven ? total(request.counts) : request.out.count * p;
       break;
     case Collective::kAllToAll:

@@ -57,6 +57,10 @@ class Group {
   /// The rank in the world of the group's rank r.
   int world_rank(int r) const { return members_.ranks[static_cast<std::size_t>(r)]; }
 
+  /// Whether buffers may lie in memory of this kind, once there are kernels for it (gpu_memory.h). On a GPU calls are
+  /// over when the copies and sums have been given to it, in order: what is started there afterwards finds the result.
+  bool moves(DeviceKind kind) const;
+
   // Collectives. Input and output may be the same memory for all_reduce and reduce; for reduce_scatter and scatter the
   // output may be this rank's block of the input, for all_gather and gather the input may be this rank's block of the
   // output. They must not overlap otherwise.

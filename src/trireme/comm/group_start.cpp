@@ -80,6 +80,12 @@ Algorithm Group::choose(Collective op, std::size_t bytes) const {
 
 Algorithm Group::settle_algorithm(const Request& request, const CallKey& key, Algorithm asked) const {
   if (asked == Algorithm::kAuto) asked = owner_.options().algorithm;
+  if (key.place == DeviceKind::kCuda) {  // only ranks that see each other's memory get here
+    if (asked == Algorithm::kAuto || asked == Algorithm::kDirect) return Algorithm::kDirect;
+    throw CommError(fmt::format("{} on group '{}': on a GPU there is no algorithm '{}'", cost::name(request.op), name_,
+                                cost::name(asked)),
+                    "leave the algorithm to 'auto'");
+  }
   if (asked == Algorithm::kDirect && board_ && board_->takes_large()) return asked;
   if (asked == Algorithm::kNative && owner_.transport().has_native(op_of(request.op))) return asked;
   if (asked == Algorithm::kAuto) {
@@ -215,7 +221,8 @@ Work Group::point(Op op, const void* in, void* out, std::size_t count, DType typ
         fmt::format("{} on group '{}': a buffer with elements has no memory (null pointer)", comm::name(op), name_));
   }
   // Both sides carry the send's key: what must agree is type, count and tag.
-  const Call call{.key = {.op = Op::kSend, .type = type, .root = tag, .count = count}, .in = in, .out = out};
+  const Call call{
+      .key = {.op = Op::kSend, .type = type, .place = device.kind, .root = tag, .count = count}, .in = in, .out = out};
   const Slice slice{.space = is_send ? Space::kInput : Space::kOutput, .begin = 0, .count = count};
   Routine routine;
   routine.steps.push_back({.act = is_send ? Act::kSend : Act::kRecv, .peer = peer, .from = slice, .to = slice});

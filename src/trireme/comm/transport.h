@@ -66,6 +66,8 @@ class Transport {
   virtual std::string_view name() const = 0;
   virtual int rank() const = 0;
   virtual int ranks() const = 0;
+  /// Whether sends and receives take memory of this kind; boards then do too.
+  virtual bool moves(DeviceKind kind) const { return kind == DeviceKind::kCpu; }
   /// The node each rank of the world runs on, numbered from 0.
   virtual std::vector<int> node_of() const = 0;
 

@@ -53,10 +53,12 @@ void activation_forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& bi
 }
 
 void activation_backward(at::Tensor& dx, at::Tensor& dbias, const at::Tensor& dy, const at::Tensor& x,
-                         const at::Tensor& bias, Activation kind) {
+                         const at::Tensor& bias, Activation kind, at::Tensor* y) {
   const Arguments arguments("activation_backward");
   const Rows in = arguments.rows(x, "x"), gradient = arguments.rows_like(dy, "dy", in, "x");
   const Rows out = arguments.rows_like(dx, "dx", in, "x");
+  Rows again;
+  if (y != nullptr) again = arguments.rows_like(*y, "y", in, "x");
   const ActivationLoop loop{.x = in.data,
                             .bias = bias_of(arguments, bias, in),
                             .dy = gradient.data,
@@ -64,7 +66,9 @@ void activation_backward(at::Tensor& dx, at::Tensor& dbias, const at::Tensor& dy
                             .x_stride = in.stride,
                             .dy_stride = gradient.stride,
                             .out_stride = out.stride,
-                            .width = in.width};
+                            .width = in.width,
+                            .y = again.data,
+                            .y_stride = again.stride};
   void* const bias_gradient = arguments.sums(dbias, "dbias", in.width, in.element);
   if (arguments.on_gpu()) {
     at::Tensor room;
@@ -77,6 +81,8 @@ void activation_backward(at::Tensor& dx, at::Tensor& dbias, const at::Tensor& dy
         cuda().activation_backward(loop, column_sums, static_cast<int>(kind), in.element, in.rows, cuda_stream()),
         "activation_backward");
   }
+  if (y != nullptr)
+    activation_forward(*y, x, bias, kind);  // x is in no cache between the two: one pass would save little
   const auto backward = loops(kind, in.element).backward;
   if (bias_gradient == nullptr) {
     at::parallel_for(0, in.rows, grain(in),

@@ -31,7 +31,18 @@ bool drops(const Attention& options) { return options.dropout != nullptr && opti
 
 /// A window that leaves everything visible is none.
 bool has_window(const at::Tensor& q, const at::Tensor& k, const Attention& options) {
-  return options.window > 0 && options.window < std::max(q.size(1), k.size(1));
+  if (options.window <= 0) return false;
+  const std::int64_t back = options.query_position + q.size(1) - 1 - options.key_position;
+  const std::int64_t ahead = options.key_position + k.size(1) - 1 - options.query_position;
+  return options.window <= std::max(back, options.causal ? 0 : ahead);
+}
+
+/// Where all keys stand before all queries, as in most blocks of a ring, a causal mask hides nothing.
+Attention as_seen(const at::Tensor& q, const at::Tensor& k, Attention options) {
+  if (!has_window(q, k, options) && options.key_position + k.size(1) <= options.query_position + 1) {
+    options.causal = false;
+  }
+  return options;
 }
 
 // ---- cuDNN, which wants [batch, heads, sequence, size] and takes any strides
@@ -238,7 +249,8 @@ AttentionKernel attention_kernel(const at::Tensor& q, const at::Tensor& k, const
 }
 
 AttentionResult cuda_attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                       const Attention& options) {
+                                       const Attention& masked) {
+  const Attention options = as_seen(q, k, masked);
   switch (attention_kernel(q, k, options)) {
     case AttentionKernel::kCudnn:
       return cudnn_forward(q, k, v, options);
@@ -252,7 +264,8 @@ AttentionResult cuda_attention_forward(const at::Tensor& q, const at::Tensor& k,
 
 void cuda_attention_backward(const AttentionGradients& into, const at::Tensor& dout, const at::Tensor& q,
                              const at::Tensor& k, const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
-                             const Attention& options) {
+                             const Attention& masked) {
+  const Attention options = as_seen(q, k, masked);
   const AttentionKernel kernel = attention_kernel(q, k, options);
   if (kernel == AttentionKernel::kPlain) return plain_backward(into, dout, q, k, v, out, lse, options);
   const auto gradients = kernel == AttentionKernel::kCudnn ? cudnn_backward(dout, q, k, v, out, lse, options)

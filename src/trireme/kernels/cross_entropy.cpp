@@ -14,11 +14,6 @@ namespace {
 
 constexpr Compiled<CrossEntropyTable> kTable{kCrossEntropyPlain, kCrossEntropyV3, kCrossEntropyV4, kCrossEntropyV4Bf16};
 
-/// A vocabulary that ranks share has no body for GPUs yet.
-void require_cpu(const Arguments& arguments) {
-  if (arguments.on_gpu()) arguments.refuse("a slice of a vocabulary has a body for the CPU only", "keep layout.tp = 1");
-}
-
 }  // namespace
 
 void cross_entropy(const CrossEntropyCall& call, const CrossEntropy& options) {
@@ -77,7 +72,10 @@ void cross_entropy_slice_values(const CrossEntropySliceValues& call) {
   if (slice.lse == nullptr || slice.hits == nullptr) {
     arguments.refuse("lse and hits must hold a number for each row");
   }
-  require_cpu(arguments);
+  if (arguments.on_gpu()) {
+    return check_cuda(cuda().slice_values(slice, logits.element, logits.rows, cuda_stream()),
+                      "cross_entropy_slice_values");
+  }
   const auto rows = kTable.pick().slice_values[static_cast<int>(logits.element)];
   at::parallel_for(0, logits.rows, rows_worth_a_thread(logits.width * 4),
                    [&](std::int64_t begin, std::int64_t end) { rows(slice, begin, end); });
@@ -100,7 +98,10 @@ void cross_entropy_slice_gradients(const CrossEntropySliceGradients& call, const
   if (slice.lse == nullptr || slice.scale == nullptr) {
     arguments.refuse("lse and scale must hold a number for each row");
   }
-  require_cpu(arguments);
+  if (arguments.on_gpu()) {
+    return check_cuda(cuda().slice_gradients(slice, logits.element, logits.rows, cuda_stream()),
+                      "cross_entropy_slice_gradients");
+  }
   const auto rows = kTable.pick().slice_gradients[static_cast<int>(logits.element)];
   at::parallel_for(0, logits.rows, rows_worth_a_thread(logits.width * 4),
                    [&](std::int64_t begin, std::int64_t end) { rows(slice, begin, end); });

@@ -35,7 +35,7 @@ struct CudaColumnSums {
   void* first = nullptr;    // added to; null: left out
   void* second = nullptr;
 };
-inline constexpr std::int64_t kCudaSumBlocks = 528;
+inline constexpr std::int64_t kCudaSumBlocks = 1056;
 
 /// One tensor of an update over many.
 struct CudaAdam {
@@ -70,8 +70,37 @@ struct CudaAttention {
   double kept_factor;
 };
 
+/// What the comm room asks of a GPU that ranks share: every to[k][i] = (from[0][i] (+) from[1][i] (+) ...) / divisor.
+struct CudaFold {
+  enum Type : std::int32_t { kFloat, kDouble, kHalf, kBfloat16, kInt32, kInt64, kUint8 };
+  enum Reduce : std::int32_t { kSum, kProduct, kMin, kMax };
+  static constexpr int kMost = 32;
+  const void* from[kMost] = {};
+  void* to[kMost] = {};
+  int froms = 0, tos = 0, divisor = 1;
+  Type type = kFloat;
+  Reduce reduce = kSum;
+  std::int64_t count = 0;
+};
+
+/// A matrix [rows, width] to 8-bit floats, as it lies and turned round: kernels/fp8.h.
+struct CudaFp8 {
+  enum Format : std::int32_t { kE4m3, kE5m2 };
+  enum Scaling : std::int32_t { kWhole, kLine, kTile };
+  const void* x = nullptr;
+  void* largest = nullptr;  // room for a float
+  Element element = Element::kFloat;
+  std::int64_t rows = 0, width = 0, stride = 0;
+  Format format = kE4m3;
+  Scaling scaling = kWhole;
+  std::uint8_t *out_rows = nullptr, *out_columns = nullptr;  // [rows, width], [width, rows]; null: left out
+  // One; or for lines [width / 128][rows] and [rows / 128][width]; or for tiles by tile of `out`.
+  float *row_scales = nullptr, *column_scales = nullptr;
+  std::int64_t row_scale_stride = 0, column_scale_stride = 0;
+};
+
 /// Raised by one whenever a member changes its meaning or place.
-inline constexpr std::uint32_t kCudaKernelsVersion = 1;
+inline constexpr std::uint32_t kCudaKernelsVersion = 2;
 
 struct CudaKernels {
   std::uint32_t version;
@@ -113,6 +142,18 @@ struct CudaKernels {
 
   CudaError (*attention_forward)(const CudaAttention&, Element, CudaStream);
   CudaError (*attention_backward)(const CudaAttention&, Element, CudaStream);
+
+  CudaError (*copy)(void* to, const void* from, std::int64_t bytes, CudaStream);
+  CudaError (*fold)(const CudaFold&, CudaStream);
+  /// kernels/cuda_graph.h. Begin and end change the calling thread's stream; `keep` false: what was recorded is
+  /// dropped.
+  CudaError (*graph_begin)(void** graph);
+  CudaError (*graph_end)(void* graph, bool keep);
+  CudaError (*graph_launch)(void* graph, CudaStream);
+  void (*graph_free)(void* graph);
+  CudaError (*fp8)(const CudaFp8&, CudaStream);
+  CudaError (*slice_values)(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
+  CudaError (*slice_gradients)(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
 };
 
 extern "C" {

@@ -1,5 +1,6 @@
 #include "trireme/models/model.h"
 
+#include <ATen/record_function.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -118,6 +119,7 @@ void add_masked_lm(ChainBuilder& chain, const spec::ModelShape& shape) {
 
 at::Tensor Model::forward(nn::Tensors ids, nn::Context& context, nn::Tape* tape) {
   for (NamedLayer& entry : layers) {
+    RECORD_USER_SCOPE("layer " + entry.name);  // for traces; nothing where nobody records
     const TimedSpan span(context.events, entry.name, "forward", context.rank);
     ids = entry.layer->forward(std::move(ids), context, tape);
   }
@@ -127,6 +129,7 @@ at::Tensor Model::forward(nn::Tensors ids, nn::Context& context, nn::Tape* tape)
 void Model::backward(nn::Context& context, nn::Tape& tape) {
   nn::Tensors gradients(1);
   for (auto entry = layers.rbegin(); entry != layers.rend(); ++entry) {
+    RECORD_USER_SCOPE("layer " + entry->name + " backward");
     const TimedSpan span(context.events, entry->name, "backward", context.rank);
     gradients = entry->layer->backward(std::move(gradients), context, tape);
   }

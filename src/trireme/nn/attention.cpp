@@ -71,8 +71,11 @@ void SelfAttention::normalise_back(at::Tensor& dqkv, Context& context, Tape& tap
 
 void SelfAttention::rotate(at::Tensor& qkv, const Context& context, bool inverse) const {
   if (!rotary_) return;
-  const at::Tensor& positions = sequence_of(context, shape_.stream).positions;
-  const auto& [cosines, sines] = rotary_->tables(at::max(positions).item<std::int64_t>() + 1, qkv.options());
+  const Sequence& sequence = sequence_of(context, shape_.stream);
+  const at::Tensor& positions = sequence.positions;
+  const std::int64_t count =
+      sequence.position_count > 0 ? sequence.position_count : at::max(positions).item<std::int64_t>() + 1;
+  const auto& [cosines, sines] = rotary_->tables(count, qkv.options());
   // Queries and keys lie side by side and turn alike.
   at::Tensor turned =
       qkv.view({qkv.size(0), qkv.size(1), -1, shape_.head_size}).narrow(2, 0, shape_.heads + shape_.kv_heads);
@@ -137,7 +140,7 @@ at::Tensor SelfAttention::run_cached(const at::Tensor& qkv, Context& context) co
 double SelfAttention::core_flops(const Sequence& sequence, const at::Tensor& q) const {
   if (!core_) return block_flops(shape_, sequence, q, sequence, q.size(1));
   // Column by column: shared rows are cut into stretches, and queries of one see keys of all.
-  const std::int64_t length = sequence.documents.defined() ? sequence.documents.size(1) : 0;
+  const at::Tensor documents = documents_on_host(sequence);
   const at::Tensor columns = sequence.columns.contiguous();
   const auto* at = columns.const_data_ptr<std::int64_t>();
   double flops = 0;
@@ -146,9 +149,9 @@ double SelfAttention::core_flops(const Sequence& sequence, const at::Tensor& q) 
     while (end < q.size(1) && at[end] == at[end - 1] + 1) ++end;
     Sequence queries, keys;
     queries.first_position = at[begin];
-    if (length > 0) {
-      queries.documents = sequence.documents.narrow(1, at[begin], end - begin);
-      keys.documents = sequence.documents;
+    if (documents.defined()) {
+      queries.documents = documents.narrow(1, at[begin], end - begin);
+      keys.documents = documents;
     }
     flops += block_flops(shape_, queries, q.narrow(1, begin, end - begin), keys, sequence.row_length);
     begin = end;

@@ -1,6 +1,5 @@
 #include "trireme/nn/attention_block.h"
 
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <cmath>
@@ -52,11 +51,8 @@ BlockPlace place_in_rows(const Sequence& sequence, const TokenStretch& queries, 
 
 CoreResult run_block(const AttentionShape& shape, const BlockPlace& place, const Context& context, const at::Tensor& q,
                      const at::Tensor& k, const at::Tensor& v) {
-  const auto type = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  CoreResult result{at::empty(q.sizes(), q.options()),
-                    at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(type))};
-  kernels::attention_forward(result.out, result.lse, q, k, v, Options(shape, place, context).attention);
-  return result;
+  auto [out, lse] = kernels::attention_forward(q, k, v, Options(shape, place, context).attention);
+  return {std::move(out), std::move(lse)};
 }
 
 void run_block_back(const AttentionShape& shape, const BlockPlace& place, const Context& context,

@@ -28,8 +28,11 @@ struct Sequence {
   std::int64_t first_position = 0;  ///< of column 0 in the row, for masks: caches
   /// int64 [sequence], where ranks share each row's tokens: which columns of the row these are. `documents` then has
   /// whole rows, since tokens see those of other ranks. Undefined: first_position, first_position + 1, ...
+  /// On the host, wherever the others are.
   at::Tensor columns = {};
-  std::int64_t row_length = 0;  ///< tokens of a whole row, with `columns`
+  std::int64_t row_length = 0;      ///< tokens of a whole row, with `columns`
+  at::Tensor documents_here = {};   ///< `documents` on the host, where they are on a GPU; undefined: reading them waits
+  std::int64_t position_count = 0;  ///< one above the largest position; 0: not known, which on a GPU costs a wait
 };
 
 /// One term of a loss: the sum over tokens and how many they were. The mean is taken over all microbatches and ranks.
@@ -37,7 +40,10 @@ struct LossTerm {
   std::string name;
   double sum = 0;
   double count = 0;
+  at::Tensor pending = {};  ///< double [2], sum and count, where they are still on a GPU: settle() reads them
 };
+/// Waits for the terms whose numbers are still on a GPU.
+void settle(std::vector<LossTerm>& losses);
 
 /// Which version of the weights a layer computes with: stashed, predicted or gathered ones in place of the current.
 class Weights {
@@ -73,6 +79,7 @@ struct Context {
   double gradient_scale =
       1;  ///< 1 / (tokens of the whole batch), times the loss scale: gradients come out as of the mean
   std::vector<LossTerm> losses;
+  bool losses_later = false;               ///< the terms may be left pending: whoever set it calls settle()
   double flops = 0, recomputed_flops = 0;  ///< done so far in matrix products: flops.h
 
   KeyValueCache* cache = nullptr;
@@ -93,6 +100,11 @@ struct Context {
 enum class Stream : std::uint8_t { kSequence, kSource };
 inline const Sequence& sequence_of(const Context& context, Stream stream) {
   return stream == Stream::kSource ? context.source : context.sequence;
+}
+
+inline at::Tensor documents_on_host(const Sequence& sequence) {
+  if (sequence.documents_here.defined() || !sequence.documents.defined()) return sequence.documents_here;
+  return sequence.documents.cpu();  // the same tensor where it is there
 }
 
 /// Positions 0, 1, ... and no documents, for tokens [batch, length].

@@ -36,7 +36,8 @@ double visible_pairs(const Visibility& visibility, const Sequence& queries, std:
     }
     return pairs * static_cast<double>(batch);
   }
-  const at::Tensor query_documents = queries.documents.contiguous(), key_documents = keys.documents.contiguous();
+  const at::Tensor query_documents = documents_on_host(queries).contiguous();
+  const at::Tensor key_documents = documents_on_host(keys).contiguous();
   TRIREME_CHECK(query_documents.scalar_type() == at::kInt && key_documents.scalar_type() == at::kInt,
                 "document numbers are int32");
   const auto* q = query_documents.const_data_ptr<std::int32_t>();

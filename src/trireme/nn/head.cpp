@@ -2,18 +2,21 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/clamp_min.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ne.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/sub.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <span>
 
 #include "trireme/base/error.h"
@@ -24,10 +27,39 @@
 namespace trireme::nn {
 namespace {
 
-double sum_of(const at::Tensor& tensor) { return at::sum(tensor, at::kDouble).item<double>(); }
+/// Losses, z-losses and weights of tokens, added up where the tokens are: reading them there and then would make the
+/// host wait for a GPU.
+class Totals {
+ public:
+  explicit Totals(const at::Tensor& weights) : sums_(at::zeros({3}, weights.options().dtype(at::kDouble))) {
+    add(kCount, weights);
+  }
+  enum Which : std::int64_t { kLoss, kZLoss, kCount };
+  void add(Which which, const at::Tensor& numbers) { sums_.select(0, which).add_(at::sum(numbers, at::kDouble)); }
+
+  /// Into the context, read now or left for later. The mean of all terms.
+  at::Tensor tell(Context& context, bool z_loss, at::ScalarType type) const {
+    const at::Tensor count = sums_.select(0, kCount);
+    at::Tensor all = sums_.select(0, kLoss);
+    std::vector<LossTerm> terms;
+    terms.push_back({.name = "loss", .pending = at::stack({all, count})});
+    if (z_loss) {
+      terms.push_back({.name = "z_loss", .pending = at::stack({sums_.select(0, kZLoss), count})});
+      all = all + sums_.select(0, kZLoss);
+    }
+    if (!context.losses_later) settle(terms);
+    for (LossTerm& term : terms) context.losses.push_back(std::move(term));
+    // Without a token that takes part all of them are 0, and so is the mean.
+    return (all / at::clamp_min(count, std::numeric_limits<double>::min())).to(type);
+  }
+
+ private:
+  at::Tensor sums_;
+};
 
 /// Where a rank has a slice of the classes, a number that no rank has would pass unnoticed.
 void check_targets(const at::Tensor& targets, std::int64_t vocabulary) {
+  if (targets.is_cuda()) return;  // who put them there has looked
   const at::Tensor numbers = targets.contiguous();
   const std::int64_t ignore = kernels::CrossEntropy{}.ignore;
   for (const std::int64_t target :
@@ -128,7 +160,7 @@ at::Tensor Head::run(at::Tensor x, Context& context, Tape* tape) {
 
   const std::int64_t row_bytes = weight.size(0) * x.element_size();
   const std::int64_t chunk = std::max<std::int64_t>(1, options_.chunk_bytes / row_bytes);
-  double sum = 0, z_sum = 0;
+  Totals totals(weights);
   for (std::int64_t first = 0; first < rows.size(0); first += chunk) {
     const std::int64_t count = std::min(chunk, rows.size(0) - first);
     const auto part = [&](const at::Tensor& tensor) {
@@ -137,8 +169,8 @@ at::Tensor Head::run(at::Tensor x, Context& context, Tape* tape) {
     const at::Tensor inputs = part(rows);
     at::Tensor values = logits(inputs, context);
     const Values found = cross_entropy(values, part(targets), part(scales));
-    sum += sum_of(found.losses * part(weights));
-    if (found.z_losses.defined()) z_sum += sum_of(found.z_losses * part(weights));
+    totals.add(Totals::kLoss, found.losses * part(weights));
+    if (found.z_losses.defined()) totals.add(Totals::kZLoss, found.z_losses * part(weights));
     if (!tape) continue;
     const double again = product_flops(count, weight.size(0), weight.size(1));
     context.flops += weight_.trainable ? 2 * again : again;
@@ -147,13 +179,7 @@ at::Tensor Head::run(at::Tensor x, Context& context, Tape* tape) {
     add_product_gradient(weight_, values, inputs);
     if (bias_) add_row_sum_gradient(*bias_, values);
   }
-  const double count = sum_of(weights);
-  context.losses.push_back({.name = "loss", .sum = sum, .count = count});
-  double value = count > 0 ? sum / count : 0;
-  if (options_.z_loss > 0) {
-    context.losses.push_back({.name = "z_loss", .sum = z_sum, .count = count});
-    value += count > 0 ? z_sum / count : 0;
-  }
+  at::Tensor mean = totals.tell(context, options_.z_loss > 0, type);
   if (tape) {
     dx = dx.view(entered.sizes());
     if (sequence) {
@@ -163,7 +189,7 @@ at::Tensor Head::run(at::Tensor x, Context& context, Tape* tape) {
     }
     tape->push({std::move(dx)});
   }
-  return at::full({}, value, x.options().dtype(type));
+  return mean;
 }
 
 at::Tensor Head::run_back(at::Tensor, Context& context, Tape& tape) {

@@ -33,22 +33,29 @@ at::Tensor Mlp::run(at::Tensor x, Context& context, Tape* tape) {
 
 at::Tensor Mlp::run_back(at::Tensor dy, Context& context, Tape& tape) {
   const auto [x, inner] = tape.pop<2>();
-  at::Tensor dinner;
+  // Where no rank waits in between, one pass over `inner` makes both the activation again and the gradient.
+  const bool together = out_.gradients_apart();
+  at::Tensor active = together ? at::Tensor() : activate(inner);
+  at::Tensor dactive = together ? out_.input_gradient(dy, context) : out_.gradients(dy, active, context, tape);
+  if (together) active = at::empty_like(dactive);
+  at::Tensor dinner, dbias;
   if (gated_) {
     const at::Tensor rows = as_rows(inner);
     const std::int64_t half = rows.size(1) / 2;
-    const at::Tensor dactive = as_rows(out_.gradients(dy, activate(inner), context, tape));
     dinner = at::empty_like(inner);
     at::Tensor drows = as_rows(dinner);
-    at::Tensor dgate = drows.narrow(1, 0, half), dup = drows.narrow(1, half, half), none;
-    kernels::gated_backward(dgate, dup, none, dactive, rows.narrow(1, 0, half), rows.narrow(1, half, half),
+    at::Tensor dgate = drows.narrow(1, 0, half), dup = drows.narrow(1, half, half);
+    at::Tensor again = together ? as_rows(active) : at::Tensor();
+    kernels::gated_backward(dgate, dup, again, as_rows(dactive), rows.narrow(1, 0, half), rows.narrow(1, half, half),
                             activation_);
   } else {
-    dinner = out_.gradients(dy, activate(inner), context, tape);
-    at::Tensor none;
-    kernels::activation_backward(dinner, none, dinner, inner, none, activation_);
+    dinner = std::move(dactive);
+    dbias = in_.bias_gradient_to_add_to(tape);
+    kernels::activation_backward(dinner, dbias, dinner, inner, at::Tensor(), activation_, together ? &active : nullptr);
   }
-  return in_.gradients(dinner, x, context, tape);
+  if (together) out_.weight_gradient(dy, active, context, tape);
+  active = at::Tensor();
+  return in_.gradients(dinner, x, context, tape, dbias.defined());
 }
 
 }  // namespace trireme::nn

@@ -20,8 +20,7 @@ namespace trireme::nn {
 namespace {
 
 template <typename Number>
-void draw(Param& param, std::uint64_t seed) {
-  const std::span<Number> numbers(param.master.data_ptr<Number>(), static_cast<std::size_t>(param.master.numel()));
+void draw_numbers(const Param& param, std::span<Number> numbers, std::uint64_t seed) {
   if (param.init.kind == Init::Kind::kZeros || param.init.kind == Init::Kind::kOnes) {
     std::fill(numbers.begin(), numbers.end(), param.init.kind == Init::Kind::kOnes ? Number(1) : Number(0));
     return;
@@ -42,13 +41,24 @@ void draw(Param& param, std::uint64_t seed) {
 }
 
 template <typename Number>
+void draw(Param& param, std::uint64_t seed) {
+  // Drawn here wherever the parameter lies: the numbers must not depend on it.
+  const at::Tensor here = param.master.cpu();  // the same tensor where it is here already
+  const std::span<Number> numbers(here.data_ptr<Number>(), static_cast<std::size_t>(here.numel()));
+  draw_numbers(param, numbers, seed);
+  if (!here.is_same(param.master)) param.master.copy_(here);
+}
+
+template <typename Number>
 void copy_runs(Param& param, const at::Tensor& whole) {
-  const at::Tensor from = whole.to(param.master.scalar_type()).contiguous();
+  const at::Tensor from = whole.to(at::kCPU, param.master.scalar_type()).contiguous();
+  const at::Tensor here = param.master.cpu();
   const Number* source = from.const_data_ptr<Number>();
-  Number* target = param.master.data_ptr<Number>();
+  Number* target = here.data_ptr<Number>();
   for (const layout::Run& run : layout::runs(param.placement)) {
     std::copy_n(source + run.global, run.count, target + run.local);
   }
+  if (!here.is_same(param.master)) param.master.copy_(here);
 }
 
 /// Memory for the gradient, whatever it holds.
@@ -127,15 +137,15 @@ at::ScalarType compute_type(Precision precision) {
 
 at::ScalarType master_type(Precision precision) { return precision == Precision::kFp64 ? at::kDouble : at::kFloat; }
 
-void allocate(Params& params, Precision precision) {
+void allocate(Params& params, Precision precision, at::Device device) {
   for (Param& param : params) {
     const bool fits = param.master.defined() && param.master.scalar_type() == master_type(precision) &&
                       param.value.scalar_type() == compute_type(precision);
     if (!fits) {
       const auto shape = local_shape(param.placement);
-      param.master = at::empty(shape, master_type(precision));
+      param.master = at::empty(shape, at::TensorOptions(master_type(precision)).device(device));
       const bool same = compute_type(precision) == master_type(precision);
-      param.value = same ? param.master : at::empty(shape, compute_type(precision));
+      param.value = same ? param.master : at::empty(shape, param.master.options().dtype(compute_type(precision)));
     }
     if (param.gradient.defined() && param.gradient.scalar_type() != param.master.scalar_type()) {
       param.gradient = at::Tensor();
@@ -157,8 +167,8 @@ void fill_from(Param& param, const at::Tensor& whole) {
   publish(param);
 }
 
-void initialise(Params& params, Precision precision, std::uint64_t seed) {
-  allocate(params, precision);
+void initialise(Params& params, Precision precision, std::uint64_t seed, at::Device device) {
+  allocate(params, precision, device);
   for (Param& param : params) {
     if (precision == Precision::kFp64) {
       draw<double>(param, seed);
@@ -196,6 +206,16 @@ void add_product_gradient(Param& param, const at::Tensor& dy, const at::Tensor& 
   if (!param.trainable) return;
   ensure_gradient(param);
   if (dy.scalar_type() != param.gradient.scalar_type()) {
+    if (dy.is_cuda() && param.gradient.scalar_type() == at::kFloat) {
+      // A GPU's products of 16-bit numbers can come out in float, and be added up there.
+      if (param.gradient_empty) {
+        at::mm_out(param.gradient, dy.t(), x, at::kFloat);
+      } else {
+        at::addmm_out(param.gradient, param.gradient, dy.t(), x, at::kFloat);
+      }
+      param.gradient_empty = false;
+      return;
+    }
     // Products of 16-bit numbers come out rounded to 16 bits; their sum over microbatches does not.
     add_gradient(param, at::mm(dy.t(), x));
     return;

@@ -31,8 +31,9 @@ struct Param {
   std::string name;
   layout::Placement placement;
   Init init;
-  bool decay = true;      ///< weight decay applies: matrices yes, biases and norms no
-  bool trainable = true;  ///< a frozen one has no gradient
+  bool decay = true;                                ///< weight decay applies: matrices yes, biases and norms no
+  bool trainable = true;                            ///< a frozen one has no gradient
+  spec::Products products = spec::Products::kSame;  ///< of a matrix: what its products are rounded to
   int uses = 0;  ///< layers that hold it: 2 for a tied embedding, and as many gradient contributions a microbatch
   /// Axes of copies that all compute the whole gradient, such as tp for a norm whose input every rank has.
   layout::AxisNames equal_axes = {};
@@ -75,12 +76,12 @@ using spec::Precision;
 at::ScalarType compute_type(Precision precision);
 at::ScalarType master_type(Precision precision);
 
-/// Allocates value and master where they have no memory yet, and draws the starting numbers from (seed, name, global
-/// index).
-void initialise(Params& params, Precision precision, std::uint64_t seed);
-/// Allocates value and master where they have no memory yet, contents undefined but for padding, which is zero: for
-/// weights that are read from a file.
-void allocate(Params& params, Precision precision);
+/// Allocates value and master on the device where they have no memory yet, and draws the starting numbers from (seed,
+/// name, global index).
+void initialise(Params& params, Precision precision, std::uint64_t seed, at::Device device = at::kCPU);
+/// Allocates value and master on the device where they have no memory yet, contents undefined but for padding, which is
+/// zero: for weights that are read from a file.
+void allocate(Params& params, Precision precision, at::Device device = at::kCPU);
 /// This rank's part of a tensor that lies here whole, and publishes it.
 void fill_from(Param& param, const at::Tensor& whole);
 /// What its memory looks like: the box's shape where this rank holds whole rows of it, flat otherwise.

@@ -85,7 +85,8 @@ RotaryTable::RotaryTable(const spec::Rotary& rotary, std::int64_t rotated)
 
 const RotaryTable::Tables& RotaryTable::tables(std::int64_t positions, const at::TensorOptions& options) {
   const auto type = options.dtype() == at::kDouble ? at::kDouble : at::kFloat;
-  if (tables_.cosines.defined() && tables_.cosines.size(0) >= positions && tables_.cosines.scalar_type() == type) {
+  if (tables_.cosines.defined() && tables_.cosines.size(0) >= positions && tables_.cosines.scalar_type() == type &&
+      tables_.cosines.device() == options.device()) {
     return tables_;
   }
   // Doubling keeps the work of a growing cache linear.
@@ -98,6 +99,8 @@ const RotaryTable::Tables& RotaryTable::tables(std::int64_t positions, const at:
   } else {
     fill<float>(tables_, frequencies_);
   }
+  tables_.cosines = tables_.cosines.to(options.device());
+  tables_.sines = tables_.sines.to(options.device());
   return tables_;
 }
 

@@ -29,9 +29,29 @@ void require_gradients(const nn::Params& params) {
 
 std::vector<double> gradient_squares(const nn::Params& params) {
   require_gradients(params);
-  std::vector<double> squares;
+  // All of them at once: on a GPU each answer would be waited for by itself.
+  std::vector<at::Tensor> parts;
+  std::vector<std::size_t> ends;
   for (const nn::Param& param : params) {
-    if (param.trainable) squares.push_back(counted_squares(param, param.gradient));
+    if (!param.trainable) continue;
+    if (!param.counted) {
+      parts.push_back(param.gradient);
+    } else {
+      const at::Tensor flat = param.gradient.view({-1});
+      for (const layout::Range& range : *param.counted) {
+        parts.push_back(flat.narrow(0, range.begin, range.end - range.begin));
+      }
+    }
+    ends.push_back(parts.size());
+  }
+  std::vector<const at::Tensor*> pointers;
+  for (const at::Tensor& part : parts) pointers.push_back(&part);
+  const std::vector<double> sums = kernels::sums_of_squares(pointers);
+  std::vector<double> squares;
+  std::size_t at = 0;
+  for (const std::size_t end : ends) {
+    double& sum = squares.emplace_back(0);
+    for (; at < end; ++at) sum += sums[at];
   }
   return squares;
 }

@@ -4,9 +4,9 @@
 
 namespace trireme::parallel {
 
-at::Tensor BufferPool::take(std::int64_t elements, at::ScalarType type) {
+at::Tensor BufferPool::take(std::int64_t elements, const at::TensorOptions& options) {
   const auto found = free_.lower_bound(elements);
-  if (found != free_.end() && found->second.scalar_type() == type) {
+  if (found != free_.end() && found->second.dtype() == options.dtype()) {
     at::Tensor buffer = found->second;
     free_.erase(found);
     return buffer.narrow(0, 0, elements);
@@ -17,7 +17,7 @@ at::Tensor BufferPool::take(std::int64_t elements, at::ScalarType type) {
     bytes_ -= static_cast<std::int64_t>(largest->second.nbytes());
     free_.erase(largest);
   }
-  at::Tensor buffer = at::empty({elements}, type);
+  at::Tensor buffer = at::empty({elements}, options);
   bytes_ += static_cast<std::int64_t>(buffer.nbytes());
   return buffer;
 }

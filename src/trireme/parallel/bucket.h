@@ -18,7 +18,7 @@ namespace trireme::parallel {
 /// Flat memory to be lent again and again: as much as was ever lent at once.
 class BufferPool {
  public:
-  at::Tensor take(std::int64_t elements, at::ScalarType type);
+  at::Tensor take(std::int64_t elements, const at::TensorOptions& options);
   void give(at::Tensor buffer);
   std::int64_t bytes() const { return bytes_; }
 

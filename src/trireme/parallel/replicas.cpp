@@ -117,7 +117,7 @@ void Replicas::make_buckets(const std::vector<std::string>& apart) {
     bucket.elements = round_up(bucket.elements, kAlign * shard_count_);
     bucket.begin = bucket.elements / shard_count_ * shard_rank_;
     bucket.end = bucket.begin + bucket.elements / shard_count_;
-    const at::ScalarType type = nn::master_type(options_.precision);
+    const at::TensorOptions type = on_device(nn::master_type(options_.precision));
     if (!bucket.trainable) continue;
     if (options_.zero < 2) bucket.gradient = at::zeros({bucket.elements}, type);
     for (const BucketMember& member : bucket.members) {
@@ -145,24 +145,25 @@ void Replicas::make_buckets(const std::vector<std::string>& apart) {
 
 void Replicas::make_shards() {
   const at::ScalarType compute = nn::compute_type(options_.precision), master = nn::master_type(options_.precision);
+  const at::TensorOptions owned_master = options_.offload ? at::TensorOptions(master) : on_device(master);
   for (Bucket& bucket : buckets_) {
     const std::int64_t part = bucket.end - bucket.begin;
     if (options_.zero < 3) {
-      bucket.value = at::zeros({bucket.elements}, compute);
+      bucket.value = at::zeros({bucket.elements}, on_device(compute));
       bucket.value_shard = bucket.value.narrow(0, bucket.begin, part);
       for (const BucketMember& member : bucket.members) member.param->value = view_in(bucket.value, member);
     } else {
-      bucket.value_shard = at::zeros({part}, compute);
+      bucket.value_shard = at::zeros({part}, on_device(compute));
     }
     if (options_.offload) {
       bucket.master_shard = at::zeros({part}, master);
       bucket.host_value = compute == master ? bucket.master_shard : at::zeros({part}, compute);
     } else {
-      bucket.master_shard = compute == master ? bucket.value_shard : at::zeros({part}, master);
+      bucket.master_shard = compute == master ? bucket.value_shard : at::zeros({part}, owned_master);
     }
     if (!bucket.trainable) continue;
     const bool in_place = options_.zero == 1 && !options_.offload;
-    bucket.gradient_shard = in_place ? bucket.gradient.narrow(0, bucket.begin, part) : at::zeros({part}, master);
+    bucket.gradient_shard = in_place ? bucket.gradient.narrow(0, bucket.begin, part) : at::zeros({part}, owned_master);
   }
   for (nn::Param& param : params_) {  // in the model's order: ranks list the same names
     Bucket& bucket = buckets_[bucket_of_.at(&param)];
@@ -438,7 +439,7 @@ std::vector<at::Tensor> Replicas::computed() {
 
 void Replicas::gather(Bucket& bucket) {
   if (bucket.is_fetching || bucket.is_whole) return;
-  bucket.value = value_pool_.take(bucket.elements, bucket.value_shard.scalar_type());
+  bucket.value = value_pool_.take(bucket.elements, bucket.value_shard.options());
   bucket.is_fetching = true;
   if (shard_ == nullptr) {
     bucket.value.copy_(bucket.value_shard);

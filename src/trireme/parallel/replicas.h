@@ -38,6 +38,7 @@ struct ReplicaOptions {
   bool reduce_bf16 = false;                            ///< gradients are rounded for the way
   bool offload = false;                                ///< owned() lives on the host
   nn::Precision precision = nn::Precision::kFp32;
+  at::Device device = at::kCPU;  ///< where layers compute
 };
 
 /// What runs one after the other: an entry of a model's chain, whose weights are needed at the same time.
@@ -60,6 +61,8 @@ class Replicas {
   /// What this rank keeps and updates: its shards; the parameters themselves without ZeRO and offload. nn::initialise
   /// or nn::allocate gives those memory that have none yet.
   nn::Params& owned() { return owns_apart() ? shards_ : params_; }
+
+  at::Device device() const { return options_.device; }
 
   // A step, in this order:
   /// `last`: no later micro adds to any gradient, so buckets may go as they fill.
@@ -110,6 +113,7 @@ class Replicas {
   void make_buckets(const std::vector<std::string>& apart);
   void make_shards();
   void make_across();
+  at::TensorOptions on_device(at::ScalarType type) const { return at::TensorOptions(type).device(options_.device); }
   bool owns_apart() const { return options_.zero > 0 || options_.offload; }
   void settle_arrived();
   void publish();

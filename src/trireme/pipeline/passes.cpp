@@ -121,7 +121,7 @@ void Passes::complete_gradients(nn::Tensors& gradients, int chunk, const Micro& 
     if (!expected[i].has_gradient()) {
       gradients[i] = at::Tensor();
     } else if (!gradients[i].defined()) {
-      gradients[i] = at::zeros(expected[i].sizes, expected[i].type);
+      gradients[i] = at::zeros(expected[i].sizes, expected[i].options());
     }
   }
 }

@@ -32,7 +32,7 @@ void Portals::post(int chunk, int micro, bool forward) {
     const auto [found, is_new] = receives_.try_emplace({i, micro, forward});
     if (!is_new) return;
     const Crossing crossing = skip.crossing(passes_.micro(micro));
-    found->second.tensor = at::empty(crossing.sizes, crossing.type);
+    found->second.tensor = at::empty(crossing.sizes, crossing.options());
     found->second.work = pipeline_.recv(device::to_buffer(found->second.tensor), other, tag_of(i, micro, forward));
   });
 }

@@ -77,9 +77,9 @@ std::vector<EntryProfile> profile_chain(const spec::ModelShape& shape, const mod
       if (gradients && !crossing.has_gradient()) {
         tensors.emplace_back();
       } else if (crossing.has_gradient()) {
-        tensors.push_back(at::randn(crossing.sizes, at::TensorOptions().dtype(crossing.type)));
+        tensors.push_back(at::randn(crossing.sizes, crossing.options()));
       } else {
-        tensors.push_back(at::zeros(crossing.sizes, at::TensorOptions().dtype(crossing.type)));
+        tensors.push_back(at::zeros(crossing.sizes, crossing.options()));
       }
     }
     return tensors;

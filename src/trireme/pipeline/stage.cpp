@@ -44,9 +44,11 @@ class TransformerCrossings {
 
   std::vector<Crossing> operator()(int chunk, const Micro& micro) const {
     const auto hidden = [&](const at::Tensor& ids) -> Crossing {
-      return {{ids.size(0), team_->between(ids.size(1)), width_}, type_};
+      return {{ids.size(0), team_->between(ids.size(1)), width_}, type_, ids.device()};
     };
-    const auto numbers = [](const at::Tensor& ids) -> Crossing { return {ids.sizes().vec(), ids.scalar_type()}; };
+    const auto numbers = [](const at::Tensor& ids) -> Crossing {
+      return {ids.sizes().vec(), ids.scalar_type(), ids.device()};
+    };
     if (!encoder_) return {hidden(micro.inputs.at(0))};
     const at::Tensor &source = micro.inputs.at(0), &ids = micro.inputs.at(1);
     switch (places_[static_cast<std::size_t>(chunk)]) {

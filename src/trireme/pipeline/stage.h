@@ -48,6 +48,8 @@ struct Holding {
 struct Crossing {
   std::vector<std::int64_t> sizes;
   at::ScalarType type = at::kFloat;
+  at::Device device = at::kCPU;
+  at::TensorOptions options() const { return at::TensorOptions(type).device(device); }
   /// Token numbers have no gradient.
   bool has_gradient() const { return at::isFloatingType(type); }
   bool operator==(const Crossing&) const = default;

@@ -59,7 +59,7 @@ void Transfers::receive(const Instruction& instruction) {
   for (const Crossing& crossing : crossings_(into, passes_.micro(instruction.micro))) {
     at::Tensor& tensor = tensors.emplace_back();
     if (!activation && !crossing.has_gradient()) continue;
-    tensor = at::empty(crossing.sizes, crossing.type);
+    tensor = at::empty(crossing.sizes, crossing.options());
     works.push_back(pipeline_.recv(device::to_buffer(tensor), peer, tag_of(instruction.op)));
   }
   under_way_.push_back({instruction, std::move(tensors), comm::Work(std::move(works))});
@@ -91,7 +91,7 @@ void Transfers::rewind(const Unmatched& unmatched, int step) {
     const int into = activation ? instruction.chunk + 1 : instruction.chunk;
     nn::Tensors tensors;
     for (const Crossing& crossing : crossings_(into, passes_.micro(instruction.micro))) {
-      if (activation || crossing.has_gradient()) tensors.push_back(at::zeros(crossing.sizes, crossing.type));
+      if (activation || crossing.has_gradient()) tensors.push_back(at::zeros(crossing.sizes, crossing.options()));
     }
     send(instruction, std::move(tensors));
   }

@@ -11,6 +11,11 @@ constexpr Named<OptimizerKind> kOptimizers[] = {
     {"sgd", OptimizerKind::kSgd},     {"adagrad", OptimizerKind::kAdagrad}, {"adam", OptimizerKind::kAdam},
     {"adamw", OptimizerKind::kAdamw}, {"lamb", OptimizerKind::kLamb},       {"lars", OptimizerKind::kLars},
 };
+constexpr Named<Products> kProducts[] = {
+    {"same", Products::kSame},
+    {"fp8", Products::kFp8},
+    {"fp8-blocks", Products::kFp8Blocks},
+};
 constexpr Named<Precision> kPrecisions[] = {
     {"fp32", Precision::kFp32},
     {"bf16", Precision::kBf16},
@@ -34,6 +39,7 @@ config::Problem unused(const std::string& key, OptimizerKind kind, std::string_v
 }  // namespace
 
 std::span<const Named<OptimizerKind>> enum_names(std::type_identity<OptimizerKind>) { return kOptimizers; }
+std::span<const Named<Products>> enum_names(std::type_identity<Products>) { return kProducts; }
 std::span<const Named<Precision>> enum_names(std::type_identity<Precision>) { return kPrecisions; }
 
 void describe(config::Section<ParamGroup>& section) {
@@ -89,6 +95,12 @@ void describe(config::Section<PrecisionConfig>& section) {
   section.meaning("the numbers that are computed with");
   section.field("compute", &PrecisionConfig::compute,
                 "of weights and activations; the optimizer keeps fp32 masters of bf16 and fp16 weights");
+  section.field(
+      "products", &PrecisionConfig::products,
+      "of the layers' matrix products: rounded as compute says, or to 8 bits on their way in, with a scale for "
+      "each tensor or for small blocks; never the head's");
+  section.field("products_keep", &PrecisionConfig::products_keep,
+                "patterns of matrices whose products stay in the compute type, such as \"layers.0.*\"");
   section.section("loss_scale", &PrecisionConfig::loss_scale);
 }
 
@@ -133,6 +145,19 @@ std::vector<config::Problem> find_problems(const OptimConfig& optim, std::span<c
 std::vector<config::Problem> find_problems(const PrecisionConfig& precision) {
   std::vector<config::Problem> problems;
   const LossScaleConfig& scale = precision.loss_scale;
+  if (precision.products != Products::kSame && precision.compute != Precision::kBf16) {
+    problems.push_back(
+        {.key = "precision.products",
+         .reason = fmt::format("is {}, whose products go with bf16 activations, but precision.compute is {}",
+                               name_in<Products>(kProducts, precision.products),
+                               name_in<Precision>(kPrecisions, precision.compute)),
+         .hint = "set precision.compute = \"bf16\""});
+  }
+  if (precision.products == Products::kSame && !precision.products_keep.empty()) {
+    problems.push_back({.key = "precision.products_keep",
+                        .reason = "names products that stay as they are, but precision.products changes none",
+                        .hint = "set precision.products = \"fp8\", or leave it out"});
+  }
   if (precision.compute != Precision::kFp16 && scale != LossScaleConfig{}) {
     problems.push_back({.key = "precision.loss_scale",
                         .reason = fmt::format("is given, but precision.compute = \"{}\" needs none",

@@ -68,8 +68,18 @@ struct LossScaleConfig {
 };
 
 /// [precision]
+/// What the products of a model's layers are rounded to on their way in.
+enum class Products : std::uint8_t {
+  kSame,       ///< the compute type
+  kFp8,        ///< 8-bit floats, one scale a tensor, from its numbers as they are now
+  kFp8Blocks,  ///< 8-bit floats, scales of 1 x 128 and 128 x 128 blocks (DeepSeek-V3)
+};
+std::span<const Named<Products>> enum_names(std::type_identity<Products>);
+
 struct PrecisionConfig {
   Precision compute = Precision::kFp32;
+  Products products = Products::kSame;
+  std::vector<std::string> products_keep;  ///< matrices whose products stay in the compute type
   LossScaleConfig loss_scale;
   bool operator==(const PrecisionConfig&) const = default;
 };

@@ -17,15 +17,19 @@ constexpr Named<Transport> kTransports[] = {
     {"emulated", Transport::kEmulated},
 };
 constexpr Named<Carrier> kCarriers[] = {{"threads", Carrier::kThreads}, {"mpi", Carrier::kMpi}};
+constexpr Named<DeviceKind> kDevices[] = {{"cpu", DeviceKind::kCpu}, {"cuda", DeviceKind::kCuda}};
 constexpr int kMostRanks = 1 << 20;
 }  // namespace
 
 std::span<const Named<Transport>> enum_names(std::type_identity<Transport>) { return kTransports; }
+std::span<const Named<DeviceKind>> enum_names(std::type_identity<DeviceKind>) { return kDevices; }
 std::span<const Named<Carrier>> enum_names(std::type_identity<Carrier>) { return kCarriers; }
 
 void describe(config::Section<RunConfig>& section) {
-  section.meaning("what the run is called and where it leaves its files");
+  section.meaning("what the run is called, what it computes with and where it leaves its files");
   section.field("name", &RunConfig::name, "folder of this run below run.out");
+  section.field("device", &RunConfig::device,
+                "what computes: the CPU, or an NVIDIA GPU, which ranks that are threads share");
   section.field("seed", &RunConfig::seed, "from which every random number follows").at_least(0);
   section.field("out", &RunConfig::out, "folder that holds the folders of runs");
 }
@@ -144,6 +148,11 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
        {find_problems(recipe.optim), find_problems(recipe.schedule, recipe.batch), find_problems(recipe.precision),
         find_problems(recipe.train), find_problems(recipe.layout, recipe.pipeline, comm.ranks)}) {
     problems.insert(problems.end(), found.begin(), found.end());
+  }
+  if (recipe.precision.products != Products::kSame && run.device == DeviceKind::kCpu) {
+    problems.push_back({.key = "precision.products",
+                        .reason = "asks for products of 8-bit floats, which a CPU does not make",
+                        .hint = "set run.device = \"cuda\", or precision.products = \"same\""});
   }
   const bool adapts = recipe.optim.kind == OptimizerKind::kLamb || recipe.optim.kind == OptimizerKind::kLars;
   if (recipe.layout.offload_delay && adapts) {

@@ -28,9 +28,14 @@
 
 namespace trireme::spec {
 
-/// [run]: what the run is called and where it leaves its files.
+/// What a rank computes with.
+enum class DeviceKind : std::uint8_t { kCpu, kCuda };
+std::span<const Named<DeviceKind>> enum_names(std::type_identity<DeviceKind>);
+
+/// [run]: what the run is called, what it computes with and where it leaves its files.
 struct RunConfig {
   std::string name = "run";
+  DeviceKind device = DeviceKind::kCpu;
   std::int64_t seed = 0;
   std::string out = "runs";
   bool operator==(const RunConfig&) const = default;

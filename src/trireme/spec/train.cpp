@@ -38,6 +38,8 @@ void describe(config::Section<TrainConfig>& section) {
              "that each rank may use of its device, in 10^9 bytes: the run stops with a table of what is where when it "
              "needs more; unset: no limit")
       .above(0.0);
+  section.field("capture", &TrainConfig::capture,
+                "on a GPU, one rank: record the kernels of a microbatch once and start them as one from then on");
   section
       .field("hash_every", &TrainConfig::hash_every,
              "every so many steps the hash of the whole state is written down, by which `trireme diff` finds where two "

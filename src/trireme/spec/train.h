@@ -37,6 +37,7 @@ struct TrainConfig {
   std::int64_t recompute_every = 2;
   bool offload_activations = false;  ///< inputs that recomputation keeps wait on the host
   std::optional<double> memory_gb;   ///< of each rank's device; unset: no limit
+  bool capture = false;              ///< GPU: forward and backward are recorded once and started as one
   std::int64_t hash_every = 100;
   std::vector<std::string> freeze;
   bool operator==(const TrainConfig&) const = default;

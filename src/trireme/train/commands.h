@@ -26,6 +26,7 @@ struct RunRequest {
   std::filesystem::path folder;  ///< the run's directory
   bool resume = false;           ///< go on from its newest whole checkpoint
   bool explain = false;          ///< tell what a step keeps and sends, before the first
+  std::int64_t profile = 0;      ///< so many steps, once the first few are over; 0: none
   int local_ranks = 1;           ///< on this machine: they share its cores
   EventSink* trace = nullptr;    ///< told of all layers and calls; null: nobody
 };
@@ -110,7 +111,7 @@ struct Commands {
   ConvertResult (*convert)(const ConvertRequest& request);
   void (*verify)(const VerifyRequest& request, comm::Rank& rank, const OnVerified& each);
 };
-inline constexpr std::uint32_t kVersion = 3;
+inline constexpr std::uint32_t kVersion = 4;
 
 extern "C" const Commands* trireme_train();
 using Entry = const Commands*();

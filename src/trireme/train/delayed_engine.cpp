@@ -10,6 +10,7 @@
 #include "trireme/optim/gradients.h"
 #include "trireme/optim/update.h"
 #include "trireme/pipeline/delayed.h"
+#include "trireme/train/device.h"
 #include "trireme/train/drains.h"
 #include "trireme/train/engine.h"
 #include "trireme/train/feed.h"
@@ -36,6 +37,7 @@ class DelayedEngine final : public Engine, public StepsTogether {
                 const PrepareParams& prepare)
       : recipe_(recipe),
         world_(world),
+        device_(device_of(recipe, world)),
         groups_(world, layout::Mesh({{"dp", 1}})),
         model_(models::build(shape, build_options(recipe))),
         split_(cut(recipe, shape, length, world)),
@@ -45,8 +47,9 @@ class DelayedEngine final : public Engine, public StepsTogether {
     prepare.freeze(model_->params, all_names());
     std::vector<parallel::Unit> units;
     for (const models::NamedLayer& entry : model_->layers) units.push_back({.params = entry.params});
-    replicas_ = std::make_unique<parallel::Replicas>(std::move(units), model_->params, groups_,
-                                                     parallel::ReplicaOptions{.precision = recipe.precision.compute});
+    replicas_ = std::make_unique<parallel::Replicas>(
+        std::move(units), model_->params, groups_,
+        parallel::ReplicaOptions{.precision = recipe.precision.compute, .device = device_});
     prepare.fill(model_->params);
   }
 
@@ -70,7 +73,7 @@ class DelayedEngine final : public Engine, public StepsTogether {
     return train::evaluate(*model_, samples, world_, options);
   }
   std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
-    return train::first_not_finite(*model_, batches, contexts, world_);
+    return train::first_not_finite(*model_, batches, contexts, world_, {}, device_);
   }
 
   std::int64_t drain_every() const override { return drain_every_; }
@@ -91,6 +94,7 @@ class DelayedEngine final : public Engine, public StepsTogether {
       for (data::Batch& batch : work.batches) {
         pipeline::Micro micro{.context = work.contexts()};
         micro.inputs = feed(batch, micro.context);
+        move_to(device_, micro.inputs, micro.context, model_->shape);
         delayed.add(micro, step);
         for (const nn::LossTerm& term : micro.context.losses) sums.loss += term.sum;
         sums.flops += micro.context.flops;
@@ -139,6 +143,7 @@ class DelayedEngine final : public Engine, public StepsTogether {
 
   const spec::Recipe& recipe_;
   comm::Group& world_;
+  at::Device device_;
   parallel::MeshGroups groups_;  // of one rank
   std::unique_ptr<parallel::Replicas> replicas_;
   std::unique_ptr<models::Model> model_;

@@ -3,7 +3,10 @@
 namespace trireme::train {
 
 models::BuildOptions build_options(const spec::Recipe& recipe) {
-  return {.recompute = {.kind = recipe.train.recompute, .every = recipe.train.recompute_every}};
+  models::BuildOptions options{.recompute = {.kind = recipe.train.recompute, .every = recipe.train.recompute_every}};
+  // Each chunk of logits reads and writes the whole gradient of the head: a GPU has room for few large ones.
+  if (recipe.run.device == spec::DeviceKind::kCuda) options.logits_chunk_bytes = std::int64_t{1} << 30;
+  return options;
 }
 
 std::unique_ptr<Engine> make_engine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,

@@ -29,7 +29,13 @@ Evaluation evaluate(models::Model& model, const data::Samples& samples, comm::Gr
   const auto forward = [&](nn::Tensors inputs, nn::Context& context) {
     model.forward(std::move(inputs), context, nullptr);
   };
-  return evaluate(forward, samples, {.all = world, .rank = world.rank(), .ranks = world.size()}, options);
+  return evaluate(forward, samples,
+                  {.all = world,
+                   .rank = world.rank(),
+                   .ranks = world.size(),
+                   .device = model.params.begin()->value.device(),
+                   .shape = &model.shape},
+                  options);
 }
 
 Evaluation evaluate(const Forward& forward, const data::Samples& samples, const EvaluateRanks& ranks,
@@ -40,6 +46,7 @@ Evaluation evaluate(const Forward& forward, const data::Samples& samples, const 
     nn::Context context;
     nn::Tensors inputs = feed(batch, context);
     nn::take_tokens(inputs, context, ranks.tokens);
+    if (!ranks.device.is_cpu()) move_to(ranks.device, inputs, context, *ranks.shape);
     forward(std::move(inputs), context);
     for (const nn::LossTerm& term : context.losses) {
       if (term.name != "loss" || !counts) continue;

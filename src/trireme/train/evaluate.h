@@ -43,6 +43,8 @@ struct EvaluateRanks {
   nn::TokenSplit tokens = {};
   bool counts_loss = true, counts_rows = true;  ///< others have the same losses, or parts of the same rows
   bool lockstep = false;                        ///< all ranks run equally often: they gather weights together
+  at::Device device = at::kCPU;                 ///< where the model is
+  const spec::ModelShape* shape = nullptr;      ///< its own, with a device other than the host
 };
 /// Runs the model; losses are left in the context where its end is.
 using Forward = std::function<void(nn::Tensors inputs, nn::Context& context)>;

@@ -1,6 +1,15 @@
 #include "trireme/train/feed.h"
 
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/masked_select.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/min.h>
+#include <ATen/ops/ne.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "trireme/base/error.h"
 
 namespace trireme::train {
 namespace {
@@ -15,6 +24,33 @@ at::Tensor rows_of(std::vector<T>& numbers, std::int64_t rows, std::int64_t leng
 nn::Sequence sequence_of(data::TokenRows& tokens, std::int64_t rows) {
   return {.positions = rows_of(tokens.positions, rows, tokens.length),
           .documents = rows_of(tokens.documents, rows, tokens.length)};
+}
+
+/// The smallest and the largest, or 0 and -1 where there is none.
+std::pair<std::int64_t, std::int64_t> range_of(const at::Tensor& numbers) {
+  if (!numbers.defined() || numbers.numel() == 0) return {0, -1};
+  return {at::min(numbers).item<std::int64_t>(), at::max(numbers).item<std::int64_t>()};
+}
+
+void require_below(const at::Tensor& numbers, std::int64_t end, const char* what, const char* table) {
+  const auto [smallest, largest] = range_of(numbers);
+  if (smallest >= 0 && largest < end) return;
+  throw ConfigError(
+      fmt::format("{} {} is outside the model's {} of {}", what, smallest < 0 ? smallest : largest, table, end));
+}
+
+/// A GPU would read beside its tables, where the host looks at every number when it uses it.
+void check_numbers(const nn::Tensors& ids, const nn::Context& context, const spec::ModelShape& shape) {
+  for (const at::Tensor& numbers : ids) require_below(numbers, shape.vocabulary, "token", "vocabulary");
+  if (context.targets.defined()) {
+    require_below(context.targets.masked_select(context.targets.ne(data::kNoTarget)), shape.vocabulary, "target",
+                  "vocabulary");
+  }
+  if (context.segments.defined()) require_below(context.segments, shape.segments, "token type", "token types");
+  if (shape.position_kind == spec::PositionKind::kRotary) return;
+  for (const nn::Sequence* sequence : {&context.sequence, &context.source}) {
+    require_below(sequence->positions, shape.positions, "position", "table of positions");
+  }
 }
 
 }  // namespace
@@ -33,6 +69,21 @@ nn::Tensors feed(data::Batch& batch, nn::Context& context) {
   }
   ids.push_back(rows_of(batch.tokens.ids, rows, length));
   return ids;
+}
+
+void move_to(at::Device device, nn::Tensors& ids, nn::Context& context, const spec::ModelShape& shape) {
+  if (device.is_cpu()) return;
+  check_numbers(ids, context, shape);
+  for (nn::Sequence* sequence : {&context.sequence, &context.source}) {
+    sequence->position_count = range_of(sequence->positions).second + 1;
+    sequence->documents_here = sequence->documents;
+  }
+  for (at::Tensor& tensor : ids) tensor = tensor.to(device);
+  for (at::Tensor* tensor :
+       {&context.samples, &context.targets, &context.loss_weights, &context.segments, &context.sequence.positions,
+        &context.sequence.documents, &context.source.positions, &context.source.documents}) {
+    if (tensor->defined()) *tensor = tensor->to(device);
+  }
 }
 
 double count_targets(const data::Batch& batch) {

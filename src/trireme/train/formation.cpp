@@ -5,6 +5,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/spec/layout_check.h"
+#include "trireme/train/device.h"
 
 namespace trireme::train {
 namespace {
@@ -63,6 +64,7 @@ std::unique_ptr<Formation> form(const spec::Recipe& recipe, const spec::ModelSha
     throw config::ProblemsError("the layout", std::move(problems));
   }
   auto formation = std::make_unique<Formation>();
+  formation->device = device_of(recipe, world);
   formation->groups = std::make_unique<parallel::MeshGroups>(world, mesh_of(layout, world.size()));
   parallel::MeshGroups& groups = *formation->groups;
   make_groups(groups, layout, shape);
@@ -89,13 +91,15 @@ std::unique_ptr<Formation> form(const spec::Recipe& recipe, const spec::ModelSha
   return formation;
 }
 
-parallel::ReplicaOptions replica_options(const spec::Recipe& recipe, const layout::Mesh& mesh) {
+parallel::ReplicaOptions replica_options(const spec::Recipe& recipe, const Formation& formation) {
+  const layout::Mesh& mesh = formation.team.mesh;
   const spec::LayoutConfig& layout = recipe.layout;
   parallel::ReplicaOptions options{.zero = layout.zero,
                                    .bucket_bytes = static_cast<std::int64_t>(layout.bucket_mb * 1e6),
                                    .reduce_bf16 = layout.reduce == spec::ReduceKind::kBf16,
                                    .offload = layout.offload == spec::OffloadKind::kOptimizer,
-                                   .precision = recipe.precision.compute};
+                                   .precision = recipe.precision.compute,
+                                   .device = formation.device};
   for (const char* axis : {"dp", "cp"}) {
     if (mesh.size(axis) > 1) options.data.emplace_back(axis);
   }

@@ -20,6 +20,7 @@ struct Formation {
   std::unique_ptr<parallel::MeshGroups> groups;
   std::unique_ptr<comm::Group> alone;  ///< this rank by itself
   nn::Team team;
+  at::Device device = at::kCPU;     ///< what this rank computes with
   comm::Group* copies = nullptr;    ///< along dp: they read different rows
   comm::Group* pipeline = nullptr;  ///< along pp; null without stages
   int copies_count = 1, copy = 0, stages = 1, stage = 0;
@@ -38,7 +39,7 @@ layout::Mesh mesh_of(const spec::LayoutConfig& layout, int ranks);
 std::unique_ptr<Formation> form(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
                                 std::int64_t length);
 
-parallel::ReplicaOptions replica_options(const spec::Recipe& recipe, const layout::Mesh& mesh);
+parallel::ReplicaOptions replica_options(const spec::Recipe& recipe, const Formation& formation);
 Share share_of(const spec::Recipe& recipe, const Formation& formation, std::int64_t length);
 
 }  // namespace trireme::train

@@ -52,7 +52,7 @@ std::int64_t find_in_backward(models::Model& model, nn::Context& context, nn::Ta
 
 std::int64_t find_here(models::Model& model, std::span<data::Batch> batches,
                        const std::function<nn::Context()>& make_context, const nn::TokenSplit& tokens,
-                       const Places& places) {
+                       at::Device device, const Places& places) {
   std::int64_t first = kNowhere, number = 0;
   for (const nn::Param& param : model.params) {
     if (!is_finite(param.value)) first = std::min(first, number);
@@ -64,6 +64,7 @@ std::int64_t find_here(models::Model& model, std::span<data::Batch> batches,
     nn::Tape tape;
     nn::Tensors x = feed(batch, context);
     nn::take_tokens(x, context, tokens);
+    move_to(device, x, context, model.shape);
     for (std::size_t i = 0; i < model.layers.size(); ++i) {
       x = model.layers[i].layer->forward(std::move(x), context, &tape);
       if (!are_finite(x)) first = std::min(first, places.output(i));
@@ -77,9 +78,9 @@ std::int64_t find_here(models::Model& model, std::span<data::Batch> batches,
 
 std::string first_not_finite(models::Model& model, std::span<data::Batch> batches,
                              const std::function<nn::Context()>& make_context, comm::Group& world,
-                             const nn::TokenSplit& tokens) {
+                             const nn::TokenSplit& tokens, at::Device device) {
   const Places places{model};
-  const std::int64_t mine = find_here(model, batches, make_context, tokens, places);
+  const std::int64_t mine = find_here(model, batches, make_context, tokens, device, places);
   std::int64_t first = mine, rank = 0;
   if (world.size() > 1) {
     world.all_reduce(comm::Buffer{&first, 1, comm::DType::kI64}, comm::Reduce::kMin).wait();

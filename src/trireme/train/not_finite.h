@@ -17,6 +17,6 @@ namespace trireme::train {
 /// same on every rank: "the output of layers.3 on rank 1". Leaves gradients behind that mean nothing.
 std::string first_not_finite(models::Model& model, std::span<data::Batch> batches,
                              const std::function<nn::Context()>& make_context, comm::Group& world,
-                             const nn::TokenSplit& tokens = {});
+                             const nn::TokenSplit& tokens = {}, at::Device device = at::kCPU);
 
 }  // namespace trireme::train

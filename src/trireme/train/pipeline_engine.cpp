@@ -58,9 +58,9 @@ class PipelineEngine final : public Engine {
       holders_.push_back(schedule::holders_of(table, chunk).front());
     }
     prepare.freeze(stage_.model->params, all_names());
-    replicas_ = std::make_unique<parallel::Replicas>(
-        pipeline::units_of(stage_), stage_.model->params, *formation_->groups,
-        replica_options(recipe, formation_->team.mesh), pipeline::held_apart(stage_));
+    replicas_ =
+        std::make_unique<parallel::Replicas>(pipeline::units_of(stage_), stage_.model->params, *formation_->groups,
+                                             replica_options(recipe, *formation_), pipeline::held_apart(stage_));
     pipeline::fetch_weights(stage_, *replicas_);
     if (many) {
       together_ = std::make_unique<PipelineSteps>(
@@ -109,6 +109,7 @@ class PipelineEngine final : public Engine {
                             made.context.on_gradient = [this](nn::Param& param) { replicas_->added(param); };
                             made.inputs = feed(batches[static_cast<std::size_t>(micro)], made.context);
                             nn::take_tokens(made.inputs, made.context, formation_->team.tokens);
+                            move_to(formation_->device, made.inputs, made.context, stage_.model->shape);
                             return made;
                           },
                       .update = [](int) {},  // the trainer's, after this
@@ -149,7 +150,9 @@ class PipelineEngine final : public Engine {
                             .tokens = formation_->team.tokens,
                             .counts_loss = formation_->counts_loss(),
                             .counts_rows = formation_->counts_rows(),
-                            .lockstep = recipe_.layout.zero == 3},
+                            .lockstep = recipe_.layout.zero == 3,
+                            .device = formation_->device,
+                            .shape = &stage_.model->shape},
                            options);
   }
 
@@ -172,6 +175,7 @@ class PipelineEngine final : public Engine {
       pipeline::Micro micro{.context = contexts()};
       micro.inputs = feed(batch, micro.context);
       nn::take_tokens(micro.inputs, micro.context, formation_->team.tokens);
+      move_to(formation_->device, micro.inputs, micro.context, stage_.model->shape);
       walk_forward(micro, [&](int chunk, const nn::Tensors& outputs) {
         for (const at::Tensor& output : outputs) {
           if (output.is_floating_point() && !finite(output)) first = std::min<std::int64_t>(first, count + chunk);
@@ -234,7 +238,7 @@ class PipelineEngine final : public Engine {
       if (before != holder) {
         x.clear();
         for (const pipeline::Crossing& crossing : stage_.crossings(chunk, micro)) {
-          at::Tensor& tensor = x.emplace_back(at::empty(crossing.sizes, crossing.type));
+          at::Tensor& tensor = x.emplace_back(at::empty(crossing.sizes, crossing.options()));
           pipeline_.recv(device::to_buffer(tensor), before, kTag).wait();
         }
       }

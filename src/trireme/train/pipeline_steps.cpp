@@ -47,6 +47,7 @@ class PipelineSteps::Progress {
     StepWork& work = works_.at(step);
     pipeline::Micro made{.context = work.contexts()};
     made.inputs = feed(work.batches.at(static_cast<std::size_t>(number % request_.micros)), made.context);
+    move_to(engine_.device_, made.inputs, made.context, engine_.stage_.model->shape);
     return made;
   }
 
@@ -159,6 +160,7 @@ PipelineSteps::PipelineSteps(const spec::Recipe& recipe, pipeline::Stage& stage,
     : stage_(stage),
       pipeline_(pipeline),
       copies_(copies),
+      device_(replicas.device()),
       replicas_(replicas),
       asynchronous_(is_asynchronous(recipe)),
       drain_every_(train::drain_every(recipe, asynchronous_)),

@@ -46,6 +46,7 @@ class PipelineSteps final : public StepsTogether {
   pipeline::Stage& stage_;
   comm::Group& pipeline_;
   comm::Group& copies_;  // of the pipeline
+  c10::Device device_;
   parallel::Replicas& replicas_;
   bool asynchronous_;
   std::int64_t drain_every_;

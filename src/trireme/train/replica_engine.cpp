@@ -8,6 +8,7 @@
 #include "trireme/train/formation.h"
 #include "trireme/train/memory.h"
 #include "trireme/train/not_finite.h"
+#include "trireme/train/step_graph.h"
 
 namespace trireme::train {
 namespace {
@@ -30,12 +31,15 @@ class ReplicaEngine final : public Engine {
     std::vector<parallel::Unit> units;
     for (const models::NamedLayer& entry : model_->layers) units.push_back({entry.params});
     replicas_ = std::make_unique<parallel::Replicas>(std::move(units), model_->params, *formation_->groups,
-                                                     replica_options(recipe, formation_->team.mesh));
+                                                     replica_options(recipe, *formation_));
     for (std::size_t i = 0; i < model_->layers.size(); ++i) {
       model_->layers[i].layer = replicas_->wrap(std::move(model_->layers[i].layer), i);
     }
     prepare.fill(replicas_->owned());
     replicas_->updated();
+    if (recipe.train.capture) {
+      graph_ = std::make_unique<StepGraph>(*model_, [this](nn::Param& param) { replicas_->added(param); });
+    }
   }
 
   nn::Params& params() override { return replicas_->owned(); }
@@ -61,22 +65,34 @@ class ReplicaEngine final : public Engine {
 
   StepSums run(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
     std::array<double, 2> sums{};
+    std::vector<nn::LossTerm> losses;                    // read when everything is under way
     if (batches.empty()) replicas_->wait_for_weights();  // others wait for this rank's part of them
     for (std::size_t i = 0; i < batches.size(); ++i) {
       replicas_->begin_micro(/*last=*/i + 1 == batches.size());
       nn::Context context = contexts();
       context.on_gradient = [this](nn::Param& param) { replicas_->added(param); };
-      nn::Tape tape;
+      context.losses_later = true;
       nn::Tensors inputs = feed(batches[i], context);
       nn::take_tokens(inputs, context, formation_->team.tokens);
+      move_to(formation_->device, inputs, context, model_->shape);
+      if (graph_) {
+        StepGraph::Result result = graph_->run(std::move(inputs), std::move(context), /*first=*/i == 0);
+        if (i == 0) activations_ = result.tape_bytes;
+        sums[1] += result.flops;
+        for (nn::LossTerm& term : result.losses) losses.push_back(std::move(term));
+        continue;
+      }
+      nn::Tape tape;
       model_->forward(std::move(inputs), context, &tape);
       if (i == 0) activations_ = tape.bytes();
       const CountedTape counted(context.memory, tape);
       model_->backward(context, tape);
-      for (const nn::LossTerm& term : context.losses) {
-        if (formation_->counts_loss()) sums[0] += term.sum;
-      }
+      for (nn::LossTerm& term : context.losses) losses.push_back(std::move(term));
       sums[1] += context.flops;
+    }
+    nn::settle(losses);
+    for (const nn::LossTerm& term : losses) {
+      if (formation_->counts_loss()) sums[0] += term.sum;
     }
     const auto begin = Clock::now();
     if (world_.size() > 1) {
@@ -98,13 +114,15 @@ class ReplicaEngine final : public Engine {
                             .tokens = formation_->team.tokens,
                             .counts_loss = formation_->counts_loss(),
                             .counts_rows = formation_->counts_rows(),
-                            .lockstep = zero_ == 3},
+                            .lockstep = zero_ == 3,
+                            .device = formation_->device,
+                            .shape = &model_->shape},
                            options);
   }
 
   std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
     replicas_->wait_for_weights();
-    return train::first_not_finite(*model_, batches, contexts, world_, formation_->team.tokens);
+    return train::first_not_finite(*model_, batches, contexts, world_, formation_->team.tokens, formation_->device);
   }
 
  private:
@@ -114,6 +132,7 @@ class ReplicaEngine final : public Engine {
   bool owns_model_;  // what is updated is what layers compute with
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<parallel::Replicas> replicas_;
+  std::unique_ptr<StepGraph> graph_;  // train.capture only
   Share share_;
   std::int64_t activations_ = 0;
 };

@@ -21,12 +21,14 @@
 #include "trireme/checkpoint/store.h"
 #include "trireme/cost/cost_table.h"
 #include "trireme/data/open_samples.h"
+#include "trireme/kernels/cuda.h"
 #include "trireme/observe/peak_file.h"
 #include "trireme/observe/run_log.h"
 #include "trireme/train/call_trace.h"
 #include "trireme/train/evaluate.h"
 #include "trireme/train/explain.h"
 #include "trireme/train/interrupt.h"
+#include "trireme/train/profile.h"
 #include "trireme/train/trainer.h"
 
 namespace trireme::train {
@@ -74,6 +76,10 @@ class Run {
   void build(std::int64_t from_step);
   void open_files(std::int64_t from_step);
   void loop();
+  void begin_profile();
+  void end_profile();
+  /// The most that this rank has had of its device; of the host, where that is the device.
+  std::int64_t most_memory() const;
   void record(const StepReport& report, std::int64_t memory, Clock::time_point begin);
   void validate();
   void save();
@@ -98,7 +104,15 @@ class Run {
   std::unique_ptr<observe::RunLog> log_;
   std::unique_ptr<Progress> progress_;
   std::optional<double> peak_flops_;
+  std::unique_ptr<StepProfile> profile_;
+  std::int64_t first_profiled_ = -1;
+  Clock::time_point profile_began_;
 };
+
+std::int64_t Run::most_memory() const {
+  const at::Device device = trainer_->device();
+  return device.is_cuda() ? kernels::cuda().peak_bytes(device.index()) : peak_memory();
+}
 
 std::int64_t Run::told(std::int64_t number) {
   if (world_.size() > 1) world_.broadcast(comm::Buffer{&number, 1, comm::DType::kI64}, 0).wait();
@@ -189,13 +203,16 @@ void Run::open_files(std::int64_t from_step) {
        {"precision", name_in(spec::enum_names(std::type_identity<spec::Precision>()), recipe_.precision.compute)},
        {"threads", *recipe_.train.threads},
        {"changes", changes}});
-  peak_flops_ = observe::peak_flops(recipe_.precision.compute == spec::Precision::kBf16 ? "bf16" : "fp32",
-                                    *recipe_.train.threads * request_.local_ranks);
+  if (recipe_.run.device == spec::DeviceKind::kCpu)
+    peak_flops_ = observe::peak_flops(recipe_.precision.compute == spec::Precision::kBf16 ? "bf16" : "fp32",
+                                      *recipe_.train.threads * request_.local_ranks);
   log_info("{}: {} parameters, {}, {} a rank; {} of {} tokens; peak {}", family,
            short_count(static_cast<double>(parameters)), counted(static_cast<std::size_t>(world_.size()), "rank"),
            counted(static_cast<std::size_t>(*recipe_.train.threads), "thread"), counted(steps_, "step"),
            exact_count(spec::batch_at(recipe_.schedule, recipe_.batch, trainer_->position().tokens)),
-           peak_flops_ ? fmt::format("{:.0f} GFLOP/s", *peak_flops_ / 1e9) : "unknown (`trireme doctor` measures it)");
+           peak_flops_                                    ? fmt::format("{:.0f} GFLOP/s", *peak_flops_ / 1e9)
+           : recipe_.run.device == spec::DeviceKind::kCpu ? "unknown (`trireme doctor` measures it)"
+                                                          : "of the GPU not known (--profile compares)");
   if (world_.size() > 1) log_info("layout: {}", layout::to_text(trainer_->mesh()));
   if (const auto best = samples_->best_loss()) log_info("the best possible loss of this task is {:.4f}", *best);
   progress_ = std::make_unique<Progress>("train", steps_, "step");
@@ -298,14 +315,49 @@ void Run::save_what_diverged(NotFiniteError& error) {
   throw;  // the error that is being handled
 }
 
+void Run::begin_profile() {
+  if (request_.profile == 0 || profile_ || trainer_->position().step != first_profiled_ || !leads()) return;
+  profile_ = std::make_unique<StepProfile>(trainer_->device());
+  profile_->start();
+  profile_began_ = Clock::now();
+}
+
+void Run::end_profile() {
+  if (!profile_ || trainer_->position().step != first_profiled_ + request_.profile) return;
+  const std::int64_t parameters = spec::count_parameters(trainer_->shape()).total();
+  // Norm and update read the gradient each; masters and moments are read and written, 16-bit weights written.
+  const std::int64_t streams = 4 + 4 + 8 + 8 * spec::moments_of(recipe_.optim) + 2;
+  log_info("{}", profile_->stop({.steps = request_.profile,
+                                 .tokens = static_cast<double>(
+                                     spec::batch_at(recipe_.schedule, recipe_.batch, trainer_->position().tokens)),
+                                 .sequence = recipe_.data.sequence,
+                                 .seconds = seconds_since(profile_began_),
+                                 .parameter_bytes = parameters * streams},
+                                trainer_->shape(), folder_.path / "profile.json"));
+  profile_.reset();
+  first_profiled_ = -1;
+}
+
 void Run::loop() {
+  constexpr std::int64_t kWarmSteps = 3;  // libraries choose kernels and memory settles
+  first_profiled_ = trainer_->position().step + kWarmSteps;
+  if (request_.profile > 0 && recipe_.run.device == spec::DeviceKind::kCpu) {
+    throw ConfigError("--profile shows what a GPU does, but run.device is \"cpu\"", "leave it out");
+  }
+  if (request_.profile > 0 && first_profiled_ + request_.profile > steps_) {
+    throw ConfigError(fmt::format("--profile {} begins after {} steps, but {} are left", request_.profile, kWarmSteps,
+                                  steps_ - trainer_->position().step),
+                      fmt::format("set train.steps = {}", first_profiled_ + request_.profile));
+  }
   const auto due = [&](std::int64_t every) { return every > 0 && trainer_->position().step % every == 0; };
   while (trainer_->position().step < steps_) {
     const auto begin = Clock::now();
     News news;
+    begin_profile();
     try {
       const StepReport report = trainer_->step();
-      news = exchange({.stop = Interrupt::requested(), .memory = peak_memory()});
+      end_profile();
+      news = exchange({.stop = Interrupt::requested(), .memory = most_memory()});
       if (calls_) calls_->tell();
       record(report, news.memory, begin);
     } catch (NotFiniteError& error) {

@@ -10,6 +10,8 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/checkpoint/open_model.h"
+#include "trireme/kernels/fp8.h"
+#include "trireme/train/device.h"
 #include "trireme/train/drains.h"
 #include "trireme/train/feed.h"
 #include "trireme/train/memory.h"
@@ -38,18 +40,47 @@ void freeze(nn::Params& params, const std::vector<std::string>& all, const std::
   for (nn::Param& param : params) param.trainable = !frozen(param.name);
 }
 
+/// Matrices of blocks, but for those that the recipe keeps.
+void choose_products(nn::Params& params, const std::vector<std::string>& all, const spec::PrecisionConfig& precision) {
+  if (precision.products == spec::Products::kSame) return;
+  for (const std::string& pattern : precision.products_keep) {
+    if (std::any_of(all.begin(), all.end(), [&](const auto& name) { return spec::matches(pattern, name); })) continue;
+    throw ConfigError(
+        fmt::format("precision.products_keep: no parameter is called \"{}\"{}", pattern, did_you_mean(pattern, all)),
+        "'*' stands for any text: \"layers.0.*\"");
+  }
+  for (nn::Param& param : params) {
+    const bool inside = param.name.starts_with("layers.") || param.name.starts_with("encoder.");
+    const bool kept = std::any_of(precision.products_keep.begin(), precision.products_keep.end(),
+                                  [&](const auto& pattern) { return spec::matches(pattern, param.name); });
+    if (!inside || kept || param.placement.shape.size() != 2) continue;
+    const auto sizes = nn::local_shape(param.placement);
+    const auto scaling =
+        precision.products == spec::Products::kFp8 ? kernels::Fp8Scaling::kTensor : kernels::Fp8Scaling::kTiles;
+    if (!kernels::takes_fp8(scaling, sizes[0], sizes[1])) {
+      throw ConfigError(
+          fmt::format("precision.products: {} is {} x {} on a rank, which are no multiples of {}", param.name, sizes[0],
+                      sizes[1], precision.products == spec::Products::kFp8 ? 16 : 128),
+          fmt::format("add \"{}\" to precision.products_keep, or choose other sizes", param.name));
+    }
+    param.products = precision.products;
+  }
+}
+
 /// Freezes, and gives parameters the numbers they begin with: drawn, or another model's.
-PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& shape) {
+PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& shape, const comm::Group& world) {
   PrepareParams prepare;
   prepare.freeze = [&recipe](nn::Params& params, const std::vector<std::string>& all) {
     freeze(params, all, recipe.train.freeze);
+    choose_products(params, all, recipe.precision);
   };
-  prepare.fill = [&recipe, &shape](nn::Params& params) {
+  prepare.fill = [&recipe, &shape, &world](nn::Params& params) {
+    const at::Device device = device_of(recipe, world);
     if (!recipe.model.init_from) {
-      nn::initialise(params, recipe.precision.compute, static_cast<std::uint64_t>(recipe.run.seed));
+      nn::initialise(params, recipe.precision.compute, static_cast<std::uint64_t>(recipe.run.seed), device);
       return;
     }
-    nn::allocate(params, recipe.precision.compute);
+    nn::allocate(params, recipe.precision.compute, device);
     const auto whole =
         checkpoint::open_model(*recipe.model.init_from, {.precision = recipe.precision.compute, .shape = shape}).model;
     for (nn::Param& param : params) nn::fill_from(param, whole->params.at(param.name).master);
@@ -88,7 +119,9 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
       samples_(samples),
       shape_(shape),
       memory_(memory_of(recipe)),
-      engine_(make(recipe, shape_, world, samples.length(), preparation(recipe, shape_))) {
+      engine_(telling_what_fills_the_gpu(recipe, shape_, memory_, [&] {
+        return make(recipe, shape_, world, samples.length(), preparation(recipe, shape_, world));
+      })) {
   if (auto problems = spec::find_problems(recipe.optim, engine_->all_names()); !problems.empty()) {
     throw config::ProblemsError("the recipe", std::move(problems));
   }
@@ -97,7 +130,8 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
         fmt::format("data.sequence is {}, but the model has {} positions", samples.length(), shape.positions),
         fmt::format("set model.positions = {}", samples.length()));
   }
-  optimizer_ = optim::make_optimizer(recipe.optim, engine_->params());
+  optimizer_ = telling_what_fills_the_gpu(recipe, shape_, memory_,
+                                          [&] { return optim::make_optimizer(recipe.optim, engine_->params()); });
   updates_ = std::make_unique<Updates>(recipe.layout, *engine_, *optimizer_);
   count_memory();
   if (recipe.train.offload_activations) stash_ = std::make_unique<nn::Stash>(&memory_);
@@ -201,6 +235,10 @@ void Trainer::run_together(StepsTogether& engine) {
 }
 
 StepReport Trainer::step() {
+  return telling_what_fills_the_gpu(recipe_, shape_, memory_, [this] { return take_step(); });
+}
+
+StepReport Trainer::take_step() {
   if (!feeder_) {
     feeder_ = std::make_unique<Feeder>(recipe_, samples_, position_, engine_->share());
   }

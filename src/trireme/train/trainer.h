@@ -69,6 +69,8 @@ class Trainer {
     return engine_->params();
   }
   const layout::Mesh& mesh() const { return engine_->mesh(); }
+  /// What this rank computes with.
+  at::Device device() { return engine_->replicas().device(); }
   /// The loss on samples, without training; on all ranks together.
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options);
   /// The last steps as their instructions ran, where a schedule was walked: Engine::timeline.
@@ -108,6 +110,7 @@ class Trainer {
   nn::Context context_for(double gradient_scale, std::int64_t step);
   /// The targets of all ranks in these batches. ConfigError where there are none.
   double count_all_targets(const std::vector<data::Batch>& batches, std::int64_t step);
+  StepReport take_step();
   void run_together(StepsTogether& engine);
   void count_memory();
 

@@ -29,6 +29,8 @@ struct Trace {
   std::map<std::string, layout::Placement> placements;
 };
 
+at::Tensor copy_here(const at::Tensor& tensor) { return tensor.is_cpu() ? tensor.clone() : tensor.cpu(); }
+
 Trace run_trace(const spec::Recipe& recipe, comm::Group& world, std::int64_t steps, MakeEngine& make = make_engine) {
   Trace trace;
   const auto samples = data::open_samples(recipe, data::Split::kTrain);
@@ -36,7 +38,7 @@ Trace run_trace(const spec::Recipe& recipe, comm::Group& world, std::int64_t ste
   trainer.on_gradients([&](nn::Params& params) {
     if (!trace.gradients.empty()) return;
     for (const nn::Param& param : params) {
-      if (param.trainable) trace.gradients[param.name] = param.gradient.clone();
+      if (param.trainable) trace.gradients[param.name] = copy_here(param.gradient);
     }
   });
   for (std::int64_t step = 0; step < steps; ++step) {
@@ -45,7 +47,7 @@ Trace run_trace(const spec::Recipe& recipe, comm::Group& world, std::int64_t ste
     trace.norms.push_back(report.gradient_norm);
   }
   for (const nn::Param& param : trainer.params()) {
-    trace.weights[param.name] = param.master.clone();
+    trace.weights[param.name] = copy_here(param.master);
     trace.placements[param.name] = param.placement;
   }
   return trace;

@@ -9,6 +9,7 @@
 
 #include "trireme/comm/arithmetic/arithmetic.h"
 #include "trireme/comm/board.h"
+#include "trireme/comm/gpu_memory.h"
 
 namespace trireme::comm {
 namespace {
@@ -148,8 +149,13 @@ class ThreadRecv final : public Transfer {
       }
     }
     const std::size_t element = size_of(sink_.type);
-    const std::size_t count = std::min(sink_.count - taken_, kPieceBytes / element);
-    take(taken_ * element, count);
+    const bool on_gpu = envelope_.key.place == DeviceKind::kCuda;
+    const std::size_t count = on_gpu ? sink_.count : std::min(sink_.count - taken_, kPieceBytes / element);
+    if (on_gpu) {
+      gpu_memory()->copy(sink_.to, message_->data, sink_.bytes());  // started, after what makes the data: gpu_memory.h
+    } else {
+      take(taken_ * element, count);
+    }
     if (!message_->copy) message_->touching.store(0, std::memory_order_release);
     taken_ += count;
     return taken_ == sink_.count ? finish() : Progress::kMoved;
@@ -203,6 +209,7 @@ class ThreadsTransport final : public Transport {
   ThreadsTransport(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
 
   std::string_view name() const override { return "threads"; }
+  bool moves(DeviceKind) const override { return true; }
   int rank() const override { return rank_; }
   int ranks() const override { return hub_->ranks; }
   std::vector<int> node_of() const override {
@@ -218,7 +225,7 @@ class ThreadsTransport final : public Transport {
     message->envelope = envelope;
     message->bytes = bytes;
     message->data = static_cast<const std::byte*>(data);
-    if (bytes <= kEagerBytes) {
+    if (bytes <= kEagerBytes && envelope.key.place == DeviceKind::kCpu) {
       message->copy.reset(new std::byte[std::max<std::size_t>(bytes, 1)]);
       if (bytes != 0) std::memcpy(message->copy.get(), data, bytes);
       message->data = message->copy.get();

@@ -13,6 +13,8 @@ struct ActivationLoop {
   const void *x, *bias, *dy;  // bias null: none; of x's type
   void* out;                  // y or dx
   std::int64_t x_stride, dy_stride, out_stride, width;
+  void* y = nullptr;  // backward, on a GPU: the activation again; null: left out
+  std::int64_t y_stride = 0;
 };
 
 struct GatedLoop {

@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(kThreads) backward(const ActivationLoop c) {
   const T* x = row_of<const T>(c.x, blockIdx.x, c.x_stride);
   const T* dy = row_of<const T>(c.dy, blockIdx.x, c.dy_stride);
   T* dx = row_of<T>(c.out, blockIdx.x, c.out_stride);
+  T* y = c.y == nullptr ? nullptr : row_of<T>(c.y, blockIdx.x, c.y_stride);
   each<kVec>(c.width, [&](int i) {
     Sum<T> v[kVec], d[kVec];
     load<kVec>(x + i, v);
@@ -51,8 +52,13 @@ __global__ void __launch_bounds__(kThreads) backward(const ActivationLoop c) {
       for (int k = 0; k < kVec; ++k) v[k] += bias[k];
     }
 #pragma unroll
-    for (int k = 0; k < kVec; ++k) d[k] *= F::both(v[k]).slope;
+    for (int k = 0; k < kVec; ++k) {
+      const Both<Sum<T>> f = F::both(v[k]);
+      d[k] *= f.slope;
+      v[k] = f.value;
+    }
     store<kVec>(dx + i, d);
+    if (y != nullptr) store<kVec>(y + i, v);
   });
 }
 
@@ -133,7 +139,8 @@ CudaError activation_backward(const ActivationLoop& c, const CudaColumnSums& sum
     using T = decltype(type);
     const bool wide = wide_rows(c.x, c.x_stride, c.width, sizeof(T)) &&
                       wide_rows(c.dy, c.dy_stride, c.width, sizeof(T)) &&
-                      wide_rows(c.out, c.out_stride, c.width, sizeof(T)) && wide_rows(c.bias, 0, c.width, sizeof(T));
+                      wide_rows(c.out, c.out_stride, c.width, sizeof(T)) &&
+                      wide_rows(c.y, c.y_stride, c.width, sizeof(T)) && wide_rows(c.bias, 0, c.width, sizeof(T));
     return by_kind(kind, [&](auto function) {
       using F = decltype(function);
       if (wide) {

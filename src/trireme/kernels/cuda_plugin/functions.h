@@ -33,6 +33,15 @@ CudaError lars(const UpdateLoop&, const LarsNumbers&, std::int64_t count, CudaSt
 CudaError squares(const CudaSquares*, std::int64_t tensors, double* partial, double* sums, CudaStream);
 CudaError attention_forward(const CudaAttention&, Element, CudaStream);
 CudaError attention_backward(const CudaAttention&, Element, CudaStream);
+CudaError copy(void* to, const void* from, std::int64_t bytes, CudaStream);
+CudaError fold(const CudaFold&, CudaStream);
+CudaError graph_begin(void** graph);
+CudaError graph_end(void* graph, bool keep);
+CudaError graph_launch(void* graph, CudaStream);
+void graph_free(void* graph);
+CudaError fp8(const CudaFp8&, CudaStream);
+CudaError slice_values(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
+CudaError slice_gradients(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
 CudaError probe();
 
 }  // namespace trireme::kernels::gpu

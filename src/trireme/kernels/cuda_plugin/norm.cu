@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kThreads* kRows)
       next_dy[i] = load_pack<kVec>(dy + at * kVec);
     }
   };
-  constexpr bool kAhead = kLayer && kHold <= 4;  // measured: elsewhere the registers are worth more
+  constexpr bool kAhead = kHold <= 4;  // where registers are left for it
   if constexpr (kAhead) fetch(first);
   for (std::int64_t row = first; row < rows; row += step) {
     if constexpr (!kAhead) fetch(row);
@@ -312,6 +312,29 @@ bool by_width(std::int64_t vectors, Body&& body) {
   return false;
 }
 
+/// The same for the backward pass, whose sums over rows take as many registers again: wide rows have more threads.
+template <typename T, typename Body>
+bool by_width_back(std::int64_t vectors, Body&& body) {
+  constexpr std::integral_constant<int, 1> k1;
+  constexpr std::integral_constant<int, 2> k2;
+  constexpr std::integral_constant<int, 128> kSome;
+  if constexpr (sizeof(T) == 2) {
+    if (vectors > 96 && vectors <= 128) return body(kSome, k1, k1), true;
+    if (vectors > 128 && vectors <= 256) return body(kSome, k1, k2), true;
+  }
+  return by_width<T>(vectors, body);
+}
+
+/// Blocks that a card works on at a time: one more would wait for all of them, and keep the card half empty.
+template <typename Kernel>
+std::int64_t resident_blocks(Kernel* kernel, int threads, std::size_t shared) {
+  int device = 0, processors = 0, each = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, shared);
+  return static_cast<std::int64_t>(processors) * (each > 0 ? each : 1);
+}
+
 template <typename T, bool kLayer>
 CudaError forward(const NormForwardLoop& c, const CudaNormWeights& w, std::int64_t rows, cudaStream_t stream) {
   const int size = sizeof(T);
@@ -339,22 +362,20 @@ CudaError backward(const NormBackwardLoop& c, const CudaNormWeights& w, const Cu
   A* partial = with_sums ? static_cast<A*>(sums.partial) : nullptr;
   std::int64_t blocks = rows < kCudaSumBlocks ? rows : kCudaSumBlocks;
   // The bias of a root-mean-square norm is rare: the plain kernel serves it.
-  const bool done = wide && (kLayer || sums.second == nullptr) &&
-                    by_width<T>(c.width / kWide<T>, [&](auto threads, auto at_once, auto hold) {
-                      blocks = divided_up(rows, at_once());
-                      if (blocks > kCudaSumBlocks) blocks = kCudaSumBlocks;
-                      const dim3 shape(threads(), at_once());
-                      const unsigned grid = static_cast<unsigned>(blocks);
-                      if (with_sums) {
-                        const std::size_t shared =
-                            at_once() == 1 ? 0 : at_once() * static_cast<std::size_t>(c.width) * sizeof(A);
-                        backward_held<T, kLayer, threads(), at_once(), hold(), true>
-                            <<<grid, shape, shared, stream>>>(c, w, partial, rows);
-                      } else {
-                        backward_held<T, kLayer, threads(), at_once(), hold(), false>
-                            <<<grid, shape, 0, stream>>>(c, w, partial, rows);
-                      }
-                    });
+  const bool done =
+      wide && (kLayer || sums.second == nullptr) &&
+      by_width_back<T>(c.width / kWide<T>, [&](auto threads, auto at_once, auto hold) {
+        const dim3 shape(threads(), at_once());
+        const bool adds_up = with_sums && at_once() > 1;
+        const std::size_t shared = adds_up ? at_once() * static_cast<std::size_t>(c.width) * sizeof(A) : 0;
+        const auto kernel = with_sums ? backward_held<T, kLayer, threads(), at_once(), hold(), true>
+                                      : backward_held<T, kLayer, threads(), at_once(), hold(), false>;
+        blocks = divided_up(rows, at_once());
+        for (const std::int64_t most : {kCudaSumBlocks, resident_blocks(kernel, threads() * at_once(), shared)}) {
+          if (blocks > most) blocks = most;
+        }
+        kernel<<<static_cast<unsigned>(blocks), shape, shared, stream>>>(c, w, partial, rows);
+      });
   if (!done) backward_any<T, kLayer><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(c, w, partial, rows);
   if (CudaError error = launched(); error != nullptr || !with_sums) return error;
   return add_blocks(static_cast<A*>(sums.first), static_cast<A*>(sums.second), partial, blocks, c.width, stream);

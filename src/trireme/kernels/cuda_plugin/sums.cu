@@ -9,6 +9,7 @@ namespace {
 constexpr int kLanes = 32, kSteps = 8;  // of a block: columns' vectors, and rows at a time
 
 constexpr int kBlockSteps = 32;
+constexpr std::int64_t kCardBlocks = 2112;
 
 template <typename A>
 __global__ void __launch_bounds__(kLanes* kBlockSteps)
@@ -43,7 +44,7 @@ struct Plain {
   }
 };
 
-/// dy f'(x + bias), which is also written.
+/// dy f'(x + bias), which is also written; f(x + bias) too where there is room for it.
 template <typename T, typename F>
 struct Slopes {
   ActivationLoop c;
@@ -59,8 +60,13 @@ struct Slopes {
       for (int k = 0; k < kVec; ++k) x[k] += bias[k];
     }
 #pragma unroll
-    for (int k = 0; k < kVec; ++k) d[k] *= F::both(x[k]).slope;
+    for (int k = 0; k < kVec; ++k) {
+      const Both<Sum<T>> f = F::both(x[k]);
+      d[k] *= f.slope;
+      x[k] = f.value;
+    }
     store<kVec>(row_of<T>(c.out, row, c.out_stride) + column, d);
+    if (c.y != nullptr) store<kVec>(row_of<T>(c.y, row, c.y_stride) + column, x);
   }
 };
 
@@ -101,9 +107,9 @@ CudaError sum_columns(const Row& row, bool wide, const CudaColumnSums& sums, std
   using A = Sum<T>;
   const std::int64_t tiles = divided_up(width, kLanes * (wide ? kWide<T> : 1));
   // Enough blocks to fill a card, each with some rows.
-  std::int64_t blocks = divided_up(4 * kCudaSumBlocks, tiles);
+  std::int64_t blocks = divided_up(kCardBlocks, tiles);
   if (blocks > divided_up(rows, kSteps)) blocks = divided_up(rows, kSteps);
-  if (blocks > kCudaSumBlocks) blocks = kCudaSumBlocks;
+  if (blocks > kCudaSumBlocks / 2) blocks = kCudaSumBlocks / 2;  // the second pass reads them all
   A* partial = static_cast<A*>(sums.partial);
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(blocks)), threads(kLanes, kSteps);
   if (wide) {
@@ -142,7 +148,8 @@ CudaError activation_backward_sums(const ActivationLoop& c, const CudaColumnSums
     using T = decltype(type);
     const bool wide = wide_rows(c.x, c.x_stride, c.width, sizeof(T)) &&
                       wide_rows(c.dy, c.dy_stride, c.width, sizeof(T)) &&
-                      wide_rows(c.out, c.out_stride, c.width, sizeof(T)) && wide_rows(c.bias, 0, c.width, sizeof(T));
+                      wide_rows(c.out, c.out_stride, c.width, sizeof(T)) &&
+                      wide_rows(c.y, c.y_stride, c.width, sizeof(T)) && wide_rows(c.bias, 0, c.width, sizeof(T));
     return by_kind(kind, [&](auto function) {
       return sum_columns<T>(Slopes<T, decltype(function)>{c}, wide, sums, rows, c.width, stream);
     });

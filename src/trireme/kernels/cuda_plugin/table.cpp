@@ -40,7 +40,16 @@ constexpr CudaKernels kKernels = {.version = kCudaKernelsVersion,
                                   .lars = gpu::lars,
                                   .squares = gpu::squares,
                                   .attention_forward = gpu::attention_forward,
-                                  .attention_backward = gpu::attention_backward};
+                                  .attention_backward = gpu::attention_backward,
+                                  .copy = gpu::copy,
+                                  .fold = gpu::fold,
+                                  .graph_begin = gpu::graph_begin,
+                                  .graph_end = gpu::graph_end,
+                                  .graph_launch = gpu::graph_launch,
+                                  .graph_free = gpu::graph_free,
+                                  .fp8 = gpu::fp8,
+                                  .slice_values = gpu::slice_values,
+                                  .slice_gradients = gpu::slice_gradients};
 
 }  // namespace
 

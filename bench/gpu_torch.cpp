@@ -1,0 +1,461 @@
+// bench/gpu_torch.cpp -- a training step on a GPU beside PyTorch's and beside its limit; operators beside a plain copy.
+//
+//   build/release/bench/gpu_torch --kernels                       bytes a second of every operator beside a copy's
+//   build/release/bench/gpu_torch --model gpt2-124m --python PY   a step beside PyTorch eager and compiled
+//   build/release/bench/gpu_torch --model gpt2-124m --profile trace.json
+//
+// All sides run the same step (forward, backward, clipping to norm 1, AdamW over fp32 weights, bf16 products) on random
+// tokens, some steps each in turn. The limit is the time of the step's matrix products at their real shapes,
+// attention's kernels, and the bytes that the rest must move over the copy's rate, measured in the same call. --json
+// keeps samples.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "bench/peer.h"
+#include "bench/times.h"
+#include "trireme/base/text.h"
+#include "trireme/device/cuda.h"
+#include "trireme/kernels/activation.h"
+#include "trireme/kernels/attention.h"
+#include "trireme/kernels/cross_entropy.h"
+#include "trireme/kernels/cuda.h"
+#include "trireme/kernels/dropout.h"
+#include "trireme/kernels/embedding.h"
+#include "trireme/kernels/norm.h"
+#include "trireme/kernels/rotary.h"
+#include "trireme/kernels/sum_rows.h"
+#include "trireme/kernels/update.h"
+#include "trireme/models/model.h"
+#include "trireme/optim/update.h"
+
+namespace {
+
+using namespace trireme;
+using bench::Clock;
+using bench::seconds_since;
+using bench::Times;
+
+at::Device gpu() { return device::use_cuda(0); }
+at::TensorOptions bf16() { return at::TensorOptions(at::kBFloat16).device(gpu()); }
+at::TensorOptions f32() { return at::TensorOptions(at::kFloat).device(gpu()); }
+
+/// Seconds of one call: the median of turns of several calls each, waited for at their end.
+double seconds_of(const std::function<void()>& call, int turns = 7, int calls = 10) {
+  for (int i = 0; i < 3; ++i) call();
+  Times times;
+  for (int turn = 0; turn < turns; ++turn) {
+    device::synchronise(gpu());
+    const auto begin = Clock::now();
+    for (int i = 0; i < calls; ++i) call();
+    device::synchronise(gpu());
+    times.seconds.push_back(seconds_since(begin) / calls);
+  }
+  return times.median();
+}
+
+/// Read and written, a second.
+double copy_rate() {
+  const at::Tensor from = at::randn({std::int64_t{1} << 29}, bf16());
+  at::Tensor to = at::empty_like(from);
+  return 2.0 * static_cast<double>(from.nbytes()) / seconds_of([&] { to.copy_(from); });
+}
+
+// ---- operators
+
+struct Row {
+  std::string name;
+  double bytes, seconds;
+};
+
+/// Every operator at the shapes of a model: `rows` tokens of `width`, an MLP of `inner`, a vocabulary.
+std::vector<Row> measure_kernels(std::int64_t rows, std::int64_t width, std::int64_t inner, std::int64_t vocabulary) {
+  std::vector<Row> out;
+  const auto numbers = [&](std::int64_t w) { return static_cast<double>(rows * w) * 2; };  // bytes of a bf16 tensor
+  const auto add = [&](std::string name, double bytes, const std::function<void()>& call) {
+    out.push_back({std::move(name), bytes, seconds_of(call)});
+  };
+  at::Tensor x = at::randn({rows, width}, bf16()), residual = at::randn({rows, width}, bf16());
+  at::Tensor y = at::empty_like(x), sum = at::empty_like(x), dx = at::empty_like(x), none;
+  at::Tensor weight = at::randn({width}, bf16()), bias = at::randn({width}, bf16());
+  at::Tensor mean = at::empty({rows}, f32()), rstd = at::empty({rows}, f32());
+  at::Tensor dweight = at::zeros({width}, f32()), dbias = at::zeros({width}, f32());
+  for (const bool layer : {true, false}) {
+    const kernels::Norm norm{.kind = layer ? kernels::NormKind::kLayer : kernels::NormKind::kRms};
+    const std::string name = layer ? "layer norm" : "RMS norm";
+    at::Tensor& center = layer ? mean : none;
+    const at::Tensor& shift = layer ? bias : none;
+    add(name + " of a sum, forward", 4 * numbers(width), [&, norm] {
+      kernels::norm_forward({x, residual, weight, shift, y, sum, center, rstd}, norm);
+    });
+    add(name + " of a sum, backward", 4 * numbers(width), [&, norm, layer] {
+      kernels::norm_backward({x, sum, weight, center, rstd, residual, dx, dweight, layer ? dbias : none}, norm);
+    });
+  }
+  at::Tensor a = at::randn({rows, inner}, bf16()), b = at::randn({rows, inner}, bf16()), c = at::empty_like(a);
+  at::Tensor both = at::randn({rows, 2 * inner}, bf16()), dboth = at::empty_like(both);
+  add("GELU forward", 2 * numbers(inner),
+      [&] { kernels::activation_forward(c, a, none, kernels::Activation::kGeluTanh); });
+  add("GELU backward", 3 * numbers(inner),
+      [&] { kernels::activation_backward(c, none, b, a, none, kernels::Activation::kGeluTanh); });
+  at::Tensor gate = both.narrow(1, 0, inner), up = both.narrow(1, inner, inner);
+  at::Tensor dgate = dboth.narrow(1, 0, inner), dup = dboth.narrow(1, inner, inner);
+  add("SwiGLU forward", 3 * numbers(inner), [&] { kernels::gated_forward(c, gate, up, kernels::Activation::kSilu); });
+  add("SwiGLU backward", 5 * numbers(inner),
+      [&] { kernels::gated_backward(dgate, dup, none, a, gate, up, kernels::Activation::kSilu); });
+  at::Tensor totals = at::zeros({inner}, f32());
+  add("bias gradient", numbers(inner), [&] { kernels::add_row_sum(totals, a); });
+  const at::Tensor row_index = at::arange(rows, at::kLong).to(gpu());
+  add("dropout", 2 * numbers(width),
+      [&] { kernels::dropout_(x, {.stream = Random(1, "bench"), .p = 0.1}, row_index, 0, width); });
+  x = at::randn({rows, width}, bf16());
+  const std::int64_t size = 64, length = 1024;
+  at::Tensor heads = x.view({rows / length, length, width / size, size});
+  const at::Tensor angles = at::randn({length, size / 2}, f32());
+  const at::Tensor cosines = angles.cos(), sines = angles.sin();
+  const at::Tensor positions = row_index.remainder(length).view({rows / length, length});
+  add("rotary", 2 * numbers(width),
+      [&] { kernels::rotary_(heads, cosines, sines, positions, kernels::RotaryPairs::kHalves, false); });
+  const at::Tensor table = at::randn({vocabulary, width}, bf16()), places = at::randn({length, width}, bf16());
+  const at::Tensor ids = at::randint(vocabulary, {rows}, row_index.options());
+  add("embedding forward", 2 * numbers(width), [&] {
+    kernels::embedding_forward(
+        {.out = y, .ids = ids, .table = table, .ids2 = row_index.remainder(length), .table2 = places});
+  });
+  at::Tensor dtable = at::zeros({vocabulary, width}, f32());
+  // The rows of the gradient that are touched are read and written once.
+  const double touched =
+      static_cast<double>(vocabulary) * (1 - std::exp(-static_cast<double>(rows) / static_cast<double>(vocabulary)));
+  add("embedding backward, with its sort", numbers(width) + touched * static_cast<double>(width) * 8,
+      [&] { kernels::embedding_backward(dtable, ids, y, 0); });
+  const std::int64_t logit_rows = 8192;
+  at::Tensor logits = at::randn({logit_rows, vocabulary}, bf16()), losses = at::empty({logit_rows}, f32());
+  const at::Tensor targets = at::randint(vocabulary, {logit_rows}, row_index.options());
+  const at::Tensor scale = at::randn({logit_rows}, f32());
+  add("cross-entropy and its gradient", 2.0 * static_cast<double>(logits.nbytes()), [&] {
+    kernels::cross_entropy({.logits = logits,
+                            .targets = targets,
+                            .gradient_scale = scale,
+                            .losses = losses,
+                            .z_losses = none,
+                            .lse = none},
+                           {});
+  });
+  const std::int64_t parameters = std::int64_t{1} << 27;
+  at::Tensor w = at::randn({parameters}, f32()), g = at::randn({parameters}, f32()),
+             low = at::empty({parameters}, bf16());
+  at::Tensor m = at::zeros({parameters}, f32()), v = at::zeros({parameters}, f32());
+  add("AdamW", 30.0 * static_cast<double>(parameters), [&] {
+    kernels::adamw_update({.weight = w, .gradient = g, .low = low}, m, v, {.learning_rate = 1e-4, .step = 5});
+  });
+  add("sum of squares", 4.0 * static_cast<double>(parameters), [&] { kernels::sum_of_squares(g); });
+  return out;
+}
+
+nlohmann::json print_kernels() {
+  const double rate = copy_rate();
+  fmt::print("copy: {:.2f} TB/s read and written\n", rate / 1e12);
+  nlohmann::json all{{"copy_bytes_per_s", rate}};
+  for (const auto& [name, width, inner, vocabulary] :
+       {std::tuple{"GPT-2 124M, 32x1024", 768, 3072, 50304}, std::tuple{"Llama 1B, 16x1024", 2048, 8192, 128256}}) {
+    TextTable table({{name}, {"TB/s"}, {"of copy"}, {"us"}});
+    for (const Row& row : measure_kernels(width == 768 ? 32768 : 16384, width, inner, vocabulary)) {
+      table.add({row.name, fmt::format("{:.2f}", row.bytes / row.seconds / 1e12),
+                 fmt::format("{:.0f} %", 100 * row.bytes / row.seconds / rate),
+                 fmt::format("{:.1f}", row.seconds * 1e6)});
+      all[name][row.name] = {{"bytes", row.bytes}, {"seconds", row.seconds}};
+    }
+    fmt::print("{}\n", table.text());
+    std::fflush(stdout);
+  }
+  return all;
+}
+
+// ---- models
+
+struct Size {
+  std::string name, family;
+  std::int64_t layers, width, heads, kv_heads, inner, vocabulary, batch, sequence;
+};
+const Size kSizes[] = {{"gpt2-124m", "gpt2", 12, 768, 12, 12, 3072, 50304, 32, 1024},
+                       {"gpt2-350m", "gpt2", 24, 1024, 16, 16, 4096, 50304, 32, 1024},
+                       {"gpt2-1.5b", "gpt2", 48, 1600, 25, 25, 6400, 50304, 16, 1024},
+                       {"llama-1b", "llama", 16, 2048, 32, 8, 8192, 128256, 8, 2048}};
+
+class Ours {
+ public:
+  Ours(const Size& s, spec::Products products) : size_(s) {
+    spec::ModelShape shape = spec::family_shape(s.family == "gpt2" ? spec::Family::kGpt2 : spec::Family::kLlama);
+    shape.layers = s.layers, shape.width = s.width, shape.heads = s.heads, shape.kv_heads = s.kv_heads;
+    shape.head_size = s.width / s.heads, shape.inner = s.inner, shape.vocabulary = s.vocabulary;
+    shape.positions = s.sequence, shape.tied = true;
+    shape.dropout = shape.attention_dropout = 0;
+    model_ = models::build(shape, {.logits_chunk_bytes = std::int64_t{1} << 30});
+    nn::initialise(model_->params, nn::Precision::kBf16, 1, gpu());
+    for (nn::Param& param : model_->params) {
+      if (param.name.starts_with("layers.") && param.placement.shape.size() == 2) param.products = products;
+    }
+    spec::OptimConfig config;
+    config.kind = spec::OptimizerKind::kAdamw;
+    config.weight_decay = 0.1;
+    config.beta2 = 0.95;
+    config.clip = 1;
+    optimizer_ = optim::make_optimizer(config, model_->params);
+    ids_ = at::randint(s.vocabulary, {s.batch, s.sequence + 1}, at::TensorOptions(at::kLong)).to(gpu());
+    inputs_ = ids_.narrow(1, 0, s.sequence).contiguous(), targets_ = ids_.narrow(1, 1, s.sequence).contiguous();
+    sequence_ = nn::plain_sequence(s.batch, s.sequence);
+    sequence_.positions = sequence_.positions.to(gpu());
+    sequence_.position_count = s.sequence;
+  }
+
+  void step() {
+    nn::Context context;
+    context.training = true;
+    context.losses_later = true;
+    context.sequence = sequence_;
+    context.targets = targets_;
+    context.gradient_scale = 1.0 / static_cast<double>(size_.batch * size_.sequence);
+    nn::Tape tape;
+    model_->forward({inputs_}, context, &tape);
+    model_->backward(context, tape);
+    optim::update(*optimizer_, {.learning_rate = 1e-4});
+    nn::settle(context.losses);
+    loss_ = context.losses.at(0).sum / context.losses.at(0).count;
+    flops_ = context.flops;
+  }
+  /// Seconds a step.
+  double run(int steps) {
+    device::synchronise(gpu());
+    const auto begin = Clock::now();
+    for (int i = 0; i < steps; ++i) step();
+    device::synchronise(gpu());
+    return seconds_since(begin) / steps;
+  }
+  double loss() const { return loss_; }
+  double flops() const { return flops_; }
+  std::int64_t parameters() const { return model_->params.elements(); }
+
+ private:
+  Size size_;
+  std::unique_ptr<models::Model> model_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  at::Tensor ids_, inputs_, targets_;
+  nn::Sequence sequence_;
+  double loss_ = 0, flops_ = 0;
+};
+
+/// The step's matrix products, one after the other, each three times: forward and two gradients.
+class Limit {
+ public:
+  explicit Limit(const Size& s) : size_(s) {
+    const std::int64_t rows = s.batch * s.sequence, head = s.width / s.heads;
+    const std::int64_t qkv = (s.heads + 2 * s.kv_heads) * head, in = s.family == "gpt2" ? s.inner : 2 * s.inner;
+    for (std::int64_t layer = 0; layer < s.layers; ++layer) {
+      shapes_.insert(shapes_.end(), {{s.width, qkv}, {s.width, s.width}, {s.width, in}, {s.inner, s.width}});
+    }
+    std::int64_t widest = 0;
+    for (const auto& [from, to] : shapes_) widest = std::max({widest, from, to});
+    x_ = at::randn({rows, widest}, bf16()).mul_(0.1), w_ = at::randn({widest * 4096}, bf16()).mul_(0.1);
+    y_ = at::empty({rows * widest}, bf16()), dw_ = at::empty({widest * 4096}, f32());
+    chunk_ = std::min<std::int64_t>(rows, (std::int64_t{1} << 30) / (2 * s.vocabulary));
+    logits_ = at::randn({chunk_, s.vocabulary}, bf16()).mul_(0.1), head_ = at::randn({s.vocabulary, s.width}, bf16());
+    dhead_ = at::zeros({s.vocabulary, s.width}, f32());
+    q_ = at::randn({s.batch, s.sequence, s.heads, head}, bf16());
+    kv_ = at::randn({s.batch, s.sequence, 2 * s.kv_heads, head}, bf16());
+  }
+  void products() {
+    const std::int64_t rows = x_.size(0);
+    for (const auto& [from, to] : shapes_) {
+      const at::Tensor x = x_.flatten().narrow(0, 0, rows * from).view({rows, from});
+      const at::Tensor w = w_.narrow(0, 0, from * to).view({to, from});
+      at::Tensor y = y_.narrow(0, 0, rows * to).view({rows, to}), dw = dw_.narrow(0, 0, from * to).view({to, from});
+      at::mm_out(y, x, w.t());
+      at::Tensor dx = y_.narrow(0, 0, rows * from).view({rows, from});
+      const at::Tensor dy = x_.flatten().narrow(0, 0, rows * to).view({rows, to});
+      at::mm_out(dx, dy, w);
+      at::mm_out(dw, dy.t(), x, at::kFloat);
+    }
+    for (std::int64_t first = 0; first < rows; first += chunk_) {
+      const std::int64_t count = std::min(chunk_, rows - first);
+      const at::Tensor x = x_.flatten().narrow(0, 0, count * size_.width).view({count, size_.width});
+      at::Tensor logits = logits_.narrow(0, 0, count),
+                 dx = y_.narrow(0, 0, count * size_.width).view({count, size_.width});
+      at::mm_out(logits, x, head_.t());
+      at::mm_out(dx, logits, head_);
+      at::mm_out(dhead_, logits.t(), x, at::kFloat);
+    }
+  }
+  void attention() {
+    const kernels::Attention options{.scale = 0.125, .causal = true};
+    const at::Tensor k = kv_.narrow(2, 0, size_.kv_heads), v = kv_.narrow(2, size_.kv_heads, size_.kv_heads);
+    at::Tensor dq = at::empty_like(q_), dk = at::empty_like(k), dv = at::empty_like(v);
+    for (std::int64_t layer = 0; layer < size_.layers; ++layer) {
+      const auto [out, lse] = kernels::attention_forward(q_, k, v, options);
+      kernels::attention_backward(dq, dk, dv, q_, q_, k, v, out, lse, options);
+    }
+  }
+  /// What has to move besides: norms' and activations' tensors once each way, logits, and the optimizer's streams.
+  double bytes(std::int64_t parameters) const {
+    const double tokens = static_cast<double>(size_.batch * size_.sequence), w = static_cast<double>(size_.width);
+    const double inner = static_cast<double>(size_.inner) * (size_.family == "gpt2" ? 5 : 8);
+    const double per_layer = tokens * 2 * (2 * 8 * w + inner);
+    return static_cast<double>(size_.layers) * per_layer + tokens * 4 * static_cast<double>(size_.vocabulary) +
+           34.0 * static_cast<double>(parameters);
+  }
+
+ private:
+  Size size_;
+  std::vector<std::pair<std::int64_t, std::int64_t>> shapes_;
+  std::int64_t chunk_ = 0;
+  at::Tensor x_, w_, y_, dw_, logits_, head_, dhead_, q_, kv_;
+};
+
+struct Options {
+  std::string python, json, profile, peers = TRIREME_BENCH_DIR "/peers";
+  std::vector<std::string> models;
+  bool kernels = false, eager = true;
+  spec::Products products = spec::Products::kSame;
+  int rounds = 5, steps = 10;
+  std::int64_t batch = 0;
+};
+
+class Peer {
+ public:
+  Peer(const Options& options, const Size& s, bool compile)
+      : process_(command(options.python, options.peers, s, compile)) {}
+  double run(int steps) {
+    const auto answer = process_.ask(fmt::format("run {}", steps));
+    peak_gib = answer["peak_gib"].get<double>(), loss = answer["loss"].get<double>();
+    return answer["seconds"].get<double>();
+  }
+  double peak_gib = 0, loss = 0;
+
+ private:
+  static std::vector<std::string> command(const std::string& python, const std::string& peers, const Size& s,
+                                          bool compile) {
+    std::vector<std::string> words{python, peers + "/gpu_step.py", "--family=" + s.family};
+    for (const auto& [name, value] : {std::pair{"layers", s.layers},
+                                      {"width", s.width},
+                                      {"heads", s.heads},
+                                      {"kv_heads", s.kv_heads},
+                                      {"inner", s.inner},
+                                      {"vocabulary", s.vocabulary},
+                                      {"batch", s.batch},
+                                      {"sequence", s.sequence}}) {
+      words.push_back(fmt::format("--{}={}", name, value));
+    }
+    if (compile) words.push_back("--compile");
+    return words;
+  }
+  bench::PeerProcess process_;
+};
+
+void profile(Ours& ours, const std::string& path) {
+  using namespace torch::autograd::profiler;
+  const ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
+  const std::set<torch::profiler::impl::ActivityType> activities{torch::profiler::impl::ActivityType::CPU,
+                                                                 torch::profiler::impl::ActivityType::CUDA};
+  prepareProfiler(config, activities);
+  enableProfiler(config, activities);
+  ours.run(2);
+  disableProfiler()->save(path);
+}
+
+nlohmann::json compare(const Size& size, const Options& options, double rate) {
+  nlohmann::json out;
+  const double tokens = static_cast<double>(size.batch * size.sequence);
+  auto ours = std::make_unique<Ours>(size, options.products);
+  ours->run(3);
+  const double peak = static_cast<double>(kernels::cuda().peak_bytes(0)) / (1 << 30);
+  if (!options.profile.empty()) profile(*ours, options.profile);
+  std::unique_ptr<Peer> eager, compiled;
+  if (!options.python.empty()) {
+    if (options.eager) eager = std::make_unique<Peer>(options, size, false);
+    compiled = std::make_unique<Peer>(options, size, true);
+    if (eager) eager->run(3);
+    compiled->run(5);
+  }
+  auto limit = std::make_unique<Limit>(size);
+  Times mine, theirs, theirs_compiled, products, attention;
+  for (int round = 0; round < options.rounds; ++round) {
+    mine.seconds.push_back(ours->run(options.steps));
+    if (eager) theirs.seconds.push_back(eager->run(options.steps));
+    if (compiled) theirs_compiled.seconds.push_back(compiled->run(options.steps));
+    products.seconds.push_back(seconds_of([&] { limit->products(); }, 3, 5));
+    attention.seconds.push_back(seconds_of([&] { limit->attention(); }, 3, 5));
+  }
+  const double moving = limit->bytes(ours->parameters()) / rate;
+  const double light = products.median() + attention.median() + moving;
+  fmt::print("{}: {} parameters, {}x{}, bf16 with fp32 weights, products of ours: {}\n", size.name, ours->parameters(),
+             size.batch, size.sequence,
+             name_in(spec::enum_names(std::type_identity<spec::Products>()), options.products));
+  TextTable table({{"side"}, {"ms a step"}, {"tokens/s"}, {"TFLOP/s"}, {"ours is"}, {"peak GiB"}, {"loss"}});
+  const auto row = [&](const std::string& name, double seconds, double gib, double loss) {
+    table.add({name, fmt::format("{:.2f}", seconds * 1e3), fmt::format("{:.0f}", tokens / seconds),
+               fmt::format("{:.0f}", ours->flops() / seconds / 1e12), fmt::format("{:.3f}x", seconds / mine.median()),
+               gib > 0 ? fmt::format("{:.1f}", gib) : "-", loss > 0 ? fmt::format("{:.4f}", loss) : "-"});
+  };
+  row("ours", mine.median(), peak, ours->loss());
+  row("limit", light, 0, 0);
+  if (eager) row("PyTorch eager", theirs.median(), eager->peak_gib, eager->loss);
+  if (compiled) row("PyTorch compiled", theirs_compiled.median(), compiled->peak_gib, compiled->loss);
+  fmt::print("{}  limit: products {:.2f} ms, attention {:.2f} ms, {:.2f} GB at {:.2f} TB/s {:.2f} ms\n\n", table.text(),
+             products.median() * 1e3, attention.median() * 1e3, limit->bytes(ours->parameters()) / 1e9, rate / 1e12,
+             moving * 1e3);
+  std::fflush(stdout);
+  out["ours"] = mine.seconds, out["products"] = products.seconds, out["attention"] = attention.seconds;
+  out["moving"] = moving, out["peak_gib"] = peak, out["tokens"] = tokens, out["flops"] = ours->flops();
+  if (eager) out["eager"] = theirs.seconds, out["eager_peak_gib"] = eager->peak_gib;
+  if (compiled) out["compiled"] = theirs_compiled.seconds, out["compiled_peak_gib"] = compiled->peak_gib;
+  return out;
+}
+
+}  // namespace
+
+int main(int count, char** words) try {
+  Options options;
+  CLI::App app("A training step on a GPU beside PyTorch and its limit; operators beside a copy");
+  app.add_option("--python", options.python, "a Python with torch, for the peer; without: ours and the limit only");
+  app.add_option("--peers", options.peers, "the folder of the peer's script");
+  app.add_option("--model", options.models, "gpt2-124m, gpt2-350m, gpt2-1.5b, llama-1b; several may be given");
+  app.add_option("--batch", options.batch, "rows, in place of the model's own");
+  app.add_flag("--kernels", options.kernels, "operators beside a copy");
+  app.add_flag("!--no-eager", options.eager,
+               "leave out PyTorch without torch.compile: all sides share the GPU's memory");
+  app.add_option("--rounds", options.rounds, "turns of each side")->capture_default_str();
+  app.add_option("--steps", options.steps, "steps in a turn")->capture_default_str();
+  const std::map<std::string, spec::Products> kinds{
+      {"same", spec::Products::kSame}, {"fp8", spec::Products::kFp8}, {"fp8-blocks", spec::Products::kFp8Blocks}};
+  app.add_option("--products", options.products, "of our layers: same, fp8, fp8-blocks")
+      ->transform(CLI::CheckedTransformer(kinds));
+  app.add_option("--json", options.json, "keep the samples in this file");
+  app.add_option("--profile", options.profile, "a trace of two steps, for Perfetto");
+  CLI11_PARSE(app, count, words);
+  nlohmann::json all;
+  if (options.kernels) all["kernels"] = print_kernels();
+  const double rate = options.models.empty() ? 0 : copy_rate();
+  for (const std::string& name : options.models) {
+    for (Size size : kSizes) {
+      if (size.name != name) continue;
+      if (options.batch > 0) size.batch = options.batch;
+      all[name] = compare(size, options, rate);
+    }
+  }
+  if (!options.json.empty()) std::ofstream(options.json) << all.dump(1) << "\n";
+  return 0;
+} catch (const std::exception& error) {
+  fmt::print(stderr, "{}\n", error.what());
+  return 1;
+}

@@ -1,0 +1,113 @@
+#include "trireme/kernels/fp8.h"
+
+#include <ATen/BlasBackend.h>
+#include <ATen/ops/_scaled_mm.h>
+#include <ATen/ops/_scaled_mm_v2.h>
+#include <ATen/ops/empty.h>
+
+#include "trireme/base/error.h"
+#include "trireme/kernels/arguments.h"
+#include "trireme/kernels/cuda.h"
+
+namespace trireme::kernels {
+namespace {
+
+constexpr std::int64_t kBlock = 128;
+
+std::int64_t blocks_of(std::int64_t size) { return (size + kBlock - 1) / kBlock; }
+std::int64_t padded_blocks(std::int64_t size) { return (blocks_of(size) + 3) / 4 * 4; }
+
+/// Room for the scales of [n, k], laid out as cuBLASLt reads them.
+at::Tensor scale_room(Fp8Scaling scaling, std::int64_t n, std::int64_t k, const at::TensorOptions& options) {
+  switch (scaling) {
+    case Fp8Scaling::kTensor:
+      return at::empty({1}, options);
+    case Fp8Scaling::kLines:
+      return at::empty({blocks_of(k), n}, options);
+    case Fp8Scaling::kTiles:
+      break;
+  }
+  return at::empty({blocks_of(n), padded_blocks(k)}, options);
+}
+
+CudaFp8::Scaling kind_of(Fp8Scaling scaling) {
+  switch (scaling) {
+    case Fp8Scaling::kTensor:
+      return CudaFp8::kWhole;
+    case Fp8Scaling::kLines:
+      return CudaFp8::kLine;
+    case Fp8Scaling::kTiles:
+      break;
+  }
+  return CudaFp8::kTile;
+}
+
+std::int64_t recipe_of(Fp8Scaling scaling) {
+  using at::blas::ScalingType;
+  switch (scaling) {
+    case Fp8Scaling::kTensor:
+      return static_cast<std::int64_t>(ScalingType::TensorWise);
+    case Fp8Scaling::kLines:
+      return static_cast<std::int64_t>(ScalingType::BlockWise1x128);
+    case Fp8Scaling::kTiles:
+      break;
+  }
+  return static_cast<std::int64_t>(ScalingType::BlockWise128x128);
+}
+
+}  // namespace
+
+bool takes_fp8(Fp8Scaling scaling, std::int64_t n, std::int64_t m) {
+  const std::int64_t grain = scaling == Fp8Scaling::kTensor ? 16 : kBlock;
+  return n > 0 && m > 0 && n % grain == 0 && m % grain == 0;
+}
+
+Fp8Pair to_fp8(const at::Tensor& x, Fp8Format format, Fp8Scaling scaling, bool rows, bool columns) {
+  const Arguments arguments("to_fp8");
+  const Rows in = arguments.rows(x, "x");
+  if (!arguments.on_gpu()) arguments.refuse("products of 8-bit floats have a body for GPUs only");
+  if (in.element == Element::kDouble || !takes_fp8(scaling, in.rows, in.width)) {
+    arguments.refuse(fmt::format("{} cannot be rounded to 8 bits", describe(x, "x")),
+                     "sizes must be multiples of 16, with scales of blocks of 128");
+  }
+  const auto type = format == Fp8Format::kE4m3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
+  const auto floats = x.options().dtype(at::kFloat);
+  const at::Tensor largest = at::empty({1}, floats);
+  CudaFp8 call{.x = in.data, .largest = largest.mutable_data_ptr(), .element = in.element, .rows = in.rows};
+  call.width = in.width;
+  call.stride = in.stride;
+  call.format = format == Fp8Format::kE4m3 ? CudaFp8::kE4m3 : CudaFp8::kE5m2;
+  call.scaling = kind_of(scaling);
+  Fp8Pair pair;
+  const auto prepare = [&](Fp8Matrix& matrix, std::int64_t n, std::int64_t k, std::uint8_t*& out, float*& scales,
+                           std::int64_t& stride) {
+    matrix.scaling = scaling;
+    matrix.values = at::empty({n, k}, x.options().dtype(type));
+    matrix.scales = scale_room(scaling, n, k, floats);
+    // Of padding nothing is read but its being a number.
+    if (scaling == Fp8Scaling::kTiles) matrix.scales.zero_();
+    out = static_cast<std::uint8_t*>(matrix.values.mutable_data_ptr());
+    scales = matrix.scales.mutable_data_ptr<float>();
+    stride = matrix.scales.size(-1);
+  };
+  if (rows) prepare(pair.rows, in.rows, in.width, call.out_rows, call.row_scales, call.row_scale_stride);
+  if (columns) {
+    prepare(pair.columns, in.width, in.rows, call.out_columns, call.column_scales, call.column_scale_stride);
+  }
+  check_cuda(cuda().fp8(call, cuda_stream()), "to_fp8");
+  return pair;
+}
+
+at::Tensor fp8_product(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType type, bool fast) {
+  TRIREME_CHECK((a.scaling == Fp8Scaling::kTensor) == (b.scaling == Fp8Scaling::kTensor),
+                "both sides of a product have scales of blocks, or neither");
+  if (a.scaling == Fp8Scaling::kTensor) {
+    return at::_scaled_mm(a.values, b.values.t(), a.scales, b.scales, std::nullopt, std::nullopt, type, fast);
+  }
+  const std::int64_t a_recipe = recipe_of(a.scaling), b_recipe = recipe_of(b.scaling);
+  const auto none = static_cast<std::int64_t>(at::blas::SwizzleType::NO_SWIZZLE);
+  return at::_scaled_mm_v2(a.values, b.values.t(), {a.scales.t()}, a_recipe, none, {b.scales.t()}, b_recipe, none,
+                           std::nullopt, type, {}, fast);
+}
+
+}  // namespace trireme::kernels

@@ -1,0 +1,45 @@
+// kernels/fp8.h -- products of 8-bit floats: tensors rounded to them with scales, and multiplied on a GPU's tensor
+// cores.
+//
+// E4M3 has three bits after the point and reaches 448, E5M2 two and 57344 (Micikevicius et al. 2022). A scale brings
+// the largest number of what it covers to the format's largest: of the tensor as it is now (current scaling), or of
+// DeepSeek-V3's small blocks, 1 x 128 of activations and gradients along what is summed, 128 x 128 of weights, where
+// an outlier spoils its block only. GPUs only.
+// Depends on: base, device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace trireme::kernels {
+
+enum class Fp8Format : std::uint8_t { kE4m3, kE5m2 };
+enum class Fp8Scaling : std::uint8_t {
+  kTensor,  ///< one scale
+  kLines,   ///< one for each 1 x 128 along what a product sums over
+  kTiles,   ///< one for each 128 x 128
+};
+
+/// A matrix for a product that sums over its last dimension.
+struct Fp8Matrix {
+  at::Tensor values;  ///< 8-bit [n, k], contiguous
+  at::Tensor scales;  ///< float, as the product wants them: values times scales are the numbers
+  Fp8Scaling scaling = Fp8Scaling::kTensor;
+};
+struct Fp8Pair {
+  Fp8Matrix rows;     ///< x [n, m] as it lies; undefined where not asked for
+  Fp8Matrix columns;  ///< its transpose [m, n]
+};
+
+/// Whether matrices of these sizes can take part: multiples of 16, of 128 with scales of blocks.
+bool takes_fp8(Fp8Scaling scaling, std::int64_t n, std::int64_t m);
+
+/// `x` [n, m] float, bfloat16 or half, contiguous rows, on a GPU.
+Fp8Pair to_fp8(const at::Tensor& x, Fp8Format format, Fp8Scaling scaling, bool rows, bool columns);
+
+/// a [n, k] times b [m, k] transposed: [n, m] of `type`. `fast`: the tensor cores' own sums of about 14 bits; otherwise
+/// they are added up in float as they come. Of two E5M2 matrices there is no product.
+at::Tensor fp8_product(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType type, bool fast);
+
+}  // namespace trireme::kernels

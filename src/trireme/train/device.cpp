@@ -1,0 +1,74 @@
+#include "trireme/train/device.h"
+
+#include <fmt/format.h>
+
+#include "trireme/base/error.h"
+#include "trireme/device/cuda.h"
+#include "trireme/parallel/gpu_exchange.h"
+#include "trireme/spec/model_shape.h"
+
+namespace trireme::train {
+
+std::vector<config::Problem> find_device_problems(const spec::Recipe& recipe, const comm::Group& world) {
+  std::vector<config::Problem> problems;
+  if (recipe.run.device == spec::DeviceKind::kCpu) {
+    if (recipe.train.capture) {
+      problems.push_back({.key = "train.capture",
+                          .reason = "records kernels of a GPU, but run.device is \"cpu\"",
+                          .hint = "set run.device = \"cuda\", or train.capture = false"});
+    }
+    return problems;
+  }
+  const auto refuse = [&](const char* key, std::string reason, const char* hint) {
+    problems.push_back({.key = key, .reason = std::move(reason), .hint = hint});
+  };
+  if (world.size() > 1 && !world.moves(comm::DeviceKind::kCuda)) {
+    refuse("run.device",
+           fmt::format("is \"cuda\", but the {} ranks are processes, or behind an emulated network, which do not yet "
+                       "reach each other's GPU memory",
+                       world.size()),
+           "start ranks as threads, which share one GPU (trireme train --ranks N), or set run.device = \"cpu\"");
+  }
+  if (recipe.train.capture && (world.size() > 1 || recipe.layout.zero > 0 || recipe.layout.pp > 1)) {
+    refuse("train.capture", "records what one rank does by itself; sums over ranks are not recorded yet",
+           "start one rank with layout.zero = 0, or set train.capture = false");
+  }
+  if (recipe.layout.offload != spec::OffloadKind::kNone) {
+    refuse("layout.offload", "moves state to the host, which a GPU cannot do in time yet", "set it to \"none\"");
+  }
+  if (recipe.train.offload_activations) {
+    refuse("train.offload_activations", "moves activations to the host, which a GPU cannot do in time yet",
+           "set it to false; train.recompute = \"full\" saves memory too");
+  }
+  return problems;
+}
+
+c10::Device device_of(const spec::Recipe& recipe, const comm::Group& world) {
+  if (auto problems = find_device_problems(recipe, world); !problems.empty()) {
+    throw config::ProblemsError("the recipe", std::move(problems));
+  }
+  if (recipe.run.device == spec::DeviceKind::kCpu) return c10::kCPU;
+  const c10::Device device = device::use_cuda(0);
+  parallel::use_gpu_exchange();
+  return device;
+}
+
+void raise_gpu_full(const c10::OutOfMemoryError& error, const spec::ModelShape& shape, spec::Precision precision,
+                    const device::RankMemory& memory) {
+  const double parameters = static_cast<double>(spec::count_parameters(shape).total());
+  const double width = precision == spec::Precision::kFp64 ? 8 : 4;
+  const bool narrow = precision == spec::Precision::kBf16 || precision == spec::Precision::kFp16;
+  // CUDA's own words are the first sentences; what follows is advice on its allocator.
+  const std::string words = error.what_without_backtrace();
+  throw ConfigError(
+      fmt::format("GPU memory is full: {}\n{}A copy of the model has {:.3f} billion parameters: weights {:.2f} GB{}, "
+                  "gradients {:.2f} GB, Adam's moments {:.2f} GB; the rest is activations and logits",
+                  words.substr(0, words.find(" Of the allocated")), memory.device.table(), parameters / 1e9,
+                  parameters * width / 1e9,
+                  narrow ? fmt::format(" and {:.2f} GB in 16 bits", parameters * 2 / 1e9) : "",
+                  parameters * width / 1e9, 2 * parameters * width / 1e9),
+      "lower train.microbatch, set train.recompute = \"full\", take precision.compute = \"bf16\", or share the model "
+      "out over more GPUs (layout.zero, layout.tp, layout.pp)");
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,109 @@
+#include "trireme/train/step_graph.h"
+
+#include <algorithm>
+
+#include "trireme/base/log.h"
+
+namespace trireme::train {
+namespace {
+
+constexpr int kRunsBefore = 2;              // libraries choose kernels and make tables in the first
+constexpr std::size_t kMostRecordings = 4;  // more shapes than this: not worth their memory
+
+/// What a layer may read of a context.
+std::vector<at::Tensor*> tensors_of(nn::Context& context) {
+  return {
+      &context.samples,         &context.targets, &context.loss_weights, &context.segments, &context.sequence.positions,
+      &context.source.positions};
+}
+
+}  // namespace
+
+StepGraph::StepGraph(models::Model& model, std::function<void(nn::Param&)> added)
+    : model_(model), added_(std::move(added)) {}
+
+bool StepGraph::can_record(const nn::Context& context, const spec::ModelShape& shape) {
+  return shape.dropout == 0 && shape.attention_dropout == 0 && !context.sequence.documents.defined() &&
+         !context.source.documents.defined() && context.stash == nullptr;
+}
+
+StepGraph::Result StepGraph::run_plainly(nn::Tensors inputs, nn::Context& context) {
+  context.losses_later = true;
+  nn::Tape tape;
+  model_.forward(std::move(inputs), context, &tape);
+  Result result{.tape_bytes = tape.bytes()};
+  model_.backward(context, tape);
+  result.losses = std::move(context.losses);
+  result.flops = context.flops;
+  return result;
+}
+
+StepGraph::Recording& StepGraph::find(const nn::Tensors& inputs, const nn::Context& context, bool first) {
+  std::vector<std::int64_t> looks{first};
+  for (const at::Tensor& tensor : inputs) looks.insert(looks.end(), tensor.sizes().begin(), tensor.sizes().end());
+  nn::Context copy = context;
+  for (const at::Tensor* tensor : tensors_of(copy)) looks.push_back(tensor->defined() ? tensor->numel() : -1);
+  // Positions that a table must reach are part of how it looks.
+  looks.push_back(context.sequence.position_count);
+  looks.push_back(context.source.position_count);
+  for (const auto& recording : recordings_) {
+    if (recording->looks == looks && recording->gradient_scale == context.gradient_scale) return *recording;
+  }
+  recordings_.push_back(std::make_unique<Recording>());
+  recordings_.back()->looks = std::move(looks);
+  recordings_.back()->gradient_scale = context.gradient_scale;
+  return *recordings_.back();
+}
+
+void StepGraph::record(Recording& recording, const nn::Tensors& inputs, const nn::Context& context) {
+  recording.context = context;
+  recording.context.on_gradient = nullptr;  // told at each replay
+  for (const at::Tensor& tensor : inputs) recording.inputs.push_back(tensor.clone());
+  for (at::Tensor* tensor : tensors_of(recording.context)) {
+    if (tensor->defined()) *tensor = tensor->clone();
+  }
+  recording.graph = std::make_unique<kernels::CudaGraph>([&] {
+    nn::Context own = recording.context;
+    recording.result = run_plainly(recording.inputs, own);
+  });
+}
+
+StepGraph::Result StepGraph::run(nn::Tensors inputs, nn::Context context, bool first) {
+  if (!can_record(context, model_.shape)) return run_plainly(std::move(inputs), context);
+  if (recordings_.size() > kMostRecordings) return run_plainly(std::move(inputs), context);
+  Recording& recording = find(inputs, context, first);
+  if (recordings_.size() > kMostRecordings) {
+    log_warn("train.capture: micros look different from step to step, so they are not recorded any more");
+    recordings_.resize(kMostRecordings + 1);
+    for (auto& one : recordings_) one->graph.reset();
+    return run_plainly(std::move(inputs), context);
+  }
+  if (recording.seen++ < kRunsBefore) return run_plainly(std::move(inputs), context);
+  if (!recording.graph) {
+    record(recording, inputs, context);
+  } else {
+    for (std::size_t i = 0; i < inputs.size(); ++i) recording.inputs[i].copy_(inputs[i]);
+    const auto from = tensors_of(context), to = tensors_of(recording.context);
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      if (from[i]->defined()) to[i]->copy_(*from[i]);
+    }
+  }
+  recording.graph->replay();
+  for (nn::Param& param : model_.params) {
+    if (!param.trainable) continue;
+    param.gradient_empty = false;
+    for (int use = 0; use < param.uses; ++use) added_(param);
+  }
+  Result result = recording.result;
+  // The next replay writes into the same memory.
+  for (nn::LossTerm& term : result.losses) {
+    if (term.pending.defined()) term.pending = term.pending.clone();
+  }
+  return result;
+}
+
+int StepGraph::recorded() const {
+  return static_cast<int>(std::ranges::count_if(recordings_, [](const auto& one) { return one->graph != nullptr; }));
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,147 @@
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "tests/gpu/support.h"
+#include "tests/train/support.h"
+#include "trireme/checkpoint/store.h"
+
+namespace trireme::gpu {
+namespace {
+
+using spec::DeviceKind;
+using spec::Family;
+using spec::Precision;
+using train::small_recipe;
+using train::with_trainers;
+
+struct Outcome {
+  std::vector<double> losses, norms;
+  double validation = 0;
+};
+
+/// Some steps, a checkpoint in `folder`, and some more.
+Outcome train_and_save(const spec::Recipe& recipe, const std::filesystem::path& folder) {
+  Outcome outcome;
+  with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
+    for (int step = 0; step < 6; ++step) {
+      if (step == 3) checkpoint::save(trainer.state(), {.folder = folder, .name = "state", .step = 3});
+      const train::StepReport report = trainer.step();
+      outcome.losses.push_back(report.loss);
+      outcome.norms.push_back(report.gradient_norm);
+    }
+    const auto samples = data::open_samples(recipe, data::Split::kTrain);
+    outcome.validation = trainer.evaluate(*samples, {.count = 4, .rows = 2}).loss();
+  });
+  return outcome;
+}
+
+Outcome go_on(const spec::Recipe& recipe, const std::filesystem::path& folder) {
+  Outcome outcome;
+  with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
+    checkpoint::load(formats::CheckpointFolder(folder / "state"), trainer.state());
+    trainer.loaded();
+    for (int step = 3; step < 6; ++step) outcome.losses.push_back(trainer.step().loss);
+  });
+  return outcome;
+}
+
+class GpuTrainer : public testing::Test {
+ protected:
+  std::filesystem::path folder_ = std::filesystem::temp_directory_path() / fmt::format("trireme-gpu-test-{}", getpid());
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+};
+
+TEST_F(GpuTrainer, TrainsEvaluatesAndGoesOnAsTheCpuDoes) {
+  for (const Family family : {Family::kGpt2, Family::kLlama, Family::kBert, Family::kTransformer}) {
+    SCOPED_TRACE(static_cast<int>(family));
+    spec::Recipe recipe = small_recipe(family, Precision::kFp64);
+    recipe.model.dropout = 0.1;
+    recipe.train.microbatch = 2;
+    spec::Recipe there = recipe;
+    there.run.device = DeviceKind::kCuda;
+    const Outcome cpu = train_and_save(recipe, folder_ / "cpu"), gpu = train_and_save(there, folder_ / "gpu");
+    for (std::size_t i = 0; i < cpu.losses.size(); ++i) {
+      EXPECT_NEAR(gpu.losses[i], cpu.losses[i], 1e-9);
+      EXPECT_NEAR(gpu.norms[i], cpu.norms[i], 1e-9);
+    }
+    EXPECT_NEAR(gpu.validation, cpu.validation, 1e-9);
+    // A checkpoint does not know where it was written.
+    for (const auto& [on, from] : {std::pair{&there, "cpu"}, std::pair{&recipe, "gpu"}}) {
+      const Outcome rest = go_on(*on, folder_ / from);
+      for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(rest.losses[i], cpu.losses[3 + i], 1e-9);
+    }
+  }
+}
+
+TEST_F(GpuTrainer, TakesEveryOptimizerAndPrecision) {
+  for (const auto kind : {spec::OptimizerKind::kSgd, spec::OptimizerKind::kAdagrad, spec::OptimizerKind::kAdamw,
+                          spec::OptimizerKind::kLamb, spec::OptimizerKind::kLars}) {
+    for (const Precision precision : {Precision::kFp32, Precision::kBf16, Precision::kFp16}) {
+      spec::Recipe recipe = small_recipe(Family::kLlama, precision);
+      recipe.optim.kind = kind;
+      spec::Recipe there = recipe;
+      there.run.device = DeviceKind::kCuda;
+      const Outcome cpu = train_and_save(recipe, folder_ / "cpu"), gpu = train_and_save(there, folder_ / "gpu");
+      for (std::size_t i = 0; i < cpu.losses.size(); ++i) {
+        EXPECT_NEAR(gpu.losses[i], cpu.losses[i], precision == Precision::kFp32 ? 1e-4 : 0.02)
+            << static_cast<int>(kind) << " " << static_cast<int>(precision);
+      }
+    }
+  }
+}
+
+/// What was recorded gives the bits of what runs kernel by kernel, micro after micro.
+TEST_F(GpuTrainer, RecordedStepsHaveTheBitsOfPlainOnes) {
+  for (const Family family : {Family::kGpt2, Family::kLlama}) {
+    for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
+      spec::Recipe recipe = small_recipe(family, precision);
+      recipe.run.device = DeviceKind::kCuda;
+      recipe.batch.size = 4 * 12;
+      recipe.train.microbatch = 2;
+      const auto losses = [&](bool capture) {
+        recipe.train.capture = capture;
+        std::vector<double> out;
+        with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
+          for (int step = 0; step < 8; ++step) {
+            const train::StepReport report = trainer.step();
+            out.insert(out.end(), {report.loss, report.gradient_norm});
+          }
+        });
+        return out;
+      };
+      EXPECT_EQ(losses(true), losses(false)) << static_cast<int>(family) << " " << static_cast<int>(precision);
+    }
+  }
+}
+
+TEST_F(GpuTrainer, RefusesWhatAGpuCannotDoYet) {
+  spec::Recipe recipe = small_recipe(Family::kGpt2);
+  recipe.run.device = DeviceKind::kCuda;
+  recipe.layout.offload = spec::OffloadKind::kOptimizer;
+  recipe.train.offload_activations = true;
+  const std::string why = kernels::refusal([&] { with_trainers(recipe, 1, [](train::Trainer&, comm::Rank&) {}); });
+  EXPECT_THAT(why, testing::HasSubstr("layout.offload"));
+  EXPECT_THAT(why, testing::HasSubstr("train.offload_activations"));
+}
+
+/// More than any card has: not a stack trace but what is where, and what to change.
+TEST_F(GpuTrainer, SaysWhatFillsTheGpu) {
+  spec::Recipe recipe = small_recipe(Family::kGpt2, Precision::kBf16);
+  recipe.run.device = DeviceKind::kCuda;
+  recipe.model.width = 65536;
+  recipe.model.heads = 512;
+  recipe.model.head_size = 128;
+  recipe.model.inner = 4 * 65536;
+  std::string why;
+  try {
+    with_trainers(recipe, 1, [](train::Trainer&, comm::Rank&) {});
+  } catch (const Error& error) {
+    why = error.block();
+  }
+  EXPECT_THAT(why, testing::HasSubstr("GPU memory"));
+  EXPECT_THAT(why, testing::HasSubstr("train.microbatch"));
+}
+
+}  // namespace
+}  // namespace trireme::gpu
