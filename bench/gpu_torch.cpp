@@ -40,6 +40,7 @@
 #include "trireme/kernels/update.h"
 #include "trireme/models/model.h"
 #include "trireme/optim/update.h"
+#include "trireme/train/step_graph.h"
 
 namespace {
 
@@ -196,7 +197,7 @@ const Size kSizes[] = {{"gpt2-124m", "gpt2", 12, 768, 12, 12, 3072, 50304, 32, 1
 
 class Ours {
  public:
-  Ours(const Size& s, spec::Products products) : size_(s) {
+  Ours(const Size& s, spec::Products products, bool capture) : size_(s) {
     spec::ModelShape shape = spec::family_shape(s.family == "gpt2" ? spec::Family::kGpt2 : spec::Family::kLlama);
     shape.layers = s.layers, shape.width = s.width, shape.heads = s.heads, shape.kv_heads = s.kv_heads;
     shape.head_size = s.width / s.heads, shape.inner = s.inner, shape.vocabulary = s.vocabulary;
@@ -218,6 +219,7 @@ class Ours {
     sequence_ = nn::plain_sequence(s.batch, s.sequence);
     sequence_.positions = sequence_.positions.to(gpu());
     sequence_.position_count = s.sequence;
+    if (capture) graph_ = std::make_unique<train::StepGraph>(*model_, [](nn::Param&) {});
   }
 
   void step() {
@@ -227,9 +229,16 @@ class Ours {
     context.sequence = sequence_;
     context.targets = targets_;
     context.gradient_scale = 1.0 / static_cast<double>(size_.batch * size_.sequence);
-    nn::Tape tape;
-    model_->forward({inputs_}, context, &tape);
-    model_->backward(context, tape);
+    if (graph_) {
+      nn::forget_gradients(model_->params);
+      train::StepGraph::Result result = graph_->run({inputs_}, context, /*first=*/true);
+      context.losses = std::move(result.losses);
+      context.flops = result.flops;
+    } else {
+      nn::Tape tape;
+      model_->forward({inputs_}, context, &tape);
+      model_->backward(context, tape);
+    }
     optim::update(*optimizer_, {.learning_rate = 1e-4});
     nn::settle(context.losses);
     loss_ = context.losses.at(0).sum / context.losses.at(0).count;
@@ -251,6 +260,7 @@ class Ours {
   Size size_;
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<train::StepGraph> graph_;
   at::Tensor ids_, inputs_, targets_;
   nn::Sequence sequence_;
   double loss_ = 0, flops_ = 0;
@@ -325,7 +335,7 @@ class Limit {
 struct Options {
   std::string python, json, profile, peers = TRIREME_BENCH_DIR "/peers";
   std::vector<std::string> models;
-  bool kernels = false, eager = true;
+  bool kernels = false, eager = true, capture = false;
   spec::Products products = spec::Products::kSame;
   int rounds = 5, steps = 10;
   std::int64_t batch = 0;
@@ -376,8 +386,8 @@ void profile(Ours& ours, const std::string& path) {
 nlohmann::json compare(const Size& size, const Options& options, double rate) {
   nlohmann::json out;
   const double tokens = static_cast<double>(size.batch * size.sequence);
-  auto ours = std::make_unique<Ours>(size, options.products);
-  ours->run(3);
+  auto ours = std::make_unique<Ours>(size, options.products, options.capture);
+  ours->run(5);
   const double peak = static_cast<double>(kernels::cuda().peak_bytes(0)) / (1 << 30);
   if (!options.profile.empty()) profile(*ours, options.profile);
   std::unique_ptr<Peer> eager, compiled;
@@ -432,6 +442,7 @@ int main(int count, char** words) try {
   app.add_option("--model", options.models, "gpt2-124m, gpt2-350m, gpt2-1.5b, llama-1b; several may be given");
   app.add_option("--batch", options.batch, "rows, in place of the model's own");
   app.add_flag("--kernels", options.kernels, "operators beside a copy");
+  app.add_flag("--capture", options.capture, "ours records forward and backward once and starts them as one");
   app.add_flag("!--no-eager", options.eager,
                "leave out PyTorch without torch.compile: all sides share the GPU's memory");
   app.add_option("--rounds", options.rounds, "turns of each side")->capture_default_str();

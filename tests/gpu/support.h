@@ -57,7 +57,7 @@ inline void expect_near(const Pair& pair, const Near& near, const char* what, do
 }
 
 inline std::vector<kernels::RowsShape> shapes() {
-  return {{1, 1}, {5, 3}, {7, 16}, {3, 768}, {67, 17}, {11, 1000}, {1000, 768}, {300, 2048}, {129, 5000}, {33, 8200}};
+  return {{1, 1}, {5, 3}, {7, 16}, {3, 768}, {67, 17}, {11, 1000}, {1000, 768}, {300, 512}, {300, 1024}, {300, 1536}, {300, 2048}, {2500, 1024}, {129, 5000}, {33, 8200}};
 }
 
 }  // namespace trireme::gpu

@@ -171,6 +171,7 @@ std::string StepProfile::stop(const ProfiledSteps& steps, const spec::ModelShape
           {kind_of_kernel(event.name()), &kinds}}) {
       KernelTime& time = (*into)[name];
       time.name = name;
+      time.kind = kind_of_kernel(event.name());
       ++time.calls;
       time.seconds += seconds;
     }
@@ -199,7 +200,7 @@ std::string StepProfile::stop(const ProfiledSteps& steps, const spec::ModelShape
   std::size_t shown = 0;
   for (const KernelTime& time : sorted(kernels)) {
     if (++shown > 20) break;
-    by_name.add({time.name, kind_of_kernel(time.name), fmt::format("{:.0f}", static_cast<double>(time.calls) / count),
+    by_name.add({time.name, time.kind, fmt::format("{:.0f}", static_cast<double>(time.calls) / count),
                  fmt::format("{:.1f}", time.seconds / static_cast<double>(time.calls) * 1e6),
                  ms(time.seconds / count)});
   }

@@ -28,7 +28,7 @@ struct ProfiledSteps {
 
 /// A kernel, or several of one kind.
 struct KernelTime {
-  std::string name;
+  std::string name, kind;
   std::int64_t calls = 0;
   double seconds = 0;
 };

@@ -57,8 +57,17 @@ __device__ __forceinline__ void load(const T* from, A (&to)[kVec]) {
 template <int kVec, typename T, typename A>
 __device__ __forceinline__ void store(T* to, const A (&from)[kVec]) {
   Pack<T, kVec> pack;
+  if constexpr (__is_same(T, Bf16) && kVec % 2 == 0) {  // two are rounded by one instruction
 #pragma unroll
-  for (int k = 0; k < kVec; ++k) pack.v[k] = narrow<T>(from[k]);
+    for (int k = 0; k < kVec; k += 2) {
+      const __nv_bfloat162 two = __floats2bfloat162_rn(from[k], from[k + 1]);
+      pack.v[k] = two.x;
+      pack.v[k + 1] = two.y;
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) pack.v[k] = narrow<T>(from[k]);
+  }
   *reinterpret_cast<Pack<T, kVec>*>(to) = pack;
 }
 
@@ -71,6 +80,14 @@ __device__ __forceinline__ Pack<T, kVec> load_pack(const T* from) {
 /// e^x by the special function unit, within 2 + |x| / 2 units in the last place of a float; exact enough for double.
 __device__ __forceinline__ float fast_exp(float x) { return __expf(x); }
 __device__ __forceinline__ double fast_exp(double x) { return exp(x); }
+
+/// 2^x; of floats within 2 units in the last place, numbers too small for a normal float being 0.
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ double fast_exp2(double x) { return exp2(x); }
 
 /// Numbers whose type is known only when the kernel runs: all threads take the same branch.
 template <int kVec, typename A>
@@ -130,6 +147,31 @@ __device__ __forceinline__ A sum_over(A x) {
     for (int i = 1; i < kThreads / 32; ++i) x += parts[i];
   }
   return x;
+}
+/// Two sums for the waits of one.
+template <int kThreads, typename A>
+__device__ __forceinline__ void sum_two_over(A& a, A& b) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    a += __shfl_xor_sync(0xffffffffu, a, step);
+    b += __shfl_xor_sync(0xffffffffu, b, step);
+  }
+  if constexpr (kThreads > 32) {
+    __shared__ A parts[2][kThreads / 32];
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+      parts[0][threadIdx.x / 32] = a;
+      parts[1][threadIdx.x / 32] = b;
+    }
+    __syncthreads();
+    a = parts[0][0];
+    b = parts[1][0];
+#pragma unroll
+    for (int i = 1; i < kThreads / 32; ++i) {
+      a += parts[0][i];
+      b += parts[1][i];
+    }
+  }
 }
 template <int kThreads, typename A>
 __device__ __forceinline__ A max_over(A x) {

@@ -16,23 +16,28 @@ constexpr int kStages = 4;               // parts of a row on their way to share
 constexpr int kMostHeld = 104 * 1024;    // bytes of a row that a block holds: two blocks fit a multiprocessor
 constexpr std::int64_t kMostBlocks = 4;  // that share a row
 
-/// A thread's, or a row's, logits in short.
+constexpr double kLog2E = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
+
+/// A thread's, or a row's, logits in short. Powers are of 2, which the card has an instruction for.
 template <typename A>
 struct Totals {
-  A largest = -INFINITY, sum = 0, logits = 0;  // sum of e^(logit - largest); plain sum, where smoothing needs it
+  A largest = -INFINITY;  // of the logits times log2(e), rounded
+  A sum = 0;              // of 2^(logit log2(e) - largest)
+  A logits = 0;           // plain sum, where smoothing needs it
 
   template <int kVec>
   __device__ __forceinline__ void add(const A (&v)[kVec], bool with_logits) {
     A top = v[0];
 #pragma unroll
     for (int k = 1; k < kVec; ++k) top = max(top, v[k]);
+    top *= A(kLog2E);
     if (top > largest) {
-      sum *= fast_exp(largest - top);
+      sum *= fast_exp2(largest - top);
       largest = top;
     }
     const A shift = safe(largest);
 #pragma unroll
-    for (int k = 0; k < kVec; ++k) sum += fast_exp(v[k] - shift);
+    for (int k = 0; k < kVec; ++k) sum += fast_exp2(fma(v[k], A(kLog2E), -shift));
     if (with_logits) {
 #pragma unroll
       for (int k = 0; k < kVec; ++k) logits += v[k];
@@ -40,13 +45,15 @@ struct Totals {
   }
   __device__ __forceinline__ void add(const Totals& other) {
     const A top = max(largest, other.largest), shift = safe(top);
-    sum = sum * fast_exp(largest - shift) + other.sum * fast_exp(other.largest - shift);
+    sum = sum * fast_exp2(largest - shift) + other.sum * fast_exp2(other.largest - shift);
     largest = top;
     logits += other.logits;
   }
   /// With nothing but -inf so far, -inf - -inf would be no number.
   __device__ static __forceinline__ A safe(A largest) { return largest == A(-INFINITY) ? A(0) : largest; }
-  __device__ __forceinline__ A lse() const { return static_cast<A>(safe(largest) + log(static_cast<double>(sum))); }
+  __device__ __forceinline__ A lse() const {
+    return static_cast<A>((safe(largest) + log2(static_cast<double>(sum))) * kLn2);
+  }
 };
 
 /// Over the threads of a block, the same on all of them.
@@ -55,7 +62,7 @@ __device__ __forceinline__ Totals<A> over_block(const Totals<A>& mine, bool with
   Totals<A> all;
   all.largest = max_over<kThreads>(mine.largest);
   const A shift = Totals<A>::safe(all.largest);
-  all.sum = sum_over<kThreads>(mine.largest == A(-INFINITY) ? A(0) : mine.sum * fast_exp(mine.largest - shift));
+  all.sum = sum_over<kThreads>(mine.largest == A(-INFINITY) ? A(0) : mine.sum * fast_exp2(mine.largest - shift));
   if (with_logits) all.logits = sum_over<kThreads>(mine.logits);
   return all;
 }
@@ -72,25 +79,28 @@ __device__ __forceinline__ Totals<Sum<T>> read_row(const T* x, int count, bool w
   return over_block(mine, with_logits);
 }
 
-/// x_j = e^(x_j - shift) share + flat, and more at the target. `from` may be a copy of `to`.
+/// x_j = e^(x_j - lse) share + flat, and more at the target. `from` may be a copy of `to`.
 template <typename A>
 struct Slope {
-  A shift, share, flat, at_target;
+  A lse, share, flat, at_target;
   std::int64_t target;
 
   template <typename T, int kVec>
   __device__ __forceinline__ void write(T* to, const T* from, int count) const {
+    const A shift = lse * A(kLog2E);
+    const auto of = [&](A x) { return fma(fast_exp2(fma(x, A(kLog2E), -shift)), share, flat); };
+    // The thread that has the target's vector writes it again, from what was there.
+    const bool here = target >= 0 && target < count && target / kVec % kThreads == threadIdx.x;
+    const A hit = here ? of(widen(from[target])) + at_target : A(0);
 #pragma unroll 4
     for (int i = threadIdx.x * kVec; i < count; i += kThreads * kVec) {
       A v[kVec];
       load<kVec>(from + i, v);
 #pragma unroll
-      for (int k = 0; k < kVec; ++k) {
-        v[k] = fast_exp(v[k] - shift) * share + flat;
-        if (i + k == target) v[k] += at_target;
-      }
+      for (int k = 0; k < kVec; ++k) v[k] = of(v[k]);
       store<kVec>(to + i, v);
     }
+    if (here) to[target] = narrow<T>(hit);
   }
 };
 
@@ -99,7 +109,7 @@ template <typename A>
 __device__ __forceinline__ Slope<A> slope_of(A scale, A lse, double smoothing, double z_loss, std::int64_t vocabulary,
                                              std::int64_t target) {
   const A smooth = static_cast<A>(smoothing);
-  return {.shift = lse,
+  return {.lse = lse,
           .share = scale * (A(1) + A(2) * static_cast<A>(z_loss) * lse),
           .flat = -scale * smooth / static_cast<A>(vocabulary),
           .at_target = -scale * (A(1) - smooth),

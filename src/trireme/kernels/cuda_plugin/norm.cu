@@ -138,77 +138,86 @@ __global__ void __launch_bounds__(256) forward_any(const NormForwardLoop c, cons
 /// Rows blockIdx.x * kRows + threadIdx.y, and so on by the whole grid; a block's sums over its rows go to `partial`:
 /// [block][width] for the weight, and behind all of these for the bias.
 template <typename T, bool kLayer, int kThreads, int kRows, int kHold, bool kSums>
-__global__ void __launch_bounds__(kThreads* kRows)
+__global__ void __launch_bounds__(kThreads* kRows, kHold == 1   ? 768 / (kThreads * kRows)
+                                                   : kHold <= 3 ? 512 / (kThreads * kRows)
+                                                                : 1)
     backward_held(const NormBackwardLoop c, const CudaNormWeights w, Sum<T>* partial, std::int64_t rows) {
   using A = Sum<T>;
   constexpr int kVec = kWide<T>;
   const int vectors = static_cast<int>(c.width / kVec);
   const A share = A(1) / static_cast<A>(c.width);
   A dweight[kSums ? kHold : 1][kVec] = {}, dbias[kSums && kLayer ? kHold : 1][kVec] = {};
+  A weight[kHold][kVec];  // the same for every row
+#pragma unroll
+  for (int i = 0; i < kHold; ++i) {
+    const int at = threadIdx.x + i * kThreads;
+    if (at < vectors) load_weight<kVec>(w, at * kVec, weight[i]);
+  }
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kRows;
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kRows + threadIdx.y;
-  // A row's numbers are on their way while the row before is worked on.
-  Pack<T, kVec> next_x[kHold], next_dy[kHold];
+  Pack<T, kVec> held_x[kHold], held_dy[kHold], held_dsum[kHold] = {};
+  Pack<T, kVec> next_x[kHold], next_dy[kHold], next_dsum[kHold] = {};
   const auto fetch = [&](std::int64_t row) {
     if (row >= rows) return;
     const T* x = row_of<const T>(c.x, row, c.x_stride);
     const T* dy = row_of<const T>(c.dy, row, c.dy_stride);
+    const T* dsum = c.dsum == nullptr ? nullptr : row_of<const T>(c.dsum, row, c.dsum_stride);
 #pragma unroll
     for (int i = 0; i < kHold; ++i) {
       const int at = threadIdx.x + i * kThreads;
       if (at >= vectors) continue;
       next_x[i] = load_pack<kVec>(x + at * kVec);
       next_dy[i] = load_pack<kVec>(dy + at * kVec);
+      if (dsum != nullptr) next_dsum[i] = load_pack<kVec>(dsum + at * kVec);
     }
   };
-  constexpr bool kAhead = kHold <= 4;  // where registers are left for it
+  // Where a thread holds little, the next row is on its way while this one is worked on.
+  constexpr bool kAhead = kHold == 1;
   if constexpr (kAhead) fetch(first);
   for (std::int64_t row = first; row < rows; row += step) {
     if constexpr (!kAhead) fetch(row);
-    const T* dsum = c.dsum == nullptr ? nullptr : row_of<const T>(c.dsum, row, c.dsum_stride);
-    const A mean = kLayer ? static_cast<const A*>(c.mean)[row] : A(0);
-    const A rstd = static_cast<const A*>(c.rstd)[row];
-    Pack<T, kVec> held_x[kHold], held_dy[kHold], held_dsum[kHold] = {};
 #pragma unroll
     for (int i = 0; i < kHold; ++i) {
       held_x[i] = next_x[i];
       held_dy[i] = next_dy[i];
-      const int at = threadIdx.x + i * kThreads;
-      if (kAhead && at < vectors && dsum != nullptr) held_dsum[i] = load_pack<kVec>(dsum + at * kVec);
+      held_dsum[i] = next_dsum[i];
     }
     if constexpr (kAhead) fetch(row + step);
+    const A rstd = static_cast<const A*>(c.rstd)[row];
+    const A mean = kLayer ? static_cast<const A*>(c.mean)[row] : A(0);
     A along = 0, mean_g = 0;
 #pragma unroll
     for (int i = 0; i < kHold; ++i) {
-      const int at = threadIdx.x + i * kThreads;
-      if (at >= vectors) continue;
-      A weight[kVec];
-      load_weight<kVec>(w, at * kVec, weight);
+      if (threadIdx.x + i * kThreads >= vectors) continue;
 #pragma unroll
       for (int k = 0; k < kVec; ++k) {
-        const A normal = (widen(held_x[i].v[k]) - mean) * rstd, d = widen(held_dy[i].v[k]);
+        const A normal = (widen(held_x[i].v[k]) - mean) * rstd, d = widen(held_dy[i].v[k]), g = d * weight[i][k];
         if constexpr (kSums) {
-          dweight[i][k] += d * normal;
+          dweight[i][k] = fma(d, normal, dweight[i][k]);
           if constexpr (kLayer) dbias[i][k] += d;
         }
-        along += d * weight[k] * normal;
-        if constexpr (kLayer) mean_g += d * weight[k];
+        along = fma(g, normal, along);
+        if constexpr (kLayer) mean_g += g;
       }
     }
-    along = sum_over<kThreads>(along) * share;
-    if constexpr (kLayer) mean_g = sum_over<kThreads>(mean_g) * share;
+    if constexpr (kLayer) {
+      sum_two_over<kThreads>(along, mean_g);
+    } else {
+      along = sum_over<kThreads>(along);
+    }
+    // dx = dsum + (g - mean of g - normal * mean of (g normal)) rstd, with normal = (x - mean) rstd.
+    along *= share * rstd;
+    const A constant = -mean_g * share * rstd, slope = -rstd * along;
     T* dx = row_of<T>(c.dx, row, c.dx_stride);
 #pragma unroll
     for (int i = 0; i < kHold; ++i) {
       const int at = threadIdx.x + i * kThreads;
       if (at >= vectors) continue;
-      A out[kVec], weight[kVec];
-      if (!kAhead && dsum != nullptr) held_dsum[i] = load_pack<kVec>(dsum + at * kVec);
-      load_weight<kVec>(w, at * kVec, weight);
+      A out[kVec];
 #pragma unroll
       for (int k = 0; k < kVec; ++k) {
-        const A normal = (widen(held_x[i].v[k]) - mean) * rstd;
-        out[k] = widen(held_dsum[i].v[k]) + (widen(held_dy[i].v[k]) * weight[k] - mean_g - normal * along) * rstd;
+        const A g = widen(held_dy[i].v[k]) * weight[i][k];
+        out[k] = widen(held_dsum[i].v[k]) + fma(g, rstd, fma(widen(held_x[i].v[k]) - mean, slope, constant));
       }
       store<kVec>(dx + at * kVec, out);
     }
@@ -312,17 +321,23 @@ bool by_width(std::int64_t vectors, Body&& body) {
   return false;
 }
 
-/// The same for the backward pass, whose sums over rows take as many registers again: wide rows have more threads.
+/// The same for the backward pass, whose sums over rows take as many registers again: rows have more threads.
 template <typename T, typename Body>
 bool by_width_back(std::int64_t vectors, Body&& body) {
   constexpr std::integral_constant<int, 1> k1;
-  constexpr std::integral_constant<int, 2> k2;
-  constexpr std::integral_constant<int, 128> kSome;
   if constexpr (sizeof(T) == 2) {
-    if (vectors > 96 && vectors <= 128) return body(kSome, k1, k1), true;
-    if (vectors > 128 && vectors <= 256) return body(kSome, k1, k2), true;
+    if (vectors <= 32) return body(std::integral_constant<int, 32>(), std::integral_constant<int, 4>(), k1), true;
+    if (vectors <= 64) return body(std::integral_constant<int, 64>(), k1, k1), true;
+    if (vectors <= 96) return body(std::integral_constant<int, 96>(), k1, k1), true;
+    if (vectors <= 128) return body(std::integral_constant<int, 128>(), k1, k1), true;
+    if (vectors <= 192) return body(std::integral_constant<int, 192>(), k1, k1), true;
+    if (vectors <= 256) return body(std::integral_constant<int, 256>(), k1, k1), true;
+    if (vectors <= 512) return body(std::integral_constant<int, 256>(), k1, std::integral_constant<int, 2>()), true;
+    if (vectors <= 1024) return body(std::integral_constant<int, 256>(), k1, std::integral_constant<int, 4>()), true;
+    return false;
+  } else {
+    return by_width<T>(vectors, body);
   }
-  return by_width<T>(vectors, body);
 }
 
 /// Blocks that a card works on at a time: one more would wait for all of them, and keep the card half empty.
