@@ -16,7 +16,7 @@ namespace {
 using State = Recorder::State;
 
 CallKey key_of(Op op, std::uint64_t count) {
-  return {.op = op, .type = DType::kF16, .reduce = Reduce::kMax, .algorithm = Algorithm::kRing, .count = count};
+  return CallKey{.op = op, .type = DType::kF16, .reduce = Reduce::kMax, .algorithm = Algorithm::kRing, .count = count};
 }
 
 TEST(Recorder, KeepsTheLastCallsOldestFirst) {

@@ -111,10 +111,10 @@ at::Tensor Linear::product(const at::Tensor& x, Context& context, at::Tensor* ke
 }
 
 void Linear::add_weight_gradient(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,
-                                 const at::Tensor& dy_of_bias, bool bias_done) const {
+                                 const at::Tensor& dy_of_bias, const at::Tensor& row_sum) const {
   const at::Tensor dy_rows = as_rows(dy), x_rows = as_rows(x);
   if (weight_.trainable) context.flops += product_flops(dy_rows.size(1), dy_rows.size(0), x_rows.size(1));
-  tape.weight_gradient([this, dy_rows, x_rows, bias_rows = as_rows(dy_of_bias), bias_done, &context] {
+  tape.weight_gradient([this, dy_rows, x_rows, bias_rows = as_rows(dy_of_bias), row_sum, &context] {
     if (weight_.trainable && in_fp8(x_rows)) {
       const spec::Products kind = weight_.products;
       add_gradient(weight_, product_of(to_fp8(dy_rows, Side::kGradient, kind, /*turned=*/true),
@@ -124,14 +124,18 @@ void Linear::add_weight_gradient(const at::Tensor& dy, const at::Tensor& x, Cont
     }
     context.added(weight_);
     if (bias_) {
-      if (!bias_done) add_row_sum_gradient(*bias_, bias_rows);
+      if (row_sum.defined()) {
+        add_gradient(*bias_, row_sum);
+      } else {
+        add_row_sum_gradient(*bias_, bias_rows);
+      }
       context.added(*bias_);
     }
   });
 }
 
 at::Tensor Linear::column_gradients(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,
-                                    bool bias_done) const {
+                                    const at::Tensor& row_sum) const {
   const bool sequence = team_->splits_sequence();
   comm::Group& group = *team_->tensor;
   // What is gathered travels while the input's gradient is computed, whose sum travels beside the weights' gradient.
@@ -139,12 +143,12 @@ at::Tensor Linear::column_gradients(const at::Tensor& dy, const at::Tensor& x, C
   if (sequence && !team_->keep_gathered) gather.emplace(x, group);
   if (sequence && team_->overlap) {
     PendingProduct dx(dy, group, [&](const at::Tensor& part) { return multiply_back(part, context); });
-    add_weight_gradient(dy, gather ? gather->wait() : x, context, tape, dy, bias_done);
+    add_weight_gradient(dy, gather ? gather->wait() : x, context, tape, dy, row_sum);
     return dx.wait();
   }
   at::Tensor partial = multiply_back(dy, context);
   PendingSum dx(std::move(partial), group, sequence);
-  add_weight_gradient(dy, gather ? gather->wait() : x, context, tape, dy, bias_done);
+  add_weight_gradient(dy, gather ? gather->wait() : x, context, tape, dy, row_sum);
   return dx.wait();
 }
 
@@ -163,18 +167,14 @@ bool Linear::gradients_apart() const {
   return split_ == LinearSplit::kNone || (split_ == LinearSplit::kRow && !team_->splits_sequence());
 }
 
-at::Tensor Linear::bias_gradient_to_add_to(const Tape& tape) const {
-  // What is put off may belong to a later step than this one.
-  if (!bias_ || !bias_->trainable || split_ == LinearSplit::kRow || tape.deferring()) return {};
-  return gradient_to_add_to(*bias_);
-}
+bool Linear::wants_row_sum() const { return bias_ && bias_->trainable && split_ != LinearSplit::kRow; }
 
 at::Tensor Linear::gradients(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,
-                             bool bias_done) const {
-  TRIREME_CHECK(!bias_done || split_ != LinearSplit::kRow, "the bias of a row is not its gradient's rows' sum");
-  if (split_ == LinearSplit::kColumn) return column_gradients(dy, x, context, tape, bias_done);
+                             const at::Tensor& row_sum) const {
+  TRIREME_CHECK(!row_sum.defined() || wants_row_sum(), "a sum of rows that no bias of {} takes", weight_.name);
+  if (split_ == LinearSplit::kColumn) return column_gradients(dy, x, context, tape, row_sum);
   if (split_ == LinearSplit::kRow) return row_gradients(dy, x, context, tape);
-  add_weight_gradient(dy, x, context, tape, dy, bias_done);
+  add_weight_gradient(dy, x, context, tape, dy, row_sum);
   return multiply_back(dy, context);
 }
 

@@ -23,9 +23,10 @@ class Linear final : public UnaryLayer {
   // For layers that keep the input by themselves, or make it again:
   /// `kept`, where given, becomes what gradients() wants as its x: x itself, or what was gathered for it.
   at::Tensor product(const at::Tensor& x, Context& context, at::Tensor* kept = nullptr) const;
-  /// Adds the weights' gradients (or puts that off) and gives that of x.
+  /// Adds the weights' gradients (or puts that off) and gives that of x. `row_sum`: of dy's rows, float (double), where
+  /// it is known already.
   at::Tensor gradients(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,
-                       bool bias_done = false) const;
+                       const at::Tensor& row_sum = {}) const;
 
   // The same in two calls, for a layer that makes x again together with what it makes of its gradient. Only where
   // gradients_apart(): nothing is exchanged with other ranks between the two.
@@ -34,9 +35,8 @@ class Linear final : public UnaryLayer {
   void weight_gradient(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape) const {
     add_weight_gradient(dy, x, context, tape, dy);
   }
-  /// The bias's gradient, to be added to by whoever makes dy and gives it to gradients() with `bias_done`; undefined
-  /// where there is none to add to.
-  at::Tensor bias_gradient_to_add_to(const Tape& tape) const;
+  /// Whether gradients() would add up dy's rows for the bias: whoever makes dy may give it their sum instead.
+  bool wants_row_sum() const;
 
  private:
   /// Whether products with so many rows are made of 8-bit floats.
@@ -44,9 +44,9 @@ class Linear final : public UnaryLayer {
   at::Tensor multiply(const at::Tensor& x, bool with_bias, Context& context) const;
   at::Tensor multiply_back(const at::Tensor& dy, Context& context) const;
   void add_weight_gradient(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,
-                           const at::Tensor& dy_of_bias, bool bias_done = false) const;
+                           const at::Tensor& dy_of_bias, const at::Tensor& row_sum = {}) const;
   at::Tensor column_gradients(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,
-                              bool bias_done) const;
+                              const at::Tensor& row_sum) const;
   at::Tensor row_gradients(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape) const;
 
   Param& weight_;

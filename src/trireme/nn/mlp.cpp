@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 
 namespace trireme::nn {
 
@@ -50,12 +51,14 @@ at::Tensor Mlp::run_back(at::Tensor dy, Context& context, Tape& tape) {
                             activation_);
   } else {
     dinner = std::move(dactive);
-    dbias = in_.bias_gradient_to_add_to(tape);
+    // By itself, to be added when the weights' gradients are: perhaps later, with the same bits.
+    const auto sums = inner.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    if (in_.wants_row_sum()) dbias = at::zeros({inner.size(-1)}, inner.options().dtype(sums));
     kernels::activation_backward(dinner, dbias, dinner, inner, at::Tensor(), activation_, together ? &active : nullptr);
   }
   if (together) out_.weight_gradient(dy, active, context, tape);
   active = at::Tensor();
-  return in_.gradients(dinner, x, context, tape, dbias.defined());
+  return in_.gradients(dinner, x, context, tape, dbias);
 }
 
 }  // namespace trireme::nn
