@@ -135,7 +135,7 @@ Pace pace_at(const OptimConfig& optim, const ScheduleConfig& schedule, const Bat
 }
 
 Position after(Position position, const Pace& pace) {
-  return {.step = position.step + 1, .tokens = position.tokens + pace.batch};
+  return {.step = position.step + 1, .tokens = position.tokens + pace.batch, .skipped = position.skipped};
 }
 
 std::optional<std::int64_t> next_change(const ScheduleConfig& schedule, const BatchConfig& batch, std::int64_t tokens) {

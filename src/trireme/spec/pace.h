@@ -82,6 +82,7 @@ std::vector<config::Problem> find_problems(const ScheduleConfig& schedule, const
 /// What was done before a step.
 struct Position {
   std::int64_t step = 0, tokens = 0;
+  std::int64_t skipped = 0;  ///< tokens of the data that were passed over; the pace does not count them
   bool operator==(const Position&) const = default;
 };
 struct Pace {

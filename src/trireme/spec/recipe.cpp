@@ -103,6 +103,7 @@ void describe(config::Section<Recipe>& section) {
   section.section("train", &Recipe::train);
   section.section("eval", &Recipe::eval);
   section.section("checkpoint", &Recipe::checkpoint);
+  section.section("health", &Recipe::health);
   section.section("log", &Recipe::log);
 }
 
@@ -146,7 +147,8 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
   }
   for (const auto& found :
        {find_problems(recipe.optim), find_problems(recipe.schedule, recipe.batch), find_problems(recipe.precision),
-        find_problems(recipe.train), find_problems(recipe.layout, recipe.pipeline, comm.ranks)}) {
+        find_problems(recipe.train), find_problems(recipe.checkpoint), find_problems(recipe.health),
+        find_problems(recipe.layout, recipe.pipeline, comm.ranks)}) {
     problems.insert(problems.end(), found.begin(), found.end());
   }
   if (recipe.precision.products != Products::kSame && run.device == DeviceKind::kCpu) {

@@ -20,6 +20,7 @@
 #include "trireme/base/config.h"
 #include "trireme/base/log.h"
 #include "trireme/spec/data.h"
+#include "trireme/spec/health.h"
 #include "trireme/spec/layout_config.h"
 #include "trireme/spec/model_config.h"
 #include "trireme/spec/optim.h"
@@ -96,6 +97,7 @@ struct Recipe {
   TrainConfig train;
   EvalConfig eval;
   CheckpointConfig checkpoint;
+  HealthConfig health;
   LogConfig log;
   bool operator==(const Recipe&) const = default;
 };

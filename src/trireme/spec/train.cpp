@@ -59,7 +59,53 @@ void describe(config::Section<CheckpointConfig>& section) {
   section.meaning("what a run can go on from");
   section.field("every", &CheckpointConfig::every, "steps between checkpoints, and one at the end; 0: only at the end")
       .at_least(0);
+  section
+      .field("interval", &CheckpointConfig::interval,
+             "also after so much time without one: \"10min\"; with every = 0, only then and at the end")
+      .at_least(std::chrono::milliseconds(1));
+  section.field("automatic", &CheckpointConfig::automatic,
+                "choose the interval that loses least time (Young, Daly), from what saving costs and how often runs "
+                "fail");
+  section
+      .field("failures", &CheckpointConfig::failures,
+             "mean time between failures, for automatic; unset: as this run has seen, at first 24h")
+      .at_least(std::chrono::seconds(1));
   section.field("keep", &CheckpointConfig::keep, "how many of the newest stay; 0: all").at_least(0);
+  section
+      .field("keep_every", &CheckpointConfig::keep_every, "those of steps that are multiples of it stay too; 0: none")
+      .at_least(0);
+  section
+      .field("keep_best", &CheckpointConfig::keep_best,
+             "so many with the lowest validation loss stay too, by the last validation before them")
+      .at_least(0);
+  section.field("background", &CheckpointConfig::background,
+                "copy the state during forward and backward and write it while training goes on: takes memory for a "
+                "second state");
+  section.field("threads", &CheckpointConfig::threads, "of each rank, that write and read checkpoints").range(1, 256);
+  section
+      .field("grace", &CheckpointConfig::grace,
+             "how long saving and stopping may take after SIGTERM, SIGUSR1 or Ctrl-C before the process ends anyway")
+      .at_least(std::chrono::seconds(1));
+}
+
+std::vector<config::Problem> find_problems(const CheckpointConfig& checkpoint) {
+  std::vector<config::Problem> problems;
+  if (checkpoint.automatic && checkpoint.interval) {
+    problems.push_back({.key = "checkpoint.interval",
+                        .reason = "is given beside checkpoint.automatic, which chooses it",
+                        .hint = "leave one out"});
+  }
+  if (checkpoint.failures && !checkpoint.automatic) {
+    problems.push_back({.key = "checkpoint.failures",
+                        .reason = "is given, but only checkpoint.automatic uses it",
+                        .hint = "set checkpoint.automatic = true"});
+  }
+  if (checkpoint.keep == 0 && (checkpoint.keep_every > 0 || checkpoint.keep_best > 0)) {
+    problems.push_back({.key = "checkpoint.keep",
+                        .reason = "is 0, so all stay and the other rules mean nothing",
+                        .hint = "set checkpoint.keep = 2"});
+  }
+  return problems;
 }
 
 std::vector<config::Problem> find_problems(const TrainConfig& train) {

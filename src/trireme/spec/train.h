@@ -7,6 +7,7 @@
 // Depends on: base (config).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -53,7 +54,13 @@ struct EvalConfig {
 /// [checkpoint]
 struct CheckpointConfig {
   std::int64_t every = 100;
-  std::int64_t keep = 2;
+  std::optional<std::chrono::nanoseconds> interval;  ///< of time, beside the steps
+  bool automatic = false;                            ///< the interval that loses least, from measured times
+  std::optional<std::chrono::nanoseconds> failures;  ///< mean time between them; unset: as observed
+  std::int64_t keep = 2, keep_every = 0, keep_best = 0;
+  bool background = true;
+  int threads = 2;
+  std::chrono::nanoseconds grace = std::chrono::seconds(60);
   bool operator==(const CheckpointConfig&) const = default;
 };
 
@@ -61,5 +68,6 @@ void describe(config::Section<TrainConfig>& section);
 void describe(config::Section<EvalConfig>& section);
 void describe(config::Section<CheckpointConfig>& section);
 std::vector<config::Problem> find_problems(const TrainConfig& train);
+std::vector<config::Problem> find_problems(const CheckpointConfig& checkpoint);
 
 }  // namespace trireme::spec

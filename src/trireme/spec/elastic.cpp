@@ -1,0 +1,46 @@
+#include "trireme/spec/elastic.h"
+
+#include <numeric>
+#include <vector>
+
+#include "trireme/base/error.h"
+
+namespace trireme::spec {
+namespace {
+
+std::vector<int> divisors_from_above(int number) {
+  std::vector<int> divisors;
+  for (int divisor = number; divisor >= 1; --divisor) {
+    if (number % divisor == 0) divisors.push_back(divisor);
+  }
+  return divisors;
+}
+
+}  // namespace
+
+SpreadConfig fit_ranks(const SpreadConfig& spread, int ranks) {
+  TRIREME_CHECK(ranks >= 1, "a run on {} ranks", ranks);
+  const LayoutConfig& before = spread.layout;
+  for (const int tp : divisors_from_above(before.tp)) {
+    for (const int pp : divisors_from_above(before.pp)) {
+      for (const int cp : divisors_from_above(before.cp)) {
+        const int each = tp * pp * cp;
+        if (ranks % each != 0) continue;
+        SpreadConfig fitted = spread;
+        LayoutConfig& layout = fitted.layout;
+        layout.tp = tp, layout.pp = pp, layout.cp = cp;
+        const int dp = ranks / each;
+        if (before.dp) layout.dp = dp;
+        if (tp == 1) layout.sequence_parallel = layout.tp_overlap = layout.keep_gathered = false;
+        layout.cp_inner = std::gcd(before.cp_inner, cp);
+        if (before.zero_group && dp % *before.zero_group != 0) layout.zero_group.reset();
+        if (static_cast<int>(before.shares.size()) != dp) layout.shares.clear();
+        if (pp != before.pp && pp == 1) fitted.pipeline = {};
+        return fitted;
+      }
+    }
+  }
+  throw InternalError("one rank for each replica always fits");
+}
+
+}  // namespace trireme::spec

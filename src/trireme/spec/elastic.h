@@ -1,0 +1,21 @@
+// spec/elastic.h -- a layout for another number of ranks, when hosts have gone or come.
+//
+// Depends on: base, layout_config.
+#pragma once
+
+#include "trireme/spec/layout_config.h"
+
+namespace trireme::spec {
+
+struct SpreadConfig {
+  LayoutConfig layout;
+  PipelineConfig pipeline = {};
+  bool operator==(const SpreadConfig&) const = default;
+};
+
+/// The same spread over `ranks`: as it is where it fits, otherwise with other replicas, then with fewer ranks a
+/// sequence, fewer stages, fewer ranks a matrix, in this order: what splits matrices needs the fastest links and frees
+/// most memory. The batch, the data and the mathematics are the recipe's and stay.
+SpreadConfig fit_ranks(const SpreadConfig& spread, int ranks);
+
+}  // namespace trireme::spec

@@ -1,0 +1,44 @@
+// spec/health.h -- what a run does when its numbers or its machines are sick: the section [health].
+//
+//   [health]
+//   not_finite = "rewind"   # a loss or gradient that is no number
+//   spike = "skip"          # a loss far above those before it
+//   rewind = 100            # steps to go back
+//
+// Depends on: base (config).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "trireme/base/config.h"
+
+namespace trireme::spec {
+
+enum class SickPolicy : std::uint8_t {
+  kIgnore,  ///< go on; not for numbers that are none
+  kStop,    ///< end the run, with the state before the step saved
+  kSkip,    ///< leave the step's update out and go on with the next batch
+  kRewind,  ///< go back to a checkpoint and go on from there with the data after the bad batch
+};
+std::span<const Named<SickPolicy>> enum_names(std::type_identity<SickPolicy>);
+
+/// [health]
+struct HealthConfig {
+  SickPolicy not_finite = SickPolicy::kStop;
+  SickPolicy spike = SickPolicy::kIgnore;
+  double spike_deviations = 6;
+  std::int64_t spike_window = 50;
+  std::int64_t rewind = 20;
+  std::int64_t most_skips = 10;
+  std::int64_t compare_replicas = 0;
+  double straggler = 2;
+  bool operator==(const HealthConfig&) const = default;
+};
+
+void describe(config::Section<HealthConfig>& section);
+std::vector<config::Problem> find_problems(const HealthConfig& health);
+
+}  // namespace trireme::spec

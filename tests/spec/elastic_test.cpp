@@ -1,0 +1,54 @@
+#include "trireme/spec/elastic.h"
+
+#include <gtest/gtest.h>
+
+namespace trireme::spec {
+namespace {
+
+LayoutConfig fitted(const LayoutConfig& layout, int ranks) { return fit_ranks({layout}, ranks).layout; }
+
+TEST(FitRanks, ReplicasGiveWayFirst) {
+  const LayoutConfig before{.dp = 4, .tp = 2, .pp = 2};
+  EXPECT_EQ(fitted(before, 16), before);
+  EXPECT_EQ(fitted(before, 8), (LayoutConfig{.dp = 2, .tp = 2, .pp = 2}));
+  EXPECT_EQ(fitted(before, 12), (LayoutConfig{.dp = 3, .tp = 2, .pp = 2}));
+  EXPECT_EQ(fitted({.tp = 2}, 6), (LayoutConfig{.tp = 2}));  // who left dp open finds it open
+}
+
+TEST(FitRanks, ThenSequencesThenStagesThenMatrices) {
+  const LayoutConfig before{.dp = 1, .tp = 4, .pp = 2, .cp = 2};
+  EXPECT_EQ(fitted(before, 8), (LayoutConfig{.dp = 1, .tp = 4, .pp = 2}));
+  EXPECT_EQ(fitted(before, 4), (LayoutConfig{.dp = 1, .tp = 4}));
+  EXPECT_EQ(fitted(before, 2), (LayoutConfig{.dp = 1, .tp = 2}));
+  EXPECT_EQ(fitted(before, 3), (LayoutConfig{.dp = 3}));
+}
+
+TEST(FitRanks, WhatHungOnAnAxisGoesWithIt) {
+  LayoutConfig before{.dp = 4, .tp = 2, .zero = 2, .zero_group = 4, .sequence_parallel = true};
+  before.shares = {1, 2, 3, 4};
+  const LayoutConfig three = fitted(before, 3);
+  EXPECT_EQ(three.zero, 2);
+  EXPECT_FALSE(three.zero_group);
+  EXPECT_FALSE(three.sequence_parallel);
+  EXPECT_TRUE(three.shares.empty());
+  PipelineConfig pipeline{.schedule = "interleaved", .virtual_stages = 2};
+  EXPECT_EQ(fit_ranks({{.pp = 2}, pipeline}, 1).pipeline, PipelineConfig{});
+}
+
+/// Whatever comes out has as many ranks as there are, and no problem of its own.
+TEST(FitRanks, AlwaysFits) {
+  for (int tp : {1, 2, 3, 4}) {
+    for (int pp : {1, 2, 6}) {
+      for (int cp : {1, 2}) {
+        for (int ranks = 1; ranks <= 24; ++ranks) {
+          const SpreadConfig found = fit_ranks({{.dp = 2, .tp = tp, .pp = pp, .cp = cp}}, ranks);
+          EXPECT_EQ(found.layout.ranks_per_copy() * *found.layout.dp, ranks);
+          EXPECT_TRUE(find_problems(found.layout, found.pipeline, ranks).empty()) << tp << pp << cp << ranks;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trireme::spec
