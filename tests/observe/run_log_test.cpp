@@ -172,12 +172,18 @@ TEST_F(ARunLog, DoesNotWriteANewRunOverAnOldOne) {
               ::testing::AllOf(HasSubstr("already holds a run"), HasSubstr("resume that run")));
 }
 
-TEST_F(ARunLog, SaysThatTheDiskIsFull) {
+TEST_F(ARunLog, GoesOnWhileTheDiskIsFull) {
   fs::create_symlink("/dev/full", folder_ / "metrics.jsonl");
   RunLog log(folder_, std::nullopt);
-  EXPECT_THAT(
-      message_of([&] { log.step(sample_step(1)); }),
-      ::testing::AllOf(HasSubstr("metrics.jsonl"), HasSubstr("the disk is full"), HasSubstr("free some space")));
+  for (int step = 1; step < 4; ++step) log.step(sample_step(step));
+}
+
+TEST(AnAppendFile, KeepsWhatTheDiskHasNoRoomForUpToALimit) {
+  AppendFile file("/dev/full");
+  const std::string piece(AppendFile::kMostKept / 2 + 1, 'x');
+  file.append_or_keep(piece);
+  EXPECT_THAT(message_of([&] { file.append_or_keep(piece); }),
+              ::testing::AllOf(HasSubstr("the disk is full"), HasSubstr("free some space")));
 }
 
 TEST_F(ARunLog, TakesBackALineThatDidNotFit) {

@@ -26,6 +26,7 @@ struct Context {
 using AddCommand = void (*)(CLI::App& app, Context& context);
 
 void add_train_command(CLI::App& app, Context& context);
+void add_supervise_command(CLI::App& app, Context& context);
 void add_tokenize_command(CLI::App& app, Context& context);
 void add_verify_command(CLI::App& app, Context& context);
 void add_eval_command(CLI::App& app, Context& context);
@@ -54,26 +55,13 @@ void add_recipe_pace(CLI::App& recipe, Context& context);
 
 /// In the order of --help.
 inline constexpr AddCommand kCommands[] = {
-    &add_plan_command,
-    &add_estimate_command,
-    &add_check_command,
-    &add_simulate_command,
-    &add_validate_planner_command,
-    &add_train_command,
-    &add_tokenize_command,
-    &add_eval_command,
-    &add_generate_command,
-    &add_report_command,
-    &add_diff_command,
-    &add_inspect_command,
-    &add_verify_command,
-    &add_convert_command,
-    &add_recipe_command,
-    &add_schedule_command,
-    &add_bench_command,
-    &add_probe_command,
-    &add_doctor_command,
-    &add_tour_command,
+    &add_plan_command,      &add_estimate_command,         &add_check_command,
+    &add_simulate_command,  &add_validate_planner_command, &add_train_command,
+    &add_supervise_command, &add_tokenize_command,         &add_eval_command,
+    &add_generate_command,  &add_report_command,           &add_diff_command,
+    &add_inspect_command,   &add_verify_command,           &add_convert_command,
+    &add_recipe_command,    &add_schedule_command,         &add_bench_command,
+    &add_probe_command,     &add_doctor_command,           &add_tour_command,
 };
 
 }  // namespace trireme::cli

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 
 namespace trireme::observe {
 namespace {
@@ -33,13 +34,19 @@ AppendFile::AppendFile(std::filesystem::path path, Start start) : path_(std::mov
 }
 
 AppendFile::~AppendFile() {
-  if (descriptor_ >= 0) ::close(descriptor_);
+  if (descriptor_ < 0) return;
+  if (!kept_.empty() && try_append(kept_) != 0) {
+    log_warn("{}: the disk is full, and the last {} bytes are lost", path_.string(), kept_.size());
+  }
+  ::close(descriptor_);
 }
 
 AppendFile::AppendFile(AppendFile&& other) noexcept
-    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+    : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      kept_(std::exchange(other.kept_, {})) {}
 
-void AppendFile::append(std::string_view bytes) {
+int AppendFile::try_append(std::string_view bytes) noexcept {
   struct stat before {};
   const bool known = ::fstat(descriptor_, &before) == 0 && S_ISREG(before.st_mode);
   while (!bytes.empty()) {
@@ -50,10 +57,28 @@ void AppendFile::append(std::string_view bytes) {
       // What went in before the disk was full would run into the next piece. If this fails too, the reader still
       // takes a cut last line for what it is.
       if (known && ::ftruncate(descriptor_, before.st_size) != 0) errno = why;
-      fail(path_, "cannot be written", why);
+      return why;
     }
     bytes.remove_prefix(static_cast<std::size_t>(written));
   }
+  return 0;
+}
+
+void AppendFile::append(std::string_view bytes) {
+  if (const int why = try_append(bytes); why != 0) fail(path_, "cannot be written", why);
+}
+
+void AppendFile::append_or_keep(std::string_view bytes) {
+  const bool kept_some = !kept_.empty();
+  if (kept_some) kept_ += bytes;
+  const int why = try_append(kept_some ? std::string_view(kept_) : bytes);
+  if (why == 0) {
+    kept_.clear();
+    return;
+  }
+  if (!kept_some) kept_ = bytes;
+  if ((why != ENOSPC && why != EDQUOT) || kept_.size() > kMostKept) fail(path_, "cannot be written", why);
+  if (!kept_some) log_warn("{}: the disk is full; lines are kept until there is room", path_.string());
 }
 
 }  // namespace trireme::observe

@@ -5,7 +5,9 @@
 // Depends on: base.
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
+#include <string>
 #include <string_view>
 
 namespace trireme::observe {
@@ -22,10 +24,18 @@ class AppendFile {
   const std::filesystem::path& path() const { return path_; }
   /// IoError that says so when the disk is full; the file then ends where it did before.
   void append(std::string_view bytes);
+  /// The same for what must not end a run: while the disk is full, bytes are kept in memory, and go before the next
+  /// ones. IoError when more than kMostKept are.
+  void append_or_keep(std::string_view bytes);
+  static constexpr std::size_t kMostKept = std::size_t{64} << 20;
 
  private:
+  /// 0, or why not; the file then ends where it did before.
+  int try_append(std::string_view bytes) noexcept;
+
   std::filesystem::path path_;
   int descriptor_ = -1;
+  std::string kept_;
 };
 
 }  // namespace trireme::observe

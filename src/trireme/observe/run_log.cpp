@@ -1,12 +1,12 @@
 #include "trireme/observe/run_log.h"
 
-#include <chrono>
 #include <cmath>
 #include <fstream>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/new_file.h"
+#include "trireme/base/wall_clock.h"
 
 namespace trireme::observe {
 namespace {
@@ -86,9 +86,7 @@ fs::path prepared(fs::path dir, std::optional<std::int64_t> resume_after_step) {
 }
 
 double now_in_seconds() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  // Milliseconds: what a line needs, and short in text.
-  return static_cast<double>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count()) / 1000.0;
+  return std::floor(wall_seconds() * 1000) / 1000;  // milliseconds: what a line needs, and short in text
 }
 
 }  // namespace
@@ -103,7 +101,7 @@ RunLog::RunLog(fs::path dir, std::optional<std::int64_t> resume_after_step)
 }
 
 void RunLog::step(const StepRecord& record) {
-  metrics_.append(line_of(to_json(record)) + '\n');
+  metrics_.append_or_keep(line_of(to_json(record)) + '\n');
   std::vector<Scalar> scalars{{"train/loss", record.loss},
                               {"train/grad_norm", record.grad_norm},
                               {"train/lr", record.lr},
@@ -127,14 +125,14 @@ void RunLog::hashes(std::int64_t step, std::uint64_t total,
   entries.reserve(tensors.size());
   for (const auto& [name, bits] : tensors)
     static_cast<Json::object_t::Container&>(entries).emplace_back(name, hex(bits));
-  hashes_.append(line_of({{"step", step}, {"total", hex(total)}, {"tensors", std::move(by_name)}}) + '\n');
+  hashes_.append_or_keep(line_of({{"step", step}, {"total", hex(total)}, {"tensors", std::move(by_name)}}) + '\n');
 }
 
 void RunLog::event(std::string_view kind, Json fields) {
   TRIREME_CHECK(fields.is_null() || fields.is_object(), "the fields of event {} are no object", kind);
   Json line{{"event", kind}, {"time", now_in_seconds()}};
   if (fields.is_object()) line.update(with_texts(fields));
-  events_.append(line_of(line) + '\n');
+  events_.append_or_keep(line_of(line) + '\n');
   if (kind != "eval") return;
   const auto step = line.find("step");
   if (step == line.end() || !step->is_number_integer()) return;

@@ -33,7 +33,7 @@ class RunLog {
 
   const std::filesystem::path& dir() const { return dir_; }
 
-  /// These throw IoError, which says so when the disk is full.
+  /// A full disk does not end a run: lines are then kept in memory until there is room, IoError when they are too many.
   void step(const StepRecord& record);
   void hashes(std::int64_t step, std::uint64_t total, std::span<const std::pair<std::string, std::uint64_t>> tensors);
   /// `fields` is an object; the kind and the time are put in front. The numbers of an "eval" go to TensorBoard too, as

@@ -7,9 +7,9 @@
 #include <array>
 #include <bit>
 #include <charconv>
-#include <chrono>
 
 #include "trireme/base/error.h"
+#include "trireme/base/wall_clock.h"
 
 namespace trireme::observe {
 namespace {
@@ -71,10 +71,7 @@ enum EventField : int { kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5
 enum ValueField : int { kTag = 1, kSimpleValue = 2, kMetadata = 9 };
 constexpr int kSessionStart = 1, kDataClassScalar = 1;
 
-Message event_now() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return Message().real(kWallTime, std::chrono::duration<double>(now).count());
-}
+Message event_now() { return Message().real(kWallTime, wall_seconds()); }
 
 std::string framed(std::string_view record) {
   std::string out;
@@ -97,8 +94,7 @@ std::string host_name() {
 /// TensorBoard reads the files of a folder in the order of their names, in which the second stands first. Two files of
 /// one second, or a clock that went back, would turn the order round: so always later than what is there.
 std::int64_t next_second(const fs::path& folder) {
-  std::int64_t second =
-      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  auto second = static_cast<std::int64_t>(wall_seconds());
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with(kPrefix)) continue;
@@ -145,7 +141,7 @@ void TensorBoardFile::scalars(std::int64_t step, std::span<const Scalar> values)
     }
     summary.bytes(1, value.text());
   }
-  file_.append(framed(event_now().integer(kStep, step).bytes(kSummary, summary.text()).text()));
+  file_.append_or_keep(framed(event_now().integer(kStep, step).bytes(kSummary, summary.text()).text()));
 }
 
 }  // namespace trireme::observe
