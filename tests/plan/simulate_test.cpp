@@ -6,6 +6,7 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "trireme/base/error.h"
 #include "trireme/plan/published.h"
 
 namespace trireme::plan {
@@ -143,6 +144,38 @@ TEST(SimulatedRun, DalysIntervalIsNearTheBest) {
     other.reliability.interval_seconds *= factor;
     EXPECT_LT(simulate_run(other).goodput(), best);
   }
+}
+
+TEST(InjectedFaults, HoldUpTheStepAsDrawnOnesDo) {
+  const auto with = [](const char* fault) {
+    StepSimulator simulator(cost::load_hardware("selene"), gpt(), kLayout, {});
+    simulator.inject(spec::parse_fault(fault));
+    return simulator.run();
+  };
+  const SimulatedStep plain = step({});
+  // Rank 5 is of copy 2, stage 0: two ranks split together, eight copies stand side by side in a stage.
+  const SimulatedStep slow = with("slow rank 5 by 2 from step 1");
+  EXPECT_EQ(slow.slowest, 2);
+  EXPECT_EQ(slow.slow_devices, 1U);
+  EXPECT_GT(slow.seconds, 1.5 * plain.seconds);
+  const SimulatedStep stalled = with("stall rank 0 at step 1 for 3s");
+  EXPECT_EQ(stalled.slowest, 0);
+  EXPECT_NEAR(stalled.seconds, plain.seconds + 3, 1e-6);
+  EXPECT_THROW(with("slow rank 64 by 2 from step 1"), ConfigError);
+  EXPECT_THROW(with("disk full at step 3"), ConfigError);
+}
+
+TEST(InjectedFaults, CostARunWhatWasNotSaved) {
+  RunTask task{.step_seconds = 10, .days = 1, .restart_seconds = 100};
+  task.reliability = {.mtbf_seconds = 1e18, .checkpoint_seconds = 20, .interval_seconds = 100};
+  const SimulatedRun plain = simulate_run(task);
+  EXPECT_EQ(plain.failures, 0);
+  task.faults = {spec::parse_fault("kill rank 3 at step 25"), spec::parse_fault("hang rank 0 at step 31"),
+                 spec::parse_fault("stall rank 1 at step 8 for 7s")};
+  const SimulatedRun hurt = simulate_run(task);
+  EXPECT_EQ(hurt.failures, 2);
+  EXPECT_NEAR(hurt.lost, 4 * 10 + 600 + 7, 1e-6);  // steps 21 to 24, nothing of 31, and what nobody noticed
+  EXPECT_NEAR(hurt.restarts, 200, 1e-9);
 }
 
 }  // namespace

@@ -3,9 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cmath>
 #include <map>
+#include <optional>
+#include <utility>
 
+#include "trireme/base/error.h"
 #include "trireme/base/random.h"
 #include "trireme/base/trace_text.h"
 #include "trireme/schedule/builders.h"
@@ -13,9 +18,10 @@
 
 namespace trireme::plan {
 
-/// What one copy of the model drew: by stage, how much longer its passes take and its messages to the next stage.
+/// What one copy of the model drew: by stage, how much longer its passes take and its messages to the next stage, and
+/// for how long it does nothing before its first pass.
 struct StepSimulator::Draws {
-  std::vector<double> passes, links;
+  std::vector<double> passes, links, stalls;
   std::uint64_t jitter_from = 0;  ///< index of its first draw of jitter
   std::size_t slow_devices = 0, slow_links = 0;
 };
@@ -35,7 +41,9 @@ StepSimulator::StepSimulator(const cost::Hardware& hardware, const Job& job, con
 StepSimulator::Draws StepSimulator::draws_of(int copy) const {
   const auto stages = static_cast<std::size_t>(layout_.pp);
   const std::uint64_t together = static_cast<std::uint64_t>(layout_.tp) * static_cast<std::uint64_t>(layout_.cp);
-  Draws draws{.passes = std::vector<double>(stages, 1), .links = std::vector<double>(stages, 1)};
+  Draws draws{.passes = std::vector<double>(stages, 1),
+              .links = std::vector<double>(stages, 1),
+              .stalls = std::vector<double>(stages, 0)};
   const Random devices(disturbances_.seed, "simulate/stragglers"), links(disturbances_.seed, "simulate/links");
   std::vector<double> drawn(together);
   for (std::size_t stage = 0; stage < stages; ++stage) {
@@ -51,11 +59,33 @@ StepSimulator::Draws StepSimulator::draws_of(int copy) const {
       draws.links[stage] = disturbances_.slow_link_factor;
       ++draws.slow_links;
     }
+    for (const spec::Fault& fault : faults_) {
+      if (static_cast<std::uint64_t>(fault.rank) / together != group) continue;
+      if (fault.kind == spec::Fault::Kind::kSlow) {
+        draws.passes[stage] = std::max(draws.passes[stage], fault.factor);
+        ++draws.slow_devices;
+      } else {
+        draws.stalls[stage] += std::chrono::duration<double>(fault.duration).count();
+      }
+    }
   }
   std::size_t passes = 0;
   for (const auto& list : table_.ranks) passes += list.size();
   draws.jitter_from = static_cast<std::uint64_t>(copy) * passes;
   return draws;
+}
+
+void StepSimulator::inject(const spec::Fault& fault) {
+  using Kind = spec::Fault::Kind;
+  if (fault.kind != Kind::kSlow && fault.kind != Kind::kStall) {
+    throw ConfigError(fmt::format("--inject \"{}\": does not change how long a step takes", fault.text),
+                      "slow and stall do; kill and hang count in a run of many steps");
+  }
+  const std::int64_t ranks = std::int64_t{layout_.pp} * layout_.dp * layout_.tp * layout_.cp;
+  if (fault.rank >= ranks) {
+    throw ConfigError(fmt::format("--inject \"{}\": there are only ranks 0 to {}", fault.text, ranks - 1));
+  }
+  faults_.push_back(fault);
 }
 
 schedule::Timing StepSimulator::replay(const Draws& draws, bool keep_spans) const {
@@ -79,8 +109,10 @@ schedule::Timing StepSimulator::replay(const Draws& draws, bool keep_spans) cons
   }
   schedule::ReplayOptions options;
   options.keep_spans = keep_spans;
+  std::vector<double> stalls = draws.stalls;
   options.time_of = [&](int rank, const schedule::Instruction& instruction) {
-    const double time = times[static_cast<std::size_t>(rank)].of(instruction.op);
+    double time = times[static_cast<std::size_t>(rank)].of(instruction.op);
+    if (time > 0) time += std::exchange(stalls[static_cast<std::size_t>(rank)], 0);
     if (noise.empty() || time <= 0) return time;
     // Nothing is done in less than half of its time.
     return time * std::max(0.5, 1 + disturbances_.jitter * noise[next++ % noise.size()]);
@@ -101,12 +133,12 @@ SimulatedStep StepSimulator::run() const {
   step.undisturbed = estimate_.total();
   std::size_t instructions = 0;
   for (const auto& list : table_.ranks) instructions += list.size();
-  std::map<std::pair<std::vector<double>, std::vector<double>>, double> known;  // copies that drew the same are alike
+  std::map<std::array<std::vector<double>, 3>, double> known;  // copies that drew the same are alike
   for (int copy = 0; copy < layout_.dp; ++copy) {
     const Draws draws = draws_of(copy);
     step.slow_devices += draws.slow_devices;
     step.slow_links += draws.slow_links;
-    const auto key = std::pair{draws.passes, draws.links};
+    const std::array key{draws.passes, draws.links, draws.stalls};
     double makespan = 0;
     if (const auto same = known.find(key); disturbances_.jitter <= 0 && same != known.end()) {
       makespan = same->second;
@@ -155,6 +187,7 @@ std::string StepSimulator::trace(const SimulatedStep& step, const std::vector<in
 }
 
 SimulatedRun simulate_run(const RunTask& task) {
+  using Kind = spec::Fault::Kind;
   SimulatedRun run;
   const double end = task.days * 86400, mtbf = task.reliability.mtbf_seconds;
   const Random random(task.seed, "simulate/failures");
@@ -163,18 +196,40 @@ SimulatedRun simulate_run(const RunTask& task) {
   // Whole steps between checkpoints.
   const auto each = std::max<std::int64_t>(1, std::llround(task.reliability.interval_seconds / task.step_seconds));
   const double work = static_cast<double>(each) * task.step_seconds, write = task.reliability.checkpoint_seconds;
+  std::vector<spec::Fault> faults = task.faults;
   double failure = until_failure();
   while (run.seconds < end) {
-    if (failure > run.seconds + work + write) {
-      run.seconds += work + write;
+    // What is injected into the steps up to the next checkpoint.
+    double stalled = 0;
+    auto ends_it = faults.end();
+    for (auto fault = faults.begin(); fault != faults.end(); ++fault) {
+      if (fault->step <= run.steps || fault->step > run.steps + each) continue;
+      if (fault->kind == Kind::kStall) stalled += std::chrono::duration<double>(fault->duration).count();
+      if (fault->kind != Kind::kKill && fault->kind != Kind::kHang) continue;
+      if (ends_it == faults.end() || fault->step < ends_it->step) ends_it = fault;
+    }
+    double next = failure, unnoticed = 0;
+    if (ends_it != faults.end()) {
+      const double then = run.seconds + static_cast<double>(ends_it->step - run.steps - 1) * task.step_seconds;
+      if (then < failure) {
+        next = then;
+        unnoticed = ends_it->kind == Kind::kHang ? task.hang_seconds : 0;
+      } else {
+        ends_it = faults.end();
+      }
+    }
+    if (next > run.seconds + work + stalled + write) {
+      run.seconds += work + stalled + write;
       run.training += work;
+      run.lost += stalled;
       run.checkpoints += write;
       run.steps += each;
       continue;
     }
-    run.lost += failure - run.seconds;  // since the last checkpoint, and what was written of this one
-    run.seconds = failure;
+    run.lost += next - run.seconds + unnoticed;  // since the last checkpoint, and what was written of this one
+    run.seconds = next + unnoticed;
     ++run.failures;
+    if (ends_it != faults.end()) faults.erase(ends_it);
     failure = run.seconds + until_failure();
     while (failure < run.seconds + task.restart_seconds && run.seconds < end) {
       run.restarts += failure - run.seconds;

@@ -5,6 +5,7 @@
 // by draws for its devices and of each message by draws for its link. Ranks that split matrices or sequences wait for
 // each other in every layer, so the slowest of them sets the pace of its stage; copies wait for each other at the end.
 // Copies that drew nothing are alike and are replayed once. Every draw is a function of the seed and of what it is for.
+// Faults can be named as well, in the words of `trireme train --inject`.
 // Depends on: step_time, goodput, schedule.
 #pragma once
 
@@ -15,6 +16,7 @@
 #include "trireme/plan/estimate.h"
 #include "trireme/plan/goodput.h"
 #include "trireme/schedule/replay.h"
+#include "trireme/spec/faults.h"
 
 namespace trireme::plan {
 
@@ -42,6 +44,10 @@ class StepSimulator {
  public:
   StepSimulator(const cost::Hardware& hardware, const Job& job, const Layout& layout, const Disturbances& disturbances);
 
+  /// A slow or stalled rank, counted as runs count them: stages of replicas, ranks that split together side by side.
+  /// ConfigError for one that is not there, or a fault that does not change how long a step takes.
+  void inject(const spec::Fault& fault);
+
   SimulatedStep run() const;
   /// What the stages of one copy do when.
   schedule::Timing replay(int copy) const;
@@ -59,6 +65,7 @@ class StepSimulator {
   std::vector<StageTime> stages_;
   StepTime estimate_;
   double link_ = 0;  ///< seconds of a message that runs beside computing
+  std::vector<spec::Fault> faults_;
 };
 
 /// Weeks of steps with failures and checkpoints.
@@ -68,6 +75,8 @@ struct RunTask {
   Goodput reliability;  ///< mtbf, checkpoint and interval
   double restart_seconds = 0;
   std::uint64_t seed = 0;
+  std::vector<spec::Fault> faults = {};  ///< that kill, hang or stall a rank, each once; others change nothing here
+  double hang_seconds = 600;             ///< until somebody notices one
 };
 
 struct SimulatedRun {

@@ -25,7 +25,8 @@ using nlohmann::ordered_json;
 constexpr const char* kExamples = R"(Examples:
   trireme simulate gpt3.toml --cluster selene --trace step.json
   trireme simulate --model llama3-405b --cluster llama3-h100-16k --global-batch 2048 --faults
-  trireme simulate --model llama3-70b --cluster dgx-h100 --gpus 1024 --stragglers 0.002 --straggler-factor 1.5)";
+  trireme simulate --model llama3-70b --cluster dgx-h100 --gpus 1024 --stragglers 0.002 --straggler-factor 1.5
+  trireme simulate --model llama3-8b --cluster dgx-h100 --gpus 64 --inject "slow rank 3 by 1.5 from step 1")";
 
 /// With --faults, where no rates are given: one device in a thousand a quarter slower, one link in a thousand at a
 /// quarter of its speed, passes that vary by 2 %.
@@ -39,6 +40,7 @@ struct SimulateOptions {
   double days = 14;
   std::int64_t seed = 0;
   std::string trace;
+  std::vector<std::string> inject;
 };
 
 plan::Disturbances disturbances_of(const SimulateOptions& options) {
@@ -72,7 +74,11 @@ Result simulate(const SimulateOptions& options) {
   result.estimate = found.best.empty() ? *found.smallest : found.best.front();
   result.disturbances = disturbances_of(options);
   const auto begin = std::chrono::steady_clock::now();
-  const plan::StepSimulator simulator(task.hardware, task.job, result.estimate.layout, result.disturbances);
+  plan::StepSimulator simulator(task.hardware, task.job, result.estimate.layout, result.disturbances);
+  const std::vector<spec::Fault> faults = spec::parse_faults(options.inject);
+  for (const spec::Fault& fault : faults) {
+    if (fault.kind != spec::Fault::Kind::kKill && fault.kind != spec::Fault::Kind::kHang) simulator.inject(fault);
+  }
   result.step = simulator.run();
   result.took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (!options.trace.empty()) {
@@ -85,7 +91,8 @@ Result simulate(const SimulateOptions& options) {
                                    .days = options.days,
                                    .reliability = result.goodput,
                                    .restart_seconds = task.hardware.cluster.reliability.restart_seconds,
-                                   .seed = static_cast<std::uint64_t>(options.seed)});
+                                   .seed = static_cast<std::uint64_t>(options.seed),
+                                   .faults = faults});
   return result;
 }
 
@@ -178,7 +185,7 @@ int run_simulate(const SimulateOptions& options, Context& context) {
     return kExitFine;
   }
   context.out << step_text(result);
-  if (options.faults || options.mtbf_hours) context.out << run_text(result, options.days);
+  if (options.faults || options.mtbf_hours || !options.inject.empty()) context.out << run_text(result, options.days);
   if (!options.trace.empty()) fmt::print(context.out, "\nwritten: {} (open it at ui.perfetto.dev)\n", options.trace);
   return kExitFine;
 }
@@ -218,6 +225,13 @@ void add_simulate_command(CLI::App& app, Context& context) {
       ->type_name("N");
   command->add_option("--trace", options->trace, "Write the step of the first and the slowest copy for ui.perfetto.dev")
       ->type_name("FILE");
+  command
+      ->add_option(
+          "--inject", options->inject,
+          "A fault, in the words of `trireme train --inject`: slow and stall count in the step, kill, hang and "
+          "stall in the days after it")
+      ->take_all()
+      ->type_name("FAULT");
   command->add_flag("--json", options->json, "As JSON, and nothing else");
   command->footer(kExamples);
   command->callback(
