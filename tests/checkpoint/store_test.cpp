@@ -10,6 +10,9 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
+#include "trireme/checkpoint/run_folder.h"
+#include "trireme/formats/checkpoint_rewrite.h"
+#include "trireme/formats/safetensors_writer.h"
 #include "trireme/layout/placing.h"
 
 namespace trireme::checkpoint {
@@ -125,7 +128,7 @@ TEST_F(Store, FindsTheNewestWholeOneWhateverIsDamaged) {
       EXPECT_THAT(damaged[0].why, testing::HasSubstr(name)) << what;
       ++cases;
     };
-    for (int round = 0; round < 60; ++round) {
+    for (int round = 0; round < 200; ++round) {
       const auto at = random.below(content_before.size(), draw++);
       std::string flipped = content_before;
       flipped[at] = static_cast<char>(flipped[at] ^ (1 << random.below(8, draw++)));
@@ -137,7 +140,7 @@ TEST_F(Store, FindsTheNewestWholeOneWhateverIsDamaged) {
     EXPECT_EQ(formats::newest_checkpoint(folder_, damaged)->manifest().step, 10);
     std::ofstream(file, std::ios::binary) << content_before;
   }
-  EXPECT_GT(cases, 300);
+  EXPECT_GT(cases, 1000);
   std::vector<formats::DamagedCheckpoint> damaged;
   EXPECT_EQ(formats::newest_checkpoint(folder_, damaged)->manifest().step, 20);
   EXPECT_TRUE(damaged.empty());
@@ -146,17 +149,102 @@ TEST_F(Store, FindsTheNewestWholeOneWhateverIsDamaged) {
 TEST_F(Store, KeepsTheNewestAndSweepsWhatWritersLeft) {
   for (const int step : {10, 20, 30, 40}) save_at(step, 1);
   fs::create_directories(folder_ / "step-00000050.tmp");
-  formats::prune_checkpoints(folder_, 2);
+  EXPECT_THAT(formats::prune_checkpoints(folder_, {.last = 2}), testing::ElementsAre(10, 20));
   EXPECT_THAT(formats::list_checkpoints(folder_), testing::ElementsAre(30, 40));
+  EXPECT_TRUE(fs::exists(folder_ / "step-00000050.tmp"));  // somebody may be writing it
+  formats::sweep_unfinished(folder_);
   EXPECT_FALSE(fs::exists(folder_ / "step-00000050.tmp"));
-  formats::prune_checkpoints(folder_, 0);
+  formats::prune_checkpoints(folder_, {.last = 0});
   EXPECT_EQ(formats::list_checkpoints(folder_).size(), 2U);
+}
+
+TEST_F(Store, KeepsMultiplesAndTheBest) {
+  Numbers numbers(1);
+  const double losses[] = {3, 1, 2, 5, 4, 6};
+  for (int i = 0; i < 6; ++i) {
+    save(numbers.state, {.folder = folder_, .step = 10 * (i + 1), .metric = losses[i]});
+  }
+  formats::prune_checkpoints(folder_, {.last = 1, .every = 40, .best = 2});
+  EXPECT_THAT(formats::list_checkpoints(folder_), testing::ElementsAre(20, 30, 40, 60));
+}
+
+/// A checkpoint as it was written before there were several files: whole tensors, a checksum each.
+TEST_F(Store, ReadsTheFirstVersion) {
+  const fs::path now = save_at(20, 1.25), old = folder_ / "step-00000030";
+  fs::create_directories(old);
+  const std::map<std::string, std::vector<std::byte>> tensors{
+      {"optim/m", formats::CheckpointFolder(now).read("optim/m")},
+      {"param/w", formats::CheckpointFolder(now).read("param/w")}};
+  formats::SafetensorsWriter writer(old / "state.safetensors",
+                                    formats::make_safetensors_header({{"optim/m", formats::Dtype::kF64, {5}},
+                                                                      {"param/w", formats::Dtype::kF32, {3, 4}}},
+                                                                     formats::Metadata{{"format", "pt"}}));
+  nlohmann::ordered_json json{{"format", "trireme checkpoint"},
+                              {"version", 1u},
+                              {"step", 30u},
+                              {"tokens", 300u},
+                              {"hash", formats::hex(5)},
+                              {"values", {{"steps", 30}}},
+                              {"files", nlohmann::ordered_json::object()},
+                              {"header", formats::hex(formats::checksum(writer.header().text))},
+                              {"tensors", nlohmann::ordered_json::object()}};
+  for (const auto& [name, bytes] : tensors) {
+    writer.write(name, bytes);
+    json["tensors"][name] = formats::hex(formats::checksum(bytes));
+  }
+  writer.finish();
+  json["checksum"] = formats::hex(formats::checksum(json.dump()));
+  std::ofstream(old / "manifest.json") << json.dump(1) << "\n";
+  std::vector<formats::DamagedCheckpoint> damaged;
+  const auto found = formats::newest_checkpoint(folder_, damaged);
+  ASSERT_TRUE(found && found->manifest().step == 30) << (damaged.empty() ? "" : damaged[0].why);
+  Numbers numbers(0);
+  load(*found, numbers.state);
+  EXPECT_TRUE(at::equal(numbers.weights, at::full({3, 4}, 1.25, at::kFloat)));
+  EXPECT_EQ(numbers.count, 30);
+  formats::reshard_checkpoint(*found, folder_ / "new", 2);
+  Numbers again(0);
+  load(formats::CheckpointFolder(folder_ / "new"), again.state);
+  EXPECT_TRUE(at::equal(again.moments, at::full({5}, 1.75, at::kDouble)));
+  EXPECT_EQ(formats::CheckpointFolder(folder_ / "new").manifest().parts.size(), 2U);
+  std::fstream file(old / "state.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-3, std::ios::end);
+  file.put('x');
+  file.close();
+  EXPECT_EQ(formats::newest_checkpoint(folder_, damaged)->manifest().step, 20);
+  EXPECT_THAT(damaged.back().why, testing::HasSubstr("param/w"));
+}
+
+TEST_F(Store, ExportsOneFile) {
+  const fs::path path = save_at(20, 1.25);
+  EXPECT_EQ(formats::export_checkpoint(formats::CheckpointFolder(path), folder_ / "all.safetensors",
+                                       formats::Export::kEverything),
+            2);
+  EXPECT_EQ(formats::export_checkpoint(formats::CheckpointFolder(path), folder_ / "weights.safetensors",
+                                       formats::Export::kWeights),
+            1);
+  const formats::SafetensorsFile all(folder_ / "all.safetensors"), weights(folder_ / "weights.safetensors");
+  const auto a = all.bytes(all.tensor("param/w")), b = weights.bytes(weights.tensor("w"));
+  EXPECT_TRUE(std::equal(a.begin(), a.end(), b.begin(), b.end()));
+  EXPECT_THROW(formats::export_checkpoint(formats::CheckpointFolder(path), folder_ / "all.safetensors",
+                                          formats::Export::kWeights),
+               ConfigError);
 }
 
 TEST_F(Store, SaysThatAFolderCannotBeMade) {
   std::ofstream(folder_) << "a file";
   Numbers numbers(0);
   EXPECT_THROW(save(numbers.state, {.folder = folder_, .step = 1}), IoError);
+}
+
+TEST_F(Store, ARunsFolderHasOneTrainer) {
+  fs::create_directories(folder_);
+  const RunFolder folder{folder_};
+  {
+    const RunLock first(folder);
+    EXPECT_THROW(RunLock(folder, std::chrono::milliseconds(20)), IoError);
+  }
+  RunLock again(folder, std::chrono::milliseconds(20));
 }
 
 }  // namespace

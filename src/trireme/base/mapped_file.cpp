@@ -61,6 +61,14 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
+void MappedFile::forget(std::span<const std::byte> part) const {
+  // Whole pages: what is forgotten beside the part is read again when it is looked at.
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(part.data()) / page * page;
+  const auto end = reinterpret_cast<std::uintptr_t>(part.data() + part.size());
+  if (end > begin) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
 void MappedFile::check_size() const {
   const std::uint64_t size = size_of(descriptor_, path_);
   if (size != bytes_.size())

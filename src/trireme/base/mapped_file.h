@@ -30,6 +30,9 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return bytes_; }
   std::string_view text() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
 
+  /// Lets go of the memory that a look at these bytes took; the next look reads them again.
+  void forget(std::span<const std::byte> part) const;
+
   /// IoError when the file no longer has the size it was opened with.
   void check_size() const;
 

@@ -1,8 +1,14 @@
 #include "trireme/checkpoint/run_folder.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <map>
+#include <thread>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -31,6 +37,24 @@ std::map<std::string, std::string> keys_of(const std::string& toml) {
 constexpr std::uint64_t kMaxRecipeBytes = 16 << 20;
 
 }  // namespace
+
+RunLock::RunLock(const RunFolder& folder, std::chrono::milliseconds wait) {
+  const fs::path file = folder.path / "lock";
+  descriptor_ = ::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) throw IoError(fmt::format("{} cannot be made: {}", file.string(), std::strerror(errno)));
+  const auto until = std::chrono::steady_clock::now() + wait;
+  while (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) return;  // a file system without locks
+    if (std::chrono::steady_clock::now() > until) {
+      ::close(descriptor_);
+      throw IoError(fmt::format("another process trains in {}", folder.path.string()),
+                    "wait for it, or name another directory with --out");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+}
+
+RunLock::~RunLock() { ::close(descriptor_); }
 
 void begin_run(const RunFolder& folder) {
   if (folder.holds_a_run()) {

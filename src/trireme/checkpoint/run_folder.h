@@ -8,6 +8,7 @@
 // Depends on: base, formats, spec.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -28,6 +29,20 @@ struct RunFolder {
   std::filesystem::path tokenizer() const { return path / "tokenizer.json"; }
   std::filesystem::path costs() const { return path / "comm-costs.toml"; }
   bool holds_a_run() const { return std::filesystem::exists(recipe()) || std::filesystem::exists(metrics()); }
+};
+
+/// While it lives, nobody else trains in the directory. The kernel lets go of it when the process ends, however it
+/// ends.
+class RunLock {
+ public:
+  /// Waits a while for a process that is ending. IoError when the directory is still in use then.
+  explicit RunLock(const RunFolder& folder, std::chrono::milliseconds wait = std::chrono::seconds(10));
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+ private:
+  int descriptor_ = -1;
 };
 
 /// For a new run: makes the directory. ConfigError when a run is there already.

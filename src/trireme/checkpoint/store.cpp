@@ -1,15 +1,14 @@
 #include "trireme/checkpoint/store.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <cstdio>
-#include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
-#include "trireme/base/new_file.h"
-#include "trireme/formats/safetensors_writer.h"
+#include "trireme/formats/checkpoint_publish.h"
+#include "trireme/formats/part_writer.h"
+#include "trireme/layout/hash.h"
 
 namespace trireme::checkpoint {
 namespace {
@@ -35,72 +34,20 @@ formats::Dtype dtype_of(const nn::StateTensor& entry) {
   }
 }
 
-std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
-  return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
-}
-
-/// The global tensor from row to row is what this rank has in memory.
-bool is_whole(const nn::StateTensor& entry) {
-  return layout::runs(entry.placement) ==
-             std::vector<layout::Run>{{.global = 0, .local = 0, .count = layout::elements(entry.placement.shape)}} ||
-         layout::elements(entry.placement.shape) == 0;
-}
-
-formats::TensorSpec spec_of(const nn::StateTensor& entry) {
-  return {.name = entry.name, .dtype = dtype_of(entry), .shape = entry.placement.shape};
-}
-
-/// The folder under its temporary name; removed unless it was published.
-class NewFolder {
- public:
-  explicit NewFolder(fs::path path) : path_(std::move(path)), temporary_(path_.string() + ".tmp") {
-    std::error_code error;
-    fs::remove_all(temporary_, error);
-    fs::create_directories(temporary_, error);
-    if (error) throw IoError(fmt::format("{} cannot be made: {}", temporary_.string(), error.message()));
-  }
-  ~NewFolder() {
-    std::error_code error;
-    if (!published_) fs::remove_all(temporary_, error);
-  }
-  NewFolder(const NewFolder&) = delete;
-  NewFolder& operator=(const NewFolder&) = delete;
-
-  const fs::path& temporary() const { return temporary_; }
-  void publish() {
-    sync_folder(temporary_);
-    // One that is there already changes places with the new one in a single step; where the file system cannot do that,
-    // it is put aside first.
-    std::error_code error;
-    if (fs::exists(path_) && renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0) {
-      fs::remove_all(temporary_, error);
-    } else {
-      const fs::path old = path_.string() + ".old.tmp";
-      fs::remove_all(old, error);
-      if (fs::exists(path_)) fs::rename(path_, old, error);
-      fs::rename(temporary_, path_, error);
-      if (error) throw IoError(fmt::format("{} cannot be renamed: {}", temporary_.string(), error.message()));
-      fs::remove_all(old, error);
-    }
-    published_ = true;
-    sync_folder(path_.parent_path());
-  }
-
- private:
-  fs::path path_, temporary_;
-  bool published_ = false;
-};
-
 void check_same(const formats::CheckpointFolder& checkpoint, const std::vector<const nn::StateTensor*>& wanted,
                 const std::vector<const nn::StateValue*>& values) {
   std::vector<std::string> problems;
   for (const nn::StateTensor* entry : wanted) {
-    const formats::TensorInfo* stored = checkpoint.header().find(entry->name);
-    if (!stored) {
+    const auto stored = checkpoint.manifest().tensors.find(entry->name);
+    if (stored == checkpoint.manifest().tensors.end()) {
       problems.push_back(fmt::format("{} is missing", entry->name));
-    } else if (static_cast<const formats::TensorSpec&>(*stored) != spec_of(*entry)) {
-      problems.push_back(fmt::format("{} is {} there and {} here", entry->name, formats::to_text(*stored),
-                                     formats::to_text(spec_of(*entry))));
+      continue;
+    }
+    const formats::TensorSpec there{entry->name, stored->second.dtype, stored->second.shape},
+        here{entry->name, dtype_of(*entry), entry->placement.shape};
+    if (there != here) {
+      problems.push_back(
+          fmt::format("{} is {} there and {} here", entry->name, formats::to_text(there), formats::to_text(here)));
     }
   }
   for (const nn::StateValue* entry : values) {
@@ -117,63 +64,100 @@ void check_same(const formats::CheckpointFolder& checkpoint, const std::vector<c
       "model, optimizer and precision must be those that it was written with");
 }
 
+/// The stretches of the parts that make up what this rank holds of a tensor.
+void add_wanted(const formats::StoredTensor& stored, const layout::Placement& placement, std::byte* to,
+                std::vector<formats::Fetch>& wanted) {
+  for (const layout::Run& run : layout::runs(placement)) {
+    formats::add_fetches(stored, run.global, run.global + run.count,
+                         to + static_cast<std::size_t>(run.local) * stored.element_bytes(), wanted);
+  }
+}
+
 }  // namespace
 
-fs::path save(const nn::State& state, const SaveRequest& request) {
-  const std::string name = request.name.empty() ? formats::checkpoint_name(request.step) : request.name;
-  const fs::path path = request.folder / name;
-  std::vector<formats::TensorSpec> specs;
-  for (const nn::StateTensor& entry : state.tensors()) {
-    TRIREME_CHECK(is_whole(entry), "{} is not held whole by the rank that writes the checkpoint", entry.name);
-    specs.push_back(spec_of(entry));
-  }
-  formats::CheckpointManifest manifest{
-      .step = request.step, .tokens = request.tokens, .values = nlohmann::ordered_json::object()};
-  manifest.hash = nn::total_hash(nn::hash_shares(state, layout::Mesh{}, 0));
-  for (const nn::StateValue& value : state.values()) manifest.values[value.name] = value.get();
+std::vector<Holding> holdings_of(const nn::State& state) {
+  std::vector<Holding> holdings;
+  for (const nn::StateTensor& entry : state.tensors()) holdings.push_back({dtype_of(entry), entry.placement});
+  return holdings;
+}
 
-  NewFolder folder(path);
-  formats::SafetensorsWriter writer(folder.temporary() / formats::kStateFile,
-                                    formats::make_safetensors_header(specs, formats::Metadata{{"format", "pt"}}));
-  manifest.header = formats::checksum(writer.header().text);
-  for (const std::uint32_t at : writer.header().by_offset) {
-    const std::string& tensor = writer.header().tensors[at].name;
-    const at::Tensor host = state.at(tensor).tensor.cpu();
-    manifest.tensors[tensor] = formats::checksum(bytes_of(host));
-    writer.write(tensor, bytes_of(host));
+fs::path save(const nn::State& state, const SaveRequest& request) {
+  const fs::path path = request.folder / (request.name.empty() ? formats::checkpoint_name(request.step) : request.name);
+  const std::vector<std::vector<Holding>> alone{holdings_of(state)};
+  const SavePlan plan = plan_save(alone);
+  const PartPlan part = part_of(plan, 0);
+  formats::CheckpointManifest manifest{.step = request.step, .tokens = request.tokens, .metric = request.metric};
+  manifest.values = nlohmann::ordered_json::object();
+  for (const nn::StateValue& value : state.values()) manifest.values[value.name] = value.get();
+  describe(plan, manifest);
+
+  const std::string prefix = part.prefix();
+  std::vector<formats::PieceOfMemory> pieces{{reinterpret_cast<const std::byte*>(prefix.data()), prefix.size()}};
+  std::vector<at::Tensor> hosts;
+  std::vector<nn::HashShare> hashes;
+  for (const std::size_t at : part.order) {
+    const SaveShare& share = plan.ranks[0][at];
+    const at::Tensor& host = hosts.emplace_back(state.at(plan.tensors[share.tensor].name).tensor.cpu());
+    const std::span<const std::byte> bytes(static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes());
+    const auto element = static_cast<std::size_t>(host.element_size());
+    for (const layout::Run& run : share.runs) {
+      formats::append_piece(pieces, {bytes.data() + static_cast<std::size_t>(run.local) * element,
+                                     static_cast<std::uint64_t>(run.count) * element});
+    }
+    hashes.push_back({plan.tensors[share.tensor].name, layout::tensor_hash(share.runs, bytes, element)});
   }
-  writer.finish();
-  for (const auto& [file, text] : request.files) {
-    write_text_file(folder.temporary() / file, text);
-    manifest.files[file] = formats::checksum(text);
+  for (const formats::TensorSpec& tensor : plan.tensors) {  // those without elements count by their names
+    if (manifest.tensors.at(tensor.name).slices.empty()) hashes.push_back({tensor.name, 0});
   }
-  write_text_file(folder.temporary() / formats::kManifestFile, formats::manifest_text(manifest));
-  folder.publish();
+  const auto values = nn::value_hashes(state);
+  hashes.insert(hashes.end(), values.begin(), values.end());
+  manifest.hash = nn::total_hash(hashes);
+
+  std::error_code error;
+  fs::remove_all(formats::unfinished(path), error);
+  fs::create_directories(formats::unfinished(path), error);
+  if (error) throw IoError(fmt::format("{} cannot be made: {}", path.string(), error.message()));
+  try {
+    if (!part.order.empty()) {
+      manifest.parts[0].checks = formats::write_part(formats::unfinished(path) / manifest.parts[0].name, pieces);
+    }
+    formats::publish(path, std::move(manifest), request.files);
+  } catch (const IoError&) {
+    fs::remove_all(formats::unfinished(path), error);
+    throw;
+  }
   return path;
 }
 
-void load(const formats::CheckpointFolder& checkpoint, nn::State& state, What what) {
+void load(const formats::CheckpointFolder& checkpoint, nn::State& state, What what, int threads) {
   std::vector<const nn::StateTensor*> tensors;
   for (const nn::StateTensor& entry : state.tensors()) {
     if (what == What::kEverything || entry.name.starts_with("param/")) tensors.push_back(&entry);
   }
   std::vector<const nn::StateValue*> values;
   if (what == What::kEverything) {
-    for (const nn::StateValue& entry : state.values()) values.push_back(&entry);
+    for (const nn::StateValue& entry : state.values()) {
+      // What only watches the run may begin anew: a run may switch it on when it goes on.
+      const bool watches = entry.name.starts_with("health/");
+      if (!watches || checkpoint.manifest().values.contains(entry.name)) values.push_back(&entry);
+    }
   }
   check_same(checkpoint, tensors, values);
+  std::vector<formats::Fetch> wanted;
   for (const nn::StateTensor* entry : tensors) {
-    const std::span<const std::byte> bytes = checkpoint.bytes(*checkpoint.header().find(entry->name));
-    const auto element = static_cast<std::size_t>(entry->tensor.element_size());
-    at::Tensor host = entry->tensor.cpu();  // the same tensor where it is there already
-    auto* out = static_cast<std::byte*>(host.mutable_data_ptr());
-    for (const layout::Run& run : layout::runs(entry->placement)) {
-      std::memcpy(out + static_cast<std::size_t>(run.local) * element,
-                  bytes.data() + static_cast<std::size_t>(run.global) * element,
-                  static_cast<std::size_t>(run.count) * element);
+    const formats::StoredTensor& stored = checkpoint.tensor(entry->name);
+    if (entry->tensor.is_cpu()) {
+      add_wanted(stored, entry->placement, static_cast<std::byte*>(entry->tensor.mutable_data_ptr()), wanted);
+      continue;
     }
-    if (!host.is_same(entry->tensor)) entry->tensor.copy_(host);
+    // One tensor at a time through the host's memory.
+    at::Tensor host = entry->tensor.cpu();
+    std::vector<formats::Fetch> one;
+    add_wanted(stored, entry->placement, static_cast<std::byte*>(host.mutable_data_ptr()), one);
+    checkpoint.fetch(std::move(one), threads);
+    entry->tensor.copy_(host);
   }
+  checkpoint.fetch(std::move(wanted), threads);
   for (const nn::StateValue* entry : values) entry->set(checkpoint.manifest().values.at(entry->name));
 }
 

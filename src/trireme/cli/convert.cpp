@@ -5,12 +5,80 @@
 #include <map>
 #include <memory>
 
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
 #include "trireme/cli/choices.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/runtime_commands.h"
+#include "trireme/formats/checkpoint_rewrite.h"
 
 namespace trireme::cli {
+namespace {
+
+/// The newest whole checkpoint of a run, or the checkpoint itself.
+formats::CheckpointFolder open_stored(const std::filesystem::path& path) {
+  if (std::filesystem::exists(path / formats::kManifestFile)) return formats::CheckpointFolder(path);
+  std::vector<formats::DamagedCheckpoint> damaged;
+  auto found = formats::newest_checkpoint(path / "checkpoints", damaged);
+  for (const auto& [where, why] : damaged) log_warn("{} is damaged and not used: {}", where.string(), why);
+  if (!found) {
+    throw ConfigError(fmt::format("{} is no checkpoint and no run with a whole one", path.string()),
+                      "give a run, or a folder such as RUN/checkpoints/step-00000020");
+  }
+  return std::move(*found);
+}
+
+struct RewriteOptions {
+  std::filesystem::path from, to;
+  int parts = 1;
+  bool weights = false;
+};
+
+void add_reshard(CLI::App& convert, Context& context) {
+  CLI::App* command = convert.add_subcommand("reshard", "The same checkpoint in another number of files");
+  command->footer(
+      "Training never needs this: any number of ranks reads any checkpoint. Streams, so memory does not limit it.\n"
+      "\n"
+      "Examples:\n"
+      "  trireme convert reshard runs/tiny/checkpoints/step-00000200 moved --parts 4");
+  const auto options = std::make_shared<RewriteOptions>();  // shared with CLI11's callback
+  command->add_option("FROM", options->from, "a checkpoint, or a run: its newest whole one")->required();
+  command->add_option("INTO", options->to, "the folder to make")->required();
+  command->add_option("--parts", options->parts, "how many files")->check(CLI::Range(1, 99999))->capture_default_str();
+  command->callback([options, &context] {
+    context.run = [options, &context] {
+      formats::reshard_checkpoint(open_stored(options->from), options->to, options->parts);
+      fmt::print(context.out, "{}: {}\n", options->to.string(),
+                 counted(formats::CheckpointFolder(options->to).manifest().parts.size(), "file"));
+      return kExitFine;
+    };
+  });
+}
+
+void add_single(CLI::App& convert, Context& context) {
+  CLI::App* command = convert.add_subcommand("single", "A checkpoint's tensors, whole, as one safetensors file");
+  command->footer(
+      "Examples:\n"
+      "  trireme convert single runs/tiny state.safetensors\n"
+      "  trireme convert single runs/tiny weights.safetensors --weights");
+  const auto options = std::make_shared<RewriteOptions>();  // shared with CLI11's callback
+  command->add_option("FROM", options->from, "a checkpoint, or a run: its newest whole one")->required();
+  command->add_option("INTO", options->to, "the file to write")->required();
+  command->add_flag("--weights", options->weights, "parameters only, by their own names");
+  command->callback([options, &context] {
+    context.run = [options, &context] {
+      const auto count =
+          formats::export_checkpoint(open_stored(options->from), options->to,
+                                     options->weights ? formats::Export::kWeights : formats::Export::kEverything);
+      fmt::print(context.out, "{}: {}\n", options->to.string(), counted(static_cast<std::size_t>(count), "tensor"));
+      return kExitFine;
+    };
+  });
+}
+
+}  // namespace
 
 void add_convert_command(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("convert", "A model from our folders to Hugging Face's, or back");
@@ -21,16 +89,25 @@ void add_convert_command(CLI::App& app, Context& context) {
       "Examples:\n"
       "  trireme convert runs/tiny exported\n"
       "  trireme convert runs/tiny exported --dtype BF16\n"
-      "  trireme convert models/gpt2 imported --to checkpoint");
+      "  trireme convert models/gpt2 imported --to checkpoint\n"
+      "  trireme convert reshard runs/tiny moved --parts 4\n"
+      "  trireme convert single runs/tiny weights.safetensors --weights");
   const auto request = std::make_shared<train::ConvertRequest>();  // shared with CLI11's callback
-  command->add_option("FROM", request->from, "a run, one of its checkpoints, or a Hugging Face directory")->required();
-  command->add_option("INTO", request->to, "the folder to make")->required();
+  command->add_option("FROM", request->from, "a run, one of its checkpoints, or a Hugging Face directory");
+  command->add_option("INTO", request->to, "the folder to make");
   using Kind = train::ConvertRequest::Kind;
   add_choice<Kind>(*command, "--to", request->kind,
                    {{"huggingface", Kind::kHuggingFace}, {"checkpoint", Kind::kCheckpoint}},
                    "what to make; default huggingface");
   command->add_option("--dtype", request->dtype, "of published tensors: F32, BF16 or F16")->capture_default_str();
-  command->callback([request, &context] {
+  add_reshard(*command, context);
+  add_single(*command, context);
+  command->require_subcommand(0, 1);
+  command->callback([request, command, &context] {
+    if (!command->get_subcommands().empty()) return;
+    if (request->from.empty() || request->to.empty()) {
+      throw CLI::RequiredError(request->from.empty() ? "FROM" : "INTO");
+    }
     context.run = [request, &context] {
       const train::ConvertResult result = load_train().convert(*request);
       fmt::print(context.out, "{}: {} parameters in {} tensors\n", request->to.string(), result.parameters,

@@ -16,6 +16,7 @@
 #include "trireme/formats/checkpoint_folder.h"
 #include "trireme/formats/format_error.h"
 #include "trireme/formats/hf_directory.h"
+#include "trireme/formats/safetensors.h"
 
 namespace trireme::cli {
 namespace {
@@ -43,19 +44,51 @@ void print_tensors(const formats::SafetensorsHeader& header, std::size_t most, s
   }
 }
 
+void print_stored(const formats::CheckpointManifest& manifest, std::size_t most, std::ostream& out) {
+  TextTable table({{"tensor"}, {"type and shape"}, {"size"}, {"slices"}});
+  std::size_t listed = 0;
+  for (const auto& [name, tensor] : manifest.tensors) {
+    if (listed++ == most) break;
+    std::vector<std::string> slices;
+    for (const formats::StoredSlice& slice : tensor.slices) {
+      if (slices.size() == 4 && tensor.slices.size() > 5) {
+        slices.push_back(fmt::format("and {} more", tensor.slices.size() - 4));
+        break;
+      }
+      slices.push_back(fmt::format("{} in {}", formats::slice_text(tensor, slice), slice.part));
+    }
+    table.add({formats::shown(name), formats::to_text({name, tensor.dtype, tensor.shape}), bytes_text(tensor.bytes()),
+               manifest.parts.size() > 1 ? fmt::format("{}", fmt::join(slices, ", ")) : std::string("whole")});
+  }
+  fmt::print(out, "{}", table.text());
+  if (manifest.tensors.size() > most) {
+    fmt::print(out, "and {} more (--tensors 0 lists all)\n", manifest.tensors.size() - most);
+  }
+}
+
 void inspect_checkpoint(const InspectOptions& options, std::ostream& out) {
   const formats::CheckpointFolder checkpoint(options.path);
   const formats::CheckpointManifest& manifest = checkpoint.manifest();
   fmt::print(out, "checkpoint {}\n", options.path.string());
+  fmt::print(out, "  format  {}{}\n", manifest.version,
+             manifest.program.empty() ? std::string() : fmt::format(", written by trireme {}", manifest.program));
   fmt::print(out, "  step    {}, after {} tokens\n", manifest.step, manifest.tokens);
-  fmt::print(out, "  state   {} in {}, hash {}\n", counted(manifest.tensors.size(), "tensor"),
-             bytes_text(checkpoint.header().data_bytes()), formats::hex(manifest.hash));
-  for (const auto& [name, value] : manifest.values.items()) fmt::print(out, "  value   {} = {}\n", name, value.dump());
+  fmt::print(out, "  state   {} in {}, {}, hash {}\n", counted(manifest.tensors.size(), "tensor"),
+             counted(manifest.parts.size(), "file"), bytes_text(manifest.bytes()), formats::hex(manifest.hash));
+  if (manifest.metric) fmt::print(out, "  metric  {}\n", *manifest.metric);
+  for (const auto& [name, value] : manifest.values.items()) {
+    std::string text = value.dump();
+    if (text.size() > 100) text = text.substr(0, 97) + "...";
+    fmt::print(out, "  value   {} = {}\n", name, text);
+  }
+  for (std::size_t part = 0; part < manifest.parts.size(); ++part) {
+    fmt::print(out, "  file {:2} {}, {}\n", part, manifest.parts[part].name, bytes_text(manifest.parts[part].bytes));
+  }
   if (options.verify) {
     checkpoint.verify();
     fmt::print(out, "  every tensor has its checksum\n");
   }
-  print_tensors(checkpoint.header(), options.tensors, out);
+  print_stored(manifest, options.tensors, out);
 }
 
 void inspect_run(const InspectOptions& options, std::ostream& out) {
@@ -66,7 +99,7 @@ void inspect_run(const InspectOptions& options, std::ostream& out) {
     try {
       const formats::CheckpointFolder checkpoint(path);
       if (options.verify) checkpoint.verify();
-      fmt::print(out, "  {}: {}, hash {}{}\n", path.string(), bytes_text(checkpoint.header().file_bytes()),
+      fmt::print(out, "  {}: {}, hash {}{}\n", path.string(), bytes_text(checkpoint.manifest().bytes()),
                  formats::hex(checkpoint.manifest().hash), options.verify ? ", whole" : "");
     } catch (const IoError& error) {
       fmt::print(out, "  {}: damaged: {}\n", path.string(), error.message());

@@ -6,6 +6,8 @@
 #include <memory>
 #include <mutex>
 
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/recipe_options.h"
@@ -13,6 +15,8 @@
 #include "trireme/cli/start_ranks.h"
 #include "trireme/comm/process.h"
 #include "trireme/observe/trace_sink.h"
+#include "trireme/spec/elastic.h"
+#include "trireme/spec/faults.h"
 
 namespace trireme::cli {
 namespace {
@@ -21,8 +25,9 @@ struct TrainOptions {
   RecipeOptions recipe;
   std::optional<int> ranks;
   std::string out, trace;
-  bool resume = false, explain = false;
+  bool resume = false, explain = false, elastic = false;
   std::int64_t profile = 0;
+  std::vector<std::string> inject;
 };
 
 void say(const train::RunResult& result, const std::string& folder, std::ostream& out) {
@@ -49,9 +54,36 @@ std::filesystem::path trace_path(const std::filesystem::path& path, const comm::
   return path.parent_path() / fmt::format("{}-{}{}", path.stem().string(), rank.rank(), path.extension().string());
 }
 
+std::string spread_text(const spec::LayoutConfig& layout) {
+  return fmt::format("{}tp {}, pp {}, cp {}", layout.dp ? fmt::format("dp {}, ", *layout.dp) : std::string(), layout.tp,
+                     layout.pp, layout.cp);
+}
+
+spec::Recipe recipe_of(TrainOptions& options, Context& context) {
+  if (!options.elastic) {
+    if (options.ranks) options.recipe.set(fmt::format("comm.ranks={}", *options.ranks));
+    return options.recipe.load(context).value;
+  }
+  spec::Recipe recipe = options.recipe.load(context).value;
+  const comm::Launch launch = comm::detect_launch();
+  const bool started = launch.kind != comm::Launch::Kind::kSingle;
+  const int ranks = started ? launch.ranks : options.ranks.value_or(recipe.comm.ranks.value_or(1));
+  const spec::SpreadConfig before{recipe.layout, recipe.pipeline}, fitted = spec::fit_ranks(before, ranks);
+  if (!(fitted == before) && (!started || launch.rank == 0)) {
+    log_info("{} is no layout for {}: going on with {}", spread_text(before.layout),
+             counted(static_cast<std::size_t>(ranks), "rank"), spread_text(fitted.layout));
+  }
+  recipe.layout = fitted.layout;
+  recipe.pipeline = fitted.pipeline;
+  recipe.comm.ranks = started ? std::nullopt : std::optional(ranks);
+  if (auto problems = find_all_problems(recipe); !problems.empty()) {
+    throw config::ProblemsError("the recipe on these ranks", std::move(problems));
+  }
+  return recipe;
+}
+
 int run_training(TrainOptions& options, Context& context) {
-  if (options.ranks) options.recipe.set(fmt::format("comm.ranks={}", *options.ranks));
-  const spec::Recipe recipe = options.recipe.load(context).value;
+  const spec::Recipe recipe = recipe_of(options, context);
   const std::string folder =
       options.out.empty() ? (std::filesystem::path(recipe.run.out) / recipe.run.name).string() : options.out;
   const train::Commands& commands = load_train();
@@ -66,7 +98,9 @@ int run_training(TrainOptions& options, Context& context) {
                             .resume = options.resume,
                             .explain = options.explain,
                             .profile = options.profile,
-                            .local_ranks = local_ranks(recipe)};
+                            .local_ranks = local_ranks(recipe),
+                            .inject = options.inject};
+  spec::parse_faults(options.inject);  // says what is wrong before ranks are started
   start_ranks(
       recipe,
       [&](comm::Rank& rank) {
@@ -115,6 +149,13 @@ void add_train_command(CLI::App& app, Context& context) {
                       "that are processes write FILE-RANK");
   command->add_flag("--resume", options->resume,
                     "go on from the newest whole checkpoint in the run's directory; from the beginning without one");
+  command->add_flag("--elastic", options->elastic,
+                    "with other ranks than the recipe's layout has, fit it to them: other replicas first, then fewer "
+                    "ranks a sequence, fewer stages, fewer ranks a matrix");
+  command
+      ->add_option("--inject", options->inject,
+                   "a fault to happen once, for a drill: \"kill rank 1 at step 50\" (docs/reliability.md)")
+      ->take_all();
   command->callback(
       [options, &context] { context.run = [options, &context] { return run_training(*options, context); }; });
 }

@@ -79,6 +79,8 @@ class SafetensorsFile {
   const SafetensorsHeader& header() const { return header_; }
   /// Valid while this object, or what it was moved to, lives. Files of old writers do not align them.
   std::span<const std::byte> bytes(const TensorInfo& tensor) const;
+  /// These bytes of it are not looked at again soon: they need no memory.
+  void forget(std::span<const std::byte> bytes) const { file_.forget(bytes); }
   /// FormatError naming what is near when there is none of that name.
   const TensorInfo& tensor(std::string_view name) const;
   /// IoError when the file was cut or grew since it was opened.

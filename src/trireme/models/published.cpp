@@ -27,6 +27,7 @@ using formats::FormatError;
 constexpr const FamilyFormat* kFormats[] = {&kGpt2Format,  &kLlamaFormat, &kMistralFormat,
                                             &kQwen2Format, &kQwen3Format, &kBertFormat};
 
+constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 20;
 constexpr std::uint64_t kMaxCompanionBytes = 1'000'000'000;  // tokenizers have been seen with tens of megabytes
 
 at::ScalarType scalar_type(const formats::TensorInfo& info, std::string_view file) {
@@ -52,13 +53,10 @@ std::vector<std::int64_t> published_shape(const PublishedTensor& tensor) {
   return shape;
 }
 
-/// The stored numbers, copied out of the mapping: files need not align them.
 at::Tensor stored(const formats::HfTensor& tensor) {
-  const at::ScalarType type = scalar_type(*tensor.info, tensor.file->path().string());
-  at::Tensor out = at::empty(tensor.info->shape, type);
-  const auto bytes = tensor.bytes();
-  std::memcpy(out.data_ptr(), bytes.data(), bytes.size());
-  return out;
+  std::int64_t elements = 1;
+  for (const std::int64_t size : tensor.info->shape) elements *= size;
+  return stored_elements(tensor, 0, elements).view(tensor.info->shape);
 }
 
 /// A tied weight may lie in the directory twice. Its second copy is part of the model only where it says the same.
@@ -98,24 +96,8 @@ void check_shape(const formats::HfTensor& found, const PublishedTensor& tensor) 
 
 void load_tensor(const formats::HfDirectory& directory, const PublishedTensor& tensor,
                  const std::vector<PublishedTensor>& tensors) {
-  const formats::HfTensor* found = directory.find(tensor.name);
-  if (!found) {
-    if (tensor.optional) return;
-    throw FormatError(fmt::format("{} has no tensor {}", directory.path().string(), formats::shown(tensor.name)),
-                      "the model that config.json describes needs it; check model_type and num_hidden_layers");
-  }
-  check_shape(*found, tensor);
-  if (tensor.optional) {
-    const PublishedTensor& original = original_of(tensor, tensors);
-    const formats::HfTensor* other = directory.find(original.name);  // null: an error of its own
-    if (other && !is_same(*found, *other)) {
-      log_warn("{}: config.json ties {} to {}, but their numbers differ; the model uses those of {}",
-               directory.path().string(), formats::shown(tensor.name), formats::shown(original.name),
-               formats::shown(original.name));
-    }
-    return;
-  }
-  published_view(tensor, tensor.param->master).copy_(stored(*found));
+  const formats::HfTensor* found = find_published(directory, tensor, tensors);
+  if (found != nullptr && !tensor.optional) published_view(tensor, tensor.param->master).copy_(stored(*found));
 }
 
 std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
@@ -187,6 +169,36 @@ at::Tensor published_view(const PublishedTensor& tensor, const at::Tensor& of_pa
   return tensor.transposed ? view.t() : view;
 }
 
+const formats::HfTensor* find_published(const formats::HfDirectory& directory, const PublishedTensor& tensor,
+                                        const std::vector<PublishedTensor>& tensors) {
+  const formats::HfTensor* found = directory.find(tensor.name);
+  if (!found) {
+    if (tensor.optional) return nullptr;
+    throw FormatError(fmt::format("{} has no tensor {}", directory.path().string(), formats::shown(tensor.name)),
+                      "the model that config.json describes needs it; check model_type and num_hidden_layers");
+  }
+  check_shape(*found, tensor);
+  scalar_type(*found->info, found->file->path().string());
+  if (tensor.optional) {
+    const PublishedTensor& original = original_of(tensor, tensors);
+    const formats::HfTensor* other = directory.find(original.name);  // null: an error of its own
+    if (other && !is_same(*found, *other)) {
+      log_warn("{}: config.json ties {} to {}, but their numbers differ; the model uses those of {}",
+               directory.path().string(), formats::shown(tensor.name), formats::shown(original.name),
+               formats::shown(original.name));
+    }
+  }
+  return found;
+}
+
+at::Tensor stored_elements(const formats::HfTensor& tensor, std::int64_t begin, std::int64_t end) {
+  at::Tensor out = at::empty({end - begin}, scalar_type(*tensor.info, tensor.file->path().string()));
+  const auto element = static_cast<std::size_t>(out.element_size());
+  const auto bytes = tensor.bytes().subspan(static_cast<std::size_t>(begin) * element, out.nbytes());
+  std::memcpy(out.data_ptr(), bytes.data(), bytes.size());
+  return out;
+}
+
 std::unique_ptr<Model> load_published(const formats::HfDirectory& directory, const LoadOptions& options) {
   auto model = build(options.shape ? *options.shape : format_of(directory.config()).read_config(directory.config()),
                      options.build);
@@ -235,6 +247,12 @@ void save_published_like(const formats::HfDirectory& source, Model& model, const
 }
 
 void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype) {
+  save_published(model, path, dtype, [](const nn::Param& param, std::int64_t begin, std::int64_t end) {
+    return param.master.view({-1}).narrow(0, begin, end - begin);
+  });
+}
+
+void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype, const ReadElements& read) {
   const FamilyFormat& format = format_of(model.shape.family);
   formats::HfConfig config("{}", "config.json");
   config.set("architectures", nlohmann::ordered_json::array({format.architecture}));
@@ -251,8 +269,14 @@ void save_published(Model& model, const std::filesystem::path& path, formats::Dt
   }
   formats::HfWriter writer(path, formats::plan_hf(specs, config, {}));
   for (const PublishedTensor& tensor : written) {
-    const at::Tensor numbers = published_view(tensor, tensor.param->master).to(to_scalar_type(dtype)).contiguous();
-    writer.write(tensor.name, bytes_of(numbers));
+    const std::int64_t row = tensor.param->elements() / tensor.param->placement.shape[0];
+    const std::int64_t begin = tensor.first_row * row, end = begin + tensor.rows * row;
+    const std::int64_t step = tensor.transposed ? end - begin : kElementsAtOnce;
+    for (std::int64_t at = begin; at < end; at += step) {
+      at::Tensor numbers = read(*tensor.param, at, std::min(at + step, end)).to(to_scalar_type(dtype));
+      if (tensor.transposed) numbers = numbers.view({tensor.rows, row}).t();
+      writer.write(tensor.name, bytes_of(numbers.contiguous()));
+    }
   }
   writer.finish();
 }

@@ -55,6 +55,13 @@ std::vector<PublishedTensor> published_tensors(Model& model, const std::function
 /// view.
 at::Tensor published_view(const PublishedTensor& tensor, const at::Tensor& of_param);
 
+/// The stored tensor, with the shape and a type that the model needs; null for an optional one that is not there. Warns
+/// of a tied weight's second copy that says something else. FormatError otherwise.
+const formats::HfTensor* find_published(const formats::HfDirectory& directory, const PublishedTensor& tensor,
+                                        const std::vector<PublishedTensor>& tensors);
+/// Its elements [begin, end) as they are stored, row by row, copied out of the mapping: files need not align them.
+at::Tensor stored_elements(const formats::HfTensor& tensor, std::int64_t begin, std::int64_t end);
+
 struct LoadOptions {
   nn::Precision precision = nn::Precision::kFp32;
   BuildOptions build;
@@ -71,5 +78,10 @@ void save_published_like(const formats::HfDirectory& source, Model& model, const
 /// Writes a directory from nothing, tensors of type `dtype`. A ConfigError naming them where the shape has features
 /// that the family's configuration cannot say.
 void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype);
+/// Elements [begin, end) of one of the model's parameters, row by row, flat and in any type.
+using ReadElements = std::function<at::Tensor(const nn::Param& param, std::int64_t begin, std::int64_t end)>;
+/// The same for a model whose parameters lie elsewhere and need no memory here: a few rows at a time, but for tensors
+/// that are published turned around, which are read as a whole.
+void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype, const ReadElements& read);
 
 }  // namespace trireme::models

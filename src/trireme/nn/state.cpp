@@ -94,6 +94,12 @@ std::vector<HashShare> hash_shares(const State& state, const layout::Mesh& mesh,
   return shares;
 }
 
+std::vector<HashShare> value_hashes(const State& state) {
+  std::vector<HashShare> hashes;
+  for (const StateValue& entry : state.values()) hashes.push_back({entry.name, text_hash(entry.get().dump())});
+  return hashes;
+}
+
 std::uint64_t total_hash(std::span<const HashShare> hashes) {
   std::uint64_t sum = 0;
   for (const HashShare& hash : hashes) sum += layout::mix(static_cast<layout::Index>(text_hash(hash.name)), hash.share);

@@ -82,6 +82,8 @@ struct HashShare {
 };
 /// Each element is counted by the rank that has its first copy, values by rank 0. Tensors first, in their order.
 std::vector<HashShare> hash_shares(const State& state, const layout::Mesh& mesh, int rank);
+/// The hashes of the values alone, in their order.
+std::vector<HashShare> value_hashes(const State& state);
 /// One number for all of them, names included, in whatever order they come. Of hashes, not of shares.
 std::uint64_t total_hash(std::span<const HashShare> hashes);
 

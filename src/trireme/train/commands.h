@@ -23,12 +23,13 @@ namespace trireme::train {
 /// `trireme train`: called by every rank.
 struct RunRequest {
   spec::Recipe recipe;
-  std::filesystem::path folder;  ///< the run's directory
-  bool resume = false;           ///< go on from its newest whole checkpoint
-  bool explain = false;          ///< tell what a step keeps and sends, before the first
-  std::int64_t profile = 0;      ///< so many steps, once the first few are over; 0: none
-  int local_ranks = 1;           ///< on this machine: they share its cores
-  EventSink* trace = nullptr;    ///< told of all layers and calls; null: nobody
+  std::filesystem::path folder;          ///< the run's directory
+  bool resume = false;                   ///< go on from its newest whole checkpoint
+  bool explain = false;                  ///< tell what a step keeps and sends, before the first
+  std::int64_t profile = 0;              ///< so many steps, once the first few are over; 0: none
+  int local_ranks = 1;                   ///< on this machine: they share its cores
+  EventSink* trace = nullptr;            ///< told of all layers and calls; null: nobody
+  std::vector<std::string> inject = {};  ///< faults, as spec/faults.h says them
 };
 struct RunResult {
   enum class End : std::uint8_t {

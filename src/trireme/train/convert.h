@@ -1,4 +1,5 @@
-// train/convert.h -- a model from one kind of folder to another.
+// train/convert.h -- a model from one kind of folder to another, a few megabytes at a time: it may be larger than
+// memory.
 //
 // Depends on: checkpoint, formats, models.
 #pragma once

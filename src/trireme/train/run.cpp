@@ -5,8 +5,11 @@
 #include <fmt/ranges.h>
 #include <sys/resource.h>
 
+#include <unistd.h>
+
 #include <array>
 #include <chrono>
+#include <cmath>
 
 #include "trireme/base/cores.h"
 #include "trireme/base/log.h"
@@ -15,20 +18,27 @@
 #include "trireme/base/progress.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
-#include "trireme/checkpoint/gather.h"
+#include "trireme/checkpoint/newest.h"
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/checkpoint/run_folder.h"
 #include "trireme/checkpoint/store.h"
 #include "trireme/cost/cost_table.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/kernels/cuda.h"
+#include "trireme/observe/heartbeat.h"
 #include "trireme/observe/peak_file.h"
 #include "trireme/observe/run_log.h"
+#include "trireme/observe/stop_file.h"
+#include "trireme/observe/timeline.h"
 #include "trireme/train/call_trace.h"
 #include "trireme/train/evaluate.h"
 #include "trireme/train/explain.h"
+#include "trireme/train/fault_injector.h"
+#include "trireme/train/health.h"
 #include "trireme/train/interrupt.h"
 #include "trireme/train/profile.h"
+#include "trireme/train/saving.h"
+#include "trireme/train/stragglers.h"
 #include "trireme/train/trainer.h"
 
 namespace trireme::train {
@@ -68,8 +78,12 @@ class Run {
   /// What ranks tell each other after every step: the largest of each.
   struct News {
     std::int64_t stop = 0, memory = 0;
+    std::int64_t save = 0;     // rank 0's clock, or SIGUSR1 on any rank
+    std::int64_t writing = 0;  // a checkpoint is not yet written
+    std::int64_t clock = 0;    // the timeline's
   };
   News exchange(News news);
+  News gather_news();
 
   std::int64_t find_checkpoint();
   spec::ModelShape shape_from(std::int64_t from_step) const;
@@ -82,15 +96,22 @@ class Run {
   std::int64_t most_memory() const;
   void record(const StepReport& report, std::int64_t memory, Clock::time_point begin);
   void validate();
-  void save();
-  void write(const nn::State& state);
-  void with_whole_state(const std::function<void(const nn::State&)>& look);
-  [[noreturn]] void save_what_diverged(NotFiniteError& error);
+  void look_after_ranks(const StepReport& report);
+  void beat();
+  /// A step whose loss or gradients are sick, by what the recipe says. Throws `error` where it says stop.
+  void treat(spec::SickPolicy policy, Error& error, std::int64_t step);
+  void rewind(Error& error, std::int64_t step);
+  void count_skip(const Error& error);
+  [[noreturn]] void stop_for(Error& error, std::int64_t step);
+  void load_step(std::int64_t step);
+  void begin_saving();
+  void save_now();
 
   const RunRequest& request_;
   comm::Rank& rank_;
   comm::Group& world_;
   RunFolder folder_;
+  std::unique_ptr<checkpoint::RunLock> lock_;  // rank 0's; the last to go
   spec::Recipe recipe_;
   std::int64_t steps_ = 0;
   std::unique_ptr<data::Samples> samples_, validation_;
@@ -98,7 +119,16 @@ class Run {
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<CallTrace> calls_;  // where a trace is kept
   RunResult result_;
-  std::int64_t saved_step_ = -1, validated_step_ = -1;
+  std::int64_t validated_step_ = -1;
+  std::unique_ptr<observe::Timeline> timeline_;
+  std::unique_ptr<FaultInjector> faults_;
+  std::unique_ptr<LossWatch> watch_;
+  std::unique_ptr<Saving> saving_;
+  std::unique_ptr<Stragglers> stragglers_;
+  Clock::time_point step_begun_ = Clock::now();
+  std::int64_t beats_ = 0, skips_ = 0, agreed_step_ = 0;
+  int saves_asked_ = 0;
+  bool save_wanted_ = false;
   // Rank 0's:
   std::unique_ptr<LogCopy> log_copy_;
   std::unique_ptr<observe::RunLog> log_;
@@ -120,11 +150,24 @@ std::int64_t Run::told(std::int64_t number) {
 }
 
 Run::News Run::exchange(News news) {
-  std::array<std::int64_t, 2> numbers{news.stop, news.memory};
+  std::array<std::int64_t, 5> numbers{news.stop, news.memory, news.save, news.writing, news.clock};
   if (world_.size() > 1) {
     world_.all_reduce(comm::Buffer{numbers.data(), numbers.size(), comm::DType::kI64}, comm::Reduce::kMax).wait();
   }
-  return {numbers[0], numbers[1]};
+  return {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]};
+}
+
+Run::News Run::gather_news() {
+  const int saves = Interrupt::saves_requested();
+  const bool save = saves > saves_asked_ || (leads() && saving_->is_time());
+  saves_asked_ = saves;
+  const News news = exchange({.stop = Interrupt::requested() || (leads() && observe::asked_to_stop(folder_.path)),
+                              .memory = most_memory(),
+                              .save = save,
+                              .writing = !saving_->written(),
+                              .clock = timeline_->clock()});
+  timeline_->hear(news.clock);
+  return news;
 }
 
 /// A checkpoint knows the shape: the folder that the run once began from may be gone.
@@ -136,22 +179,36 @@ spec::ModelShape Run::shape_from(std::int64_t from_step) const {
 
 /// The step to go on from: -1 for the beginning.
 std::int64_t Run::find_checkpoint() {
-  if (!leads()) return told(0);
   if (!request_.resume) {
-    checkpoint::begin_run(folder_);
-    return told(-1);
+    if (leads()) {
+      checkpoint::begin_run(folder_);
+      lock_ = std::make_unique<checkpoint::RunLock>(folder_);
+    }
+    return told(-1);  // nobody goes on before the folder is there
+  }
+  if (leads()) {
+    fs::create_directories(folder_.path);
+    lock_ = std::make_unique<checkpoint::RunLock>(folder_);
+    formats::sweep_unfinished(folder_.checkpoints());
+    formats::sweep_unfinished(folder_.path);
   }
   std::vector<formats::DamagedCheckpoint> damaged;
-  const auto newest = formats::newest_checkpoint(folder_.checkpoints(), damaged);
+  const std::int64_t step = checkpoint::newest_whole(folder_.checkpoints(), world_, damaged);
   for (const auto& [where, why] : damaged) log_warn("{} is damaged and not used: {}", where.string(), why);
-  if (!newest) {
+  if (!leads()) return step;
+  if (step < 0) {
     log_info("{} has no {}checkpoint: the run starts from the beginning", folder_.path.string(),
              damaged.empty() ? "" : "whole ");
-    fs::create_directories(folder_.path);
-    return told(-1);
+  } else {
+    log_info("going on from {}", (folder_.checkpoints() / formats::checkpoint_name(step)).string());
   }
-  log_info("going on from {}", newest->path().string());
-  return told(newest->manifest().step);
+  return step;
+}
+
+void Run::load_step(std::int64_t step) {
+  checkpoint::load(formats::CheckpointFolder(folder_.checkpoints() / formats::checkpoint_name(step)), trainer_->state(),
+                   checkpoint::What::kEverything, recipe_.checkpoint.threads);
+  trainer_->loaded();
 }
 
 void Run::build(std::int64_t from_step) {
@@ -171,11 +228,46 @@ void Run::build(std::int64_t from_step) {
     trainer_->trace(*request_.trace);
     calls_ = std::make_unique<CallTrace>(rank_.recorder(), *request_.trace, rank_.rank());
   }
+  const spec::HealthConfig& health = recipe_.health;
+  if (trainer_->engine().together() != nullptr &&
+      (health.spike != spec::SickPolicy::kIgnore || health.not_finite != spec::SickPolicy::kStop)) {
+    throw ConfigError(
+        "pipeline.schedule updates weights before the loss of a step is known, so no step can be left out",
+        "leave health.spike and health.not_finite as they are, or take a synchronous schedule");
+  }
+  if (health.spike != spec::SickPolicy::kIgnore) {
+    watch_ = std::make_unique<LossWatch>(health);
+    watch_->add_state(trainer_->state());
+    trainer_->on_loss([this](double loss) {
+      const std::string why = watch_->judge(loss);
+      if (why.empty()) return true;
+      const std::int64_t step = trainer_->position().step + 1;
+      LossSpike spike(fmt::format("at step {} {}", step, why),
+                      "health.spike = \"rewind\" goes back and skips the data");
+      if (recipe_.health.spike != spec::SickPolicy::kSkip) throw spike;
+      count_skip(spike);
+      return false;
+    });
+  }
+  timeline_ =
+      std::make_unique<observe::Timeline>(folder_.path / "timeline.jsonl", fmt::format("rank {}", world_.rank()));
+  faults_ =
+      std::make_unique<FaultInjector>(spec::parse_faults(request_.inject), world_.rank(), world_.size(), folder_.path);
+  saving_ = std::make_unique<Saving>(Saving::Parts{.recipe = recipe_,
+                                                   .folder = folder_,
+                                                   .world = world_,
+                                                   .state = trainer_->state(),
+                                                   .faults = *faults_,
+                                                   .timeline = *timeline_});
+  stragglers_ = std::make_unique<Stragglers>(world_, health.straggler);
+  trainer_->on_gradients([this](nn::Params&) {
+    saving_->before_update();
+    faults_->after_compute(trainer_->position().step + 1, seconds_since(step_begun_));
+  });
   if (from_step < 0) return;
-  checkpoint::load(formats::CheckpointFolder(folder_.checkpoints() / formats::checkpoint_name(from_step)),
-                   trainer_->state());
-  trainer_->loaded();
-  saved_step_ = validated_step_ = from_step;
+  load_step(from_step);
+  saving_->came_from(from_step);
+  validated_step_ = from_step;
 }
 
 void Run::open_files(std::int64_t from_step) {
@@ -185,6 +277,9 @@ void Run::open_files(std::int64_t from_step) {
   for (const std::string& change : changes) log_info("the recipe has changed: {}", change);
   log_ = std::make_unique<observe::RunLog>(
       folder_.path, request_.resume ? std::optional(std::max<std::int64_t>(from_step, 0)) : std::nullopt);
+  saving_->log_to(*log_);
+  timeline_->tell(request_.resume ? "resumed" : "start",
+                  {{"step", trainer_->position().step}, {"ranks", world_.size()}, {"pid", ::getpid()}});
   write_text_file(folder_.recipe(), config::to_toml(recipe_));
   if (!fs::exists(folder_.costs())) cost::write_cost_table(rank_.options().costs, folder_.costs());
   if (const auto tokenizer = tokenizer_file(recipe_.data); tokenizer && !fs::exists(folder_.tokenizer())) {
@@ -225,7 +320,10 @@ void Run::record(const StepReport& report, std::int64_t memory, Clock::time_poin
   const std::int64_t every = recipe_.train.hash_every;
   const bool hashed = every > 0 && (step % every == 0 || step == steps_) && trainer_->at_rest();
   std::vector<nn::HashShare> shares;
-  if (hashed) with_whole_state([&](const nn::State& state) { shares = nn::hash_shares(state, layout::Mesh{}, 0); });
+  if (hashed) {
+    trainer_->state();  // waits for updates that are still on their way
+    shares = saving_->hashes();
+  }
   if (!leads()) return;
   observe::StepRecord record{.step = step,
                              .loss = report.loss,
@@ -240,7 +338,9 @@ void Run::record(const StepReport& report, std::int64_t memory, Clock::time_poin
     log_->hashes(step, total, tensors);
     record.hash = formats::hex(total);
   }
-  if (!report.taken) log_->event("skipped", {{"step", step}, {"why", "gradients overflowed fp16"}});
+  if (!report.taken && !report.refused) {
+    log_->event("skipped", {{"step", step}, {"why", "gradients overflowed fp16"}});
+  }
   if (report.redone) log_->event("redone", {{"step", step}, {"why", "taken before the gradient norm was known"}});
   record.seconds = report.seconds.value_or(seconds_since(begin));
   record.tokens_per_s = static_cast<double>(report.batch) / record.seconds;
@@ -261,6 +361,7 @@ void Run::validate() {
   validated_step_ = trainer_->position().step;
   if (evaluation.targets <= 0) throw ConfigError("the validation samples have no token with a loss");
   result_.validation_loss = evaluation.loss();
+  saving_->note_metric(evaluation.loss());
   if (!leads()) return;
   log_->event("eval", {{"step", validated_step_},
                        {"loss", evaluation.loss()},
@@ -270,49 +371,121 @@ void Run::validate() {
   log_info("step {}: validation loss {:.4f}", validated_step_, evaluation.loss());
 }
 
-/// Rank 0 looks at the state of all ranks.
-void Run::with_whole_state(const std::function<void(const nn::State&)>& look) {
-  const nn::State whole = checkpoint::gather_whole(trainer_->state(), world_);
-  if (leads()) look(whole);
+void Run::beat() {
+  if (!leads()) return;
+  observe::write_heartbeat(
+      folder_.path,
+      {.beats = ++beats_, .step = trainer_->position().step, .saved = saving_->saved_step(), .pid = ::getpid()});
 }
 
-void Run::save() {
-  saved_step_ = trainer_->position().step;
-  with_whole_state([&](const nn::State& state) { write(state); });
+/// Slow ranks are named, and copies compared.
+void Run::look_after_ranks(const StepReport& report) {
+  const std::int64_t step = report.position.step;
+  for (const SlowRank& slow : stragglers_->note(report.compute_s + faults_->take_slowed_s())) {
+    if (!leads()) continue;
+    log_warn("rank {} computes {:.1f} times as long as the median rank", slow.rank, slow.times);
+    log_->event("straggler", {{"step", step}, {"rank", slow.rank}, {"times", slow.times}});
+    timeline_->tell("straggler", {{"step", step}, {"rank", slow.rank}, {"times", slow.times}});
+  }
+  const std::int64_t every = recipe_.health.compare_replicas;
+  if (every <= 0 || step % every != 0 || !trainer_->at_rest()) return;
+  const auto odd = compare_copies(trainer_->state(), world_);
+  if (odd.empty()) {
+    agreed_step_ = step;
+    return;
+  }
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < std::min<std::size_t>(odd.size(), 3); ++i) names.push_back(to_text(odd[i]));
+  Error error(
+      fmt::format("after step {} copies of the state are no longer the same: {}{}", step, fmt::join(names, "; "),
+                  odd.size() > 3 ? fmt::format("; and {} more", odd.size() - 3) : std::string()),
+      fmt::format("memory or a processor has failed silently since step {}: look at that machine, remove "
+                  "checkpoints of later steps and resume",
+                  agreed_step_));
+  if (leads()) log_->event("copies_differ", {{"step", step}, {"why", error.message()}, {"agreed", agreed_step_}});
+  timeline_->tell("copies_differ", {{"step", step}});
+  throw error;
 }
 
-void Run::write(const nn::State& state) {
-  const auto begin = Clock::now();
-  const bool last = saved_step_ == steps_;
-  try {
-    const fs::path path =
-        checkpoint::save(state, {.folder = folder_.checkpoints(),
-                                 .step = saved_step_,
-                                 .tokens = trainer_->position().tokens,
-                                 .files = {{std::string(formats::kRecipeFile), config::to_toml(recipe_)}}});
-    formats::prune_checkpoints(folder_.checkpoints(), recipe_.checkpoint.keep);
-    log_->event("checkpoint", {{"step", saved_step_}, {"path", path.string()}, {"seconds", seconds_since(begin)}});
-    log_debug("saved {}", path.string());
-  } catch (const IoError& error) {
-    // The run is worth more than one checkpoint; the last one must be there, though.
-    if (last || Interrupt::requested()) throw;
-    log_warn("the checkpoint of step {} could not be written, the run goes on: {}", saved_step_, error.message());
-    log_->event("checkpoint_failed", {{"step", saved_step_}, {"why", error.message()}});
+void Run::count_skip(const Error& error) {
+  const std::int64_t step = trainer_->position().step + 1;
+  if (++skips_ > recipe_.health.most_skips) {
+    throw Error(fmt::format("{}; that was number {}, and health.most_skips is {}", error.message(), skips_,
+                            recipe_.health.most_skips),
+                "look at the data and the learning rate around that step");
+  }
+  if (!leads()) return;
+  log_warn("{}: its update is left out", error.message());
+  log_->event("skipped", {{"step", step}, {"why", error.message()}});
+}
+
+void Run::stop_for(Error& error, std::int64_t step) {
+  const fs::path path = saving_->aside(trainer_->position(), fmt::format("diverged-step-{:08}", step));
+  if (leads()) log_->event("diverged", {{"step", step}, {"why", error.message()}, {"path", path.string()}});
+  error.add_context(fmt::format("the state before that step is in {}", path.string()));
+  throw;  // the error that is being handled
+}
+
+void Run::treat(spec::SickPolicy policy, Error& error, std::int64_t step) {
+  switch (policy) {
+    case spec::SickPolicy::kSkip: {
+      count_skip(error);
+      trainer_->skip_step();
+      StepReport report{
+          .position = trainer_->position(), .loss = NAN, .gradient_norm = NAN, .taken = false, .refused = true};
+      record(report, gather_news().memory, step_begun_);
+      return;
+    }
+    case spec::SickPolicy::kRewind:
+      rewind(error, step);
+      return;
+    case spec::SickPolicy::kIgnore:
+    case spec::SickPolicy::kStop:
+      stop_for(error, step);
   }
 }
 
-void Run::save_what_diverged(NotFiniteError& error) {
-  with_whole_state([&](const nn::State& state) {
-    const fs::path path =
-        checkpoint::save(state, {.folder = folder_.path,
-                                 .name = fmt::format("diverged-step-{:08}", error.step()),
-                                 .step = trainer_->position().step,
-                                 .tokens = trainer_->position().tokens,
-                                 .files = {{std::string(formats::kRecipeFile), config::to_toml(recipe_)}}});
-    log_->event("diverged", {{"step", error.step()}, {"why", error.message()}, {"path", path.string()}});
-    error.add_context(fmt::format("the state before that step is in {}", path.string()));
-  });
-  throw;  // the error that is being handled
+void Run::rewind(Error& error, std::int64_t step) {
+  saving_->settle();
+  if (++skips_ > recipe_.health.most_skips) stop_for(error, step);
+  std::vector<formats::DamagedCheckpoint> damaged;
+  const std::int64_t to = checkpoint::newest_whole(folder_.checkpoints(), world_, damaged,
+                                                   std::max<std::int64_t>(0, step - 1 - recipe_.health.rewind));
+  if (to < 0) {
+    error.add_context(
+        fmt::format("no checkpoint is {} steps older, so the run cannot be rewound", recipe_.health.rewind));
+    stop_for(error, step);
+  }
+  trainer_->skip_step();
+  const std::int64_t data = trainer_->position().tokens + trainer_->position().skipped;
+  load_step(to);
+  trainer_->skip_data_to(data);
+  if (leads()) {
+    // What came after belongs to a course that is given up.
+    for (const std::int64_t later : formats::list_checkpoints(folder_.checkpoints())) {
+      if (later > to) formats::remove_checkpoint(folder_.checkpoints(), later);
+    }
+    log_ = nullptr;
+    log_ = std::make_unique<observe::RunLog>(folder_.path, to);
+    saving_->log_to(*log_);
+    log_warn("{}: back to step {}, and on with the data after that batch", error.message(), to);
+    log_->event("rewound", {{"step", to}, {"from", step}, {"why", error.message()}});
+  }
+  timeline_->tell("rewound", {{"step", to}, {"from", step}});
+  save_now();  // with what is skipped: a run that dies now goes on the same way
+}
+
+void Run::begin_saving() {
+  save_wanted_ = false;
+  trainer_->state();  // waits for updates that are still on their way
+  saving_->begin(trainer_->position());
+  // Where updates happen within steps that run together, the copy cannot lie beside them.
+  if (trainer_->engine().together() != nullptr) saving_->before_update();
+}
+
+void Run::save_now() {
+  trainer_->state();
+  saving_->now(trainer_->position());
 }
 
 void Run::begin_profile() {
@@ -351,34 +524,49 @@ void Run::loop() {
   }
   const auto due = [&](std::int64_t every) { return every > 0 && trainer_->position().step % every == 0; };
   while (trainer_->position().step < steps_) {
-    const auto begin = Clock::now();
+    step_begun_ = Clock::now();
+    const std::int64_t step = trainer_->position().step + 1;
     News news;
     begin_profile();
     try {
+      if (faults_->drill()) faults_->before_step(step, trainer_->state());
       const StepReport report = trainer_->step();
       end_profile();
-      news = exchange({.stop = Interrupt::requested(), .memory = most_memory()});
+      news = gather_news();
       if (calls_) calls_->tell();
-      record(report, news.memory, begin);
+      record(report, news.memory, step_begun_);
+      look_after_ranks(report);
     } catch (NotFiniteError& error) {
-      save_what_diverged(error);
+      treat(recipe_.health.not_finite, error, step);
+      continue;
+    } catch (LossSpike& error) {
+      treat(recipe_.health.spike, error, step);
+      continue;
     }
+    save_wanted_ = save_wanted_ || news.save != 0;
+    saving_->after_step(news.writing == 0);
+    beat();
     if (!trainer_->at_rest()) continue;  // the next drain comes; an interrupted run goes on until then
     if (validation_ && due(recipe_.eval.every)) validate();
-    if (due(recipe_.checkpoint.every)) save();
-    if (news.stop != 0 && trainer_->position().step < steps_) {
-      if (saved_step_ != trainer_->position().step) save();
+    if (trainer_->position().step >= steps_) break;
+    if (news.stop != 0) {
+      if (saving_->saved_step() != step) save_now();
       result_.end = RunResult::End::kInterrupted;
-      if (leads()) log_->event("stop", {{"step", saved_step_}, {"why", "interrupted"}});
+      if (leads()) observe::take_back_stop(folder_.path);
+      if (leads()) log_->event("stop", {{"step", step}, {"why", "interrupted"}});
+      timeline_->tell("stop", {{"step", step}, {"why", "interrupted"}});
       return;
     }
+    if (saving_->is_due(step) || save_wanted_) begin_saving();
   }
   if (const std::string timeline = trainer_->timeline(); !timeline.empty()) {
     write_text_file(folder_.path / "pipeline.json", timeline);
   }
   if (validation_ && validated_step_ != steps_) validate();
-  if (saved_step_ != steps_) save();
+  if (saving_->saved_step() != steps_) save_now();
+  if (const std::string saves = saving_->summary(); !saves.empty()) log_info("{}", saves);
   if (leads()) log_->event("stop", {{"step", steps_}, {"why", "finished"}});
+  timeline_->tell("stop", {{"step", steps_}, {"why", "finished"}});
 }
 
 RunResult Run::go() {
@@ -399,7 +587,8 @@ RunResult Run::go() {
     const Explanation explanation = explain(*trainer_);
     if (leads()) log_info("{}", explanation.text());
   }
-  const Interrupt interrupt;
+  const Interrupt interrupt(recipe_.checkpoint.grace);
+  beat();
   loop();
   return result_;
 }

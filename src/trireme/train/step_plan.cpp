@@ -41,7 +41,7 @@ StepPlan plan_step(const spec::Recipe& recipe, spec::Position position, const Sh
             : fmt::format("set batch.multiple = {}, and batch.start and batch.size to multiples of it", share.length));
   }
   plan.samples = plan.pace.batch / share.length;
-  plan.first_sample = position.tokens / share.length;
+  plan.first_sample = (position.tokens + position.skipped) / share.length;
   const Stretch mine = share.weights.empty() ? stretch_of(plan.first_sample, plan.samples, share.rank, share.ranks)
                                              : stretch_of(plan.first_sample, plan.samples, share.rank, share.weights);
   const std::int64_t rows = share.microbatch > 0 ? share.microbatch : mine.count;

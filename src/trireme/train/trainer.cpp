@@ -10,6 +10,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/checkpoint/open_model.h"
+#include "trireme/checkpoint/stored_weights.h"
 #include "trireme/kernels/fp8.h"
 #include "trireme/train/device.h"
 #include "trireme/train/drains.h"
@@ -81,9 +82,7 @@ PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& sh
       return;
     }
     nn::allocate(params, recipe.precision.compute, device);
-    const auto whole =
-        checkpoint::open_model(*recipe.model.init_from, {.precision = recipe.precision.compute, .shape = shape}).model;
-    for (nn::Param& param : params) nn::fill_from(param, whole->params.at(param.name).master);
+    checkpoint::StoredWeights(*recipe.model.init_from, shape).fill(params);  // this rank's part alone
   };
   return prepare;
 }
@@ -145,10 +144,14 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
   state_.add_value(
       "train/position",
       [this] {
-        return nlohmann::ordered_json{{"step", position_.step}, {"tokens", position_.tokens}};
+        nlohmann::ordered_json value{{"step", position_.step}, {"tokens", position_.tokens}};
+        if (position_.skipped != 0) value["skipped"] = position_.skipped;
+        return value;
       },
       [this](const nlohmann::ordered_json& value) {
-        position_ = {.step = value.at("step").get<std::int64_t>(), .tokens = value.at("tokens").get<std::int64_t>()};
+        position_ = {.step = value.at("step").get<std::int64_t>(),
+                     .tokens = value.at("tokens").get<std::int64_t>(),
+                     .skipped = value.value("skipped", std::int64_t{0})};
       });
 }
 
@@ -267,10 +270,16 @@ StepReport Trainer::take_step() {
   report.flops = sums.flops;
   if (!std::isfinite(report.loss)) explain(fetched, scale, fmt::format("the loss is {}", report.loss));
 
-  if (look_) look_(engine_->params());
-  begin = Clock::now();
   report.learning_rate = fetched.plan.pace.learning_rate;
   report.batch = fetched.plan.pace.batch;
+  report.refused = judge_ && !judge_(report.loss);
+  if (report.refused) {
+    report.taken = false;
+    position_ = report.position = fetched.plan.after;
+    return report;
+  }
+  if (look_) look_(engine_->params());
+  begin = Clock::now();
   optim::UpdateResult result;
   try {
     result = updates_->take(
@@ -295,6 +304,13 @@ void Trainer::rehearse() {
   engine_->run(fetched.batches, [&] { return context_for(1.0); });
   nn::forget_gradients(engine_->params());
   updates_->send_again();
+}
+
+void Trainer::skip_step() { position_ = plan_step(recipe_, position_, engine_->share()).after; }
+
+void Trainer::skip_data_to(std::int64_t tokens) {
+  position_.skipped = tokens - position_.tokens;
+  feeder_.reset();
 }
 
 void Trainer::explain(Fetched& fetched, double gradient_scale, const std::string& what) {

@@ -36,7 +36,8 @@ struct StepReport {
   double gradient_norm = 0;
   double learning_rate = 0;
   std::int64_t batch = 0;  ///< tokens of all ranks
-  bool taken = true;       ///< false: fp16 gradients overflowed, weights stay
+  bool taken = true;       ///< false: fp16 gradients overflowed or the loss was refused, weights stay
+  bool refused = false;    ///< by on_loss()
   double flops = 0;        ///< of the model, all ranks, without what was computed again
   double compute_s = 0, data_s = 0, comm_s = 0;
   std::optional<double> seconds = {};  ///< its share, where steps ran together
@@ -103,6 +104,13 @@ class Trainer {
   void on_gradients(std::function<void(nn::Params&)> look) { look_ = std::move(look); }
   /// Who is told of every layer's passes from now on; borrowed.
   void trace(EventSink& events) { events_ = &events; }
+  /// Called with the loss of each step before the update, on every rank with the same: false leaves the update out. It
+  /// may throw; the weights are then as before the step.
+  void on_loss(std::function<bool(double loss)> judge) { judge_ = std::move(judge); }
+  /// Passes over the step whose numbers were none: its data was read, its update is left out.
+  void skip_step();
+  /// From now on the data goes on after so many of its tokens, wherever the pace stands.
+  void skip_data_to(std::int64_t tokens);
 
  private:
   [[noreturn]] void explain(Fetched& fetched, double gradient_scale, const std::string& what);
@@ -130,6 +138,7 @@ class Trainer {
   std::function<void(nn::Params&)> look_;
   std::deque<StepReport> told_later_;  // of steps that ran together
   EventSink* events_ = nullptr;
+  std::function<bool(double loss)> judge_;
 };
 
 /// The shape of the recipe's model: of [model], or of the folder that model.init_from names with the keys given there.

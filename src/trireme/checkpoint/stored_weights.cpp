@@ -1,0 +1,126 @@
+#include "trireme/checkpoint/stored_weights.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+#include "trireme/checkpoint/open_model.h"
+#include "trireme/checkpoint/run_folder.h"
+#include "trireme/checkpoint/store.h"
+
+namespace trireme::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 20;
+
+at::ScalarType type_of(formats::Dtype dtype, const std::string& name) {
+  switch (dtype) {
+    case formats::Dtype::kF32:
+      return at::kFloat;
+    case formats::Dtype::kF64:
+      return at::kDouble;
+    case formats::Dtype::kBF16:
+      return at::kBFloat16;
+    case formats::Dtype::kF16:
+      return at::kHalf;
+    default:
+      throw ConfigError(fmt::format("{} is {}, and weights are F32, BF16, F16 or F64", name, formats::name_of(dtype)));
+  }
+}
+
+}  // namespace
+
+StoredWeights::StoredWeights(const fs::path& path, const std::optional<spec::ModelShape>& shape) {
+  model_ = models::build(shape ? *shape : stored_shape(path), {});
+  if (fs::exists(path / "config.json")) {
+    directory_.emplace(path);
+    auto all =
+        models::published_tensors(*model_, [&](std::string_view name) { return directory_->find(name) != nullptr; });
+    for (const models::PublishedTensor& tensor : all) models::find_published(*directory_, tensor, all);
+    std::erase_if(all, [](const models::PublishedTensor& tensor) { return tensor.optional; });
+    std::ranges::stable_sort(all, {}, &models::PublishedTensor::first_row);
+    tensors_ = std::move(all);
+    if (fs::exists(path / "tokenizer.json")) tokenizer_ = (path / "tokenizer.json").string();
+    return;
+  }
+  stored_.emplace(open_checkpoint(path));
+  recipe_ = read_run_recipe(stored_->path());
+  const RunFolder run{fs::absolute(stored_->path()).lexically_normal().parent_path().parent_path()};
+  tokenizer_ = fs::exists(run.tokenizer()) ? std::optional(run.tokenizer().string()) : recipe_->data.tokenizer;
+  for (const nn::Param& param : model_->params) {
+    const formats::StoredTensor& tensor = stored_->tensor("param/" + param.name);
+    if (tensor.shape == param.placement.shape) continue;
+    throw ConfigError(
+        fmt::format("{}: {} is {} there and [{}] here", stored_->path().string(), param.name,
+                    formats::to_text({param.name, tensor.dtype, tensor.shape}), fmt::join(param.placement.shape, ", ")),
+        "the model must be the one that was stored");
+  }
+}
+
+at::Tensor StoredWeights::read(const nn::Param& param, std::int64_t begin, std::int64_t end) const {
+  if (directory_) return read_published(param, begin, end);
+  const formats::StoredTensor& tensor = stored_->tensor("param/" + param.name);
+  at::Tensor out = at::empty({end - begin}, type_of(tensor.dtype, param.name));
+  std::vector<formats::Fetch> fetches;
+  formats::add_fetches(tensor, begin, end, static_cast<std::byte*>(out.mutable_data_ptr()), fetches);
+  stored_->fetch(std::move(fetches));
+  return out;
+}
+
+at::Tensor StoredWeights::read_published(const nn::Param& param, std::int64_t begin, std::int64_t end) const {
+  const std::int64_t row = param.elements() / param.placement.shape[0];
+  std::vector<at::Tensor> parts;
+  for (const models::PublishedTensor& tensor : tensors_) {
+    if (tensor.param->name != param.name) continue;
+    const std::int64_t first = tensor.first_row * row;
+    const std::int64_t from = std::max(begin, first), until = std::min(end, first + tensor.rows * row);
+    if (from >= until) continue;
+    const formats::HfTensor& found = directory_->tensor(tensor.name);
+    if (!tensor.transposed) {
+      parts.push_back(models::stored_elements(found, from - first, until - first));
+      const auto element = static_cast<std::size_t>(parts.back().element_size());
+      found.file->forget(
+          found.bytes().subspan(static_cast<std::size_t>(from - first) * element, parts.back().nbytes()));
+      continue;
+    }
+    if (turned_.tensor != &tensor) {
+      turned_ = {};  // one at a time
+      turned_ = {&tensor,
+                 models::stored_elements(found, 0, tensor.rows * row).view({row, tensor.rows}).t().contiguous()};
+      found.file->forget(found.bytes());
+    }
+    parts.push_back(turned_.rows.view({-1}).narrow(0, from - first, until - from));
+  }
+  at::Tensor out = parts.size() == 1 ? parts[0] : at::cat(parts);
+  TRIREME_CHECK(out.numel() == end - begin, "elements {} to {} of {} are {} stored ones", begin, end, param.name,
+                out.numel());
+  return out;
+}
+
+void StoredWeights::fill(nn::Params& params) const {
+  if (stored_) {
+    nn::State state;
+    nn::add_params(state, params);
+    load(*stored_, state, What::kWeights);
+  } else {
+    for (nn::Param& param : params) {
+      at::Tensor master = param.master.view({-1});
+      for (const layout::Run& run : layout::runs(param.placement)) {
+        for (layout::Index at = 0; at < run.count; at += kElementsAtOnce) {
+          const layout::Index count = std::min(kElementsAtOnce, run.count - at);
+          master.narrow(0, run.local + at, count)
+              .copy_(read_published(param, run.global + at, run.global + at + count));
+        }
+      }
+    }
+  }
+  for (nn::Param& param : params) nn::publish(param);
+}
+
+}  // namespace trireme::checkpoint

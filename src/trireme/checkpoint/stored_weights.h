@@ -1,0 +1,53 @@
+// checkpoint/stored_weights.h -- the weights of a stored model without the model: whichever stretch of them is asked
+// for.
+//
+// For models larger than memory: a rank reads its own part of each parameter, a conversion a few rows at a time.
+// Depends on: base, formats, models, nn, spec.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trireme/formats/checkpoint_folder.h"
+#include "trireme/formats/hf_directory.h"
+#include "trireme/models/published.h"
+#include "trireme/spec/recipe.h"
+
+namespace trireme::checkpoint {
+
+class StoredWeights {
+ public:
+  /// Of a run, one of its checkpoints, or a Hugging Face directory, as open_model() takes them; `shape` instead of what
+  /// is stored. Everything but the weights is read and checked now.
+  explicit StoredWeights(const std::filesystem::path& path, const std::optional<spec::ModelShape>& shape = {});
+
+  /// The whole model; its parameters have names and shapes, and no memory.
+  models::Model& model() const { return *model_; }
+  const std::optional<spec::Recipe>& recipe() const { return recipe_; }
+  const std::optional<std::string>& tokenizer() const { return tokenizer_; }
+
+  /// Elements [begin, end) of one of model()'s parameters, row by row, flat, in the type they are stored in.
+  at::Tensor read(const nn::Param& param, std::int64_t begin, std::int64_t end) const;
+  /// This rank's part of parameters that are allocated, under any layout, and publishes them.
+  void fill(nn::Params& params) const;
+
+ private:
+  at::Tensor read_published(const nn::Param& param, std::int64_t begin, std::int64_t end) const;
+
+  std::optional<formats::CheckpointFolder> stored_;
+  std::optional<formats::HfDirectory> directory_;  // one of the two
+  std::unique_ptr<models::Model> model_;
+  std::vector<models::PublishedTensor> tensors_;  // of the directory, those that parameters are made of
+  std::optional<spec::Recipe> recipe_;
+  std::optional<std::string> tokenizer_;
+  struct Turned {
+    const models::PublishedTensor* tensor = nullptr;
+    at::Tensor rows;
+  };
+  mutable Turned turned_;  // the last tensor that is published turned around, as our rows
+};
+
+}  // namespace trireme::checkpoint

@@ -1,0 +1,62 @@
+// tests/checkpoint/states.h -- states whose numbers are a function of name and global index, under any layout.
+#pragma once
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/ne.h>
+#include <ATen/ops/sum.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "trireme/base/random.h"
+#include "trireme/layout/placing.h"
+#include "trireme/nn/state.h"
+
+namespace trireme::checkpoint {
+
+/// A tensor and what a layout does with it.
+struct Wanted {
+  std::string name;
+  layout::Shape shape;
+  at::ScalarType type = at::kFloat;
+  std::function<void(layout::Placing&)> place = [](layout::Placing&) {};
+};
+
+inline double value_at(std::size_t name_hash, layout::Index global) {
+  return static_cast<double>((name_hash % 1000) * 100000 + static_cast<std::size_t>(global) % 99991);
+}
+
+/// What the rank's memory must hold, in the tensor's type, as doubles.
+inline at::Tensor expected(const nn::StateTensor& entry, double padding) {
+  at::Tensor values = at::full({entry.tensor.numel()}, padding, at::kDouble);
+  auto* data = values.data_ptr<double>();
+  const std::size_t name = std::hash<std::string>{}(entry.name);
+  for (const layout::Run& run : layout::runs(entry.placement)) {
+    for (layout::Index i = 0; i < run.count; ++i) data[run.local + i] = value_at(name, run.global + i);
+  }
+  return values.to(entry.tensor.scalar_type()).to(at::kDouble);
+}
+
+inline void fill(const nn::StateTensor& entry) { entry.tensor.view({-1}).copy_(expected(entry, -7)); }
+
+/// How many elements are not what they must be; padding must be `padding`.
+inline std::int64_t wrong(const nn::StateTensor& entry, double padding) {
+  return entry.tensor.view({-1}).to(at::kDouble).ne(expected(entry, padding)).sum().item<std::int64_t>();
+}
+
+/// Tensors that this rank holds nothing of are left out, as in a pipeline.
+inline void add_all(nn::State& state, const std::vector<Wanted>& tensors, const layout::Mesh& mesh, int rank,
+                    bool filled) {
+  for (const Wanted& wanted : tensors) {
+    layout::Placing placing(mesh, rank, wanted.name, wanted.shape);
+    wanted.place(placing);
+    const layout::Placement& placement = placing.placement();
+    if (placement.pieces.empty()) continue;
+    state.add(wanted.name, at::full({layout::local_elements(placement)}, -9, wanted.type), placement);
+    if (filled) fill(state.tensors().back());
+  }
+}
+
+}  // namespace trireme::checkpoint
