@@ -8,7 +8,8 @@ FUZZ_SECONDS ?= 60
 sources = $(shell find src tests bench examples cmake -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-gpu quickstart bench format check debug asan tsan fuzz cuda clean
+KILLS ?= 200
+.PHONY: help setup build test test-faults test-gpu quickstart bench format check debug asan tsan fuzz cuda clean
 
 help:  ## this list
 	@echo "Trireme: make TARGET [PARALLEL=$(PARALLEL)] [TORCH=OFF]"
@@ -33,6 +34,9 @@ build: setup  ## the program build/release/trireme and its libraries, tests and 
 
 test: build  ## every test
 	@$(call run_tests,release)
+
+test-faults: build  ## kill a run KILLS=200 times, in every phase of saving: it must end with the bits of one left alone
+	@bash tests/faults/storm.sh build/release/trireme recipes/tiny.toml $(KILLS)
 
 quickstart: build  ## build, then train a small GPT on a real text: a sample and a report page in three minutes
 	@scripts/quickstart $(if $(STEPS),--steps $(STEPS))
