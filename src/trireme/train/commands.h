@@ -112,7 +112,7 @@ struct Commands {
   ConvertResult (*convert)(const ConvertRequest& request);
   void (*verify)(const VerifyRequest& request, comm::Rank& rank, const OnVerified& each);
 };
-inline constexpr std::uint32_t kVersion = 4;
+inline constexpr std::uint32_t kVersion = 5;
 
 extern "C" const Commands* trireme_train();
 using Entry = const Commands*();
