@@ -144,6 +144,7 @@ class Crew {
   }
   fs::path folder() const { return options_.folder / fmt::format("ours-{}", ranks_); }
   double save() const {
+    fs::remove_all(folder());  // as the peer does
     return time([&](comm::Rank&, nn::State&, checkpoint::Saver& saver) {
       const auto outcome = saver.save({.folder = folder(), .step = 1});
       if (outcome && !outcome->why.empty()) throw std::runtime_error(outcome->why);
