@@ -72,7 +72,7 @@ Row measure(const Options& options, spec::Precision precision, int ranks, int ze
     std::vector<parallel::Unit> units;
     for (const models::NamedLayer& entry : model->layers) units.push_back({entry.params});
     parallel::Replicas replicas(std::move(units), model->params, *formation->groups,
-                                train::replica_options(recipe, formation->team.mesh));
+                                train::replica_options(recipe, *formation));
     for (std::size_t i = 0; i < model->layers.size(); ++i) {
       model->layers[i].layer = replicas.wrap(std::move(model->layers[i].layer), i);
     }

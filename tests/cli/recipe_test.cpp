@@ -46,7 +46,7 @@ TEST_F(RecipeCommand, ShowPrintsEveryValueWithItsOrigin) {
   EXPECT_EQ(run({"show", "FILE", "--set", "comm.deadline=30s", "--set", "run.name=1f1b"}, "[comm]\nranks = 4\n"),
             kExitFine);
   EXPECT_THAT(err_, IsEmpty());
-  EXPECT_THAT(out_, HasSubstr("name = \"1f1b\"  # --set\n"));
+  EXPECT_THAT(out_, HasSubstr("name = \"1f1b\"   # --set\n"));
   EXPECT_THAT(out_, HasSubstr(fmt::format("# {}:2\n", path_)));
   EXPECT_THAT(out_, HasSubstr("transport = \"auto\"            # default\n"));
   EXPECT_EQ(run({"show", "FILE"}, out_), kExitFine) << "what is shown is a recipe again";

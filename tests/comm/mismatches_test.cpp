@@ -211,7 +211,7 @@ TEST(BadArguments, AreRefusedInWordsAndLeaveTheGroupUsable) {
        [](Group& g) {
          return g.all_reduce(floats(4), Buffer{memory, 4, DType::kI32}, Reduce::kSum);
        }},
-      {"moves host memory",
+      {"a buffer on a GPU",
        [](Group& g) {
          return g.all_reduce(Buffer{memory, 4, DType::kF32, {DeviceKind::kCuda, 0}}, Reduce::kSum);
        }},

@@ -62,7 +62,7 @@ TEST_F(SupervisorTest, ProgressMakesTheLimitWhole) {
 
 TEST_F(SupervisorTest, EndsWhatHangs) {
   const Supervised result = run("for i in 1 2 3; do beat $i; sleep 0.05; done; [ $life = 2 ] || sleep 100",
-                                {.hang = milliseconds(400), .grace = milliseconds(100)});
+                                {.hang = milliseconds(3000), .grace = milliseconds(100)});
   EXPECT_TRUE(result.finished);
   EXPECT_EQ(result.lives, 2);
   EXPECT_EQ(result.hangs, 1);

@@ -200,7 +200,7 @@ TEST_F(FaultyRun, ReshardsAndExports) {
 TEST_F(FaultyRun, NoClockDecidesAnything) {
   ASSERT_EQ(train("whole", {"--ranks", "2"}).code, 0);
   ASSERT_EQ(train("run", {"--ranks", "2", "--inject", "clock of rank 0 jumps back by 2h at step 15", "--inject",
-                          "clock of rank 1 jumps by 3d at step 25"})
+                          "clock of rank 1 jumps by 3d at step 25", "--set", "checkpoint.background=false"})
                 .code,
             0);
   expect_equal_runs("whole", "run");
