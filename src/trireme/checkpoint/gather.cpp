@@ -12,36 +12,12 @@
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/checkpoint/texts.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/layout/coverage.h"
 
 namespace trireme::checkpoint {
 namespace {
-
-/// Every rank's text, on every rank.
-std::vector<std::string> exchange(const std::string& mine, comm::Group& group) {
-  std::vector<std::int64_t> sizes(static_cast<std::size_t>(group.size()));
-  const auto size = static_cast<std::int64_t>(mine.size());
-  group
-      .all_gather(comm::ConstBuffer{&size, 1, comm::DType::kI64},
-                  comm::Buffer{sizes.data(), sizes.size(), comm::DType::kI64})
-      .wait();
-  const std::vector<std::size_t> counts(sizes.begin(), sizes.end());
-  std::size_t total = 0;
-  for (const std::size_t count : counts) total += count;
-  std::string all(total, '\0');
-  group
-      .all_gather_v(comm::ConstBuffer{mine.data(), mine.size(), comm::DType::kU8},
-                    comm::Buffer{all.data(), all.size(), comm::DType::kU8}, counts)
-      .wait();
-  std::vector<std::string> texts;
-  std::size_t at = 0;
-  for (const std::size_t count : counts) {
-    texts.push_back(all.substr(at, count));
-    at += count;
-  }
-  return texts;
-}
 
 layout::Placement whole_placement(const std::string& name, const layout::Shape& shape) {
   layout::Box box{std::vector<layout::Index>(shape.size(), 0), shape};
@@ -119,7 +95,7 @@ nn::State gather_whole(const nn::State& state, comm::Group& group) {
     mine[entry.name] = {{"type", static_cast<int>(entry.tensor.scalar_type())}, {"at", to_json(entry.placement)}};
   }
   std::map<std::string, Source> sources;
-  const auto texts = exchange(mine.dump(), group);
+  const auto texts = all_texts(mine.dump(), group);
   const auto ranks = static_cast<std::size_t>(group.size());
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     const nlohmann::json held = nlohmann::json::parse(texts[rank]);

@@ -479,8 +479,9 @@ void Run::begin_saving() {
   save_wanted_ = false;
   trainer_->state();  // waits for updates that are still on their way
   saving_->begin(trainer_->position());
-  // Where updates happen within steps that run together, the copy cannot lie beside them.
-  if (trainer_->engine().together() != nullptr) saving_->before_update();
+  // Where updates happen within steps that run together, the copy cannot lie beside them; nor beside a step that is
+  // being recorded, which must be the only one to use the GPU.
+  if (trainer_->engine().together() != nullptr || recipe_.train.capture) saving_->before_update();
 }
 
 void Run::save_now() {
