@@ -11,6 +11,7 @@
 #include "tests/comm/outcomes.h"
 #include "tests/comm/reference.h"
 #include "tests/comm/values.h"
+#include "trireme/comm/transports/threads.h"
 
 namespace trireme::comm {
 namespace {
@@ -308,6 +309,25 @@ TEST(MemoryOfACallGivenUp, IsNotTouchedAnyMore) {
     for (const int r : {0, 1}) failed += outcomes[r].error.empty() ? 0 : 1;
   }
   EXPECT_GT(failed, 0) << "no rank was ever caught inside its call";
+}
+
+/// A long message that its sender took back keeps its place: a short one behind it, which was copied and is still
+/// there, must not be mistaken for it and blamed on ranks that disagree.
+TEST(MessageTakenBack, IsNotReplacedByALaterOne) {
+  const auto ends = make_threads_transport(2, 0);
+  const CallKey key{.op = Op::kAllReduce, .type = DType::kF32, .algorithm = Algorithm::kRing, .count = 100'008};
+  const std::vector<float> sent(100'008, 1.0f);
+  std::vector<float> received(100'008, 0.0f);
+  const auto bytes = [](std::size_t floats) { return floats * sizeof(float); };
+  const auto first = ends[0]->post_send({.peer = 1, .channel = 3, .tag = 4, .key = key}, sent.data(), bytes(100'000));
+  const auto second = ends[0]->post_send({.peer = 1, .channel = 3, .tag = 4, .key = key}, sent.data(), bytes(8));
+  first->abandon();
+  second->abandon();
+  const auto receive = ends[1]->post_recv({.peer = 0, .channel = 3, .tag = 4, .key = key},
+                                          {.to = received.data(), .count = 100'000, .type = DType::kF32});
+  EXPECT_EQ(receive->advance(Effort::kWork), Progress::kStuck);
+  EXPECT_FALSE(receive->mismatched);
+  EXPECT_EQ(received[0], 0.0f);
 }
 
 TEST(FlightRecorder, IsWrittenByEveryRankThatFails) {

@@ -98,7 +98,7 @@ struct Hub {
 
 class ThreadSend final : public Transfer {
  public:
-  ThreadSend(Lane& lane, MessagePtr message) : lane_(lane), message_(std::move(message)) {}
+  explicit ThreadSend(MessagePtr message) : message_(std::move(message)) {}
   ~ThreadSend() override { abandon(); }
 
   Progress advance(Effort) override {
@@ -107,17 +107,13 @@ class ThreadSend final : public Transfer {
   }
   void abandon() noexcept override {
     if (message_->copy || message_->taken.load(std::memory_order_acquire)) return;
-    {
-      const std::lock_guard lock(lane_.mutex);
-      std::erase(lane_.messages, message_);
-    }
-    // Either the receiver sees the withdrawal, or we see it touching: both are in one total order.
+    // It stays in the lane: were it taken out, a later message that was copied would meet the receive meant for this
+    // one. Either the receiver sees the withdrawal, or we see it touching: both are in one total order.
     message_->withdrawn.store(true, std::memory_order_seq_cst);
     while (message_->touching.load(std::memory_order_seq_cst) != 0) std::this_thread::yield();
   }
 
  private:
-  Lane& lane_;
   MessagePtr message_;
 };
 
@@ -230,10 +226,9 @@ class ThreadsTransport final : public Transport {
       if (bytes != 0) std::memcpy(message->copy.get(), data, bytes);
       message->data = message->copy.get();
     }
-    Lane& lane = hub_->lane(rank_, envelope.peer);
-    lane.add(message);
+    hub_->lane(rank_, envelope.peer).add(message);
     hub_->bells[static_cast<std::size_t>(envelope.peer)].ring();
-    return std::make_unique<ThreadSend>(lane, std::move(message));
+    return std::make_unique<ThreadSend>(std::move(message));
   }
   std::unique_ptr<Transfer> post_recv(const Envelope& envelope, const Sink& sink) override {
     return std::make_unique<ThreadRecv>(hub_->lane(envelope.peer, rank_),
