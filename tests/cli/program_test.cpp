@@ -44,6 +44,27 @@ TEST_F(Program, HelpNamesCommandsAndEnvironmentVariables) {
   for (const EnvVariable& variable : env_table()) EXPECT_THAT(outcome.out, HasSubstr(std::string(variable.name)));
 }
 
+TEST_F(Program, SaysInWordsWhichValuesAnOptionTakes) {
+  const struct {
+    std::vector<std::string> arguments;
+    std::string error;
+  } cases[] = {
+      {{"eval", "x", "--precision", "fp33"}, "--precision: \"fp33\" is none of bf16 and fp32; did you mean \"fp32\"?"},
+      {{"eval", "x", "--ranks", "0"}, "--ranks: 0 is not positive"},
+      {{"eval", "x", "--ranks", "two"}, "--ranks: \"two\" is not a number"},
+      {{"supervise", "--restarts", "-1", "x"}, "--restarts: -1 is not zero or more"},
+      {{"plan", "--top", "1001"}, "--top: 1001 is not from 1 to 1000"},
+      {{"schedule", "draw", "--color", "blue"}, "--color: \"blue\" is none of auto, always and never"},
+      {{"schedule", "draw"}, "--kind or --measured is required"},
+      {{"convert", "x"}, "INTO is required"},
+  };
+  for (const auto& c : cases) {
+    const Outcome outcome = run(c.arguments);
+    EXPECT_EQ(outcome.code, kExitUsage);
+    EXPECT_THAT(outcome.err, StartsWith(fmt::format("configuration error: {}\n", c.error)));
+  }
+}
+
 TEST_F(Program, HelpFitsATerminal) {
   for (const auto& arguments : std::vector<std::vector<std::string>>{{"--help"},
                                                                      {"recipe", "--help"},

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -181,30 +180,28 @@ void run_bench(const BenchOptions& options, const spec::Recipe& recipe, std::ost
 
 }  // namespace
 
-void add_bench_command(CLI::App& app, Context& context) {
-  CLI::App* bench = app.add_subcommand("bench", "Measure what this machine does, beside what the cost model predicts");
-  bench->require_subcommand(1);
-  CLI::App* comm = bench->add_subcommand("comm",
-                                         "Time collectives: latency, algorithm and bus bandwidth for each algorithm, "
-                                         "the model's prediction, and the choice");
-  const auto options = std::make_shared<BenchOptions>();  // shared with CLI11's callback, which outlives this function
-  options->recipe.add_to(*comm, RecipeOptions::File::kOptional);
-  comm->add_option("--transport", options->transport, "threads, mpi or emulated; default: the recipe's, else threads");
-  comm->add_option("--ranks", options->ranks, "How many ranks; default: those launched, else 2")
-      ->check(CLI::PositiveNumber);
-  comm->add_option("--op", options->ops, "Operations, separated by commas, or all")->capture_default_str();
-  comm->add_option("--algo", options->algorithms, "Algorithms, separated by commas, or all")->capture_default_str();
-  comm->add_option("--bytes", options->bytes, "Sizes: 64K, or 1K:64M (times 4 each), or 1K:64M:2")
-      ->capture_default_str();
-  comm->add_option("--type", options->type, "Element type: f32 f64 f16 bf16 i32 i64 u8")->capture_default_str();
-  comm->add_option("--seconds", options->seconds_per_row, "Time to spend on each row")->capture_default_str();
-  comm->add_flag("--in-place", options->in_place, "all_reduce in place");
-  comm->add_flag("--json", options->json, "One JSON document instead of a table");
-  comm->add_flag("--calibrate", options->calibrate, "Fit the cost model to the measurements and write it to --output");
-  comm->add_option("--output", options->output,
-                   "File for --calibrate; default: where it is read from (TRIREME_COMM_COSTS)");
-  add_bench_hardware(*bench, context);
-  comm->callback([&context, options] {
+void add_bench_command(Command& app, Context& context) {
+  Command& bench = app.add_subcommand("bench", "Measure what this machine does, beside what the cost model predicts");
+  bench.require_subcommand(1);
+  Command& comm = bench.add_subcommand("comm",
+                                       "Time collectives: latency, algorithm and bus bandwidth for each algorithm, "
+                                       "the model's prediction, and the choice");
+  const auto options = std::make_shared<BenchOptions>();  // shared with the callback, which outlives this function
+  options->recipe.add_to(comm, RecipeOptions::File::kOptional);
+  comm.add_option("--transport", options->transport, "threads, mpi or emulated; default: the recipe's, else threads");
+  comm.add_option("--ranks", options->ranks, "How many ranks; default: those launched, else 2").positive();
+  comm.add_option("--op", options->ops, "Operations, separated by commas, or all").show_default();
+  comm.add_option("--algo", options->algorithms, "Algorithms, separated by commas, or all").show_default();
+  comm.add_option("--bytes", options->bytes, "Sizes: 64K, or 1K:64M (times 4 each), or 1K:64M:2").show_default();
+  comm.add_option("--type", options->type, "Element type: f32 f64 f16 bf16 i32 i64 u8").show_default();
+  comm.add_option("--seconds", options->seconds_per_row, "Time to spend on each row").show_default();
+  comm.add_flag("--in-place", options->in_place, "all_reduce in place");
+  comm.add_flag("--json", options->json, "One JSON document instead of a table");
+  comm.add_flag("--calibrate", options->calibrate, "Fit the cost model to the measurements and write it to --output");
+  comm.add_option("--output", options->output,
+                  "File for --calibrate; default: where it is read from (TRIREME_COMM_COSTS)");
+  add_bench_hardware(bench, context);
+  comm.callback([&context, options] {
     context.run = [&context, options] {
       run_bench(*options, effective_recipe(*options, context), context.out);
       return kExitFine;

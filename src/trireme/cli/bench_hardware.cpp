@@ -5,7 +5,6 @@
 #include <fmt/ostream.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -354,28 +353,23 @@ int run(const HardwareOptions& options, Context& context) {
 
 }  // namespace
 
-void add_bench_hardware(CLI::App& bench, Context& context) {
-  CLI::App* command = bench.add_subcommand(
+void add_bench_hardware(Command& bench, Context& context) {
+  Command& command = bench.add_subcommand(
       "hardware",
       "Measure this machine's products, memory, collectives and steps, and write a cluster file for plan and check");
-  const auto options =
-      std::make_shared<HardwareOptions>();  // shared with CLI11's callback, which outlives this function
-  command->add_option("-o,--output", options->output, "The cluster file; its device's file comes to stand beside it")
-      ->type_name("FILE.toml");
-  command->add_option("--ranks", options->ranks, "Ranks that the machine is shared by; default: one for each core")
-      ->check(CLI::Range(1, 4096).description(""))
-      ->type_name("N");
-  command->add_option("--seconds", options->seconds, "For each product; default 0.15")
-      ->check(CLI::Range(0.01, 60.0).description(""))
-      ->type_name("S");
-  command->add_option("--steps", options->steps, "Of each small model; default 12")
-      ->check(CLI::Range(6, 10000).description(""))
-      ->type_name("N");
-  command->add_flag("--json", options->json, "As JSON, and nothing else");
-  command->footer(
+  const auto options = std::make_shared<HardwareOptions>();  // shared with the callback, which outlives this function
+  command.add_option("-o,--output", options->output, "The cluster file; its device's file comes to stand beside it")
+      .type_name("FILE.toml");
+  command.add_option("--ranks", options->ranks, "Ranks that the machine is shared by; default: one for each core")
+      .within(1, 4096)
+      .type_name("N");
+  command.add_option("--seconds", options->seconds, "For each product; default 0.15").within(0.01, 60.0).type_name("S");
+  command.add_option("--steps", options->steps, "Of each small model; default 12").within(6, 10000).type_name("N");
+  command.add_flag("--json", options->json, "As JSON, and nothing else");
+  command.footer(
       "Examples:\n  trireme bench hardware -o my.toml\n  trireme plan --cluster my.toml --model gpt2-124m --write "
       "recipe.toml");
-  command->callback([&context, options] { context.run = [&context, options] { return run(*options, context); }; });
+  command.callback([&context, options] { context.run = [&context, options] { return run(*options, context); }; });
 }
 
 }  // namespace trireme::cli

@@ -1,18 +1,16 @@
 // cli/commands.h -- the subcommands of the program.
 //
 // To add one: write cli/NAME.cpp with an add_NAME_command(), declare it here, and list it in kCommands. It describes
-// its options to CLI11 and, in its callback, leaves in context.run what is to be done; all of the command line is then
+// its options and, in its callback, leaves in context.run what is to be done; all of the command line is then
 // already checked. Results go to context.out, everything else through the log. A command is thin: what it does lives
 // in the rooms.
-// Depends on: CLI11.
+// Depends on: command.h.
 #pragma once
 
 #include <functional>
 #include <iosfwd>
 
-namespace CLI {
-class App;
-}
+#include "trireme/cli/command.h"
 
 namespace trireme::cli {
 
@@ -23,35 +21,35 @@ struct Context {
   std::function<int()> run{};  // what the chosen command does; gives the exit code
 };
 
-using AddCommand = void (*)(CLI::App& app, Context& context);
+using AddCommand = void (*)(Command& app, Context& context);
 
-void add_train_command(CLI::App& app, Context& context);
-void add_supervise_command(CLI::App& app, Context& context);
-void add_tokenize_command(CLI::App& app, Context& context);
-void add_verify_command(CLI::App& app, Context& context);
-void add_eval_command(CLI::App& app, Context& context);
-void add_convert_command(CLI::App& app, Context& context);
-void add_inspect_command(CLI::App& app, Context& context);
-void add_tour_command(CLI::App& app, Context& context);
-void add_recipe_command(CLI::App& app, Context& context);
-void add_probe_command(CLI::App& app, Context& context);
-void add_generate_command(CLI::App& app, Context& context);
-void add_schedule_command(CLI::App& app, Context& context);
-void add_bench_command(CLI::App& app, Context& context);
-void add_plan_command(CLI::App& app, Context& context);
-void add_estimate_command(CLI::App& app, Context& context);
-void add_check_command(CLI::App& app, Context& context);
-void add_simulate_command(CLI::App& app, Context& context);
-void add_validate_planner_command(CLI::App& app, Context& context);
-void add_report_command(CLI::App& app, Context& context);
-void add_diff_command(CLI::App& app, Context& context);
-void add_doctor_command(CLI::App& app, Context& context);
+void add_train_command(Command& app, Context& context);
+void add_supervise_command(Command& app, Context& context);
+void add_tokenize_command(Command& app, Context& context);
+void add_verify_command(Command& app, Context& context);
+void add_eval_command(Command& app, Context& context);
+void add_convert_command(Command& app, Context& context);
+void add_inspect_command(Command& app, Context& context);
+void add_tour_command(Command& app, Context& context);
+void add_recipe_command(Command& app, Context& context);
+void add_probe_command(Command& app, Context& context);
+void add_generate_command(Command& app, Context& context);
+void add_schedule_command(Command& app, Context& context);
+void add_bench_command(Command& app, Context& context);
+void add_plan_command(Command& app, Context& context);
+void add_estimate_command(Command& app, Context& context);
+void add_check_command(Command& app, Context& context);
+void add_simulate_command(Command& app, Context& context);
+void add_validate_planner_command(Command& app, Context& context);
+void add_report_command(Command& app, Context& context);
+void add_diff_command(Command& app, Context& context);
+void add_doctor_command(Command& app, Context& context);
 /// Below `tokenize`, which lists it.
-void add_tokenize_train(CLI::App& tokenize, Context& context);
+void add_tokenize_train(Command& tokenize, Context& context);
 /// Below `bench`, which lists it.
-void add_bench_hardware(CLI::App& bench, Context& context);
+void add_bench_hardware(Command& bench, Context& context);
 /// Below `recipe`, which lists it.
-void add_recipe_pace(CLI::App& recipe, Context& context);
+void add_recipe_pace(Command& recipe, Context& context);
 
 /// In the order of --help.
 inline constexpr AddCommand kCommands[] = {

@@ -1,14 +1,13 @@
 // trireme convert: models between our folders and Hugging Face's.
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <map>
 #include <memory>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
-#include "trireme/cli/choices.h"
+#include "trireme/cli/command.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/runtime_commands.h"
@@ -36,18 +35,18 @@ struct RewriteOptions {
   bool weights = false;
 };
 
-void add_reshard(CLI::App& convert, Context& context) {
-  CLI::App* command = convert.add_subcommand("reshard", "The same checkpoint in another number of files");
-  command->footer(
+void add_reshard(Command& convert, Context& context) {
+  Command& command = convert.add_subcommand("reshard", "The same checkpoint in another number of files");
+  command.footer(
       "Training never needs this: any number of ranks reads any checkpoint. Streams, so memory does not limit it.\n"
       "\n"
       "Examples:\n"
       "  trireme convert reshard runs/tiny/checkpoints/step-00000200 moved --parts 4");
-  const auto options = std::make_shared<RewriteOptions>();  // shared with CLI11's callback
-  command->add_option("FROM", options->from, "a checkpoint, or a run: its newest whole one")->required();
-  command->add_option("INTO", options->to, "the folder to make")->required();
-  command->add_option("--parts", options->parts, "how many files")->check(CLI::Range(1, 99999))->capture_default_str();
-  command->callback([options, &context] {
+  const auto options = std::make_shared<RewriteOptions>();  // shared with the callback
+  command.add_option("FROM", options->from, "a checkpoint, or a run: its newest whole one").required();
+  command.add_option("INTO", options->to, "the folder to make").required();
+  command.add_option("--parts", options->parts, "how many files").within(1, 99999).show_default();
+  command.callback([options, &context] {
     context.run = [options, &context] {
       formats::reshard_checkpoint(open_stored(options->from), options->to, options->parts);
       fmt::print(context.out, "{}: {}\n", options->to.string(),
@@ -57,17 +56,17 @@ void add_reshard(CLI::App& convert, Context& context) {
   });
 }
 
-void add_single(CLI::App& convert, Context& context) {
-  CLI::App* command = convert.add_subcommand("single", "A checkpoint's tensors, whole, as one safetensors file");
-  command->footer(
+void add_single(Command& convert, Context& context) {
+  Command& command = convert.add_subcommand("single", "A checkpoint's tensors, whole, as one safetensors file");
+  command.footer(
       "Examples:\n"
       "  trireme convert single runs/tiny state.safetensors\n"
       "  trireme convert single runs/tiny weights.safetensors --weights");
-  const auto options = std::make_shared<RewriteOptions>();  // shared with CLI11's callback
-  command->add_option("FROM", options->from, "a checkpoint, or a run: its newest whole one")->required();
-  command->add_option("INTO", options->to, "the file to write")->required();
-  command->add_flag("--weights", options->weights, "parameters only, by their own names");
-  command->callback([options, &context] {
+  const auto options = std::make_shared<RewriteOptions>();  // shared with the callback
+  command.add_option("FROM", options->from, "a checkpoint, or a run: its newest whole one").required();
+  command.add_option("INTO", options->to, "the file to write").required();
+  command.add_flag("--weights", options->weights, "parameters only, by their own names");
+  command.callback([options, &context] {
     context.run = [options, &context] {
       const auto count =
           formats::export_checkpoint(open_stored(options->from), options->to,
@@ -80,9 +79,9 @@ void add_single(CLI::App& convert, Context& context) {
 
 }  // namespace
 
-void add_convert_command(CLI::App& app, Context& context) {
-  CLI::App* command = app.add_subcommand("convert", "A model from our folders to Hugging Face's, or back");
-  command->footer(
+void add_convert_command(Command& app, Context& context) {
+  Command& command = app.add_subcommand("convert", "A model from our folders to Hugging Face's, or back");
+  command.footer(
       "The new folder appears whole or not at all. A Hugging Face folder is written with config.json, safetensors and\n"
       "the run's tokenizer; a checkpoint of ours holds the weights, to start from with model.init_from.\n"
       "\n"
@@ -92,21 +91,22 @@ void add_convert_command(CLI::App& app, Context& context) {
       "  trireme convert models/gpt2 imported --to checkpoint\n"
       "  trireme convert reshard runs/tiny moved --parts 4\n"
       "  trireme convert single runs/tiny weights.safetensors --weights");
-  const auto request = std::make_shared<train::ConvertRequest>();  // shared with CLI11's callback
-  command->add_option("FROM", request->from, "a run, one of its checkpoints, or a Hugging Face directory");
-  command->add_option("INTO", request->to, "the folder to make");
+  const auto request = std::make_shared<train::ConvertRequest>();  // shared with the callback
+  command.add_option("FROM", request->from, "a run, one of its checkpoints, or a Hugging Face directory");
+  command.add_option("INTO", request->to, "the folder to make");
   using Kind = train::ConvertRequest::Kind;
-  add_choice<Kind>(*command, "--to", request->kind,
+  add_choice<Kind>(command, "--to", request->kind,
                    {{"huggingface", Kind::kHuggingFace}, {"checkpoint", Kind::kCheckpoint}},
                    "what to make; default huggingface");
-  command->add_option("--dtype", request->dtype, "of published tensors: F32, BF16 or F16")->capture_default_str();
-  add_reshard(*command, context);
-  add_single(*command, context);
-  command->require_subcommand(0, 1);
-  command->callback([request, command, &context] {
-    if (!command->get_subcommands().empty()) return;
+  command.add_option("--dtype", request->dtype, "of published tensors: F32, BF16 or F16").show_default();
+  add_reshard(command, context);
+  add_single(command, context);
+  command.require_subcommand(0, 1);
+  command.callback([request, &command, &context] {
+    if (command.has_chosen_subcommand()) return;
     if (request->from.empty() || request->to.empty()) {
-      throw CLI::RequiredError(request->from.empty() ? "FROM" : "INTO");
+      throw ConfigError(fmt::format("{} is required", request->from.empty() ? "FROM" : "INTO"),
+                        "see trireme convert --help");
     }
     context.run = [request, &context] {
       const train::ConvertResult result = load_train().convert(*request);

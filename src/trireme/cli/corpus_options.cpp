@@ -1,14 +1,13 @@
 #include "trireme/cli/corpus_options.h"
 
-#include <CLI/CLI.hpp>
 #include <map>
 
 #include "trireme/base/cores.h"
-#include "trireme/cli/choices.h"
+#include "trireme/cli/command.h"
 
 namespace trireme::cli {
 
-void CorpusFlags::add_to(CLI::App& command) {
+void CorpusFlags::add_to(Command& command) {
   threads = usable_cores();
   command.add_option("FILES", names, "Files ending in .txt or .jsonl, and folders that hold some");
   command.add_option("--field", field, "What holds the text in each line's object of a .jsonl; default text");
@@ -17,7 +16,7 @@ void CorpusFlags::add_to(CLI::App& command) {
     splits[std::string(name)] = value;
   add_choice(command, "--split", split, splits, "Where documents of a .txt end; default file: it is one");
   command.add_option("--separator", separator, "The line between documents; means --split separator");
-  command.add_option("--threads", threads, "Threads; default: one a core")->check(CLI::Range(1, 1024));
+  command.add_option("--threads", threads, "Threads; default: one a core").within(1, 1024);
 }
 
 data::Corpus CorpusFlags::open(bool any_bytes) const {

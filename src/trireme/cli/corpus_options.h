@@ -1,16 +1,13 @@
 // cli/corpus_options.h -- the options with which commands are told what text to read.
 //
-// Depends on: CLI11, data/corpus/corpus.h.
+// Depends on: command.h, data/corpus/corpus.h.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "trireme/cli/command.h"
 #include "trireme/data/corpus/corpus.h"
-
-namespace CLI {
-class App;
-}
 
 namespace trireme::cli {
 
@@ -20,7 +17,7 @@ struct CorpusFlags {
   data::DocumentSplit split = data::DocumentSplit::kFile;
   int threads = 0;  // all cores once add_to() has been called
 
-  void add_to(CLI::App& command);
+  void add_to(Command& command);
   data::Corpus open(bool any_bytes) const;
 };
 

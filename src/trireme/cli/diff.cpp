@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "trireme/base/error.h"
@@ -26,19 +25,19 @@ observe::RunFiles read(const std::string& folder) {
 
 }  // namespace
 
-void add_diff_command(CLI::App& app, Context& context) {
-  CLI::App* diff = app.add_subcommand(
+void add_diff_command(Command& app, Context& context) {
+  Command& diff = app.add_subcommand(
       "diff",
       "Find the first step and tensor in which two runs differ; exit code 0 when none does, 1 when they differ");
   struct Options {
     std::string left, right;
     bool json = false;
   };
-  const auto options = std::make_shared<Options>();  // shared with CLI11's callback, which outlives this function
-  diff->add_option("RUN", options->left, "Folder of a run")->required();
-  diff->add_option("OTHER", options->right, "Folder of the run to compare it with")->required();
-  diff->add_flag("--json", options->json, "As JSON, with all tensors");
-  diff->callback([&context, options] {
+  const auto options = std::make_shared<Options>();  // shared with the callback, which outlives this function
+  diff.add_option("RUN", options->left, "Folder of a run").required();
+  diff.add_option("OTHER", options->right, "Folder of the run to compare it with").required();
+  diff.add_flag("--json", options->json, "As JSON, with all tensors");
+  diff.callback([&context, options] {
     context.run = [&context, options] {
       const observe::RunFiles left = read(options->left), right = read(options->right);
       for (const observe::RunFiles* run : {&left, &right}) {

@@ -1,12 +1,11 @@
 // trireme eval: the loss of a model on data it was not trained on.
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "trireme/cli/choices.h"
+#include "trireme/cli/command.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/runtime_commands.h"
@@ -68,30 +67,28 @@ int run_eval(EvalOptions& options, Context& context) {
 
 }  // namespace
 
-void add_eval_command(CLI::App& app, Context& context) {
-  CLI::App* command = app.add_subcommand("eval", "Loss, perplexity and bits per byte of a model on data");
-  command->footer(
+void add_eval_command(Command& app, Context& context) {
+  Command& command = app.add_subcommand("eval", "Loss, perplexity and bits per byte of a model on data");
+  command.footer(
       "Without --data: on what the run keeps for validation. Bits per byte need the tokenizer, which a run knows.\n"
       "\n"
       "Examples:\n"
       "  trireme eval runs/tiny\n"
       "  trireme eval runs/tiny/checkpoints/step-00000200 --samples 100\n"
       "  trireme eval models/gpt2 --data held-out.shard --sequence 1024");
-  const auto options = std::make_shared<EvalOptions>();  // shared with CLI11's callback
-  command->add_option("MODEL", options->request.model, "a run, one of its checkpoints, or a Hugging Face directory")
-      ->required();
-  command->add_option("--data", options->data, "shards, folders of shards, or with the tokenizer \"bytes\" text files");
-  command->add_option("--tokenizer", options->tokenizer, "of --data: a tokenizer.json, its folder, or \"bytes\"");
-  command->add_option("--sequence", options->sequence, "tokens a row of --data")->check(CLI::PositiveNumber);
-  command->add_option("--samples", options->request.samples, "at most so many")->check(CLI::PositiveNumber);
-  command->add_option("--rows", options->request.rows, "that go through the model at once")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  add_choice<spec::Precision>(*command, "--precision", options->request.precision,
+  const auto options = std::make_shared<EvalOptions>();  // shared with the callback
+  command.add_option("MODEL", options->request.model, "a run, one of its checkpoints, or a Hugging Face directory")
+      .required();
+  command.add_option("--data", options->data, "shards, folders of shards, or with the tokenizer \"bytes\" text files");
+  command.add_option("--tokenizer", options->tokenizer, "of --data: a tokenizer.json, its folder, or \"bytes\"");
+  command.add_option("--sequence", options->sequence, "tokens a row of --data").positive();
+  command.add_option("--samples", options->request.samples, "at most so many").positive();
+  command.add_option("--rows", options->request.rows, "that go through the model at once").show_default().positive();
+  add_choice<spec::Precision>(command, "--precision", options->request.precision,
                               {{"fp32", spec::Precision::kFp32}, {"bf16", spec::Precision::kBf16}}, "to compute with");
-  command->add_option("--ranks", options->ranks, "share the samples among so many ranks")->check(CLI::PositiveNumber);
-  command->add_flag("--json", options->json, "as one line of JSON");
-  command->callback([options, &context] { context.run = [options, &context] { return run_eval(*options, context); }; });
+  command.add_option("--ranks", options->ranks, "share the samples among so many ranks").positive();
+  command.add_flag("--json", options->json, "as one line of JSON");
+  command.callback([options, &context] { context.run = [options, &context] { return run_eval(*options, context); }; });
 }
 
 }  // namespace trireme::cli

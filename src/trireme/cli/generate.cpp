@@ -2,14 +2,13 @@
 #include <fmt/ostream.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <ostream>
 
 #include "trireme/base/error.h"
-#include "trireme/cli/choices.h"
+#include "trireme/cli/command.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/runtime_commands.h"
@@ -83,9 +82,9 @@ int run_generate(GenerateOptions& options, Context& context) {
 
 }  // namespace
 
-void add_generate_command(CLI::App& app, Context& context) {
-  auto* command = app.add_subcommand("generate", "Continue a text with a trained or published model");
-  command->footer(
+void add_generate_command(Command& app, Context& context) {
+  Command& command = app.add_subcommand("generate", "Continue a text with a trained or published model");
+  command.footer(
       "The text appears as it is generated. The same seed gives the same tokens, whatever else is generated beside.\n"
       "With --ids: one JSON list of new tokens for each list that was given.\n"
       "\n"
@@ -93,32 +92,30 @@ void add_generate_command(CLI::App& app, Context& context) {
       "  trireme generate runs/quickstart --prompt \"In the beginning\" --temperature 0.8\n"
       "  echo '[[15496, 11]]' > ids.json\n"
       "  trireme generate --hf models/gpt2 --ids ids.json --tokens 20 --temperature 0.8 --top-p 0.95 --seed 1");
-  const auto options = std::make_shared<GenerateOptions>();  // shared with CLI11's callback
+  const auto options = std::make_shared<GenerateOptions>();  // shared with the callback
   serve::GenerateRequest& request = options->request;
-  command->add_option("MODEL", options->model, "a run, one of its checkpoints, or a Hugging Face directory");
-  command->add_option("--hf", options->hf, "the same, by its older name");
-  auto* prompt = command->add_option("--prompt", options->prompt, "the text to continue");
-  command->add_option("--tokenizer", options->tokenizer,
-                      "a tokenizer.json, its folder, or \"bytes\"; default: the model's own");
-  command->add_option("--ids", options->ids, "JSON file: a list of lists of token numbers, one a prompt");
-  command->add_option("--tokens", request.tokens, "new tokens for each prompt")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--temperature", request.temperature, "0: always the likeliest token")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--top-k", request.top_k, "draw among this many likeliest tokens only; 0: all")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--top-p", request.top_p, "draw among the fewest tokens that together have this probability")
-      ->capture_default_str();
-  command->add_option("--seed", request.seed, "from which every draw follows")->capture_default_str();
-  command->add_option("--stop", request.stop, "end a sequence after this token; may be given several times");
+  command.add_option("MODEL", options->model, "a run, one of its checkpoints, or a Hugging Face directory");
+  command.add_option("--hf", options->hf, "the same, by its older name");
+  const Option prompt = command.add_option("--prompt", options->prompt, "the text to continue");
+  command.add_option("--tokenizer", options->tokenizer,
+                     "a tokenizer.json, its folder, or \"bytes\"; default: the model's own");
+  command.add_option("--ids", options->ids, "JSON file: a list of lists of token numbers, one a prompt");
+  command.add_option("--tokens", request.tokens, "new tokens for each prompt").show_default().not_negative();
+  command.add_option("--temperature", request.temperature, "0: always the likeliest token")
+      .show_default()
+      .not_negative();
+  command.add_option("--top-k", request.top_k, "draw among this many likeliest tokens only; 0: all")
+      .show_default()
+      .not_negative();
+  command.add_option("--top-p", request.top_p, "draw among the fewest tokens that together have this probability")
+      .show_default();
+  command.add_option("--seed", request.seed, "from which every draw follows").show_default();
+  command.add_option("--stop", request.stop, "end a sequence after this token; may be given several times");
   add_choice<serve::GeneratePrecision>(
-      *command, "--precision", request.precision,
+      command, "--precision", request.precision,
       {{"fp32", serve::GeneratePrecision::kFp32}, {"bf16", serve::GeneratePrecision::kBf16}}, "to compute with");
-  command->callback([options, prompt, &context] {
-    options->has_prompt = prompt->count() > 0;
+  command.callback([options, prompt, &context] {
+    options->has_prompt = prompt.given();
     context.run = [options, &context] { return run_generate(*options, context); };
   });
 }

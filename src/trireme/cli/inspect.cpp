@@ -2,7 +2,6 @@
 #include <fmt/ostream.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
 
@@ -78,7 +77,7 @@ void inspect_checkpoint(const InspectOptions& options, std::ostream& out) {
   if (manifest.metric) fmt::print(out, "  metric  {}\n", *manifest.metric);
   for (const auto& [name, value] : manifest.values.items()) {
     std::string text = value.dump();
-    if (text.size() > 100) text = text.substr(0, 97) + "...";
+    if (text.size() > 100) text.replace(97, std::string::npos, "...");
     fmt::print(out, "  value   {} = {}\n", name, text);
   }
   for (std::size_t part = 0; part < manifest.parts.size(); ++part) {
@@ -177,20 +176,20 @@ int inspect(const InspectOptions& options, std::ostream& out) {
 
 }  // namespace
 
-void add_inspect_command(CLI::App& app, Context& context) {
-  CLI::App* command = app.add_subcommand("inspect", "Look into a checkpoint, run, shard, tokenizer or published model");
-  command->footer(
+void add_inspect_command(Command& app, Context& context) {
+  Command& command = app.add_subcommand("inspect", "Look into a checkpoint, run, shard, tokenizer or published model");
+  command.footer(
       "Examples:\n"
       "  trireme inspect runs/tiny\n"
       "  trireme inspect runs/tiny/checkpoints/step-00000200 --verify\n"
       "  trireme inspect corpus/0000.shard\n"
       "  trireme inspect tokenizer.json");
-  const auto options = std::make_shared<InspectOptions>();  // shared with CLI11's callback
-  command->add_option("PATH", options->path, "what to look into")->required();
-  command->add_flag("--verify", options->verify, "read every byte and compare the checksums");
-  command->add_flag("--entropy", options->entropy, "of a shard: the entropy of its tokens, each by itself");
-  command->add_option("--tensors", options->tensors, "list at most so many; 0: all")->capture_default_str();
-  command->callback([options, &context] {
+  const auto options = std::make_shared<InspectOptions>();  // shared with the callback
+  command.add_option("PATH", options->path, "what to look into").required();
+  command.add_flag("--verify", options->verify, "read every byte and compare the checksums");
+  command.add_flag("--entropy", options->entropy, "of a shard: the entropy of its tokens, each by itself");
+  command.add_option("--tensors", options->tensors, "list at most so many; 0: all").show_default();
+  command.callback([options, &context] {
     if (options->tensors == 0) options->tensors = static_cast<std::size_t>(-1);
     context.run = [options, &context] { return inspect(*options, context.out); };
   });

@@ -1,7 +1,6 @@
 // trireme probe: what another implementation of a published model can be compared with.
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "trireme/cli/commands.h"
@@ -9,10 +8,10 @@
 
 namespace trireme::cli {
 
-void add_probe_command(CLI::App& app, Context& context) {
-  auto* command =
+void add_probe_command(Command& app, Context& context) {
+  Command& command =
       app.add_subcommand("probe", "Write logits, loss and gradient norms of a published model on given tokens");
-  command->footer(
+  command.footer(
       "One forward and one backward pass in fp32, written as a safetensors file:\n"
       "  logits          [sequences, tokens, vocabulary]\n"
       "  loss            mean cross-entropy of the next token (BERT: of the token itself)\n"
@@ -22,10 +21,10 @@ void add_probe_command(CLI::App& app, Context& context) {
       "  echo '[[15496, 11, 995], [40, 716, 257]]' > ids.json\n"
       "  trireme probe models/gpt2 --ids ids.json --out probe.safetensors");
   auto request = std::make_shared<serve::ProbeRequest>();
-  command->add_option("directory", request->model, "Hugging Face directory: config.json and safetensors")->required();
-  command->add_option("--ids", request->ids, "JSON file: a list of equally long lists of token numbers")->required();
-  command->add_option("--out", request->out, "safetensors file to write")->required();
-  command->callback([request, &context] {
+  command.add_option("directory", request->model, "Hugging Face directory: config.json and safetensors").required();
+  command.add_option("--ids", request->ids, "JSON file: a list of equally long lists of token numbers").required();
+  command.add_option("--out", request->out, "safetensors file to write").required();
+  command.callback([request, &context] {
     context.run = [request, &context] {
       const serve::ProbeResult result = load_serve().probe(*request);
       fmt::print(context.out, "loss {:.6f} over {} tokens; {} gradient norms and the logits are in {}\n", result.loss,

@@ -137,7 +137,8 @@ int run(const std::vector<std::string>& arguments, Context& context, std::ostrea
   app.formatter(std::make_shared<HelpFormatter>());
   app.fallthrough();  // --verbose and --quiet may also stand after the command
   app.require_subcommand(0, 1);
-  for (const AddCommand add : kCommands) add(app, context);
+  Command program(app);
+  for (const AddCommand add : kCommands) add(program, context);
   app.footer(env_help());  // last: commands made after it would repeat it
 
   try {

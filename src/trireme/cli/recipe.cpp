@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "trireme/cli/commands.h"
@@ -12,13 +11,13 @@
 namespace trireme::cli {
 namespace {
 
-void add_show(CLI::App& recipe, Context& context) {
-  CLI::App* show = recipe.add_subcommand(
+void add_show(Command& recipe, Context& context) {
+  Command& show = recipe.add_subcommand(
       "show",
       "Print the whole effective recipe as TOML, each value with where it came from: default, file:line, --set");
-  const auto options = std::make_shared<RecipeOptions>();  // shared with CLI11's callback, which outlives this function
-  options->add_to(*show, RecipeOptions::File::kOptional);
-  show->callback([&context, options] {
+  const auto options = std::make_shared<RecipeOptions>();  // shared with the callback, which outlives this function
+  options->add_to(show, RecipeOptions::File::kOptional);
+  show.callback([&context, options] {
     context.run = [&context, options] {
       auto loaded = options->load(context);
       loaded.value.model = spec::resolved(loaded.value.model);
@@ -28,12 +27,12 @@ void add_show(CLI::App& recipe, Context& context) {
   });
 }
 
-void add_check(CLI::App& recipe, Context& context) {
-  CLI::App* check =
+void add_check(Command& recipe, Context& context) {
+  Command& check =
       recipe.add_subcommand("check", "Say everything that is wrong with a recipe; exit code 2 if anything is");
   const auto options = std::make_shared<RecipeOptions>();  // shared as above
-  options->add_to(*check, RecipeOptions::File::kRequired);
-  check->callback([&context, options] {
+  options->add_to(check, RecipeOptions::File::kRequired);
+  check.callback([&context, options] {
     context.run = [&context, options] {
       const auto loaded = options->load(context);
       fmt::print(context.out, "{} is fine: {} of its own, the rest are defaults\n", options->file(),
@@ -46,11 +45,11 @@ void add_check(CLI::App& recipe, Context& context) {
   });
 }
 
-void add_docs(CLI::App& recipe, Context& context) {
-  CLI::App* docs = recipe.add_subcommand("docs", "Print every key a recipe can have, with type, default and meaning");
+void add_docs(Command& recipe, Context& context) {
+  Command& docs = recipe.add_subcommand("docs", "Print every key a recipe can have, with type, default and meaning");
   const auto markdown = std::make_shared<bool>(false);  // shared as above
-  docs->add_flag("--markdown", *markdown, "As Markdown tables");
-  docs->callback([&context, markdown] {
+  docs.add_flag("--markdown", *markdown, "As Markdown tables");
+  docs.callback([&context, markdown] {
     context.run = [&context, markdown] {
       context.out << (*markdown ? config::docs_markdown(spec::recipe_schema())
                                 : config::docs_text(spec::recipe_schema(), 100));
@@ -61,14 +60,14 @@ void add_docs(CLI::App& recipe, Context& context) {
 
 }  // namespace
 
-void add_recipe_command(CLI::App& app, Context& context) {
-  CLI::App* recipe =
+void add_recipe_command(Command& app, Context& context) {
+  Command& recipe =
       app.add_subcommand("recipe", "Show, check and document recipes, the TOML files that describe a run");
-  recipe->require_subcommand(1);
-  add_show(*recipe, context);
-  add_check(*recipe, context);
-  add_docs(*recipe, context);
-  add_recipe_pace(*recipe, context);
+  recipe.require_subcommand(1);
+  add_show(recipe, context);
+  add_check(recipe, context);
+  add_docs(recipe, context);
+  add_recipe_pace(recipe, context);
 }
 
 }  // namespace trireme::cli

@@ -2,23 +2,21 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/cost/collectives.h"
 
 namespace trireme::cli {
 
-void RecipeOptions::add_to(CLI::App& command, File file) {
-  command.add_option("FILE", file_, "The recipe, a TOML file")->required(file == File::kRequired);
+void RecipeOptions::add_to(Command& command, File file) {
+  command.add_option("FILE", file_, "The recipe, a TOML file").required(file == File::kRequired);
   command
       .add_option(
           "--set", sets_,
           "Change a key, e.g. --set comm.ranks=4; texts need no quotes, lists are 1,2,3, nothing after '=' unsets. "
           "May be given many times")
-      ->allow_extra_args(false)  // else it would take the file for another of its values
-      ->type_name("SECTION.KEY=VALUE");
+      .one_at_a_time()  // else it would take the file for another of its values
+      .type_name("SECTION.KEY=VALUE");
 }
 
 config::Input RecipeOptions::input() const {

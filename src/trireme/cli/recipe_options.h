@@ -1,6 +1,6 @@
 // cli/recipe_options.h -- the options of every command that takes a recipe: the file and --set.
 //
-// Depends on: CLI11, spec, cost.
+// Depends on: command.h, spec, cost.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ class RecipeOptions {
   enum class File { kRequired, kOptional };  // without a file, a recipe is all defaults and --set
 
   /// Adds them to `command`; must outlive the parsing.
-  void add_to(CLI::App& command, File file);
+  void add_to(Command& command, File file);
   /// Everything that is wrong is one error. Takes over the recipe's log level, unless the command line has one.
   spec::LoadedRecipe load(const Context& context) const;
   /// The same without throwing: adds to `problems`; keys that have one keep their default.

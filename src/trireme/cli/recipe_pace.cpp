@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 
@@ -76,16 +75,16 @@ void print_pace(const spec::Recipe& recipe, const Options& options, std::ostream
 
 }  // namespace
 
-void add_recipe_pace(CLI::App& recipe, Context& context) {
-  CLI::App* pace = recipe.add_subcommand(
+void add_recipe_pace(Command& recipe, Context& context) {
+  Command& pace = recipe.add_subcommand(
       "pace", "Print the learning rate and the batch over a run: at even places, and where they change their course");
-  const auto options = std::make_shared<Options>();  // shared with CLI11's callback, which outlives this function
-  options->recipe.add_to(*pace, RecipeOptions::File::kOptional);
-  pace->add_option("--until", options->until,
-                   "Where to end, in schedule.unit, e.g. 300G; not given: schedule.total, else behind the last change")
-      ->type_name("COUNT");
-  pace->add_option("--rows", options->rows, "Rows at even places")->check(CLI::Range(1, 10000))->capture_default_str();
-  pace->callback([&context, options] {
+  const auto options = std::make_shared<Options>();  // shared with the callback, which outlives this function
+  options->recipe.add_to(pace, RecipeOptions::File::kOptional);
+  pace.add_option("--until", options->until,
+                  "Where to end, in schedule.unit, e.g. 300G; not given: schedule.total, else behind the last change")
+      .type_name("COUNT");
+  pace.add_option("--rows", options->rows, "Rows at even places").within(1, 10000).show_default();
+  pace.callback([&context, options] {
     context.run = [&context, options] {
       print_pace(options->recipe.load(context).value, *options, context.out);
       return kExitFine;

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "trireme/base/new_file.h"
@@ -14,17 +13,17 @@
 
 namespace trireme::cli {
 
-void add_report_command(CLI::App& app, Context& context) {
-  CLI::App* report = app.add_subcommand("report", "Draw runs on one HTML page: curves, key figures, recipes");
+void add_report_command(Command& app, Context& context) {
+  Command& report = app.add_subcommand("report", "Draw runs on one HTML page: curves, key figures, recipes");
   struct Options {
     std::vector<std::string> runs;
     std::string output;
   };
-  const auto options = std::make_shared<Options>();  // shared with CLI11's callback, which outlives this function
-  report->add_option("RUN", options->runs, "Folders of runs; several are laid over each other")->required();
-  report->add_option("-o,--output", options->output, "The page; report.html in the (first) run's folder when not given")
-      ->type_name("FILE");
-  report->callback([&context, options] {
+  const auto options = std::make_shared<Options>();  // shared with the callback, which outlives this function
+  report.add_option("RUN", options->runs, "Folders of runs; several are laid over each other").required();
+  report.add_option("-o,--output", options->output, "The page; report.html in the (first) run's folder when not given")
+      .type_name("FILE");
+  report.callback([&context, options] {
     context.run = [&context, options] {
       std::vector<observe::RunFiles> runs;
       for (const std::string& folder : options->runs) {

@@ -2,7 +2,6 @@
 #include <fmt/ostream.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 
@@ -91,9 +90,9 @@ int run_supervised(SuperviseFlags& flags, Context& context) {
 
 }  // namespace
 
-void add_supervise_command(CLI::App& app, Context& context) {
-  CLI::App* command = app.add_subcommand("supervise", "Start a run again when it ends or hangs, until it is finished");
-  command->footer(
+void add_supervise_command(Command& app, Context& context) {
+  Command& command = app.add_subcommand("supervise", "Start a run again when it ends or hangs, until it is finished");
+  command.footer(
       "Each life goes on from the newest whole checkpoint. A life that brings a new checkpoint makes the limit whole\n"
       "again. All that happens, on every rank, is in RUN/timeline.jsonl.\n"
       "\n"
@@ -102,22 +101,21 @@ void add_supervise_command(CLI::App& app, Context& context) {
       "  trireme supervise --restarts 10 --ranks 4 -- mpirun -n {ranks} trireme train recipes/tiny.toml --out "
       "runs/tiny\n"
       "  trireme supervise --ranks 4,2 -- mpirun -n {ranks} trireme train recipes/tiny.toml --out runs/tiny");
-  const auto flags = std::make_shared<SuperviseFlags>();  // shared with CLI11's callback
-  command->add_option("--restarts", flags->options.restarts, "how many lives in a row may bring no new checkpoint")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  const auto flags = std::make_shared<SuperviseFlags>();  // shared with the callback
+  command.add_option("--restarts", flags->options.restarts, "how many lives in a row may bring no new checkpoint")
+      .not_negative()
+      .show_default();
   command
-      ->add_option("--ranks", flags->options.ranks,
-                   "what {ranks} stands for; several, most first: after two lives without progress the next is tried")
-      ->delimiter(',')
-      ->check(CLI::PositiveNumber);
-  command->add_option("--hang", flags->hang, "how long a step may take before the run counts as hanging")
-      ->capture_default_str();
-  command->add_option("--start", flags->start, "how long a life may take until its first step")->capture_default_str();
-  command->add_option("--wait", flags->wait, "before the second life; doubled for each without progress, up to 5 min")
-      ->capture_default_str();
-  command->add_option("COMMAND", flags->options.command, "after --: the command to run")->required();
-  command->callback([flags, &context] { context.run = [flags, &context] { return run_supervised(*flags, context); }; });
+      .add_option("--ranks", flags->options.ranks,
+                  "what {ranks} stands for; several, most first: after two lives without progress the next is tried")
+      .delimiter(',')
+      .positive();
+  command.add_option("--hang", flags->hang, "how long a step may take before the run counts as hanging").show_default();
+  command.add_option("--start", flags->start, "how long a life may take until its first step").show_default();
+  command.add_option("--wait", flags->wait, "before the second life; doubled for each without progress, up to 5 min")
+      .show_default();
+  command.add_option("COMMAND", flags->options.command, "after --: the command to run").required();
+  command.callback([flags, &context] { context.run = [flags, &context] { return run_supervised(*flags, context); }; });
 }
 
 }  // namespace trireme::cli

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 #include <thread>
@@ -58,23 +57,22 @@ Examples:
 
 }  // namespace
 
-void add_tokenize_command(CLI::App& app, Context& context) {
-  CLI::App* command = app.add_subcommand("tokenize", "Turn text into token shards, or learn a tokenizer from text");
+void add_tokenize_command(Command& app, Context& context) {
+  Command& command = app.add_subcommand("tokenize", "Turn text into token shards, or learn a tokenizer from text");
   const auto options = std::make_shared<Options>();
-  options->corpus.add_to(*command);
-  command->add_option("--tokenizer", options->tokenizer,
-                      "A tokenizer.json, a folder that holds one, or the word bytes");
-  command->add_option("--out", options->out, "The folder for the shards");
-  command->add_option("--shard-size", options->shard_size, "Text that goes into one shard; default 256M");
-  command->add_flag("--no-eos", options->no_end, "Do not end documents with the tokenizer's end-of-text token");
-  command->add_flag("--no-special", options->no_special,
-                    "Do not put around documents what the tokenizer's template has");
-  command->callback([command, options, &context] {
-    if (!command->get_subcommands().empty()) return;
+  options->corpus.add_to(command);
+  command.add_option("--tokenizer", options->tokenizer, "A tokenizer.json, a folder that holds one, or the word bytes");
+  command.add_option("--out", options->out, "The folder for the shards");
+  command.add_option("--shard-size", options->shard_size, "Text that goes into one shard; default 256M");
+  command.add_flag("--no-eos", options->no_end, "Do not end documents with the tokenizer's end-of-text token");
+  command.add_flag("--no-special", options->no_special,
+                   "Do not put around documents what the tokenizer's template has");
+  command.callback([&command, options, &context] {
+    if (command.has_chosen_subcommand()) return;
     context.run = [options, &context] { return run(*options, context.out); };
   });
-  add_tokenize_train(*command, context);
-  command->footer(kFooter);  // last: commands made after it would repeat it
+  add_tokenize_train(command, context);
+  command.footer(kFooter);  // last: commands made after it would repeat it
 }
 
 }  // namespace trireme::cli

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -11,7 +10,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
-#include "trireme/cli/choices.h"
+#include "trireme/cli/command.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/corpus_options.h"
 #include "trireme/cli/program.h"
@@ -50,26 +49,26 @@ int run(Options& options, std::ostream& out) {
 
 }  // namespace
 
-void add_tokenize_train(CLI::App& tokenize, Context& context) {
-  CLI::App* command = tokenize.add_subcommand("train", "Learn a byte-level BPE vocabulary from text");
+void add_tokenize_train(Command& tokenize, Context& context) {
+  Command& command = tokenize.add_subcommand("train", "Learn a byte-level BPE vocabulary from text");
   const auto options = std::make_shared<Options>();
-  options->corpus.add_to(*command);
-  command->get_option("FILES")->required();
-  command->add_option("--vocab", options->vocabulary, "Tokens, the 256 bytes and special ones included; default 32k");
+  options->corpus.add_to(command);
+  command.get_option("FILES").required();
+  command.add_option("--vocab", options->vocabulary, "Tokens, the 256 bytes and special ones included; default 32k");
   std::map<std::string, data::KnownPattern> patterns;
   for (const auto& [name, value] : data::enum_names(std::type_identity<data::KnownPattern>()))
     patterns[std::string(name)] = value;
-  add_choice(*command, "--pattern", options->training.pattern, patterns,
+  add_choice(command, "--pattern", options->training.pattern, patterns,
              "How text is cut into words; qwen also normalizes; default gpt2");
-  command->add_option("--special", options->training.special_tokens,
-                      "Special tokens, which get the first numbers; default <|endoftext|>");
-  command->add_option("--bos", options->training.begin, "A special token that is put before every text; default none");
+  command.add_option("--special", options->training.special_tokens,
+                     "Special tokens, which get the first numbers; default <|endoftext|>");
+  command.add_option("--bos", options->training.begin, "A special token that is put before every text; default none");
   command
-      ->add_option("--least-count", options->training.least_count,
-                   "Pairs that are less frequent are not merged; default 2")
-      ->check(CLI::PositiveNumber);
-  command->add_option("-o,--out", options->out, "The tokenizer.json to write")->required();
-  command->callback([options, &context] { context.run = [options, &context] { return run(*options, context.out); }; });
+      .add_option("--least-count", options->training.least_count,
+                  "Pairs that are less frequent are not merged; default 2")
+      .positive();
+  command.add_option("-o,--out", options->out, "The tokenizer.json to write").required();
+  command.callback([options, &context] { context.run = [options, &context] { return run(*options, context.out); }; });
 }
 
 }  // namespace trireme::cli

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <thread>
 
@@ -162,9 +161,9 @@ void show_absence(std::ostream& out) {
 
 }  // namespace
 
-void add_tour_command(CLI::App& app, Context& context) {
-  CLI::App* tour = app.add_subcommand("tour", "See in a few seconds how ranks talk, overlap and fail");
-  tour->callback([&context] {
+void add_tour_command(Command& app, Context& context) {
+  Command& tour = app.add_subcommand("tour", "See in a few seconds how ranks talk, overlap and fail");
+  tour.callback([&context] {
     context.run = [&context] {
       std::ostream& out = context.out;
       fmt::print(out, "Trireme: ranks that talk\n");

@@ -1,7 +1,6 @@
 // trireme train: a run from its recipe.
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -119,9 +118,9 @@ int run_training(TrainOptions& options, Context& context) {
 
 }  // namespace
 
-void add_train_command(CLI::App& app, Context& context) {
-  CLI::App* command = app.add_subcommand("train", "Train the model that a recipe describes");
-  command->footer(
+void add_train_command(Command& app, Context& context) {
+  Command& command = app.add_subcommand("train", "Train the model that a recipe describes");
+  command.footer(
       "The run's directory holds the effective recipe, metrics.jsonl with a line for each step, events.jsonl,\n"
       "TensorBoard files, the log and the checkpoints. Ctrl-C saves and ends the run after the step; --resume goes "
       "on.\n"
@@ -131,32 +130,32 @@ void add_train_command(CLI::App& app, Context& context) {
       "  trireme train recipes/tiny.toml --ranks 2 --set train.steps=400 --out runs/longer\n"
       "  trireme train recipes/tiny.toml --out runs/longer --resume\n"
       "  mpirun -n 4 trireme train recipes/tiny.toml");
-  const auto options = std::make_shared<TrainOptions>();  // shared with CLI11's callback, which outlives this function
-  options->recipe.add_to(*command, RecipeOptions::File::kRequired);
-  command->add_option("--ranks", options->ranks, "how many ranks share each step: short for --set comm.ranks=N")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--out", options->out, "the run's directory; default: run.out/run.name of the recipe");
-  command->add_flag(
+  const auto options = std::make_shared<TrainOptions>();  // shared with the callback, which outlives this function
+  options->recipe.add_to(command, RecipeOptions::File::kRequired);
+  command.add_option("--ranks", options->ranks, "how many ranks share each step: short for --set comm.ranks=N")
+      .positive();
+  command.add_option("--out", options->out, "the run's directory; default: run.out/run.name of the recipe");
+  command.add_flag(
       "--explain", options->explain,
       "tell what a step keeps in memory and sends, measured and by the papers' formulas, before the first");
   command
-      ->add_option("--profile", options->profile,
-                   "record so many steps on a GPU after the first few: profile.json in the run's directory, for "
-                   "ui.perfetto.dev, and a table of where the time went beside what the hardware allows")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--trace", options->trace,
-                      "write when every layer ran and every message travelled to FILE, for ui.perfetto.dev; ranks "
-                      "that are processes write FILE-RANK");
-  command->add_flag("--resume", options->resume,
-                    "go on from the newest whole checkpoint in the run's directory; from the beginning without one");
-  command->add_flag("--elastic", options->elastic,
-                    "with other ranks than the recipe's layout has, fit it to them: other replicas first, then fewer "
-                    "ranks a sequence, fewer stages, fewer ranks a matrix");
+      .add_option("--profile", options->profile,
+                  "record so many steps on a GPU after the first few: profile.json in the run's directory, for "
+                  "ui.perfetto.dev, and a table of where the time went beside what the hardware allows")
+      .positive();
+  command.add_option("--trace", options->trace,
+                     "write when every layer ran and every message travelled to FILE, for ui.perfetto.dev; ranks "
+                     "that are processes write FILE-RANK");
+  command.add_flag("--resume", options->resume,
+                   "go on from the newest whole checkpoint in the run's directory; from the beginning without one");
+  command.add_flag("--elastic", options->elastic,
+                   "with other ranks than the recipe's layout has, fit it to them: other replicas first, then fewer "
+                   "ranks a sequence, fewer stages, fewer ranks a matrix");
   command
-      ->add_option("--inject", options->inject,
-                   "a fault to happen once, for a drill: \"kill rank 1 at step 50\" (docs/reliability.md)")
-      ->take_all();
-  command->callback(
+      .add_option("--inject", options->inject,
+                  "a fault to happen once, for a drill: \"kill rank 1 at step 50\" (docs/reliability.md)")
+      .take_all();
+  command.callback(
       [options, &context] { context.run = [options, &context] { return run_training(*options, context); }; });
 }
 

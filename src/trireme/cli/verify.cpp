@@ -1,13 +1,12 @@
 // trireme verify: does a layout compute what one rank computes?
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/text.h"
-#include "trireme/cli/choices.h"
+#include "trireme/cli/command.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/recipe_options.h"
@@ -132,9 +131,9 @@ int run_verify(VerifyOptions& options, Context& context) {
 
 }  // namespace
 
-void add_verify_command(CLI::App& app, Context& context) {
-  CLI::App* command = app.add_subcommand("verify", "Show that ranks together compute what one rank computes alone");
-  command->footer(
+void add_verify_command(Command& app, Context& context) {
+  Command& command = app.add_subcommand("verify", "Show that ranks together compute what one rank computes alone");
+  command.footer(
       "Runs a few steps on one rank, then on all, and compares losses, gradient norms, the gradients of the first step "
       "and\n"
       "the weights after the last, tensor by tensor. Exit code 1 when something differs by more than rounding. In "
@@ -146,24 +145,21 @@ void add_verify_command(CLI::App& app, Context& context) {
       "  trireme verify recipes/verify-tiny.toml --ranks 4 --set layout.cp=4 --against \"tp=2 sp zero=1\"\n"
       "  trireme verify recipes/verify-tiny.toml --ranks 8 --matrix\n"
       "  mpirun -n 4 trireme verify recipes/verify-tiny.toml");
-  const auto options = std::make_shared<VerifyOptions>();  // shared with CLI11's callback
-  options->recipe.add_to(*command, RecipeOptions::File::kRequired);
-  command->add_option("--ranks", options->ranks, "short for --set comm.ranks=N")->check(CLI::PositiveNumber);
-  command->add_option("--steps", options->steps, "how many to compare")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+  const auto options = std::make_shared<VerifyOptions>();  // shared with the callback
+  options->recipe.add_to(command, RecipeOptions::File::kRequired);
+  command.add_option("--ranks", options->ranks, "short for --set comm.ranks=N").positive();
+  command.add_option("--steps", options->steps, "how many to compare").show_default().positive();
   add_choice<spec::Precision>(
-      *command, "--precision", options->precision,
+      command, "--precision", options->precision,
       {{"fp64", spec::Precision::kFp64}, {"fp32", spec::Precision::kFp32}, {"bf16", spec::Precision::kBf16}},
       "short for --set precision.compute=...");
-  command
-      ->add_option("--against", options->against, "what to compare with: serial, or a layout such as \"tp=2 zero=1\"")
-      ->capture_default_str();
-  command->add_flag("--matrix", options->matrix, "a sample of all layouts in which every two features meet");
-  command->add_flag("--all", options->matrix_options.all, "with --matrix: every layout");
-  command->add_option("--write", options->matrix_options.write, "with --matrix: a Markdown file for the tables");
-  command->add_flag("--json", options->json, "as JSON");
-  command->callback(
+  command.add_option("--against", options->against, "what to compare with: serial, or a layout such as \"tp=2 zero=1\"")
+      .show_default();
+  command.add_flag("--matrix", options->matrix, "a sample of all layouts in which every two features meet");
+  command.add_flag("--all", options->matrix_options.all, "with --matrix: every layout");
+  command.add_option("--write", options->matrix_options.write, "with --matrix: a Markdown file for the tables");
+  command.add_flag("--json", options->json, "as JSON");
+  command.callback(
       [options, &context] { context.run = [options, &context] { return run_verify(*options, context); }; });
 }
 

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 
@@ -129,20 +128,20 @@ int run_doctor(const DoctorOptions& options, std::ostream& out) {
 
 }  // namespace
 
-void add_doctor_command(CLI::App& app, Context& context) {
-  CLI::App* doctor =
+void add_doctor_command(Command& app, Context& context) {
+  Command& doctor =
       app.add_subcommand("doctor",
                          "Say what this machine has, what is missing and how to get it, and test it for about five "
                          "seconds; exit code 0 when training is possible here, 1 when it is not");
-  const auto options = std::make_shared<DoctorOptions>();  // shared with CLI11's callback, which outlives this function
-  doctor->add_flag("--json", options->json, "As JSON");
-  doctor->add_flag("--no-test", options->no_test, "Only look: measure nothing");
-  doctor->add_option("--threads", options->threads, "Threads to test with; default: the processors that may be used")
-      ->check(CLI::PositiveNumber);
-  doctor->add_option("--out", options->run_folder, "Folder that runs will be written to")
-      ->type_name("FOLDER")
-      ->capture_default_str();
-  doctor->callback(
+  const auto options = std::make_shared<DoctorOptions>();  // shared with the callback, which outlives this function
+  doctor.add_flag("--json", options->json, "As JSON");
+  doctor.add_flag("--no-test", options->no_test, "Only look: measure nothing");
+  doctor.add_option("--threads", options->threads, "Threads to test with; default: the processors that may be used")
+      .positive();
+  doctor.add_option("--out", options->run_folder, "Folder that runs will be written to")
+      .type_name("FOLDER")
+      .show_default();
+  doctor.callback(
       [&context, options] { context.run = [&context, options] { return run_doctor(*options, context.out); }; });
 }
 

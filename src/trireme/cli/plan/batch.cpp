@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -99,23 +98,23 @@ int run(const BatchOptions& options, Context& context) {
 
 }  // namespace
 
-void add_plan_batch(CLI::App& plan, Context& context) {
-  CLI::App* command = plan.add_subcommand(
+void add_plan_batch(Command& plan, Context& context) {
+  Command& command = plan.add_subcommand(
       "batch", "What a larger batch saves in steps and costs in compute, from the gradient's noise scale or the loss");
-  const auto options = std::make_shared<BatchOptions>();  // shared with CLI11's callback, which outlives this function
+  const auto options = std::make_shared<BatchOptions>();  // shared with the callback, which outlives this function
   command
-      ->add_option("--noise-scale", options->noise_scale,
-                   "The gradient's noise scale, in examples or tokens: the critical batch")
-      ->type_name("N");
-  command->add_option("--loss", options->loss, "Nats for each token; the critical batch then follows from Kaplan's law")
-      ->check(CLI::PositiveNumber.description(""))
-      ->type_name("L");
-  command->add_option("--batch", options->batch, "One of yours, to see where it lies, e.g. 4M")->type_name("N");
-  command->add_option("--svg", options->svg, "Draw the curve")->type_name("FILE");
-  command->add_flag("--json", options->json, "As JSON, and nothing else");
-  command->footer(
+      .add_option("--noise-scale", options->noise_scale,
+                  "The gradient's noise scale, in examples or tokens: the critical batch")
+      .type_name("N");
+  command.add_option("--loss", options->loss, "Nats for each token; the critical batch then follows from Kaplan's law")
+      .positive()
+      .type_name("L");
+  command.add_option("--batch", options->batch, "One of yours, to see where it lies, e.g. 4M").type_name("N");
+  command.add_option("--svg", options->svg, "Draw the curve").type_name("FILE");
+  command.add_flag("--json", options->json, "As JSON, and nothing else");
+  command.footer(
       "Examples:\n  trireme plan batch --loss 2.0 --batch 4M\n  trireme plan batch --noise-scale 20k --svg batch.svg");
-  command->callback([&context, options] { context.run = [&context, options] { return run(*options, context); }; });
+  command.callback([&context, options] { context.run = [&context, options] { return run(*options, context); }; });
 }
 
 }  // namespace trireme::cli

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -160,23 +159,23 @@ int check(CheckCommand& options, Context& context) {
 
 }  // namespace
 
-void add_check_command(CLI::App& app, Context& context) {
-  CLI::App* command = app.add_subcommand(
+void add_check_command(Command& app, Context& context) {
+  Command& command = app.add_subcommand(
       "check",
       "Before a run, without a GPU: every problem with a fix, the schedule proven, memory of each rank, step time");
-  const auto options = std::make_shared<CheckCommand>();  // shared with CLI11's callback, which outlives this function
-  options->recipe.add_to(*command, RecipeOptions::File::kRequired);
-  command->add_option("--ranks", options->ranks, "How many ranks the run will have; default: what the recipe says")
-      ->check(CLI::PositiveNumber.description(""))
-      ->type_name("N");
+  const auto options = std::make_shared<CheckCommand>();  // shared with the callback, which outlives this function
+  options->recipe.add_to(command, RecipeOptions::File::kRequired);
+  command.add_option("--ranks", options->ranks, "How many ranks the run will have; default: what the recipe says")
+      .positive()
+      .type_name("N");
   command
-      ->add_option("--cluster", options->cluster,
-                   "What it will run on, by name (dgx-h100, ...) or the path of a file; whether memory suffices is "
-                   "judged where this is given")
-      ->type_name("NAME");
-  command->add_flag("--json", options->json, "As JSON, and nothing else");
-  command->footer(kExamples);
-  command->callback([&context, options] { context.run = [&context, options] { return check(*options, context); }; });
+      .add_option("--cluster", options->cluster,
+                  "What it will run on, by name (dgx-h100, ...) or the path of a file; whether memory suffices is "
+                  "judged where this is given")
+      .type_name("NAME");
+  command.add_flag("--json", options->json, "As JSON, and nothing else");
+  command.footer(kExamples);
+  command.callback([&context, options] { context.run = [&context, options] { return check(*options, context); }; });
 }
 
 }  // namespace trireme::cli

@@ -1,16 +1,16 @@
 // cli/plan/commands.h -- the commands below `trireme plan`, one file each; plan.cpp lists them.
 //
-// Depends on: CLI11.
+// Depends on: command.h.
 #pragma once
 
 #include "trireme/cli/commands.h"
 
 namespace trireme::cli {
 
-void add_plan_explain(CLI::App& plan, Context& context);
-void add_plan_roofline(CLI::App& plan, Context& context);
-void add_plan_scaling(CLI::App& plan, Context& context);
-void add_plan_batch(CLI::App& plan, Context& context);
-void add_plan_in_flight(CLI::App& plan, Context& context);
+void add_plan_explain(Command& plan, Context& context);
+void add_plan_roofline(Command& plan, Context& context);
+void add_plan_scaling(Command& plan, Context& context);
+void add_plan_batch(Command& plan, Context& context);
+void add_plan_in_flight(Command& plan, Context& context);
 
 }  // namespace trireme::cli

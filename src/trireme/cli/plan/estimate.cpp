@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -48,15 +47,14 @@ int estimate(const EstimateOptions& options, Context& context) {
 
 }  // namespace
 
-void add_estimate_command(CLI::App& app, Context& context) {
-  CLI::App* command = app.add_subcommand(
+void add_estimate_command(Command& app, Context& context) {
+  Command& command = app.add_subcommand(
       "estimate", "Predict step time, rates and memory of a layout on a cluster; what is not given is chosen");
-  const auto options =
-      std::make_shared<EstimateOptions>();  // shared with CLI11's callback, which outlives this function
-  options->plan.add_to(*command, PlanOptions::Recipe::kPositional);
-  command->add_flag("--json", options->json, "As JSON, and nothing else");
-  command->footer(kExamples);
-  command->callback([&context, options] { context.run = [&context, options] { return estimate(*options, context); }; });
+  const auto options = std::make_shared<EstimateOptions>();  // shared with the callback, which outlives this function
+  options->plan.add_to(command, PlanOptions::Recipe::kPositional);
+  command.add_flag("--json", options->json, "As JSON, and nothing else");
+  command.footer(kExamples);
+  command.callback([&context, options] { context.run = [&context, options] { return estimate(*options, context); }; });
 }
 
 }  // namespace trireme::cli

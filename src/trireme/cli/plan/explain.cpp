@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -76,14 +75,13 @@ ordered_json to_json(const plan::Explanation& found) {
 
 }  // namespace
 
-void add_plan_explain(CLI::App& plan, Context& context) {
-  CLI::App* command = plan.add_subcommand(
+void add_plan_explain(Command& plan, Context& context) {
+  Command& command = plan.add_subcommand(
       "explain", "Why the best layout is the best: each decision made otherwise, with what that costs or lacks");
-  const auto options =
-      std::make_shared<ExplainOptions>();  // shared with CLI11's callback, which outlives this function
-  options->plan.add_to(*command, PlanOptions::Recipe::kNone);
-  command->add_flag("--json", options->json, "As JSON, and nothing else");
-  command->callback([&context, options] {
+  const auto options = std::make_shared<ExplainOptions>();  // shared with the callback, which outlives this function
+  options->plan.add_to(command, PlanOptions::Recipe::kNone);
+  command.add_flag("--json", options->json, "As JSON, and nothing else");
+  command.callback([&context, options] {
     context.run = [&context, options] {
       const PlanTask task = options->plan.resolve();
       const plan::Explanation found = plan::explain(task.hardware, task.job, task.gpus, task.given);

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -78,19 +77,18 @@ int run(const InFlightOptions& options, Context& context) {
 
 }  // namespace
 
-void add_plan_in_flight(CLI::App& plan, Context& context) {
-  CLI::App* command = plan.add_subcommand(
+void add_plan_in_flight(Command& plan, Context& context) {
+  Command& command = plan.add_subcommand(
       "in-flight", "How much must be under way at once to keep everything busy: prefetch, messages, microbatches");
-  const auto options =
-      std::make_shared<InFlightOptions>();  // shared with CLI11's callback, which outlives this function
-  options->plan.add_to(*command, PlanOptions::Recipe::kNone);
-  command->add_option("--read-latency", options->read_latency, "From asking for a row until it is there; default 20ms")
-      ->type_name("TIME");
-  command->add_option("--message", options->message, "Size of a message; default 1M")->type_name("BYTES");
-  command->add_flag("--json", options->json, "As JSON, and nothing else");
-  command->footer(
+  const auto options = std::make_shared<InFlightOptions>();  // shared with the callback, which outlives this function
+  options->plan.add_to(command, PlanOptions::Recipe::kNone);
+  command.add_option("--read-latency", options->read_latency, "From asking for a row until it is there; default 20ms")
+      .type_name("TIME");
+  command.add_option("--message", options->message, "Size of a message; default 1M").type_name("BYTES");
+  command.add_flag("--json", options->json, "As JSON, and nothing else");
+  command.footer(
       "Example:\n  trireme plan in-flight --model llama3-8b --cluster dgx-h100 --gpus 64 --read-latency 50ms");
-  command->callback([&context, options] { context.run = [&context, options] { return run(*options, context); }; });
+  command.callback([&context, options] { context.run = [&context, options] { return run(*options, context); }; });
 }
 
 }  // namespace trireme::cli

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fstream>
 
@@ -31,8 +30,8 @@ Enum parse_name(const char* flag, const std::string& text) {
 }
 
 template <typename T>
-void add_number(CLI::App& command, const char* flag, std::optional<T>& value, const char* meaning) {
-  command.add_option(flag, value, meaning)->type_name("N");
+void add_number(Command& command, const char* flag, std::optional<T>& value, const char* meaning) {
+  command.add_option(flag, value, meaning).type_name("N");
 }
 
 void require_positive(const char* flag, const std::optional<std::int64_t>& value) {
@@ -41,14 +40,14 @@ void require_positive(const char* flag, const std::optional<std::int64_t>& value
 
 }  // namespace
 
-void PlanOptions::add_to(CLI::App& command, Recipe recipe) {
+void PlanOptions::add_to(Command& command, Recipe recipe) {
   if (recipe == Recipe::kPositional) command.add_option("RECIPE", recipe_, "A recipe with a [model] section");
   command.add_option("--model", model_, "A model by name (llama3-405b, gpt3-175b, ...) or the path of a recipe")
-      ->type_name("NAME");
+      .type_name("NAME");
   command.add_option("--cluster", cluster_, "A cluster by name (selene, dgx-h100, ...) or the path of a file")
-      ->type_name("NAME");
+      .type_name("NAME");
   add_number(command, "--gpus", gpus_, "Devices to use; default: those of the layout, else of the cluster");
-  command.add_option("--family", family_, "Of a model given by its sizes: gpt or llama")->type_name("NAME");
+  command.add_option("--family", family_, "Of a model given by its sizes: gpt or llama").type_name("NAME");
   add_number(command, "--layers", sizes_.layers, "Layers");
   add_number(command, "--hidden", sizes_.hidden, "Width");
   add_number(command, "--heads", sizes_.heads, "Attention heads");
@@ -65,16 +64,16 @@ void PlanOptions::add_to(CLI::App& command, Recipe recipe) {
   add_number(command, "--virtual-stages", given_.virtual_stages, "Chunks of each stage");
   add_number(command, "--microbatch", given_.microbatch, "Sequences that a rank takes at once");
   command.add_option("--schedule", schedule_, "1f1b, interleaved, gpipe, zb-h1, ...: see trireme schedule list")
-      ->type_name("NAME");
+      .type_name("NAME");
   command.add_option("--recompute", recompute_, "none, selective (attention's scores) or full (whole layers)")
-      ->type_name("MODE");
+      .type_name("MODE");
   add_number(command, "--zero", given_.zero, "ZeRO stage, 0 to 3");
   command.add_option("--offload", offload_, "none, optimizer or weights: what is kept in the host's memory")
-      ->type_name("WHAT");
-  command.add_option("--precision", precision_, "fp32, fp16, bf16 or fp8; default bf16")->type_name("NAME");
+      .type_name("WHAT");
+  command.add_option("--precision", precision_, "fp32, fp16, bf16 or fp8; default bf16").type_name("NAME");
   command.add_option("--sequence-parallel", sequence_parallel_, "on or off: split norms over --tp too")
-      ->type_name("on|off");
-  command.add_option("--attention", attention_, "flash or unfused; default flash")->type_name("KIND");
+      .type_name("on|off");
+  command.add_option("--attention", attention_, "flash or unfused; default flash").type_name("KIND");
 }
 
 namespace {

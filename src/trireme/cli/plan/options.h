@@ -2,21 +2,18 @@
 // layout.
 //
 // A model is a name, a recipe, or plain sizes as tables of papers print them.
-// Depends on: CLI11, plan.
+// Depends on: command.h, plan.
 #pragma once
 
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "trireme/cli/command.h"
 #include "trireme/cost/hardware.h"
 #include "trireme/plan/published.h"
 #include "trireme/plan/search.h"
 #include "trireme/spec/recipe.h"
-
-namespace CLI {
-class App;
-}
 
 namespace trireme::cli {
 
@@ -33,7 +30,7 @@ struct PlanTask {
 class PlanOptions {
  public:
   enum class Recipe { kPositional, kNone };
-  void add_to(CLI::App& command, Recipe recipe);
+  void add_to(Command& command, Recipe recipe);
   /// Throws ConfigError or config::ProblemsError with everything that is missing or contradicts itself.
   PlanTask resolve() const;
 

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -173,33 +172,31 @@ int run_plan(const Options& options, Context& context) {
 
 }  // namespace
 
-void add_plan_command(CLI::App& app, Context& context) {
-  CLI::App* command = app.add_subcommand("plan", "Find the best layout for a model on a cluster, and say why");
-  const auto options = std::make_shared<Options>();  // shared with CLI11's callback, which outlives this function
-  options->plan.add_to(*command, PlanOptions::Recipe::kNone);
+void add_plan_command(Command& app, Context& context) {
+  Command& command = app.add_subcommand("plan", "Find the best layout for a model on a cluster, and say why");
+  const auto options = std::make_shared<Options>();  // shared with the callback, which outlives this function
+  options->plan.add_to(command, PlanOptions::Recipe::kNone);
   command
-      ->add_option("--objective", options->objective,
-                   "time: fastest step; per-gpu: most tokens a second for each device, perhaps on fewer; smallest: "
-                   "fewest devices that see --tokens within --days")
-      ->type_name("NAME");
-  command->add_option("--tokens", options->tokens, "How many to train on, e.g. 300G")->type_name("N");
-  command->add_option("--days", options->days, "The deadline of --objective smallest")->type_name("N");
-  command->add_option("--top", options->top, "How many layouts to show; default 5")
-      ->check(CLI::Range(1, 1000).description(""))
-      ->type_name("N");
-  command->add_option("--write", options->write, "Write a recipe with the best layout")->type_name("FILE");
-  command->add_option("--html", options->html, "Write a page with the breakdown and time over memory of all that fits")
-      ->type_name("FILE");
-  command->add_flag("--json", options->json, "As JSON, and nothing else");
-  command->footer(kExamples);
-  command->require_subcommand(0, 1);
-  add_plan_explain(*command, context);
-  add_plan_roofline(*command, context);
-  add_plan_scaling(*command, context);
-  add_plan_batch(*command, context);
-  add_plan_in_flight(*command, context);
-  command->callback([&context, options, command] {
-    if (!command->get_subcommands().empty()) return;  // that one has left what is to be done
+      .add_option("--objective", options->objective,
+                  "time: fastest step; per-gpu: most tokens a second for each device, perhaps on fewer; smallest: "
+                  "fewest devices that see --tokens within --days")
+      .type_name("NAME");
+  command.add_option("--tokens", options->tokens, "How many to train on, e.g. 300G").type_name("N");
+  command.add_option("--days", options->days, "The deadline of --objective smallest").type_name("N");
+  command.add_option("--top", options->top, "How many layouts to show; default 5").within(1, 1000).type_name("N");
+  command.add_option("--write", options->write, "Write a recipe with the best layout").type_name("FILE");
+  command.add_option("--html", options->html, "Write a page with the breakdown and time over memory of all that fits")
+      .type_name("FILE");
+  command.add_flag("--json", options->json, "As JSON, and nothing else");
+  command.footer(kExamples);
+  command.require_subcommand(0, 1);
+  add_plan_explain(command, context);
+  add_plan_roofline(command, context);
+  add_plan_scaling(command, context);
+  add_plan_batch(command, context);
+  add_plan_in_flight(command, context);
+  command.callback([&context, options, &command] {
+    if (command.has_chosen_subcommand()) return;  // that one has left what is to be done
     context.run = [&context, options] { return run_plan(*options, context); };
   });
 }

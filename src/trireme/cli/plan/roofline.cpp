@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -105,17 +104,16 @@ int run(const RooflineOptions& options, Context& context) {
 
 }  // namespace
 
-void add_plan_roofline(CLI::App& plan, Context& context) {
-  CLI::App* command = plan.add_subcommand(
+void add_plan_roofline(Command& plan, Context& context) {
+  Command& command = plan.add_subcommand(
       "roofline",
       "Where a model's operators lie under a device's roofline: bound by compute or by memory, and how near");
-  const auto options =
-      std::make_shared<RooflineOptions>();  // shared with CLI11's callback, which outlives this function
-  options->plan.add_to(*command, PlanOptions::Recipe::kNone);
-  command->add_option("--svg", options->svg, "Draw it")->type_name("FILE");
-  command->add_flag("--json", options->json, "As JSON, and nothing else");
-  command->footer("Example:\n  trireme plan roofline --model llama3-70b --cluster dgx-h100 --gpus 64 --svg roof.svg");
-  command->callback([&context, options] { context.run = [&context, options] { return run(*options, context); }; });
+  const auto options = std::make_shared<RooflineOptions>();  // shared with the callback, which outlives this function
+  options->plan.add_to(command, PlanOptions::Recipe::kNone);
+  command.add_option("--svg", options->svg, "Draw it").type_name("FILE");
+  command.add_flag("--json", options->json, "As JSON, and nothing else");
+  command.footer("Example:\n  trireme plan roofline --model llama3-70b --cluster dgx-h100 --gpus 64 --svg roof.svg");
+  command.callback([&context, options] { context.run = [&context, options] { return run(*options, context); }; });
 }
 
 }  // namespace trireme::cli

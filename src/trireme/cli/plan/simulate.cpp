@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -192,20 +191,19 @@ int run_simulate(const SimulateOptions& options, Context& context) {
 
 }  // namespace
 
-void add_simulate_command(CLI::App& app, Context& context) {
-  CLI::App* command = app.add_subcommand(
+void add_simulate_command(Command& app, Context& context) {
+  Command& command = app.add_subcommand(
       "simulate", "Play a step of every rank with stragglers and slow links, and weeks of steps with failures");
-  const auto options =
-      std::make_shared<SimulateOptions>();  // shared with CLI11's callback, which outlives this function
-  options->plan.add_to(*command, PlanOptions::Recipe::kPositional);
-  command->add_flag("--faults", options->faults,
-                    "With failures at the cluster's rate, and with disturbances: a slow device and a slow link in a "
-                    "thousand, and passes that vary by 2 %, unless other rates are given");
+  const auto options = std::make_shared<SimulateOptions>();  // shared with the callback, which outlives this function
+  options->plan.add_to(command, PlanOptions::Recipe::kPositional);
+  command.add_flag("--faults", options->faults,
+                   "With failures at the cluster's rate, and with disturbances: a slow device and a slow link in a "
+                   "thousand, and passes that vary by 2 %, unless other rates are given");
   const auto share = [&](const char* flag, std::optional<double>& value, const char* meaning) {
-    command->add_option(flag, value, meaning)->check(CLI::Range(0.0, 1.0).description(""))->type_name("SHARE");
+    command.add_option(flag, value, meaning).within(0.0, 1.0).type_name("SHARE");
   };
   const auto factor = [&](const char* flag, std::optional<double>& value, const char* meaning) {
-    command->add_option(flag, value, meaning)->check(CLI::Range(1.0, 1e6).description(""))->type_name("FACTOR");
+    command.add_option(flag, value, meaning).within(1.0, 1e6).type_name("FACTOR");
   };
   share("--stragglers", options->stragglers, "Share of the devices that are slow");
   factor("--straggler-factor", options->straggler_factor, "How much longer they take; default 1.25");
@@ -213,28 +211,25 @@ void add_simulate_command(CLI::App& app, Context& context) {
   factor("--slow-link-factor", options->slow_link_factor, "How much longer their messages take; default 4");
   share("--jitter", options->jitter, "Standard deviation of each pass's time");
   command
-      ->add_option("--mtbf-hours", options->mtbf_hours,
-                   "Mean time between failures of one device, instead of the cluster's")
-      ->check(CLI::PositiveNumber.description(""))
-      ->type_name("H");
-  command->add_option("--days", options->days, "How long the run goes on; default 14")
-      ->check(CLI::Range(0.001, 36500.0).description(""))
-      ->type_name("N");
-  command->add_option("--seed", options->seed, "From which all draws follow; default 0")
-      ->check(CLI::NonNegativeNumber.description(""))
-      ->type_name("N");
-  command->add_option("--trace", options->trace, "Write the step of the first and the slowest copy for ui.perfetto.dev")
-      ->type_name("FILE");
+      .add_option("--mtbf-hours", options->mtbf_hours,
+                  "Mean time between failures of one device, instead of the cluster's")
+      .positive()
+      .type_name("H");
+  command.add_option("--days", options->days, "How long the run goes on; default 14")
+      .within(0.001, 36500.0)
+      .type_name("N");
+  command.add_option("--seed", options->seed, "From which all draws follow; default 0").not_negative().type_name("N");
+  command.add_option("--trace", options->trace, "Write the step of the first and the slowest copy for ui.perfetto.dev")
+      .type_name("FILE");
   command
-      ->add_option(
-          "--inject", options->inject,
-          "A fault, in the words of `trireme train --inject`: slow and stall count in the step, kill, hang and "
-          "stall in the days after it")
-      ->take_all()
-      ->type_name("FAULT");
-  command->add_flag("--json", options->json, "As JSON, and nothing else");
-  command->footer(kExamples);
-  command->callback(
+      .add_option("--inject", options->inject,
+                  "A fault, in the words of `trireme train --inject`: slow and stall count in the step, kill, hang and "
+                  "stall in the days after it")
+      .take_all()
+      .type_name("FAULT");
+  command.add_flag("--json", options->json, "As JSON, and nothing else");
+  command.footer(kExamples);
+  command.callback(
       [&context, options] { context.run = [&context, options] { return run_simulate(*options, context); }; });
 }
 

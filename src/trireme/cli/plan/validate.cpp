@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -168,20 +167,19 @@ int validate(const ValidateOptions& options, Context& context) {
 
 }  // namespace
 
-void add_validate_planner_command(CLI::App& app, Context& context) {
-  CLI::App* command = app.add_subcommand(
+void add_validate_planner_command(Command& app, Context& context) {
+  Command& command = app.add_subcommand(
       "validate-planner", "Predict every published run we know of and print the error of each prediction");
-  const auto options =
-      std::make_shared<ValidateOptions>();  // shared with CLI11's callback, which outlives this function
-  command->add_flag("--leave-one-out", options->leave_out,
-                    "Predict each source's runs with constants fitted to the other sources only");
-  command->add_flag("--layouts", options->layouts,
-                    "Compare layouts that were published as best with the planner's, and say where they differ");
-  command->add_option("--fit", options->fit, "Fit the constants of a device to its published runs and print them")
-      ->type_name("DEVICE");
-  command->add_flag("--markdown", options->markdown, "As a Markdown table");
-  command->add_flag("--json", options->json, "As JSON");
-  command->callback([&context, options] { context.run = [&context, options] { return validate(*options, context); }; });
+  const auto options = std::make_shared<ValidateOptions>();  // shared with the callback, which outlives this function
+  command.add_flag("--leave-one-out", options->leave_out,
+                   "Predict each source's runs with constants fitted to the other sources only");
+  command.add_flag("--layouts", options->layouts,
+                   "Compare layouts that were published as best with the planner's, and say where they differ");
+  command.add_option("--fit", options->fit, "Fit the constants of a device to its published runs and print them")
+      .type_name("DEVICE");
+  command.add_flag("--markdown", options->markdown, "As a Markdown table");
+  command.add_flag("--json", options->json, "As JSON");
+  command.callback([&context, options] { context.run = [&context, options] { return validate(*options, context); }; });
 }
 
 }  // namespace trireme::cli

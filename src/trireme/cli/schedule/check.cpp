@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "trireme/base/text.h"
@@ -12,14 +11,14 @@
 
 namespace trireme::cli {
 
-void add_schedule_check(CLI::App& schedule, Context& context) {
-  CLI::App* command = schedule.add_subcommand(
+void add_schedule_check(Command& schedule, Context& context) {
+  Command& command = schedule.add_subcommand(
       "check",
       "Say everything that is wrong with a schedule in a file: what is missing, out of order, not matched or waits for "
       "ever; exit code 2 if anything is");
-  const auto path = std::make_shared<std::string>();  // shared with CLI11's callback, which outlives this function
-  command->add_option("FILE", *path, "The schedule, as text or JSON")->required();
-  command->callback([&context, path] {
+  const auto path = std::make_shared<std::string>();  // shared with the callback, which outlives this function
+  command.add_option("FILE", *path, "The schedule, as text or JSON").required();
+  command.callback([&context, path] {
     context.run = [&context, path] {
       const schedule::Schedule table = schedule::read_file(*path);
       schedule::require_fine(table);

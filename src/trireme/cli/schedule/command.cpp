@@ -1,5 +1,4 @@
 // trireme schedule: look at pipeline schedules without running them.
-#include <CLI/CLI.hpp>
 
 #include "trireme/cli/commands.h"
 #include "trireme/cli/schedule/options.h"
@@ -17,15 +16,15 @@ constexpr const char* kExamples = R"(Examples:
 
 }  // namespace
 
-void add_schedule_command(CLI::App& app, Context& context) {
-  CLI::App* schedule = app.add_subcommand("schedule", "Show, draw, compare and check pipeline schedules");
-  schedule->require_subcommand(1);
-  add_schedule_list(*schedule, context);
-  add_schedule_show(*schedule, context);
-  add_schedule_draw(*schedule, context);
-  add_schedule_compare(*schedule, context);
-  add_schedule_check(*schedule, context);
-  schedule->footer(kExamples);  // last: commands made after it would repeat it
+void add_schedule_command(Command& app, Context& context) {
+  Command& schedule = app.add_subcommand("schedule", "Show, draw, compare and check pipeline schedules");
+  schedule.require_subcommand(1);
+  add_schedule_list(schedule, context);
+  add_schedule_show(schedule, context);
+  add_schedule_draw(schedule, context);
+  add_schedule_compare(schedule, context);
+  add_schedule_check(schedule, context);
+  schedule.footer(kExamples);  // last: commands made after it would repeat it
 }
 
 }  // namespace trireme::cli

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <memory>
 
@@ -95,14 +94,13 @@ std::string compare(const CompareOptions& options) {
 
 }  // namespace
 
-void add_schedule_compare(CLI::App& schedule, Context& context) {
-  CLI::App* command = schedule.add_subcommand(
+void add_schedule_compare(Command& schedule, Context& context) {
+  Command& command = schedule.add_subcommand(
       "compare", "Print bubble, memory and weight versions of all kinds side by side, beside the papers' formulas");
-  const auto options =
-      std::make_shared<CompareOptions>();  // shared with CLI11's callback, which outlives this function
-  options->schedule.add_to(*command, ScheduleOptions::Kind::kNone);
-  command->add_flag("--markdown", options->markdown, "As a Markdown table");
-  command->callback([&context, options] {
+  const auto options = std::make_shared<CompareOptions>();  // shared with the callback, which outlives this function
+  options->schedule.add_to(command, ScheduleOptions::Kind::kNone);
+  command.add_flag("--markdown", options->markdown, "As a Markdown table");
+  command.callback([&context, options] {
     context.run = [&context, options] {
       context.out << compare(*options);
       return kExitFine;

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "trireme/base/error.h"
@@ -65,29 +64,31 @@ void draw(const DrawOptions& options, Context& context) {
 
 }  // namespace
 
-void add_schedule_draw(CLI::App& schedule, Context& context) {
-  CLI::App* command = schedule.add_subcommand(
+void add_schedule_draw(Command& schedule, Context& context) {
+  Command& command = schedule.add_subcommand(
       "draw",
       "Draw a schedule with its times: on the terminal, as SVG, or as a trace for Perfetto and chrome://tracing");
-  const auto options = std::make_shared<DrawOptions>();  // shared with CLI11's callback, which outlives this function
-  options->schedule.add_to(*command, ScheduleOptions::Kind::kOne);
-  CLI::Option* kind = command->get_option("--kind")->required(false);
-  command->add_option("-o,--output", options->output, "Write to this file: .svg, or .json for a trace")
-      ->type_name("FILE");
+  const auto options = std::make_shared<DrawOptions>();  // shared with the callback, which outlives this function
+  options->schedule.add_to(command, ScheduleOptions::Kind::kOne);
+  const Option kind = command.get_option("--kind").required(false);
+  command.add_option("-o,--output", options->output, "Write to this file: .svg, or .json for a trace")
+      .type_name("FILE");
   command
-      ->add_option("--measured", options->measured,
-                   "Draw the last step of this run (its folder, or its pipeline.json) above its replay")
-      ->type_name("RUN")
-      ->excludes(kind);
-  command->add_option("--format", options->format, "svg, terminal or trace; default: by the name of the file");
-  command->add_option("--width", options->width, "Columns of the terminal; default 120")
-      ->check(CLI::Range(40, 10000).description(""))
-      ->type_name("N");
-  command->add_option("--color", options->color, "auto, always or never; default auto")
-      ->check(CLI::IsMember({"auto", "always", "never"}).description(""))
-      ->type_name("WHEN");
-  command->callback([&context, options, kind] {
-    if (kind->empty() && options->measured.empty()) throw CLI::RequiredError("--kind or --measured");
+      .add_option("--measured", options->measured,
+                  "Draw the last step of this run (its folder, or its pipeline.json) above its replay")
+      .type_name("RUN")
+      .excludes(kind);
+  command.add_option("--format", options->format, "svg, terminal or trace; default: by the name of the file");
+  command.add_option("--width", options->width, "Columns of the terminal; default 120")
+      .within(40, 10000)
+      .type_name("N");
+  command.add_option("--color", options->color, "auto, always or never; default auto")
+      .one_of({"auto", "always", "never"})
+      .type_name("WHEN");
+  command.callback([&context, options, kind] {
+    if (!kind.given() && options->measured.empty()) {
+      throw ConfigError("--kind or --measured is required", "see trireme schedule draw --help");
+    }
     context.run = [&context, options] {
       draw(*options, context);
       return kExitFine;

@@ -2,17 +2,15 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include <CLI/CLI.hpp>
-
 #include "trireme/base/text.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/schedule/options.h"
 
 namespace trireme::cli {
 
-void add_schedule_list(CLI::App& schedule, Context& context) {
-  CLI::App* list = schedule.add_subcommand("list", "Print every kind of schedule with what it is and who published it");
-  list->callback([&context] {
+void add_schedule_list(Command& schedule, Context& context) {
+  Command& list = schedule.add_subcommand("list", "Print every kind of schedule with what it is and who published it");
+  list.callback([&context] {
     context.run = [&context] {
       TextTable table({{"kind"}, {"chunks", TextTable::Align::kRight}, {"what it is"}, {"from"}});
       for (const schedule::Kind& kind : schedule::kinds())

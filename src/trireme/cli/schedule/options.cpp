@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <fstream>
 #include <ostream>
 
@@ -13,42 +12,33 @@
 
 namespace trireme::cli {
 
-namespace {
-
-/// Said when it matters, not in the help.
-CLI::Validator within(int least, int most) { return CLI::Range(least, most).description(""); }
-
-}  // namespace
-
-void ScheduleOptions::add_to(CLI::App& command, Kind kind) {
+void ScheduleOptions::add_to(Command& command, Kind kind) {
   if (kind == Kind::kOne)
-    command.add_option("--kind", kind_, "A name from `trireme schedule list`, or file:PATH")->required();
-  command.add_option("--stages", stages_, "Ranks of the pipeline; default 4")->check(within(1, 4096))->type_name("N");
-  command.add_option("--microbatches", micros_, "Microbatches of a step; default 8")
-      ->check(within(1, 65536))
-      ->type_name("N");
+    command.add_option("--kind", kind_, "A name from `trireme schedule list`, or file:PATH").required();
+  command.add_option("--stages", stages_, "Ranks of the pipeline; default 4").within(1, 4096).type_name("N");
+  command.add_option("--microbatches", micros_, "Microbatches of a step; default 8").within(1, 65536).type_name("N");
   command
       .add_option("--virtual-stages", chunks_,
                   "Chunks of the model on each rank; default: the kind's own, as `trireme schedule list` says")
-      ->check(within(1, 256))
-      ->type_name("N");
+      .within(1, 256)
+      .type_name("N");
   command
       .add_option(
           "--times", times_,
           "Times of a rank's share of the model: f forward, b backward of inputs, w of weights, r recompute, fb "
           "an overlapped pair, g reduction, o update, s stash, p prediction, link a message; default "
           "f=1,b=1,w=1")
-      ->type_name("f=1,b=1,w=1");
+      .type_name("f=1,b=1,w=1");
   command
       .add_option("--hold", most_in_flight_,
                   "For the kind list: activations of a chunk that a rank may hold at once; default: as many as 1f1b "
                   "needs")
-      ->check(within(1, 1 << 20))
-      ->type_name("N");
+      .within(1, 1 << 20)
+      .type_name("N");
   if (kind == Kind::kNone) return;
   command.add_option("--steps", steps_, "Steps without emptying the pipeline between them; default 1")
-      ->check(within(1, 4096))
-      ->type_name("N");
+      .within(1, 4096)
+      .type_name("N");
   command.add_flag("--recompute", recompute_, "Do every forward again before its backward");
 }
 

@@ -16,7 +16,7 @@ class ScheduleOptions {
   enum class Kind { kOne, kNone };
 
   /// Adds the options; `kNone` leaves out the kind and what belongs to one kind only.
-  void add_to(CLI::App& command, Kind kind);
+  void add_to(Command& command, Kind kind);
 
   const std::string& kind() const { return kind_; }
   /// With the kind's own number of chunks where none was asked for.
@@ -35,10 +35,10 @@ class ScheduleOptions {
 /// Writes a result where the user wants it: a file, or the output of the program when there is no name.
 void write_result(const std::string& text, const std::string& path, Context& context);
 
-void add_schedule_list(CLI::App& schedule, Context& context);
-void add_schedule_show(CLI::App& schedule, Context& context);
-void add_schedule_draw(CLI::App& schedule, Context& context);
-void add_schedule_compare(CLI::App& schedule, Context& context);
-void add_schedule_check(CLI::App& schedule, Context& context);
+void add_schedule_list(Command& schedule, Context& context);
+void add_schedule_show(Command& schedule, Context& context);
+void add_schedule_draw(Command& schedule, Context& context);
+void add_schedule_compare(Command& schedule, Context& context);
+void add_schedule_check(Command& schedule, Context& context);
 
 }  // namespace trireme::cli

@@ -1,7 +1,6 @@
 // trireme schedule show: a schedule as text or JSON, and what it takes.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "trireme/base/text.h"
@@ -50,16 +49,16 @@ std::string timing_text(const schedule::Schedule& table, const schedule::Times& 
 
 }  // namespace
 
-void add_schedule_show(CLI::App& schedule, Context& context) {
-  CLI::App* show = schedule.add_subcommand(
+void add_schedule_show(Command& schedule, Context& context) {
+  Command& show = schedule.add_subcommand(
       "show", "Print a schedule: the instructions of each rank, in a form that can be edited and read back");
-  const auto options = std::make_shared<ShowOptions>();  // shared with CLI11's callback, which outlives this function
-  options->schedule.add_to(*show, ScheduleOptions::Kind::kOne);
-  show->add_flag("--transfers", options->transfers, "With posted sends and receives and their waits");
-  show->add_flag("--json", options->json, "As JSON");
-  show->add_flag("--timing", options->timing, "Instead: what each rank does with its time, and the critical path");
-  show->add_option("-o,--output", options->output, "Write to this file")->type_name("FILE");
-  show->callback([&context, options] {
+  const auto options = std::make_shared<ShowOptions>();  // shared with the callback, which outlives this function
+  options->schedule.add_to(show, ScheduleOptions::Kind::kOne);
+  show.add_flag("--transfers", options->transfers, "With posted sends and receives and their waits");
+  show.add_flag("--json", options->json, "As JSON");
+  show.add_flag("--timing", options->timing, "Instead: what each rank does with its time, and the critical path");
+  show.add_option("-o,--output", options->output, "Write to this file").type_name("FILE");
+  show.callback([&context, options] {
     context.run = [&context, options] {
       schedule::Schedule table = options->schedule.build();
       if (options->transfers && !schedule::has_transfers(table)) table = schedule::add_transfers(table);
