@@ -1,12 +1,12 @@
 // trireme bench comm: how fast collectives are here, beside what the cost model says.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/log.h"
+#include "trireme/base/print.h"
 #include "trireme/base/progress.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"

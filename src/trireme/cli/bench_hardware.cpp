@@ -2,7 +2,6 @@
 //
 // What a rank can do is measured while all ranks do it, as in training: they share the machine's memory.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/new_file.h"
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"

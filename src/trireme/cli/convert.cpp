@@ -1,11 +1,11 @@
 // trireme convert: models between our folders and Hugging Face's.
-#include <fmt/ostream.h>
 
 #include <map>
 #include <memory>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/command.h"
 #include "trireme/cli/commands.h"

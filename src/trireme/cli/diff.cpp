@@ -2,12 +2,12 @@
 #include "trireme/observe/diff.h"
 
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <memory>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/print.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 

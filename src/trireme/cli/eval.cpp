@@ -1,10 +1,10 @@
 // trireme eval: the loss of a model on data it was not trained on.
-#include <fmt/ostream.h>
 
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "trireme/base/print.h"
 #include "trireme/cli/command.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"

@@ -1,5 +1,4 @@
 // trireme generate: continues a text, or lists of tokens.
-#include <fmt/ostream.h>
 #include <fmt/ranges.h>
 
 #include <filesystem>
@@ -8,6 +7,7 @@
 #include <ostream>
 
 #include "trireme/base/error.h"
+#include "trireme/base/print.h"
 #include "trireme/cli/command.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"

@@ -1,11 +1,11 @@
 // trireme inspect: what is in a checkpoint, a run, a shard, a tokenizer or a published model.
-#include <fmt/ostream.h>
 #include <fmt/ranges.h>
 
 #include <filesystem>
 #include <memory>
 
 #include "trireme/base/error.h"
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"

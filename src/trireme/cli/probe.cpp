@@ -1,8 +1,8 @@
 // trireme probe: what another implementation of a published model can be compared with.
-#include <fmt/ostream.h>
 
 #include <memory>
 
+#include "trireme/base/print.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/runtime_commands.h"
 

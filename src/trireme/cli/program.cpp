@@ -1,7 +1,6 @@
 #include "trireme/cli/program.h"
 
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/base/version.h"
 #include "trireme/cli/commands.h"

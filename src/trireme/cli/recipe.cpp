@@ -1,9 +1,9 @@
 // trireme recipe: look at recipes without running them.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <memory>
 
+#include "trireme/base/print.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/recipe_options.h"

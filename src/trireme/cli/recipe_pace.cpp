@@ -1,10 +1,10 @@
 // trireme recipe pace: the learning rate and batch that a recipe's run will have, step by step, without running it.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <algorithm>
 #include <memory>
 
+#include "trireme/base/print.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"

@@ -1,10 +1,10 @@
 // trireme report: runs as one page to look at.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <memory>
 
 #include "trireme/base/new_file.h"
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"

@@ -1,11 +1,11 @@
 // trireme supervise: a run that is started again when it ends or hangs.
-#include <fmt/ostream.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <memory>
 
 #include "trireme/base/error.h"
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"

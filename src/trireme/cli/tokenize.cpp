@@ -1,12 +1,12 @@
 // trireme tokenize: text becomes token shards.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <algorithm>
 #include <memory>
 #include <thread>
 
 #include "trireme/base/error.h"
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"

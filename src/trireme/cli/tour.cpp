@@ -1,10 +1,10 @@
 // trireme tour: what ranks can say to each other, and what happens when they do not, in a few seconds.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <memory>
 #include <thread>
 
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"

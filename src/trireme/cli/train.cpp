@@ -1,11 +1,11 @@
 // trireme train: a run from its recipe.
-#include <fmt/ostream.h>
 
 #include <filesystem>
 #include <memory>
 #include <mutex>
 
 #include "trireme/base/log.h"
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"

@@ -1,10 +1,10 @@
 // trireme verify: does a layout compute what one rank computes?
-#include <fmt/ostream.h>
 
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/command.h"
 #include "trireme/cli/commands.h"

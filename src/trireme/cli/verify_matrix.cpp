@@ -1,6 +1,5 @@
 #include "trireme/cli/verify_matrix.h"
 
-#include <fmt/ostream.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/new_file.h"
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/start_ranks.h"
 #include "trireme/plan/layout_matrix.h"

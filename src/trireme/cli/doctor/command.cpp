@@ -1,10 +1,10 @@
 // trireme doctor: what this machine has, what will be used, what is missing, and a short test of it.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <algorithm>
 #include <memory>
 
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/base/version.h"
 #include "trireme/cli/commands.h"

@@ -1,12 +1,12 @@
 // trireme plan batch: what a larger batch saves in time and costs in compute (McCandlish et al. 2018).
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
 #include "trireme/base/new_file.h"
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/plan/commands.h"

@@ -1,11 +1,11 @@
 // trireme check: everything that can be known about a run before it starts, without a device.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"

@@ -1,10 +1,10 @@
 // trireme estimate: time and memory of one layout; what is not given is chosen.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "trireme/base/print.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/plan/options.h"
 #include "trireme/cli/plan/print.h"

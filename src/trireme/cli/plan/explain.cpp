@@ -1,10 +1,10 @@
 // trireme plan explain: what becomes of the best layout when one decision is made otherwise.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/plan/commands.h"
 #include "trireme/cli/plan/options.h"

@@ -1,11 +1,11 @@
 // trireme plan in-flight: how much must be under way at once, by Little's law.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/plan/commands.h"

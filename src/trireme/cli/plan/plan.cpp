@@ -1,12 +1,12 @@
 // trireme plan: the best layout for a model on a cluster, and why the others lost.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
 #include "trireme/base/new_file.h"
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"

@@ -1,12 +1,12 @@
 // trireme plan roofline: where the operators of a model lie under a device's roof (Williams et al. 2009).
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/new_file.h"
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/plan/commands.h"
 #include "trireme/cli/plan/options.h"

@@ -1,11 +1,11 @@
 // trireme plan scaling: how large a model and how many tokens a budget of compute should buy.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/plan/commands.h"

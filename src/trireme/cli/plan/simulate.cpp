@@ -1,6 +1,5 @@
 // trireme simulate: a step of every rank with what disturbs it, and weeks of steps with failures.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <chrono>
 #include <memory>
@@ -8,6 +7,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/new_file.h"
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"

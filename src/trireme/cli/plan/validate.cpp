@@ -1,12 +1,12 @@
 // trireme validate-planner: predicted step times beside published ones.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "trireme/base/error.h"
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"

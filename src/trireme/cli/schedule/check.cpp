@@ -1,9 +1,9 @@
 // trireme schedule check: is this file a schedule that can run?
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <memory>
 
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/schedule/options.h"

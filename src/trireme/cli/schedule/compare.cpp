@@ -1,10 +1,10 @@
 // trireme schedule compare: all kinds side by side, replayed, beside what their papers say.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
 #include <cmath>
 #include <memory>
 
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/schedule/options.h"

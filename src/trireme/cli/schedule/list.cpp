@@ -1,7 +1,7 @@
 // trireme schedule list: the kinds there are.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 
+#include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/schedule/options.h"
