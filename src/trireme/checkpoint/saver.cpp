@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/stopwatch.h"
 #include "trireme/checkpoint/texts.h"
 #include "trireme/formats/checkpoint_publish.h"
 #include "trireme/layout/hash.h"
@@ -22,8 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 /// From here on, this thread stands back behind those that compute.
 void lower_priority() { ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 10); }

@@ -17,6 +17,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/new_file.h"
 #include "trireme/base/print.h"
+#include "trireme/base/stopwatch.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"
@@ -79,14 +80,11 @@ double memory_rate(double seconds) {
   std::vector<double> a(kCount, 1), b(kCount, 2), c(kCount, 3);
   double best = 0;
   const auto begin = std::chrono::steady_clock::now();
-  const auto since = [](auto time) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - time).count();
-  };
   std::vector<double> rates;
-  for (int pass = 0; pass < 3 || since(begin) < 2 * seconds; ++pass) {
+  for (int pass = 0; pass < 3 || seconds_since(begin) < 2 * seconds; ++pass) {
     const auto start = std::chrono::steady_clock::now();
     for (std::size_t i = 0; i < kCount; ++i) a[i] = b[i] + 0.5 * c[i];
-    rates.push_back(3 * sizeof(double) * kCount / since(start));
+    rates.push_back(3 * sizeof(double) * kCount / seconds_since(start));
     std::swap(a, b);
   }
   std::ranges::sort(rates);

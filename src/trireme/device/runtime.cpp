@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "trireme/base/stopwatch.h"
+
 namespace trireme::device {
 namespace {
 
@@ -66,11 +68,10 @@ double gemm_flops(int size, GemmType type, double seconds) try {
   const double flops = 2.0 * size * size * size;
   double best = 0;
   const auto begin = Clock::now();
-  const auto since = [](Clock::time_point time) { return std::chrono::duration<double>(Clock::now() - time).count(); };
-  for (int call = 0; call < 3 || since(begin) < seconds; ++call) {
+  for (int call = 0; call < 3 || seconds_since(begin) < seconds; ++call) {
     const auto start = Clock::now();
     at::mm_out(product, left, right);
-    best = std::max(best, flops / since(start));
+    best = std::max(best, flops / seconds_since(start));
   }
   return best;
 } catch (...) {
@@ -85,11 +86,10 @@ double product_seconds(int rows, int columns, int inner, GemmType type, double s
   at::mm_out(product, left, right);  // packs, chooses and compiles what later calls reuse
   std::vector<double> taken;
   const auto begin = Clock::now();
-  const auto since = [](Clock::time_point time) { return std::chrono::duration<double>(Clock::now() - time).count(); };
-  while (taken.size() < 3 || since(begin) < seconds) {
+  while (taken.size() < 3 || seconds_since(begin) < seconds) {
     const auto start = Clock::now();
     at::mm_out(product, left, right);
-    taken.push_back(since(start));
+    taken.push_back(seconds_since(start));
   }
   std::nth_element(taken.begin(), taken.begin() + static_cast<std::ptrdiff_t>(taken.size() / 2), taken.end());
   return taken[taken.size() / 2];

@@ -16,6 +16,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/stopwatch.h"
 #include "trireme/base/units.h"
 #include "trireme/observe/heartbeat.h"
 #include "trireme/observe/stop_file.h"
@@ -156,7 +157,7 @@ Supervisor::End Supervisor::watch(Child& child) {
       alive = Clock::now();
     }
     if (Clock::now() - alive > (beats ? options_.hang : options_.start)) {
-      silent_s_ = std::chrono::duration<double>(Clock::now() - alive).count();
+      silent_s_ = seconds_since(alive);
       return End::kHung;
     }
     std::this_thread::sleep_for(options_.look);

@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "trireme/base/error.h"
+#include "trireme/base/stopwatch.h"
 #include "trireme/schedule/builders.h"
 
 namespace trireme::pipeline {
@@ -46,7 +47,7 @@ std::vector<EntryProfile> profile_entries(models::Model& model, const std::funct
     const auto timed = [&](std::size_t entry, const auto& body) {
       const auto begin = Clock::now();
       body();
-      took[entry] += std::chrono::duration<double>(Clock::now() - begin).count();
+      took[entry] += seconds_since(begin);
     };
     for (std::size_t i = 0; i < count; ++i) {
       timed(i, [&] { tensors = model.layers[i].layer->forward(std::move(tensors), data.context, &tape); });
@@ -102,7 +103,7 @@ std::vector<EntryProfile> profile_chain(const spec::ModelShape& shape, const mod
       const auto begin = Clock::now();
       const nn::Tensors outputs = layer.forward(std::move(inputs), data.context, &tape);
       layer.backward(std::move(gradients), data.context, tape);
-      if (repeat >= 0) seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+      if (repeat >= 0) seconds.push_back(seconds_since(begin));
       entry.activation_bytes = bytes_of(outputs);
     }
     entry.seconds = median(seconds);

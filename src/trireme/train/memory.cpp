@@ -1,5 +1,9 @@
 #include "trireme/train/memory.h"
 
+#include <sys/resource.h>
+
+#include "trireme/kernels/cuda.h"
+
 namespace trireme::train {
 
 using device::MemoryUse;
@@ -10,6 +14,13 @@ device::RankMemory memory_of(const spec::Recipe& recipe) {
     memory.device = device::MemoryPool("device", static_cast<std::int64_t>(*recipe.train.memory_gb * 1e9));
   }
   return memory;
+}
+
+std::int64_t most_memory(at::Device device) {
+  if (device.is_cuda()) return kernels::cuda().peak_bytes(device.index());
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss * 1024;
 }
 
 void count_state(device::RankMemory& memory, const parallel::Replicas& replicas, const optim::Optimizer& optimizer,

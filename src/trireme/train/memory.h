@@ -1,7 +1,7 @@
 // train/memory.h -- a rank's account of its memory: what is there for all of a run, and what a micro leaves on its
 // tape.
 //
-// Depends on: device, nn, optim, parallel, spec.
+// Depends on: device, kernels, nn, optim, parallel, spec.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,9 @@ namespace trireme::train {
 
 /// The device has train.memory_gb; the host has no limit.
 device::RankMemory memory_of(const spec::Recipe& recipe);
+
+/// The most bytes that this process has had of a device: of the host's memory, where that is the device.
+std::int64_t most_memory(at::Device device);
 
 /// Counts everything but activations as it is now. A ConfigError when the device has not enough for it.
 void count_state(device::RankMemory& memory, const parallel::Replicas& replicas, const optim::Optimizer& optimizer,

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "trireme/base/error.h"
+#include "trireme/base/stopwatch.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/pipeline/executor.h"
 #include "trireme/pipeline/record.h"
@@ -126,7 +127,7 @@ class PipelineEngine final : public Engine {
     if (formation_->stage == 0 && formation_->counts_loss()) sums[0] = report.steps.at(0).loss;
     if (formation_->stage == 0) sums[1] = report.steps.at(0).flops;
     world_.all_reduce(comm::Buffer{sums.data(), sums.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
-    const double all_s = std::chrono::duration<double>(Clock::now() - begin).count();
+    const double all_s = seconds_since(begin);
     return {.loss = sums[0], .flops = sums[1], .comm_s = std::max(0.0, all_s - busy_s)};
   }
 

@@ -10,6 +10,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/stopwatch.h"
 #include "trireme/pipeline/profile.h"
 #include "trireme/pipeline/stage.h"
 
@@ -58,7 +59,7 @@ double measure_link(comm::Group& world) {
     const auto begin = std::chrono::steady_clock::now();
     if (world.rank() == 0) world.send(comm::ConstBuffer{data.data(), kBytes, comm::DType::kU8}, 1).wait();
     if (world.rank() == 1) world.recv(comm::Buffer{data.data(), kBytes, comm::DType::kU8}, 0).wait();
-    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    seconds.push_back(seconds_since(begin));
   }
   std::ranges::sort(seconds);
   double median = seconds[2];

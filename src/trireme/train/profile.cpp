@@ -14,6 +14,7 @@
 #include <set>
 #include <utility>
 
+#include "trireme/base/stopwatch.h"
 #include "trireme/base/text.h"
 #include "trireme/device/cuda.h"
 
@@ -48,7 +49,7 @@ double seconds_of(c10::Device device, const Call& call) {
     const auto begin = Clock::now();
     for (int i = 0; i < 4; ++i) call();
     device::synchronise(device);
-    one = std::chrono::duration<double>(Clock::now() - begin).count() / 4;
+    one = seconds_since(begin) / 4;
   }
   std::ranges::sort(seconds);
   return seconds[2];

@@ -3,6 +3,7 @@
 #include <array>
 #include <chrono>
 
+#include "trireme/base/stopwatch.h"
 #include "trireme/train/engine.h"
 #include "trireme/train/feed.h"
 #include "trireme/train/formation.h"
@@ -99,7 +100,7 @@ class ReplicaEngine final : public Engine {
       world_.all_reduce(comm::Buffer{sums.data(), sums.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
     }
     replicas_->finish();
-    return {.loss = sums[0], .flops = sums[1], .comm_s = std::chrono::duration<double>(Clock::now() - begin).count()};
+    return {.loss = sums[0], .flops = sums[1], .comm_s = seconds_since(begin)};
   }
 
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) override {

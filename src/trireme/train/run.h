@@ -10,7 +10,4 @@ namespace trireme::train {
 /// Called by every rank of the run; rank 0 writes the files.
 RunResult run(const RunRequest& request, comm::Rank& rank);
 
-/// The recipe as it runs: every key of the model, threads, absolute paths. What recipe.toml in the run's folder says.
-spec::Recipe effective_recipe(const RunRequest& request, const spec::ModelShape& shape);
-
 }  // namespace trireme::train

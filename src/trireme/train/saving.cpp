@@ -6,10 +6,13 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/stopwatch.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
+#include "trireme/checkpoint/store.h"
 #include "trireme/observe/run_reader.h"
 #include "trireme/plan/goodput.h"
+#include "trireme/train/trainer.h"
 
 namespace trireme::train {
 namespace {
@@ -64,6 +67,12 @@ double observed_failures_s(const fs::path& run) {
   return failures > 0 ? std::max(1.0, trained_s / failures) : kDay;
 }
 
+void load_step(const checkpoint::RunFolder& folder, std::int64_t step, Trainer& trainer) {
+  checkpoint::load(formats::CheckpointFolder(folder.checkpoints() / formats::checkpoint_name(step)), trainer.state(),
+                   checkpoint::What::kEverything, trainer.recipe().checkpoint.threads);
+  trainer.loaded();
+}
+
 Saving::Saving(const Parts& parts) : parts_(parts), saver_(parts.state, parts.world, options_of(parts)) {
   const auto& config = parts.recipe.checkpoint;
   if (config.automatic && parts.world.rank() == 0) {
@@ -81,7 +90,7 @@ double Saving::interval_s() const {
   return cost_s_ ? plan::daly_interval(*cost_s_, failures_s_) : std::min(kFirstLook_s, failures_s_ / 10);
 }
 
-bool Saving::is_time() const { return std::chrono::duration<double>(Clock::now() - last_).count() >= interval_s(); }
+bool Saving::is_time() const { return seconds_since(last_) >= interval_s(); }
 
 bool Saving::is_due(std::int64_t step) const {
   const auto& config = parts_.recipe.checkpoint;

@@ -19,6 +19,8 @@
 
 namespace trireme::train {
 
+class Trainer;
+
 class Saving {
  public:
   struct Parts {
@@ -84,5 +86,8 @@ class Saving {
 /// Mean time between failures as RUN/events.jsonl tells it: time trained over lives that did not end with "stop". 24 h
 /// when there was none.
 double observed_failures_s(const std::filesystem::path& run);
+
+/// The trainer then stands where the run's checkpoint of this step was taken. On all ranks together.
+void load_step(const checkpoint::RunFolder& folder, std::int64_t step, Trainer& trainer);
 
 }  // namespace trireme::train

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/base/stopwatch.h"
 #include "trireme/base/text.h"
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/checkpoint/stored_weights.h"
@@ -21,8 +22,6 @@ namespace trireme::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 /// `all` names the whole model's parameters, of which this rank may hold a part.
 void freeze(nn::Params& params, const std::vector<std::string>& all, const std::vector<std::string>& patterns) {

@@ -8,6 +8,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/stopwatch.h"
 #include "trireme/cli/doctor/doctor.h"
 #include "trireme/comm/rank.h"
 #include "trireme/observe/peak_file.h"
@@ -16,8 +17,6 @@ namespace trireme::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 /// a = b + x c on arrays beyond every cache, one stretch a thread; the best of several rounds. Three arrays are moved
 /// (McCalpin's STREAM triad counts the same).

@@ -8,6 +8,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/new_file.h"
 #include "trireme/base/print.h"
+#include "trireme/base/stopwatch.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"
@@ -79,7 +80,7 @@ Result simulate(const SimulateOptions& options) {
     if (fault.kind != spec::Fault::Kind::kKill && fault.kind != spec::Fault::Kind::kHang) simulator.inject(fault);
   }
   result.step = simulator.run();
-  result.took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  result.took = seconds_since(begin);
   if (!options.trace.empty()) {
     std::vector<int> copies{0};
     if (result.step.slowest != 0) copies.push_back(result.step.slowest);
