@@ -64,6 +64,17 @@ struct Bucket {
   int users = 0;
 };
 
+/// What a member has in flat memory that holds a whole bucket, in its own shape.
+at::Tensor view_in(const at::Tensor& flat, const BucketMember& member);
+/// Which elements of a member this rank owns; empty where begin == end.
+layout::Range owned_range(const Bucket& bucket, const BucketMember& member);
+/// What this rank owns of a member, in flat memory that holds the rank's part of the bucket.
+at::Tensor owned_part(const Bucket& bucket, const BucketMember& member, const at::Tensor& part);
+/// Raised by whatever changes a number of the bucket; the same on all ranks.
+std::int64_t version_of(const Bucket& bucket);
+/// The member that is this parameter.
+BucketMember& member_of(Bucket& bucket, const nn::Param& param);
+
 /// Stretches of gradients that are also summed along axes beyond those of the data: tp, for what its ranks have copies
 /// of and compute parts of.
 struct ExtraSum {

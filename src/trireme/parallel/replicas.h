@@ -18,34 +18,17 @@
 
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "trireme/nn/layer.h"
 #include "trireme/optim/optimizer.h"
-#include "trireme/parallel/bucket.h"
+#include "trireme/parallel/bucket_plan.h"
 #include "trireme/parallel/mesh_groups.h"
+#include "trireme/parallel/weights.h"
 
 namespace trireme::parallel {
-
-struct ReplicaOptions {
-  int zero = 0;
-  layout::AxisNames data;   ///< axes whose ranks have other tokens: what gradients are summed over
-  layout::AxisNames shard;  ///< of them, those (or parts of those) that share out; empty without ZeRO
-  std::int64_t bucket_bytes = std::int64_t{25} << 20;  ///< of gradients; 0: one bucket
-  bool reduce_bf16 = false;                            ///< gradients are rounded for the way
-  bool offload = false;                                ///< owned() lives on the host
-  nn::Precision precision = nn::Precision::kFp32;
-  at::Device device = at::kCPU;  ///< where layers compute
-};
-
-/// What runs one after the other: an entry of a model's chain, whose weights are needed at the same time.
-struct Unit {
-  std::vector<nn::Param*> params;
-  int key = 0;  ///< buckets hold parameters of one key: those whose gradients are complete together
-};
 
 class Replicas {
  public:
@@ -60,7 +43,7 @@ class Replicas {
 
   /// What this rank keeps and updates: its shards; the parameters themselves without ZeRO and offload. nn::initialise
   /// or nn::allocate gives those memory that have none yet.
-  nn::Params& owned() { return owns_apart() ? shards_ : params_; }
+  nn::Params& owned() { return options_.owns_apart() ? shards_ : params_; }
 
   at::Device device() const { return options_.device; }
 
@@ -75,15 +58,15 @@ class Replicas {
   /// no layer of this rank has given a gradient to.
   double finish();
   /// owned() has new numbers: they are on their way to all who compute with them.
-  void updated();
+  void updated() { weights_->updated(); }
   /// Until weights on their way have arrived: before somebody writes into owned() or computed() otherwise.
-  void wait_for_weights();
+  void wait_for_weights() { weights_->wait(); }
   /// Offload: somebody goes on reading the gradients of owned(), until this is called again. Theirs is other memory
   /// from now on.
   void hand_over_gradients();
   /// Offload: owned() has numbers that nobody computes with before the next updated(). What they compute with is in
   /// computed(), and is on its way from there to all of them.
-  void computed_changed();
+  void computed_changed() { weights_->changed_on_device(); }
   /// Offload: what layers compute with, one for each of owned() in its order: this rank's part, on the device.
   std::vector<at::Tensor> computed();
 
@@ -92,8 +75,8 @@ class Replicas {
 
   /// Layers that fetch weights when they run: put in place of each unit's (ZeRO only). Outlived by this object.
   std::unique_ptr<nn::Layer> wrap(std::unique_ptr<nn::Layer> layer, std::size_t unit);
-  void enter(std::size_t unit, bool backward);
-  void leave(std::size_t unit);
+  void enter(std::size_t unit, bool backward) { weights_->enter(unit, backward); }
+  void leave(std::size_t unit) { weights_->leave(unit); }
 
   /// Bytes that this rank keeps for all of the run.
   struct Bytes {
@@ -105,26 +88,20 @@ class Replicas {
     std::int64_t host_masters = 0, host_gradients = 0, host_values = 0;
   };
   Bytes bytes() const;
-  const std::vector<Bucket>& buckets() const { return buckets_; }
+  const std::vector<Bucket>& buckets() const { return plan_.buckets; }
   /// Elements of owned gradients that are summed beyond the data's axes, over so many ranks.
   std::int64_t extra_elements(int ranks) const;
 
  private:
-  void make_buckets(const std::vector<std::string>& apart);
-  void make_shards();
+  void provide_gradients();
   void make_across();
-  at::TensorOptions on_device(at::ScalarType type) const { return at::TensorOptions(type).device(options_.device); }
-  bool owns_apart() const { return options_.zero > 0 || options_.offload; }
+  Bucket& bucket_of(const nn::Param& param) { return plan_.buckets[plan_.bucket_of.at(&param)]; }
   void settle_arrived();
-  void publish();
   void launch(Bucket& bucket);
   void launch_ready();
   void settle(Bucket& bucket);
   void sum_rest();
   void sum_extras();
-  void send_out();
-  void gather(Bucket& bucket);
-  void release(Bucket& bucket);
   void require_complete() const;
 
   std::vector<Unit> units_;
@@ -132,18 +109,15 @@ class Replicas {
   MeshGroups& groups_;
   ReplicaOptions options_;
   comm::Group *data_ = nullptr, *shard_ = nullptr, *rest_ = nullptr;  // null: alone
-  int shard_count_ = 1, shard_rank_ = 0;
   nn::Params shards_;
-  std::vector<Bucket> buckets_;
-  std::map<const nn::Param*, std::size_t> bucket_of_;
-  std::vector<std::vector<std::size_t>> unit_buckets_;
+  BucketPlan plan_;
+  std::unique_ptr<Weights> weights_;
   std::vector<ExtraSum> extras_;
-  BufferPool gradient_pool_, value_pool_;
+  BufferPool gradient_pool_;
   optim::AcrossRanks across_;
   std::deque<Bucket*> in_flight_;  // ZeRO 2 and 3: sums under way, the oldest first
   std::size_t next_ = 0;           // bucket to be launched, where they go in order
   int micros_ = 0;
-  bool unsent_ = false;  // weights that updated() told of
   bool last_ = false;
 };
 

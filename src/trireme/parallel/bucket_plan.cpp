@@ -1,0 +1,82 @@
+#include "trireme/parallel/bucket_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+
+namespace trireme::parallel {
+namespace {
+
+constexpr std::int64_t kAlign = 16;  // elements: rows of vectors begin where they begin in memory
+
+std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+void fill_buckets(BucketPlan& plan, const std::vector<Unit>& units, nn::Params& params, const ReplicaOptions& options,
+                  const std::vector<std::string>& apart) {
+  auto& buckets = plan.buckets;
+  const std::int64_t width = nn::master_type(options.precision) == at::kDouble ? 8 : 4;
+  std::map<const nn::Param*, std::size_t> unit_of;
+  for (std::size_t unit = 0; unit < units.size(); ++unit) {
+    for (const nn::Param* param : units[unit].params) unit_of.try_emplace(param, unit);
+  }
+  std::vector<nn::Param*> order;
+  for (nn::Param& param : params) order.push_back(&param);
+  std::ranges::reverse(order);  // about the order in which backward completes them
+  std::map<std::string, std::size_t> open;
+  for (nn::Param* param : order) {
+    const auto found = unit_of.find(param);
+    TRIREME_CHECK(found != unit_of.end(), "no unit has {}", param->name);
+    const int key = units[found->second].key;
+    const bool by_itself = std::ranges::find(apart, param->name) != apart.end();
+    // With ZeRO 3 a bucket is (a part of) what one unit needs; otherwise as many neighbours as fill it.
+    std::string kind = fmt::format("{} {}", key, param->trainable);
+    if (options.zero == 3) kind += fmt::format(" unit {}", found->second);
+    if (by_itself) kind += " " + param->name;
+    auto at = open.find(kind);
+    const std::int64_t size = round_up(layout::local_elements(param->placement), kAlign);
+    if (at != open.end() && options.bucket_bytes > 0 &&
+        (buckets[at->second].elements + size) * width > options.bucket_bytes) {
+      open.erase(at);
+      at = open.end();
+    }
+    if (at == open.end()) {
+      at = open.emplace(kind, buckets.size()).first;
+      buckets.emplace_back();
+      buckets.back().key = key;
+      buckets.back().trainable = param->trainable;
+    }
+    Bucket& bucket = buckets[at->second];
+    bucket.members.push_back({.param = param, .offset = bucket.elements});
+    bucket.elements += size;
+    bucket.expected += param->uses;
+    plan.bucket_of[param] = at->second;
+  }
+}
+
+}  // namespace
+
+BucketPlan plan_buckets(const std::vector<Unit>& units, nn::Params& params, const ReplicaOptions& options,
+                        BucketShare share, const std::vector<std::string>& apart) {
+  BucketPlan plan;
+  fill_buckets(plan, units, params, options, apart);
+  for (Bucket& bucket : plan.buckets) {
+    bucket.elements = round_up(bucket.elements, kAlign * share.count);
+    bucket.begin = bucket.elements / share.count * share.rank;
+    bucket.end = bucket.begin + bucket.elements / share.count;
+  }
+  plan.unit_buckets.resize(units.size());
+  for (std::size_t unit = 0; unit < units.size(); ++unit) {
+    for (const nn::Param* param : units[unit].params) {
+      const std::size_t bucket = plan.bucket_of.at(param);
+      auto& list = plan.unit_buckets[unit];
+      if (std::ranges::find(list, bucket) == list.end()) list.push_back(bucket);
+    }
+  }
+  return plan;
+}
+
+}  // namespace trireme::parallel

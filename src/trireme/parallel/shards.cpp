@@ -1,0 +1,66 @@
+#include "trireme/parallel/shards.h"
+
+#include <ATen/ops/zeros.h>
+
+namespace trireme::parallel {
+namespace {
+
+void allocate(Bucket& bucket, const ReplicaOptions& options) {
+  const at::ScalarType compute = nn::compute_type(options.precision), master = nn::master_type(options.precision);
+  const at::TensorOptions owned_master = options.offload ? at::TensorOptions(master) : options.on_device(master);
+  const std::int64_t part = bucket.end - bucket.begin;
+  if (options.zero < 3) {
+    bucket.value = at::zeros({bucket.elements}, options.on_device(compute));
+    bucket.value_shard = bucket.value.narrow(0, bucket.begin, part);
+    for (const BucketMember& member : bucket.members) member.param->value = view_in(bucket.value, member);
+  } else {
+    bucket.value_shard = at::zeros({part}, options.on_device(compute));
+  }
+  if (options.offload) {
+    bucket.master_shard = at::zeros({part}, master);
+    bucket.host_value = compute == master ? bucket.master_shard : at::zeros({part}, compute);
+  } else {
+    bucket.master_shard = compute == master ? bucket.value_shard : at::zeros({part}, owned_master);
+  }
+  if (!bucket.trainable) return;
+  const bool in_place = options.zero == 1 && !options.offload;
+  bucket.gradient_shard = in_place ? bucket.gradient.narrow(0, bucket.begin, part) : at::zeros({part}, owned_master);
+}
+
+layout::Placement placement_of(const nn::Param& param, layout::Range owned, const layout::Mesh& mesh,
+                               const ReplicaOptions& options) {
+  layout::Placement placement = param.placement;
+  if (options.zero > 0) {
+    placement.partition = layout::Partition{.begin = owned.begin, .end = owned.end, .axes = options.shard};
+  }
+  for (layout::Piece& piece : placement.pieces) {
+    for (const std::string& axis : options.shard) {
+      piece.replica_axes = layout::without(mesh, piece.replica_axes, axis);
+    }
+  }
+  return placement;
+}
+
+}  // namespace
+
+void make_shards(BucketPlan& plan, nn::Params& params, nn::Params& shards, const layout::Mesh& mesh,
+                 const ReplicaOptions& options) {
+  const bool one_type = nn::compute_type(options.precision) == nn::master_type(options.precision);
+  for (Bucket& bucket : plan.buckets) allocate(bucket, options);
+  for (nn::Param& param : params) {  // in the model's order: ranks list the same names
+    Bucket& bucket = plan.buckets[plan.bucket_of.at(&param)];
+    BucketMember& member = member_of(bucket, param);
+    nn::Param& shard =
+        shards.add(placement_of(param, owned_range(bucket, member), mesh, options), param.init, param.decay);
+    shard.trainable = param.trainable;
+    shard.uses = param.uses;
+    shard.equal_axes = param.equal_axes;
+    member.shard = &shard;
+    shard.master = owned_part(bucket, member, bucket.master_shard);
+    shard.value =
+        one_type ? shard.master : owned_part(bucket, member, options.offload ? bucket.host_value : bucket.value_shard);
+    if (param.trainable) shard.gradient = owned_part(bucket, member, bucket.gradient_shard);
+  }
+}
+
+}  // namespace trireme::parallel

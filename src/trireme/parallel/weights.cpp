@@ -1,0 +1,145 @@
+#include "trireme/parallel/weights.h"
+
+#include <ranges>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/device/tensor_buffer.h"
+
+namespace trireme::parallel {
+
+void Weights::updated() {
+  const ReplicaOptions& options = parts_.options;
+  if (!options.owns_apart()) return;
+  wait();  // two ways into the same memory would mix
+  if (options.offload) {
+    for (Bucket& bucket : parts_.plan.buckets) {
+      if (version_of(bucket) != bucket.sent) bucket.value_shard.copy_(bucket.host_value);
+    }
+  }
+  publish();
+}
+
+void Weights::changed_on_device() {
+  TRIREME_CHECK(parts_.options.offload, "without offload ranks compute with what they own");
+  wait();
+  for (Bucket& bucket : parts_.plan.buckets) bucket.sent = -1;
+  publish();
+  for (Bucket& bucket : parts_.plan.buckets) bucket.sent = -1;  // what is owned has still to come
+}
+
+/// From the shards on the device to everybody: what has changed since the last time.
+void Weights::publish() {
+  unsent_ = true;
+  if (parts_.options.offload) send_out();  // an update beside the next step may write where this reads
+}
+
+void Weights::send_out() {
+  if (!std::exchange(unsent_, false)) return;
+  const int zero = parts_.options.zero;
+  // Buckets are in the order of backward; forward wants the last of them first.
+  for (Bucket& bucket : std::views::reverse(parts_.plan.buckets)) {
+    const std::int64_t version = version_of(bucket);
+    if (std::exchange(bucket.sent, version) == version || zero == 0 || zero == 3) continue;
+    if (parts_.shard == nullptr) continue;
+    bucket.fetching =
+        parts_.shard->all_gather(device::to_const_buffer(bucket.value_shard), device::to_buffer(bucket.value));
+    bucket.is_fetching = bucket.is_whole = true;
+  }
+  if (zero < 3) {
+    for (nn::Param& param : parts_.params) ++param.version;
+  }
+}
+
+void Weights::wait() {
+  send_out();
+  if (parts_.options.zero == 3) return;  // they travel only while layers run
+  for (Bucket& bucket : parts_.plan.buckets) bucket.fetching.wait();
+}
+
+void Weights::gather(Bucket& bucket) {
+  if (bucket.is_fetching || bucket.is_whole) return;
+  bucket.value = pool_.take(bucket.elements, bucket.value_shard.options());
+  bucket.is_fetching = true;
+  if (parts_.shard == nullptr) {
+    bucket.value.copy_(bucket.value_shard);
+  } else {
+    bucket.fetching =
+        parts_.shard->all_gather(device::to_const_buffer(bucket.value_shard), device::to_buffer(bucket.value));
+  }
+}
+
+void Weights::release(Bucket& bucket) {
+  for (const BucketMember& member : bucket.members) member.param->value = at::Tensor();
+  pool_.give(std::exchange(bucket.value, at::Tensor()));
+  bucket.is_whole = false;
+}
+
+void Weights::enter(std::size_t unit, bool backward) {
+  const bool gathers = parts_.options.zero == 3;
+  const auto& unit_buckets = parts_.plan.unit_buckets;
+  send_out();
+  for (const std::size_t number : unit_buckets[unit]) {
+    Bucket& bucket = parts_.plan.buckets[number];
+    if (gathers) gather(bucket);
+    if (bucket.is_fetching) {
+      bucket.fetching.wait();
+      bucket.fetching = {};
+      bucket.is_fetching = false;
+      bucket.is_whole = true;
+      if (gathers) {
+        for (const BucketMember& member : bucket.members) member.param->value = view_in(bucket.value, member);
+      }
+    }
+    ++bucket.users;
+  }
+  if (!gathers) return;
+  // The one that will run next, so that its weights travel while this one computes.
+  if (backward ? unit == 0 : unit + 1 == parts_.units.size()) return;
+  const std::size_t next = backward ? unit - 1 : unit + 1;
+  if (parts_.units[next].key != parts_.units[unit].key) return;
+  for (const std::size_t number : unit_buckets[next]) gather(parts_.plan.buckets[number]);
+}
+
+void Weights::leave(std::size_t unit) {
+  for (const std::size_t number : parts_.plan.unit_buckets[unit]) {
+    Bucket& bucket = parts_.plan.buckets[number];
+    if (--bucket.users == 0 && parts_.options.zero == 3) release(bucket);
+  }
+}
+
+namespace {
+
+/// Fetches a unit's weights before it runs and lets go of them after.
+class Fetching final : public nn::Layer {
+ public:
+  Fetching(std::unique_ptr<nn::Layer> layer, Weights& weights, std::size_t unit)
+      : layer_(std::move(layer)), weights_(weights), unit_(unit) {}
+
+  nn::Tensors forward(nn::Tensors inputs, nn::Context& context, nn::Tape* tape) override {
+    weights_.enter(unit_, /*backward=*/false);
+    nn::Tensors outputs = layer_->forward(std::move(inputs), context, tape);
+    weights_.leave(unit_);
+    return outputs;
+  }
+
+  nn::Tensors backward(nn::Tensors gradients, nn::Context& context, nn::Tape& tape) override {
+    weights_.enter(unit_, /*backward=*/true);
+    nn::Tensors out = layer_->backward(std::move(gradients), context, tape);
+    weights_.leave(unit_);
+    return out;
+  }
+
+ private:
+  std::unique_ptr<nn::Layer> layer_;
+  Weights& weights_;
+  std::size_t unit_;
+};
+
+}  // namespace
+
+std::unique_ptr<nn::Layer> Weights::fetching(std::unique_ptr<nn::Layer> layer, std::size_t unit) {
+  return std::make_unique<Fetching>(std::move(layer), *this, unit);
+}
+
+}  // namespace trireme::parallel
