@@ -3,21 +3,17 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sys/mman.h>
 
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
-#include <limits>
 #include <memory>
 #include <new>
-#include <string>
 #include <vector>
 
-#include "trireme/base/error.h"
 #include "trireme/base/instruction_set.h"
+#include "trireme/kernels/attention_arguments.h"
 #include "trireme/kernels/attention_cuda.h"
 #include "trireme/kernels/cpu/attention_problem.h"
 #include "trireme/kernels/cpu/attention_visible.h"
@@ -26,31 +22,6 @@ namespace trireme::kernels {
 namespace {
 
 using namespace cpu;
-
-std::string shape_of(const at::Tensor& t) {
-  if (!t.defined()) return "undefined";
-  return fmt::format("{} [{}]", c10::toString(t.scalar_type()), fmt::join(t.sizes(), ", "));
-}
-
-void require(bool holds, const std::string& message, const std::string& hint = {}) {
-  if (!holds) throw ConfigError("attention: " + message, hint);
-}
-
-AttentionType type_of(const at::Tensor& t) {
-  switch (t.scalar_type()) {
-    case at::kFloat:
-      return AttentionType::kFloat;
-    case at::kDouble:
-      return AttentionType::kDouble;
-    case at::kHalf:
-      return AttentionType::kHalf;
-    case at::kBFloat16:
-      return AttentionType::kBfloat16;
-    default:
-      require(false, fmt::format("q is {}", shape_of(t)), "use float, double, bfloat16 or half");
-      std::abort();
-  }
-}
 
 const AttentionBody& body_for(AttentionType type) {
 #if defined(__x86_64__)
@@ -65,86 +36,9 @@ const AttentionBody& body_for(AttentionType type) {
   return bodies.by_type[static_cast<std::size_t>(type)];
 }
 
-void require_tensor(const at::Tensor& t, const char* name, const at::Tensor& like, at::IntArrayRef sizes) {
-  require(t.defined() && t.scalar_type() == like.scalar_type() && t.sizes() == sizes && t.device() == like.device(),
-          fmt::format("{} is {}, but with q {} it must be {} [{}]", name, shape_of(t), shape_of(like),
-                      c10::toString(like.scalar_type()), fmt::join(sizes, ", ")));
-  require(t.size(-1) == 1 || t.stride(-1) == 1,
-          fmt::format("{} has strides [{}]; its last dimension must be contiguous", name, fmt::join(t.strides(), ", ")),
-          "call contiguous() on it");
-}
-
 template <typename Pointer>
 AttentionRows<Pointer> rows_of(const at::Tensor& t) {
   return {static_cast<Pointer>(t.data_ptr()), t.stride(0), t.stride(1), t.stride(2)};
-}
-
-/// Every tensor of one call; those of the other pass are null.
-struct Arguments {
-  const at::Tensor &q, &k, &v, &out, &lse;
-  const at::Tensor *dout = nullptr, *dq = nullptr, *dk = nullptr, *dv = nullptr;
-};
-
-void check(const Arguments& a, const Attention& options) {
-  const at::Tensor &q = a.q, &k = a.k;
-  require(
-      q.defined() && k.defined() && q.dim() == 4 && k.dim() == 4,
-      fmt::format("q is {} and k is {}; both must be [batch, sequence, heads, head size]", shape_of(q), shape_of(k)));
-  static_cast<void>(type_of(q));
-  require(q.device().is_cpu() || q.is_cuda(),
-          fmt::format("q is on {}; there are bodies for the CPU and for CUDA", q.device().str()));
-  const std::int64_t batch = q.size(0), queries = q.size(1), heads = q.size(2), size = q.size(3);
-  const std::int64_t keys = k.size(1), key_heads = k.size(2);
-  require(
-      key_heads > 0 && heads > 0 && heads % key_heads == 0,
-      fmt::format("q has {} heads and k has {}: queries' heads must be a multiple of keys' heads", heads, key_heads));
-  require(size > 0, fmt::format("q is {}: the head size must be positive", shape_of(q)));
-  require(keys < std::numeric_limits<std::int32_t>::max() - kAttentionKeyBlock,
-          fmt::format("k is {}: a block of keys may not exceed 2^31", shape_of(k)), "split the keys and merge");
-  require_tensor(q, "q", q, q.sizes());
-  require_tensor(k, "k", q, {batch, keys, key_heads, size});
-  require_tensor(a.v, "v", q, k.sizes());
-  require_tensor(a.out, "out", q, q.sizes());
-  if (a.dout != nullptr) {
-    require_tensor(*a.dout, "dout", q, q.sizes());
-    require_tensor(*a.dq, "dq", q, q.sizes());
-    require_tensor(*a.dk, "dk", q, k.sizes());
-    require_tensor(*a.dv, "dv", q, k.sizes());
-  }
-  const at::ScalarType sum_type = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  require(a.lse.defined() && a.lse.scalar_type() == sum_type &&
-              a.lse.sizes() == at::IntArrayRef{batch, heads, queries} && (queries <= 1 || a.lse.stride(-1) == 1),
-          fmt::format("lse is {}; it must be {} [{}, {}, {}] with its last dimension contiguous", shape_of(a.lse),
-                      c10::toString(sum_type), batch, heads, queries));
-  require(options.window >= 0, fmt::format("window is {}; it must not be negative", options.window), "0 means none");
-
-  const bool has_query = options.query_documents != nullptr && options.query_documents->defined();
-  const bool has_key = options.key_documents != nullptr && options.key_documents->defined();
-  require(has_query == has_key, "documents are given for queries or keys only", "give both, or neither");
-  if (has_query) {
-    const auto check_documents = [&](const at::Tensor& t, const char* name, std::int64_t length) {
-      require(t.scalar_type() == at::kInt && t.sizes() == at::IntArrayRef{batch, length} &&
-                  (length <= 1 || t.stride(1) == 1),
-              fmt::format("{} is {}; it must be Int [{}, {}] with contiguous rows", name, shape_of(t), batch, length));
-    };
-    check_documents(*options.query_documents, "query_documents", queries);
-    check_documents(*options.key_documents, "key_documents", keys);
-  }
-  if (options.dropout != nullptr && options.dropout->p != 0) {
-    const AttentionDropout& d = *options.dropout;
-    require(d.p > 0 && d.p < 1, fmt::format("dropout is {}; it must be in [0, 1)", d.p));
-    require(d.samples != nullptr && d.samples->defined() && d.samples->scalar_type() == at::kLong &&
-                d.samples->sizes() == at::IntArrayRef{batch},
-            fmt::format("dropout's samples are {}; they must be Long [{}]",
-                        d.samples == nullptr ? "null" : shape_of(*d.samples), batch));
-    const std::int64_t limit = std::int64_t{1} << 32;
-    require(options.query_position >= 0 && options.key_position >= 0 && options.query_position + queries <= limit &&
-                options.key_position + keys <= limit,
-            fmt::format("dropout draws for positions in [0, 2^32), not for queries from {} and keys from {}",
-                        options.query_position, options.key_position));
-    require(d.first_head >= 0 && d.first_head + heads <= (1 << 24),
-            fmt::format("dropout draws for heads in [0, 2^24), not from {}", d.first_head));
-  }
 }
 
 /// What a problem points to besides tensors.
@@ -153,8 +47,8 @@ struct Prepared {
   VisibleKeys visible;
   std::vector<std::uint32_t> streams;
 
-  Prepared(const Arguments& a, const Attention& options) {
-    check(a, options);
+  Prepared(const AttentionArguments& a, const Attention& options) {
+    require_attention(a, options);
     AttentionProblem& p = problem;
     p.batch = a.q.size(0), p.queries = a.q.size(1), p.heads = a.q.size(2), p.head_size = a.q.size(3);
     p.keys = a.k.size(1), p.key_heads = a.k.size(2);
@@ -291,7 +185,7 @@ AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, cons
   AttentionResult result{at::empty(q.sizes(), q.options()),
                          at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(type))};
   if (q.is_cuda()) {
-    check({q, k, v, result.out, result.lse}, options);
+    require_attention({q, k, v, result.out, result.lse}, options);
     return cuda_attention_forward(q, k, v, options);
   }
   attention_forward(result.out, result.lse, q, k, v, options);
@@ -301,7 +195,7 @@ AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, cons
 void attention_forward(at::Tensor& out, at::Tensor& lse, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const Attention& options) {
   if (q.is_cuda()) {
-    check({q, k, v, out, lse}, options);
+    require_attention({q, k, v, out, lse}, options);
     const AttentionResult result = cuda_attention_forward(q, k, v, options);
     out.copy_(result.out);
     lse.copy_(result.lse);
@@ -309,7 +203,7 @@ void attention_forward(at::Tensor& out, at::Tensor& lse, const at::Tensor& q, co
   }
   const Prepared prepared({q, k, v, out, lse}, options);
   const AttentionProblem& problem = prepared.problem;
-  const AttentionBody& body = body_for(type_of(q));
+  const AttentionBody& body = body_for(attention_type(q));
   // A row's bits do not depend on which span it is in, so here the number of threads may decide. Each span packs the
   // keys again, which costs about an eighth of a unit.
   const std::int64_t threads = at::get_num_threads(), pairs = problem.batch * problem.key_heads;
@@ -328,12 +222,12 @@ void attention_backward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at
                         const at::Tensor& k, const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
                         const Attention& options) {
   if (q.is_cuda()) {
-    check({q, k, v, out, lse, &dout, &dq, &dk, &dv}, options);
+    require_attention({q, k, v, out, lse, &dout, &dq, &dk, &dv}, options);
     return cuda_attention_backward({dq, dk, dv}, dout, q, k, v, out, lse, options);
   }
   const Prepared prepared({q, k, v, out, lse, &dout, &dq, &dk, &dv}, options);
   const AttentionProblem& problem = prepared.problem;
-  const AttentionBody& body = body_for(type_of(q));
+  const AttentionBody& body = body_for(attention_type(q));
   // The order of additions follows the cut, which therefore follows the shapes alone: parts only where heads are few
   // and each part has work enough to pay for packing the keys again and for sums of its own.
   const Cut spans = cut(problem, 16, 8);
@@ -363,21 +257,10 @@ void attention_backward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at
 }
 
 void attention_merge(at::Tensor& out, at::Tensor& lse, const at::Tensor& other_out, const at::Tensor& other_lse) {
-  require(out.defined() && out.dim() == 4,
-          fmt::format("out is {}; it must be [batch, sequence, heads, head size]", shape_of(out)));
-  require(out.device().is_cpu() || out.is_cuda(),
-          fmt::format("out is on {}; there are bodies for the CPU and for CUDA", out.device().str()));
-  require_tensor(out, "out", out, out.sizes());
-  require_tensor(other_out, "other_out", out, out.sizes());
+  require_mergeable(out, lse, other_out, other_lse);
   const std::int64_t batch = out.size(0), queries = out.size(1), heads = out.size(2);
-  const at::ScalarType sum_type = out.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  for (const at::Tensor* t : {static_cast<const at::Tensor*>(&lse), &other_lse}) {
-    require(t->defined() && t->scalar_type() == sum_type && t->sizes() == at::IntArrayRef{batch, heads, queries},
-            fmt::format("lse is {}; with out {} it must be {} [{}, {}, {}]", shape_of(*t), shape_of(out),
-                        c10::toString(sum_type), batch, heads, queries));
-  }
   if (out.is_cuda()) return cuda_attention_merge(out, lse, other_out, other_lse);
-  const AttentionBody& body = body_for(type_of(out));
+  const AttentionBody& body = body_for(attention_type(out));
   const auto to = rows_of<char*>(out);
   const auto from = rows_of<const char*>(other_out);
   const std::int64_t element = static_cast<std::int64_t>(out.element_size());
@@ -401,7 +284,7 @@ void attention_merge(at::Tensor& out, at::Tensor& lse, const at::Tensor& other_o
       }
     });
   };
-  if (sum_type == at::kDouble) {
+  if (lse.scalar_type() == at::kDouble) {
     join(lse.mutable_data_ptr<double>(), other_lse.const_data_ptr<double>());
   } else {
     join(lse.mutable_data_ptr<float>(), other_lse.const_data_ptr<float>());
