@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/times.h"
 #include "trireme/base/random.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/data/prefetch.h"
@@ -29,6 +30,8 @@
 namespace {
 
 using namespace trireme;
+using bench::median;
+using bench::seconds_of;
 using namespace trireme::data;
 
 constexpr int kRounds = 9;
@@ -48,18 +51,6 @@ double cpu_seconds(Body&& body) {
   return now() - begin;
 }
 
-template <typename Body>
-double seconds(Body&& body) {
-  const auto begin = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
-
 std::filesystem::path write_shard(const std::filesystem::path& folder) {
   const auto path = folder / "trireme_bench_data.shard";
   const Random random(1, "bench/data");
@@ -67,7 +58,7 @@ std::filesystem::path write_shard(const std::filesystem::path& folder) {
   random.fill_bits(0, std::span(bits));
   std::vector<std::int32_t> tokens(bits.size());
   for (std::size_t i = 0; i < bits.size(); ++i) tokens[i] = static_cast<std::int32_t>(bits[i] % kVocabulary);
-  const double took = seconds([&] {
+  const double took = seconds_of([&] {
     ShardWriter writer(path, {.vocabulary = kVocabulary});
     std::uint64_t draw = 0;
     for (std::int64_t left = kTokens; left > 0;) {
@@ -140,7 +131,7 @@ void bench_reading(const std::filesystem::path& path) {
   for (int round = 0; round < 5; ++round) verified.push_back(cpu_seconds([&] { file.verify(); }));
   fmt::print("verify: {:.1f} GB/s; opened in {:.2f} ms  ({})\n",
              static_cast<double>(file.bytes()) / median(verified) / 1e9,
-             seconds([&] { sink += TokenFile(path).tokens(); }) * 1e3, sink == 42 ? "!" : "ok");
+             seconds_of([&] { sink += TokenFile(path).tokens(); }) * 1e3, sink == 42 ? "!" : "ok");
 }
 
 /// Steps that do nothing but take their time, as a device would.
@@ -159,7 +150,7 @@ void bench_waiting(const std::filesystem::path& path) {
     Prefetch prefetch(*samples, plan, {.ahead = 4});
     prefetch.next();
     double waited = 0;
-    const double total = seconds([&] {
+    const double total = seconds_of([&] {
       for (std::int64_t step = 1; step < kSteps; ++step) {
         waited += prefetch.next().waited_s;
         std::this_thread::sleep_for(std::chrono::milliseconds(step_ms));

@@ -15,6 +15,7 @@
 #include <numeric>
 #include <vector>
 
+#include "bench/times.h"
 #include "trireme/base/instruction_set.h"
 #include "trireme/layout/hash.h"
 #include "trireme/layout/placing.h"
@@ -23,21 +24,11 @@
 namespace {
 
 using namespace trireme;
+using bench::median;
+using bench::seconds_of;
 using namespace trireme::layout;
 
 constexpr int kRounds = 9;
-
-template <typename Body>
-double seconds(Body&& body) {
-  const auto begin = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
 
 void bench_hash() {
   const Index bytes = 64 << 20;
@@ -53,9 +44,9 @@ void bench_hash() {
       for (int round = 0; round < kRounds; ++round) {
         // Another place each round, or the compiler could see that it need not look again.
         const Run run{.global = round, .local = 0, .count = bytes / static_cast<Index>(element_bytes)};
-        ours.push_back(seconds([&] { sink += tensor_hash(std::span(&run, 1), memory, element_bytes); }));
+        ours.push_back(seconds_of([&] { sink += tensor_hash(std::span(&run, 1), memory, element_bytes); }));
         memory[static_cast<std::size_t>(round)] ^= std::byte{1};
-        beside.push_back(seconds([&] {
+        beside.push_back(seconds_of([&] {
           const auto* words = reinterpret_cast<const std::uint64_t*>(memory.data());
           sink += std::accumulate(words, words + memory.size() / 8, std::uint64_t{0});
         }));
@@ -82,9 +73,9 @@ void bench_plan(const Case& c) {
   std::vector<double> ours, beside;
   ReshardVolume total;
   for (int round = 0; round < kRounds; ++round) {
-    ours.push_back(seconds([&] { total = volume(plan_reshard(from, to, 4)); }));
+    ours.push_back(seconds_of([&] { total = volume(plan_reshard(from, to, 4)); }));
     std::vector<std::byte> in(total.most_sent_bytes, std::byte{1}), out(total.most_sent_bytes, std::byte{2});
-    beside.push_back(seconds([&] { std::memcpy(out.data(), in.data(), in.size()); }));
+    beside.push_back(seconds_of([&] { std::memcpy(out.data(), in.data(), in.size()); }));
   }
   fmt::print("{:<48}{:>9.2f}{:>9.2f}{:>10}{:>10}{:>10.1f}{:>10.1f}\n", c.name, median(ours) * 1e3, median(beside) * 1e3,
              total.copies, total.messages, static_cast<double>(total.moved_bytes) * 1e-6,

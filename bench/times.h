@@ -4,14 +4,23 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <utility>
 #include <vector>
+
+#include "trireme/base/stopwatch.h"
 
 namespace trireme::bench {
 
 using Clock = std::chrono::steady_clock;
 
-inline double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
+using trireme::seconds_since;
+
+/// Of one call.
+template <typename Body>
+double seconds_of(Body&& body) {
+  const auto begin = Clock::now();
+  body();
+  return seconds_since(begin);
 }
 
 struct Times {
@@ -23,5 +32,7 @@ struct Times {
   }
   double median() const { return quantile(0.5); }
 };
+
+inline double median(std::vector<double> values) { return Times{std::move(values)}.median(); }
 
 }  // namespace trireme::bench

@@ -7,12 +7,12 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "tests/files.h"
 #include "trireme/base/error.h"
 #include "trireme/data/tokenizer/tokenizer.h"
 #include "trireme/data/tokenizer/utf8_text.h"
@@ -25,18 +25,6 @@ inline std::filesystem::path tokenizer_fixtures() { return std::filesystem::path
 inline const std::vector<std::string>& fixture_names() {
   static const std::vector<std::string> names{"gpt2", "llama3", "qwen", "llama2", "mistral", "odd", "prefix_space"};
   return names;
-}
-
-inline std::string read_all(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  EXPECT_TRUE(file) << path;
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-inline void write_all(const std::filesystem::path& path, std::string_view text) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-  ASSERT_TRUE(file.flush()) << path;
 }
 
 inline nlohmann::ordered_json read_fixture(const std::string& name) {

@@ -7,11 +7,11 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tests/files.h"
 #include "trireme/base/error.h"
 #include "trireme/formats/safetensors.h"
 
@@ -32,18 +32,6 @@ class Folder : public ::testing::Test {
   void TearDown() override { fs::remove_all(folder_); }
   fs::path folder_;
 };
-
-inline std::string read_all(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  EXPECT_TRUE(file) << path;
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-inline void write_all(const fs::path& path, std::string_view text) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-  ASSERT_TRUE(file.flush()) << path;
-}
 
 /// Name -> content of every file in a folder.
 inline std::map<std::string, std::string> contents(const fs::path& folder) {

@@ -6,10 +6,10 @@
 #include <limits>
 
 #include "tests/observe/run_folder.h"
+#include "trireme/base/html.h"
 #include "trireme/observe/report/axis.h"
 #include "trireme/observe/report/chart.h"
 #include "trireme/observe/report/facts.h"
-#include "trireme/observe/report/html.h"
 #include "trireme/observe/run_log.h"
 
 namespace trireme::observe {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <random>
 
+#include "tests/plan/llama_405b.h"
 #include "trireme/plan/published.h"
 
 namespace trireme::plan {
@@ -56,14 +57,7 @@ TEST(ExpectedSlowdown, IsWhatFailingAtRandomGives) {
 }
 
 TEST(Goodput, OfLlama3On16384DevicesIsAboveNinetyPercentAsPrinted) {
-  Job job;
-  job.shape = shape_of({.family = ModelFamily::kLlama,
-                        .layers = 126,
-                        .hidden = 16384,
-                        .heads = 128,
-                        .kv_heads = 8,
-                        .ffn = 53248,
-                        .vocab = 128256});
+  const Job job = llama_405b();
   const Goodput goodput = estimate_goodput(cost::load_hardware("llama3-h100-16k"), job, 16384);
   EXPECT_NEAR(goodput.mtbf_seconds / 3600, 54 * 24 / 419.0, 0.01 * 54 * 24 / 419.0);
   EXPECT_GT(goodput.share, 0.9);

@@ -24,18 +24,7 @@ spec::Recipe staged(Family family, Precision precision, int stages, const std::s
   return recipe;
 }
 
-VerifyResult verify_staged(const spec::Recipe& recipe, int ranks) {
-  VerifyRequest request{.recipes = {recipe}, .reference = recipe, .steps = 3};
-  request.reference.layout = {};
-  request.reference.pipeline = {};
-  VerifyResult result;
-  comm::run_ranks(ranks, [&](comm::Rank& rank) {
-    verify(request, rank, [&](std::size_t, const VerifyResult& mine) {
-      if (rank.rank() == 0) result = mine;
-    });
-  });
-  return result;
-}
+VerifyResult verify_staged(const spec::Recipe& recipe, int ranks) { return verify_beside_one_rank(recipe, ranks, 3); }
 
 TEST(StagedTrainer, EqualsOneRankForEverySynchronousKind) {
   for (const char* kind : {"gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "zb-v", "dualpipe",

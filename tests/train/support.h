@@ -10,6 +10,7 @@
 #include "trireme/comm/rank.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/train/trainer.h"
+#include "trireme/train/verify.h"
 
 namespace trireme::train {
 
@@ -55,6 +56,20 @@ inline void with_trainers(const spec::Recipe& recipe, int ranks,
     Trainer trainer(recipe, model_shape(recipe), rank.world(), *samples);
     body(trainer, rank);
   });
+}
+
+/// The recipe's layout and pipeline on so many thread ranks beside neither of them on one.
+inline VerifyResult verify_beside_one_rank(const spec::Recipe& recipe, int ranks, std::int64_t steps) {
+  VerifyRequest request{.recipes = {recipe}, .reference = recipe, .steps = steps};
+  request.reference.layout = {};
+  request.reference.pipeline = {};
+  VerifyResult result;
+  comm::run_ranks(ranks, [&](comm::Rank& rank) {
+    verify(request, rank, [&](std::size_t, const VerifyResult& mine) {
+      if (rank.rank() == 0) result = mine;
+    });
+  });
+  return result;
 }
 
 }  // namespace trireme::train

@@ -41,16 +41,7 @@ spec::Recipe together(const std::string& kind, int stages, std::optional<int> dr
 
 VerifyResult verify_together(spec::Recipe recipe, int ranks, std::int64_t steps) {
   recipe.train.steps = steps;
-  VerifyRequest request{.recipes = {recipe}, .reference = recipe, .steps = steps};
-  request.reference.layout = {};
-  request.reference.pipeline = {};
-  VerifyResult result;
-  comm::run_ranks(ranks, [&](comm::Rank& rank) {
-    verify(request, rank, [&](std::size_t, const VerifyResult& mine) {
-      if (rank.rank() == 0) result = mine;
-    });
-  });
-  return result;
+  return verify_beside_one_rank(recipe, ranks, steps);
 }
 
 constexpr const char* kAsynchronous[] = {"pipedream", "pipedream-vsync", "pipedream-2bw",

@@ -109,19 +109,11 @@ std::string why_slower(const Estimate& best, const Estimate& other) {
 }
 
 std::string why_not(const Memory& memory) {
-  const MemoryParts& parts = memory.parts;
-  const std::array<std::pair<const char*, double>, 6> named{{{"weights", parts.weights},
-                                                             {"gradients", parts.gradients},
-                                                             {"optimizer", parts.optimizer},
-                                                             {"activations", parts.activations},
-                                                             {"working memory", parts.working},
-                                                             {"buffers", parts.buffers}}};
-  const auto most = std::ranges::max_element(named, {}, &std::pair<const char*, double>::second);
   constexpr double kGib = 1073741824.0;
   if (memory.peak() <= kUsable * memory.device)
     return fmt::format("needs {:.1f} GiB of the host, which has {:.1f}", memory.host / kGib, memory.host_device / kGib);
   return fmt::format("needs {:.1f} GiB of {:.1f}, most of it {}", memory.peak() / kGib, memory.device / kGib,
-                     most->first);
+                     memory.parts.largest().first);
 }
 
 }  // namespace trireme::plan

@@ -209,16 +209,20 @@ Memory estimate_memory(const cost::Hardware& hardware, const Job& job, const Lay
   return memory;
 }
 
+std::pair<const char*, double> MemoryParts::largest() const {
+  const std::array<std::pair<const char*, double>, 6> named{{{"weights", weights},
+                                                             {"gradients", gradients},
+                                                             {"optimizer", optimizer},
+                                                             {"activations", activations},
+                                                             {"working memory", working},
+                                                             {"buffers", buffers}}};
+  return *std::ranges::max_element(named, {}, &std::pair<const char*, double>::second);
+}
+
 std::string Memory::why() const {
-  const std::array<std::pair<const char*, double>, 6> named{{{"weights", parts.weights},
-                                                             {"gradients", parts.gradients},
-                                                             {"optimizer", parts.optimizer},
-                                                             {"activations", parts.activations},
-                                                             {"working memory", parts.working},
-                                                             {"buffers", parts.buffers}}};
-  const auto most = std::ranges::max_element(named, {}, &std::pair<const char*, double>::second);
-  return fmt::format("stage {}: {:.1f} microbatches in flight, {} take {:.0f} %", stage, in_flight, most->first,
-                     100 * most->second / peak());
+  const auto [name, bytes] = parts.largest();
+  return fmt::format("stage {}: {:.1f} microbatches in flight, {} take {:.0f} %", stage, in_flight, name,
+                     100 * bytes / peak());
 }
 
 }  // namespace trireme::plan

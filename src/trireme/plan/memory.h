@@ -7,6 +7,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "trireme/cost/hardware.h"
@@ -21,6 +22,8 @@ struct MemoryParts {
   double working = 0;      ///< the layer that is recomputed or gathered just now, logits
   double buffers = 0;      ///< of communication, and what the device's software takes
   double total() const { return weights + gradients + optimizer + activations + working + buffers; }
+  /// The one that takes most, and its name for people.
+  std::pair<const char*, double> largest() const;
 };
 
 struct Memory {

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <set>
 
+#include "trireme/base/html.h"
 #include "trireme/schedule/draw_parts.h"
 
 namespace trireme::schedule {
@@ -48,29 +49,6 @@ std::string shade(Paint paint, int turn) {
   const auto mixed = [&](int part) { return static_cast<int>(std::lround(part + (255 - part) * white)); };
   const Color color = color_of(paint);
   return fmt::format("#{:02x}{:02x}{:02x}", mixed(color.red), mixed(color.green), mixed(color.blue));
-}
-
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '&':
-        out += "&amp;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        if (static_cast<unsigned char>(c) >= 0x20) out += c;  // a name from a file may hold anything
-    }
-  }
-  return out;
 }
 
 class Svg {

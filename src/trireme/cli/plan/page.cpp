@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
+#include "trireme/base/html.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/plan/plot.h"
-#include "trireme/observe/report/html.h"
 #include "trireme/observe/report/page.h"
 #include "trireme/plan/explain.h"
 #include "trireme/plan/goodput.h"
@@ -14,7 +14,6 @@
 namespace trireme::cli {
 namespace {
 
-using observe::escaped;
 using plan::Estimate;
 
 struct Part {

@@ -1,11 +1,11 @@
 #include "trireme/cli/plan/plot.h"
 
+#include "trireme/base/html.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-
-#include "trireme/observe/report/html.h"
 
 namespace trireme::cli {
 namespace {
@@ -115,9 +115,9 @@ class Drawing {
     out_ += fmt::format(R"h(<path d="M{0} {1}V{2}H{3}" fill="none" stroke="var(--rule)" stroke-width="1.5"/>)h", kLeft,
                         kTop, bottom, right);
     out_ += fmt::format(R"h(<text x="{}" y="{}" text-anchor="middle">{}</text>)h", (kLeft + right) / 2, kHeight - 12,
-                        observe::escaped(plot_.x_title));
+                        escaped(plot_.x_title));
     out_ += fmt::format(R"h(<text transform="translate(16 {}) rotate(-90)" text-anchor="middle">{}</text>)h",
-                        (kTop + bottom) / 2, observe::escaped(plot_.y_title));
+                        (kTop + bottom) / 2, escaped(plot_.y_title));
   }
 
   void add(const PlotLine& line) {
@@ -133,7 +133,7 @@ class Drawing {
   void dot(const PlotPoint& point) {
     out_ += fmt::format(
         R"h(<circle cx="{:.1f}" cy="{:.1f}" r="4.5" fill="var(--c{})" stroke="#fff" stroke-width="1"><title>{}</title></circle>)h",
-        px(point.x), py(point.y), point.color, observe::escaped(point.tip.empty() ? point.name : point.tip));
+        px(point.x), py(point.y), point.color, escaped(point.tip.empty() ? point.name : point.tip));
     if (!point.name.empty()) labels_.push_back({px(point.x) + 8, py(point.y) + 4, point.name, point.color});
   }
 
@@ -149,7 +149,7 @@ class Drawing {
         if (!beside && one.y < other.y + 13) one.y = other.y + 13;
       }
       out_ += fmt::format(R"h(<text x="{:.1f}" y="{:.1f}" font-size="11" fill="var(--c{})">{}</text>)h", one.x, one.y,
-                          one.color, observe::escaped(one.text));
+                          one.color, escaped(one.text));
     }
   }
 

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <iterator>
 
+#include "trireme/base/html.h"
 #include "trireme/observe/json_values.h"
-#include "trireme/observe/report/html.h"
 
 namespace trireme::observe {
 namespace {

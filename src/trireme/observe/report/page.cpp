@@ -1,8 +1,8 @@
 #include "trireme/observe/report/page.h"
 
-#include <fmt/format.h>
+#include "trireme/base/html.h"
 
-#include "trireme/observe/report/html.h"
+#include <fmt/format.h>
 
 namespace trireme::observe {
 namespace {

@@ -6,11 +6,11 @@
 #include <cmath>
 #include <functional>
 
+#include "trireme/base/html.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/observe/report/chart.h"
 #include "trireme/observe/report/facts.h"
-#include "trireme/observe/report/html.h"
 #include "trireme/observe/report/page.h"
 
 namespace trireme::observe {

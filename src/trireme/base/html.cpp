@@ -1,6 +1,6 @@
-#include "trireme/observe/report/html.h"
+#include "trireme/base/html.h"
 
-namespace trireme::observe {
+namespace trireme {
 
 std::string escaped(std::string_view text) {
   std::string out;
@@ -47,4 +47,4 @@ std::string script_json(std::string json) {
   return out;
 }
 
-}  // namespace trireme::observe
+}  // namespace trireme
