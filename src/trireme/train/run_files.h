@@ -13,6 +13,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/progress.h"
 #include "trireme/checkpoint/run_folder.h"
+#include "trireme/observe/mfu.h"
 #include "trireme/observe/run_log.h"
 #include "trireme/observe/timeline.h"
 #include "trireme/train/commands.h"
@@ -56,7 +57,7 @@ class RunFiles {
   std::unique_ptr<LogCopy> log_copy_;
   std::unique_ptr<observe::RunLog> log_;
   std::unique_ptr<Progress> progress_;
-  std::optional<double> peak_flops_;
+  std::optional<observe::Mfu> mfu_;  // on CPUs
 };
 
 }  // namespace trireme::train
