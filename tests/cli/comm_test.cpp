@@ -50,10 +50,13 @@ TEST(BenchComm, ShowsATableWithTheChoiceOfAuto) {
 
 TEST(BenchComm, RunsOnAnEmulatedNetwork) {
   const Outcome outcome = run({"--quiet", "bench", "comm", "--transport", "emulated", "--op", "broadcast", "--bytes",
-                               "1K", "--seconds", "0.001", "--json", "--set", "emulated.node_latency=1ms"});
+                               "1K", "--seconds", "0.001", "--json", "--set", "emulated.node_latency=10ms"});
   ASSERT_EQ(outcome.code, kExitFine) << outcome.err;
   const auto document = nlohmann::json::parse(outcome.out);
-  for (const auto& row : document.at("rows")) EXPECT_GE(row.at("seconds").get<double>(), 0.001) << row;
+  for (const auto& row : document.at("rows")) {
+    // Without the network it takes microseconds. Less than the latency, since a rank that wakes late sees a part of it.
+    EXPECT_GE(row.at("seconds").get<double>(), 0.002) << row;
+  }
 }
 
 TEST(BenchComm, CalibrationIsAFileThatGroupsChooseBy) {

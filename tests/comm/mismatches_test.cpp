@@ -101,7 +101,7 @@ TEST(Mismatches, OfRootsAreNoticedAtTheNextCallAtTheLatest) {
             call(self.world(), {.op = Op::kBroadcast, .algorithm = algorithm, .count = count, .root = self.rank()});
             call(self.world(), {.op = Op::kAllReduce, .count = 1});
           },
-          test_options(300ms));
+          test_options(kPatience));
       for (const Outcome& outcome : outcomes.ranks) {
         EXPECT_NE(outcome.error, "") << cost::name(algorithm) << ' ' << count;
         EXPECT_THAT(outcome.error,

@@ -19,6 +19,10 @@ using namespace std::chrono_literals;
 /// Far less than any deadline that is not meant to pass, and far more than any machine needs.
 inline constexpr auto kSoon = std::chrono::seconds(20);
 
+/// A deadline that is meant to pass: so long that a rank which is only slow, since the machine does something else for
+/// a second, is not taken for one that never arrives.
+inline constexpr auto kPatience = std::chrono::milliseconds(1500);
+
 struct Outcome {
   std::string error;  // message of what was thrown; empty: nothing was
   std::string hint;

@@ -69,7 +69,8 @@ TEST_F(SupervisorTest, EndsWhatHangs) {
 }
 
 TEST_F(SupervisorTest, ALifeThatNeverBeginsHangsToo) {
-  const Supervised result = run("[ $life = 2 ] || sleep 100", {.start = milliseconds(300), .grace = milliseconds(100)});
+  const Supervised result =
+      run("[ $life = 2 ] || sleep 100", {.start = milliseconds(3000), .grace = milliseconds(100)});
   EXPECT_TRUE(result.finished);
   EXPECT_EQ(result.hangs, 1);
 }

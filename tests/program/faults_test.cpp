@@ -117,7 +117,8 @@ TEST_F(FaultyRun, AFlippedBitInMemoryIsFoundAndItsRankNamed) {
 }
 
 TEST_F(FaultyRun, SlowRanksAreNamed) {
-  const Outcome outcome = train("run", {"--ranks", "3", "--inject", "slow rank 2 by 5 from step 1"});
+  const Outcome outcome = train("run", {"--ranks", "3", "--inject", "slow rank 2 by 10 from step 1", "--set",
+                                        "train.steps=22"});  // ranks are compared after twenty
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   bool named = false;
   for (const auto& event : events("run", "straggler")) named = named || event["rank"] == 2;

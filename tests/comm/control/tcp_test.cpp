@@ -146,7 +146,7 @@ TEST_F(TcpControl, ClientsWaitForAServerThatStartsLater) {
 
 TEST_F(TcpControl, AServerThatIsNotThereIsNamed) {
   const int port = make_tcp_control_server({})->port();
-  EXPECT_THAT(error_of([&] { connect_tcp_control({.rank = 1, .ranks = 2, .port = port, .connect_timeout = 100ms}); }),
+  EXPECT_THAT(error_of([&] { connect_tcp_control({.rank = 1, .ranks = 2, .port = port, .connect_timeout = 1s}); }),
               AllOf(HasSubstr("rank 1 could not reach the control plane at 127.0.0.1:" + std::to_string(port)),
                     HasSubstr("Connection refused"), HasSubstr("firewall")));
   EXPECT_THAT(
@@ -230,12 +230,12 @@ TEST_F(TcpControl, LastWordsBeforeABrokenConnectionAreNotLost) {
 }
 
 TEST_F(TcpControl, ASilentRankIsLost) {
-  Planes planes = some_planes(1, 2, {.heartbeat_every = 50ms, .heartbeat_timeout = 1500ms});
+  Planes planes = some_planes(1, 2, {.heartbeat_every = 50ms, .heartbeat_timeout = 3s});
   Ear ear;
   planes[0].listen(ear.on_notice(), nullptr);
   Stranger silent(planes.server->port());
   silent.join(1, 2);
-  EXPECT_THAT(ear.wait_for(1), ElementsAre(HasSubstr("lost 1: rank 1 is lost: nothing was heard from it for 1.")));
+  EXPECT_THAT(ear.wait_for(1), ElementsAre(HasSubstr("lost 1: rank 1 is lost: nothing was heard from it for ")));
   EXPECT_THAT(silent.hear().value_or(Message{}).value, HasSubstr("gave it up as lost"));
   EXPECT_EQ(silent.hear(), std::nullopt);
   planes[0].listen(nullptr, nullptr);
@@ -244,7 +244,7 @@ TEST_F(TcpControl, ASilentRankIsLost) {
 TEST_F(TcpControl, ASilentServerIsLost) {
   const Fd listening = listen_at("127.0.0.1", 0);
   auto joined = std::async(std::launch::async, [&] {
-    return connect_tcp_control({.port = local_port(listening), .heartbeat_every = 50ms, .heartbeat_timeout = 400ms});
+    return connect_tcp_control({.port = local_port(listening), .heartbeat_every = 50ms, .heartbeat_timeout = 1500ms});
   });
   pollfd waiting{listening.get(), POLLIN, 0};
   poll(&waiting, 1, -1);
@@ -376,7 +376,7 @@ TEST_F(TcpControl, RunningOutOfDescriptorsDelaysNewcomersOnly) {
   }
   taken.pop_back();  // one for the near end of the connection; the server finds none for the far end
   Stranger newcomer(planes.server->port());
-  for (int i = 0; i < 100 && logged().empty(); ++i) {
+  for (int i = 0; i < 2000 && logged().empty(); ++i) {
     planes[0].add("work goes on", 1);
     std::this_thread::sleep_for(10ms);
   }
