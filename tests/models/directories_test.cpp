@@ -155,7 +155,7 @@ class Damaged : public formats::Folder {
   void set(const std::string& key, const nlohmann::ordered_json& value) {
     HfConfig config = formats::read_hf_config(folder_ / "model" / "config.json");
     config.set(key, value);
-    formats::write_all(folder_ / "model" / "config.json", config.text());
+    write_all(folder_ / "model" / "config.json", config.text());
   }
   void expect_refused(const std::vector<std::string>& said) {
     try {
@@ -207,9 +207,9 @@ TEST_F(Damaged, AConfigurationOfAnotherModelIsFoundOut) {
 }
 
 TEST_F(Damaged, FilesCutShortAreRefused) {
-  const std::string whole = formats::read_all(folder_ / "model" / "model.safetensors");
+  const std::string whole = read_all(folder_ / "model" / "model.safetensors");
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{7}, std::size_t{100}, whole.size() - 1}) {
-    formats::write_all(folder_ / "model" / "model.safetensors", whole.substr(0, bytes));
+    write_all(folder_ / "model" / "model.safetensors", whole.substr(0, bytes));
     expect_refused({"model.safetensors"});
   }
   std::filesystem::remove(folder_ / "model" / "model.safetensors");
