@@ -1,7 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 
 #include "tests/base/config_sample.h"
@@ -209,7 +211,8 @@ TEST(ConfigRead, SyntaxErrorsHaveTheirLine) {
 }
 
 TEST(ConfigRead, AMissingFileIsSuggestedToo) {
-  const std::string folder = testing::TempDir();
+  const std::string folder = testing::TempDir() + "trireme-config-" + std::to_string(::getpid()) + "/";
+  std::filesystem::create_directories(folder);
   const std::string path = folder + "trireme-config-test.toml";
   std::ofstream(path) << kText;
   EXPECT_EQ(load<All>({.file = path}).value.basics.ranks, 4);
@@ -222,6 +225,7 @@ TEST(ConfigRead, AMissingFileIsSuggestedToo) {
   }
   std::remove(path.c_str());
   EXPECT_THROW((void)load<All>({.file = folder}), ConfigError) << "a folder is no file";
+  std::filesystem::remove_all(folder);
 }
 
 struct SetByDefault {

@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -116,7 +117,8 @@ TEST(Plan, TheSmallestClusterKeepsTheDeadline) {
 }
 
 TEST(Plan, ItsRecipeIsFineAndGivesTheSameEstimate) {
-  const std::string path = (std::filesystem::temp_directory_path() / "trireme_planned.toml").string();
+  const std::string path =
+      (std::filesystem::temp_directory_path() / ("trireme_planned_" + std::to_string(::getpid()) + ".toml")).string();
   const Outcome planned = run({"plan", "--model", "llama3-70b", "--cluster", "dgx-h100", "--gpus", "64",
                                "--global-batch", "256", "--write", path, "--json"});
   ASSERT_EQ(planned.code, 0) << planned.err;

@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <fstream>
@@ -37,8 +38,8 @@ class RecipeCommand : public testing::Test {
     return code;
   }
   // One for each test: they may run at the same time.
-  std::string path_ =
-      testing::TempDir() + testing::UnitTest::GetInstance()->current_test_info()->name() + std::string(".toml");
+  std::string path_ = testing::TempDir() + testing::UnitTest::GetInstance()->current_test_info()->name() +
+                      std::to_string(::getpid()) + ".toml";
   std::string out_, err_;
 };
 

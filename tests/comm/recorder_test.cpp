@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
@@ -78,7 +79,8 @@ TEST(Recorder, SpeaksJson) {
 }
 
 TEST(Recorder, WritesAFileOrSaysInTheLogThatItCannot) {
-  const auto directory = std::filesystem::path(testing::TempDir()) / "trireme_recorder_test" / "deeper";
+  const auto directory =
+      std::filesystem::path(testing::TempDir()) / ("trireme_recorder_test_" + std::to_string(::getpid())) / "deeper";
   std::filesystem::remove_all(directory.parent_path());
   Recorder recorder(5);
   recorder.begin(recorder.add_group("world"), key_of(Op::kBarrier, 0), 0, -1, 1);

@@ -13,7 +13,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 constexpr std::int64_t N = kNoTarget;
 
-class Causal : public TokenFolder {
+class Causal : public OwnFolder {
  protected:
   fs::path shard(const char* name, const Documents& documents, ShardInfo info = {.vocabulary = kVocabulary}) {
     write_shard(folder_ / name, documents, std::move(info));

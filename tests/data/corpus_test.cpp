@@ -14,7 +14,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-class CorpusFiles : public TokenizerFolder {
+class CorpusFiles : public OwnFolder {
  protected:
   std::vector<std::string> documents(const std::string& name, std::string_view text, CorpusOptions options = {},
                                      std::uint64_t chunk_bytes = 1 << 20) {

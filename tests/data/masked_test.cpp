@@ -10,7 +10,7 @@ using ::testing::HasSubstr;
 constexpr std::int64_t N = kNoTarget;
 constexpr SpecialTokens kSpecial = {.pad = 99'990, .mask = 99'991, .cls = 99'992, .sep = 99'993};
 
-class Masked : public TokenFolder {
+class Masked : public OwnFolder {
  protected:
   spec::Recipe recipe_of(const Documents& documents, std::int64_t sequence) {
     write_shard(folder_ / "a.shard", documents, {.vocabulary = kVocabulary, .special = kSpecial});
@@ -92,7 +92,7 @@ TEST_F(Masked, NeedsAMaskToken) {
   EXPECT_EQ(open_samples(recipe, Split::kTrain)->epoch(), 1);
 }
 
-class PairsOfTexts : public TokenFolder {
+class PairsOfTexts : public OwnFolder {
  protected:
   static constexpr SpecialTokens kTokens = {.bos = 90, .eos = 91, .pad = 92};
   spec::Recipe recipe_of(const Documents& documents, std::int64_t sequence, std::int64_t source) {

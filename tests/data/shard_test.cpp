@@ -11,7 +11,7 @@ using formats::FormatError;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-class Shard : public TokenFolder {
+class Shard : public OwnFolder {
  protected:
   fs::path path() const { return folder_ / "a.shard"; }
 };

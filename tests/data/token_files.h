@@ -21,18 +21,6 @@ namespace trireme::data {
 
 namespace fs = std::filesystem;
 
-class TokenFolder : public ::testing::Test {
- protected:
-  void SetUp() override {
-    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::temp_directory_path() / fmt::format("trireme_data_{}_{}", ::getpid(), test->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-  fs::path folder_;
-};
-
 /// Appends a number's bytes, lowest first, whatever the machine.
 template <typename T>
 void put(std::string& out, std::type_identity_t<T> value) {

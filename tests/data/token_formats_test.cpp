@@ -11,7 +11,7 @@ using formats::FormatError;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-class TokenFormats : public TokenFolder {};
+class TokenFormats : public OwnFolder {};
 
 struct Megatron {
   std::string bin, idx;

@@ -36,18 +36,6 @@ inline std::unique_ptr<Tokenizer> fixture_tokenizer(const std::string& name) {
   return load_tokenizer((tokenizer_fixtures() / (name + ".json")).string());
 }
 
-/// A folder of this process's own, gone with the test.
-class TokenizerFolder : public ::testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() / fmt::format("trireme_tokenizer_{}", ::getpid());
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-  std::filesystem::path folder_;
-};
-
 /// The message of the Error that `body` throws, and its hint.
 template <typename Body>
 std::string error_of(Body&& body) {

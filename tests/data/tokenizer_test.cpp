@@ -140,7 +140,7 @@ TEST(Tokenizer, SaysWhereATextIsNotUtf8) {
     EXPECT_THAT(error_of([&] { tokenizer->encode(bad); }), HasSubstr("at byte 3 of"));
 }
 
-using TokenizerLoad = TokenizerFolder;
+using TokenizerLoad = OwnFolder;
 
 TEST_F(TokenizerLoad, TakesFoldersAndTheRolesOfTokens) {
   write_all(folder_ / "tokenizer.json", read_all(tokenizer_fixtures() / "qwen.json"));

@@ -20,18 +20,14 @@ using ::testing::SizeIs;
 const std::string kFirst = "model-00001-of-00007.safetensors", kSecond = "model-00002-of-00007.safetensors";
 
 /// A copy of the split fixture that a test may damage; the log is caught.
-class HfModel : public Folder {
+class HfModel : public OwnFolder {
  protected:
   void SetUp() override {
-    Folder::SetUp();
     model_ = folder_ / "model";
     fs::copy(fixtures() / "hf/split", model_);
     divert_log([this](std::string_view line) { log_ += std::string(line) + "\n"; });
   }
-  void TearDown() override {
-    divert_log(nullptr);
-    Folder::TearDown();
-  }
+  void TearDown() override { divert_log(nullptr); }
   std::string refusal() const {
     return message_of<IoError>([&] { HfDirectory model(model_); });
   }

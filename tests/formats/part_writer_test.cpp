@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "tests/files.h"
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
 #include "trireme/formats/checkpoint_folder.h"
@@ -18,14 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class PartWriter : public testing::Test {
+class PartWriter : public OwnFolder {
  protected:
-  PartWriter() : folder_(fs::temp_directory_path() / ("trireme_part_" + std::to_string(::getpid()))) {
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  ~PartWriter() override { fs::remove_all(folder_); }
-
   static std::vector<std::byte> noise(std::size_t bytes) {
     std::vector<std::byte> content(bytes);
     std::uint64_t x = 0x9E3779B97F4A7C15;
@@ -41,8 +36,6 @@ class PartWriter : public testing::Test {
         .read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
     return bytes;
   }
-
-  fs::path folder_;
 };
 
 TEST_F(PartWriter, WritesPiecesOfAnySizeAndSumsThem) {

@@ -183,7 +183,7 @@ TEST(Safetensors, EveryShorterFileIsRefused) {
   }
 }
 
-using SafetensorsOnDisk = Folder;
+using SafetensorsOnDisk = OwnFolder;
 
 TEST_F(SafetensorsOnDisk, ErrorsNameTheFile) {
   const fs::path path = folder_ / "m.safetensors";

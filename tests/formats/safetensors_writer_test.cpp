@@ -20,13 +20,10 @@ std::string refusal(std::vector<TensorSpec> specs, std::optional<Metadata> metad
 const char* const kReferenceFiles[] = {"every_dtype", "odd_names",      "odd_metadata",
                                        "no_tensors",  "empty_metadata", "layers"};
 
-class SafetensorsWriting : public Folder {
+class SafetensorsWriting : public OwnFolder {
  protected:
   fs::path path_ = "m.safetensors";
-  void SetUp() override {
-    Folder::SetUp();
-    path_ = folder_ / path_;
-  }
+  void SetUp() override { path_ = folder_ / path_; }
 };
 
 TEST_F(SafetensorsWriting, MakesTheBytesThatTheReferenceMakes) {

@@ -21,18 +21,6 @@ namespace fs = std::filesystem;
 
 inline fs::path fixtures() { return TRIREME_FIXTURES; }
 
-/// A folder of this process's own, gone with the test.
-class Folder : public ::testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() / fmt::format("trireme_formats_{}", ::getpid());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-  fs::path folder_;
-};
-
 /// Name -> content of every file in a folder.
 inline std::map<std::string, std::string> contents(const fs::path& folder) {
   std::map<std::string, std::string> files;

@@ -1,28 +1,18 @@
 // tests/observe/run_folder.h -- a folder for one test, and runs to put into it.
 #pragma once
 
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
-
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
 
+#include "tests/files.h"
 #include "trireme/observe/step_record.h"
 
 namespace trireme::observe {
 
-class RunFolder : public ::testing::Test {
+class RunFolder : public OwnFolder {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() / fmt::format("trireme_observe_{}", ::getpid());
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   static std::string read(const std::filesystem::path& path) {
     std::ifstream file(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
@@ -31,8 +21,6 @@ class RunFolder : public ::testing::Test {
     std::filesystem::create_directories(path.parent_path());
     std::ofstream(path, std::ios::binary) << text;
   }
-
-  std::filesystem::path folder_;
 };
 
 /// Numbers with many digits, so that a lost one shows.

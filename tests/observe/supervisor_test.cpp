@@ -6,6 +6,7 @@
 
 #include <fstream>
 
+#include "tests/files.h"
 #include "trireme/observe/heartbeat.h"
 #include "trireme/observe/timeline.h"
 
@@ -16,14 +17,8 @@ namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 
 /// Runs that are bash scripts: they count their lives in a file.
-class SupervisorTest : public testing::Test {
+class SupervisorTest : public OwnFolder {
  protected:
-  SupervisorTest() : folder_(fs::temp_directory_path() / ("trireme_supervise_" + std::to_string(::getpid()))) {
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  ~SupervisorTest() override { fs::remove_all(folder_); }
-
   Supervised run(const std::string& script, SuperviseOptions options = {}) const {
     options.command = {"bash", "-c",
                        "cd " + folder_.string() +
@@ -36,8 +31,6 @@ class SupervisorTest : public testing::Test {
     options.look = milliseconds(10);
     return supervise(options);
   }
-
-  fs::path folder_;
 };
 
 TEST_F(SupervisorTest, StartsAgainUntilItIsFinished) {

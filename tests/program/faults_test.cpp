@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "tests/cli/run.h"
+#include "tests/files.h"
 #include "trireme/formats/checkpoint_folder.h"
 #include "trireme/observe/timeline.h"
 
@@ -25,14 +26,8 @@ namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::HasSubstr;
 
-class FaultyRun : public testing::Test {
+class FaultyRun : public OwnFolder {
  protected:
-  FaultyRun() : folder_(fs::temp_directory_path() / ("trireme_faults_" + std::to_string(::getpid()))) {
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  ~FaultyRun() override { fs::remove_all(folder_); }
-
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
   std::vector<std::string> words(const std::string& out, const std::vector<std::string>& more) const {
     std::vector<std::string> all{"--quiet", "train", TRIREME_RECIPES "/tiny.toml", "--out", path(out)};
@@ -73,8 +68,6 @@ class FaultyRun : public testing::Test {
     const Outcome outcome = run({"diff", path(a), path(b)});
     EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
   }
-
-  fs::path folder_;
 };
 
 TEST_F(FaultyRun, AFullDiskCostsOneCheckpointAndNothingElse) {

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "tests/cli/run.h"
+#include "tests/files.h"
 #include "trireme/formats/checkpoint_folder.h"
 #include "trireme/formats/safetensors.h"
 
@@ -31,14 +32,8 @@ std::vector<nlohmann::json> lines_of(const fs::path& path) {
   return lines;
 }
 
-class TrainCommand : public testing::Test {
+class TrainCommand : public OwnFolder {
  protected:
-  TrainCommand() : folder_(fs::temp_directory_path() / ("trireme_train_" + std::to_string(::getpid()))) {
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  ~TrainCommand() override { fs::remove_all(folder_); }
-
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
   /// recipes/tiny.toml with 40 steps, one thread, and what else is given.
   std::vector<std::string> words(const std::string& out, const std::vector<std::string>& more = {}) const {
@@ -81,8 +76,6 @@ class TrainCommand : public testing::Test {
     }
     return false;
   }
-
-  fs::path folder_;
 };
 
 TEST_F(TrainCommand, TracesLayersAndCallsOfAllRanks) {
