@@ -128,12 +128,9 @@ TEST(PublishedConfig, WhatWeDoNotComputeIsRefusedByName) {
   }
 }
 
-class Damaged : public formats::Folder {
+class Damaged : public OwnFolder {
  protected:
-  void SetUp() override {
-    Folder::SetUp();
-    std::filesystem::copy(fixture("qwen2_tied"), folder_ / "model");
-  }
+  void SetUp() override { std::filesystem::copy(fixture("qwen2_tied"), folder_ / "model"); }
   /// Writes the model again; `change` may alter a tensor's spec and bytes, or give it no name to leave it out.
   void rewrite(const std::function<void(formats::TensorSpec& spec, std::string& bytes)>& change) {
     const formats::HfDirectory source(fixture("qwen2_tied"));

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 using formats::contents;
 using testing::HasSubstr;
 
-class Export : public formats::Folder {};
+class Export : public OwnFolder {};
 
 TEST_F(Export, OfAnUntouchedModelIsTheSameBytes) {
   for (const std::string& name : all_fixtures()) {
