@@ -15,10 +15,11 @@ namespace {
 constexpr std::size_t kLargeCount = 1000;
 
 /// The algorithms that exist for this operation on this group, in its v-form or not.
-std::vector<Algorithm> algorithms_for(const Group& group, Op op, bool uneven) {
+std::vector<Algorithm> algorithms_for(const Group& group, Op op, bool uneven, bool on_gpu) {
   std::vector<Algorithm> out = group.algorithms(collective_of(op));
   // Bruck's algorithms need blocks of one length: refused, as FailuresTest says.
   if (uneven) std::erase(out, Algorithm::kBruck);
+  if (on_gpu) out.clear();
   out.push_back(Algorithm::kAuto);
   return out;
 }
@@ -39,8 +40,8 @@ class Sweeper {
       const Op op = op_of(collective);
       for (const bool uneven : {false, true}) {
         if (uneven && !is_blocked(op)) continue;
-        for (const Algorithm algorithm : algorithms_for(group_, op, uneven)) {
-          std::string wrong = run({.op = op, .algorithm = algorithm, .uneven = uneven});
+        for (const Algorithm algorithm : algorithms_for(group_, op, uneven, sweep_.place.on_gpu())) {
+          std::string wrong = run({.op = op, .algorithm = algorithm, .uneven = uneven, .place = sweep_.place});
           if (!wrong.empty()) return wrong;
         }
       }
@@ -102,7 +103,7 @@ std::string check_on(const Runner& run, int ranks, const Check& check) {
 
 std::string check_collectives(Group& group, const Sweep& sweep) { return Sweeper(group, sweep).run(); }
 
-std::string check_messages(Group& group, std::uint64_t seed) {
+std::string check_messages(Group& group, std::uint64_t seed, const Place& place) {
   const int ranks = group.size(), me = group.rank();
   constexpr std::size_t kCounts[] = {0, 1, 7, 1300, 50'021};
   constexpr int kTags = 3;
@@ -117,7 +118,8 @@ std::string check_messages(Group& group, std::uint64_t seed) {
                  .count = kCounts[(drawn >> 8) % std::size(kCounts)],
                  .root = peer,
                  .tag = tag,
-                 .seed = drawn % 1'000'000};
+                 .seed = drawn % 1'000'000,
+                 .place = place};
     works.push_back(trials.emplace_back(c, ranks, me).start(group));
   };
   for (std::size_t number = 0; number < 4; ++number) {
@@ -133,6 +135,7 @@ std::string check_messages(Group& group, std::uint64_t seed) {
     works.back().wait();
     works.pop_back();
   }
+  place.wait();
   for (const Trial& trial : trials) {
     std::string wrong = trial.verify();
     if (!wrong.empty()) return wrong;

@@ -51,7 +51,8 @@ std::vector<std::unique_ptr<Group>> make_groups(Rank& self, std::uint64_t seed) 
 
 /// Call number `number` on a group. Only what its members agree on may matter, but for messages, where each of the two
 /// has its own side; empty for those that have none.
-std::optional<Case> draw_call(const Group& group, std::uint64_t seed, std::uint64_t slot, std::uint64_t number) {
+std::optional<Case> draw_call(const Group& group, std::uint64_t seed, std::uint64_t slot, std::uint64_t number,
+                              const Place& place) {
   constexpr Op kOpsToDraw[] = {Op::kAllReduce, Op::kReduceScatter, Op::kAllGather, Op::kAllToAll,
                                Op::kBroadcast, Op::kReduce,        Op::kGather,    Op::kScatter,
                                Op::kBarrier,   Op::kSend,          Op::kSend,      Op::kSend};
@@ -64,6 +65,7 @@ std::optional<Case> draw_call(const Group& group, std::uint64_t seed, std::uint6
          .count = dice.below(60) == 0 ? 60'000 : dice.one_of(kCounts),
          .in_place = dice.below(2) == 1,
          .seed = hash_of({seed, slot, number}) % 1'000'000};
+  if (place.on_gpu() && hash_of({seed, slot, number, 7}) % 4 != 0) c.place = place;
   const auto from = static_cast<int>(dice.below(ranks)), to = static_cast<int>(dice.below(ranks));
   if (c.op == Op::kSend) {
     c.tag = static_cast<int>(dice.below(2));
@@ -81,13 +83,13 @@ std::optional<Case> draw_call(const Group& group, std::uint64_t seed, std::uint6
   std::vector<Algorithm> algorithms = group.algorithms(collective_of(c.op));
   algorithms.push_back(Algorithm::kAuto);
   if (c.uneven) std::erase(algorithms, Algorithm::kBruck);
-  c.algorithm = dice.one_of(algorithms);
+  c.algorithm = c.place.on_gpu() ? Algorithm::kAuto : dice.one_of(algorithms);
   return c;
 }
 
 }  // namespace
 
-std::string check_program(Rank& self, std::uint64_t seed) {
+std::string check_program(Rank& self, std::uint64_t seed, const Place& place) {
   Dice common{seed, 4}, own{seed, 5, word(self.rank())};
   const std::vector<std::unique_ptr<Group>> groups = make_groups(self, seed);
 
@@ -104,7 +106,7 @@ std::string check_program(Rank& self, std::uint64_t seed) {
   std::vector<std::uint64_t> made(groups.size() + 1, 0);
   for (const std::uint64_t slot : turns) {
     Group& group = slot == 0 ? self.world() : *groups[slot - 1];
-    const std::optional<Case> c = draw_call(group, seed, slot, made[slot]++);
+    const std::optional<Case> c = draw_call(group, seed, slot, made[slot]++, place);
     if (!c) continue;
     works.push_back(trials.emplace_back(*c, group.size(), group.rank()).start(group));
     if (own.below(4) == 0) (void)works[own.below(works.size())].test();
@@ -114,6 +116,7 @@ std::string check_program(Rank& self, std::uint64_t seed) {
     works.back().wait();
     works.pop_back();
   }
+  place.wait();
   for (const Trial& trial : trials) {
     std::string wrong = trial.verify();
     if (!wrong.empty()) return fmt::format("program {}: {}", seed, wrong);
@@ -121,10 +124,11 @@ std::string check_program(Rank& self, std::uint64_t seed) {
   return {};
 }
 
-std::string check_early_receive(Rank& self, std::uint64_t seed) {
+std::string check_early_receive(Rank& self, std::uint64_t seed, const Place& place) {
   const int ranks = self.ranks(), me = self.rank();
   const std::unique_ptr<Group> early = self.world().split(0, me, "early"), other = self.world().split(0, -me, "other");
-  const Case message{.op = Op::kRecv, .count = seed % 2 == 0 ? 3u : 30'000u, .root = (me + 1) % ranks, .seed = seed};
+  const Case message{
+      .op = Op::kRecv, .count = seed % 2 == 0 ? 3u : 30'000u, .root = (me + 1) % ranks, .seed = seed, .place = place};
   Trial receive(message, ranks, me);
   Work received = receive.start(*early);
   for (std::uint64_t i = 0; i < 30; ++i) {
@@ -132,9 +136,10 @@ std::string check_early_receive(Rank& self, std::uint64_t seed) {
     Dice dice{seed, 6, i};
     constexpr std::size_t kCounts[] = {1, 300, 20'000};
     const Case c{.op = Op::kAllReduce,
-                 .algorithm = dice.one_of(group.algorithms(Collective::kAllReduce)),
+                 .algorithm = place.on_gpu() ? Algorithm::kAuto : dice.one_of(group.algorithms(Collective::kAllReduce)),
                  .count = dice.one_of(kCounts),
-                 .seed = seed + i};
+                 .seed = seed + i,
+                 .place = place};
     std::string wrong = try_case(group, c);
     if (!wrong.empty()) return wrong;
     // After the last one the sender may be ahead already.
@@ -145,6 +150,7 @@ std::string check_early_receive(Rank& self, std::uint64_t seed) {
   answer.root = (me + ranks - 1) % ranks;
   std::string wrong = try_case(*early, answer);
   received.wait();
+  place.wait();
   return wrong.empty() ? receive.verify() : wrong;
 }
 

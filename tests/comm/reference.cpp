@@ -194,22 +194,22 @@ Trial::Trial(const Case& c, int ranks, int rank)
   if (!c.in_place) return;
   at_ = begin_of(c, 0, rank) * size_of(c.type);
   if (c.op == Op::kAllReduce || (c.op == Op::kReduce && is_root)) {
-    place_ = Place::kOutInIn;
+    overlap_ = Overlap::kOutInIn;
     at_ = 0;
   } else if (c.op == Op::kReduceScatter || (c.op == Op::kScatter && is_root)) {
-    place_ = Place::kOutInIn;
+    overlap_ = Overlap::kOutInIn;
   } else if (c.op == Op::kAllGather || (c.op == Op::kGather && is_root)) {
-    place_ = Place::kInInOut;
+    overlap_ = Overlap::kInInOut;
     std::memcpy(out_.data() + at_, in_.data(), in_.size());
   }
 }
 
 Work Trial::start(Group& group) {
   const std::size_t element = size_of(case_.type);
-  void* in_data = place_ == Place::kInInOut ? out_.data() + at_ : in_.data();
-  void* out_data = place_ == Place::kOutInIn ? in_.data() + at_ : out_.data();
-  ConstBuffer in{in_data, in_.size() / element, case_.type};
-  Buffer out{out_data, out_.size() / element, case_.type};
+  void* in_data = overlap_ == Overlap::kInInOut ? out_.data() + at_ : in_.data();
+  void* out_data = overlap_ == Overlap::kOutInIn ? in_.data() + at_ : out_.data();
+  ConstBuffer in{in_data, in_.size() / element, case_.type, case_.place.device};
+  Buffer out{out_data, out_.size() / element, case_.type, case_.place.device};
   // A rank that is not the root may leave out what only the root has.
   if (case_.seed % 2 == 1 && is_rooted(case_.op) && case_.op != Op::kBroadcast && rank_ != case_.root) {
     if (case_.op == Op::kScatter) {
@@ -253,7 +253,7 @@ Work Trial::start(Group& group) {
 std::string Trial::verify() const {
   std::vector<std::byte> in = input_of(case_, ranks_, rank_), out = output_of(case_, ranks_, rank_);
   std::string wrong;
-  if (place_ == Place::kOutInIn) {
+  if (overlap_ == Overlap::kOutInIn) {
     std::ranges::copy(out, in.begin() + static_cast<std::ptrdiff_t>(at_));
     wrong = compare(in_, in, "memory of input and output");
   } else {
@@ -279,6 +279,7 @@ std::string Trial::compare(const Memory& memory, const std::vector<std::byte>& e
 std::string try_case(Group& group, const Case& c) {
   Trial trial(c, group.size(), group.rank());
   trial.start(group).wait();
+  c.place.wait();
   return trial.verify();
 }
 

@@ -15,6 +15,16 @@
 
 namespace trireme::comm {
 
+/// Where buffers are, and how to wait until what was started there is over; the host needs none.
+struct Place {
+  Device device = {};
+  void (*synchronise)() = nullptr;
+  bool on_gpu() const { return device.kind == DeviceKind::kCuda; }
+  void wait() const {
+    if (synchronise != nullptr) synchronise();
+  }
+};
+
 struct Case {
   Op op = Op::kBarrier;
   Algorithm algorithm = Algorithm::kAuto;
@@ -26,6 +36,7 @@ struct Case {
   int root = 0;  // send, recv: the other rank
   int tag = 0;
   std::uint64_t seed = 0;
+  Place place = {};
 };
 /// "all_gather_v of 7 x bf16 a block (bruck, in place, seed 3)".
 std::string to_text(const Case& c);
@@ -72,7 +83,7 @@ class Trial {
   std::vector<std::size_t> counts_, recv_counts_;
   Memory in_, out_;
   // In place, input and output lie in one memory, the shorter one somewhere inside.
-  enum class Place : std::uint8_t { kApart, kOutInIn, kInInOut } place_ = Place::kApart;
+  enum class Overlap : std::uint8_t { kApart, kOutInIn, kInInOut } overlap_ = Overlap::kApart;
   std::size_t at_ = 0;  // where, in bytes
 };
 

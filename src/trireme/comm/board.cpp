@@ -54,6 +54,19 @@ void Board::complete(std::uint64_t sequence) {
   parts_.memory.rank(parts_.me).completed.store(completed_, std::memory_order_release);
 }
 
+void Board::put_word(std::uint64_t sequence, std::uint64_t word) {
+  BoardSlot& mine = slot(parts_.me, sequence);
+  mine.word = word;
+  mine.worded.store(sequence + 1, std::memory_order_release);
+  ring_others();
+}
+
+std::optional<std::uint64_t> Board::word_of(int r, std::uint64_t sequence) {
+  BoardSlot& theirs = slot(r, sequence);
+  if (theirs.worded.load(std::memory_order_acquire) != sequence + 1) return std::nullopt;
+  return theirs.word;
+}
+
 void Board::set_done(std::uint64_t sequence) {
   slot(parts_.me, sequence).done.store(sequence + 1, std::memory_order_release);
   ring_others();

@@ -38,6 +38,9 @@ struct alignas(64) BoardSlot {
 
   alignas(64) std::atomic<std::uint64_t> done{0};  // number of the call + 1, once this rank's part is done
   const std::size_t* offsets = nullptr;            // all_to_all: where the blocks this rank sends begin
+  // A word that each rank adds once all have arrived, for calls that go on elsewhere: the number of the call + 1.
+  std::atomic<std::uint64_t> worded{0};
+  std::uint64_t word = 0;
 };
 
 struct alignas(64) BoardRank {
@@ -91,6 +94,11 @@ class Board {
   bool has_arrived(int r, std::uint64_t sequence);
   /// This rank is through with the call, including looking at others' slots.
   void complete(std::uint64_t sequence);
+
+  /// A second thing that every rank says of the call, once all have arrived.
+  void put_word(std::uint64_t sequence, std::uint64_t word);
+  /// What rank r said; nothing yet: empty.
+  std::optional<std::uint64_t> word_of(int r, std::uint64_t sequence);
 
   void set_done(std::uint64_t sequence);
   bool is_done(int r, std::uint64_t sequence);

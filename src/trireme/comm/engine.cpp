@@ -1,5 +1,6 @@
 #include "trireme/comm/engine.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "trireme/comm/group.h"
@@ -24,6 +25,7 @@ constexpr nanoseconds kLongestDoze = 20ms;
 constexpr nanoseconds kYieldFor = 100us;
 // Spinning is cut down to this when it does not pay: the rank waited for is late, or waits for this very core.
 constexpr nanoseconds kLeastSpin = 2us;
+constexpr nanoseconds kDrainEvery = 200us;
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -43,6 +45,11 @@ Engine::~Engine() {
   }
   background_wake_.notify_all();
   if (background_.joinable()) background_.join();
+  for (Operation* operation : pending_) {
+    if (!operation->adopted_) continue;
+    operation->abandon();
+    delete operation;
+  }
 }
 
 void Engine::submit(Operation& operation) {
@@ -91,7 +98,7 @@ void Engine::wait(Operation& operation) {
     report_failures();
     const std::int64_t now = now_ns();
     if (idle_since == 0) idle_since = now;
-    if (alarmed_.load(std::memory_order_relaxed)) heed_alarm();
+    if (alarmed_.load(std::memory_order_relaxed)) heed_alarm(/*adopted_only=*/false);
     if (now >= operation.deadline_ns_) {
       const std::exception_ptr verdict = watch_.timed_out(operation);
       fail(operation, verdict);
@@ -119,8 +126,31 @@ void Engine::poll() {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (lock) advance_all();
   }
-  if (alarmed_.load(std::memory_order_relaxed)) heed_alarm();
+  if (alarmed_.load(std::memory_order_relaxed)) heed_alarm(/*adopted_only=*/false);
   report_failures();
+}
+
+void Engine::adopt(std::unique_ptr<Operation> operation) {
+  operation->adopted_ = operation->queued_ = true;
+  ++adopted_;
+  ++in_background_;
+  pending_.push_back(operation.release());  // landed_ takes it back
+  wake_background();
+}
+
+void Engine::drain(const Group& group) {
+  while (true) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (adopted_ == 0 && examined_ != &group) return;
+      advance_all();
+      const bool some = std::ranges::any_of(
+          pending_, [&](const Operation* operation) { return operation->adopted_ && operation->group_ == &group; });
+      if (!some && examined_ != &group) return;
+    }
+    report_failures();
+    std::this_thread::sleep_for(kDrainEvery);
+  }
 }
 
 void Engine::fail(Operation& operation, const std::exception_ptr& error) {
@@ -171,10 +201,13 @@ void Engine::settle(Operation& operation, Operation::Status status) {
     std::erase(pending_, &operation);
     operation.queued_ = false;
     if (operation.needs_background()) --in_background_;
+    if (operation.adopted_) --adopted_;
   }
   operation.group_->settled(operation, status == Operation::Status::kDone);
+  const bool adopted = operation.adopted_;
   // Last: the caller may take the operation back as soon as it sees this.
   operation.status_.store(status, std::memory_order_release);
+  if (adopted) landed_.emplace_back(&operation);
 }
 
 void Engine::fail_group(Group& group, const std::exception_ptr& error) {
@@ -189,11 +222,12 @@ void Engine::fail_group(Group& group, const std::exception_ptr& error) {
   }
 }
 
-void Engine::heed_alarm() {
+void Engine::heed_alarm(bool adopted_only) {
   const std::lock_guard lock(mutex_);
   const std::vector<Operation*> pending = pending_;
   for (Operation* operation : pending) {
-    if (!operation->queued_) continue;  // failed with its group a moment ago
+    if (std::ranges::find(pending_, operation) == pending_.end()) continue;  // failed with its group a moment ago
+    if (adopted_only && !operation->adopted_) continue;
     if (const std::exception_ptr error = watch_.hopeless(*operation)) fail_group(*operation->group_, error);
   }
 }
@@ -208,11 +242,38 @@ void Engine::report_failures() {
   for (const FailureReport& failure : failures) watch_.failed(failure);
 }
 
-void Engine::wake_background() {
-  if (!background_.joinable()) {
-    background_ = std::thread([this] { background(); });
-    return;
+void Engine::watch_adopted() {
+  Operation* late = nullptr;
+  {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || adopted_ == 0) return;
+    const std::int64_t now = now_ns();
+    for (Operation* operation : pending_) {
+      if (!operation->adopted_ || now < operation->deadline_ns_) continue;
+      late = operation;
+      examined_ = operation->group_;
+      break;
+    }
   }
+  if (alarmed_.load(std::memory_order_relaxed)) heed_alarm(/*adopted_only=*/true);
+  if (late != nullptr) {
+    // Nobody else deletes it, and its group waits in drain(): both stay while the other ranks are asked.
+    const std::exception_ptr verdict = watch_.timed_out(*late);
+    const std::lock_guard lock(mutex_);
+    if (late->status() == Operation::Status::kPending) fail_group(*late->group_, verdict);
+    examined_ = nullptr;
+  }
+  report_failures();
+}
+
+void Engine::delete_landed() {
+  std::vector<std::unique_ptr<Operation>> landed;
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock) landed.swap(landed_);
+}
+
+void Engine::wake_background() {
+  std::call_once(background_started_, [this] { background_ = std::thread([this] { background(); }); });
   if (!background_asleep_.load(std::memory_order_seq_cst)) return;
   {
     const std::lock_guard lock(background_mutex_);
@@ -232,6 +293,8 @@ void Engine::background() {
       if (lock && some && !driven) moved = advance_all();
     }
     report_failures();
+    watch_adopted();
+    delete_landed();
     if (moved) {
       last_busy = now_ns();
       continue;
@@ -277,10 +340,14 @@ void Engine::doze(nanoseconds at_most) {
   bool moved = true;
   {
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (lock)
+    if (lock) {
       moved = advance_all();
-    else if (at_most > kAskEvery)
+      if (std::ranges::any_of(pending_, [](const Operation* operation) { return operation->must_be_asked(); })) {
+        at_most = std::min(at_most, kAskEvery);
+      }
+    } else if (at_most > kAskEvery) {
       at_most = kAskEvery;  // another thread is at it; it may finish what we wait for
+    }
     if (!lock) moved = false;
   }
   if (moved) {

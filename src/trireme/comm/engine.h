@@ -11,6 +11,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -58,6 +59,12 @@ class Engine {
   /// Fails the operation (if still pending) and every other pending one of its group.
   void fail(Operation& operation, const std::exception_ptr& error);
 
+  /// Takes over an operation that nobody will wait for; its deadline is watched in the background. The caller has the
+  /// lock.
+  void adopt(std::unique_ptr<Operation> operation);
+  /// Until no adopted operation of the group is pending or looked at any more.
+  void drain(const Group& group);
+
   /// Something happened beside the data path (a notice): waiting threads look at it.
   void alarm();
   /// For calls into the transport outside an operation.
@@ -68,8 +75,10 @@ class Engine {
   bool advance_one(Operation& operation, Effort effort);
   void settle(Operation& operation, Operation::Status status);
   void fail_group(Group& group, const std::exception_ptr& error);
-  void heed_alarm();
+  void heed_alarm(bool adopted_only);
   void report_failures();
+  void watch_adopted();
+  void delete_landed();
   void background();
   void wake_background();
   void doze(std::chrono::nanoseconds at_most);
@@ -81,8 +90,11 @@ class Engine {
 
   std::mutex mutex_;
   std::vector<Operation*> pending_;
-  std::vector<FailureReport> failures_;  // not told to the watch yet: the lock must be free for that
-  int in_background_ = 0;                // pending operations that must go on by themselves
+  std::vector<FailureReport> failures_;             // not told to the watch yet: the lock must be free for that
+  int in_background_ = 0;                           // pending operations that must go on by themselves
+  int adopted_ = 0;                                 // of these, those that belong to the engine
+  std::vector<std::unique_ptr<Operation>> landed_;  // adopted and over; only the background thread deletes them
+  const Group* examined_ = nullptr;                 // the background thread is finding out why this one's call is late
 
   std::atomic<int> waiting_{0};  // threads inside wait()
   // Set for good: calls made long after a rank went must not wait for it either.
@@ -92,6 +104,7 @@ class Engine {
   std::condition_variable background_wake_;
   std::atomic<bool> background_asleep_{false};
   bool stop_ = false;
+  std::once_flag background_started_;
   std::thread background_;
 };
 

@@ -100,14 +100,22 @@ Work Group::recv(Buffer data, int from, int tag, CallOptions options) {
   return point(Op::kRecv, nullptr, data.data, data.count, data.type, data.device, from, tag, options);
 }
 
-bool Group::moves(DeviceKind kind) const { return owner_.transport().moves(kind); }
+bool Group::moves(DeviceKind kind) const {
+  return owner_.transport().moves(kind) || (kind == DeviceKind::kCuda && gpu() != nullptr);
+}
 
 void Group::check_device(Device device, std::string_view op) const {
   if (!moves(device.kind)) {
     refuse(*this, op, fmt::format("a buffer on a GPU, but transport '{}' moves host memory", owner_.transport().name()),
-           "copy to the host first");
+           has_processes() ? "call parallel::use_gpu_exchange() first" : "copy to the host first");
   }
-  if (device.kind == DeviceKind::kCuda && gpu_memory() == nullptr) {
+  if (device.kind != DeviceKind::kCuda) return;
+  if (const GpuTransport* gpu = this->gpu()) {
+    if (device.index == gpu->gpu()) return;
+    refuse(*this, op, fmt::format("a buffer on GPU {}, but this rank's is GPU {}", device.index, gpu->gpu()),
+           "copy it there first");
+  }
+  if (gpu_memory() == nullptr) {
     refuse(*this, op, "a buffer on a GPU, but nobody has set kernels for it",
            "call parallel::use_gpu_exchange() first");
   }
@@ -171,6 +179,9 @@ void Group::check_request(const Request& request) const {
     refuse(*this, op, fmt::format("the output has {} elements, but {} are needed on {} ranks", out, *want_out, p));
   }
   const bool uses_both = request.in.data != nullptr && request.out.data != nullptr;
+  if (uses_both && request.in.device.kind != request.out.device.kind) {
+    refuse(*this, op, "one of input and output is on a GPU, the other on the host", "copy one of them first");
+  }
   if (uses_both && request.in.type != request.out.type) {
     refuse(*this, op,
            fmt::format("input of type {} and output of type {}", comm::name(request.in.type),

@@ -11,8 +11,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -20,6 +22,7 @@
 
 #include "trireme/comm/board_operation.h"
 #include "trireme/comm/call.h"
+#include "trireme/comm/gpu_transport.h"
 #include "trireme/comm/routine_operation.h"
 #include "trireme/comm/transport.h"
 #include "trireme/comm/types.h"
@@ -27,10 +30,20 @@
 
 namespace trireme::comm {
 
+class KeptMemory;
 class Rank;
 
 /// The group an operation belongs to.
 Group& group_of(const Operation& operation);
+
+/// What is known of a call without its memory.
+struct CallFacts {
+  CallKey key;
+  std::uint64_t sequence = 0;
+  int peer = -1;
+  std::int64_t allowed_ns = 0;  // from the call to its deadline
+};
+CallFacts facts_of(const Operation& operation);
 
 struct CallOptions {
   Algorithm algorithm = Algorithm::kAuto;             ///< kAuto: the group chooses, the same on all ranks
@@ -60,6 +73,18 @@ class Group {
   /// Whether buffers may lie in memory of this kind, once there are kernels for it (gpu_memory.h). On a GPU calls are
   /// over when the copies and sums have been given to it, in order: what is started there afterwards finds the result.
   bool moves(DeviceKind kind) const;
+  /// Whether ranks are processes; then use_gpu() lets them move memory of their GPUs.
+  bool has_processes() const;
+  /// The node of each rank, numbered from 0.
+  const std::vector<int>& nodes() const { return node_of_; }
+  /// For all groups of this rank, from now on. Every rank of the world must do so before any makes a call on a GPU.
+  void use_gpu(std::unique_ptr<GpuTransport> gpu);
+  /// Null: there is none.
+  GpuTransport* gpu() const;
+
+  /// This memory will be used in calls of this group again and again: a GPU's library may prepare it. The answer must
+  /// go before the memory and the group do. Nothing happens for host memory.
+  KeptMemory keep(Buffer memory);
 
   // Collectives. Input and output may be the same memory for all_reduce and reduce; for reduce_scatter and scatter the
   // output may be this rank's block of the input, for all_gather and gather the input may be this rank's block of the
@@ -112,6 +137,10 @@ class Group {
   /// What the group was poisoned with; only once is_poisoned().
   const std::exception_ptr& poison() const { return poison_; }
   void settled(Operation& operation, bool done);
+  /// Goes on with a call that has been given to the GPU, in its name. The caller has the engine's lock.
+  void follow(const Operation& call, std::unique_ptr<Operation> on_gpu);
+  /// The same for a call that a replayed graph makes again: it gets an entry in the flight recorder and a deadline.
+  void follow_again(const CallFacts& facts, std::unique_ptr<Operation> on_gpu);
   const Members& members() const { return members_; }
   /// Collectives begun so far, and where the flight recorder lists them; read by the control plane.
   std::uint64_t calls() const { return sequence_.load(std::memory_order_relaxed); }
@@ -122,6 +151,8 @@ class Group {
  private:
   friend class Rank;
   friend class Work;
+  friend class KeptMemory;
+  friend class RecordedCalls;
 
   Group(Rank& owner, Members members, std::string name);
 
@@ -156,6 +187,7 @@ class Group {
   std::shared_ptr<const Routine> routine_for(const Request& request, const CallKey& key);
   std::unique_ptr<Operation> make_operation(const Request& request, Call& call);
   void recycle(Operation& operation) noexcept;
+  std::unique_lock<std::mutex> engine_lock() const;
 
   Rank& owner_;
   Members members_;
@@ -186,6 +218,38 @@ class Group {
   std::array<AtomicCounters, kOps> counters_;
   std::unique_ptr<std::atomic<std::uint64_t>[]> sends_to_;
   std::vector<std::uint64_t> receives_from_;
+};
+
+/// While it lives, a GPU transport keeps what it has prepared for this memory.
+class [[nodiscard]] KeptMemory {
+ public:
+  KeptMemory() = default;
+  KeptMemory(KeptMemory&& other) noexcept;
+  KeptMemory& operator=(KeptMemory&& other) noexcept;
+  ~KeptMemory();
+
+ private:
+  friend class Group;
+  KeptMemory(Group& group, std::uint64_t kept) : group_(&group), kept_(kept) {}
+
+  Group* group_ = nullptr;
+  std::uint64_t kept_ = 0;
+};
+
+/// The calls that one rank's graph makes. What `record` calls on GPU memory is recorded, not run; replay() is told how
+/// to start the graph and follows its calls: they have deadlines and stand in the flight recorder as if made anew. All
+/// groups involved outlive it; `any` is one of them. Every group must have made a call on the GPU before.
+class RecordedCalls {
+ public:
+  RecordedCalls(Group& any, const std::function<void()>& record);
+  ~RecordedCalls();
+  RecordedCalls(const RecordedCalls&) = delete;
+  RecordedCalls& operator=(const RecordedCalls&) = delete;
+  void replay(const std::function<void()>& start);
+
+ private:
+  Group& group_;
+  std::uint64_t recording_ = 0;
 };
 
 /// Several calls as one. Nothing in it waits for anything else in it.

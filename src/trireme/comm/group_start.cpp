@@ -46,6 +46,7 @@ Group::Group(Rank& owner, Members members, std::string name)
 }
 
 Group::~Group() {
+  owner_.engine_.drain(*this);
   owner_.remove(*this);
   const auto lock = owner_.engine_.lock();
   owner_.transport().leave(members_);
@@ -80,8 +81,10 @@ Algorithm Group::choose(Collective op, std::size_t bytes) const {
 
 Algorithm Group::settle_algorithm(const Request& request, const CallKey& key, Algorithm asked) const {
   if (asked == Algorithm::kAuto) asked = owner_.options().algorithm;
-  if (key.place == DeviceKind::kCuda) {  // only ranks that see each other's memory get here
-    if (asked == Algorithm::kAuto || asked == Algorithm::kDirect) return Algorithm::kDirect;
+  if (key.place == DeviceKind::kCuda) {
+    // Ranks that share a GPU reach each other's memory; others have a library for it.
+    const Algorithm only = gpu() != nullptr ? Algorithm::kNative : Algorithm::kDirect;
+    if (asked == Algorithm::kAuto || asked == only) return only;
     throw CommError(fmt::format("{} on group '{}': on a GPU there is no algorithm '{}'", cost::name(request.op), name_,
                                 cost::name(asked)),
                     "leave the algorithm to 'auto'");
@@ -174,6 +177,15 @@ std::unique_ptr<Operation> Group::make_operation(const Request& request, Call& c
     operation->prepare(*board_, call);
     return operation;
   }
+  if (call.key.place == DeviceKind::kCuda) {
+    const GpuCallSite site{.host = owner_.transport(),
+                           .members = members_,
+                           .board = board_.get(),
+                           .board_sequence = board_ ? board_sequence_++ : 0,
+                           .tag = static_cast<std::uint32_t>(calls()) & kTagMask};
+    const auto lock = owner_.engine_.lock();
+    return gpu()->make_collective(site, call);
+  }
   if (call.key.algorithm == Algorithm::kNative) {
     const std::uint64_t board_sequence = board_ ? board_sequence_++ : 0;
     return std::make_unique<GuardedOperation>(owner_.transport(), members_, board_.get(), board_sequence, call);
@@ -216,6 +228,10 @@ Work Group::point(Op op, const void* in, void* out, std::size_t count, DType typ
                                 peer, size() - 1, tag, kTagMask));
   }
   const bool is_send = op == Op::kSend;
+  if (device.kind == DeviceKind::kCuda && gpu() != nullptr && static_cast<std::uint32_t>(tag) > gpu()->largest_tag()) {
+    throw CommError(fmt::format("{} on group '{}': tag {} of a message on a GPU must be in 0..{}", comm::name(op),
+                                name_, tag, gpu()->largest_tag()));
+  }
   if (count != 0 && (is_send ? in : out) == nullptr) {
     throw CommError(
         fmt::format("{} on group '{}': a buffer with elements has no memory (null pointer)", comm::name(op), name_));
@@ -223,6 +239,22 @@ Work Group::point(Op op, const void* in, void* out, std::size_t count, DType typ
   // Both sides carry the send's key: what must agree is type, count and tag.
   const Call call{
       .key = {.op = Op::kSend, .type = type, .place = device.kind, .root = tag, .count = count}, .in = in, .out = out};
+  Call recorded = call;
+  recorded.key.op = op;
+  recorded.sequence = is_send ? sends_to_[static_cast<std::size_t>(peer)].fetch_add(1, std::memory_order_relaxed)
+                              : receives_from_[static_cast<std::size_t>(peer)]++;
+  if (device.kind == DeviceKind::kCuda && gpu() != nullptr) {
+    const GpuCallSite site{
+        .host = owner_.transport(), .members = members_, .tag = kPointTag | static_cast<std::uint32_t>(tag)};
+    Call numbered = call;
+    numbered.sequence = recorded.sequence;
+    std::unique_ptr<Operation> operation;
+    {
+      const auto lock = owner_.engine_.lock();
+      operation = gpu()->make_message(site, numbered, is_send, peer);
+    }
+    return start(std::move(operation), recorded, peer, options);
+  }
   const Slice slice{.space = is_send ? Space::kInput : Space::kOutput, .begin = 0, .count = count};
   Routine routine;
   routine.steps.push_back({.act = is_send ? Act::kSend : Act::kRecv, .peer = peer, .from = slice, .to = slice});
@@ -230,10 +262,6 @@ Work Group::point(Op op, const void* in, void* out, std::size_t count, DType typ
   auto operation = std::make_unique<RoutineOperation>(owner_.transport(), members_,
                                                       std::make_shared<const Routine>(std::move(routine)), call,
                                                       kPointTag | static_cast<std::uint32_t>(tag), scratch_);
-  Call recorded = call;
-  recorded.key.op = op;
-  recorded.sequence = is_send ? sends_to_[static_cast<std::size_t>(peer)].fetch_add(1, std::memory_order_relaxed)
-                              : receives_from_[static_cast<std::size_t>(peer)]++;
   return start(std::move(operation), recorded, peer, options);
 }
 
@@ -267,8 +295,12 @@ void Group::recycle(Operation& operation) noexcept {
 
 void Group::settled(Operation& operation, bool done) {
   operation.ended_ns_ = now_ns();
-  owner_.recorder_.end(operation.record_, done ? Recorder::State::kDone : Recorder::State::kFailed,
-                       operation.ended_ns_);
+  if (done && operation.goes_on_elsewhere()) {
+    owner_.recorder_.given(operation.record_);
+  } else {
+    owner_.recorder_.end(operation.record_, done ? Recorder::State::kDone : Recorder::State::kFailed,
+                         operation.ended_ns_);
+  }
   if (!done) return;
   auto& c = counters_[static_cast<std::size_t>(operation.key_.op)];
   constexpr auto kRelaxed = std::memory_order_relaxed;
@@ -276,9 +308,12 @@ void Group::settled(Operation& operation, bool done) {
   const auto add = [](std::atomic<std::uint64_t>& counter, std::uint64_t n) {
     counter.store(counter.load(kRelaxed) + n, kRelaxed);
   };
-  add(c.calls, 1);
-  add(c.bytes, operation.key_.count * size_of(operation.key_.type));
-  add(c.sent_bytes, operation.sent_bytes());
+  if (!operation.follows_) {
+    add(c.calls, 1);
+    add(c.bytes, operation.key_.count * size_of(operation.key_.type));
+    add(c.sent_bytes, operation.sent_bytes());
+  }
+  if (operation.goes_on_elsewhere()) return;
   add(c.nanoseconds, static_cast<std::uint64_t>(operation.ended_ns_ - operation.started_ns_));
 }
 

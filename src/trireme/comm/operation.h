@@ -8,7 +8,9 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "trireme/comm/call.h"
@@ -16,6 +18,7 @@
 namespace trireme::comm {
 
 class Group;
+struct CallFacts;
 
 enum class Progress : std::uint8_t {
   kStuck,  ///< nothing could be done: others have to act first
@@ -25,6 +28,12 @@ enum class Progress : std::uint8_t {
 
 /// How much an advance() may do. Posting a large call must not keep the caller from its computing.
 enum class Effort : std::uint8_t { kPost, kWork };
+
+/// A call among those that a GPU was given for the same ranks, counted from 1.
+struct GpuPosition {
+  std::string ranks;  // "0,1,3", of the world
+  std::uint64_t number = 0;
+};
 
 class Operation {
  public:
@@ -39,6 +48,16 @@ class Operation {
   virtual bool needs_background() const { return true; }
   /// Bytes this rank has sent to others for it; known once done.
   virtual std::uint64_t sent_bytes() const = 0;
+  /// In the thread that waited for it, once it is done: the last thing before wait() returns.
+  virtual void hand_over() {}
+  /// Whether nothing rings when it can go on: then it is asked again and again.
+  virtual bool must_be_asked() const { return false; }
+  /// Whether the GPU still has to carry it out when it is done here: another operation follows it there.
+  virtual bool goes_on_elsewhere() const { return false; }
+  /// What it waits for once all ranks have arrived, for people; empty: only for them.
+  virtual std::string_view waits_for() const { return {}; }
+  /// For one that follows a call on the GPU: where it is there.
+  virtual std::optional<GpuPosition> gpu_position() const { return std::nullopt; }
 
   Status status() const { return status_.load(std::memory_order_acquire); }
 
@@ -49,11 +68,13 @@ class Operation {
   friend class Group;
   friend class Work;
   friend Group& group_of(const Operation& operation);
+  friend CallFacts facts_of(const Operation& operation);
   friend std::string describe(const Operation& operation);
 
   std::atomic<Status> status_{Status::kPending};
+  bool follows_ = false;      // goes on with a call that has been counted already
   bool queued_ = false;       // in the engine's list
-  bool referenced_ = true;    // a Work still points here
+  bool adopted_ = false;      // the engine's own: no Work points here
   std::exception_ptr error_;  // read after status() said kFailed
   Group* group_ = nullptr;    // outlives the operation
   CallKey key_;

@@ -100,7 +100,13 @@ void Rank::last_words(const std::string& reason) noexcept {
     has_failed_ = true;
   }
   control_->announce(Notice::Kind::kFailed, reason);
+  give_up();
+}
+
+void Rank::give_up() noexcept {
   transport_->give_up();
+  const auto lock = engine_.lock();
+  if (gpu_) gpu_->give_up();
 }
 
 void Rank::on_notice(const Notice& notice) {
@@ -116,12 +122,16 @@ void Rank::on_notice(const Notice& notice) {
 }
 
 std::string Rank::on_question(const std::string& question) {
-  // "position CHANNEL" or "sends CHANNEL RANK"
+  // "position CHANNEL", "sends CHANNEL RANK" or "gpu RANK,RANK,..."
   char what[16] = {};
   unsigned channel = 0;
   int to = 0;
   if (std::sscanf(question.c_str(), "%15s %u %d", what, &channel, &to) < 2) return {};
   const std::lock_guard lock(groups_mutex_);
+  if (std::strcmp(what, "gpu") == 0) {
+    const GpuProgress at = gpu_ ? gpu_->progress_of(question.substr(4)) : GpuProgress{};
+    return fmt::format("{} {} {}", at.given, at.begun, at.done);
+  }
   for (const Group* group : groups_) {
     if (group->members().channel != channel) continue;
     if (std::strcmp(what, "sends") == 0) {
@@ -132,7 +142,7 @@ std::string Rank::on_question(const std::string& question) {
     Position position{.calls = group->calls()};
     for (const Recorder::Entry& entry : recorder_.entries()) {
       if (entry.group_number != group->record_group() || !is_collective(entry.key.op)) continue;
-      position.pending = entry.state == Recorder::State::kPending;
+      position.pending = entry.state == Recorder::State::kPending || entry.state == Recorder::State::kGiven;
       position.key = entry.key;
     }
     return to_wire(position);
@@ -221,17 +231,50 @@ std::string Rank::peer_position(const Operation& operation) {
                      *answers[0], rank(), operation.sequence_);
 }
 
+std::string Rank::gpu_positions(const Operation& operation, const GpuPosition& mine) {
+  const Group& group = *operation.group_;
+  std::vector<int> others, waiting, inside, past, silent;
+  for (int r = 0; r < group.size(); ++r) {
+    if (r != group.rank() && (operation.peer_ < 0 || operation.peer_ == r)) others.push_back(group.world_rank(r));
+  }
+  const auto sort_in = [&](int who, const GpuProgress& at) {
+    (at.done >= mine.number ? past : at.begun >= mine.number ? inside : waiting).push_back(who);
+  };
+  sort_in(rank(), gpu_->progress_of(mine.ranks));
+  const auto answers = control_->ask(others, "gpu " + mine.ranks, kAnswerTimeout);
+  for (std::size_t i = 0; i < others.size(); ++i) {
+    GpuProgress at;
+    const bool told =
+        answers[i] && std::sscanf(answers[i]->c_str(), "%lu %lu %lu", &at.given, &at.begun, &at.done) == 3;
+    told ? sort_in(others[i], at) : silent.push_back(others[i]);
+  }
+  std::string text = " although the GPU was given it";
+  const auto tell = [&](const std::vector<int>& ranks, std::string_view what) {
+    if (!ranks.empty()) text += fmt::format("; {} {}", ranks_text(ranks), what);
+  };
+  tell(waiting, "had not begun it: work given to that GPU before is not over");
+  tell(inside, "had begun it and waited for the others");
+  tell(past, "had done it");
+  tell(silent, "did not answer at all");
+  return text;
+}
+
 std::exception_ptr Rank::timed_out(const Operation& operation) {
   std::vector<int> missing;
-  const std::string found = operation.peer_ >= 0 ? peer_position(operation) : arrivals(operation, missing);
+  const auto on_gpu = operation.gpu_position();
+  const std::string found = on_gpu                 ? gpu_positions(operation, *on_gpu)
+                            : operation.peer_ >= 0 ? peer_position(operation)
+                                                   : arrivals(operation, missing);
+  const std::string phase =
+      operation.waits_for().empty() ? "" : fmt::format(" while waiting for {}", operation.waits_for());
   const double seconds = static_cast<double>(operation.deadline_ns_ - operation.started_ns_) / 1e9;
   const std::string hint =
       missing.empty() ? "look at the other ranks' logs; raise the deadline (comm.deadline) if they are only slow"
                       : fmt::format("look at the log of {}; raise the deadline (comm.deadline) if it is only slow",
                                     ranks_text(missing));
-  return std::make_exception_ptr(CommError(
-      fmt::format("{} passed its deadline of {:.3g} s on rank {}{}", describe(operation), seconds, rank(), found),
-      hint));
+  return std::make_exception_ptr(CommError(fmt::format("{} passed its deadline of {:.3g} s on rank {}{}{}",
+                                                       describe(operation), seconds, rank(), phase, found),
+                                           hint));
 }
 
 FailureReport Rank::report(const Group& group, const std::exception_ptr& error) {
@@ -250,7 +293,7 @@ void Rank::failed(const FailureReport& report) {
   if (report.own) {
     last_words(report.reason);
   } else {
-    transport_->give_up();
+    give_up();
   }
 }
 

@@ -17,6 +17,7 @@
 #include "trireme/comm/departure.h"
 #include "trireme/comm/engine.h"
 #include "trireme/comm/flight_signal.h"
+#include "trireme/comm/gpu_transport.h"
 #include "trireme/comm/group.h"
 #include "trireme/comm/recorder.h"
 #include "trireme/comm/transport.h"
@@ -68,12 +69,14 @@ class Rank final : private Watch {
   FailureReport report(const Group& group, const std::exception_ptr& error) override;
   void failed(const FailureReport& report) override;
 
+  void give_up() noexcept;
   void on_notice(const Notice& notice);
   std::string on_question(const std::string& question);
   void add(Group& group);
   void remove(Group& group);
   std::string arrivals(const Operation& operation, std::vector<int>& missing);
   std::string peer_position(const Operation& operation);
+  std::string gpu_positions(const Operation& operation, const GpuPosition& mine);
 
   CommOptions options_;
   std::unique_ptr<Transport> transport_;
@@ -97,6 +100,7 @@ class Rank final : private Watch {
   bool has_failed_ = false;                // this rank; its last words are said
 
   Engine engine_;
+  std::unique_ptr<GpuTransport> gpu_;  // its calls are all over when the world goes
   std::unique_ptr<Group> world_;
 };
 

@@ -56,6 +56,8 @@ std::uint64_t Recorder::begin(std::uint32_t group, const CallKey& key, std::uint
   return id;
 }
 
+void Recorder::given(std::uint64_t id) { end(id, State::kGiven, 0); }
+
 void Recorder::end(std::uint64_t id, State state, std::int64_t ended_ns) {
   Record& record = records_[id % records_.size()];
   if (record.id.load(kRelaxed) != id) return;  // a thousand calls ago: already overwritten
@@ -91,7 +93,7 @@ std::vector<Recorder::Entry> Recorder::entries() const {
 }
 
 std::string Recorder::to_json(const std::string& reason) const {
-  constexpr const char* kStates[] = {"pending", "done", "failed"};
+  constexpr const char* kStates[] = {"pending", "done", "failed", "given to the GPU"};
   nlohmann::json calls = nlohmann::json::array();
   const std::int64_t now = now_ns();
   for (const Entry& entry : entries()) {
@@ -104,6 +106,7 @@ std::string Recorder::to_json(const std::string& reason) const {
                            {"algorithm", cost::name(entry.key.algorithm)},
                            {"state", kStates[static_cast<std::size_t>(entry.state)]},
                            {"started_us_ago", static_cast<double>(now - entry.started_ns) / 1e3}};
+    if (entry.key.place == DeviceKind::kCuda) call["memory"] = "gpu";
     if (reduces(entry.key.op)) call["reduce"] = name(entry.key.reduce);
     if (entry.peer >= 0) call["peer"] = entry.peer;
     if (is_collective(entry.key.op)) call["root"] = entry.key.root;

@@ -21,7 +21,8 @@ std::int64_t now_ns();
 
 class Recorder {
  public:
-  enum class State : std::uint8_t { kPending, kDone, kFailed };
+  /// kGiven: the GPU has it; the host does not wait for it.
+  enum class State : std::uint8_t { kPending, kDone, kFailed, kGiven };
   struct Entry {
     std::uint64_t id = 0, sequence = 0;
     std::uint32_t group_number = 0;
@@ -39,6 +40,7 @@ class Recorder {
 
   std::uint64_t begin(std::uint32_t group, const CallKey& key, std::uint64_t sequence, int peer,
                       std::int64_t started_ns);
+  void given(std::uint64_t id);
   void end(std::uint64_t id, State state, std::int64_t ended_ns);
 
   /// Oldest first.

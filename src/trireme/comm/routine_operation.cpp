@@ -70,7 +70,8 @@ void RoutineOperation::post(const Step& step) {
   const Envelope envelope{.peer = members_.ranks[static_cast<std::size_t>(step.peer)],
                           .channel = members_.channel,
                           .tag = tag_,
-                          .key = call_.key};
+                          .key = call_.key,
+                          .memory = call_.key.place};
   if (step.act == Act::kSend) {
     const std::size_t bytes = step.from.count * call_.element();
     transfers_[next_] = transport_.post_send(envelope, address(step.from), bytes);

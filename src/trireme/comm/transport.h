@@ -24,9 +24,10 @@ namespace trireme::comm {
 
 /// Which messages match: same channel (group), same tag, in the order posted.
 struct Envelope {
-  int peer = 0;                        // rank in the world
-  std::uint32_t channel = 0, tag = 0;  // of the tag, bits 29 and 31 are never set
-  CallKey key = {};                    // compared with the other side's
+  int peer = 0;                          // rank in the world
+  std::uint32_t channel = 0, tag = 0;    // of the tag, bits 29 and 31 are never set
+  CallKey key = {};                      // compared with the other side's
+  DeviceKind memory = DeviceKind::kCpu;  // of the data; a call on GPUs has messages between hosts too
 };
 
 /// Where what arrives goes: to = arrived, or to = from (+) arrived.
@@ -66,6 +67,8 @@ class Transport {
   virtual std::string_view name() const = 0;
   virtual int rank() const = 0;
   virtual int ranks() const = 0;
+  /// Whether ranks are processes, each with a GPU of its own to use; threads share one.
+  virtual bool has_processes() const { return false; }
   /// Whether sends and receives take memory of this kind; boards then do too.
   virtual bool moves(DeviceKind kind) const { return kind == DeviceKind::kCpu; }
   /// The node each rank of the world runs on, numbered from 0.

@@ -43,7 +43,14 @@ void Work::wait() {
   Group& group = *operation.group_;
   group.owner_.engine_.wait(operation);
   elapsed_ = std::chrono::nanoseconds(operation.ended_ns_ - operation.started_ns_);
-  const std::exception_ptr error = operation.error_;
+  std::exception_ptr error = operation.error_;
+  if (!error) {
+    try {
+      operation.hand_over();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
   operation_ = nullptr;
   group.recycle(operation);
   if (error) std::rethrow_exception(error);

@@ -59,6 +59,7 @@ class MpiTransport final : public Transport {
   }
 
   std::string_view name() const override { return "mpi"; }
+  bool has_processes() const override { return true; }
   int rank() const override { return rank_; }
   int ranks() const override { return ranks_; }
   std::vector<int> node_of() const override { return node_->node_of(); }

@@ -145,7 +145,7 @@ class ThreadRecv final : public Transfer {
       }
     }
     const std::size_t element = size_of(sink_.type);
-    const bool on_gpu = envelope_.key.place == DeviceKind::kCuda;
+    const bool on_gpu = envelope_.memory == DeviceKind::kCuda;
     const std::size_t count = on_gpu ? sink_.count : std::min(sink_.count - taken_, kPieceBytes / element);
     if (on_gpu) {
       gpu_memory()->copy(sink_.to, message_->data, sink_.bytes());  // started, after what makes the data: gpu_memory.h
@@ -221,7 +221,7 @@ class ThreadsTransport final : public Transport {
     message->envelope = envelope;
     message->bytes = bytes;
     message->data = static_cast<const std::byte*>(data);
-    if (bytes <= kEagerBytes && envelope.key.place == DeviceKind::kCpu) {
+    if (bytes <= kEagerBytes && envelope.memory == DeviceKind::kCpu) {
       message->copy.reset(new std::byte[std::max<std::size_t>(bytes, 1)]);
       if (bytes != 0) std::memcpy(message->copy.get(), data, bytes);
       message->data = message->copy.get();

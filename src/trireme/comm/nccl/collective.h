@@ -1,0 +1,53 @@
+// comm/nccl/collective.h -- a collective on GPU memory: agreed on by the hosts, then given to NCCL.
+//
+// Depends on: endpoint.h, rounds.h.
+#pragma once
+
+#include <optional>
+
+#include "trireme/comm/nccl/endpoint.h"
+#include "trireme/comm/nccl/rounds.h"
+
+namespace trireme::comm {
+
+class NcclCollective final : public Operation {
+ public:
+  /// In the thread that makes the call: what its stream has been given so far comes first.
+  NcclCollective(NcclEndpoint& endpoint, const GpuCallSite& site, const Call& call);
+  ~NcclCollective() override;
+
+  Progress advance(Effort effort) override;
+  void abandon() noexcept override;
+  std::uint64_t sent_bytes() const override { return group_of(*this).least_sent_bytes(call_); }
+  void hand_over() override;
+  bool must_be_asked() const override { return phase_ == Phase::kConnect || phase_ == Phase::kGiven; }
+  bool goes_on_elsewhere() const override { return !alone_ && !recorded_; }
+  std::string_view waits_for() const override;
+
+ private:
+  enum class Phase : std::uint8_t { kArrive, kLetters, kStamp, kTurn, kMeet, kConnect, kLaunch, kGiven, kDone };
+
+  Progress step(Effort effort);
+  Progress arrive(Effort effort);
+  Progress letters(Effort effort);
+  Progress stamp(Effort effort);
+  Progress meet(Effort effort);
+  Rounds::What what() const;
+  LaunchId id() const { return {.channel = site_.members.channel, .number = site_.tag}; }
+
+  NcclEndpoint& endpoint_;
+  GpuCallSite site_;
+  Call call_;
+  bool alone_;
+  bool recorded_ = false;
+  Phase phase_ = Phase::kArrive;
+  GpuEvent ready_, over_;
+  bool entered_ = false, on_board_ = false, ordered_ = false;
+  int next_rank_ = 0;
+  std::optional<Rounds> rounds_;
+  std::optional<Letters> letters_;
+  std::uint64_t proposal_ = 0;
+  Communicator* communicator_ = nullptr;
+};
+
+}  // namespace trireme::comm

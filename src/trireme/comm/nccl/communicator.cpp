@@ -1,0 +1,213 @@
+#include "trireme/comm/nccl/communicator.h"
+
+#include <thread>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+
+namespace trireme::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t kBegun = 0, kDone = 8;  // a cache line apart: the GPU writes them, the host reads them
+constexpr std::size_t kWords = 16;
+constexpr auto kCloseLook = 1ms;
+
+std::uint64_t read_word(std::uint64_t* word) { return std::atomic_ref(*word).load(std::memory_order_acquire); }
+
+}  // namespace
+
+void check_gpu(GpuDriver::Error error, const char* what) {
+  if (error == nullptr) return;
+  throw CommError(fmt::format("{} failed on the GPU: {}", what, error),
+                  "an earlier operator may be the cause: set CUDA_LAUNCH_BLOCKING=1 to find it");
+}
+
+Communicator::Communicator(const NcclLibrary& library, const GpuDriver& driver, int gpu, std::vector<int> ranks, int me)
+    : library_(library),
+      driver_(driver),
+      gpu_(gpu),
+      ranks_(std::move(ranks)),
+      me_(me),
+      name_(fmt::format("{}", fmt::join(ranks_, ","))) {
+  check_gpu(driver_.use(gpu_), "choosing the GPU");
+  check_gpu(driver_.make_words(kWords, &words_, &words_on_gpu_), "memory for marks");
+  if (const GpuDriver::Error error = driver_.make_stream(&stream_)) {
+    driver_.free_words(words_);
+    check_gpu(error, "making a stream");
+  }
+}
+
+Communicator::~Communicator() {
+  abort("it was not closed");
+  driver_.free_stream(stream_);
+  driver_.free_words(words_);
+}
+
+nccl::UniqueId Communicator::make_id() const {
+  check_gpu(driver_.use(gpu_), "choosing the GPU");
+  nccl::UniqueId id{};
+  library_.check(library_.call().ncclGetUniqueId(&id), "making an NCCL id");
+  return id;
+}
+
+void Communicator::connect(const nccl::UniqueId& id) {
+  check_gpu(driver_.use(gpu_), "choosing the GPU");
+  nccl::Config config;
+  config.blocking = 0;
+  state_ = State::kConnecting;
+  const nccl::Result result =
+      library_.call().ncclCommInitRankConfig(&comm_, static_cast<int>(ranks_.size()), id, me_, &config);
+  library_.check(result, "making an NCCL communicator", comm_);
+}
+
+bool Communicator::is_idle(const char* what) {
+  if (state_ == State::kGone) throw CommError(fmt::format("{}: {}", what, why_gone_));
+  nccl::Result error = nccl::kSuccess;
+  library_.check(library_.call().ncclCommGetAsyncError(comm_, &error), what, comm_);
+  library_.check(error, what, comm_);
+  return error != nccl::kInProgress;
+}
+
+bool Communicator::has_connected() {
+  if (!is_idle("making an NCCL communicator")) return false;
+  state_ = State::kReady;
+  for (auto& [id, kept] : kept_) tell(kept);
+  log_debug("NCCL communicator of ranks {} is ready", name_);
+  return true;
+}
+
+void Communicator::issue(const Launch& launch, const NcclStep& step) {
+  const nccl::Functions& nccl = library_.call();
+  const nccl::DataType type = nccl_type(launch.type);
+  const nccl::RedOp op = nccl_op(launch.reduce);
+  using Act = NcclStep::Act;
+  switch (step.act) {
+    case Act::kCopy:
+      break;
+    case Act::kAllReduce:
+      return library_.check(nccl.ncclAllReduce(step.in, step.out, step.count, type, op, comm_, stream_),
+                            "ncclAllReduce", comm_);
+    case Act::kReduce:
+      return library_.check(nccl.ncclReduce(step.in, step.out, step.count, type, op, step.peer, comm_, stream_),
+                            "ncclReduce", comm_);
+    case Act::kBroadcast:
+      return library_.check(nccl.ncclBroadcast(step.in, step.out, step.count, type, step.peer, comm_, stream_),
+                            "ncclBroadcast", comm_);
+    case Act::kReduceScatter:
+      return library_.check(nccl.ncclReduceScatter(step.in, step.out, step.count, type, op, comm_, stream_),
+                            "ncclReduceScatter", comm_);
+    case Act::kAllGather:
+      return library_.check(nccl.ncclAllGather(step.in, step.out, step.count, type, comm_, stream_), "ncclAllGather",
+                            comm_);
+    case Act::kSend:
+      return library_.check(nccl.ncclSend(step.in, step.count, type, step.peer, comm_, stream_), "ncclSend", comm_);
+    case Act::kRecv:
+      return library_.check(nccl.ncclRecv(step.out, step.count, type, step.peer, comm_, stream_), "ncclRecv", comm_);
+  }
+}
+
+void Communicator::launch(const Launch& launch) {
+  if (state_ == State::kGone) throw CommError(fmt::format("NCCL communicator of ranks {}: {}", name_, why_gone_));
+  TRIREME_CHECK(state_ == State::kReady, "the communicator of ranks {} is not ready", name_);
+  check_gpu(driver_.use(gpu_), "choosing the GPU");
+  check_gpu(driver_.wait(stream_, launch.after), "waiting for the data of a call");
+  check_gpu(driver_.mark(words_on_gpu_ + kBegun, stream_), "marking a call");
+  bool any = false;
+  for (const NcclStep& step : launch.steps) {
+    if (step.act == NcclStep::Act::kCopy) {
+      check_gpu(driver_.copy(step.out, step.in, step.count * size_of(launch.type), stream_), "copying the own block");
+    } else {
+      any = true;
+    }
+  }
+  if (!any) return;
+  library_.check(library_.call().ncclGroupStart(), "ncclGroupStart");
+  std::exception_ptr failed;
+  for (const NcclStep& step : launch.steps) {
+    try {
+      if (!failed) issue(launch, step);
+    } catch (...) {
+      failed = std::current_exception();  // the group must be ended all the same
+    }
+  }
+  const nccl::Result ended = library_.call().ncclGroupEnd();
+  if (failed) std::rethrow_exception(failed);
+  library_.check(ended, "giving a call to NCCL", comm_);
+}
+
+bool Communicator::has_launched(GpuDriver::Event event) {
+  if (!is_idle("giving a call to NCCL")) return false;
+  check_gpu(driver_.use(gpu_), "choosing the GPU");
+  check_gpu(driver_.mark(words_on_gpu_ + kDone, stream_), "marking a call");
+  check_gpu(driver_.record(event, stream_), "marking the end of a call");
+  return true;
+}
+
+GpuProgress Communicator::progress() const {
+  return {.given = given_.load(std::memory_order_relaxed),
+          .begun = read_word(words_ + kBegun),
+          .done = read_word(words_ + kDone)};
+}
+
+void Communicator::check_health() {
+  if (state_ == State::kGone) throw CommError(fmt::format("NCCL communicator of ranks {}: {}", name_, why_gone_));
+  is_idle("a call that the GPU was given");
+}
+
+void Communicator::keep(std::uint64_t id, void* data, std::size_t bytes) {
+  Kept& kept = kept_[id] = {.data = data, .bytes = bytes, .handle = nullptr};
+  if (state_ == State::kReady) tell(kept);
+}
+
+void Communicator::tell(Kept& kept) {
+  if (library_.call().ncclCommRegister == nullptr) return;  // before 2.19: a matter of speed only
+  library_.check(library_.call().ncclCommRegister(comm_, kept.data, kept.bytes, &kept.handle), "ncclCommRegister",
+                 comm_);
+}
+
+void Communicator::forget(std::uint64_t id) noexcept {
+  const auto kept = kept_.find(id);
+  if (kept == kept_.end()) return;
+  if (state_ == State::kReady && kept->second.handle != nullptr) {
+    library_.call().ncclCommDeregister(comm_, kept->second.handle);
+  }
+  kept_.erase(kept);
+}
+
+void Communicator::abort(const std::string& why) noexcept {
+  if (state_ == State::kGone) return;
+  state_ = State::kGone;
+  why_gone_ = "it was given up: " + why;
+  if (comm_ == nullptr) return;
+  driver_.use(gpu_);
+  library_.call().ncclCommAbort(std::exchange(comm_, nullptr));
+}
+
+void Communicator::begin_close() noexcept {
+  if (state_ != State::kReady) return;
+  driver_.use(gpu_);
+  while (!kept_.empty()) forget(kept_.begin()->first);
+  const nccl::Result result = library_.call().ncclCommFinalize(comm_);
+  if (result == nccl::kSuccess || result == nccl::kInProgress) state_ = State::kClosing;
+}
+
+void Communicator::finish_close(std::chrono::steady_clock::time_point until) noexcept {
+  while (state_ == State::kClosing) {
+    nccl::Result error = nccl::kSuccess;
+    const nccl::Result asked = library_.call().ncclCommGetAsyncError(comm_, &error);
+    if (asked == nccl::kSuccess && error == nccl::kSuccess) {
+      state_ = State::kGone;
+      why_gone_ = "it was closed";
+      library_.call().ncclCommDestroy(std::exchange(comm_, nullptr));
+      return;
+    }
+    if (asked != nccl::kSuccess || error != nccl::kInProgress || std::chrono::steady_clock::now() >= until) break;
+    std::this_thread::sleep_for(kCloseLook);
+  }
+  abort("it did not close in time");
+}
+
+}  // namespace trireme::comm

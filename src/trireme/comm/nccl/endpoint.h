@@ -1,0 +1,107 @@
+// comm/nccl/endpoint.h -- what the calls of one rank share: communicators, the order of launches, events, recordings.
+//
+// Depends on: communicator.h, launch_order.h, group.h.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "trireme/comm/group.h"
+#include "trireme/comm/nccl/communicator.h"
+#include "trireme/comm/nccl/launch_order.h"
+#include "trireme/comm/nccl/nccl_transport.h"
+
+namespace trireme::comm {
+
+/// Taken from the endpoint's store and given back.
+class GpuEvent {
+ public:
+  using Store = std::vector<GpuDriver::Event>;
+  GpuEvent(const GpuDriver& driver, Store& store);
+  ~GpuEvent();
+  GpuEvent(const GpuEvent&) = delete;
+  GpuEvent& operator=(const GpuEvent&) = delete;
+  GpuDriver::Event get() const { return event_; }
+
+ private:
+  Store& store_;
+  GpuDriver::Event event_ = nullptr;
+};
+
+/// Messages with the same tag between two ranks shake hands one after the other.
+struct LaneId {
+  std::uint32_t channel = 0, tag = 0;
+  int peer = -1;
+  bool is_send = false;
+  auto operator<=>(const LaneId&) const = default;
+};
+
+class NcclMessage;
+class NcclToItself;
+
+class NcclEndpoint final : public GpuTransport {
+ public:
+  NcclEndpoint(const GpuDriver& driver, NcclOptions options) : driver_(driver), options_(std::move(options)) {}
+  ~NcclEndpoint() override;
+
+  std::string_view name() const override { return "nccl"; }
+  int gpu() const override { return options_.gpu; }
+  std::unique_ptr<Operation> make_collective(const GpuCallSite& site, const Call& call) override;
+  std::unique_ptr<Operation> make_message(const GpuCallSite& site, const Call& call, bool is_send, int peer) override;
+  std::uint32_t largest_tag() const override;
+  std::uint64_t keep(const Members& members, void* data, std::size_t bytes) override;
+  void forget(std::uint64_t kept) noexcept override;
+  void begin_recording() override;
+  std::uint64_t end_recording() override;
+  void replay(std::uint64_t recording, void (*start)(void*), void* context) override;
+  void drop_recording(std::uint64_t recording) noexcept override;
+  GpuProgress progress_of(const std::string& ranks) const override;
+  void give_up() noexcept override;
+
+  // --- for the operations
+  const GpuDriver& driver() const { return driver_; }
+  LaunchOrder& order() { return order_; }
+  GpuEvent::Store& events() { return events_; }
+  /// Of these ranks of the world, in this order; made at the first call.
+  Communicator& communicator(const std::vector<int>& ranks, int me);
+  /// Whether calls on this stream are being recorded. CommError where nobody would follow them.
+  bool is_recording(GpuDriver::Stream stream) const;
+  /// The GPU has been given the call of this operation: it is followed, or noted as part of the recording.
+  void launched(const Operation& call, Communicator& communicator, bool recorded);
+  std::deque<NcclMessage*>& lane(const LaneId& id) { return lanes_[id]; }
+  /// Of this rank to itself: who came first and waits.
+  std::deque<NcclToItself*>& waiting_for_itself(std::uint32_t channel, std::uint32_t tag) {
+    return to_itself_[{channel, tag}];
+  }
+
+ private:
+  struct RecordedCall {
+    Group* group;
+    CallFacts facts;
+    Communicator* communicator;
+  };
+  using Recording = std::vector<RecordedCall>;
+
+  const GpuDriver& driver_;
+  NcclOptions options_;
+  std::optional<NcclLibrary> library_;
+  GpuEvent::Store events_;
+  LaunchOrder order_;
+  mutable std::mutex communicators_mutex_;  // the map itself, for progress_of()
+  std::map<std::vector<int>, std::unique_ptr<Communicator>> communicators_;
+  std::vector<Communicator*> in_order_;  // as made, which is the same order on all ranks
+  std::map<LaneId, std::deque<NcclMessage*>> lanes_;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::deque<NcclToItself*>> to_itself_;
+  std::map<std::uint64_t, Communicator*> kept_;
+  std::map<std::uint64_t, Recording> recordings_;
+  std::optional<Recording> recording_;
+  std::uint64_t next_id_ = 1;
+  std::string given_up_;  // why; empty: it has not
+};
+
+}  // namespace trireme::comm

@@ -1,0 +1,56 @@
+// tests/comm/fake_nccl/fake_gpu.h -- a stand-in for a GPU: streams are threads that do what they are given in order, on
+// host memory; events, recorded graphs and marks behave as CUDA's do.
+//
+// Lives in libfake_nccl.so together with the stand-in for NCCL, whose "kernels" run on these streams. Tests load the
+// library by its path; the product knows nothing of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "trireme/comm/gpu_driver.h"
+
+namespace trireme::fake {
+
+/// What a stream is given.
+using Task = std::function<void()>;
+void enqueue(comm::GpuDriver::Stream stream, Task task);
+
+/// What tests do with it besides what the transport does.
+struct Gpu {
+  comm::GpuDriver driver;
+  /// Until the calling thread's stream has done all that it was given.
+  void (*synchronise)();
+  /// Writes `value` into every byte, in order on the calling thread's stream, after so many milliseconds.
+  void (*fill)(void* data, std::size_t bytes, int value, int after_ms);
+  /// Copies in order on the calling thread's stream.
+  void (*copy)(void* to, const void* from, std::size_t bytes);
+  /// From now on the calling thread's stream is recorded; the graph that end_recording() gives can be started often.
+  void (*begin_recording)();
+  void* (*end_recording)();
+  void (*replay)(void* graph);
+  void (*free_graph)(void* graph);
+};
+/// How the stand-in for NCCL misbehaves, on this process's ranks.
+struct Misbehaviour {
+  int rank = -1;                 // of the communicator; -1: every one
+  int init_result = 0;           // of making a communicator
+  bool init_hangs = false;       // making a communicator never ends
+  int call_result = 0;           // of giving it a call
+  int later_result = 0;          // found by ncclCommGetAsyncError once a call was given
+  std::uint64_t hangs_from = 0;  // calls of a communicator from this number on (from 1) never end; 0: none
+  int slow_ms = 0;               // every call takes so much longer
+};
+/// What the stand-in has been asked for, by all ranks of this process.
+struct Usage {
+  std::uint64_t communicators = 0, destroyed = 0, aborted = 0, registered = 0, deregistered = 0, calls = 0;
+};
+
+extern "C" {
+__attribute__((visibility("default"))) const Gpu* trireme_fake_gpu();
+__attribute__((visibility("default"))) void trireme_fake_nccl_misbehave(const Misbehaviour* how);
+__attribute__((visibility("default"))) Usage trireme_fake_nccl_usage();
+}
+
+}  // namespace trireme::fake
