@@ -5,8 +5,10 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -95,7 +97,19 @@ Stream& own_stream() {
 }
 Stream& of(void* stream) { return *static_cast<Stream*>(stream); }
 
-Error use(int) { return nullptr; }
+thread_local int g_gpu = 0;
+Error use(int gpu) {
+  g_gpu = gpu;
+  return nullptr;
+}
+
+struct Queue {
+  std::uint64_t given = 0, over = 0;  // all below `over` are
+  std::set<std::uint64_t> over_ahead;
+};
+std::mutex g_queues_mutex;
+std::condition_variable g_queues_changed;
+std::map<int, Queue> g_queues;  // by GPU
 void* current_stream() { return &own_stream(); }
 Error is_recording(void* stream, bool* answer) {
   const std::lock_guard lock(of(stream).mutex);
@@ -218,6 +232,26 @@ constexpr Gpu kGpu = {
 }  // namespace
 
 void enqueue(comm::GpuDriver::Stream stream, Task task) { of(stream).give(std::move(task)); }
+
+int current_gpu() { return g_gpu; }
+
+Turn::Turn(int gpu) : gpu_(gpu) {
+  const std::lock_guard lock(g_queues_mutex);
+  number_ = g_queues[gpu_].given++;
+}
+
+void Turn::wait(const std::atomic<bool>& given_up) const {
+  std::unique_lock lock(g_queues_mutex);
+  while (g_queues[gpu_].over < number_ && !given_up) g_queues_changed.wait_for(lock, std::chrono::milliseconds(1));
+}
+
+void Turn::finish() const {
+  const std::lock_guard lock(g_queues_mutex);
+  Queue& queue = g_queues[gpu_];
+  queue.over_ahead.insert(number_);
+  while (queue.over_ahead.erase(queue.over) == 1) ++queue.over;
+  g_queues_changed.notify_all();
+}
 
 extern "C" const Gpu* trireme_fake_gpu() { return &kGpu; }
 

@@ -5,6 +5,7 @@
 // library by its path; the product knows nothing of it.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -16,6 +17,22 @@ namespace trireme::fake {
 /// What a stream is given.
 using Task = std::function<void()>;
 void enqueue(comm::GpuDriver::Stream stream, Task task);
+/// The calling thread's.
+int current_gpu();
+
+/// Runs what one GPU is given for other GPUs one at a time, in the order given, as a GPU without room for two kernels
+/// of NCCL would: orders that differ between ranks hang.
+class Turn {
+ public:
+  explicit Turn(int gpu);
+  /// Waits until all that was given before is over, or `given_up` is set.
+  void wait(const std::atomic<bool>& given_up) const;
+  void finish() const;
+
+ private:
+  int gpu_;
+  std::uint64_t number_;
+};
 
 /// What tests do with it besides what the transport does.
 struct Gpu {

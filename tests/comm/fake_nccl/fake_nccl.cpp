@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -317,8 +318,16 @@ Result end_group() {
     if (how.call_result != 0) return static_cast<Result>(how.call_result);
     if (comm->state == kInProgress) return kInvalidUsage;  // NCCL takes nothing while something is under way
     ++g_calls;
-    auto give = [comm, stream, calls = std::move(ops), how] {
-      fake::enqueue(stream, [comm, calls] { comm->run(calls); });
+    bool recorded = false;
+    fake::trireme_fake_gpu()->driver.is_recording(stream, &recorded);
+    std::optional<fake::Turn> turn;  // a graph's branches run one after the other anyway
+    if (!recorded) turn.emplace(fake::current_gpu());
+    auto give = [comm, stream, calls = std::move(ops), how, turn] {
+      fake::enqueue(stream, [comm, calls, turn] {
+        if (turn) turn->wait(comm->aborted);
+        comm->run(calls);
+        if (turn) turn->finish();
+      });
       comm->state = how.later_result;
     };
     if (comm->blocking) {

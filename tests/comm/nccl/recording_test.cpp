@@ -1,0 +1,166 @@
+// Calls that are part of a recorded graph: replays compute, are counted by marks, stand in the flight recorder and have
+// deadlines, although no call is made on the host.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/fake_nccl/fake_ranks.h"
+#include "tests/comm/outcomes.h"
+
+namespace trireme::comm {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+const fake::Library& fakes() {
+  static const fake::Library library(TRIREME_FAKE_NCCL);
+  return library;
+}
+
+/// Three numbers on a pretended GPU, and the graph that adds them up over the ranks, twice, with a message between.
+struct Step {
+  explicit Step(Rank& rank) : rank_(rank), values(3), received(3) {}
+  ~Step() {
+    if (graph != nullptr) fakes().gpu().free_graph(graph);
+  }
+  Buffer buffer(std::vector<float>& of) const {
+    return {of.data(), of.size(), DType::kF32, {DeviceKind::kCuda, rank_.rank()}};
+  }
+  void body() {
+    rank_.world().all_reduce(buffer(values), Reduce::kSum).wait();
+    const int next = (rank_.rank() + 1) % rank_.ranks(), before = (rank_.rank() + rank_.ranks() - 1) % rank_.ranks();
+    Work received_work = rank_.world().recv(buffer(received), before), sent = rank_.world().send(buffer(values), next);
+    sent.wait();
+    received_work.wait();
+    rank_.world().all_reduce(buffer(received), Reduce::kMax).wait();
+  }
+  void record() {
+    calls.emplace(rank_.world(), [&] {
+      fakes().gpu().begin_recording();
+      body();
+      graph = fakes().gpu().end_recording();
+    });
+  }
+  void replay() {
+    calls->replay([&] { fakes().gpu().replay(graph); });
+  }
+
+  Rank& rank_;
+  std::vector<float> values, received;
+  void* graph = nullptr;
+  std::optional<RecordedCalls> calls;
+};
+
+class NcclRecordings : public testing::Test {
+ protected:
+  void SetUp() override { fakes().misbehave({}); }
+  void TearDown() override { fakes().misbehave({}); }
+};
+
+TEST_F(NcclRecordings, ReplaysComputeAndAreFollowed) {
+  run_ranks(
+      3,
+      [](Rank& rank) {
+        fakes().give_gpu(rank);
+        Step step(rank);
+        step.body();  // makes the communicators
+        fakes().gpu().synchronise();
+        step.record();
+        const std::size_t before = rank.recorder().entries().size();
+        for (float turn = 1; turn <= 5; ++turn) {
+          std::ranges::fill(step.values, turn);
+          step.replay();
+          if (turn == 3) {  // calls between replays keep their place
+            std::vector<float> other(3, 1.0f);
+            rank.world().all_reduce(step.buffer(other), Reduce::kSum).wait();
+            fakes().gpu().synchronise();
+            EXPECT_EQ(other[2], 3.0f);
+          }
+          fakes().gpu().synchronise();
+          EXPECT_EQ(step.received[1], 3 * turn);
+        }
+        // Four calls in every replay, and the one between.
+        EXPECT_EQ(rank.recorder().entries().size() - before, 5 * 4 + 1u);
+        const auto until = std::chrono::steady_clock::now() + kSoon;
+        const auto open = [&] {
+          return std::ranges::any_of(rank.recorder().entries(), [](const Recorder::Entry& entry) {
+            return entry.state != Recorder::State::kDone;
+          });
+        };
+        while (open()) {
+          ASSERT_LT(std::chrono::steady_clock::now(), until);
+          std::this_thread::sleep_for(1ms);
+        }
+      },
+      test_options());
+}
+
+TEST_F(NcclRecordings, ACallOfAReplayThatNeverEndsPassesItsDeadline) {
+  // Each communicator has run two or three calls when the replays begin; the fourth of one rank hangs.
+  const auto outcomes = run_to_the_end(
+      2,
+      [](Rank& rank) {
+        fakes().give_gpu(rank);
+        Step step(rank);
+        step.body();
+        fakes().gpu().synchronise();
+        step.record();
+        step.replay();
+        fakes().gpu().synchronise();
+        rank.world().barrier().wait();
+        if (rank.rank() == 0) fakes().misbehave({.rank = 1, .hangs_from = 1});
+        rank.world().barrier().wait();
+        step.replay();
+        fakes().gpu().synchronise();  // nothing is called meanwhile
+        const auto until = std::chrono::steady_clock::now() + kSoon;
+        while (std::chrono::steady_clock::now() < until) {
+          rank.world().barrier().wait();
+          std::this_thread::sleep_for(5ms);
+        }
+      },
+      test_options(500ms));
+  EXPECT_THAT(outcomes.rethrown, AllOf(HasSubstr("all_reduce of 3 x f32 (sum, on a GPU, native)"),
+                                       HasSubstr("passed its deadline of 0.5 s"), HasSubstr("the GPU was given it")));
+  EXPECT_LT(outcomes[0].took, kSoon);
+  EXPECT_LT(outcomes[1].took, kSoon);
+}
+
+TEST_F(NcclRecordings, ARecordingThatNobodyFollowsIsRefused) {
+  const auto outcomes = run_to_the_end(
+      2,
+      [](Rank& rank) {
+        fakes().give_gpu(rank);
+        Step step(rank);
+        step.body();
+        fakes().gpu().synchronise();
+        fakes().gpu().begin_recording();
+        try {
+          step.body();
+        } catch (...) {
+          step.graph = fakes().gpu().end_recording();
+          throw;
+        }
+      },
+      test_options());
+  EXPECT_THAT(outcomes.rethrown, HasSubstr("whose replays nobody follows"));
+}
+
+TEST_F(NcclRecordings, RanksThatHaveNotMetCannotBeRecorded) {
+  const auto outcomes = run_to_the_end(
+      2,
+      [](Rank& rank) {
+        fakes().give_gpu(rank);
+        Step step(rank);
+        try {
+          step.record();
+        } catch (...) {
+          step.graph = fakes().gpu().end_recording();
+          throw;
+        }
+      },
+      test_options());
+  EXPECT_THAT(outcomes.rethrown, HasSubstr("cannot be recorded"));
+}
+
+}  // namespace
+}  // namespace trireme::comm
