@@ -21,6 +21,8 @@ constexpr EnvVariable kTable[] = {
     {kTrireme, "TRIREME_COMM_COSTS", "file with measured link costs, instead of the one in the cache folder"},
     {kTrireme, "TRIREME_ISA",
      "instructions that loops may use: plain, v3, v4 or v4bf16; the machine's best when unset"},
+    {kTrireme, "TRIREME_GPU", "number of this rank's GPU; its number on the node modulo the GPUs when unset"},
+    {kTrireme, "TRIREME_NCCL_LIBRARY", "file of NCCL to load instead of libnccl.so.2"},
     {kTrireme, "TRIREME_JOB_ID", "any text; ranks meet only where all have the same (keeps jobs on one port apart)"},
 
     {kLauncher, "OMPI_COMM_WORLD_RANK", "Open MPI: number of this rank"},
@@ -51,6 +53,7 @@ constexpr EnvVariable kTable[] = {
 
     {kSystem, "XDG_CACHE_HOME", "where cached measurements go; $HOME/.cache when unset"},
     {kSystem, "HOME", "the user's folder"},
+    {kSystem, "NCCL_HOSTID", "NCCL: the host it believes to be on; set for ranks that share a GPU when unset"},
     {kSystem, "NO_COLOR", "any value: no colours on the terminal (no-color.org)"},
 };
 
@@ -76,6 +79,12 @@ std::optional<std::string> env(std::string_view name) {
   const char* value = std::getenv(row->name.data());  // names in the table are literals: they end in a zero
   if (value == nullptr || *value == '\0') return std::nullopt;
   return std::string(value);
+}
+
+void set_env(std::string_view name, const std::string& value) {
+  const auto row = std::ranges::find(kTable, name, &EnvVariable::name);
+  TRIREME_CHECK(row != std::end(kTable), "environment variable {} is set but not in the table of base/env.cpp", name);
+  setenv(row->name.data(), value.c_str(), /*overwrite=*/1);
 }
 
 std::optional<int> env_int(std::string_view name) {

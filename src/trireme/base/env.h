@@ -33,6 +33,9 @@ std::span<const EnvVariable> env_table();
 /// `name` must be in the table.
 std::optional<std::string> env(std::string_view name);
 
+/// For libraries that are told this way only, before they are loaded. `name` must be in the table.
+void set_env(std::string_view name, const std::string& value);
+
 /// env() as a whole number; a ConfigError naming the variable and its text when it is none or negative.
 std::optional<int> env_int(std::string_view name);
 

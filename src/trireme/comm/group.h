@@ -75,8 +75,8 @@ class Group {
   bool moves(DeviceKind kind) const;
   /// Whether ranks are processes; then use_gpu() lets them move memory of their GPUs.
   bool has_processes() const;
-  /// The node of each rank, numbered from 0.
-  const std::vector<int>& nodes() const { return node_of_; }
+  /// This rank's number among the ranks of the world on its node.
+  int local_rank() const;
   /// For all groups of this rank, from now on. Every rank of the world must do so before any makes a call on a GPU.
   void use_gpu(std::unique_ptr<GpuTransport> gpu);
   /// Null: there is none.

@@ -1,4 +1,5 @@
 // What a group does for GPUs of ranks that are processes: following calls there, memory kept ready, recorded calls.
+#include <algorithm>
 #include <utility>
 
 #include "trireme/base/error.h"
@@ -8,6 +9,12 @@
 namespace trireme::comm {
 
 bool Group::has_processes() const { return owner_.transport().has_processes(); }
+
+int Group::local_rank() const {
+  const std::vector<int> nodes = owner_.transport().node_of();
+  const auto me = nodes.begin() + owner_.rank();
+  return static_cast<int>(std::count(nodes.begin(), me, *me));
+}
 
 void Group::use_gpu(std::unique_ptr<GpuTransport> gpu) {
   const auto lock = owner_.engine_.lock();

@@ -44,26 +44,37 @@ void load_torch_cuda() {
 
 const c10::impl::DeviceGuardImplInterface& cuda_impl() { return *c10::impl::getDeviceGuardImpl(c10::kCUDA); }
 
-}  // namespace
-
-c10::Device use_cuda(int index) {
-  load_torch_cuda();
-  int count = 0;
+template <typename Body>
+auto telling_why_not(const Body& body) {
   try {
-    count = cuda_impl().deviceCount();
-    if (index >= 0 && index < count) {
-      at::globalContext().lazyInitDevice(c10::kCUDA);
-      const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
-      cuda_impl().setDevice(device);
-      return device;
-    }
+    return body();
   } catch (const c10::Error& error) {
     throw ConfigError(fmt::format("the GPU cannot be used: {}", error.what_without_backtrace()),
                       "look at `nvidia-smi`: the driver must be at least 580 for CUDA 13");
   }
+}
+
+}  // namespace
+
+int count_gpus() {
+  load_torch_cuda();
+  const int count = telling_why_not([] { return static_cast<int>(cuda_impl().deviceCount()); });
   if (count == 0) {
     throw ConfigError("a GPU was asked for, but this machine shows none",
                       "look at `nvidia-smi` and CUDA_VISIBLE_DEVICES, or set run.device = \"cpu\"");
+  }
+  return count;
+}
+
+c10::Device use_cuda(int index) {
+  const int count = count_gpus();
+  if (index >= 0 && index < count) {
+    return telling_why_not([&] {
+      at::globalContext().lazyInitDevice(c10::kCUDA);
+      const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+      cuda_impl().setDevice(device);
+      return device;
+    });
   }
   throw ConfigError(fmt::format("GPU {} was asked for, but there are {}", index, count),
                     fmt::format("choose one from 0 to {}", count - 1));

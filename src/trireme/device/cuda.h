@@ -16,6 +16,9 @@ namespace trireme::device {
 /// is no such library, no driver or no such GPU, each in its own words.
 c10::Device use_cuda(int index);
 
+/// How many GPUs this process sees; the same errors but for the number. No GPU is touched.
+int count_gpus();
+
 /// Whether use_cuda(0) would succeed; `why` receives the reason where it would not.
 bool has_cuda(std::string* why = nullptr);
 

@@ -6,6 +6,7 @@
 // Depends on: nothing.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "trireme/kernels/cpu/activation_table.h"
@@ -99,8 +100,26 @@ struct CudaFp8 {
   std::int64_t row_scale_stride = 0, column_scale_stride = 0;
 };
 
+/// Streams, events and marks: comm/gpu_driver.h says what they do.
+struct CudaStreams {
+  CudaError (*use)(int gpu);
+  CudaError (*is_recording)(CudaStream stream, bool* answer);
+  CudaError (*make_stream)(CudaStream* stream);
+  void (*free_stream)(CudaStream stream);
+  CudaError (*make_event)(void** event);
+  void (*free_event)(void* event);
+  CudaError (*record)(void* event, CudaStream stream);
+  CudaError (*wait)(CudaStream stream, void* event);
+  CudaError (*copy)(void* to, const void* from, std::size_t bytes, CudaStream stream);
+  CudaError (*make_words)(std::size_t words, std::uint64_t** on_host, std::uint64_t** on_gpu);
+  void (*free_words)(std::uint64_t* on_host);
+  CudaError (*mark)(std::uint64_t* on_gpu, CudaStream stream);
+  /// What tells this GPU from all others.
+  CudaError (*identity)(int gpu, char id[16]);
+};
+
 /// Raised by one whenever a member changes its meaning or place.
-inline constexpr std::uint32_t kCudaKernelsVersion = 2;
+inline constexpr std::uint32_t kCudaKernelsVersion = 3;
 
 struct CudaKernels {
   std::uint32_t version;
@@ -154,6 +173,7 @@ struct CudaKernels {
   CudaError (*fp8)(const CudaFp8&, CudaStream);
   CudaError (*slice_values)(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
   CudaError (*slice_gradients)(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
+  const CudaStreams* streams;
 };
 
 extern "C" {

@@ -2,8 +2,14 @@
 
 #include <algorithm>
 
+#include "trireme/base/env.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/comm/gpu_memory.h"
+#include "trireme/comm/gpu_place.h"
+#include "trireme/comm/group.h"
+#include "trireme/comm/launch.h"
+#include "trireme/comm/nccl/nccl_transport.h"
 #include "trireme/kernels/cuda.h"
 
 namespace trireme::parallel {
@@ -71,11 +77,63 @@ void fold(void* const* to, std::size_t tos, const void* const* from, std::size_t
 
 constexpr comm::GpuMemory kMemory{.copy = copy, .fold = fold};
 
+/// CUDA as the comm room asks for it.
+const comm::GpuDriver& driver() {
+  static const comm::GpuDriver table = [] {
+    const kernels::CudaStreams& streams = *kernels::cuda().streams;
+    return comm::GpuDriver{.use = streams.use,
+                           .current_stream = kernels::cuda().current_stream,
+                           .is_recording = streams.is_recording,
+                           .make_stream = streams.make_stream,
+                           .free_stream = streams.free_stream,
+                           .make_event = streams.make_event,
+                           .free_event = streams.free_event,
+                           .record = streams.record,
+                           .wait = streams.wait,
+                           .copy = streams.copy,
+                           .make_words = streams.make_words,
+                           .free_words = streams.free_words,
+                           .mark = streams.mark};
+  }();
+  return table;
+}
+
 }  // namespace
 
 void use_gpu_exchange() {
   kernels::cuda();  // now rather than in the middle of a step
   comm::set_gpu_memory(kMemory);
+}
+
+int gpu_of_process(const comm::Group& world, int gpus) {
+  const comm::Launch launch = comm::detect_launch();
+  const int local_rank = launch.local_rank >= 0 ? launch.local_rank : world.local_rank();
+  return comm::choose_gpu(local_rank, gpus, env_int("TRIREME_GPU"));
+}
+
+void use_nccl(comm::Group& world, int gpu) {
+  if (const comm::GpuTransport* there = world.gpu()) {
+    TRIREME_CHECK(there->gpu() == gpu, "this rank uses GPU {} already, not {}", there->gpu(), gpu);
+    return;
+  }
+  world.use_gpu(comm::make_nccl_transport(
+      driver(), {.gpu = gpu, .library = env("TRIREME_NCCL_LIBRARY").value_or(std::string())}));
+}
+
+void tell_nccl_who_shares(comm::Group& world, int gpu) {
+  if (world.size() == 1) return;
+  comm::GpuIdentity mine{};
+  kernels::check_cuda(kernels::cuda().streams->identity(gpu, mine.data()), "asking a GPU for its name");
+  std::vector<comm::GpuIdentity> all(static_cast<std::size_t>(world.size()));
+  world
+      .all_gather(comm::ConstBuffer{mine.data(), mine.size(), DType::kU8},
+                  comm::Buffer{all.data(), all.size() * mine.size(), DType::kU8})
+      .wait();
+  const auto host = comm::pretended_host(all, world.rank());
+  if (!host || env("NCCL_HOSTID")) return;
+  log_info("rank {} shares its GPU with another: NCCL is told that they are on different hosts, and is slow",
+           world.rank());
+  set_env("NCCL_HOSTID", *host);
 }
 
 }  // namespace trireme::parallel

@@ -1,12 +1,29 @@
-// parallel/gpu_exchange.h -- lets ranks that are threads pass each other memory of the GPU that they share.
+// parallel/gpu_exchange.h -- lets ranks pass each other memory of their GPUs: threads, which share one, and processes,
+// which have NCCL.
 //
 // Depends on: comm, kernels.
 #pragma once
+
+namespace trireme::comm {
+class Group;
+}
 
 namespace trireme::parallel {
 
 /// Gives the comm room the kernels it needs (comm/gpu_memory.h); again: nothing changes. Every rank must leave its
 /// tensors on the GPU's default stream. A ConfigError where libtrireme_cuda is missing or does not run on the GPU.
 void use_gpu_exchange();
+
+/// The GPU of this rank, which is a process, of so many that it sees: TRIREME_GPU, else its number on the node modulo
+/// their number.
+int gpu_of_process(const comm::Group& world, int gpus);
+
+/// Gives a rank that is a process NCCL for calls on memory of this GPU, in all its groups; again: nothing changes. As
+/// above, each rank's tensors are on the stream that is its thread's when it calls. A ConfigError as above.
+void use_nccl(comm::Group& world, int gpu);
+
+/// Ranks that share a GPU (for tests: NCCL is slow then) tell NCCL that they are on different hosts, unless NCCL_HOSTID
+/// is set. All ranks of the group call this before any of them makes a call on its GPU.
+void tell_nccl_who_shares(comm::Group& world, int gpu);
 
 }  // namespace trireme::parallel

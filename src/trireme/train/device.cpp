@@ -22,12 +22,11 @@ std::vector<config::Problem> find_device_problems(const spec::Recipe& recipe, co
   const auto refuse = [&](const char* key, std::string reason, const char* hint) {
     problems.push_back({.key = key, .reason = std::move(reason), .hint = hint});
   };
-  if (world.size() > 1 && !world.moves(comm::DeviceKind::kCuda)) {
+  if (world.size() > 1 && !world.moves(comm::DeviceKind::kCuda) && !world.has_processes()) {
     refuse("run.device",
-           fmt::format("is \"cuda\", but the {} ranks are processes, or behind an emulated network, which do not yet "
-                       "reach each other's GPU memory",
+           fmt::format("is \"cuda\", but the {} ranks are behind an emulated network, which carries no GPU memory",
                        world.size()),
-           "start ranks as threads, which share one GPU (trireme train --ranks N), or set run.device = \"cpu\"");
+           "leave comm.transport out, or set run.device = \"cpu\"");
   }
   if (recipe.train.capture && (world.size() > 1 || recipe.layout.zero > 0 || recipe.layout.pp > 1)) {
     refuse("train.capture", "records what one rank does by itself; sums over ranks are not recorded yet",
@@ -43,13 +42,25 @@ std::vector<config::Problem> find_device_problems(const spec::Recipe& recipe, co
   return problems;
 }
 
-c10::Device device_of(const spec::Recipe& recipe, const comm::Group& world) {
+c10::Device device_of(const spec::Recipe& recipe, comm::Group& world) {
   if (auto problems = find_device_problems(recipe, world); !problems.empty()) {
     throw config::ProblemsError("the recipe", std::move(problems));
   }
   if (recipe.run.device == spec::DeviceKind::kCpu) return c10::kCPU;
-  const c10::Device device = device::use_cuda(0);
-  parallel::use_gpu_exchange();
+  if (!world.has_processes()) {
+    const c10::Device device = device::use_cuda(0);
+    parallel::use_gpu_exchange();
+    return device;
+  }
+  const int gpu = parallel::gpu_of_process(world, device::count_gpus());
+  const c10::Device device = device::use_cuda(gpu);
+  parallel::use_nccl(world, gpu);
+  return device;
+}
+
+c10::Device meet_on_devices(const spec::Recipe& recipe, comm::Group& world) {
+  const c10::Device device = device_of(recipe, world);
+  if (device.is_cuda() && world.has_processes()) parallel::tell_nccl_who_shares(world, device.index());
   return device;
 }
 

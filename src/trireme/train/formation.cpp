@@ -64,7 +64,7 @@ std::unique_ptr<Formation> form(const spec::Recipe& recipe, const spec::ModelSha
     throw config::ProblemsError("the layout", std::move(problems));
   }
   auto formation = std::make_unique<Formation>();
-  formation->device = device_of(recipe, world);
+  formation->device = meet_on_devices(recipe, world);
   formation->groups = std::make_unique<parallel::MeshGroups>(world, mesh_of(layout, world.size()));
   parallel::MeshGroups& groups = *formation->groups;
   make_groups(groups, layout, shape);

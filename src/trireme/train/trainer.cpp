@@ -68,7 +68,7 @@ void choose_products(nn::Params& params, const std::vector<std::string>& all, co
 }
 
 /// Freezes, and gives parameters the numbers they begin with: drawn, or another model's.
-PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& shape, const comm::Group& world) {
+PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world) {
   PrepareParams prepare;
   prepare.freeze = [&recipe](nn::Params& params, const std::vector<std::string>& all) {
     freeze(params, all, recipe.train.freeze);

@@ -43,5 +43,6 @@ CudaError fp8(const CudaFp8&, CudaStream);
 CudaError slice_values(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
 CudaError slice_gradients(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
 CudaError probe();
+extern const CudaStreams kStreams;
 
 }  // namespace trireme::kernels::gpu

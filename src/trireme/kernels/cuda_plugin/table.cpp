@@ -49,7 +49,8 @@ constexpr CudaKernels kKernels = {.version = kCudaKernelsVersion,
                                   .graph_free = gpu::graph_free,
                                   .fp8 = gpu::fp8,
                                   .slice_values = gpu::slice_values,
-                                  .slice_gradients = gpu::slice_gradients};
+                                  .slice_gradients = gpu::slice_gradients,
+                                  .streams = &gpu::kStreams};
 
 }  // namespace
 
