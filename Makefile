@@ -71,8 +71,9 @@ fuzz: setup  ## look for files that break the readers of file formats (needs cla
 
 test-gpu: setup  ## the tests on a GPU (needs nvcc, a GPU and torch's CUDA libraries)
 	@$(call configure,release,-DTRIREME_TORCH=ON -DTRIREME_CUDA=ON)
-	@$(call compile,release) --target test_gpu
+	@$(call compile,release) --target test_gpu --target gpu_ranks --target trireme
 	@build/release/bin/test_gpu
+	@bash tests/gpu/nccl.sh build/release
 
 cuda: setup  ## as build and test, with kernels for every GPU from Ampere on (needs the CUDA toolkit)
 	@$(call configure,cuda,-DTRIREME_TORCH=$(TORCH))
