@@ -23,6 +23,7 @@
 #include "trireme/comm/board_operation.h"
 #include "trireme/comm/call.h"
 #include "trireme/comm/gpu_transport.h"
+#include "trireme/comm/guarded_operation.h"
 #include "trireme/comm/routine_operation.h"
 #include "trireme/comm/transport.h"
 #include "trireme/comm/types.h"
@@ -199,6 +200,7 @@ class Group {
 
   std::atomic<std::uint64_t> sequence_{0};  // collectives so far; read by the control plane
   std::uint64_t board_sequence_ = 0;        // those that went over the board
+  NativeOrder native_order_;
   std::uint64_t history_ = 0;
   std::vector<std::unique_ptr<BoardOperation>> free_;  // to be used again: allocating one costs more than a small call
   std::map<RoutineId, std::shared_ptr<const Routine>> routines_;  // shared with operations under way

@@ -178,17 +178,19 @@ std::unique_ptr<Operation> Group::make_operation(const Request& request, Call& c
     return operation;
   }
   if (call.key.place == DeviceKind::kCuda) {
+    const bool on_board = board_ && size() > 1;  // one rank agrees with itself
     const GpuCallSite site{.host = owner_.transport(),
                            .members = members_,
-                           .board = board_.get(),
-                           .board_sequence = board_ ? board_sequence_++ : 0,
+                           .board = on_board ? board_.get() : nullptr,
+                           .board_sequence = on_board ? board_sequence_++ : 0,
                            .tag = static_cast<std::uint32_t>(calls()) & kTagMask};
     const auto lock = owner_.engine_.lock();
     return gpu()->make_collective(site, call);
   }
   if (call.key.algorithm == Algorithm::kNative) {
     const std::uint64_t board_sequence = board_ ? board_sequence_++ : 0;
-    return std::make_unique<GuardedOperation>(owner_.transport(), members_, board_.get(), board_sequence, call);
+    return std::make_unique<GuardedOperation>(owner_.transport(), members_, board_.get(), board_sequence, call,
+                                              native_order_);
   }
   return std::make_unique<RoutineOperation>(owner_.transport(), members_, routine_for(request, call.key), call,
                                             static_cast<std::uint32_t>(calls()) & kTagMask, scratch_);

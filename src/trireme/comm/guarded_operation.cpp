@@ -20,12 +20,14 @@ Progress GuardedOperation::advance(Effort effort) {
     }
   }
   if (!inner_) {
+    if (order_.started != number_) return moved ? Progress::kMoved : Progress::kStuck;
     if (board_ != nullptr) board_->complete(board_sequence_);
     inner_ = transport_.make_native(members_, call_, board_ != nullptr);
     inner_->group_ = group_;
     moved = true;
   }
   const Progress progress = inner_->advance(effort);
+  if (order_.started == number_ && inner_->has_started()) ++order_.started;
   return progress == Progress::kStuck && moved ? Progress::kMoved : progress;
 }
 

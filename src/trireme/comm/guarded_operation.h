@@ -14,12 +14,24 @@
 
 namespace trireme::comm {
 
+/// A library matches collectives of a group by the order in which each rank starts them. Ranks see each other arrive in
+/// any order: a call is started only after those made before it.
+struct NativeOrder {
+  std::uint64_t made = 0, started = 0;
+};
+
 class GuardedOperation final : public Operation {
  public:
-  /// `board` may be null; then the native operation sees to the agreement itself.
+  /// `board` may be null; then the native operation sees to the agreement itself. `order` is the group's.
   GuardedOperation(Transport& transport, const Members& members, Board* board, std::uint64_t board_sequence,
-                   const Call& call)
-      : transport_(transport), members_(members), board_(board), board_sequence_(board_sequence), call_(call) {}
+                   const Call& call, NativeOrder& order)
+      : transport_(transport),
+        members_(members),
+        board_(board),
+        board_sequence_(board_sequence),
+        call_(call),
+        order_(order),
+        number_(order.made++) {}
 
   Progress advance(Effort effort) override;
   void abandon() noexcept override;
@@ -33,6 +45,8 @@ class GuardedOperation final : public Operation {
   Call call_;
   bool entered_ = false;
   int next_rank_ = 0;
+  NativeOrder& order_;
+  std::uint64_t number_;
   std::unique_ptr<Operation> inner_;
 };
 

@@ -46,6 +46,8 @@ class Operation {
   virtual void abandon() noexcept = 0;
   /// Whether it must go on while its caller does not wait for it, for others' sake or for overlap.
   virtual bool needs_background() const { return true; }
+  /// Whether a library has been told of it, so that it may be told of the next one.
+  virtual bool has_started() const { return true; }
   /// Bytes this rank has sent to others for it; known once done.
   virtual std::uint64_t sent_bytes() const = 0;
   /// In the thread that waited for it, once it is done: the last thing before wait() returns.

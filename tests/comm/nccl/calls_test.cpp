@@ -18,7 +18,7 @@ constexpr std::uint64_t kOneIn = 40, kPrograms = 4;
 #elif defined(__SANITIZE_ADDRESS__)
 constexpr std::uint64_t kOneIn = 20, kPrograms = 6;
 #else
-constexpr std::uint64_t kOneIn = 1, kPrograms = 40;
+constexpr std::uint64_t kOneIn = 2, kPrograms = 20;
 #endif
 
 const fake::Library& fakes() {

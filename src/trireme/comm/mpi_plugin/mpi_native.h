@@ -18,6 +18,7 @@ class MpiNative final : public Operation {
   ~MpiNative() override;
 
   Progress advance(Effort effort) override;
+  bool has_started() const override { return phase_ == Phase::kRun || phase_ == Phase::kDone; }
   void abandon() noexcept override;
   std::uint64_t sent_bytes() const override { return 0; }  // told by GuardedOperation, which wraps this
 
