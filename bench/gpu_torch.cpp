@@ -3,6 +3,7 @@
 //   build/release/bench/gpu_torch --kernels                       bytes a second of every operator beside a copy's
 //   build/release/bench/gpu_torch --model gpt2-124m --python PY   a step beside PyTorch eager and compiled
 //   build/release/bench/gpu_torch --model gpt2-124m --profile trace.json
+//   build/release/bench/gpu_torch --same cpu --python PY          both sides from the same numbers: are losses equal?
 //
 // All sides run the same step (forward, backward, clipping to norm 1, AdamW over fp32 weights, bf16 products) on random
 // tokens, some steps each in turn. The limit is the time of the step's matrix products at their real shapes,
@@ -17,6 +18,7 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <fstream>
@@ -24,10 +26,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "bench/peer.h"
-#include "bench/times.h"
+#include "bench/gpu_sides.h"
 #include "trireme/base/text.h"
-#include "trireme/device/cuda.h"
 #include "trireme/kernels/activation.h"
 #include "trireme/kernels/attention.h"
 #include "trireme/kernels/cross_entropy.h"
@@ -38,15 +38,15 @@
 #include "trireme/kernels/rotary.h"
 #include "trireme/kernels/sum_rows.h"
 #include "trireme/kernels/update.h"
-#include "trireme/models/model.h"
-#include "trireme/optim/update.h"
-#include "trireme/train/step_graph.h"
 
 namespace {
 
 using namespace trireme;
 using bench::Clock;
+using bench::Ours;
+using bench::Peer;
 using bench::seconds_since;
+using bench::Size;
 using bench::Times;
 
 at::Device gpu() { return device::use_cuda(0); }
@@ -186,86 +186,6 @@ nlohmann::json print_kernels() {
 
 // ---- models
 
-struct Size {
-  std::string name, family;
-  std::int64_t layers, width, heads, kv_heads, inner, vocabulary, batch, sequence;
-};
-const Size kSizes[] = {{"gpt2-124m", "gpt2", 12, 768, 12, 12, 3072, 50304, 32, 1024},
-                       {"gpt2-350m", "gpt2", 24, 1024, 16, 16, 4096, 50304, 32, 1024},
-                       {"gpt2-1.5b", "gpt2", 48, 1600, 25, 25, 6400, 50304, 16, 1024},
-                       {"llama-1b", "llama", 16, 2048, 32, 8, 8192, 128256, 8, 2048}};
-
-class Ours {
- public:
-  Ours(const Size& s, spec::Products products, bool capture) : size_(s) {
-    spec::ModelShape shape = spec::family_shape(s.family == "gpt2" ? spec::Family::kGpt2 : spec::Family::kLlama);
-    shape.layers = s.layers, shape.width = s.width, shape.heads = s.heads, shape.kv_heads = s.kv_heads;
-    shape.head_size = s.width / s.heads, shape.inner = s.inner, shape.vocabulary = s.vocabulary;
-    shape.positions = s.sequence, shape.tied = true;
-    shape.dropout = shape.attention_dropout = 0;
-    model_ = models::build(shape, {.logits_chunk_bytes = std::int64_t{1} << 30});
-    nn::initialise(model_->params, nn::Precision::kBf16, 1, gpu());
-    for (nn::Param& param : model_->params) {
-      if (param.name.starts_with("layers.") && param.placement.shape.size() == 2) param.products = products;
-    }
-    spec::OptimConfig config;
-    config.kind = spec::OptimizerKind::kAdamw;
-    config.weight_decay = 0.1;
-    config.beta2 = 0.95;
-    config.clip = 1;
-    optimizer_ = optim::make_optimizer(config, model_->params);
-    ids_ = at::randint(s.vocabulary, {s.batch, s.sequence + 1}, at::TensorOptions(at::kLong)).to(gpu());
-    inputs_ = ids_.narrow(1, 0, s.sequence).contiguous(), targets_ = ids_.narrow(1, 1, s.sequence).contiguous();
-    sequence_ = nn::plain_sequence(s.batch, s.sequence);
-    sequence_.positions = sequence_.positions.to(gpu());
-    sequence_.position_count = s.sequence;
-    if (capture) graph_ = std::make_unique<train::StepGraph>(*model_, [](nn::Param&) {});
-  }
-
-  void step() {
-    nn::Context context;
-    context.training = true;
-    context.losses_later = true;
-    context.sequence = sequence_;
-    context.targets = targets_;
-    context.gradient_scale = 1.0 / static_cast<double>(size_.batch * size_.sequence);
-    if (graph_) {
-      nn::forget_gradients(model_->params);
-      train::StepGraph::Result result = graph_->run({inputs_}, context, /*first=*/true);
-      context.losses = std::move(result.losses);
-      context.flops = result.flops;
-    } else {
-      nn::Tape tape;
-      model_->forward({inputs_}, context, &tape);
-      model_->backward(context, tape);
-    }
-    optim::update(*optimizer_, {.learning_rate = 1e-4});
-    nn::settle(context.losses);
-    loss_ = context.losses.at(0).sum / context.losses.at(0).count;
-    flops_ = context.flops;
-  }
-  /// Seconds a step.
-  double run(int steps) {
-    device::synchronise(gpu());
-    const auto begin = Clock::now();
-    for (int i = 0; i < steps; ++i) step();
-    device::synchronise(gpu());
-    return seconds_since(begin) / steps;
-  }
-  double loss() const { return loss_; }
-  double flops() const { return flops_; }
-  std::int64_t parameters() const { return model_->params.elements(); }
-
- private:
-  Size size_;
-  std::unique_ptr<models::Model> model_;
-  std::unique_ptr<optim::Optimizer> optimizer_;
-  std::unique_ptr<train::StepGraph> graph_;
-  at::Tensor ids_, inputs_, targets_;
-  nn::Sequence sequence_;
-  double loss_ = 0, flops_ = 0;
-};
-
 /// The step's matrix products, one after the other, each three times: forward and two gradients.
 class Limit {
  public:
@@ -336,40 +256,10 @@ struct Options {
   std::string python, json, profile, peers = TRIREME_BENCH_DIR "/peers";
   std::vector<std::string> models;
   bool kernels = false, eager = true, capture = false;
+  std::string same;
   spec::Products products = spec::Products::kSame;
   int rounds = 5, steps = 10;
   std::int64_t batch = 0;
-};
-
-class Peer {
- public:
-  Peer(const Options& options, const Size& s, bool compile)
-      : process_(command(options.python, options.peers, s, compile)) {}
-  double run(int steps) {
-    const auto answer = process_.ask(fmt::format("run {}", steps));
-    peak_gib = answer["peak_gib"].get<double>(), loss = answer["loss"].get<double>();
-    return answer["seconds"].get<double>();
-  }
-  double peak_gib = 0, loss = 0;
-
- private:
-  static std::vector<std::string> command(const std::string& python, const std::string& peers, const Size& s,
-                                          bool compile) {
-    std::vector<std::string> words{python, peers + "/gpu_step.py", "--family=" + s.family};
-    for (const auto& [name, value] : {std::pair{"layers", s.layers},
-                                      {"width", s.width},
-                                      {"heads", s.heads},
-                                      {"kv_heads", s.kv_heads},
-                                      {"inner", s.inner},
-                                      {"vocabulary", s.vocabulary},
-                                      {"batch", s.batch},
-                                      {"sequence", s.sequence}}) {
-      words.push_back(fmt::format("--{}={}", name, value));
-    }
-    if (compile) words.push_back("--compile");
-    return words;
-  }
-  bench::PeerProcess process_;
 };
 
 void profile(Ours& ours, const std::string& path) {
@@ -386,14 +276,17 @@ void profile(Ours& ours, const std::string& path) {
 nlohmann::json compare(const Size& size, const Options& options, double rate) {
   nlohmann::json out;
   const double tokens = static_cast<double>(size.batch * size.sequence);
-  auto ours = std::make_unique<Ours>(size, options.products, options.capture);
+  auto ours = std::make_unique<Ours>(
+      size, bench::OursOptions{.device = gpu(), .products = options.products, .capture = options.capture});
   ours->run(5);
   const double peak = static_cast<double>(kernels::cuda().peak_bytes(0)) / (1 << 30);
   if (!options.profile.empty()) profile(*ours, options.profile);
   std::unique_ptr<Peer> eager, compiled;
   if (!options.python.empty()) {
-    if (options.eager) eager = std::make_unique<Peer>(options, size, false);
-    compiled = std::make_unique<Peer>(options, size, true);
+    bench::PeerOptions peer{.python = options.python, .peers = options.peers};
+    if (options.eager) eager = std::make_unique<Peer>(peer, size);
+    peer.compile = true;
+    compiled = std::make_unique<Peer>(peer, size);
     if (eager) eager->run(3);
     compiled->run(5);
   }
@@ -432,6 +325,46 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
   return out;
 }
 
+// ---- the same step
+
+/// Both sides from the same numbers over the same tokens: the losses of each step side by side, which differ by
+/// rounding alone. Whether it did is the answer.
+bool check_same(const Options& options) {
+  bool right = true;
+  const bool on_gpu = options.same == "cuda";
+  for (const Size& size : bench::kSameSizes) {
+    for (const bool narrow : {false, true}) {
+      Ours ours(size, {.device = on_gpu ? gpu() : at::Device(at::kCPU),
+                       .precision = narrow ? nn::Precision::kBf16 : nn::Precision::kFp32,
+                       .capture = on_gpu && options.capture});
+      const std::string start = fmt::format("/tmp/trireme-same-{}.bin", ::getpid());
+      ours.write_start(start);
+      Peer peer({.python = options.python,
+                 .peers = options.peers,
+                 .device = options.same,
+                 .type = narrow ? "bf16" : "fp32",
+                 .start = start},
+                size);
+      TextTable table({{"step"}, {"ours"}, {"PyTorch"}, {"differs"}});
+      double worst = 0;
+      for (int step = 1; step <= 24; ++step) {
+        ours.run(1), peer.run(1);
+        const double differs = std::abs(ours.loss() / peer.loss - 1);
+        worst = std::max(worst, differs);
+        if (step > 2 && step % 4 != 0) continue;
+        table.add({fmt::format("{}", step), fmt::format("{:.6f}", ours.loss()), fmt::format("{:.6f}", peer.loss),
+                   fmt::format("{:.1e}", differs)});
+      }
+      std::remove(start.c_str());
+      const double allowed = narrow ? 1e-2 : 2e-4;
+      fmt::print("{}, {} on {}: the losses of a step differ by up to {:.1e}, allowed {:.0e}\n{}\n", size.name,
+                 narrow ? "bf16" : "fp32", options.same, worst, allowed, table.text());
+      right = right && worst <= allowed;
+    }
+  }
+  return right;
+}
+
 }  // namespace
 
 int main(int count, char** words) try {
@@ -441,6 +374,10 @@ int main(int count, char** words) try {
   app.add_option("--peers", options.peers, "the folder of the peer's script");
   app.add_option("--model", options.models, "gpt2-124m, gpt2-350m, gpt2-1.5b, llama-1b; several may be given");
   app.add_option("--batch", options.batch, "rows, in place of the model's own");
+  app.add_option("--same", options.same,
+                 "on cpu or cuda: are the sides the same computation? A small model from the same numbers, its losses "
+                 "side by side")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_flag("--kernels", options.kernels, "operators beside a copy");
   app.add_flag("--capture", options.capture, "ours records forward and backward once and starts them as one");
   app.add_flag("!--no-eager", options.eager,
@@ -454,11 +391,12 @@ int main(int count, char** words) try {
   app.add_option("--json", options.json, "keep the samples in this file");
   app.add_option("--profile", options.profile, "a trace of two steps, for Perfetto");
   CLI11_PARSE(app, count, words);
+  if (!options.same.empty()) return check_same(options) ? 0 : 1;
   nlohmann::json all;
   if (options.kernels) all["kernels"] = print_kernels();
   const double rate = options.models.empty() ? 0 : copy_rate();
   for (const std::string& name : options.models) {
-    for (Size size : kSizes) {
+    for (Size size : bench::kSizes) {
       if (size.name != name) continue;
       if (options.batch > 0) size.batch = options.batch;
       all[name] = compare(size, options, rate);

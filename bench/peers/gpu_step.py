@@ -17,18 +17,23 @@ from torch.nn import functional as F
 class Attention(nn.Module):
     def __init__(self, o):
         super().__init__()
-        self.o, self.size = o, o.width // o.heads
-        self.qkv = nn.Linear(o.width, (o.heads + 2 * o.kv_heads) * self.size, bias=o.family == "gpt2")
-        self.out = nn.Linear(o.width, o.width, bias=o.family == "gpt2")
+        self.o, self.size, bias = o, o.width // o.heads, o.family == "gpt2"
+        self.norm = norm(o)
+        self.qkv = nn.Linear(o.width, (o.heads + 2 * o.kv_heads) * self.size, bias=bias)
+        self.out = nn.Linear(o.width, o.width, bias=bias)
 
     def forward(self, x, turns):
         o, (batch, length, width) = self.o, x.shape
-        q, k, v = self.qkv(x).split([o.heads * self.size, o.kv_heads * self.size, o.kv_heads * self.size], dim=-1)
+        q, k, v = self.qkv(self.norm(x)).split([o.heads * self.size, o.kv_heads * self.size, o.kv_heads * self.size], dim=-1)
         q, k, v = (t.view(batch, length, -1, self.size).transpose(1, 2) for t in (q, k, v))
         if turns is not None:
             q, k = turn(q, *turns), turn(k, *turns)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=o.kv_heads != o.heads)
-        return self.out(y.transpose(1, 2).reshape(batch, length, width))
+        return x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+
+
+def norm(o):
+    return nn.LayerNorm(o.width, eps=1e-5) if o.family == "gpt2" else nn.RMSNorm(o.width, eps=1e-5)
 
 
 def turn(x, cosines, sines):
@@ -36,58 +41,75 @@ def turn(x, cosines, sines):
     return torch.cat((a * cosines - b * sines, b * cosines + a * sines), dim=-1).to(x.dtype)
 
 
-class Gated(nn.Module):
+class Mlp(nn.Module):
     def __init__(self, o):
         super().__init__()
-        self.gate, self.up = nn.Linear(o.width, o.inner, bias=False), nn.Linear(o.width, o.inner, bias=False)
-        self.down = nn.Linear(o.inner, o.width, bias=False)
+        self.gated, bias = o.family != "gpt2", o.family == "gpt2"
+        self.norm = norm(o)
+        self.add_module("in", nn.Linear(o.width, o.inner * (2 if self.gated else 1), bias=bias))
+        self.out = nn.Linear(o.inner, o.width, bias=bias)
 
     def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        y = getattr(self, "in")(self.norm(x))
+        if self.gated:
+            gate, up = y.chunk(2, dim=-1)
+            return x + self.out(F.silu(gate) * up)
+        return x + self.out(F.gelu(y, approximate="tanh"))
 
 
 class Block(nn.Module):
     def __init__(self, o):
         super().__init__()
-        norm = nn.LayerNorm if o.family == "gpt2" else nn.RMSNorm
-        self.norm1, self.norm2, self.attention = norm(o.width), norm(o.width), Attention(o)
-        self.mlp = (
-            nn.Sequential(nn.Linear(o.width, o.inner), nn.GELU(approximate="tanh"), nn.Linear(o.inner, o.width))
-            if o.family == "gpt2"
-            else Gated(o)
-        )
+        self.attention, self.mlp = Attention(o), Mlp(o)
 
     def forward(self, x, turns):
-        x = x + self.attention(self.norm1(x), turns)
-        return x + self.mlp(self.norm2(x))
+        return self.mlp(self.attention(x, turns))
 
 
 class Model(nn.Module):
+    """Its parameters have the names of the benchmark's own model, and start by the same rules."""
+
     def __init__(self, o):
         super().__init__()
         self.o = o
-        self.tokens = nn.Embedding(o.vocabulary, o.width)
-        self.positions = nn.Embedding(o.sequence, o.width) if o.family == "gpt2" else None
-        self.blocks = nn.ModuleList(Block(o) for _ in range(o.layers))
-        self.norm = (nn.LayerNorm if o.family == "gpt2" else nn.RMSNorm)(o.width)
-        for parameter in self.parameters():
+        self.embedding = nn.ModuleDict(dict(tokens=nn.Embedding(o.vocabulary, o.width)))
+        if o.family == "gpt2":
+            self.embedding["positions"] = nn.Embedding(o.sequence, o.width)
+        self.layers = nn.ModuleList(Block(o) for _ in range(o.layers))
+        self.norm = norm(o)
+        for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02)
+                residual = name.endswith("out.weight")
+                nn.init.normal_(parameter, std=0.02 / (2 * o.layers) ** 0.5 if residual else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
         size = o.width // o.heads
-        angles = torch.outer(torch.arange(o.sequence), 500000.0 ** (-torch.arange(0, size, 2) / size))
+        angles = torch.outer(torch.arange(o.sequence), o.rotary_base ** (-torch.arange(0, size, 2) / size))
         self.register_buffer("cosines", angles.cos()), self.register_buffer("sines", angles.sin())
 
     def forward(self, ids, targets):
-        x = self.tokens(ids)
-        turns = None
-        if self.positions is not None:
-            x = x + self.positions.weight
-        else:
-            turns = (self.cosines, self.sines)
-        for block in self.blocks:
-            x = block(x, turns)
-        logits = F.linear(self.norm(x), self.tokens.weight)
+        x = self.embedding["tokens"](ids)
+        turns = (self.cosines, self.sines)
+        if self.o.family == "gpt2":
+            x, turns = x + self.embedding["positions"].weight, None
+        for layer in self.layers:
+            x = layer(x, turns)
+        logits = F.linear(self.norm(x), self.embedding["tokens"].weight)
         return F.cross_entropy(logits.float().view(-1, self.o.vocabulary), targets.reshape(-1))
+
+
+def read_start(path, model, ids):
+    """Numbers and tokens that the benchmark wrote: a line of JSON, [[name, elements], ...], floats, then int64."""
+    parameters = dict(model.named_parameters())
+    with open(path, "rb") as file:
+        names = json.loads(file.readline())
+        if sorted(name for name, _ in names) != sorted(parameters):
+            raise SystemExit(f"{path}: {sorted(set(n for n, _ in names) ^ set(parameters))} are on one side only")
+        with torch.no_grad():
+            for name, elements in names:
+                numbers = torch.frombuffer(bytearray(file.read(4 * elements)), dtype=torch.float32)
+                parameters[name].copy_(numbers.view(parameters[name].shape))
+            ids.copy_(torch.frombuffer(bytearray(file.read(8 * ids.numel())), dtype=torch.int64).view(ids.shape))
 
 
 def main():
@@ -95,13 +117,19 @@ def main():
     for name in "layers width heads kv_heads inner sequence vocabulary batch".split():
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--family", choices=["gpt2", "llama"], required=True)
+    parser.add_argument("--rotary_base", type=float, default=500000.0)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--type", choices=["bf16", "fp32"], default="bf16", help="of products: autocast")
+    parser.add_argument("--start", help="a file with the numbers and tokens to start from")
     parser.add_argument("--compile", action="store_true")
     o = parser.parse_args()
     torch.manual_seed(1)
-    torch.set_float32_matmul_precision("high")
-    with torch.device("cuda"):
+    torch.set_float32_matmul_precision("highest" if o.type == "fp32" else "high")
+    with torch.device(o.device):
         model = Model(o)
         ids = torch.randint(o.vocabulary, (o.batch, o.sequence + 1))
+    if o.start:
+        read_start(o.start, model, ids)
     run_model = torch.compile(model) if o.compile else model
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
@@ -110,7 +138,7 @@ def main():
     )
 
     def step():
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast(o.device, torch.bfloat16, enabled=o.type == "bf16"):
             loss = run_model(ids[:, :-1], ids[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -118,17 +146,21 @@ def main():
         optimizer.zero_grad(set_to_none=True)
         return loss
 
+    def wait():
+        if o.device == "cuda":
+            torch.cuda.synchronize()
+
     for line in sys.stdin:
         words = line.split()
         if not words or words[0] == "quit":
             break
-        torch.cuda.synchronize()
+        wait()
         begin = time.perf_counter()
         for _ in range(int(words[1])):
             loss = step()
-        torch.cuda.synchronize()
+        wait()
         seconds = (time.perf_counter() - begin) / int(words[1])
-        peak = torch.cuda.max_memory_allocated() / 2**30
+        peak = torch.cuda.max_memory_allocated() / 2**30 if o.device == "cuda" else 0
         print(json.dumps(dict(seconds=seconds, loss=loss.item(), peak_gib=peak)), flush=True)
 
 

@@ -1,0 +1,167 @@
+// bench/gpu_sides.h -- the sides of bench/gpu_torch: the models it knows, our training step and PyTorch's.
+#pragma once
+
+#include <ATen/ops/randint.h>
+#include <fmt/format.h>
+
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bench/peer.h"
+#include "bench/times.h"
+#include "trireme/device/cuda.h"
+#include "trireme/models/model.h"
+#include "trireme/optim/update.h"
+#include "trireme/train/step_graph.h"
+
+namespace trireme::bench {
+
+struct Size {
+  std::string name, family;
+  std::int64_t layers, width, heads, kv_heads, inner, vocabulary, batch, sequence;
+};
+inline const Size kSizes[] = {{"gpt2-124m", "gpt2", 12, 768, 12, 12, 3072, 50304, 32, 1024},
+                              {"gpt2-350m", "gpt2", 24, 1024, 16, 16, 4096, 50304, 32, 1024},
+                              {"gpt2-1.5b", "gpt2", 48, 1600, 25, 25, 6400, 50304, 16, 1024},
+                              {"llama-1b", "llama", 16, 2048, 32, 8, 8192, 128256, 8, 2048}};
+/// What --same takes: small enough for a CPU, deep enough to show a wrong factor.
+inline const Size kSameSizes[] = {{"gpt2", "gpt2", 6, 128, 4, 4, 512, 2048, 4, 64},
+                                  {"llama", "llama", 6, 128, 8, 2, 256, 2048, 4, 64}};
+
+struct OursOptions {
+  at::Device device = at::kCPU;
+  nn::Precision precision = nn::Precision::kBf16;
+  spec::Products products = spec::Products::kSame;
+  bool capture = false;
+};
+
+class Ours {
+ public:
+  Ours(const Size& s, const OursOptions& options) : size_(s), device_(options.device) {
+    spec::ModelShape shape = spec::family_shape(s.family == "gpt2" ? spec::Family::kGpt2 : spec::Family::kLlama);
+    shape.layers = s.layers, shape.width = s.width, shape.heads = s.heads, shape.kv_heads = s.kv_heads;
+    shape.head_size = s.width / s.heads, shape.inner = s.inner, shape.vocabulary = s.vocabulary;
+    shape.positions = s.sequence, shape.tied = true;
+    shape.dropout = shape.attention_dropout = 0;
+    model_ = models::build(shape, {.logits_chunk_bytes = std::int64_t{1} << 30});
+    nn::initialise(model_->params, options.precision, 1, device_);
+    for (nn::Param& param : model_->params) {
+      if (param.name.starts_with("layers.") && param.placement.shape.size() == 2) param.products = options.products;
+    }
+    spec::OptimConfig config;
+    config.kind = spec::OptimizerKind::kAdamw;
+    config.weight_decay = 0.1;
+    config.beta2 = 0.95;
+    config.clip = 1;
+    optimizer_ = optim::make_optimizer(config, model_->params);
+    ids_ = at::randint(s.vocabulary, {s.batch, s.sequence + 1}, at::TensorOptions(at::kLong)).to(device_);
+    inputs_ = ids_.narrow(1, 0, s.sequence).contiguous(), targets_ = ids_.narrow(1, 1, s.sequence).contiguous();
+    sequence_ = nn::plain_sequence(s.batch, s.sequence);
+    sequence_.positions = sequence_.positions.to(device_);
+    sequence_.position_count = s.sequence;
+    if (options.capture) graph_ = std::make_unique<train::StepGraph>(*model_, [](nn::Param&) {});
+  }
+
+  void step() {
+    nn::Context context;
+    context.training = true;
+    context.losses_later = true;
+    context.sequence = sequence_;
+    context.targets = targets_;
+    context.gradient_scale = 1.0 / static_cast<double>(size_.batch * size_.sequence);
+    if (graph_) {
+      nn::forget_gradients(model_->params);
+      train::StepGraph::Result result = graph_->run({inputs_}, context, /*first=*/true);
+      context.losses = std::move(result.losses);
+      context.flops = result.flops;
+    } else {
+      nn::Tape tape;
+      model_->forward({inputs_}, context, &tape);
+      model_->backward(context, tape);
+    }
+    optim::update(*optimizer_, {.learning_rate = 1e-4});
+    nn::settle(context.losses);
+    loss_ = context.losses.at(0).sum / context.losses.at(0).count;
+    flops_ = context.flops;
+  }
+  /// Seconds a step.
+  double run(int steps) {
+    device::synchronise(device_);
+    const auto begin = Clock::now();
+    for (int i = 0; i < steps; ++i) step();
+    device::synchronise(device_);
+    return seconds_since(begin) / steps;
+  }
+  double loss() const { return loss_; }
+  double flops() const { return flops_; }
+  std::int64_t parameters() const { return model_->params.elements(); }
+
+  /// Numbers and tokens for the peer to start from: a line of JSON, [[name, elements], ...], and then the numbers in
+  /// float, the tokens behind them in int64.
+  void write_start(const std::string& path) const {
+    std::ofstream out(path, std::ios::binary);
+    nlohmann::json names = nlohmann::json::array();
+    for (const nn::Param& param : model_->params) names.push_back({param.name, param.elements()});
+    out << names.dump() << "\n";
+    const auto write = [&](const at::Tensor& tensor) {
+      const at::Tensor here = tensor.cpu().contiguous();
+      out.write(static_cast<const char*>(here.const_data_ptr()), static_cast<std::streamsize>(here.nbytes()));
+    };
+    for (const nn::Param& param : model_->params) write(param.master.to(at::kFloat));
+    write(ids_);
+    if (!out.flush()) throw std::runtime_error(path + " cannot be written");
+  }
+
+ private:
+  Size size_;
+  at::Device device_;
+  std::unique_ptr<models::Model> model_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<train::StepGraph> graph_;
+  at::Tensor ids_, inputs_, targets_;
+  nn::Sequence sequence_;
+  double loss_ = 0, flops_ = 0;
+};
+
+struct PeerOptions {
+  std::string python, peers;
+  bool compile = false;
+  std::string device = "cuda", type = "bf16";
+  std::string start;  ///< a file of Ours::write_start; empty: its own numbers, drawn by the same rules
+};
+
+class Peer {
+ public:
+  Peer(const PeerOptions& options, const Size& s) : process_(command(options, s)) {}
+  double run(int steps) {
+    const auto answer = process_.ask(fmt::format("run {}", steps));
+    peak_gib = answer["peak_gib"].get<double>(), loss = answer["loss"].get<double>();
+    return answer["seconds"].get<double>();
+  }
+  double peak_gib = 0, loss = 0;
+
+ private:
+  static std::vector<std::string> command(const PeerOptions& options, const Size& s) {
+    std::vector<std::string> words{options.python, options.peers + "/gpu_step.py", "--family=" + s.family,
+                                   "--device=" + options.device, "--type=" + options.type};
+    for (const auto& [name, value] : {std::pair{"layers", s.layers},
+                                      {"width", s.width},
+                                      {"heads", s.heads},
+                                      {"kv_heads", s.kv_heads},
+                                      {"inner", s.inner},
+                                      {"vocabulary", s.vocabulary},
+                                      {"batch", s.batch},
+                                      {"sequence", s.sequence}}) {
+      words.push_back(fmt::format("--{}={}", name, value));
+    }
+    if (options.compile) words.push_back("--compile");
+    if (!options.start.empty()) words.push_back("--start=" + options.start);
+    return words;
+  }
+  PeerProcess process_;
+};
+
+}  // namespace trireme::bench
