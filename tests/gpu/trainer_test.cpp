@@ -115,16 +115,6 @@ TEST_F(GpuTrainer, RecordedStepsHaveTheBitsOfPlainOnes) {
   }
 }
 
-TEST_F(GpuTrainer, RefusesWhatAGpuCannotDoYet) {
-  spec::Recipe recipe = small_recipe(Family::kGpt2);
-  recipe.run.device = DeviceKind::kCuda;
-  recipe.layout.offload = spec::OffloadKind::kOptimizer;
-  recipe.train.offload_activations = true;
-  const std::string why = kernels::refusal([&] { with_trainers(recipe, 1, [](train::Trainer&, comm::Rank&) {}); });
-  EXPECT_THAT(why, testing::HasSubstr("layout.offload"));
-  EXPECT_THAT(why, testing::HasSubstr("train.offload_activations"));
-}
-
 /// More than any card has: not a stack trace but what is where, and what to change.
 TEST_F(GpuTrainer, SaysWhatFillsTheGpu) {
   spec::Recipe recipe = small_recipe(Family::kGpt2, Precision::kBf16);

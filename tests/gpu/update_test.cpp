@@ -131,5 +131,24 @@ TEST(GpuUpdates, ManyAtOnceAreEachByItself) {
   }
 }
 
+/// The same chances as on the CPU: but for numbers that fused operations leave on the other side of a coin, the bits.
+TEST(GpuUpdate, RoundsByChanceAsTheCpuDoes) {
+  const std::int64_t count = 100003;
+  Pair weight = {normal_tensor({count}, at::kBFloat16, "w"), {}}, m = {normal_tensor({count}, at::kBFloat16, "m"), {}};
+  Pair v = {normal_tensor({count}, at::kBFloat16, "v").square(), {}},
+       gradient = {normal_tensor({count}, at::kBFloat16, "g"), {}};
+  for (Pair* pair : {&weight, &m, &v, &gradient}) pair->gpu = pair->cpu.to(gpu());
+  at::Tensor none;
+  for (const auto of : {&Pair::cpu, &Pair::gpu}) {
+    kernels::adamw_update({.weight = weight.*of, .gradient = gradient.*of, .low = none}, m.*of, v.*of,
+                          {.learning_rate = 1e-3, .weight_decay = 0.1, .step = 3, .rounding = 99});
+  }
+  for (const Pair* pair : {&weight, &m, &v}) {
+    const at::Tensor here = pair->gpu.cpu();
+    EXPECT_LT(here.ne(pair->cpu).sum().item<std::int64_t>(), count / 500);
+    kernels::expect_near(here, pair->cpu, 0.0079, 1e-30, "a neighbour");
+  }
+}
+
 }  // namespace
 }  // namespace trireme::gpu

@@ -174,6 +174,13 @@ struct CudaKernels {
   CudaError (*slice_values)(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
   CudaError (*slice_gradients)(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
   const CudaStreams* streams;
+  /// Page-locked memory of the host, which copies reach by themselves.
+  CudaError (*host_allocate)(void** data, std::int64_t bytes);
+  void (*host_free)(void* data);
+  /// How often tensors have made the driver allocate memory of a device.
+  std::int64_t (*driver_allocations)(int device);
+  /// Bytes of the device in all, and free now; 0 where the driver does not say.
+  void (*device_bytes)(int device, std::int64_t* all, std::int64_t* free);
 };
 
 extern "C" {

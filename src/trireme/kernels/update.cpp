@@ -12,6 +12,7 @@
 #include "trireme/base/error.h"
 #include "trireme/kernels/arguments.h"
 #include "trireme/kernels/cpu/pick.h"
+#include "trireme/kernels/cpu/rounding.h"
 #include "trireme/kernels/cpu/update_table.h"
 #include "trireme/kernels/cuda.h"
 
@@ -53,15 +54,18 @@ struct Common {
   std::int64_t count;
   Element wide;
 };
-Common common(const Arguments& arguments, const UpdateTensors& tensors, bool needs_gradient = true) {
-  const Element wide = arguments.element(tensors.weight, "weight");
+Common common(const Arguments& arguments, const UpdateTensors& tensors, bool needs_gradient = true,
+              bool rounds = false) {
+  Element wide = arguments.element(tensors.weight, "weight");
+  if (rounds && wide == Element::kBfloat16) wide = Element::kFloat;
   if (wide != Element::kFloat && wide != Element::kDouble) {
     arguments.refuse(fmt::format("{} must be float: an update is smaller than the last bit of a narrower weight",
                                  describe(tensors.weight, "weight")),
                      "keep float weights and give the narrow copy as low");
   }
   Common c{.loop = {}, .count = tensors.weight.numel(), .wide = wide};
-  c.loop.weight = stream(arguments, tensors.weight, "weight", c.count, Takes::kWide, wide);
+  const Takes weights = rounds ? Takes::kWideOrBfloat16 : Takes::kWide;
+  c.loop.weight = stream(arguments, tensors.weight, "weight", c.count, weights, wide);
   if (needs_gradient) {
     c.loop.gradient = stream(arguments, tensors.gradient, "gradient", c.count, Takes::kAny, wide);
   }
@@ -125,10 +129,16 @@ AdamNumbers adam_numbers(const AdamW& o) {
           .epsilon = o.epsilon,
           .rate = o.learning_rate / (1 - std::pow(o.beta1, step)),
           .root = 1 / std::sqrt(1 - std::pow(o.beta2, step)),
-          .weight_decay = o.decoupled ? o.learning_rate * o.weight_decay : 0};
+          .weight_decay = o.decoupled ? o.learning_rate * o.weight_decay : 0,
+          .rounding = o.rounding};
 }
 
 }  // namespace
+
+std::uint64_t rounding_from(std::uint64_t key, std::int64_t first) {
+  const std::uint64_t moved = key + static_cast<std::uint64_t>(first) * kRoundingStep;
+  return moved == 0 ? 1 : moved;
+}
 
 void sgd_update(const UpdateTensors& tensors, at::Tensor& velocity, const Sgd& options) {
   const Arguments arguments("sgd_update");
@@ -169,9 +179,10 @@ void adamw_updates(std::span<const AdamWUpdate> updates) {
   for (const AdamWUpdate& update : updates) {
     const Arguments arguments("adamw_update");
     check_step(arguments, update.options);
-    Common c = common(arguments, update.tensors);
+    const bool rounds = update.options.rounding != 0;
+    Common c = common(arguments, update.tensors, /*needs_gradient=*/true, rounds);
     c.loop.first = stream(arguments, update.m, "m", c.count, Takes::kWideOrBfloat16, c.wide);
-    c.loop.second = stream(arguments, update.v, "v", c.count, Takes::kWide, c.wide);
+    c.loop.second = stream(arguments, update.v, "v", c.count, rounds ? Takes::kWideOrBfloat16 : Takes::kWide, c.wide);
     const AdamNumbers numbers = adam_numbers(update.options);
     if (arguments.on_gpu()) {
       on_gpu.push_back({c.loop, numbers, c.count});
@@ -193,6 +204,7 @@ NormPair lamb_direction(const UpdateTensors& tensors, at::Tensor& m, at::Tensor&
   c.loop.second = stream(arguments, v, "v", c.count, Takes::kWide, c.wide);
   c.loop.update = stream(arguments, update, "update", c.count, Takes::kWide, c.wide);
   AdamNumbers numbers = adam_numbers(options);
+  numbers.rounding = 0;
   numbers.decay = options.weight_decay;
   numbers.rate = 1 / (1 - std::pow(options.beta1, static_cast<double>(options.step)));
   if (arguments.on_gpu()) {

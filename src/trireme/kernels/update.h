@@ -3,8 +3,10 @@
 // All tensors of a call are contiguous and hold the same elements. Weights and everything kept for them are float
 // (double for tests, then all of them). `gradient` may also be bfloat16 or half; first moments and velocities may be
 // bfloat16. Second moments may not: at beta2 = 0.999 a step changes them by less than bfloat16 can tell apart, and they
-// would never fall again. Where `low` is defined (bfloat16 or half) it receives the new weight rounded, in the same
-// pass: the copy that layers compute with. Sums over a tensor have a fixed order, whatever the number of threads.
+// would never fall again; nor may weights, beside whose last bit an update is nothing. AdamW takes both as bfloat16
+// where `rounding` is given: they are then rounded up or down by chance, and right in the mean (Gupta et al. 2015).
+// Where `low` is defined (bfloat16 or half) it receives the new weight rounded, in the same pass: the copy that layers
+// compute with. Sums over a tensor have a fixed order, whatever the number of threads.
 // Depends on: base.
 #pragma once
 
@@ -45,7 +47,12 @@ struct AdamW {
   double learning_rate, weight_decay = 0, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
   std::int64_t step = 1;  ///< from 1: for the correction of the moments' bias
   bool decoupled = true;  ///< decay of the weight itself (AdamW); false: added to the gradient (Adam)
+  /// Not 0: what is kept as bfloat16 is rounded by chance, which for element i is a function of this and i. Take
+  /// another for every tensor and step; rounding_from() for a tensor that is a part of another.
+  std::uint64_t rounding = 0;
 };
+/// The key whose element 0 has the chance of element `first` of `key`; never 0.
+std::uint64_t rounding_from(std::uint64_t key, std::int64_t first);
 void adamw_update(const UpdateTensors& tensors, at::Tensor& m, at::Tensor& v, const AdamW& options);
 /// Many at once: on a GPU a few launches for all of them.
 struct AdamWUpdate {

@@ -1,5 +1,6 @@
 #include "trireme/nn/param.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/copy.h>
@@ -27,9 +28,7 @@ void draw_numbers(const Param& param, std::span<Number> numbers, std::uint64_t s
   }
   const Random random(seed, "init/" + param.name);
   const auto scale = static_cast<Number>(param.init.scale);
-  for (const layout::Run& run : layout::runs(param.placement)) {
-    const auto part = numbers.subspan(static_cast<std::size_t>(run.local), static_cast<std::size_t>(run.count));
-    const auto first = static_cast<std::uint64_t>(run.global);
+  const auto draw_part = [&](std::uint64_t first, std::span<Number> part) {
     if (param.init.kind == Init::Kind::kNormal) {
       random.fill_normal(first, part);
       for (Number& number : part) number *= scale;
@@ -37,13 +36,21 @@ void draw_numbers(const Param& param, std::span<Number> numbers, std::uint64_t s
       random.fill_uniform(first, part);
       for (Number& number : part) number = (2 * number - 1) * scale;
     }
+  };
+  constexpr std::int64_t kAtLeast = std::int64_t{1} << 16;  // of a thread
+  for (const layout::Run& run : layout::runs(param.placement)) {
+    at::parallel_for(0, run.count, kAtLeast, [&](std::int64_t begin, std::int64_t end) {
+      draw_part(static_cast<std::uint64_t>(run.global + begin),
+                numbers.subspan(static_cast<std::size_t>(run.local + begin), static_cast<std::size_t>(end - begin)));
+    });
   }
 }
 
 template <typename Number>
 void draw(Param& param, std::uint64_t seed) {
   // Drawn here wherever the parameter lies: the numbers must not depend on it.
-  const at::Tensor here = param.master.cpu();  // the same tensor where it is here already
+  // The same tensor where it is here already, and as wide.
+  const at::Tensor here = param.master.to(at::kCPU, c10::CppTypeToScalarType<Number>::value);
   const std::span<Number> numbers(here.data_ptr<Number>(), static_cast<std::size_t>(here.numel()));
   draw_numbers(param, numbers, seed);
   if (!here.is_same(param.master)) param.master.copy_(here);
@@ -51,8 +58,8 @@ void draw(Param& param, std::uint64_t seed) {
 
 template <typename Number>
 void copy_runs(Param& param, const at::Tensor& whole) {
-  const at::Tensor from = whole.to(at::kCPU, param.master.scalar_type()).contiguous();
-  const at::Tensor here = param.master.cpu();
+  const at::Tensor from = whole.to(at::kCPU, c10::CppTypeToScalarType<Number>::value).contiguous();
+  const at::Tensor here = param.master.to(at::kCPU, from.scalar_type());
   const Number* source = from.const_data_ptr<Number>();
   Number* target = here.data_ptr<Number>();
   for (const layout::Run& run : layout::runs(param.placement)) {
@@ -136,18 +143,24 @@ at::ScalarType compute_type(Precision precision) {
 }
 
 at::ScalarType master_type(Precision precision) { return precision == Precision::kFp64 ? at::kDouble : at::kFloat; }
+at::ScalarType master_type(Precision precision, const Param& param) {
+  return param.has_master ? master_type(precision) : compute_type(precision);
+}
 
 void allocate(Params& params, Precision precision, at::Device device) {
   for (Param& param : params) {
-    const bool fits = param.master.defined() && param.master.scalar_type() == master_type(precision) &&
+    const at::ScalarType master = master_type(precision, param);
+    const bool fits = param.master.defined() && param.master.scalar_type() == master &&
                       param.value.scalar_type() == compute_type(precision);
     if (!fits) {
       const auto shape = local_shape(param.placement);
-      param.master = at::empty(shape, at::TensorOptions(master_type(precision)).device(device));
-      const bool same = compute_type(precision) == master_type(precision);
+      param.master = at::empty(shape, at::TensorOptions(master).device(device));
+      const bool same = compute_type(precision) == master;
       param.value = same ? param.master : at::empty(shape, param.master.options().dtype(compute_type(precision)));
     }
-    if (param.gradient.defined() && param.gradient.scalar_type() != param.master.scalar_type()) {
+    // Of 16 bits where somebody else's memory has it so; a master's is never narrower than what was there.
+    const bool doubles = master == at::kDouble;
+    if (param.gradient.defined() && (param.gradient.scalar_type() == at::kDouble) != doubles) {
       param.gradient = at::Tensor();
     }
     // Products run over padding too, and must find numbers there.

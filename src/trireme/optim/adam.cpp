@@ -1,6 +1,7 @@
 // Adam (Kingma, Ba 2014) and AdamW (Loshchilov, Hutter 2017):
 //   m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,  w <- w - rate (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps).
 // Adam adds decay times w to g; AdamW takes rate times decay times w from w.
+#include "trireme/base/random.h"
 #include "trireme/optim/optimizer.h"
 
 namespace trireme::optim {
@@ -11,6 +12,15 @@ class Adam final : public Optimizer {
   Adam(const spec::OptimConfig& config, nn::Params& params) : Optimizer(config, params, {"m", "v"}) {}
 
  private:
+  /// Where something is kept as bfloat16. A rank's part of a parameter that ZeRO cuts has the chances of the whole.
+  std::uint64_t rounding_of(const Slot& slot) const {
+    const bool narrow = slot.moments[0].scalar_type() == at::kBFloat16 || !slot.param.has_master;
+    if (!narrow) return 0;
+    const layout::Placement& placement = slot.param.placement;
+    const std::uint64_t key = Random(0, "rounding/" + slot.param.name).bits(static_cast<std::uint64_t>(steps()));
+    return kernels::rounding_from(key, placement.partition ? placement.partition->begin : 0);
+  }
+
   void update(std::span<Slot> slots, const StepOptions& options) override {
     std::vector<kernels::AdamWUpdate> updates;
     updates.reserve(slots.size());
@@ -24,9 +34,14 @@ class Adam final : public Optimizer {
                                      .beta2 = config().beta2,
                                      .epsilon = spec::epsilon_of(config()),
                                      .step = steps(),
-                                     .decoupled = config().kind == spec::OptimizerKind::kAdamw}});
+                                     .decoupled = config().kind == spec::OptimizerKind::kAdamw,
+                                     .rounding = rounding_of(slot)}});
     }
-    kernels::adamw_updates(updates);
+    if (!options.updated) return kernels::adamw_updates(updates);
+    for (std::size_t i = 0; i < updates.size(); ++i) {
+      kernels::adamw_updates({&updates[i], 1});
+      options.updated(slots[i].param);
+    }
   }
 };
 

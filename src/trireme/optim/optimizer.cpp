@@ -17,6 +17,11 @@ struct Maker {
   spec::OptimizerKind kind;
   std::unique_ptr<Optimizer> (*make)(const spec::OptimConfig& config, nn::Params& params);
 };
+at::ScalarType moment_type(const spec::OptimConfig& config, const nn::Param& param) {
+  if (param.master.scalar_type() == at::kDouble) return at::kDouble;
+  return config.states == spec::States::kBf16 ? at::kBFloat16 : at::kFloat;
+}
+
 constexpr Maker kMakers[] = {
     {spec::OptimizerKind::kSgd, make_sgd},   {spec::OptimizerKind::kAdagrad, make_adagrad},
     {spec::OptimizerKind::kAdam, make_adam}, {spec::OptimizerKind::kAdamw, make_adam},
@@ -34,7 +39,9 @@ Optimizer::Optimizer(const spec::OptimConfig& config, nn::Params& params, std::v
                   param.name, param.value.numel(), param.master.numel());
     const spec::ParamRule rule = spec::rule_for(config_, param.name, param.decay);
     Slot& slot = slots_.emplace_back(Slot{param, rule.rate, rule.weight_decay, param.decay, {}, {}});
-    for (std::size_t i = 0; i < moment_names_.size(); ++i) slot.moments.push_back(at::zeros_like(param.master));
+    for (std::size_t i = 0; i < moment_names_.size(); ++i) {
+      slot.moments.push_back(at::zeros_like(param.master, param.master.options().dtype(moment_type(config_, param))));
+    }
   }
 }
 

@@ -4,9 +4,10 @@
 //   optimizer->step({.learning_rate = pace.learning_rate, .gradient_scale = scale});
 //
 // Steps run kernels/update.h: each parameter's master, moments and compute copy are read and written once. Moments have
-// the master's type and placement. Whether a step is taken at all, and clipping, are decided before: update.h.
-// To add an optimizer: its kind in spec/optim.h, one file with a class and its make_ function, one line in the table of
-// optimizer.cpp; the tests in tests/optim then run it through everything that holds for all.
+// the master's placement and the type that the recipe says (optim.states). Whether a step is taken at all, and
+// clipping, are decided before: update.h. To add an optimizer: its kind in spec/optim.h, one file with a class and its
+// make_ function, one line in the table of optimizer.cpp; the tests in tests/optim then run it through everything that
+// holds for all.
 // Depends on: base, spec, kernels, nn.
 #pragma once
 
@@ -42,6 +43,9 @@ struct StepOptions {
   double learning_rate = 0;
   double gradient_scale = 1;  ///< gradients are multiplied by it first: clipping, loss scale, 1 / tokens
   const AcrossRanks* across = nullptr;
+  /// Told of each parameter when its update is over, by optimizers that do one after the other (adam, adamw): what
+  /// is done may then be read while the rest is updated. Null: nobody asks.
+  std::function<void(const nn::Param&)> updated = nullptr;
 };
 
 class Optimizer {

@@ -9,17 +9,18 @@
 namespace trireme::parallel {
 
 at::Tensor BufferPool::take(std::int64_t elements, const at::TensorOptions& options) {
-  const auto found = free_.lower_bound(elements);
-  if (found != free_.end() && found->second.dtype() == options.dtype()) {
+  auto& free = free_[c10::typeMetaToScalarType(options.dtype())];
+  const auto found = free.lower_bound(elements);
+  if (found != free.end()) {
     at::Tensor buffer = found->second;
-    free_.erase(found);
+    free.erase(found);
     return buffer.narrow(0, 0, elements);
   }
   // A smaller one would never fit again: its place is taken by the new one.
-  if (!free_.empty()) {
-    const auto largest = std::prev(free_.end());
+  if (!free.empty()) {
+    const auto largest = std::prev(free.end());
     bytes_ -= static_cast<std::int64_t>(largest->second.nbytes());
-    free_.erase(largest);
+    free.erase(largest);
   }
   at::Tensor buffer = at::empty({elements}, options);
   bytes_ += static_cast<std::int64_t>(buffer.nbytes());
@@ -30,7 +31,7 @@ void BufferPool::give(at::Tensor buffer) {
   // What was lent may be a part of what there is.
   const auto whole = static_cast<std::int64_t>(buffer.storage().nbytes() / buffer.element_size());
   at::Tensor all = buffer.as_strided({whole}, {1}, 0);
-  free_.emplace(whole, std::move(all));
+  free_[all.scalar_type()].emplace(whole, std::move(all));
 }
 
 at::Tensor view_in(const at::Tensor& flat, const BucketMember& member) {

@@ -23,7 +23,7 @@ class BufferPool {
   std::int64_t bytes() const { return bytes_; }
 
  private:
-  std::multimap<std::int64_t, at::Tensor> free_;
+  std::map<at::ScalarType, std::multimap<std::int64_t, at::Tensor>> free_;
   std::int64_t bytes_ = 0;
 };
 
@@ -38,8 +38,9 @@ struct Bucket {
   std::vector<BucketMember> members;
   int key = 0;
   bool trainable = true;
-  std::int64_t elements = 0;        ///< of memory, a multiple of the ranks that share it
-  std::int64_t begin = 0, end = 0;  ///< this rank's part
+  at::ScalarType master_type = at::kFloat;  ///< of its members' masters and gradients
+  std::int64_t elements = 0;                ///< of memory, a multiple of the ranks that share it
+  std::int64_t begin = 0, end = 0;          ///< this rank's part
 
   at::Tensor gradient;        ///< all of it; with ZeRO 2 and 3 only while backward fills it
   at::Tensor gradient_shard;  ///< this rank's part of the sum
@@ -50,6 +51,10 @@ struct Bucket {
   at::Tensor gradient_other;  ///< takes turns with gradient_shard where updates are late; undefined until then
 
   std::int64_t sent = -1;  ///< version_of() that layers compute with; -1: none
+  // Offload from a GPU: new weights on their way to value_shard.
+  std::int64_t brought = -1;  ///< version_of() of the last that set out
+  std::uint64_t coming = 0;   ///< the copy that computing has still to wait for; 0: none
+  int updated = 0;            ///< members that the update under way has done
 
   // A sum under way.
   comm::Work work;

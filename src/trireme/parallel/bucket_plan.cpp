@@ -18,7 +18,6 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
 void fill_buckets(BucketPlan& plan, const std::vector<Unit>& units, nn::Params& params, const ReplicaOptions& options,
                   const std::vector<std::string>& apart) {
   auto& buckets = plan.buckets;
-  const std::int64_t width = nn::master_type(options.precision) == at::kDouble ? 8 : 4;
   std::map<const nn::Param*, std::size_t> unit_of;
   for (std::size_t unit = 0; unit < units.size(); ++unit) {
     for (const nn::Param* param : units[unit].params) unit_of.try_emplace(param, unit);
@@ -33,7 +32,9 @@ void fill_buckets(BucketPlan& plan, const std::vector<Unit>& units, nn::Params& 
     const int key = units[found->second].key;
     const bool by_itself = std::ranges::find(apart, param->name) != apart.end();
     // With ZeRO 3 a bucket is (a part of) what one unit needs; otherwise as many neighbours as fill it.
-    std::string kind = fmt::format("{} {}", key, param->trainable);
+    const at::ScalarType type = nn::master_type(options.precision, *param);
+    const auto width = static_cast<std::int64_t>(c10::elementSize(type));
+    std::string kind = fmt::format("{} {} {}", key, param->trainable, param->has_master);
     if (options.zero == 3) kind += fmt::format(" unit {}", found->second);
     if (by_itself) kind += " " + param->name;
     auto at = open.find(kind);
@@ -48,6 +49,7 @@ void fill_buckets(BucketPlan& plan, const std::vector<Unit>& units, nn::Params& 
       buckets.emplace_back();
       buckets.back().key = key;
       buckets.back().trainable = param->trainable;
+      buckets.back().master_type = type;
     }
     Bucket& bucket = buckets[at->second];
     bucket.members.push_back({.param = param, .offset = bucket.elements});

@@ -38,11 +38,12 @@ Replicas::Replicas(std::vector<Unit> units, nn::Params& params, MeshGroups& grou
     for (const std::string& axis : options_.shard) rest = layout::without(mesh, rest, axis);
     rest_ = groups_.along(rest);
   }
+  if (options_.offload && options_.device.is_cuda()) link_ = std::make_unique<HostLink>(options_.device);
   plan_ = plan_buckets(units_, params_, options_, share, apart);
   provide_gradients();
-  if (options_.owns_apart()) make_shards(plan_, params_, shards_, mesh, options_);
-  weights_ = std::make_unique<Weights>(
-      Weights::Parts{.options = options_, .units = units_, .plan = plan_, .params = params_, .shard = shard_});
+  if (options_.owns_apart()) make_shards(plan_, params_, shards_, mesh, options_, link_.get());
+  weights_ = std::make_unique<Weights>(Weights::Parts{
+      .options = options_, .units = units_, .plan = plan_, .params = params_, .shard = shard_, .link = link_.get()});
   extras_ = find_extras(owned(), groups_, options_.data);
   make_across();
 }
@@ -51,8 +52,8 @@ Replicas::~Replicas() = default;
 
 /// Where layers put them: memory for the whole run, or with ZeRO 2 and 3 what a bucket is lent until its sum is made.
 void Replicas::provide_gradients() {
-  const at::TensorOptions type = options_.on_device(nn::master_type(options_.precision));
   for (Bucket& bucket : plan_.buckets) {
+    const at::TensorOptions type = options_.on_device(bucket.master_type);
     if (!bucket.trainable) continue;
     if (options_.zero < 2) bucket.gradient = at::zeros({bucket.elements}, type);
     for (const BucketMember& member : bucket.members) {
@@ -164,7 +165,11 @@ void Replicas::settle(Bucket& bucket) {
   bucket.work.wait();
   bucket.work = {};
   if (options_.zero >= 2) {
-    if (bucket.accumulated) {
+    if (link_) {
+      link_->send(bucket.arriving, bucket.gradient_shard, bucket.accumulated,
+                  [this, left = bucket.in_flight] { gradient_pool_.give(left); });
+      bucket.in_flight = at::Tensor();
+    } else if (bucket.accumulated) {
       bucket.gradient_shard.add_(bucket.arriving);
     } else {
       bucket.gradient_shard.copy_(bucket.arriving);
@@ -173,10 +178,12 @@ void Replicas::settle(Bucket& bucket) {
     bucket.launched = false;
     std::erase(in_flight_, &bucket);
     bucket.sending = bucket.arriving = at::Tensor();
-    gradient_pool_.give(std::exchange(bucket.in_flight, at::Tensor()));
+    if (bucket.in_flight.defined()) gradient_pool_.give(std::exchange(bucket.in_flight, at::Tensor()));
     return;
   }
-  if (options_.offload) {
+  if (link_) {
+    link_->send(bucket.arriving, bucket.gradient_shard, /*add=*/false);
+  } else if (options_.offload) {
     bucket.gradient_shard.copy_(bucket.arriving);
   } else if (options_.reduce_bf16) {
     (options_.zero == 0 ? bucket.gradient : bucket.gradient_shard).copy_(bucket.arriving);
@@ -212,6 +219,7 @@ double Replicas::finish() {
   }
   const auto begin = Clock::now();
   for (Bucket& bucket : plan_.buckets) settle(bucket);
+  if (link_) link_->wait_for_sent();
   sum_rest();
   sum_extras();
   if (options_.owns_apart()) nn::forget_gradients(params_);
@@ -247,7 +255,10 @@ void Replicas::hand_over_gradients() {
   TRIREME_CHECK(options_.offload, "gradients that are not on the host cannot be handed over");
   for (Bucket& bucket : plan_.buckets) {
     if (!bucket.trainable) continue;
-    if (!bucket.gradient_other.defined()) bucket.gradient_other = at::zeros_like(bucket.gradient_shard);
+    if (!bucket.gradient_other.defined()) {
+      bucket.gradient_other = link_ ? link_->zeros(bucket.gradient_shard.numel(), bucket.gradient_shard.scalar_type())
+                                    : at::zeros_like(bucket.gradient_shard);
+    }
     std::swap(bucket.gradient_shard, bucket.gradient_other);
     for (const BucketMember& member : bucket.members) {
       member.shard->gradient = owned_part(bucket, member, bucket.gradient_shard);
@@ -302,7 +313,7 @@ std::int64_t Replicas::extra_elements(int ranks) const {
 }
 
 std::unique_ptr<nn::Layer> Replicas::wrap(std::unique_ptr<nn::Layer> layer, std::size_t unit) {
-  if (options_.zero == 0) return layer;
+  if (options_.zero == 0 && !link_) return layer;
   return weights_->fetching(std::move(layer), unit);
 }
 

@@ -59,6 +59,16 @@ class Replicas {
   double finish();
   /// owned() has new numbers: they are on their way to all who compute with them.
   void updated() { weights_->updated(); }
+  /// Offload from a GPU: new weights travel while the rest is updated, where updated(param) tells of each one of
+  /// owned() that an update has done with.
+  bool streams_weights() const { return link_ != nullptr; }
+  void updated(const nn::Param& owned) { weights_->updated(owned); }
+  /// Offload: until weights that set out before have left the host, where they may then change. On any thread; `sent`
+  /// is what sent_weights() gave on the rank's own.
+  std::uint64_t sent_weights() const { return link_ ? link_->last_brought() : 0; }
+  void wait_until_left(std::uint64_t sent) {
+    if (link_) link_->wait_until_left(sent);
+  }
   /// Until weights on their way have arrived: before somebody writes into owned() or computed() otherwise.
   void wait_for_weights() { weights_->wait(); }
   /// Offload: somebody goes on reading the gradients of owned(), until this is called again. Theirs is other memory
@@ -73,7 +83,8 @@ class Replicas {
   /// For optim::update; null where this rank's own sums are enough.
   const optim::AcrossRanks* across() { return across_.sum_parts ? &across_ : nullptr; }
 
-  /// Layers that fetch weights when they run: put in place of each unit's (ZeRO only). Outlived by this object.
+  /// Layers that fetch weights when they run: put in place of each unit's (ZeRO, or offload from a GPU). Outlived by
+  /// this object.
   std::unique_ptr<nn::Layer> wrap(std::unique_ptr<nn::Layer> layer, std::size_t unit);
   void enter(std::size_t unit, bool backward) { weights_->enter(unit, backward); }
   void leave(std::size_t unit) { weights_->leave(unit); }
@@ -114,6 +125,7 @@ class Replicas {
   std::unique_ptr<Weights> weights_;
   std::vector<ExtraSum> extras_;
   BufferPool gradient_pool_;
+  std::unique_ptr<HostLink> link_;  // offload from a GPU only; after the pool, which it gives back to
   optim::AcrossRanks across_;
   std::deque<Bucket*> in_flight_;  // ZeRO 2 and 3: sums under way, the oldest first
   std::size_t next_ = 0;           // bucket to be launched, where they go in order

@@ -1,5 +1,6 @@
 #include "trireme/parallel/weights.h"
 
+#include <algorithm>
 #include <ranges>
 #include <utility>
 
@@ -14,10 +15,35 @@ void Weights::updated() {
   wait();  // two ways into the same memory would mix
   if (options.offload) {
     for (Bucket& bucket : parts_.plan.buckets) {
-      if (version_of(bucket) != bucket.sent) bucket.value_shard.copy_(bucket.host_value);
+      if (version_of(bucket) == bucket.sent) continue;
+      if (parts_.link != nullptr) {
+        bring(bucket);
+      } else {
+        bucket.value_shard.copy_(bucket.host_value);
+      }
     }
   }
   publish();
+}
+
+void Weights::updated(const nn::Param& owned) {
+  const auto has = [&](const Bucket& bucket) {
+    return std::ranges::any_of(bucket.members, [&](const BucketMember& member) { return member.shard == &owned; });
+  };
+  const auto bucket = std::ranges::find_if(parts_.plan.buckets, has);
+  TRIREME_CHECK(bucket != parts_.plan.buckets.end(), "no bucket has {}", owned.name);
+  if (++bucket->updated == static_cast<int>(bucket->members.size())) bring(*bucket);
+}
+
+/// Where they are not on their way already.
+void Weights::bring(Bucket& bucket) {
+  bucket.updated = 0;
+  if (std::exchange(bucket.brought, version_of(bucket)) == version_of(bucket)) return;
+  bucket.coming = parts_.link->bring(bucket.host_value, bucket.value_shard);
+}
+
+void Weights::order_after_coming(Bucket& bucket) {
+  if (bucket.coming != 0) parts_.link->before_compute(std::exchange(bucket.coming, 0));
 }
 
 void Weights::changed_on_device() {
@@ -42,6 +68,7 @@ void Weights::send_out() {
     const std::int64_t version = version_of(bucket);
     if (std::exchange(bucket.sent, version) == version || zero == 0 || zero == 3) continue;
     if (parts_.shard == nullptr) continue;
+    order_after_coming(bucket);
     bucket.fetching =
         parts_.shard->all_gather(device::to_const_buffer(bucket.value_shard), device::to_buffer(bucket.value));
     bucket.is_fetching = bucket.is_whole = true;
@@ -53,6 +80,7 @@ void Weights::send_out() {
 
 void Weights::wait() {
   send_out();
+  for (Bucket& bucket : parts_.plan.buckets) order_after_coming(bucket);
   if (parts_.options.zero == 3) return;  // they travel only while layers run
   for (Bucket& bucket : parts_.plan.buckets) bucket.fetching.wait();
 }
@@ -61,6 +89,7 @@ void Weights::gather(Bucket& bucket) {
   if (bucket.is_fetching || bucket.is_whole) return;
   bucket.value = pool_.take(bucket.elements, bucket.value_shard.options());
   bucket.is_fetching = true;
+  order_after_coming(bucket);
   if (parts_.shard == nullptr) {
     bucket.value.copy_(bucket.value_shard);
   } else {
@@ -81,6 +110,7 @@ void Weights::enter(std::size_t unit, bool backward) {
   send_out();
   for (const std::size_t number : unit_buckets[unit]) {
     Bucket& bucket = parts_.plan.buckets[number];
+    order_after_coming(bucket);
     if (gathers) gather(bucket);
     if (bucket.is_fetching) {
       bucket.fetching.wait();
@@ -110,7 +140,7 @@ void Weights::leave(std::size_t unit) {
 
 namespace {
 
-/// Fetches a unit's weights before it runs and lets go of them after.
+/// Fetches a unit's weights before it runs and lets go of them after; new ones from the host are waited for.
 class Fetching final : public nn::Layer {
  public:
   Fetching(std::unique_ptr<nn::Layer> layer, Weights& weights, std::size_t unit)

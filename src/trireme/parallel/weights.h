@@ -1,7 +1,8 @@
 // parallel/weights.h -- how weights get from those who keep them to those who compute with them.
 //
 // With ZeRO 1 and 2 new ones are gathered when the next pass begins; with ZeRO 3 before each unit runs, and let go of
-// after; with offload they come from the host first. Without any of these there is nothing to do.
+// after; with offload they come from the host first, from a GPU's beside computing. Without any of these there is
+// nothing to do.
 // Depends on: comm, device, nn.
 #pragma once
 
@@ -10,6 +11,7 @@
 
 #include "trireme/nn/layer.h"
 #include "trireme/parallel/bucket_plan.h"
+#include "trireme/parallel/host_link.h"
 
 namespace trireme::parallel {
 
@@ -22,11 +24,15 @@ class Weights {
     BucketPlan& plan;
     nn::Params& params;
     comm::Group* shard = nullptr;  ///< ranks that share out; null: alone
+    HostLink* link = nullptr;      ///< offload from a GPU
   };
   explicit Weights(const Parts& parts) : parts_(parts) {}
 
   /// What is owned has new numbers.
   void updated();
+  /// Offload from a GPU: an update has done with this one of what is owned, and others follow. Its bucket sets out when
+  /// it is complete.
+  void updated(const nn::Param& owned);
   /// Offload: what is on the device has, and nobody computes with what is owned before the next updated().
   void changed_on_device();
   /// New weights set out when the next pass begins, not when they are made: what ranks have to tell each other before
@@ -46,6 +52,8 @@ class Weights {
 
  private:
   void publish();
+  void bring(Bucket& bucket);
+  void order_after_coming(Bucket& bucket);
   void gather(Bucket& bucket);
   void release(Bucket& bucket);
 

@@ -16,6 +16,8 @@ constexpr Named<Products> kProducts[] = {
     {"fp8", Products::kFp8},
     {"fp8-blocks", Products::kFp8Blocks},
 };
+constexpr Named<States> kStates[] = {{"fp32", States::kFp32}, {"bf16", States::kBf16}};
+constexpr Named<Masters> kMasters[] = {{"fp32", Masters::kFp32}, {"none", Masters::kNone}};
 constexpr Named<Precision> kPrecisions[] = {
     {"fp32", Precision::kFp32},
     {"bf16", Precision::kBf16},
@@ -40,6 +42,8 @@ config::Problem unused(const std::string& key, OptimizerKind kind, std::string_v
 
 std::span<const Named<OptimizerKind>> enum_names(std::type_identity<OptimizerKind>) { return kOptimizers; }
 std::span<const Named<Products>> enum_names(std::type_identity<Products>) { return kProducts; }
+std::span<const Named<States>> enum_names(std::type_identity<States>) { return kStates; }
+std::span<const Named<Masters>> enum_names(std::type_identity<Masters>) { return kMasters; }
 std::span<const Named<Precision>> enum_names(std::type_identity<Precision>) { return kPrecisions; }
 
 void describe(config::Section<ParamGroup>& section) {
@@ -75,6 +79,8 @@ void describe(config::Section<OptimConfig>& section) {
   section.field("trust", &OptimConfig::trust, "lars: length of an update, as a part of the weight's").above(0);
   section.field("clip", &OptimConfig::clip, "the gradient's norm over all parameters is kept below it; 0: not clipped")
       .at_least(0);
+  section.field("states", &OptimConfig::states,
+                "adam, adamw: what both moments are kept as; bf16 halves them, rounded up or down by chance");
   section.tables("groups", &OptimConfig::groups);
 }
 
@@ -95,6 +101,10 @@ void describe(config::Section<PrecisionConfig>& section) {
   section.meaning("the numbers that are computed with");
   section.field("compute", &PrecisionConfig::compute,
                 "of weights and activations; the optimizer keeps fp32 masters of bf16 and fp16 weights");
+  section.field(
+      "masters", &PrecisionConfig::masters,
+      "what an update adds to; none: matrices of layers have bf16 weights and gradients alone, and updates are "
+      "rounded by chance (compute = bf16, adam or adamw)");
   section.field(
       "products", &PrecisionConfig::products,
       "of the layers' matrix products: rounded as compute says, or to 8 bits on their way in, with a scale for "
@@ -118,6 +128,8 @@ std::vector<config::Problem> find_problems(const OptimConfig& optim) {
   if (optim.kind != OptimizerKind::kLars && optim.trust != defaults.trust) {
     problems.push_back(unused("trust", optim.kind, "lars"));
   }
+  const bool is_adam = optim.kind == OptimizerKind::kAdam || optim.kind == OptimizerKind::kAdamw;
+  if (optim.states != defaults.states && !is_adam) problems.push_back(unused("states", optim.kind, "adamw"));
   if (optim.nesterov && optim.kind != OptimizerKind::kSgd) {
     problems.push_back(unused("nesterov", optim.kind, "sgd"));
   } else if (optim.nesterov && optim.momentum == 0) {
@@ -145,6 +157,12 @@ std::vector<config::Problem> find_problems(const OptimConfig& optim, std::span<c
 std::vector<config::Problem> find_problems(const PrecisionConfig& precision) {
   std::vector<config::Problem> problems;
   const LossScaleConfig& scale = precision.loss_scale;
+  if (precision.masters == Masters::kNone && precision.compute != Precision::kBf16) {
+    problems.push_back({.key = "precision.masters",
+                        .reason = fmt::format("is none, which goes with bf16 weights, but precision.compute is {}",
+                                              name_in<Precision>(kPrecisions, precision.compute)),
+                        .hint = "set precision.compute = \"bf16\", or precision.masters = \"fp32\""});
+  }
   if (precision.products != Products::kSame && precision.compute != Precision::kBf16) {
     problems.push_back(
         {.key = "precision.products",

@@ -31,6 +31,13 @@ enum class OptimizerKind : std::uint8_t {
 };
 std::span<const Named<OptimizerKind>> enum_names(std::type_identity<OptimizerKind>);
 
+/// What an optimizer's moments are kept as (fp64 beside fp64 weights).
+enum class States : std::uint8_t {
+  kFp32,
+  kBf16,  ///< adam, adamw: both moments, rounded by chance
+};
+std::span<const Named<States>> enum_names(std::type_identity<States>);
+
 /// Parameters whose names match, and what is different for them. The first group that matches counts.
 struct ParamGroup {
   std::string pattern;                 ///< '*' stands for any text, '?' for any letter
@@ -50,6 +57,7 @@ struct OptimConfig {
   bool nesterov = false;
   double trust = 0.001;
   double clip = 0;
+  States states = States::kFp32;
   std::vector<ParamGroup> groups;
   bool operator==(const OptimConfig&) const = default;
 };
@@ -76,8 +84,16 @@ enum class Products : std::uint8_t {
 };
 std::span<const Named<Products>> enum_names(std::type_identity<Products>);
 
+/// What an update of bf16 weights adds to.
+enum class Masters : std::uint8_t {
+  kFp32,
+  kNone,  ///< matrices of layers have none, and bf16 gradients: updates are rounded into the weights by chance
+};
+std::span<const Named<Masters>> enum_names(std::type_identity<Masters>);
+
 struct PrecisionConfig {
   Precision compute = Precision::kFp32;
+  Masters masters = Masters::kFp32;
   Products products = Products::kSame;
   std::vector<std::string> products_keep;  ///< matrices whose products stay in the compute type
   LossScaleConfig loss_scale;

@@ -156,6 +156,19 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
                         .reason = "asks for products of 8-bit floats, which a CPU does not make",
                         .hint = "set run.device = \"cuda\", or precision.products = \"same\""});
   }
+  if (recipe.precision.masters == Masters::kNone) {
+    if (recipe.optim.kind != OptimizerKind::kAdam && recipe.optim.kind != OptimizerKind::kAdamw) {
+      problems.push_back({.key = "precision.masters",
+                          .reason = "is none, but only adam and adamw round their updates by chance",
+                          .hint = "set optim.kind = \"adamw\", or precision.masters = \"fp32\""});
+    }
+    if (recipe.layout.pp > 1) {
+      problems.push_back({.key = "precision.masters",
+                          .reason = fmt::format("is none, but the {} stages of layout.pp sum and predict fp32 weights",
+                                                recipe.layout.pp),
+                          .hint = "set layout.pp = 1, or precision.masters = \"fp32\""});
+    }
+  }
   const bool adapts = recipe.optim.kind == OptimizerKind::kLamb || recipe.optim.kind == OptimizerKind::kLars;
   if (recipe.layout.offload_delay && adapts) {
     problems.push_back({.key = "layout.offload_delay",

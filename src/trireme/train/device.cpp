@@ -32,13 +32,6 @@ std::vector<config::Problem> find_device_problems(const spec::Recipe& recipe, co
     refuse("train.capture", "records what one rank does by itself; sums over ranks are not recorded yet",
            "start one rank with layout.zero = 0, or set train.capture = false");
   }
-  if (recipe.layout.offload != spec::OffloadKind::kNone) {
-    refuse("layout.offload", "moves state to the host, which a GPU cannot do in time yet", "set it to \"none\"");
-  }
-  if (recipe.train.offload_activations) {
-    refuse("train.offload_activations", "moves activations to the host, which a GPU cannot do in time yet",
-           "set it to false; train.recompute = \"full\" saves memory too");
-  }
   return problems;
 }
 

@@ -77,6 +77,7 @@ class ReplicaEngine final : public Engine {
       nn::take_tokens(inputs, context, formation_->team.tokens);
       move_to(formation_->device, inputs, context, model_->shape);
       if (graph_) {
+        replicas_->wait_for_weights();  // outside: a recording cannot wait for what it did not record
         StepGraph::Result result = graph_->run(std::move(inputs), std::move(context), /*first=*/i == 0);
         if (i == 0) activations_ = result.tape_bytes;
         sums[1] += result.flops;

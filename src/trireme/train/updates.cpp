@@ -20,15 +20,23 @@ optim::UpdateResult Updates::take(const optim::UpdateOptions& options, std::int6
   unseen_ = false;
   if (!decision.result.taken) return decision.result;
   optimizer_.begin_step();
+  parallel::Replicas& replicas = engine_.replicas();
+  const std::uint64_t sent = replicas.sent_weights();  // read from where the update writes
   if (worker_ && steps >= warmup_) {
-    engine_.replicas().hand_over_gradients();
+    replicas.hand_over_gradients();
     unseen_ = true;
     // Sums over ranks have been made: those are calls of the rank's own thread.
     const optim::StepOptions step{.learning_rate = decision.step.learning_rate,
                                   .gradient_scale = decision.step.gradient_scale};
-    worker_->post([this, step] { optimizer_.finish_step(step); });
+    worker_->post([this, &replicas, sent, step] {
+      replicas.wait_until_left(sent);
+      optimizer_.finish_step(step);
+    });
   } else {
-    optimizer_.finish_step(decision.step);
+    replicas.wait_until_left(sent);
+    optim::StepOptions step = decision.step;
+    if (replicas.streams_weights()) step.updated = [&](const nn::Param& param) { replicas.updated(param); };
+    optimizer_.finish_step(step);
     engine_.updated();
   }
   return decision.result;

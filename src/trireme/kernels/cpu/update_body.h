@@ -1,4 +1,5 @@
 // kernels/cpu/update_body.h -- the loops behind update.h, included once per instruction set.
+#include "trireme/kernels/cpu/rounding.h"
 #include "trireme/kernels/cpu/update_table.h"
 #include "trireme/kernels/cpu/vec.h"
 
@@ -106,8 +107,62 @@ TRIREME_INLINE V adam_direction(const UpdateLoop& c, std::int64_t i, V g, V take
   return m / multiply_add(square_root(v), root, epsilon);
 }
 
+constexpr std::int64_t kRoundedAtOnce = 64;
+
+TRIREME_INLINE void read_some(const Stream& s, std::int64_t i, std::int64_t count, float* to) {
+  each<Floats>(count,
+               [&](std::int64_t k, auto some) TRIREME_LAMBDA { read<Floats>(s, i + k, some).store(to + k, some); });
+}
+/// A bfloat16 is rounded by chance, from 16 of its element's `bits`.
+TRIREME_INLINE void write_some(const Stream& s, std::int64_t i, std::int64_t count, float* from,
+                               const std::uint64_t* bits, int chance) {
+  if (s.element == Element::kBfloat16) {
+    for (std::int64_t k = 0; k < count; ++k) {
+      from[k] =
+          bits_as<float>(rounded_bits(bits_as<std::uint32_t>(from[k]), static_cast<std::uint32_t>(bits[k] >> chance)));
+    }
+  }
+  each<Floats>(count,
+               [&](std::int64_t k, auto some) TRIREME_LAMBDA { write(s, i + k, Floats::load(from + k, some), some); });
+}
+
+/// AdamW where numbers that are kept are bfloat16s: a few at a time in float, then each rounded by its own chance.
+void rounded_adam_loop(const UpdateLoop& c, const AdamNumbers& n, std::int64_t begin, std::int64_t end) {
+  const Floats take1 = number<Floats>(n.take1), take2 = number<Floats>(n.take2), root = number<Floats>(n.root);
+  const Floats epsilon = number<Floats>(n.epsilon), rate = number<Floats>(n.rate), decay = number<Floats>(n.decay);
+  const Floats weight_decay = number<Floats>(n.weight_decay), scale = number<Floats>(c.gradient_scale);
+  float w[kRoundedAtOnce] = {}, m[kRoundedAtOnce] = {}, v[kRoundedAtOnce] = {};
+  std::uint64_t bits[kRoundedAtOnce] = {};
+  for (std::int64_t i = begin; i < end; i += kRoundedAtOnce) {
+    const std::int64_t count = end - i < kRoundedAtOnce ? end - i : kRoundedAtOnce;
+    for (std::int64_t k = 0; k < count; ++k) bits[k] = rounding_bits(n.rounding, static_cast<std::uint64_t>(i + k));
+    read_some(c.weight, i, count, w);
+    read_some(c.first, i, count, m);
+    read_some(c.second, i, count, v);
+    each<Floats>(count, [&](std::int64_t k, auto some) TRIREME_LAMBDA {
+      const Floats weight = Floats::load(w + k, some);
+      const Floats gradient = multiply_add(decay, weight, read_gradient<Floats>(c, i + k, scale, some));
+      Floats first = Floats::load(m + k, some), second = Floats::load(v + k, some);
+      first = multiply_add(take1, gradient - first, first);
+      second = multiply_add(take2, gradient * gradient - second, second);
+      const Floats direction = first / multiply_add(square_root(second), root, epsilon);
+      const Floats next = weight - multiply_add(direction, rate, weight_decay * weight);
+      first.store(m + k, some);
+      second.store(v + k, some);
+      next.store(w + k, some);
+      if (c.low.data != nullptr) write(c.low, i + k, next, some);
+    });
+    write_some(c.first, i, count, m, bits, kFirstChance);
+    write_some(c.second, i, count, v, bits, kSecondChance);
+    write_some(c.weight, i, count, w, bits, kWeightChance);
+  }
+}
+
 template <typename V>
 void adam_loop(const UpdateLoop& c, const AdamNumbers& n, std::int64_t begin, std::int64_t end) {
+  if constexpr (sizeof(typename V::Scalar) == 4) {
+    if (n.rounding != 0) return rounded_adam_loop(c, n, begin, end);
+  }
   const V take1 = number<V>(n.take1), take2 = number<V>(n.take2), root = number<V>(n.root);
   const V epsilon = number<V>(n.epsilon), rate = number<V>(n.rate), decay = number<V>(n.decay);
   const V weight_decay = number<V>(n.weight_decay);

@@ -1,6 +1,8 @@
 // The table of libtrireme_cuda, and the tensor library's current stream.
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime.h>
 
 #include "trireme/kernels/cuda_plugin/functions.h"
 
@@ -14,6 +16,22 @@ std::int64_t peak_bytes(int device) {
   return stats.allocated_bytes[0].peak;  // of all pools
 }
 void forget_peak(int device) { c10::cuda::CUDACachingAllocator::resetPeakStats(static_cast<c10::DeviceIndex>(device)); }
+
+CudaError host_allocate(void** data, std::int64_t bytes) {
+  const cudaError_t error = cudaHostAlloc(data, static_cast<std::size_t>(bytes), cudaHostAllocPortable);
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+void host_free(void* data) { cudaFreeHost(data); }
+
+std::int64_t driver_allocations(int device) {
+  return c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(device)).num_device_alloc;
+}
+void device_bytes(int device, std::int64_t* all, std::int64_t* free) {
+  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+  std::size_t now = 0, total = 0;
+  if (cudaMemGetInfo(&now, &total) != cudaSuccess) now = total = 0;
+  *all = static_cast<std::int64_t>(total), *free = static_cast<std::int64_t>(now);
+}
 
 constexpr CudaKernels kKernels = {.version = kCudaKernelsVersion,
                                   .current_stream = current_stream,
@@ -50,7 +68,11 @@ constexpr CudaKernels kKernels = {.version = kCudaKernelsVersion,
                                   .fp8 = gpu::fp8,
                                   .slice_values = gpu::slice_values,
                                   .slice_gradients = gpu::slice_gradients,
-                                  .streams = &gpu::kStreams};
+                                  .streams = &gpu::kStreams,
+                                  .host_allocate = host_allocate,
+                                  .host_free = host_free,
+                                  .driver_allocations = driver_allocations,
+                                  .device_bytes = device_bytes};
 
 }  // namespace
 

@@ -1,4 +1,5 @@
 // The optimizers' updates, four numbers a thread, and sums of squares.
+#include "trireme/kernels/cpu/rounding.h"
 #include "trireme/kernels/cuda_plugin/common.cuh"
 #include "trireme/kernels/cuda_plugin/functions.h"
 
@@ -17,6 +18,25 @@ __device__ __forceinline__ void write(const Stream& s, std::int64_t i, const A (
   store_any<kN>(s.data, s.element, i, from);
 }
 
+/// With a key, bfloat16s are rounded by chance.
+template <int kN, typename A>
+__device__ __forceinline__ void write(const Stream& s, std::int64_t i, const A (&from)[kN], std::uint64_t rounding,
+                                      int chance) {
+  if constexpr (sizeof(A) == 4) {
+    if (rounding != 0 && s.element == Element::kBfloat16) {
+      A rounded[kN];
+#pragma unroll
+      for (int k = 0; k < kN; ++k) {
+        const std::uint64_t bits = rounding_bits(rounding, static_cast<std::uint64_t>(i + k));
+        rounded[k] =
+            __uint_as_float(rounded_bits(__float_as_uint(from[k]), static_cast<std::uint32_t>(bits >> chance)));
+      }
+      return write(s, i, rounded);
+    }
+  }
+  write(s, i, from);
+}
+
 template <int kN, typename A>
 __device__ __forceinline__ void read_gradient(const UpdateLoop& c, std::int64_t i, A (&g)[kN]) {
   read(c.gradient, i, g);
@@ -28,8 +48,9 @@ __device__ __forceinline__ void read_gradient(const UpdateLoop& c, std::int64_t 
   }
 }
 template <int kN, typename A>
-__device__ __forceinline__ void write_weight(const UpdateLoop& c, std::int64_t i, const A (&w)[kN]) {
-  write(c.weight, i, w);
+__device__ __forceinline__ void write_weight(const UpdateLoop& c, std::int64_t i, const A (&w)[kN],
+                                             std::uint64_t rounding = 0) {
+  write(c.weight, i, w, rounding, kWeightChance);
   if constexpr (sizeof(A) == 4) {
     if (c.low.data != nullptr) write(c.low, i, w);
   }
@@ -96,8 +117,8 @@ __device__ __forceinline__ void adam_direction(const UpdateLoop& c, const AdamNu
     v[k] += static_cast<A>(n.take2) * (g[k] * g[k] - v[k]);
     g[k] = m[k] / (sqrt(v[k]) * static_cast<A>(n.root) + static_cast<A>(n.epsilon));
   }
-  write(c.first, i, m);
-  write(c.second, i, v);
+  write(c.first, i, m, n.rounding, kFirstChance);
+  write(c.second, i, v, n.rounding, kSecondChance);
 }
 
 template <typename A>
@@ -115,7 +136,7 @@ struct AdamBody {
     // Both parts are added up before they meet the weight, beside which each alone may round to nothing.
 #pragma unroll
     for (int k = 0; k < kN; ++k) w[k] -= g[k] * static_cast<A>(n.rate) + static_cast<A>(n.weight_decay) * w[k];
-    write_weight(c, i, w);
+    write_weight(c, i, w, n.rounding);
   }
 };
 

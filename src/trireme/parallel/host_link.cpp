@@ -1,0 +1,46 @@
+#include "trireme/parallel/host_link.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/copy.h>
+#include <ATen/ops/empty.h>
+
+#include <utility>
+
+namespace trireme::parallel {
+namespace {
+
+/// Under way at once: more would only hold memory of the device for longer, since the link takes them one by one.
+constexpr std::size_t kLeaving = 4;
+
+}  // namespace
+
+at::Tensor HostLink::zeros(std::int64_t elements, at::ScalarType type) {
+  return copies_->room_on_host(at::empty({elements}, at::TensorOptions(type).device(at::kMeta))).zero_();
+}
+
+void HostLink::send(const at::Tensor& from, at::Tensor to, bool add, std::function<void()> arrived) {
+  while (!leaving_.empty() && (leaving_.size() >= kLeaving || copies_->ended(leaving_.front().copy))) take_oldest();
+  Leaving one{.to = std::move(to), .add = add, .arrived = std::move(arrived)};
+  const bool direct = !add && from.scalar_type() == one.to.scalar_type();
+  if (!direct) one.staged = copies_->room_on_host(from);
+  one.copy = copies_->out(from, direct ? one.to : one.staged);
+  leaving_.push_back(std::move(one));
+}
+
+void HostLink::take_oldest() {
+  Leaving one = std::move(leaving_.front());
+  leaving_.pop_front();
+  copies_->wait(one.copy);
+  if (one.staged.defined() && one.add) {
+    one.to.add_(one.staged);
+  } else if (one.staged.defined()) {
+    one.to.copy_(one.staged);
+  }
+  if (one.arrived) one.arrived();
+}
+
+void HostLink::wait_for_sent() {
+  while (!leaving_.empty()) take_oldest();
+}
+
+}  // namespace trireme::parallel

@@ -1,0 +1,54 @@
+// parallel/host_link.h -- the way between a GPU and what a rank keeps on the host: gradients out, new weights back.
+//
+// Sums leave as soon as they are there, a few at a time, while backward goes on; memory that they leave from is lent
+// again when they have arrived. New weights come in as each bucket's update is over, while the rest is still updated,
+// and computing waits for a bucket only where a layer needs it.
+// Depends on: kernels, nn.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <deque>
+#include <functional>
+#include <memory>
+
+#include "trireme/kernels/host_copies.h"
+
+namespace trireme::parallel {
+
+class HostLink {
+ public:
+  using Copy = kernels::HostCopies::Copy;
+  explicit HostLink(at::Device device) : copies_(kernels::HostCopies::make(device)) {}
+
+  /// Zeros in memory that copies reach, on the host.
+  at::Tensor zeros(std::int64_t elements, at::ScalarType type);
+
+  /// `to` on the host becomes the sum, or has it added; `from` may have another type. Nobody touches either before
+  /// `arrived`, which is called from a later call of this object.
+  void send(const at::Tensor& from, at::Tensor to, bool add, std::function<void()> arrived = nullptr);
+  /// Until all that was sent has arrived.
+  void wait_for_sent();
+
+  /// Weights on their way to the device. The host's must not change before wait_until_left().
+  Copy bring(const at::Tensor& from, const at::Tensor& to) { return last_brought_ = copies_->in(from, to); }
+  void before_compute(Copy copy) { copies_->before_compute(copy); }
+  Copy last_brought() const { return last_brought_; }
+  /// On any thread.
+  void wait_until_left(Copy copy) { copies_->wait(copy); }
+
+ private:
+  struct Leaving {
+    Copy copy = 0;
+    at::Tensor staged, to;  // staged: undefined where the copy goes to its place
+    bool add = false;
+    std::function<void()> arrived;
+  };
+  void take_oldest();
+
+  std::deque<Leaving> leaving_;
+  Copy last_brought_ = 0;
+  std::unique_ptr<kernels::HostCopies> copies_;  // last: it ends its copies before the tensors go
+};
+
+}  // namespace trireme::parallel

@@ -1,0 +1,112 @@
+// AdamW over bfloat16 weights and moments: every number is one of its two neighbours, and right in the mean.
+#include <ATen/ops/equal.h>
+
+#include <limits>
+#include <tuple>
+
+#include "tests/kernels/support.h"
+#include "trireme/kernels/update.h"
+
+namespace trireme::kernels {
+namespace {
+
+struct Kept {
+  at::Tensor weight, m, v;
+  explicit Kept(const at::Tensor& start, at::ScalarType type)
+      : weight(start.to(type)), m(at::zeros_like(weight)), v(at::zeros_like(weight)) {}
+  void step(const at::Tensor& gradient, AdamW options) {
+    at::Tensor g = gradient.to(weight.scalar_type()), none;
+    adamw_update({.weight = weight, .gradient = g, .low = none}, m, v, options);
+  }
+};
+
+AdamW options_of(int step, std::uint64_t rounding, double rate = 1e-3) {
+  return {.learning_rate = rate, .weight_decay = 0.1, .beta2 = 0.95, .step = step, .rounding = rounding};
+}
+
+/// Below and above: the bfloat16s that a number lies between.
+void expect_neighbours(const at::Tensor& rounded, const at::Tensor& exact, const char* what) {
+  const at::Tensor gap = rounded.to(at::kDouble).sub(exact).abs();
+  const at::Tensor unit = exact.abs().mul(0x1p-7).add(1e-30);  // a unit in the last place, or up to two
+  EXPECT_EQ(gap.gt(unit.mul(1.001)).sum().item<std::int64_t>(), 0) << what;
+}
+
+TEST(RoundingByChance, TakesANeighbourAndIsRightInTheMean) {
+  const Threads one(1);
+  for (const InstructionSet set : instruction_sets()) {
+    const UseInstructionSet use(set);
+    SCOPED_TRACE(to_string(set));
+    const std::int64_t count = 1 << 16;
+    for (const double start : {1.0, -0.37, 1e-3}) {
+      const at::Tensor first = at::full({count}, start, at::kDouble).to(at::kBFloat16).to(at::kDouble);
+      const at::Tensor gradient = at::full({count}, 0.013, at::kDouble).to(at::kBFloat16).to(at::kDouble);
+      Kept narrow(first, at::kBFloat16), exact(first, at::kDouble);
+      narrow.step(gradient, options_of(1, 12345));
+      exact.step(gradient, options_of(1, 0));
+      for (const auto& [name, got, right] : {std::tuple{"weight", narrow.weight, exact.weight},
+                                             std::tuple{"m", narrow.m, exact.m}, std::tuple{"v", narrow.v, exact.v}}) {
+        expect_neighbours(got, right, name);
+        const double value = right[0].item<double>(), mean = got.to(at::kDouble).mean().item<double>();
+        // Five standard deviations of a mean of `count` coins that are at most a unit apart.
+        EXPECT_NEAR(mean, value, 5 * 0.5 * std::abs(value) * 0x1p-7 / std::sqrt(static_cast<double>(count))) << name;
+      }
+    }
+  }
+}
+
+/// Updates far below half a unit in the last place: to nearest, no weight would ever move.
+TEST(RoundingByChance, FollowsTheFormulaWhereNearestStandsStill) {
+  const Threads one(1);
+  const std::int64_t count = 20000;
+  const at::Tensor start = at::ones({count}, at::kDouble);
+  Kept narrow(start, at::kBFloat16), exact(start, at::kDouble), nearest(start, at::kFloat);
+  at::Tensor rounded = nearest.weight.to(at::kBFloat16);
+  for (int step = 1; step <= 200; ++step) {
+    const at::Tensor gradient =
+        normal_tensor({count}, at::kDouble, fmt::format("g{}", step), 0.1).add(1).to(at::kBFloat16).to(at::kDouble);
+    narrow.step(gradient, options_of(step, 77 + static_cast<std::uint64_t>(step), 1e-4));
+    exact.step(gradient, options_of(step, 0, 1e-4));
+    nearest.weight = rounded.to(at::kFloat);
+    nearest.step(gradient, options_of(step, 0, 1e-4));
+    rounded = nearest.weight.to(at::kBFloat16);
+  }
+  const double moved = 1 - exact.weight.mean().item<double>();
+  EXPECT_GT(moved, 0.015);
+  EXPECT_NEAR(narrow.weight.to(at::kDouble).mean().item<double>(), 1 - moved, 0.02 * moved);
+  EXPECT_EQ(rounded.ne(1).sum().item<std::int64_t>(), 0);
+  // What a second moment kept to nearest could not do: follow gradients that become smaller.
+  EXPECT_NEAR(narrow.v.to(at::kDouble).mean().item<double>(), exact.v.mean().item<double>(), 0.01);
+}
+
+TEST(RoundingByChance, GivesAPartTheBitsOfTheWhole) {
+  const Threads one(1);
+  const std::int64_t count = 1000, cut = 333;
+  const at::Tensor start = normal_tensor({count}, at::kDouble, "w"),
+                   gradient = normal_tensor({count}, at::kDouble, "g");
+  Kept whole(start, at::kBFloat16);
+  whole.step(gradient, options_of(1, 5));
+  for (const auto& [begin, end] : {std::pair{std::int64_t{0}, cut}, std::pair{cut, count}}) {
+    Kept part(start.narrow(0, begin, end - begin), at::kBFloat16);
+    part.step(gradient.narrow(0, begin, end - begin), options_of(1, rounding_from(5, begin)));
+    EXPECT_TRUE(at::equal(part.weight, whole.weight.narrow(0, begin, end - begin)));
+    EXPECT_TRUE(at::equal(part.v, whole.v.narrow(0, begin, end - begin)));
+  }
+}
+
+TEST(RoundingByChance, KeepsWhatIsNotFinite) {
+  at::Tensor start = at::ones({4}, at::kDouble);
+  start[0] = std::numeric_limits<double>::infinity(), start[1] = std::nan("");
+  Kept kept(start, at::kBFloat16);
+  kept.step(at::zeros({4}, at::kDouble), options_of(1, 9));
+  EXPECT_FALSE(std::isfinite(kept.weight[0].item<double>()));
+  EXPECT_TRUE(std::isnan(kept.weight[1].item<double>()));
+  EXPECT_NEAR(kept.weight[2].item<double>(), 1, 0.01);
+}
+
+TEST(RoundingByChance, IsAskedForByName) {
+  Kept kept(at::ones({4}, at::kDouble), at::kBFloat16);
+  EXPECT_THAT(refusal([&] { kept.step(at::ones({4}, at::kDouble), options_of(1, 0)); }), testing::HasSubstr("float"));
+}
+
+}  // namespace
+}  // namespace trireme::kernels

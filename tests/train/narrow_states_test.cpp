@@ -1,0 +1,114 @@
+// bf16 weights without masters, and bf16 moments: less memory, the same training but for rounding.
+#include <ATen/ops/equal.h>
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "tests/train/support.h"
+#include "trireme/checkpoint/store.h"
+#include "trireme/formats/checkpoint_folder.h"
+
+namespace trireme::train {
+namespace {
+
+using spec::Family;
+using spec::Precision;
+
+spec::Recipe narrow(spec::Recipe recipe) {
+  recipe.precision.masters = spec::Masters::kNone;
+  recipe.optim.states = spec::States::kBf16;
+  return recipe;
+}
+
+spec::Recipe recipe_for(int zero) {
+  spec::Recipe recipe = small_recipe(Family::kLlama, Precision::kBf16);
+  recipe.batch.size = 6 * 12;
+  recipe.train.microbatch = 3;
+  recipe.layout.zero = zero;
+  recipe.layout.bucket_mb = 0.002;  // several buckets, of both types
+  return recipe;
+}
+
+std::vector<double> losses_of(const spec::Recipe& recipe, int ranks, int steps) {
+  std::vector<double> losses;
+  with_trainers(recipe, ranks, [&](Trainer& trainer, comm::Rank& rank) {
+    for (int step = 0; step < steps; ++step) {
+      const double loss = trainer.step().loss;
+      if (rank.rank() == 0) losses.push_back(loss);
+    }
+  });
+  return losses;
+}
+
+TEST(NarrowStates, LearnAsWideOnesDo) {
+  spec::Recipe recipe = recipe_for(0);
+  recipe.optim.learning_rate = 3e-3;
+  const std::vector<double> wide = losses_of(recipe, 1, 60), few = losses_of(narrow(recipe), 1, 60);
+  EXPECT_LT(wide.back(), wide.front() - 0.3);
+  for (std::size_t i = 0; i < wide.size(); ++i) EXPECT_NEAR(few[i], wide[i], 0.03 * wide[i]) << i;
+}
+
+TEST(NarrowStates, GoWithEveryZeroAndOffload) {
+  for (const int zero : {0, 1, 2, 3}) {
+    for (const bool offload : {false, true}) {
+      SCOPED_TRACE(fmt::format("zero {}, offload {}", zero, offload));
+      spec::Recipe recipe = narrow(recipe_for(zero));
+      if (offload) recipe.layout.offload = spec::OffloadKind::kOptimizer;
+      const std::vector<double> one = losses_of(narrow(recipe_for(0)), 1, 5), shared = losses_of(recipe, 2, 5);
+      for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(shared[i], one[i], 0.01 * one[i]) << i;
+    }
+  }
+}
+
+/// A rank's part of a parameter rounds as the whole one does, and one rank's ZeRO changes nothing at all.
+TEST(NarrowStates, AreTheSameBitsUnderZeroAndOffloadOfOneRank) {
+  const std::vector<double> plain = losses_of(narrow(recipe_for(0)), 1, 6);
+  for (const int zero : {1, 2}) {
+    spec::Recipe recipe = narrow(recipe_for(zero));
+    recipe.train.microbatch = 6;
+    spec::Recipe whole = narrow(recipe_for(0));
+    whole.train.microbatch = 6;
+    EXPECT_EQ(losses_of(recipe, 1, 6), losses_of(whole, 1, 6)) << zero;
+  }
+  spec::Recipe recipe = narrow(recipe_for(0));
+  recipe.layout.offload = spec::OffloadKind::kOptimizer;
+  EXPECT_EQ(losses_of(recipe, 1, 6), plain);
+}
+
+TEST(NarrowStates, TakeLessMemory) {
+  const auto bytes = [](const spec::Recipe& recipe) {
+    device::RankMemory memory;
+    with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
+      trainer.step();
+      memory = trainer.memory();
+    });
+    return memory;
+  };
+  const device::RankMemory wide = bytes(recipe_for(0)), few = bytes(narrow(recipe_for(0)));
+  EXPECT_LT(few.device.peak_of(device::MemoryUse::kGradients), wide.device.peak_of(device::MemoryUse::kGradients));
+  EXPECT_LT(2 * few.device.peak_of(device::MemoryUse::kOptimizer),
+            wide.device.peak_of(device::MemoryUse::kOptimizer) + 1000);
+}
+
+TEST(NarrowStates, GoOnFromACheckpointToTheBit) {
+  const auto folder = std::filesystem::temp_directory_path() / fmt::format("trireme-narrow-{}", getpid());
+  const spec::Recipe recipe = narrow(recipe_for(0));
+  std::vector<double> straight, again;
+  with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
+    for (int step = 0; step < 6; ++step) {
+      if (step == 3) checkpoint::save(trainer.state(), {.folder = folder, .name = "state", .step = 3});
+      straight.push_back(trainer.step().loss);
+    }
+  });
+  with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
+    checkpoint::load(formats::CheckpointFolder(folder / "state"), trainer.state());
+    trainer.loaded();
+    for (int step = 3; step < 6; ++step) again.push_back(trainer.step().loss);
+  });
+  std::filesystem::remove_all(folder);
+  EXPECT_EQ(again, std::vector<double>(straight.begin() + 3, straight.end()));
+}
+
+}  // namespace
+}  // namespace trireme::train
