@@ -19,18 +19,22 @@ spec::Recipe on_gpu() {
   return recipe;
 }
 
-TEST(Device, WhatAGpuCannotDoYetIsNamed) {
+TEST(Device, WhatCannotBeRecordedIsNamed) {
   spec::Recipe recipe = on_gpu();
+  recipe.train.capture = true;
+  comm::run_ranks(2, [&](comm::Rank& rank) {
+    const auto problems = find_device_problems(recipe, rank.world());
+    ASSERT_EQ(problems.size(), 1U);
+    EXPECT_EQ(problems[0].key, "train.capture");
+    EXPECT_FALSE(problems[0].hint.empty());
+  });
   recipe.layout.offload = spec::OffloadKind::kOptimizer;
   recipe.train.offload_activations = true;
   comm::run_ranks(1, [&](comm::Rank& rank) {
-    const auto problems = find_device_problems(recipe, rank.world());
-    ASSERT_EQ(problems.size(), 2U);
-    EXPECT_EQ(problems[0].key, "layout.offload");
-    EXPECT_EQ(problems[1].key, "train.offload_activations");
-    for (const config::Problem& problem : problems) EXPECT_FALSE(problem.hint.empty());
+    EXPECT_TRUE(find_device_problems(recipe, rank.world()).empty());
     spec::Recipe cpu = recipe;
     cpu.run.device = spec::DeviceKind::kCpu;
+    cpu.train.capture = false;
     EXPECT_TRUE(find_device_problems(cpu, rank.world()).empty());
     EXPECT_EQ(device_of(cpu, rank.world()), c10::kCPU);
   });
@@ -64,6 +68,44 @@ TEST(Device, EightBitProductsNeedAGpuAndBf16) {
   recipe.run.device = spec::DeviceKind::kCuda;
   recipe.precision.compute = spec::Precision::kBf16;
   EXPECT_TRUE(spec::find_problems(recipe).empty());
+}
+
+TEST(MemoryPlan, FollowsTheRecipe) {
+  spec::Recipe recipe = on_gpu();
+  recipe.precision.compute = spec::Precision::kBf16;
+  const spec::ModelShape shape = model_shape(recipe);
+  const auto bytes = [&](const char* name) {
+    for (const auto& line : plan_memory(recipe, shape, 1, 12).lines) {
+      if (line.name == name) return line.bytes;
+    }
+    return 0.0;
+  };
+  const auto parameters = static_cast<double>(spec::count_parameters(shape).total());
+  EXPECT_EQ(bytes("weights"), 2 * parameters);
+  EXPECT_EQ(bytes("optimizer"), 8 * parameters);
+  const double gradients = bytes("gradients");
+  recipe.optim.states = spec::States::kBf16;
+  recipe.precision.masters = spec::Masters::kNone;
+  EXPECT_EQ(bytes("optimizer"), 4 * parameters);
+  EXPECT_LT(bytes("gradients"), gradients);
+  recipe.layout.offload = spec::OffloadKind::kOptimizer;
+  EXPECT_EQ(bytes("optimizer"), 0);
+  recipe.run.device = spec::DeviceKind::kCpu;
+  EXPECT_TRUE(plan_memory(recipe, shape, 1, 12).lines.empty());
+}
+
+TEST(MemoryPlan, IsRefusedWithItsTableWhereItDoesNotFit) {
+  const spec::Recipe recipe = on_gpu();
+  const plan::StepMemory plan = plan_memory(recipe, model_shape(recipe), 1, 12);
+  require_room(plan, 2e9, 1);
+  try {
+    require_room(plan, 0.5e9, 2);
+    FAIL() << "fits into nothing";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.message(), HasSubstr("2 ranks that share it"));
+    EXPECT_THAT(error.message(), HasSubstr("activations"));
+    EXPECT_THAT(error.hint(), HasSubstr("layout.offload"));
+  }
 }
 
 TEST(Profile, KernelsAreSortedByTheirNames) {

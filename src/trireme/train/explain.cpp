@@ -84,6 +84,7 @@ Explanation explain(Trainer& trainer) {
   const plan::TrafficTask task = task_of(trainer, account);
   const layout::Mesh& mesh = trainer.mesh();
   Explanation out{.mesh = layout::to_text(mesh), .lines = plan::traffic_of(task)};
+  if (!trainer.planned().lines.empty()) out.planned = trainer.planned().table();
 
   const parallel::Replicas::Bytes bytes = account.replicas->bytes();
   const int sharing = task.layout.zero_group.value_or(*task.layout.dp) == *task.layout.dp
@@ -99,6 +100,9 @@ Explanation explain(Trainer& trainer) {
   const double moments = owned > 0 ? std::round(static_cast<double>(state.bytes()) / (owned * task.sum_bytes)) : 0;
   const plan::StateBytes formula = plan::state_bytes(elements, task.layout.zero, sharing, task.compute_bytes,
                                                      task.sum_bytes, static_cast<int>(moments));
+  // Formulas of masters and gradients count one type for all.
+  const bool one_type = trainer.recipe().precision.masters == spec::Masters::kFp32 &&
+                        trainer.recipe().optim.states == spec::States::kFp32;
   const std::string n = task.layout.zero > 0 ? fmt::format(", N = {}", sharing) : "";
   const auto one = [&](int stage) { return task.layout.zero >= stage ? "Psi/N" : "Psi"; };
   const std::string full = fmt::format("{} bytes x ", task.sum_bytes);
@@ -128,6 +132,15 @@ Explanation explain(Trainer& trainer) {
   if (account.activations > 0) {
     out.memory.push_back({"activations", "of one micro", static_cast<double>(account.activations),
                           task.shape.encoder_layers > 0 || !task.shape.norm_first ? 0 : plan::activation_bytes(task)});
+  }
+  if (!one_type) {
+    for (Explanation::Line& line : out.memory) {
+      if (line.name.starts_with("masters") || line.name.starts_with("gradients") ||
+          line.name.starts_with("optimizer")) {
+        line.formula = 0;
+        line.formula_text = "of several types";
+      }
+    }
   }
   std::map<std::string, double> measured;
   for (const comm::Group* group : account.groups->all()) {
@@ -163,6 +176,7 @@ std::string Explanation::text() const {
   TextTable parts({{"group"}, {"bytes", kRight}, {"which are"}});
   for (const plan::TrafficLine& line : lines) parts.add({line.group, size(line.wire_bytes), line.what});
   std::string text = fmt::format("ranks: {}\n\n{}", mesh, kept.text());
+  if (!planned.empty()) text += "\n" + planned;
   if (!traffic.empty()) text += fmt::format("\n{}\nformulas:\n{}", sent.text(), parts.text("  "));
   return text;
 }

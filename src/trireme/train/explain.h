@@ -18,6 +18,7 @@ struct Explanation {
     double measured = 0, formula = 0;  ///< bytes; a formula of 0: there is none
   };
   std::string mesh;
+  std::string planned;                   ///< of a GPU's memory: a table; empty on a CPU
   std::vector<Line> memory;              ///< by category
   std::vector<Line> traffic;             ///< by group
   std::vector<plan::TrafficLine> lines;  ///< what the formulas of the groups are made of

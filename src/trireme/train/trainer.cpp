@@ -8,10 +8,13 @@
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/base/text.h"
+#include "trireme/base/units.h"
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/checkpoint/stored_weights.h"
+#include "trireme/kernels/cuda.h"
 #include "trireme/kernels/fp8.h"
 #include "trireme/train/device.h"
 #include "trireme/train/drains.h"
@@ -67,12 +70,22 @@ void choose_products(nn::Params& params, const std::vector<std::string>& all, co
   }
 }
 
+/// Matrices of blocks, whose gradients are products. Tables and vectors are few numbers, and add up in fp32.
+void choose_masters(nn::Params& params, const spec::PrecisionConfig& precision) {
+  if (precision.masters == spec::Masters::kFp32) return;
+  for (nn::Param& param : params) {
+    const bool inside = param.name.starts_with("layers.") || param.name.starts_with("encoder.");
+    param.has_master = !inside || param.placement.shape.size() != 2;
+  }
+}
+
 /// Freezes, and gives parameters the numbers they begin with: drawn, or another model's.
 PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world) {
   PrepareParams prepare;
   prepare.freeze = [&recipe](nn::Params& params, const std::vector<std::string>& all) {
     freeze(params, all, recipe.train.freeze);
     choose_products(params, all, recipe.precision);
+    choose_masters(params, recipe.precision);
   };
   prepare.fill = [&recipe, &shape, &world](nn::Params& params) {
     const at::Device device = device_of(recipe, world);
@@ -84,6 +97,22 @@ PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& sh
     checkpoint::StoredWeights(*recipe.model.init_from, shape).fill(params);  // this rank's part alone
   };
   return prepare;
+}
+
+/// The plan, which fits: on a GPU this is known before anything is allocated.
+plan::StepMemory planned_memory(const spec::Recipe& recipe, const spec::ModelShape& shape, const comm::Group& world,
+                                std::int64_t length) {
+  const at::Device device = device_of(recipe, world);
+  plan::StepMemory plan = plan_memory(recipe, shape, world.size(), length);
+  if (plan.lines.empty()) return plan;
+  std::int64_t all = 0, free = 0;
+  kernels::cuda().device_bytes(device.index(), &all, &free);
+  require_room(plan, static_cast<double>(all), world.size());  // ranks that are threads share it
+  if (world.rank() == 0) {
+    log_info("GPU memory: {} planned for each of {}, of {}", short_bytes(plan.peak()),
+             counted(static_cast<std::size_t>(world.size()), "rank"), short_bytes(static_cast<double>(all)));
+  }
+  return plan;
 }
 
 /// Numbers of all ranks, added up.
@@ -117,6 +146,7 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
       samples_(samples),
       shape_(shape),
       memory_(memory_of(recipe)),
+      planned_(planned_memory(recipe, shape_, world, samples.length())),
       engine_(telling_what_fills_the_gpu(recipe, shape_, memory_, [&] {
         return make(recipe, shape_, world, samples.length(), preparation(recipe, shape_, world));
       })) {
@@ -131,8 +161,11 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
   optimizer_ = telling_what_fills_the_gpu(recipe, shape_, memory_,
                                           [&] { return optim::make_optimizer(recipe.optim, engine_->params()); });
   updates_ = std::make_unique<Updates>(recipe.layout, *engine_, *optimizer_);
+  if (device().is_cuda() && world.rank() == 0) {
+    watch_ = std::make_unique<MemoryWatch>(device(), planned_.peak() * world.size());
+  }
   count_memory();
-  if (recipe.train.offload_activations) stash_ = std::make_unique<nn::Stash>(&memory_);
+  if (recipe.train.offload_activations) stash_ = std::make_unique<nn::Stash>(&memory_, engine_->replicas().device());
   nn::add_params(state_, engine_->params());
   optimizer_->add_state(state_);
   updates_->add_state(state_);
@@ -237,7 +270,9 @@ void Trainer::run_together(StepsTogether& engine) {
 }
 
 StepReport Trainer::step() {
-  return telling_what_fills_the_gpu(recipe_, shape_, memory_, [this] { return take_step(); });
+  StepReport report = telling_what_fills_the_gpu(recipe_, shape_, memory_, [this] { return take_step(); });
+  if (watch_) watch_->step_ended();
+  return report;
 }
 
 StepReport Trainer::take_step() {

@@ -25,6 +25,7 @@
 #include "trireme/spec/recipe.h"
 #include "trireme/train/engine.h"
 #include "trireme/train/feeder.h"
+#include "trireme/train/memory_plan.h"
 #include "trireme/train/updates.h"
 
 namespace trireme::train {
@@ -85,6 +86,8 @@ class Trainer {
   }
   /// What this rank uses, and used at most.
   const device::RankMemory& memory() const { return memory_; }
+  /// What a step was planned to take of the GPU, before anything was allocated; no lines on a CPU.
+  const plan::StepMemory& planned() const { return planned_; }
   const spec::Position& position() const { return position_; }
   /// After `state` was read from a checkpoint: rounds weights, and reads on from the new position.
   void loaded();
@@ -127,6 +130,7 @@ class Trainer {
   const data::Samples& samples_;
   spec::ModelShape shape_;
   device::RankMemory memory_;
+  plan::StepMemory planned_;
   std::unique_ptr<nn::Stash> stash_;  // train.offload_activations only; outlives the engine's tapes
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<optim::Optimizer> optimizer_;
@@ -139,6 +143,7 @@ class Trainer {
   std::deque<StepReport> told_later_;  // of steps that ran together
   EventSink* events_ = nullptr;
   std::function<bool(double loss)> judge_;
+  std::unique_ptr<MemoryWatch> watch_;  // of a GPU, by the first rank
 };
 
 /// The shape of the recipe's model: of [model], or of the folder that model.init_from names with the keys given there.

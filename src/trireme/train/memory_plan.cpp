@@ -1,0 +1,89 @@
+#include "trireme/train/memory_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/base/units.h"
+#include "trireme/kernels/cuda.h"
+#include "trireme/nn/param.h"
+#include "trireme/train/engine.h"
+#include "trireme/train/step_plan.h"
+
+namespace trireme::train {
+namespace {
+
+constexpr int kSettled = 5, kTold = 10;
+
+/// Those that lose their masters: see choose_masters in trainer.cpp.
+double matrices_of_layers(const spec::ModelShape& shape) {
+  const auto width = static_cast<double>(shape.width), inner = static_cast<double>(shape.inner);
+  const double heads = static_cast<double>((2 * shape.heads + 2 * shape.kv_heads) * shape.head_size);
+  return static_cast<double>(shape.layers) * width * (heads + inner * (shape.gated ? 3 : 2));
+}
+
+}  // namespace
+
+plan::StepMemory plan_memory(const spec::Recipe& recipe, const spec::ModelShape& shape, int ranks,
+                             std::int64_t length) {
+  if (recipe.run.device == spec::DeviceKind::kCpu) return {};
+  const spec::LayoutConfig& layout = recipe.layout;
+  const int copies = layout.dp.value_or(std::max(1, ranks / static_cast<int>(layout.ranks_per_copy())));
+  const StepPlan step = plan_step(recipe, {},
+                                  {.rank = 0,
+                                   .ranks = copies,
+                                   .length = length,
+                                   .microbatch = recipe.train.microbatch.value_or(0),
+                                   .weights = layout.shares});
+  plan::StepMemoryTask task;
+  task.step = {.shape = shape, .layout = layout, .recompute = recipe.train.recompute};
+  task.step.layout.dp = copies;
+  task.step.sequence = length;
+  task.step.rows = step.microbatches.empty() ? 0 : static_cast<std::int64_t>(step.microbatches.front().size());
+  task.step.micros = static_cast<std::int64_t>(step.microbatches.size());
+  task.step.layers = shape.layers;
+  task.step.compute_bytes = static_cast<int>(c10::elementSize(nn::compute_type(recipe.precision.compute)));
+  task.step.sum_bytes = static_cast<int>(c10::elementSize(nn::master_type(recipe.precision.compute)));
+  task.elements = static_cast<double>(spec::count_parameters(shape).total()) / layout.tp;
+  if (recipe.precision.masters == spec::Masters::kNone) task.narrow_elements = matrices_of_layers(shape) / layout.tp;
+  task.moments = spec::moments_of(recipe.optim);
+  task.moment_bytes = recipe.optim.states == spec::States::kBf16 ? 2 : task.step.sum_bytes;
+  task.sharing = layout.zero_group.value_or(copies * layout.cp);
+  task.offload = layout.offload == spec::OffloadKind::kOptimizer;
+  task.late = layout.offload_delay;
+  task.rounded_sums = layout.reduce == spec::ReduceKind::kBf16 && layout.zero == 0 && ranks == 1;
+  task.stash = recipe.train.offload_activations;
+  task.logits_bytes = static_cast<double>(build_options(recipe).logits_chunk_bytes);
+  task.bucket_bytes = layout.bucket_mb * 1e6;
+  task.largest_elements = static_cast<double>(shape.vocabulary * shape.width) / layout.tp;
+  return plan::step_memory(task);
+}
+
+void require_room(const plan::StepMemory& plan, double gpu_bytes, int ranks) {
+  const double needed = plan.peak() * ranks + plan::kContextBytes;
+  if (needed <= gpu_bytes || gpu_bytes <= 0) return;
+  throw ConfigError(
+      fmt::format("{} of GPU memory would be needed{}, and the GPU has {}\n{}", short_bytes(needed),
+                  ranks > 1 ? fmt::format(" by the {} ranks that share it", ranks) : "", short_bytes(gpu_bytes),
+                  plan.table()),
+      "lower train.microbatch, set train.recompute = \"full\" (and train.offload_activations = true), layout.offload = "
+      "\"optimizer\", optim.states = \"bf16\" with precision.masters = \"none\", or share the model out over more "
+      "GPUs");
+}
+
+void MemoryWatch::step_ended() {
+  if (!device_.is_cuda() || steps_ >= kTold) return;
+  ++steps_;
+  if (steps_ == kSettled) allocations_ = kernels::cuda().driver_allocations(device_.index());
+  if (steps_ < kTold) return;
+  const std::int64_t more = kernels::cuda().driver_allocations(device_.index()) - allocations_;
+  log_info("GPU memory: {} at most so far{}; {} by the driver in the last {} steps",
+           short_bytes(static_cast<double>(kernels::cuda().peak_bytes(device_.index()))),
+           planned_ > 0 ? fmt::format(", {} planned", short_bytes(planned_)) : "",
+           more == 0 ? "no allocation" : counted(static_cast<std::size_t>(more), "allocation"), kTold - kSettled);
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,93 @@
+// The plan of a run's memory beside what the allocator measured, and steps that ask the driver for nothing.
+#include "tests/gpu/support.h"
+#include "tests/train/support.h"
+#include "trireme/kernels/cuda.h"
+
+namespace trireme::gpu {
+namespace {
+
+using train::small_recipe;
+using train::with_trainers;
+
+/// Large enough that what a library keeps for itself is little beside it.
+spec::Recipe middle(spec::Family family) {
+  spec::Recipe recipe = small_recipe(family, spec::Precision::kBf16);
+  recipe.run.device = spec::DeviceKind::kCuda;
+  recipe.model.width = 1024;
+  recipe.model.heads = recipe.model.kv_heads = 16;
+  recipe.model.head_size = 64;
+  recipe.model.inner = 4096;
+  recipe.model.layers = 8;
+  recipe.model.positions = 1024;
+  recipe.model.vocabulary = 32768;
+  recipe.data.sequence = 1024;
+  recipe.batch.size = 8 * 1024;
+  return recipe;
+}
+
+std::vector<std::pair<const char*, spec::Recipe>> recipes() {
+  std::vector<std::pair<const char*, spec::Recipe>> all;
+  const auto add = [&](const char* name, spec::Family family, auto&& change) {
+    spec::Recipe recipe = middle(family);
+    change(recipe);
+    all.emplace_back(name, std::move(recipe));
+  };
+  using enum spec::Family;
+  add("gpt2", kGpt2, [](spec::Recipe&) {});
+  add("llama", kLlama, [](spec::Recipe&) {});
+  add("recorded", kGpt2, [](spec::Recipe& recipe) { recipe.train.capture = true; });
+  add("micros", kLlama, [](spec::Recipe& recipe) { recipe.train.microbatch = 2; });
+  add("recompute", kGpt2, [](spec::Recipe& recipe) { recipe.train.recompute = spec::RecomputeKind::kFull; });
+  add("narrow", kLlama, [](spec::Recipe& recipe) {
+    recipe.precision.masters = spec::Masters::kNone;
+    recipe.optim.states = spec::States::kBf16;
+  });
+  add("offload", kGpt2, [](spec::Recipe& recipe) { recipe.layout.offload = spec::OffloadKind::kOptimizer; });
+  add("offload, zero 2", kGpt2, [](spec::Recipe& recipe) {
+    recipe.layout.offload = spec::OffloadKind::kOptimizer;
+    recipe.layout.zero = 2;
+  });
+  add("all away", kGpt2, [](spec::Recipe& recipe) {
+    recipe.layout.offload = spec::OffloadKind::kOptimizer;
+    recipe.train.recompute = spec::RecomputeKind::kFull;
+    recipe.train.offload_activations = true;
+  });
+  return all;
+}
+
+TEST(GpuMemory, IsPlannedAndThenAskedForNoMore) {
+  for (const auto& [name, recipe] : recipes()) {
+    SCOPED_TRACE(name);
+    with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
+      kernels::cuda().forget_peak(0);
+      for (int step = 0; step < 6; ++step) trainer.step();
+      const std::int64_t before = kernels::cuda().driver_allocations(0);
+      for (int step = 0; step < 8; ++step) trainer.step();
+      EXPECT_EQ(kernels::cuda().driver_allocations(0), before) << "steps that look alike allocate";
+      const double measured = static_cast<double>(kernels::cuda().peak_bytes(0)), planned = trainer.planned().peak();
+      EXPECT_NEAR(measured, planned, 0.08 * planned) << trainer.planned().table();
+    });
+  }
+}
+
+TEST(GpuMemory, IsRefusedBeforeAnythingIsAllocated) {
+  spec::Recipe recipe = middle(spec::Family::kLlama);
+  recipe.model.width = 16384;
+  recipe.model.heads = recipe.model.kv_heads = 128;
+  recipe.model.head_size = 128;
+  recipe.model.inner = 65536;
+  recipe.model.layers = 32;
+  kernels::cuda();
+  const std::int64_t before = kernels::cuda().driver_allocations(0);
+  try {
+    with_trainers(recipe, 1, [](train::Trainer&, comm::Rank&) {});
+    FAIL() << "a hundred billion parameters fit";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.block(), testing::HasSubstr("GPU memory, planned"));
+    EXPECT_THAT(error.block(), testing::HasSubstr("optimizer"));
+  }
+  EXPECT_EQ(kernels::cuda().driver_allocations(0), before);
+}
+
+}  // namespace
+}  // namespace trireme::gpu

@@ -1,0 +1,106 @@
+// The plan of a step's GPU memory beside what was measured on an H200 (bench/results/h200-2026-11-15-evening.json).
+#include "trireme/plan/step_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace trireme::plan {
+namespace {
+
+constexpr double kGib = 1024.0 * 1024 * 1024;
+
+/// bf16 with fp32 masters and AdamW, one micro.
+StepMemoryTask task_of(spec::Family family, std::int64_t layers, std::int64_t width, std::int64_t heads,
+                       std::int64_t kv_heads, std::int64_t inner, std::int64_t vocabulary, std::int64_t rows,
+                       std::int64_t sequence) {
+  spec::ModelShape shape = spec::family_shape(family);
+  shape.layers = layers, shape.width = width, shape.heads = heads, shape.kv_heads = kv_heads;
+  shape.head_size = width / heads, shape.inner = inner, shape.vocabulary = vocabulary, shape.positions = sequence;
+  shape.tied = true;
+  StepMemoryTask task;
+  task.step.shape = shape;
+  task.step.layout.dp = 1;
+  task.step.rows = rows, task.step.sequence = sequence, task.step.micros = 1, task.step.layers = layers;
+  task.step.compute_bytes = 2;
+  task.elements = static_cast<double>(spec::count_parameters(shape).total());
+  task.logits_bytes = kGib;
+  return task;
+}
+
+StepMemoryTask llama_8b() {
+  StepMemoryTask task = task_of(spec::Family::kLlama, 32, 4096, 32, 8, 14336, 128256, 4, 2048);
+  task.step.shape.tied = false;
+  task.elements = static_cast<double>(spec::count_parameters(task.step.shape).total());
+  task.largest_elements = 128256.0 * 4096;
+  return task;
+}
+
+TEST(StepMemory, IsWhatWasMeasured) {
+  struct Row {
+    StepMemoryTask task;
+    double measured_gib;
+  };
+  const Row rows[] = {{task_of(spec::Family::kGpt2, 12, 768, 12, 12, 3072, 50304, 32, 1024), 10.042},
+                      {task_of(spec::Family::kGpt2, 24, 1024, 16, 16, 4096, 50304, 32, 1024), 25.262},
+                      {task_of(spec::Family::kLlama, 16, 2048, 32, 8, 8192, 128256, 8, 2048), 36.471}};
+  for (const Row& row : rows)
+    EXPECT_NEAR(step_memory(row.task).peak() / kGib, row.measured_gib, 0.01 * row.measured_gib);
+}
+
+/// Eight billion parameters on one card of 139 GiB: not with fp32 states, but with bf16 ones, and with offload.
+TEST(StepMemory, ShowsHowEightBillionParametersFit) {
+  const double card = 139 * kGib - kContextBytes;
+  StepMemoryTask task = llama_8b();
+  EXPECT_NEAR(task.elements, 8.03e9, 0.01e9);
+  EXPECT_GT(step_memory(task).peak(), card);
+  StepMemoryTask narrow = task;
+  narrow.narrow_elements = task.elements - 2 * 128256.0 * 4096;
+  narrow.moment_bytes = 2;
+  EXPECT_LT(step_memory(narrow).peak(), 0.9 * card);
+  StepMemoryTask offload = task;
+  offload.offload = true;
+  offload.moment_bytes = 2;
+  EXPECT_LT(step_memory(offload).peak(), 0.7 * card);
+  EXPECT_LT(step_memory(offload).host, 128 * kGib);
+  StepMemoryTask late = offload;
+  late.late = true;
+  EXPECT_GT(step_memory(late).host, 128 * kGib);
+  late.rounded_sums = true;
+  EXPECT_LT(step_memory(late).host, 110 * kGib);
+  offload.step.layout.zero = 2;
+  EXPECT_LT(step_memory(offload).peak(), 0.6 * card);
+}
+
+TEST(StepMemory, CountsLessWhereLessIsKept) {
+  StepMemoryTask task = task_of(spec::Family::kLlama, 16, 2048, 32, 8, 8192, 32000, 8, 2048);
+  const double plain = step_memory(task).peak();
+  StepMemoryTask again = task;
+  again.step.recompute = spec::RecomputeKind::kFull;
+  StepMemoryTask away = again;
+  away.stash = true;
+  EXPECT_LT(step_memory(again).peak(), plain);
+  EXPECT_LT(step_memory(away).peak(), step_memory(again).peak());
+  EXPECT_GT(step_memory(away).host, 0);
+  for (const int zero : {1, 2, 3}) {
+    StepMemoryTask shared = task;
+    shared.step.layout.zero = zero;
+    shared.sharing = 8;
+    EXPECT_LT(step_memory(shared).peak(), plain) << zero;
+  }
+}
+
+TEST(StepMemory, HasNoPlanForStages) {
+  StepMemoryTask task = task_of(spec::Family::kGpt2, 12, 768, 12, 12, 3072, 50304, 32, 1024);
+  task.step.layout.pp = 2;
+  EXPECT_TRUE(step_memory(task).lines.empty());
+}
+
+TEST(StepMemory, IsATable) {
+  const std::string text = step_memory(task_of(spec::Family::kGpt2, 12, 768, 12, 12, 3072, 50304, 32, 1024)).table();
+  for (const char* line : {"weights", "masters", "gradients", "optimizer", "activations", "working", "at most"}) {
+    EXPECT_THAT(text, testing::HasSubstr(line));
+  }
+}
+
+}  // namespace
+}  // namespace trireme::plan
