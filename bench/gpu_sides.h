@@ -22,40 +22,57 @@ namespace trireme::bench {
 struct Size {
   std::string name, family;
   std::int64_t layers, width, heads, kv_heads, inner, vocabulary, batch, sequence;
+  bool tied = true;  ///< the head's weight is the token table
 };
 inline const Size kSizes[] = {{"gpt2-124m", "gpt2", 12, 768, 12, 12, 3072, 50304, 32, 1024},
                               {"gpt2-350m", "gpt2", 24, 1024, 16, 16, 4096, 50304, 32, 1024},
                               {"gpt2-1.5b", "gpt2", 48, 1600, 25, 25, 6400, 50304, 16, 1024},
-                              {"llama-1b", "llama", 16, 2048, 32, 8, 8192, 128256, 8, 2048}};
+                              {"llama-1b", "llama", 16, 2048, 32, 8, 8192, 128256, 8, 2048},
+                              {"llama-8b", "llama", 32, 4096, 32, 8, 14336, 128256, 4, 2048, false},
+                              {"qwen-1.5b", "qwen2", 28, 1536, 12, 2, 8960, 151936, 16, 1024}};
 /// What --same takes: small enough for a CPU, deep enough to show a wrong factor.
 inline const Size kSameSizes[] = {{"gpt2", "gpt2", 6, 128, 4, 4, 512, 2048, 4, 64},
-                                  {"llama", "llama", 6, 128, 8, 2, 256, 2048, 4, 64}};
+                                  {"llama", "llama", 6, 128, 8, 2, 256, 2048, 4, 64, false},
+                                  {"qwen2", "qwen2", 4, 128, 4, 2, 256, 2048, 4, 64}};
+/// On a GPU also the shapes of real ones, where kernels and their libraries choose other ways.
+inline const Size kSameOnGpu[] = {{"gpt2, real shapes", "gpt2", 4, 1024, 16, 16, 4096, 50304, 16, 1024},
+                                  {"llama, real shapes", "llama", 3, 2048, 32, 8, 8192, 32000, 4, 2048}};
+
+inline spec::ModelShape shape_of(const Size& s) {
+  spec::ModelShape shape = spec::family_shape(s.family == "gpt2"    ? spec::Family::kGpt2
+                                              : s.family == "qwen2" ? spec::Family::kQwen2
+                                                                    : spec::Family::kLlama);
+  shape.layers = s.layers, shape.width = s.width, shape.heads = s.heads, shape.kv_heads = s.kv_heads;
+  shape.head_size = s.width / s.heads, shape.inner = s.inner, shape.vocabulary = s.vocabulary;
+  shape.positions = s.sequence, shape.tied = s.tied;
+  shape.dropout = shape.attention_dropout = 0;
+  return shape;
+}
 
 struct OursOptions {
   at::Device device = at::kCPU;
   nn::Precision precision = nn::Precision::kBf16;
   spec::Products products = spec::Products::kSame;
   bool capture = false;
+  bool narrow = false;  ///< bf16 states: no masters, bf16 gradients and moments
 };
 
 class Ours {
  public:
   Ours(const Size& s, const OursOptions& options) : size_(s), device_(options.device) {
-    spec::ModelShape shape = spec::family_shape(s.family == "gpt2" ? spec::Family::kGpt2 : spec::Family::kLlama);
-    shape.layers = s.layers, shape.width = s.width, shape.heads = s.heads, shape.kv_heads = s.kv_heads;
-    shape.head_size = s.width / s.heads, shape.inner = s.inner, shape.vocabulary = s.vocabulary;
-    shape.positions = s.sequence, shape.tied = true;
-    shape.dropout = shape.attention_dropout = 0;
-    model_ = models::build(shape, {.logits_chunk_bytes = std::int64_t{1} << 30});
-    nn::initialise(model_->params, options.precision, 1, device_);
+    model_ = models::build(shape_of(s), {.logits_chunk_bytes = std::int64_t{1} << 30});
     for (nn::Param& param : model_->params) {
-      if (param.name.starts_with("layers.") && param.placement.shape.size() == 2) param.products = options.products;
+      if (!param.name.starts_with("layers.") || param.placement.shape.size() != 2) continue;
+      param.products = options.products;
+      param.has_master = !options.narrow;
     }
+    nn::initialise(model_->params, options.precision, 1, device_);
     spec::OptimConfig config;
     config.kind = spec::OptimizerKind::kAdamw;
     config.weight_decay = 0.1;
     config.beta2 = 0.95;
     config.clip = 1;
+    if (options.narrow) config.states = spec::States::kBf16;
     optimizer_ = optim::make_optimizer(config, model_->params);
     ids_ = at::randint(s.vocabulary, {s.batch, s.sequence + 1}, at::TensorOptions(at::kLong)).to(device_);
     inputs_ = ids_.narrow(1, 0, s.sequence).contiguous(), targets_ = ids_.narrow(1, 1, s.sequence).contiguous();
@@ -128,7 +145,7 @@ class Ours {
 
 struct PeerOptions {
   std::string python, peers;
-  bool compile = false;
+  bool compile = false, narrow = false, fp8 = false;
   std::string device = "cuda", type = "bf16";
   std::string start;  ///< a file of Ours::write_start; empty: its own numbers, drawn by the same rules
 };
@@ -158,6 +175,9 @@ class Peer {
       words.push_back(fmt::format("--{}={}", name, value));
     }
     if (options.compile) words.push_back("--compile");
+    if (options.narrow) words.push_back("--states=bf16");
+    if (options.fp8) words.push_back("--products=fp8");
+    if (!s.tied) words.push_back("--untied");
     if (!options.start.empty()) words.push_back("--start=" + options.start);
     return words;
   }

@@ -2,7 +2,8 @@
 """The peer of bench/gpu_torch: the same training step on the GPU in PyTorch, as a careful user would write it.
 
 Started by the benchmark, which sends "run N" lines and gets one line of JSON for each: the seconds a step of N steps, the last
-loss, peak memory. fp32 weights under bf16 autocast, fused AdamW, gradients clipped to norm 1. "quit" or the end of input ends it.
+loss, peak memory. fp32 weights under bf16 autocast, or bf16 weights, gradients and moments (--states bf16); products perhaps of 8-bit
+floats with a scale a tensor; fused AdamW, gradients clipped to norm 1. "quit" or the end of input ends it.
 """
 import argparse
 import json
@@ -17,10 +18,10 @@ from torch.nn import functional as F
 class Attention(nn.Module):
     def __init__(self, o):
         super().__init__()
-        self.o, self.size, bias = o, o.width // o.heads, o.family == "gpt2"
+        self.o, self.size = o, o.width // o.heads
         self.norm = norm(o)
-        self.qkv = nn.Linear(o.width, (o.heads + 2 * o.kv_heads) * self.size, bias=bias)
-        self.out = nn.Linear(o.width, o.width, bias=bias)
+        self.qkv = linear(o, o.width, (o.heads + 2 * o.kv_heads) * self.size, bias=o.family in ("gpt2", "qwen2"))
+        self.out = linear(o, o.width, o.width, bias=o.family == "gpt2")
 
     def forward(self, x, turns):
         o, (batch, length, width) = self.o, x.shape
@@ -33,7 +34,44 @@ class Attention(nn.Module):
 
 
 def norm(o):
-    return nn.LayerNorm(o.width, eps=1e-5) if o.family == "gpt2" else nn.RMSNorm(o.width, eps=1e-5)
+    return nn.LayerNorm(o.width, eps=1e-5) if o.family == "gpt2" else nn.RMSNorm(o.width, eps=1e-6 if o.family == "qwen2" else 1e-5)
+
+
+def to_fp8(x, kind):
+    """A tensor as 8-bit floats, and what they are multiplied by to have it again."""
+    most = torch.finfo(kind).max
+    scale = x.abs().amax().float().clamp(min=1e-12) / most
+    return (x.float() / scale).clamp(-most, most).to(kind), scale
+
+
+def fp8_product(a, b, fast=False):
+    """a @ b.t(), both (numbers, scale) by rows."""
+    return torch._scaled_mm(a[0], b[0].t(), scale_a=a[1], scale_b=b[1], out_dtype=torch.bfloat16, use_fast_accum=fast)
+
+
+class Fp8Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return fp8_product(to_fp8(x, torch.float8_e4m3fn), to_fp8(weight, torch.float8_e4m3fn), fast=True)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        turned = lambda pair: (pair[0].t().contiguous(), pair[1])
+        dy8, x8, weight8 = to_fp8(dy, torch.float8_e5m2), to_fp8(x, torch.float8_e4m3fn), to_fp8(weight, torch.float8_e4m3fn)
+        return fp8_product(dy8, turned(weight8)), fp8_product(turned(dy8), turned(x8))
+
+
+class Fp8Linear(nn.Linear):
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)
+        y = Fp8Product.apply(rows, self.weight.to(torch.bfloat16)).view(*x.shape[:-1], -1)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+def linear(o, width, out, bias):
+    return (Fp8Linear if o.products == "fp8" else nn.Linear)(width, out, bias=bias)
 
 
 def turn(x, cosines, sines):
@@ -46,8 +84,8 @@ class Mlp(nn.Module):
         super().__init__()
         self.gated, bias = o.family != "gpt2", o.family == "gpt2"
         self.norm = norm(o)
-        self.add_module("in", nn.Linear(o.width, o.inner * (2 if self.gated else 1), bias=bias))
-        self.out = nn.Linear(o.inner, o.width, bias=bias)
+        self.add_module("in", linear(o, o.width, o.inner * (2 if self.gated else 1), bias=bias))
+        self.out = linear(o, o.inner, o.width, bias=bias)
 
     def forward(self, x):
         y = getattr(self, "in")(self.norm(x))
@@ -77,14 +115,16 @@ class Model(nn.Module):
             self.embedding["positions"] = nn.Embedding(o.sequence, o.width)
         self.layers = nn.ModuleList(Block(o) for _ in range(o.layers))
         self.norm = norm(o)
+        self.head = nn.Linear(o.width, o.vocabulary, bias=False) if o.untied else None
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
-                residual = name.endswith("out.weight")
+                residual = o.family == "gpt2" and name.endswith("out.weight")
                 nn.init.normal_(parameter, std=0.02 / (2 * o.layers) ** 0.5 if residual else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
         size = o.width // o.heads
-        angles = torch.outer(torch.arange(o.sequence), o.rotary_base ** (-torch.arange(0, size, 2) / size))
+        base = 1000000.0 if o.family == "qwen2" else 500000.0
+        angles = torch.outer(torch.arange(o.sequence), base ** (-torch.arange(0, size, 2) / size))
         self.register_buffer("cosines", angles.cos()), self.register_buffer("sines", angles.sin())
 
     def forward(self, ids, targets):
@@ -94,7 +134,7 @@ class Model(nn.Module):
             x, turns = x + self.embedding["positions"].weight, None
         for layer in self.layers:
             x = layer(x, turns)
-        logits = F.linear(self.norm(x), self.embedding["tokens"].weight)
+        logits = F.linear(self.norm(x), (self.head or self.embedding["tokens"]).weight)
         return F.cross_entropy(logits.float().view(-1, self.o.vocabulary), targets.reshape(-1))
 
 
@@ -116,8 +156,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in "layers width heads kv_heads inner sequence vocabulary batch".split():
         parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--family", choices=["gpt2", "llama"], required=True)
-    parser.add_argument("--rotary_base", type=float, default=500000.0)
+    parser.add_argument("--family", choices=["gpt2", "llama", "qwen2"], required=True)
+    parser.add_argument("--untied", action="store_true", help="the head has a weight of its own")
+    parser.add_argument("--states", choices=["fp32", "bf16"], default="fp32", help="weights, gradients and moments")
+    parser.add_argument("--products", choices=["same", "fp8"], default="same", help="of the layers' matrices")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--type", choices=["bf16", "fp32"], default="bf16", help="of products: autocast")
     parser.add_argument("--start", help="a file with the numbers and tokens to start from")
@@ -128,6 +170,10 @@ def main():
     with torch.device(o.device):
         model = Model(o)
         ids = torch.randint(o.vocabulary, (o.batch, o.sequence + 1))
+    if o.states == "bf16":
+        cosines, sines = model.cosines, model.sines
+        model.to(torch.bfloat16)
+        model.cosines, model.sines = cosines, sines  # angles stay as they are
     if o.start:
         read_start(o.start, model, ids)
     run_model = torch.compile(model) if o.compile else model
@@ -138,7 +184,7 @@ def main():
     )
 
     def step():
-        with torch.autocast(o.device, torch.bfloat16, enabled=o.type == "bf16"):
+        with torch.autocast(o.device, torch.bfloat16, enabled=o.type == "bf16" and o.states == "fp32"):
             loss = run_model(ids[:, :-1], ids[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
