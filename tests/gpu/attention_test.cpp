@@ -100,6 +100,35 @@ TEST(GpuAttention, TakesTheFastKernelThatItCan) {
   EXPECT_EQ(of(at::kBFloat16, 64, {.causal = true, .query_position = 8}), AttentionKernel::kPlain);
 }
 
+/// In a fixed order the gradients have the same bits every time, and are those of the usual kernel to its roundings.
+TEST(GpuAttention, AFixedOrderGivesTheSameBits) {
+  const auto options = at::TensorOptions(at::kBFloat16).device(gpu());
+  for (const std::int64_t kv_heads : {8, 2}) {
+    const at::Tensor q = normal_tensor({2, 1024, 8, 64}, at::kFloat, "q").to(options),
+                     k = normal_tensor({2, 1024, kv_heads, 64}, at::kFloat, "k").to(options),
+                     v = normal_tensor({2, 1024, kv_heads, 64}, at::kFloat, "v").to(options),
+                     dout = normal_tensor({2, 1024, 8, 64}, at::kFloat, "dout").to(options);
+    kernels::Attention attention{.scale = 0.125, .causal = true};
+    const auto [out, lse] = kernels::attention_forward(q, k, v, attention);
+    const auto gradients = [&](bool deterministic) {
+      attention.deterministic = deterministic;
+      at::Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
+      kernels::attention_backward(dq, dk, dv, dout, q, k, v, out, lse, attention);
+      return std::array{dq.cpu(), dk.cpu(), dv.cpu()};
+    };
+    const auto usual = gradients(false), first = gradients(true);
+    for (int turn = 0; turn < 4; ++turn) {
+      const auto again = gradients(true);
+      for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(again[i], first[i])) << i;
+    }
+    for (std::size_t i = 0; i < 3; ++i) {
+      const at::Tensor exact = usual[i].to(at::kDouble);
+      const double error = (first[i].to(at::kDouble) - exact).norm().item<double>() / exact.norm().item<double>();
+      EXPECT_LT(error, 0.01) << i;
+    }
+  }
+}
+
 TEST(GpuAttention, MergesAsTheCpuDoes) {
   for_every_type([](const Near& near) {
     const std::vector<std::int64_t> shape{2, 9, 3, 16};

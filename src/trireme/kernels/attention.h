@@ -41,6 +41,7 @@ struct Attention {
   /// Of probabilities, after the softmax: lse knows nothing of it. The coin of (sample, head, query, key) is drawn by
   /// global indices, positions counted from query_position and key_position, all in [0, 2^32).
   const AttentionDropout* dropout = nullptr;
+  bool deterministic = false;  ///< on a GPU: backward gives the same bits every time; what that costs is logged once
 };
 
 /// `out` like q; `lse` float (double) [batch, heads, queries]: log-sum-exp of a row's scores, -inf where it sees no key

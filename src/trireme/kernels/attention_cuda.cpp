@@ -1,5 +1,6 @@
 #include "trireme/kernels/attention_cuda.h"
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_flash_attention_backward.h>
@@ -16,10 +17,15 @@
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/zeros.h>
 
+#include <fmt/format.h>
+
+#include <mutex>
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/kernels/cuda.h"
+#include "trireme/kernels/product.h"
 
 namespace trireme::kernels {
 namespace {
@@ -129,6 +135,50 @@ std::array<at::Tensor, 3> flash_backward(const at::Tensor& dout, const at::Tenso
                                                     k.size(1), 0.0, o.causal, seed, unused, o.scale, left, right);
   return {dq, dk, dv};
 }
+
+/// While one lives, ATen's flash kernel adds up in a fixed order. The switch is the whole process's: ranks that are
+/// threads may hold it at the same time, and the last to go turns it back.
+class FixedOrder {
+ public:
+  explicit FixedOrder(bool on) : on_(on) {
+    if (!on_) return;
+    const std::scoped_lock lock(mutex());
+    if (holders()++ > 0) return;
+    at::Context& context = at::globalContext();
+    before() = {context.deterministicAlgorithms(), context.deterministicAlgorithmsWarnOnly(),
+                context.deterministicFillUninitializedMemory()};
+    context.setDeterministicFillUninitializedMemory(false);
+    context.setDeterministicAlgorithms(true, /*warn_only=*/false);
+  }
+  ~FixedOrder() {
+    if (!on_) return;
+    const std::scoped_lock lock(mutex());
+    if (--holders() > 0) return;
+    at::Context& context = at::globalContext();
+    context.setDeterministicAlgorithms(before().algorithms, before().warns);
+    context.setDeterministicFillUninitializedMemory(before().fills);
+  }
+  FixedOrder(const FixedOrder&) = delete;
+  FixedOrder& operator=(const FixedOrder&) = delete;
+
+ private:
+  struct Before {
+    bool algorithms = false, warns = false, fills = false;
+  };
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  static int& holders() {
+    static int count = 0;
+    return count;
+  }
+  static Before& before() {
+    static Before state;
+    return state;
+  }
+  bool on_;
+};
 
 // ---- our own
 
@@ -268,8 +318,26 @@ void cuda_attention_backward(const AttentionGradients& into, const at::Tensor& d
   const Attention options = as_seen(q, k, masked);
   const AttentionKernel kernel = attention_kernel(q, k, options);
   if (kernel == AttentionKernel::kPlain) return plain_backward(into, dout, q, k, v, out, lse, options);
-  const auto gradients = kernel == AttentionKernel::kCudnn ? cudnn_backward(dout, q, k, v, out, lse, options)
-                                                           : flash_backward(dout, q, k, v, out, lse, options);
+  const auto usual = [&] {
+    return kernel == AttentionKernel::kCudnn ? cudnn_backward(dout, q, k, v, out, lse, options)
+                                             : flash_backward(dout, q, k, v, out, lse, options);
+  };
+  // cuDNN's backward is asked through ATen, which has no fixed order for it; the flash kernel's takes the same lse.
+  const auto fixed = [&] {
+    const FixedOrder order(true);
+    return flash_backward(dout, q, k, v, out, lse, options);
+  };
+  if (options.deterministic) {
+    const std::string key = fmt::format("attention backward {} batch {} queries {} keys {} heads {}/{} size {}{}",
+                                        c10::toString(q.scalar_type()), q.size(0), q.size(1), k.size(1), q.size(2),
+                                        k.size(2), q.size(3), options.causal ? " causal" : "");
+    const auto us = time_once(key, {{"fixed order", [&] { fixed(); }}, {"any order", [&] { usual(); }}});
+    if (!us.empty()) {
+      log_info("deterministic attention: backward takes {:.0f} us instead of {:.0f} ({:.2f}x) at {}",
+               us.at("fixed order"), us.at("any order"), us.at("fixed order") / us.at("any order"), key);
+    }
+  }
+  const auto gradients = options.deterministic ? fixed() : usual();
   if (const at::Tensor whole = fused(into); whole.defined()) {
     at::Tensor out_whole = whole;
     at::cat_out(out_whole, {gradients[0], gradients[1], gradients[2]}, 2);

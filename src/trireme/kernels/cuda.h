@@ -19,6 +19,8 @@ namespace trireme::kernels {
 const CudaKernels& cuda();
 /// Where the tensor library's work of this thread is going.
 inline CudaStream cuda_stream() { return cuda().current_stream(); }
+/// Whether what this thread starts is being recorded.
+inline bool cuda_capturing() { return cuda().capturing(cuda_stream()); }
 /// Throws what a launch complained of.
 void check_cuda(CudaError error, std::string_view operation);
 

@@ -98,6 +98,58 @@ struct CudaFp8 {
   // One; or for lines [width / 128][rows] and [rows / 128][width]; or for tiles by tile of `out`.
   float *row_scales = nullptr, *column_scales = nullptr;
   std::int64_t row_scale_stride = 0, column_scale_stride = 0;
+  // A whole tensor's scale that is known already, in place of `largest`; and where its largest number is noted.
+  const float* scale = nullptr;
+  float* amax = nullptr;
+};
+
+/// D [m, n] = A [m, k] B [k, n] (+ D), by cuBLASLt; all stored by rows. Sums in float.
+struct CudaProduct {
+  enum Type : std::int32_t { kFloat, kHalf, kBfloat16, kE4m3, kE5m2 };
+  enum Epilogue : std::int32_t {
+    kPlain,
+    kBias,          ///< bias [n] is added
+    kGelu,          ///< GELU (by tanh) of D + bias, where there is one; what enters it goes to aux
+    kGeluSlope,     ///< D times GELU's slope at aux
+    kGeluSlopeSum,  ///< and the sum of D's rows goes to bias [n]
+    kSum,           ///< the sum of A over k goes to bias [m]
+  };
+  Type a_type = kFloat, b_type = kFloat, d_type = kFloat;  // bias and aux are of D's type
+  Epilogue epilogue = kPlain;
+  std::int64_t m = 0, n = 0, k = 0;
+  std::int64_t a_stride = 0, b_stride = 0, d_stride = 0, aux_stride = 0;  // between rows, in elements
+  bool a_turned = false, b_turned = false;                                // stored as [k, m], [n, k]
+  bool add = false;
+  bool fast = false;   // 8-bit floats: sums as the tensor cores make them
+  int alignment = 16;  // bytes, of all pointers
+  const void *a = nullptr, *b = nullptr;
+  void *d = nullptr, *bias = nullptr, *aux = nullptr;
+  const float *a_scale = nullptr, *b_scale = nullptr;  // of 8-bit floats; null: 1
+};
+/// One way that the library has for a product.
+struct CudaProductPlan {
+  std::uint64_t words[8] = {};
+  std::int64_t workspace = 0;  // bytes
+  std::int32_t algorithm = 0, tile = 0, stages = 0, split_k = 0, reduction = 0, swizzle = 0, custom = 0, inner = 0,
+               cluster = 0;  // what the words say
+};
+
+/// What an update in a recorded step reads from device memory: see update.h. `taken` 0: nothing changes.
+struct CudaLive {
+  double gradient_scale, rate, root, weight_decay;
+  std::int64_t taken;
+};
+/// Turns sums of squares into CudaLive for each tensor, and tells the norm.
+struct CudaDecide {
+  const double* squares = nullptr;  // one for each tensor
+  std::int64_t tensors = 0;
+  const double* factors = nullptr;  // of the learning rate, for each tensor, and behind them those of its decay
+  /// learning rate, what gradients are multiplied by, Adam's 1 - beta1^step and 1 / sqrt(1 - beta2^step)
+  const double* numbers = nullptr;
+  double clip = 0;
+  CudaLive* live = nullptr;
+  const double* loss = nullptr;  // no number: the step is not taken
+  double* told = nullptr;        // norm, clip factor, whether it was taken; told[3]: sticks at 1 once one was not
 };
 
 /// Streams, events and marks: comm/gpu_driver.h says what they do.
@@ -119,7 +171,7 @@ struct CudaStreams {
 };
 
 /// Raised by one whenever a member changes its meaning or place.
-inline constexpr std::uint32_t kCudaKernelsVersion = 3;
+inline constexpr std::uint32_t kCudaKernelsVersion = 4;
 
 struct CudaKernels {
   std::uint32_t version;
@@ -181,6 +233,30 @@ struct CudaKernels {
   std::int64_t (*driver_allocations)(int device);
   /// Bytes of the device in all, and free now; 0 where the driver does not say.
   void (*device_bytes)(int device, std::int64_t* all, std::int64_t* free);
+
+  /// The card's name and the product library's version; what makes timings comparable.
+  CudaError (*ground)(const char** card, std::uint64_t* library);
+  /// At most `most` ways, the library's favourite first; none where it has none.
+  CudaError (*product_plans)(const CudaProduct&, std::int64_t workspace, CudaProductPlan* plans, int most, int* found);
+  /// Whether a plan from a file can still run this product.
+  CudaError (*product_fits)(const CudaProduct&, const CudaProductPlan&, bool* fits);
+  CudaError (*product)(const CudaProduct&, const CudaProductPlan&, void* workspace, CudaStream);
+
+  /// Marks on a stream. Only `timed` ones can be asked for seconds.
+  CudaError (*event_new)(void** event, bool timed);
+  CudaError (*event_record)(void* event, CudaStream);
+  CudaError (*event_wait)(void* event);
+  CudaError (*event_seconds)(void* begin, void* end, double* seconds);
+  void (*event_free)(void* event);
+  /// Whether what is started on the stream is being recorded.
+  bool (*capturing)(CudaStream);
+
+  /// Four doubles into device memory, by value: what the host writes afterwards does not matter.
+  CudaError (*set_numbers)(double* to, double a, double b, double c, double d, CudaStream);
+  CudaError (*decide)(const CudaDecide&, CudaStream);
+  /// kernels/fp8.h: fp8_advance.
+  CudaError (*fp8_advance)(float* table, std::int64_t tensors, std::int64_t width, std::int64_t slot, double factor,
+                           CudaStream);
 };
 
 extern "C" {

@@ -19,6 +19,11 @@ constexpr Compiled<DropoutTable> kTable{kDropoutPlain, kDropoutV3, kDropoutV4, k
 
 }  // namespace
 
+std::array<std::uint32_t, 4> dropout_words(const Random& stream) {
+  // A stream of its own under the layer's: the attempt keeps it apart from the numbers of Random::bits.
+  return stream.block(Random::Purpose::kBits, 0, /*attempt=*/1);
+}
+
 void dropout_(at::Tensor& x, const Dropout& dropout, const at::Tensor& row_index, std::int64_t first_column,
               std::int64_t columns_total) {
   const Arguments arguments("dropout_");
@@ -30,21 +35,23 @@ void dropout_(at::Tensor& x, const Dropout& dropout, const at::Tensor& row_index
     arguments.refuse(fmt::format("{} has columns {} to {} of {}", describe(x, "x"), first_column,
                                  first_column + rows.width - 1, columns_total));
   }
-  // A stream of its own under the layer's: the attempt keeps it apart from the numbers of Random::bits.
-  const PhiloxCounter words = dropout.stream.block(Random::Purpose::kBits, 0, /*attempt=*/1);
+  const auto words = dropout_words(dropout.stream);
   const double threshold = std::min(std::nearbyint(std::ldexp(dropout.p, 32)), 0x1p32 - 1);
-  const DropoutLoop loop{.x = rows.data,
-                         .row_index = arguments.numbers(row_index, "row_index", rows.rows),
-                         .stride = rows.stride,
-                         .width = rows.width,
-                         .first_column = first_column,
-                         .columns_total = columns_total,
-                         .key = {words[0], words[1]},
-                         .salt = {words[2], words[3]},
-                         .threshold = static_cast<std::uint32_t>(threshold),
-                         .factor = 1 / (1 - dropout.p)};
+  DropoutLoop loop{.x = rows.data,
+                   .row_index = arguments.numbers(row_index, "row_index", rows.rows),
+                   .stride = rows.stride,
+                   .width = rows.width,
+                   .first_column = first_column,
+                   .columns_total = columns_total,
+                   .key = {words[0], words[1]},
+                   .salt = {words[2], words[3]},
+                   .threshold = static_cast<std::uint32_t>(threshold),
+                   .factor = 1 / (1 - dropout.p)};
   if (dropout.p == 0) return;
   if (arguments.on_gpu()) {
+    if (dropout.words != nullptr) {
+      loop.words = reinterpret_cast<const std::uint32_t*>(dropout.words->const_data_ptr<std::int32_t>());
+    }
     return check_cuda(cuda().dropout(loop, rows.element, rows.rows, cuda_stream()), "dropout_");
   }
   const auto drop = kTable.pick().rows[static_cast<int>(rows.element)];

@@ -5,6 +5,7 @@
 // Depends on: base.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "trireme/base/random.h"
@@ -18,7 +19,12 @@ namespace trireme::kernels {
 struct Dropout {
   Random stream;  ///< of this layer and step
   double p = 0;   ///< in [0, 1): the share that falls; the rest is divided by 1 - p
+  /// On a GPU: int32 [4], dropout_words() of the stream in its memory, where another step's may be put. Null: as given.
+  const at::Tensor* words = nullptr;
 };
+
+/// What the coins of a stream are made of.
+std::array<std::uint32_t, 4> dropout_words(const Random& stream);
 
 /// x [rows, width] in place, any stride between rows; what falls is 0, whatever it was. `row_index` int64 [rows]
 /// numbers the rows globally: the coin of (r, c) is number row_index[r] * columns_total + first_column + c, so that a

@@ -5,9 +5,12 @@
 #include <ATen/ops/_scaled_mm_v2.h>
 #include <ATen/ops/empty.h>
 
+#include <cmath>
+
 #include "trireme/base/error.h"
 #include "trireme/kernels/arguments.h"
 #include "trireme/kernels/cuda.h"
+#include "trireme/kernels/product.h"
 
 namespace trireme::kernels {
 namespace {
@@ -62,7 +65,8 @@ bool takes_fp8(Fp8Scaling scaling, std::int64_t n, std::int64_t m) {
   return n > 0 && m > 0 && n % grain == 0 && m % grain == 0;
 }
 
-Fp8Pair to_fp8(const at::Tensor& x, Fp8Format format, Fp8Scaling scaling, bool rows, bool columns) {
+Fp8Pair to_fp8(const at::Tensor& x, Fp8Format format, Fp8Scaling scaling, bool rows, bool columns, const Fp8Live* live,
+               const Fp8Pair* into) {
   const Arguments arguments("to_fp8");
   const Rows in = arguments.rows(x, "x");
   if (!arguments.on_gpu()) arguments.refuse("products of 8-bit floats have a body for GPUs only");
@@ -78,36 +82,91 @@ Fp8Pair to_fp8(const at::Tensor& x, Fp8Format format, Fp8Scaling scaling, bool r
   call.stride = in.stride;
   call.format = format == Fp8Format::kE4m3 ? CudaFp8::kE4m3 : CudaFp8::kE5m2;
   call.scaling = kind_of(scaling);
+  if (live != nullptr) {
+    TRIREME_CHECK(scaling == Fp8Scaling::kTensor, "delayed scales are of whole tensors");
+    if (live->amax.defined()) call.amax = live->amax.mutable_data_ptr<float>();
+    if (live->known) call.scale = live->scale.const_data_ptr<float>();
+  }
   Fp8Pair pair;
-  const auto prepare = [&](Fp8Matrix& matrix, std::int64_t n, std::int64_t k, std::uint8_t*& out, float*& scales,
-                           std::int64_t& stride) {
-    matrix.scaling = scaling;
-    matrix.values = at::empty({n, k}, x.options().dtype(type));
-    matrix.scales = scale_room(scaling, n, k, floats);
+  const auto prepare = [&](Fp8Matrix& matrix, const Fp8Matrix* earlier, std::int64_t n, std::int64_t k,
+                           std::uint8_t*& out, float*& scales, std::int64_t& stride) {
+    if (earlier != nullptr && earlier->values.defined()) {
+      matrix = *earlier;
+    } else {
+      matrix.scaling = scaling;
+      matrix.values = at::empty({n, k}, x.options().dtype(type));
+      matrix.scales = scale_room(scaling, n, k, floats);
+    }
     // Of padding nothing is read but its being a number.
     if (scaling == Fp8Scaling::kTiles) matrix.scales.zero_();
     out = static_cast<std::uint8_t*>(matrix.values.mutable_data_ptr());
     scales = matrix.scales.mutable_data_ptr<float>();
     stride = matrix.scales.size(-1);
   };
-  if (rows) prepare(pair.rows, in.rows, in.width, call.out_rows, call.row_scales, call.row_scale_stride);
+  if (rows) {
+    prepare(pair.rows, into == nullptr ? nullptr : &into->rows, in.rows, in.width, call.out_rows, call.row_scales,
+            call.row_scale_stride);
+  }
   if (columns) {
-    prepare(pair.columns, in.width, in.rows, call.out_columns, call.column_scales, call.column_scale_stride);
+    prepare(pair.columns, into == nullptr ? nullptr : &into->columns, in.width, in.rows, call.out_columns,
+            call.column_scales, call.column_scale_stride);
   }
   check_cuda(cuda().fp8(call, cuda_stream()), "to_fp8");
   return pair;
 }
 
-at::Tensor fp8_product(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType type, bool fast) {
+void fp8_product_into(at::Tensor& gradient, const Fp8Matrix& a, const Fp8Matrix& b, bool add) {
+  const ProductExtras extras{.a_scale = a.scales, .b_scale = b.scales};
+  if (a.scaling == Fp8Scaling::kTensor && b.scaling == Fp8Scaling::kTensor &&
+      takes_product(gradient, a.values, b.values.t(), extras, add)) {
+    return fused_product(gradient, a.values, b.values.t(), add, extras);
+  }
+  const at::Tensor product = fp8_product(a, b, gradient.scalar_type(), /*fast=*/false);
+  add ? gradient.add_(product) : gradient.copy_(product);
+}
+
+void fp8_advance(at::Tensor& table, std::int64_t slot, std::int64_t margin) {
+  TRIREME_CHECK(table.dim() == 2 && table.size(1) > 3 && table.is_contiguous() && table.scalar_type() == at::kFloat &&
+                    slot >= 0 && slot < table.size(1) - 3,
+                "a table of scales with a history, and a place in it");
+  const double factor = std::ldexp(1.0, static_cast<int>(margin));
+  if (table.is_cuda()) {
+    return check_cuda(
+        cuda().fp8_advance(table.mutable_data_ptr<float>(), table.size(0), table.size(1), slot, factor, cuda_stream()),
+        "fp8_advance");
+  }
+  for (std::int64_t tensor = 0; tensor < table.size(0); ++tensor) {
+    float* row = table.mutable_data_ptr<float>() + tensor * table.size(1);
+    if (row[0] > 0 && std::isfinite(row[0])) row[3 + slot] = row[0];
+    row[0] = 0;
+    float top = 0;
+    for (std::int64_t i = 3; i < table.size(1); ++i) top = std::max(top, row[i]);
+    if (top > 0) row[1] = top / row[2] * static_cast<float>(factor);
+  }
+}
+
+at::Tensor fp8_product(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType type, bool fast, const at::Tensor& bias) {
   TRIREME_CHECK((a.scaling == Fp8Scaling::kTensor) == (b.scaling == Fp8Scaling::kTensor),
                 "both sides of a product have scales of blocks, or neither");
   if (a.scaling == Fp8Scaling::kTensor) {
-    return at::_scaled_mm(a.values, b.values.t(), a.scales, b.scales, std::nullopt, std::nullopt, type, fast);
+    at::Tensor out = at::empty({a.values.size(0), b.values.size(0)}, a.values.options().dtype(type));
+    const ProductExtras extras{.kind = bias.defined() ? ProductExtras::Kind::kBias : ProductExtras::Kind::kNone,
+                               .bias = bias,
+                               .a_scale = a.scales,
+                               .b_scale = b.scales,
+                               .fast = fast};
+    if (takes_product(out, a.values, b.values.t(), extras)) {
+      fused_product(out, a.values, b.values.t(), /*add=*/false, extras);
+      return out;
+    }
+    out = at::_scaled_mm(a.values, b.values.t(), a.scales, b.scales, std::nullopt, std::nullopt, type, fast);
+    return bias.defined() ? out.add_(bias) : out;
   }
   const std::int64_t a_recipe = recipe_of(a.scaling), b_recipe = recipe_of(b.scaling);
   const auto none = static_cast<std::int64_t>(at::blas::SwizzleType::NO_SWIZZLE);
-  return at::_scaled_mm_v2(a.values, b.values.t(), {a.scales.t()}, a_recipe, none, {b.scales.t()}, b_recipe, none,
-                           std::nullopt, type, {}, fast);
+  const at::Tensor out = at::_scaled_mm_v2(a.values, b.values.t(), {a.scales.t()}, a_recipe, none, {b.scales.t()},
+                                           b_recipe, none, std::nullopt, type, {}, fast);
+  return bias.defined() ? out.add_(bias) : out;
 }
 
 }  // namespace trireme::kernels

@@ -4,7 +4,8 @@
 // E4M3 has three bits after the point and reaches 448, E5M2 two and 57344 (Micikevicius et al. 2022). A scale brings
 // the largest number of what it covers to the format's largest: of the tensor as it is now (current scaling), or of
 // DeepSeek-V3's small blocks, 1 x 128 of activations and gradients along what is summed, 128 x 128 of weights, where
-// an outlier spoils its block only. GPUs only.
+// an outlier spoils its block only; or of the tensor as it was in the steps before (delayed scaling), which spares the
+// pass that looks for the largest. GPUs only, but for the rule of delayed scales.
 // Depends on: base, device.
 #pragma once
 
@@ -32,14 +33,30 @@ struct Fp8Pair {
   Fp8Matrix columns;  ///< its transpose [m, n]
 };
 
+/// A delayed scale, in device memory: what numbers are divided by now, and where the largest of them is noted.
+struct Fp8Live {
+  at::Tensor scale, amax;  ///< float [1]; amax undefined: not noted
+  bool known = false;      ///< false, in the first step: the scale comes from the numbers as they are
+};
+
 /// Whether matrices of these sizes can take part: multiples of 16, of 128 with scales of blocks.
 bool takes_fp8(Fp8Scaling scaling, std::int64_t n, std::int64_t m);
 
-/// `x` [n, m] float, bfloat16 or half, contiguous rows, on a GPU.
-Fp8Pair to_fp8(const at::Tensor& x, Fp8Format format, Fp8Scaling scaling, bool rows, bool columns);
+/// `x` [n, m] float, bfloat16 or half, contiguous rows, on a GPU. `live`: with kTensor, a delayed scale. `into`:
+/// tensors of an earlier call, to be written again.
+Fp8Pair to_fp8(const at::Tensor& x, Fp8Format format, Fp8Scaling scaling, bool rows, bool columns,
+               const Fp8Live* live = nullptr, const Fp8Pair* into = nullptr);
 
 /// a [n, k] times b [m, k] transposed: [n, m] of `type`. `fast`: the tensor cores' own sums of about 14 bits; otherwise
 /// they are added up in float as they come. Of two E5M2 matrices there is no product.
-at::Tensor fp8_product(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType type, bool fast);
+at::Tensor fp8_product(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType type, bool fast,
+                       const at::Tensor& bias = {});
+/// gradient = or += a b^T, float.
+void fp8_product_into(at::Tensor& gradient, const Fp8Matrix& a, const Fp8Matrix& b, bool add);
+
+/// After a step. A row of `table` float [tensors, 3 + history]: the largest number of this step, the scale, the
+/// format's largest number, and those of earlier steps, of which `slot` is the oldest. The step's is put there (unless
+/// it is 0 or no number) and the scale becomes the largest of all over the format's, times 2^margin. Any device.
+void fp8_advance(at::Tensor& table, std::int64_t slot, std::int64_t margin);
 
 }  // namespace trireme::kernels

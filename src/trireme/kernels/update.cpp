@@ -72,6 +72,7 @@ Common common(const Arguments& arguments, const UpdateTensors& tensors, bool nee
   if (tensors.low.defined()) c.loop.low = stream(arguments, tensors.low, "low", c.count, Takes::kNarrow, wide);
   c.loop.gradient_scale = tensors.gradient_scale;
   c.loop.zero_gradient = tensors.zero_gradient;
+  c.loop.live = tensors.live;
   return c;
 }
 
@@ -102,8 +103,8 @@ double squares_of(const Stream& stream, Element wide, std::int64_t count) {
   return tree_sum(std::move(parts));
 }
 
-/// One launch or two for all of them, and one wait for the sums.
-std::vector<double> gpu_squares(std::span<const CudaSquares> tensors, const at::Tensor& like) {
+/// One launch or two for all of them.
+at::Tensor start_squares(std::span<const CudaSquares> tensors, const at::Tensor& like) {
   std::int64_t pieces = 1;
   for (const CudaSquares& tensor : tensors) pieces += (tensor.count + kCudaSquaresPiece - 1) / kCudaSquaresPiece;
   const auto count = static_cast<std::int64_t>(tensors.size());
@@ -112,9 +113,22 @@ std::vector<double> gpu_squares(std::span<const CudaSquares> tensors, const at::
   check_cuda(cuda().squares(tensors.data(), count, partial.mutable_data_ptr<double>(), sums.mutable_data_ptr<double>(),
                             cuda_stream()),
              "sums_of_squares");
-  const at::Tensor here = sums.cpu();
+  return sums;
+}
+
+/// And one wait for the sums.
+std::vector<double> gpu_squares(std::span<const CudaSquares> tensors, const at::Tensor& like) {
+  const at::Tensor here = start_squares(tensors, like).cpu();
   const double* numbers = here.const_data_ptr<double>();
-  return {numbers, numbers + count};
+  return {numbers, numbers + here.numel()};
+}
+
+CudaSquares squares_call(const at::Tensor& tensor, bool& on_gpu) {
+  const Arguments arguments("sum_of_squares");
+  const Element element = arguments.element(tensor, "tensor");
+  const Stream numbers = stream(arguments, tensor, "tensor", tensor.numel(), Takes::kAny, sums_of(element));
+  on_gpu = arguments.on_gpu();
+  return {numbers, tensor.numel()};
 }
 
 void check_step(const Arguments& arguments, const AdamW& options) {
@@ -277,18 +291,27 @@ std::vector<double> sums_of_squares(std::span<const at::Tensor* const> tensors) 
   std::vector<double> sums;
   std::vector<CudaSquares> on_gpu;
   for (const at::Tensor* tensor : tensors) {
-    const Arguments arguments("sum_of_squares");
-    const Element element = arguments.element(*tensor, "tensor");
-    const Stream numbers = stream(arguments, *tensor, "tensor", tensor->numel(), Takes::kAny, sums_of(element));
-    if (arguments.on_gpu()) {
-      on_gpu.push_back({numbers, tensor->numel()});
+    bool there = false;
+    const CudaSquares call = squares_call(*tensor, there);
+    if (there) {
+      on_gpu.push_back(call);
     } else {
-      sums.push_back(squares_of(numbers, sums_of(element), tensor->numel()));
+      sums.push_back(squares_of(call.numbers, sums_of(call.numbers.element), call.count));
     }
   }
   if (on_gpu.empty()) return sums;
   if (!sums.empty()) throw ConfigError("sums_of_squares: some tensors are on the CPU and some on a GPU");
   return gpu_squares(on_gpu, *tensors[0]);
+}
+
+at::Tensor sums_of_squares_there(std::span<const at::Tensor* const> tensors) {
+  std::vector<CudaSquares> calls;
+  for (const at::Tensor* tensor : tensors) {
+    bool there = false;
+    calls.push_back(squares_call(*tensor, there));
+    if (!there) throw ConfigError("sums_of_squares_there: a tensor is not on a GPU");
+  }
+  return start_squares(calls, *tensors[0]);
 }
 
 }  // namespace trireme::kernels

@@ -26,6 +26,7 @@ struct UpdateTensors {
   at::Tensor& low;
   double gradient_scale = 1;
   bool zero_gradient = false;  ///< leave zeros in `gradient` after reading it: spares a pass
+  const void* live = nullptr;  ///< on a GPU: what changes from step to step, in its memory (live.h); null: as given
 };
 
 struct Sgd {
@@ -92,6 +93,8 @@ void lars_update(const UpdateTensors& tensors, at::Tensor& velocity, double rati
 
 /// Sum of squares in double, in a fixed order whatever the number of threads. NaN and infinity carry through.
 double sum_of_squares(const at::Tensor& tensor);
+/// Of each, all on one GPU: double [tensors] there, which nobody waits for.
+at::Tensor sums_of_squares_there(std::span<const at::Tensor* const> tensors);
 /// Of each; all on the CPU or all on one GPU, which is then waited for once.
 std::vector<double> sums_of_squares(std::span<const at::Tensor* const> tensors);
 

@@ -11,9 +11,10 @@ struct DropoutLoop {
   void* x;
   const std::int64_t* row_index;
   std::int64_t stride, width, first_column, columns_total;
-  std::uint32_t key[2], salt[2];  // coin n: word n % 4 of Philox at counter {n / 4, salt}
-  std::uint32_t threshold;        // a coin below it falls
-  double factor;                  // of what stays
+  std::uint32_t key[2], salt[2];         // coin n: word n % 4 of Philox at counter {n / 4, salt}
+  std::uint32_t threshold;               // a coin below it falls
+  double factor;                         // of what stays
+  const std::uint32_t* words = nullptr;  // GPU: key and salt in device memory, in place of those given; null: none
 };
 
 struct DropoutTable {

@@ -43,20 +43,7 @@ __global__ void __launch_bounds__(kThreads) backward(const ActivationLoop c) {
   T* y = c.y == nullptr ? nullptr : row_of<T>(c.y, blockIdx.x, c.y_stride);
   each<kVec>(c.width, [&](int i) {
     Sum<T> v[kVec], d[kVec];
-    load<kVec>(x + i, v);
-    load<kVec>(dy + i, d);
-    if (c.bias != nullptr) {
-      Sum<T> bias[kVec];
-      load<kVec>(static_cast<const T*>(c.bias) + i, bias);
-#pragma unroll
-      for (int k = 0; k < kVec; ++k) v[k] += bias[k];
-    }
-#pragma unroll
-    for (int k = 0; k < kVec; ++k) {
-      const Both<Sum<T>> f = F::both(v[k]);
-      d[k] *= f.slope;
-      v[k] = f.value;
-    }
+    slopes<F, kVec>(c, i, x + i, dy + i, d, v);
     store<kVec>(dx + i, d);
     if (y != nullptr) store<kVec>(y + i, v);
   });
@@ -137,10 +124,7 @@ CudaError activation_backward(const ActivationLoop& c, const CudaColumnSums& sum
   if (sums.first != nullptr) return activation_backward_sums(c, sums, kind, element, rows, stream);
   return by_type(element, [&](auto type) {
     using T = decltype(type);
-    const bool wide = wide_rows(c.x, c.x_stride, c.width, sizeof(T)) &&
-                      wide_rows(c.dy, c.dy_stride, c.width, sizeof(T)) &&
-                      wide_rows(c.out, c.out_stride, c.width, sizeof(T)) &&
-                      wide_rows(c.y, c.y_stride, c.width, sizeof(T)) && wide_rows(c.bias, 0, c.width, sizeof(T));
+    const bool wide = wide_backward(c, sizeof(T));
     return by_kind(kind, [&](auto function) {
       using F = decltype(function);
       if (wide) {

@@ -70,6 +70,33 @@ struct Silu {
   }
 };
 
+/// Vectors of x (with the bias, where there is one) and dy become dy f'(x) and f(x).
+template <typename F, int kVec, typename T>
+__device__ __forceinline__ void slopes(const ActivationLoop& c, std::int64_t column, const T* x, const T* dy,
+                                       Sum<T> (&d)[kVec], Sum<T> (&value)[kVec]) {
+  load<kVec>(x, value);
+  load<kVec>(dy, d);
+  if (c.bias != nullptr) {
+    Sum<T> bias[kVec];
+    load<kVec>(static_cast<const T*>(c.bias) + column, bias);
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) value[k] += bias[k];
+  }
+#pragma unroll
+  for (int k = 0; k < kVec; ++k) {
+    const Both<Sum<T>> f = F::both(value[k]);
+    d[k] *= f.slope;
+    value[k] = f.value;
+  }
+}
+
+/// Whether all of a backward pass's rows can be moved in 16 bytes at a time.
+inline bool wide_backward(const ActivationLoop& c, int size) {
+  return wide_rows(c.x, c.x_stride, c.width, size) && wide_rows(c.dy, c.dy_stride, c.width, size) &&
+         wide_rows(c.out, c.out_stride, c.width, size) && wide_rows(c.y, c.y_stride, c.width, size) &&
+         wide_rows(c.bias, 0, c.width, size);
+}
+
 /// body(F()) for the number of an Activation.
 template <typename Body>
 CudaError by_kind(int kind, Body&& body) {

@@ -77,6 +77,20 @@ __device__ __forceinline__ Pack<T, kVec> load_pack(const T* from) {
   return *reinterpret_cast<const Pack<T, kVec>*>(from);
 }
 
+// 16 bytes of a thread's own on their way from global to shared memory, past the registers: it waits until at most so
+// many of the groups that it closed are still under way, and then finds its bytes there.
+__device__ __forceinline__ void fetch16(void* shared, const void* global) {
+  asm volatile(
+      "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))),
+      "l"(global)
+      : "memory");
+}
+__device__ __forceinline__ void close_fetches() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kLeft>
+__device__ __forceinline__ void wait_fetches() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
 /// e^x by the special function unit, within 2 + |x| / 2 units in the last place of a float; exact enough for double.
 __device__ __forceinline__ float fast_exp(float x) { return __expf(x); }
 __device__ __forceinline__ double fast_exp(double x) { return exp(x); }

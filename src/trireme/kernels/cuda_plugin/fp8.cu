@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256, kTile = 128, kVec = 8, kAcross = kTile / kVec;  // vectors of a tile's row
 constexpr int kTurns = kTile * kAcross / kThreads;                            // vectors of a thread
-constexpr int kPitch = kTile + 4;  // bytes of a turned row: neighbours in different banks
+static_assert(kTurns == kVec && kThreads / kAcross * kTurns == kTile);
 
 __device__ __forceinline__ float largest(const float (&v)[kVec]) {
   float top = 0;
@@ -45,25 +45,28 @@ __device__ __forceinline__ std::uint16_t two_bytes(float a, float b, CudaFp8::Fo
   return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, format == CudaFp8::kE4m3 ? __NV_E4M3 : __NV_E5M2);
 }
 
+/// A thread has eight neighbouring rows of eight columns, so that both ways out are words of eight bytes. Turned, the
+/// word of rows 8 w .. 8 w + 7 of column c lies at place w ^ (c / 8) of its 128 bytes: neither writing nor reading
+/// meets a bank twice.
 __global__ void __launch_bounds__(kThreads) round_tiles(const CudaFp8 c) {
   __shared__ unsigned column_top[kTile], tile_top;
-  __shared__ __align__(16) std::uint8_t turned[kTile * kPitch];
+  __shared__ __align__(16) std::uint8_t turned[kTile * kTile];
   const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * kTile;
   const std::int64_t first_column = static_cast<std::int64_t>(blockIdx.x) * kTile;
   const int lane = threadIdx.x % kAcross, line = threadIdx.x / kAcross;
-  const std::int64_t column = first_column + lane * kVec;
+  const std::int64_t column = first_column + lane * kVec, row = first_row + line * kTurns;
+  const bool inside = row < c.rows && column < c.width;  // sizes are multiples of eight
   float v[kTurns][kVec], row_top[kTurns];
 #pragma unroll
   for (int t = 0; t < kTurns; ++t) {
-    const std::int64_t row = first_row + t * (kThreads / kAcross) + line;
-    if (row < c.rows && column < c.width) {
-      load_any<kVec>(c.x, c.element, row * c.stride + column, v[t]);
+    if (inside) {
+      load_any<kVec>(c.x, c.element, (row + t) * c.stride + column, v[t]);
     } else {
 #pragma unroll
       for (int k = 0; k < kVec; ++k) v[t][k] = 0;
     }
   }
-  if (c.scaling != CudaFp8::kWhole) {
+  if (c.scaling != CudaFp8::kWhole || c.amax != nullptr) {
     for (int i = threadIdx.x; i < kTile; i += kThreads) column_top[i] = 0;
     if (threadIdx.x == 0) tile_top = 0;
     __syncthreads();
@@ -73,19 +76,26 @@ __global__ void __launch_bounds__(kThreads) round_tiles(const CudaFp8 c) {
       float top = largest(v[t]);
 #pragma unroll
       for (int k = 0; k < kVec; ++k) own[k] = fmaxf(own[k], fabsf(v[t][k]));
+      if (c.scaling == CudaFp8::kLine) {
 #pragma unroll
-      for (int step = kAcross / 2; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+        for (int step = kAcross / 2; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+      }
       row_top[t] = top;
       all = fmaxf(all, top);
     }
+    if (c.scaling == CudaFp8::kLine) {
 #pragma unroll
-    for (int k = 0; k < kVec; ++k) atomicMax(&column_top[lane * kVec + k], __float_as_uint(own[k]));
-    atomicMax(&tile_top, __float_as_uint(all));
+      for (int k = 0; k < kVec; ++k) atomicMax(&column_top[lane * kVec + k], __float_as_uint(own[k]));
+    }
+    all = warp_max(all);
+    if (threadIdx.x % 32 == 0) atomicMax(&tile_top, __float_as_uint(all));
     __syncthreads();
+    if (threadIdx.x == 0 && c.amax != nullptr) atomicMax(reinterpret_cast<unsigned*>(c.amax), tile_top);
   }
-  const float whole = c.scaling == CudaFp8::kWhole  ? scale_for(*static_cast<const float*>(c.largest), c.format)
-                      : c.scaling == CudaFp8::kTile ? scale_for(__uint_as_float(tile_top), c.format)
-                                                    : 0.0f;
+  const float whole = c.scale != nullptr             ? *c.scale
+                      : c.scaling == CudaFp8::kWhole ? scale_for(*static_cast<const float*>(c.largest), c.format)
+                      : c.scaling == CudaFp8::kTile  ? scale_for(__uint_as_float(tile_top), c.format)
+                                                     : 0.0f;
   if (threadIdx.x == 0 && c.scaling == CudaFp8::kWhole && blockIdx.x == 0 && blockIdx.y == 0) {
     if (c.row_scales != nullptr) *c.row_scales = whole;
     if (c.column_scales != nullptr) *c.column_scales = whole;
@@ -94,56 +104,62 @@ __global__ void __launch_bounds__(kThreads) round_tiles(const CudaFp8 c) {
     if (c.row_scales != nullptr) c.row_scales[blockIdx.y * c.row_scale_stride + blockIdx.x] = whole;
     if (c.column_scales != nullptr) c.column_scales[blockIdx.x * c.column_scale_stride + blockIdx.y] = whole;
   }
-  if (c.out_rows != nullptr) {
+  if (c.out_rows != nullptr && inside) {
 #pragma unroll
     for (int t = 0; t < kTurns; ++t) {
-      const std::int64_t row = first_row + t * (kThreads / kAcross) + line;
       const float scale = c.scaling == CudaFp8::kLine ? scale_for(row_top[t], c.format) : whole, share = 1.0f / scale;
-      if (row >= c.rows || column >= c.width) continue;
       Pack<std::uint16_t, kVec / 2> pack;
 #pragma unroll
       for (int k = 0; k < kVec; k += 2) pack.v[k / 2] = two_bytes(v[t][k] * share, v[t][k + 1] * share, c.format);
-      *reinterpret_cast<Pack<std::uint16_t, kVec / 2>*>(c.out_rows + row * c.width + column) = pack;
-      if (c.scaling == CudaFp8::kLine && lane == 0) c.row_scales[blockIdx.x * c.row_scale_stride + row] = scale;
+      *reinterpret_cast<Pack<std::uint16_t, kVec / 2>*>(c.out_rows + (row + t) * c.width + column) = pack;
+      if (c.scaling == CudaFp8::kLine && lane == 0) c.row_scales[blockIdx.x * c.row_scale_stride + row + t] = scale;
     }
   }
-  if (c.out_columns == nullptr) return;
+  if (c.out_columns == nullptr) return;  // all threads
 #pragma unroll
-  for (int k = 0; k < kVec; k += 2) {
-    float share[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int at = lane * kVec + k + j;
-      const float scale = c.scaling == CudaFp8::kLine ? scale_for(__uint_as_float(column_top[at]), c.format) : whole;
-      share[j] = 1.0f / scale;
-      if (c.scaling == CudaFp8::kLine && line == 0 && first_column + at < c.width) {
-        c.column_scales[blockIdx.y * c.column_scale_stride + first_column + at] = scale;
-      }
+  for (int k = 0; k < kVec; ++k) {
+    const int at = lane * kVec + k;
+    const float scale = c.scaling == CudaFp8::kLine ? scale_for(__uint_as_float(column_top[at]), c.format) : whole;
+    const float share = 1.0f / scale;
+    if (c.scaling == CudaFp8::kLine && line == 0 && first_column + at < c.width) {
+      c.column_scales[blockIdx.y * c.column_scale_stride + first_column + at] = scale;
     }
+    Pack<std::uint16_t, kTurns / 2> pack;
 #pragma unroll
-    for (int t = 0; t < kTurns; ++t) {
-      const int row = t * (kThreads / kAcross) + line;
-      const std::uint16_t two = two_bytes(v[t][k] * share[0], v[t][k + 1] * share[1], c.format);
-      turned[(lane * kVec + k) * kPitch + row] = static_cast<std::uint8_t>(two);
-      turned[(lane * kVec + k + 1) * kPitch + row] = static_cast<std::uint8_t>(two >> 8);
-    }
+    for (int t = 0; t < kTurns; t += 2) pack.v[t / 2] = two_bytes(v[t][k] * share, v[t + 1][k] * share, c.format);
+    *reinterpret_cast<Pack<std::uint16_t, kTurns / 2>*>(turned + at * kTile + (line ^ lane) * kTurns) = pack;
   }
   __syncthreads();
-  // A warp writes a turned row: four bytes a thread.
-  const int word = threadIdx.x % 32;
-  for (int at = threadIdx.x / 32; at < kTile; at += kThreads / 32) {
-    if (first_column + at >= c.width || first_row + word * 4 >= c.rows) continue;
-    *reinterpret_cast<std::uint32_t*>(c.out_columns + (first_column + at) * c.rows + first_row + word * 4) =
-        *reinterpret_cast<const std::uint32_t*>(turned + at * kPitch + word * 4);
+  // Sixteen threads write a turned row.
+  for (int at = line; at < kTile; at += kThreads / kAcross) {
+    if (first_column + at >= c.width || first_row + lane * kTurns >= c.rows) continue;
+    *reinterpret_cast<Pack<std::uint16_t, kTurns / 2>*>(c.out_columns + (first_column + at) * c.rows + first_row +
+                                                        lane * kTurns) =
+        *reinterpret_cast<const Pack<std::uint16_t, kTurns / 2>*>(turned + at * kTile + (lane ^ (at / kVec)) * kTurns);
   }
+}
+
+/// A row of the table: the largest number of this step, the scale, the format's largest, and those of earlier steps.
+__global__ void __launch_bounds__(kThreads)
+    advance(float* table, std::int64_t tensors, std::int64_t width, std::int64_t slot, float factor) {
+  const std::int64_t tensor = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (tensor >= tensors) return;
+  float* row = table + tensor * width;
+  if (row[0] > 0 && isfinite(row[0])) row[3 + slot] = row[0];
+  row[0] = 0;
+  float top = 0;
+  for (std::int64_t i = 3; i < width; ++i) top = fmaxf(top, row[i]);
+  if (top > 0) row[1] = __fmul_rn(__fdiv_rn(top, row[2]), factor);
 }
 
 }  // namespace
 
 CudaError fp8(const CudaFp8& c, CudaStream stream) {
   if (c.rows == 0 || c.width == 0) return nullptr;
-  if (c.width % kVec != 0 || c.rows % 4 != 0 || c.stride % kVec != 0) return "sizes that 8-bit products do not take";
-  if (c.scaling == CudaFp8::kWhole) {
+  if (c.width % kVec != 0 || c.rows % kTurns != 0 || c.stride % kVec != 0)
+    return "sizes that 8-bit products do not take";
+  if (c.scale != nullptr && c.scaling != CudaFp8::kWhole) return "a scale of blocks comes from their numbers";
+  if (c.scaling == CudaFp8::kWhole && c.scale == nullptr) {
     if (cudaMemsetAsync(c.largest, 0, sizeof(float), to_stream(stream)) != cudaSuccess) return launched();
     const std::int64_t vectors = c.rows * c.width / kVec;
     std::int64_t blocks = divided_up(vectors, kThreads * 4);
@@ -154,6 +170,14 @@ CudaError fp8(const CudaFp8& c, CudaStream stream) {
   const dim3 grid(static_cast<unsigned>(divided_up(c.width, kTile)), static_cast<unsigned>(divided_up(c.rows, kTile)));
   if (grid.y > 65535) return "more than 8 million rows";
   round_tiles<<<grid, kThreads, 0, to_stream(stream)>>>(c);
+  return launched();
+}
+
+CudaError fp8_advance(float* table, std::int64_t tensors, std::int64_t width, std::int64_t slot, double factor,
+                      CudaStream stream) {
+  if (tensors == 0) return nullptr;
+  advance<<<static_cast<unsigned>(divided_up(tensors, kThreads)), kThreads, 0, to_stream(stream)>>>(
+      table, tensors, width, slot, static_cast<float>(factor));
   return launched();
 }
 

@@ -44,5 +44,19 @@ CudaError slice_values(const CrossEntropySlice&, Element, std::int64_t rows, Cud
 CudaError slice_gradients(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
 CudaError probe();
 extern const CudaStreams kStreams;
+CudaError ground(const char** card, std::uint64_t* library);
+CudaError product_plans(const CudaProduct&, std::int64_t workspace, CudaProductPlan* plans, int most, int* found);
+CudaError product_fits(const CudaProduct&, const CudaProductPlan&, bool* fits);
+CudaError product(const CudaProduct&, const CudaProductPlan&, void* workspace, CudaStream);
+CudaError event_new(void** event, bool timed);
+CudaError event_record(void* event, CudaStream);
+CudaError event_wait(void* event);
+CudaError event_seconds(void* begin, void* end, double* seconds);
+void event_free(void* event);
+bool capturing(CudaStream);
+CudaError set_numbers(double* to, double a, double b, double c, double d, CudaStream);
+CudaError decide(const CudaDecide&, CudaStream);
+CudaError fp8_advance(float* table, std::int64_t tensors, std::int64_t width, std::int64_t slot, double factor,
+                      CudaStream);
 
 }  // namespace trireme::kernels::gpu

@@ -135,6 +135,9 @@ __global__ void __launch_bounds__(256) forward_any(const NormForwardLoop c, cons
   }
 }
 
+/// Rows that are under way at a time, this one included; 0: a thread holds too much of a row for that.
+constexpr int ring_stages(int threads, int hold) { return hold > 1 ? 0 : threads <= 192 ? 4 : 3; }
+
 /// Rows blockIdx.x * kRows + threadIdx.y, and so on by the whole grid; a block's sums over its rows go to `partial`:
 /// [block][width] for the weight, and behind all of these for the bias.
 template <typename T, bool kLayer, int kThreads, int kRows, int kHold, bool kSums>
@@ -156,35 +159,61 @@ __global__ void __launch_bounds__(kThreads* kRows, kHold == 1   ? 768 / (kThread
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kRows;
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kRows + threadIdx.y;
   Pack<T, kVec> held_x[kHold], held_dy[kHold], held_dsum[kHold] = {};
-  Pack<T, kVec> next_x[kHold], next_dy[kHold], next_dsum[kHold] = {};
-  const auto fetch = [&](std::int64_t row) {
-    if (row >= rows) return;
-    const T* x = row_of<const T>(c.x, row, c.x_stride);
-    const T* dy = row_of<const T>(c.dy, row, c.dy_stride);
-    const T* dsum = c.dsum == nullptr ? nullptr : row_of<const T>(c.dsum, row, c.dsum_stride);
-#pragma unroll
-    for (int i = 0; i < kHold; ++i) {
-      const int at = threadIdx.x + i * kThreads;
-      if (at >= vectors) continue;
-      next_x[i] = load_pack<kVec>(x + at * kVec);
-      next_dy[i] = load_pack<kVec>(dy + at * kVec);
-      if (dsum != nullptr) next_dsum[i] = load_pack<kVec>(dsum + at * kVec);
-    }
+  // Where a thread holds little, the next rows are on their way while this one is worked on: in shared memory, each
+  // thread's own vectors, so that neither registers nor barriers limit how much is under way.
+  extern __shared__ __align__(16) char room[];
+  constexpr int kStages = ring_stages(kThreads * kRows, kHold);
+  auto* ring = reinterpret_cast<Pack<T, kVec>*>(room);  // [kStages][x, dy, dsum][threads]
+  const auto place = [&](int stage, int which) {
+    return ring + (stage * 3 + which) * (kThreads * kRows) + threadIdx.y * kThreads + threadIdx.x;
   };
-  // Where a thread holds little, the next row is on its way while this one is worked on.
-  constexpr bool kAhead = kHold == 1;
-  if constexpr (kAhead) fetch(first);
-  for (std::int64_t row = first; row < rows; row += step) {
-    if constexpr (!kAhead) fetch(row);
-#pragma unroll
-    for (int i = 0; i < kHold; ++i) {
-      held_x[i] = next_x[i];
-      held_dy[i] = next_dy[i];
-      held_dsum[i] = next_dsum[i];
+  const auto start = [&](std::int64_t row, int stage) {
+    if (row < rows && static_cast<int>(threadIdx.x) < vectors) {
+      const std::int64_t at = static_cast<std::int64_t>(threadIdx.x) * kVec;
+      fetch16(place(stage, 0), row_of<const T>(c.x, row, c.x_stride) + at);
+      fetch16(place(stage, 1), row_of<const T>(c.dy, row, c.dy_stride) + at);
+      if (c.dsum != nullptr) fetch16(place(stage, 2), row_of<const T>(c.dsum, row, c.dsum_stride) + at);
     }
-    if constexpr (kAhead) fetch(row + step);
-    const A rstd = static_cast<const A*>(c.rstd)[row];
-    const A mean = kLayer ? static_cast<const A*>(c.mean)[row] : A(0);
+    close_fetches();  // an empty one too: they are counted
+  };
+  A next_rstd = 0, next_mean = 0;
+  const auto look_up = [&](std::int64_t row) {
+    if (row >= rows) return;
+    next_rstd = static_cast<const A*>(c.rstd)[row];
+    if constexpr (kLayer) next_mean = static_cast<const A*>(c.mean)[row];
+  };
+  int stage = 0;
+  if constexpr (kStages > 0) {
+#pragma unroll
+    for (int s = 0; s + 1 < kStages; ++s) start(first + s * step, s);
+  }
+  look_up(first);
+  for (std::int64_t row = first; row < rows; row += step) {
+    if constexpr (kStages > 0) {
+      wait_fetches<kStages - 2>();
+      if (static_cast<int>(threadIdx.x) < vectors) {
+        held_x[0] = *place(stage, 0);
+        held_dy[0] = *place(stage, 1);
+        if (c.dsum != nullptr) held_dsum[0] = *place(stage, 2);
+      }
+      // Into what was read a row ago, by this very thread.
+      start(row + (kStages - 1) * step, stage == 0 ? kStages - 1 : stage - 1);
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+    } else {
+      const T* x = row_of<const T>(c.x, row, c.x_stride);
+      const T* dy = row_of<const T>(c.dy, row, c.dy_stride);
+      const T* dsum = c.dsum == nullptr ? nullptr : row_of<const T>(c.dsum, row, c.dsum_stride);
+#pragma unroll
+      for (int i = 0; i < kHold; ++i) {
+        const int at = threadIdx.x + i * kThreads;
+        if (at >= vectors) continue;
+        held_x[i] = load_pack<kVec>(x + at * kVec);
+        held_dy[i] = load_pack<kVec>(dy + at * kVec);
+        if (dsum != nullptr) held_dsum[i] = load_pack<kVec>(dsum + at * kVec);
+      }
+    }
+    const A rstd = next_rstd, mean = next_mean;
+    look_up(row + step);
     A along = 0, mean_g = 0;
 #pragma unroll
     for (int i = 0; i < kHold; ++i) {
@@ -223,7 +252,10 @@ __global__ void __launch_bounds__(kThreads* kRows, kHold == 1   ? 768 / (kThread
     }
   }
   if constexpr (kSums) {
-    extern __shared__ char room[];
+    if constexpr (kStages > 0 && kRows > 1) {
+      wait_fetches<0>();
+      __syncthreads();  // the ring's memory has another use now
+    }
     A* shared = reinterpret_cast<A*>(room);  // [kRows][width]
     const auto leave = [&](const auto& sums, A* to) {
       if constexpr (kRows == 1) {
@@ -382,7 +414,10 @@ CudaError backward(const NormBackwardLoop& c, const CudaNormWeights& w, const Cu
       by_width_back<T>(c.width / kWide<T>, [&](auto threads, auto at_once, auto hold) {
         const dim3 shape(threads(), at_once());
         const bool adds_up = with_sums && at_once() > 1;
-        const std::size_t shared = adds_up ? at_once() * static_cast<std::size_t>(c.width) * sizeof(A) : 0;
+        const std::size_t sums_room = adds_up ? at_once() * static_cast<std::size_t>(c.width) * sizeof(A) : 0;
+        const std::size_t ring = static_cast<std::size_t>(ring_stages(threads() * at_once(), hold())) * 3 * threads() *
+                                 at_once() * kWide<T> * sizeof(T);
+        const std::size_t shared = sums_room > ring ? sums_room : ring;
         const auto kernel = with_sums ? backward_held<T, kLayer, threads(), at_once(), hold(), true>
                                       : backward_held<T, kLayer, threads(), at_once(), hold(), false>;
         blocks = divided_up(rows, at_once());

@@ -51,20 +51,8 @@ struct Slopes {
   template <int kVec>
   __device__ __forceinline__ void operator()(std::int64_t row, std::int64_t column, Sum<T> (&d)[kVec]) const {
     Sum<T> x[kVec];
-    load<kVec>(row_of<const T>(c.x, row, c.x_stride) + column, x);
-    load<kVec>(row_of<const T>(c.dy, row, c.dy_stride) + column, d);
-    if (c.bias != nullptr) {
-      Sum<T> bias[kVec];
-      load<kVec>(static_cast<const T*>(c.bias) + column, bias);
-#pragma unroll
-      for (int k = 0; k < kVec; ++k) x[k] += bias[k];
-    }
-#pragma unroll
-    for (int k = 0; k < kVec; ++k) {
-      const Both<Sum<T>> f = F::both(x[k]);
-      d[k] *= f.slope;
-      x[k] = f.value;
-    }
+    slopes<F, kVec>(c, column, row_of<const T>(c.x, row, c.x_stride) + column,
+                    row_of<const T>(c.dy, row, c.dy_stride) + column, d, x);
     store<kVec>(row_of<T>(c.out, row, c.out_stride) + column, d);
     if (c.y != nullptr) store<kVec>(row_of<T>(c.y, row, c.y_stride) + column, x);
   }
@@ -146,10 +134,7 @@ CudaError activation_backward_sums(const ActivationLoop& c, const CudaColumnSums
                                    std::int64_t rows, CudaStream stream) {
   return by_type(element, [&](auto type) {
     using T = decltype(type);
-    const bool wide = wide_rows(c.x, c.x_stride, c.width, sizeof(T)) &&
-                      wide_rows(c.dy, c.dy_stride, c.width, sizeof(T)) &&
-                      wide_rows(c.out, c.out_stride, c.width, sizeof(T)) &&
-                      wide_rows(c.y, c.y_stride, c.width, sizeof(T)) && wide_rows(c.bias, 0, c.width, sizeof(T));
+    const bool wide = wide_backward(c, sizeof(T));
     return by_kind(kind, [&](auto function) {
       return sum_columns<T>(Slopes<T, decltype(function)>{c}, wide, sums, rows, c.width, stream);
     });

@@ -72,7 +72,20 @@ constexpr CudaKernels kKernels = {.version = kCudaKernelsVersion,
                                   .host_allocate = host_allocate,
                                   .host_free = host_free,
                                   .driver_allocations = driver_allocations,
-                                  .device_bytes = device_bytes};
+                                  .device_bytes = device_bytes,
+                                  .ground = gpu::ground,
+                                  .product_plans = gpu::product_plans,
+                                  .product_fits = gpu::product_fits,
+                                  .product = gpu::product,
+                                  .event_new = gpu::event_new,
+                                  .event_record = gpu::event_record,
+                                  .event_wait = gpu::event_wait,
+                                  .event_seconds = gpu::event_seconds,
+                                  .event_free = gpu::event_free,
+                                  .capturing = gpu::capturing,
+                                  .set_numbers = gpu::set_numbers,
+                                  .decide = gpu::decide,
+                                  .fp8_advance = gpu::fp8_advance};
 
 }  // namespace
 

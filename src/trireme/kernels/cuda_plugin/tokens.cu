@@ -124,11 +124,14 @@ __global__ void __launch_bounds__(kThreads) dropout_rows(const DropoutLoop c) {
   const std::int64_t skip = static_cast<std::int64_t>(first % 4);
   const std::int64_t groups = (skip + c.width + 3) / 4;
   const A kept = static_cast<A>(c.factor);
+  const bool there = c.words != nullptr;
+  const std::uint32_t key[2] = {there ? c.words[0] : c.key[0], there ? c.words[1] : c.key[1]};
+  const std::uint32_t salt[2] = {there ? c.words[2] : c.salt[0], there ? c.words[3] : c.salt[1]};
   for (std::int64_t group = threadIdx.x; group < groups; group += kThreads) {
     const std::uint64_t number = first / 4 + static_cast<std::uint64_t>(group);
-    std::uint32_t coins[4] = {static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32), c.salt[0],
-                              c.salt[1]};
-    philox(coins, c.key[0], c.key[1]);
+    std::uint32_t coins[4] = {static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32), salt[0],
+                              salt[1]};
+    philox(coins, key[0], key[1]);
     const std::int64_t column = group * 4 - skip;
     if (column >= 0 && column + 4 <= c.width && reinterpret_cast<std::uintptr_t>(x + column) % (4 * sizeof(T)) == 0 &&
         sizeof(T) <= 4) {

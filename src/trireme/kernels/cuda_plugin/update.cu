@@ -62,6 +62,7 @@ template <typename A>
 struct SgdBody {
   UpdateLoop c;
   SgdNumbers n;
+  __device__ __forceinline__ void take(const CudaLive& live) { n.rate = live.rate; }
   template <int kN>
   __device__ __forceinline__ void run(std::int64_t i) const {
     A g[kN], w[kN], v[kN];
@@ -88,6 +89,7 @@ template <typename A>
 struct AdagradBody {
   UpdateLoop c;
   AdagradNumbers n;
+  __device__ __forceinline__ void take(const CudaLive& live) { n.rate = live.rate; }
   template <int kN>
   __device__ __forceinline__ void run(std::int64_t i) const {
     A g[kN], w[kN], sum[kN];
@@ -125,6 +127,11 @@ template <typename A>
 struct AdamBody {
   UpdateLoop c;
   AdamNumbers n;
+  __device__ __forceinline__ void take(const CudaLive& live) {
+    n.rate = live.rate;
+    n.root = live.root;
+    n.weight_decay = live.weight_decay;
+  }
   template <int kN>
   __device__ __forceinline__ void run(std::int64_t i) const {
     A g[kN], w[kN];
@@ -191,8 +198,22 @@ struct LarsBody {
   }
 };
 
+/// Those whose ratios of norms the host decides on are never part of a recorded step.
 template <typename Body>
-__device__ __forceinline__ void run_piece(const Body& body, std::int64_t begin, std::int64_t count) {
+concept TakesLive = requires(Body body, const CudaLive& live) {
+  body.take(live);
+};
+
+template <typename Body>
+__device__ __forceinline__ void run_piece(Body body, std::int64_t begin, std::int64_t count) {
+  if constexpr (TakesLive<Body>) {
+    if (body.c.live != nullptr) {  // the same for all threads
+      const CudaLive live = *static_cast<const CudaLive*>(body.c.live);
+      if (live.taken == 0) return;
+      body.c.gradient_scale = live.gradient_scale;
+      body.take(live);
+    }
+  }
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
     const std::int64_t i = begin + (static_cast<std::int64_t>(turn) * kThreads + threadIdx.x) * kVec;
@@ -227,6 +248,8 @@ template <template <typename> typename Body, typename Numbers>
 CudaError update(const UpdateLoop& c, const Numbers& n, std::int64_t count, CudaStream stream) {
   if (count == 0) return nullptr;
   if (!wide(c)) return kApart;
+  if (c.live != nullptr && !TakesLive<Body<float>>)
+    return "an update whose norms the host decides on cannot be recorded";
   const unsigned grid = static_cast<unsigned>(divided_up(count, kPiece));
   if (c.weight.element == Element::kDouble) {
     update_one<<<grid, kThreads, 0, to_stream(stream)>>>(Body<double>{c, n}, count);

@@ -1,0 +1,187 @@
+#include "trireme/kernels/timing.h"
+
+#include <ATen/TensorOperators.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/new_file.h"
+#include "trireme/kernels/cuda.h"
+#include "trireme/kernels/product.h"
+
+namespace trireme::kernels {
+namespace {
+
+/// What this process knows.
+struct Known {
+  std::mutex mutex;
+  std::optional<Choices> choices;                        // none before a GPU was asked
+  std::map<std::filesystem::path, std::size_t> written;  // how many choices are in each file
+  std::filesystem::path waiting;                         // a file to read when there is a GPU to compare it with
+};
+Known& known() {
+  static Known all;
+  return all;
+}
+
+void take_file(Choices& choices, const std::filesystem::path& path) {
+  std::ifstream file(path);
+  if (!file) return;
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (const std::string why = choices.take_json(text, path.string()); !why.empty()) {
+    log_warn("{}: kernels are timed again, and bits may differ from those of the run so far", why);
+  }
+}
+
+Choices& choices_of(Known& all) {
+  if (!all.choices) {
+    const char* card = "";
+    std::uint64_t library = 0;
+    check_cuda(cuda().ground(&card, &library), "asking for the card");
+    all.choices.emplace(ChoiceGround{.card = card, .library = fmt::format("cuBLASLt {}", library)});
+    if (!all.waiting.empty()) take_file(*all.choices, all.waiting);
+  }
+  return *all.choices;
+}
+
+double difference(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor wide = b.to(at::kFloat);
+  const double size = wide.norm().item<double>();
+  return (a.to(at::kFloat) - wide).norm().item<double>() / (size > 0 ? size : 1);
+}
+
+}  // namespace
+
+void with_choices(const std::function<void(Choices& choices)>& look) {
+  Known& all = known();
+  const std::scoped_lock lock(all.mutex);
+  look(choices_of(all));
+}
+
+Stopwatch::Stopwatch() {
+  check_cuda(cuda().event_new(&begin_, /*timed=*/true), "a timer");
+  check_cuda(cuda().event_new(&end_, /*timed=*/true), "a timer");
+}
+
+Stopwatch::~Stopwatch() {
+  cuda().event_free(begin_);
+  cuda().event_free(end_);
+}
+
+double Stopwatch::us(int calls, const std::function<void()>& call) {
+  const CudaStream stream = cuda_stream();
+  check_cuda(cuda().event_record(begin_, stream), "a timer");
+  for (int i = 0; i < calls; ++i) call();
+  check_cuda(cuda().event_record(end_, stream), "a timer");
+  check_cuda(cuda().event_wait(end_), "a timer");
+  double seconds = 0;
+  check_cuda(cuda().event_seconds(begin_, end_, &seconds), "a timer");
+  return seconds * 1e6 / calls;
+}
+
+double median(std::vector<double> numbers) {
+  std::nth_element(numbers.begin(), numbers.begin() + static_cast<std::ptrdiff_t>(numbers.size() / 2), numbers.end());
+  return numbers[numbers.size() / 2];
+}
+
+std::string fastest_way(const std::string& key, std::initializer_list<Way> ways,
+                        const std::function<std::vector<at::Tensor>()>& outputs) {
+  const std::string plain = ways.begin()->name;
+  std::string pick;
+  with_choices([&](Choices& choices) {
+    if (const WayChosen* known = choices.way(key)) {
+      pick = known->pick;
+    } else if (cuda_capturing()) {
+      pick = choices.add_way(key, {.pick = plain}).pick;
+    }
+  });
+  if (!pick.empty()) return pick;
+  // Timed without the lock: ways ask for plans themselves. Two ranks may time the same; the first to say so is right.
+  Stopwatch watch;
+  struct Found {
+    const Way* way;
+    std::vector<double> us;
+  };
+  std::vector<Found> found;
+  std::vector<at::Tensor> expected;
+  for (const Way& way : ways) {
+    try {
+      way.run();
+      const std::vector<at::Tensor> made = outputs();
+      if (found.empty()) {
+        for (const at::Tensor& tensor : made) expected.push_back(tensor.clone());
+      } else {
+        double most = 0;
+        for (std::size_t i = 0; i < made.size(); ++i) most = std::max(most, difference(made[i], expected[i]));
+        if (!(most < 0.02)) {  // bfloat16 rounds to 0.004
+          log_warn("{}: {} differs from {} by {:.2g}, and is not used", key, way.name, plain, most);
+          continue;
+        }
+      }
+    } catch (const Error&) {
+      if (found.empty()) throw;
+      continue;
+    }
+    found.push_back({&way, {}});
+  }
+  for (int turn = 0; turn < 5; ++turn) {
+    for (Found& one : found) one.us.push_back(watch.us(3, one.way->run));
+  }
+  WayChosen chosen;
+  for (const Found& one : found) chosen.us[one.way->name] = median(one.us);
+  chosen.pick = pick_way(chosen.us, plain);
+  with_choices([&](Choices& choices) { pick = choices.add_way(key, std::move(chosen)).pick; });
+  return pick;
+}
+
+std::map<std::string, double> time_once(const std::string& key, std::initializer_list<Way> ways) {
+  bool known = false;
+  with_choices([&](Choices& choices) { known = choices.way(key) != nullptr; });
+  if (known || cuda_capturing()) return {};
+  Stopwatch watch;
+  WayChosen chosen{.pick = ways.begin()->name};
+  for (const Way& way : ways) {
+    way.run();
+    std::vector<double> turns;
+    for (int turn = 0; turn < 3; ++turn) turns.push_back(watch.us(3, way.run));
+    chosen.us[way.name] = median(turns);
+  }
+  with_choices([&](Choices& choices) { choices.add_way(key, chosen); });
+  return chosen.us;
+}
+
+void read_choices(const std::filesystem::path& path) {
+  Known& all = known();
+  const std::scoped_lock lock(all.mutex);
+  all.waiting = path;
+  if (all.choices) take_file(*all.choices, path);
+}
+
+void write_choices(const std::filesystem::path& path) {
+  Known& all = known();
+  std::string text;
+  {
+    const std::scoped_lock lock(all.mutex);
+    if (!all.choices) return;
+    std::size_t& written = all.written[path];
+    if (std::exchange(written, all.choices->size()) == all.choices->size()) return;
+    text = all.choices->to_json();
+  }
+  write_text_file(path, text);
+}
+
+std::string chosen_text() {
+  Known& all = known();
+  const std::scoped_lock lock(all.mutex);
+  return all.choices ? all.choices->to_json() : "";
+}
+
+}  // namespace trireme::kernels
