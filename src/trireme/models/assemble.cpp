@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 
+#include "trireme/models/model.h"
+
 namespace trireme::models {
 namespace {
 
@@ -28,8 +30,13 @@ kernels::Activation to_kernel(spec::Activation activation) {
   return kernels::Activation::kRelu;
 }
 
-Assembly::Assembly(nn::Params& params, const spec::ModelShape& shape, const nn::Team& team, bool recompute_core)
-    : params_(params), shape_(shape), team_(team), recompute_core_(recompute_core) {
+Assembly::Assembly(nn::Params& params, const spec::ModelShape& shape, const nn::Team& team, const BuildOptions& options)
+    : params_(params),
+      shape_(shape),
+      team_(team),
+      recompute_core_(options.recompute.kind == nn::RecomputeKind::kSelective),
+      keep_active_(options.keep_active),
+      deterministic_(options.deterministic_attention) {
   if (shape.position_kind == spec::PositionKind::kRotary) {
     rotary_ = std::make_shared<nn::RotaryTable>(shape.rotary, shape.head_size);
   }
@@ -152,7 +159,8 @@ nn::AttentionShape Assembly::attention_shape(const std::string& name) const {
           .head_size = shape_.head_size,
           .first_head = team_.tensor_rank() * heads,
           .dropout = shape_.attention_dropout,
-          .recompute_core = recompute_core_};
+          .recompute_core = recompute_core_,
+          .deterministic = deterministic_};
 }
 
 nn::Branch Assembly::attention(const std::string& name, std::int64_t layer, BlockKind kind) {
@@ -200,7 +208,7 @@ nn::Branch Assembly::mlp(const std::string& name) {
   const nn::Linear in = column(name + ".in", shape_.width, into, shape_.mlp_bias);
   const nn::Linear out = row(name + ".out", inner, shape_.width, shape_.mlp_bias);
   return {.norm = normed,
-          .body = std::make_unique<nn::Mlp>(in, out, to_kernel(shape_.activation), shape_.gated),
+          .body = std::make_unique<nn::Mlp>(in, out, to_kernel(shape_.activation), shape_.gated, keep_active_),
           .dropout = dropout(name)};
 }
 

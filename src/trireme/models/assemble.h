@@ -20,6 +20,8 @@
 
 namespace trireme::models {
 
+struct BuildOptions;
+
 kernels::Activation to_kernel(spec::Activation activation);
 
 enum class BlockKind : std::uint8_t {
@@ -31,7 +33,7 @@ enum class BlockKind : std::uint8_t {
 class Assembly {
  public:
   /// `team`: the ranks that hold the model together; borrowed, as the shape is, and by the layers.
-  Assembly(nn::Params& params, const spec::ModelShape& shape, const nn::Team& team, bool recompute_core);
+  Assembly(nn::Params& params, const spec::ModelShape& shape, const nn::Team& team, const BuildOptions& options);
 
   std::unique_ptr<nn::UnaryLayer> embedding(nn::Stream stream);
   std::unique_ptr<nn::Layer> block(const std::string& name, std::int64_t layer, BlockKind kind);
@@ -66,7 +68,7 @@ class Assembly {
   nn::Params& params_;
   const spec::ModelShape& shape_;
   const nn::Team& team_;
-  bool recompute_core_;
+  bool recompute_core_, keep_active_, deterministic_;
   std::shared_ptr<nn::RotaryTable> rotary_;  // of all layers
 };
 

@@ -24,9 +24,7 @@ using nn::Layer;
 class ChainBuilder {
  public:
   ChainBuilder(Model& model, const BuildOptions& options)
-      : model_(model),
-        assembly_(model.params, model.shape, *options.team, options.recompute.kind == nn::RecomputeKind::kSelective),
-        options_(options) {}
+      : model_(model), assembly_(model.params, model.shape, *options.team, options), options_(options) {}
 
   Assembly& assembly() { return assembly_; }
 

@@ -19,6 +19,7 @@ struct Options {
     attention.scale = 1.0 / std::sqrt(static_cast<double>(shape.head_size));
     attention.causal = shape.causal;
     attention.window = shape.window;
+    attention.deterministic = shape.deterministic;
     attention.query_position = place.query;
     attention.key_position = place.key;
     if (place.query_documents.defined() && place.key_documents.defined()) {

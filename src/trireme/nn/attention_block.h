@@ -20,6 +20,7 @@ struct AttentionShape {
   double dropout = 0;           ///< of probabilities
   int cache_layer = 0;          ///< where its keys and values lie in a cache
   bool recompute_core = false;  ///< keep the projections only; run the core again in backward (Korthikanti et al. 2022)
+  bool deterministic = false;   ///< GPU: backward adds up in a fixed order
   Stream stream = Stream::kSequence;
 };
 

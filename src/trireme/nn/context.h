@@ -20,6 +20,7 @@ struct RankMemory;
 namespace trireme::nn {
 
 class Stash;
+class CoinTable;
 
 /// The tokens of a microbatch, [batch, sequence].
 struct Sequence {
@@ -78,6 +79,9 @@ struct Context {
   at::Tensor loss_weights;  ///< float [batch, sequence]: weight of each token's loss; undefined: 1
   double gradient_scale =
       1;  ///< 1 / (tokens of the whole batch), times the loss scale: gradients come out as of the mean
+  at::Tensor
+      scale_there;  ///< the same as a number on the GPU, float (double) [1], of a recorded step; undefined: as given
+  CoinTable* coins = nullptr;  ///< where a recorded step's dropout finds what differs from step to step; null: nowhere
   std::vector<LossTerm> losses;
   bool losses_later = false;               ///< the terms may be left pending: whoever set it calls settle()
   double flops = 0, recomputed_flops = 0;  ///< done so far in matrix products: flops.h

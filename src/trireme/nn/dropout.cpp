@@ -2,13 +2,49 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "trireme/base/error.h"
 #include "trireme/kernels/dropout.h"
 #include "trireme/nn/layer.h"
 
 namespace trireme::nn {
+namespace {
+
+Random stream_of(const std::string& name, std::uint64_t seed, std::int64_t step) {
+  return Random(seed, fmt::format("dropout/{}/step {}", name, step));
+}
+
+}  // namespace
+
+CoinTable::CoinTable(at::Device device) : words_(at::zeros({kMost, 4}, at::TensorOptions(at::kInt).device(device))) {}
+
+at::Tensor CoinTable::place(const std::string& name) {
+  const auto found = std::find(names_.begin(), names_.end(), name);
+  const auto index = static_cast<std::int64_t>(found - names_.begin());
+  TRIREME_CHECK(index < kMost, "more than {} dropouts in one recorded step", kMost);
+  if (found == names_.end()) names_.push_back(name);
+  return words_.select(0, index);
+}
+
+void CoinTable::fill(std::uint64_t seed, std::int64_t step) {
+  if (names_.empty()) return;
+  const auto count = static_cast<std::int64_t>(names_.size());
+  // Pinned memory, which the tensor library keeps until the copy is done.
+  const bool pinned = words_.is_cuda();
+  const at::Tensor here = at::empty({count, 4}, at::TensorOptions(at::kInt).pinned_memory(pinned));
+  auto* out = here.mutable_data_ptr<std::int32_t>();
+  for (const std::string& name : names_) {
+    for (const std::uint32_t word : kernels::dropout_words(stream_of(name, seed, step))) {
+      *out++ = static_cast<std::int32_t>(word);
+    }
+  }
+  words_.narrow(0, 0, count).copy_(here, /*non_blocking=*/true);
+}
 
 Dropout::Dropout(std::string name, double p, SequencePart part) : name_(std::move(name)), p_(p), part_(part) {
   if (p < 0 || p >= 1) {
@@ -29,8 +65,9 @@ at::Tensor token_numbers(const Sequence& sequence, const Context& context, std::
 
 void Dropout::apply(at::Tensor& x, const Sequence& sequence, const Context& context) const {
   if (!active(context)) return;
-  const kernels::Dropout rule{.stream = Random(context.seed, fmt::format("dropout/{}/step {}", name_, context.step)),
-                              .p = p_};
+  const at::Tensor words = context.coins != nullptr ? context.coins->place(name_) : at::Tensor();
+  const kernels::Dropout rule{
+      .stream = stream_of(name_, context.seed, context.step), .p = p_, .words = words.defined() ? &words : nullptr};
   at::Tensor rows = as_rows(x);
   const at::Tensor tokens = token_numbers(sequence, context, x.size(0), x.size(1), part_.index * x.size(1));
   kernels::dropout_(rows, rule, tokens, 0, x.size(-1));

@@ -15,6 +15,22 @@ struct SequencePart {
   int index = 0, count = 1;
 };
 
+/// What the coins of a step's dropouts are made of, in a GPU's memory: a recorded step reads them there, and each
+/// step's are put there before it starts. The same coins as without.
+class CoinTable {
+ public:
+  explicit CoinTable(at::Device device);
+  /// The place of this layer's, given out when it is first asked for.
+  at::Tensor place(const std::string& name);
+  /// Every place gets what the layer would draw in this step; the host does not wait.
+  void fill(std::uint64_t seed, std::int64_t step);
+
+ private:
+  static constexpr std::int64_t kMost = 4096;
+  at::Tensor words_;  // int32 [kMost, 4]
+  std::vector<std::string> names_;
+};
+
 class Dropout {
  public:
   Dropout(std::string name, double p, SequencePart part = {});

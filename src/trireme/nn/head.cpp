@@ -1,13 +1,11 @@
 #include "trireme/nn/head.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/clamp_min.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/logsumexp.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/ne.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sub.h>
@@ -21,6 +19,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/device/tensor_buffer.h"
+#include "trireme/kernels/product.h"
 #include "trireme/nn/exchange.h"
 #include "trireme/nn/flops.h"
 
@@ -82,9 +81,9 @@ Head::Head(Param& weight, Param* bias, HeadOptions options, const Team& team)
 }
 
 at::Tensor Head::logits(const at::Tensor& rows, Context& context) const {
-  const at::Tensor weight = context.value(weight_).t();
-  context.flops += product_flops(rows.size(0), weight.size(0), weight.size(1));
-  return bias_ ? at::addmm(context.value(*bias_), rows, weight) : at::mm(rows, weight);
+  const at::Tensor& weight = context.value(weight_);
+  context.flops += product_flops(rows.size(0), weight.size(1), weight.size(0));
+  return kernels::linear_product(rows, weight, bias_ ? context.value(*bias_) : at::Tensor());
 }
 
 at::Tensor Head::all_logits(const at::Tensor& rows, Context& context) const {
@@ -155,7 +154,8 @@ at::Tensor Head::run(at::Tensor x, Context& context, Tape* tape) {
   at::Tensor weights = context.loss_weights.defined() ? context.loss_weights.reshape({-1}).to(type)
                                                       : at::full({targets.size(0)}, 1.0, x.options().dtype(type));
   weights = weights * targets.ne(kernels::CrossEntropy{}.ignore).to(type);
-  const at::Tensor scales = tape ? weights * context.gradient_scale : at::Tensor();
+  at::Tensor scales;
+  if (tape) scales = context.scale_there.defined() ? weights * context.scale_there : weights * context.gradient_scale;
   at::Tensor dx = tape ? at::empty_like(rows) : at::Tensor();
 
   const std::int64_t row_bytes = weight.size(0) * x.element_size();
@@ -175,7 +175,7 @@ at::Tensor Head::run(at::Tensor x, Context& context, Tape* tape) {
     const double again = product_flops(count, weight.size(0), weight.size(1));
     context.flops += weight_.trainable ? 2 * again : again;
     at::Tensor into = part(dx);
-    at::mm_out(into, values, weight);
+    kernels::product_into(into, values, weight);
     add_product_gradient(weight_, values, inputs);
     if (bias_) add_row_sum_gradient(*bias_, values);
   }

@@ -1,14 +1,12 @@
 #include "trireme/nn/linear.h"
 
 #include <ATen/ops/add.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/mm.h>
 #include <fmt/format.h>
 
 #include <optional>
 
 #include "trireme/base/error.h"
-#include "trireme/kernels/fp8.h"
+#include "trireme/kernels/product.h"
 #include "trireme/nn/exchange.h"
 #include "trireme/nn/flops.h"
 
@@ -21,72 +19,78 @@ std::vector<std::int64_t> with_width(const at::Tensor& x, std::int64_t width) {
   return shape;
 }
 
-enum class Side : std::uint8_t { kActivation, kWeight, kGradient };
-
-/// Gradients have the format with more range where one scale serves a whole tensor; DeepSeek-V3's small blocks do not
-/// need it. `turned`: for a product that sums over rows.
-kernels::Fp8Matrix to_fp8(const at::Tensor& x, Side side, spec::Products products, bool turned = false) {
-  const bool blocks = products == spec::Products::kFp8Blocks;
-  const auto format = side == Side::kGradient && !blocks ? kernels::Fp8Format::kE5m2 : kernels::Fp8Format::kE4m3;
-  const auto scaling = !blocks                 ? kernels::Fp8Scaling::kTensor
-                       : side == Side::kWeight ? kernels::Fp8Scaling::kTiles
-                                               : kernels::Fp8Scaling::kLines;
-  kernels::Fp8Pair pair = kernels::to_fp8(x, format, scaling, !turned, turned);
-  return turned ? std::move(pair.columns) : std::move(pair.rows);
-}
-
-/// Sums of small blocks are added up in float, as DeepSeek-V3 does; so are gradients.
-at::Tensor product_of(const kernels::Fp8Matrix& a, const kernels::Fp8Matrix& b, at::ScalarType type,
-                      spec::Products products) {
-  const bool forward = a.values.scalar_type() == at::kFloat8_e4m3fn && type != at::kFloat;
-  return kernels::fp8_product(a, b, type, /*fast=*/forward && products == spec::Products::kFp8);
-}
-
 }  // namespace
 
 Linear::Linear(Param& weight, Param* bias, LinearSplit split, const Team& team)
-    : weight_(weight), bias_(bias), split_(team.tensor_ranks() > 1 ? split : LinearSplit::kNone), team_(&team) {
+    : weight_(weight),
+      bias_(bias),
+      split_(team.tensor_ranks() > 1 ? split : LinearSplit::kNone),
+      team_(&team),
+      rounded_(std::make_shared<RoundedWeight>()) {
   ++weight_.uses;
   if (bias_) ++bias_->uses;
 }
 
-bool Linear::in_fp8(const at::Tensor& rows) const {
-  if (weight_.products == spec::Products::kSame) return false;
-  const std::int64_t grain = weight_.products == spec::Products::kFp8 ? 16 : 128;
-  if (rows.size(0) % grain != 0) {
-    throw ConfigError(fmt::format("products of 8-bit floats with {} take multiples of {} tokens, not {}", weight_.name,
-                                  grain, rows.size(0)),
-                      fmt::format("make data.sequence a multiple of {}, or set precision.products = \"same\"", grain));
-  }
-  return true;
-}
-
 at::Tensor Linear::multiply(const at::Tensor& x, bool with_bias, Context& context) const {
   const at::Tensor& weight = context.value(weight_);
-  const at::Tensor rows = as_rows(x);
+  const at::Tensor rows = as_rows(x), bias = with_bias && bias_ ? context.value(*bias_) : at::Tensor();
   context.flops += product_flops(rows.size(0), weight.size(1), weight.size(0));
-  if (in_fp8(rows)) {
-    at::Tensor y = product_of(to_fp8(rows, Side::kActivation, weight_.products),
-                              to_fp8(weight, Side::kWeight, weight_.products), rows.scalar_type(), weight_.products);
-    if (with_bias && bias_) y.add_(context.value(*bias_));
-    return y.view(with_width(x, weight.size(0)));
+  if (in_fp8(weight_, rows.size(0))) {
+    const kernels::Fp8Pair& rounded =
+        rounded_->of(weight_, weight, context.weights == nullptr && context.training, /*forward=*/true);
+    const kernels::Fp8Pair x8 =
+        round_side(weight_, rows, {.side = Fp8Side::kActivation, .rows = true, .note = context.training});
+    return fp8_multiply(weight_, x8.rows, rounded.rows, rows.scalar_type(), bias).view(with_width(x, weight.size(0)));
   }
-  const at::Tensor y =
-      with_bias && bias_ ? at::addmm(context.value(*bias_), rows, weight.t()) : at::mm(rows, weight.t());
-  return y.view(with_width(x, weight.size(0)));
+  return kernels::linear_product(rows, weight, bias).view(with_width(x, weight.size(0)));
 }
 
-at::Tensor Linear::multiply_back(const at::Tensor& dy, Context& context) const {
+at::Tensor Linear::multiply_back(const at::Tensor& dy, Context& context, const RoundedGradient* rounded) const {
   const at::Tensor& weight = context.value(weight_);
   const at::Tensor rows = as_rows(dy);
   context.flops += product_flops(rows.size(0), weight.size(0), weight.size(1));
-  if (in_fp8(rows)) {
-    return product_of(to_fp8(rows, Side::kGradient, weight_.products),
-                      to_fp8(weight, Side::kWeight, weight_.products, /*turned=*/true), rows.scalar_type(),
-                      weight_.products)
-        .view(with_width(dy, weight.size(1)));
+  if (in_fp8(weight_, rows.size(0))) {
+    const kernels::Fp8Pair& turned =
+        rounded_->of(weight_, weight, context.weights == nullptr && context.training, /*forward=*/false);
+    const kernels::Fp8Matrix dy8 = rounded != nullptr
+                                       ? rounded->dy.rows
+                                       : round_side(weight_, rows, {.side = Fp8Side::kGradient, .rows = true}).rows;
+    return fp8_multiply(weight_, dy8, turned.columns, rows.scalar_type()).view(with_width(dy, weight.size(1)));
   }
-  return at::mm(rows, weight).view(with_width(dy, weight.size(1)));
+  return kernels::product_of(rows, weight).view(with_width(dy, weight.size(1)));
+}
+
+RoundedGradient Linear::round_gradient(const at::Tensor& dy) const {
+  const at::Tensor rows = as_rows(dy);
+  if (!in_fp8(weight_, rows.size(0)) || !weight_.trainable) return {};
+  return {.dy = round_side(weight_, rows, {.side = Fp8Side::kGradient, .rows = true, .columns = true})};
+}
+
+bool Linear::takes_gelu(const at::Tensor& x) const {
+  const bool alone = split_ == LinearSplit::kNone || (split_ == LinearSplit::kColumn && !team_->splits_sequence());
+  return alone && x.is_cuda() && weight_.products == spec::Products::kSame;
+}
+
+kernels::GeluLinear Linear::gelu_product(const at::Tensor& x, Context& context) const {
+  const at::Tensor& weight = context.value(weight_);
+  const at::Tensor rows = as_rows(x);
+  context.flops += product_flops(rows.size(0), weight.size(1), weight.size(0));
+  auto [inner, active] = kernels::gelu_linear(rows, weight, bias_ ? context.value(*bias_) : at::Tensor());
+  const auto shape = with_width(x, weight.size(0));
+  return {.inner = inner.view(shape), .active = active.view(shape)};
+}
+
+bool Linear::gives_gelu_back(const at::Tensor& dy) const {
+  return gradients_apart() && dy.is_cuda() && weight_.products == spec::Products::kSame;
+}
+
+at::Tensor Linear::gelu_gradient(const at::Tensor& dy, const at::Tensor& inner, at::Tensor& active, at::Tensor& dbias,
+                                 Context& context) const {
+  const at::Tensor& weight = context.value(weight_);
+  const at::Tensor rows = as_rows(dy);
+  context.flops += product_flops(rows.size(0), weight.size(0), weight.size(1));
+  at::Tensor active_rows = active.defined() ? as_rows(active) : at::Tensor();
+  return kernels::gelu_linear_back(rows, weight, as_rows(inner), active_rows, dbias).view(inner.sizes());
 }
 
 at::Tensor Linear::product(const at::Tensor& x, Context& context, at::Tensor* kept) const {
@@ -111,26 +115,34 @@ at::Tensor Linear::product(const at::Tensor& x, Context& context, at::Tensor* ke
 }
 
 void Linear::add_weight_gradient(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,
-                                 const at::Tensor& dy_of_bias, const at::Tensor& row_sum) const {
+                                 const at::Tensor& dy_of_bias, const at::Tensor& row_sum,
+                                 const RoundedGradient* rounded) const {
   const at::Tensor dy_rows = as_rows(dy), x_rows = as_rows(x);
   if (weight_.trainable) context.flops += product_flops(dy_rows.size(1), dy_rows.size(0), x_rows.size(1));
-  tape.weight_gradient([this, dy_rows, x_rows, bias_rows = as_rows(dy_of_bias), row_sum, &context] {
-    if (weight_.trainable && in_fp8(x_rows)) {
-      const spec::Products kind = weight_.products;
-      add_gradient(weight_, product_of(to_fp8(dy_rows, Side::kGradient, kind, /*turned=*/true),
-                                       to_fp8(x_rows, Side::kActivation, kind, /*turned=*/true), at::kFloat, kind));
+  tape.weight_gradient([this, dy_rows, x_rows, bias_rows = as_rows(dy_of_bias), row_sum, &context,
+                        dy8 = rounded != nullptr ? rounded->dy.columns : kernels::Fp8Matrix{}] {
+    const bool narrow = weight_.trainable && in_fp8(weight_, x_rows.size(0));
+    // One pass for both where they are made of the same rows.
+    const bool both = bias_ && !narrow && !row_sum.defined() && bias_rows.data_ptr() == dy_rows.data_ptr();
+    if (narrow) {
+      const kernels::Fp8Matrix turned =
+          dy8.values.defined() ? dy8
+                               : round_side(weight_, dy_rows, {.side = Fp8Side::kGradient, .columns = true}).columns;
+      add_fp8_gradient(weight_, turned,
+                       round_side(weight_, x_rows, {.side = Fp8Side::kActivation, .columns = true}).columns);
+    } else if (both) {
+      add_product_gradients(weight_, *bias_, dy_rows, x_rows);
     } else {
       add_product_gradient(weight_, dy_rows, x_rows);
     }
     context.added(weight_);
-    if (bias_) {
-      if (row_sum.defined()) {
-        add_gradient(*bias_, row_sum);
-      } else {
-        add_row_sum_gradient(*bias_, bias_rows);
-      }
-      context.added(*bias_);
+    if (!bias_) return;
+    if (row_sum.defined()) {
+      add_gradient(*bias_, row_sum);
+    } else if (!both) {
+      add_row_sum_gradient(*bias_, bias_rows);
     }
+    context.added(*bias_);
   });
 }
 
@@ -174,8 +186,9 @@ at::Tensor Linear::gradients(const at::Tensor& dy, const at::Tensor& x, Context&
   TRIREME_CHECK(!row_sum.defined() || wants_row_sum(), "a sum of rows that no bias of {} takes", weight_.name);
   if (split_ == LinearSplit::kColumn) return column_gradients(dy, x, context, tape, row_sum);
   if (split_ == LinearSplit::kRow) return row_gradients(dy, x, context, tape);
-  add_weight_gradient(dy, x, context, tape, dy, row_sum);
-  return multiply_back(dy, context);
+  const RoundedGradient rounded = round_gradient(dy);
+  add_weight_gradient(dy, x, context, tape, dy, row_sum, &rounded);
+  return multiply_back(dy, context, rounded.dy.rows.values.defined() ? &rounded : nullptr);
 }
 
 at::Tensor Linear::run(at::Tensor x, Context& context, Tape* tape) {

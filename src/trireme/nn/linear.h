@@ -6,6 +6,10 @@
 // Depends on: base, comm.
 #pragma once
 
+#include <memory>
+
+#include "trireme/kernels/product.h"
+#include "trireme/nn/fp8_products.h"
 #include "trireme/nn/layer.h"
 #include "trireme/nn/team.h"
 
@@ -31,20 +35,33 @@ class Linear final : public UnaryLayer {
   // The same in two calls, for a layer that makes x again together with what it makes of its gradient. Only where
   // gradients_apart(): nothing is exchanged with other ranks between the two.
   bool gradients_apart() const;
-  at::Tensor input_gradient(const at::Tensor& dy, Context& context) const { return multiply_back(dy, context); }
-  void weight_gradient(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape) const {
-    add_weight_gradient(dy, x, context, tape, dy);
+  /// dy rounded once for both of them; empty where nothing is.
+  RoundedGradient round_gradient(const at::Tensor& dy) const;
+  at::Tensor input_gradient(const at::Tensor& dy, Context& context, const RoundedGradient& rounded) const {
+    return multiply_back(dy, context, rounded.dy.rows.values.defined() ? &rounded : nullptr);
   }
+  void weight_gradient(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,
+                       const RoundedGradient& rounded = {}) const {
+    add_weight_gradient(dy, x, context, tape, dy, {}, &rounded);
+  }
+  // GELU (by tanh) in the product's own pass, on a GPU.
+  /// Whether GELU of product() can be had with it: nothing is exchanged with other ranks in between.
+  bool takes_gelu(const at::Tensor& x) const;
+  kernels::GeluLinear gelu_product(const at::Tensor& x, Context& context) const;
+  /// Whether input_gradient() can be had times GELU's slope at `inner`, which this layer's input was made from.
+  bool gives_gelu_back(const at::Tensor& dy) const;
+  /// Where they are defined, `active` is made again, and to `dbias` the sum of the result's rows is added.
+  at::Tensor gelu_gradient(const at::Tensor& dy, const at::Tensor& inner, at::Tensor& active, at::Tensor& dbias,
+                           Context& context) const;
   /// Whether gradients() would add up dy's rows for the bias: whoever makes dy may give it their sum instead.
   bool wants_row_sum() const;
 
  private:
-  /// Whether products with so many rows are made of 8-bit floats.
-  bool in_fp8(const at::Tensor& rows) const;
   at::Tensor multiply(const at::Tensor& x, bool with_bias, Context& context) const;
-  at::Tensor multiply_back(const at::Tensor& dy, Context& context) const;
+  at::Tensor multiply_back(const at::Tensor& dy, Context& context, const RoundedGradient* rounded = nullptr) const;
   void add_weight_gradient(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,
-                           const at::Tensor& dy_of_bias, const at::Tensor& row_sum = {}) const;
+                           const at::Tensor& dy_of_bias, const at::Tensor& row_sum = {},
+                           const RoundedGradient* rounded = nullptr) const;
   at::Tensor column_gradients(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,
                               const at::Tensor& row_sum) const;
   at::Tensor row_gradients(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape) const;
@@ -53,6 +70,7 @@ class Linear final : public UnaryLayer {
   Param* bias_;
   LinearSplit split_;
   const Team* team_;
+  std::shared_ptr<RoundedWeight> rounded_;  // shared by copies of the layer: one weight
 };
 
 }  // namespace trireme::nn

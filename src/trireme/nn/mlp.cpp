@@ -6,8 +6,8 @@
 
 namespace trireme::nn {
 
-Mlp::Mlp(Linear in, Linear out, kernels::Activation activation, bool gated)
-    : in_(in), out_(out), activation_(activation), gated_(gated) {}
+Mlp::Mlp(Linear in, Linear out, kernels::Activation activation, bool gated, bool keep_active)
+    : in_(in), out_(out), activation_(activation), gated_(gated), keep_active_(keep_active) {}
 
 at::Tensor Mlp::activate(const at::Tensor& inner) const {
   if (!gated_) {
@@ -25,39 +25,61 @@ at::Tensor Mlp::activate(const at::Tensor& inner) const {
 }
 
 at::Tensor Mlp::run(at::Tensor x, Context& context, Tape* tape) {
-  at::Tensor kept;
-  at::Tensor inner = in_.product(x, context, &kept);
-  at::Tensor y = out_.product(activate(inner), context);
-  if (tape) tape->push({std::move(kept), std::move(inner)});
+  at::Tensor kept, inner, active;
+  if (!gated_ && activation_ == kernels::Activation::kGeluTanh && in_.takes_gelu(x)) {
+    kept = x;
+    auto both = in_.gelu_product(x, context);
+    inner = std::move(both.inner);
+    active = std::move(both.active);
+  } else {
+    inner = in_.product(x, context, &kept);
+    active = activate(inner);
+  }
+  at::Tensor y = out_.product(active, context);
+  if (!keep_active_) active = at::Tensor();
+  if (tape) tape->push({std::move(kept), std::move(inner), std::move(active)});
   return y;
 }
 
-at::Tensor Mlp::run_back(at::Tensor dy, Context& context, Tape& tape) {
-  const auto [x, inner] = tape.pop<2>();
+at::Tensor Mlp::inner_gradient(const at::Tensor& dy, const at::Tensor& inner, at::Tensor active, at::Tensor& dbias,
+                               Context& context, Tape& tape) {
   // Where no rank waits in between, one pass over `inner` makes both the activation again and the gradient.
-  const bool together = out_.gradients_apart();
-  at::Tensor active = together ? at::Tensor() : activate(inner);
-  at::Tensor dactive = together ? out_.input_gradient(dy, context) : out_.gradients(dy, active, context, tape);
-  if (together) active = at::empty_like(dactive);
-  at::Tensor dinner, dbias;
+  const bool together = out_.gradients_apart(), again = together && !active.defined();
+  // By itself, to be added when the weights' gradients are: perhaps later, with the same bits.
+  const auto sums = inner.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  if (!gated_ && in_.wants_row_sum()) dbias = at::zeros({inner.size(-1)}, inner.options().dtype(sums));
+  at::Tensor dinner;
+  if (!gated_ && activation_ == kernels::Activation::kGeluTanh && out_.gives_gelu_back(dy)) {
+    at::Tensor made = again ? at::empty_like(inner) : at::Tensor();
+    dinner = out_.gelu_gradient(dy, inner, made, dbias, context);
+    out_.weight_gradient(dy, again ? made : active, context, tape);
+    return dinner;
+  }
+  if (!together && !active.defined()) active = activate(inner);
+  const RoundedGradient rounded = together ? out_.round_gradient(dy) : RoundedGradient{};
+  at::Tensor dactive = together ? out_.input_gradient(dy, context, rounded) : out_.gradients(dy, active, context, tape);
+  if (again) active = at::empty_like(dactive);
   if (gated_) {
     const at::Tensor rows = as_rows(inner);
     const std::int64_t half = rows.size(1) / 2;
     dinner = at::empty_like(inner);
     at::Tensor drows = as_rows(dinner);
     at::Tensor dgate = drows.narrow(1, 0, half), dup = drows.narrow(1, half, half);
-    at::Tensor again = together ? as_rows(active) : at::Tensor();
-    kernels::gated_backward(dgate, dup, again, as_rows(dactive), rows.narrow(1, 0, half), rows.narrow(1, half, half),
+    at::Tensor made = again ? as_rows(active) : at::Tensor();
+    kernels::gated_backward(dgate, dup, made, as_rows(dactive), rows.narrow(1, 0, half), rows.narrow(1, half, half),
                             activation_);
   } else {
     dinner = std::move(dactive);
-    // By itself, to be added when the weights' gradients are: perhaps later, with the same bits.
-    const auto sums = inner.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    if (in_.wants_row_sum()) dbias = at::zeros({inner.size(-1)}, inner.options().dtype(sums));
-    kernels::activation_backward(dinner, dbias, dinner, inner, at::Tensor(), activation_, together ? &active : nullptr);
+    kernels::activation_backward(dinner, dbias, dinner, inner, at::Tensor(), activation_, again ? &active : nullptr);
   }
-  if (together) out_.weight_gradient(dy, active, context, tape);
-  active = at::Tensor();
+  if (together) out_.weight_gradient(dy, active, context, tape, rounded);
+  return dinner;
+}
+
+at::Tensor Mlp::run_back(at::Tensor dy, Context& context, Tape& tape) {
+  auto [x, inner, active] = tape.pop<3>();
+  at::Tensor dbias;
+  const at::Tensor dinner = inner_gradient(dy, inner, std::move(active), dbias, context, tape);
   return in_.gradients(dinner, x, context, tape, dbias);
 }
 

@@ -15,6 +15,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
 #include "trireme/base/text.h"
+#include "trireme/kernels/product.h"
 #include "trireme/kernels/sum_rows.h"
 
 namespace trireme::nn {
@@ -204,6 +205,12 @@ at::Tensor& gradient_to_add_to(Param& param) {
   return param.gradient;
 }
 
+at::Tensor& gradient_for_product(Param& param) {
+  ensure_gradient(param);
+  param.gradient_empty = false;
+  return param.gradient;
+}
+
 void add_gradient(Param& param, const at::Tensor& delta) {
   if (!param.trainable) return;
   ensure_gradient(param);
@@ -218,17 +225,14 @@ void add_gradient(Param& param, const at::Tensor& delta) {
 void add_product_gradient(Param& param, const at::Tensor& dy, const at::Tensor& x) {
   if (!param.trainable) return;
   ensure_gradient(param);
-  if (dy.scalar_type() != param.gradient.scalar_type()) {
-    if (dy.is_cuda() && param.gradient.scalar_type() == at::kFloat) {
-      // A GPU's products of 16-bit numbers can come out in float, and be added up there.
-      if (param.gradient_empty) {
-        at::mm_out(param.gradient, dy.t(), x, at::kFloat);
-      } else {
-        at::addmm_out(param.gradient, param.gradient, dy.t(), x, at::kFloat);
-      }
-      param.gradient_empty = false;
-      return;
-    }
+  const bool same = dy.scalar_type() == param.gradient.scalar_type();
+  if (dy.is_cuda() && (same || param.gradient.scalar_type() == at::kFloat)) {
+    // A GPU's products of 16-bit numbers can come out in float, and be added up there.
+    kernels::product_into(param.gradient, dy.t(), x, !param.gradient_empty);
+    param.gradient_empty = false;
+    return;
+  }
+  if (!same) {
     // Products of 16-bit numbers come out rounded to 16 bits; their sum over microbatches does not.
     add_gradient(param, at::mm(dy.t(), x));
     return;
@@ -239,6 +243,27 @@ void add_product_gradient(Param& param, const at::Tensor& dy, const at::Tensor& 
     param.gradient.addmm_(dy.t(), x);
   }
   param.gradient_empty = false;
+}
+
+void add_product_gradients(Param& weight, Param& bias, const at::Tensor& dy, const at::Tensor& x) {
+  if (weight.trainable) ensure_gradient(weight);
+  if (!weight.trainable || !bias.trainable || !kernels::sums_in_product(weight.gradient, dy, x)) {
+    add_product_gradient(weight, dy, x);
+    add_row_sum_gradient(bias, dy);
+    return;
+  }
+  ensure_gradient(bias);
+  // The product overwrites what it sums up: the gradient itself where that is begun and lies evenly.
+  const bool direct = bias.gradient_empty && reinterpret_cast<std::uintptr_t>(bias.gradient.const_data_ptr()) % 16 == 0;
+  const at::Tensor sum = direct ? bias.gradient.view({-1}) : at::empty({dy.size(1)}, weight.gradient.options());
+  kernels::fused_product(weight.gradient, dy.t(), x, !weight.gradient_empty,
+                         {.kind = kernels::ProductExtras::Kind::kSum, .bias = sum});
+  weight.gradient_empty = false;
+  if (direct) {
+    bias.gradient_empty = false;
+  } else {
+    add_gradient(bias, sum);
+  }
 }
 
 void add_row_sum_gradient(Param& param, const at::Tensor& dy) {

@@ -46,6 +46,9 @@ struct Param {
   at::Tensor gradient;         ///< undefined until the first contribution
   bool gradient_empty = true;  ///< what `gradient` holds is old: the next contribution overwrites it
   std::int64_t version = 0;    ///< raised by each update; derived forms are cached by it
+  /// Delayed 8-bit scales of activations, the weight and gradients: three rows of an Fp8History's table.
+  at::Tensor scales = {};
+  bool scales_known = false;  ///< a step has gone by
   /// Where gradients live in memory of somebody else's, which may come and go: asked when there is none.
   std::function<at::Tensor()> provide_gradient = nullptr;
 
@@ -94,10 +97,14 @@ void publish(Param& param);
 
 /// The buffer that a contribution is added to: allocated, and zeroed where it held old numbers.
 at::Tensor& gradient_to_add_to(Param& param);
+/// The same for a product that overwrites it where it was old: whether it was, is to be asked before.
+at::Tensor& gradient_for_product(Param& param);
 /// gradient += delta, any type.
 void add_gradient(Param& param, const at::Tensor& delta);
 /// gradient += rows^T columns: a linear layer's weight gradient from dy [n, out] and x [n, in].
 void add_product_gradient(Param& param, const at::Tensor& dy, const at::Tensor& x);
+/// The same, and the bias's gradient += the sum of dy's rows; in one pass where that is faster.
+void add_product_gradients(Param& weight, Param& bias, const at::Tensor& dy, const at::Tensor& x);
 /// gradient += the sum of dy's rows: a bias's.
 void add_row_sum_gradient(Param& param, const at::Tensor& dy);
 /// Marks all gradients as old. Costs nothing: the next contribution overwrites.

@@ -15,6 +15,7 @@ constexpr Named<Products> kProducts[] = {
     {"same", Products::kSame},
     {"fp8", Products::kFp8},
     {"fp8-blocks", Products::kFp8Blocks},
+    {"fp8-delayed", Products::kFp8Delayed},
 };
 constexpr Named<States> kStates[] = {{"fp32", States::kFp32}, {"bf16", States::kBf16}};
 constexpr Named<Masters> kMasters[] = {{"fp32", Masters::kFp32}, {"none", Masters::kNone}};
@@ -108,9 +109,21 @@ void describe(config::Section<PrecisionConfig>& section) {
   section.field(
       "products", &PrecisionConfig::products,
       "of the layers' matrix products: rounded as compute says, or to 8 bits on their way in, with a scale for "
-      "each tensor or for small blocks; never the head's");
+      "each tensor or for small blocks, from the numbers as they are or (delayed) as they were; never the head's");
   section.field("products_keep", &PrecisionConfig::products_keep,
                 "patterns of matrices whose products stay in the compute type, such as \"layers.0.*\"");
+  section
+      .field("fp8_history", &PrecisionConfig::fp8_history,
+             "fp8-delayed: a scale comes from the largest number of so many steps before")
+      .range(1, 4096);
+  section
+      .field("fp8_margin", &PrecisionConfig::fp8_margin,
+             "fp8-delayed: so many factors of two are left for numbers larger than those")
+      .range(0, 8);
+  section.field(
+      "deterministic_attention", &PrecisionConfig::deterministic_attention,
+      "on a GPU: attention's backward pass adds up in a fixed order, so that the same run gives the same bits; "
+      "slower, and the log says by how much");
   section.section("loss_scale", &PrecisionConfig::loss_scale);
 }
 
@@ -175,6 +188,14 @@ std::vector<config::Problem> find_problems(const PrecisionConfig& precision) {
     problems.push_back({.key = "precision.products_keep",
                         .reason = "names products that stay as they are, but precision.products changes none",
                         .hint = "set precision.products = \"fp8\", or leave it out"});
+  }
+  const PrecisionConfig usual;
+  if (precision.products != Products::kFp8Delayed &&
+      (precision.fp8_history != usual.fp8_history || precision.fp8_margin != usual.fp8_margin)) {
+    problems.push_back(
+        {.key = precision.fp8_history != usual.fp8_history ? "precision.fp8_history" : "precision.fp8_margin",
+         .reason = "is given, but only precision.products = \"fp8-delayed\" uses it",
+         .hint = "leave it out, or set precision.products = \"fp8-delayed\""});
   }
   if (precision.compute != Precision::kFp16 && scale != LossScaleConfig{}) {
     problems.push_back({.key = "precision.loss_scale",

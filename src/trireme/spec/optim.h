@@ -78,9 +78,10 @@ struct LossScaleConfig {
 /// [precision]
 /// What the products of a model's layers are rounded to on their way in.
 enum class Products : std::uint8_t {
-  kSame,       ///< the compute type
-  kFp8,        ///< 8-bit floats, one scale a tensor, from its numbers as they are now
-  kFp8Blocks,  ///< 8-bit floats, scales of 1 x 128 and 128 x 128 blocks (DeepSeek-V3)
+  kSame,        ///< the compute type
+  kFp8,         ///< 8-bit floats, one scale a tensor, from its numbers as they are now
+  kFp8Blocks,   ///< 8-bit floats, scales of 1 x 128 and 128 x 128 blocks (DeepSeek-V3)
+  kFp8Delayed,  ///< 8-bit floats, one scale a tensor, from the largest numbers of the last steps
 };
 std::span<const Named<Products>> enum_names(std::type_identity<Products>);
 
@@ -96,6 +97,9 @@ struct PrecisionConfig {
   Masters masters = Masters::kFp32;
   Products products = Products::kSame;
   std::vector<std::string> products_keep;  ///< matrices whose products stay in the compute type
+  std::int64_t fp8_history = 16;           ///< fp8-delayed: steps whose largest numbers count
+  std::int64_t fp8_margin = 0;             ///< fp8-delayed: factors of two left above the largest of them
+  bool deterministic_attention = false;    ///< GPU: the same bits every time, slower
   LossScaleConfig loss_scale;
   bool operator==(const PrecisionConfig&) const = default;
 };

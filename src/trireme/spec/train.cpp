@@ -40,6 +40,12 @@ void describe(config::Section<TrainConfig>& section) {
       .above(0.0);
   section.field("capture", &TrainConfig::capture,
                 "on a GPU, one rank: record the kernels of a microbatch once and start them as one from then on");
+  section.field("tune", &TrainConfig::tune,
+                "on a GPU: the kernels of matrix products are timed when a shape is first met, and the fastest is "
+                "written to gpu-choices.json; false: cuBLAS's own choice");
+  section.field("keep_active", &TrainConfig::keep_active,
+                "what the activation of an MLP gave is kept for backward instead of made again: a little faster, more "
+                "memory");
   section
       .field("hash_every", &TrainConfig::hash_every,
              "every so many steps the hash of the whole state is written down, by which `trireme diff` finds where two "

@@ -39,6 +39,8 @@ struct TrainConfig {
   bool offload_activations = false;  ///< inputs that recomputation keeps wait on the host
   std::optional<double> memory_gb;   ///< of each rank's device; unset: no limit
   bool capture = false;              ///< GPU: forward and backward are recorded once and started as one
+  bool tune = true;                  ///< GPU: products' kernels are timed at first use; false: as cuBLAS sees fit
+  bool keep_active = false;          ///< what MLPs' activations gave is kept for backward
   std::int64_t hash_every = 100;
   std::vector<std::string> freeze;
   bool operator==(const TrainConfig&) const = default;

@@ -1,0 +1,38 @@
+// nn/fp8_history.h -- delayed scales of 8-bit products: from the largest numbers of the steps before.
+//
+// For each matrix with such products three tensors are followed: what is multiplied with it, it itself, and the
+// gradients that come back. While a step runs their largest numbers are noted on the GPU; advance() turns them into the
+// next step's scales, all of them in one launch. In the first step scales come from the numbers as they are. One rank
+// only: ranks would have to agree on the largest.
+// Depends on: kernels.
+#pragma once
+
+#include "trireme/nn/param.h"
+
+namespace trireme::nn {
+
+class State;
+
+class Fp8History {
+ public:
+  enum Row : std::int64_t { kActivation, kWeight, kGradient, kRows };
+  /// The matrices whose products are so rounded get their rows; `params` are borrowed.
+  Fp8History(Params& params, std::int64_t length, std::int64_t margin, at::Device device);
+
+  bool empty() const { return followed_.empty(); }
+  /// After a step, whether it was taken or not.
+  void advance();
+  /// "fp8/scales": the table, and how many steps it has seen.
+  void add_state(State& state);
+  const at::Tensor& table() const { return table_; }
+
+ private:
+  void tell();
+
+  std::vector<Param*> followed_;
+  std::int64_t length_, margin_;
+  std::int64_t steps_ = 0;
+  at::Tensor table_;  // float [tensors, 3 + length]: kernels/fp8.h
+};
+
+}  // namespace trireme::nn

@@ -1,0 +1,70 @@
+#include "trireme/nn/fp8_products.h"
+
+#include <fmt/format.h>
+
+#include "trireme/base/error.h"
+#include "trireme/kernels/cuda.h"
+#include "trireme/nn/fp8_history.h"
+
+namespace trireme::nn {
+
+using kernels::Fp8Matrix;
+using kernels::Fp8Pair;
+using spec::Products;
+
+bool in_fp8(const Param& weight, std::int64_t rows) {
+  if (weight.products == Products::kSame) return false;
+  const std::int64_t grain = weight.products == Products::kFp8Blocks ? 128 : 16;
+  if (rows % grain != 0) {
+    throw ConfigError(
+        fmt::format("products of 8-bit floats with {} take multiples of {} tokens, not {}", weight.name, grain, rows),
+        fmt::format("make data.sequence a multiple of {}, or set precision.products = \"same\"", grain));
+  }
+  return true;
+}
+
+Fp8Pair round_side(const Param& weight, const at::Tensor& x, const Fp8Wish& wish, const Fp8Pair* into) {
+  // Gradients have the format with more range where one scale serves a whole tensor; small blocks do not need it.
+  const bool blocks = weight.products == Products::kFp8Blocks;
+  const auto format =
+      wish.side == Fp8Side::kGradient && !blocks ? kernels::Fp8Format::kE5m2 : kernels::Fp8Format::kE4m3;
+  const auto scaling = !blocks                         ? kernels::Fp8Scaling::kTensor
+                       : wish.side == Fp8Side::kWeight ? kernels::Fp8Scaling::kTiles
+                                                       : kernels::Fp8Scaling::kLines;
+  if (weight.products != Products::kFp8Delayed) {
+    return kernels::to_fp8(x, format, scaling, wish.rows, wish.columns, nullptr, into);
+  }
+  TRIREME_CHECK(weight.scales.defined(), "{} has no delayed scales", weight.name);
+  const at::Tensor row = weight.scales.select(0, static_cast<std::int64_t>(wish.side));
+  const kernels::Fp8Live live{.scale = row.narrow(0, 1, 1),
+                              .amax = wish.note ? row.narrow(0, 0, 1) : at::Tensor(),
+                              .known = weight.scales_known};
+  return kernels::to_fp8(x, format, scaling, wish.rows, wish.columns, &live, into);
+}
+
+const Fp8Pair& RoundedWeight::of(const Param& weight, const at::Tensor& value, bool current, bool forward) {
+  const bool stale = !current || version_ != weight.version;
+  if (stale || (forward && kernels::cuda_capturing())) {
+    pair_ =
+        round_side(weight, value, {.side = Fp8Side::kWeight, .rows = true, .columns = true, .note = current}, &pair_);
+    version_ = current ? weight.version : -1;
+  }
+  return pair_;
+}
+
+at::Tensor fp8_multiply(const Param& weight, const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType type,
+                        const at::Tensor& bias) {
+  const bool forward = a.values.scalar_type() == at::kFloat8_e4m3fn && type != at::kFloat;
+  return kernels::fp8_product(a, b, type, /*fast=*/forward && weight.products != Products::kFp8Blocks, bias);
+}
+
+void add_fp8_gradient(Param& weight, const Fp8Matrix& dy, const Fp8Matrix& x) {
+  if (weight.products == Products::kFp8Blocks) {
+    add_gradient(weight, fp8_multiply(weight, dy, x, at::kFloat));
+    return;
+  }
+  const bool begun = !weight.gradient_empty;
+  kernels::fp8_product_into(gradient_for_product(weight), dy, x, begun);
+}
+
+}  // namespace trireme::nn
