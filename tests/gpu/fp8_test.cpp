@@ -106,11 +106,86 @@ TEST(GpuFp8, TrainsAsBfloat16DoesToAFewPercent) {
   };
   const auto plain = losses(spec::Products::kSame);
   EXPECT_LT(plain.back(), 0.8 * plain.front());
-  for (const auto products : {spec::Products::kFp8, spec::Products::kFp8Blocks}) {
+  for (const auto products : {spec::Products::kFp8, spec::Products::kFp8Blocks, spec::Products::kFp8Delayed}) {
     const auto narrow = losses(products);
     EXPECT_NE(narrow.front(), plain.front()) << "nothing was rounded";
     for (std::size_t i = 0; i < plain.size(); i += 10) EXPECT_NEAR(narrow[i], plain[i], 0.05 * plain[i]) << i;
   }
+}
+
+/// With a scale that is given numbers are divided by it, and the largest is noted; in the first step they are looked
+/// at.
+TEST(GpuFp8, ADelayedScaleIsTakenAsItIs) {
+  for (const auto format : {Fp8Format::kE4m3, Fp8Format::kE5m2}) {
+    for (const auto& [n, m] : {std::pair{128, 256}, {16, 48}, {400, 1040}}) {
+      SCOPED_TRACE(fmt::format("{} x {}", n, m));
+      at::Tensor x = normal_tensor({n, m}, at::kDouble, "x").to(at::kBFloat16);
+      x[1][2] = -50;
+      const auto floats = at::TensorOptions(at::kFloat).device(gpu());
+      kernels::Fp8Live live{.scale = at::full({1}, 0.02, floats), .amax = at::zeros({1}, floats), .known = true};
+      const auto [rows, columns] = kernels::to_fp8(x.to(gpu()), format, Fp8Scaling::kTensor, true, true, &live);
+      EXPECT_EQ(live.amax.item<float>(), 50);
+      EXPECT_FLOAT_EQ(rows.scales.item<float>(), 0.02F);
+      // What lies beyond the format's largest number becomes that.
+      const at::Tensor exact = (x.to(at::kDouble) / 0.02).clamp(-most_of(format), most_of(format)) * 0.02;
+      const double step = format == Fp8Format::kE4m3 ? 1.0 / 16 : 1.0 / 8;
+      const double tiny = 0.02 * (format == Fp8Format::kE4m3 ? 1.0 / 1024 : 1.0 / 131072);
+      EXPECT_EQ(((numbers_of(rows) - exact).abs() > exact.abs() * step + tiny + 1e-6).sum().item<std::int64_t>(), 0);
+      EXPECT_TRUE(same_bits(numbers_of(columns), numbers_of(rows).t().contiguous()));
+      // The largest of several calls stays; the first step's scale comes from the numbers themselves.
+      kernels::to_fp8(x.mul(0.5).to(gpu()), format, Fp8Scaling::kTensor, true, false, &live);
+      EXPECT_EQ(live.amax.item<float>(), 50);
+      live.known = false;
+      const auto first = kernels::to_fp8(x.to(gpu()), format, Fp8Scaling::kTensor, true, false, &live);
+      EXPECT_FLOAT_EQ(first.rows.scales.item<float>(), static_cast<float>(50 / most_of(format)));
+    }
+  }
+}
+
+TEST(GpuFp8, ScalesAdvanceAsOnTheCpu) {
+  at::Tensor here = normal_tensor({700, 3 + 5}, at::kFloat, "table").abs();
+  here.select(1, 2).fill_(448);
+  here[3][0] = INFINITY;
+  here[4][0] = NAN;
+  here[5][0] = 0;
+  at::Tensor there = here.to(gpu());
+  for (std::int64_t step = 0; step < 7; ++step) {
+    kernels::fp8_advance(here, step % 5, 2);
+    kernels::fp8_advance(there, step % 5, 2);
+    EXPECT_TRUE(same_bits(there.cpu(), here));
+    const at::Tensor now = normal_tensor({700}, at::kFloat, fmt::format("step {}", step)).abs();
+    here.select(1, 0).copy_(now);
+    there.select(1, 0).copy_(now);
+  }
+}
+
+/// Recorded or not, a bias in the product or not: the same bits; and a checkpoint has the scales.
+TEST(GpuFp8, DelayedScalesAreTheSameInRecordedSteps) {
+  spec::Recipe recipe = train::small_recipe(spec::Family::kGpt2, spec::Precision::kBf16);
+  recipe.model.width = 64;
+  recipe.model.heads = recipe.model.kv_heads = 4;
+  recipe.model.head_size = 16;
+  recipe.model.inner = 128;
+  recipe.model.positions = 32;
+  recipe.data.sequence = 32;
+  recipe.batch.size = 8 * 32;
+  recipe.train.microbatch = 4;
+  recipe.run.device = spec::DeviceKind::kCuda;
+  recipe.precision.products = spec::Products::kFp8Delayed;
+  recipe.precision.fp8_history = 3;
+  const auto losses = [&](bool capture) {
+    recipe.train.capture = capture;
+    std::vector<double> out;
+    train::with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
+      EXPECT_NE(trainer.state().find_value("fp8/scales"), nullptr);
+      if (capture) EXPECT_TRUE(trainer.run_ahead());
+      for (int step = 0; step < 9; ++step) out.push_back(trainer.step().loss);
+    });
+    return out;
+  };
+  const auto plain = losses(false);
+  EXPECT_EQ(losses(false), plain);
+  EXPECT_EQ(losses(true), plain);
 }
 
 TEST(GpuFp8, RefusesSizesThatDoNotFit) {

@@ -115,6 +115,90 @@ TEST_F(GpuTrainer, RecordedStepsHaveTheBitsOfPlainOnes) {
   }
 }
 
+/// The update too, with nobody waiting for it, and dropout, whose coins lie in the GPU's memory.
+TEST_F(GpuTrainer, RecordedUpdatesHaveTheBitsOfPlainOnes) {
+  for (const auto kind : {spec::OptimizerKind::kSgd, spec::OptimizerKind::kAdagrad, spec::OptimizerKind::kAdam,
+                          spec::OptimizerKind::kAdamw}) {
+    for (const Precision precision : {Precision::kFp64, Precision::kBf16}) {
+      SCOPED_TRACE(fmt::format("{} {}", static_cast<int>(kind), static_cast<int>(precision)));
+      spec::Recipe recipe = small_recipe(Family::kGpt2, precision);
+      recipe.run.device = DeviceKind::kCuda;
+      recipe.optim.kind = kind;
+      recipe.optim.weight_decay = 0.1;
+      recipe.optim.clip = 0.1;
+      recipe.model.dropout = 0.2;
+      recipe.model.attention_dropout = 0;  // whose coins the host draws
+      recipe.batch.size = 4 * 12;
+      recipe.train.microbatch = 2;
+      recipe.checkpoint.every = 5;
+      const auto course = [&](bool capture, bool ahead) {
+        recipe.train.capture = capture;
+        std::vector<double> out;
+        with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
+          if (ahead) EXPECT_TRUE(trainer.run_ahead());
+          for (int step = 0; step < 10; ++step) {
+            const train::StepReport report = trainer.step();
+            out.insert(out.end(), {report.loss, report.gradient_norm});
+            EXPECT_EQ(trainer.at_rest(), !ahead || step == 4 || step == 9);
+          }
+          for (const nn::Param& param : trainer.params()) out.push_back(param.master.cpu().sum().item<double>());
+        });
+        return out;
+      };
+      const auto plain = course(false, false);
+      EXPECT_EQ(course(true, false), plain) << "recorded";
+      EXPECT_EQ(course(false, true), plain) << "ahead";
+      EXPECT_EQ(course(true, true), plain) << "recorded and ahead";
+    }
+  }
+}
+
+/// A recording serves any number of targets: their weight is read from the GPU's memory.
+TEST_F(GpuTrainer, RecordsStepsWithDifferentNumbersOfTargets) {
+  spec::Recipe recipe = small_recipe(Family::kBert, Precision::kFp32);
+  recipe.run.device = DeviceKind::kCuda;
+  recipe.model.dropout = recipe.model.attention_dropout = 0;
+  const auto losses = [&](bool capture) {
+    recipe.train.capture = capture;
+    std::vector<double> out;
+    with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
+      for (int step = 0; step < 8; ++step) out.push_back(trainer.step().loss);
+    });
+    return out;
+  };
+  EXPECT_EQ(losses(true), losses(false));
+}
+
+TEST_F(GpuTrainer, AStepAheadLeavesTheWeightsBeforeNumbersThatAreNone) {
+  spec::Recipe recipe = small_recipe(Family::kGpt2, Precision::kBf16);
+  recipe.run.device = DeviceKind::kCuda;
+  recipe.train.capture = true;
+  with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
+    ASSERT_TRUE(trainer.run_ahead());
+    for (int step = 0; step < 5; ++step) trainer.step();
+    trainer.rest_soon();
+    trainer.step();
+    ASSERT_TRUE(trainer.at_rest());
+    nn::Param& norm = trainer.params().at("norm.weight");
+    const at::Tensor kept = norm.master.clone();
+    norm.master.fill_(NAN);
+    nn::publish(norm);
+    std::vector<at::Tensor> before;
+    for (const nn::Param& param : trainer.params()) before.push_back(param.master.cpu());
+    EXPECT_THROW(trainer.step(), train::NotFiniteError);
+    EXPECT_EQ(trainer.position().step, 6);
+    EXPECT_EQ(trainer.optimizer().steps(), 6);
+    std::size_t i = 0;
+    for (const nn::Param& param : trainer.params()) {
+      EXPECT_TRUE(same_bits(param.master.cpu(), before[i++])) << param.name;
+    }
+    norm.master.copy_(kept);
+    nn::publish(norm);
+    EXPECT_TRUE(std::isfinite(trainer.step().loss));
+    EXPECT_EQ(trainer.position().step, 7);
+  });
+}
+
 /// More than any card has: not a stack trace but what is where, and what to change.
 TEST_F(GpuTrainer, SaysWhatFillsTheGpu) {
   spec::Recipe recipe = small_recipe(Family::kGpt2, Precision::kBf16);

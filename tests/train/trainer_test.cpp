@@ -185,5 +185,21 @@ TEST(Trainer, NamesALengthThatTheModelHasNoPositionsFor) {
   EXPECT_THROW(train(recipe, 1, 1), ConfigError);
 }
 
+TEST(Trainer, KeepingWhatActivationsGaveChangesNothing) {
+  for (const spec::Family family : {spec::Family::kGpt2, spec::Family::kLlama}) {
+    const auto losses = [&](bool keep) {
+      spec::Recipe recipe = small_recipe(family, spec::Precision::kFp64);
+      recipe.train.keep_active = keep;
+      std::vector<double> out;
+      with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
+        for (int step = 0; step < 4; ++step) out.push_back(trainer.step().gradient_norm);
+      });
+      return out;
+    };
+    const auto again = losses(false), kept = losses(true);
+    for (std::size_t i = 0; i < again.size(); ++i) EXPECT_NEAR(kept[i], again[i], 1e-12 * again[i]);
+  }
+}
+
 }  // namespace
 }  // namespace trireme::train

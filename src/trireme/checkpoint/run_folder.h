@@ -27,6 +27,7 @@ struct RunFolder {
   std::filesystem::path metrics() const { return path / "metrics.jsonl"; }
   std::filesystem::path log() const { return path / "log.txt"; }
   std::filesystem::path tokenizer() const { return path / "tokenizer.json"; }
+  std::filesystem::path gpu_choices() const { return path / "gpu-choices.json"; }
   std::filesystem::path costs() const { return path / "comm-costs.toml"; }
   bool holds_a_run() const { return std::filesystem::exists(recipe()) || std::filesystem::exists(metrics()); }
 };

@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/config.h"
@@ -65,6 +66,42 @@ void Optimizer::finish_step(const StepOptions& options) {
   for (Slot& slot : slots_) slot.gradient = at::Tensor();
 }
 
+void Optimizer::finish_recorded() {
+  for (Slot& slot : slots_) slot.gradient = at::Tensor();
+}
+
+bool Optimizer::can_be_recorded() const {
+  switch (config_.kind) {
+    case spec::OptimizerKind::kSgd:
+    case spec::OptimizerKind::kAdagrad:
+    case spec::OptimizerKind::kAdam:
+    case spec::OptimizerKind::kAdamw:
+      return true;
+    case spec::OptimizerKind::kLamb:
+    case spec::OptimizerKind::kLars:
+      break;
+  }
+  return false;  // the host decides on a ratio of norms in the midst of it
+}
+
+std::vector<kernels::LiveNumbers::Slot> Optimizer::live_slots() const {
+  std::vector<kernels::LiveNumbers::Slot> out;
+  for (const Slot& slot : slots_) {
+    out.push_back({.rate = slot.rate, .decay = config_.kind == spec::OptimizerKind::kAdamw ? slot.weight_decay : 0.0});
+  }
+  return out;
+}
+
+kernels::LiveNumbers::Step Optimizer::live_step(double learning_rate) const {
+  kernels::LiveNumbers::Step step{.learning_rate = learning_rate};
+  if (config_.kind == spec::OptimizerKind::kAdam || config_.kind == spec::OptimizerKind::kAdamw) {
+    const auto number = static_cast<double>(steps_);
+    step.correction1 = 1 - std::pow(config_.beta1, number);
+    step.root2 = 1 / std::sqrt(1 - std::pow(config_.beta2, number));
+  }
+  return step;
+}
+
 std::int64_t Optimizer::bytes() const {
   std::int64_t sum = 0;
   for (const Slot& slot : slots_) {
@@ -86,10 +123,12 @@ void Optimizer::add_state(nn::State& state) {
 
 kernels::UpdateTensors Optimizer::tensors(Slot& slot, const StepOptions& options) {
   nn::Param& param = slot.param;
-  return {.weight = param.master,
-          .gradient = slot.gradient,
-          .low = param.value.is_same(param.master) ? no_copy_ : param.value,
-          .gradient_scale = options.gradient_scale};
+  return {
+      .weight = param.master,
+      .gradient = slot.gradient,
+      .low = param.value.is_same(param.master) ? no_copy_ : param.value,
+      .gradient_scale = options.gradient_scale,
+      .live = options.live == nullptr ? nullptr : options.live->of(static_cast<std::size_t>(&slot - slots_.data()))};
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const spec::OptimConfig& config, nn::Params& params) {

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/kernels/live.h"
 #include "trireme/kernels/update.h"
 #include "trireme/nn/param.h"
 #include "trireme/spec/optim.h"
@@ -46,6 +47,8 @@ struct StepOptions {
   /// Told of each parameter when its update is over, by optimizers that do one after the other (adam, adamw): what
   /// is done may then be read while the rest is updated. Null: nobody asks.
   std::function<void(const nn::Param&)> updated = nullptr;
+  /// On a GPU: learning rate, factor and corrections are read there, one slot a trainable parameter; null: as given.
+  const kernels::LiveNumbers* live = nullptr;
 };
 
 class Optimizer {
@@ -62,6 +65,16 @@ class Optimizer {
   /// touches masters, values and moments; it has to be over before the next begin_step().
   void begin_step();
   void finish_step(const StepOptions& options);
+  /// In place of finish_step() where its recording was started.
+  void finish_recorded();
+  /// Steps that were begun and turned out not to be taken.
+  void take_back(std::int64_t steps) { steps_ -= steps; }
+
+  /// Whether finish_step() only goes through each tensor by itself, so that it can be recorded with live numbers.
+  bool can_be_recorded() const;
+  /// For LiveNumbers: of each trainable parameter, and of a step that is the next.
+  std::vector<kernels::LiveNumbers::Slot> live_slots() const;
+  kernels::LiveNumbers::Step live_step(double learning_rate) const;
   /// Steps taken so far.
   std::int64_t steps() const { return steps_; }
   const spec::OptimConfig& config() const { return config_; }

@@ -32,6 +32,10 @@ std::vector<config::Problem> find_device_problems(const spec::Recipe& recipe, co
     refuse("train.capture", "records what one rank does by itself; sums over ranks are not recorded yet",
            "start one rank with layout.zero = 0, or set train.capture = false");
   }
+  if (recipe.precision.products == spec::Products::kFp8Delayed && (world.size() > 1 || recipe.layout.zero > 0)) {
+    refuse("precision.products", "is \"fp8-delayed\", whose scales ranks do not agree on yet",
+           "start one rank with layout.zero = 0, or set precision.products = \"fp8\"");
+  }
   return problems;
 }
 

@@ -26,9 +26,10 @@ namespace trireme::train {
 
 /// Of the whole step, over all ranks.
 struct StepSums {
-  double loss = 0;    ///< over targets
-  double flops = 0;   ///< of the model, without what was computed again
-  double comm_s = 0;  ///< that this rank waited for others
+  double loss = 0;                         ///< over targets
+  double flops = 0;                        ///< of the model, without what was computed again
+  double comm_s = 0;                       ///< that this rank waited for others
+  std::vector<nn::LossTerm> pending = {};  ///< Engine::leave_losses(): in place of `loss`, perhaps still on a GPU
 };
 
 class Engine {
@@ -48,6 +49,8 @@ class Engine {
   /// Forward and backward of the batches, gradients summed over the ranks that share a parameter. `contexts` makes a
   /// context that lacks only what the batch says.
   virtual StepSums run(std::vector<data::Batch>& batches, const MakeContext& contexts) = 0;
+  /// From now on run() waits for no loss; false where it cannot do that: losses are added up over ranks.
+  virtual bool leave_losses(bool) { return false; }
   /// How copies of the parameters agree, and where what is updated lives.
   virtual parallel::Replicas& replicas() = 0;
   /// params() have new numbers: they are on their way to whoever computes with them. On all ranks together.

@@ -78,11 +78,14 @@ void move_to(at::Device device, nn::Tensors& ids, nn::Context& context, const sp
     sequence->position_count = range_of(sequence->positions).second + 1;
     sequence->documents_here = sequence->documents;
   }
-  for (at::Tensor& tensor : ids) tensor = tensor.to(device);
+  // By way of pinned memory, which the tensor library keeps until the copy is done: a plain copy would wait for all
+  // that the GPU was given before.
+  const auto there = [&](const at::Tensor& tensor) { return tensor.pin_memory().to(device, /*non_blocking=*/true); };
+  for (at::Tensor& tensor : ids) tensor = there(tensor);
   for (at::Tensor* tensor :
        {&context.samples, &context.targets, &context.loss_weights, &context.segments, &context.sequence.positions,
         &context.sequence.documents, &context.source.positions, &context.source.documents}) {
-    if (tensor->defined()) *tensor = tensor->to(device);
+    if (tensor->defined()) *tensor = there(*tensor);
   }
 }
 

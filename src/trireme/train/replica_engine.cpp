@@ -92,6 +92,10 @@ class ReplicaEngine final : public Engine {
       for (nn::LossTerm& term : context.losses) losses.push_back(std::move(term));
       sums[1] += context.flops;
     }
+    if (leave_losses_) {
+      replicas_->finish();
+      return {.flops = sums[1], .pending = std::move(losses)};
+    }
     nn::settle(losses);
     for (const nn::LossTerm& term : losses) {
       if (formation_->counts_loss()) sums[0] += term.sum;
@@ -102,6 +106,11 @@ class ReplicaEngine final : public Engine {
     }
     replicas_->finish();
     return {.loss = sums[0], .flops = sums[1], .comm_s = seconds_since(begin)};
+  }
+
+  bool leave_losses(bool leave) override {
+    leave_losses_ = leave && world_.size() == 1 && owns_model_;
+    return leave_losses_;
   }
 
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) override {
@@ -137,6 +146,7 @@ class ReplicaEngine final : public Engine {
   std::unique_ptr<StepGraph> graph_;  // train.capture only
   Share share_;
   std::int64_t activations_ = 0;
+  bool leave_losses_ = false;
 };
 
 }  // namespace

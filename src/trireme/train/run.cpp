@@ -14,6 +14,7 @@
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/checkpoint/run_folder.h"
 #include "trireme/data/open_samples.h"
+#include "trireme/kernels/product.h"
 #include "trireme/observe/heartbeat.h"
 #include "trireme/observe/stop_file.h"
 #include "trireme/observe/timeline.h"
@@ -146,6 +147,10 @@ void Run::build(std::int64_t from_step) {
                         "set data.validation_fraction = 0.01, or eval.every = 0");
     }
   }
+  if (recipe_.run.device == spec::DeviceKind::kCuda) {
+    kernels::set_tuned_products(recipe_.train.tune);
+    kernels::read_choices(folder_.gpu_choices());
+  }
   trainer_ = std::make_unique<Trainer>(trained_, shape, world_, *samples_);
   if (request_.trace != nullptr) {
     trainer_->trace(*request_.trace);
@@ -250,6 +255,8 @@ void Run::save_now() {
 void Run::loop() {
   ProfileWindow profile(request_.profile, steps_, *trainer_, folder_.path / "profile.json");
   const auto due = [&](std::int64_t every) { return every > 0 && trainer_->position().step % every == 0; };
+  // Drills change the state between two steps, and a profile counts whole ones.
+  if (recipe_.train.capture && request_.profile == 0 && !faults_->drill()) trainer_->run_ahead();
   while (trainer_->position().step < steps_) {
     step_begun_ = Clock::now();
     const std::int64_t step = trainer_->position().step + 1;
@@ -262,6 +269,7 @@ void Run::loop() {
       news = gather_news();
       if (calls_) calls_->tell();
       record(report, news.memory);
+      if (leads()) kernels::write_choices(folder_.gpu_choices());
       ranks_->note(report.position.step, report.compute_s + faults_->take_slowed_s());
       ranks_->compare(report.position.step, *trainer_);
     } catch (NotFiniteError& error) {
@@ -274,7 +282,11 @@ void Run::loop() {
     save_wanted_ = save_wanted_ || news.save != 0;
     saving_->after_step(news.writing == 0);
     beat();
-    if (!trainer_->at_rest()) continue;  // the next drain comes; an interrupted run goes on until then
+    if (!trainer_
+             ->at_rest()) {  // the next drain comes, and an interrupted run goes on until then; a step ahead can be had
+      if (news.stop != 0 || save_wanted_) trainer_->rest_soon();
+      continue;
+    }
     if (validation_ && due(recipe_.eval.every)) validate();
     if (trainer_->position().step >= steps_) break;
     if (news.stop != 0) {

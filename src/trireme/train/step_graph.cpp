@@ -1,5 +1,7 @@
 #include "trireme/train/step_graph.h"
 
+#include <ATen/ops/full.h>
+
 #include <algorithm>
 
 #include "trireme/base/log.h"
@@ -22,9 +24,14 @@ std::vector<at::Tensor*> tensors_of(nn::Context& context) {
 StepGraph::StepGraph(models::Model& model, std::function<void(nn::Param&)> added)
     : model_(model), added_(std::move(added)) {}
 
-bool StepGraph::can_record(const nn::Context& context, const spec::ModelShape& shape) {
-  return shape.dropout == 0 && shape.attention_dropout == 0 && !context.sequence.documents.defined() &&
-         !context.source.documents.defined() && context.stash == nullptr;
+bool StepGraph::can_record(const nn::Context& context) const {
+  // Delayed scales: the first step looks for the largest numbers, the others do not.
+  for (const nn::Param& param : model_.params) {
+    if (param.scales.defined() && !param.scales_known) return false;
+  }
+  const spec::ModelShape& shape = model_.shape;
+  return shape.attention_dropout == 0 && !context.sequence.documents.defined() && !context.source.documents.defined() &&
+         context.stash == nullptr;
 }
 
 StepGraph::Result StepGraph::run_plainly(nn::Tensors inputs, nn::Context& context) {
@@ -47,11 +54,10 @@ StepGraph::Recording& StepGraph::find(const nn::Tensors& inputs, const nn::Conte
   looks.push_back(context.sequence.position_count);
   looks.push_back(context.source.position_count);
   for (const auto& recording : recordings_) {
-    if (recording->looks == looks && recording->gradient_scale == context.gradient_scale) return *recording;
+    if (recording->looks == looks) return *recording;
   }
   recordings_.push_back(std::make_unique<Recording>());
   recordings_.back()->looks = std::move(looks);
-  recordings_.back()->gradient_scale = context.gradient_scale;
   return *recordings_.back();
 }
 
@@ -59,6 +65,11 @@ void StepGraph::record(Recording& recording, const nn::Tensors& inputs, const nn
   recording.context = context;
   recording.context.on_gradient = nullptr;  // told at each replay
   for (const at::Tensor& tensor : inputs) recording.inputs.push_back(tensor.clone());
+  const at::Device device = recording.inputs.at(0).device();
+  const at::ScalarType type = model_.params.begin()->master.scalar_type();
+  recording.context.scale_there = at::full({1}, context.gradient_scale, at::TensorOptions(type).device(device));
+  recording.coins = std::make_unique<nn::CoinTable>(device);
+  recording.context.coins = recording.coins.get();
   for (at::Tensor* tensor : tensors_of(recording.context)) {
     if (tensor->defined()) *tensor = tensor->clone();
   }
@@ -69,7 +80,7 @@ void StepGraph::record(Recording& recording, const nn::Tensors& inputs, const nn
 }
 
 StepGraph::Result StepGraph::run(nn::Tensors inputs, nn::Context context, bool first) {
-  if (!can_record(context, model_.shape)) return run_plainly(std::move(inputs), context);
+  if (!can_record(context)) return run_plainly(std::move(inputs), context);
   if (recordings_.size() > kMostRecordings) return run_plainly(std::move(inputs), context);
   Recording& recording = find(inputs, context, first);
   if (recordings_.size() > kMostRecordings) {
@@ -87,7 +98,9 @@ StepGraph::Result StepGraph::run(nn::Tensors inputs, nn::Context context, bool f
     for (std::size_t i = 0; i < from.size(); ++i) {
       if (from[i]->defined()) to[i]->copy_(*from[i]);
     }
+    recording.context.scale_there.fill_(context.gradient_scale);
   }
+  recording.coins->fill(context.seed, context.step);
   recording.graph->replay();
   for (nn::Param& param : model_.params) {
     if (!param.trainable) continue;

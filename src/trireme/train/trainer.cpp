@@ -59,11 +59,11 @@ void choose_products(nn::Params& params, const std::vector<std::string>& all, co
     if (!inside || kept || param.placement.shape.size() != 2) continue;
     const auto sizes = nn::local_shape(param.placement);
     const auto scaling =
-        precision.products == spec::Products::kFp8 ? kernels::Fp8Scaling::kTensor : kernels::Fp8Scaling::kTiles;
+        precision.products == spec::Products::kFp8Blocks ? kernels::Fp8Scaling::kTiles : kernels::Fp8Scaling::kTensor;
     if (!kernels::takes_fp8(scaling, sizes[0], sizes[1])) {
       throw ConfigError(
           fmt::format("precision.products: {} is {} x {} on a rank, which are no multiples of {}", param.name, sizes[0],
-                      sizes[1], precision.products == spec::Products::kFp8 ? 16 : 128),
+                      sizes[1], precision.products == spec::Products::kFp8Blocks ? 128 : 16),
           fmt::format("add \"{}\" to precision.products_keep, or choose other sizes", param.name));
     }
     param.products = precision.products;
@@ -166,6 +166,11 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
   }
   count_memory();
   if (recipe.train.offload_activations) stash_ = std::make_unique<nn::Stash>(&memory_, engine_->replicas().device());
+  if (recipe.precision.products == spec::Products::kFp8Delayed) {
+    scales_ = std::make_unique<nn::Fp8History>(model().params, recipe.precision.fp8_history,
+                                               recipe.precision.fp8_margin, device());
+    scales_->add_state(state_);
+  }
   nn::add_params(state_, engine_->params());
   optimizer_->add_state(state_);
   updates_->add_state(state_);
@@ -188,6 +193,7 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
 }
 
 void Trainer::loaded() {
+  TRIREME_CHECK(under_way_.empty(), "a state was read while a step is under way");
   updates_->loaded();
   feeder_.reset();
   told_later_.clear();
@@ -286,6 +292,7 @@ StepReport Trainer::take_step() {
     position_ = report.position;
     return report;
   }
+  if (late_) return step_ahead();
   StepReport report;
   Fetched fetched = feeder_->next();
   report.data_s = fetched.waited_s;
@@ -322,6 +329,7 @@ StepReport Trainer::take_step() {
   } catch (const optim::NotFiniteGradients& error) {
     explain(fetched, scale, fmt::format("the loss is {}, but {}", report.loss, error.message()));
   }
+  if (scales_) scales_->advance();
   count_memory();
   report.compute_s += seconds_since(begin);
   report.taken = result.taken;
@@ -329,6 +337,70 @@ StepReport Trainer::take_step() {
   position_ = fetched.plan.after;
   report.position = position_;
   return report;
+}
+
+bool Trainer::run_ahead() {
+  if (late_) return true;
+  const bool plain = world_.size() == 1 && !loss_scale_ && !judge_ && !look_ && !recipe_.layout.offload_delay &&
+                     recipe_.layout.offload == spec::OffloadKind::kNone && engine_->together() == nullptr;
+  if (!plain || !optimizer_->can_be_recorded() || !engine_->leave_losses(true)) return false;
+  late_ = std::make_unique<LateUpdate>(*optimizer_);
+  return true;
+}
+
+void Trainer::start_ahead() {
+  UnderWay next{.fetched = feeder_->next()};
+  const StepPlan& plan = next.fetched.plan;
+  next.report.position = plan.after;
+  next.report.data_s = next.fetched.waited_s;
+  next.report.learning_rate = plan.pace.learning_rate;
+  next.report.batch = plan.pace.batch;
+  next.targets = count_all_targets(next.fetched.batches, plan.after.step);
+  next.scale = 1.0 / next.targets;
+  const auto begin = Clock::now();
+  nn::forget_gradients(engine_->params());
+  const StepSums sums =
+      engine_->run(next.fetched.batches, [&, scale = next.scale] { return context_for(scale, plan.before.step); });
+  late_->start(sums.pending, next.report.learning_rate);
+  if (scales_) scales_->advance();
+  engine_->updated();
+  next.report.flops = sums.flops;
+  next.report.compute_s = seconds_since(begin);
+  under_way_.push_back(std::move(next));
+}
+
+StepReport Trainer::step_ahead() {
+  if (under_way_.empty()) start_ahead();
+  const std::int64_t step = under_way_.front().report.position.step;
+  const auto due = [&](std::int64_t every) { return every > 0 && step % every == 0; };
+  const bool rests = std::exchange(rest_soon_, false) || step >= last_step(recipe_) || due(recipe_.eval.every) ||
+                     due(recipe_.checkpoint.every) || due(recipe_.train.hash_every);
+  if (!rests && under_way_.size() == 1) start_ahead();
+  const auto begin = Clock::now();
+  const LateUpdate::Told told = late_->wait();
+  UnderWay done = std::move(under_way_.front());
+  under_way_.pop_front();
+  done.report.loss = told.loss / done.targets;
+  done.report.gradient_norm = told.gradient_norm;
+  if (!told.taken) give_up_ahead(done, told);
+  count_memory();
+  done.report.compute_s += seconds_since(begin);
+  position_ = done.report.position;
+  return done.report;
+}
+
+/// The weights are those before this step: nothing was updated since.
+void Trainer::give_up_ahead(UnderWay& sick, const LateUpdate::Told& told) {
+  while (late_->waiting() > 0) late_->wait();
+  under_way_.clear();
+  late_->go_on();
+  feeder_.reset();
+  nn::forget_gradients(engine_->params());
+  const bool loss = !std::isfinite(told.loss);
+  explain(
+      sick.fetched, sick.scale,
+      loss ? fmt::format("the loss is {}", sick.report.loss)
+           : fmt::format("the loss is {}, but the norm of its gradient is {}", sick.report.loss, told.gradient_norm));
 }
 
 void Trainer::rehearse() {

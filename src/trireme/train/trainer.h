@@ -19,12 +19,14 @@
 #include "trireme/comm/group.h"
 #include "trireme/data/samples.h"
 #include "trireme/device/memory_pool.h"
+#include "trireme/nn/fp8_history.h"
 #include "trireme/nn/stash.h"
 #include "trireme/nn/state.h"
 #include "trireme/optim/update.h"
 #include "trireme/spec/recipe.h"
 #include "trireme/train/engine.h"
 #include "trireme/train/feeder.h"
+#include "trireme/train/late_update.h"
 #include "trireme/train/memory_plan.h"
 #include "trireme/train/updates.h"
 
@@ -102,7 +104,15 @@ class Trainer {
   const spec::Recipe& recipe() const { return recipe_; }
   /// Whether parameters and state are those after the last step: where several ran together (pipeline.drain_every),
   /// they are those after the last of these until step() has told of all.
-  bool at_rest() const { return told_later_.empty(); }
+  bool at_rest() const { return told_later_.empty() && under_way_.empty(); }
+  /// From now on step() starts the next step before it waits for this one's numbers, where nothing has to look at a
+  /// step before the next begins: at steps with a validation, checkpoint or hash, at the last one, and after
+  /// rest_soon(), it does not. False, and nothing changes, where that is not possible: several ranks, a loss scale,
+  /// LAMB or LARS, late updates, on_gradients(), on_loss(). A step whose numbers are none is noticed while the next
+  /// runs; neither changes the weights.
+  bool run_ahead();
+  /// The next step() comes to rest.
+  void rest_soon() { rest_soon_ = true; }
   /// Called in each step when gradients are complete, before the update: to look at them.
   void on_gradients(std::function<void(nn::Params&)> look) { look_ = std::move(look); }
   /// Who is told of every layer's passes from now on; borrowed.
@@ -122,6 +132,15 @@ class Trainer {
   /// The targets of all ranks in these batches. ConfigError where there are none.
   double count_all_targets(const std::vector<data::Batch>& batches, std::int64_t step);
   StepReport take_step();
+  /// Of a step that was started, and is not told yet.
+  struct UnderWay {
+    Fetched fetched;
+    StepReport report;
+    double targets = 0, scale = 0;
+  };
+  StepReport step_ahead();
+  void start_ahead();
+  [[noreturn]] void give_up_ahead(UnderWay& sick, const LateUpdate::Told& told);
   void run_together(StepsTogether& engine);
   void count_memory();
 
@@ -136,6 +155,7 @@ class Trainer {
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<optim::LossScale> loss_scale_;  // fp16 only
   std::unique_ptr<Updates> updates_;
+  std::unique_ptr<nn::Fp8History> scales_;  // precision.products = "fp8-delayed" only
   nn::State state_;
   spec::Position position_;
   std::unique_ptr<Feeder> feeder_;
@@ -144,6 +164,9 @@ class Trainer {
   EventSink* events_ = nullptr;
   std::function<bool(double loss)> judge_;
   std::unique_ptr<MemoryWatch> watch_;  // of a GPU, by the first rank
+  std::unique_ptr<LateUpdate> late_;  // run_ahead() only
+  std::deque<UnderWay> under_way_;
+  bool rest_soon_ = false;
 };
 
 /// The shape of the recipe's model: of [model], or of the folder that model.init_from names with the keys given there.
