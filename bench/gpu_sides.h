@@ -14,7 +14,9 @@
 #include "bench/times.h"
 #include "trireme/device/cuda.h"
 #include "trireme/models/model.h"
+#include "trireme/nn/fp8_history.h"
 #include "trireme/optim/update.h"
+#include "trireme/train/late_update.h"
 #include "trireme/train/step_graph.h"
 
 namespace trireme::bench {
@@ -54,13 +56,15 @@ struct OursOptions {
   nn::Precision precision = nn::Precision::kBf16;
   spec::Products products = spec::Products::kSame;
   bool capture = false;
-  bool narrow = false;  ///< bf16 states: no masters, bf16 gradients and moments
+  bool narrow = false;       ///< bf16 states: no masters, bf16 gradients and moments
+  bool keep_active = false;  ///< what MLPs' activations gave is kept for backward
 };
 
 class Ours {
  public:
   Ours(const Size& s, const OursOptions& options) : size_(s), device_(options.device) {
-    model_ = models::build(shape_of(s), {.logits_chunk_bytes = std::int64_t{1} << 30});
+    model_ =
+        models::build(shape_of(s), {.logits_chunk_bytes = std::int64_t{1} << 30, .keep_active = options.keep_active});
     for (nn::Param& param : model_->params) {
       if (!param.name.starts_with("layers.") || param.placement.shape.size() != 2) continue;
       param.products = options.products;
@@ -74,12 +78,17 @@ class Ours {
     config.clip = 1;
     if (options.narrow) config.states = spec::States::kBf16;
     optimizer_ = optim::make_optimizer(config, model_->params);
+    if (options.products == spec::Products::kFp8Delayed) {
+      scales_ = std::make_unique<nn::Fp8History>(model_->params, 16, 0, device_);
+    }
     ids_ = at::randint(s.vocabulary, {s.batch, s.sequence + 1}, at::TensorOptions(at::kLong)).to(device_);
     inputs_ = ids_.narrow(1, 0, s.sequence).contiguous(), targets_ = ids_.narrow(1, 1, s.sequence).contiguous();
     sequence_ = nn::plain_sequence(s.batch, s.sequence);
     sequence_.positions = sequence_.positions.to(device_);
     sequence_.position_count = s.sequence;
-    if (options.capture) graph_ = std::make_unique<train::StepGraph>(*model_, [](nn::Param&) {});
+    if (!options.capture) return;
+    graph_ = std::make_unique<train::StepGraph>(*model_, [](nn::Param&) {});
+    if (optimizer_->can_be_recorded()) late_ = std::make_unique<train::LateUpdate>(*optimizer_);
   }
 
   void step() {
@@ -99,10 +108,17 @@ class Ours {
       model_->forward({inputs_}, context, &tape);
       model_->backward(context, tape);
     }
+    flops_ = context.flops;
+    if (late_) {
+      late_->start(context.losses, 1e-4);
+      if (scales_) scales_->advance();
+      if (late_->waiting() > 1) take_loss();  // the step before this one
+      return;
+    }
     optim::update(*optimizer_, {.learning_rate = 1e-4});
+    if (scales_) scales_->advance();
     nn::settle(context.losses);
     loss_ = context.losses.at(0).sum / context.losses.at(0).count;
-    flops_ = context.flops;
   }
   /// Seconds a step.
   double run(int steps) {
@@ -110,7 +126,9 @@ class Ours {
     const auto begin = Clock::now();
     for (int i = 0; i < steps; ++i) step();
     device::synchronise(device_);
-    return seconds_since(begin) / steps;
+    const double seconds = seconds_since(begin) / steps;
+    while (late_ && late_->waiting() > 0) take_loss();
+    return seconds;
   }
   double loss() const { return loss_; }
   double flops() const { return flops_; }
@@ -133,10 +151,14 @@ class Ours {
   }
 
  private:
+  void take_loss() { loss_ = late_->wait().loss / static_cast<double>(size_.batch * size_.sequence); }
+
   Size size_;
   at::Device device_;
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<nn::Fp8History> scales_;
+  std::unique_ptr<train::LateUpdate> late_;
   std::unique_ptr<train::StepGraph> graph_;
   at::Tensor ids_, inputs_, targets_;
   nn::Sequence sequence_;

@@ -1,7 +1,8 @@
 // bench/gpu_torch.cpp -- a training step on a GPU beside PyTorch's and beside its limit; operators beside a plain copy.
 //
 //   build/release/bench/gpu_torch --kernels                       bytes a second of every operator beside a copy's
-//   build/release/bench/gpu_torch --model gpt2-124m --python PY   a step beside PyTorch eager and compiled
+//   build/release/bench/gpu_torch --product-shapes                products of the models' shapes beside the tensor
+//   library's build/release/bench/gpu_torch --model gpt2-124m --python PY   a step beside PyTorch eager and compiled
 //   build/release/bench/gpu_torch --model gpt2-124m --profile trace.json
 //   build/release/bench/gpu_torch --same cpu --python PY          both sides from the same numbers: are losses equal?
 //   bench/gpu_rows PY FOLDER                                      all rows of docs/performance.md, in a few calls
@@ -10,9 +11,11 @@
 // random tokens, some steps each in turn; --apart one after the other. The limit is the time of the step's matrix
 // products at their real shapes, attention's kernels, and the bytes that the rest must move over the copy's rate,
 // measured in the same call. --json keeps samples.
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -36,7 +39,9 @@
 #include "trireme/kernels/cuda.h"
 #include "trireme/kernels/dropout.h"
 #include "trireme/kernels/embedding.h"
+#include "trireme/kernels/fp8.h"
 #include "trireme/kernels/norm.h"
+#include "trireme/kernels/product.h"
 #include "trireme/kernels/rotary.h"
 #include "trireme/kernels/sum_rows.h"
 #include "trireme/kernels/update.h"
@@ -113,12 +118,28 @@ std::vector<Row> measure_kernels(std::int64_t rows, std::int64_t width, std::int
       [&] { kernels::activation_forward(c, a, none, kernels::Activation::kGeluTanh); });
   add("GELU backward", 3 * numbers(inner),
       [&] { kernels::activation_backward(c, none, b, a, none, kernels::Activation::kGeluTanh); });
+  at::Tensor dboth_rows = at::empty_like(a);
   at::Tensor gate = both.narrow(1, 0, inner), up = both.narrow(1, inner, inner);
   at::Tensor dgate = dboth.narrow(1, 0, inner), dup = dboth.narrow(1, inner, inner);
   add("SwiGLU forward", 3 * numbers(inner), [&] { kernels::gated_forward(c, gate, up, kernels::Activation::kSilu); });
   add("SwiGLU backward", 5 * numbers(inner),
       [&] { kernels::gated_backward(dgate, dup, none, a, gate, up, kernels::Activation::kSilu); });
   at::Tensor totals = at::zeros({inner}, f32());
+  add("GELU backward, with it again and the bias's gradient", 4 * numbers(inner),
+      [&] { kernels::activation_backward(c, totals, b, a, none, kernels::Activation::kGeluTanh, &dboth_rows); });
+  using kernels::Fp8Format;
+  using kernels::Fp8Scaling;
+  const kernels::Fp8Live live{.scale = at::full({1}, 0.01, f32()), .amax = at::zeros({1}, f32()), .known = true};
+  for (const bool turned : {false, true}) {
+    const std::string ways = turned ? "both ways" : "as it lies";
+    const double bytes = numbers(inner) * (turned ? 2 : 1.5);
+    add("to 8 bits " + ways + ", delayed scale", bytes,
+        [&, turned] { kernels::to_fp8(a, Fp8Format::kE4m3, Fp8Scaling::kTensor, true, turned, &live); });
+    add("to 8 bits " + ways + ", current scale", bytes + numbers(inner),
+        [&, turned] { kernels::to_fp8(a, Fp8Format::kE4m3, Fp8Scaling::kTensor, true, turned); });
+    add("to 8 bits " + ways + ", blocks", bytes,
+        [&, turned] { kernels::to_fp8(a, Fp8Format::kE4m3, Fp8Scaling::kLines, true, turned); });
+  }
   add("bias gradient", numbers(inner), [&] { kernels::add_row_sum(totals, a); });
   const at::Tensor row_index = at::arange(rows, at::kLong).to(gpu());
   add("dropout", 2 * numbers(width),
@@ -183,6 +204,89 @@ nlohmann::json print_kernels() {
     fmt::print("{}\n", table.text());
     std::fflush(stdout);
   }
+  return all;
+}
+
+// ---- products
+
+/// One product of a model: how many times a step has it, and its ways.
+struct ProductRow {
+  std::string name;
+  double flops, library, plain, fused;  // seconds: the tensor library's, ours and ours with what comes with it; 0: none
+};
+
+/// The three products of a linear layer, with the passes over memory that come with them in a model.
+std::vector<ProductRow> measure_products(std::int64_t rows, std::int64_t from, std::int64_t to, bool gelu) {
+  std::vector<ProductRow> out;
+  const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(from) * static_cast<double>(to);
+  const at::Tensor x = at::randn({rows, from}, bf16()).mul_(0.1), w = at::randn({to, from}, bf16()).mul_(0.1);
+  const at::Tensor dy = at::randn({rows, to}, bf16()).mul_(0.1), bias = at::randn({to}, bf16());
+  at::Tensor y = at::empty({rows, to}, bf16()), dx = at::empty_like(x), dw = at::zeros({to, from}, f32()), none;
+  at::Tensor dbias = at::zeros({to}, f32()), active = at::empty_like(y), sum = at::empty({to}, f32());
+  using Kind = kernels::ProductExtras::Kind;
+  const std::string shape = fmt::format("{} x {} x {}", rows, from, to);
+  out.push_back({"forward " + shape, flops, seconds_of([&] { at::mm_out(y, x, w.t()); }),
+                 seconds_of([&] { kernels::product_into(y, x, w.t()); }), 0});
+  const auto with_bias = [&] { at::addmm_out(y, bias, x, w.t()); };
+  if (gelu) {
+    out.push_back({"forward, bias, GELU", flops, seconds_of([&] {
+                     with_bias();
+                     kernels::activation_forward(active, y, none, kernels::Activation::kGeluTanh);
+                   }),
+                   0, seconds_of([&] { kernels::gelu_linear(x, w, bias); })});
+  } else {
+    out.push_back(
+        {"forward, bias", flops, seconds_of(with_bias), 0, seconds_of([&] { kernels::linear_product(x, w, bias); })});
+  }
+  out.push_back({"input's gradient", flops, seconds_of([&] { at::mm_out(dx, dy, w); }),
+                 seconds_of([&] { kernels::product_into(dx, dy, w); }), 0});
+  if (gelu) {  // of the layer after GELU: `from` is then the inner width
+    const at::Tensor back = at::randn({from, to}, bf16()).mul_(0.1);
+    at::Tensor dinner = at::empty({rows, to}, bf16());
+    const at::Tensor dout = at::randn({rows, from}, bf16()).mul_(0.1);
+    out.push_back({"input's gradient, GELU's slope, bias", flops, seconds_of([&] {
+                     at::mm_out(dinner, dout, back);
+                     kernels::activation_backward(dinner, dbias, dinner, y, none, kernels::Activation::kGeluTanh,
+                                                  &active);
+                   }),
+                   0, seconds_of([&] { kernels::gelu_linear_back(dout, back, y, active, dbias); })});
+  }
+  out.push_back({"weight's gradient", flops, seconds_of([&] { at::mm_out(dw, dy.t(), x, at::kFloat); }),
+                 seconds_of([&] { kernels::product_into(dw, dy.t(), x); }), 0});
+  const kernels::ProductExtras with_sum{.kind = Kind::kSum, .bias = sum};
+  const bool sums = kernels::takes_product(dw, dy.t(), x, with_sum);
+  out.push_back({"weight's gradient, bias's", flops, seconds_of([&] {
+                   at::mm_out(dw, dy.t(), x, at::kFloat);
+                   kernels::add_row_sum(dbias, dy);
+                 }),
+                 0, sums ? seconds_of([&] { kernels::fused_product(dw, dy.t(), x, false, with_sum); }) : 0});
+  return out;
+}
+
+nlohmann::json print_products() {
+  nlohmann::json all;
+  const std::tuple<const char*, std::int64_t, std::int64_t, std::int64_t, bool> layers[] = {
+      {"GPT-2 124M qkv", 32768, 768, 2304, false},    {"GPT-2 124M attention out", 32768, 768, 768, false},
+      {"GPT-2 124M MLP", 32768, 768, 3072, true},     {"GPT-2 124M head", 10672, 768, 50304, false},
+      {"GPT-2 350M MLP", 32768, 1024, 4096, true},    {"Llama 1B qkv", 16384, 2048, 3072, false},
+      {"Llama 1B MLP in", 16384, 2048, 16384, false}, {"Llama 1B MLP out", 16384, 8192, 2048, false}};
+  for (const auto& [name, rows, from, to, gelu] : layers) {
+    TextTable table({{name}, {"library us"}, {"TFLOP/s"}, {"ours us"}, {"TFLOP/s"}, {"fused us"}, {"gain"}});
+    for (const ProductRow& row : measure_products(rows, from, to, gelu)) {
+      const double best = row.fused > 0 ? row.fused : row.plain;
+      const auto us = [](double seconds) { return seconds > 0 ? fmt::format("{:.1f}", seconds * 1e6) : "-"; };
+      const auto rate = [&](double seconds) {
+        return seconds > 0 ? fmt::format("{:.0f}", row.flops / seconds / 1e12) : "-";
+      };
+      table.add({row.name, us(row.library), rate(row.library), us(row.plain), rate(row.plain), us(row.fused),
+                 best > 0 ? fmt::format("{:.3f}x", row.library / best) : "-"});
+      all[name][row.name] = {
+          {"flops", row.flops}, {"library_s", row.library}, {"ours_s", row.plain}, {"fused_s", row.fused}};
+    }
+    fmt::print("{}\n", table.text());
+    std::fflush(stdout);
+  }
+  all["choices"] = nlohmann::json::parse(kernels::chosen_text());
   return all;
 }
 
@@ -257,7 +361,8 @@ class Limit {
 struct Options {
   std::string python, json, profile, peers = TRIREME_BENCH_DIR "/peers";
   std::vector<std::string> models;
-  bool kernels = false, eager = true, capture = false, narrow = false, apart = false, offload = false;
+  bool kernels = false, shapes = false, eager = true, capture = false, narrow = false, apart = false, offload = false;
+  bool tune = true, keep_active = false;
   std::string same;
   spec::Products products = spec::Products::kSame;
   int rounds = 5, steps = 10;
@@ -314,9 +419,11 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
     }
   }
   kernels::cuda().forget_peak(0);
-  auto ours = std::make_unique<Ours>(
-      size, bench::OursOptions{
-                .device = gpu(), .products = options.products, .capture = options.capture, .narrow = options.narrow});
+  auto ours = std::make_unique<Ours>(size, bench::OursOptions{.device = gpu(),
+                                                              .products = options.products,
+                                                              .capture = options.capture,
+                                                              .narrow = options.narrow,
+                                                              .keep_active = options.keep_active});
   ours->run(Theirs::kWarmUp);
   const double peak = static_cast<double>(kernels::cuda().peak_bytes(0)) / (1 << 30);
   if (!options.profile.empty()) profile(*ours, options.profile);
@@ -424,7 +531,11 @@ int main(int count, char** words) try {
                  "side by side")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_flag("--kernels", options.kernels, "operators beside a copy");
-  app.add_flag("--capture", options.capture, "ours records forward and backward once and starts them as one");
+  app.add_flag("--product-shapes", options.shapes, "products of the models' shapes beside the tensor library's");
+  app.add_flag("--capture", options.capture,
+               "ours records forward and backward, and its update, once and starts them as one; no step is waited for");
+  app.add_flag("!--no-tune", options.tune, "products as cuBLAS sees fit, not timed");
+  app.add_flag("--keep-active", options.keep_active, "what MLPs' activations gave is kept for backward");
   app.add_flag(
       "--narrow", options.narrow,
       "bf16 states: no fp32 masters, bf16 gradients and moments (ours rounds by chance, PyTorch's to nearest)");
@@ -434,16 +545,20 @@ int main(int count, char** words) try {
                "leave out PyTorch without torch.compile: all sides share the GPU's memory");
   app.add_option("--rounds", options.rounds, "turns of each side")->capture_default_str();
   app.add_option("--steps", options.steps, "steps in a turn")->capture_default_str();
-  const std::map<std::string, spec::Products> kinds{
-      {"same", spec::Products::kSame}, {"fp8", spec::Products::kFp8}, {"fp8-blocks", spec::Products::kFp8Blocks}};
-  app.add_option("--products", options.products, "of our layers: same, fp8, fp8-blocks")
+  const std::map<std::string, spec::Products> kinds{{"same", spec::Products::kSame},
+                                                    {"fp8", spec::Products::kFp8},
+                                                    {"fp8-blocks", spec::Products::kFp8Blocks},
+                                                    {"fp8-delayed", spec::Products::kFp8Delayed}};
+  app.add_option("--products", options.products, "of our layers: same, fp8, fp8-blocks, fp8-delayed")
       ->transform(CLI::CheckedTransformer(kinds));
   app.add_option("--json", options.json, "keep the samples in this file");
   app.add_option("--profile", options.profile, "a trace of two steps, for Perfetto");
   CLI11_PARSE(app, count, words);
   if (!options.same.empty()) return check_same(options) ? 0 : 1;
   nlohmann::json all;
+  kernels::set_tuned_products(options.tune);
   if (options.kernels) all["kernels"] = print_kernels();
+  if (options.shapes) all["products"] = print_products();
   const double rate = options.models.empty() || options.offload ? 0 : copy_rate();
   for (const std::string& name : options.models) {
     for (Size size : bench::kSizes) {
