@@ -5,6 +5,7 @@
 #include <ATen/ops/mm.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/gpu/support.h"
@@ -32,7 +33,7 @@ struct Shape {
 };
 const Shape kShapes[] = {{64, 48, 32}, {256, 768, 768}, {1000, 3072, 768}, {4096, 64, 128}, {8, 8, 4096}};
 
-at::Tensor gelu(const at::Tensor& x) { return at::gelu(x, "tanh"); }
+at::Tensor tanh_gelu(const at::Tensor& x) { return at::gelu(x, "tanh"); }
 /// By the definition's derivative.
 at::Tensor gelu_slope(const at::Tensor& x) {
   const double root = 0.79788456080286536, cube = 0.044715;
@@ -103,7 +104,7 @@ TEST(GpuProducts, ExtrasAreWhatTheyWouldBeApart) {
         kernels::fused_product(out, x.gpu, w.gpu.t(), false, with_gelu);
         const at::Tensor entered = biased ? inner : at::mm(x.cpu, w.cpu.t());
         expect_close(aux, entered, type, "what enters GELU");
-        expect_close(out, gelu(entered), type, "GELU");
+        expect_close(out, tanh_gelu(entered), type, "GELU");
       }
       const at::Tensor kept = inner.to(type);
       const at::Tensor slope = at::mm(dy.cpu, back.cpu) * gelu_slope(kept.to(at::kDouble));
@@ -146,7 +147,7 @@ TEST(GpuProducts, GeluAndBackEqualTheCpu) {
     const auto [inner, active] = kernels::gelu_linear(x.gpu, w.gpu, bias.gpu);
     const at::Tensor exact = at::mm(x.cpu, w.cpu.t()) + bias.cpu;
     expect_close(inner, exact, type, "inner");
-    expect_close(active, gelu(exact), type, "active");
+    expect_close(active, tanh_gelu(exact), type, "active");
     const at::Tensor rounded = inner.cpu().to(at::kDouble);
     const at::Tensor slope = at::mm(dy.cpu, out.cpu) * gelu_slope(rounded);
     for (const bool again : {true, false}) {
@@ -155,7 +156,7 @@ TEST(GpuProducts, GeluAndBackEqualTheCpu) {
       const at::Tensor dinner = kernels::gelu_linear_back(dy.gpu, out.gpu, inner, made, sum);
       expect_close(dinner, slope, type, "dinner");
       expect_close(sum - 1, slope.sum(0), type, "sum");
-      if (again) expect_close(made, gelu(rounded), type, "made again");
+      if (again) expect_close(made, tanh_gelu(rounded), type, "made again");
     }
   }
 }

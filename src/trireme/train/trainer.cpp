@@ -100,7 +100,7 @@ PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& sh
 }
 
 /// The plan, which fits: on a GPU this is known before anything is allocated.
-plan::StepMemory planned_memory(const spec::Recipe& recipe, const spec::ModelShape& shape, const comm::Group& world,
+plan::StepMemory planned_memory(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
                                 std::int64_t length) {
   const at::Device device = device_of(recipe, world);
   plan::StepMemory plan = plan_memory(recipe, shape, world.size(), length);
