@@ -1,5 +1,6 @@
 // A step started before the last one's numbers are known gives the same run, and the same weights where numbers are
 // none.
+#include <ATen/ops/allclose.h>
 #include <gmock/gmock.h>
 
 #include <cmath>

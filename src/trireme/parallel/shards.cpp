@@ -53,7 +53,9 @@ void make_shards(BucketPlan& plan, nn::Params& params, nn::Params& shards, const
                  const ReplicaOptions& options, HostLink* link) {
   const at::ScalarType compute = nn::compute_type(options.precision);
   // A rank alone adds nothing up on the host: what travels rounded stays so there, at half the memory.
-  const bool rounded = link != nullptr && options.reduce_bf16 && options.zero == 0 && mesh.ranks() == 1;
+  // Masters in double take no gradient of 16 bits.
+  const bool rounded = link != nullptr && options.reduce_bf16 && options.zero == 0 && mesh.ranks() == 1 &&
+                       options.precision != nn::Precision::kFp64;
   for (Bucket& bucket : plan.buckets) allocate(bucket, options, link, rounded);
   for (nn::Param& param : params) {  // in the model's order: ranks list the same names
     Bucket& bucket = plan.buckets[plan.bucket_of.at(&param)];

@@ -66,7 +66,8 @@ void StepGraph::record(Recording& recording, const nn::Tensors& inputs, const nn
   recording.context.on_gradient = nullptr;  // told at each replay
   for (const at::Tensor& tensor : inputs) recording.inputs.push_back(tensor.clone());
   const at::Device device = recording.inputs.at(0).device();
-  const at::ScalarType type = model_.params.begin()->master.scalar_type();
+  const bool doubles = model_.params.begin()->value.scalar_type() == at::kDouble;  // masters may be elsewhere
+  const at::ScalarType type = doubles ? at::kDouble : at::kFloat;
   recording.context.scale_there = at::full({1}, context.gradient_scale, at::TensorOptions(type).device(device));
   recording.coins = std::make_unique<nn::CoinTable>(device);
   recording.context.coins = recording.coins.get();

@@ -13,6 +13,7 @@ namespace {
 using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
+using testing::Not;
 
 const fake::Library& fakes() {
   static const fake::Library library(TRIREME_FAKE_NCCL);
@@ -232,6 +233,20 @@ TEST_F(NcclFailures, WhatGoesWrongBehindACallIsFoundWithoutWaiting) {
     call_until_it_fails(rank);
   });
   EXPECT_THAT(outcomes.rethrown, HasSubstr("'remote error' (code 6)"));
+}
+
+/// What NCCL says of a rank that is gone waits until the ranks know why it went.
+TEST_F(NcclFailures, ARankThatIsGoneIsNamedThoughNcclNoticesFirst) {
+  fakes().misbehave({.rank = 0, .later_result = nccl::kRemoteError});
+  const auto outcomes = run(2, [](Rank& rank, Data& data) {
+    rank.world().all_reduce(data.on_gpu(rank), Reduce::kSum).wait();
+    if (rank.rank() == 1) {
+      std::this_thread::sleep_for(300ms);
+      throw IoError("the disk of this rank is on fire");
+    }
+    call_until_it_fails(rank);
+  });
+  EXPECT_THAT(outcomes[0].error, AllOf(HasSubstr("the disk of this rank is on fire"), Not(HasSubstr("remote error"))));
 }
 
 /// One rank fails for a reason of its own while the others' GPUs wait in a call for it.

@@ -14,6 +14,8 @@ using namespace std::chrono_literals;
 constexpr std::size_t kBegun = 0, kDone = 8;  // a cache line apart: the GPU writes them, the host reads them
 constexpr std::size_t kWords = 16;
 constexpr auto kCloseLook = 1ms;
+// A rank that is gone shows in NCCL first. The ranks learn a moment later who it was, which is the better answer.
+constexpr auto kUntilNamed = 2s;
 
 std::uint64_t read_word(std::uint64_t* word) { return std::atomic_ref(*word).load(std::memory_order_acquire); }
 
@@ -67,6 +69,12 @@ bool Communicator::is_idle(const char* what) {
   if (state_ == State::kGone) throw CommError(fmt::format("{}: {}", what, why_gone_));
   nccl::Result error = nccl::kSuccess;
   library_.check(library_.call().ncclCommGetAsyncError(comm_, &error), what, comm_);
+  const bool others = error == nccl::kRemoteError || error == nccl::kSystemError;
+  if (others && state_ == State::kReady) {
+    const auto now = std::chrono::steady_clock::now();
+    if (!broken_since_) broken_since_ = now;
+    if (now - *broken_since_ < kUntilNamed) return false;
+  }
   library_.check(error, what, comm_);
   return error != nccl::kInProgress;
 }

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -93,6 +94,7 @@ class Communicator {
   std::string name_;
   State state_ = State::kNew;
   std::string why_gone_;
+  std::optional<std::chrono::steady_clock::time_point> broken_since_;
   nccl::Comm* comm_ = nullptr;
   GpuDriver::Stream stream_ = nullptr;
   std::uint64_t *words_ = nullptr, *words_on_gpu_ = nullptr;  // calls begun, calls done
