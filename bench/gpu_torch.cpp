@@ -185,6 +185,12 @@ std::vector<Row> measure_kernels(std::int64_t rows, std::int64_t width, std::int
     kernels::adamw_update({.weight = w, .gradient = g, .low = low}, m, v, {.learning_rate = 1e-4, .step = 5});
   });
   add("sum of squares", 4.0 * static_cast<double>(parameters), [&] { kernels::sum_of_squares(g); });
+  at::Tensor w16 = w.to(at::kBFloat16), g16 = g.to(at::kBFloat16), m16 = m.to(at::kBFloat16), v16 = v.to(at::kBFloat16);
+  add("AdamW, all in bf16, rounded by chance", 14.0 * static_cast<double>(parameters), [&] {
+    kernels::adamw_update({.weight = w16, .gradient = g16, .low = none}, m16, v16,
+                          {.learning_rate = 1e-4, .step = 5, .rounding = 7});
+  });
+  add("sum of squares of bf16", 2.0 * static_cast<double>(parameters), [&] { kernels::sum_of_squares(g16); });
   return out;
 }
 
@@ -292,7 +298,7 @@ nlohmann::json print_products() {
 
 // ---- models
 
-/// The step's matrix products, one after the other, each three times: forward and two gradients.
+/// The step's matrix products, one after the other, each three times: forward and two gradients, by the fastest plans.
 class Limit {
  public:
   explicit Limit(const Size& s) : size_(s) {
@@ -317,20 +323,20 @@ class Limit {
       const at::Tensor x = x_.flatten().narrow(0, 0, rows * from).view({rows, from});
       const at::Tensor w = w_.narrow(0, 0, from * to).view({to, from});
       at::Tensor y = y_.narrow(0, 0, rows * to).view({rows, to}), dw = dw_.narrow(0, 0, from * to).view({to, from});
-      at::mm_out(y, x, w.t());
+      kernels::product_into(y, x, w.t());
       at::Tensor dx = y_.narrow(0, 0, rows * from).view({rows, from});
       const at::Tensor dy = x_.flatten().narrow(0, 0, rows * to).view({rows, to});
-      at::mm_out(dx, dy, w);
-      at::mm_out(dw, dy.t(), x, at::kFloat);
+      kernels::product_into(dx, dy, w);
+      kernels::product_into(dw, dy.t(), x);
     }
     for (std::int64_t first = 0; first < rows; first += chunk_) {
       const std::int64_t count = std::min(chunk_, rows - first);
       const at::Tensor x = x_.flatten().narrow(0, 0, count * size_.width).view({count, size_.width});
       at::Tensor logits = logits_.narrow(0, 0, count),
                  dx = y_.narrow(0, 0, count * size_.width).view({count, size_.width});
-      at::mm_out(logits, x, head_.t());
-      at::mm_out(dx, logits, head_);
-      at::mm_out(dhead_, logits.t(), x, at::kFloat);
+      kernels::product_into(logits, x, head_.t());
+      kernels::product_into(dx, logits, head_);
+      kernels::product_into(dhead_, logits.t(), x);
     }
   }
   void attention() {

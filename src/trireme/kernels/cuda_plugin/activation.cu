@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads) backward(const ActivationLoop c) {
   T* y = c.y == nullptr ? nullptr : row_of<T>(c.y, blockIdx.x, c.y_stride);
   each<kVec>(c.width, [&](int i) {
     Sum<T> v[kVec], d[kVec];
-    slopes<F, kVec>(c, i, x + i, dy + i, d, v);
+    slopes<F, kVec>(c, i, load_pack<kVec>(x + i), load_pack<kVec>(dy + i), d, v);
     store<kVec>(dx + i, d);
     if (y != nullptr) store<kVec>(y + i, v);
   });

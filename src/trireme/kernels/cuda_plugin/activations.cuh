@@ -38,7 +38,7 @@ struct GeluTanh {
   static constexpr double kRoot = 0.79788456080286536, kCube = 0.044715;
   template <typename A>
   __device__ __forceinline__ static A logistic(A x) {
-    return A(1) / (A(1) + fast_exp(x * (A(-2 * kRoot) + A(-2 * kRoot * kCube) * x * x)));
+    return fast_divide(A(1), A(1) + fast_exp(x * (A(-2 * kRoot) + A(-2 * kRoot * kCube) * x * x)));
   }
   template <typename A>
   __device__ __forceinline__ static A value(A x) {
@@ -57,7 +57,7 @@ struct GeluTanh {
 struct Silu {
   template <typename A>
   __device__ __forceinline__ static A logistic(A x) {
-    return A(1) / (A(1) + fast_exp(-x));
+    return fast_divide(A(1), A(1) + fast_exp(-x));
   }
   template <typename A>
   __device__ __forceinline__ static A value(A x) {
@@ -72,10 +72,13 @@ struct Silu {
 
 /// Vectors of x (with the bias, where there is one) and dy become dy f'(x) and f(x).
 template <typename F, int kVec, typename T>
-__device__ __forceinline__ void slopes(const ActivationLoop& c, std::int64_t column, const T* x, const T* dy,
-                                       Sum<T> (&d)[kVec], Sum<T> (&value)[kVec]) {
-  load<kVec>(x, value);
-  load<kVec>(dy, d);
+__device__ __forceinline__ void slopes(const ActivationLoop& c, std::int64_t column, const Pack<T, kVec>& x,
+                                       const Pack<T, kVec>& dy, Sum<T> (&d)[kVec], Sum<T> (&value)[kVec]) {
+#pragma unroll
+  for (int k = 0; k < kVec; ++k) {
+    value[k] = widen(x.v[k]);
+    d[k] = widen(dy.v[k]);
+  }
   if (c.bias != nullptr) {
     Sum<T> bias[kVec];
     load<kVec>(static_cast<const T*>(c.bias) + column, bias);

@@ -54,20 +54,63 @@ __device__ __forceinline__ void load(const T* from, A (&to)[kVec]) {
   for (int k = 0; k < kVec; ++k) to[k] = widen(pack.v[k]);
 }
 
-template <int kVec, typename T, typename A>
-__device__ __forceinline__ void store(T* to, const A (&from)[kVec]) {
-  Pack<T, kVec> pack;
-  if constexpr (__is_same(T, Bf16) && kVec % 2 == 0) {  // two are rounded by one instruction
+/// Two numbers, rounded, as they lie side by side.
+template <typename T>
+__device__ __forceinline__ std::uint32_t two_words(float a, float b) {
+  if constexpr (__is_same(T, Bf16)) {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<const std::uint32_t*>(&two);
+  } else {
+    const __half2 two = __floats2half2_rn(a, b);
+    return *reinterpret_cast<const std::uint32_t*>(&two);
+  }
+}
+
+/// To global memory, in whole vectors: a struct that is assigned may be written member by member.
+template <int kWords>
+__device__ __forceinline__ void store_words(void* to, const std::uint32_t (&w)[kWords]) {
+  const auto at = [&](int k) { return __cvta_generic_to_global(static_cast<std::uint32_t*>(to) + k); };
+  if constexpr (kWords % 4 == 0) {
 #pragma unroll
-    for (int k = 0; k < kVec; k += 2) {
-      const __nv_bfloat162 two = __floats2bfloat162_rn(from[k], from[k + 1]);
-      pack.v[k] = two.x;
-      pack.v[k + 1] = two.y;
+    for (int k = 0; k < kWords; k += 4) {
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at(k)), "r"(w[k]), "r"(w[k + 1]), "r"(w[k + 2]),
+                   "r"(w[k + 3])
+                   : "memory");
     }
+  } else if constexpr (kWords == 2) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(at(0)), "r"(w[0]), "r"(w[1]) : "memory");
   } else {
 #pragma unroll
-    for (int k = 0; k < kVec; ++k) pack.v[k] = narrow<T>(from[k]);
+    for (int k = 0; k < kWords; ++k) static_cast<std::uint32_t*>(to)[k] = w[k];
   }
+}
+
+template <int kVec, typename T, typename A>
+__device__ __forceinline__ void store(T* to, const A (&from)[kVec]) {
+  if constexpr (sizeof(T) == 2 && kVec % 2 == 0) {  // two are rounded by one instruction
+    std::uint32_t words[kVec / 2];
+#pragma unroll
+    for (int k = 0; k < kVec; k += 2) words[k / 2] = two_words<T>(from[k], from[k + 1]);
+    store_words(to, words);
+  } else if constexpr (sizeof(T) == 4) {
+    std::uint32_t words[kVec];
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) words[k] = __float_as_uint(from[k]);
+    store_words(to, words);
+  } else {
+    Pack<T, kVec> pack;
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) pack.v[k] = narrow<T>(from[k]);
+    *reinterpret_cast<Pack<T, kVec>*>(to) = pack;
+  }
+}
+
+/// The same to shared memory.
+template <int kVec, typename T>
+__device__ __forceinline__ void store_shared(T* to, const T (&from)[kVec]) {
+  Pack<T, kVec> pack;
+#pragma unroll
+  for (int k = 0; k < kVec; ++k) pack.v[k] = from[k];
   *reinterpret_cast<Pack<T, kVec>*>(to) = pack;
 }
 
@@ -94,6 +137,10 @@ __device__ __forceinline__ void wait_fetches() {
 /// e^x by the special function unit, within 2 + |x| / 2 units in the last place of a float; exact enough for double.
 __device__ __forceinline__ float fast_exp(float x) { return __expf(x); }
 __device__ __forceinline__ double fast_exp(double x) { return exp(x); }
+
+/// a / b within two units in the last place of a float; exact for double. Beyond 2^126, b makes it 0.
+__device__ __forceinline__ float fast_divide(float a, float b) { return __fdividef(a, b); }
+__device__ __forceinline__ double fast_divide(double a, double b) { return a / b; }
 
 /// 2^x; of floats within 2 units in the last place, numbers too small for a normal float being 0.
 __device__ __forceinline__ float fast_exp2(float x) {

@@ -12,25 +12,50 @@ constexpr int kThreads = 256, kTile = 128, kVec = 8, kAcross = kTile / kVec;  //
 constexpr int kTurns = kTile * kAcross / kThreads;                            // vectors of a thread
 static_assert(kTurns == kVec && kThreads / kAcross * kTurns == kTile);
 
-__device__ __forceinline__ float largest(const float (&v)[kVec]) {
-  float top = 0;
+/// Of the magnitudes; of bfloat16s two at a time.
+template <typename T>
+__device__ __forceinline__ float largest(const Pack<T, kVec>& pack) {
+  if constexpr (__is_same(T, Bf16)) {
+    __nv_bfloat162 top = __habs2(__halves2bfloat162(pack.v[0], pack.v[1]));
 #pragma unroll
-  for (int k = 0; k < kVec; ++k) top = fmaxf(top, fabsf(v[k]));
-  return top;
+    for (int k = 2; k < kVec; k += 2) top = __hmax2(top, __habs2(__halves2bfloat162(pack.v[k], pack.v[k + 1])));
+    return fmaxf(__low2float(top), __high2float(top));
+  } else {
+    float top = 0;
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) top = fmaxf(top, fabsf(widen(pack.v[k])));
+    return top;
+  }
 }
 
-/// Of non-negative floats the order is that of their bits, so maxima need no order of visits.
+/// Of non-negative floats the order is that of their bits, so maxima need no order of visits. Most find a larger one
+/// there.
+__device__ __forceinline__ void raise(void* most, float top) {
+  unsigned* word = static_cast<unsigned*>(most);
+  if (__float_as_uint(top) > *static_cast<volatile unsigned*>(word)) atomicMax(word, __float_as_uint(top));
+}
+
+template <typename T>
 __global__ void __launch_bounds__(kThreads) largest_of(const CudaFp8 c, std::int64_t vectors) {
+  constexpr int kAtOnce = 4;
+  const T* x = static_cast<const T*>(c.x);
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  const auto at = [&](std::int64_t i) {
+    const std::int64_t row = i * kVec / c.width;
+    return load_pack<kVec>(x + row * c.stride + (i * kVec - row * c.width));
+  };
   float top = 0;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < vectors;
-       i += static_cast<std::int64_t>(gridDim.x) * kThreads) {
-    const std::int64_t row = i * kVec / c.width, column = i * kVec % c.width;
-    float v[kVec];
-    load_any<kVec>(c.x, c.element, row * c.stride + column, v);
-    top = fmaxf(top, largest(v));
+  std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  for (; i + (kAtOnce - 1) * step < vectors; i += kAtOnce * step) {
+    Pack<T, kVec> raw[kAtOnce];
+#pragma unroll
+    for (int t = 0; t < kAtOnce; ++t) raw[t] = at(i + t * step);
+#pragma unroll
+    for (int t = 0; t < kAtOnce; ++t) top = fmaxf(top, largest(raw[t]));
   }
+  for (; i < vectors; i += step) top = fmaxf(top, largest(at(i)));
   top = warp_max(top);
-  if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<unsigned*>(c.largest), __float_as_uint(top));
+  if (threadIdx.x % 32 == 0) raise(c.largest, top);
 }
 
 __device__ __forceinline__ float most_of(CudaFp8::Format format) {
@@ -45,88 +70,106 @@ __device__ __forceinline__ std::uint16_t two_bytes(float a, float b, CudaFp8::Fo
   return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, format == CudaFp8::kE4m3 ? __NV_E4M3 : __NV_E5M2);
 }
 
-/// A thread has eight neighbouring rows of eight columns, so that both ways out are words of eight bytes. Turned, the
-/// word of rows 8 w .. 8 w + 7 of column c lies at place w ^ (c / 8) of its 128 bytes: neither writing nor reading
-/// meets a bank twice.
-__global__ void __launch_bounds__(kThreads) round_tiles(const CudaFp8 c) {
-  __shared__ unsigned column_top[kTile], tile_top;
+/// A thread has eight neighbouring rows of eight columns, so that both ways out are words of eight bytes; it holds them
+/// as they lie, which leaves registers for more threads. Turned, the word of rows 8 w .. 8 w + 7 of column c lies at
+/// place w ^ (c / 8) of its 128 bytes: neither writing nor reading meets a bank twice.
+template <typename T, CudaFp8::Scaling kScaling>
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 && kScaling != CudaFp8::kLine ? 3 : 2)
+    round_tiles(const CudaFp8 c) {
+  constexpr bool kLines = kScaling == CudaFp8::kLine;
+  __shared__ unsigned column_top[kLines ? kTile : 1], tile_top;
   __shared__ __align__(16) std::uint8_t turned[kTile * kTile];
   const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * kTile;
   const std::int64_t first_column = static_cast<std::int64_t>(blockIdx.x) * kTile;
   const int lane = threadIdx.x % kAcross, line = threadIdx.x / kAcross;
   const std::int64_t column = first_column + lane * kVec, row = first_row + line * kTurns;
   const bool inside = row < c.rows && column < c.width;  // sizes are multiples of eight
-  float v[kTurns][kVec], row_top[kTurns];
+  Pack<T, kVec> raw[kTurns];
+  float row_top[kTurns];
 #pragma unroll
   for (int t = 0; t < kTurns; ++t) {
-    if (inside) {
-      load_any<kVec>(c.x, c.element, (row + t) * c.stride + column, v[t]);
-    } else {
-#pragma unroll
-      for (int k = 0; k < kVec; ++k) v[t][k] = 0;
-    }
+    raw[t] = inside ? load_pack<kVec>(static_cast<const T*>(c.x) + (row + t) * c.stride + column) : Pack<T, kVec>{};
   }
-  if (c.scaling != CudaFp8::kWhole || c.amax != nullptr) {
-    for (int i = threadIdx.x; i < kTile; i += kThreads) column_top[i] = 0;
+  if (kScaling == CudaFp8::kWhole && c.amax != nullptr) {
+    float top = 0;
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) top = fmaxf(top, largest(raw[t]));
+    top = warp_max(top);
+    if (threadIdx.x % 32 == 0) raise(c.amax, top);
+  }
+  if constexpr (kScaling != CudaFp8::kWhole) {
+    if constexpr (kLines) {
+      for (int i = threadIdx.x; i < kTile; i += kThreads) column_top[i] = 0;
+    }
     if (threadIdx.x == 0) tile_top = 0;
     __syncthreads();
-    float own[kVec] = {}, all = 0;
+    float all = 0;
 #pragma unroll
     for (int t = 0; t < kTurns; ++t) {
-      float top = largest(v[t]);
-#pragma unroll
-      for (int k = 0; k < kVec; ++k) own[k] = fmaxf(own[k], fabsf(v[t][k]));
-      if (c.scaling == CudaFp8::kLine) {
+      float top = largest(raw[t]);
+      if constexpr (kLines) {
 #pragma unroll
         for (int step = kAcross / 2; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
       }
       row_top[t] = top;
       all = fmaxf(all, top);
     }
-    if (c.scaling == CudaFp8::kLine) {
+    if constexpr (kLines) {
 #pragma unroll
-      for (int k = 0; k < kVec; ++k) atomicMax(&column_top[lane * kVec + k], __float_as_uint(own[k]));
+      for (int k = 0; k < kVec; ++k) {
+        float own = 0;
+#pragma unroll
+        for (int t = 0; t < kTurns; ++t) own = fmaxf(own, fabsf(widen(raw[t].v[k])));
+        own = fmaxf(own, __shfl_xor_sync(0xffffffffu, own, kAcross));  // the warp's other eight rows
+        if (threadIdx.x % 32 < kAcross) atomicMax(&column_top[lane * kVec + k], __float_as_uint(own));
+      }
+    } else {
+      all = warp_max(all);
+      if (threadIdx.x % 32 == 0) atomicMax(&tile_top, __float_as_uint(all));
     }
-    all = warp_max(all);
-    if (threadIdx.x % 32 == 0) atomicMax(&tile_top, __float_as_uint(all));
     __syncthreads();
-    if (threadIdx.x == 0 && c.amax != nullptr) atomicMax(reinterpret_cast<unsigned*>(c.amax), tile_top);
   }
-  const float whole = c.scale != nullptr             ? *c.scale
-                      : c.scaling == CudaFp8::kWhole ? scale_for(*static_cast<const float*>(c.largest), c.format)
-                      : c.scaling == CudaFp8::kTile  ? scale_for(__uint_as_float(tile_top), c.format)
-                                                     : 0.0f;
-  if (threadIdx.x == 0 && c.scaling == CudaFp8::kWhole && blockIdx.x == 0 && blockIdx.y == 0) {
-    if (c.row_scales != nullptr) *c.row_scales = whole;
-    if (c.column_scales != nullptr) *c.column_scales = whole;
-  }
-  if (threadIdx.x == 0 && c.scaling == CudaFp8::kTile) {
-    if (c.row_scales != nullptr) c.row_scales[blockIdx.y * c.row_scale_stride + blockIdx.x] = whole;
-    if (c.column_scales != nullptr) c.column_scales[blockIdx.x * c.column_scale_stride + blockIdx.y] = whole;
+  float whole = 0;
+  if constexpr (kScaling == CudaFp8::kWhole) {
+    whole = c.scale != nullptr ? *c.scale : scale_for(*static_cast<const float*>(c.largest), c.format);
+    if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) {
+      if (c.row_scales != nullptr) *c.row_scales = whole;
+      if (c.column_scales != nullptr) *c.column_scales = whole;
+    }
+  } else if constexpr (kScaling == CudaFp8::kTile) {
+    whole = scale_for(__uint_as_float(tile_top), c.format);
+    if (threadIdx.x == 0) {
+      if (c.row_scales != nullptr) c.row_scales[blockIdx.y * c.row_scale_stride + blockIdx.x] = whole;
+      if (c.column_scales != nullptr) c.column_scales[blockIdx.x * c.column_scale_stride + blockIdx.y] = whole;
+    }
   }
   if (c.out_rows != nullptr && inside) {
 #pragma unroll
     for (int t = 0; t < kTurns; ++t) {
-      const float scale = c.scaling == CudaFp8::kLine ? scale_for(row_top[t], c.format) : whole, share = 1.0f / scale;
+      const float scale = kLines ? scale_for(row_top[t], c.format) : whole, share = 1.0f / scale;
       Pack<std::uint16_t, kVec / 2> pack;
 #pragma unroll
-      for (int k = 0; k < kVec; k += 2) pack.v[k / 2] = two_bytes(v[t][k] * share, v[t][k + 1] * share, c.format);
+      for (int k = 0; k < kVec; k += 2) {
+        pack.v[k / 2] = two_bytes(widen(raw[t].v[k]) * share, widen(raw[t].v[k + 1]) * share, c.format);
+      }
       *reinterpret_cast<Pack<std::uint16_t, kVec / 2>*>(c.out_rows + (row + t) * c.width + column) = pack;
-      if (c.scaling == CudaFp8::kLine && lane == 0) c.row_scales[blockIdx.x * c.row_scale_stride + row + t] = scale;
+      if (kLines && lane == 0) c.row_scales[blockIdx.x * c.row_scale_stride + row + t] = scale;
     }
   }
   if (c.out_columns == nullptr) return;  // all threads
 #pragma unroll
   for (int k = 0; k < kVec; ++k) {
     const int at = lane * kVec + k;
-    const float scale = c.scaling == CudaFp8::kLine ? scale_for(__uint_as_float(column_top[at]), c.format) : whole;
+    const float scale = kLines ? scale_for(__uint_as_float(column_top[kLines ? at : 0]), c.format) : whole;
     const float share = 1.0f / scale;
-    if (c.scaling == CudaFp8::kLine && line == 0 && first_column + at < c.width) {
+    if (kLines && line == 0 && first_column + at < c.width) {
       c.column_scales[blockIdx.y * c.column_scale_stride + first_column + at] = scale;
     }
     Pack<std::uint16_t, kTurns / 2> pack;
 #pragma unroll
-    for (int t = 0; t < kTurns; t += 2) pack.v[t / 2] = two_bytes(v[t][k] * share, v[t + 1][k] * share, c.format);
+    for (int t = 0; t < kTurns; t += 2) {
+      pack.v[t / 2] = two_bytes(widen(raw[t].v[k]) * share, widen(raw[t + 1].v[k]) * share, c.format);
+    }
     *reinterpret_cast<Pack<std::uint16_t, kTurns / 2>*>(turned + at * kTile + (line ^ lane) * kTurns) = pack;
   }
   __syncthreads();
@@ -159,18 +202,32 @@ CudaError fp8(const CudaFp8& c, CudaStream stream) {
   if (c.width % kVec != 0 || c.rows % kTurns != 0 || c.stride % kVec != 0)
     return "sizes that 8-bit products do not take";
   if (c.scale != nullptr && c.scaling != CudaFp8::kWhole) return "a scale of blocks comes from their numbers";
-  if (c.scaling == CudaFp8::kWhole && c.scale == nullptr) {
-    if (cudaMemsetAsync(c.largest, 0, sizeof(float), to_stream(stream)) != cudaSuccess) return launched();
-    const std::int64_t vectors = c.rows * c.width / kVec;
-    std::int64_t blocks = divided_up(vectors, kThreads * 4);
-    if (blocks > 1056) blocks = 1056;
-    largest_of<<<static_cast<unsigned>(blocks), kThreads, 0, to_stream(stream)>>>(c, vectors);
-    if (CudaError error = launched()) return error;
-  }
   const dim3 grid(static_cast<unsigned>(divided_up(c.width, kTile)), static_cast<unsigned>(divided_up(c.rows, kTile)));
   if (grid.y > 65535) return "more than 8 million rows";
-  round_tiles<<<grid, kThreads, 0, to_stream(stream)>>>(c);
-  return launched();
+  if (c.element == Element::kDouble) return "doubles are not rounded to 8 bits";
+  return by_type(c.element, [&](auto type) -> CudaError {
+    using T = decltype(type);
+    if constexpr (sizeof(T) == 8) {
+      return nullptr;
+    } else {
+      if (c.scaling == CudaFp8::kWhole && c.scale == nullptr) {
+        if (cudaMemsetAsync(c.largest, 0, sizeof(float), to_stream(stream)) != cudaSuccess) return launched();
+        const std::int64_t vectors = c.rows * c.width / kVec;
+        std::int64_t blocks = divided_up(vectors, kThreads * 4);
+        if (blocks > 1056) blocks = 1056;
+        largest_of<T><<<static_cast<unsigned>(blocks), kThreads, 0, to_stream(stream)>>>(c, vectors);
+        if (CudaError error = launched()) return error;
+      }
+      if (c.scaling == CudaFp8::kWhole) {
+        round_tiles<T, CudaFp8::kWhole><<<grid, kThreads, 0, to_stream(stream)>>>(c);
+      } else if (c.scaling == CudaFp8::kLine) {
+        round_tiles<T, CudaFp8::kLine><<<grid, kThreads, 0, to_stream(stream)>>>(c);
+      } else {
+        round_tiles<T, CudaFp8::kTile><<<grid, kThreads, 0, to_stream(stream)>>>(c);
+      }
+      return launched();
+    }
+  });
 }
 
 CudaError fp8_advance(float* table, std::int64_t tensors, std::int64_t width, std::int64_t slot, double factor,

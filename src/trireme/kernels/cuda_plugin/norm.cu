@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(kThreads* kRows, kHold == 1   ? 768 / (kThread
 #pragma unroll
         for (int i = 0; i < kHold; ++i) {
           const int at = threadIdx.x + i * kThreads;
-          if (at < vectors) store<kVec>(shared + threadIdx.y * c.width + at * kVec, sums[i]);
+          if (at < vectors) store_shared<kVec>(shared + threadIdx.y * c.width + at * kVec, sums[i]);
         }
         __syncthreads();
         for (int column = threadIdx.y * kThreads + threadIdx.x; column < c.width; column += kThreads * kRows) {

@@ -34,46 +34,76 @@ __global__ void __launch_bounds__(kLanes* kBlockSteps)
   if (threadIdx.x == 0 && mine < width) target[mine] += total;
 }
 
+// What a block adds up, in two halves: what is read of a row, and what becomes of it. A thread reads some rows before
+// it uses the first of them, since writes of one row would hold back reads of the next.
+
 /// A row's numbers as they are.
 template <typename T>
 struct Plain {
+  static constexpr int kAtOnce = 4;
   SumRowsLoop c;
   template <int kVec>
-  __device__ __forceinline__ void operator()(std::int64_t row, std::int64_t column, Sum<T> (&x)[kVec]) const {
-    load<kVec>(row_of<const T>(c.x, row, c.stride) + column, x);
+  using Raw = Pack<T, kVec>;
+  template <int kVec>
+  __device__ __forceinline__ Raw<kVec> read(std::int64_t row, std::int64_t column) const {
+    return load_pack<kVec>(row_of<const T>(c.x, row, c.stride) + column);
+  }
+  template <int kVec>
+  __device__ __forceinline__ void use(const Raw<kVec>& raw, std::int64_t, std::int64_t, Sum<T> (&x)[kVec]) const {
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) x[k] = widen(raw.v[k]);
   }
 };
 
 /// dy f'(x + bias), which is also written; f(x + bias) too where there is room for it.
 template <typename T, typename F>
 struct Slopes {
+  static constexpr int kAtOnce = 2;  // more would cost the registers of other threads
   ActivationLoop c;
   template <int kVec>
-  __device__ __forceinline__ void operator()(std::int64_t row, std::int64_t column, Sum<T> (&d)[kVec]) const {
-    Sum<T> x[kVec];
-    slopes<F, kVec>(c, column, row_of<const T>(c.x, row, c.x_stride) + column,
-                    row_of<const T>(c.dy, row, c.dy_stride) + column, d, x);
+  struct Raw {
+    Pack<T, kVec> x, dy;
+  };
+  template <int kVec>
+  __device__ __forceinline__ Raw<kVec> read(std::int64_t row, std::int64_t column) const {
+    return {load_pack<kVec>(row_of<const T>(c.x, row, c.x_stride) + column),
+            load_pack<kVec>(row_of<const T>(c.dy, row, c.dy_stride) + column)};
+  }
+  template <int kVec>
+  __device__ __forceinline__ void use(const Raw<kVec>& raw, std::int64_t row, std::int64_t column,
+                                      Sum<T> (&d)[kVec]) const {
+    Sum<T> y[kVec];
+    slopes<F, kVec>(c, column, raw.x, raw.dy, d, y);
     store<kVec>(row_of<T>(c.out, row, c.out_stride) + column, d);
-    if (c.y != nullptr) store<kVec>(row_of<T>(c.y, row, c.y_stride) + column, x);
+    if (c.y != nullptr) store<kVec>(row_of<T>(c.y, row, c.y_stride) + column, y);
   }
 };
 
 template <typename T, int kVec, typename Row>
 __global__ void __launch_bounds__(256)
-    column_sums(const Row read, Sum<T>* partial, std::int64_t rows, std::int64_t width) {
+    column_sums(const Row row_of_it, Sum<T>* partial, std::int64_t rows, std::int64_t width) {
   using A = Sum<T>;
+  constexpr int kAtOnce = Row::kAtOnce;
   __shared__ A parts[kSteps][kLanes * kVec];
   const std::int64_t column = (static_cast<std::int64_t>(blockIdx.x) * kLanes + threadIdx.x) * kVec;
   const std::int64_t per_block = (rows + gridDim.y - 1) / gridDim.y;
   const std::int64_t begin = blockIdx.y * per_block, end = min(begin + per_block, rows);
   A total[kVec] = {};
   if (column < width) {
-#pragma unroll 4
-    for (std::int64_t row = begin + threadIdx.y; row < end; row += kSteps) {
-      A x[kVec];
-      read(row, column, x);
+    for (std::int64_t row = begin + threadIdx.y; row < end; row += kAtOnce * kSteps) {
+      typename Row::template Raw<kVec> raw[kAtOnce];
 #pragma unroll
-      for (int k = 0; k < kVec; ++k) total[k] += x[k];
+      for (int t = 0; t < kAtOnce; ++t) {
+        if (row + t * kSteps < end) raw[t] = row_of_it.template read<kVec>(row + t * kSteps, column);
+      }
+#pragma unroll
+      for (int t = 0; t < kAtOnce; ++t) {
+        if (row + t * kSteps >= end) break;
+        A x[kVec];
+        row_of_it.template use<kVec>(raw[t], row + t * kSteps, column, x);
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) total[k] += x[k];
+      }
     }
   }
 #pragma unroll

@@ -1,7 +1,8 @@
-// The optimizers' updates, four numbers a thread, and sums of squares.
+// The optimizers' updates, four numbers a thread.
 #include "trireme/kernels/cpu/rounding.h"
 #include "trireme/kernels/cuda_plugin/common.cuh"
 #include "trireme/kernels/cuda_plugin/functions.h"
+#include "trireme/kernels/cuda_plugin/many.cuh"
 
 namespace trireme::kernels::gpu {
 namespace {
@@ -18,19 +19,30 @@ __device__ __forceinline__ void write(const Stream& s, std::int64_t i, const A (
   store_any<kN>(s.data, s.element, i, from);
 }
 
-/// With a key, bfloat16s are rounded by chance.
+/// The random bits of kN neighbours, made once for all that is rounded of them; without a key numbers go to the
+/// nearest.
+template <int kN>
+struct Chances {
+  bool any;
+  std::uint64_t bits[kN];
+  __device__ __forceinline__ Chances(std::uint64_t key, std::int64_t i) : any(key != 0) {
+    if (!any) return;
+#pragma unroll
+    for (int k = 0; k < kN; ++k) bits[k] = rounding_bits(key, static_cast<std::uint64_t>(i + k));
+  }
+  __device__ __forceinline__ float rounded(float x, int k, int chance) const {
+    return __uint_as_float(rounded_bits(__float_as_uint(x), static_cast<std::uint32_t>(bits[k] >> chance)));
+  }
+};
+
 template <int kN, typename A>
-__device__ __forceinline__ void write(const Stream& s, std::int64_t i, const A (&from)[kN], std::uint64_t rounding,
+__device__ __forceinline__ void write(const Stream& s, std::int64_t i, const A (&from)[kN], const Chances<kN>& chances,
                                       int chance) {
   if constexpr (sizeof(A) == 4) {
-    if (rounding != 0 && s.element == Element::kBfloat16) {
+    if (chances.any && s.element == Element::kBfloat16) {
       A rounded[kN];
 #pragma unroll
-      for (int k = 0; k < kN; ++k) {
-        const std::uint64_t bits = rounding_bits(rounding, static_cast<std::uint64_t>(i + k));
-        rounded[k] =
-            __uint_as_float(rounded_bits(__float_as_uint(from[k]), static_cast<std::uint32_t>(bits >> chance)));
-      }
+      for (int k = 0; k < kN; ++k) rounded[k] = chances.rounded(from[k], k, chance);
       return write(s, i, rounded);
     }
   }
@@ -49,8 +61,8 @@ __device__ __forceinline__ void read_gradient(const UpdateLoop& c, std::int64_t 
 }
 template <int kN, typename A>
 __device__ __forceinline__ void write_weight(const UpdateLoop& c, std::int64_t i, const A (&w)[kN],
-                                             std::uint64_t rounding = 0) {
-  write(c.weight, i, w, rounding, kWeightChance);
+                                             const Chances<kN>& chances = {0, 0}) {
+  write(c.weight, i, w, chances, kWeightChance);
   if constexpr (sizeof(A) == 4) {
     if (c.low.data != nullptr) write(c.low, i, w);
   }
@@ -107,20 +119,23 @@ struct AdagradBody {
   }
 };
 
-/// Moves both moments on; g becomes m / (sqrt(v^) + epsilon).
+/// Moves both moments of a number on; its gradient becomes m / (sqrt(v^) + epsilon).
+template <typename A>
+__device__ __forceinline__ void adam_number(const AdamNumbers& n, A& g, A& m, A& v) {
+  m += static_cast<A>(n.take1) * (g - m);
+  v += static_cast<A>(n.take2) * (g * g - v);
+  g = m / (sqrt(v) * static_cast<A>(n.root) + static_cast<A>(n.epsilon));
+}
 template <int kN, typename A>
-__device__ __forceinline__ void adam_direction(const UpdateLoop& c, const AdamNumbers& n, std::int64_t i, A (&g)[kN]) {
+__device__ __forceinline__ void adam_direction(const UpdateLoop& c, const AdamNumbers& n, std::int64_t i, A (&g)[kN],
+                                               const Chances<kN>& chances) {
   A m[kN], v[kN];
   read(c.first, i, m);
   read(c.second, i, v);
 #pragma unroll
-  for (int k = 0; k < kN; ++k) {
-    m[k] += static_cast<A>(n.take1) * (g[k] - m[k]);
-    v[k] += static_cast<A>(n.take2) * (g[k] * g[k] - v[k]);
-    g[k] = m[k] / (sqrt(v[k]) * static_cast<A>(n.root) + static_cast<A>(n.epsilon));
-  }
-  write(c.first, i, m, n.rounding, kFirstChance);
-  write(c.second, i, v, n.rounding, kSecondChance);
+  for (int k = 0; k < kN; ++k) adam_number(n, g[k], m[k], v[k]);
+  write(c.first, i, m, chances, kFirstChance);
+  write(c.second, i, v, chances, kSecondChance);
 }
 
 template <typename A>
@@ -132,6 +147,10 @@ struct AdamBody {
     n.root = live.root;
     n.weight_decay = live.weight_decay;
   }
+  /// Both parts are added up before they meet the weight, beside which each alone may round to nothing.
+  __device__ __forceinline__ A moved(A w, A g) const {
+    return w - (g * static_cast<A>(n.rate) + static_cast<A>(n.weight_decay) * w);
+  }
   template <int kN>
   __device__ __forceinline__ void run(std::int64_t i) const {
     A g[kN], w[kN];
@@ -139,11 +158,46 @@ struct AdamBody {
     read(c.weight, i, w);
 #pragma unroll
     for (int k = 0; k < kN; ++k) g[k] += static_cast<A>(n.decay) * w[k];
-    adam_direction(c, n, i, g);
-    // Both parts are added up before they meet the weight, beside which each alone may round to nothing.
+    const Chances<kN> chances(n.rounding, i);
+    adam_direction(c, n, i, g, chances);
 #pragma unroll
-    for (int k = 0; k < kN; ++k) w[k] -= g[k] * static_cast<A>(n.rate) + static_cast<A>(n.weight_decay) * w[k];
-    write_weight(c, i, w, n.rounding);
+    for (int k = 0; k < kN; ++k) w[k] = moved(w[k], g[k]);
+    write_weight(c, i, w, chances);
+  }
+};
+
+/// Everything in bfloat16 and rounded by chance: as AdamBody, eight numbers at a time and without a question for each
+/// type. Numbers stay as they lie until their turn comes, so that all four streams are under way at once.
+struct NarrowAdamBody : AdamBody<float> {
+  static constexpr int kWidth = 8;
+  template <int kN>
+  __device__ __forceinline__ void run(std::int64_t i) const {
+    if constexpr (kN < kWidth) {
+      AdamBody<float>::run<kN>(i);
+    } else {
+      const auto at = [&](const Stream& s) { return static_cast<Bf16*>(s.data) + i; };
+      const auto raw_g = load_pack<kN>(at(c.gradient)), raw_w = load_pack<kN>(at(c.weight)),
+                 raw_m = load_pack<kN>(at(c.first)), raw_v = load_pack<kN>(at(c.second));
+      float w[kN], m[kN], v[kN];
+#pragma unroll
+      for (int k = 0; k < kN; ++k) {
+        float g = widen(raw_g.v[k]) * static_cast<float>(c.gradient_scale);
+        w[k] = widen(raw_w.v[k]), m[k] = widen(raw_m.v[k]), v[k] = widen(raw_v.v[k]);
+        g += static_cast<float>(n.decay) * w[k];
+        adam_number(n, g, m[k], v[k]);
+        const Chances<1> chances(n.rounding, i + k);
+        w[k] = chances.rounded(moved(w[k], g), 0, kWeightChance);
+        m[k] = chances.rounded(m[k], 0, kFirstChance);
+        v[k] = chances.rounded(v[k], 0, kSecondChance);
+      }
+      store<kN>(at(c.weight), w);
+      store<kN>(at(c.first), m);
+      store<kN>(at(c.second), v);
+      if (c.zero_gradient) {
+        const float zeros[kN] = {};
+        store<kN>(at(c.gradient), zeros);
+      }
+    }
   }
 };
 
@@ -156,7 +210,7 @@ struct LambBody {
     A g[kN], w[kN];
     read_gradient(c, i, g);
     read(c.weight, i, w);
-    adam_direction(c, n, i, g);
+    adam_direction(c, n, i, g, Chances<kN>(n.rounding, i));
 #pragma unroll
     for (int k = 0; k < kN; ++k) g[k] = static_cast<A>(n.decay) * w[k] + g[k] * static_cast<A>(n.rate);
     write(c.update, i, g);
@@ -204,8 +258,15 @@ concept TakesLive = requires(Body body, const CudaLive& live) {
   body.take(live);
 };
 
+/// Numbers that a body takes at a time.
+template <typename Body>
+inline constexpr int kWidthOf = kVec;
+template <>
+inline constexpr int kWidthOf<NarrowAdamBody> = NarrowAdamBody::kWidth;
+
 template <typename Body>
 __device__ __forceinline__ void run_piece(Body body, std::int64_t begin, std::int64_t count) {
+  constexpr int kN = kWidthOf<Body>;
   if constexpr (TakesLive<Body>) {
     if (body.c.live != nullptr) {  // the same for all threads
       const CudaLive live = *static_cast<const CudaLive*>(body.c.live);
@@ -215,10 +276,10 @@ __device__ __forceinline__ void run_piece(Body body, std::int64_t begin, std::in
     }
   }
 #pragma unroll
-  for (int turn = 0; turn < kTurns; ++turn) {
-    const std::int64_t i = begin + (static_cast<std::int64_t>(turn) * kThreads + threadIdx.x) * kVec;
-    if (i + kVec <= count) {
-      body.template run<kVec>(i);
+  for (int turn = 0; turn < kPiece / (kThreads * kN); ++turn) {
+    const std::int64_t i = begin + (static_cast<std::int64_t>(turn) * kThreads + threadIdx.x) * kN;
+    if (i + kN <= count) {
+      body.template run<kN>(i);
     } else {
       for (std::int64_t k = i; k < count; ++k) body.template run<1>(k);
     }
@@ -242,6 +303,18 @@ bool wide(const UpdateLoop& c) {
   }
   return true;
 }
+/// Which of adam_many's bodies a tensor takes.
+enum class AdamKind { kDouble, kFloat, kNarrow };
+AdamKind kind_of(const CudaAdam& tensor) {
+  const UpdateLoop& c = tensor.loop;
+  if (c.weight.element == Element::kDouble) return AdamKind::kDouble;
+  const auto narrow = [](const Stream& s) {
+    return s.element == Element::kBfloat16 && reinterpret_cast<std::uintptr_t>(s.data) % 16 == 0;
+  };
+  const bool all = narrow(c.weight) && narrow(c.gradient) && narrow(c.first) && narrow(c.second);
+  return all && c.low.data == nullptr && tensor.numbers.rounding != 0 ? AdamKind::kNarrow : AdamKind::kFloat;
+}
+
 constexpr CudaError kApart = "tensors of an update must begin at whole vectors of four numbers";
 
 template <template <typename> typename Body, typename Numbers>
@@ -259,79 +332,15 @@ CudaError update(const UpdateLoop& c, const Numbers& n, std::int64_t count, Cuda
   return launched();
 }
 
-// ---- many tensors in one launch: blocks find their tensor in a table that comes with the launch.
-
-template <typename Item, int kMost>
-struct Tables {
-  Item items[kMost];
-  std::int32_t first_block[kMost + 1];
-  std::int32_t count;
-
-  /// The tensor that block number `block` works on.
-  __device__ __forceinline__ int find(int block) const {
-    int low = 0, high = count - 1;
-    while (low < high) {
-      const int middle = (low + high + 1) / 2;
-      if (first_block[middle] <= block) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    return low;
-  }
-};
+// ---- many tensors in one launch
 
 using AdamTables = Tables<CudaAdam, 15>;
-template <typename A>
+template <typename Body>
 __global__ void __launch_bounds__(kThreads) adam_many(const __grid_constant__ AdamTables tables) {
   const int at = tables.find(static_cast<int>(blockIdx.x));
   const CudaAdam& tensor = tables.items[at];
-  const AdamBody<A> body{tensor.loop, tensor.numbers};
+  const Body body{tensor.loop, tensor.numbers};
   run_piece(body, (static_cast<std::int64_t>(blockIdx.x) - tables.first_block[at]) * kPiece, tensor.count);
-}
-
-using SquaresTables = Tables<CudaSquares, 100>;
-__global__ void __launch_bounds__(kThreads)
-    squares_many(const __grid_constant__ SquaresTables tables, double* partial) {
-  const int at = tables.find(static_cast<int>(blockIdx.x));
-  const CudaSquares& tensor = tables.items[at];
-  const std::int64_t begin = (static_cast<std::int64_t>(blockIdx.x) - tables.first_block[at]) * kCudaSquaresPiece;
-  const std::int64_t end = min(begin + kCudaSquaresPiece, tensor.count);
-  double total = 0;
-  if (tensor.numbers.element == Element::kDouble) {
-    const double* x = static_cast<const double*>(tensor.numbers.data);
-    for (std::int64_t i = begin + threadIdx.x; i < end; i += kThreads) total += x[i] * x[i];
-  } else {
-    // A thread's vector is squared and added up in float, four numbers; their sum in double.
-#pragma unroll 4
-    for (std::int64_t i = begin + threadIdx.x * kVec; i < end; i += kThreads * kVec) {
-      float v[kVec] = {};
-      if (i + kVec <= end) {
-        read(tensor.numbers, i, v);
-      } else {
-        for (int k = 0; k < end - i; ++k) {
-          float one[1];
-          read(tensor.numbers, i + k, one);
-          v[k] = one[0];
-        }
-      }
-#pragma unroll
-      for (int k = 0; k < kVec; ++k) total += static_cast<double>(v[k]) * static_cast<double>(v[k]);
-    }
-  }
-  total = sum_over<kThreads>(total);
-  if (threadIdx.x == 0) partial[blockIdx.x] = total;
-}
-
-__global__ void __launch_bounds__(kThreads)
-    squares_add(const __grid_constant__ SquaresTables tables, const double* partial, double* sums) {
-  double total = 0;
-  for (int i = tables.first_block[blockIdx.x] + threadIdx.x; i < tables.first_block[blockIdx.x + 1]; i += kThreads) {
-    total += partial[i];
-  }
-  total = sum_over<kThreads>(total);
-  if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
 }  // namespace
@@ -353,48 +362,33 @@ CudaError lars(const UpdateLoop& c, const LarsNumbers& n, std::int64_t count, Cu
 }
 
 CudaError adam(const CudaAdam* tensors, std::int64_t count, CudaStream stream) {
-  for (std::int64_t begin = 0; begin < count;) {
-    AdamTables tables{};
-    const bool doubles = tensors[begin].loop.weight.element == Element::kDouble;
-    std::int64_t blocks = 0;
-    while (begin < count && tables.count < 15) {
-      const CudaAdam& tensor = tensors[begin];
-      if ((tensor.loop.weight.element == Element::kDouble) != doubles) break;
-      if (!wide(tensor.loop)) return kApart;
-      ++begin;
-      if (tensor.count == 0) continue;
-      tables.items[tables.count] = tensor;
-      tables.first_block[tables.count++] = static_cast<std::int32_t>(blocks);
-      blocks += divided_up(tensor.count, kPiece);
-    }
-    if (tables.count == 0) continue;
-    tables.first_block[tables.count] = static_cast<std::int32_t>(blocks);
-    if (doubles) {
-      adam_many<double><<<static_cast<unsigned>(blocks), kThreads, 0, to_stream(stream)>>>(tables);
-    } else {
-      adam_many<float><<<static_cast<unsigned>(blocks), kThreads, 0, to_stream(stream)>>>(tables);
-    }
-    if (CudaError error = launched()) return error;
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (!wide(tensors[i].loop)) return kApart;
   }
-  return nullptr;
-}
-
-CudaError squares(const CudaSquares* tensors, std::int64_t count, double* partial, double* sums, CudaStream stream) {
-  for (std::int64_t begin = 0; begin < count;) {
-    SquaresTables tables{};
-    const std::int64_t first = begin;
-    std::int64_t blocks = 0;
-    for (; begin < count && tables.count < 100; ++begin) {
-      if (!wide(tensors[begin].numbers, tensors[begin].numbers.element == Element::kDouble)) return kApart;
-      tables.items[tables.count] = tensors[begin];
-      tables.first_block[tables.count++] = static_cast<std::int32_t>(blocks);
-      blocks += divided_up(tensors[begin].count, kCudaSquaresPiece);
+  // One body after the other: small tensors between large ones of another kind must not end a launch.
+  for (const AdamKind kind : {AdamKind::kDouble, AdamKind::kFloat, AdamKind::kNarrow}) {
+    for (std::int64_t next = 0; next < count;) {
+      AdamTables tables{};
+      std::int64_t blocks = 0;
+      for (; next < count && tables.count < 15; ++next) {
+        const CudaAdam& tensor = tensors[next];
+        if (tensor.count == 0 || kind_of(tensor) != kind) continue;
+        tables.items[tables.count] = tensor;
+        tables.first_block[tables.count++] = static_cast<std::int32_t>(blocks);
+        blocks += divided_up(tensor.count, kPiece);
+      }
+      if (tables.count == 0) break;
+      tables.first_block[tables.count] = static_cast<std::int32_t>(blocks);
+      const auto grid = static_cast<unsigned>(blocks);
+      if (kind == AdamKind::kDouble) {
+        adam_many<AdamBody<double>><<<grid, kThreads, 0, to_stream(stream)>>>(tables);
+      } else if (kind == AdamKind::kFloat) {
+        adam_many<AdamBody<float>><<<grid, kThreads, 0, to_stream(stream)>>>(tables);
+      } else {
+        adam_many<NarrowAdamBody><<<grid, kThreads, 0, to_stream(stream)>>>(tables);
+      }
+      if (CudaError error = launched()) return error;
     }
-    tables.first_block[tables.count] = static_cast<std::int32_t>(blocks);
-    if (blocks > 0) squares_many<<<static_cast<unsigned>(blocks), kThreads, 0, to_stream(stream)>>>(tables, partial);
-    squares_add<<<static_cast<unsigned>(tables.count), kThreads, 0, to_stream(stream)>>>(tables, partial, sums + first);
-    if (CudaError error = launched()) return error;
-    partial += blocks;
   }
   return nullptr;
 }
