@@ -98,6 +98,18 @@ const comm::GpuDriver& driver() {
   return table;
 }
 
+/// Of every rank's GPU.
+std::vector<comm::GpuIdentity> identities(comm::Group& world, int gpu) {
+  comm::GpuIdentity mine{};
+  kernels::check_cuda(kernels::cuda().streams->identity(gpu, mine.data()), "asking a GPU for its name");
+  std::vector<comm::GpuIdentity> all(static_cast<std::size_t>(world.size()));
+  world
+      .all_gather(comm::ConstBuffer{mine.data(), mine.size(), DType::kU8},
+                  comm::Buffer{all.data(), all.size() * mine.size(), DType::kU8})
+      .wait();
+  return all;
+}
+
 }  // namespace
 
 void use_gpu_exchange() {
@@ -122,18 +134,17 @@ void use_nccl(comm::Group& world, int gpu) {
 
 void tell_nccl_who_shares(comm::Group& world, int gpu) {
   if (world.size() == 1) return;
-  comm::GpuIdentity mine{};
-  kernels::check_cuda(kernels::cuda().streams->identity(gpu, mine.data()), "asking a GPU for its name");
-  std::vector<comm::GpuIdentity> all(static_cast<std::size_t>(world.size()));
-  world
-      .all_gather(comm::ConstBuffer{mine.data(), mine.size(), DType::kU8},
-                  comm::Buffer{all.data(), all.size() * mine.size(), DType::kU8})
-      .wait();
-  const auto host = comm::pretended_host(all, world.rank());
+  const auto host = comm::pretended_host(identities(world, gpu), world.rank());
   if (!host || env("NCCL_HOSTID")) return;
   log_info("rank {} shares its GPU with another: NCCL is told that they are on different hosts, and is slow",
            world.rank());
   set_env("NCCL_HOSTID", *host);
+}
+
+int ranks_that_share(comm::Group& world, int gpu) {
+  if (world.size() == 1) return 1;
+  const std::vector<comm::GpuIdentity> all = identities(world, gpu);
+  return static_cast<int>(std::ranges::count(all, all[static_cast<std::size_t>(world.rank())]));
 }
 
 }  // namespace trireme::parallel

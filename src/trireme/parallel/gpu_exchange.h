@@ -26,4 +26,7 @@ void use_nccl(comm::Group& world, int gpu);
 /// is set. All ranks of the group call this before any of them makes a call on its GPU.
 void tell_nccl_who_shares(comm::Group& world, int gpu);
 
+/// How many ranks of the group, which are processes, compute on this one's GPU. All of them call this.
+int ranks_that_share(comm::Group& world, int gpu);
+
 }  // namespace trireme::parallel

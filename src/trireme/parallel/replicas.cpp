@@ -55,7 +55,11 @@ void Replicas::provide_gradients() {
   for (Bucket& bucket : plan_.buckets) {
     const at::TensorOptions type = options_.on_device(bucket.master_type);
     if (!bucket.trainable) continue;
-    if (options_.zero < 2) bucket.gradient = at::zeros({bucket.elements}, type);
+    if (options_.zero < 2) {
+      bucket.gradient = at::zeros({bucket.elements}, type);
+      comm::Group* group = options_.zero > 0 ? shard_ : data_;
+      if (group != nullptr && !options_.reduce_bf16) kept_.push_back(group->keep(device::to_buffer(bucket.gradient)));
+    }
     for (const BucketMember& member : bucket.members) {
       if (options_.zero < 2) {
         member.param->gradient = view_in(bucket.gradient, member);

@@ -131,6 +131,7 @@ class Replicas {
   std::size_t next_ = 0;           // bucket to be launched, where they go in order
   int micros_ = 0;
   bool last_ = false;
+  std::vector<comm::KeptMemory> kept_;  // goes before gradients do
 };
 
 }  // namespace trireme::parallel

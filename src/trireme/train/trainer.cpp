@@ -16,6 +16,7 @@
 #include "trireme/checkpoint/stored_weights.h"
 #include "trireme/kernels/cuda.h"
 #include "trireme/kernels/fp8.h"
+#include "trireme/parallel/gpu_exchange.h"
 #include "trireme/train/device.h"
 #include "trireme/train/drains.h"
 #include "trireme/train/feed.h"
@@ -107,7 +108,9 @@ plan::StepMemory planned_memory(const spec::Recipe& recipe, const spec::ModelSha
   if (plan.lines.empty()) return plan;
   std::int64_t all = 0, free = 0;
   kernels::cuda().device_bytes(device.index(), &all, &free);
-  require_room(plan, static_cast<double>(all), world.size());  // ranks that are threads share it
+  // Ranks that are threads share the GPU.
+  const int sharing = world.has_processes() ? parallel::ranks_that_share(world, device.index()) : world.size();
+  require_room(plan, static_cast<double>(all), sharing);
   if (world.rank() == 0) {
     log_info("GPU memory: {} planned for each of {}, of {}", short_bytes(plan.peak()),
              counted(static_cast<std::size_t>(world.size()), "rank"), short_bytes(static_cast<double>(all)));
@@ -162,7 +165,7 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
                                           [&] { return optim::make_optimizer(recipe.optim, engine_->params()); });
   updates_ = std::make_unique<Updates>(recipe.layout, *engine_, *optimizer_);
   if (device().is_cuda() && world.rank() == 0) {
-    watch_ = std::make_unique<MemoryWatch>(device(), planned_.peak() * world.size());
+    watch_ = std::make_unique<MemoryWatch>(device(), planned_.peak() * (world.has_processes() ? 1 : world.size()));
   }
   count_memory();
   if (recipe.train.offload_activations) stash_ = std::make_unique<nn::Stash>(&memory_, engine_->replicas().device());
