@@ -116,6 +116,22 @@ TEST(ReportChart, DoesNotLetOnePeakHideTheRest) {
   EXPECT_THAT(to_html(chart), HasSubstr("the highest is 1000 at step 17"));
 }
 
+/// A first step that takes as long as a hundred others, of which most is the lower area.
+TEST(ReportChart, DoesNotLetOnePeakOfAnAreaHideTheRest) {
+  Chart chart;
+  chart.x_high = 300;
+  Series low{.name = "compute", .look = Series::Look::kArea}, high{.name = "data", .look = Series::Look::kArea};
+  for (int i = 0; i < 300; ++i) {  // stacked already
+    low.points.push_back({static_cast<double>(i), i == 0 ? 100.0 : 1.0});
+    high.points.push_back({static_cast<double>(i), i == 0 ? 101.0 : 2.0});
+  }
+  chart.from_zero = true;
+  chart.series = {low, high};
+  const Range range = range_of(chart);
+  EXPECT_EQ(range.high, 3.0);  // half as much again as the whole usually is
+  EXPECT_EQ(range.above, (Point{0, 101}));
+}
+
 TEST(ReportChart, BreaksItsLineWhereThereIsNoNumber) {
   Chart chart;
   chart.x_high = 4;
@@ -196,6 +212,25 @@ TEST_F(Report, IsOnePageThatNeedsNothingElse) {
     EXPECT_THAT(page, HasSubstr(fmt::format("<b>{}</b>", title)));
   }
   EXPECT_THAT(page, HasSubstr("<details><summary>Recipe of one</summary>"));
+}
+
+TEST_F(Report, ShowsHowFarRunsAreFromTheFirst) {
+  sample_run("one", 60);
+  {
+    RunLog log(folder_ / "dearer", std::nullopt);
+    for (std::int64_t step = 1; step <= 60; ++step) {
+      StepRecord record = sample_step(step);
+      record.loss *= 1.25;
+      log.step(record);
+    }
+  }
+  const RunFiles runs[] = {read_run(folder_ / "one"), read_run(folder_ / "dearer")};
+  const std::string page = report_page(runs);
+  const std::size_t chart = page.find("<b>Loss beside one</b>");
+  ASSERT_NE(chart, std::string::npos);
+  EXPECT_THAT(page.substr(chart, page.find("</figure>", chart) - chart), HasSubstr("[30,0.25]"));
+  const RunFiles alone[] = {read_run(folder_ / "one")};
+  EXPECT_THAT(report_page(alone), Not(HasSubstr("Loss beside")));
 }
 
 TEST_F(Report, OfRunsWithoutAnythingIsANoteAndNoFailure) {

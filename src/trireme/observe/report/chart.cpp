@@ -169,19 +169,22 @@ Range range_of(const Chart& chart) {
   double low = INFINITY, high = -INFINITY;
   Point highest{0, -INFINITY};
   std::vector<double> all;
+  const bool areas = has_areas(chart);
   for (const Series& one : chart.series) {
+    // Of stacked areas the top one's edge is the whole; what is usual must not be told from its parts.
+    const bool counts = !areas || &one == &chart.series.back();
     for (const Point& point : one.points) {
       if (!std::isfinite(point.y)) continue;
       low = std::min(low, point.y);
       high = std::max(high, point.y);
       if (point.y > highest.y) highest = point;
-      all.push_back(point.y);
+      if (counts) all.push_back(point.y);
     }
   }
   if (all.empty()) return {};
   Range range{.low = chart.from_zero ? std::min(low, 0.0) : low, .high = high, .above = std::nullopt};
   const double most = quantile(all, 0.98), usual = most - range.low;
-  if (!has_areas(chart) && usual > 0 && high - range.low > 4 * usual) {
+  if (usual > 0 && high - range.low > 4 * usual) {
     range.high = range.low + 1.5 * usual;
     range.above = highest;
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 
 #include "trireme/base/html.h"
 #include "trireme/base/text.h"
@@ -154,6 +155,32 @@ class Charts {
     return enough ? to_html(std::move(chart)) : "";
   }
 
+  /// Curves of runs that are meant to be alike lie upon each other: how far the others are from the first, in parts of
+  /// its loss.
+  std::string loss_beside_first() const {
+    if (runs_.size() < 2) return "";
+    std::map<std::int64_t, double> first;
+    for (const StepRecord& step : runs_[0].run->steps) first[step.step] = step.loss;
+    Chart chart = begin(fmt::format("Loss beside {}", runs_[0].facts.name), Quantity::kFraction);
+    chart.unit = "smoothed";
+    for (std::size_t i = 1; i < runs_.size(); ++i) {
+      Curve apart;
+      for (const StepRecord& step : runs_[i].run->steps) {
+        const auto other = first.find(step.step);
+        if (other != first.end() && other->second > 0) {
+          apart.push_back({static_cast<double>(step.step), step.loss / other->second - 1});
+        }
+      }
+      if (apart.size() < kEnoughToSmooth) continue;
+      Curve even = smoothed(apart, (apart.back().x - apart.front().x) / 20);
+      chart.series.push_back({.name = runs_[i].facts.name,
+                              .color = runs_[i].color,
+                              .look = Series::Look::kLine,
+                              .points = std::move(even)});
+    }
+    return chart.series.empty() ? "" : to_html(std::move(chart));
+  }
+
   enum class Noise : bool { kNone, kSmoothed };
   std::string of(const char* title, const char* unit, Quantity quantity, Noise noise,
                  const std::function<double(const StepRecord&)>& value) const {
@@ -275,7 +302,7 @@ std::string charts(const std::vector<Named>& runs) {
   const bool any = std::ranges::any_of(runs, [](const Named& one) { return !one.run->steps.empty(); });
   if (!any) return "<p>No step has been written yet, so there is nothing to draw.</p>\n";
   const Charts charts(runs);
-  std::string out = "<div class=\"charts\">\n" + charts.loss() + charts.late_loss();
+  std::string out = "<div class=\"charts\">\n" + charts.loss() + charts.late_loss() + charts.loss_beside_first();
   using enum Charts::Noise;
   out += charts.of("Learning rate", "", Quantity::kPlain, kNone, [](const StepRecord& step) { return step.lr; });
   out += charts.of("Gradient norm", "before clipping", Quantity::kPlain, kSmoothed,
