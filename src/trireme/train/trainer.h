@@ -164,7 +164,7 @@ class Trainer {
   EventSink* events_ = nullptr;
   std::function<bool(double loss)> judge_;
   std::unique_ptr<MemoryWatch> watch_;  // of a GPU, by the first rank
-  std::unique_ptr<LateUpdate> late_;  // run_ahead() only
+  std::unique_ptr<LateUpdate> late_;    // run_ahead() only
   std::deque<UnderWay> under_way_;
   bool rest_soon_ = false;
 };
