@@ -182,8 +182,7 @@ TEST(Layouts, ImpossibleOnesNameTheNumbersAndWhatWorks) {
 
 /// What a rank keeps and sends is what the papers say, to the byte.
 TEST(Layouts, KeepAndSendWhatTheFormulasSay) {
-  const auto exact = [](const std::string& text, Precision precision, int ranks,
-                        spec::RecomputeKind recompute = spec::RecomputeKind::kNone) {
+  const auto exact = [](const std::string& text, Precision precision, int ranks, const spec::TrainConfig& keeps = {}) {
     spec::Recipe recipe = even_recipe(Family::kLlama, precision);
     const bool offload = text.ends_with(" offload");
     const plan::LayoutCase layout = plan::parse_layout(offload ? text.substr(0, text.rfind(' ')) : text);
@@ -191,7 +190,9 @@ TEST(Layouts, KeepAndSendWhatTheFormulasSay) {
     if (offload) recipe.layout.offload = spec::OffloadKind::kOptimizer;
     recipe.pipeline = layout.pipeline;
     recipe.train.microbatch = 2;
-    recipe.train.recompute = recompute;
+    recipe.train.recompute = keeps.recompute;
+    recipe.train.remake_norms = keeps.remake_norms;
+    recipe.train.keep_active = keeps.keep_active;
     with_trainers(recipe, ranks, [&](Trainer& trainer, comm::Rank&) {
       const Explanation explanation = explain(trainer);
       EXPECT_FALSE(explanation.traffic.empty()) << text;
@@ -216,8 +217,13 @@ TEST(Layouts, KeepAndSendWhatTheFormulasSay) {
       exact(text, precision, 4);
     }
   }
-  exact("tp=2 sp zero=3", Precision::kFp32, 4, spec::RecomputeKind::kFull);
-  exact("cp=2 cp_kind=ring zero=2", Precision::kFp32, 4, spec::RecomputeKind::kFull);
+  exact("tp=2 sp zero=3", Precision::kFp32, 4, {.recompute = spec::RecomputeKind::kFull});
+  exact("cp=2 cp_kind=ring zero=2", Precision::kFp32, 4, {.recompute = spec::RecomputeKind::kFull});
+  for (const char* text : {"zero=0", "zero=3", "tp=4", "tp=4 sp", "tp=2 sp keep_gathered zero=2", "cp=4 cp_kind=ring",
+                           "pp=2 zero=1", "pp=2 tp=2 sp"}) {
+    exact(text, Precision::kBf16, 4, {.remake_norms = true});
+    exact(text, Precision::kBf16, 4, {.keep_active = true});
+  }
 }
 
 }  // namespace

@@ -201,5 +201,43 @@ TEST(Trainer, KeepingWhatActivationsGaveChangesNothing) {
   }
 }
 
+/// Pre-norm and post-norm, an encoder beside a decoder, dropout, layers that run again, weight gradients that are put
+/// off.
+TEST(Trainer, MakingNormsAgainChangesNoBit) {
+  const auto losses = [](spec::Recipe recipe, int ranks, bool remake, std::int64_t& kept) {
+    recipe.train.remake_norms = remake;
+    std::vector<double> out;
+    with_trainers(recipe, ranks, [&](Trainer& trainer, comm::Rank& rank) {
+      for (int step = 0; step < 3; ++step) {
+        const StepReport report = trainer.step();
+        if (rank.rank() == 0) out.insert(out.end(), {report.loss, report.gradient_norm});
+      }
+      if (rank.rank() == 0) kept = trainer.engine().account().activations;
+    });
+    return out;
+  };
+  const auto expect_same = [&](const spec::Recipe& recipe, int ranks, bool less, const char* what) {
+    std::int64_t all = 0, some = 0;
+    EXPECT_EQ(losses(recipe, ranks, true, some), losses(recipe, ranks, false, all)) << what;
+    if (recipe.layout.pp > 1) return;  // of stages nobody counts them here
+    EXPECT_TRUE(less ? some < all : some == all) << what << ": " << some << " of " << all;
+  };
+  for (const Family family : {Family::kGpt2, Family::kLlama, Family::kTransformer, Family::kBert}) {
+    spec::Recipe recipe = small_recipe(family, spec::Precision::kBf16);
+    recipe.model.dropout = 0.1;
+    const bool pre_norm = family == Family::kGpt2 || family == Family::kLlama;
+    expect_same(recipe, 1, pre_norm, "plain");
+    recipe.train.recompute = spec::RecomputeKind::kEvery;
+    recipe.train.recompute_every = 2;
+    expect_same(recipe, 1, pre_norm, "some layers run again");
+  }
+  spec::Recipe recipe = small_recipe(Family::kLlama, spec::Precision::kFp32);
+  recipe.batch.size = 8 * 12;
+  recipe.train.microbatch = 1;
+  recipe.layout.pp = 2;
+  recipe.pipeline.schedule = "zb-h1";
+  expect_same(recipe, 2, true, "weight gradients are put off");
+}
+
 }  // namespace
 }  // namespace trireme::train

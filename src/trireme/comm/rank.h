@@ -99,8 +99,9 @@ class Rank final : private Watch {
   std::vector<std::optional<Gone>> gone_;  // by rank
   bool has_failed_ = false;                // this rank; its last words are said
 
+  // It goes after the engine, whose background thread may still tell it of a failure when the rank ends.
+  std::unique_ptr<GpuTransport> gpu_;
   Engine engine_;
-  std::unique_ptr<GpuTransport> gpu_;  // its calls are all over when the world goes
   std::unique_ptr<Group> world_;
 };
 

@@ -35,6 +35,7 @@ Assembly::Assembly(nn::Params& params, const spec::ModelShape& shape, const nn::
       shape_(shape),
       team_(team),
       recompute_core_(options.recompute.kind == nn::RecomputeKind::kSelective),
+      remake_norms_(options.remake_norms),
       keep_active_(options.keep_active),
       deterministic_(options.deterministic_attention) {
   if (shape.position_kind == spec::PositionKind::kRotary) {
@@ -218,7 +219,7 @@ std::unique_ptr<nn::Layer> Assembly::block(const std::string& name, std::int64_t
   if (kind == BlockKind::kDecoderBesideEncoder) branches.push_back(cross(name + ".cross"));
   branches.push_back(mlp(name + ".mlp"));
   const auto stream = kind == BlockKind::kEncoder ? nn::Stream::kSource : nn::Stream::kSequence;
-  return std::make_unique<nn::Block>(std::move(branches), shape_.norm_first, stream);
+  return std::make_unique<nn::Block>(std::move(branches), shape_.norm_first, stream, remake_norms_);
 }
 
 std::unique_ptr<nn::Layer> Assembly::head(std::int64_t chunk_bytes) {

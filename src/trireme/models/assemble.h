@@ -68,7 +68,7 @@ class Assembly {
   nn::Params& params_;
   const spec::ModelShape& shape_;
   const nn::Team& team_;
-  bool recompute_core_, keep_active_, deterministic_;
+  bool recompute_core_, remake_norms_, keep_active_, deterministic_;
   std::shared_ptr<nn::RotaryTable> rotary_;  // of all layers
 };
 

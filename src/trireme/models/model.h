@@ -49,6 +49,7 @@ struct BuildOptions {
   nn::Recompute recompute;
   std::int64_t logits_chunk_bytes = std::int64_t{128} << 20;
   bool deterministic_attention = false;  ///< GPU: backward adds up in a fixed order
+  bool remake_norms = false;             ///< what norms give is made again in backward, not kept
   bool keep_active = false;              ///< what MLPs' activations gave is kept for backward, not made again
   /// Where given, only these entries of the chain and their parameters: a pipeline stage's. The names are those of the
   /// whole chain; a ConfigError for any other.

@@ -6,8 +6,11 @@
 
 namespace trireme::nn {
 
-Block::Block(std::vector<Branch> branches, bool norm_first, Stream stream)
-    : branches_(std::move(branches)), norm_first_(norm_first), stream_(stream) {
+Block::Block(std::vector<Branch> branches, bool norm_first, Stream stream, bool remake_norms)
+    : branches_(std::move(branches)),
+      norm_first_(norm_first),
+      remake_norms_(remake_norms && norm_first),
+      stream_(stream) {
   TRIREME_CHECK(!branches_.empty(), "a block without branches");
 }
 
@@ -52,7 +55,11 @@ Tensors Block::forward(Tensors inputs, Context& context, Tape* tape) {
     } else {
       y = branch.norm.run(residual, context, tape);
     }
+    const bool forgets = remake_norms_ && tape != nullptr;
+    const std::size_t mark = forgets ? tape->height() : 0;
+    const at::Tensor normalised = forgets ? y : at::Tensor();
     delta = run_body(branch, std::move(y), inputs, context, tape);
+    if (forgets) tape->forget(normalised, mark);
   }
   inputs[0] = delta.defined() ? delta.add_(residual) : residual;
   return inputs;
@@ -63,6 +70,9 @@ Tensors Block::backward(Tensors gradients, Context& context, Tape& tape) {
   at::Tensor dmemory = gradients.size() > 1 ? std::move(gradients[1]) : at::Tensor();
   for (auto branch = branches_.rbegin(); branch != branches_.rend(); ++branch) {
     if (norm_first_) {
+      if (remake_norms_) {
+        tape.remake([&](const Tensors& kept) { return branch->norm.run_again(kept, context); });
+      }
       const at::Tensor dy = run_body_back(*branch, dresidual, dmemory, context, tape);
       dresidual = branch->norm.run_back_sum(dy, std::move(dresidual), context, tape);
     } else {

@@ -22,7 +22,9 @@ struct Branch {
 
 class Block final : public Layer {
  public:
-  Block(std::vector<Branch> branches, bool norm_first, Stream stream);
+  /// `remake_norms`: what norms give is let go after the branch has run, and made again when it goes back (pre-norm
+  /// only, where norms' inputs are kept anyway).
+  Block(std::vector<Branch> branches, bool norm_first, Stream stream, bool remake_norms = false);
   Tensors forward(Tensors inputs, Context& context, Tape* tape) override;
   Tensors backward(Tensors gradients, Context& context, Tape& tape) override;
 
@@ -32,7 +34,7 @@ class Block final : public Layer {
   at::Tensor run_body_back(Branch& branch, at::Tensor dy, at::Tensor& dmemory, Context& context, Tape& tape);
 
   std::vector<Branch> branches_;
-  bool norm_first_;
+  bool norm_first_, remake_norms_;
   Stream stream_;
 };
 

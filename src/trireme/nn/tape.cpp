@@ -50,6 +50,32 @@ Tensors Tape::pop(std::size_t count) {
   return frame;
 }
 
+void Tape::forget(const at::Tensor& x, std::size_t mark) {
+  TRIREME_CHECK(mark > 0 && mark <= frames_.size(), "a mark at {} of {} frames", mark, frames_.size());
+  Forgotten& forgotten = forgotten_.emplace_back(Forgotten{.mark = mark, .places = {}});
+  for (std::size_t frame = mark; frame < frames_.size(); ++frame) {
+    for (std::size_t slot = 0; slot < frames_[frame].size(); ++slot) {
+      at::Tensor& kept = frames_[frame][slot];
+      if (!kept.defined() || !kept.is_alias_of(x) || kept.numel() != x.numel() || !kept.is_contiguous()) continue;
+      forgotten.places.push_back({frame, slot, kept.sizes().vec()});
+      kept = at::Tensor();
+    }
+  }
+}
+
+void Tape::remake(const std::function<at::Tensor(const Tensors& below)>& make) {
+  TRIREME_CHECK(!forgotten_.empty(), "nothing was forgotten that could be made again");
+  const Forgotten forgotten = std::move(forgotten_.back());
+  forgotten_.pop_back();
+  if (forgotten.places.empty()) return;
+  TRIREME_CHECK(forgotten.mark <= frames_.size(), "what a forgotten tensor is made from has been popped");
+  const at::Tensor x = make(frames_[forgotten.mark - 1]);
+  for (const Forgotten::Place& place : forgotten.places) {
+    TRIREME_CHECK(place.frame < frames_.size(), "a frame was popped before what it had forgotten was there again");
+    frames_[place.frame][place.slot] = x.view(place.sizes);
+  }
+}
+
 void Tape::weight_gradient(std::function<void()> work) {
   if (deferring_) {
     deferred_.push_back(std::move(work));

@@ -39,6 +39,15 @@ class Tape {
   std::array<at::Tensor, kCount> pop();
   bool empty() const { return frames_.empty(); }
 
+  // Tensors that can be made again. forget() and remake() come in pairs, the last forgotten is made again first.
+  /// A mark: how many frames there are.
+  std::size_t height() const { return frames_.size(); }
+  /// Frames above the mark let go of what lies in x's memory: the frame below it is enough to make x again.
+  void forget(const at::Tensor& x, std::size_t mark);
+  /// Before the frames above that mark are popped: `make` has x again from the frame below it. Not called where no
+  /// frame had kept it.
+  void remake(const std::function<at::Tensor(const Tensors& below)>& make);
+
   /// While deferring, weight_gradient() keeps the work instead of doing it.
   void set_deferring(bool deferring) { deferring_ = deferring; }
   bool deferring() const { return deferring_; }
@@ -60,6 +69,15 @@ class Tape {
     std::shared_ptr<Stashed> stashed;  // shared with the copy under way
   };
   std::vector<Away> away_;  // the newest last
+  struct Forgotten {
+    std::size_t mark = 0;
+    struct Place {
+      std::size_t frame = 0, slot = 0;
+      std::vector<std::int64_t> sizes;
+    };
+    std::vector<Place> places;
+  };
+  std::vector<Forgotten> forgotten_;
 };
 
 template <std::size_t kCount>

@@ -163,7 +163,9 @@ double activation_bytes(const TrafficTask& task) {
   const double kv_heads = std::max(1.0, static_cast<double>(shape.kv_heads) / tp);
   const double statistics = (shape.norm == spec::NormKind::kLayer ? 2 : 1) * task.sum_bytes * between;
   // Two norms with their inputs and what they gave; q, k, v, their output and its log-sum-exps; the MLP's middle.
-  double numbers = 2 * width * between + 2 * width * entered;
+  // Gathered inputs of matrices are no norms' outputs any more.
+  const bool remade = task.remake_norms && shape.norm_first && entered == between;
+  double numbers = 2 * width * between + (remade ? 0 : 2 * width * entered);
   numbers += (2 * heads + 2 * kv_heads) * static_cast<double>(shape.head_size);
   const int inner = task.layout.cp_kind == ContextKind::kUlysses ? task.layout.cp : task.layout.cp_inner;
   if (task.layout.cp > 1 && inner > 1) {
@@ -171,7 +173,7 @@ double activation_bytes(const TrafficTask& task) {
     const double keys = std::fmod(kv_heads, inner) == 0 ? kv_heads : inner;
     numbers += (heads + 2 * (keys - kv_heads)) * static_cast<double>(shape.head_size);
   }
-  numbers += static_cast<double>(shape.inner) * (shape.gated ? 2 : 1) / tp;
+  numbers += static_cast<double>(shape.inner) * ((shape.gated ? 2 : 1) + (task.keep_active ? 1 : 0)) / tp;
   double layer = numbers * task.compute_bytes + heads * task.sum_bytes + 2 * statistics;
   if (task.recompute == spec::RecomputeKind::kFull) layer = width * between * task.compute_bytes;
   double total = static_cast<double>(task.layers) * layer;

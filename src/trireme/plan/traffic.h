@@ -21,6 +21,7 @@ struct TrafficTask {
   spec::ModelShape shape;
   spec::LayoutConfig layout;  ///< dp given
   spec::RecomputeKind recompute = spec::RecomputeKind::kNone;
+  bool remake_norms = false, keep_active = false;   ///< as in [train]
   std::int64_t sequence = 0, rows = 0, micros = 0;  ///< tokens a row, rows a micro
   std::int64_t layers = 0;                          ///< on this rank
   bool embedding = true, head = true;               ///< on this rank

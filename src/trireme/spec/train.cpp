@@ -43,6 +43,8 @@ void describe(config::Section<TrainConfig>& section) {
   section.field("tune", &TrainConfig::tune,
                 "on a GPU: the kernels of matrix products are timed when a shape is first met, and the fastest is "
                 "written to gpu-choices.json; false: cuBLAS's own choice");
+  section.field("remake_norms", &TrainConfig::remake_norms,
+                "make what norms give again in backward, from their inputs, instead of keeping it: the same bits");
   section.field("keep_active", &TrainConfig::keep_active,
                 "what the activation of an MLP gave is kept for backward instead of made again: a little faster, more "
                 "memory");

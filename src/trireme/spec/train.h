@@ -40,6 +40,7 @@ struct TrainConfig {
   std::optional<double> memory_gb;   ///< of each rank's device; unset: no limit
   bool capture = false;              ///< GPU: forward and backward are recorded once and started as one
   bool tune = true;                  ///< GPU: products' kernels are timed at first use; false: as cuBLAS sees fit
+  bool remake_norms = false;         ///< what norms give is made again in backward, not kept
   bool keep_active = false;          ///< what MLPs' activations gave is kept for backward
   std::int64_t hash_every = 100;
   std::vector<std::string> freeze;

@@ -6,6 +6,7 @@ models::BuildOptions build_options(const spec::Recipe& recipe) {
   models::BuildOptions options{.recompute = {.kind = recipe.train.recompute, .every = recipe.train.recompute_every}};
   // Each chunk of logits reads and writes the whole gradient of the head: a GPU has room for few large ones.
   if (recipe.run.device == spec::DeviceKind::kCuda) options.logits_chunk_bytes = std::int64_t{1} << 30;
+  options.remake_norms = recipe.train.remake_norms;
   options.keep_active = recipe.train.keep_active;
   options.deterministic_attention = recipe.precision.deterministic_attention;
   return options;

@@ -19,7 +19,11 @@ plan::TrafficTask task_of(Trainer& trainer, const Engine::Account& account) {
   const spec::Precision precision = recipe.precision.compute;
   const Share share = trainer.engine().share();
   const StepPlan plan = plan_step(recipe, trainer.position(), share);
-  plan::TrafficTask task{.shape = trainer.shape(), .layout = recipe.layout, .recompute = recipe.train.recompute};
+  plan::TrafficTask task{.shape = trainer.shape(),
+                         .layout = recipe.layout,
+                         .recompute = recipe.train.recompute,
+                         .remake_norms = recipe.train.remake_norms,
+                         .keep_active = recipe.train.keep_active};
   task.layout.dp = trainer.mesh().size("dp");
   task.sequence = share.length;
   task.rows = plan.microbatches.empty() ? 0 : static_cast<std::int64_t>(plan.microbatches.front().size());

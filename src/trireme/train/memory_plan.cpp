@@ -39,7 +39,11 @@ plan::StepMemory plan_memory(const spec::Recipe& recipe, const spec::ModelShape&
                                    .microbatch = recipe.train.microbatch.value_or(0),
                                    .weights = layout.shares});
   plan::StepMemoryTask task;
-  task.step = {.shape = shape, .layout = layout, .recompute = recipe.train.recompute};
+  task.step = {.shape = shape,
+               .layout = layout,
+               .recompute = recipe.train.recompute,
+               .remake_norms = recipe.train.remake_norms,
+               .keep_active = recipe.train.keep_active};
   task.step.layout.dp = copies;
   task.step.sequence = length;
   task.step.rows = step.microbatches.empty() ? 0 : static_cast<std::int64_t>(step.microbatches.front().size());
@@ -69,7 +73,9 @@ void require_room(const plan::StepMemory& plan, double gpu_bytes, int ranks) {
       fmt::format("{} of GPU memory would be needed{}, and the GPU has {}\n{}", short_bytes(needed),
                   ranks > 1 ? fmt::format(" by the {} ranks that share it", ranks) : "", short_bytes(gpu_bytes),
                   plan.table()),
-      "lower train.microbatch, set train.recompute = \"full\" (and train.offload_activations = true), layout.offload = "
+      "lower train.microbatch, set train.remake_norms = true, train.recompute = \"full\" (and "
+      "train.offload_activations = "
+      "true), layout.offload = "
       "\"optimizer\", optim.states = \"bf16\" with precision.masters = \"none\", or share the model out over more "
       "GPUs");
 }
