@@ -87,7 +87,7 @@ class Ours {
     sequence_.positions = sequence_.positions.to(device_);
     sequence_.position_count = s.sequence;
     if (!options.capture) return;
-    graph_ = std::make_unique<train::StepGraph>(*model_, [](nn::Param&) {});
+    graph_ = std::make_unique<train::StepGraph>(*model_, train::StepGraph::Gradients{.added = [](nn::Param&) {}});
     if (optimizer_->can_be_recorded()) late_ = std::make_unique<train::LateUpdate>(*optimizer_);
   }
 
@@ -100,7 +100,7 @@ class Ours {
     context.gradient_scale = 1.0 / static_cast<double>(size_.batch * size_.sequence);
     if (graph_) {
       nn::forget_gradients(model_->params);
-      train::StepGraph::Result result = graph_->run({inputs_}, context, /*first=*/true);
+      train::StepGraph::Result result = graph_->run({inputs_}, context, {});
       context.losses = std::move(result.losses);
       context.flops = result.flops;
     } else {

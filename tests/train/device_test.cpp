@@ -26,7 +26,15 @@ TEST(Device, WhatCannotBeRecordedIsNamed) {
     const auto problems = find_device_problems(recipe, rank.world());
     ASSERT_EQ(problems.size(), 1U);
     EXPECT_EQ(problems[0].key, "train.capture");
+    EXPECT_THAT(problems[0].reason, HasSubstr("2 ranks are threads"));
     EXPECT_FALSE(problems[0].hint.empty());
+  });
+  spec::Recipe shared = recipe;
+  shared.layout.zero = 1;
+  comm::run_ranks(1, [&](comm::Rank& rank) {
+    const auto problems = find_device_problems(shared, rank.world());
+    ASSERT_EQ(problems.size(), 1U);
+    EXPECT_THAT(problems[0].hint, HasSubstr("layout.zero = 0"));
   });
   recipe.layout.offload = spec::OffloadKind::kOptimizer;
   recipe.train.offload_activations = true;

@@ -214,6 +214,22 @@ void Replicas::require_complete() const {
       "freeze what the loss does not depend on (train.freeze)");
 }
 
+void Replicas::complete() {
+  TRIREME_CHECK(options_.zero == 0 && !options_.offload, "sums that leave gradients elsewhere are not recorded");
+  require_complete();
+  for (Bucket& bucket : plan_.buckets) {
+    launch(bucket);
+    settle(bucket);
+  }
+}
+
+void Replicas::replayed() {
+  for (Bucket& bucket : plan_.buckets) {
+    bucket.launched = bucket.trainable;
+    for (BucketMember& member : bucket.members) member.contributed = true;
+  }
+}
+
 double Replicas::finish() {
   require_complete();
   weights_->send_out();  // a rank without rows has run no layer

@@ -57,6 +57,10 @@ class Replicas {
   /// Gradients of owned() are sums over all ranks. Seconds that this rank waited. A ConfigError names parameters that
   /// no layer of this rank has given a gradient to.
   double finish();
+  /// In a recording of the last micro, which must hold all that its sums do on the device. No ZeRO, no offload.
+  void complete();
+  /// Such a recording has run in place of the calls.
+  void replayed();
   /// owned() has new numbers: they are on their way to all who compute with them.
   void updated() { weights_->updated(); }
   /// Offload from a GPU: new weights travel while the rest is updated, where updated(param) tells of each one of

@@ -28,9 +28,17 @@ std::vector<config::Problem> find_device_problems(const spec::Recipe& recipe, co
                        world.size()),
            "leave comm.transport out, or set run.device = \"cpu\"");
   }
-  if (recipe.train.capture && (world.size() > 1 || recipe.layout.zero > 0 || recipe.layout.pp > 1)) {
-    refuse("train.capture", "records what one rank does by itself; sums over ranks are not recorded yet",
-           "start one rank with layout.zero = 0, or set train.capture = false");
+  const spec::LayoutConfig& layout = recipe.layout;
+  if (recipe.train.capture && (layout.zero > 0 || layout.pp > 1 || layout.tp > 1 || layout.cp > 1)) {
+    refuse("train.capture", "records one rank, or copies of a model that share nothing out",
+           "set layout.zero = 0 and layout.tp, cp and pp to 1, or train.capture = false");
+  } else if (recipe.train.capture && world.size() > 1 && !world.has_processes()) {
+    refuse("train.capture",
+           fmt::format("records sums over ranks that are processes, but the {} ranks are threads", world.size()),
+           "start them with mpirun, or set train.capture = false");
+  } else if (recipe.train.capture && world.size() > 1 && layout.offload != spec::OffloadKind::kNone) {
+    refuse("train.capture", "records sums that stay on the GPU, but layout.offload takes them to the host",
+           "set layout.offload = \"none\", or train.capture = false");
   }
   if (recipe.precision.products == spec::Products::kFp8Delayed && (world.size() > 1 || recipe.layout.zero > 0)) {
     refuse("precision.products", "is \"fp8-delayed\", whose scales ranks do not agree on yet",

@@ -1,8 +1,12 @@
 // Every rank runs the whole chain of layers: its copy takes a stretch of a step's rows, its team splits matrices or
 // rows, and copies agree through Replicas.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <array>
 #include <chrono>
 
+#include "trireme/base/random.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/train/engine.h"
 #include "trireme/train/feed.h"
@@ -39,7 +43,11 @@ class ReplicaEngine final : public Engine {
     prepare.fill(replicas_->owned());
     replicas_->updated();
     if (recipe.train.capture) {
-      graph_ = std::make_unique<StepGraph>(*model_, [this](nn::Param& param) { replicas_->added(param); });
+      graph_ = std::make_unique<StepGraph>(
+          *model_, StepGraph::Gradients{.added = [this](nn::Param& param) { replicas_->added(param); },
+                                        .group = world.size() > 1 ? &world : nullptr,
+                                        .complete = [this] { replicas_->complete(); },
+                                        .replayed = [this] { replicas_->replayed(); }});
     }
   }
 
@@ -68,24 +76,27 @@ class ReplicaEngine final : public Engine {
     std::array<double, 2> sums{};
     std::vector<nn::LossTerm> losses;                    // read when everything is under way
     if (batches.empty()) replicas_->wait_for_weights();  // others wait for this rank's part of them
+    std::vector<Micro> recordable;                       // with graphs: all micros of the step
+    if (graph_) {
+      for (data::Batch& batch : batches) recordable.push_back(prepare(batch, contexts));
+    }
+    const bool records = graph_ && same_on_all_ranks(recordable);
     for (std::size_t i = 0; i < batches.size(); ++i) {
       replicas_->begin_micro(/*last=*/i + 1 == batches.size());
-      nn::Context context = contexts();
-      context.on_gradient = [this](nn::Param& param) { replicas_->added(param); };
-      context.losses_later = true;
-      nn::Tensors inputs = feed(batches[i], context);
-      nn::take_tokens(inputs, context, formation_->team.tokens);
-      move_to(formation_->device, inputs, context, model_->shape);
+      Micro micro = graph_ ? std::move(recordable[i]) : prepare(batches[i], contexts);
+      nn::Context& context = micro.context;
       if (graph_) {
         replicas_->wait_for_weights();  // outside: a recording cannot wait for what it did not record
-        StepGraph::Result result = graph_->run(std::move(inputs), std::move(context), /*first=*/i == 0);
+        StepGraph::Result result =
+            records ? graph_->run(std::move(micro.inputs), std::move(context), turn_of(i, batches.size()))
+                    : graph_->run_plainly(std::move(micro.inputs), context);
         if (i == 0) activations_ = result.tape_bytes;
         sums[1] += result.flops;
         for (nn::LossTerm& term : result.losses) losses.push_back(std::move(term));
         continue;
       }
       nn::Tape tape;
-      model_->forward(std::move(inputs), context, &tape);
+      model_->forward(std::move(micro.inputs), context, &tape);
       if (i == 0) activations_ = tape.bytes();
       const CountedTape counted(context.memory, tape);
       model_->backward(context, tape);
@@ -137,6 +148,37 @@ class ReplicaEngine final : public Engine {
   }
 
  private:
+  struct Micro {
+    nn::Tensors inputs;
+    nn::Context context;
+  };
+  Micro prepare(data::Batch& batch, const MakeContext& contexts) {
+    Micro micro{.context = contexts()};
+    micro.context.on_gradient = [this](nn::Param& param) { replicas_->added(param); };
+    micro.context.losses_later = true;
+    micro.inputs = feed(batch, micro.context);
+    nn::take_tokens(micro.inputs, micro.context, formation_->team.tokens);
+    move_to(formation_->device, micro.inputs, micro.context, model_->shape);
+    return micro;
+  }
+  static StepGraph::Turn turn_of(std::size_t i, std::size_t micros) {
+    return {.first = i == 0, .last = i + 1 == micros};
+  }
+  /// A rank whose rows are longer than another's would record when the other does not, and wait for it in vain.
+  bool same_on_all_ranks(const std::vector<Micro>& micros) {
+    if (world_.size() == 1) return true;
+    std::vector<std::int64_t> all{static_cast<std::int64_t>(micros.size())};
+    for (std::size_t i = 0; i < micros.size(); ++i) {
+      const auto looks = graph_->looks(micros[i].inputs, micros[i].context, turn_of(i, micros.size()));
+      all.insert(all.end(), looks.begin(), looks.end());
+    }
+    const Random digest(0, fmt::format("{}", fmt::join(all, " ")));
+    const auto mine = static_cast<std::int64_t>(digest.bits(0) >> 1);
+    std::array<std::int64_t, 2> ends{mine, -mine};
+    world_.all_reduce(comm::Buffer{ends.data(), ends.size(), comm::DType::kI64}, comm::Reduce::kMax).wait();
+    return ends[0] == -ends[1];
+  }
+
   comm::Group& world_;
   std::unique_ptr<Formation> formation_;
   int zero_;

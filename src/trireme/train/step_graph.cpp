@@ -21,8 +21,7 @@ std::vector<at::Tensor*> tensors_of(nn::Context& context) {
 
 }  // namespace
 
-StepGraph::StepGraph(models::Model& model, std::function<void(nn::Param&)> added)
-    : model_(model), added_(std::move(added)) {}
+StepGraph::StepGraph(models::Model& model, Gradients gradients) : model_(model), gradients_(std::move(gradients)) {}
 
 bool StepGraph::can_record(const nn::Context& context) const {
   // Delayed scales: the first step looks for the largest numbers, the others do not.
@@ -45,14 +44,18 @@ StepGraph::Result StepGraph::run_plainly(nn::Tensors inputs, nn::Context& contex
   return result;
 }
 
-StepGraph::Recording& StepGraph::find(const nn::Tensors& inputs, const nn::Context& context, bool first) {
-  std::vector<std::int64_t> looks{first};
+std::vector<std::int64_t> StepGraph::looks(const nn::Tensors& inputs, const nn::Context& context, Turn turn) const {
+  std::vector<std::int64_t> looks{can_record(context), turn.first, turn.last && gradients_.group != nullptr};
   for (const at::Tensor& tensor : inputs) looks.insert(looks.end(), tensor.sizes().begin(), tensor.sizes().end());
   nn::Context copy = context;
   for (const at::Tensor* tensor : tensors_of(copy)) looks.push_back(tensor->defined() ? tensor->numel() : -1);
   // Positions that a table must reach are part of how it looks.
   looks.push_back(context.sequence.position_count);
   looks.push_back(context.source.position_count);
+  return looks;
+}
+
+StepGraph::Recording& StepGraph::find(std::vector<std::int64_t> looks) {
   for (const auto& recording : recordings_) {
     if (recording->looks == looks) return *recording;
   }
@@ -61,9 +64,10 @@ StepGraph::Recording& StepGraph::find(const nn::Tensors& inputs, const nn::Conte
   return *recordings_.back();
 }
 
-void StepGraph::record(Recording& recording, const nn::Tensors& inputs, const nn::Context& context) {
+void StepGraph::record(Recording& recording, const nn::Tensors& inputs, const nn::Context& context, Turn turn) {
   recording.context = context;
-  recording.context.on_gradient = nullptr;  // told at each replay
+  // One rank is told at each replay; sums over ranks begin while layers are recorded, and are recorded with them.
+  recording.context.on_gradient = gradients_.group != nullptr ? gradients_.added : nullptr;
   for (const at::Tensor& tensor : inputs) recording.inputs.push_back(tensor.clone());
   const at::Device device = recording.inputs.at(0).device();
   const bool doubles = model_.params.begin()->value.scalar_type() == at::kDouble;  // masters may be elsewhere
@@ -74,25 +78,32 @@ void StepGraph::record(Recording& recording, const nn::Tensors& inputs, const nn
   for (at::Tensor* tensor : tensors_of(recording.context)) {
     if (tensor->defined()) *tensor = tensor->clone();
   }
-  recording.graph = std::make_unique<kernels::CudaGraph>([&] {
+  const auto body = [&] {
     nn::Context own = recording.context;
     recording.result = run_plainly(recording.inputs, own);
-  });
+    if (gradients_.group != nullptr && turn.last) gradients_.complete();
+  };
+  const auto make = [&] { recording.graph = std::make_unique<kernels::CudaGraph>(body); };
+  if (gradients_.group == nullptr) return make();
+  recording.calls = std::make_unique<comm::RecordedCalls>(*gradients_.group, make);
 }
 
-StepGraph::Result StepGraph::run(nn::Tensors inputs, nn::Context context, bool first) {
+StepGraph::Result StepGraph::run(nn::Tensors inputs, nn::Context context, Turn turn) {
   if (!can_record(context)) return run_plainly(std::move(inputs), context);
   if (recordings_.size() > kMostRecordings) return run_plainly(std::move(inputs), context);
-  Recording& recording = find(inputs, context, first);
+  Recording& recording = find(looks(inputs, context, turn));
   if (recordings_.size() > kMostRecordings) {
     log_warn("train.capture: micros look different from step to step, so they are not recorded any more");
     recordings_.resize(kMostRecordings + 1);
-    for (auto& one : recordings_) one->graph.reset();
+    for (auto& one : recordings_) {
+      one->calls.reset();
+      one->graph.reset();
+    }
     return run_plainly(std::move(inputs), context);
   }
   if (recording.seen++ < kRunsBefore) return run_plainly(std::move(inputs), context);
   if (!recording.graph) {
-    record(recording, inputs, context);
+    record(recording, inputs, context, turn);
   } else {
     for (std::size_t i = 0; i < inputs.size(); ++i) recording.inputs[i].copy_(inputs[i]);
     const auto from = tensors_of(context), to = tensors_of(recording.context);
@@ -102,12 +113,17 @@ StepGraph::Result StepGraph::run(nn::Tensors inputs, nn::Context context, bool f
     recording.context.scale_there.fill_(context.gradient_scale);
   }
   recording.coins->fill(context.seed, context.step);
-  recording.graph->replay();
+  if (recording.calls) {
+    recording.calls->replay([&] { recording.graph->replay(); });
+  } else {
+    recording.graph->replay();
+  }
   for (nn::Param& param : model_.params) {
     if (!param.trainable) continue;
     param.gradient_empty = false;
-    for (int use = 0; use < param.uses; ++use) added_(param);
+    for (int use = 0; gradients_.group == nullptr && use < param.uses; ++use) gradients_.added(param);
   }
+  if (gradients_.group != nullptr && turn.last) gradients_.replayed();
   Result result = recording.result;
   // The next replay writes into the same memory.
   for (nn::LossTerm& term : result.losses) {
