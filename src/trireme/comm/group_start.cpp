@@ -281,6 +281,7 @@ Work Group::start(std::unique_ptr<Operation> owned, const Call& call, int peer, 
                                              operation.started_ns_);
   Work work(operation);
   owner_.engine_.submit(operation);
+  if (operation.holds_its_caller()) owner_.engine_.wait(operation);  // an error is told by the work's own wait()
   return work;
 }
 

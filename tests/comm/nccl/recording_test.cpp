@@ -97,6 +97,32 @@ TEST_F(NcclRecordings, ReplaysComputeAndAreFollowed) {
       test_options());
 }
 
+/// Two threads must not add to one graph: NCCL has taken a call before its caller records anything else.
+TEST_F(NcclRecordings, ACallIsInTheGraphWhenItReturns) {
+  run_ranks(
+      2,
+      [](Rank& rank) {
+        fakes().give_gpu(rank);
+        Step step(rank);
+        step.body();
+        fakes().gpu().synchronise();
+        rank.world().barrier().wait();
+        RecordedCalls calls(rank.world(), [&] {
+          fakes().gpu().begin_recording();
+          std::vector<Work> works;
+          std::vector<std::vector<float>> memory(20, std::vector<float>(3));
+          for (std::vector<float>& one : memory) {
+            const std::uint64_t before = fakes().usage().calls;
+            works.push_back(rank.world().all_reduce(step.buffer(one), Reduce::kSum));
+            EXPECT_GT(fakes().usage().calls, before);  // this rank's, at least
+          }
+          for (Work& work : works) work.wait();
+          step.graph = fakes().gpu().end_recording();
+        });
+      },
+      test_options());
+}
+
 TEST_F(NcclRecordings, ACallOfAReplayThatNeverEndsPassesItsDeadline) {
   const auto outcomes = run_to_the_end(
       2,
