@@ -17,7 +17,7 @@ std::optional<double> Mfu::of(double flops, double seconds) {
   if (!peak_) return std::nullopt;
   const double rate = flops / seconds * run_.local_ranks / run_.ranks;
   if (!std::isfinite(rate)) return std::nullopt;
-  if (rate > peak_->flops) raise(rate);
+  if (rate > peak_->flops && !stated_) raise(rate);
   return rate / peak_->flops;
 }
 

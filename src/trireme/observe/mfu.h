@@ -23,11 +23,14 @@ class Mfu {
  public:
   /// Reads the peak that was kept for as many threads as the machine's ranks have together.
   explicit Mfu(MfuRun run, std::filesystem::path file = peak_path());
+  /// Of GPUs: what is stated of one, where anything is, and how many the run has. Nothing raises it.
+  Mfu(std::optional<Peak> stated, int gpus) : run_{.ranks = gpus}, peak_(std::move(stated)), stated_(true) {}
 
   /// Of one machine; nothing when it was never measured.
   const std::optional<Peak>& peak() const { return peak_; }
   /// Of a step of so many operations on all ranks. Never above 1: a step that is faster than the peak shows that the
-  /// peak was measured too low. The step's rate takes its place, in the file as well, and a warning says so.
+  /// peak was measured too low. The step's rate takes its place, in the file as well, and a warning says so. (Above 1
+  /// are only steps with 8-bit products beside what is stated of 16-bit ones.)
   std::optional<double> of(double flops, double seconds);
 
  private:
@@ -38,6 +41,7 @@ class Mfu {
   std::optional<Peak> peak_;
   double kept_flops_ = 0;  // what the file has
   bool warned_ = false;
+  bool stated_ = false;
 };
 
 }  // namespace trireme::observe

@@ -9,6 +9,8 @@
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cost/cost_table.h"
+#include "trireme/kernels/cuda.h"
+#include "trireme/observe/gpu_peak.h"
 #include "trireme/train/effective_recipe.h"
 
 namespace trireme::train {
@@ -52,6 +54,12 @@ void RunFiles::open(std::int64_t from_step, std::int64_t last) {
                                  .threads = *recipe.train.threads,
                                  .local_ranks = parts_.request.local_ranks,
                                  .ranks = parts_.rank.ranks()});
+  } else {
+    const char* card = "";
+    std::uint64_t library = 0;
+    kernels::check_cuda(kernels::cuda().ground(&card, &library), "asking for the card");
+    const auto precisions = spec::enum_names(std::type_identity<spec::Precision>());
+    mfu_.emplace(observe::stated_gpu_peak(card, name_in(precisions, recipe.precision.compute)), parts_.trainer.gpus());
   }
   introduce(last, family, parameters);
   progress_ = std::make_unique<Progress>("train", last, "step");
@@ -64,9 +72,9 @@ void RunFiles::introduce(std::int64_t last, const std::string& family, std::int6
            short_count(static_cast<double>(parameters)), counted(static_cast<std::size_t>(ranks), "rank"),
            counted(static_cast<std::size_t>(*recipe.train.threads), "thread"), counted(last, "step"),
            exact_count(spec::batch_at(recipe.schedule, recipe.batch, parts_.trainer.position().tokens)),
-           !mfu_          ? "of the GPU not known (--profile compares)"
-           : mfu_->peak() ? fmt::format("{:.0f} GFLOP/s", mfu_->peak()->flops / 1e9)
-                          : "unknown (`trireme doctor` measures it)");
+           mfu_->peak()                                   ? fmt::format("{:.0f} GFLOP/s", mfu_->peak()->flops / 1e9)
+           : recipe.run.device == spec::DeviceKind::kCuda ? "of this GPU not known (--profile compares)"
+                                                          : "unknown (`trireme doctor` measures it)");
   if (ranks > 1) log_info("layout: {}", layout::to_text(parts_.trainer.mesh()));
   if (const auto best = parts_.samples.best_loss()) log_info("the best possible loss of this task is {:.4f}", *best);
 }
@@ -97,7 +105,7 @@ void RunFiles::step(const StepReport& report, const StepFigures& figures) {
   if (report.redone) log_->event("redone", {{"step", step}, {"why", "taken before the gradient norm was known"}});
   record.seconds = report.seconds.value_or(figures.seconds);
   record.tokens_per_s = static_cast<double>(report.batch) / record.seconds;
-  if (mfu_) record.mfu = mfu_->of(report.flops, record.seconds);
+  record.mfu = mfu_->of(report.flops, record.seconds);
   record.breakdown = {.compute = report.compute_s, .data = report.data_s, .comm = report.comm_s};
   record.breakdown.overhead = std::max(0.0, record.seconds - report.compute_s - report.data_s - report.comm_s);
   log_->step(record);

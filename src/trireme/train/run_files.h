@@ -57,7 +57,7 @@ class RunFiles {
   std::unique_ptr<LogCopy> log_copy_;
   std::unique_ptr<observe::RunLog> log_;
   std::unique_ptr<Progress> progress_;
-  std::optional<observe::Mfu> mfu_;  // on CPUs
+  std::optional<observe::Mfu> mfu_;  // where this rank writes
 };
 
 }  // namespace trireme::train

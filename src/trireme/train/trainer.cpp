@@ -100,16 +100,21 @@ PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& sh
   return prepare;
 }
 
+/// Ranks that compute on this one's GPU, itself among them.
+int count_sharing(const spec::Recipe& recipe, comm::Group& world) {
+  const at::Device device = device_of(recipe, world);
+  if (!device.is_cuda() || !world.has_processes()) return world.size();  // threads share what there is
+  return parallel::ranks_that_share(world, device.index());
+}
+
 /// The plan, which fits: on a GPU this is known before anything is allocated.
 plan::StepMemory planned_memory(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
-                                std::int64_t length) {
+                                std::int64_t length, int sharing) {
   const at::Device device = device_of(recipe, world);
   plan::StepMemory plan = plan_memory(recipe, shape, world.size(), length);
   if (plan.lines.empty()) return plan;
   std::int64_t all = 0, free = 0;
   kernels::cuda().device_bytes(device.index(), &all, &free);
-  // Ranks that are threads share the GPU.
-  const int sharing = world.has_processes() ? parallel::ranks_that_share(world, device.index()) : world.size();
   require_room(plan, static_cast<double>(all), sharing);
   if (world.rank() == 0) {
     log_info("GPU memory: {} planned for each of {}, of {}", short_bytes(plan.peak()),
@@ -149,7 +154,8 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
       samples_(samples),
       shape_(shape),
       memory_(memory_of(recipe)),
-      planned_(planned_memory(recipe, shape_, world, samples.length())),
+      sharing_(count_sharing(recipe, world)),
+      planned_(planned_memory(recipe, shape_, world, samples.length(), sharing_)),
       engine_(telling_what_fills_the_gpu(recipe, shape_, memory_, [&] {
         return make(recipe, shape_, world, samples.length(), preparation(recipe, shape_, world));
       })) {
@@ -165,7 +171,7 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
                                           [&] { return optim::make_optimizer(recipe.optim, engine_->params()); });
   updates_ = std::make_unique<Updates>(recipe.layout, *engine_, *optimizer_);
   if (device().is_cuda() && world.rank() == 0) {
-    watch_ = std::make_unique<MemoryWatch>(device(), planned_.peak() * (world.has_processes() ? 1 : world.size()));
+    watch_ = std::make_unique<MemoryWatch>(device(), planned_.peak() * (world.has_processes() ? 1 : sharing_));
   }
   count_memory();
   if (recipe.train.offload_activations) stash_ = std::make_unique<nn::Stash>(&memory_, engine_->replicas().device());

@@ -9,6 +9,7 @@
 // Depends on: base, comm, data, device, models, nn, optim, parallel, spec.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -90,6 +91,8 @@ class Trainer {
   const device::RankMemory& memory() const { return memory_; }
   /// What a step was planned to take of the GPU, before anything was allocated; no lines on a CPU.
   const plan::StepMemory& planned() const { return planned_; }
+  /// That the run's ranks compute on, taken to be shared alike.
+  int gpus() const { return std::max(1, world_.size() / sharing_); }
   const spec::Position& position() const { return position_; }
   /// After `state` was read from a checkpoint: rounds weights, and reads on from the new position.
   void loaded();
@@ -149,6 +152,7 @@ class Trainer {
   const data::Samples& samples_;
   spec::ModelShape shape_;
   device::RankMemory memory_;
+  int sharing_ = 1;
   plan::StepMemory planned_;
   std::unique_ptr<nn::Stash> stash_;  // train.offload_activations only; outlives the engine's tapes
   std::unique_ptr<Engine> engine_;
