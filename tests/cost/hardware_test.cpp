@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 
 #include "trireme/base/data_files.h"
 #include "trireme/cost/group_time.h"
@@ -27,6 +28,25 @@ TEST(Clusters, DevicesOfOneArchitectureShareTheirConstants) {
   EXPECT_EQ(load_device("a100-40").efficiency, load_device("a100-80").efficiency);
   EXPECT_EQ(load_device("h200").efficiency, load_device("h100").efficiency);
   EXPECT_EQ(load_device("h800").efficiency, load_device("h100").efficiency);
+}
+
+TEST(Devices, AreFoundByWhatDriversCallThem) {
+  ASSERT_TRUE(find_device_of_driver("NVIDIA H200"));
+  EXPECT_EQ(find_device_of_driver("NVIDIA H200")->name, "h200");
+  EXPECT_EQ(peak(*find_device_of_driver("NVIDIA H200"), Arithmetic::kBf16), 989e12);
+  EXPECT_EQ(find_device_of_driver("NVIDIA H100 PCIe")->name, "h100-pcie");
+  EXPECT_EQ(find_device_of_driver("NVIDIA H200 NVL"), std::nullopt) << "another card";
+  EXPECT_EQ(find_device_of_driver(""), std::nullopt);
+}
+
+TEST(Devices, HaveDriverNamesOfTheirOwn) {
+  std::vector<std::string> all;
+  for (const std::string& name : data_names("devices")) {
+    for (const std::string& driver : load_device(name).driver_names) all.push_back(driver);
+  }
+  const std::set<std::string> different(all.begin(), all.end());
+  EXPECT_EQ(different.size(), all.size());
+  EXPECT_GE(all.size(), 8u);
 }
 
 TEST(Clusters, AnUnknownNameIsAnsweredWithTheNearest) {

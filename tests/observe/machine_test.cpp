@@ -1,5 +1,4 @@
 #include "trireme/observe/machine.h"
-#include "trireme/observe/gpu_peak.h"
 
 #include <gmock/gmock.h>
 
@@ -145,21 +144,8 @@ TEST_F(PeakFile, IsNotWrittenForEveryStepThatCreepsUp) {
   EXPECT_EQ(flops("fp32", 2), 1e11);
 }
 
-TEST(GpuPeak, IsWhatIsStatedOfTheCard) {
-  EXPECT_DOUBLE_EQ(stated_gpu_peak("NVIDIA H200", "bf16").value().flops, 989.4e12);
-  EXPECT_DOUBLE_EQ(stated_gpu_peak("NVIDIA H100 80GB HBM3", "fp16").value().flops, 989.4e12);
-  EXPECT_DOUBLE_EQ(stated_gpu_peak("NVIDIA H100 PCIe", "bf16").value().flops, 756e12);
-  EXPECT_DOUBLE_EQ(stated_gpu_peak("NVIDIA A100-SXM4-80GB", "fp32").value().flops, 19.5e12);
-  EXPECT_DOUBLE_EQ(stated_gpu_peak("NVIDIA A10", "bf16").value().flops, 125e12);
-  EXPECT_DOUBLE_EQ(stated_gpu_peak("NVIDIA GB200", "bf16").value().flops, 2500e12);
-  EXPECT_EQ(stated_gpu_peak("NVIDIA A10G", "bf16"), std::nullopt) << "another card";
-  EXPECT_EQ(stated_gpu_peak("NVIDIA L40", "bf16"), std::nullopt);
-  EXPECT_EQ(stated_gpu_peak("NVIDIA H200", "fp64"), std::nullopt);
-  EXPECT_EQ(stated_gpu_peak("", "bf16"), std::nullopt);
-}
-
-TEST(GpuPeak, IsSharedByTheGpusOfARunAndNeverRaised) {
-  Mfu mfu(stated_gpu_peak("NVIDIA H200", "bf16"), 4);
+TEST(StatedPeak, IsSharedByTheGpusOfARunAndNeverRaised) {
+  Mfu mfu(Peak{.flops = 989.4e12, .how = "stated", .when = {}}, 4);
   EXPECT_DOUBLE_EQ(mfu.of(4 * 989.4e12, 2).value(), 0.5);
   EXPECT_DOUBLE_EQ(mfu.of(8 * 989.4e12, 1).value(), 2);  // 8-bit products
   EXPECT_DOUBLE_EQ(mfu.of(4 * 989.4e12, 2).value(), 0.5);

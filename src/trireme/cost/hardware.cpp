@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "trireme/base/data_files.h"
@@ -46,6 +47,7 @@ void describe(config::Section<Device>& section) {
   section.field("memory_gb_per_s", &Device::memory_gb_per_s, "memory bandwidth").required().above(0);
   section.field("software_gb", &Device::software_gb, "that context, kernels and communicators take of the memory")
       .at_least(0);
+  section.field("driver_names", &Device::driver_names, "what drivers call it, in full");
   section.field("efficiency_of", &Device::efficiency_of, "another device whose [efficiency] holds for this one too");
   section.section("efficiency", &Device::efficiency);
 }
@@ -121,7 +123,7 @@ std::vector<config::Problem> find_problems(const Cluster& cluster) {
   return problems;
 }
 
-double Hardware::peak(Arithmetic arithmetic) const {
+double peak(const Device& device, Arithmetic arithmetic) {
   switch (arithmetic) {
     case Arithmetic::kFp32:
       return device.fp32_tflops * 1e12;
@@ -146,6 +148,14 @@ Device load_device(const std::string& name) {
                                      [&] { return read_device(device.efficiency_of).efficiency; });
   }
   return device;
+}
+
+std::optional<Device> find_device_of_driver(std::string_view driver_name) {
+  for (const std::string& name : data_names("devices")) {
+    Device device = load_device(name);
+    if (std::ranges::find(device.driver_names, driver_name) != device.driver_names.end()) return device;
+  }
+  return std::nullopt;
 }
 
 Hardware load_hardware(const std::string& name) {

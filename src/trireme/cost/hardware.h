@@ -9,8 +9,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -40,7 +42,8 @@ struct Device {
   double fp32_tflops = 0, fp16_tflops = 0, bf16_tflops = 0, fp8_tflops = 0;  ///< dense; 0: it has none
   double memory_gib = 0;
   double memory_gb_per_s = 0;
-  double software_gb = 1;     ///< that context, kernels and communicators take of the memory
+  double software_gb = 1;                 ///< that context, kernels and communicators take of the memory
+  std::vector<std::string> driver_names;  ///< "NVIDIA H200": what drivers call it
   std::string efficiency_of;  ///< the device of the same architecture whose constants it shares; empty: its own
   Efficiency efficiency;
   bool operator==(const Device&) const = default;
@@ -100,12 +103,15 @@ void describe(config::Section<Cluster>& section);
 std::vector<config::Problem> find_problems(const Device& device);
 std::vector<config::Problem> find_problems(const Cluster& cluster);
 
+/// FLOP/s; 0 where the device has no such units.
+double peak(const Device& device, Arithmetic arithmetic);
+
 /// A cluster with its device: what everything is priced with.
 struct Hardware {
   Cluster cluster;
   Device device;
 
-  double peak(Arithmetic arithmetic) const;  ///< FLOP/s; 0 where the device has no such units
+  double peak(Arithmetic arithmetic) const { return cost::peak(device, arithmetic); }
   double memory_bytes() const { return device.memory_gib * 1073741824.0; }
   double memory_bandwidth() const { return device.memory_gb_per_s * 1e9; }
   double link_bandwidth() const { return cluster.link.gb_per_s * 1e9; }
@@ -115,6 +121,8 @@ struct Hardware {
 
 /// A name in recipes/devices or the path of a file; its efficiency is that of `efficiency_of` where it names one.
 Device load_device(const std::string& name);
+/// The one in recipes/devices that drivers call so; nothing where none is.
+std::optional<Device> find_device_of_driver(std::string_view driver_name);
 /// A name in recipes/clusters or the path of a file. Where a file names its device by a path, that is seen from its own
 /// folder.
 Hardware load_hardware(const std::string& name);

@@ -5,17 +5,50 @@
 
 #include <algorithm>
 
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/base/new_file.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cost/cost_table.h"
+#include "trireme/cost/hardware.h"
 #include "trireme/kernels/cuda.h"
-#include "trireme/observe/gpu_peak.h"
 #include "trireme/train/effective_recipe.h"
 
 namespace trireme::train {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+/// What the maker states of a card as its driver names it: published utilisations are shares of that. Nothing for cards
+/// that recipes/devices does not have, and for fp64.
+std::optional<observe::Peak> stated_peak(const char* card, spec::Precision precision) {
+  const auto arithmetic = [&]() -> std::optional<cost::Arithmetic> {
+    switch (precision) {
+      case spec::Precision::kFp32:
+        return cost::Arithmetic::kFp32;
+      case spec::Precision::kBf16:
+        return cost::Arithmetic::kBf16;
+      case spec::Precision::kFp16:
+        return cost::Arithmetic::kFp16;
+      case spec::Precision::kFp64:
+        break;
+    }
+    return std::nullopt;
+  }();
+  if (!arithmetic) return std::nullopt;
+  try {
+    const auto device = cost::find_device_of_driver(card);
+    const double flops = device ? cost::peak(*device, *arithmetic) : 0;
+    if (flops > 0) return observe::Peak{.flops = flops, .how = fmt::format("stated of {}", card), .when = {}};
+  } catch (const ConfigError& error) {
+    log_warn("MFU is not known, since a device's file cannot be read: {}", error.message());
+  }
+  return std::nullopt;
+}
+
+}  // namespace
 
 void RunFiles::open(std::int64_t from_step, std::int64_t last) {
   if (!writes()) return;
@@ -58,8 +91,7 @@ void RunFiles::open(std::int64_t from_step, std::int64_t last) {
     const char* card = "";
     std::uint64_t library = 0;
     kernels::check_cuda(kernels::cuda().ground(&card, &library), "asking for the card");
-    const auto precisions = spec::enum_names(std::type_identity<spec::Precision>());
-    mfu_.emplace(observe::stated_gpu_peak(card, name_in(precisions, recipe.precision.compute)), parts_.trainer.gpus());
+    mfu_.emplace(stated_peak(card, recipe.precision.compute), parts_.trainer.gpus());
   }
   introduce(last, family, parameters);
   progress_ = std::make_unique<Progress>("train", last, "step");

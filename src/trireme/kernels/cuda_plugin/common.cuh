@@ -298,7 +298,7 @@ CudaError by_type(Element element, Body&& body) {
   return "an element type that no kernel has";
 }
 
-inline std::int64_t divided_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+__host__ __device__ inline std::int64_t divided_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// first[c] += the sum over blocks of partial[block][c], in a fixed order; second likewise, of what lies behind. Either
 /// may be null.

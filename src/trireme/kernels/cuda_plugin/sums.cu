@@ -1,4 +1,6 @@
 // Sums over rows: tiles of columns, blocks of rows, and a second pass over the blocks.
+#include <type_traits>
+
 #include "trireme/kernels/cuda_plugin/activations.cuh"
 #include "trireme/kernels/cuda_plugin/common.cuh"
 #include "trireme/kernels/cuda_plugin/functions.h"
@@ -40,7 +42,7 @@ __global__ void __launch_bounds__(kLanes* kBlockSteps)
 /// A row's numbers as they are.
 template <typename T>
 struct Plain {
-  static constexpr int kAtOnce = 4;
+  static constexpr int kAtOnce = 8;
   SumRowsLoop c;
   template <int kVec>
   using Raw = Pack<T, kVec>;
@@ -86,25 +88,27 @@ __global__ void __launch_bounds__(256)
   constexpr int kAtOnce = Row::kAtOnce;
   __shared__ A parts[kSteps][kLanes * kVec];
   const std::int64_t column = (static_cast<std::int64_t>(blockIdx.x) * kLanes + threadIdx.x) * kVec;
-  const std::int64_t per_block = (rows + gridDim.y - 1) / gridDim.y;
+  // Whole turns for all blocks but the last ones: no test stands between a turn's reads.
+  constexpr std::int64_t kTurn = kAtOnce * kSteps;
+  const std::int64_t per_block = divided_up(divided_up(rows, gridDim.y), kTurn) * kTurn;
   const std::int64_t begin = blockIdx.y * per_block, end = min(begin + per_block, rows);
   A total[kVec] = {};
-  if (column < width) {
-    for (std::int64_t row = begin + threadIdx.y; row < end; row += kAtOnce * kSteps) {
-      typename Row::template Raw<kVec> raw[kAtOnce];
+  const auto turn = [&](std::int64_t row, auto count) {
+    typename Row::template Raw<kVec> raw[count()];
 #pragma unroll
-      for (int t = 0; t < kAtOnce; ++t) {
-        if (row + t * kSteps < end) raw[t] = row_of_it.template read<kVec>(row + t * kSteps, column);
-      }
+    for (int t = 0; t < count(); ++t) raw[t] = row_of_it.template read<kVec>(row + t * kSteps, column);
 #pragma unroll
-      for (int t = 0; t < kAtOnce; ++t) {
-        if (row + t * kSteps >= end) break;
-        A x[kVec];
-        row_of_it.template use<kVec>(raw[t], row + t * kSteps, column, x);
+    for (int t = 0; t < count(); ++t) {
+      A x[kVec];
+      row_of_it.template use<kVec>(raw[t], row + t * kSteps, column, x);
 #pragma unroll
-        for (int k = 0; k < kVec; ++k) total[k] += x[k];
-      }
+      for (int k = 0; k < kVec; ++k) total[k] += x[k];
     }
+  };
+  if (column < width) {
+    std::int64_t row = begin + threadIdx.y;
+    for (; row + (kAtOnce - 1) * kSteps < end; row += kTurn) turn(row, std::integral_constant<int, kAtOnce>());
+    for (; row < end; row += kSteps) turn(row, std::integral_constant<int, 1>());
   }
 #pragma unroll
   for (int k = 0; k < kVec; ++k) parts[threadIdx.y][threadIdx.x * kVec + k] = total[k];
