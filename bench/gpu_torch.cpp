@@ -348,11 +348,12 @@ class Limit {
       kernels::attention_backward(dq, dk, dv, q_, q_, k, v, out, lse, options);
     }
   }
-  /// What has to move besides: norms' and activations' tensors once each way, logits, and the optimizer's streams.
+  /// What has to move besides: norms' and activations' tensors once each way, residuals that products add to, logits,
+  /// and the optimizer's streams.
   double bytes(std::int64_t parameters, bool narrow) const {
     const double tokens = static_cast<double>(size_.batch * size_.sequence), w = static_cast<double>(size_.width);
     const double inner = static_cast<double>(size_.inner) * (size_.family == "gpt2" ? 5 : 8);
-    const double per_layer = tokens * 2 * (2 * 8 * w + inner);
+    const double per_layer = tokens * 2 * (2 * 7 * w + inner);
     return static_cast<double>(size_.layers) * per_layer + tokens * 4 * static_cast<double>(size_.vocabulary) +
            (narrow ? 18.0 : 34.0) * static_cast<double>(parameters);
   }

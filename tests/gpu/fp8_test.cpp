@@ -77,6 +77,10 @@ TEST(GpuFp8, ProductsAreThoseOfTheRoundedNumbers) {
       const double error = (found - exact).norm().item<double>() / exact.norm().item<double>();
       EXPECT_LT(error, type == at::kFloat ? 2e-3 : 4e-3) << static_cast<int>(of_a) << static_cast<int>(of_b);
       EXPECT_TRUE(same_bits(kernels::fp8_product(left, right, type, false).cpu().to(at::kDouble), found));
+      const at::Tensor onto = at::full({256, 128}, 5, a.options().dtype(type)),
+                       bias = at::full({128}, 2, onto.options());
+      const at::Tensor sum = kernels::fp8_product(left, right, type, false, bias, onto).cpu().to(at::kDouble);
+      EXPECT_LT((sum - exact - 7).norm().item<double>() / exact.norm().item<double>(), 6e-3);
     }
   };
   check(Fp8Scaling::kTensor, Fp8Scaling::kTensor, Fp8Format::kE4m3);

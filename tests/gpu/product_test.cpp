@@ -98,6 +98,19 @@ TEST(GpuProducts, ExtrasAreWhatTheyWouldBeApart) {
       ASSERT_TRUE(kernels::takes_product(out, x.gpu, w.gpu.t(), with_bias));
       kernels::fused_product(out, x.gpu, w.gpu.t(), false, with_bias);
       expect_close(out, inner, type, "bias");
+      // Onto what lies elsewhere and stays as it is, its rows with gaps too.
+      for (const std::int64_t gap : {0, 64}) {
+        const at::Tensor wide = at::full({m, n + gap}, 3, x.gpu.options()), onto = wide.narrow(1, 0, n);
+        ProductExtras with_onto = with_bias;
+        with_onto.onto = onto;
+        ASSERT_TRUE(kernels::takes_product(out, x.gpu, w.gpu.t(), with_onto, true));
+        kernels::fused_product(out, x.gpu, w.gpu.t(), true, with_onto);
+        expect_close(out, inner + 3, type, "bias, onto");
+        EXPECT_TRUE(same_bits(wide.cpu(), at::full({m, n + gap}, 3, x.gpu.options()).cpu()));
+        expect_close(kernels::linear_product(x.gpu, w.gpu, bias.gpu, onto), inner + 3, type, "linear, onto");
+        expect_close(kernels::linear_product(x.gpu, w.gpu, at::Tensor(), onto), at::mm(x.cpu, w.cpu.t()) + 3, type,
+                     "without a bias");
+      }
       for (const bool biased : {true, false}) {
         const ProductExtras with_gelu{.kind = Kind::kGelu, .bias = biased ? bias.gpu : at::Tensor(), .inner = aux};
         ASSERT_TRUE(kernels::takes_product(out, x.gpu, w.gpu.t(), with_gelu));

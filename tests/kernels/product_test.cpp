@@ -54,6 +54,24 @@ TEST(ProductCall, NamesWhatAPlanDependsOn) {
   EXPECT_EQ(product_key(*call), "bf16 bf16 -> bf16 64x48x32 nt gelu bias a/96 at 16");
 }
 
+TEST(ProductCall, MayBeAddedOntoWhatLiesElsewhere) {
+  const auto bf16 = at::kBFloat16;
+  const at::Tensor x = even({64, 32}, bf16), w = even({48, 32}, bf16), y = even({64, 48}, bf16),
+                   onto = even({64, 48}, bf16), wide = even({64, 96}, bf16);
+  const auto call = product_call(y, x, w.t(), true, {.onto = onto});
+  ASSERT_TRUE(call);
+  EXPECT_EQ(product_key(*call), "bf16 bf16 -> bf16 64x48x32 nt onto");
+  EXPECT_TRUE(call->add);
+  EXPECT_EQ(call->c, onto.const_data_ptr());
+  const auto gaps = product_call(y, x, w.t(), true, {.onto = wide.narrow(1, 0, 48)});
+  ASSERT_TRUE(gaps);
+  EXPECT_EQ(product_key(*gaps), "bf16 bf16 -> bf16 64x48x32 nt onto onto/96");
+  EXPECT_FALSE(product_call(y, x, w.t(), true, {.onto = even({64, 48}, at::kFloat)})) << "another type";
+  EXPECT_FALSE(product_call(y, x, w.t(), true, {.onto = even({48, 64}, bf16).t()})) << "by columns";
+  EXPECT_THROW(product_call(y, x, w.t(), true, {.onto = even({64, 32}, bf16)}), InternalError);
+  EXPECT_THROW(product_call(y, x, w.t(), false, {.onto = onto}), InternalError);
+}
+
 TEST(ProductCall, LeavesOutWhatDoesNotFit) {
   const auto bf16 = at::kBFloat16;
   const at::Tensor x = even({64, 32}, bf16), w = even({48, 32}, bf16), y = even({64, 48}, bf16);
@@ -94,6 +112,9 @@ TEST(Products, OfTheCpuAreTheTensorLibrarys) {
   const at::Tensor exact = at::mm(x, w.t());
   EXPECT_TRUE(same_bits(linear_product(x, w, at::Tensor()), exact));
   expect_near(linear_product(x, w, bias), exact + bias, 1e-14, 1e-14, "with a bias");
+  const at::Tensor onto = normal_tensor({6, 4}, at::kDouble, "onto"), before = onto.clone();
+  expect_near(linear_product(x, w, bias, onto), exact + bias + onto, 1e-14, 1e-14, "onto another");
+  EXPECT_TRUE(same_bits(onto, before));
   at::Tensor out = at::empty({6, 4}, at::kDouble);
   product_into(out, x, w.t());
   EXPECT_TRUE(same_bits(out, exact));

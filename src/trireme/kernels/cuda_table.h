@@ -117,12 +117,12 @@ struct CudaProduct {
   Type a_type = kFloat, b_type = kFloat, d_type = kFloat;  // bias and aux are of D's type
   Epilogue epilogue = kPlain;
   std::int64_t m = 0, n = 0, k = 0;
-  std::int64_t a_stride = 0, b_stride = 0, d_stride = 0, aux_stride = 0;  // between rows, in elements
-  bool a_turned = false, b_turned = false;                                // stored as [k, m], [n, k]
-  bool add = false;
-  bool fast = false;   // 8-bit floats: sums as the tensor cores make them
-  int alignment = 16;  // bytes, of all pointers
-  const void *a = nullptr, *b = nullptr;
+  std::int64_t a_stride = 0, b_stride = 0, c_stride = 0, d_stride = 0, aux_stride = 0;  // between rows, in elements
+  bool a_turned = false, b_turned = false;                                              // stored as [k, m], [n, k]
+  bool add = false;                                                                     // C, or D where there is no C
+  bool fast = false;                                    // 8-bit floats: sums as the tensor cores make them
+  int alignment = 16;                                   // bytes, of all pointers
+  const void *a = nullptr, *b = nullptr, *c = nullptr;  // C is of D's type
   void *d = nullptr, *bias = nullptr, *aux = nullptr;
   const float *a_scale = nullptr, *b_scale = nullptr;  // of 8-bit floats; null: 1
 };
@@ -171,7 +171,7 @@ struct CudaStreams {
 };
 
 /// Raised by one whenever a member changes its meaning or place.
-inline constexpr std::uint32_t kCudaKernelsVersion = 4;
+inline constexpr std::uint32_t kCudaKernelsVersion = 5;
 
 struct CudaKernels {
   std::uint32_t version;

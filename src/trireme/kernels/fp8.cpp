@@ -145,28 +145,34 @@ void fp8_advance(at::Tensor& table, std::int64_t slot, std::int64_t margin) {
   }
 }
 
-at::Tensor fp8_product(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType type, bool fast, const at::Tensor& bias) {
+at::Tensor fp8_product(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType type, bool fast, const at::Tensor& bias,
+                       const at::Tensor& onto) {
+  const auto with_both = [&](at::Tensor product) {
+    if (bias.defined()) product.add_(bias);
+    if (onto.defined()) product.add_(onto);
+    return product;
+  };
   TRIREME_CHECK((a.scaling == Fp8Scaling::kTensor) == (b.scaling == Fp8Scaling::kTensor),
                 "both sides of a product have scales of blocks, or neither");
   if (a.scaling == Fp8Scaling::kTensor) {
     at::Tensor out = at::empty({a.values.size(0), b.values.size(0)}, a.values.options().dtype(type));
     const ProductExtras extras{.kind = bias.defined() ? ProductExtras::Kind::kBias : ProductExtras::Kind::kNone,
                                .bias = bias,
+                               .onto = onto,
                                .a_scale = a.scales,
                                .b_scale = b.scales,
                                .fast = fast};
-    if (takes_product(out, a.values, b.values.t(), extras)) {
-      fused_product(out, a.values, b.values.t(), /*add=*/false, extras);
+    if (takes_product(out, a.values, b.values.t(), extras, onto.defined())) {
+      fused_product(out, a.values, b.values.t(), onto.defined(), extras);
       return out;
     }
-    out = at::_scaled_mm(a.values, b.values.t(), a.scales, b.scales, std::nullopt, std::nullopt, type, fast);
-    return bias.defined() ? out.add_(bias) : out;
+    return with_both(
+        at::_scaled_mm(a.values, b.values.t(), a.scales, b.scales, std::nullopt, std::nullopt, type, fast));
   }
   const std::int64_t a_recipe = recipe_of(a.scaling), b_recipe = recipe_of(b.scaling);
   const auto none = static_cast<std::int64_t>(at::blas::SwizzleType::NO_SWIZZLE);
-  const at::Tensor out = at::_scaled_mm_v2(a.values, b.values.t(), {a.scales.t()}, a_recipe, none, {b.scales.t()},
-                                           b_recipe, none, std::nullopt, type, {}, fast);
-  return bias.defined() ? out.add_(bias) : out;
+  return with_both(at::_scaled_mm_v2(a.values, b.values.t(), {a.scales.t()}, a_recipe, none, {b.scales.t()}, b_recipe,
+                                     none, std::nullopt, type, {}, fast));
 }
 
 }  // namespace trireme::kernels

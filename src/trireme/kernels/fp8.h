@@ -48,9 +48,10 @@ Fp8Pair to_fp8(const at::Tensor& x, Fp8Format format, Fp8Scaling scaling, bool r
                const Fp8Live* live = nullptr, const Fp8Pair* into = nullptr);
 
 /// a [n, k] times b [m, k] transposed: [n, m] of `type`. `fast`: the tensor cores' own sums of about 14 bits; otherwise
-/// they are added up in float as they come. Of two E5M2 matrices there is no product.
+/// they are added up in float as they come. Of two E5M2 matrices there is no product. `bias` [m] and `onto` [n, m] are
+/// added where they are defined.
 at::Tensor fp8_product(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType type, bool fast,
-                       const at::Tensor& bias = {});
+                       const at::Tensor& bias = {}, const at::Tensor& onto = {});
 /// gradient = or += a b^T, float.
 void fp8_product_into(at::Tensor& gradient, const Fp8Matrix& a, const Fp8Matrix& b, bool add);
 

@@ -76,18 +76,20 @@ void product_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, boo
   plain_product(out, a, b, add);
 }
 
-at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                          const at::Tensor& onto) {
   if (x.is_cuda() && tuned) {
     at::Tensor out = at::empty({x.size(0), weight.size(0)}, x.options());
-    const ProductExtras extras{.kind = bias.defined() ? ProductExtras::Kind::kBias : ProductExtras::Kind::kNone,
-                               .bias = bias};
-    const auto call = call_for(out, x, weight.t(), /*add=*/false, extras);
+    const ProductExtras extras{
+        .kind = bias.defined() ? ProductExtras::Kind::kBias : ProductExtras::Kind::kNone, .bias = bias, .onto = onto};
+    const auto call = call_for(out, x, weight.t(), /*add=*/onto.defined(), extras);
     if (call && has_plan(*call, out)) {
       run_product(*call, out);
       return out;
     }
   }
-  return bias.defined() ? at::addmm(bias, x, weight.t()) : at::mm(x, weight.t());
+  at::Tensor out = bias.defined() ? at::addmm(bias, x, weight.t()) : at::mm(x, weight.t());
+  return onto.defined() ? out.add_(onto) : out;
 }
 
 GeluLinear gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {

@@ -43,6 +43,7 @@ struct ProductExtras {
   };
   Kind kind = Kind::kNone;
   at::Tensor bias = {}, inner = {};
+  at::Tensor onto = {};                   ///< [m, n]: what is added to, where the result goes elsewhere
   at::Tensor a_scale = {}, b_scale = {};  ///< float [1], of 8-bit floats
   bool fast = false;                      ///< 8-bit floats: sums as the tensor cores make them
 };
@@ -58,8 +59,10 @@ void fused_product(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bo
 at::Tensor product_of(const at::Tensor& a, const at::Tensor& b);
 /// out = a b, or out += a b, by whoever can; 16-bit a and b may have a float result.
 void product_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool add = false);
-/// x [n, in] weight^T + bias, weight [out, in]; `bias` may be undefined.
-at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+/// x [n, in] weight^T + bias, weight [out, in]; plus `onto` [n, out], where in the same pass rounded once. `bias` and
+/// `onto` may be undefined.
+at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                          const at::Tensor& onto = {});
 
 /// GELU(x weight^T + bias) by tanh, and what entered it.
 struct GeluLinear {

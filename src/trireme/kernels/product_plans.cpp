@@ -95,9 +95,9 @@ CudaProduct::Epilogue epilogue_of(ProductExtras::Kind kind) {
 
 /// What a plan depends on; the same as product_key(), in numbers.
 auto ground_of(const CudaProduct& p) {
-  return std::tuple{p.a_type,   p.b_type,   p.d_type,    p.epilogue,       p.m,          p.n,
-                    p.k,        p.a_stride, p.b_stride,  p.d_stride,       p.aux_stride, p.a_turned,
-                    p.b_turned, p.fast,     p.alignment, p.bias != nullptr};
+  return std::tuple{p.a_type,    p.b_type,          p.d_type,       p.epilogue,   p.m,        p.n,        p.k,
+                    p.a_stride,  p.b_stride,        p.d_stride,     p.aux_stride, p.a_turned, p.b_turned, p.fast,
+                    p.alignment, p.bias != nullptr, p.c != nullptr, p.c_stride};
 }
 using Ground = decltype(ground_of(CudaProduct{}));
 
@@ -127,7 +127,7 @@ CudaProductPlan from_choice(const ProductPlan& choice) {
 /// The fastest of the plans, in two rounds: once through all, then the best of them in turns.
 ProductPlan time_plans(CudaProduct call, std::vector<CudaProductPlan> plans, const at::Tensor& out) {
   at::Tensor scratch;
-  if (call.add) {  // what is in `out` counts
+  if (call.add && call.c == nullptr) {  // what is in `out` counts
     scratch = at::empty_strided(out.sizes(), out.strides(), out.options());
     call.d = scratch.mutable_data_ptr();
     call.add = false;
@@ -242,11 +242,18 @@ std::optional<CudaProduct> product_call(const at::Tensor& out, const at::Tensor&
     p.aux = extras.inner.mutable_data_ptr();
     p.aux_stride = aux->stride;
   }
+  if (extras.onto.defined()) {
+    TRIREME_CHECK(add && extras.onto.sizes() == out.sizes(), "what a product is added to is as large as its result");
+    const auto onto = stored(extras.onto, grain_of(*d_type));
+    if (extras.onto.scalar_type() != out.scalar_type() || !onto || onto->turned) return std::nullopt;
+    p.c = extras.onto.const_data_ptr();
+    p.c_stride = onto->stride;
+  }
   if (extras.a_scale.defined()) p.a_scale = extras.a_scale.const_data_ptr<float>();
   if (extras.b_scale.defined()) p.b_scale = extras.b_scale.const_data_ptr<float>();
   std::uintptr_t places = 256;
-  for (const void* place :
-       {p.a, p.b, static_cast<const void*>(p.d), static_cast<const void*>(p.bias), static_cast<const void*>(p.aux)}) {
+  for (const void* place : {p.a, p.b, p.c, static_cast<const void*>(p.d), static_cast<const void*>(p.bias),
+                            static_cast<const void*>(p.aux)}) {
     places |= reinterpret_cast<std::uintptr_t>(place);
   }
   if (places % 16 != 0) return std::nullopt;
@@ -261,11 +268,13 @@ std::string product_key(const CudaProduct& p) {
                   p.a_turned ? 't' : 'n', p.b_turned ? 't' : 'n', kExtras.at(static_cast<std::size_t>(p.epilogue)));
   if (p.epilogue == CudaProduct::kGelu && p.bias != nullptr) key += " bias";
   if (p.fast) key += " fast";
+  if (p.c != nullptr) key += " onto";
   // Strides where rows have gaps, and addresses that are less than even.
   const std::int64_t a_width = p.a_turned ? p.m : p.k, b_width = p.b_turned ? p.k : p.n;
   if (p.a_stride != a_width) key += fmt::format(" a/{}", p.a_stride);
   if (p.b_stride != b_width) key += fmt::format(" b/{}", p.b_stride);
   if (p.d_stride != p.n) key += fmt::format(" d/{}", p.d_stride);
+  if (p.c != nullptr && p.c_stride != p.n) key += fmt::format(" onto/{}", p.c_stride);
   if (p.aux != nullptr && p.aux_stride != p.n) key += fmt::format(" inner/{}", p.aux_stride);
   if (p.alignment != 256) key += fmt::format(" at {}", p.alignment);
   return key;

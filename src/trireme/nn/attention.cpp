@@ -172,7 +172,7 @@ void SelfAttention::run_core_back(const Sequence& sequence, const Context& conte
                  {kept.out, kept.lse});
 }
 
-at::Tensor SelfAttention::run(at::Tensor x, Context& context, Tape* tape) {
+at::Tensor SelfAttention::run_onto(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) {
   const Sequence& sequence = sequence_of(context, shape_.stream);
   at::Tensor entered;
   at::Tensor qkv = qkv_.product(x, context, &entered);
@@ -180,12 +180,12 @@ at::Tensor SelfAttention::run(at::Tensor x, Context& context, Tape* tape) {
   rotate(qkv, context, /*inverse=*/false);
   if (context.cache) {
     TRIREME_CHECK(tape == nullptr, "a cache is for inference");
-    return out_.product(merge_heads(run_cached(qkv, context)), context);
+    return out_.product_onto(residual, merge_heads(run_cached(qkv, context)), context);
   }
   const Heads heads = split(qkv);
   context.flops += core_flops(sequence, heads.q);
   auto [out, kept] = run_core(sequence, context, heads);
-  at::Tensor y = out_.product(merge_heads(out), context);
+  at::Tensor y = out_.product_onto(residual, merge_heads(out), context);
   if (tape) {
     const at::Tensor none;
     tape->push(shape_.recompute_core

@@ -22,13 +22,14 @@ struct QueryKeyNorm {
   Norm queries, keys;
 };
 
-class SelfAttention final : public UnaryLayer {
+class SelfAttention final : public ResidualLayer {
  public:
   /// `rotary` is shared by the layers of a model, whose positions it holds; null without. `core`: how ranks that share
   /// rows attend; null: rows are whole.
   SelfAttention(AttentionShape shape, Linear qkv, Linear out, std::optional<QueryKeyNorm> norms,
                 std::shared_ptr<RotaryTable> rotary, std::unique_ptr<ContextCore> core = nullptr);
-  at::Tensor run(at::Tensor x, Context& context, Tape* tape) override;
+  at::Tensor run_onto(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) override;
+  bool adds_in_passing(const at::Tensor& x) const override { return out_.adds_in_passing(x); }
   at::Tensor run_back(at::Tensor dy, Context& context, Tape& tape) override;
 
  private:

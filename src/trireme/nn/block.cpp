@@ -38,6 +38,12 @@ at::Tensor Block::run_body_back(Branch& branch, at::Tensor dy, at::Tensor& dmemo
   return std::move(gradients[0]);
 }
 
+ResidualLayer* Block::adding_body(const Branch& branch, const at::Tensor& x, const Context& context) const {
+  if (branch.takes_memory || branch.dropout.active(context)) return nullptr;
+  auto* body = dynamic_cast<ResidualLayer*>(branch.body.get());
+  return body != nullptr && body->adds_in_passing(x) ? body : nullptr;
+}
+
 Tensors Block::forward(Tensors inputs, Context& context, Tape* tape) {
   at::Tensor residual = std::move(inputs[0]), delta;
   for (Branch& branch : branches_) {
@@ -58,7 +64,12 @@ Tensors Block::forward(Tensors inputs, Context& context, Tape* tape) {
     const bool forgets = remake_norms_ && tape != nullptr;
     const std::size_t mark = forgets ? tape->height() : 0;
     const at::Tensor normalised = forgets ? y : at::Tensor();
-    delta = run_body(branch, std::move(y), inputs, context, tape);
+    if (ResidualLayer* body = adding_body(branch, y, context)) {
+      residual = body->run_onto(residual, std::move(y), context, tape);
+      delta = at::Tensor();
+    } else {
+      delta = run_body(branch, std::move(y), inputs, context, tape);
+    }
     if (forgets) tape->forget(normalised, mark);
   }
   inputs[0] = delta.defined() ? delta.add_(residual) : residual;

@@ -53,9 +53,9 @@ const Fp8Pair& RoundedWeight::of(const Param& weight, const at::Tensor& value, b
 }
 
 at::Tensor fp8_multiply(const Param& weight, const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType type,
-                        const at::Tensor& bias) {
+                        const at::Tensor& bias, const at::Tensor& onto) {
   const bool forward = a.values.scalar_type() == at::kFloat8_e4m3fn && type != at::kFloat;
-  return kernels::fp8_product(a, b, type, /*fast=*/forward && weight.products != Products::kFp8Blocks, bias);
+  return kernels::fp8_product(a, b, type, /*fast=*/forward && weight.products != Products::kFp8Blocks, bias, onto);
 }
 
 void add_fp8_gradient(Param& weight, const Fp8Matrix& dy, const Fp8Matrix& x) {

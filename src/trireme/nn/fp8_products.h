@@ -43,7 +43,7 @@ class RoundedWeight {
 
 /// a b^T: sums of small blocks are added up in float, as DeepSeek-V3 does; so are gradients.
 at::Tensor fp8_multiply(const Param& weight, const kernels::Fp8Matrix& a, const kernels::Fp8Matrix& b,
-                        at::ScalarType type, const at::Tensor& bias = {});
+                        at::ScalarType type, const at::Tensor& bias = {}, const at::Tensor& onto = {});
 /// The weight's gradient += dy^T x, both turned.
 void add_fp8_gradient(Param& weight, const kernels::Fp8Matrix& dy, const kernels::Fp8Matrix& x);
 

@@ -30,6 +30,16 @@ class UnaryLayer : public Layer {
   virtual at::Tensor run_back(at::Tensor dy, Context& context, Tape& tape) = 0;
 };
 
+/// One whose output a block adds to what entered it.
+class ResidualLayer : public UnaryLayer {
+ public:
+  at::Tensor run(at::Tensor x, Context& context, Tape* tape) final { return run_onto(at::Tensor(), x, context, tape); }
+  /// residual + run(x); of an undefined residual run(x). A residual is read only.
+  virtual at::Tensor run_onto(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) = 0;
+  /// Whether that spares a pass over memory, since the last product of run() takes the sum with it.
+  virtual bool adds_in_passing(const at::Tensor& x) const = 0;
+};
+
 /// x [.., width] as [rows, width], without a copy; an InternalError where that is not possible.
 at::Tensor as_rows(const at::Tensor& x);
 

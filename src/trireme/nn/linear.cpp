@@ -31,8 +31,9 @@ Linear::Linear(Param& weight, Param* bias, LinearSplit split, const Team& team)
   if (bias_) ++bias_->uses;
 }
 
-at::Tensor Linear::multiply(const at::Tensor& x, bool with_bias, Context& context) const {
+at::Tensor Linear::multiply(const at::Tensor& x, bool with_bias, Context& context, const at::Tensor& onto) const {
   const at::Tensor& weight = context.value(weight_);
+  const at::Tensor onto_rows = onto.defined() ? as_rows(onto) : onto;
   const at::Tensor rows = as_rows(x), bias = with_bias && bias_ ? context.value(*bias_) : at::Tensor();
   context.flops += product_flops(rows.size(0), weight.size(1), weight.size(0));
   if (in_fp8(weight_, rows.size(0))) {
@@ -40,9 +41,10 @@ at::Tensor Linear::multiply(const at::Tensor& x, bool with_bias, Context& contex
         rounded_->of(weight_, weight, context.weights == nullptr && context.training, /*forward=*/true);
     const kernels::Fp8Pair x8 =
         round_side(weight_, rows, {.side = Fp8Side::kActivation, .rows = true, .note = context.training});
-    return fp8_multiply(weight_, x8.rows, rounded.rows, rows.scalar_type(), bias).view(with_width(x, weight.size(0)));
+    return fp8_multiply(weight_, x8.rows, rounded.rows, rows.scalar_type(), bias, onto_rows)
+        .view(with_width(x, weight.size(0)));
   }
-  return kernels::linear_product(rows, weight, bias).view(with_width(x, weight.size(0)));
+  return kernels::linear_product(rows, weight, bias, onto_rows).view(with_width(x, weight.size(0)));
 }
 
 at::Tensor Linear::multiply_back(const at::Tensor& dy, Context& context, const RoundedGradient* rounded) const {
@@ -112,6 +114,16 @@ at::Tensor Linear::product(const at::Tensor& x, Context& context, at::Tensor* ke
   }
   if (bias_) y.add_(context.value(*bias_));
   return y;
+}
+
+bool Linear::adds_in_passing(const at::Tensor& x) const {
+  return x.is_cuda() && split_ == LinearSplit::kNone && weight_.products != spec::Products::kFp8Blocks;
+}
+
+at::Tensor Linear::product_onto(const at::Tensor& onto, const at::Tensor& x, Context& context) const {
+  if (onto.defined() && adds_in_passing(x)) return multiply(x, true, context, onto);
+  at::Tensor y = product(x, context);
+  return onto.defined() ? y.add_(onto) : y;
 }
 
 void Linear::add_weight_gradient(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,

@@ -27,6 +27,10 @@ class Linear final : public UnaryLayer {
   // For layers that keep the input by themselves, or make it again:
   /// `kept`, where given, becomes what gradients() wants as its x: x itself, or what was gathered for it.
   at::Tensor product(const at::Tensor& x, Context& context, at::Tensor* kept = nullptr) const;
+  /// `onto` + product(x), which is rounded once where adds_in_passing(); an undefined `onto` is nothing.
+  at::Tensor product_onto(const at::Tensor& onto, const at::Tensor& x, Context& context) const;
+  /// Whether product_onto() is a single pass: on a GPU, and no rank has a part of the sum.
+  bool adds_in_passing(const at::Tensor& x) const;
   /// Adds the weights' gradients (or puts that off) and gives that of x. `row_sum`: of dy's rows, float (double), where
   /// it is known already.
   at::Tensor gradients(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,
@@ -57,7 +61,7 @@ class Linear final : public UnaryLayer {
   bool wants_row_sum() const;
 
  private:
-  at::Tensor multiply(const at::Tensor& x, bool with_bias, Context& context) const;
+  at::Tensor multiply(const at::Tensor& x, bool with_bias, Context& context, const at::Tensor& onto = {}) const;
   at::Tensor multiply_back(const at::Tensor& dy, Context& context, const RoundedGradient* rounded = nullptr) const;
   void add_weight_gradient(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,
                            const at::Tensor& dy_of_bias, const at::Tensor& row_sum = {},

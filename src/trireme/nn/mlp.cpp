@@ -24,7 +24,7 @@ at::Tensor Mlp::activate(const at::Tensor& inner) const {
   return y.view(shape);
 }
 
-at::Tensor Mlp::run(at::Tensor x, Context& context, Tape* tape) {
+at::Tensor Mlp::run_onto(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) {
   at::Tensor kept, inner, active;
   if (!gated_ && activation_ == kernels::Activation::kGeluTanh && in_.takes_gelu(x)) {
     kept = x;
@@ -35,7 +35,7 @@ at::Tensor Mlp::run(at::Tensor x, Context& context, Tape* tape) {
     inner = in_.product(x, context, &kept);
     active = activate(inner);
   }
-  at::Tensor y = out_.product(active, context);
+  at::Tensor y = out_.product_onto(residual, active, context);
   if (!keep_active_) active = at::Tensor();
   if (tape) tape->push({std::move(kept), std::move(inner), std::move(active)});
   return y;

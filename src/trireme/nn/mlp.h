@@ -10,11 +10,12 @@
 
 namespace trireme::nn {
 
-class Mlp final : public UnaryLayer {
+class Mlp final : public ResidualLayer {
  public:
   /// `in` gives [.., inner], or [.., 2 inner] with the gate's half first where gated.
   Mlp(Linear in, Linear out, kernels::Activation activation, bool gated, bool keep_active = false);
-  at::Tensor run(at::Tensor x, Context& context, Tape* tape) override;
+  at::Tensor run_onto(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) override;
+  bool adds_in_passing(const at::Tensor& x) const override { return out_.adds_in_passing(x); }
   at::Tensor run_back(at::Tensor dy, Context& context, Tape& tape) override;
 
  private:

@@ -153,10 +153,11 @@ class Description {
     layout(first_, p.b_type, p.b_turned ? p.k : p.n, p.b_turned ? p.n : p.k, p.b_stride);
     layout(second_, p.a_type, p.a_turned ? p.m : p.k, p.a_turned ? p.k : p.m, p.a_stride);
     layout(result_, p.d_type, p.n, p.m, p.d_stride);
+    layout(added_, p.d_type, p.n, p.m, p.c == nullptr ? p.d_stride : p.c_stride);
   }
   ~Description() {
     if (desc_ != nullptr) lt().desc_destroy(desc_);
-    for (cublasLtMatrixLayout_t one : {first_, second_, result_}) {
+    for (cublasLtMatrixLayout_t one : {first_, second_, added_, result_}) {
       if (one != nullptr) lt().layout_destroy(one);
     }
   }
@@ -167,6 +168,7 @@ class Description {
   cublasLtMatmulDesc_t desc() const { return desc_; }
   cublasLtMatrixLayout_t first() const { return first_; }
   cublasLtMatrixLayout_t second() const { return second_; }
+  cublasLtMatrixLayout_t added() const { return added_; }
   cublasLtMatrixLayout_t result() const { return result_; }
 
  private:
@@ -184,7 +186,7 @@ class Description {
   }
 
   cublasLtMatmulDesc_t desc_ = nullptr;
-  cublasLtMatrixLayout_t first_ = nullptr, second_ = nullptr, result_ = nullptr;
+  cublasLtMatrixLayout_t first_ = nullptr, second_ = nullptr, added_ = nullptr, result_ = nullptr;
   CudaError error_ = nullptr;
 };
 
@@ -283,7 +285,7 @@ CudaError product_plans(const CudaProduct& p, std::int64_t workspace, CudaProduc
   std::array<cublasLtMatmulHeuristicResult_t, kMost> results{};
   int count = 0;
   const cublasStatus_t status =
-      lt().heuristic(handle, description.desc(), description.first(), description.second(), description.result(),
+      lt().heuristic(handle, description.desc(), description.first(), description.second(), description.added(),
                      description.result(), preference.get(), most < kMost ? most : kMost, results.data(), &count);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED) return nullptr;  // none
   if (CudaError error = words(status)) return error;
@@ -303,7 +305,7 @@ CudaError product_fits(const CudaProduct& p, const CudaProductPlan& plan, bool* 
   const cublasLtMatmulAlgo_t algorithm = algorithm_of(plan);
   cublasLtMatmulHeuristicResult_t result{};
   const cublasStatus_t status = lt().check(handle, description.desc(), description.first(), description.second(),
-                                           description.result(), description.result(), &algorithm, &result);
+                                           description.added(), description.result(), &algorithm, &result);
   *fits = status == CUBLAS_STATUS_SUCCESS && static_cast<std::int64_t>(result.workspaceSize) <= plan.workspace;
   return nullptr;
 }
@@ -316,8 +318,8 @@ CudaError product(const CudaProduct& p, const CudaProductPlan& plan, void* works
   const cublasLtMatmulAlgo_t algorithm = algorithm_of(plan);
   const float one = 1, beta = p.add ? 1 : 0;
   return words(lt().matmul(handle, description.desc(), &one, p.b, description.first(), p.a, description.second(), &beta,
-                           p.d, description.result(), p.d, description.result(), &algorithm, workspace,
-                           static_cast<std::size_t>(plan.workspace), static_cast<cudaStream_t>(stream)));
+                           p.c == nullptr ? p.d : p.c, description.added(), p.d, description.result(), &algorithm,
+                           workspace, static_cast<std::size_t>(plan.workspace), static_cast<cudaStream_t>(stream)));
 }
 
 }  // namespace trireme::kernels::gpu
