@@ -201,6 +201,41 @@ struct NarrowAdamBody : AdamBody<float> {
   }
 };
 
+/// Floats that are updated by a gradient of bfloat16, with a copy of bfloat16: as AdamBody, eight numbers at a time and
+/// without a question for each type, all of them under way before the first is needed.
+struct MasterAdamBody : AdamBody<float> {
+  static constexpr int kWidth = 8;
+  template <int kN>
+  __device__ __forceinline__ void run(std::int64_t i) const {
+    if constexpr (kN < kWidth) {
+      AdamBody<float>::run<kN>(i);
+    } else {
+      const auto at = [&](const Stream& s) { return static_cast<float*>(s.data) + i; };
+      const auto narrow_at = [&](const Stream& s) { return static_cast<Bf16*>(s.data) + i; };
+      const auto raw_g = load_pack<kN>(narrow_at(c.gradient));
+      float w[kN], m[kN], v[kN];
+      load<kN>(at(c.weight), w);
+      load<kN>(at(c.first), m);
+      load<kN>(at(c.second), v);
+#pragma unroll
+      for (int k = 0; k < kN; ++k) {
+        float g = widen(raw_g.v[k]) * static_cast<float>(c.gradient_scale);
+        g += static_cast<float>(n.decay) * w[k];
+        adam_number(n, g, m[k], v[k]);
+        w[k] = moved(w[k], g);
+      }
+      store<kN>(at(c.first), m);
+      store<kN>(at(c.second), v);
+      store<kN>(at(c.weight), w);
+      store<kN>(narrow_at(c.low), w);
+      if (c.zero_gradient) {
+        const float zeros[kN] = {};
+        store<kN>(narrow_at(c.gradient), zeros);
+      }
+    }
+  }
+};
+
 template <typename A>
 struct LambBody {
   UpdateLoop c;
@@ -263,6 +298,8 @@ template <typename Body>
 inline constexpr int kWidthOf = kVec;
 template <>
 inline constexpr int kWidthOf<NarrowAdamBody> = NarrowAdamBody::kWidth;
+template <>
+inline constexpr int kWidthOf<MasterAdamBody> = MasterAdamBody::kWidth;
 
 template <typename Body>
 __device__ __forceinline__ void run_piece(Body body, std::int64_t begin, std::int64_t count) {
@@ -304,15 +341,20 @@ bool wide(const UpdateLoop& c) {
   return true;
 }
 /// Which of adam_many's bodies a tensor takes.
-enum class AdamKind { kDouble, kFloat, kNarrow };
+enum class AdamKind { kDouble, kFloat, kMaster, kNarrow };
 AdamKind kind_of(const CudaAdam& tensor) {
   const UpdateLoop& c = tensor.loop;
   if (c.weight.element == Element::kDouble) return AdamKind::kDouble;
-  const auto narrow = [](const Stream& s) {
-    return s.element == Element::kBfloat16 && reinterpret_cast<std::uintptr_t>(s.data) % 16 == 0;
+  const auto is = [](const Stream& s, Element element) {
+    return s.data != nullptr && s.element == element && reinterpret_cast<std::uintptr_t>(s.data) % 16 == 0;
   };
-  const bool all = narrow(c.weight) && narrow(c.gradient) && narrow(c.first) && narrow(c.second);
-  return all && c.low.data == nullptr && tensor.numbers.rounding != 0 ? AdamKind::kNarrow : AdamKind::kFloat;
+  const auto states = [&](Element element) {
+    return is(c.weight, element) && is(c.first, element) && is(c.second, element);
+  };
+  if (!is(c.gradient, Element::kBfloat16)) return AdamKind::kFloat;
+  if (states(Element::kFloat) && is(c.low, Element::kBfloat16)) return AdamKind::kMaster;
+  const bool narrow = states(Element::kBfloat16) && c.low.data == nullptr && tensor.numbers.rounding != 0;
+  return narrow ? AdamKind::kNarrow : AdamKind::kFloat;
 }
 
 constexpr CudaError kApart = "tensors of an update must begin at whole vectors of four numbers";
@@ -366,7 +408,7 @@ CudaError adam(const CudaAdam* tensors, std::int64_t count, CudaStream stream) {
     if (!wide(tensors[i].loop)) return kApart;
   }
   // One body after the other: small tensors between large ones of another kind must not end a launch.
-  for (const AdamKind kind : {AdamKind::kDouble, AdamKind::kFloat, AdamKind::kNarrow}) {
+  for (const AdamKind kind : {AdamKind::kDouble, AdamKind::kFloat, AdamKind::kMaster, AdamKind::kNarrow}) {
     for (std::int64_t next = 0; next < count;) {
       AdamTables tables{};
       std::int64_t blocks = 0;
@@ -384,6 +426,8 @@ CudaError adam(const CudaAdam* tensors, std::int64_t count, CudaStream stream) {
         adam_many<AdamBody<double>><<<grid, kThreads, 0, to_stream(stream)>>>(tables);
       } else if (kind == AdamKind::kFloat) {
         adam_many<AdamBody<float>><<<grid, kThreads, 0, to_stream(stream)>>>(tables);
+      } else if (kind == AdamKind::kMaster) {
+        adam_many<MasterAdamBody><<<grid, kThreads, 0, to_stream(stream)>>>(tables);
       } else {
         adam_many<NarrowAdamBody><<<grid, kThreads, 0, to_stream(stream)>>>(tables);
       }
