@@ -503,7 +503,10 @@ bool check_same(const Options& options) {
     for (const bool narrow : {false, true}) {
       Ours ours(size, {.device = on_gpu ? gpu() : at::Device(at::kCPU),
                        .precision = narrow ? nn::Precision::kBf16 : nn::Precision::kFp32,
-                       .capture = on_gpu && options.capture});
+                       .capture = on_gpu && options.capture,
+                       .narrow_gradients = narrow && options.gradients != spec::Gradients::kFp32,
+                       .remake_norms = options.remake_norms,
+                       .keep_active = options.keep_active});
       const std::string start = fmt::format("/tmp/trireme-same-{}.bin", ::getpid());
       ours.write_start(start);
       Peer peer({.python = options.python,

@@ -80,7 +80,7 @@ TEST(EmbeddingKernels, RoundTheSumsOfANarrowTableOnce) {
   for_every_type_and_set([](const Precision& precision) {
     if (sums_type(precision.type) == precision.type) return;
     for (const std::int64_t rows : {1, 29, 5000}) {
-      for (const auto [count, width] : {std::pair<std::int64_t, std::int64_t>{40, 7}, {2003, 300}, {64, 513}}) {
+      for (const auto& [count, width] : {std::pair<std::int64_t, std::int64_t>{40, 7}, {2003, 300}, {64, 513}}) {
         SCOPED_TRACE(fmt::format("{} tokens of {}, {} rows", count, width, rows));
         const at::Tensor ids = ids_for(count, rows, "a"), dout = normal_tensor({count, width}, precision.type, "d");
         at::Tensor dtable = normal_tensor({rows, width}, precision.type, "start"), wide = dtable.to(at::kFloat);

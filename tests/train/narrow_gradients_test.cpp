@@ -113,7 +113,6 @@ TEST(NarrowGradients, AreTheSameBitsEveryTimeAndUnderZeroAndOffloadOfOneRank) {
   expect_same_bits(course_of(plain, 5), course);
   for (const int zero : {0, 1, 2, 3}) {
     for (const bool offload : {false, true}) {
-      if (zero == 3 && offload) continue;
       SCOPED_TRACE(fmt::format("zero {}, offload {}", zero, offload));
       spec::Recipe recipe = plain;
       recipe.layout.zero = zero;
@@ -165,17 +164,20 @@ TEST(NarrowGradients, GoWithEveryLayout) {
       {"pp, dp, zero 1", 4,
        [](spec::Recipe& recipe) { recipe.layout.pp = 2, recipe.layout.dp = 2, recipe.layout.zero = 1; }},
   };
+  set_log_level(LogLevel::kError);  // of micros that add up
   for (const Family family : {Family::kGpt2, Family::kLlama}) {
     for (const Layout& layout : layouts) {
       SCOPED_TRACE(fmt::format("family {}, {}", static_cast<int>(family), layout.name));
       spec::Recipe recipe = narrow(recipe_for(family));
-      recipe.train.microbatch = 3;
+      recipe.batch.size = 8 * 12;
+      recipe.train.microbatch = 2;
       layout.set(recipe);
       const VerifyResult result = verify_beside_one_rank(recipe, layout.ranks, 3);
       EXPECT_TRUE(result.equal) << result.gradients.name << " by " << result.gradients.relative << ", "
                                 << result.weights.name << " by " << result.weights.relative;
     }
   }
+  set_log_level(LogLevel::kInfo);
 }
 
 TEST(NarrowGradients, TakeHalfTheMemory) {
