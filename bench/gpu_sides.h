@@ -56,19 +56,23 @@ struct OursOptions {
   nn::Precision precision = nn::Precision::kBf16;
   spec::Products products = spec::Products::kSame;
   bool capture = false;
-  bool narrow = false;       ///< bf16 states: no masters, bf16 gradients and moments
-  bool keep_active = false;  ///< what MLPs' activations gave is kept for backward
+  bool narrow = false;            ///< bf16 states: no masters, bf16 gradients and moments
+  bool narrow_gradients = false;  ///< as precision.gradients = "bf16"
+  bool remake_norms = false;      ///< as train.remake_norms
+  bool keep_active = false;       ///< what MLPs' activations gave is kept for backward
 };
 
 class Ours {
  public:
   Ours(const Size& s, const OursOptions& options) : size_(s), device_(options.device) {
-    model_ =
-        models::build(shape_of(s), {.logits_chunk_bytes = std::int64_t{1} << 30, .keep_active = options.keep_active});
+    model_ = models::build(shape_of(s), {.logits_chunk_bytes = std::int64_t{1} << 30,
+                                         .remake_norms = options.remake_norms,
+                                         .keep_active = options.keep_active});
     for (nn::Param& param : model_->params) {
-      if (!param.name.starts_with("layers.") || param.placement.shape.size() != 2) continue;
-      param.products = options.products;
-      param.has_master = !options.narrow;
+      param.narrow_gradient = options.narrow_gradients && param.placement.shape.size() >= 2;
+      if (param.placement.shape.size() != 2) continue;
+      param.has_master = !options.narrow;  // as PyTorch's, which has all of them in bf16
+      if (param.name.starts_with("layers.")) param.products = options.products;
     }
     nn::initialise(model_->params, options.precision, 1, device_);
     spec::OptimConfig config;

@@ -4,6 +4,7 @@
 //   build/release/bench/gpu_torch --product-shapes                products of the models' shapes beside the tensor
 //   library's build/release/bench/gpu_torch --model gpt2-124m --python PY   a step beside PyTorch eager and compiled
 //   build/release/bench/gpu_torch --model gpt2-124m --profile trace.json
+//   build/release/bench/gpu_torch --model gpt2-124m --capture --gradients bf16 --remake-norms --keep-active
 //   build/release/bench/gpu_torch --same cpu --python PY          both sides from the same numbers: are losses equal?
 //   bench/gpu_rows PY FOLDER                                      all rows of docs/performance.md, in a few calls
 //
@@ -350,12 +351,15 @@ class Limit {
   }
   /// What has to move besides: norms' and activations' tensors once each way, residuals that products add to, logits,
   /// and the optimizer's streams.
-  double bytes(std::int64_t parameters, bool narrow) const {
+  double bytes(std::int64_t parameters, bool narrow, bool narrow_gradients) const {
     const double tokens = static_cast<double>(size_.batch * size_.sequence), w = static_cast<double>(size_.width);
     const double inner = static_cast<double>(size_.inner) * (size_.family == "gpt2" ? 5 : 8);
     const double per_layer = tokens * 2 * (2 * 7 * w + inner);
     return static_cast<double>(size_.layers) * per_layer + tokens * 4 * static_cast<double>(size_.vocabulary) +
-           (narrow ? 18.0 : 34.0) * static_cast<double>(parameters);
+           (narrow             ? 18.0
+            : narrow_gradients ? 30.0
+                               : 34.0) *
+               static_cast<double>(parameters);
   }
 
  private:
@@ -369,7 +373,8 @@ struct Options {
   std::string python, json, profile, peers = TRIREME_BENCH_DIR "/peers";
   std::vector<std::string> models;
   bool kernels = false, shapes = false, eager = true, capture = false, narrow = false, apart = false, offload = false;
-  bool tune = true, keep_active = false;
+  bool tune = true, keep_active = false, remake_norms = false;
+  spec::Gradients gradients = spec::Gradients::kFp32;
   std::string same;
   spec::Products products = spec::Products::kSame;
   int rounds = 5, steps = 10;
@@ -408,6 +413,7 @@ struct Theirs {
 nlohmann::json compare(const Size& size, const Options& options, double rate) {
   nlohmann::json out;
   const double tokens = static_cast<double>(size.batch * size.sequence);
+  const bool narrow_gradients = options.gradients != spec::Gradients::kFp32;
   bench::PeerOptions peer{.python = options.python,
                           .peers = options.peers,
                           .narrow = options.narrow,
@@ -430,6 +436,8 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
                                                               .products = options.products,
                                                               .capture = options.capture,
                                                               .narrow = options.narrow,
+                                                              .narrow_gradients = narrow_gradients,
+                                                              .remake_norms = options.remake_norms,
                                                               .keep_active = options.keep_active});
   ours->run(Theirs::kWarmUp);
   const double peak = static_cast<double>(kernels::cuda().peak_bytes(0)) / (1 << 30);
@@ -448,11 +456,13 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
     attention.seconds.push_back(seconds_of([&] { limit->attention(); }, 3, 5));
   }
   const bool has_eager = !eager.times.seconds.empty(), has_compiled = !compiled.times.seconds.empty();
-  const double moving = limit->bytes(ours->parameters(), options.narrow) / rate;
+  const double moved = limit->bytes(ours->parameters(), options.narrow, narrow_gradients), moving = moved / rate;
   const double light = products.median() + attention.median() + moving;
-  fmt::print("{}: {} parameters, {}x{}, bf16 with {}, products: {}{}\n", size.name, ours->parameters(), size.batch,
-             size.sequence, options.narrow ? "bf16 states" : "fp32 states",
-             name_in(spec::enum_names(std::type_identity<spec::Products>()), options.products),
+  const auto gradients = name_in(spec::enum_names(std::type_identity<spec::Gradients>()), options.gradients);
+  fmt::print("{}: {} parameters, {}x{}, bf16 with {}, products: {}; ours: {} gradients{}{}{}\n", size.name,
+             ours->parameters(), size.batch, size.sequence, options.narrow ? "bf16 states" : "fp32 states",
+             name_in(spec::enum_names(std::type_identity<spec::Products>()), options.products), gradients,
+             options.remake_norms ? ", norms made again" : "", options.keep_active ? ", activations kept" : "",
              options.apart ? "; one side after the other" : "");
   TextTable table({{"side"}, {"ms a step"}, {"tokens/s"}, {"TFLOP/s"}, {"ours is"}, {"peak GiB"}, {"loss"}});
   const auto row = [&](const std::string& name, double seconds, double gib, double loss) {
@@ -465,12 +475,12 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
   if (has_eager) row("PyTorch eager", eager.times.median(), eager.peak_gib, eager.loss);
   if (has_compiled) row("PyTorch compiled", compiled.times.median(), compiled.peak_gib, compiled.loss);
   fmt::print("{}  limit: products {:.2f} ms, attention {:.2f} ms, {:.2f} GB at {:.2f} TB/s {:.2f} ms\n\n", table.text(),
-             products.median() * 1e3, attention.median() * 1e3, limit->bytes(ours->parameters(), options.narrow) / 1e9,
-             rate / 1e12, moving * 1e3);
+             products.median() * 1e3, attention.median() * 1e3, moved / 1e9, rate / 1e12, moving * 1e3);
   std::fflush(stdout);
   out["ours"] = mine.seconds, out["products"] = products.seconds, out["attention"] = attention.seconds;
   out["moving"] = moving, out["peak_gib"] = peak, out["tokens"] = tokens, out["flops"] = ours->flops();
   out["loss"] = ours->loss();
+  out["gradients"] = gradients, out["remake_norms"] = options.remake_norms, out["keep_active"] = options.keep_active;
   if (has_eager) {
     out["eager"] = eager.times.seconds, out["eager_peak_gib"] = eager.peak_gib, out["eager_loss"] = eager.loss;
   }
@@ -494,7 +504,10 @@ bool check_same(const Options& options) {
     for (const bool narrow : {false, true}) {
       Ours ours(size, {.device = on_gpu ? gpu() : at::Device(at::kCPU),
                        .precision = narrow ? nn::Precision::kBf16 : nn::Precision::kFp32,
-                       .capture = on_gpu && options.capture});
+                       .capture = on_gpu && options.capture,
+                       .narrow_gradients = narrow && options.gradients != spec::Gradients::kFp32,
+                       .remake_norms = options.remake_norms,
+                       .keep_active = options.keep_active});
       const std::string start = fmt::format("/tmp/trireme-same-{}.bin", ::getpid());
       ours.write_start(start);
       Peer peer({.python = options.python,
@@ -542,12 +555,21 @@ int main(int count, char** words) try {
   app.add_flag("--capture", options.capture,
                "ours records forward and backward, and its update, once and starts them as one; no step is waited for");
   app.add_flag("!--no-tune", options.tune, "products as cuBLAS sees fit, not timed");
-  app.add_flag("--keep-active", options.keep_active, "what MLPs' activations gave is kept for backward");
+  app.add_flag("--keep-active", options.keep_active, "ours keeps what MLPs' activations gave for backward");
+  app.add_flag("--remake-norms", options.remake_norms, "ours makes what norms gave again in backward, and keeps none");
+  const std::map<std::string, spec::Gradients> types{{"fp32", spec::Gradients::kFp32},
+                                                     {"bf16", spec::Gradients::kBf16}};
+  app.add_option("--gradients", options.gradients,
+                 "of our matrices and tables, beside fp32 masters and moments: fp32 or bf16")
+      ->transform(CLI::CheckedTransformer(types));
   app.add_flag(
       "--narrow", options.narrow,
       "bf16 states: no fp32 masters, bf16 gradients and moments (ours rounds by chance, PyTorch's to nearest)");
   app.add_flag("--apart", options.apart, "one side after the other, where they do not fit the GPU together");
-  app.add_flag("--offload", options.offload, "ours with fp32 masters on the host, in place of the comparison");
+  app.add_flag("--offload", options.offload, "ours with fp32 masters on the host, in place of the comparison")
+      ->excludes("--gradients")
+      ->excludes("--remake-norms")
+      ->excludes("--keep-active");
   app.add_flag("!--no-eager", options.eager,
                "leave out PyTorch without torch.compile: all sides share the GPU's memory");
   app.add_option("--rounds", options.rounds, "turns of each side")->capture_default_str();

@@ -146,6 +146,18 @@ TEST(GpuProducts, ExtrasAreWhatTheyWouldBeApart) {
       kernels::fused_product(gradient, dy.gpu.t(), kept.to(gpu()), true, of_sum);
       expect_close(gradient, 2 * exact, at::kFloat, "gradient, added");
       expect_close(rows, dy.cpu.sum(0), at::kFloat, "sum of rows, not added");
+      // And in the type itself, the sum rounded with it.
+      at::Tensor few = at::empty({k, n}, out.options()), few_rows = at::empty({k}, few.options());
+      const ProductExtras narrow_sum{.kind = Kind::kSum, .bias = few_rows};
+      if (!kernels::takes_product(few, dy.gpu.t(), kept.to(gpu()), narrow_sum)) {
+        GTEST_LOG_(INFO) << "no plan with the sum of rows in 16 bits";
+        continue;
+      }
+      kernels::fused_product(few, dy.gpu.t(), kept.to(gpu()), false, narrow_sum);
+      expect_close(few, exact, type, "narrow gradient");
+      expect_close(few_rows, dy.cpu.sum(0), type, "narrow sum of rows");
+      kernels::fused_product(few, dy.gpu.t(), kept.to(gpu()), true, narrow_sum);
+      expect_close(few, 2 * exact, type, "narrow gradient, added");
     }
   }
 }

@@ -153,6 +153,55 @@ TEST_F(GpuTrainer, RecordedUpdatesHaveTheBitsOfPlainOnes) {
   }
 }
 
+/// Gradients of 16 bits: beside the CPU's, beside fp32 ones, and recorded and ahead to the bit, with one micro and with
+/// several.
+TEST_F(GpuTrainer, TakesGradientsOfSixteenBits) {
+  for (const Family family : {Family::kGpt2, Family::kLlama}) {
+    for (const Precision precision : {Precision::kBf16, Precision::kFp16}) {
+      for (const std::int64_t microbatch : {4, 2}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", static_cast<int>(family), static_cast<int>(precision), microbatch));
+        spec::Recipe recipe = small_recipe(family, precision);
+        recipe.model.dropout = recipe.model.attention_dropout = 0;
+        recipe.model.width = 64, recipe.model.heads = 4, recipe.model.kv_heads = 4, recipe.model.head_size = 16;
+        recipe.model.inner = 256;
+        recipe.batch.size = 4 * 12;
+        recipe.train.microbatch = microbatch;
+        recipe.optim.clip = 0.1;
+        const Outcome wide = train_and_save(recipe, folder_ / "wide");
+        recipe.precision.gradients = precision == Precision::kFp16 ? spec::Gradients::kFp16 : spec::Gradients::kBf16;
+        const Outcome cpu = train_and_save(recipe, folder_ / "cpu");
+        recipe.run.device = DeviceKind::kCuda;
+        const auto course = [&](bool capture, bool ahead) {
+          recipe.train.capture = capture;
+          Outcome out;
+          with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
+            EXPECT_TRUE(!ahead || trainer.run_ahead());
+            for (int step = 0; step < 6; ++step) {
+              const train::StepReport report = trainer.step();
+              out.losses.push_back(report.loss);
+              out.norms.push_back(report.gradient_norm);
+            }
+          });
+          return out;
+        };
+        const Outcome gpu = course(false, false);
+        for (std::size_t i = 0; i < cpu.losses.size(); ++i) {
+          EXPECT_NEAR(gpu.losses[i], cpu.losses[i], 0.02) << i;
+          EXPECT_NEAR(gpu.losses[i], wide.losses[i], 0.02) << i;
+          EXPECT_NEAR(gpu.norms[i], cpu.norms[i], 0.03 * cpu.norms[i]) << i;
+        }
+        const Outcome recorded = course(true, false);
+        EXPECT_EQ(recorded.losses, gpu.losses);
+        EXPECT_EQ(recorded.norms, gpu.norms);
+        if (precision == Precision::kFp16) continue;  // its loss scale is decided on by the host
+        const Outcome ahead = course(true, true);
+        EXPECT_EQ(ahead.losses, gpu.losses);
+        EXPECT_EQ(ahead.norms, gpu.norms);
+      }
+    }
+  }
+}
+
 /// A recording serves any number of targets: their weight is read from the GPU's memory.
 TEST_F(GpuTrainer, RecordsStepsWithDifferentNumbersOfTargets) {
   spec::Recipe recipe = small_recipe(Family::kBert, Precision::kFp32);

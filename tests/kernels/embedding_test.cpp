@@ -75,6 +75,28 @@ TEST(EmbeddingKernels, AddGradientsRowByRowInOrder) {
   });
 }
 
+/// A table of 16 bits holds what a float one would, rounded once for all of a call's tokens.
+TEST(EmbeddingKernels, RoundTheSumsOfANarrowTableOnce) {
+  for_every_type_and_set([](const Precision& precision) {
+    if (sums_type(precision.type) == precision.type) return;
+    for (const std::int64_t rows : {1, 29, 5000}) {
+      for (const auto& [count, width] : {std::pair<std::int64_t, std::int64_t>{40, 7}, {2003, 300}, {64, 513}}) {
+        SCOPED_TRACE(fmt::format("{} tokens of {}, {} rows", count, width, rows));
+        const at::Tensor ids = ids_for(count, rows, "a"), dout = normal_tensor({count, width}, precision.type, "d");
+        at::Tensor dtable = normal_tensor({rows, width}, precision.type, "start"), wide = dtable.to(at::kFloat);
+        embedding_backward(wide, ids, dout, 0);
+        const auto once = [&] {
+          at::Tensor mine = dtable.clone();
+          embedding_backward(mine, ids, dout, 0);
+          return mine;
+        };
+        EXPECT_TRUE(same_bits(with_threads(1, once), wide.to(precision.type)));
+        EXPECT_TRUE(same_bits(with_threads(3, once), wide.to(precision.type)));
+      }
+    }
+  });
+}
+
 TEST(EmbeddingKernels, GiveTheSameBitsForAnyNumberOfThreads) {
   for_every_type_and_set([](const Precision& precision) {
     const at::Tensor ids = ids_for(2003, 40, "a"), dout = normal_tensor({2003, 300}, precision.type, "d");

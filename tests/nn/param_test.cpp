@@ -74,6 +74,27 @@ TEST(Params, TheComputeCopyIsTheMasterRounded) {
   EXPECT_TRUE(w.value.is_same(w.master));
 }
 
+/// Its type is asked for when there is none yet; a master is as wide as ever.
+TEST(Params, AGradientMayHaveTheComputeType) {
+  for (const auto& [precision, type] : {std::pair{Precision::kBf16, at::kBFloat16}, {Precision::kFp16, at::kHalf}}) {
+    Params params;
+    params.add("w", {8, 3}, kNormal, true);
+    Param& w = params.at("w");
+    EXPECT_EQ(gradient_type(precision, w), at::kFloat);
+    w.narrow_gradient = true;
+    EXPECT_EQ(gradient_type(precision, w), type);
+    initialise(params, precision, 1);
+    EXPECT_EQ(w.master.scalar_type(), at::kFloat);
+    const at::Tensor dy = at::randn({5, 8}).to(type), x = at::randn({5, 3}).to(type);
+    add_product_gradient(w, dy, x);
+    EXPECT_EQ(w.gradient.scalar_type(), type);
+    const at::Tensor once = at::mm(dy.t(), x);
+    EXPECT_TRUE(at::equal(w.gradient, once));
+    add_gradient(w, at::ones({8, 3}));
+    EXPECT_TRUE(at::equal(w.gradient, once + at::ones({8, 3}, type)));
+  }
+}
+
 TEST(Params, AWrongNameSuggestsTheRightOne) {
   Params params;
   params.add("layers.0.mlp.in.weight", {2, 2}, kNormal, true);

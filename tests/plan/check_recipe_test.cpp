@@ -121,6 +121,11 @@ TEST(CheckRecipe, NotesWhatIsNotThere) {
   recipe.precision.compute = spec::Precision::kFp64;
   const Checkup checkup = check_recipe(recipe, {.ranks = 1, .hardware = cost::load_hardware("local")});
   EXPECT_THAT(checkup.notes, ElementsAre(HasSubstr("nowhere/shards is not here"), HasSubstr("no fp64")));
+  spec::Recipe narrow = recipe;
+  narrow.precision.compute = spec::Precision::kBf16;
+  narrow.precision.gradients = spec::Gradients::kBf16;
+  EXPECT_THAT(check_recipe(narrow, {.ranks = 1, .hardware = cost::load_hardware("local")}).notes,
+              testing::Contains(HasSubstr("fp32 masters and gradients")));
   recipe.data.sources.clear();
   recipe.model = {};
   EXPECT_THAT(check_recipe(recipe, {.ranks = 1, .hardware = cost::load_hardware("local")}).problems,

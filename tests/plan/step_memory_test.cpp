@@ -71,6 +71,45 @@ TEST(StepMemory, ShowsHowEightBillionParametersFit) {
   EXPECT_LT(step_memory(offload).peak(), 0.6 * card);
 }
 
+double line_of(const StepMemory& memory, const std::string& name) {
+  for (const StepMemory::Line& line : memory.lines) {
+    if (line.name == name) return line.bytes;
+  }
+  return 0;
+}
+
+/// 18 bytes a parameter become 16, but for vectors.
+TEST(StepMemory, CountsGradientsOfSixteenBits) {
+  StepMemoryTask task = llama_8b();
+  const double vectors = (2 * 32 + 1) * 4096.0, all = task.elements;
+  const auto states = [](const StepMemory& memory) {
+    return line_of(memory, "weights") + line_of(memory, "masters") + line_of(memory, "gradients") +
+           line_of(memory, "optimizer");
+  };
+  EXPECT_EQ(states(step_memory(task)), 18 * all);
+  StepMemoryTask narrow = task;
+  narrow.narrow_gradients = all - vectors;
+  const StepMemory memory = step_memory(narrow);
+  EXPECT_EQ(states(memory), 16 * all + 2 * vectors);
+  EXPECT_EQ(step_memory(task).peak() - memory.peak(), 2 * (all - vectors));
+  EXPECT_THAT(memory.table(), testing::HasSubstr("2 bytes of matrices and tables, 4 of the rest"));
+  // Without masters in layers, tables' gradients too.
+  StepMemoryTask bare = narrow;
+  bare.narrow_elements = all - 2 * 128256.0 * 4096 - vectors;
+  EXPECT_EQ(line_of(step_memory(bare), "gradients"), line_of(memory, "gradients"));
+  bare.narrow_gradients = 0;
+  EXPECT_EQ(line_of(step_memory(bare), "gradients") - line_of(memory, "gradients"), 2 * 2 * 128256.0 * 4096);
+  EXPECT_THAT(step_memory(bare).table(), testing::HasSubstr("2 bytes of matrices of layers, 4 of the rest"));
+  // Shared out, and on their way: no bucket cuts the table, which is half as large.
+  for (StepMemoryTask* one : {&task, &narrow}) one->step.layout.zero = 2, one->sharing = 8;
+  EXPECT_EQ(line_of(step_memory(narrow), "gradients"), (2 * all + 2 * vectors) / 8);
+  EXPECT_EQ(2 * line_of(step_memory(narrow), "buckets"), line_of(step_memory(task), "buckets"));
+  // LAMB's directions take the place of fp32 gradients only.
+  narrow.directions = task.directions = true;
+  EXPECT_EQ(line_of(step_memory(narrow), "directions"), 4 * (all - vectors) / 8);
+  EXPECT_EQ(line_of(step_memory(task), "directions"), 0);
+}
+
 TEST(StepMemory, CountsLessWhereLessIsKept) {
   StepMemoryTask task = task_of(spec::Family::kLlama, 16, 2048, 32, 8, 8192, 32000, 8, 2048);
   const double plain = step_memory(task).peak();

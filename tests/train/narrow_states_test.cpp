@@ -15,12 +15,6 @@ namespace {
 using spec::Family;
 using spec::Precision;
 
-spec::Recipe narrow(spec::Recipe recipe) {
-  recipe.precision.masters = spec::Masters::kNone;
-  recipe.optim.states = spec::States::kBf16;
-  return recipe;
-}
-
 spec::Recipe recipe_for(int zero) {
   spec::Recipe recipe = small_recipe(Family::kLlama, Precision::kBf16);
   recipe.batch.size = 6 * 12;
@@ -41,7 +35,17 @@ std::vector<double> losses_of(const spec::Recipe& recipe, int ranks, int steps) 
   return losses;
 }
 
-TEST(NarrowStates, LearnAsWideOnesDo) {
+/// Matrices of layers without masters, or tables too.
+class NarrowStates : public testing::TestWithParam<spec::Masters> {
+ protected:
+  static spec::Recipe narrow(spec::Recipe recipe) {
+    recipe.precision.masters = GetParam();
+    recipe.optim.states = spec::States::kBf16;
+    return recipe;
+  }
+};
+
+TEST_P(NarrowStates, LearnAsWideOnesDo) {
   spec::Recipe recipe = recipe_for(0);
   recipe.optim.learning_rate = 3e-3;
   const std::vector<double> wide = losses_of(recipe, 1, 60), few = losses_of(narrow(recipe), 1, 60);
@@ -49,7 +53,7 @@ TEST(NarrowStates, LearnAsWideOnesDo) {
   for (std::size_t i = 0; i < wide.size(); ++i) EXPECT_NEAR(few[i], wide[i], 0.03 * wide[i]) << i;
 }
 
-TEST(NarrowStates, GoWithEveryZeroAndOffload) {
+TEST_P(NarrowStates, GoWithEveryZeroAndOffload) {
   for (const int zero : {0, 1, 2, 3}) {
     for (const bool offload : {false, true}) {
       SCOPED_TRACE(fmt::format("zero {}, offload {}", zero, offload));
@@ -62,7 +66,7 @@ TEST(NarrowStates, GoWithEveryZeroAndOffload) {
 }
 
 /// A rank's part of a parameter rounds as the whole one does, and one rank's ZeRO changes nothing at all.
-TEST(NarrowStates, AreTheSameBitsUnderZeroAndOffloadOfOneRank) {
+TEST_P(NarrowStates, AreTheSameBitsUnderZeroAndOffloadOfOneRank) {
   const std::vector<double> plain = losses_of(narrow(recipe_for(0)), 1, 6);
   for (const int zero : {1, 2}) {
     spec::Recipe recipe = narrow(recipe_for(zero));
@@ -76,7 +80,7 @@ TEST(NarrowStates, AreTheSameBitsUnderZeroAndOffloadOfOneRank) {
   EXPECT_EQ(losses_of(recipe, 1, 6), plain);
 }
 
-TEST(NarrowStates, TakeLessMemory) {
+TEST_P(NarrowStates, TakeLessMemory) {
   const auto bytes = [](const spec::Recipe& recipe) {
     device::RankMemory memory;
     with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
@@ -91,8 +95,9 @@ TEST(NarrowStates, TakeLessMemory) {
             wide.device.peak_of(device::MemoryUse::kOptimizer) + 1000);
 }
 
-TEST(NarrowStates, GoOnFromACheckpointToTheBit) {
-  const auto folder = std::filesystem::temp_directory_path() / fmt::format("trireme-narrow-{}", getpid());
+TEST_P(NarrowStates, GoOnFromACheckpointToTheBit) {
+  const auto folder = std::filesystem::temp_directory_path() /
+                      fmt::format("trireme-narrow-{}-{}", getpid(), static_cast<int>(GetParam()));
   const spec::Recipe recipe = narrow(recipe_for(0));
   std::vector<double> straight, again;
   with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
@@ -109,6 +114,24 @@ TEST(NarrowStates, GoOnFromACheckpointToTheBit) {
   std::filesystem::remove_all(folder);
   EXPECT_EQ(again, std::vector<double>(straight.begin() + 3, straight.end()));
 }
+
+TEST(NarrowTables, AreOfTheComputeTypeToo) {
+  spec::Recipe recipe = recipe_for(0);
+  recipe.precision.masters = spec::Masters::kVectors;
+  with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
+    trainer.step();
+    for (const nn::Param& param : trainer.params()) {
+      const auto type = param.placement.shape.size() == 2 ? at::kBFloat16 : at::kFloat;
+      EXPECT_EQ(param.master.scalar_type(), type) << param.name;
+      EXPECT_EQ(param.gradient.scalar_type(), type) << param.name;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Masters, NarrowStates, testing::Values(spec::Masters::kNone, spec::Masters::kVectors),
+                         [](const auto& info) {
+                           return std::string(info.param == spec::Masters::kNone ? "OfLayers" : "OfTablesToo");
+                         });
 
 }  // namespace
 }  // namespace trireme::train

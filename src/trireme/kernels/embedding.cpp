@@ -103,8 +103,9 @@ void embedding_forward(const EmbeddingForward& call) {
 void embedding_backward(at::Tensor& dtable, const at::Tensor& ids, const at::Tensor& dout, std::int64_t first_row) {
   const Arguments arguments("embedding_backward");
   const Rows from = arguments.rows(dout, "dout"), to = arguments.rows(dtable, "dtable");
-  if (to.element != sums_of(from.element) || to.width != from.width) {
-    arguments.refuse(fmt::format("{} must be {} and as wide as {}", describe(dtable, "dtable"),
+  const bool rounded = to.element == from.element && sums_of(from.element) != from.element;
+  if ((to.element != sums_of(from.element) && !rounded) || to.width != from.width) {
+    arguments.refuse(fmt::format("{} must be {} or of dout's type, and as wide as {}", describe(dtable, "dtable"),
                                  to_string(sums_of(from.element)), describe(dout, "dout")));
   }
   const std::int64_t* numbers = arguments.numbers(ids, "ids", from.rows);
@@ -117,7 +118,8 @@ void embedding_backward(at::Tensor& dtable, const at::Tensor& ids, const at::Ten
                                      .rows = sorted.const_data_ptr<std::int64_t>(),
                                      .dtable_stride = to.stride,
                                      .dout_stride = from.stride,
-                                     .count = from.rows};
+                                     .count = from.rows,
+                                     .rounded = rounded};
     return check_cuda(cuda().embedding_backward(loop, from.element, first_row, to.rows, from.width, cuda_stream()),
                       "embedding_backward");
   }
@@ -128,11 +130,13 @@ void embedding_backward(at::Tensor& dtable, const at::Tensor& ids, const at::Ten
                                    .rows = groups.rows.data(),
                                    .dtable_stride = to.stride,
                                    .dout_stride = from.stride,
-                                   .count = static_cast<std::int64_t>(groups.order.size())};
-  const auto backward = kTable.pick().backward[static_cast<int>(from.element)];
+                                   .count = static_cast<std::int64_t>(groups.order.size()),
+                                   .rounded = rounded};
+  const auto& table = kTable.pick();
+  const auto backward = (rounded ? table.backward_rounded : table.backward)[static_cast<int>(from.element)];
   // One thread sums a group's column from end to end, so any cut gives the same bits. Cutting columns as well as tokens
   // spreads a token that is most of the batch.
-  constexpr std::int64_t kColumns = 256;
+  constexpr std::int64_t kColumns = kEmbeddingColumns;
   const std::int64_t strips = (from.width + kColumns - 1) / kColumns;
   if (loop.count == 0) return;
   at::parallel_for(0, strips * loop.count, rows_worth_a_thread(kColumns), [&](std::int64_t begin, std::int64_t end) {

@@ -25,8 +25,8 @@ struct EmbeddingForward {
 };
 void embedding_forward(const EmbeddingForward& call);
 
-/// dtable[ids[r] - first_row] += dout[r] for ids of this slice; dtable float (double), rows of one id in ascending r
-/// whatever the number of threads.
+/// dtable[ids[r] - first_row] += dout[r] for ids of this slice, rows of one id in ascending r whatever the number of
+/// threads. dtable is float (double); or of dout's own 16 bits, and then a row is added up in float and rounded once.
 void embedding_backward(at::Tensor& dtable, const at::Tensor& ids, const at::Tensor& dout, std::int64_t first_row);
 
 }  // namespace trireme::kernels

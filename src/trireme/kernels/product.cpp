@@ -154,7 +154,8 @@ at::Tensor gelu_linear_back(const at::Tensor& dy, const at::Tensor& weight, cons
 }
 
 bool sums_in_product(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x) {
-  if (!dy.is_cuda() || gradient.scalar_type() != at::kFloat) return false;
+  const bool rounds = narrow(gradient);  // the library then rounds the sum as it does the product
+  if (!dy.is_cuda() || (!rounds && gradient.scalar_type() != at::kFloat)) return false;
   const at::Tensor a = dy.t();
   if (!gradient.is_contiguous()) return false;
   // Any place will do to ask.
@@ -164,8 +165,8 @@ bool sums_in_product(const at::Tensor& gradient, const at::Tensor& dy, const at:
   const auto prepare = [&] {
     if (trial.defined()) return;
     trial = at::empty_like(gradient);
-    sum = at::empty({dy.size(1)}, gradient.options());
-    extras.bias = sum;
+    sum = at::empty({dy.size(1)}, gradient.options().dtype(at::kFloat));
+    extras.bias = rounds ? at::empty({dy.size(1)}, gradient.options()) : sum;
   };
   return fastest_way(way_key("bias sum", gradient, dy.size(0), ""),
                      {{"apart",
@@ -178,6 +179,7 @@ bool sums_in_product(const at::Tensor& gradient, const at::Tensor& dy, const at:
                        [&] {
                          prepare();
                          fused_product(trial, a, x, /*add=*/false, extras);
+                         if (rounds) sum.copy_(extras.bias);
                        }}},
                      [&] {
                        return std::vector<at::Tensor>{trial, sum};

@@ -73,7 +73,8 @@ GeluLinear gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::
 /// `inner` again, and to `dbias` (float) the sum of the result's rows is added.
 at::Tensor gelu_linear_back(const at::Tensor& dy, const at::Tensor& weight, const at::Tensor& inner, at::Tensor& active,
                             at::Tensor& dbias);
-/// Whether the sum of dy's rows is best made within dy^T x: then ask fused_product for kSum.
+/// Whether the sum of dy's rows is best made within dy^T x: then ask fused_product for kSum. Beside a gradient of 16
+/// bits that sum is rounded to them.
 bool sums_in_product(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x);
 
 /// One of several ways to the same numbers, which writes `outputs` and nothing else that is read again.

@@ -72,7 +72,10 @@ void copy_runs(Param& param, const at::Tensor& whole) {
 /// Memory for the gradient, whatever it holds.
 void ensure_gradient(Param& param) {
   if (param.gradient.defined()) return;
-  param.gradient = param.provide_gradient ? param.provide_gradient() : at::empty_like(param.master);
+  const at::Tensor& like = param.narrow_gradient ? param.value : param.master;
+  param.gradient = param.provide_gradient
+                       ? param.provide_gradient()
+                       : at::empty_like(param.master, param.master.options().dtype(like.scalar_type()));
 }
 
 }  // namespace
@@ -146,6 +149,10 @@ at::ScalarType compute_type(Precision precision) {
 at::ScalarType master_type(Precision precision) { return precision == Precision::kFp64 ? at::kDouble : at::kFloat; }
 at::ScalarType master_type(Precision precision, const Param& param) {
   return param.has_master ? master_type(precision) : compute_type(precision);
+}
+
+at::ScalarType gradient_type(Precision precision, const Param& param) {
+  return param.narrow_gradient ? compute_type(precision) : master_type(precision, param);
 }
 
 void allocate(Params& params, Precision precision, at::Device device) {
@@ -253,8 +260,9 @@ void add_product_gradients(Param& weight, Param& bias, const at::Tensor& dy, con
     return;
   }
   ensure_gradient(bias);
-  // The product overwrites what it sums up: the gradient itself where that is begun and lies evenly.
-  const bool direct = bias.gradient_empty && reinterpret_cast<std::uintptr_t>(bias.gradient.const_data_ptr()) % 16 == 0;
+  // The product overwrites what it sums up: the gradient itself where that is begun, of its type, and lies evenly.
+  const bool direct = bias.gradient_empty && bias.gradient.scalar_type() == weight.gradient.scalar_type() &&
+                      reinterpret_cast<std::uintptr_t>(bias.gradient.const_data_ptr()) % 16 == 0;
   const at::Tensor sum = direct ? bias.gradient.view({-1}) : at::empty({dy.size(1)}, weight.gradient.options());
   kernels::fused_product(weight.gradient, dy.t(), x, !weight.gradient_empty,
                          {.kind = kernels::ProductExtras::Kind::kSum, .bias = sum});

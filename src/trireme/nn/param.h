@@ -1,8 +1,8 @@
 // nn/param.h -- a parameter: one name and shape for the whole run, this rank's part of it, and its gradient.
 //
 // Layers compute with `value`, in the run's compute type. The optimizer updates `master`, in float (double), which is
-// the same tensor where the types agree. Gradients are summed over microbatches in the master's type. A parameter
-// without a master is updated in its compute type, rounded by chance.
+// the same tensor where the types agree. Gradients are summed over microbatches in the master's type, or in the compute
+// type where the recipe says so. A parameter without a master is updated in its compute type, rounded by chance.
 // Depends on: base, layout, spec (which precisions there are).
 #pragma once
 
@@ -35,6 +35,7 @@ struct Param {
   bool decay = true;                                ///< weight decay applies: matrices yes, biases and norms no
   bool trainable = true;                            ///< a frozen one has no gradient
   bool has_master = true;                           ///< false: master and gradient have the compute type
+  bool narrow_gradient = false;                     ///< beside a master too, the gradient has the compute type
   spec::Products products = spec::Products::kSame;  ///< of a matrix: what its products are rounded to
   int uses = 0;  ///< layers that hold it: 2 for a tied embedding, and as many gradient contributions a microbatch
   /// Axes of copies that all compute the whole gradient, such as tp for a norm whose input every rank has.
@@ -81,6 +82,7 @@ using spec::Precision;
 at::ScalarType compute_type(Precision precision);
 at::ScalarType master_type(Precision precision);
 at::ScalarType master_type(Precision precision, const Param& param);
+at::ScalarType gradient_type(Precision precision, const Param& param);
 
 /// Allocates value and master on the device where they have no memory yet, and draws the starting numbers from (seed,
 /// name, global index).

@@ -38,9 +38,9 @@ struct Bucket {
   std::vector<BucketMember> members;
   int key = 0;
   bool trainable = true;
-  at::ScalarType master_type = at::kFloat;  ///< of its members' masters and gradients
-  std::int64_t elements = 0;                ///< of memory, a multiple of the ranks that share it
-  std::int64_t begin = 0, end = 0;          ///< this rank's part
+  at::ScalarType master_type = at::kFloat, gradient_type = at::kFloat;  ///< of its members
+  std::int64_t elements = 0;        ///< of memory, a multiple of the ranks that share it
+  std::int64_t begin = 0, end = 0;  ///< this rank's part
 
   at::Tensor gradient;        ///< all of it; with ZeRO 2 and 3 only while backward fills it
   at::Tensor gradient_shard;  ///< this rank's part of the sum

@@ -32,9 +32,11 @@ void fill_buckets(BucketPlan& plan, const std::vector<Unit>& units, nn::Params& 
     const int key = units[found->second].key;
     const bool by_itself = std::ranges::find(apart, param->name) != apart.end();
     // With ZeRO 3 a bucket is (a part of) what one unit needs; otherwise as many neighbours as fill it.
-    const at::ScalarType type = nn::master_type(options.precision, *param);
-    const auto width = static_cast<std::int64_t>(c10::elementSize(type));
-    std::string kind = fmt::format("{} {} {}", key, param->trainable, param->has_master);
+    const at::ScalarType master = nn::master_type(options.precision, *param),
+                         gradient = nn::gradient_type(options.precision, *param);
+    const auto width = static_cast<std::int64_t>(c10::elementSize(gradient));
+    std::string kind =
+        fmt::format("{} {} {} {}", key, param->trainable, c10::toString(master), c10::toString(gradient));
     if (options.zero == 3) kind += fmt::format(" unit {}", found->second);
     if (by_itself) kind += " " + param->name;
     auto at = open.find(kind);
@@ -49,7 +51,8 @@ void fill_buckets(BucketPlan& plan, const std::vector<Unit>& units, nn::Params& 
       buckets.emplace_back();
       buckets.back().key = key;
       buckets.back().trainable = param->trainable;
-      buckets.back().master_type = type;
+      buckets.back().master_type = master;
+      buckets.back().gradient_type = gradient;
     }
     Bucket& bucket = buckets[at->second];
     bucket.members.push_back({.param = param, .offset = bucket.elements});

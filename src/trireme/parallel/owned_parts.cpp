@@ -62,7 +62,9 @@ void sum_together(ExtraSum& extra) {
   for (const auto& stretch : extra.stretches) total += stretch.count;
   if (total == 0) return;  // the same on all ranks of the group: they hold copies
   if (!extra.buffer.defined()) {
-    extra.buffer = at::empty({total}, extra.stretches.front().param->gradient.options());
+    // In full, whatever types gradients are kept in: a sum of several is rounded once.
+    const at::TensorOptions like = extra.stretches.front().param->gradient.options();
+    extra.buffer = at::empty({total}, like.dtype() == at::kDouble ? like : like.dtype(at::kFloat));
   }
   std::int64_t at = 0;
   const auto part = [](const ExtraSum::Stretch& stretch) {

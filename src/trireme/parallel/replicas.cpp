@@ -50,15 +50,20 @@ Replicas::Replicas(std::vector<Unit> units, nn::Params& params, MeshGroups& grou
 
 Replicas::~Replicas() = default;
 
+bool Replicas::travels_rounded(const Bucket& bucket) const {
+  return options_.reduce_bf16 && bucket.gradient_type != at::kBFloat16;
+}
+
 /// Where layers put them: memory for the whole run, or with ZeRO 2 and 3 what a bucket is lent until its sum is made.
 void Replicas::provide_gradients() {
   for (Bucket& bucket : plan_.buckets) {
-    const at::TensorOptions type = options_.on_device(bucket.master_type);
+    const at::TensorOptions type = options_.on_device(bucket.gradient_type);
     if (!bucket.trainable) continue;
     if (options_.zero < 2) {
       bucket.gradient = at::zeros({bucket.elements}, type);
       comm::Group* group = options_.zero > 0 ? shard_ : data_;
-      if (group != nullptr && !options_.reduce_bf16) kept_.push_back(group->keep(device::to_buffer(bucket.gradient)));
+      if (group != nullptr && !travels_rounded(bucket))
+        kept_.push_back(group->keep(device::to_buffer(bucket.gradient)));
     }
     for (const BucketMember& member : bucket.members) {
       if (options_.zero < 2) {
@@ -150,7 +155,7 @@ void Replicas::launch(Bucket& bucket) {
     in_flight_.push_back(&bucket);
   }
   bucket.launched = true;
-  if (options_.reduce_bf16) bucket.sending = bucket.sending.to(at::kBFloat16);
+  if (travels_rounded(bucket)) bucket.sending = bucket.sending.to(at::kBFloat16);
   comm::Group* group = options_.zero > 0 ? shard_ : data_;
   bucket.arriving =
       options_.zero > 0 ? bucket.sending.narrow(0, bucket.begin, bucket.end - bucket.begin) : bucket.sending;
@@ -189,7 +194,7 @@ void Replicas::settle(Bucket& bucket) {
     link_->send(bucket.arriving, bucket.gradient_shard, /*add=*/false);
   } else if (options_.offload) {
     bucket.gradient_shard.copy_(bucket.arriving);
-  } else if (options_.reduce_bf16) {
+  } else if (travels_rounded(bucket)) {
     (options_.zero == 0 ? bucket.gradient : bucket.gradient_shard).copy_(bucket.arriving);
   }
   bucket.sending = bucket.arriving = at::Tensor();

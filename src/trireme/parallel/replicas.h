@@ -108,6 +108,8 @@ class Replicas {
   std::int64_t extra_elements(int ranks) const;
 
  private:
+  /// What travels is a rounded copy; gradients of 16 bits go as they are.
+  bool travels_rounded(const Bucket& bucket) const;
   void provide_gradients();
   void make_across();
   Bucket& bucket_of(const nn::Param& param) { return plan_.buckets[plan_.bucket_of.at(&param)]; }

@@ -29,8 +29,8 @@ void allocate(Bucket& bucket, const ReplicaOptions& options, HostLink* link, boo
   }
   if (!bucket.trainable) return;
   const bool in_place = options.zero == 1 && !options.offload;
-  bucket.gradient_shard =
-      in_place ? bucket.gradient.narrow(0, bucket.begin, part) : owned_zeros(part, rounded ? at::kBFloat16 : master);
+  bucket.gradient_shard = in_place ? bucket.gradient.narrow(0, bucket.begin, part)
+                                   : owned_zeros(part, rounded ? at::kBFloat16 : bucket.gradient_type);
 }
 
 layout::Placement placement_of(const nn::Param& param, layout::Range owned, const layout::Mesh& mesh,
@@ -64,6 +64,7 @@ void make_shards(BucketPlan& plan, nn::Params& params, nn::Params& shards, const
         shards.add(placement_of(param, owned_range(bucket, member), mesh, options), param.init, param.decay);
     shard.trainable = param.trainable;
     shard.has_master = param.has_master;
+    shard.narrow_gradient = param.narrow_gradient;
     shard.uses = param.uses;
     shard.equal_axes = param.equal_axes;
     member.shard = &shard;

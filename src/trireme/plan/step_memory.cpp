@@ -43,7 +43,10 @@ StepMemory step_memory(const StepMemoryTask& task) {
   };
   const double compute = step.compute_bytes, sum = step.sum_bytes;
   const double masters = (compute == sum ? 0 : wide * sum) * shared(1);
-  const double sums = wide * sum + narrow * compute, moments = all * task.moments * task.moment_bytes * shared(1);
+  // What has no master is among the matrices of layers, and those are among what has narrow gradients.
+  const double slim = std::max(narrow, task.narrow_gradients),
+               moments = all * task.moments * task.moment_bytes * shared(1);
+  const double sums = (all - slim) * sum + slim * compute;
   add("weights", all * compute * shared(3),
       fmt::format("{} bytes each{}", step.compute_bytes, zero >= 3 ? ", shared out" : ""));
   if (task.offload) {
@@ -54,11 +57,18 @@ StepMemory step_memory(const StepMemoryTask& task) {
   } else {
     add("masters", masters, fmt::format("{} bytes each", step.sum_bytes));
     add("gradients", sums * shared(2),
-        narrow > 0 ? "of the masters' types" : fmt::format("{} bytes each", step.sum_bytes));
+        slim > 0 ? fmt::format("{} bytes of {}, {} of the rest", step.compute_bytes,
+                               task.narrow_gradients > 0 ? "matrices and tables" : "matrices of layers", step.sum_bytes)
+                 : fmt::format("{} bytes each", step.sum_bytes));
     add("optimizer", moments, fmt::format("{} x {} bytes each", task.moments, task.moment_bytes));
   }
+  if (task.directions) {
+    const double directions = slim * sum * shared(1);
+    task.offload ? void(out.host += directions) : add("directions", directions, "of LAMB, beside narrower gradients");
+  }
   if (zero >= 2) {
-    const double bucket = std::max(task.bucket_bytes, task.largest_elements * sum);
+    const double bucket =
+        std::max(task.bucket_bytes, task.largest_elements * (task.narrow_gradients > 0 ? compute : sum));
     const double ways = kBucketsOnTheWay + (task.offload ? kBucketsLeaving : 0);
     add("buckets", std::min(sums, bucket * ways), "gradients on their way");
     if (zero == 3) {

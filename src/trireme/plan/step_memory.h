@@ -19,6 +19,8 @@ struct StepMemoryTask {
   TrafficTask step;             ///< of one rank
   double elements = 0;          ///< parameters of the rank before ZeRO
   double narrow_elements = 0;   ///< of them, those without a master: updated and summed in the compute type
+  double narrow_gradients = 0;  ///< of them, those whose gradients have the compute type, with or without a master
+  bool directions = false;      ///< LAMB's are made beside gradients that are narrower
   int moments = 2;              ///< a parameter
   int moment_bytes = 4;         ///< of one
   int sharing = 1;              ///< ranks that ZeRO shares out over

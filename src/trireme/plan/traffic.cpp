@@ -65,7 +65,7 @@ class Count {
     }
     if (across > 1) {
       add("across", "sum of shards between groups: 2 (Psi/N) (M-1)/M",
-          2 * elements / ranks * task_.sum_bytes * share(across));
+          2 * elements / ranks * task_.gradient_bytes * share(across));
     }
   }
 

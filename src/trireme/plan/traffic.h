@@ -25,8 +25,9 @@ struct TrafficTask {
   std::int64_t sequence = 0, rows = 0, micros = 0;  ///< tokens a row, rows a micro
   std::int64_t layers = 0;                          ///< on this rank
   bool embedding = true, head = true;               ///< on this rank
-  int compute_bytes = 4, sum_bytes = 4, reduce_bytes = 4;
-  std::int64_t parameters = 0;         ///< this rank's, in whole buckets
+  int compute_bytes = 4, sum_bytes = 4;             ///< of a weight and an activation; of what is added up in full
+  int gradient_bytes = 4, reduce_bytes = 4;         ///< of a gradient as it is kept, and on its way
+  std::int64_t parameters = 0;                      ///< this rank's, in whole buckets
   std::int64_t copied_keys = 0;        ///< heads of keys that tp / kv_heads ranks hold, where that is less than tp
   std::int64_t copied_over_tp = 0;     ///< of which parts are computed by several tp ranks, after ZeRO's cut
   std::int64_t pipeline_messages = 0;  ///< that the schedule has this rank send

@@ -18,7 +18,10 @@ constexpr Named<Products> kProducts[] = {
     {"fp8-delayed", Products::kFp8Delayed},
 };
 constexpr Named<States> kStates[] = {{"fp32", States::kFp32}, {"bf16", States::kBf16}};
-constexpr Named<Masters> kMasters[] = {{"fp32", Masters::kFp32}, {"none", Masters::kNone}};
+constexpr Named<Masters> kMasters[] = {
+    {"fp32", Masters::kFp32}, {"none", Masters::kNone}, {"vectors", Masters::kVectors}};
+constexpr Named<Gradients> kGradients[] = {
+    {"fp32", Gradients::kFp32}, {"bf16", Gradients::kBf16}, {"fp16", Gradients::kFp16}};
 constexpr Named<Precision> kPrecisions[] = {
     {"fp32", Precision::kFp32},
     {"bf16", Precision::kBf16},
@@ -45,6 +48,7 @@ std::span<const Named<OptimizerKind>> enum_names(std::type_identity<OptimizerKin
 std::span<const Named<Products>> enum_names(std::type_identity<Products>) { return kProducts; }
 std::span<const Named<States>> enum_names(std::type_identity<States>) { return kStates; }
 std::span<const Named<Masters>> enum_names(std::type_identity<Masters>) { return kMasters; }
+std::span<const Named<Gradients>> enum_names(std::type_identity<Gradients>) { return kGradients; }
 std::span<const Named<Precision>> enum_names(std::type_identity<Precision>) { return kPrecisions; }
 
 void describe(config::Section<ParamGroup>& section) {
@@ -105,7 +109,12 @@ void describe(config::Section<PrecisionConfig>& section) {
   section.field(
       "masters", &PrecisionConfig::masters,
       "what an update adds to; none: matrices of layers have bf16 weights and gradients alone, and updates are "
-      "rounded by chance (compute = bf16, adam or adamw)");
+      "rounded by chance (compute = bf16, adam or adamw); vectors: tables of tokens too, so that only norms and biases "
+      "have masters");
+  section.field(
+      "gradients", &PrecisionConfig::gradients,
+      "of matrices and tables; bf16 (or fp16) beside a compute of that type: half the memory, and every sum over "
+      "micros and ranks is rounded to it. Those of vectors are fp32");
   section.field(
       "products", &PrecisionConfig::products,
       "of the layers' matrix products: rounded as compute says, or to 8 bits on their way in, with a scale for "
@@ -170,11 +179,26 @@ std::vector<config::Problem> find_problems(const OptimConfig& optim, std::span<c
 std::vector<config::Problem> find_problems(const PrecisionConfig& precision) {
   std::vector<config::Problem> problems;
   const LossScaleConfig& scale = precision.loss_scale;
-  if (precision.masters == Masters::kNone && precision.compute != Precision::kBf16) {
+  if (precision.masters != Masters::kFp32 && precision.compute != Precision::kBf16) {
     problems.push_back({.key = "precision.masters",
-                        .reason = fmt::format("is none, which goes with bf16 weights, but precision.compute is {}",
+                        .reason = fmt::format("is {}, which goes with bf16 weights, but precision.compute is {}",
+                                              name_in<Masters>(kMasters, precision.masters),
                                               name_in<Precision>(kPrecisions, precision.compute)),
                         .hint = "set precision.compute = \"bf16\", or precision.masters = \"fp32\""});
+  }
+  const Precision wanted = precision.gradients == Gradients::kBf16   ? Precision::kBf16
+                           : precision.gradients == Gradients::kFp16 ? Precision::kFp16
+                                                                     : precision.compute;
+  if (wanted != precision.compute) {
+    const bool narrow = precision.compute == Precision::kBf16 || precision.compute == Precision::kFp16;
+    const std::string_view compute = name_in<Precision>(kPrecisions, precision.compute),
+                           gradients = name_in<Gradients>(kGradients, precision.gradients);
+    problems.push_back(
+        {.key = "precision.gradients",
+         .reason = fmt::format("is {}, but gradients of 16 bits have the type of weights, and precision.compute is {}",
+                               gradients, compute),
+         .hint = narrow ? fmt::format("set precision.gradients = \"{}\"", compute)
+                        : fmt::format("set precision.compute = \"{}\", or precision.gradients = \"fp32\"", gradients)});
   }
   if (precision.products != Products::kSame && precision.compute != Precision::kBf16) {
     problems.push_back(
@@ -212,6 +236,8 @@ std::vector<config::Problem> find_problems(const PrecisionConfig& precision) {
   }
   return problems;
 }
+
+bool has_narrow_gradients(const PrecisionConfig& precision) { return precision.gradients != Gradients::kFp32; }
 
 double epsilon_of(const OptimConfig& optim) {
   if (optim.epsilon) return *optim.epsilon;

@@ -88,13 +88,24 @@ std::span<const Named<Products>> enum_names(std::type_identity<Products>);
 /// What an update of bf16 weights adds to.
 enum class Masters : std::uint8_t {
   kFp32,
-  kNone,  ///< matrices of layers have none, and bf16 gradients: updates are rounded into the weights by chance
+  kNone,     ///< matrices of layers have none, and bf16 gradients: updates are rounded into the weights by chance
+  kVectors,  ///< vectors alone have them: tables are as matrices of layers
 };
 std::span<const Named<Masters>> enum_names(std::type_identity<Masters>);
+
+/// What gradients of matrices and tables are made, summed and kept in. Vectors' are fp32 (fp64), and so are masters and
+/// moments whatever this is.
+enum class Gradients : std::uint8_t {
+  kFp32,
+  kBf16,  ///< as bf16 weights are
+  kFp16,  ///< as fp16 weights are
+};
+std::span<const Named<Gradients>> enum_names(std::type_identity<Gradients>);
 
 struct PrecisionConfig {
   Precision compute = Precision::kFp32;
   Masters masters = Masters::kFp32;
+  Gradients gradients = Gradients::kFp32;
   Products products = Products::kSame;
   std::vector<std::string> products_keep;  ///< matrices whose products stay in the compute type
   std::int64_t fp8_history = 16;           ///< fp8-delayed: steps whose largest numbers count
@@ -111,6 +122,8 @@ void describe(config::Section<PrecisionConfig>& section);
 
 std::vector<config::Problem> find_problems(const OptimConfig& optim);
 std::vector<config::Problem> find_problems(const PrecisionConfig& precision);
+/// Whether matrices and tables have gradients of 16 bits beside fp32 masters.
+bool has_narrow_gradients(const PrecisionConfig& precision);
 /// Patterns that match none of a model's parameters: all of its names, not those that one rank holds.
 std::vector<config::Problem> find_problems(const OptimConfig& optim, std::span<const std::string> parameters);
 

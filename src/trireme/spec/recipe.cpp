@@ -156,16 +156,18 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
                         .reason = "asks for products of 8-bit floats, which a CPU does not make",
                         .hint = "set run.device = \"cuda\", or precision.products = \"same\""});
   }
-  if (recipe.precision.masters == Masters::kNone) {
+  if (recipe.precision.masters != Masters::kFp32) {
+    const auto masters = name_in(enum_names(std::type_identity<Masters>()), recipe.precision.masters);
     if (recipe.optim.kind != OptimizerKind::kAdam && recipe.optim.kind != OptimizerKind::kAdamw) {
-      problems.push_back({.key = "precision.masters",
-                          .reason = "is none, but only adam and adamw round their updates by chance",
-                          .hint = "set optim.kind = \"adamw\", or precision.masters = \"fp32\""});
+      problems.push_back(
+          {.key = "precision.masters",
+           .reason = fmt::format("is {}, but only adam and adamw round their updates by chance", masters),
+           .hint = "set optim.kind = \"adamw\", or precision.masters = \"fp32\""});
     }
     if (recipe.layout.pp > 1) {
       problems.push_back({.key = "precision.masters",
-                          .reason = fmt::format("is none, but the {} stages of layout.pp sum and predict fp32 weights",
-                                                recipe.layout.pp),
+                          .reason = fmt::format("is {}, but the {} stages of layout.pp sum and predict fp32 weights",
+                                                masters, recipe.layout.pp),
                           .hint = "set layout.pp = 1, or precision.masters = \"fp32\""});
     }
   }

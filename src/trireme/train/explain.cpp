@@ -33,7 +33,9 @@ plan::TrafficTask task_of(Trainer& trainer, const Engine::Account& account) {
   task.head = account.head;
   task.compute_bytes = static_cast<int>(c10::elementSize(nn::compute_type(precision)));
   task.sum_bytes = static_cast<int>(c10::elementSize(nn::master_type(precision)));
-  task.reduce_bytes = recipe.layout.reduce == spec::ReduceKind::kBf16 ? 2 : task.sum_bytes;
+  // Gradients of 16 bits travel as they are; the few vectors' beside them are not told apart.
+  task.gradient_bytes = spec::has_narrow_gradients(recipe.precision) ? task.compute_bytes : task.sum_bytes;
+  task.reduce_bytes = recipe.layout.reduce == spec::ReduceKind::kBf16 ? 2 : task.gradient_bytes;
   for (const parallel::Bucket& bucket : account.replicas->buckets()) {
     if (bucket.trainable) task.parameters += bucket.elements;
   }
@@ -106,6 +108,7 @@ Explanation explain(Trainer& trainer) {
                                                      task.sum_bytes, static_cast<int>(moments));
   // Formulas of masters and gradients count one type for all.
   const bool one_type = trainer.recipe().precision.masters == spec::Masters::kFp32 &&
+                        !spec::has_narrow_gradients(trainer.recipe().precision) &&
                         trainer.recipe().optim.states == spec::States::kFp32;
   const std::string n = task.layout.zero > 0 ? fmt::format(", N = {}", sharing) : "";
   const auto one = [&](int stage) { return task.layout.zero >= stage ? "Psi/N" : "Psi"; };

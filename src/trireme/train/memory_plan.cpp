@@ -18,11 +18,18 @@ namespace {
 
 constexpr int kSettled = 5, kTold = 10;
 
-/// Those that lose their masters: see choose_masters in trainer.cpp.
+/// Those that lose their masters: see choose_types in trainer.cpp.
 double matrices_of_layers(const spec::ModelShape& shape) {
   const auto width = static_cast<double>(shape.width), inner = static_cast<double>(shape.inner);
   const double heads = static_cast<double>((2 * shape.heads + 2 * shape.kv_heads) * shape.head_size);
   return static_cast<double>(shape.layers) * width * (heads + inner * (shape.gated ? 3 : 2));
+}
+
+/// And those whose gradients may have the compute type: tables and the head too.
+double matrices_of_model(const spec::ModelShape& shape) {
+  const bool learned = shape.position_kind == spec::PositionKind::kLearned;
+  const std::int64_t rows = shape.vocabulary * (shape.tied ? 1 : 2) + shape.segments + (learned ? shape.positions : 0);
+  return matrices_of_layers(shape) + static_cast<double>(rows * shape.width);
 }
 
 }  // namespace
@@ -52,7 +59,13 @@ plan::StepMemory plan_memory(const spec::Recipe& recipe, const spec::ModelShape&
   task.step.compute_bytes = static_cast<int>(c10::elementSize(nn::compute_type(recipe.precision.compute)));
   task.step.sum_bytes = static_cast<int>(c10::elementSize(nn::master_type(recipe.precision.compute)));
   task.elements = static_cast<double>(spec::count_parameters(shape).total()) / layout.tp;
-  if (recipe.precision.masters == spec::Masters::kNone) task.narrow_elements = matrices_of_layers(shape) / layout.tp;
+  const spec::Masters masters = recipe.precision.masters;
+  if (masters != spec::Masters::kFp32) {
+    const bool tables = masters == spec::Masters::kVectors;
+    task.narrow_elements = (tables ? matrices_of_model(shape) : matrices_of_layers(shape)) / layout.tp;
+  }
+  if (spec::has_narrow_gradients(recipe.precision)) task.narrow_gradients = matrices_of_model(shape) / layout.tp;
+  task.directions = recipe.optim.kind == spec::OptimizerKind::kLamb;
   task.moments = spec::moments_of(recipe.optim);
   task.moment_bytes = recipe.optim.states == spec::States::kBf16 ? 2 : task.step.sum_bytes;
   task.sharing = layout.zero_group.value_or(copies * layout.cp);
@@ -73,7 +86,8 @@ void require_room(const plan::StepMemory& plan, double gpu_bytes, int ranks) {
       fmt::format("{} of GPU memory would be needed{}, and the GPU has {}\n{}", short_bytes(needed),
                   ranks > 1 ? fmt::format(" by the {} ranks that share it", ranks) : "", short_bytes(gpu_bytes),
                   plan.table()),
-      "lower train.microbatch, set train.remake_norms = true, train.recompute = \"full\" (and "
+      "lower train.microbatch, set train.remake_norms = true, precision.gradients = \"bf16\", train.recompute = "
+      "\"full\" (and "
       "train.offload_activations = "
       "true), layout.offload = "
       "\"optimizer\", optim.states = \"bf16\" with precision.masters = \"none\", or share the model out over more "

@@ -35,7 +35,8 @@ void ProfileWindow::after_step() {
   const spec::Recipe& recipe = trainer_.recipe();
   const std::int64_t parameters = spec::count_parameters(trainer_.shape()).total();
   // Norm and update read the gradient each; masters and moments are read and written, 16-bit weights written.
-  const std::int64_t streams = 4 + 4 + 8 + 8 * spec::moments_of(recipe.optim) + 2;
+  const std::int64_t gradient = spec::has_narrow_gradients(recipe.precision) ? 2 : 4;
+  const std::int64_t streams = 2 * gradient + 8 + 8 * spec::moments_of(recipe.optim) + 2;
   log_info("{}", profile_->stop({.steps = count_,
                                  .tokens = static_cast<double>(
                                      spec::batch_at(recipe.schedule, recipe.batch, trainer_.position().tokens)),

@@ -71,13 +71,27 @@ void choose_products(nn::Params& params, const std::vector<std::string>& all, co
   }
 }
 
-/// Matrices of blocks, whose gradients are products. Tables and vectors are few numbers, and add up in fp32.
-void choose_masters(nn::Params& params, const spec::PrecisionConfig& precision) {
-  if (precision.masters == spec::Masters::kFp32) return;
+/// Vectors always have masters: they are few numbers. So are tables beside a large model's blocks. Gradients of 16 bits
+/// have all but vectors, which add up over all tokens and cost no memory.
+void choose_types(nn::Params& params, const spec::PrecisionConfig& precision) {
   for (nn::Param& param : params) {
+    const std::size_t dimensions = param.placement.shape.size();
     const bool inside = param.name.starts_with("layers.") || param.name.starts_with("encoder.");
-    param.has_master = !inside || param.placement.shape.size() != 2;
+    const bool tables = precision.masters == spec::Masters::kVectors;
+    param.has_master = precision.masters == spec::Masters::kFp32 || dimensions != 2 || !(inside || tables);
+    param.narrow_gradient = spec::has_narrow_gradients(precision) && dimensions >= 2;
   }
+}
+
+/// Many small additions to numbers of 16 bits lose more than one rounding does.
+void warn_of_rounded_sums(const spec::Recipe& recipe, const Share& share) {
+  if (!spec::has_narrow_gradients(recipe.precision)) return;
+  const std::size_t micros = plan_step(recipe, {}, share).microbatches.size();
+  if (micros < 2) return;
+  log_warn(
+      "precision.gradients = \"{}\": the {} micros of a step add up in 16 bits, and each of them rounds; raise "
+      "train.microbatch, or set precision.gradients = \"fp32\"",
+      name_in(spec::enum_names(std::type_identity<spec::Gradients>()), recipe.precision.gradients), micros);
 }
 
 /// Freezes, and gives parameters the numbers they begin with: drawn, or another model's.
@@ -86,7 +100,7 @@ PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& sh
   prepare.freeze = [&recipe](nn::Params& params, const std::vector<std::string>& all) {
     freeze(params, all, recipe.train.freeze);
     choose_products(params, all, recipe.precision);
-    choose_masters(params, recipe.precision);
+    choose_types(params, recipe.precision);
   };
   prepare.fill = [&recipe, &shape, &world](nn::Params& params) {
     const at::Device device = device_of(recipe, world);
@@ -167,6 +181,7 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
         fmt::format("data.sequence is {}, but the model has {} positions", samples.length(), shape.positions),
         fmt::format("set model.positions = {}", samples.length()));
   }
+  if (world.rank() == 0) warn_of_rounded_sums(recipe, engine_->share());
   optimizer_ = telling_what_fills_the_gpu(recipe, shape_, memory_,
                                           [&] { return optim::make_optimizer(recipe.optim, engine_->params()); });
   updates_ = std::make_unique<Updates>(recipe.layout, *engine_, *optimizer_);

@@ -29,7 +29,11 @@ struct Trace {
   std::map<std::string, layout::Placement> placements;
 };
 
-at::Tensor copy_here(const at::Tensor& tensor) { return tensor.is_cpu() ? tensor.clone() : tensor.cpu(); }
+/// In the type that runs are compared in: what is kept in 16 bits too.
+at::Tensor copy_here(const at::Tensor& tensor) {
+  const auto type = tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return tensor.to(at::TensorOptions(type).device(at::kCPU), /*non_blocking=*/false, /*copy=*/true);
+}
 
 Trace run_trace(const spec::Recipe& recipe, comm::Group& world, std::int64_t steps, MakeEngine& make = make_engine) {
   Trace trace;

@@ -138,6 +138,13 @@ __device__ __forceinline__ void wait_fetches() {
 __device__ __forceinline__ float fast_exp(float x) { return __expf(x); }
 __device__ __forceinline__ double fast_exp(double x) { return exp(x); }
 
+/// The square root within a unit in the last place of a float; of numbers too small for a normal float it is 0.
+__device__ __forceinline__ float fast_root(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// a / b within two units in the last place of a float; exact for double. Beyond 2^126, b makes it 0.
 __device__ __forceinline__ float fast_divide(float a, float b) { return __fdividef(a, b); }
 __device__ __forceinline__ double fast_divide(double a, double b) { return a / b; }

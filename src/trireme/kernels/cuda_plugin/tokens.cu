@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(kThreads) embedding_forward_rows(const Embeddi
 }
 
 /// The block of the first token of a group adds up all of it; other blocks have nothing to do. blockIdx.y: columns.
-template <typename T, int kVec>
+/// G is the table's type, into which a sum is rounded once.
+template <typename T, typename G, int kVec>
 __global__ void __launch_bounds__(kThreads)
     embedding_backward_rows(const EmbeddingBackwardLoop c, std::int64_t first_row, std::int64_t table_rows,
                             std::int64_t width) {
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(kThreads)
   if ((begin > 0 && c.rows[begin - 1] == id) || to < 0 || to >= table_rows) return;
   const int column = (static_cast<int>(blockIdx.y) * kThreads + threadIdx.x) * kVec;
   if (column >= width) return;
-  A* target = static_cast<A*>(c.dtable) + to * c.dtable_stride + column;
+  G* target = static_cast<G*>(c.dtable) + to * c.dtable_stride + column;
   A total[kVec];
   load<kVec>(target, total);
   constexpr int kAhead = 4;  // rows on their way at once
@@ -174,16 +175,21 @@ CudaError embedding_backward(const EmbeddingBackwardLoop& c, Element element, st
   if (c.count == 0 || width == 0) return nullptr;
   return by_type(element, [&](auto type) {
     using T = decltype(type);
-    const bool wide = wide_rows(c.dout, c.dout_stride, width, sizeof(T)) &&
-                      wide_rows(c.dtable, c.dtable_stride, width, sizeof(Sum<T>));
-    const int vec = wide ? kWide<T> : 1;
-    const dim3 grid(static_cast<unsigned>(c.count), static_cast<unsigned>(divided_up(width, kThreads * vec)));
-    if (wide) {
-      embedding_backward_rows<T, kWide<T>><<<grid, kThreads, 0, to_stream(stream)>>>(c, first_row, table_rows, width);
-    } else {
-      embedding_backward_rows<T, 1><<<grid, kThreads, 0, to_stream(stream)>>>(c, first_row, table_rows, width);
-    }
-    return launched();
+    const auto into = [&](auto table) {
+      using G = decltype(table);
+      const bool wide =
+          wide_rows(c.dout, c.dout_stride, width, sizeof(T)) && wide_rows(c.dtable, c.dtable_stride, width, sizeof(G));
+      const int vec = wide ? kWide<T> : 1;
+      const dim3 grid(static_cast<unsigned>(c.count), static_cast<unsigned>(divided_up(width, kThreads * vec)));
+      const auto s = to_stream(stream);
+      if (wide) {
+        embedding_backward_rows<T, G, kWide<T>><<<grid, kThreads, 0, s>>>(c, first_row, table_rows, width);
+      } else {
+        embedding_backward_rows<T, G, 1><<<grid, kThreads, 0, s>>>(c, first_row, table_rows, width);
+      }
+      return launched();
+    };
+    return c.rounded ? into(T()) : into(Sum<T>());
   });
 }
 

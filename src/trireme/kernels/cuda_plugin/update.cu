@@ -35,6 +35,14 @@ struct Chances {
   }
 };
 
+/// Two finite numbers as rounded_bits() rounds each, side by side.
+__device__ __forceinline__ std::uint32_t two_by_chance(float a, float b, std::uint64_t bits_a, std::uint64_t bits_b,
+                                                       int chance) {
+  const std::uint32_t low = __float_as_uint(a) + (static_cast<std::uint32_t>(bits_a >> chance) & 0xffffu);
+  const std::uint32_t high = __float_as_uint(b) + (static_cast<std::uint32_t>(bits_b >> chance) & 0xffffu);
+  return __byte_perm(low, high, 0x7632);
+}
+
 template <int kN, typename A>
 __device__ __forceinline__ void write(const Stream& s, std::int64_t i, const A (&from)[kN], const Chances<kN>& chances,
                                       int chance) {
@@ -167,9 +175,16 @@ struct AdamBody {
 };
 
 /// Everything in bfloat16 and rounded by chance: as AdamBody, eight numbers at a time and without a question for each
-/// type. Numbers stay as they lie until their turn comes, so that all four streams are under way at once.
+/// type. Numbers stay as they lie until their turn comes, so that all four streams are under way at once. There is so
+/// little memory to wait for that instructions count: the direction is within two units in the last place of a float,
+/// and whether numbers are finite is asked once for all.
 struct NarrowAdamBody : AdamBody<float> {
   static constexpr int kWidth = 8;
+  __device__ __forceinline__ static float fast_direction(const AdamNumbers& n, float g, float& m, float& v) {
+    m = fmaf(static_cast<float>(n.take1), g - m, m);
+    v = fmaf(static_cast<float>(n.take2), fmaf(g, g, -v), v);
+    return fast_divide(m, fmaf(fast_root(v), static_cast<float>(n.root), static_cast<float>(n.epsilon)));
+  }
   template <int kN>
   __device__ __forceinline__ void run(std::int64_t i) const {
     if constexpr (kN < kWidth) {
@@ -178,24 +193,66 @@ struct NarrowAdamBody : AdamBody<float> {
       const auto at = [&](const Stream& s) { return static_cast<Bf16*>(s.data) + i; };
       const auto raw_g = load_pack<kN>(at(c.gradient)), raw_w = load_pack<kN>(at(c.weight)),
                  raw_m = load_pack<kN>(at(c.first)), raw_v = load_pack<kN>(at(c.second));
-      float w[kN], m[kN], v[kN];
+      float w[kN], m[kN], v[kN], most = 0;
 #pragma unroll
       for (int k = 0; k < kN; ++k) {
         float g = widen(raw_g.v[k]) * static_cast<float>(c.gradient_scale);
         w[k] = widen(raw_w.v[k]), m[k] = widen(raw_m.v[k]), v[k] = widen(raw_v.v[k]);
-        g += static_cast<float>(n.decay) * w[k];
-        adam_number(n, g, m[k], v[k]);
-        const Chances<1> chances(n.rounding, i + k);
-        w[k] = chances.rounded(moved(w[k], g), 0, kWeightChance);
-        m[k] = chances.rounded(m[k], 0, kFirstChance);
-        v[k] = chances.rounded(v[k], 0, kSecondChance);
+        g = fmaf(static_cast<float>(n.decay), w[k], g);
+        w[k] = moved(w[k], fast_direction(n, g, m[k], v[k]));
+        most += fabsf(w[k]) + fabsf(m[k]) + v[k];
       }
-      store<kN>(at(c.weight), w);
-      store<kN>(at(c.first), m);
-      store<kN>(at(c.second), v);
+      if (!(most < 3e38f)) return AdamBody<float>::run<kN>(i);  // something is no number, or nearly none
+      std::uint32_t of_w[kN / 2], of_m[kN / 2], of_v[kN / 2];
+#pragma unroll
+      for (int k = 0; k < kN; k += 2) {
+        const std::uint64_t left = rounding_bits(n.rounding, static_cast<std::uint64_t>(i + k)),
+                            right = rounding_bits(n.rounding, static_cast<std::uint64_t>(i + k + 1));
+        of_w[k / 2] = two_by_chance(w[k], w[k + 1], left, right, kWeightChance);
+        of_m[k / 2] = two_by_chance(m[k], m[k + 1], left, right, kFirstChance);
+        of_v[k / 2] = two_by_chance(v[k], v[k + 1], left, right, kSecondChance);
+      }
+      store_words(at(c.weight), of_w);
+      store_words(at(c.first), of_m);
+      store_words(at(c.second), of_v);
       if (c.zero_gradient) {
         const float zeros[kN] = {};
         store<kN>(at(c.gradient), zeros);
+      }
+    }
+  }
+};
+
+/// Floats that are updated by a gradient of bfloat16, with a copy of bfloat16: as AdamBody, eight numbers at a time and
+/// without a question for each type, all of them under way before the first is needed.
+struct MasterAdamBody : AdamBody<float> {
+  static constexpr int kWidth = 8;
+  template <int kN>
+  __device__ __forceinline__ void run(std::int64_t i) const {
+    if constexpr (kN < kWidth) {
+      AdamBody<float>::run<kN>(i);
+    } else {
+      const auto at = [&](const Stream& s) { return static_cast<float*>(s.data) + i; };
+      const auto narrow_at = [&](const Stream& s) { return static_cast<Bf16*>(s.data) + i; };
+      const auto raw_g = load_pack<kN>(narrow_at(c.gradient));
+      float w[kN], m[kN], v[kN];
+      load<kN>(at(c.weight), w);
+      load<kN>(at(c.first), m);
+      load<kN>(at(c.second), v);
+#pragma unroll
+      for (int k = 0; k < kN; ++k) {
+        float g = widen(raw_g.v[k]) * static_cast<float>(c.gradient_scale);
+        g += static_cast<float>(n.decay) * w[k];
+        adam_number(n, g, m[k], v[k]);
+        w[k] = moved(w[k], g);
+      }
+      store<kN>(at(c.first), m);
+      store<kN>(at(c.second), v);
+      store<kN>(at(c.weight), w);
+      store<kN>(narrow_at(c.low), w);
+      if (c.zero_gradient) {
+        const float zeros[kN] = {};
+        store<kN>(narrow_at(c.gradient), zeros);
       }
     }
   }
@@ -263,6 +320,8 @@ template <typename Body>
 inline constexpr int kWidthOf = kVec;
 template <>
 inline constexpr int kWidthOf<NarrowAdamBody> = NarrowAdamBody::kWidth;
+template <>
+inline constexpr int kWidthOf<MasterAdamBody> = MasterAdamBody::kWidth;
 
 template <typename Body>
 __device__ __forceinline__ void run_piece(Body body, std::int64_t begin, std::int64_t count) {
@@ -304,15 +363,20 @@ bool wide(const UpdateLoop& c) {
   return true;
 }
 /// Which of adam_many's bodies a tensor takes.
-enum class AdamKind { kDouble, kFloat, kNarrow };
+enum class AdamKind { kDouble, kFloat, kMaster, kNarrow };
 AdamKind kind_of(const CudaAdam& tensor) {
   const UpdateLoop& c = tensor.loop;
   if (c.weight.element == Element::kDouble) return AdamKind::kDouble;
-  const auto narrow = [](const Stream& s) {
-    return s.element == Element::kBfloat16 && reinterpret_cast<std::uintptr_t>(s.data) % 16 == 0;
+  const auto is = [](const Stream& s, Element element) {
+    return s.data != nullptr && s.element == element && reinterpret_cast<std::uintptr_t>(s.data) % 16 == 0;
   };
-  const bool all = narrow(c.weight) && narrow(c.gradient) && narrow(c.first) && narrow(c.second);
-  return all && c.low.data == nullptr && tensor.numbers.rounding != 0 ? AdamKind::kNarrow : AdamKind::kFloat;
+  const auto states = [&](Element element) {
+    return is(c.weight, element) && is(c.first, element) && is(c.second, element);
+  };
+  if (!is(c.gradient, Element::kBfloat16)) return AdamKind::kFloat;
+  if (states(Element::kFloat) && is(c.low, Element::kBfloat16)) return AdamKind::kMaster;
+  const bool narrow = states(Element::kBfloat16) && c.low.data == nullptr && tensor.numbers.rounding != 0;
+  return narrow ? AdamKind::kNarrow : AdamKind::kFloat;
 }
 
 constexpr CudaError kApart = "tensors of an update must begin at whole vectors of four numbers";
@@ -366,7 +430,7 @@ CudaError adam(const CudaAdam* tensors, std::int64_t count, CudaStream stream) {
     if (!wide(tensors[i].loop)) return kApart;
   }
   // One body after the other: small tensors between large ones of another kind must not end a launch.
-  for (const AdamKind kind : {AdamKind::kDouble, AdamKind::kFloat, AdamKind::kNarrow}) {
+  for (const AdamKind kind : {AdamKind::kDouble, AdamKind::kFloat, AdamKind::kMaster, AdamKind::kNarrow}) {
     for (std::int64_t next = 0; next < count;) {
       AdamTables tables{};
       std::int64_t blocks = 0;
@@ -384,6 +448,8 @@ CudaError adam(const CudaAdam* tensors, std::int64_t count, CudaStream stream) {
         adam_many<AdamBody<double>><<<grid, kThreads, 0, to_stream(stream)>>>(tables);
       } else if (kind == AdamKind::kFloat) {
         adam_many<AdamBody<float>><<<grid, kThreads, 0, to_stream(stream)>>>(tables);
+      } else if (kind == AdamKind::kMaster) {
+        adam_many<MasterAdamBody><<<grid, kThreads, 0, to_stream(stream)>>>(tables);
       } else {
         adam_many<NarrowAdamBody><<<grid, kThreads, 0, to_stream(stream)>>>(tables);
       }
