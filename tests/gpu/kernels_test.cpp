@@ -1,5 +1,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "tests/gpu/support.h"
 #include "trireme/kernels/activation.h"
@@ -78,6 +79,15 @@ TEST(GpuNorm, EqualsTheCpu) {
         expect_near(dx, near, "dx", 2);
         expect_near(dweight, of_sums, "dweight", 4);
         expect_near(dbias, of_sums, "dbias", 4);
+        // Begun anew, each by itself: what was there does not count.
+        const at::Tensor before_weight = dweight.gpu.clone(), before_bias = dbias.gpu.clone();
+        dweight.gpu.fill_(77), dbias.gpu.fill_(1);
+        kernels::norm_backward(
+            {dy.gpu, c.residual ? sum.gpu : x.gpu, c.weight ? weight.gpu : none, layer ? mean.gpu : none, rstd.gpu,
+             c.residual ? dsum.gpu : none, dx.gpu, dweight.gpu, dbias.gpu, /*begin_weight=*/true},
+            c.norm);
+        kernels::expect_near(dweight.gpu.cpu() + 1, before_weight.cpu(), 1e-5, 1e-5, "dweight, begun");
+        EXPECT_TRUE(same_bits(dbias.gpu.cpu(), before_bias.cpu()));
         if (testing::Test::HasFatalFailure()) return;
       }
     }
@@ -131,6 +141,10 @@ TEST(GpuSumRows, EqualsTheCpuAndItself) {
       kernels::add_row_sum(again, x.gpu);
       expect_near(totals, near.type == at::kDouble ? near : types()[1], "totals", 4);
       EXPECT_TRUE(same_bits(again.cpu(), totals.gpu.cpu()));
+      kernels::add_row_sum(again.fill_(77), x.gpu, /*begin=*/true);
+      at::Tensor from_zero = at::zeros_like(again);
+      kernels::add_row_sum(from_zero, x.gpu);
+      EXPECT_TRUE(same_bits(again.cpu(), from_zero.cpu()));
     }
   });
 }

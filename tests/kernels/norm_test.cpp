@@ -46,6 +46,11 @@ Result run(const Case& c, const at::Tensor& x, const at::Tensor& residual, const
   r.dweight = at::ones({x.size(1)}, sums);  // to be added to
   r.dbias = at::ones({x.size(1)}, sums);
   norm_backward({dy, c.residual ? r.sum : x, weight, r.mean, r.rstd, dsum, r.dx, r.dweight, r.dbias}, c.norm);
+  // Begun anew: what was there does not count.
+  at::Tensor dx = at::empty_like(r.dx), begun = at::full({x.size(1)}, 77, sums), ones = at::ones({x.size(1)}, sums);
+  norm_backward({dy, c.residual ? r.sum : x, weight, r.mean, r.rstd, dsum, dx, ones, begun, false, true}, c.norm);
+  EXPECT_TRUE(same_bits(ones, r.dweight));
+  expect_near(begun, r.dbias.sub(1), 1e-5, 1e-5, "dbias, begun");
   return r;
 }
 

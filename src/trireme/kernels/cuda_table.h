@@ -33,8 +33,9 @@ struct CudaNormWeights {
 /// Sums over rows: blocks of rows leave partial sums [blocks, width], float (double), which a second pass adds up.
 struct CudaColumnSums {
   void* partial = nullptr;  // room for kCudaSumBlocks x width x sums
-  void* first = nullptr;    // added to; null: left out
+  void* first = nullptr;    // added to, or begun with the sum; null: left out
   void* second = nullptr;
+  bool begin_first = false, begin_second = false;
 };
 inline constexpr std::int64_t kCudaSumBlocks = 1056;
 

@@ -120,10 +120,15 @@ void norm_backward(const NormBackward& call, const Norm& norm) {
   }
   void* dweight = arguments.sums(call.dweight, "dweight", x.width, x.element);
   void* dbias = arguments.sums(call.dbias, "dbias", x.width, x.element);
+  if (!arguments.on_gpu() || x.rows == 0) {
+    if (call.begin_weight && dweight != nullptr) call.dweight.zero_();
+    if (call.begin_bias && dbias != nullptr) call.dbias.zero_();
+  }
   if (arguments.on_gpu()) {
     const CudaNormWeights weights = as_stored(arguments, call.weight, at::Tensor(), norm, x);
     at::Tensor room;
-    CudaColumnSums sums{.first = dweight, .second = dbias};
+    CudaColumnSums sums{
+        .first = dweight, .second = dbias, .begin_first = call.begin_weight, .begin_second = call.begin_bias};
     if (dweight != nullptr || dbias != nullptr) {
       room = cuda_sum_room(call.x, x.element, x.width, 2);
       sums.partial = room.mutable_data_ptr();

@@ -40,8 +40,8 @@ struct NormForward {
 void norm_forward(const NormForward& call, const Norm& norm);
 
 /// dx = the gradient through the normalisation, plus `dsum` where that is defined (the gradient that the residual
-/// stream brings along); dx may be dsum, dy or x. `dweight`, `dbias` float (double) [width] are added to; undefined
-/// ones are left out.
+/// stream brings along); dx may be dsum, dy or x. `dweight`, `dbias` float (double) [width] are added to, or begun with
+/// their sums; undefined ones are left out.
 struct NormBackward {
   const at::Tensor& dy;
   const at::Tensor& x;  ///< what was normalised
@@ -52,6 +52,7 @@ struct NormBackward {
   at::Tensor& dx;
   at::Tensor& dweight;
   at::Tensor& dbias;
+  bool begin_weight = false, begin_bias = false;
 };
 void norm_backward(const NormBackward& call, const Norm& norm);
 

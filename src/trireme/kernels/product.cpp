@@ -130,20 +130,19 @@ at::Tensor gelu_linear_back(const at::Tensor& dy, const at::Tensor& weight, cons
   const auto apart = [&](at::Tensor& sum) {
     product_into(dinner, dy, weight);
     activation_backward(dinner, sum, dinner, inner, at::Tensor(), Activation::kGeluTanh,
-                        active.defined() ? &active : nullptr);
+                        active.defined() ? &active : nullptr, /*begin=*/true);
   };
   const auto fused = [&](at::Tensor& sum) {
     fused_product(dinner, dy, weight, /*add=*/false, extras);
     if (active.defined()) activation_forward(active, inner, at::Tensor(), Activation::kGeluTanh);
-    if (sum.defined()) add_row_sum(sum, dinner);
+    if (sum.defined()) add_row_sum(sum, dinner, /*begin=*/true);
   };
   std::string way = "apart";
   if (narrow(dy) && call_for(dinner, dy, weight, /*add=*/false, extras)) {
     at::Tensor trial = dbias.defined() ? at::empty_like(dbias) : at::Tensor();
-    const auto begun = [&]() -> at::Tensor& { return trial.defined() ? trial.zero_() : trial; };
     way = fastest_way(way_key("gelu slope", dinner, dy.size(1),
                               fmt::format("{}{}", active.defined() ? " again" : "", dbias.defined() ? " sum" : "")),
-                      {{"apart", [&] { apart(begun()); }}, {"fused", [&] { fused(begun()); }}}, [&] {
+                      {{"apart", [&] { apart(trial); }}, {"fused", [&] { fused(trial); }}}, [&] {
                         std::vector<at::Tensor> made{dinner};
                         if (trial.defined()) made.push_back(trial);
                         return made;
@@ -173,7 +172,7 @@ bool sums_in_product(const at::Tensor& gradient, const at::Tensor& dy, const at:
                        [&] {
                          prepare();
                          product_into(trial, a, x);
-                         add_row_sum(sum.zero_(), dy);
+                         add_row_sum(sum, dy, /*begin=*/true);
                        }},
                       {"fused",
                        [&] {

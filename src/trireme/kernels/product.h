@@ -70,7 +70,7 @@ struct GeluLinear {
 };
 GeluLinear gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 /// (dy weight) times GELU's slope at `inner`, weight [width, inner]. Where they are defined, `active` becomes GELU of
-/// `inner` again, and to `dbias` (float) the sum of the result's rows is added.
+/// `inner` again, and `dbias` (float) the sum of the result's rows.
 at::Tensor gelu_linear_back(const at::Tensor& dy, const at::Tensor& weight, const at::Tensor& inner, at::Tensor& active,
                             at::Tensor& dbias);
 /// Whether the sum of dy's rows is best made within dy^T x: then ask fused_product for kSum. Beside a gradient of 16

@@ -64,7 +64,7 @@ void add_fp8_gradient(Param& weight, const Fp8Matrix& dy, const Fp8Matrix& x) {
     return;
   }
   const bool begun = !weight.gradient_empty;
-  kernels::fp8_product_into(gradient_for_product(weight), dy, x, begun);
+  kernels::fp8_product_into(gradient_to_write(weight), dy, x, begun);
 }
 
 }  // namespace trireme::nn

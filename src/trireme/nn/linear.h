@@ -54,7 +54,7 @@ class Linear final : public UnaryLayer {
   kernels::GeluLinear gelu_product(const at::Tensor& x, Context& context) const;
   /// Whether input_gradient() can be had times GELU's slope at `inner`, which this layer's input was made from.
   bool gives_gelu_back(const at::Tensor& dy) const;
-  /// Where they are defined, `active` is made again, and to `dbias` the sum of the result's rows is added.
+  /// Where they are defined, `active` is made again, and `dbias` becomes the sum of the result's rows.
   at::Tensor gelu_gradient(const at::Tensor& dy, const at::Tensor& inner, at::Tensor& active, at::Tensor& dbias,
                            Context& context) const;
   /// Whether gradients() would add up dy's rows for the bias: whoever makes dy may give it their sum instead.

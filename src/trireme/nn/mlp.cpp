@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
 
 namespace trireme::nn {
 
@@ -47,7 +46,7 @@ at::Tensor Mlp::inner_gradient(const at::Tensor& dy, const at::Tensor& inner, at
   const bool together = out_.gradients_apart(), again = together && !active.defined();
   // By itself, to be added when the weights' gradients are: perhaps later, with the same bits.
   const auto sums = inner.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  if (!gated_ && in_.wants_row_sum()) dbias = at::zeros({inner.size(-1)}, inner.options().dtype(sums));
+  if (!gated_ && in_.wants_row_sum()) dbias = at::empty({inner.size(-1)}, inner.options().dtype(sums));
   at::Tensor dinner;
   if (!gated_ && activation_ == kernels::Activation::kGeluTanh && out_.gives_gelu_back(dy)) {
     at::Tensor made = again ? at::empty_like(inner) : at::Tensor();
@@ -70,7 +69,8 @@ at::Tensor Mlp::inner_gradient(const at::Tensor& dy, const at::Tensor& inner, at
                             activation_);
   } else {
     dinner = std::move(dactive);
-    kernels::activation_backward(dinner, dbias, dinner, inner, at::Tensor(), activation_, again ? &active : nullptr);
+    kernels::activation_backward(dinner, dbias, dinner, inner, at::Tensor(), activation_, again ? &active : nullptr,
+                                 /*begin=*/true);
   }
   if (together) out_.weight_gradient(dy, active, context, tape, rounded);
   return dinner;

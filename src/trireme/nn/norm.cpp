@@ -59,8 +59,9 @@ at::Tensor Norm::run_back_sum(const at::Tensor& dy, at::Tensor dsum, Context& co
   const at::Tensor dsum_rows = dsum.defined() ? as_rows(dsum) : at::Tensor();
   at::Tensor dx = in_place ? dsum_rows : at::empty_like(dy_rows);
   at::Tensor dweight, dbias;
-  if (weight_ && weight_->trainable) dweight = gradient_to_add_to(*weight_);
-  if (bias_ && bias_->trainable) dbias = gradient_to_add_to(*bias_);
+  const bool begin_weight = weight_ && weight_->gradient_empty, begin_bias = bias_ && bias_->gradient_empty;
+  if (weight_ && weight_->trainable) dweight = gradient_to_write(*weight_);
+  if (bias_ && bias_->trainable) dbias = gradient_to_write(*bias_);
   const at::Tensor none;
   kernels::norm_backward({.dy = dy_rows,
                           .x = x,
@@ -70,7 +71,9 @@ at::Tensor Norm::run_back_sum(const at::Tensor& dy, at::Tensor dsum, Context& co
                           .dsum = dsum_rows,
                           .dx = dx,
                           .dweight = dweight,
-                          .dbias = dbias},
+                          .dbias = dbias,
+                          .begin_weight = begin_weight,
+                          .begin_bias = begin_bias},
                          norm_);
   if (weight_) context.added(*weight_);
   if (bias_) context.added(*bias_);

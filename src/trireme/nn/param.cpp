@@ -212,7 +212,7 @@ at::Tensor& gradient_to_add_to(Param& param) {
   return param.gradient;
 }
 
-at::Tensor& gradient_for_product(Param& param) {
+at::Tensor& gradient_to_write(Param& param) {
   ensure_gradient(param);
   param.gradient_empty = false;
   return param.gradient;
@@ -276,7 +276,8 @@ void add_product_gradients(Param& weight, Param& bias, const at::Tensor& dy, con
 
 void add_row_sum_gradient(Param& param, const at::Tensor& dy) {
   if (!param.trainable) return;
-  kernels::add_row_sum(gradient_to_add_to(param), dy);
+  const bool begin = param.gradient_empty;
+  kernels::add_row_sum(gradient_to_write(param), dy, begin);
 }
 
 void forget_gradients(Params& params) {

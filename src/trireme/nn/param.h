@@ -99,8 +99,8 @@ void publish(Param& param);
 
 /// The buffer that a contribution is added to: allocated, and zeroed where it held old numbers.
 at::Tensor& gradient_to_add_to(Param& param);
-/// The same for a product that overwrites it where it was old: whether it was, is to be asked before.
-at::Tensor& gradient_for_product(Param& param);
+/// The same for what overwrites it where it was old: whether it was, is to be asked before.
+at::Tensor& gradient_to_write(Param& param);
 /// gradient += delta, any type.
 void add_gradient(Param& param, const at::Tensor& delta);
 /// gradient += rows^T columns: a linear layer's weight gradient from dy [n, out] and x [n, in].

@@ -307,9 +307,9 @@ CudaError by_type(Element element, Body&& body) {
 
 __host__ __device__ inline std::int64_t divided_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// first[c] += the sum over blocks of partial[block][c], in a fixed order; second likewise, of what lies behind. Either
-/// may be null.
+/// sums.first[c] += the sum over blocks of sums.partial[block][c], in a fixed order; second likewise, of what lies
+/// behind.
 template <typename A>
-CudaError add_blocks(A* first, A* second, const A* partial, std::int64_t blocks, std::int64_t width, CudaStream stream);
+CudaError add_blocks(const CudaColumnSums& sums, std::int64_t blocks, std::int64_t width, CudaStream stream);
 
 }  // namespace trireme::kernels::gpu

@@ -428,7 +428,7 @@ CudaError backward(const NormBackwardLoop& c, const CudaNormWeights& w, const Cu
       });
   if (!done) backward_any<T, kLayer><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(c, w, partial, rows);
   if (CudaError error = launched(); error != nullptr || !with_sums) return error;
-  return add_blocks(static_cast<A*>(sums.first), static_cast<A*>(sums.second), partial, blocks, c.width, stream);
+  return add_blocks<A>(sums, blocks, c.width, stream);
 }
 
 }  // namespace

@@ -15,11 +15,12 @@ constexpr std::int64_t kCardBlocks = 2112;
 
 template <typename A>
 __global__ void __launch_bounds__(kLanes* kBlockSteps)
-    add_blocks_kernel(A* first, A* second, const A* partial, std::int64_t blocks, std::int64_t width) {
+    add_blocks_kernel(const CudaColumnSums sums, std::int64_t blocks, std::int64_t width) {
   __shared__ A parts[kBlockSteps][kLanes + 1];
-  A* target = blockIdx.y == 0 ? first : second;
+  A* target = static_cast<A*>(blockIdx.y == 0 ? sums.first : sums.second);
+  const bool begin = blockIdx.y == 0 ? sums.begin_first : sums.begin_second;
   if (target == nullptr) return;
-  partial += static_cast<std::int64_t>(blockIdx.y) * blocks * width;
+  const A* partial = static_cast<const A*>(sums.partial) + static_cast<std::int64_t>(blockIdx.y) * blocks * width;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kLanes + threadIdx.x;
   A total = 0;
   if (column < width) {
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(kLanes* kBlockSteps)
   // A warp takes a column: lane i has what row i of threads added up.
   const std::int64_t mine = static_cast<std::int64_t>(blockIdx.x) * kLanes + threadIdx.y;
   total = warp_sum(parts[threadIdx.x][threadIdx.y]);
-  if (threadIdx.x == 0 && mine < width) target[mine] += total;
+  if (threadIdx.x == 0 && mine < width) target[mine] = (begin ? A(0) : target[mine]) + total;
 }
 
 // What a block adds up, in two halves: what is read of a row, and what becomes of it. A thread reads some rows before
@@ -140,20 +141,19 @@ CudaError sum_columns(const Row& row, bool wide, const CudaColumnSums& sums, std
     column_sums<T, 1><<<grid, threads, 0, to_stream(stream)>>>(row, partial, rows, width);
   }
   if (CudaError error = launched()) return error;
-  return add_blocks(static_cast<A*>(sums.first), static_cast<A*>(nullptr), partial, blocks, width, stream);
+  return add_blocks<A>(sums, blocks, width, stream);
 }
 
 }  // namespace
 
 template <typename A>
-CudaError add_blocks(A* first, A* second, const A* partial, std::int64_t blocks, std::int64_t width,
-                     CudaStream stream) {
-  const dim3 grid(static_cast<unsigned>(divided_up(width, kLanes)), second == nullptr ? 1 : 2);
-  add_blocks_kernel<<<grid, dim3(kLanes, kBlockSteps), 0, to_stream(stream)>>>(first, second, partial, blocks, width);
+CudaError add_blocks(const CudaColumnSums& sums, std::int64_t blocks, std::int64_t width, CudaStream stream) {
+  const dim3 grid(static_cast<unsigned>(divided_up(width, kLanes)), sums.second == nullptr ? 1 : 2);
+  add_blocks_kernel<A><<<grid, dim3(kLanes, kBlockSteps), 0, to_stream(stream)>>>(sums, blocks, width);
   return launched();
 }
-template CudaError add_blocks(float*, float*, const float*, std::int64_t, std::int64_t, CudaStream);
-template CudaError add_blocks(double*, double*, const double*, std::int64_t, std::int64_t, CudaStream);
+template CudaError add_blocks<float>(const CudaColumnSums&, std::int64_t, std::int64_t, CudaStream);
+template CudaError add_blocks<double>(const CudaColumnSums&, std::int64_t, std::int64_t, CudaStream);
 
 CudaError sum_rows(const SumRowsLoop& c, const CudaColumnSums& sums, Element element, std::int64_t rows,
                    CudaStream stream) {
