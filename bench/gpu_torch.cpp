@@ -374,8 +374,7 @@ struct Options {
   std::vector<std::string> models;
   bool kernels = false, shapes = false, eager = true, capture = false, narrow = false, apart = false, offload = false;
   bool tune = true, keep_active = false, remake_norms = false;
-  spec::Gradients gradients = spec::Gradients::kFp32;
-  std::string same;
+  std::string same, gradients = "fp32";
   spec::Products products = spec::Products::kSame;
   int rounds = 5, steps = 10;
   std::int64_t batch = 0;
@@ -413,7 +412,7 @@ struct Theirs {
 nlohmann::json compare(const Size& size, const Options& options, double rate) {
   nlohmann::json out;
   const double tokens = static_cast<double>(size.batch * size.sequence);
-  const bool narrow_gradients = options.gradients != spec::Gradients::kFp32;
+  const bool narrow_gradients = options.gradients == "bf16";
   bench::PeerOptions peer{.python = options.python,
                           .peers = options.peers,
                           .narrow = options.narrow,
@@ -458,10 +457,9 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
   const bool has_eager = !eager.times.seconds.empty(), has_compiled = !compiled.times.seconds.empty();
   const double moved = limit->bytes(ours->parameters(), options.narrow, narrow_gradients), moving = moved / rate;
   const double light = products.median() + attention.median() + moving;
-  const auto gradients = name_in(spec::enum_names(std::type_identity<spec::Gradients>()), options.gradients);
   fmt::print("{}: {} parameters, {}x{}, bf16 with {}, products: {}; ours: {} gradients{}{}{}\n", size.name,
              ours->parameters(), size.batch, size.sequence, options.narrow ? "bf16 states" : "fp32 states",
-             name_in(spec::enum_names(std::type_identity<spec::Products>()), options.products), gradients,
+             name_in(spec::enum_names(std::type_identity<spec::Products>()), options.products), options.gradients,
              options.remake_norms ? ", norms made again" : "", options.keep_active ? ", activations kept" : "",
              options.apart ? "; one side after the other" : "");
   TextTable table({{"side"}, {"ms a step"}, {"tokens/s"}, {"TFLOP/s"}, {"ours is"}, {"peak GiB"}, {"loss"}});
@@ -480,7 +478,8 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
   out["ours"] = mine.seconds, out["products"] = products.seconds, out["attention"] = attention.seconds;
   out["moving"] = moving, out["peak_gib"] = peak, out["tokens"] = tokens, out["flops"] = ours->flops();
   out["loss"] = ours->loss();
-  out["gradients"] = gradients, out["remake_norms"] = options.remake_norms, out["keep_active"] = options.keep_active;
+  out["gradients"] = options.gradients, out["remake_norms"] = options.remake_norms,
+  out["keep_active"] = options.keep_active;
   if (has_eager) {
     out["eager"] = eager.times.seconds, out["eager_peak_gib"] = eager.peak_gib, out["eager_loss"] = eager.loss;
   }
@@ -505,7 +504,7 @@ bool check_same(const Options& options) {
       Ours ours(size, {.device = on_gpu ? gpu() : at::Device(at::kCPU),
                        .precision = narrow ? nn::Precision::kBf16 : nn::Precision::kFp32,
                        .capture = on_gpu && options.capture,
-                       .narrow_gradients = narrow && options.gradients != spec::Gradients::kFp32,
+                       .narrow_gradients = narrow && options.gradients == "bf16",
                        .remake_norms = options.remake_norms,
                        .keep_active = options.keep_active});
       const std::string start = fmt::format("/tmp/trireme-same-{}.bin", ::getpid());
@@ -557,11 +556,9 @@ int main(int count, char** words) try {
   app.add_flag("!--no-tune", options.tune, "products as cuBLAS sees fit, not timed");
   app.add_flag("--keep-active", options.keep_active, "ours keeps what MLPs' activations gave for backward");
   app.add_flag("--remake-norms", options.remake_norms, "ours makes what norms gave again in backward, and keeps none");
-  const std::map<std::string, spec::Gradients> types{{"fp32", spec::Gradients::kFp32},
-                                                     {"bf16", spec::Gradients::kBf16}};
-  app.add_option("--gradients", options.gradients,
-                 "of our matrices and tables, beside fp32 masters and moments: fp32 or bf16")
-      ->transform(CLI::CheckedTransformer(types));
+  app.add_option("--gradients", options.gradients, "of our matrices and tables, beside fp32 masters and moments")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->capture_default_str();
   app.add_flag(
       "--narrow", options.narrow,
       "bf16 states: no fp32 masters, bf16 gradients and moments (ours rounds by chance, PyTorch's to nearest)");

@@ -1,4 +1,6 @@
 // The optimizers' updates, four numbers a thread.
+#include <initializer_list>
+
 #include "trireme/kernels/cpu/rounding.h"
 #include "trireme/kernels/cuda_plugin/common.cuh"
 #include "trireme/kernels/cuda_plugin/functions.h"
@@ -223,36 +225,36 @@ struct NarrowAdamBody : AdamBody<float> {
   }
 };
 
-/// Floats that are updated by a gradient of bfloat16, with a copy of bfloat16: as AdamBody, eight numbers at a time and
-/// without a question for each type, all of them under way before the first is needed.
+/// Floats that are updated by a gradient of bfloat16, with a copy of bfloat16: as AdamBody, without a question for each
+/// type. Both turns of a thread are under way before the first is needed, and a warp's vectors lie side by side.
 struct MasterAdamBody : AdamBody<float> {
-  static constexpr int kWidth = 8;
-  template <int kN>
-  __device__ __forceinline__ void run(std::int64_t i) const {
-    if constexpr (kN < kWidth) {
-      AdamBody<float>::run<kN>(i);
-    } else {
-      const auto at = [&](const Stream& s) { return static_cast<float*>(s.data) + i; };
-      const auto narrow_at = [&](const Stream& s) { return static_cast<Bf16*>(s.data) + i; };
-      const auto raw_g = load_pack<kN>(narrow_at(c.gradient));
-      float w[kN], m[kN], v[kN];
-      load<kN>(at(c.weight), w);
-      load<kN>(at(c.first), m);
-      load<kN>(at(c.second), v);
+  __device__ __forceinline__ void run_both(std::int64_t i, std::int64_t j) const {
+    const std::int64_t at[2] = {i, j};
+    Pack<Bf16, kVec> gradient[2];
+    float w[2][kVec], m[2][kVec], v[2][kVec];
 #pragma unroll
-      for (int k = 0; k < kN; ++k) {
-        float g = widen(raw_g.v[k]) * static_cast<float>(c.gradient_scale);
-        g += static_cast<float>(n.decay) * w[k];
-        adam_number(n, g, m[k], v[k]);
-        w[k] = moved(w[k], g);
+    for (int t = 0; t < 2; ++t) {
+      gradient[t] = load_pack<kVec>(static_cast<const Bf16*>(c.gradient.data) + at[t]);
+      load<kVec>(static_cast<const float*>(c.weight.data) + at[t], w[t]);
+      load<kVec>(static_cast<const float*>(c.first.data) + at[t], m[t]);
+      load<kVec>(static_cast<const float*>(c.second.data) + at[t], v[t]);
+    }
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) {
+        float g = widen(gradient[t].v[k]) * static_cast<float>(c.gradient_scale);
+        g += static_cast<float>(n.decay) * w[t][k];
+        adam_number(n, g, m[t][k], v[t][k]);
+        w[t][k] = moved(w[t][k], g);
       }
-      store<kN>(at(c.first), m);
-      store<kN>(at(c.second), v);
-      store<kN>(at(c.weight), w);
-      store<kN>(narrow_at(c.low), w);
+      store<kVec>(static_cast<float*>(c.first.data) + at[t], m[t]);
+      store<kVec>(static_cast<float*>(c.second.data) + at[t], v[t]);
+      store<kVec>(static_cast<float*>(c.weight.data) + at[t], w[t]);
+      store<kVec>(static_cast<Bf16*>(c.low.data) + at[t], w[t]);
       if (c.zero_gradient) {
-        const float zeros[kN] = {};
-        store<kN>(narrow_at(c.gradient), zeros);
+        const float zeros[kVec] = {};
+        store<kVec>(static_cast<Bf16*>(c.gradient.data) + at[t], zeros);
       }
     }
   }
@@ -320,8 +322,12 @@ template <typename Body>
 inline constexpr int kWidthOf = kVec;
 template <>
 inline constexpr int kWidthOf<NarrowAdamBody> = NarrowAdamBody::kWidth;
-template <>
-inline constexpr int kWidthOf<MasterAdamBody> = MasterAdamBody::kWidth;
+
+/// Those that take both turns of a thread together where both are whole.
+template <typename Body>
+concept TakesBoth = requires(Body body) {
+  body.run_both(std::int64_t{}, std::int64_t{});
+};
 
 template <typename Body>
 __device__ __forceinline__ void run_piece(Body body, std::int64_t begin, std::int64_t count) {
@@ -333,6 +339,11 @@ __device__ __forceinline__ void run_piece(Body body, std::int64_t begin, std::in
       body.c.gradient_scale = live.gradient_scale;
       body.take(live);
     }
+  }
+  if constexpr (TakesBoth<Body>) {
+    static_assert(kTurns == 2 && kN == kVec);
+    const std::int64_t i = begin + threadIdx.x * kN, j = i + kThreads * kN;
+    if (j + kN <= count) return body.run_both(i, j);
   }
 #pragma unroll
   for (int turn = 0; turn < kPiece / (kThreads * kN); ++turn) {
@@ -367,16 +378,19 @@ enum class AdamKind { kDouble, kFloat, kMaster, kNarrow };
 AdamKind kind_of(const CudaAdam& tensor) {
   const UpdateLoop& c = tensor.loop;
   if (c.weight.element == Element::kDouble) return AdamKind::kDouble;
-  const auto is = [](const Stream& s, Element element) {
-    return s.data != nullptr && s.element == element && reinterpret_cast<std::uintptr_t>(s.data) % 16 == 0;
+  const auto all = [](Element element, std::initializer_list<Stream> streams) {
+    for (const Stream& s : streams) {
+      if (s.data == nullptr || s.element != element) return false;
+    }
+    return true;
   };
-  const auto states = [&](Element element) {
-    return is(c.weight, element) && is(c.first, element) && is(c.second, element);
-  };
-  if (!is(c.gradient, Element::kBfloat16)) return AdamKind::kFloat;
-  if (states(Element::kFloat) && is(c.low, Element::kBfloat16)) return AdamKind::kMaster;
-  const bool narrow = states(Element::kBfloat16) && c.low.data == nullptr && tensor.numbers.rounding != 0;
-  return narrow ? AdamKind::kNarrow : AdamKind::kFloat;
+  if (all(Element::kFloat, {c.weight, c.first, c.second}) && all(Element::kBfloat16, {c.gradient, c.low})) {
+    return AdamKind::kMaster;
+  }
+  const auto even = [](const Stream& s) { return reinterpret_cast<std::uintptr_t>(s.data) % 16 == 0; };
+  const bool narrow = all(Element::kBfloat16, {c.weight, c.gradient, c.first, c.second}) && c.low.data == nullptr &&
+                      even(c.weight) && even(c.gradient) && even(c.first) && even(c.second);
+  return narrow && tensor.numbers.rounding != 0 ? AdamKind::kNarrow : AdamKind::kFloat;
 }
 
 constexpr CudaError kApart = "tensors of an update must begin at whole vectors of four numbers";
