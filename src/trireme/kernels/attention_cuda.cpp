@@ -14,6 +14,7 @@
 #include <ATen/ops/ne.h>
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
 
 #include <fmt/format.h>
 
@@ -330,8 +331,15 @@ void cuda_attention_backward(const AttentionGradients& into, const at::Tensor& d
     const FixedOrder order(true);
     join(into, flash_backward(dout, q, k, v, out, lse, options));
   };
+  // An Error leaves this way out. Its room may be what does not fit any more, and the other way needs none.
   const auto cudnn = [&] {
-    if (!by_cudnn(/*fixed=*/true)) throw Error("cuDNN has no fixed order for this");  // the log has said why
+    bool done = false;
+    try {
+      done = by_cudnn(/*fixed=*/true);
+    } catch (const c10::OutOfMemoryError& error) {
+      log_warn("cuDNN's fixed order of attention does not fit the GPU's memory: {}", error.what_without_backtrace());
+    }
+    if (!done) throw Error("cuDNN has no fixed order for this");  // the log has said why
   };
   const std::string key = fmt::format("attention backward {} batch {} queries {} keys {} heads {}/{} size {}{}",
                                       c10::toString(q.scalar_type()), q.size(0), q.size(1), k.size(1), q.size(2),
