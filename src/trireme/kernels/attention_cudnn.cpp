@@ -9,6 +9,7 @@
 #include <atomic>
 #include <bit>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <string_view>
 
@@ -91,16 +92,24 @@ bool callable() {
 
 /// False where cuDNN cannot be called directly.
 bool run(const CudnnCall& call, const at::Tensor& like) {
-  if (!cudnn_aligned(call)) return false;
+  if (!cudnn_aligned(call)) {
+    static std::once_flag told;
+    std::call_once(told, [&] {
+      log_info("{} is asked through ATen and copied: it goes to addresses or strides that are no multiples of 16 bytes",
+               cudnn_words(call));
+    });
+    return false;
+  }
   const std::optional<CudnnPlan>& plan = plan_for(call, like.device().index());
   if (!plan) return false;
   // Out of the tensor library's memory, in the stream's order: two streams never share one, and a recording keeps its
   // own.
   at::Tensor room;
   if (plan->workspace > 0) room = at::empty({plan->workspace}, like.options().dtype(at::kByte));
-  check_cuda(
-      cuda().cudnn_run(plan->plan, call.attention, room.defined() ? room.mutable_data_ptr() : nullptr, cuda_stream()),
-      cudnn_words(call));
+  void* const workspace = room.defined() ? room.mutable_data_ptr() : nullptr;
+  if (const CudaError error = cuda().cudnn_run(plan->plan, call.attention, workspace, cuda_stream())) {
+    check_cuda(error, cudnn_words(call));
+  }
   return true;
 }
 
