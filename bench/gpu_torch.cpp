@@ -1,6 +1,7 @@
 // bench/gpu_torch.cpp -- a training step on a GPU beside PyTorch's and beside its limit; operators beside a plain copy.
 //
 //   build/release/bench/gpu_torch --kernels                       bytes a second of every operator beside a copy's
+//   build/release/bench/gpu_torch --attention                     attention into a fused gradient, by cuDNN and ATen
 //   build/release/bench/gpu_torch --product-shapes                products of the models' shapes beside the tensor
 //   library's build/release/bench/gpu_torch --model gpt2-124m --python PY   a step beside PyTorch eager and compiled
 //   build/release/bench/gpu_torch --model gpt2-124m --profile trace.json
@@ -31,6 +32,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "bench/gpu_attention.h"
 #include "bench/gpu_offload.h"
 #include "bench/gpu_sides.h"
 #include "trireme/base/text.h"
@@ -372,7 +374,8 @@ class Limit {
 struct Options {
   std::string python, json, profile, peers = TRIREME_BENCH_DIR "/peers";
   std::vector<std::string> models;
-  bool kernels = false, shapes = false, eager = true, capture = false, narrow = false, apart = false, offload = false;
+  bool kernels = false, attention = false, shapes = false, eager = true, capture = false, narrow = false, apart = false,
+       offload = false;
   bool tune = true, keep_active = false, remake_norms = false;
   std::string same, gradients = "fp32";
   spec::Products products = spec::Products::kSame;
@@ -550,6 +553,8 @@ int main(int count, char** words) try {
                  "side by side")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_flag("--kernels", options.kernels, "operators beside a copy");
+  app.add_flag("--attention", options.attention,
+               "attention into a fused gradient: cuDNN directly, through ATen with the join, in a fixed order");
   app.add_flag("--product-shapes", options.shapes, "products of the models' shapes beside the tensor library's");
   app.add_flag("--capture", options.capture,
                "ours records forward and backward, and its update, once and starts them as one; no step is waited for");
@@ -584,6 +589,10 @@ int main(int count, char** words) try {
   nlohmann::json all;
   kernels::set_tuned_products(options.tune);
   if (options.kernels) all["kernels"] = print_kernels();
+  if (options.attention) {
+    all["attention"] =
+        bench::print_attention(bf16(), [](const std::function<void()>& call) { return seconds_of(call); });
+  }
   if (options.shapes) all["products"] = print_products();
   const double rate = options.models.empty() || options.offload ? 0 : copy_rate();
   for (const std::string& name : options.models) {

@@ -36,6 +36,7 @@ const std::vector<Case>& cases() {
       {"dropout", 2, 100, 100, 4, 2, 64, true, 0, false, 0.2},
       {"later queries", 2, 17, 60, 4, 2, 64, true, 0, false, 0, 43},
       {"small heads", 2, 70, 70, 2, 2, 12},
+      {"one row", 2, 1, 1, 2, 2, 64},
   };
   return all;
 }
@@ -97,6 +98,8 @@ TEST(GpuAttention, TakesTheFastKernelThatItCan) {
   EXPECT_EQ(of(at::kBFloat16, 64, {.causal = true, .query_documents = &documents, .key_documents = &documents}),
             AttentionKernel::kFlash);
   EXPECT_EQ(of(at::kFloat, 64, {.causal = true}), AttentionKernel::kPlain);
+  const at::Tensor one = at::empty({2, 1, 4, 64}, at::TensorOptions(at::kBFloat16).device(gpu()));
+  EXPECT_EQ(kernels::attention_kernel(one, one, {}), AttentionKernel::kPlain);
   EXPECT_EQ(of(at::kBFloat16, 64, {.causal = true, .query_position = 8}), AttentionKernel::kPlain);
 }
 

@@ -4,7 +4,7 @@ set -euo pipefail
 work=$(mktemp -d "$PWD/setup_test.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/scripts"
-cp "$1/scripts/setup" "$1/scripts/libtorch.txt" "$work/scripts/"
+cp "$1/scripts/setup" "$1/scripts/libtorch.txt" "$1/scripts/cudnn.txt" "$work/scripts/"
 unset TRIREME_LIBTORCH
 export TRIREME_CACHE=$work/cache
 
@@ -36,3 +36,23 @@ expect 1 'PIP_INDEX_URL' env PIP_NO_INDEX=1 PIP_FIND_LINKS="$work/none" "$setup"
 
 expect 0 '' "$setup" --no-packages --no-torch
 grep -q 'set(TRIREME_SETUP_LIBTORCH "")' "$work/build/setup.cmake"
+
+# cuDNN's headers come where nvcc is found, also to a LibTorch that is there already. Without them the build goes on.
+mkdir -p "$work/torch/include/ATen/core" "$work/torch/include/c10/core" "$work/torch/lib" "$work/bin"
+touch "$work/torch/include/ATen/core/Tensor.h" "$work/torch/include/c10/core/ScalarType.h" "$work/torch/lib/libc10.so"
+cp "$(command -v bash)" "$work/torch/lib/libtorch_cpu.so"  # any file that the loader can make sense of
+printf '#!/bin/sh\n' >"$work/bin/nvcc"
+chmod +x "$work/bin/nvcc"
+with_nvcc=(env "PATH=$work/bin:$PATH" "TRIREME_LIBTORCH=$work/torch" PIP_NO_INDEX=1 "PIP_FIND_LINKS=$work/none")
+expect 1 "cuDNN's headers are not in" "${with_nvcc[@]}" "$setup" --check --no-packages
+expect 0 'attention on GPUs will ask cuDNN through ATen' "${with_nvcc[@]}" "$setup" --no-packages
+grep -q 'set(TRIREME_SETUP_CUDNN "")' "$work/build/setup.cmake"
+[ "$(ls "$work/cache")" = lock ]
+expect 0 "LibTorch: $work/torch" "${with_nvcc[@]}" "$setup" --check --no-packages --no-cudnn
+
+# Both are pinned, and the folder that they are kept in tells their versions: another version is another folder.
+pinned() { sed -nE "s/^$1==([0-9.]+) --hash=sha256:[0-9a-f]{64}\$/\1/p" "$work/scripts/cudnn.txt"; }
+headers=$work/cache/cudnn-$(pinned nvidia-cudnn-cu13)-frontend-$(pinned nvidia-cudnn-frontend)
+mkdir -p "$headers/include"
+expect 0 "cuDNN's headers: $headers/include" "${with_nvcc[@]}" "$setup" --no-packages
+grep -qF "set(TRIREME_SETUP_CUDNN \"$headers/include\")" "$work/build/setup.cmake"

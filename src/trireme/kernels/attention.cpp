@@ -186,7 +186,8 @@ AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, cons
                          at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(type))};
   if (q.is_cuda()) {
     require_attention({q, k, v, result.out, result.lse}, options);
-    return cuda_attention_forward(q, k, v, options);
+    cuda_attention_forward(result, q, k, v, options);
+    return result;
   }
   attention_forward(result.out, result.lse, q, k, v, options);
   return result;
@@ -196,9 +197,10 @@ void attention_forward(at::Tensor& out, at::Tensor& lse, const at::Tensor& q, co
                        const Attention& options) {
   if (q.is_cuda()) {
     require_attention({q, k, v, out, lse}, options);
-    const AttentionResult result = cuda_attention_forward(q, k, v, options);
-    out.copy_(result.out);
-    lse.copy_(result.lse);
+    AttentionResult result{out, lse};
+    cuda_attention_forward(result, q, k, v, options);
+    if (!result.out.is_same(out)) out.copy_(result.out);
+    if (!result.lse.is_same(lse)) lse.copy_(result.lse);
     return;
   }
   const Prepared prepared({q, k, v, out, lse}, options);

@@ -49,7 +49,7 @@ struct Attention {
 void attention_forward(at::Tensor& out, at::Tensor& lse, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const Attention& options);
 
-/// The same in tensors that it makes: on a GPU this spares a copy.
+/// The same in tensors that it makes: on a GPU this spares a copy where a library makes its own.
 struct AttentionResult {
   at::Tensor out, lse;
 };

@@ -5,8 +5,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_flash_attention_backward.h>
 #include <ATen/ops/_flash_attention_forward.h>
-#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
-#include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/exp.h>
@@ -16,14 +14,17 @@
 #include <ATen/ops/ne.h>
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
 
 #include <fmt/format.h>
 
+#include <array>
 #include <mutex>
 #include <vector>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/kernels/attention_cudnn.h"
 #include "trireme/kernels/cuda.h"
 #include "trireme/kernels/product.h"
 
@@ -49,28 +50,6 @@ Attention as_seen(const at::Tensor& q, const at::Tensor& k, Attention options) {
     options.causal = false;
   }
   return options;
-}
-
-// ---- cuDNN, which wants [batch, heads, sequence, size] and takes any strides
-
-at::Tensor heads_first(const at::Tensor& x) { return x.transpose(1, 2); }
-
-AttentionResult cudnn_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Attention& o) {
-  auto result =
-      at::_scaled_dot_product_cudnn_attention(heads_first(q), heads_first(k), heads_first(v),
-                                              /*attn_bias=*/std::nullopt, /*compute_log_sumexp=*/true,
-                                              /*dropout_p=*/0.0, o.causal, /*return_debug_mask=*/false, o.scale);
-  return {std::get<0>(result).transpose(1, 2), std::get<1>(result).view({q.size(0), q.size(2), q.size(1)})};
-}
-
-std::array<at::Tensor, 3> cudnn_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
-                                         const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
-                                         const Attention& o) {
-  const at::Tensor none, seed = at::empty({}, q.options().dtype(at::kLong));
-  auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
-      heads_first(dout), heads_first(q), heads_first(k), heads_first(v), heads_first(out), lse.unsqueeze(-1), seed,
-      seed, none, none, none, q.size(1), k.size(1), /*dropout_p=*/0.0, o.causal, o.scale);
-  return {dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)};
 }
 
 // ---- ATen's flash kernel, which wants [batch, sequence, heads, size], or with documents [tokens, heads, size]
@@ -182,35 +161,13 @@ class FixedOrder {
 
 // ---- our own
 
-Element element_of(const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kDouble:
-      return Element::kDouble;
-    case at::kBFloat16:
-      return Element::kBfloat16;
-    case at::kHalf:
-      return Element::kHalf;
-    default:
-      return Element::kFloat;
-  }
-}
-
-void set_strides(std::int64_t (&to)[3], const at::Tensor& x) {
-  for (int i = 0; i < 3; ++i) to[i] = x.stride(i);
-}
-
 /// A call of the plain kernel, and the streams of coins that it points to.
 struct Plain {
   CudaAttention call{};
   at::Tensor coins;
 
   Plain(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Attention& o) {
-    call.q = q.const_data_ptr(), call.k = k.const_data_ptr(), call.v = v.const_data_ptr();
-    set_strides(call.q_strides, q), set_strides(call.k_strides, k), set_strides(call.v_strides, v);
-    call.batch = q.size(0), call.queries = q.size(1), call.heads = q.size(2), call.head_size = q.size(3);
-    call.keys = k.size(1), call.key_heads = k.size(2);
-    call.query_position = o.query_position, call.key_position = o.key_position;
-    call.window = o.window, call.causal = o.causal, call.scale = o.scale;
+    call = attention_call(q, k, v, o);
     if (has_documents(o)) {
       call.query_documents = o.query_documents->const_data_ptr<std::int32_t>();
       call.key_documents = o.key_documents->const_data_ptr<std::int32_t>();
@@ -240,16 +197,13 @@ struct Plain {
   }
 };
 
-AttentionResult plain_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Attention& options) {
-  const auto sums = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  AttentionResult result{at::empty(q.sizes(), q.options()),
-                         at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(sums))};
+void plain_forward(const AttentionResult& result, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                   const Attention& options) {
   Plain plain(q, k, v, options);
   plain.call.out = result.out.mutable_data_ptr();
-  set_strides(plain.call.out_strides, result.out);
+  set_attention_strides(plain.call.out_strides, result.out);
   plain.call.lse = result.lse.mutable_data_ptr();
-  check_cuda(cuda().attention_forward(plain.call, element_of(q), cuda_stream()), "attention_forward");
-  return result;
+  check_cuda(cuda().attention_forward(plain.call, attention_element(q), cuda_stream()), "attention_forward");
 }
 
 void plain_backward(const AttentionGradients& into, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
@@ -258,11 +212,12 @@ void plain_backward(const AttentionGradients& into, const at::Tensor& dout, cons
   CudaAttention& call = plain.call;
   const at::Tensor lse_rows = lse.contiguous(), delta = at::empty(lse_rows.sizes(), lse_rows.options());
   call.out_read = out.const_data_ptr(), call.dout = dout.const_data_ptr();
-  set_strides(call.out_strides, out), set_strides(call.dout_strides, dout);
+  set_attention_strides(call.out_strides, out), set_attention_strides(call.dout_strides, dout);
   call.lse = const_cast<void*>(lse_rows.const_data_ptr()), call.delta = delta.mutable_data_ptr();
   call.dq = into.dq.mutable_data_ptr(), call.dk = into.dk.mutable_data_ptr(), call.dv = into.dv.mutable_data_ptr();
-  set_strides(call.dq_strides, into.dq), set_strides(call.dk_strides, into.dk), set_strides(call.dv_strides, into.dv);
-  check_cuda(cuda().attention_backward(call, element_of(q), cuda_stream()), "attention_backward");
+  set_attention_strides(call.dq_strides, into.dq), set_attention_strides(call.dk_strides, into.dk),
+      set_attention_strides(call.dv_strides, into.dv);
+  check_cuda(cuda().attention_backward(call, attention_element(q), cuda_stream()), "attention_backward");
 }
 
 /// The one tensor that the three lie in side by side, as gradients of a fused projection do; undefined where they do
@@ -276,6 +231,17 @@ at::Tensor fused(const AttentionGradients& into) {
   };
   if (q.size(1) != k.size(1) || q.stride(2) != size || !follows(q, k) || !follows(k, v)) return {};
   return q.as_strided({q.size(0), q.size(1), heads, size}, q.strides());
+}
+
+/// From tensors of a library's making to where they are wanted.
+void join(const AttentionGradients& into, const std::array<at::Tensor, 3>& gradients) {
+  if (at::Tensor whole = fused(into); whole.defined()) {
+    at::cat_out(whole, {gradients[0], gradients[1], gradients[2]}, 2);
+    return;
+  }
+  into.dq.copy_(gradients[0]);
+  into.dk.copy_(gradients[1]);
+  into.dv.copy_(gradients[2]);
 }
 
 }  // namespace
@@ -293,23 +259,56 @@ AttentionKernel attention_kernel(const at::Tensor& q, const at::Tensor& k, const
   }
   if (has_window(q, k, options)) return square && q.size(3) <= 256 ? AttentionKernel::kFlash : AttentionKernel::kPlain;
   if (options.causal && !square) return AttentionKernel::kPlain;
+  if (q.size(1) == 1 && k.size(1) == 1) return AttentionKernel::kPlain;  // which cuDNN's backward refuses
   return q.size(3) <= 128   ? AttentionKernel::kCudnn
          : q.size(3) <= 256 ? AttentionKernel::kFlash
                             : AttentionKernel::kPlain;
 }
 
-AttentionResult cuda_attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                       const Attention& masked) {
+CudaAttention attention_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Attention& options) {
+  CudaAttention call{};
+  call.q = q.const_data_ptr(), call.k = k.const_data_ptr(), call.v = v.const_data_ptr();
+  set_attention_strides(call.q_strides, q), set_attention_strides(call.k_strides, k);
+  set_attention_strides(call.v_strides, v);
+  call.batch = q.size(0), call.queries = q.size(1), call.heads = q.size(2), call.head_size = q.size(3);
+  call.keys = k.size(1), call.key_heads = k.size(2);
+  call.query_position = options.query_position, call.key_position = options.key_position;
+  call.window = options.window, call.causal = options.causal, call.scale = options.scale;
+  return call;
+}
+
+Element attention_element(const at::Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kDouble:
+      return Element::kDouble;
+    case at::kBFloat16:
+      return Element::kBfloat16;
+    case at::kHalf:
+      return Element::kHalf;
+    default:
+      return Element::kFloat;
+  }
+}
+
+void set_attention_strides(std::int64_t (&to)[3], const at::Tensor& x) {
+  for (int i = 0; i < 3; ++i) to[i] = x.stride(i);
+}
+
+void cuda_attention_forward(AttentionResult& result, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const Attention& masked) {
   const Attention options = as_seen(q, k, masked);
   switch (attention_kernel(q, k, options)) {
     case AttentionKernel::kCudnn:
-      return cudnn_forward(q, k, v, options);
+      return cudnn_forward(result, q, k, v, options);
     case AttentionKernel::kFlash:
-      return flash_forward(q, k, v, options);
+      result = flash_forward(q, k, v, options);
+      return;
     case AttentionKernel::kPlain:
       break;
   }
-  return plain_forward(q, k, v, options);
+  if (result.lse.is_contiguous()) return plain_forward(result, q, k, v, options);
+  result.lse = at::empty(result.lse.sizes(), result.lse.options());
+  plain_forward(result, q, k, v, options);
 }
 
 void cuda_attention_backward(const AttentionGradients& into, const at::Tensor& dout, const at::Tensor& q,
@@ -318,34 +317,48 @@ void cuda_attention_backward(const AttentionGradients& into, const at::Tensor& d
   const Attention options = as_seen(q, k, masked);
   const AttentionKernel kernel = attention_kernel(q, k, options);
   if (kernel == AttentionKernel::kPlain) return plain_backward(into, dout, q, k, v, out, lse, options);
+  const auto by_cudnn = [&](bool fixed) {
+    return kernel == AttentionKernel::kCudnn && cudnn_backward_into(into, dout, q, k, v, out, lse, options, fixed);
+  };
   const auto usual = [&] {
-    return kernel == AttentionKernel::kCudnn ? cudnn_backward(dout, q, k, v, out, lse, options)
-                                             : flash_backward(dout, q, k, v, out, lse, options);
+    if (by_cudnn(/*fixed=*/false)) return;
+    join(into, kernel == AttentionKernel::kCudnn ? cudnn_backward(dout, q, k, v, out, lse, options)
+                                                 : flash_backward(dout, q, k, v, out, lse, options));
   };
-  // cuDNN's backward is asked through ATen, which has no fixed order for it; the flash kernel's takes the same lse.
-  const auto fixed = [&] {
+  if (!options.deterministic) return usual();
+  // The flash kernel takes cuDNN's lse.
+  const auto flash = [&] {
     const FixedOrder order(true);
-    return flash_backward(dout, q, k, v, out, lse, options);
+    join(into, flash_backward(dout, q, k, v, out, lse, options));
   };
-  if (options.deterministic) {
-    const std::string key = fmt::format("attention backward {} batch {} queries {} keys {} heads {}/{} size {}{}",
-                                        c10::toString(q.scalar_type()), q.size(0), q.size(1), k.size(1), q.size(2),
-                                        k.size(2), q.size(3), options.causal ? " causal" : "");
-    const auto us = time_once(key, {{"fixed order", [&] { fixed(); }}, {"any order", [&] { usual(); }}});
-    if (!us.empty()) {
-      log_info("deterministic attention: backward takes {:.0f} us instead of {:.0f} ({:.2f}x) at {}",
-               us.at("fixed order"), us.at("any order"), us.at("fixed order") / us.at("any order"), key);
+  // An Error leaves this way out. Its room may be what does not fit any more, and the other way needs none.
+  const auto cudnn = [&] {
+    bool done = false;
+    try {
+      done = by_cudnn(/*fixed=*/true);
+    } catch (const c10::OutOfMemoryError& error) {
+      log_warn("cuDNN's fixed order of attention does not fit the GPU's memory: {}", error.what_without_backtrace());
     }
+    if (!done) throw Error("cuDNN has no fixed order for this");  // the log has said why
+  };
+  const std::string key = fmt::format("attention backward {} batch {} queries {} keys {} heads {}/{} size {}{}",
+                                      c10::toString(q.scalar_type()), q.size(0), q.size(1), k.size(1), q.size(2),
+                                      k.size(2), q.size(3), options.causal ? " causal" : "");
+  const auto written = [&] { return std::vector<at::Tensor>{into.dq, into.dk, into.dv}; };
+  const std::string way = kernel == AttentionKernel::kCudnn
+                              ? fastest_way(key + " fixed order", {{"flash", flash}, {"cudnn", cudnn}}, written)
+                              : "flash";
+  const auto fixed = [&] {
+    // A choice that was made elsewhere may not run here.
+    if (way == "cudnn" && by_cudnn(/*fixed=*/true)) return;
+    flash();
+  };
+  const auto us = time_once(key, {{"fixed order", fixed}, {"any order", usual}});
+  if (!us.empty()) {
+    log_info("deterministic attention: backward by {} takes {:.0f} us instead of {:.0f} ({:.2f}x) at {}", way,
+             us.at("fixed order"), us.at("any order"), us.at("fixed order") / us.at("any order"), key);
   }
-  const auto gradients = options.deterministic ? fixed() : usual();
-  if (const at::Tensor whole = fused(into); whole.defined()) {
-    at::Tensor out_whole = whole;
-    at::cat_out(out_whole, {gradients[0], gradients[1], gradients[2]}, 2);
-    return;
-  }
-  into.dq.copy_(gradients[0]);
-  into.dk.copy_(gradients[1]);
-  into.dv.copy_(gradients[2]);
+  fixed();
 }
 
 void cuda_attention_merge(at::Tensor& out, at::Tensor& lse, const at::Tensor& other_out, const at::Tensor& other_lse) {

@@ -72,6 +72,9 @@ struct CudaAttention {
   double kept_factor;
 };
 
+/// Which of cuDNN's graphs of attention; fixed: with the same bits every time.
+enum class CudnnPass : std::int32_t { kForward, kBackward, kFixedBackward };
+
 /// What the comm room asks of a GPU that ranks share: every to[k][i] = (from[0][i] (+) from[1][i] (+) ...) / divisor.
 struct CudaFold {
   enum Type : std::int32_t { kFloat, kDouble, kHalf, kBfloat16, kInt32, kInt64, kUint8 };
@@ -172,7 +175,7 @@ struct CudaStreams {
 };
 
 /// Raised by one whenever a member changes its meaning or place.
-inline constexpr std::uint32_t kCudaKernelsVersion = 5;
+inline constexpr std::uint32_t kCudaKernelsVersion = 6;
 
 struct CudaKernels {
   std::uint32_t version;
@@ -214,6 +217,13 @@ struct CudaKernels {
 
   CudaError (*attention_forward)(const CudaAttention&, Element, CudaStream);
   CudaError (*attention_backward)(const CudaAttention&, Element, CudaStream);
+  /// Null, or why cuDNN cannot be called by us: no headers when this was built, no library now.
+  CudaError (*cudnn_ready)();
+  /// A plan for calls of this type, shape, strides, mask and scale on the current device, and the bytes that it works
+  /// in; or why cuDNN has none. For this thread alone, and for good: a recording may outlive whoever made it.
+  CudaError (*cudnn_plan)(const CudaAttention&, Element, CudnnPass, void** plan, std::int64_t* workspace);
+  /// Neither documents nor windows, dropout or positions; addresses and strides are multiples of 16 bytes.
+  CudaError (*cudnn_run)(const void* plan, const CudaAttention&, void* workspace, CudaStream);
 
   CudaError (*copy)(void* to, const void* from, std::int64_t bytes, CudaStream);
   CudaError (*fold)(const CudaFold&, CudaStream);

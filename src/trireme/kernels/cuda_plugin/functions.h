@@ -33,6 +33,9 @@ CudaError lars(const UpdateLoop&, const LarsNumbers&, std::int64_t count, CudaSt
 CudaError squares(const CudaSquares*, std::int64_t tensors, double* partial, double* sums, CudaStream);
 CudaError attention_forward(const CudaAttention&, Element, CudaStream);
 CudaError attention_backward(const CudaAttention&, Element, CudaStream);
+CudaError cudnn_ready();
+CudaError cudnn_plan(const CudaAttention&, Element, CudnnPass, void** plan, std::int64_t* workspace);
+CudaError cudnn_run(const void* plan, const CudaAttention&, void* workspace, CudaStream);
 CudaError copy(void* to, const void* from, std::int64_t bytes, CudaStream);
 CudaError fold(const CudaFold&, CudaStream);
 CudaError graph_begin(void** graph);
