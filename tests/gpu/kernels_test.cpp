@@ -141,7 +141,7 @@ TEST(GpuSumRows, EqualsTheCpuAndItself) {
       kernels::add_row_sum(again, x.gpu);
       expect_near(totals, near.type == at::kDouble ? near : types()[1], "totals", 4);
       EXPECT_TRUE(same_bits(again.cpu(), totals.gpu.cpu()));
-      kernels::add_row_sum(again.fill_(77), x.gpu, /*begin=*/true);
+      kernels::add_row_sum(again.fill_(77), x.gpu, /*anew=*/true);
       at::Tensor from_zero = at::zeros_like(again);
       kernels::add_row_sum(from_zero, x.gpu);
       EXPECT_TRUE(same_bits(again.cpu(), from_zero.cpu()));

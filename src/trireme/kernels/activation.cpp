@@ -53,7 +53,7 @@ void activation_forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& bi
 }
 
 void activation_backward(at::Tensor& dx, at::Tensor& dbias, const at::Tensor& dy, const at::Tensor& x,
-                         const at::Tensor& bias, Activation kind, at::Tensor* y, bool begin) {
+                         const at::Tensor& bias, Activation kind, at::Tensor* y, bool anew) {
   const Arguments arguments("activation_backward");
   const Rows in = arguments.rows(x, "x"), gradient = arguments.rows_like(dy, "dy", in, "x");
   const Rows out = arguments.rows_like(dx, "dx", in, "x");
@@ -70,10 +70,10 @@ void activation_backward(at::Tensor& dx, at::Tensor& dbias, const at::Tensor& dy
                             .y = again.data,
                             .y_stride = again.stride};
   void* const bias_gradient = arguments.sums(dbias, "dbias", in.width, in.element);
-  if (begin && bias_gradient != nullptr && (!arguments.on_gpu() || in.rows == 0)) dbias.zero_();
+  if (anew && bias_gradient != nullptr && (!arguments.on_gpu() || in.rows == 0)) dbias.zero_();
   if (arguments.on_gpu()) {
     at::Tensor room;
-    CudaColumnSums column_sums{.first = bias_gradient, .begin_first = begin};
+    CudaColumnSums column_sums{.first = bias_gradient, .begin_first = anew};
     if (bias_gradient != nullptr) {
       room = cuda_sum_room(x, in.element, in.width, 1);
       column_sums.partial = room.mutable_data_ptr();

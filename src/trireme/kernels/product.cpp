@@ -130,12 +130,12 @@ at::Tensor gelu_linear_back(const at::Tensor& dy, const at::Tensor& weight, cons
   const auto apart = [&](at::Tensor& sum) {
     product_into(dinner, dy, weight);
     activation_backward(dinner, sum, dinner, inner, at::Tensor(), Activation::kGeluTanh,
-                        active.defined() ? &active : nullptr, /*begin=*/true);
+                        active.defined() ? &active : nullptr, /*anew=*/true);
   };
   const auto fused = [&](at::Tensor& sum) {
     fused_product(dinner, dy, weight, /*add=*/false, extras);
     if (active.defined()) activation_forward(active, inner, at::Tensor(), Activation::kGeluTanh);
-    if (sum.defined()) add_row_sum(sum, dinner, /*begin=*/true);
+    if (sum.defined()) add_row_sum(sum, dinner, /*anew=*/true);
   };
   std::string way = "apart";
   if (narrow(dy) && call_for(dinner, dy, weight, /*add=*/false, extras)) {
@@ -172,7 +172,7 @@ bool sums_in_product(const at::Tensor& gradient, const at::Tensor& dy, const at:
                        [&] {
                          prepare();
                          product_into(trial, a, x);
-                         add_row_sum(sum, dy, /*begin=*/true);
+                         add_row_sum(sum, dy, /*anew=*/true);
                        }},
                       {"fused",
                        [&] {

@@ -70,7 +70,7 @@ at::Tensor Mlp::inner_gradient(const at::Tensor& dy, const at::Tensor& inner, at
   } else {
     dinner = std::move(dactive);
     kernels::activation_backward(dinner, dbias, dinner, inner, at::Tensor(), activation_, again ? &active : nullptr,
-                                 /*begin=*/true);
+                                 /*anew=*/true);
   }
   if (together) out_.weight_gradient(dy, active, context, tape, rounded);
   return dinner;
