@@ -6,6 +6,7 @@
 #include "trireme/kernels/attention_cudnn.h"
 #include "trireme/kernels/cuda.h"
 #include "trireme/kernels/cuda_graph.h"
+#include "trireme/kernels/product.h"
 
 namespace trireme::gpu {
 namespace {
@@ -56,8 +57,12 @@ class GpuCudnn : public testing::Test {
     gpu();
     const kernels::CudaError why = kernels::cuda().cudnn_ready();
     if (why != nullptr) GTEST_SKIP() << why;
+    kernels::set_tuned_products(false);  // cuDNN, though the flash kernel may be faster
   }
-  void TearDown() override { kernels::set_direct_cudnn(true); }
+  void TearDown() override {
+    kernels::set_direct_cudnn(true);
+    kernels::set_tuned_products(true);
+  }
 };
 
 /// The three beside the CPU's, and all around them as it was.

@@ -3,6 +3,7 @@
 #include "tests/gpu/support.h"
 #include "trireme/kernels/attention.h"
 #include "trireme/kernels/attention_cuda.h"
+#include "trireme/kernels/product.h"
 
 namespace trireme::gpu {
 namespace {
@@ -101,6 +102,21 @@ TEST(GpuAttention, TakesTheFastKernelThatItCan) {
   const at::Tensor one = at::empty({2, 1, 4, 64}, at::TensorOptions(at::kBFloat16).device(gpu()));
   EXPECT_EQ(kernels::attention_kernel(one, one, {}), AttentionKernel::kPlain);
   EXPECT_EQ(of(at::kBFloat16, 64, {.causal = true, .query_position = 8}), AttentionKernel::kPlain);
+}
+
+/// Where two kernels can, the faster one is found by timing both, for each pass, and remembered.
+TEST(GpuAttention, RemembersWhichKernelIsFaster) {
+  const at::Tensor q = normal_tensor({2, 320, 4, 64}, at::kFloat, "q").to(at::kBFloat16).to(gpu());
+  const Attention options{.scale = 0.125, .causal = true};
+  const auto result = kernels::attention_forward(q, q, q, options);
+  at::Tensor dq = at::empty_like(q), dk = at::empty_like(q), dv = at::empty_like(q);
+  kernels::attention_backward(dq, dk, dv, q, q, q, q, result.out, result.lse, options);
+  const std::string chosen = kernels::chosen_text();
+  EXPECT_THAT(chosen, testing::HasSubstr("attention forward BFloat16 batch 2 queries 320 keys 320"));
+  EXPECT_THAT(chosen, testing::HasSubstr("attention backward BFloat16 batch 2 queries 320 keys 320"));
+  const auto again = kernels::attention_forward(q, q, q, options);
+  EXPECT_TRUE(same_bits(again.out.cpu(), result.out.cpu()));
+  EXPECT_EQ(kernels::chosen_text(), chosen);
 }
 
 /// In a fixed order the gradients have the same bits every time, and are those of the usual kernel to its roundings.

@@ -127,25 +127,6 @@ TEST_P(Layers, GiveTheSameBitsWhenWeightGradientsArePutOff) {
   for (const auto& [name, gradient] : now.gradients) EXPECT_TRUE(at::equal(gradient, after.gradients.at(name))) << name;
 }
 
-/// And what is kept for backward is the same.
-TEST_P(Layers, AddTheirOutputToAResidualThatStays) {
-  Params params;
-  const auto layer = GetParam().build(params);
-  auto* branch = dynamic_cast<ResidualLayer*>(layer.get());
-  if (branch == nullptr) GTEST_SKIP() << "not a branch of a block";
-  fill_weights(params, Precision::kFp64);
-  Context context = case_context(GetParam());
-  const at::Tensor x = case_inputs(GetParam(), at::kDouble)[0];
-  Tape tape, other;
-  const at::Tensor y = branch->run(x, context, &tape);
-  const at::Tensor residual = seed_gradient(y, at::kDouble, at::kDouble), before = residual.clone();
-  const at::Tensor sum = branch->run_onto(residual, x, context, &other);
-  EXPECT_LE(difference(sum, y + before), 1e-14);
-  EXPECT_TRUE(at::equal(residual, before));
-  const at::Tensor dx = branch->run_back(before.clone(), context, tape);
-  EXPECT_TRUE(at::equal(branch->run_back(before.clone(), context, other), dx));
-}
-
 TEST_P(Layers, AddUpGradientsOverMicrobatches) {
   Params params;
   const auto layer = GetParam().build(params);
@@ -184,6 +165,31 @@ std::vector<LayerCase> cases_with_weights() {
     return params.size() == 0;
   });
   return cases;
+}
+
+/// And what is kept for backward is the same.
+TEST(Branches, AddTheirOutputToAResidualThatStays) {
+  int branches = 0;
+  for (const LayerCase& layer_case : layer_cases({})) {
+    SCOPED_TRACE(layer_case.name);
+    Params params;
+    const auto layer = layer_case.build(params);
+    auto* branch = dynamic_cast<ResidualLayer*>(layer.get());
+    if (branch == nullptr) continue;
+    ++branches;
+    fill_weights(params, Precision::kFp64);
+    Context context = case_context(layer_case);
+    const at::Tensor x = case_inputs(layer_case, at::kDouble)[0];
+    Tape tape, other;
+    const at::Tensor y = branch->run(x, context, &tape);
+    const at::Tensor residual = seed_gradient(y, at::kDouble, at::kDouble), before = residual.clone();
+    const at::Tensor sum = branch->run_onto(residual, x, context, &other);
+    EXPECT_LE(difference(sum, y + before), 1e-14);
+    EXPECT_TRUE(at::equal(residual, before));
+    const at::Tensor dx = branch->run_back(before.clone(), context, tape);
+    EXPECT_TRUE(at::equal(branch->run_back(before.clone(), context, other), dx));
+  }
+  EXPECT_GE(branches, 4) << "attention and MLPs";
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LayersWithWeights, testing::ValuesIn(cases_with_weights()),

@@ -19,6 +19,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <functional>
 #include <mutex>
 #include <vector>
 
@@ -233,6 +234,26 @@ at::Tensor fused(const AttentionGradients& into) {
   return q.as_strided({q.size(0), q.size(1), heads, size}, q.strides());
 }
 
+std::string attention_key(const char* what, const at::Tensor& q, const at::Tensor& k, const Attention& options) {
+  return fmt::format("{} {} batch {} queries {} keys {} heads {}/{} size {}{}", what, c10::toString(q.scalar_type()),
+                     q.size(0), q.size(1), k.size(1), q.size(2), k.size(2), q.size(3), options.causal ? " causal" : "");
+}
+
+/// "cudnn" or "flash", where both can: timed for each shape of whole rows, as training has them.
+std::string faster_kernel(const char* what, const at::Tensor& q, const at::Tensor& k, const Attention& options,
+                          const std::function<void()>& cudnn, const std::function<void()>& flash,
+                          const std::function<std::vector<at::Tensor>()>& made) {
+  if (!tuned_products() || q.size(1) != k.size(1)) return "cudnn";
+  const auto flash_or_error = [&] {
+    try {
+      flash();
+    } catch (const c10::Error& error) {  // it leaves this way out
+      throw Error(error.what_without_backtrace());
+    }
+  };
+  return fastest_way(attention_key(what, q, k, options), {{"cudnn", cudnn}, {"flash", flash_or_error}}, made);
+}
+
 /// From tensors of a library's making to where they are wanted.
 void join(const AttentionGradients& into, const std::array<at::Tensor, 3>& gradients) {
   if (at::Tensor whole = fused(into); whole.defined()) {
@@ -260,6 +281,8 @@ AttentionKernel attention_kernel(const at::Tensor& q, const at::Tensor& k, const
   if (has_window(q, k, options)) return square && q.size(3) <= 256 ? AttentionKernel::kFlash : AttentionKernel::kPlain;
   if (options.causal && !square) return AttentionKernel::kPlain;
   if (q.size(1) == 1 && k.size(1) == 1) return AttentionKernel::kPlain;  // which cuDNN's backward refuses
+  // A sentence that is written word by word has other lengths at each: cuDNN would make a plan for every one.
+  if (q.size(1) == 1 && q.size(3) <= 256) return AttentionKernel::kFlash;
   return q.size(3) <= 128   ? AttentionKernel::kCudnn
          : q.size(3) <= 256 ? AttentionKernel::kFlash
                             : AttentionKernel::kPlain;
@@ -298,8 +321,12 @@ void cuda_attention_forward(AttentionResult& result, const at::Tensor& q, const 
                             const Attention& masked) {
   const Attention options = as_seen(q, k, masked);
   switch (attention_kernel(q, k, options)) {
-    case AttentionKernel::kCudnn:
-      return cudnn_forward(result, q, k, v, options);
+    case AttentionKernel::kCudnn: {
+      const auto cudnn = [&] { cudnn_forward(result, q, k, v, options); };
+      const auto flash = [&] { result = flash_forward(q, k, v, options); };
+      const auto made = [&] { return std::vector<at::Tensor>{result.out}; };
+      return faster_kernel("attention forward", q, k, options, cudnn, flash, made) == "flash" ? flash() : cudnn();
+    }
     case AttentionKernel::kFlash:
       result = flash_forward(q, k, v, options);
       return;
@@ -320,16 +347,21 @@ void cuda_attention_backward(const AttentionGradients& into, const at::Tensor& d
   const auto by_cudnn = [&](bool fixed) {
     return kernel == AttentionKernel::kCudnn && cudnn_backward_into(into, dout, q, k, v, out, lse, options, fixed);
   };
+  const auto written = [&] { return std::vector<at::Tensor>{into.dq, into.dk, into.dv}; };
+  const auto by_flash = [&] { join(into, flash_backward(dout, q, k, v, out, lse, options)); };
+  const auto any_cudnn = [&] {
+    if (!by_cudnn(/*fixed=*/false)) join(into, cudnn_backward(dout, q, k, v, out, lse, options));
+  };
   const auto usual = [&] {
-    if (by_cudnn(/*fixed=*/false)) return;
-    join(into, kernel == AttentionKernel::kCudnn ? cudnn_backward(dout, q, k, v, out, lse, options)
-                                                 : flash_backward(dout, q, k, v, out, lse, options));
+    const bool cudnn = kernel == AttentionKernel::kCudnn &&
+                       faster_kernel("attention backward", q, k, options, any_cudnn, by_flash, written) == "cudnn";
+    cudnn ? any_cudnn() : by_flash();
   };
   if (!options.deterministic) return usual();
   // The flash kernel takes cuDNN's lse.
   const auto flash = [&] {
     const FixedOrder order(true);
-    join(into, flash_backward(dout, q, k, v, out, lse, options));
+    by_flash();
   };
   // An Error leaves this way out. Its room may be what does not fit any more, and the other way needs none.
   const auto cudnn = [&] {
@@ -341,19 +373,15 @@ void cuda_attention_backward(const AttentionGradients& into, const at::Tensor& d
     }
     if (!done) throw Error("cuDNN has no fixed order for this");  // the log has said why
   };
-  const std::string key = fmt::format("attention backward {} batch {} queries {} keys {} heads {}/{} size {}{}",
-                                      c10::toString(q.scalar_type()), q.size(0), q.size(1), k.size(1), q.size(2),
-                                      k.size(2), q.size(3), options.causal ? " causal" : "");
-  const auto written = [&] { return std::vector<at::Tensor>{into.dq, into.dk, into.dv}; };
-  const std::string way = kernel == AttentionKernel::kCudnn
-                              ? fastest_way(key + " fixed order", {{"flash", flash}, {"cudnn", cudnn}}, written)
-                              : "flash";
+  const std::string key = attention_key("attention backward", q, k, options) + " fixed order";
+  const std::string way =
+      kernel == AttentionKernel::kCudnn ? fastest_way(key, {{"flash", flash}, {"cudnn", cudnn}}, written) : "flash";
   const auto fixed = [&] {
     // A choice that was made elsewhere may not run here.
     if (way == "cudnn" && by_cudnn(/*fixed=*/true)) return;
     flash();
   };
-  const auto us = time_once(key, {{"fixed order", fixed}, {"any order", usual}});
+  const auto us = time_once(key + ", and any", {{"fixed order", fixed}, {"any order", usual}});
   if (!us.empty()) {
     log_info("deterministic attention: backward by {} takes {:.0f} us instead of {:.0f} ({:.2f}x) at {}", way,
              us.at("fixed order"), us.at("any order"), us.at("fixed order") / us.at("any order"), key);

@@ -1,7 +1,8 @@
 // kernels/attention_cuda.h -- attention on a GPU: which kernel takes a call, and the call.
 //
-// bfloat16 and half without dropout go to the fastest library kernel that takes their mask: cuDNN's for plain and
-// causal attention (attention_cudnn.h), ATen's flash kernel for windows and packed documents. Everything else (float,
+// bfloat16 and half without dropout go to the fastest library kernel that takes their mask: cuDNN's (attention_cudnn.h)
+// or ATen's flash kernel for plain and causal attention, whichever is faster when a shape is first met (product.h's
+// choices, which are kept), the flash kernel for windows, packed documents and single queries. Everything else (float,
 // double, dropout by our own numbers, blocks of longer sequences) goes to the plain kernel of cuda_plugin/attention.cu.
 // Depends on: base. Arguments have been checked: attention.cpp.
 #pragma once

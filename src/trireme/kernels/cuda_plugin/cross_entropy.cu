@@ -168,16 +168,6 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows(const CrossEntrop
 #define TRIREME_CLUSTERS 1
 #endif
 
-__device__ __forceinline__ void copy_16_bytes(void* shared, const void* global) {
-  asm volatile(
-      "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))),
-      "l"(global));
-}
-template <int kLeft>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-}
-
 /// The blocks of a cluster take neighbouring pieces of a row. Every thread reads only what it has fetched itself, so
 /// nobody waits for the block while pieces arrive.
 template <typename T>
@@ -204,8 +194,8 @@ __global__ void __launch_bounds__(kThreads, 2) cross_entropy_held(const CrossEnt
 #pragma unroll
   for (int s = 0; s < kStages; ++s) {
     const int end = min(count, (s + 1) * stage);
-    for (int i = s * stage + threadIdx.x * kVec; i < end; i += kStep) copy_16_bytes(held + i, x + i);
-    asm volatile("cp.async.commit_group;");
+    for (int i = s * stage + threadIdx.x * kVec; i < end; i += kStep) fetch16(held + i, x + i);
+    close_fetches();
   }
   const A hit = threadIdx.x == 0 && block == 0 ? hit_of(x, target, c.vocabulary) : A(0);
   const bool with_logits = c.label_smoothing != 0;
@@ -219,10 +209,10 @@ __global__ void __launch_bounds__(kThreads, 2) cross_entropy_held(const CrossEnt
     }
   };
   static_assert(kStages == 4);
-  wait_for_copies<3>(), add_stage(0);
-  wait_for_copies<2>(), add_stage(1);
-  wait_for_copies<1>(), add_stage(2);
-  wait_for_copies<0>(), add_stage(3);
+  wait_fetches<3>(), add_stage(0);
+  wait_fetches<2>(), add_stage(1);
+  wait_fetches<1>(), add_stage(2);
+  wait_fetches<0>(), add_stage(3);
   Totals<A> all = over_block(mine, with_logits);
   if (blocks > 1) {
     if (threadIdx.x == 0) {
