@@ -129,8 +129,8 @@ TEST(NarrowTables, AreOfTheComputeTypeToo) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Masters, NarrowStates, testing::Values(spec::Masters::kNone, spec::Masters::kVectors),
-                         [](const auto& info) {
-                           return std::string(info.param == spec::Masters::kNone ? "OfLayers" : "OfTablesToo");
+                         [](const auto& test) {
+                           return std::string(test.param == spec::Masters::kNone ? "OfLayers" : "OfTablesToo");
                          });
 
 }  // namespace
