@@ -9,6 +9,7 @@
 #include "trireme/base/log.h"
 #include "trireme/checkpoint/store.h"
 #include "trireme/formats/checkpoint_folder.h"
+#include "trireme/train/explain.h"
 
 namespace trireme::train {
 namespace {
@@ -194,6 +195,25 @@ TEST(NarrowGradients, TakeHalfTheMemory) {
   EXPECT_NEAR(static_cast<double>(few.device.peak_of(device::MemoryUse::kGradients)), 0.5 * wide_bytes,
               0.05 * wide_bytes);  // but for vectors
   EXPECT_EQ(few.device.peak_of(device::MemoryUse::kOptimizer), wide.device.peak_of(device::MemoryUse::kOptimizer));
+}
+
+TEST(NarrowGradients, AreExplainedBesideFormulasThatStillHold) {
+  spec::Recipe recipe = narrow(recipe_for());
+  recipe.layout.dp = 2;
+  recipe.layout.zero = 1;
+  with_trainers(recipe, 2, [&](Trainer& trainer, comm::Rank& rank) {
+    const Explanation explanation = explain(trainer);
+    if (rank.rank() != 0) return;
+    for (const Explanation::Line& line : explanation.memory) {
+      if (line.name == "masters" || line.name == "optimizer") {
+        EXPECT_NEAR(line.measured / line.formula, 1, 0.01) << line.name;  // buckets are filled up
+      } else if (line.name == "gradients") {
+        EXPECT_EQ(line.formula_text, "of several types");
+      }
+    }
+    ASSERT_EQ(explanation.traffic.size(), 1U);  // but for vectors, which the formula counts as matrices
+    EXPECT_NEAR(explanation.traffic[0].measured / explanation.traffic[0].formula, 1, 0.05);
+  });
 }
 
 /// Gradients are no state: a run may go on with others.

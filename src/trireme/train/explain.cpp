@@ -107,9 +107,9 @@ Explanation explain(Trainer& trainer) {
   const plan::StateBytes formula = plan::state_bytes(elements, task.layout.zero, sharing, task.compute_bytes,
                                                      task.sum_bytes, static_cast<int>(moments));
   // Formulas of masters and gradients count one type for all.
-  const bool one_type = trainer.recipe().precision.masters == spec::Masters::kFp32 &&
-                        !spec::has_narrow_gradients(trainer.recipe().precision) &&
-                        trainer.recipe().optim.states == spec::States::kFp32;
+  const bool wide_states = trainer.recipe().precision.masters == spec::Masters::kFp32 &&
+                           trainer.recipe().optim.states == spec::States::kFp32;
+  const bool wide_gradients = wide_states && !spec::has_narrow_gradients(trainer.recipe().precision);
   const std::string n = task.layout.zero > 0 ? fmt::format(", N = {}", sharing) : "";
   const auto one = [&](int stage) { return task.layout.zero >= stage ? "Psi/N" : "Psi"; };
   const std::string full = fmt::format("{} bytes x ", task.sum_bytes);
@@ -140,13 +140,11 @@ Explanation explain(Trainer& trainer) {
     out.memory.push_back({"activations", "of one micro", static_cast<double>(account.activations),
                           task.shape.encoder_layers > 0 || !task.shape.norm_first ? 0 : plan::activation_bytes(task)});
   }
-  if (!one_type) {
-    for (Explanation::Line& line : out.memory) {
-      if (line.name.starts_with("masters") || line.name.starts_with("gradients") ||
-          line.name.starts_with("optimizer")) {
-        line.formula = 0;
-        line.formula_text = "of several types";
-      }
+  for (Explanation::Line& line : out.memory) {
+    const bool kept = line.name.starts_with("masters") || line.name.starts_with("optimizer");
+    if ((kept && !wide_states) || (line.name.starts_with("gradients") && !wide_gradients)) {
+      line.formula = 0;
+      line.formula_text = "of several types";
     }
   }
   std::map<std::string, double> measured;
