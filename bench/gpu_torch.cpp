@@ -267,7 +267,7 @@ int main(int count, char** words) try {
   if (options.kernels) all["kernels"] = bench::print_kernels();
   if (options.attention) {
     all["attention"] =
-        bench::print_attention(bf16(), [](const std::function<void()>& call) { return seconds_of(call); });
+        bench::print_attention(bench::bf16(), [](const std::function<void()>& call) { return seconds_of(call); });
   }
   if (options.shapes) all["products"] = bench::print_products();
   const double rate = options.models.empty() || options.offload ? 0 : copy_rate();
