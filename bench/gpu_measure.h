@@ -16,7 +16,7 @@ inline at::TensorOptions bf16() { return at::TensorOptions(at::kBFloat16).device
 inline at::TensorOptions f32() { return at::TensorOptions(at::kFloat).device(gpu()); }
 
 /// Seconds of one call: the median of turns of several calls each, waited for at their end.
-inline double seconds_of(const std::function<void()>& call, int turns = 7, int calls = 10) {
+inline double gpu_seconds(const std::function<void()>& call, int turns = 7, int calls = 10) {
   for (int i = 0; i < 3; ++i) call();
   Times times;
   for (int turn = 0; turn < turns; ++turn) {
@@ -33,7 +33,7 @@ inline double seconds_of(const std::function<void()>& call, int turns = 7, int c
 inline double copy_rate() {
   const at::Tensor from = at::randn({std::int64_t{1} << 29}, bf16());
   at::Tensor to = at::empty_like(from);
-  return 2.0 * static_cast<double>(from.nbytes()) / seconds_of([&] { to.copy_(from); });
+  return 2.0 * static_cast<double>(from.nbytes()) / gpu_seconds([&] { to.copy_(from); });
 }
 
 }  // namespace trireme::bench

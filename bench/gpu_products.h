@@ -33,41 +33,41 @@ inline std::vector<ProductRow> measure_products(std::int64_t rows, std::int64_t 
   at::Tensor dbias = at::zeros({to}, f32()), active = at::empty_like(y), sum = at::empty({to}, f32());
   using Kind = kernels::ProductExtras::Kind;
   const std::string shape = fmt::format("{} x {} x {}", rows, from, to);
-  out.push_back({"forward " + shape, flops, seconds_of([&] { at::mm_out(y, x, w.t()); }),
-                 seconds_of([&] { kernels::product_into(y, x, w.t()); }), 0});
+  out.push_back({"forward " + shape, flops, gpu_seconds([&] { at::mm_out(y, x, w.t()); }),
+                 gpu_seconds([&] { kernels::product_into(y, x, w.t()); }), 0});
   const auto with_bias = [&] { at::addmm_out(y, bias, x, w.t()); };
   if (gelu) {
-    out.push_back({"forward, bias, GELU", flops, seconds_of([&] {
+    out.push_back({"forward, bias, GELU", flops, gpu_seconds([&] {
                      with_bias();
                      kernels::activation_forward(active, y, none, kernels::Activation::kGeluTanh);
                    }),
-                   0, seconds_of([&] { kernels::gelu_linear(x, w, bias); })});
+                   0, gpu_seconds([&] { kernels::gelu_linear(x, w, bias); })});
   } else {
     out.push_back(
-        {"forward, bias", flops, seconds_of(with_bias), 0, seconds_of([&] { kernels::linear_product(x, w, bias); })});
+        {"forward, bias", flops, gpu_seconds(with_bias), 0, gpu_seconds([&] { kernels::linear_product(x, w, bias); })});
   }
-  out.push_back({"input's gradient", flops, seconds_of([&] { at::mm_out(dx, dy, w); }),
-                 seconds_of([&] { kernels::product_into(dx, dy, w); }), 0});
+  out.push_back({"input's gradient", flops, gpu_seconds([&] { at::mm_out(dx, dy, w); }),
+                 gpu_seconds([&] { kernels::product_into(dx, dy, w); }), 0});
   if (gelu) {  // of the layer after GELU: `from` is then the inner width
     const at::Tensor back = at::randn({from, to}, bf16()).mul_(0.1);
     at::Tensor dinner = at::empty({rows, to}, bf16());
     const at::Tensor dout = at::randn({rows, from}, bf16()).mul_(0.1);
-    out.push_back({"input's gradient, GELU's slope, bias", flops, seconds_of([&] {
+    out.push_back({"input's gradient, GELU's slope, bias", flops, gpu_seconds([&] {
                      at::mm_out(dinner, dout, back);
                      kernels::activation_backward(dinner, dbias, dinner, y, none, kernels::Activation::kGeluTanh,
                                                   &active);
                    }),
-                   0, seconds_of([&] { kernels::gelu_linear_back(dout, back, y, active, dbias); })});
+                   0, gpu_seconds([&] { kernels::gelu_linear_back(dout, back, y, active, dbias); })});
   }
-  out.push_back({"weight's gradient", flops, seconds_of([&] { at::mm_out(dw, dy.t(), x, at::kFloat); }),
-                 seconds_of([&] { kernels::product_into(dw, dy.t(), x); }), 0});
+  out.push_back({"weight's gradient", flops, gpu_seconds([&] { at::mm_out(dw, dy.t(), x, at::kFloat); }),
+                 gpu_seconds([&] { kernels::product_into(dw, dy.t(), x); }), 0});
   const kernels::ProductExtras with_sum{.kind = Kind::kSum, .bias = sum};
   const bool sums = kernels::takes_product(dw, dy.t(), x, with_sum);
-  out.push_back({"weight's gradient, bias's", flops, seconds_of([&] {
+  out.push_back({"weight's gradient, bias's", flops, gpu_seconds([&] {
                    at::mm_out(dw, dy.t(), x, at::kFloat);
                    kernels::add_row_sum(dbias, dy);
                  }),
-                 0, sums ? seconds_of([&] { kernels::fused_product(dw, dy.t(), x, false, with_sum); }) : 0});
+                 0, sums ? gpu_seconds([&] { kernels::fused_product(dw, dy.t(), x, false, with_sum); }) : 0});
   return out;
 }
 

@@ -39,10 +39,10 @@ using namespace trireme;
 using bench::Clock;
 using bench::copy_rate;
 using bench::gpu;
+using bench::gpu_seconds;
 using bench::Limit;
 using bench::Ours;
 using bench::Peer;
-using bench::seconds_of;
 using bench::seconds_since;
 using bench::Size;
 using bench::Times;
@@ -130,8 +130,8 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
     mine.seconds.push_back(ours->run(options.steps));
     eager.turn(options.steps);
     compiled.turn(options.steps);
-    products.seconds.push_back(seconds_of([&] { limit->products(); }, 3, 5));
-    attention.seconds.push_back(seconds_of([&] { limit->attention(); }, 3, 5));
+    products.seconds.push_back(gpu_seconds([&] { limit->products(); }, 3, 5));
+    attention.seconds.push_back(gpu_seconds([&] { limit->attention(); }, 3, 5));
   }
   const bool has_eager = !eager.times.seconds.empty(), has_compiled = !compiled.times.seconds.empty();
   const double moved = limit->bytes(ours->parameters(), options.narrow, narrow_gradients), moving = moved / rate;
@@ -267,7 +267,7 @@ int main(int count, char** words) try {
   if (options.kernels) all["kernels"] = bench::print_kernels();
   if (options.attention) {
     all["attention"] =
-        bench::print_attention(bench::bf16(), [](const std::function<void()>& call) { return seconds_of(call); });
+        bench::print_attention(bench::bf16(), [](const std::function<void()>& call) { return gpu_seconds(call); });
   }
   if (options.shapes) all["products"] = bench::print_products();
   const double rate = options.models.empty() || options.offload ? 0 : copy_rate();
