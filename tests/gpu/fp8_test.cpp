@@ -1,5 +1,6 @@
 // 8-bit products beside the same numbers rounded by hand, and beside exact products.
 #include "trireme/kernels/fp8.h"
+#include "trireme/kernels/activation.h"
 
 #include <ATen/ops/mm.h>
 
@@ -146,6 +147,47 @@ TEST(GpuFp8, ADelayedScaleIsTakenAsItIs) {
   }
 }
 
+/// Rounded as it is made: the bits of what is written first and rounded then, and the same largest numbers.
+TEST(GpuFp8, GatedProductsNeedNotBeWritten) {
+  const auto floats = at::TensorOptions(at::kFloat).device(gpu());
+  const auto live = [&](double scale) {
+    return kernels::Fp8Live{.scale = at::full({1}, scale, floats), .amax = at::zeros({1}, floats), .known = true};
+  };
+  const auto same = [](const Fp8Matrix& a, const Fp8Matrix& b, const char* what) {
+    EXPECT_TRUE(same_bits(a.values.view(at::kByte).cpu(), b.values.view(at::kByte).cpu())) << what;
+    EXPECT_TRUE(same_bits(a.scales.cpu(), b.scales.cpu())) << what;
+  };
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    for (const auto kind : {kernels::Activation::kSilu, kernels::Activation::kGelu, kernels::Activation::kRelu}) {
+      for (const auto& [n, m] : {std::pair{128, 256}, {16, 48}, {400, 1040}}) {
+        SCOPED_TRACE(fmt::format("{} x {}, {}", n, m, static_cast<int>(kind)));
+        const at::Tensor both = normal_tensor({n, 2 * m}, at::kFloat, "both").to(type).to(gpu());
+        const at::Tensor dy = normal_tensor({n, m}, at::kFloat, "dy").to(type).to(gpu());
+        const at::Tensor gate = both.narrow(1, 0, m), up = both.narrow(1, m, m);
+        at::Tensor y = at::empty_like(dy), again = at::empty_like(dy), dboth = at::empty_like(both);
+        at::Tensor dgate = dboth.narrow(1, 0, m), dup = dboth.narrow(1, m, m);
+        kernels::gated_forward(y, gate, up, kind);
+        kernels::gated_backward(dgate, dup, again, dy, gate, up, kind);
+        const auto apart = live(0.01), together = live(0.01), apart_back = live(0.0001), together_back = live(0.0001);
+        const auto expected = kernels::to_fp8(y, Fp8Format::kE4m3, Fp8Scaling::kTensor, true, true, &apart);
+        const auto found = kernels::gated_to_fp8(gate, up, kind, Fp8Format::kE4m3, true, true, together);
+        same(found.rows, expected.rows, "rows");
+        same(found.columns, expected.columns, "columns");
+        EXPECT_TRUE(same_bits(together.amax.cpu(), apart.amax.cpu()));
+        const auto back = kernels::to_fp8(dboth, Fp8Format::kE5m2, Fp8Scaling::kTensor, true, true, &apart_back);
+        const auto made_again = live(0.01);
+        const auto made = kernels::gated_back_to_fp8(dy, gate, up, kind, together_back, made_again);
+        same(made.gradient.rows, back.rows, "gradient's rows");
+        same(made.gradient.columns, back.columns, "gradient's columns");
+        EXPECT_TRUE(same_bits(together_back.amax.cpu(), apart_back.amax.cpu()));
+        const auto of_again = kernels::to_fp8(again, Fp8Format::kE4m3, Fp8Scaling::kTensor, false, true, &apart);
+        same(made.again, of_again.columns, "again");
+        EXPECT_TRUE(same_bits(made_again.amax.cpu(), apart.amax.cpu()));
+      }
+    }
+  }
+}
+
 TEST(GpuFp8, ScalesAdvanceAsOnTheCpu) {
   at::Tensor here = normal_tensor({700, 3 + 5}, at::kFloat, "table").abs();
   here.select(1, 2).fill_(448);
@@ -163,33 +205,40 @@ TEST(GpuFp8, ScalesAdvanceAsOnTheCpu) {
   }
 }
 
-/// Recorded or not, a bias in the product or not: the same bits; and a checkpoint has the scales.
+/// Recorded or not, a bias in the product or not, a gate's product written or rounded at once: the same bits; and a
+/// checkpoint has the scales.
 TEST(GpuFp8, DelayedScalesAreTheSameInRecordedSteps) {
-  spec::Recipe recipe = train::small_recipe(spec::Family::kGpt2, spec::Precision::kBf16);
-  recipe.model.width = 64;
-  recipe.model.heads = recipe.model.kv_heads = 4;
-  recipe.model.head_size = 16;
-  recipe.model.inner = 128;
-  recipe.model.positions = 32;
-  recipe.data.sequence = 32;
-  recipe.batch.size = 8 * 32;
-  recipe.train.microbatch = 4;
-  recipe.run.device = spec::DeviceKind::kCuda;
-  recipe.precision.products = spec::Products::kFp8Delayed;
-  recipe.precision.fp8_history = 3;
-  const auto losses = [&](bool capture) {
-    recipe.train.capture = capture;
-    std::vector<double> out;
-    train::with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
-      EXPECT_NE(trainer.state().find_value("fp8/scales"), nullptr);
-      EXPECT_TRUE(!capture || trainer.run_ahead());
-      for (int step = 0; step < 9; ++step) out.push_back(trainer.step().loss);
-    });
-    return out;
-  };
-  const auto plain = losses(false);
-  EXPECT_EQ(losses(false), plain);
-  EXPECT_EQ(losses(true), plain);
+  for (const spec::Family family : {spec::Family::kGpt2, spec::Family::kLlama}) {
+    spec::Recipe recipe = train::small_recipe(family, spec::Precision::kBf16);
+    recipe.model.width = 64;
+    recipe.model.heads = recipe.model.kv_heads = 4;
+    recipe.model.head_size = 16;
+    recipe.model.inner = 128;
+    recipe.model.positions = 32;
+    recipe.data.sequence = 32;
+    recipe.batch.size = 8 * 32;
+    recipe.train.microbatch = 4;
+    recipe.run.device = spec::DeviceKind::kCuda;
+    recipe.precision.products = spec::Products::kFp8Delayed;
+    recipe.precision.fp8_history = 3;
+    const auto losses = [&](bool capture) {
+      recipe.train.capture = capture;
+      std::vector<double> out;
+      train::with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
+        EXPECT_NE(trainer.state().find_value("fp8/scales"), nullptr);
+        EXPECT_TRUE(!capture || trainer.run_ahead());
+        for (int step = 0; step < 9; ++step) out.push_back(trainer.step().loss);
+      });
+      return out;
+    };
+    const auto plain = losses(false);
+    EXPECT_EQ(losses(false), plain);
+    EXPECT_EQ(losses(true), plain);
+    if (family == spec::Family::kGpt2) continue;
+    recipe.train.keep_active = true;  // what a gate gave is written, and read again in backward
+    EXPECT_EQ(losses(false), plain);
+    EXPECT_EQ(losses(true), plain);
+  }
 }
 
 TEST(GpuFp8, RefusesSizesThatDoNotFit) {

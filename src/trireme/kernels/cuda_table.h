@@ -93,9 +93,11 @@ struct CudaFp8 {
   enum Format : std::int32_t { kE4m3, kE5m2 };
   enum Scaling : std::int32_t { kWhole, kLine, kTile };
   const void* x = nullptr;
-  void* largest = nullptr;  // room for a float
+  const void* up = nullptr;  // where given, f(x) up is rounded, of a known scale
+  void* largest = nullptr;   // room for a float
   Element element = Element::kFloat;
-  std::int64_t rows = 0, width = 0, stride = 0;
+  std::int64_t rows = 0, width = 0, stride = 0, up_stride = 0;
+  std::int32_t activation = 0;  // f
   Format format = kE4m3;
   Scaling scaling = kWhole;
   std::uint8_t *out_rows = nullptr, *out_columns = nullptr;  // [rows, width], [width, rows]; null: left out
@@ -105,6 +107,25 @@ struct CudaFp8 {
   // A whole tensor's scale that is known already, in place of `largest`; and where its largest number is noted.
   const float* scale = nullptr;
   float* amax = nullptr;
+};
+
+/// The way back through y = f(gate) up: both gradients side by side, and y again, each rounded to 8 bits by a known
+/// scale as it is made.
+struct CudaFp8Gated {
+  const void *gate = nullptr, *up = nullptr, *dy = nullptr;
+  std::int64_t gate_stride = 0, up_stride = 0, dy_stride = 0;
+  Element element = Element::kFloat;
+  std::int32_t activation = 0;  // f
+  std::int64_t rows = 0, width = 0;
+  struct Out {
+    std::uint8_t *rows = nullptr, *columns = nullptr;  // as CudaFp8's; null: left out
+    CudaFp8::Format format = CudaFp8::kE4m3;
+    const float* scale = nullptr;
+    float* amax = nullptr;                                // may be null
+    float *row_scale = nullptr, *column_scale = nullptr;  // where the scale is written to; null: nowhere
+  };
+  Out gradient;  // [rows, 2 width], the gate's half first
+  Out again;     // [rows, width]
 };
 
 /// D [m, n] = A [m, k] B [k, n] (+ D), by cuBLASLt; all stored by rows. Sums in float.
@@ -175,7 +196,7 @@ struct CudaStreams {
 };
 
 /// Raised by one whenever a member changes its meaning or place.
-inline constexpr std::uint32_t kCudaKernelsVersion = 6;
+inline constexpr std::uint32_t kCudaKernelsVersion = 7;
 
 struct CudaKernels {
   std::uint32_t version;
@@ -234,6 +255,7 @@ struct CudaKernels {
   CudaError (*graph_launch)(void* graph, CudaStream);
   void (*graph_free)(void* graph);
   CudaError (*fp8)(const CudaFp8&, CudaStream);
+  CudaError (*fp8_gated_backward)(const CudaFp8Gated&, CudaStream);
   CudaError (*slice_values)(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
   CudaError (*slice_gradients)(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
   const CudaStreams* streams;

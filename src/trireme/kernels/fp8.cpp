@@ -65,9 +65,16 @@ bool takes_fp8(Fp8Scaling scaling, std::int64_t n, std::int64_t m) {
   return n > 0 && m > 0 && n % grain == 0 && m % grain == 0;
 }
 
-Fp8Pair to_fp8(const at::Tensor& x, Fp8Format format, Fp8Scaling scaling, bool rows, bool columns, const Fp8Live* live,
-               const Fp8Pair* into) {
-  const Arguments arguments("to_fp8");
+namespace {
+
+struct Gate {
+  const at::Tensor& up;
+  Activation kind;
+};
+
+Fp8Pair round(const char* name, const at::Tensor& x, const Gate* gate, Fp8Format format, Fp8Scaling scaling, bool rows,
+              bool columns, const Fp8Live* live, const Fp8Pair* into) {
+  const Arguments arguments(name);
   const Rows in = arguments.rows(x, "x");
   if (!arguments.on_gpu()) arguments.refuse("products of 8-bit floats have a body for GPUs only");
   if (in.element == Element::kDouble || !takes_fp8(scaling, in.rows, in.width)) {
@@ -80,6 +87,10 @@ Fp8Pair to_fp8(const at::Tensor& x, Fp8Format format, Fp8Scaling scaling, bool r
   CudaFp8 call{.x = in.data, .largest = largest.mutable_data_ptr(), .element = in.element, .rows = in.rows};
   call.width = in.width;
   call.stride = in.stride;
+  if (gate != nullptr) {
+    const Rows up = arguments.rows_like(gate->up, "up", in, "gate");
+    call.up = up.data, call.up_stride = up.stride, call.activation = static_cast<int>(gate->kind);
+  }
   call.format = format == Fp8Format::kE4m3 ? CudaFp8::kE4m3 : CudaFp8::kE5m2;
   call.scaling = kind_of(scaling);
   if (live != nullptr) {
@@ -111,8 +122,61 @@ Fp8Pair to_fp8(const at::Tensor& x, Fp8Format format, Fp8Scaling scaling, bool r
     prepare(pair.columns, into == nullptr ? nullptr : &into->columns, in.width, in.rows, call.out_columns,
             call.column_scales, call.column_scale_stride);
   }
-  check_cuda(cuda().fp8(call, cuda_stream()), "to_fp8");
+  check_cuda(cuda().fp8(call, cuda_stream()), name);
   return pair;
+}
+
+}  // namespace
+
+Fp8Pair to_fp8(const at::Tensor& x, Fp8Format format, Fp8Scaling scaling, bool rows, bool columns, const Fp8Live* live,
+               const Fp8Pair* into) {
+  return round("to_fp8", x, nullptr, format, scaling, rows, columns, live, into);
+}
+
+Fp8Pair gated_to_fp8(const at::Tensor& gate, const at::Tensor& up, Activation kind, Fp8Format format, bool rows,
+                     bool columns, const Fp8Live& live) {
+  TRIREME_CHECK(live.known, "what is made on its way to 8 bits needs a scale that is known");
+  const Gate with{up, kind};
+  return round("gated_to_fp8", gate, &with, format, Fp8Scaling::kTensor, rows, columns, &live, nullptr);
+}
+
+Fp8GatedBack gated_back_to_fp8(const at::Tensor& dy, const at::Tensor& gate, const at::Tensor& up, Activation kind,
+                               const Fp8Live& of_gradient, const Fp8Live& of_again) {
+  TRIREME_CHECK(of_gradient.known && of_again.known, "what is made on its way to 8 bits needs scales that are known");
+  const Arguments arguments("gated_back_to_fp8");
+  const Rows g = arguments.rows(gate, "gate"), u = arguments.rows_like(up, "up", g, "gate"),
+             d = arguments.rows_like(dy, "dy", g, "gate");
+  if (!arguments.on_gpu()) arguments.refuse("products of 8-bit floats have a body for GPUs only");
+  if (!takes_fp8(Fp8Scaling::kTensor, g.rows, g.width)) {
+    arguments.refuse(fmt::format("{} cannot be rounded to 8 bits", describe(gate, "gate")),
+                     "sizes must be multiples of 16");
+  }
+  CudaFp8Gated call{.gate = g.data, .up = u.data, .dy = d.data};
+  call.gate_stride = g.stride, call.up_stride = u.stride, call.dy_stride = d.stride;
+  call.element = g.element, call.activation = static_cast<int>(kind);
+  call.rows = g.rows, call.width = g.width;
+  const auto room = [&](std::int64_t n, std::int64_t k, at::ScalarType type) {
+    return Fp8Matrix{.values = at::empty({n, k}, gate.options().dtype(type)),
+                     .scales = at::empty({1}, gate.options().dtype(at::kFloat))};
+  };
+  Fp8GatedBack made{.gradient = {.rows = room(g.rows, 2 * g.width, at::kFloat8_e5m2),
+                                 .columns = room(2 * g.width, g.rows, at::kFloat8_e5m2)},
+                    .again = room(g.width, g.rows, at::kFloat8_e4m3fn)};
+  const auto out = [](const Fp8Live& live, CudaFp8::Format format, const Fp8Matrix* rows, const Fp8Matrix& columns) {
+    CudaFp8Gated::Out to{.format = format, .scale = live.scale.const_data_ptr<float>()};
+    if (live.amax.defined()) to.amax = live.amax.mutable_data_ptr<float>();
+    if (rows != nullptr) {
+      to.rows = static_cast<std::uint8_t*>(rows->values.mutable_data_ptr());
+      to.row_scale = rows->scales.mutable_data_ptr<float>();
+    }
+    to.columns = static_cast<std::uint8_t*>(columns.values.mutable_data_ptr());
+    to.column_scale = columns.scales.mutable_data_ptr<float>();
+    return to;
+  };
+  call.gradient = out(of_gradient, CudaFp8::kE5m2, &made.gradient.rows, made.gradient.columns);
+  call.again = out(of_again, CudaFp8::kE4m3, nullptr, made.again);
+  check_cuda(cuda().fp8_gated_backward(call, cuda_stream()), "gated_back_to_fp8");
+  return made;
 }
 
 void fp8_product_into(at::Tensor& gradient, const Fp8Matrix& a, const Fp8Matrix& b, bool add) {

@@ -13,6 +13,8 @@
 
 #include <cstdint>
 
+#include "trireme/kernels/activation.h"
+
 namespace trireme::kernels {
 
 enum class Fp8Format : std::uint8_t { kE4m3, kE5m2 };
@@ -46,6 +48,20 @@ bool takes_fp8(Fp8Scaling scaling, std::int64_t n, std::int64_t m);
 /// tensors of an earlier call, to be written again.
 Fp8Pair to_fp8(const at::Tensor& x, Fp8Format format, Fp8Scaling scaling, bool rows, bool columns,
                const Fp8Live* live = nullptr, const Fp8Pair* into = nullptr);
+
+/// The same of f(gate) * up, both [n, m] bfloat16 or half, to the bit as if gated_forward() had made it first. A known
+/// delayed scale only.
+Fp8Pair gated_to_fp8(const at::Tensor& gate, const at::Tensor& up, Activation kind, Fp8Format format, bool rows,
+                     bool columns, const Fp8Live& live);
+
+/// The way back through y = f(gate) * up without its being written in between, to the bit: the gradients of both halves
+/// [n, 2 m] (E5M2) as they lie and turned, and y again (E4M3), turned. Known delayed scales only.
+struct Fp8GatedBack {
+  Fp8Pair gradient;
+  Fp8Matrix again;  ///< [m, n]
+};
+Fp8GatedBack gated_back_to_fp8(const at::Tensor& dy, const at::Tensor& gate, const at::Tensor& up, Activation kind,
+                               const Fp8Live& of_gradient, const Fp8Live& of_again);
 
 /// a [n, k] times b [m, k] transposed: [n, m] of `type`. `fast`: the tensor cores' own sums of about 14 bits; otherwise
 /// they are added up in float as they come. Of two E5M2 matrices there is no product. `bias` [m] and `onto` [n, m] are

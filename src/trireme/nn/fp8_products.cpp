@@ -23,23 +23,49 @@ bool in_fp8(const Param& weight, std::int64_t rows) {
   return true;
 }
 
+namespace {
+
+/// Gradients have the format with more range where one scale serves a whole tensor; small blocks do not need it.
+kernels::Fp8Format format_of(const Param& weight, Fp8Side side) {
+  const bool wide = side == Fp8Side::kGradient && weight.products != Products::kFp8Blocks;
+  return wide ? kernels::Fp8Format::kE5m2 : kernels::Fp8Format::kE4m3;
+}
+
+kernels::Fp8Live delayed_scale(const Param& weight, const Fp8Wish& wish) {
+  TRIREME_CHECK(weight.scales.defined(), "{} has no delayed scales", weight.name);
+  const at::Tensor row = weight.scales.select(0, static_cast<std::int64_t>(wish.side));
+  return {.scale = row.narrow(0, 1, 1),
+          .amax = wish.note ? row.narrow(0, 0, 1) : at::Tensor(),
+          .known = weight.scales_known};
+}
+
+}  // namespace
+
 Fp8Pair round_side(const Param& weight, const at::Tensor& x, const Fp8Wish& wish, const Fp8Pair* into) {
-  // Gradients have the format with more range where one scale serves a whole tensor; small blocks do not need it.
   const bool blocks = weight.products == Products::kFp8Blocks;
-  const auto format =
-      wish.side == Fp8Side::kGradient && !blocks ? kernels::Fp8Format::kE5m2 : kernels::Fp8Format::kE4m3;
+  const auto format = format_of(weight, wish.side);
   const auto scaling = !blocks                         ? kernels::Fp8Scaling::kTensor
                        : wish.side == Fp8Side::kWeight ? kernels::Fp8Scaling::kTiles
                                                        : kernels::Fp8Scaling::kLines;
   if (weight.products != Products::kFp8Delayed) {
     return kernels::to_fp8(x, format, scaling, wish.rows, wish.columns, nullptr, into);
   }
-  TRIREME_CHECK(weight.scales.defined(), "{} has no delayed scales", weight.name);
-  const at::Tensor row = weight.scales.select(0, static_cast<std::int64_t>(wish.side));
-  const kernels::Fp8Live live{.scale = row.narrow(0, 1, 1),
-                              .amax = wish.note ? row.narrow(0, 0, 1) : at::Tensor(),
-                              .known = weight.scales_known};
+  const kernels::Fp8Live live = delayed_scale(weight, wish);
   return kernels::to_fp8(x, format, scaling, wish.rows, wish.columns, &live, into);
+}
+
+bool rounds_gated(const Param& weight) { return weight.products == Products::kFp8Delayed && weight.scales_known; }
+
+Fp8Pair round_gated(const Param& weight, const at::Tensor& gate, const at::Tensor& up, kernels::Activation kind,
+                    const Fp8Wish& wish) {
+  return kernels::gated_to_fp8(gate, up, kind, format_of(weight, wish.side), wish.rows, wish.columns,
+                               delayed_scale(weight, wish));
+}
+
+kernels::Fp8GatedBack round_gated_back(const Param& in, const Param& out, const at::Tensor& dy, const at::Tensor& gate,
+                                       const at::Tensor& up, kernels::Activation kind) {
+  return kernels::gated_back_to_fp8(dy, gate, up, kind, delayed_scale(in, {.side = Fp8Side::kGradient}),
+                                    delayed_scale(out, {.side = Fp8Side::kActivation}));
 }
 
 const Fp8Pair& RoundedWeight::of(const Param& weight, const at::Tensor& value, bool current, bool forward) {

@@ -23,6 +23,17 @@ struct Fp8Wish {
 kernels::Fp8Pair round_side(const Param& weight, const at::Tensor& x, const Fp8Wish& wish,
                             const kernels::Fp8Pair* into = nullptr);
 
+/// f(gate) * up as the other side of the products with `weight`, without its being written first. Only where
+/// rounds_gated(): delayed scales that are known.
+bool rounds_gated(const Param& weight);
+kernels::Fp8Pair round_gated(const Param& weight, const at::Tensor& gate, const at::Tensor& up,
+                             kernels::Activation kind, const Fp8Wish& wish);
+
+/// And the way back: dy of f(gate) * up, whose gradients enter the products with `in`, and which itself enters those
+/// with `out`. Only where rounds_gated() of both.
+kernels::Fp8GatedBack round_gated_back(const Param& in, const Param& out, const at::Tensor& dy, const at::Tensor& gate,
+                                       const at::Tensor& up, kernels::Activation kind);
+
 /// A layer's dy, rounded for both of its products.
 struct RoundedGradient {
   kernels::Fp8Pair dy = {};

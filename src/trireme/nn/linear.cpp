@@ -37,14 +37,34 @@ at::Tensor Linear::multiply(const at::Tensor& x, bool with_bias, Context& contex
   const at::Tensor rows = as_rows(x), bias = with_bias && bias_ ? context.value(*bias_) : at::Tensor();
   context.flops += product_flops(rows.size(0), weight.size(1), weight.size(0));
   if (in_fp8(weight_, rows.size(0))) {
-    const kernels::Fp8Pair& rounded =
-        rounded_->of(weight_, weight, context.weights == nullptr && context.training, /*forward=*/true);
     const kernels::Fp8Pair x8 =
         round_side(weight_, rows, {.side = Fp8Side::kActivation, .rows = true, .note = context.training});
-    return fp8_multiply(weight_, x8.rows, rounded.rows, rows.scalar_type(), bias, onto_rows)
-        .view(with_width(x, weight.size(0)));
+    return multiply_rounded(x8.rows, rows.scalar_type(), bias, onto_rows, context).view(with_width(x, weight.size(0)));
   }
   return kernels::linear_product(rows, weight, bias, onto_rows).view(with_width(x, weight.size(0)));
+}
+
+at::Tensor Linear::multiply_rounded(const kernels::Fp8Matrix& x, at::ScalarType type, const at::Tensor& bias,
+                                    const at::Tensor& onto, Context& context) const {
+  const kernels::Fp8Pair& rounded =
+      rounded_->of(weight_, context.value(weight_), context.weights == nullptr && context.training, /*forward=*/true);
+  return fp8_multiply(weight_, x, rounded.rows, type, bias, onto);
+}
+
+bool Linear::takes_gated() const { return split_ == LinearSplit::kNone && rounds_gated(weight_); }
+
+at::Tensor Linear::gated_product_onto(const at::Tensor& onto, const at::Tensor& inner, kernels::Activation kind,
+                                      Context& context) const {
+  const at::Tensor& weight = context.value(weight_);
+  const at::Tensor rows = as_rows(inner);
+  const std::int64_t half = rows.size(1) / 2;
+  TRIREME_CHECK(in_fp8(weight_, rows.size(0)), "{} is not multiplied in 8 bits", weight_.name);
+  context.flops += product_flops(rows.size(0), weight.size(1), weight.size(0));
+  const kernels::Fp8Pair x8 = round_gated(weight_, rows.narrow(1, 0, half), rows.narrow(1, half, half), kind,
+                                          {.side = Fp8Side::kActivation, .rows = true, .note = context.training});
+  const at::Tensor bias = bias_ ? context.value(*bias_) : at::Tensor();
+  return multiply_rounded(x8.rows, rows.scalar_type(), bias, onto.defined() ? as_rows(onto) : onto, context)
+      .view(with_width(inner, weight.size(0)));
 }
 
 at::Tensor Linear::multiply_back(const at::Tensor& dy, Context& context, const RoundedGradient* rounded) const {
@@ -52,14 +72,44 @@ at::Tensor Linear::multiply_back(const at::Tensor& dy, Context& context, const R
   const at::Tensor rows = as_rows(dy);
   context.flops += product_flops(rows.size(0), weight.size(0), weight.size(1));
   if (in_fp8(weight_, rows.size(0))) {
-    const kernels::Fp8Pair& turned =
-        rounded_->of(weight_, weight, context.weights == nullptr && context.training, /*forward=*/false);
     const kernels::Fp8Matrix dy8 = rounded != nullptr
                                        ? rounded->dy.rows
                                        : round_side(weight_, rows, {.side = Fp8Side::kGradient, .rows = true}).rows;
-    return fp8_multiply(weight_, dy8, turned.columns, rows.scalar_type()).view(with_width(dy, weight.size(1)));
+    return multiply_rounded_back(dy8, rows.scalar_type(), context).view(with_width(dy, weight.size(1)));
   }
   return kernels::product_of(rows, weight).view(with_width(dy, weight.size(1)));
+}
+
+at::Tensor Linear::multiply_rounded_back(const kernels::Fp8Matrix& dy, at::ScalarType type, Context& context) const {
+  const kernels::Fp8Pair& turned =
+      rounded_->of(weight_, context.value(weight_), context.weights == nullptr && context.training, /*forward=*/false);
+  return fp8_multiply(weight_, dy, turned.columns, type);
+}
+
+void Linear::add_rounded_gradient(const kernels::Fp8Matrix& dy, const kernels::Fp8Matrix& x, Context& context,
+                                  Tape& tape) const {
+  if (weight_.trainable) context.flops += product_flops(dy.values.size(0), dy.values.size(1), x.values.size(0));
+  tape.weight_gradient([this, dy, x, &context] {
+    if (weight_.trainable) add_fp8_gradient(weight_, dy, x);
+    context.added(weight_);
+  });
+}
+
+at::Tensor Linear::gated_gradients(const Linear& out, const at::Tensor& dy, const at::Tensor& inner,
+                                   const at::Tensor& x, kernels::Activation kind, Context& context, Tape& tape) const {
+  const RoundedGradient rounded = out.round_gradient(dy);
+  const at::Tensor dactive = as_rows(out.input_gradient(dy, context, rounded)), rows = as_rows(inner);
+  const std::int64_t half = rows.size(1) / 2;
+  const kernels::Fp8GatedBack made =
+      round_gated_back(weight_, out.weight_, dactive, rows.narrow(1, 0, half), rows.narrow(1, half, half), kind);
+  out.add_rounded_gradient(rounded.dy.columns, made.again, context, tape);
+  const at::Tensor& weight = context.value(weight_);
+  const at::Tensor x_rows = as_rows(x);
+  add_rounded_gradient(made.gradient.columns,
+                       round_side(weight_, x_rows, {.side = Fp8Side::kActivation, .columns = true}).columns, context,
+                       tape);
+  context.flops += product_flops(rows.size(0), weight.size(0), weight.size(1));
+  return multiply_rounded_back(made.gradient.rows, rows.scalar_type(), context).view(x.sizes());
 }
 
 RoundedGradient Linear::round_gradient(const at::Tensor& dy) const {

@@ -29,6 +29,17 @@ class Linear final : public UnaryLayer {
   at::Tensor product(const at::Tensor& x, Context& context, at::Tensor* kept = nullptr) const;
   /// `onto` + product(x), which is rounded once where adds_in_passing(); an undefined `onto` is nothing.
   at::Tensor product_onto(const at::Tensor& onto, const at::Tensor& x, Context& context) const;
+  /// product_onto() of f(gate) * up, whose halves `inner` [.., 2 in] has: rounded to 8 bits as it is made. Only where
+  /// takes_gated().
+  bool takes_gated() const;
+  /// The way back through `out`'s gated_product_onto() and then this layer, which made `inner` of x: the gradient of x.
+  /// Where both take_gated() and have no bias.
+  at::Tensor gated_gradients(const Linear& out, const at::Tensor& dy, const at::Tensor& inner, const at::Tensor& x,
+                             kernels::Activation kind, Context& context, Tape& tape) const;
+  bool trains() const { return weight_.trainable; }
+  bool has_bias() const { return bias_ != nullptr; }
+  at::Tensor gated_product_onto(const at::Tensor& onto, const at::Tensor& inner, kernels::Activation kind,
+                                Context& context) const;
   /// Whether product_onto() is a single pass: on a GPU, and no rank has a part of the sum.
   bool adds_in_passing(const at::Tensor& x) const;
   /// Adds the weights' gradients (or puts that off) and gives that of x. `row_sum`: of dy's rows, float (double), where
@@ -62,7 +73,13 @@ class Linear final : public UnaryLayer {
 
  private:
   at::Tensor multiply(const at::Tensor& x, bool with_bias, Context& context, const at::Tensor& onto = {}) const;
+  at::Tensor multiply_rounded(const kernels::Fp8Matrix& x, at::ScalarType type, const at::Tensor& bias,
+                              const at::Tensor& onto, Context& context) const;
   at::Tensor multiply_back(const at::Tensor& dy, Context& context, const RoundedGradient* rounded = nullptr) const;
+  at::Tensor multiply_rounded_back(const kernels::Fp8Matrix& dy, at::ScalarType type, Context& context) const;
+  /// Both sides rounded already, and turned.
+  void add_rounded_gradient(const kernels::Fp8Matrix& dy, const kernels::Fp8Matrix& x, Context& context,
+                            Tape& tape) const;
   void add_weight_gradient(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,
                            const at::Tensor& dy_of_bias, const at::Tensor& row_sum = {},
                            const RoundedGradient* rounded = nullptr) const;

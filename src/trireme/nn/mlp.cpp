@@ -32,6 +32,11 @@ at::Tensor Mlp::run_onto(const at::Tensor& residual, at::Tensor x, Context& cont
     active = std::move(both.active);
   } else {
     inner = in_.product(x, context, &kept);
+    if (!keep_active_ && gated_ && out_.takes_gated()) {
+      at::Tensor y = out_.gated_product_onto(residual, inner, activation_, context);
+      if (tape) tape->push({std::move(kept), std::move(inner), at::Tensor()});
+      return y;
+    }
     active = activate(inner);
   }
   at::Tensor y = out_.product_onto(residual, active, context);
@@ -78,6 +83,10 @@ at::Tensor Mlp::inner_gradient(const at::Tensor& dy, const at::Tensor& inner, at
 
 at::Tensor Mlp::run_back(at::Tensor dy, Context& context, Tape& tape) {
   auto [x, inner, active] = tape.pop<3>();
+  if (gated_ && !active.defined() && in_.takes_gated() && out_.takes_gated() && !in_.has_bias() && !out_.has_bias() &&
+      in_.trains() && out_.trains()) {
+    return in_.gated_gradients(out_, dy, inner, x, activation_, context, tape);
+  }
   at::Tensor dbias;
   const at::Tensor dinner = inner_gradient(dy, inner, std::move(active), dbias, context, tape);
   return in_.gradients(dinner, x, context, tape, dbias);

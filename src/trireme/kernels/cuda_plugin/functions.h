@@ -43,6 +43,7 @@ CudaError graph_end(void* graph, bool keep);
 CudaError graph_launch(void* graph, CudaStream);
 void graph_free(void* graph);
 CudaError fp8(const CudaFp8&, CudaStream);
+CudaError fp8_gated_backward(const CudaFp8Gated&, CudaStream);
 CudaError slice_values(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
 CudaError slice_gradients(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
 CudaError probe();
