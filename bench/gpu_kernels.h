@@ -82,6 +82,10 @@ inline std::vector<Row> measure_kernels(std::int64_t rows, std::int64_t width, s
     add("to 8 bits " + ways + ", blocks", bytes,
         [&, turned] { kernels::to_fp8(a, Fp8Format::kE4m3, Fp8Scaling::kLines, true, turned); });
   }
+  add("SwiGLU forward, to 8 bits", numbers(inner) * 2.5,
+      [&] { kernels::gated_to_fp8(gate, up, kernels::Activation::kSilu, Fp8Format::kE4m3, true, false, live); });
+  add("SwiGLU backward, to 8 bits both ways", numbers(inner) * 5.5,
+      [&] { kernels::gated_back_to_fp8(a, gate, up, kernels::Activation::kSilu, live, live); });
   add("bias gradient", numbers(inner), [&] { kernels::add_row_sum(totals, a); });
   const at::Tensor row_index = at::arange(rows, at::kLong).to(gpu());
   add("dropout", 2 * numbers(width),
