@@ -6,6 +6,7 @@
 
 #include "tests/gpu/support.h"
 #include "tests/train/support.h"
+#include "trireme/kernels/activation.h"
 
 namespace trireme::gpu {
 namespace {

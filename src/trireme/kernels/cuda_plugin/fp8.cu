@@ -1,40 +1,11 @@
 // 8-bit floats with scales: a block takes a tile of 128 x 128 numbers, rounds them, and leaves them as they lie, turned
 // round, or both. A scale belongs to the whole tensor, to 128 neighbours along what a product sums over, or to a tile.
-#include <cuda_fp8.h>
-
 #include "trireme/kernels/cuda_plugin/activations.cuh"
-#include "trireme/kernels/cuda_plugin/common.cuh"
+#include "trireme/kernels/cuda_plugin/fp8_tiles.cuh"
 #include "trireme/kernels/cuda_plugin/functions.h"
 
 namespace trireme::kernels::gpu {
 namespace {
-
-constexpr int kThreads = 256, kTile = 128, kVec = 8, kAcross = kTile / kVec;  // vectors of a tile's row
-constexpr int kTurns = kTile * kAcross / kThreads;                            // vectors of a thread
-static_assert(kTurns == kVec && kThreads / kAcross * kTurns == kTile);
-
-/// Of the magnitudes; of bfloat16s two at a time.
-template <typename T>
-__device__ __forceinline__ float largest(const Pack<T, kVec>& pack) {
-  if constexpr (__is_same(T, Bf16)) {
-    __nv_bfloat162 top = __habs2(__halves2bfloat162(pack.v[0], pack.v[1]));
-#pragma unroll
-    for (int k = 2; k < kVec; k += 2) top = __hmax2(top, __habs2(__halves2bfloat162(pack.v[k], pack.v[k + 1])));
-    return fmaxf(__low2float(top), __high2float(top));
-  } else {
-    float top = 0;
-#pragma unroll
-    for (int k = 0; k < kVec; ++k) top = fmaxf(top, fabsf(widen(pack.v[k])));
-    return top;
-  }
-}
-
-/// Of non-negative floats the order is that of their bits, so maxima need no order of visits. Most find a larger one
-/// there.
-__device__ __forceinline__ void raise(void* most, float top) {
-  unsigned* word = static_cast<unsigned*>(most);
-  if (__float_as_uint(top) > *static_cast<volatile unsigned*>(word)) atomicMax(word, __float_as_uint(top));
-}
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) largest_of(const CudaFp8 c, std::int64_t vectors) {
@@ -65,63 +36,6 @@ __device__ __forceinline__ float most_of(CudaFp8::Format format) {
 /// What numbers are divided by. All zeros: anything would do.
 __device__ __forceinline__ float scale_for(float top, CudaFp8::Format format) {
   return top > 0 ? top / most_of(format) : 1.0f;
-}
-
-__device__ __forceinline__ std::uint16_t two_bytes(float a, float b, CudaFp8::Format format) {
-  return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, format == CudaFp8::kE4m3 ? __NV_E4M3 : __NV_E5M2);
-}
-
-/// Where a tile goes: as it lies, turned round, or both; null: not there.
-struct TileOut {
-  std::uint8_t *rows, *columns;
-  std::int64_t row_stride, column_stride;
-  std::int64_t first_row, first_column;  // of the tile
-  std::int64_t rows_end, columns_end;    // of the matrix
-};
-
-/// A thread has eight neighbouring rows of eight columns, so that both ways out are words of eight bytes: number(t, k).
-/// row_share(t)
-/// and column_share(column of the tile) are what numbers are multiplied by. Turned, the word of rows 8 w .. 8 w + 7 of
-/// column c lies at place w ^ (c / 8) of its 128 bytes: neither writing nor reading meets a bank twice. Called by all
-/// threads.
-template <typename Number, typename RowShare, typename ColumnShare>
-__device__ __forceinline__ void leave_tile(Number&& number, const TileOut& out, CudaFp8::Format format,
-                                           std::uint8_t* turned, RowShare&& row_share, ColumnShare&& column_share) {
-  const int lane = threadIdx.x % kAcross, line = threadIdx.x / kAcross;
-  const std::int64_t column = out.first_column + lane * kVec, row = out.first_row + line * kTurns;
-  using Word = Pack<std::uint16_t, kTurns / 2>;
-  if (out.rows != nullptr && row < out.rows_end && column < out.columns_end) {
-#pragma unroll
-    for (int t = 0; t < kTurns; ++t) {
-      const float share = row_share(t);
-      Word pack;
-#pragma unroll
-      for (int k = 0; k < kVec; k += 2) {
-        pack.v[k / 2] = two_bytes(number(t, k) * share, number(t, k + 1) * share, format);
-      }
-      *reinterpret_cast<Word*>(out.rows + (row + t) * out.row_stride + column) = pack;
-    }
-  }
-  if (out.columns == nullptr) return;  // all threads
-#pragma unroll
-  for (int k = 0; k < kVec; ++k) {
-    const int at = lane * kVec + k;
-    const float share = column_share(at);
-    Word pack;
-#pragma unroll
-    for (int t = 0; t < kTurns; t += 2) {
-      pack.v[t / 2] = two_bytes(number(t, k) * share, number(t + 1, k) * share, format);
-    }
-    *reinterpret_cast<Word*>(turned + at * kTile + (line ^ lane) * kTurns) = pack;
-  }
-  __syncthreads();
-  // Sixteen threads write a turned row.
-  for (int at = line; at < kTile; at += kThreads / kAcross) {
-    if (out.first_column + at >= out.columns_end || out.first_row + lane * kTurns >= out.rows_end) continue;
-    *reinterpret_cast<Word*>(out.columns + (out.first_column + at) * out.column_stride + out.first_row +
-                             lane * kTurns) =
-        *reinterpret_cast<const Word*>(turned + at * kTile + (lane ^ (at / kVec)) * kTurns);
-  }
 }
 
 // What is rounded: eight neighbours of a row.
@@ -239,94 +153,6 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 && kScaling != CudaFp
   leave_tile([&](int t, int k) { return widen(raw[t].v[k]); }, out, c.format, turned, row_share, column_share);
 }
 
-/// Eight numbers of 16 bits in four registers: kept as single ones they would take eight.
-struct Words {
-  std::uint32_t w[kVec / 2];
-};
-template <typename T>
-__device__ __forceinline__ Words load_words(const void* data, std::int64_t at) {
-  const uint4 four = *reinterpret_cast<const uint4*>(static_cast<const T*>(data) + at);
-  return {{four.x, four.y, four.z, four.w}};
-}
-template <typename T>
-__device__ __forceinline__ float low(std::uint32_t word) {
-  if constexpr (__is_same(T, Bf16)) return __uint_as_float(word << 16);
-  return __half2float(__ushort_as_half(static_cast<unsigned short>(word)));
-}
-template <typename T>
-__device__ __forceinline__ float high(std::uint32_t word) {
-  if constexpr (__is_same(T, Bf16)) return __uint_as_float(word & 0xffff0000u);
-  return __half2float(__ushort_as_half(static_cast<unsigned short>(word >> 16)));
-}
-
-/// Of a tile, the gradients of gate and up and what they gave, made once and left one after the other.
-template <typename T, typename F>
-__global__ void __launch_bounds__(kThreads, 2) gated_backward_tiles(const CudaFp8Gated c) {
-  __shared__ __align__(16) std::uint8_t turned[kTile * kTile];
-  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * kTile;
-  const std::int64_t first_column = static_cast<std::int64_t>(blockIdx.x) * kTile;
-  const std::int64_t column = first_column + threadIdx.x % kAcross * kVec,
-                     row = first_row + threadIdx.x / kAcross * kTurns;
-  const bool inside = row < c.rows && column < c.width;
-  // As they come in, and in the same registers as they go out: the gate's gradient, up's, and what they gave.
-  Words gate[kTurns] = {}, up[kTurns] = {}, dy[kTurns] = {};
-  if (inside) {
-#pragma unroll
-    for (int t = 0; t < kTurns; ++t) {
-      gate[t] = load_words<T>(c.gate, (row + t) * c.gate_stride + column);
-      up[t] = load_words<T>(c.up, (row + t) * c.up_stride + column);
-      dy[t] = load_words<T>(c.dy, (row + t) * c.dy_stride + column);
-    }
-  }
-  float top = 0, again_top = 0;
-#pragma unroll
-  for (int t = 0; t < kTurns; ++t) {
-#pragma unroll
-    for (int k = 0; k < kVec / 2; ++k) {
-      const float u0 = low<T>(up[t].w[k]), u1 = high<T>(up[t].w[k]), d0 = low<T>(dy[t].w[k]), d1 = high<T>(dy[t].w[k]);
-      const Both<float> f0 = F::both(low<T>(gate[t].w[k])), f1 = F::both(high<T>(gate[t].w[k]));
-      gate[t].w[k] = two_words<T>(d0 * u0 * f0.slope, d1 * u1 * f1.slope);
-      up[t].w[k] = two_words<T>(d0 * f0.value, d1 * f1.value);
-      dy[t].w[k] = two_words<T>(f0.value * u0, f1.value * u1);
-      top = fmaxf(fmaxf(top, fmaxf(fabsf(low<T>(gate[t].w[k])), fabsf(high<T>(gate[t].w[k])))),
-                  fmaxf(fabsf(low<T>(up[t].w[k])), fabsf(high<T>(up[t].w[k]))));
-      again_top = fmaxf(again_top, fmaxf(fabsf(low<T>(dy[t].w[k])), fabsf(high<T>(dy[t].w[k]))));
-    }
-  }
-  const auto note = [&](const CudaFp8Gated::Out& out, float mine) {
-    if (out.amax != nullptr) {
-      mine = warp_max(mine);
-      if (threadIdx.x % 32 == 0) raise(out.amax, mine);
-    }
-    if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) {
-      if (out.row_scale != nullptr) *out.row_scale = *out.scale;
-      if (out.column_scale != nullptr) *out.column_scale = *out.scale;
-    }
-  };
-  note(c.gradient, top);
-  note(c.again, again_top);
-  const auto leave = [&](const Words(&raw)[kTurns], const CudaFp8Gated::Out& to, std::int64_t width,
-                         std::int64_t shift) {
-    // The second half lies behind the first: beside it in a row, below it turned round.
-    const TileOut out{.rows = to.rows == nullptr ? nullptr : to.rows + shift,
-                      .columns = to.columns == nullptr ? nullptr : to.columns + shift * c.rows,
-                      .row_stride = width,
-                      .column_stride = c.rows,
-                      .first_row = first_row,
-                      .first_column = first_column,
-                      .rows_end = c.rows,
-                      .columns_end = c.width};
-    const float share = 1.0f / *to.scale;
-    const auto same = [share](int) { return share; };
-    const auto number = [&](int t, int k) { return k % 2 == 0 ? low<T>(raw[t].w[k / 2]) : high<T>(raw[t].w[k / 2]); };
-    leave_tile(number, out, to.format, turned, same, same);
-    __syncthreads();  // the turned tile has been read
-  };
-  leave(gate, c.gradient, 2 * c.width, 0);
-  leave(up, c.gradient, 2 * c.width, c.width);
-  leave(dy, c.again, c.width, 0);
-}
-
 /// A row of the table: the largest number of this step, the scale, the format's largest, and those of earlier steps.
 __global__ void __launch_bounds__(kThreads)
     advance(float* table, std::int64_t tensors, std::int64_t width, std::int64_t slot, float factor) {
@@ -380,28 +206,6 @@ CudaError fp8(const CudaFp8& c, CudaStream stream) {
       }
       return launched();
     }
-  });
-}
-
-CudaError fp8_gated_backward(const CudaFp8Gated& c, CudaStream stream) {
-  if (c.rows == 0 || c.width == 0) return nullptr;
-  if (c.width % kVec != 0 || c.rows % kTurns != 0 || c.gate_stride % kVec != 0 || c.up_stride % kVec != 0 ||
-      c.dy_stride % kVec != 0) {
-    return "sizes that 8-bit products do not take";
-  }
-  if (c.gradient.scale == nullptr || c.again.scale == nullptr) return "the scales must be known";
-  const dim3 grid(static_cast<unsigned>(divided_up(c.width, kTile)), static_cast<unsigned>(divided_up(c.rows, kTile)));
-  if (grid.y > 65535) return "more than 8 million rows";
-  return by_kind(c.activation, [&](auto function) -> CudaError {
-    using F = decltype(function);
-    if (c.element == Element::kBfloat16) {
-      gated_backward_tiles<Bf16, F><<<grid, kThreads, 0, to_stream(stream)>>>(c);
-    } else if (c.element == Element::kHalf) {
-      gated_backward_tiles<F16, F><<<grid, kThreads, 0, to_stream(stream)>>>(c);
-    } else {
-      return "numbers of 16 bits only";
-    }
-    return launched();
   });
 }
 

@@ -1,0 +1,96 @@
+// kernels/cuda_plugin/fp8_tiles.cuh -- tiles of 128 x 128 numbers on their way to 8 bits, as they lie and turned round.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include "trireme/kernels/cuda_plugin/common.cuh"
+
+namespace trireme::kernels::gpu {
+namespace {
+
+constexpr int kThreads = 256, kTile = 128, kVec = 8, kAcross = kTile / kVec;  // vectors of a tile's row
+constexpr int kTurns = kTile * kAcross / kThreads;                            // vectors of a thread
+static_assert(kTurns == kVec && kThreads / kAcross * kTurns == kTile);
+
+/// Of the magnitudes; of bfloat16s two at a time.
+template <typename T>
+__device__ __forceinline__ float largest(const Pack<T, kVec>& pack) {
+  if constexpr (__is_same(T, Bf16)) {
+    __nv_bfloat162 top = __habs2(__halves2bfloat162(pack.v[0], pack.v[1]));
+#pragma unroll
+    for (int k = 2; k < kVec; k += 2) top = __hmax2(top, __habs2(__halves2bfloat162(pack.v[k], pack.v[k + 1])));
+    return fmaxf(__low2float(top), __high2float(top));
+  } else {
+    float top = 0;
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) top = fmaxf(top, fabsf(widen(pack.v[k])));
+    return top;
+  }
+}
+
+/// Of non-negative floats the order is that of their bits, so maxima need no order of visits. Most find a larger one
+/// there.
+__device__ __forceinline__ void raise(void* most, float top) {
+  unsigned* word = static_cast<unsigned*>(most);
+  if (__float_as_uint(top) > *static_cast<volatile unsigned*>(word)) atomicMax(word, __float_as_uint(top));
+}
+
+__device__ __forceinline__ std::uint16_t two_bytes(float a, float b, CudaFp8::Format format) {
+  return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, format == CudaFp8::kE4m3 ? __NV_E4M3 : __NV_E5M2);
+}
+
+/// Where a tile goes: as it lies, turned round, or both; null: not there.
+struct TileOut {
+  std::uint8_t *rows, *columns;
+  std::int64_t row_stride, column_stride;
+  std::int64_t first_row, first_column;  // of the tile
+  std::int64_t rows_end, columns_end;    // of the matrix
+};
+
+/// A thread has eight neighbouring rows of eight columns, so that both ways out are words of eight bytes: number(t, k).
+/// row_share(t)
+/// and column_share(column of the tile) are what numbers are multiplied by. Turned, the word of rows 8 w .. 8 w + 7 of
+/// column c lies at place w ^ (c / 8) of its 128 bytes: neither writing nor reading meets a bank twice. Called by all
+/// threads.
+template <typename Number, typename RowShare, typename ColumnShare>
+__device__ __forceinline__ void leave_tile(Number&& number, const TileOut& out, CudaFp8::Format format,
+                                           std::uint8_t* turned, RowShare&& row_share, ColumnShare&& column_share) {
+  const int lane = threadIdx.x % kAcross, line = threadIdx.x / kAcross;
+  const std::int64_t column = out.first_column + lane * kVec, row = out.first_row + line * kTurns;
+  using Word = Pack<std::uint16_t, kTurns / 2>;
+  if (out.rows != nullptr && row < out.rows_end && column < out.columns_end) {
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) {
+      const float share = row_share(t);
+      Word pack;
+#pragma unroll
+      for (int k = 0; k < kVec; k += 2) {
+        pack.v[k / 2] = two_bytes(number(t, k) * share, number(t, k + 1) * share, format);
+      }
+      *reinterpret_cast<Word*>(out.rows + (row + t) * out.row_stride + column) = pack;
+    }
+  }
+  if (out.columns == nullptr) return;  // all threads
+#pragma unroll
+  for (int k = 0; k < kVec; ++k) {
+    const int at = lane * kVec + k;
+    const float share = column_share(at);
+    Word pack;
+#pragma unroll
+    for (int t = 0; t < kTurns; t += 2) {
+      pack.v[t / 2] = two_bytes(number(t, k) * share, number(t + 1, k) * share, format);
+    }
+    *reinterpret_cast<Word*>(turned + at * kTile + (line ^ lane) * kTurns) = pack;
+  }
+  __syncthreads();
+  // Sixteen threads write a turned row.
+  for (int at = line; at < kTile; at += kThreads / kAcross) {
+    if (out.first_column + at >= out.columns_end || out.first_row + lane * kTurns >= out.rows_end) continue;
+    *reinterpret_cast<Word*>(out.columns + (out.first_column + at) * out.column_stride + out.first_row +
+                             lane * kTurns) =
+        *reinterpret_cast<const Word*>(turned + at * kTile + (lane ^ (at / kVec)) * kTurns);
+  }
+}
+
+}  // namespace
+}  // namespace trireme::kernels::gpu
