@@ -41,8 +41,7 @@ inline spec::Recipe offload_recipe(const Size& s) {
 /// Seconds a step of each way, beside what the host and the link were planned to hold.
 inline nlohmann::json measure_offload(const Size& s, int rounds, int steps) {
   nlohmann::json out;
-  TextTable table(
-      {{"optimizer on the host"}, {"ms a step"}, {"tokens/s"}, {"peak GiB"}, {"planned"}, {"host GiB"}, {"loss"}});
+  fmt::print("{}: {}x{}, fp32 masters and bf16 moments on the host\n", s.name, s.batch, s.sequence);
   const auto measure = [&](const char* name, const spec::Recipe& recipe) {
     comm::run_ranks(1, [&](comm::Rank& rank) {
       const auto samples = data::open_samples(recipe, data::Split::kTrain);
@@ -57,10 +56,15 @@ inline nlohmann::json measure_offload(const Size& s, int rounds, int steps) {
         times.seconds.push_back(seconds_since(begin) / steps);
       }
       const double gib = 1 << 30, peak = static_cast<double>(kernels::cuda().peak_bytes(0)) / gib;
+      // Each by itself as soon as it is known: the next may take minutes.
+      TextTable table(
+          {{"optimizer on the host"}, {"ms a step"}, {"tokens/s"}, {"peak GiB"}, {"planned"}, {"host GiB"}, {"loss"}});
       table.add({name, fmt::format("{:.1f}", times.median() * 1e3),
                  fmt::format("{:.0f}", static_cast<double>(s.batch * s.sequence) / times.median()),
                  fmt::format("{:.1f}", peak), fmt::format("{:.1f}", trainer.planned().peak() / gib),
                  fmt::format("{:.1f}", trainer.planned().host / gib), fmt::format("{:.4f}", loss)});
+      fmt::print("{}\n", table.text());
+      std::fflush(stdout);
       out[name] = {{"seconds", times.seconds}, {"peak_gib", peak}};
     });
   };
@@ -69,8 +73,6 @@ inline nlohmann::json measure_offload(const Size& s, int rounds, int steps) {
   recipe.layout.offload_delay = true;
   recipe.layout.offload_warmup = 0;
   measure("update beside the next step", recipe);
-  fmt::print("{}: {}x{}, fp32 masters and bf16 moments on the host\n{}\n", s.name, s.batch, s.sequence, table.text());
-  std::fflush(stdout);
   return out;
 }
 

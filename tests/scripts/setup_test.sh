@@ -47,7 +47,11 @@ with_nvcc=(env "PATH=$work/bin:$PATH" "TRIREME_LIBTORCH=$work/torch" PIP_NO_INDE
 expect 1 "cuDNN's headers are not in" "${with_nvcc[@]}" "$setup" --check --no-packages
 expect 0 'attention on GPUs will ask cuDNN through ATen' "${with_nvcc[@]}" "$setup" --no-packages
 grep -q 'set(TRIREME_SETUP_CUDNN "")' "$work/build/setup.cmake"
-[ "$(ls "$work/cache")" = lock ]
+[ "$(ls "$work/cache")" = $'cudnn-not-fetched\nlock' ]
+# It is not tried at every build, but tomorrow.
+expect 0 'could not be fetched today' "${with_nvcc[@]}" "$setup" --no-packages
+touch -d '1 day ago' "$work/cache/cudnn-not-fetched"
+expect 0 'pip could not fetch what scripts/cudnn.txt lists' "${with_nvcc[@]}" "$setup" --no-packages
 expect 0 "LibTorch: $work/torch" "${with_nvcc[@]}" "$setup" --check --no-packages --no-cudnn
 
 # Both are pinned, and the folder that they are kept in tells their versions: another version is another folder.

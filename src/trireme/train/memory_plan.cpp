@@ -64,7 +64,8 @@ plan::StepMemory plan_memory(const spec::Recipe& recipe, const spec::ModelShape&
     const bool tables = masters == spec::Masters::kVectors;
     task.narrow_elements = (tables ? matrices_of_model(shape) : matrices_of_layers(shape)) / layout.tp;
   }
-  if (spec::has_narrow_gradients(recipe.precision)) task.narrow_gradients = matrices_of_model(shape) / layout.tp;
+  if (spec::has_narrow_gradients(recipe.precision) || masters == spec::Masters::kVectors)
+    task.narrow_gradients = matrices_of_model(shape) / layout.tp;
   task.directions = recipe.optim.kind == spec::OptimizerKind::kLamb;
   task.moments = spec::moments_of(recipe.optim);
   task.moment_bytes = recipe.optim.states == spec::States::kBf16 ? 2 : task.step.sum_bytes;
