@@ -54,7 +54,7 @@ TEST(Activations, OfWholeModelsAreThePublishedFigures) {
       layout.recompute = Recompute::kSelective;
       EXPECT_NEAR(layer_activation_bytes(job, layout) * gib, *run.selective_gib, 0.01 * *run.selective_gib);
       const double weights = count_weights(job).layer * layers / layout.tp;
-      EXPECT_NEAR(model_states(weights, 1, 0, 4, job.arithmetic).total() / 1073741824.0, *run.states_gib,
+      EXPECT_NEAR(model_states(weights, 1, 0, {}, job.arithmetic).total() / 1073741824.0, *run.states_gib,
                   0.005 * *run.states_gib);
     }
   }
@@ -63,7 +63,7 @@ TEST(Activations, OfWholeModelsAreThePublishedFigures) {
 /// Rajbhandari et al. 2019, table 1, in units of 10^9 bytes.
 TEST(ModelStates, AreZerosTable) {
   const auto bytes = [](double billions, int ranks, int stage) {
-    return model_states(billions * 1e9, ranks, stage, 2, cost::Arithmetic::kFp16).total() / 1e9;
+    return model_states(billions * 1e9, ranks, stage, {.gradient_bytes = 2}, cost::Arithmetic::kFp16).total() / 1e9;
   };
   EXPECT_DOUBLE_EQ(bytes(7.5, 64, 0), 120);
   EXPECT_NEAR(bytes(7.5, 64, 1), 31.41, 0.005);
@@ -71,6 +71,17 @@ TEST(ModelStates, AreZerosTable) {
   EXPECT_NEAR(bytes(7.5, 64, 3), 1.875, 0.0005);
   EXPECT_NEAR(bytes(1000, 1024, 1), 4011.72, 0.005);
   EXPECT_NEAR(bytes(1000, 1024, 3), 15.625, 0.0005);
+}
+
+/// 18 bytes a parameter, and what narrower gradients, moments and no masters take off.
+TEST(ModelStates, FollowTheirTypes) {
+  const auto bytes = [](const StateTypes& types, cost::Arithmetic arithmetic = cost::Arithmetic::kBf16) {
+    return model_states(1, 1, 0, types, arithmetic).total();
+  };
+  EXPECT_EQ(bytes({}), 18);
+  EXPECT_EQ(bytes({.gradient_bytes = 2}), 16);
+  EXPECT_EQ(bytes({.gradient_bytes = 2, .moment_bytes = 2, .masters = false}), 8);
+  EXPECT_EQ(bytes({}, cost::Arithmetic::kFp32), 16);
 }
 
 TEST(InFlight, IsWhatTheSchedulesThemselvesHold) {

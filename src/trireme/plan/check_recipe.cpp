@@ -140,9 +140,6 @@ class Examination {
     if (!spec::has_data(recipe_.data)) checkup_.notes.emplace_back("data: there is none to train on yet");
     if (recipe_.precision.compute == spec::Precision::kFp64)
       checkup_.notes.emplace_back("precision: figures are for fp32; the planner knows no fp64");
-    if (recipe_.precision.masters != spec::Masters::kFp32 || spec::has_narrow_gradients(recipe_.precision))
-      checkup_.notes.emplace_back(
-          "precision: figures are for fp32 masters and gradients; on a GPU a run's own plan counts narrower ones");
     const auto recompute = recipe_.train.recompute;
     if (recompute == spec::RecomputeKind::kEvery || recompute == spec::RecomputeKind::kSqrt)
       checkup_.notes.emplace_back("train.recompute: figures are for full, the nearest that the planner knows");

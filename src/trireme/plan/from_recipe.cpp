@@ -33,13 +33,27 @@ std::int64_t batch_rows(const spec::Recipe& recipe) {
   return tokens % recipe.data.sequence == 0 ? tokens / recipe.data.sequence : 0;
 }
 
+void take_states(Job& job, const spec::Recipe& recipe) {
+  job.moments = spec::moments_of(recipe.optim);
+  const double compute = recipe.precision.compute == spec::Precision::kFp32 ? 4 : 2;
+  const spec::Masters masters = recipe.precision.masters;
+  const bool narrow = spec::has_narrow_gradients(recipe.precision);
+  const double moment = recipe.optim.states == spec::States::kBf16 ? 2 : 4;
+  const auto types = [&](bool has_masters) {
+    return StateTypes{
+        .gradient_bytes = narrow || !has_masters ? compute : 4, .moment_bytes = moment, .masters = has_masters};
+  };
+  job.of_layers = types(masters == spec::Masters::kFp32);
+  job.of_tables = types(masters != spec::Masters::kVectors);
+}
+
 Job job_of(const spec::Recipe& recipe, const spec::ModelShape& shape) {
   Job job;
   job.shape = shape;
   job.length = recipe.data.sequence;
   job.batch = std::max<std::int64_t>(1, batch_rows(recipe));
   job.arithmetic = arithmetic_of(recipe.precision.compute);
-  job.moments = spec::moments_of(recipe.optim);
+  take_states(job, recipe);
   return job;
 }
 

@@ -13,6 +13,8 @@ Recompute recompute_of(spec::RecomputeKind kind);
 /// The widest that the planner knows of: fp64 counts as fp32.
 cost::Arithmetic arithmetic_of(spec::Precision precision);
 
+/// Types and number of what the recipe's optimizer keeps for each parameter.
+void take_states(Job& job, const spec::Recipe& recipe);
 /// Rows of the run's first step; 0 where the batch is no whole number of them.
 std::int64_t batch_rows(const spec::Recipe& recipe);
 

@@ -38,13 +38,22 @@ enum class Offload : std::uint8_t {
 std::span<const Named<Recompute>> enum_names(std::type_identity<Recompute>);
 std::span<const Named<Offload>> enum_names(std::type_identity<Offload>);
 
+/// What a run keeps for each parameter beside its weight.
+struct StateTypes {
+  double gradient_bytes = 4;
+  double moment_bytes = 4;  ///< of one
+  bool masters = true;      ///< fp32 ones beside weights that are narrower
+  bool operator==(const StateTypes&) const = default;
+};
+
 struct Job {
   spec::ModelShape shape;
   Mixture mixture;             ///< experts and latents, where the model has them
   std::int64_t length = 2048;  ///< tokens of a sequence
   std::int64_t batch = 1;      ///< sequences of a step
   cost::Arithmetic arithmetic = cost::Arithmetic::kBf16;
-  int moments = 2;  ///< numbers that the optimizer keeps for each weight beside its master: Adam's two
+  int moments = 2;                  ///< numbers that the optimizer keeps for each weight beside its master: Adam's two
+  StateTypes of_layers, of_tables;  ///< of layers, and of token tables and heads
   AttentionKind attention = AttentionKind::kFlash;
 
   double tokens() const { return static_cast<double>(length) * static_cast<double>(batch); }

@@ -13,7 +13,6 @@
 namespace trireme::plan {
 namespace {
 
-constexpr double kGradientBytes = 4;    // summed in fp32 over the microbatches of a step
 constexpr double kBucketBytes = 2.0e8;  // of gradients on their way
 
 double tokens_of(const Job& job, const Layout& layout) {
@@ -65,19 +64,30 @@ LayerBytes layer_bytes(const Job& job, const Layout& layout) {
 
 double state_scale(cost::Arithmetic arithmetic) { return arithmetic == cost::Arithmetic::kFp32 ? 2 : 1; }
 
-/// Weights that a rank of a stage holds.
+/// Weights that a rank of a stage holds: of layers, of tables and heads, and routed experts.
 struct StageWeights {
-  double dense = 0, experts = 0;
+  double dense = 0, tables = 0, experts = 0;
+  double gradient_bytes(const Job& job) const {
+    return (dense + experts) * job.of_layers.gradient_bytes + tables * job.of_tables.gradient_bytes;
+  }
 };
+
+void add_states(MemoryParts& parts, const MemoryParts& more) {
+  parts.weights += more.weights;
+  parts.gradients += more.gradients;
+  parts.optimizer += more.optimizer;
+}
 
 StageWeights stage_weights(const Job& job, const Layout& layout, const Weights& weights, int stage, int layers) {
   const bool first = stage == 0, last = stage == layout.pp - 1;
-  double dense = layers * weights.layer;
-  if (first) dense += weights.embedding;
-  if (last) dense += weights.head;
+  double tables = 0;
+  if (first) tables += weights.embedding;
+  if (last) tables += weights.head;
   // A tied head on another rank than the embedding is a copy of it.
-  if (last && !first && job.shape.tied) dense += static_cast<double>(job.shape.vocabulary * job.shape.width);
-  return {.dense = dense / layout.tp, .experts = layers * weights.experts / layout.tp / layout.ep};
+  if (last && !first && job.shape.tied) tables += static_cast<double>(job.shape.vocabulary * job.shape.width);
+  return {.dense = layers * weights.layer / layout.tp,
+          .tables = tables / layout.tp,
+          .experts = layers * weights.experts / layout.tp / layout.ep};
 }
 
 /// Moves to the host what is kept there; the device keeps what is just being used.
@@ -100,20 +110,21 @@ void add_parts(const cost::Hardware& hardware, const Job& job, const Layout& lay
   const double tokens = tokens_of(job, layout);
   const auto width = static_cast<double>(job.shape.width);
   const StageWeights held = stage_weights(job, layout, weights, memory.stage, memory.layers);
-  const double count = held.dense + held.experts;
+  const double gradients = held.gradient_bytes(job);
 
   MemoryParts& parts = memory.parts;
-  parts = model_states(held.dense, layout.sharers(), layout.zero, kGradientBytes, job.arithmetic, job.moments);
-  const MemoryParts experts =
-      model_states(held.experts, layout.expert_sharers(), layout.zero, kGradientBytes, job.arithmetic, job.moments);
-  parts.weights += experts.weights;
-  parts.gradients += experts.gradients;
-  parts.optimizer += experts.optimizer;
+  parts = {};
+  const auto add = [&](double count, int ranks, const StateTypes& types) {
+    add_states(parts, model_states(count, ranks, layout.zero, types, job.arithmetic, job.moments));
+  };
+  add(held.dense, layout.sharers(), job.of_layers);
+  add(held.tables, layout.sharers(), job.of_tables);
+  add(held.experts, layout.expert_sharers(), job.of_layers);
   const double layer = weights.layer_share(layout), sixteen = 2 * state_scale(job.arithmetic);
   const double whole = whole_layer_activation_bytes(job, layout);
   if (layout.zero == 2) {
     // Gradients are summed over the microbatches that pass a chunk in a row before they are reduced and sharded.
-    parts.working += layout.pp > 1 ? kGradientBytes * count / layout.virtual_stages : sixteen * layer;
+    parts.working += layout.pp > 1 ? gradients / layout.virtual_stages : sixteen * layer;
   }
   if (layout.zero == 3) {
     // The layer at hand, gathered. While its gradients come up its activations go, so half of them count.
@@ -127,22 +138,22 @@ void add_parts(const cost::Hardware& hardware, const Job& job, const Layout& lay
   parts.working += working;
   parts.buffers = hardware.device.software_gb * 1e9;
   // With sharded gradients the working memory above is what they travel from.
-  if (layout.dp * layout.cp > 1 && layout.zero != 2) parts.buffers += std::min(kBucketBytes, kGradientBytes * count);
+  if (layout.dp * layout.cp > 1 && layout.zero != 2) parts.buffers += std::min(kBucketBytes, gradients);
   if (layout.pp > 1) parts.buffers += 4 * 2 * tokens * width / (layout.sequence_parallel ? layout.tp : 1);
   offload(layout, sixteen * layer, memory);
 }
 
 }  // namespace
 
-MemoryParts model_states(double weights, int ranks, int zero, double gradient_bytes, cost::Arithmetic arithmetic,
+MemoryParts model_states(double weights, int ranks, int zero, const StateTypes& types, cost::Arithmetic arithmetic,
                          int moments) {
   const double shard = weights / ranks, scale = state_scale(arithmetic);
   MemoryParts parts;
   parts.weights = 2 * scale * (zero >= 3 ? shard : weights);
-  parts.gradients = gradient_bytes * (zero >= 2 ? shard : weights);
+  parts.gradients = types.gradient_bytes * (zero >= 2 ? shard : weights);
   // Moments, and masters where the weights are narrower than they are.
-  const int numbers = moments + (arithmetic == cost::Arithmetic::kFp32 ? 0 : 1);
-  parts.optimizer = 4.0 * numbers * (zero >= 1 ? shard : weights);
+  const double masters = types.masters && arithmetic != cost::Arithmetic::kFp32 ? 4 : 0;
+  parts.optimizer = (types.moment_bytes * moments + masters) * (zero >= 1 ? shard : weights);
   return parts;
 }
 

@@ -51,8 +51,8 @@ struct StageMemory {
 inline constexpr double kUsable = 0.99;
 
 /// Model states of `weights` parameters, for 16-bit weights and Adam: (2 + g + 12) bytes each without ZeRO, where g is
-/// what a gradient takes; each stage shards one more of them over `ranks`.
-MemoryParts model_states(double weights, int ranks, int zero, double gradient_bytes, cost::Arithmetic arithmetic,
+/// what a gradient takes, and fewer where masters or moments are; each stage shards one more of them over `ranks`.
+MemoryParts model_states(double weights, int ranks, int zero, const StateTypes& types, cost::Arithmetic arithmetic,
                          int moments = 2);
 
 /// What one microbatch leaves in one layer of a rank for its backward pass.

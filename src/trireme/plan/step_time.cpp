@@ -17,8 +17,12 @@ using cost::Collective;
 using cost::Hardware;
 
 /// Adam over masters, moments and gradients, with the norm of the gradients first: reads and writes of fp32 numbers,
-/// and of the weights in sixteen bits.
+/// and of the weights in sixteen bits. Narrower gradients are passed over three times, moments read and written, and
+/// weights without masters too.
 constexpr double kOptimizerBytes = 42;
+double optimizer_bytes(const StateTypes& types) {
+  return kOptimizerBytes - 3 * (4 - types.gradient_bytes) - 2 * 2 * (4 - types.moment_bytes) - (types.masters ? 0 : 6);
+}
 
 /// Messages between stages. Every rank of a tensor-parallel group sends its own part of the activations through its own
 /// adapter; those that need the whole gather it inside the node (Narayanan et al. 2021, section 4.1).
@@ -154,10 +158,11 @@ double updated_weights(const Job& job, const Layout& layout) {
 
 double optimizer_seconds(const Hardware& hardware, const Job& job, const Layout& layout) {
   const double updated = updated_weights(job, layout);
-  if (layout.offload == Offload::kNone) return cost::stream_seconds(hardware, kOptimizerBytes * updated, 8);
+  const double moved = optimizer_bytes(job.of_layers) * updated;  // tables are few beside layers
+  if (layout.offload == Offload::kNone) return cost::stream_seconds(hardware, moved, 8);
   // The host updates: its memory streams what the device's would have, and new weights go up.
   const cost::Host& host = hardware.cluster.host;
-  return kOptimizerBytes * updated / (host.memory_gb_per_s * 1e9 * hardware.device.efficiency.memory) +
+  return moved / (host.memory_gb_per_s * 1e9 * hardware.device.efficiency.memory) +
          2 * updated / (host.link_gb_per_s * 1e9);
 }
 

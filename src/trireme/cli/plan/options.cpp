@@ -9,6 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/plan/recipe.h"
+#include "trireme/plan/from_recipe.h"
 #include "trireme/schedule/builders.h"
 #include "trireme/spec/recipe.h"
 
@@ -179,7 +180,7 @@ PlanTask PlanOptions::resolve() const {
   std::string precision = precision_;
   if (!recipe_.empty()) {
     take_from_recipe(task.recipe, task.given, length, batch, precision);
-    task.job.moments = spec::moments_of(task.recipe.optim);
+    plan::take_states(task.job, task.recipe);
   }
   task.gpus = device_count(task.hardware, task.given, recipe_.empty() ? std::nullopt : task.recipe.comm.ranks);
 
