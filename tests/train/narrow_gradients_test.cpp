@@ -182,15 +182,7 @@ TEST(NarrowGradients, GoWithEveryLayout) {
 }
 
 TEST(NarrowGradients, TakeHalfTheMemory) {
-  const auto bytes = [](const spec::Recipe& recipe) {
-    device::RankMemory memory;
-    with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
-      trainer.step();
-      memory = trainer.memory();
-    });
-    return memory;
-  };
-  const device::RankMemory wide = bytes(recipe_for()), few = bytes(narrow(recipe_for()));
+  const device::RankMemory wide = memory_after_a_step(recipe_for()), few = memory_after_a_step(narrow(recipe_for()));
   const auto wide_bytes = static_cast<double>(wide.device.peak_of(device::MemoryUse::kGradients));
   EXPECT_NEAR(static_cast<double>(few.device.peak_of(device::MemoryUse::kGradients)), 0.5 * wide_bytes,
               0.05 * wide_bytes);  // but for vectors

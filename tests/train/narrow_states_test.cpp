@@ -81,15 +81,7 @@ TEST_P(NarrowStates, AreTheSameBitsUnderZeroAndOffloadOfOneRank) {
 }
 
 TEST_P(NarrowStates, TakeLessMemory) {
-  const auto bytes = [](const spec::Recipe& recipe) {
-    device::RankMemory memory;
-    with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
-      trainer.step();
-      memory = trainer.memory();
-    });
-    return memory;
-  };
-  const device::RankMemory wide = bytes(recipe_for(0)), few = bytes(narrow(recipe_for(0)));
+  const device::RankMemory wide = memory_after_a_step(recipe_for(0)), few = memory_after_a_step(narrow(recipe_for(0)));
   EXPECT_LT(few.device.peak_of(device::MemoryUse::kGradients), wide.device.peak_of(device::MemoryUse::kGradients));
   EXPECT_LT(2 * few.device.peak_of(device::MemoryUse::kOptimizer),
             wide.device.peak_of(device::MemoryUse::kOptimizer) + 1000);

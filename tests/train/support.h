@@ -58,6 +58,16 @@ inline void with_trainers(const spec::Recipe& recipe, int ranks,
   });
 }
 
+/// What a single rank has held by the end of its first step.
+inline device::RankMemory memory_after_a_step(const spec::Recipe& recipe) {
+  device::RankMemory memory;
+  with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
+    trainer.step();
+    memory = trainer.memory();
+  });
+  return memory;
+}
+
 /// The recipe's layout and pipeline on so many thread ranks beside neither of them on one.
 inline VerifyResult verify_beside_one_rank(const spec::Recipe& recipe, int ranks, std::int64_t steps) {
   VerifyRequest request{.recipes = {recipe}, .reference = recipe, .steps = steps};

@@ -13,6 +13,7 @@
 #include "trireme/cost/cost_table.h"
 #include "trireme/cost/hardware.h"
 #include "trireme/kernels/cuda.h"
+#include "trireme/plan/from_recipe.h"
 #include "trireme/train/effective_recipe.h"
 
 namespace trireme::train {
@@ -24,23 +25,10 @@ namespace {
 /// What the maker states of a card as its driver names it: published utilisations are shares of that. Nothing for cards
 /// that recipes/devices does not have, and for fp64.
 std::optional<observe::Peak> stated_peak(const char* card, spec::Precision precision) {
-  const auto arithmetic = [&]() -> std::optional<cost::Arithmetic> {
-    switch (precision) {
-      case spec::Precision::kFp32:
-        return cost::Arithmetic::kFp32;
-      case spec::Precision::kBf16:
-        return cost::Arithmetic::kBf16;
-      case spec::Precision::kFp16:
-        return cost::Arithmetic::kFp16;
-      case spec::Precision::kFp64:
-        break;
-    }
-    return std::nullopt;
-  }();
-  if (!arithmetic) return std::nullopt;
+  if (precision == spec::Precision::kFp64) return std::nullopt;
   try {
     const auto device = cost::find_device_of_driver(card);
-    const double flops = device ? cost::peak(*device, *arithmetic) : 0;
+    const double flops = device ? cost::peak(*device, plan::arithmetic_of(precision)) : 0;
     if (flops > 0) return observe::Peak{.flops = flops, .how = fmt::format("stated of {}", card), .when = {}};
   } catch (const ConfigError& error) {
     log_warn("MFU is not known, since a device's file cannot be read: {}", error.message());
