@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/peak_memory.h"
 #include "tests/train/support.h"
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/checkpoint/saver.h"
@@ -95,14 +96,6 @@ TEST_F(Conversion, RanksReadTheirPartOfAStoredModel) {
   }
 }
 
-std::int64_t memory_kib(const char* what) {
-  std::ifstream file("/proc/self/status");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with(what)) return std::atoll(line.c_str() + line.find(':') + 1);
-  }
-  return 0;
-}
-
 /// 300 MB of weights, to and fro, in a fraction of that.
 TEST_F(Conversion, TakesLittleMemory) {
   spec::Recipe recipe = small_recipe(Family::kLlama);
@@ -114,22 +107,16 @@ TEST_F(Conversion, TakesLittleMemory) {
     ASSERT_GT(model->params.elements() * 4, std::int64_t{250} << 20);
     models::save_published(*model, folder_ / "large", formats::Dtype::kF32);
   }
-  const auto growth_mib = [](const std::function<void()>& body) {
-    std::ofstream("/proc/self/clear_refs") << "5";  // the peak counts from here
-    const std::int64_t before = memory_kib("VmRSS");
-    body();
-    return (memory_kib("VmHWM") - before) >> 10;
-  };
-  const auto to_ours = growth_mib(
+  const auto to_ours = peak_growth_mib(
       [&] { convert({.from = folder_ / "large", .to = folder_ / "ours", .kind = ConvertRequest::Kind::kCheckpoint}); });
-  const auto to_published = growth_mib([&] {
+  const auto to_published = peak_growth_mib([&] {
     convert({.from = folder_ / "ours",
              .to = folder_ / "back",
              .kind = ConvertRequest::Kind::kHuggingFace,
              .dtype = "BF16"});
   });
-  EXPECT_LT(to_ours, 100);
-  EXPECT_LT(to_published, 100);
+  EXPECT_LT(to_ours, 50);
+  EXPECT_LT(to_published, 50);
 }
 
 }  // namespace
