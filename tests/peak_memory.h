@@ -22,8 +22,8 @@ inline std::int64_t memory_kib(std::string_view what) {
   return 0;
 }
 
-/// Large blocks come from the kernel and go back to it when they are freed. Left to itself malloc keeps some, as many as
-/// the sizes and the order of what was freed before make it, and that is tens of megabytes more in one run than in
+/// Large blocks come from the kernel and go back to it when they are freed. Left to itself malloc keeps some, as many
+/// as the sizes and the order of what was freed before make it, and that is tens of megabytes more in one run than in
 /// another.
 template <class Body>
 std::int64_t peak_growth_mib(const Body& body) {

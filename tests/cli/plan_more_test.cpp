@@ -1,14 +1,11 @@
 // The commands below `trireme plan`, `trireme simulate`, and mixtures.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "tests/cli/run.h"
+#include "tests/files.h"
 
 namespace trireme::cli {
 namespace {
@@ -16,18 +13,11 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-std::string scratch(const std::string& name) {
-  const auto folder = std::filesystem::temp_directory_path() / ("trireme-plan-more-" + std::to_string(::getpid()));
-  std::filesystem::create_directories(folder);
-  return (folder / name).string();
-}
-
-std::string text_of(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
+using PlanPage = OwnFolder;
+using PlanRoofline = OwnFolder;
+using PlanBatch = OwnFolder;
+using PlanOfAMixture = OwnFolder;
+using Simulate = OwnFolder;
 
 json run_json(std::vector<std::string> arguments) {
   arguments.emplace_back("--json");
@@ -55,19 +45,19 @@ TEST(PlanExplain, TellsForEveryDecisionWhatTheOthersCost) {
   EXPECT_TRUE(has_tp);
 }
 
-TEST(PlanPage, IsOnePageWithBreakdownAndFront) {
-  const std::string path = scratch("plan.html");
+TEST_F(PlanPage, IsOnePageWithBreakdownAndFront) {
+  const std::string path = (folder_ / "plan.html").string();
   const Outcome outcome = run(with(with({"plan"}, kSmall), {"--html", path}));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  const std::string page = text_of(path);
+  const std::string page = read_all(path);
   EXPECT_THAT(page, HasSubstr("<!DOCTYPE html>"));
   for (const char* part : {"A step&#39;s time", "Time over memory", "Each decision made otherwise", "tp "})
     EXPECT_THAT(page, HasSubstr(part));
   EXPECT_EQ(page.find("http://") == std::string::npos || page.find("www.w3.org") != std::string::npos, true);
 }
 
-TEST(PlanRoofline, SaysWhatBindsEachOperator) {
-  const std::string path = scratch("roof.svg");
+TEST_F(PlanRoofline, SaysWhatBindsEachOperator) {
+  const std::string path = (folder_ / "roof.svg").string();
   const json result = run_json(with(with({"plan", "roofline"}, kSmall), {"--svg", path}));
   EXPECT_NEAR(result.at("ridge").get<double>(), 989e12 / 3.35e12, 0.1);
   for (const auto& one : result.at("operators")) {
@@ -79,7 +69,7 @@ TEST(PlanRoofline, SaysWhatBindsEachOperator) {
       EXPECT_EQ(one.at("bound"), "compute");
     }
   }
-  EXPECT_THAT(text_of(path), HasSubstr("</svg>"));
+  EXPECT_THAT(read_all(path), HasSubstr("</svg>"));
 }
 
 TEST(PlanScaling, TakesFlopsOrDevicesAndDays) {
@@ -92,13 +82,13 @@ TEST(PlanScaling, TakesFlopsOrDevicesAndDays) {
   EXPECT_THAT(run({"plan", "scaling", "--flops", "1e20", "--days", "3"}).err, HasSubstr("both"));
 }
 
-TEST(PlanBatch, DrawsTheTradeOff) {
+TEST_F(PlanBatch, DrawsTheTradeOff) {
   const json result = run_json({"plan", "batch", "--noise-scale", "1M", "--batch", "4M"});
   EXPECT_DOUBLE_EQ(result.at("chosen").at("steps").get<double>(), 1.25);
   EXPECT_DOUBLE_EQ(result.at("chosen").at("examples").get<double>(), 5);
-  const std::string path = scratch("batch.svg");
+  const std::string path = (folder_ / "batch.svg").string();
   EXPECT_EQ(run({"plan", "batch", "--loss", "2", "--svg", path}).code, 0);
-  EXPECT_THAT(text_of(path), HasSubstr("</svg>"));
+  EXPECT_THAT(read_all(path), HasSubstr("</svg>"));
   EXPECT_EQ(run({"plan", "batch"}).code, kExitUsage);
 }
 
@@ -112,13 +102,13 @@ TEST(Plan, WithoutAClusterNamesThem) {
   EXPECT_THAT(run({"plan", "--model", "llama3-8b"}).err, HasSubstr("no cluster is given"));
 }
 
-TEST(Plan, OfAMixtureChoosesHowToShareOutItsExperts) {
+TEST_F(PlanOfAMixture, ChoosesHowToShareOutItsExperts) {
   const std::vector<std::string> task{"--model", "mixtral-8x7b", "--cluster", "dgx-h100",       "--gpus",
                                       "64",      "--seq",        "4096",      "--global-batch", "512"};
   const json result = run_json(with({"plan"}, task));
   EXPECT_GT(result.at("layout").at("ep").get<int>(), 1);
   EXPECT_TRUE(result.at("chosen").contains("ep"));
-  EXPECT_EQ(run(with(with({"plan"}, task), {"--write", scratch("no.toml")})).code, kExitUsage);
+  EXPECT_EQ(run(with(with({"plan"}, task), {"--write", (folder_ / "no.toml").string()})).code, kExitUsage);
   EXPECT_THAT(run({"plan", "--model", "mixtral-8x", "--cluster", "dgx-h100"}).err,
               HasSubstr("did you mean \"mixtral-8x7b\""));
 }
@@ -137,13 +127,13 @@ TEST(Estimate, WithTheOptimizerOnTheHostTakesLessMemory) {
               HasSubstr("[host]"));
 }
 
-TEST(Simulate, PlaysAStepAndWeeksAndWritesATrace) {
-  const std::string path = scratch("trace.json");
+TEST_F(Simulate, PlaysAStepAndWeeksAndWritesATrace) {
+  const std::string path = (folder_ / "trace.json").string();
   const Outcome outcome = run(with(with({"simulate"}, kSmall), {"--faults", "--pp", "4", "--trace", path}));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("slowest pipeline"));
   EXPECT_THAT(outcome.out, HasSubstr("14 days with failures"));
-  EXPECT_FALSE(json::parse(text_of(path)).at("traceEvents").empty());
+  EXPECT_FALSE(json::parse(read_all(path)).at("traceEvents").empty());
   const json plain = run_json(with({"simulate"}, kSmall));
   EXPECT_NEAR(plain.at("step").at("seconds").get<double>(), plain.at("step").at("undisturbed_seconds").get<double>(),
               1e-9);
