@@ -175,12 +175,12 @@ TEST(BpeTraining, PutsABeginOfTextToken) {
 }
 
 TEST(BpeTraining, RefusesWhatCannotBe) {
-  EXPECT_THAT(error_of([] { train_bpe({}, quiet({.vocabulary = 200})); }), ::testing::HasSubstr("ask for 257 or more"));
-  EXPECT_THAT(error_of([] {
+  EXPECT_THAT(words_of([] { train_bpe({}, quiet({.vocabulary = 200})); }), ::testing::HasSubstr("ask for 257 or more"));
+  EXPECT_THAT(words_of([] {
                 train_bpe({}, quiet({.special_tokens = {"<s>", "<s>"}}));
               }),
               ::testing::HasSubstr("twice"));
-  EXPECT_THAT(error_of([] { train_bpe({}, quiet({.special_tokens = {"a"}})); }),
+  EXPECT_THAT(words_of([] { train_bpe({}, quiet({.special_tokens = {"a"}})); }),
               ::testing::HasSubstr("make it longer"));
 }
 

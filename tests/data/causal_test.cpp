@@ -251,7 +251,7 @@ TEST_F(Causal, ShardsOfTheNamedTokenizerAreTaken) {
 
 TEST_F(Causal, MistakesAreNamed) {
   const auto open = [](const spec::Recipe& recipe) {
-    return error_of<Error>([&] { open_samples(recipe, Split::kTrain); });
+    return message_of<Error>([&] { open_samples(recipe, Split::kTrain); });
   };
   EXPECT_THAT(open({}), HasSubstr("names no data"));
   const auto a = shard("a.shard", {{1, 2, 3}}, {.vocabulary = 50, .tokenizer_hash = 1});
@@ -282,7 +282,7 @@ TEST_F(Causal, MistakesAreNamed) {
   recipe.model.family = spec::Family::kGpt2;
   recipe.model.vocabulary = 40;
   const auto samples = open_samples(recipe, Split::kTrain);
-  EXPECT_THAT(error_of<formats::FormatError>([&] { read_one(*samples, 0); }),
+  EXPECT_THAT(message_of<formats::FormatError>([&] { read_one(*samples, 0); }),
               HasSubstr("c.bin: token 2 is 900, but the vocabulary has 40 (byte 1028)"));
 }
 

@@ -72,7 +72,7 @@ TEST_F(CorpusFiles, ChunksOfAnySizeHoldTheSameDocuments) {
 
 TEST_F(CorpusFiles, ErrorsNameFileLineAndByte) {
   const auto said = [&](const std::string& name, const std::string& text, CorpusOptions options = {}) {
-    return error_of([&] { documents(name, text, std::move(options)); });
+    return words_of([&] { documents(name, text, std::move(options)); });
   };
   EXPECT_THAT(said("t.txt", "good\nb\xFF"), AllOf(HasSubstr("t.txt: line 2: the byte 0xff"), HasSubstr("(byte 6)")));
   EXPECT_THAT(said("t.jsonl", "{\"text\":\"a\"}\n{\"text\":"),
@@ -90,9 +90,9 @@ TEST_F(CorpusFiles, FoldersAreSearchedInTheOrderOfNames) {
   for (const char* name : {"z.txt", "b/x.jsonl", "a.txt", "README.md"}) write_all(folder_ / name, "x");
   const std::vector<std::string> names{folder_.string()};
   EXPECT_THAT(find_corpus_files(names), ElementsAre(folder_ / "a.txt", folder_ / "b/x.jsonl", folder_ / "z.txt"));
-  EXPECT_THAT(error_of([&] { find_corpus_files(std::vector<std::string>{(folder_ / "README.md").string()}); }),
+  EXPECT_THAT(words_of([&] { find_corpus_files(std::vector<std::string>{(folder_ / "README.md").string()}); }),
               HasSubstr("neither .txt nor .jsonl"));
-  EXPECT_THAT(error_of([&] { find_corpus_files(std::vector<std::string>{"nowhere"}); }),
+  EXPECT_THAT(words_of([&] { find_corpus_files(std::vector<std::string>{"nowhere"}); }),
               HasSubstr("no file or folder nowhere"));
 }
 
@@ -134,17 +134,17 @@ TEST_F(CorpusFiles, GoesOnWithTheShardsThatAreMissing) {
   EXPECT_EQ(shards(), before);
 
   write_all(whole.shards[0], before.begin()->second.substr(0, 100));
-  EXPECT_THAT(error_of([&] { tokenize_corpus(corpus, *tokenizer, options(1, 10)); }), HasSubstr("00000.shard"));
+  EXPECT_THAT(words_of([&] { tokenize_corpus(corpus, *tokenizer, options(1, 10)); }), HasSubstr("00000.shard"));
 }
 
 TEST_F(CorpusFiles, RefusesToMixWhatWasMadeOtherwise) {
   write_all(folder_ / "t.txt", "one two\n");
   const Corpus corpus({folder_ / "t.txt"}, {});
   tokenize_corpus(corpus, *Tokenizer::bytes(), options());
-  EXPECT_THAT(error_of([&] { tokenize_corpus(corpus, *fixture_tokenizer("gpt2"), options()); }),
+  EXPECT_THAT(words_of([&] { tokenize_corpus(corpus, *fixture_tokenizer("gpt2"), options()); }),
               HasSubstr("tokenizer differs"));
   EXPECT_THAT(
-      error_of([&] { tokenize_corpus(Corpus({folder_ / "t.txt"}, {.field = "x"}), *Tokenizer::bytes(), options()); }),
+      words_of([&] { tokenize_corpus(Corpus({folder_ / "t.txt"}, {.field = "x"}), *Tokenizer::bytes(), options()); }),
       HasSubstr("field differs"));
   EXPECT_EQ(tokenize_corpus(corpus, *Tokenizer::bytes(), options()).kept, 1U);
 }
@@ -154,7 +154,7 @@ TEST_F(CorpusFiles, AnErrorLeavesNoHalfShardAndNamesTheFirstPlace) {
   for (int i = 0; i < 30; ++i) lines += i >= 20 ? "{\"text\": 1}\n" : "{\"text\": \"some words\"}\n";
   write_all(folder_ / "t.jsonl", lines);
   const Corpus corpus({folder_ / "t.jsonl"}, {});
-  EXPECT_THAT(error_of([&] { tokenize_corpus(corpus, *Tokenizer::bytes(), options(1)); }), HasSubstr("line 21"));
+  EXPECT_THAT(words_of([&] { tokenize_corpus(corpus, *Tokenizer::bytes(), options(1)); }), HasSubstr("line 21"));
   for (const auto& [name, content] : shards()) EXPECT_NO_THROW(TokenFile(folder_ / "out" / name).verify()) << name;
   for (const auto& entry : fs::directory_iterator(folder_ / "out")) EXPECT_NE(entry.path().extension(), ".tmp");
 }

@@ -87,7 +87,8 @@ TEST_F(Masked, AnotherEpochHidesOtherTokens) {
 TEST_F(Masked, NeedsAMaskToken) {
   auto recipe = recipe_of({{1, 2, 3}}, 8);
   write_shard(folder_ / "a.shard", {{1, 2, 3}}, {.vocabulary = 10});
-  EXPECT_THAT(error_of<ConfigError>([&] { open_samples(recipe, Split::kTrain); }), HasSubstr("there is no mask token"));
+  EXPECT_THAT(message_of<ConfigError>([&] { open_samples(recipe, Split::kTrain); }),
+              HasSubstr("there is no mask token"));
   recipe.data.special.mask = 9;
   EXPECT_EQ(open_samples(recipe, Split::kTrain)->epoch(), 1);
 }

@@ -75,12 +75,12 @@ TEST_F(Shard, RefusesTokensOutsideTheVocabularyAndGoesOn) {
   ShardWriter writer(path(), {.vocabulary = 10});
   writer.add_document(std::vector<std::int32_t>{9});
   const auto bad = [&](std::int32_t token) {
-    return error_of<ConfigError>([&] { writer.add_document(std::vector<std::int32_t>{0, token}); });
+    return message_of<ConfigError>([&] { writer.add_document(std::vector<std::int32_t>{0, token}); });
   };
   EXPECT_THAT(bad(10), HasSubstr("token 1 of document 1 is 10, but the vocabulary has 10"));
   EXPECT_THAT(bad(-1), HasSubstr("is -1"));
   const std::vector<std::uint8_t> mask(3);
-  EXPECT_THAT(error_of<ConfigError>([&] { writer.add_document(std::vector<std::int32_t>{0}, mask); }),
+  EXPECT_THAT(message_of<ConfigError>([&] { writer.add_document(std::vector<std::int32_t>{0}, mask); }),
               HasSubstr("document 1 has 1 tokens, but a mask of 3"));
   writer.add_document(std::vector<std::int32_t>{4, 5});
   writer.finish();
@@ -88,10 +88,10 @@ TEST_F(Shard, RefusesTokensOutsideTheVocabularyAndGoesOn) {
 }
 
 TEST_F(Shard, RefusesVocabulariesThatCannotBeAndHalfPairs) {
-  EXPECT_THAT(error_of<ConfigError>([&] { ShardWriter(path(), {}); }), HasSubstr("a vocabulary of 0"));
+  EXPECT_THAT(message_of<ConfigError>([&] { ShardWriter(path(), {}); }), HasSubstr("a vocabulary of 0"));
   ShardWriter writer(path(), {.vocabulary = 5, .pairs = true});
   writer.add_document(std::vector<std::int32_t>{4});
-  EXPECT_THAT(error_of<ConfigError>([&] { writer.finish(); }), HasSubstr("has 1 documents, but pairs"));
+  EXPECT_THAT(message_of<ConfigError>([&] { writer.finish(); }), HasSubstr("has 1 documents, but pairs"));
 }
 
 /// Where an error says the damage is: "(byte 12)" or, for a block, "between the bytes 256 and 65792".
@@ -129,7 +129,7 @@ TEST_F(Shard, FindsEveryChangedByteAndSaysWhere) {
       std::string damaged = whole;
       damaged[at] = static_cast<char>(damaged[at] ^ (1 << random.below(8, draw++)));
       write_all(path(), damaged);
-      const std::string message = error_of<FormatError>([&] { TokenFile(path()).verify(); });
+      const std::string message = message_of<FormatError>([&] { TokenFile(path()).verify(); });
       const auto [begin, end] = named_bytes(message);
       EXPECT_LT(begin, whole.size()) << message;
       if (at >= layout.tokens && at < layout.checksums) {
@@ -142,7 +142,7 @@ TEST_F(Shard, FindsEveryChangedByteAndSaysWhere) {
         EXPECT_LT(begin, sizeof(ShardHeader)) << message;
       }
       if (at >= layout.tokens && at < layout.mask) {  // reading alone finds it too
-        EXPECT_EQ(message, error_of<FormatError>([&] {
+        EXPECT_EQ(message, message_of<FormatError>([&] {
                     const TokenFile file(path());
                     read_tokens(file, 0, file.tokens());
                   }));
@@ -158,11 +158,11 @@ TEST_F(Shard, NamesWhereItWasCutShort) {
   for (std::uint64_t cut = 0; cut < 200; ++cut) {
     const std::uint64_t size = cut < 2 ? cut : random.below(whole.size(), cut);
     write_all(path(), std::string_view(whole).substr(0, size));
-    const std::string message = error_of<FormatError>([&] { TokenFile{path()}; });
+    const std::string message = message_of<FormatError>([&] { TokenFile{path()}; });
     EXPECT_THAT(message, size < 8 ? HasSubstr("(byte 0)") : HasSubstr(fmt::format("(byte {})", size)));
   }
   write_all(path(), whole + "x");
-  EXPECT_THAT(error_of<FormatError>([&] { TokenFile{path()}; }), HasSubstr("but 1 more bytes follow"));
+  EXPECT_THAT(message_of<FormatError>([&] { TokenFile{path()}; }), HasSubstr("but 1 more bytes follow"));
 }
 
 TEST_F(Shard, CanBeReadWithoutCheckingBlocks) {
@@ -172,10 +172,11 @@ TEST_F(Shard, CanBeReadWithoutCheckingBlocks) {
   write_all(path(), damaged);
   const TokenFile file(path(), {.check_blocks = false});
   EXPECT_THAT(read_tokens(file, 0, 3), ElementsAre(9, 2, 3));
-  EXPECT_THAT(error_of<FormatError>([&] { file.verify(); }), HasSubstr("tokens are damaged between the bytes 256 and"));
+  EXPECT_THAT(message_of<FormatError>([&] { file.verify(); }),
+              HasSubstr("tokens are damaged between the bytes 256 and"));
   const TokenFile checking(path());
   EXPECT_THAT(read_tokens(checking, 100000, 2), ElementsAre(4, 4));  // another block
-  EXPECT_THAT(error_of<FormatError>([&] { read_tokens(checking, 2, 1); }), HasSubstr("tokens are damaged"));
+  EXPECT_THAT(message_of<FormatError>([&] { read_tokens(checking, 2, 1); }), HasSubstr("tokens are damaged"));
 }
 
 /// Files of version 1 as they were first written: a change of the format must not leave them behind.

@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/errors.h"
 #include "tests/files.h"
-#include "trireme/base/error.h"
 #include "trireme/base/random.h"
 #include "trireme/data/shard_writer.h"
 #include "trireme/data/token_file.h"
@@ -69,21 +69,6 @@ inline void expect_documents(const TokenFile& file, const Documents& documents) 
   }
   EXPECT_EQ(file.document_begin(file.documents()), at);
   EXPECT_EQ(file.tokens(), at);
-}
-
-/// The message and hint of the Error of type E that `body` throws.
-template <typename E, typename Body>
-std::string error_of(Body&& body) {
-  try {
-    body();
-  } catch (const E& error) {
-    return error.message();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "another kind of error: " << error.what();
-    return {};
-  }
-  ADD_FAILURE() << "no error";
-  return {};
 }
 
 }  // namespace trireme::data

@@ -75,7 +75,7 @@ TEST_F(TokenFormats, DamageToMegatronPairsIsNamed) {
   const auto message = [&](const std::string& bin, const std::string& idx) {
     write_all(folder_ / "a.bin", bin);
     write_all(folder_ / "a.idx", idx);
-    return error_of<FormatError>([&] { TokenFile(folder_ / "a.bin").verify(); });
+    return message_of<FormatError>([&] { TokenFile(folder_ / "a.bin").verify(); });
   };
   const auto changed = [&](std::size_t at, char byte) {
     std::string idx = good.idx;
@@ -104,7 +104,7 @@ TEST_F(TokenFormats, DamageToMegatronPairsIsNamed) {
   bin[7] = '\x80';
   EXPECT_THAT(message(bin, good.idx), HasSubstr("token 1 is negative or beyond 31 bits, so no token at all (byte 4)"));
   fs::remove(folder_ / "a.idx");
-  EXPECT_THAT(error_of<FormatError>([&] { TokenFile(folder_ / "a.bin"); }), HasSubstr("the first bytes are of none"));
+  EXPECT_THAT(message_of<FormatError>([&] { TokenFile(folder_ / "a.bin"); }), HasSubstr("the first bytes are of none"));
 }
 
 std::string llmc(std::int32_t magic, std::int32_t version, const std::vector<std::int32_t>& tokens, int bytes) {
@@ -140,7 +140,7 @@ TEST_F(TokenFormats, DamageToLlmcFilesIsNamed) {
   const auto path = folder_ / "a.bin";
   const auto message = [&](const std::string& content) {
     write_all(path, content);
-    return error_of<FormatError>([&] { TokenFile(path).verify(); });
+    return message_of<FormatError>([&] { TokenFile(path).verify(); });
   };
   const std::string good = llmc(20240801, 7, {1, 2, 3}, 4);
   EXPECT_THAT(message(good.substr(0, 100)), HasSubstr("ends within the header of 1024 bytes (byte 100)"));
@@ -159,9 +159,9 @@ TEST_F(TokenFormats, TextIsBytesWhenItsNameSaysSo) {
   expect_documents(file, {{'T', 'R', 'I', 'S', 'H', 'A', 'R', 'D', 255}});
   EXPECT_EQ(file.info().vocabulary, 256);
   write_all(folder_ / "a.md", "some words");
-  const std::string message = error_of<FormatError>([&] { TokenFile(folder_ / "a.md"); });
+  const std::string message = message_of<FormatError>([&] { TokenFile(folder_ / "a.md"); });
   EXPECT_THAT(message, HasSubstr("a.md: is no token shard, llm.c file or half of a Megatron pair"));
-  EXPECT_THAT(error_of<IoError>([&] { TokenFile(folder_ / "missing"); }), HasSubstr("cannot be opened"));
+  EXPECT_THAT(message_of<IoError>([&] { TokenFile(folder_ / "missing"); }), HasSubstr("cannot be opened"));
 }
 
 }  // namespace

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/errors.h"
 #include "tests/files.h"
-#include "trireme/base/error.h"
 #include "trireme/data/tokenizer/tokenizer.h"
 #include "trireme/data/tokenizer/utf8_text.h"
 #include "trireme/formats/json_text.h"
@@ -34,18 +34,6 @@ inline nlohmann::ordered_json read_fixture(const std::string& name) {
 
 inline std::unique_ptr<Tokenizer> fixture_tokenizer(const std::string& name) {
   return load_tokenizer((tokenizer_fixtures() / (name + ".json")).string());
-}
-
-/// The message of the Error that `body` throws, and its hint.
-template <typename Body>
-std::string error_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.message() + " | " + error.hint();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
 }
 
 /// Text of every class of characters that the split patterns tell apart, in short runs.

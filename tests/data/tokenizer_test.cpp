@@ -104,7 +104,7 @@ TEST(Tokenizer, BytesAreTokensOfThemselves) {
   EXPECT_EQ(tokenizer->roles().eos, 256);
   EXPECT_EQ(tokenizer->token_bytes(0), std::string(1, '\0'));
   EXPECT_NE(tokenizer->hash(), fixture_tokenizer("gpt2")->hash());
-  EXPECT_THAT(error_of([&] { tokenizer->save("x"); }), HasSubstr("no tokenizer.json"));
+  EXPECT_THAT(words_of([&] { tokenizer->save("x"); }), HasSubstr("no tokenizer.json"));
 }
 
 TEST(Tokenizer, SeveralThreadsMayEncodeAtOnce) {
@@ -127,17 +127,17 @@ TEST(Tokenizer, SeveralThreadsMayEncodeAtOnce) {
 
 TEST(Tokenizer, SaysWhichNumberHasNoToken) {
   const auto tokenizer = fixture_tokenizer("gpt2");
-  EXPECT_THAT(error_of([&] {
+  EXPECT_THAT(words_of([&] {
                 tokenizer->decode(Ids{1, 900});
               }),
               HasSubstr("has no token 900; its numbers go from 0 to 899"));
-  EXPECT_THAT(error_of([&] { tokenizer->decode(Ids{-1}); }), HasSubstr("has no token -1"));
+  EXPECT_THAT(words_of([&] { tokenizer->decode(Ids{-1}); }), HasSubstr("has no token -1"));
 }
 
 TEST(Tokenizer, SaysWhereATextIsNotUtf8) {
   const auto tokenizer = fixture_tokenizer("llama3");
   for (const std::string bad : {"abc\xFFxyz", "abc\xC3", "abc\xED\xA0\x80", "abc\xF4\x90\x80\x80", "abc\x80"})
-    EXPECT_THAT(error_of([&] { tokenizer->encode(bad); }), HasSubstr("at byte 3 of"));
+    EXPECT_THAT(words_of([&] { tokenizer->encode(bad); }), HasSubstr("at byte 3 of"));
 }
 
 using TokenizerLoad = OwnFolder;
@@ -152,12 +152,12 @@ TEST_F(TokenizerLoad, TakesFoldersAndTheRolesOfTokens) {
   EXPECT_EQ(tokenizer->roles().eos, tokenizer->find("<|im_end|>"));
   EXPECT_EQ(tokenizer->hash(), fixture_tokenizer("qwen")->hash()) << "the roles change no token";
   write_all(folder_ / "tokenizer_config.json", R"({"eos_token": "<nothing>"})");
-  EXPECT_THAT(error_of([&] { load_tokenizer(folder_); }), HasSubstr("eos_token: \"\\\"<nothing>\\\"\" is no token of"));
+  EXPECT_THAT(words_of([&] { load_tokenizer(folder_); }), HasSubstr("eos_token: \"\\\"<nothing>\\\"\" is no token of"));
 }
 
 TEST_F(TokenizerLoad, SaysWhatItTakes) {
-  EXPECT_THAT(error_of([&] { load_tokenizer(folder_); }), HasSubstr("holds no tokenizer.json"));
-  EXPECT_THAT(error_of([&] { load_tokenizer("nowhere.json"); }), HasSubstr("or the word bytes"));
+  EXPECT_THAT(words_of([&] { load_tokenizer(folder_); }), HasSubstr("holds no tokenizer.json"));
+  EXPECT_THAT(words_of([&] { load_tokenizer("nowhere.json"); }), HasSubstr("or the word bytes"));
 }
 
 }  // namespace

@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/errors.h"
 #include "tests/files.h"
-#include "trireme/base/error.h"
 #include "trireme/formats/safetensors.h"
 
 namespace trireme::formats {
@@ -40,21 +40,6 @@ inline std::string file_with(std::string_view header, std::string_view data = ""
   const std::uint64_t length = header.size();
   std::memcpy(out.data(), &length, 8);
   return out.append(header).append(data);
-}
-
-/// The message of the Error of type E that `body` throws.
-template <typename E, typename Body>
-std::string message_of(Body&& body) {
-  try {
-    body();
-  } catch (const E& error) {
-    return error.message();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "another kind of error: " << error.what();
-    return {};
-  }
-  ADD_FAILURE() << "no error";
-  return {};
 }
 
 /// What scripts/make-fixtures/checkpoints puts into a tensor.

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <limits>
 
+#include "tests/errors.h"
 #include "tests/observe/run_folder.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -35,17 +36,6 @@ class ARunLog : public RunFolder {
     return read_run(folder_);
   }
 };
-
-template <typename Body>
-std::string message_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return fmt::format("{} | {}", error.message(), error.hint());
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
 
 TEST_F(ARunLog, IsReadBackToTheBit) {
   RunLog log(folder_, std::nullopt);
@@ -168,7 +158,7 @@ TEST_F(ARunLog, DoesNotWriteANewRunOverAnOldOne) {
     RunLog log(folder_, std::nullopt);
     write_steps(log, 1, 1);
   }
-  EXPECT_THAT(message_of([&] { RunLog log(folder_, std::nullopt); }),
+  EXPECT_THAT(words_of([&] { RunLog log(folder_, std::nullopt); }),
               ::testing::AllOf(HasSubstr("already holds a run"), HasSubstr("resume that run")));
 }
 
@@ -182,7 +172,7 @@ TEST(AnAppendFile, KeepsWhatTheDiskHasNoRoomForUpToALimit) {
   AppendFile file("/dev/full");
   const std::string piece(AppendFile::kMostKept / 2 + 1, 'x');
   file.append_or_keep(piece);
-  EXPECT_THAT(message_of([&] { file.append_or_keep(piece); }),
+  EXPECT_THAT(words_of([&] { file.append_or_keep(piece); }),
               ::testing::AllOf(HasSubstr("the disk is full"), HasSubstr("free some space")));
 }
 
@@ -195,7 +185,7 @@ TEST_F(ARunLog, TakesBackALineThatDidNotFit) {
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   const rlimit small{.rlim_cur = before.size() + 40, .rlim_max = old.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  const std::string message = message_of([&] { log.step(sample_step(2)); });
+  const std::string message = words_of([&] { log.step(sample_step(2)); });
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
   std::signal(SIGXFSZ, handler);
   EXPECT_THAT(message, HasSubstr("cannot be written"));
@@ -206,7 +196,7 @@ class Reader : public ARunLog {
  protected:
   std::string error_of(const std::string& metrics) {
     write(folder_ / "metrics.jsonl", metrics);
-    return message_of([&] { read_run(folder_); });
+    return words_of([&] { read_run(folder_); });
   }
 };
 
@@ -242,10 +232,10 @@ TEST_F(Reader, LenientlyKeepsWhatStandsBeforeTheDamage) {
 }
 
 TEST_F(Reader, SaysWhatIsNoRun) {
-  EXPECT_THAT(message_of([&] { read_run(folder_ / "nowhere"); }), HasSubstr("there is no run folder"));
-  EXPECT_THAT(message_of([&] { read_run(folder_); }), HasSubstr("holds no run"));
+  EXPECT_THAT(words_of([&] { read_run(folder_ / "nowhere"); }), HasSubstr("there is no run folder"));
+  EXPECT_THAT(words_of([&] { read_run(folder_); }), HasSubstr("holds no run"));
   write(folder_ / "metrics.jsonl", "");
-  EXPECT_THAT(message_of([&] { read_run(folder_ / "metrics.jsonl"); }), HasSubstr("is no folder"));
+  EXPECT_THAT(words_of([&] { read_run(folder_ / "metrics.jsonl"); }), HasSubstr("is no folder"));
 }
 
 }  // namespace
