@@ -29,17 +29,17 @@ class Linear final : public UnaryLayer {
   at::Tensor product(const at::Tensor& x, Context& context, at::Tensor* kept = nullptr) const;
   /// `onto` + product(x), which is rounded once where adds_in_passing(); an undefined `onto` is nothing.
   at::Tensor product_onto(const at::Tensor& onto, const at::Tensor& x, Context& context) const;
-  /// product_onto() of f(gate) * up, whose halves `inner` [.., 2 in] has: rounded to 8 bits as it is made. Only where
-  /// takes_gated().
+  /// Whether the two below can be: with delayed 8-bit scales that are known, and no rank has a part.
   bool takes_gated() const;
+  /// product_onto() of f(gate) * up, whose halves `inner` [.., 2 in] has: rounded to 8 bits as it is made.
+  at::Tensor gated_product_onto(const at::Tensor& onto, const at::Tensor& inner, kernels::Activation kind,
+                                Context& context) const;
   /// The way back through `out`'s gated_product_onto() and then this layer, which made `inner` of x: the gradient of x.
-  /// Where both take_gated() and have no bias.
+  /// Where both take_gated(), train and have no bias.
   at::Tensor gated_gradients(const Linear& out, const at::Tensor& dy, const at::Tensor& inner, const at::Tensor& x,
                              kernels::Activation kind, Context& context, Tape& tape) const;
   bool trains() const { return weight_.trainable; }
   bool has_bias() const { return bias_ != nullptr; }
-  at::Tensor gated_product_onto(const at::Tensor& onto, const at::Tensor& inner, kernels::Activation kind,
-                                Context& context) const;
   /// Whether product_onto() is a single pass: on a GPU, and no rank has a part of the sum.
   bool adds_in_passing(const at::Tensor& x) const;
   /// Adds the weights' gradients (or puts that off) and gives that of x. `row_sum`: of dy's rows, float (double), where
