@@ -4,6 +4,8 @@
 
 #include <ATen/ops/mm.h>
 
+#include <nlohmann/json.hpp>
+
 #include "tests/gpu/support.h"
 #include "tests/train/support.h"
 #include "trireme/kernels/activation.h"
@@ -239,6 +241,66 @@ TEST(GpuFp8, DelayedScalesAreTheSameInRecordedSteps) {
     recipe.train.keep_active = true;  // what a gate gave is written, and read again in backward
     EXPECT_EQ(losses(false), plain);
     EXPECT_EQ(losses(true), plain);
+  }
+}
+
+/// Ranks with other tokens, or with parts of the matrices, see different largest numbers, and must scale alike: as one
+/// rank does that sees all of them.
+TEST(GpuFp8, RanksAgreeOnDelayedScales) {
+  constexpr int kSteps = 9;
+  struct Course {
+    std::vector<double> losses;
+    std::vector<nlohmann::ordered_json> scales;  // after each step
+  };
+  for (const spec::Family family : {spec::Family::kGpt2, spec::Family::kLlama}) {
+    spec::Recipe recipe = train::small_recipe(family, spec::Precision::kBf16);
+    recipe.model.width = 64;
+    recipe.model.heads = recipe.model.kv_heads = 4;
+    recipe.model.head_size = 16;
+    recipe.model.inner = 128;
+    recipe.model.positions = 32;
+    recipe.data.sequence = 32;
+    recipe.batch.size = 8 * 32;
+    recipe.train.microbatch = 4;
+    recipe.run.device = spec::DeviceKind::kCuda;
+    recipe.precision.products = spec::Products::kFp8Delayed;
+    recipe.precision.fp8_history = 3;
+    const auto courses = [&](int ranks, const spec::LayoutConfig& layout) {
+      spec::Recipe changed = recipe;
+      changed.layout = layout;
+      std::vector<Course> out(static_cast<std::size_t>(ranks));
+      train::with_trainers(changed, ranks, [&](train::Trainer& trainer, comm::Rank& rank) {
+        Course& mine = out[static_cast<std::size_t>(rank.rank())];
+        for (int step = 0; step < kSteps; ++step) {
+          mine.losses.push_back(trainer.step().loss);
+          mine.scales.push_back(trainer.state().value("fp8/scales").get());
+        }
+      });
+      return out;
+    };
+    const Course one = courses(1, {}).front();
+    const std::int64_t width = 3 + recipe.precision.fp8_history;
+    const std::pair<const char*, spec::LayoutConfig> layouts[] = {{"copies", {.dp = 2}},
+                                                                  {"parts", {.tp = 2}},
+                                                                  {"ZeRO 1", {.dp = 2, .zero = 1}},
+                                                                  {"ZeRO 2", {.dp = 2, .zero = 2}}};
+    for (const auto& [name, layout] : layouts) {
+      SCOPED_TRACE(fmt::format("{}, family {}", name, static_cast<int>(family)));
+      const std::vector<Course> both = courses(2, layout);
+      EXPECT_EQ(both[0].losses, both[1].losses);
+      EXPECT_EQ(both[0].scales, both[1].scales);
+      for (std::size_t i = 0; i < kSteps; ++i) EXPECT_NEAR(both[0].losses[i], one.losses[i], 0.03 * one.losses[i]) << i;
+      // The first step's weights are the same numbers. Deeper layers differ by how they are rounded before.
+      for (const auto& [param, rows] : one.scales[0].at("rows").items()) {
+        const auto mine = both[0].scales[0].at("rows").at(param).get<std::vector<float>>();
+        const auto theirs = rows.get<std::vector<float>>();
+        for (std::int64_t row = 0; row < 3; ++row) {
+          const auto scale = static_cast<std::size_t>(row * width + 1);
+          const float allowed = row == nn::Fp8History::kWeight ? 0 : 0.5F * theirs[scale];
+          EXPECT_NEAR(mine[scale], theirs[scale], allowed) << param << " row " << row;
+        }
+      }
+    }
   }
 }
 

@@ -10,6 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/comm/rank.h"
+#include "trireme/device/tensor_buffer.h"
 #include "trireme/nn/state.h"
 
 namespace trireme::nn {
@@ -85,6 +87,53 @@ TEST(Fp8History, NumbersThatAreNoneDoNotCount) {
     EXPECT_FLOAT_EQ(scale_of(c.params, "a", Row::kWeight), 1);
     EXPECT_EQ(row_of(c.params, "a", Row::kWeight)[0], 0);
   }
+}
+
+/// Each rank sees some of a step's numbers: together they have the table of one that saw all.
+TEST(Fp8History, RanksThatAgreeHaveTheTableOfOne) {
+  constexpr int kRanks = 3;
+  const auto seen = [](int rank, int step) { return static_cast<float>(1 + (5 * rank + 3 * step) % 7); };
+  Case one;
+  Fp8History alone(one.params, 2, 1, at::kCPU);
+  for (int step = 0; step < 5; ++step) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      note(one.params, "a", Row::kGradient, seen(rank, step));
+      if (rank == step % kRanks) note(one.params, "b", Row::kActivation, seen(rank, step));
+    }
+    alone.advance();
+  }
+  comm::run_ranks(kRanks, [&](comm::Rank& rank) {
+    Case mine;
+    Fp8History history(mine.params, 2, 1, at::kCPU);
+    for (int step = 0; step < 5; ++step) {
+      note(mine.params, "a", Row::kGradient, seen(rank.rank(), step));
+      // The others had no rows for it.
+      if (rank.rank() == step % kRanks) note(mine.params, "b", Row::kActivation, seen(rank.rank(), step));
+      history.advance([&](at::Tensor& largest) {
+        EXPECT_EQ(largest.sizes(), at::IntArrayRef({6}));
+        rank.world().all_reduce(device::to_buffer(largest), comm::Reduce::kMax).wait();
+      });
+    }
+    EXPECT_TRUE(history.table().equal(alone.table())) << rank.rank();
+  });
+}
+
+TEST(Fp8History, OneRanksSickNumberDoesNotCountOnAny) {
+  Case c;
+  Fp8History history(c.params, 2, 0, at::kCPU);
+  note(c.params, "a", Row::kWeight, 448);
+  history.advance();
+  note(c.params, "a", Row::kWeight, 2 * 448);
+  history.advance([](at::Tensor& largest) { largest[Row::kWeight] = std::numeric_limits<float>::infinity(); });
+  EXPECT_FLOAT_EQ(scale_of(c.params, "a", Row::kWeight), 1);
+  EXPECT_EQ(row_of(c.params, "a", Row::kWeight)[0], 0);
+}
+
+TEST(Fp8History, NothingFollowedIsNothingToAgreeOn) {
+  Params params;
+  params.add("plain", {16, 16}, {}, true);
+  Fp8History history(params, 2, 0, at::kCPU);
+  history.advance([](at::Tensor&) { FAIL() << "asked about no tensor"; });
 }
 
 TEST(Fp8History, ComesBackFromACheckpoint) {

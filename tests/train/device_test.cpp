@@ -78,6 +78,35 @@ TEST(Device, EightBitProductsNeedAGpuAndBf16) {
   EXPECT_TRUE(spec::find_problems(recipe).empty());
 }
 
+TEST(Device, RanksAgreeOnDelayedScalesWhereEachHasAllLayers) {
+  spec::Recipe recipe = on_gpu();
+  recipe.precision.compute = spec::Precision::kBf16;
+  recipe.precision.products = spec::Products::kFp8Delayed;
+  const auto problems = [&](const auto& set) {
+    spec::Recipe changed = recipe;
+    set(changed.layout);
+    std::vector<config::Problem> found;
+    comm::run_ranks(2, [&](comm::Rank& rank) {
+      const auto mine = find_device_problems(changed, rank.world());
+      if (rank.rank() == 0) found = mine;
+    });
+    return found;
+  };
+  EXPECT_TRUE(problems([](spec::LayoutConfig&) {}).empty());
+  EXPECT_TRUE(problems([](spec::LayoutConfig& layout) { layout.tp = 2; }).empty());
+  EXPECT_TRUE(problems([](spec::LayoutConfig& layout) { layout.cp = 2; }).empty());
+  EXPECT_TRUE(problems([](spec::LayoutConfig& layout) { layout.zero = 2; }).empty());
+  const auto staged = problems([](spec::LayoutConfig& layout) { layout.pp = 2; });
+  ASSERT_EQ(staged.size(), 1U);
+  EXPECT_EQ(staged[0].key, "precision.products");
+  EXPECT_THAT(staged[0].reason, HasSubstr("layout.pp = 2"));
+  EXPECT_THAT(staged[0].hint, HasSubstr("layout.pp = 1"));
+  const auto lent = problems([](spec::LayoutConfig& layout) { layout.zero = 3; });
+  ASSERT_EQ(lent.size(), 1U);
+  EXPECT_THAT(lent[0].reason, HasSubstr("layout.zero = 3"));
+  EXPECT_THAT(lent[0].hint, HasSubstr("layout.zero = 2"));
+}
+
 TEST(MemoryPlan, FollowsTheRecipe) {
   spec::Recipe recipe = on_gpu();
   recipe.precision.compute = spec::Precision::kBf16;

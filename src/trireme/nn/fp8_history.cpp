@@ -35,7 +35,13 @@ void Fp8History::tell() {
   for (Param* param : followed_) param->scales_known = steps_ > 0;
 }
 
-void Fp8History::advance() {
+void Fp8History::advance(const Agree& agree) {
+  if (agree && !empty()) {
+    at::Tensor column = table_.select(1, 0);
+    at::Tensor largest = column.contiguous();
+    agree(largest);
+    column.copy_(largest);
+  }
   kernels::fp8_advance(table_, steps_ % length_, margin_);
   ++steps_;
   tell();

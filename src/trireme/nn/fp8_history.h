@@ -2,10 +2,12 @@
 //
 // For each matrix with such products three tensors are followed: what is multiplied with it, it itself, and the
 // gradients that come back. While a step runs their largest numbers are noted on the GPU; advance() turns them into the
-// next step's scales, all of them in one launch. In the first step scales come from the numbers as they are. One rank
-// only: ranks would have to agree on the largest.
+// next step's scales, all of them in one launch. In the first step scales come from the numbers as they are. Ranks that
+// hold copies or parts of the same matrices take the largest of all of them, and so have the scales of one rank.
 // Depends on: kernels.
 #pragma once
+
+#include <functional>
 
 #include "trireme/nn/param.h"
 
@@ -20,8 +22,11 @@ class Fp8History {
   Fp8History(Params& params, std::int64_t length, std::int64_t margin, at::Device device);
 
   bool empty() const { return followed_.empty(); }
-  /// After a step, whether it was taken or not.
-  void advance();
+  /// Each tensor's largest number of the step, float [tensors], becomes the largest of all ranks', in place.
+  using Agree = std::function<void(at::Tensor& largest)>;
+  /// After a step, whether it was taken or not. With `agree` on all ranks together, which follow the same matrices in
+  /// the same order.
+  void advance(const Agree& agree = {});
   /// "fp8/scales": the table, and how many steps it has seen.
   void add_state(State& state);
   const at::Tensor& table() const { return table_; }

@@ -40,9 +40,14 @@ std::vector<config::Problem> find_device_problems(const spec::Recipe& recipe, co
     refuse("train.capture", "records sums that stay on the GPU, but layout.offload takes them to the host",
            "set layout.offload = \"none\", or train.capture = false");
   }
-  if (recipe.precision.products == spec::Products::kFp8Delayed && (world.size() > 1 || recipe.layout.zero > 0)) {
-    refuse("precision.products", "is \"fp8-delayed\", whose scales ranks do not agree on yet",
-           "start one rank with layout.zero = 0, or set precision.products = \"fp8\"");
+  if (recipe.precision.products == spec::Products::kFp8Delayed && (layout.pp > 1 || layout.zero == 3)) {
+    refuse("precision.products",
+           fmt::format(
+               "is \"fp8-delayed\", whose scales ranks agree on where each keeps the weights of all layers, but {}",
+               layout.pp > 1 ? fmt::format("layout.pp = {} gives it some of them", layout.pp)
+                             : "layout.zero = 3 lends them for a while"),
+           layout.pp > 1 ? "set layout.pp = 1, or precision.products = \"fp8\""
+                         : "set layout.zero = 2, or precision.products = \"fp8\"");
   }
   return problems;
 }

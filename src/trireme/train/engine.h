@@ -73,6 +73,8 @@ class Engine {
   virtual Account account() = 0;
   /// The model, where this rank holds all of it; null otherwise.
   virtual models::Model* whole_model() { return nullptr; }
+  /// The parameters as layers compute with them, of all layers; null where this rank does not run all of them.
+  virtual nn::Params* layer_params() { return nullptr; }
   /// The last steps as their instructions ran, a file for `trireme schedule draw --measured`: on rank 0, empty
   /// elsewhere and where there is no schedule. On all ranks together.
   virtual std::string timeline() { return ""; }

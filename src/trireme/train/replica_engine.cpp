@@ -71,6 +71,7 @@ class ReplicaEngine final : public Engine {
   models::Model* whole_model() override {
     return owns_model_ && formation_->team.tensor_ranks() == 1 ? model_.get() : nullptr;
   }
+  nn::Params* layer_params() override { return &model_->params; }
 
   StepSums run(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
     std::array<double, 2> sums{};

@@ -14,6 +14,7 @@
 #include "trireme/base/units.h"
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/checkpoint/stored_weights.h"
+#include "trireme/device/tensor_buffer.h"
 #include "trireme/kernels/cuda.h"
 #include "trireme/kernels/fp8.h"
 #include "trireme/parallel/gpu_exchange.h"
@@ -191,8 +192,10 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
   count_memory();
   if (recipe.train.offload_activations) stash_ = std::make_unique<nn::Stash>(&memory_, engine_->replicas().device());
   if (recipe.precision.products == spec::Products::kFp8Delayed) {
-    scales_ = std::make_unique<nn::Fp8History>(model().params, recipe.precision.fp8_history,
-                                               recipe.precision.fp8_margin, device());
+    nn::Params* params = engine_->layer_params();
+    TRIREME_CHECK(params != nullptr, "this rank does not run all layers, whose scales ranks agree on");
+    scales_ =
+        std::make_unique<nn::Fp8History>(*params, recipe.precision.fp8_history, recipe.precision.fp8_margin, device());
     scales_->add_state(state_);
   }
   nn::add_params(state_, engine_->params());
@@ -353,7 +356,7 @@ StepReport Trainer::take_step() {
   } catch (const optim::NotFiniteGradients& error) {
     explain(fetched, scale, fmt::format("the loss is {}, but {}", report.loss, error.message()));
   }
-  if (scales_) scales_->advance();
+  advance_scales();
   count_memory();
   report.compute_s += seconds_since(begin);
   report.taken = result.taken;
@@ -361,6 +364,16 @@ StepReport Trainer::take_step() {
   position_ = fetched.plan.after;
   report.position = position_;
   return report;
+}
+
+/// Every rank runs all layers, on other tokens or with parts of their matrices, so the largest over the whole world is
+/// what one rank would have seen. All follow the same matrices: they are chosen by names and numbers of dimensions,
+/// which no layout without stages changes; if ranks did differ, the group would find calls of different lengths.
+void Trainer::advance_scales() {
+  if (!scales_) return;
+  if (world_.size() == 1) return scales_->advance();
+  scales_->advance(
+      [this](at::Tensor& largest) { world_.all_reduce(device::to_buffer(largest), comm::Reduce::kMax).wait(); });
 }
 
 bool Trainer::run_ahead() {
@@ -386,7 +399,7 @@ void Trainer::start_ahead() {
   const StepSums sums =
       engine_->run(next.fetched.batches, [&, scale = next.scale] { return context_for(scale, plan.before.step); });
   late_->start(sums.pending, next.report.learning_rate);
-  if (scales_) scales_->advance();
+  advance_scales();
   engine_->updated();
   next.report.flops = sums.flops;
   next.report.compute_s = seconds_since(begin);

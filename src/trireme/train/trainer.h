@@ -145,6 +145,8 @@ class Trainer {
   void start_ahead();
   [[noreturn]] void give_up_ahead(UnderWay& sick, const LateUpdate::Told& told);
   void run_together(StepsTogether& engine);
+  /// At the end of a step: the next one's 8-bit scales, where they are delayed.
+  void advance_scales();
   void count_memory();
 
   const spec::Recipe& recipe_;
