@@ -75,6 +75,14 @@ verify 4 layout.tp=2 layout.zero=2
 # Recorded steps, with the sums of gradients inside: the third step records, the others start what was recorded. Two micros a rank.
 steps=6 verify 2 train.capture=true
 steps=6 verify 4 train.capture=true layout.bucket_mb=0.001
+steps=6 verify 2 train.capture=true layout.zero=1
+steps=6 verify 4 train.capture=true layout.zero=1 layout.bucket_mb=0.001
+steps=6 verify 4 train.capture=true layout.zero=1 layout.zero_group=2
+# Ranks that split matrices exchange something in every micro; beside copies, calls of two groups are in one graph.
+steps=6 verify 2 train.capture=true layout.tp=2
+steps=6 verify 2 train.capture=true layout.tp=2 layout.sequence_parallel=true
+steps=6 verify 4 train.capture=true layout.tp=2 layout.bucket_mb=0.001
+steps=6 verify 4 train.capture=true layout.tp=2 layout.sequence_parallel=true layout.zero=1 layout.bucket_mb=0.001
 succeeds "train on 2 ranks" ranks 2 "$build/trireme" --quiet train "$root/recipes/tiny.toml" --set run.device=cuda \
   --set train.steps=20 --set batch.size=512 --set train.tune=false --out "$folder/run"
 succeeds "train on 2 ranks, recorded" ranks 2 "$build/trireme" --quiet train "$root/recipes/tiny.toml" --set run.device=cuda \

@@ -83,6 +83,31 @@ TEST(Replicas, AccumulateBeforeTheySum) {
   });
 }
 
+/// A recording has all sums in it: after it has run, nothing of them is left to do.
+TEST(Replicas, RecordedSumsAreNotMadeAgain) {
+  for (const int zero : {0, 1}) {
+    for (const bool narrow : {false, true}) {
+      comm::run_ranks(3, [&](comm::Rank& rank) {
+        Copies copies(rank, {.zero = zero, .bucket_bytes = 900, .reduce_bf16 = narrow});
+        for (int step = 0; step < 2; ++step) {
+          copies.micro(false, rank.rank() + 1);
+          copies.micro(true, 10);
+          copies.replicas->complete();
+          const std::uint64_t before = copies.group().calls();
+          copies.replicas->replayed();
+          copies.replicas->finish();
+          EXPECT_EQ(copies.group().calls(), before);
+          for (const nn::Param& param : copies.replicas->owned()) {
+            EXPECT_TRUE(at::equal(param.gradient, at::full(param.gradient.sizes(), 36.0))) << param.name << zero;
+            EXPECT_FALSE(param.gradient_empty);
+          }
+          nn::forget_gradients(copies.replicas->owned());
+        }
+      });
+    }
+  }
+}
+
 /// A full bucket goes at once, in the order of buckets even where another is full first.
 TEST(Replicas, BucketsGoAsTheyFill) {
   comm::run_ranks(2, [](comm::Rank& rank) {

@@ -29,13 +29,44 @@ TEST(Device, WhatCannotBeRecordedIsNamed) {
     EXPECT_THAT(problems[0].reason, HasSubstr("2 ranks are threads"));
     EXPECT_FALSE(problems[0].hint.empty());
   });
-  spec::Recipe shared = recipe;
-  shared.layout.zero = 1;
-  comm::run_ranks(1, [&](comm::Rank& rank) {
-    const auto problems = find_device_problems(shared, rank.world());
-    ASSERT_EQ(problems.size(), 1U);
-    EXPECT_THAT(problems[0].hint, HasSubstr("layout.zero = 0"));
-  });
+  // One rank stands for many that are processes: the rest of the rule is the layout's.
+  const auto problems_of = [&](const auto& set) {
+    spec::Recipe shared = recipe;
+    set(shared.layout);
+    std::vector<config::Problem> problems;
+    comm::run_ranks(1, [&](comm::Rank& rank) { problems = find_device_problems(shared, rank.world()); });
+    return problems;
+  };
+  EXPECT_TRUE(problems_of([](spec::LayoutConfig& layout) { layout.zero = 1; }).empty());
+  EXPECT_TRUE(problems_of([](spec::LayoutConfig& layout) { layout.tp = 2; }).empty());
+  EXPECT_TRUE(problems_of([](spec::LayoutConfig& layout) {
+                layout.tp = 2;
+                layout.zero = 1;
+                layout.sequence_parallel = true;
+              }).empty());
+  const auto expect_refused = [&](const auto& set, const char* reason, const char* hint) {
+    const auto problems = problems_of(set);
+    ASSERT_EQ(problems.size(), 1U) << reason;
+    EXPECT_EQ(problems[0].key, "train.capture");
+    EXPECT_THAT(problems[0].reason, HasSubstr(reason));
+    EXPECT_THAT(problems[0].hint, HasSubstr(hint));
+  };
+  const char* all_layers = "run all layers on whole rows";
+  expect_refused([](spec::LayoutConfig& layout) { layout.zero = 2; }, all_layers, "layout.zero = 1");
+  expect_refused([](spec::LayoutConfig& layout) { layout.cp = 2; }, all_layers, "layout.cp and pp to 1");
+  expect_refused([](spec::LayoutConfig& layout) { layout.pp = 2; }, all_layers, "layout.cp and pp to 1");
+  expect_refused(
+      [](spec::LayoutConfig& layout) {
+        layout.tp = 2;
+        layout.sequence_parallel = layout.tp_overlap = true;
+      },
+      "layout.tp_overlap", "layout.tp_overlap = false");
+  expect_refused(
+      [](spec::LayoutConfig& layout) {
+        layout.zero = 1;
+        layout.offload = spec::OffloadKind::kOptimizer;
+      },
+      "layout.offload", "layout.offload = \"none\"");
   recipe.layout.offload = spec::OffloadKind::kOptimizer;
   recipe.train.offload_activations = true;
   comm::run_ranks(1, [&](comm::Rank& rank) {

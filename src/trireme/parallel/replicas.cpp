@@ -220,7 +220,7 @@ void Replicas::require_complete() const {
 }
 
 void Replicas::complete() {
-  TRIREME_CHECK(options_.zero == 0 && !options_.offload, "sums that leave gradients elsewhere are not recorded");
+  TRIREME_CHECK(options_.zero < 2 && !options_.offload, "sums that leave gradients elsewhere are not recorded");
   require_complete();
   for (Bucket& bucket : plan_.buckets) {
     launch(bucket);

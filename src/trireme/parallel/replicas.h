@@ -57,7 +57,8 @@ class Replicas {
   /// Gradients of owned() are sums over all ranks. Seconds that this rank waited. A ConfigError names parameters that
   /// no layer of this rank has given a gradient to.
   double finish();
-  /// In a recording of the last micro, which must hold all that its sums do on the device. No ZeRO, no offload.
+  /// In a recording of the last micro, which must hold all that its sums do on the device. ZeRO 1 at most, no offload:
+  /// then gradients lie where they lay. What is summed beyond the data's axes, finish() does after each replay.
   void complete();
   /// Such a recording has run in place of the calls.
   void replayed();

@@ -38,8 +38,10 @@ void describe(config::Section<TrainConfig>& section) {
              "that each rank may use of its device, in 10^9 bytes: the run stops with a table of what is where when it "
              "needs more; unset: no limit")
       .above(0.0);
-  section.field("capture", &TrainConfig::capture,
-                "on a GPU, one rank: record the kernels of a microbatch once and start them as one from then on");
+  section.field(
+      "capture", &TrainConfig::capture,
+      "on a GPU: record the kernels of a microbatch once and start them as one from then on; of several ranks "
+      "where they are processes, with layout.tp and layout.zero up to 1");
   section.field("tune", &TrainConfig::tune,
                 "on a GPU: the kernels of matrix products are timed when a shape is first met, and the fastest is "
                 "written to gpu-choices.json; false: cuBLAS's own choice");

@@ -29,14 +29,21 @@ std::vector<config::Problem> find_device_problems(const spec::Recipe& recipe, co
            "leave comm.transport out, or set run.device = \"cpu\"");
   }
   const spec::LayoutConfig& layout = recipe.layout;
-  if (recipe.train.capture && (layout.zero > 0 || layout.pp > 1 || layout.tp > 1 || layout.cp > 1)) {
-    refuse("train.capture", "records one rank, or copies of a model that share nothing out",
-           "set layout.zero = 0 and layout.tp, cp and pp to 1, or train.capture = false");
+  if (recipe.train.capture && (layout.zero > 1 || layout.pp > 1 || layout.cp > 1)) {
+    refuse(
+        "train.capture",
+        "records ranks that run all layers on whole rows, with gradients that stay where they are: layout.zero up to "
+        "1, and layout.tp",
+        "set layout.zero = 1 and layout.cp and pp to 1, or train.capture = false");
+  } else if (recipe.train.capture && layout.tp > 1 && layout.tp_overlap) {
+    refuse("train.capture", "records no messages between two ranks, which layout.tp_overlap sends beside products",
+           "set layout.tp_overlap = false, or train.capture = false");
   } else if (recipe.train.capture && world.size() > 1 && !world.has_processes()) {
     refuse("train.capture",
            fmt::format("records sums over ranks that are processes, but the {} ranks are threads", world.size()),
            "start them with mpirun, or set train.capture = false");
-  } else if (recipe.train.capture && world.size() > 1 && layout.offload != spec::OffloadKind::kNone) {
+  } else if (recipe.train.capture && (world.size() > 1 || layout.zero > 0) &&
+             layout.offload != spec::OffloadKind::kNone) {
     refuse("train.capture", "records sums that stay on the GPU, but layout.offload takes them to the host",
            "set layout.offload = \"none\", or train.capture = false");
   }

@@ -5,8 +5,8 @@
 // differs from step to step is read from the GPU's memory: the weight of the loss and what dropout's coins are made of.
 // What would make a recording wrong is not recorded at all: dropout inside attention, whose coins the host draws, and
 // packed documents, whose lengths decide on sizes. Of ranks that are processes, the last micro's recording has the sums
-// of gradients in it, which run beside backward as they do without; all ranks record and start the same at the same
-// time.
+// of gradients in it, which run beside backward as they do without, and every micro's what ranks that split matrices
+// exchange; all ranks record and start the same at the same time.
 // Depends on: comm, kernels, models, nn.
 #pragma once
 

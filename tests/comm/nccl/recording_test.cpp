@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <mutex>
+#include <set>
+
 #include "tests/comm/fake_nccl/fake_ranks.h"
 #include "tests/comm/outcomes.h"
 
@@ -119,6 +123,89 @@ TEST_F(NcclRecordings, ACallIsInTheGraphWhenItReturns) {
           for (Work& work : works) work.wait();
           step.graph = fakes().gpu().end_recording();
         });
+      },
+      test_options());
+}
+
+/// Which stream waited for what, of one rank.
+struct Waits {
+  std::mutex mutex;
+  std::map<GpuDriver::Event, GpuDriver::Stream> marked;                  // where an event was last left
+  std::vector<std::pair<GpuDriver::Stream, GpuDriver::Stream>> between;  // who waited, and for whom
+};
+Waits& waits() {
+  static Waits all;
+  return all;
+}
+const GpuDriver& watched_driver() {
+  static const GpuDriver driver = [] {
+    GpuDriver watched = fakes().gpu().driver;
+    watched.record = [](GpuDriver::Event event, GpuDriver::Stream stream) {
+      const std::lock_guard lock(waits().mutex);
+      waits().marked[event] = stream;
+      return fakes().gpu().driver.record(event, stream);
+    };
+    watched.wait = [](GpuDriver::Stream stream, GpuDriver::Event event) {
+      const std::lock_guard lock(waits().mutex);
+      waits().between.emplace_back(stream, waits().marked[event]);
+      return fakes().gpu().driver.wait(stream, event);
+    };
+    return watched;
+  }();
+  return driver;
+}
+
+/// A GPU may start branches of a graph in any order, and two calls that wait for different ranks could block each
+/// other.
+TEST_F(NcclRecordings, CallsOfDifferentRanksComeOneAfterTheOther) {
+  run_ranks(
+      4,
+      [](Rank& rank) {
+        const bool watched = rank.rank() == 0;
+        if (watched) {
+          rank.world().use_gpu(make_nccl_transport(watched_driver(), {.gpu = 0, .library = fakes().path()}));
+        } else {
+          fakes().give_gpu(rank);
+        }
+        const auto halves = rank.world().split(rank.rank() % 2, 0, "halves");
+        Step step(rank);
+        const auto body = [&] {
+          Work first = rank.world().all_reduce(step.buffer(step.values), Reduce::kSum);
+          Work second = halves->all_reduce(step.buffer(step.received), Reduce::kSum);
+          first.wait();
+          second.wait();
+          rank.world().all_reduce(step.buffer(step.received), Reduce::kSum).wait();
+        };
+        body();
+        fakes().gpu().synchronise();
+        if (watched) {
+          const std::lock_guard lock(waits().mutex);
+          waits().between.clear();
+        }
+        rank.world().barrier().wait();
+        step.calls.emplace(rank.world(), [&] {
+          fakes().gpu().begin_recording();
+          body();
+          step.graph = fakes().gpu().end_recording();
+        });
+        if (watched) {
+          const std::lock_guard lock(waits().mutex);
+          const GpuDriver::Stream own = fakes().gpu().driver.current_stream();
+          std::vector<GpuDriver::Stream> chain;  // streams of communicators that waited for another one's
+          for (const auto& [waiting, other] : waits().between) {
+            if (waiting != own && other != own) chain.push_back(waiting);
+          }
+          EXPECT_EQ(chain.size(), 2u);  // the second call for the first, the third for the second
+          EXPECT_EQ(std::set(chain.begin(), chain.end()).size(), 2u);
+        }
+        for (float turn = 1; turn <= 3; ++turn) {
+          std::ranges::fill(step.values, turn);
+          std::ranges::fill(step.received, turn);
+          step.replay();
+          fakes().gpu().synchronise();
+          EXPECT_EQ(step.values[1], 4 * turn);
+          EXPECT_EQ(step.received[1], 2 * 4 * turn);
+        }
       },
       test_options());
 }

@@ -100,6 +100,7 @@ Progress NcclCollective::step(Effort effort) {
       return Progress::kDone;
     case Phase::kLaunch: {
       const auto steps = nccl_steps(call_, site_.members.me, static_cast<int>(site_.members.ranks.size()));
+      if (recorded_) endpoint_.order_recorded(*communicator_);
       communicator_->launch(
           {.steps = steps, .type = call_.key.type, .reduce = call_.key.reduce, .after = ready_.get()});
       phase_ = Phase::kGiven;
@@ -107,6 +108,7 @@ Progress NcclCollective::step(Effort effort) {
     }
     case Phase::kGiven:
       if (!communicator_->has_launched(over_.get())) return Progress::kStuck;
+      if (recorded_) endpoint_.recorded_last(*communicator_);
       endpoint_.order().leave(id());
       ordered_ = false;
       endpoint_.launched(*this, *communicator_, recorded_);

@@ -96,6 +96,19 @@ void NcclEndpoint::launched(const Operation& call, Communicator& communicator, b
   group.follow(call, std::make_unique<NcclFlight>(communicator, communicator.count_given()));
 }
 
+void NcclEndpoint::order_recorded(const Communicator& communicator) {
+  if (last_recorded_ == nullptr || last_recorded_ == &communicator) return;
+  check_gpu(driver_.use(options_.gpu), "choosing the GPU");  // any thread may come here
+  check_gpu(driver_.wait(communicator.stream(), last_end_->get()), "ordering recorded calls");
+}
+
+void NcclEndpoint::recorded_last(const Communicator& communicator) {
+  // An event of its own: the call's goes back to the store, and marks something else, while this is still asked for.
+  if (!last_end_) last_end_.emplace(driver_, events_);
+  check_gpu(driver_.record(last_end_->get(), communicator.stream()), "ordering recorded calls");
+  last_recorded_ = &communicator;
+}
+
 void NcclEndpoint::begin_recording() {
   TRIREME_CHECK(!recording_, "calls are being recorded already");
   recording_.emplace();
@@ -105,6 +118,8 @@ std::uint64_t NcclEndpoint::end_recording() {
   const std::uint64_t id = next_id_++;
   recordings_[id] = std::move(*recording_);
   recording_.reset();
+  last_end_.reset();
+  last_recorded_ = nullptr;
   return id;
 }
 

@@ -73,6 +73,11 @@ class NcclEndpoint final : public GpuTransport {
   bool is_recording(GpuDriver::Stream stream) const;
   /// The GPU has been given the call of this operation: it is followed, or noted as part of the recording.
   void launched(const Operation& call, Communicator& communicator, bool recorded);
+  /// Around the launch of a recorded collective. Branches of a graph start in no order: two kernels of NCCL that wait
+  /// for other GPUs could each hold up the other's partner. So a call comes after the last one of another communicator,
+  /// in the order that the ranks have agreed on.
+  void order_recorded(const Communicator& communicator);
+  void recorded_last(const Communicator& communicator);
   std::deque<NcclMessage*>& lane(const LaneId& id) { return lanes_[id]; }
   /// Of this rank to itself: who came first and waits.
   std::deque<NcclToItself*>& waiting_for_itself(std::uint32_t channel, std::uint32_t tag) {
@@ -100,6 +105,8 @@ class NcclEndpoint final : public GpuTransport {
   std::map<std::uint64_t, Communicator*> kept_;
   std::map<std::uint64_t, Recording> recordings_;
   std::optional<Recording> recording_;
+  std::optional<GpuEvent> last_end_;             // of the recording's last collective
+  const Communicator* last_recorded_ = nullptr;  // and where it ran; null: there is none yet
   std::uint64_t next_id_ = 1;
   std::string given_up_;  // why; empty: it has not
 };
