@@ -108,6 +108,21 @@ TEST(Replicas, RecordedSumsAreNotMadeAgain) {
   }
 }
 
+/// Layers keep what they derive from weights, such as 8-bit forms, until the weights are new.
+TEST(Replicas, LayersAreToldOfNewWeights) {
+  for (const int zero : {1, 2, 3}) {
+    comm::run_ranks(2, [&](comm::Rank& rank) {
+      Copies copies(rank, {.zero = zero});
+      const std::int64_t before = copies.params.at("a").version;
+      for (nn::Param& param : copies.replicas->owned()) ++param.version;  // as an update does
+      copies.replicas->updated();
+      copies.replicas->enter(0, /*backward=*/false);
+      EXPECT_GT(copies.params.at("a").version, before) << zero;
+      copies.replicas->leave(0);
+    });
+  }
+}
+
 /// A full bucket goes at once, in the order of buckets even where another is full first.
 TEST(Replicas, BucketsGoAsTheyFill) {
   comm::run_ranks(2, [](comm::Rank& rank) {

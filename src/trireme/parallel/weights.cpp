@@ -73,9 +73,7 @@ void Weights::send_out() {
         parts_.shard->all_gather(device::to_const_buffer(bucket.value_shard), device::to_buffer(bucket.value));
     bucket.is_fetching = bucket.is_whole = true;
   }
-  if (zero < 3) {
-    for (nn::Param& param : parts_.params) ++param.version;
-  }
+  for (nn::Param& param : parts_.params) ++param.version;  // what layers derived from old ones is of no use any more
 }
 
 void Weights::wait() {
