@@ -89,5 +89,12 @@ succeeds "train on 2 ranks, recorded" ranks 2 "$build/trireme" --quiet train "$r
   --set train.steps=20 --set batch.size=512 --set train.tune=false --set train.capture=true --out "$folder/recorded"
 losses() { grep -o '"loss":[0-9.e-]*' "$folder/$1/metrics.jsonl" | head -20; }
 succeeds "recorded steps have the losses of plain ones" diff <(losses run) <(losses recorded)
+# Ranks agree on 8-bit scales after each step, recorded or not.
+for capture in false true; do
+  succeeds "train on 2 ranks, delayed 8-bit scales, train.capture=$capture" ranks 2 "$build/trireme" --quiet train "$recipe" --set run.device=cuda \
+    --set precision.compute=bf16 --set precision.products=fp8-delayed --set precision.fp8_history=3 --set train.steps=10 \
+    --set train.tune=false --set train.capture=$capture --out "$folder/scales-$capture"
+done
+succeeds "recorded steps have the same scales" diff <(losses scales-false) <(losses scales-true)
 [ "$failures" = 0 ] && echo "all fine"
 exit "$failures"
