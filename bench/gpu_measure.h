@@ -1,6 +1,7 @@
 // bench/gpu_measure.h -- seconds of a call on the GPU, and what a plain copy moves in one.
 #pragma once
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/randn.h>
 
@@ -8,6 +9,8 @@
 
 #include "bench/times.h"
 #include "trireme/device/cuda.h"
+#include "trireme/kernels/cuda_graph.h"
+#include "trireme/kernels/timing.h"
 
 namespace trireme::bench {
 
@@ -27,6 +30,28 @@ inline double gpu_seconds(const std::function<void()>& call, int turns = 7, int 
     times.seconds.push_back(seconds_since(begin) / calls);
   }
   return times.median();
+}
+
+/// Seconds of one call as it is in a recorded step: several in a row, started as one, so that what the host takes to
+/// start a kernel is not counted. `call` must not wait for the GPU.
+inline Times recorded_times(const std::function<void()>& call, int turns = 9, int calls = 10) {
+  for (int i = 0; i < 3; ++i) call();
+  kernels::CudaGraph graph([&] {
+    for (int i = 0; i < calls; ++i) call();
+  });
+  const auto replay = [&] { graph.replay(); };
+  kernels::Stopwatch watch;
+  watch.us(2, replay);
+  Times times;
+  for (int turn = 0; turn < turns; ++turn) times.seconds.push_back(watch.us(1, replay) * 1e-6 / calls);
+  return times;
+}
+
+/// The same of a copy that reads half of so many bytes and writes the other half.
+inline double copy_seconds(double bytes) {
+  const at::Tensor from = at::empty({static_cast<std::int64_t>(bytes / 4)}, bf16()).zero_();
+  at::Tensor to = at::empty_like(from);
+  return recorded_times([&] { to.copy_(from); }).median();
 }
 
 /// Read and written, a second.
