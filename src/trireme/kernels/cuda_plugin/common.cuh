@@ -120,6 +120,59 @@ __device__ __forceinline__ Pack<T, kVec> load_pack(const T* from) {
   return *reinterpret_cast<const Pack<T, kVec>*>(from);
 }
 
+/// kVec numbers as they lie, in whole registers: as single ones, those of 16 bits would take a register each. What a
+/// thread holds of them is what it has under way, so kernels that wait for memory keep their numbers like this.
+template <typename T, int kVec>
+struct Raw {
+  static_assert(sizeof(T) * kVec % 4 == 0);
+  static constexpr int kWords = sizeof(T) * kVec / 4;
+  std::uint32_t w[kWords];
+
+  /// Number k, widened. `k` is known when the kernel is compiled, once loops are unrolled.
+  __device__ __forceinline__ Sum<T> operator[](int k) const {
+    if constexpr (__is_same(T, Bf16)) {
+      return __uint_as_float(k % 2 == 0 ? w[k / 2] << 16 : w[k / 2] & 0xffff0000u);
+    } else if constexpr (sizeof(T) == 2) {
+      return __half2float(__ushort_as_half(static_cast<unsigned short>(k % 2 == 0 ? w[k / 2] : w[k / 2] >> 16)));
+    } else if constexpr (sizeof(T) == 4) {
+      return __uint_as_float(w[k]);
+    } else {
+      return __hiloint2double(static_cast<int>(w[2 * k + 1]), static_cast<int>(w[2 * k]));
+    }
+  }
+};
+
+template <int kVec, typename T>
+__device__ __forceinline__ Raw<T, kVec> load_raw(const T* from) {
+  using Words = Pack<std::uint32_t, Raw<T, kVec>::kWords>;
+  const Words pack = *reinterpret_cast<const Words*>(from);
+  Raw<T, kVec> to;
+#pragma unroll
+  for (int k = 0; k < to.kWords; ++k) to.w[k] = pack.v[k];
+  return to;
+}
+/// The numbers, each rounded to T.
+template <typename T, int kVec>
+__device__ __forceinline__ Raw<T, kVec> to_raw(const Sum<T> (&from)[kVec]) {
+  Raw<T, kVec> to;
+#pragma unroll
+  for (int k = 0; k < kVec; ++k) {
+    if constexpr (sizeof(T) == 2) {
+      if (k % 2 == 0) to.w[k / 2] = two_words<T>(from[k], from[k + 1]);
+    } else if constexpr (sizeof(T) == 4) {
+      to.w[k] = __float_as_uint(from[k]);
+    } else {
+      to.w[2 * k] = static_cast<std::uint32_t>(__double2loint(from[k]));
+      to.w[2 * k + 1] = static_cast<std::uint32_t>(__double2hiint(from[k]));
+    }
+  }
+  return to;
+}
+template <typename T, int kVec>
+__device__ __forceinline__ void store_raw(T* to, const Raw<T, kVec>& from) {
+  store_words(to, from.w);
+}
+
 // 16 bytes of a thread's own on their way from global to shared memory, past the registers: it waits until at most so
 // many of the groups that it closed are still under way, and then finds its bytes there.
 __device__ __forceinline__ void fetch16(void* shared, const void* global) {
@@ -215,31 +268,6 @@ __device__ __forceinline__ A sum_over(A x) {
     for (int i = 1; i < kThreads / 32; ++i) x += parts[i];
   }
   return x;
-}
-/// Two sums for the waits of one.
-template <int kThreads, typename A>
-__device__ __forceinline__ void sum_two_over(A& a, A& b) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    a += __shfl_xor_sync(0xffffffffu, a, step);
-    b += __shfl_xor_sync(0xffffffffu, b, step);
-  }
-  if constexpr (kThreads > 32) {
-    __shared__ A parts[2][kThreads / 32];
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) {
-      parts[0][threadIdx.x / 32] = a;
-      parts[1][threadIdx.x / 32] = b;
-    }
-    __syncthreads();
-    a = parts[0][0];
-    b = parts[1][0];
-#pragma unroll
-    for (int i = 1; i < kThreads / 32; ++i) {
-      a += parts[0][i];
-      b += parts[1][i];
-    }
-  }
 }
 template <int kThreads, typename A>
 __device__ __forceinline__ A max_over(A x) {
