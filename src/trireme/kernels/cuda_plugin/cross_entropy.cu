@@ -1,9 +1,10 @@
 // Cross-entropy. Where a card has clusters, a row of logits is held in the shared memory of one block, or of a few that
-// know each other, and is read and written once. Elsewhere, and for rows that do not fit, a block reads its row for the
-// maximum and the sum, and again for the gradient.
+// know each other, and is read and written once; the next row is on its way while this one's gradient is written.
+// Elsewhere, and for rows that do not fit, a block reads its row for the maximum and the sum, and again for the
+// gradient.
 #include <cooperative_groups.h>
 
-#include "trireme/kernels/cuda_plugin/common.cuh"
+#include "trireme/kernels/cuda_plugin/cross_entropy.cuh"
 #include "trireme/kernels/cuda_plugin/functions.h"
 
 namespace trireme::kernels::gpu {
@@ -11,138 +12,18 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-constexpr int kThreads = 512;
-constexpr int kStages = 4;               // parts of a row on their way to shared memory
-constexpr int kMostHeld = 104 * 1024;    // bytes of a row that a block holds: two blocks fit a multiprocessor
-constexpr std::int64_t kMostBlocks = 4;  // that share a row
+constexpr int kStages = 4;  // parts of a row on their way to shared memory
 
-constexpr double kLog2E = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
-
-/// A thread's, or a row's, logits in short. Powers are of 2, which the card has an instruction for.
-template <typename A>
-struct Totals {
-  A largest = -INFINITY;  // of the logits times log2(e), rounded
-  A sum = 0;              // of 2^(logit log2(e) - largest)
-  A logits = 0;           // plain sum, where smoothing needs it
-
-  template <int kVec>
-  __device__ __forceinline__ void add(const A (&v)[kVec], bool with_logits) {
-    A top = v[0];
-#pragma unroll
-    for (int k = 1; k < kVec; ++k) top = max(top, v[k]);
-    top *= A(kLog2E);
-    if (top > largest) {
-      sum *= fast_exp2(largest - top);
-      largest = top;
-    }
-    const A shift = safe(largest);
-#pragma unroll
-    for (int k = 0; k < kVec; ++k) sum += fast_exp2(fma(v[k], A(kLog2E), -shift));
-    if (with_logits) {
-#pragma unroll
-      for (int k = 0; k < kVec; ++k) logits += v[k];
-    }
-  }
-  __device__ __forceinline__ void add(const Totals& other) {
-    const A top = max(largest, other.largest), shift = safe(top);
-    sum = sum * fast_exp2(largest - shift) + other.sum * fast_exp2(other.largest - shift);
-    largest = top;
-    logits += other.logits;
-  }
-  /// With nothing but -inf so far, -inf - -inf would be no number.
-  __device__ static __forceinline__ A safe(A largest) { return largest == A(-INFINITY) ? A(0) : largest; }
-  __device__ __forceinline__ A lse() const {
-    return static_cast<A>((safe(largest) + log2(static_cast<double>(sum))) * kLn2);
-  }
+/// Blocks that hold rows: how many threads they have, how many a multiprocessor works on at a time, how many may share
+/// a row, and how many bytes of it each can hold then. Blocks that wait for each other leave more to do for a third;
+/// of those more threads were slower, and so were fewer.
+template <int kBlockThreads, int kResident, int kSharing, int kMost>
+struct Held {
+  static constexpr int kThreads = kBlockThreads, kBlocks = kResident, kTogether = kSharing, kBytes = kMost;
 };
-
-/// Over the threads of a block, the same on all of them.
-template <typename A>
-__device__ __forceinline__ Totals<A> over_block(const Totals<A>& mine, bool with_logits) {
-  Totals<A> all;
-  all.largest = max_over<kThreads>(mine.largest);
-  const A shift = Totals<A>::safe(all.largest);
-  all.sum = sum_over<kThreads>(mine.largest == A(-INFINITY) ? A(0) : mine.sum * fast_exp2(mine.largest - shift));
-  if (with_logits) all.logits = sum_over<kThreads>(mine.logits);
-  return all;
-}
-
-template <typename T, int kVec>
-__device__ __forceinline__ Totals<Sum<T>> read_row(const T* x, int count, bool with_logits) {
-  Totals<Sum<T>> mine;
-#pragma unroll 4
-  for (int i = threadIdx.x * kVec; i < count; i += kThreads * kVec) {
-    Sum<T> v[kVec];
-    load<kVec>(x + i, v);
-    mine.add(v, with_logits);
-  }
-  return over_block(mine, with_logits);
-}
-
-/// x_j = e^(x_j - lse) share + flat, and more at the target. `from` may be a copy of `to`.
-template <typename A>
-struct Slope {
-  A lse, share, flat, at_target;
-  std::int64_t target;
-
-  template <typename T, int kVec>
-  __device__ __forceinline__ void write(T* to, const T* from, int count) const {
-    const A shift = lse * A(kLog2E);
-    const auto of = [&](A x) { return fma(fast_exp2(fma(x, A(kLog2E), -shift)), share, flat); };
-    // The thread that has the target's vector writes it again, from what was there.
-    const bool here = target >= 0 && target < count && target / kVec % kThreads == threadIdx.x;
-    const A hit = here ? of(widen(from[target])) + at_target : A(0);
-#pragma unroll 4
-    for (int i = threadIdx.x * kVec; i < count; i += kThreads * kVec) {
-      A v[kVec];
-      load<kVec>(from + i, v);
-#pragma unroll
-      for (int k = 0; k < kVec; ++k) v[k] = of(v[k]);
-      store<kVec>(to + i, v);
-    }
-    if (here) to[target] = narrow<T>(hit);
-  }
-};
-
-/// d/dx_j (loss + z lse^2) = p_j (1 + 2 z lse) - smoothing / classes - (1 - smoothing) [j is the target]
-template <typename A>
-__device__ __forceinline__ Slope<A> slope_of(A scale, A lse, double smoothing, double z_loss, std::int64_t vocabulary,
-                                             std::int64_t target) {
-  const A smooth = static_cast<A>(smoothing);
-  return {.lse = lse,
-          .share = scale * (A(1) + A(2) * static_cast<A>(z_loss) * lse),
-          .flat = -scale * smooth / static_cast<A>(vocabulary),
-          .at_target = -scale * (A(1) - smooth),
-          .target = target};
-}
-
-template <typename T, int kVec>
-__device__ __forceinline__ void write_zeros(T* x, int count) {
-  const Sum<T> zeros[kVec] = {};
-  for (int i = threadIdx.x * kVec; i < count; i += kThreads * kVec) store<kVec>(x + i, zeros);
-}
-
-/// By one thread of those that work on the row.
-template <typename A>
-__device__ __forceinline__ void write_losses(const CrossEntropyLoop& c, std::int64_t row, const Totals<A>& all, A lse,
-                                             A hit) {
-  const A smoothing = static_cast<A>(c.label_smoothing), per_class = smoothing / static_cast<A>(c.vocabulary);
-  static_cast<A*>(c.losses)[row] = smoothing == 0 ? lse - hit : lse - (A(1) - smoothing) * hit - per_class * all.logits;
-  if (c.z_losses != nullptr) static_cast<A*>(c.z_losses)[row] = static_cast<A>(c.z_loss) * lse * lse;
-  if (c.lse != nullptr) static_cast<A*>(c.lse)[row] = lse;
-}
-template <typename A>
-__device__ __forceinline__ void write_no_losses(const CrossEntropyLoop& c, std::int64_t row) {
-  static_cast<A*>(c.losses)[row] = 0;
-  if (c.z_losses != nullptr) static_cast<A*>(c.z_losses)[row] = 0;
-  if (c.lse != nullptr) static_cast<A*>(c.lse)[row] = 0;
-}
-
-/// A target that is no class makes the loss no number, which stops the run.
-template <typename T>
-__device__ __forceinline__ Sum<T> hit_of(const T* x, std::int64_t target, std::int64_t classes) {
-  return target >= 0 && target < classes ? widen(x[target]) : Sum<T>(NAN);
-}
+using HeldAlone = Held<512, 2, 1, 104 * 1024>;
+using HeldByFew = Held<320, 3, 4, 76'160>;
+using HeldByMany = Held<320, 3, 8, 75'520>;
 
 template <typename T, int kVec>
 __global__ void __launch_bounds__(kThreads) cross_entropy_rows(const CrossEntropyLoop c) {
@@ -157,87 +38,126 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows(const CrossEntrop
   }
   const A hit = threadIdx.x == 0 ? hit_of(x, target, c.vocabulary) : A(0);
   const Totals<A> all = read_row<T, kVec>(x, count, c.label_smoothing != 0);
-  const A lse = all.lse();
-  if (threadIdx.x == 0) write_losses(c, row, all, lse, hit);
+  if (threadIdx.x == 0) write_losses(c, row, all, hit);
   if (c.scale == nullptr) return;
   const A scale = static_cast<const A*>(c.scale)[row];
-  slope_of(scale, lse, c.label_smoothing, c.z_loss, c.vocabulary, target).template write<T, kVec>(x, x, count);
+  slope_of(scale, all.lse2(), c.label_smoothing, c.z_loss, c.vocabulary, target)
+      .template write<kThreads, kVec>(x, count);
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define TRIREME_CLUSTERS 1
 #endif
 
-/// The blocks of a cluster take neighbouring pieces of a row. Every thread reads only what it has fetched itself, so
-/// nobody waits for the block while pieces arrive.
-template <typename T>
-__global__ void __launch_bounds__(kThreads, 2) cross_entropy_held(const CrossEntropyLoop c, int piece) {
+/// The blocks of a cluster take neighbouring pieces of a row, and a cluster every so many rows. Every thread reads only
+/// what it has fetched itself, so nobody waits for the block while pieces arrive; and where it has written its gradient
+/// it fetches the next row's numbers at once. Each row has a scale.
+template <typename T, typename How>
+__global__ void __launch_bounds__(How::kThreads, How::kBlocks)
+    cross_entropy_held(const CrossEntropyLoop c, int piece, std::int64_t rows) {
+  static_assert(kStages == 4 && How::kTogether > 0);
 #ifdef TRIREME_CLUSTERS
   using A = Sum<T>;
-  constexpr int kVec = kWide<T>;
+  constexpr int kVec = kWide<T>, kStep = How::kThreads * kVec;
   extern __shared__ __align__(16) char raw[];
   T* held = reinterpret_cast<T*>(raw);
-  __shared__ A mine_for_others[3];
+  constexpr int kWarps = How::kThreads / 32;
+  // Of the cluster's warps: this row's, and the last row's. What smoothing needs lies behind the row.
+  __shared__ Part<A> parts[2][How::kTogether * kWarps];
+  A* const logits = reinterpret_cast<A*>(held + piece);
   const cg::cluster_group cluster = cg::this_cluster();
   const int blocks = static_cast<int>(cluster.num_blocks()), block = static_cast<int>(cluster.block_rank());
-  const std::int64_t row = blockIdx.x / blocks, target = c.targets[row];
-  const std::int64_t first = static_cast<std::int64_t>(block) * piece;
-  const int count = static_cast<int>(min(static_cast<std::int64_t>(piece), c.vocabulary - first));
-  T* x = row_of<T>(c.logits, row, c.stride) + first;
-  if (target == c.ignore) {
-    if (c.scale != nullptr) write_zeros<T, kVec>(x, count);
-    if (threadIdx.x == 0 && block == 0) write_no_losses<A>(c, row);
-    return;
-  }
-  constexpr int kStep = kThreads * kVec;
+  const std::int64_t clusters = gridDim.x / blocks, first = static_cast<std::int64_t>(block) * piece;
+  const int count = static_cast<int>(max(min(static_cast<std::int64_t>(piece), c.vocabulary - first), std::int64_t{0}));
   const int turns = (piece + kStep - 1) / kStep, stage = (turns + kStages - 1) / kStages * kStep;
-#pragma unroll
-  for (int s = 0; s < kStages; ++s) {
-    const int end = min(count, (s + 1) * stage);
-    for (int i = s * stage + threadIdx.x * kVec; i < end; i += kStep) fetch16(held + i, x + i);
-    close_fetches();
-  }
-  const A hit = threadIdx.x == 0 && block == 0 ? hit_of(x, target, c.vocabulary) : A(0);
   const bool with_logits = c.label_smoothing != 0;
-  Totals<A> mine;
-  const auto add_stage = [&](int s) {
+  const auto piece_of = [&](std::int64_t row) { return row_of<T>(c.logits, row, c.stride) + first; };
+  const auto in_stage = [&](int s, auto&& body) {
     const int end = min(count, (s + 1) * stage);
-    for (int i = s * stage + threadIdx.x * kVec; i < end; i += kStep) {
-      A v[kVec];
-      load<kVec>(held + i, v);
-      mine.add(v, with_logits);
-    }
+#pragma unroll 4
+    for (int i = s * stage + static_cast<int>(threadIdx.x) * kVec; i < end; i += kStep) body(i);
   };
-  static_assert(kStages == 4);
-  wait_fetches<3>(), add_stage(0);
-  wait_fetches<2>(), add_stage(1);
-  wait_fetches<1>(), add_stage(2);
-  wait_fetches<0>(), add_stage(3);
-  Totals<A> all = over_block(mine, with_logits);
-  if (blocks > 1) {
-    if (threadIdx.x == 0) {
-      mine_for_others[0] = all.largest, mine_for_others[1] = all.sum, mine_for_others[2] = all.logits;
+  std::int64_t row = blockIdx.x / blocks;
+  std::int64_t target = row < rows ? c.targets[row] : 0;
+  A scale = row < rows ? static_cast<const A*>(c.scale)[row] : A(0);
+  if (row < rows) {
+    const T* x = piece_of(row);
+#pragma unroll
+    for (int s = 0; s < kStages; ++s) {
+      in_stage(s, [&](int i) { fetch16(held + i, x + i); });
+      close_fetches();
     }
-    cluster.sync();
-    all = Totals<A>();
-    for (int other = 0; other < blocks; ++other) {
-      const A* theirs = cluster.map_shared_rank(&mine_for_others[0], other);
-      Totals<A> part;
-      part.largest = theirs[0], part.sum = theirs[1], part.logits = theirs[2];
-      all.add(part);
-    }
-    cluster.sync();  // nobody leaves while others read
   }
-  const A lse = all.lse();
-  if (threadIdx.x == 0 && block == 0) write_losses(c, row, all, lse, hit);
-  if (c.scale == nullptr) return;
-  const A scale = static_cast<const A*>(c.scale)[row];
-  slope_of(scale, lse, c.label_smoothing, c.z_loss, c.vocabulary, target - first)
-      .template write<T, kVec>(x, held, count);
+  if (blocks > 1) cluster.sync();  // nobody writes to a block that has not begun
+  int parity = 0;
+  for (; row < rows; row += clusters) {
+    const std::int64_t next = row + clusters;
+    const bool more = next < rows;
+    T* x = piece_of(row);
+    const T* coming = more ? piece_of(next) : x;
+    const std::int64_t next_target = more ? c.targets[next] : 0;
+    const A next_scale = more ? static_cast<const A*>(c.scale)[next] : A(0);
+    Slope<A> slope{};
+    const bool counts = target != c.ignore;
+    if (counts) {
+      const A hit = threadIdx.x == 0 && block == 0 ? hit_of(x, target, c.vocabulary) : A(0);
+      Totals<A> mine;
+      const auto add = [&](int i) {
+        A v[kVec];
+        load<kVec>(held + i, v);
+        mine.add(v, with_logits);
+      };
+      wait_fetches<3>(), in_stage(0, add);
+      wait_fetches<2>(), in_stage(1, add);
+      wait_fetches<1>(), in_stage(2, add);
+      wait_fetches<0>(), in_stage(3, add);
+      // Every warp leaves its totals with every block of the cluster, and each warp adds up all of them: one meeting.
+      const int lane = threadIdx.x % 32, warps = blocks * kWarps;
+      mine = over_warp(mine, with_logits);
+      if (lane < blocks) {
+        const int warp = block * kWarps + threadIdx.x / 32;
+        cluster.map_shared_rank(&parts[parity][0], lane)[warp] = {mine.largest, mine.sum};
+        if (with_logits) cluster.map_shared_rank(logits, lane)[parity * warps + warp] = mine.logits;
+      }
+      if (blocks > 1) {
+        cluster.sync();
+      } else {
+        __syncthreads();
+      }
+      Totals<A> all;
+      for (int i = lane; i < warps; i += 32) {
+        all.add(Totals<A>(parts[parity][i], with_logits ? logits[parity * warps + i] : A(0)));
+      }
+      all = over_warp(all, with_logits);
+      parity ^= 1;  // who writes there again has met everyone once more
+      if (threadIdx.x == 0 && block == 0) write_losses(c, row, all, hit);
+      slope = slope_of(scale, all.lse2(), c.label_smoothing, c.z_loss, c.vocabulary, target - first);
+    } else {
+      wait_fetches<0>();
+      if (threadIdx.x == 0 && block == 0) write_no_losses<A>(c, row);
+      slope.target = -1;
+    }
+    slope.template write<How::kThreads, kVec>(x, held, counts ? count : 0, [&](auto&& one) {
+      const A zeros[kVec] = {};
+#pragma unroll
+      for (int s = 0; s < kStages; ++s) {
+        in_stage(s, [&](int i) {
+          if (counts) {
+            one(i);
+          } else {
+            store<kVec>(x + i, zeros);
+          }
+          if (more) fetch16(held + i, coming + i);
+        });
+        close_fetches();
+      }
+    });
+    target = next_target, scale = next_scale;
+  }
 #endif
 }
 
-/// Null where rows are to be held, with how; otherwise they are not.
+/// How rows are to be held; no blocks: they are not.
 struct Holding {
   int blocks = 0, piece = 0;
 };
@@ -246,22 +166,31 @@ Holding holding_of(const CrossEntropyLoop& c, int size, int wide) {
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (major < 9) return {};
-  for (std::int64_t blocks = 1; blocks <= kMostBlocks; blocks *= 2) {
+  for (int blocks = 1; blocks <= HeldByMany::kTogether; ++blocks) {
     const std::int64_t piece = divided_up(divided_up(c.vocabulary, blocks), wide) * wide;
-    if (piece * size <= kMostHeld) return {static_cast<int>(blocks), static_cast<int>(piece)};
+    const std::int64_t most = blocks == 1                      ? HeldAlone::kBytes
+                              : blocks <= HeldByFew::kTogether ? HeldByFew::kBytes
+                                                               : HeldByMany::kBytes;
+    if (piece * size <= most) return {blocks, static_cast<int>(piece)};
   }
   return {};
 }
 
-template <typename T>
-CudaError launch_held(const CrossEntropyLoop& c, const Holding& holding, std::int64_t rows, CudaStream stream) {
-  const int bytes = holding.piece * static_cast<int>(sizeof(T));
-  const auto kernel = cross_entropy_held<T>;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess)
-    return launched();
+/// As many clusters as the card works on at a time, and no more than there are rows. False where it has no room for one
+/// (a card that is shared out in parts).
+template <typename T, typename How>
+bool launch_held(const CrossEntropyLoop& c, const Holding& holding, std::int64_t rows, CudaStream stream) {
+  const int row = holding.piece * static_cast<int>(sizeof(T));
+  const int logits = 2 * holding.blocks * (How::kThreads / 32) * static_cast<int>(sizeof(Sum<T>));
+  const int bytes = row + (c.label_smoothing != 0 ? logits : 0);
+  const auto kernel = cross_entropy_held<T, How>;
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) {
+    cudaGetLastError();
+    return false;
+  }
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(rows * holding.blocks));
-  config.blockDim = dim3(kThreads);
+  config.gridDim = dim3(static_cast<unsigned>(holding.blocks));
+  config.blockDim = dim3(How::kThreads);
   config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
   config.stream = to_stream(stream);
   cudaLaunchAttribute cluster{};
@@ -270,34 +199,16 @@ CudaError launch_held(const CrossEntropyLoop& c, const Holding& holding, std::in
   cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
   config.attrs = &cluster;
   config.numAttrs = 1;
-  cudaLaunchKernelEx(&config, kernel, c, holding.piece);
-  return launched();
+  int clusters = 0;
+  if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess || clusters < 1) {
+    cudaGetLastError();
+    return false;
+  }
+  if (clusters > rows) clusters = static_cast<int>(rows);
+  config.gridDim = dim3(static_cast<unsigned>(clusters * holding.blocks));
+  cudaLaunchKernelEx(&config, kernel, c, holding.piece, rows);
+  return true;
 }
-
-template <typename T, int kVec>
-__global__ void __launch_bounds__(kThreads) slice_value_rows(const CrossEntropySlice c) {
-  using A = Sum<T>;
-  const std::int64_t row = blockIdx.x, target = c.targets[row];
-  const T* x = row_of<T>(c.logits, row, c.stride);
-  const Totals<A> all = read_row<T, kVec>(x, static_cast<int>(c.classes), c.sums != nullptr);
-  if (threadIdx.x != 0) return;
-  static_cast<A*>(c.lse)[row] = all.lse();
-  static_cast<A*>(c.hits)[row] = target >= 0 && target < c.classes ? widen(x[target]) : A(0);
-  if (c.sums != nullptr) static_cast<A*>(c.sums)[row] = all.logits;
-}
-
-template <typename T, int kVec>
-__global__ void __launch_bounds__(kThreads) slice_gradient_rows(const CrossEntropySlice c) {
-  using A = Sum<T>;
-  const std::int64_t row = blockIdx.x;
-  T* x = row_of<T>(c.logits, row, c.stride);
-  const int count = static_cast<int>(c.classes);
-  const A scale = static_cast<const A*>(c.scale)[row], lse = static_cast<const A*>(c.lse)[row];
-  if (scale == 0) return write_zeros<T, kVec>(x, count);
-  slope_of(scale, lse, c.label_smoothing, c.z_loss, c.vocabulary, c.targets[row]).template write<T, kVec>(x, x, count);
-}
-
-constexpr std::int64_t kMostClasses = 2147483647 / 2;
 
 }  // namespace
 
@@ -309,35 +220,15 @@ CudaError cross_entropy(const CrossEntropyLoop& c, Element element, std::int64_t
     const bool wide = wide_rows(c.logits, c.stride, c.vocabulary, sizeof(T));
     // Without gradients a row is read once in either case.
     if (wide && c.scale != nullptr) {
-      if (const Holding holding = holding_of(c, sizeof(T), kWide<T>); holding.blocks > 0) {
-        return launch_held<T>(c, holding, rows, stream);
-      }
+      const Holding holding = holding_of(c, sizeof(T), kWide<T>);
+      const int blocks = holding.blocks;
+      const bool held = blocks == 0                      ? false
+                        : blocks == 1                    ? launch_held<T, HeldAlone>(c, holding, rows, stream)
+                        : blocks <= HeldByFew::kTogether ? launch_held<T, HeldByFew>(c, holding, rows, stream)
+                                                         : launch_held<T, HeldByMany>(c, holding, rows, stream);
+      if (held) return launched();
     }
     const auto kernel = wide ? cross_entropy_rows<T, kWide<T>> : cross_entropy_rows<T, 1>;
-    kernel<<<static_cast<unsigned>(rows), kThreads, 0, to_stream(stream)>>>(c);
-    return launched();
-  });
-}
-
-CudaError slice_values(const CrossEntropySlice& c, Element element, std::int64_t rows, CudaStream stream) {
-  if (rows == 0) return nullptr;
-  if (c.classes > kMostClasses) return "more than 2^30 classes";
-  return by_type(element, [&](auto type) {
-    using T = decltype(type);
-    const auto kernel =
-        wide_rows(c.logits, c.stride, c.classes, sizeof(T)) ? slice_value_rows<T, kWide<T>> : slice_value_rows<T, 1>;
-    kernel<<<static_cast<unsigned>(rows), kThreads, 0, to_stream(stream)>>>(c);
-    return launched();
-  });
-}
-
-CudaError slice_gradients(const CrossEntropySlice& c, Element element, std::int64_t rows, CudaStream stream) {
-  if (rows == 0) return nullptr;
-  if (c.classes > kMostClasses) return "more than 2^30 classes";
-  return by_type(element, [&](auto type) {
-    using T = decltype(type);
-    const auto kernel = wide_rows(c.logits, c.stride, c.classes, sizeof(T)) ? slice_gradient_rows<T, kWide<T>>
-                                                                            : slice_gradient_rows<T, 1>;
     kernel<<<static_cast<unsigned>(rows), kThreads, 0, to_stream(stream)>>>(c);
     return launched();
   });
