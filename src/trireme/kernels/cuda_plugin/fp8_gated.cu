@@ -6,26 +6,6 @@
 namespace trireme::kernels::gpu {
 namespace {
 
-/// Eight numbers of 16 bits in four registers: kept as single ones they would take eight.
-struct Words {
-  std::uint32_t w[kVec / 2];
-};
-template <typename T>
-__device__ __forceinline__ Words load_words(const void* data, std::int64_t at) {
-  const uint4 four = *reinterpret_cast<const uint4*>(static_cast<const T*>(data) + at);
-  return {{four.x, four.y, four.z, four.w}};
-}
-template <typename T>
-__device__ __forceinline__ float low(std::uint32_t word) {
-  if constexpr (__is_same(T, Bf16)) return __uint_as_float(word << 16);
-  return __half2float(__ushort_as_half(static_cast<unsigned short>(word)));
-}
-template <typename T>
-__device__ __forceinline__ float high(std::uint32_t word) {
-  if constexpr (__is_same(T, Bf16)) return __uint_as_float(word & 0xffff0000u);
-  return __half2float(__ushort_as_half(static_cast<unsigned short>(word >> 16)));
-}
-
 /// Of a tile, the gradients of gate and up and what they gave, made once and left one after the other.
 template <typename T, typename F>
 __global__ void __launch_bounds__(kThreads, 2) gated_backward_tiles(const CudaFp8Gated c) {
@@ -36,28 +16,27 @@ __global__ void __launch_bounds__(kThreads, 2) gated_backward_tiles(const CudaFp
                      row = first_row + threadIdx.x / kAcross * kTurns;
   const bool inside = row < c.rows && column < c.width;
   // As they come in, and in the same registers as they go out: the gate's gradient, up's, and what they gave.
-  Words gate[kTurns] = {}, up[kTurns] = {}, dy[kTurns] = {};
+  Raw<T, kVec> gate[kTurns] = {}, up[kTurns] = {}, dy[kTurns] = {};
   if (inside) {
 #pragma unroll
     for (int t = 0; t < kTurns; ++t) {
-      gate[t] = load_words<T>(c.gate, (row + t) * c.gate_stride + column);
-      up[t] = load_words<T>(c.up, (row + t) * c.up_stride + column);
-      dy[t] = load_words<T>(c.dy, (row + t) * c.dy_stride + column);
+      gate[t] = load_raw<kVec>(static_cast<const T*>(c.gate) + (row + t) * c.gate_stride + column);
+      up[t] = load_raw<kVec>(static_cast<const T*>(c.up) + (row + t) * c.up_stride + column);
+      dy[t] = load_raw<kVec>(static_cast<const T*>(c.dy) + (row + t) * c.dy_stride + column);
     }
   }
-  float top = 0, again_top = 0;
+  Raw<T, 2> top{}, again_top{};
 #pragma unroll
   for (int t = 0; t < kTurns; ++t) {
 #pragma unroll
     for (int k = 0; k < kVec / 2; ++k) {
-      const float u0 = low<T>(up[t].w[k]), u1 = high<T>(up[t].w[k]), d0 = low<T>(dy[t].w[k]), d1 = high<T>(dy[t].w[k]);
-      const Both<float> f0 = F::both(low<T>(gate[t].w[k])), f1 = F::both(high<T>(gate[t].w[k]));
+      const float u0 = up[t][2 * k], u1 = up[t][2 * k + 1], d0 = dy[t][2 * k], d1 = dy[t][2 * k + 1];
+      const Both<float> f0 = F::both(gate[t][2 * k]), f1 = F::both(gate[t][2 * k + 1]);
       gate[t].w[k] = two_words<T>(d0 * u0 * f0.slope, d1 * u1 * f1.slope);
       up[t].w[k] = two_words<T>(d0 * f0.value, d1 * f1.value);
       dy[t].w[k] = two_words<T>(f0.value * u0, f1.value * u1);
-      top = fmaxf(fmaxf(top, fmaxf(fabsf(low<T>(gate[t].w[k])), fabsf(high<T>(gate[t].w[k])))),
-                  fmaxf(fabsf(low<T>(up[t].w[k])), fabsf(high<T>(up[t].w[k]))));
-      again_top = fmaxf(again_top, fmaxf(fabsf(low<T>(dy[t].w[k])), fabsf(high<T>(dy[t].w[k]))));
+      top.w[0] = larger_two<T>(larger_two<T>(top.w[0], gate[t].w[k]), up[t].w[k]);
+      again_top.w[0] = larger_two<T>(again_top.w[0], dy[t].w[k]);
     }
   }
   const auto note = [&](const CudaFp8Gated::Out& out, float mine) {
@@ -70,9 +49,9 @@ __global__ void __launch_bounds__(kThreads, 2) gated_backward_tiles(const CudaFp
       if (out.column_scale != nullptr) *out.column_scale = *out.scale;
     }
   };
-  note(c.gradient, top);
-  note(c.again, again_top);
-  const auto leave = [&](const Words(&raw)[kTurns], const CudaFp8Gated::Out& to, std::int64_t width,
+  note(c.gradient, fmaxf(top[0], top[1]));
+  note(c.again, fmaxf(again_top[0], again_top[1]));
+  const auto leave = [&](const Raw<T, kVec>(&raw)[kTurns], const CudaFp8Gated::Out& to, std::int64_t width,
                          std::int64_t shift) {
     // The second half lies behind the first: beside it in a row, below it turned round.
     const TileOut out{.rows = to.rows == nullptr ? nullptr : to.rows + shift,
@@ -85,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, 2) gated_backward_tiles(const CudaFp
                       .columns_end = c.width};
     const float share = 1.0f / *to.scale;
     const auto same = [share](int) { return share; };
-    const auto number = [&](int t, int k) { return k % 2 == 0 ? low<T>(raw[t].w[k / 2]) : high<T>(raw[t].w[k / 2]); };
+    const auto number = [&](int t, int k) { return raw[t][k]; };
     leave_tile(number, out, to.format, turned, same, same);
     __syncthreads();  // the turned tile has been read
   };

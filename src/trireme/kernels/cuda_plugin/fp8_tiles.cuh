@@ -3,6 +3,8 @@
 
 #include <cuda_fp8.h>
 
+#include <type_traits>
+
 #include "trireme/kernels/cuda_plugin/common.cuh"
 
 namespace trireme::kernels::gpu {
@@ -12,18 +14,43 @@ constexpr int kThreads = 256, kTile = 128, kVec = 8, kAcross = kTile / kVec;  //
 constexpr int kTurns = kTile * kAcross / kThreads;                            // vectors of a thread
 static_assert(kTurns == kVec && kThreads / kAcross * kTurns == kTile);
 
-/// Of the magnitudes; of bfloat16s two at a time.
+/// The larger magnitudes of two pairs, number by number; what is no number is passed over.
 template <typename T>
-__device__ __forceinline__ float largest(const Pack<T, kVec>& pack) {
-  if constexpr (__is_same(T, Bf16)) {
-    __nv_bfloat162 top = __habs2(__halves2bfloat162(pack.v[0], pack.v[1]));
+__device__ __forceinline__ std::uint32_t larger_two(std::uint32_t a, std::uint32_t b) {
+  using Two = std::conditional_t<__is_same(T, Bf16), __nv_bfloat162, __half2>;
+  const Two top = __hmax2(__habs2(*reinterpret_cast<const Two*>(&a)), __habs2(*reinterpret_cast<const Two*>(&b)));
+  return *reinterpret_cast<const std::uint32_t*>(&top);
+}
+
+/// Number by number the larger magnitudes of some vectors: of 16-bit numbers two at a time.
+template <typename T, int kCount>
+__device__ __forceinline__ Raw<T, kVec> largest_each(const Raw<T, kVec> (&of)[kCount]) {
+  Raw<T, kVec> top{};
 #pragma unroll
-    for (int k = 2; k < kVec; k += 2) top = __hmax2(top, __habs2(__halves2bfloat162(pack.v[k], pack.v[k + 1])));
-    return fmaxf(__low2float(top), __high2float(top));
+  for (int t = 0; t < kCount; ++t) {
+#pragma unroll
+    for (int k = 0; k < top.kWords; ++k) {
+      if constexpr (sizeof(T) == 2) {
+        top.w[k] = larger_two<T>(top.w[k], of[t].w[k]);
+      } else {
+        top.w[k] = __float_as_uint(fmaxf(__uint_as_float(top.w[k]), fabsf(of[t][k])));
+      }
+    }
+  }
+  return top;
+}
+/// Of a vector's magnitudes.
+template <typename T>
+__device__ __forceinline__ float largest(const Raw<T, kVec>& raw) {
+  if constexpr (sizeof(T) == 2) {
+    Raw<T, 2> top{{raw.w[0]}};
+#pragma unroll
+    for (int k = 0; k < raw.kWords; ++k) top.w[0] = larger_two<T>(top.w[0], raw.w[k]);
+    return fmaxf(top[0], top[1]);
   } else {
     float top = 0;
 #pragma unroll
-    for (int k = 0; k < kVec; ++k) top = fmaxf(top, fabsf(widen(pack.v[k])));
+    for (int k = 0; k < kVec; ++k) top = fmaxf(top, fabsf(raw[k]));
     return top;
   }
 }
@@ -48,8 +75,7 @@ struct TileOut {
 };
 
 /// A thread has eight neighbouring rows of eight columns, so that both ways out are words of eight bytes: number(t, k).
-/// row_share(t)
-/// and column_share(column of the tile) are what numbers are multiplied by. Turned, the word of rows 8 w .. 8 w + 7 of
+/// row_share(t) and column_share(k) are what these are multiplied by. Turned, the word of rows 8 w .. 8 w + 7 of
 /// column c lies at place w ^ (c / 8) of its 128 bytes: neither writing nor reading meets a bank twice. Called by all
 /// threads.
 template <typename Number, typename RowShare, typename ColumnShare>
@@ -74,7 +100,7 @@ __device__ __forceinline__ void leave_tile(Number&& number, const TileOut& out, 
 #pragma unroll
   for (int k = 0; k < kVec; ++k) {
     const int at = lane * kVec + k;
-    const float share = column_share(at);
+    const float share = column_share(k);
     Word pack;
 #pragma unroll
     for (int t = 0; t < kTurns; t += 2) {
