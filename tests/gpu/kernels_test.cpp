@@ -10,6 +10,7 @@
 #include "trireme/kernels/norm.h"
 #include "trireme/kernels/rotary.h"
 #include "trireme/kernels/sum_rows.h"
+#include "trireme/kernels/update.h"
 
 namespace trireme::gpu {
 namespace {
@@ -29,9 +30,12 @@ TEST(GpuNorm, EqualsTheCpu) {
                                        {{NormKind::kRms, 1e-6, false}, true, false, true, false},
                                        {{NormKind::kRms, 1e-6, true}, true, false, false, true},
                                        {{NormKind::kRms, 1e-5, false}, false, true, true, false}};
+  // More rows than a card works on at a time, and not a multiple of what a block has, for every way to share them out.
+  std::vector<kernels::RowsShape> all = shapes();
+  all.insert(all.end(), {{1501, 768}, {2203, 512}, {1303, 1536}, {701, 1600}, {803, 2048}, {405, 4096}});
   for_every_type([&](const Near& near) {
     for (const NormCase& c : cases) {
-      for (const auto [rows, width] : shapes()) {
+      for (const auto [rows, width] : all) {
         SCOPED_TRACE(fmt::format("{} x {}, {}", rows, width, static_cast<int>(c.norm.kind)));
         const auto sums = sums_type(near.type);
         const Pair x = normal_pair({rows, width}, near.type, "x"),
@@ -152,13 +156,20 @@ TEST(GpuSumRows, EqualsTheCpuAndItself) {
 TEST(GpuCrossEntropy, EqualsTheCpu) {
   for_every_type([](const Near& near) {
     for (const double smoothing : {0.0, 0.1}) {
-      for (const auto [rows, width] :
-           {kernels::RowsShape{1, 2}, {7, 37}, {33, 1000}, {64, 50304}, {5, 50257}, {9, 128256}, {4, 400000}}) {
+      for (const auto [rows, width] : {kernels::RowsShape{1, 2},
+                                       {7, 37},
+                                       {700, 1000},
+                                       {64, 50304},
+                                       {5, 50257},
+                                       {230, 60000},
+                                       {9, 128256},
+                                       {9, 151936},
+                                       {4, 400000}}) {
         SCOPED_TRACE(fmt::format("{} x {}, smoothing {}", rows, width, smoothing));
         const auto sums = sums_type(near.type);
         Pair logits = normal_pair({rows, width}, near.type, "logits", 4);
         at::Tensor targets = at::arange(rows, at::kLong).mul(7919).remainder(width);
-        if (rows > 3) targets[3] = -100;
+        for (std::int64_t row = 3; row < rows; row += row < 200 ? 60 : 1 + row % 70) targets[row] = -100;
         const Pair target{targets, targets.to(gpu())}, scale = normal_pair({rows}, sums, "scale");
         Pair losses = empty_pair({rows}, sums), z = empty_pair({rows}, sums), lse = empty_pair({rows}, sums);
         for (const auto side : {&Pair::cpu, &Pair::gpu}) {
@@ -269,17 +280,94 @@ TEST(GpuEmbedding, EqualsTheCpuAndItself) {
   });
 }
 
-TEST(GpuRotary, EqualsTheCpu) {
+/// Rows that end anywhere in a block's tile, lie in wider ones or begin at odd places, with numbers of no row.
+TEST(GpuEmbedding, TakesRowsOfAnyWidthFromAnywhere) {
   for_every_type([](const Near& near) {
-    for (const auto pairs : {kernels::RotaryPairs::kHalves, kernels::RotaryPairs::kNeighbours}) {
-      for (const std::int64_t size : {6, 64, 128}) {
-        for (const bool inverse : {false, true}) {
-          const Pair all = normal_pair({2, 5, 3 * size}, near.type, "x");
-          const Pair angles = normal_pair({9, size / 2}, sums_type(near.type), "angles", 3);
-          const at::Tensor places = at::arange(10, at::kLong).remainder(9).view({2, 5});
+    for (const std::int64_t width : {1, 8, 17, 64, 768, 2048, 4104}) {
+      for (const auto& [first, wider] : {std::pair{0, 0}, {8, 16}, {1, 3}}) {
+        const Pair table = normal_pair({20, width + wider}, near.type, "table"),
+                   second = normal_pair({7, width + wider}, near.type, "2");
+        for (const std::int64_t tokens : {1, 37}) {
+          SCOPED_TRACE(fmt::format("{} x {} from {} of {}", tokens, width, first, width + wider));
+          const at::Tensor numbers = at::arange(tokens, at::kLong).mul(7).remainder(24).add(1);  // rows -2 to 21
+          const at::Tensor places = at::arange(tokens, at::kLong).remainder(7);
+          Pair one = empty_pair({tokens, width + wider}, near.type),
+               two = empty_pair({tokens, width + wider}, near.type);
           for (const auto side : {&Pair::cpu, &Pair::gpu}) {
-            // Two of three heads: views of a fused projection.
-            at::Tensor x = (all.*side).view({2, 5, 3, size}).narrow(2, 0, 2);
+            const auto part = [&](const at::Tensor& whole) { return whole.narrow(1, first, width); };
+            const at::Tensor ids = numbers.to((table.*side).device()), ids2 = places.to(ids.device()), none;
+            const at::Tensor rows = part(table.*side), rows2 = part(second.*side);
+            at::Tensor out = part((one.*side).fill_(-77)), out2 = part((two.*side).fill_(-77));
+            kernels::embedding_forward(
+                {.out = out, .ids = ids, .table = rows, .ids2 = none, .table2 = none, .first_row = 3});
+            kernels::embedding_forward(
+                {.out = out2, .ids = ids, .table = rows, .ids2 = ids2, .table2 = rows2, .first_row = 3});
+          }
+          expect_near(one, near, "one table");
+          expect_near(two, near, "two tables");
+        }
+      }
+    }
+  });
+}
+
+TEST(GpuEmbedding, APlaceThatTheTableLacksIsNoNumber) {
+  const Pair table = ones_pair({4, 16}, at::kBFloat16);
+  Pair out = empty_pair({3, 16}, at::kBFloat16);
+  kernels::embedding_forward({.out = out.gpu,
+                              .ids = at::arange(3, at::kLong).to(gpu()),
+                              .table = table.gpu,
+                              .ids2 = at::arange(3, at::kLong).add(2).to(gpu()),
+                              .table2 = table.gpu,
+                              .first_row = 0});
+  EXPECT_TRUE(out.gpu.narrow(0, 2, 1).isnan().all().item<bool>());
+  EXPECT_TRUE(out.gpu.narrow(0, 0, 2).eq(2).all().item<bool>());
+}
+
+/// Groups that end before, with and behind the rows that a warp looks up together.
+TEST(GpuEmbedding, GradientsOfGroupsOfAnySizeEqualTheCpu) {
+  for_every_type([](const Near& near) {
+    for (const std::int64_t width : {1, 8, 40, 1032}) {
+      std::vector<std::int64_t> numbers;
+      std::int64_t row = 0;
+      for (const int size : {1, 7, 8, 9, 31, 32, 33, 64, 65, 1}) {
+        for (int i = 0; i < size; ++i) numbers.push_back(row);
+        ++row;
+      }
+      const auto tokens = static_cast<std::int64_t>(numbers.size());
+      const at::Tensor sorted = at::from_blob(numbers.data(), {tokens}, at::kLong);
+      const at::Tensor ids = sorted.index_select(0, at::arange(tokens, at::kLong).mul(101).remainder(tokens));
+      const Pair dout = normal_pair({tokens, width}, near.type, "dout");
+      Pair dtable = ones_pair({row - 1, width}, sums_type(near.type));  // the last group is of no row here
+      for (const auto side : {&Pair::cpu, &Pair::gpu}) {
+        kernels::embedding_backward(dtable.*side, ids.to((dout.*side).device()), dout.*side, 0);
+      }
+      expect_near(dtable, near.type == at::kDouble ? near : types()[1], "dtable", 8);
+    }
+  });
+}
+
+struct Turned {
+  std::int64_t size, rotated, heads, first;  // `first`: numbers of a head before those that are turned
+};
+
+TEST(GpuRotary, EqualsTheCpu) {
+  const std::vector<Turned> cases = {{6, 6, 2, 0},     {8, 8, 1, 0},     {64, 64, 3, 0},   {64, 64, 12, 0},
+                                     {128, 128, 4, 0}, {128, 128, 5, 0}, {128, 64, 17, 0}, {80, 32, 9, 0},
+                                     {64, 24, 8, 0},   {64, 32, 2, 2},   {64, 48, 11, 16}};
+  for_every_type([&](const Near& near) {
+    for (const auto pairs : {kernels::RotaryPairs::kHalves, kernels::RotaryPairs::kNeighbours}) {
+      for (const Turned& c : cases) {
+        for (const bool inverse : {false, true}) {
+          SCOPED_TRACE(fmt::format("{} of {}, {} heads from {}", c.rotated, c.size, c.heads, c.first));
+          const std::int64_t sequence = 11;
+          const Pair all = normal_pair({2, sequence, (c.heads + 1) * c.size}, near.type, "x");
+          const Pair angles = normal_pair({9, c.rotated / 2}, sums_type(near.type), "angles", 3);
+          const at::Tensor places = at::arange(2 * sequence, at::kLong).remainder(9).view({2, sequence});
+          for (const auto side : {&Pair::cpu, &Pair::gpu}) {
+            // All heads but one: views of a fused projection.
+            at::Tensor x = (all.*side).view({2, sequence, c.heads + 1, c.size}).narrow(2, 1, c.heads);
+            x = x.narrow(3, c.first, c.size - c.first);
             kernels::rotary_(x, (angles.*side).cos(), (angles.*side).sin(), places.to(x.device()), pairs, inverse);
           }
           expect_near(all, near, "turned");
@@ -289,16 +377,61 @@ TEST(GpuRotary, EqualsTheCpu) {
   });
 }
 
+TEST(GpuRotary, APositionThatTheTablesLackIsNoNumber) {
+  at::Tensor x = at::ones({1, 3, 5, 32}, at::TensorOptions(at::kBFloat16).device(gpu()));
+  const at::Tensor angles = at::zeros({2, 8}, x.options().dtype(at::kFloat));
+  const at::Tensor places = at::arange(3, at::kLong).view({1, 3}).to(gpu());
+  kernels::rotary_(x, angles.cos(), angles.sin(), places, kernels::RotaryPairs::kHalves, false);
+  EXPECT_TRUE(x.narrow(1, 2, 1).narrow(3, 0, 16).isnan().all().item<bool>());
+  EXPECT_TRUE(x.narrow(1, 2, 1).narrow(3, 16, 16).eq(1).all().item<bool>());
+  EXPECT_TRUE(x.narrow(1, 0, 2).eq(1).all().item<bool>());
+}
+
+/// Rows that begin with any coin of a block of four, in whole vectors or not, and beside numbers that stay.
 TEST(GpuDropout, DropsWhatTheCpuDrops) {
   for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
-    for (const std::int64_t width : {1, 5, 768, 1001}) {
-      const std::int64_t rows = 37;
-      at::Tensor cpu = normal_tensor({rows, width}, type, "x"), there = cpu.to(gpu());
-      const at::Tensor index = at::arange(rows, at::kLong).mul(123456789012);
-      const kernels::Dropout rule{.stream = Random(5, "dropout/test"), .p = 0.3};
-      kernels::dropout_(cpu, rule, index, 3, width + 7);
-      kernels::dropout_(there, rule, index.to(gpu()), 3, width + 7);
-      EXPECT_TRUE(same_bits(there.cpu(), cpu)) << c10::toString(type) << " " << width;
+    for (const std::int64_t width : {1, 4, 5, 8, 64, 768, 1001, 2048, 4104}) {
+      const std::int64_t rows = 19;
+      const at::Tensor all = normal_tensor({rows, width + 16}, type, "x");
+      for (const std::int64_t first_column : {0, 1, 2, 3, 4, 8}) {
+        for (const auto& [begin, wider] : {std::pair{0, 0}, {8, 16}, {1, 3}}) {
+          const std::int64_t total = (first_column + width + 3) / 4 * 4 + (first_column == 8 ? 7 : 0);
+          at::Tensor cpu = all.narrow(1, 0, width + wider).clone(at::MemoryFormat::Contiguous), there = cpu.to(gpu());
+          at::Tensor some = cpu.narrow(1, begin, width), some_there = there.narrow(1, begin, width);
+          const at::Tensor index = at::arange(rows, at::kLong).mul(123456789012);
+          const kernels::Dropout rule{.stream = Random(5, "dropout/test"), .p = 0.3};
+          kernels::dropout_(some, rule, index, first_column, total);
+          kernels::dropout_(some_there, rule, index.to(gpu()), first_column, total);
+          EXPECT_TRUE(same_bits(there.cpu(), cpu))
+              << c10::toString(type) << " " << width << " " << first_column << " " << begin;
+        }
+      }
+    }
+  }
+}
+
+TEST(GpuDropout, TakesTheWordsThatLieThere) {
+  const kernels::Dropout given{.stream = Random(5, "dropout/test"), .p = 0.3};
+  auto numbers = kernels::dropout_words(given.stream);
+  const at::Tensor words = at::from_blob(numbers.data(), {4}, at::kInt).to(gpu());
+  const kernels::Dropout there{.stream = Random(6, "dropout/other"), .p = 0.3, .words = &words};
+  for (const std::int64_t width : {768, 1001}) {
+    const at::Tensor index = at::arange(37, at::kLong).to(gpu());
+    at::Tensor x = normal_tensor({37, width}, at::kBFloat16, "x").to(gpu()), same = x.clone();
+    kernels::dropout_(x, given, index, 0, width);
+    kernels::dropout_(same, there, index, 0, width);
+    EXPECT_TRUE(same_bits(x.cpu(), same.cpu())) << width;
+  }
+}
+
+/// Sums of ones are exact, so that a vector left out or taken twice shows, wherever groups and pieces end.
+TEST(GpuSquares, TakeEveryNumberOnce) {
+  for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    for (const std::int64_t count : {1, 1023, 8192, 8195, 16384, 16392, 20001, 32768, 3 * 32768 + 14341}) {
+      for (const std::int64_t first : {0, 4}) {
+        const at::Tensor x = at::ones({first + count}, at::TensorOptions(type).device(gpu())).narrow(0, first, count);
+        EXPECT_EQ(kernels::sum_of_squares(x), static_cast<double>(count)) << c10::toString(type) << " " << first;
+      }
     }
   }
 }

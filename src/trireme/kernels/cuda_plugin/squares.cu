@@ -10,8 +10,8 @@ constexpr int kThreads = 256;
 
 /// Of 16 bytes: squared and added up in float where that loses no more than roundings, and in double where squares
 /// leave what a float can hold.
-template <int kN>
-__device__ __forceinline__ double square_of(const float (&v)[kN]) {
+template <int kN, typename Numbers>
+__device__ __forceinline__ double square_of(const Numbers& v) {
   float quick = 0;
 #pragma unroll
   for (int k = 0; k < kN; ++k) quick += v[k] * v[k];
@@ -22,19 +22,19 @@ __device__ __forceinline__ double square_of(const float (&v)[kN]) {
   return slow;
 }
 
-/// This thread's part of numbers [begin, end): four vectors are under way at once.
+/// This thread's part of numbers [begin, end): eight vectors are under way at once, as they lie.
 template <int kN, typename T>
 __device__ __forceinline__ double squares_of(const T* x, std::int64_t begin, std::int64_t end) {
-  constexpr int kAtOnce = 4;
+  constexpr int kAtOnce = 8;
   constexpr std::int64_t kStep = static_cast<std::int64_t>(kThreads) * kN;
   double total = 0;
   std::int64_t i = begin + threadIdx.x * kN;
   for (; i + (kAtOnce - 1) * kStep + kN <= end; i += kAtOnce * kStep) {
-    float v[kAtOnce][kN];
+    Raw<T, kN> v[kAtOnce];
 #pragma unroll
-    for (int t = 0; t < kAtOnce; ++t) load<kN>(x + i + t * kStep, v[t]);
+    for (int t = 0; t < kAtOnce; ++t) v[t] = load_raw<kN>(x + i + t * kStep);
 #pragma unroll
-    for (int t = 0; t < kAtOnce; ++t) total += square_of(v[t]);
+    for (int t = 0; t < kAtOnce; ++t) total += square_of<kN>(v[t]);
   }
   for (; i < end; i += kStep) {
     float v[kN] = {};
@@ -43,7 +43,7 @@ __device__ __forceinline__ double squares_of(const T* x, std::int64_t begin, std
     } else {
       for (int k = 0; k < end - i; ++k) v[k] = widen(x[i + k]);
     }
-    total += square_of(v);
+    total += square_of<kN>(v);
   }
   return total;
 }
@@ -55,7 +55,9 @@ __device__ __forceinline__ double squares_of_16(const T* x, std::int64_t begin, 
 }
 
 using SquaresTables = Tables<CudaSquares, 100>;
-__global__ void __launch_bounds__(kThreads)
+/// Four blocks to a processor leave a thread the registers for all its vectors; for more blocks, the compiler would
+/// wait for the first vectors before it asks for the last.
+__global__ void __launch_bounds__(kThreads, 4)
     squares_many(const __grid_constant__ SquaresTables tables, double* partial) {
   const int at = tables.find(static_cast<int>(blockIdx.x));
   const CudaSquares& tensor = tables.items[at];
