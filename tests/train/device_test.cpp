@@ -162,6 +162,23 @@ TEST(MemoryPlan, FollowsTheRecipe) {
   EXPECT_TRUE(plan_memory(recipe, shape, 1, 12).lines.empty());
 }
 
+TEST(MemoryPlan, IsToldWithoutAGpu) {
+  spec::Recipe recipe = on_gpu();
+  recipe.run.device = spec::DeviceKind::kCpu;
+  const std::string text = tell_memory({.recipe = recipe});
+  EXPECT_THAT(text, HasSubstr("weights"));
+  EXPECT_THAT(text, HasSubstr("at most"));
+  recipe.layout.zero = 3;
+  EXPECT_THAT(tell_memory({.recipe = recipe, .ranks = 4}), HasSubstr("shared out"));
+  recipe.layout = {.pp = 2};
+  try {
+    tell_memory({.recipe = recipe, .ranks = 2});
+    FAIL() << "stages have no plan";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.hint(), HasSubstr("layout.pp=1"));
+  }
+}
+
 TEST(MemoryPlan, IsRefusedWithItsTableWhereItDoesNotFit) {
   const spec::Recipe recipe = on_gpu();
   const plan::StepMemory plan = plan_memory(recipe, model_shape(recipe), 1, 12);

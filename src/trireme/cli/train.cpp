@@ -1,5 +1,6 @@
 // trireme train: a run from its recipe.
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -24,7 +25,7 @@ struct TrainOptions {
   RecipeOptions recipe;
   std::optional<int> ranks;
   std::string out, trace;
-  bool resume = false, explain = false, elastic = false;
+  bool resume = false, explain = false, memory = false, elastic = false;
   std::int64_t profile = 0;
   std::vector<std::string> inject;
 };
@@ -86,6 +87,14 @@ int run_training(TrainOptions& options, Context& context) {
   const std::string folder =
       options.out.empty() ? (std::filesystem::path(recipe.run.out) / recipe.run.name).string() : options.out;
   const train::Commands& commands = load_train();
+  if (options.memory) {
+    const comm::Launch launch = comm::detect_launch();
+    if (launch.kind != comm::Launch::Kind::kSingle && launch.rank != 0) return kExitFine;
+    const auto laid_out = static_cast<int>(recipe.layout.dp.value_or(1) * recipe.layout.ranks_per_copy());
+    const int ranks = std::max({laid_out, launch.ranks, recipe.comm.ranks.value_or(1)});
+    fmt::print(context.out, "{}", commands.memory({.recipe = recipe, .ranks = ranks}));
+    return kExitFine;
+  }
   // What decides the order of sums stays as it was when the run began.
   const std::filesystem::path kept = std::filesystem::path(folder) / "comm-costs.toml";
   std::optional<std::string> costs;
@@ -129,7 +138,8 @@ void add_train_command(Command& app, Context& context) {
       "  trireme train recipes/tiny.toml\n"
       "  trireme train recipes/tiny.toml --ranks 2 --set train.steps=400 --out runs/longer\n"
       "  trireme train recipes/tiny.toml --out runs/longer --resume\n"
-      "  mpirun -n 4 trireme train recipes/tiny.toml");
+      "  mpirun -n 4 trireme train recipes/tiny.toml\n"
+      "  trireme train recipes/gpt2-124m.toml --memory --set train.microbatch=64");
   const auto options = std::make_shared<TrainOptions>();  // shared with the callback, which outlives this function
   options->recipe.add_to(command, RecipeOptions::File::kRequired);
   command.add_option("--ranks", options->ranks, "how many ranks share each step: short for --set comm.ranks=N")
@@ -138,6 +148,9 @@ void add_train_command(Command& app, Context& context) {
   command.add_flag(
       "--explain", options->explain,
       "tell what a step keeps in memory and sends, measured and by the papers' formulas, before the first");
+  command.add_flag("--memory", options->memory,
+                   "print what a step would take of each rank's GPU, line by line, and end: neither a GPU nor the data "
+                   "are needed");
   command
       .add_option("--profile", options->profile,
                   "record so many steps on a GPU after the first few: profile.json in the run's directory, for "

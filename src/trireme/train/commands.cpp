@@ -13,6 +13,7 @@
 #include "trireme/device/host_memory.h"
 #include "trireme/train/convert.h"
 #include "trireme/train/evaluate.h"
+#include "trireme/train/memory_plan.h"
 #include "trireme/train/run.h"
 #include "trireme/train/step_plan.h"
 #include "trireme/train/verify.h"
@@ -71,8 +72,12 @@ EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
   return result;
 }
 
-constexpr Commands kCommands{
-    .version = kVersion, .run = &run, .evaluate = &evaluate_model, .convert = &convert, .verify = &verify};
+constexpr Commands kCommands{.version = kVersion,
+                             .run = &run,
+                             .evaluate = &evaluate_model,
+                             .convert = &convert,
+                             .verify = &verify,
+                             .memory = &tell_memory};
 
 }  // namespace
 

@@ -43,6 +43,12 @@ struct RunResult {
   std::optional<double> validation_loss;  ///< the last one
 };
 
+/// `trireme train --memory`: one process, and no GPU.
+struct MemoryRequest {
+  spec::Recipe recipe;
+  int ranks = 1;
+};
+
 /// `trireme eval`: called by every rank.
 struct EvalRequest {
   std::filesystem::path model;           ///< a run, a checkpoint, or a Hugging Face directory
@@ -111,8 +117,9 @@ struct Commands {
   EvalResult (*evaluate)(const EvalRequest& request, comm::Rank& rank);
   ConvertResult (*convert)(const ConvertRequest& request);
   void (*verify)(const VerifyRequest& request, comm::Rank& rank, const OnVerified& each);
+  std::string (*memory)(const MemoryRequest& request);
 };
-inline constexpr std::uint32_t kVersion = 5;
+inline constexpr std::uint32_t kVersion = 6;
 
 extern "C" const Commands* trireme_train();
 using Entry = const Commands*();

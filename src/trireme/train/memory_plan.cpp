@@ -12,6 +12,7 @@
 #include "trireme/nn/param.h"
 #include "trireme/train/engine.h"
 #include "trireme/train/step_plan.h"
+#include "trireme/train/trainer.h"
 
 namespace trireme::train {
 namespace {
@@ -78,6 +79,18 @@ plan::StepMemory plan_memory(const spec::Recipe& recipe, const spec::ModelShape&
   task.bucket_bytes = layout.bucket_mb * 1e6;
   task.largest_elements = static_cast<double>(shape.vocabulary * shape.width) / layout.tp;
   return plan::step_memory(task);
+}
+
+std::string tell_memory(const MemoryRequest& request) {
+  spec::Recipe recipe = request.recipe;
+  recipe.run.device = spec::DeviceKind::kCuda;
+  const plan::StepMemory plan = plan_memory(recipe, model_shape(recipe), request.ranks, recipe.data.sequence);
+  if (plan.lines.empty()) {
+    throw ConfigError("there is no plan of the GPU memory of pipeline stages, or of models that norm after they add",
+                      "ask for one stage (--set layout.pp=1), or see trireme plan, which estimates stages too");
+  }
+  return fmt::format("{}and about {} of each GPU for its context and libraries\n", plan.table(),
+                     short_bytes(plan::kContextBytes));
 }
 
 void require_room(const plan::StepMemory& plan, double gpu_bytes, int ranks) {

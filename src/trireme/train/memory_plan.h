@@ -9,11 +9,15 @@
 
 #include "trireme/plan/step_memory.h"
 #include "trireme/spec/recipe.h"
+#include "trireme/train/commands.h"
 
 namespace trireme::train {
 
 /// What a step of one of so many ranks takes on its GPU. No lines on a CPU, and where there is no plan.
 plan::StepMemory plan_memory(const spec::Recipe& recipe, const spec::ModelShape& shape, int ranks, std::int64_t length);
+
+/// The plan of a recipe as if it ran on GPUs, in words. A ConfigError where there is none.
+std::string tell_memory(const MemoryRequest& request);
 
 /// A ConfigError with the plan's table, before anything is allocated, when so many ranks do not fit into the bytes of
 /// the GPU that they share.
