@@ -15,6 +15,7 @@
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/checkpoint/stored_weights.h"
 #include "trireme/device/tensor_buffer.h"
+#include "trireme/device/tiles.h"
 #include "trireme/kernels/cuda.h"
 #include "trireme/kernels/fp8.h"
 #include "trireme/parallel/gpu_exchange.h"
@@ -182,7 +183,10 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
         fmt::format("data.sequence is {}, but the model has {} positions", samples.length(), shape.positions),
         fmt::format("set model.positions = {}", samples.length()));
   }
-  if (world.rank() == 0) warn_of_rounded_sums(recipe, engine_->share());
+  if (world.rank() == 0) {
+    warn_of_rounded_sums(recipe, engine_->share());
+    if (device().is_cpu() && recipe.precision.compute == spec::Precision::kBf16) device::tell_of_hollow_tiles();
+  }
   optimizer_ = telling_what_fills_the_gpu(recipe, shape_, memory_,
                                           [&] { return optim::make_optimizer(recipe.optim, engine_->params()); });
   updates_ = std::make_unique<Updates>(recipe.layout, *engine_, *optimizer_);
