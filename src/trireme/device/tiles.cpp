@@ -4,9 +4,9 @@
 #include <cpuid.h>
 #endif
 
-#include <cstdlib>
 #include <mutex>
 
+#include "trireme/base/env.h"
 #include "trireme/base/log.h"
 
 namespace trireme::device {
@@ -20,7 +20,9 @@ bool is_avoiding = false;
 /// oneDNN reads its limit once, when it is first asked for anything: being loaded is early enough.
 [[gnu::constructor]] void avoid_hollow_tiles() {
   if (!are_tiles_hollow(read_tile_flags())) return;
-  is_avoiding = std::getenv(kLimit) == nullptr && setenv(kLimit, "AVX512_CORE_FP16", /*overwrite=*/0) == 0;
+  if (env(kLimit)) return;
+  set_env(kLimit, "AVX512_CORE_FP16");
+  is_avoiding = true;
 }
 
 }  // namespace

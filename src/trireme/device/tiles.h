@@ -4,7 +4,7 @@
 // The tensor library's oneDNN believes the flags, sets up no tiles, and the first product of bf16 numbers ends the
 // process with an illegal instruction. There it is kept to AVX-512, when this library is loaded and before it looks.
 // ONEDNN_MAX_CPU_ISA in the environment is the user's word, and stays.
-// Depends on: std.
+// Depends on: base.
 #pragma once
 
 #include <cstdint>
