@@ -54,8 +54,7 @@ constexpr EnvVariable kTable[] = {
     {kSystem, "XDG_CACHE_HOME", "where cached measurements go; $HOME/.cache when unset"},
     {kSystem, "HOME", "the user's folder"},
     {kSystem, "NCCL_HOSTID", "NCCL: the host it believes to be on; set for ranks that share a GPU when unset"},
-    {kSystem, "ONEDNN_MAX_CPU_ISA",
-     "oneDNN: instructions it may use at most; set where a virtual machine announces AMX by half, when unset"},
+    {kSystem, "ONEDNN_MAX_CPU_ISA", "oneDNN: most it may use of the CPU; set when unset and AMX is announced by half"},
     {kSystem, "NO_COLOR", "any value: no colours on the terminal (no-color.org)"},
 };
 
