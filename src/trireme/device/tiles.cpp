@@ -17,14 +17,6 @@ constexpr std::uint32_t kSizesLeaf = 0x1D;
 
 bool is_avoiding = false;
 
-/// oneDNN reads its limit once, when it is first asked for anything: being loaded is early enough.
-[[gnu::constructor]] void avoid_hollow_tiles() {
-  if (!are_tiles_hollow(read_tile_flags())) return;
-  if (env(kLimit)) return;
-  set_env(kLimit, "AVX512_CORE_FP16");
-  is_avoiding = true;
-}
-
 }  // namespace
 
 TileFlags read_tile_flags() {
@@ -41,6 +33,12 @@ TileFlags read_tile_flags() {
 
 bool are_tiles_hollow(const TileFlags& flags) {
   return flags.tiles && (flags.max_leaf < kSizesLeaf || flags.palettes == 0);
+}
+
+void avoid_hollow_tiles() {
+  if (!are_tiles_hollow(read_tile_flags()) || env(kLimit)) return;
+  set_env(kLimit, "AVX512_CORE_FP16");
+  is_avoiding = true;
 }
 
 void tell_of_hollow_tiles() {

@@ -22,6 +22,9 @@ TileFlags read_tile_flags();
 /// Announced, and of no size.
 bool are_tiles_hollow(const TileFlags& flags);
 
+/// Where they are, oneDNN is limited. It reads its limit when it is first asked for anything: call this before.
+void avoid_hollow_tiles();
+
 /// To the log, once, where products go without tiles because of that: for those who compute in bf16 on the CPU.
 void tell_of_hollow_tiles();
 
