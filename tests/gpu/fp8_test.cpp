@@ -208,22 +208,28 @@ TEST(GpuFp8, ScalesAdvanceAsOnTheCpu) {
   }
 }
 
+/// A small model whose sizes 8-bit products take, with delayed scales.
+spec::Recipe delayed_recipe(spec::Family family) {
+  spec::Recipe recipe = train::small_recipe(family, spec::Precision::kBf16);
+  recipe.model.width = 64;
+  recipe.model.heads = recipe.model.kv_heads = 4;
+  recipe.model.head_size = 16;
+  recipe.model.inner = 128;
+  recipe.model.positions = 32;
+  recipe.data.sequence = 32;
+  recipe.batch.size = 8 * 32;
+  recipe.train.microbatch = 4;
+  recipe.run.device = spec::DeviceKind::kCuda;
+  recipe.precision.products = spec::Products::kFp8Delayed;
+  recipe.precision.fp8_history = 3;
+  return recipe;
+}
+
 /// Recorded or not, a bias in the product or not, a gate's product written or rounded at once: the same bits; and a
 /// checkpoint has the scales.
 TEST(GpuFp8, DelayedScalesAreTheSameInRecordedSteps) {
   for (const spec::Family family : {spec::Family::kGpt2, spec::Family::kLlama}) {
-    spec::Recipe recipe = train::small_recipe(family, spec::Precision::kBf16);
-    recipe.model.width = 64;
-    recipe.model.heads = recipe.model.kv_heads = 4;
-    recipe.model.head_size = 16;
-    recipe.model.inner = 128;
-    recipe.model.positions = 32;
-    recipe.data.sequence = 32;
-    recipe.batch.size = 8 * 32;
-    recipe.train.microbatch = 4;
-    recipe.run.device = spec::DeviceKind::kCuda;
-    recipe.precision.products = spec::Products::kFp8Delayed;
-    recipe.precision.fp8_history = 3;
+    spec::Recipe recipe = delayed_recipe(family);
     const auto losses = [&](bool capture) {
       recipe.train.capture = capture;
       std::vector<double> out;
@@ -253,18 +259,7 @@ TEST(GpuFp8, RanksAgreeOnDelayedScales) {
     std::vector<nlohmann::ordered_json> scales;  // after each step
   };
   for (const spec::Family family : {spec::Family::kGpt2, spec::Family::kLlama}) {
-    spec::Recipe recipe = train::small_recipe(family, spec::Precision::kBf16);
-    recipe.model.width = 64;
-    recipe.model.heads = recipe.model.kv_heads = 4;
-    recipe.model.head_size = 16;
-    recipe.model.inner = 128;
-    recipe.model.positions = 32;
-    recipe.data.sequence = 32;
-    recipe.batch.size = 8 * 32;
-    recipe.train.microbatch = 4;
-    recipe.run.device = spec::DeviceKind::kCuda;
-    recipe.precision.products = spec::Products::kFp8Delayed;
-    recipe.precision.fp8_history = 3;
+    spec::Recipe recipe = delayed_recipe(family);
     const auto courses = [&](int ranks, const spec::LayoutConfig& layout) {
       spec::Recipe changed = recipe;
       changed.layout = layout;
