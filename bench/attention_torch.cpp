@@ -37,18 +37,18 @@ using namespace trireme;
 using Clock = std::chrono::steady_clock;
 
 struct Shape {
-  std::int64_t batch, heads, key_heads, sequence, size;
+  std::int64_t batch, num_heads, key_heads, seq_len, size;
 };
 
 Shape parse_shape(const std::string& text) {
   Shape s{};
   char x = 0;
   std::istringstream in(text);
-  in >> s.batch >> x >> s.heads >> x;
-  s.key_heads = s.heads;
+  in >> s.batch >> x >> s.num_heads >> x;
+  s.key_heads = s.num_heads;
   if (x == '/') in >> s.key_heads >> x;
-  in >> s.sequence >> x >> s.size;
-  if (!in || s.key_heads < 1 || s.heads % s.key_heads != 0)
+  in >> s.seq_len >> x >> s.size;
+  if (!in || s.key_heads < 1 || s.num_heads % s.key_heads != 0)
     throw CLI::ValidationError("--shape", text + ": BxH[/K]xSxD");
   return s;
 }
@@ -116,14 +116,15 @@ struct Times {
 Times measure(const Shape& s, at::ScalarType type, int rounds, bool alone) {
   const double scale = 1 / std::sqrt(static_cast<double>(s.size));
   const auto random = [&](std::int64_t heads) {
-    return at::randn({s.batch, s.sequence, heads, s.size}, at::kFloat).to(type);
+    return at::randn({s.batch, s.seq_len, heads, s.size}, at::kFloat).to(type);
   };
-  const at::Tensor q = random(s.heads), k = random(s.key_heads), v = random(s.key_heads), dout = random(s.heads);
-  const std::int64_t group = s.heads / s.key_heads;
+  const at::Tensor q = random(s.num_heads), k = random(s.key_heads), v = random(s.key_heads),
+                   dout = random(s.num_heads);
+  const std::int64_t group = s.num_heads / s.key_heads;
   const auto for_aten = [&](const at::Tensor& t) { return t.transpose(1, 2); };  // [batch, heads, sequence, size]
   const at::Tensor every_k = group == 1 ? k : k.repeat_interleave(group, 2);
   const at::Tensor every_v = group == 1 ? v : v.repeat_interleave(group, 2);
-  at::Tensor out = at::empty_like(q), lse = at::empty({s.batch, s.heads, s.sequence}, at::kFloat);
+  at::Tensor out = at::empty_like(q), lse = at::empty({s.batch, s.num_heads, s.seq_len}, at::kFloat);
   at::Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
   const kernels::Attention options{.scale = scale, .causal = true};
   at::Tensor aten_out, aten_lse;
@@ -173,7 +174,7 @@ int main(int argc, char** argv) {
     for (std::string text; std::getline(each_shape, text, ',');) {
       const Shape s = parse_shape(text);
       const Times t = measure(s, bf16 ? at::kBFloat16 : type == "f16" ? at::kHalf : at::kFloat, rounds, alone);
-      const double flops = 2.0 * static_cast<double>(s.batch * s.heads * s.sequence * s.sequence * s.size);
+      const double flops = 2.0 * static_cast<double>(s.batch * s.num_heads * s.seq_len * s.seq_len * s.size);
       const auto row = [&](const char* pass, const std::vector<double>& aten, const std::vector<double>& mine,
                            double work) {
         fmt::print("{:<5}{:<18}{:<9}{:>10.3f}{:>10.3f}{:>8.2f}{:>10.1f}{:>10.3f}{:>9.2f}\n", type, text, pass,

@@ -7,7 +7,7 @@
 //            beside torch.distributed.checkpoint with as many processes
 // load       all ranks, files in the page cache; beside torch.load without mmap of the same bytes
 // reshard    what 8 ranks wrote on 4, and the other way round, beside what as many ranks wrote as read
-// async      what a save in the background costs steps of matrix products: time blocked and how much longer the steps
+// async      what a save in the background costs steps of GEMMs: time blocked and how much longer the steps
 //            around it take, beside the synchronous save; with all cores computing, and with one left free
 // memory     of a load beside the tensors themselves
 //

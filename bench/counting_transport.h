@@ -39,7 +39,7 @@ class CountingTransport final : public comm::Transport {
   void leave(const comm::Members& members) noexcept override { inner_->leave(members); }
   void give_up() noexcept override { inner_->give_up(); }
   bool progress() override { return inner_->progress(); }
-  comm::Bell* bell() override { return inner_->bell(); }
+  comm::EventCount* bell() override { return inner_->bell(); }
   bool bell_suffices() const override { return inner_->bell_suffices(); }
   std::int64_t next_event_ns() const override { return inner_->next_event_ns(); }
 

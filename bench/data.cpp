@@ -59,7 +59,7 @@ std::filesystem::path write_shard(const std::filesystem::path& folder) {
   std::vector<std::int32_t> tokens(bits.size());
   for (std::size_t i = 0; i < bits.size(); ++i) tokens[i] = static_cast<std::int32_t>(bits[i] % kVocabulary);
   const double took = seconds_of([&] {
-    ShardWriter writer(path, {.vocabulary = kVocabulary});
+    ShardWriter writer(path, {.vocab_size = kVocabulary});
     std::uint64_t draw = 0;
     for (std::int64_t left = kTokens; left > 0;) {
       const auto size = std::min<std::int64_t>(left, 1 + static_cast<std::int64_t>(random.below(1200, draw++)));
@@ -112,7 +112,7 @@ void bench_reading(const std::filesystem::path& path) {
 
   spec::Recipe recipe;
   recipe.data.sources = {{path.string(), std::nullopt}};
-  recipe.data.sequence = kLength;
+  recipe.data.seq_len = kLength;
   std::vector<std::int64_t> samples(kRows);
   for (const auto& [name, packing, bytes] : {std::tuple("causal batch, documents", spec::Packing::kDocuments, 28.0),
                                              {"causal batch, stream", spec::Packing::kStream, 24.0}}) {
@@ -138,7 +138,7 @@ void bench_reading(const std::filesystem::path& path) {
 void bench_waiting(const std::filesystem::path& path) {
   spec::Recipe recipe;
   recipe.data.sources = {{path.string(), std::nullopt}};
-  recipe.data.sequence = kLength;
+  recipe.data.seq_len = kLength;
   const auto samples = open_samples(recipe, Split::kTrain);
   constexpr std::int64_t kSteps = 200, kBatch = 32;
   for (const int step_ms : {2, 10, 50}) {

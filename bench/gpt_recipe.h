@@ -11,7 +11,7 @@
 namespace trireme::bench {
 
 struct GptSize {
-  std::int64_t layers = 4, width = 256, sequence = 256, vocabulary = 256;
+  std::int64_t num_layers = 4, hidden_size = 256, seq_len = 256, vocab_size = 256;
   std::int64_t heads() const { return width / 64; }
   std::string text() const { return fmt::format("{}x{}, sequence {}", layers, width, sequence); }
 };
@@ -20,17 +20,17 @@ struct GptSize {
 inline spec::Recipe gpt_recipe(const GptSize& size, spec::Precision precision, std::int64_t rows) {
   spec::Recipe recipe;
   recipe.model.family = spec::Family::kGpt2;
-  recipe.model.layers = size.layers;
-  recipe.model.width = size.width;
-  recipe.model.heads = recipe.model.kv_heads = size.heads();
-  recipe.model.head_size = size.width / size.heads();
-  recipe.model.inner = 4 * size.width;
-  recipe.model.positions = size.sequence;
-  recipe.model.vocabulary = size.vocabulary;
-  recipe.data.sequence = size.sequence;
+  recipe.model.num_layers = size.num_layers;
+  recipe.model.hidden_size = size.hidden_size;
+  recipe.model.num_heads = recipe.model.num_kv_heads = size.num_heads();
+  recipe.model.head_dim = size.hidden_size / size.num_heads();
+  recipe.model.ffn_size = 4 * size.hidden_size;
+  recipe.model.max_seq_len = size.seq_len;
+  recipe.model.vocab_size = size.vocab_size;
+  recipe.data.seq_len = size.seq_len;
   recipe.data.synthetic.kind = spec::SyntheticKind::kCopy;
-  recipe.data.synthetic.vocabulary = size.vocabulary - 6;  // and its special tokens
-  recipe.batch.size = rows * size.sequence;
+  recipe.data.synthetic.vocab_size = size.vocab_size - 6;  // and its special tokens
+  recipe.batch.global_batch_tokens = rows * size.seq_len;
   recipe.optim.weight_decay = 0.1;
   recipe.optim.beta2 = 0.95;
   recipe.train.steps = 1'000'000;

@@ -1,8 +1,9 @@
-// bench/gpt_torch.cpp -- a GPT-2 training step: ours, the time of its matrix products and memory traffic alone, and
+// bench/gpt_torch.cpp -- a GPT-2 training step: ours, the time of its GEMMs and memory traffic alone, and
 // PyTorch.
 //
 //   build/release/bench/gpt_torch --python PYTHON        three sizes, fp32 and bf16, beside PyTorch eager and compiled
-//   build/release/bench/gpt_torch --layers 6 --width 384 ...  one size; without --python: ours and the limit only
+//   build/release/bench/gpt_torch --num-layers 6 --hidden-size 384 ...  one size; without --python: ours and the limit
+//   only
 //
 // All sides run the same step (forward, backward, AdamW) with the same number of threads, a few steps each in turn, so
 // that what else the machine does falls on all of them. Medians and the spread (quartiles) are printed.
@@ -37,7 +38,7 @@ using bench::seconds_since;
 using bench::Times;
 
 struct Size {
-  std::int64_t layers, width, heads, sequence, vocabulary, batch;
+  std::int64_t num_layers, hidden_size, num_heads, seq_len, vocab_size, batch;
   std::string text() const {
     return fmt::format("{}x{} sequence {} vocabulary {} batch {}", layers, width, sequence, vocabulary, batch);
   }
@@ -59,13 +60,13 @@ class Ours {
   Ours(const Size& size, nn::Precision precision, const nn::Recompute& recompute, spec::OptimizerKind optimizer)
       : size_(size) {
     spec::ModelShape shape = spec::family_shape(spec::Family::kGpt2);
-    shape.layers = size.layers;
-    shape.width = size.width;
-    shape.heads = shape.kv_heads = size.heads;
-    shape.head_size = size.width / size.heads;
-    shape.inner = 4 * size.width;
-    shape.positions = size.sequence;
-    shape.vocabulary = size.vocabulary;
+    shape.num_layers = size.num_layers;
+    shape.hidden_size = size.hidden_size;
+    shape.num_heads = shape.num_kv_heads = size.num_heads;
+    shape.head_dim = size.hidden_size / size.num_heads;
+    shape.ffn_size = 4 * size.hidden_size;
+    shape.max_seq_len = size.seq_len;
+    shape.vocab_size = size.vocab_size;
     model_ = models::build(shape, {.recompute = recompute});
     nn::initialise(model_->params, precision, 1);
     spec::OptimConfig config;
@@ -73,18 +74,18 @@ class Ours {
     config.weight_decay = 0.1;
     config.beta2 = 0.95;
     optimizer_ = optim::make_optimizer(config, model_->params);
-    ids_ = at::randint(size.vocabulary, {size.batch, size.sequence + 1}, at::kLong);
+    ids_ = at::randint(size.vocab_size, {size.batch, size.seq_len + 1}, at::kLong);
   }
 
   double step() {
     const auto begin = Clock::now();
     nn::Context context;
     context.training = true;
-    context.sequence = nn::plain_sequence(size_.batch, size_.sequence);
-    context.targets = ids_.narrow(1, 1, size_.sequence).contiguous();
-    context.gradient_scale = 1.0 / static_cast<double>(size_.batch * size_.sequence);
+    context.sequence = nn::plain_sequence(size_.batch, size_.seq_len);
+    context.targets = ids_.narrow(1, 1, size_.seq_len).contiguous();
+    context.gradient_scale = 1.0 / static_cast<double>(size_.batch * size_.seq_len);
     nn::Tape tape;
-    model_->forward({ids_.narrow(1, 0, size_.sequence).contiguous()}, context, &tape);
+    model_->forward({ids_.narrow(1, 0, size_.seq_len).contiguous()}, context, &tape);
     kept_bytes_ = tape.bytes();
     const auto forward = Clock::now();
     model_->backward(context, tape);
@@ -117,24 +118,24 @@ class Ours {
 
 // ---- the limit
 
-/// The step's matrix products at their shapes, and nothing else. Attention's products are counted by their FLOPs at the
+/// The step's GEMMs at their shapes, and nothing else. Attention's GEMMs are counted by their FLOPs at the
 /// rate of the others, halved by the mask.
-class Products {
+class GemmPrecision {
  public:
-  Products(const Size& s, at::ScalarType type) {
-    const std::int64_t rows = s.batch * s.sequence, h = s.width;
-    for (const auto& [out, in, times] : {Shape{3 * h, h, s.layers},
-                                         {h, h, s.layers},
-                                         {4 * h, h, s.layers},
-                                         {h, 4 * h, s.layers},
-                                         {s.vocabulary, h, 1}}) {
+  GemmPrecision(const Size& s, at::ScalarType type) {
+    const std::int64_t rows = s.batch * s.seq_len, h = s.hidden_size;
+    for (const auto& [out, in, times] : {Shape{3 * h, h, s.num_layers},
+                                         {h, h, s.num_layers},
+                                         {4 * h, h, s.num_layers},
+                                         {h, 4 * h, s.num_layers},
+                                         {s.vocab_size, h, 1}}) {
       const auto x = at::empty({rows, in}, type).fill_(0.5), w = at::empty({out, in}, type).fill_(0.5),
                  y = at::empty({rows, out}, type).fill_(0.5);
       items_.push_back({x, w, y, at::empty({rows, in}, type), at::empty({out, in}, type), times});
       flops_ += 6.0 * static_cast<double>(rows * out * in * times);
     }
-    attention_ = 3.5 * 4 * static_cast<double>(s.layers * s.batch * s.width) * static_cast<double>(s.sequence) *
-                 static_cast<double>(s.sequence + 1) / 2;
+    attention_ = 3.5 * 4 * static_cast<double>(s.num_layers * s.batch * s.hidden_size) *
+                 static_cast<double>(s.seq_len) * static_cast<double>(s.seq_len + 1) / 2;
   }
 
   double run() {
@@ -164,7 +165,7 @@ class Products {
 };
 
 /// Unavoidable memory traffic: the update's streams over all parameters, in a loop that does nothing else. Activations
-/// of these sizes pass through the caches with the products.
+/// of these sizes pass through the caches with the GEMMs.
 class Traffic {
  public:
   Traffic(std::int64_t parameters, bool low) : n_(parameters), low_(low) {
@@ -215,8 +216,9 @@ class Peer {
     const auto add = [&](const char* name, std::int64_t value) {
       words.push_back(fmt::format("--{}={}", name, value));
     };
-    add("layers", s.layers), add("width", s.width), add("heads", s.heads), add("sequence", s.sequence);
-    add("vocabulary", s.vocabulary), add("batch", s.batch), add("threads", threads);
+    add("num-layers", s.num_layers), add("hidden-size", s.hidden_size), add("num-heads", s.num_heads),
+        add("seq-len", s.seq_len);
+    add("vocab-size", s.vocab_size), add("batch", s.batch), add("threads", threads);
     words.push_back("--precision=" + precision);
     if (compile) words.push_back("--compile");
     return words;
@@ -245,11 +247,11 @@ std::string cell(const Times& times, double tokens) {
 void compare(const Size& size, const std::string& precision, const Options& options) {
   const double start_mb = status_mb("VmRSS");
   const auto kind = precision == "bf16" ? nn::Precision::kBf16 : nn::Precision::kFp32;
-  const double tokens = static_cast<double>(size.batch * size.sequence);
+  const double tokens = static_cast<double>(size.batch * size.seq_len);
   Ours ours(size, kind, options.recompute, options.optimizer);
   for (int i = 0; i < 2; ++i) ours.step();
   const double memory_mb = status_mb("VmHWM") - start_mb;  // before the limit's own arrays
-  Products products(size, nn::compute_type(kind));
+  GemmPrecision products(size, nn::compute_type(kind));
   Traffic traffic(ours.parameters(), kind == nn::Precision::kBf16);
   std::unique_ptr<Peer> eager, compiled;
   if (!options.python.empty()) {
@@ -305,11 +307,11 @@ int main(int count, char** words) try {
   Options options;
   CLI::App app("A GPT-2 training step beside its limit and PyTorch");
   app.add_option("--python", options.python, "a Python with torch, for the peer; without: ours and the limit only");
-  app.add_option("--layers", options.size.layers, "one size instead of the three");
-  app.add_option("--width", options.size.width);
-  app.add_option("--heads", options.size.heads);
-  app.add_option("--sequence", options.size.sequence);
-  app.add_option("--vocabulary", options.size.vocabulary);
+  app.add_option("--num-layers", options.size.num_layers, "one size instead of the three");
+  app.add_option("--hidden-size", options.size.hidden_size);
+  app.add_option("--num-heads", options.size.num_heads);
+  app.add_option("--seq-len", options.size.seq_len);
+  app.add_option("--vocab-size", options.size.vocab_size);
   app.add_option("--batch", options.size.batch);
   app.add_option("--precision", options.precision, "fp32 or bf16; both when not given");
   app.add_option("--threads", options.threads)->capture_default_str();
@@ -323,7 +325,7 @@ int main(int count, char** words) try {
   app.add_option("--optimizer", options.optimizer, "of our side: adamw, lamb, lars, ...")
       ->transform(CLI::CheckedTransformer(optimizers));
   app.add_option("--recompute", options.recompute.kind,
-                 "none, selective, full, every or sqrt: what backward makes again")
+                 "none, selective, full, every or sqrt: what backward recomputes")
       ->transform(
           CLI::CheckedTransformer(std::map<std::string, nn::RecomputeKind>{{"none", nn::RecomputeKind::kNone},
                                                                            {"selective", nn::RecomputeKind::kSelective},
@@ -332,7 +334,7 @@ int main(int count, char** words) try {
                                                                            {"sqrt", nn::RecomputeKind::kSqrt}}));
   CLI11_PARSE(app, count, words);
   std::vector<Size> sizes(std::begin(kSizes), std::end(kSizes));
-  if (options.size.layers > 0) sizes = {options.size};
+  if (options.size.num_layers > 0) sizes = {options.size};
   for (const Size& size : sizes) {
     for (const std::string precision : {"fp32", "bf16"}) {
       if (options.precision.empty() || options.precision == precision) compare_apart(size, precision, options);

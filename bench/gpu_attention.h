@@ -18,7 +18,7 @@ namespace trireme::bench {
 
 struct AttentionSize {
   const char* name;
-  std::int64_t batch, rows, heads, key_heads, size;
+  std::int64_t batch, rows, num_heads, key_heads, size;
 };
 
 /// One causal layer. `seconds_of` times a call.
@@ -26,9 +26,9 @@ class FusedAttention {
  public:
   FusedAttention(const AttentionSize& s, const at::TensorOptions& type)
       : size_(s),
-        qkv_(at::randn({s.batch, s.rows, s.heads + 2 * s.key_heads, s.size}, type)),
+        qkv_(at::randn({s.batch, s.rows, s.num_heads + 2 * s.key_heads, s.size}, type)),
         dqkv_(at::empty_like(qkv_)),
-        dout_(at::randn({s.batch, s.rows, s.heads, s.size}, type)) {
+        dout_(at::randn({s.batch, s.rows, s.num_heads, s.size}, type)) {
     cut(qkv_, q_, k_, v_);
     cut(dqkv_, dq_, dk_, dv_);
     forward();
@@ -44,16 +44,16 @@ class FusedAttention {
     return kernels::cudnn_backward_into({dq_, dk_, dv_}, dout_, q_, k_, v_, result_.out, result_.lse, options_,
                                         /*fixed=*/true);
   }
-  /// Of the forward pass: two products, half of which the mask rules out.
+  /// Of the forward pass: two GEMMs, half of which the mask rules out.
   double flops() const {
-    return 2.0 * static_cast<double>(size_.batch * size_.heads * size_.rows) *
+    return 2.0 * static_cast<double>(size_.batch * size_.num_heads * size_.rows) *
            static_cast<double>(size_.rows * size_.size);
   }
 
  private:
   void cut(const at::Tensor& x, at::Tensor& a, at::Tensor& b, at::Tensor& c) const {
-    a = x.narrow(2, 0, size_.heads), b = x.narrow(2, size_.heads, size_.key_heads);
-    c = x.narrow(2, size_.heads + size_.key_heads, size_.key_heads);
+    a = x.narrow(2, 0, size_.num_heads), b = x.narrow(2, size_.num_heads, size_.key_heads);
+    c = x.narrow(2, size_.num_heads + size_.key_heads, size_.key_heads);
   }
   AttentionSize size_;
   kernels::Attention options_{.scale = 0.125, .causal = true};

@@ -74,15 +74,15 @@ inline std::vector<Row> measure_kernels(std::int64_t rows, std::int64_t width, s
   using kernels::Fp8Format;
   using kernels::Fp8Scaling;
   const kernels::Fp8Live live{.scale = at::full({1}, 0.01, f32()), .amax = at::zeros({1}, f32()), .known = true};
-  for (const bool turned : {false, true}) {
-    const std::string ways = turned ? "both ways" : "as it lies";
-    const double bytes = numbers(inner) * (turned ? 2 : 1.5);
+  for (const bool transposed : {false, true}) {
+    const std::string ways = transposed ? "both ways" : "as it lies";
+    const double bytes = numbers(inner) * (transposed ? 2 : 1.5);
     add("to 8 bits " + ways + ", delayed scale", bytes,
-        [&, turned] { kernels::to_fp8(a, Fp8Format::kE4m3, Fp8Scaling::kTensor, true, turned, &live); });
+        [&, transposed] { kernels::to_fp8(a, Fp8Format::kE4m3, Fp8Scaling::kTensor, true, transposed, &live); });
     add("to 8 bits " + ways + ", current scale", bytes + numbers(inner),
-        [&, turned] { kernels::to_fp8(a, Fp8Format::kE4m3, Fp8Scaling::kTensor, true, turned); });
+        [&, transposed] { kernels::to_fp8(a, Fp8Format::kE4m3, Fp8Scaling::kTensor, true, transposed); });
     add("to 8 bits " + ways + ", blocks", bytes,
-        [&, turned] { kernels::to_fp8(a, Fp8Format::kE4m3, Fp8Scaling::kLines, true, turned); });
+        [&, transposed] { kernels::to_fp8(a, Fp8Format::kE4m3, Fp8Scaling::kLines, true, transposed); });
   }
   add("SwiGLU forward, to 8 bits", numbers(inner) * 2.5,
       [&] { kernels::gated_to_fp8(gate, up, kernels::Activation::kSilu, Fp8Format::kE4m3, true, false, live); });
@@ -136,7 +136,7 @@ inline std::vector<Row> measure_kernels(std::int64_t rows, std::int64_t width, s
     kernels::sums_of_squares_there({&list, 1});
   });
   at::Tensor w16 = w.to(at::kBFloat16), g16 = g.to(at::kBFloat16), m16 = m.to(at::kBFloat16), v16 = v.to(at::kBFloat16);
-  add("AdamW, all in bf16, rounded by chance", 14.0 * static_cast<double>(parameters), [&] {
+  add("AdamW, all in bf16, stochastically rounded", 14.0 * static_cast<double>(parameters), [&] {
     kernels::adamw_update({.weight = w16, .gradient = g16, .low = none}, m16, v16,
                           {.learning_rate = 1e-4, .step = 5, .rounding = 7});
   });

@@ -32,7 +32,7 @@ inline double gpu_seconds(const std::function<void()>& call, int turns = 7, int 
   return times.median();
 }
 
-/// Seconds of one call as it is in a recorded step: several in a row, started as one, so that what the host takes to
+/// Seconds of one call as it is in a captured step: several in a row, started as one, so that what the host takes to
 /// start a kernel is not counted. `call` must not wait for the GPU.
 inline Times recorded_times(const std::function<void()>& call, int turns = 9, int calls = 10) {
   for (int i = 0; i < 3; ++i) call();

@@ -10,7 +10,7 @@
 #include "trireme/comm/rank.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/kernels/cuda.h"
-#include "trireme/train/trainer.h"
+#include "trireme/train/engine/trainer.h"
 
 namespace trireme::bench {
 
@@ -19,18 +19,19 @@ inline spec::Recipe offload_recipe(const Size& s) {
   spec::Recipe recipe;
   recipe.run.device = spec::DeviceKind::kCuda;
   recipe.model.family = shape.family;
-  recipe.model.layers = s.layers, recipe.model.width = s.width, recipe.model.inner = s.inner;
-  recipe.model.heads = s.heads, recipe.model.kv_heads = s.kv_heads, recipe.model.head_size = shape.head_size;
-  recipe.model.vocabulary = s.vocabulary, recipe.model.positions = s.sequence, recipe.model.tied = s.tied;
-  recipe.data.sequence = s.sequence;
+  recipe.model.num_layers = s.num_layers, recipe.model.hidden_size = s.hidden_size, recipe.model.ffn_size = s.ffn_size;
+  recipe.model.num_heads = s.num_heads, recipe.model.num_kv_heads = s.num_kv_heads,
+  recipe.model.head_dim = shape.head_dim;
+  recipe.model.vocab_size = s.vocab_size, recipe.model.max_seq_len = s.seq_len, recipe.model.tied = s.tied;
+  recipe.data.seq_len = s.seq_len;
   recipe.data.synthetic.kind = spec::SyntheticKind::kCopy;
-  recipe.data.synthetic.vocabulary = s.vocabulary - 6;  // and its special tokens
-  recipe.batch.size = s.batch * s.sequence;
+  recipe.data.synthetic.vocab_size = s.vocab_size - 6;  // and its special tokens
+  recipe.batch.global_batch_tokens = s.batch * s.seq_len;
   recipe.optim.learning_rate = 1e-4;
   recipe.optim.weight_decay = 0.1;
   recipe.optim.beta2 = 0.95;
-  recipe.optim.clip = 1;
-  recipe.optim.states = spec::States::kBf16;  // masters stay fp32; the host has to hold all of it
+  recipe.optim.grad_clip_norm = 1;
+  recipe.optim.state_dtype = spec::StateDtype::kBf16;  // masters stay fp32; the host has to hold all of it
   recipe.precision.compute = spec::Precision::kBf16;
   recipe.layout.offload = spec::OffloadKind::kOptimizer;
   recipe.layout.reduce = spec::ReduceKind::kBf16;  // half the way, and half the host's memory for it
@@ -41,7 +42,7 @@ inline spec::Recipe offload_recipe(const Size& s) {
 /// Seconds a step of each way, beside what the host and the link were planned to hold.
 inline nlohmann::json measure_offload(const Size& s, int rounds, int steps) {
   nlohmann::json out;
-  fmt::print("{}: {}x{}, fp32 masters and bf16 moments on the host\n", s.name, s.batch, s.sequence);
+  fmt::print("{}: {}x{}, fp32 masters and bf16 moments on the host\n", s.name, s.batch, s.seq_len);
   const auto measure = [&](const char* name, const spec::Recipe& recipe) {
     comm::run_ranks(1, [&](comm::Rank& rank) {
       const auto samples = data::open_samples(recipe, data::Split::kTrain);
@@ -60,7 +61,7 @@ inline nlohmann::json measure_offload(const Size& s, int rounds, int steps) {
       TextTable table(
           {{"optimizer on the host"}, {"ms a step"}, {"tokens/s"}, {"peak GiB"}, {"planned"}, {"host GiB"}, {"loss"}});
       table.add({name, fmt::format("{:.1f}", times.median() * 1e3),
-                 fmt::format("{:.0f}", static_cast<double>(s.batch * s.sequence) / times.median()),
+                 fmt::format("{:.0f}", static_cast<double>(s.batch * s.seq_len) / times.median()),
                  fmt::format("{:.1f}", peak), fmt::format("{:.1f}", trainer.planned().peak() / gib),
                  fmt::format("{:.1f}", trainer.planned().host / gib), fmt::format("{:.4f}", loss)});
       fmt::print("{}\n", table.text());
@@ -70,7 +71,7 @@ inline nlohmann::json measure_offload(const Size& s, int rounds, int steps) {
   };
   spec::Recipe recipe = offload_recipe(s);
   measure("update, then the next step", recipe);
-  recipe.layout.offload_delay = true;
+  recipe.layout.delayed_update = true;
   recipe.layout.offload_warmup = 0;
   measure("update beside the next step", recipe);
   return out;

@@ -16,14 +16,14 @@
 #include "trireme/models/model.h"
 #include "trireme/nn/fp8_history.h"
 #include "trireme/optim/update.h"
-#include "trireme/train/late_update.h"
-#include "trireme/train/step_graph.h"
+#include "trireme/train/engine/delayed_update.h"
+#include "trireme/train/engine/step_graph.h"
 
 namespace trireme::bench {
 
 struct Size {
   std::string name, family;
-  std::int64_t layers, width, heads, kv_heads, inner, vocabulary, batch, sequence;
+  std::int64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, batch, seq_len;
   bool tied = true;  ///< the head's weight is the token table
 };
 inline const Size kSizes[] = {{"gpt2-124m", "gpt2", 12, 768, 12, 12, 3072, 50304, 32, 1024},
@@ -44,9 +44,10 @@ inline spec::ModelShape shape_of(const Size& s) {
   spec::ModelShape shape = spec::family_shape(s.family == "gpt2"    ? spec::Family::kGpt2
                                               : s.family == "qwen2" ? spec::Family::kQwen2
                                                                     : spec::Family::kLlama);
-  shape.layers = s.layers, shape.width = s.width, shape.heads = s.heads, shape.kv_heads = s.kv_heads;
-  shape.head_size = s.width / s.heads, shape.inner = s.inner, shape.vocabulary = s.vocabulary;
-  shape.positions = s.sequence, shape.tied = s.tied;
+  shape.num_layers = s.num_layers, shape.hidden_size = s.hidden_size, shape.num_heads = s.num_heads,
+  shape.num_kv_heads = s.num_kv_heads;
+  shape.head_dim = s.hidden_size / s.num_heads, shape.ffn_size = s.ffn_size, shape.vocab_size = s.vocab_size;
+  shape.max_seq_len = s.seq_len, shape.tied = s.tied;
   shape.dropout = shape.attention_dropout = 0;
   return shape;
 }
@@ -54,45 +55,45 @@ inline spec::ModelShape shape_of(const Size& s) {
 struct OursOptions {
   at::Device device = at::kCPU;
   nn::Precision precision = nn::Precision::kBf16;
-  spec::Products products = spec::Products::kSame;
+  spec::GemmPrecision products = spec::GemmPrecision::kSame;
   bool capture = false;
-  bool narrow = false;            ///< bf16 states: no masters, bf16 gradients and moments
-  bool narrow_gradients = false;  ///< as precision.gradients = "bf16"
-  bool remake_norms = false;      ///< as train.remake_norms
-  bool keep_active = false;       ///< what MLPs' activations gave is kept for backward
+  bool narrow = false;                ///< bf16 states: no masters, bf16 gradients and moments
+  bool narrow_gradients = false;      ///< as precision.gradients = "bf16"
+  bool recompute_norms = false;       ///< as train.recompute_norms
+  bool save_mlp_activations = false;  ///< what MLPs' activations gave is kept for backward
 };
 
 class Ours {
  public:
   Ours(const Size& s, const OursOptions& options) : size_(s), device_(options.device) {
     model_ = models::build(shape_of(s), {.logits_chunk_bytes = std::int64_t{1} << 30,
-                                         .remake_norms = options.remake_norms,
-                                         .keep_active = options.keep_active});
+                                         .recompute_norms = options.recompute_norms,
+                                         .save_mlp_activations = options.save_mlp_activations});
     for (nn::Param& param : model_->params) {
       param.narrow_gradient = options.narrow_gradients && param.placement.shape.size() >= 2;
       if (param.placement.shape.size() != 2) continue;
       param.has_master = !options.narrow;  // as PyTorch's, which has all of them in bf16
-      if (param.name.starts_with("layers.")) param.products = options.products;
+      if (param.name.starts_with("layers.")) param.gemm = options.gemm;
     }
     nn::initialise(model_->params, options.precision, 1, device_);
     spec::OptimConfig config;
     config.kind = spec::OptimizerKind::kAdamw;
     config.weight_decay = 0.1;
     config.beta2 = 0.95;
-    config.clip = 1;
-    if (options.narrow) config.states = spec::States::kBf16;
+    config.grad_clip_norm = 1;
+    if (options.narrow) config.state_dtype = spec::StateDtype::kBf16;
     optimizer_ = optim::make_optimizer(config, model_->params);
-    if (options.products == spec::Products::kFp8Delayed) {
+    if (options.gemm == spec::GemmPrecision::kFp8Delayed) {
       scales_ = std::make_unique<nn::Fp8History>(model_->params, 16, 0, device_);
     }
-    ids_ = at::randint(s.vocabulary, {s.batch, s.sequence + 1}, at::TensorOptions(at::kLong)).to(device_);
-    inputs_ = ids_.narrow(1, 0, s.sequence).contiguous(), targets_ = ids_.narrow(1, 1, s.sequence).contiguous();
-    sequence_ = nn::plain_sequence(s.batch, s.sequence);
+    ids_ = at::randint(s.vocab_size, {s.batch, s.seq_len + 1}, at::TensorOptions(at::kLong)).to(device_);
+    inputs_ = ids_.narrow(1, 0, s.seq_len).contiguous(), targets_ = ids_.narrow(1, 1, s.seq_len).contiguous();
+    sequence_ = nn::plain_sequence(s.batch, s.seq_len);
     sequence_.positions = sequence_.positions.to(device_);
-    sequence_.position_count = s.sequence;
-    if (!options.capture) return;
+    sequence_.position_count = s.seq_len;
+    if (!options.cuda_graphs) return;
     graph_ = std::make_unique<train::StepGraph>(*model_, train::StepGraph::Gradients{.added = [](nn::Param&) {}});
-    if (optimizer_->can_be_recorded()) late_ = std::make_unique<train::LateUpdate>(*optimizer_);
+    if (optimizer_->can_be_recorded()) late_ = std::make_unique<train::DelayedUpdate>(*optimizer_);
   }
 
   void step() {
@@ -101,9 +102,9 @@ class Ours {
     context.losses_later = true;
     context.sequence = sequence_;
     context.targets = targets_;
-    context.gradient_scale = 1.0 / static_cast<double>(size_.batch * size_.sequence);
+    context.gradient_scale = 1.0 / static_cast<double>(size_.batch * size_.seq_len);
     if (graph_) {
-      nn::forget_gradients(model_->params);
+      nn::zero_grad(model_->params);
       train::StepGraph::Result result = graph_->run({inputs_}, context, {});
       context.losses = std::move(result.losses);
       context.flops = result.flops;
@@ -155,14 +156,14 @@ class Ours {
   }
 
  private:
-  void take_loss() { loss_ = late_->wait().loss / static_cast<double>(size_.batch * size_.sequence); }
+  void take_loss() { loss_ = late_->wait().loss / static_cast<double>(size_.batch * size_.seq_len); }
 
   Size size_;
   at::Device device_;
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<nn::Fp8History> scales_;
-  std::unique_ptr<train::LateUpdate> late_;
+  std::unique_ptr<train::DelayedUpdate> late_;
   std::unique_ptr<train::StepGraph> graph_;
   at::Tensor ids_, inputs_, targets_;
   nn::Sequence sequence_;
@@ -190,19 +191,19 @@ class Peer {
   static std::vector<std::string> command(const PeerOptions& options, const Size& s) {
     std::vector<std::string> words{options.python, options.peers + "/gpu_step.py", "--family=" + s.family,
                                    "--device=" + options.device, "--type=" + options.type};
-    for (const auto& [name, value] : {std::pair{"layers", s.layers},
-                                      {"width", s.width},
-                                      {"heads", s.heads},
-                                      {"kv_heads", s.kv_heads},
-                                      {"inner", s.inner},
-                                      {"vocabulary", s.vocabulary},
+    for (const auto& [name, value] : {std::pair{"num-layers", s.num_layers},
+                                      {"hidden-size", s.hidden_size},
+                                      {"num-heads", s.num_heads},
+                                      {"num-kv-heads", s.num_kv_heads},
+                                      {"ffn-size", s.ffn_size},
+                                      {"vocab-size", s.vocab_size},
                                       {"batch", s.batch},
-                                      {"sequence", s.sequence}}) {
+                                      {"seq-len", s.seq_len}}) {
       words.push_back(fmt::format("--{}={}", name, value));
     }
     if (options.compile) words.push_back("--compile");
     if (options.narrow) words.push_back("--states=bf16");
-    if (options.fp8) words.push_back("--products=fp8");
+    if (options.fp8) words.push_back("--gemm=fp8");
     if (!s.tied) words.push_back("--untied");
     if (!options.start.empty()) words.push_back("--start=" + options.start);
     return words;

@@ -2,16 +2,17 @@
 //
 //   build/release/bench/gpu_torch --kernels                       bytes a second of every operator beside a copy's
 //   build/release/bench/gpu_torch --attention                     attention into a fused gradient, by cuDNN and ATen
-//   build/release/bench/gpu_torch --product-shapes                products of the models' shapes beside ATen's
+//   build/release/bench/gpu_torch --gemm-shapes                GEMMs of the models' shapes beside ATen's
 //   build/release/bench/gpu_torch --model gpt2-124m --python PY   a step beside PyTorch eager and compiled
 //   build/release/bench/gpu_torch --model gpt2-124m --profile trace.json
-//   build/release/bench/gpu_torch --model gpt2-124m --capture --gradients bf16 --remake-norms --keep-active
-//   build/release/bench/gpu_torch --same cpu --python PY          both sides from the same numbers: are losses equal?
-//   bench/gpu_rows PY FOLDER                                      all rows of docs/performance.md, in a few calls
+//   build/release/bench/gpu_torch --model gpt2-124m --cuda-graphs --gradients bf16 --recompute-norms
+//   --save-mlp-activations build/release/bench/gpu_torch --same cpu --python PY          both sides from the same
+//   numbers: are losses equal? bench/gpu_rows PY FOLDER                                      all rows of
+//   docs/performance.md, in a few calls
 //
-// All sides run the same step (forward, backward, clipping to norm 1, AdamW over fp32 or bf16 states, bf16 products) on
+// All sides run the same step (forward, backward, clipping to norm 1, AdamW over fp32 or bf16 states, bf16 GEMMs) on
 // random tokens, some steps each in turn; --apart one after the other. The limit is the time of the step's matrix
-// products at their real shapes, attention's kernels, and the bytes that the rest must move over the copy's rate,
+// GEMMs at their real shapes, attention's kernels, and the bytes that the rest must move over the copy's rate,
 // measured in the same call. --json keeps samples.
 #include <fmt/format.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -24,14 +25,14 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/gpu_attention.h"
+#include "bench/gpu_gemm.h"
 #include "bench/gpu_kernels.h"
 #include "bench/gpu_limit.h"
 #include "bench/gpu_offload.h"
-#include "bench/gpu_products.h"
 #include "bench/gpu_sides.h"
 #include "trireme/base/text.h"
 #include "trireme/kernels/cuda.h"
-#include "trireme/kernels/product.h"
+#include "trireme/kernels/gemm.h"
 
 namespace {
 
@@ -52,9 +53,9 @@ struct Options {
   std::vector<std::string> models;
   bool kernels = false, attention = false, shapes = false, eager = true, capture = false, narrow = false, apart = false,
        offload = false;
-  bool tune = true, keep_active = false, remake_norms = false;
+  bool tune = true, save_mlp_activations = false, recompute_norms = false;
   std::string same, gradients = "fp32";
-  spec::Products products = spec::Products::kSame;
+  spec::GemmPrecision products = spec::GemmPrecision::kSame;
   int rounds = 5, steps = 10;
   std::int64_t batch = 0;
 };
@@ -90,12 +91,12 @@ struct Theirs {
 
 nlohmann::json compare(const Size& size, const Options& options, double rate) {
   nlohmann::json out;
-  const double tokens = static_cast<double>(size.batch * size.sequence);
+  const double tokens = static_cast<double>(size.batch * size.seq_len);
   const bool narrow_gradients = options.gradients == "bf16";
   bench::PeerOptions peer{.python = options.python,
                           .peers = options.peers,
                           .narrow = options.narrow,
-                          .fp8 = options.products != spec::Products::kSame};
+                          .fp8 = options.gemm != spec::GemmPrecision::kSame};
   Theirs eager, compiled;
   const auto begin = [&](Theirs& side, bool compile) {
     peer.compile = compile;
@@ -111,12 +112,12 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
   }
   kernels::cuda().forget_peak(0);
   auto ours = std::make_unique<Ours>(size, bench::OursOptions{.device = gpu(),
-                                                              .products = options.products,
-                                                              .capture = options.capture,
+                                                              .products = options.gemm,
+                                                              .capture = options.cuda_graphs,
                                                               .narrow = options.narrow,
                                                               .narrow_gradients = narrow_gradients,
-                                                              .remake_norms = options.remake_norms,
-                                                              .keep_active = options.keep_active});
+                                                              .recompute_norms = options.recompute_norms,
+                                                              .save_mlp_activations = options.save_mlp_activations});
   ours->run(Theirs::kWarmUp);
   const double peak = static_cast<double>(kernels::cuda().peak_bytes(0)) / (1 << 30);
   if (!options.profile.empty()) profile(*ours, options.profile);
@@ -136,10 +137,11 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
   const bool has_eager = !eager.times.seconds.empty(), has_compiled = !compiled.times.seconds.empty();
   const double moved = limit->bytes(ours->parameters(), options.narrow, narrow_gradients), moving = moved / rate;
   const double light = products.median() + attention.median() + moving;
-  fmt::print("{}: {} parameters, {}x{}, bf16 with {}, products: {}; ours: {} gradients{}{}{}\n", size.name,
-             ours->parameters(), size.batch, size.sequence, options.narrow ? "bf16 states" : "fp32 states",
-             name_in(spec::enum_names(std::type_identity<spec::Products>()), options.products), options.gradients,
-             options.remake_norms ? ", norms made again" : "", options.keep_active ? ", activations kept" : "",
+  fmt::print("{}: {} parameters, {}x{}, bf16 with {}, GEMMs: {}; ours: {} gradients{}{}{}\n", size.name,
+             ours->parameters(), size.batch, size.seq_len, options.narrow ? "bf16 states" : "fp32 states",
+             name_in(spec::enum_names(std::type_identity<spec::GemmPrecision>()), options.gemm), options.gradients,
+             options.recompute_norms ? ", norms recomputed" : "",
+             options.save_mlp_activations ? ", activations kept" : "",
              options.apart ? "; one side after the other" : "");
   TextTable table({{"side"}, {"ms a step"}, {"tokens/s"}, {"TFLOP/s"}, {"ours is"}, {"peak GiB"}, {"loss"}});
   const auto row = [&](const std::string& name, double seconds, double gib, double loss) {
@@ -151,14 +153,14 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
   row("limit", light, 0, 0);
   if (has_eager) row("PyTorch eager", eager.times.median(), eager.peak_gib, eager.loss);
   if (has_compiled) row("PyTorch compiled", compiled.times.median(), compiled.peak_gib, compiled.loss);
-  fmt::print("{}  limit: products {:.2f} ms, attention {:.2f} ms, {:.2f} GB at {:.2f} TB/s {:.2f} ms\n\n", table.text(),
+  fmt::print("{}  limit: GEMMs {:.2f} ms, attention {:.2f} ms, {:.2f} GB at {:.2f} TB/s {:.2f} ms\n\n", table.text(),
              products.median() * 1e3, attention.median() * 1e3, moved / 1e9, rate / 1e12, moving * 1e3);
   std::fflush(stdout);
   out["ours"] = mine.seconds, out["products"] = products.seconds, out["attention"] = attention.seconds;
   out["moving"] = moving, out["peak_gib"] = peak, out["tokens"] = tokens, out["flops"] = ours->flops();
   out["loss"] = ours->loss();
-  out["gradients"] = options.gradients, out["remake_norms"] = options.remake_norms,
-  out["keep_active"] = options.keep_active;
+  out["gradients"] = options.gradients, out["remake_norms"] = options.recompute_norms,
+  out["keep_active"] = options.save_mlp_activations;
   if (has_eager) {
     out["eager"] = eager.times.seconds, out["eager_peak_gib"] = eager.peak_gib, out["eager_loss"] = eager.loss;
   }
@@ -182,10 +184,10 @@ bool check_same(const Options& options) {
     for (const bool narrow : {false, true}) {
       Ours ours(size, {.device = on_gpu ? gpu() : at::Device(at::kCPU),
                        .precision = narrow ? nn::Precision::kBf16 : nn::Precision::kFp32,
-                       .capture = on_gpu && options.capture,
+                       .capture = on_gpu && options.cuda_graphs,
                        .narrow_gradients = narrow && options.gradients == "bf16",
-                       .remake_norms = options.remake_norms,
-                       .keep_active = options.keep_active});
+                       .recompute_norms = options.recompute_norms,
+                       .save_mlp_activations = options.save_mlp_activations});
       const std::string start = fmt::format("/tmp/trireme-same-{}.bin", ::getpid());
       ours.write_start(start);
       Peer peer({.python = options.python,
@@ -205,7 +207,7 @@ bool check_same(const Options& options) {
                    fmt::format("{:.1e}", differs)});
       }
       std::remove(start.c_str());
-      const double allowed = narrow ? 1e-2 : on_gpu ? 2e-3 : 2e-4;  // a GPU's products may round to 19 bits
+      const double allowed = narrow ? 1e-2 : on_gpu ? 2e-3 : 2e-4;  // a GPU's GEMMs may round to 19 bits
       fmt::print("{}, {} on {}: the losses of a step differ by up to {:.1e}, allowed {:.0e}\n{}\n", size.name,
                  narrow ? "bf16" : "fp32", options.same, worst, allowed, table.text());
       right = right && worst <= allowed;
@@ -231,39 +233,41 @@ int main(int count, char** words) try {
   app.add_flag("--kernels", options.kernels, "operators beside a copy");
   app.add_flag("--attention", options.attention,
                "attention into a fused gradient: cuDNN directly, through ATen with the join, in a fixed order");
-  app.add_flag("--product-shapes", options.shapes, "products of the models' shapes beside the tensor library's");
-  app.add_flag("--capture", options.capture,
+  app.add_flag("--gemm-shapes", options.shapes, "GEMMs of the models' shapes beside the tensor library's");
+  app.add_flag("--cuda-graphs", options.cuda_graphs,
                "ours records forward and backward, and its update, once and starts them as one; no step is waited for");
-  app.add_flag("!--no-tune", options.tune, "products as cuBLAS sees fit, not timed");
-  app.add_flag("--keep-active", options.keep_active, "ours keeps what MLPs' activations gave for backward");
-  app.add_flag("--remake-norms", options.remake_norms, "ours makes what norms gave again in backward, and keeps none");
+  app.add_flag("!--no-tune", options.gemm_autotune, "GEMMs as cuBLAS sees fit, not timed");
+  app.add_flag("--save-mlp-activations", options.save_mlp_activations,
+               "ours keeps what MLPs' activations gave for backward");
+  app.add_flag("--recompute-norms", options.recompute_norms,
+               "ours makes what norms gave again in backward, and keeps none");
   app.add_option("--gradients", options.gradients, "of our matrices and tables, beside fp32 masters and moments")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
   app.add_flag(
       "--narrow", options.narrow,
-      "bf16 states: no fp32 masters, bf16 gradients and moments (ours rounds by chance, PyTorch's to nearest)");
+      "bf16 states: no fp32 masters, bf16 gradients and moments (ours rounds stochastically, PyTorch's to nearest)");
   app.add_flag("--apart", options.apart, "one side after the other, where they do not fit the GPU together");
   app.add_flag("--offload", options.offload, "ours with fp32 masters on the host, in place of the comparison")
       ->excludes("--gradients")
-      ->excludes("--remake-norms")
-      ->excludes("--keep-active");
+      ->excludes("--recompute-norms")
+      ->excludes("--save-mlp-activations");
   app.add_flag("!--no-eager", options.eager,
                "leave out PyTorch without torch.compile: all sides share the GPU's memory");
   app.add_option("--rounds", options.rounds, "turns of each side")->capture_default_str();
   app.add_option("--steps", options.steps, "steps in a turn")->capture_default_str();
-  const std::map<std::string, spec::Products> kinds{{"same", spec::Products::kSame},
-                                                    {"fp8", spec::Products::kFp8},
-                                                    {"fp8-blocks", spec::Products::kFp8Blocks},
-                                                    {"fp8-delayed", spec::Products::kFp8Delayed}};
-  app.add_option("--products", options.products, "of our layers: same, fp8, fp8-blocks, fp8-delayed")
+  const std::map<std::string, spec::GemmPrecision> kinds{{"same", spec::GemmPrecision::kSame},
+                                                         {"fp8", spec::GemmPrecision::kFp8},
+                                                         {"fp8-blocks", spec::GemmPrecision::kFp8Blocks},
+                                                         {"fp8-delayed", spec::GemmPrecision::kFp8Delayed}};
+  app.add_option("--gemm", options.gemm, "of our layers: same, fp8, fp8-blocks, fp8-delayed")
       ->transform(CLI::CheckedTransformer(kinds));
   app.add_option("--json", options.json, "keep the samples in this file");
   app.add_option("--profile", options.profile, "a trace of two steps, for Perfetto");
   CLI11_PARSE(app, count, words);
   if (!options.same.empty()) return check_same(options) ? 0 : 1;
   nlohmann::json all;
-  kernels::set_tuned_products(options.tune);
+  kernels::set_tuned_products(options.gemm_autotune);
   if (options.kernels) all["kernels"] = bench::print_kernels();
   if (options.attention) {
     all["attention"] =

@@ -226,8 +226,8 @@ void tokens(std::vector<Row>& rows, std::int64_t n, std::int64_t width, std::int
   rows.push_back({fmt::format("rotary bf16 {}x{}x64", n, heads),
                   [=]() mutable { rotary_(q, cosines, sines, where, RotaryPairs::kHalves, false); },
                   [=] {
-                    const Tensor turned = at::cat({q.slice(3, 32).neg(), q.slice(3, 0, 32)}, 3);
-                    q.mul(c2).add(turned.mul(s2));
+                    const Tensor transposed = at::cat({q.slice(3, 32).neg(), q.slice(3, 0, 32)}, 3);
+                    q.mul(c2).add(transposed.mul(s2));
                   },
                   {{q, Use::kBoth}}});
   Tensor x = half({n, width});

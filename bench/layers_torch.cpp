@@ -84,8 +84,13 @@ int main(int count, char** words) try {
   CLI11_PARSE(app, count, words);
   at::set_num_threads(options.threads);
   device::keep_host_memory();
-  const CaseSizes sizes{
-      .batch = 8, .sequence = 256, .width = 384, .heads = 6, .kv_heads = 2, .head_size = 64, .inner = 1536};
+  const CaseSizes sizes{.batch = 8,
+                        .seq_len = 256,
+                        .hidden_size = 384,
+                        .num_heads = 6,
+                        .num_kv_heads = 2,
+                        .head_dim = 64,
+                        .ffn_size = 1536};
   const auto precision = options.precision == "bf16" ? Precision::kBf16 : Precision::kFp32;
   using Align = TextTable::Align;
   TextTable table({{"layer"}, {"ours ms", Align::kRight}, {"autograd ms", Align::kRight}, {"ours is", Align::kRight}});

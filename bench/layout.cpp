@@ -43,7 +43,7 @@ void bench_hash() {
       std::vector<double> ours, beside;
       for (int round = 0; round < kRounds; ++round) {
         // Another place each round, or the compiler could see that it need not look again.
-        const Run run{.global = round, .local = 0, .count = bytes / static_cast<Index>(element_bytes)};
+        const ContiguousRun run{.global = round, .local = 0, .count = bytes / static_cast<Index>(element_bytes)};
         ours.push_back(seconds_of([&] { sink += tensor_hash(std::span(&run, 1), memory, element_bytes); }));
         memory[static_cast<std::size_t>(round)] ^= std::byte{1};
         beside.push_back(seconds_of([&] {

@@ -21,7 +21,7 @@
 #include "trireme/comm/transports/emulated.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/device/host_memory.h"
-#include "trireme/train/trainer.h"
+#include "trireme/train/engine/trainer.h"
 
 namespace {
 
@@ -32,7 +32,7 @@ using bench::seconds_since;
 using bench::Times;
 
 struct Options {
-  GptSize size{.layers = 6, .width = 384};
+  GptSize size{.num_layers = 6, .hidden_size = 384};
   std::int64_t rows = 8;  ///< of one rank
   std::string precision = "fp32", only;
   int rounds = 9, steps = 5;
@@ -40,16 +40,16 @@ struct Options {
   bool json = false;
 };
 
-struct Way {
+struct Variant {
   std::string name;
   spec::LayoutConfig layout;
   bool judged = true;
 };
 
-std::vector<Way> ways_of(const Options& options) {
-  std::vector<Way> ways;
+std::vector<Variant> ways_of(const Options& options) {
+  std::vector<Variant> ways;
   const auto add = [&](std::string name, int zero, double bucket_mb, bool judged) {
-    Way way{.name = std::move(name), .layout = {}, .judged = judged};
+    Variant way{.name = std::move(name), .layout = {}, .judged = judged};
     way.layout.zero = zero;
     way.layout.bucket_mb = bucket_mb;
     ways.push_back(std::move(way));
@@ -60,7 +60,7 @@ std::vector<Way> ways_of(const Options& options) {
   add("ZeRO-2", 2, options.bucket_mb, true);
   add("ZeRO-3", 3, options.bucket_mb, true);
   for (const bool parts : {true, false}) {
-    Way way{.name = parts ? "tp = 2, in parts" : "tp = 2, at once", .layout = {}, .judged = parts};
+    Variant way{.name = parts ? "tp = 2, in parts" : "tp = 2, at once", .layout = {}, .judged = parts};
     way.layout.tp = 2;
     way.layout.sequence_parallel = true;
     way.layout.tp_overlap = parts;
@@ -113,13 +113,13 @@ Turn run_turn(const Options& options, const spec::Recipe& recipe, double bytes_p
 }
 
 struct Row {
-  Way way;
+  Variant way;
   double bandwidth = 0, bytes = 0, messages = 0;
   Times fast, slow, exposed;
   double total() const { return bytes / bandwidth; }
 };
 
-Row measure(const Options& options, const Way& way) {
+Row measure(const Options& options, const Variant& way) {
   const bool tensor = way.layout.tp > 1;
   spec::Recipe recipe =
       bench::gpt_recipe(options.size, options.precision == "bf16" ? spec::Precision::kBf16 : spec::Precision::kFp32,
@@ -160,9 +160,9 @@ int main(int count, char** words) try {
   Options options;
   bool quick = false;
   CLI::App app("Communication that a training step waits for, on an emulated network");
-  app.add_option("--layers", options.size.layers)->capture_default_str();
-  app.add_option("--width", options.size.width)->capture_default_str();
-  app.add_option("--sequence", options.size.sequence)->capture_default_str();
+  app.add_option("--num-layers", options.size.num_layers)->capture_default_str();
+  app.add_option("--hidden-size", options.size.hidden_size)->capture_default_str();
+  app.add_option("--seq-len", options.size.seq_len)->capture_default_str();
   app.add_option("--rows", options.rows, "sequences a step and rank")->capture_default_str();
   app.add_option("--precision", options.precision, "fp32 or bf16")->capture_default_str();
   app.add_option("--share", options.share, "communication, of computation")->capture_default_str();
@@ -187,7 +187,7 @@ int main(int count, char** words) try {
                    {"goal"},
                    {"met"}});
   nlohmann::ordered_json document = nlohmann::ordered_json::array();
-  for (const Way& way : ways_of(options)) {
+  for (const Variant& way : ways_of(options)) {
     if (!options.only.empty() && way.name != options.only) continue;
     const Row row = measure(options, way);
     document.push_back(json_of(row, options));

@@ -2,7 +2,7 @@
 // parallelism beside one rank and beside PyTorch's DDP and FSDP2 over Gloo.
 //
 //   build/release/bench/parallel_torch --python PYTHON         two sizes, bf16 and fp32
-//   build/release/bench/parallel_torch --quick --layers 4 --width 256 --precision bf16 ...
+//   build/release/bench/parallel_torch --quick --num-layers 4 --hidden-size 256 --precision bf16 ...
 //
 // All sides train the same GPT-2 with AdamW on the same number of tokens a rank (tensor parallelism and the rank with
 // two threads: a step on one rank's rows). They take turns of a few steps each, the first of which is not timed; ratios
@@ -21,7 +21,7 @@
 #include "trireme/comm/rank.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/device/host_memory.h"
-#include "trireme/train/trainer.h"
+#include "trireme/train/engine/trainer.h"
 
 namespace {
 
@@ -33,7 +33,7 @@ using bench::seconds_since;
 using bench::Sides;
 
 struct Options {
-  GptSize size{.layers = 0};
+  GptSize size{.num_layers = 0};
   std::int64_t rows = 8;
   std::string precision, python, only;
   int rounds = 11, steps = 6;
@@ -48,7 +48,7 @@ constexpr const char *kOne = "one rank, one thread", *kApart = "two ranks apart"
                      *kFsdp = "PyTorch FSDP2";
 
 /// A run of ours that some or all ranks take part in.
-struct Run {
+struct Trial {
   std::string name;
   spec::Recipe recipe;
   comm::Group* group = nullptr;  ///< null: this rank stands by
@@ -92,11 +92,11 @@ class Peer {
                                           const std::string& kind) {
     return {options.python,
             TRIREME_BENCH_DIR "/peers/parallel.py",
-            fmt::format("--layers={}", size.layers),
-            fmt::format("--width={}", size.width),
-            fmt::format("--heads={}", size.heads()),
-            fmt::format("--sequence={}", size.sequence),
-            fmt::format("--vocabulary={}", size.vocabulary),
+            fmt::format("--num-layers={}", size.num_layers),
+            fmt::format("--hidden-size={}", size.hidden_size),
+            fmt::format("--num-heads={}", size.num_heads()),
+            fmt::format("--seq-len={}", size.seq_len),
+            fmt::format("--vocab-size={}", size.vocab_size),
             fmt::format("--batch={}", options.rows),
             fmt::format("--bucket-mb={}", options.bucket_mb),
             fmt::format("--precision={}", bench::name_of(precision)),
@@ -105,19 +105,19 @@ class Peer {
   bench::PeerProcess process_;
 };
 
-std::vector<Run> make_runs(const Options& options, const GptSize& size, spec::Precision precision, comm::Group& world,
-                           comm::Group& alone) {
-  std::vector<Run> runs;
+std::vector<Trial> make_runs(const Options& options, const GptSize& size, spec::Precision precision, comm::Group& world,
+                             comm::Group& alone) {
+  std::vector<Trial> runs;
   comm::Group* first_only = world.rank() == 0 ? &alone : nullptr;
   const auto add = [&](const char* name, std::int64_t rows, comm::Group* group, int threads, double tokens,
                        const std::function<void(spec::LayoutConfig&)>& set) {
-    Run run{.name = name,
-            .recipe = gpt_recipe(size, precision, rows),
-            .group = group,
-            .threads = threads,
-            .tokens = tokens * static_cast<double>(size.sequence),
-            .samples = nullptr,
-            .trainer = nullptr};
+    Trial run{.name = name,
+              .recipe = gpt_recipe(size, precision, rows),
+              .group = group,
+              .threads = threads,
+              .tokens = tokens * static_cast<double>(size.seq_len),
+              .samples = nullptr,
+              .trainer = nullptr};
     run.recipe.layout.bucket_mb = options.bucket_mb;
     if (set) set(run.recipe.layout);
     runs.push_back(std::move(run));
@@ -149,9 +149,9 @@ Sides measure(const Options& options, const GptSize& size, spec::Precision preci
     at::set_num_threads(1);
     comm::Group& world = rank.world();
     const auto alone = world.split(rank.rank(), 0, "alone");
-    std::vector<Run> runs = make_runs(options, size, precision, world, *alone);
-    if (!options.only.empty()) std::erase_if(runs, [&](const Run& run) { return run.name != options.only; });
-    for (Run& run : runs) run.start();
+    std::vector<Trial> runs = make_runs(options, size, precision, world, *alone);
+    if (!options.only.empty()) std::erase_if(runs, [&](const Trial& run) { return run.name != options.only; });
+    for (Trial& run : runs) run.start();
     std::unique_ptr<Peer> ddp, fsdp;
     if (rank.rank() == 0 && !options.python.empty()) {
       ddp = std::make_unique<Peer>(options, size, precision, "ddp");
@@ -159,18 +159,18 @@ Sides measure(const Options& options, const GptSize& size, spec::Precision preci
     }
     for (int round = -1; round < options.rounds; ++round) {  // the first warms up
       const int steps = round < 0 ? 2 : options.steps;
-      for (Run& run : runs) {
+      for (Trial& run : runs) {
         const double seconds = run.turn(world, steps);
         if (rank.rank() == 0 && round >= 0) sides.add(run.name, run.tokens, seconds);
       }
       for (const auto& [name, peer] : {std::pair{kDdp, ddp.get()}, {kFsdp, fsdp.get()}}) {
         if (peer == nullptr) continue;
         const double seconds = peer->turn(steps);
-        if (round >= 0) sides.add(name, 2.0 * static_cast<double>(options.rows * size.sequence), seconds);
+        if (round >= 0) sides.add(name, 2.0 * static_cast<double>(options.rows * size.seq_len), seconds);
       }
       world.barrier().wait();
     }
-    for (Run& run : runs) run.trainer.reset();
+    for (Trial& run : runs) run.trainer.reset();
   });
   const bool low = precision == spec::Precision::kBf16;
   sides.compare("dp = 2 / PyTorch DDP", kDp, kDdp, low ? 2.0 : 1.5);
@@ -193,10 +193,10 @@ int main(int count, char** words) try {
   bool quick = false;
   CLI::App app("Two ranks of one thread beside one rank, PyTorch DDP and FSDP2 over Gloo");
   app.add_option("--python", options.python, "a Python with torch, for the peers; without: ours only");
-  app.add_option("--layers", options.size.layers, "one size instead of the two");
-  app.add_option("--width", options.size.width)->capture_default_str();
-  app.add_option("--sequence", options.size.sequence)->capture_default_str();
-  app.add_option("--vocabulary", options.size.vocabulary)->capture_default_str();
+  app.add_option("--num-layers", options.size.num_layers, "one size instead of the two");
+  app.add_option("--hidden-size", options.size.hidden_size)->capture_default_str();
+  app.add_option("--seq-len", options.size.seq_len)->capture_default_str();
+  app.add_option("--vocab-size", options.size.vocab_size)->capture_default_str();
   app.add_option("--rows", options.rows, "sequences a step and rank")->capture_default_str();
   app.add_option("--precision", options.precision, "fp32 or bf16; both when not given");
   app.add_option("--bucket-mb", options.bucket_mb, "gradients summed together, ours and DDP's")->capture_default_str();
@@ -208,8 +208,8 @@ int main(int count, char** words) try {
   CLI11_PARSE(app, count, words);
   if (quick) options.rounds = options.steps = 2;
   device::keep_host_memory();
-  std::vector<GptSize> sizes{{.layers = 4, .width = 256}, {.layers = 6, .width = 384}};
-  if (options.size.layers > 0) sizes = {options.size};
+  std::vector<GptSize> sizes{{.num_layers = 4, .hidden_size = 256}, {.num_layers = 6, .hidden_size = 384}};
+  if (options.size.num_layers > 0) sizes = {options.size};
   nlohmann::ordered_json document = nlohmann::ordered_json::array();
   for (const GptSize& size : sizes) {
     for (const spec::Precision precision : {spec::Precision::kBf16, spec::Precision::kFp32}) {

@@ -68,7 +68,8 @@ void measure_overhead() {
       walker.stage.model = std::make_unique<models::Model>();
       for (const int number : schedule::chunks_of(table, rank.rank())) {
         walker.stage.model->layers.push_back({"nothing", std::make_unique<Nothing>()});
-        walker.stage.chunks.push_back({.number = number, .layers = {walker.stage.model->layers.back().layer.get()}});
+        walker.stage.chunks.push_back(
+            {.number = number, .num_layers = {walker.stage.model->layers.back().layer.get()}});
       }
       walker.stage.crossings = [](int, const pipeline::Micro&) {
         return std::vector<pipeline::Crossing>{{{1}, at::kFloat}};
@@ -132,7 +133,8 @@ void compare(const Options& options, int ranks, int micros, const WalkTable& wal
 
 void measure_against_replay(const Options& options) {
   fmt::print("\nGPT {}x{}, {} tokens a micro, {} micros, {}, two ranks of one thread: a step in ms\n",
-             options.gpt.layers, options.gpt.width, options.gpt.sequence, options.gpt.micros, options.precision);
+             options.gpt.num_layers, options.gpt.hidden_size, options.gpt.seq_len, options.gpt.micros,
+             options.precision);
   compare(options, 2, options.gpt.micros, [&](const schedule::Schedule& table, bool keep) {
     return bench::walk(table, options.steps, keep, {},
                        [&](comm::Rank& rank) { return bench::make_gpt(options.gpt, table, rank); });
@@ -168,11 +170,11 @@ void measure_beside_torch(const Options& options) {
   const auto add = [&](const char* name, std::int64_t value) {
     words.insert(words.end(), {std::string("--") + name, std::to_string(value)});
   };
-  add("layers", gpt.layers);
-  add("width", gpt.width);
-  add("heads", std::max<std::int64_t>(1, gpt.width / 64));
-  add("sequence", gpt.sequence);
-  add("vocabulary", gpt.vocabulary);
+  add("num-layers", gpt.num_layers);
+  add("hidden-size", gpt.hidden_size);
+  add("num-heads", std::max<std::int64_t>(1, gpt.hidden_size / 64));
+  add("seq-len", gpt.seq_len);
+  add("vocab-size", gpt.vocab_size);
   add("micros", gpt.micros);
   words.insert(words.end(), {"--precision", options.precision});
   bench::PeerProcess peer(words);
@@ -202,9 +204,9 @@ void measure_beside_torch(const Options& options) {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app("Walks pipeline schedules on real layers, and sets their steps beside the replay and beside PyTorch.");
-  app.add_option("--layers", options.gpt.layers, "blocks of the model")->capture_default_str();
-  app.add_option("--width", options.gpt.width, "its width, a multiple of 64")->capture_default_str();
-  app.add_option("--sequence", options.gpt.sequence, "tokens of a micro")->capture_default_str();
+  app.add_option("--num-layers", options.gpt.num_layers, "blocks of the model")->capture_default_str();
+  app.add_option("--hidden-size", options.gpt.hidden_size, "its width, a multiple of 64")->capture_default_str();
+  app.add_option("--seq-len", options.gpt.seq_len, "tokens of a micro")->capture_default_str();
   app.add_option("--micros", options.gpt.micros, "micros of a step")->capture_default_str();
   app.add_option("--precision", options.precision, "fp32 or bf16")
       ->capture_default_str()

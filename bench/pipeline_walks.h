@@ -70,7 +70,7 @@ inline Walks walk(const schedule::Schedule& table, int steps, bool keep, const c
 }
 
 struct GptSize {
-  std::int64_t layers = 8, width = 256, sequence = 128, vocabulary = 512;
+  std::int64_t num_layers = 8, hidden_size = 256, seq_len = 128, vocab_size = 512;
   int micros = 16;
   nn::Precision precision = nn::Precision::kFp32;
 };
@@ -78,13 +78,13 @@ struct GptSize {
 /// A GPT with AdamW, one row of tokens a micro.
 inline Walker make_gpt(const GptSize& size, const schedule::Schedule& table, comm::Rank& rank) {
   spec::ModelShape shape = spec::family_shape(spec::Family::kGpt2);
-  shape.layers = size.layers;
-  shape.width = size.width;
-  shape.heads = shape.kv_heads = std::max<std::int64_t>(1, size.width / 64);
-  shape.head_size = size.width / shape.heads;
-  shape.inner = 4 * size.width;
-  shape.positions = size.sequence;
-  shape.vocabulary = size.vocabulary;
+  shape.num_layers = size.num_layers;
+  shape.hidden_size = size.hidden_size;
+  shape.num_heads = shape.num_kv_heads = std::max<std::int64_t>(1, size.hidden_size / 64);
+  shape.head_dim = size.hidden_size / shape.num_heads;
+  shape.ffn_size = 4 * size.hidden_size;
+  shape.max_seq_len = size.seq_len;
+  shape.vocab_size = size.vocab_size;
   shape.tied = false;
   const pipeline::Split split = pipeline::split_by_count(pipeline::chain_names(shape), table.chunks());
   Walker walker{
@@ -94,14 +94,14 @@ inline Walker make_gpt(const GptSize& size, const schedule::Schedule& table, com
   spec::OptimConfig optim;
   optim.kind = spec::OptimizerKind::kAdamw;
   walker.optimizer = optim::make_optimizer(optim, walker.stage.model->params);
-  const at::Tensor ids = at::randint(0, shape.vocabulary, {1, size.sequence}, at::kLong);
+  const at::Tensor ids = at::randint(0, shape.vocab_size, {1, size.seq_len}, at::kLong);
   walker.micro = [ids, size](int) {
     pipeline::Micro micro{.inputs = {ids}};
     micro.context.training = true;
-    micro.context.sequence = nn::plain_sequence(1, size.sequence);
+    micro.context.sequence = nn::plain_sequence(1, size.seq_len);
     micro.context.samples = at::full({1}, 0, at::kLong);
     micro.context.targets = ids;
-    micro.context.gradient_scale = 1.0 / static_cast<double>(size.sequence * size.micros);
+    micro.context.gradient_scale = 1.0 / static_cast<double>(size.seq_len * size.micros);
     return micro;
   };
   walker.update = [optimizer = walker.optimizer.get()](pipeline::Executor& executor) {
@@ -142,7 +142,7 @@ inline Walker make_sleeper(const SleepTimes& times, const schedule::Schedule& ta
   const double share = static_cast<double>(table.ranks.size()) / table.chunks();  // of a rank's work in a chunk
   for (const int number : held) {
     walker.stage.model->layers.push_back({"sleeping", std::make_unique<Sleeping>(times, share)});
-    walker.stage.chunks.push_back({.number = number, .layers = {walker.stage.model->layers.back().layer.get()}});
+    walker.stage.chunks.push_back({.number = number, .num_layers = {walker.stage.model->layers.back().layer.get()}});
   }
   walker.stage.crossings = [floats = times.floats](int, const pipeline::Micro&) {
     return std::vector<pipeline::Crossing>{{{floats}, at::kFloat}};

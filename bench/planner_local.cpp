@@ -62,24 +62,26 @@ std::vector<Case> cases(int ranks, int steps, const std::string& folder) {
   const std::string all = fmt::format("{}", ranks);
   const std::vector<std::pair<std::string, std::vector<std::string>>> layouts{
       {"dp " + all, {}},
-      {"dp " + all + ", microbatches of 2", {"train.microbatch=2"}},
+      {"dp " + all + ", microbatches of 2", {"train.micro_batch_size=2"}},
       {"tp " + all + ", sequence parallel", {"layout.tp=" + all, "layout.sequence_parallel=true"}},
-      {"pp " + all + ", 1f1b", {"layout.pp=" + all, "train.microbatch=2"}},
-      {"pp " + all + ", gpipe", {"layout.pp=" + all, "pipeline.schedule=gpipe", "train.microbatch=1"}},
+      {"pp " + all + ", 1f1b", {"layout.pp=" + all, "train.micro_batch_size=2"}},
+      {"pp " + all + ", gpipe", {"layout.pp=" + all, "pipeline.schedule=gpipe", "train.micro_batch_size=1"}},
       {"pp " + all + ", interleaved x2",
-       {"layout.pp=" + all, "pipeline.schedule=interleaved", "pipeline.virtual_stages=2", "train.microbatch=1"}},
+       {"layout.pp=" + all, "pipeline.schedule=interleaved", "pipeline.virtual_stages=2", "train.micro_batch_size=1"}},
   };
   for (std::size_t model = 0; model < std::size(kModels); ++model) {
     const int sequence = model == 0 ? 256 : 128;
     for (const char* precision : {"fp32", "bf16"}) {
       for (const auto& [name, sets] : layouts) {
-        std::vector<std::string> all_sets{
-            fmt::format("comm.ranks={}", ranks),        fmt::format("precision.compute={}", precision),
-            fmt::format("train.steps={}", steps),       fmt::format("data.sequence={}", sequence),
-            fmt::format("batch.size={}", sequence * 8), fmt::format("run.out={}", folder)};
+        std::vector<std::string> all_sets{fmt::format("comm.ranks={}", ranks),
+                                          fmt::format("precision.compute={}", precision),
+                                          fmt::format("train.steps={}", steps),
+                                          fmt::format("data.seq_len={}", sequence),
+                                          fmt::format("batch.global_batch_tokens={}", sequence * 8),
+                                          fmt::format("run.out={}", folder)};
         all_sets.insert(all_sets.end(), sets.begin(), sets.end());
         const std::string text = fmt::format(
-            "[model]\n{}\n[data]\nsynthetic.kind = \"markov\"\nsynthetic.vocabulary = 64\n[comm]\ntransport = "
+            "[model]\n{}\n[data]\nsynthetic.kind = \"markov\"\nsynthetic.vocab_size = 64\n[comm]\ntransport = "
             "\"threads\"\n"
             "[train]\nhash_every = 0\n[checkpoint]\nevery = 1000000\n",
             kModels[model]);

@@ -1,7 +1,7 @@
 // bench/ring_memory_torch.cpp -- the longest sequence that can be trained with the same memory on each rank, by the
 // number of ranks that share it.
 //
-//   build/release/bench/ring_memory_torch [--sequence 512] [--kinds ring,gather,ulysses] [--ranks 1,2,4,8]
+//   build/release/bench/ring_memory_torch [--seq-len 512] [--kinds ring,gather,ulysses] [--ranks 1,2,4,8]
 //
 // The memory is what one rank needs for `sequence` tokens: weights, gradients, optimizer and what a step makes, as the
 // tensors of a rank's thread at their peak in the second step. More ranks then look for the longest sequence whose peak
@@ -19,7 +19,7 @@
 #include "trireme/base/text.h"
 #include "trireme/comm/rank.h"
 #include "trireme/data/open_samples.h"
-#include "trireme/train/trainer.h"
+#include "trireme/train/engine/trainer.h"
 
 #include <nlohmann/json.hpp>
 
@@ -28,7 +28,7 @@ namespace {
 using namespace trireme;
 
 struct Options {
-  std::int64_t layers = 8, width = 128, vocabulary = 256, sequence = 512, granule = 16;
+  std::int64_t num_layers = 8, hidden_size = 128, vocab_size = 256, seq_len = 512, granule = 16;
   std::vector<int> ranks{1, 2, 4, 8};
   std::vector<std::string> kinds{"ring", "gather"};
   double goal = 0.95;  ///< of the length in proportion to the ranks
@@ -39,17 +39,17 @@ spec::Recipe recipe_of(const Options& options, std::int64_t sequence, int ranks,
   spec::Recipe recipe;
   // Rotary positions: learned ones would add weights with every token.
   recipe.model.family = spec::Family::kLlama;
-  recipe.model.layers = options.layers;
-  recipe.model.width = options.width;
-  recipe.model.heads = recipe.model.kv_heads = 8;
-  recipe.model.head_size = options.width / 8;
-  recipe.model.inner = 3 * options.width;
-  recipe.model.vocabulary = options.vocabulary;
-  recipe.model.positions = sequence;
-  recipe.data.sequence = sequence;
+  recipe.model.num_layers = options.num_layers;
+  recipe.model.hidden_size = options.hidden_size;
+  recipe.model.num_heads = recipe.model.num_kv_heads = 8;
+  recipe.model.head_dim = options.hidden_size / 8;
+  recipe.model.ffn_size = 3 * options.hidden_size;
+  recipe.model.vocab_size = options.vocab_size;
+  recipe.model.max_seq_len = sequence;
+  recipe.data.seq_len = sequence;
   recipe.data.synthetic.kind = spec::SyntheticKind::kCopy;
-  recipe.data.synthetic.vocabulary = options.vocabulary - 6;
-  recipe.batch.size = sequence;
+  recipe.data.synthetic.vocab_size = options.vocab_size - 6;
+  recipe.batch.global_batch_tokens = sequence;
   recipe.train.steps = 1000;
   recipe.precision.compute = spec::Precision::kBf16;
   recipe.layout.dp = 1;
@@ -96,8 +96,8 @@ Row longest(const Options& options, const std::string& kind_name, int ranks, std
                                              : spec::ContextKind::kGather;
   const std::int64_t unit = options.granule * ranks;  // zig-zag order takes multiples of twice the ranks
   Row row{.kind = kind_name, .ranks = ranks};
-  std::int64_t low = 0, high = 2 * options.sequence / options.granule;
-  std::int64_t probe = options.sequence / options.granule;  // in proportion: one side of the answer, surely near it
+  std::int64_t low = 0, high = 2 * options.seq_len / options.granule;
+  std::int64_t probe = options.seq_len / options.granule;  // in proportion: one side of the answer, surely near it
   while (high - low > 1) {
     const Peak peak = measure(options, probe * unit, ranks, kind);
     if (peak.bytes() <= limit) {
@@ -110,7 +110,7 @@ Row longest(const Options& options, const std::string& kind_name, int ranks, std
       probe = std::max(probe - std::max<std::int64_t>(1, probe / 16), (low + high) / 2);
     }
   }
-  row.share = static_cast<double>(row.sequence) / static_cast<double>(options.sequence * ranks);
+  row.share = static_cast<double>(row.sequence) / static_cast<double>(options.seq_len * ranks);
   return row;
 }
 
@@ -120,9 +120,9 @@ int main(int count, char** words) try {
   Options options;
   bool quick = false;
   CLI::App app("The longest sequence at constant memory for each rank");
-  app.add_option("--layers", options.layers)->capture_default_str();
-  app.add_option("--width", options.width, "a multiple of 64")->capture_default_str();
-  app.add_option("--sequence", options.sequence, "tokens that one rank trains: the memory they take is the limit")
+  app.add_option("--num-layers", options.num_layers)->capture_default_str();
+  app.add_option("--hidden-size", options.hidden_size, "a multiple of 64")->capture_default_str();
+  app.add_option("--seq-len", options.seq_len, "tokens that one rank trains: the memory they take is the limit")
       ->capture_default_str();
   app.add_option("--granule", options.granule, "lengths are multiples of this for each rank")->capture_default_str();
   app.add_option("--ranks", options.ranks)->delimiter(',')->capture_default_str();
@@ -131,10 +131,10 @@ int main(int count, char** words) try {
   app.add_flag("--json", options.json, "one JSON document");
   CLI11_PARSE(app, count, words);
   if (quick) {
-    options.sequence = 128;
+    options.seq_len = 128;
     options.ranks = {1, 2};
   }
-  const Peak limit = measure(options, options.sequence, 1, spec::ContextKind::kRing);
+  const Peak limit = measure(options, options.seq_len, 1, spec::ContextKind::kRing);
   std::vector<Row> rows;
   for (const std::string& kind : options.kinds) {
     for (const int ranks : options.ranks) rows.push_back(longest(options, kind, ranks, limit.bytes()));
@@ -167,8 +167,8 @@ int main(int count, char** words) try {
   if (options.json) {
     fmt::print("{}\n", document.dump(2));
   } else {
-    fmt::print("Llama {}x{} in bf16, {:.2f} MB a rank (one rank with {} tokens)\n{}", options.layers, options.width,
-               static_cast<double>(limit.bytes()) / 1e6, options.sequence, table.text("  "));
+    fmt::print("Llama {}x{} in bf16, {:.2f} MB a rank (one rank with {} tokens)\n{}", options.num_layers,
+               options.hidden_size, static_cast<double>(limit.bytes()) / 1e6, options.seq_len, table.text("  "));
   }
   return 0;
 } catch (const std::exception& error) {

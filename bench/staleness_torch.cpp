@@ -4,7 +4,7 @@
 //   build/release/bench/staleness_torch --stages 8 --rate 0.05 [--optimizer adam] [--svg curves.svg]
 //
 // Every asynchronous kind trains the same small language model on the same tokens, with its serial mathematics (what
-// the executor computes, to rounding: tests/train/together_test.cpp). At each step the gradient that it takes is
+// the executor computes, to rounding: tests/train/multi_step_test.cpp). At each step the gradient that it takes is
 // compared with the gradient of the same tokens at the weights that it is applied to: the peer is the synchronous run.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -21,7 +21,7 @@
 #include "trireme/pipeline/delayed.h"
 #include "trireme/schedule/builders.h"
 #include "trireme/schedule/passes.h"
-#include "trireme/train/feed.h"
+#include "trireme/train/engine/feed.h"
 
 namespace {
 
@@ -44,17 +44,17 @@ spec::Recipe recipe_of(const Options& options) {
   spec::Recipe recipe;
   recipe.run.seed = 1;
   recipe.model.family = spec::Family::kLlama;
-  recipe.model.vocabulary = 32;
-  recipe.model.positions = 32;
-  recipe.model.width = 32;
-  recipe.model.layers = options.stages;
-  recipe.model.heads = 2;
-  recipe.model.kv_heads = 2;
-  recipe.model.head_size = 16;
-  recipe.model.inner = 64;
-  recipe.data.sequence = 32;
+  recipe.model.vocab_size = 32;
+  recipe.model.max_seq_len = 32;
+  recipe.model.hidden_size = 32;
+  recipe.model.num_layers = options.stages;
+  recipe.model.num_heads = 2;
+  recipe.model.num_kv_heads = 2;
+  recipe.model.head_dim = 16;
+  recipe.model.ffn_size = 64;
+  recipe.data.seq_len = 32;
   recipe.data.synthetic.kind = spec::SyntheticKind::kMarkov;
-  recipe.data.synthetic.vocabulary = 32;
+  recipe.data.synthetic.vocab_size = 32;
   const bool sgd = options.optimizer == "sgd";
   recipe.optim.kind = sgd ? spec::OptimizerKind::kSgd : spec::OptimizerKind::kAdam;
   if (sgd) recipe.optim.momentum = 0.9;
@@ -86,7 +86,7 @@ Curve train_kind(const std::string& kind, const Options& options) {
   const auto foresight = pipeline::make_foresight(table.weights, *optimizer, [&] { return rate; });
   const auto split = pipeline::split_by_count(pipeline::chain_names(shape), options.stages);
   pipeline::DelayedGradients delayed(*model, split, pipeline::law_of(table), options.steps, foresight.get());
-  Curve curve{.kind = table.weights == schedule::Weights::kFlush ? "synchronous" : kind};
+  Curve curve{.kind = table.weights == schedule::WeightChoice::kFlush ? "synchronous" : kind};
   for (int step = 0; step < options.steps; ++step) {
     rate = options.rate * std::min(1.0, (step + 1.0) / options.warmup);
     step == 0 ? delayed.begin() : delayed.updated();
@@ -103,7 +103,7 @@ Curve train_kind(const std::string& kind, const Options& options) {
     };
     pipeline::Micro now = make();
     nn::Tape tape;
-    nn::forget_gradients(model->params);
+    nn::zero_grad(model->params);
     model->forward(now.inputs, now.context, &tape);
     model->backward(now.context, tape);
     const at::Tensor truth = flat_gradient(model->params);
@@ -114,7 +114,7 @@ Curve train_kind(const std::string& kind, const Options& options) {
       break;
     }
     curve.losses.push_back(loss);
-    nn::forget_gradients(model->params);
+    nn::zero_grad(model->params);
     pipeline::Micro micro = make();
     delayed.add(micro, step);
     const at::Tensor taken = flat_gradient(model->params);

@@ -25,8 +25,8 @@
 #include "trireme/comm/rank.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/device/host_memory.h"
-#include "trireme/train/feed.h"
-#include "trireme/train/trainer.h"
+#include "trireme/train/engine/feed.h"
+#include "trireme/train/engine/trainer.h"
 
 namespace {
 
@@ -43,17 +43,17 @@ std::string text_of(const Times& times, double scale, const char* unit) {
 spec::Recipe recipe_of(std::int64_t layers, std::int64_t width, spec::Precision precision) {
   spec::Recipe recipe;
   recipe.model.family = spec::Family::kGpt2;
-  recipe.model.layers = layers;
-  recipe.model.width = width;
-  recipe.model.heads = recipe.model.kv_heads = width / 64;
-  recipe.model.head_size = 64;
-  recipe.model.inner = 4 * width;
-  recipe.model.positions = 256;
-  recipe.model.vocabulary = 256;
-  recipe.data.sequence = 256;
+  recipe.model.num_layers = layers;
+  recipe.model.hidden_size = width;
+  recipe.model.num_heads = recipe.model.num_kv_heads = width / 64;
+  recipe.model.head_dim = 64;
+  recipe.model.ffn_size = 4 * width;
+  recipe.model.max_seq_len = 256;
+  recipe.model.vocab_size = 256;
+  recipe.data.seq_len = 256;
   recipe.data.synthetic.kind = spec::SyntheticKind::kCopy;
-  recipe.data.synthetic.vocabulary = 250;
-  recipe.batch.size = 8 * 256;
+  recipe.data.synthetic.vocab_size = 250;
+  recipe.batch.global_batch_tokens = 8 * 256;
   recipe.train.steps = 1'000'000;
   recipe.precision.compute = precision;
   return recipe;
@@ -75,7 +75,7 @@ class BareLoop {
     context.training = true;
     context.gradient_scale = 1 / targets_;
     nn::Tape tape;
-    nn::forget_gradients(model_->params);
+    nn::zero_grad(model_->params);
     model_->forward(train::feed(batch_, context), context, &tape);
     model_->backward(context, tape);
     optim::update(*optimizer_, {.learning_rate = 1e-4});
@@ -123,7 +123,7 @@ double start_to_first_step(const std::string& program, const std::string& recipe
   if (child == 0) {
     dup2(::open("/dev/null", O_WRONLY), STDOUT_FILENO);
     execl(program.c_str(), "trireme", "--quiet", "train", recipe.c_str(), "--out", folder.c_str(), "--set",
-          "train.steps=1", "--set", "schedule.total=100", "--set", "eval.every=0", nullptr);
+          "train.steps=1", "--set", "lr_schedule.total=100", "--set", "eval.every=0", nullptr);
     _exit(127);
   }
   // Until the line is there; what comes after (the last checkpoint) is no part of starting.

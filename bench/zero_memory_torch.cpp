@@ -1,7 +1,7 @@
 // bench/zero_memory_torch.cpp -- what a rank keeps for the whole run with ZeRO 0 to 3, measured, beside the paper's
 // formulas.
 //
-//   build/release/bench/zero_memory_torch [--ranks 2,4,8] [--layers 6 --width 384]
+//   build/release/bench/zero_memory_torch [--ranks 2,4,8] [--num-layers 6 --hidden-size 384]
 //
 // With P parameters and N ranks, in bf16: weights 2P, gradients 4P (ours are summed in fp32; the paper's are fp16 and
 // 2P), optimizer 12P (master, two moments). Stage 1 divides the optimizer by N, stage 2 gradients too, stage 3 all
@@ -24,16 +24,16 @@
 #include "trireme/data/open_samples.h"
 #include "trireme/nn/state.h"
 #include "trireme/optim/update.h"
-#include "trireme/train/feed.h"
-#include "trireme/train/formation.h"
-#include "trireme/train/trainer.h"
+#include "trireme/train/engine/feed.h"
+#include "trireme/train/engine/parallel_groups.h"
+#include "trireme/train/engine/trainer.h"
 
 namespace {
 
 using namespace trireme;
 
 struct Options {
-  bench::GptSize size{.layers = 6, .width = 384, .sequence = 64};
+  bench::GptSize size{.num_layers = 6, .hidden_size = 384, .seq_len = 64};
   std::vector<int> ranks{2, 4, 8};
   double bucket_mb = 2, goal = 0.05;
   bool json = false;
@@ -65,38 +65,38 @@ Row measure(const Options& options, spec::Precision precision, int ranks, int ze
     at::set_num_threads(1);
     bench::TensorBytes counted;
     const auto samples = data::open_samples(recipe, data::Split::kTrain);
-    const auto formation = train::form(recipe, shape, rank.world(), options.size.sequence);
+    const auto parallel_groups = train::form(recipe, shape, rank.world(), options.size.seq_len);
     models::BuildOptions build = train::build_options(recipe);
-    build.team = &formation->team;
+    build.parallel = &parallel_groups->parallel;
     const auto model = models::build(shape, build);
-    std::vector<parallel::Unit> units;
+    std::vector<parallel::ShardUnit> units;
     for (const models::NamedLayer& entry : model->layers) units.push_back({entry.params});
-    parallel::Replicas replicas(std::move(units), model->params, *formation->groups,
-                                train::replica_options(recipe, *formation));
+    parallel::DataParallel data_parallel(std::move(units), model->params, *parallel_groups->groups,
+                                         train::data_parallel_options(recipe, *parallel_groups));
     for (std::size_t i = 0; i < model->layers.size(); ++i) {
-      model->layers[i].layer = replicas.wrap(std::move(model->layers[i].layer), i);
+      model->layers[i].layer = data_parallel.wrap(std::move(model->layers[i].layer), i);
     }
-    nn::initialise(replicas.owned(), precision, 1);
-    replicas.updated();
-    const auto optimizer = optim::make_optimizer(recipe.optim, replicas.owned());
+    nn::initialise(data_parallel.owned(), precision, 1);
+    data_parallel.updated();
+    const auto optimizer = optim::make_optimizer(recipe.optim, data_parallel.owned());
     for (int step = 0; step < 2; ++step) {
       data::Batch batch = samples->read(std::vector<std::int64_t>{rank.rank()});
-      replicas.begin_micro(/*last=*/true);
+      data_parallel.begin_micro(/*last=*/true);
       nn::Context context;
       context.training = true;
       context.gradient_scale = 1 / (train::count_targets(batch) * ranks);
-      context.on_gradient = [&](nn::Param& param) { replicas.added(param); };
+      context.on_gradient = [&](nn::Param& param) { data_parallel.added(param); };
       nn::Tape tape;
-      nn::forget_gradients(replicas.owned());
+      nn::zero_grad(data_parallel.owned());
       model->forward(train::feed(batch, context), context, &tape);
       model->backward(context, tape);
-      replicas.finish();
-      optim::update(*optimizer, {.learning_rate = 1e-4, .across = replicas.across()});
-      replicas.updated();
+      data_parallel.finish();
+      optim::update(*optimizer, {.learning_rate = 1e-4, .across = data_parallel.across()});
+      data_parallel.updated();
     }
     nn::State state;
     optimizer->add_state(state);
-    const parallel::Replicas::Bytes bytes = replicas.bytes();
+    const parallel::DataParallel::Bytes bytes = data_parallel.bytes();
     rows[static_cast<std::size_t>(rank.rank())] = {.precision = precision,
                                                    .ranks = ranks,
                                                    .zero = zero,
@@ -119,15 +119,15 @@ int main(int count, char** words) try {
   Options options;
   bool quick = false;
   CLI::App app("Memory a rank with ZeRO, beside the formulas");
-  app.add_option("--layers", options.size.layers)->capture_default_str();
-  app.add_option("--width", options.size.width)->capture_default_str();
+  app.add_option("--num-layers", options.size.num_layers)->capture_default_str();
+  app.add_option("--hidden-size", options.size.hidden_size)->capture_default_str();
   app.add_option("--ranks", options.ranks)->delimiter(',')->capture_default_str();
   app.add_option("--bucket-mb", options.bucket_mb, "layout.bucket_mb")->capture_default_str();
   app.add_flag("--quick", quick, "a small model on two ranks");
   app.add_flag("--json", options.json, "one JSON document");
   CLI11_PARSE(app, count, words);
   if (quick) {
-    options.size = {.layers = 2, .width = 128, .sequence = 64};
+    options.size = {.num_layers = 2, .hidden_size = 128, .seq_len = 64};
     options.ranks = {2};
   }
   nlohmann::ordered_json document = nlohmann::ordered_json::array();

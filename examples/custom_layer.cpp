@@ -54,11 +54,11 @@ int main() try {
     const at::Tensor wanted = x + at::cat({at::zeros_like(x.narrow(1, 0, 1)), x.narrow(1, 0, kLength - 1)}, 1);
     nn::Context context;
     nn::Tape tape;
-    const at::Tensor y = out.run(mix.forward({x}, context, &tape)[0], context, &tape);
+    const at::Tensor y = out.forward(mix.forward({x}, context, &tape)[0], context, &tape);
     const at::Tensor error = y - wanted;
     loss = error.square().mean().item<double>();
-    nn::forget_gradients(params);
-    mix.backward({out.run_back(error * (2.0 / static_cast<double>(error.numel())), context, tape)}, context, tape);
+    nn::zero_grad(params);
+    mix.backward({out.backward(error * (2.0 / static_cast<double>(error.numel())), context, tape)}, context, tape);
     optim::update(*optimizer, {.learning_rate = config.learning_rate});
     if (step % 50 == 0) fmt::print("step {:3}  loss {:.4f}\n", step, loss);
   }

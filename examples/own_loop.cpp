@@ -15,21 +15,21 @@
 #include "trireme/data/open_samples.h"
 #include "trireme/models/model.h"
 #include "trireme/optim/update.h"
-#include "trireme/train/feed.h"
+#include "trireme/train/engine/feed.h"
 
 using namespace trireme;
 
 int main() try {
   spec::Recipe recipe;
   recipe.model.family = spec::Family::kGpt2;
-  recipe.model.vocabulary = 16;
-  recipe.model.positions = 32;
-  recipe.model.width = 48;
-  recipe.model.layers = 2;
-  recipe.model.heads = recipe.model.kv_heads = 3;
-  recipe.model.head_size = 16;
-  recipe.model.inner = 96;
-  recipe.data.sequence = 32;
+  recipe.model.vocab_size = 16;
+  recipe.model.max_seq_len = 32;
+  recipe.model.hidden_size = 48;
+  recipe.model.num_layers = 2;
+  recipe.model.num_heads = recipe.model.num_kv_heads = 3;
+  recipe.model.head_dim = 16;
+  recipe.model.ffn_size = 96;
+  recipe.data.seq_len = 32;
   recipe.data.synthetic.kind = spec::SyntheticKind::kCopy;
   const auto samples = data::open_samples(recipe, data::Split::kTrain);
 
@@ -49,7 +49,7 @@ int main() try {
       batches.push_back(samples->read(rows));
       targets += train::count_targets(batches.back());
     }
-    nn::forget_gradients(model->params);
+    nn::zero_grad(model->params);
     double loss = 0;
     for (data::Batch& batch : batches) {
       nn::Context context;

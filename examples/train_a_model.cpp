@@ -9,8 +9,8 @@
 
 #include "trireme/comm/rank.h"
 #include "trireme/data/open_samples.h"
-#include "trireme/train/evaluate.h"
-#include "trireme/train/trainer.h"
+#include "trireme/train/engine/trainer.h"
+#include "trireme/train/run/evaluate.h"
 
 using namespace trireme;
 
@@ -18,17 +18,17 @@ int main(int count, char** words) try {
   spec::Recipe recipe;
   recipe.run.seed = 1;
   recipe.model.family = spec::Family::kLlama;
-  recipe.model.vocabulary = 32;
-  recipe.model.width = 64;
-  recipe.model.layers = 2;
-  recipe.model.heads = 4;
-  recipe.model.kv_heads = 2;
-  recipe.model.head_size = 16;
-  recipe.model.inner = 128;
-  recipe.data.sequence = 64;
+  recipe.model.vocab_size = 32;
+  recipe.model.hidden_size = 64;
+  recipe.model.num_layers = 2;
+  recipe.model.num_heads = 4;
+  recipe.model.num_kv_heads = 2;
+  recipe.model.head_dim = 16;
+  recipe.model.ffn_size = 128;
+  recipe.data.seq_len = 64;
   recipe.data.synthetic.kind = spec::SyntheticKind::kMarkov;
-  recipe.data.synthetic.vocabulary = 32;
-  recipe.batch.size = 16 * 64;  // tokens a step, over all ranks
+  recipe.data.synthetic.vocab_size = 32;
+  recipe.batch.global_batch_tokens = 16 * 64;  // tokens a step, over all ranks
   recipe.optim.learning_rate = 3e-3;
   recipe.train.steps = count > 1 ? std::atoi(words[1]) : 100;
 

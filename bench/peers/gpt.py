@@ -54,10 +54,10 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     def __init__(self, options):
         super().__init__()
-        self.tokens = nn.Embedding(options.vocabulary, options.width)
-        self.positions = nn.Embedding(options.sequence, options.width)
-        self.blocks = nn.ModuleList(Block(options.width, options.heads) for _ in range(options.layers))
-        self.norm = nn.LayerNorm(options.width)
+        self.tokens = nn.Embedding(options.vocab_size, options.hidden_size)
+        self.positions = nn.Embedding(options.seq_len, options.hidden_size)
+        self.blocks = nn.ModuleList(Block(options.hidden_size, options.num_heads) for _ in range(options.num_layers))
+        self.norm = nn.LayerNorm(options.hidden_size)
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
@@ -71,8 +71,8 @@ class Gpt(nn.Module):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in dict(layers=4, width=256, heads=4, sequence=256, vocabulary=256, batch=8, threads=2).items():
-        parser.add_argument(f"--{name}", type=int, default=value)
+    for name, value in dict(num_layers=4, hidden_size=256, num_heads=4, seq_len=256, vocab_size=256, batch=8, threads=2).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
@@ -86,12 +86,12 @@ def main():
         [dict(params=matrices, weight_decay=0.1), dict(params=vectors, weight_decay=0.0)], lr=1e-3, betas=(0.9, 0.95), fused=True
     )
     cast = lambda: torch.autocast("cpu", torch.bfloat16) if options.precision == "bf16" else contextlib.nullcontext()
-    ids = torch.randint(options.vocabulary, (options.batch, options.sequence + 1))
+    ids = torch.randint(options.vocab_size, (options.batch, options.seq_len + 1))
 
     def step():
         with cast():
             logits = run_model(ids[:, :-1])
-            loss = F.cross_entropy(logits.float().view(-1, options.vocabulary), ids[:, 1:].reshape(-1))
+            loss = F.cross_entropy(logits.float().view(-1, options.vocab_size), ids[:, 1:].reshape(-1))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

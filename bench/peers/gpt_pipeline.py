@@ -26,9 +26,9 @@ SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 class Begin(nn.Module):
     def __init__(self, options):
         super().__init__()
-        self.tokens = nn.Embedding(options.vocabulary, options.width)
-        self.positions = nn.Embedding(options.sequence, options.width)
-        self.blocks = nn.Sequential(*(Block(options.width, options.heads) for _ in range(options.layers // 2)))
+        self.tokens = nn.Embedding(options.vocab_size, options.hidden_size)
+        self.positions = nn.Embedding(options.seq_len, options.hidden_size)
+        self.blocks = nn.Sequential(*(Block(options.hidden_size, options.num_heads) for _ in range(options.num_layers // 2)))
 
     def forward(self, ids):
         return self.blocks(self.tokens(ids) + self.positions.weight[: ids.shape[1]])
@@ -37,9 +37,9 @@ class Begin(nn.Module):
 class End(nn.Module):
     def __init__(self, options):
         super().__init__()
-        self.blocks = nn.Sequential(*(Block(options.width, options.heads) for _ in range(options.layers - options.layers // 2)))
-        self.norm = nn.LayerNorm(options.width)
-        self.head = nn.Linear(options.width, options.vocabulary, bias=False)
+        self.blocks = nn.Sequential(*(Block(options.hidden_size, options.num_heads) for _ in range(options.num_layers - options.num_layers // 2)))
+        self.norm = nn.LayerNorm(options.hidden_size)
+        self.head = nn.Linear(options.hidden_size, options.vocab_size, bias=False)
 
     def forward(self, x):
         return self.head(self.norm(self.blocks(x)))
@@ -59,14 +59,14 @@ def run_rank(rank, options, meeting):
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.02)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
-    ids = torch.randint(options.vocabulary, (options.micros, options.sequence))
+    ids = torch.randint(options.vocab_size, (options.micros, options.seq_len))
     if options.precision == "bf16":
         forward = module.forward
         module.forward = lambda x: under_autocast(forward, x)
     stage = PipelineStage(module, rank, 2, torch.device("cpu"))
 
     def loss_of(logits, targets):
-        return F.cross_entropy(logits.float().view(-1, options.vocabulary), targets.view(-1))
+        return F.cross_entropy(logits.float().view(-1, options.vocab_size), targets.view(-1))
 
     schedule = SCHEDULES[options.schedule](stage, options.micros, loss_fn=loss_of)
 
@@ -113,8 +113,8 @@ def run_rank(rank, options, meeting):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in dict(layers=8, width=256, heads=4, sequence=128, vocabulary=512, micros=16).items():
-        parser.add_argument(f"--{name}", type=int, default=value)
+    for name, value in dict(num_layers=8, hidden_size=256, num_heads=4, seq_len=128, vocab_size=512, micros=16).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     parser.add_argument("--schedule", choices=sorted(SCHEDULES), default="1f1b")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     options = parser.parse_args()

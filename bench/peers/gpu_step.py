@@ -18,23 +18,23 @@ from torch.nn import functional as F
 class Attention(nn.Module):
     def __init__(self, o):
         super().__init__()
-        self.o, self.size = o, o.width // o.heads
+        self.o, self.size = o, o.hidden_size // o.num_heads
         self.norm = norm(o)
-        self.qkv = linear(o, o.width, (o.heads + 2 * o.kv_heads) * self.size, bias=o.family in ("gpt2", "qwen2"))
-        self.out = linear(o, o.width, o.width, bias=o.family == "gpt2")
+        self.qkv = linear(o, o.hidden_size, (o.num_heads + 2 * o.num_kv_heads) * self.size, bias=o.family in ("gpt2", "qwen2"))
+        self.out = linear(o, o.hidden_size, o.hidden_size, bias=o.family == "gpt2")
 
     def forward(self, x, turns):
         o, (batch, length, width) = self.o, x.shape
-        q, k, v = self.qkv(self.norm(x)).split([o.heads * self.size, o.kv_heads * self.size, o.kv_heads * self.size], dim=-1)
+        q, k, v = self.qkv(self.norm(x)).split([o.num_heads * self.size, o.num_kv_heads * self.size, o.num_kv_heads * self.size], dim=-1)
         q, k, v = (t.view(batch, length, -1, self.size).transpose(1, 2) for t in (q, k, v))
         if turns is not None:
             q, k = turn(q, *turns), turn(k, *turns)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=o.kv_heads != o.heads)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=o.num_kv_heads != o.num_heads)
         return x + self.out(y.transpose(1, 2).reshape(batch, length, width))
 
 
 def norm(o):
-    return nn.LayerNorm(o.width, eps=1e-5) if o.family == "gpt2" else nn.RMSNorm(o.width, eps=1e-6 if o.family == "qwen2" else 1e-5)
+    return nn.LayerNorm(o.hidden_size, eps=1e-5) if o.family == "gpt2" else nn.RMSNorm(o.hidden_size, eps=1e-6 if o.family == "qwen2" else 1e-5)
 
 
 def to_fp8(x, kind):
@@ -71,7 +71,7 @@ class Fp8Linear(nn.Linear):
 
 
 def linear(o, width, out, bias):
-    return (Fp8Linear if o.products == "fp8" else nn.Linear)(width, out, bias=bias)
+    return (Fp8Linear if o.gemm == "fp8" else nn.Linear)(width, out, bias=bias)
 
 
 def turn(x, cosines, sines):
@@ -84,8 +84,8 @@ class Mlp(nn.Module):
         super().__init__()
         self.gated, bias = o.family != "gpt2", o.family == "gpt2"
         self.norm = norm(o)
-        self.add_module("in", linear(o, o.width, o.inner * (2 if self.gated else 1), bias=bias))
-        self.out = linear(o, o.inner, o.width, bias=bias)
+        self.add_module("in", linear(o, o.hidden_size, o.ffn_size * (2 if self.gated else 1), bias=bias))
+        self.out = linear(o, o.ffn_size, o.hidden_size, bias=bias)
 
     def forward(self, x):
         y = getattr(self, "in")(self.norm(x))
@@ -110,21 +110,21 @@ class Model(nn.Module):
     def __init__(self, o):
         super().__init__()
         self.o = o
-        self.embedding = nn.ModuleDict(dict(tokens=nn.Embedding(o.vocabulary, o.width)))
+        self.embedding = nn.ModuleDict(dict(tokens=nn.Embedding(o.vocab_size, o.hidden_size)))
         if o.family == "gpt2":
-            self.embedding["positions"] = nn.Embedding(o.sequence, o.width)
-        self.layers = nn.ModuleList(Block(o) for _ in range(o.layers))
+            self.embedding["positions"] = nn.Embedding(o.seq_len, o.hidden_size)
+        self.layers = nn.ModuleList(Block(o) for _ in range(o.num_layers))
         self.norm = norm(o)
-        self.head = nn.Linear(o.width, o.vocabulary, bias=False) if o.untied else None
+        self.head = nn.Linear(o.hidden_size, o.vocab_size, bias=False) if o.untied else None
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
                 residual = o.family == "gpt2" and name.endswith("out.weight")
-                nn.init.normal_(parameter, std=0.02 / (2 * o.layers) ** 0.5 if residual else 0.02)
+                nn.init.normal_(parameter, std=0.02 / (2 * o.num_layers) ** 0.5 if residual else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
-        size = o.width // o.heads
+        size = o.hidden_size // o.num_heads
         base = 1000000.0 if o.family == "qwen2" else 500000.0
-        angles = torch.outer(torch.arange(o.sequence), base ** (-torch.arange(0, size, 2) / size))
+        angles = torch.outer(torch.arange(o.seq_len), base ** (-torch.arange(0, size, 2) / size))
         self.register_buffer("cosines", angles.cos()), self.register_buffer("sines", angles.sin())
 
     def forward(self, ids, targets):
@@ -135,7 +135,7 @@ class Model(nn.Module):
         for layer in self.layers:
             x = layer(x, turns)
         logits = F.linear(self.norm(x), (self.head or self.embedding["tokens"]).weight)
-        return F.cross_entropy(logits.float().view(-1, self.o.vocabulary), targets.reshape(-1))
+        return F.cross_entropy(logits.float().view(-1, self.o.vocab_size), targets.reshape(-1))
 
 
 def read_start(path, model, ids):
@@ -154,12 +154,12 @@ def read_start(path, model, ids):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in "layers width heads kv_heads inner sequence vocabulary batch".split():
-        parser.add_argument(f"--{name}", type=int, required=True)
+    for name in "num_layers hidden_size num_heads num_kv_heads ffn_size seq_len vocab_size batch".split():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, required=True)
     parser.add_argument("--family", choices=["gpt2", "llama", "qwen2"], required=True)
     parser.add_argument("--untied", action="store_true", help="the head has a weight of its own")
     parser.add_argument("--states", choices=["fp32", "bf16"], default="fp32", help="weights, gradients and moments")
-    parser.add_argument("--products", choices=["same", "fp8"], default="same", help="of the layers' matrices")
+    parser.add_argument("--gemm", choices=["same", "fp8"], default="same", help="of the layers' matrices")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--type", choices=["bf16", "fp32"], default="bf16", help="of products: autocast")
     parser.add_argument("--start", help="a file with the numbers and tokens to start from")
@@ -169,7 +169,7 @@ def main():
     torch.set_float32_matmul_precision("highest" if o.type == "fp32" else "high")
     with torch.device(o.device):
         model = Model(o)
-        ids = torch.randint(o.vocabulary, (o.batch, o.sequence + 1))
+        ids = torch.randint(o.vocab_size, (o.batch, o.seq_len + 1))
     if o.states == "bf16":
         cosines, sines = model.cosines, model.sines
         model.to(torch.bfloat16)

@@ -50,12 +50,12 @@ def make_step(options, rank):
     groups = [dict(params=matrices, weight_decay=0.1), dict(params=vectors, weight_decay=0.0)]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=True)
     torch.manual_seed(2 + rank)
-    ids = torch.randint(options.vocabulary, (options.batch, options.sequence + 1))
+    ids = torch.randint(options.vocab_size, (options.batch, options.seq_len + 1))
 
     def step():
         with cast():
             logits = run_model(ids[:, :-1])
-            loss = F.cross_entropy(logits.float().view(-1, options.vocabulary), ids[:, 1:].reshape(-1))
+            loss = F.cross_entropy(logits.float().view(-1, options.vocab_size), ids[:, 1:].reshape(-1))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=options.kind == "fsdp")  # DDP's gradients live in its buckets
@@ -80,8 +80,8 @@ def work(rank, options, store, question, answer):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in dict(layers=4, width=256, heads=4, sequence=256, vocabulary=256, batch=8, ranks=2).items():
-        parser.add_argument(f"--{name}", type=int, default=value)
+    for name, value in dict(num_layers=4, hidden_size=256, num_heads=4, seq_len=256, vocab_size=256, batch=8, ranks=2).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     parser.add_argument("--bucket-mb", type=float, default=25)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--kind", choices=["ddp", "fsdp"], default="ddp")

@@ -11,10 +11,10 @@ namespace {
 
 using layout::Index;
 
-std::vector<std::vector<Holding>> hold(const layout::Mesh& mesh,
-                                       const std::vector<std::pair<std::string, layout::Shape>>& tensors,
-                                       const std::function<void(layout::Placing&)>& place) {
-  std::vector<std::vector<Holding>> all(static_cast<std::size_t>(mesh.ranks()));
+std::vector<std::vector<HeldTensor>> hold(const layout::Mesh& mesh,
+                                          const std::vector<std::pair<std::string, layout::Shape>>& tensors,
+                                          const std::function<void(layout::Placing&)>& place) {
+  std::vector<std::vector<HeldTensor>> all(static_cast<std::size_t>(mesh.ranks()));
   for (int rank = 0; rank < mesh.ranks(); ++rank) {
     for (const auto& [name, shape] : tensors) {
       layout::Placing placing(mesh, rank, name, shape);
@@ -26,7 +26,7 @@ std::vector<std::vector<Holding>> hold(const layout::Mesh& mesh,
 }
 
 /// Each element of each tensor exactly once, by a rank that has it where the plan says.
-void expect_each_once(const SavePlan& plan, const std::vector<std::vector<Holding>>& holdings) {
+void expect_each_once(const SavePlan& plan, const std::vector<std::vector<HeldTensor>>& holdings) {
   for (std::size_t t = 0; t < plan.tensors.size(); ++t) {
     std::vector<int> written(static_cast<std::size_t>(layout::elements(plan.tensors[t].shape)));
     for (std::size_t rank = 0; rank < plan.ranks.size(); ++rank) {
@@ -34,7 +34,7 @@ void expect_each_once(const SavePlan& plan, const std::vector<std::vector<Holdin
         if (share.tensor != t) continue;
         for (const auto& holding : holdings[rank]) {
           if (holding.placement.name != plan.tensors[t].name) continue;
-          for (const layout::Run& run : share.runs) {
+          for (const layout::ContiguousRun& run : share.runs) {
             for (Index i = 0; i < run.count; ++i) {
               ++written[static_cast<std::size_t>(run.global + i)];
               ASSERT_EQ(layout::global_index(holding.placement, run.local + i), run.global + i);

@@ -33,7 +33,7 @@ inline at::Tensor expected(const nn::StateTensor& entry, double padding) {
   at::Tensor values = at::full({entry.tensor.numel()}, padding, at::kDouble);
   auto* data = values.data_ptr<double>();
   const std::size_t name = std::hash<std::string>{}(entry.name);
-  for (const layout::Run& run : layout::runs(entry.placement)) {
+  for (const layout::ContiguousRun& run : layout::runs(entry.placement)) {
     for (layout::Index i = 0; i < run.count; ++i) data[run.local + i] = value_at(name, run.global + i);
   }
   return values.to(entry.tensor.scalar_type()).to(at::kDouble);

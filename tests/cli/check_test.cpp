@@ -15,7 +15,8 @@ using ::testing::HasSubstr;
 std::string tiny() { return (data_folders().front() / "tiny.toml").string(); }
 
 TEST(Check, OfAFineRecipeShowsScheduleMemoryAndTime) {
-  const Outcome outcome = run({"check", tiny(), "--ranks", "8", "--set", "layout.pp=4", "--set", "train.microbatch=2"});
+  const Outcome outcome =
+      run({"check", tiny(), "--ranks", "8", "--set", "layout.pp=4", "--set", "train.micro_batch_size=2"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("tp 1, pp 4, dp 2"));
   EXPECT_THAT(outcome.out, HasSubstr("1f1b: 64 passes and 48 messages of 8 microbatches"));
@@ -31,9 +32,9 @@ TEST(Check, TellsEveryProblemAtOnceWithItsFix) {
   EXPECT_EQ(outcome.code, kExitUsage);
   EXPECT_THAT(outcome.err, HasSubstr("3 does not divide the model's 4 heads (1, 2, 4 do) -> set layout.tp = 2"));
   EXPECT_THAT(outcome.err, HasSubstr("optim.beta1"));
-  EXPECT_THAT(outcome.err, HasSubstr("batch.size"));
+  EXPECT_THAT(outcome.err, HasSubstr("batch.global_batch_tokens"));
   const Outcome fixed = run({"check", tiny(), "--ranks", "12", "--set", "layout.tp=2", "--set", "layout.pp=2", "--set",
-                             "layout.zero_group=3", "--set", "batch.size=2112"});
+                             "layout.zero_group=3", "--set", "batch.global_batch_tokens=2112"});
   EXPECT_EQ(fixed.code, 0) << fixed.err;
 }
 
@@ -63,7 +64,7 @@ TEST(Check, AsJsonHasEveryRanksBytesByCategory) {
 TEST(Check, JudgesMemoryOnlyWhereTheClusterIsNamed) {
   const std::string big = find_data_file("models", "llama3-8b").string();
   const std::vector<std::string> task{
-      "check", big, "--ranks", "8", "--set", "data.sequence=8192", "--set", "batch.size=262144"};
+      "check", big, "--ranks", "8", "--set", "data.seq_len=8192", "--set", "batch.global_batch_tokens=262144"};
   std::vector<std::string> named = task;
   named.insert(named.end(), {"--cluster", "dgx-h100"});
   EXPECT_EQ(run(task).code, 0);

@@ -26,8 +26,8 @@ json run_json(std::vector<std::string> arguments) {
   return json::parse(outcome.out);
 }
 
-const std::vector<std::string> kSmall{"--model", "llama3-8b", "--cluster",      "dgx-h100",
-                                      "--gpus",  "16",        "--global-batch", "64"};
+const std::vector<std::string> kSmall{"--model", "llama3-8b", "--cluster",           "dgx-h100",
+                                      "--gpus",  "16",        "--global-batch-size", "64"};
 
 std::vector<std::string> with(std::vector<std::string> head, const std::vector<std::string>& tail) {
   head.insert(head.end(), tail.begin(), tail.end());
@@ -103,8 +103,8 @@ TEST(Plan, WithoutAClusterNamesThem) {
 }
 
 TEST_F(PlanOfAMixture, ChoosesHowToShareOutItsExperts) {
-  const std::vector<std::string> task{"--model", "mixtral-8x7b", "--cluster", "dgx-h100",       "--gpus",
-                                      "64",      "--seq",        "4096",      "--global-batch", "512"};
+  const std::vector<std::string> task{"--model",   "mixtral-8x7b", "--cluster",           "dgx-h100", "--gpus", "64",
+                                      "--seq-len", "4096",         "--global-batch-size", "512"};
   const json result = run_json(with({"plan"}, task));
   EXPECT_GT(result.at("layout").at("ep").get<int>(), 1);
   EXPECT_TRUE(result.at("chosen").contains("ep"));
@@ -114,15 +114,22 @@ TEST_F(PlanOfAMixture, ChoosesHowToShareOutItsExperts) {
 }
 
 TEST(Estimate, WithTheOptimizerOnTheHostTakesLessMemory) {
-  const std::vector<std::string> task{
-      "estimate", "--model",        "llama3-8b", "--cluster",   "dgx-a100-40", "--gpus", "8", "--tp",
-      "1",        "--pp",           "1",         "--dp",        "8",           "--zero", "2", "--microbatch",
-      "1",        "--global-batch", "8",         "--recompute", "full"};
+  const std::vector<std::string> task{"estimate",    "--model",
+                                      "llama3-8b",   "--cluster",
+                                      "dgx-a100-40", "--gpus",
+                                      "8",           "--tp",
+                                      "1",           "--pp",
+                                      "1",           "--dp",
+                                      "8",           "--zero",
+                                      "2",           "--micro-batch-size",
+                                      "1",           "--global-batch-size",
+                                      "8",           "--recompute",
+                                      "full"};
   const json here = run_json(task), there = run_json(with(task, {"--offload", "optimizer"}));
   EXPECT_LT(there.at("memory_bytes_peak").get<double>(), here.at("memory_bytes_peak").get<double>());
   EXPECT_GT(there.at("memory_bytes_host").get<double>(), 0);
-  EXPECT_THAT(run({"estimate", "--model", "llama3-8b", "--cluster", "deepseek-h800", "--gpus", "16", "--global-batch",
-                   "64", "--offload", "optimizer"})
+  EXPECT_THAT(run({"estimate", "--model", "llama3-8b", "--cluster", "deepseek-h800", "--gpus", "16",
+                   "--global-batch-size", "64", "--offload", "optimizer"})
                   .err,
               HasSubstr("[host]"));
 }

@@ -16,11 +16,24 @@ using ::testing::HasSubstr;
 
 /// Megatron SC'21, table 2: 174.6B on 1,536 A100.
 std::vector<std::string> row_of_a_paper() {
-  return {"estimate", "--cluster",   "selene",  "--family",    "gpt",   "--layers",     "96",   "--hidden",
-          "12288",    "--heads",     "96",      "--vocab",     "51200", "--seq",        "2048", "--tp",
-          "8",        "--pp",        "12",      "--dp",        "16",    "--microbatch", "1",    "--global-batch",
-          "1536",     "--recompute", "full",    "--precision", "fp16",  "--zero",       "0",    "--sequence-parallel",
-          "off",      "--attention", "unfused", "--json"};
+  return {"estimate", "--cluster",
+          "selene",   "--family",
+          "gpt",      "--num-layers",
+          "96",       "--hidden-size",
+          "12288",    "--num-heads",
+          "96",       "--vocab-size",
+          "51200",    "--seq-len",
+          "2048",     "--tp",
+          "8",        "--pp",
+          "12",       "--dp",
+          "16",       "--micro-batch-size",
+          "1",        "--global-batch-size",
+          "1536",     "--recompute",
+          "full",     "--precision",
+          "fp16",     "--zero",
+          "0",        "--sequence-parallel",
+          "off",      "--attention",
+          "unfused",  "--json"};
 }
 
 std::vector<std::string> with(std::vector<std::string> arguments, const std::vector<std::string>& more) {
@@ -43,7 +56,7 @@ TEST(Estimate, OfATableRowIsJsonAloneWithThePromisedFields) {
 
 TEST(Estimate, WhatDoesNotFitStillHasItsFigures) {
   const Outcome outcome = run({"estimate", "--cluster", "selene", "--model", "gpt3-175b", "--tp", "1", "--pp", "1",
-                               "--dp", "1", "--global-batch", "1", "--json"});
+                               "--dp", "1", "--global-batch-size", "1", "--json"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const json result = json::parse(outcome.out);
   EXPECT_FALSE(result.at("fits").get<bool>());
@@ -79,8 +92,8 @@ TEST(Estimate, ADeviceWithoutTheUnitsSaysWhichItHas) {
 }
 
 TEST(Plan, OfLlama405BIsAtLeastAsGoodAsThePublishedLayout) {
-  const std::vector<std::string> task{"--model",        "llama3-405b", "--cluster", "llama3-h100-16k",
-                                      "--global-batch", "2048",        "--json"};
+  const std::vector<std::string> task{"--model", "llama3-405b", "--cluster", "llama3-h100-16k", "--global-batch-size",
+                                      "2048",    "--json"};
   const Outcome best = run(with({"plan"}, task));
   const Outcome published =
       run(with(with({"estimate"}, task), {"--tp", "8", "--pp", "16", "--dp", "128", "--cp", "1", "--zero", "2"}));
@@ -120,7 +133,7 @@ TEST(Plan, ItsRecipeIsFineAndGivesTheSameEstimate) {
   const std::string path =
       (std::filesystem::temp_directory_path() / ("trireme_planned_" + std::to_string(::getpid()) + ".toml")).string();
   const Outcome planned = run({"plan", "--model", "llama3-70b", "--cluster", "dgx-h100", "--gpus", "64",
-                               "--global-batch", "256", "--write", path, "--json"});
+                               "--global-batch-size", "256", "--write", path, "--json"});
   ASSERT_EQ(planned.code, 0) << planned.err;
   const Outcome checked = run({"recipe", "check", path});
   EXPECT_EQ(checked.code, 0) << checked.err;

@@ -15,8 +15,8 @@ using testing::HasSubstr;
 
 const std::string kRecipes = std::string(TRIREME_RECIPES) + "/pace/";
 
-/// The words of each line of `trireme recipe pace ...`, without the header.
-std::vector<std::vector<std::string>> pace(std::vector<std::string> arguments) {
+/// The words of each line of `trireme recipe hyperparameters ...`, without the header.
+std::vector<std::vector<std::string>> hyperparameters(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), {"recipe", "pace"});
   std::ostringstream out, err;
   EXPECT_EQ(run_program(arguments, out, err), kExitFine) << err.str();
@@ -32,15 +32,16 @@ std::vector<std::vector<std::string>> pace(std::vector<std::string> arguments) {
 }
 
 TEST(RecipePace, PrintsStepsTokensBatchAndRate) {
-  EXPECT_THAT(pace({"--set", "schedule.kind=cosine", "--set", "schedule.total=100", "--set", "schedule.warmup=10",
-                    "--set", "optim.learning_rate=1", "--set", "batch.size=10", "--rows", "2"}),
+  EXPECT_THAT(hyperparameters({"--set", "lr_schedule.kind=cosine", "--set", "lr_schedule.total=100", "--set",
+                               "lr_schedule.warmup=10", "--set", "optim.learning_rate=1", "--set",
+                               "batch.global_batch_tokens=10", "--rows", "2"}),
               ElementsAre(ElementsAre("0", "0", "10", "0.1"), ElementsAre("10", "100", "10", "1"),
                           ElementsAre("50", "500", "10", "0.5868"), ElementsAre("100", "1k", "10", "0"),
                           ElementsAre("100", "steps", "to", "1k", "tokens")));
 }
 
 TEST(RecipePace, ShowsGoyalsRates) {
-  const auto rows = pace({kRecipes + "goyal-resnet50.toml", "--until", "115305030", "--rows", "1"});
+  const auto rows = hyperparameters({kRecipes + "goyal-resnet50.toml", "--until", "115305030", "--rows", "1"});
   ASSERT_EQ(rows.size(), 7U);
   const std::vector<std::string> rates = {"0.1", "3.2", "0.32", "0.032", "0.0032", "0.0032"};
   for (std::size_t i = 0; i < rates.size(); ++i)
@@ -48,7 +49,7 @@ TEST(RecipePace, ShowsGoyalsRates) {
 }
 
 TEST(RecipePace, ShowsSmithsBatches) {
-  const auto rows = pace({kRecipes + "smith-increase.toml", "--rows", "1"});
+  const auto rows = hyperparameters({kRecipes + "smith-increase.toml", "--rows", "1"});
   ASSERT_EQ(rows.size(), 6U);
   const std::vector<std::vector<std::string>> expected = {
       {"128", "0.1"}, {"640", "0.1"}, {"3200", "0.1"}, {"5120", "0.032"}, {"5120", "0.032"}};
@@ -58,7 +59,7 @@ TEST(RecipePace, ShowsSmithsBatches) {
 }
 
 TEST(RecipePace, ShowsGpt3sRamps) {
-  const auto rows = pace({kRecipes + "gpt3-175b.toml", "--until", "300G", "--rows", "1"});
+  const auto rows = hyperparameters({kRecipes + "gpt3-175b.toml", "--until", "300G", "--rows", "1"});
   ASSERT_EQ(rows.size(), 6U);
   EXPECT_THAT(rows[0], ElementsAre("0", "0", "32000", "5.12e-09"));
   EXPECT_THAT(rows[1], ElementsAre(testing::_, "375M", "128000", "6e-05"));
@@ -68,7 +69,7 @@ TEST(RecipePace, ShowsGpt3sRamps) {
 }
 
 TEST(RecipePace, ShowsLambsRates) {
-  const auto rows = pace({kRecipes + "lamb-bert.toml", "--rows", "1"});
+  const auto rows = hyperparameters({kRecipes + "lamb-bert.toml", "--rows", "1"});
   ASSERT_EQ(rows.size(), 4U);
   EXPECT_THAT(rows[0], ElementsAre("0", "0", "32768", "1.6e-06"));
   EXPECT_THAT(rows[1], ElementsAre("3125", testing::_, "32768", "0.005"));

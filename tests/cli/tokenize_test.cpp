@@ -33,7 +33,7 @@ class Tokenize : public ::testing::Test {
 };
 
 TEST_F(Tokenize, LearnsATokenizerAndMakesShardsWithIt) {
-  const Outcome trained = run({"-q", "tokenize", "train", at("books.txt"), "--split", "lines", "--vocab", "275",
+  const Outcome trained = run({"-q", "tokenize", "train", at("books.txt"), "--split", "lines", "--vocab-size", "275",
                                "--pattern", "llama3", "--bos", "<s>", "-o", at("t.json")});
   ASSERT_EQ(trained.code, kExitFine) << trained.err;
   EXPECT_THAT(trained.out, HasSubstr("275 tokens from"));
@@ -45,7 +45,7 @@ TEST_F(Tokenize, LearnsATokenizerAndMakesShardsWithIt) {
   EXPECT_THAT(made.out, HasSubstr("tokens of 200 documents in 4 shards"));
   EXPECT_THAT(run(make).out, HasSubstr("4 were there already"));
   const data::TokenFile shard(at("shards/00000.shard"));
-  EXPECT_EQ(shard.info().vocabulary, 275);
+  EXPECT_EQ(shard.info().vocab_size, 275);
   EXPECT_NO_THROW(shard.verify());
 }
 
@@ -55,7 +55,7 @@ TEST_F(Tokenize, SaysWhatItNeeds) {
   EXPECT_THAT(nothing.err, HasSubstr("needs text, --tokenizer and --out"));
   EXPECT_THAT(run({"tokenize", at("books.txt"), "--tokenizer", "no.json", "--out", at("x")}).err,
               HasSubstr("there is no tokenizer no.json"));
-  EXPECT_THAT(run({"tokenize", "train", at("books.txt"), "--vocab", "9", "-o", at("t.json")}).err,
+  EXPECT_THAT(run({"tokenize", "train", at("books.txt"), "--vocab-size", "9", "-o", at("t.json")}).err,
               HasSubstr("ask for 257 or more"));
   EXPECT_THAT(run({"tokenize", "train", "-o", at("t.json")}).err, HasSubstr("FILES"));
   EXPECT_THAT(run({"tokenize", "train", at("books.txt"), "--pattern", "gpt9", "-o", at("t.json")}).err,

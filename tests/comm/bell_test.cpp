@@ -1,5 +1,5 @@
 // A bell rung after a change always wakes whoever looks before it sleeps.
-#include "trireme/comm/bell.h"
+#include "trireme/comm/event_count.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ namespace {
 using namespace std::chrono_literals;
 
 /// Until the value is reached, as the engine waits: announce, look, sleep.
-void sleep_until(Bell& bell, const std::atomic<int>& value, int wanted) {
+void sleep_until(EventCount& bell, const std::atomic<int>& value, int wanted) {
   while (true) {
     const std::uint32_t ticket = bell.about_to_sleep();
     if (value.load(std::memory_order_acquire) >= wanted) {
@@ -22,10 +22,10 @@ void sleep_until(Bell& bell, const std::atomic<int>& value, int wanted) {
   }
 }
 
-TEST(Bell, LosesNoRing) {
+TEST(EventCount, LosesNoRing) {
   // Two threads take turns; a lost ring would cost a minute.
   constexpr int kTurns = 3000;
-  Bell ping, pong;
+  EventCount ping, pong;
   std::atomic<int> pings{0}, pongs{0};
   const auto started = std::chrono::steady_clock::now();
   std::thread other([&] {
@@ -37,15 +37,15 @@ TEST(Bell, LosesNoRing) {
   });
   for (int turn = 1; turn <= kTurns; ++turn) {
     pings.store(turn, std::memory_order_release);
-    Bell::ring_all({nullptr, &ping, &pong}, 2);
+    EventCount::ring_all({nullptr, &ping, &pong}, 2);
     sleep_until(pong, pongs, turn);
   }
   other.join();
   EXPECT_LT(std::chrono::steady_clock::now() - started, 50s);
 }
 
-TEST(Bell, WakesEveryoneWhoSleeps) {
-  Bell bell;
+TEST(EventCount, WakesEveryoneWhoSleeps) {
+  EventCount bell;
   std::atomic<int> value{0}, awake{0};
   std::vector<std::thread> sleepers;
   for (int i = 0; i < 4; ++i) {
@@ -62,8 +62,8 @@ TEST(Bell, WakesEveryoneWhoSleeps) {
   EXPECT_EQ(awake, 4);
 }
 
-TEST(Bell, LetsSleepersGoWhenTheirTimeIsUp) {
-  Bell bell;
+TEST(EventCount, LetsSleepersGoWhenTheirTimeIsUp) {
+  EventCount bell;
   const auto started = std::chrono::steady_clock::now();
   bell.sleep(bell.about_to_sleep(), 30ms);
   EXPECT_GE(std::chrono::steady_clock::now() - started, 29ms);

@@ -15,7 +15,7 @@ constexpr std::int64_t N = kNoTarget;
 
 class Causal : public OwnFolder {
  protected:
-  fs::path shard(const char* name, const Documents& documents, ShardInfo info = {.vocabulary = kVocabulary}) {
+  fs::path shard(const char* name, const Documents& documents, ShardInfo info = {.vocab_size = kVocabulary}) {
     write_shard(folder_ / name, documents, std::move(info));
     return folder_ / name;
   }
@@ -49,7 +49,7 @@ TEST_F(Causal, AStreamIsCutWhereverARowEnds) {
 }
 
 TEST_F(Causal, WhatTheMaskHidesIsReadButNotLearnt) {
-  ShardWriter writer(folder_ / "a.shard", {.vocabulary = 10});
+  ShardWriter writer(folder_ / "a.shard", {.vocab_size = 10});
   writer.add_document(std::vector<std::int32_t>{1, 2, 3, 4}, std::vector<std::uint8_t>{0, 0, 1, 1});
   writer.add_document(std::vector<std::int32_t>{5, 6, 7});
   writer.finish();
@@ -225,8 +225,8 @@ TEST_F(Causal, BlendsGiveEachSourceItsShareAndRepeatTheSmaller) {
 
 TEST_F(Causal, FoldersAndNamedValidationAreRead) {
   fs::create_directories(folder_ / "train");
-  write_shard(folder_ / "train/1.shard", {{1, 2, 3}}, {.vocabulary = 50});
-  write_shard(folder_ / "train/0.shard", {{4, 5, 6}}, {.vocabulary = 50});
+  write_shard(folder_ / "train/1.shard", {{1, 2, 3}}, {.vocab_size = 50});
+  write_shard(folder_ / "train/0.shard", {{4, 5, 6}}, {.vocab_size = 50});
   write_all(folder_ / "train/README.md", "not tokens");
   write_all(folder_ / "v.txt", "\1\2\3");
   auto recipe = recipe_over({folder_ / "train"}, 8);
@@ -241,7 +241,7 @@ TEST_F(Causal, FoldersAndNamedValidationAreRead) {
 TEST_F(Causal, ShardsOfTheNamedTokenizerAreTaken) {
   const auto tokenizer = Tokenizer::bytes();
   ShardWriter writer(folder_ / "a.shard",
-                     {.vocabulary = tokenizer->vocabulary_size(), .tokenizer_hash = tokenizer->hash()});
+                     {.vocab_size = tokenizer->vocabulary_size(), .tokenizer_hash = tokenizer->hash()});
   writer.add_document(tokenizer->encode("some text"));
   writer.finish();
   auto recipe = recipe_over({folder_ / "a.shard"}, 4);
@@ -254,8 +254,8 @@ TEST_F(Causal, MistakesAreNamed) {
     return message_of<Error>([&] { open_samples(recipe, Split::kTrain); });
   };
   EXPECT_THAT(open({}), HasSubstr("names no data"));
-  const auto a = shard("a.shard", {{1, 2, 3}}, {.vocabulary = 50, .tokenizer_hash = 1});
-  const auto b = shard("b.shard", {{1, 2, 49}}, {.vocabulary = 50, .tokenizer_hash = 2});
+  const auto a = shard("a.shard", {{1, 2, 3}}, {.vocab_size = 50, .tokenizer_hash = 1});
+  const auto b = shard("b.shard", {{1, 2, 49}}, {.vocab_size = 50, .tokenizer_hash = 2});
   EXPECT_THAT(open(recipe_over({a, b}, 4)),
               HasSubstr("b.shard was made with another tokenizer (0000000000000002) than"));
   auto other = recipe_over({a}, 4);
@@ -267,8 +267,8 @@ TEST_F(Causal, MistakesAreNamed) {
   EXPECT_THAT(open(recipe_over({folder_ / "folder"}, 4)), HasSubstr("has no files of tokens"));
   auto recipe = recipe_over({b}, 4);
   recipe.model.family = spec::Family::kGpt2;
-  recipe.model.vocabulary = 40;
-  EXPECT_THAT(open(recipe), HasSubstr("vocabulary of 50, but model.vocabulary = 40"));
+  recipe.model.vocab_size = 40;
+  EXPECT_THAT(open(recipe), HasSubstr("vocabulary of 50, but model.vocab_size = 40"));
   recipe.data.task = spec::DataTask::kSeq2Seq;
   EXPECT_THAT(open(recipe), HasSubstr("holds no pairs"));
 
@@ -280,7 +280,7 @@ TEST_F(Causal, MistakesAreNamed) {
   write_all(folder_ / "c.bin", bin);
   recipe = recipe_over({folder_ / "c.bin"}, 4);
   recipe.model.family = spec::Family::kGpt2;
-  recipe.model.vocabulary = 40;
+  recipe.model.vocab_size = 40;
   const auto samples = open_samples(recipe, Split::kTrain);
   EXPECT_THAT(message_of<formats::FormatError>([&] { read_one(*samples, 0); }),
               HasSubstr("c.bin: token 2 is 900, but the vocabulary has 40 (byte 1028)"));

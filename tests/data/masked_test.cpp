@@ -13,7 +13,7 @@ constexpr SpecialTokens kSpecial = {.pad = 99'990, .mask = 99'991, .cls = 99'992
 class Masked : public OwnFolder {
  protected:
   spec::Recipe recipe_of(const Documents& documents, std::int64_t sequence) {
-    write_shard(folder_ / "a.shard", documents, {.vocabulary = kVocabulary, .special = kSpecial});
+    write_shard(folder_ / "a.shard", documents, {.vocab_size = kVocabulary, .special = kSpecial});
     auto recipe = recipe_over({folder_ / "a.shard"}, sequence);
     recipe.data.task = spec::DataTask::kMasked;
     return recipe;
@@ -86,7 +86,7 @@ TEST_F(Masked, AnotherEpochHidesOtherTokens) {
 
 TEST_F(Masked, NeedsAMaskToken) {
   auto recipe = recipe_of({{1, 2, 3}}, 8);
-  write_shard(folder_ / "a.shard", {{1, 2, 3}}, {.vocabulary = 10});
+  write_shard(folder_ / "a.shard", {{1, 2, 3}}, {.vocab_size = 10});
   EXPECT_THAT(message_of<ConfigError>([&] { open_samples(recipe, Split::kTrain); }),
               HasSubstr("there is no mask token"));
   recipe.data.special.mask = 9;
@@ -97,10 +97,10 @@ class PairsOfTexts : public OwnFolder {
  protected:
   static constexpr SpecialTokens kTokens = {.bos = 90, .eos = 91, .pad = 92};
   spec::Recipe recipe_of(const Documents& documents, std::int64_t sequence, std::int64_t source) {
-    write_shard(folder_ / "a.shard", documents, {.vocabulary = kVocabulary, .special = kTokens, .pairs = true});
+    write_shard(folder_ / "a.shard", documents, {.vocab_size = kVocabulary, .special = kTokens, .pairs = true});
     auto recipe = recipe_over({folder_ / "a.shard"}, sequence);
     recipe.data.task = spec::DataTask::kSeq2Seq;
-    recipe.data.source_sequence = source;
+    recipe.data.source_seq_len = source;
     return recipe;
   }
 };
@@ -133,7 +133,7 @@ TEST_F(PairsOfTexts, AreReadWithBeginEndAndPadding) {
 
 TEST_F(PairsOfTexts, LearnOnlyWhatTheMaskLeaves) {
   auto recipe = recipe_of({{1}, {2}}, 6, 2);
-  ShardWriter writer(folder_ / "a.shard", {.vocabulary = 100, .special = kTokens, .pairs = true});
+  ShardWriter writer(folder_ / "a.shard", {.vocab_size = 100, .special = kTokens, .pairs = true});
   writer.add_document(std::vector<std::int32_t>{1, 2});
   writer.add_document(std::vector<std::int32_t>{3, 4, 5, 6}, std::vector<std::uint8_t>{0, 1, 0, 1});
   writer.finish();

@@ -25,7 +25,7 @@ inline constexpr std::int64_t kVocabulary = 100'000;
 inline spec::Recipe recipe_over(const std::vector<fs::path>& paths, std::int64_t sequence) {
   spec::Recipe recipe;
   recipe.run.seed = 5;
-  recipe.data.sequence = sequence;
+  recipe.data.seq_len = sequence;
   recipe.data.validation_fraction = 0;
   for (const fs::path& path : paths) recipe.data.sources.push_back({path.string(), std::nullopt});
   return recipe;

@@ -20,7 +20,7 @@ TEST_F(Shard, HoldsWhatWasWritten) {
   for (const std::int64_t vocabulary : {1, 300, 65536, 65537, 200000}) {
     for (const std::size_t count : {0, 1, 2, 37}) {
       const auto documents = random_documents(count, count, 4000, static_cast<std::uint64_t>(vocabulary));
-      const ShardInfo info = {.vocabulary = vocabulary,
+      const ShardInfo info = {.vocab_size = vocabulary,
                               .tokenizer_hash = 0x0123456789ABCDEF,
                               .tokenizer = "bpe of tests",
                               .special = {.bos = 1, .eos = 2, .mask = 7}};
@@ -41,7 +41,7 @@ TEST_F(Shard, KeepsMasksOfDocumentsThatHaveThem) {
   const auto documents = random_documents(5, 50, 30, 100);
   std::vector<std::vector<std::uint8_t>> masks(documents.size());
   const Random random(5, "masks");
-  ShardWriter writer(path(), {.vocabulary = 100});
+  ShardWriter writer(path(), {.vocab_size = 100});
   std::uint64_t draw = 0;
   for (std::size_t d = 0; d < documents.size(); ++d) {
     masks[d].assign(documents[d].size(), 1);
@@ -65,14 +65,14 @@ TEST_F(Shard, KeepsMasksOfDocumentsThatHaveThem) {
 
 TEST_F(Shard, AppearsWholeOrNotAtAll) {
   {
-    ShardWriter writer(path(), {.vocabulary = 10});
+    ShardWriter writer(path(), {.vocab_size = 10});
     writer.add_document(std::vector<std::int32_t>{1, 2, 3});
   }
   EXPECT_TRUE(fs::is_empty(folder_));
 }
 
 TEST_F(Shard, RefusesTokensOutsideTheVocabularyAndGoesOn) {
-  ShardWriter writer(path(), {.vocabulary = 10});
+  ShardWriter writer(path(), {.vocab_size = 10});
   writer.add_document(std::vector<std::int32_t>{9});
   const auto bad = [&](std::int32_t token) {
     return message_of<ConfigError>([&] { writer.add_document(std::vector<std::int32_t>{0, token}); });
@@ -89,7 +89,7 @@ TEST_F(Shard, RefusesTokensOutsideTheVocabularyAndGoesOn) {
 
 TEST_F(Shard, RefusesVocabulariesThatCannotBeAndHalfPairs) {
   EXPECT_THAT(message_of<ConfigError>([&] { ShardWriter(path(), {}); }), HasSubstr("a vocabulary of 0"));
-  ShardWriter writer(path(), {.vocabulary = 5, .pairs = true});
+  ShardWriter writer(path(), {.vocab_size = 5, .pairs = true});
   writer.add_document(std::vector<std::int32_t>{4});
   EXPECT_THAT(message_of<ConfigError>([&] { writer.finish(); }), HasSubstr("has 1 documents, but pairs"));
 }
@@ -110,7 +110,7 @@ std::pair<std::uint64_t, std::uint64_t> named_bytes(const std::string& message) 
 TEST_F(Shard, FindsEveryChangedByteAndSaysWhere) {
   // Several blocks of tokens, and a mask and a table that share blocks with their neighbours.
   const auto documents = random_documents(11, 40, 9000, 1000);
-  ShardWriter writer(path(), {.vocabulary = 1000, .tokenizer_hash = 3, .tokenizer = "t"});
+  ShardWriter writer(path(), {.vocab_size = 1000, .tokenizer_hash = 3, .tokenizer = "t"});
   for (const auto& document : documents) writer.add_document(document, std::vector<std::uint8_t>(document.size(), 1));
   writer.finish();
   const std::string whole = read_all(path());
@@ -152,7 +152,7 @@ TEST_F(Shard, FindsEveryChangedByteAndSaysWhere) {
 }
 
 TEST_F(Shard, NamesWhereItWasCutShort) {
-  write_shard(path(), random_documents(12, 30, 5000, 1000), {.vocabulary = 1000});
+  write_shard(path(), random_documents(12, 30, 5000, 1000), {.vocab_size = 1000});
   const std::string whole = read_all(path());
   const Random random(2, "cuts");
   for (std::uint64_t cut = 0; cut < 200; ++cut) {
@@ -166,7 +166,7 @@ TEST_F(Shard, NamesWhereItWasCutShort) {
 }
 
 TEST_F(Shard, CanBeReadWithoutCheckingBlocks) {
-  write_shard(path(), {{1, 2, 3}, std::vector<std::int32_t>(200000, 4)}, {.vocabulary = 1000});
+  write_shard(path(), {{1, 2, 3}, std::vector<std::int32_t>(200000, 4)}, {.vocab_size = 1000});
   std::string damaged = read_all(path());
   damaged[sizeof(ShardHeader)] = 9;
   write_all(path(), damaged);
@@ -182,7 +182,7 @@ TEST_F(Shard, CanBeReadWithoutCheckingBlocks) {
 /// Files of version 1 as they were first written: a change of the format must not leave them behind.
 TEST_F(Shard, OfVersionOneStayReadable) {
   const TokenFile narrow(fs::path(TRIREME_FIXTURES) / "tokens/narrow.shard");
-  EXPECT_EQ(narrow.info(), (ShardInfo{.vocabulary = 300,
+  EXPECT_EQ(narrow.info(), (ShardInfo{.vocab_size = 300,
                                       .tokenizer_hash = 0x1122334455667788,
                                       .tokenizer = "bytes of tests",
                                       .special = {256, 257, 258, 259, 260, 261},
@@ -200,13 +200,13 @@ TEST_F(Shard, OfVersionOneStayReadable) {
   const TokenFile wide(fs::path(TRIREME_FIXTURES) / "tokens/wide.shard");
   expect_documents(wide, {{1, 69999, 3}, {65536}});
   wide.verify();
-  write_shard(path(), {{1, 69999, 3}, {65536}}, {.vocabulary = 70000});
+  write_shard(path(), {{1, 69999, 3}, {65536}}, {.vocab_size = 70000});
   EXPECT_EQ(read_all(path()), read_all(wide.path()));  // and are what is written today
 }
 
 TEST_F(Shard, IsDescribedForPeople) {
   write_shard(path(), {{5, 6}, {7}},
-              {.vocabulary = 300, .tokenizer_hash = 0xAB, .tokenizer = "gpt2", .special = {.eos = 7}, .pairs = true});
+              {.vocab_size = 300, .tokenizer_hash = 0xAB, .tokenizer = "gpt2", .special = {.eos = 7}, .pairs = true});
   const TokenFile file(path());
   EXPECT_THAT(
       describe(file, false),

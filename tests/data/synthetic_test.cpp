@@ -14,7 +14,7 @@ using spec::DataTask;
 using spec::SyntheticKind;
 
 spec::DataConfig task(SyntheticKind kind, std::int64_t sequence, std::int64_t vocabulary = 16) {
-  return {.sequence = sequence, .synthetic = {.kind = kind, .vocabulary = vocabulary}};
+  return {.sequence = sequence, .synthetic = {.kind = kind, .vocab_size = vocabulary}};
 }
 
 /// Mean of -log p(token | all before) over every row the chain can make: the definition, by enumeration.
@@ -148,7 +148,7 @@ TEST(Synthetic, MaskedCopyHidesBothCopiesAsOftenAsItSays) {
 
 TEST(Synthetic, ReverseIsTheSourceBackwards) {
   auto data = task(SyntheticKind::kReverse, 12);
-  data.source_sequence = 9;
+  data.source_seq_len = 9;
   const auto samples = synthetic_samples(data, DataTask::kSeq2Seq, Split::kTrain, 1);
   const Batch batch = samples->read(numbers(0, 300));
   std::set<std::int64_t> sizes;

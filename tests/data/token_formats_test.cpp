@@ -157,7 +157,7 @@ TEST_F(TokenFormats, TextIsBytesWhenItsNameSaysSo) {
   write_all(folder_ / "a.txt", "TRISHARD\xFF");
   const TokenFile file(folder_ / "a.txt");
   expect_documents(file, {{'T', 'R', 'I', 'S', 'H', 'A', 'R', 'D', 255}});
-  EXPECT_EQ(file.info().vocabulary, 256);
+  EXPECT_EQ(file.info().vocab_size, 256);
   write_all(folder_ / "a.md", "some words");
   const std::string message = message_of<FormatError>([&] { TokenFile(folder_ / "a.md"); });
   EXPECT_THAT(message, HasSubstr("a.md: is no token shard, llm.c file or half of a Megatron pair"));

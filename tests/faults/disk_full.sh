@@ -17,7 +17,7 @@ if [ "${3:-}" != inside ]; then
   exit $?
 fi
 folder=$4
-sets=(--set train.steps=40 --set train.threads=1 --set train.hash_every=10 --set checkpoint.every=10 --set batch.size=512
+sets=(--set train.steps=40 --set train.threads=1 --set train.hash_every=10 --set checkpoint.every=10 --set batch.global_batch_tokens=512
       --set eval.every=0)
 fail() { echo "$1"; shift; [ $# -eq 0 ] || cat "$@"; exit 1; }
 

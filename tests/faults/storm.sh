@@ -8,8 +8,8 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 RANDOM=${SEED:-17}
 steps=$((kills * 14 + 40))
-sets=(--set train.steps=$steps --set schedule.total=$steps --set train.threads=1 --set train.hash_every=20
-      --set checkpoint.every=4 --set checkpoint.keep=2 --set batch.size=512 --set eval.every=0)
+sets=(--set train.steps=$steps --set lr_schedule.total=$steps --set train.threads=1 --set train.hash_every=20
+      --set checkpoint.every=4 --set checkpoint.keep=2 --set batch.global_batch_tokens=512 --set eval.every=0)
 moments=("while copying" "while writing" "after written" "while publishing" "after published")
 
 "$trireme" --quiet train "$recipe" "${sets[@]}" --ranks 2 --out "$folder/whole" >/dev/null || { echo "the run by itself failed"; exit 1; }

@@ -7,7 +7,7 @@
 #include "trireme/kernels/attention_cudnn.h"
 #include "trireme/kernels/cuda.h"
 #include "trireme/kernels/cuda_graph.h"
-#include "trireme/kernels/product.h"
+#include "trireme/kernels/gemm.h"
 
 namespace trireme::gpu {
 namespace {

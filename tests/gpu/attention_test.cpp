@@ -3,7 +3,7 @@
 #include "tests/gpu/support.h"
 #include "trireme/kernels/attention.h"
 #include "trireme/kernels/attention_cuda.h"
-#include "trireme/kernels/product.h"
+#include "trireme/kernels/gemm.h"
 
 namespace trireme::gpu {
 namespace {
@@ -122,10 +122,10 @@ TEST(GpuAttention, RemembersWhichKernelIsFaster) {
 /// In a fixed order the gradients have the same bits every time, and are those of the usual kernel to its roundings.
 TEST(GpuAttention, AFixedOrderGivesTheSameBits) {
   const auto options = at::TensorOptions(at::kBFloat16).device(gpu());
-  for (const std::int64_t kv_heads : {8, 2}) {
+  for (const std::int64_t num_kv_heads : {8, 2}) {
     const at::Tensor q = normal_tensor({2, 1024, 8, 64}, at::kFloat, "q").to(options),
-                     k = normal_tensor({2, 1024, kv_heads, 64}, at::kFloat, "k").to(options),
-                     v = normal_tensor({2, 1024, kv_heads, 64}, at::kFloat, "v").to(options),
+                     k = normal_tensor({2, 1024, num_kv_heads, 64}, at::kFloat, "k").to(options),
+                     v = normal_tensor({2, 1024, num_kv_heads, 64}, at::kFloat, "v").to(options),
                      dout = normal_tensor({2, 1024, 8, 64}, at::kFloat, "dout").to(options);
     kernels::Attention attention{.scale = 0.125, .causal = true};
     const auto [out, lse] = kernels::attention_forward(q, k, v, attention);

@@ -1,4 +1,4 @@
-// 8-bit products beside the same numbers rounded by hand, and beside exact products.
+// FP8 GEMMs beside the same numbers rounded by hand, and beside exact GEMMs.
 #include "trireme/kernels/fp8.h"
 #include "trireme/kernels/activation.h"
 
@@ -95,26 +95,27 @@ TEST(GpuFp8, ProductsAreThoseOfTheRoundedNumbers) {
 
 TEST(GpuFp8, TrainsAsBfloat16DoesToAFewPercent) {
   spec::Recipe recipe = train::small_recipe(spec::Family::kLlama, spec::Precision::kBf16);
-  recipe.model.width = 256;
-  recipe.model.heads = recipe.model.kv_heads = 4;
-  recipe.model.head_size = 64;
-  recipe.model.inner = 512;
-  recipe.model.positions = 128;
-  recipe.data.sequence = 128;
-  recipe.batch.size = 8 * 128;
+  recipe.model.hidden_size = 256;
+  recipe.model.num_heads = recipe.model.num_kv_heads = 4;
+  recipe.model.head_dim = 64;
+  recipe.model.ffn_size = 512;
+  recipe.model.max_seq_len = 128;
+  recipe.data.seq_len = 128;
+  recipe.batch.global_batch_tokens = 8 * 128;
   recipe.optim.learning_rate = 3e-4;
   recipe.run.device = spec::DeviceKind::kCuda;
-  const auto losses = [&](spec::Products products) {
-    recipe.precision.products = products;
+  const auto losses = [&](spec::GemmPrecision products) {
+    recipe.precision.gemm = products;
     std::vector<double> out;
     train::with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
       for (int step = 0; step < 60; ++step) out.push_back(trainer.step().loss);
     });
     return out;
   };
-  const auto plain = losses(spec::Products::kSame);
+  const auto plain = losses(spec::GemmPrecision::kSame);
   EXPECT_LT(plain.back(), 0.8 * plain.front());
-  for (const auto products : {spec::Products::kFp8, spec::Products::kFp8Blocks, spec::Products::kFp8Delayed}) {
+  for (const auto products :
+       {spec::GemmPrecision::kFp8, spec::GemmPrecision::kFp8Blocks, spec::GemmPrecision::kFp8Delayed}) {
     const auto narrow = losses(products);
     EXPECT_NE(narrow.front(), plain.front()) << "nothing was rounded";
     for (std::size_t i = 0; i < plain.size(); i += 10) EXPECT_NEAR(narrow[i], plain[i], 0.05 * plain[i]) << i;
@@ -208,30 +209,30 @@ TEST(GpuFp8, ScalesAdvanceAsOnTheCpu) {
   }
 }
 
-/// A small model whose sizes 8-bit products take, with delayed scales.
+/// A small model whose sizes FP8 GEMMs take, with delayed scales.
 spec::Recipe delayed_recipe(spec::Family family) {
   spec::Recipe recipe = train::small_recipe(family, spec::Precision::kBf16);
-  recipe.model.width = 64;
-  recipe.model.heads = recipe.model.kv_heads = 4;
-  recipe.model.head_size = 16;
-  recipe.model.inner = 128;
-  recipe.model.positions = 32;
-  recipe.data.sequence = 32;
-  recipe.batch.size = 8 * 32;
-  recipe.train.microbatch = 4;
+  recipe.model.hidden_size = 64;
+  recipe.model.num_heads = recipe.model.num_kv_heads = 4;
+  recipe.model.head_dim = 16;
+  recipe.model.ffn_size = 128;
+  recipe.model.max_seq_len = 32;
+  recipe.data.seq_len = 32;
+  recipe.batch.global_batch_tokens = 8 * 32;
+  recipe.train.micro_batch_size = 4;
   recipe.run.device = spec::DeviceKind::kCuda;
-  recipe.precision.products = spec::Products::kFp8Delayed;
+  recipe.precision.gemm = spec::GemmPrecision::kFp8Delayed;
   recipe.precision.fp8_history = 3;
   return recipe;
 }
 
-/// Recorded or not, a bias in the product or not, a gate's product written or rounded at once: the same bits; and a
+/// Recorded or not, a bias in the GEMM or not, a gate's GEMM written or rounded at once: the same bits; and a
 /// checkpoint has the scales.
 TEST(GpuFp8, DelayedScalesAreTheSameInRecordedSteps) {
   for (const spec::Family family : {spec::Family::kGpt2, spec::Family::kLlama}) {
     spec::Recipe recipe = delayed_recipe(family);
     const auto losses = [&](bool capture) {
-      recipe.train.capture = capture;
+      recipe.train.cuda_graphs = capture;
       std::vector<double> out;
       train::with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
         EXPECT_NE(trainer.state().find_value("fp8/scales"), nullptr);
@@ -244,7 +245,7 @@ TEST(GpuFp8, DelayedScalesAreTheSameInRecordedSteps) {
     EXPECT_EQ(losses(false), plain);
     EXPECT_EQ(losses(true), plain);
     if (family == spec::Family::kGpt2) continue;
-    recipe.train.keep_active = true;  // what a gate gave is written, and read again in backward
+    recipe.train.save_mlp_activations = true;  // what a gate gave is written, and read again in backward
     EXPECT_EQ(losses(false), plain);
     EXPECT_EQ(losses(true), plain);
   }
@@ -302,7 +303,7 @@ TEST(GpuFp8, RanksAgreeOnDelayedScales) {
 TEST(GpuFp8, RefusesSizesThatDoNotFit) {
   spec::Recipe recipe = train::small_recipe(spec::Family::kGpt2, spec::Precision::kBf16);
   recipe.run.device = spec::DeviceKind::kCuda;
-  recipe.precision.products = spec::Products::kFp8;
+  recipe.precision.gemm = spec::GemmPrecision::kFp8;
   EXPECT_THAT(kernels::refusal([&] { train::with_trainers(recipe, 1, [](train::Trainer&, comm::Rank&) {}); }),
               testing::HasSubstr("multiples of 16"));
 }

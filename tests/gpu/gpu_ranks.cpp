@@ -41,7 +41,7 @@ using comm::Reduce;
 at::Device g_gpu = at::kCPU;  // of this rank
 constexpr at::ScalarType kTypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kInt, at::kLong, at::kByte};
 
-/// Ones and twos: sums, products and averages of two and four ranks are exact in every type and order.
+/// Ones and twos: sums, GEMMs and averages of two and four ranks are exact in every type and order.
 at::Tensor numbers(int rank, std::int64_t count, at::ScalarType type) {
   return at::arange(count, at::kLong).mul(7).add(3 * rank).remainder(2).add(1).to(type);
 }
@@ -132,8 +132,8 @@ void every_call(Group& group) {
 void collectives(Rank& rank) {
   Group& world = rank.world();
   every_call(world);
-  const auto turned = world.split(0, -rank.rank(), "turned");
-  every_call(*turned);
+  const auto transposed = world.split(0, -rank.rank(), "turned");
+  every_call(*transposed);
   const auto halves = world.split(rank.rank() % 2, 0, "halves");
   every_call(*halves);
 }
@@ -157,7 +157,7 @@ void streams(Rank& rank) {
 /// Memory kept ready, and a graph with calls in it.
 void graphs(Rank& rank) {
   at::Tensor x = at::ones({100'000}, at::TensorOptions(at::kFloat).device(g_gpu)), start = at::ones_like(x);
-  const comm::KeptMemory kept = rank.world().keep(device::to_buffer(x));
+  const comm::RegisteredBuffer kept = rank.world().keep(device::to_buffer(x));
   const auto body = [&] {
     x.copy_(start);
     for (int i = 0; i < 3; ++i) {
@@ -168,7 +168,7 @@ void graphs(Rank& rank) {
   body();
   device::synchronise(g_gpu);
   std::unique_ptr<kernels::CudaGraph> graph;
-  comm::RecordedCalls calls(rank.world(), [&] { graph = std::make_unique<kernels::CudaGraph>(body); });
+  comm::CapturedCollectives calls(rank.world(), [&] { graph = std::make_unique<kernels::CudaGraph>(body); });
   for (int turn = 1; turn <= 20; ++turn) {
     start.fill_(turn);
     calls.replay([&] { graph->replay(); });

@@ -13,15 +13,15 @@ using train::with_trainers;
 spec::Recipe middle(spec::Family family) {
   spec::Recipe recipe = small_recipe(family, spec::Precision::kBf16);
   recipe.run.device = spec::DeviceKind::kCuda;
-  recipe.model.width = 1024;
-  recipe.model.heads = recipe.model.kv_heads = 16;
-  recipe.model.head_size = 64;
-  recipe.model.inner = 4096;
-  recipe.model.layers = 8;
-  recipe.model.positions = 1024;
-  recipe.model.vocabulary = 32768;
-  recipe.data.sequence = 1024;
-  recipe.batch.size = 8 * 1024;
+  recipe.model.hidden_size = 1024;
+  recipe.model.num_heads = recipe.model.num_kv_heads = 16;
+  recipe.model.head_dim = 64;
+  recipe.model.ffn_size = 4096;
+  recipe.model.num_layers = 8;
+  recipe.model.max_seq_len = 1024;
+  recipe.model.vocab_size = 32768;
+  recipe.data.seq_len = 1024;
+  recipe.batch.global_batch_tokens = 8 * 1024;
   return recipe;
 }
 
@@ -35,12 +35,12 @@ std::vector<std::pair<const char*, spec::Recipe>> recipes() {
   using enum spec::Family;
   add("gpt2", kGpt2, [](spec::Recipe&) {});
   add("llama", kLlama, [](spec::Recipe&) {});
-  add("recorded", kGpt2, [](spec::Recipe& recipe) { recipe.train.capture = true; });
-  add("micros", kLlama, [](spec::Recipe& recipe) { recipe.train.microbatch = 2; });
+  add("recorded", kGpt2, [](spec::Recipe& recipe) { recipe.train.cuda_graphs = true; });
+  add("micros", kLlama, [](spec::Recipe& recipe) { recipe.train.micro_batch_size = 2; });
   add("recompute", kGpt2, [](spec::Recipe& recipe) { recipe.train.recompute = spec::RecomputeKind::kFull; });
   add("narrow", kLlama, [](spec::Recipe& recipe) {
-    recipe.precision.masters = spec::Masters::kNone;
-    recipe.optim.states = spec::States::kBf16;
+    recipe.precision.master_weights = spec::MasterWeights::kNone;
+    recipe.optim.state_dtype = spec::StateDtype::kBf16;
   });
   add("offload", kGpt2, [](spec::Recipe& recipe) { recipe.layout.offload = spec::OffloadKind::kOptimizer; });
   add("offload, zero 2", kGpt2, [](spec::Recipe& recipe) {
@@ -72,11 +72,11 @@ TEST(GpuMemory, IsPlannedAndThenAskedForNoMore) {
 
 TEST(GpuMemory, IsRefusedBeforeAnythingIsAllocated) {
   spec::Recipe recipe = middle(spec::Family::kLlama);
-  recipe.model.width = 16384;
-  recipe.model.heads = recipe.model.kv_heads = 128;
-  recipe.model.head_size = 128;
-  recipe.model.inner = 65536;
-  recipe.model.layers = 32;
+  recipe.model.hidden_size = 16384;
+  recipe.model.num_heads = recipe.model.num_kv_heads = 128;
+  recipe.model.head_dim = 128;
+  recipe.model.ffn_size = 65536;
+  recipe.model.num_layers = 32;
   kernels::cuda();
   const std::int64_t before = kernels::cuda().driver_allocations(0);
   try {

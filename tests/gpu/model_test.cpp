@@ -11,15 +11,15 @@ using nn::Precision;
 
 spec::ModelShape small(spec::Family family) {
   spec::ModelShape shape = spec::family_shape(family);
-  shape.layers = 2;
-  shape.width = 128;
-  shape.heads = 4;
-  shape.kv_heads = family == spec::Family::kLlama ? 2 : 4;
-  shape.head_size = 32;
-  shape.inner = 256;
-  shape.positions = 64;
-  shape.vocabulary = 320;
-  shape.encoder_layers = 0;
+  shape.num_layers = 2;
+  shape.hidden_size = 128;
+  shape.num_heads = 4;
+  shape.num_kv_heads = family == spec::Family::kLlama ? 2 : 4;
+  shape.head_dim = 32;
+  shape.ffn_size = 256;
+  shape.max_seq_len = 64;
+  shape.vocab_size = 320;
+  shape.num_encoder_layers = 0;
   return shape;
 }
 
@@ -34,13 +34,13 @@ Step train(const spec::ModelShape& shape, Precision precision, at::Device device
   nn::initialise(model->params, precision, 7, device);
   spec::OptimConfig config;
   config.kind = spec::OptimizerKind::kAdamw;
-  config.clip = 1;
+  config.grad_clip_norm = 1;
   auto optimizer = optim::make_optimizer(config, model->params);
   Step out;
   for (int step = 0; step < 2; ++step) {
     const std::int64_t batch = 3, length = 48;
     const at::Tensor ids =
-        at::arange(batch * (length + 1), at::kLong).mul(7919).remainder(shape.vocabulary).view({batch, -1});
+        at::arange(batch * (length + 1), at::kLong).mul(7919).remainder(shape.vocab_size).view({batch, -1});
     nn::Context context;
     context.training = true;
     context.seed = 7;

@@ -34,8 +34,8 @@ spec::Recipe on_gpu(spec::Recipe recipe) {
 
 spec::Recipe recipe_for(Precision precision, int zero) {
   spec::Recipe recipe = small_recipe(Family::kLlama, precision);
-  recipe.batch.size = 6 * 12;
-  recipe.train.microbatch = 2;
+  recipe.batch.global_batch_tokens = 6 * 12;
+  recipe.train.micro_batch_size = 2;
   recipe.layout.zero = zero;
   recipe.layout.bucket_mb = 0.002;
   return recipe;
@@ -87,7 +87,7 @@ TEST(GpuOffload, HasLateUpdatesAsTheCpuHas) {
   for (const int zero : {0, 2}) {
     spec::Recipe recipe = recipe_for(Precision::kFp64, zero);
     recipe.layout.offload = spec::OffloadKind::kOptimizer;
-    recipe.layout.offload_delay = true;
+    recipe.layout.delayed_update = true;
     recipe.layout.offload_warmup = 2;
     expect_all_near(run(on_gpu(recipe), 1, 8), run(recipe, 1, 8), 1e-9);
   }
@@ -97,11 +97,11 @@ TEST(GpuOffload, GoesWithRecordedStepsAndNarrowStates) {
   spec::Recipe recipe = on_gpu(recipe_for(Precision::kFp32, 0));
   recipe.layout.offload = spec::OffloadKind::kOptimizer;
   const std::vector<double> plain = run(recipe, 1, 8);
-  recipe.train.capture = true;
+  recipe.train.cuda_graphs = true;
   EXPECT_EQ(run(recipe, 1, 8), plain);
   spec::Recipe few = on_gpu(recipe_for(Precision::kBf16, 0));
-  few.precision.masters = spec::Masters::kNone;
-  few.optim.states = spec::States::kBf16;
+  few.precision.master_weights = spec::MasterWeights::kNone;
+  few.optim.state_dtype = spec::StateDtype::kBf16;
   const std::vector<double> here = run(few);
   few.layout.offload = spec::OffloadKind::kOptimizer;
   expect_all_near(run(few), here, 0.02);
@@ -111,7 +111,7 @@ TEST(GpuOffload, BringsActivationsBackAsTheyWere) {
   for (const auto kind : {spec::RecomputeKind::kFull, spec::RecomputeKind::kEvery, spec::RecomputeKind::kSqrt}) {
     for (const Family family : {Family::kGpt2, Family::kTransformer}) {
       spec::Recipe recipe = on_gpu(small_recipe(family, Precision::kFp32));
-      recipe.model.layers = 5;
+      recipe.model.num_layers = 5;
       recipe.train.recompute = kind;
       const std::vector<double> kept = run(recipe);
       recipe.train.offload_activations = true;
@@ -123,15 +123,15 @@ TEST(GpuOffload, BringsActivationsBackAsTheyWere) {
 /// Tens of megabytes a layer: copies last as long as kernels. Twice the same bits, and those of a run without.
 TEST(GpuOffload, IsTheSameBitsAtASizeWhereCopiesTakeTime) {
   spec::Recipe recipe = on_gpu(small_recipe(Family::kGpt2, Precision::kBf16));
-  recipe.model.width = 1024;
-  recipe.model.heads = recipe.model.kv_heads = 16;
-  recipe.model.head_size = 64;
-  recipe.model.inner = 4096;
-  recipe.model.layers = 6;
-  recipe.model.positions = 512;
-  recipe.data.sequence = 512;
-  recipe.batch.size = 16 * 512;
-  recipe.train.microbatch = 8;
+  recipe.model.hidden_size = 1024;
+  recipe.model.num_heads = recipe.model.num_kv_heads = 16;
+  recipe.model.head_dim = 64;
+  recipe.model.ffn_size = 4096;
+  recipe.model.num_layers = 6;
+  recipe.model.max_seq_len = 512;
+  recipe.data.seq_len = 512;
+  recipe.batch.global_batch_tokens = 16 * 512;
+  recipe.train.micro_batch_size = 8;
   recipe.train.recompute = spec::RecomputeKind::kFull;
   recipe.precision.deterministic_attention = true;  // or the order of its sums would decide about bits
   const std::vector<double> plain = run(recipe, 1, 6);
@@ -151,11 +151,11 @@ TEST(GpuOffload, IsTheSameBitsAtASizeWhereCopiesTakeTime) {
 
 TEST(GpuOffload, LeavesTheGpuLessThanHalf) {
   spec::Recipe recipe = on_gpu(small_recipe(Family::kGpt2, Precision::kBf16));
-  recipe.model.width = 512;
-  recipe.model.heads = recipe.model.kv_heads = 8;
-  recipe.model.head_size = 64;
-  recipe.model.inner = 2048;
-  recipe.model.layers = 8;
+  recipe.model.hidden_size = 512;
+  recipe.model.num_heads = recipe.model.num_kv_heads = 8;
+  recipe.model.head_dim = 64;
+  recipe.model.ffn_size = 2048;
+  recipe.model.num_layers = 8;
   recipe.layout.zero = 2;
   recipe.layout.bucket_mb = 4;
   const auto peak = [&] {

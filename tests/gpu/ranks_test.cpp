@@ -10,7 +10,7 @@
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/parallel/gpu_exchange.h"
 #include "trireme/plan/layout_matrix.h"
-#include "trireme/train/verify.h"
+#include "trireme/train/diagnose/verify.h"
 
 namespace trireme::gpu {
 namespace {
@@ -50,7 +50,7 @@ TEST(GpuRanks, CollectivesEqualTheHosts) {
             EXPECT_TRUE(same_bits(out_there.cpu(), out));
           };
           for (const Reduce reduce : comm::kAllReduces) {
-            // Products of many ranks leave what 8 bits and halves hold exactly; averages of integers round.
+            // GemmPrecision of many ranks leave what 8 bits and halves hold exactly; averages of integers round.
             both(count, count, [&](auto in, auto out) { group.all_reduce(in, out, reduce).wait(); });
             both(count * ranks, count, [&](auto in, auto out) { group.reduce_scatter(in, out, reduce).wait(); });
             both(count, count, [&](auto in, auto out) { group.reduce(in, out, reduce, ranks - 1).wait(); });
@@ -108,18 +108,18 @@ TEST(GpuRanks, BuffersInDifferentPlacesAreAnError) {
 
 spec::Recipe recipe_of(Family family, Precision precision) {
   spec::Recipe recipe = train::small_recipe(family, precision);
-  recipe.model.vocabulary = 29;  // padded by every tp
-  recipe.model.positions = 32;
-  recipe.model.width = 32;
-  recipe.model.layers = 4;
-  recipe.model.heads = 4;
-  recipe.model.kv_heads = family == Family::kLlama ? 2 : 4;
-  recipe.model.head_size = 8;
-  recipe.model.inner = 48;
-  recipe.data.sequence = 16;
-  recipe.data.synthetic.vocabulary = 24;
-  recipe.batch.size = 8 * 16;
-  recipe.train.microbatch = 1;
+  recipe.model.vocab_size = 29;  // padded by every tp
+  recipe.model.max_seq_len = 32;
+  recipe.model.hidden_size = 32;
+  recipe.model.num_layers = 4;
+  recipe.model.num_heads = 4;
+  recipe.model.num_kv_heads = family == Family::kLlama ? 2 : 4;
+  recipe.model.head_dim = 8;
+  recipe.model.ffn_size = 48;
+  recipe.data.seq_len = 16;
+  recipe.data.synthetic.vocab_size = 24;
+  recipe.batch.global_batch_tokens = 8 * 16;
+  recipe.train.micro_batch_size = 1;
   return recipe;
 }
 

@@ -57,7 +57,7 @@ TEST_F(GpuTrainer, TrainsEvaluatesAndGoesOnAsTheCpuDoes) {
     SCOPED_TRACE(static_cast<int>(family));
     spec::Recipe recipe = small_recipe(family, Precision::kFp64);
     recipe.model.dropout = 0.1;
-    recipe.train.microbatch = 2;
+    recipe.train.micro_batch_size = 2;
     spec::Recipe there = recipe;
     there.run.device = DeviceKind::kCuda;
     const Outcome cpu = train_and_save(recipe, folder_ / "cpu"), gpu = train_and_save(there, folder_ / "gpu");
@@ -97,10 +97,10 @@ TEST_F(GpuTrainer, RecordedStepsHaveTheBitsOfPlainOnes) {
     for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
       spec::Recipe recipe = small_recipe(family, precision);
       recipe.run.device = DeviceKind::kCuda;
-      recipe.batch.size = 4 * 12;
-      recipe.train.microbatch = 2;
+      recipe.batch.global_batch_tokens = 4 * 12;
+      recipe.train.micro_batch_size = 2;
       const auto losses = [&](bool capture) {
-        recipe.train.capture = capture;
+        recipe.train.cuda_graphs = capture;
         std::vector<double> out;
         with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
           for (int step = 0; step < 8; ++step) {
@@ -125,14 +125,14 @@ TEST_F(GpuTrainer, RecordedUpdatesHaveTheBitsOfPlainOnes) {
       recipe.run.device = DeviceKind::kCuda;
       recipe.optim.kind = kind;
       recipe.optim.weight_decay = 0.1;
-      recipe.optim.clip = 0.1;
+      recipe.optim.grad_clip_norm = 0.1;
       recipe.model.dropout = 0.2;
       recipe.model.attention_dropout = 0;  // whose coins the host draws
-      recipe.batch.size = 4 * 12;
-      recipe.train.microbatch = 2;
+      recipe.batch.global_batch_tokens = 4 * 12;
+      recipe.train.micro_batch_size = 2;
       recipe.checkpoint.every = 5;
       const auto course = [&](bool capture, bool ahead) {
-        recipe.train.capture = capture;
+        recipe.train.cuda_graphs = capture;
         std::vector<double> out;
         with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
           EXPECT_TRUE(!ahead || trainer.run_ahead());
@@ -158,21 +158,22 @@ TEST_F(GpuTrainer, RecordedUpdatesHaveTheBitsOfPlainOnes) {
 TEST_F(GpuTrainer, TakesGradientsOfSixteenBits) {
   for (const Family family : {Family::kGpt2, Family::kLlama}) {
     for (const Precision precision : {Precision::kBf16, Precision::kFp16}) {
-      for (const std::int64_t microbatch : {4, 2}) {
-        SCOPED_TRACE(fmt::format("{} {} {}", static_cast<int>(family), static_cast<int>(precision), microbatch));
+      for (const std::int64_t micro_batch_size : {4, 2}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", static_cast<int>(family), static_cast<int>(precision), micro_batch_size));
         spec::Recipe recipe = small_recipe(family, precision);
         recipe.model.dropout = recipe.model.attention_dropout = 0;
-        recipe.model.width = 64, recipe.model.heads = 4, recipe.model.kv_heads = 4, recipe.model.head_size = 16;
-        recipe.model.inner = 256;
-        recipe.batch.size = 4 * 12;
-        recipe.train.microbatch = microbatch;
-        recipe.optim.clip = 0.1;
+        recipe.model.hidden_size = 64, recipe.model.num_heads = 4, recipe.model.num_kv_heads = 4,
+        recipe.model.head_dim = 16;
+        recipe.model.ffn_size = 256;
+        recipe.batch.global_batch_tokens = 4 * 12;
+        recipe.train.micro_batch_size = micro_batch_size;
+        recipe.optim.grad_clip_norm = 0.1;
         const Outcome wide = train_and_save(recipe, folder_ / "wide");
         recipe.precision.gradients = precision == Precision::kFp16 ? spec::Gradients::kFp16 : spec::Gradients::kBf16;
         const Outcome cpu = train_and_save(recipe, folder_ / "cpu");
         recipe.run.device = DeviceKind::kCuda;
         const auto course = [&](bool capture, bool ahead) {
-          recipe.train.capture = capture;
+          recipe.train.cuda_graphs = capture;
           Outcome out;
           with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
             EXPECT_TRUE(!ahead || trainer.run_ahead());
@@ -208,7 +209,7 @@ TEST_F(GpuTrainer, RecordsStepsWithDifferentNumbersOfTargets) {
   recipe.run.device = DeviceKind::kCuda;
   recipe.model.dropout = recipe.model.attention_dropout = 0;
   const auto losses = [&](bool capture) {
-    recipe.train.capture = capture;
+    recipe.train.cuda_graphs = capture;
     std::vector<double> out;
     with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
       for (int step = 0; step < 8; ++step) out.push_back(trainer.step().loss);
@@ -221,7 +222,7 @@ TEST_F(GpuTrainer, RecordsStepsWithDifferentNumbersOfTargets) {
 TEST_F(GpuTrainer, AStepAheadLeavesTheWeightsBeforeNumbersThatAreNone) {
   spec::Recipe recipe = small_recipe(Family::kGpt2, Precision::kBf16);
   recipe.run.device = DeviceKind::kCuda;
-  recipe.train.capture = true;
+  recipe.train.cuda_graphs = true;
   with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
     ASSERT_TRUE(trainer.run_ahead());
     for (int step = 0; step < 5; ++step) trainer.step();
@@ -234,7 +235,7 @@ TEST_F(GpuTrainer, AStepAheadLeavesTheWeightsBeforeNumbersThatAreNone) {
     nn::publish(norm);
     std::vector<at::Tensor> before;
     for (const nn::Param& param : trainer.params()) before.push_back(param.master.cpu());
-    EXPECT_THROW(trainer.step(), train::NotFiniteError);
+    EXPECT_THROW(trainer.step(), train::NonFiniteError);
     EXPECT_EQ(trainer.position().step, 6);
     EXPECT_EQ(trainer.optimizer().steps(), 6);
     std::size_t i = 0;
@@ -252,10 +253,10 @@ TEST_F(GpuTrainer, AStepAheadLeavesTheWeightsBeforeNumbersThatAreNone) {
 TEST_F(GpuTrainer, SaysWhatFillsTheGpu) {
   spec::Recipe recipe = small_recipe(Family::kGpt2, Precision::kBf16);
   recipe.run.device = DeviceKind::kCuda;
-  recipe.model.width = 65536;
-  recipe.model.heads = 512;
-  recipe.model.head_size = 128;
-  recipe.model.inner = 4 * 65536;
+  recipe.model.hidden_size = 65536;
+  recipe.model.num_heads = 512;
+  recipe.model.head_dim = 128;
+  recipe.model.ffn_size = 4 * 65536;
   std::string why;
   try {
     with_trainers(recipe, 1, [](train::Trainer&, comm::Rank&) {});
@@ -263,7 +264,7 @@ TEST_F(GpuTrainer, SaysWhatFillsTheGpu) {
     why = error.block();
   }
   EXPECT_THAT(why, testing::HasSubstr("GPU memory"));
-  EXPECT_THAT(why, testing::HasSubstr("train.microbatch"));
+  EXPECT_THAT(why, testing::HasSubstr("train.micro_batch_size"));
 }
 
 }  // namespace

@@ -84,10 +84,10 @@ TEST(CudnnCall, WhateverAPlanDependsOnTellsItFromOthers) {
   // Each of the tensors by itself with other strides.
   for (at::Tensor Fused::*one :
        {&Fused::q, &Fused::k, &Fused::v, &Fused::out, &Fused::dout, &Fused::dq, &Fused::dk, &Fused::dv}) {
-    Fused turned(2, 64, 4, 2, 32);
-    const at::Tensor& x = turned.*one;
-    turned.*one = at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options()).transpose(1, 2);
-    add(turned.backward());
+    Fused transposed(2, 64, 4, 2, 32);
+    const at::Tensor& x = transposed.*one;
+    transposed.*one = at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options()).transpose(1, 2);
+    add(transposed.backward());
   }
   EXPECT_EQ(all.size(), 14 + 8);
 }

@@ -153,8 +153,8 @@ inline Results reference(const Inputs& in) {
   at::Tensor p = at::softmax(scores, -1).mul(sees);
   const at::Tensor lse = at::logsumexp(scores, {-1}).masked_fill(sees.squeeze(-1).eq(0), -INFINITY);
   if (in.dropout) {
-    at::Tensor coins = at::empty_like(p.detach());
-    double* at = coins.data_ptr<double>();
+    at::Tensor dropout_rng = at::empty_like(p.detach());
+    double* at = dropout_rng.data_ptr<double>();
     for (std::int64_t b = 0; b < in.q.size(0); ++b) {
       for (std::int64_t h = 0; h < in.q.size(2); ++h) {
         for (std::int64_t i = 0; i < in.q.size(1); ++i) {
@@ -165,7 +165,7 @@ inline Results reference(const Inputs& in) {
         }
       }
     }
-    p = p.mul(coins);
+    p = p.mul(dropout_rng);
   }
   at::Tensor out = at::einsum("bhqk,bkhd->bqhd", {p, every_v});
   out.backward(in.dout.to(at::kDouble));

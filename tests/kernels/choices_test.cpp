@@ -1,4 +1,4 @@
-#include "trireme/kernels/choices.h"
+#include "trireme/kernels/tuning.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 namespace trireme::kernels {
 namespace {
 
-const ChoiceGround kHere{.card = "NVIDIA H200", .library = "cuBLASLt 130100"};
+const TuningKey kHere{.card = "NVIDIA H200", .library = "cuBLASLt 130100"};
 
 Choices some_choices() {
   Choices choices(kHere);

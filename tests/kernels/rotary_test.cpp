@@ -28,12 +28,12 @@ at::Tensor plain(const at::Tensor& x, const Angles& table, const at::Tensor& pos
     return t.to(at::kDouble).index_select(0, positions.flatten()).view({x.size(0), x.size(1), 1, half});
   };
   const at::Tensor c = at_tokens(table.cosines), s = at_tokens(table.sines);
-  const at::Tensor turned = x.narrow(3, 0, 2 * half), rest = x.slice(3, 2 * half);
+  const at::Tensor transposed = x.narrow(3, 0, 2 * half), rest = x.slice(3, 2 * half);
   if (pairs == RotaryPairs::kHalves) {
-    const at::Tensor a = turned.narrow(3, 0, half), b = turned.narrow(3, half, half);
+    const at::Tensor a = transposed.narrow(3, 0, half), b = transposed.narrow(3, half, half);
     return at::cat({a.mul(c).sub(b.mul(s)), a.mul(s).add(b.mul(c)), rest}, 3);
   }
-  const at::Tensor pair = turned.unflatten(3, {half, 2}), a = pair.select(4, 0), b = pair.select(4, 1);
+  const at::Tensor pair = transposed.unflatten(3, {half, 2}), a = pair.select(4, 0), b = pair.select(4, 1);
   return at::cat({at::stack({a.mul(c).sub(b.mul(s)), a.mul(s).add(b.mul(c))}, 4).flatten(3), rest}, 3);
 }
 

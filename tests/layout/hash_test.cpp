@@ -89,7 +89,7 @@ TEST(TensorHash, EqualsThePlainSumForEverySizeLengthAndAlignment) {
         const auto bytes = std::span<const std::byte>(shifted).subspan(shift);
         std::vector<Index> elements_of(static_cast<std::size_t>(count) + 3, -1);
         for (Index i = 0; i < count; ++i) elements_of[static_cast<std::size_t>(i) + 2] = 5000 + i;
-        const layout::Run run{.global = 5000, .local = 2, .count = count};
+        const layout::ContiguousRun run{.global = 5000, .local = 2, .count = count};
         const std::uint64_t expected = plain_hash(elements_of, bytes, element_bytes);
         for (const InstructionSet set : {InstructionSet::kPlain, InstructionSet::kV3, InstructionSet::kV4}) {
           if (set > machine_instruction_set()) continue;

@@ -55,7 +55,7 @@ void expect_as_plain(const Placement& placement) {
   }
   std::vector<Index> by_runs(memory.size(), -1), by_ranges, held;
   Index end = 0;
-  for (const Run& run : runs(placement)) {
+  for (const ContiguousRun& run : runs(placement)) {
     EXPECT_GE(run.local, end);
     end = run.local + run.count;
     for (Index i = 0; i < run.count; ++i) by_runs[static_cast<std::size_t>(run.local + i)] = run.global + i;
@@ -98,7 +98,7 @@ TEST(Placement, OfAllRanksHoldsEveryElementWithCopiesAlongTheReplicaAxes) {
     EXPECT_EQ(find_problem(mesh, placements), "") << to_text(mesh);
     std::vector<int> holders(static_cast<std::size_t>(elements(shape)));
     for (int rank = 0; rank < mesh.ranks(); ++rank) {
-      for (const layout::Run& run : first_copy_runs(mesh, rank, placements[static_cast<std::size_t>(rank)])) {
+      for (const layout::ContiguousRun& run : first_copy_runs(mesh, rank, placements[static_cast<std::size_t>(rank)])) {
         for (Index i = 0; i < run.count; ++i) ++holders[static_cast<std::size_t>(run.global + i)];
       }
     }

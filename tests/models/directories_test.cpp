@@ -164,7 +164,7 @@ class Damaged : public OwnFolder {
   }
 };
 
-constexpr const char* kTensor = "model.layers.1.mlp.up_proj.weight";
+constexpr const char* kTensor = "model.num_layers.1.mlp.up_proj.weight";
 
 TEST_F(Damaged, AMissingTensorIsNamed) {
   rewrite([](auto& spec, auto&) {
@@ -189,7 +189,7 @@ TEST_F(Damaged, AnotherTypeIsNamed) {
 
 TEST_F(Damaged, AConfigurationOfAnotherModelIsFoundOut) {
   set("num_hidden_layers", 3);
-  expect_refused({"has no tensor", "model.layers.2.input_layernorm.weight"});
+  expect_refused({"has no tensor", "model.num_layers.2.input_layernorm.weight"});
   set("num_hidden_layers", 2);
   set("num_key_value_heads", 2);
   expect_refused({"k_proj", "[16, 16]", "[32, 16]"});

@@ -18,11 +18,11 @@ Counted count(const spec::ModelShape& shape, std::int64_t batch, std::int64_t le
   nn::initialise(model->params, nn::Precision::kFp32, 1);
   nn::Context context;
   context.sequence = nn::plain_sequence(batch, length);
-  const at::Tensor ids = at::randint(shape.vocabulary, {batch, length}, at::kLong);
+  const at::Tensor ids = at::randint(shape.vocab_size, {batch, length}, at::kLong);
   nn::Tensors inputs{ids};
-  if (shape.encoder_layers > 0) {
+  if (shape.num_encoder_layers > 0) {
     context.source = nn::plain_sequence(batch, length + 3);
-    inputs = {at::randint(shape.vocabulary, {batch, length + 3}, at::kLong), ids};
+    inputs = {at::randint(shape.vocab_size, {batch, length + 3}, at::kLong), ids};
   }
   context.targets = ids;
   nn::Tape tape;
@@ -38,7 +38,7 @@ Counted count(const spec::ModelShape& shape, std::int64_t batch, std::int64_t le
 TEST(CountedFlops, AreThoseOfTheFormulaForEveryFamily) {
   for (const auto& [name, family] : spec::enum_names(std::type_identity<spec::Family>())) {
     const spec::ModelShape shape = tiny_shape(family);
-    const std::int64_t batch = 2, length = 9, source = shape.encoder_layers > 0 ? length + 3 : 0;
+    const std::int64_t batch = 2, length = 9, source = shape.num_encoder_layers > 0 ? length + 3 : 0;
     const double expected = static_cast<double>(batch) * spec::count_flops(shape, length, source).total();
     const Counted counted = count(shape, batch, length, spec::RecomputeKind::kNone);
     EXPECT_NEAR(counted.both, 3 * expected, 1e-9 * expected) << name;

@@ -53,7 +53,7 @@ TEST(CausalMask, ALaterTokenChangesNoBitOfEarlierLogits) {
 TEST(Window, ReachesBackOneWindowALayerAndNoFurther) {
   for (const std::int64_t layers : {1, 2, 3}) {
     spec::ModelShape shape = tiny_shape(Family::kMistral);
-    shape.layers = layers;
+    shape.num_layers = layers;
     const auto model = tiny(shape);
     const at::Tensor ids = some_ids(1, 24, 61);
     const auto differs = differing_columns(logits_of(*model, ids), logits_of(*model, changed(ids, 2)));
@@ -66,7 +66,7 @@ TEST(Window, OfSomeLayersLeavesTheOthersDense) {
   spec::ModelShape shape = tiny_shape(Family::kGpt2);
   shape.window = 3;
   shape.window_layers = spec::WindowLayers::kOdd;
-  shape.layers = 2;
+  shape.num_layers = 2;
   const at::Tensor ids = some_ids(1, 24, 61);
   const auto alternating = tiny(shape);
   auto differs = differing_columns(logits_of(*alternating, ids), logits_of(*alternating, changed(ids, 0)));
@@ -84,7 +84,7 @@ at::Tensor dense_gpt(const spec::ModelShape& shape, const nn::NamedWeights& w, c
                      const at::Tensor& targets) {
   const std::int64_t length = ids.size(1);
   const auto layer_norm = [&](const at::Tensor& x, const std::string& name) {
-    return at::layer_norm(x, {shape.width}, w.at(name + ".weight"), w.at(name + ".bias"), shape.epsilon);
+    return at::layer_norm(x, {shape.hidden_size}, w.at(name + ".weight"), w.at(name + ".bias"), shape.epsilon);
   };
   const auto linear = [&](const at::Tensor& x, const std::string& name) {
     return at::linear(x, w.at(name + ".weight"), w.at(name + ".bias"));
@@ -92,32 +92,32 @@ at::Tensor dense_gpt(const spec::ModelShape& shape, const nn::NamedWeights& w, c
   at::Tensor x = w.at("embedding.tokens.weight").index({ids}) +
                  w.at("embedding.positions.weight").narrow(0, 0, length).unsqueeze(0);
   const at::Tensor distance = at::arange(length).unsqueeze(1) - at::arange(length).unsqueeze(0);  // query - key
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
     const std::string name = fmt::format("layers.{}.", layer);
     const at::Tensor qkv = linear(layer_norm(x, name + "attention.norm"), name + "attention.qkv");
     const auto heads = [&](std::int64_t part) {
-      return qkv.narrow(2, part * shape.width, shape.width)
-          .view({ids.size(0), length, shape.heads, shape.head_size})
+      return qkv.narrow(2, part * shape.hidden_size, shape.hidden_size)
+          .view({ids.size(0), length, shape.num_heads, shape.head_dim})
           .transpose(1, 2);
     };
     at::Tensor hidden = distance < 0;
     if (layer % 2 == 1) hidden = hidden.logical_or(distance >= shape.window);
     const at::Tensor scores =
-        (at::matmul(heads(0), heads(1).transpose(2, 3)) / std::sqrt(static_cast<double>(shape.head_size)))
+        (at::matmul(heads(0), heads(1).transpose(2, 3)) / std::sqrt(static_cast<double>(shape.head_dim)))
             .masked_fill(hidden, -INFINITY);
     const at::Tensor mixed =
-        at::matmul(at::softmax(scores, -1), heads(2)).transpose(1, 2).reshape({ids.size(0), length, shape.width});
+        at::matmul(at::softmax(scores, -1), heads(2)).transpose(1, 2).reshape({ids.size(0), length, shape.hidden_size});
     x = x + linear(mixed, name + "attention.out");
     const at::Tensor inner = at::gelu(linear(layer_norm(x, name + "mlp.norm"), name + "mlp.in"), "tanh");
     x = x + linear(inner, name + "mlp.out");
   }
   const at::Tensor logits = at::matmul(layer_norm(x, "norm"), w.at("embedding.tokens.weight").t());
-  return at::cross_entropy_loss(logits.view({-1, shape.vocabulary}), targets.view(-1));
+  return at::cross_entropy_loss(logits.view({-1, shape.vocab_size}), targets.view(-1));
 }
 
 TEST(GptThree, AlternatesDenseAndBandedLayersAsWrittenOut) {
   spec::ModelShape shape = tiny_shape(Family::kGpt2);
-  shape.layers = 4;
+  shape.num_layers = 4;
   shape.window = 6;
   shape.window_layers = spec::WindowLayers::kOdd;
   const auto model = tiny(shape, nn::Precision::kFp64);
@@ -134,7 +134,7 @@ TEST(GptThree, AlternatesDenseAndBandedLayersAsWrittenOut) {
     for (std::size_t i = 0; i < list.size(); ++i) weights[list[i]->name] = values[i];
     return nn::Tensors{dense_gpt(shape, weights, ids, context.targets)};
   });
-  nn::forget_gradients(model->params);
+  nn::zero_grad(model->params);
   nn::Tape tape;
   const at::Tensor expected = oracle.forward({}, context, &tape)[0];
   oracle.backward({at::ones_like(expected)}, context, tape);
@@ -178,7 +178,7 @@ TEST(Documents, PackedInOneRowAreAsIfEachWereAlone) {
 
     double sum = 0;
     std::int64_t column = 0;
-    nn::forget_gradients(model->params);
+    nn::zero_grad(model->params);
     for (const at::Tensor& document : documents) {
       EXPECT_LE(largest(logits_of(*model, document), logits.narrow(1, column, document.size(1))), 1e-12);
       column += document.size(1);

@@ -105,7 +105,7 @@ inline at::Tensor logits_of(Model& model, const at::Tensor& ids) {
 
 /// Loss and gradients (in Param::gradient) of the mean over targets that are not -100.
 inline double train_once(Model& model, const nn::Tensors& ids, nn::Context& context) {
-  nn::forget_gradients(model.params);
+  nn::zero_grad(model.params);
   context.losses.clear();
   context.gradient_scale = 1.0 / static_cast<double>((context.targets != -100).sum().item<std::int64_t>());
   nn::Tape tape;
@@ -121,11 +121,11 @@ inline double largest(const at::Tensor& a, const at::Tensor& b) {
 /// A small model of a family, every feature of it kept.
 inline spec::ModelShape tiny_shape(spec::Family family) {
   spec::ModelShape shape = spec::family_shape(family);
-  shape.vocabulary = 61;
-  shape.positions = 48;
-  shape.width = 24, shape.heads = 4, shape.head_size = 6, shape.inner = 36, shape.layers = 3;
-  shape.kv_heads = shape.kv_heads == spec::family_shape(family).heads ? 4 : 2;
-  if (shape.encoder_layers > 0) shape.encoder_layers = 2;
+  shape.vocab_size = 61;
+  shape.max_seq_len = 48;
+  shape.hidden_size = 24, shape.num_heads = 4, shape.head_dim = 6, shape.ffn_size = 36, shape.num_layers = 3;
+  shape.num_kv_heads = shape.num_kv_heads == spec::family_shape(family).num_heads ? 4 : 2;
+  if (shape.num_encoder_layers > 0) shape.num_encoder_layers = 2;
   if (shape.window > 0) shape.window = 5;
   shape.dropout = shape.attention_dropout = shape.label_smoothing = 0;
   return shape;

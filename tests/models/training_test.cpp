@@ -15,9 +15,9 @@ constexpr Family kFamilies[] = {Family::kGpt2,  Family::kLlama,       Family::kM
                                 Family::kQwen3, Family::kTransformer, Family::kBert};
 
 nn::Tensors inputs_of(const spec::ModelShape& shape, std::int64_t batch = 2) {
-  const at::Tensor ids = some_ids(batch, 14, shape.vocabulary, 1);
-  if (shape.encoder_layers == 0) return {ids};
-  return {some_ids(batch, 10, shape.vocabulary, 2), ids};
+  const at::Tensor ids = some_ids(batch, 14, shape.vocab_size, 1);
+  if (shape.num_encoder_layers == 0) return {ids};
+  return {some_ids(batch, 10, shape.vocab_size, 2), ids};
 }
 
 nn::Context context_of(const spec::ModelShape& shape, const nn::Tensors& ids) {
@@ -58,7 +58,7 @@ Outcome run(const spec::ModelShape& shape, const Recompute& recompute, bool defe
 TEST(Recomputation, OfAnyKindGivesTheSameBitsWithDropoutToo) {
   for (const Family family : kFamilies) {
     spec::ModelShape shape = tiny_shape(family);
-    shape.layers = 4;
+    shape.num_layers = 4;
     shape.dropout = 0.2;
     shape.attention_dropout = 0.3;
     const Outcome plain = run(shape, {}, false, nn::Precision::kBf16);
@@ -84,7 +84,7 @@ TEST(Recomputation, OfAnyKindGivesTheSameBitsWithDropoutToo) {
 
 TEST(Recomputation, KeepsLess) {
   spec::ModelShape shape = tiny_shape(Family::kLlama);
-  shape.layers = 9;
+  shape.num_layers = 9;
   const auto bytes = [&](const Recompute& recompute) {
     return run(shape, recompute, false, nn::Precision::kFp32).bytes;
   };
@@ -115,7 +115,7 @@ TEST(Dropout, FallsBySampleAndStepWhateverTheBatch) {
     later.step = 4;
     EXPECT_NE(train_once(*model, ids, later), loss) << "another step drops others";
 
-    nn::forget_gradients(model->params);
+    nn::zero_grad(model->params);
     double sum = 0;
     for (std::int64_t row = 0; row < 3; ++row) {
       nn::Tensors one;

@@ -16,10 +16,10 @@ class Paper {
 
   at::Tensor loss(const at::Tensor& source, const at::Tensor& ids, const at::Tensor& targets) const {
     at::Tensor memory = embed(source);
-    for (std::int64_t i = 0; i < shape_.encoder_layers; ++i)
+    for (std::int64_t i = 0; i < shape_.num_encoder_layers; ++i)
       memory = encode(memory, fmt::format("encoder.layers.{}", i));
     at::Tensor x = embed(ids);
-    for (std::int64_t i = 0; i < shape_.layers; ++i) x = decode(x, memory, fmt::format("layers.{}", i));
+    for (std::int64_t i = 0; i < shape_.num_layers; ++i) x = decode(x, memory, fmt::format("layers.{}", i));
     // 3.4: the same weight matrix before the softmax as in the embeddings.
     return smoothed(at::log_softmax(at::matmul(x, w_.at("embedding.tokens.weight").t()), -1), targets);
   }
@@ -27,15 +27,15 @@ class Paper {
  private:
   /// 3.4: embeddings times sqrt(d_model); 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos of the same.
   at::Tensor embed(const at::Tensor& ids) const {
-    at::Tensor table = at::empty({ids.size(1), shape_.width}, at::kDouble);
+    at::Tensor table = at::empty({ids.size(1), shape_.hidden_size}, at::kDouble);
     for (std::int64_t pos = 0; pos < ids.size(1); ++pos) {
-      for (std::int64_t i = 0; 2 * i < shape_.width; ++i) {
-        const double angle = double(pos) / std::pow(10000.0, 2.0 * double(i) / double(shape_.width));
+      for (std::int64_t i = 0; 2 * i < shape_.hidden_size; ++i) {
+        const double angle = double(pos) / std::pow(10000.0, 2.0 * double(i) / double(shape_.hidden_size));
         table[pos][2 * i] = std::sin(angle);
         table[pos][2 * i + 1] = std::cos(angle);
       }
     }
-    return w_.at("embedding.tokens.weight").index({ids}) * std::sqrt(double(shape_.width)) + table;
+    return w_.at("embedding.tokens.weight").index({ids}) * std::sqrt(double(shape_.hidden_size)) + table;
   }
 
   at::Tensor linear(const at::Tensor& x, const std::string& name, bool bias) const {
@@ -53,9 +53,9 @@ class Paper {
   /// 3.2.1 and 3.2.2: Concat(softmax(Q_i K_i^T / sqrt(d_k)) V_i) W^O, head by head.
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool masked) const {
     std::vector<at::Tensor> heads;
-    for (std::int64_t head = 0; head < shape_.heads; ++head) {
-      const auto of_head = [&](const at::Tensor& x) { return x.narrow(2, head * shape_.head_size, shape_.head_size); };
-      at::Tensor scores = at::matmul(of_head(q), of_head(k).transpose(1, 2)) / std::sqrt(double(shape_.head_size));
+    for (std::int64_t head = 0; head < shape_.num_heads; ++head) {
+      const auto of_head = [&](const at::Tensor& x) { return x.narrow(2, head * shape_.head_dim, shape_.head_dim); };
+      at::Tensor scores = at::matmul(of_head(q), of_head(k).transpose(1, 2)) / std::sqrt(double(shape_.head_dim));
       if (masked) {
         const at::Tensor later = at::ones({q.size(1), k.size(1)}, at::kBool).triu(1);
         scores = scores.masked_fill(later, -INFINITY);
@@ -67,14 +67,14 @@ class Paper {
 
   at::Tensor self_attention(const at::Tensor& x, const std::string& name, bool masked) const {
     const at::Tensor qkv = linear(x, name + ".qkv", shape_.attention_bias);
-    const auto part = [&](std::int64_t i) { return qkv.narrow(2, i * shape_.width, shape_.width); };
+    const auto part = [&](std::int64_t i) { return qkv.narrow(2, i * shape_.hidden_size, shape_.hidden_size); };
     return linear(attend(part(0), part(1), part(2), masked), name + ".out", shape_.output_bias);
   }
 
   at::Tensor cross_attention(const at::Tensor& x, const at::Tensor& memory, const std::string& name) const {
     const at::Tensor q = linear(x, name + ".q", shape_.attention_bias);
     const at::Tensor kv = linear(memory, name + ".kv", shape_.attention_bias);
-    const at::Tensor k = kv.narrow(2, 0, shape_.width), v = kv.narrow(2, shape_.width, shape_.width);
+    const at::Tensor k = kv.narrow(2, 0, shape_.hidden_size), v = kv.narrow(2, shape_.hidden_size, shape_.hidden_size);
     return linear(attend(q, k, v, false), name + ".out", shape_.output_bias);
   }
 
@@ -133,7 +133,7 @@ TEST(Transformer, IsThePaperWrittenOut) {
       for (std::size_t i = 0; i < list.size(); ++i) weights[list[i]->name] = values[i];
       return nn::Tensors{Paper(shape, weights).loss(source, ids, context.targets)};
     });
-    nn::forget_gradients(model->params);
+    nn::zero_grad(model->params);
     nn::Tape tape;
     const at::Tensor expected = paper.forward({}, context, &tape)[0];
     paper.backward({at::ones_like(expected)}, context, tape);
@@ -155,11 +155,11 @@ TEST(Transformer, StartsAsItsCodeDoes) {
   const auto model = build(shape);
   nn::initialise(model->params, nn::Precision::kFp32, 1);
   const nn::Param& in = model->params.at("layers.0.mlp.in.weight");
-  const double bound = std::sqrt(6.0 / double(shape.width + shape.inner));
+  const double bound = std::sqrt(6.0 / double(shape.hidden_size + shape.ffn_size));
   EXPECT_LE(in.master.abs().max().item<double>(), bound);
   EXPECT_GT(in.master.abs().max().item<double>(), 0.95 * bound);
   const nn::Param& embedding = model->params.at("embedding.tokens.weight");
-  EXPECT_NEAR(embedding.master.std().item<double>(), 1 / std::sqrt(double(shape.width)), 0.02);
+  EXPECT_NEAR(embedding.master.std().item<double>(), 1 / std::sqrt(double(shape.hidden_size)), 0.02);
 }
 
 TEST(Transformer, TheDecoderSeesAllOfTheSourceAndNothingLaterOfItsOwn) {

@@ -37,7 +37,7 @@ exec ip netns exec $b unshare --uts bash -c "hostname b; \$*"
 REACH
 chmod +x "$folder/reach"
 on_a() { ip netns exec $a unshare --uts bash -c 'hostname a; exec "$@"' on_a "$@"; }
-sets=(--set train.steps=60 --set train.threads=1 --set train.hash_every=0 --set checkpoint.every=5 --set batch.size=2048
+sets=(--set train.steps=60 --set train.threads=1 --set train.hash_every=0 --set checkpoint.every=5 --set batch.global_batch_tokens=2048
       --set eval.every=0)
 mpi=(mpirun "${as_root[@]}" --bind-to none --novm --host 10.77.0.1,10.77.0.2 --map-by node
      --mca plm_rsh_agent "$folder/reach" --mca oob_tcp_if_include 10.77.0.0/24

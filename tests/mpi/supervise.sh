@@ -5,7 +5,7 @@ trireme=$2
 recipe=$(dirname "$0")/../../recipes/tiny.toml
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-sets=(--set train.steps=40 --set train.threads=1 --set train.hash_every=10 --set checkpoint.every=5 --set batch.size=512
+sets=(--set train.steps=40 --set train.threads=1 --set train.hash_every=10 --set checkpoint.every=5 --set batch.global_batch_tokens=512
       --set eval.every=0)
 mpi=(mpirun "${as_root[@]}" --oversubscribe --bind-to none -n)
 

@@ -5,7 +5,7 @@ trireme=$2
 recipe=$(dirname "$0")/../../recipes/tiny.toml
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-sets=(--set train.steps=30 --set train.threads=1 --set train.hash_every=5 --set checkpoint.every=5 --set batch.size=512)
+sets=(--set train.steps=30 --set train.threads=1 --set train.hash_every=5 --set checkpoint.every=5 --set batch.global_batch_tokens=512)
 
 "$trireme" --quiet train "$recipe" "${sets[@]}" --ranks 2 --out "$folder/threads"
 timeout 100 mpirun "${as_root[@]}" --oversubscribe --bind-to none -n 2 "$trireme" --quiet train "$recipe" "${sets[@]}" \

@@ -15,17 +15,17 @@
 namespace trireme::nn {
 namespace {
 
-struct Way {
+struct Variant {
   const char* name;
   int outer, inner;
   bool zigzag;
   spec::ContextKind kind;
 };
 
-TokenSplit split_of(const Way& way, int rank) {
+TokenSplit split_of(const Variant& way, int rank) {
   return {.outer = way.outer,
           .outer_rank = rank / way.inner,
-          .inner = way.inner,
+          .ffn_size = way.inner,
           .inner_rank = rank % way.inner,
           .zigzag = way.zigzag};
 }
@@ -80,15 +80,15 @@ TEST(TokenSplit, ZigzagBalancesACausalMask) {
 TEST(ContextCore, EqualsWholeRows) {
   constexpr std::int64_t kBatch = 2, kLength = 24, kSize = 8;
   using spec::ContextKind;
-  const Way ways[] = {{"gather", 4, 1, false, ContextKind::kGather},
-                      {"gather, zig-zag", 4, 1, true, ContextKind::kGather},
-                      {"ring", 4, 1, true, ContextKind::kRing},
-                      {"plain ring", 3, 1, false, ContextKind::kRing},
-                      {"ulysses", 1, 4, false, ContextKind::kUlysses},
-                      {"both", 2, 2, true, ContextKind::kRing},
-                      {"both, gathered", 2, 2, false, ContextKind::kGather}};
-  for (const Way& way : ways) {
-    for (const std::int64_t kv_heads : {4, 2, 1}) {
+  const Variant ways[] = {{"gather", 4, 1, false, ContextKind::kGather},
+                          {"gather, zig-zag", 4, 1, true, ContextKind::kGather},
+                          {"ring", 4, 1, true, ContextKind::kRing},
+                          {"plain ring", 3, 1, false, ContextKind::kRing},
+                          {"ulysses", 1, 4, false, ContextKind::kUlysses},
+                          {"both", 2, 2, true, ContextKind::kRing},
+                          {"both, gathered", 2, 2, false, ContextKind::kGather}};
+  for (const Variant& way : ways) {
+    for (const std::int64_t num_kv_heads : {4, 2, 1}) {
       for (const auto& [causal, window, documents, dropout] : {std::tuple{true, 0, false, 0.0},
                                                                {true, 0, true, 0.0},
                                                                {true, 5, false, 0.0},
@@ -96,9 +96,9 @@ TEST(ContextCore, EqualsWholeRows) {
                                                                {false, 4, false, 0.0},
                                                                {true, 0, true, 0.3}}) {
         const AttentionShape shape{.name = "test",
-                                   .heads = 4,
-                                   .kv_heads = kv_heads,
-                                   .head_size = kSize,
+                                   .num_heads = 4,
+                                   .num_kv_heads = num_kv_heads,
+                                   .head_dim = kSize,
                                    .causal = causal,
                                    .window = window,
                                    .dropout = dropout};
@@ -108,21 +108,21 @@ TEST(ContextCore, EqualsWholeRows) {
         Sequence sequence;
         if (documents) sequence.documents = packed(kBatch, kLength);
         const auto draw = [&](std::int64_t heads) { return at::randn({kBatch, kLength, heads, kSize}, at::kDouble); };
-        const at::Tensor q = draw(4), k = draw(kv_heads), v = draw(kv_heads), dout = draw(4);
+        const at::Tensor q = draw(4), k = draw(num_kv_heads), v = draw(num_kv_heads), dout = draw(4);
         const BlockPlace place = place_in_rows(sequence, {0, kLength}, {0, kLength});
         const CoreResult whole = run_block(shape, place, context, q, k, v);
         CoreGradients expected{at::empty_like(q), at::empty_like(k), at::empty_like(v)};
         run_block_back(shape, place, context, expected, dout, q, k, v, whole);
         comm::run_ranks(way.outer * way.inner, [&](comm::Rank& rank) {
-          Team team;
-          team.tokens = split_of(way, rank.rank());
-          team.context = way.kind;
-          const auto ring = rank.world().split(team.tokens.inner_rank, rank.rank(), "ring");
-          const auto heads = rank.world().split(team.tokens.outer_rank, rank.rank(), "heads");
-          team.ring = ring.get();
-          team.heads = heads.get();
-          const auto core = make_context_core(team);
-          const TokenStretches mine = team.tokens.mine(kLength);
+          ParallelContext parallel;
+          parallel.tokens = split_of(way, rank.rank());
+          parallel.context = way.kind;
+          const auto ring = rank.world().split(parallel.tokens.inner_rank, rank.rank(), "ring");
+          const auto heads = rank.world().split(parallel.tokens.outer_rank, rank.rank(), "heads");
+          parallel.ring = ring.get();
+          parallel.heads = heads.get();
+          const auto core = make_context_core(parallel);
+          const TokenStretches mine = parallel.tokens.mine(kLength);
           const CoreCall call{shape, sequence, context};
           const CoreOutput output =
               core->forward(call, take_tokens(q, mine), take_tokens(k, mine), take_tokens(v, mine));

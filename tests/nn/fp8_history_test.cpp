@@ -25,7 +25,7 @@ struct Case {
   Case() {
     for (const char* name : {"a", "plain", "b"}) {
       Param& param = params.add(name, {16, 16}, {}, true);
-      if (param.name != "plain") param.products = spec::Products::kFp8Delayed;
+      if (param.name != "plain") param.gemm = spec::GemmPrecision::kFp8Delayed;
     }
   }
 };

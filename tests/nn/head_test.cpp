@@ -80,8 +80,8 @@ TEST(Head, LossAndGradientsEqualTheWholeMatrixWhateverTheChunk) {
         Head head(s.weight, &s.bias, options);
         const Oracle expected = oracle(s, options);
         Tape tape;
-        const at::Tensor mean = head.run(s.x, s.context, &tape);
-        const at::Tensor dx = head.run_back({}, s.context, tape);
+        const at::Tensor mean = head.forward(s.x, s.context, &tape);
+        const at::Tensor dx = head.backward(at::Tensor(), s.context, tape);
         ASSERT_EQ(s.context.losses.size(), z_loss > 0 ? 2u : 1u);
         EXPECT_NEAR(s.context.losses[0].sum, expected.loss, 1e-10);
         EXPECT_NEAR(s.context.losses[0].count, expected.count, 1e-12);
@@ -105,8 +105,8 @@ TEST(Head, IsNearInBfloat) {
   const Oracle expected = oracle(exact, {});
   Head head(rounded.weight, &rounded.bias, {});
   Tape tape;
-  head.run(rounded.x, rounded.context, &tape);
-  const at::Tensor dx = head.run_back({}, rounded.context, tape);
+  head.forward(rounded.x, rounded.context, &tape);
+  const at::Tensor dx = head.backward(at::Tensor(), rounded.context, tape);
   EXPECT_NEAR(rounded.context.losses[0].sum, expected.loss, 0.02 * expected.loss);
   EXPECT_LE(difference(dx, expected.dx), 0.02);
   EXPECT_LE(difference(rounded.weight.gradient, expected.dweight), 0.02);
@@ -116,7 +116,7 @@ TEST(Head, GivesLogitsWithoutTargets) {
   Fixture s;
   s.context.targets = at::Tensor();
   Head head(s.weight, &s.bias, {});
-  const at::Tensor logits = head.run(s.x, s.context, nullptr);
+  const at::Tensor logits = head.forward(s.x, s.context, nullptr);
   EXPECT_EQ(logits.sizes(), (at::IntArrayRef{kBatch, kSequence, kVocabulary}));
   EXPECT_LE(difference(logits, at::matmul(s.x, s.weight.value.t()) + s.bias.value), 1e-13);
 }
@@ -126,8 +126,8 @@ TEST(Head, HasNoLossWhereNothingTakesPart) {
   s.context.targets.fill_(-100);
   Head head(s.weight, &s.bias, {});
   Tape tape;
-  EXPECT_EQ(head.run(s.x, s.context, &tape).item<double>(), 0);
-  EXPECT_EQ(head.run_back({}, s.context, tape).abs().max().item<double>(), 0);
+  EXPECT_EQ(head.forward(s.x, s.context, &tape).item<double>(), 0);
+  EXPECT_EQ(head.backward(at::Tensor(), s.context, tape).abs().max().item<double>(), 0);
   EXPECT_EQ(s.weight.gradient.abs().max().item<double>(), 0);
   EXPECT_EQ(s.context.losses[0].count, 0);
 }
@@ -135,7 +135,7 @@ TEST(Head, HasNoLossWhereNothingTakesPart) {
 TEST(Head, EvaluationLeavesNoGradient) {
   Fixture s;
   Head head(s.weight, &s.bias, {});
-  head.run(s.x, s.context, nullptr);
+  head.forward(s.x, s.context, nullptr);
   EXPECT_TRUE(s.weight.gradient_empty);
   EXPECT_GT(s.context.losses[0].sum, 0);
 }

@@ -66,23 +66,23 @@ at::Tensor dense_mlp(const at::Tensor& x, const NamedWeights& weights, const std
 }
 
 struct AttentionFeatures {
-  std::int64_t heads, kv_heads, head_size;
+  std::int64_t num_heads, num_kv_heads, head_dim;
   bool causal = true, rotary = false, head_norms = false, documents = false;
   std::int64_t window = 0;
 };
 
 std::unique_ptr<SelfAttention> attention(Params& params, const std::string& name, std::int64_t width,
                                          const AttentionFeatures& f) {
-  const Linear qkv = linear(params, name + ".qkv", width, (f.heads + 2 * f.kv_heads) * f.head_size);
+  const Linear qkv = linear(params, name + ".qkv", width, (f.num_heads + 2 * f.num_kv_heads) * f.head_dim);
   std::optional<QueryKeyNorm> norms;
   if (f.head_norms) {
-    norms.emplace(QueryKeyNorm{norm(params, name + ".q_norm", f.head_size, kernels::NormKind::kRms),
-                               norm(params, name + ".k_norm", f.head_size, kernels::NormKind::kRms)});
+    norms.emplace(QueryKeyNorm{norm(params, name + ".q_norm", f.head_dim, kernels::NormKind::kRms),
+                               norm(params, name + ".k_norm", f.head_dim, kernels::NormKind::kRms)});
   }
-  const Linear out = linear(params, name + ".out", f.heads * f.head_size, width);
+  const Linear out = linear(params, name + ".out", f.num_heads * f.head_dim, width);
   std::shared_ptr<RotaryTable> rotary;
-  if (f.rotary) rotary = std::make_shared<RotaryTable>(spec::Rotary{.base = 100}, f.head_size);
-  AttentionShape shape{.name = name, .heads = f.heads, .kv_heads = f.kv_heads, .head_size = f.head_size};
+  if (f.rotary) rotary = std::make_shared<RotaryTable>(spec::Rotary{.base = 100}, f.head_dim);
+  AttentionShape shape{.name = name, .num_heads = f.num_heads, .num_kv_heads = f.num_kv_heads, .head_dim = f.head_dim};
   shape.causal = f.causal;
   shape.window = f.window;
   return std::make_unique<SelfAttention>(shape, qkv, out, std::move(norms), rotary);
@@ -90,9 +90,9 @@ std::unique_ptr<SelfAttention> attention(Params& params, const std::string& name
 
 at::Tensor dense_self_attention(const at::Tensor& x, const NamedWeights& weights, const Context& context,
                                 const std::string& name, const AttentionFeatures& f) {
-  const at::Tensor heads =
-      dense_linear(x, weights, name + ".qkv").view({x.size(0), x.size(1), f.heads + 2 * f.kv_heads, f.head_size});
-  at::Tensor q = heads.narrow(2, 0, f.heads), k = heads.narrow(2, f.heads, f.kv_heads);
+  const at::Tensor heads = dense_linear(x, weights, name + ".qkv")
+                               .view({x.size(0), x.size(1), f.num_heads + 2 * f.num_kv_heads, f.head_dim});
+  at::Tensor q = heads.narrow(2, 0, f.num_heads), k = heads.narrow(2, f.num_heads, f.num_kv_heads);
   if (f.head_norms) {
     q = dense_norm(q, weights, name + ".q_norm");
     k = dense_norm(k, weights, name + ".k_norm");
@@ -102,7 +102,7 @@ at::Tensor dense_self_attention(const at::Tensor& x, const NamedWeights& weights
     k = dense_rotary(k, context.sequence.positions, 100);
   }
   const DenseMask mask{f.causal, f.window, context.sequence.documents, context.sequence.documents};
-  const at::Tensor out = dense_attention(q, k, heads.narrow(2, f.heads + f.kv_heads, f.kv_heads), mask);
+  const at::Tensor out = dense_attention(q, k, heads.narrow(2, f.num_heads + f.num_kv_heads, f.num_kv_heads), mask);
   return dense_linear(out.reshape({x.size(0), x.size(1), -1}), weights, name + ".out");
 }
 
@@ -125,10 +125,11 @@ Block block(Params& params, const CaseSizes& s, const AttentionFeatures& f, kern
             bool norm_first) {
   const auto activation = gated ? kernels::Activation::kSilu : kernels::Activation::kGeluTanh;
   std::vector<Branch> branches;
-  branches.push_back({norm(params, "a.norm", s.width, kind), attention(params, "a", s.width, f), Dropout("a", 0)});
-  branches.push_back({norm(params, "m.norm", s.width, kind),
-                      std::make_unique<Mlp>(linear(params, "m.in", s.width, gated ? 2 * s.inner : s.inner),
-                                            linear(params, "m.out", s.inner, s.width), activation, gated),
+  branches.push_back(
+      {norm(params, "a.norm", s.hidden_size, kind), attention(params, "a", s.hidden_size, f), Dropout("a", 0)});
+  branches.push_back({norm(params, "m.norm", s.hidden_size, kind),
+                      std::make_unique<Mlp>(linear(params, "m.in", s.hidden_size, gated ? 2 * s.ffn_size : s.ffn_size),
+                                            linear(params, "m.out", s.ffn_size, s.hidden_size), activation, gated),
                       Dropout("m", 0)});
   return Block(std::move(branches), norm_first, Stream::kSequence);
 }
@@ -145,8 +146,8 @@ at::Tensor dense_block(const at::Tensor& x, const NamedWeights& weights, const C
 }
 
 LayerCase attention_case(const std::string& name, const CaseSizes& s, AttentionFeatures f) {
-  LayerCase out{.name = name, .inputs = {{s.batch, s.sequence, s.width}}};
-  out.build = [=](Params& params) { return attention(params, "a", s.width, f); };
+  LayerCase out{.name = name, .inputs = {{s.batch, s.sequence, s.hidden_size}}};
+  out.build = [=](Params& params) { return attention(params, "a", s.hidden_size, f); };
   out.oracle = [=](const Tensors& in, const NamedWeights& weights, const Context& context) {
     return dense_self_attention(in[0], weights, context, "a", f);
   };
@@ -155,10 +156,10 @@ LayerCase attention_case(const std::string& name, const CaseSizes& s, AttentionF
 }
 
 LayerCase mlp_case(const std::string& name, const CaseSizes& s, kernels::Activation kind, bool gated) {
-  LayerCase out{.name = name, .inputs = {{s.batch, s.sequence, s.width}}};
+  LayerCase out{.name = name, .inputs = {{s.batch, s.sequence, s.hidden_size}}};
   out.build = [=](Params& params) {
-    return std::make_unique<Mlp>(linear(params, "m.in", s.width, gated ? 2 * s.inner : s.inner),
-                                 linear(params, "m.out", s.inner, s.width), kind, gated);
+    return std::make_unique<Mlp>(linear(params, "m.in", s.hidden_size, gated ? 2 * s.ffn_size : s.ffn_size),
+                                 linear(params, "m.out", s.ffn_size, s.hidden_size), kind, gated);
   };
   out.oracle = [=](const Tensors& in, const NamedWeights& weights, const Context&) {
     return dense_mlp(in[0], weights, "m", kind, gated);
@@ -168,7 +169,7 @@ LayerCase mlp_case(const std::string& name, const CaseSizes& s, kernels::Activat
 
 LayerCase block_case(const std::string& name, const CaseSizes& s, AttentionFeatures f, kernels::NormKind kind,
                      bool gated, bool norm_first) {
-  LayerCase out{.name = name, .inputs = {{s.batch, s.sequence, s.width}}};
+  LayerCase out{.name = name, .inputs = {{s.batch, s.sequence, s.hidden_size}}};
   out.build = [=](Params& params) { return std::make_unique<Block>(block(params, s, f, kind, gated, norm_first)); };
   out.oracle = [=](const Tensors& in, const NamedWeights& weights, const Context& context) {
     return dense_block(in[0], weights, context, f, gated, norm_first);
@@ -178,19 +179,20 @@ LayerCase block_case(const std::string& name, const CaseSizes& s, AttentionFeatu
 
 LayerCase cross_case(const CaseSizes& s) {
   LayerCase out{.name = "cross_attention",
-                .inputs = {{s.batch, s.sequence, s.width}, {s.batch, s.sequence + 4, s.width}}};
-  const std::int64_t queries = s.heads * s.head_size, keys = s.kv_heads * s.head_size;
+                .inputs = {{s.batch, s.sequence, s.hidden_size}, {s.batch, s.sequence + 4, s.hidden_size}}};
+  const std::int64_t queries = s.num_heads * s.head_dim, keys = s.num_kv_heads * s.head_dim;
   out.build = [=](Params& params) {
-    AttentionShape shape{.name = "c", .heads = s.heads, .kv_heads = s.kv_heads, .head_size = s.head_size};
+    AttentionShape shape{.name = "c", .num_heads = s.num_heads, .num_kv_heads = s.num_kv_heads, .head_dim = s.head_dim};
     shape.causal = false;
-    const Linear q = linear(params, "c.q", s.width, queries), kv = linear(params, "c.kv", s.width, 2 * keys);
-    return std::make_unique<CrossAttention>(shape, q, kv, linear(params, "c.out", queries, s.width));
+    const Linear q = linear(params, "c.q", s.hidden_size, queries),
+                 kv = linear(params, "c.kv", s.hidden_size, 2 * keys);
+    return std::make_unique<CrossAttention>(shape, q, kv, linear(params, "c.out", queries, s.hidden_size));
   };
   out.oracle = [=](const Tensors& in, const NamedWeights& weights, const Context&) {
-    const at::Tensor q = dense_linear(in[0], weights, "c.q").view({s.batch, -1, s.heads, s.head_size});
-    const at::Tensor kv = dense_linear(in[1], weights, "c.kv").view({s.batch, -1, 2 * s.kv_heads, s.head_size});
-    const at::Tensor y =
-        dense_attention(q, kv.narrow(2, 0, s.kv_heads), kv.narrow(2, s.kv_heads, s.kv_heads), {.causal = false});
+    const at::Tensor q = dense_linear(in[0], weights, "c.q").view({s.batch, -1, s.num_heads, s.head_dim});
+    const at::Tensor kv = dense_linear(in[1], weights, "c.kv").view({s.batch, -1, 2 * s.num_kv_heads, s.head_dim});
+    const at::Tensor y = dense_attention(q, kv.narrow(2, 0, s.num_kv_heads),
+                                         kv.narrow(2, s.num_kv_heads, s.num_kv_heads), {.causal = false});
     return dense_linear(y.reshape({s.batch, in[0].size(1), -1}), weights, "c.out");
   };
   return out;
@@ -229,8 +231,10 @@ std::vector<LayerCase> layer_cases(const CaseSizes& s) {
   using kernels::NormKind;
   std::vector<LayerCase> cases;
   for (const bool bias : {true, false}) {
-    LayerCase out{.name = bias ? "linear" : "linear_without_bias", .inputs = {{s.batch, s.sequence, s.width}}};
-    out.build = [=](Params& params) { return std::make_unique<Linear>(linear(params, "l", s.width, s.inner, bias)); };
+    LayerCase out{.name = bias ? "linear" : "linear_without_bias", .inputs = {{s.batch, s.sequence, s.hidden_size}}};
+    out.build = [=](Params& params) {
+      return std::make_unique<Linear>(linear(params, "l", s.hidden_size, s.ffn_size, bias));
+    };
     out.oracle = [](const Tensors& in, const NamedWeights& weights, const Context&) {
       return dense_linear(in[0], weights, "l");
     };
@@ -238,14 +242,14 @@ std::vector<LayerCase> layer_cases(const CaseSizes& s) {
   }
   for (const auto kind : {NormKind::kLayer, NormKind::kRms}) {
     LayerCase out{.name = kind == NormKind::kLayer ? "layer_norm" : "rms_norm",
-                  .inputs = {{s.batch, s.sequence, s.width}}};
-    out.build = [=](Params& params) { return std::make_unique<Norm>(norm(params, "n", s.width, kind)); };
+                  .inputs = {{s.batch, s.sequence, s.hidden_size}}};
+    out.build = [=](Params& params) { return std::make_unique<Norm>(norm(params, "n", s.hidden_size, kind)); };
     out.oracle = [](const Tensors& in, const NamedWeights& weights, const Context&) {
       return dense_norm(in[0], weights, "n");
     };
     cases.push_back(std::move(out));
   }
-  cases.push_back({.name = "gelu", .inputs = {{s.batch, s.sequence, s.inner}}});
+  cases.push_back({.name = "gelu", .inputs = {{s.batch, s.sequence, s.ffn_size}}});
   cases.back().build = [](Params&) { return std::make_unique<Activate>(Activation::kGelu); };
   cases.back().oracle = [](const Tensors& in, const NamedWeights&, const Context&) { return at::gelu(in[0]); };
 
@@ -254,14 +258,14 @@ std::vector<LayerCase> layer_cases(const CaseSizes& s) {
   cases.push_back(mlp_case("mlp_gelu_tanh", s, Activation::kGeluTanh, false));
   cases.push_back(mlp_case("mlp_swiglu", s, Activation::kSilu, true));
 
-  const AttentionFeatures full{s.heads, s.heads, s.head_size}, grouped{s.heads, s.kv_heads, s.head_size};
+  const AttentionFeatures full{s.num_heads, s.num_heads, s.head_dim}, grouped{s.num_heads, s.num_kv_heads, s.head_dim};
   const auto with = [](AttentionFeatures f, auto change) {
     change(f);
     return f;
   };
   cases.push_back(attention_case("attention_multi_head", s, full));
   cases.push_back(attention_case("attention_grouped", s, grouped));
-  cases.push_back(attention_case("attention_multi_query", s, {s.heads, 1, s.head_size}));
+  cases.push_back(attention_case("attention_multi_query", s, {s.num_heads, 1, s.head_dim}));
   cases.push_back(attention_case("attention_bidirectional", s, with(full, [](auto& f) { f.causal = false; })));
   cases.push_back(attention_case("attention_rotary", s, with(grouped, [](auto& f) { f.rotary = true; })));
   cases.push_back(attention_case("attention_window", s, with(grouped, [](auto& f) { f.window = 5; })));

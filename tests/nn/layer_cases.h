@@ -30,7 +30,7 @@ struct LayerCase {
 
 /// Sizes: small and awkward for tests, or those of a real layer for benchmarks.
 struct CaseSizes {
-  std::int64_t batch = 2, sequence = 13, width = 24, heads = 4, kv_heads = 2, head_size = 6, inner = 40;
+  std::int64_t batch = 2, sequence = 13, hidden_size = 24, num_heads = 4, num_kv_heads = 2, head_dim = 6, ffn_size = 40;
 };
 std::vector<LayerCase> layer_cases(const CaseSizes& sizes);
 

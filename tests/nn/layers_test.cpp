@@ -37,7 +37,7 @@ Result run(Layer& layer, Params& params, const LayerCase& layer_case, at::Scalar
   if (deferred) {
     for (const Param& param : params) {
       if (param.placement.shape.size() == 2) {
-        EXPECT_TRUE(param.gradient_empty) << param.name << " was not put off";
+        EXPECT_TRUE(param.gradient_empty) << param.name << " was not deferred";
       }
     }
     tape.run_weight_gradients();
@@ -138,7 +138,7 @@ TEST_P(Layers, AddUpGradientsOverMicrobatches) {
   for (const auto& [name, gradient] : twice.gradients) {
     EXPECT_LE(difference(gradient, first.at(name) * 2), 1e-13) << name;
   }
-  forget_gradients(params);
+  zero_grad(params);
   const Result again = run(*layer, params, GetParam(), at::kDouble, at::kDouble);
   for (const auto& [name, gradient] : again.gradients) EXPECT_TRUE(at::equal(gradient, first.at(name))) << name;
 }
@@ -181,13 +181,13 @@ TEST(Branches, AddTheirOutputToAResidualThatStays) {
     Context context = case_context(layer_case);
     const at::Tensor x = case_inputs(layer_case, at::kDouble)[0];
     Tape tape, other;
-    const at::Tensor y = branch->run(x, context, &tape);
+    const at::Tensor y = branch->forward(x, context, &tape);
     const at::Tensor residual = seed_gradient(y, at::kDouble, at::kDouble), before = residual.clone();
-    const at::Tensor sum = branch->run_onto(residual, x, context, &other);
+    const at::Tensor sum = branch->forward_add(residual, x, context, &other);
     EXPECT_LE(difference(sum, y + before), 1e-14);
     EXPECT_TRUE(at::equal(residual, before));
-    const at::Tensor dx = branch->run_back(before.clone(), context, tape);
-    EXPECT_TRUE(at::equal(branch->run_back(before.clone(), context, other), dx));
+    const at::Tensor dx = branch->backward(before.clone(), context, tape);
+    EXPECT_TRUE(at::equal(branch->backward(before.clone(), context, other), dx));
   }
   EXPECT_GE(branches, 4) << "attention and MLPs";
 }

@@ -28,7 +28,7 @@ TEST(Initialise, AnySplitDrawsTheSameNumbers) {
       part.add(placement, kNormal, true);
       initialise(part, Precision::kFp32, 3);
       const float* numbers = part.at("w").master.data_ptr<float>();
-      for (const layout::Run& run : layout::runs(placement)) {
+      for (const layout::ContiguousRun& run : layout::runs(placement)) {
         for (layout::Index i = 0; i < run.count; ++i) seen.view({-1})[run.global + i] = numbers[run.local + i];
       }
     }
@@ -114,10 +114,10 @@ TEST(Gradient, AddsUpInTheMastersTypeAndForgets) {
   add_gradient(w, one);
   for (int i = 0; i < 100; ++i) add_gradient(w, tiny);  // in bfloat16 the sum would stay 1
   EXPECT_NEAR(w.gradient[0].item<float>(), 1 + 100 * tiny[0].item<float>(), 1e-5);
-  forget_gradients(params);
+  zero_grad(params);
   add_gradient(w, one);
   EXPECT_EQ(w.gradient[1].item<float>(), 1);
-  forget_gradients(params);
+  zero_grad(params);
   EXPECT_EQ(gradient_to_add_to(w).abs().max().item<float>(), 0);
 }
 

@@ -147,7 +147,7 @@ TEST_F(PeakFile, IsNotWrittenForEveryStepThatCreepsUp) {
 TEST(StatedPeak, IsSharedByTheGpusOfARunAndNeverRaised) {
   Mfu mfu(Peak{.flops = 989.4e12, .how = "stated", .when = {}}, 4);
   EXPECT_DOUBLE_EQ(mfu.of(4 * 989.4e12, 2).value(), 0.5);
-  EXPECT_DOUBLE_EQ(mfu.of(8 * 989.4e12, 1).value(), 2);  // 8-bit products
+  EXPECT_DOUBLE_EQ(mfu.of(8 * 989.4e12, 1).value(), 2);  // FP8 GEMMs
   EXPECT_DOUBLE_EQ(mfu.of(4 * 989.4e12, 2).value(), 0.5);
   EXPECT_EQ(Mfu(std::nullopt, 1).of(1, 1), std::nullopt);
 }

@@ -238,7 +238,7 @@ TEST_P(EveryOptimizer, UpdatesPartsAsItUpdatesTheWhole) {
     for (nn::Param& param : params) {  // by global index, as backward would give it
       const Random random(kSeed, "gradient/" + param.name);
       at::Tensor& gradient = nn::gradient_to_add_to(param);
-      for (const layout::Run& run : layout::runs(param.placement)) {
+      for (const layout::ContiguousRun& run : layout::runs(param.placement)) {
         for (layout::Index i = 0; i < run.count; ++i) {
           gradient.data_ptr<double>()[run.local + i] = random.normal(static_cast<std::uint64_t>(run.global + i));
         }
@@ -270,7 +270,7 @@ TEST_P(EveryOptimizer, UpdatesPartsAsItUpdatesTheWhole) {
       if (!telling) continue;
       for (nn::Param& param : params) {
         const at::Tensor& expected = whole.at(param.name).master;
-        for (const layout::Run& run : layout::runs(param.placement)) {
+        for (const layout::ContiguousRun& run : layout::runs(param.placement)) {
           for (layout::Index i = 0; i < run.count; ++i) {
             ASSERT_NEAR(param.master.data_ptr<double>()[run.local + i],
                         expected.const_data_ptr<double>()[run.global + i], 1e-14)

@@ -121,7 +121,7 @@ TEST(Update, NamesGradientsThatAreNotFiniteAndChangesNothing) {
       FAIL() << "stepped with " << bad;
     } catch (const Error& error) {
       EXPECT_STREQ(error.what(), "the gradient of up.bias and scale is not finite after 0 steps");
-      EXPECT_THAT(error.hint(), HasSubstr("optim.clip"));
+      EXPECT_THAT(error.hint(), HasSubstr("optim.grad_clip_norm"));
     }
     EXPECT_EQ(sample.hashes(), before);
   }

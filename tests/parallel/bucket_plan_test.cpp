@@ -12,7 +12,7 @@ using testing::ElementsAre;
 /// Vectors of these lengths, named a, b, c..., in units of one.
 struct Vectors {
   nn::Params params;
-  std::vector<Unit> units;
+  std::vector<ShardUnit> units;
 
   explicit Vectors(std::initializer_list<std::int64_t> lengths) {
     for (const std::int64_t length : lengths) {
@@ -21,7 +21,8 @@ struct Vectors {
       units.push_back({.params = {&param}});
     }
   }
-  BucketPlan plan(const ReplicaOptions& options, BucketShare share = {}, const std::vector<std::string>& apart = {}) {
+  BucketPlan plan(const DataParallelOptions& options, BucketShare share = {},
+                  const std::vector<std::string>& apart = {}) {
     return plan_buckets(units, params, options, share, apart);
   }
 };

@@ -70,7 +70,7 @@ TEST(Executor, ReplicasOfPipelinesEqualTheSerialRun) {
   for (const char* kind : {"1f1b", "zb-h2", "chimera", "dualpipe", "zb-v"}) {
     SCOPED_TRACE(kind);
     const schedule::Shape shape{.ranks = 2, .micros = 4, .chunks_per_rank = schedule::find_kind(kind).default_chunks};
-    const Pipelined how{.table = table_of(kind, shape), .ranks = 2, .replicas = 2};
+    const Pipelined how{.table = table_of(kind, shape), .ranks = 2, .data_parallel = 2};
     const Outcome outcome = train_as_pipeline(problem, how);
     expect_equal(serial, outcome, 1e-9);
     expect_same_bits(outcome, train_as_pipeline(problem, how));
@@ -176,7 +176,7 @@ TEST(Executor, ReportsWhatItRan) {
                                                [&](int step) {
                                                  EXPECT_EQ(step, 0);
                                                  ++updates;
-                                                 nn::forget_gradients(stage.model->params);
+                                                 nn::zero_grad(stage.model->params);
                                                },
                                            .keep_spans = true});
     EXPECT_EQ(updates, 1);

@@ -1,5 +1,5 @@
 // Updates that are validated after the fact end where those end that wait for the norm.
-#include "trireme/pipeline/optimistic.h"
+#include "trireme/pipeline/post_validation.h"
 
 #include <ATen/ops/equal.h>
 #include <gmock/gmock.h>
@@ -37,7 +37,7 @@ Settled train_optimistically(const Problem& problem, const schedule::Schedule& t
         nn::initialise(stage.model->params, nn::Precision::kFp64, problem.seed);
         const auto optimizer = optim::make_optimizer(problem.optim, stage.model->params);
         Executor executor({.table = table, .stage = stage, .pipeline = rank.world()});
-        OptimisticUpdate update(*optimizer, executor.reduction());
+        PostValidatedUpdate update(*optimizer, executor.reduction());
         std::vector<double> norms;
         const auto settle = [&] {
           norms.push_back(update.result().gradient_norm);
@@ -53,7 +53,7 @@ Settled train_optimistically(const Problem& problem, const schedule::Schedule& t
                                 return made;
                               },
                           .update = [&](int) { update.take({.learning_rate = problem.optim.learning_rate}); },
-                          .stands = [&] { return update.stands() && settle(); },
+                          .validated = [&] { return update.validated() && settle(); },
                           .redo =
                               [&] {
                                 update.redo();
@@ -81,13 +81,13 @@ TEST(Optimistic, EqualsTheSerialRunHoweverOftenItIsWrong) {
         .ranks = ranks, .micros = 8, .chunks_per_rank = schedule::find_kind(kind).default_chunks};
     Problem problem = small_problem(Family::kGpt2, 7, 8);
     problem.steps = 4;
-    problem.optim.clip = 0;
+    problem.optim.grad_clip_norm = 0;
     const Outcome unclipped = train_serially(problem);
     std::vector<double> norms = unclipped.norms;
     std::ranges::sort(norms);
     const auto table = table_of(kind, shape, problem.steps);
     for (const double clip : {0.01, (norms[1] + norms[2]) / 2, 1e6}) {
-      problem.optim.clip = clip;
+      problem.optim.grad_clip_norm = clip;
       const Settled settled = train_optimistically(problem, table);
       expect_equal(train_serially(problem), settled.outcome, 1e-9);
       if (clip == 0.01) {
@@ -108,22 +108,22 @@ TEST(Optimistic, NamesGradientsThatAreNoNumbers) {
   try {
     train_optimistically(problem, table, /*poison=*/9);
     FAIL();
-  } catch (const optim::NotFiniteGradients& error) {
+  } catch (const optim::NonFiniteGradients& error) {
     EXPECT_THAT(error.message(), testing::HasSubstr("not finite after 1 step"));
   }
 }
 
 /// Nothing in an opening depends on a backward pass of the step: replaying openings alone must come to their end.
-TEST(Opening, HoldsForwardsOnlyAndNoWaitForWhatComesLater) {
+TEST(SpeculationWindow, HoldsForwardsOnlyAndNoWaitForWhatComesLater) {
   for (const schedule::Kind& kind : schedule::kinds()) {
     if (kind.asynchronous) continue;
     const schedule::Shape shape{.ranks = 4, .micros = 8, .chunks_per_rank = kind.default_chunks};
     const auto table = table_of(kind.name, shape, 3);
-    const std::vector<Opening> openings = find_openings(table);
+    const std::vector<SpeculationWindow> openings = find_openings(table);
     ASSERT_EQ(openings.size(), 3u) << kind.name;
     int forwards = 0;
     for (int step = 0; step < 2; ++step) {
-      const Opening& opening = openings[static_cast<std::size_t>(step)];
+      const SpeculationWindow& opening = openings[static_cast<std::size_t>(step)];
       std::size_t sends = 0, receives = 0;
       for (std::size_t rank = 0; rank < 4; ++rank) {
         for (std::size_t i = 0; i < opening.end[rank]; ++i) {

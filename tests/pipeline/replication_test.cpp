@@ -42,13 +42,13 @@ TEST(Replication, IsTheBestOfAllPlans) {
           double slowest = 0;
           std::size_t at = 0;
           int used = 0;
-          for (const auto& [stretch, replicas] : plan.stages) {
+          for (const auto& [stretch, data_parallel] : plan.stages) {
             EXPECT_EQ(stretch.begin, at);
             if (at > 0) slowest = std::max(slowest, 2 * entries[at - 1].activation_bytes / bandwidth);
             const auto held = std::span(entries).subspan(stretch.begin, stretch.end - stretch.begin);
-            slowest = std::max(slowest, stage_seconds(held, replicas, bandwidth));
+            slowest = std::max(slowest, stage_seconds(held, data_parallel, bandwidth));
             at = stretch.end;
-            used += replicas;
+            used += data_parallel;
           }
           EXPECT_EQ(at, count);
           EXPECT_EQ(used, workers);

@@ -85,7 +85,7 @@ TEST(Split, ByCostIsTheBestOfAllSplits) {
         const Split split = split_by_cost(costs, chunks);
         ASSERT_NO_THROW(check_split(split, std::vector<std::string>(costs.size(), "x")));
         double largest = 0;
-        for (const Stretch& stretch : split) largest = std::max(largest, cost_of(stretch, costs));
+        for (const LayerRange& stretch : split) largest = std::max(largest, cost_of(stretch, costs));
         EXPECT_EQ(largest, best_by_trying(costs, 0, chunks));
       }
     }
@@ -128,7 +128,7 @@ TEST(Stage, PartsOfAllRanksMakeUpTheModel) {
           ++holders[param.name];
           EXPECT_TRUE(at::equal(param.master, whole->params.at(param.name).master)) << param.name;
         }
-        for (const Holding& holding : stage.holdings) {
+        for (const StageState& holding : stage.holdings) {
           const bool listed = std::ranges::find(holding.ranks, rank) != holding.ranks.end();
           EXPECT_EQ(listed, stage.model->params.find(holding.param) != nullptr) << holding.param << " on " << rank;
         }
@@ -149,7 +149,7 @@ TEST(Stage, BalancedBySizeIsNoWorseThanByCount) {
   const std::vector<double> costs = parameter_costs(shape);
   const auto largest = [&](const Split& split) {
     double most = 0;
-    for (const Stretch& stretch : split) most = std::max(most, cost_of(stretch, costs));
+    for (const LayerRange& stretch : split) most = std::max(most, cost_of(stretch, costs));
     return most;
   };
   for (int chunks = 1; chunks <= 8; ++chunks) {
@@ -160,7 +160,7 @@ TEST(Stage, BalancedBySizeIsNoWorseThanByCount) {
 /// A large vocabulary makes the head the costliest entry.
 TEST(Profile, FindsWhatCostsMost) {
   spec::ModelShape shape = small_shape(spec::Family::kLlama, 4);
-  shape.vocabulary = 65536;
+  shape.vocab_size = 65536;
   const auto model = models::build(shape);
   nn::initialise(model->params, nn::Precision::kFp32, 1);
   const Problem problem{.shape = shape};

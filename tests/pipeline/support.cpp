@@ -6,15 +6,15 @@ namespace trireme::pipeline {
 
 spec::ModelShape small_shape(spec::Family family, std::int64_t layers) {
   spec::ModelShape shape = spec::family_shape(family);
-  shape.vocabulary = 19;
-  shape.positions = 16;
-  shape.width = 8;
-  shape.layers = layers;
-  shape.heads = 2;
-  shape.kv_heads = family == spec::Family::kLlama ? 1 : 2;
-  shape.head_size = 4;
-  shape.inner = 12;
-  if (family == spec::Family::kTransformer) shape.encoder_layers = 2;
+  shape.vocab_size = 19;
+  shape.max_seq_len = 16;
+  shape.hidden_size = 8;
+  shape.num_layers = layers;
+  shape.num_heads = 2;
+  shape.num_kv_heads = family == spec::Family::kLlama ? 1 : 2;
+  shape.head_dim = 4;
+  shape.ffn_size = 12;
+  if (family == spec::Family::kTransformer) shape.num_encoder_layers = 2;
   return shape;
 }
 
@@ -22,7 +22,7 @@ Problem small_problem(spec::Family family, std::int64_t layers, int micros) {
   Problem problem{.shape = small_shape(family, layers), .micros = micros};
   problem.optim.kind = spec::OptimizerKind::kAdamw;
   problem.optim.learning_rate = 1e-2;
-  problem.optim.clip = 0.5;  // less than the norms here: every step is clipped
+  problem.optim.grad_clip_norm = 0.5;  // less than the norms here: every step is clipped
   return problem;
 }
 
@@ -42,10 +42,10 @@ static at::Tensor tokens(std::uint64_t seed, std::int64_t rows, std::int64_t len
 
 /// Rows and lengths differ between micros, and some tokens have no loss.
 Micro make_micro(const Problem& problem, int micro) {
-  const std::int64_t rows = 1 + micro % 2, length = 5 + micro % 3, vocabulary = problem.shape.vocabulary;
+  const std::int64_t rows = 1 + micro % 2, length = 5 + micro % 3, vocabulary = problem.shape.vocab_size;
   const auto seed = static_cast<std::uint64_t>(1000 + 10 * micro);
   Micro made;
-  if (problem.shape.encoder_layers > 0) {
+  if (problem.shape.num_encoder_layers > 0) {
     made.inputs.push_back(tokens(seed + 1, rows, length + 1, vocabulary));
     made.context.source = nn::plain_sequence(rows, length + 1);
   }
@@ -74,7 +74,7 @@ Outcome train_serially(const Problem& problem) {
   nn::initialise(model->params, nn::Precision::kFp64, problem.seed);
   auto optimizer = optim::make_optimizer(problem.optim, model->params);
   for (int step = 0; step < problem.steps; ++step) {
-    nn::forget_gradients(model->params);
+    nn::zero_grad(model->params);
     const double targets = targets_of(problem, step);
     double loss = 0;
     for (int i = 0; i < problem.micros; ++i) {
@@ -114,13 +114,13 @@ Outcome train_as_pipeline(const Problem& problem, const Pipelined& how) {
   Outcome outcome;
   std::mutex mutex;
   comm::run_ranks(
-      how.ranks * how.replicas,
+      how.ranks * how.data_parallel,
       [&](comm::Rank& rank) {
         at::set_num_threads(1);
         const int replica = rank.rank() / how.ranks, stage_rank = rank.rank() % how.ranks;
         const auto pipeline = rank.world().split(replica, stage_rank, "pp");
-        const auto replicas = rank.world().split(stage_rank, replica, "dp");
-        parallel::MeshGroups groups(rank.world(), layout::Mesh({{"dp", how.replicas}, {"pp", how.ranks}}));
+        const auto data_parallel = rank.world().split(stage_rank, replica, "dp");
+        parallel::MeshGroups groups(rank.world(), layout::Mesh({{"dp", how.data_parallel}, {"pp", how.ranks}}));
         const std::vector<std::string> names = chain_names(problem.shape, problem.build);
         const Split split =
             how.starts.empty() ? split_by_count(names, how.table.chunks()) : split_at(names, how.starts);
@@ -130,9 +130,9 @@ Outcome train_as_pipeline(const Problem& problem, const Pipelined& how) {
                                    .precision = nn::Precision::kFp64,
                                    .rank = stage_rank,
                                    .build = problem.build});
-        parallel::ReplicaOptions sharing{.precision = nn::Precision::kFp64};
-        if (how.replicas > 1) sharing.data = {"dp"};
-        parallel::Replicas copies(units_of(stage), stage.model->params, groups, sharing, held_apart(stage));
+        parallel::DataParallelOptions sharing{.precision = nn::Precision::kFp64};
+        if (how.data_parallel > 1) sharing.data = {"dp"};
+        parallel::DataParallel copies(units_of(stage), stage.model->params, groups, sharing, held_apart(stage));
         nn::initialise(stage.model->params, nn::Precision::kFp64, problem.seed);
         auto optimizer = optim::make_optimizer(problem.optim, stage.model->params);
         const auto foresight =
@@ -140,10 +140,10 @@ Outcome train_as_pipeline(const Problem& problem, const Pipelined& how) {
         Executor executor({.table = how.table,
                            .stage = stage,
                            .pipeline = *pipeline,
-                           .replicas = how.replicas > 1 ? &copies : nullptr,
+                           .data_parallel = how.data_parallel > 1 ? &copies : nullptr,
                            .foresight = foresight.get()});
-        const bool flush = how.table.weights == schedule::Weights::kFlush;
-        const int at_once = how.table.steps(), mine = problem.micros / how.replicas;
+        const bool flush = how.table.weights == schedule::WeightChoice::kFlush;
+        const int at_once = how.table.steps(), mine = problem.micros / how.data_parallel;
         for (int step = 0; step < problem.steps; step += at_once) {
           std::vector<double> norms;
           const RunReport report = executor.run(
@@ -162,7 +162,7 @@ Outcome train_as_pipeline(const Problem& problem, const Pipelined& how) {
                    }});
           for (int i = 0; i < at_once; ++i) {
             double loss = report.steps[static_cast<std::size_t>(i)].loss;
-            replicas->all_reduce(comm::Buffer{&loss, 1, comm::DType::kF64}, comm::Reduce::kSum).wait();
+            data_parallel->all_reduce(comm::Buffer{&loss, 1, comm::DType::kF64}, comm::Reduce::kSum).wait();
             if (rank.rank() != 0) continue;
             outcome.losses.push_back(loss / targets_of(problem, step + i));
             outcome.norms.push_back(norms[static_cast<std::size_t>(i)]);

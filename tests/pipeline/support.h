@@ -57,7 +57,7 @@ Outcome train_serially(const Problem& problem);
 struct Pipelined {
   schedule::Schedule table;  ///< complete, of one step or more
   int ranks = 2;
-  int replicas = 1;                      ///< pipelines side by side, each with its share of the micros
+  int data_parallel = 1;                 ///< pipelines side by side, each with its share of the micros
   std::vector<std::string> starts = {};  ///< where chunks begin; empty: by count
 };
 

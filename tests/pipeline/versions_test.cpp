@@ -26,7 +26,7 @@ struct History {
 /// What a pass of a micro through a chunk computes with.
 using Law = std::function<Numbers(const History& history, int chunk, int micro, bool forward)>;
 
-class Given final : public nn::Weights {
+class Given final : public nn::WeightSource {
  public:
   explicit Given(Numbers numbers) : numbers_(std::move(numbers)) {}
   const at::Tensor& value(const nn::Param& param) override { return numbers_.at(param.name); }
@@ -54,7 +54,7 @@ Outcome train_delayed(const Problem& problem, int chunks, const Law& law) {
   remember();
   const Split split = split_by_count(chain_names(problem.shape, problem.build), chunks);
   for (int step = 0; step < problem.steps; ++step) {
-    nn::forget_gradients(model->params);
+    nn::zero_grad(model->params);
     const double targets = targets_of(problem, step);
     double loss = 0;
     for (int micro = step * problem.micros; micro < (step + 1) * problem.micros; ++micro) {
@@ -95,7 +95,7 @@ Problem async_problem(int micros, int steps) {
   problem.optim.kind = spec::OptimizerKind::kSgd;
   problem.optim.momentum = 0.9;
   problem.optim.learning_rate = 0.05;
-  problem.optim.clip = 0;
+  problem.optim.grad_clip_norm = 0;
   problem.steps = steps;
   return problem;
 }
@@ -173,7 +173,7 @@ TEST(Asynchronous, DoubleBufferingIsTheRecurrence) {
   Numbers now, before;
   for (const nn::Param& param : model->params) now[param.name] = before[param.name] = param.master.clone();
   for (int step = 0; step < problem.steps; ++step) {
-    nn::forget_gradients(model->params);
+    nn::zero_grad(model->params);
     for (nn::Param& param : model->params) param.master.copy_(before[param.name]);
     for (int i = 0; i < problem.micros; ++i) {
       Micro micro = make_micro(problem, step * problem.micros + i);
@@ -262,7 +262,7 @@ struct Constant {
   }
 };
 
-TEST(Foresight, EqualsTheLaterWeightsExactlyWhereTheVelocityIsConstant) {
+TEST(WeightPredictor, EqualsTheLaterWeightsExactlyWhereTheVelocityIsConstant) {
   spec::OptimConfig config;
   config.kind = spec::OptimizerKind::kSgd;
   config.momentum = 0.5;
@@ -285,7 +285,7 @@ TEST(Foresight, EqualsTheLaterWeightsExactlyWhereTheVelocityIsConstant) {
   }
 }
 
-TEST(Foresight, EqualsTheLaterWeightsWhereAdamsDirectionIsConstant) {
+TEST(WeightPredictor, EqualsTheLaterWeightsWhereAdamsDirectionIsConstant) {
   spec::OptimConfig config;
   config.kind = spec::OptimizerKind::kAdam;
   for (int ahead = 0; ahead <= 5; ++ahead) {
@@ -299,7 +299,7 @@ TEST(Foresight, EqualsTheLaterWeightsWhereAdamsDirectionIsConstant) {
   }
 }
 
-TEST(Foresight, NamesTheOptimizerThatItNeeds) {
+TEST(WeightPredictor, NamesTheOptimizerThatItNeeds) {
   spec::OptimConfig config;
   config.kind = spec::OptimizerKind::kSgd;
   config.momentum = 0;
@@ -322,7 +322,7 @@ TEST(WeightVersions, HoldAsManyCopiesAsTheTableSays) {
       nn::initialise(stage.model->params, nn::Precision::kFp32, 1);
       Executor executor({.table = table, .stage = stage, .pipeline = rank.world()});
       const RunReport run = executor.run({.micro = [&](int micro) { return make_micro(problem, micro); },
-                                          .update = [&](int) { nn::forget_gradients(stage.model->params); }});
+                                          .update = [&](int) { nn::zero_grad(stage.model->params); }});
       EXPECT_EQ(run.most_copies + 1, report.peak_versions[static_cast<std::size_t>(rank.rank())]);
     });
   }

@@ -8,8 +8,9 @@ namespace {
 Job tiny(std::int64_t width, std::int64_t layers, cost::Arithmetic arithmetic) {
   Job job;
   job.shape = spec::family_shape(spec::Family::kLlama);
-  job.shape.width = width, job.shape.layers = layers, job.shape.heads = job.shape.kv_heads = width / 64;
-  job.shape.head_size = 64, job.shape.inner = 4 * width, job.shape.vocabulary = 1024;
+  job.shape.hidden_size = width, job.shape.num_layers = layers,
+  job.shape.num_heads = job.shape.num_kv_heads = width / 64;
+  job.shape.head_dim = 64, job.shape.ffn_size = 4 * width, job.shape.vocab_size = 1024;
   job.length = 128;
   job.batch = 8;
   job.arithmetic = arithmetic;
@@ -24,7 +25,7 @@ TEST(Calibrate, FindsConstantsThatPredictWhatWasMeasured) {
   truth.device.efficiency.attention = 0.11;
   truth.device.efficiency.kernel_seconds = 2.3e-5;
   truth.device.efficiency.overlap = 0.2;
-  std::vector<MeasuredProduct> products;
+  std::vector<MeasuredGemm> products;
   std::vector<MeasuredStep> steps, others;
   for (const cost::Arithmetic arithmetic : {cost::Arithmetic::kFp32, cost::Arithmetic::kBf16}) {
     for (const double size : {64.0, 256.0, 1024.0}) {

@@ -17,19 +17,19 @@ spec::Recipe tiny(const std::vector<std::string>& sets = {}) {
   return spec::load_recipe({.text = R"(
 [model]
 family = "llama"
-vocabulary = 32
-positions = 64
-width = 64
-layers = 4
-heads = 4
-kv_heads = 2
-head_size = 16
-inner = 128
+vocab_size = 32
+max_seq_len = 64
+hidden_size = 64
+num_layers = 4
+num_heads = 4
+num_kv_heads = 2
+head_dim = 16
+ffn_size = 128
 [data]
-sequence = 64
+seq_len = 64
 synthetic.kind = "markov"
 [batch]
-size = 2048
+global_batch_tokens = 2048
 )",
                             .sets = sets})
       .value;
@@ -66,17 +66,17 @@ TEST(CheckRecipe, CountsTheTypesOfStates) {
     return parts.weights + parts.gradients + parts.optimizer;
   };
   const Job job = *check({}, 1).job;
-  const Weights weights = count_weights(job);
+  const WeightCounts weights = count_weights(job);
   const double layers = 4 * weights.layer, tables = weights.embedding + weights.head;
   EXPECT_DOUBLE_EQ(bytes({}), 18 * (layers + tables));
   EXPECT_DOUBLE_EQ(bytes({"precision.gradients=bf16"}), 16 * (layers + tables));
-  EXPECT_DOUBLE_EQ(bytes({"optim.states=bf16"}), 14 * (layers + tables));
-  EXPECT_DOUBLE_EQ(bytes({"precision.masters=none", "optim.states=bf16"}), 8 * layers + 14 * tables);
-  EXPECT_DOUBLE_EQ(bytes({"precision.masters=vectors", "optim.states=bf16"}), 8 * (layers + tables));
+  EXPECT_DOUBLE_EQ(bytes({"optim.state_dtype=bf16"}), 14 * (layers + tables));
+  EXPECT_DOUBLE_EQ(bytes({"precision.master_weights=none", "optim.state_dtype=bf16"}), 8 * layers + 14 * tables);
+  EXPECT_DOUBLE_EQ(bytes({"precision.master_weights=vectors", "optim.state_dtype=bf16"}), 8 * (layers + tables));
 }
 
 TEST(CheckRecipe, ProvesThePipelinesSchedule) {
-  const Checkup checkup = check({"layout.pp=4", "train.microbatch=4"}, 4);
+  const Checkup checkup = check({"layout.pp=4", "train.micro_batch_size=4"}, 4);
   ASSERT_THAT(checkup.problems, IsEmpty());
   ASSERT_TRUE(checkup.proof);
   EXPECT_EQ(checkup.proof->micros, 8);
@@ -94,9 +94,10 @@ TEST(CheckRecipe, TellsAllProblemsOfModelAndLayout) {
 }
 
 TEST(CheckRecipe, ABatchOfBrokenRowsNamesAWholeOne) {
-  const Checkup broken = check({"batch.size=1000"}, 1);
-  ASSERT_THAT(broken.problems, ElementsAre(Field(&config::Problem::hint, "set batch.size = 960 (15 rows)")));
-  EXPECT_THAT(check({"batch.size=960"}, 1).problems, IsEmpty());
+  const Checkup broken = check({"batch.global_batch_tokens=1000"}, 1);
+  ASSERT_THAT(broken.problems,
+              ElementsAre(Field(&config::Problem::hint, "set batch.global_batch_tokens = 960 (15 rows)")));
+  EXPECT_THAT(check({"batch.global_batch_tokens=960"}, 1).problems, IsEmpty());
 }
 
 TEST(CheckRecipe, AScheduleThatRefusesNamesWhatItTakes) {
@@ -111,8 +112,9 @@ TEST(CheckRecipe, AScheduleThatRefusesNamesWhatItTakes) {
 
 TEST(CheckRecipe, TooLittleMemoryNamesChangesThatFit) {
   cost::Hardware small = cost::load_hardware("local");
-  const std::vector<std::string> sets{"model.width=1024",   "model.heads=16",   "model.kv_heads=16",
-                                      "model.head_size=64", "model.inner=4096", "batch.size=65536"};
+  const std::vector<std::string> sets{"model.hidden_size=1024", "model.num_heads=16",
+                                      "model.num_kv_heads=16",  "model.head_dim=64",
+                                      "model.ffn_size=4096",    "batch.global_batch_tokens=65536"};
   const CheckOptions roomy{.ranks = 4, .hardware = small};
   const double needed = check_recipe(tiny(sets), roomy).estimate->memory.peak();
   small.device.memory_gib = needed / 1073741824.0 * 0.8;

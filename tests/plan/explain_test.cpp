@@ -57,7 +57,7 @@ TEST(Operators, AddUpToTheLayersForward) {
   }
   const PassTimes layer = layer_times(hardware, llama8b(), layout);
   EXPECT_NEAR(seconds, layer.forward.total() - layer.forward.communication, 1e-12);
-  const double counted = spec::count_flops(llama8b().shape, 4096).projections / llama8b().shape.layers / 4;
+  const double counted = spec::count_flops(llama8b().shape, 4096).projections / llama8b().shape.num_layers / 4;
   EXPECT_NEAR(flops, counted, 1e-9 * counted);
 }
 

@@ -66,7 +66,7 @@ TEST(Goodput, OfLlama3On16384DevicesIsAboveNinetyPercentAsPrinted) {
 
 TEST(Goodput, TheCheckpointOfATrillionIsThePublishedSize) {
   Job job;
-  job.shape = shape_of({.layers = 128, .hidden = 25600, .heads = 160, .vocab = 51200});
+  job.shape = shape_of({.num_layers = 128, .hidden_size = 25600, .num_heads = 160, .vocab_size = 51200});
   EXPECT_NEAR(estimate_goodput(cost::load_hardware("selene"), job, 3072).checkpoint_bytes, 13.8e12, 0.03 * 13.8e12);
 }
 

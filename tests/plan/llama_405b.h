@@ -9,12 +9,12 @@ namespace trireme::plan {
 inline Job llama_405b() {
   Job job;
   job.shape = shape_of({.family = ModelFamily::kLlama,
-                        .layers = 126,
-                        .hidden = 16384,
-                        .heads = 128,
-                        .kv_heads = 8,
-                        .ffn = 53248,
-                        .vocab = 128256});
+                        .num_layers = 126,
+                        .hidden_size = 16384,
+                        .num_heads = 128,
+                        .num_kv_heads = 8,
+                        .ffn_size = 53248,
+                        .vocab_size = 128256});
   job.length = 8192;
   job.batch = 2048;
   return job;

@@ -12,7 +12,7 @@ namespace {
 
 Job gpt(std::int64_t layers, std::int64_t hidden, std::int64_t heads) {
   Job job;
-  job.shape = shape_of({.layers = layers, .hidden = hidden, .heads = heads, .vocab = 51200});
+  job.shape = shape_of({.num_layers = layers, .hidden_size = hidden, .num_heads = heads, .vocab_size = 51200});
   job.arithmetic = cost::Arithmetic::kFp16;
   job.attention = AttentionKind::kUnfused;
   return job;
@@ -21,14 +21,14 @@ Job gpt(std::int64_t layers, std::int64_t hidden, std::int64_t heads) {
 /// Korthikanti et al. 2022, table 2: bytes of one layer for s = 2048, b = 1, t = 8.
 TEST(Activations, AreTheClosedFormsOfKorthikanti) {
   struct Row {
-    std::int64_t hidden, heads;
+    std::int64_t hidden_size, num_heads;
     double none, tensor, sequence, selective, full;
   };
   for (const Row& row : {Row{6144, 64, 1769996288, 331350016, 221249536, 53477376, 25165824},
                          Row{12288, 96, 2868903936, 578813952, 358612992, 106954752, 50331648},
                          Row{20480, 128, 4110417920, 880803840, 513802240, 178257920, 83886080},
                          Row{25600, 160, 5138022400, 1101004800, 642252800, 222822400, 104857600}}) {
-    const Job job = gpt(1, row.hidden, row.heads);
+    const Job job = gpt(1, row.hidden_size, row.num_heads);
     EXPECT_DOUBLE_EQ(layer_activation_bytes(job, {.tp = 1}), row.none);
     EXPECT_DOUBLE_EQ(layer_activation_bytes(job, {.tp = 8}), row.tensor);
     EXPECT_DOUBLE_EQ(layer_activation_bytes(job, {.tp = 8, .sequence_parallel = true}), row.sequence);
@@ -44,9 +44,9 @@ TEST(Activations, OfWholeModelsAreThePublishedFigures) {
     for (const PublishedRun& run : source.file.activations) {
       const Job job = job_of(run);
       Layout layout{.tp = *run.tp, .pp = *run.pp, .virtual_stages = run.virtual_stages.value_or(1)};
-      layout.microbatch = *run.microbatch;
+      layout.micro_batch_size = *run.micro_batch_size;
       layout.schedule = layout.virtual_stages > 1 ? "interleaved" : "1f1b";
-      const double layers = static_cast<double>(*run.layers) / layout.pp;
+      const double layers = static_cast<double>(*run.num_layers) / layout.pp;
       const double held = in_flight(layout, micros_of(job, layout), 0);
       const double gib = layers * held / 1073741824.0;
       EXPECT_NEAR(layer_activation_bytes(job, layout) * gib, *run.tensor_parallel_gib, 0.01 * *run.tensor_parallel_gib);
@@ -148,8 +148,8 @@ TEST(Memory, MoreDevicesUnderZeroNeverNeedMore) {
 TEST(Memory, TheFirstStageIsTheFullestUnderOneForwardOneBackward) {
   Job job = gpt(32, 4096, 32);
   job.batch = 64;
-  const Memory memory =
-      estimate_memory(cost::load_hardware("selene"), job, {.tp = 2, .pp = 8, .microbatch = 1, .schedule = "1f1b"});
+  const Memory memory = estimate_memory(cost::load_hardware("selene"), job,
+                                        {.tp = 2, .pp = 8, .micro_batch_size = 1, .schedule = "1f1b"});
   EXPECT_EQ(memory.stage, 0);
   EXPECT_EQ(memory.in_flight, 8);
   EXPECT_NE(memory.why().find("activations"), std::string::npos);

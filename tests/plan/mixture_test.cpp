@@ -16,7 +16,7 @@ Job job_of(const std::string& name, std::int64_t length, std::int64_t batch) {
   const MixtureFile file = load(name);
   Job job;
   job.shape = *spec::shape_of(file.model);
-  job.mixture = {.experts = file.experts, .latent = file.latent};
+  job.mixture = {.experts = file.experts, .latent = file.mla};
   job.length = length;
   job.batch = batch;
   return job;
@@ -37,7 +37,7 @@ TEST(Mixtures, HaveThePublishedNumbersOfParameters) {
     const MixtureFile file = load(row.name);
     EXPECT_EQ(file.name, row.name);
     const MixtureCount count =
-        count_parameters(*spec::shape_of(file.model), {.experts = file.experts, .latent = file.latent});
+        count_parameters(*spec::shape_of(file.model), {.experts = file.experts, .latent = file.mla});
     EXPECT_NEAR(count.total(), row.total, row.within) << row.name;
     if (row.active > 0) {
       EXPECT_NEAR(count.active(), row.active, row.active_within) << row.name;
@@ -50,7 +50,7 @@ TEST(Mixtures, AllHaveACountHere) { EXPECT_EQ(data_names("mixtures").size(), 5);
 TEST(Mixture, OfOneExpertIsTheDenseModelAndARouter) {
   const spec::ModelShape shape = spec::family_shape(spec::Family::kLlama);
   const Mixture one{.experts = {.count = 1, .active = 1}};
-  const double router = static_cast<double>(shape.layers * shape.width);
+  const double router = static_cast<double>(shape.num_layers * shape.hidden_size);
   EXPECT_DOUBLE_EQ(count_parameters(shape, one).total(),
                    static_cast<double>(spec::count_parameters(shape).total()) + router);
   EXPECT_DOUBLE_EQ(count_flops(shape, one, 100).projections,
@@ -79,7 +79,7 @@ TEST(Mixture, ExpertsAreSharedOutAndPaidForInMessages) {
   EXPECT_NEAR(whole.memory.parts.weights - shared.memory.parts.weights, 2 * count.experts * 7 / 8, 1e6);
   EXPECT_EQ(whole.time.work.communication, 0);
   EXPECT_GT(shared.time.work.communication, 0);
-  // Fewer, larger products: each weight is read for eight times the tokens.
+  // Fewer, larger GEMMs: each weight is read for eight times the tokens.
   EXPECT_LT(shared.time.work.matmul, whole.time.work.matmul);
 }
 

@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 
 Job small(std::int64_t batch) {
   Job job;
-  job.shape = shape_of({.layers = 24, .hidden = 2048, .heads = 16, .vocab = 51200});
+  job.shape = shape_of({.num_layers = 24, .hidden_size = 2048, .num_heads = 16, .vocab_size = 51200});
   job.batch = batch;
   return job;
 }
@@ -25,8 +25,8 @@ std::optional<double> brute_force(const cost::Hardware& hardware, const Job& job
   for (int tp = 1; tp <= gpus; ++tp) {
     for (int pp = 1; tp * pp <= gpus; ++pp) {
       if (gpus % (tp * pp) != 0) continue;
-      for (int turns = 1; turns <= job.shape.layers; ++turns) {
-        if (turns > 1 && (job.shape.layers % pp != 0 || (job.shape.layers / pp) % turns != 0)) continue;
+      for (int turns = 1; turns <= job.shape.num_layers; ++turns) {
+        if (turns > 1 && (job.shape.num_layers % pp != 0 || (job.shape.num_layers / pp) % turns != 0)) continue;
         for (std::int64_t micro = 1; micro <= std::min<std::int64_t>(job.batch, 64); ++micro) {
           for (int zero = 0; zero <= 3; ++zero) {
             for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
@@ -34,7 +34,7 @@ std::optional<double> brute_force(const cost::Hardware& hardware, const Job& job
                                   .pp = pp,
                                   .dp = gpus / (tp * pp),
                                   .virtual_stages = turns,
-                                  .microbatch = micro,
+                                  .micro_batch_size = micro,
                                   .zero = zero,
                                   .sequence_parallel = tp > 1,
                                   .recompute = recompute,
@@ -75,12 +75,12 @@ TEST(Search, FindsWhatTryingEverythingFinds) {
 TEST(Search, KeepsToWhatIsGiven) {
   const SearchResult found =
       search(cost::load_hardware("selene"), small(64), 16,
-             {.given = {.tp = 2, .pp = 4, .microbatch = 2, .zero = 0, .recompute = Recompute::kFull}});
+             {.given = {.tp = 2, .pp = 4, .micro_batch_size = 2, .zero = 0, .recompute = Recompute::kFull}});
   for (const Estimate& one : found.best) {
     EXPECT_EQ(one.layout.tp, 2);
     EXPECT_EQ(one.layout.pp, 4);
     EXPECT_EQ(one.layout.dp, 2);
-    EXPECT_EQ(one.layout.microbatch, 2);
+    EXPECT_EQ(one.layout.micro_batch_size, 2);
     EXPECT_EQ(one.layout.zero, 0);
     EXPECT_EQ(one.layout.recompute, Recompute::kFull);
   }

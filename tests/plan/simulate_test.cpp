@@ -15,7 +15,7 @@ namespace {
 
 Job gpt() {
   Job job;
-  job.shape = shape_of({.layers = 32, .hidden = 4096, .heads = 32, .vocab = 51200});
+  job.shape = shape_of({.num_layers = 32, .hidden_size = 4096, .num_heads = 32, .vocab_size = 51200});
   job.batch = 256;
   return job;
 }

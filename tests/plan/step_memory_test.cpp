@@ -12,11 +12,11 @@ constexpr double kGib = 1024.0 * 1024 * 1024;
 
 /// bf16 with fp32 masters and AdamW, one micro.
 StepMemoryTask task_of(spec::Family family, std::int64_t layers, std::int64_t width, std::int64_t heads,
-                       std::int64_t kv_heads, std::int64_t inner, std::int64_t vocabulary, std::int64_t rows,
+                       std::int64_t num_kv_heads, std::int64_t inner, std::int64_t vocabulary, std::int64_t rows,
                        std::int64_t sequence) {
   spec::ModelShape shape = spec::family_shape(family);
-  shape.layers = layers, shape.width = width, shape.heads = heads, shape.kv_heads = kv_heads;
-  shape.head_size = width / heads, shape.inner = inner, shape.vocabulary = vocabulary, shape.positions = sequence;
+  shape.num_layers = layers, shape.hidden_size = width, shape.num_heads = heads, shape.num_kv_heads = num_kv_heads;
+  shape.head_dim = width / heads, shape.ffn_size = inner, shape.vocab_size = vocabulary, shape.max_seq_len = sequence;
   shape.tied = true;
   StepMemoryTask task;
   task.step.shape = shape;
@@ -66,7 +66,7 @@ TEST(StepMemory, IsWhatWasMeasuredOfNarrowGradientsAndNormsMadeAgain) {
                       {llama, true, 32.139}};
   for (Row row : rows) {
     row.task.narrow_gradients = row.task.elements;  // but for vectors
-    row.task.step.remake_norms = row.again;
+    row.task.step.recompute_norms = row.again;
     EXPECT_NEAR(step_memory(row.task).peak() / kGib, row.measured_gib, row.tolerance * row.measured_gib);
   }
 }

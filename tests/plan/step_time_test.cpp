@@ -10,7 +10,7 @@ namespace {
 
 Job gpt3(std::int64_t batch) {
   Job job;
-  job.shape = shape_of({.layers = 96, .hidden = 12288, .heads = 96, .vocab = 51200});
+  job.shape = shape_of({.num_layers = 96, .hidden_size = 12288, .num_heads = 96, .vocab_size = 51200});
   job.batch = batch;
   return job;
 }
@@ -18,14 +18,17 @@ Job gpt3(std::int64_t batch) {
 /// 72 B s l h^2 (1 + s/(6h) + V/(12 h l)) and 96 B s l h^2 (1 + s/(6h) + V/(16 l h)).
 TEST(Flops, AreTheFormulasOfThePapers) {
   struct Row {
-    std::int64_t layers, hidden, heads, batch;
+    std::int64_t num_layers, hidden_size, num_heads, batch;
     double hardware, model;
   };
   for (const Row& row :
        {Row{24, 2304, 24, 512, 1.5467e16, 1.1786e16}, Row{40, 6144, 48, 1024, 3.2484e17, 2.4462e17},
         Row{96, 12288, 96, 1536, 4.5110e18, 3.3862e18}, Row{128, 25600, 160, 3072, 5.1391e19, 3.8555e19}}) {
     Job job;
-    job.shape = shape_of({.layers = row.layers, .hidden = row.hidden, .heads = row.heads, .vocab = 51200});
+    job.shape = shape_of({.num_layers = row.num_layers,
+                          .hidden_size = row.hidden_size,
+                          .num_heads = row.num_heads,
+                          .vocab_size = 51200});
     job.batch = row.batch;
     EXPECT_NEAR(model_flops(job), row.model, 1e-4 * row.model);
     EXPECT_NEAR(hardware_flops(job, Recompute::kFull), row.hardware, 1e-4 * row.hardware);
@@ -120,7 +123,8 @@ TEST(LayerTime, IsNearTheMeasuredLayer) {
   int seen = 0;
   for (const PublishedSource& source : load_published()) {
     for (const PublishedRun& run : source.file.layer_times) {
-      Layout layout{.tp = *run.tp, .microbatch = *run.microbatch, .sequence_parallel = *run.sequence_parallel};
+      Layout layout{
+          .tp = *run.tp, .micro_batch_size = *run.micro_batch_size, .sequence_parallel = *run.sequence_parallel};
       layout.recompute = *run.recompute;
       const PassTimes times = layer_times(cost::load_hardware(run.cluster), job_of(run), layout);
       const double measured = *run.forward_ms + *run.backward_ms;

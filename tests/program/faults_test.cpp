@@ -32,7 +32,7 @@ class FaultyRun : public OwnFolder {
   std::vector<std::string> words(const std::string& out, const std::vector<std::string>& more) const {
     std::vector<std::string> all{"--quiet", "train", TRIREME_RECIPES "/tiny.toml", "--out", path(out)};
     for (const char* set : {"train.steps=40", "train.threads=1", "train.hash_every=10", "checkpoint.every=10",
-                            "batch.size=512", "eval.every=0"}) {
+                            "batch.global_batch_tokens=512", "eval.every=0"}) {
       all.insert(all.end(), {"--set", set});
     }
     all.insert(all.end(), more.begin(), more.end());
@@ -120,7 +120,7 @@ TEST_F(FaultyRun, SlowRanksAreNamed) {
 
 TEST_F(FaultyRun, SpikesAreSkippedAndAResumedRunSkipsTheSame) {
   const std::vector<std::string> skip{"--set", "health.spike=skip",           "--set", "health.spike_window=4",
-                                      "--set", "health.spike_deviations=0.5", "--set", "health.most_skips=1000"};
+                                      "--set", "health.spike_deviations=0.5", "--set", "health.max_skips=1000"};
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), skip.begin(), skip.end());
     return more;
@@ -135,7 +135,7 @@ TEST_F(FaultyRun, SpikesAreSkippedAndAResumedRunSkipsTheSame) {
 TEST_F(FaultyRun, RewindingGoesOnWithLaterData) {
   const Outcome outcome =
       train("run", {"--set", "health.spike=rewind", "--set", "health.spike_window=4", "--set",
-                    "health.spike_deviations=1", "--set", "health.rewind=5", "--set", "health.most_skips=1000", "--set",
+                    "health.spike_deviations=1", "--set", "health.rewind=5", "--set", "health.max_skips=1000", "--set",
                     "checkpoint.every=5", "--set", "checkpoint.keep=0"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(steps_of("run"), 40U);
@@ -146,10 +146,10 @@ TEST_F(FaultyRun, RewindingGoesOnWithLaterData) {
 
 TEST_F(FaultyRun, NumbersThatAreNoneStopWhenSkippingDoesNotHelp) {
   const Outcome outcome =
-      train("run", {"--set", "optim.learning_rate=1e30", "--set", "optim.clip=0", "--set", "schedule.warmup=0", "--set",
-                    "health.not_finite=skip", "--set", "health.most_skips=3"});
+      train("run", {"--set", "optim.learning_rate=1e30", "--set", "optim.grad_clip_norm=0", "--set",
+                    "lr_schedule.warmup=0", "--set", "health.non_finite=skip", "--set", "health.max_skips=3"});
   EXPECT_EQ(outcome.code, 1);
-  EXPECT_THAT(outcome.err, HasSubstr("health.most_skips is 3"));
+  EXPECT_THAT(outcome.err, HasSubstr("health.max_skips is 3"));
   EXPECT_EQ(events("run", "skipped").size(), 3U);
 }
 
@@ -159,7 +159,7 @@ TEST_F(FaultyRun, CheckpointsByTime) {
           .code,
       0);
   EXPECT_GT(formats::list_checkpoints(folder_ / "run/checkpoints").size(), 5U);
-  ASSERT_EQ(train("auto", {"--set", "checkpoint.automatic=true", "--set", "checkpoint.failures=1s", "--set",
+  ASSERT_EQ(train("auto", {"--set", "checkpoint.automatic=true", "--set", "checkpoint.mtbf=1s", "--set",
                            "train.steps=60", "--set", "checkpoint.keep=0"})
                 .code,
             0);

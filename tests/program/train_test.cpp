@@ -39,7 +39,7 @@ class TrainCommand : public OwnFolder {
   std::vector<std::string> words(const std::string& out, const std::vector<std::string>& more = {}) const {
     std::vector<std::string> all{"--quiet", "train", TRIREME_RECIPES "/tiny.toml", "--out", path(out)};
     for (const char* set : {"train.steps=40", "train.threads=1", "train.hash_every=10", "checkpoint.every=10",
-                            "batch.size=512", "eval.every=20", "eval.samples=8"}) {
+                            "batch.global_batch_tokens=512", "eval.every=20", "eval.samples=8"}) {
       all.insert(all.end(), {"--set", set});
     }
     all.insert(all.end(), more.begin(), more.end());
@@ -220,7 +220,7 @@ TEST_F(TrainCommand, ADamagedCheckpointIsPassedOver) {
 TEST_F(TrainCommand, PipelinesResumeAndChangeTheirLayout) {
   const std::vector<std::string> staged{"--ranks", "4",
                                         "--set",   "layout.pp=2",
-                                        "--set",   "train.microbatch=1",
+                                        "--set",   "train.micro_batch_size=1",
                                         "--set",   "pipeline.schedule=zb-h1",
                                         "--set",   "precision.compute=fp64"};
   const auto with = [&](std::vector<std::string> more) {
@@ -296,8 +296,8 @@ TEST_F(TrainCommand, FineTunesAPublishedModel) {
   ASSERT_EQ(run({"--quiet", "convert", path("run"), path("hf")}).code, 0);
   std::ofstream(folder_ / "tune.toml")
       << "[model]\ninit_from = \"" << path("hf")
-      << "\"\ndropout = 0.1\n[run]\nseed = 1\n[data]\nsequence = 64\nsynthetic.kind = \"markov\"\n"
-         "synthetic.vocabulary = 32\n[batch]\nsize = 512\n[train]\nsteps = 3\nthreads = 1\n"
+      << "\"\ndropout = 0.1\n[run]\nseed = 1\n[data]\nseq_len = 64\nsynthetic.kind = \"markov\"\n"
+         "synthetic.vocab_size = 32\n[batch]\nglobal_batch_tokens = 512\n[train]\nsteps = 3\nthreads = 1\n"
          "freeze = [\"embedding.*\"]\n";
   const Outcome outcome = run({"--quiet", "train", path("tune.toml"), "--out", path("tuned")});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
@@ -319,8 +319,9 @@ TEST_F(TrainCommand, MistakesAreNamed) {
   EXPECT_THAT(error({"train", path("none.toml")}), HasSubstr("none.toml"));
   EXPECT_THAT(error({"train", TRIREME_RECIPES "/tiny.toml", "--out", path("x"), "--set", "train.steps=many"}),
               HasSubstr("train.steps"));
-  EXPECT_THAT(error({"train", TRIREME_RECIPES "/tiny.toml", "--out", path("x"), "--set", "batch.size=1000"}),
-              HasSubstr("batch.size"));
+  EXPECT_THAT(
+      error({"train", TRIREME_RECIPES "/tiny.toml", "--out", path("x"), "--set", "batch.global_batch_tokens=1000"}),
+      HasSubstr("batch.global_batch_tokens"));
   EXPECT_FALSE(fs::exists(folder_ / "x/metrics.jsonl"));
   EXPECT_THAT(error({"train", TRIREME_RECIPES "/tiny.toml", "--out", "/proc/nowhere/run"}), HasSubstr("/proc/nowhere"));
   EXPECT_THAT(error({"train", TRIREME_RECIPES "/models/gpt2-124m.toml", "--out", path("y")}), HasSubstr("train.steps"));
@@ -334,8 +335,8 @@ TEST_F(TrainCommand, MistakesAreNamed) {
 }
 
 TEST_F(TrainCommand, AStateThatDivergesIsSavedAndNamed) {
-  const Outcome outcome =
-      train("run", {"--set", "optim.learning_rate=1e30", "--set", "optim.clip=0", "--set", "schedule.warmup=0"});
+  const Outcome outcome = train(
+      "run", {"--set", "optim.learning_rate=1e30", "--set", "optim.grad_clip_norm=0", "--set", "lr_schedule.warmup=0"});
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("training diverged"), HasSubstr("at step"), HasSubstr("first in"),
                                  HasSubstr("diverged-step-")));

@@ -37,7 +37,7 @@ TEST(Generate, TheCacheGivesTheLogitsOfFullRecomputation) {
     const auto model = models::load_published(formats::HfDirectory(models::fixture(name)), {});
     const at::Tensor ids = models::fixture_ids();
     const at::Tensor whole = models::logits_of(*model, ids);
-    nn::KeyValueCache cache;
+    nn::KvCache cache;
     cache.capacity = ids.size(1);
     nn::Context context;
     context.cache = &cache;
@@ -61,7 +61,7 @@ TEST(Generate, AWindowBoundsTheCacheHoweverTokensCome) {
     const std::int64_t window = model->shape.window;
     for (const std::vector<std::int64_t>& pieces : std::vector<std::vector<std::int64_t>>{
              std::vector<std::int64_t>(24, 1), {24}, {2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2}, {3, 20, 1}, {7, 5, 5, 7}}) {
-      nn::KeyValueCache cache;
+      nn::KvCache cache;
       cache.capacity = 24;
       nn::Context context;
       context.cache = &cache;
@@ -72,7 +72,7 @@ TEST(Generate, AWindowBoundsTheCacheHoweverTokensCome) {
             << name << ": " << length << " at " << cache.length;
         cache.length += length;
       }
-      for (std::int64_t layer = 0; layer < model->shape.layers; ++layer) {
+      for (std::int64_t layer = 0; layer < model->shape.num_layers; ++layer) {
         const bool windowed = spec::window_of(model->shape, layer) > 0;
         EXPECT_EQ(cache.layers.at(layer).keys.size(1), windowed ? window : 24) << name << " layer " << layer;
       }

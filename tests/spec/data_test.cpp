@@ -12,7 +12,7 @@ using testing::IsEmpty;
 TEST(Data, SectionIsReadFromARecipe) {
   const auto recipe = load_recipe({.text = R"(
 [data]
-sequence = "2k"
+seq_len = "2k"
 packing = "stream"
 validation_fraction = 0.02
 [[data.sources]]
@@ -23,7 +23,7 @@ path = "web"
 weight = 0.75
 )"});
   const DataConfig& data = recipe.value.data;
-  EXPECT_EQ(data.sequence, 2000);
+  EXPECT_EQ(data.seq_len, 2000);
   EXPECT_EQ(data.packing, Packing::kStream);
   EXPECT_THAT(data.sources, ElementsAre(DataSource{"books", 0.25}, DataSource{"web", 0.75}));
   EXPECT_TRUE(has_data(data));
@@ -86,8 +86,8 @@ INSTANTIATE_TEST_SUITE_P(
                       "sources = [{path = 'b'}]\nvalidation = [{path = 'a'}]"},
         Contradiction{"SyntheticBesideSources", "sources = [{path = 'b'}]\nsynthetic.kind = 'markov'",
                       "data.synthetic.kind", "beside data.sources", "leave out either", "synthetic.kind = 'markov'"},
-        Contradiction{"SyntheticWithoutKind", "synthetic.vocabulary = 8", "data.synthetic", "has no kind",
-                      "set data.synthetic.kind = \"markov\"", "synthetic.vocabulary = 8\nsynthetic.kind = 'markov'"},
+        Contradiction{"SyntheticWithoutKind", "synthetic.vocab_size = 8", "data.synthetic", "has no kind",
+                      "set data.synthetic.kind = \"markov\"", "synthetic.vocab_size = 8\nsynthetic.kind = 'markov'"},
         Contradiction{"MarkovForBert", "synthetic.kind = 'markov'\nsequence = 64\n[model]\nfamily = 'bert'",
                       "data.synthetic.kind", "\"markov\" is no task for data.task = \"masked\"",
                       "set data.synthetic.kind = \"copy\"",
@@ -96,9 +96,9 @@ INSTANTIATE_TEST_SUITE_P(
                       "data.synthetic.kind", "\"copy\" is no task for", "set data.synthetic.kind = \"reverse\"",
                       "synthetic.kind = 'reverse'\nsequence = 64\n[model]\nfamily = 'transformer'"},
         Contradiction{"TooManyTransitions",
-                      "synthetic.kind = 'markov'\nsynthetic.vocabulary = 1000\nsynthetic.order = 3",
+                      "synthetic.kind = 'markov'\nsynthetic.vocab_size = 1000\nsynthetic.order = 3",
                       "data.synthetic.order", "more than 4194304", "set data.synthetic.order = 1",
-                      "synthetic.kind = 'markov'\nsynthetic.vocabulary = 1000\nsynthetic.order = 1"},
+                      "synthetic.kind = 'markov'\nsynthetic.vocab_size = 1000\nsynthetic.order = 1"},
         Contradiction{"OrderOfACopy", "synthetic.kind = 'copy'\nsynthetic.order = 2", "data.synthetic.order",
                       "does not use it", "leave it out", "synthetic.kind = 'copy'"},
         Contradiction{"MaskingOfCausal", "sources = [{path = 'b'}]\nmasking.probability = 0.3", "data.masking",
@@ -106,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(
         Contradiction{"MoreThanAll", "task = 'masked'\nsources = [{path = 'b'}]\nmasking.masked = 0.95",
                       "data.masking.random", "leaves less", "set data.masking.random = 0",
                       "task = 'masked'\nsources = [{path = 'b'}]\nmasking.masked = 0.95\nmasking.random = 0.0"},
-        Contradiction{"SourceLengthOfCausal", "sources = [{path = 'b'}]\nsource_sequence = 64", "data.source_sequence",
+        Contradiction{"SourceLengthOfCausal", "sources = [{path = 'b'}]\nsource_sequence = 64", "data.source_seq_len",
                       "does not use it", "leave it out", "sources = [{path = 'b'}]"},
         Contradiction{"PackedPairs", "task = 'seq2seq'\nsources = [{path = 'b'}]\npacking = 'stream'", "data.packing",
                       "does not use it", "leave it out", "task = 'seq2seq'\nsources = [{path = 'b'}]"},
@@ -115,11 +115,11 @@ INSTANTIATE_TEST_SUITE_P(
                       "data.task", "is \"causal\", but the model is made for \"masked\"", "set data.task = \"masked\"",
                       "task = 'masked'\nsequence = 128\nsources = [{path = 'b'}]\n[model]\nfamily = 'bert'"},
         Contradiction{"LongerThanTheModel", "sequence = 4096\nsources = [{path = 'b'}]\n[model]\nfamily = 'gpt2'",
-                      "data.sequence", "model.positions = 1024 is the longest", "set data.sequence = 1024",
+                      "data.seq_len", "model.max_seq_len = 1024 is the longest", "set data.seq_len = 1024",
                       "sequence = 1024\nsources = [{path = 'b'}]\n[model]\nfamily = 'gpt2'"},
-        Contradiction{"TokensBeyondTheModel", "synthetic.kind = 'copy'\n[model]\nfamily = 'gpt2'\nvocabulary = 10",
-                      "data.synthetic.vocabulary", "reach 15, but model.vocabulary = 10", "set model.vocabulary = 16",
-                      "synthetic.kind = 'copy'\n[model]\nfamily = 'gpt2'\nvocabulary = 16"}),
+        Contradiction{"TokensBeyondTheModel", "synthetic.kind = 'copy'\n[model]\nfamily = 'gpt2'\nvocab_size = 10",
+                      "data.synthetic.vocab_size", "reach 15, but model.vocab_size = 10", "set model.vocab_size = 16",
+                      "synthetic.kind = 'copy'\n[model]\nfamily = 'gpt2'\nvocab_size = 16"}),
     [](const auto& given) { return given.param.name; });
 
 }  // namespace

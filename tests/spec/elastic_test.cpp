@@ -25,12 +25,12 @@ TEST(FitRanks, ThenSequencesThenStagesThenMatrices) {
 
 TEST(FitRanks, WhatHungOnAnAxisGoesWithIt) {
   LayoutConfig before{.dp = 4, .tp = 2, .zero = 2, .zero_group = 4, .sequence_parallel = true};
-  before.shares = {1, 2, 3, 4};
+  before.dp_batch_weights = {1, 2, 3, 4};
   const LayoutConfig three = fitted(before, 3);
   EXPECT_EQ(three.zero, 2);
   EXPECT_FALSE(three.zero_group);
   EXPECT_FALSE(three.sequence_parallel);
-  EXPECT_TRUE(three.shares.empty());
+  EXPECT_TRUE(three.dp_batch_weights.empty());
   PipelineConfig pipeline{.schedule = "interleaved", .virtual_stages = 2};
   EXPECT_EQ(fit_ranks({{.pp = 2}, pipeline}, 1).pipeline, PipelineConfig{});
 }

@@ -53,8 +53,8 @@ void apply(const std::string& hint, Case& to) {
   take("layout.zero_group = ", [&] { to.layout.zero_group = static_cast<int>(value); });
   take("pipeline.virtual_stages = ", [&] { to.pipeline.virtual_stages = static_cast<int>(value); });
   take("start ", [&] { to.task.ranks = static_cast<int>(value); });
-  take("batch.size = ", [&] { to.task.batch_rows = value / to.task.sequence; });
-  take("train.microbatch = ", [&] { to.task.microbatch = value; });
+  take("batch.global_batch_tokens = ", [&] { to.task.batch_rows = value / to.task.sequence; });
+  take("train.micro_batch_size = ", [&] { to.task.micro_batch_size = value; });
   if (hint.find("sequence_parallel = false") != std::string::npos) to.layout.sequence_parallel = false, known = true;
   EXPECT_TRUE(known) << "a hint that nobody can follow: " << hint;
 }
@@ -63,7 +63,7 @@ TEST(LayoutCheck, AcceptsWhatDivides) {
   Case one = gpt2();
   one.layout = {.dp = 2, .tp = 4, .pp = 3, .cp = 2, .sequence_parallel = true, .cp_kind = ContextKind::kRing};
   one.task.ranks = 48;
-  one.task.microbatch = 24;
+  one.task.micro_batch_size = 24;
   EXPECT_THAT(problems_of(one), IsEmpty());
 }
 
@@ -73,7 +73,7 @@ TEST(LayoutCheck, NamesTheHeadsAndWhatWouldDivideThem) {
   EXPECT_THAT(problems_of(one),
               ElementsAre(problem("layout.tp", "5 does not divide the model's 12 heads (1, 2, 3, 4, 6, 12 do)",
                                   "set layout.tp = 6"),
-                          problem("layout.tp", "5 does not divide model.inner = 3072", "set layout.tp = 6")));
+                          problem("layout.tp", "5 does not divide model.ffn_size = 3072", "set layout.tp = 6")));
 }
 
 TEST(LayoutCheck, PrefersASplitThatSuitsTheRanks) {
@@ -85,7 +85,7 @@ TEST(LayoutCheck, PrefersASplitThatSuitsTheRanks) {
 
 TEST(LayoutCheck, CopiesKeyHeadsOnlyEvenly) {
   Case one = gpt2();
-  one.task.shape.kv_heads = 4;
+  one.task.shape.num_kv_heads = 4;
   one.layout.tp = 12;  // three ranks for each
   EXPECT_THAT(problems_of(one), IsEmpty());
   one.layout.tp = 6;
@@ -159,14 +159,14 @@ TEST(LayoutCheck, CopiesShareRowsEvenly) {
   Case one = gpt2();
   one.layout = {.zero = 2, .zero_group = 4};
   one.task.ranks = 10;
-  one.task.microbatch = 8;
+  one.task.micro_batch_size = 8;
   EXPECT_THAT(problems_of(one),
               ElementsAre(problem("layout.zero_group", "4 does not divide the 10 copies of the model (1, 2, 5, 10 do)",
                                   "set layout.zero_group = 5"),
-                          problem("batch.size", "48 rows of 1024 tokens do not go evenly to 10 copies",
-                                  "set batch.size = 51200 (50 rows)"),
-                          problem("train.microbatch", "has 8 rows, but each of 10 copies of the model takes 5 of",
-                                  "set train.microbatch = 5")));
+                          problem("batch.global_batch_tokens", "48 rows of 1024 tokens do not go evenly to 10 copies",
+                                  "set batch.global_batch_tokens = 51200 (50 rows)"),
+                          problem("train.micro_batch_size", "has 8 rows, but each of 10 copies of the model takes 5 of",
+                                  "set train.micro_batch_size = 5")));
   one.layout = {.zero = 1};  // sums are made once a step: gradients are means over tokens, whoever has how many
   EXPECT_THAT(problems_of(one), IsEmpty());
 }
@@ -185,7 +185,7 @@ TEST(LayoutCheck, HintsTogetherLeaveNothingWrong) {
               one.pipeline.virtual_stages = pp > 1 ? 2 : 1;
               one.task.sequence = sequence;
               one.task.ranks = ranks;
-              one.task.microbatch = 64;
+              one.task.micro_batch_size = 64;
               const auto found = problems_of(one);
               wrong += found.empty() ? 0 : 1;
               for (const config::Problem& each : found) apply(each.hint, one);

@@ -46,8 +46,9 @@ TEST(ModelConfig, ChangesWhatIsGivenAndKeepsTheRest) {
 TEST(ModelConfig, SaysEveryMemberOfAShape) {
   // Every member at a value that no family has: none is forgotten on the way there and back.
   ModelShape shape = family_shape(Family::kQwen3);
-  shape.vocabulary = 11, shape.positions = 13, shape.width = 17, shape.layers = 19, shape.encoder_layers = 23;
-  shape.heads = 10, shape.kv_heads = 5, shape.head_size = 26, shape.inner = 29, shape.segments = 31;
+  shape.vocab_size = 11, shape.max_seq_len = 13, shape.hidden_size = 17, shape.num_layers = 19,
+  shape.num_encoder_layers = 23;
+  shape.num_heads = 10, shape.num_kv_heads = 5, shape.head_dim = 26, shape.ffn_size = 29, shape.segments = 31;
   shape.norm = NormKind::kLayer, shape.epsilon = 0.125, shape.norm_first = false;
   shape.activation = Activation::kRelu, shape.gated = false;
   shape.attention_bias = shape.output_bias = shape.mlp_bias = true;
@@ -84,9 +85,9 @@ TEST(ModelConfig, ProblemsOfTheShapeAreProblemsOfTheRecipe) {
     FAIL() << "twelve heads of 64 in a width of 1,024";
   } catch (const config::ProblemsError& error) {
     ASSERT_EQ(error.problems().size(), 1u);
-    EXPECT_EQ(error.problems()[0].key, "model.heads");
+    EXPECT_EQ(error.problems()[0].key, "model.num_heads");
     EXPECT_THAT(error.problems()[0].reason, HasSubstr("12 heads of 64 are 768 wide, but the model is 1024"));
-    EXPECT_THAT(error.problems()[0].hint, HasSubstr("set model.heads = 16 and model.kv_heads = 16"));
+    EXPECT_THAT(error.problems()[0].hint, HasSubstr("set model.num_heads = 16 and model.num_kv_heads = 16"));
   }
   EXPECT_NO_THROW((void)load_recipe({.text = "[model]\nfamily = \"gpt2\"\nwidth = 1024\nheads = 16\nkv_heads = 16\n"}));
 }
@@ -121,12 +122,12 @@ TEST(Recipes, OfPublishedModelsHaveTheirParameters) {
 /// Found by mutating recipes: such numbers once took for ever to find a hint for.
 TEST(ModelShape, SizesBeyondReasonAreRefusedAtOnce) {
   ModelShape shape = family_shape(Family::kLlama);
-  shape.heads = std::int64_t{1} << 62;
-  shape.kv_heads = shape.heads - 1;
+  shape.num_heads = std::int64_t{1} << 62;
+  shape.num_kv_heads = shape.num_heads - 1;
   const auto problems = find_problems(shape);
   ASSERT_EQ(problems.size(), 2U);
-  EXPECT_EQ(problems[0].key, "model.heads");
-  EXPECT_EQ(problems[1].key, "model.kv_heads");
+  EXPECT_EQ(problems[0].key, "model.num_heads");
+  EXPECT_EQ(problems[1].key, "model.num_kv_heads");
 }
 
 }  // namespace

@@ -12,11 +12,11 @@ std::int64_t total(const ModelShape& shape) { return count_parameters(shape).tot
 
 ModelShape gpt(std::int64_t layers, std::int64_t width, std::int64_t heads) {
   ModelShape shape = family_shape(Family::kGpt2);
-  shape.layers = layers;
-  shape.width = width;
-  shape.heads = shape.kv_heads = heads;
-  shape.head_size = width / heads;
-  shape.inner = 4 * width;
+  shape.num_layers = layers;
+  shape.hidden_size = width;
+  shape.num_heads = shape.num_kv_heads = heads;
+  shape.head_dim = width / heads;
+  shape.ffn_size = 4 * width;
   return shape;
 }
 
@@ -29,16 +29,16 @@ TEST(ParameterCount, IsThePublishedOneOfGpt2) {
 
 TEST(ParameterCount, IsThePublishedOneOfGpt3) {
   ModelShape shape = gpt(96, 12288, 96);
-  shape.positions = 2048;
+  shape.max_seq_len = 2048;
   EXPECT_NEAR(static_cast<double>(total(shape)), 174.6e9, 0.05e9);  // table D.1 of the paper: 174,600M
 }
 
 TEST(ParameterCount, IsThePublishedOneOfLlama) {
   ModelShape shape = family_shape(Family::kLlama);
   EXPECT_EQ(total(shape), 8'030'261'248);
-  shape.width = 8192, shape.layers = 80, shape.heads = 64, shape.inner = 28672;
+  shape.hidden_size = 8192, shape.num_layers = 80, shape.num_heads = 64, shape.ffn_size = 28672;
   EXPECT_EQ(total(shape), 70'553'706'496);
-  shape.width = 16384, shape.layers = 126, shape.heads = 128, shape.inner = 53248;
+  shape.hidden_size = 16384, shape.num_layers = 126, shape.num_heads = 128, shape.ffn_size = 53248;
   EXPECT_EQ(total(shape), 405'853'388'800);
 }
 
@@ -51,7 +51,7 @@ TEST(ParameterCount, IsThePublishedOneOfMistralAndQwen) {
 TEST(ParameterCount, IsThePublishedOneOfBert) {
   ModelShape shape = family_shape(Family::kBert);
   EXPECT_EQ(total(shape), 109'514'298);
-  shape.width = 1024, shape.layers = 24, shape.heads = shape.kv_heads = 16, shape.inner = 4096;
+  shape.hidden_size = 1024, shape.num_layers = 24, shape.num_heads = shape.num_kv_heads = 16, shape.ffn_size = 4096;
   EXPECT_EQ(total(shape), 335'174'458);
 }
 
@@ -59,7 +59,7 @@ TEST(ParameterCount, IsNearThePublishedOneOfTheOriginalTransformer) {
   // Table 3 of the paper gives 65 and 213 million, rounded, for vocabularies of about 37,000.
   ModelShape shape = family_shape(Family::kTransformer);
   EXPECT_NEAR(static_cast<double>(total(shape)), 65e6, 3e6);
-  shape.width = 1024, shape.heads = shape.kv_heads = 16, shape.inner = 4096;
+  shape.hidden_size = 1024, shape.num_heads = shape.num_kv_heads = 16, shape.ffn_size = 4096;
   EXPECT_NEAR(static_cast<double>(total(shape)), 213e6, 5e6);
 }
 
@@ -88,18 +88,18 @@ TEST(FlopCount, AWindowMakesAttentionLinear) {
 TEST(ModelShape, ProblemsNameTheFieldAndSayWhatFits) {
   ModelShape shape = family_shape(Family::kLlama);
   EXPECT_TRUE(find_problems(shape).empty());
-  shape.kv_heads = 12;
-  shape.head_size = 127;
+  shape.num_kv_heads = 12;
+  shape.head_dim = 127;
   const auto problems = find_problems(shape);
   ASSERT_EQ(problems.size(), 2u);
-  EXPECT_EQ(problems[0].key, "model.kv_heads");
+  EXPECT_EQ(problems[0].key, "model.num_kv_heads");
   EXPECT_THAT(problems[0].reason, HasSubstr("12 does not divide heads = 32"));
-  shape.kv_heads = 8;  // as the hint says
+  shape.num_kv_heads = 8;  // as the hint says
   EXPECT_THAT(problems[0].hint, HasSubstr("kv_heads = 8"));
-  EXPECT_EQ(problems[1].key, "model.head_size");
-  shape.head_size = 128;
+  EXPECT_EQ(problems[1].key, "model.head_dim");
+  shape.head_dim = 128;
   EXPECT_TRUE(find_problems(shape).empty());
-  shape.layers = 0;
+  shape.num_layers = 0;
   shape.dropout = 1;
   EXPECT_EQ(find_problems(shape).size(), 2u);
 }

@@ -20,9 +20,9 @@ spec::Recipe recipe_of(spec::OptimizerKind kind) {
   spec::Recipe recipe = small_recipe(spec::Family::kGpt2);
   recipe.optim.kind = kind;
   recipe.optim.weight_decay = 0.1;
-  recipe.optim.clip = 0.05;  // every step is clipped
+  recipe.optim.grad_clip_norm = 0.05;  // every step is clipped
   recipe.model.dropout = 0.1;
-  recipe.train.microbatch = 2;
+  recipe.train.micro_batch_size = 2;
   recipe.train.steps = 9;
   recipe.train.hash_every = 0;
   recipe.checkpoint.every = 4;
@@ -76,7 +76,7 @@ TEST(RunAhead, RestsWhenAsked) {
   });
 }
 
-/// The step after a sick one was under way already: neither changes anything, and the run can go on.
+/// The step after a anomalous one was under way already: neither changes anything, and the run can go on.
 TEST(RunAhead, AStepWhoseNumbersAreNoneLeavesTheWeightsBeforeIt) {
   const spec::Recipe recipe = recipe_of(spec::OptimizerKind::kAdamw);
   with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
@@ -93,8 +93,8 @@ TEST(RunAhead, AStepWhoseNumbersAreNoneLeavesTheWeightsBeforeIt) {
     const std::int64_t steps = trainer.optimizer().steps();
     try {
       trainer.step();
-      FAIL() << "a loss that is no number";
-    } catch (const NotFiniteError& error) {
+      FAIL() << "a loss that is NaN or Inf";
+    } catch (const NonFiniteError& error) {
       EXPECT_EQ(error.step(), 2);
       EXPECT_THAT(error.message(), testing::HasSubstr("at step 2 the loss is"));
     }

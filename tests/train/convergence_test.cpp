@@ -18,32 +18,32 @@ spec::Recipe language(const std::string& kind, int stages, double rate) {
   spec::Recipe recipe;
   recipe.run.seed = 1;
   recipe.model.family = spec::Family::kLlama;
-  recipe.model.vocabulary = 32;
-  recipe.model.positions = 32;
-  recipe.model.width = 32;
-  recipe.model.layers = stages;
-  recipe.model.heads = 2;
-  recipe.model.kv_heads = 2;
-  recipe.model.head_size = 16;
-  recipe.model.inner = 64;
+  recipe.model.vocab_size = 32;
+  recipe.model.max_seq_len = 32;
+  recipe.model.hidden_size = 32;
+  recipe.model.num_layers = stages;
+  recipe.model.num_heads = 2;
+  recipe.model.num_kv_heads = 2;
+  recipe.model.head_dim = 16;
+  recipe.model.ffn_size = 64;
   recipe.model.tied = false;
-  recipe.data.sequence = 32;
+  recipe.data.seq_len = 32;
   recipe.data.synthetic.kind = spec::SyntheticKind::kMarkov;
-  recipe.data.synthetic.vocabulary = 32;
-  recipe.batch.size = 16 * 32;
+  recipe.data.synthetic.vocab_size = 32;
+  recipe.batch.global_batch_tokens = 16 * 32;
   recipe.train.steps = kSteps;
   recipe.checkpoint.every = recipe.train.hash_every = 0;
   recipe.optim.kind = kind == "xpipe" || kind == "adam" ? spec::OptimizerKind::kAdam : spec::OptimizerKind::kSgd;
   if (recipe.optim.kind == spec::OptimizerKind::kSgd) recipe.optim.momentum = 0.9;
   recipe.optim.weight_decay = 0;
-  recipe.optim.clip = 0;
+  recipe.optim.grad_clip_norm = 0;
   recipe.optim.learning_rate = rate;
-  recipe.schedule.warmup = 20;
+  recipe.lr_schedule.warmup = 20;
   if (kind == "sgd" || kind == "adam") return recipe;
   recipe.layout.pp = stages;
   recipe.pipeline.schedule = kind;
   recipe.pipeline.drain_every = kSteps;
-  if (kind == "pipedream-2bw" || kind == "xpipe") recipe.train.microbatch = 16 / stages;
+  if (kind == "pipedream-2bw" || kind == "xpipe") recipe.train.micro_batch_size = 16 / stages;
   return recipe;
 }
 
@@ -63,9 +63,9 @@ double last_loss(const std::string& kind, int stages, double rate, bool alone) {
         if (rank.rank() == 0 && step >= kSteps - 20) sum += loss / 20;
       }
     });
-  } catch (const optim::NotFiniteGradients&) {
+  } catch (const optim::NonFiniteGradients&) {
     return INFINITY;
-  } catch (const NotFiniteError&) {
+  } catch (const NonFiniteError&) {
     return INFINITY;
   }
   return std::isfinite(sum) ? sum : INFINITY;

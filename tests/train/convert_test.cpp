@@ -1,5 +1,5 @@
 // Models between folders, and into ranks, without ever being in memory as a whole.
-#include "trireme/train/convert.h"
+#include "trireme/train/run/convert.h"
 
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
@@ -80,12 +80,12 @@ TEST_F(Conversion, RanksReadTheirPartOfAStoredModel) {
         recipe.model = {};
         recipe.model.init_from = source.string();
         recipe.layout.tp = tp, recipe.layout.pp = pp, recipe.layout.zero = zero;
-        recipe.batch.size = 8 * 12;
+        recipe.batch.global_batch_tokens = 8 * 12;
         with_trainers(recipe, 4, [&](Trainer& trainer, comm::Rank&) {
           std::int64_t wrong = 0;
           for (const nn::Param& param : trainer.params()) {
             const at::Tensor mine = param.master.view({-1}), all = whole.model->params.at(param.name).master.view({-1});
-            for (const layout::Run& run : layout::runs(param.placement)) {
+            for (const layout::ContiguousRun& run : layout::runs(param.placement)) {
               wrong += !at::equal(mine.narrow(0, run.local, run.count), all.narrow(0, run.global, run.count));
             }
           }
@@ -99,8 +99,9 @@ TEST_F(Conversion, RanksReadTheirPartOfAStoredModel) {
 /// 300 MB of weights, to and fro, in a fraction of that.
 TEST_F(Conversion, TakesLittleMemory) {
   spec::Recipe recipe = small_recipe(Family::kLlama);
-  recipe.model.width = 1024, recipe.model.inner = 4096, recipe.model.layers = 4, recipe.model.vocabulary = 8192;
-  recipe.model.heads = 16, recipe.model.kv_heads = 16, recipe.model.head_size = 64;
+  recipe.model.hidden_size = 1024, recipe.model.ffn_size = 4096, recipe.model.num_layers = 4,
+  recipe.model.vocab_size = 8192;
+  recipe.model.num_heads = 16, recipe.model.num_kv_heads = 16, recipe.model.head_dim = 64;
   {
     auto model = models::build(*spec::shape_of(recipe.model), {});
     nn::initialise(model->params, nn::Precision::kFp32, 7);

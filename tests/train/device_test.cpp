@@ -1,12 +1,12 @@
 // What run.device = "cuda" is refused for, with and without a GPU in the machine.
-#include "trireme/train/device.h"
+#include "trireme/train/engine/device.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/train/support.h"
 #include "trireme/device/cuda.h"
-#include "trireme/train/profile.h"
+#include "trireme/train/diagnose/profile.h"
 
 namespace trireme::train {
 namespace {
@@ -21,11 +21,11 @@ spec::Recipe on_gpu() {
 
 TEST(Device, WhatCannotBeRecordedIsNamed) {
   spec::Recipe recipe = on_gpu();
-  recipe.train.capture = true;
+  recipe.train.cuda_graphs = true;
   comm::run_ranks(2, [&](comm::Rank& rank) {
     const auto problems = find_device_problems(recipe, rank.world());
     ASSERT_EQ(problems.size(), 1U);
-    EXPECT_EQ(problems[0].key, "train.capture");
+    EXPECT_EQ(problems[0].key, "train.cuda_graphs");
     EXPECT_THAT(problems[0].reason, HasSubstr("2 ranks are threads"));
     EXPECT_FALSE(problems[0].hint.empty());
   });
@@ -47,7 +47,7 @@ TEST(Device, WhatCannotBeRecordedIsNamed) {
   const auto expect_refused = [&](const auto& set, const char* reason, const char* hint) {
     const auto problems = problems_of(set);
     ASSERT_EQ(problems.size(), 1U) << reason;
-    EXPECT_EQ(problems[0].key, "train.capture");
+    EXPECT_EQ(problems[0].key, "train.cuda_graphs");
     EXPECT_THAT(problems[0].reason, HasSubstr(reason));
     EXPECT_THAT(problems[0].hint, HasSubstr(hint));
   };
@@ -73,7 +73,7 @@ TEST(Device, WhatCannotBeRecordedIsNamed) {
     EXPECT_TRUE(find_device_problems(recipe, rank.world()).empty());
     spec::Recipe cpu = recipe;
     cpu.run.device = spec::DeviceKind::kCpu;
-    cpu.train.capture = false;
+    cpu.train.cuda_graphs = false;
     EXPECT_TRUE(find_device_problems(cpu, rank.world()).empty());
     EXPECT_EQ(device_of(cpu, rank.world()), c10::kCPU);
   });
@@ -98,10 +98,10 @@ TEST(Device, NoGpuIsSaidInWords) {
 
 TEST(Device, EightBitProductsNeedAGpuAndBf16) {
   spec::Recipe recipe = small_recipe(spec::Family::kGpt2);
-  recipe.precision.products = spec::Products::kFp8;
+  recipe.precision.gemm = spec::GemmPrecision::kFp8;
   std::vector<std::string> reasons;
   for (const config::Problem& problem : spec::find_problems(recipe)) {
-    if (problem.key == "precision.products") reasons.push_back(problem.reason);
+    if (problem.key == "precision.gemm") reasons.push_back(problem.reason);
   }
   EXPECT_EQ(reasons.size(), 2U);
   recipe.run.device = spec::DeviceKind::kCuda;
@@ -112,7 +112,7 @@ TEST(Device, EightBitProductsNeedAGpuAndBf16) {
 TEST(Device, RanksAgreeOnDelayedScalesWhereEachHasAllLayers) {
   spec::Recipe recipe = on_gpu();
   recipe.precision.compute = spec::Precision::kBf16;
-  recipe.precision.products = spec::Products::kFp8Delayed;
+  recipe.precision.gemm = spec::GemmPrecision::kFp8Delayed;
   const auto problems = [&](const auto& set) {
     spec::Recipe changed = recipe;
     set(changed.layout);
@@ -129,7 +129,7 @@ TEST(Device, RanksAgreeOnDelayedScalesWhereEachHasAllLayers) {
   EXPECT_TRUE(problems([](spec::LayoutConfig& layout) { layout.zero = 2; }).empty());
   const auto staged = problems([](spec::LayoutConfig& layout) { layout.pp = 2; });
   ASSERT_EQ(staged.size(), 1U);
-  EXPECT_EQ(staged[0].key, "precision.products");
+  EXPECT_EQ(staged[0].key, "precision.gemm");
   EXPECT_THAT(staged[0].reason, HasSubstr("layout.pp = 2"));
   EXPECT_THAT(staged[0].hint, HasSubstr("layout.pp = 1"));
   const auto lent = problems([](spec::LayoutConfig& layout) { layout.zero = 3; });
@@ -152,8 +152,8 @@ TEST(MemoryPlan, FollowsTheRecipe) {
   EXPECT_EQ(bytes("weights"), 2 * parameters);
   EXPECT_EQ(bytes("optimizer"), 8 * parameters);
   const double gradients = bytes("gradients");
-  recipe.optim.states = spec::States::kBf16;
-  recipe.precision.masters = spec::Masters::kNone;
+  recipe.optim.state_dtype = spec::StateDtype::kBf16;
+  recipe.precision.master_weights = spec::MasterWeights::kNone;
   EXPECT_EQ(bytes("optimizer"), 4 * parameters);
   EXPECT_LT(bytes("gradients"), gradients);
   recipe.layout.offload = spec::OffloadKind::kOptimizer;
@@ -194,7 +194,7 @@ TEST(MemoryPlan, IsRefusedWithItsTableWhereItDoesNotFit) {
 }
 
 TEST(Profile, KernelsAreSortedByTheirNames) {
-  EXPECT_EQ(kind_of_kernel("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN"), "matrix products");
+  EXPECT_EQ(kind_of_kernel("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN"), "GEMMs");
   EXPECT_EQ(kind_of_kernel("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma"), "attention");
   EXPECT_EQ(
       kind_of_kernel("void trireme::kernels::gpu::(anonymous namespace)::backward_held<__nv_bfloat16, true>(int)"),

@@ -1,4 +1,4 @@
-#include "trireme/train/health.h"
+#include "trireme/train/run/health.h"
 
 #include <ATen/ops/full.h>
 #include <gmock/gmock.h>
@@ -10,7 +10,7 @@
 
 #include "trireme/comm/rank.h"
 #include "trireme/layout/placing.h"
-#include "trireme/train/stragglers.h"
+#include "trireme/train/run/stragglers.h"
 
 namespace trireme::train {
 namespace {
@@ -20,7 +20,7 @@ TEST(LossWatch, KnowsASpikeFromARipple) {
   LossWatch watch(config);
   for (int i = 0; i < 20; ++i) EXPECT_EQ(watch.judge(3 + 0.1 * std::sin(i)), "");
   EXPECT_EQ(watch.judge(3.2), "");
-  EXPECT_EQ(watch.judge(0.5), "");  // better is never sick
+  EXPECT_EQ(watch.judge(0.5), "");  // better is never anomalous
   LossWatch calm(config);
   for (int i = 0; i < 20; ++i) EXPECT_EQ(calm.judge(3 + 0.1 * std::sin(i)), "");
   EXPECT_THAT(calm.judge(5), testing::HasSubstr("standard deviations"));

@@ -39,13 +39,13 @@ Drawn draw(std::uint64_t seed) {
   const auto pick = [&](std::uint64_t count) { return static_cast<int>(random.below(count, at++)); };
   Drawn drawn{.recipe = small_recipe(spec::Family::kLlama)};
   spec::Recipe& recipe = drawn.recipe;
-  recipe.model.layers = 4;
-  recipe.model.kv_heads = 2;
-  recipe.model.vocabulary = 23;  // padded where it is split
+  recipe.model.num_layers = 4;
+  recipe.model.num_kv_heads = 2;
+  recipe.model.vocab_size = 23;  // padded where it is split
   recipe.model.tied = false;
-  recipe.batch.size = 12 * 12;
+  recipe.batch.global_batch_tokens = 12 * 12;
   recipe.checkpoint.every = recipe.train.hash_every = 0;
-  recipe.train.microbatch = 1;
+  recipe.train.micro_batch_size = 1;
   spec::LayoutConfig& layout = recipe.layout;
   layout.tp = 1 + pick(2);
   layout.cp = pick(3) == 0 ? 2 : 1;
@@ -66,7 +66,7 @@ Drawn draw(std::uint64_t seed) {
       recipe.pipeline.drain_every = 1;
       layout.zero = 0, layout.offload = spec::OffloadKind::kNone;
       // These update after each microbatch, which is then a step's rows.
-      if (kind.name != "pipedream-2bw" && kind.name != "xpipe") recipe.train.microbatch.reset();
+      if (kind.name != "pipedream-2bw" && kind.name != "xpipe") recipe.train.micro_batch_size.reset();
     }
   }
   return drawn;

@@ -4,8 +4,8 @@
 
 #include "tests/train/support.h"
 #include "trireme/plan/layout_matrix.h"
-#include "trireme/train/explain.h"
-#include "trireme/train/verify.h"
+#include "trireme/train/diagnose/explain.h"
+#include "trireme/train/diagnose/verify.h"
 
 namespace trireme::train {
 namespace {
@@ -16,19 +16,19 @@ using spec::Precision;
 /// Divides by every layout of eight ranks.
 spec::Recipe even_recipe(Family family, Precision precision) {
   spec::Recipe recipe = small_recipe(family, precision);
-  recipe.model.vocabulary = 29;  // padded by every tp
-  recipe.model.positions = 32;
-  recipe.model.width = 32;
-  recipe.model.layers = 4;
-  recipe.model.heads = 8;
-  recipe.model.kv_heads = family == Family::kLlama ? 2 : 8;  // copied where tp is above 2
-  recipe.model.head_size = 4;
-  recipe.model.inner = 48;
-  recipe.data.sequence = 16;
-  recipe.data.synthetic.vocabulary = 24;
+  recipe.model.vocab_size = 29;  // padded by every tp
+  recipe.model.max_seq_len = 32;
+  recipe.model.hidden_size = 32;
+  recipe.model.num_layers = 4;
+  recipe.model.num_heads = 8;
+  recipe.model.num_kv_heads = family == Family::kLlama ? 2 : 8;  // copied where tp is above 2
+  recipe.model.head_dim = 4;
+  recipe.model.ffn_size = 48;
+  recipe.data.seq_len = 16;
+  recipe.data.synthetic.vocab_size = 24;
   if (family == Family::kMistral) recipe.model.window = 5;
-  recipe.batch.size = 8 * 16;
-  recipe.train.microbatch = 1;
+  recipe.batch.global_batch_tokens = 8 * 16;
+  recipe.train.micro_batch_size = 1;
   return recipe;
 }
 
@@ -99,7 +99,7 @@ TEST(Layouts, EqualOneRankForEncoders) {
               {"tp=4 sp zero=1", "tp=2 zero=3", "cp=4 cp_kind=ring", "cp=2 cp_kind=gather tp=2", "pp=2 tp=2 sp"}),
       testing::IsEmpty());
   spec::Recipe both = even_recipe(Family::kTransformer, Precision::kFp64);
-  both.data.sequence = 16;
+  both.data.seq_len = 16;
   EXPECT_THAT(parting(both, {"tp=4", "tp=2 sp zero=2", "tp=4 sp zero=3", "pp=2 tp=2 sp"}), testing::IsEmpty());
 }
 
@@ -141,8 +141,10 @@ TEST(Layouts, UnevenSharesAreWeightedRight) {
     request.recipes.push_back(recipe);
     change(request.recipes.back().layout);
   };
-  with([](auto& layout) { layout.shares = {3, 1, 1, 1}; });
-  with([](auto& layout) { layout.shares = {1, 10, 1, 1}, layout.zero = 1; });  // three copies have no row or one
+  with([](auto& layout) { layout.dp_batch_weights = {3, 1, 1, 1}; });
+  with([](auto& layout) {
+    layout.dp_batch_weights = {1, 10, 1, 1}, layout.zero = 1;
+  });  // three copies have no row or one
   with([](auto& layout) { layout.bucket_mb = 0.001; });
   with([](auto& layout) { layout.bucket_mb = 0, layout.zero = 2; });
   with([](auto& layout) { layout.order = "tp cp dp pp", layout.tp = 2, layout.zero = 3; });
@@ -177,7 +179,7 @@ TEST(Layouts, ImpossibleOnesNameTheNumbersAndWhatWorks) {
   using testing::HasSubstr;
   EXPECT_THAT(message("tp=3", 3), AllOf(HasSubstr("layout.tp"), HasSubstr("8"), HasSubstr("set layout.tp")));
   EXPECT_THAT(message("cp=3", 3), AllOf(HasSubstr("layout.cp"), HasSubstr("16 tokens"), HasSubstr("set layout.cp")));
-  EXPECT_THAT(message("zero=2", 3), AllOf(HasSubstr("8 rows"), HasSubstr("batch.size")));
+  EXPECT_THAT(message("zero=2", 3), AllOf(HasSubstr("8 rows"), HasSubstr("batch.global_batch_tokens")));
 }
 
 /// What a rank keeps and sends is what the papers say, to the byte.
@@ -189,10 +191,10 @@ TEST(Layouts, KeepAndSendWhatTheFormulasSay) {
     recipe.layout = layout.layout;
     if (offload) recipe.layout.offload = spec::OffloadKind::kOptimizer;
     recipe.pipeline = layout.pipeline;
-    recipe.train.microbatch = 2;
+    recipe.train.micro_batch_size = 2;
     recipe.train.recompute = keeps.recompute;
-    recipe.train.remake_norms = keeps.remake_norms;
-    recipe.train.keep_active = keeps.keep_active;
+    recipe.train.recompute_norms = keeps.recompute_norms;
+    recipe.train.save_mlp_activations = keeps.save_mlp_activations;
     with_trainers(recipe, ranks, [&](Trainer& trainer, comm::Rank&) {
       const Explanation explanation = explain(trainer);
       EXPECT_FALSE(explanation.traffic.empty()) << text;
@@ -221,8 +223,8 @@ TEST(Layouts, KeepAndSendWhatTheFormulasSay) {
   exact("cp=2 cp_kind=ring zero=2", Precision::kFp32, 4, {.recompute = spec::RecomputeKind::kFull});
   for (const char* text : {"zero=0", "zero=3", "tp=4", "tp=4 sp", "tp=2 sp keep_gathered zero=2", "cp=4 cp_kind=ring",
                            "pp=2 zero=1", "pp=2 tp=2 sp"}) {
-    exact(text, Precision::kBf16, 4, {.remake_norms = true});
-    exact(text, Precision::kBf16, 4, {.keep_active = true});
+    exact(text, Precision::kBf16, 4, {.recompute_norms = true});
+    exact(text, Precision::kBf16, 4, {.save_mlp_activations = true});
   }
 }
 

@@ -9,7 +9,7 @@
 #include "trireme/base/log.h"
 #include "trireme/checkpoint/store.h"
 #include "trireme/formats/checkpoint_folder.h"
-#include "trireme/train/explain.h"
+#include "trireme/train/diagnose/explain.h"
 
 namespace trireme::train {
 namespace {
@@ -27,7 +27,7 @@ spec::Recipe narrow(spec::Recipe recipe) {
 spec::Recipe recipe_for(Family family = Family::kLlama, Precision precision = Precision::kBf16) {
   spec::Recipe recipe = small_recipe(family, precision);
   recipe.model.dropout = recipe.model.attention_dropout = 0;
-  recipe.batch.size = 6 * 12;
+  recipe.batch.global_batch_tokens = 6 * 12;
   recipe.layout.bucket_mb = 0.002;  // several buckets, of both types
   return recipe;
 }
@@ -62,7 +62,7 @@ void expect_same_bits(const Course& a, const Course& b) {
 TEST(NarrowGradients, AreThoseOfMatricesAndTablesAlone) {
   for (const bool masters : {true, false}) {
     spec::Recipe recipe = narrow(recipe_for(Family::kGpt2));
-    if (!masters) recipe.precision.masters = spec::Masters::kNone;
+    if (!masters) recipe.precision.master_weights = spec::MasterWeights::kNone;
     course_of(recipe, 1, [&](nn::Params& params) {
       for (const nn::Param& param : params) {
         const bool matrix = param.placement.shape.size() == 2, layer = param.name.starts_with("layers.");
@@ -98,10 +98,10 @@ TEST(NarrowGradients, AreFp32OnesRoundedOnce) {
 }
 
 TEST(NarrowGradients, LearnAsWideOnesDo) {
-  for (const std::int64_t microbatch : {6, 2}) {
+  for (const std::int64_t micro_batch_size : {6, 2}) {
     spec::Recipe recipe = recipe_for();
     recipe.optim.learning_rate = 3e-3;
-    recipe.train.microbatch = microbatch;
+    recipe.train.micro_batch_size = micro_batch_size;
     const std::vector<double> wide = course_of(recipe, 60).losses, few = course_of(narrow(recipe), 60).losses;
     EXPECT_LT(wide.back(), wide.front() - 0.3);
     for (std::size_t i = 0; i < wide.size(); ++i) EXPECT_NEAR(few[i], wide[i], 0.03 * wide[i]) << i;
@@ -170,8 +170,8 @@ TEST(NarrowGradients, GoWithEveryLayout) {
     for (const Layout& layout : layouts) {
       SCOPED_TRACE(fmt::format("family {}, {}", static_cast<int>(family), layout.name));
       spec::Recipe recipe = narrow(recipe_for(family));
-      recipe.batch.size = 8 * 12;
-      recipe.train.microbatch = 2;
+      recipe.batch.global_batch_tokens = 8 * 12;
+      recipe.train.micro_batch_size = 2;
       layout.set(recipe);
       const VerifyResult result = verify_beside_one_rank(recipe, layout.ranks, 3);
       EXPECT_TRUE(result.equal) << result.gradients.name << " by " << result.gradients.relative << ", "
@@ -250,9 +250,9 @@ TEST(NarrowGradients, WarnWhereSeveralMicrosAddUp) {
   using testing::Not;
   spec::Recipe recipe = recipe_for();
   EXPECT_THAT(warnings(narrow(recipe)), Not(Contains(HasSubstr("precision.gradients"))));
-  recipe.train.microbatch = 3;
+  recipe.train.micro_batch_size = 3;
   EXPECT_THAT(warnings(narrow(recipe)), Contains(AllOf(HasSubstr("precision.gradients = \"bf16\": the 2 micros"),
-                                                       HasSubstr("train.microbatch"))));
+                                                       HasSubstr("train.micro_batch_size"))));
   EXPECT_THAT(warnings(recipe), Not(Contains(HasSubstr("precision.gradients"))));
 }
 

@@ -17,8 +17,8 @@ using spec::Precision;
 
 spec::Recipe recipe_for(int zero) {
   spec::Recipe recipe = small_recipe(Family::kLlama, Precision::kBf16);
-  recipe.batch.size = 6 * 12;
-  recipe.train.microbatch = 3;
+  recipe.batch.global_batch_tokens = 6 * 12;
+  recipe.train.micro_batch_size = 3;
   recipe.layout.zero = zero;
   recipe.layout.bucket_mb = 0.002;  // several buckets, of both types
   return recipe;
@@ -36,11 +36,11 @@ std::vector<double> losses_of(const spec::Recipe& recipe, int ranks, int steps) 
 }
 
 /// Matrices of layers without masters, or tables too.
-class NarrowStates : public testing::TestWithParam<spec::Masters> {
+class NarrowStates : public testing::TestWithParam<spec::MasterWeights> {
  protected:
   static spec::Recipe narrow(spec::Recipe recipe) {
-    recipe.precision.masters = GetParam();
-    recipe.optim.states = spec::States::kBf16;
+    recipe.precision.master_weights = GetParam();
+    recipe.optim.state_dtype = spec::StateDtype::kBf16;
     return recipe;
   }
 };
@@ -70,9 +70,9 @@ TEST_P(NarrowStates, AreTheSameBitsUnderZeroAndOffloadOfOneRank) {
   const std::vector<double> plain = losses_of(narrow(recipe_for(0)), 1, 6);
   for (const int zero : {1, 2}) {
     spec::Recipe recipe = narrow(recipe_for(zero));
-    recipe.train.microbatch = 6;
+    recipe.train.micro_batch_size = 6;
     spec::Recipe whole = narrow(recipe_for(0));
-    whole.train.microbatch = 6;
+    whole.train.micro_batch_size = 6;
     EXPECT_EQ(losses_of(recipe, 1, 6), losses_of(whole, 1, 6)) << zero;
   }
   spec::Recipe recipe = narrow(recipe_for(0));
@@ -109,7 +109,7 @@ TEST_P(NarrowStates, GoOnFromACheckpointToTheBit) {
 
 TEST(NarrowTables, AreOfTheComputeTypeToo) {
   spec::Recipe recipe = recipe_for(0);
-  recipe.precision.masters = spec::Masters::kVectors;
+  recipe.precision.master_weights = spec::MasterWeights::kVectors;
   with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
     trainer.step();
     for (const nn::Param& param : trainer.params()) {
@@ -120,9 +120,10 @@ TEST(NarrowTables, AreOfTheComputeTypeToo) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Masters, NarrowStates, testing::Values(spec::Masters::kNone, spec::Masters::kVectors),
+INSTANTIATE_TEST_SUITE_P(MasterWeights, NarrowStates,
+                         testing::Values(spec::MasterWeights::kNone, spec::MasterWeights::kVectors),
                          [](const auto& test) {
-                           return std::string(test.param == spec::Masters::kNone ? "OfLayers" : "OfTablesToo");
+                           return std::string(test.param == spec::MasterWeights::kNone ? "OfLayers" : "OfTablesToo");
                          });
 
 }  // namespace

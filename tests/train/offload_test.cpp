@@ -71,15 +71,15 @@ spec::Recipe offloaded(spec::Recipe recipe) {
 
 spec::Recipe delayed(spec::Recipe recipe, std::int64_t warmup) {
   recipe = offloaded(std::move(recipe));
-  recipe.layout.offload_delay = true;
+  recipe.layout.delayed_update = true;
   recipe.layout.offload_warmup = warmup;
   return recipe;
 }
 
 spec::Recipe recipe_for(Precision precision, int zero) {
   spec::Recipe recipe = small_recipe(Family::kLlama, precision);
-  recipe.batch.size = 6 * 12;
-  recipe.train.microbatch = 1;
+  recipe.batch.global_batch_tokens = 6 * 12;
+  recipe.train.micro_batch_size = 1;
   recipe.layout.zero = zero;
   recipe.layout.bucket_mb = 0.002;  // several buckets
   return recipe;
@@ -120,8 +120,8 @@ TEST(Offload, LeavesTheDeviceWeightsAndBuckets) {
     EXPECT_GT(plain.device.peak_of(MemoryUse::kOptimizer), 0);
     EXPECT_EQ(plain.host.peak(), 0);
     EXPECT_EQ(moved.device.peak_of(MemoryUse::kOptimizer), 0);
-    // Masters in fp32 for weights in bf16, of which a rank owns a half with ZeRO and holds all but with ZeRO 3; Adam's
-    // moments beside them, without the padding of flat memory.
+    // MasterWeights in fp32 for weights in bf16, of which a rank owns a half with ZeRO and holds all but with ZeRO 3;
+    // Adam's moments beside them, without the padding of flat memory.
     const std::int64_t weights = moved.device.bytes_of(MemoryUse::kParameters);
     const std::int64_t masters = 2 * weights / (zero == 1 || zero == 2 ? 2 : 1);
     const std::int64_t kept = moved.host.bytes_of(MemoryUse::kOptimizer);
@@ -157,7 +157,7 @@ TEST(DelayedUpdate, EqualsTheRecurrenceInDouble) {
   for (const int warmup : {0, 2, 40}) {
     spec::Recipe recipe = recipe_for(Precision::kFp64, 0);
     recipe.optim.learning_rate = 1e-2;
-    recipe.optim.clip = 0.5;  // falls in some steps
+    recipe.optim.grad_clip_norm = 0.5;  // falls in some steps
     std::vector<double> losses;
     std::map<std::string, optim::PlainParam> masters;
     int clipped = 0;
@@ -186,7 +186,7 @@ TEST(DelayedUpdate, EqualsTheRecurrenceInDouble) {
         losses.push_back(report.loss);
         double squares = 0;
         for (const auto& [name, g] : gradients) squares += std::pow(optim::norm(g), 2);
-        const double factor = std::min(1.0, recipe.optim.clip / std::sqrt(squares));
+        const double factor = std::min(1.0, recipe.optim.grad_clip_norm / std::sqrt(squares));
         clipped += factor < 1;
         for (auto& [name, param] : masters) {
           before[name] = param.w;
@@ -339,7 +339,7 @@ TEST(DelayedUpdate, StopsAtTheStepWhoseGradientIsNotFinite) {
     try {
       trainer.step();
       FAIL() << "an infinite gradient was used";
-    } catch (const NotFiniteError& error) {
+    } catch (const NonFiniteError& error) {
       EXPECT_EQ(error.step(), 3);
     }
     for (const auto& [name, tensor] : whole_state(trainer, rank)) {
@@ -354,10 +354,10 @@ TEST(OffloadedActivations, ChangeNoBitAndLeaveTheDevice) {
     for (const Family family : {Family::kLlama, Family::kTransformer}) {
       SCOPED_TRACE(fmt::format("recompute {}, family {}", static_cast<int>(kind), static_cast<int>(family)));
       spec::Recipe recipe = small_recipe(family, Precision::kBf16);
-      recipe.model.layers = 9;
+      recipe.model.num_layers = 9;
       recipe.model.dropout = 0.1;
       recipe.train.recompute = kind;
-      recipe.train.microbatch = 3;
+      recipe.train.micro_batch_size = 3;
       const Ended kept = train(recipe, 1, 3);
       recipe.train.offload_activations = true;
       const Ended away = train(recipe, 1, 3);
@@ -378,8 +378,8 @@ TEST(OffloadedActivations, ChangeNoBitAndLeaveTheDevice) {
 
 TEST(OffloadedActivations, GoWithEverythingElse) {
   spec::Recipe recipe = delayed(recipe_for(Precision::kBf16, 3), 1);
-  recipe.model.layers = 4;
-  recipe.batch.size = 8 * 12;
+  recipe.model.num_layers = 4;
+  recipe.batch.global_batch_tokens = 8 * 12;
   recipe.train.recompute = spec::RecomputeKind::kFull;
   for (const int stages : {1, 2}) {
     recipe.layout.pp = stages;

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "tests/train/support.h"
-#include "trireme/train/verify.h"
+#include "trireme/train/diagnose/verify.h"
 
 namespace trireme::train {
 namespace {
@@ -16,9 +16,9 @@ using spec::Precision;
 
 spec::Recipe staged(Family family, Precision precision, int stages, const std::string& kind) {
   spec::Recipe recipe = small_recipe(family, precision);
-  recipe.model.layers = 8;
-  recipe.batch.size = 8 * 12;
-  recipe.train.microbatch = 1;
+  recipe.model.num_layers = 8;
+  recipe.batch.global_batch_tokens = 8 * 12;
+  recipe.train.micro_batch_size = 1;
   recipe.layout.pp = stages;
   recipe.pipeline.schedule = kind;
   return recipe;
@@ -119,7 +119,7 @@ TEST(StagedTrainer, NamesTheFirstPlaceThatIsNotFinite) {
       trainer.step();
     });
     FAIL();
-  } catch (const NotFiniteError& error) {
+  } catch (const NonFiniteError& error) {
     EXPECT_THAT(error.message(), testing::HasSubstr("weights of layers.6.mlp.out.weight"));
   }
 }
@@ -143,7 +143,7 @@ TEST(StagedTrainer, SaysWhatDoesNotFit) {
   recipe.layout.tp = 3;
   EXPECT_THAT(message(recipe, 6), testing::HasSubstr("layout.tp"));
   recipe.layout = {.pp = 2};
-  recipe.batch.size = 7 * 12;
+  recipe.batch.global_batch_tokens = 7 * 12;
   EXPECT_THAT(message(recipe, 4), testing::HasSubstr("7 rows of 12 tokens do not go evenly to 2 copies"));
 }
 

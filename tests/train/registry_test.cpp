@@ -29,7 +29,7 @@ struct Variant {
 
 spec::Recipe recipe_of(const Variant& variant) {
   spec::Recipe recipe = small_recipe(variant.family, variant.precision);
-  recipe.batch.size = 12 * 12;
+  recipe.batch.global_batch_tokens = 12 * 12;
   recipe.checkpoint.every = recipe.train.hash_every = 0;
   recipe.model.dropout = 0.1;
   if (variant.set) variant.set(recipe);
@@ -135,8 +135,8 @@ const Variant kVariants[] = {
      [](auto& r) { r.precision.loss_scale.interval = 3, r.precision.loss_scale.initial = 1 << 20; }, Precision::kFp16},
     {"growing batch, decaying rate", 1,
      [](auto& r) {
-       r.schedule.kind = spec::ScheduleKind::kCosine;
-       r.schedule.warmup = 2, r.schedule.total = 10;
+       r.lr_schedule.kind = spec::LrScheduleKind::kCosine;
+       r.lr_schedule.warmup = 2, r.lr_schedule.total = 10;
        r.batch.kind = spec::BatchKind::kRamp;
        r.batch.multiple = 12, r.batch.start = 4 * 12, r.batch.over = 4 * 96;
      }},
@@ -147,18 +147,19 @@ const Variant kVariants[] = {
     {"zero 1", 2, [](auto& r) { r.layout.zero = 1; }},
     {"zero 2", 2, [](auto& r) { r.layout.zero = 2; }},
     {"zero 3", 3, [](auto& r) { r.layout.zero = 3; }},
-    {"tensor parallel", 2, [](auto& r) { r.layout.tp = 2, r.layout.sequence_parallel = true, r.model.kv_heads = 2; }},
+    {"tensor parallel", 2,
+     [](auto& r) { r.layout.tp = 2, r.layout.sequence_parallel = true, r.model.num_kv_heads = 2; }},
     {"context parallel", 2, [](auto& r) { r.layout.cp = 2; }},
-    {"pipeline", 2, [](auto& r) { r.layout.pp = 2, r.train.microbatch = 2; }},
+    {"pipeline", 2, [](auto& r) { r.layout.pp = 2, r.train.micro_batch_size = 2; }},
     {"offload with late updates", 2,
      [](auto& r) {
        r.layout.zero = 1;
        r.layout.offload = spec::OffloadKind::kOptimizer;
-       r.layout.offload_delay = true, r.layout.offload_warmup = 2;
+       r.layout.delayed_update = true, r.layout.offload_warmup = 2;
      }},
     {"pipedream", 2, [](auto& r) { asynchronous(r, "pipedream"); }},
-    {"pipedream-2bw", 2, [](auto& r) { asynchronous(r, "pipedream-2bw"), r.train.microbatch = 2; }},
-    {"xpipe", 2, [](auto& r) { asynchronous(r, "xpipe"), r.train.microbatch = 2; }},
+    {"pipedream-2bw", 2, [](auto& r) { asynchronous(r, "pipedream-2bw"), r.train.micro_batch_size = 2; }},
+    {"xpipe", 2, [](auto& r) { asynchronous(r, "xpipe"), r.train.micro_batch_size = 2; }},
     {"stale", 2, [](auto& r) { asynchronous(r, "stale"); }},
 };
 
@@ -183,7 +184,7 @@ TEST_F(Registry, MissesEveryEntryThatIsLeftOut) {
     SCOPED_TRACE(variant.name);
     fs::remove_all(folder_);
     spec::Recipe recipe = recipe_of(variant);
-    recipe.optim.clip = 0.05;
+    recipe.optim.grad_clip_norm = 0.05;
     const Course course = whole(recipe, variant.ranks);
     std::vector<std::string> names;
     std::mutex mutex;

@@ -1,4 +1,4 @@
-#include "trireme/train/step_plan.h"
+#include "trireme/train/engine/step_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@ namespace {
 
 spec::Recipe recipe_of(std::int64_t batch) {
   spec::Recipe recipe;
-  recipe.batch.size = batch;
+  recipe.batch.global_batch_tokens = batch;
   recipe.train.steps = 10;
   return recipe;
 }
@@ -21,17 +21,17 @@ spec::Recipe recipe_of(std::int64_t batch) {
 TEST(StepPlan, CutsTheSameSamplesForAnyRanks) {
   const spec::Recipe recipe = recipe_of(7 * 16);
   for (const int ranks : {1, 2, 3, 7, 9}) {
-    for (const std::int64_t microbatch : {0, 1, 2, 100}) {
+    for (const std::int64_t micro_batch_size : {0, 1, 2, 100}) {
       spec::Position position;
       for (int step = 0; step < 3; ++step) {
         std::vector<std::int64_t> all;
         spec::Position after;
         for (int rank = 0; rank < ranks; ++rank) {
-          const StepPlan plan = plan_step(recipe, position, {rank, ranks, 16, microbatch});
+          const StepPlan plan = plan_step(recipe, position, {rank, ranks, 16, micro_batch_size});
           for (const auto& micro : plan.microbatches) {
             EXPECT_FALSE(micro.empty());
-            if (microbatch > 0) {
-              EXPECT_LE(static_cast<std::int64_t>(micro.size()), microbatch);
+            if (micro_batch_size > 0) {
+              EXPECT_LE(static_cast<std::int64_t>(micro.size()), micro_batch_size);
             }
             all.insert(all.end(), micro.begin(), micro.end());
           }
@@ -39,7 +39,7 @@ TEST(StepPlan, CutsTheSameSamplesForAnyRanks) {
         }
         std::vector<std::int64_t> expected(7);
         std::iota(expected.begin(), expected.end(), 7 * step);
-        EXPECT_EQ(all, expected) << ranks << " ranks, microbatches of " << microbatch;
+        EXPECT_EQ(all, expected) << ranks << " ranks, microbatches of " << micro_batch_size;
         position = after;
       }
     }
@@ -69,7 +69,7 @@ TEST(StepPlan, NamesABatchThatIsNoWholeNumberOfRows) {
     FAIL();
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.message(), testing::HasSubstr("100"));
-    EXPECT_THAT(error.hint(), testing::HasSubstr("batch.size = 96"));
+    EXPECT_THAT(error.hint(), testing::HasSubstr("batch.global_batch_tokens = 96"));
     EXPECT_NO_THROW(plan_step(recipe_of(96), {}, {0, 1, 16, 0}));
   }
 }

@@ -9,8 +9,8 @@
 
 #include "trireme/comm/rank.h"
 #include "trireme/data/open_samples.h"
-#include "trireme/train/trainer.h"
-#include "trireme/train/verify.h"
+#include "trireme/train/diagnose/verify.h"
+#include "trireme/train/engine/trainer.h"
 
 namespace trireme::train {
 
@@ -24,24 +24,24 @@ inline spec::Recipe small_recipe(spec::Family family, spec::Precision precision 
   spec::Recipe recipe;
   recipe.run.seed = 3;
   recipe.model.family = family;
-  recipe.model.vocabulary = 24;
-  recipe.model.positions = 24;
-  recipe.model.width = 16;
-  recipe.model.layers = 2;
-  recipe.model.heads = 2;
-  recipe.model.kv_heads = family == spec::Family::kLlama ? 1 : 2;
-  recipe.model.head_size = 8;
-  recipe.model.inner = 24;
-  recipe.data.sequence = 12;
-  recipe.data.synthetic.vocabulary = 16;
+  recipe.model.vocab_size = 24;
+  recipe.model.max_seq_len = 24;
+  recipe.model.hidden_size = 16;
+  recipe.model.num_layers = 2;
+  recipe.model.num_heads = 2;
+  recipe.model.num_kv_heads = family == spec::Family::kLlama ? 1 : 2;
+  recipe.model.head_dim = 8;
+  recipe.model.ffn_size = 24;
+  recipe.data.seq_len = 12;
+  recipe.data.synthetic.vocab_size = 16;
   recipe.data.synthetic.kind = spec::SyntheticKind::kCopy;
   if (family == spec::Family::kTransformer) {
-    recipe.model.encoder_layers = 1;
+    recipe.model.num_encoder_layers = 1;
     recipe.data.synthetic.kind = spec::SyntheticKind::kReverse;
   }
-  recipe.batch.size = 5 * 12;
+  recipe.batch.global_batch_tokens = 5 * 12;
   recipe.optim.learning_rate = 1e-3;
-  recipe.optim.clip = 1;
+  recipe.optim.grad_clip_norm = 1;
   recipe.train.steps = 1000;
   recipe.precision.compute = precision;
   return recipe;

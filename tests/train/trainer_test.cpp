@@ -1,4 +1,4 @@
-#include "trireme/train/trainer.h"
+#include "trireme/train/engine/trainer.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -8,7 +8,7 @@
 #include <map>
 
 #include "tests/train/support.h"
-#include "trireme/train/evaluate.h"
+#include "trireme/train/run/evaluate.h"
 
 namespace trireme::train {
 namespace {
@@ -60,7 +60,7 @@ TEST(Trainer, RanksAndMicrobatchesChangeNothing) {
     recipe.model.dropout = 0.1;
     const Outcome serial = train(recipe, 1, 4);
     for (const int ranks : {2, 3, 7}) expect_equal(serial, train(recipe, ranks, 4), 1e-9);
-    recipe.train.microbatch = 2;
+    recipe.train.micro_batch_size = 2;
     expect_equal(serial, train(recipe, 1, 4), 1e-9);
     expect_equal(serial, train(recipe, 2, 4), 1e-9);
   }
@@ -80,7 +80,7 @@ TEST(Trainer, RepeatsItselfToTheBit) {
 TEST(Trainer, LearnsATaskDownToItsBestLoss) {
   spec::Recipe recipe = small_recipe(Family::kLlama);
   recipe.data.synthetic.kind = spec::SyntheticKind::kMarkov;
-  recipe.batch.size = 32 * 12;
+  recipe.batch.global_batch_tokens = 32 * 12;
   recipe.optim.learning_rate = 1e-2;
   const auto samples = data::open_samples(recipe, data::Split::kTrain);
   with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank& rank) {
@@ -125,7 +125,7 @@ TEST(Trainer, SaysWhichPatternFreezesNothing) {
   EXPECT_THROW(train(recipe, 1, 1), ConfigError);
 }
 
-/// A weight that is no number: the step says where, on one rank and on two, and nothing has changed.
+/// A weight that is NaN or Inf: the step says where, on one rank and on two, and nothing has changed.
 TEST(Trainer, NamesTheFirstPlaceThatIsNotFinite) {
   for (const int ranks : {1, 2}) {
     try {
@@ -137,7 +137,7 @@ TEST(Trainer, NamesTheFirstPlaceThatIsNotFinite) {
         trainer.step();
       });
       FAIL();
-    } catch (const NotFiniteError& error) {
+    } catch (const NonFiniteError& error) {
       EXPECT_EQ(error.step(), 2);
       EXPECT_THAT(error.message(), testing::HasSubstr("weights of layers.1.mlp.out.weight"));
     }
@@ -153,7 +153,7 @@ TEST(Trainer, NamesTheLayerWhoseOutputOverflows) {
       trainer.step();
     });
     FAIL();
-  } catch (const NotFiniteError& error) {
+  } catch (const NonFiniteError& error) {
     EXPECT_THAT(error.message(), testing::HasSubstr("output of layers.1"));
   }
 }
@@ -181,7 +181,7 @@ TEST(Trainer, Fp16SkipsStepsThatOverflowAndRecovers) {
 
 TEST(Trainer, NamesALengthThatTheModelHasNoPositionsFor) {
   spec::Recipe recipe = small_recipe(Family::kGpt2);
-  recipe.model.positions = 8;
+  recipe.model.max_seq_len = 8;
   EXPECT_THROW(train(recipe, 1, 1), ConfigError);
 }
 
@@ -189,7 +189,7 @@ TEST(Trainer, KeepingWhatActivationsGaveChangesNothing) {
   for (const spec::Family family : {spec::Family::kGpt2, spec::Family::kLlama}) {
     const auto losses = [&](bool keep) {
       spec::Recipe recipe = small_recipe(family, spec::Precision::kFp64);
-      recipe.train.keep_active = keep;
+      recipe.train.save_mlp_activations = keep;
       std::vector<double> out;
       with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
         for (int step = 0; step < 4; ++step) out.push_back(trainer.step().gradient_norm);
@@ -205,7 +205,7 @@ TEST(Trainer, KeepingWhatActivationsGaveChangesNothing) {
 /// off.
 TEST(Trainer, MakingNormsAgainChangesNoBit) {
   const auto losses = [](spec::Recipe recipe, int ranks, bool remake, std::int64_t& kept) {
-    recipe.train.remake_norms = remake;
+    recipe.train.recompute_norms = remake;
     std::vector<double> out;
     with_trainers(recipe, ranks, [&](Trainer& trainer, comm::Rank& rank) {
       for (int step = 0; step < 3; ++step) {
@@ -232,11 +232,11 @@ TEST(Trainer, MakingNormsAgainChangesNoBit) {
     expect_same(recipe, 1, pre_norm, "some layers run again");
   }
   spec::Recipe recipe = small_recipe(Family::kLlama, spec::Precision::kFp32);
-  recipe.batch.size = 8 * 12;
-  recipe.train.microbatch = 1;
+  recipe.batch.global_batch_tokens = 8 * 12;
+  recipe.train.micro_batch_size = 1;
   recipe.layout.pp = 2;
   recipe.pipeline.schedule = "zb-h1";
-  expect_same(recipe, 2, true, "weight gradients are put off");
+  expect_same(recipe, 2, true, "weight gradients are deferred");
 }
 
 }  // namespace

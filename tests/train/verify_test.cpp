@@ -1,4 +1,4 @@
-#include "trireme/train/verify.h"
+#include "trireme/train/diagnose/verify.h"
 
 #include <gtest/gtest.h>
 
@@ -72,7 +72,7 @@ TEST(Verify, LeavesOutTheGradientsOfWhatIsFrozen) {
 /// Any layout may be the measure, in the same words.
 TEST(Verify, ComparesTwoLayouts) {
   VerifyRequest request = request_of(Family::kLlama, Precision::kFp64);
-  request.recipes[0].batch.size = request.reference.batch.size = 4 * 12;
+  request.recipes[0].batch.global_batch_tokens = request.reference.batch.global_batch_tokens = 4 * 12;
   request.recipes[0].layout.tp = 2;
   request.reference.layout.zero = 3;
   request.reference_alone = false;

@@ -110,7 +110,7 @@ std::string_view leading_number(std::string_view text) {
   return text.substr(0, end);
 }
 
-/// number x factor, rounded to a whole; nothing when it does not fit 64 bits or is no number.
+/// number x factor, rounded to a whole; nothing when it does not fit 64 bits or is NaN or Inf.
 std::optional<std::int64_t> scaled(std::string_view number, std::int64_t factor) {
   const char* end = number.data() + number.size();
   std::int64_t whole = 0;

@@ -82,7 +82,7 @@ void lay_down(const at::Tensor& part, const layout::Placement& placement, at::Te
   const auto width = static_cast<layout::Index>(whole.element_size());
   const auto* from = static_cast<const std::byte*>(part.const_data_ptr());
   auto* to = static_cast<std::byte*>(whole.data_ptr());
-  for (const layout::Run& run : layout::runs(placement)) {
+  for (const layout::ContiguousRun& run : layout::runs(placement)) {
     std::memcpy(to + run.global * width, from + run.local * width, static_cast<std::size_t>(run.count * width));
   }
 }

@@ -20,7 +20,7 @@ using layout::Index;
 std::size_t element_bytes(formats::Dtype dtype) { return static_cast<std::size_t>(formats::bits_of(dtype)) / 8; }
 
 /// Segments of one tensor that the same ranks hold.
-struct Unit {
+struct SaveUnit {
   std::size_t tensor = 0;
   std::vector<int> candidates;  // ascending
   std::vector<std::size_t> segments;
@@ -33,7 +33,7 @@ class Balance {
   Balance(std::size_t ranks, std::uint64_t total, std::uint64_t grain)
       : loads_(ranks), target_((total + ranks - 1) / ranks), grain_(grain) {}
 
-  std::vector<std::pair<int, std::uint64_t>> share(const Unit& unit, std::size_t element) {
+  std::vector<std::pair<int, std::uint64_t>> share(const SaveUnit& unit, std::size_t element) {
     std::vector<int> by_load = unit.candidates;
     std::ranges::stable_sort(by_load, {}, [&](int rank) { return load(rank); });
     std::vector<std::pair<int, std::uint64_t>> shares;
@@ -75,10 +75,10 @@ struct Spread {
   layout::Coverage coverage;
 };
 
-std::map<std::string, Spread> spread_of(std::span<const std::vector<Holding>> holdings) {
+std::map<std::string, Spread> spread_of(std::span<const std::vector<HeldTensor>> holdings) {
   std::map<std::string, Spread> spreads;
   for (std::size_t rank = 0; rank < holdings.size(); ++rank) {
-    for (const Holding& holding : holdings[rank]) {
+    for (const HeldTensor& holding : holdings[rank]) {
       Spread& spread = spreads[holding.placement.name];
       if (spread.placements.empty()) {
         spread.dtype = holding.dtype;
@@ -96,8 +96,8 @@ std::map<std::string, Spread> spread_of(std::span<const std::vector<Holding>> ho
   return spreads;
 }
 
-std::vector<Unit> units_of(const Spread& spread, std::size_t tensor) {
-  std::map<std::vector<int>, Unit> units;  // by layouts
+std::vector<SaveUnit> units_of(const Spread& spread, std::size_t tensor) {
+  std::map<std::vector<int>, SaveUnit> units;  // by layouts
   const auto& segments = spread.coverage.segments;
   for (std::size_t i = 0; i < segments.size(); ++i) {
     std::vector<int> layouts;
@@ -105,7 +105,7 @@ std::vector<Unit> units_of(const Spread& spread, std::size_t tensor) {
     TRIREME_CHECK(!layouts.empty(), "element {} of {} is held by no rank",
                   layout::element_text(spread.placements[0].shape, segments[i].begin), spread.placements[0].name);
     std::ranges::sort(layouts);
-    Unit& unit = units[layouts];
+    SaveUnit& unit = units[layouts];
     if (unit.segments.empty()) {
       unit.tensor = tensor;
       for (const int layout : layouts) {
@@ -117,7 +117,7 @@ std::vector<Unit> units_of(const Spread& spread, std::size_t tensor) {
     unit.segments.push_back(i);
     unit.elements += static_cast<std::uint64_t>(segments[i].end - segments[i].begin);
   }
-  std::vector<Unit> list;
+  std::vector<SaveUnit> list;
   for (auto& [layouts, unit] : units) {
     unit.bytes = unit.elements * element_bytes(spread.dtype);
     list.push_back(std::move(unit));
@@ -134,7 +134,7 @@ Index local_of(const layout::Coverage& coverage, const layout::Coverage::Segment
   throw InternalError(fmt::format("rank {} is to write what it does not hold", rank));
 }
 
-void append(std::vector<layout::Run>& runs, const layout::Run& run) {
+void append(std::vector<layout::ContiguousRun>& runs, const layout::ContiguousRun& run) {
   if (!runs.empty() && runs.back().global + runs.back().count == run.global &&
       runs.back().local + runs.back().count == run.local) {
     runs.back().count += run.count;
@@ -144,8 +144,8 @@ void append(std::vector<layout::Run>& runs, const layout::Run& run) {
 }
 
 /// Deals the unit's elements out, in their order, to who was given how many.
-void deal(const Unit& unit, const Spread& spread, std::span<const std::pair<int, std::uint64_t>> shares,
-          std::vector<std::map<std::size_t, std::vector<layout::Run>>>& runs) {
+void deal(const SaveUnit& unit, const Spread& spread, std::span<const std::pair<int, std::uint64_t>> shares,
+          std::vector<std::map<std::size_t, std::vector<layout::ContiguousRun>>>& runs) {
   std::size_t taker = 0;
   std::uint64_t left = shares[0].second;
   for (const std::size_t number : unit.segments) {
@@ -162,9 +162,9 @@ void deal(const Unit& unit, const Spread& spread, std::span<const std::pair<int,
   }
 }
 
-std::vector<formats::Strip> strips_of(std::span<const layout::Run> runs) {
+std::vector<formats::Strip> strips_of(std::span<const layout::ContiguousRun> runs) {
   std::vector<formats::Strip> stretches;
-  for (const layout::Run& run : runs) {
+  for (const layout::ContiguousRun& run : runs) {
     if (!stretches.empty() && stretches.back().begin + stretches.back().count == run.global) {
       stretches.back().count += run.count;
     } else {
@@ -196,9 +196,9 @@ std::vector<std::int64_t> slice_shape(const formats::TensorSpec& tensor, std::sp
 
 }  // namespace
 
-std::string holdings_text(std::span<const Holding> holdings) {
+std::string holdings_text(std::span<const HeldTensor> holdings) {
   Json list = Json::array();
-  for (const Holding& holding : holdings) {
+  for (const HeldTensor& holding : holdings) {
     Json pieces = Json::array();
     for (const layout::Piece& piece : holding.placement.pieces) {
       pieces.push_back({piece.box.begin, piece.box.end, piece.padding});
@@ -210,11 +210,11 @@ std::string holdings_text(std::span<const Holding> holdings) {
   return list.dump();
 }
 
-std::vector<Holding> parse_holdings(const std::string& text) {
-  std::vector<Holding> holdings;
+std::vector<HeldTensor> parse_holdings(const std::string& text) {
+  std::vector<HeldTensor> holdings;
   const Json list = Json::parse(text);
   for (const Json& entry : list) {
-    Holding& holding = holdings.emplace_back();
+    HeldTensor& holding = holdings.emplace_back();
     holding.placement.name = entry.at(0).get<std::string>();
     holding.dtype = formats::parse_dtype(entry.at(1).get<std::string>()).value();
     holding.placement.shape = entry.at(2).get<layout::Shape>();
@@ -235,21 +235,21 @@ std::vector<Holding> parse_holdings(const std::string& text) {
 std::uint64_t SavePlan::bytes_of(std::size_t rank) const {
   std::uint64_t bytes = 0;
   for (const SaveShare& share : ranks[rank]) {
-    for (const layout::Run& run : share.runs) {
+    for (const layout::ContiguousRun& run : share.runs) {
       bytes += static_cast<std::uint64_t>(run.count) * element_bytes(tensors[share.tensor].dtype);
     }
   }
   return bytes;
 }
 
-SavePlan plan_save(std::span<const std::vector<Holding>> holdings, std::uint64_t grain_bytes) {
+SavePlan plan_save(std::span<const std::vector<HeldTensor>> holdings, std::uint64_t grain_bytes) {
   const std::map<std::string, Spread> spreads = spread_of(holdings);
   SavePlan plan;
   std::vector<const Spread*> by_tensor;
-  std::vector<Unit> units;
+  std::vector<SaveUnit> units;
   std::uint64_t total = 0;
   for (const auto& [name, spread] : spreads) {
-    for (Unit& unit : units_of(spread, plan.tensors.size())) {
+    for (SaveUnit& unit : units_of(spread, plan.tensors.size())) {
       total += unit.bytes;
       units.push_back(std::move(unit));
     }
@@ -257,22 +257,22 @@ SavePlan plan_save(std::span<const std::vector<Holding>> holdings, std::uint64_t
     by_tensor.push_back(&spread);
   }
   // What only few can write first, then from large to small: what comes last evens out best.
-  std::ranges::stable_sort(units, [](const Unit& a, const Unit& b) {
+  std::ranges::stable_sort(units, [](const SaveUnit& a, const SaveUnit& b) {
     return std::tuple(a.candidates.size(), b.bytes) < std::tuple(b.candidates.size(), a.bytes);
   });
   Balance balance(holdings.size(), total, std::max<std::uint64_t>(grain_bytes, 1));
-  std::vector<std::map<std::size_t, std::vector<layout::Run>>> runs(holdings.size());
-  for (const Unit& unit : units) {
+  std::vector<std::map<std::size_t, std::vector<layout::ContiguousRun>>> runs(holdings.size());
+  for (const SaveUnit& unit : units) {
     const Spread& spread = *by_tensor[unit.tensor];
     deal(unit, spread, balance.share(unit, element_bytes(spread.dtype)), runs);
   }
   plan.ranks.resize(holdings.size());
   for (std::size_t rank = 0; rank < holdings.size(); ++rank) {
     for (auto& [tensor, mine] : runs[rank]) {
-      std::ranges::sort(mine, {}, &layout::Run::global);
+      std::ranges::sort(mine, {}, &layout::ContiguousRun::global);
       SaveShare& share = plan.ranks[rank].emplace_back();
       share.tensor = tensor;
-      for (const layout::Run& run : mine) append(share.runs, run);
+      for (const layout::ContiguousRun& run : mine) append(share.runs, run);
     }
   }
   return plan;

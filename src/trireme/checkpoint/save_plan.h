@@ -18,19 +18,19 @@
 namespace trireme::checkpoint {
 
 /// A tensor, or a part of one, that a rank holds.
-struct Holding {
+struct HeldTensor {
   formats::Dtype dtype = formats::Dtype::kF32;
   layout::Placement placement;  ///< with the tensor's name and global shape
 };
 
 /// As one line, for the other ranks, and back. Replica axes are left out: who holds what says it.
-std::string holdings_text(std::span<const Holding> holdings);
-std::vector<Holding> parse_holdings(const std::string& text);
+std::string holdings_text(std::span<const HeldTensor> holdings);
+std::vector<HeldTensor> parse_holdings(const std::string& text);
 
 /// The elements of a tensor that a rank writes, by ascending global place.
 struct SaveShare {
   std::size_t tensor = 0;  ///< in SavePlan::tensors
-  std::vector<layout::Run> runs;
+  std::vector<layout::ContiguousRun> runs;
   bool operator==(const SaveShare&) const = default;
 };
 
@@ -42,7 +42,7 @@ struct SavePlan {
 
 /// holdings[rank]. A share of a tensor smaller than `grain_bytes` is not made by cutting: a slice more costs more than
 /// it evens out. InternalError naming the tensor when ranks disagree on it or nobody holds an element.
-SavePlan plan_save(std::span<const std::vector<Holding>> holdings, std::uint64_t grain_bytes = 1 << 20);
+SavePlan plan_save(std::span<const std::vector<HeldTensor>> holdings, std::uint64_t grain_bytes = 1 << 20);
 
 /// The file of one rank: its header, and what follows it, in order.
 struct PartPlan {

@@ -71,8 +71,8 @@ struct Saver::Job {
 
 Saver::Saver(const nn::State& state, comm::Group& group, SaverOptions options)
     : state_(state), group_(group), options_(std::move(options)) {
-  std::vector<Holding> mine = holdings_of(state);
-  std::vector<std::vector<Holding>> all;
+  std::vector<HeldTensor> mine = holdings_of(state);
+  std::vector<std::vector<HeldTensor>> all;
   for (const std::string& text : all_texts(holdings_text(mine), group)) all.push_back(parse_holdings(text));
   plan_ = plan_save(all);
   part_ = part_of(plan_, static_cast<std::size_t>(group.rank()));
@@ -100,7 +100,7 @@ std::vector<formats::PieceOfMemory> Saver::pieces(std::vector<at::Tensor>& hosts
     hosts.push_back(host);
     const auto* data = static_cast<const std::byte*>(host.const_data_ptr());
     const auto element = static_cast<std::size_t>(host.element_size());
-    for (const layout::Run& run : share.runs) {
+    for (const layout::ContiguousRun& run : share.runs) {
       formats::append_piece(list, {data + static_cast<std::size_t>(run.local) * element,
                                    static_cast<std::uint64_t>(run.count) * element});
     }
@@ -117,9 +117,9 @@ std::vector<std::uint64_t> Saver::hash_mine(const std::byte* image) const {
     const formats::TensorInfo& info = part_.header.tensors[part_.header.by_offset[i]];
     const std::size_t element = static_cast<std::size_t>(formats::bits_of(info.dtype)) / 8;
     if (image != nullptr) {
-      std::vector<layout::Run> runs = share.runs;
+      std::vector<layout::ContiguousRun> runs = share.runs;
       layout::Index at = 0;
-      for (layout::Run& run : runs) {
+      for (layout::ContiguousRun& run : runs) {
         run.local = at;
         at += run.count;
       }

@@ -67,7 +67,7 @@ void check_same(const formats::CheckpointFolder& checkpoint, const std::vector<c
 /// The stretches of the parts that make up what this rank holds of a tensor.
 void add_wanted(const formats::StoredTensor& stored, const layout::Placement& placement, std::byte* to,
                 std::vector<formats::Fetch>& wanted) {
-  for (const layout::Run& run : layout::runs(placement)) {
+  for (const layout::ContiguousRun& run : layout::runs(placement)) {
     formats::add_fetches(stored, run.global, run.global + run.count,
                          to + static_cast<std::size_t>(run.local) * stored.element_bytes(), wanted);
   }
@@ -75,15 +75,15 @@ void add_wanted(const formats::StoredTensor& stored, const layout::Placement& pl
 
 }  // namespace
 
-std::vector<Holding> holdings_of(const nn::State& state) {
-  std::vector<Holding> holdings;
+std::vector<HeldTensor> holdings_of(const nn::State& state) {
+  std::vector<HeldTensor> holdings;
   for (const nn::StateTensor& entry : state.tensors()) holdings.push_back({dtype_of(entry), entry.placement});
   return holdings;
 }
 
 fs::path save(const nn::State& state, const SaveRequest& request) {
   const fs::path path = request.folder / (request.name.empty() ? formats::checkpoint_name(request.step) : request.name);
-  const std::vector<std::vector<Holding>> alone{holdings_of(state)};
+  const std::vector<std::vector<HeldTensor>> alone{holdings_of(state)};
   const SavePlan plan = plan_save(alone);
   const PartPlan part = part_of(plan, 0);
   formats::CheckpointManifest manifest{.step = request.step, .tokens = request.tokens, .metric = request.metric};
@@ -100,7 +100,7 @@ fs::path save(const nn::State& state, const SaveRequest& request) {
     const at::Tensor& host = hosts.emplace_back(state.at(plan.tensors[share.tensor].name).tensor.cpu());
     const std::span<const std::byte> bytes(static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes());
     const auto element = static_cast<std::size_t>(host.element_size());
-    for (const layout::Run& run : share.runs) {
+    for (const layout::ContiguousRun& run : share.runs) {
       formats::append_piece(pieces, {bytes.data() + static_cast<std::size_t>(run.local) * element,
                                      static_cast<std::uint64_t>(run.count) * element});
     }

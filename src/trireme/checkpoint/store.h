@@ -43,6 +43,6 @@ void load(const formats::CheckpointFolder& checkpoint, nn::State& state, What wh
           int threads = 2);
 
 /// What this rank holds, for plan_save().
-std::vector<Holding> holdings_of(const nn::State& state);
+std::vector<HeldTensor> holdings_of(const nn::State& state);
 
 }  // namespace trireme::checkpoint

@@ -111,7 +111,7 @@ void StoredWeights::fill(nn::Params& params) const {
   } else {
     for (nn::Param& param : params) {
       at::Tensor master = param.master.view({-1});
-      for (const layout::Run& run : layout::runs(param.placement)) {
+      for (const layout::ContiguousRun& run : layout::runs(param.placement)) {
         for (layout::Index at = 0; at < run.count; at += kElementsAtOnce) {
           const layout::Index count = std::min(kElementsAtOnce, run.count - at);
           master.narrow(0, run.local + at, count)

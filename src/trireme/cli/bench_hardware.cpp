@@ -46,7 +46,7 @@ struct HardwareOptions {
 
 /// Everything that was measured on one rank among all.
 struct Measured {
-  std::vector<plan::MeasuredProduct> products;
+  std::vector<plan::MeasuredGemm> products;
   double bytes_per_second = 0;  ///< of memory
   std::vector<plan::MeasuredReduction> reductions;
   std::vector<plan::MeasuredStep> steps;
@@ -129,26 +129,27 @@ struct StepShape {
 };
 
 spec::Recipe recipe_of(const StepShape& shape, int steps, const std::string& folder) {
-  return spec::load_recipe({.text = fmt::format(R"(
+  return spec::load_recipe(
+             {.text = fmt::format(R"(
 [run]
 name = "calibration"
 out = "{}"
 [model]
 family = "llama"
-vocabulary = 2048
-positions = {}
-width = {}
-layers = {}
-heads = {}
-kv_heads = {}
-head_size = 64
-inner = {}
+vocab_size = 2048
+max_seq_len = {}
+hidden_size = {}
+num_layers = {}
+num_heads = {}
+num_kv_heads = {}
+head_dim = 64
+ffn_size = {}
 [data]
-sequence = {}
+seq_len = {}
 synthetic.kind = "markov"
-synthetic.vocabulary = 64
+synthetic.vocab_size = 64
 [batch]
-size = {}
+global_batch_tokens = {}
 [comm]
 ranks = {}
 transport = "threads"
@@ -160,9 +161,9 @@ hash_every = 0
 [checkpoint]
 every = 1000000
 )",
-                                                folder, shape.sequence, shape.width, shape.layers, shape.width / 64,
-                                                shape.width / 64, 4 * shape.width, shape.sequence,
-                                                shape.sequence * shape.rows, shape.ranks, shape.precision, steps)})
+                                  folder, shape.sequence, shape.hidden_size, shape.num_layers, shape.hidden_size / 64,
+                                  shape.hidden_size / 64, 4 * shape.hidden_size, shape.sequence,
+                                  shape.sequence * shape.rows, shape.ranks, shape.precision, steps)})
       .value;
 }
 
@@ -199,8 +200,8 @@ void measure_steps(const HardwareOptions& options, int ranks, Measured& out) {
     });
     set_log_level(level);
     const plan::Job job = plan::job_of(recipe, *spec::shape_of(recipe.model));
-    out.steps.push_back({fmt::format("width {}, {} layers, {} x {} tokens, {} ranks, {}", shape.width, shape.layers,
-                                     shape.rows, shape.sequence, shape.ranks, shape.precision),
+    out.steps.push_back({fmt::format("width {}, {} layers, {} x {} tokens, {} ranks, {}", shape.hidden_size,
+                                     shape.num_layers, shape.rows, shape.sequence, shape.ranks, shape.precision),
                          job, plan::layout_of(recipe, job, shape.ranks), median_step(run)});
   }
   std::error_code ignored;
@@ -212,7 +213,7 @@ cost::Hardware hardware_of(const Measured& measured, int ranks, const std::strin
   cost::Hardware hardware;
   cost::Device& device = hardware.device;
   device.name = name + "-core";
-  for (const plan::MeasuredProduct& one : measured.products) {
+  for (const plan::MeasuredGemm& one : measured.products) {
     double& peak = one.arithmetic == cost::Arithmetic::kFp32 ? device.fp32_tflops : device.bf16_tflops;
     peak = std::max(peak, one.product.flops() / one.seconds / 1e12);
   }
@@ -249,7 +250,7 @@ cost::Hardware hardware_of(const Measured& measured, int ranks, const std::strin
 std::string products_text(const cost::Hardware& hardware, const Measured& measured, const std::string& prefix) {
   TextTable table(
       {{"product"}, {"numbers"}, {"GFLOP/s", TextTable::Align::kRight}, {"predicted", TextTable::Align::kRight}});
-  for (const plan::MeasuredProduct& one : measured.products) {
+  for (const plan::MeasuredGemm& one : measured.products) {
     const double predicted = cost::matmul_seconds(hardware, one.arithmetic, one.product);
     table.add({fmt::format("{:.0f} x {:.0f} x {:.0f}", one.product.rows, one.product.columns, one.product.inner),
                one.arithmetic == cost::Arithmetic::kFp32 ? "fp32" : "bf16",
@@ -298,7 +299,7 @@ ordered_json to_json(const cost::Hardware& hardware, const Measured& measured, c
                    {"steps_error", calibration.steps_error},
                    {"products", ordered_json::array()},
                    {"steps", ordered_json::array()}};
-  for (const plan::MeasuredProduct& one : measured.products)
+  for (const plan::MeasuredGemm& one : measured.products)
     out["products"].push_back({{"rows", one.product.rows},
                                {"columns", one.product.columns},
                                {"inner", one.product.inner},
@@ -335,14 +336,13 @@ int run(const HardwareOptions& options, Context& context) {
     return kExitFine;
   }
   const cost::Device& device = hardware.device;
-  fmt::print(
-      context.out,
-      "{} of {} each, all at once: fp32 {:.3g} TFLOP/s, bf16 {:.3g}, memory {:.3g} GB/s, link {:.3g} GB/s after "
-      "{:.3g} us\n\n{}\n{}\n  predictions are off by {:.1f} % for products and {:.1f} % for steps, at the median\n",
-      counted(static_cast<std::size_t>(ranks), "rank"), counted(static_cast<std::size_t>(threads), "thread"),
-      device.fp32_tflops, device.bf16_tflops, device.memory_gb_per_s, hardware.cluster.link.gb_per_s,
-      hardware.cluster.link.latency_us, products_text(hardware, measured, "  "), steps_text(hardware, measured, "  "),
-      100 * calibration.products_error, 100 * calibration.steps_error);
+  fmt::print(context.out,
+             "{} of {} each, all at once: fp32 {:.3g} TFLOP/s, bf16 {:.3g}, memory {:.3g} GB/s, link {:.3g} GB/s after "
+             "{:.3g} us\n\n{}\n{}\n  predictions are off by {:.1f} % for GEMMs and {:.1f} % for steps, at the median\n",
+             counted(static_cast<std::size_t>(ranks), "rank"), counted(static_cast<std::size_t>(threads), "thread"),
+             device.fp32_tflops, device.bf16_tflops, device.memory_gb_per_s, hardware.cluster.link.gb_per_s,
+             hardware.cluster.link.latency_us, products_text(hardware, measured, "  "),
+             steps_text(hardware, measured, "  "), 100 * calibration.products_error, 100 * calibration.steps_error);
   if (!options.output.empty())
     fmt::print(context.out, "\nwritten: {} and {}; try: trireme plan --cluster {} --model gpt2-124m\n", options.output,
                hardware.cluster.device, options.output);
@@ -354,14 +354,14 @@ int run(const HardwareOptions& options, Context& context) {
 void add_bench_hardware(Command& bench, Context& context) {
   Command& command = bench.add_subcommand(
       "hardware",
-      "Measure this machine's products, memory, collectives and steps, and write a cluster file for plan and check");
+      "Measure this machine's GEMMs, memory, collectives and steps, and write a cluster file for plan and check");
   const auto options = std::make_shared<HardwareOptions>();  // shared with the callback, which outlives this function
   command.add_option("-o,--output", options->output, "The cluster file; its device's file comes to stand beside it")
       .type_name("FILE.toml");
   command.add_option("--ranks", options->ranks, "Ranks that the machine is shared by; default: one for each core")
       .within(1, 4096)
       .type_name("N");
-  command.add_option("--seconds", options->seconds, "For each product; default 0.15").within(0.01, 60.0).type_name("S");
+  command.add_option("--seconds", options->seconds, "For each GEMM; default 0.15").within(0.01, 60.0).type_name("S");
   command.add_option("--steps", options->steps, "Of each small model; default 12").within(6, 10000).type_name("N");
   command.add_flag("--json", options->json, "As JSON, and nothing else");
   command.footer(

@@ -15,7 +15,7 @@
 namespace trireme::cli {
 namespace {
 
-/// Why `text` is no number that `allows` allows, in words; empty when it is one.
+/// Why `text` is not a number that `allows` allows, in words; empty when it is one.
 template <typename Allows>
 std::string number_error(const std::string& text, const std::string& what, const Allows& allows) {
   double value = 0;

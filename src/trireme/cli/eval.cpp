@@ -46,7 +46,7 @@ int run_eval(EvalOptions& options, Context& context) {
   if (!options.data.empty()) {
     spec::DataConfig data;
     data.tokenizer = options.tokenizer;
-    data.sequence = options.sequence.value_or(data.sequence);
+    data.seq_len = options.sequence.value_or(data.seq_len);
     data.shuffle = false;
     for (const std::string& path : options.data) data.sources.push_back({.path = path});
     options.request.data = data;

@@ -51,7 +51,7 @@ constexpr const char* kFooter =
 the number of threads.
 
 Examples:
-  trireme tokenize train books/ --vocab 32k --pattern llama3 -o tokenizer.json
+  trireme tokenize train books/ --vocab-size 32k --pattern llama3 -o tokenizer.json
   trireme tokenize books/ web.jsonl --field content --tokenizer tokenizer.json --out shards/
   trireme tokenize names.txt --split lines --tokenizer bytes --out shards/)";
 

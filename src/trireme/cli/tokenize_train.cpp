@@ -28,7 +28,7 @@ struct Options {
 int run(Options& options, std::ostream& out) {
   const std::int64_t vocabulary = parse_count(options.vocabulary);
   if (vocabulary < 1 || vocabulary > 10'000'000)
-    throw ConfigError(fmt::format("--vocab {} is not within 1 and 10M", options.vocabulary));
+    throw ConfigError(fmt::format("--vocab-size {} is not within 1 and 10M", options.vocabulary));
   data::BpeTrainingOptions& training = options.training;
   training.vocabulary = static_cast<std::int32_t>(vocabulary);
   training.progress = Progress::to_stderr();  // now that --quiet is known
@@ -54,7 +54,8 @@ void add_tokenize_train(Command& tokenize, Context& context) {
   const auto options = std::make_shared<Options>();
   options->corpus.add_to(command);
   command.get_option("FILES").required();
-  command.add_option("--vocab", options->vocabulary, "Tokens, the 256 bytes and special ones included; default 32k");
+  command.add_option("--vocab-size", options->vocabulary,
+                     "Tokens, the 256 bytes and special ones included; default 32k");
   std::map<std::string, data::KnownPattern> patterns;
   for (const auto& [name, value] : data::enum_names(std::type_identity<data::KnownPattern>()))
     patterns[std::string(name)] = value;

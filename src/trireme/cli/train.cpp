@@ -139,7 +139,7 @@ void add_train_command(Command& app, Context& context) {
       "  trireme train recipes/tiny.toml --ranks 2 --set train.steps=400 --out runs/longer\n"
       "  trireme train recipes/tiny.toml --out runs/longer --resume\n"
       "  mpirun -n 4 trireme train recipes/tiny.toml\n"
-      "  trireme train recipes/gpt2-124m.toml --memory --set train.microbatch=64");
+      "  trireme train recipes/gpt2-124m.toml --memory --set train.micro_batch_size=64");
   const auto options = std::make_shared<TrainOptions>();  // shared with the callback, which outlives this function
   options->recipe.add_to(command, RecipeOptions::File::kRequired);
   command.add_option("--ranks", options->ranks, "how many ranks share each step: short for --set comm.ranks=N")

@@ -27,11 +27,12 @@ spec::LayoutTask task_of(const spec::Recipe& recipe, int ranks) {
     throw ConfigError("the layouts of a model in another folder cannot be listed",
                       "write the model's shape into the recipe, without model.init_from");
   }
-  const std::int64_t rows = spec::pace_at(recipe.optim, recipe.schedule, recipe.batch, {}).batch / recipe.data.sequence;
+  const std::int64_t rows =
+      spec::hyperparameters_at(recipe.optim, recipe.lr_schedule, recipe.batch, {}).batch / recipe.data.seq_len;
   return {.shape = *shape,
-          .sequence = recipe.data.sequence,
+          .sequence = recipe.data.seq_len,
           .batch_rows = rows,
-          .microbatch = recipe.train.microbatch,
+          .micro_batch_size = recipe.train.micro_batch_size,
           .ranks = ranks};
 }
 

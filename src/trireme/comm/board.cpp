@@ -76,7 +76,7 @@ bool Board::is_done(int r, std::uint64_t sequence) {
   return slot(r, sequence).done.load(std::memory_order_acquire) == sequence + 1;
 }
 
-void Board::ring_others() { Bell::ring_all(parts_.bells, parts_.me); }
+void Board::ring_others() { EventCount::ring_all(parts_.bells, parts_.me); }
 
 bool Board::begin_touching() {
   // Either this rank sees `broken`, or the rank that breaks off sees this rank touching: both are in one total order.

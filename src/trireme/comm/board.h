@@ -14,8 +14,8 @@
 #include <optional>
 #include <vector>
 
-#include "trireme/comm/bell.h"
 #include "trireme/comm/call.h"
+#include "trireme/comm/event_count.h"
 #include "trireme/comm/remote_memory.h"
 
 namespace trireme::comm {
@@ -67,7 +67,7 @@ class Board {
     BoardMemory& memory;
     int me, ranks;
     std::size_t slot_bytes;                // room for data in each slot
-    std::vector<Bell*> bells;              // of all members, by rank
+    std::vector<EventCount*> bells;        // of all members, by rank
     std::shared_ptr<void> keep_alive;      // owns the memory; shared by all ranks' views of it
     std::optional<RemoteMemory> remote{};  // members are processes, which may read each other's memory
     bool pointers = true;                  // large calls work: members are threads, or `remote` is there

@@ -31,7 +31,7 @@
 
 namespace trireme::comm {
 
-class KeptMemory;
+class RegisteredBuffer;
 class Rank;
 
 /// The group an operation belongs to.
@@ -85,7 +85,7 @@ class Group {
 
   /// This memory will be used in calls of this group again and again: a GPU's library may prepare it. The answer must
   /// go before the memory and the group do. Nothing happens for host memory.
-  KeptMemory keep(Buffer memory);
+  RegisteredBuffer keep(Buffer memory);
 
   // Collectives. Input and output may be the same memory for all_reduce and reduce; for reduce_scatter and scatter the
   // output may be this rank's block of the input, for all_gather and gather the input may be this rank's block of the
@@ -140,7 +140,7 @@ class Group {
   void settled(Operation& operation, bool done);
   /// Goes on with a call that has been given to the GPU, in its name. The caller has the engine's lock.
   void follow(const Operation& call, std::unique_ptr<Operation> on_gpu);
-  /// The same for a call that a replayed graph makes again: it gets an entry in the flight recorder and a deadline.
+  /// The same for a call that a replayed graph recomputes: it gets an entry in the flight recorder and a deadline.
   void follow_again(const CallFacts& facts, std::unique_ptr<Operation> on_gpu);
   const Members& members() const { return members_; }
   /// Collectives begun so far, and where the flight recorder lists them; read by the control plane.
@@ -152,8 +152,8 @@ class Group {
  private:
   friend class Rank;
   friend class Work;
-  friend class KeptMemory;
-  friend class RecordedCalls;
+  friend class RegisteredBuffer;
+  friend class CapturedCollectives;
 
   Group(Rank& owner, Members members, std::string name);
 
@@ -223,16 +223,16 @@ class Group {
 };
 
 /// While it lives, a GPU transport keeps what it has prepared for this memory.
-class [[nodiscard]] KeptMemory {
+class [[nodiscard]] RegisteredBuffer {
  public:
-  KeptMemory() = default;
-  KeptMemory(KeptMemory&& other) noexcept;
-  KeptMemory& operator=(KeptMemory&& other) noexcept;
-  ~KeptMemory();
+  RegisteredBuffer() = default;
+  RegisteredBuffer(RegisteredBuffer&& other) noexcept;
+  RegisteredBuffer& operator=(RegisteredBuffer&& other) noexcept;
+  ~RegisteredBuffer();
 
  private:
   friend class Group;
-  KeptMemory(Group& group, std::uint64_t kept) : group_(&group), kept_(kept) {}
+  RegisteredBuffer(Group& group, std::uint64_t kept) : group_(&group), kept_(kept) {}
 
   Group* group_ = nullptr;
   std::uint64_t kept_ = 0;
@@ -241,12 +241,12 @@ class [[nodiscard]] KeptMemory {
 /// The calls that one rank's graph makes. What `record` calls on GPU memory is recorded, not run; replay() is told how
 /// to start the graph and follows its calls: they have deadlines and stand in the flight recorder as if made anew. All
 /// groups involved outlive it; `any` is one of them. Every group must have made a call on the GPU before.
-class RecordedCalls {
+class CapturedCollectives {
  public:
-  RecordedCalls(Group& any, const std::function<void()>& record);
-  ~RecordedCalls();
-  RecordedCalls(const RecordedCalls&) = delete;
-  RecordedCalls& operator=(const RecordedCalls&) = delete;
+  CapturedCollectives(Group& any, const std::function<void()>& record);
+  ~CapturedCollectives();
+  CapturedCollectives(const CapturedCollectives&) = delete;
+  CapturedCollectives& operator=(const CapturedCollectives&) = delete;
   void replay(const std::function<void()>& start);
 
  private:

@@ -59,29 +59,29 @@ void Group::follow_again(const CallFacts& facts, std::unique_ptr<Operation> on_g
   owner_.engine_.adopt(std::move(on_gpu));
 }
 
-KeptMemory Group::keep(Buffer memory) {
+RegisteredBuffer Group::keep(Buffer memory) {
   if (memory.device.kind != DeviceKind::kCuda || gpu() == nullptr) return {};
   check_device(memory.device, "keep");
   const auto lock = owner_.engine_.lock();
   return {*this, gpu()->keep(members_, memory.data, memory.bytes())};
 }
 
-KeptMemory::KeptMemory(KeptMemory&& other) noexcept
+RegisteredBuffer::RegisteredBuffer(RegisteredBuffer&& other) noexcept
     : group_(std::exchange(other.group_, nullptr)), kept_(other.kept_) {}
 
-KeptMemory& KeptMemory::operator=(KeptMemory&& other) noexcept {
+RegisteredBuffer& RegisteredBuffer::operator=(RegisteredBuffer&& other) noexcept {
   std::swap(group_, other.group_);
   std::swap(kept_, other.kept_);
   return *this;
 }
 
-KeptMemory::~KeptMemory() {
+RegisteredBuffer::~RegisteredBuffer() {
   if (group_ == nullptr) return;
   const auto lock = group_->engine_lock();
   group_->gpu()->forget(kept_);
 }
 
-RecordedCalls::RecordedCalls(Group& any, const std::function<void()>& record) : group_(any) {
+CapturedCollectives::CapturedCollectives(Group& any, const std::function<void()>& record) : group_(any) {
   TRIREME_CHECK(any.gpu() != nullptr, "group '{}' has no GPU transport whose calls could be recorded", any.name());
   const auto end = [&] {
     const auto lock = group_.engine_lock();
@@ -102,12 +102,12 @@ RecordedCalls::RecordedCalls(Group& any, const std::function<void()>& record) : 
   end();
 }
 
-RecordedCalls::~RecordedCalls() {
+CapturedCollectives::~CapturedCollectives() {
   const auto lock = group_.engine_lock();
   group_.gpu()->drop_recording(recording_);
 }
 
-void RecordedCalls::replay(const std::function<void()>& start) {
+void CapturedCollectives::replay(const std::function<void()>& start) {
   group_.check_usable();
   const auto lock = group_.engine_lock();
   group_.gpu()->replay(

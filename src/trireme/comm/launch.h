@@ -8,7 +8,8 @@
 //                          salloc shell the others are set too, but nobody started ranks there. PMIX_RANK must agree
 //   5. set by hand         RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE: torchrun's names, the common convention
 // RANK and WORLD_SIZE set by hand beside 2 to 4 must agree with them. A launcher's variables that are only half there,
-// are no numbers, or contradict each other are a ConfigError: a wrong guess would surface as a hang on some other rank.
+// are not numbers, or contradict each other are a ConfigError: a wrong guess would surface as a hang on some other
+// rank.
 // Depends on: base.
 #pragma once
 

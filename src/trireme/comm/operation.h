@@ -66,7 +66,7 @@ class Operation {
   Status status() const { return status_.load(std::memory_order_acquire); }
 
  private:
-  friend class Engine;
+  friend class ProgressEngine;
   friend class GuardedOperation;
   friend class Rank;
   friend class Group;

@@ -15,10 +15,10 @@
 #include "trireme/base/error.h"
 #include "trireme/comm/control.h"
 #include "trireme/comm/departure.h"
-#include "trireme/comm/engine.h"
 #include "trireme/comm/flight_signal.h"
 #include "trireme/comm/gpu_transport.h"
 #include "trireme/comm/group.h"
+#include "trireme/comm/progress_engine.h"
 #include "trireme/comm/recorder.h"
 #include "trireme/comm/transport.h"
 #include "trireme/cost/cost_table.h"
@@ -101,7 +101,7 @@ class Rank final : private Watch {
 
   // It goes after the engine, whose background thread may still tell it of a failure when the rank ends.
   std::unique_ptr<GpuTransport> gpu_;
-  Engine engine_;
+  ProgressEngine engine_;
   std::unique_ptr<Group> world_;
 };
 

@@ -15,9 +15,9 @@
 #include <string_view>
 #include <vector>
 
-#include "trireme/comm/bell.h"
 #include "trireme/comm/board.h"
 #include "trireme/comm/call.h"
+#include "trireme/comm/event_count.h"
 #include "trireme/comm/operation.h"
 
 namespace trireme::comm {
@@ -94,7 +94,7 @@ class Transport {
   /// Pushes on what the transport itself has in hand (delayed messages); returns whether anything moved.
   virtual bool progress() { return false; }
   /// Rung when another rank did something for this one; null: progress can only be found by asking again.
-  virtual Bell* bell() { return nullptr; }
+  virtual EventCount* bell() { return nullptr; }
   /// Whether the bell rings for everything that is pending now, so that one may sleep until it does.
   virtual bool bell_suffices() const { return true; }
   /// When something of this rank falls due by itself (steady clock); for transports that keep time.

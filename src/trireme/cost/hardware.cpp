@@ -24,9 +24,7 @@ std::span<const Named<Arithmetic>> enum_names(std::type_identity<Arithmetic>) { 
 
 void describe(config::Section<Efficiency>& section) {
   section.meaning("which share of the data sheet long runs reach; fitted to published runs");
-  section.field("matmul", &Efficiency::matmul, "of the peak, for products large in every direction")
-      .above(0)
-      .at_most(1);
+  section.field("matmul", &Efficiency::matmul, "of the peak, for GEMMs large in every direction").above(0).at_most(1);
   section.field("memory", &Efficiency::memory, "of the memory's bandwidth").above(0).at_most(1);
   section.field("attention", &Efficiency::attention, "of the peak, for fused attention").above(0).at_most(1);
   section.field("link", &Efficiency::link, "of a node's links, for collectives").above(0).at_most(1);

@@ -20,13 +20,13 @@
 
 namespace trireme::cost {
 
-/// The numbers that matrix products take. Sums are wider; where they are fp8, attention and the rest stay bf16.
+/// The numbers that GEMMs take. Sums are wider; where they are fp8, attention and the rest stay bf16.
 enum class Arithmetic : std::uint8_t { kFp32, kFp16, kBf16, kFp8 };
 std::span<const Named<Arithmetic>> enum_names(std::type_identity<Arithmetic>);
 
 /// Shares of what the data sheets promise, as seen in long runs. The only constants that are fitted.
 struct Efficiency {
-  double matmul = 0.7;           ///< of the peak, for products large in every direction
+  double matmul = 0.7;           ///< of the peak, for GEMMs large in every direction
   double memory = 0.8;           ///< of the memory's bandwidth, for operators that only stream
   double attention = 0.5;        ///< of the peak, for fused attention, over the tiles it computes
   double link = 0.7;             ///< of a node's links, for collectives

@@ -1,6 +1,6 @@
 // cost/roofline.h -- how long one operator takes on one device.
 //
-// A product of matrices computes and moves memory at once, but never perfectly so: its time is the root of the sum of
+// A GEMM of matrices computes and moves memory at once, but never perfectly so: its time is the root of the sum of
 // both squared. That is the roofline's maximum with its corner rounded, and the shape of the efficiency curve of real
 // libraries: near the peak where all three sizes are large, memory's line where one is small.
 // Depends on: hardware.

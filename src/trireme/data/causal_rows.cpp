@@ -19,7 +19,7 @@ class CausalRows final : public Rows {
     const std::int64_t length = shape_.length, first = row * length;
     const std::int64_t tokens = std::min(length + 1, stream_.tokens() - first);
     stream_.read(first, tokens, shape_.split_texts, window);
-    stream_.check_below(shape_.vocabulary, first, window);
+    stream_.check_below(shape_.vocab_size, first, window);
 
     const std::int64_t read = std::min(tokens, length);
     std::copy_n(window.ids.begin(), read, batch.tokens.ids.begin() + at * length);

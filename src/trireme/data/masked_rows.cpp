@@ -17,8 +17,8 @@ class MaskedRows final : public Rows {
         room_(shape.length - before_ - (shape.special.sep >= 0 ? 1 : 0)) {
     if (room_ < 1)
       throw ConfigError(
-          fmt::format("data.sequence = {} leaves no room beside the tokens that begin and end a row", shape.length),
-          "set data.sequence = 128");
+          fmt::format("data.seq_len = {} leaves no room beside the tokens that begin and end a row", shape.length),
+          "set data.seq_len = 128");
   }
 
   std::int64_t count() const override { return (stream_.tokens() + room_ - 1) / room_; }
@@ -27,7 +27,7 @@ class MaskedRows final : public Rows {
             TokenStream::Window& window) const override {
     const std::int64_t first = row * room_, tokens = std::min(room_, stream_.tokens() - first);
     stream_.read(first, tokens, shape_.split_texts, window);
-    stream_.check_below(shape_.vocabulary, first, window);
+    stream_.check_below(shape_.vocab_size, first, window);
     const auto in_row = [&](auto& values) {
       return std::span(values).subspan(static_cast<std::size_t>(at * shape_.length),
                                        static_cast<std::size_t>(shape_.length));
@@ -99,7 +99,7 @@ void Masking::apply(std::int64_t sample, std::span<std::int64_t> ids, std::span<
     if (kind < config_.masked) {
       ids[i] = shape_.special.mask;
     } else if (kind < config_.masked + config_.random) {
-      ids[i] = static_cast<std::int64_t>(token_.below(static_cast<std::uint64_t>(shape_.vocabulary), first + i));
+      ids[i] = static_cast<std::int64_t>(token_.below(static_cast<std::uint64_t>(shape_.vocab_size), first + i));
     }
   }
 }

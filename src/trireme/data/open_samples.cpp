@@ -77,7 +77,7 @@ class CommonInfo {
       hash_ = info.tokenizer_hash;
       hashed_by_ = file.path().string();
     }
-    vocabulary_ = std::max(vocabulary_, info.vocabulary);
+    vocab_size_ = std::max(vocab_size_, info.vocab_size);
     if (info.special == SpecialTokens{}) return;
     if (special_ != SpecialTokens{} && special_ != info.special)
       throw ConfigError(fmt::format("{} and {} name different special tokens", file.path().string(), special_by_),
@@ -95,7 +95,7 @@ class CommonInfo {
                       hash_, named, hash),
           "name the tokenizer that made it, or make it again");
   }
-  std::int64_t vocabulary() const { return vocabulary_; }  // 0: no file says
+  std::int64_t vocab_size() const { return vocab_size_; }  // 0: no file says
 
   SpecialTokens special(const spec::SpecialConfig& given) const {
     return {given.bos.value_or(special_.bos),   given.eos.value_or(special_.eos), given.pad.value_or(special_.pad),
@@ -104,7 +104,7 @@ class CommonInfo {
 
  private:
   std::uint64_t hash_ = 0;
-  std::int64_t vocabulary_ = 0;
+  std::int64_t vocab_size_ = 0;
   SpecialTokens special_;
   std::string hashed_by_, special_by_;
 };
@@ -136,27 +136,27 @@ std::vector<Source> open_sources(const DataConfig& data, const std::vector<spec:
 
 RowShape row_shape(const DataConfig& data, DataTask task, const std::optional<spec::ModelShape>& model,
                    const CommonInfo& info) {
-  RowShape shape{.length = data.sequence, .vocabulary = info.vocabulary(), .special = info.special(data.special)};
-  if (model && info.vocabulary() > model->vocabulary)
+  RowShape shape{.length = data.seq_len, .vocab_size = info.vocab_size(), .special = info.special(data.special)};
+  if (model && info.vocab_size() > model->vocab_size)
     throw ConfigError(
-        fmt::format("the data has a vocabulary of {}, but model.vocabulary = {}", info.vocabulary(), model->vocabulary),
-        fmt::format("set model.vocabulary = {}", info.vocabulary()));
-  if (shape.vocabulary == 0 && model) shape.vocabulary = model->vocabulary;
-  if (shape.vocabulary == 0 && task == DataTask::kMasked)
+        fmt::format("the data has a vocabulary of {}, but model.vocab_size = {}", info.vocab_size(), model->vocab_size),
+        fmt::format("set model.vocab_size = {}", info.vocab_size()));
+  if (shape.vocab_size == 0 && model) shape.vocab_size = model->vocab_size;
+  if (shape.vocab_size == 0 && task == DataTask::kMasked)
     throw ConfigError("masking draws random tokens, and neither data nor recipe says how many there are",
                       "name the model, or write shards, which know their vocabulary");
-  if (shape.vocabulary == 0) shape.vocabulary = std::int64_t{1} << 31;
+  if (shape.vocab_size == 0) shape.vocab_size = std::int64_t{1} << 31;
   const auto& special = shape.special;
   for (const std::int32_t token : {special.bos, special.eos, special.pad, special.mask, special.cls, special.sep}) {
-    if (model && token >= model->vocabulary)
+    if (model && token >= model->vocab_size)
       throw ConfigError(
-          fmt::format("the special token {} is not below model.vocabulary = {}", token, model->vocabulary),
-          fmt::format("set model.vocabulary = {}", token + 1));
+          fmt::format("the special token {} is not below model.vocab_size = {}", token, model->vocab_size),
+          fmt::format("set model.vocab_size = {}", token + 1));
   }
   shape.split_texts = data.packing == spec::Packing::kDocuments;
   shape.documents = shape.split_texts || task != DataTask::kCausal;
   if (task == DataTask::kSeq2Seq) {
-    shape.source_length = data.source_sequence.value_or(data.sequence);
+    shape.source_length = data.source_seq_len.value_or(data.seq_len);
     if (special.bos < 0 || special.eos < 0)
       throw ConfigError(fmt::format("seq2seq needs a token that {} a target, and neither data nor recipe names one",
                                     special.bos < 0 ? "begins" : "ends"),

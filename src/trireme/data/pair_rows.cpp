@@ -67,10 +67,10 @@ class PairRows final : public Rows {
     file.read(begin, ids);
     for (std::size_t i = 0; i < ids.size(); ++i) {
       const std::int64_t token = begin + static_cast<std::int64_t>(i);
-      if (ids[i] >= shape_.vocabulary)
+      if (ids[i] >= shape_.vocab_size)
         throw formats::FormatError(
             fmt::format("{}: token {} is {}, but the vocabulary has {} (byte {})", file.path().string(), token, ids[i],
-                        shape_.vocabulary, file.byte_of(token)),
+                        shape_.vocab_size, file.byte_of(token)),
             "train a model with the vocabulary of the tokenizer that made the file");
     }
     return size;

@@ -22,7 +22,7 @@ struct RowShape {
   std::int64_t source_length = 0;  ///< 0: there is no other side
   bool split_texts = false;        ///< documents in a row do not see each other, and positions restart
   bool documents = false;          ///< whether rows say which tokens see each other
-  std::int64_t vocabulary = 0;     ///< tokens are below it
+  std::int64_t vocab_size = 0;     ///< tokens are below it
   SpecialTokens special;
 };
 

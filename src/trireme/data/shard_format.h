@@ -37,7 +37,7 @@ struct ShardHeader {
   std::uint32_t text_bytes = 0;
   std::uint64_t file_bytes = 0;
   std::uint64_t tokens = 0, documents = 0;
-  std::uint64_t vocabulary = 0;
+  std::uint64_t vocab_size = 0;
   std::uint64_t tokenizer_hash = 0;
   std::array<std::int32_t, 6> special = {-1, -1, -1, -1, -1, -1};  ///< bos, eos, pad, mask, cls, sep; -1: there is none
   std::uint64_t checksums_checksum = 0;

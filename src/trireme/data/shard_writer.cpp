@@ -11,8 +11,8 @@ namespace {
 
 ShardInfo checked(ShardInfo info, const std::filesystem::path& path) {
   constexpr std::int64_t kMost = std::int64_t{1} << 31;
-  if (info.vocabulary < 1 || info.vocabulary > kMost)
-    throw ConfigError(fmt::format("{}: a vocabulary of {} tokens cannot be written", path.string(), info.vocabulary),
+  if (info.vocab_size < 1 || info.vocab_size > kMost)
+    throw ConfigError(fmt::format("{}: a vocabulary of {} tokens cannot be written", path.string(), info.vocab_size),
                       fmt::format("give the tokenizer's size, from 1 to {}", kMost));
   if (info.tokenizer.size() > kShardMostTextBytes)
     throw ConfigError(fmt::format("{}: the tokenizer's name has {} bytes, more than the {} there is room for",
@@ -25,7 +25,7 @@ ShardInfo checked(ShardInfo info, const std::filesystem::path& path) {
 ShardWriter::ShardWriter(std::filesystem::path path, ShardInfo info)
     : info_(checked(std::move(info), path)),
       file_(std::move(path)),
-      token_bytes_(info_.vocabulary <= 65536 ? 2 : 4),
+      token_bytes_(info_.vocab_size <= 65536 ? 2 : 4),
       position_(sizeof(ShardHeader)) {
   block_.reserve(kShardBlockBytes);
 }
@@ -34,12 +34,12 @@ void ShardWriter::check(std::span<const std::int32_t> tokens, std::span<const st
   if (!learnt.empty() && learnt.size() != tokens.size())
     throw ConfigError(fmt::format("{}: document {} has {} tokens, but a mask of {}", file_.path().string(),
                                   begins_.size(), tokens.size(), learnt.size()));
-  const auto vocabulary = static_cast<std::uint64_t>(info_.vocabulary);
+  const auto vocabulary = static_cast<std::uint64_t>(info_.vocab_size);
   const auto outside =
       std::ranges::find_if(tokens, [&](std::int32_t token) { return static_cast<std::uint32_t>(token) >= vocabulary; });
   if (outside != tokens.end())
     throw ConfigError(fmt::format("{}: token {} of document {} is {}, but the vocabulary has {}", file_.path().string(),
-                                  outside - tokens.begin(), begins_.size(), *outside, info_.vocabulary),
+                                  outside - tokens.begin(), begins_.size(), *outside, info_.vocab_size),
                       "give the vocabulary of the tokenizer that made the tokens");
   if (tokens.size() > kShardMostTokens - tokens_)
     throw ConfigError(fmt::format("{}: more than {} tokens", file_.path().string(), kShardMostTokens),
@@ -101,7 +101,7 @@ void ShardWriter::finish() {
   header.text_bytes = static_cast<std::uint32_t>(info_.tokenizer.size());
   header.tokens = tokens_;
   header.documents = begins_.size();
-  header.vocabulary = static_cast<std::uint64_t>(info_.vocabulary);
+  header.vocab_size = static_cast<std::uint64_t>(info_.vocab_size);
   header.tokenizer_hash = info_.tokenizer_hash;
   const SpecialTokens& special = info_.special;
   header.special = {special.bos, special.eos, special.pad, special.mask, special.cls, special.sep};

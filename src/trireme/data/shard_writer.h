@@ -27,7 +27,7 @@ struct SpecialTokens {
 
 /// What a shard says of itself beside its tokens.
 struct ShardInfo {
-  std::int64_t vocabulary = 0;       ///< tokens are below it; at most 65536: two bytes each
+  std::int64_t vocab_size = 0;       ///< tokens are below it; at most 65536: two bytes each
   std::uint64_t tokenizer_hash = 0;  ///< 0: unknown. Shards with different ones are not blended
   std::string tokenizer = {};        ///< its name, for people
   SpecialTokens special = {};

@@ -29,7 +29,7 @@ Units units_of(const TokenFile& file, double fraction) {
 }
 
 /// Appends [begin, end), joined with the run before it where they meet.
-void add(std::vector<Run>& runs, std::int64_t begin, std::int64_t end) {
+void add(std::vector<TokenRun>& runs, std::int64_t begin, std::int64_t end) {
   if (begin == end) return;
   if (!runs.empty() && runs.back().end == begin) {
     runs.back().end = end;
@@ -49,10 +49,10 @@ Random split_random(const TokenFile& file, std::uint64_t seed) {
   return Random(seed, "split/" + file.path().filename().string());
 }
 
-std::vector<Run> runs_of(const TokenFile& file, Split split, const SplitRule& rule) {
+std::vector<TokenRun> runs_of(const TokenFile& file, Split split, const SplitRule& rule) {
   const Units units = units_of(file, rule.fraction);
   const std::int64_t kept = validation_units(units.count, rule.fraction);
-  std::vector<Run> runs;
+  std::vector<TokenRun> runs;
   std::vector<std::uint64_t> validation(static_cast<std::size_t>(kept));
   const Permutation order(split_random(file, rule.seed), static_cast<std::uint64_t>(units.count));
   for (std::size_t i = 0; i < validation.size(); ++i) validation[i] = order.at(i);

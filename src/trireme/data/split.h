@@ -21,14 +21,14 @@ struct SplitRule {
 };
 
 /// Neighbouring tokens of a file: [begin, end).
-struct Run {
+struct TokenRun {
   std::int64_t begin = 0, end = 0;
-  bool operator==(const Run&) const = default;
+  bool operator==(const TokenRun&) const = default;
 };
 
 /// The tokens of one side, in order. Runs of the two sides together are the file; they are as few as validation has
 /// units, so a large file takes little memory.
-std::vector<Run> runs_of(const TokenFile& file, Split split, const SplitRule& rule);
+std::vector<TokenRun> runs_of(const TokenFile& file, Split split, const SplitRule& rule);
 
 /// How many of `units` are kept for validation.
 std::int64_t validation_units(std::int64_t units, double fraction);

@@ -59,7 +59,7 @@ class Markov final : public SyntheticSamples {
  public:
   Markov(const RowShape& shape, const spec::SyntheticConfig& config, Split split, std::uint64_t seed)
       : SyntheticSamples(shape, shape.length + 1, "markov", split, seed),
-        chain_(config.vocabulary, config.order, config.sharpness, seed) {}
+        chain_(config.vocab_size, config.order, config.sharpness, seed) {}
 
   std::optional<double> best_loss() const override { return chain_.best_loss(shape_.length); }
 
@@ -184,9 +184,9 @@ class Reverse final : public SyntheticSamples {
 std::unique_ptr<Samples> synthetic_samples(const spec::DataConfig& data, DataTask task, Split split,
                                            std::uint64_t seed) {
   const spec::SyntheticConfig& config = data.synthetic;
-  const std::int64_t vocabulary = config.vocabulary;
+  const std::int64_t vocabulary = config.vocab_size;
   const auto symbol = [&](std::int64_t number) { return static_cast<std::int32_t>(vocabulary + number); };
-  RowShape shape{.length = data.sequence, .vocabulary = spec::synthetic_tokens(config, task)};
+  RowShape shape{.length = data.seq_len, .vocab_size = spec::synthetic_tokens(config, task)};
   if (task == DataTask::kCausal && config.kind == SyntheticKind::kMarkov)
     return std::make_unique<Markov>(shape, config, split, seed);
   if (task == DataTask::kCausal && config.kind == SyntheticKind::kCopy)
@@ -198,7 +198,7 @@ std::unique_ptr<Samples> synthetic_samples(const spec::DataConfig& data, DataTas
   if (task == DataTask::kSeq2Seq && config.kind == SyntheticKind::kReverse) {
     shape.special = {.bos = symbol(0), .eos = symbol(1), .pad = symbol(2)};
     shape.documents = true;
-    shape.source_length = data.source_sequence.value_or(data.sequence);
+    shape.source_length = data.source_seq_len.value_or(data.seq_len);
     return std::make_unique<Reverse>(shape, vocabulary, split, seed);
   }
   throw ConfigError("data.synthetic.kind is none for data.task",

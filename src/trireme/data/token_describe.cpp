@@ -45,7 +45,7 @@ std::vector<std::string> describe(const TokenFile& file, bool verified) {
                        : fmt::format("{}{}, {:.1f} tokens each on average", file.documents(),
                                      info.pairs ? " in pairs of source and target" : "",
                                      static_cast<double>(file.tokens()) / static_cast<double>(file.documents())));
-  add("vocabulary", info.vocabulary == 0 ? std::string("unknown") : std::to_string(info.vocabulary));
+  add("vocabulary", info.vocab_size == 0 ? std::string("unknown") : std::to_string(info.vocab_size));
   add("tokenizer", tokenizer_text(info));
   if (const std::string special = special_text(info.special); !special.empty()) add("special", special);
   if (file.has_mask()) add("mask", "says which tokens are learnt");

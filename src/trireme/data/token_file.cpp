@@ -73,7 +73,7 @@ void open_bytes(TokenParts& parts) {
   parts.documents = 1;
   parts.owned_begins = {0, parts.file.size()};
   parts.begins = parts.owned_begins.data();
-  parts.info.vocabulary = 256;
+  parts.info.vocab_size = 256;
   parts.info.tokenizer = "bytes";
 }
 
@@ -192,10 +192,10 @@ void TokenFile::verify() const {
     read(first, part);
     std::int32_t most = 0;
     for (const std::int32_t token : part) most = std::max(most, token);
-    if (info().vocabulary > 0 && most >= info().vocabulary) {
+    if (info().vocab_size > 0 && most >= info().vocab_size) {
       const std::int64_t token = first + (std::ranges::find(part, most) - part.begin());
       fail_at(parts_->file, byte_of(token),
-              fmt::format("token {} is {}, but the vocabulary has {}", token, most, info().vocabulary));
+              fmt::format("token {} is {}, but the vocabulary has {}", token, most, info().vocab_size));
     }
     first += count;
   }

@@ -37,8 +37,8 @@ void check_header(const MappedFile& file, const ShardHeader& header) {
     fail(offsetof(ShardHeader, documents), fmt::format("cannot have {} documents", header.documents));
   if (header.text_bytes > kShardMostTextBytes)
     fail(offsetof(ShardHeader, text_bytes), fmt::format("cannot have {} bytes of text", header.text_bytes));
-  if (header.vocabulary < 1 || header.vocabulary > std::uint64_t{1} << 31)
-    fail(offsetof(ShardHeader, vocabulary), fmt::format("cannot have a vocabulary of {}", header.vocabulary));
+  if (header.vocab_size < 1 || header.vocab_size > std::uint64_t{1} << 31)
+    fail(offsetof(ShardHeader, vocabulary), fmt::format("cannot have a vocabulary of {}", header.vocab_size));
   if ((header.flags & kShardHasPairs) != 0 && header.documents % 2 != 0)
     fail(offsetof(ShardHeader, documents), fmt::format("has pairs, but {} documents", header.documents));
   const ShardLayout layout = shard_layout(header);
@@ -98,7 +98,7 @@ void open_shard(TokenParts& parts, bool check_blocks) {
   check_documents(parts);
   if ((header.flags & kShardHasMask) != 0) parts.mask = reinterpret_cast<const std::uint8_t*>(bytes + layout.mask);
   const auto& special = header.special;
-  parts.info = {.vocabulary = static_cast<std::int64_t>(header.vocabulary),
+  parts.info = {.vocab_size = static_cast<std::int64_t>(header.vocab_size),
                 .tokenizer_hash = header.tokenizer_hash,
                 .tokenizer = std::string(file.text().substr(layout.text, header.text_bytes)),
                 .special = {special[0], special[1], special[2], special[3], special[4], special[5]},

@@ -12,7 +12,7 @@ namespace trireme::data {
 TokenStream::TokenStream(std::vector<SharedFile> files, Split split, const SplitRule& rule) : files_(std::move(files)) {
   for (std::size_t number = 0; number < files_.size(); ++number) {
     has_mask_ |= files_[number]->has_mask();
-    for (const Run& run : runs_of(*files_[number], split, rule)) {
+    for (const TokenRun& run : runs_of(*files_[number], split, rule)) {
       stretches_.push_back({static_cast<std::uint32_t>(number), run.begin, tokens_});
       tokens_ += run.end - run.begin;
     }
@@ -20,7 +20,7 @@ TokenStream::TokenStream(std::vector<SharedFile> files, Split split, const Split
 }
 
 std::size_t TokenStream::stretch_of(std::int64_t token) const {
-  const auto after = std::ranges::upper_bound(stretches_, token, {}, &Stretch::begin);
+  const auto after = std::ranges::upper_bound(stretches_, token, {}, &TokenRange::begin);
   return static_cast<std::size_t>(after - stretches_.begin()) - 1;
 }
 
@@ -37,7 +37,7 @@ void TokenStream::read(std::int64_t first, std::int64_t count, bool by_document,
   if (count == 0) return;
   std::size_t number = stretch_of(first);
   for (std::int64_t done = 0; done < count; ++number) {
-    const Stretch& stretch = stretches_[number];
+    const TokenRange& stretch = stretches_[number];
     const TokenFile& file = *files_[stretch.file];
     const std::int64_t skipped = first + done - stretch.begin;
     const std::int64_t at = stretch.from + skipped;
@@ -64,7 +64,7 @@ void TokenStream::check_below(std::int64_t vocabulary, std::int64_t first, const
   if (most < vocabulary) return;
   const auto found = std::ranges::find(window.ids, most);
   const std::int64_t token = first + (found - window.ids.begin());
-  const Stretch& stretch = stretches_[stretch_of(token)];
+  const TokenRange& stretch = stretches_[stretch_of(token)];
   const TokenFile& file = *files_[stretch.file];
   const std::int64_t place = stretch.from + token - stretch.begin;
   throw formats::FormatError(fmt::format("{}: token {} is {}, but the vocabulary has {} (byte {})",

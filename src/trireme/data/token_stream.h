@@ -38,7 +38,7 @@ class TokenStream {
   void check_below(std::int64_t vocabulary, std::int64_t first, const Window& window) const;
 
  private:
-  struct Stretch {
+  struct TokenRange {
     std::uint32_t file;
     std::int64_t from;   // token in the file
     std::int64_t begin;  // token in the line
@@ -47,7 +47,7 @@ class TokenStream {
   std::int64_t end_of(std::size_t stretch) const;
 
   std::vector<SharedFile> files_;
-  std::vector<Stretch> stretches_;
+  std::vector<TokenRange> stretches_;
   std::int64_t tokens_ = 0;
   bool has_mask_ = false;
 };

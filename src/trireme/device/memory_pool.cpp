@@ -19,7 +19,7 @@ constexpr Use kUses[kMemoryUses] = {
     {"gradients", "set layout.zero = 2, with which gradients leave as buckets fill, or raise train.memory_gb"},
     {"optimizer", "set layout.offload = \"optimizer\" or layout.zero = 1, or raise train.memory_gb"},
     {"activations",
-     "set train.recompute = \"full\" (and train.offload_activations = true), lower train.microbatch, or raise "
+     "set train.recompute = \"full\" (and train.offload_activations = true), lower train.micro_batch_size, or raise "
      "train.memory_gb"},
     {"buckets", "lower layout.bucket_mb, or raise train.memory_gb"},
     {"other", "raise train.memory_gb"},

@@ -22,15 +22,15 @@ struct Runtime {
   const char* (*cpu_capability)();  ///< the instruction set its kernels chose: "AVX2", "AVX512", ...
   int (*intra_op_threads)();        ///< threads that one operator may use
   void (*set_intra_op_threads)(int threads);
-  /// Whether the tensor library computes right on this machine: the largest difference between its product of two
+  /// Whether the tensor library computes right on this machine: the largest difference between its GEMM of two
   /// size x size matrices (f32, entries in [-1, 1)) and that of a plain loop in f64. About 1e-6 for size 64; NaN when
   /// it failed.
   double (*gemm_error)(int size);
-  /// The rate of its matrix product with the threads it is set to, in floating-point operations a second: the best of
-  /// repeated size x size products (a warm-up, then three or more, for about `seconds`). This is the peak that a step's
+  /// The rate of its GEMM with the threads it is set to, in floating-point operations a second: the best of
+  /// repeated size x size GEMMs (a warm-up, then three or more, for about `seconds`). This is the peak that a step's
   /// rate is compared with. NaN when it failed.
   double (*gemm_flops)(int size, GemmType type, double seconds);
-  /// How long a product of rows x inner with inner x columns takes with the threads it is set to: the median of calls
+  /// How long a GEMM of rows x inner with inner x columns takes with the threads it is set to: the median of calls
   /// for about `seconds`, after a warm-up. NaN when it failed.
   double (*product_seconds)(int rows, int columns, int inner, GemmType type, double seconds);
 };

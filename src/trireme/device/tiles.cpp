@@ -46,7 +46,7 @@ void tell_of_hollow_tiles() {
   if (!is_avoiding) return;
   std::call_once(told, [] {
     log_warn(
-        "this machine announces AMX without the sizes of its tiles, as some virtual machines do: bf16 products go by "
+        "this machine announces AMX without the sizes of its tiles, as some virtual machines do: bf16 GEMMs go by "
         "AVX-512, at a fraction of the speed");
   });
 }

@@ -261,7 +261,7 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& sour
     return manifest;
   }
   if (reader.has("metric")) {
-    if (!json["metric"].is_number()) reader.fail("\"metric\" is no number");
+    if (!json["metric"].is_number()) reader.fail("\"metric\" is not a number");
     manifest.metric = json["metric"].get<double>();
   }
   for (const Json& part : reader.at("parts", Type::array)) manifest.parts.push_back(part_from(part, source));

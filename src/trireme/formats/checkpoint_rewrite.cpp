@@ -24,7 +24,7 @@ void check_free(const fs::path& to) {
 }
 
 /// Elements [begin, end) of a tensor.
-struct Stretch {
+struct ByteRange {
   const std::string* name = nullptr;
   const StoredTensor* tensor = nullptr;
   std::int64_t begin = 0, end = 0;
@@ -32,7 +32,7 @@ struct Stretch {
 
 /// Reads a stretch piece by piece.
 using Read = decltype(CheckpointStream::read);
-void stream(const Read& read, const Stretch& stretch, const std::function<void(std::span<const std::byte>)>& take) {
+void stream(const Read& read, const ByteRange& stretch, const std::function<void(std::span<const std::byte>)>& take) {
   const std::size_t element = stretch.tensor->element_bytes();
   const auto most = static_cast<std::int64_t>(kBuffer / element);
   std::vector<std::byte> buffer;
@@ -87,10 +87,10 @@ class SummedFile {
 };
 
 /// Neighbouring stretches for each part, about the same bytes each.
-std::vector<std::vector<Stretch>> deal(const CheckpointManifest& manifest, int parts) {
+std::vector<std::vector<ByteRange>> deal(const CheckpointManifest& manifest, int parts) {
   std::uint64_t total = 0, done = 0;
   for (const auto& [name, tensor] : manifest.tensors) total += tensor.bytes();
-  std::vector<std::vector<Stretch>> dealt(static_cast<std::size_t>(parts));
+  std::vector<std::vector<ByteRange>> dealt(static_cast<std::size_t>(parts));
   for (const auto& [name, tensor] : manifest.tensors) {
     const std::size_t element = tensor.element_bytes();
     const auto elements = static_cast<std::int64_t>(tensor.bytes() / element);
@@ -109,10 +109,10 @@ std::vector<std::vector<Stretch>> deal(const CheckpointManifest& manifest, int p
 }
 
 /// Writes the next part, of these stretches, and what the manifest says of it.
-void add_part(CheckpointStream& from, std::span<const Stretch> stretches, const fs::path& path) {
+void add_part(CheckpointStream& from, std::span<const ByteRange> stretches, const fs::path& path) {
   std::vector<TensorSpec> specs;
-  std::map<std::string, const Stretch*, std::less<>> by_name;
-  for (const Stretch& stretch : stretches) {
+  std::map<std::string, const ByteRange*, std::less<>> by_name;
+  for (const ByteRange& stretch : stretches) {
     const bool whole =
         stretch.begin == 0 &&
         static_cast<std::uint64_t>(stretch.end) * stretch.tensor->element_bytes() == stretch.tensor->bytes();
@@ -128,7 +128,7 @@ void add_part(CheckpointStream& from, std::span<const Stretch> stretches, const 
   prefix += header.text;
   file.append(std::as_bytes(std::span(prefix)));
   for (const std::uint32_t at : header.by_offset) {
-    const Stretch& stretch = *by_name.at(header.tensors[at].name);
+    const ByteRange& stretch = *by_name.at(header.tensors[at].name);
     from.manifest.tensors.at(*stretch.name)
         .slices.push_back({.part = from.manifest.parts.size(),
                            .at = header.data_begin() + header.tensors[at].begin,

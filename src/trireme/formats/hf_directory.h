@@ -4,9 +4,9 @@
 //   model.config().get<std::int64_t>("hidden_size");
 //   const HfTensor& wte = model.tensor("model.embed_tokens.weight");    wte.info->shape, wte.bytes()
 //
-// Opening reads headers only. All files are checked against each other: a model that opens has every tensor that its
-// index names, in the file that the index names, and no other. Where model.safetensors stands beside an index, it is
-// taken, as the standard reader does. hf_writer.h writes.
+// SpeculationWindow reads headers only. All files are checked against each other: a model that opens has every tensor
+// that its index names, in the file that the index names, and no other. Where model.safetensors stands beside an index,
+// it is taken, as the standard reader does. hf_writer.h writes.
 // Depends on: base, formats/safetensors, formats/hf_config, formats/hf_index.
 #pragma once
 

@@ -50,7 +50,7 @@ struct Prepared {
   Prepared(const AttentionArguments& a, const Attention& options) {
     require_attention(a, options);
     AttentionProblem& p = problem;
-    p.batch = a.q.size(0), p.queries = a.q.size(1), p.heads = a.q.size(2), p.head_size = a.q.size(3);
+    p.batch = a.q.size(0), p.queries = a.q.size(1), p.heads = a.q.size(2), p.head_dim = a.q.size(3);
     p.keys = a.k.size(1), p.key_heads = a.k.size(2);
     p.scale = options.scale;
     p.query_position = options.query_position, p.key_position = options.key_position;
@@ -97,9 +97,9 @@ struct Prepared {
         streams.insert(streams.end(), words.begin(), words.end());
       }
     }
-    problem.coins.streams = reinterpret_cast<const std::uint32_t(*)[4]>(streams.data());
-    problem.coins.threshold = coin_threshold(dropout.p);
-    problem.coins.kept_factor = 1 / (1 - dropout.p);
+    problem.dropout_rng.streams = reinterpret_cast<const std::uint32_t(*)[4]>(streams.data());
+    problem.dropout_rng.threshold = coin_threshold(dropout.p);
+    problem.dropout_rng.kept_factor = 1 / (1 - dropout.p);
   }
 };
 

@@ -10,8 +10,8 @@
 // whatever the number of threads; another instruction set may give others.
 //
 // Sums are kept in float (double for double). Where the machine multiplies bfloat16, the probabilities and their
-// gradients are rounded to it for the products that follow, as flash kernels do; elsewhere, and in half precision,
-// they stay float. Values that a query does not see must be finite: its products with them are multiplied by zero.
+// gradients are rounded to it for the GEMMs that follow, as flash kernels do; elsewhere, and in half precision,
+// they stay float. Values that a query does not see must be finite: its GEMMs with them are multiplied by zero.
 //
 // Each thread keeps scratch between calls, as much as its largest call took: about one head's keys and values in
 // packed forms (forward: once each; backward: three copies and two sums in float) and 128 rows of queries. Where

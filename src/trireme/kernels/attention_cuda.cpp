@@ -27,7 +27,7 @@
 #include "trireme/base/log.h"
 #include "trireme/kernels/attention_cudnn.h"
 #include "trireme/kernels/cuda.h"
-#include "trireme/kernels/product.h"
+#include "trireme/kernels/gemm.h"
 
 namespace trireme::kernels {
 namespace {
@@ -165,7 +165,7 @@ class FixedOrder {
 /// A call of the plain kernel, and the streams of coins that it points to.
 struct Plain {
   CudaAttention call{};
-  at::Tensor coins;
+  at::Tensor dropout_rng;
 
   Plain(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Attention& o) {
     call = attention_call(q, k, v, o);
@@ -191,8 +191,8 @@ struct Plain {
         }
       }
     }
-    coins = at::from_blob(words.data(), {static_cast<std::int64_t>(words.size())}, at::kInt).to(q.device());
-    call.coins = static_cast<const std::uint32_t*>(coins.const_data_ptr());
+    dropout_rng = at::from_blob(words.data(), {static_cast<std::int64_t>(words.size())}, at::kInt).to(q.device());
+    call.dropout_rng = static_cast<const std::uint32_t*>(dropout_rng.const_data_ptr());
     call.threshold = coin_threshold(dropout.p);
     call.kept_factor = 1 / (1 - dropout.p);
   }
@@ -293,7 +293,7 @@ CudaAttention attention_call(const at::Tensor& q, const at::Tensor& k, const at:
   call.q = q.const_data_ptr(), call.k = k.const_data_ptr(), call.v = v.const_data_ptr();
   set_attention_strides(call.q_strides, q), set_attention_strides(call.k_strides, k);
   set_attention_strides(call.v_strides, v);
-  call.batch = q.size(0), call.queries = q.size(1), call.heads = q.size(2), call.head_size = q.size(3);
+  call.batch = q.size(0), call.queries = q.size(1), call.heads = q.size(2), call.head_dim = q.size(3);
   call.keys = k.size(1), call.key_heads = k.size(2);
   call.query_position = options.query_position, call.key_position = options.key_position;
   call.window = options.window, call.causal = options.causal, call.scale = options.scale;

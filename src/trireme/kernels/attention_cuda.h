@@ -1,7 +1,7 @@
 // kernels/attention_cuda.h -- attention on a GPU: which kernel takes a call, and the call.
 //
 // bfloat16 and half without dropout go to the fastest library kernel that takes their mask: cuDNN's (attention_cudnn.h)
-// or ATen's flash kernel for plain and causal attention, whichever is faster when a shape is first met (product.h's
+// or ATen's flash kernel for plain and causal attention, whichever is faster when a shape is first met (GEMM.h's
 // choices, which are kept), the flash kernel for windows, packed documents and single queries. Everything else (float,
 // double, dropout by our own numbers, blocks of longer sequences) goes to the plain kernel of cuda_plugin/attention.cu.
 // Depends on: base. Arguments have been checked: attention.cpp.

@@ -33,10 +33,10 @@ void settle(std::int64_t (&strides)[3], std::int64_t batch, std::int64_t rows, s
 }
 
 void settle_inputs(CudaAttention& c) {
-  settle(c.q_strides, c.batch, c.queries, c.heads, c.head_size);
-  settle(c.k_strides, c.batch, c.keys, c.key_heads, c.head_size);
-  settle(c.v_strides, c.batch, c.keys, c.key_heads, c.head_size);
-  settle(c.out_strides, c.batch, c.queries, c.heads, c.head_size);
+  settle(c.q_strides, c.batch, c.queries, c.heads, c.head_dim);
+  settle(c.k_strides, c.batch, c.keys, c.key_heads, c.head_dim);
+  settle(c.v_strides, c.batch, c.keys, c.key_heads, c.head_dim);
+  settle(c.out_strides, c.batch, c.queries, c.heads, c.head_dim);
 }
 
 struct CudnnPlan {
@@ -158,10 +158,10 @@ CudnnCall cudnn_backward_call(const AttentionGradients& into, const at::Tensor& 
   set_attention_strides(c.dq_strides, into.dq), set_attention_strides(c.dk_strides, into.dk);
   set_attention_strides(c.dv_strides, into.dv);
   settle_inputs(c);
-  settle(c.dout_strides, c.batch, c.queries, c.heads, c.head_size);
-  settle(c.dq_strides, c.batch, c.queries, c.heads, c.head_size);
-  settle(c.dk_strides, c.batch, c.keys, c.key_heads, c.head_size);
-  settle(c.dv_strides, c.batch, c.keys, c.key_heads, c.head_size);
+  settle(c.dout_strides, c.batch, c.queries, c.heads, c.head_dim);
+  settle(c.dq_strides, c.batch, c.queries, c.heads, c.head_dim);
+  settle(c.dk_strides, c.batch, c.keys, c.key_heads, c.head_dim);
+  settle(c.dv_strides, c.batch, c.keys, c.key_heads, c.head_dim);
   return call;
 }
 
@@ -173,7 +173,7 @@ bool cudnn_aligned(const CudnnCall& call) {
         static_cast<const void*>(c.dk), static_cast<const void*>(c.dv)}) {
     places |= reinterpret_cast<std::uintptr_t>(place);
   }
-  std::uint64_t elements = static_cast<std::uint64_t>(c.head_size);  // of two bytes each
+  std::uint64_t elements = static_cast<std::uint64_t>(c.head_dim);  // of two bytes each
   for (const auto* strides : {&c.q_strides, &c.k_strides, &c.v_strides, &c.out_strides, &c.dout_strides, &c.dq_strides,
                               &c.dk_strides, &c.dv_strides}) {
     for (const std::int64_t stride : *strides) elements |= static_cast<std::uint64_t>(stride);
@@ -191,7 +191,7 @@ CudnnGround cudnn_ground(const CudnnCall& call, int gpu) {
                      c.keys,
                      c.heads,
                      c.key_heads,
-                     c.head_size,
+                     c.head_dim,
                      c.causal,
                      std::bit_cast<std::int64_t>(c.scale)};
   std::size_t next = 11;
@@ -207,7 +207,7 @@ std::string cudnn_words(const CudnnCall& call) {
   return fmt::format("attention {} {}, batch {}, queries {}, keys {}, heads {}/{}, size {}{}{}",
                      call.pass == CudnnPass::kForward ? "forward" : "backward",
                      call.element == Element::kHalf ? "fp16" : "bf16", c.batch, c.queries, c.keys, c.heads, c.key_heads,
-                     c.head_size, c.causal ? ", causal" : "",
+                     c.head_dim, c.causal ? ", causal" : "",
                      call.pass == CudnnPass::kFixedBackward ? ", fixed order" : "");
 }
 

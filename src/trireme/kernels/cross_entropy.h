@@ -22,7 +22,7 @@ struct CrossEntropy {
 /// (log-sum-exp) and `z_losses`; all are 0 where the target is ignored. With `gradient_scale` (float or double [rows],
 /// the weight of each row's loss in the total, loss scale included) defined, overwrites logits with the gradient of
 /// sum(scale * (loss + z_loss)), zeros where ignored. Logits are read once for the values, once more for the gradient.
-/// A target that is no class is a ConfigError; on a GPU, where nobody waits for it, its row's loss is no number.
+/// A target that is no class is a ConfigError; on a GPU, where nobody waits for it, its row's loss is NaN or Inf.
 struct CrossEntropyCall {
   at::Tensor& logits;
   const at::Tensor& targets;

@@ -61,13 +61,13 @@ struct CudaAttention {
   // Strides of batch, row and head, in elements.
   std::int64_t q_strides[3], k_strides[3], v_strides[3], out_strides[3], dout_strides[3];
   std::int64_t dq_strides[3], dk_strides[3], dv_strides[3];
-  std::int64_t batch, queries, keys, heads, key_heads, head_size;
+  std::int64_t batch, queries, keys, heads, key_heads, head_dim;
   std::int64_t query_position, key_position, window;
   double scale;
   bool causal;
   const std::int32_t *query_documents, *key_documents;  // null: none
   std::int64_t query_document_stride, key_document_stride;
-  const std::uint32_t* coins;  // four words for each (batch, head); null: no dropout
+  const std::uint32_t* dropout_rng;  // four words for each (batch, head); null: no dropout
   std::uint32_t threshold;
   double kept_factor;
 };
@@ -129,7 +129,7 @@ struct CudaFp8Gated {
 };
 
 /// D [m, n] = A [m, k] B [k, n] (+ D), by cuBLASLt; all stored by rows. Sums in float.
-struct CudaProduct {
+struct CudaGemm {
   enum Type : std::int32_t { kFloat, kHalf, kBfloat16, kE4m3, kE5m2 };
   enum Epilogue : std::int32_t {
     kPlain,
@@ -143,7 +143,7 @@ struct CudaProduct {
   Epilogue epilogue = kPlain;
   std::int64_t m = 0, n = 0, k = 0;
   std::int64_t a_stride = 0, b_stride = 0, c_stride = 0, d_stride = 0, aux_stride = 0;  // between rows, in elements
-  bool a_turned = false, b_turned = false;                                              // stored as [k, m], [n, k]
+  bool transpose_a = false, transpose_b = false;                                        // stored as [k, m], [n, k]
   bool add = false;                                                                     // C, or D where there is no C
   bool fast = false;                                    // 8-bit floats: sums as the tensor cores make them
   int alignment = 16;                                   // bytes, of all pointers
@@ -151,15 +151,15 @@ struct CudaProduct {
   void *d = nullptr, *bias = nullptr, *aux = nullptr;
   const float *a_scale = nullptr, *b_scale = nullptr;  // of 8-bit floats; null: 1
 };
-/// One way that the library has for a product.
-struct CudaProductPlan {
+/// One way that the library has for a GEMM.
+struct CudaGemmPlan {
   std::uint64_t words[8] = {};
   std::int64_t workspace = 0;  // bytes
   std::int32_t algorithm = 0, tile = 0, stages = 0, split_k = 0, reduction = 0, swizzle = 0, custom = 0, inner = 0,
                cluster = 0;  // what the words say
 };
 
-/// What an update in a recorded step reads from device memory: see update.h. `taken` 0: nothing changes.
+/// What an update in a captured step reads from device memory: see update.h. `taken` 0: nothing changes.
 struct CudaLive {
   double gradient_scale, rate, root, weight_decay;
   std::int64_t taken;
@@ -267,13 +267,13 @@ struct CudaKernels {
   /// Bytes of the device in all, and free now; 0 where the driver does not say.
   void (*device_bytes)(int device, std::int64_t* all, std::int64_t* free);
 
-  /// The card's name and the product library's version; what makes timings comparable.
+  /// The card's name and the GEMM library's version; what makes timings comparable.
   CudaError (*ground)(const char** card, std::uint64_t* library);
   /// At most `most` ways, the library's favourite first; none where it has none.
-  CudaError (*product_plans)(const CudaProduct&, std::int64_t workspace, CudaProductPlan* plans, int most, int* found);
-  /// Whether a plan from a file can still run this product.
-  CudaError (*product_fits)(const CudaProduct&, const CudaProductPlan&, bool* fits);
-  CudaError (*product)(const CudaProduct&, const CudaProductPlan&, void* workspace, CudaStream);
+  CudaError (*product_plans)(const CudaGemm&, std::int64_t workspace, CudaGemmPlan* plans, int most, int* found);
+  /// Whether a plan from a file can still run this GEMM.
+  CudaError (*product_fits)(const CudaGemm&, const CudaGemmPlan&, bool* fits);
+  CudaError (*product)(const CudaGemm&, const CudaGemmPlan&, void* workspace, CudaStream);
 
   /// Marks on a stream. Only `timed` ones can be asked for seconds.
   CudaError (*event_new)(void** event, bool timed);

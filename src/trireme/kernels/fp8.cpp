@@ -10,7 +10,7 @@
 #include "trireme/base/error.h"
 #include "trireme/kernels/arguments.h"
 #include "trireme/kernels/cuda.h"
-#include "trireme/kernels/product.h"
+#include "trireme/kernels/gemm.h"
 
 namespace trireme::kernels {
 namespace {
@@ -76,7 +76,7 @@ Fp8Pair round(const char* name, const at::Tensor& x, const Gate* gate, Fp8Format
               bool columns, const Fp8Live* live, const Fp8Pair* into) {
   const Arguments arguments(name);
   const Rows in = arguments.rows(x, "x");
-  if (!arguments.on_gpu()) arguments.refuse("products of 8-bit floats have a body for GPUs only");
+  if (!arguments.on_gpu()) arguments.refuse("GEMMs of 8-bit floats have a body for GPUs only");
   if (in.element == Element::kDouble || !takes_fp8(scaling, in.rows, in.width)) {
     arguments.refuse(fmt::format("{} cannot be rounded to 8 bits", describe(x, "x")),
                      "sizes must be multiples of 16, with scales of blocks of 128");
@@ -146,7 +146,7 @@ Fp8GatedBack gated_back_to_fp8(const at::Tensor& dy, const at::Tensor& gate, con
   const Arguments arguments("gated_back_to_fp8");
   const Rows g = arguments.rows(gate, "gate"), u = arguments.rows_like(up, "up", g, "gate"),
              d = arguments.rows_like(dy, "dy", g, "gate");
-  if (!arguments.on_gpu()) arguments.refuse("products of 8-bit floats have a body for GPUs only");
+  if (!arguments.on_gpu()) arguments.refuse("GEMMs of 8-bit floats have a body for GPUs only");
   if (!takes_fp8(Fp8Scaling::kTensor, g.rows, g.width)) {
     arguments.refuse(fmt::format("{} cannot be rounded to 8 bits", describe(gate, "gate")),
                      "sizes must be multiples of 16");
@@ -180,7 +180,7 @@ Fp8GatedBack gated_back_to_fp8(const at::Tensor& dy, const at::Tensor& gate, con
 }
 
 void fp8_product_into(at::Tensor& gradient, const Fp8Matrix& a, const Fp8Matrix& b, bool add) {
-  const ProductExtras extras{.a_scale = a.scales, .b_scale = b.scales};
+  const GemmExtras extras{.a_scale = a.scales, .b_scale = b.scales};
   if (a.scaling == Fp8Scaling::kTensor && b.scaling == Fp8Scaling::kTensor &&
       takes_product(gradient, a.values, b.values.t(), extras, add)) {
     return fused_product(gradient, a.values, b.values.t(), add, extras);
@@ -217,15 +217,15 @@ at::Tensor fp8_product(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType ty
     return product;
   };
   TRIREME_CHECK((a.scaling == Fp8Scaling::kTensor) == (b.scaling == Fp8Scaling::kTensor),
-                "both sides of a product have scales of blocks, or neither");
+                "both sides of a GEMM have scales of blocks, or neither");
   if (a.scaling == Fp8Scaling::kTensor) {
     at::Tensor out = at::empty({a.values.size(0), b.values.size(0)}, a.values.options().dtype(type));
-    const ProductExtras extras{.kind = bias.defined() ? ProductExtras::Kind::kBias : ProductExtras::Kind::kNone,
-                               .bias = bias,
-                               .onto = onto,
-                               .a_scale = a.scales,
-                               .b_scale = b.scales,
-                               .fast = fast};
+    const GemmExtras extras{.kind = bias.defined() ? GemmExtras::Kind::kBias : GemmExtras::Kind::kNone,
+                            .bias = bias,
+                            .onto = onto,
+                            .a_scale = a.scales,
+                            .b_scale = b.scales,
+                            .fast = fast};
     if (takes_product(out, a.values, b.values.t(), extras, onto.defined())) {
       fused_product(out, a.values, b.values.t(), onto.defined(), extras);
       return out;

@@ -1,4 +1,4 @@
-// kernels/fp8.h -- products of 8-bit floats: tensors rounded to them with scales, and multiplied on a GPU's tensor
+// kernels/fp8.h -- GEMMs of 8-bit floats: tensors rounded to them with scales, and multiplied on a GPU's tensor
 // cores.
 //
 // E4M3 has three bits after the point and reaches 448, E5M2 two and 57344 (Micikevicius et al. 2022). A scale brings
@@ -20,14 +20,14 @@ namespace trireme::kernels {
 enum class Fp8Format : std::uint8_t { kE4m3, kE5m2 };
 enum class Fp8Scaling : std::uint8_t {
   kTensor,  ///< one scale
-  kLines,   ///< one for each 1 x 128 along what a product sums over
+  kLines,   ///< one for each 1 x 128 along what a GEMM sums over
   kTiles,   ///< one for each 128 x 128
 };
 
-/// A matrix for a product that sums over its last dimension.
+/// A matrix for a GEMM that sums over its last dimension.
 struct Fp8Matrix {
   at::Tensor values;  ///< 8-bit [n, k], contiguous
-  at::Tensor scales;  ///< float, as the product wants them: values times scales are the numbers
+  at::Tensor scales;  ///< float, as the GEMM wants them: values times scales are the numbers
   Fp8Scaling scaling = Fp8Scaling::kTensor;
 };
 struct Fp8Pair {
@@ -64,7 +64,7 @@ Fp8GatedBack gated_back_to_fp8(const at::Tensor& dy, const at::Tensor& gate, con
                                const Fp8Live& of_gradient, const Fp8Live& of_again);
 
 /// a [n, k] times b [m, k] transposed: [n, m] of `type`. `fast`: the tensor cores' own sums of about 14 bits; otherwise
-/// they are added up in float as they come. Of two E5M2 matrices there is no product. `bias` [m] and `onto` [n, m] are
+/// they are added up in float as they come. Of two E5M2 matrices there is no GEMM. `bias` [m] and `onto` [n, m] are
 /// added where they are defined.
 at::Tensor fp8_product(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType type, bool fast,
                        const at::Tensor& bias = {}, const at::Tensor& onto = {});

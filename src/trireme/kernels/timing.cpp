@@ -16,7 +16,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/new_file.h"
 #include "trireme/kernels/cuda.h"
-#include "trireme/kernels/product.h"
+#include "trireme/kernels/gemm.h"
 
 namespace trireme::kernels {
 namespace {
@@ -47,7 +47,7 @@ Choices& choices_of(Known& all) {
     const char* card = "";
     std::uint64_t library = 0;
     check_cuda(cuda().ground(&card, &library), "asking for the card");
-    all.choices.emplace(ChoiceGround{.card = card, .library = fmt::format("cuBLASLt {}", library)});
+    all.choices.emplace(TuningKey{.card = card, .library = fmt::format("cuBLASLt {}", library)});
     if (!all.waiting.empty()) take_file(*all.choices, all.waiting);
   }
   return *all.choices;
@@ -105,12 +105,12 @@ double median(std::vector<double> numbers) {
   return numbers[numbers.size() / 2];
 }
 
-std::string fastest_way(const std::string& key, std::initializer_list<Way> ways,
+std::string fastest_way(const std::string& key, std::initializer_list<Variant> ways,
                         const std::function<std::vector<at::Tensor>()>& outputs) {
   const std::string plain = ways.begin()->name;
   std::string pick;
   with_choices([&](Choices& choices) {
-    if (const WayChosen* known = choices.way(key)) {
+    if (const ChosenVariant* known = choices.way(key)) {
       pick = known->pick;
     } else if (cuda_capturing()) {
       pick = choices.add_way(key, {.pick = plain}).pick;
@@ -120,12 +120,12 @@ std::string fastest_way(const std::string& key, std::initializer_list<Way> ways,
   // Timed without the lock: ways ask for plans themselves. Two ranks may time the same; the first to say so is right.
   Stopwatch watch;
   struct Found {
-    const Way* way;
+    const Variant* way;
     std::vector<double> us;
   };
   std::vector<Found> found;
   std::vector<at::Tensor> expected;
-  for (const Way& way : ways) {
+  for (const Variant& way : ways) {
     try {
       way.run();
       const std::vector<at::Tensor> made = outputs();
@@ -135,7 +135,7 @@ std::string fastest_way(const std::string& key, std::initializer_list<Way> ways,
         bool alike = true;
         for (std::size_t i = 0; i < made.size() && alike; ++i) {
           const double apart = difference(made[i], expected[i]);
-          alike = apart < 0.02;  // bfloat16 rounds to 0.004; what is no number is not alike
+          alike = apart < 0.02;  // bfloat16 rounds to 0.004; what is NaN or Inf is not alike
           if (!alike) log_warn("{}: {} differs from {} by {:.2g}, and is not used", key, way.name, plain, apart);
         }
         if (!alike) continue;
@@ -149,20 +149,20 @@ std::string fastest_way(const std::string& key, std::initializer_list<Way> ways,
   for (int turn = 0; turn < 5; ++turn) {
     for (Found& one : found) one.us.push_back(watch.us(3, one.way->run));
   }
-  WayChosen chosen;
+  ChosenVariant chosen;
   for (const Found& one : found) chosen.us[one.way->name] = median(one.us);
   chosen.pick = pick_way(chosen.us, plain);
   with_choices([&](Choices& choices) { pick = choices.add_way(key, std::move(chosen)).pick; });
   return pick;
 }
 
-std::map<std::string, double> time_once(const std::string& key, std::initializer_list<Way> ways) {
+std::map<std::string, double> time_once(const std::string& key, std::initializer_list<Variant> ways) {
   bool known = false;
   with_choices([&](Choices& choices) { known = choices.way(key) != nullptr; });
   if (known || cuda_capturing()) return {};
   Stopwatch watch;
-  WayChosen chosen{.pick = ways.begin()->name};
-  for (const Way& way : ways) {
+  ChosenVariant chosen{.pick = ways.begin()->name};
+  for (const Variant& way : ways) {
     way.run();
     std::vector<double> turns;
     for (int turn = 0; turn < 3; ++turn) turns.push_back(watch.us(3, way.run));

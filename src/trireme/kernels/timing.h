@@ -1,4 +1,4 @@
-// kernels/timing.h -- behind product.h: what this process has timed on its GPU, and how it times.
+// kernels/timing.h -- behind GEMM.h: what this process has timed on its GPU, and how it times.
 //
 // Ranks that are threads share the GPU, and so what was chosen.
 // Depends on: base, choices.h.
@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-#include "trireme/kernels/choices.h"
+#include "trireme/kernels/tuning.h"
 
 namespace trireme::kernels {
 

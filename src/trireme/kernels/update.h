@@ -4,9 +4,9 @@
 // (double for tests, then all of them). `gradient` may also be bfloat16 or half; first moments and velocities may be
 // bfloat16. Second moments may not: at beta2 = 0.999 a step changes them by less than bfloat16 can tell apart, and they
 // would never fall again; nor may weights, beside whose last bit an update is nothing. AdamW takes both as bfloat16
-// where `rounding` is given: they are then rounded up or down by chance, and right in the mean (Gupta et al. 2015).
-// Where `low` is defined (bfloat16 or half) it receives the new weight rounded, in the same pass: the copy that layers
-// compute with. Sums over a tensor have a fixed order, whatever the number of threads.
+// where `rounding` is given: they are then rounded up or down stochastically, and right in the mean (Gupta et al.
+// 2015). Where `low` is defined (bfloat16 or half) it receives the new weight rounded, in the same pass: the copy that
+// layers compute with. Sums over a tensor have a fixed order, whatever the number of threads.
 // Depends on: base.
 #pragma once
 
@@ -48,7 +48,7 @@ struct AdamW {
   double learning_rate, weight_decay = 0, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
   std::int64_t step = 1;  ///< from 1: for the correction of the moments' bias
   bool decoupled = true;  ///< decay of the weight itself (AdamW); false: added to the gradient (Adam)
-  /// Not 0: what is kept as bfloat16 is rounded by chance, which for element i is a function of this and i. Take
+  /// Not 0: what is kept as bfloat16 is stochastically rounded, which for element i is a function of this and i. Take
   /// another for every tensor and step; rounding_from() for a tensor that is a part of another.
   std::uint64_t rounding = 0;
 };

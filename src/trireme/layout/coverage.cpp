@@ -106,14 +106,14 @@ Coverage cover(std::span<const Placement> placements) {
   Coverage coverage;
   if (placements.empty()) return coverage;
   std::map<std::vector<Index>, std::size_t> layouts;
-  std::vector<std::vector<Run>> runs_of;
+  std::vector<std::vector<ContiguousRun>> runs_of;
   std::vector<Index> cuts{0, elements(placements.front().shape)};
   for (std::size_t rank = 0; rank < placements.size(); ++rank) {
     const auto [entry, added] = layouts.try_emplace(geometry(placements[rank]), runs_of.size());
     if (added) {
       runs_of.push_back(runs(placements[rank]));
       coverage.ranks_of.emplace_back();
-      for (const Run& run : runs_of.back()) {
+      for (const ContiguousRun& run : runs_of.back()) {
         cuts.push_back(run.global);
         cuts.push_back(run.global + run.count);
       }
@@ -128,7 +128,7 @@ Coverage cover(std::span<const Placement> placements) {
     coverage.segments[i].end = cuts[i + 1];
   }
   for (std::size_t layout = 0; layout < runs_of.size(); ++layout) {
-    for (const Run& run : runs_of[layout]) {
+    for (const ContiguousRun& run : runs_of[layout]) {
       auto segment = std::ranges::lower_bound(coverage.segments, run.global, {}, &Coverage::Segment::begin);
       for (; segment != coverage.segments.end() && segment->begin < run.global + run.count; ++segment) {
         segment->holders.push_back({static_cast<int>(layout), run.local + segment->begin - run.global});

@@ -33,9 +33,9 @@ template <typename Word>
 }
 
 template <typename Word>
-[[gnu::always_inline]] inline std::uint64_t hash_of_runs(std::span<const Run> runs, const std::byte* data) {
+[[gnu::always_inline]] inline std::uint64_t hash_of_runs(std::span<const ContiguousRun> runs, const std::byte* data) {
   std::uint64_t sum = 0;
-  for (const Run& run : runs) {
+  for (const ContiguousRun& run : runs) {
     sum += hash_of_run<Word>(static_cast<std::uint64_t>(run.global),
                              data + static_cast<std::size_t>(run.local) * sizeof(Word), run.count);
   }
@@ -45,19 +45,19 @@ template <typename Word>
 #if defined(__x86_64__)
 // The same source for wider vectors. Whole numbers: the sums agree in every bit.
 template <typename Word>
-[[gnu::target("avx2")]] std::uint64_t hash_v3(std::span<const Run> runs, const std::byte* data) {
+[[gnu::target("avx2")]] std::uint64_t hash_v3(std::span<const ContiguousRun> runs, const std::byte* data) {
   return hash_of_runs<Word>(runs, data);
 }
 // AVX-512 DQ brings the 64-bit multiplication that AVX2 has to put together from halves.
 template <typename Word>
 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")]] std::uint64_t hash_v4(
-    std::span<const Run> runs, const std::byte* data) {
+    std::span<const ContiguousRun> runs, const std::byte* data) {
   return hash_of_runs<Word>(runs, data);
 }
 #endif
 
 template <typename Word>
-std::uint64_t hash(std::span<const Run> runs, const std::byte* data) {
+std::uint64_t hash(std::span<const ContiguousRun> runs, const std::byte* data) {
 #if defined(__x86_64__)
   if (instruction_set() >= InstructionSet::kV4) return hash_v4<Word>(runs, data);
   if (instruction_set() >= InstructionSet::kV3) return hash_v3<Word>(runs, data);
@@ -69,13 +69,14 @@ std::uint64_t hash(std::span<const Run> runs, const std::byte* data) {
 
 std::uint64_t mix(Index global, std::uint64_t bits) { return mixed(static_cast<std::uint64_t>(global), bits); }
 
-std::uint64_t tensor_hash(std::span<const Run> runs, std::span<const std::byte> bytes, std::size_t element_bytes) {
+std::uint64_t tensor_hash(std::span<const ContiguousRun> runs, std::span<const std::byte> bytes,
+                          std::size_t element_bytes) {
   if (element_bytes != 1 && element_bytes != 2 && element_bytes != 4 && element_bytes != 8) {
     throw ConfigError(fmt::format("elements of {} bytes cannot be hashed", element_bytes),
                       "view them as elements of 1, 2, 4 or 8 bytes");
   }
   const auto room = static_cast<Index>(bytes.size() / element_bytes);
-  for (const Run& run : runs) {
+  for (const ContiguousRun& run : runs) {
     TRIREME_CHECK(run.local >= 0 && run.count >= 0 && run.count <= room - run.local,
                   "elements {} to {} of a buffer of {}", run.local, run.local + run.count, room);
   }

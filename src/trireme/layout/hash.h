@@ -20,6 +20,7 @@ std::uint64_t mix(Index global, std::uint64_t bits);
 /// Of everything that a rank holds; `bytes` is its memory, padding included. Elements of 1, 2, 4 or 8 bytes.
 std::uint64_t tensor_hash(const Placement& placement, std::span<const std::byte> bytes, std::size_t element_bytes);
 /// Of these runs only.
-std::uint64_t tensor_hash(std::span<const Run> runs, std::span<const std::byte> bytes, std::size_t element_bytes);
+std::uint64_t tensor_hash(std::span<const ContiguousRun> runs, std::span<const std::byte> bytes,
+                          std::size_t element_bytes);
 
 }  // namespace trireme::layout

@@ -60,18 +60,18 @@ void each_run(const Placement& placement, Visit&& visit) {
       const BoxRuns box(placement.shape, piece.box);
       for (Index run = begin / box.length(); run < box.count() && run * box.length() < end; ++run) {
         const Index first = std::max(begin, run * box.length()), last = std::min(end, (run + 1) * box.length());
-        visit(piece, Run{.global = box.global_begin(run) + first - run * box.length(),
-                         .local = offset + first - window.begin,
-                         .count = last - first});
+        visit(piece, ContiguousRun{.global = box.global_begin(run) + first - run * box.length(),
+                                   .local = offset + first - window.begin,
+                                   .count = last - first});
       }
     }
     offset += size + piece.padding;
   }
 }
 
-void append(std::vector<Run>& runs, const Run& run, bool may_merge) {
+void append(std::vector<ContiguousRun>& runs, const ContiguousRun& run, bool may_merge) {
   if (may_merge && !runs.empty()) {
-    Run& last = runs.back();
+    ContiguousRun& last = runs.back();
     if (last.global + last.count == run.global && last.local + last.count == run.local) {
       last.count += run.count;
       return;
@@ -166,21 +166,21 @@ std::optional<Index> local_index(const Placement& placement, Index global) {
   return std::nullopt;
 }
 
-std::vector<Run> runs(const Placement& placement) {
-  std::vector<Run> result;
+std::vector<ContiguousRun> runs(const Placement& placement) {
+  std::vector<ContiguousRun> result;
   const Piece* last = nullptr;
-  each_run(placement, [&](const Piece& piece, const Run& run) {
+  each_run(placement, [&](const Piece& piece, const ContiguousRun& run) {
     append(result, run, last == nullptr || last->replica_axes == piece.replica_axes);
     last = &piece;
   });
   return result;
 }
 
-std::vector<Run> first_copy_runs(const Mesh& mesh, int rank, const Placement& placement) {
-  std::vector<Run> result;
+std::vector<ContiguousRun> first_copy_runs(const Mesh& mesh, int rank, const Placement& placement) {
+  std::vector<ContiguousRun> result;
   const Piece* last = nullptr;
   bool first = false;
-  each_run(placement, [&](const Piece& piece, const Run& run) {
+  each_run(placement, [&](const Piece& piece, const ContiguousRun& run) {
     if (&piece != last) first = is_first_copy(mesh, rank, piece.replica_axes);
     last = &piece;
     if (first) append(result, run, true);
@@ -190,7 +190,9 @@ std::vector<Run> first_copy_runs(const Mesh& mesh, int rank, const Placement& pl
 
 std::vector<Range> held_ranges(const Placement& placement) {
   std::vector<Range> pieces, result;
-  each_run(placement, [&](const Piece&, const Run& run) { pieces.push_back({run.global, run.global + run.count}); });
+  each_run(placement, [&](const Piece&, const ContiguousRun& run) {
+    pieces.push_back({run.global, run.global + run.count});
+  });
   std::ranges::sort(pieces, {}, &Range::begin);
   for (const Range& range : pieces) {
     if (!result.empty() && range.begin <= result.back().end) {

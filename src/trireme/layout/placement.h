@@ -53,9 +53,9 @@ struct Placement {
 };
 
 /// Elements global .. global + count are at local .. local + count of the rank's memory.
-struct Run {
+struct ContiguousRun {
   Index global = 0, local = 0, count = 0;
-  bool operator==(const Run&) const = default;
+  bool operator==(const ContiguousRun&) const = default;
 };
 
 struct Range {
@@ -75,9 +75,9 @@ std::optional<Index> global_index(const Placement& placement, Index local);
 std::optional<Index> local_index(const Placement& placement, Index global);
 
 /// Everything the rank holds, by ascending place in memory. A run stays within pieces of the same copies.
-std::vector<Run> runs(const Placement& placement);
+std::vector<ContiguousRun> runs(const Placement& placement);
 /// The runs of which this rank has the first copy: over all ranks each element once. What is written to a checkpoint.
-std::vector<Run> first_copy_runs(const Mesh& mesh, int rank, const Placement& placement);
+std::vector<ContiguousRun> first_copy_runs(const Mesh& mesh, int rank, const Placement& placement);
 /// The global elements held, ascending, as few ranges as possible: equal exactly when the same elements are held.
 std::vector<Range> held_ranges(const Placement& placement);
 

@@ -130,7 +130,7 @@ class Planner {
   void add_target(int target) {
     const Placement& placement = to_[static_cast<std::size_t>(target)];
     const std::vector<Coverage::Segment>& segments = coverage_.segments;
-    for (const Run& run : runs(placement)) {
+    for (const ContiguousRun& run : runs(placement)) {
       const Index end = run.global + run.count;
       auto segment = std::ranges::upper_bound(segments, run.global, {}, &Coverage::Segment::begin) - 1;
       for (; segment != segments.end() && segment->begin < end; ++segment) {

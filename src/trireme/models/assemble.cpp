@@ -30,16 +30,17 @@ kernels::Activation to_kernel(spec::Activation activation) {
   return kernels::Activation::kRelu;
 }
 
-Assembly::Assembly(nn::Params& params, const spec::ModelShape& shape, const nn::Team& team, const BuildOptions& options)
+Assembly::Assembly(nn::Params& params, const spec::ModelShape& shape, const nn::ParallelContext& parallel,
+                   const BuildOptions& options)
     : params_(params),
       shape_(shape),
-      team_(team),
+      parallel_(parallel),
       recompute_core_(options.recompute.kind == nn::RecomputeKind::kSelective),
-      remake_norms_(options.remake_norms),
-      keep_active_(options.keep_active),
+      recompute_norms_(options.recompute_norms),
+      save_mlp_activations_(options.save_mlp_activations),
       deterministic_(options.deterministic_attention) {
   if (shape.position_kind == spec::PositionKind::kRotary) {
-    rotary_ = std::make_shared<nn::RotaryTable>(shape.rotary, shape.head_size);
+    rotary_ = std::make_shared<nn::RotaryTable>(shape.rotary, shape.head_dim);
   }
 }
 
@@ -49,28 +50,29 @@ Init Assembly::matrix_init(std::int64_t in, std::int64_t out, bool residual) con
   }
   // GPT-2: each layer adds two branches to the residual stream, whose variance stays when they start smaller.
   const double shrink =
-      residual && shape_.scaled_residual_init ? std::sqrt(2.0 * static_cast<double>(shape_.layers)) : 1;
+      residual && shape_.scaled_residual_init ? std::sqrt(2.0 * static_cast<double>(shape_.num_layers)) : 1;
   return {Init::Kind::kNormal, shape_.init_std / shrink};
 }
 
 nn::Param& Assembly::vector(const std::string& name, std::int64_t size, Init init) {
-  nn::Param& param = params_.add(team_.placing(name, {size}).placement(), init, /*decay=*/false);
-  param.equal_axes = team_.equal_between();
+  nn::Param& param = params_.add(parallel_.placing(name, {size}).placement(), init, /*decay=*/false);
+  param.equal_axes = parallel_.equal_between();
   return param;
 }
 
 nn::Norm Assembly::norm(const std::string& name) {
   const bool layer = shape_.norm == spec::NormKind::kLayer;
-  nn::Param& weight = vector(name + ".weight", shape_.width, kOnes);
-  nn::Param* bias = layer ? &vector(name + ".bias", shape_.width, kZeros) : nullptr;
+  nn::Param& weight = vector(name + ".weight", shape_.hidden_size, kOnes);
+  nn::Param* bias = layer ? &vector(name + ".bias", shape_.hidden_size, kZeros) : nullptr;
   return {
       {.kind = layer ? kernels::NormKind::kLayer : kernels::NormKind::kRms, .epsilon = shape_.epsilon}, &weight, bias};
 }
 
 nn::Linear Assembly::linear(const std::string& name, std::int64_t in, std::int64_t out, bool bias) {
-  nn::Param& weight = params_.add(team_.placing(name + ".weight", {out, in}).placement(), matrix_init(in, out, false),
-                                  /*decay=*/true);
-  weight.equal_axes = team_.equal_between();
+  nn::Param& weight =
+      params_.add(parallel_.placing(name + ".weight", {out, in}).placement(), matrix_init(in, out, false),
+                  /*decay=*/true);
+  weight.equal_axes = parallel_.equal_between();
   return {weight, bias ? &vector(name + ".bias", out, kZeros) : nullptr};
 }
 
@@ -78,26 +80,28 @@ nn::Linear Assembly::column(const std::string& name, std::int64_t in, const std:
                             bool bias) {
   std::int64_t out = 0;
   for (const layout::Block& block : blocks) out += block.size;
-  layout::Placing weight = team_.placing(name + ".weight", {out, in}), vector = team_.placing(name + ".bias", {out});
-  if (team_.tensor_ranks() > 1) {
+  layout::Placing weight = parallel_.placing(name + ".weight", {out, in}),
+                  vector = parallel_.placing(name + ".bias", {out});
+  if (parallel_.tensor_ranks() > 1) {
     weight.split_blocks(0, "tp", blocks);
     vector.split_blocks(0, "tp", blocks);
   }
   nn::Param& matrix = params_.add(weight.placement(), matrix_init(in, out, false), /*decay=*/true);
   return {matrix, bias ? &params_.add(vector.placement(), kZeros, /*decay=*/false) : nullptr, nn::LinearSplit::kColumn,
-          team_};
+          parallel_};
 }
 
 nn::Linear Assembly::row(const std::string& name, layout::Block in, std::int64_t out, bool bias) {
-  layout::Placing weight = team_.placing(name + ".weight", {out, in.size});
-  if (team_.tensor_ranks() > 1) weight.split_blocks(1, "tp", std::array{in});
+  layout::Placing weight = parallel_.placing(name + ".weight", {out, in.size});
+  if (parallel_.tensor_ranks() > 1) weight.split_blocks(1, "tp", std::array{in});
   nn::Param& matrix = params_.add(weight.placement(), matrix_init(in.size, out, true), /*decay=*/true);
-  return {matrix, bias ? &vector(name + ".bias", out, kZeros) : nullptr, nn::LinearSplit::kRow, team_};
+  return {matrix, bias ? &vector(name + ".bias", out, kZeros) : nullptr, nn::LinearSplit::kRow, parallel_};
 }
 
 nn::Dropout Assembly::dropout(const std::string& name) const {
   return {name, shape_.dropout,
-          team_.splits_sequence() ? nn::SequencePart{team_.tensor_rank(), team_.tensor_ranks()} : nn::SequencePart{}};
+          parallel_.splits_sequence() ? nn::SequencePart{parallel_.tensor_rank(), parallel_.tensor_ranks()}
+                                      : nn::SequencePart{}};
 }
 
 std::unique_ptr<nn::Layer> Assembly::linear_layer(const std::string& name, std::int64_t in, std::int64_t out,
@@ -107,38 +111,38 @@ std::unique_ptr<nn::Layer> Assembly::linear_layer(const std::string& name, std::
 
 Init Assembly::embedding_init() const {
   return {Init::Kind::kNormal,
-          shape_.embedding_scale ? 1 / std::sqrt(static_cast<double>(shape_.width)) : shape_.init_std};
+          shape_.embedding_scale ? 1 / std::sqrt(static_cast<double>(shape_.hidden_size)) : shape_.init_std};
 }
 
 nn::Param& Assembly::token_table() {
   const std::string name = "embedding.tokens.weight";
   if (params_.find(name) != nullptr) return params_.at(name);
-  return params_.add(vocabulary_placement(name, {shape_.vocabulary, shape_.width}), embedding_init(), true);
+  return params_.add(vocabulary_placement(name, {shape_.vocab_size, shape_.hidden_size}), embedding_init(), true);
 }
 
 layout::Placement Assembly::vocabulary_placement(const std::string& name, layout::Shape shape) const {
-  const std::int64_t ranks = team_.tensor_ranks(), rows = (shape[0] + ranks - 1) / ranks * ranks;
-  layout::Placing placing = team_.placing(name, std::move(shape));
+  const std::int64_t ranks = parallel_.tensor_ranks(), rows = (shape[0] + ranks - 1) / ranks * ranks;
+  layout::Placing placing = parallel_.placing(name, std::move(shape));
   if (ranks > 1) placing.split_padded("tp", rows);
   return placing.placement();
 }
 
 nn::Param& Assembly::table(const std::string& name, std::int64_t rows, nn::Init init) {
-  nn::Param& param = params_.add(team_.placing(name, {rows, shape_.width}).placement(), init, /*decay=*/true);
-  param.equal_axes = team_.equal_between();
+  nn::Param& param = params_.add(parallel_.placing(name, {rows, shape_.hidden_size}).placement(), init, /*decay=*/true);
+  param.equal_axes = parallel_.equal_between();
   return param;
 }
 
 std::unique_ptr<nn::UnaryLayer> Assembly::embedding(nn::Stream stream) {
-  const std::int64_t width = shape_.width;
+  const std::int64_t width = shape_.hidden_size;
   const Init init = embedding_init();
   // Encoder and decoder read one vocabulary with one table, as the original shares them.
   nn::EmbeddingParts parts{.tokens = &token_table(), .stream = stream};
   if (shape_.embedding_scale) parts.scale = std::sqrt(static_cast<double>(width));
   if (shape_.position_kind == spec::PositionKind::kLearned) {
-    parts.positions = &table("embedding.positions.weight", shape_.positions, init);
+    parts.positions = &table("embedding.positions.weight", shape_.max_seq_len, init);
   } else if (shape_.position_kind == spec::PositionKind::kSinusoidal) {
-    parts.fixed_positions = nn::sinusoidal_positions(shape_.positions, width);
+    parts.fixed_positions = nn::sinusoidal_positions(shape_.max_seq_len, width);
   }
   if (shape_.segments > 0) {
     parts.segments = &table("embedding.segments.weight", shape_.segments, init);
@@ -146,19 +150,19 @@ std::unique_ptr<nn::UnaryLayer> Assembly::embedding(nn::Stream stream) {
   std::optional<nn::Norm> normed;
   if (shape_.family == spec::Family::kBert) normed = norm("embedding.norm");
   const std::string name = stream == nn::Stream::kSource ? "encoder.embedding" : "embedding";
-  return std::make_unique<nn::Embedding>(std::move(parts), std::move(normed), dropout(name), team_);
+  return std::make_unique<nn::Embedding>(std::move(parts), std::move(normed), dropout(name), parallel_);
 }
 
-layout::Block Assembly::query_block() const { return {shape_.heads * shape_.head_size, shape_.heads}; }
-layout::Block Assembly::key_block() const { return {shape_.kv_heads * shape_.head_size, shape_.kv_heads}; }
+layout::Block Assembly::query_block() const { return {shape_.num_heads * shape_.head_dim, shape_.num_heads}; }
+layout::Block Assembly::key_block() const { return {shape_.num_kv_heads * shape_.head_dim, shape_.num_kv_heads}; }
 
 nn::AttentionShape Assembly::attention_shape(const std::string& name) const {
-  const std::int64_t ranks = team_.tensor_ranks(), heads = shape_.heads / ranks;
+  const std::int64_t ranks = parallel_.tensor_ranks(), heads = shape_.num_heads / ranks;
   return {.name = name + ".probabilities",
-          .heads = heads,
-          .kv_heads = std::max<std::int64_t>(1, shape_.kv_heads / ranks),
-          .head_size = shape_.head_size,
-          .first_head = team_.tensor_rank() * heads,
+          .num_heads = heads,
+          .num_kv_heads = std::max<std::int64_t>(1, shape_.num_kv_heads / ranks),
+          .head_dim = shape_.head_dim,
+          .first_head = parallel_.tensor_rank() * heads,
           .dropout = shape_.attention_dropout,
           .recompute_core = recompute_core_,
           .deterministic = deterministic_};
@@ -172,19 +176,19 @@ nn::Branch Assembly::attention(const std::string& name, std::int64_t layer, Bloc
   shape.stream = kind == BlockKind::kEncoder ? nn::Stream::kSource : nn::Stream::kSequence;
   const layout::Block queries = query_block(), keys = key_block();
   nn::Norm normed = norm(name + ".norm");
-  const nn::Linear qkv = column(name + ".qkv", shape_.width, {queries, keys, keys}, shape_.attention_bias);
+  const nn::Linear qkv = column(name + ".qkv", shape_.hidden_size, {queries, keys, keys}, shape_.attention_bias);
   std::optional<nn::QueryKeyNorm> head_norms;
   if (shape_.query_key_norm) {
     const kernels::Norm rms{.kind = kernels::NormKind::kRms, .epsilon = shape_.epsilon};
-    nn::Param& q = vector(name + ".q_norm.weight", shape.head_size, kOnes);
-    nn::Param& k = vector(name + ".k_norm.weight", shape.head_size, kOnes);
+    nn::Param& q = vector(name + ".q_norm.weight", shape.head_dim, kOnes);
+    nn::Param& k = vector(name + ".k_norm.weight", shape.head_dim, kOnes);
     q.equal_axes = k.equal_axes = {};  // each rank sees its own heads only
     head_norms.emplace(nn::QueryKeyNorm{nn::Norm(rms, &q, nullptr), nn::Norm(rms, &k, nullptr)});
   }
-  const nn::Linear out = row(name + ".out", queries, shape_.width, shape_.output_bias);
+  const nn::Linear out = row(name + ".out", queries, shape_.hidden_size, shape_.output_bias);
   return {.norm = normed,
           .body = std::make_unique<nn::SelfAttention>(std::move(shape), qkv, out, std::move(head_norms), rotary_,
-                                                      nn::make_context_core(team_)),
+                                                      nn::make_context_core(parallel_)),
           .dropout = dropout(name)};
 }
 
@@ -193,9 +197,9 @@ nn::Branch Assembly::cross(const std::string& name) {
   shape.causal = false;
   const layout::Block queries = query_block(), keys = key_block();
   nn::Norm normed = norm(name + ".norm");
-  const nn::Linear q = column(name + ".q", shape_.width, {queries}, shape_.attention_bias);
-  const nn::Linear kv = column(name + ".kv", shape_.width, {keys, keys}, shape_.attention_bias);
-  const nn::Linear out = row(name + ".out", queries, shape_.width, shape_.output_bias);
+  const nn::Linear q = column(name + ".q", shape_.hidden_size, {queries}, shape_.attention_bias);
+  const nn::Linear kv = column(name + ".kv", shape_.hidden_size, {keys, keys}, shape_.attention_bias);
+  const nn::Linear out = row(name + ".out", queries, shape_.hidden_size, shape_.output_bias);
   return {.norm = normed,
           .body = std::make_unique<nn::CrossAttention>(std::move(shape), q, kv, out),
           .dropout = dropout(name),
@@ -204,12 +208,12 @@ nn::Branch Assembly::cross(const std::string& name) {
 
 nn::Branch Assembly::mlp(const std::string& name) {
   nn::Norm normed = norm(name + ".norm");
-  const layout::Block inner{.size = shape_.inner};
+  const layout::Block inner{.size = shape_.ffn_size};
   const std::vector<layout::Block> into(shape_.gated ? 2 : 1, inner);
-  const nn::Linear in = column(name + ".in", shape_.width, into, shape_.mlp_bias);
-  const nn::Linear out = row(name + ".out", inner, shape_.width, shape_.mlp_bias);
+  const nn::Linear in = column(name + ".in", shape_.hidden_size, into, shape_.mlp_bias);
+  const nn::Linear out = row(name + ".out", inner, shape_.hidden_size, shape_.mlp_bias);
   return {.norm = normed,
-          .body = std::make_unique<nn::Mlp>(in, out, to_kernel(shape_.activation), shape_.gated, keep_active_),
+          .body = std::make_unique<nn::Mlp>(in, out, to_kernel(shape_.activation), shape_.gated, save_mlp_activations_),
           .dropout = dropout(name)};
 }
 
@@ -219,21 +223,21 @@ std::unique_ptr<nn::Layer> Assembly::block(const std::string& name, std::int64_t
   if (kind == BlockKind::kDecoderBesideEncoder) branches.push_back(cross(name + ".cross"));
   branches.push_back(mlp(name + ".mlp"));
   const auto stream = kind == BlockKind::kEncoder ? nn::Stream::kSource : nn::Stream::kSequence;
-  return std::make_unique<nn::Block>(std::move(branches), shape_.norm_first, stream, remake_norms_);
+  return std::make_unique<nn::Block>(std::move(branches), shape_.norm_first, stream, recompute_norms_);
 }
 
 std::unique_ptr<nn::Layer> Assembly::head(std::int64_t chunk_bytes) {
   if (!shape_.tied) {
-    params_.add(vocabulary_placement("head.weight", {shape_.vocabulary, shape_.width}),
-                matrix_init(shape_.width, shape_.vocabulary, false), /*decay=*/true);
+    params_.add(vocabulary_placement("head.weight", {shape_.vocab_size, shape_.hidden_size}),
+                matrix_init(shape_.hidden_size, shape_.vocab_size, false), /*decay=*/true);
   }
   nn::Param& weight = shape_.tied ? token_table() : params_.at("head.weight");
   nn::Param* bias = shape_.family == spec::Family::kBert
-                        ? &params_.add(vocabulary_placement("head.bias", {shape_.vocabulary}), kZeros, /*decay=*/false)
+                        ? &params_.add(vocabulary_placement("head.bias", {shape_.vocab_size}), kZeros, /*decay=*/false)
                         : nullptr;
   const nn::HeadOptions options{
       .label_smoothing = shape_.label_smoothing, .z_loss = shape_.z_loss, .chunk_bytes = chunk_bytes};
-  return std::make_unique<nn::Head>(weight, bias, options, team_);
+  return std::make_unique<nn::Head>(weight, bias, options, parallel_);
 }
 
 }  // namespace trireme::models

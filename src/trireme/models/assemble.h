@@ -33,7 +33,8 @@ enum class BlockKind : std::uint8_t {
 class Assembly {
  public:
   /// `team`: the ranks that hold the model together; borrowed, as the shape is, and by the layers.
-  Assembly(nn::Params& params, const spec::ModelShape& shape, const nn::Team& team, const BuildOptions& options);
+  Assembly(nn::Params& params, const spec::ModelShape& shape, const nn::ParallelContext& parallel,
+           const BuildOptions& options);
 
   std::unique_ptr<nn::UnaryLayer> embedding(nn::Stream stream);
   std::unique_ptr<nn::Layer> block(const std::string& name, std::int64_t layer, BlockKind kind);
@@ -47,10 +48,11 @@ class Assembly {
   nn::Init embedding_init() const;
   /// The one table of token vectors, made by whichever layer asks first: of a pipeline stage that may be the head.
   nn::Param& token_table();
-  /// A vector that every rank of the team holds, of a layer whose input is what lies between pairs of matrices.
+  /// A vector that every rank of the parallel context holds, of a layer whose input is what lies between pairs of
+  /// matrices.
   nn::Param& vector(const std::string& name, std::int64_t size, nn::Init init);
   nn::Linear linear(const std::string& name, std::int64_t in, std::int64_t out, bool bias);
-  /// The first of a pair of matrices: its outputs are these blocks, each split over the team.
+  /// The first of a pair of matrices: its outputs are these blocks, each split over the parallel context.
   nn::Linear column(const std::string& name, std::int64_t in, const std::vector<layout::Block>& blocks, bool bias);
   /// The second: its inputs are split; it ends a residual branch.
   nn::Linear row(const std::string& name, layout::Block in, std::int64_t out, bool bias);
@@ -67,8 +69,8 @@ class Assembly {
 
   nn::Params& params_;
   const spec::ModelShape& shape_;
-  const nn::Team& team_;
-  bool recompute_core_, remake_norms_, keep_active_, deterministic_;
+  const nn::ParallelContext& parallel_;
+  bool recompute_core_, recompute_norms_, save_mlp_activations_, deterministic_;
   std::shared_ptr<nn::RotaryTable> rotary_;  // of all layers
 };
 

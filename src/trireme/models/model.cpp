@@ -24,7 +24,7 @@ using nn::Layer;
 class ChainBuilder {
  public:
   ChainBuilder(Model& model, const BuildOptions& options)
-      : model_(model), assembly_(model.params, model.shape, *options.team, options), options_(options) {}
+      : model_(model), assembly_(model.params, model.shape, *options.parallel, options), options_(options) {}
 
   Assembly& assembly() { return assembly_; }
 
@@ -108,7 +108,8 @@ void add_encoder(ChainBuilder& chain, std::int64_t layers) {
 
 /// Dense, activation and norm before BERT's masked-LM logits.
 void add_masked_lm(ChainBuilder& chain, const spec::ModelShape& shape) {
-  chain.add("head.dense", [&] { return chain.assembly().linear_layer("head.dense", shape.width, shape.width, true); });
+  chain.add("head.dense",
+            [&] { return chain.assembly().linear_layer("head.dense", shape.hidden_size, shape.hidden_size, true); });
   chain.add("head.activation", [&] { return std::make_unique<nn::Activate>(to_kernel(shape.activation)); });
   chain.add("head.norm", [&] { return std::make_unique<nn::Norm>(chain.assembly().norm("head.norm")); });
 }
@@ -149,14 +150,14 @@ std::unique_ptr<Model> build(const spec::ModelShape& shape, const BuildOptions& 
   auto model = std::make_unique<Model>();
   model->shape = shape;
   ChainBuilder chain(*model, options);
-  const bool encoder = shape.encoder_layers > 0;
-  if (encoder) add_encoder(chain, shape.encoder_layers);
+  const bool encoder = shape.num_encoder_layers > 0;
+  if (encoder) add_encoder(chain, shape.num_encoder_layers);
   chain.add("embedding", [&]() -> std::unique_ptr<Layer> {
     auto embedding = chain.assembly().embedding(nn::Stream::kSequence);
     if (encoder) return std::make_unique<nn::OnFirst>(std::move(embedding));
     return embedding;
   });
-  chain.add_blocks(shape.layers, "layers", encoder ? BlockKind::kDecoderBesideEncoder : BlockKind::kPlain);
+  chain.add_blocks(shape.num_layers, "layers", encoder ? BlockKind::kDecoderBesideEncoder : BlockKind::kPlain);
   if (encoder) chain.add("decoder.end", [] { return std::make_unique<nn::First>(2); });
   if (shape.norm_first) chain.add("norm", [&] { return std::make_unique<nn::Norm>(chain.assembly().norm("norm")); });
   if (shape.family == spec::Family::kBert) add_masked_lm(chain, shape);

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "trireme/nn/layer.h"
+#include "trireme/nn/parallel_context.h"
 #include "trireme/nn/recompute.h"
-#include "trireme/nn/team.h"
 #include "trireme/spec/model_shape.h"
 
 namespace trireme::models {
@@ -49,13 +49,13 @@ struct BuildOptions {
   nn::Recompute recompute;
   std::int64_t logits_chunk_bytes = std::int64_t{128} << 20;
   bool deterministic_attention = false;  ///< GPU: backward adds up in a fixed order
-  bool remake_norms = false;             ///< what norms give is made again in backward, not kept
-  bool keep_active = false;              ///< what MLPs' activations gave is kept for backward, not made again
+  bool recompute_norms = false;          ///< what norms give is recomputed in backward, not kept
+  bool save_mlp_activations = false;     ///< what MLPs' activations gave is kept for backward, not recomputed
   /// Where given, only these entries of the chain and their parameters: a pipeline stage's. The names are those of the
   /// whole chain; a ConfigError for any other.
   std::optional<std::vector<std::string>> only = std::nullopt;
   /// The ranks that hold the model together; borrowed by its layers.
-  const nn::Team* team = &nn::alone();
+  const nn::ParallelContext* parallel = &nn::alone();
 };
 
 /// A ConfigError with every problem of the shape where it has some. Parameters have no memory yet: nn::initialise or

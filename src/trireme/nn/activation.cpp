@@ -4,7 +4,7 @@
 
 namespace trireme::nn {
 
-at::Tensor Activate::run(at::Tensor x, Context&, Tape* tape) {
+at::Tensor Activate::forward(at::Tensor x, Context&, Tape* tape) {
   const at::Tensor rows = as_rows(x);
   at::Tensor y = at::empty_like(rows);
   kernels::activation_forward(y, rows, at::Tensor(), kind_);
@@ -13,7 +13,7 @@ at::Tensor Activate::run(at::Tensor x, Context&, Tape* tape) {
   return out;
 }
 
-at::Tensor Activate::run_back(at::Tensor dy, Context&, Tape& tape) {
+at::Tensor Activate::backward(at::Tensor dy, Context&, Tape& tape) {
   const auto [x] = tape.pop<1>();
   at::Tensor dx = at::empty_like(as_rows(x)), none;
   kernels::activation_backward(dx, none, as_rows(dy), as_rows(x), none, kind_);

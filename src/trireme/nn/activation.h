@@ -10,9 +10,10 @@ namespace trireme::nn {
 
 class Activate final : public UnaryLayer {
  public:
+  using UnaryLayer::backward, UnaryLayer::forward;
   explicit Activate(kernels::Activation kind) : kind_(kind) {}
-  at::Tensor run(at::Tensor x, Context& context, Tape* tape) override;
-  at::Tensor run_back(at::Tensor dy, Context& context, Tape& tape) override;
+  at::Tensor forward(at::Tensor x, Context& context, Tape* tape) override;
+  at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) override;
 
  private:
   kernels::Activation kind_;

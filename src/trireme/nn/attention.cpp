@@ -49,24 +49,24 @@ SelfAttention::SelfAttention(AttentionShape shape, Linear qkv, Linear out, std::
       core_(std::move(core)) {}
 
 SelfAttention::Heads SelfAttention::split(const at::Tensor& qkv) const {
-  const at::Tensor heads = qkv.view({qkv.size(0), qkv.size(1), -1, shape_.head_size});
-  return {heads.narrow(2, 0, shape_.heads), heads.narrow(2, shape_.heads, shape_.kv_heads),
-          heads.narrow(2, shape_.heads + shape_.kv_heads, shape_.kv_heads)};
+  const at::Tensor heads = qkv.view({qkv.size(0), qkv.size(1), -1, shape_.head_dim});
+  return {heads.narrow(2, 0, shape_.num_heads), heads.narrow(2, shape_.num_heads, shape_.num_kv_heads),
+          heads.narrow(2, shape_.num_heads + shape_.num_kv_heads, shape_.num_kv_heads)};
 }
 
 void SelfAttention::normalise(at::Tensor& qkv, Context& context, Tape* tape) {
   if (!norms_) return;
   const Heads heads = split(qkv);
   // The norms keep their inputs, and the views' memory is about to be overwritten.
-  heads.q.copy_(norms_->queries.run(heads.q.contiguous(), context, tape));
-  heads.k.copy_(norms_->keys.run(heads.k.contiguous(), context, tape));
+  heads.q.copy_(norms_->queries.forward(heads.q.contiguous(), context, tape));
+  heads.k.copy_(norms_->keys.forward(heads.k.contiguous(), context, tape));
 }
 
 void SelfAttention::normalise_back(at::Tensor& dqkv, Context& context, Tape& tape) {
   if (!norms_) return;
   const Heads heads = split(dqkv);
-  heads.k.copy_(norms_->keys.run_back(heads.k.contiguous(), context, tape));
-  heads.q.copy_(norms_->queries.run_back(heads.q.contiguous(), context, tape));
+  heads.k.copy_(norms_->keys.backward(heads.k.contiguous(), context, tape));
+  heads.q.copy_(norms_->queries.backward(heads.q.contiguous(), context, tape));
 }
 
 void SelfAttention::rotate(at::Tensor& qkv, const Context& context, bool inverse) const {
@@ -77,30 +77,30 @@ void SelfAttention::rotate(at::Tensor& qkv, const Context& context, bool inverse
       sequence.position_count > 0 ? sequence.position_count : at::max(positions).item<std::int64_t>() + 1;
   const auto& [cosines, sines] = rotary_->tables(count, qkv.options());
   // Queries and keys lie side by side and turn alike.
-  at::Tensor turned =
-      qkv.view({qkv.size(0), qkv.size(1), -1, shape_.head_size}).narrow(2, 0, shape_.heads + shape_.kv_heads);
-  kernels::rotary_(turned, cosines, sines, positions, kernels::RotaryPairs::kHalves, inverse);
+  at::Tensor transposed =
+      qkv.view({qkv.size(0), qkv.size(1), -1, shape_.head_dim}).narrow(2, 0, shape_.num_heads + shape_.num_kv_heads);
+  kernels::rotary_(transposed, cosines, sines, positions, kernels::RotaryPairs::kHalves, inverse);
 }
 
-KeyValueCache::Layer& SelfAttention::cache_layer(KeyValueCache& cache, const at::Tensor& qkv) const {
+KvCache::Layer& SelfAttention::cache_layer(KvCache& cache, const at::Tensor& qkv) const {
   if (cache.length + qkv.size(1) > cache.capacity) {
     throw ConfigError(
         fmt::format("{} tokens do not fit into a cache for {}", cache.length + qkv.size(1), cache.capacity));
   }
   const auto number = static_cast<std::size_t>(shape_.cache_layer);
   if (cache.layers.size() <= number) cache.layers.resize(number + 1);
-  KeyValueCache::Layer& layer = cache.layers[number];
+  KvCache::Layer& layer = cache.layers[number];
   if (!layer.keys.defined()) {
     const std::int64_t slots = shape_.window > 0 ? std::min(cache.capacity, shape_.window) : cache.capacity;
-    layer.keys = at::empty({qkv.size(0), slots, shape_.kv_heads, shape_.head_size}, qkv.options());
+    layer.keys = at::empty({qkv.size(0), slots, shape_.num_kv_heads, shape_.head_dim}, qkv.options());
     layer.values = at::empty_like(layer.keys);
   }
   return layer;
 }
 
 at::Tensor SelfAttention::run_cached(const at::Tensor& qkv, Context& context) const {
-  KeyValueCache& cache = *context.cache;
-  KeyValueCache::Layer& layer = cache_layer(cache, qkv);
+  KvCache& cache = *context.cache;
+  KvCache::Layer& layer = cache_layer(cache, qkv);
   const Heads heads = split(qkv);
   const std::int64_t added = qkv.size(1), length = cache.length + added, slots = layer.keys.size(1);
   Sequence queries, keys;
@@ -172,7 +172,7 @@ void SelfAttention::run_core_back(const Sequence& sequence, const Context& conte
                  {kept.out, kept.lse});
 }
 
-at::Tensor SelfAttention::run_onto(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) {
+at::Tensor SelfAttention::forward_add(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) {
   const Sequence& sequence = sequence_of(context, shape_.stream);
   at::Tensor entered;
   at::Tensor qkv = qkv_.product(x, context, &entered);
@@ -195,7 +195,7 @@ at::Tensor SelfAttention::run_onto(const at::Tensor& residual, at::Tensor x, Con
   return y;
 }
 
-at::Tensor SelfAttention::run_back(at::Tensor dy, Context& context, Tape& tape) {
+at::Tensor SelfAttention::backward(at::Tensor dy, Context& context, Tape& tape) {
   const Sequence& sequence = sequence_of(context, shape_.stream);
   auto [x, q, k, v, kept_out, lse, out] = tape.pop<7>();
   CoreKept kept{std::move(q), std::move(k), std::move(v), std::move(kept_out), std::move(lse)};
@@ -208,8 +208,8 @@ at::Tensor SelfAttention::run_back(at::Tensor dy, Context& context, Tape& tape) 
   }
   context.flops += 2 * core_flops(sequence, out);
   const at::Tensor dout = out_.gradients(dy, merge_heads(out), context, tape).view(out.sizes());
-  at::Tensor dqkv =
-      at::empty({out.size(0), out.size(1), (shape_.heads + 2 * shape_.kv_heads) * shape_.head_size}, out.options());
+  at::Tensor dqkv = at::empty(
+      {out.size(0), out.size(1), (shape_.num_heads + 2 * shape_.num_kv_heads) * shape_.head_dim}, out.options());
   const Heads parts = split(dqkv);
   CoreGradients gradients{parts.q, parts.k, parts.v};
   run_core_back(sequence, context, gradients, dout, kept);
@@ -225,13 +225,14 @@ Tensors CrossAttention::forward(Tensors inputs, Context& context, Tape* tape) {
   TRIREME_CHECK(inputs.size() == 2, "cross-attention takes an input and a memory, not {} tensors", inputs.size());
   at::Tensor x, memory;
   const auto by_heads = [&](const at::Tensor& wide, std::int64_t heads) {
-    return wide.view({wide.size(0), wide.size(1), heads, shape_.head_size});
+    return wide.view({wide.size(0), wide.size(1), heads, shape_.head_dim});
   };
-  const at::Tensor q = by_heads(q_.product(inputs[0], context, &x), shape_.heads);
-  const at::Tensor kv = by_heads(kv_.product(inputs[1], context, &memory), 2 * shape_.kv_heads);
+  const at::Tensor q = by_heads(q_.product(inputs[0], context, &x), shape_.num_heads);
+  const at::Tensor kv = by_heads(kv_.product(inputs[1], context, &memory), 2 * shape_.num_kv_heads);
   context.flops += block_flops(shape_, context.sequence, q, context.source, kv.size(1));
-  const auto [out, lse] = run_block(shape_, place_of(context.sequence, context.source), context, q,
-                                    kv.narrow(2, 0, shape_.kv_heads), kv.narrow(2, shape_.kv_heads, shape_.kv_heads));
+  const auto [out, lse] =
+      run_block(shape_, place_of(context.sequence, context.source), context, q, kv.narrow(2, 0, shape_.num_kv_heads),
+                kv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads));
   at::Tensor y = out_.product(merge_heads(out), context);
   if (tape) tape->push({std::move(x), std::move(memory), q, kv, out, lse});
   return {std::move(y)};
@@ -242,9 +243,11 @@ Tensors CrossAttention::backward(Tensors gradients, Context& context, Tape& tape
   context.flops += 2 * block_flops(shape_, context.sequence, q, context.source, kv.size(1));
   const at::Tensor dout = out_.gradients(gradients[0], merge_heads(out), context, tape).view(out.sizes());
   at::Tensor dq = at::empty_like(q), dkv = at::empty_like(kv);
-  CoreGradients parts{dq, dkv.narrow(2, 0, shape_.kv_heads), dkv.narrow(2, shape_.kv_heads, shape_.kv_heads)};
+  CoreGradients parts{dq, dkv.narrow(2, 0, shape_.num_kv_heads),
+                      dkv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads)};
   run_block_back(shape_, place_of(context.sequence, context.source), context, parts, dout, q,
-                 kv.narrow(2, 0, shape_.kv_heads), kv.narrow(2, shape_.kv_heads, shape_.kv_heads), {out, lse});
+                 kv.narrow(2, 0, shape_.num_kv_heads), kv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads),
+                 {out, lse});
   at::Tensor dx = q_.gradients(merge_heads(dq), x, context, tape);
   at::Tensor dmemory = kv_.gradients(merge_heads(dkv), memory, context, tape);
   return {std::move(dx), std::move(dmemory)};

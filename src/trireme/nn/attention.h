@@ -2,7 +2,8 @@
 //
 // Queries, keys and values come from one fused projection ([queries | keys | values] rows of one weight) and stay views
 // of its output. With grouped queries, several heads of queries share one of keys and values. Cross-attention takes its
-// keys and values from a second input. Ranks of a team have some of the heads, or some of the tokens (context_core.h).
+// keys and values from a second input. Ranks of a parallel context have some of the heads, or some of the tokens
+// (context_core.h).
 // Depends on: base, comm, kernels.
 #pragma once
 
@@ -24,13 +25,14 @@ struct QueryKeyNorm {
 
 class SelfAttention final : public ResidualLayer {
  public:
+  using UnaryLayer::backward, UnaryLayer::forward;
   /// `rotary` is shared by the layers of a model, whose positions it holds; null without. `core`: how ranks that share
   /// rows attend; null: rows are whole.
   SelfAttention(AttentionShape shape, Linear qkv, Linear out, std::optional<QueryKeyNorm> norms,
                 std::shared_ptr<RotaryTable> rotary, std::unique_ptr<ContextCore> core = nullptr);
-  at::Tensor run_onto(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) override;
-  bool adds_in_passing(const at::Tensor& x) const override { return out_.adds_in_passing(x); }
-  at::Tensor run_back(at::Tensor dy, Context& context, Tape& tape) override;
+  at::Tensor forward_add(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) override;
+  bool fuses_residual(const at::Tensor& x) const override { return out_.fuses_residual(x); }
+  at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) override;
 
  private:
   struct Heads {
@@ -40,7 +42,7 @@ class SelfAttention final : public ResidualLayer {
   void normalise(at::Tensor& qkv, Context& context, Tape* tape);
   void normalise_back(at::Tensor& dqkv, Context& context, Tape& tape);
   void rotate(at::Tensor& qkv, const Context& context, bool inverse) const;
-  KeyValueCache::Layer& cache_layer(KeyValueCache& cache, const at::Tensor& qkv) const;
+  KvCache::Layer& cache_layer(KvCache& cache, const at::Tensor& qkv) const;
   at::Tensor run_cached(const at::Tensor& qkv, Context& context) const;
   /// Of this rank's queries, forward.
   double core_flops(const Sequence& sequence, const at::Tensor& q) const;

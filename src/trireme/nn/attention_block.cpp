@@ -16,7 +16,7 @@ struct Options {
   std::optional<kernels::AttentionDropout> dropout;
 
   Options(const AttentionShape& shape, const BlockPlace& place, const Context& context) {
-    attention.scale = 1.0 / std::sqrt(static_cast<double>(shape.head_size));
+    attention.scale = 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
     attention.causal = shape.causal;
     attention.window = shape.window;
     attention.deterministic = shape.deterministic;

@@ -12,9 +12,9 @@
 namespace trireme::nn {
 
 struct AttentionShape {
-  std::string name;                                     ///< for dropout
-  std::int64_t heads = 1, kv_heads = 1, head_size = 1;  ///< that this rank computes with
-  std::int64_t first_head = 0;                          ///< of the model's, where ranks split them
+  std::string name;                                            ///< for dropout
+  std::int64_t num_heads = 1, num_kv_heads = 1, head_dim = 1;  ///< that this rank computes with
+  std::int64_t first_head = 0;                                 ///< of the model's, where ranks split them
   bool causal = true;
   std::int64_t window = 0;
   double dropout = 0;           ///< of probabilities

@@ -6,10 +6,10 @@
 
 namespace trireme::nn {
 
-Block::Block(std::vector<Branch> branches, bool norm_first, Stream stream, bool remake_norms)
+Block::Block(std::vector<Branch> branches, bool norm_first, Stream stream, bool recompute_norms)
     : branches_(std::move(branches)),
       norm_first_(norm_first),
-      remake_norms_(remake_norms && norm_first),
+      recompute_norms_(recompute_norms && norm_first),
       stream_(stream) {
   TRIREME_CHECK(!branches_.empty(), "a block without branches");
 }
@@ -41,7 +41,7 @@ at::Tensor Block::run_body_back(Branch& branch, at::Tensor dy, at::Tensor& dmemo
 ResidualLayer* Block::adding_body(const Branch& branch, const at::Tensor& x, const Context& context) const {
   if (branch.takes_memory || branch.dropout.active(context)) return nullptr;
   auto* body = dynamic_cast<ResidualLayer*>(branch.body.get());
-  return body != nullptr && body->adds_in_passing(x) ? body : nullptr;
+  return body != nullptr && body->fuses_residual(x) ? body : nullptr;
 }
 
 Tensors Block::forward(Tensors inputs, Context& context, Tape* tape) {
@@ -49,23 +49,23 @@ Tensors Block::forward(Tensors inputs, Context& context, Tape* tape) {
   for (Branch& branch : branches_) {
     if (!norm_first_) {
       delta = run_body(branch, residual, inputs, context, tape);
-      residual = branch.norm.run_sum(residual, delta, context, tape).y;
+      residual = branch.norm.forward_sum(residual, delta, context, tape).y;
       delta = at::Tensor();
       continue;
     }
     at::Tensor y;
     if (delta.defined()) {
-      auto both = branch.norm.run_sum(residual, delta, context, tape);
+      auto both = branch.norm.forward_sum(residual, delta, context, tape);
       residual = std::move(both.sum);
       y = std::move(both.y);
     } else {
-      y = branch.norm.run(residual, context, tape);
+      y = branch.norm.forward(residual, context, tape);
     }
-    const bool forgets = remake_norms_ && tape != nullptr;
+    const bool forgets = recompute_norms_ && tape != nullptr;
     const std::size_t mark = forgets ? tape->height() : 0;
     const at::Tensor normalised = forgets ? y : at::Tensor();
     if (ResidualLayer* body = adding_body(branch, y, context)) {
-      residual = body->run_onto(residual, std::move(y), context, tape);
+      residual = body->forward_add(residual, std::move(y), context, tape);
       delta = at::Tensor();
     } else {
       delta = run_body(branch, std::move(y), inputs, context, tape);
@@ -81,13 +81,13 @@ Tensors Block::backward(Tensors gradients, Context& context, Tape& tape) {
   at::Tensor dmemory = gradients.size() > 1 ? std::move(gradients[1]) : at::Tensor();
   for (auto branch = branches_.rbegin(); branch != branches_.rend(); ++branch) {
     if (norm_first_) {
-      if (remake_norms_) {
+      if (recompute_norms_) {
         tape.remake([&](const Tensors& kept) { return branch->norm.run_again(kept, context); });
       }
       const at::Tensor dy = run_body_back(*branch, dresidual, dmemory, context, tape);
       dresidual = branch->norm.run_back_sum(dy, std::move(dresidual), context, tape);
     } else {
-      const at::Tensor dsum = branch->norm.run_back(std::move(dresidual), context, tape);
+      const at::Tensor dsum = branch->norm.backward(std::move(dresidual), context, tape);
       // The body may not write into what the residual path still needs.
       dresidual = at::add(run_body_back(*branch, dsum, dmemory, context, tape), dsum);
     }

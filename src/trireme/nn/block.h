@@ -1,6 +1,6 @@
 // nn/block.h -- residual branches one after the other: x + f(norm(x)) (pre-norm) or norm(x + f(x)) (post-norm).
 //
-// The sum of a residual is one pass over memory with the norm after it, or with the product before it where the body
+// The sum of a residual is one pass over memory with the norm after it, or with the GEMM before it where the body
 // can do that and nothing is dropped in between. A block passes on tensors beyond the first (an encoder's output), to
 // branches that want them.
 // Depends on: base, kernels.
@@ -23,9 +23,9 @@ struct Branch {
 
 class Block final : public Layer {
  public:
-  /// `remake_norms`: what norms give is let go after the branch has run, and made again when it goes back (pre-norm
+  /// `remake_norms`: what norms give is let go after the branch has run, and recomputed when it goes back (pre-norm
   /// only, where norms' inputs are kept anyway).
-  Block(std::vector<Branch> branches, bool norm_first, Stream stream, bool remake_norms = false);
+  Block(std::vector<Branch> branches, bool norm_first, Stream stream, bool recompute_norms = false);
   Tensors forward(Tensors inputs, Context& context, Tape* tape) override;
   Tensors backward(Tensors gradients, Context& context, Tape& tape) override;
 
@@ -37,7 +37,7 @@ class Block final : public Layer {
   at::Tensor run_body_back(Branch& branch, at::Tensor dy, at::Tensor& dmemory, Context& context, Tape& tape);
 
   std::vector<Branch> branches_;
-  bool norm_first_, remake_norms_;
+  bool norm_first_, recompute_norms_;
   Stream stream_;
 };
 

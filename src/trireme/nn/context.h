@@ -20,7 +20,7 @@ struct RankMemory;
 namespace trireme::nn {
 
 class Stash;
-class CoinTable;
+class DropoutRngState;
 
 /// The tokens of a microbatch, [batch, sequence].
 struct Sequence {
@@ -47,14 +47,14 @@ struct LossTerm {
 void settle(std::vector<LossTerm>& losses);
 
 /// Which version of the weights a layer computes with: stashed, predicted or gathered ones in place of the current.
-class Weights {
+class WeightSource {
  public:
-  virtual ~Weights() = default;
+  virtual ~WeightSource() = default;
   virtual const at::Tensor& value(const Param& param) = 0;
 };
 
 /// Keys and values of earlier tokens, by attention layer: what makes generation linear in the length.
-struct KeyValueCache {
+struct KvCache {
   struct Layer {
     /// [batch, slots, kv heads, head size]: as many slots as the capacity, or the window where it is less; then
     /// position p lies in slot p mod window, and what no token will see again is overwritten.
@@ -80,14 +80,15 @@ struct Context {
   double gradient_scale =
       1;  ///< 1 / (tokens of the whole batch), times the loss scale: gradients come out as of the mean
   at::Tensor
-      scale_there;  ///< the same as a number on the GPU, float (double) [1], of a recorded step; undefined: as given
-  CoinTable* coins = nullptr;  ///< where a recorded step's dropout finds what differs from step to step; null: nowhere
+      scale_there;  ///< the same as a number on the GPU, float (double) [1], of a captured step; undefined: as given
+  DropoutRngState* dropout_rng =
+      nullptr;  ///< where a captured step's dropout finds what differs from step to step; null: nowhere
   std::vector<LossTerm> losses;
   bool losses_later = false;               ///< the terms may be left pending: whoever set it calls settle()
-  double flops = 0, recomputed_flops = 0;  ///< done so far in matrix products: flops.h
+  double flops = 0, recomputed_flops = 0;  ///< done so far in GEMMs: flops.h
 
-  KeyValueCache* cache = nullptr;
-  Weights* weights = nullptr;                         ///< null: the current ones
+  KvCache* cache = nullptr;
+  WeightSource* weights = nullptr;                    ///< null: the current ones
   std::function<void(Param&)> on_gradient = nullptr;  ///< a layer has added its part to this gradient
   Stash* stash = nullptr;                             ///< where kept inputs wait for backward; null: on the device
   device::RankMemory* memory = nullptr;               ///< where activations are counted; null: nowhere

@@ -11,7 +11,7 @@
 #include <memory>
 
 #include "trireme/nn/attention_block.h"
-#include "trireme/nn/team.h"
+#include "trireme/nn/parallel_context.h"
 
 namespace trireme::nn {
 
@@ -41,7 +41,7 @@ class ContextCore {
 };
 
 /// The team's way; null where this rank has whole rows. `team` is borrowed.
-std::unique_ptr<ContextCore> make_context_core(const Team& team);
+std::unique_ptr<ContextCore> make_context_core(const ParallelContext& parallel);
 
 // One a file; tokens as `split` says, of which ranks of `group` hold the outer shares.
 std::unique_ptr<ContextCore> make_gather_core(const TokenSplit& split, comm::Group& group);

@@ -118,13 +118,13 @@ std::unique_ptr<ContextCore> make_gather_core(const TokenSplit& split, comm::Gro
   return std::make_unique<GatherCore>(split, group);
 }
 
-std::unique_ptr<ContextCore> make_context_core(const Team& team) {
+std::unique_ptr<ContextCore> make_context_core(const ParallelContext& parallel) {
   std::unique_ptr<ContextCore> core;
-  if (team.tokens.outer > 1) {
-    core = team.context == spec::ContextKind::kRing ? make_ring_core(team.tokens, *team.ring)
-                                                    : make_gather_core(team.tokens, *team.ring);
+  if (parallel.tokens.outer > 1) {
+    core = parallel.context == spec::ContextKind::kRing ? make_ring_core(parallel.tokens, *parallel.ring)
+                                                        : make_gather_core(parallel.tokens, *parallel.ring);
   }
-  if (team.tokens.inner > 1) core = make_ulysses_core(*team.heads, std::move(core));
+  if (parallel.tokens.inner > 1) core = make_ulysses_core(*parallel.heads, std::move(core));
   return core;
 }
 

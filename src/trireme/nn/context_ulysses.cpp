@@ -51,7 +51,7 @@ class UlyssesCore final : public ContextCore {
   AttentionShape inside(const AttentionShape& shape, const at::Tensor& q, const at::Tensor& k) const {
     AttentionShape out = shape;
     out.heads = q.size(2);
-    out.kv_heads = k.size(2);
+    out.num_kv_heads = k.size(2);
     out.first_head += group_.rank() * out.heads;
     return out;
   }
@@ -89,11 +89,11 @@ class UlyssesCore final : public ContextCore {
     return in.permute({1, 2, 0, 3, 4}).contiguous().view({batch, tokens, ranks * heads, x.size(3)});
   }
 
-  at::Tensor kv_to_tokens(const at::Tensor& dk, std::int64_t kv_heads) const {
+  at::Tensor kv_to_tokens(const at::Tensor& dk, std::int64_t num_kv_heads) const {
     const at::Tensor all = to_tokens(dk);
-    if (all.size(2) == kv_heads) return all;
+    if (all.size(2) == num_kv_heads) return all;
     const auto sums = all.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    return at::sum(all.view({all.size(0), all.size(1), kv_heads, -1, all.size(3)}), {3}, false, sums);
+    return at::sum(all.view({all.size(0), all.size(1), num_kv_heads, -1, all.size(3)}), {3}, false, sums);
   }
 
   comm::Group& group_;

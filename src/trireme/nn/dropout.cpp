@@ -21,9 +21,10 @@ Random stream_of(const std::string& name, std::uint64_t seed, std::int64_t step)
 
 }  // namespace
 
-CoinTable::CoinTable(at::Device device) : words_(at::zeros({kMost, 4}, at::TensorOptions(at::kInt).device(device))) {}
+DropoutRngState::DropoutRngState(at::Device device)
+    : words_(at::zeros({kMost, 4}, at::TensorOptions(at::kInt).device(device))) {}
 
-at::Tensor CoinTable::place(const std::string& name) {
+at::Tensor DropoutRngState::place(const std::string& name) {
   const auto found = std::find(names_.begin(), names_.end(), name);
   const auto index = static_cast<std::int64_t>(found - names_.begin());
   TRIREME_CHECK(index < kMost, "more than {} dropouts in one recorded step", kMost);
@@ -31,7 +32,7 @@ at::Tensor CoinTable::place(const std::string& name) {
   return words_.select(0, index);
 }
 
-void CoinTable::fill(std::uint64_t seed, std::int64_t step) {
+void DropoutRngState::fill(std::uint64_t seed, std::int64_t step) {
   if (names_.empty()) return;
   const auto count = static_cast<std::int64_t>(names_.size());
   // Pinned memory, which the tensor library keeps until the copy is done.
@@ -65,7 +66,7 @@ at::Tensor token_numbers(const Sequence& sequence, const Context& context, std::
 
 void Dropout::apply(at::Tensor& x, const Sequence& sequence, const Context& context) const {
   if (!active(context)) return;
-  const at::Tensor words = context.coins != nullptr ? context.coins->place(name_) : at::Tensor();
+  const at::Tensor words = context.dropout_rng != nullptr ? context.dropout_rng->place(name_) : at::Tensor();
   const kernels::Dropout rule{
       .stream = stream_of(name_, context.seed, context.step), .p = p_, .words = words.defined() ? &words : nullptr};
   at::Tensor rows = as_rows(x);

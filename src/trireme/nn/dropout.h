@@ -10,16 +10,16 @@
 
 namespace trireme::nn {
 
-/// Which part of a sequence's tokens, cut evenly, a layer sees: between matrices that a team splits.
+/// Which part of a sequence's tokens, cut evenly, a layer sees: between matrices that a parallel context splits.
 struct SequencePart {
   int index = 0, count = 1;
 };
 
-/// What the coins of a step's dropouts are made of, in a GPU's memory: a recorded step reads them there, and each
+/// What the coins of a step's dropouts are made of, in a GPU's memory: a captured step reads them there, and each
 /// step's are put there before it starts. The same coins as without.
-class CoinTable {
+class DropoutRngState {
  public:
-  explicit CoinTable(at::Device device);
+  explicit DropoutRngState(at::Device device);
   /// The place of this layer's, given out when it is first asked for.
   at::Tensor place(const std::string& name);
   /// Every place gets what the layer would draw in this step; the host does not wait.

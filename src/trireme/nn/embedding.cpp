@@ -34,8 +34,8 @@ void add_rows(Param& param, const at::Tensor& ids, const at::Tensor& rows, std::
 
 }  // namespace
 
-Embedding::Embedding(EmbeddingParts parts, std::optional<Norm> norm, Dropout dropout, const Team& team)
-    : parts_(std::move(parts)), norm_(std::move(norm)), dropout_(std::move(dropout)), team_(&team) {
+Embedding::Embedding(EmbeddingParts parts, std::optional<Norm> norm, Dropout dropout, const ParallelContext& parallel)
+    : parts_(std::move(parts)), norm_(std::move(norm)), dropout_(std::move(dropout)), parallel_(&parallel) {
   for (Param* param : {parts_.tokens, parts_.positions, parts_.segments}) {
     if (param) ++param->uses;
   }
@@ -51,11 +51,11 @@ void Embedding::check(const at::Tensor& ids, const at::Tensor& positions, Contex
 }
 
 at::Tensor Embedding::part_of(const at::Tensor& numbers) const {
-  if (!team_->splits_sequence()) return numbers;
-  const std::int64_t part = numbers.size(1) / team_->tensor_ranks();
-  TRIREME_CHECK(part * team_->tensor_ranks() == numbers.size(1), "{} tokens cannot be split over {} ranks",
-                numbers.size(1), team_->tensor_ranks());
-  return numbers.narrow(1, part * team_->tensor_rank(), part);
+  if (!parallel_->splits_sequence()) return numbers;
+  const std::int64_t part = numbers.size(1) / parallel_->tensor_ranks();
+  TRIREME_CHECK(part * parallel_->tensor_ranks() == numbers.size(1), "{} tokens cannot be split over {} ranks",
+                numbers.size(1), parallel_->tensor_ranks());
+  return numbers.narrow(1, part * parallel_->tensor_rank(), part);
 }
 
 at::Tensor Embedding::position_table(Context& context) {
@@ -73,7 +73,7 @@ at::Tensor Embedding::token_vectors(const at::Tensor& ids, const at::Tensor& pos
   const at::Tensor& tokens = context.value(*parts_.tokens);
   at::Tensor out = at::empty({ids.size(0), ids.size(1), tokens.size(1)}, tokens.options());
   // A scale applies to the token vectors alone, and slices are summed first: then positions come after.
-  const bool slices = team_->tensor_ranks() > 1;
+  const bool slices = parallel_->tensor_ranks() > 1;
   const bool together = parts_.scale == 1 && table.defined() && !slices;
   const at::Tensor none;
   kernels::embedding_forward({.out = out,
@@ -82,10 +82,10 @@ at::Tensor Embedding::token_vectors(const at::Tensor& ids, const at::Tensor& pos
                               .ids2 = together ? positions : none,
                               .table2 = together ? table : none,
                               .first_row = parts_.tokens->placement.pieces.at(0).box.begin[0]});
-  if (team_->splits_sequence()) {
-    out = scatter_sum_tokens(out, *team_->tensor);
+  if (parallel_->splits_sequence()) {
+    out = reduce_scatter_tokens(out, *parallel_->tensor);
   } else if (slices) {
-    sum_over(out, *team_->tensor);
+    sum_over(out, *parallel_->tensor);
   }
   if (parts_.scale != 1) out.mul_(parts_.scale);
   if (table.defined() && !together) {
@@ -94,7 +94,7 @@ at::Tensor Embedding::token_vectors(const at::Tensor& ids, const at::Tensor& pos
   return out;
 }
 
-at::Tensor Embedding::run(at::Tensor ids, Context& context, Tape* tape) {
+at::Tensor Embedding::forward(at::Tensor ids, Context& context, Tape* tape) {
   const Sequence& sequence = sequence_of(context, parts_.stream);
   check(ids, sequence.positions, context);
   at::Tensor out = token_vectors(ids, sequence.positions, position_table(context), context);
@@ -106,23 +106,23 @@ at::Tensor Embedding::run(at::Tensor ids, Context& context, Tape* tape) {
     out.add_(context.value(*parts_.segments).index_select(0, segments.reshape(-1)).view_as(out));
   }
   if (tape) tape->push({std::move(ids), std::move(segments)});
-  if (norm_) out = norm_->run(std::move(out), context, tape);
+  if (norm_) out = norm_->forward(std::move(out), context, tape);
   dropout_.apply(out, sequence, context);
   return out;
 }
 
-at::Tensor Embedding::run_back(at::Tensor dy, Context& context, Tape& tape) {
+at::Tensor Embedding::backward(at::Tensor dy, Context& context, Tape& tape) {
   const Sequence& sequence = sequence_of(context, parts_.stream);
   if (dropout_.active(context)) {
     if (!may_overwrite(dy)) dy = dy.clone();
     dropout_.apply(dy, sequence, context);
   }
-  if (norm_) dy = norm_->run_back(std::move(dy), context, tape);
+  if (norm_) dy = norm_->backward(std::move(dy), context, tape);
   const auto [ids, segments] = tape.pop<2>();
   const at::Tensor rows = as_rows(dy);
   if (parts_.positions) add_rows(*parts_.positions, part_of(sequence.positions), rows, 0, context);
   if (parts_.segments) add_rows(*parts_.segments, segments, rows, 0, context);
-  const at::Tensor whole = team_->splits_sequence() ? as_rows(gather_tokens(dy, *team_->tensor)) : rows;
+  const at::Tensor whole = parallel_->splits_sequence() ? as_rows(all_gather_tokens(dy, *parallel_->tensor)) : rows;
   add_rows(*parts_.tokens, ids, parts_.scale == 1 ? whole : whole * parts_.scale,
            parts_.tokens->placement.pieces.at(0).box.begin[0], context);
   return {};

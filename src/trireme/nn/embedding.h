@@ -1,5 +1,5 @@
 // nn/embedding.h -- token numbers to vectors, with learned or fixed positions, token types, a norm and dropout, as
-// models ask. Ranks of a team have a slice of the vocabulary each.
+// models ask. Ranks of a parallel context have a slice of the vocabulary each.
 //
 // Depends on: base, comm, kernels.
 #pragma once
@@ -8,7 +8,7 @@
 
 #include "trireme/nn/dropout.h"
 #include "trireme/nn/norm.h"
-#include "trireme/nn/team.h"
+#include "trireme/nn/parallel_context.h"
 
 namespace trireme::nn {
 
@@ -23,11 +23,12 @@ struct EmbeddingParts {
 
 class Embedding final : public UnaryLayer {
  public:
-  Embedding(EmbeddingParts parts, std::optional<Norm> norm, Dropout dropout, const Team& team = alone());
+  using UnaryLayer::backward, UnaryLayer::forward;
+  Embedding(EmbeddingParts parts, std::optional<Norm> norm, Dropout dropout, const ParallelContext& parallel = alone());
   /// int64 [batch, sequence] to [batch, sequence, width]. A ConfigError for a token beyond the vocabulary or a position
   /// beyond the table.
-  at::Tensor run(at::Tensor ids, Context& context, Tape* tape) override;
-  at::Tensor run_back(at::Tensor dy, Context& context, Tape& tape) override;
+  at::Tensor forward(at::Tensor ids, Context& context, Tape* tape) override;
+  at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) override;
 
  private:
   void check(const at::Tensor& ids, const at::Tensor& positions, Context& context) const;
@@ -40,7 +41,7 @@ class Embedding final : public UnaryLayer {
   EmbeddingParts parts_;
   std::optional<Norm> norm_;
   Dropout dropout_;
-  const Team* team_;
+  const ParallelContext* parallel_;
   at::Tensor fixed_;  ///< parts_.fixed_positions in the compute type, made when first needed
 };
 

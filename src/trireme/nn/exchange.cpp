@@ -36,28 +36,30 @@ std::vector<int> others(const comm::Group& group) {
 
 }  // namespace
 
-PendingGather::PendingGather(const at::Tensor& part, comm::Group& group) : part_(part.contiguous()) {
+PendingAllGather::PendingAllGather(const at::Tensor& part, comm::Group& group) : part_(part.contiguous()) {
   blocks_ = at::empty({group.size(), part.size(0), part.size(1), part.size(2)}, part.options());
   work_ = group.all_gather(device::to_const_buffer(part_), device::to_buffer(blocks_));
 }
 
-at::Tensor PendingGather::wait() {
+at::Tensor PendingAllGather::wait() {
   work_.wait();
   part_ = at::Tensor();
   return side_by_side(std::exchange(blocks_, at::Tensor()));
 }
 
-at::Tensor gather_tokens(const at::Tensor& part, comm::Group& group) { return PendingGather(part, group).wait(); }
+at::Tensor all_gather_tokens(const at::Tensor& part, comm::Group& group) {
+  return PendingAllGather(part, group).wait();
+}
 
 void sum_over(at::Tensor& tensor, comm::Group& group) {
   group.all_reduce(device::to_buffer(tensor), comm::Reduce::kSum).wait();
 }
 
-at::Tensor scatter_sum_tokens(const at::Tensor& whole, comm::Group& group) {
-  return PendingSum(whole, group, /*scatter=*/true).wait();
+at::Tensor reduce_scatter_tokens(const at::Tensor& whole, comm::Group& group) {
+  return PendingReduceScatter(whole, group, /*scatter=*/true).wait();
 }
 
-PendingSum::PendingSum(at::Tensor tensor, comm::Group& group, bool scatter) {
+PendingReduceScatter::PendingReduceScatter(at::Tensor tensor, comm::Group& group, bool scatter) {
   if (!scatter) {
     tensor_ = part_ = tensor.contiguous();
     work_ = group.all_reduce(device::to_buffer(tensor_), comm::Reduce::kSum);
@@ -68,16 +70,15 @@ PendingSum::PendingSum(at::Tensor tensor, comm::Group& group, bool scatter) {
   work_ = group.reduce_scatter(device::to_const_buffer(tensor_), device::to_buffer(part_), comm::Reduce::kSum);
 }
 
-at::Tensor PendingSum::wait() {
+at::Tensor PendingReduceScatter::wait() {
   work_.wait();
   tensor_ = at::Tensor();
   return std::move(part_);
 }
 
-GatheredProduct gathered_product(const at::Tensor& part, comm::Group& group, bool overlap,
-                                 const TokenProduct& product) {
+GatheredGemm gathered_product(const at::Tensor& part, comm::Group& group, bool overlap, const TokenProduct& product) {
   if (!overlap) {
-    GatheredProduct out{.x = gather_tokens(part, group)};
+    GatheredGemm out{.x = all_gather_tokens(part, group)};
     out.y = product(out.x);
     return out;
   }
@@ -103,7 +104,7 @@ GatheredProduct gathered_product(const at::Tensor& part, comm::Group& group, boo
   return {.x = side_by_side(blocks), .y = at::cat(products, 1)};
 }
 
-PendingProduct::PendingProduct(const at::Tensor& whole, comm::Group& group, const TokenProduct& product)
+PendingGemm::PendingGemm(const at::Tensor& whole, comm::Group& group, const TokenProduct& product)
     : incoming_(static_cast<std::size_t>(group.size())), receives_(incoming_.size()) {
   const std::int64_t part = whole.size(1) / group.size();
   const auto of_rank = [&](int rank) { return product(whole.narrow(1, part * rank, part).contiguous()); };
@@ -117,7 +118,7 @@ PendingProduct::PendingProduct(const at::Tensor& whole, comm::Group& group, cons
   incoming_[static_cast<std::size_t>(group.rank())] = of_rank(group.rank());
 }
 
-at::Tensor PendingProduct::wait() {
+at::Tensor PendingGemm::wait() {
   at::Tensor sum;
   for (std::size_t rank = 0; rank < incoming_.size(); ++rank) {  // by rank: the same order in every run
     receives_[rank].wait();
@@ -128,7 +129,7 @@ at::Tensor PendingProduct::wait() {
 }
 
 at::Tensor scattered_product(const at::Tensor& whole, comm::Group& group, bool overlap, const TokenProduct& product) {
-  return overlap ? PendingProduct(whole, group, product).wait() : scatter_sum_tokens(product(whole), group);
+  return overlap ? PendingGemm(whole, group, product).wait() : reduce_scatter_tokens(product(whole), group);
 }
 
 }  // namespace trireme::nn

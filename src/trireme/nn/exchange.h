@@ -1,8 +1,9 @@
-// nn/exchange.h -- what ranks of a team pass to each other around a product: gathered tokens, sums, scattered sums.
+// nn/exchange.h -- what ranks of a parallel context pass to each other around a GEMM: gathered tokens, sums,
+// reduce-scatters.
 //
-// Tensors are [batch, tokens, width]; a rank's part is a stretch of the tokens. A gather and a scattered sum move
+// Tensors are [batch, tokens, width]; a rank's part is a stretch of the tokens. A gather and a reduce-scatter move
 // (p - 1)/p of the whole tensor per rank, a sum twice that. With `overlap` the parts travel one by one while others
-// are computed with: a gather starts with what is here, a scattered sum with what is wanted elsewhere. Sums have a
+// are computed with: a gather starts with what is here, a reduce-scatter with what is wanted elsewhere. Sums have a
 // fixed order in either case, so that a run repeats to the bit.
 // Depends on: base, comm, device.
 #pragma once
@@ -17,16 +18,16 @@
 namespace trireme::nn {
 
 /// The parts of all ranks, in their order.
-at::Tensor gather_tokens(const at::Tensor& part, comm::Group& group);
+at::Tensor all_gather_tokens(const at::Tensor& part, comm::Group& group);
 /// Sums over ranks, in place; contiguous.
 void sum_over(at::Tensor& tensor, comm::Group& group);
 /// Of the sum over ranks, this rank's part.
-at::Tensor scatter_sum_tokens(const at::Tensor& whole, comm::Group& group);
+at::Tensor reduce_scatter_tokens(const at::Tensor& whole, comm::Group& group);
 
 /// A sum under way, of which this rank gets everything or its part.
-class PendingSum {
+class PendingReduceScatter {
  public:
-  PendingSum(at::Tensor tensor, comm::Group& group, bool scatter);
+  PendingReduceScatter(at::Tensor tensor, comm::Group& group, bool scatter);
   at::Tensor wait();
 
  private:
@@ -35,9 +36,9 @@ class PendingSum {
 };
 
 /// A gather under way.
-class PendingGather {
+class PendingAllGather {
  public:
-  PendingGather(const at::Tensor& part, comm::Group& group);
+  PendingAllGather(const at::Tensor& part, comm::Group& group);
   at::Tensor wait();
 
  private:
@@ -47,15 +48,15 @@ class PendingGather {
 
 /// Tokens to tokens, each by itself: [batch, n, in] to [batch, n, out].
 using TokenProduct = std::function<at::Tensor(const at::Tensor& tokens)>;
-struct GatheredProduct {
-  at::Tensor x, y;  ///< what was gathered, and its product
+struct GatheredGemm {
+  at::Tensor x, y;  ///< what was gathered, and its GEMM
 };
-GatheredProduct gathered_product(const at::Tensor& part, comm::Group& group, bool overlap, const TokenProduct& product);
-/// A scattered sum of products in parts: those of other ranks are computed and sent first, then this rank's own; the
+GatheredGemm gathered_product(const at::Tensor& part, comm::Group& group, bool overlap, const TokenProduct& product);
+/// A reduce-scatter of GEMMs in parts: those of other ranks are computed and sent first, then this rank's own; the
 /// others' are still on their way when it is made.
-class PendingProduct {
+class PendingGemm {
  public:
-  PendingProduct(const at::Tensor& whole, comm::Group& group, const TokenProduct& product);
+  PendingGemm(const at::Tensor& whole, comm::Group& group, const TokenProduct& product);
   at::Tensor wait();
 
  private:
@@ -63,7 +64,7 @@ class PendingProduct {
   std::vector<comm::Work> receives_;
   comm::Batch sends_;
 };
-/// This rank's part of the sum over ranks of product(whole).
+/// This rank's part of the sum over ranks of GEMM(whole).
 at::Tensor scattered_product(const at::Tensor& whole, comm::Group& group, bool overlap, const TokenProduct& product);
 
 }  // namespace trireme::nn

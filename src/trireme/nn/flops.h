@@ -1,6 +1,6 @@
-// nn/flops.h -- what layers count while they compute: multiply-adds of matrix products, as two operations each.
+// nn/flops.h -- what layers count while they compute: multiply-adds of GEMMs, as two operations each.
 //
-// Counted where the products are made, from the tensors that went in. What recomputation does a second time is counted
+// Counted where the GEMMs are made, from the tensors that went in. What recomputation does a second time is counted
 // apart, and so is not done twice by the model: utilisation is told without it. Attention counts the pairs that the
 // mask, the window and the documents leave, its backward as twice its forward.
 // Depends on: nn/context.h.
@@ -12,7 +12,7 @@
 
 namespace trireme::nn {
 
-/// Of a product of [m, k] with [k, n].
+/// Of a GEMM of [m, k] with [k, n].
 inline double product_flops(std::int64_t m, std::int64_t k, std::int64_t n) {
   return 2.0 * static_cast<double>(m) * static_cast<double>(k) * static_cast<double>(n);
 }

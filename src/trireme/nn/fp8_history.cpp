@@ -14,7 +14,7 @@ namespace trireme::nn {
 Fp8History::Fp8History(Params& params, std::int64_t length, std::int64_t margin, at::Device device)
     : length_(length), margin_(margin) {
   for (Param& param : params) {
-    if (param.products == spec::Products::kFp8Delayed) followed_.push_back(&param);
+    if (param.gemm == spec::GemmPrecision::kFp8Delayed) followed_.push_back(&param);
   }
   const auto tensors = static_cast<std::int64_t>(followed_.size()) * kRows;
   at::Tensor table = at::zeros({tensors, 3 + length}, at::kFloat);

@@ -1,6 +1,6 @@
-// nn/fp8_history.h -- delayed scales of 8-bit products: from the largest numbers of the steps before.
+// nn/fp8_history.h -- delayed scales of FP8 GEMMs: from the largest numbers of the steps before.
 //
-// For each matrix with such products three tensors are followed: what is multiplied with it, it itself, and the
+// For each matrix with such GEMMs three tensors are followed: what is multiplied with it, it itself, and the
 // gradients that come back. While a step runs their largest numbers are noted on the GPU; advance() turns them into the
 // next step's scales, all of them in one launch. In the first step scales come from the numbers as they are. Ranks that
 // hold copies or parts of the same matrices take the largest of all of them, and so have the scales of one rank.
@@ -18,7 +18,7 @@ class State;
 class Fp8History {
  public:
   enum Row : std::int64_t { kActivation, kWeight, kGradient, kRows };
-  /// The matrices whose products are so rounded get their rows; `params` are borrowed.
+  /// The matrices whose GEMMs are so rounded get their rows; `params` are borrowed.
   Fp8History(Params& params, std::int64_t length, std::int64_t margin, at::Device device);
 
   bool empty() const { return followed_.empty(); }

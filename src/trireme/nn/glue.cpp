@@ -7,12 +7,12 @@
 namespace trireme::nn {
 
 Tensors OnFirst::forward(Tensors inputs, Context& context, Tape* tape) {
-  inputs.at(0) = layer_->run(std::move(inputs.at(0)), context, tape);
+  inputs.at(0) = layer_->forward(std::move(inputs.at(0)), context, tape);
   return inputs;
 }
 
 Tensors OnFirst::backward(Tensors gradients, Context& context, Tape& tape) {
-  gradients.at(0) = layer_->run_back(std::move(gradients.at(0)), context, tape);
+  gradients.at(0) = layer_->backward(std::move(gradients.at(0)), context, tape);
   return gradients;
 }
 

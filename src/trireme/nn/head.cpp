@@ -19,7 +19,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/device/tensor_buffer.h"
-#include "trireme/kernels/product.h"
+#include "trireme/kernels/gemm.h"
 #include "trireme/nn/exchange.h"
 #include "trireme/nn/flops.h"
 
@@ -71,8 +71,8 @@ void check_targets(const at::Tensor& targets, std::int64_t vocabulary) {
 
 }  // namespace
 
-Head::Head(Param& weight, Param* bias, HeadOptions options, const Team& team)
-    : weight_(weight), bias_(bias), options_(options), team_(&team), slices_(team.tensor_ranks() > 1) {
+Head::Head(Param& weight, Param* bias, HeadOptions options, const ParallelContext& parallel)
+    : weight_(weight), bias_(bias), options_(options), parallel_(&parallel), slices_(parallel.tensor_ranks() > 1) {
   ++weight_.uses;
   if (bias_) ++bias_->uses;
   const layout::Box& box = weight_.placement.pieces.at(0).box;
@@ -89,7 +89,7 @@ at::Tensor Head::logits(const at::Tensor& rows, Context& context) const {
 at::Tensor Head::all_logits(const at::Tensor& rows, Context& context) const {
   const at::Tensor mine = logits(rows, context);
   if (!slices_) return mine;
-  comm::Group& group = *team_->tensor;
+  comm::Group& group = *parallel_->tensor;
   at::Tensor blocks = at::empty({group.size(), mine.size(0), mine.size(1)}, mine.options());
   group.all_gather(device::to_const_buffer(mine), device::to_buffer(blocks)).wait();
   return blocks.transpose(0, 1).reshape({mine.size(0), -1}).narrow(1, 0, weight_.placement.shape[0]).contiguous();
@@ -122,7 +122,7 @@ Head::Values Head::cross_entropy_over_slices(at::Tensor& logits, const at::Tenso
   at::Tensor lse = mine.select(0, 0), hits = mine.select(0, 1);
   at::Tensor sums = options_.label_smoothing > 0 ? mine.select(0, 2) : at::Tensor();
   kernels::cross_entropy_slice_values({.logits = real, .targets = of_slice, .lse = lse, .hits = hits, .sums = sums});
-  comm::Group& group = *team_->tensor;
+  comm::Group& group = *parallel_->tensor;
   at::Tensor all = at::empty({group.size(), 3, logits.size(0)}, mine.options());
   group.all_gather(device::to_const_buffer(mine), device::to_buffer(all)).wait();
   const at::Tensor whole = at::logsumexp(all.select(1, 0), {0}), hit = at::sum(all.select(1, 1), {0});
@@ -132,16 +132,16 @@ Head::Values Head::cross_entropy_over_slices(at::Tensor& logits, const at::Tenso
   if (options_.z_loss > 0) values.z_losses = whole * whole * options_.z_loss;
   if (scales.defined()) {
     kernels::cross_entropy_slice_gradients(
-        {.logits = real, .targets = of_slice, .scale = scales, .lse = whole, .vocabulary = vocabulary},
+        {.logits = real, .targets = of_slice, .scale = scales, .lse = whole, .vocab_size = vocabulary},
         {.label_smoothing = smoothing, .z_loss = options_.z_loss});
     logits.narrow(1, classes_, logits.size(1) - classes_).zero_();
   }
   return values;
 }
 
-at::Tensor Head::run(at::Tensor x, Context& context, Tape* tape) {
-  const bool sequence = team_->splits_sequence();
-  const at::Tensor entered = sequence ? gather_tokens(x, *team_->tensor) : x;
+at::Tensor Head::forward(at::Tensor x, Context& context, Tape* tape) {
+  const bool sequence = parallel_->splits_sequence();
+  const at::Tensor entered = sequence ? all_gather_tokens(x, *parallel_->tensor) : x;
   const at::Tensor rows = as_rows(entered);
   const at::Tensor& weight = context.value(weight_);
   if (!context.targets.defined()) {
@@ -183,16 +183,16 @@ at::Tensor Head::run(at::Tensor x, Context& context, Tape* tape) {
   if (tape) {
     dx = dx.view(entered.sizes());
     if (sequence) {
-      dx = scatter_sum_tokens(dx, *team_->tensor);
+      dx = reduce_scatter_tokens(dx, *parallel_->tensor);
     } else if (slices_) {
-      sum_over(dx, *team_->tensor);
+      sum_over(dx, *parallel_->tensor);
     }
     tape->push({std::move(dx)});
   }
   return mean;
 }
 
-at::Tensor Head::run_back(at::Tensor, Context& context, Tape& tape) {
+at::Tensor Head::backward(at::Tensor, Context& context, Tape& tape) {
   context.added(weight_);
   if (bias_) context.added(*bias_);
   return std::move(tape.pop<1>()[0]);

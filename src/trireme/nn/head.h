@@ -2,8 +2,8 @@
 //
 // Logits are never held for all tokens at once: rows are taken in chunks, and while a chunk's logits are in memory both
 // their loss and their gradients are computed, so the backward pass only hands on what is ready. Weight gradients of
-// the head therefore arise in the forward pass of training. Ranks of a team have a slice of the vocabulary each; what
-// they exchange is three numbers a token, never logits.
+// the head therefore arise in the forward pass of training. Ranks of a parallel context have a slice of the vocabulary
+// each; what they exchange is three numbers a token, never logits.
 // Depends on: base, comm, kernels.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 #include "trireme/kernels/cross_entropy.h"
 #include "trireme/nn/layer.h"
-#include "trireme/nn/team.h"
+#include "trireme/nn/parallel_context.h"
 
 namespace trireme::nn {
 
@@ -23,14 +23,15 @@ struct HeadOptions {
 
 class Head final : public UnaryLayer {
  public:
+  using UnaryLayer::backward, UnaryLayer::forward;
   /// `weight` [vocabulary, width], perhaps the token embedding; `bias` [vocabulary] or null: this rank's slices.
-  Head(Param& weight, Param* bias, HeadOptions options, const Team& team = alone());
+  Head(Param& weight, Param* bias, HeadOptions options, const ParallelContext& parallel = alone());
   /// x [batch, sequence, width]. Without targets in the context: the logits [batch, sequence, vocabulary]. With them:
   /// the mean loss, a scalar in float (double), over what takes part; "loss" (and "z_loss") is added to the context's
   /// losses.
-  at::Tensor run(at::Tensor x, Context& context, Tape* tape) override;
+  at::Tensor forward(at::Tensor x, Context& context, Tape* tape) override;
   /// `dy` may be undefined: the loss is the end, and the context's gradient_scale says how much it weighs.
-  at::Tensor run_back(at::Tensor dy, Context& context, Tape& tape) override;
+  at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) override;
 
  private:
   /// Numbers of a chunk's tokens.
@@ -46,7 +47,7 @@ class Head final : public UnaryLayer {
   Param& weight_;
   Param* bias_;
   HeadOptions options_;
-  const Team* team_;
+  const ParallelContext* parallel_;
   bool slices_;                         // this rank has some of the classes only:
   std::int64_t first_class_, classes_;  // these; padding follows
 };

@@ -8,12 +8,12 @@ namespace trireme::nn {
 
 Tensors UnaryLayer::forward(Tensors inputs, Context& context, Tape* tape) {
   TRIREME_CHECK(inputs.size() == 1, "a layer of one input was given {}", inputs.size());
-  return {run(std::move(inputs[0]), context, tape)};
+  return {forward(std::move(inputs[0]), context, tape)};
 }
 
 Tensors UnaryLayer::backward(Tensors gradients, Context& context, Tape& tape) {
   TRIREME_CHECK(gradients.size() == 1, "a layer of one output was given {} gradients", gradients.size());
-  return {run_back(std::move(gradients[0]), context, tape)};
+  return {backward(std::move(gradients[0]), context, tape)};
 }
 
 at::Tensor as_rows(const at::Tensor& x) { return x.view({-1, x.size(-1)}); }
@@ -32,7 +32,7 @@ void settle(std::vector<LossTerm>& losses) {
 
 Sequence plain_sequence(std::int64_t batch, std::int64_t length, std::int64_t first_position) {
   const at::Tensor row = at::arange(first_position, first_position + length, at::kLong);
-  return {.positions = row.unsqueeze(0).expand({batch, length}).contiguous(), .first_position = first_position};
+  return {.max_seq_len = row.unsqueeze(0).expand({batch, length}).contiguous(), .first_position = first_position};
 }
 
 }  // namespace trireme::nn

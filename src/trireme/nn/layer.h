@@ -26,24 +26,27 @@ class UnaryLayer : public Layer {
   Tensors forward(Tensors inputs, Context& context, Tape* tape) final;
   Tensors backward(Tensors gradients, Context& context, Tape& tape) final;
 
-  virtual at::Tensor run(at::Tensor x, Context& context, Tape* tape) = 0;
-  virtual at::Tensor run_back(at::Tensor dy, Context& context, Tape& tape) = 0;
+  virtual at::Tensor forward(at::Tensor x, Context& context, Tape* tape) = 0;
+  virtual at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) = 0;
 };
 
 /// One whose output a block adds to what entered it.
 class ResidualLayer : public UnaryLayer {
  public:
-  at::Tensor run(at::Tensor x, Context& context, Tape* tape) final { return run_onto(at::Tensor(), x, context, tape); }
-  /// residual + run(x); of an undefined residual run(x). A residual is read only.
-  virtual at::Tensor run_onto(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) = 0;
-  /// Whether that spares a pass over memory, since the last product of run() takes the sum with it.
-  virtual bool adds_in_passing(const at::Tensor& x) const = 0;
+  using UnaryLayer::forward;
+  at::Tensor forward(at::Tensor x, Context& context, Tape* tape) final {
+    return forward_add(at::Tensor(), x, context, tape);
+  }
+  /// residual + forward(x); forward(x) where the residual is undefined. A residual is read only.
+  virtual at::Tensor forward_add(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) = 0;
+  /// Whether that spares a pass over memory, since the last GEMM adds it in its epilogue.
+  virtual bool fuses_residual(const at::Tensor& x) const = 0;
 };
 
-/// x [.., width] as [rows, width], without a copy; an InternalError where that is not possible.
+/// x [.., hidden] as [rows, hidden], without a copy; an InternalError where that is not possible.
 at::Tensor as_rows(const at::Tensor& x);
 
-/// Whether this is the only tensor, view or put-off work that holds the memory.
+/// Whether this is the only tensor, view or deferred work that holds the memory.
 bool may_overwrite(const at::Tensor& tensor);
 
 }  // namespace trireme::nn

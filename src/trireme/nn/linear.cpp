@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "trireme/base/error.h"
-#include "trireme/kernels/product.h"
+#include "trireme/kernels/gemm.h"
 #include "trireme/nn/exchange.h"
 #include "trireme/nn/flops.h"
 
@@ -21,11 +21,11 @@ std::vector<std::int64_t> with_width(const at::Tensor& x, std::int64_t width) {
 
 }  // namespace
 
-Linear::Linear(Param& weight, Param* bias, LinearSplit split, const Team& team)
+Linear::Linear(Param& weight, Param* bias, LinearSplit split, const ParallelContext& parallel)
     : weight_(weight),
       bias_(bias),
-      split_(team.tensor_ranks() > 1 ? split : LinearSplit::kNone),
-      team_(&team),
+      split_(parallel.tensor_ranks() > 1 ? split : LinearSplit::kNone),
+      parallel_(&parallel),
       rounded_(std::make_shared<RoundedWeight>()) {
   ++weight_.uses;
   if (bias_) ++bias_->uses;
@@ -67,7 +67,7 @@ at::Tensor Linear::gated_product_onto(const at::Tensor& onto, const at::Tensor& 
       .view(with_width(inner, weight.size(0)));
 }
 
-at::Tensor Linear::multiply_back(const at::Tensor& dy, Context& context, const RoundedGradient* rounded) const {
+at::Tensor Linear::grad_input(const at::Tensor& dy, Context& context, const RoundedGradient* rounded) const {
   const at::Tensor& weight = context.value(weight_);
   const at::Tensor rows = as_rows(dy);
   context.flops += product_flops(rows.size(0), weight.size(0), weight.size(1));
@@ -75,15 +75,15 @@ at::Tensor Linear::multiply_back(const at::Tensor& dy, Context& context, const R
     const kernels::Fp8Matrix dy8 = rounded != nullptr
                                        ? rounded->dy.rows
                                        : round_side(weight_, rows, {.side = Fp8Side::kGradient, .rows = true}).rows;
-    return multiply_rounded_back(dy8, rows.scalar_type(), context).view(with_width(dy, weight.size(1)));
+    return grad_input_fp8(dy8, rows.scalar_type(), context).view(with_width(dy, weight.size(1)));
   }
   return kernels::product_of(rows, weight).view(with_width(dy, weight.size(1)));
 }
 
-at::Tensor Linear::multiply_rounded_back(const kernels::Fp8Matrix& dy, at::ScalarType type, Context& context) const {
-  const kernels::Fp8Pair& turned =
+at::Tensor Linear::grad_input_fp8(const kernels::Fp8Matrix& dy, at::ScalarType type, Context& context) const {
+  const kernels::Fp8Pair& transposed =
       rounded_->of(weight_, context.value(weight_), context.weights == nullptr && context.training, /*forward=*/false);
-  return fp8_multiply(weight_, dy, turned.columns, type);
+  return fp8_multiply(weight_, dy, transposed.columns, type);
 }
 
 void Linear::add_rounded_gradient(const kernels::Fp8Matrix& dy, const kernels::Fp8Matrix& x, Context& context,
@@ -109,7 +109,7 @@ at::Tensor Linear::gated_gradients(const Linear& out, const at::Tensor& dy, cons
                        round_side(weight_, x_rows, {.side = Fp8Side::kActivation, .columns = true}).columns, context,
                        tape);
   context.flops += product_flops(rows.size(0), weight.size(0), weight.size(1));
-  return multiply_rounded_back(made.gradient.rows, rows.scalar_type(), context).view(x.sizes());
+  return grad_input_fp8(made.gradient.rows, rows.scalar_type(), context).view(x.sizes());
 }
 
 RoundedGradient Linear::round_gradient(const at::Tensor& dy) const {
@@ -119,8 +119,8 @@ RoundedGradient Linear::round_gradient(const at::Tensor& dy) const {
 }
 
 bool Linear::takes_gelu(const at::Tensor& x) const {
-  const bool alone = split_ == LinearSplit::kNone || (split_ == LinearSplit::kColumn && !team_->splits_sequence());
-  return alone && x.is_cuda() && weight_.products == spec::Products::kSame;
+  const bool alone = split_ == LinearSplit::kNone || (split_ == LinearSplit::kColumn && !parallel_->splits_sequence());
+  return alone && x.is_cuda() && weight_.gemm == spec::GemmPrecision::kSame;
 }
 
 kernels::GeluLinear Linear::gelu_product(const at::Tensor& x, Context& context) const {
@@ -129,11 +129,11 @@ kernels::GeluLinear Linear::gelu_product(const at::Tensor& x, Context& context) 
   context.flops += product_flops(rows.size(0), weight.size(1), weight.size(0));
   auto [inner, active] = kernels::gelu_linear(rows, weight, bias_ ? context.value(*bias_) : at::Tensor());
   const auto shape = with_width(x, weight.size(0));
-  return {.inner = inner.view(shape), .active = active.view(shape)};
+  return {.ffn_size = inner.view(shape), .active = active.view(shape)};
 }
 
 bool Linear::gives_gelu_back(const at::Tensor& dy) const {
-  return gradients_apart() && dy.is_cuda() && weight_.products == spec::Products::kSame;
+  return gradients_apart() && dy.is_cuda() && weight_.gemm == spec::GemmPrecision::kSame;
 }
 
 at::Tensor Linear::gelu_gradient(const at::Tensor& dy, const at::Tensor& inner, at::Tensor& active, at::Tensor& dbias,
@@ -147,31 +147,31 @@ at::Tensor Linear::gelu_gradient(const at::Tensor& dy, const at::Tensor& inner, 
 
 at::Tensor Linear::product(const at::Tensor& x, Context& context, at::Tensor* kept) const {
   if (kept) *kept = x;
-  if (split_ == LinearSplit::kColumn && team_->splits_sequence()) {
-    auto [whole, y] = gathered_product(x, *team_->tensor, team_->overlap,
+  if (split_ == LinearSplit::kColumn && parallel_->splits_sequence()) {
+    auto [whole, y] = gathered_product(x, *parallel_->tensor, parallel_->overlap,
                                        [&](const at::Tensor& part) { return multiply(part, true, context); });
-    if (kept && team_->keep_gathered) *kept = std::move(whole);
+    if (kept && parallel_->sp_save_gathered) *kept = std::move(whole);
     return y;
   }
   if (split_ != LinearSplit::kRow) return multiply(x, true, context);
   at::Tensor y;
-  if (team_->splits_sequence()) {
-    y = scattered_product(x, *team_->tensor, team_->overlap,
+  if (parallel_->splits_sequence()) {
+    y = scattered_product(x, *parallel_->tensor, parallel_->overlap,
                           [&](const at::Tensor& part) { return multiply(part, false, context); });
   } else {
     y = multiply(x, false, context);
-    sum_over(y, *team_->tensor);
+    sum_over(y, *parallel_->tensor);
   }
   if (bias_) y.add_(context.value(*bias_));
   return y;
 }
 
-bool Linear::adds_in_passing(const at::Tensor& x) const {
-  return x.is_cuda() && split_ == LinearSplit::kNone && weight_.products != spec::Products::kFp8Blocks;
+bool Linear::fuses_residual(const at::Tensor& x) const {
+  return x.is_cuda() && split_ == LinearSplit::kNone && weight_.gemm != spec::GemmPrecision::kFp8Blocks;
 }
 
 at::Tensor Linear::product_onto(const at::Tensor& onto, const at::Tensor& x, Context& context) const {
-  if (onto.defined() && adds_in_passing(x)) return multiply(x, true, context, onto);
+  if (onto.defined() && fuses_residual(x)) return multiply(x, true, context, onto);
   at::Tensor y = product(x, context);
   return onto.defined() ? y.add_(onto) : y;
 }
@@ -187,10 +187,10 @@ void Linear::add_weight_gradient(const at::Tensor& dy, const at::Tensor& x, Cont
     // One pass for both where they are made of the same rows.
     const bool both = bias_ && !narrow && !row_sum.defined() && bias_rows.data_ptr() == dy_rows.data_ptr();
     if (narrow) {
-      const kernels::Fp8Matrix turned =
+      const kernels::Fp8Matrix transposed =
           dy8.values.defined() ? dy8
                                : round_side(weight_, dy_rows, {.side = Fp8Side::kGradient, .columns = true}).columns;
-      add_fp8_gradient(weight_, turned,
+      add_fp8_gradient(weight_, transposed,
                        round_side(weight_, x_rows, {.side = Fp8Side::kActivation, .columns = true}).columns);
     } else if (both) {
       add_product_gradients(weight_, *bias_, dy_rows, x_rows);
@@ -210,35 +210,35 @@ void Linear::add_weight_gradient(const at::Tensor& dy, const at::Tensor& x, Cont
 
 at::Tensor Linear::column_gradients(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,
                                     const at::Tensor& row_sum) const {
-  const bool sequence = team_->splits_sequence();
-  comm::Group& group = *team_->tensor;
+  const bool sequence = parallel_->splits_sequence();
+  comm::Group& group = *parallel_->tensor;
   // What is gathered travels while the input's gradient is computed, whose sum travels beside the weights' gradient.
-  std::optional<PendingGather> gather;
-  if (sequence && !team_->keep_gathered) gather.emplace(x, group);
-  if (sequence && team_->overlap) {
-    PendingProduct dx(dy, group, [&](const at::Tensor& part) { return multiply_back(part, context); });
+  std::optional<PendingAllGather> gather;
+  if (sequence && !parallel_->sp_save_gathered) gather.emplace(x, group);
+  if (sequence && parallel_->overlap) {
+    PendingGemm dx(dy, group, [&](const at::Tensor& part) { return grad_input(part, context); });
     add_weight_gradient(dy, gather ? gather->wait() : x, context, tape, dy, row_sum);
     return dx.wait();
   }
-  at::Tensor partial = multiply_back(dy, context);
-  PendingSum dx(std::move(partial), group, sequence);
+  at::Tensor partial = grad_input(dy, context);
+  PendingReduceScatter dx(std::move(partial), group, sequence);
   add_weight_gradient(dy, gather ? gather->wait() : x, context, tape, dy, row_sum);
   return dx.wait();
 }
 
 at::Tensor Linear::row_gradients(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape) const {
-  if (!team_->splits_sequence()) {
+  if (!parallel_->splits_sequence()) {
     add_weight_gradient(dy, x, context, tape, dy);
-    return multiply_back(dy, context);
+    return grad_input(dy, context);
   }
-  const auto [whole, dx] = gathered_product(dy, *team_->tensor, team_->overlap,
-                                            [&](const at::Tensor& part) { return multiply_back(part, context); });
+  const auto [whole, dx] = gathered_product(dy, *parallel_->tensor, parallel_->overlap,
+                                            [&](const at::Tensor& part) { return grad_input(part, context); });
   add_weight_gradient(whole, x, context, tape, dy);
   return dx;
 }
 
 bool Linear::gradients_apart() const {
-  return split_ == LinearSplit::kNone || (split_ == LinearSplit::kRow && !team_->splits_sequence());
+  return split_ == LinearSplit::kNone || (split_ == LinearSplit::kRow && !parallel_->splits_sequence());
 }
 
 bool Linear::wants_row_sum() const { return bias_ && bias_->trainable && split_ != LinearSplit::kRow; }
@@ -250,17 +250,17 @@ at::Tensor Linear::gradients(const at::Tensor& dy, const at::Tensor& x, Context&
   if (split_ == LinearSplit::kRow) return row_gradients(dy, x, context, tape);
   const RoundedGradient rounded = round_gradient(dy);
   add_weight_gradient(dy, x, context, tape, dy, row_sum, &rounded);
-  return multiply_back(dy, context, rounded.dy.rows.values.defined() ? &rounded : nullptr);
+  return grad_input(dy, context, rounded.dy.rows.values.defined() ? &rounded : nullptr);
 }
 
-at::Tensor Linear::run(at::Tensor x, Context& context, Tape* tape) {
+at::Tensor Linear::forward(at::Tensor x, Context& context, Tape* tape) {
   at::Tensor kept;
   at::Tensor y = product(x, context, &kept);
   if (tape) tape->push({std::move(kept)});
   return y;
 }
 
-at::Tensor Linear::run_back(at::Tensor dy, Context& context, Tape& tape) {
+at::Tensor Linear::backward(at::Tensor dy, Context& context, Tape& tape) {
   const auto [x] = tape.pop<1>();
   return gradients(dy, x, context, tape);
 }

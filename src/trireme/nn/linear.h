@@ -1,4 +1,4 @@
-// nn/linear.h -- y = x W^T + b, by one rank or split over the ranks of a team (team.h).
+// nn/linear.h -- y = x W^T + b, by one rank or split over the tensor-parallel ranks (team.h).
 //
 // Split by columns, a rank has some of the outputs and needs all of the inputs; split by rows, it has some of the
 // inputs, and outputs are summed over ranks. Where sequences are split between pairs, a column's input and a row's
@@ -8,10 +8,10 @@
 
 #include <memory>
 
-#include "trireme/kernels/product.h"
-#include "trireme/nn/fp8_products.h"
+#include "trireme/kernels/gemm.h"
+#include "trireme/nn/fp8_gemm.h"
 #include "trireme/nn/layer.h"
-#include "trireme/nn/team.h"
+#include "trireme/nn/parallel_context.h"
 
 namespace trireme::nn {
 
@@ -19,15 +19,16 @@ enum class LinearSplit : std::uint8_t { kNone, kColumn, kRow };
 
 class Linear final : public UnaryLayer {
  public:
+  using UnaryLayer::backward, UnaryLayer::forward;
   /// `weight` [out, in] and `bias` [out] or null: this rank's parts. `team` is borrowed.
-  Linear(Param& weight, Param* bias, LinearSplit split = LinearSplit::kNone, const Team& team = alone());
-  at::Tensor run(at::Tensor x, Context& context, Tape* tape) override;
-  at::Tensor run_back(at::Tensor dy, Context& context, Tape& tape) override;
+  Linear(Param& weight, Param* bias, LinearSplit split = LinearSplit::kNone, const ParallelContext& parallel = alone());
+  at::Tensor forward(at::Tensor x, Context& context, Tape* tape) override;
+  at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) override;
 
   // For layers that keep the input by themselves, or make it again:
   /// `kept`, where given, becomes what gradients() wants as its x: x itself, or what was gathered for it.
   at::Tensor product(const at::Tensor& x, Context& context, at::Tensor* kept = nullptr) const;
-  /// `onto` + product(x), which is rounded once where adds_in_passing(); an undefined `onto` is nothing.
+  /// `onto` + GEMM(x), which is rounded once where fuses_residual(); an undefined `onto` is nothing.
   at::Tensor product_onto(const at::Tensor& onto, const at::Tensor& x, Context& context) const;
   /// Whether the two below can be: with delayed 8-bit scales that are known, and no rank has a part.
   bool takes_gated() const;
@@ -41,8 +42,8 @@ class Linear final : public UnaryLayer {
   bool trains() const { return weight_.trainable; }
   bool has_bias() const { return bias_ != nullptr; }
   /// Whether product_onto() is a single pass: on a GPU, and no rank has a part of the sum.
-  bool adds_in_passing(const at::Tensor& x) const;
-  /// Adds the weights' gradients (or puts that off) and gives that of x. `row_sum`: of dy's rows, float (double), where
+  bool fuses_residual(const at::Tensor& x) const;
+  /// Adds the weights' gradients (or defers that) and gives that of x. `row_sum`: of dy's rows, float (double), where
   /// it is known already.
   at::Tensor gradients(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,
                        const at::Tensor& row_sum = {}) const;
@@ -53,19 +54,19 @@ class Linear final : public UnaryLayer {
   /// dy rounded once for both of them; empty where nothing is.
   RoundedGradient round_gradient(const at::Tensor& dy) const;
   at::Tensor input_gradient(const at::Tensor& dy, Context& context, const RoundedGradient& rounded) const {
-    return multiply_back(dy, context, rounded.dy.rows.values.defined() ? &rounded : nullptr);
+    return grad_input(dy, context, rounded.dy.rows.values.defined() ? &rounded : nullptr);
   }
   void weight_gradient(const at::Tensor& dy, const at::Tensor& x, Context& context, Tape& tape,
                        const RoundedGradient& rounded = {}) const {
     add_weight_gradient(dy, x, context, tape, dy, {}, &rounded);
   }
-  // GELU (by tanh) in the product's own pass, on a GPU.
-  /// Whether GELU of product() can be had with it: nothing is exchanged with other ranks in between.
+  // GELU (by tanh) in the GEMM's own pass, on a GPU.
+  /// Whether GELU of GEMM() can be had with it: nothing is exchanged with other ranks in between.
   bool takes_gelu(const at::Tensor& x) const;
   kernels::GeluLinear gelu_product(const at::Tensor& x, Context& context) const;
   /// Whether input_gradient() can be had times GELU's slope at `inner`, which this layer's input was made from.
   bool gives_gelu_back(const at::Tensor& dy) const;
-  /// Where they are defined, `active` is made again, and `dbias` becomes the sum of the result's rows.
+  /// Where they are defined, `active` is recomputed, and `dbias` becomes the sum of the result's rows.
   at::Tensor gelu_gradient(const at::Tensor& dy, const at::Tensor& inner, at::Tensor& active, at::Tensor& dbias,
                            Context& context) const;
   /// Whether gradients() would add up dy's rows for the bias: whoever makes dy may give it their sum instead.
@@ -75,8 +76,8 @@ class Linear final : public UnaryLayer {
   at::Tensor multiply(const at::Tensor& x, bool with_bias, Context& context, const at::Tensor& onto = {}) const;
   at::Tensor multiply_rounded(const kernels::Fp8Matrix& x, at::ScalarType type, const at::Tensor& bias,
                               const at::Tensor& onto, Context& context) const;
-  at::Tensor multiply_back(const at::Tensor& dy, Context& context, const RoundedGradient* rounded = nullptr) const;
-  at::Tensor multiply_rounded_back(const kernels::Fp8Matrix& dy, at::ScalarType type, Context& context) const;
+  at::Tensor grad_input(const at::Tensor& dy, Context& context, const RoundedGradient* rounded = nullptr) const;
+  at::Tensor grad_input_fp8(const kernels::Fp8Matrix& dy, at::ScalarType type, Context& context) const;
   /// Both sides rounded already, and turned.
   void add_rounded_gradient(const kernels::Fp8Matrix& dy, const kernels::Fp8Matrix& x, Context& context,
                             Tape& tape) const;
@@ -90,7 +91,7 @@ class Linear final : public UnaryLayer {
   Param& weight_;
   Param* bias_;
   LinearSplit split_;
-  const Team* team_;
+  const ParallelContext* parallel_;
   std::shared_ptr<RoundedWeight> rounded_;  // shared by copies of the layer: one weight
 };
 

@@ -5,8 +5,8 @@
 
 namespace trireme::nn {
 
-Mlp::Mlp(Linear in, Linear out, kernels::Activation activation, bool gated, bool keep_active)
-    : in_(in), out_(out), activation_(activation), gated_(gated), keep_active_(keep_active) {}
+Mlp::Mlp(Linear in, Linear out, kernels::Activation activation, bool gated, bool save_mlp_activations)
+    : in_(in), out_(out), activation_(activation), gated_(gated), save_mlp_activations_(save_mlp_activations) {}
 
 at::Tensor Mlp::activate(const at::Tensor& inner) const {
   if (!gated_) {
@@ -23,7 +23,7 @@ at::Tensor Mlp::activate(const at::Tensor& inner) const {
   return y.view(shape);
 }
 
-at::Tensor Mlp::run_onto(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) {
+at::Tensor Mlp::forward_add(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) {
   at::Tensor kept, inner, active;
   if (!gated_ && activation_ == kernels::Activation::kGeluTanh && in_.takes_gelu(x)) {
     kept = x;
@@ -32,7 +32,7 @@ at::Tensor Mlp::run_onto(const at::Tensor& residual, at::Tensor x, Context& cont
     active = std::move(both.active);
   } else {
     inner = in_.product(x, context, &kept);
-    if (!keep_active_ && gated_ && out_.takes_gated()) {
+    if (!save_mlp_activations_ && gated_ && out_.takes_gated()) {
       at::Tensor y = out_.gated_product_onto(residual, inner, activation_, context);
       if (tape) tape->push({std::move(kept), std::move(inner), at::Tensor()});
       return y;
@@ -40,7 +40,7 @@ at::Tensor Mlp::run_onto(const at::Tensor& residual, at::Tensor x, Context& cont
     active = activate(inner);
   }
   at::Tensor y = out_.product_onto(residual, active, context);
-  if (!keep_active_) active = at::Tensor();
+  if (!save_mlp_activations_) active = at::Tensor();
   if (tape) tape->push({std::move(kept), std::move(inner), std::move(active)});
   return y;
 }
@@ -81,7 +81,7 @@ at::Tensor Mlp::inner_gradient(const at::Tensor& dy, const at::Tensor& inner, at
   return dinner;
 }
 
-at::Tensor Mlp::run_back(at::Tensor dy, Context& context, Tape& tape) {
+at::Tensor Mlp::backward(at::Tensor dy, Context& context, Tape& tape) {
   auto [x, inner, active] = tape.pop<3>();
   if (gated_ && !active.defined() && in_.takes_gated() && out_.takes_gated() && !in_.has_bias() && !out_.has_bias() &&
       in_.trains() && out_.trains()) {

@@ -12,11 +12,12 @@ namespace trireme::nn {
 
 class Mlp final : public ResidualLayer {
  public:
+  using UnaryLayer::backward, UnaryLayer::forward;
   /// `in` gives [.., inner], or [.., 2 inner] with the gate's half first where gated.
-  Mlp(Linear in, Linear out, kernels::Activation activation, bool gated, bool keep_active = false);
-  at::Tensor run_onto(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) override;
-  bool adds_in_passing(const at::Tensor& x) const override { return out_.adds_in_passing(x); }
-  at::Tensor run_back(at::Tensor dy, Context& context, Tape& tape) override;
+  Mlp(Linear in, Linear out, kernels::Activation activation, bool gated, bool save_mlp_activations = false);
+  at::Tensor forward_add(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) override;
+  bool fuses_residual(const at::Tensor& x) const override { return out_.fuses_residual(x); }
+  at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) override;
 
  private:
   at::Tensor activate(const at::Tensor& inner) const;
@@ -27,7 +28,7 @@ class Mlp final : public ResidualLayer {
 
   Linear in_, out_;
   kernels::Activation activation_;
-  bool gated_, keep_active_;
+  bool gated_, save_mlp_activations_;
 };
 
 }  // namespace trireme::nn

@@ -36,12 +36,12 @@ at::Tensor Norm::normalise(const at::Tensor& x, const at::Tensor& residual, at::
   return y.view(x.sizes());
 }
 
-at::Tensor Norm::run(at::Tensor x, Context& context, Tape* tape) {
+at::Tensor Norm::forward(at::Tensor x, Context& context, Tape* tape) {
   at::Tensor none;
   return normalise(x, none, none, context, tape);
 }
 
-Norm::Sum Norm::run_sum(const at::Tensor& x, const at::Tensor& delta, Context& context, Tape* tape) {
+Norm::Sum Norm::forward_sum(const at::Tensor& x, const at::Tensor& delta, Context& context, Tape* tape) {
   Sum out;
   out.y = normalise(x, delta, out.sum, context, tape);
   return out;
@@ -80,7 +80,7 @@ at::Tensor Norm::run_back_sum(const at::Tensor& dy, at::Tensor dsum, Context& co
   return dx.view(dy.sizes());
 }
 
-at::Tensor Norm::run_back(at::Tensor dy, Context& context, Tape& tape) {
+at::Tensor Norm::backward(at::Tensor dy, Context& context, Tape& tape) {
   return run_back_sum(dy, at::Tensor(), context, tape);
 }
 

@@ -10,17 +10,18 @@ namespace trireme::nn {
 
 class Norm final : public UnaryLayer {
  public:
+  using UnaryLayer::backward, UnaryLayer::forward;
   /// `weight` and `bias` [width]; bias null for RMSNorm and where a model has none.
   Norm(kernels::Norm norm, Param* weight, Param* bias);
-  at::Tensor run(at::Tensor x, Context& context, Tape* tape) override;
-  at::Tensor run_back(at::Tensor dy, Context& context, Tape& tape) override;
+  at::Tensor forward(at::Tensor x, Context& context, Tape* tape) override;
+  at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) override;
 
   struct Sum {
     at::Tensor sum, y;
   };
   /// sum = x + delta, y = norm(sum), in one pass over memory.
-  Sum run_sum(const at::Tensor& x, const at::Tensor& delta, Context& context, Tape* tape);
-  /// What run() or run_sum() gave, to the bit, as rows: from the frame that it left on the tape.
+  Sum forward_sum(const at::Tensor& x, const at::Tensor& delta, Context& context, Tape* tape);
+  /// What forward() or forward_sum() gave, to the bit, as rows: from the frame that it left on the tape.
   at::Tensor run_again(const Tensors& kept, Context& context);
   /// The gradient of what was normalised; plus `dsum`, which may be undefined, in the same pass. Takes dsum's memory
   /// unless the tape is deferring.

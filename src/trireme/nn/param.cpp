@@ -15,7 +15,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
 #include "trireme/base/text.h"
-#include "trireme/kernels/product.h"
+#include "trireme/kernels/gemm.h"
 #include "trireme/kernels/sum_rows.h"
 
 namespace trireme::nn {
@@ -39,7 +39,7 @@ void draw_numbers(const Param& param, std::span<Number> numbers, std::uint64_t s
     }
   };
   constexpr std::int64_t kAtLeast = std::int64_t{1} << 16;  // of a thread
-  for (const layout::Run& run : layout::runs(param.placement)) {
+  for (const layout::ContiguousRun& run : layout::runs(param.placement)) {
     at::parallel_for(0, run.count, kAtLeast, [&](std::int64_t begin, std::int64_t end) {
       draw_part(static_cast<std::uint64_t>(run.global + begin),
                 numbers.subspan(static_cast<std::size_t>(run.local + begin), static_cast<std::size_t>(end - begin)));
@@ -63,7 +63,7 @@ void copy_runs(Param& param, const at::Tensor& whole) {
   const at::Tensor here = param.master.to(at::kCPU, from.scalar_type());
   const Number* source = from.const_data_ptr<Number>();
   Number* target = here.data_ptr<Number>();
-  for (const layout::Run& run : layout::runs(param.placement)) {
+  for (const layout::ContiguousRun& run : layout::runs(param.placement)) {
     std::copy_n(source + run.global, run.count, target + run.local);
   }
   if (!here.is_same(param.master)) param.master.copy_(here);
@@ -171,7 +171,7 @@ void allocate(Params& params, Precision precision, at::Device device) {
     if (param.gradient.defined() && (param.gradient.scalar_type() == at::kDouble) != doubles) {
       param.gradient = at::Tensor();
     }
-    // Products run over padding too, and must find numbers there.
+    // GemmPrecision run over padding too, and must find numbers there.
     if (layout::held_elements(param.placement) != layout::local_elements(param.placement)) param.master.zero_();
     param.gradient_empty = true;
   }
@@ -234,13 +234,13 @@ void add_product_gradient(Param& param, const at::Tensor& dy, const at::Tensor& 
   ensure_gradient(param);
   const bool same = dy.scalar_type() == param.gradient.scalar_type();
   if (dy.is_cuda() && (same || param.gradient.scalar_type() == at::kFloat)) {
-    // A GPU's products of 16-bit numbers can come out in float, and be added up there.
+    // A GPU's GEMMs of 16-bit numbers can come out in float, and be added up there.
     kernels::product_into(param.gradient, dy.t(), x, !param.gradient_empty);
     param.gradient_empty = false;
     return;
   }
   if (!same) {
-    // Products of 16-bit numbers come out rounded to 16 bits; their sum over microbatches does not.
+    // GemmPrecision of 16-bit numbers come out rounded to 16 bits; their sum over microbatches does not.
     add_gradient(param, at::mm(dy.t(), x));
     return;
   }
@@ -260,12 +260,12 @@ void add_product_gradients(Param& weight, Param& bias, const at::Tensor& dy, con
     return;
   }
   ensure_gradient(bias);
-  // The product overwrites what it sums up: the gradient itself where that is begun, of its type, and lies evenly.
+  // The GEMM overwrites what it sums up: the gradient itself where that is begun, of its type, and lies evenly.
   const bool direct = bias.gradient_empty && bias.gradient.scalar_type() == weight.gradient.scalar_type() &&
                       reinterpret_cast<std::uintptr_t>(bias.gradient.const_data_ptr()) % 16 == 0;
   const at::Tensor sum = direct ? bias.gradient.view({-1}) : at::empty({dy.size(1)}, weight.gradient.options());
   kernels::fused_product(weight.gradient, dy.t(), x, !weight.gradient_empty,
-                         {.kind = kernels::ProductExtras::Kind::kSum, .bias = sum});
+                         {.kind = kernels::GemmExtras::Kind::kSum, .bias = sum});
   weight.gradient_empty = false;
   if (direct) {
     bias.gradient_empty = false;
@@ -280,7 +280,7 @@ void add_row_sum_gradient(Param& param, const at::Tensor& dy) {
   kernels::add_row_sum(gradient_to_write(param), dy, begin);
 }
 
-void forget_gradients(Params& params) {
+void zero_grad(Params& params) {
   for (Param& param : params) param.gradient_empty = true;
 }
 

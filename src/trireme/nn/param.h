@@ -2,7 +2,7 @@
 //
 // Layers compute with `value`, in the run's compute type. The optimizer updates `master`, in float (double), which is
 // the same tensor where the types agree. Gradients are summed over microbatches in the master's type, or in the compute
-// type where the recipe says so. A parameter without a master is updated in its compute type, rounded by chance.
+// type where the recipe says so. A parameter without a master is updated in its compute type, stochastically rounded.
 // Depends on: base, layout, spec (which precisions there are).
 #pragma once
 
@@ -32,11 +32,11 @@ struct Param {
   std::string name;
   layout::Placement placement;
   Init init;
-  bool decay = true;                                ///< weight decay applies: matrices yes, biases and norms no
-  bool trainable = true;                            ///< a frozen one has no gradient
-  bool has_master = true;                           ///< false: master and gradient have the compute type
-  bool narrow_gradient = false;                     ///< beside a master too, the gradient has the compute type
-  spec::Products products = spec::Products::kSame;  ///< of a matrix: what its products are rounded to
+  bool decay = true;             ///< weight decay applies: matrices yes, biases and norms no
+  bool trainable = true;         ///< a frozen one has no gradient
+  bool has_master = true;        ///< false: master and gradient have the compute type
+  bool narrow_gradient = false;  ///< beside a master too, the gradient has the compute type
+  spec::GemmPrecision products = spec::GemmPrecision::kSame;  ///< of a matrix: what its GEMMs are rounded to
   int uses = 0;  ///< layers that hold it: 2 for a tied embedding, and as many gradient contributions a microbatch
   /// Axes of copies that all compute the whole gradient, such as tp for a norm whose input every rank has.
   layout::AxisNames equal_axes = {};
@@ -110,6 +110,6 @@ void add_product_gradients(Param& weight, Param& bias, const at::Tensor& dy, con
 /// gradient += the sum of dy's rows: a bias's.
 void add_row_sum_gradient(Param& param, const at::Tensor& dy);
 /// Marks all gradients as old. Costs nothing: the next contribution overwrites.
-void forget_gradients(Params& params);
+void zero_grad(Params& params);
 
 }  // namespace trireme::nn

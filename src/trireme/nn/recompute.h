@@ -15,7 +15,7 @@
 
 namespace trireme::nn {
 
-/// A layer whose activations are made again in backward.
+/// A layer whose activations are recomputed in backward.
 class Recomputed final : public Layer {
  public:
   explicit Recomputed(std::unique_ptr<Layer> layer) : layer_(std::move(layer)) {}

@@ -64,7 +64,7 @@ void Tape::forget(const at::Tensor& x, std::size_t mark) {
 }
 
 void Tape::remake(const std::function<at::Tensor(const Tensors& below)>& make) {
-  TRIREME_CHECK(!forgotten_.empty(), "nothing was forgotten that could be made again");
+  TRIREME_CHECK(!forgotten_.empty(), "nothing was forgotten that could be recomputed");
   const Forgotten forgotten = std::move(forgotten_.back());
   forgotten_.pop_back();
   if (forgotten.places.empty()) return;

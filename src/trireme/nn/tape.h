@@ -1,7 +1,7 @@
 // nn/tape.h -- what one microbatch's forward pass leaves for its backward pass.
 //
 // A stack: backward visits layers in exactly the opposite order, so each pops what it pushed. Weight gradients may be
-// put off (zero-bubble schedules run them later), which is why a backward pass must not overwrite tensors that such
+// deferred (zero-bubble schedules run them later), which is why a backward pass must not overwrite tensors that such
 // work still reads: see deferring(). Frames may wait on the host: nn/stash.h.
 // Depends on: base.
 #pragma once
@@ -39,7 +39,7 @@ class Tape {
   std::array<at::Tensor, kCount> pop();
   bool empty() const { return frames_.empty(); }
 
-  // Tensors that can be made again. forget() and remake() come in pairs, the last forgotten is made again first.
+  // Tensors that can be recomputed. forget() and remake() come in pairs, the last forgotten is recomputed first.
   /// A mark: how many frames there are.
   std::size_t height() const { return frames_.size(); }
   /// Frames above the mark let go of what lies in x's memory: the frame below it is enough to make x again.
@@ -52,7 +52,7 @@ class Tape {
   void set_deferring(bool deferring) { deferring_ = deferring; }
   bool deferring() const { return deferring_; }
   void weight_gradient(std::function<void()> work);
-  /// Does what was put off, oldest first.
+  /// Does what was deferred, oldest first.
   void run_weight_gradients();
 
   /// Memory kept by the frames that are here, each storage counted once. Put-off work holds more.

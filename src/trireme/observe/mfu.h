@@ -30,7 +30,7 @@ class Mfu {
   const std::optional<Peak>& peak() const { return peak_; }
   /// Of a step of so many operations on all ranks. Never above 1: a step that is faster than the peak shows that the
   /// peak was measured too low. The step's rate takes its place, in the file as well, and a warning says so. (Above 1
-  /// are only steps with 8-bit products beside what is stated of 16-bit ones.)
+  /// are only steps with FP8 GEMMs beside what is stated of 16-bit ones.)
   std::optional<double> of(double flops, double seconds);
 
  private:

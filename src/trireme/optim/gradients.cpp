@@ -68,7 +68,7 @@ double counted_squares(const nn::Param& param, const at::Tensor& tensor) {
 
 double clip_factor(double norm, double clip) { return clip > 0 && norm > clip ? clip / norm : 1; }
 
-std::vector<std::string> not_finite(const nn::Params& params, std::span<const double> squares) {
+std::vector<std::string> non_finite(const nn::Params& params, std::span<const double> squares) {
   std::vector<std::string> names;
   std::size_t i = 0;
   for (const nn::Param& param : params) {

@@ -26,6 +26,6 @@ double counted_squares(const nn::Param& param, const at::Tensor& tensor);
 double clip_factor(double norm, double clip);
 
 /// The trainable parameters whose squares are not finite.
-std::vector<std::string> not_finite(const nn::Params& params, std::span<const double> squares);
+std::vector<std::string> non_finite(const nn::Params& params, std::span<const double> squares);
 
 }  // namespace trireme::optim

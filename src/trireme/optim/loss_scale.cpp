@@ -22,7 +22,7 @@ bool LossScale::take(bool finite) {
   }
   if (scale_ <= config_.minimum) {
     throw Error(fmt::format("gradients are not finite even at loss scale {}, the smallest allowed", scale_),
-                "the loss itself diverges: lower optim.learning_rate, set optim.clip, or use "
+                "the loss itself diverges: lower optim.learning_rate, set optim.grad_clip_norm, or use "
                 "precision.compute = \"bf16\"");
   }
   const double before = scale_;

@@ -21,7 +21,7 @@ struct Maker {
 };
 at::ScalarType moment_type(const spec::OptimConfig& config, const nn::Param& param) {
   if (param.master.scalar_type() == at::kDouble) return at::kDouble;
-  return config.states == spec::States::kBf16 ? at::kBFloat16 : at::kFloat;
+  return config.state_dtype == spec::StateDtype::kBf16 ? at::kBFloat16 : at::kFloat;
 }
 
 constexpr Maker kMakers[] = {
@@ -74,7 +74,7 @@ void Optimizer::finish_recorded() {
 bool Optimizer::can_be_recorded() const {
   // What is kept in bfloat16 is rounded by chances of the step's number, which a recording does not see.
   const auto rounded_by_chance = [&](const Slot& slot) { return !slot.param.has_master; };
-  if (config_.states == spec::States::kBf16 || std::ranges::any_of(slots_, rounded_by_chance)) return false;
+  if (config_.state_dtype == spec::StateDtype::kBf16 || std::ranges::any_of(slots_, rounded_by_chance)) return false;
   switch (config_.kind) {
     case spec::OptimizerKind::kSgd:
     case spec::OptimizerKind::kAdagrad:
@@ -88,16 +88,16 @@ bool Optimizer::can_be_recorded() const {
   return false;  // the host decides on a ratio of norms in the midst of it
 }
 
-std::vector<kernels::LiveNumbers::Slot> Optimizer::live_slots() const {
-  std::vector<kernels::LiveNumbers::Slot> out;
+std::vector<kernels::DeviceScalars::Slot> Optimizer::live_slots() const {
+  std::vector<kernels::DeviceScalars::Slot> out;
   for (const Slot& slot : slots_) {
     out.push_back({.rate = slot.rate, .decay = config_.kind == spec::OptimizerKind::kAdamw ? slot.weight_decay : 0.0});
   }
   return out;
 }
 
-kernels::LiveNumbers::Step Optimizer::live_step(double learning_rate) const {
-  kernels::LiveNumbers::Step step{.learning_rate = learning_rate};
+kernels::DeviceScalars::Step Optimizer::live_step(double learning_rate) const {
+  kernels::DeviceScalars::Step step{.learning_rate = learning_rate};
   if (config_.kind == spec::OptimizerKind::kAdam || config_.kind == spec::OptimizerKind::kAdamw) {
     const auto number = static_cast<double>(steps_);
     step.correction1 = 1 - std::pow(config_.beta1, number);

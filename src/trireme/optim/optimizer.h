@@ -4,7 +4,7 @@
 //   optimizer->step({.learning_rate = pace.learning_rate, .gradient_scale = scale});
 //
 // Steps run kernels/update.h: each parameter's master, moments and compute copy are read and written once. Moments have
-// the master's placement and the type that the recipe says (optim.states). Whether a step is taken at all, and
+// the master's placement and the type that the recipe says (optim.state_dtype). Whether a step is taken at all, and
 // clipping, are decided before: update.h. To add an optimizer: its kind in spec/optim.h, one file with a class and its
 // make_ function, one line in the table of optimizer.cpp; the tests in tests/optim then run it through everything that
 // holds for all.
@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/kernels/live.h"
+#include "trireme/kernels/device_scalars.h"
 #include "trireme/kernels/update.h"
 #include "trireme/nn/param.h"
 #include "trireme/spec/optim.h"
@@ -48,7 +48,7 @@ struct StepOptions {
   /// is done may then be read while the rest is updated. Null: nobody asks.
   std::function<void(const nn::Param&)> updated = nullptr;
   /// On a GPU: learning rate, factor and corrections are read there, one slot a trainable parameter; null: as given.
-  const kernels::LiveNumbers* live = nullptr;
+  const kernels::DeviceScalars* live = nullptr;
 };
 
 class Optimizer {
@@ -72,9 +72,9 @@ class Optimizer {
 
   /// Whether finish_step() only goes through each tensor by itself, so that it can be recorded with live numbers.
   bool can_be_recorded() const;
-  /// For LiveNumbers: of each trainable parameter, and of a step that is the next.
-  std::vector<kernels::LiveNumbers::Slot> live_slots() const;
-  kernels::LiveNumbers::Step live_step(double learning_rate) const;
+  /// For DeviceScalars: of each trainable parameter, and of a step that is the next.
+  std::vector<kernels::DeviceScalars::Slot> live_slots() const;
+  kernels::DeviceScalars::Step live_step(double learning_rate) const;
   /// Steps taken so far.
   std::int64_t steps() const { return steps_; }
   const spec::OptimConfig& config() const { return config_; }

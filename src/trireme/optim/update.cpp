@@ -19,9 +19,9 @@ namespace {
   }
   // Nothing here: another rank has them, and says so.
   const std::string where = names.empty() ? "on another rank" : "of " + listed(names);
-  throw NotFiniteGradients(fmt::format("the gradient {} is not finite after {}", where,
+  throw NonFiniteGradients(fmt::format("the gradient {} is not finite after {}", where,
                                        counted(static_cast<std::size_t>(optimizer.steps()), "step")),
-                           "lower optim.learning_rate, lengthen schedule.warmup, or set optim.clip = 1.0");
+                           "lower optim.learning_rate, lengthen lr_schedule.warmup, or set optim.grad_clip_norm = 1.0");
 }
 
 }  // namespace
@@ -41,13 +41,13 @@ Decision decide(Optimizer& optimizer, const UpdateOptions& options) {
   if (options.loss_scale != nullptr) {
     result.taken = options.loss_scale->take(finite);
   } else if (!finite) {
-    refuse_gradients(optimizer, not_finite(optimizer.params(), squares));
+    refuse_gradients(optimizer, non_finite(optimizer.params(), squares));
   }
   if (!result.taken) {
-    nn::forget_gradients(optimizer.params());
+    nn::zero_grad(optimizer.params());
     return {result, {}};
   }
-  result.clip_factor = clip_factor(result.gradient_norm, optimizer.config().clip);
+  result.clip_factor = clip_factor(result.gradient_norm, optimizer.config().grad_clip_norm);
   return {
       result,
       {.learning_rate = options.learning_rate, .gradient_scale = scale * result.clip_factor, .across = options.across}};

@@ -28,8 +28,8 @@ struct UpdateResult {
   double clip_factor = 1;
 };
 
-/// Gradients without a loss scale that are no numbers; nothing has changed.
-class NotFiniteGradients : public Error {
+/// Gradients without a loss scale that are NaN or Inf; nothing has changed.
+class NonFiniteGradients : public Error {
  public:
   using Error::Error;
 };
@@ -42,8 +42,8 @@ struct Decision {
 };
 Decision decide(Optimizer& optimizer, const UpdateOptions& options);
 
-/// Clips to the optimizer's optim.clip and steps. Gradients that are not finite skip the step where the loss is scaled;
-/// elsewhere NotFiniteGradients names their parameters.
+/// Clips to the optimizer's optim.grad_clip_norm and steps. Gradients that are not finite skip the step where the loss
+/// is scaled; elsewhere NonFiniteGradients names their parameters.
 UpdateResult update(Optimizer& optimizer, const UpdateOptions& options);
 
 }  // namespace trireme::optim

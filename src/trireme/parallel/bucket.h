@@ -84,11 +84,11 @@ BucketMember& member_of(Bucket& bucket, const nn::Param& param);
 /// of and compute parts of.
 struct ExtraSum {
   comm::Group* group = nullptr;
-  struct Stretch {
+  struct BucketSlice {
     nn::Param* param = nullptr;  ///< of the owned ones
     std::int64_t begin = 0, count = 0;
   };
-  std::vector<Stretch> stretches;
+  std::vector<BucketSlice> stretches;
   at::Tensor buffer;
 };
 

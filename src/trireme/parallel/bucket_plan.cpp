@@ -15,8 +15,8 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-void fill_buckets(BucketPlan& plan, const std::vector<Unit>& units, nn::Params& params, const ReplicaOptions& options,
-                  const std::vector<std::string>& apart) {
+void fill_buckets(BucketPlan& plan, const std::vector<ShardUnit>& units, nn::Params& params,
+                  const DataParallelOptions& options, const std::vector<std::string>& apart) {
   auto& buckets = plan.buckets;
   std::map<const nn::Param*, std::size_t> unit_of;
   for (std::size_t unit = 0; unit < units.size(); ++unit) {
@@ -64,7 +64,7 @@ void fill_buckets(BucketPlan& plan, const std::vector<Unit>& units, nn::Params& 
 
 }  // namespace
 
-BucketPlan plan_buckets(const std::vector<Unit>& units, nn::Params& params, const ReplicaOptions& options,
+BucketPlan plan_buckets(const std::vector<ShardUnit>& units, nn::Params& params, const DataParallelOptions& options,
                         BucketShare share, const std::vector<std::string>& apart) {
   BucketPlan plan;
   fill_buckets(plan, units, params, options, apart);

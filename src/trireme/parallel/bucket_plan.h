@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "trireme/parallel/bucket.h"
-#include "trireme/parallel/replica_options.h"
+#include "trireme/parallel/data_parallel_options.h"
 
 namespace trireme::parallel {
 
@@ -25,7 +25,7 @@ struct BucketShare {
 };
 
 /// `apart`: names whose bucket holds nothing else.
-BucketPlan plan_buckets(const std::vector<Unit>& units, nn::Params& params, const ReplicaOptions& options,
+BucketPlan plan_buckets(const std::vector<ShardUnit>& units, nn::Params& params, const DataParallelOptions& options,
                         BucketShare share, const std::vector<std::string>& apart);
 
 }  // namespace trireme::parallel

@@ -67,7 +67,7 @@ void sum_together(ExtraSum& extra) {
     extra.buffer = at::empty({total}, like.dtype() == at::kDouble ? like : like.dtype(at::kFloat));
   }
   std::int64_t at = 0;
-  const auto part = [](const ExtraSum::Stretch& stretch) {
+  const auto part = [](const ExtraSum::BucketSlice& stretch) {
     return stretch.param->gradient.view({-1}).narrow(0, stretch.begin, stretch.count);
   };
   for (const auto& stretch : extra.stretches) {

@@ -6,7 +6,7 @@ namespace trireme::parallel {
 namespace {
 
 /// `rounded`: on the host gradients stay as they travelled.
-void allocate(Bucket& bucket, const ReplicaOptions& options, HostLink* link, bool rounded) {
+void allocate(Bucket& bucket, const DataParallelOptions& options, HostLink* link, bool rounded) {
   const at::ScalarType compute = nn::compute_type(options.precision), master = bucket.master_type;
   // Offload: on the host, where copies to and from a GPU reach it.
   const auto owned_zeros = [&](std::int64_t elements, at::ScalarType type) {
@@ -34,7 +34,7 @@ void allocate(Bucket& bucket, const ReplicaOptions& options, HostLink* link, boo
 }
 
 layout::Placement placement_of(const nn::Param& param, layout::Range owned, const layout::Mesh& mesh,
-                               const ReplicaOptions& options) {
+                               const DataParallelOptions& options) {
   layout::Placement placement = param.placement;
   if (options.zero > 0) {
     placement.partition = layout::Partition{.begin = owned.begin, .end = owned.end, .axes = options.shard};
@@ -50,10 +50,10 @@ layout::Placement placement_of(const nn::Param& param, layout::Range owned, cons
 }  // namespace
 
 void make_shards(BucketPlan& plan, nn::Params& params, nn::Params& shards, const layout::Mesh& mesh,
-                 const ReplicaOptions& options, HostLink* link) {
+                 const DataParallelOptions& options, HostLink* link) {
   const at::ScalarType compute = nn::compute_type(options.precision);
   // A rank alone adds nothing up on the host: what travels rounded stays so there, at half the memory.
-  // Masters in double take no gradient of 16 bits.
+  // MasterWeights in double take no gradient of 16 bits.
   const bool rounded = link != nullptr && options.reduce_bf16 && options.zero == 0 && mesh.ranks() == 1 &&
                        options.precision != nn::Precision::kFp64;
   for (Bucket& bucket : plan.buckets) allocate(bucket, options, link, rounded);

@@ -11,6 +11,6 @@ namespace trireme::parallel {
 /// Adds to `shards` one for each of `params`, in their order, and gives buckets the memory of both. `link`: the way to
 /// the host of offload from a GPU; null: there is none.
 void make_shards(BucketPlan& plan, nn::Params& params, nn::Params& shards, const layout::Mesh& mesh,
-                 const ReplicaOptions& options, HostLink* link);
+                 const DataParallelOptions& options, HostLink* link);
 
 }  // namespace trireme::parallel

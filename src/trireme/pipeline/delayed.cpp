@@ -11,9 +11,9 @@
 namespace trireme::pipeline {
 namespace {
 
-using schedule::Weights;
+using schedule::WeightChoice;
 
-class Given final : public nn::Weights {
+class Given final : public nn::WeightSource {
  public:
   explicit Given(const std::map<const nn::Param*, at::Tensor>& values) : values_(values) {}
   const at::Tensor& value(const nn::Param& param) override { return values_.at(&param); }
@@ -57,7 +57,8 @@ DelayLaw law_of(const schedule::Schedule& table) {
   };
 }
 
-DelayedGradients::DelayedGradients(models::Model& model, Split split, DelayLaw law, int steps, Foresight* foresight)
+DelayedGradients::DelayedGradients(models::Model& model, Split split, DelayLaw law, int steps,
+                                   WeightPredictor* foresight)
     : model_(model), split_(std::move(split)), law_(std::move(law)), steps_(steps), foresight_(foresight) {}
 
 void DelayedGradients::begin() {

@@ -40,7 +40,7 @@ class DelayedGradients {
  public:
   /// Model and foresight are borrowed; `foresight` may be null where the law foresees nothing. `steps`: until the next
   /// drain, at most.
-  DelayedGradients(models::Model& model, Split split, DelayLaw law, int steps, Foresight* foresight);
+  DelayedGradients(models::Model& model, Split split, DelayLaw law, int steps, WeightPredictor* foresight);
 
   /// The present weights are version 0.
   void begin();
@@ -57,7 +57,7 @@ class DelayedGradients {
   Split split_;
   DelayLaw law_;
   int steps_;
-  Foresight* foresight_;
+  WeightPredictor* foresight_;
   int present_ = 0;
   std::map<DelayedVersion, Copy> versions_;
 };

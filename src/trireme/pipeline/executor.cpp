@@ -25,18 +25,18 @@ const schedule::Schedule& checked(const ExecutorParts& parts) {
                                   table.ranks.size(), parts.pipeline.size()));
   }
   schedule::require_fine(table);
-  const bool versions =
-      table.weights == schedule::Weights::kPredictMomentum || table.weights == schedule::Weights::kPredictAdam;
+  const bool versions = table.weights == schedule::WeightChoice::kPredictMomentum ||
+                        table.weights == schedule::WeightChoice::kPredictAdam;
   TRIREME_CHECK(!versions || parts.foresight != nullptr, "schedule {} predicts weights, but nothing foresees them",
                 table.name);
-  if (table.weights != schedule::Weights::kFlush) require_own_updates(table.name, parts.stage.holdings);
+  if (table.weights != schedule::WeightChoice::kFlush) require_own_updates(table.name, parts.stage.holdings);
   return table;
 }
 
 }  // namespace
 
-void require_own_updates(const std::string& schedule, std::span<const Holding> holdings) {
-  for (const Holding& holding : holdings) {
+void require_own_updates(const std::string& schedule, std::span<const StageState> holdings) {
+  for (const StageState& holding : holdings) {
     if (holding.ranks.size() == 1) continue;
     throw ConfigError(fmt::format("{} is on {} ranks of the pipeline, and schedule {} updates them at different times",
                                   holding.param, holding.ranks.size(), schedule),
@@ -48,12 +48,12 @@ Executor::Executor(const ExecutorParts& parts)
     : table_(checked(parts)),
       pipeline_(parts.pipeline),
       stage_(parts.stage),
-      replicas_(parts.replicas),
+      data_parallel_(parts.data_parallel),
       versions_(stage_.chunks, parts.foresight),
       passes_(table_, pipeline_.rank(), stage_.chunks, stage_.crossings, versions_),
       transfers_(table_, pipeline_, stage_.crossings, passes_),
       portals_(table_, pipeline_, stage_.skips, passes_),
-      reduction_(stage_.holdings, stage_.model->params, pipeline_, parts.replicas) {
+      reduction_(stage_.holdings, stage_.model->params, pipeline_, parts.data_parallel) {
   const auto& list = table_.ranks[static_cast<std::size_t>(pipeline_.rank())];
   before_forward_.resize(list.size());
   for (std::size_t position = 0; position < list.size(); ++position) {
@@ -61,12 +61,12 @@ Executor::Executor(const ExecutorParts& parts)
   }
 }
 
-RunReport Executor::run(const Run& run) {
+RunReport Executor::run(const ExecutorCall& run) {
   const auto& list = table_.ranks[static_cast<std::size_t>(pipeline_.rank())];
   RunReport report;
   if (run.keep_spans) report.spans.reserve(list.size());
-  if (run.stands && openings_.empty()) openings_ = find_openings(table_);
-  if (run.stands && !portals_.empty()) {
+  if (run.validated && openings_.empty()) openings_ = find_openings(table_);
+  if (run.validated && !portals_.empty()) {
     throw ConfigError(fmt::format("skip {} crosses stages, and steps that are validated after the fact cannot take it "
                                   "back",
                                   stage_.skips.front().name),
@@ -78,7 +78,7 @@ RunReport Executor::run(const Run& run) {
   passes_.begin(run.micro);
   versions_.begin();
   for (std::size_t position = 0; position <= list.size(); ++position) {
-    if (run.stands && settled_ < present_) position = settle(position, run);
+    if (run.validated && settled_ < present_) position = settle(position, run);
     if (position == list.size()) break;
     const Instruction& instruction = list[position];
     // Transfers of the step before ended when this stretch was walked first.
@@ -96,31 +96,31 @@ RunReport Executor::run(const Run& run) {
 }
 
 /// Where to go on: here, or at the begin of the opening when the update behind it was wrong.
-std::size_t Executor::settle(std::size_t position, const Run& run) {
+std::size_t Executor::settle(std::size_t position, const ExecutorCall& run) {
   const auto rank = static_cast<std::size_t>(pipeline_.rank());
-  const Opening& opening = openings_[static_cast<std::size_t>(settled_)];
+  const SpeculationWindow& opening = openings_[static_cast<std::size_t>(settled_)];
   if (position < opening.end[rank]) return position;
   ++settled_;
   if (again_) {  // the right update was taken before it was walked again
     again_ = false;
     return position;
   }
-  if (run.stands()) return position;
+  if (run.validated()) return position;
   const int step = settled_ - 1;
   const Unmatched unmatched = find_unmatched(table_, opening, step, pipeline_.rank());
   transfers_.rewind(unmatched, step);
   passes_.rewind(step);
   run.redo();
-  for (const Instruction& receive : unmatched.early_receives) transfers_.obey(receive);
+  for (const Instruction& receive : unmatched.early_receives) transfers_.execute(receive);
   --settled_;
   again_ = true;
   if (opening.begin[rank] < opening.end[rank]) return opening.begin[rank];
   return settle(position, run);
 }
 
-void Executor::obey_in_context(const Instruction& instruction, std::size_t position, const Run& run) {
+void Executor::obey_in_context(const Instruction& instruction, std::size_t position, const ExecutorCall& run) {
   try {
-    obey(instruction, position, run);
+    execute(instruction, position, run);
   } catch (Error& error) {
     std::string what;
     if (instruction.micro >= 0) {
@@ -133,7 +133,7 @@ void Executor::obey_in_context(const Instruction& instruction, std::size_t posit
   }
 }
 
-void Executor::obey(const Instruction& it, std::size_t position, const Run& run) {
+void Executor::execute(const Instruction& it, std::size_t position, const ExecutorCall& run) {
   switch (it.op) {
     case Op::kForward:
       return forward(it.chunk, it.micro);
@@ -160,13 +160,13 @@ void Executor::obey(const Instruction& it, std::size_t position, const Run& run)
     case Op::kLoadWeights:
     case Op::kPredictWeights:
     case Op::kDropWeights:
-      return versions_.obey(it, before_forward_[position], present_);
+      return versions_.execute(it, before_forward_[position], present_);
     case Op::kRecvActivation:
     case Op::kRecvGradient:
-      transfers_.obey(it);
+      transfers_.execute(it);
       return portals_.post(it.chunk, it.micro, /*forward=*/it.op == Op::kRecvActivation);
     default:
-      return transfers_.obey(it);
+      return transfers_.execute(it);
   }
 }
 

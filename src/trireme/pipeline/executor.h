@@ -25,24 +25,24 @@
 namespace trireme::pipeline {
 
 struct ExecutorParts {
-  const schedule::Schedule& table;         ///< complete: with updates and transfers (schedule::complete)
-  Stage& stage;                            ///< with memory for its parameters
-  comm::Group& pipeline;                   ///< its rank r walks list r
-  parallel::Replicas* replicas = nullptr;  ///< how ranks with the same stage in other pipelines agree
-  Foresight* foresight = nullptr;          ///< where the table predicts weights
+  const schedule::Schedule& table;                  ///< complete: with updates and transfers (schedule::complete)
+  Stage& stage;                                     ///< with memory for its parameters
+  comm::Group& pipeline;                            ///< its rank r walks list r
+  parallel::DataParallel* data_parallel = nullptr;  ///< how ranks with the same stage in other pipelines agree
+  WeightPredictor* foresight = nullptr;             ///< where the table predicts weights
 };
 
 /// A ConfigError where a parameter is on several ranks, which a schedule that never flushes would update at different
 /// times.
-void require_own_updates(const std::string& schedule, std::span<const Holding> holdings);
+void require_own_updates(const std::string& schedule, std::span<const StageState> holdings);
 
-struct Run {
+struct ExecutorCall {
   MicroSource micro;
   /// The optimizer step: gradients are summed over all who hold them. `step` counts within the table.
   std::function<void(int step)> update;
   /// Where both are given, `update` only supposes that it is right (optimistic.h). `stands` is asked when something
   /// first depends on it, `redo` called where it was wrong; then the forwards of the next step run again.
-  std::function<bool()> stands = {};
+  std::function<bool()> validated = {};
   std::function<void()> redo = {};
   bool keep_spans = false;
 };
@@ -67,34 +67,36 @@ class Executor {
   explicit Executor(const ExecutorParts& parts);
 
   /// Walks the list once. An Error that passes gains rank, instruction and micro.
-  RunReport run(const Run& run);
+  RunReport run(const ExecutorCall& run);
   /// For optim::update: gradient norms over all stages.
-  const optim::AcrossRanks& across() { return reduction_.across(replicas_ != nullptr ? replicas_->across() : nullptr); }
+  const optim::AcrossRanks& across() {
+    return reduction_.across(data_parallel_ != nullptr ? data_parallel_->across() : nullptr);
+  }
   GradientReduction& reduction() { return reduction_; }
   const schedule::Schedule& table() const { return table_; }
 
  private:
-  void obey(const schedule::Instruction& instruction, std::size_t position, const Run& run);
+  void execute(const schedule::Instruction& instruction, std::size_t position, const ExecutorCall& run);
   void forward(int chunk, int micro);
   void backward(int chunk, int micro, bool weights);
-  void obey_in_context(const schedule::Instruction& instruction, std::size_t position, const Run& run);
-  std::size_t settle(std::size_t position, const Run& run);
+  void obey_in_context(const schedule::Instruction& instruction, std::size_t position, const ExecutorCall& run);
+  std::size_t settle(std::size_t position, const ExecutorCall& run);
   void add_up(std::vector<StepSums>& steps);
 
   const schedule::Schedule table_;
   comm::Group& pipeline_;
   Stage& stage_;
-  parallel::Replicas* replicas_;
+  parallel::DataParallel* data_parallel_;
   std::vector<bool> before_forward_;  // by position, for version instructions: the next pass is a forward
   WeightVersions versions_;
   Passes passes_;
   Transfers transfers_;
   Portals portals_;
   GradientReduction reduction_;
-  std::vector<Opening> openings_;  // where updates are settled after the fact
-  int present_ = 0;                // updates made in this run
-  int settled_ = 0;                // of them, those that stand
-  bool again_ = false;             // the opening is walked a second time
+  std::vector<SpeculationWindow> openings_;  // where updates are settled after the fact
+  int present_ = 0;                          // updates made in this run
+  int settled_ = 0;                          // of them, those that stand
+  bool again_ = false;                       // the opening is walked a second time
 };
 
 }  // namespace trireme::pipeline

@@ -59,7 +59,7 @@ std::vector<EntryProfile> profile_entries(models::Model& model, const std::funct
     }
     for (std::size_t i = 0; i < count && repeat >= 0; ++i) seconds[i].push_back(took[i]);
   }
-  nn::forget_gradients(model.params);
+  nn::zero_grad(model.params);
   for (std::size_t i = 0; i < count; ++i) profile[i].seconds = median(seconds[i]);
   return profile;
 }

@@ -10,13 +10,13 @@
 
 namespace trireme::pipeline {
 
-GradientReduction::GradientReduction(std::span<const Holding> holdings, nn::Params& params, comm::Group& pipeline,
-                                     parallel::Replicas* replicas)
-    : pipeline_(pipeline), replicas_(replicas) {
-  nn::Params& owned = replicas != nullptr ? replicas->owned() : params;
+GradientReduction::GradientReduction(std::span<const StageState> holdings, nn::Params& params, comm::Group& pipeline,
+                                     parallel::DataParallel* data_parallel)
+    : pipeline_(pipeline), data_parallel_(data_parallel) {
+  nn::Params& owned = data_parallel != nullptr ? data_parallel->owned() : params;
   const int rank = pipeline.rank();
   std::map<const nn::Param*, bool> counts;
-  for (const Holding& holding : holdings) {
+  for (const StageState& holding : holdings) {
     const bool mine = std::ranges::binary_search(holding.ranks, rank);
     comm::Group* copies = nullptr;
     if (holding.ranks.size() > 1) {
@@ -40,7 +40,7 @@ GradientReduction::GradientReduction(std::span<const Holding> holdings, nn::Para
 }
 
 void GradientReduction::post(int chunk) {
-  if (replicas_ != nullptr) return replicas_->start(chunk);
+  if (data_parallel_ != nullptr) return data_parallel_->start(chunk);
   for (const Reduced& reduced : reduced_) {
     if (reduced.chunk != chunk || reduced.copies == nullptr || !reduced.param->trainable) continue;
     under_way_.add(
@@ -49,10 +49,10 @@ void GradientReduction::post(int chunk) {
 }
 
 void GradientReduction::finish() {
-  if (replicas_ != nullptr) replicas_->finish();
+  if (data_parallel_ != nullptr) data_parallel_->finish();
   // With replicas, what ranks of the pipeline both hold is summed after their copies' sums; shards lie alike on both.
   for (const Reduced& reduced : reduced_) {
-    const bool posted = replicas_ == nullptr && reduced.chunk != -1;
+    const bool posted = data_parallel_ == nullptr && reduced.chunk != -1;
     if (posted || reduced.copies == nullptr || !reduced.param->trainable) continue;
     if (reduced.param->placement.partition && reduced.param->gradient.numel() == 0) continue;
     under_way_.add(

@@ -23,8 +23,8 @@ class GradientReduction {
   /// `holdings` are the whole model's, in one order on every rank; `params` are this rank's, of which it may keep
   /// shards with `replicas`, its copies in other pipelines (null: it has none). All are borrowed. Called on all ranks
   /// of the pipeline together.
-  GradientReduction(std::span<const Holding> holdings, nn::Params& params, comm::Group& pipeline,
-                    parallel::Replicas* replicas);
+  GradientReduction(std::span<const StageState> holdings, nn::Params& params, comm::Group& pipeline,
+                    parallel::DataParallel* data_parallel);
   GradientReduction(const GradientReduction&) = delete;
   GradientReduction& operator=(const GradientReduction&) = delete;
 
@@ -47,7 +47,7 @@ class GradientReduction {
     int chunk = 0;                  // -1: several chunks add to it
   };
   comm::Group& pipeline_;
-  parallel::Replicas* replicas_;
+  parallel::DataParallel* data_parallel_;
   std::map<std::vector<int>, std::unique_ptr<comm::Group>> groups_;  // by their ranks; null: without this rank
   std::vector<Reduced> reduced_;                                     // in the order of the whole model
   std::vector<bool> counted_;  // by trainable parameter, in their order: whether this rank counts it in norms

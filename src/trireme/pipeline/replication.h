@@ -21,7 +21,7 @@ struct EntryProfile {
 };
 
 struct ReplicatedStage {
-  Stretch stretch;
+  LayerRange stretch;
   int workers = 1;
   bool operator==(const ReplicatedStage&) const = default;
 };

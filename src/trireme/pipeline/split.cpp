@@ -122,7 +122,7 @@ Split split_by_cost(std::span<const double> costs, int chunks) {
   return split;
 }
 
-double cost_of(const Stretch& stretch, std::span<const double> costs) {
+double cost_of(const LayerRange& stretch, std::span<const double> costs) {
   double sum = 0;
   for (std::size_t i = stretch.begin; i < stretch.end; ++i) sum += costs[i];
   return sum;

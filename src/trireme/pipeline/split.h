@@ -12,11 +12,11 @@
 
 namespace trireme::pipeline {
 
-struct Stretch {
+struct LayerRange {
   std::size_t begin = 0, end = 0;  ///< entries of the chain: [begin, end)
-  bool operator==(const Stretch&) const = default;
+  bool operator==(const LayerRange&) const = default;
 };
-using Split = std::vector<Stretch>;  // by chunk
+using Split = std::vector<LayerRange>;  // by chunk
 
 /// Equal numbers of blocks (entries named "...layers.N") for every chunk, as far as they go round; what comes before
 /// the first block is the first chunk's, what comes after the last the last chunk's. With more chunks than blocks,
@@ -31,7 +31,7 @@ Split split_at(std::span<const std::string> names, std::span<const std::string> 
 /// cheapest in the sum of squares, then the one that cuts earliest.
 Split split_by_cost(std::span<const double> costs, int chunks);
 
-double cost_of(const Stretch& stretch, std::span<const double> costs);
+double cost_of(const LayerRange& stretch, std::span<const double> costs);
 
 /// A ConfigError that names the first entry that is in no chunk or in two, or the chunk that is empty.
 void check_split(const Split& split, std::span<const std::string> names);

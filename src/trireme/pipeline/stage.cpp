@@ -16,8 +16,8 @@ std::vector<std::string> names_of(const models::Model& model) {
   return names;
 }
 
-std::vector<Holding> find_holdings(const models::Model& whole, const schedule::Schedule& table, const Split& split) {
-  std::vector<Holding> holdings;
+std::vector<StageState> find_holdings(const models::Model& whole, const schedule::Schedule& table, const Split& split) {
+  std::vector<StageState> holdings;
   for (const nn::Param& param : whole.params) {
     std::set<int> chunks, ranks;
     for (std::size_t chunk = 0; chunk < split.size(); ++chunk) {
@@ -37,14 +37,14 @@ std::vector<Holding> find_holdings(const models::Model& whole, const schedule::S
 class TransformerCrossings {
  public:
   TransformerCrossings(const spec::ModelShape& shape, std::vector<std::string> first_entries, at::ScalarType type,
-                       const nn::Team& team)
-      : width_(shape.width), encoder_(shape.encoder_layers > 0), type_(type), team_(&team) {
+                       const nn::ParallelContext& parallel)
+      : width_(shape.hidden_size), encoder_(shape.num_encoder_layers > 0), type_(type), parallel_(&parallel) {
     for (const std::string& name : first_entries) places_.push_back(place(name));
   }
 
   std::vector<Crossing> operator()(int chunk, const Micro& micro) const {
     const auto hidden = [&](const at::Tensor& ids) -> Crossing {
-      return {{ids.size(0), team_->between(ids.size(1)), width_}, type_, ids.device()};
+      return {{ids.size(0), parallel_->between(ids.size(1)), width_}, type_, ids.device()};
     };
     const auto numbers = [](const at::Tensor& ids) -> Crossing {
       return {ids.sizes().vec(), ids.scalar_type(), ids.device()};
@@ -77,7 +77,7 @@ class TransformerCrossings {
   std::int64_t width_;
   bool encoder_;
   at::ScalarType type_;
-  const nn::Team* team_;
+  const nn::ParallelContext* parallel_;
   std::vector<Place> places_;
 };
 
@@ -111,14 +111,14 @@ Stage build_stage(const StagePlan& plan) {
   mine.only.emplace();
   const std::vector<int> held = schedule::chunks_of(table, rank);
   for (const int chunk : held) {
-    const Stretch stretch = split[static_cast<std::size_t>(chunk)];
+    const LayerRange stretch = split[static_cast<std::size_t>(chunk)];
     for (std::size_t i = stretch.begin; i < stretch.end; ++i) mine.only->push_back(names[i]);
   }
   Stage stage{.model = models::build(shape, mine), .holdings = find_holdings(*whole, table, split), .split = split};
   auto entry = stage.model->layers.begin();
   for (const int number : held) {
     Chunk& chunk = stage.chunks.emplace_back(Chunk{.number = number});
-    const Stretch stretch = split[static_cast<std::size_t>(number)];
+    const LayerRange stretch = split[static_cast<std::size_t>(number)];
     for (std::size_t i = stretch.begin; i < stretch.end; ++i, ++entry) {
       TRIREME_CHECK(entry->name == names[i], "entry {} was built where {} belongs", entry->name, names[i]);
       chunk.layers.push_back(entry->layer.get());
@@ -128,13 +128,14 @@ Stage build_stage(const StagePlan& plan) {
     }
   }
   std::vector<std::string> first_entries;
-  for (const Stretch& stretch : split) first_entries.push_back(names[stretch.begin]);
-  stage.crossings = TransformerCrossings(shape, std::move(first_entries), nn::compute_type(precision), *options.team);
+  for (const LayerRange& stretch : split) first_entries.push_back(names[stretch.begin]);
+  stage.crossings =
+      TransformerCrossings(shape, std::move(first_entries), nn::compute_type(precision), *options.parallel);
   return stage;
 }
 
-std::vector<parallel::Unit> units_of(const Stage& stage) {
-  std::vector<parallel::Unit> units;
+std::vector<parallel::ShardUnit> units_of(const Stage& stage) {
+  std::vector<parallel::ShardUnit> units;
   std::size_t entry = 0;
   for (const Chunk& chunk : stage.chunks) {
     for (std::size_t i = 0; i < chunk.layers.size(); ++i) {
@@ -146,18 +147,18 @@ std::vector<parallel::Unit> units_of(const Stage& stage) {
 
 std::vector<std::string> held_apart(const Stage& stage) {
   std::vector<std::string> names;
-  for (const Holding& holding : stage.holdings) {
+  for (const StageState& holding : stage.holdings) {
     if (holding.ranks.size() > 1) names.push_back(holding.param);
   }
   return names;
 }
 
-void fetch_weights(Stage& stage, parallel::Replicas& replicas) {
+void fetch_weights(Stage& stage, parallel::DataParallel& data_parallel) {
   std::size_t entry = 0;
   for (Chunk& chunk : stage.chunks) {
     for (nn::Layer*& layer : chunk.layers) {
       std::unique_ptr<nn::Layer>& owner = stage.model->layers[entry].layer;
-      owner = replicas.wrap(std::move(owner), entry);
+      owner = data_parallel.wrap(std::move(owner), entry);
       layer = owner.get();
       ++entry;
     }

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "trireme/models/model.h"
-#include "trireme/parallel/replicas.h"
+#include "trireme/parallel/data_parallel.h"
 #include "trireme/pipeline/split.h"
 #include "trireme/schedule/schedule.h"
 
@@ -38,7 +38,7 @@ struct Chunk {
 };
 
 /// Where a parameter is: the same list on every rank.
-struct Holding {
+struct StageState {
   std::string param;
   std::vector<int> chunks;  ///< that compute with it, ascending; several: it is tied
   std::vector<int> ranks;   ///< of the pipeline that hold a copy, ascending
@@ -72,7 +72,7 @@ std::vector<Skip> find_skips(std::span<const nn::Layer* const> chain, const Spli
 struct Stage {
   std::unique_ptr<models::Model> model;  ///< this rank's entries of the chain
   std::vector<Chunk> chunks;             ///< ascending
-  std::vector<Holding> holdings;         ///< of the whole model
+  std::vector<StageState> holdings;      ///< of the whole model
   Crossings crossings;
   std::vector<Skip> skips = {};  ///< of the whole model
   Split split;
@@ -93,12 +93,12 @@ struct StagePlan {
 /// The part of the model that the rank holds in this table. Parameters have no memory yet.
 Stage build_stage(const StagePlan& plan);
 
-// How the copies of a stage agree (parallel/replicas.h).
+// How the copies of a stage agree (parallel/data_parallel.h).
 /// Its entries, by the chunk that they belong to.
-std::vector<parallel::Unit> units_of(const Stage& stage);
+std::vector<parallel::ShardUnit> units_of(const Stage& stage);
 /// Parameters that other ranks of the pipeline hold too.
 std::vector<std::string> held_apart(const Stage& stage);
 /// Its layers fetch their weights from now on.
-void fetch_weights(Stage& stage, parallel::Replicas& replicas);
+void fetch_weights(Stage& stage, parallel::DataParallel& data_parallel);
 
 }  // namespace trireme::pipeline

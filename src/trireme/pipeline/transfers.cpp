@@ -25,7 +25,7 @@ int tag_of(Op op) { return is_activation(op) ? kActivationTag : kGradientTag; }
 Transfers::Transfers(const schedule::Schedule& table, comm::Group& pipeline, const Crossings& crossings, Passes& passes)
     : table_(table), pipeline_(pipeline), crossings_(crossings), passes_(passes) {}
 
-void Transfers::obey(const Instruction& instruction) {
+void Transfers::execute(const Instruction& instruction) {
   if (instruction.op == Op::kSendActivation) {
     send(instruction, passes_.take_output(instruction.chunk, instruction.micro));
   } else if (instruction.op == Op::kSendGradient) {

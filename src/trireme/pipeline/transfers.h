@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "trireme/comm/group.h"
-#include "trireme/pipeline/opening.h"
 #include "trireme/pipeline/passes.h"
+#include "trireme/pipeline/speculation_window.h"
 
 namespace trireme::pipeline {
 
@@ -19,7 +19,7 @@ class Transfers {
   Transfers(const schedule::Schedule& table, comm::Group& pipeline, const Crossings& crossings, Passes& passes);
 
   /// Obeys a send, a receive or a wait.
-  void obey(const schedule::Instruction& instruction);
+  void execute(const schedule::Instruction& instruction);
   /// Posts these too, and ends every transfer of micros after `step` without looking at what came: all ranks begin the
   /// next step again.
   void rewind(const Unmatched& unmatched, int step);

@@ -10,7 +10,7 @@ namespace trireme::pipeline {
 
 using schedule::Op;
 
-WeightVersions::WeightVersions(std::span<const Chunk> chunks, Foresight* foresight) : foresight_(foresight) {
+WeightVersions::WeightVersions(std::span<const Chunk> chunks, WeightPredictor* foresight) : foresight_(foresight) {
   for (const Chunk& chunk : chunks) {
     Held& held = held_[chunk.number];
     held.chunk = &chunk;
@@ -53,7 +53,7 @@ void WeightVersions::begin() {
   }
 }
 
-void WeightVersions::obey(const schedule::Instruction& instruction, bool forward, int present) {
+void WeightVersions::execute(const schedule::Instruction& instruction, bool forward, int present) {
   Held& mine = held(instruction.chunk);
   const int version = instruction.micro;
   auto& prediction = mine.predicted[forward ? 1 : 0];
@@ -96,7 +96,7 @@ void WeightVersions::obey(const schedule::Instruction& instruction, bool forward
   }
 }
 
-nn::Weights* WeightVersions::take(int chunk, bool keep) {
+nn::WeightSource* WeightVersions::take(int chunk, bool keep) {
   Held& mine = held(chunk);
   if (mine.next == nullptr) return nullptr;
   mine.now = keep ? mine.next : std::exchange(mine.next, nullptr);

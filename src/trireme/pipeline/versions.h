@@ -3,7 +3,7 @@
 // A table's version instructions say everything about when (schedule/versions.h writes them, schedule/check.h holds
 // them against the table's law); here they are obeyed. So the laws differ in their tables alone: flush and stale have
 // no such instructions, stash and vertical sync keep what their micros still need, 2BW keeps one version beside the
-// present. What a table cannot say is how weights are foreseen: that is a Foresight, one file each.
+// present. What a table cannot say is how weights are foreseen: that is a WeightPredictor, one file each.
 // Depends on: base, schedule, nn, optim.
 #pragma once
 
@@ -23,41 +23,42 @@
 namespace trireme::pipeline {
 
 /// How weights will be after some updates.
-class Foresight {
+class WeightPredictor {
  public:
-  virtual ~Foresight() = default;
+  virtual ~WeightPredictor() = default;
   /// In the master's type: the parameter after `updates` more steps in the direction of the last one. The present
   /// weights where no step was taken yet.
   virtual at::Tensor after(const nn::Param& param, int updates) = 0;
 };
 
 /// w - updates x rate x v (SpecTrain, equation 4), for SGD with momentum. `learning_rate` is asked at each prediction.
-std::unique_ptr<Foresight> foresee_by_momentum(optim::Optimizer& optimizer, std::function<double()> learning_rate);
+std::unique_ptr<WeightPredictor> foresee_by_momentum(optim::Optimizer& optimizer,
+                                                     std::function<double()> learning_rate);
 /// w - updates x rate x m^ / (sqrt(v^) + eps) with corrected moments (XPipe, equation 3), for Adam and AdamW.
-std::unique_ptr<Foresight> foresee_by_adam(optim::Optimizer& optimizer, std::function<double()> learning_rate);
+std::unique_ptr<WeightPredictor> foresee_by_adam(optim::Optimizer& optimizer, std::function<double()> learning_rate);
 /// The one that the table's law asks for; null where it foresees nothing.
-std::unique_ptr<Foresight> make_foresight(schedule::Weights law, optim::Optimizer& optimizer,
-                                          std::function<double()> learning_rate);
+std::unique_ptr<WeightPredictor> make_foresight(schedule::WeightChoice law, optim::Optimizer& optimizer,
+                                                std::function<double()> learning_rate);
 
 class WeightVersions {
  public:
   /// `foresight` may be null where the table predicts nothing.
-  WeightVersions(std::span<const Chunk> chunks, Foresight* foresight);
+  WeightVersions(std::span<const Chunk> chunks, WeightPredictor* foresight);
 
   /// Before the table is walked (again): versions are counted from here, so what was foreseen before is of no use.
   void begin();
   /// Obeys one of the four version instructions. `forward`: the next pass through its chunk is one. `present`: updates
   /// made so far.
-  void obey(const schedule::Instruction& instruction, bool forward, int present);
+  void execute(const schedule::Instruction& instruction, bool forward, int present);
   /// What the pass that begins now computes with; null: the present weights. `keep`: a backward follows that takes the
   /// same (this is its recomputation).
-  nn::Weights* take(int chunk, bool keep);
+  nn::WeightSource* take(int chunk, bool keep);
   /// Copies of weights held now, over all chunks, the present ones not counted.
   int copies() const;
 
  private:
   using Copy = std::vector<at::Tensor>;  // by parameter of the chunk
-  struct Held final : nn::Weights {
+  struct Held final : nn::WeightSource {
     const Chunk* chunk = nullptr;
     std::unordered_map<const nn::Param*, std::size_t> index;
     std::map<int, Copy> stashed;
@@ -74,7 +75,7 @@ class WeightVersions {
   Copy copy_of(Held& held);
 
   std::map<int, Held> held_;  // by chunk
-  Foresight* foresight_;
+  WeightPredictor* foresight_;
 };
 
 }  // namespace trireme::pipeline

@@ -23,20 +23,20 @@ constexpr std::array kKnobs{
 
 double distance(double predicted, double measured) { return std::abs(std::log(predicted / measured)); }
 
-double predicted_product(const cost::Hardware& hardware, const MeasuredProduct& one) {
+double predicted_product(const cost::Hardware& hardware, const MeasuredGemm& one) {
   return cost::matmul_seconds(hardware, one.arithmetic, one.product);
 }
 double predicted_step(const cost::Hardware& hardware, const MeasuredStep& one) {
   return estimate(hardware, one.job, one.layout).step_seconds();
 }
 
-/// Steps are what is to be predicted; products keep the constants that steps leave open sensible.
+/// Steps are what is to be predicted; GEMMs keep the constants that steps leave open sensible.
 constexpr double kProductsWeight = 0.25;
 
-double loss_of(const cost::Hardware& hardware, const std::vector<MeasuredProduct>& products,
+double loss_of(const cost::Hardware& hardware, const std::vector<MeasuredGemm>& products,
                const std::vector<MeasuredStep>& steps) {
   double loss = 0;
-  for (const MeasuredProduct& one : products)
+  for (const MeasuredGemm& one : products)
     loss += kProductsWeight * distance(predicted_product(hardware, one), one.seconds) /
             static_cast<double>(products.size());
   for (const MeasuredStep& one : steps)
@@ -53,7 +53,7 @@ double median(std::vector<double> values) {
 
 }  // namespace
 
-Calibration calibrate(const cost::Hardware& hardware, const std::vector<MeasuredProduct>& products,
+Calibration calibrate(const cost::Hardware& hardware, const std::vector<MeasuredGemm>& products,
                       const std::vector<MeasuredStep>& steps) {
   cost::Hardware trial = hardware;
   cost::Efficiency& efficiency = trial.device.efficiency;
@@ -75,8 +75,7 @@ Calibration calibrate(const cost::Hardware& hardware, const std::vector<Measured
   }
   Calibration out{.efficiency = efficiency};
   std::vector<double> errors;
-  for (const MeasuredProduct& one : products)
-    errors.push_back(std::abs(predicted_product(trial, one) / one.seconds - 1));
+  for (const MeasuredGemm& one : products) errors.push_back(std::abs(predicted_product(trial, one) / one.seconds - 1));
   out.products_error = median(errors);
   errors.clear();
   for (const MeasuredStep& one : steps) errors.push_back(std::abs(predicted_step(trial, one) / one.seconds - 1));

@@ -1,7 +1,7 @@
-// plan/calibrate.h -- the constants of a machine from what was measured on it: products, and whole steps.
+// plan/calibrate.h -- the constants of a machine from what was measured on it: GEMMs, and whole steps.
 //
 // Rates and bandwidths are measured one by one; what share of them training reaches, and what every operator costs
-// beside, is fitted to products of several shapes and to steps of small models. Steps that are predicted later are of
+// beside, is fitted to GEMMs of several shapes and to steps of small models. Steps that are predicted later are of
 // other models and layouts.
 // Depends on: estimate.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace trireme::plan {
 
-struct MeasuredProduct {
+struct MeasuredGemm {
   cost::Product product;
   cost::Arithmetic arithmetic = cost::Arithmetic::kFp32;
   double seconds = 0;
@@ -32,7 +32,7 @@ struct Calibration {
 };
 
 /// From the hardware's own constants on; deterministic.
-Calibration calibrate(const cost::Hardware& hardware, const std::vector<MeasuredProduct>& products,
+Calibration calibrate(const cost::Hardware& hardware, const std::vector<MeasuredGemm>& products,
                       const std::vector<MeasuredStep>& steps);
 
 /// Seconds for one message of `bytes`, with the fewest relative errors over measured all-reduces of `ranks`:

@@ -34,9 +34,9 @@ class Examination {
     const std::int64_t rows = batch_rows(recipe_);
     if (rows == 0) add_broken_rows();
     const spec::LayoutTask task{.shape = *shape,
-                                .sequence = recipe_.data.sequence,
+                                .sequence = recipe_.data.seq_len,
                                 .batch_rows = std::max<std::int64_t>(1, rows),
-                                .microbatch = recipe_.train.microbatch,
+                                .micro_batch_size = recipe_.train.micro_batch_size,
                                 .ranks = options_.ranks};
     if (rows > 0) {
       for (config::Problem& problem : spec::find_layout_problems(recipe_.layout, recipe_.pipeline, task))
@@ -59,12 +59,13 @@ class Examination {
   }
 
   void add_broken_rows() {
-    const std::int64_t tokens = spec::batch_at(recipe_.schedule, recipe_.batch, 0), length = recipe_.data.sequence;
+    const std::int64_t tokens = spec::batch_at(recipe_.lr_schedule, recipe_.batch, 0), length = recipe_.data.seq_len;
     const std::int64_t rows = std::max<std::int64_t>(1, tokens / length);
-    add("batch.size", fmt::format("{} tokens are no whole number of rows of {}", tokens, length),
+    add("batch.global_batch_tokens", fmt::format("{} tokens are no whole number of rows of {}", tokens, length),
         recipe_.batch.kind == spec::BatchKind::kConstant
-            ? fmt::format("set batch.size = {} ({} rows)", rows * length, rows)
-            : fmt::format("set batch.multiple = {}, and batch.start and batch.size to multiples of it", length));
+            ? fmt::format("set batch.global_batch_tokens = {} ({} rows)", rows * length, rows)
+            : fmt::format("set batch.multiple = {}, and batch.start and batch.global_batch_tokens to multiples of it",
+                          length));
   }
 
   bool schedule_is_known() {
@@ -120,12 +121,13 @@ class Examination {
       if (accepted()) return fmt::format("set pipeline.virtual_stages = {}", shape.chunks_per_rank);
     }
     shape.chunks_per_rank = wanted;
-    const std::int64_t length = recipe_.data.sequence, rows = batch_rows(recipe_);
+    const std::int64_t length = recipe_.data.seq_len, rows = batch_rows(recipe_);
     const int before = shape.micros;
     for (++shape.micros; shape.micros <= 4 * shape.ranks + before; ++shape.micros) {
       if (!accepted() || rows * shape.micros % before != 0) continue;
       const std::int64_t more = rows * shape.micros / before;
-      return fmt::format("set batch.size = {} ({} rows, {} microbatches)", more * length, more, shape.micros);
+      return fmt::format("set batch.global_batch_tokens = {} ({} rows, {} microbatches)", more * length, more,
+                         shape.micros);
     }
     return "set pipeline.schedule = \"1f1b\" and pipeline.virtual_stages = 1";
   }
@@ -212,7 +214,7 @@ class Examination {
     for (Layout candidate : candidates(job, layout)) {
       const int differ = (candidate.tp != layout.tp) + (candidate.pp != layout.pp) + (candidate.cp != layout.cp) +
                          (candidate.virtual_stages != layout.virtual_stages) +
-                         (candidate.microbatch != layout.microbatch) + (candidate.zero != layout.zero) +
+                         (candidate.micro_batch_size != layout.micro_batch_size) + (candidate.zero != layout.zero) +
                          (candidate.recompute != layout.recompute);
       if (best && differ > fewest) continue;
       if (!estimate_memory(options_.hardware, job, candidate).fits) continue;
@@ -238,7 +240,7 @@ class Examination {
     if (to.pp > 1 && from.schedule != to.schedule)
       change("pipeline.schedule", from.schedule, fmt::format("\"{}\"", to.schedule));
     change("pipeline.virtual_stages", from.virtual_stages, to.virtual_stages);
-    change("train.microbatch", from.microbatch, to.microbatch);
+    change("train.micro_batch_size", from.micro_batch_size, to.micro_batch_size);
     const auto names = enum_names(std::type_identity<Recompute>{});
     change("train.recompute", fmt::format("\"{}\"", name_in(names, from.recompute)),
            fmt::format("\"{}\"", name_in(names, to.recompute)));

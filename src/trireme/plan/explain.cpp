@@ -33,7 +33,7 @@ std::vector<Axis> axes() {
           {"ep", number(&Layout::ep)},
           {"dp", number(&Layout::dp)},
           {"virtual stages", number(&Layout::virtual_stages)},
-          {"microbatch", number(&Layout::microbatch)},
+          {"microbatch", number(&Layout::micro_batch_size)},
           {"zero", number(&Layout::zero)},
           {"recompute",
            [](const Layout& layout) {
@@ -88,7 +88,7 @@ std::string why_slower(const Estimate& best, const Estimate& other) {
   const auto parts = [](const Estimate& one) {
     const StepTime& time = one.time;
     return std::array<std::pair<const char*, double>, 9>{
-        {{"matrix products", time.work.matmul},
+        {{"GEMMs", time.work.matmul},
          {"attention", time.work.attention},
          {"memory-bound operators", time.work.streaming},
          {one.layout.ep > 1 ? "tensor, context and expert parallelism" : "tensor and context parallelism",

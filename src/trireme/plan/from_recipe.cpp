@@ -29,28 +29,28 @@ cost::Arithmetic arithmetic_of(spec::Precision precision) {
 }
 
 std::int64_t batch_rows(const spec::Recipe& recipe) {
-  const std::int64_t tokens = spec::batch_at(recipe.schedule, recipe.batch, 0);
-  return tokens % recipe.data.sequence == 0 ? tokens / recipe.data.sequence : 0;
+  const std::int64_t tokens = spec::batch_at(recipe.lr_schedule, recipe.batch, 0);
+  return tokens % recipe.data.seq_len == 0 ? tokens / recipe.data.seq_len : 0;
 }
 
 void take_states(Job& job, const spec::Recipe& recipe) {
   job.moments = spec::moments_of(recipe.optim);
   const double compute = recipe.precision.compute == spec::Precision::kFp32 ? 4 : 2;
-  const spec::Masters masters = recipe.precision.masters;
+  const spec::MasterWeights master_weights = recipe.precision.master_weights;
   const bool narrow = spec::has_narrow_gradients(recipe.precision);
-  const double moment = recipe.optim.states == spec::States::kBf16 ? 2 : 4;
+  const double moment = recipe.optim.state_dtype == spec::StateDtype::kBf16 ? 2 : 4;
   const auto types = [&](bool has_masters) {
     return StateTypes{
-        .gradient_bytes = narrow || !has_masters ? compute : 4, .moment_bytes = moment, .masters = has_masters};
+        .gradient_bytes = narrow || !has_masters ? compute : 4, .moment_bytes = moment, .master_weights = has_masters};
   };
-  job.of_layers = types(masters == spec::Masters::kFp32);
-  job.of_tables = types(masters != spec::Masters::kVectors);
+  job.of_layers = types(master_weights == spec::MasterWeights::kFp32);
+  job.of_tables = types(master_weights != spec::MasterWeights::kVectors);
 }
 
 Job job_of(const spec::Recipe& recipe, const spec::ModelShape& shape) {
   Job job;
   job.shape = shape;
-  job.length = recipe.data.sequence;
+  job.length = recipe.data.seq_len;
   job.batch = std::max<std::int64_t>(1, batch_rows(recipe));
   job.arithmetic = arithmetic_of(recipe.precision.compute);
   take_states(job, recipe);
@@ -65,7 +65,7 @@ Layout layout_of(const spec::Recipe& recipe, const Job& job, int ranks) {
   layout.sequence_parallel = recipe.layout.sequence_parallel;
   layout.recompute = recompute_of(recipe.train.recompute);
   const std::int64_t rows = (job.batch + layout.dp - 1) / layout.dp;  // of the copy that has most
-  layout.microbatch = recipe.train.microbatch.value_or(layout.pp > 1 ? 1 : rows);
+  layout.micro_batch_size = recipe.train.micro_batch_size.value_or(layout.pp > 1 ? 1 : rows);
   layout.virtual_stages = recipe.pipeline.virtual_stages;
   if (layout.pp > 1) {
     layout.schedule = recipe.pipeline.schedule;

@@ -43,9 +43,9 @@ double model_flops(const Job& job) {
   return 3 * static_cast<double>(job.batch) * (count.projections + count.attention + count.head);
 }
 
-int layers_of(const spec::ModelShape& shape) { return static_cast<int>(shape.layers + shape.encoder_layers); }
+int layers_of(const spec::ModelShape& shape) { return static_cast<int>(shape.num_layers + shape.num_encoder_layers); }
 
-Weights count_weights(const Job& job) {
+WeightCounts count_weights(const Job& job) {
   const MixtureCount count = count_parameters(job.shape, job.mixture);
   const int layers = layers_of(job.shape);
   return {.layer = count.dense / layers,
@@ -54,10 +54,10 @@ Weights count_weights(const Job& job) {
           .head = count.head};
 }
 
-double Weights::layer_share(const Layout& layout) const { return (layer + experts / layout.ep) / layout.tp; }
+double WeightCounts::layer_share(const Layout& layout) const { return (layer + experts / layout.ep) / layout.tp; }
 
 std::int64_t micros_of(const Job& job, const Layout& layout) {
-  const std::int64_t rows = layout.microbatch * layout.dp;
+  const std::int64_t rows = layout.micro_batch_size * layout.dp;
   return (job.batch + rows - 1) / rows;  // the last one may be shorter
 }
 
@@ -66,7 +66,7 @@ std::string to_text(const Layout& layout) {
   if (layout.cp > 1) out += fmt::format(", cp {}", layout.cp);
   if (layout.ep > 1) out += fmt::format(", ep {}", layout.ep);
   if (layout.virtual_stages > 1) out += fmt::format(", {} virtual stages", layout.virtual_stages);
-  out += fmt::format(", microbatch {}", layout.microbatch);
+  out += fmt::format(", microbatch {}", layout.micro_batch_size);
   if (layout.pp > 1) out += fmt::format(", {}", layout.schedule);
   if (layout.zero > 0) out += fmt::format(", ZeRO-{}", layout.zero);
   if (layout.zero > 0 && layout.zero_group > 0) out += fmt::format(" in groups of {}", layout.zero_group);
@@ -91,7 +91,8 @@ std::vector<config::Problem> find_problems(const Job& job, const Layout& layout,
                                    {"virtual-stages", layout.virtual_stages}}) {
     if (value < 1) add(key, fmt::format("must be at least 1, but is {}", value), {});
   }
-  if (layout.microbatch < 1) add("microbatch", fmt::format("must be at least 1, but is {}", layout.microbatch), {});
+  if (layout.micro_batch_size < 1)
+    add("microbatch", fmt::format("must be at least 1, but is {}", layout.micro_batch_size), {});
   if (layout.zero < 0 || layout.zero > 3) add("zero", fmt::format("must be from 0 to 3, but is {}", layout.zero), {});
   if (job.batch < 1) add("global-batch", fmt::format("must be at least 1, but is {}", job.batch), {});
   if (job.length < 1) add("seq", fmt::format("must be at least 1, but is {}", job.length), {});
@@ -103,16 +104,17 @@ std::vector<config::Problem> find_problems(const Job& job, const Layout& layout,
         fmt::format("tp {} x pp {} x dp {} x cp {} = {}, but there are {}", layout.tp, layout.pp, layout.dp, layout.cp,
                     product, gpus),
         fmt::format("use --gpus {}", product));
-  if (job.shape.heads % layout.tp != 0)
-    add("tp", fmt::format("{} does not divide the {} heads", layout.tp, job.shape.heads),
-        fmt::format("use --tp {}", largest_divisor(job.shape.heads, layout.tp)));
-  if (job.shape.inner % layout.tp != 0)
-    add("tp", fmt::format("{} does not divide the MLP's width of {}", layout.tp, job.shape.inner),
-        fmt::format("use --tp {}", largest_divisor(job.shape.inner, layout.tp)));
-  if (job.shape.kv_heads % layout.tp != 0 && layout.tp % job.shape.kv_heads != 0)
+  if (job.shape.num_heads % layout.tp != 0)
+    add("tp", fmt::format("{} does not divide the {} heads", layout.tp, job.shape.num_heads),
+        fmt::format("use --tp {}", largest_divisor(job.shape.num_heads, layout.tp)));
+  if (job.shape.ffn_size % layout.tp != 0)
+    add("tp", fmt::format("{} does not divide the MLP's width of {}", layout.tp, job.shape.ffn_size),
+        fmt::format("use --tp {}", largest_divisor(job.shape.ffn_size, layout.tp)));
+  if (job.shape.num_kv_heads % layout.tp != 0 && layout.tp % job.shape.num_kv_heads != 0)
     add("tp",
-        fmt::format("{} ranks can neither share nor copy {} heads of keys and values", layout.tp, job.shape.kv_heads),
-        fmt::format("use --tp {}", largest_divisor(job.shape.kv_heads, layout.tp)));
+        fmt::format("{} ranks can neither share nor copy {} heads of keys and values", layout.tp,
+                    job.shape.num_kv_heads),
+        fmt::format("use --tp {}", largest_divisor(job.shape.num_kv_heads, layout.tp)));
   if (job.length % layout.cp != 0)
     add("cp", fmt::format("{} does not divide the {} tokens of a sequence", layout.cp, job.length),
         fmt::format("use --cp {}", largest_divisor(job.length, layout.cp)));
@@ -120,7 +122,7 @@ std::vector<config::Problem> find_problems(const Job& job, const Layout& layout,
     add("sequence-parallel",
         fmt::format("tp {} x cp {} do not divide the {} tokens of a sequence", layout.tp, layout.cp, job.length),
         "use --sequence-parallel off");
-  const std::int64_t experts = job.mixture.experts.count;
+  const std::int64_t experts = job.mixture.experts.num_experts;
   if (experts == 0 && layout.ep > 1) {
     add("ep", fmt::format("is {}, but the model has no experts", layout.ep), "use --ep 1");
   } else if (experts % layout.ep != 0 || layout.dp * layout.cp % layout.ep != 0) {
@@ -131,12 +133,13 @@ std::vector<config::Problem> find_problems(const Job& job, const Layout& layout,
   }
   if (layout.cp > 1 && job.attention == AttentionKind::kUnfused)
     add("cp", "a sequence that is split over ranks needs fused attention", "use --attention flash, or --cp 1");
-  if (job.batch % (layout.microbatch * layout.dp) != 0)
+  if (job.batch % (layout.micro_batch_size * layout.dp) != 0)
     add("global-batch",
         fmt::format("{} sequences are no whole number of microbatches of {} on {} copies of the model", job.batch,
-                    layout.microbatch, layout.dp),
-        fmt::format("use --global-batch {}", std::max<std::int64_t>(1, job.batch / (layout.microbatch * layout.dp)) *
-                                                 layout.microbatch * layout.dp));
+                    layout.micro_batch_size, layout.dp),
+        fmt::format("use --global-batch-size {}",
+                    std::max<std::int64_t>(1, job.batch / (layout.micro_batch_size * layout.dp)) *
+                        layout.micro_batch_size * layout.dp));
   const std::int64_t chunks = std::int64_t{layout.pp} * layout.virtual_stages;
   // The first and the last chunk may hold the embedding or the head alone, as in Llama 3.
   const std::int64_t spare = layout.pp > 1 ? 2 : 0;

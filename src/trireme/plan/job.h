@@ -21,7 +21,7 @@ namespace trireme::plan {
 
 enum class AttentionKind : std::uint8_t {
   kFlash,    ///< fused: scores never reach memory, tiles outside the mask are not computed
-  kUnfused,  ///< products and softmax one after the other, as before 2022
+  kUnfused,  ///< GEMMs and softmax one after the other, as before 2022
 };
 enum class Recompute : std::uint8_t {
   kNone,
@@ -41,8 +41,8 @@ std::span<const Named<Offload>> enum_names(std::type_identity<Offload>);
 /// What a run keeps for each parameter beside its weight.
 struct StateTypes {
   double gradient_bytes = 4;
-  double moment_bytes = 4;  ///< of one
-  bool masters = true;      ///< fp32 ones beside weights that are narrower
+  double moment_bytes = 4;     ///< of one
+  bool master_weights = true;  ///< fp32 ones beside weights that are narrower
   bool operator==(const StateTypes&) const = default;
 };
 
@@ -59,21 +59,21 @@ struct Job {
   double tokens() const { return static_cast<double>(length) * static_cast<double>(batch); }
 };
 
-/// FLOPs of a step without recomputation as papers report them: every product three times, attention in full, not
+/// FLOPs of a step without recomputation as papers report them: every GEMM three times, attention in full, not
 /// halved for the mask. For a GPT this is 72 B s l h^2 (1 + s/(6h) + V/(12 h l)).
 double model_flops(const Job& job);
 /// Encoders count too.
 int layers_of(const spec::ModelShape& shape);
 /// Parameters of one layer, of the token embedding, of the head beside it. Where only some layers have experts, the
 /// mean of all.
-struct Weights {
+struct WeightCounts {
   double layer = 0;    ///< without routed experts
   double experts = 0;  ///< routed, of one layer
   double embedding = 0, head = 0;
   /// Those of a layer that a rank holds.
   double layer_share(const struct Layout& layout) const;
 };
-Weights count_weights(const Job& job);
+WeightCounts count_weights(const Job& job);
 
 struct Layout {
   int tp = 1;  ///< ranks that split each matrix
@@ -82,9 +82,9 @@ struct Layout {
   int cp = 1;  ///< ranks that split each sequence
   int ep = 1;  ///< ranks of dp x cp that share out the experts
   int virtual_stages = 1;
-  std::int64_t microbatch = 1;  ///< sequences that a rank takes at once
-  int zero = 0;                 ///< stage: what is sharded over dp
-  int zero_group = 0;           ///< copies among which it is sharded; 0: all
+  std::int64_t micro_batch_size = 1;  ///< sequences that a rank takes at once
+  int zero = 0;                       ///< stage: what is sharded over dp
+  int zero_group = 0;                 ///< copies among which it is sharded; 0: all
   bool sequence_parallel = false;
   Recompute recompute = Recompute::kNone;
   Offload offload = Offload::kNone;

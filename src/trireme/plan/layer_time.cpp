@@ -14,7 +14,7 @@ using cost::Product;
 
 /// Sizes of one layer as a rank sees it.
 struct Sizes {
-  double tokens, width, queries, keys, inner, tp;
+  double tokens, hidden_size, queries, keys, ffn_size, tp;
   double bytes;           // of a number between operators
   double sequence_share;  // of the tokens outside of split matrices that this rank works on
   double scores;          // width of all heads, of queries with keys and of values in the mean
@@ -23,70 +23,71 @@ struct Sizes {
   bool dropout;
 
   Sizes(const Job& job, const Layout& layout)
-      : tokens(static_cast<double>(layout.microbatch) * static_cast<double>(job.length) / layout.cp),
-        width(static_cast<double>(job.shape.width)),
-        queries(static_cast<double>(job.shape.heads * job.shape.head_size) / layout.tp),
+      : tokens(static_cast<double>(layout.micro_batch_size) * static_cast<double>(job.length) / layout.cp),
+        hidden_size(static_cast<double>(job.shape.hidden_size)),
+        queries(static_cast<double>(job.shape.num_heads * job.shape.head_dim) / layout.tp),
         // Fewer key heads than ranks: each rank keeps a whole one.
-        keys(static_cast<double>(job.shape.head_size) *
-             std::max(1.0, static_cast<double>(job.shape.kv_heads) / layout.tp)),
-        inner(static_cast<double>(job.shape.inner) / layout.tp),
+        keys(static_cast<double>(job.shape.head_dim) *
+             std::max(1.0, static_cast<double>(job.shape.num_kv_heads) / layout.tp)),
+        ffn_size(static_cast<double>(job.shape.ffn_size) / layout.tp),
         tp(layout.tp),
         bytes(activation_bytes(job.arithmetic)),
         sequence_share(layout.sequence_parallel ? 1.0 / layout.tp : 1.0),
         scores(queries),
         mixed(static_cast<double>(expert_layers(job.shape, job.mixture.experts)) / layers_of(job.shape)),
         // Experts are visited evenly, so as many tokens come as go.
-        routed(tokens * static_cast<double>(job.mixture.experts.active) * std::max(1.0, job.mixture.experts.capacity)),
+        routed(tokens * static_cast<double>(job.mixture.experts.top_k) *
+               std::max(1.0, job.mixture.experts.capacity_factor)),
         dropout(job.shape.dropout > 0) {
-    if (const Latent& latent = job.mixture.latent; latent.query_rank > 0) {
-      const double heads = static_cast<double>(job.shape.heads) / layout.tp;
-      queries = keys = heads * static_cast<double>(job.shape.head_size + latent.rotary_size);
-      scores = (queries + heads * static_cast<double>(latent.value_size)) / 2;
+    if (const Mla& latent = job.mixture.mla; latent.q_lora_rank > 0) {
+      const double heads = static_cast<double>(job.shape.num_heads) / layout.tp;
+      queries = keys = heads * static_cast<double>(job.shape.head_dim + latent.qk_rope_head_dim);
+      scores = (queries + heads * static_cast<double>(latent.v_head_dim)) / 2;
     }
   }
 };
 
-/// A product, and how many of its kind a layer has in the mean.
+/// A GEMM, and how many of its kind a layer has in the mean.
 struct Repeated {
   const char* name;
   Product product;
   double times = 1;
 };
 
-/// The MLP's products; of the layers that have experts, those of the ones this rank holds, all equally visited.
+/// The MLP's GEMMs; of the layers that have experts, those of the ones this rank holds, all equally visited.
 void add_mlp(const Job& job, const Layout& layout, const Sizes& sizes, std::vector<Repeated>& out) {
   const double into = job.shape.gated ? 2 : 1;
   const auto both = [&](const char* in_name, const char* out_name, double rows, double inner, double times) {
-    out.push_back({in_name, {rows, into * inner, sizes.width}, times});
-    out.push_back({out_name, {rows, sizes.width, inner}, times});
+    out.push_back({in_name, {rows, into * inner, sizes.hidden_size}, times});
+    out.push_back({out_name, {rows, sizes.hidden_size, inner}, times});
   };
-  if (sizes.mixed < 1) both("mlp in", "mlp out", sizes.tokens, sizes.inner, 1 - sizes.mixed);
+  if (sizes.mixed < 1) both("mlp in", "mlp out", sizes.tokens, sizes.ffn_size, 1 - sizes.mixed);
   if (sizes.mixed == 0) return;
   const Experts& experts = job.mixture.experts;
-  const double here = static_cast<double>(experts.count) / layout.ep;
+  const double here = static_cast<double>(experts.num_experts) / layout.ep;
   const double inner = static_cast<double>(expert_inner(job.shape, experts)) / layout.tp;
   both("expert in", "expert out", sizes.routed / here, inner, sizes.mixed * here);
-  if (experts.shared > 0)
-    both("shared expert in", "shared expert out", sizes.tokens, static_cast<double>(experts.shared) * inner,
+  if (experts.num_shared_experts > 0)
+    both("shared expert in", "shared expert out", sizes.tokens, static_cast<double>(experts.num_shared_experts) * inner,
          sizes.mixed);
-  out.push_back({"router", {sizes.tokens, static_cast<double>(experts.count), sizes.width}, sizes.mixed});
+  out.push_back({"router", {sizes.tokens, static_cast<double>(experts.num_experts), sizes.hidden_size}, sizes.mixed});
 }
 
 std::vector<Repeated> products(const Job& job, const Layout& layout, const Sizes& sizes) {
   std::vector<Repeated> out;
-  if (const Latent& latent = job.mixture.latent; latent.query_rank > 0) {
-    const double heads = static_cast<double>(job.shape.heads) / layout.tp;
-    const auto query = static_cast<double>(latent.query_rank), key = static_cast<double>(latent.key_rank);
-    const auto each = static_cast<double>(job.shape.head_size), turned = static_cast<double>(latent.rotary_size);
-    const auto value = static_cast<double>(latent.value_size);
-    out = {{"queries' latent", {sizes.tokens, query, sizes.width}},
+  if (const Mla& latent = job.mixture.mla; latent.q_lora_rank > 0) {
+    const double heads = static_cast<double>(job.shape.num_heads) / layout.tp;
+    const auto query = static_cast<double>(latent.q_lora_rank), key = static_cast<double>(latent.kv_lora_rank);
+    const auto each = static_cast<double>(job.shape.head_dim), turned = static_cast<double>(latent.qk_rope_head_dim);
+    const auto value = static_cast<double>(latent.v_head_dim);
+    out = {{"queries' latent", {sizes.tokens, query, sizes.hidden_size}},
            {"queries", {sizes.tokens, heads * (each + turned), query}},
-           {"keys' and values' latent", {sizes.tokens, key + turned, sizes.width}},
+           {"keys' and values' latent", {sizes.tokens, key + turned, sizes.hidden_size}},
            {"keys and values", {sizes.tokens, heads * (each + value), key}},
-           {"attention out", {sizes.tokens, sizes.width, heads * value}}};
+           {"attention out", {sizes.tokens, sizes.hidden_size, heads * value}}};
   } else {
-    out = {{"queries, keys, values", {sizes.tokens, sizes.queries + 2 * sizes.keys, sizes.width}},
-           {"attention out", {sizes.tokens, sizes.width, sizes.queries}}};
+    out = {{"queries, keys, values", {sizes.tokens, sizes.queries + 2 * sizes.keys, sizes.hidden_size}},
+           {"attention out", {sizes.tokens, sizes.hidden_size, sizes.queries}}};
   }
   add_mlp(job, layout, sizes, out);
   return out;
@@ -115,13 +116,13 @@ double computed_share(const Job& job) {
   const spec::ModelShape& shape = job.shape;
   const auto length = static_cast<double>(job.length);
   double pairs = 0;
-  for (std::int64_t layer = 0; layer < std::min<std::int64_t>(shape.layers, 2);
+  for (std::int64_t layer = 0; layer < std::min<std::int64_t>(shape.num_layers, 2);
        ++layer) {  // windows alternate in pairs
     const std::int64_t window = spec::window_of(shape, layer);
     const double visible = window > 0 ? std::min(static_cast<double>(window), length) : length;
     pairs += shape.causal ? visible * (length - visible / 2) : visible * length;
   }
-  return pairs / static_cast<double>(std::min<std::int64_t>(shape.layers, 2)) / (length * length);
+  return pairs / static_cast<double>(std::min<std::int64_t>(shape.num_layers, 2)) / (length * length);
 }
 
 void add_attention(const Hardware& hardware, const Job& job, const Sizes& sizes, PassTimes& times) {
@@ -130,13 +131,13 @@ void add_attention(const Hardware& hardware, const Job& job, const Sizes& sizes,
   if (job.attention == AttentionKind::kFlash) {
     const double computed = flops * computed_share(job);
     times.forward.attention = cost::attention_seconds(hardware, job.arithmetic, computed);
-    // Backward: five products where forward has two (Dao 2023).
+    // Backward: five GEMMs where forward has two (Dao 2023).
     times.backward.attention = cost::attention_seconds(hardware, job.arithmetic, 2.5 * computed);
     return;
   }
-  // Two products of all pairs for each head, and softmax with its dropout in between. Bytes for each score: written by
-  // the first product, read and written by softmax and by dropout with its mask, read by the second product.
-  const double scores = sizes.tokens * length * sizes.queries / static_cast<double>(job.shape.head_size);
+  // Two GEMMs of all pairs for each head, and softmax with its dropout in between. Bytes for each score: written by
+  // the first GEMM, read and written by softmax and by dropout with its mask, read by the second GEMM.
+  const double scores = sizes.tokens * length * sizes.queries / static_cast<double>(job.shape.head_dim);
   const double product_bytes = 2 * 2 * (scores + 2 * sizes.tokens * sizes.queries);
   const double forward_bytes = product_bytes + scores * (sizes.dropout ? 9 : 4);
   const double backward_bytes = 2 * product_bytes + scores * (sizes.dropout ? 11 : 6);
@@ -148,16 +149,16 @@ void add_attention(const Hardware& hardware, const Job& job, const Sizes& sizes,
 /// Norms, residual sums, dropout, activations, splitting and joining of heads; two bytes a number, one for a mask.
 void add_streaming(const Hardware& hardware, const Job& job, const Sizes& sizes, PassTimes& times) {
   const bool gated = job.shape.gated;
-  const double outside = sizes.tokens * sizes.width * sizes.sequence_share;
+  const double outside = sizes.tokens * sizes.hidden_size * sizes.sequence_share;
   const double heads = sizes.tokens * (sizes.queries + 2 * sizes.keys);
-  double middle = sizes.tokens * sizes.inner * (1 - sizes.mixed);
+  double middle = sizes.tokens * sizes.ffn_size * (1 - sizes.mixed);
   double sorted = 0;
   if (sizes.mixed > 0) {
     const Experts& experts = job.mixture.experts;
     const double inner = static_cast<double>(expert_inner(job.shape, experts)) / sizes.tp;
-    middle += sizes.mixed * inner * (sizes.routed + static_cast<double>(experts.shared) * sizes.tokens);
+    middle += sizes.mixed * inner * (sizes.routed + static_cast<double>(experts.num_shared_experts) * sizes.tokens);
     // Tokens are sorted by expert before they go and put back, weighted, when they come: read and written.
-    sorted = 2 * 4 * sizes.mixed * sizes.routed * sizes.width;
+    sorted = 2 * 4 * sizes.mixed * sizes.routed * sizes.hidden_size;
   }
   // Two norms (in, out) and two residual sums (branch, residual, out, mask).
   const double forward_outside = outside * (2 * 4 + 2 * (sizes.dropout ? 7 : 6));
@@ -173,7 +174,7 @@ void add_streaming(const Hardware& hardware, const Job& job, const Sizes& sizes,
       cost::stream_seconds(hardware, scale * (backward_outside + backward_middle + reshape + sorted), 12);
 }
 
-/// Tokens to their experts and back, forward and backward alike. Where products are in eight bits, tokens go out in
+/// Tokens to their experts and back, forward and backward alike. Where GEMMs are in eight bits, tokens go out in
 /// eight and come back in sixteen (DeepSeek-V3, section 3.3.3).
 void add_dispatch(const Hardware& hardware, const Job& job, const Layout& layout, const Sizes& sizes,
                   PassTimes& times) {
@@ -183,7 +184,8 @@ void add_dispatch(const Hardware& hardware, const Job& job, const Layout& layout
                                .per_node = std::clamp(per_node / layout.tp, 1, layout.ep),
                                .groups = layout.gpus() / layout.ep,
                                .extent = static_cast<double>(layout.tp) * layout.ep};
-  const double out = job.arithmetic == cost::Arithmetic::kFp8 ? 1 : 2, values = sizes.routed * sizes.width / sizes.tp;
+  const double out = job.arithmetic == cost::Arithmetic::kFp8 ? 1 : 2,
+               values = sizes.routed * sizes.hidden_size / sizes.tp;
   const double both = cost::group_seconds(hardware, cost::Collective::kAllToAll, group, out * values) +
                       cost::group_seconds(hardware, cost::Collective::kAllToAll, group, 2 * values);
   const double exposed = sizes.mixed * (1 - hardware.device.efficiency.overlap) * both;
@@ -196,10 +198,10 @@ void add_communication(const Hardware& hardware, const Layout& layout, const Siz
   const int per_node = hardware.cluster.gpus_per_node;
   if (layout.tp > 1) {
     // Megatron: two all-reduces each way; with sequence parallelism each is a reduce-scatter and an all-gather of the
-    // same bytes, which can run beside the products they feed.
+    // same bytes, which can run beside the GEMMs they feed.
     const double one = cost::group_seconds(hardware, cost::Collective::kAllReduce,
                                            {.ranks = layout.tp, .per_node = std::min(layout.tp, per_node)},
-                                           sizes.bytes * sizes.tokens * sizes.width);
+                                           sizes.bytes * sizes.tokens * sizes.hidden_size);
     const double exposed = 2 * one * (layout.sequence_parallel ? 1 - overlap : 1);
     times.forward.communication += exposed;
     times.backward.communication += exposed;
@@ -271,14 +273,14 @@ std::vector<OperatorTime> forward_operators(const Hardware& hardware, const Job&
   double bytes = 2 * sizes.tokens * (2 * sizes.queries + 2 * sizes.keys);
   if (job.attention == AttentionKind::kUnfused)
     bytes +=
-        8 * sizes.tokens * static_cast<double>(job.length) * sizes.queries / static_cast<double>(job.shape.head_size);
+        8 * sizes.tokens * static_cast<double>(job.length) * sizes.queries / static_cast<double>(job.shape.head_dim);
   out.push_back({"attention", 1, flops, bytes, attention.forward.attention});
   const double seconds = streaming.forward.streaming;
   // A few operations for each number that is read or written: far left of every ridge.
   const double moved = seconds * hardware.memory_bandwidth() * hardware.device.efficiency.memory;
   out.push_back({"norms, activations, sums", 1, moved / 2, moved, seconds});
   const PassTimes head = head_times(hardware, job, layout);
-  const Product logits{sizes.tokens, static_cast<double>(job.shape.vocabulary) / layout.tp, sizes.width};
+  const Product logits{sizes.tokens, static_cast<double>(job.shape.vocab_size) / layout.tp, sizes.hidden_size};
   out.push_back({"head", 1.0 / layers_of(job.shape), logits.flops(), 2 * logits.elements(), head.forward.matmul});
   return out;
 }
@@ -286,7 +288,7 @@ std::vector<OperatorTime> forward_operators(const Hardware& hardware, const Job&
 PassTimes embedding_times(const Hardware& hardware, const Job& job, const Layout& layout) {
   const Sizes sizes(job, layout);
   PassTimes times;
-  const double bytes = sizes.tokens * sizes.width * sizes.sequence_share;
+  const double bytes = sizes.tokens * sizes.hidden_size * sizes.sequence_share;
   times.forward.streaming = cost::stream_seconds(hardware, 3 * sizes.bytes * bytes, 2);
   times.backward.streaming = cost::stream_seconds(hardware, 5 * sizes.bytes * bytes, 2);
   return times;
@@ -294,15 +296,15 @@ PassTimes embedding_times(const Hardware& hardware, const Job& job, const Layout
 
 PassTimes head_times(const Hardware& hardware, const Job& job, const Layout& layout) {
   const Sizes sizes(job, layout);
-  const double vocabulary = static_cast<double>(job.shape.vocabulary) / layout.tp;
+  const double vocabulary = static_cast<double>(job.shape.vocab_size) / layout.tp;
   // Heads stay in sixteen bits where the rest is in eight (DeepSeek-V3, section 3.3).
   const cost::Arithmetic arithmetic =
       job.arithmetic == cost::Arithmetic::kFp8 ? cost::Arithmetic::kBf16 : job.arithmetic;
-  const Product product{sizes.tokens, vocabulary, sizes.width};
+  const Product product{sizes.tokens, vocabulary, sizes.hidden_size};
   PassTimes times;
   times.forward.matmul = cost::matmul_seconds(hardware, arithmetic, product);
   times.backward.matmul =
-      2 * times.forward.matmul + cost::stream_seconds(hardware, kAccumulateBytes * vocabulary * sizes.width, 0);
+      2 * times.forward.matmul + cost::stream_seconds(hardware, kAccumulateBytes * vocabulary * sizes.hidden_size, 0);
   // The loss in fp32: logits written, read for the maximum, for the sum, for the gradient; which is written twice.
   const double logits = sizes.tokens * vocabulary;
   times.forward.streaming = cost::stream_seconds(hardware, 16 * logits, 4);
@@ -313,7 +315,7 @@ PassTimes head_times(const Hardware& hardware, const Job& job, const Layout& lay
         (1 - overlap) *
         cost::group_seconds(hardware, cost::Collective::kAllReduce,
                             {.ranks = layout.tp, .per_node = std::min(layout.tp, hardware.cluster.gpus_per_node)},
-                            sizes.bytes * sizes.tokens * sizes.width);
+                            sizes.bytes * sizes.tokens * sizes.hidden_size);
   }
   return times;
 }

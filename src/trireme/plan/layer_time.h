@@ -1,6 +1,6 @@
 // plan/layer_time.h -- how long one layer takes for one microbatch on one rank, operator by operator.
 //
-// Matrix products by the rounded roofline, attention fused or not, everything else by the bytes it moves, and the
+// GEMMs by the rounded roofline, attention fused or not, everything else by the bytes it moves, and the
 // collectives of tensor and context parallelism. Bytes are counted from the operators themselves: what a norm, an
 // activation, a residual sum reads and writes.
 // Depends on: job, cost.
@@ -14,7 +14,7 @@
 
 namespace trireme::plan {
 
-/// Bytes of a number that goes from one operator to the next: products in eight bits leave sixteen.
+/// Bytes of a number that goes from one operator to the next: GEMMs in eight bits leave sixteen.
 double activation_bytes(cost::Arithmetic arithmetic);
 
 /// Seconds, by what is done.

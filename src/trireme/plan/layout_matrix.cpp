@@ -26,10 +26,10 @@ std::vector<std::string> find_features(const spec::LayoutConfig& layout, const s
   if (layout.tp > 1) features.emplace_back("tp");
   if (layout.sequence_parallel) features.emplace_back("sp");
   if (layout.tp_overlap) features.emplace_back("tp overlap");
-  if (layout.keep_gathered) features.emplace_back("keep gathered");
+  if (layout.sp_save_gathered) features.emplace_back("keep gathered");
   if (layout.cp > 1) {
     features.emplace_back(name_in(spec::enum_names(std::type_identity<ContextKind>()), layout.cp_kind));
-    if (layout.cp_inner > 1) features.emplace_back("cp inner");
+    if (layout.cp_ulysses > 1) features.emplace_back("cp inner");
   }
   if (layout.pp > 1) features.push_back(pipeline.schedule);
   return features;
@@ -69,7 +69,7 @@ class Enumeration {
     layout.tp_overlap = true;
     with_context(layout);
     layout.tp_overlap = false;
-    layout.keep_gathered = true;
+    layout.sp_save_gathered = true;
     with_context(layout);
   }
 
@@ -77,10 +77,10 @@ class Enumeration {
     if (layout.cp == 1) return with_zero(layout);
     for (const ContextKind kind : {ContextKind::kRing, ContextKind::kUlysses, ContextKind::kGather}) {
       layout.cp_kind = kind;
-      layout.cp_inner = 1;
+      layout.cp_ulysses = 1;
       with_zero(layout);
       if (kind == ContextKind::kUlysses || layout.cp < 4) continue;
-      layout.cp_inner = 2;
+      layout.cp_ulysses = 2;
       with_zero(layout);
     }
   }
@@ -103,7 +103,7 @@ class Enumeration {
       if (kind.asynchronous) continue;
       spec::PipelineConfig pipeline{.schedule = std::string(kind.name), .virtual_stages = kind.default_chunks};
       const std::int64_t micros =
-          task_.batch_rows / *layout.dp / std::max<std::int64_t>(1, task_.microbatch.value_or(1));
+          task_.batch_rows / *layout.dp / std::max<std::int64_t>(1, task_.micro_batch_size.value_or(1));
       const std::string why = kind.refuses(
           {.ranks = layout.pp, .micros = static_cast<int>(micros), .chunks_per_rank = kind.default_chunks});
       if (!why.empty()) {
@@ -157,11 +157,11 @@ std::string LayoutCase::text() const {
   if (layout.tp > 1) add(fmt::format("tp={}", layout.tp));
   if (layout.sequence_parallel) add("sp");
   if (layout.tp_overlap) add("tp_overlap");
-  if (layout.keep_gathered) add("keep_gathered");
+  if (layout.sp_save_gathered) add("keep_gathered");
   if (layout.cp > 1) {
     add(fmt::format("cp={}", layout.cp));
     add(std::string(name_in(spec::enum_names(std::type_identity<ContextKind>()), layout.cp_kind)));
-    if (layout.cp_inner > 1) add(fmt::format("cp_inner={}", layout.cp_inner));
+    if (layout.cp_ulysses > 1) add(fmt::format("cp_inner={}", layout.cp_ulysses));
   }
   if (layout.pp > 1) add(fmt::format("pp={} {}", layout.pp, pipeline.schedule));
   if (layout.zero > 0) add(fmt::format("zero={}", layout.zero));
@@ -222,9 +222,10 @@ LayoutCase parse_layout(const std::string& text) {
                                             {"pp", &layout.pp},
                                             {"cp", &layout.cp},
                                             {"zero", &layout.zero},
-                                            {"cp_inner", &layout.cp_inner}};
-  const std::map<std::string, bool*> switches{
-      {"sp", &layout.sequence_parallel}, {"tp_overlap", &layout.tp_overlap}, {"keep_gathered", &layout.keep_gathered}};
+                                            {"cp_inner", &layout.cp_ulysses}};
+  const std::map<std::string, bool*> switches{{"sp", &layout.sequence_parallel},
+                                              {"tp_overlap", &layout.tp_overlap},
+                                              {"keep_gathered", &layout.sp_save_gathered}};
   for (const std::string& word : split(text, ' ')) {
     if (word.empty()) continue;
     const std::size_t sign = word.find('=');

@@ -16,7 +16,7 @@ namespace {
 constexpr double kBucketBytes = 2.0e8;  // of gradients on their way
 
 double tokens_of(const Job& job, const Layout& layout) {
-  return static_cast<double>(layout.microbatch) * static_cast<double>(job.length) / layout.cp;
+  return static_cast<double>(layout.micro_batch_size) * static_cast<double>(job.length) / layout.cp;
 }
 
 /// Per token and layer: outside of the split matrices, inside of them, and attention's scores.
@@ -31,34 +31,35 @@ double mlp_bytes(const Job& job) {
   const double each = shape.gated ? 6 : 4;
   const Experts& experts = job.mixture.experts;
   const double mixed = static_cast<double>(expert_layers(shape, experts)) / layers_of(shape);
-  const double dense = (1 - mixed) * each * static_cast<double>(shape.inner);
+  const double dense = (1 - mixed) * each * static_cast<double>(shape.ffn_size);
   if (mixed == 0) return dense;
-  const double padded = std::max(1.0, experts.capacity) * static_cast<double>(experts.active);
+  const double padded = std::max(1.0, experts.capacity_factor) * static_cast<double>(experts.top_k);
   const auto inner = static_cast<double>(expert_inner(shape, experts));
-  return dense + mixed * (each * inner * (padded + static_cast<double>(experts.shared)) +
-                          4 * padded * static_cast<double>(shape.width));
+  return dense + mixed * (each * inner * (padded + static_cast<double>(experts.num_shared_experts)) +
+                          4 * padded * static_cast<double>(shape.hidden_size));
 }
 
 LayerBytes layer_bytes(const Job& job, const Layout& layout) {
   const spec::ModelShape& shape = job.shape;
   const bool dropout = shape.dropout > 0;
-  const auto width = static_cast<double>(shape.width);
-  auto queries = static_cast<double>(shape.heads * shape.head_size), attended = queries;
-  double keys = static_cast<double>(shape.head_size) * std::max<double>(static_cast<double>(shape.kv_heads), layout.tp);
+  const auto width = static_cast<double>(shape.hidden_size);
+  auto queries = static_cast<double>(shape.num_heads * shape.head_dim), attended = queries;
+  double keys =
+      static_cast<double>(shape.head_dim) * std::max<double>(static_cast<double>(shape.num_kv_heads), layout.tp);
   double values = keys;
-  const Latent& latent = job.mixture.latent;
-  if (latent.query_rank > 0) {
-    queries = keys = static_cast<double>(shape.heads * (shape.head_size + latent.rotary_size));
-    attended = values = static_cast<double>(shape.heads * latent.value_size);
+  const Mla& latent = job.mixture.mla;
+  if (latent.q_lora_rank > 0) {
+    queries = keys = static_cast<double>(shape.num_heads * (shape.head_dim + latent.qk_rope_head_dim));
+    attended = values = static_cast<double>(shape.num_heads * latent.v_head_dim);
   }
   LayerBytes bytes{};
-  // Inputs of both norms, their outputs as inputs of the products, two masks.
+  // Inputs of both norms, their outputs as inputs of the GEMMs, two masks.
   bytes.outside = width * (8 + (dropout ? 2 : 0));
   // Queries, keys, values, what attention gives; what the activation takes and gives.
   bytes.inside = 2 * (queries + keys + values) + 2 * attended + mlp_bytes(job);
   // Softmax, its mask and what dropout makes of it.
   if (job.attention == AttentionKind::kUnfused)
-    bytes.scores = static_cast<double>(shape.heads) * static_cast<double>(job.length) * (dropout ? 5 : 2);
+    bytes.scores = static_cast<double>(shape.num_heads) * static_cast<double>(job.length) * (dropout ? 5 : 2);
   return bytes;
 }
 
@@ -78,13 +79,13 @@ void add_states(MemoryParts& parts, const MemoryParts& more) {
   parts.optimizer += more.optimizer;
 }
 
-StageWeights stage_weights(const Job& job, const Layout& layout, const Weights& weights, int stage, int layers) {
+StageWeights stage_weights(const Job& job, const Layout& layout, const WeightCounts& weights, int stage, int layers) {
   const bool first = stage == 0, last = stage == layout.pp - 1;
   double tables = 0;
   if (first) tables += weights.embedding;
   if (last) tables += weights.head;
   // A tied head on another rank than the embedding is a copy of it.
-  if (last && !first && job.shape.tied) tables += static_cast<double>(job.shape.vocabulary * job.shape.width);
+  if (last && !first && job.shape.tied) tables += static_cast<double>(job.shape.vocab_size * job.shape.hidden_size);
   return {.dense = layers * weights.layer / layout.tp,
           .tables = tables / layout.tp,
           .experts = layers * weights.experts / layout.tp / layout.ep};
@@ -104,11 +105,11 @@ void offload(const Layout& layout, double sixteen_layer, StageMemory& memory) {
 }
 
 /// One stage of the pipeline.
-void add_parts(const cost::Hardware& hardware, const Job& job, const Layout& layout, const Weights& weights,
+void add_parts(const cost::Hardware& hardware, const Job& job, const Layout& layout, const WeightCounts& weights,
                StageMemory& memory) {
   const bool first = memory.stage == 0, last = memory.stage == layout.pp - 1;
   const double tokens = tokens_of(job, layout);
-  const auto width = static_cast<double>(job.shape.width);
+  const auto width = static_cast<double>(job.shape.hidden_size);
   const StageWeights held = stage_weights(job, layout, weights, memory.stage, memory.layers);
   const double gradients = held.gradient_bytes(job);
 
@@ -134,7 +135,7 @@ void add_parts(const cost::Hardware& hardware, const Job& job, const Layout& lay
   if (first && job.shape.dropout > 0) parts.activations += tokens * width * memory.in_flight;  // the embedding's mask
   double working = layout.recompute == Recompute::kFull ? whole : 0;
   // Logits in fp32 and in sixteen bits; never at the same time as a layer is recomputed.
-  if (last) working = std::max(working, 6 * tokens * static_cast<double>(job.shape.vocabulary) / layout.tp);
+  if (last) working = std::max(working, 6 * tokens * static_cast<double>(job.shape.vocab_size) / layout.tp);
   parts.working += working;
   parts.buffers = hardware.device.software_gb * 1e9;
   // With sharded gradients the working memory above is what they travel from.
@@ -152,8 +153,8 @@ MemoryParts model_states(double weights, int ranks, int zero, const StateTypes& 
   parts.weights = 2 * scale * (zero >= 3 ? shard : weights);
   parts.gradients = types.gradient_bytes * (zero >= 2 ? shard : weights);
   // Moments, and masters where the weights are narrower than they are.
-  const double masters = types.masters && arithmetic != cost::Arithmetic::kFp32 ? 4 : 0;
-  parts.optimizer = (types.moment_bytes * moments + masters) * (zero >= 1 ? shard : weights);
+  const double master_weights = types.master_weights && arithmetic != cost::Arithmetic::kFp32 ? 4 : 0;
+  parts.optimizer = (types.moment_bytes * moments + master_weights) * (zero >= 1 ? shard : weights);
   return parts;
 }
 
@@ -172,7 +173,7 @@ double layer_activation_bytes(const Job& job, const Layout& layout) {
     case Recompute::kSelective:
       return whole_layer_activation_bytes(job, layout) - tokens * bytes.scores / layout.tp;
     case Recompute::kFull:
-      return 2 * tokens * static_cast<double>(job.shape.width) / (layout.sequence_parallel ? layout.tp : 1);
+      return 2 * tokens * static_cast<double>(job.shape.hidden_size) / (layout.sequence_parallel ? layout.tp : 1);
   }
   return 0;
 }
@@ -196,7 +197,7 @@ double in_flight(const Layout& layout, std::int64_t micros, int stage) {
 }
 
 std::vector<StageMemory> stage_memories(const cost::Hardware& hardware, const Job& job, const Layout& layout) {
-  const Weights weights = count_weights(job);
+  const WeightCounts weights = count_weights(job);
   const std::vector<int> layers = stage_layers(layers_of(job.shape), layout.pp, layout.virtual_stages);
   const std::int64_t micros = micros_of(job, layout);
   std::vector<StageMemory> stages;

@@ -16,40 +16,40 @@ namespace trireme::plan {
 
 /// [experts]
 struct Experts {
-  std::int64_t count = 0;         ///< of each layer that has them; 0: none
-  std::int64_t active = 1;        ///< of them, those that a token visits
-  std::int64_t inner = 0;         ///< width of an expert's middle; 0: the model's
-  std::int64_t shared = 0;        ///< beside them, visited by all tokens
-  std::int64_t every = 1;         ///< one layer in so many has them
-  std::int64_t dense_layers = 0;  ///< the first ones, which have none
-  double capacity = 0;            ///< padded to so much of an even share; 0: as many tokens as come
+  std::int64_t num_experts = 0;         ///< of each layer that has them; 0: none
+  std::int64_t top_k = 1;               ///< of them, those that a token visits
+  std::int64_t ffn_size = 0;            ///< width of an expert's middle; 0: the model's
+  std::int64_t num_shared_experts = 0;  ///< beside them, visited by all tokens
+  std::int64_t every = 1;               ///< one layer in so many has them
+  std::int64_t first_dense_layers = 0;  ///< the first ones, which have none
+  double capacity_factor = 0;           ///< padded to so much of an even share; 0: as many tokens as come
   bool operator==(const Experts&) const = default;
 };
 
-/// [latent]: DeepSeek-V2's attention (2405.04434), without absorbing products.
-struct Latent {
-  std::int64_t query_rank = 0;  ///< 0: plain attention
-  std::int64_t key_rank = 0;
-  std::int64_t rotary_size = 0;  ///< of each query head beside head_size; one for all keys
-  std::int64_t value_size = 0;
-  bool operator==(const Latent&) const = default;
+/// [latent]: DeepSeek-V2's attention (2405.04434), without absorbing GEMMs.
+struct Mla {
+  std::int64_t q_lora_rank = 0;  ///< 0: plain attention
+  std::int64_t kv_lora_rank = 0;
+  std::int64_t qk_rope_head_dim = 0;  ///< of each query head beside head_size; one for all keys
+  std::int64_t v_head_dim = 0;
+  bool operator==(const Mla&) const = default;
 };
 
 struct Mixture {
   Experts experts;
-  Latent latent;
+  Mla mla;
   bool operator==(const Mixture&) const = default;
 };
 
 void describe(config::Section<Experts>& section);
-void describe(config::Section<Latent>& section);
+void describe(config::Section<Mla>& section);
 
 /// A file of recipes/mixtures.
 struct MixtureFile {
   std::string name;
   spec::ModelConfig model;
   Experts experts;
-  Latent latent;
+  Mla mla;
 };
 void describe(config::Section<MixtureFile>& section);
 std::vector<config::Problem> find_problems(const MixtureFile& file);
@@ -70,7 +70,7 @@ struct MixtureCount {
 };
 MixtureCount count_parameters(const spec::ModelShape& shape, const Mixture& mixture);
 
-/// FLOPs of one sequence's forward pass: products with weights that a token meets; of which the head; attention in
+/// FLOPs of one sequence's forward pass: GEMMs with weights that a token meets; of which the head; attention in
 /// full, not halved for the mask.
 struct MixtureFlops {
   double projections = 0, head = 0, attention = 0;

@@ -28,24 +28,24 @@ spec::ModelShape shape_of(const ModelSizes& sizes) {
   };
   spec::ModelShape shape =
       spec::family_shape(sizes.family == ModelFamily::kLlama ? spec::Family::kLlama : spec::Family::kGpt2);
-  shape.layers = need("layers", sizes.layers);
-  shape.width = need("hidden", sizes.hidden);
-  shape.heads = need("heads", sizes.heads);
-  shape.vocabulary = sizes.vocab.value_or(shape.vocabulary);
-  shape.kv_heads = sizes.kv_heads.value_or(shape.heads);
+  shape.num_layers = need("layers", sizes.num_layers);
+  shape.hidden_size = need("hidden", sizes.hidden_size);
+  shape.num_heads = need("heads", sizes.num_heads);
+  shape.vocab_size = sizes.vocab_size.value_or(shape.vocab_size);
+  shape.num_kv_heads = sizes.num_kv_heads.value_or(shape.num_heads);
   if (sizes.family == ModelFamily::kGpt) {
-    shape.inner = sizes.ffn.value_or(4 * shape.width);
+    shape.ffn_size = sizes.ffn_size.value_or(4 * shape.hidden_size);
     shape.dropout = shape.attention_dropout = 0.1;  // as all of the GPT runs that were published
   } else {
-    shape.inner = need("ffn", sizes.ffn);
+    shape.ffn_size = need("ffn", sizes.ffn_size);
   }
-  if (problems.empty() && shape.heads > 0 && shape.width % shape.heads != 0)
+  if (problems.empty() && shape.num_heads > 0 && shape.hidden_size % shape.num_heads != 0)
     problems.push_back({.key = "heads",
-                        .reason = fmt::format("{} does not divide hidden = {}", shape.heads, shape.width),
+                        .reason = fmt::format("{} does not divide hidden = {}", shape.num_heads, shape.hidden_size),
                         .hint = {},
                         .where = {}});
   if (problems.empty()) {
-    shape.head_size = shape.width / std::max<std::int64_t>(1, shape.heads);
+    shape.head_dim = shape.hidden_size / std::max<std::int64_t>(1, shape.num_heads);
     problems = spec::find_problems(shape, "model");
   }
   if (!problems.empty()) throw config::ProblemsError("the model", std::move(problems));
@@ -61,25 +61,25 @@ void describe(config::Section<PublishedRun>& section) {
   section.field("evidence", &Run::evidence, "which of them");
   section.field("cluster", &Run::cluster, "what it ran on").required();
   section.field("family", &Run::family, "what kind of model");
-  section.field("layers", &Run::layers, "layers").at_least(1);
-  section.field("hidden", &Run::hidden, "width").at_least(1);
-  section.field("heads", &Run::heads, "attention heads").at_least(1);
-  section.field("kv_heads", &Run::kv_heads, "heads of keys and values").at_least(1);
-  section.field("ffn", &Run::ffn, "width of the MLP").at_least(1);
-  section.field("vocab", &Run::vocab, "vocabulary").at_least(1);
-  section.field("seq", &Run::seq, "tokens of a sequence").at_least(1);
+  section.field("num_layers", &Run::num_layers, "layers").at_least(1);
+  section.field("hidden_size", &Run::hidden_size, "width").at_least(1);
+  section.field("num_heads", &Run::num_heads, "attention heads").at_least(1);
+  section.field("num_kv_heads", &Run::num_kv_heads, "heads of keys and values").at_least(1);
+  section.field("ffn_size", &Run::ffn_size, "width of the MLP").at_least(1);
+  section.field("vocab_size", &Run::vocab_size, "vocabulary").at_least(1);
+  section.field("seq_len", &Run::seq_len, "tokens of a sequence").at_least(1);
   section.field("gpus", &Run::gpus, "devices").at_least(1);
   section.field("tp", &Run::tp, "tensor parallelism").at_least(1);
   section.field("pp", &Run::pp, "stages").at_least(1);
   section.field("dp", &Run::dp, "replicas").at_least(1);
   section.field("cp", &Run::cp, "context parallelism").at_least(1);
   section.field("virtual_stages", &Run::virtual_stages, "chunks of a stage").at_least(1);
-  section.field("microbatch", &Run::microbatch, "sequences").at_least(1);
-  section.field("global_batch", &Run::global_batch, "sequences").at_least(1);
+  section.field("micro_batch_size", &Run::micro_batch_size, "sequences").at_least(1);
+  section.field("global_batch_size", &Run::global_batch_size, "sequences").at_least(1);
   section.field("recompute", &Run::recompute, "what is recomputed");
   section.field("sequence_parallel", &Run::sequence_parallel, "whether norms are split over tp");
   section.field("zero", &Run::zero, "ZeRO stage").range(0, 3);
-  section.field("precision", &Run::precision, "numbers of matrix products");
+  section.field("precision", &Run::precision, "numbers of GEMMs");
   section.field("attention", &Run::attention, "fused or not");
   section.field("step_seconds", &Run::step_seconds, "measured").above(0);
   section.field("tflops", &Run::tflops, "measured, for each device").above(0);
@@ -109,14 +109,14 @@ std::vector<PublishedSource> load_published() {
 Job job_of(const PublishedRun& run) {
   Job job;
   job.shape = shape_of({.family = run.family,
-                        .layers = run.layers,
-                        .hidden = run.hidden,
-                        .heads = run.heads,
-                        .kv_heads = run.kv_heads,
-                        .ffn = run.ffn,
-                        .vocab = run.vocab});
-  job.length = run.seq;
-  job.batch = run.global_batch.value_or(std::max<std::int64_t>(run.gpus, kUsualTokens / run.seq));
+                        .num_layers = run.num_layers,
+                        .hidden_size = run.hidden_size,
+                        .num_heads = run.num_heads,
+                        .num_kv_heads = run.num_kv_heads,
+                        .ffn_size = run.ffn_size,
+                        .vocab_size = run.vocab_size});
+  job.length = run.seq_len;
+  job.batch = run.global_batch_size.value_or(std::max<std::int64_t>(run.gpus, kUsualTokens / run.seq_len));
   job.arithmetic = run.precision;
   job.attention = run.attention;
   return job;
@@ -128,7 +128,7 @@ Choices choices_of(const PublishedRun& run) {
           .dp = run.dp,
           .cp = run.cp,
           .virtual_stages = run.virtual_stages,
-          .microbatch = run.microbatch,
+          .micro_batch_size = run.micro_batch_size,
           .zero = run.zero,
           .sequence_parallel = run.sequence_parallel,
           .recompute = run.recompute,
@@ -136,8 +136,8 @@ Choices choices_of(const PublishedRun& run) {
 }
 
 bool counts(const PublishedRun& run) {
-  return run.confidence == Confidence::kHigh && run.layers && run.hidden && run.heads && run.tp && run.pp && run.dp &&
-         run.global_batch && (run.step_seconds || run.tflops);
+  return run.confidence == Confidence::kHigh && run.num_layers && run.hidden_size && run.num_heads && run.tp &&
+         run.pp && run.dp && run.global_batch_size && (run.step_seconds || run.tflops);
 }
 
 double measured_seconds(const PublishedRun& run) {

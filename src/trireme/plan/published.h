@@ -22,7 +22,7 @@ std::span<const Named<ModelFamily>> enum_names(std::type_identity<ModelFamily>);
 /// A model by its sizes, as tables of papers give it. What is left out: ffn = 4 x hidden for gpt, kv_heads = heads.
 struct ModelSizes {
   ModelFamily family = ModelFamily::kGpt;
-  std::optional<std::int64_t> layers, hidden, heads, kv_heads, ffn, vocab;
+  std::optional<std::int64_t> num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size;
 };
 /// Throws config::ProblemsError when sizes are missing or do not go together.
 spec::ModelShape shape_of(const ModelSizes& sizes);
@@ -42,11 +42,11 @@ struct PublishedRun {
   Confidence confidence = Confidence::kHigh;
   std::string cluster;
   ModelFamily family = ModelFamily::kGpt;
-  std::optional<std::int64_t> layers, hidden, heads, kv_heads, ffn, vocab;
-  std::int64_t seq = 2048;
+  std::optional<std::int64_t> num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size;
+  std::int64_t seq_len = 2048;
   int gpus = 1;
   std::optional<int> tp, pp, dp, cp, virtual_stages, zero;
-  std::optional<std::int64_t> microbatch, global_batch;
+  std::optional<std::int64_t> micro_batch_size, global_batch_size;
   std::optional<Recompute> recompute;
   std::optional<bool> sequence_parallel;
   cost::Arithmetic precision = cost::Arithmetic::kBf16;

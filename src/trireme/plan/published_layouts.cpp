@@ -31,7 +31,7 @@ std::vector<LayoutComparison> compare_layouts(const std::vector<PublishedSource>
       Choices given = choices_of(run);
       given.cp = run.cp.value_or(1);
       row.published = fastest(hardware, run, given);
-      given.microbatch.reset();
+      given.micro_batch_size.reset();
       given.virtual_stages.reset();
       row.micros = fastest(hardware, run, given);
       given.pp.reset();

@@ -36,7 +36,7 @@ class Enumerator {
 
   std::vector<Layout> all() {
     // Not beyond a node unless asked for: every layer would wait for the network, and no published run has done so.
-    for (const int tp : given_or(given_.tp, divisors(job_.shape.heads, hardware_.cluster.gpus_per_node))) {
+    for (const int tp : given_or(given_.tp, divisors(job_.shape.num_heads, hardware_.cluster.gpus_per_node))) {
       for (const int cp : given_or(given_.cp, contexts())) {
         if (gpus_ % (tp * cp) != 0) continue;
         for (const int pp : given_or(given_.pp, stages(gpus_ / (tp * cp)))) {
@@ -60,7 +60,7 @@ class Enumerator {
   }
   /// Ranks that can share out the experts.
   std::vector<int> expert_splits(int copies) const {
-    const std::int64_t experts = job_.mixture.experts.count;
+    const std::int64_t experts = job_.mixture.experts.num_experts;
     return experts == 0 ? std::vector<int>{1} : divisors(std::gcd(experts, std::int64_t{copies}), experts);
   }
   std::vector<int> stages(int left) const { return divisors(left, std::min(layers_of(job_.shape), kMostStages)); }
@@ -70,9 +70,9 @@ class Enumerator {
     const std::int64_t each = job_.batch / layout.dp;
     std::vector<std::int64_t> sizes;
     for (const int size : divisors(each, kLargestMicrobatch)) sizes.push_back(size);
-    for (const std::int64_t size : given_or(given_.microbatch, sizes)) {
+    for (const std::int64_t size : given_or(given_.micro_batch_size, sizes)) {
       if (each % size != 0) continue;
-      layout.microbatch = size;
+      layout.micro_batch_size = size;
       add_stages(layout, each / size);
     }
   }
@@ -129,14 +129,14 @@ class Enumerator {
   layout.dp = given.dp.value_or(std::max(1, gpus / std::max(1, layout.tp * layout.pp * layout.cp)));
   layout.ep = given.ep.value_or(1);
   layout.virtual_stages = given.virtual_stages.value_or(1);
-  layout.microbatch = given.microbatch.value_or(1);
+  layout.micro_batch_size = given.micro_batch_size.value_or(1);
   layout.zero = given.zero.value_or(0);
   layout.schedule = given.schedule.value_or(layout.virtual_stages > 1 ? "interleaved" : "1f1b");
   std::vector<config::Problem> problems = find_problems(job, layout, gpus);
   if (problems.empty())
     problems.push_back({.key = "global-batch",
                         .reason = fmt::format("no way was found to cut {} sequences over {} devices", job.batch, gpus),
-                        .hint = fmt::format("use --global-batch {}, a multiple of the devices", gpus),
+                        .hint = fmt::format("use --global-batch-size {}, a multiple of the devices", gpus),
                         .where = {}});
   throw config::ProblemsError("this layout", std::move(problems));
 }

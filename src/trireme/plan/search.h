@@ -19,7 +19,7 @@ namespace trireme::plan {
 /// What is given; the rest is chosen.
 struct Choices {
   std::optional<int> tp, pp, dp, cp, ep, virtual_stages;
-  std::optional<std::int64_t> microbatch;
+  std::optional<std::int64_t> micro_batch_size;
   std::optional<int> zero;
   std::optional<bool> sequence_parallel;
   std::optional<Recompute> recompute;

@@ -10,8 +10,8 @@
 namespace trireme::plan {
 namespace {
 
-/// Sums of ZeRO 2 and 3 on their way: as many as Replicas lets be under way, the one that fills, and with offload those
-/// that leave for the host.
+/// Sums of ZeRO 2 and 3 on their way: as many as DataParallel lets be under way, the one that fills, and with offload
+/// those that leave for the host.
 constexpr double kBucketsOnTheWay = 5, kBucketsLeaving = 4;
 
 }  // namespace
@@ -34,7 +34,7 @@ StepMemory step_memory(const StepMemoryTask& task) {
   const TrafficTask& step = task.step;
   const spec::ModelShape& shape = step.shape;
   StepMemory out;
-  if (step.layout.pp > 1 || shape.encoder_layers > 0 || !shape.norm_first) return out;
+  if (step.layout.pp > 1 || shape.num_encoder_layers > 0 || !shape.norm_first) return out;
   const int zero = step.layout.zero;
   const double n = task.sharing, all = task.elements, narrow = task.narrow_elements, wide = all - narrow;
   const auto shared = [&](int stage) { return zero >= stage ? 1 / n : 1.0; };
@@ -42,7 +42,7 @@ StepMemory step_memory(const StepMemoryTask& task) {
     if (bytes > 0) out.lines.push_back({name, std::move(which), bytes});
   };
   const double compute = step.compute_bytes, sum = step.sum_bytes;
-  const double masters = (compute == sum ? 0 : wide * sum) * shared(1);
+  const double master_weights = (compute == sum ? 0 : wide * sum) * shared(1);
   // What has no master is among the matrices of layers, and those are among what has narrow gradients.
   const double slim = std::max(narrow, task.narrow_gradients),
                moments = all * task.moments * task.moment_bytes * shared(1);
@@ -52,10 +52,10 @@ StepMemory step_memory(const StepMemoryTask& task) {
   if (task.offload) {
     // New weights are made beside the masters where types differ, and go from there.
     const double there = (task.rounded_sums ? all * compute : sums) * (task.late ? 2 : 1);
-    out.host = masters + moments + (there + all * compute) * shared(1);
+    out.host = master_weights + moments + (there + all * compute) * shared(1);
     if (zero < 2) add("gradients", sums, "until they are on the host");
   } else {
-    add("masters", masters, fmt::format("{} bytes each", step.sum_bytes));
+    add("masters", master_weights, fmt::format("{} bytes each", step.sum_bytes));
     add("gradients", sums * shared(2),
         slim > 0 ? fmt::format("{} bytes of {}, {} of the rest", step.compute_bytes,
                                task.narrow_gradients > 0 ? "matrices and tables" : "matrices of layers", step.sum_bytes)
@@ -78,7 +78,7 @@ StepMemory step_memory(const StepMemoryTask& task) {
   }
 
   const double tokens = static_cast<double>(step.rows * step.sequence / step.layout.cp), tp = step.layout.tp;
-  const double hidden = tokens * static_cast<double>(shape.width) * compute;
+  const double hidden = tokens * static_cast<double>(shape.hidden_size) * compute;
   TrafficTask head = step;
   head.layers = 0;
   const double kept_head = activation_bytes(head), kept_layers = activation_bytes(step) - kept_head;
@@ -100,16 +100,16 @@ StepMemory step_memory(const StepMemoryTask& task) {
   add("head and tokens", kept_head, "the last norm's input, the head's input gradient");
   // The head: a chunk of logits, whose gradient takes their place, and the norm's output. A layer that goes back:
   // gradients of its MLP's middle, the middle once more, and what comes in and goes out.
-  const double row = static_cast<double>(shape.vocabulary) / tp * compute;
+  const double row = static_cast<double>(shape.vocab_size) / tp * compute;
   const double logits = std::min(std::max(task.logits_bytes, row), tokens * row);
-  const double middle = tokens * static_cast<double>(shape.inner) / tp * compute * (shape.gated ? 4 : 3);
+  const double middle = tokens * static_cast<double>(shape.ffn_size) / tp * compute * (shape.gated ? 4 : 3);
   const double back = middle + 2 * hidden + (runs_again ? layer : 0);
   if (logits + hidden >= back) {
     add("working", logits + hidden, "a chunk of logits and what it is made from");
   } else {
     add("working", back, runs_again ? "a layer that runs again and goes back" : "gradients inside a layer");
   }
-  add("libraries", kProductWorkspace, "room for products");
+  add("libraries", kProductWorkspace, "room for GEMMs");
   return out;
 }
 

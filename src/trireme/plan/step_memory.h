@@ -1,8 +1,8 @@
 // plan/step_memory.h -- what a training step of one rank takes on its GPU, before it runs: line by line, and its peak.
 //
-// States by ZeRO's formulas, activations by what our layers keep (traffic.h), and what is alive for a while at the two
-// places where a step is fullest: the head with its chunk of logits, and the first layer that goes back. Beside three
-// models that were measured on an H200 it is within one part in a hundred (tests/plan/step_memory_test.cpp).
+// StateDtype by ZeRO's formulas, activations by what our layers keep (traffic.h), and what is alive for a while at the
+// two places where a step is fullest: the head with its chunk of logits, and the first layer that goes back. Beside
+// three models that were measured on an H200 it is within one part in a hundred (tests/plan/step_memory_test.cpp).
 // Without stages only: those hold several micros.
 // Depends on: traffic.
 #pragma once
@@ -47,7 +47,7 @@ struct StepMemory {
 /// Empty lines where there is no plan: with stages, or an encoder beside a decoder.
 StepMemory step_memory(const StepMemoryTask& task);
 
-/// Room for the products' library, which the tensor library lends it.
+/// Room for the GEMMs' library, which the tensor library lends it.
 inline constexpr double kProductWorkspace = 32 << 20;
 /// What a process takes of a GPU beside its tensors: context, kernels, libraries.
 inline constexpr double kContextBytes = 800e6;

@@ -21,7 +21,8 @@ using cost::Hardware;
 /// weights without masters too.
 constexpr double kOptimizerBytes = 42;
 double optimizer_bytes(const StateTypes& types) {
-  return kOptimizerBytes - 3 * (4 - types.gradient_bytes) - 2 * 2 * (4 - types.moment_bytes) - (types.masters ? 0 : 6);
+  return kOptimizerBytes - 3 * (4 - types.gradient_bytes) - 2 * 2 * (4 - types.moment_bytes) -
+         (types.master_weights ? 0 : 6);
 }
 
 /// Messages between stages. Every rank of a tensor-parallel group sends its own part of the activations through its own
@@ -32,8 +33,8 @@ struct Message {
 
 Message message_of(const Hardware& hardware, const Job& job, const Layout& layout) {
   if (layout.pp == 1) return {};
-  const double bytes = activation_bytes(job.arithmetic) * static_cast<double>(layout.microbatch * job.length) /
-                       layout.cp * static_cast<double>(job.shape.width);
+  const double bytes = activation_bytes(job.arithmetic) * static_cast<double>(layout.micro_batch_size * job.length) /
+                       layout.cp * static_cast<double>(job.shape.hidden_size);
   const bool across = layout.gpus() > hardware.cluster.gpus_per_node;
   const double start =
       (across ? hardware.cluster.network : cost::Network{.latency_us = hardware.cluster.link.latency_us}).latency_us *
@@ -45,7 +46,7 @@ Message message_of(const Hardware& hardware, const Job& job, const Layout& layou
                                   {.ranks = layout.tp, .per_node = std::min(layout.tp, hardware.cluster.gpus_per_node)},
                                   bytes);
   const double overlap = hardware.device.efficiency.overlap;
-  return {.exposed = start + (1 - overlap) * moving, .hidden = overlap * moving};
+  return {.exposed = start + (1 - overlap) * moving, .hidden_size = overlap * moving};
 }
 
 cost::GroupShape replica_group(const Hardware& hardware, const Layout& layout) {
@@ -68,7 +69,7 @@ struct HeldWeights {
 };
 
 HeldWeights weights_of_fullest_stage(const Job& job, const Layout& layout) {
-  const Weights weights = count_weights(job);
+  const WeightCounts weights = count_weights(job);
   const std::vector<int> layers = stage_layers(layers_of(job.shape), layout.pp, layout.virtual_stages);
   double first = layers.front() * weights.layer + weights.embedding;
   const int most = *std::ranges::max_element(layers);

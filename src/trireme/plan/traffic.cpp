@@ -15,7 +15,7 @@ class Count {
   explicit Count(const TrafficTask& task) : task_(task), layout_(task.layout) {
     const auto micros = static_cast<double>(task.micros);
     tokens_ = static_cast<double>(task.rows * task.sequence / layout_.cp);
-    hidden_ = tokens_ * static_cast<double>(task.shape.width) * task.compute_bytes * micros;
+    hidden_ = tokens_ * static_cast<double>(task.shape.hidden_size) * task.compute_bytes * micros;
     again_ = task.recompute == spec::RecomputeKind::kFull ? 1 : 0;
   }
 
@@ -52,9 +52,9 @@ class Count {
     const int across = copies / ranks;
     const auto micros = static_cast<double>(task_.micros);
     if (layout_.zero == 1) {
-      add("shard", "scattered sum of gradients, once a step: Psi (N-1)/N", gradients * share(ranks));
+      add("shard", "reduce-scatter of gradients, once a step: Psi (N-1)/N", gradients * share(ranks));
     } else {
-      add("shard", fmt::format("scattered sum of gradients, each of {} micros: Psi (N-1)/N", task_.micros),
+      add("shard", fmt::format("reduce-scatter of gradients, each of {} micros: Psi (N-1)/N", task_.micros),
           micros * gradients * share(ranks));
     }
     if (layout_.zero < 3) {
@@ -73,20 +73,20 @@ class Count {
     const int tp = layout_.tp;
     if (tp == 1) return;
     const auto layers = static_cast<double>(task_.layers);
-    const double one = hidden_ * share(tp);  // a gather or a scattered sum of all tokens
+    const double one = hidden_ * share(tp);  // a gather or a reduce-scatter of all tokens
     if (!layout_.sequence_parallel) {
       add("tp", again_ > 0 ? "6 all-reduces a layer: 4 and 2 of recomputation" : "4 all-reduces a layer",
           layers * (4 + 2 * again_) * 2 * one);
       if (task_.embedding) add("tp", "all-reduce of the embedding", 2 * one);
       if (task_.head) add("tp", "all-reduce of the head's input gradient", 2 * one);
     } else {
-      const int gathers = 4 + (layout_.keep_gathered ? 0 : 2);
+      const int gathers = 4 + (layout_.sp_save_gathered ? 0 : 2);
       add("tp",
-          fmt::format("{} gathers and {} scattered sums a layer{}", gathers + 2 * again_, 4 + 2 * again_,
-                      layout_.keep_gathered ? "" : ", 2 of them since gathered inputs are not kept"),
+          fmt::format("{} gathers and {} reduce-scatters a layer{}", gathers + 2 * again_, 4 + 2 * again_,
+                      layout_.sp_save_gathered ? "" : ", 2 of them since gathered inputs are not kept"),
           layers * (gathers + 4 + 4 * again_) * one);
-      if (task_.embedding) add("tp", "scattered sum and gather of the embedding", 2 * one);
-      if (task_.head) add("tp", "gather and scattered sum of the head", 2 * one);
+      if (task_.embedding) add("tp", "reduce-scatter and gather of the embedding", 2 * one);
+      if (task_.head) add("tp", "gather and reduce-scatter of the head", 2 * one);
     }
     if (task_.head) {
       add("tp", "three numbers a token for the loss",
@@ -97,21 +97,21 @@ class Count {
     };
     copies("tp", "gradients of what all tp ranks hold copies of", task_.copied_over_tp, tp);
     copies("tp copies", "gradients of heads of keys that several tp ranks hold", task_.copied_keys,
-           static_cast<double>(tp) / static_cast<double>(task_.shape.kv_heads));
+           static_cast<double>(tp) / static_cast<double>(task_.shape.num_kv_heads));
   }
 
   void context() {
     const int cp = layout_.cp;
     if (cp == 1) return;
     const bool trade = layout_.cp_kind == ContextKind::kUlysses;
-    const int inner = trade ? cp : layout_.cp_inner, outer = cp / inner;
+    const int inner = trade ? cp : layout_.cp_ulysses, outer = cp / inner;
     const auto layers = static_cast<double>(task_.layers) * static_cast<double>(task_.micros);
     const spec::ModelShape& shape = task_.shape;
-    const double queries = tokens_ * static_cast<double>(shape.heads / layout_.tp * shape.head_size);
-    const double keys = tokens_ * static_cast<double>(std::max<std::int64_t>(1, shape.kv_heads / layout_.tp)) *
-                        static_cast<double>(shape.head_size);
+    const double queries = tokens_ * static_cast<double>(shape.num_heads / layout_.tp * shape.head_dim);
+    const double keys = tokens_ * static_cast<double>(std::max<std::int64_t>(1, shape.num_kv_heads / layout_.tp)) *
+                        static_cast<double>(shape.head_dim);
     if (inner > 1) {
-      const std::int64_t own = std::max<std::int64_t>(1, shape.kv_heads / layout_.tp);
+      const std::int64_t own = std::max<std::int64_t>(1, shape.num_kv_heads / layout_.tp);
       const double spread = own % inner == 0 ? keys : keys * inner / static_cast<double>(own);
       const double forward = (2 * queries + 2 * spread) * task_.compute_bytes * share(inner);
       add(outer > 1 ? "cp inner" : "cp",
@@ -129,13 +129,13 @@ class Count {
           layers * (outer - 1) * (block + sums));
     } else {
       add(group, "gather of K and V, forward and backward", layers * (outer - 1) * block * (2 + again_));
-      add(group, "scattered sum of their gradients", layers * (outer - 1) * sums);
+      add(group, "reduce-scatter of their gradients", layers * (outer - 1) * sums);
     }
   }
 
   /// Trading gives a rank fewer heads and more tokens; where heads of keys are copied, not that many fewer.
   double inner_heads(int inner) const {
-    const std::int64_t own = std::max<std::int64_t>(1, task_.shape.kv_heads / layout_.tp);
+    const std::int64_t own = std::max<std::int64_t>(1, task_.shape.num_kv_heads / layout_.tp);
     return own % inner == 0 ? inner : static_cast<double>(own);
   }
 
@@ -149,7 +149,7 @@ class Count {
 }  // namespace
 
 std::vector<TrafficLine> traffic_of(const TrafficTask& task) {
-  if (task.shape.encoder_layers > 0) return {};
+  if (task.shape.num_encoder_layers > 0) return {};
   return Count(task).run();
 }
 
@@ -157,23 +157,23 @@ double activation_bytes(const TrafficTask& task) {
   const spec::ModelShape& shape = task.shape;
   const double tokens = static_cast<double>(task.rows * task.sequence / task.layout.cp);
   const double tp = task.layout.tp, between = task.layout.sequence_parallel ? 1 / tp : 1;
-  const double entered = task.layout.keep_gathered ? 1 : between;
-  const auto width = static_cast<double>(shape.width);
-  const double heads = static_cast<double>(shape.heads) / tp;
-  const double kv_heads = std::max(1.0, static_cast<double>(shape.kv_heads) / tp);
+  const double entered = task.layout.sp_save_gathered ? 1 : between;
+  const auto width = static_cast<double>(shape.hidden_size);
+  const double heads = static_cast<double>(shape.num_heads) / tp;
+  const double num_kv_heads = std::max(1.0, static_cast<double>(shape.num_kv_heads) / tp);
   const double statistics = (shape.norm == spec::NormKind::kLayer ? 2 : 1) * task.sum_bytes * between;
   // Two norms with their inputs and what they gave; q, k, v, their output and its log-sum-exps; the MLP's middle.
   // Gathered inputs of matrices are no norms' outputs any more.
-  const bool remade = task.remake_norms && shape.norm_first && entered == between;
+  const bool remade = task.recompute_norms && shape.norm_first && entered == between;
   double numbers = 2 * width * between + (remade ? 0 : 2 * width * entered);
-  numbers += (2 * heads + 2 * kv_heads) * static_cast<double>(shape.head_size);
-  const int inner = task.layout.cp_kind == ContextKind::kUlysses ? task.layout.cp : task.layout.cp_inner;
+  numbers += (2 * heads + 2 * num_kv_heads) * static_cast<double>(shape.head_dim);
+  const int inner = task.layout.cp_kind == ContextKind::kUlysses ? task.layout.cp : task.layout.cp_ulysses;
   if (task.layout.cp > 1 && inner > 1) {
     // The output of all tokens and some heads beside that of some tokens and all heads, and copied heads of keys.
-    const double keys = std::fmod(kv_heads, inner) == 0 ? kv_heads : inner;
-    numbers += (heads + 2 * (keys - kv_heads)) * static_cast<double>(shape.head_size);
+    const double keys = std::fmod(num_kv_heads, inner) == 0 ? num_kv_heads : inner;
+    numbers += (heads + 2 * (keys - num_kv_heads)) * static_cast<double>(shape.head_dim);
   }
-  numbers += static_cast<double>(shape.inner) * ((shape.gated ? 2 : 1) + (task.keep_active ? 1 : 0)) / tp;
+  numbers += static_cast<double>(shape.ffn_size) * ((shape.gated ? 2 : 1) + (task.save_mlp_activations ? 1 : 0)) / tp;
   double layer = numbers * task.compute_bytes + heads * task.sum_bytes + 2 * statistics;
   if (task.recompute == spec::RecomputeKind::kFull) layer = width * between * task.compute_bytes;
   double total = static_cast<double>(task.layers) * layer;
@@ -189,7 +189,7 @@ StateBytes state_bytes(double elements, int zero, int ranks, int compute_bytes, 
   const double shared = elements / ranks;
   StateBytes bytes;
   bytes.parameters = (zero >= 3 ? shared : elements) * compute_bytes;
-  bytes.masters = compute_bytes == sum_bytes ? 0 : (zero >= 1 ? shared : elements) * sum_bytes;
+  bytes.master_weights = compute_bytes == sum_bytes ? 0 : (zero >= 1 ? shared : elements) * sum_bytes;
   bytes.gradients = (zero >= 2 ? shared : elements) * sum_bytes;
   bytes.optimizer = (zero >= 1 ? shared : elements) * sum_bytes * moments;
   return bytes;

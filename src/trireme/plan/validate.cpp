@@ -73,7 +73,7 @@ Fit fit_cases(const std::vector<Case>& cases, cost::Efficiency start) {
 /// Fitting also takes runs whose batch was not printed: they are the only ones that know fused attention on some
 /// devices.
 bool can_fit(const PublishedRun& run) {
-  return run.confidence == Confidence::kHigh && run.layers && run.heads && run.tp && run.pp && run.dp &&
+  return run.confidence == Confidence::kHigh && run.num_layers && run.num_heads && run.tp && run.pp && run.dp &&
          (run.step_seconds || run.tflops);
 }
 

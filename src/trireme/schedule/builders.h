@@ -97,7 +97,7 @@ Schedule folded(std::string_view name, const Shape& shape);
 /// route 0 until the builder says otherwise.
 Schedule two_way(std::string_view name, const Shape& shape);
 /// 1F1B over all steps without a flush, with reductions and updates after every `update_every` micros.
-Schedule unflushed(std::string_view name, const Shape& shape, int update_every, Weights weights);
+Schedule unflushed(std::string_view name, const Shape& shape, int update_every, WeightChoice weights);
 /// idle / (idle + work) where every rank works on all micros of a step, and idles for `idle`.
 double idle_share(double idle, const Shape& shape, const Times& times);
 

@@ -116,9 +116,9 @@ void check_matching(const Wiring& wiring, Faults& faults) {
 }
 
 /// Lets every rank go as far as it can, with `slots` places in each channel for messages nobody has asked for.
-class Run {
+class TransferReplay {
  public:
-  Run(const Schedule& schedule, const Wiring& wiring, int slots)
+  TransferReplay(const Schedule& schedule, const Wiring& wiring, int slots)
       : schedule_(schedule),
         wiring_(wiring),
         slots_(slots),
@@ -196,7 +196,7 @@ void check_deadlock(const Schedule& schedule, const Wiring& wiring, Report& repo
   Faults faults(report);
   int enough = 0;
   for (const Channel& channel : wiring.channels) enough = std::max(enough, static_cast<int>(channel.sends.size()));
-  if (const Run run(schedule, wiring, enough); !run.ends()) {
+  if (const TransferReplay run(schedule, wiring, enough); !run.ends()) {
     for (std::size_t rank = 0; rank < run.at().size(); ++rank) {
       const std::size_t at = run.at()[rank];
       if (at < schedule.ranks[rank].size())
@@ -208,13 +208,13 @@ void check_deadlock(const Schedule& schedule, const Wiring& wiring, Report& repo
   }
   // More slots never stop anyone, so the least number can be found by doubling, then halving. It is small as a rule.
   int low = 0, high = 0;
-  while (!Run(schedule, wiring, high).ends()) {
+  while (!TransferReplay(schedule, wiring, high).ends()) {
     low = high + 1;
     high = std::min(enough, 2 * high + 1);
   }
   while (low < high) {
     const int middle = (low + high) / 2;
-    if (Run(schedule, wiring, middle).ends())
+    if (TransferReplay(schedule, wiring, middle).ends())
       high = middle;
     else
       low = middle + 1;

@@ -71,9 +71,9 @@ class RankVersions {
         if (held.stashed.erase(version) == 0) fault("this version is not held");
         return;
       case Op::kPredictWeights:
-        if (schedule_.weights != Weights::kPredictMomentum && schedule_.weights != Weights::kPredictAdam)
+        if (schedule_.weights != WeightChoice::kPredictMomentum && schedule_.weights != WeightChoice::kPredictAdam)
           fault(fmt::format("weights: {} predicts nothing",
-                            name_in(enum_names(std::type_identity<Weights>{}), schedule_.weights)));
+                            name_in(enum_names(std::type_identity<WeightChoice>{}), schedule_.weights)));
         if (version < present_) fault(fmt::format("version {} is present: this one is in the past", present_));
         held.predicted[forward ? 1 : 0] = version;
         break;
@@ -88,7 +88,7 @@ class RankVersions {
 
   int taken(int chunk) {
     Held& held = chunks_[chunk];
-    if (held.next == kNone && schedule_.weights == Weights::kPredictAdam)
+    if (held.next == kNone && schedule_.weights == WeightChoice::kPredictAdam)
       fault("the micros of a step share a prediction, but none is loaded");
     if (held.next == kNone) return present_;
     if (now_->op == Op::kForwardBackward) fault("an overlapped pair computes with the present weights only");
@@ -127,23 +127,23 @@ class Law {
         fmt::format("rank {}: the {} of micro {} through chunk {} computes with version {} of the weights; by "
                     "the law \"{}\" it is version {}",
                     schedule_.rank_of(chunk, micro), pass, micro, chunk, version,
-                    name_in(enum_names(std::type_identity<Weights>{}), schedule_.weights), wanted));
+                    name_in(enum_names(std::type_identity<WeightChoice>{}), schedule_.weights), wanted));
   }
 
   int lawful(int chunk, int micro, bool is_forward) const {
     const int step = schedule_.step_of(micro);
     const int same = is_forward ? uses_.forward(chunk, micro) : uses_.backward(chunk, micro);
     switch (schedule_.weights) {
-      case Weights::kFlush:
+      case WeightChoice::kFlush:
         return step;
-      case Weights::kStash:
-      case Weights::kPredictMomentum:
+      case WeightChoice::kStash:
+      case WeightChoice::kPredictMomentum:
         return uses_.forward(chunk, micro);
-      case Weights::kVerticalSync:
+      case WeightChoice::kVerticalSync:
         return uses_.forward(0, micro);
-      case Weights::kDoubleBuffer:
+      case WeightChoice::kDoubleBuffer:
         return std::max(0, step - 1);
-      case Weights::kPredictAdam: {
+      case WeightChoice::kPredictAdam: {
         const int first = schedule_.update_every == 0 ? 0 : step * schedule_.update_every;
         return is_forward ? uses_.forward(chunk, first) : uses_.backward(chunk, first);
       }

@@ -54,7 +54,7 @@ std::string_view name_of(Paint paint) {
 
 std::vector<std::vector<Box>> boxes_of(const Drawing& drawing) {
   const Schedule& schedule = drawing.schedule;
-  const bool versions = schedule.weights != Weights::kFlush;
+  const bool versions = schedule.weights != WeightChoice::kFlush;
   const Report report = versions ? check(schedule) : Report{};
   std::vector<std::vector<Box>> lanes;
   for (std::size_t rank = 0; rank < drawing.timing.ranks.size(); ++rank) {

@@ -62,7 +62,7 @@ class Svg {
       }
     }
     const double makespan = std::max(drawing.timing.makespan, 1e-9);
-    const double least = drawing.schedule.weights == Weights::kFlush ? kLeastBox : kLeastBoxWithVersion;
+    const double least = drawing.schedule.weights == WeightChoice::kFlush ? kLeastBox : kLeastBoxWithVersion;
     scale_ = scale.value_or(std::min(least / std::max(shortest, 1e-9), kMostWidth / makespan));
     width_ = kMargin + kLabels + makespan * scale_ + kIdleColumn + kMargin;
     width_ = std::max(width_, 560.0);
@@ -187,7 +187,7 @@ class Svg {
     });
     if (lighter) note = "lighter: a later chunk of the rank";
     if (has_pairs_) note += note.empty() ? "two halves: overlapped" : "; two halves: overlapped";
-    if (drawing_.schedule.weights != Weights::kFlush)
+    if (drawing_.schedule.weights != WeightChoice::kFlush)
       note += note.empty() ? "v: version of the weights" : "; v: version";
     if (!note.empty())
       add("<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"#666\" font-size=\"11\">{}</text>\n", kMargin, top + 31, note);

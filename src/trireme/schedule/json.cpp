@@ -27,8 +27,8 @@ void check_keys(const nlohmann::json& json) {
 std::string to_json(const Schedule& schedule) {
   nlohmann::ordered_json json = {{"name", schedule.name}, {"micros", schedule.micros}};
   if (schedule.update_every != 0) json["update-every"] = schedule.update_every;
-  if (schedule.weights != Weights::kFlush)
-    json["weights"] = name_in(enum_names(std::type_identity<Weights>{}), schedule.weights);
+  if (schedule.weights != WeightChoice::kFlush)
+    json["weights"] = name_in(enum_names(std::type_identity<WeightChoice>{}), schedule.weights);
   json["chunks"] = schedule.routes;
   if (!schedule.route_of.empty()) json["routes"] = schedule.route_of;
   auto& ranks = json["ranks"] = nlohmann::ordered_json::array();

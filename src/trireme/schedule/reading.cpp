@@ -27,9 +27,9 @@ std::optional<int> read_number(std::string_view text, int most) {
   return value;
 }
 
-Weights read_weights(std::string_view name) {
+WeightChoice read_weights(std::string_view name) {
   std::vector<std::string> names;
-  for (const auto& law : enum_names(std::type_identity<Weights>{})) {
+  for (const auto& law : enum_names(std::type_identity<WeightChoice>{})) {
     if (law.name == name) return law.value;
     names.emplace_back(law.name);
   }
@@ -101,7 +101,7 @@ Instruction InstructionReader::single(std::string_view text) const {
   if (op == op_table().end()) fail("no such instruction", "instructions are " + known_mnemonics());
   std::string_view rest = text.substr(letters.size());
   if (op->operands == Operands::kNone) {
-    if (!rest.empty()) fail("takes no numbers", fmt::format("write {}", op->mnemonic));
+    if (!rest.empty()) fail("takes no number", fmt::format("write {}", op->mnemonic));
     return make(op->op, -1, -1);
   }
   const auto dot = rest.find('.');

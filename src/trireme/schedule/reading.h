@@ -19,7 +19,7 @@ inline constexpr long kMostCells = 1L << 24;
 std::optional<int> read_number(std::string_view text, int most);
 
 /// Throws ConfigError with the names there are.
-Weights read_weights(std::string_view name);
+WeightChoice read_weights(std::string_view name);
 
 /// What must hold before the instructions can be read.
 void check_header(const Schedule& schedule);

@@ -34,18 +34,18 @@ constexpr std::array kOps{
 };
 
 constexpr std::array kWeights{
-    Named<Weights>{"flush", Weights::kFlush},
-    Named<Weights>{"stash", Weights::kStash},
-    Named<Weights>{"vertical-sync", Weights::kVerticalSync},
-    Named<Weights>{"double-buffer", Weights::kDoubleBuffer},
-    Named<Weights>{"predict-momentum", Weights::kPredictMomentum},
-    Named<Weights>{"predict-adam", Weights::kPredictAdam},
-    Named<Weights>{"stale", Weights::kStale},
+    Named<WeightChoice>{"flush", WeightChoice::kFlush},
+    Named<WeightChoice>{"stash", WeightChoice::kStash},
+    Named<WeightChoice>{"vertical-sync", WeightChoice::kVerticalSync},
+    Named<WeightChoice>{"double-buffer", WeightChoice::kDoubleBuffer},
+    Named<WeightChoice>{"predict-momentum", WeightChoice::kPredictMomentum},
+    Named<WeightChoice>{"predict-adam", WeightChoice::kPredictAdam},
+    Named<WeightChoice>{"stale", WeightChoice::kStale},
 };
 
 }  // namespace
 
-std::span<const Named<Weights>> enum_names(std::type_identity<Weights>) { return kWeights; }
+std::span<const Named<WeightChoice>> enum_names(std::type_identity<WeightChoice>) { return kWeights; }
 
 Instruction make(Op op, int chunk, int micro) {
   return {.op = op, .chunk = static_cast<std::int16_t>(chunk), .back_chunk = -1, .micro = micro, .back_micro = -1};

@@ -57,7 +57,7 @@ Instruction make_pair(int chunk, int micro, int back_chunk, int back_micro);
 
 /// The law by which passes meet versions of weights. Whoever runs a table needs it to know how to predict; check.h
 /// holds a table against it.
-enum class Weights : std::uint8_t {
+enum class WeightChoice : std::uint8_t {
   kFlush,            ///< every pass of a step with the weights that the step began with
   kStash,            ///< backward with the version its forward met (PipeDream)
   kVerticalSync,     ///< every pass of a micro with the version that it met at chunk 0
@@ -68,13 +68,13 @@ enum class Weights : std::uint8_t {
 };
 
 /// With the names used in files.
-std::span<const Named<Weights>> enum_names(std::type_identity<Weights>);
+std::span<const Named<WeightChoice>> enum_names(std::type_identity<WeightChoice>);
 
 struct Schedule {
   std::string name;
   int micros = 0;        // over all steps that the table holds
   int update_every = 0;  // micros whose gradients make one optimizer step; 0: all of them
-  Weights weights = Weights::kFlush;
+  WeightChoice weights = WeightChoice::kFlush;
   /// [route][chunk]: the rank that holds it. Bidirectional pipelines have two routes through the ranks, so two copies
   /// of each chunk; all others have one.
   std::vector<std::vector<int>> routes;

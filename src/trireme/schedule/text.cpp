@@ -23,7 +23,7 @@ std::vector<int> numbers_of(std::string_view text, std::string_view key, int mos
   std::vector<int> values;
   for (const std::string& word : words_of(std::string(text))) {
     const auto value = read_number(word, most);
-    if (!value) throw ConfigError(fmt::format("{}: \"{}\" is no number from 0 to {}", key, word, most));
+    if (!value) throw ConfigError(fmt::format("{}: \"{}\" is not a number from 0 to {}", key, word, most));
     values.push_back(*value);
   }
   return values;
@@ -31,7 +31,7 @@ std::vector<int> numbers_of(std::string_view text, std::string_view key, int mos
 
 int number_of(std::string_view text, std::string_view key) {
   const auto value = read_number(text, kMostMicros);
-  if (!value) throw ConfigError(fmt::format("{}: \"{}\" is no number from 1 to {}", key, text, kMostMicros));
+  if (!value) throw ConfigError(fmt::format("{}: \"{}\" is not a number from 1 to {}", key, text, kMostMicros));
   return *value;
 }
 
@@ -89,8 +89,8 @@ std::string ranks_text(const Schedule& schedule) {
 std::string to_text(const Schedule& schedule) {
   std::string text = fmt::format("name: {}\nmicros: {}\n", schedule.name, schedule.micros);
   if (schedule.update_every != 0) text += fmt::format("update-every: {}\n", schedule.update_every);
-  if (schedule.weights != Weights::kFlush)
-    text += fmt::format("weights: {}\n", name_in(enum_names(std::type_identity<Weights>{}), schedule.weights));
+  if (schedule.weights != WeightChoice::kFlush)
+    text += fmt::format("weights: {}\n", name_in(enum_names(std::type_identity<WeightChoice>{}), schedule.weights));
   text += "chunks: ";
   for (std::size_t route = 0; route < schedule.routes.size(); ++route)
     text += fmt::format("{}{}", route > 0 ? " | " : "", fmt::join(schedule.routes[route], " "));

@@ -20,7 +20,7 @@ at::Tensor one_row(std::span<const std::int64_t> tokens) {
 }
 
 void check(const GenerateRequest& request, const spec::ModelShape& shape) {
-  if (!shape.causal || shape.encoder_layers > 0) {
+  if (!shape.causal || shape.num_encoder_layers > 0) {
     throw ConfigError("this model does not read from left to right, so it cannot continue a text",
                       "use a GPT-2, Llama, Mistral or Qwen directory");
   }
@@ -36,11 +36,11 @@ void check(const GenerateRequest& request, const spec::ModelShape& shape) {
                         "give at least one token, such as the begin-of-text token");
     }
     // Rotary positions go on; a table of learned ones ends.
-    if (shape.position_kind == spec::PositionKind::kLearned && length + request.tokens > shape.positions) {
+    if (shape.position_kind == spec::PositionKind::kLearned && length + request.tokens > shape.max_seq_len) {
       throw ConfigError(
           fmt::format("a prompt of {} tokens and {} new ones do not fit into the model's {} positions", length,
-                      request.tokens, shape.positions),
-          fmt::format("ask for at most {} new tokens", std::max<std::int64_t>(0, shape.positions - length)));
+                      request.tokens, shape.max_seq_len),
+          fmt::format("ask for at most {} new tokens", std::max<std::int64_t>(0, shape.max_seq_len - length)));
     }
   }
 }
@@ -79,7 +79,7 @@ std::vector<std::int64_t> continue_prompt(models::Model& model, const std::vecto
                                           std::size_t sequence, const GenerateRequest& request) {
   const Random random(request.seed, fmt::format("generate/sequence {}", sequence));
   const Sampling sampling{request.temperature, request.top_k, request.top_p};
-  nn::KeyValueCache cache;
+  nn::KvCache cache;
   cache.capacity = static_cast<std::int64_t>(prompt.size()) + request.tokens;
   nn::Context context;
   context.cache = &cache;

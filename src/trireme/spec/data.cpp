@@ -92,11 +92,11 @@ void add_synthetic_problems(const DataConfig& data, DataTask task, Problems& pro
          .hint = fmt::format("set data.synthetic.kind = \"{}\"", task == DataTask::kSeq2Seq ? "reverse" : "copy")});
   if (kind == SyntheticKind::kMarkov) {
     const double transitions =
-        std::pow(static_cast<double>(synthetic.vocabulary), static_cast<double>(synthetic.order + 1));
+        std::pow(static_cast<double>(synthetic.vocab_size), static_cast<double>(synthetic.order + 1));
     if (transitions > static_cast<double>(kMostTransitions))
       problems.push_back({.key = "data.synthetic.order",
                           .reason = fmt::format("{} tokens after {} of them are {:.3g} transitions, more than {}",
-                                                synthetic.vocabulary, synthetic.order, transitions, kMostTransitions),
+                                                synthetic.vocab_size, synthetic.order, transitions, kMostTransitions),
                           .hint = "set data.synthetic.order = 1"});
   } else {
     const SyntheticConfig plain;
@@ -110,11 +110,11 @@ void add_synthetic_problems(const DataConfig& data, DataTask task, Problems& pro
 
 void add_model_problems(const DataConfig& data, DataTask task, const ModelShape& shape, Problems& problems) {
   const auto too_long = [&](const char* key, std::int64_t length) {
-    if (length > shape.positions)
+    if (length > shape.max_seq_len)
       problems.push_back(
           {.key = key,
-           .reason = fmt::format("is {}, but model.positions = {} is the longest", length, shape.positions),
-           .hint = fmt::format("set {} = {}", key, shape.positions)});
+           .reason = fmt::format("is {}, but model.max_seq_len = {} is the longest", length, shape.max_seq_len),
+           .hint = fmt::format("set {} = {}", key, shape.max_seq_len)});
   };
   if (const DataTask needed = task_of(shape); task != needed) {
     if (data.task)
@@ -124,14 +124,14 @@ void add_model_problems(const DataConfig& data, DataTask task, const ModelShape&
                           .hint = fmt::format("set data.task = \"{}\"", name_in<DataTask>(kTasks, needed))});
     return;
   }
-  too_long("data.sequence", data.sequence);
-  if (task == DataTask::kSeq2Seq && data.source_sequence) too_long("data.source_sequence", *data.source_sequence);
+  too_long("data.seq_len", data.seq_len);
+  if (task == DataTask::kSeq2Seq && data.source_seq_len) too_long("data.source_seq_len", *data.source_seq_len);
   const std::int64_t tokens = synthetic_tokens(data.synthetic, task);
-  if (data.synthetic.kind && tokens > shape.vocabulary)
-    problems.push_back({.key = "data.synthetic.vocabulary",
-                        .reason = fmt::format("is {}, so that token numbers reach {}, but model.vocabulary = {}",
-                                              data.synthetic.vocabulary, tokens - 1, shape.vocabulary),
-                        .hint = fmt::format("set model.vocabulary = {}", tokens)});
+  if (data.synthetic.kind && tokens > shape.vocab_size)
+    problems.push_back({.key = "data.synthetic.vocab_size",
+                        .reason = fmt::format("is {}, so that token numbers reach {}, but model.vocab_size = {}",
+                                              data.synthetic.vocab_size, tokens - 1, shape.vocab_size),
+                        .hint = fmt::format("set model.vocab_size = {}", tokens)});
 }
 
 }  // namespace
@@ -175,7 +175,7 @@ void describe(config::Section<SyntheticConfig>& section) {
   section.field("kind", &SyntheticConfig::kind,
                 "markov: a chain with random transitions; copy: random tokens, then the same again; reverse: seq2seq, "
                 "the source backwards");
-  section.field("vocabulary", &SyntheticConfig::vocabulary, "how many tokens there are, special ones aside")
+  section.field("vocab_size", &SyntheticConfig::vocab_size, "how many tokens there are, special ones aside")
       .range(2, 1 << 20);
   section.field("order", &SyntheticConfig::order, "markov: how many tokens the next one depends on").range(1, 8);
   section.field("sharpness", &SyntheticConfig::sharpness, "markov: standard deviation of the transitions' logarithms")
@@ -186,12 +186,12 @@ void describe(config::Section<DataConfig>& section) {
   section.meaning("what is trained on");
   section.field("task", &DataConfig::task,
                 "what is learnt: causal, masked or seq2seq; unset: what the model is made for");
-  section.field("sequence", &DataConfig::sequence, "tokens in a row that the model reads; seq2seq: its decoder")
+  section.field("seq_len", &DataConfig::seq_len, "tokens in a row that the model reads; seq2seq: its decoder")
       .unit(Unit::kCount)
       .range(2, kLongest);
   section
-      .field("source_sequence", &DataConfig::source_sequence,
-             "seq2seq: tokens in a row that the encoder reads; unset: data.sequence")
+      .field("source_seq_len", &DataConfig::source_seq_len,
+             "seq2seq: tokens in a row that the encoder reads; unset: data.seq_len")
       .unit(Unit::kCount)
       .range(1, kLongest);
   section.field("packing", &DataConfig::packing,
@@ -218,7 +218,7 @@ void describe(config::Section<DataConfig>& section) {
 }
 
 DataTask task_of(const ModelShape& shape) {
-  if (shape.encoder_layers > 0) return DataTask::kSeq2Seq;
+  if (shape.num_encoder_layers > 0) return DataTask::kSeq2Seq;
   return shape.causal ? DataTask::kCausal : DataTask::kMasked;
 }
 
@@ -233,11 +233,11 @@ bool has_data(const DataConfig& data) { return !data.sources.empty() || data.syn
 std::int64_t synthetic_tokens(const SyntheticConfig& synthetic, DataTask task) {
   switch (task) {
     case DataTask::kCausal:
-      return synthetic.vocabulary;
+      return synthetic.vocab_size;
     case DataTask::kMasked:
-      return synthetic.vocabulary + 1;  // the mask
+      return synthetic.vocab_size + 1;  // the mask
     case DataTask::kSeq2Seq:
-      return synthetic.vocabulary + 3;  // begin, end, padding
+      return synthetic.vocab_size + 3;  // begin, end, padding
   }
   return 0;
 }
@@ -254,7 +254,7 @@ std::vector<config::Problem> find_problems(const DataConfig& data, const ModelCo
   add_unused(problems, "data.validation_fraction", data.validation_fraction && !data.validation.empty(),
              "a run with [[data.validation]]");
   add_synthetic_problems(data, task, problems);
-  add_unused(problems, "data.source_sequence", data.source_sequence && task != DataTask::kSeq2Seq, task_text(task));
+  add_unused(problems, "data.source_seq_len", data.source_seq_len && task != DataTask::kSeq2Seq, task_text(task));
   add_unused(problems, "data.packing", data.packing != Packing::kDocuments && task == DataTask::kSeq2Seq,
              task_text(task));
   if (!data.synthetic.kind)

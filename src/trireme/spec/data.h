@@ -1,7 +1,7 @@
 // spec/data.h -- the [data] section of a recipe: what is trained on, and how it is cut into samples.
 //
 //   [data]                         [[data.sources]]              [data.synthetic]
-//   sequence = 1024                path = "corpora/books"        kind = "markov"
+//   seq_len = 1024                path = "corpora/books"        kind = "markov"
 //   packing = "documents"          weight = 0.3
 //
 // Either files of tokens (data/token_file.h says which formats) or a synthetic task with a known best loss.
@@ -62,7 +62,7 @@ struct MaskingConfig {
 /// [data.synthetic]
 struct SyntheticConfig {
   std::optional<SyntheticKind> kind;
-  std::int64_t vocabulary = 16;
+  std::int64_t vocab_size = 16;
   std::int64_t order = 1;
   double sharpness = 2;
   bool operator==(const SyntheticConfig&) const = default;
@@ -70,8 +70,8 @@ struct SyntheticConfig {
 
 struct DataConfig {
   std::optional<DataTask> task;
-  std::int64_t sequence = 1024;
-  std::optional<std::int64_t> source_sequence;
+  std::int64_t seq_len = 1024;
+  std::optional<std::int64_t> source_seq_len;
   Packing packing = Packing::kDocuments;
   bool shuffle = true;
   std::optional<std::string> tokenizer;

@@ -31,10 +31,10 @@ SpreadConfig fit_ranks(const SpreadConfig& spread, int ranks) {
         layout.tp = tp, layout.pp = pp, layout.cp = cp;
         const int dp = ranks / each;
         if (before.dp) layout.dp = dp;
-        if (tp == 1) layout.sequence_parallel = layout.tp_overlap = layout.keep_gathered = false;
-        layout.cp_inner = std::gcd(before.cp_inner, cp);
+        if (tp == 1) layout.sequence_parallel = layout.tp_overlap = layout.sp_save_gathered = false;
+        layout.cp_ulysses = std::gcd(before.cp_ulysses, cp);
         if (before.zero_group && dp % *before.zero_group != 0) layout.zero_group.reset();
-        if (static_cast<int>(before.shares.size()) != dp) layout.shares.clear();
+        if (static_cast<int>(before.dp_batch_weights.size()) != dp) layout.dp_batch_weights.clear();
         if (pp != before.pp && pp == 1) fitted.pipeline = {};
         return fitted;
       }

@@ -58,7 +58,7 @@ class Reader {
     Number value{};
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
     if (error != std::errc{} || end != word.data() + word.size() || value < Number{}) {
-      refuse(fmt::format("\"{}\" is no number", word));
+      refuse(fmt::format("\"{}\" is not a number", word));
     }
     return value;
   }

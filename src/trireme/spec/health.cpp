@@ -3,19 +3,19 @@
 namespace trireme::spec {
 namespace {
 
-constexpr Named<SickPolicy> kPolicies[] = {{"ignore", SickPolicy::kIgnore},
-                                           {"stop", SickPolicy::kStop},
-                                           {"skip", SickPolicy::kSkip},
-                                           {"rewind", SickPolicy::kRewind}};
+constexpr Named<AnomalyPolicy> kPolicies[] = {{"ignore", AnomalyPolicy::kIgnore},
+                                              {"stop", AnomalyPolicy::kStop},
+                                              {"skip", AnomalyPolicy::kSkip},
+                                              {"rewind", AnomalyPolicy::kRewind}};
 
 }  // namespace
 
-std::span<const Named<SickPolicy>> enum_names(std::type_identity<SickPolicy>) { return kPolicies; }
+std::span<const Named<AnomalyPolicy>> enum_names(std::type_identity<AnomalyPolicy>) { return kPolicies; }
 
 void describe(config::Section<HealthConfig>& section) {
-  section.meaning("what happens when numbers or machines are sick");
-  section.field("not_finite", &HealthConfig::not_finite,
-                "at a loss or gradient that is no number: stop, skip the batch, or rewind and skip that data");
+  section.meaning("what happens when numbers or machines are anomalous");
+  section.field("non_finite", &HealthConfig::non_finite,
+                "at a loss or gradient that is NaN or Inf: stop, skip the batch, or rewind and skip that data");
   section.field("spike", &HealthConfig::spike,
                 "at a loss far above those before it: ignore, stop, skip the batch, or rewind and skip that data");
   section
@@ -26,7 +26,7 @@ void describe(config::Section<HealthConfig>& section) {
       .at_least(2);
   section.field("rewind", &HealthConfig::rewind, "at least so many steps are gone back").at_least(0);
   section
-      .field("most_skips", &HealthConfig::most_skips,
+      .field("max_skips", &HealthConfig::max_skips,
              "after so many skips and rewinds in one run it stops: something else is wrong")
       .at_least(1);
   section
@@ -41,10 +41,10 @@ void describe(config::Section<HealthConfig>& section) {
 
 std::vector<config::Problem> find_problems(const HealthConfig& health) {
   std::vector<config::Problem> problems;
-  if (health.not_finite == SickPolicy::kIgnore) {
-    problems.push_back({.key = "health.not_finite",
-                        .reason = "is \"ignore\", but weights that are no numbers never become numbers again",
-                        .hint = "set health.not_finite = \"skip\""});
+  if (health.non_finite == AnomalyPolicy::kIgnore) {
+    problems.push_back({.key = "health.non_finite",
+                        .reason = "is \"ignore\", but weights that are NaN or Inf never become numbers again",
+                        .hint = "set health.non_finite = \"skip\""});
   }
   if (health.straggler > 0 && health.straggler <= 1) {
     problems.push_back({.key = "health.straggler",

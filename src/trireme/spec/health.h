@@ -1,7 +1,7 @@
-// spec/health.h -- what a run does when its numbers or its machines are sick: the section [health].
+// spec/health.h -- what a run does when its numbers or its machines are anomalous: the section [health].
 //
 //   [health]
-//   not_finite = "rewind"   # a loss or gradient that is no number
+//   not_finite = "rewind"   # a loss or gradient that is NaN or Inf
 //   spike = "skip"          # a loss far above those before it
 //   rewind = 100            # steps to go back
 //
@@ -17,22 +17,22 @@
 
 namespace trireme::spec {
 
-enum class SickPolicy : std::uint8_t {
-  kIgnore,  ///< go on; not for numbers that are none
+enum class AnomalyPolicy : std::uint8_t {
+  kIgnore,  ///< go on; not for NaN or Inf
   kStop,    ///< end the run, with the state before the step saved
   kSkip,    ///< leave the step's update out and go on with the next batch
   kRewind,  ///< go back to a checkpoint and go on from there with the data after the bad batch
 };
-std::span<const Named<SickPolicy>> enum_names(std::type_identity<SickPolicy>);
+std::span<const Named<AnomalyPolicy>> enum_names(std::type_identity<AnomalyPolicy>);
 
 /// [health]
 struct HealthConfig {
-  SickPolicy not_finite = SickPolicy::kStop;
-  SickPolicy spike = SickPolicy::kIgnore;
+  AnomalyPolicy non_finite = AnomalyPolicy::kStop;
+  AnomalyPolicy spike = AnomalyPolicy::kIgnore;
   double spike_deviations = 6;
   std::int64_t spike_window = 50;
   std::int64_t rewind = 20;
-  std::int64_t most_skips = 10;
+  std::int64_t max_skips = 10;
   std::int64_t compare_replicas = 0;
   double straggler = 2;
   bool operator==(const HealthConfig&) const = default;

@@ -66,31 +66,33 @@ class Checker {
 
   void check_tensor() {
     const std::int64_t tp = layout_.tp, others = std::int64_t{layout_.pp} * layout_.cp;
-    const Works heads = [this](std::int64_t value) { return shape_.heads % value == 0; };
-    const Works inner = [this](std::int64_t value) { return shape_.inner % value == 0; };
+    const Works heads = [this](std::int64_t value) { return shape_.num_heads % value == 0; };
+    const Works inner = [this](std::int64_t value) { return shape_.ffn_size % value == 0; };
     const Works keys = [this](std::int64_t value) {
-      return shape_.kv_heads % value == 0 || value % shape_.kv_heads == 0;
+      return shape_.num_kv_heads % value == 0 || value % shape_.num_kv_heads == 0;
     };
     const Works all = [&](std::int64_t value) { return heads(value) && inner(value) && keys(value); };
     if (all(tp)) return;
     const Works best = [&](std::int64_t value) { return all(value) && suits_ranks(value * others); };
-    std::int64_t fixed = nearest(tp, shape_.heads, best);
-    if (fixed == 0) fixed = nearest(tp, shape_.heads, all);
+    std::int64_t fixed = nearest(tp, shape_.num_heads, best);
+    if (fixed == 0) fixed = nearest(tp, shape_.num_heads, all);
     const bool unsplit = fixed == 1 && layout_.sequence_parallel;
     const std::string hint =
         fmt::format("set layout.tp = {}{}", fixed, unsplit ? " and layout.sequence_parallel = false" : "");
     if (!heads(tp))
       add("layout.tp",
-          fmt::format("{} does not divide the model's {} heads{}", tp, shape_.heads, that_work(tp, shape_.heads, all)),
+          fmt::format("{} does not divide the model's {} heads{}", tp, shape_.num_heads,
+                      that_work(tp, shape_.num_heads, all)),
           hint);
     if (!inner(tp))
       add("layout.tp",
-          fmt::format("{} does not divide model.inner = {}{}", tp, shape_.inner, that_work(tp, shape_.heads, all)),
+          fmt::format("{} does not divide model.ffn_size = {}{}", tp, shape_.ffn_size,
+                      that_work(tp, shape_.num_heads, all)),
           hint);
     if (heads(tp) && !keys(tp))  // without whole heads this one says nothing new
       add("layout.tp",
           fmt::format("{} ranks can neither share nor copy the model's {} key and value heads evenly{}", tp,
-                      shape_.kv_heads, that_work(tp, shape_.heads, all)),
+                      shape_.num_kv_heads, that_work(tp, shape_.num_heads, all)),
           hint);
     layout_.tp = static_cast<int>(fixed);
     if (unsplit) layout_.sequence_parallel = false;
@@ -100,12 +102,13 @@ class Checker {
     const std::int64_t cp = layout_.cp, tp = layout_.tp, length = task_.sequence;
     const bool ring = layout_.cp_kind == ContextKind::kRing && shape_.causal;
     const Works cut = [&](std::int64_t value) { return length % (value > 1 && ring ? 2 * value : value) == 0; };
-    const std::int64_t own_heads = shape_.heads / tp, own_keys = std::max<std::int64_t>(1, shape_.kv_heads / tp);
+    const std::int64_t own_heads = shape_.num_heads / tp,
+                       own_keys = std::max<std::int64_t>(1, shape_.num_kv_heads / tp);
     const Works heads = [&](std::int64_t value) {
-      const std::int64_t traders = layout_.cp_kind == ContextKind::kUlysses ? value : layout_.cp_inner;
+      const std::int64_t traders = layout_.cp_kind == ContextKind::kUlysses ? value : layout_.cp_ulysses;
       return own_heads % traders == 0 && (own_keys % traders == 0 || traders % own_keys == 0);
     };
-    if (cp > 1 && shape_.encoder_layers > 0) {
+    if (cp > 1 && shape_.num_encoder_layers > 0) {
       add("layout.cp", "splits rows of one stream of tokens, and this model has an encoder's beside its decoder's",
           "set layout.cp = 1");
       layout_.cp = 1;
@@ -145,13 +148,13 @@ class Checker {
       add("layout.cp",
           fmt::format("ulysses shares out the {} heads of a rank ({} / layout.tp) and its {} of keys, which {} does "
                       "not divide{}",
-                      own_heads, shape_.heads, own_keys, cp, others_do),
+                      own_heads, shape_.num_heads, own_keys, cp, others_do),
           hint);
     layout_.cp = static_cast<int>(fixed);
   }
 
   void check_stages() {
-    const std::int64_t layers = shape_.layers + shape_.encoder_layers;
+    const std::int64_t layers = shape_.num_layers + shape_.num_encoder_layers;
     // The ends of the model can be chunks of their own, as in Llama 3 (126 layers, 128 chunks).
     const std::int64_t most = layout_.pp > 1 ? layers + 2 : layers;
     const std::int64_t chunks = std::int64_t{layout_.pp} * pipeline_.virtual_stages;
@@ -211,16 +214,16 @@ class Checker {
     if (rows % copies_ != 0) {
       const std::int64_t below = rows / copies_ * copies_, above = below + copies_;
       rows = below > 0 && rows - below <= above - rows ? below : above;
-      add("batch.size",
+      add("batch.global_batch_tokens",
           fmt::format("{} rows of {} tokens do not go evenly to {} copies of the model", task_.batch_rows,
                       task_.sequence, copies_),
-          fmt::format("set batch.size = {} ({} rows)", rows * task_.sequence, rows));
+          fmt::format("set batch.global_batch_tokens = {} ({} rows)", rows * task_.sequence, rows));
     }
-    if (task_.microbatch && *task_.microbatch > rows / copies_)
-      add("train.microbatch",
-          fmt::format("has {} rows, but each of {} copies of the model takes {} of a step's {}", *task_.microbatch,
-                      copies_, rows / copies_, rows),
-          fmt::format("set train.microbatch = {}", rows / copies_));
+    if (task_.micro_batch_size && *task_.micro_batch_size > rows / copies_)
+      add("train.micro_batch_size",
+          fmt::format("has {} rows, but each of {} copies of the model takes {} of a step's {}",
+                      *task_.micro_batch_size, copies_, rows / copies_, rows),
+          fmt::format("set train.micro_batch_size = {}", rows / copies_));
   }
 
   const LayoutTask& task_;

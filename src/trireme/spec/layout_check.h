@@ -21,10 +21,10 @@ namespace trireme::spec {
 /// What is to be laid out.
 struct LayoutTask {
   ModelShape shape;
-  std::int64_t sequence = 1;               ///< tokens of a row
-  std::int64_t batch_rows = 1;             ///< of a step, over all copies of the model
-  std::optional<std::int64_t> microbatch;  ///< rows that a rank takes at once; unset: all of its rows
-  std::optional<int> ranks;                ///< unset: as many as the layout takes
+  std::int64_t sequence = 1;                     ///< tokens of a row
+  std::int64_t batch_rows = 1;                   ///< of a step, over all copies of the model
+  std::optional<std::int64_t> micro_batch_size;  ///< rows that a rank takes at once; unset: all of its rows
+  std::optional<int> ranks;                      ///< unset: as many as the layout takes
 };
 
 /// Rules, where they apply:

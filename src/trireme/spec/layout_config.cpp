@@ -34,19 +34,20 @@ void describe(config::Section<LayoutConfig>& section) {
   section.field("zero_group", &LayoutConfig::zero_group, "copies that share it out; unset: all").at_least(1);
   section.field("sequence_parallel", &LayoutConfig::sequence_parallel, "split norms and residuals over tp too");
   section.field("cp_kind", &LayoutConfig::cp_kind, "how ranks of one sequence see all keys and values");
-  section.field("cp_inner", &LayoutConfig::cp_inner, "of cp, ranks that trade heads inside a ring or gather")
+  section.field("cp_ulysses", &LayoutConfig::cp_ulysses, "of cp, ranks that trade heads inside a ring or gather")
       .at_least(1);
   section.field("order", &LayoutConfig::order, "of the axes among ranks, outermost first: the last are neighbours");
   section.field("bucket_mb", &LayoutConfig::bucket_mb, "gradients summed together, in MB; 0: all").at_least(0.0);
   section.field("reduce", &LayoutConfig::reduce, "what gradients are rounded to on their way between ranks");
   section.field("tp_overlap", &LayoutConfig::tp_overlap,
-                "with sequence_parallel: gathers and sums in parts, beside products");
-  section.field("keep_gathered", &LayoutConfig::keep_gathered,
+                "with sequence_parallel: gathers and sums in parts, beside GEMMs");
+  section.field("sp_save_gathered", &LayoutConfig::sp_save_gathered,
                 "with sequence_parallel: gathered inputs stay in memory for backward");
-  section.field("shares", &LayoutConfig::shares, "of a step's rows that each copy takes: for ranks of different speed");
+  section.field("dp_batch_weights", &LayoutConfig::dp_batch_weights,
+                "of a step's rows that each copy takes: for ranks of different speed");
   section.field("offload", &LayoutConfig::offload,
                 "what lives on the host: with optimizer, masters, moments and sums of gradients, and the update");
-  section.field("offload_delay", &LayoutConfig::offload_delay,
+  section.field("delayed_update", &LayoutConfig::delayed_update,
                 "with offload: an update runs beside the next step's passes, which compute without it");
   section
       .field("offload_warmup", &LayoutConfig::offload_warmup,
@@ -102,28 +103,28 @@ std::vector<config::Problem> find_problems(const LayoutConfig& layout, const Pip
     problems.push_back({.key = "layout.order",
                         .reason = fmt::format("\"{}\" does not name each axis once", layout.order),
                         .hint = "set layout.order = \"pp dp cp tp\", in any order"});
-  if (layout.cp % layout.cp_inner != 0)
-    problems.push_back({.key = "layout.cp_inner",
-                        .reason = fmt::format("{} does not divide layout.cp = {}", layout.cp_inner, layout.cp),
-                        .hint = "set layout.cp_inner = 1"});
-  if (std::ranges::any_of(layout.shares, [](double share) { return !(share > 0); }))
-    problems.push_back({.key = "layout.shares",
+  if (layout.cp % layout.cp_ulysses != 0)
+    problems.push_back({.key = "layout.cp_ulysses",
+                        .reason = fmt::format("{} does not divide layout.cp = {}", layout.cp_ulysses, layout.cp),
+                        .hint = "set layout.cp_ulysses = 1"});
+  if (std::ranges::any_of(layout.dp_batch_weights, [](double share) { return !(share > 0); }))
+    problems.push_back({.key = "layout.dp_batch_weights",
                         .reason = "holds a number that is not above 0",
                         .hint = "give each copy its speed, for instance [2.0, 1.0]"});
-  if (!layout.shares.empty() && layout.zero >= 2)
-    problems.push_back({.key = "layout.shares",
+  if (!layout.dp_batch_weights.empty() && layout.zero >= 2)
+    problems.push_back({.key = "layout.dp_batch_weights",
                         .reason = fmt::format("copies with different numbers of microbatches cannot sum after each of "
                                               "them, as layout.zero = {} does",
                                               layout.zero),
                         .hint = "set layout.zero = 1"});
-  if (layout.offload_delay && layout.offload == OffloadKind::kNone)
-    problems.push_back({.key = "layout.offload_delay",
-                        .reason = "puts off updates on the host, but layout.offload is \"none\"",
+  if (layout.delayed_update && layout.offload == OffloadKind::kNone)
+    problems.push_back({.key = "layout.delayed_update",
+                        .reason = "defers updates on the host, but layout.offload is \"none\"",
                         .hint = "set layout.offload = \"optimizer\""});
-  if (!layout.offload_delay && layout.offload_warmup != LayoutConfig{}.offload_warmup)
+  if (!layout.delayed_update && layout.offload_warmup != LayoutConfig{}.offload_warmup)
     problems.push_back({.key = "layout.offload_warmup",
-                        .reason = "is given, but layout.offload_delay is false",
-                        .hint = "set layout.offload_delay = true"});
+                        .reason = "is given, but layout.delayed_update is false",
+                        .hint = "set layout.delayed_update = true"});
   if (layout.sequence_parallel && layout.tp == 1)
     problems.push_back({.key = "layout.sequence_parallel",
                         .reason = "splits over layout.tp, which is 1",

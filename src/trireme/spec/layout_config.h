@@ -47,15 +47,15 @@ struct LayoutConfig {
   std::optional<int> zero_group;  ///< unset: all replicas
   bool sequence_parallel = false;
   ContextKind cp_kind = ContextKind::kGather;
-  int cp_inner = 1;                   ///< of cp, ranks that trade heads for tokens inside a ring or gather
+  int cp_ulysses = 1;                 ///< of cp, ranks that trade heads for tokens inside a ring or gather
   std::string order = "pp dp cp tp";  ///< of the axes among ranks: those of the last are neighbours
   double bucket_mb = 25;              ///< of gradients that are summed together; 0: all
   ReduceKind reduce = ReduceKind::kFp32;
-  bool tp_overlap = false;     ///< with sequence_parallel: gathers in parts, beside products
-  bool keep_gathered = false;  ///< with sequence_parallel: gathered inputs stay in memory for backward
-  std::vector<double> shares;  ///< of a step's rows, by copy; empty: equal
+  bool tp_overlap = false;               ///< with sequence_parallel: gathers in parts, beside GEMMs
+  bool sp_save_gathered = false;         ///< with sequence_parallel: gathered inputs stay in memory for backward
+  std::vector<double> dp_batch_weights;  ///< share of the global batch by data-parallel rank; empty: equal
   OffloadKind offload = OffloadKind::kNone;
-  bool offload_delay = false;        ///< an update runs beside the next step, which computes without it
+  bool delayed_update = false;       ///< an update runs beside the next step, which computes without it
   std::int64_t offload_warmup = 40;  ///< steps before the first update that is late
   bool operator==(const LayoutConfig&) const = default;
 

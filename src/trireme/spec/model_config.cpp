@@ -8,15 +8,15 @@ namespace {
 /// visit(member of the section, member of the shape) for each pair.
 template <typename Section, typename Shape, typename Visit>
 void visit_pairs(Section& section, Shape& shape, const Visit& visit) {
-  visit(section.vocabulary, shape.vocabulary);
-  visit(section.positions, shape.positions);
-  visit(section.width, shape.width);
-  visit(section.layers, shape.layers);
-  visit(section.encoder_layers, shape.encoder_layers);
-  visit(section.heads, shape.heads);
-  visit(section.kv_heads, shape.kv_heads);
-  visit(section.head_size, shape.head_size);
-  visit(section.inner, shape.inner);
+  visit(section.vocab_size, shape.vocab_size);
+  visit(section.max_seq_len, shape.max_seq_len);
+  visit(section.hidden_size, shape.hidden_size);
+  visit(section.num_layers, shape.num_layers);
+  visit(section.num_encoder_layers, shape.num_encoder_layers);
+  visit(section.num_heads, shape.num_heads);
+  visit(section.num_kv_heads, shape.num_kv_heads);
+  visit(section.head_dim, shape.head_dim);
+  visit(section.ffn_size, shape.ffn_size);
   visit(section.segments, shape.segments);
   visit(section.norm, shape.norm);
   visit(section.epsilon, shape.epsilon);
@@ -101,16 +101,17 @@ void describe(config::Section<ModelConfig>& section) {
   section.field("init_from", &ModelConfig::init_from,
                 "Hugging Face folder that the run starts from: its shape, changed by the keys given here, and its "
                 "weights; unset: weights are drawn from run.seed");
-  section.field("vocabulary", &ModelConfig::vocabulary, "how many token numbers there are").at_least(1);
-  section.field("positions", &ModelConfig::positions, "the longest sequence").at_least(1);
-  section.field("width", &ModelConfig::width, "numbers a token, between layers").at_least(1);
-  section.field("layers", &ModelConfig::layers, "decoder layers where there is an encoder too").at_least(1);
-  section.field("encoder_layers", &ModelConfig::encoder_layers, "transformer: layers of the encoder").at_least(0);
-  section.field("heads", &ModelConfig::heads, "of queries").at_least(1);
-  section.field("kv_heads", &ModelConfig::kv_heads, "of keys and values; fewer than heads: grouped queries")
+  section.field("vocab_size", &ModelConfig::vocab_size, "how many token numbers there are").at_least(1);
+  section.field("max_seq_len", &ModelConfig::max_seq_len, "the longest sequence").at_least(1);
+  section.field("hidden_size", &ModelConfig::hidden_size, "numbers a token, between layers").at_least(1);
+  section.field("num_layers", &ModelConfig::num_layers, "decoder layers where there is an encoder too").at_least(1);
+  section.field("num_encoder_layers", &ModelConfig::num_encoder_layers, "transformer: layers of the encoder")
+      .at_least(0);
+  section.field("num_heads", &ModelConfig::num_heads, "of queries").at_least(1);
+  section.field("num_kv_heads", &ModelConfig::num_kv_heads, "of keys and values; fewer than heads: grouped queries")
       .at_least(1);
-  section.field("head_size", &ModelConfig::head_size, "numbers a head").at_least(1);
-  section.field("inner", &ModelConfig::inner, "width of the MLP's middle").at_least(1);
+  section.field("head_dim", &ModelConfig::head_dim, "numbers a head").at_least(1);
+  section.field("ffn_size", &ModelConfig::ffn_size, "width of the MLP's middle").at_least(1);
   section.field("segments", &ModelConfig::segments, "bert: token types").at_least(0);
   section.field("norm", &ModelConfig::norm, "LayerNorm or RMSNorm");
   section.field("epsilon", &ModelConfig::epsilon, "added to variances in norms").above(0.0);

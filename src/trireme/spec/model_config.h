@@ -33,8 +33,8 @@ struct RotaryConfig {
 struct ModelConfig {
   std::optional<Family> family;
   std::optional<std::string> init_from;  ///< a published model's folder: shape and weights to start with
-  std::optional<std::int64_t> vocabulary, positions, width, layers, encoder_layers, heads, kv_heads, head_size, inner,
-      segments;
+  std::optional<std::int64_t> vocab_size, max_seq_len, hidden_size, num_layers, num_encoder_layers, num_heads,
+      num_kv_heads, head_dim, ffn_size, segments;
   std::optional<NormKind> norm;
   std::optional<double> epsilon;
   std::optional<bool> norm_first;

@@ -31,14 +31,14 @@ constexpr Named<WindowLayers> kWindowLayers[] = {
 /// Llama 2 and 3, and what Mistral and Qwen changed of it.
 ModelShape llama_shape() {
   ModelShape shape{.family = Family::kLlama,
-                   .vocabulary = 128256,
-                   .positions = 8192,
-                   .width = 4096,
-                   .layers = 32,
-                   .heads = 32,
-                   .kv_heads = 8,
-                   .head_size = 128,
-                   .inner = 14336};
+                   .vocab_size = 128256,
+                   .max_seq_len = 8192,
+                   .hidden_size = 4096,
+                   .num_layers = 32,
+                   .num_heads = 32,
+                   .num_kv_heads = 8,
+                   .head_dim = 128,
+                   .ffn_size = 14336};
   shape.norm = NormKind::kRms;
   shape.epsilon = 1e-5;
   shape.activation = Activation::kSilu;
@@ -54,34 +54,34 @@ ModelShape llama_shape() {
 ModelShape qwen_shape(Family family) {
   ModelShape shape = llama_shape();
   shape.family = family;
-  shape.vocabulary = 151936;
-  shape.positions = family == Family::kQwen2 ? 32768 : 40960;
+  shape.vocab_size = 151936;
+  shape.max_seq_len = family == Family::kQwen2 ? 32768 : 40960;
   shape.epsilon = 1e-6;
   shape.rotary.base = 1000000;
   shape.tied = true;
   shape.attention_bias = family == Family::kQwen2;
   shape.query_key_norm = family == Family::kQwen3;
   if (family == Family::kQwen2) {  // 0.5B
-    shape.width = 896, shape.layers = 24, shape.heads = 14, shape.kv_heads = 2, shape.head_size = 64;
-    shape.inner = 4864;
+    shape.hidden_size = 896, shape.num_layers = 24, shape.num_heads = 14, shape.num_kv_heads = 2, shape.head_dim = 64;
+    shape.ffn_size = 4864;
   } else {  // 0.6B
-    shape.width = 1024, shape.layers = 28, shape.heads = 16, shape.kv_heads = 8, shape.head_size = 128;
-    shape.inner = 3072;
+    shape.hidden_size = 1024, shape.num_layers = 28, shape.num_heads = 16, shape.num_kv_heads = 8, shape.head_dim = 128;
+    shape.ffn_size = 3072;
   }
   return shape;
 }
 
 ModelShape transformer_shape() {
   ModelShape shape{.family = Family::kTransformer,
-                   .vocabulary = 37000,
-                   .positions = 512,
-                   .width = 512,
-                   .layers = 6,
-                   .encoder_layers = 6,
-                   .heads = 8,
-                   .kv_heads = 8,
-                   .head_size = 64,
-                   .inner = 2048};
+                   .vocab_size = 37000,
+                   .max_seq_len = 512,
+                   .hidden_size = 512,
+                   .num_layers = 6,
+                   .num_encoder_layers = 6,
+                   .num_heads = 8,
+                   .num_kv_heads = 8,
+                   .head_dim = 64,
+                   .ffn_size = 2048};
   shape.norm_first = false;
   shape.activation = Activation::kRelu;
   shape.attention_bias = shape.output_bias = false;
@@ -94,7 +94,7 @@ ModelShape transformer_shape() {
 }
 
 ModelShape bert_shape() {
-  ModelShape shape{.family = Family::kBert, .vocabulary = 30522, .positions = 512, .segments = 2};
+  ModelShape shape{.family = Family::kBert, .vocab_size = 30522, .max_seq_len = 512, .segments = 2};
   shape.epsilon = 1e-12;
   shape.norm_first = false;
   shape.activation = Activation::kGelu;
@@ -105,21 +105,22 @@ ModelShape bert_shape() {
 }
 
 std::int64_t norm_parameters(const ModelShape& shape) {
-  return shape.norm == NormKind::kLayer ? 2 * shape.width : shape.width;
+  return shape.norm == NormKind::kLayer ? 2 * shape.hidden_size : shape.hidden_size;
 }
 
 std::int64_t attention_parameters(const ModelShape& shape) {
-  const std::int64_t queries = shape.heads * shape.head_size, keys = shape.kv_heads * shape.head_size;
-  std::int64_t count = shape.width * (queries + 2 * keys) + queries * shape.width;
+  const std::int64_t queries = shape.num_heads * shape.head_dim, keys = shape.num_kv_heads * shape.head_dim;
+  std::int64_t count = shape.hidden_size * (queries + 2 * keys) + queries * shape.hidden_size;
   if (shape.attention_bias) count += queries + 2 * keys;
-  if (shape.output_bias) count += shape.width;
-  if (shape.query_key_norm) count += 2 * shape.head_size;
+  if (shape.output_bias) count += shape.hidden_size;
+  if (shape.query_key_norm) count += 2 * shape.head_dim;
   return count;
 }
 
 std::int64_t mlp_parameters(const ModelShape& shape) {
-  const std::int64_t into = shape.gated ? 2 * shape.inner : shape.inner;
-  return shape.width * into + shape.inner * shape.width + (shape.mlp_bias ? into + shape.width : 0);
+  const std::int64_t into = shape.gated ? 2 * shape.ffn_size : shape.ffn_size;
+  return shape.hidden_size * into + shape.ffn_size * shape.hidden_size +
+         (shape.mlp_bias ? into + shape.hidden_size : 0);
 }
 
 /// How many (query, key) pairs a mask lets through.
@@ -173,8 +174,8 @@ ModelShape family_shape(Family family) {
     case Family::kMistral: {
       ModelShape shape = llama_shape();
       shape.family = Family::kMistral;
-      shape.vocabulary = 32000;
-      shape.positions = 32768;
+      shape.vocab_size = 32000;
+      shape.max_seq_len = 32768;
       shape.rotary.base = 10000;
       shape.window = 4096;
       return shape;
@@ -204,109 +205,112 @@ std::int64_t window_of(const ModelShape& shape, std::int64_t layer) {
 
 std::vector<config::Problem> find_problems(const ModelShape& shape, const std::string& prefix) {
   Problems problems(prefix);
-  for (const auto& [field, value] : {std::pair{"vocabulary", shape.vocabulary},
-                                     {"positions", shape.positions},
-                                     {"width", shape.width},
-                                     {"layers", shape.layers},
-                                     {"heads", shape.heads},
-                                     {"kv_heads", shape.kv_heads},
-                                     {"head_size", shape.head_size},
-                                     {"inner", shape.inner}}) {
+  for (const auto& [field, value] : {std::pair{"vocabulary", shape.vocab_size},
+                                     {"positions", shape.max_seq_len},
+                                     {"width", shape.hidden_size},
+                                     {"layers", shape.num_layers},
+                                     {"heads", shape.num_heads},
+                                     {"kv_heads", shape.num_kv_heads},
+                                     {"head_size", shape.head_dim},
+                                     {"inner", shape.ffn_size}}) {
     problems.at_least_one(field, value);
   }
   // Far beyond every model, and small enough that counts of parameters and operations fit into 63 bits.
   constexpr std::int64_t kWidest = 1 << 20, kMostParts = 1 << 16, kMostTokens = 1 << 28;
-  for (const auto& [field, value, most] : {std::tuple{"vocabulary", shape.vocabulary, kMostTokens},
-                                           {"positions", shape.positions, kMostTokens},
+  for (const auto& [field, value, most] : {std::tuple{"vocabulary", shape.vocab_size, kMostTokens},
+                                           {"positions", shape.max_seq_len, kMostTokens},
                                            {"segments", shape.segments, kMostParts},
-                                           {"width", shape.width, kWidest},
-                                           {"inner", shape.inner, kWidest},
-                                           {"layers", shape.layers, kMostParts},
-                                           {"encoder_layers", shape.encoder_layers, kMostParts},
-                                           {"heads", shape.heads, kMostParts},
-                                           {"kv_heads", shape.kv_heads, kMostParts},
-                                           {"head_size", shape.head_size, kMostParts}}) {
+                                           {"width", shape.hidden_size, kWidest},
+                                           {"inner", shape.ffn_size, kWidest},
+                                           {"layers", shape.num_layers, kMostParts},
+                                           {"encoder_layers", shape.num_encoder_layers, kMostParts},
+                                           {"heads", shape.num_heads, kMostParts},
+                                           {"kv_heads", shape.num_kv_heads, kMostParts},
+                                           {"head_size", shape.head_dim, kMostParts}}) {
     problems.at_most(field, value, most);
   }
-  if (problems.none() && shape.heads * shape.head_size > kWidest) {
-    problems.add("heads", fmt::format("{} heads of {} are wider than {}", shape.heads, shape.head_size, kWidest), {});
+  if (problems.none() && shape.num_heads * shape.head_dim > kWidest) {
+    problems.add("heads", fmt::format("{} heads of {} are wider than {}", shape.num_heads, shape.head_dim, kWidest),
+                 {});
   }
   problems.share("dropout", shape.dropout);
   problems.share("attention_dropout", shape.attention_dropout);
   problems.share("label_smoothing", shape.label_smoothing);
   if (shape.window < 0) problems.add("window", fmt::format("must be at least 0, but is {}", shape.window), {});
   if (!problems.none()) return problems.take();
-  if (shape.heads % shape.kv_heads != 0) {
-    std::int64_t fits = shape.kv_heads;
-    while (shape.heads % fits != 0) --fits;
-    problems.add(
-        "kv_heads",
-        fmt::format("{} does not divide heads = {}: each group of queries shares one", shape.kv_heads, shape.heads),
-        fmt::format("set {}.kv_heads = {}", prefix, fits));
+  if (shape.num_heads % shape.num_kv_heads != 0) {
+    std::int64_t fits = shape.num_kv_heads;
+    while (shape.num_heads % fits != 0) --fits;
+    problems.add("kv_heads",
+                 fmt::format("{} does not divide heads = {}: each group of queries shares one", shape.num_kv_heads,
+                             shape.num_heads),
+                 fmt::format("set {}.kv_heads = {}", prefix, fits));
   }
   const bool fixed_width =
       shape.family == Family::kGpt2 || shape.family == Family::kBert || shape.family == Family::kTransformer;
-  if (fixed_width && shape.heads * shape.head_size != shape.width) {
-    const bool fits = shape.width % shape.head_size == 0;
-    problems.add("heads",
-                 fmt::format("{} heads of {} are {} wide, but the model is {}; in this family they are equal",
-                             shape.heads, shape.head_size, shape.heads * shape.head_size, shape.width),
-                 fits ? fmt::format("set {0}.heads = {1} and {0}.kv_heads = {1}", prefix, shape.width / shape.head_size)
-                      : fmt::format("set {}.width = {}", prefix, shape.heads * shape.head_size));
+  if (fixed_width && shape.num_heads * shape.head_dim != shape.hidden_size) {
+    const bool fits = shape.hidden_size % shape.head_dim == 0;
+    problems.add(
+        "heads",
+        fmt::format("{} heads of {} are {} wide, but the model is {}; in this family they are equal", shape.num_heads,
+                    shape.head_dim, shape.num_heads * shape.head_dim, shape.hidden_size),
+        fits ? fmt::format("set {0}.heads = {1} and {0}.kv_heads = {1}", prefix, shape.hidden_size / shape.head_dim)
+             : fmt::format("set {}.width = {}", prefix, shape.num_heads * shape.head_dim));
   }
-  if (shape.position_kind == PositionKind::kRotary && shape.head_size % 2 != 0) {
-    problems.add("head_size", fmt::format("rotary positions turn pairs, but {} is odd", shape.head_size),
-                 fmt::format("set {}.head_size = {}", prefix, shape.head_size + 1));
+  if (shape.position_kind == PositionKind::kRotary && shape.head_dim % 2 != 0) {
+    problems.add("head_size", fmt::format("rotary positions turn pairs, but {} is odd", shape.head_dim),
+                 fmt::format("set {}.head_size = {}", prefix, shape.head_dim + 1));
   }
   if (shape.position_kind == PositionKind::kRotary && shape.rotary.scaling != RotaryScaling::kNone &&
       !(shape.rotary.factor > 0)) {
     problems.add("rotary.factor", fmt::format("must be above 0, but is {}", shape.rotary.factor), {});
   }
-  if ((shape.family == Family::kTransformer) != (shape.encoder_layers > 0)) {
-    problems.add("encoder_layers",
-                 shape.encoder_layers > 0 ? "only family \"transformer\" has an encoder beside its decoder"
-                                          : "family \"transformer\" needs an encoder",
-                 fmt::format("set {}.encoder_layers = {}", prefix, shape.encoder_layers > 0 ? 0 : shape.layers));
+  if ((shape.family == Family::kTransformer) != (shape.num_encoder_layers > 0)) {
+    problems.add(
+        "encoder_layers",
+        shape.num_encoder_layers > 0 ? "only family \"transformer\" has an encoder beside its decoder"
+                                     : "family \"transformer\" needs an encoder",
+        fmt::format("set {}.encoder_layers = {}", prefix, shape.num_encoder_layers > 0 ? 0 : shape.num_layers));
   }
   return problems.take();
 }
 
 ParameterCount count_parameters(const ModelShape& shape) {
   ParameterCount count;
-  count.embedding = shape.vocabulary * shape.width + shape.segments * shape.width;
-  if (shape.position_kind == PositionKind::kLearned) count.embedding += shape.positions * shape.width;
+  count.embedding = shape.vocab_size * shape.hidden_size + shape.segments * shape.hidden_size;
+  if (shape.position_kind == PositionKind::kLearned) count.embedding += shape.max_seq_len * shape.hidden_size;
   const std::int64_t block = attention_parameters(shape) + mlp_parameters(shape) + 2 * norm_parameters(shape);
   // A decoder beside an encoder attends twice.
-  const std::int64_t cross = shape.encoder_layers > 0 ? attention_parameters(shape) + norm_parameters(shape) : 0;
-  count.layers = shape.layers * (block + cross) + shape.encoder_layers * block;
+  const std::int64_t cross = shape.num_encoder_layers > 0 ? attention_parameters(shape) + norm_parameters(shape) : 0;
+  count.layers = shape.num_layers * (block + cross) + shape.num_encoder_layers * block;
   if (shape.norm_first) count.head += norm_parameters(shape);
-  if (!shape.tied) count.head += shape.vocabulary * shape.width;
+  if (!shape.tied) count.head += shape.vocab_size * shape.hidden_size;
   if (shape.family == Family::kBert) {
     count.embedding += norm_parameters(shape);
-    count.head += shape.width * shape.width + shape.width + norm_parameters(shape) + shape.vocabulary;
+    count.head += shape.hidden_size * shape.hidden_size + shape.hidden_size + norm_parameters(shape) + shape.vocab_size;
   }
   return count;
 }
 
 FlopCount count_flops(const ModelShape& shape, std::int64_t length, std::int64_t source_length) {
   const auto tokens = static_cast<double>(length), sources = static_cast<double>(source_length);
-  const auto width = static_cast<double>(shape.width);
-  const auto queries = static_cast<double>(shape.heads * shape.head_size);
-  const auto keys = static_cast<double>(shape.kv_heads * shape.head_size);
-  const double mlp = width * static_cast<double>(shape.inner) * (shape.gated ? 3 : 2);
+  const auto width = static_cast<double>(shape.hidden_size);
+  const auto queries = static_cast<double>(shape.num_heads * shape.head_dim);
+  const auto keys = static_cast<double>(shape.num_kv_heads * shape.head_dim);
+  const double mlp = width * static_cast<double>(shape.ffn_size) * (shape.gated ? 3 : 2);
   const double square = 2 * width * queries, key_values = 2 * width * keys;
-  const auto layers = static_cast<double>(shape.layers), encoders = static_cast<double>(shape.encoder_layers);
+  const auto layers = static_cast<double>(shape.num_layers), encoders = static_cast<double>(shape.num_encoder_layers);
 
   FlopCount count;
   count.projections =
       2 * layers * tokens * (square + key_values + mlp) + 2 * encoders * sources * (square + key_values + mlp);
-  if (shape.encoder_layers > 0) count.projections += 2 * layers * (tokens * square + sources * key_values);
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+  if (shape.num_encoder_layers > 0) count.projections += 2 * layers * (tokens * square + sources * key_values);
+  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
     count.attention += 4 * queries * visible_pairs(length, shape.causal, window_of(shape, layer));
-    if (shape.encoder_layers > 0) count.attention += 4 * queries * tokens * sources;
+    if (shape.num_encoder_layers > 0) count.attention += 4 * queries * tokens * sources;
   }
   count.attention += encoders * 4 * queries * sources * sources;
-  count.head = 2 * tokens * width * static_cast<double>(shape.vocabulary);
+  count.head = 2 * tokens * width * static_cast<double>(shape.vocab_size);
   if (shape.family == Family::kBert) count.head += 2 * tokens * width * width;
   return count;
 }

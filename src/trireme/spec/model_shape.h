@@ -56,15 +56,15 @@ struct Rotary {
 
 struct ModelShape {
   Family family = Family::kGpt2;
-  std::int64_t vocabulary = 50257;
-  std::int64_t positions = 1024;  ///< the longest sequence
-  std::int64_t width = 768;
-  std::int64_t layers = 12;         ///< decoder layers where there is an encoder too
-  std::int64_t encoder_layers = 0;  ///< beside a decoder
-  std::int64_t heads = 12;
-  std::int64_t kv_heads = 12;  ///< fewer than heads: grouped queries; one: multi-query
-  std::int64_t head_size = 64;
-  std::int64_t inner = 3072;  ///< width of the MLP's middle
+  std::int64_t vocab_size = 50257;
+  std::int64_t max_seq_len = 1024;
+  std::int64_t hidden_size = 768;
+  std::int64_t num_layers = 12;         ///< decoder layers where there is an encoder too
+  std::int64_t num_encoder_layers = 0;  ///< beside a decoder
+  std::int64_t num_heads = 12;
+  std::int64_t num_kv_heads = 12;  ///< fewer than heads: grouped queries; one: multi-query
+  std::int64_t head_dim = 64;
+  std::int64_t ffn_size = 3072;
   std::int64_t segments = 0;  ///< BERT's token types
 
   NormKind norm = NormKind::kLayer;
@@ -111,7 +111,7 @@ struct ParameterCount {
 };
 ParameterCount count_parameters(const ModelShape& shape);
 
-/// Multiply-adds count as two. Matrix products only, as model FLOPs are reported; the causal mask and windows are
+/// Multiply-adds count as two. GEMMs only, as model FLOPs are reported; the causal mask and windows are
 /// counted as they are: tiles outside are not computed.
 struct FlopCount {
   double projections = 0;  ///< attention's four and the MLP's

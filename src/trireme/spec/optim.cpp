@@ -11,15 +11,15 @@ constexpr Named<OptimizerKind> kOptimizers[] = {
     {"sgd", OptimizerKind::kSgd},     {"adagrad", OptimizerKind::kAdagrad}, {"adam", OptimizerKind::kAdam},
     {"adamw", OptimizerKind::kAdamw}, {"lamb", OptimizerKind::kLamb},       {"lars", OptimizerKind::kLars},
 };
-constexpr Named<Products> kProducts[] = {
-    {"same", Products::kSame},
-    {"fp8", Products::kFp8},
-    {"fp8-blocks", Products::kFp8Blocks},
-    {"fp8-delayed", Products::kFp8Delayed},
+constexpr Named<GemmPrecision> kProducts[] = {
+    {"same", GemmPrecision::kSame},
+    {"fp8", GemmPrecision::kFp8},
+    {"fp8-blocks", GemmPrecision::kFp8Blocks},
+    {"fp8-delayed", GemmPrecision::kFp8Delayed},
 };
-constexpr Named<States> kStates[] = {{"fp32", States::kFp32}, {"bf16", States::kBf16}};
-constexpr Named<Masters> kMasters[] = {
-    {"fp32", Masters::kFp32}, {"none", Masters::kNone}, {"vectors", Masters::kVectors}};
+constexpr Named<StateDtype> kStates[] = {{"fp32", StateDtype::kFp32}, {"bf16", StateDtype::kBf16}};
+constexpr Named<MasterWeights> kMasters[] = {
+    {"fp32", MasterWeights::kFp32}, {"none", MasterWeights::kNone}, {"norms-and-biases", MasterWeights::kVectors}};
 constexpr Named<Gradients> kGradients[] = {
     {"fp32", Gradients::kFp32}, {"bf16", Gradients::kBf16}, {"fp16", Gradients::kFp16}};
 constexpr Named<Precision> kPrecisions[] = {
@@ -45,9 +45,9 @@ config::Problem unused(const std::string& key, OptimizerKind kind, std::string_v
 }  // namespace
 
 std::span<const Named<OptimizerKind>> enum_names(std::type_identity<OptimizerKind>) { return kOptimizers; }
-std::span<const Named<Products>> enum_names(std::type_identity<Products>) { return kProducts; }
-std::span<const Named<States>> enum_names(std::type_identity<States>) { return kStates; }
-std::span<const Named<Masters>> enum_names(std::type_identity<Masters>) { return kMasters; }
+std::span<const Named<GemmPrecision>> enum_names(std::type_identity<GemmPrecision>) { return kProducts; }
+std::span<const Named<StateDtype>> enum_names(std::type_identity<StateDtype>) { return kStates; }
+std::span<const Named<MasterWeights>> enum_names(std::type_identity<MasterWeights>) { return kMasters; }
 std::span<const Named<Gradients>> enum_names(std::type_identity<Gradients>) { return kGradients; }
 std::span<const Named<Precision>> enum_names(std::type_identity<Precision>) { return kPrecisions; }
 
@@ -82,10 +82,12 @@ void describe(config::Section<OptimConfig>& section) {
       .range(0, 0.999999);
   section.field("nesterov", &OptimConfig::nesterov, "sgd: take the gradient's step from where momentum leads");
   section.field("trust", &OptimConfig::trust, "lars: length of an update, as a part of the weight's").above(0);
-  section.field("clip", &OptimConfig::clip, "the gradient's norm over all parameters is kept below it; 0: not clipped")
+  section
+      .field("grad_clip_norm", &OptimConfig::grad_clip_norm,
+             "the gradient's norm over all parameters is kept below it; 0: not clipped")
       .at_least(0);
-  section.field("states", &OptimConfig::states,
-                "adam, adamw: what both moments are kept as; bf16 halves them, rounded up or down by chance");
+  section.field("state_dtype", &OptimConfig::state_dtype,
+                "adam, adamw: what both moments are kept as; bf16 halves them, rounded up or down stochastically");
   section.tables("groups", &OptimConfig::groups);
 }
 
@@ -107,20 +109,21 @@ void describe(config::Section<PrecisionConfig>& section) {
   section.field("compute", &PrecisionConfig::compute,
                 "of weights and activations; the optimizer keeps fp32 masters of bf16 and fp16 weights");
   section.field(
-      "masters", &PrecisionConfig::masters,
+      "master_weights", &PrecisionConfig::master_weights,
       "what an update adds to; none: matrices of layers have bf16 weights and gradients alone, and updates are "
-      "rounded by chance (compute = bf16, adam or adamw); vectors: tables of tokens too, so that only norms and biases "
+      "stochastically rounded (compute = bf16, adam or adamw); vectors: tables of tokens too, so that only norms and "
+      "biases "
       "have masters");
   section.field(
       "gradients", &PrecisionConfig::gradients,
       "of matrices and tables; bf16 (or fp16) beside a compute of that type: half the memory, and every sum over "
       "micros and ranks is rounded to it. Those of vectors are fp32");
   section.field(
-      "products", &PrecisionConfig::products,
-      "of the layers' matrix products: rounded as compute says, or to 8 bits on their way in, with a scale for "
+      "gemm", &PrecisionConfig::gemm,
+      "of the layers' GEMMs: rounded as compute says, or to 8 bits on their way in, with a scale for "
       "each tensor or for small blocks, from the numbers as they are or (delayed) as they were; never the head's");
-  section.field("products_keep", &PrecisionConfig::products_keep,
-                "patterns of matrices whose products stay in the compute type, such as \"layers.0.*\"");
+  section.field("gemm_exclude", &PrecisionConfig::gemm_exclude,
+                "patterns of matrices whose GEMMs stay in the compute type, such as \"layers.0.*\"");
   section
       .field("fp8_history", &PrecisionConfig::fp8_history,
              "fp8-delayed: a scale comes from the largest number of so many steps before")
@@ -151,7 +154,7 @@ std::vector<config::Problem> find_problems(const OptimConfig& optim) {
     problems.push_back(unused("trust", optim.kind, "lars"));
   }
   const bool is_adam = optim.kind == OptimizerKind::kAdam || optim.kind == OptimizerKind::kAdamw;
-  if (optim.states != defaults.states && !is_adam) problems.push_back(unused("states", optim.kind, "adamw"));
+  if (optim.state_dtype != defaults.state_dtype && !is_adam) problems.push_back(unused("states", optim.kind, "adamw"));
   if (optim.nesterov && optim.kind != OptimizerKind::kSgd) {
     problems.push_back(unused("nesterov", optim.kind, "sgd"));
   } else if (optim.nesterov && optim.momentum == 0) {
@@ -179,12 +182,12 @@ std::vector<config::Problem> find_problems(const OptimConfig& optim, std::span<c
 std::vector<config::Problem> find_problems(const PrecisionConfig& precision) {
   std::vector<config::Problem> problems;
   const LossScaleConfig& scale = precision.loss_scale;
-  if (precision.masters != Masters::kFp32 && precision.compute != Precision::kBf16) {
-    problems.push_back({.key = "precision.masters",
+  if (precision.master_weights != MasterWeights::kFp32 && precision.compute != Precision::kBf16) {
+    problems.push_back({.key = "precision.master_weights",
                         .reason = fmt::format("is {}, which goes with bf16 weights, but precision.compute is {}",
-                                              name_in<Masters>(kMasters, precision.masters),
+                                              name_in<MasterWeights>(kMasters, precision.master_weights),
                                               name_in<Precision>(kPrecisions, precision.compute)),
-                        .hint = "set precision.compute = \"bf16\", or precision.masters = \"fp32\""});
+                        .hint = "set precision.compute = \"bf16\", or precision.master_weights = \"fp32\""});
   }
   const Precision wanted = precision.gradients == Gradients::kBf16   ? Precision::kBf16
                            : precision.gradients == Gradients::kFp16 ? Precision::kFp16
@@ -200,26 +203,26 @@ std::vector<config::Problem> find_problems(const PrecisionConfig& precision) {
          .hint = narrow ? fmt::format("set precision.gradients = \"{}\"", compute)
                         : fmt::format("set precision.compute = \"{}\", or precision.gradients = \"fp32\"", gradients)});
   }
-  if (precision.products != Products::kSame && precision.compute != Precision::kBf16) {
+  if (precision.gemm != GemmPrecision::kSame && precision.compute != Precision::kBf16) {
     problems.push_back(
-        {.key = "precision.products",
-         .reason = fmt::format("is {}, whose products go with bf16 activations, but precision.compute is {}",
-                               name_in<Products>(kProducts, precision.products),
+        {.key = "precision.gemm",
+         .reason = fmt::format("is {}, whose GEMMs go with bf16 activations, but precision.compute is {}",
+                               name_in<GemmPrecision>(kProducts, precision.gemm),
                                name_in<Precision>(kPrecisions, precision.compute)),
          .hint = "set precision.compute = \"bf16\""});
   }
-  if (precision.products == Products::kSame && !precision.products_keep.empty()) {
-    problems.push_back({.key = "precision.products_keep",
-                        .reason = "names products that stay as they are, but precision.products changes none",
-                        .hint = "set precision.products = \"fp8\", or leave it out"});
+  if (precision.gemm == GemmPrecision::kSame && !precision.gemm_exclude.empty()) {
+    problems.push_back({.key = "precision.gemm_exclude",
+                        .reason = "names GEMMs that stay as they are, but precision.gemm changes none",
+                        .hint = "set precision.gemm = \"fp8\", or leave it out"});
   }
   const PrecisionConfig usual;
-  if (precision.products != Products::kFp8Delayed &&
+  if (precision.gemm != GemmPrecision::kFp8Delayed &&
       (precision.fp8_history != usual.fp8_history || precision.fp8_margin != usual.fp8_margin)) {
     problems.push_back(
         {.key = precision.fp8_history != usual.fp8_history ? "precision.fp8_history" : "precision.fp8_margin",
-         .reason = "is given, but only precision.products = \"fp8-delayed\" uses it",
-         .hint = "leave it out, or set precision.products = \"fp8-delayed\""});
+         .reason = "is given, but only precision.gemm = \"fp8-delayed\" uses it",
+         .hint = "leave it out, or set precision.gemm = \"fp8-delayed\""});
   }
   if (precision.compute != Precision::kFp16 && scale != LossScaleConfig{}) {
     problems.push_back({.key = "precision.loss_scale",

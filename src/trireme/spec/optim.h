@@ -32,11 +32,11 @@ enum class OptimizerKind : std::uint8_t {
 std::span<const Named<OptimizerKind>> enum_names(std::type_identity<OptimizerKind>);
 
 /// What an optimizer's moments are kept as (fp64 beside fp64 weights).
-enum class States : std::uint8_t {
+enum class StateDtype : std::uint8_t {
   kFp32,
-  kBf16,  ///< adam, adamw: both moments, rounded by chance
+  kBf16,  ///< adam, adamw: both moments, stochastically rounded
 };
-std::span<const Named<States>> enum_names(std::type_identity<States>);
+std::span<const Named<StateDtype>> enum_names(std::type_identity<StateDtype>);
 
 /// Parameters whose names match, and what is different for them. The first group that matches counts.
 struct ParamGroup {
@@ -56,8 +56,8 @@ struct OptimConfig {
   double momentum = 0.9;
   bool nesterov = false;
   double trust = 0.001;
-  double clip = 0;
-  States states = States::kFp32;
+  double grad_clip_norm = 0;
+  StateDtype state_dtype = StateDtype::kFp32;
   std::vector<ParamGroup> groups;
   bool operator==(const OptimConfig&) const = default;
 };
@@ -76,22 +76,22 @@ struct LossScaleConfig {
 };
 
 /// [precision]
-/// What the products of a model's layers are rounded to on their way in.
-enum class Products : std::uint8_t {
+/// What the GEMMs of a model's layers are rounded to on their way in.
+enum class GemmPrecision : std::uint8_t {
   kSame,        ///< the compute type
   kFp8,         ///< 8-bit floats, one scale a tensor, from its numbers as they are now
   kFp8Blocks,   ///< 8-bit floats, scales of 1 x 128 and 128 x 128 blocks (DeepSeek-V3)
   kFp8Delayed,  ///< 8-bit floats, one scale a tensor, from the largest numbers of the last steps
 };
-std::span<const Named<Products>> enum_names(std::type_identity<Products>);
+std::span<const Named<GemmPrecision>> enum_names(std::type_identity<GemmPrecision>);
 
 /// What an update of bf16 weights adds to.
-enum class Masters : std::uint8_t {
+enum class MasterWeights : std::uint8_t {
   kFp32,
-  kNone,     ///< matrices of layers have none, and bf16 gradients: updates are rounded into the weights by chance
+  kNone,     ///< matrices of layers have none, and bf16 gradients: updates are stochastically rounded into the weights
   kVectors,  ///< vectors alone have them: tables are as matrices of layers
 };
-std::span<const Named<Masters>> enum_names(std::type_identity<Masters>);
+std::span<const Named<MasterWeights>> enum_names(std::type_identity<MasterWeights>);
 
 /// What gradients of matrices and tables are made, summed and kept in. Vectors' are fp32 (fp64), and so are masters and
 /// moments whatever this is.
@@ -104,13 +104,13 @@ std::span<const Named<Gradients>> enum_names(std::type_identity<Gradients>);
 
 struct PrecisionConfig {
   Precision compute = Precision::kFp32;
-  Masters masters = Masters::kFp32;
+  MasterWeights master_weights = MasterWeights::kFp32;
   Gradients gradients = Gradients::kFp32;
-  Products products = Products::kSame;
-  std::vector<std::string> products_keep;  ///< matrices whose products stay in the compute type
-  std::int64_t fp8_history = 16;           ///< fp8-delayed: steps whose largest numbers count
-  std::int64_t fp8_margin = 0;             ///< fp8-delayed: factors of two left above the largest of them
-  bool deterministic_attention = false;    ///< GPU: the same bits every time, slower
+  GemmPrecision gemm = GemmPrecision::kSame;
+  std::vector<std::string> gemm_exclude;  ///< matrices whose GEMMs stay in the compute type
+  std::int64_t fp8_history = 16;          ///< fp8-delayed: steps whose largest numbers count
+  std::int64_t fp8_margin = 0;            ///< fp8-delayed: factors of two left above the largest of them
+  bool deterministic_attention = false;   ///< GPU: the same bits every time, slower
   LossScaleConfig loss_scale;
   bool operator==(const PrecisionConfig&) const = default;
 };

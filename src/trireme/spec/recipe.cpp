@@ -97,7 +97,7 @@ void describe(config::Section<Recipe>& section) {
   section.section("layout", &Recipe::layout);
   section.section("pipeline", &Recipe::pipeline);
   section.section("optim", &Recipe::optim);
-  section.section("schedule", &Recipe::schedule);
+  section.section("lr_schedule", &Recipe::lr_schedule);
   section.section("batch", &Recipe::batch);
   section.section("precision", &Recipe::precision);
   section.section("train", &Recipe::train);
@@ -146,34 +146,35 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
                         .hint = "set comm.transport = \"emulated\""});
   }
   for (const auto& found :
-       {find_problems(recipe.optim), find_problems(recipe.schedule, recipe.batch), find_problems(recipe.precision),
+       {find_problems(recipe.optim), find_problems(recipe.lr_schedule, recipe.batch), find_problems(recipe.precision),
         find_problems(recipe.train), find_problems(recipe.checkpoint), find_problems(recipe.health),
         find_problems(recipe.layout, recipe.pipeline, comm.ranks)}) {
     problems.insert(problems.end(), found.begin(), found.end());
   }
-  if (recipe.precision.products != Products::kSame && run.device == DeviceKind::kCpu) {
-    problems.push_back({.key = "precision.products",
-                        .reason = "asks for products of 8-bit floats, which a CPU does not make",
-                        .hint = "set run.device = \"cuda\", or precision.products = \"same\""});
+  if (recipe.precision.gemm != GemmPrecision::kSame && run.device == DeviceKind::kCpu) {
+    problems.push_back({.key = "precision.gemm",
+                        .reason = "asks for GEMMs of 8-bit floats, which a CPU does not make",
+                        .hint = "set run.device = \"cuda\", or precision.gemm = \"same\""});
   }
-  if (recipe.precision.masters != Masters::kFp32) {
-    const auto masters = name_in(enum_names(std::type_identity<Masters>()), recipe.precision.masters);
+  if (recipe.precision.master_weights != MasterWeights::kFp32) {
+    const auto master_weights =
+        name_in(enum_names(std::type_identity<MasterWeights>()), recipe.precision.master_weights);
     if (recipe.optim.kind != OptimizerKind::kAdam && recipe.optim.kind != OptimizerKind::kAdamw) {
       problems.push_back(
-          {.key = "precision.masters",
-           .reason = fmt::format("is {}, but only adam and adamw round their updates by chance", masters),
-           .hint = "set optim.kind = \"adamw\", or precision.masters = \"fp32\""});
+          {.key = "precision.master_weights",
+           .reason = fmt::format("is {}, but only adam and adamw round their updates stochastically", master_weights),
+           .hint = "set optim.kind = \"adamw\", or precision.master_weights = \"fp32\""});
     }
     if (recipe.layout.pp > 1) {
-      problems.push_back({.key = "precision.masters",
+      problems.push_back({.key = "precision.master_weights",
                           .reason = fmt::format("is {}, but the {} stages of layout.pp sum and predict fp32 weights",
-                                                masters, recipe.layout.pp),
-                          .hint = "set layout.pp = 1, or precision.masters = \"fp32\""});
+                                                master_weights, recipe.layout.pp),
+                          .hint = "set layout.pp = 1, or precision.master_weights = \"fp32\""});
     }
   }
   const bool adapts = recipe.optim.kind == OptimizerKind::kLamb || recipe.optim.kind == OptimizerKind::kLars;
-  if (recipe.layout.offload_delay && adapts) {
-    problems.push_back({.key = "layout.offload_delay",
+  if (recipe.layout.delayed_update && adapts) {
+    problems.push_back({.key = "layout.delayed_update",
                         .reason = "an update that runs beside the next step cannot sum over ranks, as LAMB and LARS do",
                         .hint = "set optim.kind = \"adamw\""});
   }

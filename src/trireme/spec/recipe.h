@@ -21,10 +21,10 @@
 #include "trireme/base/log.h"
 #include "trireme/spec/data.h"
 #include "trireme/spec/health.h"
+#include "trireme/spec/hyperparameters.h"
 #include "trireme/spec/layout_config.h"
 #include "trireme/spec/model_config.h"
 #include "trireme/spec/optim.h"
-#include "trireme/spec/pace.h"
 #include "trireme/spec/train.h"
 
 namespace trireme::spec {
@@ -91,7 +91,7 @@ struct Recipe {
   LayoutConfig layout;
   PipelineConfig pipeline;
   OptimConfig optim;
-  ScheduleConfig schedule;
+  LrScheduleConfig lr_schedule;
   BatchConfig batch;
   PrecisionConfig precision;
   TrainConfig train;

@@ -19,7 +19,7 @@ void describe(config::Section<TrainConfig>& section) {
       .unit(Unit::kCount)
       .at_least(1);
   section
-      .field("microbatch", &TrainConfig::microbatch,
+      .field("micro_batch_size", &TrainConfig::micro_batch_size,
              "rows that go through the model at once on each rank; gradients add up over them; unset: all that a rank "
              "has of a step")
       .at_least(1);
@@ -28,7 +28,7 @@ void describe(config::Section<TrainConfig>& section) {
              "that each rank computes with; unset: the machine's cores shared among its ranks")
       .range(1, 4096);
   section.field("recompute", &TrainConfig::recompute,
-                "what backward makes again instead of keeping it: nothing, attention's core, every block, all but each "
+                "what backward recomputes instead of keeping it: nothing, attention's core, every block, all but each "
                 "recompute_every-th block, or about sqrt(layers) segments");
   section.field("recompute_every", &TrainConfig::recompute_every, "for recompute = \"every\"").at_least(1);
   section.field("offload_activations", &TrainConfig::offload_activations,
@@ -39,16 +39,16 @@ void describe(config::Section<TrainConfig>& section) {
              "needs more; unset: no limit")
       .above(0.0);
   section.field(
-      "capture", &TrainConfig::capture,
+      "cuda_graphs", &TrainConfig::cuda_graphs,
       "on a GPU: record the kernels of a microbatch once and start them as one from then on; of several ranks "
       "where they are processes, with layout.tp and layout.zero up to 1");
-  section.field("tune", &TrainConfig::tune,
-                "on a GPU: the kernels of matrix products are timed when a shape is first met, and the fastest is "
+  section.field("gemm_autotune", &TrainConfig::gemm_autotune,
+                "on a GPU: the kernels of GEMMs are timed when a shape is first met, and the fastest is "
                 "written to gpu-choices.json; false: cuBLAS's own choice");
-  section.field("remake_norms", &TrainConfig::remake_norms,
+  section.field("recompute_norms", &TrainConfig::recompute_norms,
                 "make what norms give again in backward, from their inputs, instead of keeping it: the same bits");
-  section.field("keep_active", &TrainConfig::keep_active,
-                "what the activation of an MLP gave is kept for backward instead of made again: a little faster, more "
+  section.field("save_mlp_activations", &TrainConfig::save_mlp_activations,
+                "what the activation of an MLP gave is kept for backward instead of recomputed: a little faster, more "
                 "memory");
   section
       .field("hash_every", &TrainConfig::hash_every,
@@ -77,7 +77,7 @@ void describe(config::Section<CheckpointConfig>& section) {
                 "choose the interval that loses least time (Young, Daly), from what saving costs and how often runs "
                 "fail");
   section
-      .field("failures", &CheckpointConfig::failures,
+      .field("mtbf", &CheckpointConfig::mtbf,
              "mean time between failures, for automatic; unset: as this run has seen, at first 24h")
       .at_least(std::chrono::seconds(1));
   section.field("keep", &CheckpointConfig::keep, "how many of the newest stay; 0: all").at_least(0);
@@ -105,8 +105,8 @@ std::vector<config::Problem> find_problems(const CheckpointConfig& checkpoint) {
                         .reason = "is given beside checkpoint.automatic, which chooses it",
                         .hint = "leave one out"});
   }
-  if (checkpoint.failures && !checkpoint.automatic) {
-    problems.push_back({.key = "checkpoint.failures",
+  if (checkpoint.mtbf && !checkpoint.automatic) {
+    problems.push_back({.key = "checkpoint.mtbf",
                         .reason = "is given, but only checkpoint.automatic uses it",
                         .hint = "set checkpoint.automatic = true"});
   }

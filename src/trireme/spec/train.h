@@ -19,29 +19,29 @@
 
 namespace trireme::spec {
 
-/// Which activations backward makes again instead of keeping them.
+/// Activation recomputation (checkpointing): what backward recomputes instead of saving.
 enum class RecomputeKind : std::uint8_t {
   kNone,
   kSelective,  ///< attention's core only (Korthikanti et al. 2022)
   kFull,       ///< every block by itself
-  kEvery,      ///< every k-th block keeps everything, the others are made again
-  kSqrt,       ///< segments of about sqrt(n) blocks, one input kept for each (Chen et al. 2016)
+  kEvery,      ///< every k-th block saves its activations, the others are recomputed
+  kSqrt,       ///< segments of about sqrt(n) blocks, one input saved for each (Chen et al. 2016)
 };
 std::span<const Named<RecomputeKind>> enum_names(std::type_identity<RecomputeKind>);
 
 /// [train]
 struct TrainConfig {
-  std::optional<std::int64_t> steps, tokens;  ///< one of them
-  std::optional<std::int64_t> microbatch;     ///< rows; unset: all that a rank has of a step
-  std::optional<int> threads;                 ///< of each rank; unset: the cores shared among the ranks of the machine
+  std::optional<std::int64_t> steps, tokens;     ///< one of them
+  std::optional<std::int64_t> micro_batch_size;  ///< rows; unset: all that a rank has of a step
+  std::optional<int> threads;  ///< of each rank; unset: the cores shared among the ranks of the machine
   RecomputeKind recompute = RecomputeKind::kNone;
   std::int64_t recompute_every = 2;
-  bool offload_activations = false;  ///< inputs that recomputation keeps wait on the host
-  std::optional<double> memory_gb;   ///< of each rank's device; unset: no limit
-  bool capture = false;              ///< GPU: forward and backward are recorded once and started as one
-  bool tune = true;                  ///< GPU: products' kernels are timed at first use; false: as cuBLAS sees fit
-  bool remake_norms = false;         ///< what norms give is made again in backward, not kept
-  bool keep_active = false;          ///< what MLPs' activations gave is kept for backward
+  bool offload_activations = false;   ///< inputs that recomputation keeps wait on the host
+  std::optional<double> memory_gb;    ///< of each rank's device; unset: no limit
+  bool cuda_graphs = false;           ///< GPU: forward and backward are captured once, then replayed
+  bool gemm_autotune = true;          ///< GPU: GEMM kernels are timed at first use; false: cuBLASLt's heuristic
+  bool recompute_norms = false;       ///< norm outputs are recomputed in backward instead of saved
+  bool save_mlp_activations = false;  ///< outputs of the MLP's activation are saved for backward
   std::int64_t hash_every = 100;
   std::vector<std::string> freeze;
   bool operator==(const TrainConfig&) const = default;
@@ -59,7 +59,7 @@ struct CheckpointConfig {
   std::int64_t every = 100;
   std::optional<std::chrono::nanoseconds> interval;  ///< of time, beside the steps
   bool automatic = false;                            ///< the interval that loses least, from measured times
-  std::optional<std::chrono::nanoseconds> failures;  ///< mean time between them; unset: as observed
+  std::optional<std::chrono::nanoseconds> mtbf;      ///< mean time between failures; unset: as observed
   std::int64_t keep = 2, keep_every = 0, keep_best = 0;
   bool background = true;
   int threads = 2;

@@ -11,12 +11,12 @@
 #include "trireme/data/open_samples.h"
 #include "trireme/data/tokenizer/tokenizer.h"
 #include "trireme/device/host_memory.h"
-#include "trireme/train/convert.h"
-#include "trireme/train/evaluate.h"
-#include "trireme/train/memory_plan.h"
-#include "trireme/train/run.h"
-#include "trireme/train/step_plan.h"
-#include "trireme/train/verify.h"
+#include "trireme/train/diagnose/memory_plan.h"
+#include "trireme/train/diagnose/verify.h"
+#include "trireme/train/engine/step_plan.h"
+#include "trireme/train/run/convert.h"
+#include "trireme/train/run/evaluate.h"
+#include "trireme/train/run/run.h"
 
 namespace trireme::train {
 namespace {

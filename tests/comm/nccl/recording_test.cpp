@@ -54,7 +54,7 @@ struct Step {
   Rank& rank_;
   std::vector<float> values, received;
   void* graph = nullptr;
-  std::optional<RecordedCalls> calls;
+  std::optional<CapturedCollectives> calls;
 };
 
 class NcclRecordings : public testing::Test {
@@ -111,7 +111,7 @@ TEST_F(NcclRecordings, ACallIsInTheGraphWhenItReturns) {
         step.body();
         fakes().gpu().synchronise();
         rank.world().barrier().wait();
-        RecordedCalls calls(rank.world(), [&] {
+        CapturedCollectives calls(rank.world(), [&] {
           fakes().gpu().begin_recording();
           std::vector<Work> works;
           std::vector<std::vector<float>> memory(20, std::vector<float>(3));

@@ -189,7 +189,7 @@ std::vector<Finding> check_test(const SelfTest& test) {
   if (!test.gemm_error) return out;
   constexpr double kMost = 1e-4;  // for size 64; 1e-6 is usual
   if (!(*test.gemm_error < kMost)) {
-    out.push_back({"matrices", kFatal, fmt::format("products are off by {:.2g}", *test.gemm_error),
+    out.push_back({"matrices", kFatal, fmt::format("GEMMs are off by {:.2g}", *test.gemm_error),
                    "LibTorch computes wrongly here: try TRIREME_LIBTORCH with another build"});
     return out;
   }

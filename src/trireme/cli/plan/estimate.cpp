@@ -15,8 +15,8 @@ namespace {
 
 constexpr const char* kExamples = R"(Examples:
   trireme estimate --model llama3-70b --cluster dgx-h100 --gpus 256 --tp 8 --pp 4
-  trireme estimate --cluster selene --family gpt --layers 96 --hidden 12288 --heads 96 --vocab 51200 --seq 2048 \
-    --tp 8 --pp 12 --dp 16 --microbatch 1 --global-batch 1536 --recompute full --precision fp16 \
+  trireme estimate --cluster selene --family gpt --num-layers 96 --hidden-size 12288 --num-heads 96 --vocab-size 51200 --seq-len 2048 \
+    --tp 8 --pp 12 --dp 16 --micro-batch-size 1 --global-batch-size 1536 --recompute full --precision fp16 \
     --sequence-parallel off --attention unfused --zero 0 --json)";
 
 struct EstimateOptions {

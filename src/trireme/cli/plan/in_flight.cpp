@@ -46,7 +46,7 @@ int run(const InFlightOptions& options, Context& context) {
   add("rows read ahead, each copy", each, fmt::format("{:.3g}/s", each), latency,
       fmt::format("{:.0f} rows", std::ceil(samples)), samples,
       fmt::format("data.prefetch = {:.0f} microbatches or more",
-                  std::max(1.0, std::ceil(samples / static_cast<double>(best.layout.microbatch)))));
+                  std::max(1.0, std::ceil(samples / static_cast<double>(best.layout.micro_batch_size)))));
   const auto link = [&](const char* name, double bandwidth, double microseconds) {
     if (bandwidth <= 0) return;
     const double bytes = plan::in_flight(bandwidth, microseconds * 1e-6);

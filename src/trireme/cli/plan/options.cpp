@@ -49,21 +49,21 @@ void PlanOptions::add_to(Command& command, Recipe recipe) {
       .type_name("NAME");
   add_number(command, "--gpus", gpus_, "Devices to use; default: those of the layout, else of the cluster");
   command.add_option("--family", family_, "Of a model given by its sizes: gpt or llama").type_name("NAME");
-  add_number(command, "--layers", sizes_.layers, "Layers");
-  add_number(command, "--hidden", sizes_.hidden, "Width");
-  add_number(command, "--heads", sizes_.heads, "Attention heads");
-  add_number(command, "--kv-heads", sizes_.kv_heads, "Heads of keys and values; default: as many as heads");
-  add_number(command, "--ffn", sizes_.ffn, "Width of the MLP; default for gpt: 4 x hidden");
-  add_number(command, "--vocab", sizes_.vocab, "Vocabulary");
-  add_number(command, "--seq", seq_, "Tokens of a sequence; default: the model's longest");
-  add_number(command, "--global-batch", global_batch_, "Sequences of a step; default: about 4M tokens");
+  add_number(command, "--num-layers", sizes_.num_layers, "Layers");
+  add_number(command, "--hidden-size", sizes_.hidden_size, "Width");
+  add_number(command, "--num-heads", sizes_.num_heads, "Attention heads");
+  add_number(command, "--num-kv-heads", sizes_.num_kv_heads, "Heads of keys and values; default: as many as heads");
+  add_number(command, "--ffn-size", sizes_.ffn_size, "Width of the MLP; default for gpt: 4 x hidden");
+  add_number(command, "--vocab-size", sizes_.vocab_size, "Vocabulary");
+  add_number(command, "--seq-len", seq_, "Tokens of a sequence; default: the model's longest");
+  add_number(command, "--global-batch-size", global_batch_, "Sequences of a step; default: about 4M tokens");
   add_number(command, "--tp", given_.tp, "Ranks that split each matrix");
   add_number(command, "--pp", given_.pp, "Stages of the pipeline");
   add_number(command, "--dp", given_.dp, "Copies of the model");
   add_number(command, "--cp", given_.cp, "Ranks that split each sequence");
   add_number(command, "--ep", given_.ep, "Ranks of dp x cp that share out a mixture's experts");
   add_number(command, "--virtual-stages", given_.virtual_stages, "Chunks of each stage");
-  add_number(command, "--microbatch", given_.microbatch, "Sequences that a rank takes at once");
+  add_number(command, "--micro-batch-size", given_.micro_batch_size, "Sequences that a rank takes at once");
   command.add_option("--schedule", schedule_, "1f1b, interleaved, gpipe, zb-h1, ...: see trireme schedule list")
       .type_name("NAME");
   command.add_option("--recompute", recompute_, "none, selective (attention's scores) or full (whole layers)")
@@ -103,12 +103,13 @@ void require_model(const std::string& named) {
 }  // namespace
 
 spec::ModelShape PlanOptions::shape(spec::Recipe& recipe, plan::Mixture& mixture) const {
-  const bool by_sizes = sizes_.layers || sizes_.hidden || sizes_.heads;
+  const bool by_sizes = sizes_.num_layers || sizes_.hidden_size || sizes_.num_heads;
   const std::string named = !recipe_.empty() ? recipe_ : model_;
   if (!recipe_.empty() && !model_.empty()) throw ConfigError("both a recipe and --model are given", "give one of them");
   if (named.empty() && !by_sizes)
-    throw ConfigError("no model is given",
-                      "give --model NAME, or --family, --layers, --hidden, --heads, --vocab and --seq");
+    throw ConfigError(
+        "no model is given",
+        "give --model NAME, or --family, --num-layers, --hidden-size, --num-heads, --vocab-size and --seq-len");
   if (named.empty()) {
     plan::ModelSizes sizes = sizes_;
     sizes.family = family_.empty() ? plan::ModelFamily::kGpt : parse_name<plan::ModelFamily>("--family", family_);
@@ -116,11 +117,11 @@ spec::ModelShape PlanOptions::shape(spec::Recipe& recipe, plan::Mixture& mixture
   }
   if (by_sizes || !family_.empty())
     throw ConfigError(fmt::format("the model \"{}\" and sizes of another one are given", named),
-                      "leave out --family, --layers, --hidden and --heads, or the model's name");
+                      "leave out --family, --num-layers, --hidden-size and --num-heads, or the model's name");
   require_model(named);
   if (is_mixture(named)) {
     const auto file = config::load<plan::MixtureFile>({.file = find_data_file("mixtures", named).string()}).value;
-    mixture = {.experts = file.experts, .latent = file.latent};
+    mixture = {.experts = file.experts, .mla = file.mla};
     return *spec::shape_of(file.model);
   }
   recipe = spec::load_recipe({.file = find_data_file("models", named).string()}).value;
@@ -149,8 +150,8 @@ PlanTask PlanOptions::resolve() const {
                       fmt::format("give --cluster, one of {}, or the path of a file", listed(data_names("clusters"))));
   task.hardware = cost::load_hardware(cluster_);
   std::optional<std::int64_t> batch = global_batch_, length = seq_;
-  require_positive("--seq", length);
-  require_positive("--global-batch", batch);
+  require_positive("--seq-len", length);
+  require_positive("--global-batch-size", batch);
   task.job.shape = shape(task.recipe, task.job.mixture);
   task.given = given_;
   for (const auto& [flag, value] : {std::pair{"--tp", given_.tp},
@@ -163,7 +164,7 @@ PlanTask PlanOptions::resolve() const {
   }
   if (given_.zero && (*given_.zero < 0 || *given_.zero > 3))
     throw ConfigError(fmt::format("--zero must be from 0 to 3, but is {}", *given_.zero));
-  require_positive("--microbatch", given_.microbatch);
+  require_positive("--micro-batch-size", given_.micro_batch_size);
   if (!recompute_.empty()) task.given.recompute = parse_name<plan::Recompute>("--recompute", recompute_);
   if (!offload_.empty()) task.given.offload = parse_name<plan::Offload>("--offload", offload_);
   if (task.given.offload.value_or(plan::Offload::kNone) != plan::Offload::kNone &&
@@ -195,7 +196,7 @@ PlanTask PlanOptions::resolve() const {
   if (!attention_.empty()) task.job.attention = parse_name<plan::AttentionKind>("--attention", attention_);
   if (attention_.empty()) task.chosen.emplace_back("attention");
   if (!length) task.chosen.emplace_back("seq");
-  task.job.length = length.value_or(task.job.shape.positions);
+  task.job.length = length.value_or(task.job.shape.max_seq_len);
   if (!batch) {
     task.chosen.emplace_back("global_batch");
     // A multiple of the devices, so that any number of copies divides it.

@@ -142,7 +142,7 @@ std::string plan_page(const PlanTask& task, const plan::Sized& sized) {
   std::string body = fmt::format("<h1>{}</h1>{}", escaped(title), facts(task, sized, best));
   body += R"h(<div class="charts">)h";
   body += bar("A step's time",
-              {{"matrix products", time.work.matmul},
+              {{"GEMMs", time.work.matmul},
                {"attention", time.work.attention},
                {"norms, activations, loss", time.work.streaming},
                {"tensor, context, expert parallelism", time.work.communication},

@@ -27,7 +27,7 @@ using plan::Estimate;
 using plan::Sized;
 
 constexpr const char* kExamples = R"(Examples:
-  trireme plan --model llama3-405b --cluster llama3-h100-16k --global-batch 2048
+  trireme plan --model llama3-405b --cluster llama3-h100-16k --global-batch-size 2048
   trireme plan --model gpt3-175b --cluster selene --gpus 1024 --tokens 300G --write gpt3.toml
   trireme plan --model llama3-70b --cluster dgx-h100 --objective smallest --tokens 15T --days 60)";
 

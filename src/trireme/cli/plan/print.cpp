@@ -28,7 +28,7 @@ std::string time_table(const Estimate& estimate) {
   const auto row = [&](const char* name, double value, const char* note) {
     table.add({name, seconds(value), fmt::format("{:.1f}", 100 * value / time.total()), note});
   };
-  row("matrix products", time.work.matmul, "");
+  row("GEMMs", time.work.matmul, "");
   row("attention", time.work.attention, "");
   row("norms, activations, loss", time.work.streaming, "what only moves memory");
   row(estimate.layout.ep > 1 ? "tensor, context, expert parallelism" : "tensor and context parallelism",
@@ -80,7 +80,7 @@ ordered_json to_json(const plan::Layout& layout) {
           {"cp", layout.cp},
           {"ep", layout.ep},
           {"virtual_stages", layout.virtual_stages},
-          {"microbatch", layout.microbatch},
+          {"microbatch", layout.micro_batch_size},
           {"schedule", layout.schedule},
           {"zero", layout.zero},
           {"offload", name_of(layout.offload)},
@@ -101,9 +101,9 @@ ordered_json chosen_json(const PlanTask& task, const Estimate& estimate) {
   if (!given.pp) chosen["pp"] = layout.pp;
   if (!given.dp) chosen["dp"] = layout.dp;
   if (!given.cp) chosen["cp"] = layout.cp;
-  if (!given.ep && task.job.mixture.experts.count > 0) chosen["ep"] = layout.ep;
+  if (!given.ep && task.job.mixture.experts.num_experts > 0) chosen["ep"] = layout.ep;
   if (!given.virtual_stages) chosen["virtual_stages"] = layout.virtual_stages;
-  if (!given.microbatch) chosen["microbatch"] = layout.microbatch;
+  if (!given.micro_batch_size) chosen["microbatch"] = layout.micro_batch_size;
   if (!given.schedule) chosen["schedule"] = layout.schedule;
   if (!given.zero) chosen["zero"] = layout.zero;
   if (!given.sequence_parallel) chosen["sequence_parallel"] = layout.sequence_parallel;

@@ -45,7 +45,7 @@ void set_layout(const plan::Layout& layout, spec::Recipe& recipe) {
   recipe.layout.sequence_parallel = layout.sequence_parallel && layout.tp > 1;
   recipe.pipeline.schedule = layout.schedule;
   recipe.pipeline.virtual_stages = layout.virtual_stages;
-  recipe.train.microbatch = layout.microbatch;
+  recipe.train.micro_batch_size = layout.micro_batch_size;
   recipe.train.recompute = recompute_of(layout.recompute);
   recipe.comm.ranks = layout.gpus();
 }
@@ -65,10 +65,10 @@ void take_from_recipe(const spec::Recipe& recipe, plan::Choices& given, std::opt
   take(given.sequence_parallel, recipe.layout.sequence_parallel);
   take(given.virtual_stages, recipe.pipeline.virtual_stages);
   if (recipe.layout.pp > 1) take(given.schedule, recipe.pipeline.schedule);
-  if (recipe.train.microbatch) take(given.microbatch, *recipe.train.microbatch);
+  if (recipe.train.micro_batch_size) take(given.micro_batch_size, *recipe.train.micro_batch_size);
   take(given.recompute, plan::recompute_of(recipe.train.recompute));
-  take(length, recipe.data.sequence);
-  take(batch, std::max<std::int64_t>(1, recipe.batch.size / *length));
+  take(length, recipe.data.seq_len);
+  take(batch, std::max<std::int64_t>(1, recipe.batch.global_batch_tokens / *length));
   if (precision.empty() && recipe.precision.compute != spec::Precision::kFp64)
     precision = name_in(enum_names(std::type_identity<spec::Precision>{}), recipe.precision.compute);
 }
@@ -80,12 +80,12 @@ std::string recipe_text(const PlanTask& task, const plan::Estimate& estimate, co
     throw ConfigError("recipes cannot keep anything on the host yet", "leave out --offload or --write");
   spec::Recipe recipe = task.recipe;
   recipe.model = spec::config_of(task.job.shape);
-  recipe.data.sequence = task.job.length;
+  recipe.data.seq_len = task.job.length;
   if (recipe.data.sources.empty() && !recipe.data.synthetic.kind) {
     recipe.data.synthetic.kind = spec::SyntheticKind::kMarkov;
-    recipe.data.synthetic.vocabulary = std::min<std::int64_t>(task.job.shape.vocabulary, 64);
+    recipe.data.synthetic.vocab_size = std::min<std::int64_t>(task.job.shape.vocab_size, 64);
   }
-  recipe.batch.size = task.job.length * task.job.batch;
+  recipe.batch.global_batch_tokens = task.job.length * task.job.batch;
   recipe.precision.compute = precision_of(task.job.arithmetic);
   set_layout(estimate.layout, recipe);
   if (!tokens.empty()) {

@@ -24,7 +24,7 @@ using nlohmann::ordered_json;
 
 constexpr const char* kExamples = R"(Examples:
   trireme simulate gpt3.toml --cluster selene --trace step.json
-  trireme simulate --model llama3-405b --cluster llama3-h100-16k --global-batch 2048 --faults
+  trireme simulate --model llama3-405b --cluster llama3-h100-16k --global-batch-size 2048 --faults
   trireme simulate --model llama3-70b --cluster dgx-h100 --gpus 1024 --stragglers 0.002 --straggler-factor 1.5
   trireme simulate --model llama3-8b --cluster dgx-h100 --gpus 64 --inject "slow rank 3 by 1.5 from step 1")";
 
@@ -212,8 +212,7 @@ void add_simulate_command(Command& app, Context& context) {
   factor("--slow-link-factor", options->slow_link_factor, "How much longer their messages take; default 4");
   share("--jitter", options->jitter, "Standard deviation of each pass's time");
   command
-      .add_option("--mtbf-hours", options->mtbf_hours,
-                  "Mean time between failures of one device, instead of the cluster's")
+      .add_option("--mtbf", options->mtbf_hours, "Mean time between failures of one device, instead of the cluster's")
       .positive()
       .type_name("H");
   command.add_option("--days", options->days, "How long the run goes on; default 14")

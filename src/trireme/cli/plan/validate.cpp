@@ -40,8 +40,8 @@ std::string table_of(const std::vector<Prediction>& predictions, bool markdown) 
                fmt::format("{:+.1f}", 100 * one.error()), fmt::format("{:.1f}", one.estimate.tflops_per_gpu()),
                fmt::format("{:.1f}{}", one.estimate.memory.peak() / 1073741824.0,
                            one.estimate.memory.fits ? "" : " (does not fit)"),
-               fmt::format("{}", one.estimate.layout.microbatch), fmt::format("{}", one.estimate.layout.virtual_stages),
-               one.counted ? "yes" : "no"});
+               fmt::format("{}", one.estimate.layout.micro_batch_size),
+               fmt::format("{}", one.estimate.layout.virtual_stages), one.counted ? "yes" : "no"});
   }
   return markdown ? table.markdown() : table.text();
 }
@@ -85,7 +85,7 @@ nlohmann::ordered_json json_of(const std::vector<Prediction>& predictions) {
 
 std::string layout_text(const plan::Layout& layout) {
   return fmt::format("tp {} pp {} dp {} x{} mb {}", layout.tp, layout.pp, layout.dp, layout.virtual_stages,
-                     layout.microbatch);
+                     layout.micro_batch_size);
 }
 
 /// Where the published layout loses its time, in shares of its step.

@@ -32,13 +32,13 @@ Tree binomial_tree(int size, int root, int me) {
   return tree;
 }
 
-void binomial_broadcast(RoutineBuilder& to, const Team& team, const Tree& tree, Slice buffer) {
+void binomial_broadcast(RoutineBuilder& to, const Subgroup& team, const Tree& tree, Slice buffer) {
   if (tree.parent >= 0) to.recv(team.rank(tree.parent), buffer);
   // The largest subtree has the longest way to go.
   for (const Tree::Child& child : tree.children | std::views::reverse) to.send(team.rank(child.index), buffer);
 }
 
-void binomial_reduce(RoutineBuilder& to, const Team& team, const Tree& tree, Slice source, Slice into) {
+void binomial_reduce(RoutineBuilder& to, const Subgroup& team, const Tree& tree, Slice source, Slice into) {
   for (const Tree::Child& child : tree.children) {
     to.recv_reduce(team.rank(child.index), source, into);
     source = into;
@@ -46,13 +46,15 @@ void binomial_reduce(RoutineBuilder& to, const Team& team, const Tree& tree, Sli
   if (tree.parent >= 0) to.send(team.rank(tree.parent), source);
 }
 
-void binomial_gather(RoutineBuilder& to, const Team& team, const Tree& tree, const Blocks& blocks, const View& view) {
+void binomial_gather(RoutineBuilder& to, const Subgroup& team, const Tree& tree, const Blocks& blocks,
+                     const View& view) {
   for (const Tree::Child& child : tree.children)
     to.recv(team.rank(child.index), view.at(blocks.range(child.first, child.last)));
   if (tree.parent >= 0) to.send(team.rank(tree.parent), view.at(blocks.range(tree.first, tree.last)));
 }
 
-void binomial_scatter(RoutineBuilder& to, const Team& team, const Tree& tree, const Blocks& blocks, const View& view) {
+void binomial_scatter(RoutineBuilder& to, const Subgroup& team, const Tree& tree, const Blocks& blocks,
+                      const View& view) {
   if (tree.parent >= 0) to.recv(team.rank(tree.parent), view.at(blocks.range(tree.first, tree.last)));
   for (const Tree::Child& child : tree.children | std::views::reverse)
     to.send(team.rank(child.index), view.at(blocks.range(child.first, child.last)));
@@ -77,7 +79,7 @@ Routine binomial_reduce(const Shape& shape, int rank) {
 
 Routine binomial_all_reduce(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
-  const Team team = whole_team(shape, rank);
+  const Subgroup team = whole_team(shape, rank);
   const Tree tree = binomial_tree(shape.ranks, 0, rank);
   const Slice output = whole_output(shape).memory;
   binomial_reduce(to, team, tree, whole_input(shape).memory, output);

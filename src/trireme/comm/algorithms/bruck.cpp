@@ -81,7 +81,7 @@ Routine bruck_all_to_all(const Shape& shape, int rank) {
   return to.take();
 }
 
-void dissemination(RoutineBuilder& to, const Team& team) {
+void dissemination(RoutineBuilder& to, const Subgroup& team) {
   for (int distance = 1; distance < team.size(); distance *= 2) {
     to.signal(team.rank((team.me + distance) % team.size()));
     to.await(team.rank((team.me - distance + team.size()) % team.size()));

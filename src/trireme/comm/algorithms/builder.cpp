@@ -23,8 +23,8 @@ std::size_t total(const Shape& shape) { return shape.counts.empty() ? shape.coun
 
 }  // namespace
 
-Team whole_team(const Shape& shape, int rank) {
-  Team team{std::vector<int>(static_cast<std::size_t>(shape.ranks)), rank};
+Subgroup whole_team(const Shape& shape, int rank) {
+  Subgroup team{std::vector<int>(static_cast<std::size_t>(shape.ranks)), rank};
   std::iota(team.ranks.begin(), team.ranks.end(), 0);
   return team;
 }

@@ -17,7 +17,7 @@
 namespace trireme::comm {
 
 /// The ranks that run a part of an algorithm, and the place of this rank among them.
-struct Team {
+struct Subgroup {
   std::vector<int> ranks;  // ranks in the group
   int me = 0;              // index into `ranks`
 
@@ -25,7 +25,7 @@ struct Team {
   int rank(int index) const { return ranks[static_cast<std::size_t>(index)]; }
 };
 /// Everyone, in order of rank.
-Team whole_team(const Shape& shape, int rank);
+Subgroup whole_team(const Shape& shape, int rank);
 
 /// Elements [begin, begin + count) of the vector that a collective works on.
 struct Range {
@@ -33,7 +33,7 @@ struct Range {
   std::size_t end() const { return begin + count; }
 };
 
-/// A vector cut into consecutive blocks, one for each member of a team.
+/// A vector cut into consecutive blocks, one for each member of a parallel context.
 class Blocks {
  public:
   /// Blocks that differ by one element at most, the longer ones first.

@@ -16,7 +16,7 @@ namespace {
 /// Brings any team down to a power of two: the first 2r members pair up, and in each pair the second, the guest, hands
 /// its part over to the first, the host (Rabenseifner 2004, section 2.2).
 struct Fold {
-  explicit Fold(const Team& team) {
+  explicit Fold(const Subgroup& team) {
     const int members = static_cast<int>(std::bit_floor(static_cast<unsigned>(team.size())));
     const int pairs = team.size() - members;
     if (team.me < 2 * pairs) (team.me % 2 == 0 ? host : guest) = true;
@@ -31,9 +31,10 @@ struct Fold {
   }
 
   bool host = false, guest = false;
-  int mate = -1;            // the other of the pair, for host and guest
-  Team rest;                // those who go on; the guests' `me` is their host's
-  std::vector<int> bounds;  // member i of `rest` stands for the indices [bounds[i], bounds[i+1]) of the team
+  int mate = -1;  // the other of the pair, for host and guest
+  Subgroup rest;  // those who go on; the guests' `me` is their host's
+  std::vector<int>
+      bounds;  // member i of `rest` stands for the indices [bounds[i], bounds[i+1]) of the parallel context
 };
 
 /// The pair cuts the vector in halves, each combines one, and the guest sends its half over: the arithmetic is shared.
@@ -50,26 +51,26 @@ void fold_in(RoutineBuilder& to, const Fold& fold, Range whole, const View& sour
 }
 
 /// The same members, a power of two of them, in the order of their numbers read backwards in binary.
-Team bit_reversed(const Team& team) {
+Subgroup bit_reversed(const Subgroup& team) {
   const auto reverse = [&](int index) {
     int reversed = 0;
     for (int bit = 1; bit < team.size(); bit *= 2) reversed = 2 * reversed + ((index & bit) != 0 ? 1 : 0);
     return reversed;
   };
-  Team result{{}, reverse(team.me)};
+  Subgroup result{{}, reverse(team.me)};
   for (int index = 0; index < team.size(); ++index) result.ranks.push_back(team.rank(reverse(index)));
   return result;
 }
 
 /// What a member still has to do with after the first exchange: the half that its own block lies in.
-Range kept_half(const Team& team, const Blocks& blocks) {
+Range kept_half(const Subgroup& team, const Blocks& blocks) {
   const int half = team.size() / 2;
   return team.me < half ? blocks.range(0, half) : blocks.range(half, team.size());
 }
 
 }  // namespace
 
-void recursive_halving(RoutineBuilder& to, const Team& team, const Blocks& blocks, View source, const View& into,
+void recursive_halving(RoutineBuilder& to, const Subgroup& team, const Blocks& blocks, View source, const View& into,
                        const View& last) {
   int first = 0;
   for (int half = team.size() / 2; half >= 1; half /= 2) {
@@ -87,13 +88,13 @@ void recursive_halving(RoutineBuilder& to, const Team& team, const Blocks& block
   }
 }
 
-void halving_doubling_all_reduce(RoutineBuilder& to, const Team& team, Range whole, const View& source,
+void halving_doubling_all_reduce(RoutineBuilder& to, const Subgroup& team, Range whole, const View& source,
                                  const View& into) {
   const Fold fold(team);
   if (fold.host || fold.guest) fold_in(to, fold, whole, source, into);
   if (fold.guest) return to.recv(fold.mate, into.at(whole));
 
-  const Team members = bit_reversed(fold.rest);
+  const Subgroup members = bit_reversed(fold.rest);
   const Blocks blocks = Blocks::even(whole, members.size());
   if (members.size() == 1) to.copy(source.at(whole), into.at(whole));
   recursive_halving(to, members, blocks, fold.host ? into : source, into, into);
@@ -111,11 +112,11 @@ Routine halving_doubling_all_reduce(const Shape& shape, int rank) {
 Routine halving_doubling_reduce(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
   // The root comes first: so it is never a guest, and it is the root of the gathering tree.
-  Team team{{}, (rank - shape.root + shape.ranks) % shape.ranks};
+  Subgroup team{{}, (rank - shape.root + shape.ranks) % shape.ranks};
   for (int index = 0; index < shape.ranks; ++index) team.ranks.push_back((shape.root + index) % shape.ranks);
   const Fold fold(team);
   const Range whole{0, shape.count};
-  const Team members = bit_reversed(fold.rest);
+  const Subgroup members = bit_reversed(fold.rest);
   const Blocks blocks = Blocks::even(whole, members.size());
 
   View into = whole_output(shape);

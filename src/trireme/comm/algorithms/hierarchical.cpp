@@ -38,10 +38,10 @@ struct Nodes {
 
   int count() const { return static_cast<int>(members.size()); }
   int per_node() const { return static_cast<int>(members.front().size()); }  // when equal
-  Team inside() const { return {members[at(mine)], local}; }
+  Subgroup inside() const { return {members[at(mine)], local}; }
   /// The i-th ranks of all nodes, where i is this rank's place on its own.
-  Team across() const {
-    Team team{{}, mine};
+  Subgroup across() const {
+    Subgroup team{{}, mine};
     for (const auto& node : members) team.ranks.push_back(node[at(local)]);
     return team;
   }
@@ -65,7 +65,7 @@ struct Leaders {
     leading = nodes.local == local_leader;
   }
 
-  Team team;
+  Subgroup team;
   int root_node = 0;     // index in `team`
   int local_leader = 0;  // index inside this rank's node
   bool leading = false;  // whether it is this rank
@@ -104,7 +104,7 @@ std::string hierarchical_refuses(const Shape& shape) {
 Routine hierarchical_all_reduce(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
   const Nodes nodes(shape, rank);
-  const Team inside = nodes.inside();
+  const Subgroup inside = nodes.inside();
   const View input = whole_input(shape), output = whole_output(shape);
   const Range whole{0, shape.count};
   if (nodes.equal) {
@@ -128,7 +128,7 @@ Routine hierarchical_broadcast(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
   const Nodes nodes(shape, rank);
   const Leaders leaders(nodes, shape.root);
-  const Team inside = nodes.inside();
+  const Subgroup inside = nodes.inside();
   const Slice buffer = whole_output(shape).memory;
   if (leaders.leading)
     binomial_broadcast(to, leaders.team, binomial_tree(nodes.count(), leaders.root_node, nodes.mine), buffer);
@@ -140,7 +140,7 @@ Routine hierarchical_reduce(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
   const Nodes nodes(shape, rank);
   const Leaders leaders(nodes, shape.root);
-  const Team inside = nodes.inside();
+  const Subgroup inside = nodes.inside();
   const Tree tree = binomial_tree(inside.size(), leaders.local_leader, inside.me);
   const Tree above = binomial_tree(nodes.count(), leaders.root_node, nodes.mine);
   const bool combines = !tree.children.empty() || (leaders.leading && !above.children.empty());
@@ -157,7 +157,7 @@ Routine hierarchical_reduce(const Shape& shape, int rank) {
 Routine hierarchical_all_gather(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
   const Nodes nodes(shape, rank);
-  const Team inside = nodes.inside();
+  const Subgroup inside = nodes.inside();
   const Blocks blocks = Blocks::of(shape.counts);
   const View output = whole_output(shape);
   const Slice own = own_input(shape, rank).at(blocks[rank]);
@@ -191,7 +191,7 @@ namespace {
 /// First inside each node, where member i combines what belongs to the i-th ranks of all nodes; then those among them.
 void reduce_scatter_in_columns(RoutineBuilder& to, const Shape& shape, const Nodes& nodes, const Blocks& blocks,
                                Slice output) {
-  const Team inside = nodes.inside();
+  const Subgroup inside = nodes.inside();
   const View input = whole_input(shape);
   std::vector<Bundle> source;
   std::size_t longest = 0;
@@ -223,7 +223,7 @@ void reduce_scatter_in_columns(RoutineBuilder& to, const Shape& shape, const Nod
 void reduce_scatter_by_leaders(RoutineBuilder& to, const Shape& shape, const Nodes& nodes, const Blocks& blocks,
                                Slice output) {
   const Leaders leaders(nodes, 0);
-  const Team inside = nodes.inside();
+  const Subgroup inside = nodes.inside();
   const View input = whole_input(shape);
   const Tree tree = binomial_tree(inside.size(), leaders.local_leader, inside.me);
   const bool combines = leaders.leading || !tree.children.empty();
@@ -265,7 +265,7 @@ Routine hierarchical_barrier(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
   const Nodes nodes(shape, rank);
   const Leaders leaders(nodes, 0);
-  const Team inside = nodes.inside();
+  const Subgroup inside = nodes.inside();
   const Tree tree = binomial_tree(inside.size(), leaders.local_leader, inside.me);
   for (const Tree::Child& child : tree.children) to.await(inside.rank(child.index));
   if (tree.parent >= 0) {

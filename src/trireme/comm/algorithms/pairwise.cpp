@@ -16,14 +16,14 @@ struct Partners {
 };
 
 /// Among a power of two of members both are the same one; otherwise the distance grows in opposite directions.
-Partners partners(const Team& team, int step) {
+Partners partners(const Subgroup& team, int step) {
   if (std::has_single_bit(static_cast<unsigned>(team.size()))) return {team.me ^ step, team.me ^ step};
   return {(team.me + step) % team.size(), (team.me - step + team.size()) % team.size()};
 }
 
 }  // namespace
 
-void pairwise_reduce_scatter(RoutineBuilder& to, const Team& team, const std::vector<Slice>& source, Slice into) {
+void pairwise_reduce_scatter(RoutineBuilder& to, const Subgroup& team, const std::vector<Slice>& source, Slice into) {
   Slice current = source[static_cast<std::size_t>(team.me)];
   for (int step = 1; step < team.size(); ++step) {
     const Partners with = partners(team, step);
@@ -46,7 +46,7 @@ Routine pairwise_reduce_scatter(const Shape& shape, int rank) {
 
 Routine pairwise_all_to_all(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
-  const Team team = whole_team(shape, rank);
+  const Subgroup team = whole_team(shape, rank);
   const Blocks leaving = Blocks::of(shape.counts), coming = Blocks::of(shape.recv_counts);
   const View input{{Space::kInput, 0, leaving.whole().count}}, output{{Space::kOutput, 0, coming.whole().count}};
   to.copy(input.at(leaving[rank]), output.at(coming[rank]));

@@ -9,7 +9,7 @@
 
 namespace trireme::comm {
 
-void recursive_doubling_all_gather(RoutineBuilder& to, const Team& team, const Blocks& blocks, const View& view) {
+void recursive_doubling_all_gather(RoutineBuilder& to, const Subgroup& team, const Blocks& blocks, const View& view) {
   for (int held = 1; held < team.size(); held *= 2) {
     const int partner = team.me ^ held;
     const int mine = team.me & ~(held - 1), theirs = partner & ~(held - 1);

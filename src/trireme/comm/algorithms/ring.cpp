@@ -14,7 +14,7 @@ namespace trireme::comm {
 namespace {
 
 struct Ring {
-  explicit Ring(const Team& team)
+  explicit Ring(const Subgroup& team)
       : size(team.size()), me(team.me), left(team.rank(back(1))), right(team.rank((me + 1) % size)) {}
   /// The index `steps` before this one.
   int back(int steps) const { return ((me - steps) % size + size) % size; }
@@ -41,7 +41,7 @@ const Bundle& at(const std::vector<Bundle>& blocks, int block) { return blocks[s
 
 }  // namespace
 
-void ring_reduce_scatter(RoutineBuilder& to, const Team& team, const std::vector<Bundle>& source,
+void ring_reduce_scatter(RoutineBuilder& to, const Subgroup& team, const std::vector<Bundle>& source,
                          const std::vector<Bundle>& into) {
   const Ring ring(team);
   TwoSteps under_way(to);
@@ -53,7 +53,7 @@ void ring_reduce_scatter(RoutineBuilder& to, const Team& team, const std::vector
   }
 }
 
-void ring_all_gather(RoutineBuilder& to, const Team& team, const Bundle& own, const std::vector<Bundle>& into) {
+void ring_all_gather(RoutineBuilder& to, const Subgroup& team, const Bundle& own, const std::vector<Bundle>& into) {
   const Ring ring(team);
   TwoSteps under_way(to);
   for (int step = 0; step + 1 < ring.size; ++step) {
@@ -65,7 +65,7 @@ void ring_all_gather(RoutineBuilder& to, const Team& team, const Bundle& own, co
 
 Routine ring_all_reduce(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
-  const Team team = whole_team(shape, rank);
+  const Subgroup team = whole_team(shape, rank);
   const Blocks blocks = Blocks::even({0, shape.count}, shape.ranks);
   const auto output = bundles(blocks, whole_output(shape));
   ring_reduce_scatter(to, team, bundles(blocks, whole_input(shape)), output);
@@ -76,7 +76,7 @@ Routine ring_all_reduce(const Shape& shape, int rank) {
 
 Routine ring_reduce_scatter(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
-  const Team team = whole_team(shape, rank);
+  const Subgroup team = whole_team(shape, rank);
   const Ring ring(team);
   const Blocks blocks = Blocks::of(shape.counts);
   // The input may not be written and the output has room for one block: the partial sums that pass through lie in two

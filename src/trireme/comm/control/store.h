@@ -19,7 +19,7 @@ class Store {
   /// Throws CommError when key or value is larger than the limits in control.h.
   void set(const std::string& key, std::string value);
   std::optional<std::string> get(const std::string& key) const;
-  /// Throws CommError when the key holds something that is no number, or the sum does not fit.
+  /// Throws CommError when the key holds something that is not a number, or the sum does not fit.
   std::int64_t add(const std::string& key, std::int64_t delta);
   void erase(const std::string& key) { values_.erase(key); }
 

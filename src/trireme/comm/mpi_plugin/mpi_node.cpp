@@ -112,8 +112,8 @@ MpiNode::MpiNode(MPI_Comm world, int ranks_per_node) {
     log_debug(
         "the system does not let the ranks of this node read each other's memory: 'direct' is for small calls only");
   }
-  bells_ = SharedRegion::make(local_, sizeof(Bell) * static_cast<std::size_t>(locals), [&](void* at) {
-    for (int i = 0; i < locals; ++i) new (static_cast<Bell*>(at) + i) Bell;
+  bells_ = SharedRegion::make(local_, sizeof(EventCount) * static_cast<std::size_t>(locals), [&](void* at) {
+    for (int i = 0; i < locals; ++i) new (static_cast<EventCount*>(at) + i) EventCount;
   });
 }
 
@@ -134,7 +134,7 @@ std::unique_ptr<Board> MpiNode::make_board(MPI_Comm comm, const Members& members
       SharedRegion::make(comm, BoardMemory::bytes(ranks, slot), [&](void* at) { BoardMemory::construct(at, ranks); });
   if (!region) return nullptr;
   auto& memory = *reinterpret_cast<BoardMemory*>(region->data());
-  std::vector<Bell*> bells;
+  std::vector<EventCount*> bells;
   std::vector<pid_t> processes;
   for (const int r : members.ranks) {
     bells.push_back(bell_of(local_of_[static_cast<std::size_t>(r)]));

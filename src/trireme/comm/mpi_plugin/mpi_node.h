@@ -47,12 +47,12 @@ class MpiNode {
   /// The node of each rank of the world, numbered from 0 in the order of their first ranks.
   const std::vector<int>& node_of() const { return node_of_; }
   /// This rank's; null when there is no shared memory.
-  Bell* bell() { return bells_ ? bell_of(my_local_) : nullptr; }
+  EventCount* bell() { return bells_ ? bell_of(my_local_) : nullptr; }
   /// Null unless all members are on this node.
   std::unique_ptr<Board> make_board(MPI_Comm comm, const Members& members);
 
  private:
-  Bell* bell_of(int local) { return reinterpret_cast<Bell*>(bells_->data()) + local; }
+  EventCount* bell_of(int local) { return reinterpret_cast<EventCount*>(bells_->data()) + local; }
 
   MPI_Comm local_ = MPI_COMM_NULL;
   int my_local_ = 0, my_node_ = 0;

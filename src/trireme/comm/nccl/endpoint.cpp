@@ -126,7 +126,7 @@ std::uint64_t NcclEndpoint::end_recording() {
 void NcclEndpoint::replay(std::uint64_t recording, void (*start)(void*), void* context) {
   const Recording& calls = recordings_.at(recording);
   std::set<Communicator*> used;
-  for (const RecordedCall& call : calls) used.insert(call.communicator);
+  for (const CapturedCollective& call : calls) used.insert(call.communicator);
   for (Communicator* communicator : used) communicator->check_health();
   // In order with what these communicators' own streams were given before and will be given: marks are counted, not
   // named.
@@ -141,7 +141,7 @@ void NcclEndpoint::replay(std::uint64_t recording, void (*start)(void*), void* c
   for (const Communicator* communicator : used) {
     check_gpu(driver_.wait(communicator->stream(), event.get()), "ordering a replay");
   }
-  for (const RecordedCall& call : calls) {
+  for (const CapturedCollective& call : calls) {
     call.group->follow_again(call.facts,
                              std::make_unique<NcclFlight>(*call.communicator, call.communicator->count_given()));
   }

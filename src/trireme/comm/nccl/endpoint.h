@@ -85,12 +85,12 @@ class NcclEndpoint final : public GpuTransport {
   }
 
  private:
-  struct RecordedCall {
+  struct CapturedCollective {
     Group* group;
     CallFacts facts;
     Communicator* communicator;
   };
-  using Recording = std::vector<RecordedCall>;
+  using Recording = std::vector<CapturedCollective>;
 
   const GpuDriver& driver_;
   NcclOptions options_;

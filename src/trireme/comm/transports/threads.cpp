@@ -91,7 +91,7 @@ struct Hub {
 
   const int ranks, ranks_per_node;
   std::vector<Lane> lanes;
-  std::vector<Bell> bells;
+  std::vector<EventCount> bells;
   std::mutex boards_mutex;
   std::map<std::uint32_t, std::weak_ptr<std::byte>> boards;  // by channel
 };
@@ -119,7 +119,7 @@ class ThreadSend final : public Transfer {
 
 class ThreadRecv final : public Transfer {
  public:
-  ThreadRecv(Lane& lane, Bell& sender_bell, const Envelope& envelope, const Sink& sink)
+  ThreadRecv(Lane& lane, EventCount& sender_bell, const Envelope& envelope, const Sink& sink)
       : lane_(lane),
         sender_bell_(sender_bell),
         envelope_(envelope),
@@ -191,7 +191,7 @@ class ThreadRecv final : public Transfer {
   }
 
   Lane& lane_;
-  Bell& sender_bell_;
+  EventCount& sender_bell_;
   Envelope envelope_;
   Sink sink_;
   Reception reception_;
@@ -251,7 +251,7 @@ class ThreadsTransport final : public Transport {
         hub_->boards[members.channel] = memory;
       }
     }
-    std::vector<Bell*> bells;
+    std::vector<EventCount*> bells;
     for (const int r : members.ranks) bells.push_back(&hub_->bells[static_cast<std::size_t>(r)]);
     auto& shared = *reinterpret_cast<BoardMemory*>(memory.get());
     // The bells live in the hub: keep both.
@@ -264,7 +264,7 @@ class ThreadsTransport final : public Transport {
                                                 .keep_alive = std::move(keep)});
   }
 
-  Bell* bell() override { return &hub_->bells[static_cast<std::size_t>(rank_)]; }
+  EventCount* bell() override { return &hub_->bells[static_cast<std::size_t>(rank_)]; }
 
  private:
   std::shared_ptr<Hub> hub_;  // shared by all ranks of the process

@@ -107,13 +107,13 @@ std::vector<Chunk> Corpus::chunks(std::uint64_t bytes) const {
 }
 
 void Corpus::read(const Chunk& chunk, const Take& take) const {
-  for (const Stretch& stretch : chunk) {
+  for (const TextRange& stretch : chunk) {
     maps_[stretch.file].check_size();
     is_jsonl(stretch.file) ? read_jsonl(stretch, take) : read_txt(stretch, take);
   }
 }
 
-void Corpus::read_jsonl(const Stretch& stretch, const Take& take) const {
+void Corpus::read_jsonl(const TextRange& stretch, const Take& take) const {
   const std::string_view text = maps_[stretch.file].text();
   std::string document;
   for (std::uint64_t begin = stretch.begin, next = 0; begin < stretch.end; begin = next) {
@@ -145,7 +145,7 @@ void Corpus::read_jsonl(const Stretch& stretch, const Take& take) const {
   }
 }
 
-void Corpus::check_text(const Stretch& stretch) const {
+void Corpus::check_text(const TextRange& stretch) const {
   const std::string_view text = maps_[stretch.file].text();
   const std::size_t bad = first_invalid_utf8(text.substr(stretch.begin, stretch.end - stretch.begin));
   if (bad == text.npos) return;
@@ -156,7 +156,7 @@ void Corpus::check_text(const Stretch& stretch) const {
       "convert the file to UTF-8, or use the tokenizer \"bytes\", which takes any bytes");
 }
 
-void Corpus::read_txt(const Stretch& stretch, const Take& take) const {
+void Corpus::read_txt(const TextRange& stretch, const Take& take) const {
   const std::string_view text = maps_[stretch.file].text();
   if (!options_.any_bytes) check_text(stretch);
   const auto give = [&](std::uint64_t begin, std::uint64_t end) {

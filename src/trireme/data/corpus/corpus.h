@@ -38,12 +38,12 @@ struct CorpusOptions {
   bool any_bytes = false;      ///< .txt need not be UTF-8
 };
 
-struct Stretch {
+struct TextRange {
   std::size_t file = 0;
   std::uint64_t begin = 0, end = 0;  ///< bytes
-  bool operator==(const Stretch&) const = default;
+  bool operator==(const TextRange&) const = default;
 };
-using Chunk = std::vector<Stretch>;
+using Chunk = std::vector<TextRange>;
 
 /// Files as they are, folders with every .txt and .jsonl below them, in the order of their names. ConfigError for a
 /// name that is neither, and when nothing is found.
@@ -68,9 +68,9 @@ class Corpus {
  private:
   bool is_jsonl(std::size_t file) const { return files_[file].extension() == ".jsonl"; }
   std::uint64_t boundary_after(std::size_t file, std::uint64_t from) const;
-  void read_jsonl(const Stretch& stretch, const std::function<void(std::string_view)>& take) const;
-  void read_txt(const Stretch& stretch, const std::function<void(std::string_view)>& take) const;
-  void check_text(const Stretch& stretch) const;
+  void read_jsonl(const TextRange& stretch, const std::function<void(std::string_view)>& take) const;
+  void read_txt(const TextRange& stretch, const std::function<void(std::string_view)>& take) const;
+  void check_text(const TextRange& stretch) const;
 
   std::vector<std::filesystem::path> files_;
   CorpusOptions options_;

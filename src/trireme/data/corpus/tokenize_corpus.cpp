@@ -87,7 +87,7 @@ class SharedProgress {
 
 std::uint64_t bytes_of(const Chunk& chunk) {
   std::uint64_t bytes = 0;
-  for (const Stretch& stretch : chunk) bytes += stretch.end - stretch.begin;
+  for (const TextRange& stretch : chunk) bytes += stretch.end - stretch.begin;
   return bytes;
 }
 
@@ -134,7 +134,7 @@ fs::path shard_path(const fs::path& out, std::size_t number) { return out / fmt:
 
 ShardInfo info_of(const Tokenizer& tokenizer) {
   ShardInfo info{
-      .vocabulary = tokenizer.vocabulary_size(), .tokenizer_hash = tokenizer.hash(), .tokenizer = tokenizer.source()};
+      .vocab_size = tokenizer.vocabulary_size(), .tokenizer_hash = tokenizer.hash(), .tokenizer = tokenizer.source()};
   info.special.bos = tokenizer.roles().bos.value_or(-1);
   info.special.eos = tokenizer.roles().eos.value_or(-1);
   return info;

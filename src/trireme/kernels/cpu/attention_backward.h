@@ -6,7 +6,7 @@
 // With coins, P of fallen ones counts as 0 in dv, and dP as 0 in dS; both are divided by 1 - p where they stay.
 // dk and dv are summed transposed, keys along the lanes, over all queries of a span: scores then need no turning, only
 // their pairs (bfloat16) are stored both along the keys for dq and across the queries for dk and dv. In bfloat16 P and
-// dS are rounded to bfloat16 for those products; sums are float.
+// dS are rounded to bfloat16 for those GEMMs; sums are float.
 // Scratch: keys and values of one head in three packed forms and a block's rows in five; the sums of dk and dv are two
 // float copies of a head of keys. Depends on: attention_tile.h.
 #pragma once
@@ -19,7 +19,7 @@ namespace {
 template <typename Math>
 class Backward {
   using Real = typename Math::Real;
-  using UnitType = typename Math::Unit;
+  using UnitType = typename Math::TileUnit;
   using Vector = typename Math::Vector;
   static constexpr int kWidth = kLanes<Real>;
   static constexpr int kPair = Math::kPair;
@@ -28,10 +28,10 @@ class Backward {
 
  public:
   Backward(const AttentionProblem& problem, void* memory)
-      : problem_(problem), scratch_(memory), prefetch_(problem.head_size * kBytes) {
-    padded_ = padded_head(problem.head_size);
+      : problem_(problem), scratch_(memory), prefetch_(problem.head_dim * kBytes) {
+    padded_ = padded_head(problem.head_dim);
     units_ = padded_ / kPair;
-    stride_ = along_stride<Math>(problem.head_size);
+    stride_ = along_stride<Math>(problem.head_dim);
     const std::int64_t keys = round_up(problem.keys, kTileKeys), block = kTileQueries * stride_;
     keys_turned_ = scratch_.take<UnitType>(keys * stride_);
     keys_across_ = scratch_.take<UnitType>(keys * units_);
@@ -49,12 +49,12 @@ class Backward {
     ds_along_ = kPair == 1 ? nullptr : scratch_.take<UnitType>(kStrip * kTileKeys / kPair);
     lse_ = scratch_.take<Real>(kTileQueries);
     dot_ = scratch_.take<Real>(kTileQueries);
-    coins_ = scratch_.take<StripCoins<Real>>(1);
+    dropout_rng_ = scratch_.take<StripCoins<Real>>(1);
   }
   std::size_t bytes() const { return scratch_.bytes(); }
 
   static std::int64_t sums(const AttentionProblem& problem) {
-    return round_up(problem.keys, kTileKeys) * padded_head(problem.head_size);
+    return round_up(problem.keys, kTileKeys) * padded_head(problem.head_dim);
   }
 
   void run(const AttentionSpan& span, Real* dk, Real* dv) {
@@ -62,7 +62,7 @@ class Backward {
     std::memset(dv, 0, static_cast<std::size_t>(sums(problem_)) * sizeof(Real));
     pack_keys(span);
     for (std::int64_t number = span.begin; number < span.end; ++number) {
-      Unit unit(problem_, span, number);
+      TileUnit unit(problem_, span, number);
       begin_unit(unit, span.batch);
       look_ahead(unit, span, number);
       for (std::int64_t block = unit.blocks.begin; block < unit.blocks.end; ++block) {
@@ -71,7 +71,7 @@ class Backward {
       const Real scale = static_cast<Real>(problem_.scale);
       for (std::int64_t row = 0; row < unit.queries; ++row) {
         auto* const to = row_of<Math>(problem_.dq, span.batch, unit.query + row, unit.head);
-        write_row(to, dq_ + row * padded_, scale, problem_.head_size);
+        write_row(to, dq_ + row * padded_, scale, problem_.head_dim);
       }
     }
   }
@@ -83,19 +83,19 @@ class Backward {
       const std::int64_t key = block * kTileKeys;
       const std::int64_t rows = problem_.keys - key < kTileKeys ? problem_.keys - key : kTileKeys;
       pack_along<Math>(passing_, row_of<Math>(problem_.k, span.batch, key, span.key_head), problem_.k.row, rows,
-                       kTileKeys, problem_.head_size);
+                       kTileKeys, problem_.head_dim);
       transpose(keys_turned_ + key * stride_, kTileKeys, passing_, stride_, kTileKeys, stride_);
-      pack_across<Math>(keys_across_ + key * units_, passing_, kTileKeys, problem_.head_size);
+      pack_across<Math>(keys_across_ + key * units_, passing_, kTileKeys, problem_.head_dim);
       pack_along<Math>(passing_, row_of<Math>(problem_.v, span.batch, key, span.key_head), problem_.v.row, rows,
-                       kTileKeys, problem_.head_size);
+                       kTileKeys, problem_.head_dim);
       transpose(values_turned_ + key * stride_, kTileKeys, passing_, stride_, kTileKeys, stride_);
     }
   }
 
-  void look_ahead(const Unit& unit, const AttentionSpan& span, std::int64_t number) {
+  void look_ahead(const TileUnit& unit, const AttentionSpan& span, std::int64_t number) {
     prefetch_.begin(unit.calls());
     prefetch_.add<true>(problem_.dq, kBytes, span.batch, unit.query, unit.head, unit.queries);
-    const Unit::Place after = Unit::after(problem_, span, number);
+    const TileUnit::Place after = TileUnit::after(problem_, span, number);
     prefetch_.add<false>(problem_.q, kBytes, after.batch, after.query, after.head, after.queries);
     prefetch_.add<false>(problem_.dout, kBytes, after.batch, after.query, after.head, after.queries);
     prefetch_.add<false>(problem_.out_read, kBytes, after.batch, after.query, after.head, after.queries);
@@ -108,7 +108,7 @@ class Backward {
   }
 
   /// Packs the rows of a unit; rows that saw no key take part in nothing.
-  void begin_unit(Unit& unit, std::int64_t batch) {
+  void begin_unit(TileUnit& unit, std::int64_t batch) {
     rows_ = round_up(unit.queries, kWidth * kPair > kStrip ? kWidth * kPair : kStrip);
     pack_queries(problem_.q, unit, batch, q_along_, q_turned_);
     pack_queries(problem_.dout, unit, batch, dout_along_, dout_turned_);
@@ -123,7 +123,7 @@ class Backward {
       if (blind) continue;
       const auto* const out = row_of<Math>(problem_.out_read, batch, unit.query + row, unit.head);
       if (row + kRowsAhead < unit.queries) {
-        prefetch_row<0>(out + kRowsAhead * problem_.out_read.row, problem_.head_size);
+        prefetch_row<0>(out + kRowsAhead * problem_.out_read.row, problem_.head_dim);
       }
       dot_[row] = dot_of(dout_along_ + row * stride_, out);
     }
@@ -134,25 +134,25 @@ class Backward {
   Real dot_of(const UnitType* along, const typename Math::Element* row) {
     Vector sum{};
     std::int64_t i = 0;
-    for (; i + kWidth <= problem_.head_size; i += kWidth) sum += Math::widened(along, i) * widen_vector(row + i);
+    for (; i + kWidth <= problem_.head_dim; i += kWidth) sum += Math::widened(along, i) * widen_vector(row + i);
     Real rest = 0;
-    for (; i < problem_.head_size; ++i) rest += Math::widened(along, i / kWidth * kWidth)[i % kWidth] * widen(row[i]);
+    for (; i < problem_.head_dim; ++i) rest += Math::widened(along, i / kWidth * kWidth)[i % kWidth] * widen(row[i]);
     return horizontal_sum(sum) + rest;
   }
 
-  void pack_queries(const AttentionRows<const void*>& rows, const Unit& unit, std::int64_t batch, UnitType* along,
-                    UnitType* turned) {
+  void pack_queries(const AttentionRows<const void*>& rows, const TileUnit& unit, std::int64_t batch, UnitType* along,
+                    UnitType* transposed) {
     pack_along<Math>(along, row_of<Math>(rows, batch, unit.query, unit.head), rows.row, unit.queries, rows_,
-                     problem_.head_size);
+                     problem_.head_dim);
     const UnitType* across = along;
     if constexpr (kPair > 1) {
-      pack_across<Math>(passing_, along, rows_, problem_.head_size);
+      pack_across<Math>(passing_, along, rows_, problem_.head_dim);
       across = passing_;
     }
-    transpose(turned, kTileQueries / kPair, across, padded_, rows_ / kPair, padded_);
+    transpose(transposed, kTileQueries / kPair, across, padded_, rows_ / kPair, padded_);
   }
 
-  void take_tile(const Unit& unit, std::int64_t batch, std::int64_t block, Real* dk, Real* dv) {
+  void take_tile(const TileUnit& unit, std::int64_t batch, std::int64_t block, Real* dk, Real* dv) {
     // Strips from the first to the last that sees a column, for each vector of columns.
     std::int64_t first[kTileKeys / kWidth], last[kTileKeys / kWidth];
     for (std::int64_t i = 0; i < kTileKeys / kWidth; ++i) first[i] = unit.strips, last[i] = 0;
@@ -199,13 +199,13 @@ class Backward {
 
   /// to[head][key] += turned[head][query] across[query][key] over queries [first, last) and all keys or, `narrow`, half
   /// the usual columns from `begin` on, for twice the usual rows.
-  void add(Real* to, const UnitType* turned, const UnitType* across, std::int64_t first, std::int64_t last,
+  void add(Real* to, const UnitType* transposed, const UnitType* across, std::int64_t first, std::int64_t last,
            std::int64_t begin, bool narrow) {
     constexpr std::int64_t kStride = kTileQueries / kPair;
     const UnitType* const b = across + first / kPair * kTileKeys;
     const std::int64_t steps = (last - first) / kPair;
     for (std::int64_t row = 0; row < padded_; row += narrow ? 2 * kStrip : kStrip) {
-      const UnitType* const a = turned + row * kStride + first / kPair;
+      const UnitType* const a = transposed + row * kStride + first / kPair;
       const auto done = [&](int r, std::int64_t c, Vector sums) {
         Real* const at = to + (row + r) * kTileKeys + begin + c;
         store(at, load(at) + sums);
@@ -218,7 +218,7 @@ class Backward {
     }
   }
 
-  void take_strip(const Unit& unit, std::int64_t batch, std::int64_t block, std::int64_t row,
+  void take_strip(const TileUnit& unit, std::int64_t batch, std::int64_t block, std::int64_t row,
                   const StripColumns& columns) {
     const std::int64_t key = block * kTileKeys;
     const Real factor = static_cast<Real>(problem_.scale) * kLog2E;
@@ -229,8 +229,8 @@ class Backward {
     multiply<Math>(dout_along_ + row * stride_, stride_, values_turned_ + key * stride_, kTileKeys, units_,
                    columns.begin, columns.end,
                    [&](int r, std::int64_t c, Vector sums) { store(slopes_ + r * kTileKeys + c, sums); });
-    if (problem_.coins.streams != nullptr) {
-      coins_->draw(problem_, batch * problem_.heads + unit.head, unit.query + row, key, columns);
+    if (problem_.dropout_rng.streams != nullptr) {
+      dropout_rng_->draw(problem_, batch * problem_.heads + unit.head, unit.query + row, key, columns);
       differentiate<true, true>(unit, row, key, columns);
     } else if (columns.masked) {
       differentiate<true, false>(unit, row, key, columns);
@@ -246,10 +246,11 @@ class Backward {
                    });
   }
 
-  /// From P and dP of a strip to P and dS as the products take them.
+  /// From P and dP of a strip to P and dS as the GEMMs take them.
   template <bool kMasked, bool kCoins>
-  TRIREME_INLINE void differentiate(const Unit& unit, std::int64_t row, std::int64_t key, const StripColumns& columns) {
-    const Real kept_factor = static_cast<Real>(problem_.coins.kept_factor);
+  TRIREME_INLINE void differentiate(const TileUnit& unit, std::int64_t row, std::int64_t key,
+                                    const StripColumns& columns) {
+    const Real kept_factor = static_cast<Real>(problem_.dropout_rng.kept_factor);
     for (int r = 0; r < kStrip; r += kPair) {
       for (std::int64_t c = columns.begin; c < columns.end; c += kWidth) {
         Vector p[kPair], ds[kPair];
@@ -262,7 +263,7 @@ class Backward {
             p[i] = seen<Real>(key + c, unit.visible.begin[at], unit.visible.end[at]) ? p[i] : Vector{};
           }
           if constexpr (kCoins) {
-            const auto kept = coins_->kept(r + i, c, problem_.coins.threshold);
+            const auto kept = dropout_rng_->kept(r + i, c, problem_.dropout_rng.threshold);
             slope = kept ? slope * kept_factor : Vector{};
             ds[i] = p[i] * (slope - dot_[row + r + i]);
             p[i] = kept ? p[i] : Vector{};
@@ -285,7 +286,7 @@ class Backward {
   Real *dq_, *scores_, *slopes_;
   UnitType *p_across_, *ds_across_, *ds_along_;  // ds_along_: of a strip; the same as ds_across_ where units are single
   Real *lse_, *dot_;
-  StripCoins<Real>* coins_;
+  StripCoins<Real>* dropout_rng_;
   Prefetch prefetch_;
 };
 
@@ -294,24 +295,24 @@ template <typename Math>
 void write_sums(const AttentionProblem& problem, std::int64_t batch, std::int64_t key_head, void* memory,
                 std::int64_t spans) {
   using Real = typename Math::Real;
-  const std::int64_t size = Backward<Math>::sums(problem), padded = padded_head(problem.head_size);
+  const std::int64_t size = Backward<Math>::sums(problem), padded = padded_head(problem.head_dim);
   Real* const sums = static_cast<Real*>(memory);
   for (std::int64_t span = 1; span < spans; ++span) {
     const Real* const other = sums + span * 2 * size;
     for (std::int64_t i = 0; i < 2 * size; i += kLanes<Real>) store(sums + i, load(sums + i) + load(other + i));
   }
-  alignas(64) Real turned[kTileKeys * 16];
+  alignas(64) Real transposed[kTileKeys * 16];
   for (int which = 0; which < 2; ++which) {
     const auto& rows = which == 0 ? problem.dk : problem.dv;
-    const Real factor = static_cast<Real>(which == 0 ? problem.scale : problem.coins.kept_factor);
+    const Real factor = static_cast<Real>(which == 0 ? problem.scale : problem.dropout_rng.kept_factor);
     for (std::int64_t key = 0; key < problem.keys; key += kTileKeys) {
       const std::int64_t count = problem.keys - key < kTileKeys ? problem.keys - key : kTileKeys;
       for (std::int64_t head = 0; head < padded; head += 16) {
-        transpose(turned, 16, sums + which * size + key * padded + head * kTileKeys, kTileKeys, 16, kTileKeys);
-        const std::int64_t width = problem.head_size - head < 16 ? problem.head_size - head : 16;
+        transpose(transposed, 16, sums + which * size + key * padded + head * kTileKeys, kTileKeys, 16, kTileKeys);
+        const std::int64_t width = problem.head_dim - head < 16 ? problem.head_dim - head : 16;
         for (std::int64_t i = 0; i < count; ++i) {
           auto* const to = row_of<Math>(rows, batch, key + i, key_head) + head;
-          write_row(to, turned + i * 16, factor, width);
+          write_row(to, transposed + i * 16, factor, width);
         }
       }
     }

@@ -13,7 +13,7 @@
 namespace trireme::kernels::cpu {
 namespace {
 
-/// The 64-bit products of the lower halves of 64-bit lanes.
+/// The 64-bit GEMMs of the lower halves of 64-bit lanes.
 TRIREME_INLINE Uint64Vector multiply_lower(Uint64Vector a, Uint64Vector b) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Uint64Vector>(_mm512_mul_epu32(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
@@ -26,7 +26,7 @@ TRIREME_INLINE Uint64Vector multiply_lower(Uint64Vector a, Uint64Vector b) {
 #endif
 }
 
-/// The upper and lower halves of 32-bit lanes' products with one number.
+/// The upper and lower halves of 32-bit lanes' GEMMs with one number.
 struct Product {
   Uint32Vector upper, lower;
 
@@ -60,15 +60,15 @@ TRIREME_INLINE void philox_lanes(Uint32Vector (&counter)[4], std::uint32_t key0,
   Uint32Vector numbers;
   for (int i = 0; i < kWidth; ++i) numbers[i] = static_cast<std::uint32_t>(i);
   for (std::uint64_t key = first / 64 * std::uint64_t{64}; key < end; key += 64) {
-    alignas(64) std::uint32_t coins[64];
+    alignas(64) std::uint32_t dropout_rng[64];
     for (int lane = 0; lane < 16; lane += kWidth) {
       const Uint32Vector block = numbers + (static_cast<std::uint32_t>(key / 4) + static_cast<std::uint32_t>(lane));
       Uint32Vector words[4] = {Uint32Vector{} + query, block, Uint32Vector{} + stream[2], Uint32Vector{} + stream[3]};
       philox_lanes(words, stream[0], stream[1]);
-      for (int word = 0; word < 4; ++word) store(coins + 16 * word + lane, words[word]);
+      for (int word = 0; word < 4; ++word) store(dropout_rng + 16 * word + lane, words[word]);
     }
     const std::uint64_t from = key < first ? first : key, to = end < key + 64 ? end : key + 64;
-    std::memcpy(out + (from - first), coins + (from - key), (to - from) * sizeof(std::uint32_t));
+    std::memcpy(out + (from - first), dropout_rng + (from - key), (to - from) * sizeof(std::uint32_t));
   }
 }
 

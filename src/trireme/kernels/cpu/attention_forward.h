@@ -3,7 +3,7 @@
 // Keys (transposed) and values are packed once per span and serve every block of queries of every head that shares
 // them. Each row keeps its largest score so far, m, the sum of 2^(score - m), and the output not yet divided by it;
 // scores are in units of log2, so that the exponential is a power of two. In bfloat16 the probabilities are rounded to
-// bfloat16 for the product with the values; the sums, among them that of the probabilities, are float.
+// bfloat16 for the GEMM with the values; the sums, among them that of the probabilities, are float.
 // Scratch: keys and values of one head as they are multiplied (double what they are where widened), and a block's rows.
 // Depends on: attention_tile.h.
 #pragma once
@@ -16,7 +16,7 @@ namespace {
 template <typename Math>
 class Forward {
   using Real = typename Math::Real;
-  using UnitType = typename Math::Unit;
+  using UnitType = typename Math::TileUnit;
   using Vector = typename Math::Vector;
   static constexpr int kWidth = kLanes<Real>;
   static constexpr std::int64_t kBytes = sizeof(typename Math::Element);
@@ -24,9 +24,9 @@ class Forward {
 
  public:
   Forward(const AttentionProblem& problem, void* memory)
-      : problem_(problem), scratch_(memory), prefetch_(problem.head_size * kBytes) {
-    padded_ = padded_head(problem.head_size);
-    stride_ = along_stride<Math>(problem.head_size);
+      : problem_(problem), scratch_(memory), prefetch_(problem.head_dim * kBytes) {
+    padded_ = padded_head(problem.head_dim);
+    stride_ = along_stride<Math>(problem.head_dim);
     const std::int64_t keys = round_up(problem.keys, kTileKeys);
     keys_ = scratch_.take<UnitType>(keys * stride_);
     values_ = scratch_.take<UnitType>(keys * padded_ / Math::kPair);
@@ -36,14 +36,14 @@ class Forward {
     probabilities_ = scratch_.take<UnitType>(kStrip * kTileKeys / Math::kPair);
     sums_ = scratch_.take<Real>(kTileQueries * kWidth);
     most_ = scratch_.take<Real>(kTileQueries);
-    coins_ = scratch_.take<StripCoins<Real>>(1);
+    dropout_rng_ = scratch_.take<StripCoins<Real>>(1);
   }
   std::size_t bytes() const { return scratch_.bytes(); }
 
   void run(const AttentionSpan& span) {
     pack(span);
     for (std::int64_t number = span.begin; number < span.end; ++number) {
-      Unit unit(problem_, span, number);
+      TileUnit unit(problem_, span, number);
       unit.find_blocks();
       begin_unit(unit, span.batch);
       look_ahead(unit, span, number);
@@ -67,17 +67,17 @@ class Forward {
       const std::int64_t key = block * kTileKeys;
       const std::int64_t rows = problem_.keys - key < kTileKeys ? problem_.keys - key : kTileKeys;
       pack_along<Math>(along_, row_of<Math>(problem_.k, span.batch, key, span.key_head), problem_.k.row, rows,
-                       kTileKeys, problem_.head_size);
+                       kTileKeys, problem_.head_dim);
       transpose(keys_ + key * stride_, kTileKeys, along_, stride_, kTileKeys, stride_);
       pack_along<Math>(along_, row_of<Math>(problem_.v, span.batch, key, span.key_head), problem_.v.row, rows,
-                       kTileKeys, problem_.head_size);
-      pack_across<Math>(values_ + key * units, along_, kTileKeys, problem_.head_size);
+                       kTileKeys, problem_.head_dim);
+      pack_across<Math>(values_ + key * units, along_, kTileKeys, problem_.head_dim);
     }
   }
 
-  void look_ahead(const Unit& unit, const AttentionSpan& span, std::int64_t number) {
+  void look_ahead(const TileUnit& unit, const AttentionSpan& span, std::int64_t number) {
     prefetch_.begin(unit.calls());
-    const Unit::Place after = Unit::after(problem_, span, number);
+    const TileUnit::Place after = TileUnit::after(problem_, span, number);
     if (after.exists && number + 1 == span.end) {
       prefetch_.add<false>(problem_.k, kBytes, after.batch, 0, span.next->key_head, problem_.keys);
       prefetch_.add<false>(problem_.v, kBytes, after.batch, 0, span.next->key_head, problem_.keys);
@@ -86,23 +86,23 @@ class Forward {
     prefetch_.add<true>(problem_.out, kBytes, span.batch, unit.query, unit.head, unit.queries);
   }
 
-  void begin_unit(const Unit& unit, std::int64_t batch) {
+  void begin_unit(const TileUnit& unit, std::int64_t batch) {
     pack_along<Math>(along_, row_of<Math>(problem_.q, batch, unit.query, unit.head), problem_.q.row, unit.queries,
-                     unit.strips, problem_.head_size);
+                     unit.strips, problem_.head_dim);
     std::memset(out_, 0, static_cast<std::size_t>(unit.strips * padded_) * sizeof(Real));
     std::memset(sums_, 0, static_cast<std::size_t>(unit.strips * kWidth) * sizeof(Real));
     for (std::int64_t row = 0; row < unit.strips; ++row) most_[row] = kNothing;
   }
 
-  void take_strip(const Unit& unit, std::int64_t batch, std::int64_t block, std::int64_t row,
+  void take_strip(const TileUnit& unit, std::int64_t batch, std::int64_t block, std::int64_t row,
                   const StripColumns& columns) {
     const std::int64_t units = padded_ / Math::kPair, key = block * kTileKeys;
     const Real factor = static_cast<Real>(problem_.scale * 1.44269504088896340736);  // log2(e)
     multiply<Math>(along_ + row * stride_, stride_, keys_ + key * stride_, kTileKeys, units, columns.begin, columns.end,
                    [&](int r, std::int64_t c, Vector sums) { store(scores_ + r * kTileKeys + c, sums * factor); });
     alignas(64) Real fading[kStrip];
-    if (problem_.coins.streams != nullptr) {
-      coins_->draw(problem_, batch * problem_.heads + unit.head, unit.query + row, key, columns);
+    if (problem_.dropout_rng.streams != nullptr) {
+      dropout_rng_->draw(problem_, batch * problem_.heads + unit.head, unit.query + row, key, columns);
       soften<true, true>(unit, row, key, columns, fading);
     } else if (columns.masked) {
       soften<true, false>(unit, row, key, columns, fading);
@@ -119,7 +119,7 @@ class Forward {
 
   /// A strip's scores to probabilities, and the factors by which what its rows have so far must shrink.
   template <bool kMasked, bool kCoins>
-  TRIREME_INLINE void soften(const Unit& unit, std::int64_t row, std::int64_t key, const StripColumns& columns,
+  TRIREME_INLINE void soften(const TileUnit& unit, std::int64_t row, std::int64_t key, const StripColumns& columns,
                              Real (&fading)[kStrip]) {
     const std::int32_t *begin = unit.visible.begin + row, *end = unit.visible.end + row;
     Real base[kStrip];
@@ -144,7 +144,7 @@ class Forward {
         Vector p = exp2(load(scores_ + r * kTileKeys + c) - base[r]);
         if constexpr (kMasked) p = seen<Real>(key + c, begin[r], end[r]) ? p : Vector{};
         sum += p;
-        if constexpr (kCoins) p = coins_->kept(r, c, problem_.coins.threshold) ? p : Vector{};
+        if constexpr (kCoins) p = dropout_rng_->kept(r, c, problem_.dropout_rng.threshold) ? p : Vector{};
         Math::store_along(probabilities_ + r * (kTileKeys / Math::kPair), c, p);
       }
       store(sums_ + (row + r) * kWidth, sum);
@@ -162,7 +162,7 @@ class Forward {
     }
   }
 
-  void write(const Unit& unit, std::int64_t batch) {
+  void write(const TileUnit& unit, std::int64_t batch) {
     Real* const lse =
         static_cast<Real*>(problem_.lse) + batch * problem_.lse_batch + unit.head * problem_.lse_head + unit.query;
     for (std::int64_t row = 0; row < unit.queries; ++row) {
@@ -170,9 +170,10 @@ class Forward {
       const bool blind = most_[row] == kNothing;
       lse[row] =
           blind ? kNothing : (most_[row] + logarithm(sum)) * static_cast<Real>(0.693147180559945309417);  // ln(2)
-      const Real factor = blind ? Real{0} : static_cast<Real>(problem_.coins.kept_factor / static_cast<double>(sum));
+      const Real factor =
+          blind ? Real{0} : static_cast<Real>(problem_.dropout_rng.kept_factor / static_cast<double>(sum));
       auto* const to = row_of<Math>(problem_.out, batch, unit.query + row, unit.head);
-      write_row(to, out_ + row * padded_, factor, problem_.head_size);
+      write_row(to, out_ + row * padded_, factor, problem_.head_dim);
     }
   }
 
@@ -187,7 +188,7 @@ class Forward {
   Real *out_, *scores_;
   UnitType* probabilities_;
   Real *sums_, *most_;  // sums_ lane by lane: added up once, at the end
-  StripCoins<Real>* coins_;
+  StripCoins<Real>* dropout_rng_;
   Prefetch prefetch_;
 };
 

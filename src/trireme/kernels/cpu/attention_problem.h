@@ -28,13 +28,13 @@ struct AttentionCoins {
 };
 
 struct AttentionProblem {
-  std::int64_t batch = 0, heads = 0, key_heads = 0, queries = 0, keys = 0, head_size = 0;
+  std::int64_t batch = 0, heads = 0, key_heads = 0, queries = 0, keys = 0, head_dim = 0;
   double scale = 1;
   /// Query i of batch row b sees keys [begin[b * visible_batch + i], end[...]): every mask we have leaves one range.
   const std::int32_t *visible_begin = nullptr, *visible_end = nullptr;
   std::int64_t visible_batch = 0;
   std::int64_t query_position = 0, key_position = 0;  ///< for the coins
-  AttentionCoins coins;
+  AttentionCoins dropout_rng;
 
   AttentionRows<const void*> q, k, v, dout, out_read;
   AttentionRows<void*> out, dq, dk, dv;

@@ -24,9 +24,10 @@ constexpr std::int64_t kTileQueries = kAttentionQueryBlock;
 
 /// done(row, column, sums): kRows rows of a (`steps` units each) times kCount vectors of b's columns.
 template <typename Math, int kRows, int kCount, typename Done>
-[[gnu::noinline]] void multiply_block(const typename Math::Unit* a, std::int64_t a_stride, const typename Math::Unit* b,
-                                      std::int64_t b_stride, std::int64_t steps, const Done& done) {
-  constexpr int kWidth = kLanes<typename Math::Unit>;
+[[gnu::noinline]] void multiply_block(const typename Math::TileUnit* a, std::int64_t a_stride,
+                                      const typename Math::TileUnit* b, std::int64_t b_stride, std::int64_t steps,
+                                      const Done& done) {
+  constexpr int kWidth = kLanes<typename Math::TileUnit>;
   typename Math::Vector sums[kRows][kCount] = {};
   for (std::int64_t step = 0; step < steps; ++step) {
     decltype(load(b)) columns[kCount];
@@ -48,10 +49,10 @@ template <typename Math, int kRows, int kCount, typename Done>
 
 /// As above for columns [begin, end) of b, whole vectors; done(row, column, sums) with the column within b.
 template <typename Math, typename Done>
-TRIREME_INLINE void multiply(const typename Math::Unit* a, std::int64_t a_stride, const typename Math::Unit* b,
+TRIREME_INLINE void multiply(const typename Math::TileUnit* a, std::int64_t a_stride, const typename Math::TileUnit* b,
                              std::int64_t b_stride, std::int64_t steps, std::int64_t begin, std::int64_t end,
                              const Done& done) {
-  constexpr int kWidth = kLanes<typename Math::Unit>;
+  constexpr int kWidth = kLanes<typename Math::TileUnit>;
   for (; begin + kColumns * kWidth <= end; begin += kColumns * kWidth) {
     multiply_block<Math, kStrip, kColumns>(a, a_stride, b + begin, b_stride, steps,
                                            [&](int r, int c, auto sums) { done(r, begin + c, sums); });
@@ -131,23 +132,23 @@ TRIREME_INLINE typename Lanes<Real>::Integers seen(std::int64_t key, std::int32_
 /// The coins of a strip, drawn once for its columns.
 template <typename Real>
 struct StripCoins {
-  alignas(64) std::uint32_t coins[kStrip][kTileKeys];
+  alignas(64) std::uint32_t dropout_rng[kStrip][kTileKeys];
 
   void draw(const AttentionProblem& problem, std::int64_t stream, std::int64_t query, std::int64_t first_key,
             const StripColumns& columns) {
     for (int r = 0; r < kStrip; ++r) {
-      draw_coins(problem.coins.streams[stream], static_cast<std::uint32_t>(problem.query_position + query + r),
+      draw_coins(problem.dropout_rng.streams[stream], static_cast<std::uint32_t>(problem.query_position + query + r),
                  static_cast<std::uint32_t>(problem.key_position + first_key + columns.begin),
-                 columns.end - columns.begin, coins[r] + columns.begin);
+                 columns.end - columns.begin, dropout_rng[r] + columns.begin);
     }
   }
   /// All ones in the lanes that stay.
   TRIREME_INLINE typename Lanes<Real>::Integers kept(int r, std::int64_t column, std::uint32_t threshold) const {
     if constexpr (sizeof(Real) == sizeof(std::uint32_t)) {
-      return load(&coins[r][column]) >= threshold;
+      return load(&dropout_rng[r][column]) >= threshold;
     } else {
       typename Lanes<Real>::Integers wide;
-      for (int i = 0; i < kLanes<Real>; ++i) wide[i] = coins[r][column + i];
+      for (int i = 0; i < kLanes<Real>; ++i) wide[i] = dropout_rng[r][column + i];
       return wide >= static_cast<std::int64_t>(threshold);
     }
   }
@@ -169,12 +170,12 @@ inline Range seen_blocks(const AttentionProblem& problem, const AttentionSpan& s
 }
 
 /// A unit of a span: which head and which queries, and what they see.
-struct Unit {
+struct TileUnit {
   std::int64_t head, query, queries, strips;  ///< strips: rows in whole strips
   Range blocks;                               ///< of keys
   Visible visible;
 
-  Unit(const AttentionProblem& problem, const AttentionSpan& span, std::int64_t number) {
+  TileUnit(const AttentionProblem& problem, const AttentionSpan& span, std::int64_t number) {
     const std::int64_t count = (problem.queries + kTileQueries - 1) / kTileQueries;
     head = span.key_head * problem.group() + number / count;
     query = number % count * kTileQueries;

@@ -12,7 +12,7 @@ template <typename T>
 void dropout_rows(const DropoutLoop& c, std::int64_t begin, std::int64_t end) {
   using V = typename LanesOf<T>::Type;
   using A = typename V::Scalar;
-  alignas(64) std::uint32_t coins[kPiece + kCoins];
+  alignas(64) std::uint32_t dropout_rng[kPiece + kCoins];
   alignas(64) A factors[kPiece + kCoins];
   const A kept = static_cast<A>(c.factor);
   const V zero = V::all(0);
@@ -26,8 +26,8 @@ void dropout_rows(const DropoutLoop& c, std::int64_t begin, std::int64_t end) {
       const std::uint64_t number = first + static_cast<std::uint64_t>(column);
       const auto skip = static_cast<std::int64_t>(number % 4);
       for (std::int64_t made = 0; made < skip + count; made += kCoins) {
-        philox_blocks(coins + made, number / 4 + static_cast<std::uint64_t>(made / 4), c.salt, c.key);
-        for (std::int64_t i = made; i < made + kCoins; ++i) factors[i] = coins[i] < c.threshold ? A(0) : kept;
+        philox_blocks(dropout_rng + made, number / 4 + static_cast<std::uint64_t>(made / 4), c.salt, c.key);
+        for (std::int64_t i = made; i < made + kCoins; ++i) factors[i] = dropout_rng[i] < c.threshold ? A(0) : kept;
       }
       // Chosen, not multiplied: what falls is 0 even where it was infinite.
       each<V>(count, [&](std::int64_t i, auto some) TRIREME_LAMBDA {

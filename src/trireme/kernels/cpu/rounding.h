@@ -1,4 +1,4 @@
-// kernels/cpu/rounding.h -- stochastic rounding to bfloat16: up or down by chance, so that the mean is the number.
+// kernels/cpu/rounding.h -- stochastic rounding to bfloat16: up or down stochastically, so that the mean is the number.
 //
 // The chance of element i is a function of a key and i alone (SplitMix64's finaliser, Steele et al. 2014), the same on
 // the CPU and on a GPU. Included by bodies of every instruction set and by CUDA files.

@@ -113,7 +113,7 @@ TRIREME_INLINE void read_some(const Stream& s, std::int64_t i, std::int64_t coun
   each<Floats>(count,
                [&](std::int64_t k, auto some) TRIREME_LAMBDA { read<Floats>(s, i + k, some).store(to + k, some); });
 }
-/// A bfloat16 is rounded by chance, from 16 of its element's `bits`.
+/// A bfloat16 is stochastically rounded, from 16 of its element's `bits`.
 TRIREME_INLINE void write_some(const Stream& s, std::int64_t i, std::int64_t count, float* from,
                                const std::uint64_t* bits, int chance) {
   if (s.element == Element::kBfloat16) {

@@ -34,7 +34,7 @@ struct AdamNumbers {
   double rate;                          // learning rate / (1 - beta1^step)
   double root;                          // 1 / sqrt(1 - beta2^step)
   double weight_decay;                  // learning rate * decay when decoupled, else 0
-  std::uint64_t rounding;               // 0: to nearest; otherwise bfloat16s are rounded by chance: rounding.h
+  std::uint64_t rounding;               // 0: to nearest; otherwise bfloat16s are stochastically rounded: rounding.h
 };
 struct LarsNumbers {
   double rate, decay, momentum;

@@ -128,9 +128,9 @@ TRIREME_INLINE double largest_of(Doubles x) { return x.v; }
 //   at_most(bound, x), at_least(bound, x): a NaN in x passes.
 //   above(a, b), not_above(a, b): a > b and a <= b, both false for a NaN.
 //   nearest(x): to the nearest whole number; times_two_to(x, n): x * 2^n for whole n, as if exact, then rounded.
-//   square_error(x, x * x): what the product lost by rounding.
+//   square_error(x, x * x): what the GEMM lost by rounding.
 //   swap_neighbours(x): lanes 1 0 3 2 ...
-//   Squares: a sum of squares, exact in each product and kept in double.
+//   Squares: a sum of squares, exact in each GEMM and kept in double.
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 #include "trireme/kernels/cpu/vec_avx512.h"
 #elif defined(__AVX2__) && defined(__FMA__)

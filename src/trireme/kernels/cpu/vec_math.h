@@ -20,7 +20,7 @@ TRIREME_INLINE Floats polynomial(Floats x, float c, Rest... rest) {
 TRIREME_INLINE Floats exponential(Floats x) {
   x = at_least(Floats::all(-105.0f), at_most(Floats::all(90.0f), x));
   const Floats n = nearest(x * Floats::all(1.44269504f));
-  // ln 2 in two parts; the first has few bits, so that its product with n is exact.
+  // ln 2 in two parts; the first has few bits, so that its GEMM with n is exact.
   Floats r = multiply_add(n, Floats::all(-0x1.62e4p-1f), x);
   r = multiply_add(n, Floats::all(-0x1.7f7d1cp-20f), r);
   // (e^r - 1 - r) / r^2 for |r| <= ln 2 / 2: 7.5e-9.

@@ -79,7 +79,7 @@ TRIREME_INLINE Floats times_two_to(Floats x, Floats n) {
   return {x.v * first * second};
 }
 TRIREME_INLINE Floats square_error(Floats x, Floats square) {
-  // Without a fused multiply-add: Dekker's product of halves of 12 bits each.
+  // Without a fused multiply-add: Dekker's GEMM of halves of 12 bits each.
   const Floats high = {bits_as<FourFloats>(bits_as<FourInts>(x.v) & FourInts{~0xfff, ~0xfff, ~0xfff, ~0xfff})};
   const Floats low = x - high;
   return (high * high - square) + Floats::all(2) * high * low + low * low;

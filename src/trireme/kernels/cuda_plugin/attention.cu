@@ -39,8 +39,8 @@ __device__ __forceinline__ bool same_document(const CudaAttention& c, std::int64
 template <typename A>
 __device__ __forceinline__ A kept(const CudaAttention& c, std::int64_t batch, std::int64_t head, std::int64_t query,
                                   std::int64_t key) {
-  if (c.coins == nullptr) return A(1);
-  const std::uint32_t* stream = c.coins + 4 * (batch * c.heads + head);
+  if (c.dropout_rng == nullptr) return A(1);
+  const std::uint32_t* stream = c.dropout_rng + 4 * (batch * c.heads + head);
   const auto position = static_cast<std::uint32_t>(c.key_position + key);
   std::uint32_t words[4] = {static_cast<std::uint32_t>(c.query_position + query), position / 64 * 16 + position % 16,
                             stream[2], stream[3]};
@@ -61,7 +61,7 @@ template <typename T>
 __global__ void __launch_bounds__(32 * kWarps) forward(const CudaAttention c) {
   using A = Sum<T>;
   __shared__ A held[kWarps][kMostSize];
-  const int lane = threadIdx.x, size = static_cast<int>(c.head_size);
+  const int lane = threadIdx.x, size = static_cast<int>(c.head_dim);
   A* q = held[threadIdx.y];
   const std::int64_t task = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.y;
   if (task >= c.batch * c.heads * c.queries) return;
@@ -108,7 +108,7 @@ template <typename T>
 __global__ void __launch_bounds__(32 * kWarps) backward_queries(const CudaAttention c) {
   using A = Sum<T>;
   __shared__ A held[kWarps][2][kMostSize];
-  const int lane = threadIdx.x, size = static_cast<int>(c.head_size);
+  const int lane = threadIdx.x, size = static_cast<int>(c.head_dim);
   A *q = held[threadIdx.y][0], *dout = held[threadIdx.y][1];
   const std::int64_t task = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.y;
   if (task >= c.batch * c.heads * c.queries) return;
@@ -159,7 +159,7 @@ template <typename T>
 __global__ void __launch_bounds__(32 * kWarps) backward_keys(const CudaAttention c) {
   using A = Sum<T>;
   __shared__ A held[kWarps][2][kMostSize];
-  const int lane = threadIdx.x, size = static_cast<int>(c.head_size);
+  const int lane = threadIdx.x, size = static_cast<int>(c.head_dim);
   A *k = held[threadIdx.y][0], *v = held[threadIdx.y][1];
   const std::int64_t task = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.y;
   if (task >= c.batch * c.key_heads * c.keys) return;
@@ -223,7 +223,7 @@ constexpr CudaError kTooLarge = "heads of more than 256 numbers";
 }  // namespace
 
 CudaError attention_forward(const CudaAttention& c, Element element, CudaStream stream) {
-  if (c.head_size > kMostSize) return kTooLarge;
+  if (c.head_dim > kMostSize) return kTooLarge;
   if (c.batch * c.queries == 0) return nullptr;
   return by_type(element, [&](auto type) {
     forward<decltype(type)><<<grid_of(c.batch * c.heads * c.queries), dim3(32, kWarps), 0, to_stream(stream)>>>(c);
@@ -232,7 +232,7 @@ CudaError attention_forward(const CudaAttention& c, Element element, CudaStream 
 }
 
 CudaError attention_backward(const CudaAttention& c, Element element, CudaStream stream) {
-  if (c.head_size > kMostSize) return kTooLarge;
+  if (c.head_dim > kMostSize) return kTooLarge;
   if (c.batch == 0) return nullptr;
   return by_type(element, [&](auto type) {
     using T = decltype(type);

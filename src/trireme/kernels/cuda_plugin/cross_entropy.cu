@@ -158,10 +158,10 @@ __global__ void __launch_bounds__(How::kThreads, How::kBlocks)
 }
 
 /// How rows are to be held; no blocks: they are not.
-struct Holding {
+struct RowsInRegisters {
   int blocks = 0, piece = 0;
 };
-Holding holding_of(const CrossEntropyLoop& c, int size, int wide) {
+RowsInRegisters holding_of(const CrossEntropyLoop& c, int size, int wide) {
   int device = 0, major = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
@@ -179,7 +179,7 @@ Holding holding_of(const CrossEntropyLoop& c, int size, int wide) {
 /// As many clusters as the card works on at a time, and no more than there are rows. False where it has no room for one
 /// (a card that is shared out in parts).
 template <typename T, typename How>
-bool launch_held(const CrossEntropyLoop& c, const Holding& holding, std::int64_t rows, CudaStream stream) {
+bool launch_held(const CrossEntropyLoop& c, const RowsInRegisters& holding, std::int64_t rows, CudaStream stream) {
   const int row = holding.piece * static_cast<int>(sizeof(T));
   const int logits = 2 * holding.blocks * (How::kThreads / 32) * static_cast<int>(sizeof(Sum<T>));
   const int bytes = row + (c.label_smoothing != 0 ? logits : 0);
@@ -220,7 +220,7 @@ CudaError cross_entropy(const CrossEntropyLoop& c, Element element, std::int64_t
     const bool wide = wide_rows(c.logits, c.stride, c.vocabulary, sizeof(T));
     // Without gradients a row is read once in either case.
     if (wide && c.scale != nullptr) {
-      const Holding holding = holding_of(c, sizeof(T), kWide<T>);
+      const RowsInRegisters holding = holding_of(c, sizeof(T), kWide<T>);
       const int blocks = holding.blocks;
       const bool held = blocks == 0                      ? false
                         : blocks == 1                    ? launch_held<T, HeldAlone>(c, holding, rows, stream)

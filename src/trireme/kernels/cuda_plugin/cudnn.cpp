@@ -136,7 +136,7 @@ void describe(Graph& graph, const CudaAttention& c, Element element, CudnnPass p
   graph.set_io_data_type(element == Element::kHalf ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16)
       .set_intermediate_data_type(fe::DataType_t::FLOAT)
       .set_compute_data_type(fe::DataType_t::FLOAT);
-  const Shape queries{c.batch, c.heads, c.queries, c.head_size}, keys{c.batch, c.key_heads, c.keys, c.head_size};
+  const Shape queries{c.batch, c.heads, c.queries, c.head_dim}, keys{c.batch, c.key_heads, c.keys, c.head_dim};
   const Tensor q = queries.input(graph, kQ, c.q_strides), k = keys.input(graph, kK, c.k_strides),
                v = keys.input(graph, kV, c.v_strides);
   if (pass == CudnnPass::kForward) {

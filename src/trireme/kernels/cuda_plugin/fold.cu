@@ -1,4 +1,4 @@
-// What ranks that share a GPU exchange: copies, and sums (or products, minima, maxima) of all ranks' numbers.
+// What ranks that share a GPU exchange: copies, and sums (or GEMMs, minima, maxima) of all ranks' numbers.
 #include "trireme/kernels/cuda_plugin/common.cuh"
 #include "trireme/kernels/cuda_plugin/functions.h"
 
@@ -38,7 +38,7 @@ __device__ __forceinline__ typename Held<T>::Type held(T x) {
   }
 }
 
-/// The smaller; of -0 and +0 the first, and a number that is none wins: as comm/arithmetic has it.
+/// The smaller; of -0 and +0 the first, and a NaN or Inf wins: as comm/arithmetic has it.
 template <typename T>
 __device__ __forceinline__ T smaller(T a, T b) {
   if constexpr (__is_same(T, float) || __is_same(T, double)) {

@@ -1,5 +1,5 @@
 // 8-bit floats with scales: a block takes a tile of 128 x 128 numbers, rounds them, and leaves them as they lie, turned
-// round, or both. A scale belongs to the whole tensor, to 128 neighbours along what a product sums over, or to a tile.
+// round, or both. A scale belongs to the whole tensor, to 128 neighbours along what a GEMM sums over, or to a tile.
 #include "trireme/kernels/cuda_plugin/activations.cuh"
 #include "trireme/kernels/cuda_plugin/fp8_tiles.cuh"
 #include "trireme/kernels/cuda_plugin/functions.h"
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocks) round_tiles(const C
   constexpr bool kLines = kScaling == CudaFp8::kLine;
   __shared__ unsigned tile_top;
   __shared__ std::conditional_t<kLines, LineShares, char> shares;
-  __shared__ __align__(16) std::uint8_t turned[kTile * kTile];
+  __shared__ __align__(16) std::uint8_t transposed[kTile * kTile];
   const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * kTile;
   const std::int64_t first_column = static_cast<std::int64_t>(blockIdx.x) * kTile;
   const int lane = threadIdx.x % kAcross, line = threadIdx.x / kAcross;
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocks) round_tiles(const C
       if (c.column_scales != nullptr) c.column_scales[blockIdx.x * c.column_scale_stride + blockIdx.y] = whole;
     }
   } else {
-    find_lines(c, raw, first_row, first_column, reinterpret_cast<float*>(turned), shares);
+    find_lines(c, raw, first_row, first_column, reinterpret_cast<float*>(transposed), shares);
   }
   const TileOut out{.rows = c.out_rows,
                     .columns = c.out_columns,
@@ -171,12 +171,12 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocks) round_tiles(const C
   const auto number = [&](int t, int k) { return raw[t][k]; };
   if constexpr (kLines) {
     leave_tile(
-        number, out, c.format, turned, [&](int t) { return shares.rows[line * kTurns + t]; },
+        number, out, c.format, transposed, [&](int t) { return shares.rows[line * kTurns + t]; },
         [&](int k) { return shares.columns[lane * kVec + k]; });
   } else {
     const float share = 1.0f / whole;
     const auto same = [share](int) { return share; };
-    leave_tile(number, out, c.format, turned, same, same);
+    leave_tile(number, out, c.format, transposed, same, same);
   }
 }
 
@@ -197,8 +197,7 @@ __global__ void __launch_bounds__(kThreads)
 
 CudaError fp8(const CudaFp8& c, CudaStream stream) {
   if (c.rows == 0 || c.width == 0) return nullptr;
-  if (c.width % kVec != 0 || c.rows % kTurns != 0 || c.stride % kVec != 0)
-    return "sizes that 8-bit products do not take";
+  if (c.width % kVec != 0 || c.rows % kTurns != 0 || c.stride % kVec != 0) return "sizes that FP8 GEMMs do not take";
   if (c.scale != nullptr && c.scaling != CudaFp8::kWhole) return "a scale of blocks comes from their numbers";
   const dim3 grid(static_cast<unsigned>(divided_up(c.width, kTile)), static_cast<unsigned>(divided_up(c.rows, kTile)));
   if (grid.y > 65535) return "more than 8 million rows";

@@ -9,7 +9,7 @@ namespace {
 /// Of a tile, the gradients of gate and up and what they gave, made once and left one after the other.
 template <typename T, typename F>
 __global__ void __launch_bounds__(kThreads, 2) gated_backward_tiles(const CudaFp8Gated c) {
-  __shared__ __align__(16) std::uint8_t turned[kTile * kTile];
+  __shared__ __align__(16) std::uint8_t transposed[kTile * kTile];
   const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * kTile;
   const std::int64_t first_column = static_cast<std::int64_t>(blockIdx.x) * kTile;
   const std::int64_t column = first_column + threadIdx.x % kAcross * kVec,
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, 2) gated_backward_tiles(const CudaFp
     const float share = 1.0f / *to.scale;
     const auto same = [share](int) { return share; };
     const auto number = [&](int t, int k) { return raw[t][k]; };
-    leave_tile(number, out, to.format, turned, same, same);
+    leave_tile(number, out, to.format, transposed, same, same);
     __syncthreads();  // the turned tile has been read
   };
   leave(gate, c.gradient, 2 * c.width, 0);
@@ -79,7 +79,7 @@ CudaError fp8_gated_backward(const CudaFp8Gated& c, CudaStream stream) {
   if (c.rows == 0 || c.width == 0) return nullptr;
   if (c.width % kVec != 0 || c.rows % kTurns != 0 || c.gate_stride % kVec != 0 || c.up_stride % kVec != 0 ||
       c.dy_stride % kVec != 0) {
-    return "sizes that 8-bit products do not take";
+    return "sizes that FP8 GEMMs do not take";
   }
   if (c.gradient.scale == nullptr || c.again.scale == nullptr) return "the scales must be known";
   const dim3 grid(static_cast<unsigned>(divided_up(c.width, kTile)), static_cast<unsigned>(divided_up(c.rows, kTile)));

@@ -14,7 +14,7 @@ constexpr int kThreads = 256, kTile = 128, kVec = 8, kAcross = kTile / kVec;  //
 constexpr int kTurns = kTile * kAcross / kThreads;                            // vectors of a thread
 static_assert(kTurns == kVec && kThreads / kAcross * kTurns == kTile);
 
-/// The larger magnitudes of two pairs, number by number; what is no number is passed over.
+/// The larger magnitudes of two pairs, number by number; what is NaN or Inf is passed over.
 template <typename T>
 __device__ __forceinline__ std::uint32_t larger_two(std::uint32_t a, std::uint32_t b) {
   using Two = std::conditional_t<__is_same(T, Bf16), __nv_bfloat162, __half2>;
@@ -80,7 +80,7 @@ struct TileOut {
 /// threads.
 template <typename Number, typename RowShare, typename ColumnShare>
 __device__ __forceinline__ void leave_tile(Number&& number, const TileOut& out, CudaFp8::Format format,
-                                           std::uint8_t* turned, RowShare&& row_share, ColumnShare&& column_share) {
+                                           std::uint8_t* transposed, RowShare&& row_share, ColumnShare&& column_share) {
   const int lane = threadIdx.x % kAcross, line = threadIdx.x / kAcross;
   const std::int64_t column = out.first_column + lane * kVec, row = out.first_row + line * kTurns;
   using Word = Pack<std::uint16_t, kTurns / 2>;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void leave_tile(Number&& number, const TileOut& out, 
     for (int t = 0; t < kTurns; t += 2) {
       pack.v[t / 2] = two_bytes(number(t, k) * share, number(t + 1, k) * share, format);
     }
-    *reinterpret_cast<Word*>(turned + at * kTile + (line ^ lane) * kTurns) = pack;
+    *reinterpret_cast<Word*>(transposed + at * kTile + (line ^ lane) * kTurns) = pack;
   }
   __syncthreads();
   // Sixteen threads write a turned row.
@@ -114,7 +114,7 @@ __device__ __forceinline__ void leave_tile(Number&& number, const TileOut& out, 
     if (out.first_column + at >= out.columns_end || out.first_row + lane * kTurns >= out.rows_end) continue;
     *reinterpret_cast<Word*>(out.columns + (out.first_column + at) * out.column_stride + out.first_row +
                              lane * kTurns) =
-        *reinterpret_cast<const Word*>(turned + at * kTile + (lane ^ (at / kVec)) * kTurns);
+        *reinterpret_cast<const Word*>(transposed + at * kTile + (lane ^ (at / kVec)) * kTurns);
   }
 }
 

@@ -49,9 +49,9 @@ CudaError slice_gradients(const CrossEntropySlice&, Element, std::int64_t rows, 
 CudaError probe();
 extern const CudaStreams kStreams;
 CudaError ground(const char** card, std::uint64_t* library);
-CudaError product_plans(const CudaProduct&, std::int64_t workspace, CudaProductPlan* plans, int most, int* found);
-CudaError product_fits(const CudaProduct&, const CudaProductPlan&, bool* fits);
-CudaError product(const CudaProduct&, const CudaProductPlan&, void* workspace, CudaStream);
+CudaError product_plans(const CudaGemm&, std::int64_t workspace, CudaGemmPlan* plans, int most, int* found);
+CudaError product_fits(const CudaGemm&, const CudaGemmPlan&, bool* fits);
+CudaError product(const CudaGemm&, const CudaGemmPlan&, void* workspace, CudaStream);
 CudaError event_new(void** event, bool timed);
 CudaError event_record(void* event, CudaStream);
 CudaError event_wait(void* event);

@@ -233,11 +233,12 @@ __global__ void __launch_bounds__(kThreads) dropout_vectors(const DropoutLoop c,
 #pragma unroll
     for (int block = 0; block < kVec / 4; ++block) {
       const std::uint64_t number = first / 4 + block;
-      std::uint32_t coins[4] = {static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32), salt[0],
-                                salt[1]};
-      philox(coins, key[0], key[1]);
+      std::uint32_t dropout_rng[4] = {static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32),
+                                      salt[0], salt[1]};
+      philox(dropout_rng, key[0], key[1]);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) left[4 * block + k] = coins[k] < c.threshold ? A(0) : v[t][4 * block + k] * kept;
+      for (int k = 0; k < 4; ++k)
+        left[4 * block + k] = dropout_rng[k] < c.threshold ? A(0) : v[t][4 * block + k] * kept;
     }
     // Coins without a row cost nothing beside those of others; only the store is skipped.
     const Raw<T, kVec> rounded = to_raw<T>(left);
@@ -261,23 +262,23 @@ __global__ void __launch_bounds__(kThreads) dropout_rows(const DropoutLoop c) {
   const std::uint32_t salt[2] = {there ? c.words[2] : c.salt[0], there ? c.words[3] : c.salt[1]};
   for (std::int64_t group = threadIdx.x; group < groups; group += kThreads) {
     const std::uint64_t number = first / 4 + static_cast<std::uint64_t>(group);
-    std::uint32_t coins[4] = {static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32), salt[0],
-                              salt[1]};
-    philox(coins, key[0], key[1]);
+    std::uint32_t dropout_rng[4] = {static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32),
+                                    salt[0], salt[1]};
+    philox(dropout_rng, key[0], key[1]);
     const std::int64_t column = group * 4 - skip;
     if (column >= 0 && column + 4 <= c.width && reinterpret_cast<std::uintptr_t>(x + column) % (4 * sizeof(T)) == 0 &&
         sizeof(T) <= 4) {
       A v[4];
       load<4>(x + column, v);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) v[k] = coins[k] < c.threshold ? A(0) : v[k] * kept;
+      for (int k = 0; k < 4; ++k) v[k] = dropout_rng[k] < c.threshold ? A(0) : v[k] * kept;
       store<4>(x + column, v);
       continue;
     }
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if (column + k < 0 || column + k >= c.width) continue;
-      x[column + k] = narrow<T>(coins[k] < c.threshold ? A(0) : widen(x[column + k]) * kept);
+      x[column + k] = narrow<T>(dropout_rng[k] < c.threshold ? A(0) : widen(x[column + k]) * kept);
     }
   }
 }

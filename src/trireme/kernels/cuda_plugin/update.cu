@@ -176,10 +176,10 @@ struct AdamBody {
   }
 };
 
-/// Everything in bfloat16 and rounded by chance: as AdamBody, eight numbers at a time and without a question for each
-/// type. Numbers stay as they lie until their turn comes, so that all four streams are under way at once. There is so
-/// little memory to wait for that instructions count: the direction is within two units in the last place of a float,
-/// and whether numbers are finite is asked once for all.
+/// Everything in bfloat16 and stochastically rounded: as AdamBody, eight numbers at a time and without a question for
+/// each type. Numbers stay as they lie until their turn comes, so that all four streams are under way at once. There is
+/// so little memory to wait for that instructions count: the direction is within two units in the last place of a
+/// float, and whether numbers are finite is asked once for all.
 struct NarrowAdamBody : AdamBody<float> {
   static constexpr int kWidth = 8;
   __device__ __forceinline__ static float fast_direction(const AdamNumbers& n, float g, float& m, float& v) {
@@ -204,7 +204,7 @@ struct NarrowAdamBody : AdamBody<float> {
         w[k] = moved(w[k], fast_direction(n, g, m[k], v[k]));
         most += fabsf(w[k]) + fabsf(m[k]) + v[k];
       }
-      if (!(most < 3e38f)) return AdamBody<float>::run<kN>(i);  // something is no number, or nearly none
+      if (!(most < 3e38f)) return AdamBody<float>::run<kN>(i);  // something is NaN or Inf, or nearly none
       std::uint32_t of_w[kN / 2], of_m[kN / 2], of_v[kN / 2];
 #pragma unroll
       for (int k = 0; k < kN; k += 2) {
@@ -311,7 +311,7 @@ struct LarsBody {
   }
 };
 
-/// Those whose ratios of norms the host decides on are never part of a recorded step.
+/// Those whose ratios of norms the host decides on are never part of a captured step.
 template <typename Body>
 concept TakesLive = requires(Body body, const CudaLive& live) {
   body.take(live);

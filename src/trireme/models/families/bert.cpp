@@ -13,17 +13,17 @@ constexpr std::string_view kPrefixes[] = {"bert."};
 
 spec::ModelShape read_config(const formats::HfConfig& config) {
   spec::ModelShape shape = spec::family_shape(spec::Family::kBert);
-  shape.vocabulary = config.get<std::int64_t>("vocab_size");
-  shape.width = config.get<std::int64_t>("hidden_size");
-  shape.layers = config.get<std::int64_t>("num_hidden_layers");
-  shape.heads = shape.kv_heads = config.get<std::int64_t>("num_attention_heads");
-  if (shape.heads < 1 || shape.width % shape.heads != 0) {
-    unsupported(config, "num_attention_heads", std::to_string(shape.heads),
-                fmt::format("it must divide hidden_size = {}", shape.width));
+  shape.vocab_size = config.get<std::int64_t>("vocab_size");
+  shape.hidden_size = config.get<std::int64_t>("hidden_size");
+  shape.num_layers = config.get<std::int64_t>("num_hidden_layers");
+  shape.num_heads = shape.num_kv_heads = config.get<std::int64_t>("num_attention_heads");
+  if (shape.num_heads < 1 || shape.hidden_size % shape.num_heads != 0) {
+    unsupported(config, "num_attention_heads", std::to_string(shape.num_heads),
+                fmt::format("it must divide hidden_size = {}", shape.hidden_size));
   }
-  shape.head_size = shape.width / shape.heads;
-  shape.inner = config.get<std::int64_t>("intermediate_size");
-  shape.positions = config.get_or<std::int64_t>("max_position_embeddings", 512);
+  shape.head_dim = shape.hidden_size / shape.num_heads;
+  shape.ffn_size = config.get<std::int64_t>("intermediate_size");
+  shape.max_seq_len = config.get_or<std::int64_t>("max_position_embeddings", 512);
   shape.segments = config.get_or<std::int64_t>("type_vocab_size", 2);
   shape.activation = activation_named(config, "hidden_act", "gelu");
   shape.epsilon = config.get_or<double>("layer_norm_eps", 1e-12);
@@ -40,12 +40,12 @@ spec::ModelShape read_config(const formats::HfConfig& config) {
 }
 
 void write_config(const spec::ModelShape& shape, formats::HfConfig& config) {
-  config.set("vocab_size", shape.vocabulary);
-  config.set("hidden_size", shape.width);
-  config.set("num_hidden_layers", shape.layers);
-  config.set("num_attention_heads", shape.heads);
-  config.set("intermediate_size", shape.inner);
-  config.set("max_position_embeddings", shape.positions);
+  config.set("vocab_size", shape.vocab_size);
+  config.set("hidden_size", shape.hidden_size);
+  config.set("num_hidden_layers", shape.num_layers);
+  config.set("num_attention_heads", shape.num_heads);
+  config.set("intermediate_size", shape.ffn_size);
+  config.set("max_position_embeddings", shape.max_seq_len);
   config.set("type_vocab_size", shape.segments);
   config.set("hidden_act", published_name(shape.activation));
   config.set("layer_norm_eps", shape.epsilon);
@@ -56,7 +56,7 @@ void write_config(const spec::ModelShape& shape, formats::HfConfig& config) {
 }
 
 std::vector<PublishedTensor> tensors(Model& model, const std::string& prefix) {
-  const std::int64_t width = model.shape.heads * model.shape.head_size;
+  const std::int64_t width = model.shape.num_heads * model.shape.head_dim;
   TensorList list(model);
   const auto pair = [&](const std::string& name, const std::string& param) {
     list.add(name + ".weight", param + ".weight");
@@ -66,7 +66,7 @@ std::vector<PublishedTensor> tensors(Model& model, const std::string& prefix) {
   list.add(prefix + "embeddings.position_embeddings.weight", "embedding.positions.weight");
   list.add(prefix + "embeddings.token_type_embeddings.weight", "embedding.segments.weight");
   pair(prefix + "embeddings.LayerNorm", "embedding.norm");
-  for (std::int64_t layer = 0; layer < model.shape.layers; ++layer) {
+  for (std::int64_t layer = 0; layer < model.shape.num_layers; ++layer) {
     const std::string theirs = fmt::format("{}encoder.layer.{}.", prefix, layer),
                       ours = fmt::format("layers.{}.", layer);
     std::int64_t row = 0;

@@ -13,16 +13,17 @@ constexpr std::string_view kPrefixes[] = {"transformer.", ""};
 
 spec::ModelShape read_config(const formats::HfConfig& config) {
   spec::ModelShape shape = spec::family_shape(spec::Family::kGpt2);
-  shape.vocabulary = config.get<std::int64_t>("vocab_size");
-  shape.positions = config.get_or<std::int64_t>("n_positions", 1024);
-  shape.width = config.get<std::int64_t>("n_embd");
-  shape.layers = config.get<std::int64_t>("n_layer");
-  shape.heads = shape.kv_heads = config.get<std::int64_t>("n_head");
-  if (shape.heads < 1 || shape.width % shape.heads != 0) {
-    unsupported(config, "n_head", std::to_string(shape.heads), fmt::format("it must divide n_embd = {}", shape.width));
+  shape.vocab_size = config.get<std::int64_t>("vocab_size");
+  shape.max_seq_len = config.get_or<std::int64_t>("n_positions", 1024);
+  shape.hidden_size = config.get<std::int64_t>("n_embd");
+  shape.num_layers = config.get<std::int64_t>("n_layer");
+  shape.num_heads = shape.num_kv_heads = config.get<std::int64_t>("n_head");
+  if (shape.num_heads < 1 || shape.hidden_size % shape.num_heads != 0) {
+    unsupported(config, "n_head", std::to_string(shape.num_heads),
+                fmt::format("it must divide n_embd = {}", shape.hidden_size));
   }
-  shape.head_size = shape.width / shape.heads;
-  shape.inner = config.get_or<std::int64_t>("n_inner", 4 * shape.width);
+  shape.head_dim = shape.hidden_size / shape.num_heads;
+  shape.ffn_size = config.get_or<std::int64_t>("n_inner", 4 * shape.hidden_size);
   shape.activation = activation_named(config, "activation_function", "gelu_new");
   shape.epsilon = config.get_or<double>("layer_norm_epsilon", 1e-5);
   shape.tied = config.get_or<bool>("tie_word_embeddings", true);
@@ -46,12 +47,12 @@ spec::ModelShape read_config(const formats::HfConfig& config) {
 }
 
 void write_config(const spec::ModelShape& shape, formats::HfConfig& config) {
-  config.set("vocab_size", shape.vocabulary);
-  config.set("n_positions", shape.positions);
-  config.set("n_embd", shape.width);
-  config.set("n_layer", shape.layers);
-  config.set("n_head", shape.heads);
-  config.set("n_inner", shape.inner);
+  config.set("vocab_size", shape.vocab_size);
+  config.set("n_positions", shape.max_seq_len);
+  config.set("n_embd", shape.hidden_size);
+  config.set("n_layer", shape.num_layers);
+  config.set("n_head", shape.num_heads);
+  config.set("n_inner", shape.ffn_size);
   config.set("activation_function", published_name(shape.activation));
   config.set("layer_norm_epsilon", shape.epsilon);
   config.set("tie_word_embeddings", shape.tied);
@@ -65,7 +66,7 @@ std::vector<PublishedTensor> tensors(Model& model, const std::string& prefix) {
   TensorList list(model);
   list.add(prefix + "wte.weight", "embedding.tokens.weight");
   list.add(prefix + "wpe.weight", "embedding.positions.weight");
-  for (std::int64_t layer = 0; layer < model.shape.layers; ++layer) {
+  for (std::int64_t layer = 0; layer < model.shape.num_layers; ++layer) {
     const std::string theirs = fmt::format("{}h.{}.", prefix, layer), ours = fmt::format("layers.{}.", layer);
     const auto pair = [&](const char* name, const char* param, bool transposed) {
       list.add(fmt::format("{}{}.weight", theirs, name), fmt::format("{}{}.weight", ours, param), transposed);

@@ -24,7 +24,7 @@ void read_rotary(const formats::HfConfig& config, spec::ModelShape& shape, doubl
   rotary.base = config.find<double>(newer ? "rope_parameters.rope_theta" : "rope_theta").value_or(base);
   const auto type =
       config.find<std::string>(in + "rope_type").value_or(config.get_or<std::string>(in + "type", "default"));
-  rotary.original_positions = config.get_or<std::int64_t>(in + "original_max_position_embeddings", shape.positions);
+  rotary.original_positions = config.get_or<std::int64_t>(in + "original_max_position_embeddings", shape.max_seq_len);
   if (type == "default") {
     rotary.scaling = spec::RotaryScaling::kNone;
     return;
@@ -89,7 +89,7 @@ void read_window(const formats::HfConfig& config, spec::ModelShape& shape) {
   if (const auto types = config.find<std::vector<std::string>>("layer_types")) {
     shape.window_from = first_windowed(config, *types);
   }
-  if (shape.window_from >= shape.layers) {
+  if (shape.window_from >= shape.num_layers) {
     shape.window_from = 0;
     return;
   }
@@ -102,7 +102,7 @@ std::int64_t default_positions(spec::Family family) {
 }
 
 std::int64_t default_kv_heads(const formats::HfConfig& config, const spec::ModelShape& shape) {
-  if (shape.family == spec::Family::kLlama || !is_left_out(config, "num_key_value_heads")) return shape.heads;
+  if (shape.family == spec::Family::kLlama || !is_left_out(config, "num_key_value_heads")) return shape.num_heads;
   return shape.family == spec::Family::kMistral ? 8 : 32;
 }
 
@@ -117,16 +117,16 @@ void read_biases(const formats::HfConfig& config, spec::ModelShape& shape) {
 
 spec::ModelShape read(const formats::HfConfig& config, spec::Family family) {
   spec::ModelShape shape = spec::family_shape(family);
-  shape.vocabulary = config.get<std::int64_t>("vocab_size");
-  shape.width = config.get<std::int64_t>("hidden_size");
-  shape.layers = config.get<std::int64_t>("num_hidden_layers");
-  shape.heads = config.get<std::int64_t>("num_attention_heads");
-  shape.inner = config.get<std::int64_t>("intermediate_size");
-  shape.positions = config.get_or<std::int64_t>("max_position_embeddings", default_positions(family));
-  shape.kv_heads = config.get_or<std::int64_t>("num_key_value_heads", default_kv_heads(config, shape));
+  shape.vocab_size = config.get<std::int64_t>("vocab_size");
+  shape.hidden_size = config.get<std::int64_t>("hidden_size");
+  shape.num_layers = config.get<std::int64_t>("num_hidden_layers");
+  shape.num_heads = config.get<std::int64_t>("num_attention_heads");
+  shape.ffn_size = config.get<std::int64_t>("intermediate_size");
+  shape.max_seq_len = config.get_or<std::int64_t>("max_position_embeddings", default_positions(family));
+  shape.num_kv_heads = config.get_or<std::int64_t>("num_key_value_heads", default_kv_heads(config, shape));
   const bool fixed_size = family == spec::Family::kQwen3 && is_left_out(config, "head_dim");
-  const std::int64_t head_size = fixed_size ? 128 : (shape.heads > 0 ? shape.width / shape.heads : 0);
-  shape.head_size = config.get_or<std::int64_t>("head_dim", head_size);
+  const std::int64_t head_dim = fixed_size ? 128 : (shape.num_heads > 0 ? shape.hidden_size / shape.num_heads : 0);
+  shape.head_dim = config.get_or<std::int64_t>("head_dim", head_dim);
   shape.activation = activation_named(config, "hidden_act", "silu");
   shape.epsilon = config.get_or<double>("rms_norm_eps", 1e-6);
   shape.tied = config.get_or<bool>("tie_word_embeddings", false);
@@ -171,14 +171,14 @@ void write_rotary(const spec::Rotary& rotary, formats::HfConfig& config) {
 }
 
 void write_config(const spec::ModelShape& shape, formats::HfConfig& config) {
-  config.set("vocab_size", shape.vocabulary);
-  config.set("hidden_size", shape.width);
-  config.set("num_hidden_layers", shape.layers);
-  config.set("num_attention_heads", shape.heads);
-  config.set("num_key_value_heads", shape.kv_heads);
-  config.set("head_dim", shape.head_size);
-  config.set("intermediate_size", shape.inner);
-  config.set("max_position_embeddings", shape.positions);
+  config.set("vocab_size", shape.vocab_size);
+  config.set("hidden_size", shape.hidden_size);
+  config.set("num_hidden_layers", shape.num_layers);
+  config.set("num_attention_heads", shape.num_heads);
+  config.set("num_key_value_heads", shape.num_kv_heads);
+  config.set("head_dim", shape.head_dim);
+  config.set("intermediate_size", shape.ffn_size);
+  config.set("max_position_embeddings", shape.max_seq_len);
   config.set("hidden_act", published_name(shape.activation));
   config.set("rms_norm_eps", shape.epsilon);
   config.set("tie_word_embeddings", shape.tied);
@@ -194,16 +194,16 @@ void write_config(const spec::ModelShape& shape, formats::HfConfig& config) {
   } else if (shape.family != spec::Family::kLlama) {
     config.set("use_sliding_window", shape.window > 0);
     config.set("sliding_window", shape.window > 0 ? nlohmann::ordered_json(shape.window) : nullptr);
-    config.set("max_window_layers", shape.window > 0 ? shape.window_from : shape.layers);
+    config.set("max_window_layers", shape.window > 0 ? shape.window_from : shape.num_layers);
   }
 }
 
 std::vector<PublishedTensor> tensors(Model& model, const std::string& prefix) {
   const spec::ModelShape& shape = model.shape;
-  const std::int64_t queries = shape.heads * shape.head_size, keys = shape.kv_heads * shape.head_size;
+  const std::int64_t queries = shape.num_heads * shape.head_dim, keys = shape.num_kv_heads * shape.head_dim;
   TensorList list(model);
   list.add(prefix + "embed_tokens.weight", "embedding.tokens.weight");
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
     const std::string theirs = fmt::format("{}layers.{}.", prefix, layer), ours = fmt::format("layers.{}.", layer);
     const auto fused = [&](const std::string& kind) {
       list.add_rows(theirs + "self_attn.q_proj." + kind, ours + "attention.qkv." + kind, 0, queries);
@@ -211,8 +211,8 @@ std::vector<PublishedTensor> tensors(Model& model, const std::string& prefix) {
       list.add_rows(theirs + "self_attn.v_proj." + kind, ours + "attention.qkv." + kind, queries + keys, keys);
     };
     const auto gate_up = [&](const std::string& kind) {
-      list.add_rows(theirs + "mlp.gate_proj." + kind, ours + "mlp.in." + kind, 0, shape.inner);
-      list.add_rows(theirs + "mlp.up_proj." + kind, ours + "mlp.in." + kind, shape.inner, shape.inner);
+      list.add_rows(theirs + "mlp.gate_proj." + kind, ours + "mlp.in." + kind, 0, shape.ffn_size);
+      list.add_rows(theirs + "mlp.up_proj." + kind, ours + "mlp.in." + kind, shape.ffn_size, shape.ffn_size);
     };
     list.add(theirs + "input_layernorm.weight", ours + "attention.norm.weight");
     fused("weight");

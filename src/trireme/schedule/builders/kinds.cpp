@@ -109,7 +109,7 @@ std::optional<double> unflushed_in_flight(const Shape& shape) {
   return std::min(shape.ranks, shape.micros * shape.steps);
 }
 
-Schedule unflushed(std::string_view name, const Shape& shape, int update_every, Weights weights) {
+Schedule unflushed(std::string_view name, const Shape& shape, int update_every, WeightChoice weights) {
   Shape whole = shape;
   whole.micros = shape.micros * shape.steps;
   whole.steps = 1;

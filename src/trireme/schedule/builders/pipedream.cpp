@@ -8,7 +8,7 @@ namespace trireme::schedule {
 namespace {
 
 Schedule build_stashing(const Shape& shape) {
-  const Schedule plain = unflushed("pipedream", shape, /*update_every=*/1, Weights::kStash);
+  const Schedule plain = unflushed("pipedream", shape, /*update_every=*/1, WeightChoice::kStash);
   const VersionUses present = present_versions(plain);
   VersionUses wanted = present;
   for (int chunk = 0; chunk < plain.chunks(); ++chunk) {
@@ -18,7 +18,7 @@ Schedule build_stashing(const Shape& shape) {
 }
 
 Schedule build_vertical_sync(const Shape& shape) {
-  const Schedule plain = unflushed("pipedream-vsync", shape, /*update_every=*/1, Weights::kVerticalSync);
+  const Schedule plain = unflushed("pipedream-vsync", shape, /*update_every=*/1, WeightChoice::kVerticalSync);
   const VersionUses present = present_versions(plain);
   VersionUses wanted = present;
   // A micro carries the number of the version that it met first through all ranks.

@@ -12,7 +12,7 @@ namespace trireme::schedule {
 namespace {
 
 Schedule build_2bw(const Shape& shape) {
-  const Schedule plain = unflushed("pipedream-2bw", shape, shape.micros, Weights::kDoubleBuffer);
+  const Schedule plain = unflushed("pipedream-2bw", shape, shape.micros, WeightChoice::kDoubleBuffer);
   VersionUses wanted(plain.chunks(), plain.micros);
   for (int chunk = 0; chunk < plain.chunks(); ++chunk) {
     for (int micro = 0; micro < plain.micros; ++micro)

@@ -8,7 +8,7 @@ namespace trireme::schedule {
 namespace {
 
 Schedule build_spectrain(const Shape& shape) {
-  const Schedule plain = unflushed("spectrain", shape, /*update_every=*/1, Weights::kPredictMomentum);
+  const Schedule plain = unflushed("spectrain", shape, /*update_every=*/1, WeightChoice::kPredictMomentum);
   const auto after = backwards_until_round_trip(plain);
   VersionUses wanted(plain.chunks(), plain.micros);
   for (int chunk = 0; chunk < plain.chunks(); ++chunk) {

@@ -5,16 +5,17 @@
 namespace trireme::schedule {
 
 Kind stale() {
-  return {.name = "stale",
-          .what = "1f1b without a flush; every pass with the weights it finds",
-          .from = "what the asynchronous kinds are compared with",
-          .steady = true,
-          .asynchronous = true,
-          .build = [](const Shape& shape) { return unflushed("stale", shape, /*update_every=*/1, Weights::kStale); },
-          .refuses = needs_one_chunk,
-          .bubble = no_bubble,
-          .memory = unflushed_in_flight,
-          .weights = [](const Shape&) -> std::optional<double> { return 1; }};
+  return {
+      .name = "stale",
+      .what = "1f1b without a flush; every pass with the weights it finds",
+      .from = "what the asynchronous kinds are compared with",
+      .steady = true,
+      .asynchronous = true,
+      .build = [](const Shape& shape) { return unflushed("stale", shape, /*update_every=*/1, WeightChoice::kStale); },
+      .refuses = needs_one_chunk,
+      .bubble = no_bubble,
+      .memory = unflushed_in_flight,
+      .weights = [](const Shape&) -> std::optional<double> { return 1; }};
 }
 
 }  // namespace trireme::schedule

@@ -15,7 +15,7 @@ int in_updates(int micros, int per_update) { return (2 * micros + per_update) / 
 
 Schedule build_xpipe(const Shape& shape) {
   const int mates = shape.micros;
-  const Schedule plain = unflushed("xpipe", shape, mates, Weights::kPredictAdam);
+  const Schedule plain = unflushed("xpipe", shape, mates, WeightChoice::kPredictAdam);
   const auto after = backwards_until_round_trip(plain);
   const VersionUses present = present_versions(plain);
   VersionUses wanted(plain.chunks(), plain.micros);

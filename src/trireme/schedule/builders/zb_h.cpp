@@ -51,7 +51,7 @@ Schedule build(std::string_view name, const Shape& shape, int more, int limit) {
 
 Kind zb_h1() {
   return {.name = "zb-h1",
-          .what = "1f1b with weight gradients put off, in 1f1b's memory",
+          .what = "1f1b with weight gradients deferred, in 1f1b's memory",
           .from = "Qi et al. 2023, 2401.10241",
           .build = [](const Shape& shape) { return build("zb-h1", shape, 1, shape.ranks); },
           .refuses = needs_one_chunk,

@@ -1,0 +1,37 @@
+// parallel/data_parallel_options.h -- what replicas are made from: how copies agree, and the parts a model runs in.
+//
+// Depends on: layout, nn.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "trireme/layout/mesh.h"
+#include "trireme/nn/param.h"
+
+namespace trireme::parallel {
+
+struct DataParallelOptions {
+  int zero = 0;
+  layout::AxisNames data;   ///< axes whose ranks have other tokens: what gradients are summed over
+  layout::AxisNames shard;  ///< of them, those (or parts of those) that share out; empty without ZeRO
+  std::int64_t bucket_bytes = std::int64_t{25} << 20;  ///< of gradients; 0: one bucket
+  bool reduce_bf16 = false;                            ///< gradients are rounded for the way
+  bool offload = false;                                ///< owned() lives on the host
+  nn::Precision precision = nn::Precision::kFp32;
+  at::Device device = at::kCPU;  ///< where layers compute
+
+  /// What a rank updates is not what layers compute with.
+  bool owns_apart() const { return zero > 0 || offload; }
+  at::TensorOptions on_device(at::ScalarType type) const { return at::TensorOptions(type).device(device); }
+};
+
+/// What runs one after the other: an entry of a model's chain, whose weights are needed at the same time.
+struct ShardUnit {
+  std::vector<nn::Param*> params;
+  int key = 0;  ///< buckets hold parameters of one key: those whose gradients are complete together
+};
+
+}  // namespace trireme::parallel

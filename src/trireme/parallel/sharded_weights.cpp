@@ -1,0 +1,173 @@
+#include "trireme/parallel/sharded_weights.h"
+
+#include <algorithm>
+#include <ranges>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/device/tensor_buffer.h"
+
+namespace trireme::parallel {
+
+void ShardedWeights::updated() {
+  const DataParallelOptions& options = parts_.options;
+  if (!options.owns_apart()) return;
+  wait();  // two ways into the same memory would mix
+  if (options.offload) {
+    for (Bucket& bucket : parts_.plan.buckets) {
+      if (version_of(bucket) == bucket.sent) continue;
+      if (parts_.link != nullptr) {
+        bring(bucket);
+      } else {
+        bucket.value_shard.copy_(bucket.host_value);
+      }
+    }
+  }
+  publish();
+}
+
+void ShardedWeights::updated(const nn::Param& owned) {
+  const auto has = [&](const Bucket& bucket) {
+    return std::ranges::any_of(bucket.members, [&](const BucketMember& member) { return member.shard == &owned; });
+  };
+  const auto bucket = std::ranges::find_if(parts_.plan.buckets, has);
+  TRIREME_CHECK(bucket != parts_.plan.buckets.end(), "no bucket has {}", owned.name);
+  if (++bucket->updated == static_cast<int>(bucket->members.size())) bring(*bucket);
+}
+
+/// Where they are not on their way already.
+void ShardedWeights::bring(Bucket& bucket) {
+  bucket.updated = 0;
+  if (std::exchange(bucket.brought, version_of(bucket)) == version_of(bucket)) return;
+  bucket.coming = parts_.link->bring(bucket.host_value, bucket.value_shard);
+}
+
+void ShardedWeights::order_after_coming(Bucket& bucket) {
+  if (bucket.coming != 0) parts_.link->before_compute(std::exchange(bucket.coming, 0));
+}
+
+void ShardedWeights::changed_on_device() {
+  TRIREME_CHECK(parts_.options.offload, "without offload ranks compute with what they own");
+  wait();
+  for (Bucket& bucket : parts_.plan.buckets) bucket.sent = -1;
+  publish();
+  for (Bucket& bucket : parts_.plan.buckets) bucket.sent = -1;  // what is owned has still to come
+}
+
+/// From the shards on the device to everybody: what has changed since the last time.
+void ShardedWeights::publish() {
+  unsent_ = true;
+  if (parts_.options.offload) send_out();  // an update beside the next step may write where this reads
+}
+
+void ShardedWeights::send_out() {
+  if (!std::exchange(unsent_, false)) return;
+  const int zero = parts_.options.zero;
+  // Buckets are in the order of backward; forward wants the last of them first.
+  for (Bucket& bucket : std::views::reverse(parts_.plan.buckets)) {
+    const std::int64_t version = version_of(bucket);
+    if (std::exchange(bucket.sent, version) == version || zero == 0 || zero == 3) continue;
+    if (parts_.shard == nullptr) continue;
+    order_after_coming(bucket);
+    bucket.fetching =
+        parts_.shard->all_gather(device::to_const_buffer(bucket.value_shard), device::to_buffer(bucket.value));
+    bucket.is_fetching = bucket.is_whole = true;
+  }
+  for (nn::Param& param : parts_.params) ++param.version;  // what layers derived from old ones is of no use any more
+}
+
+void ShardedWeights::wait() {
+  send_out();
+  for (Bucket& bucket : parts_.plan.buckets) order_after_coming(bucket);
+  if (parts_.options.zero == 3) return;  // they travel only while layers run
+  for (Bucket& bucket : parts_.plan.buckets) bucket.fetching.wait();
+}
+
+void ShardedWeights::gather(Bucket& bucket) {
+  if (bucket.is_fetching || bucket.is_whole) return;
+  bucket.value = pool_.take(bucket.elements, bucket.value_shard.options());
+  bucket.is_fetching = true;
+  order_after_coming(bucket);
+  if (parts_.shard == nullptr) {
+    bucket.value.copy_(bucket.value_shard);
+  } else {
+    bucket.fetching =
+        parts_.shard->all_gather(device::to_const_buffer(bucket.value_shard), device::to_buffer(bucket.value));
+  }
+}
+
+void ShardedWeights::release(Bucket& bucket) {
+  for (const BucketMember& member : bucket.members) member.param->value = at::Tensor();
+  pool_.give(std::exchange(bucket.value, at::Tensor()));
+  bucket.is_whole = false;
+}
+
+void ShardedWeights::enter(std::size_t unit, bool backward) {
+  const bool gathers = parts_.options.zero == 3;
+  const auto& unit_buckets = parts_.plan.unit_buckets;
+  send_out();
+  for (const std::size_t number : unit_buckets[unit]) {
+    Bucket& bucket = parts_.plan.buckets[number];
+    order_after_coming(bucket);
+    if (gathers) gather(bucket);
+    if (bucket.is_fetching) {
+      bucket.fetching.wait();
+      bucket.fetching = {};
+      bucket.is_fetching = false;
+      bucket.is_whole = true;
+      if (gathers) {
+        for (const BucketMember& member : bucket.members) member.param->value = view_in(bucket.value, member);
+      }
+    }
+    ++bucket.users;
+  }
+  if (!gathers) return;
+  // The one that will run next, so that its weights travel while this one computes.
+  if (backward ? unit == 0 : unit + 1 == parts_.units.size()) return;
+  const std::size_t next = backward ? unit - 1 : unit + 1;
+  if (parts_.units[next].key != parts_.units[unit].key) return;
+  for (const std::size_t number : unit_buckets[next]) gather(parts_.plan.buckets[number]);
+}
+
+void ShardedWeights::leave(std::size_t unit) {
+  for (const std::size_t number : parts_.plan.unit_buckets[unit]) {
+    Bucket& bucket = parts_.plan.buckets[number];
+    if (--bucket.users == 0 && parts_.options.zero == 3) release(bucket);
+  }
+}
+
+namespace {
+
+/// Fetches a unit's weights before it runs and lets go of them after; new ones from the host are waited for.
+class Fetching final : public nn::Layer {
+ public:
+  Fetching(std::unique_ptr<nn::Layer> layer, ShardedWeights& weights, std::size_t unit)
+      : layer_(std::move(layer)), weights_(weights), unit_(unit) {}
+
+  nn::Tensors forward(nn::Tensors inputs, nn::Context& context, nn::Tape* tape) override {
+    weights_.enter(unit_, /*backward=*/false);
+    nn::Tensors outputs = layer_->forward(std::move(inputs), context, tape);
+    weights_.leave(unit_);
+    return outputs;
+  }
+
+  nn::Tensors backward(nn::Tensors gradients, nn::Context& context, nn::Tape& tape) override {
+    weights_.enter(unit_, /*backward=*/true);
+    nn::Tensors out = layer_->backward(std::move(gradients), context, tape);
+    weights_.leave(unit_);
+    return out;
+  }
+
+ private:
+  std::unique_ptr<nn::Layer> layer_;
+  ShardedWeights& weights_;
+  std::size_t unit_;
+};
+
+}  // namespace
+
+std::unique_ptr<nn::Layer> ShardedWeights::fetching(std::unique_ptr<nn::Layer> layer, std::size_t unit) {
+  return std::make_unique<Fetching>(std::move(layer), *this, unit);
+}
+
+}  // namespace trireme::parallel

@@ -1,0 +1,65 @@
+// parallel/sharded_weights.h -- how weights get from those who keep them to those who compute with them.
+//
+// With ZeRO 1 and 2 new ones are gathered when the next pass begins; with ZeRO 3 before each unit runs, and let go of
+// after; with offload they come from the host first, from a GPU's beside computing. Without any of these there is
+// nothing to do.
+// Depends on: comm, device, nn.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "trireme/nn/layer.h"
+#include "trireme/parallel/bucket_plan.h"
+#include "trireme/parallel/host_link.h"
+
+namespace trireme::parallel {
+
+class ShardedWeights {
+ public:
+  /// All are borrowed.
+  struct Parts {
+    const DataParallelOptions& options;
+    const std::vector<ShardUnit>& units;
+    BucketPlan& plan;
+    nn::Params& params;
+    comm::Group* shard = nullptr;  ///< ranks that share out; null: alone
+    HostLink* link = nullptr;      ///< offload from a GPU
+  };
+  explicit ShardedWeights(const Parts& parts) : parts_(parts) {}
+
+  /// What is owned has new numbers.
+  void updated();
+  /// Offload from a GPU: an update has done with this one of what is owned, and others follow. Its bucket sets out when
+  /// it is complete.
+  void updated(const nn::Param& owned);
+  /// Offload: what is on the device has, and nobody computes with what is owned before the next updated().
+  void changed_on_device();
+  /// New weights set out when the next pass begins, not when they are made: what ranks have to tell each other before
+  /// it is a few bytes, which would wait behind all of them.
+  void send_out();
+  /// Until those on their way have arrived.
+  void wait();
+
+  /// Around each pass of a unit.
+  void enter(std::size_t unit, bool backward);
+  void leave(std::size_t unit);
+  /// A layer that does so by itself; outlived by this object.
+  std::unique_ptr<nn::Layer> fetching(std::unique_ptr<nn::Layer> layer, std::size_t unit);
+
+  /// Room for what was gathered for a while: the most so far.
+  std::int64_t bytes() const { return pool_.bytes(); }
+
+ private:
+  void publish();
+  void bring(Bucket& bucket);
+  void order_after_coming(Bucket& bucket);
+  void gather(Bucket& bucket);
+  void release(Bucket& bucket);
+
+  Parts parts_;
+  BufferPool pool_;
+  bool unsent_ = false;  // those that updated() told of
+};
+
+}  // namespace trireme::parallel

@@ -1,0 +1,200 @@
+// The keys of [schedule] and [batch], and which values of them do not go together.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "trireme/spec/hyperparameters.h"
+
+namespace trireme::spec {
+namespace {
+
+constexpr Named<LrScheduleKind> kSchedules[] = {
+    {"constant", LrScheduleKind::kConstant}, {"linear", LrScheduleKind::kLinear},
+    {"cosine", LrScheduleKind::kCosine},     {"inverse-sqrt", LrScheduleKind::kInverseSqrt},
+    {"wsd", LrScheduleKind::kWsd},           {"step", LrScheduleKind::kStep},
+};
+constexpr Named<LrScheduleUnit> kUnits[] = {{"steps", LrScheduleUnit::kSteps}, {"tokens", LrScheduleUnit::kTokens}};
+constexpr Named<LrScaling> kScalings[] = {
+    {"none", LrScaling::kNone}, {"linear", LrScaling::kLinear}, {"square-root", LrScaling::kSquareRoot}};
+constexpr Named<BatchKind> kBatches[] = {
+    {"constant", BatchKind::kConstant}, {"ramp", BatchKind::kRamp}, {"increase", BatchKind::kIncrease}};
+
+using Problems = std::vector<config::Problem>;
+
+// Far beyond every run, and small enough to be multiplied by a thousand.
+constexpr std::int64_t kMost = 1'000'000'000'000'000;
+
+bool needs_total(LrScheduleKind kind) {
+  return kind == LrScheduleKind::kLinear || kind == LrScheduleKind::kCosine || kind == LrScheduleKind::kWsd;
+}
+
+void add_missing_or_unused(Problems& problems, std::string key, bool given, bool needed, const std::string& why,
+                           std::string hint) {
+  if (given == needed) return;
+  problems.push_back({.key = std::move(key),
+                      .reason = fmt::format("{}, but {} {}", given ? "is given" : "is not given", why,
+                                            given ? "does not use it" : "needs it"),
+                      .hint = given ? "leave it out" : std::move(hint)});
+}
+
+void add_schedule_problems(const LrScheduleConfig& schedule, Problems& problems) {
+  const std::string kind = fmt::format("lr_schedule.kind = \"{}\"", name_in<LrScheduleKind>(kSchedules, schedule.kind));
+  const std::int64_t after_warmup = std::max<std::int64_t>(2 * schedule.warmup, 1000);
+  add_missing_or_unused(problems, "lr_schedule.total", schedule.total.has_value(), needs_total(schedule.kind), kind,
+                        fmt::format("set lr_schedule.total = {}", after_warmup));
+  add_missing_or_unused(problems, "lr_schedule.decay", schedule.decay.has_value(),
+                        schedule.kind == LrScheduleKind::kWsd, kind, "set lr_schedule.decay = 100");
+  add_missing_or_unused(problems, "lr_schedule.boundaries", !schedule.boundaries.empty(),
+                        schedule.kind == LrScheduleKind::kStep, kind,
+                        "set lr_schedule.boundaries = [100] and lr_schedule.factors = [0.1]");
+  if (schedule.boundaries.size() != schedule.factors.size()) {
+    problems.push_back({.key = "lr_schedule.factors",
+                        .reason = fmt::format("has {} for {}", counted(schedule.factors.size(), "value"),
+                                              schedule.boundaries.size() == 1
+                                                  ? std::string("1 boundary")
+                                                  : fmt::format("{} boundaries", schedule.boundaries.size())),
+                        .hint = "give one factor for each of lr_schedule.boundaries"});
+  }
+  if (!std::ranges::is_sorted(schedule.boundaries, std::less_equal<>())) {
+    problems.push_back({.key = "lr_schedule.boundaries", .reason = "must rise", .hint = "sort them"});
+  }
+  if (schedule.total && *schedule.total <= schedule.warmup) {
+    problems.push_back({.key = "lr_schedule.total",
+                        .reason = fmt::format("is {}, within the warm-up of {}", *schedule.total, schedule.warmup),
+                        .hint = fmt::format("set lr_schedule.total = {}", after_warmup)});
+  } else if (schedule.total && schedule.decay && *schedule.decay > *schedule.total - schedule.warmup) {
+    problems.push_back({.key = "lr_schedule.decay",
+                        .reason = fmt::format("is {}, but only {} are left after the warm-up", *schedule.decay,
+                                              *schedule.total - schedule.warmup),
+                        .hint = fmt::format("set lr_schedule.decay = {}", *schedule.total - schedule.warmup)});
+  }
+  if (schedule.warmup_from && schedule.warmup == 0) {
+    problems.push_back({.key = "lr_schedule.warmup_from",
+                        .reason = "is given, but there is no warm-up",
+                        .hint = "set lr_schedule.warmup, or leave it out"});
+  }
+  if (schedule.kind == LrScheduleKind::kConstant && schedule.minimum != 0) {
+    problems.push_back({.key = "lr_schedule.minimum",
+                        .reason = fmt::format("is given, but {} does not use it", kind),
+                        .hint = "leave it out"});
+  }
+  add_missing_or_unused(problems, "lr_schedule.reference_batch", schedule.reference_batch.has_value(),
+                        schedule.scaling != LrScaling::kNone,
+                        fmt::format("lr_schedule.scaling = \"{}\"", name_in<LrScaling>(kScalings, schedule.scaling)),
+                        "set lr_schedule.reference_batch to the batch that optim.learning_rate is meant for");
+}
+
+void add_multiple_problem(const char* key, std::int64_t size, std::int64_t multiple, Problems& problems) {
+  if (size % multiple == 0) return;
+  problems.push_back({.key = key,
+                      .reason = fmt::format("is {}, no multiple of batch.multiple = {}", size, multiple),
+                      .hint = fmt::format("set {} = {}", key, (size / multiple + 1) * multiple)});
+}
+
+void add_batch_problems(const LrScheduleConfig& schedule, const BatchConfig& batch, Problems& problems) {
+  const std::string kind = fmt::format("batch.kind = \"{}\"", name_in<BatchKind>(kBatches, batch.kind));
+  const bool ramp = batch.kind == BatchKind::kRamp, increase = batch.kind == BatchKind::kIncrease;
+  add_missing_or_unused(problems, "batch.start", batch.start.has_value(), ramp, kind,
+                        fmt::format("set batch.start = {}", batch.multiple));
+  add_missing_or_unused(problems, "batch.over", batch.over.has_value(), ramp, kind,
+                        fmt::format("set batch.over = {}", 1000 * batch.global_batch_tokens));
+  add_missing_or_unused(problems, "batch.maximum", batch.maximum.has_value(), increase, kind,
+                        fmt::format("set batch.maximum = {}", 10 * batch.global_batch_tokens));
+  add_multiple_problem("batch.global_batch_tokens", batch.global_batch_tokens, batch.multiple, problems);
+  if (ramp && batch.start && *batch.start > batch.global_batch_tokens) {
+    problems.push_back(
+        {.key = "batch.start",
+         .reason = fmt::format("is {}, above batch.global_batch_tokens = {}", *batch.start, batch.global_batch_tokens),
+         .hint = fmt::format("set batch.start = {}", batch.global_batch_tokens)});
+  }
+  if (increase && batch.maximum && *batch.maximum < batch.global_batch_tokens) {
+    problems.push_back({.key = "batch.maximum",
+                        .reason = fmt::format("is {}, below batch.global_batch_tokens = {}", *batch.maximum,
+                                              batch.global_batch_tokens),
+                        .hint = fmt::format("set batch.maximum = {}", batch.global_batch_tokens)});
+  }
+  if (increase && (schedule.kind != LrScheduleKind::kStep || schedule.unit != LrScheduleUnit::kTokens)) {
+    problems.push_back({.key = "batch.kind",
+                        .reason =
+                            "\"increase\" grows the batch where a step schedule over tokens would lower the rate; "
+                            "steps would come later, as there are fewer of them",
+                        .hint = "set lr_schedule.kind = \"step\" and lr_schedule.unit = \"tokens\""});
+  }
+  if (increase && schedule.minimum != 0) {
+    problems.push_back({.key = "lr_schedule.minimum",
+                        .reason = fmt::format("would raise the noise again where {} has lowered it", kind),
+                        .hint = "leave it out"});
+  }
+}
+
+}  // namespace
+
+std::span<const Named<LrScheduleKind>> enum_names(std::type_identity<LrScheduleKind>) { return kSchedules; }
+std::span<const Named<LrScheduleUnit>> enum_names(std::type_identity<LrScheduleUnit>) { return kUnits; }
+std::span<const Named<LrScaling>> enum_names(std::type_identity<LrScaling>) { return kScalings; }
+std::span<const Named<BatchKind>> enum_names(std::type_identity<BatchKind>) { return kBatches; }
+
+void describe(config::Section<LrScheduleConfig>& section) {
+  section.meaning("how the learning rate changes while training");
+  section.field("kind", &LrScheduleConfig::kind,
+                "its shape after warm-up; wsd: warm-up, stable, decay; step: times a factor at each boundary");
+  section.field("unit", &LrScheduleConfig::unit, "in what lengths are given: steps, or tokens trained on");
+  section.field("warmup", &LrScheduleConfig::warmup, "the rate rises linearly over it")
+      .unit(Unit::kCount)
+      .range(0, kMost);
+  section
+      .field("warmup_from", &LrScheduleConfig::warmup_from,
+             "the rate of the first step; unset: 0, or optim.learning_rate itself where it is scaled to the batch")
+      .at_least(0);
+  section
+      .field("total", &LrScheduleConfig::total, "linear, cosine, wsd: where the minimum is reached, warm-up included")
+      .unit(Unit::kCount)
+      .range(1, kMost);
+  section.field("minimum", &LrScheduleConfig::minimum, "the rate does not fall below this part of its peak")
+      .range(0, 1);
+  section.field("decay", &LrScheduleConfig::decay, "wsd: length of the last part, which ends at the total")
+      .unit(Unit::kCount)
+      .range(1, kMost);
+  section.field("boundaries", &LrScheduleConfig::boundaries, "step: where the rate changes, rising")
+      .unit(Unit::kCount)
+      .range(1, kMost);
+  section.field("factors", &LrScheduleConfig::factors, "step: by what it is multiplied at each boundary").above(0);
+  section.field("scaling", &LrScheduleConfig::scaling,
+                "linear: the peak is optim.learning_rate times batch.global_batch_tokens / reference_batch; "
+                "square-root: its root");
+  section
+      .field("reference_batch", &LrScheduleConfig::reference_batch, "the batch that optim.learning_rate is meant for")
+      .unit(Unit::kCount)
+      .range(1, kMost);
+}
+
+void describe(config::Section<BatchConfig>& section) {
+  section.meaning("how much one update is computed from");
+  section.field("kind", &BatchConfig::kind,
+                "ramp: grows linearly at first; increase: grows where a step schedule would lower the rate, until its "
+                "maximum, and only then lowers the rate");
+  section
+      .field("global_batch_tokens", &BatchConfig::global_batch_tokens,
+             "tokens (samples for models without) of one update; increase: at first")
+      .unit(Unit::kCount)
+      .range(1, kMost);
+  section
+      .field("multiple", &BatchConfig::multiple,
+             "a changing batch is rounded down to a multiple of this: tokens of a microbatch times replicas")
+      .unit(Unit::kCount)
+      .range(1, kMost);
+  section.field("start", &BatchConfig::start, "ramp: the first batch").unit(Unit::kCount).range(1, kMost);
+  section.field("over", &BatchConfig::over, "ramp: tokens until batch.global_batch_tokens is reached")
+      .unit(Unit::kCount)
+      .range(1, kMost);
+  section.field("maximum", &BatchConfig::maximum, "increase: the largest batch").unit(Unit::kCount).range(1, kMost);
+}
+
+std::vector<config::Problem> find_problems(const LrScheduleConfig& schedule, const BatchConfig& batch) {
+  Problems problems;
+  add_schedule_problems(schedule, problems);
+  add_batch_problems(schedule, batch, problems);
+  return problems;
+}
+
+}  // namespace trireme::spec

@@ -1,0 +1,110 @@
+// spec/hyperparameters.h -- how fast a run goes: the learning rate and the batch of every step, as functions of where
+// it stands.
+//
+//   [schedule]             [batch]                       for (Position at; at.tokens < end; at = after(at, pace)) {
+//   kind = "cosine"        kind = "ramp"                   pace = hyperparameters_at(optim, schedule, batch, at);
+//   unit = "tokens"        size = "3.2M"
+//   warmup = "375M"        start = "32k"
+//   total = "260G"         over = "12G"
+//
+// Nothing is remembered: the pace follows from steps and tokens done, so a run resumes anywhere and the planner asks
+// what the trainer will do. Batches are counted in tokens; a model without tokens counts samples.
+// Depends on: base (config), optim.h.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "trireme/base/config.h"
+#include "trireme/spec/optim.h"
+
+namespace trireme::spec {
+
+/// The rate after warm-up. x: done before this step; w: warm-up; t: total; all in the schedule's unit.
+enum class LrScheduleKind : std::uint8_t {
+  kConstant,
+  kLinear,       ///< from the peak to the minimum at t
+  kCosine,       ///< half a cosine, from the peak to the minimum at t
+  kInverseSqrt,  ///< peak * sqrt(w / s), s counting this step too (Vaswani et al. 2017)
+  kWsd,          ///< warm-up, stable, decay: the peak until t - decay, then linear to the minimum
+  kStep,         ///< multiplied by factors[i] from boundaries[i] on
+};
+/// In what a schedule's lengths are given.
+enum class LrScheduleUnit : std::uint8_t { kSteps, kTokens };
+/// How optim.learning_rate, meant for lr_schedule.reference_batch, becomes the peak for batch.global_batch_tokens.
+enum class LrScaling : std::uint8_t {
+  kNone,
+  kLinear,      ///< times batch / reference (Goyal et al. 2017)
+  kSquareRoot,  ///< times the root of that (You et al. 2019, for LAMB)
+};
+enum class BatchKind : std::uint8_t {
+  kConstant,
+  kRamp,      ///< linear in tokens from `start` to `size` over the first `over` tokens (Brown et al. 2020)
+  kIncrease,  ///< grows where a step schedule would lower the rate (Smith et al. 2017)
+};
+std::span<const Named<LrScheduleKind>> enum_names(std::type_identity<LrScheduleKind>);
+std::span<const Named<LrScheduleUnit>> enum_names(std::type_identity<LrScheduleUnit>);
+std::span<const Named<LrScaling>> enum_names(std::type_identity<LrScaling>);
+std::span<const Named<BatchKind>> enum_names(std::type_identity<BatchKind>);
+
+/// [schedule]
+struct LrScheduleConfig {
+  LrScheduleKind kind = LrScheduleKind::kConstant;
+  LrScheduleUnit unit = LrScheduleUnit::kSteps;
+  std::int64_t warmup = 0;
+  std::optional<double> warmup_from;  ///< a rate; unset: 0, with a scaling optim.learning_rate itself
+  std::optional<std::int64_t> total;
+  double minimum = 0;  ///< as a part of the peak
+  std::optional<std::int64_t> decay;
+  std::vector<std::int64_t> boundaries;
+  std::vector<double> factors;
+  LrScaling scaling = LrScaling::kNone;
+  std::optional<std::int64_t> reference_batch;
+  bool operator==(const LrScheduleConfig&) const = default;
+};
+
+/// [batch]
+struct BatchConfig {
+  BatchKind kind = BatchKind::kConstant;
+  std::int64_t global_batch_tokens = 65536;
+  std::int64_t multiple = 1;
+  std::optional<std::int64_t> start, over;
+  std::optional<std::int64_t> maximum;
+  bool operator==(const BatchConfig&) const = default;
+};
+
+void describe(config::Section<LrScheduleConfig>& section);
+void describe(config::Section<BatchConfig>& section);
+std::vector<config::Problem> find_problems(const LrScheduleConfig& schedule, const BatchConfig& batch);
+
+/// What was done before a step.
+struct Position {
+  std::int64_t step = 0, tokens = 0;
+  std::int64_t skipped = 0;  ///< tokens of the data that were passed over; the pace does not count them
+  bool operator==(const Position&) const = default;
+};
+struct Hyperparameters {
+  double learning_rate = 0;
+  std::int64_t batch = 0;
+  bool operator==(const Hyperparameters&) const = default;
+};
+
+/// The rate that the schedule's shape multiplies: optim.learning_rate, scaled to batch.global_batch_tokens.
+double peak_rate(const OptimConfig& optim, const LrScheduleConfig& schedule, const BatchConfig& batch);
+std::int64_t batch_at(const LrScheduleConfig& schedule, const BatchConfig& batch, std::int64_t tokens);
+Hyperparameters hyperparameters_at(const OptimConfig& optim, const LrScheduleConfig& schedule, const BatchConfig& batch,
+                                   Position position);
+Position after(Position position, const Hyperparameters& hyperparameters);
+
+/// The first token count above `tokens` at which another batch may be due; nothing when it stays for ever.
+std::optional<std::int64_t> next_change(const LrScheduleConfig& schedule, const BatchConfig& batch,
+                                        std::int64_t tokens);
+/// Where a run stands after the step that reaches `tokens`. By stretches of equal batches, not step by step.
+Position position_at(const LrScheduleConfig& schedule, const BatchConfig& batch, std::int64_t tokens);
+/// Where it stands after so many steps.
+Position position_at_step(const LrScheduleConfig& schedule, const BatchConfig& batch, std::int64_t step);
+
+}  // namespace trireme::spec

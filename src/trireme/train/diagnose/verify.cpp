@@ -1,0 +1,281 @@
+#include "trireme/train/diagnose/verify.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/checkpoint/gather.h"
+#include "trireme/data/open_samples.h"
+#include "trireme/device/tensor_buffer.h"
+#include "trireme/layout/placement.h"
+#include "trireme/train/engine/pipeline_table.h"
+#include "trireme/train/engine/trainer.h"
+
+namespace trireme::train {
+namespace {
+
+/// What a run was, as far as one rank saw it.
+struct Trace {
+  std::vector<double> losses, norms;
+  std::map<std::string, at::Tensor> gradients;  ///< of the first step, from equal weights
+  std::map<std::string, at::Tensor> weights;    ///< after the last
+  std::map<std::string, layout::Placement> placements;
+};
+
+/// In the type that runs are compared in: what is kept in 16 bits too.
+at::Tensor copy_here(const at::Tensor& tensor) {
+  const auto type = tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return tensor.to(at::TensorOptions(type).device(at::kCPU), /*non_blocking=*/false, /*copy=*/true);
+}
+
+Trace run_trace(const spec::Recipe& recipe, comm::Group& world, std::int64_t steps, MakeEngine& make = make_engine) {
+  Trace trace;
+  const auto samples = data::open_samples(recipe, data::Split::kTrain);
+  Trainer trainer(recipe, model_shape(recipe), world, *samples, make);
+  trainer.on_gradients([&](nn::Params& params) {
+    if (!trace.gradients.empty()) return;
+    for (const nn::Param& param : params) {
+      if (param.trainable) trace.gradients[param.name] = copy_here(param.gradient);
+    }
+  });
+  for (std::int64_t step = 0; step < steps; ++step) {
+    const StepReport report = trainer.step();
+    trace.losses.push_back(report.loss);
+    trace.norms.push_back(report.gradient_norm);
+  }
+  for (const nn::Param& param : trainer.params()) {
+    trace.weights[param.name] = copy_here(param.master);
+    trace.placements[param.name] = param.placement;
+  }
+  return trace;
+}
+
+/// Rank 0's numbers, on every rank.
+void tell(std::vector<double>& numbers, std::size_t count, comm::Group& world) {
+  numbers.resize(count);
+  if (world.size() > 1) world.broadcast(comm::Buffer{numbers.data(), count, comm::DType::kF64}, 0).wait();
+}
+
+/// Rank 0's tensor, whole, on every rank.
+at::Tensor told(const std::map<std::string, at::Tensor>& tensors, const nn::Param& param, at::ScalarType type,
+                comm::Group& world) {
+  at::Tensor whole = world.rank() == 0 ? tensors.at(param.name).contiguous() : at::empty(param.placement.shape, type);
+  if (world.size() > 1) world.broadcast(device::to_buffer(whole), 0).wait();
+  return whole;
+}
+
+/// "layers.3" of "layers.3.mlp.in.weight"; "head" of "head.weight".
+std::string layer_of(const std::string& name) {
+  std::size_t end = name.find('.');
+  const std::size_t next = end == std::string::npos ? end : name.find('.', end + 1);
+  if (next != std::string::npos && std::isdigit(static_cast<unsigned char>(name[end + 1])) != 0) end = next;
+  return name.substr(0, end);
+}
+
+/// The norm of what this rank has less what the reference has there.
+template <typename T>
+double difference_norm(const at::Tensor& mine, const layout::Placement& placement, const at::Tensor& whole) {
+  const at::Tensor flat = mine.contiguous();
+  const T *a = flat.const_data_ptr<T>(), *b = whole.const_data_ptr<T>();
+  double sum = 0;
+  for (const layout::ContiguousRun& run : layout::runs(placement)) {
+    for (layout::Index i = 0; i < run.count; ++i) {
+      const double difference = static_cast<double>(a[run.local + i]) - static_cast<double>(b[run.global + i]);
+      sum += difference * difference;
+    }
+  }
+  return std::sqrt(sum);
+}
+
+/// Compares one kind of tensor for every parameter.
+class Comparison {
+ public:
+  /// `floor`: a tensor's norm counts as no less than this part of the largest in its layer.
+  Comparison(const models::Model& skeleton, comm::Group& world, double tolerance, double floor)
+      : skeleton_(skeleton), world_(world), tolerance_(tolerance), floor_(floor) {}
+
+  VerifyDifference run(const std::map<std::string, at::Tensor>& reference,
+                       const std::map<std::string, at::Tensor>& mine,
+                       const std::map<std::string, layout::Placement>& placements, at::ScalarType type,
+                       const std::map<std::string, bool>& wanted) {
+    std::vector<double> norms, differences;
+    std::vector<const nn::Param*> params;
+    for (const nn::Param& param : skeleton_.params) {
+      if (!wanted.at(param.name)) continue;
+      const at::Tensor whole = told(reference, param, type, world_);
+      norms.push_back(at::linalg_vector_norm(whole, 2, {}, false, at::kDouble).item<double>());
+      const auto held = mine.find(param.name);
+      double found = 0;
+      if (held != mine.end()) {
+        const layout::Placement& placement = placements.at(param.name);
+        found = type == at::kDouble ? difference_norm<double>(held->second, placement, whole)
+                                    : difference_norm<float>(held->second, placement, whole);
+        if (!std::isfinite(found)) found = std::numeric_limits<double>::infinity();
+      }
+      if (world_.size() > 1) world_.all_reduce(comm::Buffer{&found, 1, comm::DType::kF64}, comm::Reduce::kMax).wait();
+      require_held(param, held != mine.end() ? &placements.at(param.name) : nullptr);
+      differences.push_back(found);
+      params.push_back(&param);
+    }
+    return judge(params, norms, differences);
+  }
+
+ private:
+  /// Every element is somewhere: what nobody holds would not differ.
+  void require_held(const nn::Param& param, const layout::Placement* placement) const {
+    std::vector<std::uint8_t> held(static_cast<std::size_t>(param.elements()), 0);
+    if (placement != nullptr) {
+      for (const layout::Range& range : layout::held_ranges(*placement)) {
+        std::fill(held.begin() + range.begin, held.begin() + range.end, std::uint8_t{1});
+      }
+    }
+    if (world_.size() > 1) {
+      world_.all_reduce(comm::Buffer{held.data(), held.size(), comm::DType::kU8}, comm::Reduce::kMax).wait();
+    }
+    const auto missing = std::ranges::find(held, std::uint8_t{0});
+    TRIREME_CHECK(missing == held.end(), "no rank holds element {} of {}", missing - held.begin(), param.name);
+  }
+
+  VerifyDifference judge(const std::vector<const nn::Param*>& params, const std::vector<double>& norms,
+                         const std::vector<double>& differences) const {
+    std::map<std::string, double> largest;
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      double& norm = largest[layer_of(params[i]->name)];
+      norm = std::max(norm, norms[i]);
+    }
+    VerifyDifference worst;
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      const double scale = std::max(norms[i], floor_ * largest[layer_of(params[i]->name)]);
+      const double relative = differences[i] == 0 ? 0 : differences[i] / scale;
+      if (worst.name.empty() || relative > worst.relative) {
+        worst.name = params[i]->name;
+        worst.relative = relative;
+      }
+      if (relative > tolerance_ && worst.first_parting.empty()) worst.first_parting = params[i]->name;
+    }
+    return worst;
+  }
+
+  const models::Model& skeleton_;
+  comm::Group& world_;
+  double tolerance_, floor_;
+};
+
+double relative(double a, double b) { return a == b ? 0 : std::abs(a - b) / std::max(std::abs(a), std::abs(b)); }
+
+}  // namespace
+
+VerifyTolerance tolerance_of(spec::Precision precision) {
+  switch (precision) {
+    case spec::Precision::kFp64:
+      return {.loss = 1e-9, .gradients = 1e-9, .weights = 1e-9};
+    case spec::Precision::kFp32:
+      return {.loss = 1e-5, .gradients = 1e-4, .weights = 1e-3};
+    case spec::Precision::kBf16:
+    case spec::Precision::kFp16:
+      break;
+  }
+  // Sums in another order differ by roundings of 16-bit numbers, and Adam makes whole steps of small differences.
+  return {.loss = 5e-3, .gradients = 5e-2, .weights = 5e-2};
+}
+
+namespace {
+
+/// Whole tensors on rank 0, whatever the layout that they came from.
+void make_whole(std::map<std::string, at::Tensor>& tensors, const std::map<std::string, layout::Placement>& placements,
+                comm::Group& world) {
+  nn::State parts;
+  for (const auto& [name, tensor] : tensors) parts.add(name, tensor.contiguous(), placements.at(name));
+  const nn::State whole = checkpoint::gather_whole(parts, world);
+  tensors.clear();
+  for (const nn::StateTensor& entry : whole.tensors()) tensors[entry.name] = entry.tensor;
+}
+
+Trace run_reference(const VerifyRequest& request, comm::Group& world) {
+  const std::unique_ptr<comm::Group> alone = world.split(world.rank(), 0, "alone");
+  Trace trace;
+  if (!request.reference_alone) {
+    trace = run_trace(request.reference, world, request.steps);
+    make_whole(trace.gradients, trace.placements, world);
+    make_whole(trace.weights, trace.placements, world);
+  } else if (world.rank() == 0) {
+    trace = run_trace(request.reference, *alone, request.steps);
+  }
+  const auto steps = static_cast<std::size_t>(request.steps);
+  tell(trace.losses, steps, world);
+  tell(trace.norms, steps, world);
+  return trace;
+}
+
+/// A schedule that updates while micros are on their way computes with delayed weights: it is held against its own
+/// mathematics, not against one rank's.
+Trace run_delayed(const VerifyRequest& request, const spec::Recipe& recipe, comm::Group& world) {
+  const std::unique_ptr<comm::Group> alone = world.split(world.rank(), 0, "alone");
+  Trace trace;
+  if (world.rank() == 0) {
+    spec::Recipe delayed = request.reference;
+    delayed.layout = {.dp = world.size() / recipe.layout.pp, .pp = recipe.layout.pp};
+    delayed.pipeline = recipe.pipeline;
+    trace = run_trace(delayed, *alone, request.steps, make_delayed_engine);
+  }
+  const auto steps = static_cast<std::size_t>(request.steps);
+  tell(trace.losses, steps, world);
+  tell(trace.norms, steps, world);
+  return trace;
+}
+
+VerifyResult compare(const spec::Recipe& recipe, const Trace& reference, std::int64_t steps, comm::Group& world) {
+  VerifyResult result{.tolerance = tolerance_of(recipe.precision.compute)};
+  const Trace mine = run_trace(recipe, world, steps);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(steps); ++i) {
+    result.steps.push_back({.loss = mine.losses[i],
+                            .reference_loss = reference.losses[i],
+                            .norm = mine.norms[i],
+                            .reference_norm = reference.norms[i]});
+    const bool same = relative(mine.losses[i], reference.losses[i]) <= result.tolerance.loss &&
+                      relative(mine.norms[i], reference.norms[i]) <= result.tolerance.gradients;
+    if (!same && !result.first_step) result.first_step = static_cast<std::int64_t>(i) + 1;
+  }
+  const auto skeleton = models::build(model_shape(recipe));
+  const at::ScalarType type = nn::master_type(recipe.precision.compute);
+  std::map<std::string, bool> trainable, all;
+  for (const nn::Param& param : skeleton->params) {
+    all[param.name] = trainable[param.name] = true;
+    for (const std::string& pattern : recipe.train.freeze) {
+      if (spec::matches(pattern, param.name)) trainable[param.name] = false;
+    }
+  }
+  result.gradients = Comparison(*skeleton, world, result.tolerance.gradients, /*floor=*/1e-2)
+                         .run(reference.gradients, mine.gradients, mine.placements, type, trainable);
+  // Adam makes whole steps of what is rounding in a gradient that is zero, so that a bias which begins at zero may end
+  // anywhere near it; its layer's largest weights say how much that is.
+  result.weights = Comparison(*skeleton, world, result.tolerance.weights, /*floor=*/1)
+                       .run(reference.weights, mine.weights, mine.placements, type, all);
+  result.equal = !result.first_step && result.gradients.first_parting.empty() && result.weights.first_parting.empty();
+  return result;
+}
+
+}  // namespace
+
+void verify(const VerifyRequest& request, comm::Rank& rank, const OnVerified& each) {
+  at::set_num_threads(request.reference.train.threads.value_or(1));
+  std::optional<Trace> reference;
+  for (std::size_t i = 0; i < request.recipes.size(); ++i) {
+    const spec::Recipe& recipe = request.recipes[i];
+    if (recipe.layout.pp > 1 && is_asynchronous(recipe)) {
+      each(i, compare(recipe, run_delayed(request, recipe, rank.world()), request.steps, rank.world()));
+      continue;
+    }
+    if (!reference) reference = run_reference(request, rank.world());
+    each(i, compare(recipe, *reference, request.steps, rank.world()));
+  }
+}
+
+}  // namespace trireme::train

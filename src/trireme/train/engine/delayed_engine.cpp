@@ -1,0 +1,162 @@
+// The whole model on one rank, with the delayed weights that an asynchronous schedule's stages would meet: slow, plain,
+// and what such schedules are held against.
+#include <ATen/ops/linalg_vector_norm.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "trireme/base/error.h"
+#include "trireme/optim/gradients.h"
+#include "trireme/optim/update.h"
+#include "trireme/pipeline/delayed.h"
+#include "trireme/train/diagnose/non_finite.h"
+#include "trireme/train/engine/device.h"
+#include "trireme/train/engine/drains.h"
+#include "trireme/train/engine/engine.h"
+#include "trireme/train/engine/feed.h"
+#include "trireme/train/engine/pipeline_split.h"
+#include "trireme/train/engine/pipeline_table.h"
+
+namespace trireme::train {
+namespace {
+
+pipeline::Split cut(const spec::Recipe& recipe, const spec::ModelShape& shape, std::int64_t length,
+                    comm::Group& world) {
+  if (recipe.pipeline.split == "time") {
+    throw ConfigError(
+        "pipeline.split = \"time\" measures, and may cut otherwise the next time: delayed weights then differ",
+        "set pipeline.split = \"count\", \"size\", or the entries that the run told");
+  }
+  return cut_pipeline(recipe, shape, build_options(recipe), recipe.layout.pp, 1, length, world).split;
+}
+
+class DelayedEngine final : public Engine, public MultiStepEngine {
+ public:
+  DelayedEngine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world, std::int64_t length,
+                const PrepareParams& prepare)
+      : recipe_(recipe),
+        world_(world),
+        device_(device_of(recipe, world)),
+        groups_(world, layout::Mesh({{"dp", 1}})),
+        model_(models::build(shape, build_options(recipe))),
+        split_(cut(recipe, shape, length, world)),
+        share_{0, 1, length, pipeline_microbatch(recipe)},
+        drain_every_(train::drain_every(recipe, /*asynchronous=*/true)) {
+    TRIREME_CHECK(world.size() == 1, "delayed weights are computed on one rank, not {}", world.size());
+    prepare.freeze(model_->params, all_names());
+    std::vector<parallel::ShardUnit> units;
+    for (const models::NamedLayer& entry : model_->layers) units.push_back({.params = entry.params});
+    data_parallel_ = std::make_unique<parallel::DataParallel>(
+        std::move(units), model_->params, groups_,
+        parallel::DataParallelOptions{.precision = recipe.precision.compute, .device = device_});
+    prepare.fill(model_->params);
+  }
+
+  nn::Params& params() override { return model_->params; }
+  const layout::Mesh& mesh() const override { return groups_.mesh(); }
+  parallel::DataParallel& data_parallel() override { return *data_parallel_; }
+  Account account() override { return {}; }
+  std::vector<std::string> all_names() const final {
+    std::vector<std::string> names;
+    for (const nn::Param& param : model_->params) names.push_back(param.name);
+    return names;
+  }
+  Share share() const override { return share_; }
+  comm::Group& readers() override { return world_; }
+  models::Model* whole_model() override { return model_.get(); }
+  MultiStepEngine* together() override { return this; }
+  StepSums run(std::vector<data::Batch>&, const MakeContext&) override {
+    throw InternalError("delayed weights are computed over several steps");
+  }
+  Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) override {
+    return train::evaluate(*model_, samples, world_, options);
+  }
+  std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
+    return train::first_not_finite(*model_, batches, contexts, world_, {}, device_);
+  }
+
+  std::int64_t drain_every() const override { return drain_every_; }
+
+  std::vector<StepMade> run_steps(const StepsRequest& request) override {
+    // Versions depend on steps, not on micros: all of a step's meet the same.
+    const schedule::Schedule table = pipeline_table(recipe_, micros_of_stage(request.micros), request.steps);
+    double rate = 0;
+    const auto foresight = pipeline::make_foresight(table.weights, request.optimizer, [&] { return rate; });
+    pipeline::DelayedGradients delayed(*model_, split_, pipeline::law_of(table), request.steps, foresight.get());
+    std::vector<StepMade> made;
+    for (int step = 0; step < request.steps; ++step) {
+      StepWork work = request.work(step);
+      rate = work.learning_rate;
+      step == 0 ? delayed.begin() : delayed.updated();  // what is foreseen goes by the rate of the update to come
+      nn::zero_grad(model_->params);
+      StepMade& sums = made.emplace_back();
+      for (data::Batch& batch : work.batches) {
+        pipeline::Micro micro{.context = work.contexts()};
+        micro.inputs = feed(batch, micro.context);
+        move_to(device_, micro.inputs, micro.context, model_->shape);
+        delayed.add(micro, step);
+        for (const nn::LossTerm& term : micro.context.losses) sums.loss += term.sum;
+        sums.flops += micro.context.flops;
+      }
+      if (request.look) request.look(model_->params);
+      sums.gradient_norm = clip_by_stage();
+      request.optimizer.step({.learning_rate = rate});
+    }
+    return made;
+  }
+
+ private:
+  /// Of one pipeline, where several stand side by side.
+  int micros_of_stage(int micros) const {
+    const int copies = recipe_.layout.dp.value_or(1);
+    return std::max(1, micros / copies);
+  }
+
+  /// Each stage to optim.grad_clip_norm; the norm over all of them before.
+  double clip_by_stage() {
+    double all = 0;
+    for (const pipeline::LayerRange& stretch : split_) {
+      std::vector<nn::Param*> params;
+      double squares = 0;
+      for (std::size_t i = stretch.begin; i < stretch.end; ++i) {
+        for (nn::Param* param : model_->layers[i].params) {
+          if (!param->trainable || std::ranges::find(params, param) != params.end()) continue;
+          params.push_back(param);
+          const double norm = at::linalg_vector_norm(param->gradient, 2, {}, false, at::kDouble).item<double>();
+          squares += norm * norm;
+        }
+      }
+      if (!std::isfinite(squares)) {
+        throw optim::NonFiniteGradients(
+            fmt::format("a gradient of {} .. is not finite", model_->layers[stretch.begin].name),
+            "lower optim.learning_rate");
+      }
+      const double factor = optim::clip_factor(std::sqrt(squares), recipe_.optim.grad_clip_norm);
+      if (factor != 1) {
+        for (nn::Param* param : params) param->gradient.mul_(factor);
+      }
+      all += squares;
+    }
+    return std::sqrt(all);
+  }
+
+  const spec::Recipe& recipe_;
+  comm::Group& world_;
+  at::Device device_;
+  parallel::MeshGroups groups_;  // of one rank
+  std::unique_ptr<parallel::DataParallel> data_parallel_;
+  std::unique_ptr<models::Model> model_;
+  pipeline::Split split_;
+  Share share_;
+  std::int64_t drain_every_;
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> make_delayed_engine(const spec::Recipe& recipe, const spec::ModelShape& shape,
+                                            comm::Group& world, std::int64_t length, const PrepareParams& prepare) {
+  return std::make_unique<DelayedEngine>(recipe, shape, world, length, prepare);
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,67 @@
+// train/engine/delayed_update.h -- an update that nobody waits for: it is started with the step, and what it found (the
+// loss, the gradients' norm, whether it was taken at all) is read when it is there.
+//
+// On a GPU norm, clipping and the optimizer are one recording (from the third step on) whose numbers lie in its memory
+// (kernels/device_scalars.h). Where a loss or norm is NaN or Inf nothing is updated, by this step or any that was
+// started since, until go_on(): whoever reads it later still finds the weights before that step. The same bits as
+// optim::update. On the CPU it is the same in plain code, told as late: what holds the order of things in tests.
+//
+// A recording is made anew when a gradient lies elsewhere than it did. One rank only; optimizers that go through each
+// tensor by itself; no loss scale.
+// Depends on: kernels, nn, optim.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "trireme/kernels/cuda_event.h"
+#include "trireme/kernels/cuda_graph.h"
+#include "trireme/kernels/device_scalars.h"
+#include "trireme/nn/context.h"
+#include "trireme/optim/optimizer.h"
+
+namespace trireme::train {
+
+class DelayedUpdate {
+ public:
+  /// Borrowed; Optimizer::can_be_recorded().
+  explicit DelayedUpdate(optim::Optimizer& optimizer);
+
+  /// The update of a step whose gradients are on their way; the losses may be pending.
+  void start(const std::vector<nn::LossTerm>& losses, double learning_rate);
+
+  struct Told {
+    double loss = 0;  ///< the terms' sum
+    double gradient_norm = 0;
+    bool taken = true;
+  };
+  /// Of the oldest that was not told yet: until it is there.
+  Told wait();
+  std::size_t waiting() const { return waiting_.size(); }
+  /// After a step that was not taken, with none waiting: the next may be. The optimizer forgets those that were not.
+  void go_on();
+
+ private:
+  /// Where a step's numbers come in on the host: loss, and what DeviceScalars tells.
+  struct Slip {
+    at::Tensor numbers;  // double [5]
+    std::unique_ptr<kernels::CudaEvent> there;
+  };
+  void start_there(const std::vector<nn::LossTerm>& losses, double learning_rate);
+  void start_here(const std::vector<nn::LossTerm>& losses, double learning_rate);
+  std::vector<const at::Tensor*> gradients() const;
+
+  optim::Optimizer& optimizer_;
+  std::unique_ptr<kernels::DeviceScalars> scalars_;  // on a GPU
+  at::Tensor found_;                                 // double [5] there: the loss, and a copy of what is told
+  std::unique_ptr<kernels::CudaGraph> graph_;
+  std::vector<const void*> recorded_;  // the gradients' places
+  int seen_ = 0;
+  bool halted_ = false;    // on the CPU: what told()[3] is on a GPU
+  std::int64_t lost_ = 0;  // steps that were told as not taken
+  std::deque<Slip> waiting_;
+  std::vector<Slip> free_;
+};
+
+}  // namespace trireme::train

@@ -1,0 +1,43 @@
+// train/engine/step_plan.h -- which samples a rank reads in which step: a function of the recipe and the position.
+//
+// A step takes the next batch.global_batch_tokens / sequence samples. Ranks take neighbouring stretches of them, as
+// equal as can be, and cut theirs into microbatches. Another number of ranks cuts the same samples otherwise.
+// Depends on: base, spec.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "trireme/spec/recipe.h"
+
+namespace trireme::train {
+
+struct StepPlan {
+  spec::Position before, after;
+  spec::Hyperparameters hyperparameters;
+  std::int64_t first_sample = 0, samples = 0;           ///< of all ranks
+  std::vector<std::vector<std::int64_t>> microbatches;  ///< sample numbers of this rank's rows
+};
+
+struct Share {
+  int rank = 0, ranks = 1;
+  std::int64_t length = 0;            ///< tokens a row
+  std::int64_t micro_batch_size = 0;  ///< rows; 0: all at once
+  std::vector<double> weights = {};   ///< how many rows each rank takes, relative to the others; empty: equal (HetSeq)
+};
+
+/// The step after `position`. A ConfigError when the batch is not a whole number of rows.
+StepPlan plan_step(const spec::Recipe& recipe, spec::Position position, const Share& share);
+
+/// Stretch number `rank` of [first, first + count) cut into `ranks`, as equal as can be.
+struct RowRange {
+  std::int64_t first = 0, count = 0;
+};
+RowRange stretch_of(std::int64_t first, std::int64_t count, int rank, int ranks);
+/// Likewise in proportion to weights.
+RowRange stretch_of(std::int64_t first, std::int64_t count, int rank, const std::vector<double>& weights);
+
+/// The steps of the whole run: train.steps, or how many reach train.tokens. A ConfigError when neither is given.
+std::int64_t last_step(const spec::Recipe& recipe);
+
+}  // namespace trireme::train

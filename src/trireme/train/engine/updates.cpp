@@ -1,0 +1,73 @@
+#include "trireme/train/engine/updates.h"
+
+namespace trireme::train {
+
+Updates::Updates(const spec::LayoutConfig& layout, Engine& engine, optim::Optimizer& optimizer)
+    : engine_(engine), optimizer_(optimizer), warmup_(layout.offload_warmup) {
+  if (layout.delayed_update) worker_ = std::make_unique<Worker>();
+}
+
+void Updates::wait() {
+  if (worker_) worker_->wait();
+  engine_.data_parallel().wait_for_weights();
+}
+
+optim::UpdateResult Updates::take(const optim::UpdateOptions& options, std::int64_t steps) {
+  // Reads gradients only, so the update of the step before may still be at work.
+  const optim::Decision decision = optim::decide(optimizer_, options);
+  wait();
+  if (unseen_) engine_.updated();
+  unseen_ = false;
+  if (!decision.result.taken) return decision.result;
+  optimizer_.begin_step();
+  parallel::DataParallel& data_parallel = engine_.data_parallel();
+  const std::uint64_t sent = data_parallel.sent_weights();  // read from where the update writes
+  if (worker_ && steps >= warmup_) {
+    data_parallel.hand_over_gradients();
+    unseen_ = true;
+    // Sums over ranks have been made: those are calls of the rank's own thread.
+    const optim::StepOptions step{.learning_rate = decision.step.learning_rate,
+                                  .gradient_scale = decision.step.gradient_scale};
+    worker_->post([this, &data_parallel, sent, step] {
+      data_parallel.wait_until_left(sent);
+      optimizer_.finish_step(step);
+    });
+  } else {
+    data_parallel.wait_until_left(sent);
+    optim::StepOptions step = decision.step;
+    if (data_parallel.streams_weights()) step.updated = [&](const nn::Param& param) { data_parallel.updated(param); };
+    optimizer_.finish_step(step);
+    engine_.updated();
+  }
+  return decision.result;
+}
+
+void Updates::send_again() {
+  if (worker_) return engine_.data_parallel().computed_changed();
+  for (nn::Param& param : engine_.params()) {
+    if (param.trainable) ++param.version;  // what has not changed is not sent
+  }
+  engine_.updated();
+}
+
+void Updates::add_state(nn::State& state) {
+  if (!worker_) return;
+  const std::vector<at::Tensor> computed = engine_.data_parallel().computed();
+  std::size_t i = 0;
+  for (const nn::Param& param : engine_.params()) {
+    state.add("computed/" + param.name, computed[i++], param.placement);
+  }
+}
+
+void Updates::loaded() {
+  for (nn::Param& param : engine_.params()) nn::publish(param);
+  nn::zero_grad(engine_.params());
+  unseen_ = worker_ != nullptr;
+  if (unseen_) {
+    engine_.data_parallel().computed_changed();
+  } else {
+    engine_.updated();
+  }
+}
+
+}  // namespace trireme::train

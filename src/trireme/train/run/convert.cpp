@@ -1,0 +1,90 @@
+#include "trireme/train/run/convert.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/error.h"
+#include "trireme/checkpoint/stored_weights.h"
+#include "trireme/formats/checkpoint_rewrite.h"
+#include "trireme/formats/hf_directory.h"
+#include "trireme/layout/hash.h"
+#include "trireme/models/published.h"
+#include "trireme/nn/state.h"
+
+namespace trireme::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kPartBytes = std::uint64_t{4} << 30;  // of a checkpoint's files
+
+formats::Dtype dtype_of(const std::string& name) {
+  const auto dtype = formats::parse_dtype(name);
+  if (dtype == formats::Dtype::kF32 || dtype == formats::Dtype::kBF16 || dtype == formats::Dtype::kF16) return *dtype;
+  throw ConfigError(fmt::format("\"{}\" is no type that weights are published in", name), "use F32, BF16 or F16");
+}
+
+std::int64_t write_published(const checkpoint::StoredWeights& weights, const ConvertRequest& request) {
+  models::save_published(
+      weights.model(), request.to, dtype_of(request.dtype),
+      [&](const nn::Param& param, std::int64_t begin, std::int64_t end) { return weights.read(param, begin, end); });
+  if (weights.tokenizer() && fs::exists(*weights.tokenizer())) {
+    fs::copy_file(*weights.tokenizer(), request.to / "tokenizer.json", fs::copy_options::overwrite_existing);
+  }
+  return static_cast<std::int64_t>(formats::HfDirectory(request.to).tensors().size());
+}
+
+/// Weights alone, at step 0, with a recipe that holds the model: what model.init_from, eval and generate take.
+std::int64_t write_checkpoint(const checkpoint::StoredWeights& weights, const ConvertRequest& request) {
+  models::Model& model = weights.model();
+  spec::Recipe recipe = weights.recipe().value_or(spec::Recipe{});
+  recipe.model = spec::resolved(spec::config_of(model.shape));
+  if (weights.tokenizer()) recipe.data.tokenizer = fs::absolute(*weights.tokenizer()).string();
+  formats::CheckpointStream stream;
+  stream.files[std::string(formats::kRecipeFile)] = config::to_toml(recipe);
+  stream.manifest.values = nlohmann::ordered_json::object();
+  constexpr std::string_view kPrefix = "param/";
+  std::map<std::string, std::uint64_t> hashes;
+  std::uint64_t bytes = 0;
+  for (const nn::Param& param : model.params) {
+    const std::string name = fmt::format("{}{}", kPrefix, param.name);
+    formats::StoredTensor& tensor = stream.manifest.tensors[name];
+    tensor = {.dtype = formats::Dtype::kF32, .shape = param.placement.shape, .slices = {}};
+    hashes[name] = 0;
+    bytes += tensor.bytes();
+  }
+  stream.read = [&](const std::string& name, std::int64_t begin, std::int64_t end, std::byte* to) {
+    const at::Tensor numbers =
+        weights.read(model.params.at(std::string_view(name).substr(kPrefix.size())), begin, end).to(at::kFloat);
+    std::memcpy(to, numbers.const_data_ptr(), numbers.nbytes());
+    const layout::ContiguousRun run{.global = begin, .local = 0, .count = end - begin};
+    hashes.at(name) += layout::tensor_hash({&run, 1}, {to, numbers.nbytes()}, sizeof(float));
+  };
+  stream.hash = [&] {
+    std::vector<nn::HashShare> shares;
+    for (const auto& [name, hash] : hashes) shares.push_back({name, hash});
+    return nn::total_hash(shares);
+  };
+  const auto parts = static_cast<int>((bytes + kPartBytes - 1) / kPartBytes);
+  formats::write_streamed(std::move(stream), fs::absolute(request.to).lexically_normal(), std::max(1, parts));
+  return static_cast<std::int64_t>(hashes.size());
+}
+
+}  // namespace
+
+ConvertResult convert(const ConvertRequest& request) {
+  if (fs::exists(request.to)) {
+    throw ConfigError(fmt::format("{} is already there", request.to.string()), "give another name, or remove it");
+  }
+  dtype_of(request.dtype);
+  const checkpoint::StoredWeights weights(request.from);
+  ConvertResult result{.parameters = weights.model().params.elements()};
+  result.tensors = request.kind == ConvertRequest::Kind::kHuggingFace ? write_published(weights, request)
+                                                                      : write_checkpoint(weights, request);
+  return result;
+}
+
+}  // namespace trireme::train

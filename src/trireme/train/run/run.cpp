@@ -1,0 +1,349 @@
+#include "trireme/train/run/run.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+
+#include "trireme/base/log.h"
+#include "trireme/base/new_file.h"
+#include "trireme/base/stopwatch.h"
+#include "trireme/checkpoint/newest.h"
+#include "trireme/checkpoint/open_model.h"
+#include "trireme/checkpoint/run_folder.h"
+#include "trireme/data/open_samples.h"
+#include "trireme/kernels/gemm.h"
+#include "trireme/observe/heartbeat.h"
+#include "trireme/observe/stop_file.h"
+#include "trireme/observe/timeline.h"
+#include "trireme/train/diagnose/call_trace.h"
+#include "trireme/train/diagnose/explain.h"
+#include "trireme/train/diagnose/memory.h"
+#include "trireme/train/diagnose/profile_window.h"
+#include "trireme/train/engine/trainer.h"
+#include "trireme/train/run/anomaly_handler.h"
+#include "trireme/train/run/effective_recipe.h"
+#include "trireme/train/run/evaluate.h"
+#include "trireme/train/run/fault_injector.h"
+#include "trireme/train/run/interrupt.h"
+#include "trireme/train/run/rank_watch.h"
+#include "trireme/train/run/run_files.h"
+#include "trireme/train/run/saving.h"
+#include "trireme/train/run/step_status.h"
+
+namespace trireme::train {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::RunFolder;
+using Clock = std::chrono::steady_clock;
+
+class TrainingRun {
+ public:
+  TrainingRun(const RunRequest& request, comm::Rank& rank)
+      : request_(request), rank_(rank), world_(rank.world()), folder_{request.folder} {}
+
+  RunResult go();
+
+ private:
+  bool leads() const { return world_.rank() == 0; }
+  StepStatus gather_news();
+  std::int64_t find_checkpoint();
+  spec::ModelShape shape_from(std::int64_t from_step) const;
+  void build(std::int64_t from_step);
+  void loop();
+  void record(const StepReport& report, std::int64_t memory);
+  void recover(spec::AnomalyPolicy policy, Error& error, std::int64_t step);
+  void validate();
+  void beat();
+  void begin_saving();
+  void save_now();
+
+  const RunRequest& request_;
+  comm::Rank& rank_;
+  comm::Group& world_;
+  RunFolder folder_;
+  std::unique_ptr<checkpoint::RunLock> lock_;  // rank 0's; the last to go
+  spec::Recipe recipe_;
+  std::int64_t steps_ = 0;
+  std::unique_ptr<data::Samples> samples_, validation_;
+  spec::Recipe trained_;  // what the trainer goes by, and borrows
+  std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<CallTrace> calls_;  // where a trace is kept
+  RunResult result_;
+  std::int64_t validated_step_ = -1;
+  std::unique_ptr<observe::Timeline> timeline_;
+  std::unique_ptr<FaultInjector> faults_;
+  std::unique_ptr<Saving> saving_;
+  std::unique_ptr<RunFiles> files_;
+  std::unique_ptr<AnomalyHandler> sick_;
+  std::unique_ptr<RankWatch> ranks_;
+  Clock::time_point step_begun_ = Clock::now();
+  std::int64_t beats_ = 0;
+  int saves_asked_ = 0;
+  bool save_wanted_ = false;
+};
+
+StepStatus TrainingRun::gather_news() {
+  const int saves = Interrupt::saves_requested();
+  const bool save = saves > saves_asked_ || (leads() && saving_->is_time());
+  saves_asked_ = saves;
+  const StepStatus status =
+      exchange({.stop = Interrupt::requested() || (leads() && observe::asked_to_stop(folder_.path)),
+                .memory = most_memory(trainer_->device()),
+                .save = save,
+                .writing = !saving_->written(),
+                .clock = timeline_->clock()},
+               world_);
+  timeline_->hear(status.clock);
+  return status;
+}
+
+/// A checkpoint knows the shape: the folder that the run once began from may be gone.
+spec::ModelShape TrainingRun::shape_from(std::int64_t from_step) const {
+  if (from_step < 0 || !request_.recipe.model.init_from) return model_shape(request_.recipe);
+  return spec::with_keys(checkpoint::stored_shape(folder_.checkpoints() / formats::checkpoint_name(from_step)),
+                         request_.recipe.model);
+}
+
+/// The step to go on from: -1 for the beginning.
+std::int64_t TrainingRun::find_checkpoint() {
+  if (!request_.resume) {
+    if (leads()) {
+      checkpoint::begin_run(folder_);
+      lock_ = std::make_unique<checkpoint::RunLock>(folder_);
+    }
+    return told(-1, world_);  // nobody goes on before the folder is there
+  }
+  if (leads()) {
+    fs::create_directories(folder_.path);
+    lock_ = std::make_unique<checkpoint::RunLock>(folder_);
+    formats::sweep_unfinished(folder_.checkpoints());
+    formats::sweep_unfinished(folder_.path);
+  }
+  std::vector<formats::DamagedCheckpoint> damaged;
+  const std::int64_t step = checkpoint::newest_whole(folder_.checkpoints(), world_, damaged);
+  for (const auto& [where, why] : damaged) log_warn("{} is damaged and not used: {}", where.string(), why);
+  if (!leads()) return step;
+  if (step < 0) {
+    log_info("{} has no {}checkpoint: the run starts from the beginning", folder_.path.string(),
+             damaged.empty() ? "" : "whole ");
+  } else {
+    log_info("going on from {}", (folder_.checkpoints() / formats::checkpoint_name(step)).string());
+  }
+  return step;
+}
+
+void TrainingRun::build(std::int64_t from_step) {
+  trained_ = recipe_;
+  if (from_step >= 0) trained_.model.init_from.reset();  // the checkpoint has the weights
+  const spec::ModelShape shape = *spec::shape_of(recipe_.model);
+  samples_ = data::open_samples(recipe_, data::Split::kTrain);
+  if (recipe_.eval.every > 0) {
+    validation_ = data::open_samples(recipe_, data::Split::kValidation);
+    if (!validation_) {
+      throw ConfigError("eval.every is given, but the recipe keeps nothing for validation",
+                        "set data.validation_fraction = 0.01, or eval.every = 0");
+    }
+  }
+  if (recipe_.run.device == spec::DeviceKind::kCuda) {
+    kernels::set_tuned_products(recipe_.train.gemm_autotune);
+    kernels::read_choices(folder_.gpu_choices());
+  }
+  trainer_ = std::make_unique<Trainer>(trained_, shape, world_, *samples_);
+  if (request_.trace != nullptr) {
+    trainer_->trace(*request_.trace);
+    calls_ = std::make_unique<CallTrace>(rank_.recorder(), *request_.trace, rank_.rank());
+  }
+  timeline_ =
+      std::make_unique<observe::Timeline>(folder_.path / "timeline.jsonl", fmt::format("rank {}", world_.rank()));
+  faults_ =
+      std::make_unique<FaultInjector>(spec::parse_faults(request_.inject), world_.rank(), world_.size(), folder_.path);
+  saving_ = std::make_unique<Saving>(Saving::Parts{.recipe = recipe_,
+                                                   .folder = folder_,
+                                                   .world = world_,
+                                                   .state = trainer_->state(),
+                                                   .faults = *faults_,
+                                                   .timeline = *timeline_});
+  files_ = std::make_unique<RunFiles>(RunFiles::Parts{.request = request_,
+                                                      .recipe = recipe_,
+                                                      .folder = folder_,
+                                                      .rank = rank_,
+                                                      .trainer = *trainer_,
+                                                      .samples = *samples_,
+                                                      .timeline = *timeline_,
+                                                      .saving = *saving_});
+  sick_ = std::make_unique<AnomalyHandler>(AnomalyHandler::Parts{.recipe = recipe_,
+                                                                 .folder = folder_,
+                                                                 .world = world_,
+                                                                 .trainer = *trainer_,
+                                                                 .saving = *saving_,
+                                                                 .files = *files_,
+                                                                 .timeline = *timeline_});
+  ranks_ = std::make_unique<RankWatch>(recipe_.health, world_, *files_, *timeline_);
+  trainer_->on_gradients([this](nn::Params&) {
+    saving_->before_update();
+    faults_->after_compute(trainer_->position().step + 1, seconds_since(step_begun_));
+  });
+  if (from_step < 0) return;
+  load_step(folder_, from_step, *trainer_);
+  saving_->came_from(from_step);
+  validated_step_ = from_step;
+}
+
+void TrainingRun::record(const StepReport& report, std::int64_t memory) {
+  const std::int64_t step = report.position.step;
+  result_.step = step;
+  result_.loss = report.loss;
+  RunFiles::StepFigures figures{.memory = memory};
+  const std::int64_t every = recipe_.train.hash_every;
+  if (every > 0 && (step % every == 0 || step == steps_) && trainer_->at_rest()) {
+    trainer_->state();  // waits for updates that are still on their way
+    figures.hashes = saving_->hashes();
+  }
+  figures.seconds = seconds_since(step_begun_);
+  files_->step(report, figures);
+}
+
+void TrainingRun::validate() {
+  const auto begin = Clock::now();
+  const std::int64_t count =
+      validation_->epoch() > 0 ? std::min(validation_->epoch(), recipe_.eval.samples) : recipe_.eval.samples;
+  const Evaluation evaluation = trainer_->evaluate(
+      *validation_,
+      {.count = count, .rows = recipe_.train.micro_batch_size.value_or(std::min<std::int64_t>(count, 8))});
+  validated_step_ = trainer_->position().step;
+  if (evaluation.targets <= 0) throw ConfigError("the validation samples have no token with a loss");
+  result_.validation_loss = evaluation.loss();
+  saving_->note_metric(evaluation.loss());
+  files_->event("eval", {{"step", validated_step_},
+                         {"loss", evaluation.loss()},
+                         {"perplexity", evaluation.perplexity()},
+                         {"samples", count},
+                         {"seconds", seconds_since(begin)}});
+  if (leads()) log_info("step {}: validation loss {:.4f}", validated_step_, evaluation.loss());
+}
+
+void TrainingRun::beat() {
+  if (!leads()) return;
+  observe::write_heartbeat(
+      folder_.path,
+      {.beats = ++beats_, .step = trainer_->position().step, .saved = saving_->saved_step(), .pid = ::getpid()});
+}
+
+/// A step whose loss or gradients are anomalous, by what the recipe says; called while `error` is being handled.
+void TrainingRun::recover(spec::AnomalyPolicy policy, Error& error, std::int64_t step) {
+  if (sick_->handle(policy, error, step) == AnomalyHandler::Course::kRewound) return;
+  record({.position = trainer_->position(), .loss = NAN, .gradient_norm = NAN, .taken = false, .refused = true},
+         gather_news().memory);
+}
+
+void TrainingRun::begin_saving() {
+  save_wanted_ = false;
+  trainer_->state();  // waits for updates that are still on their way
+  saving_->begin(trainer_->position());
+  // Where updates happen within steps that run together, the copy cannot lie beside them; nor beside a step that is
+  // being recorded, which must be the only one to use the GPU.
+  if (trainer_->engine().together() != nullptr || recipe_.train.cuda_graphs) saving_->before_update();
+}
+
+void TrainingRun::save_now() {
+  trainer_->state();
+  saving_->now(trainer_->position());
+}
+
+void TrainingRun::loop() {
+  ProfileWindow profile(request_.profile, steps_, *trainer_, folder_.path / "profile.json");
+  const auto due = [&](std::int64_t every) { return every > 0 && trainer_->position().step % every == 0; };
+  // Drills change the state between two steps, and a profile counts whole ones.
+  if (recipe_.train.cuda_graphs && request_.profile == 0 && !faults_->drill()) trainer_->run_ahead();
+  while (trainer_->position().step < steps_) {
+    step_begun_ = Clock::now();
+    const std::int64_t step = trainer_->position().step + 1;
+    StepStatus status;
+    if (leads()) profile.before_step();
+    try {
+      if (faults_->drill()) faults_->before_step(step, trainer_->state());
+      const StepReport report = trainer_->step();
+      if (leads()) profile.after_step();
+      status = gather_news();
+      if (calls_) calls_->tell();
+      record(report, status.memory);
+      if (leads()) kernels::write_choices(folder_.gpu_choices());
+      ranks_->note(report.position.step, report.compute_s + faults_->take_slowed_s());
+      ranks_->compare(report.position.step, *trainer_);
+    } catch (NonFiniteError& error) {
+      recover(recipe_.health.non_finite, error, step);
+      continue;
+    } catch (LossSpike& error) {
+      recover(recipe_.health.spike, error, step);
+      continue;
+    }
+    save_wanted_ = save_wanted_ || status.save != 0;
+    saving_->after_step(status.writing == 0);
+    beat();
+    if (!trainer_
+             ->at_rest()) {  // the next drain comes, and an interrupted run goes on until then; a step ahead can be had
+      if (status.stop != 0 || save_wanted_) trainer_->rest_soon();
+      continue;
+    }
+    if (validation_ && due(recipe_.eval.every)) validate();
+    if (trainer_->position().step >= steps_) break;
+    if (status.stop != 0) {
+      if (saving_->saved_step() != step) save_now();
+      result_.end = RunResult::End::kInterrupted;
+      if (leads()) observe::take_back_stop(folder_.path);
+      files_->event("stop", {{"step", step}, {"why", "interrupted"}});
+      timeline_->tell("stop", {{"step", step}, {"why", "interrupted"}});
+      return;
+    }
+    if (saving_->is_due(step) || save_wanted_) begin_saving();
+  }
+  if (const std::string timeline = trainer_->timeline(); !timeline.empty()) {
+    write_text_file(folder_.path / "pipeline.json", timeline);
+  }
+  if (validation_ && validated_step_ != steps_) validate();
+  if (saving_->saved_step() != steps_) save_now();
+  if (const std::string saves = saving_->summary(); !saves.empty()) log_info("{}", saves);
+  files_->event("stop", {{"step", steps_}, {"why", "finished"}});
+  timeline_->tell("stop", {{"step", steps_}, {"why", "finished"}});
+}
+
+RunResult TrainingRun::go() {
+  steps_ = result_.steps = last_step(request_.recipe);
+  plan_step(request_.recipe, {},
+            {.length = request_.recipe.data.seq_len});  // says what is wrong before anything is made
+  const std::int64_t from_step = find_checkpoint();
+  recipe_ = effective_recipe(request_, shape_from(from_step));
+  at::set_num_threads(*recipe_.train.threads);
+  if (from_step >= steps_) {
+    result_.end = RunResult::End::kWasFinished;
+    result_.step = from_step;
+    return result_;
+  }
+  build(from_step);
+  files_->open(from_step, steps_);
+  if (request_.explain) {
+    const Explanation explanation = explain(*trainer_);
+    if (leads()) log_info("{}", explanation.text());
+  }
+  const Interrupt interrupt(recipe_.checkpoint.grace);
+  beat();
+  loop();
+  return result_;
+}
+
+}  // namespace
+
+RunResult run(const RunRequest& request, comm::Rank& rank) {
+  try {
+    return TrainingRun(request, rank).go();
+  } catch (const fs::filesystem_error& error) {  // a folder or copy that could not be made
+    throw IoError(fmt::format("the run's directory {} cannot be used: {}", request.folder.string(), error.what()),
+                  "look at its permissions and the space that is left");
+  }
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,146 @@
+#include "trireme/train/run/run_files.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/new_file.h"
+#include "trireme/base/text.h"
+#include "trireme/base/units.h"
+#include "trireme/cost/cost_table.h"
+#include "trireme/cost/hardware.h"
+#include "trireme/kernels/cuda.h"
+#include "trireme/plan/from_recipe.h"
+#include "trireme/train/run/effective_recipe.h"
+
+namespace trireme::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// What the maker states of a card as its driver names it: published utilisations are shares of that. Nothing for cards
+/// that recipes/devices does not have, and for fp64.
+std::optional<observe::Peak> stated_peak(const char* card, spec::Precision precision) {
+  if (precision == spec::Precision::kFp64) return std::nullopt;
+  try {
+    const auto device = cost::find_device_of_driver(card);
+    const double flops = device ? cost::peak(*device, plan::arithmetic_of(precision)) : 0;
+    if (flops > 0) return observe::Peak{.flops = flops, .how = fmt::format("stated of {}", card), .when = {}};
+  } catch (const ConfigError& error) {
+    log_warn("MFU is not known, since a device's file cannot be read: {}", error.message());
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void RunFiles::open(std::int64_t from_step, std::int64_t last) {
+  if (!writes()) return;
+  const checkpoint::RunFolder& folder = parts_.folder;
+  const spec::Recipe& recipe = parts_.recipe;
+  const bool resume = parts_.request.resume;
+  const std::int64_t step = parts_.trainer.position().step;
+  log_copy_ = std::make_unique<LogCopy>(folder.log().string());
+  const auto changes = resume ? checkpoint::recipe_changes(folder, recipe) : std::vector<std::string>{};
+  for (const std::string& change : changes) log_info("the recipe has changed: {}", change);
+  log_ = std::make_unique<observe::RunLog>(folder.path,
+                                           resume ? std::optional(std::max<std::int64_t>(from_step, 0)) : std::nullopt);
+  parts_.saving.log_to(*log_);
+  parts_.timeline.tell(resume ? "resumed" : "start",
+                       {{"step", step}, {"ranks", parts_.rank.ranks()}, {"pid", ::getpid()}});
+  write_text_file(folder.recipe(), config::to_toml(recipe));
+  if (!fs::exists(folder.costs())) cost::write_cost_table(parts_.rank.options().costs, folder.costs());
+  if (const auto tokenizer = tokenizer_file(recipe.data); tokenizer && !fs::exists(folder.tokenizer())) {
+    fs::copy_file(*tokenizer, folder.tokenizer());
+  }
+  const auto names = spec::enum_names(std::type_identity<spec::Family>());
+  const std::int64_t parameters = spec::count_parameters(parts_.trainer.shape()).total();
+  const std::string family(name_in(names, parts_.trainer.shape().family));
+  log_->event(
+      resume ? "resumed" : "start",
+      {{"step", step},
+       {"steps", last},
+       {"model", family},
+       {"parameters", parameters},
+       {"ranks", parts_.rank.ranks()},
+       {"precision", name_in(spec::enum_names(std::type_identity<spec::Precision>()), recipe.precision.compute)},
+       {"threads", *recipe.train.threads},
+       {"changes", changes}});
+  if (recipe.run.device == spec::DeviceKind::kCpu) {
+    mfu_.emplace(observe::MfuRun{.precision = recipe.precision.compute == spec::Precision::kBf16 ? "bf16" : "fp32",
+                                 .threads = *recipe.train.threads,
+                                 .local_ranks = parts_.request.local_ranks,
+                                 .ranks = parts_.rank.ranks()});
+  } else {
+    const char* card = "";
+    std::uint64_t library = 0;
+    kernels::check_cuda(kernels::cuda().ground(&card, &library), "asking for the card");
+    mfu_.emplace(stated_peak(card, recipe.precision.compute), parts_.trainer.gpus());
+  }
+  introduce(last, family, parameters);
+  progress_ = std::make_unique<Progress>("train", last, "step");
+}
+
+void RunFiles::introduce(std::int64_t last, const std::string& family, std::int64_t parameters) {
+  const spec::Recipe& recipe = parts_.recipe;
+  const int ranks = parts_.rank.ranks();
+  log_info("{}: {} parameters, {}, {} a rank; {} of {} tokens; peak {}", family,
+           short_count(static_cast<double>(parameters)), counted(static_cast<std::size_t>(ranks), "rank"),
+           counted(static_cast<std::size_t>(*recipe.train.threads), "thread"), counted(last, "step"),
+           exact_count(spec::batch_at(recipe.lr_schedule, recipe.batch, parts_.trainer.position().tokens)),
+           mfu_->peak()                                   ? fmt::format("{:.0f} GFLOP/s", mfu_->peak()->flops / 1e9)
+           : recipe.run.device == spec::DeviceKind::kCuda ? "of this GPU not known (--profile compares)"
+                                                          : "unknown (`trireme doctor` measures it)");
+  if (ranks > 1) log_info("layout: {}", layout::to_text(parts_.trainer.mesh()));
+  if (const auto best = parts_.samples.best_loss()) log_info("the best possible loss of this task is {:.4f}", *best);
+}
+
+void RunFiles::event(std::string_view kind, observe::Json fields) {
+  if (writes()) log_->event(kind, std::move(fields));
+}
+
+void RunFiles::step(const StepReport& report, const StepFigures& figures) {
+  if (!writes()) return;
+  const std::int64_t step = report.position.step;
+  observe::StepRecord record{.step = step,
+                             .loss = report.loss,
+                             .grad_norm = report.gradient_norm,
+                             .lr = report.learning_rate,
+                             .tokens = report.position.tokens,
+                             .memory = figures.memory};
+  if (figures.hashes) {
+    const std::uint64_t total = nn::total_hash(*figures.hashes);
+    std::vector<std::pair<std::string, std::uint64_t>> tensors;
+    for (const nn::HashShare& share : *figures.hashes) tensors.emplace_back(share.name, share.share);
+    log_->hashes(step, total, tensors);
+    record.hash = formats::hex(total);
+  }
+  if (!report.taken && !report.refused) {
+    log_->event("skipped", {{"step", step}, {"why", "gradients overflowed fp16"}});
+  }
+  if (report.redone) log_->event("redone", {{"step", step}, {"why", "taken before the gradient norm was known"}});
+  record.seconds = report.seconds.value_or(figures.seconds);
+  record.tokens_per_s = static_cast<double>(report.batch) / record.seconds;
+  record.mfu = mfu_->of(report.flops, record.seconds);
+  record.breakdown = {.compute = report.compute_s, .data = report.data_s, .comm = report.comm_s};
+  record.breakdown.overhead = std::max(0.0, record.seconds - report.compute_s - report.data_s - report.comm_s);
+  log_->step(record);
+  progress_->update(step, fmt::format("loss {:.4f}  {} tokens/s{}", report.loss, short_count(record.tokens_per_s),
+                                      record.mfu ? fmt::format("  MFU {:.0f}%", *record.mfu * 100) : std::string()));
+}
+
+void RunFiles::cut_after(std::int64_t step) {
+  if (!writes()) return;
+  for (const std::int64_t later : formats::list_checkpoints(parts_.folder.checkpoints())) {
+    if (later > step) formats::remove_checkpoint(parts_.folder.checkpoints(), later);
+  }
+  log_ = nullptr;
+  log_ = std::make_unique<observe::RunLog>(parts_.folder.path, step);
+  parts_.saving.log_to(*log_);
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,63 @@
+// train/run/run_files.h -- what a run tells: metrics, events and hashes in its folder, and progress for people.
+//
+// Rank 0 writes. The others call the same, and nothing happens.
+// Depends on: checkpoint, observe, saving, trainer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "trireme/base/log.h"
+#include "trireme/base/progress.h"
+#include "trireme/checkpoint/run_folder.h"
+#include "trireme/observe/mfu.h"
+#include "trireme/observe/run_log.h"
+#include "trireme/observe/timeline.h"
+#include "trireme/train/commands.h"
+#include "trireme/train/engine/trainer.h"
+#include "trireme/train/run/saving.h"
+
+namespace trireme::train {
+
+class RunFiles {
+ public:
+  struct Parts {
+    const RunRequest& request;
+    const spec::Recipe& recipe;  ///< as it runs
+    checkpoint::RunFolder folder;
+    comm::Rank& rank;
+    Trainer& trainer;
+    const data::Samples& samples;
+    observe::Timeline& timeline;
+    Saving& saving;  ///< is told where to log
+  };
+  explicit RunFiles(const Parts& parts) : parts_(parts) {}
+
+  /// Begins to write, and says what is going to run up to step `last`. `from_step`: the checkpoint's that the run goes
+  /// on from; -1: none. Before anything else of this class.
+  void open(std::int64_t from_step, std::int64_t last);
+  void event(std::string_view kind, observe::Json fields);
+  struct StepFigures {
+    std::int64_t memory = 0;  ///< bytes, of the rank with most
+    double seconds = 0;       ///< by the clock; the report knows better where steps ran together
+    std::optional<std::vector<nn::HashShare>> hashes = {};
+  };
+  void step(const StepReport& report, const StepFigures& figures);
+  /// What came after this step belongs to a course that is given up.
+  void cut_after(std::int64_t step);
+
+ private:
+  bool writes() const { return parts_.rank.rank() == 0; }
+  void introduce(std::int64_t last, const std::string& family, std::int64_t parameters);
+
+  Parts parts_;
+  std::unique_ptr<LogCopy> log_copy_;
+  std::unique_ptr<observe::RunLog> log_;
+  std::unique_ptr<Progress> progress_;
+  std::optional<observe::Mfu> mfu_;  // where this rank writes
+};
+
+}  // namespace trireme::train

@@ -1,0 +1,203 @@
+// Copies of a few parameters: when buckets go, what is summed, and what is said when something is missing.
+#include "trireme/parallel/data_parallel.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "trireme/base/error.h"
+#include "trireme/comm/rank.h"
+#include "trireme/layout/placing.h"
+
+namespace trireme::parallel {
+namespace {
+
+/// Four vectors of 100 numbers on each of `ranks` ranks, in units of one.
+struct Copies {
+  nn::Params params;
+  std::unique_ptr<MeshGroups> groups;
+  std::unique_ptr<DataParallel> data_parallel;
+
+  Copies(comm::Rank& rank, DataParallelOptions options, const std::vector<std::string>& frozen = {}) {
+    groups = std::make_unique<MeshGroups>(rank.world(), layout::Mesh({{"dp", rank.ranks()}}));
+    std::vector<ShardUnit> units;
+    for (const char* name : {"a", "b", "c", "d"}) {
+      const layout::Placing placing(groups->mesh(), rank.rank(), name, {100});
+      nn::Param& param = params.add(placing.placement(), {.kind = nn::Init::Kind::kNormal, .scale = 1}, true);
+      param.uses = 1;
+      param.trainable = std::ranges::find(frozen, param.name) == frozen.end();
+      units.push_back({.params = {&param}});
+    }
+    if (rank.ranks() > 1) options.data = {"dp"};
+    if (options.zero > 0 && options.shard.empty()) options.shard = options.data;
+    data_parallel = std::make_unique<DataParallel>(std::move(units), params, *groups, options);
+    nn::initialise(data_parallel->owned(), options.precision, 1);
+    data_parallel->updated();
+    data_parallel->wait_for_weights();
+  }
+
+  void add(const std::string& name, double number) {
+    nn::Param& param = params.at(name);
+    nn::add_gradient(param, at::full({100}, number));
+    data_parallel->added(param);
+  }
+  /// Backward of a micro: the last parameter first.
+  void micro(bool last, double number) {
+    data_parallel->begin_micro(last);
+    for (const char* name : {"d", "c", "b", "a"}) add(name, number);
+  }
+  comm::Group& group() { return *groups->along({"dp"}); }
+};
+
+TEST(DataParallel, SumWhatRanksFound) {
+  for (const int zero : {0, 1, 2}) {
+    comm::run_ranks(3, [&](comm::Rank& rank) {
+      Copies copies(rank, {.zero = zero});
+      for (int step = 0; step < 2; ++step) {
+        copies.micro(false, rank.rank() + 1);
+        copies.micro(true, 10);
+        copies.data_parallel->finish();
+        for (const nn::Param& param : copies.data_parallel->owned()) {  // (1 + 2 + 3) + 3 x 10
+          EXPECT_TRUE(at::equal(param.gradient, at::full(param.gradient.sizes(), 36.0))) << param.name << zero;
+          EXPECT_FALSE(param.gradient_empty);
+        }
+        nn::zero_grad(copies.data_parallel->owned());
+      }
+    });
+  }
+}
+
+/// However many micros a step has, its gradients travel once; one pool makes one call of them all.
+TEST(DataParallel, AccumulateBeforeTheySum) {
+  comm::run_ranks(2, [](comm::Rank& rank) {
+    for (const std::int64_t bytes : {std::int64_t{0}, std::int64_t{900}, std::int64_t{1}}) {
+      Copies copies(rank, {.bucket_bytes = bytes});
+      EXPECT_EQ(copies.data_parallel->buckets().size(), bytes == 0 ? 1U : bytes == 900 ? 2U : 4U);
+      const std::uint64_t before = copies.group().calls();
+      for (int micro = 0; micro < 5; ++micro) copies.micro(micro == 4, 1);
+      copies.data_parallel->finish();
+      EXPECT_EQ(copies.group().calls() - before, copies.data_parallel->buckets().size());
+    }
+  });
+}
+
+/// A recording has all sums in it: after it has run, nothing of them is left to do.
+TEST(DataParallel, RecordedSumsAreNotMadeAgain) {
+  for (const int zero : {0, 1}) {
+    for (const bool narrow : {false, true}) {
+      comm::run_ranks(3, [&](comm::Rank& rank) {
+        Copies copies(rank, {.zero = zero, .bucket_bytes = 900, .reduce_bf16 = narrow});
+        for (int step = 0; step < 2; ++step) {
+          copies.micro(false, rank.rank() + 1);
+          copies.micro(true, 10);
+          copies.data_parallel->complete();
+          const std::uint64_t before = copies.group().calls();
+          copies.data_parallel->replayed();
+          copies.data_parallel->finish();
+          EXPECT_EQ(copies.group().calls(), before);
+          for (const nn::Param& param : copies.data_parallel->owned()) {
+            EXPECT_TRUE(at::equal(param.gradient, at::full(param.gradient.sizes(), 36.0))) << param.name << zero;
+            EXPECT_FALSE(param.gradient_empty);
+          }
+          nn::zero_grad(copies.data_parallel->owned());
+        }
+      });
+    }
+  }
+}
+
+/// Layers keep what they derive from weights, such as 8-bit forms, until the weights are new.
+TEST(DataParallel, LayersAreToldOfNewWeights) {
+  for (const int zero : {1, 2, 3}) {
+    comm::run_ranks(2, [&](comm::Rank& rank) {
+      Copies copies(rank, {.zero = zero});
+      const std::int64_t before = copies.params.at("a").version;
+      for (nn::Param& param : copies.data_parallel->owned()) ++param.version;  // as an update does
+      copies.data_parallel->updated();
+      copies.data_parallel->enter(0, /*backward=*/false);
+      EXPECT_GT(copies.params.at("a").version, before) << zero;
+      copies.data_parallel->leave(0);
+    });
+  }
+}
+
+/// A full bucket goes at once, in the order of buckets even where another is full first.
+TEST(DataParallel, BucketsGoAsTheyFill) {
+  comm::run_ranks(2, [](comm::Rank& rank) {
+    Copies copies(rank, {.bucket_bytes = 1});
+    comm::Group& group = copies.group();
+    const std::uint64_t before = group.calls();
+    copies.data_parallel->begin_micro(true);
+    copies.add("c", 1);
+    EXPECT_EQ(group.calls() - before, 0U);  // "d" is first
+    copies.add("d", 1);
+    EXPECT_EQ(group.calls() - before, 2U);
+    copies.add("a", 1);
+    EXPECT_EQ(group.calls() - before, 2U);
+    copies.add("b", 1);
+    EXPECT_EQ(group.calls() - before, 4U);
+    copies.data_parallel->finish();
+  });
+}
+
+TEST(DataParallel, NameWhatHasNoGradientInsteadOfHanging) {
+  for (const int zero : {0, 1, 2, 3}) {
+    try {
+      comm::run_ranks(2, [&](comm::Rank& rank) {
+        Copies copies(rank, {.zero = zero, .bucket_bytes = 1});
+        copies.data_parallel->begin_micro(true);
+        for (const char* name : {"d", "b", "a"}) copies.add(name, 1);
+        copies.data_parallel->finish();
+      });
+      ADD_FAILURE() << "no error";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.message(), testing::HasSubstr("gradient to c"));
+    }
+  }
+}
+
+/// A copy that had no rows in a step adds nothing and takes part.
+TEST(DataParallel, ARankWithoutRowsTakesPart) {
+  for (const int zero : {0, 1}) {
+    comm::run_ranks(2, [&](comm::Rank& rank) {
+      Copies copies(rank, {.zero = zero});
+      for (int step = 0; step < 2; ++step) {
+        if (rank.rank() == 0) copies.micro(true, 7);
+        copies.data_parallel->finish();
+        for (const nn::Param& param : copies.data_parallel->owned()) {
+          EXPECT_TRUE(at::equal(param.gradient, at::full(param.gradient.sizes(), 7.0)));
+        }
+        nn::zero_grad(copies.data_parallel->owned());
+      }
+    });
+  }
+}
+
+/// Whatever is shared out, layers see the numbers that one rank alone would draw; frozen ones too.
+TEST(DataParallel, FetchWhatOthersKeep) {
+  nn::Params alone;
+  for (const char* name : {"a", "b", "c", "d"}) {
+    alone.add(name, {100}, {.kind = nn::Init::Kind::kNormal, .scale = 1}, true);
+  }
+  for (const auto precision : {nn::Precision::kFp32, nn::Precision::kBf16}) {
+    nn::initialise(alone, precision, 1);
+    for (const int zero : {1, 2, 3}) {
+      comm::run_ranks(3, [&](comm::Rank& rank) {
+        Copies copies(rank, {.zero = zero, .precision = precision}, {"b"});
+        for (std::size_t unit = 0; unit < 4; ++unit) {
+          copies.data_parallel->enter(unit, /*backward=*/false);
+          const std::string name(1, static_cast<char>('a' + unit));
+          EXPECT_TRUE(at::equal(copies.params.at(name).value, alone.at(name).value)) << name << zero;
+          copies.data_parallel->leave(unit);
+          if (zero < 3) continue;
+          EXPECT_FALSE(copies.params.at(name).value.defined()) << "freed after use";
+        }
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trireme::parallel

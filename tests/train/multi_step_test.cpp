@@ -1,0 +1,223 @@
+// Steps that run together: asynchronous schedules beside their serial mathematics, steps validated after the fact
+// beside one rank, and what may be looked at between.
+#include <ATen/ops/equal.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "tests/train/support.h"
+#include "trireme/schedule/builders.h"
+#include "trireme/train/diagnose/verify.h"
+#include "trireme/train/engine/drains.h"
+
+namespace trireme::train {
+namespace {
+
+using spec::Family;
+using spec::Precision;
+
+/// Looks at nothing by itself, so that drains may be anywhere.
+spec::Recipe together(const std::string& kind, int stages, std::optional<int> drain_every = {}) {
+  spec::Recipe recipe = small_recipe(Family::kLlama, Precision::kFp64);
+  recipe.model.num_layers = 4;
+  recipe.model.tied = false;
+  recipe.batch.global_batch_tokens = 4 * 12;
+  recipe.layout.pp = stages;
+  recipe.pipeline.schedule = kind;
+  recipe.pipeline.drain_every = drain_every;
+  recipe.checkpoint.every = recipe.train.hash_every = 0;
+  recipe.optim.grad_clip_norm = 0.05;  // less than a stage's norm: every update is clipped
+  if (kind == "spectrain") {
+    recipe.optim.kind = spec::OptimizerKind::kSgd;
+    recipe.optim.momentum = 0.9;
+    recipe.optim.learning_rate = 0.05;
+  }
+  const bool adds_up = kind == "pipedream-2bw" || kind == "xpipe" || !schedule::find_kind(kind).asynchronous;
+  if (adds_up) recipe.train.micro_batch_size = 1;
+  return recipe;
+}
+
+VerifyResult verify_together(spec::Recipe recipe, int ranks, std::int64_t steps) {
+  recipe.train.steps = steps;
+  return verify_beside_one_rank(recipe, ranks, steps);
+}
+
+constexpr const char* kAsynchronous[] = {"pipedream", "pipedream-vsync", "pipedream-2bw",
+                                         "spectrain", "xpipe",           "stale"};
+
+TEST(Together, AsynchronousSchedulesEqualTheirSerialMathematics) {
+  for (const char* kind : kAsynchronous) {
+    for (const int stages : {2, 4}) {
+      const VerifyResult result = verify_together(together(kind, stages), stages, 6);
+      EXPECT_TRUE(result.equal) << kind << " on " << stages << ": " << result.weights.name << " "
+                                << result.weights.relative;
+    }
+  }
+}
+
+TEST(Together, AsynchronousPipelinesSideBySideEqualThemToo) {
+  for (const char* kind : {"pipedream", "pipedream-2bw", "xpipe"}) {
+    spec::Recipe recipe = together(kind, 2);
+    recipe.batch.global_batch_tokens = 8 * 12;
+    EXPECT_TRUE(verify_together(recipe, 4, 5).equal) << kind;
+  }
+}
+
+TEST(Together, DrainsBeginAnew) {
+  for (const char* kind : kAsynchronous) {
+    EXPECT_TRUE(verify_together(together(kind, 2, 2), 2, 5).equal) << kind;
+  }
+}
+
+/// A wrong law must show: otherwise the tests above could not fail.
+TEST(Together, AsynchronousSchedulesDifferFromOneRankAndFromEachOther) {
+  std::vector<double> losses;
+  for (const char* kind : {"pipedream", "pipedream-vsync", "stale", "1f1b"}) {
+    spec::Recipe recipe = together(kind, 4);
+    recipe.train.micro_batch_size.reset();
+    if (std::string(kind) == "1f1b") recipe.layout = {};
+    recipe.optim.grad_clip_norm = 0;
+    recipe.optim.learning_rate = 1e-2;
+    with_trainers(recipe, recipe.layout.pp, [&](Trainer& trainer, comm::Rank& rank) {
+      double loss = 0;
+      for (int step = 0; step < 6; ++step) loss = trainer.step().loss;
+      if (rank.rank() == 0) losses.push_back(loss);
+    });
+  }
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) EXPECT_NE(losses[i], losses[j]) << i << " " << j;
+  }
+}
+
+/// Both where every step is taken back, and where none is.
+TEST(Together, StepsValidatedAfterTheFactEqualOneRank) {
+  for (const char* kind : {"zb-h2", "zb-v", "1f1b", "interleaved"}) {
+    for (const double clip : {0.01, 100.0}) {
+      spec::Recipe recipe = together(kind, 2, 3);
+      recipe.optim.grad_clip_norm = clip;
+      if (std::string(kind) == "interleaved") recipe.pipeline.virtual_stages = 2;
+      EXPECT_TRUE(verify_together(recipe, 2, 6).equal) << kind << " clipped to " << clip;
+      with_trainers(recipe, 2, [&](Trainer& trainer, comm::Rank&) {
+        for (int step = 0; step < 3; ++step) EXPECT_EQ(trainer.step().redone, clip < 1) << kind;
+      });
+    }
+  }
+  spec::Recipe recipe = together("zb-h2", 2, 3);
+  recipe.model.tied = true;
+  recipe.batch.global_batch_tokens = 8 * 12;
+  EXPECT_TRUE(verify_together(recipe, 4, 5).equal) << "tied, two pipelines, not a multiple of the drains";
+}
+
+/// The run from a drain's state on is the run that was not interrupted, to the bit.
+TEST(Together, GoesOnFromADrain) {
+  for (const char* kind : {"pipedream-2bw", "xpipe", "zb-v"}) {
+    spec::Recipe recipe = together(kind, 2, 2);
+    recipe.optim.kind = spec::OptimizerKind::kAdam;
+    with_trainers(recipe, 2, [&](Trainer& trainer, comm::Rank& rank) {
+      trainer.step();
+      EXPECT_FALSE(trainer.at_rest());
+      trainer.step();
+      EXPECT_TRUE(trainer.at_rest());
+      const auto samples = data::open_samples(recipe, data::Split::kTrain);
+      Trainer other(recipe, model_shape(recipe), rank.world(), *samples);
+      for (const nn::StateTensor& tensor : trainer.state().tensors()) {
+        at::Tensor(other.state().at(tensor.name).tensor).copy_(tensor.tensor);
+      }
+      for (const nn::StateValue& value : trainer.state().values()) {
+        other.state().value(value.name).set(value.get());
+      }
+      other.loaded();
+      EXPECT_EQ(other.position().step, 2);
+      for (int step = 0; step < 2; ++step) EXPECT_EQ(trainer.step().loss, other.step().loss) << kind;
+      for (const nn::Param& param : trainer.params()) {
+        EXPECT_TRUE(at::equal(param.master, other.params().at(param.name).master)) << kind << " " << param.name;
+      }
+    });
+  }
+}
+
+TEST(Together, TakesEachUpdatesRateFromThePace) {
+  spec::Recipe recipe = together("pipedream-2bw", 2, 4);
+  recipe.lr_schedule.warmup = 4 * recipe.batch.global_batch_tokens;
+  with_trainers(recipe, 2, [&](Trainer& trainer, comm::Rank&) {
+    double before = 0;
+    for (int step = 0; step < 4; ++step) {
+      const StepReport report = trainer.step();
+      EXPECT_GT(report.learning_rate, before);
+      before = report.learning_rate;
+      EXPECT_GT(report.seconds.value(), 0);
+    }
+  });
+}
+
+TEST(Together, ChangesOfTheBatchDrainToo) {
+  spec::Recipe recipe = together("pipedream-2bw", 2, 100);
+  recipe.train.steps = 12;
+  const Share share{.length = 12, .micro_batch_size = 1};
+  EXPECT_EQ(steps_until_drain(recipe, 5, {.step = 3, .tokens = 3 * 48}, share), 2);
+  EXPECT_EQ(steps_until_drain(recipe, 100, {.step = 3, .tokens = 3 * 48}, share), 9);
+}
+
+std::string message_of(const spec::Recipe& recipe, int ranks = 2) {
+  try {
+    with_trainers(recipe, ranks, [](Trainer& trainer, comm::Rank&) { trainer.step(); });
+  } catch (const ConfigError& error) {
+    return error.message() + " -> " + error.hint();
+  }
+  return "no error";
+}
+
+TEST(Together, SaysWhatCannotBeDoneBetweenDrains) {
+  using testing::HasSubstr;
+  spec::Recipe recipe = together("pipedream-2bw", 2, 6);
+  recipe.checkpoint.every = 10;
+  EXPECT_THAT(message_of(recipe), HasSubstr("checkpoint.every is 10, but the pipeline is emptied after every 6"));
+  EXPECT_THAT(message_of(recipe), HasSubstr("set checkpoint.every = 12, or pipeline.drain_every = 5"));
+  recipe.pipeline.drain_every = 5;
+  EXPECT_EQ(message_of(recipe), "no error");
+  recipe = together("pipedream", 2);
+  recipe.model.tied = true;
+  EXPECT_THAT(message_of(recipe), HasSubstr("model.tied = false"));
+  recipe = together("pipedream", 2);
+  recipe.train.micro_batch_size = 1;
+  EXPECT_THAT(message_of(recipe), HasSubstr("updates after every micro"));
+  recipe = together("xpipe", 2);
+  recipe.precision.compute = Precision::kFp16;
+  EXPECT_THAT(message_of(recipe), HasSubstr("loss scale"));
+  recipe = together("xpipe", 2);
+  recipe.optim.kind = spec::OptimizerKind::kSgd;
+  EXPECT_THAT(message_of(recipe), HasSubstr("moments of Adam"));
+}
+
+TEST(Together, FindsDrainsThatFitWhereNoneAreGiven) {
+  spec::Recipe recipe = together("pipedream-2bw", 2);
+  EXPECT_EQ(drain_every(recipe, true), 128);
+  EXPECT_EQ(drain_every(recipe, false), 1);
+  recipe.eval.every = 60;
+  recipe.checkpoint.every = 100;
+  EXPECT_EQ(drain_every(recipe, true), 20);
+  recipe.eval.every = recipe.checkpoint.every = 1000;
+  EXPECT_EQ(drain_every(recipe, true), 125);
+}
+
+TEST(Together, NamesGradientsThatAreNoNumbersOnAllRanks) {
+  for (const char* kind : {"pipedream-2bw", "zb-h2"}) {
+    spec::Recipe recipe = together(kind, 2, 4);
+    EXPECT_THROW(with_trainers(recipe, 2,
+                               [&](Trainer& trainer, comm::Rank&) {
+                                 for (nn::Param& param : trainer.params()) {
+                                   if (param.name != "layers.3.mlp.out.weight") continue;
+                                   param.master.view({-1})[0] = std::numeric_limits<double>::quiet_NaN();
+                                   nn::publish(param);
+                                 }
+                                 trainer.step();
+                               }),
+                 optim::NonFiniteGradients)
+        << kind;
+  }
+}
+
+}  // namespace
+}  // namespace trireme::train
