@@ -124,7 +124,7 @@ void measure_rank(const HardwareOptions& options, int threads, comm::Rank& rank,
 
 /// A small model; `ranks` share its steps.
 struct StepShape {
-  int width, layers, sequence, rows, ranks;
+  int hidden_size, num_layers, sequence, rows, ranks;
   const char* precision;
 };
 

@@ -38,7 +38,7 @@ void check_header(const MappedFile& file, const ShardHeader& header) {
   if (header.text_bytes > kShardMostTextBytes)
     fail(offsetof(ShardHeader, text_bytes), fmt::format("cannot have {} bytes of text", header.text_bytes));
   if (header.vocab_size < 1 || header.vocab_size > std::uint64_t{1} << 31)
-    fail(offsetof(ShardHeader, vocabulary), fmt::format("cannot have a vocabulary of {}", header.vocab_size));
+    fail(offsetof(ShardHeader, vocab_size), fmt::format("cannot have a vocabulary of {}", header.vocab_size));
   if ((header.flags & kShardHasPairs) != 0 && header.documents % 2 != 0)
     fail(offsetof(ShardHeader, documents), fmt::format("has pairs, but {} documents", header.documents));
   const ShardLayout layout = shard_layout(header);

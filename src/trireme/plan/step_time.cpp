@@ -46,7 +46,7 @@ Message message_of(const Hardware& hardware, const Job& job, const Layout& layou
                                   {.ranks = layout.tp, .per_node = std::min(layout.tp, hardware.cluster.gpus_per_node)},
                                   bytes);
   const double overlap = hardware.device.efficiency.overlap;
-  return {.exposed = start + (1 - overlap) * moving, .hidden_size = overlap * moving};
+  return {.exposed = start + (1 - overlap) * moving, .hidden = overlap * moving};
 }
 
 cost::GroupShape replica_group(const Hardware& hardware, const Layout& layout) {
