@@ -15,7 +15,7 @@ namespace {
 
 using spec::Position;
 
-struct Options {
+struct PaceOptions {
   RecipeOptions recipe;
   std::string until;  // in the schedule's unit
   int rows = 20;
@@ -42,7 +42,7 @@ std::int64_t default_end(const spec::ScheduleConfig& schedule, const spec::Batch
   return last > 0 ? last + last / 4 : 1000;
 }
 
-void print_pace(const spec::Recipe& recipe, const Options& options, std::ostream& out) {
+void print_pace(const spec::Recipe& recipe, const PaceOptions& options, std::ostream& out) {
   const auto& schedule = recipe.schedule;
   const auto& batch = recipe.batch;
   const bool by_tokens = schedule.unit == spec::ScheduleUnit::kTokens;
@@ -78,7 +78,7 @@ void print_pace(const spec::Recipe& recipe, const Options& options, std::ostream
 void add_recipe_pace(Command& recipe, Context& context) {
   Command& pace = recipe.add_subcommand(
       "pace", "Print the learning rate and the batch over a run: at even places, and where they change their course");
-  const auto options = std::make_shared<Options>();  // shared with the callback, which outlives this function
+  const auto options = std::make_shared<PaceOptions>();  // shared with the callback, which outlives this function
   options->recipe.add_to(pace, RecipeOptions::File::kOptional);
   pace.add_option("--until", options->until,
                   "Where to end, in schedule.unit, e.g. 300G; not given: schedule.total, else behind the last change")

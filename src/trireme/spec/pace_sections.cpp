@@ -13,7 +13,7 @@ constexpr Named<ScheduleKind> kSchedules[] = {
     {"inverse-sqrt", ScheduleKind::kInverseSqrt}, {"wsd", ScheduleKind::kWsd},       {"step", ScheduleKind::kStep},
 };
 constexpr Named<ScheduleUnit> kUnits[] = {{"steps", ScheduleUnit::kSteps}, {"tokens", ScheduleUnit::kTokens}};
-constexpr Named<RateScaling> kScalings[] = {
+constexpr Named<RateScaling> kRateScalings[] = {
     {"none", RateScaling::kNone}, {"linear", RateScaling::kLinear}, {"square-root", RateScaling::kSquareRoot}};
 constexpr Named<BatchKind> kBatches[] = {
     {"constant", BatchKind::kConstant}, {"ramp", BatchKind::kRamp}, {"increase", BatchKind::kIncrease}};
@@ -79,7 +79,7 @@ void add_schedule_problems(const ScheduleConfig& schedule, Problems& problems) {
   }
   add_missing_or_unused(problems, "schedule.reference_batch", schedule.reference_batch.has_value(),
                         schedule.scaling != RateScaling::kNone,
-                        fmt::format("schedule.scaling = \"{}\"", name_in<RateScaling>(kScalings, schedule.scaling)),
+                        fmt::format("schedule.scaling = \"{}\"", name_in<RateScaling>(kRateScalings, schedule.scaling)),
                         "set schedule.reference_batch to the batch that optim.learning_rate is meant for");
 }
 
@@ -128,7 +128,7 @@ void add_batch_problems(const ScheduleConfig& schedule, const BatchConfig& batch
 
 std::span<const Named<ScheduleKind>> enum_names(std::type_identity<ScheduleKind>) { return kSchedules; }
 std::span<const Named<ScheduleUnit>> enum_names(std::type_identity<ScheduleUnit>) { return kUnits; }
-std::span<const Named<RateScaling>> enum_names(std::type_identity<RateScaling>) { return kScalings; }
+std::span<const Named<RateScaling>> enum_names(std::type_identity<RateScaling>) { return kRateScalings; }
 std::span<const Named<BatchKind>> enum_names(std::type_identity<BatchKind>) { return kBatches; }
 
 void describe(config::Section<ScheduleConfig>& section) {

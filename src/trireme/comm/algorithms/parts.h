@@ -23,11 +23,11 @@ void ring_all_gather(RoutineBuilder& to, const Team& team, const Bundle& own, co
 
 // ---- recursive_doubling.cpp
 /// A power of two of members; member i starts with block i in place.
-void recursive_doubling_all_gather(RoutineBuilder& to, const Team& team, const Blocks& blocks, const View& view);
+void recursive_doubling_all_gather(RoutineBuilder& to, const Team& team, const BlockBounds& blocks, const View& view);
 
 // ---- halving_doubling.cpp
 /// A power of two of members; afterwards member i holds the combination of block i in `last`.
-void recursive_halving(RoutineBuilder& to, const Team& team, const Blocks& blocks, View source, const View& into,
+void recursive_halving(RoutineBuilder& to, const Team& team, const BlockBounds& blocks, View source, const View& into,
                        const View& last);
 /// Everyone ends with the finished combination of `whole` in `into`. Any number of members.
 void halving_doubling_all_reduce(RoutineBuilder& to, const Team& team, Range whole, const View& source,
@@ -49,8 +49,10 @@ void binomial_broadcast(RoutineBuilder& to, const Team& team, const Tree& tree, 
 /// `into` is touched only by members with children.
 void binomial_reduce(RoutineBuilder& to, const Team& team, const Tree& tree, Slice source, Slice into);
 /// Each member's own block is in `view` already; `view` holds at least this member's subtree.
-void binomial_gather(RoutineBuilder& to, const Team& team, const Tree& tree, const Blocks& blocks, const View& view);
-void binomial_scatter(RoutineBuilder& to, const Team& team, const Tree& tree, const Blocks& blocks, const View& view);
+void binomial_gather(RoutineBuilder& to, const Team& team, const Tree& tree, const BlockBounds& blocks,
+                     const View& view);
+void binomial_scatter(RoutineBuilder& to, const Team& team, const Tree& tree, const BlockBounds& blocks,
+                      const View& view);
 
 // ---- bruck.cpp
 /// Nobody passes before everyone has arrived.

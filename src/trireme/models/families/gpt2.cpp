@@ -9,9 +9,9 @@
 namespace trireme::models {
 namespace {
 
-constexpr std::string_view kPrefixes[] = {"transformer.", ""};
+constexpr std::string_view kGpt2Prefixes[] = {"transformer.", ""};
 
-spec::ModelShape read_config(const formats::HfConfig& config) {
+spec::ModelShape read_gpt2_config(const formats::HfConfig& config) {
   spec::ModelShape shape = spec::family_shape(spec::Family::kGpt2);
   shape.vocabulary = config.get<std::int64_t>("vocab_size");
   shape.positions = config.get_or<std::int64_t>("n_positions", 1024);
@@ -45,7 +45,7 @@ spec::ModelShape read_config(const formats::HfConfig& config) {
   return shape;
 }
 
-void write_config(const spec::ModelShape& shape, formats::HfConfig& config) {
+void write_gpt2_config(const spec::ModelShape& shape, formats::HfConfig& config) {
   config.set("vocab_size", shape.vocabulary);
   config.set("n_positions", shape.positions);
   config.set("n_embd", shape.width);
@@ -61,7 +61,7 @@ void write_config(const spec::ModelShape& shape, formats::HfConfig& config) {
   config.set("attn_pdrop", shape.attention_dropout);
 }
 
-std::vector<PublishedTensor> tensors(Model& model, const std::string& prefix) {
+std::vector<PublishedTensor> gpt2_tensors(Model& model, const std::string& prefix) {
   TensorList list(model);
   list.add(prefix + "wte.weight", "embedding.tokens.weight");
   list.add(prefix + "wpe.weight", "embedding.positions.weight");
@@ -89,9 +89,9 @@ std::vector<PublishedTensor> tensors(Model& model, const std::string& prefix) {
 const FamilyFormat kGpt2Format{.model_type = "gpt2",
                                .architecture = "GPT2LMHeadModel",
                                .family = spec::Family::kGpt2,
-                               .read_config = read_config,
-                               .write_config = write_config,
-                               .tensors = tensors,
-                               .prefixes = kPrefixes};
+                               .read_config = read_gpt2_config,
+                               .write_config = write_gpt2_config,
+                               .tensors = gpt2_tensors,
+                               .prefixes = kGpt2Prefixes};
 
 }  // namespace trireme::models
