@@ -25,7 +25,7 @@ setup:  ## install packages and LibTorch, only what is missing (scripts/setup --
 # $(call configure,PRESET,OPTIONS), $(call compile,PRESET), $(call run_tests,PRESET): CMake reconfigures by itself
 # when its files change, so configuring is for the first time and for changed options.
 configure = echo "configure: build/$(1)" && cmake --preset $(1) $(2) >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }
-compile = echo "build: build/$(1), $(PARALLEL) at a time" && $(plainly) cmake --build --preset $(1) -j $(PARALLEL)
+compile = echo "build: build/$(1), $(PARALLEL) at a time" && $(plainly) scripts/build-progress cmake --build --preset $(1) -j $(PARALLEL)
 run_tests = echo "test: build/$(1)" && $(plainly) ctest --preset $(1) -j $(PARALLEL)
 
 build: setup  ## the program build/release/trireme and its libraries
