@@ -25,14 +25,16 @@ setup:  ## install packages and LibTorch, only what is missing (scripts/setup --
 # $(call configure,PRESET,OPTIONS), $(call compile,PRESET), $(call run_tests,PRESET): CMake reconfigures by itself
 # when its files change, so configuring is for the first time and for changed options.
 configure = echo "configure: build/$(1)" && cmake --preset $(1) $(2) >build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }
-compile = echo "build: build/$(1), $(PARALLEL) at a time" && $(plainly) cmake --build --preset $(1) -j $(PARALLEL)
+compile = echo "build: build/$(1), $(PARALLEL) at a time" && $(plainly) scripts/build-progress cmake --build --preset $(1) -j $(PARALLEL)
 run_tests = echo "test: build/$(1)" && $(plainly) ctest --preset $(1) -j $(PARALLEL)
 
-build: setup  ## the program build/release/trireme and its libraries, tests and benchmarks
+build: setup  ## the program build/release/trireme and its libraries
 	@$(call configure,release,-DTRIREME_TORCH=$(TORCH))
 	@$(call compile,release)
 
-test: build  ## every test
+test: setup  ## every test; benchmarks and examples must compile
+	@$(call configure,release,-DTRIREME_TORCH=$(TORCH))
+	@$(call compile,release) --target all tests benches $(if $(filter OFF,$(TORCH)),,examples)
 	@$(call run_tests,release)
 
 test-faults: build  ## kill a run KILLS=200 times, in every phase of saving: it must end with the bits of one left alone
@@ -41,7 +43,9 @@ test-faults: build  ## kill a run KILLS=200 times, in every phase of saving: it 
 quickstart: build  ## build, then train a small GPT on a real text: a sample and a report page in three minutes
 	@scripts/quickstart $(if $(STEPS),--steps $(STEPS))
 
-bench: build  ## every benchmark, with the peer or limit it is held against
+bench: setup  ## every benchmark, with the peer or limit it is held against
+	@$(call configure,release,-DTRIREME_TORCH=$(TORCH))
+	@$(call compile,release) --target all benches
 	@for bench in build/release/bench/*; do echo "run: $$bench"; "$$bench" || exit 1; done
 
 format:  ## let clang-format decide
@@ -53,14 +57,14 @@ check: setup  ## formatting and the layer rule, as CI checks them
 
 debug: setup  ## the tensor-free rooms for a debugger, and their tests
 	@$(call configure,debug)
-	@$(call compile,debug)
+	@$(call compile,debug) --target all tests
 	@$(call run_tests,debug)
 
 # The thread sanitizer of GCC before 14 does not start where addresses are randomised by more than 28 bits (Ubuntu 24.04).
 tsan: plainly := $(shell [ "$$(cat /proc/sys/vm/mmap_rnd_bits 2>/dev/null || echo 28)" -le 28 ] || echo setarch -R)
 asan tsan: setup  ## the tests of the tensor-free rooms under sanitizers
 	@$(call configure,$@)
-	@$(call compile,$@)
+	@$(call compile,$@) --target tests
 	@$(call run_tests,$@)
 
 # Ends at the first input that breaks something, and leaves it in build/fuzz/tests/fuzz/crash-*; run the target on it again.
@@ -77,7 +81,7 @@ test-gpu: setup  ## the tests on a GPU (needs nvcc, a GPU and torch's CUDA libra
 
 cuda: setup  ## as build and test, with kernels for every GPU from Ampere on (needs the CUDA toolkit)
 	@$(call configure,cuda,-DTRIREME_TORCH=$(TORCH))
-	@$(call compile,cuda)
+	@$(call compile,cuda) --target all tests benches
 	@$(call run_tests,cuda)
 
 clean:  ## remove build/ (LibTorch stays in its cache)

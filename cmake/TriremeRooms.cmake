@@ -13,7 +13,8 @@ function(trireme_sources out name)
   set(${out} ${sources} PARENT_SCOPE)
 endfunction()
 
-# trireme_room(ROOM LIBS...): the room as the object library trireme_ROOM; nothing while it has no sources.
+# trireme_room(ROOM LIBS...): the room as the object library trireme_ROOM; nothing while it has no sources. A room with
+# tensors names trireme_torch among its libraries.
 # Which rooms a room may include is checked by scripts/check-layers, from the table in docs/architecture.md.
 function(trireme_room name)
   trireme_sources(sources ${name})
@@ -22,9 +23,32 @@ function(trireme_room name)
   endif()
   add_library(trireme_${name} OBJECT ${sources})
   target_link_libraries(trireme_${name} PRIVATE trireme_flags PUBLIC trireme_deps ${ARGN})
-  if(name STREQUAL "base")
-    target_precompile_headers(trireme_base PRIVATE ${PROJECT_SOURCE_DIR}/cmake/pch.h)
+  if(trireme_torch IN_LIST ARGN)
+    trireme_precompile(trireme_${name} ${PROJECT_SOURCE_DIR}/cmake/pch_torch.h)
   else()
-    target_precompile_headers(trireme_${name} REUSE_FROM trireme_base)
+    trireme_precompile(trireme_${name} ${PROJECT_SOURCE_DIR}/cmake/pch.h)
+  endif()
+  set_target_properties(trireme_${name} PROPERTIES UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+endfunction()
+
+# trireme_precompile(TARGET HEADER): the first target that asks for a precompiled header makes it, the others share it. They
+# have the same flags.
+function(trireme_precompile target header)
+  get_property(owner GLOBAL PROPERTY "trireme_precompiled:${header}")
+  if(owner)
+    target_precompile_headers(${target} REUSE_FROM ${owner})
+  else()
+    target_precompile_headers(${target} PRIVATE ${header})
+    set_property(GLOBAL PROPERTY "trireme_precompiled:${header}" ${target})
+  endif()
+endfunction()
+
+# trireme_target_of_folder(NAME FOLDER): the target NAME builds every target of FOLDER, which is not part of `all`.
+function(trireme_target_of_folder name folder)
+  get_property(targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
+  list(FILTER targets EXCLUDE REGEX "^(test_gpu|gpu_ranks|bench_gpu_torch|fuzz)$")
+  add_custom_target(${name})
+  if(targets)
+    add_dependencies(${name} ${targets})
   endif()
 endfunction()

@@ -8,7 +8,9 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 # No -march=native: one binary for all machines; kernels choose their instruction set when they run.
-set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG")
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
+set(trireme_optimize_loops -O3)  # kernels, reductions: where a loop over elements is most of the time
+set(trireme_optimize_tests -O0)
 # Sanitizers print lines, not variables; full debug information would cost them a quarter of their compile time.
 if(TRIREME_SANITIZE)
   set(CMAKE_CXX_FLAGS_DEBUG "-O1 -g1")

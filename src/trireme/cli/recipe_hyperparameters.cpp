@@ -16,7 +16,7 @@ namespace {
 
 using spec::Position;
 
-struct Options {
+struct HyperparametersOptions {
   RecipeOptions recipe;
   std::string until;  // in the schedule's unit
   int rows = 20;
@@ -43,7 +43,7 @@ std::int64_t default_end(const spec::LrScheduleConfig& schedule, const spec::Bat
   return last > 0 ? last + last / 4 : 1000;
 }
 
-void print_pace(const spec::Recipe& recipe, const Options& options, std::ostream& out) {
+void print_hyperparameters(const spec::Recipe& recipe, const HyperparametersOptions& options, std::ostream& out) {
   const auto& schedule = recipe.lr_schedule;
   const auto& batch = recipe.batch;
   const bool by_tokens = schedule.unit == spec::LrScheduleUnit::kTokens;
@@ -80,7 +80,8 @@ void add_recipe_pace(Command& recipe, Context& context) {
   Command& hyperparameters = recipe.add_subcommand(
       "hyperparameters",
       "Print the learning rate and the batch over a run: at even places, and where they change their course");
-  const auto options = std::make_shared<Options>();  // shared with the callback, which outlives this function
+  const auto options =
+      std::make_shared<HyperparametersOptions>();  // shared with the callback, which outlives this function
   options->recipe.add_to(hyperparameters, RecipeOptions::File::kOptional);
   hyperparameters
       .add_option(
@@ -90,7 +91,7 @@ void add_recipe_pace(Command& recipe, Context& context) {
   hyperparameters.add_option("--rows", options->rows, "Rows at even places").within(1, 10000).show_default();
   hyperparameters.callback([&context, options] {
     context.run = [&context, options] {
-      print_pace(options->recipe.load(context).value, *options, context.out);
+      print_hyperparameters(options->recipe.load(context).value, *options, context.out);
       return kExitFine;
     };
   });

@@ -17,13 +17,13 @@
 namespace trireme::cli {
 namespace {
 
-struct Options {
+struct TokenizeOptions {
   CorpusFlags corpus;
   std::string tokenizer, out, shard_size = "256M";
   bool no_end = false, no_special = false;
 };
 
-int run(Options& options, std::ostream& out) {
+int run_tokenize(TokenizeOptions& options, std::ostream& out) {
   if (options.corpus.names.empty() || options.tokenizer.empty() || options.out.empty())
     throw ConfigError(
         "trireme tokenize needs text, --tokenizer and --out",
@@ -59,7 +59,7 @@ Examples:
 
 void add_tokenize_command(Command& app, Context& context) {
   Command& command = app.add_subcommand("tokenize", "Turn text into token shards, or learn a tokenizer from text");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<TokenizeOptions>();
   options->corpus.add_to(command);
   command.add_option("--tokenizer", options->tokenizer, "A tokenizer.json, a folder that holds one, or the word bytes");
   command.add_option("--out", options->out, "The folder for the shards");
@@ -69,7 +69,7 @@ void add_tokenize_command(Command& app, Context& context) {
                    "Do not put around documents what the tokenizer's template has");
   command.callback([&command, options, &context] {
     if (command.has_chosen_subcommand()) return;
-    context.run = [options, &context] { return run(*options, context.out); };
+    context.run = [options, &context] { return run_tokenize(*options, context.out); };
   });
   add_tokenize_train(command, context);
   command.footer(kFooter);  // last: commands made after it would repeat it

@@ -19,13 +19,13 @@
 namespace trireme::cli {
 namespace {
 
-struct Options {
+struct TrainTokenizerOptions {
   CorpusFlags corpus;
   data::BpeTrainingOptions training;
   std::string vocabulary = "32k", out;
 };
 
-int run(Options& options, std::ostream& out) {
+int run_train_tokenizer(TrainTokenizerOptions& options, std::ostream& out) {
   const std::int64_t vocabulary = parse_count(options.vocabulary);
   if (vocabulary < 1 || vocabulary > 10'000'000)
     throw ConfigError(fmt::format("--vocab-size {} is not within 1 and 10M", options.vocabulary));
@@ -51,7 +51,7 @@ int run(Options& options, std::ostream& out) {
 
 void add_tokenize_train(Command& tokenize, Context& context) {
   Command& command = tokenize.add_subcommand("train", "Learn a byte-level BPE vocabulary from text");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<TrainTokenizerOptions>();
   options->corpus.add_to(command);
   command.get_option("FILES").required();
   command.add_option("--vocab-size", options->vocabulary,
@@ -69,7 +69,9 @@ void add_tokenize_train(Command& tokenize, Context& context) {
                   "Pairs that are less frequent are not merged; default 2")
       .positive();
   command.add_option("-o,--out", options->out, "The tokenizer.json to write").required();
-  command.callback([options, &context] { context.run = [options, &context] { return run(*options, context.out); }; });
+  command.callback([options, &context] {
+    context.run = [options, &context] { return run_train_tokenizer(*options, context.out); };
+  });
 }
 
 }  // namespace trireme::cli

@@ -102,4 +102,7 @@ struct Volume {
 };
 Volume volume(const Routine& routine);
 
+/// A rank's or a step's place in a vector.
+inline std::size_t at(int index) { return static_cast<std::size_t>(index); }
+
 }  // namespace trireme::comm

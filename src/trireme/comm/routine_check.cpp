@@ -15,7 +15,6 @@ namespace {
 
 constexpr std::size_t kMostFaults = 20;  // more would only bury the first
 
-std::size_t at(int index) { return static_cast<std::size_t>(index); }
 bool is_receive(Act act) { return act == Act::kRecv || act == Act::kRecvReduce; }
 bool is_post(Act act) { return act == Act::kSend || is_receive(act); }
 bool reads(Act act) { return act != Act::kRecv && act != Act::kWait && act != Act::kFinish; }

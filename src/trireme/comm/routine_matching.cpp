@@ -7,11 +7,7 @@
 
 namespace trireme::comm {
 
-namespace {
-
-std::size_t at(int index) { return static_cast<std::size_t>(index); }
-
-}  // namespace
+namespace {}  // namespace
 
 std::string place(int rank, int index, const Step& step) {
   return fmt::format("rank {}, step {} ({})", rank, index, to_text(step));

@@ -10,8 +10,6 @@ namespace trireme::comm {
 
 namespace {
 
-std::size_t at(int index) { return static_cast<std::size_t>(index); }
-
 /// Always moves the message that can start first. A rank that is held up waits for one of those not yet moved, so
 /// whatever it posts later starts later, too: no earlier message can turn up afterwards.
 class Replay {

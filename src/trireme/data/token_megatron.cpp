@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kMagic("MMIDIDX\0\0", 9);
 constexpr std::uint64_t kVersionAt = 9, kTypeAt = 17, kSequencesAt = 18, kDocumentsAt = 26, kTablesAt = 34;
-constexpr const char* kFetchAgain = "fetch both files again, or make them again";
+constexpr const char* kFetchBothAgain = "fetch both files again, or make them again";
 
 TokenType type_of(const MappedFile& index) {
   const auto code = load<std::uint8_t>(index.bytes().data() + kTypeAt);
@@ -34,7 +34,7 @@ TokenType type_of(const MappedFile& index) {
     case 7:
       fail_at(index, kTypeAt, "holds floating-point numbers, which are no tokens");
     default:
-      fail_at(index, kTypeAt, fmt::format("the type {} of tokens is unknown", code), kFetchAgain);
+      fail_at(index, kTypeAt, fmt::format("the type {} of tokens is unknown", code), kFetchBothAgain);
   }
 }
 
@@ -49,23 +49,23 @@ void check_sequences(const TokenParts& parts, const std::byte* lengths) {
     const auto byte = [&](const std::byte* at) { return static_cast<std::uint64_t>(at - index.bytes().data()); };
     if (length < 0)
       fail_at(index, byte(lengths + sequence * 4), fmt::format("sequence {} has {} tokens", sequence, length),
-              kFetchAgain);
+              kFetchBothAgain);
     if (pointer < 0 || static_cast<std::uint64_t>(pointer) != expected)
       fail_at(index, byte(parts.sequence_pointers + sequence * 8),
               fmt::format("sequence {} begins at byte {} of the .bin, but the one before it ends at {}", sequence,
                           pointer, expected),
-              kFetchAgain);
+              kFetchBothAgain);
     expected += static_cast<std::uint64_t>(length) * token_bytes;
   }
   if (parts.file.size() < expected)
     fail_at(parts.file, parts.file.size(),
             fmt::format("is cut short: it ends here, but {} says {} bytes", index.path().string(), expected),
-            kFetchAgain);
+            kFetchBothAgain);
   if (parts.file.size() > expected)
     fail_at(parts.file, expected,
             fmt::format("the tokens end here by {}, but {} more bytes follow", index.path().string(),
                         parts.file.size() - expected),
-            kFetchAgain);
+            kFetchBothAgain);
 }
 
 void check_documents(const TokenParts& parts, std::uint64_t at) {
@@ -74,16 +74,17 @@ void check_documents(const TokenParts& parts, std::uint64_t at) {
     const auto sequence = load<std::int64_t>(parts.document_indices + document * 8);
     const std::uint64_t byte = at + static_cast<std::uint64_t>(document) * 8;
     if (document == 0 && sequence != 0)
-      fail_at(*parts.index, byte, fmt::format("document 0 begins with sequence {}", sequence), kFetchAgain);
+      fail_at(*parts.index, byte, fmt::format("document 0 begins with sequence {}", sequence), kFetchBothAgain);
     if (sequence < last || sequence > parts.sequences)
       fail_at(*parts.index, byte,
               fmt::format("document {} begins with sequence {}, which is not from {} to {}", document, sequence, last,
                           parts.sequences),
-              kFetchAgain);
+              kFetchBothAgain);
     last = sequence;
   }
   if (last != parts.sequences)
-    fail_at(*parts.index, at, fmt::format("documents end with sequence {} of {}", last, parts.sequences), kFetchAgain);
+    fail_at(*parts.index, at, fmt::format("documents end with sequence {} of {}", last, parts.sequences),
+            kFetchBothAgain);
 }
 
 }  // namespace
@@ -96,22 +97,22 @@ void open_megatron(TokenParts& parts) {
   if (!is_megatron_index(index)) fail_at(index, 0, "is no index of Megatron's", "name a pair of .bin and .idx files");
   if (index.size() < kTablesAt)
     fail_at(index, index.size(), fmt::format("is cut short: it ends within the header of {} bytes", kTablesAt),
-            kFetchAgain);
+            kFetchBothAgain);
   const auto version = load<std::uint64_t>(bytes + kVersionAt);
   if (version != 1) fail_at(index, kVersionAt, fmt::format("version {} is unknown; it should be 1", version));
   parts.type = type_of(index);
   const auto sequences = load<std::uint64_t>(bytes + kSequencesAt);
   const auto indices = load<std::uint64_t>(bytes + kDocumentsAt);
   const std::uint64_t room = index.size() - kTablesAt;
-  if (indices == 0) fail_at(index, kDocumentsAt, "does not say where the last document ends", kFetchAgain);
+  if (indices == 0) fail_at(index, kDocumentsAt, "does not say where the last document ends", kFetchBothAgain);
   if (sequences > room / 12 || indices > (room - sequences * 12) / 8)
     fail_at(index, index.size(),
             fmt::format("is cut short: it ends here, but has {} sequences and {} documents", sequences, indices - 1),
-            kFetchAgain);
+            kFetchBothAgain);
   const std::uint64_t used = sequences * 12 + indices * 8;
   if (room != used && room != used + sequences)  // one byte a sequence more: the modes of multimodal data
     fail_at(index, kTablesAt + used, fmt::format("the tables end here, but {} more bytes follow", room - used),
-            kFetchAgain);
+            kFetchBothAgain);
 
   parts.format = TokenFormat::kMegatron;
   parts.sequences = static_cast<std::int64_t>(sequences);

@@ -20,7 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kMaxSmallFile = std::uint64_t{1} << 30;
-constexpr const char* kOlder = "an older checkpoint of the run may be whole; --resume finds it by itself";
 
 }  // namespace
 
@@ -52,7 +51,7 @@ CheckpointFolder::CheckpointFolder(fs::path path) : path_(std::move(path)) {
     std::string text = read_text_file(path_ / name, kMaxSmallFile);
     if (checksum(text) != sum) {
       throw FormatError(fmt::format("{}: is damaged: its content does not have its checksum", (path_ / name).string()),
-                        kOlder);
+                        kUseOlderCheckpoint);
     }
     texts_[name] = std::move(text);
   }
@@ -61,10 +60,11 @@ CheckpointFolder::CheckpointFolder(fs::path path) : path_(std::move(path)) {
     const fs::path file = path_ / part.name;
     std::error_code error;
     const std::uint64_t size = fs::file_size(file, error);
-    if (error) throw IoError(fmt::format("{}: cannot be read: {}", file.string(), error.message()), kOlder);
+    if (error)
+      throw IoError(fmt::format("{}: cannot be read: {}", file.string(), error.message()), kUseOlderCheckpoint);
     if (size != part.bytes) {
       throw FormatError(fmt::format("{}: has {} bytes, but was written with {}", file.string(), size, part.bytes),
-                        kOlder);
+                        kUseOlderCheckpoint);
     }
   }
 }
@@ -74,7 +74,7 @@ void CheckpointFolder::take_version1() {
   const SafetensorsFile file(path_ / kStateFile);
   const SafetensorsHeader& header = file.header();
   const auto refuse = [&](const std::string& why) {
-    throw FormatError(fmt::format("{}: {}", file.path().string(), why), kOlder);
+    throw FormatError(fmt::format("{}: {}", file.path().string(), why), kUseOlderCheckpoint);
   };
   if (checksum(header.text) != manifest_.version1->header) {
     refuse("its header is damaged: it does not have its checksum");
@@ -118,7 +118,7 @@ void CheckpointFolder::refuse_block(std::size_t part, const Checked& check, std:
   if (listed < names.size()) what += fmt::format(" and {} more", names.size() - listed);
   throw FormatError(fmt::format("{}: {}, bytes {} to {}, is damaged: {}", part_path(part).string(), what, check.begin,
                                 check.end, why),
-                    kOlder);
+                    kUseOlderCheckpoint);
 }
 
 void CheckpointFolder::fetch(std::vector<Fetch> wanted, int threads) const {

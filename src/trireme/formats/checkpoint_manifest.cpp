@@ -13,11 +13,10 @@ namespace trireme::formats {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Type = Json::value_t;
+using JsonType = Json::value_t;
 
 constexpr std::string_view kFormat = "trireme checkpoint";
 constexpr int kManifestVersion = 2;
-constexpr const char* kOlder = "an older checkpoint of the run may be whole; --resume finds it by itself";
 
 Json checksums(const std::map<std::string, std::uint64_t>& sums) {
   Json out = Json::object();
@@ -32,25 +31,25 @@ class Reader {
     if (!json.is_object()) fail("has something else where an object must be");
   }
 
-  const Json& at(const char* key, Type type) const {
+  const Json& at(const char* key, JsonType type) const {
     const auto found = json_.find(key);
     if (found == json_.end()) fail(fmt::format("there is no \"{}\"", key));
     if (found->type() != type) fail(fmt::format("\"{}\" is {}", key, found->type_name()));
     return *found;
   }
   bool has(const char* key) const { return json_.contains(key); }
-  std::int64_t count(const char* key) const { return whole(at(key, Type::number_unsigned), key); }
-  std::string text(const char* key) const { return at(key, Type::string).get<std::string>(); }
-  std::uint64_t sum(const char* key) const { return sum_of(at(key, Type::string).get<std::string>(), key); }
+  std::int64_t count(const char* key) const { return whole(at(key, JsonType::number_unsigned), key); }
+  std::string text(const char* key) const { return at(key, JsonType::string).get<std::string>(); }
+  std::uint64_t sum(const char* key) const { return sum_of(at(key, JsonType::string).get<std::string>(), key); }
   std::map<std::string, std::uint64_t> sums(const char* key) const {
     std::map<std::string, std::uint64_t> out;
-    for (const auto& [name, value] : at(key, Type::object).items()) {
+    for (const auto& [name, value] : at(key, JsonType::object).items()) {
       if (!value.is_string()) fail(fmt::format("\"{}\" has something else than checksums", key));
       out[name] = sum_of(value.get<std::string>(), key);
     }
     return out;
   }
-  std::vector<std::int64_t> counts(const char* key) const { return counts_of(at(key, Type::array), key); }
+  std::vector<std::int64_t> counts(const char* key) const { return counts_of(at(key, JsonType::array), key); }
   std::vector<std::int64_t> counts_of(const Json& list, const char* key) const {
     std::vector<std::int64_t> out;
     if (!list.is_array()) fail(fmt::format("\"{}\" is no list", key));
@@ -63,7 +62,7 @@ class Reader {
     return *number;
   }
   [[noreturn]] void fail(const std::string& what) const {
-    throw FormatError(fmt::format("{}: {}", source_, what), kOlder);
+    throw FormatError(fmt::format("{}: {}", source_, what), kUseOlderCheckpoint);
   }
   const std::string& source() const { return source_; }
 
@@ -135,12 +134,12 @@ StoredTensor tensor_from(const std::string& name, const Json& json, const Checkp
   const auto all = elements_of(tensor.shape);
   if (!all) fail("has more elements than can be numbered");
   std::int64_t stored = 0;
-  for (const Json& each : reader.at("slices", Type::array)) {
+  for (const Json& each : reader.at("slices", JsonType::array)) {
     const Reader about(each, source);
     StoredSlice slice{.part = static_cast<std::size_t>(about.count("part")),
                       .at = static_cast<std::uint64_t>(about.count("at")),
                       .strips = {}};
-    for (const Json& numbers : about.at("strips", Type::array)) {
+    for (const Json& numbers : about.at("strips", JsonType::array)) {
       const auto strip = about.counts_of(numbers, "strips");
       if (strip.size() != 2 && strip.size() != 4) fail("has a strip that is none");
       slice.strips.push_back({strip[0], strip[1]});
@@ -234,9 +233,9 @@ std::string manifest_text(const CheckpointManifest& manifest) {
 
 CheckpointManifest parse_manifest(std::string_view text, const std::string& source) {
   Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) throw FormatError(fmt::format("{}: is damaged: no JSON object", source), kOlder);
+  if (!json.is_object()) throw FormatError(fmt::format("{}: is damaged: no JSON object", source), kUseOlderCheckpoint);
   const Reader reader(json, source);
-  if (reader.at("format", Type::string) != kFormat) reader.fail("is no manifest of a checkpoint");
+  if (reader.at("format", JsonType::string) != kFormat) reader.fail("is no manifest of a checkpoint");
   const std::int64_t version = reader.count("version");
   if (version < 1 || version > kManifestVersion) {
     reader.fail(fmt::format("has version {}, but this program reads versions 1 to {}", version, kManifestVersion));
@@ -251,7 +250,7 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& sour
                               .tokens = reader.count("tokens"),
                               .hash = reader.sum("hash"),
                               .metric = {},
-                              .values = reader.at("values", Type::object),
+                              .values = reader.at("values", JsonType::object),
                               .files = reader.sums("files"),
                               .parts = {},
                               .tensors = {},
@@ -264,8 +263,8 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& sour
     if (!json["metric"].is_number()) reader.fail("\"metric\" is not a number");
     manifest.metric = json["metric"].get<double>();
   }
-  for (const Json& part : reader.at("parts", Type::array)) manifest.parts.push_back(part_from(part, source));
-  for (const auto& [name, tensor] : reader.at("tensors", Type::object).items()) {
+  for (const Json& part : reader.at("parts", JsonType::array)) manifest.parts.push_back(part_from(part, source));
+  for (const auto& [name, tensor] : reader.at("tensors", JsonType::object).items()) {
     manifest.tensors[name] = tensor_from(name, tensor, manifest, source);
   }
   return manifest;

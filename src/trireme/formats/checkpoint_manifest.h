@@ -20,6 +20,9 @@
 
 namespace trireme::formats {
 
+inline constexpr const char* kUseOlderCheckpoint =
+    "an older checkpoint of the run may be whole; --resume finds it by itself";
+
 inline constexpr std::string_view kManifestFile = "manifest.json", kStateFile = "state.safetensors",
                                   kRecipeFile = "recipe.toml";
 

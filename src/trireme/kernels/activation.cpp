@@ -12,10 +12,11 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr Compiled<ActivationTable> kTable{kActivationPlain, kActivationV3, kActivationV4, kActivationV4Bf16};
+constexpr Compiled<ActivationTable> kCompiledActivation{kActivationPlain, kActivationV3, kActivationV4,
+                                                        kActivationV4Bf16};
 
 const ActivationLoops& loops(Activation kind, Element element) {
-  return kTable.pick().loops[static_cast<int>(kind)][static_cast<int>(element)];
+  return kCompiledActivation.pick().loops[static_cast<int>(kind)][static_cast<int>(element)];
 }
 
 /// A narrow row has little work; an exponential makes an element worth about four plain ones.

@@ -12,7 +12,8 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr Compiled<CrossEntropyTable> kTable{kCrossEntropyPlain, kCrossEntropyV3, kCrossEntropyV4, kCrossEntropyV4Bf16};
+constexpr Compiled<CrossEntropyTable> kCompiledCrossEntropy{kCrossEntropyPlain, kCrossEntropyV3, kCrossEntropyV4,
+                                                            kCrossEntropyV4Bf16};
 
 }  // namespace
 
@@ -50,7 +51,7 @@ void cross_entropy(const CrossEntropyCall& call, const CrossEntropy& options) {
                        fmt::format("targets that take no part are {}", options.ignore));
     }
   }
-  const auto rows = kTable.pick().rows[static_cast<int>(logits.element)];
+  const auto rows = kCompiledCrossEntropy.pick().rows[static_cast<int>(logits.element)];
   at::parallel_for(0, logits.rows, rows_worth_a_thread(logits.width * 4),
                    [&](std::int64_t begin, std::int64_t end) { rows(loop, begin, end); });
 }
@@ -76,7 +77,7 @@ void cross_entropy_slice_values(const CrossEntropySliceValues& call) {
     return check_cuda(cuda().slice_values(slice, logits.element, logits.rows, cuda_stream()),
                       "cross_entropy_slice_values");
   }
-  const auto rows = kTable.pick().slice_values[static_cast<int>(logits.element)];
+  const auto rows = kCompiledCrossEntropy.pick().slice_values[static_cast<int>(logits.element)];
   at::parallel_for(0, logits.rows, rows_worth_a_thread(logits.width * 4),
                    [&](std::int64_t begin, std::int64_t end) { rows(slice, begin, end); });
 }
@@ -102,7 +103,7 @@ void cross_entropy_slice_gradients(const CrossEntropySliceGradients& call, const
     return check_cuda(cuda().slice_gradients(slice, logits.element, logits.rows, cuda_stream()),
                       "cross_entropy_slice_gradients");
   }
-  const auto rows = kTable.pick().slice_gradients[static_cast<int>(logits.element)];
+  const auto rows = kCompiledCrossEntropy.pick().slice_gradients[static_cast<int>(logits.element)];
   at::parallel_for(0, logits.rows, rows_worth_a_thread(logits.width * 4),
                    [&](std::int64_t begin, std::int64_t end) { rows(slice, begin, end); });
 }

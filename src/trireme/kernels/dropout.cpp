@@ -15,7 +15,7 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr Compiled<DropoutTable> kTable{kDropoutPlain, kDropoutV3, kDropoutV4, kDropoutV4Bf16};
+constexpr Compiled<DropoutTable> kCompiledDropout{kDropoutPlain, kDropoutV3, kDropoutV4, kDropoutV4Bf16};
 
 }  // namespace
 
@@ -54,7 +54,7 @@ void dropout_(at::Tensor& x, const Dropout& dropout, const at::Tensor& row_index
     }
     return check_cuda(cuda().dropout(loop, rows.element, rows.rows, cuda_stream()), "dropout_");
   }
-  const auto drop = kTable.pick().rows[static_cast<int>(rows.element)];
+  const auto drop = kCompiledDropout.pick().rows[static_cast<int>(rows.element)];
   at::parallel_for(0, rows.rows, rows_worth_a_thread(rows.width * 4),
                    [&](std::int64_t begin, std::int64_t end) { drop(loop, begin, end); });
 }

@@ -17,7 +17,7 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr Compiled<EmbeddingTable> kTable{kEmbeddingPlain, kEmbeddingV3, kEmbeddingV4, kEmbeddingV4Bf16};
+constexpr Compiled<EmbeddingTable> kCompiledEmbedding{kEmbeddingPlain, kEmbeddingV3, kEmbeddingV4, kEmbeddingV4Bf16};
 
 /// Tokens of this slice of the vocabulary, those of one row of the table together, in ascending order within.
 struct Grouped {
@@ -95,7 +95,7 @@ void embedding_forward(const EmbeddingForward& call) {
   if (arguments.on_gpu()) {
     return check_cuda(cuda().embedding_forward(loop, out.element, out.rows, cuda_stream()), "embedding_forward");
   }
-  const auto forward = kTable.pick().forward[static_cast<int>(out.element)];
+  const auto forward = kCompiledEmbedding.pick().forward[static_cast<int>(out.element)];
   at::parallel_for(0, out.rows, rows_worth_a_thread(out.width),
                    [&](std::int64_t begin, std::int64_t end) { forward(loop, begin, end); });
 }
@@ -132,7 +132,7 @@ void embedding_backward(at::Tensor& dtable, const at::Tensor& ids, const at::Ten
                                    .dout_stride = from.stride,
                                    .count = static_cast<std::int64_t>(groups.order.size()),
                                    .rounded = rounded};
-  const auto& table = kTable.pick();
+  const auto& table = kCompiledEmbedding.pick();
   const auto backward = (rounded ? table.backward_rounded : table.backward)[static_cast<int>(from.element)];
   // One thread sums a group's column from end to end, so any cut gives the same bits. Cutting columns as well as tokens
   // spreads a token that is most of the batch.

@@ -15,9 +15,9 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr std::int64_t kBlock = 128;
+constexpr std::int64_t kFp8Block = 128;
 
-std::int64_t blocks_of(std::int64_t size) { return (size + kBlock - 1) / kBlock; }
+std::int64_t blocks_of(std::int64_t size) { return (size + kFp8Block - 1) / kFp8Block; }
 std::int64_t padded_blocks(std::int64_t size) { return (blocks_of(size) + 3) / 4 * 4; }
 
 /// Room for the scales of [n, k], laid out as cuBLASLt reads them.
@@ -61,7 +61,7 @@ std::int64_t recipe_of(Fp8Scaling scaling) {
 }  // namespace
 
 bool takes_fp8(Fp8Scaling scaling, std::int64_t n, std::int64_t m) {
-  const std::int64_t grain = scaling == Fp8Scaling::kTensor ? 16 : kBlock;
+  const std::int64_t grain = scaling == Fp8Scaling::kTensor ? 16 : kFp8Block;
   return n > 0 && m > 0 && n % grain == 0 && m % grain == 0;
 }
 

@@ -14,7 +14,7 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr Compiled<RotaryTable> kTable{kRotaryPlain, kRotaryV3, kRotaryV4, kRotaryV4Bf16};
+constexpr Compiled<RotaryTable> kCompiledRotary{kRotaryPlain, kRotaryV3, kRotaryV4, kRotaryV4Bf16};
 
 void* scratch(std::int64_t bytes) {
   thread_local std::vector<char> room;
@@ -68,7 +68,7 @@ void rotary_(at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines, 
                         .scratch = scratch,
                         .table_rows = cosines.size(0)};
   if (arguments.on_gpu()) return check_cuda(cuda().rotary(loop, element, tokens, cuda_stream()), "rotary_");
-  const auto turn = kTable.pick().turn[static_cast<int>(element)];
+  const auto turn = kCompiledRotary.pick().turn[static_cast<int>(element)];
   at::parallel_for(0, tokens, rows_worth_a_thread(x.size(2) * rotated),
                    [&](std::int64_t begin, std::int64_t end) { turn(loop, begin, end); });
 }

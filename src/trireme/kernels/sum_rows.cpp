@@ -12,7 +12,7 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr Compiled<SumRowsTable> kTable{kSumRowsPlain, kSumRowsV3, kSumRowsV4, kSumRowsV4Bf16};
+constexpr Compiled<SumRowsTable> kCompiledSumRows{kSumRowsPlain, kSumRowsV3, kSumRowsV4, kSumRowsV4Bf16};
 
 }  // namespace
 
@@ -28,7 +28,7 @@ void add_row_sum(at::Tensor& totals, const at::Tensor& x, bool anew) {
     const CudaColumnSums sums{.partial = room.mutable_data_ptr(), .first = to, .begin_first = anew};
     return check_cuda(cuda().sum_rows(loop, sums, in.element, in.rows, cuda_stream()), "add_row_sum");
   }
-  const auto add = kTable.pick().add[static_cast<int>(in.element)];
+  const auto add = kCompiledSumRows.pick().add[static_cast<int>(in.element)];
   ColumnSums sums(in.element, in.rows, in.width, 1);
   at::parallel_for(0, sums.blocks(), 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t block = begin; block < end; ++block) {

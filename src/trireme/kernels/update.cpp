@@ -19,11 +19,12 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr Compiled<UpdateTable> kTable{kUpdatePlain, kUpdateV3, kUpdateV4, kUpdateV4Bf16};
-constexpr std::int64_t kBlock = std::int64_t{1} << 14;  // what one thread takes at least, and what a partial sum covers
+constexpr Compiled<UpdateTable> kCompiledUpdate{kUpdatePlain, kUpdateV3, kUpdateV4, kUpdateV4Bf16};
+constexpr std::int64_t kUpdateBlock = std::int64_t{1}
+                                      << 14;  // what one thread takes at least, and what a partial sum covers
 
 const UpdateLoops& loops(Element weight) {
-  const UpdateTable& table = kTable.pick();
+  const UpdateTable& table = kCompiledUpdate.pick();
   return weight == Element::kDouble ? table.doubles : table.floats;
 }
 
@@ -78,10 +79,10 @@ Common common(const Arguments& arguments, const UpdateTensors& tensors, bool nee
 
 template <typename Body>
 void each_block(std::int64_t count, Body&& body) {
-  const std::int64_t blocks = (count + kBlock - 1) / kBlock;
+  const std::int64_t blocks = (count + kUpdateBlock - 1) / kUpdateBlock;
   at::parallel_for(0, blocks, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t block = begin; block < end; ++block) {
-      body(block, block * kBlock, std::min(count, (block + 1) * kBlock));
+      body(block, block * kUpdateBlock, std::min(count, (block + 1) * kUpdateBlock));
     }
   });
 }
@@ -95,7 +96,7 @@ double tree_sum(std::vector<double> parts) {
 }
 
 double squares_of(const Stream& stream, Element wide, std::int64_t count) {
-  std::vector<double> parts(static_cast<std::size_t>((count + kBlock - 1) / kBlock));
+  std::vector<double> parts(static_cast<std::size_t>((count + kUpdateBlock - 1) / kUpdateBlock));
   const auto squares = loops(wide).squares;
   each_block(count, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
     parts[static_cast<std::size_t>(block)] = squares(stream, begin, end);
@@ -227,7 +228,8 @@ NormPair lamb_direction(const UpdateTensors& tensors, at::Tensor& m, at::Tensor&
     const std::vector<double> sums = gpu_squares(both, tensors.weight);
     return {.weight_squared = sums[0], .update_squared = sums[1]};
   }
-  std::vector<double> weights(static_cast<std::size_t>((c.count + kBlock - 1) / kBlock)), updates(weights.size());
+  std::vector<double> weights(static_cast<std::size_t>((c.count + kUpdateBlock - 1) / kUpdateBlock)),
+      updates(weights.size());
   const auto loop = loops(c.wide).lamb;
   each_block(c.count, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
     double squares[2];

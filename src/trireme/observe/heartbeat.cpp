@@ -10,7 +10,7 @@
 namespace trireme::observe {
 namespace {
 
-std::filesystem::path file_of(const std::filesystem::path& run) { return run / "heartbeat.json"; }
+std::filesystem::path heartbeat_file_of(const std::filesystem::path& run) { return run / "heartbeat.json"; }
 
 }  // namespace
 
@@ -21,7 +21,7 @@ void write_heartbeat(const std::filesystem::path& run, const Heartbeat& heartbea
             .dump();
     text.resize(128, ' ');  // one write over the last: always the same length
     text.back() = '\n';
-    const int file = ::open(file_of(run).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    const int file = ::open(heartbeat_file_of(run).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     if (file < 0) return;
     [[maybe_unused]] const auto ignored = ::pwrite(file, text.data(), text.size(), 0);
     ::close(file);
@@ -30,7 +30,7 @@ void write_heartbeat(const std::filesystem::path& run, const Heartbeat& heartbea
 }
 
 std::optional<Heartbeat> read_heartbeat(const std::filesystem::path& run) {
-  std::ifstream file(file_of(run));
+  std::ifstream file(heartbeat_file_of(run));
   std::string line;
   if (!std::getline(file, line)) return std::nullopt;
   const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);

@@ -16,18 +16,18 @@ struct Case {
 };
 
 /// A constant that is fitted, and what it may be.
-struct Knob {
+struct DrawnKnob {
   double cost::Efficiency::*member;
   double least, most;
 };
 
 /// Bounds are what measurements of single operators and collectives allow; within them some constants are badly
 /// determined by whole steps.
-constexpr std::array kKnobs{
-    Knob{&cost::Efficiency::matmul, 0.4, 0.9},   Knob{&cost::Efficiency::memory, 0.6, 0.92},
-    Knob{&cost::Efficiency::link, 0.6, 0.85},    Knob{&cost::Efficiency::network, 0.5, 0.85},
-    Knob{&cost::Efficiency::overlap, 0.1, 0.85}, Knob{&cost::Efficiency::attention, 0.35, 0.75},
-    Knob{&cost::Efficiency::gather, 0.05, 0.85}, Knob{&cost::Efficiency::kernel_seconds, 2e-6, 8e-6},
+constexpr std::array kDrawnKnobs{
+    DrawnKnob{&cost::Efficiency::matmul, 0.4, 0.9},   DrawnKnob{&cost::Efficiency::memory, 0.6, 0.92},
+    DrawnKnob{&cost::Efficiency::link, 0.6, 0.85},    DrawnKnob{&cost::Efficiency::network, 0.5, 0.85},
+    DrawnKnob{&cost::Efficiency::overlap, 0.1, 0.85}, DrawnKnob{&cost::Efficiency::attention, 0.35, 0.75},
+    DrawnKnob{&cost::Efficiency::gather, 0.05, 0.85}, DrawnKnob{&cost::Efficiency::kernel_seconds, 2e-6, 8e-6},
 };
 
 /// How strongly constants are held to what is usual: enough to decide those that the runs at hand leave open.
@@ -44,7 +44,7 @@ double loss_of(const std::vector<Case>& cases, const cost::Efficiency& efficienc
     sum += std::min(error, 0.2) + 0.5 * std::max(0.0, std::min(error, 0.3) - 0.08);
   }
   double unusual = 0;
-  for (const Knob& knob : kKnobs) {
+  for (const DrawnKnob& knob : kDrawnKnobs) {
     const double ratio = std::log(std::max(efficiency.*knob.member, 1e-9) / (cost::Efficiency{}.*knob.member));
     unusual += ratio * ratio;
   }
@@ -56,7 +56,7 @@ Fit fit_cases(const std::vector<Case>& cases, cost::Efficiency start) {
   // Plain coordinate descent with a shrinking step: eight numbers, a loss with kinks, no derivative worth having.
   for (double step = 0.16; step > 0.004;) {
     bool better = false;
-    for (const Knob& knob : kKnobs) {
+    for (const DrawnKnob& knob : kDrawnKnobs) {
       for (const double factor : {1 + step, 1 / (1 + step)}) {
         cost::Efficiency trial = fit.efficiency;
         trial.*knob.member = std::clamp(trial.*knob.member * factor, knob.least, knob.most);

@@ -24,7 +24,7 @@ struct Color {
 };
 
 /// Chosen so that neighbours differ in lightness too, for eyes that see few colours.
-Color color_of(Paint paint) {
+Color svg_color_of(Paint paint) {
   switch (paint) {
     case Paint::kForward:
       return {78, 134, 214};
@@ -47,7 +47,7 @@ Color color_of(Paint paint) {
 std::string shade(Paint paint, int turn) {
   const double white = std::min(0.62, 0.34 * turn);
   const auto mixed = [&](int part) { return static_cast<int>(std::lround(part + (255 - part) * white)); };
-  const Color color = color_of(paint);
+  const Color color = svg_color_of(paint);
   return fmt::format("#{:02x}{:02x}{:02x}", mixed(color.red), mixed(color.green), mixed(color.blue));
 }
 

@@ -29,7 +29,7 @@ char letter_of(Paint paint) {
 }
 
 /// The terminal's own colours: blue, green, cyan, yellow, magenta.
-int color_of(Paint paint) {
+int terminal_color_of(Paint paint) {
   switch (paint) {
     case Paint::kForward:
       return 44;
@@ -98,7 +98,7 @@ std::string to_terminal(const Drawing& drawing, std::size_t width, bool colors) 
       // Without room for numbers the letters alone show what runs when.
       for (std::size_t column = begin; column < end; ++column) {
         line[column] = scale.has_labels ? ' ' : label.front();
-        paint[column] = color_of(box.paint);
+        paint[column] = terminal_color_of(box.paint);
       }
       if (scale.has_labels) line.replace(begin, std::min(label.size(), end - begin), label, 0, end - begin);
     }

@@ -14,7 +14,7 @@ constexpr Named<LrScheduleKind> kSchedules[] = {
     {"wsd", LrScheduleKind::kWsd},           {"step", LrScheduleKind::kStep},
 };
 constexpr Named<LrScheduleUnit> kUnits[] = {{"steps", LrScheduleUnit::kSteps}, {"tokens", LrScheduleUnit::kTokens}};
-constexpr Named<LrScaling> kScalings[] = {
+constexpr Named<LrScaling> kLrScalings[] = {
     {"none", LrScaling::kNone}, {"linear", LrScaling::kLinear}, {"square-root", LrScaling::kSquareRoot}};
 constexpr Named<BatchKind> kBatches[] = {
     {"constant", BatchKind::kConstant}, {"ramp", BatchKind::kRamp}, {"increase", BatchKind::kIncrease}};
@@ -80,7 +80,7 @@ void add_schedule_problems(const LrScheduleConfig& schedule, Problems& problems)
   }
   add_missing_or_unused(problems, "lr_schedule.reference_batch", schedule.reference_batch.has_value(),
                         schedule.scaling != LrScaling::kNone,
-                        fmt::format("lr_schedule.scaling = \"{}\"", name_in<LrScaling>(kScalings, schedule.scaling)),
+                        fmt::format("lr_schedule.scaling = \"{}\"", name_in<LrScaling>(kLrScalings, schedule.scaling)),
                         "set lr_schedule.reference_batch to the batch that optim.learning_rate is meant for");
 }
 
@@ -131,7 +131,7 @@ void add_batch_problems(const LrScheduleConfig& schedule, const BatchConfig& bat
 
 std::span<const Named<LrScheduleKind>> enum_names(std::type_identity<LrScheduleKind>) { return kSchedules; }
 std::span<const Named<LrScheduleUnit>> enum_names(std::type_identity<LrScheduleUnit>) { return kUnits; }
-std::span<const Named<LrScaling>> enum_names(std::type_identity<LrScaling>) { return kScalings; }
+std::span<const Named<LrScaling>> enum_names(std::type_identity<LrScaling>) { return kLrScalings; }
 std::span<const Named<BatchKind>> enum_names(std::type_identity<BatchKind>) { return kBatches; }
 
 void describe(config::Section<LrScheduleConfig>& section) {

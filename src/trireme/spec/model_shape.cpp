@@ -21,10 +21,10 @@ constexpr Named<Activation> kActivations[] = {{"relu", Activation::kRelu},
                                               {"silu", Activation::kSilu}};
 constexpr Named<PositionKind> kPositions[] = {
     {"learned", PositionKind::kLearned}, {"sinusoidal", PositionKind::kSinusoidal}, {"rotary", PositionKind::kRotary}};
-constexpr Named<RotaryScaling> kScalings[] = {{"none", RotaryScaling::kNone},
-                                              {"linear", RotaryScaling::kLinear},
-                                              {"llama3", RotaryScaling::kLlama3},
-                                              {"yarn", RotaryScaling::kYarn}};
+constexpr Named<RotaryScaling> kRotaryScalings[] = {{"none", RotaryScaling::kNone},
+                                                    {"linear", RotaryScaling::kLinear},
+                                                    {"llama3", RotaryScaling::kLlama3},
+                                                    {"yarn", RotaryScaling::kYarn}};
 constexpr Named<WindowLayers> kWindowLayers[] = {
     {"all", WindowLayers::kAll}, {"odd", WindowLayers::kOdd}, {"from", WindowLayers::kFrom}};
 
@@ -133,9 +133,9 @@ double visible_pairs(std::int64_t length, bool causal, std::int64_t window) {
 }
 
 /// A field and a rule it breaks.
-class Problems {
+class ShapeProblems {
  public:
-  explicit Problems(std::string prefix) : prefix_(std::move(prefix)) {}
+  explicit ShapeProblems(std::string prefix) : prefix_(std::move(prefix)) {}
   void at_most(const char* field, std::int64_t value, std::int64_t most) {
     if (value > most) add(field, fmt::format("must be at most {}, but is {}", most, value), {});
   }
@@ -162,7 +162,7 @@ std::span<const Named<Family>> enum_names(std::type_identity<Family>) { return k
 std::span<const Named<NormKind>> enum_names(std::type_identity<NormKind>) { return kNorms; }
 std::span<const Named<Activation>> enum_names(std::type_identity<Activation>) { return kActivations; }
 std::span<const Named<PositionKind>> enum_names(std::type_identity<PositionKind>) { return kPositions; }
-std::span<const Named<RotaryScaling>> enum_names(std::type_identity<RotaryScaling>) { return kScalings; }
+std::span<const Named<RotaryScaling>> enum_names(std::type_identity<RotaryScaling>) { return kRotaryScalings; }
 std::span<const Named<WindowLayers>> enum_names(std::type_identity<WindowLayers>) { return kWindowLayers; }
 
 ModelShape family_shape(Family family) {

@@ -18,7 +18,7 @@ namespace {
 
 using enum Finding::State;
 
-std::string bytes_text(std::uint64_t bytes) { return short_bytes(static_cast<double>(bytes)); }
+std::string memory_text(std::uint64_t bytes) { return short_bytes(static_cast<double>(bytes)); }
 
 Finding processor(const observe::Machine& machine) {
   const InstructionSet set = machine_instruction_set();
@@ -36,8 +36,9 @@ Finding memory(const observe::Machine& machine) {
   constexpr std::uint64_t kLittle = std::uint64_t{1} << 30;
   const std::uint64_t usable =
       std::min(machine.memory_available, machine.memory_limit.value_or(machine.memory_available));
-  std::string text = fmt::format("{}, {} available", bytes_text(machine.memory), bytes_text(machine.memory_available));
-  if (machine.memory_limit) text += fmt::format(", limited to {}", bytes_text(*machine.memory_limit));
+  std::string text =
+      fmt::format("{}, {} available", memory_text(machine.memory), memory_text(machine.memory_available));
+  if (machine.memory_limit) text += fmt::format(", limited to {}", memory_text(*machine.memory_limit));
   if (usable < kLittle)
     return {"memory", kNote, text, "less than 1 GiB is left: end other programs, or train a smaller model"};
   return {"memory", kFine, text};
@@ -49,7 +50,7 @@ Finding disk(const std::string& run_folder) {
     return {"disk", kFatal, fmt::format("{}: its file system cannot be looked at", run_folder),
             "name another folder as run.out"};
   const std::string text =
-      fmt::format("{}: {} of {} free", run_folder, bytes_text(space->free), bytes_text(space->total));
+      fmt::format("{}: {} of {} free", run_folder, memory_text(space->free), memory_text(space->total));
   if (!space->writable) {
     return {"disk", kFatal, fmt::format("{}; {} cannot be written to", text, space->folder.string()),
             "name another folder as run.out"};
@@ -64,7 +65,7 @@ Finding shared_memory() {
     return {"shared memory", kMissing, "there is no /dev/shm",
             "ranks that are processes are slower without: mount a tmpfs there"};
   }
-  const std::string text = fmt::format("/dev/shm: {} of {} free", bytes_text(space->free), bytes_text(space->total));
+  const std::string text = fmt::format("/dev/shm: {} of {} free", memory_text(space->free), memory_text(space->total));
   if (space->free < (std::uint64_t{256} << 20)) {
     return {"shared memory", kNote, text, "ranks that are processes may need more: docker run --shm-size=1g"};
   }
@@ -75,7 +76,7 @@ Finding limits(const observe::Machine& machine) {
   std::string text, remedy;
   for (const observe::Limit& limit : machine.limits) {
     const std::string value = !limit.soft             ? "unlimited"
-                              : limit.unit == "bytes" ? bytes_text(*limit.soft)
+                              : limit.unit == "bytes" ? memory_text(*limit.soft)
                                                       : fmt::format("{}", *limit.soft);
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", limit.name, value);
     if (limit.name == "open files" && limit.soft && *limit.soft < 1024) remedy = "ulimit -n 4096";
@@ -178,7 +179,7 @@ std::vector<Finding> check_test(const SelfTest& test) {
   const std::string threads = counted(static_cast<std::size_t>(test.threads), "thread");
   out.push_back(
       {"memory rate", kFine, fmt::format("{} with {}", short_bandwidth(test.memory_bytes_per_second), threads)});
-  const std::string all_reduce = fmt::format("{} over {} ranks in {}", bytes_text(test.all_reduce_bytes), test.ranks,
+  const std::string all_reduce = fmt::format("{} over {} ranks in {}", memory_text(test.all_reduce_bytes), test.ranks,
                                              short_seconds(test.all_reduce_seconds));
   if (test.all_reduce_right) {
     out.push_back({"all_reduce", kFine, all_reduce});

@@ -17,7 +17,7 @@ namespace {
 
 using enum Finding::State;
 
-struct Part {
+struct CheckedPart {
   std::string title;
   std::vector<Finding> findings;
 };
@@ -36,9 +36,9 @@ const char* word_of(Finding::State state) {
   return "";
 }
 
-std::vector<std::string> lacking(const std::vector<Part>& parts) {
+std::vector<std::string> lacking(const std::vector<CheckedPart>& parts) {
   std::vector<std::string> out;
-  for (const Part& part : parts) {
+  for (const CheckedPart& part : parts) {
     for (const Finding& finding : part.findings) {
       if (finding.state == kFatal) out.push_back(finding.topic);
     }
@@ -46,9 +46,9 @@ std::vector<std::string> lacking(const std::vector<Part>& parts) {
   return out;
 }
 
-void print(std::ostream& out, const std::vector<Part>& parts, int threads) {
+void print(std::ostream& out, const std::vector<CheckedPart>& parts, int threads) {
   constexpr std::size_t kColumns = 110;
-  for (const Part& part : parts) {
+  for (const CheckedPart& part : parts) {
     std::size_t width = 0;
     for (const Finding& finding : part.findings) width = std::max(width, columns_of(finding.topic));
     fmt::print(out, "{}\n", part.title);
@@ -71,12 +71,13 @@ void print(std::ostream& out, const std::vector<Part>& parts, int threads) {
   }
 }
 
-nlohmann::ordered_json to_json(const std::vector<Part>& parts, const std::optional<SelfTest>& test, int threads) {
+nlohmann::ordered_json to_json(const std::vector<CheckedPart>& parts, const std::optional<SelfTest>& test,
+                               int threads) {
   nlohmann::ordered_json out{{"version", kVersion},
                              {"training_possible", lacking(parts).empty()},
                              {"threads", threads},
                              {"findings", nlohmann::ordered_json::array()}};
-  for (const Part& part : parts) {
+  for (const CheckedPart& part : parts) {
     for (const Finding& finding : part.findings) {
       out["findings"].push_back({{"topic", finding.topic},
                                  {"state", word_of(finding.state)},
@@ -109,9 +110,9 @@ int run_doctor(const DoctorOptions& options, std::ostream& out) {
   const observe::Machine machine = observe::this_machine();
   const int threads = options.threads > 0 ? options.threads : usable_threads(machine);
   const LoadedRuntime runtime = load_runtime();
-  std::vector<Part> parts{{"Machine", check_machine(machine, options.run_folder)},
-                          {"Libraries and launchers", check_libraries(machine, runtime)},
-                          {"Environment variables", check_environment()}};
+  std::vector<CheckedPart> parts{{"Machine", check_machine(machine, options.run_folder)},
+                                 {"Libraries and launchers", check_libraries(machine, runtime)},
+                                 {"Environment variables", check_environment()}};
   std::optional<SelfTest> test;
   if (!options.no_test) {
     test = test_machine(threads, runtime);

@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kCheckExamples = R"(Examples:
   trireme check recipes/tiny.toml --ranks 2
   trireme check big.toml --ranks 1024 --cluster dgx-h100
   trireme check big.toml --ranks 1024 --cluster dgx-h100 --set layout.pp=8 --json)";
@@ -174,7 +174,7 @@ void add_check_command(Command& app, Context& context) {
                   "judged where this is given")
       .type_name("NAME");
   command.add_flag("--json", options->json, "As JSON, and nothing else");
-  command.footer(kExamples);
+  command.footer(kCheckExamples);
   command.callback([&context, options] { context.run = [&context, options] { return check(*options, context); }; });
 }
 

@@ -13,7 +13,7 @@
 namespace trireme::cli {
 namespace {
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kEstimateExamples = R"(Examples:
   trireme estimate --model llama3-70b --cluster dgx-h100 --gpus 256 --tp 8 --pp 4
   trireme estimate --cluster selene --family gpt --num-layers 96 --hidden-size 12288 --num-heads 96 --vocab-size 51200 --seq-len 2048 \
     --tp 8 --pp 12 --dp 16 --micro-batch-size 1 --global-batch-size 1536 --recompute full --precision fp16 \
@@ -53,7 +53,7 @@ void add_estimate_command(Command& app, Context& context) {
   const auto options = std::make_shared<EstimateOptions>();  // shared with the callback, which outlives this function
   options->plan.add_to(command, PlanOptions::Recipe::kPositional);
   command.add_flag("--json", options->json, "As JSON, and nothing else");
-  command.footer(kExamples);
+  command.footer(kEstimateExamples);
   command.callback([&context, options] { context.run = [&context, options] { return estimate(*options, context); }; });
 }
 

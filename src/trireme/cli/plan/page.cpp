@@ -16,18 +16,18 @@ namespace {
 
 using plan::Estimate;
 
-struct Part {
+struct BarPart {
   const char* name;
   double value;
 };
 
 /// A bar of parts with its legend, each part with value and share.
 template <typename Text>
-std::string bar(const std::string& title, const std::vector<Part>& parts, double whole, const Text& text) {
+std::string bar(const std::string& title, const std::vector<BarPart>& parts, double whole, const Text& text) {
   std::string segments, legend;
   double at = 0;
   int color = 0;
-  for (const Part& part : parts) {
+  for (const BarPart& part : parts) {
     const double share = 100 * part.value / whole;
     if (part.value > 0) {
       segments += fmt::format(

@@ -26,12 +26,12 @@ namespace {
 using plan::Estimate;
 using plan::Sized;
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kPlanExamples = R"(Examples:
   trireme plan --model llama3-405b --cluster llama3-h100-16k --global-batch-size 2048
   trireme plan --model gpt3-175b --cluster selene --gpus 1024 --tokens 300G --write gpt3.toml
   trireme plan --model llama3-70b --cluster dgx-h100 --objective smallest --tokens 15T --days 60)";
 
-struct Options {
+struct PlanCommandOptions {
   PlanOptions plan;
   std::string objective = "time", tokens, write, html;
   double days = 0;
@@ -59,7 +59,7 @@ struct Options {
                     hint);
 }
 
-Sized find(const PlanTask& task, const Options& options) {
+Sized find(const PlanTask& task, const PlanCommandOptions& options) {
   const auto names = plan::enum_names(std::type_identity<plan::Objective>{});
   std::vector<std::string> known;
   for (const auto& entry : names) {
@@ -97,7 +97,7 @@ std::string table_of(const std::vector<Estimate>& estimates) {
   return table.text("  ");
 }
 
-std::string report(const PlanTask& task, const Sized& sized, const Options& options) {
+std::string report(const PlanTask& task, const Sized& sized, const PlanCommandOptions& options) {
   const plan::SearchResult& found = sized.found;
   const Estimate& best = found.best.front();
   std::string out = breakdown(task, best);
@@ -151,7 +151,7 @@ nlohmann::ordered_json to_json(const PlanTask& task, const Sized& sized) {
   return out;
 }
 
-int run_plan(const Options& options, Context& context) {
+int run_plan(const PlanCommandOptions& options, Context& context) {
   PlanTask task = options.plan.resolve();
   const Sized sized = find(task, options);
   task.gpus = sized.gpus;
@@ -174,7 +174,8 @@ int run_plan(const Options& options, Context& context) {
 
 void add_plan_command(Command& app, Context& context) {
   Command& command = app.add_subcommand("plan", "Find the best layout for a model on a cluster, and say why");
-  const auto options = std::make_shared<Options>();  // shared with the callback, which outlives this function
+  const auto options =
+      std::make_shared<PlanCommandOptions>();  // shared with the callback, which outlives this function
   options->plan.add_to(command, PlanOptions::Recipe::kNone);
   command
       .add_option("--objective", options->objective,
@@ -188,7 +189,7 @@ void add_plan_command(Command& app, Context& context) {
   command.add_option("--html", options->html, "Write a page with the breakdown and time over memory of all that fits")
       .type_name("FILE");
   command.add_flag("--json", options->json, "As JSON, and nothing else");
-  command.footer(kExamples);
+  command.footer(kPlanExamples);
   command.require_subcommand(0, 1);
   add_plan_explain(command, context);
   add_plan_roofline(command, context);

@@ -10,7 +10,7 @@
 namespace trireme::cli {
 namespace {
 
-constexpr double kWidth = 760, kHeight = 420, kLeft = 74, kRight = 150, kTop = 14, kBottom = 52;
+constexpr double kWidth = 760, kHeight = 420, kLeftMargin = 74, kRightMargin = 150, kTop = 14, kBottom = 52;
 
 /// A number as a label: 0.5, 20, 1e15 as it reads best.
 std::string label_of(double value) {
@@ -92,11 +92,11 @@ class Drawing {
   }
 
  private:
-  double px(double x) const { return kLeft + x_.place(x) * (kWidth - kLeft - kRight); }
+  double px(double x) const { return kLeftMargin + x_.place(x) * (kWidth - kLeftMargin - kRightMargin); }
   double py(double y) const { return kHeight - kBottom - y_.place(y) * (kHeight - kTop - kBottom); }
 
   void axes() {
-    const double right = kWidth - kRight, bottom = kHeight - kBottom;
+    const double right = kWidth - kRightMargin, bottom = kHeight - kBottom;
     double last = -100;
     for (const double tick : x_.ticks()) {
       out_ += fmt::format(R"h(<line x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}" stroke="var(--grid)"/>)h", px(tick),
@@ -107,15 +107,15 @@ class Drawing {
                           bottom + 17, label_of(tick));
     }
     for (const double tick : y_.ticks()) {
-      out_ += fmt::format(R"h(<line x1="{0}" x2="{1}" y1="{2:.1f}" y2="{2:.1f}" stroke="var(--grid)"/>)h", kLeft, right,
-                          py(tick));
-      out_ += fmt::format(R"h(<text x="{}" y="{:.1f}" text-anchor="end" fill="var(--soft)">{}</text>)h", kLeft - 7,
-                          py(tick) + 4, label_of(tick));
+      out_ += fmt::format(R"h(<line x1="{0}" x2="{1}" y1="{2:.1f}" y2="{2:.1f}" stroke="var(--grid)"/>)h", kLeftMargin,
+                          right, py(tick));
+      out_ += fmt::format(R"h(<text x="{}" y="{:.1f}" text-anchor="end" fill="var(--soft)">{}</text>)h",
+                          kLeftMargin - 7, py(tick) + 4, label_of(tick));
     }
-    out_ += fmt::format(R"h(<path d="M{0} {1}V{2}H{3}" fill="none" stroke="var(--rule)" stroke-width="1.5"/>)h", kLeft,
-                        kTop, bottom, right);
-    out_ += fmt::format(R"h(<text x="{}" y="{}" text-anchor="middle">{}</text>)h", (kLeft + right) / 2, kHeight - 12,
-                        escaped(plot_.x_title));
+    out_ += fmt::format(R"h(<path d="M{0} {1}V{2}H{3}" fill="none" stroke="var(--rule)" stroke-width="1.5"/>)h",
+                        kLeftMargin, kTop, bottom, right);
+    out_ += fmt::format(R"h(<text x="{}" y="{}" text-anchor="middle">{}</text>)h", (kLeftMargin + right) / 2,
+                        kHeight - 12, escaped(plot_.x_title));
     out_ += fmt::format(R"h(<text transform="translate(16 {}) rotate(-90)" text-anchor="middle">{}</text>)h",
                         (kTop + bottom) / 2, escaped(plot_.y_title));
   }

@@ -22,7 +22,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kSimulateExamples = R"(Examples:
   trireme simulate gpt3.toml --cluster selene --trace step.json
   trireme simulate --model llama3-405b --cluster llama3-h100-16k --global-batch-size 2048 --faults
   trireme simulate --model llama3-70b --cluster dgx-h100 --gpus 1024 --stragglers 0.002 --straggler-factor 1.5
@@ -228,7 +228,7 @@ void add_simulate_command(Command& app, Context& context) {
       .take_all()
       .type_name("FAULT");
   command.add_flag("--json", options->json, "As JSON, and nothing else");
-  command.footer(kExamples);
+  command.footer(kSimulateExamples);
   command.callback(
       [&context, options] { context.run = [&context, options] { return run_simulate(*options, context); }; });
 }

@@ -7,7 +7,7 @@ namespace trireme::cli {
 
 namespace {
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kScheduleExamples = R"(Examples:
   trireme schedule compare --stages 8 --microbatches 32
   trireme schedule draw --kind zb-v --stages 4 --microbatches 8 -o zb-v.svg
   trireme schedule show --kind 1f1b > mine.txt     a file to edit ...
@@ -24,7 +24,7 @@ void add_schedule_command(Command& app, Context& context) {
   add_schedule_draw(schedule, context);
   add_schedule_compare(schedule, context);
   add_schedule_check(schedule, context);
-  schedule.footer(kExamples);  // last: commands made after it would repeat it
+  schedule.footer(kScheduleExamples);  // last: commands made after it would repeat it
 }
 
 }  // namespace trireme::cli

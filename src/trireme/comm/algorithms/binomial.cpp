@@ -46,14 +46,14 @@ void binomial_reduce(RoutineBuilder& to, const Subgroup& team, const Tree& tree,
   if (tree.parent >= 0) to.send(team.rank(tree.parent), source);
 }
 
-void binomial_gather(RoutineBuilder& to, const Subgroup& team, const Tree& tree, const Blocks& blocks,
+void binomial_gather(RoutineBuilder& to, const Subgroup& team, const Tree& tree, const BlockBounds& blocks,
                      const View& view) {
   for (const Tree::Child& child : tree.children)
     to.recv(team.rank(child.index), view.at(blocks.range(child.first, child.last)));
   if (tree.parent >= 0) to.send(team.rank(tree.parent), view.at(blocks.range(tree.first, tree.last)));
 }
 
-void binomial_scatter(RoutineBuilder& to, const Subgroup& team, const Tree& tree, const Blocks& blocks,
+void binomial_scatter(RoutineBuilder& to, const Subgroup& team, const Tree& tree, const BlockBounds& blocks,
                       const View& view) {
   if (tree.parent >= 0) to.recv(team.rank(tree.parent), view.at(blocks.range(tree.first, tree.last)));
   for (const Tree::Child& child : tree.children | std::views::reverse)
@@ -91,7 +91,7 @@ Routine binomial_all_reduce(const Shape& shape, int rank) {
 Routine binomial_gather(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
   const Tree tree = binomial_tree(shape.ranks, shape.root, rank);
-  const Blocks blocks = Blocks::of(shape.counts);
+  const BlockBounds blocks = BlockBounds::of(shape.counts);
   const View own = own_input(shape, rank);
   View view = whole_output(shape);
   if (rank != shape.root) {
@@ -106,7 +106,7 @@ Routine binomial_gather(const Shape& shape, int rank) {
 Routine binomial_scatter(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
   const Tree tree = binomial_tree(shape.ranks, shape.root, rank);
-  const Blocks blocks = Blocks::of(shape.counts);
+  const BlockBounds blocks = BlockBounds::of(shape.counts);
   const View own = own_output(shape, rank);
   View view = whole_input(shape);
   if (rank != shape.root) {

@@ -29,8 +29,8 @@ Subgroup whole_team(const Shape& shape, int rank) {
   return team;
 }
 
-Blocks Blocks::even(Range whole, int parts) {
-  Blocks blocks;
+BlockBounds BlockBounds::even(Range whole, int parts) {
+  BlockBounds blocks;
   const auto divisor = static_cast<std::size_t>(parts);
   const std::size_t length = whole.count / divisor, longer = whole.count % divisor;
   for (std::size_t block = 0; block <= divisor; ++block)
@@ -38,31 +38,31 @@ Blocks Blocks::even(Range whole, int parts) {
   return blocks;
 }
 
-Blocks Blocks::of(std::span<const std::size_t> counts) {
-  Blocks blocks;
+BlockBounds BlockBounds::of(std::span<const std::size_t> counts) {
+  BlockBounds blocks;
   blocks.bounds_.push_back(0);
   for (const std::size_t count : counts) blocks.bounds_.push_back(blocks.bounds_.back() + count);
   return blocks;
 }
 
-Range Blocks::range(int first, int last) const {
+Range BlockBounds::range(int first, int last) const {
   const std::size_t begin = bounds_[static_cast<std::size_t>(first)];
   return {begin, bounds_[static_cast<std::size_t>(last)] - begin};
 }
 
-std::size_t Blocks::longest() const {
+std::size_t BlockBounds::longest() const {
   std::size_t longest = 0;
   for (int block = 0; block < size(); ++block) longest = std::max(longest, (*this)[block].count);
   return longest;
 }
 
-Blocks Blocks::united(std::span<const int> bounds) const {
-  Blocks blocks;
+BlockBounds BlockBounds::united(std::span<const int> bounds) const {
+  BlockBounds blocks;
   for (const int bound : bounds) blocks.bounds_.push_back(bounds_[static_cast<std::size_t>(bound)]);
   return blocks;
 }
 
-std::vector<Bundle> bundles(const Blocks& blocks, const View& view) {
+std::vector<Bundle> bundles(const BlockBounds& blocks, const View& view) {
   std::vector<Bundle> result;
   for (int block = 0; block < blocks.size(); ++block) result.push_back({view.at(blocks[block])});
   return result;

@@ -34,11 +34,11 @@ struct Range {
 };
 
 /// A vector cut into consecutive blocks, one for each member of a parallel context.
-class Blocks {
+class BlockBounds {
  public:
-  /// Blocks that differ by one element at most, the longer ones first.
-  static Blocks even(Range whole, int parts);
-  static Blocks of(std::span<const std::size_t> counts);
+  /// BlockBounds that differ by one element at most, the longer ones first.
+  static BlockBounds even(Range whole, int parts);
+  static BlockBounds of(std::span<const std::size_t> counts);
 
   int size() const { return static_cast<int>(bounds_.size()) - 1; }
   Range operator[](int block) const { return range(block, block + 1); }
@@ -46,7 +46,7 @@ class Blocks {
   Range whole() const { return range(0, size()); }
   std::size_t longest() const;
   /// Neighbours united: block i is what lay in [bounds[i], bounds[i+1]).
-  Blocks united(std::span<const int> bounds) const;
+  BlockBounds united(std::span<const int> bounds) const;
 
  private:
   std::vector<std::size_t> bounds_;
@@ -63,7 +63,7 @@ struct View {
 /// A block in several pieces; each piece is a message of its own.
 using Bundle = std::vector<Slice>;
 /// The blocks as they lie in `view`, one piece each.
-std::vector<Bundle> bundles(const Blocks& blocks, const View& view);
+std::vector<Bundle> bundles(const BlockBounds& blocks, const View& view);
 
 enum class Cut : bool {
   kWhole,     ///< one message a transfer: the fewest latencies

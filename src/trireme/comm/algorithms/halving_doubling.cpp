@@ -63,15 +63,15 @@ Subgroup bit_reversed(const Subgroup& team) {
 }
 
 /// What a member still has to do with after the first exchange: the half that its own block lies in.
-Range kept_half(const Subgroup& team, const Blocks& blocks) {
+Range kept_half(const Subgroup& team, const BlockBounds& blocks) {
   const int half = team.size() / 2;
   return team.me < half ? blocks.range(0, half) : blocks.range(half, team.size());
 }
 
 }  // namespace
 
-void recursive_halving(RoutineBuilder& to, const Subgroup& team, const Blocks& blocks, View source, const View& into,
-                       const View& last) {
+void recursive_halving(RoutineBuilder& to, const Subgroup& team, const BlockBounds& blocks, View source,
+                       const View& into, const View& last) {
   int first = 0;
   for (int half = team.size() / 2; half >= 1; half /= 2) {
     const bool lower = team.me < first + half;
@@ -95,7 +95,7 @@ void halving_doubling_all_reduce(RoutineBuilder& to, const Subgroup& team, Range
   if (fold.guest) return to.recv(fold.mate, into.at(whole));
 
   const Subgroup members = bit_reversed(fold.rest);
-  const Blocks blocks = Blocks::even(whole, members.size());
+  const BlockBounds blocks = BlockBounds::even(whole, members.size());
   if (members.size() == 1) to.copy(source.at(whole), into.at(whole));
   recursive_halving(to, members, blocks, fold.host ? into : source, into, into);
   to.finish(into.at(blocks[members.me]));
@@ -117,7 +117,7 @@ Routine halving_doubling_reduce(const Shape& shape, int rank) {
   const Fold fold(team);
   const Range whole{0, shape.count};
   const Subgroup members = bit_reversed(fold.rest);
-  const Blocks blocks = Blocks::even(whole, members.size());
+  const BlockBounds blocks = BlockBounds::even(whole, members.size());
 
   View into = whole_output(shape);
   if (rank != shape.root) {
@@ -138,7 +138,7 @@ Routine halving_doubling_reduce(const Shape& shape, int rank) {
 Routine halving_doubling_reduce_scatter(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
   const Fold fold(whole_team(shape, rank));
-  const Blocks all = Blocks::of(shape.counts);
+  const BlockBounds all = BlockBounds::of(shape.counts);
   const Range whole = all.whole();
   const View source = whole_input(shape), output = own_output(shape, rank);
   if (fold.guest) {
@@ -148,7 +148,7 @@ Routine halving_doubling_reduce_scatter(const Shape& shape, int rank) {
     return to.take();
   }
   // A host ends with its guest's block beside its own; they are combined as one.
-  const Blocks blocks = all.united(fold.bounds);
+  const BlockBounds blocks = all.united(fold.bounds);
   if (!fold.host) {
     const bool direct = fold.rest.size() == 2;  // the only exchange yields the output
     const Range held = direct ? Range{} : kept_half(fold.rest, blocks);

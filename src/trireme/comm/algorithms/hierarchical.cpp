@@ -16,8 +16,6 @@ namespace trireme::comm {
 
 namespace {
 
-std::size_t at(int index) { return static_cast<std::size_t>(index); }
-
 /// Who sits where, as seen by one rank.
 struct Nodes {
   Nodes(const Shape& shape, int rank) {
@@ -72,7 +70,7 @@ struct Leaders {
 };
 
 /// The blocks of some ranks, in pieces as long as possible.
-Bundle joined(const Blocks& blocks, const View& view, const std::vector<int>& ranks) {
+Bundle joined(const BlockBounds& blocks, const View& view, const std::vector<int>& ranks) {
   Bundle bundle;
   for (const int rank : ranks) {
     const Slice piece = view.at(blocks[rank]);
@@ -108,7 +106,7 @@ Routine hierarchical_all_reduce(const Shape& shape, int rank) {
   const View input = whole_input(shape), output = whole_output(shape);
   const Range whole{0, shape.count};
   if (nodes.equal) {
-    const Blocks blocks = Blocks::even(whole, inside.size());
+    const BlockBounds blocks = BlockBounds::even(whole, inside.size());
     const auto parts = bundles(blocks, output);
     ring_reduce_scatter(to, inside, bundles(blocks, input), parts);
     halving_doubling_all_reduce(to, nodes.across(), blocks[inside.me], output, output);
@@ -158,7 +156,7 @@ Routine hierarchical_all_gather(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
   const Nodes nodes(shape, rank);
   const Subgroup inside = nodes.inside();
-  const Blocks blocks = Blocks::of(shape.counts);
+  const BlockBounds blocks = BlockBounds::of(shape.counts);
   const View output = whole_output(shape);
   const Slice own = own_input(shape, rank).at(blocks[rank]);
   if (nodes.equal) {
@@ -189,7 +187,7 @@ Routine hierarchical_all_gather(const Shape& shape, int rank) {
 namespace {
 
 /// First inside each node, where member i combines what belongs to the i-th ranks of all nodes; then those among them.
-void reduce_scatter_in_columns(RoutineBuilder& to, const Shape& shape, const Nodes& nodes, const Blocks& blocks,
+void reduce_scatter_in_columns(RoutineBuilder& to, const Shape& shape, const Nodes& nodes, const BlockBounds& blocks,
                                Slice output) {
   const Subgroup inside = nodes.inside();
   const View input = whole_input(shape);
@@ -220,7 +218,7 @@ void reduce_scatter_in_columns(RoutineBuilder& to, const Shape& shape, const Nod
   to.finish(output);
 }
 
-void reduce_scatter_by_leaders(RoutineBuilder& to, const Shape& shape, const Nodes& nodes, const Blocks& blocks,
+void reduce_scatter_by_leaders(RoutineBuilder& to, const Shape& shape, const Nodes& nodes, const BlockBounds& blocks,
                                Slice output) {
   const Leaders leaders(nodes, 0);
   const Subgroup inside = nodes.inside();
@@ -252,7 +250,7 @@ void reduce_scatter_by_leaders(RoutineBuilder& to, const Shape& shape, const Nod
 Routine hierarchical_reduce_scatter(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
   const Nodes nodes(shape, rank);
-  const Blocks blocks = Blocks::of(shape.counts);
+  const BlockBounds blocks = BlockBounds::of(shape.counts);
   const Slice output = own_output(shape, rank).at(blocks[rank]);
   if (nodes.equal)
     reduce_scatter_in_columns(to, shape, nodes, blocks, output);

@@ -46,7 +46,7 @@ Routine linear_reduce(const Shape& shape, int rank) {
 
 Routine linear_gather(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
-  const Blocks blocks = Blocks::of(shape.counts);
+  const BlockBounds blocks = BlockBounds::of(shape.counts);
   const Slice own = own_input(shape, rank).at(blocks[rank]);
   if (rank != shape.root) {
     to.send(shape.root, own);
@@ -60,7 +60,7 @@ Routine linear_gather(const Shape& shape, int rank) {
 
 Routine linear_scatter(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
-  const Blocks blocks = Blocks::of(shape.counts);
+  const BlockBounds blocks = BlockBounds::of(shape.counts);
   const Slice own = own_output(shape, rank).at(blocks[rank]);
   if (rank != shape.root) {
     to.recv(shape.root, own);
@@ -74,7 +74,7 @@ Routine linear_scatter(const Shape& shape, int rank) {
 
 Routine linear_all_gather(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
-  const Blocks blocks = Blocks::of(shape.counts);
+  const BlockBounds blocks = BlockBounds::of(shape.counts);
   const Slice own = own_input(shape, rank).at(blocks[rank]);
   const View output = whole_output(shape);
   to.copy(own, output.at(blocks[rank]));
@@ -85,7 +85,7 @@ Routine linear_all_gather(const Shape& shape, int rank) {
 
 Routine linear_all_to_all(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
-  const Blocks leaving = Blocks::of(shape.counts), coming = Blocks::of(shape.recv_counts);
+  const BlockBounds leaving = BlockBounds::of(shape.counts), coming = BlockBounds::of(shape.recv_counts);
   const View input{{Space::kInput, 0, leaving.whole().count}}, output{{Space::kOutput, 0, coming.whole().count}};
   for (const int peer : others(shape, rank)) to.recv(peer, output.at(coming[peer]));
   for (const int peer : others(shape, rank)) to.send(peer, input.at(leaving[peer]));

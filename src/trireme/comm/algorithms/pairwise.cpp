@@ -35,7 +35,7 @@ void pairwise_reduce_scatter(RoutineBuilder& to, const Subgroup& team, const std
 
 Routine pairwise_reduce_scatter(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
-  const Blocks blocks = Blocks::of(shape.counts);
+  const BlockBounds blocks = BlockBounds::of(shape.counts);
   std::vector<Slice> source;
   for (int block = 0; block < shape.ranks; ++block) source.push_back(whole_input(shape).at(blocks[block]));
   const Slice output = own_output(shape, rank).at(blocks[rank]);
@@ -47,7 +47,7 @@ Routine pairwise_reduce_scatter(const Shape& shape, int rank) {
 Routine pairwise_all_to_all(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
   const Subgroup team = whole_team(shape, rank);
-  const Blocks leaving = Blocks::of(shape.counts), coming = Blocks::of(shape.recv_counts);
+  const BlockBounds leaving = BlockBounds::of(shape.counts), coming = BlockBounds::of(shape.recv_counts);
   const View input{{Space::kInput, 0, leaving.whole().count}}, output{{Space::kOutput, 0, coming.whole().count}};
   to.copy(input.at(leaving[rank]), output.at(coming[rank]));
   for (int step = 1; step < shape.ranks; ++step) {

@@ -23,12 +23,13 @@ void ring_all_gather(RoutineBuilder& to, const Subgroup& team, const Bundle& own
 
 // ---- recursive_doubling.cpp
 /// A power of two of members; member i starts with block i in place.
-void recursive_doubling_all_gather(RoutineBuilder& to, const Subgroup& team, const Blocks& blocks, const View& view);
+void recursive_doubling_all_gather(RoutineBuilder& to, const Subgroup& team, const BlockBounds& blocks,
+                                   const View& view);
 
 // ---- halving_doubling.cpp
 /// A power of two of members; afterwards member i holds the combination of block i in `last`.
-void recursive_halving(RoutineBuilder& to, const Subgroup& team, const Blocks& blocks, View source, const View& into,
-                       const View& last);
+void recursive_halving(RoutineBuilder& to, const Subgroup& team, const BlockBounds& blocks, View source,
+                       const View& into, const View& last);
 /// Everyone ends with the finished combination of `whole` in `into`. Any number of members.
 void halving_doubling_all_reduce(RoutineBuilder& to, const Subgroup& team, Range whole, const View& source,
                                  const View& into);
@@ -49,9 +50,9 @@ void binomial_broadcast(RoutineBuilder& to, const Subgroup& team, const Tree& tr
 /// `into` is touched only by members with children.
 void binomial_reduce(RoutineBuilder& to, const Subgroup& team, const Tree& tree, Slice source, Slice into);
 /// Each member's own block is in `view` already; `view` holds at least this member's subtree.
-void binomial_gather(RoutineBuilder& to, const Subgroup& team, const Tree& tree, const Blocks& blocks,
+void binomial_gather(RoutineBuilder& to, const Subgroup& team, const Tree& tree, const BlockBounds& blocks,
                      const View& view);
-void binomial_scatter(RoutineBuilder& to, const Subgroup& team, const Tree& tree, const Blocks& blocks,
+void binomial_scatter(RoutineBuilder& to, const Subgroup& team, const Tree& tree, const BlockBounds& blocks,
                       const View& view);
 
 // ---- bruck.cpp

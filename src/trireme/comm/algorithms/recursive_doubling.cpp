@@ -9,7 +9,8 @@
 
 namespace trireme::comm {
 
-void recursive_doubling_all_gather(RoutineBuilder& to, const Subgroup& team, const Blocks& blocks, const View& view) {
+void recursive_doubling_all_gather(RoutineBuilder& to, const Subgroup& team, const BlockBounds& blocks,
+                                   const View& view) {
   for (int held = 1; held < team.size(); held *= 2) {
     const int partner = team.me ^ held;
     const int mine = team.me & ~(held - 1), theirs = partner & ~(held - 1);
@@ -20,7 +21,7 @@ void recursive_doubling_all_gather(RoutineBuilder& to, const Subgroup& team, con
 
 Routine recursive_doubling_all_gather(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
-  const Blocks blocks = Blocks::of(shape.counts);
+  const BlockBounds blocks = BlockBounds::of(shape.counts);
   to.copy(own_input(shape, rank).at(blocks[rank]), whole_output(shape).at(blocks[rank]));
   recursive_doubling_all_gather(to, whole_team(shape, rank), blocks, whole_output(shape));
   return to.take();

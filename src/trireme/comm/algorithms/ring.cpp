@@ -37,7 +37,9 @@ class TwoSteps {
   int step_before_ = 0;
 };
 
-const Bundle& at(const std::vector<Bundle>& blocks, int block) { return blocks[static_cast<std::size_t>(block)]; }
+const Bundle& bundle_at(const std::vector<Bundle>& blocks, int block) {
+  return blocks[static_cast<std::size_t>(block)];
+}
 
 }  // namespace
 
@@ -48,8 +50,8 @@ void ring_reduce_scatter(RoutineBuilder& to, const Subgroup& team, const std::ve
   for (int step = 0; step + 1 < ring.size; ++step) {
     under_way.next();
     const int give = ring.back(step + 1), take = ring.back(step + 2);
-    to.recv_reduce(ring.left, at(source, take), at(into, take));
-    to.send(ring.right, step == 0 ? at(source, give) : at(into, give));
+    to.recv_reduce(ring.left, bundle_at(source, take), bundle_at(into, take));
+    to.send(ring.right, step == 0 ? bundle_at(source, give) : bundle_at(into, give));
   }
 }
 
@@ -58,19 +60,19 @@ void ring_all_gather(RoutineBuilder& to, const Subgroup& team, const Bundle& own
   TwoSteps under_way(to);
   for (int step = 0; step + 1 < ring.size; ++step) {
     under_way.next();
-    to.recv(ring.left, at(into, ring.back(step + 1)));
-    to.send(ring.right, step == 0 ? own : at(into, ring.back(step)));
+    to.recv(ring.left, bundle_at(into, ring.back(step + 1)));
+    to.send(ring.right, step == 0 ? own : bundle_at(into, ring.back(step)));
   }
 }
 
 Routine ring_all_reduce(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
   const Subgroup team = whole_team(shape, rank);
-  const Blocks blocks = Blocks::even({0, shape.count}, shape.ranks);
+  const BlockBounds blocks = BlockBounds::even({0, shape.count}, shape.ranks);
   const auto output = bundles(blocks, whole_output(shape));
   ring_reduce_scatter(to, team, bundles(blocks, whole_input(shape)), output);
   to.finish(whole_output(shape).at(blocks[rank]));
-  ring_all_gather(to, team, at(output, rank), output);
+  ring_all_gather(to, team, bundle_at(output, rank), output);
   return to.take();
 }
 
@@ -78,7 +80,7 @@ Routine ring_reduce_scatter(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
   const Subgroup team = whole_team(shape, rank);
   const Ring ring(team);
-  const Blocks blocks = Blocks::of(shape.counts);
+  const BlockBounds blocks = BlockBounds::of(shape.counts);
   // The input may not be written and the output has room for one block: the partial sums that pass through lie in two
   // places in turn, one being filled while the other is sent on.
   Slice places[2];
@@ -97,11 +99,11 @@ Routine ring_reduce_scatter(const Shape& shape, int rank) {
 
 Routine ring_all_gather(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
-  const Blocks blocks = Blocks::of(shape.counts);
+  const BlockBounds blocks = BlockBounds::of(shape.counts);
   const auto output = bundles(blocks, whole_output(shape));
   const Slice own = own_input(shape, rank).at(blocks[rank]);
   ring_all_gather(to, whole_team(shape, rank), {own}, output);
-  to.copy(own, at(output, rank).front());
+  to.copy(own, bundle_at(output, rank).front());
   return to.take();
 }
 

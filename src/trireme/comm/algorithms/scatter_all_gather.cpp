@@ -11,7 +11,7 @@ namespace trireme::comm {
 Routine scatter_all_gather_broadcast(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
   const Subgroup team = whole_team(shape, rank);
-  const Blocks blocks = Blocks::even({0, shape.count}, shape.ranks);
+  const BlockBounds blocks = BlockBounds::even({0, shape.count}, shape.ranks);
   const View buffer = whole_output(shape);
   binomial_scatter(to, team, binomial_tree(shape.ranks, shape.root, rank), blocks, buffer);
   if (std::has_single_bit(static_cast<unsigned>(shape.ranks)))

@@ -2,7 +2,7 @@
 // flags.
 //
 // Everything sits in an unnamed namespace and nothing of the standard library with code is used: a function compiled
-// for AVX-512 must never become the copy that other files link to. TRIREME_ARITHMETIC_ENTRY names the table this copy
+// for AVX-512 must never become the copy that other files link to. TRIREME_ARITHMETIC_TABLE names the table this copy
 // exports.
 #include <cstddef>
 #include <cstdint>
@@ -356,7 +356,7 @@ constexpr ArithmeticRow make_row() {
 }  // namespace
 
 // In the order of Reduce and DType.
-const ArithmeticTable TRIREME_ARITHMETIC_ENTRY = {
+const ArithmeticTable TRIREME_ARITHMETIC_TABLE = {
     {make_row<Sum>(), make_row<Sum>(), make_row<Min>(), make_row<Max>(), make_row<Prod>()}, &stream_bytes};
 
 }  // namespace trireme::comm

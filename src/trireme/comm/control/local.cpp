@@ -15,8 +15,8 @@ namespace {
 using control::Listener;
 using control::Store;
 
-struct Hub {
-  explicit Hub(int ranks) : listeners(static_cast<std::size_t>(ranks)) {}
+struct ControlHub {
+  explicit ControlHub(int ranks) : listeners(static_cast<std::size_t>(ranks)) {}
 
   std::mutex mutex;  // of the store only: callbacks run without it
   std::condition_variable stored;
@@ -26,7 +26,7 @@ struct Hub {
 
 class LocalControl : public ControlPlane {
  public:
-  LocalControl(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
+  LocalControl(std::shared_ptr<ControlHub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
   ~LocalControl() override {
     own().listen(nullptr, nullptr);
     if (!said_last_words_) announce(Notice::Kind::kLeft, fmt::format("rank {} left", rank_));
@@ -102,7 +102,7 @@ class LocalControl : public ControlPlane {
   Listener& listener(int rank) { return hub_->listeners[static_cast<std::size_t>(rank)]; }
   Listener& own() { return listener(rank_); }
 
-  std::shared_ptr<Hub> hub_;  // shared by the planes of all ranks: any of them may be the last
+  std::shared_ptr<ControlHub> hub_;  // shared by the planes of all ranks: any of them may be the last
   int rank_;
   std::atomic<bool> said_last_words_ = false;
 };
@@ -111,7 +111,7 @@ class LocalControl : public ControlPlane {
 
 std::vector<std::unique_ptr<ControlPlane>> make_local_control(int ranks) {
   TRIREME_CHECK(ranks >= 1, "a control plane needs at least one rank, not {}", ranks);
-  const auto hub = std::make_shared<Hub>(ranks);
+  const auto hub = std::make_shared<ControlHub>(ranks);
   std::vector<std::unique_ptr<ControlPlane>> planes;
   for (int rank = 0; rank < ranks; ++rank) planes.push_back(std::make_unique<LocalControl>(hub, rank));
   return planes;

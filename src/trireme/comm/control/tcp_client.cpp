@@ -29,7 +29,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kGoodbyeWait = 2s;  // for the server to close the connection after our good-bye
 constexpr std::size_t kMaxNoticeBytes = 64 << 10;
-constexpr std::size_t kReadBytes = 256 << 10;
+constexpr std::size_t kClientReadBytes = 256 << 10;
 
 class Client : public ControlPlane {
  public:
@@ -281,7 +281,7 @@ class Client : public ControlPlane {
   // The reader's own.
   Clock::time_point heard_, next_heartbeat_;
   std::deque<Message> inbox_;
-  std::vector<char> buffer_ = std::vector<char>(kReadBytes);
+  std::vector<char> buffer_ = std::vector<char>(kClientReadBytes);
 
   std::atomic<bool> leaving_ = false;
   std::thread reader_;  // last: it uses all of the above

@@ -27,7 +27,7 @@ using namespace std::chrono_literals;
 constexpr auto kHelloTimeout = 10s;           // a stranger that says nothing is dropped
 constexpr auto kAcceptPause = 200ms;          // after descriptors ran out; polling on would only spin
 constexpr std::size_t kMaxUnsent = 64 << 20;  // a rank that does not read must not fill rank 0's memory
-constexpr std::size_t kReadBytes = 256 << 10;
+constexpr std::size_t kServerReadBytes = 256 << 10;
 
 struct Connection {
   Fd fd;
@@ -216,7 +216,7 @@ class Server : public TcpControlServer {
   std::map<Caller, Connection> connections_;
   Caller next_caller_ = 1;
   Clock::time_point accept_after_;
-  std::vector<char> buffer_ = std::vector<char>(kReadBytes);
+  std::vector<char> buffer_ = std::vector<char>(kServerReadBytes);
   std::atomic<bool> stopping_ = false;
   std::thread thread_;  // last: it uses all of the above
 };

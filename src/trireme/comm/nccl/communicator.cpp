@@ -91,28 +91,28 @@ void Communicator::issue(const Launch& launch, const NcclStep& step) {
   const nccl::Functions& nccl = library_.call();
   const nccl::DataType type = nccl_type(launch.type);
   const nccl::RedOp op = nccl_op(launch.reduce);
-  using Act = NcclStep::Act;
+  using StepAct = NcclStep::Act;
   switch (step.act) {
-    case Act::kCopy:
+    case StepAct::kCopy:
       break;
-    case Act::kAllReduce:
+    case StepAct::kAllReduce:
       return library_.check(nccl.ncclAllReduce(step.in, step.out, step.count, type, op, comm_, stream_),
                             "ncclAllReduce", comm_);
-    case Act::kReduce:
+    case StepAct::kReduce:
       return library_.check(nccl.ncclReduce(step.in, step.out, step.count, type, op, step.peer, comm_, stream_),
                             "ncclReduce", comm_);
-    case Act::kBroadcast:
+    case StepAct::kBroadcast:
       return library_.check(nccl.ncclBroadcast(step.in, step.out, step.count, type, step.peer, comm_, stream_),
                             "ncclBroadcast", comm_);
-    case Act::kReduceScatter:
+    case StepAct::kReduceScatter:
       return library_.check(nccl.ncclReduceScatter(step.in, step.out, step.count, type, op, comm_, stream_),
                             "ncclReduceScatter", comm_);
-    case Act::kAllGather:
+    case StepAct::kAllGather:
       return library_.check(nccl.ncclAllGather(step.in, step.out, step.count, type, comm_, stream_), "ncclAllGather",
                             comm_);
-    case Act::kSend:
+    case StepAct::kSend:
       return library_.check(nccl.ncclSend(step.in, step.count, type, step.peer, comm_, stream_), "ncclSend", comm_);
-    case Act::kRecv:
+    case StepAct::kRecv:
       return library_.check(nccl.ncclRecv(step.out, step.count, type, step.peer, comm_, stream_), "ncclRecv", comm_);
   }
 }

@@ -5,7 +5,7 @@
 namespace trireme::comm {
 namespace {
 
-using Act = NcclStep::Act;
+using StepAct = NcclStep::Act;
 
 class Steps {
  public:
@@ -16,31 +16,32 @@ class Steps {
     const bool uneven = call_.blocks.offsets != nullptr;
     switch (call_.key.op) {
       case Op::kAllReduce:
-        whole(Act::kAllReduce, call_.in, call_.out, -1);
+        whole(StepAct::kAllReduce, call_.in, call_.out, -1);
         break;
       case Op::kReduce:
-        whole(Act::kReduce, call_.in, rank_ == root ? call_.out : nullptr, root);
+        whole(StepAct::kReduce, call_.in, rank_ == root ? call_.out : nullptr, root);
         break;
       case Op::kBroadcast:
-        whole(Act::kBroadcast, call_.out, call_.out, root);
+        whole(StepAct::kBroadcast, call_.out, call_.out, root);
         break;
       case Op::kReduceScatter:
         if (uneven) {
           for (int r = 0; r < ranks_; ++r) {
-            add({Act::kReduce, in(call_.blocks.begin(r)), r == rank_ ? call_.out : nullptr, call_.blocks.count(r), r});
+            add({StepAct::kReduce, in(call_.blocks.begin(r)), r == rank_ ? call_.out : nullptr, call_.blocks.count(r),
+                 r});
           }
         } else {
-          add({Act::kReduceScatter, call_.in, call_.out, call_.blocks.equal, -1});
+          add({StepAct::kReduceScatter, call_.in, call_.out, call_.blocks.equal, -1});
         }
         break;
       case Op::kAllGather:
         if (uneven) {
           for (int r = 0; r < ranks_; ++r) {
             void* block = out(call_.blocks.begin(r));
-            add({Act::kBroadcast, r == rank_ ? call_.in : block, block, call_.blocks.count(r), r});
+            add({StepAct::kBroadcast, r == rank_ ? call_.in : block, block, call_.blocks.count(r), r});
           }
         } else {
-          add({Act::kAllGather, call_.in, call_.out, call_.blocks.equal, -1});
+          add({StepAct::kAllGather, call_.in, call_.out, call_.blocks.equal, -1});
         }
         break;
       case Op::kGather:
@@ -85,18 +86,18 @@ class Steps {
   void add(const NcclStep& step) {
     if (step.count != 0) steps_.push_back(step);
   }
-  void whole(Act act, const void* from, void* to, int root) { add({act, from, to, call_.key.count, root}); }
-  void send(const void* from, std::size_t count, int to) { add({Act::kSend, from, nullptr, count, to}); }
+  void whole(StepAct act, const void* from, void* to, int root) { add({act, from, to, call_.key.count, root}); }
+  void send(const void* from, std::size_t count, int to) { add({StepAct::kSend, from, nullptr, count, to}); }
   /// From itself: a copy of `own`.
   void receive(void* to, std::size_t count, int from, const void* own) {
     if (from == rank_) {
       copy(own, to, count);
     } else {
-      add({Act::kRecv, nullptr, to, count, from});
+      add({StepAct::kRecv, nullptr, to, count, from});
     }
   }
   void copy(const void* from, void* to, std::size_t count) {
-    if (from != to) add({Act::kCopy, from, to, count, -1});
+    if (from != to) add({StepAct::kCopy, from, to, count, -1});
   }
 
   const Call& call_;
@@ -107,7 +108,7 @@ class Steps {
 /// One rank talks to nobody: its input is the result.
 std::vector<NcclStep> alone(const Call& call) {
   if (call.key.op == Op::kBroadcast || call.in == call.out || call.key.count == 0) return {};
-  return {{.act = Act::kCopy, .in = call.in, .out = call.out, .count = call.key.count}};
+  return {{.act = StepAct::kCopy, .in = call.in, .out = call.out, .count = call.key.count}};
 }
 
 }  // namespace

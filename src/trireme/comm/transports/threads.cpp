@@ -18,9 +18,9 @@ namespace {
 // copy.
 constexpr std::size_t kEagerBytes = 8 << 10;
 // Taken at a time, so that other operations get their turn.
-constexpr std::size_t kPieceBytes = 512 << 10;
-constexpr std::size_t kBriefBytes = 64 << 10;
-constexpr std::size_t kStreamBytes = 4 << 20;
+constexpr std::size_t kThreadsPieceBytes = 512 << 10;
+constexpr std::size_t kThreadsBriefBytes = 64 << 10;
+constexpr std::size_t kThreadsStreamBytes = 4 << 20;
 
 struct Message {
   Envelope envelope;
@@ -79,8 +79,8 @@ struct Lane {
 };
 
 /// What all ranks share.
-struct Hub {
-  Hub(int ranks_, int ranks_per_node_)
+struct ThreadsHub {
+  ThreadsHub(int ranks_, int ranks_per_node_)
       : ranks(ranks_),
         ranks_per_node(ranks_per_node_),
         lanes(static_cast<std::size_t>(ranks_) * static_cast<std::size_t>(ranks_)),
@@ -135,7 +135,7 @@ class ThreadRecv final : public Transfer {
     if (!found_before && !find()) return Progress::kStuck;
     if (mismatched) return finish();
     if (sink_.count == 0) return finish();
-    if (effort == Effort::kPost && message_->bytes > kBriefBytes)
+    if (effort == Effort::kPost && message_->bytes > kThreadsBriefBytes)
       return found_before ? Progress::kStuck : Progress::kMoved;
     if (!message_->copy) {
       message_->touching.store(1, std::memory_order_seq_cst);
@@ -146,7 +146,7 @@ class ThreadRecv final : public Transfer {
     }
     const std::size_t element = size_of(sink_.type);
     const bool on_gpu = envelope_.memory == DeviceKind::kCuda;
-    const std::size_t count = on_gpu ? sink_.count : std::min(sink_.count - taken_, kPieceBytes / element);
+    const std::size_t count = on_gpu ? sink_.count : std::min(sink_.count - taken_, kThreadsPieceBytes / element);
     if (on_gpu) {
       gpu_memory()->copy(sink_.to, message_->data, sink_.bytes());  // started, after what makes the data: gpu_memory.h
     } else {
@@ -177,7 +177,7 @@ class ThreadRecv final : public Transfer {
     if (sink_.from != nullptr) {
       const std::byte* from = static_cast<const std::byte*>(sink_.from) + at;
       arithmetic(sink_.type, sink_.reduce).combine(to, from, data, count);
-    } else if (message_->bytes >= kStreamBytes) {
+    } else if (message_->bytes >= kThreadsStreamBytes) {
       stream_copy(to, data, bytes);
     } else {
       std::memcpy(to, data, bytes);
@@ -202,7 +202,7 @@ class ThreadRecv final : public Transfer {
 
 class ThreadsTransport final : public Transport {
  public:
-  ThreadsTransport(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
+  ThreadsTransport(std::shared_ptr<ThreadsHub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
 
   std::string_view name() const override { return "threads"; }
   bool moves(DeviceKind) const override { return true; }
@@ -255,7 +255,8 @@ class ThreadsTransport final : public Transport {
     for (const int r : members.ranks) bells.push_back(&hub_->bells[static_cast<std::size_t>(r)]);
     auto& shared = *reinterpret_cast<BoardMemory*>(memory.get());
     // The bells live in the hub: keep both.
-    auto keep = std::make_shared<std::pair<std::shared_ptr<std::byte>, std::shared_ptr<Hub>>>(std::move(memory), hub_);
+    auto keep =
+        std::make_shared<std::pair<std::shared_ptr<std::byte>, std::shared_ptr<ThreadsHub>>>(std::move(memory), hub_);
     return std::make_unique<Board>(Board::Parts{.memory = shared,
                                                 .me = members.me,
                                                 .ranks = ranks,
@@ -267,14 +268,14 @@ class ThreadsTransport final : public Transport {
   EventCount* bell() override { return &hub_->bells[static_cast<std::size_t>(rank_)]; }
 
  private:
-  std::shared_ptr<Hub> hub_;  // shared by all ranks of the process
+  std::shared_ptr<ThreadsHub> hub_;  // shared by all ranks of the process
   int rank_;
 };
 
 }  // namespace
 
 std::vector<std::unique_ptr<Transport>> make_threads_transport(int ranks, int ranks_per_node) {
-  const auto hub = std::make_shared<Hub>(ranks, ranks_per_node);
+  const auto hub = std::make_shared<ThreadsHub>(ranks, ranks_per_node);
   std::vector<std::unique_ptr<Transport>> endpoints;
   for (int r = 0; r < ranks; ++r) endpoints.push_back(std::make_unique<ThreadsTransport>(hub, r));
   return endpoints;

@@ -9,9 +9,9 @@
 namespace trireme::models {
 namespace {
 
-constexpr std::string_view kPrefixes[] = {"bert."};
+constexpr std::string_view kBertPrefixes[] = {"bert."};
 
-spec::ModelShape read_config(const formats::HfConfig& config) {
+spec::ModelShape read_bert_config(const formats::HfConfig& config) {
   spec::ModelShape shape = spec::family_shape(spec::Family::kBert);
   shape.vocab_size = config.get<std::int64_t>("vocab_size");
   shape.hidden_size = config.get<std::int64_t>("hidden_size");
@@ -39,7 +39,7 @@ spec::ModelShape read_config(const formats::HfConfig& config) {
   return shape;
 }
 
-void write_config(const spec::ModelShape& shape, formats::HfConfig& config) {
+void write_bert_config(const spec::ModelShape& shape, formats::HfConfig& config) {
   config.set("vocab_size", shape.vocab_size);
   config.set("hidden_size", shape.hidden_size);
   config.set("num_hidden_layers", shape.num_layers);
@@ -55,7 +55,7 @@ void write_config(const spec::ModelShape& shape, formats::HfConfig& config) {
   config.set("tie_word_embeddings", shape.tied);
 }
 
-std::vector<PublishedTensor> tensors(Model& model, const std::string& prefix) {
+std::vector<PublishedTensor> bert_tensors(Model& model, const std::string& prefix) {
   const std::int64_t width = model.shape.num_heads * model.shape.head_dim;
   TensorList list(model);
   const auto pair = [&](const std::string& name, const std::string& param) {
@@ -97,9 +97,9 @@ std::vector<PublishedTensor> tensors(Model& model, const std::string& prefix) {
 const FamilyFormat kBertFormat{.model_type = "bert",
                                .architecture = "BertForMaskedLM",
                                .family = spec::Family::kBert,
-                               .read_config = read_config,
-                               .write_config = write_config,
-                               .tensors = tensors,
-                               .prefixes = kPrefixes};
+                               .read_config = read_bert_config,
+                               .write_bert_config = write_bert_config,
+                               .tensors = bert_tensors,
+                               .prefixes = kBertPrefixes};
 
 }  // namespace trireme::models

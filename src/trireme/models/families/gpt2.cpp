@@ -9,9 +9,9 @@
 namespace trireme::models {
 namespace {
 
-constexpr std::string_view kPrefixes[] = {"transformer.", ""};
+constexpr std::string_view kGpt2Prefixes[] = {"transformer.", ""};
 
-spec::ModelShape read_config(const formats::HfConfig& config) {
+spec::ModelShape read_gpt2_config(const formats::HfConfig& config) {
   spec::ModelShape shape = spec::family_shape(spec::Family::kGpt2);
   shape.vocab_size = config.get<std::int64_t>("vocab_size");
   shape.max_seq_len = config.get_or<std::int64_t>("n_positions", 1024);
@@ -46,7 +46,7 @@ spec::ModelShape read_config(const formats::HfConfig& config) {
   return shape;
 }
 
-void write_config(const spec::ModelShape& shape, formats::HfConfig& config) {
+void write_gpt2_config(const spec::ModelShape& shape, formats::HfConfig& config) {
   config.set("vocab_size", shape.vocab_size);
   config.set("n_positions", shape.max_seq_len);
   config.set("n_embd", shape.hidden_size);
@@ -62,7 +62,7 @@ void write_config(const spec::ModelShape& shape, formats::HfConfig& config) {
   config.set("attn_pdrop", shape.attention_dropout);
 }
 
-std::vector<PublishedTensor> tensors(Model& model, const std::string& prefix) {
+std::vector<PublishedTensor> gpt2_tensors(Model& model, const std::string& prefix) {
   TensorList list(model);
   list.add(prefix + "wte.weight", "embedding.tokens.weight");
   list.add(prefix + "wpe.weight", "embedding.positions.weight");
@@ -90,9 +90,9 @@ std::vector<PublishedTensor> tensors(Model& model, const std::string& prefix) {
 const FamilyFormat kGpt2Format{.model_type = "gpt2",
                                .architecture = "GPT2LMHeadModel",
                                .family = spec::Family::kGpt2,
-                               .read_config = read_config,
-                               .write_config = write_config,
-                               .tensors = tensors,
-                               .prefixes = kPrefixes};
+                               .read_config = read_gpt2_config,
+                               .write_gpt2_config = write_gpt2_config,
+                               .tensors = gpt2_tensors,
+                               .prefixes = kGpt2Prefixes};
 
 }  // namespace trireme::models

@@ -9,7 +9,7 @@
 namespace trireme::models {
 namespace {
 
-constexpr std::string_view kPrefixes[] = {"model.", ""};
+constexpr std::string_view kLlamaPrefixes[] = {"model.", ""};
 
 void read_rotary(const formats::HfConfig& config, spec::ModelShape& shape, double base) {
   spec::Rotary& rotary = shape.rotary;
@@ -139,7 +139,7 @@ spec::ModelShape read(const formats::HfConfig& config, spec::Family family) {
 }
 
 template <spec::Family kFamily>
-spec::ModelShape read_config(const formats::HfConfig& config) {
+spec::ModelShape read_llama_config(const formats::HfConfig& config) {
   return read(config, kFamily);
 }
 
@@ -170,7 +170,7 @@ void write_rotary(const spec::Rotary& rotary, formats::HfConfig& config) {
   config.set("rope_scaling", scaling);
 }
 
-void write_config(const spec::ModelShape& shape, formats::HfConfig& config) {
+void write_llama_config(const spec::ModelShape& shape, formats::HfConfig& config) {
   config.set("vocab_size", shape.vocab_size);
   config.set("hidden_size", shape.hidden_size);
   config.set("num_hidden_layers", shape.num_layers);
@@ -198,7 +198,7 @@ void write_config(const spec::ModelShape& shape, formats::HfConfig& config) {
   }
 }
 
-std::vector<PublishedTensor> tensors(Model& model, const std::string& prefix) {
+std::vector<PublishedTensor> llama_tensors(Model& model, const std::string& prefix) {
   const spec::ModelShape& shape = model.shape;
   const std::int64_t queries = shape.num_heads * shape.head_dim, keys = shape.num_kv_heads * shape.head_dim;
   TensorList list(model);
@@ -241,30 +241,30 @@ std::vector<PublishedTensor> tensors(Model& model, const std::string& prefix) {
 const FamilyFormat kLlamaFormat{.model_type = "llama",
                                 .architecture = "LlamaForCausalLM",
                                 .family = spec::Family::kLlama,
-                                .read_config = read_config<spec::Family::kLlama>,
-                                .write_config = write_config,
-                                .tensors = tensors,
-                                .prefixes = kPrefixes};
+                                .read_config = read_llama_config<spec::Family::kLlama>,
+                                .write_llama_config = write_llama_config,
+                                .tensors = llama_tensors,
+                                .prefixes = kLlamaPrefixes};
 const FamilyFormat kMistralFormat{.model_type = "mistral",
                                   .architecture = "MistralForCausalLM",
                                   .family = spec::Family::kMistral,
-                                  .read_config = read_config<spec::Family::kMistral>,
-                                  .write_config = write_config,
-                                  .tensors = tensors,
-                                  .prefixes = kPrefixes};
+                                  .read_config = read_llama_config<spec::Family::kMistral>,
+                                  .write_llama_config = write_llama_config,
+                                  .tensors = llama_tensors,
+                                  .prefixes = kLlamaPrefixes};
 const FamilyFormat kQwen2Format{.model_type = "qwen2",
                                 .architecture = "Qwen2ForCausalLM",
                                 .family = spec::Family::kQwen2,
-                                .read_config = read_config<spec::Family::kQwen2>,
-                                .write_config = write_config,
-                                .tensors = tensors,
-                                .prefixes = kPrefixes};
+                                .read_config = read_llama_config<spec::Family::kQwen2>,
+                                .write_llama_config = write_llama_config,
+                                .tensors = llama_tensors,
+                                .prefixes = kLlamaPrefixes};
 const FamilyFormat kQwen3Format{.model_type = "qwen3",
                                 .architecture = "Qwen3ForCausalLM",
                                 .family = spec::Family::kQwen3,
-                                .read_config = read_config<spec::Family::kQwen3>,
-                                .write_config = write_config,
-                                .tensors = tensors,
-                                .prefixes = kPrefixes};
+                                .read_config = read_llama_config<spec::Family::kQwen3>,
+                                .write_llama_config = write_llama_config,
+                                .tensors = llama_tensors,
+                                .prefixes = kLlamaPrefixes};
 
 }  // namespace trireme::models

@@ -19,7 +19,7 @@ Schedule build_breadth_first(const Shape& shape) {
   return schedule;
 }
 
-std::optional<double> bubble(const Shape& shape, const Times& times) {
+std::optional<double> breadth_first_bubble(const Shape& shape, const Times& times) {
   if (shape.micros < shape.ranks) return std::nullopt;  // a turn then takes longer than its micros
   const double fill = (shape.ranks - 1) * (times.forward + times.backward());
   return idle_share(fill / shape.chunks_per_rank, shape, times);
@@ -33,7 +33,7 @@ Kind breadth_first() {
           .from = "Lamy-Poirier 2022, 2211.05953",
           .default_chunks = 2,
           .build = build_breadth_first,
-          .bubble = bubble,
+          .bubble = breadth_first_bubble,
           .memory = [](const Shape& shape) -> std::optional<double> { return shape.micros; }};
 }
 

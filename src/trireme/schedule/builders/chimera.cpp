@@ -45,7 +45,7 @@ Schedule build_chimera(const Shape& shape) {
   return keep_micros(std::move(schedule), shape.micros);
 }
 
-std::string refuses(const Shape& shape) {
+std::string chimera_refuses(const Shape& shape) {
   if (shape.ranks % 2 != 0) return fmt::format("its two directions meet between two ranks, so {} is odd", shape.ranks);
   if (shape.micros % 2 != 0) return fmt::format("half of the micros enter at each end, so {} is odd", shape.micros);
   return needs_two_chunks(shape);  // one of each direction
@@ -53,7 +53,7 @@ std::string refuses(const Shape& shape) {
 
 /// (D-2)/(2N+D-2) when a backward takes as long as a forward; (D-2)/(3N/2+D-2) for one unit when it takes twice as
 /// long (table 2 and section 3.2).
-std::optional<double> bubble(const Shape& shape, const Times& times) {
+std::optional<double> chimera_bubble(const Shape& shape, const Times& times) {
   const double forward = times.forward, backward = times.backward();
   const int depth = shape.ranks;
   if (backward == forward && shape.micros % depth == 0) return idle_share((depth - 2) * forward, shape, times);
@@ -62,7 +62,7 @@ std::optional<double> bubble(const Shape& shape, const Times& times) {
 }
 
 /// D at the most, on the first and last rank (table 2).
-std::optional<double> memory(const Shape& shape) {
+std::optional<double> chimera_memory(const Shape& shape) {
   if (shape.micros < shape.ranks) return std::nullopt;
   return shape.ranks;
 }
@@ -75,9 +75,9 @@ Kind chimera() {
           .from = "Li and Hoefler 2021, 2107.06925",
           .default_chunks = 2,
           .build = build_chimera,
-          .refuses = refuses,
-          .bubble = bubble,
-          .memory = memory,
+          .refuses = chimera_refuses,
+          .bubble = chimera_bubble,
+          .memory = chimera_memory,
           .weights = [](const Shape&) -> std::optional<double> { return 2; }};
 }
 

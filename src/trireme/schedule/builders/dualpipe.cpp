@@ -13,12 +13,12 @@ namespace trireme::schedule {
 namespace {
 
 /// The bubble is published for a rank whose passes are in step with its neighbours'.
-bool fits(const Times& times) {
+bool times_fit_dualpipe(const Times& times) {
   return times.forward == times.backward_input && times.forward == times.backward_weight && !times.overlapped;
 }
 
 /// One rank's list. Direction 0 is the one that reaches this rank first.
-struct Rank {
+struct DualPipeRank {
   std::pair<int, int> chunk;        // by direction
   std::pair<int, int> first_micro;  // by direction
   std::vector<Instruction>& list;
@@ -51,7 +51,7 @@ struct Rank {
 
 /// `index`: distance from where direction 0 enters; `turn`: from there to where the directions are equally far, which
 /// is the middle of the ranks, or the fold; `micros`: of one direction.
-void fill(Rank& rank, int index, int turn, int micros) {
+void fill(DualPipeRank& rank, int index, int turn, int micros) {
   const int distance = turn - 1 - index;
   for (int i = 0; i < 2 * distance; ++i) rank.forward(0);
   for (int i = 0; i <= index; ++i) {
@@ -94,7 +94,7 @@ void fill(Rank& rank, int index, int turn, int micros) {
 Schedule build_dualpipe_v(const Shape& shape) {
   Schedule schedule = folded("dualpipe-v", shape);
   for (int index = 0; index < shape.ranks; ++index) {
-    Rank rank{{index, 2 * shape.ranks - 1 - index}, {0, 0}, schedule.ranks[static_cast<std::size_t>(index)]};
+    DualPipeRank rank{{index, 2 * shape.ranks - 1 - index}, {0, 0}, schedule.ranks[static_cast<std::size_t>(index)]};
     fill(rank, index, shape.ranks, shape.micros);
   }
   return schedule;
@@ -108,10 +108,10 @@ Schedule build_dualpipe(const Shape& shape) {
     auto& list = schedule.ranks[static_cast<std::size_t>(index)];
     // The upper half sees the mirror image: what enters at the last rank reaches it first.
     if (index < shape.ranks / 2) {
-      Rank rank{{index, last - index}, {0, half}, list};
+      DualPipeRank rank{{index, last - index}, {0, half}, list};
       fill(rank, index, shape.ranks / 2, half);
     } else {
-      Rank rank{{last - index, index}, {half, 0}, list};
+      DualPipeRank rank{{last - index, index}, {half, 0}, list};
       fill(rank, last - index, shape.ranks / 2, half);
     }
   }
@@ -132,14 +132,14 @@ std::string dualpipe_refuses(const Shape& shape) {
 
 /// (p/2-1)(F&B + B - 3W): table 2; its B is the whole backward.
 std::optional<double> dualpipe_bubble(const Shape& shape, const Times& times) {
-  if (!fits(times)) return std::nullopt;
+  if (!times_fit_dualpipe(times)) return std::nullopt;
   return idle_share((shape.ranks / 2 - 1) * (times.pair() + times.backward() - 3 * times.backward_weight), shape,
                     times);
 }
 
 /// The fold of DualPipe over twice the ranks: a chunk takes half of the times of a rank's share.
 std::optional<double> dualpipe_v_bubble(const Shape& shape, const Times& times) {
-  if (!fits(times)) return std::nullopt;
+  if (!times_fit_dualpipe(times)) return std::nullopt;
   return idle_share((shape.ranks - 1) * (times.pair() + times.backward() - 3 * times.backward_weight) / 2, shape,
                     times);
 }

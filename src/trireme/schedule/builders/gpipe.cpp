@@ -17,7 +17,7 @@ Schedule build_gpipe(const Shape& shape) {
 }
 
 /// (p-1)/(m+p-1): section 2.
-std::optional<double> bubble(const Shape& shape, const Times& times) {
+std::optional<double> gpipe_bubble(const Shape& shape, const Times& times) {
   return idle_share((shape.ranks - 1) * (times.forward + times.backward()), shape, times);
 }
 
@@ -29,7 +29,7 @@ Kind gpipe() {
           .from = "Huang et al. 2018, 1811.06965",
           .build = build_gpipe,
           .refuses = needs_one_chunk,
-          .bubble = bubble,
+          .bubble = gpipe_bubble,
           .memory = [](const Shape& shape) -> std::optional<double> { return shape.micros; }};
 }
 

@@ -45,14 +45,14 @@ Schedule build_interleaved(const Shape& shape) {
 }
 
 /// (p-1)/(vm+p-1): section 2.2; for whole groups only.
-std::optional<double> bubble(const Shape& shape, const Times& times) {
+std::optional<double> interleaved_bubble(const Shape& shape, const Times& times) {
   if (shape.micros % shape.ranks != 0) return std::nullopt;
   const double fill = (shape.ranks - 1) * (times.forward + times.backward());
   return idle_share(fill / shape.chunks_per_rank, shape, times);
 }
 
 /// p (1 + (p-1)/(pv)): 2205.05198, section 4.2.3; where there are micros enough to reach it.
-std::optional<double> memory(const Shape& shape) {
+std::optional<double> interleaved_memory(const Shape& shape) {
   const int turns = shape.chunks_per_rank;
   const int units = turns == 1 ? shape.ranks : 2 * (shape.ranks - 1) + (turns - 1) * shape.ranks + 1;
   if (shape.micros % shape.ranks != 0) return std::nullopt;
@@ -67,8 +67,8 @@ Kind interleaved() {
           .from = "Narayanan et al. 2021, 2104.04473",
           .default_chunks = 2,
           .build = build_interleaved,
-          .bubble = bubble,
-          .memory = memory};
+          .bubble = interleaved_bubble,
+          .memory = interleaved_memory};
 }
 
 }  // namespace trireme::schedule

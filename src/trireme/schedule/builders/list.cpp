@@ -214,7 +214,7 @@ Schedule build_list(const Shape& shape) {
   return best;
 }
 
-std::string refuses(const Shape& shape) {
+std::string list_schedule_refuses(const Shape& shape) {
   if (limit_of(shape) >= shape.chunks_per_rank) return "";
   return fmt::format("a rank may hold {} chunks, but a micro needs {} of it", limit_of(shape), shape.chunks_per_rank);
 }
@@ -226,7 +226,7 @@ Kind list_scheduled() {
           .what = "made for the given times and memory by a list scheduler",
           .from = "ours; rules as in 2401.10241, section 3.1",
           .build = build_list,
-          .refuses = refuses};
+          .refuses = list_schedule_refuses};
 }
 
 }  // namespace trireme::schedule

@@ -26,7 +26,7 @@ Schedule build_one_f_one_b(const Shape& shape) {
 }
 
 /// (p-1)/(m+p-1): 2006.09503, section 2; the same as GPipe's.
-std::optional<double> bubble(const Shape& shape, const Times& times) {
+std::optional<double> one_f_one_b_bubble(const Shape& shape, const Times& times) {
   return idle_share((shape.ranks - 1) * (times.forward + times.backward()), shape, times);
 }
 
@@ -38,7 +38,7 @@ Kind one_f_one_b() {
           .from = "PipeDream-Flush 2020, 2006.09503; DAPPLE 2020, 2007.01045",
           .build = build_one_f_one_b,
           .refuses = needs_one_chunk,
-          .bubble = bubble,
+          .bubble = one_f_one_b_bubble,
           .memory = [](const Shape& shape) -> std::optional<double> { return std::min(shape.ranks, shape.micros); }};
 }
 

@@ -21,7 +21,7 @@ Schedule build_2bw(const Shape& shape) {
   return add_stashes(plain, wanted);
 }
 
-std::string refuses(const Shape& shape) {
+std::string pipedream_2bw_refuses(const Shape& shape) {
   // With fewer, more than one update would be made while a micro is on its way, so two versions would not be enough.
   if (shape.micros < shape.ranks)
     return fmt::format("{} micros an update are fewer than the {} that are on their way at once", shape.micros,
@@ -38,7 +38,7 @@ Kind pipedream_2bw() {
           .steady = true,
           .asynchronous = true,
           .build = build_2bw,
-          .refuses = refuses,
+          .refuses = pipedream_2bw_refuses,
           .bubble = no_bubble,
           .memory = [](const Shape& shape) -> std::optional<double> { return shape.ranks; },
           .weights = [](const Shape& shape) -> std::optional<double> {

@@ -9,7 +9,7 @@ namespace trireme::schedule {
 namespace {
 
 /// The papers' figures are for equal times; with others the best order is another one.
-bool fits(const Times& times) {
+bool times_fit_zb_h(const Times& times) {
   return times.forward == times.backward_input && times.forward == times.backward_weight;
 }
 
@@ -57,7 +57,7 @@ Kind zb_h1() {
           .refuses = needs_one_chunk,
           // (p-1)(f+b-w) idle on each rank: table 1.
           .bubble = [](const Shape& shape, const Times& times) -> std::optional<double> {
-            if (shape.micros < shape.ranks || !fits(times)) return std::nullopt;
+            if (shape.micros < shape.ranks || !times_fit_zb_h(times)) return std::nullopt;
             return idle_share((shape.ranks - 1) * (times.forward + times.backward_input - times.backward_weight), shape,
                               times);
           },
@@ -73,7 +73,7 @@ Kind zb_h2() {
           .refuses = needs_one_chunk,
           // (p-1)(f+b-2w) idle between steps: table 1.
           .bubble = [](const Shape& shape, const Times& times) -> std::optional<double> {
-            if (shape.micros < 2 * shape.ranks - 1 || !fits(times)) return std::nullopt;
+            if (shape.micros < 2 * shape.ranks - 1 || !times_fit_zb_h(times)) return std::nullopt;
             return idle_share((shape.ranks - 1) * (times.forward + times.backward_input - 2 * times.backward_weight),
                               shape, times);
           },

@@ -9,7 +9,7 @@ namespace trireme::schedule {
 
 namespace {
 
-struct Rank {
+struct ZbvRank {
   int down, up;  // its chunks, before and after the turn
   std::vector<Instruction>& list;
   int forwards[2] = {0, 0}, inputs[2] = {0, 0}, weights[2] = {0, 0};
@@ -29,7 +29,7 @@ Schedule build_zb_v(const Shape& shape) {
   const int micros = std::max(shape.micros, 2 * shape.ranks - 1);
   Schedule schedule = folded("zb-v", {.ranks = shape.ranks, .micros = micros, .chunks_per_rank = 2});
   for (int index = 0; index < shape.ranks; ++index) {
-    Rank rank{index, 2 * shape.ranks - 1 - index, schedule.ranks[static_cast<std::size_t>(index)]};
+    ZbvRank rank{index, 2 * shape.ranks - 1 - index, schedule.ranks[static_cast<std::size_t>(index)]};
     const int distance = shape.ranks - index;  // to the turn
     for (int i = 0; i < 2 * distance - 1; ++i) rank.forward(0);
     for (int i = 0; i < index; ++i) {
@@ -61,7 +61,7 @@ Schedule build_zb_v(const Shape& shape) {
 }
 
 /// None with equal times and micros enough: section 6.
-std::optional<double> bubble(const Shape& shape, const Times& times) {
+std::optional<double> zb_v_bubble(const Shape& shape, const Times& times) {
   const bool equal = times.forward == times.backward_input && times.forward == times.backward_weight;
   if (!equal || shape.micros < 2 * shape.ranks - 1) return std::nullopt;
   return 0;
@@ -77,7 +77,7 @@ Kind zb_v() {
           .steady = true,
           .build = build_zb_v,
           .refuses = needs_two_chunks,
-          .bubble = bubble,
+          .bubble = zb_v_bubble,
           .memory = [](const Shape& shape) -> std::optional<double> {
             if (shape.micros < 2 * shape.ranks - 1) return std::nullopt;
             return shape.ranks;

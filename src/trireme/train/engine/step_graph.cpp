@@ -9,7 +9,7 @@
 namespace trireme::train {
 namespace {
 
-constexpr int kRunsBefore = 2;              // libraries choose kernels and make tables in the first
+constexpr int kRunsBeforeCapture = 2;       // libraries choose kernels and make tables in the first
 constexpr std::size_t kMostRecordings = 4;  // more shapes than this: not worth their memory
 
 /// What a layer may read of a context.
@@ -101,7 +101,7 @@ StepGraph::Result StepGraph::run(nn::Tensors inputs, nn::Context context, Turn t
     }
     return run_plainly(std::move(inputs), context);
   }
-  if (recording.seen++ < kRunsBefore) return run_plainly(std::move(inputs), context);
+  if (recording.seen++ < kRunsBeforeCapture) return run_plainly(std::move(inputs), context);
   if (!recording.graph) {
     record(recording, inputs, context, turn);
   } else {

@@ -12,7 +12,7 @@ namespace trireme::train {
 namespace {
 
 // Process-wide, as signals are.
-std::atomic<int> signals = 0, saves = 0;
+std::atomic<int> stop_signals = 0, save_requests = 0;
 std::atomic<unsigned> grace_s = 60;
 std::mutex mutex;
 int holders = 0;  // ranks that are threads
@@ -23,7 +23,7 @@ void say(std::string_view text) {
 }
 
 void on_signal(int) {
-  if (signals.fetch_add(1, std::memory_order_relaxed) > 0) _exit(130);
+  if (stop_signals.fetch_add(1, std::memory_order_relaxed) > 0) _exit(130);
   say("\nstopping after this step, and saving; once more to quit at once\n");
   ::alarm(grace_s.load(std::memory_order_relaxed));
 }
@@ -34,7 +34,7 @@ void on_deadline(int) {
 }
 
 void on_save(int signal, siginfo_t* info, void* context) {
-  saves.fetch_add(1, std::memory_order_relaxed);
+  save_requests.fetch_add(1, std::memory_order_relaxed);
   if ((before_save.sa_flags & SA_SIGINFO) != 0) {
     before_save.sa_sigaction(signal, info, context);
   } else if (before_save.sa_handler != SIG_DFL && before_save.sa_handler != SIG_IGN) {
@@ -55,7 +55,7 @@ struct sigaction action_of(void (*handler)(int)) {
 Interrupt::Interrupt(std::chrono::nanoseconds grace) {
   const std::lock_guard lock(mutex);
   if (holders++ > 0) return;
-  signals = saves = 0;
+  stop_signals = save_requests = 0;
   grace_s = static_cast<unsigned>(
       std::clamp<std::int64_t>(std::chrono::duration_cast<std::chrono::seconds>(grace).count(), 1, 1 << 30));
   const struct sigaction stop = action_of(&on_signal), deadline = action_of(&on_deadline), ignore = action_of(SIG_IGN);
@@ -73,7 +73,7 @@ Interrupt::Interrupt(std::chrono::nanoseconds grace) {
 Interrupt::~Interrupt() {
   const std::lock_guard lock(mutex);
   if (--holders > 0) return;
-  if (signals > 0) ::alarm(0);
+  if (stop_signals > 0) ::alarm(0);
   sigaction(SIGINT, &before_int, nullptr);
   sigaction(SIGTERM, &before_term, nullptr);
   sigaction(SIGALRM, &before_alarm, nullptr);
@@ -81,7 +81,7 @@ Interrupt::~Interrupt() {
   sigaction(SIGXFSZ, &before_size, nullptr);
 }
 
-bool Interrupt::requested() noexcept { return signals.load(std::memory_order_relaxed) > 0; }
-int Interrupt::saves_requested() noexcept { return saves.load(std::memory_order_relaxed); }
+bool Interrupt::requested() noexcept { return stop_signals.load(std::memory_order_relaxed) > 0; }
+int Interrupt::saves_requested() noexcept { return save_requests.load(std::memory_order_relaxed); }
 
 }  // namespace trireme::train

@@ -1,2 +1,0 @@
-#define TRIREME_ARITHMETIC_ENTRY kArithmeticPlain
-#include "trireme/comm/arithmetic/body.h"

@@ -1,2 +1,0 @@
-#define TRIREME_ARITHMETIC_ENTRY kArithmeticV3
-#include "trireme/comm/arithmetic/body.h"

@@ -1,2 +1,0 @@
-#define TRIREME_ACTIVATION_TABLE kActivationV4
-#include "trireme/kernels/cpu/activation_body.h"

@@ -1,2 +1,0 @@
-#define TRIREME_DROPOUT_TABLE kDropoutPlain
-#include "trireme/kernels/cpu/dropout_body.h"

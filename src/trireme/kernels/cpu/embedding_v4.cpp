@@ -1,2 +1,0 @@
-#define TRIREME_EMBEDDING_TABLE kEmbeddingV4
-#include "trireme/kernels/cpu/embedding_body.h"

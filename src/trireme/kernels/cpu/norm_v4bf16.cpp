@@ -1,2 +1,0 @@
-#define TRIREME_NORM_TABLE kNormV4Bf16
-#include "trireme/kernels/cpu/norm_body.h"

@@ -1,2 +1,0 @@
-#define TRIREME_SUM_ROWS_TABLE kSumRowsV3
-#include "trireme/kernels/cpu/sum_rows_body.h"

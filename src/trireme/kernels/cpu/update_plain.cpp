@@ -1,2 +1,0 @@
-#define TRIREME_UPDATE_TABLE kUpdatePlain
-#include "trireme/kernels/cpu/update_body.h"

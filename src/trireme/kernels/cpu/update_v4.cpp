@@ -1,2 +1,0 @@
-#define TRIREME_UPDATE_TABLE kUpdateV4
-#include "trireme/kernels/cpu/update_body.h"
