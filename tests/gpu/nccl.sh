@@ -72,29 +72,40 @@ verify 2 layout.zero=3
 verify 2 layout.cp=2 layout.cp_kind=ring
 verify 4 layout.pp=2 layout.tp=2
 verify 4 layout.tp=2 layout.zero=2
-# Recorded steps, with the sums of gradients inside: the third step records, the others start what was recorded. Two micros a rank.
+# CUDA graphs with the gradient reduction inside: the third step captures, later ones replay. Two micro-batches a rank.
 steps=6 verify 2 train.cuda_graphs=true
 steps=6 verify 4 train.cuda_graphs=true layout.bucket_mb=0.001
 steps=6 verify 2 train.cuda_graphs=true layout.zero=1
 steps=6 verify 4 train.cuda_graphs=true layout.zero=1 layout.bucket_mb=0.001
 steps=6 verify 4 train.cuda_graphs=true layout.zero=1 layout.zero_group=2
-# Ranks that split matrices exchange something in every micro; beside copies, calls of two groups are in one graph.
+# Tensor-parallel ranks communicate in every micro-batch; beside data parallelism, collectives of two groups are in one graph.
 steps=6 verify 2 train.cuda_graphs=true layout.tp=2
 steps=6 verify 2 train.cuda_graphs=true layout.tp=2 layout.sequence_parallel=true
 steps=6 verify 4 train.cuda_graphs=true layout.tp=2 layout.bucket_mb=0.001
 steps=6 verify 4 train.cuda_graphs=true layout.tp=2 layout.sequence_parallel=true layout.zero=1 layout.bucket_mb=0.001
 succeeds "train on 2 ranks" ranks 2 "$build/trireme" --quiet train "$root/recipes/tiny.toml" --set run.device=cuda \
   --set train.steps=20 --set batch.global_batch_tokens=512 --set train.gemm_autotune=false --out "$folder/run"
-succeeds "train on 2 ranks, recorded" ranks 2 "$build/trireme" --quiet train "$root/recipes/tiny.toml" --set run.device=cuda \
-  --set train.steps=20 --set batch.global_batch_tokens=512 --set train.gemm_autotune=false --set train.cuda_graphs=true --out "$folder/recorded"
-losses() { grep -o '"loss":[0-9.e-]*' "$folder/$1/metrics.jsonl" | head -20; }
-succeeds "recorded steps have the losses of plain ones" diff <(losses run) <(losses recorded)
-# Ranks agree on 8-bit scales after each step, recorded or not.
+succeeds "train on 2 ranks, CUDA graphs" ranks 2 "$build/trireme" --quiet train "$root/recipes/tiny.toml" --set run.device=cuda \
+  --set train.steps=20 --set batch.global_batch_tokens=512 --set train.gemm_autotune=false --set train.cuda_graphs=true --out "$folder/graphs"
+# losses RUN: the losses of a run's steps, one a line.
+losses() { grep -o '"loss":[0-9.e-]*' "$folder/$1/metrics.jsonl"; }
+# equal_losses STEPS ONE OTHER: both runs are there with so many losses, and they are the same.
+equal_losses() {
+  local steps=$1 one other
+  one=$(losses "$2") && other=$(losses "$3") || { echo "a run has no losses"; return 1; }
+  [ "$(wc -l <<<"$one")" = "$steps" ] && [ "$(wc -l <<<"$other")" = "$steps" ] || {
+    echo "expected $steps losses of each, but $2 has $(wc -l <<<"$one") and $3 $(wc -l <<<"$other")"
+    return 1
+  }
+  diff <(echo "$one") <(echo "$other")
+}
+succeeds "CUDA graphs give the losses of steps without" equal_losses 20 run graphs
+# Ranks agree on FP8 scales after each step, with CUDA graphs or without.
 for capture in false true; do
-  succeeds "train on 2 ranks, delayed 8-bit scales, train.cuda_graphs=$capture" ranks 2 "$build/trireme" --quiet train "$recipe" --set run.device=cuda \
+  succeeds "train on 2 ranks, delayed FP8 scaling, train.cuda_graphs=$capture" ranks 2 "$build/trireme" --quiet train "$recipe" --set run.device=cuda \
     --set precision.compute=bf16 --set precision.gemm=fp8-delayed --set precision.fp8_history=3 --set train.steps=10 \
     --set train.gemm_autotune=false --set train.cuda_graphs=$capture --out "$folder/scales-$capture"
 done
-succeeds "recorded steps have the same scales" diff <(losses scales-false) <(losses scales-true)
+succeeds "CUDA graphs give the same delayed scales" equal_losses 10 scales-false scales-true
 [ "$failures" = 0 ] && echo "all fine"
 exit "$failures"

@@ -204,7 +204,7 @@ std::int64_t window_of(const ModelShape& shape, std::int64_t layer) {
 }
 
 std::vector<config::Problem> find_problems(const ModelShape& shape, const std::string& prefix) {
-  Problems problems(prefix);
+  ShapeProblems problems(prefix);
   for (const auto& [field, value] : {std::pair{"vocabulary", shape.vocab_size},
                                      {"positions", shape.max_seq_len},
                                      {"width", shape.hidden_size},
