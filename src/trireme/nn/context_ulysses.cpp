@@ -50,9 +50,9 @@ class UlyssesCore final : public ContextCore {
   /// Of the heads that this rank gets.
   AttentionShape inside(const AttentionShape& shape, const at::Tensor& q, const at::Tensor& k) const {
     AttentionShape out = shape;
-    out.heads = q.size(2);
+    out.num_heads = q.size(2);
     out.num_kv_heads = k.size(2);
-    out.first_head += group_.rank() * out.heads;
+    out.first_head += group_.rank() * out.num_heads;
     return out;
   }
 

@@ -132,7 +132,7 @@ Head::Values Head::cross_entropy_over_slices(at::Tensor& logits, const at::Tenso
   if (options_.z_loss > 0) values.z_losses = whole * whole * options_.z_loss;
   if (scales.defined()) {
     kernels::cross_entropy_slice_gradients(
-        {.logits = real, .targets = of_slice, .scale = scales, .lse = whole, .vocab_size = vocabulary},
+        {.logits = real, .targets = of_slice, .scale = scales, .lse = whole, .vocabulary = vocabulary},
         {.label_smoothing = smoothing, .z_loss = options_.z_loss});
     logits.narrow(1, classes_, logits.size(1) - classes_).zero_();
   }

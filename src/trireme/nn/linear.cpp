@@ -129,7 +129,7 @@ kernels::GeluLinear Linear::gelu_product(const at::Tensor& x, Context& context) 
   context.flops += product_flops(rows.size(0), weight.size(1), weight.size(0));
   auto [inner, active] = kernels::gelu_linear(rows, weight, bias_ ? context.value(*bias_) : at::Tensor());
   const auto shape = with_width(x, weight.size(0));
-  return {.ffn_size = inner.view(shape), .active = active.view(shape)};
+  return {.inner = inner.view(shape), .active = active.view(shape)};
 }
 
 bool Linear::gives_gelu_back(const at::Tensor& dy) const {

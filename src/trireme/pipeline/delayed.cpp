@@ -31,20 +31,20 @@ DelayLaw law_of(const schedule::Schedule& table) {
   const int chunks = table.chunks();
   TRIREME_CHECK(chunks == static_cast<int>(table.ranks.size()), "schedule {} has several chunks a rank", table.name);
   switch (table.weights) {
-    case Weights::kFlush:
+    case WeightChoice::kFlush:
       return [](int, int step, bool) -> DelayedVersion { return {step, 0}; };
-    case Weights::kStash:
+    case WeightChoice::kStash:
       return [=](int chunk, int step, bool) -> DelayedVersion { return {met(step, chunk, chunks), 0}; };
-    case Weights::kVerticalSync:
+    case WeightChoice::kVerticalSync:
       return [=](int, int step, bool) -> DelayedVersion { return {met(step, 0, chunks), 0}; };
-    case Weights::kDoubleBuffer:
+    case WeightChoice::kDoubleBuffer:
       return [](int, int step, bool) -> DelayedVersion { return {std::max(0, step - 1), 0}; };
-    case Weights::kStale:
+    case WeightChoice::kStale:
       return [=](int chunk, int step, bool forward) -> DelayedVersion {
         return {forward ? met(step, chunk, chunks) : step, 0};
       };
-    case Weights::kPredictMomentum:
-    case Weights::kPredictAdam:
+    case WeightChoice::kPredictMomentum:
+    case WeightChoice::kPredictAdam:
       break;
   }
   // The first micro of a step predicts for all of it.

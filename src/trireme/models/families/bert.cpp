@@ -98,7 +98,7 @@ const FamilyFormat kBertFormat{.model_type = "bert",
                                .architecture = "BertForMaskedLM",
                                .family = spec::Family::kBert,
                                .read_config = read_bert_config,
-                               .write_bert_config = write_bert_config,
+                               .write_config = write_bert_config,
                                .tensors = bert_tensors,
                                .prefixes = kBertPrefixes};
 

@@ -91,7 +91,7 @@ const FamilyFormat kGpt2Format{.model_type = "gpt2",
                                .architecture = "GPT2LMHeadModel",
                                .family = spec::Family::kGpt2,
                                .read_config = read_gpt2_config,
-                               .write_gpt2_config = write_gpt2_config,
+                               .write_config = write_gpt2_config,
                                .tensors = gpt2_tensors,
                                .prefixes = kGpt2Prefixes};
 

@@ -121,7 +121,7 @@ Explanation explain(Trainer& trainer) {
       {"parameters", fmt::format("{} bytes x {}{}", task.compute_bytes, one(3), n),
        static_cast<double>(bytes.parameters), formula.parameters},
       {"masters", offloaded ? "on the host" : full + one(1), static_cast<double>(bytes.masters),
-       offloaded ? 0 : formula.masters},
+       offloaded ? 0 : formula.master_weights},
       {"gradients", streamed ? "on the host, once summed" : full + one(2), static_cast<double>(bytes.gradients),
        streamed ? 0 : formula.gradients},
       {offloaded ? "optimizer, on the host" : "optimizer", fmt::format("{:.0f} x {}{}", moments, full, one(1)),
