@@ -17,12 +17,12 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "bench/arguments.h"
 #include "bench/gpu_attention.h"
 #include "bench/gpu_kernels.h"
 #include "bench/gpu_limit.h"
@@ -218,7 +218,7 @@ bool check_same(const Options& options) {
 
 int main(int count, char** words) try {
   Options options;
-  CLI::App app("A training step on a GPU beside PyTorch and its limit; operators beside a copy");
+  bench::Arguments app("A training step on a GPU beside PyTorch and its limit; operators beside a copy");
   app.add_option("--python", options.python, "a Python with torch, for the peer; without: ours and the limit only");
   app.add_option("--peers", options.peers, "the folder of the peer's script");
   app.add_option("--model", options.models,
@@ -227,7 +227,7 @@ int main(int count, char** words) try {
   app.add_option("--same", options.same,
                  "on cpu or cuda: are the sides the same computation? A small model from the same numbers, its losses "
                  "side by side")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
+      .one_of({"cpu", "cuda"});
   app.add_flag("--kernels", options.kernels, "operators beside a copy");
   app.add_flag("--attention", options.attention,
                "attention into a fused gradient: cuDNN directly, through ATen with the join, in a fixed order");
@@ -238,29 +238,28 @@ int main(int count, char** words) try {
   app.add_flag("--keep-active", options.keep_active, "ours keeps what MLPs' activations gave for backward");
   app.add_flag("--remake-norms", options.remake_norms, "ours makes what norms gave again in backward, and keeps none");
   app.add_option("--gradients", options.gradients, "of our matrices and tables, beside fp32 masters and moments")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
-      ->capture_default_str();
+      .one_of({"fp32", "bf16"})
+      .show_default();
   app.add_flag(
       "--narrow", options.narrow,
       "bf16 states: no fp32 masters, bf16 gradients and moments (ours rounds by chance, PyTorch's to nearest)");
   app.add_flag("--apart", options.apart, "one side after the other, where they do not fit the GPU together");
   app.add_flag("--offload", options.offload, "ours with fp32 masters on the host, in place of the comparison")
-      ->excludes("--gradients")
-      ->excludes("--remake-norms")
-      ->excludes("--keep-active");
+      .excludes(app.get_option("--gradients"))
+      .excludes(app.get_option("--remake-norms"))
+      .excludes(app.get_option("--keep-active"));
   app.add_flag("!--no-eager", options.eager,
                "leave out PyTorch without torch.compile: all sides share the GPU's memory");
-  app.add_option("--rounds", options.rounds, "turns of each side")->capture_default_str();
-  app.add_option("--steps", options.steps, "steps in a turn")->capture_default_str();
+  app.add_option("--rounds", options.rounds, "turns of each side").show_default();
+  app.add_option("--steps", options.steps, "steps in a turn").show_default();
   const std::map<std::string, spec::Products> kinds{{"same", spec::Products::kSame},
                                                     {"fp8", spec::Products::kFp8},
                                                     {"fp8-blocks", spec::Products::kFp8Blocks},
                                                     {"fp8-delayed", spec::Products::kFp8Delayed}};
-  app.add_option("--products", options.products, "of our layers: same, fp8, fp8-blocks, fp8-delayed")
-      ->transform(CLI::CheckedTransformer(kinds));
+  cli::add_choice(app, "--products", options.products, kinds, "of our layers: same, fp8, fp8-blocks, fp8-delayed");
   app.add_option("--json", options.json, "keep the samples in this file");
   app.add_option("--profile", options.profile, "a trace of two steps, for Perfetto");
-  CLI11_PARSE(app, count, words);
+  if (const std::optional<int> status = app.parse(count, words)) return *status;
   if (!options.same.empty()) return check_same(options) ? 0 : 1;
   nlohmann::json all;
   kernels::set_tuned_products(options.tune);
