@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "bench/arguments.h"
+#include "trireme/base/error.h"
 #include "trireme/base/instruction_set.h"
 #include "trireme/kernels/attention.h"
 
