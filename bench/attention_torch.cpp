@@ -20,7 +20,6 @@
 
 #include <ctime>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -28,6 +27,8 @@
 #include <sstream>
 #include <vector>
 
+#include "bench/arguments.h"
+#include "trireme/base/error.h"
 #include "trireme/base/instruction_set.h"
 #include "trireme/kernels/attention.h"
 
@@ -49,7 +50,7 @@ Shape parse_shape(const std::string& text) {
   if (x == '/') in >> s.key_heads >> x;
   in >> s.seq_len >> x >> s.size;
   if (!in || s.key_heads < 1 || s.num_heads % s.key_heads != 0)
-    throw CLI::ValidationError("--shape", text + ": BxH[/K]xSxD");
+    throw ConfigError(fmt::format("--shape {}: no shape", text), "write BxH[/K]xSxD, e.g. 8x6x256x64");
   return s;
 }
 
@@ -74,8 +75,8 @@ double typical(std::vector<double> values, bool best) {
 
 /// Operations a second of multiplications that never leave the registers, best of a few, on all threads.
 double peak(bool bfloat16, int threads) {
-  constexpr std::int64_t kSteps = 2000000;
-  constexpr int kSums = 12;
+  [[maybe_unused]] constexpr std::int64_t kSteps = 2000000;  // without AVX-512 nothing is measured
+  [[maybe_unused]] constexpr int kSums = 12;
   const auto work = [&](std::int64_t, std::int64_t) {
 #if defined(__AVX512F__)
     __m512 sums[kSums];
@@ -151,16 +152,16 @@ Times measure(const Shape& s, at::ScalarType type, int rounds, bool alone) {
 int main(int argc, char** argv) {
   int rounds = 9, threads = at::get_num_threads();
   std::string types = "bf16,f32", shapes = "8x6x256x64,8x4x256x64,1x12x1024x64,1x32/8x2048x128";
-  CLI::App app("attention beside ATen's flash kernels");
-  app.add_option("--rounds", rounds)->check(CLI::PositiveNumber);
-  app.add_option("--threads", threads)->check(CLI::PositiveNumber);
+  bench::Arguments app("attention beside ATen's flash kernels");
+  app.add_option("--rounds", rounds).positive();
+  app.add_option("--threads", threads).positive();
   app.add_option("--type", types);
   app.add_option("--shape", shapes);
   bool alone = false;
   app.add_flag("--alone", alone, "leave ATen out, to profile ours");
   bool best = false;
   app.add_flag("--best", best, "the fastest round instead of the median: where others use the machine");
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> status = app.parse(argc, argv)) return *status;
   at::set_num_threads(threads);
   fmt::print("{} threads, {}, {} of {} rounds of {} time, causal\n", threads, to_string(instruction_set()),
              best ? "best" : "medians", rounds, threads > 1 ? "wall" : "CPU");

@@ -20,7 +20,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <atomic>
 #include <filesystem>
 #include <fstream>
@@ -29,6 +28,7 @@
 #include <optional>
 #include <thread>
 
+#include "bench/arguments.h"
 #include "bench/peer.h"
 #include "bench/sides.h"
 #include "trireme/base/cores.h"
@@ -308,14 +308,14 @@ Sides measure(const Options& options) {
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app("Checkpoints beside the disk and torch");
-  app.add_option("--folder", options.folder, "on the disk to measure; removed at the end")->capture_default_str();
+  bench::Arguments app("Checkpoints beside the disk and torch");
+  app.add_option("--folder", options.folder, "on the disk to measure; removed at the end").show_default();
   app.add_option("--python", options.python, "with torch: the peer; without it, ours and the disk alone");
-  app.add_option("--mib", options.mib, "of state")->capture_default_str();
-  app.add_option("--ranks", options.ranks)->capture_default_str();
-  app.add_option("--rounds", options.rounds)->capture_default_str();
+  app.add_option("--mib", options.mib, "of state").show_default();
+  app.add_option("--ranks", options.ranks).show_default();
+  app.add_option("--rounds", options.rounds).show_default();
   app.add_flag("--json", options.json);
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> status = app.parse(argc, argv)) return *status;
   if (fs::exists(options.folder)) {
     fmt::print(stderr, "{} is already there\n", options.folder.string());
     return 2;

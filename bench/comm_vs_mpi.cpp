@@ -11,11 +11,11 @@
 // over the same bytes.
 #include <mpi.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "bench/arguments.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/start_ranks.h"
@@ -300,16 +300,15 @@ void run(Rank& rank, const Options& options) {
 int main(int count, char** arguments) {
   Options options;
   int ranks = 2;
-  CLI::App app("Our collectives beside Open MPI's own");
-  app.add_option("--ranks", ranks, "How many ranks to start; under mpirun, those that it started")
-      ->capture_default_str();
-  app.add_option("--bytes", options.bytes, "LOW:HIGH, times 4 each")->capture_default_str();
-  app.add_option("--op", options.ops, "Operations, separated by commas, or all")->capture_default_str();
-  app.add_option("--rounds", options.rounds, "Rounds, of which the median is shown")->capture_default_str();
-  app.add_option("--seconds", options.batch_s, "Time for one batch of one side")->capture_default_str();
+  bench::Arguments app("Our collectives beside Open MPI's own");
+  app.add_option("--ranks", ranks, "How many ranks to start; under mpirun, those that it started").show_default();
+  app.add_option("--bytes", options.bytes, "LOW:HIGH, times 4 each").show_default();
+  app.add_option("--op", options.ops, "Operations, separated by commas, or all").show_default();
+  app.add_option("--rounds", options.rounds, "Rounds, of which the median is shown").show_default();
+  app.add_option("--seconds", options.batch_s, "Time for one batch of one side").show_default();
   app.add_flag("--json", options.json, "One JSON document");
   app.add_flag("!--no-threads", options.threads, "Leave out ranks that are threads");
-  CLI11_PARSE(app, count, arguments);
+  if (const std::optional<int> status = app.parse(count, arguments)) return *status;
   spec::Recipe recipe;
   recipe.comm.transport = spec::Transport::kMpi;
   if (detect_launch().kind == Launch::Kind::kSingle) recipe.comm.ranks = ranks;

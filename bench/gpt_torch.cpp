@@ -15,7 +15,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -23,6 +22,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "bench/arguments.h"
 #include "bench/peer.h"
 #include "bench/times.h"
 #include "trireme/base/text.h"
@@ -305,7 +305,7 @@ void compare_apart(const Size& size, const std::string& precision, const Options
 
 int main(int count, char** words) try {
   Options options;
-  CLI::App app("A GPT-2 training step beside its limit and PyTorch");
+  bench::Arguments app("A GPT-2 training step beside its limit and PyTorch");
   app.add_option("--python", options.python, "a Python with torch, for the peer; without: ours and the limit only");
   app.add_option("--num-layers", options.size.num_layers, "one size instead of the three");
   app.add_option("--hidden-size", options.size.hidden_size);
@@ -314,25 +314,23 @@ int main(int count, char** words) try {
   app.add_option("--vocab-size", options.size.vocab_size);
   app.add_option("--batch", options.size.batch);
   app.add_option("--precision", options.precision, "fp32 or bf16; both when not given");
-  app.add_option("--threads", options.threads)->capture_default_str();
-  app.add_option("--rounds", options.rounds, "turns of each side")->capture_default_str();
-  app.add_option("--steps", options.steps, "steps in a turn")->capture_default_str();
+  app.add_option("--threads", options.threads).show_default();
+  app.add_option("--rounds", options.rounds, "turns of each side").show_default();
+  app.add_option("--steps", options.steps, "steps in a turn").show_default();
   app.add_flag("!--no-compile", options.compile, "leave out torch.compile");
   std::map<std::string, spec::OptimizerKind> optimizers;
   for (const auto& [name, kind] : spec::enum_names(std::type_identity<spec::OptimizerKind>())) {
     optimizers[std::string(name)] = kind;
   }
-  app.add_option("--optimizer", options.optimizer, "of our side: adamw, lamb, lars, ...")
-      ->transform(CLI::CheckedTransformer(optimizers));
-  app.add_option("--recompute", options.recompute.kind,
-                 "none, selective, full, every or sqrt: what backward recomputes")
-      ->transform(
-          CLI::CheckedTransformer(std::map<std::string, nn::RecomputeKind>{{"none", nn::RecomputeKind::kNone},
-                                                                           {"selective", nn::RecomputeKind::kSelective},
-                                                                           {"full", nn::RecomputeKind::kFull},
-                                                                           {"every", nn::RecomputeKind::kEvery},
-                                                                           {"sqrt", nn::RecomputeKind::kSqrt}}));
-  CLI11_PARSE(app, count, words);
+  cli::add_choice(app, "--optimizer", options.optimizer, optimizers, "of our side: adamw, lamb, lars, ...");
+  cli::add_choice(app, "--recompute", options.recompute.kind,
+                  std::map<std::string, nn::RecomputeKind>{{"none", nn::RecomputeKind::kNone},
+                                                           {"selective", nn::RecomputeKind::kSelective},
+                                                           {"full", nn::RecomputeKind::kFull},
+                                                           {"every", nn::RecomputeKind::kEvery},
+                                                           {"sqrt", nn::RecomputeKind::kSqrt}},
+                  "none, selective, full, every or sqrt: what backward recomputes");
+  if (const std::optional<int> status = app.parse(count, words)) return *status;
   std::vector<Size> sizes(std::begin(kSizes), std::end(kSizes));
   if (options.size.num_layers > 0) sizes = {options.size};
   for (const Size& size : sizes) {

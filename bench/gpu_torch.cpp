@@ -18,12 +18,12 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "bench/arguments.h"
 #include "bench/gpu_attention.h"
 #include "bench/gpu_gemm.h"
 #include "bench/gpu_kernels.h"
@@ -220,7 +220,7 @@ bool check_same(const Options& options) {
 
 int main(int count, char** words) try {
   Options options;
-  CLI::App app("A training step on a GPU beside PyTorch and its limit; operators beside a copy");
+  bench::Arguments app("A training step on a GPU beside PyTorch and its limit; operators beside a copy");
   app.add_option("--python", options.python, "a Python with torch, for the peer; without: ours and the limit only");
   app.add_option("--peers", options.peers, "the folder of the peer's script");
   app.add_option("--model", options.models,
@@ -229,7 +229,7 @@ int main(int count, char** words) try {
   app.add_option("--same", options.same,
                  "on cpu or cuda: are the sides the same computation? A small model from the same numbers, its losses "
                  "side by side")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
+      .one_of({"cpu", "cuda"});
   app.add_flag("--kernels", options.kernels, "operators beside a copy");
   app.add_flag("--attention", options.attention,
                "attention into a fused gradient: cuDNN directly, through ATen with the join, in a fixed order");
@@ -242,29 +242,28 @@ int main(int count, char** words) try {
   app.add_flag("--recompute-norms", options.recompute_norms,
                "ours makes what norms gave again in backward, and keeps none");
   app.add_option("--gradients", options.gradients, "of our matrices and tables, beside fp32 masters and moments")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
-      ->capture_default_str();
+      .one_of({"fp32", "bf16"})
+      .show_default();
   app.add_flag(
       "--narrow", options.narrow,
       "bf16 states: no fp32 masters, bf16 gradients and moments (ours rounds stochastically, PyTorch's to nearest)");
   app.add_flag("--apart", options.apart, "one side after the other, where they do not fit the GPU together");
   app.add_flag("--offload", options.offload, "ours with fp32 masters on the host, in place of the comparison")
-      ->excludes("--gradients")
-      ->excludes("--recompute-norms")
-      ->excludes("--save-mlp-activations");
+      .excludes(app.get_option("--gradients"))
+      .excludes(app.get_option("--recompute-norms"))
+      .excludes(app.get_option("--save-mlp-activations"));
   app.add_flag("!--no-eager", options.eager,
                "leave out PyTorch without torch.compile: all sides share the GPU's memory");
-  app.add_option("--rounds", options.rounds, "turns of each side")->capture_default_str();
-  app.add_option("--steps", options.steps, "steps in a turn")->capture_default_str();
+  app.add_option("--rounds", options.rounds, "turns of each side").show_default();
+  app.add_option("--steps", options.steps, "steps in a turn").show_default();
   const std::map<std::string, spec::GemmPrecision> kinds{{"same", spec::GemmPrecision::kSame},
                                                          {"fp8", spec::GemmPrecision::kFp8},
                                                          {"fp8-blocks", spec::GemmPrecision::kFp8Blocks},
                                                          {"fp8-delayed", spec::GemmPrecision::kFp8Delayed}};
-  app.add_option("--gemm", options.gemm, "of our layers: same, fp8, fp8-blocks, fp8-delayed")
-      ->transform(CLI::CheckedTransformer(kinds));
+  cli::add_choice(app, "--gemm", options.gemm, kinds, "of our layers: same, fp8, fp8-blocks, fp8-delayed");
   app.add_option("--json", options.json, "keep the samples in this file");
   app.add_option("--profile", options.profile, "a trace of two steps, for Perfetto");
-  CLI11_PARSE(app, count, words);
+  if (const std::optional<int> status = app.parse(count, words)) return *status;
   if (!options.same.empty()) return check_same(options) ? 0 : 1;
   nlohmann::json all;
   kernels::set_tuned_products(options.gemm_autotune);

@@ -12,11 +12,11 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstring>
 #include <memory>
 #include <vector>
 
+#include "bench/arguments.h"
 #include "bench/peer.h"
 #include "bench/sides.h"
 #include "trireme/device/host_memory.h"
@@ -69,14 +69,14 @@ double turn(int steps, const Work& work) {
 int main(int count, char** words) try {
   Options options;
   bool quick = false;
-  CLI::App app("AdamW on one thread of the host");
+  bench::Arguments app("AdamW on one thread of the host");
   app.add_option("--python", options.python, "a Python with torch, for the peer; without: ours and memory only");
-  app.add_option("--parameters", options.parameters)->capture_default_str();
-  app.add_option("--rounds", options.rounds, "turns of each side")->capture_default_str();
-  app.add_option("--steps", options.steps, "updates in a turn")->capture_default_str();
+  app.add_option("--parameters", options.parameters).show_default();
+  app.add_option("--rounds", options.rounds, "turns of each side").show_default();
+  app.add_option("--steps", options.steps, "updates in a turn").show_default();
   app.add_flag("--quick", quick, "two rounds: whether it runs, not how fast");
   app.add_flag("--json", options.json, "one JSON document");
-  CLI11_PARSE(app, count, words);
+  if (const std::optional<int> status = app.parse(count, words)) return *status;
   if (quick) options.rounds = 2;
   device::keep_host_memory();
   at::set_num_threads(1);

@@ -36,13 +36,13 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
 #include <functional>
 #include <optional>
 
+#include "bench/arguments.h"
 #include "trireme/base/instruction_set.h"
 #include "trireme/kernels/activation.h"
 #include "trireme/kernels/cross_entropy.h"
@@ -294,7 +294,7 @@ void updates(std::vector<Row>& rows, std::int64_t n) {
 
 int main(int argc, char** argv) {
   Options options{.threads = at::get_num_threads()};
-  CLI::App app("fused operators beside ATen's and beside memory");
+  bench::Arguments app("fused operators beside ATen's and beside memory");
   app.add_option("--threads", options.threads);
   app.add_option("--rounds", options.rounds);
   app.add_option("--only", options.only, "rows whose name holds this");
@@ -302,7 +302,7 @@ int main(int argc, char** argv) {
   app.add_option("--isa", options.isa, "plain, v3, v4 or v4bf16 instead of the machine's");
   app.add_flag("--best", options.best,
                "the shortest single call instead of the median: where others use the machine too");
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> status = app.parse(argc, argv)) return *status;
   at::set_num_threads(options.threads);
   std::optional<UseInstructionSet> use;
   for (const auto set : {InstructionSet::kPlain, InstructionSet::kV3, InstructionSet::kV4, InstructionSet::kV4Bf16}) {

@@ -9,10 +9,10 @@
 #include <ATen/ops/ones_like.h>
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 
+#include "bench/arguments.h"
 #include "tests/nn/layer_cases.h"
 #include "trireme/base/text.h"
 #include "trireme/device/host_memory.h"
@@ -74,14 +74,12 @@ void measure(const LayerCase& layer_case, Precision precision, const Options& op
 
 int main(int count, char** words) try {
   Options options;
-  CLI::App app("Layers, forward and backward, beside autograd on the same mathematics");
-  app.add_option("--precision", options.precision, "fp32 or bf16")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"fp32", "bf16"}));
+  bench::Arguments app("Layers, forward and backward, beside autograd on the same mathematics");
+  app.add_option("--precision", options.precision, "fp32 or bf16").show_default().one_of({"fp32", "bf16"});
   app.add_option("--only", options.only, "cases whose names contain this");
-  app.add_option("--threads", options.threads)->capture_default_str();
-  app.add_option("--rounds", options.rounds)->capture_default_str();
-  CLI11_PARSE(app, count, words);
+  app.add_option("--threads", options.threads).show_default();
+  app.add_option("--rounds", options.rounds).show_default();
+  if (const std::optional<int> status = app.parse(count, words)) return *status;
   at::set_num_threads(options.threads);
   device::keep_host_memory();
   const CaseSizes sizes{.batch = 8,

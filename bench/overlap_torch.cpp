@@ -11,9 +11,9 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <array>
 
+#include "bench/arguments.h"
 #include "bench/counting_transport.h"
 #include "bench/gpt_recipe.h"
 #include "bench/sides.h"
@@ -159,21 +159,21 @@ nlohmann::ordered_json json_of(const Row& row, const Options& options) {
 int main(int count, char** words) try {
   Options options;
   bool quick = false;
-  CLI::App app("Communication that a training step waits for, on an emulated network");
-  app.add_option("--num-layers", options.size.num_layers)->capture_default_str();
-  app.add_option("--hidden-size", options.size.hidden_size)->capture_default_str();
-  app.add_option("--seq-len", options.size.seq_len)->capture_default_str();
-  app.add_option("--rows", options.rows, "sequences a step and rank")->capture_default_str();
-  app.add_option("--precision", options.precision, "fp32 or bf16")->capture_default_str();
-  app.add_option("--share", options.share, "communication, of computation")->capture_default_str();
-  app.add_option("--latency-us", options.latency_us)->capture_default_str();
-  app.add_option("--bucket-mb", options.bucket_mb, "layout.bucket_mb")->capture_default_str();
-  app.add_option("--rounds", options.rounds, "turns of each network")->capture_default_str();
-  app.add_option("--steps", options.steps, "steps in a turn")->capture_default_str();
+  bench::Arguments app("Communication that a training step waits for, on an emulated network");
+  app.add_option("--num-layers", options.size.num_layers).show_default();
+  app.add_option("--hidden-size", options.size.hidden_size).show_default();
+  app.add_option("--seq-len", options.size.seq_len).show_default();
+  app.add_option("--rows", options.rows, "sequences a step and rank").show_default();
+  app.add_option("--precision", options.precision, "fp32 or bf16").show_default();
+  app.add_option("--share", options.share, "communication, of computation").show_default();
+  app.add_option("--latency-us", options.latency_us).show_default();
+  app.add_option("--bucket-mb", options.bucket_mb, "layout.bucket_mb").show_default();
+  app.add_option("--rounds", options.rounds, "turns of each network").show_default();
+  app.add_option("--steps", options.steps, "steps in a turn").show_default();
   app.add_option("--only", options.only, "one way, by its name");
   app.add_flag("--quick", quick, "two rounds of two steps: whether it runs, not how well");
   app.add_flag("--json", options.json, "one JSON document");
-  CLI11_PARSE(app, count, words);
+  if (const std::optional<int> status = app.parse(count, words)) return *status;
   if (quick) options.rounds = options.steps = 2;
   device::keep_host_memory();
   TextTable table({{"way"},

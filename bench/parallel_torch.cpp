@@ -11,10 +11,10 @@
 // the peers do not.
 #include <ATen/Parallel.h>
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <memory>
 
+#include "bench/arguments.h"
 #include "bench/gpt_recipe.h"
 #include "bench/peer.h"
 #include "bench/sides.h"
@@ -191,21 +191,21 @@ Sides measure(const Options& options, const GptSize& size, spec::Precision preci
 int main(int count, char** words) try {
   Options options;
   bool quick = false;
-  CLI::App app("Two ranks of one thread beside one rank, PyTorch DDP and FSDP2 over Gloo");
+  bench::Arguments app("Two ranks of one thread beside one rank, PyTorch DDP and FSDP2 over Gloo");
   app.add_option("--python", options.python, "a Python with torch, for the peers; without: ours only");
   app.add_option("--num-layers", options.size.num_layers, "one size instead of the two");
-  app.add_option("--hidden-size", options.size.hidden_size)->capture_default_str();
-  app.add_option("--seq-len", options.size.seq_len)->capture_default_str();
-  app.add_option("--vocab-size", options.size.vocab_size)->capture_default_str();
-  app.add_option("--rows", options.rows, "sequences a step and rank")->capture_default_str();
+  app.add_option("--hidden-size", options.size.hidden_size).show_default();
+  app.add_option("--seq-len", options.size.seq_len).show_default();
+  app.add_option("--vocab-size", options.size.vocab_size).show_default();
+  app.add_option("--rows", options.rows, "sequences a step and rank").show_default();
   app.add_option("--precision", options.precision, "fp32 or bf16; both when not given");
-  app.add_option("--bucket-mb", options.bucket_mb, "gradients summed together, ours and DDP's")->capture_default_str();
-  app.add_option("--rounds", options.rounds, "turns of each side")->capture_default_str();
-  app.add_option("--steps", options.steps, "steps in a turn")->capture_default_str();
+  app.add_option("--bucket-mb", options.bucket_mb, "gradients summed together, ours and DDP's").show_default();
+  app.add_option("--rounds", options.rounds, "turns of each side").show_default();
+  app.add_option("--steps", options.steps, "steps in a turn").show_default();
   app.add_option("--only", options.only, "of our sides, this one: for a profile");
   app.add_flag("--quick", quick, "two rounds of two steps: whether it runs, not how fast");
   app.add_flag("--json", options.json, "one JSON document");
-  CLI11_PARSE(app, count, words);
+  if (const std::optional<int> status = app.parse(count, words)) return *status;
   if (quick) options.rounds = options.steps = 2;
   device::keep_host_memory();
   std::vector<GptSize> sizes{{.num_layers = 4, .hidden_size = 256}, {.num_layers = 6, .hidden_size = 384}};

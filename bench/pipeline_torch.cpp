@@ -13,11 +13,11 @@
 // take turns with the others; `ideal` is the replay with passes and updates alone, as if communication were free.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fstream>
 #include <sstream>
 
+#include "bench/arguments.h"
 #include "bench/peer.h"
 #include "bench/pipeline_walks.h"
 #include "bench/times.h"
@@ -203,21 +203,20 @@ void measure_beside_torch(const Options& options) {
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app("Walks pipeline schedules on real layers, and sets their steps beside the replay and beside PyTorch.");
-  app.add_option("--num-layers", options.gpt.num_layers, "blocks of the model")->capture_default_str();
-  app.add_option("--hidden-size", options.gpt.hidden_size, "its width, a multiple of 64")->capture_default_str();
-  app.add_option("--seq-len", options.gpt.seq_len, "tokens of a micro")->capture_default_str();
-  app.add_option("--micros", options.gpt.micros, "micros of a step")->capture_default_str();
-  app.add_option("--precision", options.precision, "fp32 or bf16")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"fp32", "bf16"}));
-  app.add_option("--steps", options.steps, "steps of a turn")->capture_default_str();
-  app.add_option("--rounds", options.rounds, "turns of each side")->capture_default_str();
-  app.add_option("--parts", options.parts, "of overhead, replay, network, torch")->capture_default_str();
+  bench::Arguments app(
+      "Walks pipeline schedules on real layers, and sets their steps beside the replay and beside PyTorch.");
+  app.add_option("--num-layers", options.gpt.num_layers, "blocks of the model").show_default();
+  app.add_option("--hidden-size", options.gpt.hidden_size, "its width, a multiple of 64").show_default();
+  app.add_option("--seq-len", options.gpt.seq_len, "tokens of a micro").show_default();
+  app.add_option("--micros", options.gpt.micros, "micros of a step").show_default();
+  app.add_option("--precision", options.precision, "fp32 or bf16").show_default().one_of({"fp32", "bf16"});
+  app.add_option("--steps", options.steps, "steps of a turn").show_default();
+  app.add_option("--rounds", options.rounds, "turns of each side").show_default();
+  app.add_option("--parts", options.parts, "of overhead, replay, network, torch").show_default();
   app.add_option("--kinds", options.kinds, "only these, as a list with commas");
   app.add_option("--python", options.python, "a Python that has PyTorch, for the peer");
   app.add_option("--svg", options.svg, "draw the last kind's step above its replay");
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> status = app.parse(argc, argv)) return *status;
   if (options.precision == "bf16") options.gpt.precision = nn::Precision::kBf16;
   device::keep_host_memory();
   if (listed(options.parts, "overhead")) measure_overhead();

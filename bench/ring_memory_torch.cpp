@@ -9,11 +9,11 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
 #include <vector>
 
+#include "bench/arguments.h"
 #include "bench/tensor_bytes.h"
 #include "bench/times.h"
 #include "trireme/base/text.h"
@@ -119,17 +119,17 @@ Row longest(const Options& options, const std::string& kind_name, int ranks, std
 int main(int count, char** words) try {
   Options options;
   bool quick = false;
-  CLI::App app("The longest sequence at constant memory for each rank");
-  app.add_option("--num-layers", options.num_layers)->capture_default_str();
-  app.add_option("--hidden-size", options.hidden_size, "a multiple of 64")->capture_default_str();
+  bench::Arguments app("The longest sequence at constant memory for each rank");
+  app.add_option("--num-layers", options.num_layers).show_default();
+  app.add_option("--hidden-size", options.hidden_size, "a multiple of 64").show_default();
   app.add_option("--seq-len", options.seq_len, "tokens that one rank trains: the memory they take is the limit")
-      ->capture_default_str();
-  app.add_option("--granule", options.granule, "lengths are multiples of this for each rank")->capture_default_str();
-  app.add_option("--ranks", options.ranks)->delimiter(',')->capture_default_str();
-  app.add_option("--kinds", options.kinds, "ring, gather, ulysses")->delimiter(',')->capture_default_str();
+      .show_default();
+  app.add_option("--granule", options.granule, "lengths are multiples of this for each rank").show_default();
+  app.add_option("--ranks", options.ranks).delimiter(',').show_default();
+  app.add_option("--kinds", options.kinds, "ring, gather, ulysses").delimiter(',').show_default();
   app.add_flag("--quick", quick, "one and two ranks, a short sequence");
   app.add_flag("--json", options.json, "one JSON document");
-  CLI11_PARSE(app, count, words);
+  if (const std::optional<int> status = app.parse(count, words)) return *status;
   if (quick) {
     options.seq_len = 128;
     options.ranks = {1, 2};

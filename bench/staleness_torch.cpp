@@ -10,11 +10,11 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <fstream>
 
+#include "bench/arguments.h"
 #include "trireme/base/error.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/optim/update.h"
@@ -190,16 +190,16 @@ void write_svg(const std::string& path, const std::vector<Curve>& curves, const 
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app(
+  bench::Arguments app(
       "Trains a small model with the delayed weights of each asynchronous schedule, beside the synchronous run.");
-  app.add_option("--stages", options.stages, "of the pipeline, and blocks of the model")->capture_default_str();
-  app.add_option("--steps", options.steps, "of training")->capture_default_str();
-  app.add_option("--rows", options.rows, "of 32 tokens, a step")->capture_default_str();
-  app.add_option("--warmup", options.warmup, "steps until the whole rate")->capture_default_str();
-  app.add_option("--rate", options.rate, "learning rate")->capture_default_str();
-  app.add_option("--optimizer", options.optimizer, "sgd (momentum 0.9) or adam")->capture_default_str();
+  app.add_option("--stages", options.stages, "of the pipeline, and blocks of the model").show_default();
+  app.add_option("--steps", options.steps, "of training").show_default();
+  app.add_option("--rows", options.rows, "of 32 tokens, a step").show_default();
+  app.add_option("--warmup", options.warmup, "steps until the whole rate").show_default();
+  app.add_option("--rate", options.rate, "learning rate").show_default();
+  app.add_option("--optimizer", options.optimizer, "sgd (momentum 0.9) or adam").show_default();
   app.add_option("--svg", options.svg, "where to draw the curves");
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> status = app.parse(argc, argv)) return *status;
   at::set_num_threads(1);
   std::vector<std::string> kinds{"1f1b", "pipedream-2bw", "pipedream", "pipedream-vsync"};
   kinds.push_back(options.optimizer == "sgd" ? "spectrain" : "xpipe");

@@ -10,13 +10,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "bench/arguments.h"
 #include "bench/peer.h"
 #include "bench/times.h"
 #include "trireme/base/mapped_file.h"
@@ -127,13 +127,13 @@ void write_sample(const std::filesystem::path& path) {
 
 int main(int count, char** words) try {
   Options options;
-  CLI::App app("Encoding text, beside the Hugging Face tokenizers library");
+  bench::Arguments app("Encoding text, beside the Hugging Face tokenizers library");
   app.add_option("--tokenizer", options.tokenizers, "tokenizer.json; may be given several times");
   app.add_option("--text", options.text, "UTF-8 text");
   app.add_option("--python", options.python, "a Python with tokenizers, for the peer; without: ours only");
-  app.add_option("--document-bytes", options.document_bytes, "how long documents are")->capture_default_str();
-  app.add_option("--rounds", options.rounds, "turns of each side")->capture_default_str();
-  CLI11_PARSE(app, count, words);
+  app.add_option("--document-bytes", options.document_bytes, "how long documents are").show_default();
+  app.add_option("--rounds", options.rounds, "turns of each side").show_default();
+  if (const std::optional<int> status = app.parse(count, words)) return *status;
   if (options.tokenizers.empty()) {
     for (const char* name : {"gpt2", "llama3", "qwen", "llama2", "mistral"})
       options.tokenizers.push_back(fmt::format("{}/../tests/fixtures/tokenizers/{}.json", TRIREME_BENCH_DIR, name));

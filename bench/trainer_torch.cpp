@@ -12,13 +12,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "bench/arguments.h"
 #include "bench/times.h"
 #include "trireme/base/cores.h"
 #include "trireme/base/text.h"
@@ -146,11 +146,11 @@ double start_to_first_step(const std::string& program, const std::string& recipe
 int main(int count, char** words) try {
   std::string program = "build/release/trireme", recipe = "recipes/tiny.toml";
   int rounds = 9;
-  CLI::App app("The trainer beside the bare loop over its layers");
-  app.add_option("--program", program)->capture_default_str();
-  app.add_option("--recipe", recipe)->capture_default_str();
-  app.add_option("--rounds", rounds, "turns of each side")->capture_default_str();
-  CLI11_PARSE(app, count, words);
+  bench::Arguments app("The trainer beside the bare loop over its layers");
+  app.add_option("--program", program).show_default();
+  app.add_option("--recipe", recipe).show_default();
+  app.add_option("--rounds", rounds, "turns of each side").show_default();
+  if (const std::optional<int> status = app.parse(count, words)) return *status;
   device::keep_host_memory();
   compare(2, 64, spec::Precision::kFp32, rounds);
   compare(4, 256, spec::Precision::kFp32, rounds);

@@ -11,12 +11,12 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "bench/arguments.h"
 #include "bench/gpt_recipe.h"
 #include "bench/tensor_bytes.h"
 #include "trireme/base/text.h"
@@ -118,14 +118,14 @@ std::string mb(std::int64_t bytes) { return fmt::format("{:.2f}", static_cast<do
 int main(int count, char** words) try {
   Options options;
   bool quick = false;
-  CLI::App app("Memory a rank with ZeRO, beside the formulas");
-  app.add_option("--num-layers", options.size.num_layers)->capture_default_str();
-  app.add_option("--hidden-size", options.size.hidden_size)->capture_default_str();
-  app.add_option("--ranks", options.ranks)->delimiter(',')->capture_default_str();
-  app.add_option("--bucket-mb", options.bucket_mb, "layout.bucket_mb")->capture_default_str();
+  bench::Arguments app("Memory a rank with ZeRO, beside the formulas");
+  app.add_option("--num-layers", options.size.num_layers).show_default();
+  app.add_option("--hidden-size", options.size.hidden_size).show_default();
+  app.add_option("--ranks", options.ranks).delimiter(',').show_default();
+  app.add_option("--bucket-mb", options.bucket_mb, "layout.bucket_mb").show_default();
   app.add_flag("--quick", quick, "a small model on two ranks");
   app.add_flag("--json", options.json, "one JSON document");
-  CLI11_PARSE(app, count, words);
+  if (const std::optional<int> status = app.parse(count, words)) return *status;
   if (quick) {
     options.size = {.num_layers = 2, .hidden_size = 128, .seq_len = 64};
     options.ranks = {2};

@@ -43,10 +43,13 @@ function(trireme_precompile target header)
   endif()
 endfunction()
 
-# trireme_target_of_folder(NAME FOLDER): the target NAME builds every target of FOLDER, which is not part of `all`.
+# trireme_target_of_folder(NAME FOLDER LESS...): the target NAME builds every target of FOLDER, which is not part of `all`,
+# but those named LESS.
 function(trireme_target_of_folder name folder)
   get_property(targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
-  list(FILTER targets EXCLUDE REGEX "^(test_gpu|gpu_ranks|bench_gpu_torch|fuzz)$")
+  if(ARGN)
+    list(REMOVE_ITEM targets ${ARGN})
+  endif()
   add_custom_target(${name})
   if(targets)
     add_dependencies(${name} ${targets})

@@ -55,11 +55,11 @@ class Command {
   Command& add_subcommand(const std::string& name, const std::string& about);
   /// `value` keeps what it has when the option is not given, and outlives the parsing.
   template <typename T>
-  Option add_option(const std::string& names, T& value, const std::string& meaning);
+  Option add_option(const std::string& names, T& value, const std::string& meaning = "");
   /// `take` is called with the value, when one is given.
   Option add_option_with(const std::string& names, std::function<void(const std::string&)> take,
-                         const std::string& meaning);
-  Option add_flag(const std::string& names, bool& value, const std::string& meaning);
+                         const std::string& meaning = "");
+  Option add_flag(const std::string& names, bool& value, const std::string& meaning = "");
   Option get_option(const std::string& name);
 
   /// Below the options in the help; commands made after it would repeat it.
