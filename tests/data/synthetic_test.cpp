@@ -14,7 +14,7 @@ using spec::DataTask;
 using spec::SyntheticKind;
 
 spec::DataConfig task(SyntheticKind kind, std::int64_t sequence, std::int64_t vocabulary = 16) {
-  return {.sequence = sequence, .synthetic = {.kind = kind, .vocab_size = vocabulary}};
+  return {.seq_len = sequence, .synthetic = {.kind = kind, .vocab_size = vocabulary}};
 }
 
 /// Mean of -log p(token | all before) over every row the chain can make: the definition, by enumeration.

@@ -53,7 +53,7 @@ double sample_norm(nn::Params& params, int step) {
 }
 
 TEST(Clipping, KeepsTheNormOfAllGradientsTogether) {
-  const OptimConfig optim{.kind = OptimizerKind::kSgd, .momentum = 0, .clip = 1.5};
+  const OptimConfig optim{.kind = OptimizerKind::kSgd, .momentum = 0, .grad_clip_norm = 1.5};
   Sample sample(optim, nn::Precision::kFp64);
   std::map<std::string, Numbers> before;
   for (nn::Param& param : sample.params) before[param.name] = to_numbers(param.master);
@@ -77,7 +77,7 @@ TEST(Clipping, KeepsTheNormOfAllGradientsTogether) {
 }
 
 TEST(Clipping, LeavesShortGradientsAlone) {
-  Sample clipped({.clip = 1e6}), plain({});
+  Sample clipped({.grad_clip_norm = 1e6}), plain({});
   for (Sample* sample : {&clipped, &plain}) {
     set_gradients(sample->params, 3, 1);
     EXPECT_EQ(update(*sample->optimizer, {.learning_rate = 0.01}).clip_factor, 1);
@@ -86,7 +86,7 @@ TEST(Clipping, LeavesShortGradientsAlone) {
 }
 
 TEST(Clipping, SumsOverRanksAndStages) {
-  Sample sample({.kind = OptimizerKind::kSgd, .clip = 1});
+  Sample sample({.kind = OptimizerKind::kSgd, .grad_clip_norm = 1});
   set_gradients(sample.params, 3, 1);
   const std::size_t trainable = gradient_squares(sample.params).size();
   EXPECT_EQ(trainable, sample.params.size() - 1);
@@ -111,7 +111,7 @@ TEST(ClipFactor, IsOneUpToTheLimit) {
 
 TEST(Update, NamesGradientsThatAreNotFiniteAndChangesNothing) {
   for (const double bad : {kInfinity, -kInfinity, kNaN}) {
-    Sample sample({.clip = 1});
+    Sample sample({.grad_clip_norm = 1});
     set_gradients(sample.params, 3, 1);
     sample.params.at("up.bias").gradient[128] = bad;
     sample.params.at("scale").gradient.fill_(bad);
@@ -151,7 +151,7 @@ TEST(Update, SkipsStepsThatOverflowWhereTheLossIsScaled) {
 }
 
 TEST(Update, DividesByTheLossScale) {
-  Sample scaled({.kind = OptimizerKind::kSgd, .clip = 0.5}), plain({.kind = OptimizerKind::kSgd, .clip = 0.5});
+  Sample scaled({.kind = OptimizerKind::kSgd, .grad_clip_norm = 0.5}), plain({.kind = OptimizerKind::kSgd, .grad_clip_norm = 0.5});
   LossScale loss_scale({.initial = 4096});
   for (int step = 1; step <= 3; ++step) {
     set_gradients(plain.params, 3, step);

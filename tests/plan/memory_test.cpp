@@ -80,7 +80,7 @@ TEST(ModelStates, FollowTheirTypes) {
   };
   EXPECT_EQ(bytes({}), 18);
   EXPECT_EQ(bytes({.gradient_bytes = 2}), 16);
-  EXPECT_EQ(bytes({.gradient_bytes = 2, .moment_bytes = 2, .masters = false}), 8);
+  EXPECT_EQ(bytes({.gradient_bytes = 2, .moment_bytes = 2, .master_weights = false}), 8);
   EXPECT_EQ(bytes({}, cost::Arithmetic::kFp32), 16);
 }
 

@@ -16,7 +16,7 @@ Job job_of(const std::string& name, std::int64_t length, std::int64_t batch) {
   const MixtureFile file = load(name);
   Job job;
   job.shape = *spec::shape_of(file.model);
-  job.mixture = {.experts = file.experts, .latent = file.mla};
+  job.mixture = {.experts = file.experts, .mla = file.mla};
   job.length = length;
   job.batch = batch;
   return job;
@@ -37,7 +37,7 @@ TEST(Mixtures, HaveThePublishedNumbersOfParameters) {
     const MixtureFile file = load(row.name);
     EXPECT_EQ(file.name, row.name);
     const MixtureCount count =
-        count_parameters(*spec::shape_of(file.model), {.experts = file.experts, .latent = file.mla});
+        count_parameters(*spec::shape_of(file.model), {.experts = file.experts, .mla = file.mla});
     EXPECT_NEAR(count.total(), row.total, row.within) << row.name;
     if (row.active > 0) {
       EXPECT_NEAR(count.active(), row.active, row.active_within) << row.name;
@@ -49,7 +49,7 @@ TEST(Mixtures, AllHaveACountHere) { EXPECT_EQ(data_names("mixtures").size(), 5);
 
 TEST(Mixture, OfOneExpertIsTheDenseModelAndARouter) {
   const spec::ModelShape shape = spec::family_shape(spec::Family::kLlama);
-  const Mixture one{.experts = {.count = 1, .active = 1}};
+  const Mixture one{.experts = {.num_experts = 1, .top_k = 1}};
   const double router = static_cast<double>(shape.num_layers * shape.hidden_size);
   EXPECT_DOUBLE_EQ(count_parameters(shape, one).total(),
                    static_cast<double>(spec::count_parameters(shape).total()) + router);

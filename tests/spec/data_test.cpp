@@ -40,7 +40,7 @@ TEST(Data, TaskIsWhatTheModelIsMadeFor) {
 }
 
 TEST(Data, WithoutSourcesASequenceAloneIsFine) {
-  EXPECT_THAT(find_problems(DataConfig{.sequence = 8192}, ModelConfig{.family = Family::kGpt2}), IsEmpty());
+  EXPECT_THAT(find_problems(DataConfig{.seq_len = 8192}, ModelConfig{.family = Family::kGpt2}), IsEmpty());
 }
 
 /// Recipes, as the keys below [data] and after it; `fix` is the recipe that follows the hint.

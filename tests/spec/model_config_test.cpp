@@ -27,13 +27,13 @@ TEST(ModelConfig, WithoutAFamilyIsNoModel) {
     EXPECT_EQ(error.problems()[0].key, "model");
     EXPECT_THAT(error.problems()[0].hint, HasSubstr("model.family = \"gpt2\""));
   }
-  EXPECT_EQ(shape_from("[model]\nlayers = 3\nfamily = \"gpt2\"\n").layers, 3);  // as the hint says
+  EXPECT_EQ(shape_from("[model]\nlayers = 3\nfamily = \"gpt2\"\n").num_layers, 3);  // as the hint says
 }
 
 TEST(ModelConfig, ChangesWhatIsGivenAndKeepsTheRest) {
   ModelShape expected = family_shape(Family::kLlama);
   EXPECT_EQ(shape_from("[model]\nfamily = \"llama\"\n"), expected);
-  expected.layers = 2;
+  expected.num_layers = 2;
   expected.activation = Activation::kGelu;
   expected.tied = true;
   expected.rotary.scaling = RotaryScaling::kYarn;
