@@ -123,7 +123,8 @@ class RawClient {
         }
       }
     } else {
-      for (std::string more = receive_exactly(1 << 16); !more.empty(); more = receive_exactly(1 << 16)) out.body += more;
+      for (std::string more = receive_exactly(1 << 16); !more.empty(); more = receive_exactly(1 << 16))
+        out.body += more;
     }
     return out;
   }
@@ -141,8 +142,8 @@ inline std::string get_text(std::string_view target, std::string_view headers = 
   return fmt::format("GET {} HTTP/1.1\r\nHost: localhost\r\n{}\r\n", target, headers);
 }
 inline std::string post_text(std::string_view target, std::string_view body, std::string_view headers = "") {
-  return fmt::format("POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n{}\r\n{}", target, body.size(), headers,
-                     body);
+  return fmt::format("POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n{}\r\n{}", target, body.size(),
+                     headers, body);
 }
 
 /// Whether `holds` comes true within some seconds.
@@ -171,7 +172,9 @@ class ServerTest : public ::testing::Test {
   }
   int port() const { return server_->port(); }
   Answer ask(std::string_view bytes) { return RawClient(port()).ask(bytes); }
-  double running() { return metrics_.gauge("trireme_http_requests_running", "Requests that run, streams among them").value(); }
+  double running() {
+    return metrics_.gauge("trireme_http_requests_running", "Requests that run, streams among them").value();
+  }
   double connections() { return metrics_.gauge("trireme_http_connections", "Connections that are open").value(); }
 
   Metrics metrics_;

@@ -29,7 +29,8 @@ int target_status(std::string_view target) {
 }
 
 TEST(HttpHead, IsReadWithItsHeadersInOrder) {
-  const Head head = parse_head("POST /a?b=1 HTTP/1.1\r\nHost: localhost:80\r\nX-One:  1 \r\ncontent-length: 12\r\n\r\n", {});
+  const Head head =
+      parse_head("POST /a?b=1 HTTP/1.1\r\nHost: localhost:80\r\nX-One:  1 \r\ncontent-length: 12\r\n\r\n", {});
   EXPECT_EQ(head.method, "POST");
   EXPECT_EQ(head.target, "/a?b=1");
   EXPECT_EQ(head.host, "localhost:80");
@@ -50,7 +51,9 @@ TEST(HttpHead, EndsAtItsEmptyLine) {
 }
 
 TEST(HttpHead, OneThatTwoReadersCouldReadInTwoWaysIsRefused) {
-  const auto with = [](std::string_view line) { return status_of(fmt::format("POST / HTTP/1.1\r\nHost: a\r\n{}\r\n\r\n", line)); };
+  const auto with = [](std::string_view line) {
+    return status_of(fmt::format("POST / HTTP/1.1\r\nHost: a\r\n{}\r\n\r\n", line));
+  };
   EXPECT_EQ(with("Content-Length: 5"), 200);
   EXPECT_EQ(with("Content-Length: 5\r\nContent-Length: 5"), 400);
   EXPECT_EQ(with("Content-Length: 5, 5"), 400);
@@ -156,9 +159,11 @@ TEST(HttpLists, NameAWordUnlessItsWeightIsNone) {
 TEST(HttpErrors, AreTheObjectThatOpenAisClientsRead) {
   const Response response = HttpError(404, "no model \"a\"", {.code = "model_not_found", .param = "model"}).response();
   EXPECT_EQ(response.status, 404);
-  EXPECT_EQ(response.body,
-            R"({"error":{"message":"no model \"a\"","type":"not_found_error","param":"model","code":"model_not_found"}})");
-  EXPECT_THAT(HttpError(400, "bad \xff").response().body, HasSubstr(R"("type":"invalid_request_error","param":null,"code":null)"));
+  EXPECT_EQ(
+      response.body,
+      R"({"error":{"message":"no model \"a\"","type":"not_found_error","param":"model","code":"model_not_found"}})");
+  EXPECT_THAT(HttpError(400, "bad \xff").response().body,
+              HasSubstr(R"("type":"invalid_request_error","param":null,"code":null)"));
 }
 
 TEST(HttpResponses, HeadersThatWouldBeTwoAreRefused) {

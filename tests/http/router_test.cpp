@@ -12,7 +12,8 @@ using ::testing::Pair;
 class HttpRouter : public ::testing::Test {
  protected:
   HttpRouter() {
-    for (const char* pattern : {"/runs/{run}/{part}", "/v1/models/{model...}", "/", "/runs/{run}", "/runs/best", "/runs"})
+    for (const char* pattern :
+         {"/runs/{run}/{part}", "/v1/models/{model...}", "/", "/runs/{run}", "/runs/best", "/runs"})
       router_.add({"GET", pattern, {}, [](const Request&) { return Response(); }});
     router_.add({"POST", "/runs/{run}", {}, [](const Request&) { return Response(); }});
   }
