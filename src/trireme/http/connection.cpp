@@ -12,7 +12,7 @@ namespace trireme::http {
 namespace {
 
 // A client that takes less than this is cut, however steadily it takes it.
-constexpr std::uint64_t kSlowestBytesPerMs = 4;
+constexpr std::uint64_t kSlowestBytesPerMs = 16;
 
 // Whether the socket is ready before `until`; also after an error, which the next call then meets.
 bool ready(int socket, short events, Connection::Clock::time_point until) {

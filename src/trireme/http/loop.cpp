@@ -227,7 +227,10 @@ void Loop::step_running(Peer& peer, short events) {
   if (outcome != Outcome::kNone) {
     limited_ -= peer.limited;
     peer.limited = false;
-    return outcome == Outcome::kKeep && !stopping_ ? await_next(peer) : linger(peer);
+    if (outcome == Outcome::kClose) return linger(peer);
+    if (!stopping_) return await_next(peer);
+    peer.state = State::kClosed;
+    return;
   }
   if (stopping_) {
     if (peer.connection.connected()) peer.connection.cut();

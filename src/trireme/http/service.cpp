@@ -191,6 +191,7 @@ bool Service::run(Connection& connection, const Admitted& admitted) const {
        .most_bytes = head.chunked ? kChunkOverhead * limits.body_bytes + kChunkSlack : head.content_length,
        .write_time = limits.write_time});
   int status = 0;
+  bool last = admitted.close;  // on this connection
   const auto answer = [&](BodyState state, std::string body) {
     request.body = std::move(body);
     Response response;
@@ -201,8 +202,10 @@ bool Service::run(Connection& connection, const Admitted& admitted) const {
                                   ? HttpError(413, fmt::format("{} bytes of body are taken", limits.body_bytes))
                               : connection.timed_out() ? HttpError(408, "the body did not come in time")
                                                        : HttpError(400, "the body is not what its head announces");
-      response = error.response().set("Connection", "close");
+      response = error.response();
     }
+    last = admitted.close || state != BodyState::kWhole || connection.draining();
+    if (last) response.set("Connection", "close");
     add_defaults(response);
     status = response.status;
     return response;
@@ -219,7 +222,7 @@ bool Service::run(Connection& connection, const Admitted& admitted) const {
   };
   bool keep = false;
   try {
-    keep = codec_.exchange(connection, framing, answer, stream) && !admitted.close;
+    keep = codec_.exchange(connection, framing, answer, stream) && !last;
   } catch (const std::exception& error) {
     log_error("http: {} {}: {}", request.method, route.pattern, error.what());
   }
