@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -176,6 +177,11 @@ class ServerTest : public ::testing::Test {
     return metrics_.gauge("trireme_http_requests_running", "Requests that run, streams among them").value();
   }
   double connections() { return metrics_.gauge("trireme_http_connections", "Connections that are open").value(); }
+
+  /// Before what handlers use goes.
+  void TearDown() override {
+    if (server_) server_->stop();
+  }
 
   Metrics metrics_;
   std::unique_ptr<Server> server_;

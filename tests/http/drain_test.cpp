@@ -122,6 +122,21 @@ TEST_F(HttpDrain, ReadinessIsTheOwnersUntilThen) {
   EXPECT_EQ(ask(get_text("/ready")).status, 200);
 }
 
+TEST_F(HttpDrain, WhoConnectedBeforeTheEndIsToldOfIt) {
+  make();
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 20; ++i) {
+    clients.push_back(std::make_unique<RawClient>(port()));
+    clients.back()->send(get_text("/hello"));
+  }
+  server_->start();
+  server_->drain(milliseconds(0));
+  for (auto& client : clients) {
+    const Answer answer = client->answer();
+    EXPECT_TRUE(answer.status == 200 || answer.status == 503) << answer.status;
+  }
+}
+
 TEST_F(HttpDrain, AServerThatNeverBeganStops) {
   make();
   EXPECT_TRUE(server_->drain(seconds(1)));

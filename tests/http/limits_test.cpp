@@ -29,7 +29,10 @@ class HttpLimits : public ServerTest {
     open_ = true;
     opened_.notify_all();
   }
-  ~HttpLimits() override { open_gate(); }
+  void TearDown() override {
+    open_gate();
+    ServerTest::TearDown();
+  }
 
   std::mutex mutex_;
   std::condition_variable opened_;

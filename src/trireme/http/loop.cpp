@@ -83,13 +83,14 @@ void Loop::run() {
   while (true) {
     wait(entries);
     now_ = Clock::now();
-    if (stopping_) listener_.close();
     std::size_t entry = 2;
     for (Peer& peer : peers_) step(peer, entries[entry++].revents);
-    if (!stopping_ && (entries[1].revents & POLLIN)) accept();
+    const bool last = stopping_ && listener_.socket() >= 0;
+    if (last || (entries[1].revents & POLLIN) != 0) accept();
+    if (last) listener_.close();  // those who had connected by then have been let in, to be told that it is over
     peers_.remove_if([](const Peer& peer) { return peer.state == State::kClosed; });
     connections_.set(static_cast<double>(peers_.size()));
-    if (stopping_ && peers_.empty()) return;
+    if (listener_.socket() < 0 && peers_.empty()) return;
   }
 }
 
@@ -106,7 +107,7 @@ void Loop::wait(std::vector<pollfd>& entries) {
     const bool running = peer.state == State::kRunning;
     const bool watched = !running || peer.connection.connected();  // one that has gone would be ready for ever
     entries.push_back({watched ? peer.connection.socket() : -1, static_cast<short>(running ? POLLRDHUP : POLLIN), 0});
-    if (!running) until = std::min(until, peer.deadline);
+    if (!running) until = std::min(until, stopping_ && peer.state == State::kGathering ? now_ : peer.deadline);
   }
   const auto left = std::chrono::ceil<milliseconds>(until - now_).count();
   poll(entries.data(), entries.size(), static_cast<int>(std::clamp<std::int64_t>(left, 0, 1 << 30)));
@@ -147,7 +148,7 @@ void Loop::step(Peer& peer, short events) {
 }
 
 void Loop::step_gathering(Peer& peer, bool readable) {
-  if (stopping_) {
+  if (stopping_ && !readable) {
     peer.state = State::kClosed;
     return;
   }
@@ -161,7 +162,9 @@ void Loop::step_gathering(Peer& peer, bool readable) {
         break;
       case Connection::Arrival::kSome:
         if (idle) peer.deadline = now_ + options_.limits.head_time;
-        return take_heads(peer);
+        take_heads(peer);
+        if (stopping_ && peer.state == State::kGathering) linger(peer);
+        return;
     }
   }
   const bool silent = peer.connection.gathered().empty();
