@@ -21,7 +21,7 @@ void append_field(std::string& out, std::string_view field, std::string_view val
 }
 
 // 0, which no event has, for what is no number.
-std::uint64_t number(std::string_view text) {
+std::uint64_t id_number(std::string_view text) {
   std::uint64_t value = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   return error == std::errc() && stop == text.data() + text.size() ? value : 0;
@@ -86,7 +86,8 @@ EventFeed::Place EventFeed::place_of(const std::string* last_event_id) const {
   const std::uint64_t oldest = next_ - texts_.size();
   const std::string_view id = *last_event_id;
   const std::size_t dash = std::min(id.find('-'), id.size());
-  const std::uint64_t epoch = number(id.substr(0, dash)), last = dash < id.size() ? number(id.substr(dash + 1)) : 0;
+  const std::uint64_t epoch = id_number(id.substr(0, dash)),
+                      last = dash < id.size() ? id_number(id.substr(dash + 1)) : 0;
   if (epoch != epoch_ || last == 0 || last >= next_ || last + 1 < oldest) return {.next = oldest, .missed = true};
   return {.next = last + 1};
 }

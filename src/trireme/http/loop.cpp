@@ -22,14 +22,14 @@ constexpr std::size_t kToldTooMany =
     64;  // connections beyond the limit that are told so before any waits in the system
 constexpr milliseconds kNoFilesPause{100};
 
-const Codec& codec() { return *Plugin::load("http").function<CodecEntry>(kCodecEntry)(); }
+const Codec& load_codec() { return *Plugin::load("http").function<CodecEntry>(kCodecEntry)(); }
 
 }  // namespace
 
 Loop::Loop(ServerOptions options, Metrics& metrics)
     : options_(std::move(options)),
       address_(look_up(options_.address)),
-      service_(options_, Access(options_.access, options_.address, address_.loopback), metrics, codec()),
+      service_(options_, Access(options_.access, options_.address, address_.loopback), metrics, load_codec()),
       listener_(address_, options_.port),
       port_(listener_.port()),
       connections_(metrics.gauge("trireme_http_connections", "Connections that are open")),

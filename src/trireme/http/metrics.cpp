@@ -8,7 +8,7 @@
 namespace trireme::http {
 namespace {
 
-std::string_view name_of(MetricType type) {
+std::string_view type_name(MetricType type) {
   switch (type) {
     case MetricType::kCounter:
       return "counter";
@@ -49,7 +49,7 @@ void append_escaped(std::string& out, std::string_view text, bool quotes) {
   }
 }
 
-std::string number(double value) {
+std::string number_text(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
   return fmt::format("{}", value);
@@ -75,7 +75,7 @@ void append_sample(std::string& out, std::string_view name, const Labels& labels
 void append_intro(std::string& out, std::string_view name, std::string_view help, MetricType type) {
   out += fmt::format("# HELP {} ", name);
   append_escaped(out, help, false);
-  out += fmt::format("\n# TYPE {} {}\n", name, name_of(type));
+  out += fmt::format("\n# TYPE {} {}\n", name, type_name(type));
 }
 
 void append_histogram(std::string& out, const std::string& name, const Labels& labels, const Histogram& histogram) {
@@ -85,10 +85,10 @@ void append_histogram(std::string& out, const std::string& name, const Labels& l
   for (std::size_t i = 0; i < counts.size(); ++i) {
     total += counts[i];
     Labels with_bound = labels;
-    with_bound.emplace_back("le", i < histogram.bounds().size() ? number(histogram.bounds()[i]) : "+Inf");
+    with_bound.emplace_back("le", i < histogram.bounds().size() ? number_text(histogram.bounds()[i]) : "+Inf");
     append_sample(out, name + "_bucket", with_bound, std::to_string(total));
   }
-  append_sample(out, name + "_sum", labels, number(histogram.sum()));
+  append_sample(out, name + "_sum", labels, number_text(histogram.sum()));
   append_sample(out, name + "_count", labels, std::to_string(total));
 }
 
@@ -144,7 +144,7 @@ Metrics::Family& Metrics::family(std::string_view name, std::string_view help, M
   if (found == families_.end())
     found = families_.emplace(std::string(name), Family{std::string(help), type, {}, {}, {}}).first;
   TRIREME_CHECK(found->second.type == type && found->second.help == help,
-                "the metric {} is there already as a {} with the help \"{}\"", name, name_of(found->second.type),
+                "the metric {} is there already as a {} with the help \"{}\"", name, type_name(found->second.type),
                 found->second.help);
   return found->second;
 }
@@ -186,15 +186,16 @@ std::string Metrics::text() const {
   for (const auto& [name, family] : families_) {
     std::string& out = texts[name];
     append_intro(out, name, family.help, family.type);
-    for (const auto& [labels, counter] : family.counters) append_sample(out, name, labels, number(counter->value()));
-    for (const auto& [labels, gauge] : family.gauges) append_sample(out, name, labels, number(gauge->value()));
+    for (const auto& [labels, counter] : family.counters)
+      append_sample(out, name, labels, number_text(counter->value()));
+    for (const auto& [labels, gauge] : family.gauges) append_sample(out, name, labels, number_text(gauge->value()));
     for (const auto& [labels, histogram] : family.histograms) append_histogram(out, name, labels, *histogram);
   }
   for (const auto& [name, family] : samples.families_) {
     TRIREME_CHECK(!texts.contains(name), "a collector tells the metric {}, which is registered", name);
     std::string& out = texts[name];
     append_intro(out, name, family.help, family.type);
-    for (const auto& [labels, value] : family.values) append_sample(out, name, labels, number(value));
+    for (const auto& [labels, value] : family.values) append_sample(out, name, labels, number_text(value));
   }
   std::string out;
   for (const auto& [name, text] : texts) out += text;

@@ -10,7 +10,7 @@ namespace {
 
 bool is_param(std::string_view segment) { return segment.starts_with('{'); }
 bool is_rest(std::string_view segment) { return segment.ends_with("...}"); }
-std::string_view name_of(std::string_view segment) {
+std::string_view param_name(std::string_view segment) {
   return segment.substr(1, segment.size() - (is_rest(segment) ? 5 : 2));
 }
 
@@ -31,12 +31,12 @@ std::optional<Fields> matched(const std::vector<std::string>& pattern, const std
       if (pattern[i] != path[i]) return std::nullopt;
     } else if (!is_rest(pattern[i])) {
       if (path[i].empty()) return std::nullopt;
-      params.emplace_back(name_of(pattern[i]), path[i]);
+      params.emplace_back(param_name(pattern[i]), path[i]);
     } else {
       std::string rest = path[i];
       for (std::size_t k = i + 1; k < path.size(); ++k) rest += '/' + path[k];
       if (rest.empty()) return std::nullopt;
-      params.emplace_back(name_of(pattern[i]), std::move(rest));
+      params.emplace_back(param_name(pattern[i]), std::move(rest));
       return params;
     }
   }
@@ -52,7 +52,7 @@ void Router::add(Route route) {
     const std::string& segment = segments[i];
     const bool braces = segment.find_first_of("{}") != std::string::npos;
     const bool well_formed =
-        !braces || (segment.starts_with('{') && segment.ends_with('}') && !name_of(segment).empty());
+        !braces || (segment.starts_with('{') && segment.ends_with('}') && !param_name(segment).empty());
     TRIREME_CHECK(well_formed && (!is_rest(segment) || i + 1 == segments.size()), "the pattern {} is wrong at \"{}\"",
                   route.pattern, segment);
   }
