@@ -236,7 +236,7 @@ void Loop::step_running(Peer& peer, short events) {
     return;
   }
   if (stopping_) {
-    if (peer.connection.connected()) peer.connection.cut();
+    if (!std::exchange(peer.cut, true)) peer.connection.cut();
   } else if ((events & (POLLRDHUP | POLLHUP | POLLERR)) != 0) {
     peer.connection.note_gone();
   }

@@ -54,7 +54,7 @@ class Loop {
     Clock::time_point deadline;
     bool fresh = true;     // has asked nothing yet
     bool limited = false;  // what runs counts among the requests that may run at once
-    bool told_draining = false;
+    bool told_draining = false, cut = false;
     std::size_t lingered_bytes = 0;
     std::atomic<Outcome> outcome = Outcome::kNone;  // written by the worker, last
   };
