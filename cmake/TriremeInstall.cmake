@@ -2,7 +2,7 @@
 include(CMakePackageConfigHelpers)
 
 install(TARGETS trireme_core EXPORT trireme LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-foreach(target trireme_runtime trireme_mpi)  # loaded by name at run time, so no part of the exported targets
+foreach(target trireme_runtime trireme_mpi trireme_http_codec)  # loaded by name at run time, so no part of the exported targets
   if(TARGET ${target})
     install(TARGETS ${target} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
   endif()
