@@ -9,7 +9,7 @@
 
 #include "bench/times.h"
 #include "trireme/device/cuda.h"
-#include "trireme/kernels/cuda_graph.h"
+#include "trireme/device/graph.h"
 #include "trireme/kernels/timing.h"
 
 namespace trireme::bench {
@@ -36,7 +36,7 @@ inline double gpu_seconds(const std::function<void()>& call, int turns = 7, int 
 /// start a kernel is not counted. `call` must not wait for the GPU.
 inline Times recorded_times(const std::function<void()>& call, int turns = 9, int calls = 10) {
   for (int i = 0; i < 3; ++i) call();
-  kernels::CudaGraph graph([&] {
+  device::CudaGraph graph([&] {
     for (int i = 0; i < calls; ++i) call();
   });
   const auto replay = [&] { graph.replay(); };

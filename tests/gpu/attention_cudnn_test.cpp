@@ -3,10 +3,10 @@
 #include <thread>
 
 #include "tests/gpu/support.h"
+#include "trireme/device/graph.h"
 #include "trireme/kernels/attention.h"
 #include "trireme/kernels/attention_cudnn.h"
 #include "trireme/kernels/cuda.h"
-#include "trireme/kernels/cuda_graph.h"
 #include "trireme/kernels/gemm.h"
 
 namespace trireme::gpu {
@@ -56,7 +56,7 @@ class GpuCudnn : public testing::Test {
  protected:
   void SetUp() override {
     gpu();
-    const kernels::CudaError why = kernels::cuda().cudnn_ready();
+    const device::CudaError why = kernels::cuda().cudnn_ready();
     // Left out on purpose is one thing; a library that does not load is a failure.
     if (why != nullptr && std::string_view(why).find("built without") != std::string_view::npos) GTEST_SKIP() << why;
     ASSERT_EQ(why, nullptr) << why;
@@ -184,7 +184,7 @@ TEST_F(GpuCudnn, IsRecordedAndReplayedTheSame) {
     Trained trained;
     at::Tensor dqkv = trained.gradient(fixed);  // plans are made before anything is recorded
     const at::Tensor out = trained.result.out.clone(), expected = dqkv.clone();
-    kernels::CudaGraph graph([&] {
+    device::CudaGraph graph([&] {
       trained.forward();
       trained.backward(dqkv, fixed);
     });
@@ -210,7 +210,7 @@ TEST_F(GpuCudnn, APlanMayBeMadeWhileAStepIsRecorded) {
   Trained trained;
   trained.options.scale = 0.0625;
   at::Tensor dqkv = at::zeros(wide_shape(trained.c), trained.qkv.options());
-  kernels::CudaGraph graph([&] {
+  device::CudaGraph graph([&] {
     trained.forward();
     trained.backward(dqkv, /*fixed=*/false);
   });

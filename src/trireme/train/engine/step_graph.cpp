@@ -83,7 +83,7 @@ void StepGraph::record(Recording& recording, const nn::Tensors& inputs, const nn
     recording.result = run_plainly(recording.inputs, own);
     if (gradients_.group != nullptr && turn.last) gradients_.complete();
   };
-  const auto make = [&] { recording.graph = std::make_unique<kernels::CudaGraph>(body); };
+  const auto make = [&] { recording.graph = std::make_unique<device::CudaGraph>(body); };
   if (gradients_.group == nullptr) return make();
   recording.calls = std::make_unique<comm::CapturedCollectives>(*gradients_.group, make);
 }

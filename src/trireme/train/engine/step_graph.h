@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "trireme/comm/group.h"
-#include "trireme/kernels/cuda_graph.h"
+#include "trireme/device/graph.h"
 #include "trireme/models/model.h"
 #include "trireme/nn/dropout.h"
 
@@ -58,7 +58,7 @@ class StepGraph {
     nn::Tensors inputs;
     nn::Context context;
     Result result;
-    std::unique_ptr<kernels::CudaGraph> graph;
+    std::unique_ptr<device::CudaGraph> graph;
     std::unique_ptr<comm::CapturedCollectives> calls;  // with a group only
   };
   bool can_record(const nn::Context& context) const;

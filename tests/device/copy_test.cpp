@@ -1,4 +1,4 @@
-#include "trireme/kernels/host_copies.h"
+#include "trireme/device/copy.h"
 
 #include <ATen/ops/equal.h>
 
@@ -10,16 +10,16 @@ namespace {
 TEST(HostCopies, GoOutAndComeBackOnTheCpu) {
   const auto copies = HostCopies::make(at::kCPU);
   const at::Tensor x = normal_tensor({64, 33}, at::kFloat, "x"), kept = x.clone();
-  const at::Tensor away = copies->room_on_host(x);
-  const HostCopies::Copy out = copies->out(x, away);
-  copies->before_compute(out);
+  const at::Tensor away = copies->empty_on_host(x);
+  const HostCopies::Copy out = copies->to_host(x, away);
+  copies->make_stream_wait(out);
   at::Tensor(x).zero_();
-  const at::Tensor back = copies->room_on_device(away);
-  const HostCopies::Copy in = copies->in(away, back);
+  const at::Tensor back = copies->empty_on_device(away);
+  const HostCopies::Copy in = copies->to_device(away, back);
   copies->wait(in);
-  EXPECT_TRUE(copies->ended(out) && copies->ended(in) && copies->ended(0));
+  EXPECT_TRUE(copies->is_done(out) && copies->is_done(in) && copies->is_done(0));
   EXPECT_TRUE(at::equal(back, kept));
-  EXPECT_EQ(copies->locked_bytes(), 0);
+  EXPECT_EQ(copies->pinned_bytes(), 0);
 }
 
 }  // namespace
