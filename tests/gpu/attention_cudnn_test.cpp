@@ -178,11 +178,11 @@ TEST_F(GpuCudnn, AFixedOrderGivesTheSameBits) {
   }
 }
 
-TEST_F(GpuCudnn, IsRecordedAndReplayedTheSame) {
+TEST_F(GpuCudnn, IsCapturedAndReplayedTheSame) {
   for (const bool fixed : {true, false}) {
     SCOPED_TRACE(fixed);
     Trained trained;
-    at::Tensor dqkv = trained.gradient(fixed);  // plans are made before anything is recorded
+    at::Tensor dqkv = trained.gradient(fixed);  // plans are made before anything is captured
     const at::Tensor out = trained.result.out.clone(), expected = dqkv.clone();
     device::CudaGraph graph([&] {
       trained.forward();
@@ -205,8 +205,8 @@ TEST_F(GpuCudnn, IsRecordedAndReplayedTheSame) {
   }
 }
 
-/// A shape that a recording is the first to meet.
-TEST_F(GpuCudnn, APlanMayBeMadeWhileAStepIsRecorded) {
+/// A shape that a capture is the first to meet.
+TEST_F(GpuCudnn, APlanMayBeMadeWhileAStepIsCaptured) {
   Trained trained;
   trained.options.scale = 0.0625;
   at::Tensor dqkv = at::zeros(wide_shape(trained.c), trained.qkv.options());

@@ -35,7 +35,7 @@ std::vector<std::pair<const char*, spec::Recipe>> recipes() {
   using enum spec::Family;
   add("gpt2", kGpt2, [](spec::Recipe&) {});
   add("llama", kLlama, [](spec::Recipe&) {});
-  add("recorded", kGpt2, [](spec::Recipe& recipe) { recipe.train.cuda_graphs = true; });
+  add("graphs", kGpt2, [](spec::Recipe& recipe) { recipe.train.cuda_graphs = true; });
   add("micros", kLlama, [](spec::Recipe& recipe) { recipe.train.micro_batch_size = 2; });
   add("recompute", kGpt2, [](spec::Recipe& recipe) { recipe.train.recompute = spec::RecomputeKind::kFull; });
   add("narrow", kLlama, [](spec::Recipe& recipe) {

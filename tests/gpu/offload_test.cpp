@@ -93,7 +93,7 @@ TEST(GpuOffload, HasLateUpdatesAsTheCpuHas) {
   }
 }
 
-TEST(GpuOffload, GoesWithRecordedStepsAndNarrowStates) {
+TEST(GpuOffload, GoesWithCudaGraphsAndNarrowStates) {
   spec::Recipe recipe = on_gpu(recipe_for(Precision::kFp32, 0));
   recipe.layout.offload = spec::OffloadKind::kOptimizer;
   const std::vector<double> plain = run(recipe, 1, 8);
