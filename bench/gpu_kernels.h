@@ -37,7 +37,7 @@ inline std::vector<Row> measure_kernels(std::int64_t rows, std::int64_t width, s
   std::vector<Row> out;
   const auto numbers = [&](std::int64_t w) { return static_cast<double>(rows * w) * 2; };  // bytes of a bf16 tensor
   const auto add = [&](std::string name, double bytes, const std::function<void()>& call) {
-    out.push_back({std::move(name), bytes, recorded_times(call)});
+    out.push_back({std::move(name), bytes, graph_times(call)});
   };
   at::Tensor x = at::randn({rows, width}, bf16()), residual = at::randn({rows, width}, bf16());
   at::Tensor y = at::empty_like(x), sum = at::empty_like(x), dx = at::empty_like(x), none;

@@ -9,7 +9,7 @@
 
 #include "bench/times.h"
 #include "trireme/device/cuda.h"
-#include "trireme/kernels/cuda_graph.h"
+#include "trireme/device/graph.h"
 #include "trireme/kernels/timing.h"
 
 namespace trireme::bench {
@@ -32,11 +32,11 @@ inline double gpu_seconds(const std::function<void()>& call, int turns = 7, int 
   return times.median();
 }
 
-/// Seconds of one call as it is in a captured step: several in a row, started as one, so that what the host takes to
-/// start a kernel is not counted. `call` must not wait for the GPU.
-inline Times recorded_times(const std::function<void()>& call, int turns = 9, int calls = 10) {
+/// Seconds of one call as it is in a captured step: several in a row, replayed as one, so that what the host takes to
+/// launch a kernel is not counted. `call` must not wait for the GPU.
+inline Times graph_times(const std::function<void()>& call, int turns = 9, int calls = 10) {
   for (int i = 0; i < 3; ++i) call();
-  kernels::CudaGraph graph([&] {
+  device::CudaGraph graph([&] {
     for (int i = 0; i < calls; ++i) call();
   });
   const auto replay = [&] { graph.replay(); };
@@ -51,7 +51,7 @@ inline Times recorded_times(const std::function<void()>& call, int turns = 9, in
 inline double copy_seconds(double bytes) {
   const at::Tensor from = at::empty({static_cast<std::int64_t>(bytes / 4)}, bf16()).zero_();
   at::Tensor to = at::empty_like(from);
-  return recorded_times([&] { to.copy_(from); }).median();
+  return graph_times([&] { to.copy_(from); }).median();
 }
 
 /// Read and written, a second.

@@ -9,7 +9,7 @@
 #include "trireme/base/text.h"
 #include "trireme/comm/rank.h"
 #include "trireme/data/open_samples.h"
-#include "trireme/kernels/cuda.h"
+#include "trireme/device/cuda.h"
 #include "trireme/train/engine/trainer.h"
 
 namespace trireme::bench {
@@ -47,7 +47,7 @@ inline nlohmann::json measure_offload(const Size& s, int rounds, int steps) {
     comm::run_ranks(1, [&](comm::Rank& rank) {
       const auto samples = data::open_samples(recipe, data::Split::kTrain);
       train::Trainer trainer(recipe, train::model_shape(recipe), rank.world(), *samples);
-      kernels::cuda().forget_peak(0);
+      device::cuda_runtime().reset_peak_memory_stats(0);
       double loss = 0;
       for (int step = 0; step < 3; ++step) trainer.step();
       Times times;
@@ -56,7 +56,7 @@ inline nlohmann::json measure_offload(const Size& s, int rounds, int steps) {
         for (int step = 0; step < steps; ++step) loss = trainer.step().loss;  // waits for it
         times.seconds.push_back(seconds_since(begin) / steps);
       }
-      const double gib = 1 << 30, peak = static_cast<double>(kernels::cuda().peak_bytes(0)) / gib;
+      const double gib = 1 << 30, peak = static_cast<double>(device::cuda_runtime().max_memory_allocated(0)) / gib;
       // Each by itself as soon as it is known: the next may take minutes.
       TextTable table(
           {{"optimizer on the host"}, {"ms a step"}, {"tokens/s"}, {"peak GiB"}, {"planned"}, {"host GiB"}, {"loss"}});

@@ -31,7 +31,7 @@
 #include "bench/gpu_offload.h"
 #include "bench/gpu_sides.h"
 #include "trireme/base/text.h"
-#include "trireme/kernels/cuda.h"
+#include "trireme/device/cuda.h"
 #include "trireme/kernels/gemm.h"
 
 namespace {
@@ -110,7 +110,7 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
       side.peer.reset();  // its memory is needed
     }
   }
-  kernels::cuda().forget_peak(0);
+  device::cuda_runtime().reset_peak_memory_stats(0);
   auto ours = std::make_unique<Ours>(size, bench::OursOptions{.device = gpu(),
                                                               .products = options.gemm,
                                                               .capture = options.cuda_graphs,
@@ -119,7 +119,7 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
                                                               .recompute_norms = options.recompute_norms,
                                                               .save_mlp_activations = options.save_mlp_activations});
   ours->run(Theirs::kWarmUp);
-  const double peak = static_cast<double>(kernels::cuda().peak_bytes(0)) / (1 << 30);
+  const double peak = static_cast<double>(device::cuda_runtime().max_memory_allocated(0)) / (1 << 30);
   if (!options.profile.empty()) profile(*ours, options.profile);
   if (!options.apart) {
     begin(eager, false);

@@ -18,7 +18,7 @@ foreach(room ${TRIREME_CORE_ROOMS})
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/trireme/${room} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/trireme
           FILES_MATCHING PATTERN "*.h" PATTERN "*_plugin" EXCLUDE)
 endforeach()
-install(FILES ${PROJECT_SOURCE_DIR}/src/trireme/device/runtime.h
+install(FILES ${PROJECT_SOURCE_DIR}/src/trireme/device/runtime.h ${PROJECT_SOURCE_DIR}/src/trireme/device/cuda_runtime.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/trireme/device)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/trireme)

@@ -3,10 +3,10 @@
 #include <thread>
 
 #include "tests/gpu/support.h"
+#include "trireme/device/graph.h"
 #include "trireme/kernels/attention.h"
 #include "trireme/kernels/attention_cudnn.h"
 #include "trireme/kernels/cuda.h"
-#include "trireme/kernels/cuda_graph.h"
 #include "trireme/kernels/gemm.h"
 
 namespace trireme::gpu {
@@ -56,7 +56,7 @@ class GpuCudnn : public testing::Test {
  protected:
   void SetUp() override {
     gpu();
-    const kernels::CudaError why = kernels::cuda().cudnn_ready();
+    const device::CudaError why = kernels::cuda().cudnn_ready();
     // Left out on purpose is one thing; a library that does not load is a failure.
     if (why != nullptr && std::string_view(why).find("built without") != std::string_view::npos) GTEST_SKIP() << why;
     ASSERT_EQ(why, nullptr) << why;
@@ -178,13 +178,13 @@ TEST_F(GpuCudnn, AFixedOrderGivesTheSameBits) {
   }
 }
 
-TEST_F(GpuCudnn, IsRecordedAndReplayedTheSame) {
+TEST_F(GpuCudnn, IsCapturedAndReplayedTheSame) {
   for (const bool fixed : {true, false}) {
     SCOPED_TRACE(fixed);
     Trained trained;
-    at::Tensor dqkv = trained.gradient(fixed);  // plans are made before anything is recorded
+    at::Tensor dqkv = trained.gradient(fixed);  // plans are made before anything is captured
     const at::Tensor out = trained.result.out.clone(), expected = dqkv.clone();
-    kernels::CudaGraph graph([&] {
+    device::CudaGraph graph([&] {
       trained.forward();
       trained.backward(dqkv, fixed);
     });
@@ -205,12 +205,12 @@ TEST_F(GpuCudnn, IsRecordedAndReplayedTheSame) {
   }
 }
 
-/// A shape that a recording is the first to meet.
-TEST_F(GpuCudnn, APlanMayBeMadeWhileAStepIsRecorded) {
+/// A shape that a capture is the first to meet.
+TEST_F(GpuCudnn, APlanMayBeMadeWhileAStepIsCaptured) {
   Trained trained;
   trained.options.scale = 0.0625;
   at::Tensor dqkv = at::zeros(wide_shape(trained.c), trained.qkv.options());
-  kernels::CudaGraph graph([&] {
+  device::CudaGraph graph([&] {
     trained.forward();
     trained.backward(dqkv, /*fixed=*/false);
   });

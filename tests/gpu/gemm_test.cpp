@@ -10,7 +10,7 @@
 
 #include "tests/gpu/support.h"
 #include "tests/train/support.h"
-#include "trireme/kernels/cuda_graph.h"
+#include "trireme/device/graph.h"
 
 namespace trireme::gpu {
 namespace {
@@ -210,7 +210,7 @@ TEST(GpuProducts, CanBeRecordedAndGiveTheSameBits) {
   kernels::GeluLinear recorded;
   // One that was timed, and one that was not: the library's favourite serves it.
   at::Tensor other = at::empty({512, 512}, x.options());
-  kernels::CudaGraph graph([&] {
+  device::CudaGraph graph([&] {
     recorded = kernels::gelu_linear(x, w, bias);
     kernels::product_into(other, x, x.t());
   });

@@ -24,8 +24,8 @@
 #include "trireme/base/error.h"
 #include "trireme/comm/process.h"
 #include "trireme/device/cuda.h"
+#include "trireme/device/graph.h"
 #include "trireme/device/tensor_buffer.h"
-#include "trireme/kernels/cuda_graph.h"
 #include "trireme/parallel/gpu_exchange.h"
 
 namespace {
@@ -167,8 +167,8 @@ void graphs(Rank& rank) {
   };
   body();
   device::synchronise(g_gpu);
-  std::unique_ptr<kernels::CudaGraph> graph;
-  comm::CapturedCollectives calls(rank.world(), [&] { graph = std::make_unique<kernels::CudaGraph>(body); });
+  std::unique_ptr<device::CudaGraph> graph;
+  comm::CapturedCollectives calls(rank.world(), [&] { graph = std::make_unique<device::CudaGraph>(body); });
   for (int turn = 1; turn <= 20; ++turn) {
     start.fill_(turn);
     calls.replay([&] { graph->replay(); });

@@ -1,7 +1,7 @@
 // The plan of a run's memory beside what the allocator measured, and steps that ask the driver for nothing.
 #include "tests/gpu/support.h"
 #include "tests/train/support.h"
-#include "trireme/kernels/cuda.h"
+#include "trireme/device/cuda.h"
 
 namespace trireme::gpu {
 namespace {
@@ -35,7 +35,7 @@ std::vector<std::pair<const char*, spec::Recipe>> recipes() {
   using enum spec::Family;
   add("gpt2", kGpt2, [](spec::Recipe&) {});
   add("llama", kLlama, [](spec::Recipe&) {});
-  add("recorded", kGpt2, [](spec::Recipe& recipe) { recipe.train.cuda_graphs = true; });
+  add("graphs", kGpt2, [](spec::Recipe& recipe) { recipe.train.cuda_graphs = true; });
   add("micros", kLlama, [](spec::Recipe& recipe) { recipe.train.micro_batch_size = 2; });
   add("recompute", kGpt2, [](spec::Recipe& recipe) { recipe.train.recompute = spec::RecomputeKind::kFull; });
   add("narrow", kLlama, [](spec::Recipe& recipe) {
@@ -59,12 +59,13 @@ TEST(GpuMemory, IsPlannedAndThenAskedForNoMore) {
   for (const auto& [name, recipe] : recipes()) {
     SCOPED_TRACE(name);
     with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
-      kernels::cuda().forget_peak(0);
+      device::cuda_runtime().reset_peak_memory_stats(0);
       for (int step = 0; step < 6; ++step) trainer.step();
-      const std::int64_t before = kernels::cuda().driver_allocations(0);
+      const std::int64_t before = device::cuda_runtime().num_device_allocs(0);
       for (int step = 0; step < 8; ++step) trainer.step();
-      EXPECT_EQ(kernels::cuda().driver_allocations(0), before) << "steps that look alike allocate";
-      const double measured = static_cast<double>(kernels::cuda().peak_bytes(0)), planned = trainer.planned().peak();
+      EXPECT_EQ(device::cuda_runtime().num_device_allocs(0), before) << "steps that look alike allocate";
+      const double measured = static_cast<double>(device::cuda_runtime().max_memory_allocated(0)),
+                   planned = trainer.planned().peak();
       EXPECT_NEAR(measured, planned, 0.08 * planned) << trainer.planned().table();
     });
   }
@@ -77,8 +78,8 @@ TEST(GpuMemory, IsRefusedBeforeAnythingIsAllocated) {
   recipe.model.head_dim = 128;
   recipe.model.ffn_size = 65536;
   recipe.model.num_layers = 32;
-  kernels::cuda();
-  const std::int64_t before = kernels::cuda().driver_allocations(0);
+  device::cuda_runtime();
+  const std::int64_t before = device::cuda_runtime().num_device_allocs(0);
   try {
     with_trainers(recipe, 1, [](train::Trainer&, comm::Rank&) {});
     FAIL() << "a hundred billion parameters fit";
@@ -86,7 +87,7 @@ TEST(GpuMemory, IsRefusedBeforeAnythingIsAllocated) {
     EXPECT_THAT(error.block(), testing::HasSubstr("GPU memory, planned"));
     EXPECT_THAT(error.block(), testing::HasSubstr("optimizer"));
   }
-  EXPECT_EQ(kernels::cuda().driver_allocations(0), before);
+  EXPECT_EQ(device::cuda_runtime().num_device_allocs(0), before);
 }
 
 }  // namespace

@@ -5,8 +5,8 @@
 
 #include "tests/gpu/support.h"
 #include "tests/train/support.h"
-#include "trireme/kernels/cuda.h"
-#include "trireme/kernels/host_copies.h"
+#include "trireme/device/copy.h"
+#include "trireme/device/cuda.h"
 
 namespace trireme::gpu {
 namespace {
@@ -48,24 +48,24 @@ void expect_all_near(const std::vector<double>& a, const std::vector<double>& b,
 
 /// Megabytes out and back while the GPU overwrites what was copied: each waits for the other where it must.
 TEST(GpuHostCopies, KeepTheirOrderBesideKernels) {
-  const auto copies = kernels::HostCopies::make(gpu());
+  const auto copies = device::HostCopies::make(gpu());
   const std::int64_t count = std::int64_t{1} << 24;
   for (int turn = 0; turn < 20; ++turn) {
     at::Tensor x = at::full({count}, turn, at::TensorOptions(at::kFloat).device(gpu()));
-    const at::Tensor away = copies->room_on_host(x);
-    const auto out = copies->out(x, away);
-    copies->before_compute(out);
+    const at::Tensor away = copies->empty_on_host(x);
+    const auto out = copies->to_host(x, away);
+    copies->make_stream_wait(out);
     x.fill_(-1);  // not before the copy has read it
-    const at::Tensor back = copies->room_on_device(away);
-    const auto in = copies->in(away, back);
-    copies->before_compute(in);
+    const at::Tensor back = copies->empty_on_device(away);
+    const auto in = copies->to_device(away, back);
+    copies->make_stream_wait(in);
     const at::Tensor differ = back.ne(turn).sum();  // not before the copy has written it
     EXPECT_EQ(differ.item<std::int64_t>(), 0) << turn;
     copies->wait(out);
     EXPECT_EQ(away.ne(turn).sum().item<std::int64_t>(), 0) << turn;
   }
   // Two blocks at most: one in use, one still held by a copy that ended a moment ago.
-  EXPECT_LE(copies->locked_bytes(), 2 * 4 * count);
+  EXPECT_LE(copies->pinned_bytes(), 2 * 4 * count);
 }
 
 TEST(GpuOffload, ChangesNothingUnderAnyZero) {
@@ -93,7 +93,7 @@ TEST(GpuOffload, HasLateUpdatesAsTheCpuHas) {
   }
 }
 
-TEST(GpuOffload, GoesWithRecordedStepsAndNarrowStates) {
+TEST(GpuOffload, GoesWithCudaGraphsAndNarrowStates) {
   spec::Recipe recipe = on_gpu(recipe_for(Precision::kFp32, 0));
   recipe.layout.offload = spec::OffloadKind::kOptimizer;
   const std::vector<double> plain = run(recipe, 1, 8);
@@ -159,9 +159,9 @@ TEST(GpuOffload, LeavesTheGpuLessThanHalf) {
   recipe.layout.zero = 2;
   recipe.layout.bucket_mb = 4;
   const auto peak = [&] {
-    kernels::cuda().forget_peak(0);
+    device::cuda_runtime().reset_peak_memory_stats(0);
     run(recipe, 1, 3);
-    return static_cast<double>(kernels::cuda().peak_bytes(0));
+    return static_cast<double>(device::cuda_runtime().max_memory_allocated(0));
   };
   const double whole = peak();
   recipe.layout.offload = spec::OffloadKind::kOptimizer;

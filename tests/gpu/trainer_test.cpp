@@ -91,8 +91,8 @@ TEST_F(GpuTrainer, TakesEveryOptimizerAndPrecision) {
   }
 }
 
-/// What was recorded gives the bits of what runs kernel by kernel, micro after micro.
-TEST_F(GpuTrainer, RecordedStepsHaveTheBitsOfPlainOnes) {
+/// What was captured gives the bits of what runs kernel by kernel, micro after micro.
+TEST_F(GpuTrainer, ReplayedStepsHaveTheBitsOfPlainOnes) {
   for (const Family family : {Family::kGpt2, Family::kLlama}) {
     for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
       spec::Recipe recipe = small_recipe(family, precision);
@@ -116,7 +116,7 @@ TEST_F(GpuTrainer, RecordedStepsHaveTheBitsOfPlainOnes) {
 }
 
 /// The update too, with nobody waiting for it, and dropout, whose coins lie in the GPU's memory.
-TEST_F(GpuTrainer, RecordedUpdatesHaveTheBitsOfPlainOnes) {
+TEST_F(GpuTrainer, ReplayedUpdatesHaveTheBitsOfPlainOnes) {
   for (const auto kind : {spec::OptimizerKind::kSgd, spec::OptimizerKind::kAdagrad, spec::OptimizerKind::kAdam,
                           spec::OptimizerKind::kAdamw}) {
     for (const Precision precision : {Precision::kFp64, Precision::kBf16}) {
@@ -146,14 +146,14 @@ TEST_F(GpuTrainer, RecordedUpdatesHaveTheBitsOfPlainOnes) {
         return out;
       };
       const auto plain = course(false, false);
-      EXPECT_EQ(course(true, false), plain) << "recorded";
+      EXPECT_EQ(course(true, false), plain) << "replayed";
       EXPECT_EQ(course(false, true), plain) << "ahead";
-      EXPECT_EQ(course(true, true), plain) << "recorded and ahead";
+      EXPECT_EQ(course(true, true), plain) << "replayed and ahead";
     }
   }
 }
 
-/// Gradients of 16 bits: beside the CPU's, beside fp32 ones, and recorded and ahead to the bit, with one micro and with
+/// Gradients of 16 bits: beside the CPU's, beside fp32 ones, and replayed and ahead to the bit, with one micro and with
 /// several.
 TEST_F(GpuTrainer, TakesGradientsOfSixteenBits) {
   for (const Family family : {Family::kGpt2, Family::kLlama}) {
@@ -191,9 +191,9 @@ TEST_F(GpuTrainer, TakesGradientsOfSixteenBits) {
           EXPECT_NEAR(gpu.losses[i], wide.losses[i], 0.02) << i;
           EXPECT_NEAR(gpu.norms[i], cpu.norms[i], 0.03 * cpu.norms[i]) << i;
         }
-        const Outcome recorded = course(true, false);
-        EXPECT_EQ(recorded.losses, gpu.losses);
-        EXPECT_EQ(recorded.norms, gpu.norms);
+        const Outcome replayed = course(true, false);
+        EXPECT_EQ(replayed.losses, gpu.losses);
+        EXPECT_EQ(replayed.norms, gpu.norms);
         if (precision == Precision::kFp16) continue;  // its loss scale is decided on by the host
         const Outcome ahead = course(true, true);
         EXPECT_EQ(ahead.losses, gpu.losses);
@@ -203,8 +203,8 @@ TEST_F(GpuTrainer, TakesGradientsOfSixteenBits) {
   }
 }
 
-/// A recording serves any number of targets: their weight is read from the GPU's memory.
-TEST_F(GpuTrainer, RecordsStepsWithDifferentNumbersOfTargets) {
+/// A graph serves any number of targets: their weight is read from the GPU's memory.
+TEST_F(GpuTrainer, CapturesStepsWithDifferentNumbersOfTargets) {
   spec::Recipe recipe = small_recipe(Family::kBert, Precision::kFp32);
   recipe.run.device = DeviceKind::kCuda;
   recipe.model.dropout = recipe.model.attention_dropout = 0;

@@ -1,8 +1,8 @@
 // comm/gpu_memory.h -- how ranks that are threads copy and add up memory of the GPU that they share.
 //
-// This room knows no CUDA: whoever has kernels for it sets them here. They start work on the GPU's default stream and
+// This room knows no CUDA: whoever has kernels for it sets them here. They launch work on the GPU's default stream and
 // wait for nothing. All threads of a process share that stream, and it runs what it is given in order: a rank that has
-// put up its call has started what makes its data, so whatever another rank starts after seeing the call comes after
+// put up its call has launched what makes its data, so whatever another rank launches after seeing the call comes after
 // it, and so on for the backward pass.
 // Depends on: types.h.
 #pragma once

@@ -53,11 +53,11 @@ class GpuTransport {
   virtual std::uint64_t keep(const Members& members, void* data, std::size_t bytes) = 0;
   virtual void forget(std::uint64_t kept) noexcept = 0;
 
-  // Calls made between these two are recorded into a CUDA graph rather than run. `start` begins a replay.
-  virtual void begin_recording() = 0;
-  virtual std::uint64_t end_recording() = 0;
-  virtual void replay(std::uint64_t recording, void (*start)(void* context), void* context) = 0;
-  virtual void drop_recording(std::uint64_t recording) noexcept = 0;
+  // Calls made between these two are captured into a CUDA graph rather than run. `launch` replays the graph.
+  virtual void begin_capture() = 0;
+  virtual std::uint64_t end_capture() = 0;
+  virtual void replay(std::uint64_t capture, void (*launch)(void* context), void* context) = 0;
+  virtual void drop_capture(std::uint64_t capture) noexcept = 0;
 
   /// Of the calls for these ranks ("0,1,3"); read by the control plane, without the lock.
   virtual GpuProgress progress_of(const std::string& ranks) const = 0;

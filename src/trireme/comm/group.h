@@ -238,20 +238,20 @@ class [[nodiscard]] RegisteredBuffer {
   std::uint64_t kept_ = 0;
 };
 
-/// The calls that one rank's graph makes. What `record` calls on GPU memory is recorded, not run; replay() is told how
-/// to start the graph and follows its calls: they have deadlines and stand in the flight recorder as if made anew. All
-/// groups involved outlive it; `any` is one of them. Every group must have made a call on the GPU before.
+/// The calls that one rank's CUDA graph makes. What `body` calls on GPU memory is captured, not run; replay() is told
+/// how to launch the graph and follows its calls: they have deadlines and stand in the flight recorder as if made anew.
+/// All groups involved outlive it; `any` is one of them. Every group must have made a call on the GPU before.
 class CapturedCollectives {
  public:
-  CapturedCollectives(Group& any, const std::function<void()>& record);
+  CapturedCollectives(Group& any, const std::function<void()>& body);
   ~CapturedCollectives();
   CapturedCollectives(const CapturedCollectives&) = delete;
   CapturedCollectives& operator=(const CapturedCollectives&) = delete;
-  void replay(const std::function<void()>& start);
+  void replay(const std::function<void()>& launch);
 
  private:
   Group& group_;
-  std::uint64_t recording_ = 0;
+  std::uint64_t capture_ = 0;
 };
 
 /// Several calls as one. Nothing in it waits for anything else in it.

@@ -1,4 +1,4 @@
-// What a group does for GPUs of ranks that are processes: following calls there, memory kept ready, recorded calls.
+// What a group does for GPUs of ranks that are processes: following calls there, registered buffers, captured calls.
 #include <algorithm>
 #include <utility>
 
@@ -81,22 +81,22 @@ RegisteredBuffer::~RegisteredBuffer() {
   group_->gpu()->forget(kept_);
 }
 
-CapturedCollectives::CapturedCollectives(Group& any, const std::function<void()>& record) : group_(any) {
-  TRIREME_CHECK(any.gpu() != nullptr, "group '{}' has no GPU transport whose calls could be recorded", any.name());
+CapturedCollectives::CapturedCollectives(Group& any, const std::function<void()>& body) : group_(any) {
+  TRIREME_CHECK(any.gpu() != nullptr, "group '{}' has no GPU transport whose calls could be captured", any.name());
   const auto end = [&] {
     const auto lock = group_.engine_lock();
-    recording_ = group_.gpu()->end_recording();
+    capture_ = group_.gpu()->end_capture();
   };
   {
     const auto lock = group_.engine_lock();
-    group_.gpu()->begin_recording();
+    group_.gpu()->begin_capture();
   }
   try {
-    record();
+    body();
   } catch (...) {
     end();
     const auto lock = group_.engine_lock();
-    group_.gpu()->drop_recording(recording_);
+    group_.gpu()->drop_capture(capture_);
     throw;
   }
   end();
@@ -104,15 +104,15 @@ CapturedCollectives::CapturedCollectives(Group& any, const std::function<void()>
 
 CapturedCollectives::~CapturedCollectives() {
   const auto lock = group_.engine_lock();
-  group_.gpu()->drop_recording(recording_);
+  group_.gpu()->drop_capture(capture_);
 }
 
-void CapturedCollectives::replay(const std::function<void()>& start) {
+void CapturedCollectives::replay(const std::function<void()>& launch) {
   group_.check_usable();
   const auto lock = group_.engine_lock();
   group_.gpu()->replay(
-      recording_, [](void* context) { (*static_cast<const std::function<void()>*>(context))(); },
-      const_cast<std::function<void()>*>(&start));
+      capture_, [](void* context) { (*static_cast<const std::function<void()>*>(context))(); },
+      const_cast<std::function<void()>*>(&launch));
 }
 
 }  // namespace trireme::comm

@@ -54,7 +54,7 @@ class Operation {
   virtual void hand_over() {}
   /// Whether nothing rings when it can go on: then it is asked again and again.
   virtual bool must_be_asked() const { return false; }
-  /// Whether the caller goes on only when it is done here: nobody else may then touch what the caller records.
+  /// Whether the caller goes on only when it is done here: nobody else may then touch what the caller captures.
   virtual bool holds_its_caller() const { return false; }
   /// Whether the GPU still has to carry it out when it is done here: another operation follows it there.
   virtual bool goes_on_elsewhere() const { return false; }

@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "trireme/base/error.h"
+#include "trireme/base/plugin.h"
 
 namespace trireme::device {
 namespace {
@@ -54,6 +55,16 @@ auto telling_why_not(const Body& body) {
   }
 }
 
+const CudaRuntime* load_runtime() {
+  const CudaRuntime* table = Plugin::load("cuda").function<CudaRuntimeEntry>(kCudaRuntimeEntry)();
+  check_cuda_table("CUDA runtime", table->header, kCudaRuntimeHeader);
+  if (const CudaError error = table->probe()) {
+    throw ConfigError(fmt::format("libtrireme_cuda does not run on this GPU: {}", error),
+                      "build with -DCMAKE_CUDA_ARCHITECTURES set to the GPU's, e.g. \"80;90a;100\"");
+  }
+  return table;
+}
+
 }  // namespace
 
 int count_gpus() {
@@ -92,6 +103,25 @@ bool has_cuda(std::string* why) {
 
 void synchronise(c10::Device device) {
   if (device.is_cuda()) cuda_impl().synchronizeDevice(device.index());
+}
+
+const CudaRuntime& cuda_runtime() {
+  static const CudaRuntime* const table = load_runtime();
+  return *table;
+}
+
+void check_cuda(CudaError error, std::string_view operation) {
+  if (error == nullptr) return;
+  throw Error(fmt::format("{} failed on the GPU: {}", operation, error),
+              "an earlier operator may be the cause: set CUDA_LAUNCH_BLOCKING=1 to find it");
+}
+
+void check_cuda_table(std::string_view name, const CudaTableHeader& found, const CudaTableHeader& expected) {
+  if (found.version == expected.version && found.bytes == expected.bytes) return;
+  throw ConfigError(fmt::format("the {} table of libtrireme_cuda is version {} with {} bytes, but this is version {} "
+                                "with {}",
+                                name, found.version, found.bytes, expected.version, expected.bytes),
+                    "build and install all of Trireme's libraries together");
 }
 
 }  // namespace trireme::device

@@ -102,7 +102,7 @@ bool run(const CudnnCall& call, const at::Tensor& like) {
   }
   const std::optional<CudnnPlan>& plan = plan_for(call, like.device().index());
   if (!plan) return false;
-  // Out of the tensor library's memory, in the stream's order: two streams never share one, and a recording keeps its
+  // Out of the tensor library's memory, in the stream's order: two streams never share one, and a CUDA graph keeps its
   // own.
   at::Tensor room;
   if (plan->workspace > 0) room = at::empty({plan->workspace}, like.options().dtype(at::kByte));

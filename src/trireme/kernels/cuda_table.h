@@ -1,14 +1,15 @@
-// kernels/cuda_table.h -- the operators' bodies for GPUs, as the table that libtrireme_cuda offers.
+// kernels/cuda_table.h -- the operators' bodies for GPUs, as a table that libtrireme_cuda offers beside the CUDA
+// runtime's (device/cuda_runtime.h).
 //
 // Plain C++: neither tensors nor CUDA. The structs are those of the CPU's loops (cpu/*_table.h), their pointers being
-// device memory. Every function starts its work on `stream`, a cudaStream_t, waits for nothing, and returns null, or
-// what went wrong in words. Orders of summation follow from shapes alone: the same card gives the same bits.
-// Depends on: nothing.
+// device memory. Every function launches its work on `stream`, waits for nothing, and returns null, or CUDA's error.
+// Orders of summation follow from shapes alone: the same card gives the same bits.
+// Depends on: device/cuda_runtime.h.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
+#include "trireme/device/cuda_runtime.h"
 #include "trireme/kernels/cpu/activation_table.h"
 #include "trireme/kernels/cpu/cross_entropy_table.h"
 #include "trireme/kernels/cpu/dropout_table.h"
@@ -20,8 +21,8 @@
 
 namespace trireme::kernels {
 
-using CudaStream = void*;
-using CudaError = const char*;  // null: none
+using device::CudaError;
+using device::CudaStream;
 
 /// A norm's weight and bias as they are stored; null: none.
 struct CudaNormWeights {
@@ -177,36 +178,10 @@ struct CudaDecide {
   double* told = nullptr;        // norm, clip factor, whether it was taken; told[3]: sticks at 1 once one was not
 };
 
-/// Streams, events and marks: comm/gpu_driver.h says what they do.
-struct CudaStreams {
-  CudaError (*use)(int gpu);
-  CudaError (*is_recording)(CudaStream stream, bool* answer);
-  CudaError (*make_stream)(CudaStream* stream);
-  void (*free_stream)(CudaStream stream);
-  CudaError (*make_event)(void** event);
-  void (*free_event)(void* event);
-  CudaError (*record)(void* event, CudaStream stream);
-  CudaError (*wait)(CudaStream stream, void* event);
-  CudaError (*copy)(void* to, const void* from, std::size_t bytes, CudaStream stream);
-  CudaError (*make_words)(std::size_t words, std::uint64_t** on_host, std::uint64_t** on_gpu);
-  void (*free_words)(std::uint64_t* on_host);
-  CudaError (*mark)(std::uint64_t* on_gpu, CudaStream stream);
-  /// What tells this GPU from all others.
-  CudaError (*identity)(int gpu, char id[16]);
-};
-
-/// Raised by one whenever a member changes its meaning or place.
-inline constexpr std::uint32_t kCudaKernelsVersion = 7;
+inline constexpr std::uint32_t kCudaKernelsVersion = 8;
 
 struct CudaKernels {
-  std::uint32_t version;
-  /// The current stream of the tensor library on the current device.
-  CudaStream (*current_stream)();
-  /// The most bytes that tensors have had on a device since `forget_peak`.
-  std::int64_t (*peak_bytes)(int device);
-  void (*forget_peak)(int device);
-  /// Null when kernels run on the current device; otherwise why not.
-  CudaError (*probe)();
+  device::CudaTableHeader header;
   CudaError (*norm_forward)(const NormForwardLoop&, const CudaNormWeights&, Element, bool layer, std::int64_t rows,
                             CudaStream);
   CudaError (*norm_backward)(const NormBackwardLoop&, const CudaNormWeights&, const CudaColumnSums&, Element,
@@ -241,31 +216,16 @@ struct CudaKernels {
   /// Null, or why cuDNN cannot be called by us: no headers when this was built, no library now.
   CudaError (*cudnn_ready)();
   /// A plan for calls of this type, shape, strides, mask and scale on the current device, and the bytes that it works
-  /// in; or why cuDNN has none. For this thread alone, and for good: a recording may outlive whoever made it.
+  /// in; or why cuDNN has none. For this thread alone, and for good: a CUDA graph may outlive whoever captured it.
   CudaError (*cudnn_plan)(const CudaAttention&, Element, CudnnPass, void** plan, std::int64_t* workspace);
   /// Neither documents nor windows, dropout or positions; addresses and strides are multiples of 16 bytes.
   CudaError (*cudnn_run)(const void* plan, const CudaAttention&, void* workspace, CudaStream);
 
-  CudaError (*copy)(void* to, const void* from, std::int64_t bytes, CudaStream);
   CudaError (*fold)(const CudaFold&, CudaStream);
-  /// kernels/cuda_graph.h. Begin and end change the calling thread's stream; `keep` false: what was recorded is
-  /// dropped.
-  CudaError (*graph_begin)(void** graph);
-  CudaError (*graph_end)(void* graph, bool keep);
-  CudaError (*graph_launch)(void* graph, CudaStream);
-  void (*graph_free)(void* graph);
   CudaError (*fp8)(const CudaFp8&, CudaStream);
   CudaError (*fp8_gated_backward)(const CudaFp8Gated&, CudaStream);
   CudaError (*slice_values)(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
   CudaError (*slice_gradients)(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
-  const CudaStreams* streams;
-  /// Page-locked memory of the host, which copies reach by themselves.
-  CudaError (*host_allocate)(void** data, std::int64_t bytes);
-  void (*host_free)(void* data);
-  /// How often tensors have made the driver allocate memory of a device.
-  std::int64_t (*driver_allocations)(int device);
-  /// Bytes of the device in all, and free now; 0 where the driver does not say.
-  void (*device_bytes)(int device, std::int64_t* all, std::int64_t* free);
 
   /// The card's name and the GEMM library's version; what makes timings comparable.
   CudaError (*ground)(const char** card, std::uint64_t* library);
@@ -275,15 +235,6 @@ struct CudaKernels {
   CudaError (*product_fits)(const CudaGemm&, const CudaGemmPlan&, bool* fits);
   CudaError (*product)(const CudaGemm&, const CudaGemmPlan&, void* workspace, CudaStream);
 
-  /// Marks on a stream. Only `timed` ones can be asked for seconds.
-  CudaError (*event_new)(void** event, bool timed);
-  CudaError (*event_record)(void* event, CudaStream);
-  CudaError (*event_wait)(void* event);
-  CudaError (*event_seconds)(void* begin, void* end, double* seconds);
-  void (*event_free)(void* event);
-  /// Whether what is started on the stream is being recorded.
-  bool (*capturing)(CudaStream);
-
   /// Four doubles into device memory, by value: what the host writes afterwards does not matter.
   CudaError (*set_numbers)(double* to, double a, double b, double c, double d, CudaStream);
   CudaError (*decide)(const CudaDecide&, CudaStream);
@@ -292,8 +243,10 @@ struct CudaKernels {
                            CudaStream);
 };
 
+inline constexpr device::CudaTableHeader kCudaKernelsHeader{kCudaKernelsVersion, sizeof(CudaKernels)};
+
 extern "C" {
-/// The one symbol that the library is asked for.
+/// The symbol that the library is asked for.
 __attribute__((visibility("default"))) const CudaKernels* trireme_cuda_kernels();
 }
 using CudaKernelsEntry = decltype(trireme_cuda_kernels);

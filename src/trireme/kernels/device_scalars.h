@@ -1,9 +1,9 @@
 // kernels/device_scalars.h -- the numbers of an update that change from step to step, in a GPU's memory.
 //
-// A recorded update reads them there, so that one recording serves all steps and the host waits for none: before each
+// A captured update reads them there, so that one CUDA graph serves all steps and the host waits for none: before each
 // step it sets the learning rate and Adam's corrections; the GPU finds the gradients' norm, from it the clipping, and
 // whether there is an update at all. A norm or loss that is NaN or Inf means none, for this step and all that follow,
-// until go_on(): the weights stay those before the step whose numbers were none.
+// until go_on(): the weights stay those before that step.
 // Depends on: base.
 #pragma once
 
@@ -28,9 +28,9 @@ class DeviceScalars {
     double correction1 = 1;  ///< Adam's 1 - beta1^step; 1 for others
     double root2 = 1;        ///< Adam's 1 / sqrt(1 - beta2^step)
   };
-  /// For what is started from now on; not to be recorded.
+  /// For what is launched from now on; not to be captured.
   void set(const Step& step);
-  /// Norm, clipping and the tensors' numbers; may be recorded. `loss`: double [1] on the GPU.
+  /// Norm, clipping and the tensors' numbers; may be captured. `loss`: double [1] on the GPU.
   void decide(std::span<const at::Tensor* const> gradients, const at::Tensor& loss);
   /// For UpdateTensors::live.
   const void* of(std::size_t slot) const;

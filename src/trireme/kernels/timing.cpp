@@ -79,25 +79,12 @@ void with_choices(const std::function<void(Choices& choices)>& look) {
   look(choices_of(all));
 }
 
-Stopwatch::Stopwatch() {
-  check_cuda(cuda().event_new(&begin_, /*timed=*/true), "a timer");
-  check_cuda(cuda().event_new(&end_, /*timed=*/true), "a timer");
-}
-
-Stopwatch::~Stopwatch() {
-  cuda().event_free(begin_);
-  cuda().event_free(end_);
-}
-
 double Stopwatch::us(int calls, const std::function<void()>& call) {
-  const CudaStream stream = cuda_stream();
-  check_cuda(cuda().event_record(begin_, stream), "a timer");
+  begin_.record();
   for (int i = 0; i < calls; ++i) call();
-  check_cuda(cuda().event_record(end_, stream), "a timer");
-  check_cuda(cuda().event_wait(end_), "a timer");
-  double seconds = 0;
-  check_cuda(cuda().event_seconds(begin_, end_, &seconds), "a timer");
-  return seconds * 1e6 / calls;
+  end_.record();
+  end_.synchronise();
+  return end_.seconds_since(begin_) * 1e6 / calls;
 }
 
 double median(std::vector<double> numbers) {

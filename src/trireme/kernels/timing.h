@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "trireme/device/stream.h"
 #include "trireme/kernels/tuning.h"
 
 namespace trireme::kernels {
@@ -18,15 +19,11 @@ void with_choices(const std::function<void(Choices& choices)>& look);
 /// Microseconds of work on this thread's stream, which is waited for.
 class Stopwatch {
  public:
-  Stopwatch();
-  ~Stopwatch();
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
   /// Of one call, of several.
   double us(int calls, const std::function<void()>& call);
 
  private:
-  void *begin_ = nullptr, *end_ = nullptr;
+  device::CudaEvent begin_{device::kEventTiming}, end_{device::kEventTiming};
 };
 
 double median(std::vector<double> numbers);

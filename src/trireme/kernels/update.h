@@ -26,7 +26,8 @@ struct UpdateTensors {
   at::Tensor& low;
   double gradient_scale = 1;
   bool zero_gradient = false;  ///< leave zeros in `gradient` after reading it: spares a pass
-  const void* live = nullptr;  ///< on a GPU: what changes from step to step, in its memory (live.h); null: as given
+  const void* live =
+      nullptr;  ///< on a GPU: what changes from step to step, in its memory (device_scalars.h); null: as given
 };
 
 struct Sgd {

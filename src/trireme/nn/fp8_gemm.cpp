@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "trireme/base/error.h"
-#include "trireme/kernels/cuda.h"
+#include "trireme/device/stream.h"
 #include "trireme/nn/fp8_history.h"
 
 namespace trireme::nn {
@@ -70,7 +70,7 @@ kernels::Fp8GatedBack round_gated_back(const Param& in, const Param& out, const 
 
 const Fp8Pair& RoundedWeight::of(const Param& weight, const at::Tensor& value, bool current, bool forward) {
   const bool stale = !current || version_ != weight.version;
-  if (stale || (forward && kernels::cuda_capturing())) {
+  if (stale || (forward && device::cuda_capturing())) {
     pair_ =
         round_side(weight, value, {.side = Fp8Side::kWeight, .rows = true, .columns = true, .note = current}, &pair_);
     version_ = current ? weight.version : -1;

@@ -44,7 +44,7 @@ struct RoundedGradient {
 class RoundedWeight {
  public:
   /// `current`: it is the parameter's own value, in training; anything else is rounded each time. `forward`: the first
-  /// use in a step, which must round it again at every replay where it is being recorded.
+  /// use in a step, which must round it again at every replay where it is being captured.
   const kernels::Fp8Pair& of(const Param& weight, const at::Tensor& value, bool current, bool forward);
 
  private:

@@ -13,7 +13,7 @@ void Stash::count(std::int64_t device_bytes, std::int64_t host_bytes) {
 /// The copy is over before the device's memory is another's.
 void Stash::let_go_of_newest() {
   if (!newest_) return;
-  copies_->before_compute(newest_->leaving);
+  copies_->make_stream_wait(newest_->leaving);
   newest_->on_device.clear();
   count(-newest_->bytes, 0);
   newest_.reset();
@@ -29,9 +29,9 @@ StashedFrame Stash::put(std::vector<at::Tensor> tensors) {
   }
   count(frame->bytes, frame->bytes);
   for (const at::Tensor& tensor : frame->on_device) {
-    frame->on_host.push_back(tensor.defined() ? copies_->room_on_host(tensor) : at::Tensor());
+    frame->on_host.push_back(tensor.defined() ? copies_->empty_on_host(tensor) : at::Tensor());
     // Of several, the last to begin is the last to end.
-    if (tensor.defined()) frame->leaving = copies_->out(tensor, frame->on_host.back());
+    if (tensor.defined()) frame->leaving = copies_->to_host(tensor, frame->on_host.back());
   }
   newest_ = frame;
   return frame;
@@ -41,14 +41,14 @@ void Stash::call_back(const StashedFrame& frame) {
   if (frame == newest_ || frame->returning != 0) return;
   count(frame->bytes, 0);
   for (const at::Tensor& tensor : frame->on_host) {
-    frame->on_device.push_back(tensor.defined() ? copies_->room_on_device(tensor) : at::Tensor());
-    if (tensor.defined()) frame->returning = copies_->in(tensor, frame->on_device.back());
+    frame->on_device.push_back(tensor.defined() ? copies_->empty_on_device(tensor) : at::Tensor());
+    if (tensor.defined()) frame->returning = copies_->to_device(tensor, frame->on_device.back());
   }
 }
 
 std::vector<at::Tensor> Stash::take(const StashedFrame& frame) {
   call_back(frame);
-  copies_->before_compute(frame == newest_ ? frame->leaving : frame->returning);
+  copies_->make_stream_wait(frame == newest_ ? frame->leaving : frame->returning);
   if (frame == newest_) newest_.reset();
   frame->on_host.clear();
   count(-frame->bytes, -frame->bytes);

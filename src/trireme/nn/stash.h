@@ -1,11 +1,11 @@
 // nn/stash.h -- kept activations wait on the host between forward and backward (ZeRO-R's Pa+cpu, ZeRO-Offload).
 //
 // What a recomputed layer keeps goes to host memory while the next layers run forward, and comes back one layer before
-// backward needs it. Copies run beside computing (kernels/host_copies.h); at most one frame is on its way out and one
+// backward needs it. Copies run beside computing (device/copy.h); at most one frame is on its way out and one
 // on its way back, so the device holds two of them however deep the model is. The newest frame of all stays on the
 // device until another follows: backward wants it first. Numbers are copied, never computed, so nothing changes to the
 // bit. A tensor that several layers keep (an encoder's output) is copied for each of them.
-// Depends on: device, kernels.
+// Depends on: device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,8 +14,8 @@
 #include <memory>
 #include <vector>
 
+#include "trireme/device/copy.h"
 #include "trireme/device/memory_pool.h"
-#include "trireme/kernels/host_copies.h"
 
 namespace trireme::nn {
 
@@ -24,7 +24,7 @@ struct Stashed {
   class Stash* stash = nullptr;
   std::vector<at::Tensor> on_device, on_host;
   std::int64_t bytes = 0;
-  kernels::HostCopies::Copy leaving = 0, returning = 0;
+  device::HostCopies::Copy leaving = 0, returning = 0;
 };
 /// Shared by the tape and the copy under way.
 using StashedFrame = std::shared_ptr<Stashed>;
@@ -34,7 +34,7 @@ class Stash {
  public:
   /// `memory` is borrowed: activations of both pools are counted there. May be null. `device`: where layers compute.
   explicit Stash(device::RankMemory* memory = nullptr, at::Device device = at::kCPU)
-      : memory_(memory), copies_(kernels::HostCopies::make(device)) {}
+      : memory_(memory), copies_(device::HostCopies::make(device)) {}
 
   /// Nobody writes to the tensors any more. Returns at once; the frame before this one is then away.
   StashedFrame put(std::vector<at::Tensor> tensors);
@@ -50,8 +50,8 @@ class Stash {
   void let_go_of_newest();
 
   device::RankMemory* memory_;
-  StashedFrame newest_;                          // still on the device, its copy under way or done
-  std::unique_ptr<kernels::HostCopies> copies_;  // last: it ends its copies before the frames go
+  StashedFrame newest_;                         // still on the device, its copy under way or done
+  std::unique_ptr<device::HostCopies> copies_;  // last: it ends its copies before the frames go
 };
 
 }  // namespace trireme::nn

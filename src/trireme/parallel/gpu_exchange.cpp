@@ -10,6 +10,7 @@
 #include "trireme/comm/group.h"
 #include "trireme/comm/launch.h"
 #include "trireme/comm/nccl/nccl_transport.h"
+#include "trireme/device/cuda.h"
 #include "trireme/kernels/cuda.h"
 
 namespace trireme::parallel {
@@ -19,7 +20,7 @@ using comm::DType;
 using comm::Reduce;
 using kernels::CudaFold;
 
-constexpr kernels::CudaStream kDefaultStream = nullptr;  // which all threads share
+constexpr device::CudaStream kDefaultStream = nullptr;  // which all threads share
 
 CudaFold::Type type_of(DType type) {
   switch (type) {
@@ -57,7 +58,7 @@ CudaFold::Reduce reduce_of(Reduce reduce) {
 }
 
 void copy(void* to, const void* from, std::size_t bytes) {
-  kernels::check_cuda(kernels::cuda().copy(to, from, static_cast<std::int64_t>(bytes), kDefaultStream), "a copy");
+  device::check_cuda(device::cuda_runtime().memcpy_async(to, from, bytes, kDefaultStream), "a copy");
 }
 
 void fold(void* const* to, std::size_t tos, const void* const* from, std::size_t froms, std::size_t count, DType type,
@@ -72,36 +73,15 @@ void fold(void* const* to, std::size_t tos, const void* const* from, std::size_t
                 .count = static_cast<std::int64_t>(count)};
   std::copy_n(from, froms, call.from);
   std::copy_n(to, tos, call.to);
-  kernels::check_cuda(kernels::cuda().fold(call, kDefaultStream), "a sum over ranks");
+  device::check_cuda(kernels::cuda().fold(call, kDefaultStream), "a sum over ranks");
 }
 
 constexpr comm::GpuMemory kMemory{.copy = copy, .fold = fold};
 
-/// CUDA as the comm room asks for it.
-const comm::GpuDriver& driver() {
-  static const comm::GpuDriver table = [] {
-    const kernels::CudaStreams& streams = *kernels::cuda().streams;
-    return comm::GpuDriver{.use = streams.use,
-                           .current_stream = kernels::cuda().current_stream,
-                           .is_recording = streams.is_recording,
-                           .make_stream = streams.make_stream,
-                           .free_stream = streams.free_stream,
-                           .make_event = streams.make_event,
-                           .free_event = streams.free_event,
-                           .record = streams.record,
-                           .wait = streams.wait,
-                           .copy = streams.copy,
-                           .make_words = streams.make_words,
-                           .free_words = streams.free_words,
-                           .mark = streams.mark};
-  }();
-  return table;
-}
-
 /// Of every rank's GPU.
 std::vector<comm::GpuIdentity> identities(comm::Group& world, int gpu) {
   comm::GpuIdentity mine{};
-  kernels::check_cuda(kernels::cuda().streams->identity(gpu, mine.data()), "asking a GPU for its name");
+  device::check_cuda(device::cuda_runtime().device_uuid(gpu, mine.data()), "asking a GPU for its UUID");
   std::vector<comm::GpuIdentity> all(static_cast<std::size_t>(world.size()));
   world
       .all_gather(comm::ConstBuffer{mine.data(), mine.size(), DType::kU8},
@@ -129,7 +109,7 @@ void use_nccl(comm::Group& world, int gpu) {
     return;
   }
   world.use_gpu(comm::make_nccl_transport(
-      driver(), {.gpu = gpu, .library = env("TRIREME_NCCL_LIBRARY").value_or(std::string())}));
+      device::cuda_runtime(), {.gpu = gpu, .library = env("TRIREME_NCCL_LIBRARY").value_or(std::string())}));
 }
 
 void tell_nccl_who_shares(comm::Group& world, int gpu) {

@@ -1,7 +1,7 @@
 // parallel/gpu_exchange.h -- lets ranks pass each other memory of their GPUs: threads, which share one, and processes,
 // which have NCCL.
 //
-// Depends on: comm, kernels.
+// Depends on: comm, device, kernels.
 #pragma once
 
 namespace trireme::comm {

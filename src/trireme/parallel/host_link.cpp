@@ -15,15 +15,15 @@ constexpr std::size_t kLeaving = 4;
 }  // namespace
 
 at::Tensor HostLink::zeros(std::int64_t elements, at::ScalarType type) {
-  return copies_->room_on_host(at::empty({elements}, at::TensorOptions(type).device(at::kMeta))).zero_();
+  return copies_->empty_on_host(at::empty({elements}, at::TensorOptions(type).device(at::kMeta))).zero_();
 }
 
 void HostLink::send(const at::Tensor& from, at::Tensor to, bool add, std::function<void()> arrived) {
-  while (!leaving_.empty() && (leaving_.size() >= kLeaving || copies_->ended(leaving_.front().copy))) take_oldest();
+  while (!leaving_.empty() && (leaving_.size() >= kLeaving || copies_->is_done(leaving_.front().copy))) take_oldest();
   Leaving one{.to = std::move(to), .add = add, .arrived = std::move(arrived)};
   const bool direct = !add && from.scalar_type() == one.to.scalar_type();
-  if (!direct) one.staged = copies_->room_on_host(from);
-  one.copy = copies_->out(from, direct ? one.to : one.staged);
+  if (!direct) one.staged = copies_->empty_on_host(from);
+  one.copy = copies_->to_host(from, direct ? one.to : one.staged);
   leaving_.push_back(std::move(one));
 }
 

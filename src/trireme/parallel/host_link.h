@@ -3,7 +3,7 @@
 // Sums leave as soon as they are there, a few at a time, while backward goes on; memory that they leave from is lent
 // again when they have arrived. New weights come in as each bucket's update is over, while the rest is still updated,
 // and computing waits for a bucket only where a layer needs it.
-// Depends on: kernels, nn.
+// Depends on: device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,14 +12,14 @@
 #include <functional>
 #include <memory>
 
-#include "trireme/kernels/host_copies.h"
+#include "trireme/device/copy.h"
 
 namespace trireme::parallel {
 
 class HostLink {
  public:
-  using Copy = kernels::HostCopies::Copy;
-  explicit HostLink(at::Device device) : copies_(kernels::HostCopies::make(device)) {}
+  using Copy = device::HostCopies::Copy;
+  explicit HostLink(at::Device device) : copies_(device::HostCopies::make(device)) {}
 
   /// Zeros in memory that copies reach, on the host.
   at::Tensor zeros(std::int64_t elements, at::ScalarType type);
@@ -31,8 +31,8 @@ class HostLink {
   void wait_for_sent();
 
   /// Weights on their way to the device. The host's must not change before wait_until_left().
-  Copy bring(const at::Tensor& from, const at::Tensor& to) { return last_brought_ = copies_->in(from, to); }
-  void before_compute(Copy copy) { copies_->before_compute(copy); }
+  Copy bring(const at::Tensor& from, const at::Tensor& to) { return last_brought_ = copies_->to_device(from, to); }
+  void before_compute(Copy copy) { copies_->make_stream_wait(copy); }
   Copy last_brought() const { return last_brought_; }
   /// On any thread.
   void wait_until_left(Copy copy) { copies_->wait(copy); }
@@ -48,7 +48,7 @@ class HostLink {
 
   std::deque<Leaving> leaving_;
   Copy last_brought_ = 0;
-  std::unique_ptr<kernels::HostCopies> copies_;  // last: it ends its copies before the tensors go
+  std::unique_ptr<device::HostCopies> copies_;  // last: it ends its copies before the tensors go
 };
 
 }  // namespace trireme::parallel

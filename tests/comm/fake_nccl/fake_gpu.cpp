@@ -15,13 +15,14 @@
 namespace trireme::fake {
 namespace {
 
-using Error = comm::GpuDriver::Error;
+using Error = device::CudaError;
 
-/// Recorded work, in the order recorded: branches of a graph run one after the other here.
+/// Captured work, in the order captured: branches of a graph run one after the other here.
 struct Graph {
   std::mutex mutex;
   std::vector<Task> tasks;
   std::atomic<bool> open = true;
+  bool instantiated = false;
 
   void add(Task task) {
     const std::lock_guard lock(mutex);
@@ -60,13 +61,13 @@ struct Stream {
       changed.notify_all();
     }
   }
-  bool recording() {
+  bool capturing() {
     if (graph && !graph->open) graph.reset();
     return graph != nullptr;
   }
   void give(Task task) {
     const std::lock_guard lock(mutex);
-    if (recording()) {
+    if (capturing()) {
       graph->add(std::move(task));
       return;
     }
@@ -79,12 +80,12 @@ struct Stream {
   }
 };
 
-/// Reached when the stream gets there; every recording is a new one of these.
+/// Reached when the stream gets there; every time that an event is recorded makes a new one of these.
 struct Point {
   std::mutex mutex;
   std::condition_variable changed;
   bool reached = false;
-  std::shared_ptr<Graph> graph;  // where it was recorded
+  std::shared_ptr<Graph> graph;  // into which it was captured
 };
 struct Event {
   std::mutex mutex;
@@ -98,7 +99,7 @@ Stream& own_stream() {
 Stream& of(void* stream) { return *static_cast<Stream*>(stream); }
 
 thread_local int g_gpu = 0;
-Error use(int gpu) {
+Error set_device(int gpu) {
   g_gpu = gpu;
   return nullptr;
 }
@@ -111,27 +112,27 @@ std::mutex g_queues_mutex;
 std::condition_variable g_queues_changed;
 std::map<int, Queue> g_queues;  // by GPU
 void* current_stream() { return &own_stream(); }
-Error is_recording(void* stream, bool* answer) {
+Error is_capturing(void* stream, bool* answer) {
   const std::lock_guard lock(of(stream).mutex);
-  *answer = of(stream).recording();
+  *answer = of(stream).capturing();
   return nullptr;
 }
-Error make_stream(void** stream) {
+Error create_stream(void** stream, device::CudaStreamPriority) {
   *stream = new Stream;
   return nullptr;
 }
-void free_stream(void* stream) { delete static_cast<Stream*>(stream); }
-Error make_event(void** event) {
+void destroy_stream(void* stream) { delete static_cast<Stream*>(stream); }
+Error create_event(void** event, device::CudaEventKind) {
   *event = new Event;
   return nullptr;
 }
-void free_event(void* event) { delete static_cast<Event*>(event); }
+void destroy_event(void* event) { delete static_cast<Event*>(event); }
 
-Error record(void* event, void* stream) {
+Error record_event(void* event, void* stream) {
   auto point = std::make_shared<Point>();
   {
     const std::lock_guard lock(of(stream).mutex);
-    if (of(stream).recording()) point->graph = of(stream).graph;
+    if (of(stream).capturing()) point->graph = of(stream).graph;
   }
   auto& its = *static_cast<Event*>(event);
   {
@@ -147,24 +148,25 @@ Error record(void* event, void* stream) {
   return nullptr;
 }
 
-Error wait(void* stream, void* event) {
+std::shared_ptr<Point> point_of(void* event) {
   auto& its = *static_cast<Event*>(event);
-  std::shared_ptr<Point> point;
-  {
-    const std::lock_guard lock(its.mutex);
-    point = its.point;
-  }
+  const std::lock_guard lock(its.mutex);
+  return its.point;
+}
+
+Error stream_wait_event(void* stream, void* event) {
+  const std::shared_ptr<Point> point = point_of(event);
   if (!point) return nullptr;
-  if (point->graph) {  // the stream joins the recording
+  if (point->graph) {  // the stream joins the capture
     const std::lock_guard lock(of(stream).mutex);
-    if (!point->graph->open) return "an event of a recording that is over";
-    if (of(stream).recording() && of(stream).graph != point->graph) return "two recordings would merge";
+    if (!point->graph->open) return "an event of a capture that is over";
+    if (of(stream).capturing() && of(stream).graph != point->graph) return "two captures would merge";
     of(stream).graph = point->graph;
     return nullptr;
   }
   {
     const std::lock_guard lock(of(stream).mutex);
-    if (of(stream).recording()) return "a stream that is recorded depends on one that is not";
+    if (of(stream).capturing()) return "a stream that is captured depends on one that is not";
   }
   of(stream).give([point] {
     std::unique_lock lock(point->mutex);
@@ -173,34 +175,83 @@ Error wait(void* stream, void* event) {
   return nullptr;
 }
 
-Error copy(void* to, const void* from, std::size_t bytes, void* stream) {
+Error memcpy_async(void* to, const void* from, std::size_t bytes, void* stream) {
   of(stream).give([=] { std::memcpy(to, from, bytes); });
   return nullptr;
 }
-Error make_words(std::size_t words, std::uint64_t** on_host, std::uint64_t** on_gpu) {
-  *on_host = *on_gpu = new std::uint64_t[words]();
+Error alloc_pinned(void** on_host, void** on_gpu, std::size_t bytes) {
+  *on_host = new std::byte[bytes];
+  if (on_gpu != nullptr) *on_gpu = *on_host;
   return nullptr;
 }
-void free_words(std::uint64_t* on_host) { delete[] on_host; }
-Error mark(std::uint64_t* word, void* stream) {
+void free_pinned(void* on_host) { delete[] static_cast<std::byte*>(on_host); }
+Error increment(std::uint64_t* word, void* stream) {
   of(stream).give([word] { std::atomic_ref(*word).fetch_add(1, std::memory_order_release); });
   return nullptr;
 }
 
+Error query_event(void* event, bool* reached) {
+  const std::shared_ptr<Point> point = point_of(event);
+  if (point && point->graph) return "an event that was captured";
+  *reached = true;
+  if (!point) return nullptr;
+  const std::lock_guard lock(point->mutex);
+  *reached = point->reached;
+  return nullptr;
+}
+Error synchronize_event(void* event) {
+  const std::shared_ptr<Point> point = point_of(event);
+  if (!point) return nullptr;
+  if (point->graph) return "an event that was captured";
+  std::unique_lock lock(point->mutex);
+  point->changed.wait(lock, [&] { return point->reached; });
+  return nullptr;
+}
+
+using GraphHandle = std::shared_ptr<Graph>;  // shared by the caller, the streams that joined and replays under way
+Error begin_capture(void** graph) {
+  const std::lock_guard lock(own_stream().mutex);
+  own_stream().graph = std::make_shared<Graph>();
+  *graph = new GraphHandle(own_stream().graph);
+  return nullptr;
+}
+Error end_capture(void* graph, bool instantiate) {
+  auto& its = *static_cast<GraphHandle*>(graph);
+  its->open = false;
+  its->instantiated = instantiate;
+  return nullptr;
+}
+Error launch_graph(void* graph, void* stream) {
+  auto& its = *static_cast<GraphHandle*>(graph);
+  if (!its->instantiated) return "a graph that was not instantiated";
+  of(stream).give([its] {
+    for (const Task& task : its->tasks) task();
+  });
+  return nullptr;
+}
+void destroy_graph(void* graph) { delete static_cast<GraphHandle*>(graph); }
+
 constexpr Gpu kGpu = {
-    .driver = {.use = use,
-               .current_stream = current_stream,
-               .is_recording = is_recording,
-               .make_stream = make_stream,
-               .free_stream = free_stream,
-               .make_event = make_event,
-               .free_event = free_event,
-               .record = record,
-               .wait = wait,
-               .copy = copy,
-               .make_words = make_words,
-               .free_words = free_words,
-               .mark = mark},
+    .cuda = {.header = device::kCudaRuntimeHeader,
+             .set_device = set_device,
+             .current_stream = current_stream,
+             .is_capturing = is_capturing,
+             .create_stream = create_stream,
+             .destroy_stream = destroy_stream,
+             .stream_wait_event = stream_wait_event,
+             .create_event = create_event,
+             .destroy_event = destroy_event,
+             .record_event = record_event,
+             .query_event = query_event,
+             .synchronize_event = synchronize_event,
+             .begin_capture = begin_capture,
+             .end_capture = end_capture,
+             .launch_graph = launch_graph,
+             .destroy_graph = destroy_graph,
+             .memcpy_async = memcpy_async,
+             .alloc_pinned = alloc_pinned,
+             .free_pinned = free_pinned,
+             .increment = increment},
     .synchronise = [] { own_stream().synchronise(); },
     .fill =
         [](void* data, std::size_t bytes, int value, int after_ms) {
@@ -209,29 +260,12 @@ constexpr Gpu kGpu = {
             std::memset(data, value, bytes);
           });
         },
-    .copy = [](void* to, const void* from, std::size_t bytes) { copy(to, from, bytes, &own_stream()); },
-    .begin_recording =
-        [] {
-          const std::lock_guard lock(own_stream().mutex);
-          own_stream().graph = std::make_shared<Graph>();
-        },
-    .end_recording = []() -> void* {
-      const std::lock_guard lock(own_stream().mutex);
-      own_stream().graph->open = false;
-      return new std::shared_ptr<Graph>(own_stream().graph);
-    },
-    .replay =
-        [](void* graph) {
-          own_stream().give([its = *static_cast<std::shared_ptr<Graph>*>(graph)] {
-            for (const Task& task : its->tasks) task();
-          });
-        },
-    .free_graph = [](void* graph) { delete static_cast<std::shared_ptr<Graph>*>(graph); },
+    .copy = [](void* to, const void* from, std::size_t bytes) { memcpy_async(to, from, bytes, &own_stream()); },
 };
 
 }  // namespace
 
-void enqueue(comm::GpuDriver::Stream stream, Task task) { of(stream).give(std::move(task)); }
+void enqueue(device::CudaStream stream, Task task) { of(stream).give(std::move(task)); }
 
 int current_gpu() { return g_gpu; }
 

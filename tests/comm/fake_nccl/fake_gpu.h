@@ -1,5 +1,5 @@
-// tests/comm/fake_nccl/fake_gpu.h -- a stand-in for a GPU: streams are threads that do what they are given in order, on
-// host memory; events, recorded graphs and marks behave as CUDA's do.
+// tests/comm/fake_nccl/fake_gpu.h -- a stand-in for the CUDA runtime: streams are threads that do what they are given
+// in order, on host memory; events, graphs and counters behave as CUDA's do.
 //
 // Lives in libfake_nccl.so together with the stand-in for NCCL, whose "kernels" run on these streams. Tests load the
 // library by its path; the product knows nothing of it.
@@ -10,13 +10,13 @@
 #include <cstdint>
 #include <functional>
 
-#include "trireme/comm/gpu_driver.h"
+#include "trireme/device/cuda_runtime.h"
 
 namespace trireme::fake {
 
 /// What a stream is given.
 using Task = std::function<void()>;
-void enqueue(comm::GpuDriver::Stream stream, Task task);
+void enqueue(device::CudaStream stream, Task task);
 /// The calling thread's.
 int current_gpu();
 
@@ -36,18 +36,13 @@ class Turn {
 
 /// What tests do with it besides what the transport does.
 struct Gpu {
-  comm::GpuDriver driver;
+  device::CudaRuntime cuda;
   /// Until the calling thread's stream has done all that it was given.
   void (*synchronise)();
   /// Writes `value` into every byte, in order on the calling thread's stream, after so many milliseconds.
   void (*fill)(void* data, std::size_t bytes, int value, int after_ms);
   /// Copies in order on the calling thread's stream.
   void (*copy)(void* to, const void* from, std::size_t bytes);
-  /// From now on the calling thread's stream is recorded; the graph that end_recording() gives can be started often.
-  void (*begin_recording)();
-  void* (*end_recording)();
-  void (*replay)(void* graph);
-  void (*free_graph)(void* graph);
 };
 /// How the stand-in for NCCL misbehaves, on this process's ranks.
 struct Misbehaviour {

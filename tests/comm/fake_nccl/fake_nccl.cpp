@@ -318,10 +318,10 @@ Result end_group() {
     if (how.call_result != 0) return static_cast<Result>(how.call_result);
     if (comm->state == kInProgress) return kInvalidUsage;  // NCCL takes nothing while something is under way
     ++g_calls;
-    bool recorded = false;
-    fake::trireme_fake_gpu()->driver.is_recording(stream, &recorded);
+    bool captured = false;
+    fake::trireme_fake_gpu()->cuda.is_capturing(stream, &captured);
     std::optional<fake::Turn> turn;  // a graph's branches run one after the other anyway
-    if (!recorded) turn.emplace(fake::current_gpu());
+    if (!captured) turn.emplace(fake::current_gpu());
     auto give = [comm, stream, calls = std::move(ops), how, turn] {
       fake::enqueue(stream, [comm, calls, turn] {
         if (turn) turn->wait(comm->aborted);

@@ -28,7 +28,7 @@ class Library {
 
   /// Gives a rank its pretended GPU; in the rank's own thread.
   void give_gpu(comm::Rank& rank) const {
-    rank.world().use_gpu(comm::make_nccl_transport(gpu().driver, {.gpu = rank.rank(), .library = path_}));
+    rank.world().use_gpu(comm::make_nccl_transport(gpu().cuda, {.gpu = rank.rank(), .library = path_}));
   }
   comm::Place place(const comm::Rank& rank) const {
     return {.device = {comm::DeviceKind::kCuda, rank.rank()}, .synchronise = gpu().synchronise};

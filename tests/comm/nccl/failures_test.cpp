@@ -272,7 +272,7 @@ TEST_F(NcclFailures, ALibraryThatIsNotThereIsAnErrorOfTheFirstCall) {
   const auto outcomes = run_to_the_end(
       2,
       [](Rank& rank) {
-        rank.world().use_gpu(make_nccl_transport(fakes().gpu().driver, {.gpu = 0, .library = "/no/such/file"}));
+        rank.world().use_gpu(make_nccl_transport(fakes().gpu().cuda, {.gpu = 0, .library = "/no/such/file"}));
         std::vector<float> data(10);
         rank.world().all_reduce({data.data(), data.size(), DType::kF32, {DeviceKind::kCuda, 0}}, Reduce::kSum).wait();
       },

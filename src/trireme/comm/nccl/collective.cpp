@@ -32,19 +32,19 @@ NcclCollective::NcclCollective(NcclEndpoint& endpoint, const GpuCallSite& site, 
       site_(site),
       call_(call),
       alone_(site.members.ranks.size() == 1),
-      ready_(endpoint.driver(), endpoint.events()),
-      over_(endpoint.driver(), endpoint.events()) {
-  const GpuDriver& driver = endpoint_.driver();
-  const GpuDriver::Stream stream = driver.current_stream();
+      ready_(endpoint.cuda(), endpoint.events()),
+      over_(endpoint.cuda(), endpoint.events()) {
+  const device::CudaRuntime& cuda = endpoint_.cuda();
+  const device::CudaStream stream = cuda.current_stream();
   if (alone_) {
     for (const NcclStep& step : nccl_steps(call_, 0, 1)) {
-      check_gpu(driver.copy(step.out, step.in, step.count * call_.element(), stream), "a copy");
+      check_gpu(cuda.memcpy_async(step.out, step.in, step.count * call_.element(), stream), "a copy");
     }
     phase_ = Phase::kDone;
     return;
   }
-  recorded_ = endpoint_.is_recording(stream);
-  check_gpu(driver.record(ready_.get(), stream), "marking the data of a call");
+  captured_ = endpoint_.is_capturing(stream);
+  check_gpu(cuda.record_event(ready_.get(), stream), "recording the event of a call's data");
 }
 
 NcclCollective::~NcclCollective() {
@@ -85,10 +85,10 @@ Progress NcclCollective::step(Effort effort) {
     case Phase::kTurn:
       if (!endpoint_.order().may_launch(id())) return Progress::kStuck;
       communicator_ = &endpoint_.communicator(site_.members.ranks, site_.members.me);
-      if (recorded_ && communicator_->is_new()) {
+      if (captured_ && communicator_->is_new()) {
         throw CommError(
-            fmt::format("{} cannot be recorded: these ranks have made no call on their GPUs yet", describe(*this)),
-            "make one before recording");
+            fmt::format("{} cannot be captured: these ranks have made no call on their GPUs yet", describe(*this)),
+            "make one before capturing a CUDA graph");
       }
       phase_ = communicator_->is_new() ? Phase::kMeet : Phase::kLaunch;
       return Progress::kDone;
@@ -100,7 +100,7 @@ Progress NcclCollective::step(Effort effort) {
       return Progress::kDone;
     case Phase::kLaunch: {
       const auto steps = nccl_steps(call_, site_.members.me, static_cast<int>(site_.members.ranks.size()));
-      if (recorded_) endpoint_.order_recorded(*communicator_);
+      if (captured_) endpoint_.order_captured(*communicator_);
       communicator_->launch(
           {.steps = steps, .type = call_.key.type, .reduce = call_.key.reduce, .after = ready_.get()});
       phase_ = Phase::kGiven;
@@ -108,10 +108,10 @@ Progress NcclCollective::step(Effort effort) {
     }
     case Phase::kGiven:
       if (!communicator_->has_launched(over_.get())) return Progress::kStuck;
-      if (recorded_) endpoint_.recorded_last(*communicator_);
+      if (captured_) endpoint_.captured_last(*communicator_);
       endpoint_.order().leave(id());
       ordered_ = false;
-      endpoint_.launched(*this, *communicator_, recorded_);
+      endpoint_.launched(*this, *communicator_, captured_);
       phase_ = Phase::kDone;
       return Progress::kDone;
     case Phase::kDone:
@@ -212,7 +212,8 @@ Progress NcclCollective::meet(Effort effort) {
 
 void NcclCollective::hand_over() {
   if (alone_) return;
-  check_gpu(endpoint_.driver().wait(endpoint_.driver().current_stream(), over_.get()), "waiting for a call's result");
+  check_gpu(endpoint_.cuda().stream_wait_event(endpoint_.cuda().current_stream(), over_.get()),
+            "waiting for a call's result");
 }
 
 void NcclCollective::abandon() noexcept {

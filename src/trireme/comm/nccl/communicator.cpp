@@ -1,5 +1,6 @@
 #include "trireme/comm/nccl/communicator.h"
 
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -21,42 +22,49 @@ std::uint64_t read_word(std::uint64_t* word) { return std::atomic_ref(*word).loa
 
 }  // namespace
 
-void check_gpu(GpuDriver::Error error, const char* what) {
+void check_gpu(device::CudaError error, const char* what) {
   if (error == nullptr) return;
   throw CommError(fmt::format("{} failed on the GPU: {}", what, error),
                   "an earlier operator may be the cause: set CUDA_LAUNCH_BLOCKING=1 to find it");
 }
 
-Communicator::Communicator(const NcclLibrary& library, const GpuDriver& driver, int gpu, std::vector<int> ranks, int me)
+Communicator::Communicator(const NcclLibrary& library, const device::CudaRuntime& cuda, int gpu, std::vector<int> ranks,
+                           int me)
     : library_(library),
-      driver_(driver),
+      cuda_(cuda),
       gpu_(gpu),
       ranks_(std::move(ranks)),
       me_(me),
       name_(fmt::format("{}", fmt::join(ranks_, ","))) {
-  check_gpu(driver_.use(gpu_), "choosing the GPU");
-  check_gpu(driver_.make_words(kWords, &words_, &words_on_gpu_), "memory for marks");
-  if (const GpuDriver::Error error = driver_.make_stream(&stream_)) {
-    driver_.free_words(words_);
-    check_gpu(error, "making a stream");
+  check_gpu(cuda_.set_device(gpu_), "choosing the GPU");
+  void *on_host = nullptr, *on_gpu = nullptr;
+  constexpr std::size_t kBytes = kWords * sizeof(std::uint64_t);
+  check_gpu(cuda_.alloc_pinned(&on_host, &on_gpu, kBytes), "allocating pinned memory for counters");
+  std::memset(on_host, 0, kBytes);
+  words_ = static_cast<std::uint64_t*>(on_host);
+  words_on_gpu_ = static_cast<std::uint64_t*>(on_gpu);
+  // Its kernels run before those of computing: ranks that are ahead wait for this one.
+  if (const device::CudaError error = cuda_.create_stream(&stream_, device::kPriorityHighest)) {
+    cuda_.free_pinned(words_);
+    check_gpu(error, "creating a stream");
   }
 }
 
 Communicator::~Communicator() {
   abort("it was not closed");
-  driver_.free_stream(stream_);
-  driver_.free_words(words_);
+  cuda_.destroy_stream(stream_);
+  cuda_.free_pinned(words_);
 }
 
 nccl::UniqueId Communicator::make_id() const {
-  check_gpu(driver_.use(gpu_), "choosing the GPU");
+  check_gpu(cuda_.set_device(gpu_), "choosing the GPU");
   nccl::UniqueId id{};
   library_.check(library_.call().ncclGetUniqueId(&id), "making an NCCL id");
   return id;
 }
 
 void Communicator::connect(const nccl::UniqueId& id) {
-  check_gpu(driver_.use(gpu_), "choosing the GPU");
+  check_gpu(cuda_.set_device(gpu_), "choosing the GPU");
   nccl::Config config;
   config.blocking = 0;
   state_ = State::kConnecting;
@@ -120,13 +128,14 @@ void Communicator::issue(const Launch& launch, const NcclStep& step) {
 void Communicator::launch(const Launch& launch) {
   if (state_ == State::kGone) throw CommError(fmt::format("NCCL communicator of ranks {}: {}", name_, why_gone_));
   TRIREME_CHECK(state_ == State::kReady, "the communicator of ranks {} is not ready", name_);
-  check_gpu(driver_.use(gpu_), "choosing the GPU");
-  check_gpu(driver_.wait(stream_, launch.after), "waiting for the data of a call");
-  check_gpu(driver_.mark(words_on_gpu_ + kBegun, stream_), "marking a call");
+  check_gpu(cuda_.set_device(gpu_), "choosing the GPU");
+  check_gpu(cuda_.stream_wait_event(stream_, launch.after), "waiting for the data of a call");
+  check_gpu(cuda_.increment(words_on_gpu_ + kBegun, stream_), "counting a call");
   bool any = false;
   for (const NcclStep& step : launch.steps) {
     if (step.act == NcclStep::Act::kCopy) {
-      check_gpu(driver_.copy(step.out, step.in, step.count * size_of(launch.type), stream_), "copying the own block");
+      check_gpu(cuda_.memcpy_async(step.out, step.in, step.count * size_of(launch.type), stream_),
+                "copying the own block");
     } else {
       any = true;
     }
@@ -146,11 +155,11 @@ void Communicator::launch(const Launch& launch) {
   library_.check(ended, "giving a call to NCCL", comm_);
 }
 
-bool Communicator::has_launched(GpuDriver::Event event) {
+bool Communicator::has_launched(device::CudaEventHandle event) {
   if (!is_idle("giving a call to NCCL")) return false;
-  check_gpu(driver_.use(gpu_), "choosing the GPU");
-  check_gpu(driver_.mark(words_on_gpu_ + kDone, stream_), "marking a call");
-  check_gpu(driver_.record(event, stream_), "marking the end of a call");
+  check_gpu(cuda_.set_device(gpu_), "choosing the GPU");
+  check_gpu(cuda_.increment(words_on_gpu_ + kDone, stream_), "counting a call");
+  check_gpu(cuda_.record_event(event, stream_), "recording the end of a call");
   return true;
 }
 
@@ -190,13 +199,13 @@ void Communicator::abort(const std::string& why) noexcept {
   state_ = State::kGone;
   why_gone_ = "it was given up: " + why;
   if (comm_ == nullptr) return;
-  driver_.use(gpu_);
+  cuda_.set_device(gpu_);
   library_.call().ncclCommAbort(std::exchange(comm_, nullptr));
 }
 
 void Communicator::begin_close() noexcept {
   if (state_ != State::kReady) return;
-  driver_.use(gpu_);
+  cuda_.set_device(gpu_);
   while (!kept_.empty()) forget(kept_.begin()->first);
   const nccl::Result result = library_.call().ncclCommFinalize(comm_);
   if (result == nccl::kSuccess || result == nccl::kInProgress) state_ = State::kClosing;

@@ -4,7 +4,7 @@
 // how far it is; whatever is under way can be aborted. Each has a stream of its own, and two words of host memory that
 // the GPU counts up before and after every call: how far it has come is read there, without a call of CUDA.
 // Used under the engine's lock, but for progress().
-// Depends on: library.h, steps.h, gpu_driver.h.
+// Depends on: library.h, steps.h, device/cuda_runtime.h.
 #pragma once
 
 #include <atomic>
@@ -15,27 +15,27 @@
 #include <string>
 #include <vector>
 
-#include "trireme/comm/gpu_driver.h"
 #include "trireme/comm/gpu_transport.h"
 #include "trireme/comm/nccl/library.h"
 #include "trireme/comm/nccl/steps.h"
+#include "trireme/device/cuda_runtime.h"
 
 namespace trireme::comm {
 
 /// Throws CommError with what CUDA said.
-void check_gpu(GpuDriver::Error error, const char* what);
+void check_gpu(device::CudaError error, const char* what);
 
 class Communicator {
  public:
   /// Of these ranks of the world, this one being ranks[me]. Nothing of NCCL happens yet.
-  Communicator(const NcclLibrary& library, const GpuDriver& driver, int gpu, std::vector<int> ranks, int me);
+  Communicator(const NcclLibrary& library, const device::CudaRuntime& cuda, int gpu, std::vector<int> ranks, int me);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   /// "0,1,3".
   const std::string& name() const { return name_; }
-  const GpuDriver& driver() const { return driver_; }
+  const device::CudaRuntime& cuda() const { return cuda_; }
   bool is_new() const { return state_ == State::kNew; }
   bool is_ready() const { return state_ == State::kReady; }
 
@@ -51,13 +51,13 @@ class Communicator {
     const std::vector<NcclStep>& steps;
     DType type = DType::kU8;
     Reduce reduce = Reduce::kSum;
-    GpuDriver::Event after = nullptr;
+    device::CudaEventHandle after = nullptr;
   };
   void launch(const Launch& launch);
-  bool has_launched(GpuDriver::Event event);
+  bool has_launched(device::CudaEventHandle event);
   /// The number of one more call that the GPU was given.
   std::uint64_t count_given() { return given_.fetch_add(1, std::memory_order_relaxed) + 1; }
-  GpuDriver::Stream stream() const { return stream_; }
+  device::CudaStream stream() const { return stream_; }
 
   GpuProgress progress() const;
   /// Throws where something went wrong behind the calls, or it was aborted.
@@ -87,7 +87,7 @@ class Communicator {
   void issue(const Launch& launch, const NcclStep& step);
 
   const NcclLibrary& library_;
-  const GpuDriver& driver_;
+  const device::CudaRuntime& cuda_;
   int gpu_;
   std::vector<int> ranks_;
   int me_;
@@ -96,7 +96,7 @@ class Communicator {
   std::string why_gone_;
   std::optional<std::chrono::steady_clock::time_point> broken_since_;
   nccl::Comm* comm_ = nullptr;
-  GpuDriver::Stream stream_ = nullptr;
+  device::CudaStream stream_ = nullptr;
   std::uint64_t *words_ = nullptr, *words_on_gpu_ = nullptr;  // calls begun, calls done
   std::atomic<std::uint64_t> given_{0};
   std::map<std::uint64_t, Kept> kept_;

@@ -16,9 +16,9 @@ constexpr auto kCloseTimeout = 5s;
 
 }  // namespace
 
-GpuEvent::GpuEvent(const GpuDriver& driver, Store& store) : store_(store) {
+GpuEvent::GpuEvent(const device::CudaRuntime& cuda, Store& store) : store_(store) {
   if (store_.empty()) {
-    check_gpu(driver.make_event(&event_), "making an event");
+    check_gpu(cuda.create_event(&event_, device::kEventOrdering), "creating an event");
   } else {
     event_ = store_.back();
     store_.pop_back();
@@ -33,7 +33,7 @@ NcclEndpoint::~NcclEndpoint() {
   const auto until = std::chrono::steady_clock::now() + kCloseTimeout;
   for (Communicator* communicator : in_order_) communicator->finish_close(until);
   communicators_.clear();
-  for (const GpuDriver::Event event : events_) driver_.free_event(event);
+  for (const device::CudaEventHandle event : events_) cuda_.destroy_event(event);
 }
 
 std::unique_ptr<Operation> NcclEndpoint::make_collective(const GpuCallSite& site, const Call& call) {
@@ -52,7 +52,7 @@ Communicator& NcclEndpoint::communicator(const std::vector<int>& ranks, int me) 
   if (!given_up_.empty()) throw CommError(given_up_);
   if (const auto found = communicators_.find(ranks); found != communicators_.end()) return *found->second;
   if (!library_) library_.emplace(options_.library);
-  auto made = std::make_unique<Communicator>(*library_, driver_, options_.gpu, ranks, me);
+  auto made = std::make_unique<Communicator>(*library_, cuda_, options_.gpu, ranks, me);
   Communicator& communicator = *made;
   in_order_.push_back(&communicator);
   const std::lock_guard lock(communicators_mutex_);
@@ -76,70 +76,71 @@ void NcclEndpoint::forget(std::uint64_t kept) noexcept {
   kept_.erase(found);
 }
 
-bool NcclEndpoint::is_recording(GpuDriver::Stream stream) const {
-  bool recording = false;
-  check_gpu(driver_.is_recording(stream, &recording), "asking whether a stream is recorded");
-  if (recording && !recording_) {
-    throw CommError("a call on GPU memory would be recorded into a graph, whose replays nobody follows",
-                    "record inside comm::RecordedCalls");
+bool NcclEndpoint::is_capturing(device::CudaStream stream) const {
+  bool capturing = false;
+  check_gpu(cuda_.is_capturing(stream, &capturing), "asking whether a stream is captured");
+  if (capturing && !capture_) {
+    throw CommError("a call on GPU memory would be captured into a CUDA graph whose replays nobody follows",
+                    "capture it inside comm::CapturedCollectives");
   }
-  return recording;
+  return capturing;
 }
 
-void NcclEndpoint::launched(const Operation& call, Communicator& communicator, bool recorded) {
+void NcclEndpoint::launched(const Operation& call, Communicator& communicator, bool captured) {
   Group& group = group_of(call);
-  if (recorded) {
-    TRIREME_CHECK(recording_.has_value(), "{} was made while recording and launched after it", describe(call));
-    recording_->push_back({.group = &group, .facts = facts_of(call), .communicator = &communicator});
+  if (captured) {
+    TRIREME_CHECK(capture_.has_value(), "{} was made while a CUDA graph was captured and launched after that",
+                  describe(call));
+    capture_->push_back({.group = &group, .facts = facts_of(call), .communicator = &communicator});
     return;
   }
   group.follow(call, std::make_unique<NcclFlight>(communicator, communicator.count_given()));
 }
 
-void NcclEndpoint::order_recorded(const Communicator& communicator) {
-  if (last_recorded_ == nullptr || last_recorded_ == &communicator) return;
-  check_gpu(driver_.use(options_.gpu), "choosing the GPU");  // any thread may come here
-  check_gpu(driver_.wait(communicator.stream(), last_end_->get()), "ordering recorded calls");
+void NcclEndpoint::order_captured(const Communicator& communicator) {
+  if (last_captured_ == nullptr || last_captured_ == &communicator) return;
+  check_gpu(cuda_.set_device(options_.gpu), "choosing the GPU");  // any thread may come here
+  check_gpu(cuda_.stream_wait_event(communicator.stream(), last_end_->get()), "ordering captured calls");
 }
 
-void NcclEndpoint::recorded_last(const Communicator& communicator) {
-  // An event of its own: the call's goes back to the store, and marks something else, while this is still asked for.
-  if (!last_end_) last_end_.emplace(driver_, events_);
-  check_gpu(driver_.record(last_end_->get(), communicator.stream()), "ordering recorded calls");
-  last_recorded_ = &communicator;
+void NcclEndpoint::captured_last(const Communicator& communicator) {
+  // An event of its own: the call's goes back to the store, and is recorded elsewhere, while this is still asked for.
+  if (!last_end_) last_end_.emplace(cuda_, events_);
+  check_gpu(cuda_.record_event(last_end_->get(), communicator.stream()), "ordering captured calls");
+  last_captured_ = &communicator;
 }
 
-void NcclEndpoint::begin_recording() {
-  TRIREME_CHECK(!recording_, "calls are being recorded already");
-  recording_.emplace();
+void NcclEndpoint::begin_capture() {
+  TRIREME_CHECK(!capture_, "calls are being captured already");
+  capture_.emplace();
 }
 
-std::uint64_t NcclEndpoint::end_recording() {
+std::uint64_t NcclEndpoint::end_capture() {
   const std::uint64_t id = next_id_++;
-  recordings_[id] = std::move(*recording_);
-  recording_.reset();
+  captures_[id] = std::move(*capture_);
+  capture_.reset();
   last_end_.reset();
-  last_recorded_ = nullptr;
+  last_captured_ = nullptr;
   return id;
 }
 
-void NcclEndpoint::replay(std::uint64_t recording, void (*start)(void*), void* context) {
-  const Recording& calls = recordings_.at(recording);
+void NcclEndpoint::replay(std::uint64_t capture, void (*launch)(void*), void* context) {
+  const Capture& calls = captures_.at(capture);
   std::set<Communicator*> used;
   for (const CapturedCollective& call : calls) used.insert(call.communicator);
   for (Communicator* communicator : used) communicator->check_health();
-  // In order with what these communicators' own streams were given before and will be given: marks are counted, not
-  // named.
-  const GpuDriver::Stream stream = driver_.current_stream();
-  const GpuEvent event(driver_, events_);
+  // In order with what these communicators' own streams were given before and will be given: the
+  // counters count calls, they do not name them.
+  const device::CudaStream stream = cuda_.current_stream();
+  const GpuEvent event(cuda_, events_);
   for (const Communicator* communicator : used) {
-    check_gpu(driver_.record(event.get(), communicator->stream()), "ordering a replay");
-    check_gpu(driver_.wait(stream, event.get()), "ordering a replay");
+    check_gpu(cuda_.record_event(event.get(), communicator->stream()), "ordering a replay");
+    check_gpu(cuda_.stream_wait_event(stream, event.get()), "ordering a replay");
   }
-  start(context);
-  check_gpu(driver_.record(event.get(), stream), "ordering a replay");
+  launch(context);
+  check_gpu(cuda_.record_event(event.get(), stream), "ordering a replay");
   for (const Communicator* communicator : used) {
-    check_gpu(driver_.wait(communicator->stream(), event.get()), "ordering a replay");
+    check_gpu(cuda_.stream_wait_event(communicator->stream(), event.get()), "ordering a replay");
   }
   for (const CapturedCollective& call : calls) {
     call.group->follow_again(call.facts,
@@ -147,7 +148,7 @@ void NcclEndpoint::replay(std::uint64_t recording, void (*start)(void*), void* c
   }
 }
 
-void NcclEndpoint::drop_recording(std::uint64_t recording) noexcept { recordings_.erase(recording); }
+void NcclEndpoint::drop_capture(std::uint64_t capture) noexcept { captures_.erase(capture); }
 
 GpuProgress NcclEndpoint::progress_of(const std::string& ranks) const {
   const std::lock_guard lock(communicators_mutex_);
@@ -162,8 +163,8 @@ void NcclEndpoint::give_up() noexcept {
   for (Communicator* communicator : in_order_) communicator->abort("a rank failed");
 }
 
-std::unique_ptr<GpuTransport> make_nccl_transport(const GpuDriver& driver, NcclOptions options) {
-  return std::make_unique<NcclEndpoint>(driver, std::move(options));
+std::unique_ptr<GpuTransport> make_nccl_transport(const device::CudaRuntime& cuda, NcclOptions options) {
+  return std::make_unique<NcclEndpoint>(cuda, std::move(options));
 }
 
 }  // namespace trireme::comm

@@ -1,4 +1,4 @@
-// comm/nccl/endpoint.h -- what the calls of one rank share: communicators, the order of launches, events, recordings.
+// comm/nccl/endpoint.h -- what the calls of one rank share: communicators, the order of launches, events, captures.
 //
 // Depends on: communicator.h, launch_order.h, group.h.
 #pragma once
@@ -21,16 +21,16 @@ namespace trireme::comm {
 /// Taken from the endpoint's store and given back.
 class GpuEvent {
  public:
-  using Store = std::vector<GpuDriver::Event>;
-  GpuEvent(const GpuDriver& driver, Store& store);
+  using Store = std::vector<device::CudaEventHandle>;
+  GpuEvent(const device::CudaRuntime& cuda, Store& store);
   ~GpuEvent();
   GpuEvent(const GpuEvent&) = delete;
   GpuEvent& operator=(const GpuEvent&) = delete;
-  GpuDriver::Event get() const { return event_; }
+  device::CudaEventHandle get() const { return event_; }
 
  private:
   Store& store_;
-  GpuDriver::Event event_ = nullptr;
+  device::CudaEventHandle event_ = nullptr;
 };
 
 /// Messages with the same tag between two ranks shake hands one after the other.
@@ -46,7 +46,7 @@ class NcclToItself;
 
 class NcclEndpoint final : public GpuTransport {
  public:
-  NcclEndpoint(const GpuDriver& driver, NcclOptions options) : driver_(driver), options_(std::move(options)) {}
+  NcclEndpoint(const device::CudaRuntime& cuda, NcclOptions options) : cuda_(cuda), options_(std::move(options)) {}
   ~NcclEndpoint() override;
 
   std::string_view name() const override { return "nccl"; }
@@ -56,28 +56,28 @@ class NcclEndpoint final : public GpuTransport {
   std::uint32_t largest_tag() const override;
   std::uint64_t keep(const Members& members, void* data, std::size_t bytes) override;
   void forget(std::uint64_t kept) noexcept override;
-  void begin_recording() override;
-  std::uint64_t end_recording() override;
-  void replay(std::uint64_t recording, void (*start)(void*), void* context) override;
-  void drop_recording(std::uint64_t recording) noexcept override;
+  void begin_capture() override;
+  std::uint64_t end_capture() override;
+  void replay(std::uint64_t capture, void (*launch)(void*), void* context) override;
+  void drop_capture(std::uint64_t capture) noexcept override;
   GpuProgress progress_of(const std::string& ranks) const override;
   void give_up() noexcept override;
 
   // --- for the operations
-  const GpuDriver& driver() const { return driver_; }
+  const device::CudaRuntime& cuda() const { return cuda_; }
   LaunchOrder& order() { return order_; }
   GpuEvent::Store& events() { return events_; }
   /// Of these ranks of the world, in this order; made at the first call.
   Communicator& communicator(const std::vector<int>& ranks, int me);
-  /// Whether calls on this stream are being recorded. CommError where nobody would follow them.
-  bool is_recording(GpuDriver::Stream stream) const;
-  /// The GPU has been given the call of this operation: it is followed, or noted as part of the recording.
-  void launched(const Operation& call, Communicator& communicator, bool recorded);
-  /// Around the launch of a recorded collective. Branches of a graph start in no order: two kernels of NCCL that wait
+  /// Whether calls on this stream are being captured. CommError where nobody would follow them.
+  bool is_capturing(device::CudaStream stream) const;
+  /// The GPU has been given the call of this operation: it is followed, or noted as part of the capture.
+  void launched(const Operation& call, Communicator& communicator, bool captured);
+  /// Around the launch of a captured collective. Branches of a graph run in no order: two kernels of NCCL that wait
   /// for other GPUs could each hold up the other's partner. So a call comes after the last one of another communicator,
   /// in the order that the ranks have agreed on.
-  void order_recorded(const Communicator& communicator);
-  void recorded_last(const Communicator& communicator);
+  void order_captured(const Communicator& communicator);
+  void captured_last(const Communicator& communicator);
   std::deque<NcclMessage*>& lane(const LaneId& id) { return lanes_[id]; }
   /// Of this rank to itself: who came first and waits.
   std::deque<NcclToItself*>& waiting_for_itself(std::uint32_t channel, std::uint32_t tag) {
@@ -90,9 +90,9 @@ class NcclEndpoint final : public GpuTransport {
     CallFacts facts;
     Communicator* communicator;
   };
-  using Recording = std::vector<CapturedCollective>;
+  using Capture = std::vector<CapturedCollective>;
 
-  const GpuDriver& driver_;
+  const device::CudaRuntime& cuda_;
   NcclOptions options_;
   std::optional<NcclLibrary> library_;
   GpuEvent::Store events_;
@@ -103,10 +103,10 @@ class NcclEndpoint final : public GpuTransport {
   std::map<LaneId, std::deque<NcclMessage*>> lanes_;
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::deque<NcclToItself*>> to_itself_;
   std::map<std::uint64_t, Communicator*> kept_;
-  std::map<std::uint64_t, Recording> recordings_;
-  std::optional<Recording> recording_;
-  std::optional<GpuEvent> last_end_;             // of the recording's last collective
-  const Communicator* last_recorded_ = nullptr;  // and where it ran; null: there is none yet
+  std::map<std::uint64_t, Capture> captures_;
+  std::optional<Capture> capture_;
+  std::optional<GpuEvent> last_end_;             // of the capture's last collective
+  const Communicator* last_captured_ = nullptr;  // and where it ran; null: there is none yet
   std::uint64_t next_id_ = 1;
   std::string given_up_;  // why; empty: it has not
 };

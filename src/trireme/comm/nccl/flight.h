@@ -1,4 +1,4 @@
-// comm/nccl/flight.h -- follows a call that the GPU has been given until the marks say that it is done.
+// comm/nccl/flight.h -- follows a call that the GPU has been given until the GPU's counters say that it is done.
 //
 // Nobody waits for it: the engine has adopted it, watches its deadline and gives it up when a rank it needs is gone.
 // Depends on: communicator.h.

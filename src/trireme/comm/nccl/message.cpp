@@ -19,12 +19,13 @@ NcclMessage::NcclMessage(NcclEndpoint& endpoint, const GpuCallSite& site, const 
       site_(site),
       call_(call),
       is_send_(is_send),
-      recorded_(endpoint.is_recording(endpoint.driver().current_stream())),
+      captured_(endpoint.is_capturing(endpoint.cuda().current_stream())),
       peer_(peer),
       lane_{.channel = site.members.channel, .tag = site.tag, .peer = peer, .is_send = is_send},
-      ready_(endpoint.driver(), endpoint.events()),
-      over_(endpoint.driver(), endpoint.events()) {
-  check_gpu(endpoint_.driver().record(ready_.get(), endpoint_.driver().current_stream()), "marking a message's data");
+      ready_(endpoint.cuda(), endpoint.events()),
+      over_(endpoint.cuda(), endpoint.events()) {
+  check_gpu(endpoint_.cuda().record_event(ready_.get(), endpoint_.cuda().current_stream()),
+            "recording a message's event");
   endpoint_.lane(lane_).push_back(this);
   number_ = call.sequence;  // the receiver learns the sender's
   post(kHello, &number_, sizeof number_, is_send_);
@@ -130,10 +131,10 @@ Progress NcclMessage::step(Effort effort) {
       if (!endpoint_.order().may_launch(id())) return Progress::kStuck;
       const std::vector<int> ranks = pair_of(my_rank(), peer_rank());
       communicator_ = &endpoint_.communicator(ranks, ranks[0] == my_rank() ? 0 : 1);
-      if (recorded_ && communicator_->is_new()) {
+      if (captured_ && communicator_->is_new()) {
         throw CommError(
-            fmt::format("{} cannot be recorded: these ranks have sent nothing between their GPUs yet", describe(*this)),
-            "send something before recording");
+            fmt::format("{} cannot be captured: these ranks have sent nothing between their GPUs yet", describe(*this)),
+            "send something before capturing a CUDA graph");
       }
       phase_ = communicator_->is_new() ? Phase::kMeet : Phase::kLaunch;
       return Progress::kDone;
@@ -162,7 +163,7 @@ Progress NcclMessage::step(Effort effort) {
       if (!communicator_->has_launched(over_.get())) return Progress::kStuck;
       endpoint_.order().leave(id());
       ordered_ = false;
-      endpoint_.launched(*this, *communicator_, recorded_);
+      endpoint_.launched(*this, *communicator_, captured_);
       phase_ = Phase::kDone;
       return Progress::kDone;
     case Phase::kDone:
@@ -186,7 +187,8 @@ Progress NcclMessage::meet(Effort effort) {
 }
 
 void NcclMessage::hand_over() {
-  check_gpu(endpoint_.driver().wait(endpoint_.driver().current_stream(), over_.get()), "waiting for a message");
+  check_gpu(endpoint_.cuda().stream_wait_event(endpoint_.cuda().current_stream(), over_.get()),
+            "waiting for a message");
 }
 
 void NcclMessage::abandon() noexcept {
@@ -220,12 +222,12 @@ NcclToItself::NcclToItself(NcclEndpoint& endpoint, const GpuCallSite& site, cons
       me_(site.members.me),
       call_(call),
       is_send_(is_send),
-      event_(endpoint.driver(), endpoint.events()) {
-  const GpuDriver& driver = endpoint_.driver();
-  const GpuDriver::Stream stream = driver.current_stream();
+      event_(endpoint.cuda(), endpoint.events()) {
+  const device::CudaRuntime& cuda = endpoint_.cuda();
+  const device::CudaStream stream = cuda.current_stream();
   auto& waiting = endpoint_.waiting_for_itself(channel_, tag_);
   if (waiting.empty() || waiting.front()->is_send_ == is_send_) {
-    check_gpu(driver.record(event_.get(), stream), "marking a message's data");
+    check_gpu(cuda.record_event(event_.get(), stream), "recording a message's event");
     waiting.push_back(this);
     return;
   }
@@ -238,12 +240,13 @@ NcclToItself::NcclToItself(NcclEndpoint& endpoint, const GpuCallSite& site, cons
     return;
   }
   const NcclToItself &from = is_send_ ? *this : first, &to = is_send_ ? first : *this;
-  check_gpu(driver.wait(stream, first.event_.get()), "waiting for a message's data");
+  check_gpu(cuda.stream_wait_event(stream, first.event_.get()), "waiting for a message's data");
   if (call_.key.count != 0) {
-    check_gpu(driver.copy(to.call_.out, from.call_.in, call_.key.count * call_.element(), stream), "a message's copy");
+    check_gpu(cuda.memcpy_async(to.call_.out, from.call_.in, call_.key.count * call_.element(), stream),
+              "a message's copy");
   }
-  check_gpu(driver.record(event_.get(), stream), "marking a copy");
-  check_gpu(driver.record(first.event_.get(), stream), "marking a copy");
+  check_gpu(cuda.record_event(event_.get(), stream), "recording a copy's event");
+  check_gpu(cuda.record_event(first.event_.get(), stream), "recording a copy's event");
   state_ = first.state_ = State::kCopied;
 }
 
@@ -253,7 +256,8 @@ Progress NcclToItself::advance(Effort) {
 }
 
 void NcclToItself::hand_over() {
-  check_gpu(endpoint_.driver().wait(endpoint_.driver().current_stream(), event_.get()), "waiting for a message");
+  check_gpu(endpoint_.cuda().stream_wait_event(endpoint_.cuda().current_stream(), event_.get()),
+            "waiting for a message");
 }
 
 void NcclToItself::leave() noexcept {

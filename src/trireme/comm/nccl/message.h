@@ -26,7 +26,7 @@ class NcclMessage final : public Operation {
   std::uint64_t sent_bytes() const override { return is_send_ ? call_.key.count * call_.element() : 0; }
   void hand_over() override;
   bool must_be_asked() const override { return phase_ == Phase::kConnect || phase_ == Phase::kGiven; }
-  bool goes_on_elsewhere() const override { return !recorded_; }
+  bool goes_on_elsewhere() const override { return !captured_; }
   std::string_view waits_for() const override;
 
  private:
@@ -49,7 +49,7 @@ class NcclMessage final : public Operation {
   NcclEndpoint& endpoint_;
   GpuCallSite site_;
   Call call_;
-  bool is_send_, recorded_;
+  bool is_send_, captured_;
   int peer_;
   LaneId lane_;
   Phase phase_ = Phase::kHello;
@@ -61,7 +61,7 @@ class NcclMessage final : public Operation {
   Communicator* communicator_ = nullptr;
 };
 
-/// From a rank to itself: whoever comes second, send or receive, starts a copy.
+/// From a rank to itself: whoever comes second, send or receive, launches a copy.
 class NcclToItself final : public Operation {
  public:
   NcclToItself(NcclEndpoint& endpoint, const GpuCallSite& site, const Call& call, bool is_send);

@@ -80,14 +80,14 @@ CudaError handle_of(cudnnHandle_t& out) {
   return nullptr;
 }
 
-/// Plans are made of kernels that may have to be compiled and loaded, which a recording forbids unless it is told to
+/// Plans are made of kernels that may have to be compiled and loaded, which a capture forbids unless it is told to
 /// look away.
-class Unrecorded {
+class Uncaptured {
  public:
-  Unrecorded() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~Unrecorded() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  Unrecorded(const Unrecorded&) = delete;
-  Unrecorded& operator=(const Unrecorded&) = delete;
+  Uncaptured() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~Uncaptured() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  Uncaptured(const Uncaptured&) = delete;
+  Uncaptured& operator=(const Uncaptured&) = delete;
 
  private:
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
@@ -190,7 +190,7 @@ CudaError cudnn_ready() {
 CudaError cudnn_plan(const CudaAttention& call, Element element, CudnnPass pass, void** out,
                      std::int64_t* workspace) try {
   if (CudaError error = cudnn_ready()) return error;
-  const Unrecorded unrecorded;
+  const Uncaptured uncaptured;
   cudnnHandle_t handle = nullptr;
   if (CudaError error = handle_of(handle)) return error;
   auto plan = std::make_unique<Plan>();

@@ -117,10 +117,4 @@ CudaError fold(const CudaFold& f, CudaStream stream) {
   return "an element type that ranks do not exchange";
 }
 
-CudaError copy(void* to, const void* from, std::int64_t bytes, CudaStream stream) {
-  const cudaError_t error =
-      cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, to_stream(stream));
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-}
-
 }  // namespace trireme::kernels::gpu

@@ -400,7 +400,7 @@ CudaError update(const UpdateLoop& c, const Numbers& n, std::int64_t count, Cuda
   if (count == 0) return nullptr;
   if (!wide(c)) return kApart;
   if (c.live != nullptr && !TakesLive<Body<float>>)
-    return "an update whose norms the host decides on cannot be recorded";
+    return "an update whose norms the host decides on cannot be captured";
   const unsigned grid = static_cast<unsigned>(divided_up(count, kPiece));
   if (c.weight.element == Element::kDouble) {
     update_one<<<grid, kThreads, 0, to_stream(stream)>>>(Body<double>{c, n}, count);

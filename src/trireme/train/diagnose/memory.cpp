@@ -2,7 +2,7 @@
 
 #include <sys/resource.h>
 
-#include "trireme/kernels/cuda.h"
+#include "trireme/device/cuda.h"
 
 namespace trireme::train {
 
@@ -17,7 +17,7 @@ device::RankMemory memory_of(const spec::Recipe& recipe) {
 }
 
 std::int64_t most_memory(at::Device device) {
-  if (device.is_cuda()) return kernels::cuda().peak_bytes(device.index());
+  if (device.is_cuda()) return device::cuda_runtime().max_memory_allocated(device.index());
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return usage.ru_maxrss * 1024;

@@ -8,7 +8,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
-#include "trireme/kernels/cuda.h"
+#include "trireme/device/cuda.h"
 #include "trireme/nn/param.h"
 #include "trireme/train/engine/engine.h"
 #include "trireme/train/engine/step_plan.h"
@@ -113,11 +113,11 @@ void require_room(const plan::StepMemory& plan, double gpu_bytes, int ranks) {
 void MemoryWatch::step_ended() {
   if (!device_.is_cuda() || steps_ >= kTold) return;
   ++steps_;
-  if (steps_ == kSettled) allocations_ = kernels::cuda().driver_allocations(device_.index());
+  if (steps_ == kSettled) allocations_ = device::cuda_runtime().num_device_allocs(device_.index());
   if (steps_ < kTold) return;
-  const std::int64_t more = kernels::cuda().driver_allocations(device_.index()) - allocations_;
+  const std::int64_t more = device::cuda_runtime().num_device_allocs(device_.index()) - allocations_;
   log_info("GPU memory: {} at most so far{}; {} by the driver in the last {} steps",
-           short_bytes(static_cast<double>(kernels::cuda().peak_bytes(device_.index()))),
+           short_bytes(static_cast<double>(device::cuda_runtime().max_memory_allocated(device_.index()))),
            planned_ > 0 ? fmt::format(", {} planned", short_bytes(planned_)) : "",
            more == 0 ? "no allocation" : counted(static_cast<std::size_t>(more), "allocation"), kTold - kSettled);
 }

@@ -76,7 +76,7 @@ void DelayedUpdate::start_there(const std::vector<nn::LossTerm>& losses, double 
     optimizer_.finish_recorded();
     graph_->replay();
   } else {
-    graph_ = std::make_unique<kernels::CudaGraph>(update);
+    graph_ = std::make_unique<device::CudaGraph>(update);
     recorded_ = std::move(places);
     graph_->replay();
   }
@@ -84,7 +84,7 @@ void DelayedUpdate::start_there(const std::vector<nn::LossTerm>& losses, double 
   Slip slip;
   if (free_.empty()) {
     slip = {.numbers = at::empty({5}, at::TensorOptions(at::kDouble).pinned_memory(true)),
-            .there = std::make_unique<kernels::CudaEvent>()};
+            .there = std::make_unique<device::CudaEvent>()};
   } else {
     slip = std::move(free_.back());
     free_.pop_back();
@@ -122,7 +122,7 @@ DelayedUpdate::Told DelayedUpdate::wait() {
   TRIREME_CHECK(!waiting_.empty(), "no update is under way");
   Slip slip = std::move(waiting_.front());
   waiting_.pop_front();
-  if (slip.there) slip.there->wait();
+  if (slip.there) slip.there->synchronise();
   const double* numbers = slip.numbers.const_data_ptr<double>();
   const Told told{.loss = numbers[0], .gradient_norm = numbers[1], .taken = numbers[3] != 0};
   if (!told.taken) ++lost_;

@@ -15,8 +15,8 @@
 #include <memory>
 #include <vector>
 
-#include "trireme/kernels/cuda_event.h"
-#include "trireme/kernels/cuda_graph.h"
+#include "trireme/device/graph.h"
+#include "trireme/device/stream.h"
 #include "trireme/kernels/device_scalars.h"
 #include "trireme/nn/context.h"
 #include "trireme/optim/optimizer.h"
@@ -46,7 +46,7 @@ class DelayedUpdate {
   /// Where a step's numbers come in on the host: loss, and what DeviceScalars tells.
   struct Slip {
     at::Tensor numbers;  // double [5]
-    std::unique_ptr<kernels::CudaEvent> there;
+    std::unique_ptr<device::CudaEvent> there;
   };
   void start_there(const std::vector<nn::LossTerm>& losses, double learning_rate);
   void start_here(const std::vector<nn::LossTerm>& losses, double learning_rate);
@@ -55,7 +55,7 @@ class DelayedUpdate {
   optim::Optimizer& optimizer_;
   std::unique_ptr<kernels::DeviceScalars> scalars_;  // on a GPU
   at::Tensor found_;                                 // double [5] there: the loss, and a copy of what is told
-  std::unique_ptr<kernels::CudaGraph> graph_;
+  std::unique_ptr<device::CudaGraph> graph_;
   std::vector<const void*> recorded_;  // the gradients' places
   int seen_ = 0;
   bool halted_ = false;    // on the CPU: what told()[3] is on a GPU

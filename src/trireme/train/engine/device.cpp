@@ -14,7 +14,7 @@ std::vector<config::Problem> find_device_problems(const spec::Recipe& recipe, co
   if (recipe.run.device == spec::DeviceKind::kCpu) {
     if (recipe.train.cuda_graphs) {
       problems.push_back({.key = "train.cuda_graphs",
-                          .reason = "records kernels of a GPU, but run.device is \"cpu\"",
+                          .reason = "captures kernels of a GPU, but run.device is \"cpu\"",
                           .hint = "set run.device = \"cuda\", or train.cuda_graphs = false"});
     }
     return problems;
@@ -32,19 +32,19 @@ std::vector<config::Problem> find_device_problems(const spec::Recipe& recipe, co
   if (recipe.train.cuda_graphs && (layout.zero > 1 || layout.pp > 1 || layout.cp > 1)) {
     refuse(
         "train.cuda_graphs",
-        "records ranks that run all layers on whole rows, with gradients that stay where they are: layout.zero up to "
+        "captures ranks that run all layers on whole rows, with gradients that stay where they are: layout.zero up to "
         "1, and layout.tp",
         "set layout.zero = 1 and layout.cp and pp to 1, or train.cuda_graphs = false");
   } else if (recipe.train.cuda_graphs && layout.tp > 1 && layout.tp_overlap) {
-    refuse("train.cuda_graphs", "records no messages between two ranks, which layout.tp_overlap sends beside GEMMs",
+    refuse("train.cuda_graphs", "captures no messages between two ranks, which layout.tp_overlap sends beside GEMMs",
            "set layout.tp_overlap = false, or train.cuda_graphs = false");
   } else if (recipe.train.cuda_graphs && world.size() > 1 && !world.has_processes()) {
     refuse("train.cuda_graphs",
-           fmt::format("records sums over ranks that are processes, but the {} ranks are threads", world.size()),
+           fmt::format("captures reductions over ranks that are processes, but the {} ranks are threads", world.size()),
            "start them with mpirun, or set train.cuda_graphs = false");
   } else if (recipe.train.cuda_graphs && (world.size() > 1 || layout.zero > 0) &&
              layout.offload != spec::OffloadKind::kNone) {
-    refuse("train.cuda_graphs", "records sums that stay on the GPU, but layout.offload takes them to the host",
+    refuse("train.cuda_graphs", "captures reductions that stay on the GPU, but layout.offload takes them to the host",
            "set layout.offload = \"none\", or train.cuda_graphs = false");
   }
   if (recipe.precision.gemm == spec::GemmPrecision::kFp8Delayed && (layout.pp > 1 || layout.zero == 3)) {

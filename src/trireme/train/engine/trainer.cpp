@@ -14,9 +14,9 @@
 #include "trireme/base/units.h"
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/checkpoint/stored_weights.h"
+#include "trireme/device/cuda.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/device/tiles.h"
-#include "trireme/kernels/cuda.h"
 #include "trireme/kernels/fp8.h"
 #include "trireme/parallel/gpu_exchange.h"
 #include "trireme/train/diagnose/memory.h"
@@ -129,7 +129,7 @@ plan::StepMemory planned_memory(const spec::Recipe& recipe, const spec::ModelSha
   plan::StepMemory plan = plan_memory(recipe, shape, world.size(), length);
   if (plan.lines.empty()) return plan;
   std::int64_t all = 0, free = 0;
-  kernels::cuda().device_bytes(device.index(), &all, &free);
+  device::cuda_runtime().mem_get_info(device.index(), &free, &all);
   require_room(plan, static_cast<double>(all), sharing);
   if (world.rank() == 0) {
     log_info("GPU memory: {} planned for each of {}, of {}", short_bytes(plan.peak()),

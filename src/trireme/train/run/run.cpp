@@ -245,7 +245,7 @@ void TrainingRun::begin_saving() {
   trainer_->state();  // waits for updates that are still on their way
   saving_->begin(trainer_->position());
   // Where updates happen within steps that run together, the copy cannot lie beside them; nor beside a step that is
-  // being recorded, which must be the only one to use the GPU.
+  // being captured, which must be the only one to use the GPU.
   if (trainer_->engine().together() != nullptr || recipe_.train.cuda_graphs) saving_->before_update();
 }
 

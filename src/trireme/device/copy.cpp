@@ -1,14 +1,12 @@
-#include "trireme/kernels/host_copies.h"
+#include "trireme/device/copy.h"
 
 #include <ATen/ops/copy.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/core/Event.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/DeviceGuard.h>
 
-#include <array>
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -17,24 +15,24 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/worker.h"
-#include "trireme/kernels/cuda.h"
+#include "trireme/device/stream.h"
 
-namespace trireme::kernels {
+namespace trireme::device {
 namespace {
 
 class ThreadCopies final : public HostCopies {
  public:
-  at::Tensor room_on_host(const at::Tensor& like) override { return at::empty_like(like); }
-  at::Tensor room_on_device(const at::Tensor& on_host) override { return at::empty_like(on_host); }
-  Copy out(at::Tensor from, at::Tensor to) override { return post(std::move(from), std::move(to)); }
-  Copy in(at::Tensor from, at::Tensor to) override { return post(std::move(from), std::move(to)); }
-  void before_compute(Copy copy) override { worker_.wait(copy); }
+  at::Tensor empty_on_host(const at::Tensor& like) override { return at::empty_like(like); }
+  at::Tensor empty_on_device(const at::Tensor& on_host) override { return at::empty_like(on_host); }
+  Copy to_host(at::Tensor from, at::Tensor to) override { return post(std::move(from), std::move(to)); }
+  Copy to_device(at::Tensor from, at::Tensor to) override { return post(std::move(from), std::move(to)); }
+  void make_stream_wait(Copy copy) override { worker_.wait(copy); }
   void wait(Copy copy) override { worker_.wait(copy); }
-  bool ended(Copy copy) override {
+  bool is_done(Copy copy) override {
     worker_.wait(copy);
     return true;
   }
-  std::int64_t locked_bytes() const override { return 0; }
+  std::int64_t pinned_bytes() const override { return 0; }
 
  private:
   Copy post(at::Tensor from, at::Tensor to) {
@@ -43,11 +41,14 @@ class ThreadCopies final : public HostCopies {
   Worker worker_;
 };
 
-/// Page-locked memory, given back by tensors and lent again: locking pages takes as long as copying them.
-class LockedMemory : public std::enable_shared_from_this<LockedMemory> {
+/// Caches pinned memory that tensors give back: locking pages takes as long as copying them.
+class PinnedMemory : public std::enable_shared_from_this<PinnedMemory> {
  public:
-  ~LockedMemory() {
-    for (const auto& [bytes, block] : free_) cuda().host_free(block);
+  explicit PinnedMemory(const CudaRuntime& runtime) : runtime_(runtime) {}
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+  ~PinnedMemory() {
+    for (const auto& [bytes, block] : free_) runtime_.free_pinned(block);
   }
   at::Tensor tensor(at::IntArrayRef sizes, at::ScalarType type, std::int64_t bytes) {
     void* block = nullptr;
@@ -61,7 +62,8 @@ class LockedMemory : public std::enable_shared_from_this<LockedMemory> {
       }
     }
     if (block == nullptr) {
-      check_cuda(cuda().host_allocate(&block, std::max<std::int64_t>(bytes, 1)), "locking host memory");
+      const auto wanted = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
+      check_cuda(runtime_.alloc_pinned(&block, /*on_gpu=*/nullptr, wanted), "allocating pinned memory");
       const std::lock_guard lock(mutex_);
       all_ += bytes;
     }
@@ -80,6 +82,7 @@ class LockedMemory : public std::enable_shared_from_this<LockedMemory> {
     const std::lock_guard lock(mutex_);
     free_.emplace(size, data);
   }
+  const CudaRuntime& runtime_;
   mutable std::mutex mutex_;
   std::multimap<std::int64_t, void*> free_;
   std::int64_t all_ = 0;
@@ -87,32 +90,37 @@ class LockedMemory : public std::enable_shared_from_this<LockedMemory> {
 
 class StreamCopies final : public HostCopies {
  public:
-  explicit StreamCopies(c10::Device device)
+  StreamCopies(c10::Device device, const CudaRuntime& runtime)
       : device_(device),
-        impl_(c10::kCUDA),
-        streams_{impl_.getStreamFromGlobalPool(device), impl_.getStreamFromGlobalPool(device)} {}
+        runtime_(runtime),
+        to_host_(kPriorityNormal, runtime),
+        to_device_(kPriorityNormal, runtime),
+        memory_(std::make_shared<PinnedMemory>(runtime)) {}
   ~StreamCopies() override {
-    for (Running& one : running_) one.end->synchronize();
+    for (const Running& one : running_) one.end->synchronise();
   }
 
-  at::Tensor room_on_host(const at::Tensor& like) override {
+  at::Tensor empty_on_host(const at::Tensor& like) override {
     retire();
     return memory_->tensor(like.sizes(), like.scalar_type(), static_cast<std::int64_t>(like.nbytes()));
   }
-  at::Tensor room_on_device(const at::Tensor& on_host) override {
+  at::Tensor empty_on_device(const at::Tensor& on_host) override {
     return at::empty(on_host.sizes(), on_host.options().device(device_));
   }
-  Copy out(at::Tensor from, at::Tensor to) override {
+  Copy to_host(at::Tensor from, at::Tensor to) override {
     // What has gaps is put together on the device first, in the order of its computing.
     return start(from.is_contiguous() ? std::move(from) : from.contiguous(), std::move(to), /*is_out=*/true);
   }
-  Copy in(at::Tensor from, at::Tensor to) override { return start(std::move(from), std::move(to), /*is_out=*/false); }
+  Copy to_device(at::Tensor from, at::Tensor to) override {
+    return start(std::move(from), std::move(to), /*is_out=*/false);
+  }
 
-  void before_compute(Copy copy) override {
+  void make_stream_wait(Copy copy) override {
+    const c10::DeviceGuard guard(device_);
     const std::lock_guard lock(mutex_);
     const Running* one = find(copy);
     if (one == nullptr) return;
-    one->end->block(impl_.getStream(device_));
+    one->end->make_wait(runtime_.current_stream());
     // Memory of the device is given to others in the order of computing, which has just been made to wait: for this
     // copy and for those before it on its stream.
     for (Running& earlier : running_) {
@@ -120,28 +128,28 @@ class StreamCopies final : public HostCopies {
     }
   }
   void wait(Copy copy) override {
-    std::shared_ptr<c10::Event> end;
+    std::shared_ptr<const CudaEvent> end;
     {
       const std::lock_guard lock(mutex_);
       const Running* one = find(copy);
       if (one == nullptr) return;
       end = one->end;
     }
-    end->synchronize();  // without the lock: others go on starting copies
+    end->synchronise();  // without the lock: others go on starting copies
     retire();
   }
-  bool ended(Copy copy) override {
+  bool is_done(Copy copy) override {
     retire();
     const std::lock_guard lock(mutex_);
     return find(copy) == nullptr;
   }
-  std::int64_t locked_bytes() const override { return memory_->bytes(); }
+  std::int64_t pinned_bytes() const override { return memory_->bytes(); }
 
  private:
   struct Running {
     Copy number;
     bool is_out;
-    std::shared_ptr<c10::Event> end;  // shared with threads that wait for it
+    std::shared_ptr<const CudaEvent> end;  // shared with threads that wait for it
     at::Tensor on_device, on_host;
   };
 
@@ -150,17 +158,16 @@ class StreamCopies final : public HostCopies {
                       to.is_contiguous(),
                   "a copy of {} bytes into {}", from.nbytes(), to.nbytes());
     retire();
-    const c10::Stream& stream = streams_[is_out ? 0 : 1];
-    c10::Event given(c10::kCUDA);
-    given.record(impl_.getStream(device_));
-    given.block(stream);
+    const c10::DeviceGuard guard(device_);
+    const CudaStream stream = (is_out ? to_host_ : to_device_).get();
+    CudaEvent given(kEventOrdering, runtime_);
+    given.record();
+    given.make_wait(stream);
     if (from.nbytes() > 0) {
-      const c10::StreamGuard guard(stream);
-      check_cuda(cuda().copy(to.mutable_data_ptr(), from.const_data_ptr(), static_cast<std::int64_t>(from.nbytes()),
-                             cuda_stream()),
+      check_cuda(runtime_.memcpy_async(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes(), stream),
                  "a copy to or from the host");
     }
-    auto end = std::make_shared<c10::Event>(c10::kCUDA);
+    auto end = std::make_shared<CudaEvent>(kEventOrdering, runtime_);
     end->record(stream);
     const std::lock_guard lock(mutex_);
     running_.push_back({++last_, is_out, std::move(end), is_out ? from : to, is_out ? to : from});
@@ -171,7 +178,7 @@ class StreamCopies final : public HostCopies {
     std::vector<Running> over;  // goes after the lock
     const std::lock_guard lock(mutex_);
     for (auto one = running_.begin(); one != running_.end();) {
-      if (!one->end->query()) {
+      if (!one->end->is_reached()) {
         ++one;
         continue;
       }
@@ -187,10 +194,10 @@ class StreamCopies final : public HostCopies {
   }
 
   c10::Device device_;
-  c10::impl::VirtualGuardImpl impl_;
-  std::array<c10::Stream, 2> streams_;  // out, in
+  const CudaRuntime& runtime_;
+  SideStream to_host_, to_device_;
   // shared with the tensors that lie in it
-  std::shared_ptr<LockedMemory> memory_ = std::make_shared<LockedMemory>();
+  std::shared_ptr<PinnedMemory> memory_;
   std::mutex mutex_;
   std::deque<Running> running_;
   Copy last_ = 0;
@@ -200,8 +207,12 @@ class StreamCopies final : public HostCopies {
 
 std::unique_ptr<HostCopies> HostCopies::make(c10::Device device) {
   if (!device.is_cuda()) return std::make_unique<ThreadCopies>();
-  cuda();  // the library is there, or this says why not
-  return std::make_unique<StreamCopies>(device);
+  return make_on_streams(device, cuda_runtime());  // the library is there, or this says why not
 }
 
-}  // namespace trireme::kernels
+std::unique_ptr<HostCopies> HostCopies::make_on_streams(c10::Device device, const CudaRuntime& runtime) {
+  const c10::DeviceGuard guard(device);  // whose the streams are
+  return std::make_unique<StreamCopies>(device, runtime);
+}
+
+}  // namespace trireme::device

@@ -1,4 +1,4 @@
-// Calls that are part of a recorded graph: replays compute, are counted by marks, stand in the flight recorder and have
+// Calls that are captured into a CUDA graph: replays compute, are counted, stand in the flight recorder and have
 // deadlines, although no call is made on the host.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,11 +21,13 @@ const fake::Library& fakes() {
   return library;
 }
 
+const device::CudaRuntime& cuda() { return fakes().gpu().cuda; }
+
 /// Three numbers on a pretended GPU, and the graph that adds them up over the ranks, twice, with a message between.
 struct Step {
   explicit Step(Rank& rank) : rank_(rank), values(3), received(3) {}
   ~Step() {
-    if (graph != nullptr) fakes().gpu().free_graph(graph);
+    if (graph != nullptr) cuda().destroy_graph(graph);
   }
   Buffer buffer(std::vector<float>& of) const {
     return {of.data(), of.size(), DType::kF32, {DeviceKind::kCuda, rank_.rank()}};
@@ -40,15 +42,17 @@ struct Step {
     received_work.wait();
     rank_.world().all_reduce(buffer(received), Reduce::kMax, options).wait();
   }
-  void record(std::chrono::milliseconds deadline = 60s) {
+  void capture(std::chrono::milliseconds deadline = 60s) {
     calls.emplace(rank_.world(), [&] {
-      fakes().gpu().begin_recording();
+      begin();
       body(deadline);
-      graph = fakes().gpu().end_recording();
+      end();
     });
   }
+  void begin() { EXPECT_EQ(cuda().begin_capture(&graph), nullptr); }
+  void end(bool instantiate = true) { EXPECT_EQ(cuda().end_capture(graph, instantiate), nullptr); }
   void replay() {
-    calls->replay([&] { fakes().gpu().replay(graph); });
+    calls->replay([&] { EXPECT_EQ(cuda().launch_graph(graph, cuda().current_stream()), nullptr); });
   }
 
   Rank& rank_;
@@ -57,13 +61,13 @@ struct Step {
   std::optional<CapturedCollectives> calls;
 };
 
-class NcclRecordings : public testing::Test {
+class NcclCapture : public testing::Test {
  protected:
   void SetUp() override { fakes().misbehave({}); }
   void TearDown() override { fakes().misbehave({}); }
 };
 
-TEST_F(NcclRecordings, ReplaysComputeAndAreFollowed) {
+TEST_F(NcclCapture, ReplaysComputeAndAreFollowed) {
   run_ranks(
       3,
       [](Rank& rank) {
@@ -71,7 +75,7 @@ TEST_F(NcclRecordings, ReplaysComputeAndAreFollowed) {
         Step step(rank);
         step.body();  // makes the communicators
         fakes().gpu().synchronise();
-        step.record();
+        step.capture();
         const std::size_t before = rank.recorder().entries().size();
         for (float turn = 1; turn <= 5; ++turn) {
           std::ranges::fill(step.values, turn);
@@ -101,8 +105,8 @@ TEST_F(NcclRecordings, ReplaysComputeAndAreFollowed) {
       test_options());
 }
 
-/// Two threads must not add to one graph: NCCL has taken a call before its caller records anything else.
-TEST_F(NcclRecordings, ACallIsInTheGraphWhenItReturns) {
+/// Two threads must not add to one graph: NCCL has taken a call before its caller captures anything else.
+TEST_F(NcclCapture, ACallIsInTheGraphWhenItReturns) {
   run_ranks(
       2,
       [](Rank& rank) {
@@ -112,7 +116,7 @@ TEST_F(NcclRecordings, ACallIsInTheGraphWhenItReturns) {
         fakes().gpu().synchronise();
         rank.world().barrier().wait();
         CapturedCollectives calls(rank.world(), [&] {
-          fakes().gpu().begin_recording();
+          step.begin();
           std::vector<Work> works;
           std::vector<std::vector<float>> memory(20, std::vector<float>(3));
           for (std::vector<float>& one : memory) {
@@ -121,7 +125,7 @@ TEST_F(NcclRecordings, ACallIsInTheGraphWhenItReturns) {
             EXPECT_GT(fakes().usage().calls, before);  // this rank's, at least
           }
           for (Work& work : works) work.wait();
-          step.graph = fakes().gpu().end_recording();
+          step.end();
         });
       },
       test_options());
@@ -130,40 +134,40 @@ TEST_F(NcclRecordings, ACallIsInTheGraphWhenItReturns) {
 /// Which stream waited for what, of one rank.
 struct Waits {
   std::mutex mutex;
-  std::map<GpuDriver::Event, GpuDriver::Stream> marked;                  // where an event was last left
-  std::vector<std::pair<GpuDriver::Stream, GpuDriver::Stream>> between;  // who waited, and for whom
+  std::map<device::CudaEventHandle, device::CudaStream> recorded;          // where an event was last recorded
+  std::vector<std::pair<device::CudaStream, device::CudaStream>> between;  // who waited, and for whom
 };
 Waits& waits() {
   static Waits all;
   return all;
 }
-const GpuDriver& watched_driver() {
-  static const GpuDriver driver = [] {
-    GpuDriver watched = fakes().gpu().driver;
-    watched.record = [](GpuDriver::Event event, GpuDriver::Stream stream) {
+const device::CudaRuntime& watched_runtime() {
+  static const device::CudaRuntime table = [] {
+    device::CudaRuntime watched = cuda();
+    watched.record_event = [](device::CudaEventHandle event, device::CudaStream stream) {
       const std::lock_guard lock(waits().mutex);
-      waits().marked[event] = stream;
-      return fakes().gpu().driver.record(event, stream);
+      waits().recorded[event] = stream;
+      return cuda().record_event(event, stream);
     };
-    watched.wait = [](GpuDriver::Stream stream, GpuDriver::Event event) {
+    watched.stream_wait_event = [](device::CudaStream stream, device::CudaEventHandle event) {
       const std::lock_guard lock(waits().mutex);
-      waits().between.emplace_back(stream, waits().marked[event]);
-      return fakes().gpu().driver.wait(stream, event);
+      waits().between.emplace_back(stream, waits().recorded[event]);
+      return cuda().stream_wait_event(stream, event);
     };
     return watched;
   }();
-  return driver;
+  return table;
 }
 
-/// A GPU may start branches of a graph in any order, and two calls that wait for different ranks could block each
+/// A GPU may run branches of a graph in any order, and two calls that wait for different ranks could block each
 /// other.
-TEST_F(NcclRecordings, CallsOfDifferentRanksComeOneAfterTheOther) {
+TEST_F(NcclCapture, CallsOfDifferentRanksComeOneAfterTheOther) {
   run_ranks(
       4,
       [](Rank& rank) {
         const bool watched = rank.rank() == 0;
         if (watched) {
-          rank.world().use_gpu(make_nccl_transport(watched_driver(), {.gpu = 0, .library = fakes().path()}));
+          rank.world().use_gpu(make_nccl_transport(watched_runtime(), {.gpu = 0, .library = fakes().path()}));
         } else {
           fakes().give_gpu(rank);
         }
@@ -184,14 +188,14 @@ TEST_F(NcclRecordings, CallsOfDifferentRanksComeOneAfterTheOther) {
         }
         rank.world().barrier().wait();
         step.calls.emplace(rank.world(), [&] {
-          fakes().gpu().begin_recording();
+          step.begin();
           body();
-          step.graph = fakes().gpu().end_recording();
+          step.end();
         });
         if (watched) {
           const std::lock_guard lock(waits().mutex);
-          const GpuDriver::Stream own = fakes().gpu().driver.current_stream();
-          std::vector<GpuDriver::Stream> chain;  // streams of communicators that waited for another one's
+          const device::CudaStream own = cuda().current_stream();
+          std::vector<device::CudaStream> chain;  // streams of communicators that waited for another one's
           for (const auto& [waiting, other] : waits().between) {
             if (waiting != own && other != own) chain.push_back(waiting);
           }
@@ -210,7 +214,7 @@ TEST_F(NcclRecordings, CallsOfDifferentRanksComeOneAfterTheOther) {
       test_options());
 }
 
-TEST_F(NcclRecordings, ACallOfAReplayThatNeverEndsPassesItsDeadline) {
+TEST_F(NcclCapture, ACallOfAReplayThatNeverEndsPassesItsDeadline) {
   const auto outcomes = run_to_the_end(
       2,
       [](Rank& rank) {
@@ -218,7 +222,7 @@ TEST_F(NcclRecordings, ACallOfAReplayThatNeverEndsPassesItsDeadline) {
         Step step(rank);
         step.body();
         fakes().gpu().synchronise();
-        step.record(2s);
+        step.capture(2s);
         step.replay();
         fakes().gpu().synchronise();
         rank.world().barrier().wait();
@@ -239,7 +243,7 @@ TEST_F(NcclRecordings, ACallOfAReplayThatNeverEndsPassesItsDeadline) {
   EXPECT_LT(outcomes[1].took, kSoon);
 }
 
-TEST_F(NcclRecordings, ARecordingThatNobodyFollowsIsRefused) {
+TEST_F(NcclCapture, ACaptureThatNobodyFollowsIsRefused) {
   const auto outcomes = run_to_the_end(
       2,
       [](Rank& rank) {
@@ -247,11 +251,11 @@ TEST_F(NcclRecordings, ARecordingThatNobodyFollowsIsRefused) {
         Step step(rank);
         step.body();
         fakes().gpu().synchronise();
-        fakes().gpu().begin_recording();
+        step.begin();
         try {
           step.body();
         } catch (...) {
-          step.graph = fakes().gpu().end_recording();
+          step.end(/*instantiate=*/false);
           throw;
         }
       },
@@ -259,21 +263,21 @@ TEST_F(NcclRecordings, ARecordingThatNobodyFollowsIsRefused) {
   EXPECT_THAT(outcomes.rethrown, HasSubstr("whose replays nobody follows"));
 }
 
-TEST_F(NcclRecordings, RanksThatHaveNotMetCannotBeRecorded) {
+TEST_F(NcclCapture, RanksThatHaveNotMetCannotBeCaptured) {
   const auto outcomes = run_to_the_end(
       2,
       [](Rank& rank) {
         fakes().give_gpu(rank);
         Step step(rank);
         try {
-          step.record();
+          step.capture();
         } catch (...) {
-          step.graph = fakes().gpu().end_recording();
+          step.end(/*instantiate=*/false);
           throw;
         }
       },
       test_options());
-  EXPECT_THAT(outcomes.rethrown, HasSubstr("cannot be recorded"));
+  EXPECT_THAT(outcomes.rethrown, HasSubstr("cannot be captured"));
 }
 
 }  // namespace
