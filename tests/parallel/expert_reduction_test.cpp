@@ -1,11 +1,11 @@
 // An expert parameter beside dense ones: split along a part of dp, copied along the rest, reduced over fewer ranks.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
+#include <map>
 #include <mutex>
 
 #include "trireme/comm/rank.h"
@@ -67,12 +67,12 @@ class Replica {
         data_parallel_->enter(i, /*backward=*/true);
         nn::Param& param = params_.at(kShapes[i].name);
         at::Tensor delta = at::zeros({layout::local_elements(param.placement)});
+        const int begin = kShapes[i].expert ? first : rank_, end = kShapes[i].expert ? first + ep : rank_ + 1;
         for (std::int64_t at = 0; at < delta.numel(); ++at) {
           const std::int64_t element = *layout::global_index(param.placement, at);
-          for (int from = kShapes[i].expert ? first : rank_; from < (kShapes[i].expert ? first + ep : rank_ + 1);
-               ++from) {
-            delta[at] += part(param.name, from, element) * 0.5;
-          }
+          double sum = 0;
+          for (int from = begin; from < end; ++from) sum += part(param.name, from, element) / 2;
+          delta.data_ptr<float>()[at] = static_cast<float>(sum);
         }
         nn::add_gradient(param, delta.view(nn::local_shape(param.placement)));
         data_parallel_->added(param);
@@ -98,10 +98,12 @@ class Replica {
 const std::vector<Layout> kLayouts = [] {
   std::vector<Layout> layouts;
   for (int zero = 0; zero <= 3; ++zero) {
-    for (const auto& [dp, ep] : {std::pair{1, 1}, {2, 1}, {2, 2}, {4, 2}, {4, 4}}) layouts.push_back({dp, ep, zero});
+    for (const auto& [dp, ep] : std::vector<std::pair<int, int>>{{1, 1}, {2, 1}, {2, 2}, {4, 2}, {4, 4}}) {
+      layouts.push_back({.dp = dp, .ep = ep, .zero = zero});
+    }
     if (zero == 0) continue;
-    layouts.push_back({4, 2, zero, {"dp%2"}});  // experts are shared out by nobody
-    layouts.push_back({8, 2, zero, {"dp%4"}});  // and here by dp/2%2
+    layouts.push_back({.dp = 4, .ep = 2, .zero = zero, .shard = {"dp%2"}});  // experts are shared out by nobody
+    layouts.push_back({.dp = 8, .ep = 2, .zero = zero, .shard = {"dp%4"}});  // and here by dp/2%2
   }
   return layouts;
 }();
@@ -158,7 +160,9 @@ std::unique_ptr<Serial> serial_step(const Layout& layout, const spec::OptimConfi
   nn::initialise(serial->params, nn::Precision::kFp32, 1);
   for (nn::Param& param : serial->params) {
     at::Tensor gradient = at::zeros({param.elements()});
-    for (std::int64_t i = 0; i < gradient.numel(); ++i) gradient[i] = total(layout, param.name, i);
+    for (std::int64_t i = 0; i < gradient.numel(); ++i) {
+      gradient.data_ptr<float>()[i] = static_cast<float>(total(layout, param.name, i));
+    }
     nn::add_gradient(param, gradient.view(nn::local_shape(param.placement)));
   }
   serial->norm = optim::update(*optim::make_optimizer(config, serial->params), {.learning_rate = config.learning_rate})
@@ -220,7 +224,9 @@ TEST(ExpertReduction, StagesMayHaveOtherReductions) {
     if (first) placing.split(0, "dp%2");
     nn::Param& param = params.add(placing.placement(), {}, true);
     param.uses = 1;
-    DataParallel data_parallel({{.params = {&param}}}, params, groups, {.data = {"dp"}});
+    std::vector<ShardUnit> units(1);
+    units[0].params = {&param};
+    DataParallel data_parallel(std::move(units), params, groups, {.data = {"dp"}});
     nn::initialise(params, nn::Precision::kFp32, 1);
     data_parallel.begin_micro(true);
     nn::add_gradient(param, at::zeros(param.value.sizes()) + 1);
