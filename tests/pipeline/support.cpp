@@ -121,9 +121,9 @@ Outcome train_as_pipeline(const Problem& problem, const Pipelined& how) {
         const auto pipeline = rank.world().split(replica, stage_rank, "pp");
         const auto data_parallel = rank.world().split(stage_rank, replica, "dp");
         parallel::MeshGroups groups(rank.world(), layout::Mesh({{"dp", how.data_parallel}, {"pp", how.ranks}}));
-        const nn::ParallelContext parallel{.mesh = groups.mesh(), .rank = rank.rank()};
+        const nn::ParallelContext context{.mesh = groups.mesh(), .rank = rank.rank()};
         models::BuildOptions build = problem.build;
-        build.parallel = &parallel;
+        build.parallel = &context;
         const std::vector<std::string> names = chain_names(problem.shape, build);
         const Split split =
             how.starts.empty() ? split_by_count(names, how.table.chunks()) : split_at(names, how.starts);

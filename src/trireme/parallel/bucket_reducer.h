@@ -46,7 +46,8 @@ class BucketReducer {
   /// or Inf, a spike of the loss) have left nothing behind: what was kept is as it was before that step.
   virtual void begin_step(std::int64_t /*step*/) {}
   /// bucket.sending has this rank's gradients, padding included, and is the reducer's until settle(). Members lie in it
-  /// as view_in() says.
+  /// as view_in() says. With ZeRO 2 and 3 each microbatch is launched by itself: what compresses once a step refuses
+  /// them.
   virtual void launch(Bucket& bucket) = 0;
   /// Whether settle() would neither wait nor communicate. Ranks ask at different times.
   virtual bool arrived(Bucket& /*bucket*/) { return false; }

@@ -1,7 +1,7 @@
 // parallel/residuals.h -- what compression has left out of each gradient so far, to be added to the next one.
 //
 // Error feedback (Seide et al. 2014): every rank has its own residual for each parameter it holds a copy of. A step
-// that is not taken leaves it as it was: begin what a step leaves in next(), and keep() it once the step is taken. In
+// that is not taken leaves it as it was: what a step leaves goes into next(), and is kept once the step is taken. In
 // the state it is a tensor NAME/PARAMETER with a leading dimension over the copies.
 // Depends on: layout, nn.
 #pragma once
@@ -25,7 +25,7 @@ class Residuals {
   /// Of a whole bucket, flat as its gradient; view_in() has a member's part.
   const at::Tensor& kept(const Bucket& bucket) const { return kept_.at(number(bucket)); }
   at::Tensor& next(const Bucket& bucket) { return next_.at(number(bucket)); }
-  /// What next() holds, of all buckets that it was asked for, is kept from now on.
+  /// What next() holds is kept from now on: BucketReducer::step_taken().
   void keep();
 
   void add_state(nn::State& state, const std::string& name);
