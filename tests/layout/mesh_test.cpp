@@ -45,9 +45,8 @@ TEST(Mesh, KnowsPartsOfAnAxis) {
   EXPECT_THAT(mesh.group(5, {"dp%4"}), ElementsAre(1, 3, 5, 7));
   EXPECT_THAT(mesh.group(5, {"dp/4"}), ElementsAre(5, 13));
   EXPECT_EQ(mesh.group(5, {"dp/4", "dp%4"}), mesh.group(5, {"dp"}));
-  EXPECT_THAT(without(mesh, {"dp", "tp"}, "dp%4"), ElementsAre("dp/4", "tp"));
-  EXPECT_THAT(without(mesh, {"dp", "tp"}, "dp/8"), ElementsAre("dp", "tp"));
-  EXPECT_THAT(without(mesh, {"dp", "tp"}, "dp%8"), ElementsAre("tp"));
+  EXPECT_THAT(mesh.group(5, {"dp/2%2"}), ElementsAre(1, 5)) << "between dp%2 and dp/4";
+  EXPECT_EQ(mesh.group(5, {"dp%2", "dp/2%2", "dp/4"}), mesh.group(5, {"dp"}));
 }
 
 TEST(Mesh, GroupsAreWhatDiffersOnlyAlongTheirAxes) {
@@ -132,7 +131,9 @@ TEST(Mesh, ErrorsNameTheAxisTheNumbersAndWhatWorks) {
   const ConfigError shared = error_of([&] { mesh.group(0, {"dp", "dp%2"}); });
   EXPECT_STREQ(shared.what(), "dp and dp%2 are not two directions: they share ranks");
   EXPECT_EQ(shared.hint(), "leave out dp%2");
-  EXPECT_THAT(error_of([&] { without(mesh, {"pp"}, "dp"); }).what(), HasSubstr("axis dp is used already"));
+  const ConfigError inner = error_of([&] { mesh.group(0, {"dp/2%2"}); });
+  EXPECT_STREQ(inner.what(), "dp/2%2: 2 does not divide the 3 ranks of axis dp/2");
+  EXPECT_EQ(inner.hint(), "write dp/2%1");
   EXPECT_THAT(error_of([] { mesh_from_json({{"axes", 3}}); }).what(), HasSubstr("no mesh"));
 }
 

@@ -121,7 +121,10 @@ Outcome train_as_pipeline(const Problem& problem, const Pipelined& how) {
         const auto pipeline = rank.world().split(replica, stage_rank, "pp");
         const auto data_parallel = rank.world().split(stage_rank, replica, "dp");
         parallel::MeshGroups groups(rank.world(), layout::Mesh({{"dp", how.data_parallel}, {"pp", how.ranks}}));
-        const std::vector<std::string> names = chain_names(problem.shape, problem.build);
+        const nn::ParallelContext context{.mesh = groups.mesh(), .rank = rank.rank()};
+        models::BuildOptions build = problem.build;
+        build.parallel = &context;
+        const std::vector<std::string> names = chain_names(problem.shape, build);
         const Split split =
             how.starts.empty() ? split_by_count(names, how.table.chunks()) : split_at(names, how.starts);
         Stage stage = build_stage({.shape = problem.shape,
@@ -129,7 +132,7 @@ Outcome train_as_pipeline(const Problem& problem, const Pipelined& how) {
                                    .split = split,
                                    .precision = nn::Precision::kFp64,
                                    .rank = stage_rank,
-                                   .build = problem.build});
+                                   .build = build});
         parallel::DataParallelOptions sharing{.precision = nn::Precision::kFp64};
         if (how.data_parallel > 1) sharing.data = {"dp"};
         parallel::DataParallel copies(units_of(stage), stage.model->params, groups, sharing, held_apart(stage));

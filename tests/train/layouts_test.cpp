@@ -198,6 +198,8 @@ TEST(Layouts, KeepAndSendWhatTheFormulasSay) {
     with_trainers(recipe, ranks, [&](Trainer& trainer, comm::Rank&) {
       const Explanation explanation = explain(trainer);
       EXPECT_FALSE(explanation.traffic.empty()) << text;
+      EXPECT_THAT(explanation.gradients, testing::EndsWith(recipe.layout.zero > 0 ? "reduce-scatter of each bucket"
+                                                                                  : "all-reduce of each bucket"));
       for (const auto& line : explanation.traffic) {
         if (line.formula == 0) continue;
         EXPECT_NEAR(line.measured, line.formula, 1) << text << ": " << line.name << "\n" << explanation.text();

@@ -28,26 +28,34 @@ int nearest_divisor(int size, int wish) {
   return best;
 }
 
-struct PartName {
-  std::string axis;
-  char how = 0;  // '%', '/' or 0 for the whole axis
+/// "%4" or "/4".
+struct Cut {
+  char how = '%';
   int by = 1;
 };
 
-PartName read_part(std::string_view text) {
-  const std::size_t sign = text.find_first_of("%/");
-  if (sign == std::string_view::npos) return {.axis = std::string(text)};
-  PartName part{.axis = std::string(text.substr(0, sign)), .how = text[sign], .by = 0};
-  const std::string_view number = text.substr(sign + 1);
-  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), part.by);
-  if (error != std::errc() || end != number.data() + number.size() || part.by < 1) {
-    throw ConfigError(fmt::format("\"{}\" is no part of an axis: \"{}\" is not a number of ranks", text, number),
-                      fmt::format("write {0}%2 for the inner 2 of {0}, {0}/2 for the rest", part.axis));
+/// The cuts after the name of an axis, in their order.
+std::vector<Cut> read_cuts(std::string_view text) {
+  const std::size_t name_ends = std::min(text.find_first_of("%/"), text.size());
+  std::vector<Cut> cuts;
+  for (std::size_t at = name_ends; at < text.size();) {
+    const std::size_t end = std::min(text.find_first_of("%/", at + 1), text.size());
+    const std::string_view number = text.substr(at + 1, end - at - 1);
+    Cut& cut = cuts.emplace_back(Cut{.how = text[at], .by = 0});
+    const auto [stop, error] = std::from_chars(number.data(), number.data() + number.size(), cut.by);
+    if (error != std::errc() || stop != number.data() + number.size() || cut.by < 1) {
+      throw ConfigError(
+          fmt::format("\"{}\" is no part of an axis: \"{}\" is not a number of ranks", text, number),
+          fmt::format("write {0}%2 for the inner 2 of {0}, {0}/2 for the rest", text.substr(0, name_ends)));
+    }
+    at = end;
   }
-  return part;
+  return cuts;
 }
 
 }  // namespace
+
+std::string_view axis_of(std::string_view part) { return part.substr(0, part.find_first_of("%/")); }
 
 Mesh::Mesh(std::vector<Axis> axes) : axes_(std::move(axes)), strides_(axes_.size()) {
   for (std::size_t i = axes_.size(); i-- > 0;) {
@@ -84,23 +92,27 @@ AxisNames Mesh::wide_axes() const {
 }
 
 Extent Mesh::extent(std::string_view name) const {
-  const PartName part = read_part(name);
-  const auto axis = std::ranges::find(axes_, part.axis, &Axis::name);
+  const std::vector<Cut> cuts = read_cuts(name);
+  const std::string_view whole = axis_of(name);
+  const auto axis = std::ranges::find(axes_, whole, &Axis::name);
   if (axis == axes_.end()) {
     std::vector<std::string> names;
     for (const Axis& known : axes_) names.push_back(known.name);
     throw ConfigError(
-        fmt::format("the mesh has no axis {}{}", part.axis, did_you_mean(part.axis, names)),
+        fmt::format("the mesh has no axis {}{}", whole, did_you_mean(whole, names)),
         names.empty() ? std::string("add the axis to the mesh") : fmt::format("its axes are {}", listed(names)));
   }
-  const int stride = strides_[static_cast<std::size_t>(axis - axes_.begin())];
-  if (part.how == 0) return {axis->size, stride};
-  if (axis->size % part.by != 0) {
-    throw ConfigError(
-        fmt::format("{}: {} does not divide the {} ranks of axis {}", name, part.by, axis->size, axis->name),
-        fmt::format("write {}{}{}", axis->name, part.how, nearest_divisor(axis->size, part.by)));
+  Extent at{axis->size, strides_[static_cast<std::size_t>(axis - axes_.begin())]};
+  std::string so_far = axis->name;
+  for (const Cut& cut : cuts) {
+    if (at.size % cut.by != 0) {
+      throw ConfigError(fmt::format("{}: {} does not divide the {} ranks of axis {}", name, cut.by, at.size, so_far),
+                        fmt::format("write {}{}{}", so_far, cut.how, nearest_divisor(at.size, cut.by)));
+    }
+    at = cut.how == '%' ? Extent{cut.by, at.stride} : Extent{at.size / cut.by, at.stride * cut.by};
+    so_far += fmt::format("{}{}", cut.how, cut.by);
   }
-  return part.how == '%' ? Extent{part.by, stride} : Extent{axis->size / part.by, stride * part.by};
+  return at;
 }
 
 void Mesh::check_rank(int rank) const {
@@ -221,30 +233,6 @@ Mesh Mesh::view(std::vector<Axis> axes) const {
                       fmt::format("name it differently, such as e{}", axis.name));
   }
   return other;
-}
-
-AxisNames without(const Mesh& mesh, const AxisNames& axes, const std::string& used) {
-  if (mesh.size(used) == 1) return axes;
-  const PartName part = read_part(used);
-  AxisNames rest;
-  bool found = false;
-  for (const std::string& name : axes) {
-    if (name == used) {
-      found = true;
-    } else if (name == part.axis) {
-      found = true;
-      std::string other = fmt::format("{}{}{}", part.axis, part.how == '%' ? '/' : '%', part.by);
-      if (mesh.size(other) > 1) rest.push_back(std::move(other));
-    } else {
-      rest.push_back(name);
-    }
-  }
-  if (!found) {
-    throw ConfigError(fmt::format("axis {} is used already: what is left is {}", used,
-                                  axes.empty() ? std::string("no axis") : fmt::format("{}", fmt::join(axes, " "))),
-                      axes.empty() ? fmt::format("use {} only once", used) : fmt::format("use {}", axes.front()));
-  }
-  return rest;
 }
 
 }  // namespace trireme::layout

@@ -3,7 +3,8 @@
 // The last axis varies fastest: the ranks of its groups are neighbours, so an axis that talks much (tp) goes last and
 // stays inside a node. Wherever an axis is asked for, a part of one may stand: of an axis dp = 8, "dp%4" is its inner
 // 4 (neighbours, the coordinate modulo 4) and "dp/4" its outer 2 (the coordinate divided by 4). That is enough to shard
-// within a node and replicate across. A view names other axes over the same ranks.
+// within a node and replicate across. Parts have parts: "dp/2%2" is what is inside of dp/4 and outside of dp%2. A view
+// names other axes over the same ranks; axis_sets.h computes with sets of axes.
 // Depends on: base.
 #pragma once
 
@@ -24,6 +25,9 @@ struct Axis {
 /// Axes or parts of axes; the order does not matter: members of a group always stand in the order of their ranks.
 using AxisNames = std::vector<std::string>;
 
+/// "dp" of "dp", "dp%4" and "dp/2%2".
+std::string_view axis_of(std::string_view part);
+
 /// Where an axis, or a part of one, lies among the ranks: its neighbours are `stride` apart.
 struct Extent {
   int size = 1, stride = 1;
@@ -42,7 +46,7 @@ class Mesh {
   /// Every axis that has more than one rank.
   AxisNames wide_axes() const;
 
-  /// Where "dp", "dp%4" or "dp/4" lies. ConfigError when there is no such axis or 4 does not divide it.
+  /// Where "dp", "dp%4", "dp/4" or "dp/2%2" lies. ConfigError when there is no such axis or 4 does not divide it.
   Extent extent(std::string_view axis) const;
   int size(std::string_view axis) const { return extent(axis).size; }
   int coordinate(int rank, std::string_view axis) const;
@@ -72,10 +76,6 @@ class Mesh {
   std::vector<int> strides_;
   int ranks_ = 1;
 };
-
-/// What is left of `axes` when `used` no longer counts: ("dp tp", "dp%4") leaves "dp/4 tp". ConfigError when `used` is
-/// not among them. Parts of one rank are left out.
-AxisNames without(const Mesh& mesh, const AxisNames& axes, const std::string& used);
 
 /// "pp=2 dp=2 tp=2", separated by spaces or commas.
 Mesh parse_mesh(std::string_view text);

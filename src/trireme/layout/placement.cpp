@@ -217,29 +217,6 @@ bool is_first_copy(const Mesh& mesh, int rank, const AxisNames& replica_axes) {
   return mesh.index_in_group(rank, replica_axes) == 0;
 }
 
-std::vector<Reduction> reduction_axes(const Placement& placement, const AxisNames& equal) {
-  std::vector<Reduction> result;
-  const Range window = window_of(placement);
-  Index offset = 0;
-  for (const Piece& piece : placement.pieces) {
-    const Index end = offset + piece.box.elements() + piece.padding;
-    const Range local{std::max(offset, window.begin) - window.begin, std::min(end, window.end) - window.begin};
-    offset = end;
-    if (local.begin >= local.end) continue;
-    AxisNames axes = piece.replica_axes;
-    if (placement.partition)
-      axes.insert(axes.end(), placement.partition->axes.begin(), placement.partition->axes.end());
-    std::erase_if(axes, [&](const std::string& axis) { return std::ranges::find(equal, axis) != equal.end(); });
-    std::ranges::sort(axes);
-    if (!result.empty() && result.back().axes == axes) {
-      result.back().local.end = local.end;
-    } else {
-      result.push_back({local, std::move(axes)});
-    }
-  }
-  return result;
-}
-
 std::string element_text(const Shape& shape, Index global) {
   std::vector<Index> coordinates(shape.size());
   for (std::size_t i = shape.size(); i-- > 0;) {

@@ -4,7 +4,8 @@
 // each row by row. Padding that kernels want is memory after a box; it is no part of the global tensor, so layouts with
 // different padding describe the same tensor. On top, ZeRO keeps only an interval of that memory. Global elements are
 // numbered row by row. Everything is computed on runs, stretches that are contiguous both globally and locally, never
-// element by element. placing.h builds placements, coverage.h checks those of all ranks against each other.
+// element by element. placing.h builds placements, reduction.h says which ranks sum a gradient, coverage.h checks the
+// placements of all ranks against each other.
 // Depends on: base.
 #pragma once
 
@@ -49,6 +50,7 @@ struct Placement {
   Shape shape;  ///< of the global tensor, without padding
   std::vector<Piece> pieces;
   std::optional<Partition> partition;
+  AxisNames absent_axes = {};  ///< the other ranks along these hold nothing of it: stages of a pipeline
   bool operator==(const Placement&) const = default;
 };
 
@@ -86,16 +88,6 @@ const Piece* piece_at(const Placement& placement, Index local);
 
 /// Whether the rank is the first of those that hold copies along these axes.
 bool is_first_copy(const Mesh& mesh, int rank, const AxisNames& replica_axes);
-
-/// A stretch of the rank's memory and the axes along which gradients are summed for it.
-struct Reduction {
-  Range local;
-  AxisNames axes;
-  bool operator==(const Reduction&) const = default;
-};
-/// Who sums the gradient: all copies, those that a partition has taken away included. `equal` names the axes along
-/// which every copy already computes the whole gradient, such as tp for a norm without sequence parallelism.
-std::vector<Reduction> reduction_axes(const Placement& placement, const AxisNames& equal = {});
 
 /// "wqkv (12 x 4): [0:2, 0:4] copies along dp, [8:9, 0:4] copies along dp tp%2, elements 0:6 of that along zp"
 std::string to_text(const Placement& placement);

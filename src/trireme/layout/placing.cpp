@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "trireme/base/error.h"
+#include "trireme/layout/axis_sets.h"
 
 namespace trireme::layout {
 namespace {
@@ -136,6 +137,7 @@ Placing& Placing::only_at(const std::string& axis, int coordinate) {
            fmt::format("use {}", mesh_.size(axis) - 1));
   }
   for (Piece& piece : placement_.pieces) piece.replica_axes = use(piece.replica_axes, axis);
+  if (mesh_.size(axis) > 1) placement_.absent_axes.push_back(axis);
   if (mesh_.coordinate(rank_, axis) != coordinate) placement_.pieces.clear();
   return *this;
 }
@@ -150,6 +152,18 @@ Placing& Placing::partition(const AxisNames& axes, Index multiple) {
   const Index each = round_up((unpartitioned_elements(placement_) + parts - 1) / parts, multiple);
   placement_.partition = {.begin = index * each, .end = (index + 1) * each, .axes = axes};
   return *this;
+}
+
+Placement stack_copies(const Mesh& mesh, int rank, Placement placement, const AxisNames& axes) {
+  TRIREME_CHECK(!placement.partition, "{} is partitioned: its parts are no copies", placement.name);
+  const Index copy = mesh.index_in_group(rank, axes);
+  placement.shape.insert(placement.shape.begin(), mesh.group_size(axes));
+  for (Piece& piece : placement.pieces) {
+    piece.box.begin.insert(piece.box.begin.begin(), copy);
+    piece.box.end.insert(piece.box.end.begin(), copy + 1);
+    for (const std::string& axis : axes) piece.replica_axes = without(mesh, piece.replica_axes, axis);
+  }
+  return placement;
 }
 
 std::vector<Placement> place_all(const Mesh& mesh, const std::string& name, const Shape& shape,

@@ -53,6 +53,10 @@ class Placing {
   Placement placement_;
 };
 
+/// One tensor for each rank along `axes`, which hold copies of this one (not partitioned) and something of their own
+/// for it, such as what compression has left out of each one's gradient: a leading dimension counts them.
+Placement stack_copies(const Mesh& mesh, int rank, Placement placement, const AxisNames& axes);
+
 /// The placements of all ranks: `build` says what happens to each.
 std::vector<Placement> place_all(const Mesh& mesh, const std::string& name, const Shape& shape,
                                  const std::function<void(Placing&)>& build);

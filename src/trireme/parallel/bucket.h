@@ -39,6 +39,11 @@ struct Bucket {
   int key = 0;
   bool trainable = true;
   at::ScalarType master_type = at::kFloat, gradient_type = at::kFloat;  ///< of its members
+  // Whom its gradients are summed over follows from the placements of its members, which all say the same.
+  layout::AxisNames axes;           ///< along which they are summed
+  layout::AxisNames shard_axes;     ///< of these, those along which ZeRO shares it out
+  comm::Group* group = nullptr;     ///< along shard_axes with ZeRO, else along axes; null: this rank is alone
+  comm::Group* rest = nullptr;      ///< ZeRO: along what shard_axes leaves of axes; null: nothing
   std::int64_t elements = 0;        ///< of memory, a multiple of the ranks that share it
   std::int64_t begin = 0, end = 0;  ///< this rank's part
 
@@ -59,7 +64,7 @@ struct Bucket {
   // A sum under way.
   comm::Work work;
   at::Tensor in_flight;          ///< ZeRO 2 and 3: the gradient that was taken from `gradient`, which is free again
-  at::Tensor sending, arriving;  ///< what the work reads and writes
+  at::Tensor sending, arriving;  ///< this rank's gradients; its part of their sum (bucket_reducer.h)
   bool launched = false;
   int expected = 0, arrived = 0;  ///< contributions a micro
   bool accumulated = false;       ///< gradient_shard holds sums of earlier micros
@@ -79,17 +84,5 @@ at::Tensor owned_part(const Bucket& bucket, const BucketMember& member, const at
 std::int64_t version_of(const Bucket& bucket);
 /// The member that is this parameter.
 BucketMember& member_of(Bucket& bucket, const nn::Param& param);
-
-/// Stretches of gradients that are also summed along axes beyond those of the data: tp, for what its ranks have copies
-/// of and compute parts of.
-struct ExtraSum {
-  comm::Group* group = nullptr;
-  struct BucketSlice {
-    nn::Param* param = nullptr;  ///< of the owned ones
-    std::int64_t begin = 0, count = 0;
-  };
-  std::vector<BucketSlice> stretches;
-  at::Tensor buffer;
-};
 
 }  // namespace trireme::parallel

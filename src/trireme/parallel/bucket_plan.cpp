@@ -1,10 +1,12 @@
 #include "trireme/parallel/bucket_plan.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
 #include "trireme/base/error.h"
+#include "trireme/layout/axis_sets.h"
+#include "trireme/layout/reduction.h"
 
 namespace trireme::parallel {
 namespace {
@@ -16,7 +18,7 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
 }
 
 void fill_buckets(BucketPlan& plan, const std::vector<ShardUnit>& units, nn::Params& params,
-                  const DataParallelOptions& options, const std::vector<std::string>& apart) {
+                  const DataParallelOptions& options, const layout::Mesh& mesh, const std::vector<std::string>& apart) {
   auto& buckets = plan.buckets;
   std::map<const nn::Param*, std::size_t> unit_of;
   for (std::size_t unit = 0; unit < units.size(); ++unit) {
@@ -35,8 +37,10 @@ void fill_buckets(BucketPlan& plan, const std::vector<ShardUnit>& units, nn::Par
     const at::ScalarType master = nn::master_type(options.precision, *param),
                          gradient = nn::gradient_type(options.precision, *param);
     const auto width = static_cast<std::int64_t>(c10::elementSize(gradient));
-    std::string kind =
-        fmt::format("{} {} {} {}", key, param->trainable, c10::toString(master), c10::toString(gradient));
+    const layout::AxisNames axes =
+        layout::intersect(mesh, layout::shared_reduction_axes(mesh, param->placement, param->equal_axes), options.data);
+    std::string kind = fmt::format("{} {} {} {} over {}", key, param->trainable, c10::toString(master),
+                                   c10::toString(gradient), fmt::join(axes, " "));
     if (options.zero == 3) kind += fmt::format(" unit {}", found->second);
     if (by_itself) kind += " " + param->name;
     auto at = open.find(kind);
@@ -53,25 +57,41 @@ void fill_buckets(BucketPlan& plan, const std::vector<ShardUnit>& units, nn::Par
       buckets.back().trainable = param->trainable;
       buckets.back().master_type = master;
       buckets.back().gradient_type = gradient;
+      buckets.back().axes = axes;
+      if (options.zero > 0) buckets.back().shard_axes = layout::intersect(mesh, axes, options.shard);
     }
     Bucket& bucket = buckets[at->second];
     bucket.members.push_back({.param = param, .offset = bucket.elements});
     bucket.elements += size;
     bucket.expected += param->uses;
-    plan.bucket_of[param] = at->second;
+  }
+}
+
+/// By the member that backward completes last: buckets of several kinds fill side by side, and one that stays open for
+/// long must not hold back those that are full before it.
+void sort_by_completion(BucketPlan& plan, const nn::Params& params) {
+  std::map<const nn::Param*, std::int64_t> position;
+  for (const nn::Param& param : params) position.emplace(&param, -static_cast<std::int64_t>(position.size()));
+  std::ranges::stable_sort(plan.buckets, {}, [&](const Bucket& bucket) {
+    return position.at(bucket.members.back().param);  // members are in the order of backward
+  });
+  for (std::size_t i = 0; i < plan.buckets.size(); ++i) {
+    for (const BucketMember& member : plan.buckets[i].members) plan.bucket_of[member.param] = i;
   }
 }
 
 }  // namespace
 
 BucketPlan plan_buckets(const std::vector<ShardUnit>& units, nn::Params& params, const DataParallelOptions& options,
-                        BucketShare share, const std::vector<std::string>& apart) {
+                        MeshPoint at, const std::vector<std::string>& apart) {
   BucketPlan plan;
-  fill_buckets(plan, units, params, options, apart);
+  fill_buckets(plan, units, params, options, at.mesh, apart);
+  sort_by_completion(plan, params);
   for (Bucket& bucket : plan.buckets) {
-    bucket.elements = round_up(bucket.elements, kAlign * share.count);
-    bucket.begin = bucket.elements / share.count * share.rank;
-    bucket.end = bucket.begin + bucket.elements / share.count;
+    const int parts = at.mesh.group_size(bucket.shard_axes);
+    bucket.elements = round_up(bucket.elements, kAlign * parts);
+    bucket.begin = bucket.elements / parts * at.mesh.index_in_group(at.rank, bucket.shard_axes);
+    bucket.end = bucket.begin + bucket.elements / parts;
   }
   plan.unit_buckets.resize(units.size());
   for (std::size_t unit = 0; unit < units.size(); ++unit) {

@@ -3,8 +3,9 @@
 //
 // Gradients lie in buckets, flat stretches of memory filled in the order in which backward makes them; a bucket is
 // summed over ranks in the background as soon as it is full, while backward goes on (Horovod, PyTorch DDP; one pool for
-// all of them is GradientFlow's lazy all-reduce). ZeRO (Rajbhandari et al. 2019) cuts each bucket evenly over the ranks
-// of `shard`: stage 1 shares out what the optimizer keeps, stage 2 gradients as well, stage 3 weights too, which are
+// all of them is GradientFlow's lazy all-reduce). Over which ranks, the placements of its parameters say
+// (bucket_plan.h); how, a BucketReducer does. ZeRO (Rajbhandari et al. 2019) cuts each bucket evenly over the ranks of
+// `shard`: stage 1 shares out what the optimizer keeps, stage 2 gradients as well, stage 3 weights too, which are
 // gathered before a layer runs and freed after. A shard of several ranks with copies across is MiCS and HSDP.
 //
 // What is summed is the gradient of the loss already divided by the tokens of the whole batch, so the sum is the exact
@@ -17,7 +18,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,8 +25,10 @@
 #include "trireme/nn/layer.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/bucket_plan.h"
+#include "trireme/parallel/gradient_buckets.h"
 #include "trireme/parallel/mesh_groups.h"
 #include "trireme/parallel/sharded_weights.h"
+#include "trireme/parallel/slice_reduction.h"
 
 namespace trireme::parallel {
 
@@ -49,19 +51,22 @@ class DataParallel {
 
   // A step, in this order:
   /// `last`: no later micro adds to any gradient, so buckets may go as they fill.
-  void begin_micro(bool last);
+  void begin_micro(bool last) { gradients_->begin_micro(last); }
   /// A layer has added its part to this gradient.
-  void added(nn::Param& param);
+  void added(nn::Param& param) { gradients_->added(param); }
   /// The gradients of this key are complete.
-  void start(int key);
+  void start(int key) { gradients_->start(key); }
   /// Gradients of owned() are sums over all ranks. Seconds that this rank waited. A ConfigError names parameters that
   /// no layer of this rank has given a gradient to.
   double finish();
   /// In a recording of the last micro, which must hold all that its sums do on the device. ZeRO 1 at most, no offload:
   /// then gradients lie where they lay. What is summed beyond the data's axes, finish() does after each replay.
-  void complete();
+  void complete() { gradients_->complete(); }
   /// Such a recording has run in place of the calls.
-  void replayed();
+  void replayed() { gradients_->replayed(); }
+  /// The update by these gradients was taken: what their reduction leaves for the next step (residuals) is kept. A step
+  /// without this call leaves no trace there. Before updated().
+  void step_taken() { gradients_->step_taken(owned()); }
   /// owned() has new numbers: they are on their way to all who compute with them.
   void updated() { weights_->updated(); }
   /// Offload from a GPU: new weights travel while the rest is updated, where updated(param) tells of each one of
@@ -78,7 +83,7 @@ class DataParallel {
   void wait_for_weights() { weights_->wait(); }
   /// Offload: somebody goes on reading the gradients of owned(), until this is called again. Theirs is other memory
   /// from now on.
-  void hand_over_gradients();
+  void hand_over_gradients() { gradients_->hand_over(); }
   /// Offload: owned() has numbers that nobody computes with before the next updated(). What they compute with is in
   /// computed(), and is on its way from there to all of them.
   void computed_changed() { weights_->changed_on_device(); }
@@ -100,45 +105,31 @@ class DataParallel {
     std::int64_t masters = 0;     ///< where they are not the parameters themselves
     std::int64_t gradients = 0;
     std::int64_t buckets = 0;  ///< room for what is on its way or gathered for a while: the most so far
+    std::int64_t reducer = 0;  ///< what the reduction of gradients keeps from step to step
     /// Offload: on the host; none of it is counted above.
     std::int64_t host_masters = 0, host_gradients = 0, host_values = 0;
   };
   Bytes bytes() const;
   const std::vector<Bucket>& buckets() const { return plan_.buckets; }
-  /// Elements of owned gradients that are summed beyond the data's axes, over so many ranks.
-  std::int64_t extra_elements(int ranks) const;
+  const BucketReducer& reducer() const { return gradients_->reducer(); }
+  /// Elements of owned gradients that are summed along axes beyond their bucket's, over so many ranks.
+  std::int64_t slice_elements(int ranks) const;
+  /// What the reduction of gradients depends on from step to step; nothing where it is dense.
+  void add_state(nn::State& state) { gradients_->add_state(state); }
 
  private:
-  /// What travels is a rounded copy; gradients of 16 bits go as they are.
-  bool travels_rounded(const Bucket& bucket) const;
-  void provide_gradients();
-  void make_across();
-  Bucket& bucket_of(const nn::Param& param) { return plan_.buckets[plan_.bucket_of.at(&param)]; }
-  void settle_arrived();
-  void launch(Bucket& bucket);
-  void launch_ready();
-  void settle(Bucket& bucket);
-  void sum_rest();
-  void sum_extras();
-  void require_complete() const;
+  void make_bucket_groups(MeshGroups& groups);
 
   std::vector<ShardUnit> units_;
   nn::Params& params_;
-  MeshGroups& groups_;
   DataParallelOptions options_;
-  comm::Group *data_ = nullptr, *shard_ = nullptr, *rest_ = nullptr;  // null: alone
   nn::Params shards_;
   BucketPlan plan_;
+  std::unique_ptr<GradientBuckets> gradients_;
+  std::unique_ptr<HostLink> link_;  // offload from a GPU only; goes before gradients_, whose memory it gives back
   std::unique_ptr<ShardedWeights> weights_;
-  std::vector<ExtraSum> extras_;
-  BufferPool gradient_pool_;
-  std::unique_ptr<HostLink> link_;  // offload from a GPU only; after the pool, which it gives back to
+  std::vector<SliceReduction> slices_;
   optim::AcrossRanks across_;
-  std::deque<Bucket*> in_flight_;  // ZeRO 2 and 3: sums under way, the oldest first
-  std::size_t next_ = 0;           // bucket to be launched, where they go in order
-  int micros_ = 0;
-  bool last_ = false;
-  std::vector<comm::RegisteredBuffer> kept_;  // goes before gradients do
 };
 
 }  // namespace trireme::parallel

@@ -1,4 +1,4 @@
-// parallel/data_parallel_options.h -- what replicas are made from: how copies agree, and the parts a model runs in.
+// parallel/data_parallel_options.h -- what DataParallel is made from: how copies agree, and the parts a model runs in.
 //
 // Depends on: layout, nn.
 #pragma once
@@ -10,18 +10,22 @@
 
 #include "trireme/layout/mesh.h"
 #include "trireme/nn/param.h"
+#include "trireme/parallel/bucket_reducer.h"
 
 namespace trireme::parallel {
 
 struct DataParallelOptions {
   int zero = 0;
-  layout::AxisNames data;   ///< axes whose ranks have other tokens: what gradients are summed over
+  /// Axes whose ranks have other tokens. Which of them a gradient is summed along, its placement says; those sums run
+  /// bucket by bucket while backward goes on, sums along other axes follow in one exchange (slice_reduction.h).
+  layout::AxisNames data;
   layout::AxisNames shard;  ///< of them, those (or parts of those) that share out; empty without ZeRO
   std::int64_t bucket_bytes = std::int64_t{25} << 20;  ///< of gradients; 0: one bucket
   bool reduce_bf16 = false;                            ///< gradients are rounded for the way
   bool offload = false;                                ///< owned() lives on the host
   nn::Precision precision = nn::Precision::kFp32;
-  at::Device device = at::kCPU;  ///< where layers compute
+  at::Device device = at::kCPU;               ///< where layers compute
+  MakeReducer* reducer = make_dense_reducer;  ///< how a bucket's gradients become their sum
 
   /// What a rank updates is not what layers compute with.
   bool owns_apart() const { return zero > 0 || offload; }

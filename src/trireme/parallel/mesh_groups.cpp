@@ -4,8 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 
 namespace trireme::parallel {
 
@@ -26,6 +28,28 @@ comm::Group* MeshGroups::along(const layout::AxisNames& axes) {
     entry->second = world_.split(members.front(), rank(), fmt::format("{} {}", fmt::join(names, "."), members.front()));
   }
   return entry->second.get();
+}
+
+void MeshGroups::agree_on(const std::vector<layout::AxisNames>& wanted) {
+  if (world_.size() == 1) return;
+  std::string mine;
+  for (layout::AxisNames axes : wanted) {
+    std::ranges::sort(axes);
+    mine += fmt::format("{};", fmt::join(axes, " "));
+  }
+  auto longest = static_cast<std::int64_t>(mine.size());
+  world_.all_reduce(comm::Buffer{&longest, 1, comm::DType::kI64}, comm::Reduce::kMax).wait();
+  if (longest == 0) return;
+  mine.resize(static_cast<std::size_t>(longest), ';');
+  std::string everybodys(mine.size() * static_cast<std::size_t>(world_.size()), ';');
+  world_
+      .all_gather(comm::ConstBuffer{mine.data(), mine.size(), comm::DType::kU8},
+                  comm::Buffer{everybodys.data(), everybodys.size(), comm::DType::kU8})
+      .wait();
+  std::set<std::string> sets;
+  for (std::string& text : split(everybodys, ';')) sets.insert(std::move(text));
+  sets.erase("");  // what fills up shorter lists
+  for (const std::string& axes : sets) along(split(axes, ' '));
 }
 
 std::vector<comm::Group*> MeshGroups::all() const {

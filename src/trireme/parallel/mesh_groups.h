@@ -23,6 +23,9 @@ class MeshGroups {
   /// The ranks that differ from this one along these axes only; null where there is no other. Made when first asked
   /// for, by all ranks of the world together and in the same order.
   comm::Group* along(const layout::AxisNames& axes);
+  /// Makes all groups that some rank will ask for: ranks of other stages have other parameters, and want other groups.
+  /// On all ranks of the world together; the order of `wanted` does not matter.
+  void agree_on(const std::vector<layout::AxisNames>& wanted);
   /// Those that were asked for, by their axes, ascending.
   std::vector<comm::Group*> all() const;
 

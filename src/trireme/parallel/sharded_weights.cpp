@@ -67,10 +67,10 @@ void ShardedWeights::send_out() {
   for (Bucket& bucket : std::views::reverse(parts_.plan.buckets)) {
     const std::int64_t version = version_of(bucket);
     if (std::exchange(bucket.sent, version) == version || zero == 0 || zero == 3) continue;
-    if (parts_.shard == nullptr) continue;
+    if (bucket.group == nullptr) continue;
     order_after_coming(bucket);
     bucket.fetching =
-        parts_.shard->all_gather(device::to_const_buffer(bucket.value_shard), device::to_buffer(bucket.value));
+        bucket.group->all_gather(device::to_const_buffer(bucket.value_shard), device::to_buffer(bucket.value));
     bucket.is_fetching = bucket.is_whole = true;
   }
   for (nn::Param& param : parts_.params) ++param.version;  // what layers derived from old ones is of no use any more
@@ -88,11 +88,11 @@ void ShardedWeights::gather(Bucket& bucket) {
   bucket.value = pool_.take(bucket.elements, bucket.value_shard.options());
   bucket.is_fetching = true;
   order_after_coming(bucket);
-  if (parts_.shard == nullptr) {
+  if (bucket.group == nullptr) {
     bucket.value.copy_(bucket.value_shard);
   } else {
     bucket.fetching =
-        parts_.shard->all_gather(device::to_const_buffer(bucket.value_shard), device::to_buffer(bucket.value));
+        bucket.group->all_gather(device::to_const_buffer(bucket.value_shard), device::to_buffer(bucket.value));
   }
 }
 

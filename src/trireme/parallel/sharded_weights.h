@@ -23,8 +23,7 @@ class ShardedWeights {
     const std::vector<ShardUnit>& units;
     BucketPlan& plan;
     nn::Params& params;
-    comm::Group* shard = nullptr;  ///< ranks that share out; null: alone
-    HostLink* link = nullptr;      ///< offload from a GPU
+    HostLink* link = nullptr;  ///< offload from a GPU
   };
   explicit ShardedWeights(const Parts& parts) : parts_(parts) {}
 

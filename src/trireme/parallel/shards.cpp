@@ -2,6 +2,8 @@
 
 #include <ATen/ops/zeros.h>
 
+#include "trireme/layout/axis_sets.h"
+
 namespace trireme::parallel {
 namespace {
 
@@ -33,14 +35,14 @@ void allocate(Bucket& bucket, const DataParallelOptions& options, HostLink* link
                                    : owned_zeros(part, rounded ? at::kBFloat16 : bucket.gradient_type);
 }
 
-layout::Placement placement_of(const nn::Param& param, layout::Range owned, const layout::Mesh& mesh,
-                               const DataParallelOptions& options) {
+layout::Placement placement_of(const nn::Param& param, const Bucket& bucket, layout::Range owned,
+                               const layout::Mesh& mesh, const DataParallelOptions& options) {
   layout::Placement placement = param.placement;
   if (options.zero > 0) {
-    placement.partition = layout::Partition{.begin = owned.begin, .end = owned.end, .axes = options.shard};
+    placement.partition = layout::Partition{.begin = owned.begin, .end = owned.end, .axes = bucket.shard_axes};
   }
   for (layout::Piece& piece : placement.pieces) {
-    for (const std::string& axis : options.shard) {
+    for (const std::string& axis : bucket.shard_axes) {
       piece.replica_axes = layout::without(mesh, piece.replica_axes, axis);
     }
   }
@@ -61,7 +63,7 @@ void make_shards(BucketPlan& plan, nn::Params& params, nn::Params& shards, const
     Bucket& bucket = plan.buckets[plan.bucket_of.at(&param)];
     BucketMember& member = member_of(bucket, param);
     nn::Param& shard =
-        shards.add(placement_of(param, owned_range(bucket, member), mesh, options), param.init, param.decay);
+        shards.add(placement_of(param, bucket, owned_range(bucket, member), mesh, options), param.init, param.decay);
     shard.trainable = param.trainable;
     shard.has_master = param.has_master;
     shard.narrow_gradient = param.narrow_gradient;

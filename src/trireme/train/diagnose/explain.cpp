@@ -39,10 +39,10 @@ plan::TrafficTask task_of(Trainer& trainer, const Engine::Account& account) {
   for (const parallel::Bucket& bucket : account.data_parallel->buckets()) {
     if (bucket.trainable) task.parameters += bucket.elements;
   }
-  task.copied_over_tp = account.data_parallel->extra_elements(task.layout.tp);
+  task.copied_over_tp = account.data_parallel->slice_elements(task.layout.tp);
   const std::int64_t keys = task.shape.num_kv_heads;
   if (keys > 1 && keys < task.layout.tp) {
-    task.copied_keys = account.data_parallel->extra_elements(task.layout.tp / static_cast<int>(keys));
+    task.copied_keys = account.data_parallel->slice_elements(task.layout.tp / static_cast<int>(keys));
   }
   task.pipeline_messages = account.pipeline_messages;
   return task;
@@ -89,7 +89,9 @@ Explanation explain(Trainer& trainer) {
   account.data_parallel->wait_for_weights();
   const plan::TrafficTask task = task_of(trainer, account);
   const layout::Mesh& mesh = trainer.mesh();
-  Explanation out{.mesh = layout::to_text(mesh), .lines = plan::traffic_of(task)};
+  Explanation out{.mesh = layout::to_text(mesh),
+                  .gradients = account.data_parallel->reducer().description(),
+                  .lines = plan::traffic_of(task)};
   if (!trainer.planned().lines.empty()) out.planned = trainer.planned().table();
 
   const parallel::DataParallel::Bytes bytes = account.data_parallel->bytes();
@@ -136,6 +138,9 @@ Explanation explain(Trainer& trainer) {
     }
   }
   out.memory.push_back({"buckets", "what is gathered or on its way", static_cast<double>(bytes.buckets), 0});
+  if (bytes.reducer > 0) {
+    out.memory.push_back({"residuals", "what compression has left out", static_cast<double>(bytes.reducer), 0});
+  }
   if (account.activations > 0) {
     out.memory.push_back(
         {"activations", "of one micro", static_cast<double>(account.activations),
@@ -181,7 +186,7 @@ std::string Explanation::text() const {
   for (const Line& line : traffic) sent.add({line.name, size(line.measured), size(line.formula), off(line)});
   TextTable parts({{"group"}, {"bytes", kRight}, {"which are"}});
   for (const plan::TrafficLine& line : lines) parts.add({line.group, size(line.wire_bytes), line.what});
-  std::string text = fmt::format("ranks: {}\n\n{}", mesh, kept.text());
+  std::string text = fmt::format("ranks: {}\ngradients: {}\n\n{}", mesh, gradients, kept.text());
   if (!planned.empty()) text += "\n" + planned;
   if (!traffic.empty()) text += fmt::format("\n{}\nformulas:\n{}", sent.text(), parts.text("  "));
   return text;

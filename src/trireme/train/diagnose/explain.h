@@ -18,6 +18,7 @@ struct Explanation {
     double measured = 0, formula = 0;  ///< bytes; a formula of 0: there is none
   };
   std::string mesh;
+  std::string gradients;                 ///< how they are summed over ranks, in order
   std::string planned;                   ///< of a GPU's memory: a table; empty on a CPU
   std::vector<Line> memory;              ///< by category
   std::vector<Line> traffic;             ///< by group

@@ -32,7 +32,7 @@ void count_state(device::RankMemory& memory, const parallel::DataParallel& data_
   memory.device.set(MemoryUse::kParameters, bytes.parameters);
   memory.device.set(MemoryUse::kGradients, bytes.gradients);
   memory.device.set(MemoryUse::kOptimizer, bytes.masters + (offloaded ? 0 : optimizer.bytes()));
-  memory.device.set(MemoryUse::kBuckets, bytes.buckets);
+  memory.device.set(MemoryUse::kBuckets, bytes.buckets + bytes.reducer);
 }
 
 CountedTape::CountedTape(device::RankMemory* memory, const nn::Tape& tape)

@@ -10,14 +10,6 @@
 namespace trireme::train {
 namespace {
 
-/// Every group that some rank will ask for: they are made by all ranks together, whatever a rank's own stage needs.
-void make_groups(parallel::MeshGroups& groups, const spec::LayoutConfig& layout, const spec::ModelShape& shape) {
-  groups.along({"tp"});
-  // Heads of keys that several ranks hold: their gradients are summed among those.
-  if (shape.num_kv_heads > 1 && shape.num_kv_heads < layout.tp)
-    groups.along({fmt::format("tp%{}", layout.tp / shape.num_kv_heads)});
-}
-
 void join_context(ParallelGroups& parallel_groups, const spec::LayoutConfig& layout, const spec::ModelShape& shape,
                   std::int64_t length) {
   nn::ParallelContext& parallel = parallel_groups.parallel;
@@ -69,7 +61,6 @@ std::unique_ptr<ParallelGroups> form(const spec::Recipe& recipe, const spec::Mod
   parallel_groups->device = meet_on_devices(recipe, world);
   parallel_groups->groups = std::make_unique<parallel::MeshGroups>(world, mesh_of(layout, world.size()));
   parallel::MeshGroups& groups = *parallel_groups->groups;
-  make_groups(groups, layout, shape);
   parallel_groups->alone = world.split(world.rank(), 0, "alone");
   parallel_groups->copies = groups.along({"dp"});
   parallel_groups->pipeline = groups.along({"pp"});
@@ -102,7 +93,8 @@ parallel::DataParallelOptions data_parallel_options(const spec::Recipe& recipe, 
                                         .reduce_bf16 = layout.reduce == spec::ReduceKind::kBf16,
                                         .offload = layout.offload == spec::OffloadKind::kOptimizer,
                                         .precision = recipe.precision.compute,
-                                        .device = parallel_groups.device};
+                                        .device = parallel_groups.device,
+                                        .reducer = parallel::reducer_named("dense")};
   for (const char* axis : {"dp", "cp"}) {
     if (mesh.size(axis) > 1) options.data.emplace_back(axis);
   }

@@ -205,6 +205,7 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
   nn::add_params(state_, engine_->params());
   optimizer_->add_state(state_);
   updates_->add_state(state_);
+  engine_->data_parallel().add_state(state_);
   if (recipe.precision.compute == spec::Precision::kFp16) {
     loss_scale_ = std::make_unique<optim::LossScale>(recipe.precision.loss_scale);
     loss_scale_->add_state(state_);

@@ -32,11 +32,13 @@ optim::UpdateResult Updates::take(const optim::UpdateOptions& options, std::int6
       data_parallel.wait_until_left(sent);
       optimizer_.finish_step(step);
     });
+    data_parallel.step_taken();
   } else {
     data_parallel.wait_until_left(sent);
     optim::StepOptions step = decision.step;
     if (data_parallel.streams_weights()) step.updated = [&](const nn::Param& param) { data_parallel.updated(param); };
     optimizer_.finish_step(step);
+    data_parallel.step_taken();
     engine_.updated();
   }
   return decision.result;

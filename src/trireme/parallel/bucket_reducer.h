@@ -1,0 +1,95 @@
+// parallel/bucket_reducer.h -- how the gradients of a bucket become one sum over ranks: dense, compressed, periodic.
+//
+// DataParallel says when: buckets are launched in one order on all ranks, while backward goes on. A reducer says how.
+// What it keeps from step to step (residuals) belongs to parameters, by name, never to buckets, whose borders change
+// with the layout; it goes into checkpoints. residuals.h does that for reducers that feed errors back.
+//
+// To add one: a file in parallel/compress/ with a class and its make function, and a line in the table of
+// bucket_reducer.cpp. Reductions in two levels need none where both are dense: comm's hierarchical algorithm is that.
+// Depends on: nn.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace trireme::nn {
+class Params;
+class State;
+}  // namespace trireme::nn
+
+namespace trireme::parallel {
+
+struct Bucket;
+struct BucketPlan;
+struct DataParallelOptions;
+class MeshGroups;
+
+class BucketReducer {
+ public:
+  BucketReducer() = default;
+  virtual ~BucketReducer() = default;
+  BucketReducer(const BucketReducer&) = delete;
+  BucketReducer& operator=(const BucketReducer&) = delete;
+
+  /// For --explain: what happens to a gradient, in order.
+  virtual std::string description() const = 0;
+  /// Bytes that this rank sends for a bucket in a step, of which it is launched so often: with ZeRO 2 and 3 in every
+  /// microbatch, else once.
+  virtual double sent_bytes(const Bucket& bucket, int launches) const = 0;
+
+  // A step, in this order. Ranks make these calls for the same buckets in the same order, so each of them may
+  // communicate, except for arrived().
+  /// Before the first launch; `step` of them were taken so far. Gradients of a step before it that was not taken (NaN
+  /// or Inf, a spike of the loss) have left nothing behind: what was kept is as it was before that step.
+  virtual void begin_step(std::int64_t /*step*/) {}
+  /// bucket.sending has this rank's gradients, padding included, and is the reducer's until settle(). Members lie in it
+  /// as view_in() says. With ZeRO 2 and 3 each microbatch is launched by itself: what compresses once a step refuses
+  /// them.
+  virtual void launch(Bucket& bucket) = 0;
+  /// Whether settle() would neither wait nor communicate. Ranks ask at different times.
+  virtual bool arrived(Bucket& /*bucket*/) { return false; }
+  /// When it returns, bucket.arriving is the sum over bucket.group: this rank's part with ZeRO, else all of it; in any
+  /// floating-point type.
+  virtual void settle(Bucket& bucket) = 0;
+  /// All buckets are settled, and their sums lie where they belong: in gradient_shard with ZeRO or offload, else in
+  /// gradient. What is left is to sum them over bucket.rest.
+  virtual void finish(std::span<Bucket> buckets) = 0;
+  /// The update by these gradients was taken: what the step leaves is kept from now on. A reducer that lets ranks drift
+  /// apart brings weights together here, and raises the versions of those it changes.
+  virtual void step_taken(nn::Params& /*owned*/) {}
+
+  /// Whether a step depends on those before it, or on its number: add_state() is then called.
+  virtual bool has_state() const { return false; }
+  /// What is kept, by parameter name.
+  virtual void add_state(nn::State& /*state*/) {}
+  /// Of memory for the whole run.
+  virtual std::int64_t bytes() const { return 0; }
+  /// Whether launch() and settle() only start work on the device that is the same in every step: CUDA graphs.
+  virtual bool can_be_captured() const { return false; }
+};
+
+/// What a reducer is made from; all are borrowed. Gradients that last for the whole run (without ZeRO 2 and 3) have
+/// memory, shards have none yet. A ConfigError says what a kind does not go together with, and why.
+struct ReducerParts {
+  const DataParallelOptions& options;
+  BucketPlan& plan;
+  MeshGroups& groups;
+};
+using MakeReducer = std::unique_ptr<BucketReducer>(const ReducerParts& parts);
+
+struct ReducerKind {
+  std::string_view name;
+  MakeReducer* make = nullptr;
+};
+std::span<const ReducerKind> reducer_kinds();
+/// A ConfigError names a close one where there is none of this name.
+MakeReducer* reducer_named(std::string_view name);
+
+// One in each file.
+/// Every number of every step: an all-reduce, with ZeRO a reduce-scatter; rounded to bf16 where the options say so.
+std::unique_ptr<BucketReducer> make_dense_reducer(const ReducerParts& parts);
+
+}  // namespace trireme::parallel
