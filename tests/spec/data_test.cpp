@@ -40,7 +40,7 @@ TEST(Data, TaskIsWhatTheModelIsMadeFor) {
 }
 
 TEST(Data, WithoutSourcesASequenceAloneIsFine) {
-  EXPECT_THAT(find_problems(DataConfig{.sequence = 8192}, ModelConfig{.family = Family::kGpt2}), IsEmpty());
+  EXPECT_THAT(find_problems(DataConfig{.seq_len = 8192}, ModelConfig{.family = Family::kGpt2}), IsEmpty());
 }
 
 /// Recipes, as the keys below [data] and after it; `fix` is the recipe that follows the hint.
@@ -68,7 +68,7 @@ TEST_P(DataContradictions, AreFoundAndTheirHintHelps) {
 INSTANTIATE_TEST_SUITE_P(
     All, DataContradictions,
     testing::Values(
-        Contradiction{"TextWithoutBytes", "sources = [{path = 'a.txt'}]", "data.sources.0.path", "a.txt is text",
+        Contradiction{"TextWithoutBytes", "sources = [{path = 'a.txt'}]", "data.sources.0.path", "a.txt is a text file",
                       "set data.tokenizer = \"bytes\"", "tokenizer = 'bytes'\nsources = [{path = 'a.txt'}]"},
         Contradiction{"NoPath", "sources = [{path = ''}]", "data.sources.0.path", "is empty", "name a file",
                       "sources = [{path = 'a'}]"},
@@ -88,13 +88,13 @@ INSTANTIATE_TEST_SUITE_P(
                       "data.synthetic.kind", "beside data.sources", "leave out either", "synthetic.kind = 'markov'"},
         Contradiction{"SyntheticWithoutKind", "synthetic.vocab_size = 8", "data.synthetic", "has no kind",
                       "set data.synthetic.kind = \"markov\"", "synthetic.vocab_size = 8\nsynthetic.kind = 'markov'"},
-        Contradiction{"MarkovForBert", "synthetic.kind = 'markov'\nsequence = 64\n[model]\nfamily = 'bert'",
+        Contradiction{"MarkovForBert", "synthetic.kind = 'markov'\nseq_len = 64\n[model]\nfamily = 'bert'",
                       "data.synthetic.kind", "\"markov\" is no task for data.task = \"masked\"",
                       "set data.synthetic.kind = \"copy\"",
-                      "synthetic.kind = 'copy'\nsequence = 64\n[model]\nfamily = 'bert'"},
-        Contradiction{"CopyForSeq2Seq", "synthetic.kind = 'copy'\nsequence = 64\n[model]\nfamily = 'transformer'",
+                      "synthetic.kind = 'copy'\nseq_len = 64\n[model]\nfamily = 'bert'"},
+        Contradiction{"CopyForSeq2Seq", "synthetic.kind = 'copy'\nseq_len = 64\n[model]\nfamily = 'transformer'",
                       "data.synthetic.kind", "\"copy\" is no task for", "set data.synthetic.kind = \"reverse\"",
-                      "synthetic.kind = 'reverse'\nsequence = 64\n[model]\nfamily = 'transformer'"},
+                      "synthetic.kind = 'reverse'\nseq_len = 64\n[model]\nfamily = 'transformer'"},
         Contradiction{"TooManyTransitions",
                       "synthetic.kind = 'markov'\nsynthetic.vocab_size = 1000\nsynthetic.order = 3",
                       "data.synthetic.order", "more than 4194304", "set data.synthetic.order = 1",
@@ -106,17 +106,17 @@ INSTANTIATE_TEST_SUITE_P(
         Contradiction{"MoreThanAll", "task = 'masked'\nsources = [{path = 'b'}]\nmasking.masked = 0.95",
                       "data.masking.random", "leaves less", "set data.masking.random = 0",
                       "task = 'masked'\nsources = [{path = 'b'}]\nmasking.masked = 0.95\nmasking.random = 0.0"},
-        Contradiction{"SourceLengthOfCausal", "sources = [{path = 'b'}]\nsource_sequence = 64", "data.source_seq_len",
+        Contradiction{"SourceLengthOfCausal", "sources = [{path = 'b'}]\nsource_seq_len = 64", "data.source_seq_len",
                       "does not use it", "leave it out", "sources = [{path = 'b'}]"},
         Contradiction{"PackedPairs", "task = 'seq2seq'\nsources = [{path = 'b'}]\npacking = 'stream'", "data.packing",
                       "does not use it", "leave it out", "task = 'seq2seq'\nsources = [{path = 'b'}]"},
         Contradiction{"TaskOfAnotherModel",
-                      "task = 'causal'\nsequence = 128\nsources = [{path = 'b'}]\n[model]\nfamily = 'bert'",
-                      "data.task", "is \"causal\", but the model is made for \"masked\"", "set data.task = \"masked\"",
-                      "task = 'masked'\nsequence = 128\nsources = [{path = 'b'}]\n[model]\nfamily = 'bert'"},
-        Contradiction{"LongerThanTheModel", "sequence = 4096\nsources = [{path = 'b'}]\n[model]\nfamily = 'gpt2'",
+                      "task = 'causal'\nseq_len = 128\nsources = [{path = 'b'}]\n[model]\nfamily = 'bert'", "data.task",
+                      "is \"causal\", but the model is made for \"masked\"", "set data.task = \"masked\"",
+                      "task = 'masked'\nseq_len = 128\nsources = [{path = 'b'}]\n[model]\nfamily = 'bert'"},
+        Contradiction{"LongerThanTheModel", "seq_len = 4096\nsources = [{path = 'b'}]\n[model]\nfamily = 'gpt2'",
                       "data.seq_len", "model.max_seq_len = 1024 is the longest", "set data.seq_len = 1024",
-                      "sequence = 1024\nsources = [{path = 'b'}]\n[model]\nfamily = 'gpt2'"},
+                      "seq_len = 1024\nsources = [{path = 'b'}]\n[model]\nfamily = 'gpt2'"},
         Contradiction{"TokensBeyondTheModel", "synthetic.kind = 'copy'\n[model]\nfamily = 'gpt2'\nvocab_size = 10",
                       "data.synthetic.vocab_size", "reach 15, but model.vocab_size = 10", "set model.vocab_size = 16",
                       "synthetic.kind = 'copy'\n[model]\nfamily = 'gpt2'\nvocab_size = 16"}),

@@ -104,7 +104,7 @@ TEST(LinearScaling, IsGoyalsRecipe) {
   // 1,281,167 images, which starts at 0.1; a tenth at epochs 30, 60, 80.
   const std::int64_t images = 1'281'167;
   const OptimConfig optim{.kind = OptimizerKind::kSgd, .learning_rate = 0.1};
-  const BatchConfig batch{.size = 8192};
+  const BatchConfig batch{.global_batch_tokens = 8192};
   const LrScheduleConfig schedule{.kind = LrScheduleKind::kStep,
                                   .unit = LrScheduleUnit::kTokens,
                                   .warmup = 5 * images,
@@ -141,7 +141,7 @@ TEST(SquareRootScaling, IsLambs) {
   // You et al. 2019, table 4: rate 5 / (2^3 10^3) at batch 512 and 5 / 10^3 at 32768: the root of 64 is 8.
   const LrScheduleConfig schedule{.scaling = LrScaling::kSquareRoot, .reference_batch = 512};
   for (int k = 0; k <= 6; ++k) {
-    EXPECT_DOUBLE_EQ(peak_rate({.learning_rate = 5e-3 / 8}, schedule, {.size = 512 << k}),
+    EXPECT_DOUBLE_EQ(peak_rate({.learning_rate = 5e-3 / 8}, schedule, {.global_batch_tokens = 512 << k}),
                      5e-3 / std::pow(2, 3 - k / 2.0));
   }
 }
@@ -150,8 +150,11 @@ TEST(BatchRamp, IsGpt3s) {
   // Brown et al., appendix B, for the 175B model: from 32k tokens linearly to 3.2M over the first 12B; the rate warms
   // up over 375M tokens and follows a cosine to a tenth at 260B.
   const OptimConfig optim{.learning_rate = 0.6e-4};
-  const BatchConfig batch{
-      .kind = BatchKind::kRamp, .size = 3'200'000, .multiple = 32'000, .start = 32'000, .over = 12'000'000'000};
+  const BatchConfig batch{.kind = BatchKind::kRamp,
+                          .global_batch_tokens = 3'200'000,
+                          .multiple = 32'000,
+                          .start = 32'000,
+                          .over = 12'000'000'000};
   const LrScheduleConfig schedule{.kind = LrScheduleKind::kCosine,
                                   .unit = LrScheduleUnit::kTokens,
                                   .warmup = 375'000'000,
@@ -191,8 +194,11 @@ TEST(BatchRamp, PositionByStretchesIsThatStepByStep) {
   for (const std::int64_t multiple : {1, 3, 7, 64}) {
     for (const std::int64_t start : {1, 5, 64}) {
       for (const std::int64_t over : {1, 100, 5000}) {
-        const BatchConfig batch{
-            .kind = BatchKind::kRamp, .size = 448 * 3, .multiple = multiple, .start = start, .over = over};
+        const BatchConfig batch{.kind = BatchKind::kRamp,
+                                .global_batch_tokens = 448 * 3,
+                                .multiple = multiple,
+                                .start = start,
+                                .over = over};
         Position at;
         std::int64_t size = batch_at({}, batch, 0);
         for (std::int64_t tokens = 0; tokens < 9000; ++tokens) {
@@ -224,8 +230,8 @@ TEST(BatchIncrease, KeepsTheNoiseOfTheDecay) {
                                   .warmup = 2000,
                                   .boundaries = {60'000, 120'000, 160'000, 180'000},
                                   .factors = {0.2, 0.2, 0.2, 0.2}};
-  const BatchConfig decay{.size = 128};
-  const BatchConfig increase{.kind = BatchKind::kIncrease, .size = 128, .maximum = 5000};
+  const BatchConfig decay{.global_batch_tokens = 128};
+  const BatchConfig increase{.kind = BatchKind::kIncrease, .global_batch_tokens = 128, .maximum = 5000};
   for (const std::int64_t tokens : {0, 1999, 2000, 59'999, 60'000, 119'999, 120'000, 160'000, 180'000, 500'000}) {
     const Hyperparameters one = hyperparameters_at(optim, schedule, decay, {.tokens = tokens});
     const Hyperparameters two = hyperparameters_at(optim, schedule, increase, {.tokens = tokens});
@@ -252,7 +258,7 @@ TEST(BatchIncrease, KeepsTheNoiseOfTheDecay) {
 TEST(BatchIncrease, RoundingIsTakenFromTheRate) {
   const LrScheduleConfig schedule{
       .kind = LrScheduleKind::kStep, .unit = LrScheduleUnit::kTokens, .boundaries = {100}, .factors = {0.3}};
-  const BatchConfig batch{.kind = BatchKind::kIncrease, .size = 64, .multiple = 32, .maximum = 1000};
+  const BatchConfig batch{.kind = BatchKind::kIncrease, .global_batch_tokens = 64, .multiple = 32, .maximum = 1000};
   const Hyperparameters hyperparameters = hyperparameters_at({.learning_rate = 1}, schedule, batch, {.tokens = 100});
   EXPECT_EQ(hyperparameters.batch, 192);  // of 213.3
   EXPECT_DOUBLE_EQ(hyperparameters.learning_rate, 0.3 * 192 / 64);
@@ -263,7 +269,7 @@ TEST(BatchIncrease, PositionByStretchesIsThatStepByStep) {
                                   .unit = LrScheduleUnit::kTokens,
                                   .boundaries = {100, 333, 334, 2000},
                                   .factors = {0.5, 0.5, 0.5, 0.1}};
-  const BatchConfig batch{.kind = BatchKind::kIncrease, .size = 3, .maximum = 50};
+  const BatchConfig batch{.kind = BatchKind::kIncrease, .global_batch_tokens = 3, .maximum = 50};
   Position at;
   for (std::int64_t tokens = 0; tokens < 4000; ++tokens) {
     if (at.tokens < tokens) at = after(at, hyperparameters_at({}, schedule, batch, at));

@@ -76,7 +76,7 @@ void print_hyperparameters(const spec::Recipe& recipe, const HyperparametersOpti
 
 }  // namespace
 
-void add_recipe_pace(Command& recipe, Context& context) {
+void add_recipe_hyperparameters(Command& recipe, Context& context) {
   Command& hyperparameters = recipe.add_subcommand(
       "hyperparameters",
       "Print the learning rate and the batch over a run: at even places, and where they change their course");
