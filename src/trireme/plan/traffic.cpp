@@ -114,7 +114,7 @@ class Count {
       const std::int64_t own = std::max<std::int64_t>(1, shape.num_kv_heads / layout_.tp);
       const double spread = own % inner == 0 ? keys : keys * inner / static_cast<double>(own);
       const double forward = (2 * queries + 2 * spread) * task_.compute_bytes * share(inner);
-      add(outer > 1 ? "cp inner" : "cp",
+      add(outer > 1 ? "cp ulysses" : "cp",
           fmt::format("all-to-alls of q, k, v and the output, forward and backward{}", again_ > 0 ? ", again" : ""),
           layers * forward * (2 + again_));
     }

@@ -65,7 +65,7 @@ std::string formula_group(const std::string& axes, const spec::LayoutConfig& lay
   if (axes.starts_with("tp%")) return "tp copies";
   if (axes == "pp") return "pp";
   const int copies = mesh.size("dp") * layout.cp;
-  if (axes.starts_with("cp%")) return "cp inner";
+  if (axes.starts_with("cp%")) return "cp ulysses";
   if (axes.starts_with("cp/")) return "cp outer";
   if (axes == "dp" && layout.cp == 1 && copies > 1) return layout.zero > 0 && !layout.zero_group ? "shard" : "data";
   if (axes == "cp.dp") return layout.zero > 0 && !layout.zero_group ? "shard" : "data";
