@@ -33,7 +33,7 @@ OptionDoc doc_of(const CLI::Option& option) {
           .meaning = option.get_description()};
 }
 
-void add_docs(const CLI::App& app, const std::string& above, std::vector<CommandDoc>& docs) {
+void add_command_docs(const CLI::App& app, const std::string& above, std::vector<CommandDoc>& docs) {
   CommandDoc& doc = docs.emplace_back();
   doc.name = above.empty() ? app.get_name() : fmt::format("{} {}", above, app.get_name());
   doc.about = app.get_description();
@@ -43,7 +43,8 @@ void add_docs(const CLI::App& app, const std::string& above, std::vector<Command
     doc.options.push_back(doc_of(*option));
   }
   const std::string name = doc.name;
-  for (const CLI::App* below : app.get_subcommands([](const CLI::App*) { return true; })) add_docs(*below, name, docs);
+  for (const CLI::App* below : app.get_subcommands([](const CLI::App*) { return true; }))
+    add_command_docs(*below, name, docs);
 }
 
 }  // namespace
@@ -141,7 +142,7 @@ void Command::callback(std::function<void()> then) { app_.callback(std::move(the
 bool Command::has_chosen_subcommand() const { return !app_.get_subcommands().empty(); }
 std::vector<CommandDoc> Command::docs() const {
   std::vector<CommandDoc> docs;
-  add_docs(app_, "", docs);
+  add_command_docs(app_, "", docs);
   return docs;
 }
 

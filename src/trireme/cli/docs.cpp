@@ -11,8 +11,8 @@
 namespace trireme::cli {
 namespace {
 
-constexpr std::size_t kColumns = 116;
-constexpr const char* kHead = R"(<!-- Made by `make docs` from the program; do not edit. -->
+constexpr std::size_t kPageColumns = 116;
+constexpr const char* kPageHead = R"(<!-- Made by `make docs` from the program; do not edit. -->
 # Commands
 
 Every command with its options, as `--help` prints them. Keys that `--set` takes: [recipe keys](recipe.md). Terms:
@@ -20,8 +20,8 @@ Every command with its options, as `--help` prints them. Keys that `--set` takes
 )";
 
 /// "- `--gpus INT`: text", in lines that fit.
-std::string item(const std::string& code, const std::string& text) {
-  return fmt::format("{}\n", fmt::join(wrapped(fmt::format("- `{}`: {}", code, text), kColumns), "\n  "));
+std::string list_item(const std::string& code, const std::string& text) {
+  return fmt::format("{}\n", fmt::join(wrapped(fmt::format("- `{}`: {}", code, text), kPageColumns), "\n  "));
 }
 
 std::string command_text(const CommandDoc& command) {
@@ -29,22 +29,23 @@ std::string command_text(const CommandDoc& command) {
   // The program's own description has lines that are aligned by hand.
   const bool aligned = command.about.find('\n') != std::string::npos;
   out += aligned ? fmt::format("```text\n{}\n```\n", command.about)
-                 : fmt::format("{}\n", fmt::join(wrapped(command.about, kColumns), "\n"));
+                 : fmt::format("{}\n", fmt::join(wrapped(command.about, kPageColumns), "\n"));
   if (!command.options.empty()) out += '\n';
   for (const OptionDoc& option : command.options) {
-    out += item(option.value.empty() ? option.names : fmt::format("{} {}", option.names, option.value), option.meaning);
+    out += list_item(option.value.empty() ? option.names : fmt::format("{} {}", option.names, option.value),
+                     option.meaning);
   }
   if (!command.footer.empty()) out += fmt::format("\n```text\n{}\n```\n", trimmed(command.footer));
   return out;
 }
 
-std::string page(std::vector<CommandDoc> commands) {
-  std::string out = kHead;
+std::string commands_page(std::vector<CommandDoc> commands) {
+  std::string out = kPageHead;
   commands.front().footer.clear();  // the environment, which has a section of its own
   for (const CommandDoc& command : commands) out += command_text(command);
   out += "\n## Environment variables\n\n";
   for (const EnvVariable& variable : env_table())
-    out += item(std::string(variable.name), std::string(variable.meaning));
+    out += list_item(std::string(variable.name), std::string(variable.meaning));
   return out;
 }
 
@@ -55,7 +56,7 @@ void add_docs_command(Command& app, Context& context) {
       app.add_subcommand("docs", "Print every command with its options, as a Markdown page: docs/commands.md");
   command.callback([&app, &context] {
     context.run = [&app, &context] {
-      context.out << page(app.docs());
+      context.out << commands_page(app.docs());
       return kExitFine;
     };
   });
