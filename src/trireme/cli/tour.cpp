@@ -162,7 +162,7 @@ void show_absence(std::ostream& out) {
 }  // namespace
 
 void add_tour_command(Command& app, Context& context) {
-  Command& tour = app.add_subcommand("tour", "See in a few seconds how ranks talk, overlap and fail");
+  Command& tour = app.add_subcommand("tour", "See in a few seconds how ranks communicate, overlap and fail");
   tour.callback([&context] {
     context.run = [&context] {
       std::ostream& out = context.out;

@@ -79,10 +79,10 @@ int run(const InFlightOptions& options, Context& context) {
 
 void add_plan_in_flight(Command& plan, Context& context) {
   Command& command = plan.add_subcommand(
-      "in-flight", "How much must be under way at once to keep everything busy: prefetch, messages, microbatches");
+      "in-flight", "How much must be in flight to keep everything busy: prefetch, messages, micro-batches");
   const auto options = std::make_shared<InFlightOptions>();  // shared with the callback, which outlives this function
   options->plan.add_to(command, PlanOptions::Recipe::kNone);
-  command.add_option("--read-latency", options->read_latency, "From asking for a row until it is there; default 20ms")
+  command.add_option("--read-latency", options->read_latency, "Latency of reading a sequence; default 20ms")
       .type_name("TIME");
   command.add_option("--message", options->message, "Size of a message; default 1M").type_name("BYTES");
   command.add_flag("--json", options->json, "As JSON, and nothing else");

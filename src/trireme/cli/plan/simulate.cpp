@@ -194,7 +194,7 @@ int run_simulate(const SimulateOptions& options, Context& context) {
 
 void add_simulate_command(Command& app, Context& context) {
   Command& command = app.add_subcommand(
-      "simulate", "Play a step of every rank with stragglers and slow links, and weeks of steps with failures");
+      "simulate", "Simulate a step of every rank with stragglers and slow links, and weeks of steps with failures");
   const auto options = std::make_shared<SimulateOptions>();  // shared with the callback, which outlives this function
   options->plan.add_to(command, PlanOptions::Recipe::kPositional);
   command.add_flag("--faults", options->faults,
@@ -219,7 +219,9 @@ void add_simulate_command(Command& app, Context& context) {
       .within(0.001, 36500.0)
       .type_name("N");
   command.add_option("--seed", options->seed, "From which all draws follow; default 0").not_negative().type_name("N");
-  command.add_option("--trace", options->trace, "Write the step of the first and the slowest copy for ui.perfetto.dev")
+  command
+      .add_option("--trace", options->trace,
+                  "Write the step of the first and the slowest replica as a trace for ui.perfetto.dev")
       .type_name("FILE");
   command
       .add_option("--inject", options->inject,
