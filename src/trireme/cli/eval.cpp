@@ -51,7 +51,7 @@ int run_eval(EvalOptions& options, Context& context) {
     for (const std::string& path : options.data) data.sources.push_back({.path = path});
     options.request.data = data;
   } else if (options.tokenizer || options.sequence) {
-    throw ConfigError("--tokenizer and --sequence are for data given with --data",
+    throw ConfigError("--tokenizer and --seq-len are for data given with --data",
                       "give --data FILE, or leave them out");
   }
   spec::Recipe recipe;

@@ -27,7 +27,7 @@ DropoutRngState::DropoutRngState(at::Device device)
 at::Tensor DropoutRngState::place(const std::string& name) {
   const auto found = std::find(names_.begin(), names_.end(), name);
   const auto index = static_cast<std::int64_t>(found - names_.begin());
-  TRIREME_CHECK(index < kMost, "more than {} dropouts in one recorded step", kMost);
+  TRIREME_CHECK(index < kMost, "more than {} dropout layers in one CUDA graph", kMost);
   if (found == names_.end()) names_.push_back(name);
   return words_.select(0, index);
 }

@@ -72,9 +72,9 @@ void Optimizer::finish_recorded() {
 }
 
 bool Optimizer::can_be_recorded() const {
-  // What is kept in bfloat16 is rounded by chances of the step's number, which a recording does not see.
-  const auto rounded_by_chance = [&](const Slot& slot) { return !slot.param.has_master; };
-  if (config_.state_dtype == spec::StateDtype::kBf16 || std::ranges::any_of(slots_, rounded_by_chance)) return false;
+  // Stochastic rounding draws by the step's number, which a CUDA graph does not see.
+  const auto stochastic = [&](const Slot& slot) { return !slot.param.has_master; };
+  if (config_.state_dtype == spec::StateDtype::kBf16 || std::ranges::any_of(slots_, stochastic)) return false;
   switch (config_.kind) {
     case spec::OptimizerKind::kSgd:
     case spec::OptimizerKind::kAdagrad:

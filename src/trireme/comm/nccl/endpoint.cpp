@@ -78,10 +78,10 @@ void NcclEndpoint::forget(std::uint64_t kept) noexcept {
 
 bool NcclEndpoint::is_recording(GpuDriver::Stream stream) const {
   bool recording = false;
-  check_gpu(driver_.is_recording(stream, &recording), "asking whether a stream is recorded");
+  check_gpu(driver_.is_recording(stream, &recording), "asking whether a stream is being captured");
   if (recording && !recording_) {
-    throw CommError("a call on GPU memory would be recorded into a graph, whose replays nobody follows",
-                    "record inside comm::RecordedCalls");
+    throw CommError("a collective on GPU memory would be captured in a CUDA graph whose replays nothing tracks",
+                    "capture inside comm::CapturedCollectives");
   }
   return recording;
 }
