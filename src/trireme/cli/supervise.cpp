@@ -80,7 +80,7 @@ int run_supervised(SuperviseFlags& flags, Context& context) {
   const observe::Supervised result = observe::supervise(options);
   if (result.finished) {
     fmt::print(context.out, "the run in {} is finished after {}, {}\n", options.run.string(),
-               result.lives == 1 ? std::string("one life") : fmt::format("{} lives", result.lives),
+               result.lives == 1 ? std::string("one attempt") : fmt::format("{} attempts", result.lives),
                result.hangs == 0 ? std::string("no hang") : counted(static_cast<std::size_t>(result.hangs), "hang"));
     return kExitFine;
   }

@@ -82,7 +82,8 @@ RegisteredBuffer::~RegisteredBuffer() {
 }
 
 CapturedCollectives::CapturedCollectives(Group& any, const std::function<void()>& record) : group_(any) {
-  TRIREME_CHECK(any.gpu() != nullptr, "group '{}' has no GPU transport whose calls could be recorded", any.name());
+  TRIREME_CHECK(any.gpu() != nullptr, "group '{}' has no GPU transport whose collectives could be captured",
+                any.name());
   const auto end = [&] {
     const auto lock = group_.engine_lock();
     recording_ = group_.gpu()->end_recording();

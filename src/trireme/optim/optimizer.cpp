@@ -37,8 +37,9 @@ Optimizer::Optimizer(const spec::OptimConfig& config, nn::Params& params, std::v
   for (nn::Param& param : params_) {
     if (!param.trainable) continue;
     TRIREME_CHECK(param.master.defined() && param.value.defined(), "{} has no memory yet", param.name);
-    TRIREME_CHECK(param.value.numel() == param.master.numel(), "{}: a copy of {} numbers for a master of {}",
-                  param.name, param.value.numel(), param.master.numel());
+    TRIREME_CHECK(param.value.numel() == param.master.numel(),
+                  "{}: compute weights of {} elements for master weights of {}", param.name, param.value.numel(),
+                  param.master.numel());
     const spec::ParamRule rule = spec::rule_for(config_, param.name, param.decay);
     Slot& slot = slots_.emplace_back(Slot{param, rule.rate, rule.weight_decay, param.decay, {}, {}});
     for (std::size_t i = 0; i < moment_names_.size(); ++i) {

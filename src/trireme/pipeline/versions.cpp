@@ -60,7 +60,7 @@ void WeightVersions::execute(const schedule::Instruction& instruction, bool forw
   const auto& params = mine.chunk->params;
   switch (instruction.op) {
     case Op::kStashWeights: {
-      TRIREME_CHECK(version == present, "version {} is to be kept while {} is present", version, present);
+      TRIREME_CHECK(version == present, "version {} is to be stashed while {} is present", version, present);
       Copy copy = copy_of(mine);
       for (std::size_t i = 0; i < params.size(); ++i) copy[i].copy_(params[i]->value);
       TRIREME_CHECK(mine.stashed.emplace(version, std::move(copy)).second, "version {} is held already", version);

@@ -278,7 +278,7 @@ std::vector<OperatorTime> forward_operators(const Hardware& hardware, const Job&
   const double seconds = streaming.forward.streaming;
   // A few operations for each number that is read or written: far left of every ridge.
   const double moved = seconds * hardware.memory_bandwidth() * hardware.device.efficiency.memory;
-  out.push_back({"norms, activations, sums", 1, moved / 2, moved, seconds});
+  out.push_back({"norms, activations, residuals", 1, moved / 2, moved, seconds});
   const PassTimes head = head_times(hardware, job, layout);
   const Product logits{sizes.tokens, static_cast<double>(job.shape.vocab_size) / layout.tp, sizes.hidden_size};
   out.push_back({"head", 1.0 / layers_of(job.shape), logits.flops(), 2 * logits.elements(), head.forward.matmul});

@@ -233,7 +233,7 @@ std::pair<const char*, double> MemoryParts::largest() const {
 
 std::string Memory::why() const {
   const auto [name, bytes] = parts.largest();
-  return fmt::format("stage {}: {:.1f} microbatches in flight, {} take {:.0f} %", stage, in_flight, name,
+  return fmt::format("stage {}: {:.1f} micro-batches in flight, {} take {:.0f} %", stage, in_flight, name,
                      100 * bytes / peak());
 }
 

@@ -134,10 +134,11 @@ class Enumerator {
   layout.schedule = given.schedule.value_or(layout.virtual_stages > 1 ? "interleaved" : "1f1b");
   std::vector<config::Problem> problems = find_problems(job, layout, gpus);
   if (problems.empty())
-    problems.push_back({.key = "global-batch",
-                        .reason = fmt::format("no way was found to cut {} sequences over {} devices", job.batch, gpus),
-                        .hint = fmt::format("use --global-batch-size {}, a multiple of the devices", gpus),
-                        .where = {}});
+    problems.push_back(
+        {.key = "global-batch",
+         .reason = fmt::format("no layout was found that divides {} sequences over {} devices", job.batch, gpus),
+         .hint = fmt::format("use --global-batch-size {}, a multiple of the devices", gpus),
+         .where = {}});
   throw config::ProblemsError("this layout", std::move(problems));
 }
 

@@ -70,7 +70,7 @@ StepMemory step_memory(const StepMemoryTask& task) {
     const double bucket =
         std::max(task.bucket_bytes, task.largest_elements * (task.narrow_gradients > 0 ? compute : sum));
     const double ways = kBucketsOnTheWay + (task.offload ? kBucketsLeaving : 0);
-    add("buckets", std::min(sums, bucket * ways), "gradients on their way");
+    add("buckets", std::min(sums, bucket * ways), "gradients in flight");
     if (zero == 3) {
       const double layer = all / static_cast<double>(std::max<std::int64_t>(step.layers, 1));
       add("gathered", 2 * std::max(layer, task.largest_elements) * compute, "weights of two layers");

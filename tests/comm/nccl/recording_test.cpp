@@ -256,7 +256,7 @@ TEST_F(NcclRecordings, ARecordingThatNobodyFollowsIsRefused) {
         }
       },
       test_options());
-  EXPECT_THAT(outcomes.rethrown, HasSubstr("whose replays nobody follows"));
+  EXPECT_THAT(outcomes.rethrown, HasSubstr("whose replays nothing tracks"));
 }
 
 TEST_F(NcclRecordings, RanksThatHaveNotMetCannotBeRecorded) {
@@ -273,7 +273,7 @@ TEST_F(NcclRecordings, RanksThatHaveNotMetCannotBeRecorded) {
         }
       },
       test_options());
-  EXPECT_THAT(outcomes.rethrown, HasSubstr("cannot be recorded"));
+  EXPECT_THAT(outcomes.rethrown, HasSubstr("cannot be captured"));
 }
 
 }  // namespace

@@ -59,9 +59,10 @@ void PlanOptions::add_to(Command& command, Recipe recipe) {
   add_number(command, "--global-batch-size", global_batch_, "Sequences of a step; default: about 4M tokens");
   add_number(command, "--tp", given_.tp, "Ranks that split each matrix");
   add_number(command, "--pp", given_.pp, "Stages of the pipeline");
-  add_number(command, "--dp", given_.dp, "Copies of the model");
+  add_number(command, "--dp", given_.dp, "Data-parallel size");
   add_number(command, "--cp", given_.cp, "Ranks that split each sequence");
-  add_number(command, "--ep", given_.ep, "Ranks of dp x cp that share out a mixture's experts");
+  add_number(command, "--ep", given_.ep,
+             "Expert-parallel size: ranks of dp x cp that the experts of a mixture are sharded over");
   add_number(command, "--virtual-stages", given_.virtual_stages, "Chunks of each stage");
   add_number(command, "--micro-batch-size", given_.micro_batch_size, "Sequences that a rank takes at once");
   command.add_option("--schedule", schedule_, "1f1b, interleaved, gpipe, zb-h1, ...: see trireme schedule list")
@@ -173,7 +174,7 @@ PlanTask PlanOptions::resolve() const {
   if (task.given.offload.value_or(plan::Offload::kNone) != plan::Offload::kNone &&
       task.hardware.cluster.host.memory_gib <= 0)
     throw ConfigError(
-        fmt::format("--offload needs the host's memory, which cluster {} does not tell", task.hardware.cluster.name),
+        fmt::format("--offload needs the host memory, which cluster {} does not describe", task.hardware.cluster.name),
         "add [host] with memory_gib, link_gb_per_s and memory_gb_per_s to the cluster's file");
   if (!sequence_parallel_.empty()) {
     if (sequence_parallel_ != "on" && sequence_parallel_ != "off")

@@ -111,8 +111,8 @@ std::string step_text(const Result& result) {
                          short_seconds(step.undisturbed))});
   table.add({"fastest pipeline", short_seconds(sorted.front()), ""});
   table.add({"median pipeline", short_seconds(sorted[sorted.size() / 2]), ""});
-  table.add(
-      {"slowest pipeline", short_seconds(sorted.back()), fmt::format("copy {}: all others wait for it", step.slowest)});
+  table.add({"slowest pipeline", short_seconds(sorted.back()),
+             fmt::format("replica {}: all others wait for it", step.slowest)});
   table.add({"replicas, optimizer", short_seconds(step.tail), "after the last pipeline"});
   table.add({"slow devices", fmt::format("{}", step.slow_devices),
              fmt::format("{} of {} drawn, {} x as long", result.disturbances.stragglers, result.task.gpus,

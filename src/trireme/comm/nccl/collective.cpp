@@ -86,9 +86,9 @@ Progress NcclCollective::step(Effort effort) {
       if (!endpoint_.order().may_launch(id())) return Progress::kStuck;
       communicator_ = &endpoint_.communicator(site_.members.ranks, site_.members.me);
       if (recorded_ && communicator_->is_new()) {
-        throw CommError(
-            fmt::format("{} cannot be recorded: these ranks have made no call on their GPUs yet", describe(*this)),
-            "make one before recording");
+        throw CommError(fmt::format("{} cannot be captured: these ranks have issued no collective on their GPUs yet",
+                                    describe(*this)),
+                        "issue one before the capture");
       }
       phase_ = communicator_->is_new() ? Phase::kMeet : Phase::kLaunch;
       return Progress::kDone;

@@ -89,7 +89,7 @@ bool NcclEndpoint::is_recording(GpuDriver::Stream stream) const {
 void NcclEndpoint::launched(const Operation& call, Communicator& communicator, bool recorded) {
   Group& group = group_of(call);
   if (recorded) {
-    TRIREME_CHECK(recording_.has_value(), "{} was made while recording and launched after it", describe(call));
+    TRIREME_CHECK(recording_.has_value(), "{} was issued during a capture and launched after it", describe(call));
     recording_->push_back({.group = &group, .facts = facts_of(call), .communicator = &communicator});
     return;
   }
@@ -99,18 +99,18 @@ void NcclEndpoint::launched(const Operation& call, Communicator& communicator, b
 void NcclEndpoint::order_recorded(const Communicator& communicator) {
   if (last_recorded_ == nullptr || last_recorded_ == &communicator) return;
   check_gpu(driver_.use(options_.gpu), "choosing the GPU");  // any thread may come here
-  check_gpu(driver_.wait(communicator.stream(), last_end_->get()), "ordering recorded calls");
+  check_gpu(driver_.wait(communicator.stream(), last_end_->get()), "ordering captured collectives");
 }
 
 void NcclEndpoint::recorded_last(const Communicator& communicator) {
   // An event of its own: the call's goes back to the store, and marks something else, while this is still asked for.
   if (!last_end_) last_end_.emplace(driver_, events_);
-  check_gpu(driver_.record(last_end_->get(), communicator.stream()), "ordering recorded calls");
+  check_gpu(driver_.record(last_end_->get(), communicator.stream()), "ordering captured collectives");
   last_recorded_ = &communicator;
 }
 
 void NcclEndpoint::begin_recording() {
-  TRIREME_CHECK(!recording_, "calls are being recorded already");
+  TRIREME_CHECK(!recording_, "a capture is under way already");
   recording_.emplace();
 }
 

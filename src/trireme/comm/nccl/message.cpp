@@ -132,8 +132,8 @@ Progress NcclMessage::step(Effort effort) {
       communicator_ = &endpoint_.communicator(ranks, ranks[0] == my_rank() ? 0 : 1);
       if (recorded_ && communicator_->is_new()) {
         throw CommError(
-            fmt::format("{} cannot be recorded: these ranks have sent nothing between their GPUs yet", describe(*this)),
-            "send something before recording");
+            fmt::format("{} cannot be captured: these ranks have sent nothing between their GPUs yet", describe(*this)),
+            "send something before the capture");
       }
       phase_ = communicator_->is_new() ? Phase::kMeet : Phase::kLaunch;
       return Progress::kDone;
