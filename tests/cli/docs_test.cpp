@@ -2,10 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <regex>
+#include <set>
 
 #include "tests/cli/run.h"
+#include "trireme/base/text.h"
+#include "trireme/spec/recipe.h"
 
 namespace trireme::cli {
 namespace {
@@ -38,6 +43,38 @@ TEST(Docs, EveryCommandAndOptionHasAHelpTextAndStandsOnTheCommandsPage) {
       EXPECT_THAT(text, HasSubstr("- `" + option.names)) << command.name;
     }
   }
+}
+
+/// "optim.groups.pattern" leads to a key or a section.
+bool is_key(const std::string& path) {
+  const config::Schema* schema = &spec::recipe_schema();
+  const std::vector<std::string> names = split(path, '.');
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (const config::Part* part = schema->find_part(names[i])) {
+      schema = part->schema.get();
+    } else {
+      return i + 1 == names.size() && schema->find_field(names[i]) != nullptr;
+    }
+  }
+  return true;
+}
+
+TEST(Docs, EveryRecipeKeyThatAPageNamesExists) {
+  const std::regex code("`([a-z_]+(?:\\.[a-z_0-9]+)+)(?: = [^`]*)?`");
+  const std::set<std::string> endings = {"h", "cpp", "md", "toml", "json", "jsonl", "txt", "safetensors", "shard"};
+  std::size_t found = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(TRIREME_DOCS)) {
+    if (entry.path().extension() != ".md") continue;
+    const std::string text = page(entry.path().filename().string());
+    for (std::sregex_iterator at(text.begin(), text.end(), code), end; at != end; ++at) {
+      const std::string path = (*at)[1];
+      const std::vector<std::string> names = split(path, '.');
+      if (spec::recipe_schema().find_part(names.front()) == nullptr || endings.contains(names.back())) continue;
+      EXPECT_TRUE(is_key(path)) << entry.path().filename() << " names " << path;
+      ++found;
+    }
+  }
+  EXPECT_GT(found, 200U);
 }
 
 }  // namespace
