@@ -19,7 +19,7 @@ struct GpuDriver {
   Error (*use)(int gpu);
   /// Where the calling thread's work is going.
   Stream (*current_stream)();
-  /// Whether what the stream is given is being recorded into a graph.
+  /// Whether what the stream is given is being captured in a CUDA graph.
   Error (*is_recording)(Stream stream, bool* answer);
   /// A stream that does not wait for the default stream, served before others.
   Error (*make_stream)(Stream* stream);

@@ -1,4 +1,5 @@
-// What a group does for GPUs of ranks that are processes: following calls there, memory kept ready, recorded calls.
+// What a group does for GPUs of ranks that are processes: following calls there, memory kept ready, captured
+// collectives.
 #include <algorithm>
 #include <utility>
 

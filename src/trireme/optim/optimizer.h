@@ -62,7 +62,7 @@ class Optimizer {
   void step(const StepOptions& options);
   /// The halves of step(), for an update that runs beside other work. The first takes the gradients as they are now:
   /// parameters may then be given other memory for the next. The second updates, on any thread, while nobody else
-  /// touches masters, values and moments; it has to be over before the next begin_step().
+  /// touches master weights, values and moments; it has to be over before the next begin_step().
   void begin_step();
   void finish_step(const StepOptions& options);
   /// In place of finish_step() where its recording was started.

@@ -42,7 +42,7 @@ struct Decision {
 };
 Decision decide(Optimizer& optimizer, const UpdateOptions& options);
 
-/// Clips to the optimizer's optim.grad_clip_norm and steps. Gradients that are not finite skip the step where the loss
+/// Clips to the optimizer's optim.grad_clip_norm and steps. Gradients that are NaN or Inf skip the step where the loss
 /// is scaled; elsewhere NonFiniteGradients names their parameters.
 UpdateResult update(Optimizer& optimizer, const UpdateOptions& options);
 

@@ -84,7 +84,7 @@ void DelayedGradients::remember() {
       found->second.emplace(&param, std::move(value));
     }
   };
-  // No law reaches further back than a micro is on its way.
+  // No law reaches further back than a micro is in flight.
   const int oldest = present_ - 2 * static_cast<int>(split_.size());
   std::erase_if(versions_, [&](const auto& entry) { return entry.first.present < oldest; });
   copy(0);

@@ -93,7 +93,7 @@ std::vector<Repeated> products(const Job& job, const Layout& layout, const Sizes
   return out;
 }
 
-/// Weight gradients are added to sums in fp32: read and written once for each microbatch.
+/// Weight gradients are added to sums in fp32: read and written once for each micro-batch.
 constexpr double kAccumulateBytes = 8;
 
 void add_products(const Hardware& hardware, const Job& job, const Layout& layout, const Sizes& sizes,

@@ -82,7 +82,7 @@ class Enumerator {
     const bool plain = given_.schedule && *given_.schedule != "interleaved" && *given_.schedule != "breadth-first";
     if (layout.pp == 1) return {1};
     if (plain) return {schedule::find_kind(*given_.schedule).default_chunks};
-    if (micros % layout.pp != 0) return {1};  // interleaving needs whole groups of microbatches
+    if (micros % layout.pp != 0) return {1};  // interleaving needs whole groups of micro-batches
     const int layers = layers_of(job_.shape);
     return divisors((layers + layout.pp - 1) / layout.pp, layers);
   }

@@ -50,7 +50,7 @@ StepMemory step_memory(const StepMemoryTask& task) {
   add("weights", all * compute * shared(3),
       fmt::format("{} bytes each{}", step.compute_bytes, zero >= 3 ? ", shared out" : ""));
   if (task.offload) {
-    // New weights are made beside the masters where types differ, and go from there.
+    // New weights are made beside the master weights where types differ, and go from there.
     const double there = (task.rounded_sums ? all * compute : sums) * (task.late ? 2 : 1);
     out.host = master_weights + moments + (there + all * compute) * shared(1);
     if (zero < 2) add("gradients", sums, "until they are on the host");

@@ -24,7 +24,7 @@ struct StepMemoryTask {
   int moments = 2;              ///< a parameter
   int moment_bytes = 4;         ///< of one
   int sharing = 1;              ///< ranks that ZeRO shares out over
-  bool offload = false;         ///< masters, moments and sums are on the host
+  bool offload = false;         ///< master weights, moments and sums are on the host
   bool rounded_sums = false;    ///< on the host, sums have the compute type
   bool late = false;            ///< on the host, sums of two steps: one is updated with while the other is made
   bool stash = false;           ///< kept activations wait on the host

@@ -177,7 +177,7 @@ double activation_bytes(const TrafficTask& task) {
   double layer = numbers * task.compute_bytes + heads * task.sum_bytes + 2 * statistics;
   if (task.recompute == spec::RecomputeKind::kFull) layer = width * between * task.compute_bytes;
   double total = static_cast<double>(task.layers) * layer;
-  if (task.embedding) total += 8;  // token numbers
+  if (task.embedding) total += 8;  // token ids
   if (task.head) {
     // The last norm's input, and the head's input gradient, which is there as soon as the loss is.
     total += 2 * width * between * task.compute_bytes + statistics;
