@@ -97,7 +97,7 @@ while IFS= read -r row; do
   pattern=${pattern%|}
   while IFS= read -r hit; do complain "$hit -- say $name"; done < <(
     grep -rnE --include='*.md' --include='*.h' --include='*.cpp' --include='*.cu' --include='*.cuh' --include='*.toml' --include='*.sh' \
-      -e "$pattern" README.md CONTRIBUTING.md docs src recipes tests bench examples 2>/dev/null |
+      -e "$pattern" README.md CONTRIBUTING.md CHANGELOG.md docs src recipes tests bench examples 2>/dev/null |
       grep -vE '^tests/scripts/docs_test.sh:|^tests/spec/recipe_test.cpp:|batch\.size\(|section\.retired' | cut -c1-160
   )
 done <<<"$private"
