@@ -1,7 +1,7 @@
 // optim/optimizer.h -- an optimizer: what it keeps for every trainable parameter, and one step with it.
 //
 //   auto optimizer = make_optimizer(recipe.optim, params);
-//   optimizer->step({.learning_rate = pace.learning_rate, .gradient_scale = scale});
+//   optimizer->step({.learning_rate = now.learning_rate, .gradient_scale = scale});
 //
 // Steps run kernels/update.h: each parameter's master, moments and compute copy are read and written once. Moments have
 // the master's placement and the type that the recipe says (optim.state_dtype). Whether a step is taken at all, and

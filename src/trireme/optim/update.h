@@ -1,6 +1,6 @@
 // optim/update.h -- from gradients to new weights: are they finite, how long are they, one step.
 //
-//   const UpdateResult result = update(*optimizer, {.learning_rate = pace.learning_rate, .gradient_scale = 1.0 /
+//   const UpdateResult result = update(*optimizer, {.learning_rate = now.learning_rate, .gradient_scale = 1.0 /
 //   tokens,
 //                                                   .loss_scale = &loss_scale});
 //

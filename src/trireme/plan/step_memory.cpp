@@ -55,7 +55,7 @@ StepMemory step_memory(const StepMemoryTask& task) {
     out.host = master_weights + moments + (there + all * compute) * shared(1);
     if (zero < 2) add("gradients", sums, "until they are on the host");
   } else {
-    add("masters", master_weights, fmt::format("{} bytes each", step.sum_bytes));
+    add("master weights", master_weights, fmt::format("{} bytes each", step.sum_bytes));
     add("gradients", sums * shared(2),
         slim > 0 ? fmt::format("{} bytes of {}, {} of the rest", step.compute_bytes,
                                task.narrow_gradients > 0 ? "matrices and tables" : "matrices of layers", step.sum_bytes)
@@ -109,7 +109,7 @@ StepMemory step_memory(const StepMemoryTask& task) {
   } else {
     add("working", back, runs_again ? "a layer that runs again and goes back" : "gradients inside a layer");
   }
-  add("libraries", kProductWorkspace, "room for GEMMs");
+  add("libraries", kGemmWorkspace, "room for GEMMs");
   return out;
 }
 

@@ -48,7 +48,7 @@ struct StepMemory {
 StepMemory step_memory(const StepMemoryTask& task);
 
 /// Room for the GEMMs' library, which the tensor library lends it.
-inline constexpr double kProductWorkspace = 32 << 20;
+inline constexpr double kGemmWorkspace = 32 << 20;
 /// What a process takes of a GPU beside its tensors: context, kernels, libraries.
 inline constexpr double kContextBytes = 800e6;
 

@@ -120,7 +120,7 @@ Explanation explain(Trainer& trainer) {
   out.memory = {
       {"parameters", fmt::format("{} bytes x {}{}", task.compute_bytes, one(3), n),
        static_cast<double>(bytes.parameters), formula.parameters},
-      {"masters", offloaded ? "on the host" : full + one(1), static_cast<double>(bytes.masters),
+      {"master weights", offloaded ? "on the host" : full + one(1), static_cast<double>(bytes.masters),
        offloaded ? 0 : formula.master_weights},
       {"gradients", streamed ? "on the host, once summed" : full + one(2), static_cast<double>(bytes.gradients),
        streamed ? 0 : formula.gradients},
@@ -142,7 +142,7 @@ Explanation explain(Trainer& trainer) {
          task.shape.num_encoder_layers > 0 || !task.shape.norm_first ? 0 : plan::activation_bytes(task)});
   }
   for (Explanation::Line& line : out.memory) {
-    const bool kept = line.name.starts_with("masters") || line.name.starts_with("optimizer");
+    const bool kept = line.name.starts_with("master weights") || line.name.starts_with("optimizer");
     if ((kept && !wide_states) || (line.name.starts_with("gradients") && !wide_gradients)) {
       line.formula = 0;
       line.formula_text = "of several types";
