@@ -9,7 +9,7 @@ sources = $(shell find src tests bench examples cmake -name '*.cpp' -o -name '*.
 
 .DEFAULT_GOAL := help
 KILLS ?= 200
-.PHONY: help setup build test test-faults test-gpu quickstart bench format check debug asan tsan fuzz cuda clean
+.PHONY: help setup build test test-faults test-gpu quickstart bench docs format check debug asan tsan fuzz cuda clean
 
 help:  ## this list
 	@echo "Trireme: make TARGET [PARALLEL=$(PARALLEL)] [TORCH=OFF]"
@@ -47,6 +47,10 @@ bench: setup  ## every benchmark, with the peer or limit it is held against
 	@$(call configure,release,-DTRIREME_TORCH=$(TORCH))
 	@$(call compile,release) --target all benches
 	@for bench in build/release/bench/*; do echo "run: $$bench"; "$$bench" || exit 1; done
+
+docs: build  ## docs/recipe.md and docs/commands.md, from what the program says of itself
+	@build/release/trireme recipe docs --markdown >docs/recipe.md
+	@build/release/trireme docs >docs/commands.md
 
 format:  ## let clang-format decide
 	@clang-format-14 -i $(sources)

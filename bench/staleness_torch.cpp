@@ -83,9 +83,9 @@ Curve train_kind(const std::string& kind, const Options& options) {
   const auto table = schedule::complete(
       schedule::build(kind, {.ranks = options.stages, .micros = each ? 1 : options.stages, .steps = options.steps}));
   double rate = options.rate;
-  const auto foresight = pipeline::make_foresight(table.weights, *optimizer, [&] { return rate; });
+  const auto predictor = pipeline::make_weight_predictor(table.weights, *optimizer, [&] { return rate; });
   const auto split = pipeline::split_by_count(pipeline::chain_names(shape), options.stages);
-  pipeline::DelayedGradients delayed(*model, split, pipeline::law_of(table), options.steps, foresight.get());
+  pipeline::DelayedGradients delayed(*model, split, pipeline::law_of(table), options.steps, predictor.get());
   Curve curve{.kind = table.weights == schedule::WeightChoice::kFlush ? "synchronous" : kind};
   for (int step = 0; step < options.steps; ++step) {
     rate = options.rate * std::min(1.0, (step + 1.0) / options.warmup);

@@ -160,6 +160,19 @@ TEST(ConfigRead, UnknownKeysAreSuggestedFromNearbyThenFromElsewhere) {
   EXPECT_EQ(problem_of(text("", {"basics.rank=1"})).reason, "unknown key; did you mean \"basics.ranks\"?");
 }
 
+TEST(ConfigRead, RetiredKeysNameTheirSuccessor) {
+  EXPECT_EQ(problem_of(text("[basics]\nspeed = 1")).reason, "unknown key; did you mean \"basics.rate\"?");
+  EXPECT_EQ(problem_of(text("", {"basics.speed=1"})).reason, "unknown key; did you mean \"basics.rate\"?");
+  EXPECT_EQ(problem_of(text("[[mixture]]\npath = \"x\"")).reason, "unknown key; did you mean \"blend\"?");
+}
+
+TEST(ConfigRead, ReservedSectionsAreToCome) {
+  // Near to "basics", and yet not what was meant.
+  const std::string reason = "is reserved for what stands below the basics, which is not built yet";
+  EXPECT_EQ(problem_of(text("[basis]\nranks = 1")).reason, reason);
+  EXPECT_EQ(problem_of(text("", {"basis.ranks=1"})).reason, reason);
+}
+
 TEST(ConfigRead, WrongSetsAreExplained) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"basics.ranks", "there is no value"},

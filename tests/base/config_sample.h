@@ -54,6 +54,7 @@ inline void describe(config::Section<Basics>& section) {
   section.field("link", &Basics::link, "how fast").unit(Unit::kBandwidth);
   section.field("rate", &Basics::rate, "how much").above(0).at_most(1);
   section.field("name", &Basics::name, "what it is called");
+  section.retired("speed", "rate");
   section.field("shape", &Basics::shape, "what it looks like");
   section.field("shapes", &Basics::shapes, "what else it looks like");
   section.field("deadline", &Basics::deadline, "when to give up").at_least(1ms);
@@ -80,6 +81,8 @@ struct All {
 inline void describe(config::Section<All>& section) {
   section.section("basics", &All::basics);
   section.tables("blend", &All::blend);
+  section.retired("mixture", "blend");
+  section.reserved("basis", "what stands below the basics");
 }
 inline std::vector<config::Problem> find_problems(const All& all) {
   if (all.basics.ranks <= static_cast<int>(all.basics.sizes.size()) * 32) return {};

@@ -91,14 +91,15 @@ TEST(ConfigWrite, DocsNameEveryKeyWithTypeDefaultAndMeaning) {
   EXPECT_THAT(docs, HasSubstr("  limit = (unset)\n      at most so many (a whole number, at least 1, or unset)\n"));
   EXPECT_THAT(docs, HasSubstr("[[blend]]  a source of data; any number of them\n"));
   EXPECT_THAT(docs, HasSubstr("  path = (must be given)\n"));
+  EXPECT_THAT(docs, HasSubstr("\n[basis]  reserved for what stands below the basics\n"));
 }
 
 TEST(ConfigWrite, DocsAreMarkdownToo) {
   const std::string docs = config::docs_markdown(config::schema_of<All>());
-  EXPECT_THAT(docs,
-              HasSubstr("## `[basics]`\n\none of each\n\n| key | type | default | meaning |\n|---|---|---|---|\n"));
-  EXPECT_THAT(docs, HasSubstr("| `ranks` | a whole number from 1 to 64 | `1` | how many |\n"));
+  EXPECT_THAT(docs, HasSubstr("## `[basics]`\n\none of each\n\n- `"));
+  EXPECT_THAT(docs, HasSubstr("\n- `ranks = 1`: how many (a whole number from 1 to 64)\n"));
   EXPECT_THAT(docs, HasSubstr("\n## `[[blend]]`\n"));
+  EXPECT_THAT(docs, HasSubstr("\n- `[basis]`: what stands below the basics\n"));
 }
 
 }  // namespace

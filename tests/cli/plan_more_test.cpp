@@ -62,7 +62,7 @@ TEST_F(PlanRoofline, SaysWhatBindsEachOperator) {
   EXPECT_NEAR(result.at("ridge").get<double>(), 989e12 / 3.35e12, 0.1);
   for (const auto& one : result.at("operators")) {
     EXPECT_LE(one.at("predicted_flops").get<double>(), one.at("roof_flops").get<double>() * 1.0001) << one;
-    if (one.at("name") == "norms, activations, sums") {
+    if (one.at("name") == "norms, activations, residuals") {
       EXPECT_EQ(one.at("bound"), "memory");
     }
     if (one.at("name") == "mlp in") {

@@ -79,12 +79,13 @@ TEST_F(RecipeCommand, CheckIsContentWithAGoodRecipe) {
 }
 
 TEST_F(RecipeCommand, ShowAndCheckKnowTheWholeModel) {
-  const std::string text = "[model]\nfamily = \"llama\"\nlayers = 80\nwidth = 8192\nheads = 64\ninner = 28672\n";
+  const std::string text =
+      "[model]\nfamily = \"llama\"\nnum_layers = 80\nhidden_size = 8192\nnum_heads = 64\nffn_size = 28672\n";
   EXPECT_EQ(run({"show", "FILE"}, text), kExitFine);
-  EXPECT_THAT(out_, AllOf(HasSubstr("\nlayers = 80 "), HasSubstr("\nkv_heads = 8 "), HasSubstr("[model.rotary]\n"),
-                          HasSubstr("base = 500000")));
+  EXPECT_THAT(out_, AllOf(HasSubstr("\nnum_layers = 80 "), HasSubstr("\nnum_kv_heads = 8 "),
+                          HasSubstr("[model.rotary]\n"), HasSubstr("base = 500000")));
   EXPECT_EQ(run({"show", "FILE"}, std::string(out_)), kExitFine) << "what is shown is a recipe again";
-  EXPECT_THAT(out_, HasSubstr("\nkv_heads = 8 "));
+  EXPECT_THAT(out_, HasSubstr("\nnum_kv_heads = 8 "));
   EXPECT_EQ(run({"check", "FILE"}, text), kExitFine);
   EXPECT_THAT(out_, HasSubstr("70553706496 parameters"));
 }
@@ -98,7 +99,7 @@ TEST_F(RecipeCommand, DocsListEveryKey) {
     EXPECT_THAT(out_, HasSubstr(fmt::format("## `[{}]`", section.name)));
     for (const auto& field : section.schema->fields) {
       EXPECT_THAT(text, HasSubstr(fmt::format("\n  {} = ", field.name)));
-      EXPECT_THAT(out_, HasSubstr(fmt::format("| `{}` | ", field.name)));
+      EXPECT_THAT(out_, HasSubstr(fmt::format("\n- `{} = ", field.name)));
     }
   }
 }

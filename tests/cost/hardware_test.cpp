@@ -89,9 +89,9 @@ Hardware ideal() {
   return hardware;
 }
 
-TEST(Roofline, LargeProductsComputeAndThinOnesMoveMemory) {
+TEST(Roofline, LargeGemmsComputeAndThinOnesMoveMemory) {
   const Hardware hardware = ideal();
-  const Product large{1e5, 1e5, 1e5}, thin{1, 8192, 8192};
+  const GemmShape large{1e5, 1e5, 1e5}, thin{1, 8192, 8192};
   EXPECT_NEAR(matmul_seconds(hardware, Arithmetic::kBf16, large), large.flops() / 312e12,
               0.001 * large.flops() / 312e12);
   EXPECT_NEAR(matmul_seconds(hardware, Arithmetic::kBf16, thin), 2 * thin.elements() / 2039e9,
@@ -102,10 +102,10 @@ TEST(Roofline, IsNeverFasterThanEitherLine) {
   const Hardware hardware = load_hardware("dgx-h100");
   for (const double rows : {1., 100., 4096.}) {
     for (const double columns : {128., 1024., 30000.}) {
-      const Product product{rows, columns, 4096};
-      const double seconds = matmul_seconds(hardware, Arithmetic::kBf16, product);
-      EXPECT_GE(seconds, product.flops() / hardware.peak(Arithmetic::kBf16));
-      EXPECT_GE(seconds, 2 * product.elements() / hardware.memory_bandwidth());
+      const GemmShape gemm{rows, columns, 4096};
+      const double seconds = matmul_seconds(hardware, Arithmetic::kBf16, gemm);
+      EXPECT_GE(seconds, gemm.flops() / hardware.peak(Arithmetic::kBf16));
+      EXPECT_GE(seconds, 2 * gemm.elements() / hardware.memory_bandwidth());
     }
   }
 }

@@ -89,7 +89,7 @@ TEST(TokenizerJson, SaysWhatIsWrongInsideAndWhere) {
               HasSubstr("\"a b c\" is not two tokens"));
   EXPECT_THAT(said_of("gpt2", [](Json& j) { j["model"]["merges"][7] = {"a"}; }),
               HasSubstr("a merge has two tokens, not 1"));
-  EXPECT_THAT(said_of("gpt2", [](Json& j) { j["model"]["vocab"]["a"] = 5; }), HasSubstr("have the same number 5"));
+  EXPECT_THAT(said_of("gpt2", [](Json& j) { j["model"]["vocab"]["a"] = 5; }), HasSubstr("have the same id 5"));
   EXPECT_THAT(said_of("gpt2", [](Json& j) { j["model"]["vocab"]["a"] = 99999999; }),
               HasSubstr("but there are only 900 tokens"));
   EXPECT_THAT(said_of("gpt2", [](Json& j) { j["model"]["vocab"]["a"] = -1; }), HasSubstr("must be whole"));

@@ -130,7 +130,7 @@ TEST(Tokenizer, SaysWhichNumberHasNoToken) {
   EXPECT_THAT(words_of([&] {
                 tokenizer->decode(Ids{1, 900});
               }),
-              HasSubstr("has no token 900; its numbers go from 0 to 899"));
+              HasSubstr("has no token 900; its ids go from 0 to 899"));
   EXPECT_THAT(words_of([&] { tokenizer->decode(Ids{-1}); }), HasSubstr("has no token -1"));
 }
 

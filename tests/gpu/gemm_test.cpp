@@ -229,10 +229,10 @@ TEST(GpuProducts, CanBeRecordedAndGiveTheSameBits) {
 TEST(GpuProducts, TrainAsTheTensorLibrarysDo) {
   spec::Recipe recipe = train::small_recipe(spec::Family::kGpt2, spec::Precision::kBf16);
   recipe.run.device = spec::DeviceKind::kCuda;
-  recipe.model.width = 64;
-  recipe.model.heads = 4;
+  recipe.model.hidden_size = 64;
+  recipe.model.num_heads = 4;
   recipe.model.head_dim = 16;
-  recipe.model.inner = 256;
+  recipe.model.ffn_size = 256;
   const auto losses = [&](bool tuned, bool keep) {
     kernels::set_tuned_products(tuned);
     recipe.train.save_mlp_activations = keep;

@@ -166,7 +166,7 @@ TEST(GpuRanks, LayoutsOfFourRanksEqualOneOnTheCpu) {
     recipe.model.dropout = 0.1;
     EXPECT_THAT(parting(recipe,
                         {"dp=4", "tp=4", "pp=4", "tp=2 sp tp_overlap zero=1", "tp=2 zero=3", "pp=2 tp=2 zero=1",
-                         "cp=2 cp_kind=ring tp=2 sp", "cp=4 cp_kind=ring cp_inner=2", "cp=2 cp_kind=ring pp=2",
+                         "cp=2 cp_kind=ring tp=2 sp", "cp=4 cp_kind=ring cp_ulysses=2", "cp=2 cp_kind=ring pp=2",
                          "zero=2 zero_group=2", "pp=2 tp=2 sp schedule=zb-h1"},
                         4),
                 testing::IsEmpty())

@@ -14,7 +14,7 @@ timeout 280 "$trireme" --quiet supervise --restarts 3 --ranks 4 --hang 10s --wai
   "${mpi[@]}" '{ranks}' "$trireme" --quiet train "$recipe" "${sets[@]}" --out "$folder/supervised" \
   --inject "kill rank 2 at step 8" --inject "kill rank 0 at step 15 while writing" --inject "kill rank 3 at step 22" \
   --inject "hang rank 1 at step 33" | tee "$folder/said"
-grep -q "finished after 5 lives, 1 hang" "$folder/said"
+grep -q "finished after 5 attempts, 1 hang" "$folder/said"
 "$trireme" diff "$folder/whole" "$folder/supervised"
 # Causes before effects: by the clocks, every life's start stands before what its ranks tell.
 for what in start ended hung saved resumed; do grep -q "\"event\":\"$what\"" "$folder/supervised/timeline.jsonl"; done

@@ -44,7 +44,7 @@ TEST_F(SupervisorTest, GivesUpWithoutProgress) {
   const Supervised result = run("kill -9 $$", {.restarts = 3});
   EXPECT_FALSE(result.finished);
   EXPECT_EQ(result.lives, 4);
-  EXPECT_THAT(result.why, testing::AllOf(testing::HasSubstr("4 lives"), testing::HasSubstr("signal 9")));
+  EXPECT_THAT(result.why, testing::AllOf(testing::HasSubstr("4 attempts"), testing::HasSubstr("signal 9")));
 }
 
 TEST_F(SupervisorTest, ProgressMakesTheLimitWhole) {

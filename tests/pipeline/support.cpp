@@ -138,13 +138,13 @@ Outcome train_as_pipeline(const Problem& problem, const Pipelined& how) {
         parallel::DataParallel copies(units_of(stage), stage.model->params, groups, sharing, held_apart(stage));
         nn::initialise(stage.model->params, nn::Precision::kFp64, problem.seed);
         auto optimizer = optim::make_optimizer(problem.optim, stage.model->params);
-        const auto foresight =
-            make_foresight(how.table.weights, *optimizer, [&] { return problem.optim.learning_rate; });
+        const auto predictor =
+            make_weight_predictor(how.table.weights, *optimizer, [&] { return problem.optim.learning_rate; });
         Executor executor({.table = how.table,
                            .stage = stage,
                            .pipeline = *pipeline,
                            .data_parallel = how.data_parallel > 1 ? &copies : nullptr,
-                           .foresight = foresight.get()});
+                           .predictor = predictor.get()});
         const bool flush = how.table.weights == schedule::WeightChoice::kFlush;
         const int at_once = how.table.steps(), mine = problem.micros / how.data_parallel;
         for (int step = 0; step < problem.steps; step += at_once) {

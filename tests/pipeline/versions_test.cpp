@@ -271,9 +271,9 @@ TEST(WeightPredictor, EqualsTheLaterWeightsExactlyWhereTheVelocityIsConstant) {
   problem.optimizer->add_state(state);
   problem.step();
   state.at("optim/velocity/w").tensor.copy_(at::tensor({2.0, -4.0, 1.0, 8.0}, at::kDouble));  // g / (1 - momentum)
-  const auto foresight = foresee_by_momentum(*problem.optimizer, [&] { return problem.rate; });
+  const auto predictor = predict_by_momentum(*problem.optimizer, [&] { return problem.rate; });
   for (int ahead = 0; ahead <= 5; ++ahead) {
-    const at::Tensor predicted = foresight->after(problem.w(), ahead).clone();
+    const at::Tensor predicted = predictor->after(problem.w(), ahead).clone();
     Constant later(config, problem.rate);
     nn::State later_state;
     later.optimizer->add_state(later_state);
@@ -290,10 +290,10 @@ TEST(WeightPredictor, EqualsTheLaterWeightsWhereAdamsDirectionIsConstant) {
   config.kind = spec::OptimizerKind::kAdam;
   for (int ahead = 0; ahead <= 5; ++ahead) {
     Constant problem(config, 1e-3);
-    const auto foresight = foresee_by_adam(*problem.optimizer, [&] { return problem.rate; });
-    EXPECT_TRUE(at::equal(foresight->after(problem.w(), ahead), problem.w().master)) << "no step taken yet";
+    const auto predictor = predict_by_adam(*problem.optimizer, [&] { return problem.rate; });
+    EXPECT_TRUE(at::equal(predictor->after(problem.w(), ahead), problem.w().master)) << "no step taken yet";
     problem.step();
-    const at::Tensor predicted = foresight->after(problem.w(), ahead).clone();
+    const at::Tensor predicted = predictor->after(problem.w(), ahead).clone();
     for (int i = 0; i < ahead; ++i) problem.step();
     EXPECT_LT((predicted - problem.w().master).abs().max().item<double>(), 1e-14) << ahead << " updates ahead";
   }
@@ -305,8 +305,8 @@ TEST(WeightPredictor, NamesTheOptimizerThatItNeeds) {
   config.momentum = 0;
   Constant problem(config, 1e-3);
   const auto rate = [] { return 1e-3; };
-  EXPECT_THROW(foresee_by_momentum(*problem.optimizer, rate), ConfigError);
-  EXPECT_THROW(foresee_by_adam(*problem.optimizer, rate), ConfigError);
+  EXPECT_THROW(predict_by_momentum(*problem.optimizer, rate), ConfigError);
+  EXPECT_THROW(predict_by_adam(*problem.optimizer, rate), ConfigError);
 }
 
 TEST(WeightVersions, HoldAsManyCopiesAsTheTableSays) {

@@ -25,12 +25,12 @@ TEST(Calibrate, FindsConstantsThatPredictWhatWasMeasured) {
   truth.device.efficiency.attention = 0.11;
   truth.device.efficiency.kernel_seconds = 2.3e-5;
   truth.device.efficiency.overlap = 0.2;
-  std::vector<MeasuredGemm> products;
+  std::vector<MeasuredGemm> gemms;
   std::vector<MeasuredStep> steps, others;
   for (const cost::Arithmetic arithmetic : {cost::Arithmetic::kFp32, cost::Arithmetic::kBf16}) {
     for (const double size : {64.0, 256.0, 1024.0}) {
-      const cost::Product product{size, 512, size};
-      products.push_back({product, arithmetic, cost::matmul_seconds(truth, arithmetic, product)});
+      const cost::GemmShape gemm{size, 512, size};
+      gemms.push_back({gemm, arithmetic, cost::matmul_seconds(truth, arithmetic, gemm)});
     }
     for (const std::int64_t width : {128, 256, 512}) {
       const Job job = tiny(width, 2, arithmetic), other = tiny(width, 5, arithmetic);
@@ -39,7 +39,7 @@ TEST(Calibrate, FindsConstantsThatPredictWhatWasMeasured) {
     }
   }
   cost::Hardware found = cost::load_hardware("local");
-  const Calibration calibration = calibrate(found, products, steps);
+  const Calibration calibration = calibrate(found, gemms, steps);
   EXPECT_LT(calibration.steps_error, 0.02);
   found.device.efficiency = calibration.efficiency;
   for (const MeasuredStep& one : others)

@@ -53,7 +53,7 @@ TEST(Operators, AddUpToTheLayersForward) {
   for (const OperatorTime& one : forward_operators(hardware, llama8b(), layout)) {
     if (one.name == "head") continue;
     seconds += one.times * one.seconds;
-    if (one.name != "attention" && one.name != "norms, activations, sums") flops += one.times * one.flops;
+    if (one.name != "attention" && one.name != "norms, activations, residuals") flops += one.times * one.flops;
   }
   const PassTimes layer = layer_times(hardware, llama8b(), layout);
   EXPECT_NEAR(seconds, layer.forward.total() - layer.forward.communication, 1e-12);

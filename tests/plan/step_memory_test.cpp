@@ -107,7 +107,7 @@ TEST(StepMemory, CountsGradientsOfSixteenBits) {
   StepMemoryTask task = llama_8b();
   const double vectors = (2 * 32 + 1) * 4096.0, all = task.elements;
   const auto states = [](const StepMemory& memory) {
-    return line_of(memory, "weights") + line_of(memory, "masters") + line_of(memory, "gradients") +
+    return line_of(memory, "weights") + line_of(memory, "master weights") + line_of(memory, "gradients") +
            line_of(memory, "optimizer");
   };
   EXPECT_EQ(states(step_memory(task)), 18 * all);
@@ -160,7 +160,8 @@ TEST(StepMemory, HasNoPlanForStages) {
 
 TEST(StepMemory, IsATable) {
   const std::string text = step_memory(task_of(spec::Family::kGpt2, 12, 768, 12, 12, 3072, 50304, 32, 1024)).table();
-  for (const char* line : {"weights", "masters", "gradients", "optimizer", "activations", "working", "at most"}) {
+  for (const char* line :
+       {"weights", "master weights", "gradients", "optimizer", "activations", "working", "at most"}) {
     EXPECT_THAT(text, testing::HasSubstr(line));
   }
 }

@@ -237,7 +237,7 @@ TEST_F(FaultyRun, ASupervisorBringsThreadRanksThrough) {
   }
   const Outcome outcome = cli::run(all);
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("finished after 3 lives, no hang"));
+  EXPECT_THAT(outcome.out, HasSubstr("finished after 3 attempts, no hang"));
   expect_equal_runs("whole", "run");
 }
 

@@ -81,7 +81,7 @@ class TrainCommand : public OwnFolder {
 TEST_F(TrainCommand, TellsTheMemoryOfAGpuRunWithoutOne) {
   const Outcome outcome = run({"train", TRIREME_RECIPES "/gpt2-124m.toml", "--memory", "--out", path("none")});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, AllOf(HasSubstr("masters"), HasSubstr("activations"), HasSubstr("at most")));
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("master weights"), HasSubstr("activations"), HasSubstr("at most")));
   EXPECT_FALSE(fs::exists(path("none")));
   const Outcome stages =
       run({"train", TRIREME_RECIPES "/gpt2-124m.toml", "--memory", "--ranks", "2", "--set", "layout.pp=2"});

@@ -79,19 +79,20 @@ TEST(LayoutCheck, NamesTheHeadsAndWhatWouldDivideThem) {
 TEST(LayoutCheck, PrefersASplitThatSuitsTheRanks) {
   Case one = gpt2();
   one.layout.tp = 5;
-  one.task.ranks = 16;  // 6 would leave no whole copies
+  one.task.ranks = 16;  // 6 would leave no whole replicas
   EXPECT_THAT(problems_of(one), testing::Contains(Field(&config::Problem::hint, "set layout.tp = 4")));
 }
 
-TEST(LayoutCheck, CopiesKeyHeadsOnlyEvenly) {
+TEST(LayoutCheck, ReplicatesKeyHeadsOnlyEvenly) {
   Case one = gpt2();
   one.task.shape.num_kv_heads = 4;
   one.layout.tp = 12;  // three ranks for each
   EXPECT_THAT(problems_of(one), IsEmpty());
   one.layout.tp = 6;
-  EXPECT_THAT(problems_of(one),
-              ElementsAre(problem("layout.tp", "6 ranks can neither share nor copy the model's 4 key and value heads",
-                                  "set layout.tp = 4")));
+  EXPECT_THAT(
+      problems_of(one),
+      ElementsAre(problem("layout.tp", "6 ranks can neither shard nor replicate the model's 4 key and value heads",
+                          "set layout.tp = 4")));
 }
 
 TEST(LayoutCheck, ACausalRingTakesTwoBlocksOfEachRank) {
@@ -106,17 +107,17 @@ TEST(LayoutCheck, ACausalRingTakesTwoBlocksOfEachRank) {
   EXPECT_THAT(problems_of(one), IsEmpty());
 }
 
-TEST(LayoutCheck, UlyssesSharesOutTheHeadsOfARank) {
+TEST(LayoutCheck, UlyssesSplitsTheHeadsOfARank) {
   Case one = gpt2();
   one.layout = {.tp = 2, .cp = 4, .cp_kind = ContextKind::kUlysses};
   EXPECT_THAT(
       problems_of(one),
-      ElementsAre(problem("layout.cp",
-                          "the 6 heads of a rank (12 / layout.tp) and its 6 of keys, which 4 does not divide (1, 2 do)",
-                          "set layout.cp = 2")));
+      ElementsAre(problem(
+          "layout.cp", "the 6 heads of a rank (12 / layout.tp) and its 6 key heads, which 4 does not divide (1, 2 do)",
+          "set layout.cp = 2")));
 }
 
-TEST(LayoutCheck, SplitNormsNeedTokensForEveryRank) {
+TEST(LayoutCheck, SequenceParallelismNeedsTokensForEveryRank) {
   Case one = gpt2();
   one.task.sequence = 1026;
   one.layout = {.tp = 4, .sequence_parallel = true};
@@ -124,7 +125,7 @@ TEST(LayoutCheck, SplitNormsNeedTokensForEveryRank) {
                                                     "set layout.sequence_parallel = false")));
   one.task.sequence = 1028;
   one.layout.cp = 2;
-  EXPECT_THAT(problems_of(one), ElementsAre(problem("layout.cp", "tp 4 x cp 2 = 8 must divide rows of 1028 tokens",
+  EXPECT_THAT(problems_of(one), ElementsAre(problem("layout.cp", "tp 4 x cp 2 = 8 must divide sequences of 1028 tokens",
                                                     "set layout.cp = 1")));
 }
 
@@ -143,7 +144,7 @@ TEST(LayoutCheck, EndsOfTheModelMayBeChunksOfTheirOwn) {
   EXPECT_THAT(problems_of(one), ElementsAre(problem("layout.pp", "20 chunks", "set layout.pp = 14")));
 }
 
-TEST(LayoutCheck, RanksAreWholeCopies) {
+TEST(LayoutCheck, RanksAreWholeReplicas) {
   Case one = gpt2();
   one.layout = {.dp = 2, .tp = 2};
   one.task.ranks = 16;
@@ -155,19 +156,20 @@ TEST(LayoutCheck, RanksAreWholeCopies) {
                                                     "start 6 ranks and set layout.dp = 3")));
 }
 
-TEST(LayoutCheck, CopiesShareRowsEvenly) {
+TEST(LayoutCheck, ReplicasShareTheBatchEvenly) {
   Case one = gpt2();
   one.layout = {.zero = 2, .zero_group = 4};
   one.task.ranks = 10;
   one.task.micro_batch_size = 8;
-  EXPECT_THAT(problems_of(one),
-              ElementsAre(problem("layout.zero_group", "4 does not divide the 10 copies of the model (1, 2, 5, 10 do)",
-                                  "set layout.zero_group = 5"),
-                          problem("batch.global_batch_tokens", "48 rows of 1024 tokens do not go evenly to 10 copies",
-                                  "set batch.global_batch_tokens = 51200 (50 rows)"),
-                          problem("train.micro_batch_size", "has 8 rows, but each of 10 copies of the model takes 5 of",
-                                  "set train.micro_batch_size = 5")));
-  one.layout = {.zero = 1};  // sums are made once a step: gradients are means over tokens, whoever has how many
+  EXPECT_THAT(
+      problems_of(one),
+      ElementsAre(problem("layout.zero_group", "4 does not divide the 10 data-parallel ranks (1, 2, 5, 10 do)",
+                          "set layout.zero_group = 5"),
+                  problem("batch.global_batch_tokens", "48 sequences of 1024 tokens do not divide evenly among 10",
+                          "set batch.global_batch_tokens = 51200 (50 sequences)"),
+                  problem("train.micro_batch_size", "is 8 sequences, but each of 10 data-parallel ranks has 5 of",
+                          "set train.micro_batch_size = 5")));
+  one.layout = {.zero = 1};  // reduced once a step: gradients are means over tokens, whoever has how many
   EXPECT_THAT(problems_of(one), IsEmpty());
 }
 

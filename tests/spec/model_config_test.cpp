@@ -20,7 +20,7 @@ ModelShape shape_from(const std::string& text) { return shape_of(load_recipe({.t
 TEST(ModelConfig, WithoutAFamilyIsNoModel) {
   EXPECT_EQ(shape_of(Recipe().model), std::nullopt);
   try {
-    (void)load_recipe({.text = "[model]\nlayers = 3\n"});
+    (void)load_recipe({.text = "[model]\nnum_layers = 3\n"});
     FAIL() << "layers of nothing";
   } catch (const config::ProblemsError& error) {
     ASSERT_EQ(error.problems().size(), 1u);
@@ -38,7 +38,7 @@ TEST(ModelConfig, ChangesWhatIsGivenAndKeepsTheRest) {
   expected.tied = true;
   expected.rotary.scaling = RotaryScaling::kYarn;
   expected.rotary.factor = 4;
-  EXPECT_EQ(shape_from("[model]\nfamily = \"llama\"\nlayers = 2\nactivation = \"gelu\"\ntied = true\n"
+  EXPECT_EQ(shape_from("[model]\nfamily = \"llama\"\nnum_layers = 2\nactivation = \"gelu\"\ntied = true\n"
                        "[model.rotary]\nscaling = \"yarn\"\nfactor = 4\n"),
             expected);
 }
@@ -81,15 +81,16 @@ TEST(ModelConfig, DifferencesAreNamedAsInARecipe) {
 
 TEST(ModelConfig, ProblemsOfTheShapeAreProblemsOfTheRecipe) {
   try {
-    (void)load_recipe({.file = "x.toml", .text = "[model]\nfamily = \"gpt2\"\nwidth = 1024\n"});
-    FAIL() << "twelve heads of 64 in a width of 1,024";
+    (void)load_recipe({.file = "x.toml", .text = "[model]\nfamily = \"gpt2\"\nhidden_size = 1024\n"});
+    FAIL() << "twelve heads of 64 in a hidden size of 1,024";
   } catch (const config::ProblemsError& error) {
     ASSERT_EQ(error.problems().size(), 1u);
     EXPECT_EQ(error.problems()[0].key, "model.num_heads");
-    EXPECT_THAT(error.problems()[0].reason, HasSubstr("12 heads of 64 are 768 wide, but the model is 1024"));
+    EXPECT_THAT(error.problems()[0].reason, HasSubstr("12 heads of dimension 64 make 768, but hidden_size is 1024"));
     EXPECT_THAT(error.problems()[0].hint, HasSubstr("set model.num_heads = 16 and model.num_kv_heads = 16"));
   }
-  EXPECT_NO_THROW((void)load_recipe({.text = "[model]\nfamily = \"gpt2\"\nwidth = 1024\nheads = 16\nkv_heads = 16\n"}));
+  EXPECT_NO_THROW((void)load_recipe(
+      {.text = "[model]\nfamily = \"gpt2\"\nhidden_size = 1024\nnum_heads = 16\nnum_kv_heads = 16\n"}));
 }
 
 struct Published {

@@ -93,9 +93,9 @@ TEST(ModelShape, ProblemsNameTheFieldAndSayWhatFits) {
   const auto problems = find_problems(shape);
   ASSERT_EQ(problems.size(), 2u);
   EXPECT_EQ(problems[0].key, "model.num_kv_heads");
-  EXPECT_THAT(problems[0].reason, HasSubstr("12 does not divide heads = 32"));
+  EXPECT_THAT(problems[0].reason, HasSubstr("12 does not divide num_heads = 32"));
   shape.num_kv_heads = 8;  // as the hint says
-  EXPECT_THAT(problems[0].hint, HasSubstr("kv_heads = 8"));
+  EXPECT_THAT(problems[0].hint, HasSubstr("num_kv_heads = 8"));
   EXPECT_EQ(problems[1].key, "model.head_dim");
   shape.head_dim = 128;
   EXPECT_TRUE(find_problems(shape).empty());

@@ -61,6 +61,63 @@ TEST(Recipe, EveryKeyHasAMeaning) {
   check(recipe_schema());
 }
 
+/// The reason why a recipe with one key is refused.
+std::string refusal(const std::string& assignment) {
+  try {
+    (void)load_recipe({.sets = {assignment}});
+  } catch (const config::ProblemsError& error) {
+    return error.problems().front().reason;
+  }
+  return "";
+}
+
+TEST(Recipe, KeysThatWereRenamedNameTheirSuccessor) {
+  const std::vector<std::pair<std::string, std::string>> renamed = {
+      {"model.width", "model.hidden_size"},
+      {"model.inner", "model.ffn_size"},
+      {"model.vocabulary", "model.vocab_size"},
+      {"model.positions", "model.max_seq_len"},
+      {"model.layers", "model.num_layers"},
+      {"model.encoder_layers", "model.num_encoder_layers"},
+      {"model.heads", "model.num_heads"},
+      {"model.kv_heads", "model.num_kv_heads"},
+      {"model.head_size", "model.head_dim"},
+      {"data.sequence", "data.seq_len"},
+      {"data.source_sequence", "data.source_seq_len"},
+      {"data.synthetic.vocabulary", "data.synthetic.vocab_size"},
+      {"batch.size", "batch.global_batch_tokens"},
+      {"train.microbatch", "train.micro_batch_size"},
+      {"train.capture", "train.cuda_graphs"},
+      {"train.tune", "train.gemm_autotune"},
+      {"train.remake_norms", "train.recompute_norms"},
+      {"train.keep_active", "train.save_mlp_activations"},
+      {"precision.products", "precision.gemm"},
+      {"precision.products_keep", "precision.gemm_exclude"},
+      {"precision.masters", "precision.master_weights"},
+      {"layout.offload_delay", "layout.delayed_update"},
+      {"layout.shares", "layout.dp_batch_weights"},
+      {"layout.cp_inner", "layout.cp_ulysses"},
+      {"layout.keep_gathered", "layout.sp_save_gathered"},
+      {"optim.states", "optim.state_dtype"},
+      {"optim.clip", "optim.grad_clip_norm"},
+      {"checkpoint.failures", "checkpoint.mtbf"},
+      {"health.not_finite", "health.non_finite"},
+      {"health.most_skips", "health.max_skips"},
+      {"schedule.kind", "lr_schedule"},
+  };
+  for (const auto& [before, now] : renamed) {
+    EXPECT_EQ(refusal(before + "=1"), fmt::format("unknown key; did you mean \"{}\"?", now)) << before;
+  }
+}
+
+TEST(Recipe, SectionsToComeAreReserved) {
+  for (const char* section : {"compress", "elastic", "serve"}) {
+    EXPECT_THAT(refusal(fmt::format("{}.kind=1", section)),
+                AllOf(testing::StartsWith("is reserved for "), testing::EndsWith("which is not built yet")))
+        << section;
+  }
+}
+
 /// Each contradiction is found under its key, and following the hint resolves it.
 struct Contradiction {
   const char* name;

@@ -76,7 +76,7 @@ TEST(RunAhead, RestsWhenAsked) {
   });
 }
 
-/// The step after a anomalous one was under way already: neither changes anything, and the run can go on.
+/// The step after an anomalous one was under way already: neither changes anything, and the run can go on.
 TEST(RunAhead, AStepWhoseNumbersAreNoneLeavesTheWeightsBeforeIt) {
   const spec::Recipe recipe = recipe_of(spec::OptimizerKind::kAdamw);
   with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {

@@ -23,7 +23,7 @@ struct Drawn {
   spec::Recipe recipe;
   int ranks = 1;
   bool asynchronous = false;
-  bool foresees() const {
+  bool predicts() const {
     return recipe.layout.pp > 1 && (recipe.pipeline.schedule == "xpipe" || recipe.pipeline.schedule == "spectrain");
   }
   std::string text() const {
@@ -125,9 +125,9 @@ TEST(LayoutPairs, EveryLayoutLoadsWhatEveryOtherSaved) {
         if (rank.rank() == 0) seen = {hash, loss};
       });
       EXPECT_EQ(seen.hash, saved.hash) << from.text() << " -> " << to.text();
-      // A pipeline that was just emptied begins with the newest weights, whatever the schedule, unless it foresees
+      // A pipeline that was just emptied begins with the newest weights, whatever the schedule, unless it predicts
       // them.
-      if (!from.foresees() && !to.foresees()) {
+      if (!from.predicts() && !to.predicts()) {
         EXPECT_NEAR(seen.next_loss, saved.next_loss, 2e-5) << from.text() << " -> " << to.text();
       }
       layouts.insert(to.text());

@@ -56,7 +56,7 @@ const std::vector<std::string> kDense = {
     "tp=8",
     "tp=4 sp",
     "tp=2 sp tp_overlap zero=1",
-    "tp=2 sp keep_gathered zero=2",
+    "tp=2 sp sp_save_gathered zero=2",
     "tp=2 zero=3",
     "tp=4 zero=3",
     "tp=2 zero=2 zero_group=2",
@@ -73,14 +73,14 @@ const std::vector<std::string> kContext = {
     "cp=8 cp_kind=ring",
     "cp=4 cp_kind=gather",
     "cp=4 cp_kind=ulysses",
-    "cp=4 cp_kind=ring cp_inner=2",
-    "cp=8 cp_kind=gather cp_inner=2",
+    "cp=4 cp_kind=ring cp_ulysses=2",
+    "cp=8 cp_kind=gather cp_ulysses=2",
     "cp=2 cp_kind=ring tp=2 sp zero=3",
     "cp=2 cp_kind=ulysses tp=4 zero=1",
     "cp=2 cp_kind=gather tp=2 sp zero=2",
     "cp=2 cp_kind=ring pp=2 zero=3",
     "cp=2 cp_kind=ulysses pp=2 tp=2 schedule=zb-v virtual_stages=2",
-    "cp=4 cp_kind=ring cp_inner=2 tp=2 sp",
+    "cp=4 cp_kind=ring cp_ulysses=2 tp=2 sp",
 };
 
 TEST(Layouts, EqualOneRankForEveryFamily) {
@@ -110,7 +110,7 @@ TEST(Layouts, DropTheSame) {
     recipe.model.dropout = 0.2;
     recipe.model.attention_dropout = 0.2;
     EXPECT_THAT(parting(recipe, {"tp=4 sp zero=1", "tp=8", "cp=4 cp_kind=ring", "cp=4 cp_kind=ulysses",
-                                 "cp=2 cp_kind=gather tp=2 sp zero=3", "cp=4 cp_kind=ring cp_inner=2 pp=2"}),
+                                 "cp=2 cp_kind=gather tp=2 sp zero=3", "cp=4 cp_kind=ring cp_ulysses=2 pp=2"}),
                 testing::IsEmpty());
   }
 }
@@ -214,17 +214,18 @@ TEST(Layouts, KeepAndSendWhatTheFormulasSay) {
     });
   };
   for (const Precision precision : {Precision::kFp32, Precision::kBf16, Precision::kFp64}) {
-    for (const char* text : {"zero=0", "zero=1", "zero=2", "zero=3", "tp=4", "tp=4 sp", "tp=2 sp keep_gathered zero=2",
-                             "tp=2 sp zero=1", "cp=4 cp_kind=ring", "cp=4 cp_kind=ulysses", "cp=4 cp_kind=gather",
-                             "cp=4 cp_kind=ring cp_inner=2", "zero=3 zero_group=2", "pp=2 zero=1", "pp=2 tp=2 sp",
-                             "zero=0 offload", "zero=1 offload", "zero=2 offload", "tp=2 zero=3 offload"}) {
+    for (const char* text :
+         {"zero=0", "zero=1", "zero=2", "zero=3", "tp=4", "tp=4 sp", "tp=2 sp sp_save_gathered zero=2",
+          "tp=2 sp zero=1", "cp=4 cp_kind=ring", "cp=4 cp_kind=ulysses", "cp=4 cp_kind=gather",
+          "cp=4 cp_kind=ring cp_ulysses=2", "zero=3 zero_group=2", "pp=2 zero=1", "pp=2 tp=2 sp", "zero=0 offload",
+          "zero=1 offload", "zero=2 offload", "tp=2 zero=3 offload"}) {
       exact(text, precision, 4);
     }
   }
   exact("tp=2 sp zero=3", Precision::kFp32, 4, {.recompute = spec::RecomputeKind::kFull});
   exact("cp=2 cp_kind=ring zero=2", Precision::kFp32, 4, {.recompute = spec::RecomputeKind::kFull});
-  for (const char* text : {"zero=0", "zero=3", "tp=4", "tp=4 sp", "tp=2 sp keep_gathered zero=2", "cp=4 cp_kind=ring",
-                           "pp=2 zero=1", "pp=2 tp=2 sp"}) {
+  for (const char* text : {"zero=0", "zero=3", "tp=4", "tp=4 sp", "tp=2 sp sp_save_gathered zero=2",
+                           "cp=4 cp_kind=ring", "pp=2 zero=1", "pp=2 tp=2 sp"}) {
     exact(text, Precision::kBf16, 4, {.recompute_norms = true});
     exact(text, Precision::kBf16, 4, {.save_mlp_activations = true});
   }

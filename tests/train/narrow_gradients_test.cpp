@@ -197,7 +197,7 @@ TEST(NarrowGradients, AreExplainedBesideFormulasThatStillHold) {
     const Explanation explanation = explain(trainer);
     if (rank.rank() != 0) return;
     for (const Explanation::Line& line : explanation.memory) {
-      if (line.name == "masters" || line.name == "optimizer") {
+      if (line.name == "master weights" || line.name == "optimizer") {
         EXPECT_NEAR(line.measured / line.formula, 1, 0.01) << line.name;  // buckets are filled up
       } else if (line.name == "gradients") {
         EXPECT_EQ(line.formula_text, "of several types");

@@ -144,7 +144,7 @@ TEST(StagedTrainer, SaysWhatDoesNotFit) {
   EXPECT_THAT(message(recipe, 6), testing::HasSubstr("layout.tp"));
   recipe.layout = {.pp = 2};
   recipe.batch.global_batch_tokens = 7 * 12;
-  EXPECT_THAT(message(recipe, 4), testing::HasSubstr("7 rows of 12 tokens do not go evenly to 2 copies"));
+  EXPECT_THAT(message(recipe, 4), testing::HasSubstr("7 sequences of 12 tokens do not divide evenly among 2"));
 }
 
 }  // namespace

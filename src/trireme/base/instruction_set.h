@@ -15,7 +15,7 @@ enum class InstructionSet : std::uint8_t {
   kPlain,   ///< what the compiler assumes by itself
   kV3,      ///< AVX2 with fused multiply-add and half conversions
   kV4,      ///< AVX-512: foundation, byte, word, doubleword, vector lengths
-  kV4Bf16,  ///< AVX-512 with products of bfloat16
+  kV4Bf16,  ///< AVX-512 with bf16 dot products
 };
 
 /// "plain", "v3", "v4", "v4bf16": what TRIREME_ISA takes and `to_string` gives.

@@ -102,7 +102,7 @@ formats::CheckpointFolder open_checkpoint(const fs::path& path) {
   for (const auto& [where, why] : damaged) log_warn("{} is damaged and not used: {}", where.string(), why);
   if (!found) {
     throw ConfigError(damaged.empty() ? fmt::format("{} has no checkpoint", path.string())
-                                      : fmt::format("{} has no checkpoint that is whole", path.string()),
+                                      : fmt::format("{} has no complete checkpoint", path.string()),
                       "train it first: trireme train RECIPE --out " + path.string());
   }
   return std::move(*found);

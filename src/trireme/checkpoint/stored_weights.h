@@ -47,7 +47,7 @@ class StoredWeights {
     const models::PublishedTensor* tensor = nullptr;
     at::Tensor rows;
   };
-  mutable Turned turned_;  // the last tensor that is published turned around, as our rows
+  mutable Turned turned_;  // the last tensor that is published transposed, as our rows
 };
 
 }  // namespace trireme::checkpoint

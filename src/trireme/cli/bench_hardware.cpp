@@ -46,7 +46,7 @@ struct HardwareOptions {
 
 /// Everything that was measured on one rank among all.
 struct Measured {
-  std::vector<plan::MeasuredGemm> products;
+  std::vector<plan::MeasuredGemm> gemms;
   double bytes_per_second = 0;  ///< of memory
   std::vector<plan::MeasuredReduction> reductions;
   std::vector<plan::MeasuredStep> steps;
@@ -104,9 +104,9 @@ void measure_rank(const HardwareOptions& options, int threads, comm::Rank& rank,
       if (!std::isfinite(seconds))
         throw ConfigError("the tensor library cannot multiply matrices here", "see trireme doctor");
       if (speaks)
-        out.products.push_back({{static_cast<double>(rows), static_cast<double>(columns), static_cast<double>(inner)},
-                                arithmetic,
-                                seconds});
+        out.gemms.push_back({{static_cast<double>(rows), static_cast<double>(columns), static_cast<double>(inner)},
+                             arithmetic,
+                             seconds});
     }
   }
   rank.world().barrier().wait();
@@ -213,9 +213,9 @@ cost::Hardware hardware_of(const Measured& measured, int ranks, const std::strin
   cost::Hardware hardware;
   cost::Device& device = hardware.device;
   device.name = name + "-core";
-  for (const plan::MeasuredGemm& one : measured.products) {
+  for (const plan::MeasuredGemm& one : measured.gemms) {
     double& peak = one.arithmetic == cost::Arithmetic::kFp32 ? device.fp32_tflops : device.bf16_tflops;
-    peak = std::max(peak, one.product.flops() / one.seconds / 1e12);
+    peak = std::max(peak, one.gemm.flops() / one.seconds / 1e12);
   }
   const std::uint64_t memory = std::min(machine.memory, machine.memory_limit.value_or(machine.memory));
   device.memory_gib = static_cast<double>(memory) / 1073741824.0 / ranks;
@@ -248,14 +248,13 @@ cost::Hardware hardware_of(const Measured& measured, int ranks, const std::strin
 }
 
 std::string products_text(const cost::Hardware& hardware, const Measured& measured, const std::string& prefix) {
-  TextTable table(
-      {{"product"}, {"numbers"}, {"GFLOP/s", TextTable::Align::kRight}, {"predicted", TextTable::Align::kRight}});
-  for (const plan::MeasuredGemm& one : measured.products) {
-    const double predicted = cost::matmul_seconds(hardware, one.arithmetic, one.product);
-    table.add({fmt::format("{:.0f} x {:.0f} x {:.0f}", one.product.rows, one.product.columns, one.product.inner),
+  TextTable table({{"GEMM"}, {"type"}, {"GFLOP/s", TextTable::Align::kRight}, {"predicted", TextTable::Align::kRight}});
+  for (const plan::MeasuredGemm& one : measured.gemms) {
+    const double predicted = cost::matmul_seconds(hardware, one.arithmetic, one.gemm);
+    table.add({fmt::format("{:.0f} x {:.0f} x {:.0f}", one.gemm.rows, one.gemm.columns, one.gemm.inner),
                one.arithmetic == cost::Arithmetic::kFp32 ? "fp32" : "bf16",
-               fmt::format("{:.1f}", one.product.flops() / one.seconds / 1e9),
-               fmt::format("{:.1f}", one.product.flops() / predicted / 1e9)});
+               fmt::format("{:.1f}", one.gemm.flops() / one.seconds / 1e9),
+               fmt::format("{:.1f}", one.gemm.flops() / predicted / 1e9)});
   }
   return table.text(prefix);
 }
@@ -297,15 +296,15 @@ ordered_json to_json(const cost::Hardware& hardware, const Measured& measured, c
                      {"kernel_seconds", efficiency.kernel_seconds}}},
                    {"products_error", calibration.products_error},
                    {"steps_error", calibration.steps_error},
-                   {"products", ordered_json::array()},
+                   {"gemms", ordered_json::array()},
                    {"steps", ordered_json::array()}};
-  for (const plan::MeasuredGemm& one : measured.products)
-    out["products"].push_back({{"rows", one.product.rows},
-                               {"columns", one.product.columns},
-                               {"inner", one.product.inner},
-                               {"numbers", one.arithmetic == cost::Arithmetic::kFp32 ? "fp32" : "bf16"},
-                               {"seconds", one.seconds},
-                               {"predicted_seconds", cost::matmul_seconds(hardware, one.arithmetic, one.product)}});
+  for (const plan::MeasuredGemm& one : measured.gemms)
+    out["gemms"].push_back({{"rows", one.gemm.rows},
+                            {"columns", one.gemm.columns},
+                            {"inner", one.gemm.inner},
+                            {"type", one.arithmetic == cost::Arithmetic::kFp32 ? "fp32" : "bf16"},
+                            {"seconds", one.seconds},
+                            {"predicted_seconds", cost::matmul_seconds(hardware, one.arithmetic, one.gemm)}});
   for (const plan::MeasuredStep& one : measured.steps)
     out["steps"].push_back({{"name", one.name},
                             {"seconds", one.seconds},
@@ -328,7 +327,7 @@ int run(const HardwareOptions& options, Context& context) {
   start_ranks(recipe, [&](comm::Rank& rank) { measure_rank(options, threads, rank, measured); });
   measure_steps(options, ranks, measured);
   cost::Hardware hardware = hardware_of(measured, ranks, stem);
-  const plan::Calibration calibration = plan::calibrate(hardware, measured.products, measured.steps);
+  const plan::Calibration calibration = plan::calibrate(hardware, measured.gemms, measured.steps);
   hardware.device.efficiency = calibration.efficiency;
   if (!options.output.empty()) write_files(options, hardware, measured);
   if (options.json) {

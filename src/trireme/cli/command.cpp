@@ -26,6 +26,27 @@ std::string number_error(const std::string& text, const std::string& what, const
   return allows(value) ? "" : fmt::format("{} is not {}", text, what);
 }
 
+OptionDoc doc_of(const CLI::Option& option) {
+  const bool takes_value = !option.get_positional() && option.get_items_expected_max() > 0;
+  return {.names = option.get_positional() ? option.get_name(true) : option.get_name(false, true),
+          .value = takes_value ? option.get_type_name() : "",
+          .meaning = option.get_description()};
+}
+
+void add_command_docs(const CLI::App& app, const std::string& above, std::vector<CommandDoc>& docs) {
+  CommandDoc& doc = docs.emplace_back();
+  doc.name = above.empty() ? app.get_name() : fmt::format("{} {}", above, app.get_name());
+  doc.about = app.get_description();
+  doc.footer = app.get_footer();
+  for (const CLI::Option* option : app.get_options()) {
+    if (option == app.get_help_ptr() && !above.empty()) continue;  // every command has it
+    doc.options.push_back(doc_of(*option));
+  }
+  const std::string name = doc.name;
+  for (const CLI::App* below : app.get_subcommands([](const CLI::App*) { return true; }))
+    add_command_docs(*below, name, docs);
+}
+
 }  // namespace
 
 Option& Option::type_name(const std::string& name) {
@@ -119,5 +140,10 @@ void Command::require_subcommand(int least, int most) {
 }
 void Command::callback(std::function<void()> then) { app_.callback(std::move(then)); }
 bool Command::has_chosen_subcommand() const { return !app_.get_subcommands().empty(); }
+std::vector<CommandDoc> Command::docs() const {
+  std::vector<CommandDoc> docs;
+  add_command_docs(app_, "", docs);
+  return docs;
+}
 
 }  // namespace trireme::cli

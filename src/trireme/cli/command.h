@@ -46,6 +46,19 @@ class Option {
   CLI::Option* option_;
 };
 
+/// What --help says of one option, as data.
+struct OptionDoc {
+  std::string names;    // "-q,--quiet", or "FILE" where a place on the command line is meant
+  std::string value;    // "INT"; empty for flags and places
+  std::string meaning;  // the help text
+};
+/// What --help says of one command.
+struct CommandDoc {
+  std::string name;  // "trireme recipe show"
+  std::string about, footer;
+  std::vector<OptionDoc> options;
+};
+
 class Command {
  public:
   /// The program itself; `app` outlives it.
@@ -70,6 +83,8 @@ class Command {
   /// Called when this command was named and its options are read.
   void callback(std::function<void()> then);
   bool has_chosen_subcommand() const;
+  /// This command and all below it, in the order of --help.
+  std::vector<CommandDoc> docs() const;
 
  private:
   CLI::App& app_;

@@ -44,12 +44,13 @@ void add_validate_planner_command(Command& app, Context& context);
 void add_report_command(Command& app, Context& context);
 void add_diff_command(Command& app, Context& context);
 void add_doctor_command(Command& app, Context& context);
+void add_docs_command(Command& app, Context& context);
 /// Below `tokenize`, which lists it.
 void add_tokenize_train(Command& tokenize, Context& context);
 /// Below `bench`, which lists it.
 void add_bench_hardware(Command& bench, Context& context);
 /// Below `recipe`, which lists it.
-void add_recipe_pace(Command& recipe, Context& context);
+void add_recipe_hyperparameters(Command& recipe, Context& context);
 
 /// In the order of --help.
 inline constexpr AddCommand kCommands[] = {
@@ -60,6 +61,7 @@ inline constexpr AddCommand kCommands[] = {
     &add_inspect_command,   &add_verify_command,           &add_convert_command,
     &add_recipe_command,    &add_schedule_command,         &add_bench_command,
     &add_probe_command,     &add_doctor_command,           &add_tour_command,
+    &add_docs_command,
 };
 
 }  // namespace trireme::cli

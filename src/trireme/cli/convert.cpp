@@ -23,7 +23,7 @@ formats::CheckpointFolder open_stored(const std::filesystem::path& path) {
   auto found = formats::newest_checkpoint(path / "checkpoints", damaged);
   for (const auto& [where, why] : damaged) log_warn("{} is damaged and not used: {}", where.string(), why);
   if (!found) {
-    throw ConfigError(fmt::format("{} is no checkpoint and no run with a whole one", path.string()),
+    throw ConfigError(fmt::format("{} is no checkpoint and no run with a complete one", path.string()),
                       "give a run, or a folder such as RUN/checkpoints/step-00000020");
   }
   return std::move(*found);
@@ -43,7 +43,7 @@ void add_reshard(Command& convert, Context& context) {
       "Examples:\n"
       "  trireme convert reshard runs/tiny/checkpoints/step-00000200 moved --parts 4");
   const auto options = std::make_shared<RewriteOptions>();  // shared with the callback
-  command.add_option("FROM", options->from, "a checkpoint, or a run: its newest whole one").required();
+  command.add_option("FROM", options->from, "a checkpoint, or a run: its newest complete one").required();
   command.add_option("INTO", options->to, "the folder to make").required();
   command.add_option("--parts", options->parts, "how many files").within(1, 99999).show_default();
   command.callback([options, &context] {
@@ -63,7 +63,7 @@ void add_single(Command& convert, Context& context) {
       "  trireme convert single runs/tiny state.safetensors\n"
       "  trireme convert single runs/tiny weights.safetensors --weights");
   const auto options = std::make_shared<RewriteOptions>();  // shared with the callback
-  command.add_option("FROM", options->from, "a checkpoint, or a run: its newest whole one").required();
+  command.add_option("FROM", options->from, "a checkpoint, or a run: its newest complete one").required();
   command.add_option("INTO", options->to, "the file to write").required();
   command.add_flag("--weights", options->weights, "parameters only, by their own names");
   command.callback([options, &context] {

@@ -51,7 +51,7 @@ int run_eval(EvalOptions& options, Context& context) {
     for (const std::string& path : options.data) data.sources.push_back({.path = path});
     options.request.data = data;
   } else if (options.tokenizer || options.sequence) {
-    throw ConfigError("--tokenizer and --sequence are for data given with --data",
+    throw ConfigError("--tokenizer and --seq-len are for data given with --data",
                       "give --data FILE, or leave them out");
   }
   spec::Recipe recipe;
@@ -70,23 +70,25 @@ int run_eval(EvalOptions& options, Context& context) {
 void add_eval_command(Command& app, Context& context) {
   Command& command = app.add_subcommand("eval", "Loss, perplexity and bits per byte of a model on data");
   command.footer(
-      "Without --data: on what the run keeps for validation. Bits per byte need the tokenizer, which a run knows.\n"
+      "Without --data: on the run's validation data. Bits per byte need the tokenizer, which a run knows.\n"
       "\n"
       "Examples:\n"
       "  trireme eval runs/tiny\n"
       "  trireme eval runs/tiny/checkpoints/step-00000200 --samples 100\n"
-      "  trireme eval models/gpt2 --data held-out.shard --sequence 1024");
+      "  trireme eval models/gpt2 --data held-out.shard --seq-len 1024");
   const auto options = std::make_shared<EvalOptions>();  // shared with the callback
   command.add_option("MODEL", options->request.model, "a run, one of its checkpoints, or a Hugging Face directory")
       .required();
   command.add_option("--data", options->data, "shards, folders of shards, or with the tokenizer \"bytes\" text files");
   command.add_option("--tokenizer", options->tokenizer, "of --data: a tokenizer.json, its folder, or \"bytes\"");
-  command.add_option("--sequence", options->sequence, "tokens a row of --data").positive();
-  command.add_option("--samples", options->request.samples, "at most so many").positive();
-  command.add_option("--rows", options->request.rows, "that go through the model at once").show_default().positive();
+  command.add_option("--seq-len", options->sequence, "sequence length of --data, in tokens").positive();
+  command.add_option("--samples", options->request.samples, "at most this many samples").positive();
+  command.add_option("--micro-batch-size", options->request.rows, "sequences that go through the model at once")
+      .show_default()
+      .positive();
   add_choice<spec::Precision>(command, "--precision", options->request.precision,
                               {{"fp32", spec::Precision::kFp32}, {"bf16", spec::Precision::kBf16}}, "to compute with");
-  command.add_option("--ranks", options->ranks, "share the samples among so many ranks").positive();
+  command.add_option("--ranks", options->ranks, "ranks that share the samples").positive();
   command.add_flag("--json", options->json, "as one line of JSON");
   command.callback([options, &context] { context.run = [options, &context] { return run_eval(*options, context); }; });
 }

@@ -99,15 +99,17 @@ void add_generate_command(Command& app, Context& context) {
   const Option prompt = command.add_option("--prompt", options->prompt, "the text to continue");
   command.add_option("--tokenizer", options->tokenizer,
                      "a tokenizer.json, its folder, or \"bytes\"; default: the model's own");
-  command.add_option("--ids", options->ids, "JSON file: a list of lists of token numbers, one a prompt");
+  command.add_option("--ids", options->ids, "JSON file: a list of lists of token ids, one a prompt");
   command.add_option("--tokens", request.tokens, "new tokens for each prompt").show_default().not_negative();
-  command.add_option("--temperature", request.temperature, "0: always the likeliest token")
+  command.add_option("--temperature", request.temperature, "sampling temperature; 0: greedy")
       .show_default()
       .not_negative();
-  command.add_option("--top-k", request.top_k, "draw among this many likeliest tokens only; 0: all")
+  command.add_option("--top-k", request.top_k, "sample from this many likeliest tokens only; 0: all")
       .show_default()
       .not_negative();
-  command.add_option("--top-p", request.top_p, "draw among the fewest tokens that together have this probability")
+  command
+      .add_option("--top-p", request.top_p,
+                  "nucleus sampling: sample from the fewest tokens that together have this probability")
       .show_default();
   command.add_option("--seed", request.seed, "from which every draw follows").show_default();
   command.add_option("--stop", request.stop, "end a sequence after this token; may be given several times");

@@ -188,7 +188,7 @@ void add_inspect_command(Command& app, Context& context) {
   command.add_option("PATH", options->path, "what to look into").required();
   command.add_flag("--verify", options->verify, "read every byte and compare the checksums");
   command.add_flag("--entropy", options->entropy, "of a shard: the entropy of its tokens, each by itself");
-  command.add_option("--tensors", options->tensors, "list at most so many; 0: all").show_default();
+  command.add_option("--tensors", options->tensors, "list at most this many; 0: all").show_default();
   command.callback([options, &context] {
     if (options->tensors == 0) options->tensors = static_cast<std::size_t>(-1);
     context.run = [options, &context] { return inspect(*options, context.out); };

@@ -22,7 +22,7 @@ void add_probe_command(Command& app, Context& context) {
       "  trireme probe models/gpt2 --ids ids.json --out probe.safetensors");
   auto request = std::make_shared<serve::ProbeRequest>();
   command.add_option("directory", request->model, "Hugging Face directory: config.json and safetensors").required();
-  command.add_option("--ids", request->ids, "JSON file: a list of equally long lists of token numbers").required();
+  command.add_option("--ids", request->ids, "JSON file: a list of equally long lists of token ids").required();
   command.add_option("--out", request->out, "safetensors file to write").required();
   command.callback([request, &context] {
     context.run = [request, &context] {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <ostream>
+#include <sstream>
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
@@ -127,9 +128,8 @@ void set_log_level_from(bool verbose, bool quiet, Context& context) {
   }
 }
 
-int run(const std::vector<std::string>& arguments, Context& context, std::ostream& err) {
-  CLI::App app(kAbout, "trireme");
-  bool quiet = false;
+/// Adds every option and command to `app`; `program`, `context` and `quiet` outlive the parsing.
+void add_everything(CLI::App& app, Command& program, Context& context, bool& quiet) {
   app.set_version_flag("--version", fmt::format("trireme {}", kVersion), "Print the version and exit");
   app.set_help_flag("-h,--help", "Print this help and exit");
   auto* verbose_flag = app.add_flag("-v,--verbose", context.verbose, "Tell more; with errors, where they were thrown");
@@ -137,10 +137,15 @@ int run(const std::vector<std::string>& arguments, Context& context, std::ostrea
   app.formatter(std::make_shared<HelpFormatter>());
   app.fallthrough();  // --verbose and --quiet may also stand after the command
   app.require_subcommand(0, 1);
-  Command program(app);
   for (const AddCommand add : kCommands) add(program, context);
   app.footer(env_help());  // last: commands made after it would repeat it
+}
 
+int run(const std::vector<std::string>& arguments, Context& context, std::ostream& err) {
+  CLI::App app(kAbout, "trireme");
+  Command program(app);
+  bool quiet = false;
+  add_everything(app, program, context, quiet);
   try {
     std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // as CLI11 wants them
     app.parse(reversed);
@@ -158,6 +163,16 @@ int run(const std::vector<std::string>& arguments, Context& context, std::ostrea
 }
 
 }  // namespace
+
+std::vector<CommandDoc> program_docs() {
+  std::ostringstream out;
+  Context context{.out = out};
+  CLI::App app(kAbout, "trireme");
+  Command program(app);
+  bool quiet = false;
+  add_everything(app, program, context, quiet);
+  return program.docs();
+}
 
 int run_program(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err) {
   Context context{.out = out};

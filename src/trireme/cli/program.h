@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "trireme/cli/command.h"
+
 namespace trireme::cli {
 
 /// What scripts can rely on.
@@ -18,5 +20,8 @@ enum ExitCode : int {
 
 /// Never throws: an error becomes one readable block on `err` and an exit code.
 int run_program(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err);
+
+/// Every command with its options, as --help describes them: what docs/commands.md is made of.
+std::vector<CommandDoc> program_docs();
 
 }  // namespace trireme::cli

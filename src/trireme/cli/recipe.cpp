@@ -11,6 +11,15 @@
 namespace trireme::cli {
 namespace {
 
+constexpr const char* kMarkdownHead = R"(<!-- Made by `make docs` from the program; do not edit. -->
+# Recipe keys
+
+A recipe is a TOML file. Every key is listed with its default, what it means and what it takes. `--set section.key=value`
+on the command line beats the file; a key that is `(unset)` has no value until it is given. The same text on a terminal:
+`trireme recipe docs`. Terms: [glossary](glossary.md).
+
+)";
+
 void add_show(Command& recipe, Context& context) {
   Command& show = recipe.add_subcommand(
       "show",
@@ -48,10 +57,10 @@ void add_check(Command& recipe, Context& context) {
 void add_docs(Command& recipe, Context& context) {
   Command& docs = recipe.add_subcommand("docs", "Print every key a recipe can have, with type, default and meaning");
   const auto markdown = std::make_shared<bool>(false);  // shared as above
-  docs.add_flag("--markdown", *markdown, "As Markdown tables");
+  docs.add_flag("--markdown", *markdown, "As a Markdown page: docs/recipe.md");
   docs.callback([&context, markdown] {
     context.run = [&context, markdown] {
-      context.out << (*markdown ? config::docs_markdown(spec::recipe_schema())
+      context.out << (*markdown ? kMarkdownHead + config::docs_markdown(spec::recipe_schema())
                                 : config::docs_text(spec::recipe_schema(), 100));
       return kExitFine;
     };
@@ -67,7 +76,7 @@ void add_recipe_command(Command& app, Context& context) {
   add_show(recipe, context);
   add_check(recipe, context);
   add_docs(recipe, context);
-  add_recipe_pace(recipe, context);
+  add_recipe_hyperparameters(recipe, context);
 }
 
 }  // namespace trireme::cli

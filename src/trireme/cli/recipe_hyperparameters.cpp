@@ -76,10 +76,10 @@ void print_hyperparameters(const spec::Recipe& recipe, const HyperparametersOpti
 
 }  // namespace
 
-void add_recipe_pace(Command& recipe, Context& context) {
+void add_recipe_hyperparameters(Command& recipe, Context& context) {
   Command& hyperparameters = recipe.add_subcommand(
       "hyperparameters",
-      "Print the learning rate and the batch over a run: at even places, and where they change their course");
+      "Print learning rate and global batch size over a run: at even intervals, and where their schedules change");
   const auto options =
       std::make_shared<HyperparametersOptions>();  // shared with the callback, which outlives this function
   options->recipe.add_to(hyperparameters, RecipeOptions::File::kOptional);
@@ -88,7 +88,7 @@ void add_recipe_pace(Command& recipe, Context& context) {
           "--until", options->until,
           "Where to end, in lr_schedule.unit, e.g. 300G; not given: lr_schedule.total, else behind the last change")
       .type_name("COUNT");
-  hyperparameters.add_option("--rows", options->rows, "Rows at even places").within(1, 10000).show_default();
+  hyperparameters.add_option("--rows", options->rows, "Rows at even intervals").within(1, 10000).show_default();
   hyperparameters.callback([&context, options] {
     context.run = [&context, options] {
       print_hyperparameters(options->recipe.load(context).value, *options, context.out);

@@ -80,7 +80,7 @@ int run_supervised(SuperviseFlags& flags, Context& context) {
   const observe::Supervised result = observe::supervise(options);
   if (result.finished) {
     fmt::print(context.out, "the run in {} is finished after {}, {}\n", options.run.string(),
-               result.lives == 1 ? std::string("one life") : fmt::format("{} lives", result.lives),
+               result.lives == 1 ? std::string("one attempt") : fmt::format("{} attempts", result.lives),
                result.hangs == 0 ? std::string("no hang") : counted(static_cast<std::size_t>(result.hangs), "hang"));
     return kExitFine;
   }
@@ -91,10 +91,10 @@ int run_supervised(SuperviseFlags& flags, Context& context) {
 }  // namespace
 
 void add_supervise_command(Command& app, Context& context) {
-  Command& command = app.add_subcommand("supervise", "Start a run again when it ends or hangs, until it is finished");
+  Command& command = app.add_subcommand("supervise", "Restart a run when it exits or hangs, until it is finished");
   command.footer(
-      "Each life goes on from the newest whole checkpoint. A life that brings a new checkpoint makes the limit whole\n"
-      "again. All that happens, on every rank, is in RUN/timeline.jsonl.\n"
+      "Each restart resumes from the newest complete checkpoint. One that brings a new checkpoint resets the limit.\n"
+      "All events, of every rank, are in RUN/timeline.jsonl.\n"
       "\n"
       "Examples:\n"
       "  trireme supervise -- trireme train recipes/tiny.toml --out runs/tiny --ranks 2\n"
@@ -102,17 +102,21 @@ void add_supervise_command(Command& app, Context& context) {
       "runs/tiny\n"
       "  trireme supervise --ranks 4,2 -- mpirun -n {ranks} trireme train recipes/tiny.toml --out runs/tiny");
   const auto flags = std::make_shared<SuperviseFlags>();  // shared with the callback
-  command.add_option("--restarts", flags->options.restarts, "how many lives in a row may bring no new checkpoint")
+  command.add_option("--restarts", flags->options.restarts, "restarts in a row that may bring no new checkpoint")
       .not_negative()
       .show_default();
   command
-      .add_option("--ranks", flags->options.ranks,
-                  "what {ranks} stands for; several, most first: after two lives without progress the next is tried")
+      .add_option(
+          "--ranks", flags->options.ranks,
+          "what {ranks} stands for; several, largest first: after two restarts without progress the next is used")
       .delimiter(',')
       .positive();
-  command.add_option("--hang", flags->hang, "how long a step may take before the run counts as hanging").show_default();
-  command.add_option("--start", flags->start, "how long a life may take until its first step").show_default();
-  command.add_option("--wait", flags->wait, "before the second life; doubled for each without progress, up to 5 min")
+  command.add_option("--hang", flags->hang, "how long the heartbeat may stop before the run counts as hanging")
+      .show_default();
+  command.add_option("--start", flags->start, "how long a start may take until its first step").show_default();
+  command
+      .add_option("--wait", flags->wait,
+                  "wait before the first restart; doubled for each without progress, up to 5 min")
       .show_default();
   command.add_option("COMMAND", flags->options.command, "after --: the command to run").required();
   command.callback([flags, &context] { context.run = [flags, &context] { return run_supervised(*flags, context); }; });

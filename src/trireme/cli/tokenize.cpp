@@ -63,7 +63,7 @@ void add_tokenize_command(Command& app, Context& context) {
   options->corpus.add_to(command);
   command.add_option("--tokenizer", options->tokenizer, "A tokenizer.json, a folder that holds one, or the word bytes");
   command.add_option("--out", options->out, "The folder for the shards");
-  command.add_option("--shard-size", options->shard_size, "Text that goes into one shard; default 256M");
+  command.add_option("--shard-size", options->shard_size, "Bytes of text that go into one shard; default 256M");
   command.add_flag("--no-eos", options->no_end, "Do not end documents with the tokenizer's end-of-text token");
   command.add_flag("--no-special", options->no_special,
                    "Do not put around documents what the tokenizer's template has");

@@ -62,7 +62,7 @@ void add_tokenize_train(Command& tokenize, Context& context) {
   add_choice(command, "--pattern", options->training.pattern, patterns,
              "How text is cut into words; qwen also normalizes; default gpt2");
   command.add_option("--special", options->training.special_tokens,
-                     "Special tokens, which get the first numbers; default <|endoftext|>");
+                     "Special tokens, which get the first ids; default <|endoftext|>");
   command.add_option("--bos", options->training.begin, "A special token that is put before every text; default none");
   command
       .add_option("--least-count", options->training.least_count,

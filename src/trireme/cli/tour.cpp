@@ -126,7 +126,7 @@ void show_error(std::ostream& out, const std::function<void()>& staged) {
 }
 
 void show_mismatch(std::ostream& out) {
-  heading(out, 4, "A mistake: rank 2 sums 100 numbers, the others 128. Nobody hangs; every rank gets this:");
+  heading(out, 4, "A mistake: rank 2 reduces 100 elements, the others 128. Nobody hangs; every rank gets this:");
   show_error(out, [] {
     comm::run_ranks(
         kRanks,
@@ -162,7 +162,7 @@ void show_absence(std::ostream& out) {
 }  // namespace
 
 void add_tour_command(Command& app, Context& context) {
-  Command& tour = app.add_subcommand("tour", "See in a few seconds how ranks talk, overlap and fail");
+  Command& tour = app.add_subcommand("tour", "See in a few seconds how ranks communicate, overlap and fail");
   tour.callback([&context] {
     context.run = [&context] {
       std::ostream& out = context.out;

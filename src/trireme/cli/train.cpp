@@ -142,31 +142,31 @@ void add_train_command(Command& app, Context& context) {
       "  trireme train recipes/gpt2-124m.toml --memory --set train.micro_batch_size=64");
   const auto options = std::make_shared<TrainOptions>();  // shared with the callback, which outlives this function
   options->recipe.add_to(command, RecipeOptions::File::kRequired);
-  command.add_option("--ranks", options->ranks, "how many ranks share each step: short for --set comm.ranks=N")
+  command.add_option("--ranks", options->ranks, "number of ranks (world size): short for --set comm.ranks=N")
       .positive();
   command.add_option("--out", options->out, "the run's directory; default: run.out/run.name of the recipe");
-  command.add_flag(
-      "--explain", options->explain,
-      "tell what a step keeps in memory and sends, measured and by the papers' formulas, before the first");
+  command.add_flag("--explain", options->explain,
+                   "print memory and traffic of a step, measured and by the papers' formulas, before the first");
   command.add_flag("--memory", options->memory,
-                   "print what a step would take of each rank's GPU, line by line, and end: neither a GPU nor the data "
+                   "print the memory plan of each rank's GPU, line by line, and exit: neither a GPU nor the data "
                    "are needed");
   command
       .add_option("--profile", options->profile,
-                  "record so many steps on a GPU after the first few: profile.json in the run's directory, for "
+                  "profile this many steps on a GPU after the first few: profile.json in the run's directory, for "
                   "ui.perfetto.dev, and a table of where the time went beside what the hardware allows")
       .positive();
   command.add_option("--trace", options->trace,
-                     "write when every layer ran and every message travelled to FILE, for ui.perfetto.dev; ranks "
+                     "write a trace of every layer and message to FILE, for ui.perfetto.dev; ranks "
                      "that are processes write FILE-RANK");
-  command.add_flag("--resume", options->resume,
-                   "go on from the newest whole checkpoint in the run's directory; from the beginning without one");
+  command.add_flag(
+      "--resume", options->resume,
+      "resume from the newest complete checkpoint in the run's directory; without one, start at the beginning");
   command.add_flag("--elastic", options->elastic,
-                   "with other ranks than the recipe's layout has, fit it to them: other replicas first, then fewer "
-                   "ranks a sequence, fewer stages, fewer ranks a matrix");
+                   "fit the recipe's layout to another number of ranks: another data-parallel size first, then "
+                   "smaller cp, pp and tp");
   command
       .add_option("--inject", options->inject,
-                  "a fault to happen once, for a drill: \"kill rank 1 at step 50\" (docs/reliability.md)")
+                  "a fault to inject, once: \"kill rank 1 at step 50\" (docs/reliability.md)")
       .take_all();
   command.callback(
       [options, &context] { context.run = [options, &context] { return run_training(*options, context); }; });

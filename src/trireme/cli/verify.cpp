@@ -132,7 +132,7 @@ int run_verify(VerifyOptions& options, Context& context) {
 }  // namespace
 
 void add_verify_command(Command& app, Context& context) {
-  Command& command = app.add_subcommand("verify", "Show that ranks together compute what one rank computes alone");
+  Command& command = app.add_subcommand("verify", "Compare a parallel run with the same steps on one rank");
   command.footer(
       "Runs a few steps on one rank, then on all, and compares losses, gradient norms, the gradients of the first step "
       "and\n"

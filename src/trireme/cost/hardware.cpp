@@ -23,72 +23,86 @@ Device read_device(const std::string& name) {
 std::span<const Named<Arithmetic>> enum_names(std::type_identity<Arithmetic>) { return kArithmetics; }
 
 void describe(config::Section<Efficiency>& section) {
-  section.meaning("which share of the data sheet long runs reach; fitted to published runs");
-  section.field("matmul", &Efficiency::matmul, "of the peak, for GEMMs large in every direction").above(0).at_most(1);
-  section.field("memory", &Efficiency::memory, "of the memory's bandwidth").above(0).at_most(1);
-  section.field("attention", &Efficiency::attention, "of the peak, for fused attention").above(0).at_most(1);
-  section.field("link", &Efficiency::link, "of a node's links, for collectives").above(0).at_most(1);
-  section.field("network", &Efficiency::network, "of the network").above(0).at_most(1);
-  section.field("overlap", &Efficiency::overlap, "of the communication that can be hidden, what is").range(0, 1);
-  section.field("gather", &Efficiency::gather, "of the network's bandwidth, for ZeRO-3").above(0).at_most(1);
-  section.field("kernel_seconds", &Efficiency::kernel_seconds, "between two operators").range(0, 1);
+  section.meaning("fractions of the data sheet's peaks that training reaches; fitted to published runs");
+  section.field("matmul", &Efficiency::matmul, "of peak FLOP/s, in large GEMMs").above(0).at_most(1);
+  section.field("memory", &Efficiency::memory, "of peak memory bandwidth").above(0).at_most(1);
+  section.field("attention", &Efficiency::attention, "of peak FLOP/s, in fused attention").above(0).at_most(1);
+  section.field("link", &Efficiency::link, "of intra-node link bandwidth, in collectives").above(0).at_most(1);
+  section.field("network", &Efficiency::network, "of network bandwidth, in collectives").above(0).at_most(1);
+  section
+      .field("overlap", &Efficiency::overlap, "of the communication that may overlap with compute, the part that does")
+      .range(0, 1);
+  section.field("gather", &Efficiency::gather, "of network bandwidth, in ZeRO-3 all-gathers").above(0).at_most(1);
+  section.field("kernel_seconds", &Efficiency::kernel_seconds, "launch overhead between two kernels, in seconds")
+      .range(0, 1);
 }
 
 void describe(config::Section<Device>& section) {
-  section.meaning("one accelerator, by its data sheet");
-  section.field("name", &Device::name, "as people call it").required();
-  section.field("fp32_tflops", &Device::fp32_tflops, "peak, dense; 0: no such units").at_least(0);
-  section.field("fp16_tflops", &Device::fp16_tflops, "peak, dense; 0: no such units").at_least(0);
-  section.field("bf16_tflops", &Device::bf16_tflops, "peak, dense; 0: no such units").at_least(0);
-  section.field("fp8_tflops", &Device::fp8_tflops, "peak, dense; 0: no such units").at_least(0);
-  section.field("memory_gib", &Device::memory_gib, "memory").required().above(0);
-  section.field("memory_gb_per_s", &Device::memory_gb_per_s, "memory bandwidth").required().above(0);
-  section.field("software_gb", &Device::software_gb, "that context, kernels and communicators take of the memory")
+  section.meaning("an accelerator, by its data sheet");
+  section.field("name", &Device::name, "name of the device").required();
+  section.field("fp32_tflops", &Device::fp32_tflops, "peak dense TFLOP/s in fp32; 0: not supported").at_least(0);
+  section.field("fp16_tflops", &Device::fp16_tflops, "peak dense TFLOP/s in fp16; 0: not supported").at_least(0);
+  section.field("bf16_tflops", &Device::bf16_tflops, "peak dense TFLOP/s in bf16; 0: not supported").at_least(0);
+  section.field("fp8_tflops", &Device::fp8_tflops, "peak dense TFLOP/s in FP8; 0: not supported").at_least(0);
+  section.field("memory_gib", &Device::memory_gib, "device memory in GiB").required().above(0);
+  section.field("memory_gb_per_s", &Device::memory_gb_per_s, "memory bandwidth in GB/s").required().above(0);
+  section
+      .field("software_gb", &Device::software_gb, "memory in GB that the CUDA context, kernels and communicators take")
       .at_least(0);
-  section.field("driver_names", &Device::driver_names, "what drivers call it, in full");
-  section.field("efficiency_of", &Device::efficiency_of, "another device whose [efficiency] holds for this one too");
+  section.field("driver_names", &Device::driver_names, "full names that drivers report for it");
+  section.field("efficiency_of", &Device::efficiency_of, "another device whose [efficiency] this one uses");
   section.section("efficiency", &Device::efficiency);
 }
 
 void describe(config::Section<NodeLink>& section) {
-  section.meaning("what joins the devices of a node");
-  section.field("kind", &NodeLink::kind, "its name");
-  section.field("gb_per_s", &NodeLink::gb_per_s, "of one device, in one direction").at_least(0);
-  section.field("latency_us", &NodeLink::latency_us, "of a small message").at_least(0);
+  section.meaning("intra-node interconnect (NVLink, PCIe)");
+  section.field("kind", &NodeLink::kind, "name of the interconnect");
+  section.field("gb_per_s", &NodeLink::gb_per_s, "bandwidth of one device in one direction, in GB/s").at_least(0);
+  section.field("latency_us", &NodeLink::latency_us, "latency of a small message, in microseconds").at_least(0);
 }
 
 void describe(config::Section<Network>& section) {
-  section.meaning("what joins nodes");
-  section.field("kind", &Network::kind, "its name");
-  section.field("gb_per_s", &Network::gb_per_s, "for each device, in one direction").at_least(0);
-  section.field("latency_us", &Network::latency_us, "of a small message").at_least(0);
-  section.field("pod_gpus", &Network::pod_gpus, "devices below the level where links get scarce; 0: nowhere")
+  section.meaning("network between nodes (InfiniBand, RoCE)");
+  section.field("kind", &Network::kind, "name of the network");
+  section.field("gb_per_s", &Network::gb_per_s, "bandwidth for each device in one direction, in GB/s").at_least(0);
+  section.field("latency_us", &Network::latency_us, "latency of a small message, in microseconds").at_least(0);
+  section.field("pod_gpus", &Network::pod_gpus, "devices of a pod, within which bandwidth is full; 0: no pods")
       .at_least(0);
-  section.field("oversubscription", &Network::oversubscription, "of the links above a pod").at_least(1);
+  section.field("oversubscription", &Network::oversubscription, "oversubscription of the network above a pod")
+      .at_least(1);
 }
 
 void describe(config::Section<Host>& section) {
-  section.meaning("the machine around the devices, each device's share of it");
-  section.field("memory_gib", &Host::memory_gib, "memory; 0: unknown").at_least(0);
-  section.field("link_gb_per_s", &Host::link_gb_per_s, "between device and host, in one direction").at_least(0);
-  section.field("memory_gb_per_s", &Host::memory_gb_per_s, "bandwidth of its memory").at_least(0);
+  section.meaning("host of the devices: each device's share of it");
+  section.field("memory_gib", &Host::memory_gib, "host memory in GiB; 0: unknown").at_least(0);
+  section.field("link_gb_per_s", &Host::link_gb_per_s, "bandwidth between device and host in one direction, in GB/s")
+      .at_least(0);
+  section.field("memory_gb_per_s", &Host::memory_gb_per_s, "host memory bandwidth in GB/s").at_least(0);
 }
 
 void describe(config::Section<Reliability>& section) {
-  section.meaning("how often things fail, and what that costs");
-  section.field("device_mtbf_hours", &Reliability::device_mtbf_hours, "of one device with its share of the rest")
+  section.meaning("failure rate, restarts and checkpoint storage");
+  section
+      .field("device_mtbf_hours", &Reliability::device_mtbf_hours,
+             "mean time between failures in hours, of one device with its share of host and network")
       .above(0);
-  section.field("restart_seconds", &Reliability::restart_seconds, "from a failure until training goes on").at_least(0);
-  section.field("storage_gb_per_s", &Reliability::storage_gb_per_s, "of a checkpoint, for each device").above(0);
+  section.field("restart_seconds", &Reliability::restart_seconds, "seconds from a failure until training resumes")
+      .at_least(0);
+  section
+      .field("storage_gb_per_s", &Reliability::storage_gb_per_s, "checkpoint write bandwidth for each device, in GB/s")
+      .above(0);
 }
 
 void describe(config::Section<Cluster>& section) {
   section.meaning("a cluster of equal nodes");
-  section.field("name", &Cluster::name, "as people call it").required();
-  section.field("device", &Cluster::device, "a name in devices/, or the path of a file").required();
-  section.field("gpus", &Cluster::gpus, "how many devices, unless --gpus says otherwise").range(1, 10'000'000);
-  section.field("gpus_per_node", &Cluster::gpus_per_node, "devices that share a node's links").range(1, 65536);
-  section.field("price_per_gpu_hour", &Cluster::price_per_gpu_hour, "in any currency; 0: unknown").at_least(0);
+  section.field("name", &Cluster::name, "name of the cluster").required();
+  section.field("device", &Cluster::device, "name of a device in recipes/devices, or the path of a file").required();
+  section.field("gpus", &Cluster::gpus, "number of devices; --gpus beats it").range(1, 10'000'000);
+  section.field("gpus_per_node", &Cluster::gpus_per_node, "devices of a node").range(1, 65536);
+  section
+      .field("price_per_gpu_hour", &Cluster::price_per_gpu_hour,
+             "price of a device for an hour, in any currency; 0: unknown")
+      .at_least(0);
   section.section("link", &Cluster::link);
   section.section("network", &Cluster::network);
   section.section("host", &Cluster::host);

@@ -17,10 +17,10 @@ double bytes_of(Arithmetic arithmetic) {
   return 0;
 }
 
-double matmul_seconds(const Hardware& hardware, Arithmetic arithmetic, const Product& product) {
+double matmul_seconds(const Hardware& hardware, Arithmetic arithmetic, const GemmShape& gemm) {
   const Efficiency& efficiency = hardware.device.efficiency;
-  const double computing = product.flops() / (hardware.peak(arithmetic) * efficiency.matmul);
-  const double moving = bytes_of(arithmetic) * product.elements() / (hardware.memory_bandwidth() * efficiency.memory);
+  const double computing = gemm.flops() / (hardware.peak(arithmetic) * efficiency.matmul);
+  const double moving = bytes_of(arithmetic) * gemm.elements() / (hardware.memory_bandwidth() * efficiency.memory);
   return std::sqrt(computing * computing + moving * moving) + efficiency.kernel_seconds;
 }
 

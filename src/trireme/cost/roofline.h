@@ -11,7 +11,7 @@
 namespace trireme::cost {
 
 /// rows x inner times inner x columns.
-struct Product {
+struct GemmShape {
   double rows = 0, columns = 0, inner = 0;
   double flops() const { return 2 * rows * columns * inner; }
   double elements() const { return rows * inner + inner * columns + rows * columns; }
@@ -20,7 +20,7 @@ struct Product {
 /// Bytes of one number of that kind.
 double bytes_of(Arithmetic arithmetic);
 
-double matmul_seconds(const Hardware& hardware, Arithmetic arithmetic, const Product& product);
+double matmul_seconds(const Hardware& hardware, Arithmetic arithmetic, const GemmShape& gemm);
 /// Operators that only read and write memory, `bytes` in all.
 double stream_seconds(const Hardware& hardware, double bytes, int operators = 1);
 /// Fused attention: FLOPs of the tiles that are computed.

@@ -1,4 +1,4 @@
-// data/batch.h -- the tokens of a microbatch as the trainer takes them: plain arrays, row by row.
+// data/batch.h -- the tokens of a micro-batch as the trainer takes them: plain arrays, row by row.
 //
 // Depends on: std.
 #pragma once

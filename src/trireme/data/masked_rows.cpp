@@ -78,7 +78,7 @@ Masking::Masking(const spec::MaskingConfig& config, std::uint64_t seed, const Ro
       shape_(shape) {
   if (shape.special.mask < 0)
     throw ConfigError("there is no mask token: neither the data nor the recipe names one",
-                      "set data.special.mask to the number of the token that stands for a hidden one");
+                      "set data.special.mask to the id of the mask token");
 }
 
 bool Masking::is_special(std::int64_t id) const {

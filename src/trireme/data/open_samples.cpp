@@ -73,7 +73,7 @@ class CommonInfo {
       if (hash_ != 0 && hash_ != info.tokenizer_hash)
         throw ConfigError(fmt::format("{} was made with another tokenizer ({:016x}) than {} ({:016x})",
                                       file.path().string(), info.tokenizer_hash, hashed_by_, hash_),
-                          "make both with one tokenizer: the same number must mean the same token");
+                          "make both with one tokenizer: the same id must mean the same token");
       hash_ = info.tokenizer_hash;
       hashed_by_ = file.path().string();
     }

@@ -1,7 +1,7 @@
 // data/prefetch.h -- reads the batches of a rank ahead, in the background, so that a step never waits for data.
 //
 //   Prefetch prefetch(*samples, [&](std::int64_t step) { return my_samples(step); }, {.first_step = resumed_at});
-//   auto [batch, waited_s] = prefetch.next();       // microbatch by microbatch, step by step
+//   auto [batch, waited_s] = prefetch.next();       // micro-batch by micro-batch, step by step
 //
 // Which samples come is asked step by step, no further ahead than batches are read: a plan may depend on what is known
 // only a few batches before. Batches come in the order of the plan however many threads read.
@@ -24,7 +24,7 @@ namespace trireme::data {
 
 class Prefetch {
  public:
-  /// The samples of each microbatch of a step. No microbatches: the plan ends before this step.
+  /// The samples of each micro-batch of a step. No micro-batches: the plan ends before this step.
   using Plan = std::function<std::vector<std::vector<std::int64_t>>(std::int64_t step)>;
   struct Options {
     std::int64_t first_step = 0;
@@ -53,7 +53,7 @@ class Prefetch {
     std::exception_ptr error;
     bool done = false;
   };
-  /// The next microbatch of the plan as a slot at the end of the line; false at its end. Called with the lock held.
+  /// The next micro-batch of the plan as a slot at the end of the line; false at its end. Called with the lock held.
   bool plan_one();
   void read(Slot& slot) const;
   void work();
@@ -65,7 +65,7 @@ class Prefetch {
   std::mutex mutex_;
   std::condition_variable room_, ready_;         // for the threads; for next()
   std::deque<std::shared_ptr<Slot>> slots_;      // shared with the thread that fills one
-  std::vector<std::vector<std::int64_t>> step_;  // microbatches of the step that is being planned
+  std::vector<std::vector<std::int64_t>> step_;  // micro-batches of the step that is being planned
   std::size_t micro_ = 0;
   std::int64_t next_step_;
   bool ended_ = false, stopping_ = false;

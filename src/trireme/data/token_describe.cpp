@@ -50,9 +50,10 @@ std::vector<std::string> describe(const TokenFile& file, bool verified) {
   if (const std::string special = special_text(info.special); !special.empty()) add("special", special);
   if (file.has_mask()) add("mask", "says which tokens are learnt");
   const bool has_checksums = file.format() == TokenFormat::kShard;
-  add("checksums", !has_checksums ? (verified ? "none in this format; every number is a token" : "none in this format")
-                   : verified     ? "all right"
-                                  : "header and tables are right; tokens are checked as they are read");
+  add("checksums", !has_checksums
+                       ? (verified ? "none in this format; every value is a token id" : "none in this format")
+                   : verified ? "all right"
+                              : "header and tables are right; tokens are checked as they are read");
   std::vector<std::int32_t> first(static_cast<std::size_t>(std::min<std::int64_t>(file.tokens(), 16)));
   file.read(0, first);
   add("begins", fmt::format("{}{}", fmt::join(first, " "), file.tokens() > 16 ? " ..." : ""));

@@ -1,4 +1,4 @@
-// formats/token_lists.h -- token numbers in a JSON file: a list of lists, one a sequence.
+// formats/token_lists.h -- token ids in a JSON file: a list of lists, one a sequence.
 //
 // Depends on: base, formats/json_reader.
 #pragma once

@@ -33,8 +33,9 @@ struct Box {
 
 struct Piece {
   Box box;
-  Index padding = 0;       ///< elements of memory after the box that belong to no global element
-  AxisNames replica_axes;  ///< the ranks along these hold the same box; differs between pieces for grouped queries
+  Index padding = 0;  ///< elements of memory after the box that belong to no global element
+  AxisNames
+      replica_axes;  ///< the ranks along these hold the same box; differs between pieces for grouped-query attention
   bool operator==(const Piece&) const = default;
 };
 

@@ -16,8 +16,8 @@
 namespace trireme::layout {
 
 /// Rows of a fused tensor that are split by themselves. With `units` (heads), a rank gets whole units; when there are
-/// fewer units than ranks, neighbouring ranks hold copies of one (grouped queries), which takes units that divide
-/// ranks.
+/// fewer units than ranks, neighbouring ranks hold copies of one (grouped-query attention), which takes units that
+/// divide ranks.
 struct Block {
   Index size = 0;
   Index units = 0;  ///< 0: any row may be the last of a rank

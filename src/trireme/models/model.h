@@ -50,7 +50,7 @@ struct BuildOptions {
   std::int64_t logits_chunk_bytes = std::int64_t{128} << 20;
   bool deterministic_attention = false;  ///< GPU: backward adds up in a fixed order
   bool recompute_norms = false;          ///< what norms give is recomputed in backward, not kept
-  bool save_mlp_activations = false;     ///< what MLPs' activations gave is kept for backward, not recomputed
+  bool save_mlp_activations = false;     ///< what MLPs' activations gave is saved for backward, not recomputed
   /// Where given, only these entries of the chain and their parameters: a pipeline stage's. The names are those of the
   /// whole chain; a ConfigError for any other.
   std::optional<std::vector<std::string>> only = std::nullopt;

@@ -183,7 +183,7 @@ const formats::HfTensor* find_published(const formats::HfDirectory& directory, c
     const PublishedTensor& original = original_of(tensor, tensors);
     const formats::HfTensor* other = directory.find(original.name);  // null: an error of its own
     if (other && !is_same(*found, *other)) {
-      log_warn("{}: config.json ties {} to {}, but their numbers differ; the model uses those of {}",
+      log_warn("{}: config.json ties {} to {}, but their values differ; the model uses those of {}",
                directory.path().string(), formats::shown(tensor.name), formats::shown(original.name),
                formats::shown(original.name));
     }

@@ -21,7 +21,7 @@
 
 namespace trireme::models {
 
-/// A published tensor is these rows of one of our parameters, perhaps turned around.
+/// A published tensor is these rows of one of our parameters, perhaps transposed.
 struct PublishedTensor {
   std::string name;
   nn::Param* param = nullptr;
@@ -81,7 +81,7 @@ void save_published(Model& model, const std::filesystem::path& path, formats::Dt
 /// Elements [begin, end) of one of the model's parameters, row by row, flat and in any type.
 using ReadElements = std::function<at::Tensor(const nn::Param& param, std::int64_t begin, std::int64_t end)>;
 /// The same for a model whose parameters lie elsewhere and need no memory here: a few rows at a time, but for tensors
-/// that are published turned around, which are read as a whole.
+/// that are published transposed, which are read as a whole.
 void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype, const ReadElements& read);
 
 }  // namespace trireme::models

@@ -193,7 +193,7 @@ std::string to_text(const RunDifference& difference, const std::string& left, co
     for (const auto& field : metrics.fields)
       out += fmt::format("    {}: {} and {}\n", field.name, field.left, field.right);
     if (!difference.hashes && difference.hashed.count > 0) {
-      out += "  state: all hashes agree: the reported numbers differ, the model does not\n";
+      out += "  state: all hashes agree: the reported metrics differ, the model does not\n";
     }
   }
   if (difference.hashes) out += hashes_text(*difference.hashes, left, right);

@@ -35,7 +35,7 @@ void Mfu::raise(double flops) {
   try {
     keep_peak(run_.precision, run_.threads * run_.local_ranks, flops, peak_->how, file_);
   } catch (const IoError& error) {
-    log_warn("the machine's higher peak could not be kept: {}", error.message());
+    log_warn("the machine's higher peak could not be stored: {}", error.message());
   }
 }
 

@@ -7,7 +7,7 @@
 //
 // Files: metrics.jsonl (a line a step), events.jsonl, hashes.jsonl (a line a hashed step), tensorboard/. Each line is
 // one write(), so a run that is killed leaves at most one cut line, and `tail -f` shows whole ones. Numbers that are
-// not finite are the texts "nan", "inf", "-inf" (json_values.h). docs/runs.md lists the fields; run_reader.h reads
+// NaN and Inf are the texts "nan", "inf", "-inf" (json_values.h). docs/runs.md lists the fields; run_reader.h reads
 // them. Used by one thread of one rank.
 // Depends on: base, records, tensorboard.
 #pragma once

@@ -183,7 +183,7 @@ Supervised Supervisor::go() {
     timeline_.tell("start",
                    {{"life", result_.lives}, {"ranks", ranks}, {"command", fmt::format("{}", fmt::join(words, " "))}});
     if (result_.lives > 1)
-      log_info("life {} begins{}", result_.lives, ranks > 0 ? fmt::format(" with {} ranks", ranks) : "");
+      log_info("attempt {} starts{}", result_.lives, ranks > 0 ? fmt::format(" with {} ranks", ranks) : "");
     Child child(words);
     const End end = watch(child);
     for (const TimelineEvent& event : read_timeline(options_.run / "timeline.jsonl")) timeline_.hear(event.clock);
@@ -223,7 +223,7 @@ Supervised Supervisor::go() {
     log_warn("the run {}{}; the newest checkpoint is of step {}", ended_how(result_.status),
              end == End::kHung ? " as it hung" : "", saved);
     if (without_progress > options_.restarts) {
-      result_.why = fmt::format("{} lives in a row brought no new checkpoint; the last {}", without_progress,
+      result_.why = fmt::format("{} attempts in a row brought no new checkpoint; the last {}", without_progress,
                                 ended_how(result_.status));
       timeline_.tell("gave_up", {{"why", result_.why}});
       return result_;

@@ -73,7 +73,7 @@ std::vector<std::string> non_finite(const nn::Params& params, std::span<const do
   std::size_t i = 0;
   for (const nn::Param& param : params) {
     if (!param.trainable) continue;
-    TRIREME_CHECK(i < squares.size(), "{} sums for more trainable parameters", squares.size());
+    TRIREME_CHECK(i < squares.size(), "{} sums of squares for more trainable parameters", squares.size());
     if (!std::isfinite(squares[i++])) names.push_back(param.name);
   }
   return names;

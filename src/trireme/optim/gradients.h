@@ -1,6 +1,6 @@
 // optim/gradients.h -- what is asked of all gradients together before a step: are they there, how long are they.
 //
-// Clipping is no pass of its own: the norm gives a factor, and the update multiplies by it. Numbers that are not finite
+// Clipping is no pass of its own: the norm gives a factor, and the update multiplies by it. Numbers that are NaN or Inf
 // show in the norm.
 // Depends on: base, kernels, nn.
 #pragma once
@@ -25,7 +25,7 @@ double counted_squares(const nn::Param& param, const at::Tensor& tensor);
 /// What gradients of this norm are multiplied by to have at most `clip`; 1 when they have, or when `clip` is 0.
 double clip_factor(double norm, double clip);
 
-/// The trainable parameters whose squares are not finite.
+/// The trainable parameters whose squares are NaN or Inf.
 std::vector<std::string> non_finite(const nn::Params& params, std::span<const double> squares);
 
 }  // namespace trireme::optim

@@ -37,8 +37,9 @@ Optimizer::Optimizer(const spec::OptimConfig& config, nn::Params& params, std::v
   for (nn::Param& param : params_) {
     if (!param.trainable) continue;
     TRIREME_CHECK(param.master.defined() && param.value.defined(), "{} has no memory yet", param.name);
-    TRIREME_CHECK(param.value.numel() == param.master.numel(), "{}: a copy of {} numbers for a master of {}",
-                  param.name, param.value.numel(), param.master.numel());
+    TRIREME_CHECK(param.value.numel() == param.master.numel(),
+                  "{}: compute weights of {} elements for master weights of {}", param.name, param.value.numel(),
+                  param.master.numel());
     const spec::ParamRule rule = spec::rule_for(config_, param.name, param.decay);
     Slot& slot = slots_.emplace_back(Slot{param, rule.rate, rule.weight_decay, param.decay, {}, {}});
     for (std::size_t i = 0; i < moment_names_.size(); ++i) {
@@ -72,9 +73,9 @@ void Optimizer::finish_recorded() {
 }
 
 bool Optimizer::can_be_recorded() const {
-  // What is kept in bfloat16 is rounded by chances of the step's number, which a recording does not see.
-  const auto rounded_by_chance = [&](const Slot& slot) { return !slot.param.has_master; };
-  if (config_.state_dtype == spec::StateDtype::kBf16 || std::ranges::any_of(slots_, rounded_by_chance)) return false;
+  // Stochastic rounding draws by the step's number, which a CUDA graph does not see.
+  const auto stochastic = [&](const Slot& slot) { return !slot.param.has_master; };
+  if (config_.state_dtype == spec::StateDtype::kBf16 || std::ranges::any_of(slots_, stochastic)) return false;
   switch (config_.kind) {
     case spec::OptimizerKind::kSgd:
     case spec::OptimizerKind::kAdagrad:

@@ -1,7 +1,7 @@
 // optim/optimizer.h -- an optimizer: what it keeps for every trainable parameter, and one step with it.
 //
 //   auto optimizer = make_optimizer(recipe.optim, params);
-//   optimizer->step({.learning_rate = pace.learning_rate, .gradient_scale = scale});
+//   optimizer->step({.learning_rate = now.learning_rate, .gradient_scale = scale});
 //
 // Steps run kernels/update.h: each parameter's master, moments and compute copy are read and written once. Moments have
 // the master's placement and the type that the recipe says (optim.state_dtype). Whether a step is taken at all, and
@@ -62,7 +62,7 @@ class Optimizer {
   void step(const StepOptions& options);
   /// The halves of step(), for an update that runs beside other work. The first takes the gradients as they are now:
   /// parameters may then be given other memory for the next. The second updates, on any thread, while nobody else
-  /// touches masters, values and moments; it has to be over before the next begin_step().
+  /// touches master weights, values and moments; it has to be over before the next begin_step().
   void begin_step();
   void finish_step(const StepOptions& options);
   /// In place of finish_step() where its recording was started.

@@ -1,6 +1,6 @@
 // optim/update.h -- from gradients to new weights: are they finite, how long are they, one step.
 //
-//   const UpdateResult result = update(*optimizer, {.learning_rate = pace.learning_rate, .gradient_scale = 1.0 /
+//   const UpdateResult result = update(*optimizer, {.learning_rate = now.learning_rate, .gradient_scale = 1.0 /
 //   tokens,
 //                                                   .loss_scale = &loss_scale});
 //
@@ -42,7 +42,7 @@ struct Decision {
 };
 Decision decide(Optimizer& optimizer, const UpdateOptions& options);
 
-/// Clips to the optimizer's optim.grad_clip_norm and steps. Gradients that are not finite skip the step where the loss
+/// Clips to the optimizer's optim.grad_clip_norm and steps. Gradients that are NaN or Inf skip the step where the loss
 /// is scaled; elsewhere NonFiniteGradients names their parameters.
 UpdateResult update(Optimizer& optimizer, const UpdateOptions& options);
 

@@ -58,8 +58,8 @@ DelayLaw law_of(const schedule::Schedule& table) {
 }
 
 DelayedGradients::DelayedGradients(models::Model& model, Split split, DelayLaw law, int steps,
-                                   WeightPredictor* foresight)
-    : model_(model), split_(std::move(split)), law_(std::move(law)), steps_(steps), foresight_(foresight) {}
+                                   WeightPredictor* predictor)
+    : model_(model), split_(std::move(split)), law_(std::move(law)), steps_(steps), predictor_(predictor) {}
 
 void DelayedGradients::begin() {
   versions_.clear();
@@ -72,19 +72,19 @@ void DelayedGradients::updated() {
   remember();
 }
 
-/// The present weights, and whatever is ever foreseen from them.
+/// The present weights, and whatever is ever predicted from them.
 void DelayedGradients::remember() {
   const auto copy = [&](int ahead) {
     const auto [found, is_new] = versions_.try_emplace({present_, ahead});
     if (!is_new) return;
     for (const nn::Param& param : model_.params) {
-      TRIREME_CHECK(ahead == 0 || foresight_ != nullptr, "nothing foresees weights here");
+      TRIREME_CHECK(ahead == 0 || predictor_ != nullptr, "there is no weight predictor");
       at::Tensor value = at::empty_like(param.value);
-      value.copy_(ahead == 0 ? param.value : foresight_->after(param, ahead));
+      value.copy_(ahead == 0 ? param.value : predictor_->after(param, ahead));
       found->second.emplace(&param, std::move(value));
     }
   };
-  // No law reaches further back than a micro is on its way.
+  // No law reaches further back than a micro is in flight.
   const int oldest = present_ - 2 * static_cast<int>(split_.size());
   std::erase_if(versions_, [&](const auto& entry) { return entry.first.present < oldest; });
   copy(0);

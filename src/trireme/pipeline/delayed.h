@@ -1,6 +1,6 @@
 // pipeline/delayed.h -- what an asynchronous schedule computes, on one rank: the mathematics that it is held against.
 //
-//   DelayedGradients delayed(model, split, law_of(table), foresight);
+//   DelayedGradients delayed(model, split, law_of(table), predictor);
 //   delayed.begin();                                        // weights are those of a drain
 //   for step: for micro of step: delayed.add(micro, step);  // gradients, each pass with the weights its law says
 //             optimizer->step(...); delayed.updated();
@@ -24,7 +24,7 @@
 
 namespace trireme::pipeline {
 
-/// The weights after `present` updates since the last drain, foreseen so many updates `ahead`.
+/// The weights after `present` updates since the last drain, predicted so many updates `ahead`.
 struct DelayedVersion {
   int present = 0, ahead = 0;
   auto operator<=>(const DelayedVersion&) const = default;
@@ -38,9 +38,9 @@ DelayLaw law_of(const schedule::Schedule& table);
 
 class DelayedGradients {
  public:
-  /// Model and foresight are borrowed; `foresight` may be null where the law foresees nothing. `steps`: until the next
+  /// Model and predictor are borrowed; `predictor` may be null where the law predicts nothing. `steps`: until the next
   /// drain, at most.
-  DelayedGradients(models::Model& model, Split split, DelayLaw law, int steps, WeightPredictor* foresight);
+  DelayedGradients(models::Model& model, Split split, DelayLaw law, int steps, WeightPredictor* predictor);
 
   /// The present weights are version 0.
   void begin();
@@ -57,7 +57,7 @@ class DelayedGradients {
   Split split_;
   DelayLaw law_;
   int steps_;
-  WeightPredictor* foresight_;
+  WeightPredictor* predictor_;
   int present_ = 0;
   std::map<DelayedVersion, Copy> versions_;
 };

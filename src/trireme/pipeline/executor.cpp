@@ -27,7 +27,7 @@ const schedule::Schedule& checked(const ExecutorParts& parts) {
   schedule::require_fine(table);
   const bool versions = table.weights == schedule::WeightChoice::kPredictMomentum ||
                         table.weights == schedule::WeightChoice::kPredictAdam;
-  TRIREME_CHECK(!versions || parts.foresight != nullptr, "schedule {} predicts weights, but nothing foresees them",
+  TRIREME_CHECK(!versions || parts.predictor != nullptr, "schedule {} predicts weights, but there is no weight predictor",
                 table.name);
   if (table.weights != schedule::WeightChoice::kFlush) require_own_updates(table.name, parts.stage.holdings);
   return table;
@@ -49,7 +49,7 @@ Executor::Executor(const ExecutorParts& parts)
       pipeline_(parts.pipeline),
       stage_(parts.stage),
       data_parallel_(parts.data_parallel),
-      versions_(stage_.chunks, parts.foresight),
+      versions_(stage_.chunks, parts.predictor),
       passes_(table_, pipeline_.rank(), stage_.chunks, stage_.crossings, versions_),
       transfers_(table_, pipeline_, stage_.crossings, passes_),
       portals_(table_, pipeline_, stage_.skips, passes_),

@@ -29,7 +29,7 @@ struct ExecutorParts {
   Stage& stage;                                     ///< with memory for its parameters
   comm::Group& pipeline;                            ///< its rank r walks list r
   parallel::DataParallel* data_parallel = nullptr;  ///< how ranks with the same stage in other pipelines agree
-  WeightPredictor* foresight = nullptr;             ///< where the table predicts weights
+  WeightPredictor* predictor = nullptr;             ///< where the table predicts weights
 };
 
 /// A ConfigError where a parameter is on several ranks, which a schedule that never flushes would update at different

@@ -157,7 +157,7 @@ void Passes::forward(int chunk, int micro) {
 void Passes::recompute(int chunk, int micro) {
   Cell& here = cell(chunk, micro);
   nn::Context& context = running(micro).micro->context;
-  TRIREME_CHECK(!here.inputs.empty(), "the input of micro {} for chunk {} was not kept", micro, chunk);
+  TRIREME_CHECK(!here.inputs.empty(), "the input of micro {} for chunk {} was not saved", micro, chunk);
   context.weights = versions_.take(chunk, /*keep=*/true);
   use_skips(chunk, micro);
   const std::size_t losses = context.losses.size();

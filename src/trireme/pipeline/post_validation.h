@@ -43,7 +43,7 @@ class PostValidatedUpdate {
   optim::Optimizer& optimizer_;
   GradientReduction& reduction_;
   nn::State state_;                    // of the optimizer
-  std::vector<at::Tensor> kept_;       // masters, then moments
+  std::vector<at::Tensor> kept_;       // master weights, then moments
   std::vector<at::Tensor> gradients_;  // of this step, while the next one's may arise already
   std::int64_t steps_before_ = 0;
   optim::UpdateOptions options_;

@@ -27,7 +27,7 @@ std::vector<schedule::Timeline> WalkRecord::gather(comm::Group& pipeline) const 
   std::vector<schedule::Timeline> timelines;
   for (const std::vector<double>& mine : walks_) {
     TRIREME_CHECK(mine.size() == counts[static_cast<std::size_t>(pipeline.rank())],
-                  "a walk of {} times is kept, but the list has {}", mine.size(),
+                  "a step with {} times is stored, but the list has {}", mine.size(),
                   counts[static_cast<std::size_t>(pipeline.rank())]);
     std::vector<double> whole(pipeline.rank() == 0 ? all : 0);
     pipeline

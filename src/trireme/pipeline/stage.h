@@ -23,8 +23,8 @@
 
 namespace trireme::pipeline {
 
-/// A microbatch: what chunk 0 takes, and what the step says to every layer about it. Every rank of the pipeline has it.
-/// Tensors may lie in a data::Batch, which must then outlive the micro.
+/// A micro-batch: what chunk 0 takes, and what the step says to every layer about it. Every rank of the pipeline has
+/// it. Tensors may lie in a data::Batch, which must then outlive the micro.
 struct Micro {
   nn::Tensors inputs;
   nn::Context context;

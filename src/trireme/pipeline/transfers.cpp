@@ -113,7 +113,7 @@ void Transfers::rewind(const Unmatched& unmatched, int step) {
 void Transfers::end() {
   for (UnderWay& transfer : leaving_) transfer.work.wait();
   leaving_.clear();
-  TRIREME_CHECK(under_way_.empty(), "{} is still under way at the end of the list",
+  TRIREME_CHECK(under_way_.empty(), "{} is still in flight at the end of the list",
                 schedule::to_text(under_way_.front().posted, true));
 }
 

@@ -10,7 +10,7 @@ namespace trireme::pipeline {
 
 using schedule::Op;
 
-WeightVersions::WeightVersions(std::span<const Chunk> chunks, WeightPredictor* foresight) : foresight_(foresight) {
+WeightVersions::WeightVersions(std::span<const Chunk> chunks, WeightPredictor* predictor) : predictor_(predictor) {
   for (const Chunk& chunk : chunks) {
     Held& held = held_[chunk.number];
     held.chunk = &chunk;
@@ -60,7 +60,7 @@ void WeightVersions::execute(const schedule::Instruction& instruction, bool forw
   const auto& params = mine.chunk->params;
   switch (instruction.op) {
     case Op::kStashWeights: {
-      TRIREME_CHECK(version == present, "version {} is to be kept while {} is present", version, present);
+      TRIREME_CHECK(version == present, "version {} is to be stashed while {} is present", version, present);
       Copy copy = copy_of(mine);
       for (std::size_t i = 0; i < params.size(); ++i) copy[i].copy_(params[i]->value);
       TRIREME_CHECK(mine.stashed.emplace(version, std::move(copy)).second, "version {} is held already", version);
@@ -73,11 +73,11 @@ void WeightVersions::execute(const schedule::Instruction& instruction, bool forw
       return;
     }
     case Op::kPredictWeights:
-      TRIREME_CHECK(foresight_ != nullptr, "nothing foresees weights here");
+      TRIREME_CHECK(predictor_ != nullptr, "there is no weight predictor");
       if (prediction.version < 0) prediction.copy = copy_of(mine);
       prediction.version = version;
       for (std::size_t i = 0; i < params.size(); ++i) {
-        prediction.copy[i].copy_(foresight_->after(*params[i], version - present));
+        prediction.copy[i].copy_(predictor_->after(*params[i], version - present));
       }
       mine.next = &prediction.copy;
       return;

@@ -1,9 +1,9 @@
-// pipeline/versions.h -- which weights a pass computes with: the present ones, kept ones, or foreseen ones.
+// pipeline/versions.h -- which weights a pass computes with: the present ones, kept ones, or predicted ones.
 //
 // A table's version instructions say everything about when (schedule/versions.h writes them, schedule/check.h holds
 // them against the table's law); here they are obeyed. So the laws differ in their tables alone: flush and stale have
 // no such instructions, stash and vertical sync keep what their micros still need, 2BW keeps one version beside the
-// present. What a table cannot say is how weights are foreseen: that is a WeightPredictor, one file each.
+// present. What a table cannot say is how weights are predicted: that is a WeightPredictor, one file each.
 // Depends on: base, schedule, nn, optim.
 #pragma once
 
@@ -32,20 +32,20 @@ class WeightPredictor {
 };
 
 /// w - updates x rate x v (SpecTrain, equation 4), for SGD with momentum. `learning_rate` is asked at each prediction.
-std::unique_ptr<WeightPredictor> foresee_by_momentum(optim::Optimizer& optimizer,
+std::unique_ptr<WeightPredictor> predict_by_momentum(optim::Optimizer& optimizer,
                                                      std::function<double()> learning_rate);
 /// w - updates x rate x m^ / (sqrt(v^) + eps) with corrected moments (XPipe, equation 3), for Adam and AdamW.
-std::unique_ptr<WeightPredictor> foresee_by_adam(optim::Optimizer& optimizer, std::function<double()> learning_rate);
-/// The one that the table's law asks for; null where it foresees nothing.
-std::unique_ptr<WeightPredictor> make_foresight(schedule::WeightChoice law, optim::Optimizer& optimizer,
-                                                std::function<double()> learning_rate);
+std::unique_ptr<WeightPredictor> predict_by_adam(optim::Optimizer& optimizer, std::function<double()> learning_rate);
+/// The one that the table's law asks for; null where it predicts nothing.
+std::unique_ptr<WeightPredictor> make_weight_predictor(schedule::WeightChoice law, optim::Optimizer& optimizer,
+                                                       std::function<double()> learning_rate);
 
 class WeightVersions {
  public:
-  /// `foresight` may be null where the table predicts nothing.
-  WeightVersions(std::span<const Chunk> chunks, WeightPredictor* foresight);
+  /// `predictor` may be null where the table predicts nothing.
+  WeightVersions(std::span<const Chunk> chunks, WeightPredictor* predictor);
 
-  /// Before the table is walked (again): versions are counted from here, so what was foreseen before is of no use.
+  /// Before the table is walked (again): versions are counted from here, so what was predicted before is of no use.
   void begin();
   /// Obeys one of the four version instructions. `forward`: the next pass through its chunk is one. `present`: updates
   /// made so far.
@@ -75,7 +75,7 @@ class WeightVersions {
   Copy copy_of(Held& held);
 
   std::map<int, Held> held_;  // by chunk
-  WeightPredictor* foresight_;
+  WeightPredictor* predictor_;
 };
 
 }  // namespace trireme::pipeline

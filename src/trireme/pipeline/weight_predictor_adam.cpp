@@ -45,7 +45,7 @@ class AdamPredictor final : public WeightPredictor {
 
 }  // namespace
 
-std::unique_ptr<WeightPredictor> foresee_by_adam(optim::Optimizer& optimizer, std::function<double()> learning_rate) {
+std::unique_ptr<WeightPredictor> predict_by_adam(optim::Optimizer& optimizer, std::function<double()> learning_rate) {
   return std::make_unique<AdamPredictor>(optimizer, std::move(learning_rate));
 }
 

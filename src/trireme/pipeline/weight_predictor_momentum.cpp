@@ -36,15 +36,15 @@ class MomentumPredictor final : public WeightPredictor {
 
 }  // namespace
 
-std::unique_ptr<WeightPredictor> foresee_by_momentum(optim::Optimizer& optimizer,
+std::unique_ptr<WeightPredictor> predict_by_momentum(optim::Optimizer& optimizer,
                                                      std::function<double()> learning_rate) {
   return std::make_unique<MomentumPredictor>(optimizer, std::move(learning_rate));
 }
 
-std::unique_ptr<WeightPredictor> make_foresight(schedule::WeightChoice law, optim::Optimizer& optimizer,
-                                                std::function<double()> learning_rate) {
-  if (law == schedule::WeightChoice::kPredictMomentum) return foresee_by_momentum(optimizer, std::move(learning_rate));
-  if (law == schedule::WeightChoice::kPredictAdam) return foresee_by_adam(optimizer, std::move(learning_rate));
+std::unique_ptr<WeightPredictor> make_weight_predictor(schedule::WeightChoice law, optim::Optimizer& optimizer,
+                                                       std::function<double()> learning_rate) {
+  if (law == schedule::WeightChoice::kPredictMomentum) return predict_by_momentum(optimizer, std::move(learning_rate));
+  if (law == schedule::WeightChoice::kPredictAdam) return predict_by_adam(optimizer, std::move(learning_rate));
   return nullptr;
 }
 

@@ -23,22 +23,21 @@ constexpr std::array kKnobs{
 
 double distance(double predicted, double measured) { return std::abs(std::log(predicted / measured)); }
 
-double predicted_product(const cost::Hardware& hardware, const MeasuredGemm& one) {
-  return cost::matmul_seconds(hardware, one.arithmetic, one.product);
+double predicted_gemm(const cost::Hardware& hardware, const MeasuredGemm& one) {
+  return cost::matmul_seconds(hardware, one.arithmetic, one.gemm);
 }
 double predicted_step(const cost::Hardware& hardware, const MeasuredStep& one) {
   return estimate(hardware, one.job, one.layout).step_seconds();
 }
 
 /// Steps are what is to be predicted; GEMMs keep the constants that steps leave open sensible.
-constexpr double kProductsWeight = 0.25;
+constexpr double kGemmsWeight = 0.25;
 
-double loss_of(const cost::Hardware& hardware, const std::vector<MeasuredGemm>& products,
+double loss_of(const cost::Hardware& hardware, const std::vector<MeasuredGemm>& gemms,
                const std::vector<MeasuredStep>& steps) {
   double loss = 0;
-  for (const MeasuredGemm& one : products)
-    loss += kProductsWeight * distance(predicted_product(hardware, one), one.seconds) /
-            static_cast<double>(products.size());
+  for (const MeasuredGemm& one : gemms)
+    loss += kGemmsWeight * distance(predicted_gemm(hardware, one), one.seconds) / static_cast<double>(gemms.size());
   for (const MeasuredStep& one : steps)
     loss += distance(predicted_step(hardware, one), one.seconds) / static_cast<double>(steps.size());
   return loss;
@@ -53,18 +52,18 @@ double median(std::vector<double> values) {
 
 }  // namespace
 
-Calibration calibrate(const cost::Hardware& hardware, const std::vector<MeasuredGemm>& products,
+Calibration calibrate(const cost::Hardware& hardware, const std::vector<MeasuredGemm>& gemms,
                       const std::vector<MeasuredStep>& steps) {
   cost::Hardware trial = hardware;
   cost::Efficiency& efficiency = trial.device.efficiency;
-  double best = loss_of(trial, products, steps);
+  double best = loss_of(trial, gemms, steps);
   for (double step = 0.5; step > 0.004;) {
     bool better = false;
     for (const Knob& knob : kKnobs) {
       for (const double factor : {1 + step, 1 / (1 + step)}) {
         const double before = efficiency.*knob.member;
         efficiency.*knob.member = std::clamp(before * factor, knob.least, knob.most);
-        if (const double loss = loss_of(trial, products, steps); loss < best - 1e-9) {
+        if (const double loss = loss_of(trial, gemms, steps); loss < best - 1e-9) {
           best = loss, better = true;
         } else {
           efficiency.*knob.member = before;
@@ -75,7 +74,7 @@ Calibration calibrate(const cost::Hardware& hardware, const std::vector<Measured
   }
   Calibration out{.efficiency = efficiency};
   std::vector<double> errors;
-  for (const MeasuredGemm& one : products) errors.push_back(std::abs(predicted_product(trial, one) / one.seconds - 1));
+  for (const MeasuredGemm& one : gemms) errors.push_back(std::abs(predicted_gemm(trial, one) / one.seconds - 1));
   out.products_error = median(errors);
   errors.clear();
   for (const MeasuredStep& one : steps) errors.push_back(std::abs(predicted_step(trial, one) / one.seconds - 1));

@@ -14,7 +14,7 @@
 namespace trireme::plan {
 
 struct MeasuredGemm {
-  cost::Product product;
+  cost::GemmShape gemm;
   cost::Arithmetic arithmetic = cost::Arithmetic::kFp32;
   double seconds = 0;
 };
@@ -32,7 +32,7 @@ struct Calibration {
 };
 
 /// From the hardware's own constants on; deterministic.
-Calibration calibrate(const cost::Hardware& hardware, const std::vector<MeasuredGemm>& products,
+Calibration calibrate(const cost::Hardware& hardware, const std::vector<MeasuredGemm>& gemms,
                       const std::vector<MeasuredStep>& steps);
 
 /// Seconds for one message of `bytes`, with the fewest relative errors over measured all-reduces of `ranks`:

@@ -61,9 +61,9 @@ class Examination {
   void add_broken_rows() {
     const std::int64_t tokens = spec::batch_at(recipe_.lr_schedule, recipe_.batch, 0), length = recipe_.data.seq_len;
     const std::int64_t rows = std::max<std::int64_t>(1, tokens / length);
-    add("batch.global_batch_tokens", fmt::format("{} tokens are no whole number of rows of {}", tokens, length),
+    add("batch.global_batch_tokens", fmt::format("{} tokens are no whole number of sequences of {}", tokens, length),
         recipe_.batch.kind == spec::BatchKind::kConstant
-            ? fmt::format("set batch.global_batch_tokens = {} ({} rows)", rows * length, rows)
+            ? fmt::format("set batch.global_batch_tokens = {} ({} sequences)", rows * length, rows)
             : fmt::format("set batch.multiple = {}, and batch.start and batch.global_batch_tokens to multiples of it",
                           length));
   }
@@ -126,7 +126,7 @@ class Examination {
     for (++shape.micros; shape.micros <= 4 * shape.ranks + before; ++shape.micros) {
       if (!accepted() || rows * shape.micros % before != 0) continue;
       const std::int64_t more = rows * shape.micros / before;
-      return fmt::format("set batch.global_batch_tokens = {} ({} rows, {} microbatches)", more * length, more,
+      return fmt::format("set batch.global_batch_tokens = {} ({} sequences, {} micro-batches)", more * length, more,
                          shape.micros);
     }
     return "set pipeline.schedule = \"1f1b\" and pipeline.virtual_stages = 1";
@@ -149,9 +149,9 @@ class Examination {
       checkup_.notes.emplace_back(
           "pipeline.schedule: time and memory are 1f1b's; a file's are seen by `schedule draw`");
     else if (layout.pp > 1 && schedule::find_kind(layout.schedule).asynchronous)
-      checkup_.notes.push_back(
-          fmt::format("pipeline.schedule: {} updates while micros are on their way; time is of one step from empty",
-                      layout.schedule));
+      checkup_.notes.push_back(fmt::format(
+          "pipeline.schedule: {} updates while micro-batches are in flight; time is of one step from an empty pipeline",
+          layout.schedule));
     if (recipe_.batch.kind != spec::BatchKind::kConstant)
       checkup_.notes.emplace_back("batch: it changes during the run; this is its first step");
   }

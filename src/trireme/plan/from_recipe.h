@@ -19,7 +19,7 @@ void take_states(Job& job, const spec::Recipe& recipe);
 std::int64_t batch_rows(const spec::Recipe& recipe);
 
 Job job_of(const spec::Recipe& recipe, const spec::ModelShape& shape);
-/// On that many ranks, which one copy of the model divides.
+/// On that many ranks, which one replica of the model divides.
 Layout layout_of(const spec::Recipe& recipe, const Job& job, int ranks);
 
 }  // namespace trireme::plan

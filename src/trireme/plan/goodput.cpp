@@ -5,7 +5,7 @@
 namespace trireme::plan {
 namespace {
 
-/// Weights in sixteen bits, masters and two moments in fp32: 13.8 TB for a model of 1.008e12 (2104.04473,
+/// Weights in sixteen bits, master weights and two moments in fp32: 13.8 TB for a model of 1.008e12 (2104.04473,
 /// section 5.10).
 constexpr double kCheckpointBytes = 14;
 

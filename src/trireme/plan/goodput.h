@@ -18,7 +18,7 @@ double expected_slowdown(double interval, double checkpoint_seconds, double mtbf
 
 struct Goodput {
   double mtbf_seconds = 0;        ///< of the whole job
-  double checkpoint_bytes = 0;    ///< weights, masters and moments
+  double checkpoint_bytes = 0;    ///< weights, master weights and moments
   double checkpoint_seconds = 0;  ///< training stands still: background writing only makes it better
   double interval_seconds = 0;    ///< Daly's
   double share = 0;               ///< of the time in which training moves on

@@ -112,7 +112,7 @@ std::vector<config::Problem> find_problems(const Job& job, const Layout& layout,
         fmt::format("use --tp {}", largest_divisor(job.shape.ffn_size, layout.tp)));
   if (job.shape.num_kv_heads % layout.tp != 0 && layout.tp % job.shape.num_kv_heads != 0)
     add("tp",
-        fmt::format("{} ranks can neither share nor copy {} heads of keys and values", layout.tp,
+        fmt::format("{} ranks can neither shard nor replicate {} key and value heads", layout.tp,
                     job.shape.num_kv_heads),
         fmt::format("use --tp {}", largest_divisor(job.shape.num_kv_heads, layout.tp)));
   if (job.length % layout.cp != 0)
@@ -127,15 +127,15 @@ std::vector<config::Problem> find_problems(const Job& job, const Layout& layout,
     add("ep", fmt::format("is {}, but the model has no experts", layout.ep), "use --ep 1");
   } else if (experts % layout.ep != 0 || layout.dp * layout.cp % layout.ep != 0) {
     add("ep",
-        fmt::format("{} must divide the {} experts and the {} ranks of dp x cp that share them out", layout.ep, experts,
-                    layout.dp * layout.cp),
+        fmt::format("{} must divide the {} experts and the {} ranks of dp x cp that they are sharded over", layout.ep,
+                    experts, layout.dp * layout.cp),
         fmt::format("use --ep {}", largest_divisor(std::gcd(experts, std::int64_t{layout.dp} * layout.cp), layout.ep)));
   }
   if (layout.cp > 1 && job.attention == AttentionKind::kUnfused)
     add("cp", "a sequence that is split over ranks needs fused attention", "use --attention flash, or --cp 1");
   if (job.batch % (layout.micro_batch_size * layout.dp) != 0)
     add("global-batch",
-        fmt::format("{} sequences are no whole number of microbatches of {} on {} copies of the model", job.batch,
+        fmt::format("{} sequences are no whole number of micro-batches of {} on {} data-parallel ranks", job.batch,
                     layout.micro_batch_size, layout.dp),
         fmt::format("use --global-batch-size {}",
                     std::max<std::int64_t>(1, job.batch / (layout.micro_batch_size * layout.dp)) *

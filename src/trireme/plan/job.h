@@ -32,7 +32,7 @@ std::span<const Named<AttentionKind>> enum_names(std::type_identity<AttentionKin
 /// What lives in the host's memory.
 enum class Offload : std::uint8_t {
   kNone,
-  kOptimizer,  ///< masters, moments and summed gradients, with the update itself (Ren et al. 2021)
+  kOptimizer,  ///< master weights, moments and reduced gradients, with the update itself (Ren et al. 2021)
   kWeights,    ///< weights too, fetched layer by layer (Rajbhandari et al. 2021)
 };
 std::span<const Named<Recompute>> enum_names(std::type_identity<Recompute>);
@@ -78,7 +78,7 @@ WeightCounts count_weights(const Job& job);
 struct Layout {
   int tp = 1;  ///< ranks that split each matrix
   int pp = 1;  ///< consecutive groups of layers
-  int dp = 1;  ///< copies of the model
+  int dp = 1;  ///< replicas of the model
   int cp = 1;  ///< ranks that split each sequence
   int ep = 1;  ///< ranks of dp x cp that share out the experts
   int virtual_stages = 1;
@@ -98,7 +98,7 @@ struct Layout {
   bool operator==(const Layout&) const = default;
 };
 
-/// Microbatches of a step on each copy of the model.
+/// Micro-batches of a step on each replica of the model.
 std::int64_t micros_of(const Job& job, const Layout& layout);
 /// "tp 8, pp 12, dp 4, ...": for people.
 std::string to_text(const Layout& layout);

@@ -9,8 +9,8 @@
 namespace trireme::plan {
 namespace {
 
+using cost::GemmShape;
 using cost::Hardware;
-using cost::Product;
 
 /// Sizes of one layer as a rank sees it.
 struct Sizes {
@@ -50,7 +50,7 @@ struct Sizes {
 /// A GEMM, and how many of its kind a layer has in the mean.
 struct Repeated {
   const char* name;
-  Product product;
+  GemmShape gemm;
   double times = 1;
 };
 
@@ -73,16 +73,16 @@ void add_mlp(const Job& job, const Layout& layout, const Sizes& sizes, std::vect
   out.push_back({"router", {sizes.tokens, static_cast<double>(experts.num_experts), sizes.hidden_size}, sizes.mixed});
 }
 
-std::vector<Repeated> products(const Job& job, const Layout& layout, const Sizes& sizes) {
+std::vector<Repeated> gemms(const Job& job, const Layout& layout, const Sizes& sizes) {
   std::vector<Repeated> out;
   if (const Mla& latent = job.mixture.mla; latent.q_lora_rank > 0) {
     const double heads = static_cast<double>(job.shape.num_heads) / layout.tp;
     const auto query = static_cast<double>(latent.q_lora_rank), key = static_cast<double>(latent.kv_lora_rank);
-    const auto each = static_cast<double>(job.shape.head_dim), turned = static_cast<double>(latent.qk_rope_head_dim);
+    const auto each = static_cast<double>(job.shape.head_dim), rope = static_cast<double>(latent.qk_rope_head_dim);
     const auto value = static_cast<double>(latent.v_head_dim);
     out = {{"queries' latent", {sizes.tokens, query, sizes.hidden_size}},
-           {"queries", {sizes.tokens, heads * (each + turned), query}},
-           {"keys' and values' latent", {sizes.tokens, key + turned, sizes.hidden_size}},
+           {"queries", {sizes.tokens, heads * (each + rope), query}},
+           {"keys' and values' latent", {sizes.tokens, key + rope, sizes.hidden_size}},
            {"keys and values", {sizes.tokens, heads * (each + value), key}},
            {"attention out", {sizes.tokens, sizes.hidden_size, heads * value}}};
   } else {
@@ -93,18 +93,16 @@ std::vector<Repeated> products(const Job& job, const Layout& layout, const Sizes
   return out;
 }
 
-/// Weight gradients are added to sums in fp32: read and written once for each microbatch.
+/// Weight gradients are added to sums in fp32: read and written once for each micro-batch.
 constexpr double kAccumulateBytes = 8;
 
 void add_products(const Hardware& hardware, const Job& job, const Layout& layout, const Sizes& sizes,
                   PassTimes& times) {
-  for (const auto& [name, product, repeats] : products(job, layout, sizes)) {
-    const double forward = cost::matmul_seconds(hardware, job.arithmetic, product);
-    const double inputs =
-        cost::matmul_seconds(hardware, job.arithmetic, {product.rows, product.inner, product.columns});
-    const double weights =
-        cost::matmul_seconds(hardware, job.arithmetic, {product.inner, product.columns, product.rows}) +
-        cost::stream_seconds(hardware, kAccumulateBytes * product.inner * product.columns, 0);
+  for (const auto& [name, gemm, repeats] : gemms(job, layout, sizes)) {
+    const double forward = cost::matmul_seconds(hardware, job.arithmetic, gemm);
+    const double inputs = cost::matmul_seconds(hardware, job.arithmetic, {gemm.rows, gemm.inner, gemm.columns});
+    const double weights = cost::matmul_seconds(hardware, job.arithmetic, {gemm.inner, gemm.columns, gemm.rows}) +
+                           cost::stream_seconds(hardware, kAccumulateBytes * gemm.inner * gemm.columns, 0);
     times.forward.matmul += repeats * forward;
     times.backward.matmul += repeats * (inputs + weights);
     times.backward_weight += repeats * weights;
@@ -261,9 +259,9 @@ std::vector<OperatorTime> forward_operators(const Hardware& hardware, const Job&
   const Sizes sizes(job, layout);
   std::vector<OperatorTime> out;
   const double width = cost::bytes_of(job.arithmetic);
-  for (const auto& [name, product, repeats] : products(job, layout, sizes))
-    out.push_back({name, repeats, product.flops(), width * product.elements(),
-                   cost::matmul_seconds(hardware, job.arithmetic, product)});
+  for (const auto& [name, gemm, repeats] : gemms(job, layout, sizes))
+    out.push_back(
+        {name, repeats, gemm.flops(), width * gemm.elements(), cost::matmul_seconds(hardware, job.arithmetic, gemm)});
   PassTimes attention, streaming;
   add_attention(hardware, job, sizes, attention);
   add_streaming(hardware, job, sizes, streaming);
@@ -278,9 +276,9 @@ std::vector<OperatorTime> forward_operators(const Hardware& hardware, const Job&
   const double seconds = streaming.forward.streaming;
   // A few operations for each number that is read or written: far left of every ridge.
   const double moved = seconds * hardware.memory_bandwidth() * hardware.device.efficiency.memory;
-  out.push_back({"norms, activations, sums", 1, moved / 2, moved, seconds});
+  out.push_back({"norms, activations, residuals", 1, moved / 2, moved, seconds});
   const PassTimes head = head_times(hardware, job, layout);
-  const Product logits{sizes.tokens, static_cast<double>(job.shape.vocab_size) / layout.tp, sizes.hidden_size};
+  const GemmShape logits{sizes.tokens, static_cast<double>(job.shape.vocab_size) / layout.tp, sizes.hidden_size};
   out.push_back({"head", 1.0 / layers_of(job.shape), logits.flops(), 2 * logits.elements(), head.forward.matmul});
   return out;
 }
@@ -300,9 +298,9 @@ PassTimes head_times(const Hardware& hardware, const Job& job, const Layout& lay
   // Heads stay in sixteen bits where the rest is in eight (DeepSeek-V3, section 3.3).
   const cost::Arithmetic arithmetic =
       job.arithmetic == cost::Arithmetic::kFp8 ? cost::Arithmetic::kBf16 : job.arithmetic;
-  const Product product{sizes.tokens, vocabulary, sizes.hidden_size};
+  const GemmShape gemm{sizes.tokens, vocabulary, sizes.hidden_size};
   PassTimes times;
-  times.forward.matmul = cost::matmul_seconds(hardware, arithmetic, product);
+  times.forward.matmul = cost::matmul_seconds(hardware, arithmetic, gemm);
   times.backward.matmul =
       2 * times.forward.matmul + cost::stream_seconds(hardware, kAccumulateBytes * vocabulary * sizes.hidden_size, 0);
   // The loss in fp32: logits written, read for the maximum, for the sum, for the gradient; which is written twice.

@@ -1,4 +1,4 @@
-// plan/layer_time.h -- how long one layer takes for one microbatch on one rank, operator by operator.
+// plan/layer_time.h -- how long one layer takes for one micro-batch on one rank, operator by operator.
 //
 // GEMMs by the rounded roofline, attention fused or not, everything else by the bytes it moves, and the
 // collectives of tensor and context parallelism. Bytes are counted from the operators themselves: what a norm, an

@@ -26,10 +26,10 @@ std::vector<std::string> find_features(const spec::LayoutConfig& layout, const s
   if (layout.tp > 1) features.emplace_back("tp");
   if (layout.sequence_parallel) features.emplace_back("sp");
   if (layout.tp_overlap) features.emplace_back("tp overlap");
-  if (layout.sp_save_gathered) features.emplace_back("keep gathered");
+  if (layout.sp_save_gathered) features.emplace_back("sp save gathered");
   if (layout.cp > 1) {
     features.emplace_back(name_in(spec::enum_names(std::type_identity<ContextKind>()), layout.cp_kind));
-    if (layout.cp_ulysses > 1) features.emplace_back("cp inner");
+    if (layout.cp_ulysses > 1) features.emplace_back("cp ulysses");
   }
   if (layout.pp > 1) features.push_back(pipeline.schedule);
   return features;
@@ -157,11 +157,11 @@ std::string LayoutCase::text() const {
   if (layout.tp > 1) add(fmt::format("tp={}", layout.tp));
   if (layout.sequence_parallel) add("sp");
   if (layout.tp_overlap) add("tp_overlap");
-  if (layout.sp_save_gathered) add("keep_gathered");
+  if (layout.sp_save_gathered) add("sp_save_gathered");
   if (layout.cp > 1) {
     add(fmt::format("cp={}", layout.cp));
     add(std::string(name_in(spec::enum_names(std::type_identity<ContextKind>()), layout.cp_kind)));
-    if (layout.cp_ulysses > 1) add(fmt::format("cp_inner={}", layout.cp_ulysses));
+    if (layout.cp_ulysses > 1) add(fmt::format("cp_ulysses={}", layout.cp_ulysses));
   }
   if (layout.pp > 1) add(fmt::format("pp={} {}", layout.pp, pipeline.schedule));
   if (layout.zero > 0) add(fmt::format("zero={}", layout.zero));
@@ -172,8 +172,8 @@ std::string LayoutCase::text() const {
 LayoutMatrix all_layouts(const spec::LayoutTask& task) { return Enumeration(task).run(); }
 
 std::vector<std::string> features_of(const std::vector<LayoutCase>& cases) {
-  std::vector<std::string> order{"dp",         "zero 1",        "zero 2", "zero 3",  "zero group", "tp",      "sp",
-                                 "tp overlap", "keep gathered", "ring",   "ulysses", "gather",     "cp inner"};
+  std::vector<std::string> order{"dp",         "zero 1",           "zero 2", "zero 3",  "zero group", "tp",        "sp",
+                                 "tp overlap", "sp save gathered", "ring",   "ulysses", "gather",     "cp ulysses"};
   for (const schedule::Kind& kind : schedule::kinds()) order.emplace_back(kind.name);
   std::set<std::string> there;
   for (const LayoutCase& one : cases) there.insert(one.features.begin(), one.features.end());
@@ -222,10 +222,10 @@ LayoutCase parse_layout(const std::string& text) {
                                             {"pp", &layout.pp},
                                             {"cp", &layout.cp},
                                             {"zero", &layout.zero},
-                                            {"cp_inner", &layout.cp_ulysses}};
+                                            {"cp_ulysses", &layout.cp_ulysses}};
   const std::map<std::string, bool*> switches{{"sp", &layout.sequence_parallel},
                                               {"tp_overlap", &layout.tp_overlap},
-                                              {"keep_gathered", &layout.sp_save_gathered}};
+                                              {"sp_save_gathered", &layout.sp_save_gathered}};
   for (const std::string& word : split(text, ' ')) {
     if (word.empty()) continue;
     const std::size_t sign = word.find('=');

@@ -13,7 +13,7 @@
 namespace trireme::plan {
 namespace {
 
-constexpr double kBucketBytes = 2.0e8;  // of gradients on their way
+constexpr double kBucketBytes = 2.0e8;  // of gradients in flight
 
 double tokens_of(const Job& job, const Layout& layout) {
   return static_cast<double>(layout.micro_batch_size) * static_cast<double>(job.length) / layout.cp;
@@ -97,7 +97,7 @@ void offload(const Layout& layout, double sixteen_layer, StageMemory& memory) {
   MemoryParts& parts = memory.parts;
   memory.host += parts.optimizer + parts.gradients;
   parts.optimizer = parts.gradients = 0;
-  parts.working += sixteen_layer;  // a layer's gradients on their way out
+  parts.working += sixteen_layer;  // a layer's gradients being sent
   if (layout.offload != Offload::kWeights) return;
   memory.host += parts.weights;
   parts.weights = 0;
@@ -124,7 +124,7 @@ void add_parts(const cost::Hardware& hardware, const Job& job, const Layout& lay
   const double layer = weights.layer_share(layout), sixteen = 2 * state_scale(job.arithmetic);
   const double whole = whole_layer_activation_bytes(job, layout);
   if (layout.zero == 2) {
-    // Gradients are summed over the microbatches that pass a chunk in a row before they are reduced and sharded.
+    // Gradients are summed over the micro-batches that pass a chunk in a row before they are reduced and sharded.
     parts.working += layout.pp > 1 ? gradients / layout.virtual_stages : sixteen * layer;
   }
   if (layout.zero == 3) {
@@ -152,7 +152,7 @@ MemoryParts model_states(double weights, int ranks, int zero, const StateTypes& 
   MemoryParts parts;
   parts.weights = 2 * scale * (zero >= 3 ? shard : weights);
   parts.gradients = types.gradient_bytes * (zero >= 2 ? shard : weights);
-  // Moments, and masters where the weights are narrower than they are.
+  // Moments, and master weights where the weights are narrower than they are.
   const double master_weights = types.master_weights && arithmetic != cost::Arithmetic::kFp32 ? 4 : 0;
   parts.optimizer = (types.moment_bytes * moments + master_weights) * (zero >= 1 ? shard : weights);
   return parts;
@@ -180,7 +180,7 @@ double layer_activation_bytes(const Job& job, const Layout& layout) {
 
 double in_flight(const Layout& layout, std::int64_t micros, int stage) {
   const auto all = static_cast<double>(micros);
-  if (layout.pp == 1) return 1;  // forward and backward of one microbatch follow each other
+  if (layout.pp == 1) return 1;  // forward and backward of one micro-batch follow each other
   const double ahead = layout.pp - stage;
   if (layout.schedule == "1f1b" || (layout.schedule == "interleaved" && layout.virtual_stages == 1))
     return std::min(all, ahead);
@@ -233,7 +233,7 @@ std::pair<const char*, double> MemoryParts::largest() const {
 
 std::string Memory::why() const {
   const auto [name, bytes] = parts.largest();
-  return fmt::format("stage {}: {:.1f} microbatches in flight, {} take {:.0f} %", stage, in_flight, name,
+  return fmt::format("stage {}: {:.1f} micro-batches in flight, {} take {:.0f} %", stage, in_flight, name,
                      100 * bytes / peak());
 }
 

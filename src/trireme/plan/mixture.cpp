@@ -36,36 +36,49 @@ double latent_surplus(const spec::ModelShape& shape, const Mla& latent) {
 }  // namespace
 
 void describe(config::Section<Experts>& section) {
-  section.meaning("MLPs of which a router chooses a few for each token");
-  section.field("num_experts", &Experts::num_experts, "of each layer that has them").range(1, 1 << 20);
-  section.field("top_k", &Experts::top_k, "of them, those that a token visits").range(1, 1 << 20);
-  section.field("ffn_size", &Experts::ffn_size, "width of an expert's middle; 0: the model's").range(0, 1 << 20);
-  section.field("num_shared_experts", &Experts::num_shared_experts, "beside them, visited by all tokens")
+  section.meaning("mixture of experts (MoE)");
+  section.field("num_experts", &Experts::num_experts, "routed experts of each MoE layer").range(1, 1 << 20);
+  section.field("top_k", &Experts::top_k, "experts that the router chooses for each token").range(1, 1 << 20);
+  section.field("ffn_size", &Experts::ffn_size, "hidden size of an expert's MLP; 0: model.ffn_size").range(0, 1 << 20);
+  section.field("num_shared_experts", &Experts::num_shared_experts, "shared experts, which process every token")
       .range(0, 1 << 10);
-  section.field("every", &Experts::every, "one layer in so many has them").range(1, 1 << 10);
-  section.field("first_dense_layers", &Experts::first_dense_layers, "the first ones, which have none")
+  section.field("every", &Experts::every, "one layer in this many is an MoE layer").range(1, 1 << 10);
+  section.field("first_dense_layers", &Experts::first_dense_layers, "dense layers at the bottom, before the MoE layers")
       .range(0, 1 << 16);
   section
       .field("capacity_factor", &Experts::capacity_factor,
-             "padded to so much of an even share; 0: as many tokens as come")
+             "tokens an expert is padded to, over an even share; 0: dropless, as many tokens as are routed to it")
       .at_least(0);
+  section.retired("count", "num_experts");
+  section.retired("active", "top_k");
+  section.retired("shared", "num_shared_experts");
+  section.retired("inner", "ffn_size");
+  section.retired("dense_layers", "first_dense_layers");
+  section.retired("capacity", "capacity_factor");
 }
 
 void describe(config::Section<Mla>& section) {
-  section.meaning("attention from narrow latents (2405.04434)");
-  section.field("q_lora_rank", &Mla::q_lora_rank, "width of the queries' latent; 0: plain attention").range(0, 1 << 20);
-  section.field("kv_lora_rank", &Mla::kv_lora_rank, "width of the latent of keys and values").range(0, 1 << 20);
-  section.field("qk_rope_head_dim", &Mla::qk_rope_head_dim, "turned part of a query head, beside head_size")
+  section.meaning("multi-head latent attention (DeepSeek-V2, 2405.04434)");
+  section.field("q_lora_rank", &Mla::q_lora_rank, "rank of the query latent; 0: no latent attention").range(0, 1 << 20);
+  section.field("kv_lora_rank", &Mla::kv_lora_rank, "rank of the key and value latent").range(0, 1 << 20);
+  section
+      .field("qk_rope_head_dim", &Mla::qk_rope_head_dim,
+             "dimension of a query and key head that has RoPE, beside model.head_dim without")
       .range(0, 1 << 16);
-  section.field("v_head_dim", &Mla::v_head_dim, "of a value head").range(0, 1 << 16);
+  section.field("v_head_dim", &Mla::v_head_dim, "dimension of a value head").range(0, 1 << 16);
+  section.retired("query_rank", "q_lora_rank");
+  section.retired("key_rank", "kv_lora_rank");
+  section.retired("rotary_size", "qk_rope_head_dim");
+  section.retired("value_size", "v_head_dim");
 }
 
 void describe(config::Section<MixtureFile>& section) {
-  section.meaning("a published mixture of experts");
-  section.field("name", &MixtureFile::name, "as people call it").required();
+  section.meaning("a published mixture-of-experts model");
+  section.field("name", &MixtureFile::name, "name of the model").required();
   section.section("model", &MixtureFile::model);
   section.section("experts", &MixtureFile::experts);
   section.section("mla", &MixtureFile::mla);
+  section.retired("latent", "mla");
 }
 
 std::vector<config::Problem> find_problems(const MixtureFile& file) {
@@ -74,18 +87,18 @@ std::vector<config::Problem> find_problems(const MixtureFile& file) {
   const auto add = [&problems](const char* key, std::string reason, std::string hint) {
     problems.push_back({.key = key, .reason = std::move(reason), .hint = std::move(hint), .where = {}});
   };
-  if (!shape) add("model.family", "there is no model", "set model.family = \"llama\"");
+  if (!shape) add("model.family", "is not given", "set model.family = \"llama\"");
   if (file.experts.num_experts < 1)
-    add("experts.num_experts", "there are no experts", "put a dense model into recipes/models");
+    add("experts.num_experts", "there are no experts", "a dense model belongs into recipes/models");
   if (file.experts.top_k > file.experts.num_experts)
     add("experts.top_k", fmt::format("{} of {} experts", file.experts.top_k, file.experts.num_experts),
         fmt::format("set experts.top_k = {}", file.experts.num_experts));
   if (shape && file.experts.first_dense_layers >= shape->num_layers + shape->num_encoder_layers)
     add("experts.first_dense_layers",
-        fmt::format("leaves none of {} layers", shape->num_layers + shape->num_encoder_layers),
+        fmt::format("leaves no MoE layer of {} layers", shape->num_layers + shape->num_encoder_layers),
         "set experts.first_dense_layers = 0");
   if (file.mla.q_lora_rank > 0 && (file.mla.kv_lora_rank == 0 || file.mla.v_head_dim == 0))
-    add("latent", "needs query_rank, key_rank and value_size together", "give all three");
+    add("mla", "needs q_lora_rank, kv_lora_rank and v_head_dim together", "give all three");
   return problems;
 }
 

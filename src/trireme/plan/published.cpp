@@ -54,41 +54,44 @@ spec::ModelShape shape_of(const ModelSizes& sizes) {
 
 void describe(config::Section<PublishedRun>& section) {
   using Run = PublishedRun;
-  section.meaning("a run that was published");
-  section.field("id", &Run::id, "its name here").required();
-  section.field("source", &Run::source, "where it was printed").required();
-  section.field("confidence", &Run::confidence, "high: its figures were printed");
+  section.meaning("a published training run");
+  section.field("id", &Run::id, "name of the run in this repository").required();
+  section.field("source", &Run::source, "paper or report that printed it").required();
+  section.field("confidence", &Run::confidence, "high: the figures were printed");
   section.field("evidence", &Run::evidence, "which of them");
-  section.field("cluster", &Run::cluster, "what it ran on").required();
-  section.field("family", &Run::family, "what kind of model");
-  section.field("num_layers", &Run::num_layers, "layers").at_least(1);
-  section.field("hidden_size", &Run::hidden_size, "width").at_least(1);
+  section.field("cluster", &Run::cluster, "name in recipes/clusters").required();
+  section.field("family", &Run::family, "model family");
+  section.field("num_layers", &Run::num_layers, "transformer layers").at_least(1);
+  section.field("hidden_size", &Run::hidden_size, "hidden size (d_model)").at_least(1);
   section.field("num_heads", &Run::num_heads, "attention heads").at_least(1);
-  section.field("num_kv_heads", &Run::num_kv_heads, "heads of keys and values").at_least(1);
-  section.field("ffn_size", &Run::ffn_size, "width of the MLP").at_least(1);
-  section.field("vocab_size", &Run::vocab_size, "vocabulary").at_least(1);
-  section.field("seq_len", &Run::seq_len, "tokens of a sequence").at_least(1);
-  section.field("gpus", &Run::gpus, "devices").at_least(1);
-  section.field("tp", &Run::tp, "tensor parallelism").at_least(1);
-  section.field("pp", &Run::pp, "stages").at_least(1);
-  section.field("dp", &Run::dp, "replicas").at_least(1);
-  section.field("cp", &Run::cp, "context parallelism").at_least(1);
-  section.field("virtual_stages", &Run::virtual_stages, "chunks of a stage").at_least(1);
-  section.field("micro_batch_size", &Run::micro_batch_size, "sequences").at_least(1);
-  section.field("global_batch_size", &Run::global_batch_size, "sequences").at_least(1);
-  section.field("recompute", &Run::recompute, "what is recomputed");
-  section.field("sequence_parallel", &Run::sequence_parallel, "whether norms are split over tp");
+  section.field("num_kv_heads", &Run::num_kv_heads, "key and value heads").at_least(1);
+  section.field("ffn_size", &Run::ffn_size, "hidden size of the MLP").at_least(1);
+  section.field("vocab_size", &Run::vocab_size, "vocabulary size").at_least(1);
+  section.field("seq_len", &Run::seq_len, "sequence length in tokens").at_least(1);
+  section.field("gpus", &Run::gpus, "GPUs").at_least(1);
+  section.field("tp", &Run::tp, "tensor-parallel size").at_least(1);
+  section.field("pp", &Run::pp, "pipeline stages").at_least(1);
+  section.field("dp", &Run::dp, "data-parallel size").at_least(1);
+  section.field("cp", &Run::cp, "context-parallel size").at_least(1);
+  section.field("virtual_stages", &Run::virtual_stages, "virtual stages of each pipeline rank").at_least(1);
+  section.field("micro_batch_size", &Run::micro_batch_size, "micro-batch size in sequences").at_least(1);
+  section.field("global_batch_size", &Run::global_batch_size, "global batch size in sequences").at_least(1);
+  section.field("recompute", &Run::recompute, "activation recomputation");
+  section.field("sequence_parallel", &Run::sequence_parallel, "sequence parallelism over tp");
   section.field("zero", &Run::zero, "ZeRO stage").range(0, 3);
-  section.field("precision", &Run::precision, "numbers of GEMMs");
-  section.field("attention", &Run::attention, "fused or not");
-  section.field("step_seconds", &Run::step_seconds, "measured").above(0);
-  section.field("tflops", &Run::tflops, "measured, for each device").above(0);
-  section.field("flops", &Run::flops, "what `tflops` counts");
-  section.field("forward_ms", &Run::forward_ms, "measured, of one layer").above(0);
-  section.field("backward_ms", &Run::backward_ms, "measured, of one layer").above(0);
-  section.field("tensor_parallel_gib", &Run::tensor_parallel_gib, "activations with tp alone").above(0);
-  section.field("selective_gib", &Run::selective_gib, "activations with sequence parallelism, selective").above(0);
-  section.field("states_gib", &Run::states_gib, "weights, gradients and optimizer").above(0);
+  section.field("precision", &Run::precision, "data type of the GEMMs");
+  section.field("attention", &Run::attention, "fused (FlashAttention) or not");
+  section.field("step_seconds", &Run::step_seconds, "measured seconds of a step").above(0);
+  section.field("tflops", &Run::tflops, "measured TFLOP/s of a GPU").above(0);
+  section.field("flops", &Run::flops, "what `tflops` counts: model FLOPs, or hardware FLOPs with recomputation");
+  section.field("forward_ms", &Run::forward_ms, "measured forward time of one layer, in ms").above(0);
+  section.field("backward_ms", &Run::backward_ms, "measured backward time of one layer, in ms").above(0);
+  section.field("tensor_parallel_gib", &Run::tensor_parallel_gib, "activation memory with tp alone, in GiB").above(0);
+  section
+      .field("selective_gib", &Run::selective_gib,
+             "activation memory with sequence parallelism and selective recomputation, in GiB")
+      .above(0);
+  section.field("states_gib", &Run::states_gib, "weights, gradients and optimizer state, in GiB").above(0);
 }
 
 void describe(config::Section<PublishedFile>& section) {

@@ -1,6 +1,6 @@
 // plan/published_layouts.h -- layouts that others published as best beside the planner's, and where the difference is.
 //
-// Decisions are freed one after the other: first microbatch and virtual stages, then stages against replicas, then
+// Decisions are freed one after the other: first micro-batch and virtual stages, then stages against replicas, then
 // tensor parallelism. What each gains says which decision the two differ in.
 // Depends on: published, search.
 #pragma once
@@ -15,7 +15,7 @@ namespace trireme::plan {
 struct LayoutComparison {
   std::string id;
   Estimate published;  ///< as printed; what is not printed is chosen
-  Estimate micros;     ///< microbatch and virtual stages free
+  Estimate micros;     ///< micro-batch and virtual stages free
   Estimate stages;     ///< pp and dp too
   Estimate best;       ///< tp too; recomputation, ZeRO stage, batch and precision stay as published
 

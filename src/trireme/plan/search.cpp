@@ -82,7 +82,7 @@ class Enumerator {
     const bool plain = given_.schedule && *given_.schedule != "interleaved" && *given_.schedule != "breadth-first";
     if (layout.pp == 1) return {1};
     if (plain) return {schedule::find_kind(*given_.schedule).default_chunks};
-    if (micros % layout.pp != 0) return {1};  // interleaving needs whole groups of microbatches
+    if (micros % layout.pp != 0) return {1};  // interleaving needs whole groups of micro-batches
     const int layers = layers_of(job_.shape);
     return divisors((layers + layout.pp - 1) / layout.pp, layers);
   }
@@ -134,10 +134,11 @@ class Enumerator {
   layout.schedule = given.schedule.value_or(layout.virtual_stages > 1 ? "interleaved" : "1f1b");
   std::vector<config::Problem> problems = find_problems(job, layout, gpus);
   if (problems.empty())
-    problems.push_back({.key = "global-batch",
-                        .reason = fmt::format("no way was found to cut {} sequences over {} devices", job.batch, gpus),
-                        .hint = fmt::format("use --global-batch-size {}, a multiple of the devices", gpus),
-                        .where = {}});
+    problems.push_back(
+        {.key = "global-batch",
+         .reason = fmt::format("no layout was found that divides {} sequences over {} devices", job.batch, gpus),
+         .hint = fmt::format("use --global-batch-size {}, a multiple of the devices", gpus),
+         .where = {}});
   throw config::ProblemsError("this layout", std::move(problems));
 }
 

@@ -1,7 +1,7 @@
 // plan/search.h -- the best layout for a job on a number of devices, and why the others lost.
 //
 // Goes over the whole product of what is left open: tensor, pipeline, context and data parallelism, virtual stages,
-// microbatch, ZeRO stage, recomputation. What does not fit is put aside by its memory alone; the rest is timed by the
+// micro-batch, ZeRO stage, recomputation. What does not fit is put aside by its memory alone; the rest is timed by the
 // closed form; the best few are timed again by replaying their schedules, and that decides.
 // Depends on: estimate.
 #pragma once

@@ -18,8 +18,8 @@
 
 namespace trireme::plan {
 
-/// What one copy of the model drew: by stage, how much longer its passes take and its messages to the next stage, and
-/// for how long it does nothing before its first pass.
+/// What one replica of the model drew: by stage, how much longer its passes take and its messages to the next stage,
+/// and for how long it does nothing before its first pass.
 struct StepSimulator::Draws {
   std::vector<double> passes, links, stalls;
   std::uint64_t jitter_from = 0;  ///< index of its first draw of jitter

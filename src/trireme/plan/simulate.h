@@ -1,11 +1,11 @@
 // plan/simulate.h -- a run as a sequence of events: one step over all ranks with what disturbs it, and weeks of steps
 // with failures.
 //
-// A step replays, for every copy of the model, the very schedule that would run, with the time of each pass disturbed
-// by draws for its devices and of each message by draws for its link. Ranks that split matrices or sequences wait for
-// each other in every layer, so the slowest of them sets the pace of its stage; copies wait for each other at the end.
-// Copies that drew nothing are alike and are replayed once. Every draw is a function of the seed and of what it is for.
-// Faults can be named as well, in the words of `trireme train --inject`.
+// A step replays, for every replica of the model, the very schedule that would run, with the time of each pass
+// disturbed by draws for its devices and of each message by draws for its link. Ranks that split matrices or sequences
+// wait for each other in every layer, so the slowest of them sets the pace of its stage; replicas wait for each other at
+// the end. Replicas that drew nothing are alike and are replayed once. Every draw is a function of the seed and of what
+// it is for. Faults can be named as well, in the words of `trireme train --inject`.
 // Depends on: step_time, goodput, schedule.
 #pragma once
 
@@ -34,7 +34,7 @@ struct SimulatedStep {
   double seconds = 0;             ///< of the step
   double undisturbed = 0;         ///< the same without disturbances
   double tail = 0;                ///< of it, after the last pipeline has ended: replicas, host, optimizer
-  std::vector<double> pipelines;  ///< by copy of the model: until its pipeline has ended
+  std::vector<double> pipelines;  ///< by replica of the model: until its pipeline has ended
   int slowest = 0;                ///< the copy that all others wait for
   std::size_t slow_devices = 0, slow_links = 0;
   std::size_t events = 0;  ///< instructions that were replayed

@@ -50,12 +50,12 @@ StepMemory step_memory(const StepMemoryTask& task) {
   add("weights", all * compute * shared(3),
       fmt::format("{} bytes each{}", step.compute_bytes, zero >= 3 ? ", shared out" : ""));
   if (task.offload) {
-    // New weights are made beside the masters where types differ, and go from there.
+    // New weights are made beside the master weights where types differ, and go from there.
     const double there = (task.rounded_sums ? all * compute : sums) * (task.late ? 2 : 1);
     out.host = master_weights + moments + (there + all * compute) * shared(1);
     if (zero < 2) add("gradients", sums, "until they are on the host");
   } else {
-    add("masters", master_weights, fmt::format("{} bytes each", step.sum_bytes));
+    add("master weights", master_weights, fmt::format("{} bytes each", step.sum_bytes));
     add("gradients", sums * shared(2),
         slim > 0 ? fmt::format("{} bytes of {}, {} of the rest", step.compute_bytes,
                                task.narrow_gradients > 0 ? "matrices and tables" : "matrices of layers", step.sum_bytes)
@@ -70,7 +70,7 @@ StepMemory step_memory(const StepMemoryTask& task) {
     const double bucket =
         std::max(task.bucket_bytes, task.largest_elements * (task.narrow_gradients > 0 ? compute : sum));
     const double ways = kBucketsOnTheWay + (task.offload ? kBucketsLeaving : 0);
-    add("buckets", std::min(sums, bucket * ways), "gradients on their way");
+    add("buckets", std::min(sums, bucket * ways), "gradients in flight");
     if (zero == 3) {
       const double layer = all / static_cast<double>(std::max<std::int64_t>(step.layers, 1));
       add("gathered", 2 * std::max(layer, task.largest_elements) * compute, "weights of two layers");
@@ -109,7 +109,7 @@ StepMemory step_memory(const StepMemoryTask& task) {
   } else {
     add("working", back, runs_again ? "a layer that runs again and goes back" : "gradients inside a layer");
   }
-  add("libraries", kProductWorkspace, "room for GEMMs");
+  add("libraries", kGemmWorkspace, "room for GEMMs");
   return out;
 }
 

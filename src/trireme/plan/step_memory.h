@@ -24,7 +24,7 @@ struct StepMemoryTask {
   int moments = 2;              ///< a parameter
   int moment_bytes = 4;         ///< of one
   int sharing = 1;              ///< ranks that ZeRO shares out over
-  bool offload = false;         ///< masters, moments and sums are on the host
+  bool offload = false;         ///< master weights, moments and sums are on the host
   bool rounded_sums = false;    ///< on the host, sums have the compute type
   bool late = false;            ///< on the host, sums of two steps: one is updated with while the other is made
   bool stash = false;           ///< kept activations wait on the host
@@ -48,7 +48,7 @@ struct StepMemory {
 StepMemory step_memory(const StepMemoryTask& task);
 
 /// Room for the GEMMs' library, which the tensor library lends it.
-inline constexpr double kProductWorkspace = 32 << 20;
+inline constexpr double kGemmWorkspace = 32 << 20;
 /// What a process takes of a GPU beside its tensors: context, kernels, libraries.
 inline constexpr double kContextBytes = 800e6;
 

@@ -16,9 +16,9 @@ namespace {
 using cost::Collective;
 using cost::Hardware;
 
-/// Adam over masters, moments and gradients, with the norm of the gradients first: reads and writes of fp32 numbers,
-/// and of the weights in sixteen bits. Narrower gradients are passed over three times, moments read and written, and
-/// weights without masters too.
+/// Adam over master weights, moments and gradients, with the norm of the gradients first: reads and writes of fp32
+/// numbers, and of the weights in sixteen bits. Narrower gradients are passed over three times, moments read and
+/// written, and weights without master weights too.
 constexpr double kOptimizerBytes = 42;
 double optimizer_bytes(const StateTypes& types) {
   return kOptimizerBytes - 3 * (4 - types.gradient_bytes) - 2 * 2 * (4 - types.moment_bytes) -
@@ -133,24 +133,24 @@ double replica_seconds(const Hardware& hardware, const Job& job, const Layout& l
   const Exchange exchange = all_exchanges(hardware, job, layout);
   const auto micros = static_cast<double>(micros_of(job, layout));
   if (layout.zero == 3) {
-    // Every microbatch gathers every layer twice and reduces it once.
+    // Every micro-batch gathers every layer twice and reduces it once.
     const double moving = micros * (2 * exchange.gather + exchange.reduce) / efficiency.gather;
     return std::max(pipeline, moving) + (1 - efficiency.overlap) * std::min(pipeline, moving) - pipeline;
   }
   double moving = exchange.all_reduce, times = 1;
   if (layout.zero > 0) {
-    // Sharded gradients are reduced whenever a chunk has seen a run of microbatches: each one without a pipeline.
+    // Sharded gradients are reduced whenever a chunk has seen a run of micro-batches: each one without a pipeline.
     if (layout.zero == 2) times = layout.pp == 1 ? micros : std::ceil(micros / layout.pp);
     moving = times * exchange.reduce + exchange.gather;
   }
   // They can hide behind what is still to be computed when the first gradients are final: the backward of the last
-  // microbatch; with several chunks, that of the last turn of microbatches through all chunks but one.
+  // micro-batch; with several chunks, that of the last turn of micro-batches through all chunks but one.
   const double turns = layout.virtual_stages;
   const double window = backward * (1 + (layout.pp - 1) * (turns - 1)) / turns;
   return std::max(moving * (1 - efficiency.overlap), moving - times * std::max(backward, window));
 }
 
-/// Weights whose masters and moments a rank updates.
+/// Weights whose master weights and moments a rank updates.
 double updated_weights(const Job& job, const Layout& layout) {
   const HeldWeights held = weights_of_fullest_stage(job, layout);
   if (layout.zero == 0) return held.dense + held.experts;
@@ -167,7 +167,7 @@ double optimizer_seconds(const Hardware& hardware, const Job& job, const Layout&
          2 * updated / (host.link_gb_per_s * 1e9);
 }
 
-/// Gradients to the host for each microbatch, and weights from it twice where they live there, as far as computing
+/// Gradients to the host for each micro-batch, and weights from it twice where they live there, as far as computing
 /// does not hide them.
 double offload_seconds(const Hardware& hardware, const Job& job, const Layout& layout, double pipeline) {
   if (layout.offload == Offload::kNone) return 0;

@@ -13,7 +13,7 @@ namespace trireme::plan {
 
 /// Seconds of a step, on the rank that all others wait for. The parts add up to the total.
 struct StepTime {
-  Parts work;            ///< of all microbatches on the slowest stage, recomputation included
+  Parts work;            ///< of all micro-batches on the slowest stage, recomputation included
   double recompute = 0;  ///< of that, what is done twice
   double pipeline = 0;   ///< sends and receives between stages that nothing hides
   double bubble = 0;     ///< waiting for other stages
@@ -24,10 +24,10 @@ struct StepTime {
   double total() const { return work.total() + pipeline + bubble + replicas + offload + optimizer; }
 };
 
-/// What one microbatch takes on one stage, over all its chunks.
+/// What one micro-batch takes on one stage, over all its chunks.
 struct StageTime {
   double forward = 0, backward = 0, backward_weight = 0;  ///< recomputation is part of backward
-  double exposed = 0;                                     ///< of messages, for each microbatch
+  double exposed = 0;                                     ///< of messages, for each micro-batch
   double total() const { return forward + backward + exposed; }
 };
 
@@ -37,7 +37,7 @@ std::vector<StageTime> stage_times(const cost::Hardware& hardware, const Job& jo
 /// Of a message between stages, what runs beside computing.
 double hidden_message_seconds(const cost::Hardware& hardware, const Job& job, const Layout& layout);
 
-/// From the start of the first microbatch to the end of the last.
+/// From the start of the first micro-batch to the end of the last.
 double pipeline_closed_form(const Layout& layout, std::int64_t micros, const std::vector<StageTime>& stages);
 /// The same by replaying the schedule; `link` is what a message takes beside computing.
 double pipeline_replayed(const Layout& layout, std::int64_t micros, const std::vector<StageTime>& stages, double link);

@@ -44,7 +44,7 @@ class Count {
     const auto elements = static_cast<double>(task_.parameters);
     const double gradients = elements * task_.reduce_bytes, values = elements * task_.compute_bytes;
     if (layout_.zero == 0) {
-      add("data", "sum of gradients, once a step: 2 Psi (N-1)/N", 2 * gradients * share(copies));
+      add("data", "gradient all-reduce, once a step: 2 Psi (N-1)/N", 2 * gradients * share(copies));
       return;
     }
     const int ranks =
@@ -64,7 +64,7 @@ class Count {
           2 * micros * values * share(ranks));
     }
     if (across > 1) {
-      add("across", "sum of shards between groups: 2 (Psi/N) (M-1)/M",
+      add("across", "all-reduce of shards between groups: 2 (Psi/N) (M-1)/M",
           2 * elements / ranks * task_.gradient_bytes * share(across));
     }
   }
@@ -83,19 +83,19 @@ class Count {
       const int gathers = 4 + (layout_.sp_save_gathered ? 0 : 2);
       add("tp",
           fmt::format("{} gathers and {} reduce-scatters a layer{}", gathers + 2 * again_, 4 + 2 * again_,
-                      layout_.sp_save_gathered ? "" : ", 2 of them since gathered inputs are not kept"),
+                      layout_.sp_save_gathered ? "" : ", 2 of them since gathered inputs are not saved"),
           layers * (gathers + 4 + 4 * again_) * one);
       if (task_.embedding) add("tp", "reduce-scatter and gather of the embedding", 2 * one);
       if (task_.head) add("tp", "gather and reduce-scatter of the head", 2 * one);
     }
     if (task_.head) {
-      add("tp", "three numbers a token for the loss",
+      add("tp", "three values a token for the loss",
           3 * tokens_ * static_cast<double>(task_.micros) * task_.sum_bytes * (tp - 1));
     }
     const auto copies = [&](const char* group, const char* what, std::int64_t elements, double ranks) {
       if (elements > 0) add(group, what, 2 * static_cast<double>(elements) * task_.sum_bytes * share(ranks));
     };
-    copies("tp", "gradients of what all tp ranks hold copies of", task_.copied_over_tp, tp);
+    copies("tp", "gradients of what is replicated over tp", task_.copied_over_tp, tp);
     copies("tp copies", "gradients of heads of keys that several tp ranks hold", task_.copied_keys,
            static_cast<double>(tp) / static_cast<double>(task_.shape.num_kv_heads));
   }
@@ -114,7 +114,7 @@ class Count {
       const std::int64_t own = std::max<std::int64_t>(1, shape.num_kv_heads / layout_.tp);
       const double spread = own % inner == 0 ? keys : keys * inner / static_cast<double>(own);
       const double forward = (2 * queries + 2 * spread) * task_.compute_bytes * share(inner);
-      add(outer > 1 ? "cp inner" : "cp",
+      add(outer > 1 ? "cp ulysses" : "cp",
           fmt::format("all-to-alls of q, k, v and the output, forward and backward{}", again_ > 0 ? ", again" : ""),
           layers * forward * (2 + again_));
     }
@@ -177,7 +177,7 @@ double activation_bytes(const TrafficTask& task) {
   double layer = numbers * task.compute_bytes + heads * task.sum_bytes + 2 * statistics;
   if (task.recompute == spec::RecomputeKind::kFull) layer = width * between * task.compute_bytes;
   double total = static_cast<double>(task.layers) * layer;
-  if (task.embedding) total += 8;  // token numbers
+  if (task.embedding) total += 8;  // token ids
   if (task.head) {
     // The last norm's input, and the head's input gradient, which is there as soon as the loss is.
     total += 2 * width * between * task.compute_bytes + statistics;

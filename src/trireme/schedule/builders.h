@@ -42,7 +42,7 @@ struct Kind {
   int default_chunks = 1;  // for each rank
   /// Its bubble is the idle share over many steps: a rank starts a step before the others have ended the last one.
   bool steady = false;
-  /// Ranks update while micros are on their way: the builder makes all steps at once, updates and versions included.
+  /// Ranks update while micros are in flight: the builder makes all steps at once, updates and versions included.
   bool asynchronous = false;
   Schedule (*build)(const Shape& shape) = nullptr;
   /// Why the shape is outside the domain; empty when it is inside.

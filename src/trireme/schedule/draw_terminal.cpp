@@ -86,7 +86,7 @@ std::string to_terminal(const Drawing& drawing, std::size_t width, bool colors) 
   std::string out = fmt::format("{}: {}\n", title_of(drawing), summary_of(drawing));
   if (!drawing.caption.empty()) out += drawing.caption + '\n';
   if (!scale.has_labels)
-    out += fmt::format("too narrow for the numbers of micros: they need {:.0f} columns\n",
+    out += fmt::format("too narrow for the indices of micros: they need {:.0f} columns\n",
                        std::ceil(scale.wanted_columns) + static_cast<double>(widest.size()));
   for (std::size_t rank = 0; rank < lanes.size(); ++rank) {
     std::string line(scale.column(drawing.timing.makespan), '.');

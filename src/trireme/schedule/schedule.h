@@ -36,7 +36,7 @@ enum class Op : std::uint8_t {
   kOptimizerStep,       ///< when the posted reductions are over: update all chunks of the rank
   kStashWeights,        ///< keep a copy of the present weights of `chunk` as version `micro`
   kLoadWeights,         ///< the next pass through `chunk` computes with version `micro`, stashed or predicted before
-  kPredictWeights,      ///< foresee version `micro` of `chunk` from the present weights; the next pass computes with it
+  kPredictWeights,      ///< predict version `micro` of `chunk` from the present weights; the next pass computes with it
   kDropWeights,         ///< forget the stashed version `micro` of `chunk`
 };
 

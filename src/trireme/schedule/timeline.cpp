@@ -72,7 +72,7 @@ Calibration::Calibration(const Schedule& schedule) : schedule_(schedule) {
 
 void Calibration::add(const Timeline& measured) {
   if (measured.ranks.size() != schedule_.ranks.size()) {
-    throw ConfigError(fmt::format("a walk by {} ranks is not of schedule {}, which has {}", measured.ranks.size(),
+    throw ConfigError(fmt::format("a step of {} ranks is not of schedule {}, which has {}", measured.ranks.size(),
                                   schedule_.name, schedule_.ranks.size()));
   }
   const Wiring wiring = wire(schedule_);
@@ -82,7 +82,7 @@ void Calibration::add(const Timeline& measured) {
   for (std::size_t rank = 0; rank < measured.ranks.size(); ++rank) {
     const auto& list = schedule_.ranks[rank];
     if (measured.ranks[rank].size() != list.size()) {
-      throw ConfigError(fmt::format("rank {} walked {} instructions, but schedule {} has {} for it", rank,
+      throw ConfigError(fmt::format("rank {} executed {} instructions, but schedule {} has {} for it", rank,
                                     measured.ranks[rank].size(), schedule_.name, list.size()));
     }
     for (std::size_t i = 0; i < list.size(); ++i) {
@@ -199,15 +199,15 @@ MeasuredTable read_measured(std::string_view text) {
         }
       }
       if (walk.ranks.size() != measured.schedule.ranks.size()) {
-        throw ConfigError(fmt::format("a walk has times of {} ranks, but the schedule has {}", walk.ranks.size(),
+        throw ConfigError(fmt::format("a step has times of {} ranks, but the schedule has {}", walk.ranks.size(),
                                       measured.schedule.ranks.size()));
       }
     }
-    if (measured.walks.empty()) throw ConfigError("the file holds no walk of its schedule");
+    if (measured.walks.empty()) throw ConfigError("the file holds no step of its schedule");
     return measured;
   } catch (const nlohmann::json::exception& failure) {
     throw ConfigError(fmt::format("this is no measured schedule: {}", failure.what()),
-                      "it has a schedule and walks: for each, each rank and each instruction begin and end in seconds");
+                      "it has a schedule and " walks ": for each step, rank and instruction begin and end in seconds");
   }
 }
 

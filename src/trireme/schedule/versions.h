@@ -1,6 +1,6 @@
 // schedule/versions.h -- which weights each pass computes with, and the instructions that make it so.
 //
-// Only asynchronous kinds need them: there a rank updates its weights while micros are on their way.
+// Only asynchronous kinds need them: there a rank updates its weights while micros are in flight.
 // Depends on: schedule.
 #pragma once
 

@@ -14,7 +14,7 @@ constexpr Named<Packing> kPackings[] = {{"documents", Packing::kDocuments}, {"st
 constexpr Named<SyntheticKind> kKinds[] = {
     {"markov", SyntheticKind::kMarkov}, {"copy", SyntheticKind::kCopy}, {"reverse", SyntheticKind::kReverse}};
 constexpr std::int64_t kLongest = 1 << 24;                        // tokens a row
-constexpr std::int64_t kMostTransitions = std::int64_t{1} << 22;  // numbers of a Markov chain's table
+constexpr std::int64_t kMostTransitions = std::int64_t{1} << 22;  // entries of a Markov chain's table
 
 using Problems = std::vector<config::Problem>;
 
@@ -57,12 +57,12 @@ void add_source_problems(const std::vector<DataSource>& sources, const std::stri
     if (source.path.ends_with(".txt") && data.tokenizer != "bytes")
       problems.push_back(
           {.key = name + ".path",
-           .reason = fmt::format("{} is text, which is read as it is only where bytes are tokens", source.path),
-           .hint = "set data.tokenizer = \"bytes\", or make shards of it"});
+           .reason = fmt::format("{} is a text file, which only the byte tokenizer reads directly", source.path),
+           .hint = "set data.tokenizer = \"bytes\", or tokenize it into shards with `trireme tokenize`"});
     if (weighted > 0 && !source.weight)
       problems.push_back({.key = name + ".weight",
                           .reason = "is not given, but other sources have one",
-                          .hint = "give every source a weight, or none: then each has its size"});
+                          .hint = "give every source a weight, or none: then each is weighted by its size"});
     if (source.weight && *source.weight * static_cast<double>(kMostBlendParts) < total)
       problems.push_back({.key = name + ".weight",
                           .reason = fmt::format("is {} of {} in all, less than one part in {}", *source.weight, total,
@@ -129,7 +129,7 @@ void add_model_problems(const DataConfig& data, DataTask task, const ModelShape&
   const std::int64_t tokens = synthetic_tokens(data.synthetic, task);
   if (data.synthetic.kind && tokens > shape.vocab_size)
     problems.push_back({.key = "data.synthetic.vocab_size",
-                        .reason = fmt::format("is {}, so that token numbers reach {}, but model.vocab_size = {}",
+                        .reason = fmt::format("is {}, so that token ids reach {}, but model.vocab_size = {}",
                                               data.synthetic.vocab_size, tokens - 1, shape.vocab_size),
                         .hint = fmt::format("set model.vocab_size = {}", tokens)});
 }
@@ -141,80 +141,96 @@ std::span<const Named<Packing>> enum_names(std::type_identity<Packing>) { return
 std::span<const Named<SyntheticKind>> enum_names(std::type_identity<SyntheticKind>) { return kKinds; }
 
 void describe(config::Section<DataSource>& section) {
-  section.meaning("files of tokens");
+  section.meaning("token files to sample from");
   section
       .field("path", &DataSource::path,
-             "a token shard, a Megatron pair, an llm.c file, with tokenizer bytes a .txt file; or a folder of them")
+             "a token shard, a Megatron .bin/.idx pair or an llm.c .bin file; with tokenizer = \"bytes\" also a .txt "
+             "file; or a folder of them")
       .required();
   section
       .field("weight", &DataSource::weight,
-             "its share of the samples, beside the others' weights; unset for all: every sample comes once an epoch")
+             "sampling weight of this source in the blend, relative to the others; unset for all: every sample comes "
+             "once an epoch")
       .above(0);
 }
 
 void describe(config::Section<SpecialConfig>& section) {
-  section.meaning("token numbers with a meaning; unset: as the shards say");
-  section.field("bos", &SpecialConfig::bos, "seq2seq: what the decoder reads first").at_least(0);
-  section.field("eos", &SpecialConfig::eos, "seq2seq: what it says last").at_least(0);
-  section.field("pad", &SpecialConfig::pad, "fills rows; never seen or learnt").at_least(0);
-  section.field("mask", &SpecialConfig::mask, "masked: stands for a hidden token").at_least(0);
-  section.field("cls", &SpecialConfig::cls, "masked: first in each row").at_least(0);
-  section.field("sep", &SpecialConfig::sep, "masked: last in each row").at_least(0);
+  section.meaning("ids of special tokens; unset: as the token shards say");
+  section.field("bos", &SpecialConfig::bos, "seq2seq: beginning of sequence, the decoder's first input").at_least(0);
+  section.field("eos", &SpecialConfig::eos, "seq2seq: end of sequence, the decoder's last target").at_least(0);
+  section.field("pad", &SpecialConfig::pad, "padding; masked in attention and left out of the loss").at_least(0);
+  section.field("mask", &SpecialConfig::mask, "masked: the [MASK] token").at_least(0);
+  section.field("cls", &SpecialConfig::cls, "masked: the [CLS] token, first in each sequence").at_least(0);
+  section.field("sep", &SpecialConfig::sep, "masked: the [SEP] token, last in each sequence").at_least(0);
 }
 
 void describe(config::Section<MaskingConfig>& section) {
-  section.meaning("masked: which tokens are to be found again");
-  section.field("probability", &MaskingConfig::probability, "of a token to be chosen").above(0).at_most(1);
-  section.field("masked", &MaskingConfig::masked, "part of the chosen that the mask token replaces").range(0, 1);
-  section.field("random", &MaskingConfig::random, "part of the chosen that a random token replaces; the rest stays")
+  section.meaning("masked language modelling (BERT): which tokens are predicted");
+  section.field("probability", &MaskingConfig::probability, "probability that a token is a prediction target")
+      .above(0)
+      .at_most(1);
+  section.field("masked", &MaskingConfig::masked, "fraction of the targets replaced by the mask token").range(0, 1);
+  section.field("random", &MaskingConfig::random, "fraction of the targets replaced by a random token; the rest stay")
       .range(0, 1);
 }
 
 void describe(config::Section<SyntheticConfig>& section) {
-  section.meaning("a task without files whose best possible loss is known");
+  section.meaning("a synthetic task in place of files, whose lowest possible loss is known");
   section.field("kind", &SyntheticConfig::kind,
-                "markov: a chain with random transitions; copy: random tokens, then the same again; reverse: seq2seq, "
-                "the source backwards");
-  section.field("vocab_size", &SyntheticConfig::vocab_size, "how many tokens there are, special ones aside")
+                "markov: a Markov chain with random transitions; copy: random tokens, then the same again; reverse: "
+                "seq2seq, the source backwards");
+  section.field("vocab_size", &SyntheticConfig::vocab_size, "number of token ids, special tokens not counted")
       .range(2, 1 << 20);
-  section.field("order", &SyntheticConfig::order, "markov: how many tokens the next one depends on").range(1, 8);
-  section.field("sharpness", &SyntheticConfig::sharpness, "markov: standard deviation of the transitions' logarithms")
+  section.retired("vocabulary", "vocab_size");
+  section.field("order", &SyntheticConfig::order, "markov: order of the chain, the tokens that the next one depends on")
+      .range(1, 8);
+  section
+      .field("sharpness", &SyntheticConfig::sharpness,
+             "markov: standard deviation of the transitions' log-probabilities; 0: uniform")
       .range(0, 20);
 }
 
 void describe(config::Section<DataConfig>& section) {
-  section.meaning("what is trained on");
+  section.meaning("the training data and how it is cut into sequences");
   section.field("task", &DataConfig::task,
-                "what is learnt: causal, masked or seq2seq; unset: what the model is made for");
-  section.field("seq_len", &DataConfig::seq_len, "tokens in a row that the model reads; seq2seq: its decoder")
+                "training objective: causal (next token), masked (BERT) or seq2seq; unset: what the model family is "
+                "made for");
+  section
+      .field("seq_len", &DataConfig::seq_len,
+             "sequence length in tokens, at most model.max_seq_len; seq2seq: of the "
+             "decoder")
       .unit(Unit::kCount)
       .range(2, kLongest);
   section
       .field("source_seq_len", &DataConfig::source_seq_len,
-             "seq2seq: tokens in a row that the encoder reads; unset: data.seq_len")
+             "seq2seq: sequence length of the encoder in tokens; unset: data.seq_len")
       .unit(Unit::kCount)
       .range(1, kLongest);
   section.field("packing", &DataConfig::packing,
-                "documents: those in a row do not see each other, positions restart, nothing is learnt across; stream: "
-                "rows are cut from all text in a line");
-  section.field("shuffle", &DataConfig::shuffle, "each epoch in another order; false: as the files have it");
-  section.field("tokenizer", &DataConfig::tokenizer,
-                "path of the tokenizer that made the tokens, or \"bytes\"; for reading text and for samples of it");
+                "documents: a sequence is packed with whole documents, attention is masked between them, position ids "
+                "restart and no loss crosses a boundary; stream: sequences are cut from the concatenated text");
+  section.field("shuffle", &DataConfig::shuffle,
+                "shuffle the samples, anew each epoch; false: in the order of the files");
+  section.field(
+      "tokenizer", &DataConfig::tokenizer,
+      "path of the tokenizer that made the tokens, or \"bytes\"; used to read text files and to print samples");
   section
       .field("end_of_text", &DataConfig::end_of_text,
-             "llm.c files: the token that stands between documents; unset: each file is one document")
+             "llm.c files: id of the token between documents; unset: each file is one document")
       .at_least(0);
   section
       .field("validation_fraction", &DataConfig::validation_fraction,
-             "part of the documents that is kept for validation; unset: 0.01, or none where [[data.validation]] is")
+             "fraction of the documents held out for validation; unset: 0.01, or 0 with [[data.validation]]")
       .range(0, 0.5);
-  section.field("prefetch", &DataConfig::prefetch, "batches that each rank reads ahead in the background; 0: none")
+  section.field("prefetch", &DataConfig::prefetch, "batches that each rank loads ahead in the background; 0: none")
       .range(0, 1024);
   section.tables("sources", &DataConfig::sources);
   section.tables("validation", &DataConfig::validation);
   section.section("special", &DataConfig::special);
   section.section("masking", &DataConfig::masking);
   section.section("synthetic", &DataConfig::synthetic);
+  section.retired("sequence", "seq_len");
+  section.retired("source_sequence", "source_seq_len");
 }
 
 DataTask task_of(const ModelShape& shape) {

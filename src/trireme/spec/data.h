@@ -1,7 +1,7 @@
 // spec/data.h -- the [data] section of a recipe: what is trained on, and how it is cut into samples.
 //
 //   [data]                         [[data.sources]]              [data.synthetic]
-//   seq_len = 1024                path = "corpora/books"        kind = "markov"
+//   seq_len = 1024                 path = "corpora/books"        kind = "markov"
 //   packing = "documents"          weight = 0.3
 //
 // Either files of tokens (data/token_file.h says which formats) or a synthetic task with a known best loss.
@@ -20,15 +20,15 @@
 
 namespace trireme::spec {
 
-/// What a model learns from a sample.
+/// Training objective.
 enum class DataTask : std::uint8_t {
-  kCausal,   ///< each token from those before it
-  kMasked,   ///< hidden tokens from all others (Devlin et al. 2019)
+  kCausal,   ///< next-token prediction
+  kMasked,   ///< masked language modelling (Devlin et al. 2019)
   kSeq2Seq,  ///< a target from its source, each token also from the target's before it
 };
 enum class Packing : std::uint8_t {
-  kDocuments,  ///< rows are filled with documents, which do not see each other
-  kStream,     ///< rows are cut from all text in a line, as GPT-2's were
+  kDocuments,  ///< sequences of whole documents, with attention masked between them
+  kStream,     ///< sequences cut from the concatenated text, as GPT-2's were
 };
 enum class SyntheticKind : std::uint8_t {
   kMarkov,   ///< a Markov chain with random transitions
@@ -92,7 +92,7 @@ void describe(config::Section<SyntheticConfig>& section);
 void describe(config::Section<DataConfig>& section);
 
 inline constexpr double kValidationFraction = 0.01;  ///< where the recipe says nothing
-/// Weights are kept as so many parts of the whole at most: a source with less would never be read.
+/// Resolution of blend weights: a source with less than one part in this many would never be read.
 inline constexpr std::int64_t kMostBlendParts = 65536;
 
 /// What a model of this shape learns from.
@@ -101,7 +101,7 @@ DataTask task_of(const ModelShape& shape);
 DataTask task_of(const DataConfig& data, const ModelConfig& model);
 /// Whether there is anything to train on.
 bool has_data(const DataConfig& data);
-/// Token numbers of a synthetic task, special ones included, are below this.
+/// Token ids of a synthetic task, special ones included, are below this.
 std::int64_t synthetic_tokens(const SyntheticConfig& synthetic, DataTask task);
 
 std::vector<config::Problem> find_problems(const DataConfig& data, const ModelConfig& model);

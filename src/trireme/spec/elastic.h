@@ -13,9 +13,9 @@ struct SpreadConfig {
   bool operator==(const SpreadConfig&) const = default;
 };
 
-/// The same spread over `ranks`: as it is where it fits, otherwise with other replicas, then with fewer ranks a
-/// sequence, fewer stages, fewer ranks a matrix, in this order: what splits matrices needs the fastest links and frees
-/// most memory. The batch, the data and the mathematics are the recipe's and stay.
+/// The same layout on `ranks`: as it is where it fits, otherwise with another dp, then smaller cp, pp and tp, in this
+/// order: tensor parallelism needs the fastest links and frees most memory. The batch, the data and the mathematics are
+/// the recipe's and stay.
 SpreadConfig fit_ranks(const SpreadConfig& spread, int ranks);
 
 }  // namespace trireme::spec

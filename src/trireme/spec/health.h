@@ -1,7 +1,7 @@
-// spec/health.h -- what a run does when its numbers or its machines are anomalous: the section [health].
+// spec/health.h -- what a run does at NaN/Inf, loss spikes, diverged replicas and stragglers: [health].
 //
 //   [health]
-//   not_finite = "rewind"   # a loss or gradient that is NaN or Inf
+//   non_finite = "rewind"   # the loss or the gradient norm is NaN or Inf
 //   spike = "skip"          # a loss far above those before it
 //   rewind = 100            # steps to go back
 //
@@ -19,9 +19,9 @@ namespace trireme::spec {
 
 enum class AnomalyPolicy : std::uint8_t {
   kIgnore,  ///< go on; not for NaN or Inf
-  kStop,    ///< end the run, with the state before the step saved
-  kSkip,    ///< leave the step's update out and go on with the next batch
-  kRewind,  ///< go back to a checkpoint and go on from there with the data after the bad batch
+  kStop,    ///< end the run, with a checkpoint of the state before the step
+  kSkip,    ///< skip the optimizer update and go on with the next batch
+  kRewind,  ///< load an earlier checkpoint and go on from there with the data after the bad batch
 };
 std::span<const Named<AnomalyPolicy>> enum_names(std::type_identity<AnomalyPolicy>);
 

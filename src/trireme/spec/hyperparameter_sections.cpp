@@ -1,4 +1,4 @@
-// The keys of [schedule] and [batch], and which values of them do not go together.
+// The keys of [lr_schedule] and [batch], and which values of them do not go together.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -56,7 +56,7 @@ void add_schedule_problems(const LrScheduleConfig& schedule, Problems& problems)
                         .hint = "give one factor for each of lr_schedule.boundaries"});
   }
   if (!std::ranges::is_sorted(schedule.boundaries, std::less_equal<>())) {
-    problems.push_back({.key = "lr_schedule.boundaries", .reason = "must rise", .hint = "sort them"});
+    problems.push_back({.key = "lr_schedule.boundaries", .reason = "must be ascending", .hint = "sort them"});
   }
   if (schedule.total && *schedule.total <= schedule.warmup) {
     problems.push_back({.key = "lr_schedule.total",
@@ -81,7 +81,7 @@ void add_schedule_problems(const LrScheduleConfig& schedule, Problems& problems)
   add_missing_or_unused(problems, "lr_schedule.reference_batch", schedule.reference_batch.has_value(),
                         schedule.scaling != LrScaling::kNone,
                         fmt::format("lr_schedule.scaling = \"{}\"", name_in<LrScaling>(kLrScalings, schedule.scaling)),
-                        "set lr_schedule.reference_batch to the batch that optim.learning_rate is meant for");
+                        "set lr_schedule.reference_batch to the batch size that optim.learning_rate was tuned for");
 }
 
 void add_multiple_problem(const char* key, std::int64_t size, std::int64_t multiple, Problems& problems) {
@@ -122,7 +122,7 @@ void add_batch_problems(const LrScheduleConfig& schedule, const BatchConfig& bat
   }
   if (increase && schedule.minimum != 0) {
     problems.push_back({.key = "lr_schedule.minimum",
-                        .reason = fmt::format("would raise the noise again where {} has lowered it", kind),
+                        .reason = fmt::format("would raise the gradient noise again where {} has lowered it", kind),
                         .hint = "leave it out"});
   }
 }
@@ -135,59 +135,69 @@ std::span<const Named<LrScaling>> enum_names(std::type_identity<LrScaling>) { re
 std::span<const Named<BatchKind>> enum_names(std::type_identity<BatchKind>) { return kBatches; }
 
 void describe(config::Section<LrScheduleConfig>& section) {
-  section.meaning("how the learning rate changes while training");
+  section.meaning("learning rate schedule");
   section.field("kind", &LrScheduleConfig::kind,
-                "its shape after warm-up; wsd: warm-up, stable, decay; step: times a factor at each boundary");
-  section.field("unit", &LrScheduleConfig::unit, "in what lengths are given: steps, or tokens trained on");
-  section.field("warmup", &LrScheduleConfig::warmup, "the rate rises linearly over it")
+                "decay after warm-up; wsd: warm-up, stable, decay; step: multiplied by a factor at each boundary");
+  section.field("unit", &LrScheduleConfig::unit,
+                "what warmup, total, decay and boundaries count: optimizer steps, or tokens trained on");
+  section.field("warmup", &LrScheduleConfig::warmup, "length of the linear warm-up, in lr_schedule.unit; 0: none")
       .unit(Unit::kCount)
       .range(0, kMost);
   section
       .field("warmup_from", &LrScheduleConfig::warmup_from,
-             "the rate of the first step; unset: 0, or optim.learning_rate itself where it is scaled to the batch")
+             "learning rate that warm-up starts from; unset: 0, or optim.learning_rate itself where scaling is used")
       .at_least(0);
   section
-      .field("total", &LrScheduleConfig::total, "linear, cosine, wsd: where the minimum is reached, warm-up included")
+      .field("total", &LrScheduleConfig::total,
+             "linear, cosine, wsd: where the minimum is reached, warm-up included, in lr_schedule.unit")
       .unit(Unit::kCount)
       .range(1, kMost);
-  section.field("minimum", &LrScheduleConfig::minimum, "the rate does not fall below this part of its peak")
-      .range(0, 1);
-  section.field("decay", &LrScheduleConfig::decay, "wsd: length of the last part, which ends at the total")
+  section.field("minimum", &LrScheduleConfig::minimum, "lowest learning rate, as a fraction of the peak").range(0, 1);
+  section.field("decay", &LrScheduleConfig::decay, "wsd: length of the final decay, in lr_schedule.unit")
       .unit(Unit::kCount)
       .range(1, kMost);
-  section.field("boundaries", &LrScheduleConfig::boundaries, "step: where the rate changes, rising")
-      .unit(Unit::kCount)
-      .range(1, kMost);
-  section.field("factors", &LrScheduleConfig::factors, "step: by what it is multiplied at each boundary").above(0);
-  section.field("scaling", &LrScheduleConfig::scaling,
-                "linear: the peak is optim.learning_rate times batch.global_batch_tokens / reference_batch; "
-                "square-root: its root");
   section
-      .field("reference_batch", &LrScheduleConfig::reference_batch, "the batch that optim.learning_rate is meant for")
+      .field("boundaries", &LrScheduleConfig::boundaries,
+             "step: where the rate changes, ascending, in lr_schedule.unit")
+      .unit(Unit::kCount)
+      .range(1, kMost);
+  section.field("factors", &LrScheduleConfig::factors, "step: what the rate is multiplied by at each boundary")
+      .above(0);
+  section.field("scaling", &LrScheduleConfig::scaling,
+                "scale the peak with the batch size; linear: optim.learning_rate * batch.global_batch_tokens / "
+                "reference_batch; square-root: * sqrt of that ratio");
+  section
+      .field("reference_batch", &LrScheduleConfig::reference_batch,
+             "with scaling: the batch size in tokens that optim.learning_rate was tuned for")
       .unit(Unit::kCount)
       .range(1, kMost);
 }
 
 void describe(config::Section<BatchConfig>& section) {
-  section.meaning("how much one update is computed from");
+  section.meaning("global batch size and how it changes during training");
   section.field("kind", &BatchConfig::kind,
-                "ramp: grows linearly at first; increase: grows where a step schedule would lower the rate, until its "
-                "maximum, and only then lowers the rate");
+                "constant; ramp: batch size warm-up, linear in tokens from batch.start; increase: grows where a step "
+                "schedule would lower the learning rate, up to batch.maximum, and only then lowers the rate");
   section
       .field("global_batch_tokens", &BatchConfig::global_batch_tokens,
-             "tokens (samples for models without) of one update; increase: at first")
+             "global batch size in tokens: what one optimizer step is computed from over all ranks and micro-batches "
+             "(samples for models without tokens); increase: the first one")
       .unit(Unit::kCount)
       .range(1, kMost);
   section
       .field("multiple", &BatchConfig::multiple,
-             "a changing batch is rounded down to a multiple of this: tokens of a microbatch times replicas")
+             "a changing batch size is rounded down to a multiple of this many tokens: those of a micro-batch times "
+             "the data-parallel size")
       .unit(Unit::kCount)
       .range(1, kMost);
-  section.field("start", &BatchConfig::start, "ramp: the first batch").unit(Unit::kCount).range(1, kMost);
-  section.field("over", &BatchConfig::over, "ramp: tokens until batch.global_batch_tokens is reached")
+  section.field("start", &BatchConfig::start, "ramp: first batch size, in tokens").unit(Unit::kCount).range(1, kMost);
+  section.field("over", &BatchConfig::over, "ramp: tokens trained on until batch.global_batch_tokens is reached")
       .unit(Unit::kCount)
       .range(1, kMost);
-  section.field("maximum", &BatchConfig::maximum, "increase: the largest batch").unit(Unit::kCount).range(1, kMost);
+  section.field("maximum", &BatchConfig::maximum, "increase: largest batch size, in tokens")
+      .unit(Unit::kCount)
+      .range(1, kMost);
+  section.retired("size", "global_batch_tokens");
 }
 
 std::vector<config::Problem> find_problems(const LrScheduleConfig& schedule, const BatchConfig& batch) {

@@ -1,13 +1,12 @@
-// spec/hyperparameters.h -- how fast a run goes: the learning rate and the batch of every step, as functions of where
-// it stands.
+// spec/hyperparameters.h -- the learning rate and the global batch size of every step, as functions of its position.
 //
-//   [schedule]             [batch]                       for (Position at; at.tokens < end; at = after(at, pace)) {
-//   kind = "cosine"        kind = "ramp"                   pace = hyperparameters_at(optim, schedule, batch, at);
-//   unit = "tokens"        size = "3.2M"
+//   [lr_schedule]          [batch]                        for (Position at; at.tokens < end; at = after(at, now))
+//   kind = "cosine"        kind = "ramp"                    now = hyperparameters_at(optim, schedule, batch, at);
+//   unit = "tokens"        global_batch_tokens = "3.2M"
 //   warmup = "375M"        start = "32k"
 //   total = "260G"         over = "12G"
 //
-// Nothing is remembered: the pace follows from steps and tokens done, so a run resumes anywhere and the planner asks
+// There is no state: the values follow from the steps and tokens done, so a run resumes anywhere and the planner asks
 // what the trainer will do. Batches are counted in tokens; a model without tokens counts samples.
 // Depends on: base (config), optim.h.
 #pragma once
@@ -23,7 +22,7 @@
 
 namespace trireme::spec {
 
-/// The rate after warm-up. x: done before this step; w: warm-up; t: total; all in the schedule's unit.
+/// The learning rate after warm-up. w: warm-up; t: total; both in the schedule's unit.
 enum class LrScheduleKind : std::uint8_t {
   kConstant,
   kLinear,       ///< from the peak to the minimum at t
@@ -42,7 +41,7 @@ enum class LrScaling : std::uint8_t {
 };
 enum class BatchKind : std::uint8_t {
   kConstant,
-  kRamp,      ///< linear in tokens from `start` to `size` over the first `over` tokens (Brown et al. 2020)
+  kRamp,  ///< linear in tokens from `start` to `global_batch_tokens` over the first `over` tokens (Brown et al. 2020)
   kIncrease,  ///< grows where a step schedule would lower the rate (Smith et al. 2017)
 };
 std::span<const Named<LrScheduleKind>> enum_names(std::type_identity<LrScheduleKind>);
@@ -50,7 +49,7 @@ std::span<const Named<LrScheduleUnit>> enum_names(std::type_identity<LrScheduleU
 std::span<const Named<LrScaling>> enum_names(std::type_identity<LrScaling>);
 std::span<const Named<BatchKind>> enum_names(std::type_identity<BatchKind>);
 
-/// [schedule]
+/// [lr_schedule]
 struct LrScheduleConfig {
   LrScheduleKind kind = LrScheduleKind::kConstant;
   LrScheduleUnit unit = LrScheduleUnit::kSteps;
@@ -83,7 +82,7 @@ std::vector<config::Problem> find_problems(const LrScheduleConfig& schedule, con
 /// What was done before a step.
 struct Position {
   std::int64_t step = 0, tokens = 0;
-  std::int64_t skipped = 0;  ///< tokens of the data that were passed over; the pace does not count them
+  std::int64_t skipped = 0;  ///< tokens of the data that were skipped; schedules do not count them
   bool operator==(const Position&) const = default;
 };
 struct Hyperparameters {

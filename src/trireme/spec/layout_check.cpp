@@ -61,17 +61,17 @@ class Checker {
     problems_.push_back({.key = std::move(key), .reason = std::move(reason), .hint = std::move(hint), .where = {}});
   }
 
-  /// Whether so many ranks for a copy of the model leave whole copies.
+  /// Whether the ranks are a multiple of those of one replica.
   bool suits_ranks(std::int64_t copy) const { return !task_.ranks || *task_.ranks % copy == 0; }
 
   void check_tensor() {
     const std::int64_t tp = layout_.tp, others = std::int64_t{layout_.pp} * layout_.cp;
     const Works heads = [this](std::int64_t value) { return shape_.num_heads % value == 0; };
-    const Works inner = [this](std::int64_t value) { return shape_.ffn_size % value == 0; };
+    const Works ffn = [this](std::int64_t value) { return shape_.ffn_size % value == 0; };
     const Works keys = [this](std::int64_t value) {
       return shape_.num_kv_heads % value == 0 || value % shape_.num_kv_heads == 0;
     };
-    const Works all = [&](std::int64_t value) { return heads(value) && inner(value) && keys(value); };
+    const Works all = [&](std::int64_t value) { return heads(value) && ffn(value) && keys(value); };
     if (all(tp)) return;
     const Works best = [&](std::int64_t value) { return all(value) && suits_ranks(value * others); };
     std::int64_t fixed = nearest(tp, shape_.num_heads, best);
@@ -84,14 +84,14 @@ class Checker {
           fmt::format("{} does not divide the model's {} heads{}", tp, shape_.num_heads,
                       that_work(tp, shape_.num_heads, all)),
           hint);
-    if (!inner(tp))
+    if (!ffn(tp))
       add("layout.tp",
           fmt::format("{} does not divide model.ffn_size = {}{}", tp, shape_.ffn_size,
                       that_work(tp, shape_.num_heads, all)),
           hint);
     if (heads(tp) && !keys(tp))  // without whole heads this one says nothing new
       add("layout.tp",
-          fmt::format("{} ranks can neither share nor copy the model's {} key and value heads evenly{}", tp,
+          fmt::format("{} ranks can neither shard nor replicate the model's {} key and value heads evenly{}", tp,
                       shape_.num_kv_heads, that_work(tp, shape_.num_heads, all)),
           hint);
     layout_.tp = static_cast<int>(fixed);
@@ -109,7 +109,7 @@ class Checker {
       return own_heads % traders == 0 && (own_keys % traders == 0 || traders % own_keys == 0);
     };
     if (cp > 1 && shape_.num_encoder_layers > 0) {
-      add("layout.cp", "splits rows of one stream of tokens, and this model has an encoder's beside its decoder's",
+      add("layout.cp", "shards the sequence of a single stack, and this model has an encoder beside its decoder",
           "set layout.cp = 1");
       layout_.cp = 1;
       return;
@@ -121,7 +121,7 @@ class Checker {
     const Works all = [&](std::int64_t value) { return cut(value) && heads(value) && norms(value); };
     if (!narrow) {
       add("layout.sequence_parallel",
-          fmt::format("cuts rows of {} tokens over layout.tp = {}, which does not divide them", length, tp),
+          fmt::format("shards sequences of {} tokens over layout.tp = {}, which does not divide them", length, tp),
           "set layout.sequence_parallel = false");
       layout_.sequence_parallel = false;
     }
@@ -133,20 +133,21 @@ class Checker {
     const std::string hint = fmt::format("set layout.cp = {}", fixed), others_do = that_work(cp, most, all);
     if (!cut(cp) && ring) {
       add("layout.cp",
-          fmt::format("a causal ring gives each of {} ranks two blocks, but {} tokens do not make {} equal ones{}", cp,
-                      length, 2 * cp, others_do),
+          fmt::format(
+              "causal ring attention gives each of {} ranks two blocks, but {} tokens do not make {} equal ones{}", cp,
+              length, 2 * cp, others_do),
           hint);
     } else if (!cut(cp)) {
-      add("layout.cp", fmt::format("{} does not divide rows of {} tokens{}", cp, length, others_do), hint);
+      add("layout.cp", fmt::format("{} does not divide sequences of {} tokens{}", cp, length, others_do), hint);
     } else if (!norms(cp)) {
       add("layout.cp",
-          fmt::format("with layout.sequence_parallel, tp {} x cp {} = {} must divide rows of {} tokens{}", tp, cp,
+          fmt::format("with layout.sequence_parallel, tp {} x cp {} = {} must divide sequences of {} tokens{}", tp, cp,
                       tp * cp, length, others_do),
           hint);
     }
     if (!heads(cp))
       add("layout.cp",
-          fmt::format("ulysses shares out the {} heads of a rank ({} / layout.tp) and its {} of keys, which {} does "
+          fmt::format("ulysses splits the {} heads of a rank ({} / layout.tp) and its {} key heads, which {} does "
                       "not divide{}",
                       own_heads, shape_.num_heads, own_keys, cp, others_do),
           hint);
@@ -181,56 +182,57 @@ class Checker {
   void check_ranks() {
     const std::int64_t copy = layout_.ranks_per_copy();
     if (!task_.ranks) {
-      copies_ = layout_.dp.value_or(1);
+      replicas_ = layout_.dp.value_or(1);
       return;
     }
     const std::int64_t ranks = *task_.ranks;
     const std::string one = fmt::format("tp {} x pp {} x cp {}", layout_.tp, layout_.pp, layout_.cp);
-    copies_ = ranks / copy;
+    replicas_ = ranks / copy;
     if (ranks % copy != 0) {
-      copies_ = std::max<std::int64_t>(1, copies_);
-      add("layout", fmt::format("a copy of the model takes {} = {} ranks, which does not divide {}", one, copy, ranks),
-          fmt::format("start {} ranks{}", copies_ * copy,
-                      layout_.dp && *layout_.dp != copies_ ? fmt::format(" and set layout.dp = {}", copies_) : ""));
-    } else if (layout_.dp && *layout_.dp != copies_) {
+      replicas_ = std::max<std::int64_t>(1, replicas_);
+      add("layout",
+          fmt::format("a replica of the model takes {} = {} ranks, which does not divide {}", one, copy, ranks),
+          fmt::format("start {} ranks{}", replicas_ * copy,
+                      layout_.dp && *layout_.dp != replicas_ ? fmt::format(" and set layout.dp = {}", replicas_) : ""));
+    } else if (layout_.dp && *layout_.dp != replicas_) {
       add("layout.dp",
           fmt::format("{} x dp {} = {}, but there are {} ranks", one, *layout_.dp, copy * *layout_.dp, ranks),
-          fmt::format("set layout.dp = {}", copies_));
+          fmt::format("set layout.dp = {}", replicas_));
     }
-    layout_.dp = static_cast<int>(copies_);
+    layout_.dp = static_cast<int>(replicas_);
   }
 
   void check_batch() {
-    if (layout_.zero_group && copies_ % *layout_.zero_group != 0) {
-      const Works divides = [this](std::int64_t value) { return copies_ % value == 0; };
+    if (layout_.zero_group && replicas_ % *layout_.zero_group != 0) {
+      const Works divides = [this](std::int64_t value) { return replicas_ % value == 0; };
       add("layout.zero_group",
-          fmt::format("{} does not divide the {} copies of the model{}", *layout_.zero_group, copies_,
-                      that_work(*layout_.zero_group, copies_, divides)),
-          fmt::format("set layout.zero_group = {}", nearest(*layout_.zero_group, copies_, divides)));
+          fmt::format("{} does not divide the {} data-parallel ranks{}", *layout_.zero_group, replicas_,
+                      that_work(*layout_.zero_group, replicas_, divides)),
+          fmt::format("set layout.zero_group = {}", nearest(*layout_.zero_group, replicas_, divides)));
     }
     std::int64_t rows = task_.batch_rows;
-    // Without pipelines and ZeRO 2 and 3, copies may take uneven numbers of rows: gradients are means over tokens.
+    // Without pipelines and ZeRO 2 and 3, replicas may take uneven shares: gradients are means over tokens.
     if (layout_.pp == 1 && layout_.zero < 2) return;
-    if (rows % copies_ != 0) {
-      const std::int64_t below = rows / copies_ * copies_, above = below + copies_;
+    if (rows % replicas_ != 0) {
+      const std::int64_t below = rows / replicas_ * replicas_, above = below + replicas_;
       rows = below > 0 && rows - below <= above - rows ? below : above;
       add("batch.global_batch_tokens",
-          fmt::format("{} rows of {} tokens do not go evenly to {} copies of the model", task_.batch_rows,
-                      task_.sequence, copies_),
-          fmt::format("set batch.global_batch_tokens = {} ({} rows)", rows * task_.sequence, rows));
+          fmt::format("{} sequences of {} tokens do not divide evenly among {} data-parallel ranks", task_.batch_rows,
+                      task_.sequence, replicas_),
+          fmt::format("set batch.global_batch_tokens = {} ({} sequences)", rows * task_.sequence, rows));
     }
-    if (task_.micro_batch_size && *task_.micro_batch_size > rows / copies_)
+    if (task_.micro_batch_size && *task_.micro_batch_size > rows / replicas_)
       add("train.micro_batch_size",
-          fmt::format("has {} rows, but each of {} copies of the model takes {} of a step's {}",
-                      *task_.micro_batch_size, copies_, rows / copies_, rows),
-          fmt::format("set train.micro_batch_size = {}", rows / copies_));
+          fmt::format("is {} sequences, but each of {} data-parallel ranks has {} of the {} of a step",
+                      *task_.micro_batch_size, replicas_, rows / replicas_, rows),
+          fmt::format("set train.micro_batch_size = {}", rows / replicas_));
   }
 
   const LayoutTask& task_;
   const ModelShape& shape_;
   LayoutConfig layout_;
   PipelineConfig pipeline_;
-  std::int64_t copies_ = 1;
+  std::int64_t replicas_ = 1;
   std::vector<config::Problem> problems_;
 };
 

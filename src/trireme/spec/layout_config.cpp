@@ -23,50 +23,80 @@ std::span<const Named<OffloadKind>> enum_names(std::type_identity<OffloadKind>) 
 std::span<const Named<ContextKind>> enum_names(std::type_identity<ContextKind>) { return kContexts; }
 
 void describe(config::Section<LayoutConfig>& section) {
-  section.meaning("how the model and its data are spread over ranks");
-  section.field("dp", &LayoutConfig::dp, "copies of the model; unset: what the other axes leave of the ranks")
+  section.meaning("parallelism: how model, optimizer state and data are distributed over the ranks");
+  section.field("dp", &LayoutConfig::dp, "data-parallel size (replicas of the model); unset: ranks / (tp * pp * cp)")
       .at_least(1);
-  section.field("tp", &LayoutConfig::tp, "ranks that split each matrix").at_least(1);
-  section.field("pp", &LayoutConfig::pp, "stages of the pipeline").at_least(1);
-  section.field("cp", &LayoutConfig::cp, "ranks that split each sequence").at_least(1);
-  section.field("zero", &LayoutConfig::zero, "what copies share out: 1 optimizer, 2 gradients too, 3 weights too")
+  section.field("tp", &LayoutConfig::tp, "tensor-parallel size: ranks that shard each weight matrix").at_least(1);
+  section.field("pp", &LayoutConfig::pp, "pipeline-parallel size: number of pipeline stages").at_least(1);
+  section.field("cp", &LayoutConfig::cp, "context-parallel size: ranks that shard each sequence").at_least(1);
+  section
+      .field("zero", &LayoutConfig::zero,
+             "ZeRO stage, what data-parallel ranks shard: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too "
+             "(FSDP)")
       .range(0, 3);
-  section.field("zero_group", &LayoutConfig::zero_group, "copies that share it out; unset: all").at_least(1);
-  section.field("sequence_parallel", &LayoutConfig::sequence_parallel, "split norms and residuals over tp too");
-  section.field("cp_kind", &LayoutConfig::cp_kind, "how ranks of one sequence see all keys and values");
-  section.field("cp_ulysses", &LayoutConfig::cp_ulysses, "of cp, ranks that trade heads inside a ring or gather")
+  section
+      .field("zero_group", &LayoutConfig::zero_group,
+             "data-parallel ranks in one ZeRO sharding group, replicated across groups (HSDP, MiCS); unset: all")
       .at_least(1);
-  section.field("order", &LayoutConfig::order, "of the axes among ranks, outermost first: the last are neighbours");
-  section.field("bucket_mb", &LayoutConfig::bucket_mb, "gradients summed together, in MB; 0: all").at_least(0.0);
-  section.field("reduce", &LayoutConfig::reduce, "what gradients are rounded to on their way between ranks");
+  section.field("sequence_parallel", &LayoutConfig::sequence_parallel,
+                "sequence parallelism: norms, dropout and residuals are sharded along the sequence over tp");
+  section.field("cp_kind", &LayoutConfig::cp_kind,
+                "context-parallel attention: ring attention, ulysses (all-to-all over heads), or gather (all-gather of "
+                "keys and values)");
+  section
+      .field("cp_ulysses", &LayoutConfig::cp_ulysses,
+             "of cp, ranks that use ulysses inside a ring or gather (hybrid context parallelism); divides cp")
+      .at_least(1);
+  section.field("order", &LayoutConfig::order,
+                "rank order of the mesh axes, outermost first: neighbouring ranks differ in the last axis");
+  section
+      .field("bucket_mb", &LayoutConfig::bucket_mb,
+             "size of a gradient bucket in MB (10^6 bytes); each is reduced while backward goes on; 0: one bucket")
+      .at_least(0.0);
+  section.field("reduce", &LayoutConfig::reduce, "data type in which gradients are sent in reductions");
   section.field("tp_overlap", &LayoutConfig::tp_overlap,
-                "with sequence_parallel: gathers and sums in parts, beside GEMMs");
+                "with sequence_parallel: all-gather and reduce-scatter in chunks that overlap with the GEMMs");
   section.field("sp_save_gathered", &LayoutConfig::sp_save_gathered,
-                "with sequence_parallel: gathered inputs stay in memory for backward");
+                "with sequence_parallel: save all-gathered inputs for backward instead of gathering them again: less "
+                "communication, more memory");
   section.field("dp_batch_weights", &LayoutConfig::dp_batch_weights,
-                "of a step's rows that each copy takes: for ranks of different speed");
+                "relative share of the global batch for each data-parallel rank, for ranks of different speed; empty: "
+                "equal shares");
   section.field("offload", &LayoutConfig::offload,
-                "what lives on the host: with optimizer, masters, moments and sums of gradients, and the update");
+                "what lives in host memory; optimizer: master weights, optimizer state and reduced gradients, and the "
+                "update runs on the CPU (ZeRO-Offload)");
   section.field("delayed_update", &LayoutConfig::delayed_update,
-                "with offload: an update runs beside the next step's passes, which compute without it");
+                "with offload: the update overlaps with the next step, which computes with weights one step old "
+                "(delayed parameter update)");
   section
       .field("offload_warmup", &LayoutConfig::offload_warmup,
-             "with offload_delay: steps at the beginning whose updates are not late")
+             "with delayed_update: steps at the start of training whose updates are not delayed")
       .at_least(0);
+  section.retired("cp_inner", "cp_ulysses");
+  section.retired("keep_gathered", "sp_save_gathered");
+  section.retired("shares", "dp_batch_weights");
+  section.retired("offload_delay", "delayed_update");
 }
 
 void describe(config::Section<PipelineConfig>& section) {
-  section.meaning("in which order a pipeline's stages work");
-  section.field("schedule", &PipelineConfig::schedule, "its kind: see trireme schedule list");
-  section.field("virtual_stages", &PipelineConfig::virtual_stages, "chunks of each stage").at_least(1);
+  section.meaning("pipeline schedule and how the model is split into stages");
+  section.field("schedule", &PipelineConfig::schedule,
+                "pipeline schedule: gpipe, 1f1b, interleaved, zb-h1, dualpipe, chimera, pipedream, ...: all are listed "
+                "by `trireme schedule list`");
+  section
+      .field("virtual_stages", &PipelineConfig::virtual_stages,
+             "virtual pipeline stages (model chunks) of each rank, for interleaved schedules")
+      .at_least(1);
   section
       .field("drain_every", &PipelineConfig::drain_every,
-             "steps that run together before the pipeline is emptied, where alone it is saved and evaluated; unset: 1, "
-             "of asynchronous schedules as many as lie between evaluations and checkpoints")
+             "steps between pipeline flushes; checkpoints and evaluations happen only at a flush; unset: 1, for "
+             "asynchronous schedules as many as lie between evaluations and checkpoints")
       .at_least(1);
-  section.field("split", &PipelineConfig::split,
-                "where the model is cut: count, size, time, pipedream (stages on several ranks), or entries: "
-                "layers.3,layers.5");
+  section.field(
+      "split", &PipelineConfig::split,
+      "how layers are assigned to stages: count (equal layers), size (equal parameters), time (equal measured "
+      "time), pipedream (its planner; a stage may have several ranks), or the entries at which chunks begin: "
+      "layers.3,layers.5");
 }
 
 std::vector<config::Problem> find_problems(const LayoutConfig& layout, const PipelineConfig& pipeline,
@@ -80,7 +110,7 @@ std::vector<config::Problem> find_problems(const LayoutConfig& layout, const Pip
                         .hint = fmt::format("set comm.ranks = {}", copy * *layout.dp)});
   } else if (ranks && *ranks % copy != 0) {
     problems.push_back({.key = "layout",
-                        .reason = fmt::format("one copy of the model takes tp {} x pp {} x cp {} = {} ranks, which "
+                        .reason = fmt::format("a replica of the model takes tp {} x pp {} x cp {} = {} ranks, which "
                                               "does not divide comm.ranks = {}",
                                               layout.tp, layout.pp, layout.cp, copy, *ranks),
                         .hint = fmt::format("set comm.ranks = {}", copy * std::max<std::int64_t>(1, *ranks / copy))});
@@ -101,7 +131,7 @@ std::vector<config::Problem> find_problems(const LayoutConfig& layout, const Pip
   std::ranges::sort(axes);
   if (axes != std::vector<std::string>{"cp", "dp", "pp", "tp"})
     problems.push_back({.key = "layout.order",
-                        .reason = fmt::format("\"{}\" does not name each axis once", layout.order),
+                        .reason = fmt::format("\"{}\" does not name each mesh axis once", layout.order),
                         .hint = "set layout.order = \"pp dp cp tp\", in any order"});
   if (layout.cp % layout.cp_ulysses != 0)
     problems.push_back({.key = "layout.cp_ulysses",
@@ -109,17 +139,17 @@ std::vector<config::Problem> find_problems(const LayoutConfig& layout, const Pip
                         .hint = "set layout.cp_ulysses = 1"});
   if (std::ranges::any_of(layout.dp_batch_weights, [](double share) { return !(share > 0); }))
     problems.push_back({.key = "layout.dp_batch_weights",
-                        .reason = "holds a number that is not above 0",
-                        .hint = "give each copy its speed, for instance [2.0, 1.0]"});
+                        .reason = "holds a weight that is not above 0",
+                        .hint = "give each data-parallel rank its relative speed, for instance [2.0, 1.0]"});
   if (!layout.dp_batch_weights.empty() && layout.zero >= 2)
     problems.push_back({.key = "layout.dp_batch_weights",
-                        .reason = fmt::format("copies with different numbers of microbatches cannot sum after each of "
-                                              "them, as layout.zero = {} does",
+                        .reason = fmt::format("gives replicas different numbers of micro-batches, but layout.zero = {} "
+                                              "reduces gradients after each of them",
                                               layout.zero),
                         .hint = "set layout.zero = 1"});
   if (layout.delayed_update && layout.offload == OffloadKind::kNone)
     problems.push_back({.key = "layout.delayed_update",
-                        .reason = "defers updates on the host, but layout.offload is \"none\"",
+                        .reason = "delays updates on the host, but layout.offload is \"none\"",
                         .hint = "set layout.offload = \"optimizer\""});
   if (!layout.delayed_update && layout.offload_warmup != LayoutConfig{}.offload_warmup)
     problems.push_back({.key = "layout.offload_warmup",
@@ -127,7 +157,7 @@ std::vector<config::Problem> find_problems(const LayoutConfig& layout, const Pip
                         .hint = "set layout.delayed_update = true"});
   if (layout.sequence_parallel && layout.tp == 1)
     problems.push_back({.key = "layout.sequence_parallel",
-                        .reason = "splits over layout.tp, which is 1",
+                        .reason = "shards over layout.tp, which is 1",
                         .hint = "set layout.sequence_parallel = false"});
   return problems;
 }

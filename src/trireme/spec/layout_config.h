@@ -1,11 +1,11 @@
-// spec/layout_config.h -- how a run is spread over its ranks: the sections [layout] and [pipeline].
+// spec/layout_config.h -- parallelism: the sections [layout] and [pipeline].
 //
 //   [layout]                  [pipeline]
 //   tp = 8                    schedule = "interleaved"
 //   pp = 4                    virtual_stages = 2
 //   zero = 1
 //
-// Microbatches and recomputation stand in [train]. A layout never changes what is computed, only where.
+// Micro-batches and activation recomputation stand in [train]. A layout never changes what is computed, only where.
 // Depends on: base (config).
 #pragma once
 
@@ -20,22 +20,22 @@
 
 namespace trireme::spec {
 
-/// How ranks that share a sequence see all of its keys and values.
+/// Context-parallel attention: how ranks that shard a sequence see all of its keys and values.
 enum class ContextKind : std::uint8_t {
-  kRing,     ///< blocks travel around (Liu et al. 2023)
-  kUlysses,  ///< heads and tokens change places (Jacobs et al. 2023)
-  kGather,   ///< everything is gathered (Llama 3)
+  kRing,     ///< ring attention (Liu et al. 2023)
+  kUlysses,  ///< all-to-all between heads and tokens (Jacobs et al. 2023)
+  kGather,   ///< all-gather of keys and values (Llama 3)
 };
 std::span<const Named<ContextKind>> enum_names(std::type_identity<ContextKind>);
 
-/// What gradients are rounded to on their way between ranks.
+/// Data type in which gradients are sent in reductions.
 enum class ReduceKind : std::uint8_t { kFp32, kBf16 };
 std::span<const Named<ReduceKind>> enum_names(std::type_identity<ReduceKind>);
 
 /// What lives in the memory of the host instead of the device's (Ren et al. 2021, ZeRO-Offload).
 enum class OffloadKind : std::uint8_t {
   kNone,
-  kOptimizer,  ///< masters, moments, sums of gradients, and the update
+  kOptimizer,  ///< master weights, optimizer state, reduced gradients, and the update
 };
 std::span<const Named<OffloadKind>> enum_names(std::type_identity<OffloadKind>);
 
@@ -47,19 +47,19 @@ struct LayoutConfig {
   std::optional<int> zero_group;  ///< unset: all replicas
   bool sequence_parallel = false;
   ContextKind cp_kind = ContextKind::kGather;
-  int cp_ulysses = 1;                 ///< of cp, ranks that trade heads for tokens inside a ring or gather
-  std::string order = "pp dp cp tp";  ///< of the axes among ranks: those of the last are neighbours
-  double bucket_mb = 25;              ///< of gradients that are summed together; 0: all
+  int cp_ulysses = 1;                 ///< of cp, ranks that use ulysses inside a ring or gather
+  std::string order = "pp dp cp tp";  ///< of the mesh axes: neighbouring ranks differ in the last
+  double bucket_mb = 25;              ///< of a gradient bucket, 10^6 bytes; 0: one bucket
   ReduceKind reduce = ReduceKind::kFp32;
-  bool tp_overlap = false;               ///< with sequence_parallel: gathers in parts, beside GEMMs
-  bool sp_save_gathered = false;         ///< with sequence_parallel: gathered inputs stay in memory for backward
+  bool tp_overlap = false;               ///< with sequence_parallel: chunked collectives overlap with GEMMs
+  bool sp_save_gathered = false;         ///< with sequence_parallel: save gathered inputs for backward
   std::vector<double> dp_batch_weights;  ///< share of the global batch by data-parallel rank; empty: equal
   OffloadKind offload = OffloadKind::kNone;
-  bool delayed_update = false;       ///< an update runs beside the next step, which computes without it
-  std::int64_t offload_warmup = 40;  ///< steps before the first update that is late
+  bool delayed_update = false;       ///< the update overlaps with the next step, which computes without it
+  std::int64_t offload_warmup = 40;  ///< steps before the first delayed update
   bool operator==(const LayoutConfig&) const = default;
 
-  /// Ranks of one copy of the model.
+  /// Ranks of one replica of the model.
   std::int64_t ranks_per_copy() const { return std::int64_t{tp} * pp * cp; }
 };
 
@@ -67,11 +67,10 @@ struct LayoutConfig {
 struct PipelineConfig {
   std::string schedule = "1f1b";  ///< a name of schedule/builders.h; checked where schedules are built
   int virtual_stages = 1;
-  /// Steps that run together before the pipeline is emptied, where alone weights can be saved and evaluated. Unset:
-  /// one, and of schedules that update while micros are on their way as many as lie between evaluations and
-  /// checkpoints.
+  /// Steps between pipeline flushes, where alone weights can be saved and evaluated. Unset: 1, and for asynchronous
+  /// schedules as many as lie between evaluations and checkpoints.
   std::optional<int> drain_every;
-  /// Where the model is cut: "count", "size", "time", or the entries at which chunks begin, "layers.3,layers.5".
+  /// How layers are assigned: "count", "size", "time", "pipedream", or the entries at which chunks begin.
   std::string split = "count";
   bool operator==(const PipelineConfig&) const = default;
 };

@@ -75,70 +75,103 @@ void add_differences(const config::Schema& schema, const void* of, const void* o
 }  // namespace
 
 void describe(config::Section<RotaryConfig>& section) {
-  section.meaning("rotary positions, and how they are stretched to longer contexts than were trained first");
-  section.field("base", &RotaryConfig::base, "of the wavelengths, which grow from 2 pi to about 2 pi times this")
-      .above(0.0);
-  section.field("scaling", &RotaryConfig::scaling, "none, or as published: linear, Llama 3.1's, YaRN");
-  section.field("factor", &RotaryConfig::factor, "how much longer the context becomes").above(0.0);
-  section.field("low_frequency", &RotaryConfig::low_frequency, "llama3: turns below which a wave is stretched whole");
-  section.field("high_frequency", &RotaryConfig::high_frequency, "llama3: turns above which a wave stays as it is");
-  section.field("original_positions", &RotaryConfig::original_positions, "llama3, yarn: the context trained first")
+  section.meaning("rotary position embedding (RoPE) and its scaling to longer contexts");
+  section.field("base", &RotaryConfig::base, "base of the frequencies (rope_theta)").above(0.0);
+  section.field("scaling", &RotaryConfig::scaling, "RoPE scaling: none, linear, llama3 or yarn");
+  section.field("factor", &RotaryConfig::factor, "context length after scaling over the original one").above(0.0);
+  section.field("low_frequency", &RotaryConfig::low_frequency,
+                "llama3: low_freq_factor; slower frequencies are scaled by the whole factor");
+  section.field("high_frequency", &RotaryConfig::high_frequency,
+                "llama3: high_freq_factor; faster frequencies are not scaled");
+  section
+      .field("original_positions", &RotaryConfig::original_positions,
+             "llama3, yarn: original_max_position_embeddings, the context length before scaling, in tokens")
       .at_least(1);
-  section.field("beta_fast", &RotaryConfig::beta_fast, "yarn: turns above which a wave stays as it is").above(0.0);
-  section.field("beta_slow", &RotaryConfig::beta_slow, "yarn: turns below which a wave is stretched whole").above(0.0);
+  section
+      .field("beta_fast", &RotaryConfig::beta_fast,
+             "yarn: rotations over the original context above which a "
+             "frequency is not scaled")
+      .above(0.0);
+  section
+      .field("beta_slow", &RotaryConfig::beta_slow,
+             "yarn: rotations over the original context below which a "
+             "frequency is scaled by the whole factor")
+      .above(0.0);
   section
       .field("attention_factor", &RotaryConfig::attention_factor,
-             "yarn: magnitude of cosines and sines; 0: 0.1 ln(factor) + 1")
+             "yarn: factor on cosines and sines; 0: 0.1 ln(factor) + 1")
       .at_least(0.0);
-  section.field("truncate", &RotaryConfig::truncate, "yarn: round the blended range to whole pairs");
+  section.field("truncate", &RotaryConfig::truncate, "yarn: round the ends of the blended range to whole dimensions");
 }
 
 void describe(config::Section<ModelConfig>& section) {
-  section.meaning("the model's shape: a family, and what differs from its smallest published model");
-  section.field("family", &ModelConfig::family,
-                "whose features an unset key below has; gpt2 also stands for GPT-3, llama for Llama 2 and 3, qwen2 for "
-                "Qwen 2.5; unset: no model");
-  section.field("init_from", &ModelConfig::init_from,
-                "Hugging Face folder that the run starts from: its shape, changed by the keys given here, and its "
-                "weights; unset: weights are drawn from run.seed");
-  section.field("vocab_size", &ModelConfig::vocab_size, "how many token numbers there are").at_least(1);
-  section.field("max_seq_len", &ModelConfig::max_seq_len, "the longest sequence").at_least(1);
-  section.field("hidden_size", &ModelConfig::hidden_size, "numbers a token, between layers").at_least(1);
-  section.field("num_layers", &ModelConfig::num_layers, "decoder layers where there is an encoder too").at_least(1);
-  section.field("num_encoder_layers", &ModelConfig::num_encoder_layers, "transformer: layers of the encoder")
-      .at_least(0);
-  section.field("num_heads", &ModelConfig::num_heads, "of queries").at_least(1);
-  section.field("num_kv_heads", &ModelConfig::num_kv_heads, "of keys and values; fewer than heads: grouped queries")
+  section.meaning("the architecture: a model family, and what differs from its smallest published model");
+  section.field(
+      "family", &ModelConfig::family,
+      "model family, which gives the keys below their defaults; gpt2 also stands for GPT-3, llama for Llama 2 "
+      "and 3, qwen2 for Qwen 2.5; unset: no model");
+  section.field(
+      "init_from", &ModelConfig::init_from,
+      "Hugging Face folder to start from: its configuration, changed by the keys given here, and its weights; "
+      "unset: weights are initialised from run.seed");
+  section.field("vocab_size", &ModelConfig::vocab_size, "vocabulary size, rows of the token embedding").at_least(1);
+  section.field("max_seq_len", &ModelConfig::max_seq_len, "longest sequence in tokens (max_position_embeddings)")
       .at_least(1);
-  section.field("head_dim", &ModelConfig::head_dim, "numbers a head").at_least(1);
-  section.field("ffn_size", &ModelConfig::ffn_size, "width of the MLP's middle").at_least(1);
-  section.field("segments", &ModelConfig::segments, "bert: token types").at_least(0);
-  section.field("norm", &ModelConfig::norm, "LayerNorm or RMSNorm");
-  section.field("epsilon", &ModelConfig::epsilon, "added to variances in norms").above(0.0);
+  section.field("hidden_size", &ModelConfig::hidden_size, "hidden size of the model (d_model)").at_least(1);
+  section.field("num_layers", &ModelConfig::num_layers, "transformer layers; of the decoder where there is an encoder")
+      .at_least(1);
+  section.field("num_encoder_layers", &ModelConfig::num_encoder_layers, "transformer family: layers of the encoder")
+      .at_least(0);
+  section.field("num_heads", &ModelConfig::num_heads, "attention (query) heads").at_least(1);
+  section
+      .field("num_kv_heads", &ModelConfig::num_kv_heads,
+             "key and value heads; fewer than num_heads: grouped-query attention (GQA), 1: multi-query (MQA)")
+      .at_least(1);
+  section.field("head_dim", &ModelConfig::head_dim, "dimension of a head").at_least(1);
+  section.field("ffn_size", &ModelConfig::ffn_size, "hidden size of the MLP (intermediate_size, d_ff)").at_least(1);
+  section.field("segments", &ModelConfig::segments, "bert: token types (type_vocab_size)").at_least(0);
+  section.field("norm", &ModelConfig::norm, "layer: LayerNorm; rms: RMSNorm");
+  section.field("epsilon", &ModelConfig::epsilon, "epsilon of the norms").above(0.0);
   section.field("norm_first", &ModelConfig::norm_first,
-                "norms before attention and MLP, and a last one; false: after their residual sums");
-  section.field("activation", &ModelConfig::activation, "of the MLP");
-  section.field("gated", &ModelConfig::gated, "the MLP multiplies act(gate) with a second projection");
-  section.field("attention_bias", &ModelConfig::attention_bias, "of queries, keys and values");
-  section.field("output_bias", &ModelConfig::output_bias, "of attention's output");
-  section.field("mlp_bias", &ModelConfig::mlp_bias, "of the MLP's projections");
-  section.field("query_key_norm", &ModelConfig::query_key_norm, "RMSNorm of each head's queries and keys");
-  section.field("causal", &ModelConfig::causal, "a token sees itself and earlier ones only");
-  section.field("position_kind", &ModelConfig::position_kind, "how positions get in");
+                "pre-norm, with a final norm before the head; false: post-norm");
+  section.field("activation", &ModelConfig::activation, "activation function of the MLP");
+  section.field("gated", &ModelConfig::gated, "gated MLP, act(gate) * up: SwiGLU with silu, GeGLU with gelu");
+  section.field("attention_bias", &ModelConfig::attention_bias, "bias in the query, key and value projections");
+  section.field("output_bias", &ModelConfig::output_bias, "bias in the output projection of attention");
+  section.field("mlp_bias", &ModelConfig::mlp_bias, "bias in the projections of the MLP");
+  section.field("query_key_norm", &ModelConfig::query_key_norm, "QK norm: RMSNorm over each head of queries and keys");
+  section.field("causal", &ModelConfig::causal, "causal attention mask; false: bidirectional");
+  section.field("position_kind", &ModelConfig::position_kind,
+                "position embedding: learned, sinusoidal, or rotary (RoPE)");
   section.section("rotary", &ModelConfig::rotary);
-  section.field("window", &ModelConfig::window, "positions a token sees back, itself included; 0: all").at_least(0);
-  section.field("window_layers", &ModelConfig::window_layers,
-                "which layers have the window; odd: every second one, as GPT-3; from: those from window_from on");
-  section.field("window_from", &ModelConfig::window_from, "first layer with the window").at_least(0);
-  section.field("tied", &ModelConfig::tied, "the head's weight is the token embedding");
-  section.field("embedding_scale", &ModelConfig::embedding_scale, "token vectors are multiplied by sqrt(width)");
-  section.field("dropout", &ModelConfig::dropout, "share that falls of residual branches and embeddings");
-  section.field("attention_dropout", &ModelConfig::attention_dropout, "share that falls of attention probabilities");
-  section.field("label_smoothing", &ModelConfig::label_smoothing, "share of the target spread over the vocabulary");
-  section.field("z_loss", &ModelConfig::z_loss, "weight of the squared log-partition in the loss").at_least(0.0);
-  section.field("init_std", &ModelConfig::init_std, "standard deviation that matrices start with").at_least(0.0);
+  section
+      .field("window", &ModelConfig::window,
+             "sliding-window attention: tokens a token attends to, itself included; 0: full attention")
+      .at_least(0);
+  section.field(
+      "window_layers", &ModelConfig::window_layers,
+      "layers with the sliding window: all; odd: every second one, as GPT-3; from: those from window_from on");
+  section.field("window_from", &ModelConfig::window_from, "index of the first layer with the sliding window")
+      .at_least(0);
+  section.field("tied", &ModelConfig::tied, "the output head shares its weight with the token embedding");
+  section.field("embedding_scale", &ModelConfig::embedding_scale,
+                "token embeddings are multiplied by sqrt(hidden_size)");
+  section.field("dropout", &ModelConfig::dropout, "dropout probability of embeddings and residual branches");
+  section.field("attention_dropout", &ModelConfig::attention_dropout, "dropout probability of attention weights");
+  section.field("label_smoothing", &ModelConfig::label_smoothing, "label smoothing of the cross-entropy loss");
+  section.field("z_loss", &ModelConfig::z_loss, "weight of the z-loss, the mean of (log Z)^2; 0: none").at_least(0.0);
+  section.field("init_std", &ModelConfig::init_std, "standard deviation of the weight initialisation").at_least(0.0);
   section.field("scaled_residual_init", &ModelConfig::scaled_residual_init,
-                "output projections start smaller by sqrt(2 layers), as GPT-2's");
+                "output projections are initialised with init_std / sqrt(2 num_layers), as in GPT-2");
+  section.retired("vocabulary", "vocab_size");
+  section.retired("positions", "max_seq_len");
+  section.retired("width", "hidden_size");
+  section.retired("layers", "num_layers");
+  section.retired("encoder_layers", "num_encoder_layers");
+  section.retired("heads", "num_heads");
+  section.retired("kv_heads", "num_kv_heads");
+  section.retired("head_size", "head_dim");
+  section.retired("inner", "ffn_size");
 }
 
 std::optional<ModelShape> shape_of(const ModelConfig& config) {

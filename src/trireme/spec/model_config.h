@@ -1,8 +1,8 @@
 // spec/model_config.h -- the [model] section of a recipe: a family, and what differs from its smallest published model.
 //
 //   [model]                        const auto shape = shape_of(recipe.model);
-//   family = "llama"               shape->layers == 80, shape->kv_heads == 8 as in every Llama 3
-//   layers = 80
+//   family = "llama"               shape->num_layers == 80, shape->num_kv_heads == 8 as in every Llama 3
+//   num_layers = 80
 //
 // Every member of ModelShape is a key of the same name here; the pairs are listed once, in visit_pairs().
 // Depends on: base, spec/model_shape.

@@ -205,32 +205,33 @@ std::int64_t window_of(const ModelShape& shape, std::int64_t layer) {
 
 std::vector<config::Problem> find_problems(const ModelShape& shape, const std::string& prefix) {
   ShapeProblems problems(prefix);
-  for (const auto& [field, value] : {std::pair{"vocabulary", shape.vocab_size},
-                                     {"positions", shape.max_seq_len},
-                                     {"width", shape.hidden_size},
-                                     {"layers", shape.num_layers},
-                                     {"heads", shape.num_heads},
-                                     {"kv_heads", shape.num_kv_heads},
-                                     {"head_size", shape.head_dim},
-                                     {"inner", shape.ffn_size}}) {
+  for (const auto& [field, value] : {std::pair{"vocab_size", shape.vocab_size},
+                                     {"max_seq_len", shape.max_seq_len},
+                                     {"hidden_size", shape.hidden_size},
+                                     {"num_layers", shape.num_layers},
+                                     {"num_heads", shape.num_heads},
+                                     {"num_kv_heads", shape.num_kv_heads},
+                                     {"head_dim", shape.head_dim},
+                                     {"ffn_size", shape.ffn_size}}) {
     problems.at_least_one(field, value);
   }
   // Far beyond every model, and small enough that counts of parameters and operations fit into 63 bits.
   constexpr std::int64_t kWidest = 1 << 20, kMostParts = 1 << 16, kMostTokens = 1 << 28;
-  for (const auto& [field, value, most] : {std::tuple{"vocabulary", shape.vocab_size, kMostTokens},
-                                           {"positions", shape.max_seq_len, kMostTokens},
+  for (const auto& [field, value, most] : {std::tuple{"vocab_size", shape.vocab_size, kMostTokens},
+                                           {"max_seq_len", shape.max_seq_len, kMostTokens},
                                            {"segments", shape.segments, kMostParts},
-                                           {"width", shape.hidden_size, kWidest},
-                                           {"inner", shape.ffn_size, kWidest},
-                                           {"layers", shape.num_layers, kMostParts},
-                                           {"encoder_layers", shape.num_encoder_layers, kMostParts},
-                                           {"heads", shape.num_heads, kMostParts},
-                                           {"kv_heads", shape.num_kv_heads, kMostParts},
-                                           {"head_size", shape.head_dim, kMostParts}}) {
+                                           {"hidden_size", shape.hidden_size, kWidest},
+                                           {"ffn_size", shape.ffn_size, kWidest},
+                                           {"num_layers", shape.num_layers, kMostParts},
+                                           {"num_encoder_layers", shape.num_encoder_layers, kMostParts},
+                                           {"num_heads", shape.num_heads, kMostParts},
+                                           {"num_kv_heads", shape.num_kv_heads, kMostParts},
+                                           {"head_dim", shape.head_dim, kMostParts}}) {
     problems.at_most(field, value, most);
   }
   if (problems.none() && shape.num_heads * shape.head_dim > kWidest) {
-    problems.add("heads", fmt::format("{} heads of {} are wider than {}", shape.num_heads, shape.head_dim, kWidest),
+    problems.add("num_heads",
+                 fmt::format("{} heads of dimension {} exceed {} in all", shape.num_heads, shape.head_dim, kWidest),
                  {});
   }
   problems.share("dropout", shape.dropout);
@@ -241,25 +242,25 @@ std::vector<config::Problem> find_problems(const ModelShape& shape, const std::s
   if (shape.num_heads % shape.num_kv_heads != 0) {
     std::int64_t fits = shape.num_kv_heads;
     while (shape.num_heads % fits != 0) --fits;
-    problems.add("kv_heads",
-                 fmt::format("{} does not divide heads = {}: each group of queries shares one", shape.num_kv_heads,
-                             shape.num_heads),
-                 fmt::format("set {}.kv_heads = {}", prefix, fits));
+    problems.add("num_kv_heads",
+                 fmt::format("{} does not divide num_heads = {}: each group of query heads shares one",
+                             shape.num_kv_heads, shape.num_heads),
+                 fmt::format("set {}.num_kv_heads = {}", prefix, fits));
   }
   const bool fixed_width =
       shape.family == Family::kGpt2 || shape.family == Family::kBert || shape.family == Family::kTransformer;
   if (fixed_width && shape.num_heads * shape.head_dim != shape.hidden_size) {
     const bool fits = shape.hidden_size % shape.head_dim == 0;
-    problems.add(
-        "heads",
-        fmt::format("{} heads of {} are {} wide, but the model is {}; in this family they are equal", shape.num_heads,
-                    shape.head_dim, shape.num_heads * shape.head_dim, shape.hidden_size),
-        fits ? fmt::format("set {0}.heads = {1} and {0}.kv_heads = {1}", prefix, shape.hidden_size / shape.head_dim)
-             : fmt::format("set {}.width = {}", prefix, shape.num_heads * shape.head_dim));
+    problems.add("num_heads",
+                 fmt::format("{} heads of dimension {} make {}, but hidden_size is {}; in this family they are equal",
+                             shape.num_heads, shape.head_dim, shape.num_heads * shape.head_dim, shape.hidden_size),
+                 fits ? fmt::format("set {0}.num_heads = {1} and {0}.num_kv_heads = {1}", prefix,
+                                    shape.hidden_size / shape.head_dim)
+                      : fmt::format("set {}.hidden_size = {}", prefix, shape.num_heads * shape.head_dim));
   }
   if (shape.position_kind == PositionKind::kRotary && shape.head_dim % 2 != 0) {
-    problems.add("head_size", fmt::format("rotary positions turn pairs, but {} is odd", shape.head_dim),
-                 fmt::format("set {}.head_size = {}", prefix, shape.head_dim + 1));
+    problems.add("head_dim", fmt::format("RoPE rotates pairs of dimensions, but {} is odd", shape.head_dim),
+                 fmt::format("set {}.head_dim = {}", prefix, shape.head_dim + 1));
   }
   if (shape.position_kind == PositionKind::kRotary && shape.rotary.scaling != RotaryScaling::kNone &&
       !(shape.rotary.factor > 0)) {
@@ -267,10 +268,10 @@ std::vector<config::Problem> find_problems(const ModelShape& shape, const std::s
   }
   if ((shape.family == Family::kTransformer) != (shape.num_encoder_layers > 0)) {
     problems.add(
-        "encoder_layers",
+        "num_encoder_layers",
         shape.num_encoder_layers > 0 ? "only family \"transformer\" has an encoder beside its decoder"
                                      : "family \"transformer\" needs an encoder",
-        fmt::format("set {}.encoder_layers = {}", prefix, shape.num_encoder_layers > 0 ? 0 : shape.num_layers));
+        fmt::format("set {}.num_encoder_layers = {}", prefix, shape.num_encoder_layers > 0 ? 0 : shape.num_layers));
   }
   return problems.take();
 }

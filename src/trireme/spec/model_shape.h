@@ -62,7 +62,7 @@ struct ModelShape {
   std::int64_t num_layers = 12;         ///< decoder layers where there is an encoder too
   std::int64_t num_encoder_layers = 0;  ///< beside a decoder
   std::int64_t num_heads = 12;
-  std::int64_t num_kv_heads = 12;  ///< fewer than heads: grouped queries; one: multi-query
+  std::int64_t num_kv_heads = 12;  ///< fewer than num_heads: GQA; 1: MQA
   std::int64_t head_dim = 64;
   std::int64_t ffn_size = 3072;
   std::int64_t segments = 0;  ///< BERT's token types
@@ -79,18 +79,18 @@ struct ModelShape {
   bool causal = true;           ///< false: every token sees all, as in BERT
   PositionKind position_kind = PositionKind::kLearned;
   Rotary rotary;
-  std::int64_t window = 0;  ///< positions a token sees back, itself included; 0: all
+  std::int64_t window = 0;  ///< sliding window: tokens a token attends to, itself included; 0: full
   WindowLayers window_layers = WindowLayers::kAll;
   std::int64_t window_from = 0;
   bool tied = true;              ///< the head's weight is the token embedding
-  bool embedding_scale = false;  ///< token vectors times sqrt(width)
+  bool embedding_scale = false;  ///< token embeddings times sqrt(hidden_size)
 
   double dropout = 0;  ///< of residual branches and embeddings
   double attention_dropout = 0;
   double label_smoothing = 0;
   double z_loss = 0;
   double init_std = 0.02;
-  bool scaled_residual_init = true;  ///< output projections start at init_std / sqrt(2 layers): GPT-2
+  bool scaled_residual_init = true;  ///< output projections start at init_std / sqrt(2 num_layers): GPT-2
   bool operator==(const ModelShape&) const = default;
 };
 
@@ -100,7 +100,8 @@ ModelShape family_shape(Family family);
 /// The window of one decoder layer; 0: none.
 std::int64_t window_of(const ModelShape& shape, std::int64_t layer);
 
-/// What cannot be: heads that kv_heads does not divide, an odd rotary head, ... Fields are named below `prefix`.
+/// What cannot be: num_heads that num_kv_heads does not divide, an odd head_dim with RoPE, ... Fields are named below
+/// `prefix`.
 std::vector<config::Problem> find_problems(const ModelShape& shape, const std::string& prefix = "model");
 
 struct ParameterCount {

@@ -11,7 +11,7 @@ constexpr Named<OptimizerKind> kOptimizers[] = {
     {"sgd", OptimizerKind::kSgd},     {"adagrad", OptimizerKind::kAdagrad}, {"adam", OptimizerKind::kAdam},
     {"adamw", OptimizerKind::kAdamw}, {"lamb", OptimizerKind::kLamb},       {"lars", OptimizerKind::kLars},
 };
-constexpr Named<GemmPrecision> kProducts[] = {
+constexpr Named<GemmPrecision> kGemms[] = {
     {"same", GemmPrecision::kSame},
     {"fp8", GemmPrecision::kFp8},
     {"fp8-blocks", GemmPrecision::kFp8Blocks},
@@ -45,98 +45,103 @@ config::Problem unused(const std::string& key, OptimizerKind kind, std::string_v
 }  // namespace
 
 std::span<const Named<OptimizerKind>> enum_names(std::type_identity<OptimizerKind>) { return kOptimizers; }
-std::span<const Named<GemmPrecision>> enum_names(std::type_identity<GemmPrecision>) { return kProducts; }
+std::span<const Named<GemmPrecision>> enum_names(std::type_identity<GemmPrecision>) { return kGemms; }
 std::span<const Named<StateDtype>> enum_names(std::type_identity<StateDtype>) { return kStates; }
 std::span<const Named<MasterWeights>> enum_names(std::type_identity<MasterWeights>) { return kMasters; }
 std::span<const Named<Gradients>> enum_names(std::type_identity<Gradients>) { return kGradients; }
 std::span<const Named<Precision>> enum_names(std::type_identity<Precision>) { return kPrecisions; }
 
 void describe(config::Section<ParamGroup>& section) {
-  section.meaning("parameters that are updated differently; the first group whose pattern matches a name counts");
-  section.field("pattern", &ParamGroup::pattern, "names of parameters: '*' is any text, '?' any letter").required();
-  section.field("rate", &ParamGroup::rate, "the learning rate is multiplied by it").at_least(0);
+  section.meaning("parameter groups with their own settings; the first group whose pattern matches a parameter counts");
+  section.field("pattern", &ParamGroup::pattern, "pattern of parameter names: '*' is any text, '?' any letter")
+      .required();
+  section.field("rate", &ParamGroup::rate, "factor on the learning rate").at_least(0);
   section
       .field("weight_decay", &ParamGroup::weight_decay,
-             "in place of optim.weight_decay, for all that match, biases and norms too")
+             "weight decay of all parameters that match, biases and norms too; unset: optim.weight_decay by its rule")
       .at_least(0);
 }
 
 void describe(config::Section<OptimConfig>& section) {
-  section.meaning("the rule by which gradients change weights");
-  section.field("kind", &OptimConfig::kind, "the optimizer");
-  section.field("learning_rate", &OptimConfig::learning_rate, "the rate after warm-up, before any decay").at_least(0);
+  section.meaning("the optimizer");
+  section.field("kind", &OptimConfig::kind, "optimizer");
+  section.field("learning_rate", &OptimConfig::learning_rate, "peak learning rate: after warm-up, before any decay")
+      .at_least(0);
   section
       .field("weight_decay", &OptimConfig::weight_decay,
-             "of matrices; biases and norms have none. adamw and lamb shrink the weight itself, the others add it to "
-             "the gradient")
+             "weight decay of matrices; biases and norms have none. Decoupled in adamw and lamb, added to the gradient "
+             "in the others")
       .at_least(0);
-  section.field("beta1", &OptimConfig::beta1, "adam, adamw, lamb: how much of the mean gradient is kept each step")
-      .range(0, 0.999999);
-  section.field("beta2", &OptimConfig::beta2, "adam, adamw, lamb: how much of the mean square is kept each step")
-      .range(0, 0.999999);
+  section.field("beta1", &OptimConfig::beta1, "adam, adamw, lamb: decay rate of the first moment").range(0, 0.999999);
+  section.field("beta2", &OptimConfig::beta2, "adam, adamw, lamb: decay rate of the second moment").range(0, 0.999999);
   section
       .field("epsilon", &OptimConfig::epsilon,
-             "added to the root of the mean square; unset: 1e-8 for adam and adamw, 1e-6 for lamb, 1e-10 for adagrad")
+             "added to the square root of the second moment; unset: 1e-8 for adam and adamw, 1e-6 for lamb, 1e-10 for "
+             "adagrad")
       .above(0);
-  section.field("momentum", &OptimConfig::momentum, "sgd, lars: how much of the velocity is kept each step")
-      .range(0, 0.999999);
-  section.field("nesterov", &OptimConfig::nesterov, "sgd: take the gradient's step from where momentum leads");
-  section.field("trust", &OptimConfig::trust, "lars: length of an update, as a part of the weight's").above(0);
+  section.field("momentum", &OptimConfig::momentum, "sgd, lars: momentum").range(0, 0.999999);
+  section.field("nesterov", &OptimConfig::nesterov, "sgd: Nesterov momentum");
+  section.field("trust", &OptimConfig::trust, "lars: trust coefficient").above(0);
   section
       .field("grad_clip_norm", &OptimConfig::grad_clip_norm,
-             "the gradient's norm over all parameters is kept below it; 0: not clipped")
+             "gradients are clipped to this global L2 norm; 0: no clipping")
       .at_least(0);
   section.field("state_dtype", &OptimConfig::state_dtype,
-                "adam, adamw: what both moments are kept as; bf16 halves them, rounded up or down stochastically");
+                "adam, adamw: data type of both moments; bf16 halves their memory and uses stochastic rounding");
   section.tables("groups", &OptimConfig::groups);
+  section.retired("clip", "grad_clip_norm");
+  section.retired("states", "state_dtype");
 }
 
 void describe(config::Section<LossScaleConfig>& section) {
-  section.meaning("the loss is multiplied by it before backward, so that small gradients survive fp16");
-  section.field("initial", &LossScaleConfig::initial, "where it starts").above(0);
-  section.field("growth", &LossScaleConfig::growth, "factor after so many good steps").at_least(1);
-  section.field("backoff", &LossScaleConfig::backoff, "factor when a gradient overflows; that step is skipped")
+  section.meaning("dynamic loss scaling for fp16: the loss is scaled before backward so that small gradients survive");
+  section.field("initial", &LossScaleConfig::initial, "initial loss scale").above(0);
+  section.field("growth", &LossScaleConfig::growth, "growth factor, after `interval` steps without overflow")
+      .at_least(1);
+  section
+      .field("backoff", &LossScaleConfig::backoff, "factor on overflow (Inf or NaN in gradients); that step is skipped")
       .range(1e-6, 0.999999);
-  section.field("interval", &LossScaleConfig::interval, "good steps in a row before it grows")
+  section.field("interval", &LossScaleConfig::interval, "steps in a row without overflow before the scale grows")
       .unit(Unit::kCount)
       .at_least(1);
-  section.field("minimum", &LossScaleConfig::minimum, "overflow at this scale is an error").above(0);
-  section.field("maximum", &LossScaleConfig::maximum, "it does not grow beyond this").above(0);
+  section.field("minimum", &LossScaleConfig::minimum, "lowest loss scale; an overflow there is an error").above(0);
+  section.field("maximum", &LossScaleConfig::maximum, "highest loss scale").above(0);
 }
 
 void describe(config::Section<PrecisionConfig>& section) {
-  section.meaning("the numbers that are computed with");
+  section.meaning("mixed precision: data types of weights, gradients and GEMMs");
   section.field("compute", &PrecisionConfig::compute,
-                "of weights and activations; the optimizer keeps fp32 masters of bf16 and fp16 weights");
-  section.field(
-      "master_weights", &PrecisionConfig::master_weights,
-      "what an update adds to; none: matrices of layers have bf16 weights and gradients alone, and updates are "
-      "stochastically rounded (compute = bf16, adam or adamw); vectors: tables of tokens too, so that only norms and "
-      "biases "
-      "have masters");
+                "data type of weights and activations; bf16 and fp16 keep fp32 master weights in the optimizer");
+  section.field("master_weights", &PrecisionConfig::master_weights,
+                "fp32: every parameter has a master weight; none: matrices of layers have none, and their updates are "
+                "written into bf16 weights with stochastic rounding (compute = bf16, adam or adamw); norms-and-biases: "
+                "embeddings have none either");
   section.field(
       "gradients", &PrecisionConfig::gradients,
-      "of matrices and tables; bf16 (or fp16) beside a compute of that type: half the memory, and every sum over "
-      "micros and ranks is rounded to it. Those of vectors are fp32");
+      "data type in which gradients of matrices and embeddings are accumulated and reduced; bf16 or fp16 (the "
+      "type of compute) halves their memory; those of norms and biases are fp32");
   section.field(
       "gemm", &PrecisionConfig::gemm,
-      "of the layers' GEMMs: rounded as compute says, or to 8 bits on their way in, with a scale for "
-      "each tensor or for small blocks, from the numbers as they are or (delayed) as they were; never the head's");
+      "GEMM inputs of the layers; same: the compute type; fp8: FP8 with current scaling, one scale a tensor; "
+      "fp8-blocks: scales of 1x128 and 128x128 blocks (DeepSeek-V3); fp8-delayed: delayed scaling; the output "
+      "head's GEMMs stay in the compute type");
   section.field("gemm_exclude", &PrecisionConfig::gemm_exclude,
-                "patterns of matrices whose GEMMs stay in the compute type, such as \"layers.0.*\"");
+                "patterns of weight matrices whose GEMMs stay in the compute type, such as \"layers.0.*\"");
   section
       .field("fp8_history", &PrecisionConfig::fp8_history,
-             "fp8-delayed: a scale comes from the largest number of so many steps before")
+             "fp8-delayed: length of the amax history that a scale is computed from, in steps")
       .range(1, 4096);
   section
       .field("fp8_margin", &PrecisionConfig::fp8_margin,
-             "fp8-delayed: so many factors of two are left for numbers larger than those")
+             "fp8-delayed: headroom above the largest amax, in powers of two")
       .range(0, 8);
-  section.field(
-      "deterministic_attention", &PrecisionConfig::deterministic_attention,
-      "on a GPU: attention's backward pass adds up in a fixed order, so that the same run gives the same bits; "
-      "slower, and the log says by how much");
+  section.field("deterministic_attention", &PrecisionConfig::deterministic_attention,
+                "on a GPU: deterministic attention backward, so that the same run gives the same bits; slower, and the "
+                "log says by how much");
   section.section("loss_scale", &PrecisionConfig::loss_scale);
+  section.retired("masters", "master_weights");
+  section.retired("products", "gemm");
+  section.retired("products_keep", "gemm_exclude");
 }
 
 std::vector<config::Problem> find_problems(const OptimConfig& optim) {
@@ -154,7 +159,8 @@ std::vector<config::Problem> find_problems(const OptimConfig& optim) {
     problems.push_back(unused("trust", optim.kind, "lars"));
   }
   const bool is_adam = optim.kind == OptimizerKind::kAdam || optim.kind == OptimizerKind::kAdamw;
-  if (optim.state_dtype != defaults.state_dtype && !is_adam) problems.push_back(unused("states", optim.kind, "adamw"));
+  if (optim.state_dtype != defaults.state_dtype && !is_adam)
+    problems.push_back(unused("state_dtype", optim.kind, "adamw"));
   if (optim.nesterov && optim.kind != OptimizerKind::kSgd) {
     problems.push_back(unused("nesterov", optim.kind, "sgd"));
   } else if (optim.nesterov && optim.momentum == 0) {
@@ -198,7 +204,7 @@ std::vector<config::Problem> find_problems(const PrecisionConfig& precision) {
                            gradients = name_in<Gradients>(kGradients, precision.gradients);
     problems.push_back(
         {.key = "precision.gradients",
-         .reason = fmt::format("is {}, but gradients of 16 bits have the type of weights, and precision.compute is {}",
+         .reason = fmt::format("is {}, but 16-bit gradients have the type of the weights, and precision.compute is {}",
                                gradients, compute),
          .hint = narrow ? fmt::format("set precision.gradients = \"{}\"", compute)
                         : fmt::format("set precision.compute = \"{}\", or precision.gradients = \"fp32\"", gradients)});
@@ -207,7 +213,7 @@ std::vector<config::Problem> find_problems(const PrecisionConfig& precision) {
     problems.push_back(
         {.key = "precision.gemm",
          .reason = fmt::format("is {}, whose GEMMs go with bf16 activations, but precision.compute is {}",
-                               name_in<GemmPrecision>(kProducts, precision.gemm),
+                               name_in<GemmPrecision>(kGemms, precision.gemm),
                                name_in<Precision>(kPrecisions, precision.compute)),
          .hint = "set precision.compute = \"bf16\""});
   }

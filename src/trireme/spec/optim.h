@@ -1,11 +1,11 @@
-// spec/optim.h -- how weights are updated: the optimizer, its groups of parameters, and the numbers it computes with.
+// spec/optim.h -- the optimizer, its parameter groups, and mixed precision: [optim] and [precision].
 //
 //   [optim]                          [[optim.groups]]             [precision]
 //   kind = "adamw"                   pattern = "*.embedding"      compute = "bf16"
 //   learning_rate = 6e-4             rate = 0.5
 //
-// Values and counting only: the planner asks here what an optimizer keeps for each parameter; the optim room updates.
-// How rate and batch change while training is in pace.h.
+// Values and counting only: the planner asks here what state an optimizer has for each parameter; the optim room
+// updates. The schedules of learning rate and batch are in hyperparameters.h.
 // Depends on: base (config).
 #pragma once
 
@@ -31,10 +31,10 @@ enum class OptimizerKind : std::uint8_t {
 };
 std::span<const Named<OptimizerKind>> enum_names(std::type_identity<OptimizerKind>);
 
-/// What an optimizer's moments are kept as (fp64 beside fp64 weights).
+/// Data type of the optimizer state (fp64 beside fp64 weights).
 enum class StateDtype : std::uint8_t {
   kFp32,
-  kBf16,  ///< adam, adamw: both moments, stochastically rounded
+  kBf16,  ///< adam, adamw: both moments, with stochastic rounding
 };
 std::span<const Named<StateDtype>> enum_names(std::type_identity<StateDtype>);
 
@@ -62,7 +62,7 @@ struct OptimConfig {
   bool operator==(const OptimConfig&) const = default;
 };
 
-/// What a run computes with: fp32 masters and compute copies of the type (fp64 masters for fp64).
+/// Data type of weights and activations, beside fp32 master weights (fp64 for fp64).
 enum class Precision : std::uint8_t { kFp32, kBf16, kFp16, kFp64 };
 std::span<const Named<Precision>> enum_names(std::type_identity<Precision>);
 
@@ -75,26 +75,25 @@ struct LossScaleConfig {
   bool operator==(const LossScaleConfig&) const = default;
 };
 
-/// [precision]
-/// What the GEMMs of a model's layers are rounded to on their way in.
+/// Data type of the GEMM inputs of a model's layers.
 enum class GemmPrecision : std::uint8_t {
   kSame,        ///< the compute type
-  kFp8,         ///< 8-bit floats, one scale a tensor, from its numbers as they are now
-  kFp8Blocks,   ///< 8-bit floats, scales of 1 x 128 and 128 x 128 blocks (DeepSeek-V3)
-  kFp8Delayed,  ///< 8-bit floats, one scale a tensor, from the largest numbers of the last steps
+  kFp8,         ///< FP8, current scaling: one scale a tensor, from its own amax
+  kFp8Blocks,   ///< FP8, scales of 1 x 128 and 128 x 128 blocks (DeepSeek-V3)
+  kFp8Delayed,  ///< FP8, delayed scaling: one scale a tensor, from the amax history
 };
 std::span<const Named<GemmPrecision>> enum_names(std::type_identity<GemmPrecision>);
 
-/// What an update of bf16 weights adds to.
+/// Which parameters have master weights beside bf16 compute weights.
 enum class MasterWeights : std::uint8_t {
   kFp32,
-  kNone,     ///< matrices of layers have none, and bf16 gradients: updates are stochastically rounded into the weights
-  kVectors,  ///< vectors alone have them: tables are as matrices of layers
+  kNone,     ///< not matrices of layers: bf16 gradients, updates with stochastic rounding into the weights
+  kVectors,  ///< norms and biases alone: embeddings are as matrices of layers
 };
 std::span<const Named<MasterWeights>> enum_names(std::type_identity<MasterWeights>);
 
-/// What gradients of matrices and tables are made, summed and kept in. Vectors' are fp32 (fp64), and so are masters and
-/// moments whatever this is.
+/// Data type in which gradients of matrices and embeddings are accumulated and reduced. Those of norms and biases are
+/// fp32 (fp64), and so are master weights and moments whatever this is.
 enum class Gradients : std::uint8_t {
   kFp32,
   kBf16,  ///< as bf16 weights are
@@ -102,15 +101,16 @@ enum class Gradients : std::uint8_t {
 };
 std::span<const Named<Gradients>> enum_names(std::type_identity<Gradients>);
 
+/// [precision]
 struct PrecisionConfig {
   Precision compute = Precision::kFp32;
   MasterWeights master_weights = MasterWeights::kFp32;
   Gradients gradients = Gradients::kFp32;
   GemmPrecision gemm = GemmPrecision::kSame;
   std::vector<std::string> gemm_exclude;  ///< matrices whose GEMMs stay in the compute type
-  std::int64_t fp8_history = 16;          ///< fp8-delayed: steps whose largest numbers count
-  std::int64_t fp8_margin = 0;            ///< fp8-delayed: factors of two left above the largest of them
-  bool deterministic_attention = false;   ///< GPU: the same bits every time, slower
+  std::int64_t fp8_history = 16;          ///< fp8-delayed: steps of the amax history
+  std::int64_t fp8_margin = 0;            ///< fp8-delayed: headroom in powers of two
+  bool deterministic_attention = false;   ///< GPU: deterministic backward, slower
   LossScaleConfig loss_scale;
   bool operator==(const PrecisionConfig&) const = default;
 };
@@ -122,16 +122,16 @@ void describe(config::Section<PrecisionConfig>& section);
 
 std::vector<config::Problem> find_problems(const OptimConfig& optim);
 std::vector<config::Problem> find_problems(const PrecisionConfig& precision);
-/// Whether matrices and tables have gradients of 16 bits beside fp32 masters.
+/// Whether matrices and embeddings have 16-bit gradients beside fp32 master weights.
 bool has_narrow_gradients(const PrecisionConfig& precision);
 /// Patterns that match none of a model's parameters: all of its names, not those that one rank holds.
 std::vector<config::Problem> find_problems(const OptimConfig& optim, std::span<const std::string> parameters);
 
 /// What was given, or what the optimizer's authors take: 1e-8 for Adam, 1e-6 for LAMB, 1e-10 for Adagrad.
 double epsilon_of(const OptimConfig& optim);
-/// Numbers of the master's type that the optimizer keeps for every number of a trainable parameter.
+/// Optimizer state elements for each element of a trainable parameter.
 int moments_of(const OptimConfig& optim);
-/// Whether `name` is what `pattern` describes.
+/// Whether `name` matches `pattern`: '*' is any text, '?' any letter.
 bool matches(std::string_view pattern, std::string_view name);
 
 /// What holds for one parameter.

@@ -26,23 +26,24 @@ std::span<const Named<DeviceKind>> enum_names(std::type_identity<DeviceKind>) { 
 std::span<const Named<Carrier>> enum_names(std::type_identity<Carrier>) { return kCarriers; }
 
 void describe(config::Section<RunConfig>& section) {
-  section.meaning("what the run is called, what it computes with and where it leaves its files");
-  section.field("name", &RunConfig::name, "folder of this run below run.out");
+  section.meaning("name, device, seed and output folder of the run");
+  section.field("name", &RunConfig::name, "name of the run: its folder below run.out");
   section.field("device", &RunConfig::device,
-                "what computes: the CPU, or an NVIDIA GPU, which ranks that are threads share");
-  section.field("seed", &RunConfig::seed, "from which every random number follows").at_least(0);
+                "cpu, or cuda: an NVIDIA GPU for each rank that is a process; ranks that are threads share one");
+  section.field("seed", &RunConfig::seed, "random seed of initialisation, data order and dropout").at_least(0);
   section.field("out", &RunConfig::out, "folder that holds the folders of runs");
 }
 
 void describe(config::Section<CommConfig>& section) {
-  section.meaning("how ranks talk to each other");
-  section.field("transport", &CommConfig::transport,
-                "what carries the data: threads of this process, MPI, or one of these made as slow as a network; auto "
-                "takes mpi when mpirun or srun started the program, threads otherwise");
+  section.meaning("communication between ranks");
+  section.field(
+      "transport", &CommConfig::transport,
+      "what carries messages: threads of this process, MPI, or either slowed down to a network of [emulated]; "
+      "auto: mpi when mpirun or srun started the program, threads otherwise");
   section
       .field("ranks", &CommConfig::ranks,
-             "how many ranks to start: threads, or with transport mpi processes under mpirun; unset: as many as the "
-             "launcher started, one without a launcher")
+             "world size: ranks to start, as threads or, with transport mpi, as processes under mpirun; unset: as many "
+             "as the launcher started, 1 without a launcher")
       .range(1, kMostRanks);
   section
       .field("ranks_per_node", &CommConfig::ranks_per_node,
@@ -51,41 +52,43 @@ void describe(config::Section<CommConfig>& section) {
       .range(1, kMostRanks);
   section.field(
       "algorithm", &CommConfig::algorithm,
-      "for every collective: auto chooses by size and ranks with the cost model; or ring, recursive_doubling, "
+      "collective algorithm: auto chooses by size and ranks with the cost model; or ring, recursive_doubling, "
       "halving_doubling, binomial, scatter_all_gather, bruck, pairwise, linear, hierarchical, direct, native");
-  section.field("deadline", &CommConfig::deadline, "how long a call may take before every rank is told who is missing")
-      .at_least(1ms);
-  section.field(
-      "spin", &CommConfig::spin,
-      "how long a waiting rank watches before it sleeps: short waits end sooner, at the cost of a busy core; unset: "
-      "50us while there is a core for every rank");
   section
-      .field("segment", &CommConfig::segment,
-             "long transfers are cut into pieces of this size, so that combining one overlaps moving the next")
+      .field("deadline", &CommConfig::deadline,
+             "timeout of a communication call; then every rank reports which ranks are missing")
+      .at_least(1ms);
+  section.field("spin", &CommConfig::spin,
+                "how long a waiting rank polls before it sleeps: lower latency at the cost of a busy core; unset: 50us "
+                "while there is a core for every rank, else 0s");
+  section
+      .field(
+          "segment", &CommConfig::segment,
+          "long messages are pipelined in segments of this size, so that reducing one overlaps with sending the next")
       .unit(Unit::kBytes)
       .at_least(1024);
   section
       .field("flight_recorder_calls", &CommConfig::flight_recorder_calls,
-             "how many of its last calls each rank remembers for the report after a failure")
+             "calls kept in the flight recorder of each rank, for the report after a failure")
       .range(1, 1'000'000);
 }
 
 void describe(config::Section<EmulatedConfig>& section) {
-  section.meaning("the network that comm.transport = \"emulated\" pretends to have");
-  section.field("over", &EmulatedConfig::over, "the transport that really carries the data");
-  section.field("latency", &EmulatedConfig::latency, "of a message between nodes").at_most(1min);
-  section.field("bandwidth", &EmulatedConfig::bandwidth, "of each rank between nodes")
+  section.meaning("the network that comm.transport = \"emulated\" imitates");
+  section.field("over", &EmulatedConfig::over, "the transport that carries the messages");
+  section.field("latency", &EmulatedConfig::latency, "latency of a message between nodes").at_most(1min);
+  section.field("bandwidth", &EmulatedConfig::bandwidth, "bandwidth of each rank between nodes")
       .unit(Unit::kBandwidth)
       .at_least(1);
-  section.field("node_latency", &EmulatedConfig::node_latency, "of a message inside a node").at_most(1min);
-  section.field("node_bandwidth", &EmulatedConfig::node_bandwidth, "of each rank inside a node")
+  section.field("node_latency", &EmulatedConfig::node_latency, "latency of a message inside a node").at_most(1min);
+  section.field("node_bandwidth", &EmulatedConfig::node_bandwidth, "bandwidth of each rank inside a node")
       .unit(Unit::kBandwidth)
       .at_least(1);
 }
 
 void describe(config::Section<LogConfig>& section) {
-  section.meaning("what is told while the run goes on");
-  section.field("level", &LogConfig::level, "the least that is told; --verbose, --quiet and TRIREME_LOG beat it");
+  section.meaning("log messages on the terminal");
+  section.field("level", &LogConfig::level, "lowest level that is printed; --verbose, --quiet and TRIREME_LOG beat it");
 }
 
 void describe(config::Section<Recipe>& section) {
@@ -105,6 +108,10 @@ void describe(config::Section<Recipe>& section) {
   section.section("checkpoint", &Recipe::checkpoint);
   section.section("health", &Recipe::health);
   section.section("log", &Recipe::log);
+  section.retired("schedule", "lr_schedule");
+  section.reserved("compress", "gradient compression");
+  section.reserved("elastic", "worlds whose ranks join and leave while a run goes on");
+  section.reserved("serve", "an inference server");
 }
 
 std::vector<config::Problem> find_problems(const Recipe& recipe) {
@@ -153,7 +160,7 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
   }
   if (recipe.precision.gemm != GemmPrecision::kSame && run.device == DeviceKind::kCpu) {
     problems.push_back({.key = "precision.gemm",
-                        .reason = "asks for GEMMs of 8-bit floats, which a CPU does not make",
+                        .reason = "asks for FP8 GEMMs, which need a GPU",
                         .hint = "set run.device = \"cuda\", or precision.gemm = \"same\""});
   }
   if (recipe.precision.master_weights != MasterWeights::kFp32) {
@@ -162,21 +169,22 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
     if (recipe.optim.kind != OptimizerKind::kAdam && recipe.optim.kind != OptimizerKind::kAdamw) {
       problems.push_back(
           {.key = "precision.master_weights",
-           .reason = fmt::format("is {}, but only adam and adamw round their updates stochastically", master_weights),
+           .reason = fmt::format("is {}, but only adam and adamw have stochastic rounding", master_weights),
            .hint = "set optim.kind = \"adamw\", or precision.master_weights = \"fp32\""});
     }
     if (recipe.layout.pp > 1) {
       problems.push_back({.key = "precision.master_weights",
-                          .reason = fmt::format("is {}, but the {} stages of layout.pp sum and predict fp32 weights",
+                          .reason = fmt::format("is {}, but pipeline stages (layout.pp = {}) need fp32 master weights",
                                                 master_weights, recipe.layout.pp),
                           .hint = "set layout.pp = 1, or precision.master_weights = \"fp32\""});
     }
   }
   const bool adapts = recipe.optim.kind == OptimizerKind::kLamb || recipe.optim.kind == OptimizerKind::kLars;
   if (recipe.layout.delayed_update && adapts) {
-    problems.push_back({.key = "layout.delayed_update",
-                        .reason = "an update that runs beside the next step cannot sum over ranks, as LAMB and LARS do",
-                        .hint = "set optim.kind = \"adamw\""});
+    problems.push_back(
+        {.key = "layout.delayed_update",
+         .reason = "an update that overlaps with the next step cannot reduce over ranks, as LAMB and LARS do",
+         .hint = "set optim.kind = \"adamw\""});
   }
   return problems;
 }

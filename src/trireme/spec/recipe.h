@@ -5,7 +5,8 @@
 //
 // To add a section: one struct with its defaults, one describe(), a line in describe(Section<Recipe>&); what must hold
 // between values goes into find_problems(). `trireme recipe docs` then lists it by itself.
-// The model stands in model_config.h, the data in data.h, sections of training in optim.h, pace.h and train.h.
+// The model stands in model_config.h, the data in data.h, sections of training in optim.h, hyperparameters.h and
+// train.h.
 // Depends on: base (config, log, units).
 #pragma once
 

@@ -13,89 +13,105 @@ constexpr Named<RecomputeKind> kRecomputes[] = {
 std::span<const Named<RecomputeKind>> enum_names(std::type_identity<RecomputeKind>) { return kRecomputes; }
 
 void describe(config::Section<TrainConfig>& section) {
-  section.meaning("how long a run goes, and how a rank computes its share of a step");
-  section.field("steps", &TrainConfig::steps, "when the run ends; or give train.tokens").at_least(1);
-  section.field("tokens", &TrainConfig::tokens, "the run ends with the step that reaches so many tokens")
+  section.meaning("length of the run, micro-batches, activation memory and GPU execution");
+  section.field("steps", &TrainConfig::steps, "optimizer steps to train for; or give train.tokens").at_least(1);
+  section.field("tokens", &TrainConfig::tokens, "tokens to train on: the run ends with the step that reaches them")
       .unit(Unit::kCount)
       .at_least(1);
   section
-      .field("micro_batch_size", &TrainConfig::micro_batch_size,
-             "rows that go through the model at once on each rank; gradients add up over them; unset: all that a rank "
-             "has of a step")
+      .field(
+          "micro_batch_size", &TrainConfig::micro_batch_size,
+          "sequences of one forward and backward pass on each rank; gradients are accumulated over the micro-batches "
+          "of a step; unset: one micro-batch, without gradient accumulation")
       .at_least(1);
   section
       .field("threads", &TrainConfig::threads,
-             "that each rank computes with; unset: the machine's cores shared among its ranks")
+             "CPU threads of each rank; unset: the machine's cores divided by its ranks")
       .range(1, 4096);
   section.field("recompute", &TrainConfig::recompute,
-                "what backward recomputes instead of keeping it: nothing, attention's core, every block, all but each "
-                "recompute_every-th block, or about sqrt(layers) segments");
-  section.field("recompute_every", &TrainConfig::recompute_every, "for recompute = \"every\"").at_least(1);
+                "activation recomputation (checkpointing); none; selective: the attention core; full: every block; "
+                "every: all but each recompute_every-th block; sqrt: segments of about sqrt(num_layers) blocks");
+  section
+      .field("recompute_every", &TrainConfig::recompute_every,
+             "with recompute = \"every\": one block in this many saves its activations")
+      .at_least(1);
   section.field("offload_activations", &TrainConfig::offload_activations,
-                "with recompute: the inputs that are kept wait on the host until backward");
+                "with recompute: the saved inputs of blocks wait in host memory until backward");
   section
       .field("memory_gb", &TrainConfig::memory_gb,
-             "that each rank may use of its device, in 10^9 bytes: the run stops with a table of what is where when it "
-             "needs more; unset: no limit")
+             "memory limit of each rank's device in GB (10^9 bytes); a run that needs more stops with a table of what "
+             "takes it; unset: no limit")
       .above(0.0);
-  section.field(
-      "cuda_graphs", &TrainConfig::cuda_graphs,
-      "on a GPU: record the kernels of a microbatch once and start them as one from then on; of several ranks "
-      "where they are processes, with layout.tp and layout.zero up to 1");
+  section.field("cuda_graphs", &TrainConfig::cuda_graphs,
+                "on a GPU: capture the kernels of a micro-batch in a CUDA graph and replay it; with several ranks they "
+                "must be processes, with layout.tp and layout.zero up to 1");
   section.field("gemm_autotune", &TrainConfig::gemm_autotune,
-                "on a GPU: the kernels of GEMMs are timed when a shape is first met, and the fastest is "
-                "written to gpu-choices.json; false: cuBLAS's own choice");
+                "on a GPU: time the candidate GEMM kernels at the first use of a shape and keep the fastest, in "
+                "gpu-choices.json; false: cuBLASLt's heuristic");
   section.field("recompute_norms", &TrainConfig::recompute_norms,
-                "make what norms give again in backward, from their inputs, instead of keeping it: the same bits");
+                "recompute the outputs of norms in backward instead of saving them: less memory, the same bits");
   section.field("save_mlp_activations", &TrainConfig::save_mlp_activations,
-                "what the activation of an MLP gave is kept for backward instead of recomputed: a little faster, more "
-                "memory");
+                "save the outputs of the MLP's activation function for backward instead of recomputing them: a little "
+                "faster, more memory");
   section
       .field("hash_every", &TrainConfig::hash_every,
-             "every so many steps the hash of the whole state is written down, by which `trireme diff` finds where two "
-             "runs part; 0: never")
+             "steps between hashes of the whole training state, by which `trireme diff` finds where two runs diverge; "
+             "0: never")
       .at_least(0);
   section.field("freeze", &TrainConfig::freeze,
-                "parameters that stay as they are: patterns of their names, '*' for any text, '?' for any letter");
+                "patterns of frozen parameters, which are not trained: '*' is any text, '?' any letter");
+  section.retired("microbatch", "micro_batch_size");
+  section.retired("capture", "cuda_graphs");
+  section.retired("tune", "gemm_autotune");
+  section.retired("remake_norms", "recompute_norms");
+  section.retired("keep_active", "save_mlp_activations");
 }
 
 void describe(config::Section<EvalConfig>& section) {
-  section.meaning("validation within training, on samples that are not trained on");
-  section.field("every", &EvalConfig::every, "steps between validations, and one at the end; 0: none").at_least(0);
-  section.field("samples", &EvalConfig::samples, "how many, always the same ones").at_least(1);
+  section.meaning("validation during training, on held-out samples");
+  section.field("every", &EvalConfig::every, "steps between validations, with one more at the end; 0: none")
+      .at_least(0);
+  section.field("samples", &EvalConfig::samples, "validation samples, the same ones each time").at_least(1);
 }
 
 void describe(config::Section<CheckpointConfig>& section) {
-  section.meaning("what a run can go on from");
-  section.field("every", &CheckpointConfig::every, "steps between checkpoints, and one at the end; 0: only at the end")
+  section.meaning("when checkpoints are saved, which are kept, and how they are written");
+  section
+      .field("every", &CheckpointConfig::every,
+             "steps between checkpoints, with one more at the end; 0: only at the end")
       .at_least(0);
   section
       .field("interval", &CheckpointConfig::interval,
-             "also after so much time without one: \"10min\"; with every = 0, only then and at the end")
+             "time between checkpoints, beside `every`: \"10min\"; with every = 0, only by time and at the end")
       .at_least(std::chrono::milliseconds(1));
-  section.field("automatic", &CheckpointConfig::automatic,
-                "choose the interval that loses least time (Young, Daly), from what saving costs and how often runs "
-                "fail");
+  section.field(
+      "automatic", &CheckpointConfig::automatic,
+      "choose the interval that loses least time (Young, Daly) from the measured cost of saving and the MTBF");
   section
-      .field("mtbf", &CheckpointConfig::mtbf,
-             "mean time between failures, for automatic; unset: as this run has seen, at first 24h")
+      .field(
+          "mtbf", &CheckpointConfig::mtbf,
+          "with automatic: mean time between failures of the whole job; unset: as observed in this run, at first 24h")
       .at_least(std::chrono::seconds(1));
-  section.field("keep", &CheckpointConfig::keep, "how many of the newest stay; 0: all").at_least(0);
+  section.field("keep", &CheckpointConfig::keep, "newest checkpoints to keep; 0: all").at_least(0);
   section
-      .field("keep_every", &CheckpointConfig::keep_every, "those of steps that are multiples of it stay too; 0: none")
+      .field("keep_every", &CheckpointConfig::keep_every,
+             "also keep checkpoints of steps that are multiples of this; 0: none")
       .at_least(0);
   section
       .field("keep_best", &CheckpointConfig::keep_best,
-             "so many with the lowest validation loss stay too, by the last validation before them")
+             "also keep this many checkpoints with the lowest validation loss, by the last validation before them")
       .at_least(0);
-  section.field("background", &CheckpointConfig::background,
-                "copy the state during forward and backward and write it while training goes on: takes memory for a "
-                "second state");
-  section.field("threads", &CheckpointConfig::threads, "of each rank, that write and read checkpoints").range(1, 256);
+  section.field(
+      "background", &CheckpointConfig::background,
+      "asynchronous checkpointing: snapshot the state during forward and backward and write it while training "
+      "goes on; takes memory for a second state");
+  section.field("threads", &CheckpointConfig::threads, "threads of each rank that write and read checkpoints")
+      .range(1, 256);
   section
       .field("grace", &CheckpointConfig::grace,
-             "how long saving and stopping may take after SIGTERM, SIGUSR1 or Ctrl-C before the process ends anyway")
+             "time allowed for the last checkpoint after SIGTERM, SIGUSR1 or Ctrl-C before the process exits anyway")
       .at_least(std::chrono::seconds(1));
+  section.retired("failures", "mtbf");
 }
 
 std::vector<config::Problem> find_problems(const CheckpointConfig& checkpoint) {
@@ -112,7 +128,7 @@ std::vector<config::Problem> find_problems(const CheckpointConfig& checkpoint) {
   }
   if (checkpoint.keep == 0 && (checkpoint.keep_every > 0 || checkpoint.keep_best > 0)) {
     problems.push_back({.key = "checkpoint.keep",
-                        .reason = "is 0, so all stay and the other rules mean nothing",
+                        .reason = "is 0, so all are kept and the other rules have no effect",
                         .hint = "set checkpoint.keep = 2"});
   }
   return problems;
@@ -130,11 +146,11 @@ std::vector<config::Problem> find_problems(const TrainConfig& train) {
                         .reason = "is given, but train.recompute is not \"every\"",
                         .hint = "set train.recompute = \"every\""});
   }
-  const bool keeps_inputs = train.recompute == RecomputeKind::kFull || train.recompute == RecomputeKind::kSqrt ||
+  const bool saves_inputs = train.recompute == RecomputeKind::kFull || train.recompute == RecomputeKind::kSqrt ||
                             train.recompute == RecomputeKind::kEvery;
-  if (train.offload_activations && !keeps_inputs) {
+  if (train.offload_activations && !saves_inputs) {
     problems.push_back({.key = "train.offload_activations",
-                        .reason = "moves the inputs of recomputed blocks, but train.recompute keeps none",
+                        .reason = "moves the saved inputs of recomputed blocks, but train.recompute saves none",
                         .hint = "set train.recompute = \"full\""});
   }
   return problems;

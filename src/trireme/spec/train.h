@@ -2,7 +2,7 @@
 //
 //   [train]              [eval]              [checkpoint]
 //   steps = 200          every = 50          every = 20
-//   microbatch = 8       samples = 64        keep = 2
+//   micro_batch_size = 8 samples = 64        keep = 2
 //
 // Depends on: base (config).
 #pragma once
@@ -32,11 +32,11 @@ std::span<const Named<RecomputeKind>> enum_names(std::type_identity<RecomputeKin
 /// [train]
 struct TrainConfig {
   std::optional<std::int64_t> steps, tokens;     ///< one of them
-  std::optional<std::int64_t> micro_batch_size;  ///< rows; unset: all that a rank has of a step
+  std::optional<std::int64_t> micro_batch_size;  ///< sequences; unset: no gradient accumulation
   std::optional<int> threads;  ///< of each rank; unset: the cores shared among the ranks of the machine
   RecomputeKind recompute = RecomputeKind::kNone;
   std::int64_t recompute_every = 2;
-  bool offload_activations = false;   ///< inputs that recomputation keeps wait on the host
+  bool offload_activations = false;   ///< saved inputs of recomputed blocks wait on the host
   std::optional<double> memory_gb;    ///< of each rank's device; unset: no limit
   bool cuda_graphs = false;           ///< GPU: forward and backward are captured once, then replayed
   bool gemm_autotune = true;          ///< GPU: GEMM kernels are timed at first use; false: cuBLASLt's heuristic

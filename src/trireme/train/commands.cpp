@@ -50,7 +50,7 @@ EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
   if (!recipe.data.tokenizer) recipe.data.tokenizer = opened.tokenizer;
   const auto samples = data::open_samples(recipe, split);
   if (!samples) {
-    throw ConfigError("the run keeps no data for validation", "say what to evaluate on: --data FILE");
+    throw ConfigError("the run has no validation data", "say what to evaluate on: --data FILE");
   }
   const std::int64_t all = samples->epoch() > 0 ? samples->epoch() : kMostSamples;
   const std::int64_t count = std::min(all, request.samples.value_or(all));

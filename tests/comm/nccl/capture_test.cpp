@@ -260,7 +260,7 @@ TEST_F(NcclCapture, ACaptureThatNobodyFollowsIsRefused) {
         }
       },
       test_options());
-  EXPECT_THAT(outcomes.rethrown, HasSubstr("whose replays nobody follows"));
+  EXPECT_THAT(outcomes.rethrown, HasSubstr("whose replays nothing tracks"));
 }
 
 TEST_F(NcclCapture, RanksThatHaveNotMetCannotBeCaptured) {

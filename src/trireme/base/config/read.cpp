@@ -151,6 +151,12 @@ class Reader {
   }
 
   std::string unknown_key(const Schema& schema, const std::string& path, const std::string& name) const {
+    for (const auto& [reserved, purpose] : schema.reserved) {
+      if (reserved == name) return fmt::format("is reserved for {}, which is not built yet", purpose);
+    }
+    for (const auto& [before, now] : schema.retired) {
+      if (before == name) return fmt::format("unknown key; did you mean \"{}\"?", join(path, now));
+    }
     if (const auto near = closest(name, schema.names())) {
       return fmt::format("unknown key; did you mean \"{}\"?", join(path, *near));
     }

@@ -32,6 +32,16 @@ void detail::check_defaults(const Schema& schema) {
     TRIREME_CHECK(!field.optional || std::holds_alternative<std::monostate>(field.get(schema.defaults.get()).of),
                   "optional key {} has a default; make it a plain member", field.name);
   }
+  for (const auto& [before, now] : schema.retired) {
+    TRIREME_CHECK(schema.find_field(before) == nullptr && schema.find_part(before) == nullptr,
+                  "{} is listed as retired, but it is a key", before);
+    TRIREME_CHECK(schema.find_field(now) != nullptr || schema.find_part(now) != nullptr,
+                  "the retired key {} points at {}, which is no key", before, now);
+  }
+  for (const auto& [name, purpose] : schema.reserved) {
+    TRIREME_CHECK(schema.find_field(name) == nullptr && schema.find_part(name) == nullptr,
+                  "{} is listed as reserved, but it is a key", name);
+  }
 }
 
 }  // namespace trireme::config

@@ -76,6 +76,8 @@ struct Schema {
   std::string meaning;
   std::vector<Field> fields;
   std::vector<Part> parts;
+  // Names that are no keys, for the error that says so: {former name, name now} and {section to come, what for}.
+  std::vector<std::pair<std::string, std::string>> retired, reserved;
   std::shared_ptr<const void> defaults;  // a struct as it is made; shared like Part::schema
 
   const Field* find_field(std::string_view name) const;
@@ -263,6 +265,13 @@ class Section {
   /// Any number of them: [[name]].
   template <typename S>
   void tables(std::string name, std::vector<S> T::*member);
+
+  /// A key was called `before`: an error for it names `now`, the key that replaced it. Not an alias.
+  void retired(std::string before, std::string now) { schema_.retired.emplace_back(std::move(before), std::move(now)); }
+  /// A section of this name is to come: an error for it says so instead of guessing at another one.
+  void reserved(std::string name, std::string purpose) {
+    schema_.reserved.emplace_back(std::move(name), std::move(purpose));
+  }
 
   Schema take() { return std::move(schema_); }
 

@@ -159,6 +159,8 @@ class TomlWriter {
   std::string out_;
 };
 
+constexpr std::size_t kMarkdownColumns = 116;
+
 std::string default_text(const Field& field, const Schema& schema) {
   return field.required ? "(must be given)" : value_text(field, field.get(schema.defaults.get()));
 }
@@ -205,6 +207,7 @@ std::string docs_text(const Schema& schema, std::size_t width) {
       }
     }
   });
+  for (const auto& [name, purpose] : schema.reserved) out += fmt::format("\n[{}]  reserved for {}\n", name, purpose);
   return out;
 }
 
@@ -214,13 +217,17 @@ std::string docs_markdown(const Schema& schema) {
     if (!title.empty()) out += fmt::format("{}## `{}`\n\n", out.empty() ? "" : "\n", title);
     if (!section.meaning.empty()) out += fmt::format("{}\n", section.meaning);
     if (section.fields.empty()) return;
-    TextTable table({{"key", {}}, {"type", {}}, {"default", {}}, {"meaning", {}}});
+    if (!section.meaning.empty()) out += '\n';
     for (const Field& field : section.fields) {
-      table.add({fmt::format("`{}`", field.name), type_text(field), fmt::format("`{}`", default_text(field, section)),
-                 field.meaning});
+      // A list, not a table: lines fit a screen, so that a changed word is a small difference.
+      const std::string text = fmt::format("- `{} = {}`: {} ({})", field.name, default_text(field, section),
+                                           field.meaning, type_text(field));
+      out += fmt::format("{}\n", fmt::join(wrapped(text, kMarkdownColumns), "\n  "));
     }
-    out += fmt::format("{}{}", section.meaning.empty() ? "" : "\n", table.markdown());
   });
+  if (!schema.reserved.empty())
+    out += "\n## Reserved\n\nSections that are to come; a recipe that has one is refused.\n\n";
+  for (const auto& [name, purpose] : schema.reserved) out += fmt::format("- `[{}]`: {}\n", name, purpose);
   return out;
 }
 

@@ -201,14 +201,13 @@ std::vector<Finding> check_test(const SelfTest& test) {
   const std::string rates =
       fmt::format("fp32 {}, bf16 {} with {}", rate(test.fp32_flops), rate(test.bf16_flops), threads);
   if (test.quiet()) {
-    out.push_back(
-        {"matrices", kFine,
-         fmt::format("{}; kept in {}, as what a run's MFU is a fraction of", rates, observe::peak_path().string())});
+    out.push_back({"matrices", kFine,
+                   fmt::format("{}; stored in {}, as the peak of a run's MFU", rates, observe::peak_path().string())});
   } else {
     out.push_back({"matrices", kNote,
                    fmt::format("{}, but other programs kept the processors busy: only {:.0f} % of the time was left",
                                rates, test.share * 100),
-                   "run trireme doctor again when the machine is quiet: these rates were not kept for MFU"});
+                   "run trireme doctor again when the machine is quiet: these rates were not stored for MFU"});
   }
   return out;
 }

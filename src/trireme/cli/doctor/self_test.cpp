@@ -97,7 +97,7 @@ void keep(std::string_view precision, int threads, const std::optional<double>& 
   try {
     observe::keep_peak(precision, threads, *flops, "trireme doctor");
   } catch (const IoError& error) {  // the trainer then says that MFU is not known
-    log_warn("the measured rate of matrices could not be kept: {}", error.message());
+    log_warn("the measured GEMM rate could not be stored: {}", error.message());
   }
 }
 

@@ -100,16 +100,18 @@ int run(const BatchOptions& options, Context& context) {
 
 void add_plan_batch(Command& plan, Context& context) {
   Command& command = plan.add_subcommand(
-      "batch", "What a larger batch saves in steps and costs in compute, from the gradient's noise scale or the loss");
+      "batch", "What a larger batch saves in steps and costs in compute, from the gradient noise scale or the loss");
   const auto options = std::make_shared<BatchOptions>();  // shared with the callback, which outlives this function
   command
       .add_option("--noise-scale", options->noise_scale,
-                  "The gradient's noise scale, in examples or tokens: the critical batch")
+                  "Gradient noise scale, in examples or tokens: the critical batch size")
       .type_name("N");
-  command.add_option("--loss", options->loss, "Nats for each token; the critical batch then follows from Kaplan's law")
+  command
+      .add_option("--loss", options->loss,
+                  "Loss in nats a token; the critical batch size then follows from Kaplan's law")
       .positive()
       .type_name("L");
-  command.add_option("--batch", options->batch, "One of yours, to see where it lies, e.g. 4M").type_name("N");
+  command.add_option("--batch", options->batch, "A batch size to place on the curve, e.g. 4M").type_name("N");
   command.add_option("--svg", options->svg, "Draw the curve").type_name("FILE");
   command.add_flag("--json", options->json, "As JSON, and nothing else");
   command.footer(

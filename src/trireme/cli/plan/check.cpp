@@ -80,12 +80,13 @@ std::string report(const CheckCommand& options, const cost::Hardware& hardware, 
   const plan::Estimate& estimate = *checkup.estimate;
   const spec::ModelShape& shape = checkup.job->shape;
   std::string out = fmt::format(
-      "{} on {}: {}\n  model     {} parameters, {} rows of {} tokens a step\n", options.recipe.file(),
+      "{} on {}: {}\n  model     {} parameters, {} sequences of {} tokens a step\n", options.recipe.file(),
       counted(static_cast<std::size_t>(estimate.layout.gpus()), "rank"), to_text(estimate.layout),
       short_count(static_cast<double>(spec::count_parameters(shape).total())), checkup.job->batch, checkup.job->length);
   if (const auto& proof = checkup.proof) {
     out += fmt::format(
-        "  schedule  {}: {} passes and {} messages of {} microbatches through {} on {}; complete, and free of deadlock "
+        "  schedule  {}: {} passes and {} messages of {} micro-batches through {} on {}; complete, and free of "
+        "deadlock "
         "{}\n",
         proof->kind, proof->passes, proof->messages, proof->micros,
         counted(static_cast<std::size_t>(proof->chunks), "chunk"),

@@ -43,9 +43,9 @@ int run(const InFlightOptions& options, Context& context) {
   };
   const double readers = best.layout.dp, each = rows / readers;
   const double samples = plan::in_flight(each, latency);
-  add("rows read ahead, each copy", each, fmt::format("{:.3g}/s", each), latency,
-      fmt::format("{:.0f} rows", std::ceil(samples)), samples,
-      fmt::format("data.prefetch = {:.0f} microbatches or more",
+  add("sequences prefetched, each replica", each, fmt::format("{:.3g}/s", each), latency,
+      fmt::format("{:.0f} sequences", std::ceil(samples)), samples,
+      fmt::format("data.prefetch = {:.0f} micro-batches or more",
                   std::max(1.0, std::ceil(samples / static_cast<double>(best.layout.micro_batch_size)))));
   const auto link = [&](const char* name, double bandwidth, double microseconds) {
     if (bandwidth <= 0) return;
@@ -61,7 +61,7 @@ int run(const InFlightOptions& options, Context& context) {
     for (const plan::StageTime& stage : plan::stage_times(task.hardware, task.job, best.layout))
       through += stage.total();
     const double count = plan::in_flight(micros, through);
-    add("microbatches in a pipeline", micros, fmt::format("{:.3g}/s", micros), through, fmt::format("{:.1f}", count),
+    add("micro-batches in a pipeline", micros, fmt::format("{:.3g}/s", micros), through, fmt::format("{:.1f}", count),
         count,
         fmt::format("{} stages; the schedule holds {:.1f} on its fullest", best.layout.pp, best.memory.in_flight));
   }
@@ -69,8 +69,7 @@ int run(const InFlightOptions& options, Context& context) {
     context.out << json.dump(2) << '\n';
     return kExitFine;
   }
-  fmt::print(context.out,
-             "{} on {} x {}: {:.4g} s a step\n\nwhat must be under way at once: rate x latency (Little 1961)\n{}",
+  fmt::print(context.out, "{} on {} x {}: {:.4g} s a step\n\nwhat must be in flight: rate x latency (Little 1961)\n{}",
              to_text(best.layout), task.gpus, task.hardware.device.name, best.step_seconds(), table.text("  "));
   return kExitFine;
 }
@@ -79,10 +78,10 @@ int run(const InFlightOptions& options, Context& context) {
 
 void add_plan_in_flight(Command& plan, Context& context) {
   Command& command = plan.add_subcommand(
-      "in-flight", "How much must be under way at once to keep everything busy: prefetch, messages, microbatches");
+      "in-flight", "How much must be in flight to keep everything busy: prefetch, messages, micro-batches");
   const auto options = std::make_shared<InFlightOptions>();  // shared with the callback, which outlives this function
   options->plan.add_to(command, PlanOptions::Recipe::kNone);
-  command.add_option("--read-latency", options->read_latency, "From asking for a row until it is there; default 20ms")
+  command.add_option("--read-latency", options->read_latency, "Latency of reading a sequence; default 20ms")
       .type_name("TIME");
   command.add_option("--message", options->message, "Size of a message; default 1M").type_name("BYTES");
   command.add_flag("--json", options->json, "As JSON, and nothing else");

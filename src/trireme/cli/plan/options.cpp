@@ -48,8 +48,8 @@ void PlanOptions::add_to(Command& command, Recipe recipe) {
   command.add_option("--cluster", cluster_, "A cluster by name (selene, dgx-h100, ...) or the path of a file")
       .type_name("NAME");
   add_number(command, "--gpus", gpus_, "Devices to use; default: those of the layout, else of the cluster");
-  command.add_option("--family", family_, "Of a model given by its sizes: gpt or llama").type_name("NAME");
-  add_number(command, "--num-layers", sizes_.num_layers, "Layers");
+  command.add_option("--family", family_, "Family of a model given by its sizes: gpt or llama").type_name("NAME");
+  add_number(command, "--num-layers", sizes_.num_layers, "Transformer layers");
   add_number(command, "--hidden-size", sizes_.hidden_size, "Width");
   add_number(command, "--num-heads", sizes_.num_heads, "Attention heads");
   add_number(command, "--num-kv-heads", sizes_.num_kv_heads, "Heads of keys and values; default: as many as heads");
@@ -59,22 +59,26 @@ void PlanOptions::add_to(Command& command, Recipe recipe) {
   add_number(command, "--global-batch-size", global_batch_, "Sequences of a step; default: about 4M tokens");
   add_number(command, "--tp", given_.tp, "Ranks that split each matrix");
   add_number(command, "--pp", given_.pp, "Stages of the pipeline");
-  add_number(command, "--dp", given_.dp, "Copies of the model");
+  add_number(command, "--dp", given_.dp, "Data-parallel size");
   add_number(command, "--cp", given_.cp, "Ranks that split each sequence");
-  add_number(command, "--ep", given_.ep, "Ranks of dp x cp that share out a mixture's experts");
+  add_number(command, "--ep", given_.ep,
+             "Expert-parallel size: ranks of dp x cp that the experts of a mixture are sharded over");
   add_number(command, "--virtual-stages", given_.virtual_stages, "Chunks of each stage");
   add_number(command, "--micro-batch-size", given_.micro_batch_size, "Sequences that a rank takes at once");
   command.add_option("--schedule", schedule_, "1f1b, interleaved, gpipe, zb-h1, ...: see trireme schedule list")
       .type_name("NAME");
-  command.add_option("--recompute", recompute_, "none, selective (attention's scores) or full (whole layers)")
+  command
+      .add_option("--recompute", recompute_,
+                  "Activation recomputation: none, selective (the attention core) or full (whole layers)")
       .type_name("MODE");
   add_number(command, "--zero", given_.zero, "ZeRO stage, 0 to 3");
-  command.add_option("--offload", offload_, "none, optimizer or weights: what is kept in the host's memory")
+  command.add_option("--offload", offload_, "What is offloaded to host memory: none, optimizer or weights")
       .type_name("WHAT");
-  command.add_option("--precision", precision_, "fp32, fp16, bf16 or fp8; default bf16").type_name("NAME");
-  command.add_option("--sequence-parallel", sequence_parallel_, "on or off: split norms over --tp too")
+  command.add_option("--precision", precision_, "Data type of the GEMMs: fp32, fp16, bf16 or fp8; default bf16")
+      .type_name("NAME");
+  command.add_option("--sequence-parallel", sequence_parallel_, "Sequence parallelism over --tp: on or off")
       .type_name("on|off");
-  command.add_option("--attention", attention_, "flash or unfused; default flash").type_name("KIND");
+  command.add_option("--attention", attention_, "Attention kernel: flash or unfused; default flash").type_name("KIND");
 }
 
 namespace {
@@ -170,7 +174,7 @@ PlanTask PlanOptions::resolve() const {
   if (task.given.offload.value_or(plan::Offload::kNone) != plan::Offload::kNone &&
       task.hardware.cluster.host.memory_gib <= 0)
     throw ConfigError(
-        fmt::format("--offload needs the host's memory, which cluster {} does not tell", task.hardware.cluster.name),
+        fmt::format("--offload needs the host memory, which cluster {} does not describe", task.hardware.cluster.name),
         "add [host] with memory_gib, link_gb_per_s and memory_gb_per_s to the cluster's file");
   if (!sequence_parallel_.empty()) {
     if (sequence_parallel_ != "on" && sequence_parallel_ != "off")

@@ -182,11 +182,13 @@ void add_plan_command(Command& app, Context& context) {
                   "time: fastest step; per-gpu: most tokens a second for each device, perhaps on fewer; smallest: "
                   "fewest devices that see --tokens within --days")
       .type_name("NAME");
-  command.add_option("--tokens", options->tokens, "How many to train on, e.g. 300G").type_name("N");
+  command.add_option("--tokens", options->tokens, "Tokens to train on, e.g. 300G").type_name("N");
   command.add_option("--days", options->days, "The deadline of --objective smallest").type_name("N");
   command.add_option("--top", options->top, "How many layouts to show; default 5").within(1, 1000).type_name("N");
   command.add_option("--write", options->write, "Write a recipe with the best layout").type_name("FILE");
-  command.add_option("--html", options->html, "Write a page with the breakdown and time over memory of all that fits")
+  command
+      .add_option("--html", options->html,
+                  "Write a page with the breakdown, and time over memory of all layouts that fit")
       .type_name("FILE");
   command.add_flag("--json", options->json, "As JSON, and nothing else");
   command.footer(kPlanExamples);

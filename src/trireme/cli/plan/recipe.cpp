@@ -77,7 +77,7 @@ std::string recipe_text(const PlanTask& task, const plan::Estimate& estimate, co
   if (task.job.mixture != plan::Mixture{})
     throw ConfigError("recipes have no experts yet", "plan a dense model to write a recipe, or leave out --write");
   if (estimate.layout.offload != plan::Offload::kNone)
-    throw ConfigError("recipes cannot keep anything on the host yet", "leave out --offload or --write");
+    throw ConfigError("recipes cannot offload weights to the host yet", "leave out --offload or --write");
   spec::Recipe recipe = task.recipe;
   recipe.model = spec::config_of(task.job.shape);
   recipe.data.seq_len = task.job.length;

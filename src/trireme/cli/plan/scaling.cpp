@@ -90,16 +90,15 @@ void add_plan_scaling(Command& plan, Context& context) {
   Command& command = plan.add_subcommand(
       "scaling", "Given compute, or devices and days: the model size and tokens to choose, and the loss to expect");
   const auto options = std::make_shared<ScalingOptions>();  // shared with the callback, which outlives this function
-  command.add_option("--flops", options->flops, "The budget, e.g. 3.14e23").positive().type_name("FLOPS");
+  command.add_option("--flops", options->flops, "Compute budget in FLOPs, e.g. 3.14e23").positive().type_name("FLOPS");
   command.add_option("--cluster", options->cluster, "The devices, by name or the path of a file").type_name("NAME");
   command.add_option("--gpus", options->gpus, "How many; default: all of the cluster").positive().type_name("N");
   command.add_option("--days", options->days, "For how long").positive().type_name("N");
-  command
-      .add_option("--mfu", options->mfu,
-                  "Share of the peak that training reaches (trireme plan predicts it); default 0.4")
+  command.add_option("--mfu", options->mfu, "Model FLOPs utilisation (trireme plan predicts it); default 0.4")
       .within(0.001, 1.0)
       .type_name("SHARE");
-  command.add_option("--parameters", options->parameters, "Also with this size, e.g. 8B").type_name("N");
+  command.add_option("--parameters", options->parameters, "Also with this number of parameters, e.g. 8B")
+      .type_name("N");
   command.add_flag("--json", options->json, "As JSON, and nothing else");
   command.footer(
       "Examples:\n  trireme plan scaling --flops 5.76e23\n"

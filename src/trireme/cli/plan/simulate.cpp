@@ -111,8 +111,8 @@ std::string step_text(const Result& result) {
                          short_seconds(step.undisturbed))});
   table.add({"fastest pipeline", short_seconds(sorted.front()), ""});
   table.add({"median pipeline", short_seconds(sorted[sorted.size() / 2]), ""});
-  table.add(
-      {"slowest pipeline", short_seconds(sorted.back()), fmt::format("copy {}: all others wait for it", step.slowest)});
+  table.add({"slowest pipeline", short_seconds(sorted.back()),
+             fmt::format("replica {}: all others wait for it", step.slowest)});
   table.add({"replicas, optimizer", short_seconds(step.tail), "after the last pipeline"});
   table.add({"slow devices", fmt::format("{}", step.slow_devices),
              fmt::format("{} of {} drawn, {} x as long", result.disturbances.stragglers, result.task.gpus,
@@ -194,7 +194,7 @@ int run_simulate(const SimulateOptions& options, Context& context) {
 
 void add_simulate_command(Command& app, Context& context) {
   Command& command = app.add_subcommand(
-      "simulate", "Play a step of every rank with stragglers and slow links, and weeks of steps with failures");
+      "simulate", "Simulate a step of every rank with stragglers and slow links, and weeks of steps with failures");
   const auto options = std::make_shared<SimulateOptions>();  // shared with the callback, which outlives this function
   options->plan.add_to(command, PlanOptions::Recipe::kPositional);
   command.add_flag("--faults", options->faults,
@@ -219,7 +219,9 @@ void add_simulate_command(Command& app, Context& context) {
       .within(0.001, 36500.0)
       .type_name("N");
   command.add_option("--seed", options->seed, "From which all draws follow; default 0").not_negative().type_name("N");
-  command.add_option("--trace", options->trace, "Write the step of the first and the slowest copy for ui.perfetto.dev")
+  command
+      .add_option("--trace", options->trace,
+                  "Write the step of the first and the slowest replica as a trace for ui.perfetto.dev")
       .type_name("FILE");
   command
       .add_option("--inject", options->inject,

@@ -98,7 +98,7 @@ int compare_layouts(const ValidateOptions& options, Context& context) {
                    {"by microbatch, chunks", kRight},
                    {"by pp and dp", kRight},
                    {"by tp", kRight},
-                   {"products", kRight},
+                   {"GEMMs", kRight},
                    {"tp traffic", kRight},
                    {"bubble, messages", kRight},
                    {"replicas", kRight}});

@@ -78,13 +78,13 @@ std::string compare(const CompareOptions& options) {
   }
   std::string out = options.markdown ? all.table.markdown() : all.table.text();
   out +=
-      "\nbubble: idle share of a step; * in steady state, over many steps without emptying the pipeline\n"
-      "holds: activations of the fullest rank, in micros of a rank's share of the model\n"
-      "versions: of a chunk's weights; weights: all copies, predictions too, in ranks' shares\n"
+      "\nbubble: idle share of a step; * in steady state, over many steps without a flush\n"
+      "holds: saved activations of the fullest rank, in micros of a rank's share of the model\n"
+      "versions: of a chunk's weights; weights: all versions and replicas, predictions too, in ranks' shares\n"
       "delay: updates that the weights of a pass lack; slots: messages stored without a posted receive\n"
       "formula: what the paper says, where it says something for these times and this shape; the last one counts "
       "versions,\n"
-      "         or copies where two directions hold each chunk, and leaves predictions out\n";
+      "         or replicas where two directions hold each chunk, and leaves predictions out\n";
   for (const std::string& line : all.left_out) out += fmt::format("left out: {}\n", line);
   if (all.disagreements > 0)
     out += fmt::format("{} differ from what was replayed or counted (!)\n",

@@ -15,31 +15,33 @@ namespace trireme::cli {
 void ScheduleOptions::add_to(Command& command, Kind kind) {
   if (kind == Kind::kOne)
     command.add_option("--kind", kind_, "A name from `trireme schedule list`, or file:PATH").required();
-  command.add_option("--stages", stages_, "Ranks of the pipeline; default 4").within(1, 4096).type_name("N");
-  command.add_option("--microbatches", micros_, "Microbatches of a step; default 8").within(1, 65536).type_name("N");
+  command.add_option("--stages", stages_, "Pipeline stages (ranks); default 4").within(1, 4096).type_name("N");
+  command.add_option("--microbatches", micros_, "Micro-batches of a step; default 8").within(1, 65536).type_name("N");
   command
-      .add_option("--virtual-stages", chunks_,
-                  "Chunks of the model on each rank; default: the kind's own, as `trireme schedule list` says")
+      .add_option(
+          "--virtual-stages", chunks_,
+          "Virtual stages (model chunks) of each rank; default: the kind's own, as `trireme schedule list` says")
       .within(1, 256)
       .type_name("N");
   command
       .add_option(
           "--times", times_,
-          "Times of a rank's share of the model: f forward, b backward of inputs, w of weights, r recompute, fb "
+          "Times of a rank's share of the model: f forward, b input gradients, w weight gradients, r recompute, fb "
           "an overlapped pair, g reduction, o update, s stash, p prediction, link a message; default "
           "f=1,b=1,w=1")
       .type_name("f=1,b=1,w=1");
   command
       .add_option("--hold", most_in_flight_,
-                  "For the kind list: activations of a chunk that a rank may hold at once; default: as many as 1f1b "
+                  "For the kind list: micro-batches whose activations of a chunk a rank may have saved; default: as "
+                  "many as 1f1b "
                   "needs")
       .within(1, 1 << 20)
       .type_name("N");
   if (kind == Kind::kNone) return;
-  command.add_option("--steps", steps_, "Steps without emptying the pipeline between them; default 1")
+  command.add_option("--steps", steps_, "Steps without a pipeline flush between them; default 1")
       .within(1, 4096)
       .type_name("N");
-  command.add_flag("--recompute", recompute_, "Do every forward again before its backward");
+  command.add_flag("--recompute", recompute_, "Full activation recomputation: every forward again before its backward");
 }
 
 schedule::Shape ScheduleOptions::shape(const schedule::Kind& kind) const {

@@ -87,7 +87,7 @@ nccl::DataType nccl_type(DType type) {
     case DType::kU8:
       return nccl::kUint8;
   }
-  throw CommError(fmt::format("NCCL has no number of type {}", name(type)));
+  throw CommError(fmt::format("NCCL has no data type {}", name(type)));
 }
 
 nccl::RedOp nccl_op(Reduce reduce) {

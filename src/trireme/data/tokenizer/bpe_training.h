@@ -1,7 +1,7 @@
 // data/tokenizer/bpe_training.h -- learns a byte-level BPE vocabulary from texts.
 //
 // Words are cut by the pattern and counted, by several threads; then the most frequent pair of neighbours is merged in
-// all words, again and again. Of equally frequent pairs the one with the smallest token numbers goes first, as in the
+// all words, again and again. Of equally frequent pairs the one with the smallest token ids goes first, as in the
 // Hugging Face trainer: the same texts give the same vocabulary there, and here for any number of threads.
 // Depends on: description, known_patterns.
 #pragma once

@@ -91,7 +91,7 @@ class ModelReader {
       const std::uint64_t at = json_.value_position();
       const std::int64_t id = json_.whole_number();
       if (id >= std::numeric_limits<std::int32_t>::max())
-        json_.fail(at, fmt::format("model.vocab: {} has the number {}, which is too large", shown(token), id));
+        json_.fail(at, fmt::format("model.vocab: {} has the id {}, which is too large", shown(token), id));
       if (!numbers_.emplace(token, static_cast<std::int32_t>(id)).second)
         json_.fail(json_.key_position(), fmt::format("model.vocab: the token {} is there twice", shown(token)));
       model_.vocabulary.emplace_back(std::move(token), static_cast<std::int32_t>(id));
@@ -124,11 +124,11 @@ class ModelReader {
     std::ranges::sort(tokens, {}, [](const auto& token) { return token.second; });
     for (std::size_t i = 1; i < tokens.size(); ++i) {
       if (tokens[i].second == tokens[i - 1].second)
-        json_.fail(begin, fmt::format("model.vocab: {} and {} have the same number {}", shown(tokens[i - 1].first),
+        json_.fail(begin, fmt::format("model.vocab: {} and {} have the same id {}", shown(tokens[i - 1].first),
                                       shown(tokens[i].first), tokens[i].second));
     }
     if (tokens.back().second >= static_cast<std::int64_t>(tokens.size()) + kMostUnused)
-      json_.fail(begin, fmt::format("model.vocab: {} has the number {}, but there are only {} tokens",
+      json_.fail(begin, fmt::format("model.vocab: {} has the id {}, but there are only {} tokens",
                                     shown(tokens.back().first), tokens.back().second, tokens.size()));
   }
 
@@ -175,9 +175,9 @@ void check_added_tokens(const JsonReader& json, std::uint64_t byte, const Tokeni
     const std::int32_t expected = found != numbers.end() ? found->second : std::max(largest + 1, vocabulary);
     if (token.id != expected)
       json.fail(byte,
-                fmt::format("{}: {} has the number {}, but the format gives it {}", where, shown(token.content),
-                            token.id, expected),
-                found != numbers.end() ? "the vocabulary has this token under another number"
+                fmt::format("{}: {} has the id {}, but the format gives it {}", where, shown(token.content), token.id,
+                            expected),
+                found != numbers.end() ? "the vocabulary has this token under another id"
                                        : "tokens beside the vocabulary are numbered on from its size, in order");
     largest = std::max(largest, token.id);
   }

@@ -191,7 +191,7 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, EncodeOptions
 
 void Tokenizer::check_id(std::int32_t id) const {
   if (id >= 0 && id < vocabulary_size() && present_[static_cast<std::size_t>(id)]) return;
-  throw ConfigError(fmt::format("{} has no token {}; its numbers go from 0 to {}", source_, id, vocabulary_size() - 1),
+  throw ConfigError(fmt::format("{} has no token {}; its ids go from 0 to {}", source_, id, vocabulary_size() - 1),
                     "was the text encoded with another tokenizer?");
 }
 

@@ -1,4 +1,4 @@
-// data/tokenizer/tokenizer.h -- text to token numbers and back.
+// data/tokenizer/tokenizer.h -- text to token ids and back.
 //
 //   const auto tokenizer = data::load_tokenizer("models/llama");     // or a tokenizer.json, or the word "bytes"
 //   const std::vector<std::int32_t> ids = tokenizer->encode("Hello", {.add_special = true});

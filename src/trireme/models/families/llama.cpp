@@ -13,12 +13,13 @@ constexpr std::string_view kLlamaPrefixes[] = {"model.", ""};
 
 void read_rotary(const formats::HfConfig& config, spec::ModelShape& shape, double base) {
   spec::Rotary& rotary = shape.rotary;
-  // Newer files keep everything about rotary positions in rope_parameters, older ones beside and in rope_scaling.
+  // Newer files keep everything about RoPE in rope_parameters, older ones beside and in rope_scaling.
   const bool newer = config.json().contains("rope_parameters") && config.json()["rope_parameters"].is_object();
   const std::string in = newer ? "rope_parameters." : "rope_scaling.";
   for (const std::string& key : {std::string("partial_rotary_factor"), in + "partial_rotary_factor"}) {
     if (const auto share = config.find<double>(key); share && *share != 1) {
-      unsupported(config, key, fmt::format("{}", *share), "all of a head is turned: leave the key out");
+      unsupported(config, key, fmt::format("{}", *share),
+                  "partial rotary embeddings are not supported: leave the key out");
     }
   }
   rotary.base = config.find<double>(newer ? "rope_parameters.rope_theta" : "rope_theta").value_or(base);

@@ -27,7 +27,7 @@ struct Axis {
 };
 
 /// About `ticks` of them. With `widen` the range grows to whole ticks, as a y axis wants; without it stays (x axes).
-/// Takes any range: an empty one is widened, what is not finite is taken for 0 to 1.
+/// Takes any range: an empty one is widened, what is NaN or Inf is taken for 0 to 1.
 Axis make_axis(double low, double high, Quantity quantity, int ticks, bool widen);
 
 /// A value with its unit, to four digits: "12.35k", "3.2 GiB", "41.2 %".

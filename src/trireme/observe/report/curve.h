@@ -14,7 +14,7 @@ struct Point {
   bool operator==(const Point&) const = default;
 };
 
-/// By x, ascending. A y that is not finite is a gap.
+/// By x, ascending. A y that is NaN or Inf is a gap.
 using Curve = std::vector<Point>;
 
 /// At most about `most` points: of each stretch the lowest and the highest, so that no spike is lost, and the first and

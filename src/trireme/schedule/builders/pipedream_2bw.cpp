@@ -22,9 +22,9 @@ Schedule build_2bw(const Shape& shape) {
 }
 
 std::string pipedream_2bw_refuses(const Shape& shape) {
-  // With fewer, more than one update would be made while a micro is on its way, so two versions would not be enough.
+  // With fewer, more than one update would be made while a micro is in flight, so two versions would not be enough.
   if (shape.micros < shape.ranks)
-    return fmt::format("{} micros an update are fewer than the {} that are on their way at once", shape.micros,
+    return fmt::format("{} micros an update are fewer than the {} that are in flight at once", shape.micros,
                        shape.ranks);
   return needs_one_chunk(shape);
 }

@@ -65,7 +65,7 @@ std::string formula_group(const std::string& axes, const spec::LayoutConfig& lay
   if (axes.starts_with("tp%")) return "tp copies";
   if (axes == "pp") return "pp";
   const int copies = mesh.size("dp") * layout.cp;
-  if (axes.starts_with("cp%")) return "cp inner";
+  if (axes.starts_with("cp%")) return "cp ulysses";
   if (axes.starts_with("cp/")) return "cp outer";
   if (axes == "dp" && layout.cp == 1 && copies > 1) return layout.zero > 0 && !layout.zero_group ? "shard" : "data";
   if (axes == "cp.dp") return layout.zero > 0 && !layout.zero_group ? "shard" : "data";
@@ -122,7 +122,7 @@ Explanation explain(Trainer& trainer) {
   out.memory = {
       {"parameters", fmt::format("{} bytes x {}{}", task.compute_bytes, one(3), n),
        static_cast<double>(bytes.parameters), formula.parameters},
-      {"masters", offloaded ? "on the host" : full + one(1), static_cast<double>(bytes.masters),
+      {"master weights", offloaded ? "on the host" : full + one(1), static_cast<double>(bytes.masters),
        offloaded ? 0 : formula.master_weights},
       {"gradients", streamed ? "on the host, once summed" : full + one(2), static_cast<double>(bytes.gradients),
        streamed ? 0 : formula.gradients},
@@ -130,7 +130,7 @@ Explanation explain(Trainer& trainer) {
        static_cast<double>(state.bytes()), formula.optimizer},
   };
   if (offloaded) {
-    out.memory.push_back({"masters, on the host", full + one(1), static_cast<double>(bytes.host_masters), share});
+    out.memory.push_back({"master weights, on the host", full + one(1), static_cast<double>(bytes.host_masters), share});
     out.memory.push_back({"gradients, on the host", full + one(1), static_cast<double>(bytes.host_gradients), share});
     if (bytes.host_values > 0) {
       out.memory.push_back({"new weights, on the host", fmt::format("{} bytes x {}", task.compute_bytes, one(1)),
@@ -147,7 +147,7 @@ Explanation explain(Trainer& trainer) {
          task.shape.num_encoder_layers > 0 || !task.shape.norm_first ? 0 : plan::activation_bytes(task)});
   }
   for (Explanation::Line& line : out.memory) {
-    const bool kept = line.name.starts_with("masters") || line.name.starts_with("optimizer");
+    const bool kept = line.name.starts_with("master weights") || line.name.starts_with("optimizer");
     if ((kept && !wide_states) || (line.name.starts_with("gradients") && !wide_gradients)) {
       line.formula = 0;
       line.formula_text = "of several types";

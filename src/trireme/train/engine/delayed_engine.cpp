@@ -82,13 +82,13 @@ class DelayedEngine final : public Engine, public MultiStepEngine {
     // Versions depend on steps, not on micros: all of a step's meet the same.
     const schedule::Schedule table = pipeline_table(recipe_, micros_of_stage(request.micros), request.steps);
     double rate = 0;
-    const auto foresight = pipeline::make_foresight(table.weights, request.optimizer, [&] { return rate; });
-    pipeline::DelayedGradients delayed(*model_, split_, pipeline::law_of(table), request.steps, foresight.get());
+    const auto predictor = pipeline::make_weight_predictor(table.weights, request.optimizer, [&] { return rate; });
+    pipeline::DelayedGradients delayed(*model_, split_, pipeline::law_of(table), request.steps, predictor.get());
     std::vector<StepMade> made;
     for (int step = 0; step < request.steps; ++step) {
       StepWork work = request.work(step);
       rate = work.learning_rate;
-      step == 0 ? delayed.begin() : delayed.updated();  // what is foreseen goes by the rate of the update to come
+      step == 0 ? delayed.begin() : delayed.updated();  // what is predicted goes by the rate of the update to come
       nn::zero_grad(model_->params);
       StepMade& sums = made.emplace_back();
       for (data::Batch& batch : work.batches) {

@@ -201,15 +201,15 @@ PipelineSteps::Walk& PipelineSteps::walk_for(const StepsRequest& request) {
   walk_.micros = request.micros;
   walk_.steps = request.steps;
   walk_.table = make_table_(request.micros, request.steps);
-  if (!walk_.foresight) {
-    walk_.foresight =
-        pipeline::make_foresight(walk_.table.weights, request.optimizer, [this] { return progress_->rate_to_come(); });
+  if (!walk_.predictor) {
+    walk_.predictor = pipeline::make_weight_predictor(walk_.table.weights, request.optimizer,
+                                                      [this] { return progress_->rate_to_come(); });
   }
   walk_.executor = std::make_unique<pipeline::Executor>(pipeline::ExecutorParts{.table = walk_.table,
                                                                                 .stage = stage_,
                                                                                 .pipeline = pipeline_,
                                                                                 .data_parallel = &data_parallel_,
-                                                                                .foresight = walk_.foresight.get()});
+                                                                                .predictor = walk_.predictor.get()});
   if (!asynchronous_) {
     walk_.optimistic = std::make_unique<pipeline::PostValidatedUpdate>(request.optimizer, walk_.executor->reduction());
   }

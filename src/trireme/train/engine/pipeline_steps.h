@@ -36,7 +36,7 @@ class PipelineSteps final : public MultiStepEngine {
   struct Walk {
     int micros = 0, steps = 0;
     schedule::Schedule table;
-    std::unique_ptr<pipeline::WeightPredictor> foresight;
+    std::unique_ptr<pipeline::WeightPredictor> predictor;
     std::unique_ptr<pipeline::Executor> executor;
     std::unique_ptr<pipeline::PostValidatedUpdate> optimistic;
   };

@@ -38,7 +38,7 @@ StepPlan plan_step(const spec::Recipe& recipe, spec::Position position, const Sh
                     "rows of {} tokens",
                     position.step + 1, plan.hyperparameters.batch, share.length),
         recipe.batch.kind == spec::BatchKind::kConstant
-            ? fmt::format("set batch.global_batch_tokens = {} ({} rows)", rows * share.length, rows)
+            ? fmt::format("set batch.global_batch_tokens = {} ({} sequences)", rows * share.length, rows)
             : fmt::format("set batch.multiple = {}, and batch.start and batch.global_batch_tokens to multiples of it",
                           share.length));
   }

@@ -225,7 +225,7 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
 }
 
 void Trainer::loaded() {
-  TRIREME_CHECK(under_way_.empty(), "a state was read while a step is under way");
+  TRIREME_CHECK(under_way_.empty(), "a state was read during a step");
   updates_->loaded();
   feeder_.reset();
   told_later_.clear();

@@ -13,11 +13,11 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-const std::string kRecipes = std::string(TRIREME_RECIPES) + "/pace/";
+const std::string kRecipes = std::string(TRIREME_RECIPES) + "/hyperparameters/";
 
 /// The words of each line of `trireme recipe hyperparameters ...`, without the header.
 std::vector<std::vector<std::string>> hyperparameters(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), {"recipe", "pace"});
+  arguments.insert(arguments.begin(), {"recipe", "hyperparameters"});
   std::ostringstream out, err;
   EXPECT_EQ(run_program(arguments, out, err), kExitFine) << err.str();
   std::vector<std::vector<std::string>> rows;
@@ -31,7 +31,7 @@ std::vector<std::vector<std::string>> hyperparameters(std::vector<std::string> a
   return rows;
 }
 
-TEST(RecipePace, PrintsStepsTokensBatchAndRate) {
+TEST(RecipeHyperparameters, PrintsStepsTokensBatchAndRate) {
   EXPECT_THAT(hyperparameters({"--set", "lr_schedule.kind=cosine", "--set", "lr_schedule.total=100", "--set",
                                "lr_schedule.warmup=10", "--set", "optim.learning_rate=1", "--set",
                                "batch.global_batch_tokens=10", "--rows", "2"}),
@@ -40,7 +40,7 @@ TEST(RecipePace, PrintsStepsTokensBatchAndRate) {
                           ElementsAre("100", "steps", "to", "1k", "tokens")));
 }
 
-TEST(RecipePace, ShowsGoyalsRates) {
+TEST(RecipeHyperparameters, ShowsGoyalsRates) {
   const auto rows = hyperparameters({kRecipes + "goyal-resnet50.toml", "--until", "115305030", "--rows", "1"});
   ASSERT_EQ(rows.size(), 7U);
   const std::vector<std::string> rates = {"0.1", "3.2", "0.32", "0.032", "0.0032", "0.0032"};
@@ -48,7 +48,7 @@ TEST(RecipePace, ShowsGoyalsRates) {
     EXPECT_THAT(rows[i], ElementsAre(testing::_, testing::_, "8192", rates[i]));
 }
 
-TEST(RecipePace, ShowsSmithsBatches) {
+TEST(RecipeHyperparameters, ShowsSmithsBatches) {
   const auto rows = hyperparameters({kRecipes + "smith-increase.toml", "--rows", "1"});
   ASSERT_EQ(rows.size(), 6U);
   const std::vector<std::vector<std::string>> expected = {
@@ -58,7 +58,7 @@ TEST(RecipePace, ShowsSmithsBatches) {
   }
 }
 
-TEST(RecipePace, ShowsGpt3sRamps) {
+TEST(RecipeHyperparameters, ShowsGpt3sRamps) {
   const auto rows = hyperparameters({kRecipes + "gpt3-175b.toml", "--until", "300G", "--rows", "1"});
   ASSERT_EQ(rows.size(), 6U);
   EXPECT_THAT(rows[0], ElementsAre("0", "0", "32000", "5.12e-09"));
@@ -68,7 +68,7 @@ TEST(RecipePace, ShowsGpt3sRamps) {
   EXPECT_THAT(rows[4], ElementsAre(testing::_, "300G", "3200000", "6e-06"));
 }
 
-TEST(RecipePace, ShowsLambsRates) {
+TEST(RecipeHyperparameters, ShowsLambsRates) {
   const auto rows = hyperparameters({kRecipes + "lamb-bert.toml", "--rows", "1"});
   ASSERT_EQ(rows.size(), 4U);
   EXPECT_THAT(rows[0], ElementsAre("0", "0", "32768", "1.6e-06"));
@@ -76,7 +76,7 @@ TEST(RecipePace, ShowsLambsRates) {
   EXPECT_THAT(rows[2], ElementsAre("15625", testing::_, "32768", "0"));
 }
 
-TEST(RecipePace, SaysWhatIsNoCount) {
+TEST(RecipeHyperparameters, SaysWhatIsNoCount) {
   std::ostringstream out, err;
   EXPECT_EQ(run_program({"recipe", "pace", "--until", "later"}, out, err), kExitUsage);
   EXPECT_THAT(err.str(), HasSubstr("later"));
