@@ -150,8 +150,11 @@ TEST(BatchRamp, IsGpt3s) {
   // Brown et al., appendix B, for the 175B model: from 32k tokens linearly to 3.2M over the first 12B; the rate warms
   // up over 375M tokens and follows a cosine to a tenth at 260B.
   const OptimConfig optim{.learning_rate = 0.6e-4};
-  const BatchConfig batch{
-      .kind = BatchKind::kRamp, .global_batch_tokens = 3'200'000, .multiple = 32'000, .start = 32'000, .over = 12'000'000'000};
+  const BatchConfig batch{.kind = BatchKind::kRamp,
+                          .global_batch_tokens = 3'200'000,
+                          .multiple = 32'000,
+                          .start = 32'000,
+                          .over = 12'000'000'000};
   const LrScheduleConfig schedule{.kind = LrScheduleKind::kCosine,
                                   .unit = LrScheduleUnit::kTokens,
                                   .warmup = 375'000'000,
@@ -191,8 +194,11 @@ TEST(BatchRamp, PositionByStretchesIsThatStepByStep) {
   for (const std::int64_t multiple : {1, 3, 7, 64}) {
     for (const std::int64_t start : {1, 5, 64}) {
       for (const std::int64_t over : {1, 100, 5000}) {
-        const BatchConfig batch{
-            .kind = BatchKind::kRamp, .global_batch_tokens = 448 * 3, .multiple = multiple, .start = start, .over = over};
+        const BatchConfig batch{.kind = BatchKind::kRamp,
+                                .global_batch_tokens = 448 * 3,
+                                .multiple = multiple,
+                                .start = start,
+                                .over = over};
         Position at;
         std::int64_t size = batch_at({}, batch, 0);
         for (std::int64_t tokens = 0; tokens < 9000; ++tokens) {

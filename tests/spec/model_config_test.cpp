@@ -27,7 +27,7 @@ TEST(ModelConfig, WithoutAFamilyIsNoModel) {
     EXPECT_EQ(error.problems()[0].key, "model");
     EXPECT_THAT(error.problems()[0].hint, HasSubstr("model.family = \"gpt2\""));
   }
-  EXPECT_EQ(shape_from("[model]\nlayers = 3\nfamily = \"gpt2\"\n").num_layers, 3);  // as the hint says
+  EXPECT_EQ(shape_from("[model]\nnum_layers = 3\nfamily = \"gpt2\"\n").num_layers, 3);  // as the hint says
 }
 
 TEST(ModelConfig, ChangesWhatIsGivenAndKeepsTheRest) {
