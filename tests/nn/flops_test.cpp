@@ -39,17 +39,17 @@ TEST(VisiblePairs, AreThoseOfThePlainLoop) {
       if (sorted) std::sort(numbers->begin(), numbers->end());
     }
     const Visibility visibility{random.below(2, draw++) == 0, static_cast<std::int64_t>(random.below(6, draw++))};
-    Sequence queries{.first_position = static_cast<std::int64_t>(random.below(9, draw++))};
-    Sequence keys{.first_position = static_cast<std::int64_t>(random.below(9, draw++))};
+    TokenSpan queries{.first = static_cast<std::int64_t>(random.below(9, draw++)),
+                      .count = static_cast<std::int64_t>(length)};
+    TokenSpan keys{.first = static_cast<std::int64_t>(random.below(9, draw++)),
+                   .count = static_cast<std::int64_t>(key_length)};
     if (documents) queries.documents = row(q), keys.documents = row(k);
-    EXPECT_EQ(visible_pairs(visibility, queries, 1, static_cast<std::int64_t>(length), keys,
-                            static_cast<std::int64_t>(key_length)),
-              plain_pairs(visibility, q, k, queries.first_position, keys.first_position))
+    EXPECT_EQ(visible_pairs(visibility, queries, keys, 1), plain_pairs(visibility, q, k, queries.first, keys.first))
         << "round " << round;
   }
 }
 
-TEST(VisiblePairs, CountEveryRow) { EXPECT_EQ(visible_pairs({.causal = true}, {}, 3, 4, {}, 4), 30); }
+TEST(VisiblePairs, CountEveryRow) { EXPECT_EQ(visible_pairs({.causal = true}, {.count = 4}, {.count = 4}, 3), 30); }
 
 }  // namespace
 }  // namespace trireme::nn

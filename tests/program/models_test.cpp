@@ -102,6 +102,11 @@ TEST_F(ModelCommands, GenerateContinuesAndIsRepeatable) {
   EXPECT_EQ(run(sampled).out, drawn.out);
   sampled.back() = "8";
   EXPECT_NE(run(sampled).out, drawn.out);
+  auto split = greedy;
+  for (const char* word : {"--tp", "2"}) split.push_back(word);
+  const Outcome shared = run(split);
+  ASSERT_EQ(shared.code, 0) << shared.err;
+  EXPECT_EQ(shared.out, first.out);
 }
 
 TEST_F(ModelCommands, MistakesAreToldWithTheirFix) {
@@ -157,6 +162,9 @@ TEST_F(ModelCommands, GenerateRefusesWhatCannotBe) {
   EXPECT_THAT(refused({"--tokens", "62"}), AllOf(HasSubstr("64 positions"), HasSubstr("at most 61")));
   EXPECT_THAT(refused({"--top-p", "0"}), HasSubstr("top_p"));
   EXPECT_THAT(refused({"--temperature", "-1"}), HasSubstr("temperature"));
+  EXPECT_THAT(refused({"--tp", "3"}), HasSubstr("layout.tp"));
+  EXPECT_THAT(refused({"--tp", "0"}), HasSubstr("not positive"));
+  EXPECT_THAT(refused({"--device", "tpu"}), AllOf(HasSubstr("cpu"), HasSubstr("cuda")));
   EXPECT_THAT(refused({"--precision", "fp8"}), AllOf(HasSubstr("fp32"), HasSubstr("bf16")));
 }
 

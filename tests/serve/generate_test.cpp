@@ -7,7 +7,10 @@
 
 #include "tests/models/support.h"
 #include "trireme/base/error.h"
-#include "trireme/serve/probe.h"
+#include "trireme/checkpoint/open_model.h"
+#include "trireme/comm/rank.h"
+#include "trireme/device/cuda.h"
+#include "trireme/parallel/parallel_groups.h"
 
 namespace trireme::serve {
 namespace {
@@ -25,6 +28,16 @@ GenerateRequest request_for(const std::string& name) {
   return {.model = models::fixture(name), .prompts = prompts(6), .tokens = 12};
 }
 
+/// On ranks that are threads; what rank 0 has, which all have.
+TokenLists generate(const GenerateRequest& request, int ranks = 1) {
+  std::vector<TokenLists> added(static_cast<std::size_t>(ranks));
+  comm::run_ranks(ranks, [&](comm::Rank& rank) {
+    added[static_cast<std::size_t>(rank.rank())] = serve::generate(request, rank.world());
+  });
+  for (const TokenLists& of_rank : added) EXPECT_EQ(of_rank, added[0]);
+  return added[0];
+}
+
 TEST(Generate, GreedyIsTheReferencesContinuation) {
   for (const std::string& name : kCausalFixtures) {
     const TokenLists added = generate(request_for(name));
@@ -32,52 +45,60 @@ TEST(Generate, GreedyIsTheReferencesContinuation) {
   }
 }
 
-TEST(Generate, TheCacheGivesTheLogitsOfFullRecomputation) {
-  for (const std::string& name : kCausalFixtures) {
-    const auto model = models::load_published(formats::HfDirectory(models::fixture(name)), {});
-    const at::Tensor ids = models::fixture_ids();
-    const at::Tensor whole = models::logits_of(*model, ids);
-    nn::KvCache cache;
-    cache.capacity = ids.size(1);
-    nn::Context context;
-    context.cache = &cache;
-    // In pieces of several lengths: a prompt, single tokens, and more at once.
-    for (const std::int64_t length : {5, 1, 1, 4, 1, 12}) {
-      context.sequence = nn::plain_sequence(ids.size(0), length, cache.length);
-      const at::Tensor piece = model->forward({ids.narrow(1, cache.length, length).contiguous()}, context, nullptr);
-      EXPECT_LE(models::largest(piece, whole.narrow(1, cache.length, length)), 1e-5) << name << " at " << cache.length;
-      cache.length += length;
-    }
-    context.sequence = nn::plain_sequence(ids.size(0), 1, cache.length);
-    EXPECT_THROW(model->forward({ids.narrow(1, 0, 1).contiguous()}, context, nullptr), ConfigError) << "beyond it";
+TEST(Generate, APromptOfSeveralChunksIsContinuedLikeOneThatIsRecomputed) {
+  // Longer than a chunk and than every window; each token by a forward pass over all tokens before it, too.
+  const auto model = models::load_published(formats::HfDirectory(models::fixture("mistral")), {});
+  const at::Tensor ids = models::some_ids(1, kPrefillChunk + 37, model->shape.vocab_size);
+  std::vector<std::int64_t> tokens(ids.data_ptr<std::int64_t>(), ids.data_ptr<std::int64_t>() + ids.numel());
+  const auto added = continue_prompt(*model, tokens, 0, {.tokens = 5});
+  for (const std::int64_t token : added) {
+    const at::Tensor logits = models::logits_of(*model, models::as_tensor({tokens}))[0][-1];
+    EXPECT_EQ(logits.argmax().item<std::int64_t>(), token);
+    tokens.push_back(token);
   }
 }
 
-TEST(Generate, AWindowBoundsTheCacheHoweverTokensCome) {
-  const at::Tensor ids = models::fixture_ids();
-  for (const std::string name : {"mistral", "qwen2_window"}) {
-    const auto model = models::load_published(formats::HfDirectory(models::fixture(name)), {});
-    const at::Tensor whole = models::logits_of(*model, ids);
-    const std::int64_t window = model->shape.window;
-    for (const std::vector<std::int64_t>& pieces : std::vector<std::vector<std::int64_t>>{
-             std::vector<std::int64_t>(24, 1), {24}, {2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2}, {3, 20, 1}, {7, 5, 5, 7}}) {
-      nn::KvCache cache;
-      cache.capacity = 24;
-      nn::Context context;
-      context.cache = &cache;
-      for (const std::int64_t length : pieces) {
-        context.sequence = nn::plain_sequence(ids.size(0), length, cache.length);
-        const at::Tensor piece = model->forward({ids.narrow(1, cache.length, length).contiguous()}, context, nullptr);
-        EXPECT_LE(models::largest(piece, whole.narrow(1, cache.length, length)), 1e-5)
-            << name << ": " << length << " at " << cache.length;
-        cache.length += length;
-      }
-      for (std::int64_t layer = 0; layer < model->shape.num_layers; ++layer) {
-        const bool windowed = spec::window_of(model->shape, layer) > 0;
-        EXPECT_EQ(cache.layers.at(layer).keys.size(1), windowed ? window : 24) << name << " layer " << layer;
-      }
-    }
+TEST(Generate, RanksThatSplitTheMatricesGiveTheTokensOfOne) {
+  for (const std::string name : {"gpt2", "llama", "mistral", "qwen2_tied", "qwen3"}) {
+    GenerateRequest request = request_for(name);
+    const TokenLists greedy = generate(request);
+    EXPECT_EQ(generate(request, 2), greedy) << name;
+    request.temperature = 1.2;
+    request.seed = 5;
+    EXPECT_EQ(generate(request, 2), generate(request)) << name;
   }
+}
+
+TEST(Generate, RanksReadTheirShardsAlone) {
+  for (const std::string name : {"gpt2", "llama"}) {
+    const auto whole = checkpoint::open_model(models::fixture(name), {}).model;
+    comm::run_ranks(2, [&](comm::Rank& rank) {
+      spec::LayoutConfig layout;
+      layout.tp = 2;
+      const auto groups = parallel::form(layout, whole->shape, rank.world(), 1, at::kCPU);
+      checkpoint::OpenOptions options;
+      options.build.parallel = &groups->parallel;
+      const auto mine = checkpoint::open_model(models::fixture(name), options).model;
+      std::int64_t held = 0;
+      for (const nn::Param& param : mine->params) {
+        const at::Tensor all = whole->params.at(param.name).value.view({-1}), part = param.value.view({-1});
+        held += part.numel();
+        for (const layout::ContiguousRun& run : layout::runs(param.placement)) {
+          EXPECT_TRUE(at::equal(part.narrow(0, run.local, run.count), all.narrow(0, run.global, run.count)))
+              << name << " " << param.name;
+        }
+      }
+      EXPECT_LT(static_cast<double>(held), 0.6 * static_cast<double>(whole->params.elements())) << name;
+    });
+  }
+}
+
+TEST(Generate, AskedForAGpuWithoutOneItSaysSo) {
+  std::string why;
+  if (device::has_cuda(&why)) GTEST_SKIP() << "there is a GPU";
+  GenerateRequest request = request_for("gpt2");
+  request.device = spec::DeviceKind::kCuda;
+  EXPECT_THROW(generate(request), ConfigError);
 }
 
 TEST(Generate, TheSameSeedGivesTheSameTokensWhateverIsBeside) {
@@ -163,6 +184,13 @@ TEST(Generate, RefusesWhatCannotBe) {
   request = request_for("gpt2");
   request.temperature = -1;
   expect_refused(request, "temperature -1 ");
+  request = request_for("llama");
+  try {
+    generate(request, 3);
+    FAIL() << "3 ranks cannot split the heads";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.message(), HasSubstr("layout.tp"));
+  }
   request = request_for("bert");
   expect_refused(request, "does not read from left to right", "GPT-2");
 }

@@ -4,7 +4,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/run_folder.h"
-#include "trireme/checkpoint/store.h"
+#include "trireme/checkpoint/stored_weights.h"
 #include "trireme/models/published.h"
 
 namespace trireme::checkpoint {
@@ -26,20 +26,6 @@ void check_is_something(const fs::path& path) {
   }
 }
 
-/// The run's folder of a checkpoint at RUN/checkpoints/step-N.
-RunFolder run_of(const fs::path& checkpoint) {
-  return {fs::absolute(checkpoint).lexically_normal().parent_path().parent_path()};
-}
-
-OpenedModel open_published(const fs::path& path, const OpenOptions& options) {
-  const formats::HfDirectory directory(path);
-  OpenedModel opened{.what = path.string()};
-  opened.model = models::load_published(
-      directory, {.precision = options.precision, .build = options.build, .shape = options.shape});
-  if (fs::exists(path / "tokenizer.json")) opened.tokenizer = (path / "tokenizer.json").string();
-  return opened;
-}
-
 }  // namespace
 
 spec::ModelShape stored_shape(const fs::path& path) {
@@ -53,25 +39,11 @@ spec::ModelShape stored_shape(const fs::path& path) {
 }
 
 OpenedModel open_model(const fs::path& path, const OpenOptions& options) {
-  check_is_something(path);
-  if (is_published(path)) return open_published(path, options);
-  const formats::CheckpointFolder stored = open_checkpoint(path);
-  OpenedModel opened{.what = fmt::format("step {} of {}", stored.manifest().step, path.string())};
-  opened.recipe = read_run_recipe(stored.path());
-  const auto shape = options.shape ? options.shape : spec::shape_of(opened.recipe->model);
-  if (!shape) throw ConfigError(fmt::format("the recipe in {} has no model", stored.path().string()));
-  opened.model = models::build(*shape, options.build);
-  nn::allocate(opened.model->params, options.precision);
-  nn::State state;
-  nn::add_params(state, opened.model->params);
-  load(stored, state, What::kWeights);
-  for (nn::Param& param : opened.model->params) nn::publish(param);
-  const RunFolder run = run_of(stored.path());
-  if (fs::exists(run.tokenizer())) {
-    opened.tokenizer = run.tokenizer().string();
-  } else {
-    opened.tokenizer = opened.recipe->data.tokenizer;
-  }
+  const StoredWeights weights(path, options.shape);
+  OpenedModel opened{.recipe = weights.recipe(), .tokenizer = weights.tokenizer(), .what = weights.what()};
+  opened.model = models::build(weights.model().shape, options.build);
+  nn::allocate(opened.model->params, options.precision, options.device);
+  weights.fill(opened.model->params);
   return opened;
 }
 

@@ -1,7 +1,13 @@
-// checkpoint/open_model.h -- a model from wherever it is: a run, one of its checkpoints, or a Hugging Face directory.
+// checkpoint/open_model.h -- a model from wherever it is, on any device and over any ranks: a run, one of its
+// checkpoints, or a Hugging Face directory.
 //
+//   open_model(path, {.device = at::Device(at::kCUDA, 0), .build = {.parallel = &groups->parallel}})
+//
+// A rank reads what its placements give it, nothing else.
 // Depends on: base, formats, models, spec.
 #pragma once
+
+#include <c10/core/Device.h>
 
 #include <filesystem>
 #include <memory>
@@ -15,7 +21,8 @@ namespace trireme::checkpoint {
 
 struct OpenOptions {
   nn::Precision precision = nn::Precision::kFp32;
-  models::BuildOptions build = {};
+  at::Device device = at::kCPU;
+  models::BuildOptions build = {};             ///< build.parallel: the ranks that hold the model together
   std::optional<spec::ModelShape> shape = {};  ///< instead of what is stored: with dropout, say; the same weights
 };
 
@@ -28,7 +35,7 @@ struct OpenedModel {
 
 /// The shape alone, without reading weights. ConfigError naming what `path` could be when it is none of them.
 spec::ModelShape stored_shape(const std::filesystem::path& path);
-/// Shape and weights.
+/// Shape and weights. Each rank by itself: nothing is exchanged.
 OpenedModel open_model(const std::filesystem::path& path, const OpenOptions& options);
 
 }  // namespace trireme::checkpoint

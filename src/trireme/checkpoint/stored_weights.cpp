@@ -37,12 +37,15 @@ at::ScalarType type_of(formats::Dtype dtype, const std::string& name) {
 }  // namespace
 
 StoredWeights::StoredWeights(const fs::path& path, const std::optional<spec::ModelShape>& shape) {
-  model_ = models::build(shape ? *shape : stored_shape(path), {});
+  const spec::ModelShape stored_as = stored_shape(path);  // and says what `path` could be where it is nothing
+  model_ = models::build(shape.value_or(stored_as), {});
+  what_ = path.string();
   if (fs::exists(path / "config.json")) {
     directory_.emplace(path);
     auto all =
         models::published_tensors(*model_, [&](std::string_view name) { return directory_->find(name) != nullptr; });
     for (const models::PublishedTensor& tensor : all) models::find_published(*directory_, tensor, all);
+    models::log_unused(*directory_, all);
     std::erase_if(all, [](const models::PublishedTensor& tensor) { return tensor.optional; });
     std::ranges::stable_sort(all, {}, &models::PublishedTensor::first_row);
     tensors_ = std::move(all);
@@ -50,6 +53,7 @@ StoredWeights::StoredWeights(const fs::path& path, const std::optional<spec::Mod
     return;
   }
   stored_.emplace(open_checkpoint(path));
+  what_ = fmt::format("step {} of {}", stored_->manifest().step, path.string());
   recipe_ = read_run_recipe(stored_->path());
   const RunFolder run{fs::absolute(stored_->path()).lexically_normal().parent_path().parent_path()};
   tokenizer_ = fs::exists(run.tokenizer()) ? std::optional(run.tokenizer().string()) : recipe_->data.tokenizer;
@@ -89,13 +93,13 @@ at::Tensor StoredWeights::read_published(const nn::Param& param, std::int64_t be
           found.bytes().subspan(static_cast<std::size_t>(from - first) * element, parts.back().nbytes()));
       continue;
     }
-    if (turned_.tensor != &tensor) {
-      turned_ = {};  // one at a time
-      turned_ = {&tensor,
-                 models::stored_elements(found, 0, tensor.rows * row).view({row, tensor.rows}).t().contiguous()};
+    if (transposed_.tensor != &tensor) {
+      transposed_ = {};  // one at a time
+      transposed_ = {&tensor,
+                     models::stored_elements(found, 0, tensor.rows * row).view({row, tensor.rows}).t().contiguous()};
       found.file->forget(found.bytes());
     }
-    parts.push_back(turned_.rows.view({-1}).narrow(0, from - first, until - from));
+    parts.push_back(transposed_.rows.view({-1}).narrow(0, from - first, until - from));
   }
   at::Tensor out = parts.size() == 1 ? parts[0] : at::cat(parts);
   TRIREME_CHECK(out.numel() == end - begin, "elements {} to {} of {} are {} stored ones", begin, end, param.name,

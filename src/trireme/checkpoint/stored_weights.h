@@ -27,7 +27,10 @@ class StoredWeights {
   /// The whole model; its parameters have names and shapes, and no memory.
   models::Model& model() const { return *model_; }
   const std::optional<spec::Recipe>& recipe() const { return recipe_; }
+  /// A file, or "bytes"; none: not known.
   const std::optional<std::string>& tokenizer() const { return tokenizer_; }
+  /// "step 200 of runs/tiny", for people.
+  const std::string& what() const { return what_; }
 
   /// Elements [begin, end) of one of model()'s parameters, row by row, flat, in the type they are stored in.
   at::Tensor read(const nn::Param& param, std::int64_t begin, std::int64_t end) const;
@@ -43,11 +46,12 @@ class StoredWeights {
   std::vector<models::PublishedTensor> tensors_;  // of the directory, those that parameters are made of
   std::optional<spec::Recipe> recipe_;
   std::optional<std::string> tokenizer_;
-  struct Turned {
+  std::string what_;
+  struct Transposed {
     const models::PublishedTensor* tensor = nullptr;
     at::Tensor rows;
   };
-  mutable Turned turned_;  // the last tensor that is published transposed, as our rows
+  mutable Transposed transposed_;  // the last tensor that is published transposed, as our rows
 };
 
 }  // namespace trireme::checkpoint

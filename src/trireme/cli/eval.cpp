@@ -88,6 +88,11 @@ void add_eval_command(Command& app, Context& context) {
       .positive();
   add_choice<spec::Precision>(command, "--precision", options->request.precision,
                               {{"fp32", spec::Precision::kFp32}, {"bf16", spec::Precision::kBf16}}, "to compute with");
+  add_choice<spec::DeviceKind>(command, "--device", options->request.device,
+                               {{"cpu", spec::DeviceKind::kCpu}, {"cuda", spec::DeviceKind::kCuda}}, "to compute on");
+  command.add_option("--tp", options->request.tp, "of them, ranks that split each matrix (tensor parallelism)")
+      .show_default()
+      .positive();
   command.add_option("--ranks", options->ranks, "ranks that share the samples").positive();
   command.add_flag("--json", options->json, "as one line of JSON");
   command.callback([options, &context] { context.run = [options, &context] { return run_eval(*options, context); }; });

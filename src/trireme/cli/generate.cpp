@@ -12,6 +12,7 @@
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/runtime_commands.h"
+#include "trireme/cli/start_ranks.h"
 #include "trireme/data/tokenizer/tokenizer.h"
 #include "trireme/formats/checkpoint_folder.h"
 
@@ -24,6 +25,7 @@ struct GenerateOptions {
   serve::GenerateRequest request;
   fs::path ids;
   std::string model, hf, prompt, tokenizer;
+  int tp = 1;
   bool has_prompt = false;
 };
 
@@ -39,6 +41,20 @@ std::string tokenizer_of(const fs::path& model) {
   }
   throw ConfigError(fmt::format("{} does not say which tokenizer its tokens are of", model.string()),
                     "give --tokenizer FILE, or tokens with --ids FILE");
+}
+
+/// On as many ranks as --tp says, or as a launcher has started; what rank 0 has.
+formats::TokenLists generate(GenerateOptions& options) {
+  spec::Recipe recipe;
+  recipe.comm.ranks = options.tp;
+  options.request.local_ranks = local_ranks(recipe);
+  const serve::Commands& commands = load_serve();
+  formats::TokenLists added;
+  start_ranks(recipe, [&](comm::Rank& rank) {
+    auto mine = commands.generate(options.request, rank);
+    if (rank.rank() == 0) added = std::move(mine);
+  });
+  return added;
 }
 
 int continue_text(GenerateOptions& options, Context& context) {
@@ -60,7 +76,7 @@ int continue_text(GenerateOptions& options, Context& context) {
   options.request.on_token = [&](std::size_t, std::int64_t token) {
     context.out << decoder.push(static_cast<std::int32_t>(token)) << std::flush;
   };
-  load_serve().generate(options.request);
+  generate(options);
   context.out << decoder.finish() << "\n";
   return kExitFine;
 }
@@ -74,7 +90,7 @@ int run_generate(GenerateOptions& options, Context& context) {
   if (options.ids.empty()) return continue_text(options, context);
   if (options.has_prompt) throw ConfigError("--prompt and --ids both say what to continue", "give one of them");
   options.request.prompts = formats::read_token_lists(options.ids, /*equal=*/false);
-  for (const auto& added : load_serve().generate(options.request)) {
+  for (const auto& added : generate(options)) {
     fmt::print(context.out, "[{}]\n", fmt::join(added, ", "));
   }
   return kExitFine;
@@ -116,6 +132,11 @@ void add_generate_command(Command& app, Context& context) {
   add_choice<serve::GeneratePrecision>(
       command, "--precision", request.precision,
       {{"fp32", serve::GeneratePrecision::kFp32}, {"bf16", serve::GeneratePrecision::kBf16}}, "to compute with");
+  add_choice<spec::DeviceKind>(command, "--device", request.device,
+                               {{"cpu", spec::DeviceKind::kCpu}, {"cuda", spec::DeviceKind::kCuda}}, "to compute on");
+  command.add_option("--tp", options->tp, "ranks that split each matrix (tensor parallelism)")
+      .show_default()
+      .positive();
   command.callback([options, prompt, &context] {
     options->has_prompt = prompt.given();
     context.run = [options, &context] { return run_generate(*options, context); };

@@ -1,8 +1,10 @@
 // trireme probe: what another implementation of a published model can be compared with.
 
+#include <map>
 #include <memory>
 
 #include "trireme/base/print.h"
+#include "trireme/cli/command.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/runtime_commands.h"
 
@@ -24,6 +26,8 @@ void add_probe_command(Command& app, Context& context) {
   command.add_option("directory", request->model, "Hugging Face directory: config.json and safetensors").required();
   command.add_option("--ids", request->ids, "JSON file: a list of equally long lists of token ids").required();
   command.add_option("--out", request->out, "safetensors file to write").required();
+  add_choice<spec::DeviceKind>(command, "--device", request->device,
+                               {{"cpu", spec::DeviceKind::kCpu}, {"cuda", spec::DeviceKind::kCuda}}, "to compute on");
   command.callback([request, &context] {
     context.run = [request, &context] {
       const serve::ProbeResult result = load_serve().probe(*request);

@@ -14,6 +14,7 @@
 #include "trireme/nn/embedding.h"
 #include "trireme/nn/glue.h"
 #include "trireme/nn/head.h"
+#include "trireme/nn/kv_cache.h"
 
 namespace trireme::models {
 namespace {
@@ -139,8 +140,9 @@ at::Tensor Model::next_logits(at::Tensor ids, nn::Context& context) {
   for (NamedLayer& entry : std::span(layers).first(layers.size() - 1)) {
     x = entry.layer->forward(std::move(x), context, nullptr);
   }
-  x[0] = x[0].narrow(1, x[0].size(1) - 1, 1).contiguous();
-  return layers.back().layer->forward(std::move(x), context, nullptr)[0].squeeze(1);
+  const bool packed = context.kv_batch != nullptr;  // all sequences in one row
+  x[0] = packed ? x[0].index_select(1, context.kv_batch->last_rows) : x[0].narrow(1, x[0].size(1) - 1, 1).contiguous();
+  return layers.back().layer->forward(std::move(x), context, nullptr)[0].squeeze(packed ? 0 : 1);
 }
 
 std::unique_ptr<Model> build(const spec::ModelShape& shape, const BuildOptions& options) {

@@ -199,18 +199,9 @@ at::Tensor stored_elements(const formats::HfTensor& tensor, std::int64_t begin, 
   return out;
 }
 
-std::unique_ptr<Model> load_published(const formats::HfDirectory& directory, const LoadOptions& options) {
-  auto model = build(options.shape ? *options.shape : format_of(directory.config()).read_config(directory.config()),
-                     options.build);
-  nn::allocate(model->params, options.precision);
+void log_unused(const formats::HfDirectory& directory, const std::vector<PublishedTensor>& tensors) {
   std::set<std::string_view> used;
-  const auto tensors =
-      published_tensors(*model, [&](std::string_view name) { return directory.find(name) != nullptr; });
-  for (const PublishedTensor& tensor : tensors) {
-    load_tensor(directory, tensor, tensors);
-    used.insert(tensor.name);
-  }
-  for (nn::Param& param : model->params) nn::publish(param);
+  for (const PublishedTensor& tensor : tensors) used.insert(tensor.name);
   std::size_t others = 0;
   for (const formats::HfTensor& tensor : directory.tensors()) {
     if (used.contains(tensor.info->name)) continue;
@@ -219,6 +210,17 @@ std::unique_ptr<Model> load_published(const formats::HfDirectory& directory, con
                formats::shown(tensor.info->name));
   }
   if (others > 3) log_info("{}: {} more tensors are no part of the model", directory.path().string(), others - 3);
+}
+
+std::unique_ptr<Model> load_published(const formats::HfDirectory& directory, const LoadOptions& options) {
+  auto model = build(options.shape ? *options.shape : format_of(directory.config()).read_config(directory.config()),
+                     options.build);
+  nn::allocate(model->params, options.precision);
+  const auto tensors =
+      published_tensors(*model, [&](std::string_view name) { return directory.find(name) != nullptr; });
+  for (const PublishedTensor& tensor : tensors) load_tensor(directory, tensor, tensors);
+  for (nn::Param& param : model->params) nn::publish(param);
+  log_unused(directory, tensors);
   return model;
 }
 

@@ -59,6 +59,8 @@ at::Tensor published_view(const PublishedTensor& tensor, const at::Tensor& of_pa
 /// of a tied weight's second copy that says something else. FormatError otherwise.
 const formats::HfTensor* find_published(const formats::HfDirectory& directory, const PublishedTensor& tensor,
                                         const std::vector<PublishedTensor>& tensors);
+/// Names the directory's tensors that belong to nothing of the model's in the log: they are left alone.
+void log_unused(const formats::HfDirectory& directory, const std::vector<PublishedTensor>& tensors);
 /// Its elements [begin, end) as they are stored, row by row, copied out of the mapping: files need not align them.
 at::Tensor stored_elements(const formats::HfTensor& tensor, std::int64_t begin, std::int64_t end);
 

@@ -1,37 +1,28 @@
 #include "trireme/nn/attention.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/index_copy.h>
-#include <ATen/ops/index_select.h>
 #include <ATen/ops/max.h>
-#include <ATen/ops/remainder.h>
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <cmath>
 
 #include "trireme/base/error.h"
 #include "trireme/kernels/rotary.h"
+#include "trireme/nn/cached_attention.h"
 #include "trireme/nn/flops.h"
 
 namespace trireme::nn {
 namespace {
 
-/// Where neither rows nor heads are split: queries after each other, keys after each other.
+/// Whole rows of queries and of keys.
 BlockPlace place_of(const Sequence& queries, const Sequence& keys) {
-  return {.query = queries.first_position,
-          .key = keys.first_position,
-          .query_documents = queries.documents,
-          .key_documents = keys.documents};
+  return {.query_documents = queries.documents, .key_documents = keys.documents};
+}
+TokenSpan all_tokens(const Sequence& sequence, std::int64_t length) {
+  return {.count = length, .documents = documents_on_host(sequence)};
 }
 
 /// Scores and weighted values of one pass, in the heads of q: 4 operations a pair and number of a head.
-double block_flops(const AttentionShape& shape, const Sequence& queries, const at::Tensor& q, const Sequence& keys,
-                   std::int64_t key_length) {
-  const double pairs = visible_pairs({shape.causal, shape.window}, queries, q.size(0), q.size(1), keys, key_length);
+double block_flops(const AttentionShape& shape, const at::Tensor& q, const TokenSpan& queries, const TokenSpan& keys) {
+  const double pairs = visible_pairs({shape.causal, shape.window}, queries, keys, q.size(0));
   return 4 * pairs * static_cast<double>(q.size(2) * q.size(3));
 }
 
@@ -82,63 +73,11 @@ void SelfAttention::rotate(at::Tensor& qkv, const Context& context, bool inverse
   kernels::rotary_(transposed, cosines, sines, positions, kernels::RotaryPairs::kHalves, inverse);
 }
 
-KvCache::Layer& SelfAttention::cache_layer(KvCache& cache, const at::Tensor& qkv) const {
-  if (cache.length + qkv.size(1) > cache.capacity) {
-    throw ConfigError(
-        fmt::format("{} tokens do not fit into a cache for {}", cache.length + qkv.size(1), cache.capacity));
-  }
-  const auto number = static_cast<std::size_t>(shape_.cache_layer);
-  if (cache.layers.size() <= number) cache.layers.resize(number + 1);
-  KvCache::Layer& layer = cache.layers[number];
-  if (!layer.keys.defined()) {
-    const std::int64_t slots = shape_.window > 0 ? std::min(cache.capacity, shape_.window) : cache.capacity;
-    layer.keys = at::empty({qkv.size(0), slots, shape_.num_kv_heads, shape_.head_dim}, qkv.options());
-    layer.values = at::empty_like(layer.keys);
-  }
-  return layer;
-}
-
-at::Tensor SelfAttention::run_cached(const at::Tensor& qkv, Context& context) const {
-  KvCache& cache = *context.cache;
-  KvCache::Layer& layer = cache_layer(cache, qkv);
-  const Heads heads = split(qkv);
-  const std::int64_t added = qkv.size(1), length = cache.length + added, slots = layer.keys.size(1);
-  Sequence queries, keys;
-  queries.first_position = cache.length;
-  if (length <= slots) {  // nothing has been forgotten yet: slots are positions
-    layer.keys.narrow(1, cache.length, added).copy_(heads.k);
-    layer.values.narrow(1, cache.length, added).copy_(heads.v);
-    return run_block(shape_, place_of(queries, keys), context, heads.q, layer.keys.narrow(1, 0, length),
-                     layer.values.narrow(1, 0, length))
-        .out;
-  }
-  // Mistral's rolling buffer (Jiang et al. 2023, figure 2): position p lies in slot p mod window.
-  if (added == 1) {
-    const std::int64_t slot = cache.length % slots;
-    layer.keys.narrow(1, slot, 1).copy_(heads.k);
-    layer.values.narrow(1, slot, 1).copy_(heads.v);
-    // The slots are exactly what the token sees, and a softmax does not ask for their order.
-    AttentionShape all = shape_;
-    all.causal = false;
-    all.window = 0;
-    return run_block(all, place_of(queries, keys), context, heads.q, layer.keys, layer.values).out;
-  }
-  // Several tokens: those that the first of them still sees, in order, and then themselves (its figure 3).
-  const std::int64_t before = std::min(cache.length, slots - 1), kept = std::min(added, slots);
-  keys.first_position = cache.length - before;
-  const at::Tensor earlier = at::arange(keys.first_position, cache.length, at::kLong).remainder(slots);
-  const at::Tensor latest = at::arange(length - kept, length, at::kLong).remainder(slots);
-  const auto roll = [&](at::Tensor& buffer, const at::Tensor& fresh) {
-    at::Tensor seen = at::cat({buffer.index_select(1, earlier), fresh}, 1);
-    buffer.index_copy_(1, latest, fresh.narrow(1, added - kept, kept));
-    return seen;
-  };
-  const at::Tensor seen_keys = roll(layer.keys, heads.k), seen_values = roll(layer.values, heads.v);
-  return run_block(shape_, place_of(queries, keys), context, heads.q, seen_keys, seen_values).out;
-}
-
 double SelfAttention::core_flops(const Sequence& sequence, const at::Tensor& q) const {
-  if (!core_) return block_flops(shape_, sequence, q, sequence, q.size(1));
+  if (!core_) {
+    const TokenSpan rows = all_tokens(sequence, q.size(1));
+    return block_flops(shape_, q, rows, rows);
+  }
   // Column by column: shared rows are cut into stretches, and queries of one see keys of all.
   const at::Tensor documents = documents_on_host(sequence);
   const at::Tensor columns = sequence.columns.contiguous();
@@ -147,13 +86,12 @@ double SelfAttention::core_flops(const Sequence& sequence, const at::Tensor& q) 
   for (std::int64_t begin = 0; begin < q.size(1);) {
     std::int64_t end = begin + 1;
     while (end < q.size(1) && at[end] == at[end - 1] + 1) ++end;
-    Sequence queries, keys;
-    queries.first_position = at[begin];
+    TokenSpan queries{.first = at[begin], .count = end - begin}, keys{.count = sequence.row_length};
     if (documents.defined()) {
       queries.documents = documents.narrow(1, at[begin], end - begin);
       keys.documents = documents;
     }
-    flops += block_flops(shape_, queries, q.narrow(1, begin, end - begin), keys, sequence.row_length);
+    flops += block_flops(shape_, q, queries, keys);
     begin = end;
   }
   return flops;
@@ -178,11 +116,13 @@ at::Tensor SelfAttention::forward_add(const at::Tensor& residual, at::Tensor x, 
   at::Tensor qkv = qkv_.product(x, context, &entered);
   normalise(qkv, context, tape);
   rotate(qkv, context, /*inverse=*/false);
-  if (context.cache) {
-    TRIREME_CHECK(tape == nullptr, "a cache is for inference");
-    return out_.product_onto(residual, merge_heads(run_cached(qkv, context)), context);
-  }
   const Heads heads = split(qkv);
+  if (context.kv_batch != nullptr) {
+    TRIREME_CHECK(tape == nullptr && core_ == nullptr,
+                  "a KV cache is for inference, by ranks that have whole sequences");
+    const at::Tensor out = attend_cached(shape_, context, heads.q, heads.k, heads.v);
+    return out_.product_onto(residual, merge_heads(out), context);
+  }
   context.flops += core_flops(sequence, heads.q);
   auto [out, kept] = run_core(sequence, context, heads);
   at::Tensor y = out_.product_onto(residual, merge_heads(out), context);
@@ -229,7 +169,8 @@ Tensors CrossAttention::forward(Tensors inputs, Context& context, Tape* tape) {
   };
   const at::Tensor q = by_heads(q_.product(inputs[0], context, &x), shape_.num_heads);
   const at::Tensor kv = by_heads(kv_.product(inputs[1], context, &memory), 2 * shape_.num_kv_heads);
-  context.flops += block_flops(shape_, context.sequence, q, context.source, kv.size(1));
+  context.flops +=
+      block_flops(shape_, q, all_tokens(context.sequence, q.size(1)), all_tokens(context.source, kv.size(1)));
   const auto [out, lse] =
       run_block(shape_, place_of(context.sequence, context.source), context, q, kv.narrow(2, 0, shape_.num_kv_heads),
                 kv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads));
@@ -240,7 +181,8 @@ Tensors CrossAttention::forward(Tensors inputs, Context& context, Tape* tape) {
 
 Tensors CrossAttention::backward(Tensors gradients, Context& context, Tape& tape) {
   const auto [x, memory, q, kv, out, lse] = tape.pop<6>();
-  context.flops += 2 * block_flops(shape_, context.sequence, q, context.source, kv.size(1));
+  context.flops +=
+      2 * block_flops(shape_, q, all_tokens(context.sequence, q.size(1)), all_tokens(context.source, kv.size(1)));
   const at::Tensor dout = out_.gradients(gradients[0], merge_heads(out), context, tape).view(out.sizes());
   at::Tensor dq = at::empty_like(q), dkv = at::empty_like(kv);
   CoreGradients parts{dq, dkv.narrow(2, 0, shape_.num_kv_heads),

@@ -42,8 +42,6 @@ class SelfAttention final : public ResidualLayer {
   void normalise(at::Tensor& qkv, Context& context, Tape* tape);
   void normalise_back(at::Tensor& dqkv, Context& context, Tape& tape);
   void rotate(at::Tensor& qkv, const Context& context, bool inverse) const;
-  KvCache::Layer& cache_layer(KvCache& cache, const at::Tensor& qkv) const;
-  at::Tensor run_cached(const at::Tensor& qkv, Context& context) const;
   /// Of this rank's queries, forward.
   double core_flops(const Sequence& sequence, const at::Tensor& q) const;
   CoreOutput run_core(const Sequence& sequence, const Context& context, const Heads& heads);

@@ -42,7 +42,7 @@ struct Options {
 }  // namespace
 
 BlockPlace place_in_rows(const Sequence& sequence, const TokenStretch& queries, const TokenStretch& keys) {
-  BlockPlace place{.query = sequence.first_position + queries.first, .key = sequence.first_position + keys.first};
+  BlockPlace place{.query = queries.first, .key = keys.first};
   if (sequence.documents.defined()) {
     place.query_documents = sequence.documents.narrow(1, queries.first, queries.count).contiguous();
     place.key_documents = sequence.documents.narrow(1, keys.first, keys.count).contiguous();

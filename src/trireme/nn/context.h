@@ -21,15 +21,15 @@ namespace trireme::nn {
 
 class Stash;
 class DropoutRngState;
+struct KvBatch;
 
-/// The tokens of a microbatch, [batch, sequence].
+/// The tokens of a microbatch, [batch, sequence]. Of an inference step with a KV cache: those of all its sequences,
+/// [1, tokens], which `Context::kv_batch` tells apart.
 struct Sequence {
-  at::Tensor positions;             ///< int64, each token's place in its document
-  at::Tensor documents;             ///< int32, packed documents: equal numbers see each other; undefined: one a row
-  std::int64_t first_position = 0;  ///< of column 0 in the row, for masks: caches
+  at::Tensor positions;  ///< int64, each token's place in its document
+  at::Tensor documents;  ///< int32, packed documents: equal numbers see each other; undefined: one a row
   /// int64 [sequence], where ranks share each row's tokens: which columns of the row these are. `documents` then has
-  /// whole rows, since tokens see those of other ranks. Undefined: first_position, first_position + 1, ...
-  /// On the host, wherever the others are.
+  /// whole rows, since tokens see those of other ranks. Undefined: 0, 1, ... On the host, wherever the others are.
   at::Tensor columns = {};
   std::int64_t row_length = 0;      ///< tokens of a whole row, with `columns`
   at::Tensor documents_here = {};   ///< `documents` on the host, where they are on a GPU; undefined: reading them waits
@@ -51,18 +51,6 @@ class WeightSource {
  public:
   virtual ~WeightSource() = default;
   virtual const at::Tensor& value(const Param& param) = 0;
-};
-
-/// Keys and values of earlier tokens, by attention layer: what makes generation linear in the length.
-struct KvCache {
-  struct Layer {
-    /// [batch, slots, kv heads, head size]: as many slots as the capacity, or the window where it is less; then
-    /// position p lies in slot p mod window, and what no token will see again is overwritten.
-    at::Tensor keys, values;
-  };
-  std::int64_t capacity = 0;
-  std::int64_t length = 0;  ///< tokens in it; whoever runs the model raises it after a forward pass
-  std::vector<Layer> layers;
 };
 
 struct Context {
@@ -87,7 +75,7 @@ struct Context {
   bool losses_later = false;               ///< the terms may be left pending: whoever set it calls settle()
   double flops = 0, recomputed_flops = 0;  ///< done so far in GEMMs: flops.h
 
-  KvCache* cache = nullptr;
+  const KvBatch* kv_batch = nullptr;                  ///< inference over a KV cache: kv_cache.h
   WeightSource* weights = nullptr;                    ///< null: the current ones
   std::function<void(Param&)> on_gradient = nullptr;  ///< a layer has added its part to this gradient
   Stash* stash = nullptr;                             ///< where kept inputs wait for backward; null: on the device
@@ -113,6 +101,6 @@ inline at::Tensor documents_on_host(const Sequence& sequence) {
 }
 
 /// Positions 0, 1, ... and no documents, for tokens [batch, length].
-Sequence plain_sequence(std::int64_t batch, std::int64_t length, std::int64_t first_position = 0);
+Sequence plain_sequence(std::int64_t batch, std::int64_t length);
 
 }  // namespace trireme::nn

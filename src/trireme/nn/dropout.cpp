@@ -57,10 +57,9 @@ at::Tensor token_numbers(const Sequence& sequence, const Context& context, std::
                          std::int64_t first) {
   TRIREME_CHECK(context.samples.defined() && context.samples.numel() == batch,
                 "dropout needs the global number of each of the {} samples", batch);
-  const std::int64_t from = sequence.first_position + first;
   const at::Tensor columns = sequence.columns.defined()
                                  ? sequence.columns.narrow(0, first, length).to(context.samples.device())
-                                 : at::arange(from, from + length, context.samples.options());
+                                 : at::arange(first, first + length, context.samples.options());
   return (context.samples.unsqueeze(1) * (std::int64_t{1} << 32) + columns.unsqueeze(0)).view({-1});
 }
 

@@ -25,19 +25,20 @@ KeyRange range_of(const Visibility& visibility, std::int64_t position, std::int6
 
 }  // namespace
 
-double visible_pairs(const Visibility& visibility, const Sequence& queries, std::int64_t batch,
-                     std::int64_t query_length, const Sequence& keys, std::int64_t key_length) {
+double visible_pairs(const Visibility& visibility, const TokenSpan& queries, const TokenSpan& keys,
+                     std::int64_t batch) {
+  const std::int64_t query_length = queries.count, key_length = keys.count;
   const bool documents = queries.documents.defined() && keys.documents.defined();
   if (!documents) {
     double pairs = 0;
     for (std::int64_t i = 0; i < query_length; ++i) {
-      const KeyRange range = range_of(visibility, queries.first_position + i, keys.first_position, key_length);
+      const KeyRange range = range_of(visibility, queries.first + i, keys.first, key_length);
       pairs += static_cast<double>(range.end - range.begin);
     }
     return pairs * static_cast<double>(batch);
   }
-  const at::Tensor query_documents = documents_on_host(queries).contiguous();
-  const at::Tensor key_documents = documents_on_host(keys).contiguous();
+  const at::Tensor query_documents = queries.documents.contiguous();
+  const at::Tensor key_documents = keys.documents.contiguous();
   TRIREME_CHECK(query_documents.scalar_type() == at::kInt && key_documents.scalar_type() == at::kInt,
                 "document numbers are int32");
   const auto* q = query_documents.const_data_ptr<std::int32_t>();
@@ -51,15 +52,15 @@ double visible_pairs(const Visibility& visibility, const Sequence& queries, std:
         while (begin < key_length && k[begin] < q[i]) ++begin;
         end = std::max(end, begin);
         while (end < key_length && k[end] == q[i]) ++end;
-        KeyRange range = range_of(visibility, queries.first_position + i, keys.first_position, key_length);
-        range.begin = std::max(range.begin, keys.first_position + begin);
-        range.end = std::min(range.end, keys.first_position + end);
+        KeyRange range = range_of(visibility, queries.first + i, keys.first, key_length);
+        range.begin = std::max(range.begin, keys.first + begin);
+        range.end = std::min(range.end, keys.first + end);
         pairs += std::max<std::int64_t>(0, range.end - range.begin);
       }
     } else {
       for (std::int64_t i = 0; i < query_length; ++i) {
-        const KeyRange range = range_of(visibility, queries.first_position + i, keys.first_position, key_length);
-        pairs += std::count(k + (range.begin - keys.first_position), k + (range.end - keys.first_position), q[i]);
+        const KeyRange range = range_of(visibility, queries.first + i, keys.first, key_length);
+        pairs += std::count(k + (range.begin - keys.first), k + (range.end - keys.first), q[i]);
       }
     }
   }

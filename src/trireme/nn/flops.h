@@ -22,9 +22,13 @@ struct Visibility {
   bool causal = false;
   std::int64_t window = 0;  ///< 0: none
 };
-/// (query, key) pairs of all rows; `queries` and `keys` have [batch, length] tokens.
-double visible_pairs(const Visibility& visibility, const Sequence& queries, std::int64_t batch,
-                     std::int64_t query_length, const Sequence& keys, std::int64_t key_length);
+/// Neighbouring tokens of each row: the position of the first, and the documents of all on the host, or undefined.
+struct TokenSpan {
+  std::int64_t first = 0, count = 0;
+  at::Tensor documents = {};  ///< int32 [batch, count]
+};
+/// (query, key) pairs of all rows.
+double visible_pairs(const Visibility& visibility, const TokenSpan& queries, const TokenSpan& keys, std::int64_t batch);
 
 /// While it lives, what a context counts goes to `recomputed_flops`.
 class CountAsRecomputed {

@@ -30,9 +30,9 @@ void settle(std::vector<LossTerm>& losses) {
   }
 }
 
-Sequence plain_sequence(std::int64_t batch, std::int64_t length, std::int64_t first_position) {
-  const at::Tensor row = at::arange(first_position, first_position + length, at::kLong);
-  return {.positions = row.unsqueeze(0).expand({batch, length}).contiguous(), .first_position = first_position};
+Sequence plain_sequence(std::int64_t batch, std::int64_t length) {
+  const at::Tensor row = at::arange(length, at::kLong);
+  return {.positions = row.unsqueeze(0).expand({batch, length}).contiguous()};
 }
 
 }  // namespace trireme::nn

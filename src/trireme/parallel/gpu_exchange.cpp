@@ -92,6 +92,25 @@ std::vector<comm::GpuIdentity> identities(comm::Group& world, int gpu) {
 
 }  // namespace
 
+c10::Device device_of(spec::DeviceKind kind, comm::Group& world) {
+  if (kind == spec::DeviceKind::kCpu) return c10::kCPU;
+  if (!world.has_processes()) {
+    const c10::Device device = device::use_cuda(0);
+    use_gpu_exchange();
+    return device;
+  }
+  const int gpu = gpu_of_process(world, device::count_gpus());
+  const c10::Device device = device::use_cuda(gpu);
+  use_nccl(world, gpu);
+  return device;
+}
+
+c10::Device meet_on_devices(spec::DeviceKind kind, comm::Group& world) {
+  const c10::Device device = device_of(kind, world);
+  if (device.is_cuda() && world.has_processes()) tell_nccl_who_shares(world, device.index());
+  return device;
+}
+
 void use_gpu_exchange() {
   kernels::cuda();  // now rather than in the middle of a step
   comm::set_gpu_memory(kMemory);

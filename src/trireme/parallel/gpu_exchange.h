@@ -1,14 +1,24 @@
 // parallel/gpu_exchange.h -- lets ranks pass each other memory of their GPUs: threads, which share one, and processes,
 // which have NCCL.
 //
-// Depends on: comm, device, kernels.
+// Depends on: comm, device, kernels, spec.
 #pragma once
+
+#include <c10/core/Device.h>
+
+#include "trireme/spec/recipe.h"
 
 namespace trireme::comm {
 class Group;
 }
 
 namespace trireme::parallel {
+
+/// What this rank computes with, ready for use by the calling thread: ranks that are threads share the first GPU,
+/// processes take those of their node in turn. A ConfigError where there is no GPU.
+c10::Device device_of(spec::DeviceKind kind, comm::Group& world);
+/// The same, called by all ranks of the group before they exchange anything between their GPUs.
+c10::Device meet_on_devices(spec::DeviceKind kind, comm::Group& world);
 
 /// Gives the comm room the kernels it needs (comm/gpu_memory.h); again: nothing changes. Every rank must leave its
 /// tensors on the GPU's default stream. A ConfigError where libtrireme_cuda is missing or does not run on the GPU.

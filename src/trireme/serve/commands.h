@@ -4,7 +4,7 @@
 //   serve->probe({.model = "gpt2", .ids = "ids.json", .out = "probe.safetensors"});
 //
 // Program and library are built together: errors are thrown through, and versions must agree.
-// Depends on: base, formats.
+// Depends on: base, comm, formats, spec.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,9 @@
 #include <functional>
 #include <vector>
 
+#include "trireme/comm/rank.h"
 #include "trireme/formats/token_lists.h"
+#include "trireme/spec/recipe.h"
 
 namespace trireme::serve {
 
@@ -23,6 +25,7 @@ struct ProbeRequest {
   std::filesystem::path model;  ///< a Hugging Face directory
   std::filesystem::path ids;    ///< JSON: a list of equally long lists of token numbers
   std::filesystem::path out;    ///< safetensors: logits, loss, grad_norm.NAME
+  spec::DeviceKind device = spec::DeviceKind::kCpu;
 };
 struct ProbeResult {
   double loss = 0;
@@ -31,6 +34,7 @@ struct ProbeResult {
 
 enum class GeneratePrecision : std::uint8_t { kFp32, kBf16 };
 
+/// Called by every rank; the ranks are tensor parallel, and share the heads and the rows of matrices.
 struct GenerateRequest {
   std::filesystem::path model;  ///< a run, one of its checkpoints, or a Hugging Face directory
   TokenLists prompts;
@@ -41,17 +45,19 @@ struct GenerateRequest {
   std::uint64_t seed = 0;
   std::vector<std::int64_t> stop;  ///< a sequence ends after one of these
   GeneratePrecision precision = GeneratePrecision::kFp32;
-  /// Called with each new token as soon as it is there.
+  spec::DeviceKind device = spec::DeviceKind::kCpu;
+  int local_ranks = 1;  ///< that share the machine's cores
+  /// Called on rank 0 with each new token as soon as it is there.
   std::function<void(std::size_t sequence, std::int64_t token)> on_token = nullptr;
 };
 
 struct Commands {
   std::uint32_t version;
   ProbeResult (*probe)(const ProbeRequest& request);
-  /// What was added to each prompt.
-  TokenLists (*generate)(const GenerateRequest& request);
+  /// What was added to each prompt, the same on every rank.
+  TokenLists (*generate)(const GenerateRequest& request, comm::Rank& rank);
 };
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 
 extern "C" const Commands* trireme_serve();
 using Entry = const Commands*();

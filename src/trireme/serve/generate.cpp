@@ -8,16 +8,58 @@
 #include <numeric>
 
 #include "trireme/base/error.h"
+#include "trireme/base/random.h"
 #include "trireme/checkpoint/open_model.h"
+#include "trireme/nn/kv_cache.h"
+#include "trireme/parallel/gpu_exchange.h"
+#include "trireme/parallel/parallel_groups.h"
 
 namespace trireme::serve {
 namespace {
 
-at::Tensor one_row(std::span<const std::int64_t> tokens) {
-  at::Tensor ids = at::empty({1, static_cast<std::int64_t>(tokens.size())}, at::kLong);
-  std::copy(tokens.begin(), tokens.end(), ids.data_ptr<std::int64_t>());
-  return ids;
-}
+/// One sequence with a KV cache of its own.
+class CachedSequence {
+ public:
+  CachedSequence(models::Model& model, std::int64_t max_tokens)
+      : model_(model),
+        device_(model.params.begin()->value.device()),
+        cache_{.groups = nn::kv_cache_groups(model.shape, {.max_tokens = max_tokens, .max_query_len = kPrefillChunk})},
+        blocks_(cache_.groups),
+        tables_(blocks_.new_tables()) {}
+
+  /// Logits after the sequence so far and these tokens, on the host.
+  at::Tensor next_logits(std::span<const std::int64_t> tokens) {
+    at::Tensor logits;
+    for (std::size_t first = 0; first < tokens.size(); first += kPrefillChunk) {
+      logits = take(tokens.subspan(first, std::min<std::size_t>(kPrefillChunk, tokens.size() - first)));
+    }
+    return logits.cpu().to(at::kFloat).contiguous();
+  }
+
+ private:
+  at::Tensor take(std::span<const std::int64_t> chunk) {
+    const auto count = static_cast<std::int64_t>(chunk.size());
+    TRIREME_CHECK(blocks_.reserve(tables_, length_ + count), "the KV cache is full after {} tokens", length_);
+    const nn::SequenceStep step{.context_len = length_, .query_len = count, .tables = tables_};
+    const nn::KvBatch batch = nn::make_kv_batch(cache_, {&step, 1}, device_);
+    nn::Context context;
+    context.kv_batch = &batch;
+    context.sequence = nn::packed_sequence(batch);
+    at::Tensor ids = at::empty({1, count}, at::kLong);
+    std::copy(chunk.begin(), chunk.end(), ids.mutable_data_ptr<std::int64_t>());
+    at::Tensor logits = model_.next_logits(ids.to(device_), context);
+    length_ += count;
+    blocks_.free_out_of_window(tables_, length_);
+    return logits;
+  }
+
+  models::Model& model_;
+  at::Device device_;
+  nn::KvCache cache_;
+  nn::BlockManager blocks_;
+  nn::BlockManager::Tables tables_;
+  std::int64_t length_ = 0;
+};
 
 void check(const GenerateRequest& request, const spec::ModelShape& shape) {
   if (!shape.causal || shape.num_encoder_layers > 0) {
@@ -35,6 +77,7 @@ void check(const GenerateRequest& request, const spec::ModelShape& shape) {
       throw ConfigError(fmt::format("prompt {} is empty", i),
                         "give at least one token, such as the begin-of-text token");
     }
+    check_tokens(request.prompts[i], shape);
     // Rotary positions go on; a table of learned ones ends.
     if (shape.position_kind == spec::PositionKind::kLearned && length + request.tokens > shape.max_seq_len) {
       throw ConfigError(
@@ -46,6 +89,13 @@ void check(const GenerateRequest& request, const spec::ModelShape& shape) {
 }
 
 }  // namespace
+
+void check_tokens(std::span<const std::int64_t> tokens, const spec::ModelShape& shape) {
+  for (const std::int64_t token : tokens) {
+    if (token >= 0 && token < shape.vocab_size) continue;
+    throw ConfigError(fmt::format("token {} is outside the model's vocabulary of {}", token, shape.vocab_size));
+  }
+}
 
 std::int64_t sample(std::span<const float> logits, const Sampling& sampling, double draw) {
   const auto likeliest = std::max_element(logits.begin(), logits.end()) - logits.begin();
@@ -79,17 +129,11 @@ std::vector<std::int64_t> continue_prompt(models::Model& model, const std::vecto
                                           std::size_t sequence, const GenerateRequest& request) {
   const Random random(request.seed, fmt::format("generate/sequence {}", sequence));
   const Sampling sampling{request.temperature, request.top_k, request.top_p};
-  nn::KvCache cache;
-  cache.capacity = static_cast<std::int64_t>(prompt.size()) + request.tokens;
-  nn::Context context;
-  context.cache = &cache;
+  CachedSequence cached(model, static_cast<std::int64_t>(prompt.size()) + request.tokens);
   std::vector<std::int64_t> added;
   std::vector<std::int64_t> next = prompt;
   while (static_cast<std::int64_t>(added.size()) < request.tokens) {
-    const auto length = static_cast<std::int64_t>(next.size());
-    context.sequence = nn::plain_sequence(1, length, cache.length);
-    const at::Tensor logits = model.next_logits(one_row(next), context).to(at::kFloat).contiguous();
-    cache.length += length;
+    const at::Tensor logits = cached.next_logits(next);
     const std::span<const float> row(logits.const_data_ptr<float>(), static_cast<std::size_t>(logits.numel()));
     const std::int64_t token = sample(row, sampling, random.uniform(added.size()));
     added.push_back(token);
@@ -100,13 +144,27 @@ std::vector<std::int64_t> continue_prompt(models::Model& model, const std::vecto
   return added;
 }
 
-TokenLists generate(const GenerateRequest& request) {
-  check(request, checkpoint::stored_shape(request.model));
-  const auto precision = request.precision == GeneratePrecision::kBf16 ? nn::Precision::kBf16 : nn::Precision::kFp32;
-  const auto model = checkpoint::open_model(request.model, {.precision = precision}).model;
+TokenLists generate(const GenerateRequest& request, comm::Group& world) {
+  const spec::ModelShape shape = checkpoint::stored_shape(request.model);
+  check(request, shape);
+  spec::LayoutConfig layout;
+  layout.tp = world.size();
+  spec::LayoutTask task;
+  task.shape = shape;
+  task.ranks = world.size();
+  parallel::check_layout(layout, {}, task);
+  const auto groups =
+      parallel::form(layout, shape, world, /*length=*/1, parallel::meet_on_devices(request.device, world));
+  checkpoint::OpenOptions options;
+  options.device = groups->device;
+  if (request.precision == GeneratePrecision::kBf16) options.precision = nn::Precision::kBf16;
+  options.build.parallel = &groups->parallel;
+  const auto model = checkpoint::open_model(request.model, options).model;
+  GenerateRequest mine = request;
+  if (world.rank() != 0) mine.on_token = nullptr;
   TokenLists out;
   for (std::size_t i = 0; i < request.prompts.size(); ++i) {
-    out.push_back(continue_prompt(*model, request.prompts[i], i, request));
+    out.push_back(continue_prompt(*model, request.prompts[i], i, mine));
   }
   return out;
 }

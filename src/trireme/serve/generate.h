@@ -1,16 +1,20 @@
-// serve/generate.h -- continues token lists with a model, one token at a time, earlier keys and values kept.
+// serve/generate.h -- continues token lists with a model: prefill in chunks, then decode token by token over a KV
+// cache.
 //
-// Depends on: base, models.
+// Depends on: base, comm, models, parallel.
 #pragma once
 
 #include <functional>
 #include <span>
 
-#include "trireme/base/random.h"
+#include "trireme/comm/group.h"
 #include "trireme/models/model.h"
 #include "trireme/serve/commands.h"
 
 namespace trireme::serve {
+
+/// A ConfigError for a token outside the vocabulary: a GPU would read beside its table.
+void check_tokens(std::span<const std::int64_t> tokens, const spec::ModelShape& shape);
 
 struct Sampling {
   double temperature = 0;
@@ -22,10 +26,15 @@ struct Sampling {
 /// equals.
 std::int64_t sample(std::span<const float> logits, const Sampling& sampling, double draw);
 
+/// Tokens of a prompt that go through the model at once: what a KV cache of sliding windows holds beside the window.
+inline constexpr std::int64_t kPrefillChunk = 512;
+
 /// What a model adds to one prompt. The draw for the n-th new token is a function of (seed, sequence, n) alone.
 std::vector<std::int64_t> continue_prompt(models::Model& model, const std::vector<std::int64_t>& prompt,
                                           std::size_t sequence, const GenerateRequest& request);
 
-TokenLists generate(const GenerateRequest& request);
+/// By all ranks of `world`, which hold the model together. A ProblemsError where the model cannot be split over so
+/// many.
+TokenLists generate(const GenerateRequest& request, comm::Group& world);
 
 }  // namespace trireme::serve

@@ -7,8 +7,11 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/checkpoint/open_model.h"
+#include "trireme/device/cuda.h"
 #include "trireme/formats/safetensors_writer.h"
 #include "trireme/models/published.h"
+#include "trireme/serve/generate.h"
 
 namespace trireme::serve {
 namespace {
@@ -19,6 +22,15 @@ at::Tensor as_tensor(const TokenLists& lists) {
   auto* out = ids.data_ptr<std::int64_t>();
   for (const auto& list : lists) out = std::copy(list.begin(), list.end(), out);
   return ids;
+}
+
+/// A GPU would read beside its table.
+void check_positions(const TokenLists& lists, const spec::ModelShape& shape) {
+  const auto length = static_cast<std::int64_t>(lists[0].size());
+  if (shape.position_kind == spec::PositionKind::kRotary || length <= shape.max_seq_len) return;
+  throw ConfigError(
+      fmt::format("position {} is outside the model's table of positions of {}", shape.max_seq_len, shape.max_seq_len),
+      fmt::format("give lists of at most {} tokens", shape.max_seq_len));
 }
 
 /// Next tokens for a model that reads from left to right; the tokens themselves for one that sees both sides.
@@ -43,16 +55,25 @@ class Scalar {
 
 ProbeResult probe(const ProbeRequest& request) {
   const formats::HfDirectory directory(request.model);
-  const at::Tensor ids = as_tensor(formats::read_token_lists(request.ids, /*equal=*/true));
-  const bool causal = models::format_of(directory.config()).read_config(directory.config()).causal;
+  const TokenLists lists = formats::read_token_lists(request.ids, /*equal=*/true);
+  const spec::ModelShape shape = checkpoint::stored_shape(request.model);
+  check_positions(lists, shape);
+  for (const auto& list : lists) check_tokens(list, shape);
+  const bool causal = shape.causal;
+  const at::Device device = request.device == spec::DeviceKind::kCuda ? device::use_cuda(0) : at::Device(at::kCPU);
+  const at::Tensor ids = as_tensor(lists).to(device);
   if (causal && ids.size(1) < 2) {
     throw ConfigError(fmt::format("{} holds one token a list, but a next-token loss takes two", request.ids.string()));
   }
-  const auto model = models::load_published(directory, {.precision = nn::Precision::kFp32, .build = {}});
+  checkpoint::OpenOptions options;
+  options.device = device;
+  const auto model = checkpoint::open_model(request.model, options).model;
   log_info("{}: {} parameters", request.model.string(), model->params.elements());
 
   nn::Context context;
   context.sequence = nn::plain_sequence(ids.size(0), ids.size(1));
+  context.sequence.positions = context.sequence.positions.to(device);
+  context.sequence.position_count = ids.size(1);
   const at::Tensor logits = model->forward({ids}, context, nullptr);
 
   const std::int64_t predicted = ids.size(0) * (causal ? ids.size(1) - 1 : ids.size(1));
@@ -76,7 +97,7 @@ ProbeResult probe(const ProbeRequest& request) {
     norms.emplace_back(name, Scalar(at::linalg_vector_norm(gradient, 2, {}, false, at::kDouble).item<double>()));
   }
   formats::SafetensorsWriter writer(request.out, formats::make_safetensors_header(specs, {}));
-  const at::Tensor whole = logits.contiguous();
+  const at::Tensor whole = logits.cpu().contiguous();
   writer.write("logits",
                {static_cast<const std::byte*>(whole.const_data_ptr()), static_cast<std::size_t>(whole.nbytes())});
   writer.write("loss", Scalar(result.loss).bytes());

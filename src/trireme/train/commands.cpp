@@ -11,6 +11,8 @@
 #include "trireme/data/open_samples.h"
 #include "trireme/data/tokenizer/tokenizer.h"
 #include "trireme/device/host_memory.h"
+#include "trireme/parallel/gpu_exchange.h"
+#include "trireme/parallel/parallel_groups.h"
 #include "trireme/train/diagnose/memory_plan.h"
 #include "trireme/train/diagnose/verify.h"
 #include "trireme/train/engine/step_plan.h"
@@ -35,7 +37,19 @@ std::vector<std::int32_t> token_bytes(const std::optional<std::string>& tokenize
 EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
   at::set_num_threads(std::max(1, usable_cores() / std::max(1, request.local_ranks)));
   comm::Group& world = rank.world();
-  checkpoint::OpenedModel opened = checkpoint::open_model(request.model, {.precision = request.precision});
+  spec::LayoutConfig layout;
+  layout.tp = request.tp;
+  spec::LayoutTask task;
+  task.shape = checkpoint::stored_shape(request.model);
+  task.ranks = task.batch_rows = world.size();
+  parallel::check_layout(layout, {}, task);
+  const auto groups =
+      parallel::form(layout, task.shape, world, task.sequence, parallel::meet_on_devices(request.device, world));
+  checkpoint::OpenOptions options;
+  options.precision = request.precision;
+  options.device = groups->device;
+  options.build.parallel = &groups->parallel;
+  checkpoint::OpenedModel opened = checkpoint::open_model(request.model, options);
   spec::Recipe recipe = opened.recipe.value_or(spec::Recipe{});
   recipe.model = spec::resolved(spec::config_of(opened.model->shape));
   data::Split split = data::Split::kValidation;
@@ -58,10 +72,20 @@ EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
   std::unique_ptr<Progress> progress;
   if (world.rank() == 0) {
     log_info("{} on {} samples of {} tokens", opened.what, count, samples->length());
-    progress = std::make_unique<Progress>("eval", stretch_of(0, count, 0, world.size()).count, "sample");
+    progress = std::make_unique<Progress>("eval", stretch_of(0, count, 0, groups->copies_count).count, "sample");
   }
+  const auto forward = [&](nn::Tensors inputs, nn::Context& context) {
+    opened.model->forward(std::move(inputs), context, nullptr);
+  };
   const Evaluation found =
-      evaluate(*opened.model, *samples, world,
+      evaluate(forward, *samples,
+               {.all = world,
+                .rank = groups->copy,
+                .ranks = groups->copies_count,
+                .counts_loss = groups->counts_loss(),
+                .counts_rows = groups->counts_rows(),
+                .device = groups->device,
+                .shape = &opened.model->shape},
                {.count = count, .rows = request.rows, .token_bytes = bytes, .progress = [&](auto done) {
                   if (progress) progress->update(done);
                 }});

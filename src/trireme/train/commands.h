@@ -56,6 +56,8 @@ struct EvalRequest {
   std::optional<std::int64_t> samples;   ///< at most so many; unset: all, at most kMostSamples of endless data
   std::int64_t rows = 8;                 ///< at once
   spec::Precision precision = spec::Precision::kFp32;
+  spec::DeviceKind device = spec::DeviceKind::kCpu;
+  int tp = 1;  ///< ranks that hold a copy of the model together; copies share the samples
   int local_ranks = 1;
 };
 inline constexpr std::int64_t kMostSamples = 1024;
@@ -119,7 +121,7 @@ struct Commands {
   void (*verify)(const VerifyRequest& request, comm::Rank& rank, const OnVerified& each);
   std::string (*memory)(const MemoryRequest& request);
 };
-inline constexpr std::uint32_t kVersion = 6;
+inline constexpr std::uint32_t kVersion = 7;
 
 extern "C" const Commands* trireme_train();
 using Entry = const Commands*();

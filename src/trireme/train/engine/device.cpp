@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include "trireme/base/error.h"
-#include "trireme/device/cuda.h"
 #include "trireme/parallel/gpu_exchange.h"
 #include "trireme/spec/model_shape.h"
 
@@ -59,26 +58,20 @@ std::vector<config::Problem> find_device_problems(const spec::Recipe& recipe, co
   return problems;
 }
 
-c10::Device device_of(const spec::Recipe& recipe, comm::Group& world) {
+static void check_device(const spec::Recipe& recipe, const comm::Group& world) {
   if (auto problems = find_device_problems(recipe, world); !problems.empty()) {
     throw config::ProblemsError("the recipe", std::move(problems));
   }
-  if (recipe.run.device == spec::DeviceKind::kCpu) return c10::kCPU;
-  if (!world.has_processes()) {
-    const c10::Device device = device::use_cuda(0);
-    parallel::use_gpu_exchange();
-    return device;
-  }
-  const int gpu = parallel::gpu_of_process(world, device::count_gpus());
-  const c10::Device device = device::use_cuda(gpu);
-  parallel::use_nccl(world, gpu);
-  return device;
+}
+
+c10::Device device_of(const spec::Recipe& recipe, comm::Group& world) {
+  check_device(recipe, world);
+  return parallel::device_of(recipe.run.device, world);
 }
 
 c10::Device meet_on_devices(const spec::Recipe& recipe, comm::Group& world) {
-  const c10::Device device = device_of(recipe, world);
-  if (device.is_cuda() && world.has_processes()) parallel::tell_nccl_who_shares(world, device.index());
-  return device;
+  check_device(recipe, world);
+  return parallel::meet_on_devices(recipe.run.device, world);
 }
 
 void raise_gpu_full(const c10::OutOfMemoryError& error, const spec::ModelShape& shape, spec::Precision precision,

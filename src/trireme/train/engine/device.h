@@ -18,8 +18,7 @@ namespace trireme::train {
 /// Everything that run.device = "cuda" does not go with; empty for the CPU.
 std::vector<config::Problem> find_device_problems(const spec::Recipe& recipe, const comm::Group& world);
 
-/// The device of run.device, ready for use by the calling thread: ranks that are threads share the first GPU, processes
-/// take those of their node in turn. A ProblemsError with the above, a ConfigError where there is no GPU.
+/// The device of run.device, as parallel::device_of() gives it; a ProblemsError with the above.
 c10::Device device_of(const spec::Recipe& recipe, comm::Group& world);
 /// The same, called by all ranks of the group before they exchange anything between their GPUs.
 c10::Device meet_on_devices(const spec::Recipe& recipe, comm::Group& world);

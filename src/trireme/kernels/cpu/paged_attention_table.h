@@ -1,0 +1,31 @@
+// kernels/cpu/paged_attention_table.h -- what the loop of paged_attention.h takes: pointers, and strides in elements.
+#pragma once
+
+#include <cstdint>
+
+#include "trireme/kernels/cpu/element.h"
+
+namespace trireme::kernels {
+
+struct PagedAttentionLoop {
+  struct Query {
+    std::int64_t row, begin, end;  // in q and out; the positions that it sees
+    const std::int32_t* block_table;
+  };
+  const Query* queries;
+  const void *q, *keys, *values;
+  void* out;
+  std::int64_t q_row, q_head, out_row, out_head;
+  std::int64_t heads, kv_heads, head_dim, block_size;
+  double scale;
+  /// A thread's room for `bytes`.
+  void* (*scratch)(std::int64_t bytes);
+};
+
+struct PagedAttentionTable {
+  /// Task query * kv_heads + kv head: the heads of queries that share a head of keys.
+  void (*attend[kElements])(const PagedAttentionLoop& call, std::int64_t begin_task, std::int64_t end_task);
+};
+extern const PagedAttentionTable kPagedAttentionPlain, kPagedAttentionV3, kPagedAttentionV4, kPagedAttentionV4Bf16;
+
+}  // namespace trireme::kernels

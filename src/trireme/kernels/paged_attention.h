@@ -1,0 +1,36 @@
+// kernels/paged_attention.h -- attention of single queries over a paged KV cache: decode, and short prefill chunks.
+//
+// Keys and values lie in blocks; the block table of a sequence says in which. Each query reads the keys it sees where
+// they are, so a step neither copies nor packs the cache. Queries are computed one by one, block by block in the order
+// of positions: a query's bits depend on the tokens of its own sequence alone, not on the other sequences of the batch,
+// on how the sequence was cut into chunks, on where its blocks lie, or on the number of threads.
+// Many queries of one sequence are faster with attention.h over gathered blocks. CPU only.
+// Depends on: base.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+
+namespace trireme::kernels {
+
+/// The queries of one sequence: rows [first_row, first_row + query_len) of q, at positions context_len, ...
+struct PagedSequence {
+  std::int64_t first_row = 0, query_len = 0, context_len = 0;
+  /// Physical block of each logical one, up to the last query's; those that no query sees may be anything.
+  std::span<const std::int32_t> block_table = {};
+};
+
+struct PagedAttention {
+  double scale = 1.0;
+  std::int64_t window = 0;  ///< a query sees at most this many positions back, itself included; 0: all
+};
+
+/// Causal. `q` and `out` are [tokens, heads, head size], any strides but a contiguous last dimension; rows of no
+/// sequence are left alone. `keys` and `values` are contiguous [blocks, block size, kv heads, head size], and hold the
+/// queries' own keys too. All of one type: float, double, bfloat16 or half; sums are kept in float (double).
+void paged_attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
+                     std::span<const PagedSequence> sequences, const PagedAttention& options);
+
+}  // namespace trireme::kernels

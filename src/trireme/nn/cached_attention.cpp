@@ -1,0 +1,115 @@
+#include "trireme/nn/cached_attention.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_copy.h>
+#include <ATen/ops/index_select.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/kernels/paged_attention.h"
+#include "trireme/nn/flops.h"
+#include "trireme/nn/kv_cache.h"
+
+namespace trireme::nn {
+namespace {
+
+KvCache::Layer& layer_of(const KvBatch& batch, const AttentionShape& shape, const KvBatch::Group& group,
+                         const at::TensorOptions& options) {
+  std::vector<KvCache::Layer>& layers = batch.cache->layers;
+  const auto number = static_cast<std::size_t>(shape.cache_layer);
+  if (layers.size() <= number) layers.resize(number + 1);
+  KvCache::Layer& layer = layers[number];
+  if (!layer.keys.defined()) {
+    const std::vector<std::int64_t> sizes{group.num_blocks, kKvBlockSize, shape.num_kv_heads, shape.head_dim};
+    layer.keys = at::empty(sizes, options);
+    layer.values = at::empty(sizes, options);
+  }
+  return layer;
+}
+
+void write_tokens(at::Tensor& blocks, const at::Tensor& slots, const at::Tensor& fresh) {
+  blocks.view({-1, blocks.size(2), blocks.size(3)}).index_copy_(0, slots, fresh.squeeze(0));
+}
+
+struct Gathered {
+  at::Tensor keys, values;  ///< [1, tokens, kv heads, head size]
+  std::int64_t first = 0;   ///< position of the first token
+};
+
+/// The tokens that a sequence's queries see, in order.
+Gathered gather_blocks(const KvCache::Layer& layer, const KvBatch::SequenceRows& sequence, std::int64_t window,
+                       std::span<const BlockId> table) {
+  const std::int64_t seen = window > 0 ? std::max<std::int64_t>(0, sequence.context_len - window + 1) : 0;
+  const std::int64_t begin = seen / kKvBlockSize, length = sequence.context_len + sequence.query_len;
+  const std::int64_t count = blocks_for(length) - begin;
+  at::Tensor ids = at::empty({count}, at::kInt);
+  std::copy_n(table.begin() + begin, count, ids.mutable_data_ptr<std::int32_t>());
+  ids = ids.to(layer.keys.device());
+  const auto tokens = [&](const at::Tensor& blocks) {
+    return blocks.index_select(0, ids)
+        .view({1, count * kKvBlockSize, blocks.size(2), blocks.size(3)})
+        .narrow(1, 0, length - begin * kKvBlockSize);
+  };
+  return {tokens(layer.keys), tokens(layer.values), begin * kKvBlockSize};
+}
+
+/// A chunk of many queries: the tiled kernel over the keys in order.
+at::Tensor attend_tiled(const AttentionShape& shape, const Context& context, const KvBatch::SequenceRows& sequence,
+                        const at::Tensor& q, const Gathered& seen) {
+  return run_block(shape, {.query = sequence.context_len, .key = seen.first}, context,
+                   q.narrow(1, sequence.first_row, sequence.query_len), seen.keys, seen.values)
+      .out;
+}
+
+double flops_of(const AttentionShape& shape, const KvBatch& batch) {
+  double pairs = 0;
+  for (const KvBatch::SequenceRows& sequence : batch.sequences) {
+    pairs += visible_pairs({shape.causal, shape.window}, {.first = sequence.context_len, .count = sequence.query_len},
+                           {.count = sequence.context_len + sequence.query_len}, /*batch=*/1);
+  }
+  return 4 * pairs * static_cast<double>(shape.num_heads * shape.head_dim);
+}
+
+}  // namespace
+
+at::Tensor attend_cached(const AttentionShape& shape, Context& context, const at::Tensor& q, const at::Tensor& k,
+                         const at::Tensor& v) {
+  const KvBatch& batch = *context.kv_batch;
+  TRIREME_CHECK(shape.causal && !context.training, "a KV cache is for causal attention in inference");
+  TRIREME_CHECK(q.size(0) == 1 && q.size(1) == batch.tokens, "[{}, {}] tokens came for a batch of [1, {}]", q.size(0),
+                q.size(1), batch.tokens);
+  const KvBatch::Group& group = batch.group(shape.window);
+  KvCache::Layer& layer = layer_of(batch, shape, group, q.options());
+  write_tokens(layer.keys, group.slots, k);
+  write_tokens(layer.values, group.slots, v);
+  context.flops += flops_of(shape, batch);
+
+  at::Tensor out = at::empty(q.sizes(), q.options());
+  std::vector<kernels::PagedSequence> in_place;
+  for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
+    const KvBatch::SequenceRows& sequence = batch.sequences[i];
+    const std::vector<BlockId>& table = group.block_tables[i];
+    if (q.is_cpu() && sequence.query_len <= kMostPagedQueries) {
+      in_place.push_back({sequence.first_row, sequence.query_len, sequence.context_len, table});
+      continue;
+    }
+    const auto own = [&](const at::Tensor& all) { return all.narrow(1, sequence.first_row, sequence.query_len); };
+    // The first chunk of a prompt sees itself alone, which is in order already.
+    const Gathered seen =
+        sequence.context_len == 0 ? Gathered{own(k), own(v), 0} : gather_blocks(layer, sequence, shape.window, table);
+    at::Tensor chunk = attend_tiled(shape, context, sequence, q, seen);
+    if (batch.sequences.size() == 1) return chunk;
+    own(out).copy_(chunk);
+  }
+  if (!in_place.empty()) {
+    at::Tensor rows = out.squeeze(0);
+    kernels::paged_attention(rows, q.squeeze(0), layer.keys, layer.values, in_place,
+                             {.scale = 1.0 / std::sqrt(static_cast<double>(shape.head_dim)), .window = shape.window});
+  }
+  return out;
+}
+
+}  // namespace trireme::nn

@@ -1,0 +1,102 @@
+#include "trireme/nn/kv_cache.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+
+namespace trireme::nn {
+namespace {
+
+at::Tensor on_device(const std::vector<std::int64_t>& numbers, at::Device device) {
+  at::Tensor here = at::empty({static_cast<std::int64_t>(numbers.size())}, at::kLong);
+  std::copy(numbers.begin(), numbers.end(), here.mutable_data_ptr<std::int64_t>());
+  return here.to(device);
+}
+
+/// The most blocks that `tokens` neighbouring tokens can touch.
+std::int64_t blocks_touched(std::int64_t tokens) { return blocks_for(tokens + kKvBlockSize - 1); }
+
+/// The table of one group, checked: every block that the step reads or writes is there.
+const BlockTable& table_of(const SequenceStep& step, std::size_t group, const KvCacheGroup& of, std::size_t sequence) {
+  TRIREME_CHECK(group < step.tables.size(), "sequence {} has {} block tables, but the cache has more groups", sequence,
+                step.tables.size());
+  const BlockTable& table = step.tables[group];
+  const std::int64_t length = step.context_len + step.query_len;
+  const std::int64_t seen = of.window > 0 ? std::max<std::int64_t>(0, step.context_len - of.window + 1) : 0;
+  TRIREME_CHECK(length <= table.capacity(), "sequence {} has {} tokens, but its block table has room for {}", sequence,
+                length, table.capacity());
+  TRIREME_CHECK(table.freed * kKvBlockSize <= seen, "sequence {} needs its tokens from {} on, but {} blocks are freed",
+                sequence, seen, table.freed);
+  for (std::int64_t block = seen / kKvBlockSize; block < blocks_for(length); ++block) {
+    const BlockId id = table.blocks[static_cast<std::size_t>(block)];
+    TRIREME_CHECK(id >= 0 && id < of.num_blocks, "sequence {} has block {} in a cache of {}", sequence, id,
+                  of.num_blocks);
+  }
+  return table;
+}
+
+}  // namespace
+
+std::vector<KvCacheGroup> kv_cache_groups(const spec::ModelShape& shape, const KvCacheSize& size) {
+  std::vector<KvCacheGroup> groups;
+  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    const std::int64_t window = spec::window_of(shape, layer);
+    if (std::ranges::find(groups, window, &KvCacheGroup::window) != groups.end()) continue;
+    std::int64_t blocks = blocks_for(size.max_tokens);
+    if (window > 0) blocks = std::min(blocks, blocks_touched(window - 1 + size.max_query_len));
+    groups.push_back({.window = window, .num_blocks = blocks * size.sequences});
+  }
+  return groups;
+}
+
+const KvBatch::Group& KvBatch::group(std::int64_t window) const {
+  const auto found = std::ranges::find(groups, window, &Group::window);
+  TRIREME_CHECK(found != groups.end(), "the KV cache has no blocks for layers with a window of {}", window);
+  return *found;
+}
+
+KvBatch make_kv_batch(KvCache& cache, std::span<const SequenceStep> sequences, at::Device device) {
+  KvBatch batch{.cache = &cache, .device = device};
+  std::vector<std::int64_t> last_rows;
+  for (const SequenceStep& step : sequences) {
+    TRIREME_CHECK(step.query_len > 0 && step.context_len >= 0, "sequence {} has {} new tokens after {}",
+                  batch.sequences.size(), step.query_len, step.context_len);
+    batch.sequences.push_back(
+        {.first_row = batch.tokens, .query_len = step.query_len, .context_len = step.context_len});
+    batch.tokens += step.query_len;
+    last_rows.push_back(batch.tokens - 1);
+  }
+  batch.last_rows = on_device(last_rows, device);
+  for (std::size_t number = 0; number < cache.groups.size(); ++number) {
+    const KvCacheGroup& of = cache.groups[number];
+    KvBatch::Group& group = batch.groups.emplace_back();
+    group.window = of.window;
+    group.num_blocks = of.num_blocks;
+    std::vector<std::int64_t> slots;
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      const SequenceStep& step = sequences[i];
+      const BlockTable& table = table_of(step, number, of, i);
+      for (std::int64_t at = step.context_len; at < step.context_len + step.query_len; ++at) {
+        slots.push_back(table.blocks[static_cast<std::size_t>(at / kKvBlockSize)] * kKvBlockSize + at % kKvBlockSize);
+      }
+      group.block_tables.push_back(table.blocks);
+    }
+    group.slots = on_device(slots, device);
+  }
+  return batch;
+}
+
+Sequence packed_sequence(const KvBatch& batch) {
+  std::vector<std::int64_t> positions;
+  std::int64_t most = 0;
+  for (const KvBatch::SequenceRows& sequence : batch.sequences) {
+    const std::int64_t end = sequence.context_len + sequence.query_len;
+    for (std::int64_t at = sequence.context_len; at < end; ++at) positions.push_back(at);
+    most = std::max(most, end);
+  }
+  return {.positions = on_device(positions, batch.device).unsqueeze(0), .position_count = most};
+}
+
+}  // namespace trireme::nn

@@ -1,0 +1,74 @@
+// nn/kv_cache.h -- keys and values of earlier tokens in paged blocks, and the ragged batch of an inference step.
+//
+//   KvCache cache{.groups = kv_cache_groups(shape, {.max_tokens = 4096, .max_query_len = 512})};
+//   const KvBatch batch = make_kv_batch(cache, steps);    // any mix of prefill chunks and decode
+//   context.kv_batch = &batch;
+//   context.sequence = packed_sequence(batch);            // tokens of all sequences in one row, one after the other
+//   model.next_logits(ids, context);                      // [sequences, vocabulary]
+//
+// Every layer but attention works token by token, so sequences of all lengths lie side by side without padding.
+// Depends on: base, spec, nn/block_table.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "trireme/nn/block_table.h"
+#include "trireme/nn/context.h"
+#include "trireme/spec/model_shape.h"
+
+namespace trireme::nn {
+
+struct KvCache {
+  struct Layer {
+    at::Tensor keys, values;  ///< [num_blocks, kKvBlockSize, num_kv_heads, head_dim], of this rank's heads
+  };
+  std::vector<KvCacheGroup> groups;  ///< no two with the same window
+  std::vector<Layer> layers = {};    ///< by AttentionShape::cache_layer, allocated by the first step
+};
+
+struct KvCacheSize {
+  std::int64_t max_tokens = 0;     ///< of a sequence
+  std::int64_t max_query_len = 1;  ///< of a step: the largest prefill chunk
+  std::int64_t sequences = 1;
+};
+/// One group for each window that layers of the model have, with blocks enough for so many sequences. A window's group
+/// is bounded by the window and one chunk, however long sequences grow.
+std::vector<KvCacheGroup> kv_cache_groups(const spec::ModelShape& shape, const KvCacheSize& size);
+
+/// One sequence's part of a step.
+struct SequenceStep {
+  std::int64_t context_len = 0;             ///< its tokens in the cache before the step
+  std::int64_t query_len = 0;               ///< its tokens in the step: a chunk of a prompt, or one
+  std::span<const BlockTable> tables = {};  ///< by group of the cache, with room for both; read by make_kv_batch
+};
+
+struct KvBatch {
+  struct SequenceRows {
+    std::int64_t first_row = 0, query_len = 0, context_len = 0;
+  };
+  struct Group {
+    std::int64_t window = 0, num_blocks = 0;
+    std::vector<std::vector<BlockId>> block_tables;  ///< by sequence
+    at::Tensor slots;  ///< int64 [tokens], on the device: block * kKvBlockSize + offset of each new token
+  };
+  KvCache* cache = nullptr;  ///< borrowed
+  at::Device device = at::kCPU;
+  std::int64_t tokens = 0;  ///< of all sequences in this step
+  std::vector<SequenceRows> sequences;
+  std::vector<Group> groups;
+  at::Tensor last_rows;  ///< int64 [sequences], on the device: each one's last token
+
+  /// Of the layers with this window: an InternalError where the cache has none.
+  const Group& group(std::int64_t window) const;
+};
+
+/// An InternalError naming the sequence whose tables do not hold its tokens.
+KvBatch make_kv_batch(KvCache& cache, std::span<const SequenceStep> sequences, at::Device device = at::kCPU);
+/// The positions of the batch's tokens, [1, tokens].
+Sequence packed_sequence(const KvBatch& batch);
+
+}  // namespace trireme::nn

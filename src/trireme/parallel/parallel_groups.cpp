@@ -1,0 +1,74 @@
+#include "trireme/parallel/parallel_groups.h"
+
+#include <fmt/format.h>
+
+#include "trireme/base/text.h"
+
+namespace trireme::parallel {
+namespace {
+
+void join_context(ParallelGroups& parallel_groups, const spec::LayoutConfig& layout, const spec::ModelShape& shape,
+                  std::int64_t length) {
+  nn::ParallelContext& parallel = parallel_groups.parallel;
+  if (layout.cp == 1) return;
+  const bool trade_all = layout.cp_kind == spec::ContextKind::kUlysses;
+  const int inner = trade_all ? layout.cp : layout.cp_ulysses, at = parallel.mesh.coordinate(parallel.rank, "cp");
+  parallel.tokens = {.outer = layout.cp / inner,
+                     .outer_rank = at / inner,
+                     .inner = inner,
+                     .inner_rank = at % inner,
+                     .zigzag = shape.causal && layout.cp > inner && length % (2 * layout.cp) == 0};
+  parallel.context = layout.cp_kind;
+  if (parallel.tokens.outer > 1)
+    parallel.ring = parallel_groups.groups->along({inner == 1 ? "cp" : fmt::format("cp/{}", inner)});
+  if (inner > 1)
+    parallel.heads = parallel_groups.groups->along({inner == layout.cp ? "cp" : fmt::format("cp%{}", inner)});
+}
+
+}  // namespace
+
+layout::Mesh mesh_of(const spec::LayoutConfig& layout, int ranks) {
+  std::vector<layout::Axis> axes;
+  for (const std::string& name : split(layout.order, ' ')) {
+    int size = 1;
+    if (name == "pp") size = layout.pp;
+    if (name == "cp") size = layout.cp;
+    if (name == "tp") size = layout.tp;
+    if (name == "dp") size = layout.dp.value_or(ranks / static_cast<int>(layout.ranks_per_copy()));
+    axes.push_back({name, size});
+  }
+  return layout::Mesh(std::move(axes));
+}
+
+void check_layout(const spec::LayoutConfig& layout, const spec::PipelineConfig& pipeline,
+                  const spec::LayoutTask& task) {
+  if (auto problems = spec::find_layout_problems(layout, pipeline, task); !problems.empty()) {
+    throw config::ProblemsError("the layout", std::move(problems));
+  }
+}
+
+std::unique_ptr<ParallelGroups> form(const spec::LayoutConfig& layout, const spec::ModelShape& shape,
+                                     comm::Group& world, std::int64_t length, at::Device device) {
+  auto parallel_groups = std::make_unique<ParallelGroups>();
+  parallel_groups->device = device;
+  parallel_groups->groups = std::make_unique<MeshGroups>(world, mesh_of(layout, world.size()));
+  MeshGroups& groups = *parallel_groups->groups;
+  parallel_groups->alone = world.split(world.rank(), 0, "alone");
+  parallel_groups->copies = groups.along({"dp"});
+  parallel_groups->pipeline = groups.along({"pp"});
+  nn::ParallelContext& parallel = parallel_groups->parallel;
+  parallel.mesh = groups.mesh();
+  parallel.rank = world.rank();
+  parallel.tensor = groups.along({"tp"});
+  parallel.sequence_parallel = layout.sequence_parallel;
+  parallel.sp_save_gathered = layout.sp_save_gathered;
+  parallel.overlap = layout.tp_overlap;
+  join_context(*parallel_groups, layout, shape, length);
+  parallel_groups->copies_count = parallel.mesh.size("dp");
+  parallel_groups->copy = parallel.mesh.coordinate(parallel.rank, "dp");
+  parallel_groups->stages = layout.pp;
+  parallel_groups->stage = parallel.mesh.coordinate(parallel.rank, "pp");
+  return parallel_groups;
+}
+
+}  // namespace trireme::parallel

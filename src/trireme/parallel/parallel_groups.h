@@ -1,0 +1,46 @@
+// parallel/parallel_groups.h -- how a layout stands on the ranks of a world: mesh, groups, and this rank's context.
+//
+// Training forms them from a recipe (train/engine/parallel_groups.h), inference from a tensor-parallel size.
+// Depends on: comm, layout, nn, spec.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <memory>
+
+#include "trireme/comm/group.h"
+#include "trireme/nn/parallel_context.h"
+#include "trireme/parallel/mesh_groups.h"
+#include "trireme/spec/layout_check.h"
+
+namespace trireme::parallel {
+
+struct ParallelGroups {
+  std::unique_ptr<MeshGroups> groups;
+  std::unique_ptr<comm::Group> alone;  ///< this rank by itself
+  nn::ParallelContext parallel;
+  at::Device device = at::kCPU;     ///< what this rank computes with
+  comm::Group* copies = nullptr;    ///< along dp: they read different rows
+  comm::Group* pipeline = nullptr;  ///< along pp; null without stages
+  int copies_count = 1, copy = 0, stages = 1, stage = 0;
+
+  comm::Group& readers() { return copies != nullptr ? *copies : *alone; }
+  /// Of ranks with the same tokens, the one that counts them: tp ranks all have the same losses.
+  bool counts_loss() const { return parallel.tensor_rank() == 0; }
+  bool counts_rows() const {
+    return counts_loss() && parallel.tokens.outer_rank == 0 && parallel.tokens.inner_rank == 0;
+  }
+};
+
+/// "pp=2 dp=2 tp=2", in the layout's order; dp is what the other axes leave.
+layout::Mesh mesh_of(const spec::LayoutConfig& layout, int ranks);
+
+/// A ProblemsError with everything that the layout and the model do not agree on.
+void check_layout(const spec::LayoutConfig& layout, const spec::PipelineConfig& pipeline, const spec::LayoutTask& task);
+
+/// Of a layout that was checked, on all ranks together, whose devices are chosen. `world` is borrowed; rows have
+/// `length` tokens.
+std::unique_ptr<ParallelGroups> form(const spec::LayoutConfig& layout, const spec::ModelShape& shape,
+                                     comm::Group& world, std::int64_t length, at::Device device);
+
+}  // namespace trireme::parallel
