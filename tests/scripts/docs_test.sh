@@ -79,7 +79,7 @@ ChoiceGround|:TuningKey
 StepsTogether|:MultiStepEngine
 RunNews|:StepStatus
 make_foresight|:make_weight_predictor
-\bPace\b|recipe pace|:hyperparameters
+spec::Pace|pace_at|recipe pace|:hyperparameters
 (nn|train|parallel)::(Team|Formation|Replicas)\b|:ParallelContext, ParallelGroups, DataParallel
 \bmodel\.(width|inner|positions|heads|kv_heads|head_size)\b|:model.hidden_size, ffn_size, ...
 \bdata\.sequence\b|:data.seq_len

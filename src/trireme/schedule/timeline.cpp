@@ -207,7 +207,7 @@ MeasuredTable read_measured(std::string_view text) {
     return measured;
   } catch (const nlohmann::json::exception& failure) {
     throw ConfigError(fmt::format("this is no measured schedule: {}", failure.what()),
-                      "it has a schedule and " walks ": for each step, rank and instruction begin and end in seconds");
+                      "it has a schedule and \"walks\": for each step, rank and instruction begin and end in seconds");
   }
 }
 
