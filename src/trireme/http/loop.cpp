@@ -58,7 +58,7 @@ bool Loop::drain(milliseconds timeout) {
   bool finished = false;
   {
     std::unique_lock lock(idle_mutex_);
-    finished = idle_.wait_for(lock, timeout, [&] { return unfinished_ == 0; });
+    finished = idle_.wait_for(lock, timeout, [&] { return (drain_seen_ || !thread_.joinable()) && unfinished_ == 0; });
   }
   stop();
   return finished;
@@ -83,6 +83,10 @@ void Loop::run() {
   while (true) {
     wait(entries);
     now_ = Clock::now();
+    if (draining_) {
+      const std::lock_guard lock(idle_mutex_);
+      if (!std::exchange(drain_seen_, true)) idle_.notify_all();
+    }
     std::size_t entry = 2;
     for (Peer& peer : peers_) step(peer, entries[entry++].revents);
     const bool last = stopping_ && listener_.socket() >= 0;

@@ -86,6 +86,7 @@ class Loop {
   std::mutex stop_mutex_, idle_mutex_;
   std::condition_variable idle_;
   std::size_t unfinished_ = 0;  // requests, under idle_mutex_
+  bool drain_seen_ = false;     // likewise: the loop lets nothing in any more
 
   // Of the loop's thread alone.
   Workers* workers_ = nullptr;  // lives as long as the loop runs
