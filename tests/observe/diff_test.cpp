@@ -75,6 +75,20 @@ TEST(RunDiff, NamesTheFirstStepAndTensorsThatDiffer) {
   EXPECT_EQ(json["equal"], false);
 }
 
+TEST(RunDiff, NamesTheTermOfALossThatDiffers) {
+  RunFiles left = run_of(3, 0), right = run_of(3, 0);
+  for (RunFiles* run : {&left, &right}) {
+    for (StepRecord& step : run->steps) step.losses = {{"loss", 2, 1}, {"aux_loss", 0.5, 0.01}};
+  }
+  EXPECT_TRUE(difference(left, right).equal());
+  right.steps[1].losses[1].mean = 0.75;
+  const RunDifference found = difference(left, right);
+  ASSERT_TRUE(found.metrics);
+  EXPECT_EQ(found.metrics->step, 2);
+  ASSERT_EQ(found.metrics->fields.size(), 1U);
+  EXPECT_EQ(found.metrics->fields[0].name, "losses/aux_loss");
+}
+
 TEST(RunDiff, SeesATensorThatTheSumDoesNotShow) {
   const RunFiles left = run_of(5, 5);
   RunFiles right = run_of(5, 5);

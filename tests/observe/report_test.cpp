@@ -244,6 +244,21 @@ TEST_F(Report, OfRunsWithoutAnythingIsANoteAndNoFailure) {
   EXPECT_THAT(page, HasSubstr("No step has been written yet"));
 }
 
+TEST_F(Report, DrawsEachTermOfALossWithItsWeight) {
+  {
+    RunLog log(folder_ / "a", std::nullopt);
+    for (std::int64_t step = 1; step <= 3; ++step) {
+      StepRecord record = sample_step(step);
+      record.losses = {{"loss", record.loss, 1}, {"aux <loss>", 0.5, 0.25}};
+      log.step(record);
+    }
+  }
+  const std::vector<RunFiles> runs{read_run(folder_ / "a", Reading::kLenient)};
+  const std::string page = report_page(runs, {});
+  EXPECT_THAT(page, HasSubstr("Loss term: aux &lt;loss&gt;"));
+  EXPECT_THAT(page, HasSubstr("weight 0.25 in the total"));
+}
+
 TEST_F(Report, TellsFoldersOfOneNameApart) {
   const RunFiles runs[] = {read_run(sample_run("a/run", 3)), read_run(sample_run("b/run", 3))};
   const std::string page = report_page(runs);

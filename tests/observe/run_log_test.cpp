@@ -57,6 +57,26 @@ TEST_F(ARunLog, IsReadBackToTheBit) {
   EXPECT_THAT(run.notes, IsEmpty());
 }
 
+TEST_F(ARunLog, KeepsTheTermsOfALossInTheirOrder) {
+  RunLog log(folder_, std::nullopt);
+  StepRecord several = sample_step(1), one = sample_step(2);
+  several.losses = {{"loss", 2.25, 1}, {"aux_loss", 0.5, 0.01}, {"tokens_dropped", std::nan(""), 0}};
+  log.step(several);
+  log.step(one);
+  const RunFiles run = read_back();
+  ASSERT_EQ(run.steps.size(), 2U);
+  ASSERT_EQ(run.steps[0].losses.size(), 3U);
+  EXPECT_EQ(run.steps[0].losses[0], several.losses[0]);
+  EXPECT_EQ(run.steps[0].losses[1], several.losses[1]);
+  EXPECT_EQ(run.steps[0].losses[2].name, "tokens_dropped");
+  EXPECT_TRUE(std::isnan(run.steps[0].losses[2].mean));
+  EXPECT_THAT(run.steps[1].losses, IsEmpty());
+  EXPECT_THAT(read(folder_ / "metrics.jsonl"), HasSubstr(R"("losses":{"loss":{"mean":2.25,"weight":1.0},"aux_loss")"));
+  std::string events;
+  for (const auto& file : fs::directory_iterator(folder_ / "tensorboard")) events += read(file.path());
+  EXPECT_THAT(events, HasSubstr("losses/aux_loss"));
+}
+
 TEST_F(ARunLog, WritesTheFieldsThatAreDocumented) {
   RunLog log(folder_, std::nullopt);
   StepRecord record = sample_step(5);

@@ -37,8 +37,8 @@ TEST_F(Trace, HoldsSpansByRankAndLaneAndMetricsAsCounters) {
     TraceSink sink(folder_ / "trace.json");
     sink.span(sample_span(3, 1));
     sink.span(sample_span(3, 1));
-    sink.metric({.name = "train/loss", .value = 2.5, .step = 7});
-    sink.metric({.name = "train/loss", .value = std::nan(""), .step = 8});
+    sink.metric({.name = "train/loss", .value = 2.5, .step = 7, .rank = 3});
+    sink.metric({.name = "train/loss", .value = std::nan(""), .step = 8, .rank = 3});
   }
   const auto events = nlohmann::json::parse(read(folder_ / "trace.json"));
   ASSERT_EQ(events.size(), 6U) << "three names, two spans, one counter";
@@ -51,6 +51,7 @@ TEST_F(Trace, HoldsSpansByRankAndLaneAndMetricsAsCounters) {
   EXPECT_EQ(span["dur"], 1500.0);
   EXPECT_EQ(span["args"]["detail"], "4 \"MiB\"");
   EXPECT_EQ(events[5]["args"]["value"], 2.5);
+  EXPECT_EQ(events[5]["pid"], 3) << "a counter of its rank";
 }
 
 TEST_F(Trace, TakesSpansFromManyThreads) {

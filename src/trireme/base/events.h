@@ -5,9 +5,12 @@
 // Depends on: std.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace trireme {
 
@@ -26,11 +29,12 @@ struct Span {
 /// kFirstCallLane on.
 inline constexpr int kComputeLane = 0, kFirstCallLane = 1;
 
-/// One number at one step.
+/// One number of one rank at one step. The name is borrowed for the call only.
 struct Metric {
-  std::string_view name;  // "train/loss"
+  std::string_view name;  // "step/seconds"
   double value = 0;
   std::int64_t step = 0;
+  int rank = 0;
 };
 
 class EventSink {
@@ -40,6 +44,24 @@ class EventSink {
   virtual bool wants_spans() const noexcept { return true; }
   virtual void span(const Span& span) noexcept = 0;
   virtual void metric(const Metric& metric) noexcept = 0;
+};
+
+/// Tells several; all borrowed.
+class EventFanOut final : public EventSink {
+ public:
+  explicit EventFanOut(std::vector<EventSink*> sinks) : sinks_(std::move(sinks)) {}
+  bool wants_spans() const noexcept override {
+    return std::any_of(sinks_.begin(), sinks_.end(), [](const EventSink* sink) { return sink->wants_spans(); });
+  }
+  void span(const Span& span) noexcept override {
+    for (EventSink* sink : sinks_) sink->span(span);
+  }
+  void metric(const Metric& metric) noexcept override {
+    for (EventSink* sink : sinks_) sink->metric(metric);
+  }
+
+ private:
+  std::vector<EventSink*> sinks_;
 };
 
 /// What runs while this lives, told to `sink` at its end; nothing where there is none. The texts are borrowed.

@@ -83,13 +83,23 @@ bool same(double a, double b) {
 
 std::vector<MetricDifference::Field> differing_fields(const StepRecord& a, const StepRecord& b) {
   std::vector<MetricDifference::Field> out;
-  const auto compare = [&](const char* name, double left, double right) {
+  const auto compare = [&](const std::string& name, double left, double right) {
     if (!same(left, right)) out.push_back({name, left, right});
   };
   compare("loss", a.loss, b.loss);
   compare("grad_norm", a.grad_norm, b.grad_norm);
   compare("lr", a.lr, b.lr);
   compare("tokens", static_cast<double>(a.tokens), static_cast<double>(b.tokens));
+  if (a.losses.empty() || b.losses.empty()) return out;  // of one term the total says all
+  const auto mean_in = [](const StepRecord& step, const std::string& name) {
+    const auto at = std::ranges::find(step.losses, name, &NamedLoss::name);
+    return at == step.losses.end() ? std::nan("") : at->mean;
+  };
+  std::set<std::string> names;
+  for (const StepRecord* step : {&a, &b}) {
+    for (const NamedLoss& term : step->losses) names.insert(term.name);
+  }
+  for (const std::string& name : names) compare("losses/" + name, mean_in(a, name), mean_in(b, name));
   return out;
 }
 

@@ -61,6 +61,9 @@ Json to_json(const StepRecord& record) {
               {"comm", number(parts.comm)},
               {"overhead", number(parts.overhead)}}}};
   if (record.hash) line["hash"] = *record.hash;
+  for (const NamedLoss& term : record.losses) {
+    line["losses"][term.name] = {{"mean", number(term.mean)}, {"weight", number(term.weight)}};
+  }
   return line;
 }
 
@@ -84,6 +87,20 @@ StepRecord step_from(const Json& line) {
     if (!hash->is_string()) wrong_type("hash", "a text", *hash);
     record.hash = hash->get<std::string>();
   }
+  if (const auto losses = line.find("losses"); losses != line.end()) {
+    if (!losses->is_object()) wrong_type("losses", "an object", *losses);
+    for (const auto& [name, term] : losses->items()) {
+      record.losses.push_back({.name = name, .mean = real(term, "mean"), .weight = real(term, "weight")});
+    }
+  }
+  return record;
+}
+
+RankRecord rank_from(const Json& line) {
+  RankRecord record{.step = step_of(line), .metrics = {}};
+  const Json& metrics = field(line, "metrics");
+  if (!metrics.is_object()) wrong_type("metrics", "an object", metrics);
+  for (const auto& [name, value] : metrics.items()) record.metrics[name] = real(metrics, name.c_str());
   return record;
 }
 

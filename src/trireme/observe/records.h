@@ -21,6 +21,13 @@ struct HashRecord {
   bool operator==(const HashRecord&) const = default;
 };
 
+/// One line of ranks/RANK.jsonl: what one rank measured of one step, by name.
+struct RankRecord {
+  std::int64_t step = 0;
+  std::map<std::string, double> metrics;
+  bool operator==(const RankRecord&) const = default;
+};
+
 /// One line of events.jsonl.
 struct EventRecord {
   std::string kind;  // "start", "resume", "eval", "checkpoint", "stop"
@@ -37,6 +44,7 @@ Json to_json(const StepRecord& record);
 
 /// IoError that names the field when one is missing or has the wrong type.
 StepRecord step_from(const Json& line);
+RankRecord rank_from(const Json& line);
 HashRecord hashes_from(const Json& line);
 EventRecord event_from(const Json& line);
 

@@ -31,7 +31,35 @@ bool stays(const std::string& line, std::int64_t last_step, const fs::path& path
   return step->get<std::int64_t>() <= last_step;
 }
 
-/// Rewrites `path` without what the resumed run will write again; `last_step` nothing: only without a cut last line.
+fs::path prepared(fs::path dir, std::optional<std::int64_t> resume_after_step) {
+  std::error_code error;
+  fs::create_directories(dir, error);
+  if (error) {
+    throw IoError(fmt::format("run folder {} cannot be created: {}", dir.string(), error.message()),
+                  "name a folder that can be written to");
+  }
+  if (!resume_after_step) {
+    for (const char* name : {"metrics.jsonl", "hashes.jsonl"}) {
+      if (!has_content(dir / name)) continue;
+      throw ConfigError(fmt::format("{} already holds a run: its {} is not empty", dir.string(), name),
+                        "resume that run, or name another folder");
+    }
+    cut_back(dir / "events.jsonl", std::nullopt);  // of a run that ended before its first step
+    return dir;
+  }
+  TRIREME_CHECK(*resume_after_step >= 0, "a run cannot resume after step {}", *resume_after_step);
+  cut_back(dir / "metrics.jsonl", resume_after_step);
+  cut_back(dir / "hashes.jsonl", resume_after_step);
+  cut_back(dir / "events.jsonl", std::nullopt);
+  return dir;
+}
+
+double now_in_seconds() {
+  return std::floor(wall_seconds() * 1000) / 1000;  // milliseconds: what a line needs, and short in text
+}
+
+}  // namespace
+
 void cut_back(const fs::path& path, std::optional<std::int64_t> last_step) {
   if (!has_content(path)) return;
   std::ifstream file(path, std::ios::binary);
@@ -62,35 +90,6 @@ void cut_back(const fs::path& path, std::optional<std::int64_t> last_step) {
   log_debug("{}: dropped {} lines that will be written again", path.string(), dropped);
 }
 
-fs::path prepared(fs::path dir, std::optional<std::int64_t> resume_after_step) {
-  std::error_code error;
-  fs::create_directories(dir, error);
-  if (error) {
-    throw IoError(fmt::format("run folder {} cannot be created: {}", dir.string(), error.message()),
-                  "name a folder that can be written to");
-  }
-  if (!resume_after_step) {
-    for (const char* name : {"metrics.jsonl", "hashes.jsonl"}) {
-      if (!has_content(dir / name)) continue;
-      throw ConfigError(fmt::format("{} already holds a run: its {} is not empty", dir.string(), name),
-                        "resume that run, or name another folder");
-    }
-    cut_back(dir / "events.jsonl", std::nullopt);  // of a run that ended before its first step
-    return dir;
-  }
-  TRIREME_CHECK(*resume_after_step >= 0, "a run cannot resume after step {}", *resume_after_step);
-  cut_back(dir / "metrics.jsonl", resume_after_step);
-  cut_back(dir / "hashes.jsonl", resume_after_step);
-  cut_back(dir / "events.jsonl", std::nullopt);
-  return dir;
-}
-
-double now_in_seconds() {
-  return std::floor(wall_seconds() * 1000) / 1000;  // milliseconds: what a line needs, and short in text
-}
-
-}  // namespace
-
 RunLog::RunLog(fs::path dir, std::optional<std::int64_t> resume_after_step)
     : dir_(prepared(std::move(dir), resume_after_step)),
       metrics_(dir_ / "metrics.jsonl"),
@@ -114,6 +113,9 @@ void RunLog::step(const StepRecord& record) {
                               {"speed/overhead_seconds", record.breakdown.overhead},
                               {"memory/bytes", static_cast<double>(record.memory)}};
   if (record.mfu) scalars.push_back({"speed/mfu", *record.mfu});
+  std::vector<std::string> tags;  // borrowed by the scalars
+  for (const NamedLoss& term : record.losses) tags.push_back("losses/" + term.name);
+  for (std::size_t i = 0; i < tags.size(); ++i) scalars.push_back({tags[i], record.losses[i].mean});
   tensorboard_.scalars(record.step, scalars);
 }
 

@@ -24,6 +24,10 @@
 
 namespace trireme::observe {
 
+/// Rewrites a file of lines with steps without those after `last_step`, which a resumed run will write again; nothing:
+/// only without a last line that was cut short.
+void cut_back(const std::filesystem::path& path, std::optional<std::int64_t> last_step);
+
 class RunLog {
  public:
   /// Makes `dir` where it is not there. Without `resume_after_step` the run is new: ConfigError when `dir` already

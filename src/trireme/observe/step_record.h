@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace trireme::observe {
 
@@ -18,10 +19,18 @@ struct Breakdown {
   bool operator==(const Breakdown&) const = default;
 };
 
+/// One term of a loss: the total is the sum of weight * mean.
+struct NamedLoss {
+  std::string name;
+  double mean = 0;
+  double weight = 1;  ///< 0: told only
+  bool operator==(const NamedLoss&) const = default;
+};
+
 /// One line of metrics.jsonl.
 struct StepRecord {
   std::int64_t step = 0;  ///< steps done, this one included: the first is 1
-  double loss = 0;        ///< mean over the tokens of the step
+  double loss = 0;        ///< the total: of one term its mean over the tokens of the step
   double grad_norm = 0;   ///< before clipping
   double lr = 0;
   std::int64_t tokens = 0;  ///< seen so far, this step's included
@@ -30,7 +39,8 @@ struct StepRecord {
   std::int64_t memory = 0;    ///< bytes, the largest of any rank so far
   double seconds = 0;
   Breakdown breakdown;
-  std::optional<std::string> hash;  ///< of the whole state after the step, where one was taken
+  std::optional<std::string> hash;     ///< of the whole state after the step, where one was taken
+  std::vector<NamedLoss> losses = {};  ///< the terms of the loss where there are several, the main one first
   bool operator==(const StepRecord&) const = default;
 };
 

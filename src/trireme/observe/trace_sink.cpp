@@ -44,12 +44,15 @@ double TraceSink::microseconds(Span::Clock::time_point time) const {
   return std::chrono::duration<double, std::micro>(time - start_).count();
 }
 
+void TraceSink::name_rank(int rank) {
+  if (!ranks_.insert(rank).second) return;
+  text_.event(R"("ph":"M","pid":{0},"name":"process_name","args":{{"name":"rank {0}"}})", rank);
+  text_.event(R"("ph":"M","pid":{0},"name":"process_sort_index","args":{{"sort_index":{0}}})", rank);
+}
+
 void TraceSink::name_lane(int rank, int lane) {
   if (!lanes_.emplace(rank, lane).second) return;
-  if (ranks_.insert(rank).second) {
-    text_.event(R"("ph":"M","pid":{0},"name":"process_name","args":{{"name":"rank {0}"}})", rank);
-    text_.event(R"("ph":"M","pid":{0},"name":"process_sort_index","args":{{"sort_index":{0}}})", rank);
-  }
+  name_rank(rank);
   text_.event(R"("ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":"{}"}})", rank, lane,
               lane == kComputeLane ? std::string("computing") : fmt::format("calls {}", lane));
 }
@@ -71,8 +74,9 @@ void TraceSink::span(const Span& span) noexcept {
 void TraceSink::metric(const Metric& metric) noexcept {
   guarded([&] {
     if (!std::isfinite(metric.value)) return;  // a counter has no place for it, and JSON no word
-    text_.event(R"("ph":"C","pid":0,"ts":{:.3f},"name":{},"args":{{"value":{}}})", microseconds(Span::Clock::now()),
-                TraceText::quoted(metric.name), metric.value);
+    name_rank(metric.rank);
+    text_.event(R"("ph":"C","pid":{},"ts":{:.3f},"name":{},"args":{{"value":{}}})", metric.rank,
+                microseconds(Span::Clock::now()), TraceText::quoted(metric.name), metric.value);
     if (text_.pending() > kBlock) write(text_.take());
   });
 }

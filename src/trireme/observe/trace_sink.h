@@ -3,8 +3,8 @@
 //   TraceSink trace(run / "trace.json");
 //   ... run_ranks(4, body, {.events = &trace}) ...
 //
-// A rank is a process of the trace and a lane one of its threads; metrics are counters. Times count from when the sink
-// was made. The file can be opened at any time, also after the program was killed.
+// A rank is a process of the trace and a lane one of its threads; metrics are counters of their rank. Times count from
+// when the sink was made. The file can be opened at any time, also after the program was killed.
 // Depends on: base, append_file.
 #pragma once
 
@@ -31,6 +31,7 @@ class TraceSink final : public EventSink {
 
  private:
   double microseconds(Span::Clock::time_point time) const;
+  void name_rank(int rank);
   void name_lane(int rank, int lane);
   void write(const std::string& text);
   template <typename Body>

@@ -298,12 +298,33 @@ class Charts {
   double low_ = 0, high_ = 1;
 };
 
+/// Of all runs, each name once, in the order in which they come.
+std::vector<NamedLoss> terms_of(const std::vector<Named>& runs) {
+  std::vector<NamedLoss> terms;
+  for (const Named& one : runs) {
+    for (const StepRecord& step : one.run->steps) {
+      for (const NamedLoss& term : step.losses) {
+        if (std::ranges::find(terms, term.name, &NamedLoss::name) == terms.end()) terms.push_back(term);
+      }
+    }
+  }
+  return terms;
+}
+
 std::string charts(const std::vector<Named>& runs) {
   const bool any = std::ranges::any_of(runs, [](const Named& one) { return !one.run->steps.empty(); });
   if (!any) return "<p>No step has been written yet, so there is nothing to draw.</p>\n";
   const Charts charts(runs);
   std::string out = "<div class=\"charts\">\n" + charts.loss() + charts.late_loss() + charts.loss_beside_first();
   using enum Charts::Noise;
+  for (const NamedLoss& term : terms_of(runs)) {
+    const std::string title = "Loss term: " + term.name;
+    const std::string unit = term.weight == 0 ? "not in the total" : fmt::format("weight {} in the total", term.weight);
+    out += charts.of(title.c_str(), unit.c_str(), Quantity::kPlain, kSmoothed, [&](const StepRecord& step) {
+      const auto at = std::ranges::find(step.losses, term.name, &NamedLoss::name);
+      return at == step.losses.end() ? NAN : at->mean;
+    });
+  }
   out += charts.of("Learning rate", "", Quantity::kPlain, kNone, [](const StepRecord& step) { return step.lr; });
   out += charts.of("Gradient norm", "before clipping", Quantity::kPlain, kSmoothed,
                    [](const StepRecord& step) { return step.grad_norm; });
