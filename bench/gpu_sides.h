@@ -156,7 +156,7 @@ class Ours {
   }
 
  private:
-  void take_loss() { loss_ = late_->wait().loss / static_cast<double>(size_.batch * size_.seq_len); }
+  void take_loss() { loss_ = nn::sum_of(late_->wait().losses) / static_cast<double>(size_.batch * size_.seq_len); }
 
   Size size_;
   at::Device device_;

@@ -85,8 +85,14 @@ TEST(Head, LossAndGradientsEqualTheWholeMatrixWhateverTheChunk) {
         ASSERT_EQ(s.context.losses.size(), z_loss > 0 ? 2u : 1u);
         EXPECT_NEAR(s.context.losses[0].sum, expected.loss, 1e-10);
         EXPECT_NEAR(s.context.losses[0].count, expected.count, 1e-12);
+        EXPECT_EQ(s.context.losses[0].weight, 1);
         if (z_loss > 0) {
-          EXPECT_NEAR(s.context.losses[1].sum, expected.z_loss, 1e-10);
+          const LossTerm& term = s.context.losses[1];
+          EXPECT_EQ(term.name, "z_loss");
+          EXPECT_EQ(term.weight, z_loss);
+          EXPECT_NEAR(term.weight * term.sum, expected.z_loss, 1e-10);
+          const LossCounts counts{.targets = expected.count};
+          EXPECT_NEAR(total_of(s.context.losses, counts), (expected.loss + expected.z_loss) / expected.count, 1e-11);
         }
         EXPECT_NEAR(mean.item<double>(), (expected.loss + expected.z_loss) / expected.count, 1e-11);
         EXPECT_LE(difference(dx, expected.dx), 1e-12);

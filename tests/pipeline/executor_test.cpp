@@ -183,7 +183,7 @@ TEST(Executor, ReportsWhatItRan) {
     EXPECT_EQ(report.spans.size(), table.ranks[static_cast<std::size_t>(rank.rank())].size());
     for (std::size_t i = 1; i < report.spans.size(); ++i) EXPECT_GE(report.spans[i].start, report.spans[i - 1].end);
     ASSERT_EQ(report.steps.size(), 1u);
-    EXPECT_GT(report.steps[0].loss, 0);  // on the first rank too, which has no loss of its own
+    EXPECT_GT(nn::sum_of(report.steps[0].losses), 0);  // on the first rank too, which has no loss of its own
     EXPECT_GT(report.steps[0].flops, 0);
     EXPECT_EQ(report.steps[0].recomputed_flops, 0);
   });

@@ -153,7 +153,7 @@ Ended run_as_pipeline(int entries, const schedule::Schedule& table, std::int64_t
         Executor executor({.table = table, .stage = stage, .pipeline = rank.world()});
         const RunReport report = executor.run({.micro = make_numbers, .update = [](int) {}});
         const std::lock_guard lock(mutex);
-        ended.loss = report.steps.at(0).loss;
+        ended.loss = nn::sum_of(report.steps.at(0).losses);
         for (const nn::Param& param : params) ended.gradients[param.name] = param.gradient.clone();
         if (between != nullptr && rank.rank() == 1) {
           *between = static_cast<std::int64_t>(rank.world().counters(comm::Op::kSend).sent_bytes);

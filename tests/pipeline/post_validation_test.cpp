@@ -64,7 +64,7 @@ Settled train_optimistically(const Problem& problem, const schedule::Schedule& t
         settled.redone = update.redone();
         settled.outcome.norms = norms;
         for (int step = 0; step < problem.steps; ++step) {
-          settled.outcome.losses.push_back(report.steps[static_cast<std::size_t>(step)].loss /
+          settled.outcome.losses.push_back(nn::sum_of(report.steps[static_cast<std::size_t>(step)].losses) /
                                            targets_of(problem, step));
         }
       },

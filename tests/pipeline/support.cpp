@@ -164,7 +164,7 @@ Outcome train_as_pipeline(const Problem& problem, const Pipelined& how) {
                                          .gradient_norm);
                    }});
           for (int i = 0; i < at_once; ++i) {
-            double loss = report.steps[static_cast<std::size_t>(i)].loss;
+            double loss = nn::sum_of(report.steps[static_cast<std::size_t>(i)].losses);
             data_parallel->all_reduce(comm::Buffer{&loss, 1, comm::DType::kF64}, comm::Reduce::kSum).wait();
             if (rank.rank() != 0) continue;
             outcome.losses.push_back(loss / targets_of(problem, step + i));

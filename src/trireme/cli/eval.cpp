@@ -32,6 +32,9 @@ void print(const train::EvalResult& result, bool json, std::ostream& out) {
                                   {"targets", result.targets}};
     if (result.bits_per_byte) object["bits_per_byte"] = *result.bits_per_byte;
     if (result.best_loss) object["best_loss"] = *result.best_loss;
+    for (const observe::NamedLoss& term : result.losses) {
+      object["losses"][term.name] = {{"mean", term.mean}, {"weight", term.weight}};
+    }
     fmt::print(out, "{}\n", object.dump());
     return;
   }
@@ -40,6 +43,9 @@ void print(const train::EvalResult& result, bool json, std::ostream& out) {
   fmt::print(out, "perplexity     {:.4g}\n", result.perplexity);
   if (result.bits_per_byte) fmt::print(out, "bits per byte  {:.4f}\n", *result.bits_per_byte);
   if (result.best_loss) fmt::print(out, "best possible  {:.4f} nats a token\n", *result.best_loss);
+  for (const observe::NamedLoss& term : result.losses) {
+    fmt::print(out, "{:<13}  {:.6g}, weight {} in the total\n", term.name, term.mean, term.weight);
+  }
 }
 
 int run_eval(EvalOptions& options, Context& context) {

@@ -83,7 +83,9 @@ void print(const train::VerifyResult& result, std::ostream& out) {
     where = fmt::format("gradients agree in step 1; {} is the first parameter that differs after the last",
                         result.weights.first_parting);
   } else {
-    where = fmt::format("tensors agree, but the loss or gradient norm of step {} does not", *result.first_step);
+    const std::string& term = result.steps[static_cast<std::size_t>(*result.first_step - 1)].term;
+    where = fmt::format("tensors agree, but the loss{} or gradient norm of step {} does not",
+                        term.empty() ? "" : fmt::format(" (term {})", term), *result.first_step);
   }
   fmt::print(out, "NOT equal: {}\n", where);
 }

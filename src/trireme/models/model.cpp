@@ -165,6 +165,9 @@ std::unique_ptr<Model> build(const spec::ModelShape& shape, const BuildOptions& 
   if (shape.family == spec::Family::kBert) add_masked_lm(chain, shape);
   chain.add("head", [&] { return chain.assembly().head(options.logits_chunk_bytes); });
   chain.finish();
+  if (options.adapt) {
+    for (NamedLayer& entry : model->layers) entry.layer = options.adapt(entry.name, std::move(entry.layer));
+  }
   return model;
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "trireme/base/events.h"
+#include "trireme/nn/loss_terms.h"
 #include "trireme/nn/param.h"
 
 namespace trireme::device {
@@ -36,16 +37,6 @@ struct Sequence {
   std::int64_t position_count = 0;  ///< one above the largest position; 0: not known, which on a GPU costs a wait
 };
 
-/// One term of a loss: the sum over tokens and how many they were. The mean is taken over all microbatches and ranks.
-struct LossTerm {
-  std::string name;
-  double sum = 0;
-  double count = 0;
-  at::Tensor pending = {};  ///< double [2], sum and count, where they are still on a GPU: settle() reads them
-};
-/// Waits for the terms whose numbers are still on a GPU.
-void settle(std::vector<LossTerm>& losses);
-
 /// Which version of the weights a layer computes with: stashed, predicted or gathered ones in place of the current.
 class WeightSource {
  public:
@@ -69,6 +60,8 @@ struct Context {
       1;  ///< 1 / (tokens of the whole batch), times the loss scale: gradients come out as of the mean
   at::Tensor
       scale_there;  ///< the same as a number on the GPU, float (double) [1], of a captured step; undefined: as given
+  double sample_scale = 1;  ///< 1 / (samples of the whole batch), times the loss scale: of losses averaged over samples
+  at::Tensor sample_scale_there;  ///< as scale_there
   DropoutRngState* dropout_rng =
       nullptr;  ///< where a captured step's dropout finds what differs from step to step; null: nowhere
   std::vector<LossTerm> losses;

@@ -36,14 +36,16 @@ class Totals {
   enum Which : std::int64_t { kLoss, kZLoss, kCount };
   void add(Which which, const at::Tensor& numbers) { sums_.select(0, which).add_(at::sum(numbers, at::kDouble)); }
 
-  /// Into the context, read now or left for later. The mean of all terms.
-  at::Tensor tell(Context& context, bool z_loss, at::ScalarType type) const {
+  /// Into the context, read now or left for later. The mean of all terms. The kernels' z-losses have their weight in
+  /// them; the term tells it apart.
+  at::Tensor tell(Context& context, double z_weight, at::ScalarType type) const {
     const at::Tensor count = sums_.select(0, kCount);
     at::Tensor all = sums_.select(0, kLoss);
     std::vector<LossTerm> terms;
-    terms.push_back({.name = "loss", .pending = at::stack({all, count})});
-    if (z_loss) {
-      terms.push_back({.name = "z_loss", .pending = at::stack({sums_.select(0, kZLoss), count})});
+    terms.push_back({.name = std::string(kMainLoss), .pending = at::stack({all, count})});
+    if (z_weight > 0) {
+      terms.push_back(
+          {.name = "z_loss", .pending = at::stack({sums_.select(0, kZLoss) / z_weight, count}), .weight = z_weight});
       all = all + sums_.select(0, kZLoss);
     }
     if (!context.losses_later) settle(terms);
@@ -179,7 +181,7 @@ at::Tensor Head::forward(at::Tensor x, Context& context, Tape* tape) {
     add_product_gradient(weight_, values, inputs);
     if (bias_) add_row_sum_gradient(*bias_, values);
   }
-  at::Tensor mean = totals.tell(context, options_.z_loss > 0, type);
+  at::Tensor mean = totals.tell(context, options_.z_loss, type);
   if (tape) {
     dx = dx.view(entered.sizes());
     if (sequence) {

@@ -27,8 +27,8 @@ class Head final : public UnaryLayer {
   /// `weight` [vocabulary, width], perhaps the token embedding; `bias` [vocabulary] or null: this rank's slices.
   Head(Param& weight, Param* bias, HeadOptions options, const ParallelContext& parallel = alone());
   /// x [batch, sequence, width]. Without targets in the context: the logits [batch, sequence, vocabulary]. With them:
-  /// the mean loss, a scalar in float (double), over what takes part; "loss" (and "z_loss") is added to the context's
-  /// losses.
+  /// the mean loss, a scalar in float (double), over what takes part. The context's losses get the terms "loss" and,
+  /// with its weight, "z_loss": the mean of the squared log-partition.
   at::Tensor forward(at::Tensor x, Context& context, Tape* tape) override;
   /// `dy` may be undefined: the loss is the end, and the context's gradient_scale says how much it weighs.
   at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) override;

@@ -20,16 +20,6 @@ at::Tensor as_rows(const at::Tensor& x) { return x.view({-1, x.size(-1)}); }
 
 bool may_overwrite(const at::Tensor& tensor) { return tensor.use_count() == 1 && tensor.storage().use_count() == 1; }
 
-void settle(std::vector<LossTerm>& losses) {
-  for (LossTerm& term : losses) {
-    if (!term.pending.defined()) continue;
-    const at::Tensor here = term.pending.cpu();
-    term.sum = here.const_data_ptr<double>()[0];
-    term.count = here.const_data_ptr<double>()[1];
-    term.pending = at::Tensor();
-  }
-}
-
 Sequence plain_sequence(std::int64_t batch, std::int64_t length) {
   const at::Tensor row = at::arange(length, at::kLong);
   return {.positions = row.unsqueeze(0).expand({batch, length}).contiguous()};

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "trireme/comm/group.h"
+#include "trireme/nn/loss_terms.h"
 #include "trireme/nn/parallel_context.h"
 #include "trireme/parallel/mesh_groups.h"
 #include "trireme/spec/layout_check.h"
@@ -25,11 +26,13 @@ struct ParallelGroups {
   int copies_count = 1, copy = 0, stages = 1, stage = 0;
 
   comm::Group& readers() { return copies != nullptr ? *copies : *alone; }
-  /// Of ranks with the same tokens, the one that counts them: tp ranks all have the same losses.
-  bool counts_loss() const { return parallel.tensor_rank() == 0; }
-  bool counts_rows() const {
-    return counts_loss() && parallel.tokens.outer_rank == 0 && parallel.tokens.inner_rank == 0;
+  bool is_first_of_row() const { return parallel.tokens.outer_rank == 0 && parallel.tokens.inner_rank == 0; }
+  /// Of ranks that hold the same term of a loss, or parts of it: whether this one's is added up.
+  bool counts(const nn::LossTerm& term) const {
+    return (term.sum_over_tp || parallel.tensor_rank() == 0) && (term.sum_over_cp || is_first_of_row());
   }
+  /// Of ranks with the same rows, the one that counts them.
+  bool counts_rows() const { return parallel.tensor_rank() == 0 && is_first_of_row(); }
 };
 
 /// "pp=2 dp=2 tp=2", in the layout's order; dp is what the other axes leave.

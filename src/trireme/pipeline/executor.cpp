@@ -53,7 +53,8 @@ Executor::Executor(const ExecutorParts& parts)
       passes_(table_, pipeline_.rank(), stage_.chunks, stage_.crossings, versions_),
       transfers_(table_, pipeline_, stage_.crossings, passes_),
       portals_(table_, pipeline_, stage_.skips, passes_),
-      reduction_(stage_.holdings, stage_.model->params, pipeline_, parts.data_parallel) {
+      reduction_(stage_.holdings, stage_.model->params, pipeline_, parts.data_parallel),
+      loss_reducer_(pipeline_) {
   const auto& list = table_.ranks[static_cast<std::size_t>(pipeline_.rank())];
   before_forward_.resize(list.size());
   for (std::size_t position = 0; position < list.size(); ++position) {
@@ -183,10 +184,16 @@ void Executor::backward(int chunk, int micro, bool weights) {
 }
 
 void Executor::add_up(std::vector<StepSums>& steps) {
-  std::vector<double> numbers;
-  for (const StepSums& step : steps) numbers.insert(numbers.end(), {step.loss, step.flops, step.recomputed_flops});
-  pipeline_.all_reduce(comm::Buffer{numbers.data(), numbers.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
-  for (std::size_t i = 0; i < steps.size(); ++i) steps[i] = {numbers[3 * i], numbers[3 * i + 1], numbers[3 * i + 2]};
+  std::vector<double> flops;
+  std::vector<std::vector<nn::LossTerm>> losses;
+  for (StepSums& step : steps) {
+    flops.insert(flops.end(), {step.flops, step.recomputed_flops});
+    losses.push_back(std::move(step.losses));
+  }
+  loss_reducer_.reduce(losses, flops);
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    steps[i] = {.losses = std::move(losses[i]), .flops = flops[2 * i], .recomputed_flops = flops[2 * i + 1]};
+  }
 }
 
 }  // namespace trireme::pipeline

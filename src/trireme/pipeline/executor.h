@@ -93,6 +93,7 @@ class Executor {
   Transfers transfers_;
   Portals portals_;
   GradientReduction reduction_;
+  nn::LossReducer loss_reducer_;
   std::vector<SpeculationWindow> openings_;  // where updates are settled after the fact
   int present_ = 0;                          // updates made in this run
   int settled_ = 0;                          // of them, those that stand

@@ -210,7 +210,9 @@ void Passes::pass_over(int micro) {
   if (--running.chunks_left > 0) return;
   const nn::Context& context = running.micro->context;
   StepSums& sums = sums_[static_cast<std::size_t>(table_.step_of(micro))];
-  for (std::size_t i = running.losses_before; i < context.losses.size(); ++i) sums.loss += context.losses[i].sum;
+  for (std::size_t i = running.losses_before; i < context.losses.size(); ++i) {
+    nn::add_term(sums.losses, context.losses[i]);
+  }
   sums.flops += context.flops;
   sums.recomputed_flops += context.recomputed_flops;
   running.micro.reset();

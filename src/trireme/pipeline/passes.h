@@ -21,7 +21,7 @@ using MicroSource = std::function<Micro(int micro)>;
 
 /// What a rank's share of one optimizer step was.
 struct StepSums {
-  double loss = 0;  ///< sum over tokens of all terms: divide by the step's tokens
+  std::vector<nn::LossTerm> losses = {};  ///< by name, added up over micros: nn::total_of() needs the step's counts
   double flops = 0, recomputed_flops = 0;
 };
 

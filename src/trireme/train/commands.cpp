@@ -82,15 +82,20 @@ EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
                {.all = world,
                 .rank = groups->copy,
                 .ranks = groups->copies_count,
-                .counts_loss = groups->counts_loss(),
+                .counts = [&](const nn::LossTerm& term) { return groups->counts(term); },
                 .counts_rows = groups->counts_rows(),
                 .device = groups->device,
                 .shape = &opened.model->shape},
                {.count = count, .rows = request.rows, .token_bytes = bytes, .progress = [&](auto done) {
                   if (progress) progress->update(done);
                 }});
-  if (found.targets <= 0) throw ConfigError("no token of these samples has a loss");
-  EvalResult result{.loss = found.loss(), .perplexity = found.perplexity(), .samples = count, .targets = found.targets};
+  if (found.counts.targets <= 0) throw ConfigError("no token of these samples has a loss");
+  EvalResult result{
+      .loss = found.loss(), .perplexity = found.perplexity(), .samples = count, .targets = found.counts.targets};
+  for (const nn::LossTerm& term : found.terms) {
+    if (found.terms.size() < 2) break;
+    result.losses.push_back({.name = term.name, .mean = nn::mean_of(term, found.counts), .weight = term.weight});
+  }
   if (found.bytes > 0) result.bits_per_byte = found.bits_per_byte();
   result.best_loss = samples->best_loss();
   return result;

@@ -16,6 +16,7 @@
 
 #include "trireme/base/events.h"
 #include "trireme/comm/rank.h"
+#include "trireme/observe/step_record.h"
 #include "trireme/spec/recipe.h"
 
 namespace trireme::train {
@@ -66,7 +67,8 @@ struct EvalResult {
   std::optional<double> bits_per_byte;
   std::int64_t samples = 0;
   double targets = 0;
-  std::optional<double> best_loss;  ///< of a synthetic task
+  std::optional<double> best_loss;         ///< of a synthetic task
+  std::vector<observe::NamedLoss> losses;  ///< the terms of the total, where there are several; the main one first
 };
 
 /// `trireme verify`: called by every rank.
@@ -82,6 +84,7 @@ struct VerifyTolerance {
 };
 struct VerifyStep {
   double loss = 0, reference_loss = 0, norm = 0, reference_norm = 0;
+  std::string term = {};  ///< of the loss, the first that differs; empty: none does
 };
 /// The tensor with the largest difference, and the first in the order of the model that differs by more than rounding.
 struct VerifyDifference {

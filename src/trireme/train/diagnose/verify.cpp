@@ -24,6 +24,8 @@ namespace {
 /// What a run was, as far as one rank saw it.
 struct Trace {
   std::vector<double> losses, norms;
+  std::vector<std::string> terms;               ///< of the loss, by name; the same in every step
+  std::vector<double> means;                    ///< [step][term]
   std::map<std::string, at::Tensor> gradients;  ///< of the first step, from equal weights
   std::map<std::string, at::Tensor> weights;    ///< after the last
   std::map<std::string, layout::Placement> placements;
@@ -49,6 +51,11 @@ Trace run_trace(const spec::Recipe& recipe, comm::Group& world, std::int64_t ste
     const StepReport report = trainer.step();
     trace.losses.push_back(report.loss);
     trace.norms.push_back(report.gradient_norm);
+    trace.terms.clear();
+    for (const observe::NamedLoss& term : report.losses) {
+      trace.terms.push_back(term.name);
+      trace.means.push_back(term.mean);
+    }
   }
   for (const nn::Param& param : trainer.params()) {
     trace.weights[param.name] = copy_here(param.master);
@@ -61,6 +68,15 @@ Trace run_trace(const spec::Recipe& recipe, comm::Group& world, std::int64_t ste
 void tell(std::vector<double>& numbers, std::size_t count, comm::Group& world) {
   numbers.resize(count);
   if (world.size() > 1) world.broadcast(comm::Buffer{numbers.data(), count, comm::DType::kF64}, 0).wait();
+}
+
+/// What rank 0 knows of the steps of a reference, on every rank.
+void tell_steps(Trace& trace, std::size_t steps, comm::Group& world) {
+  tell(trace.losses, steps, world);
+  tell(trace.norms, steps, world);
+  std::vector<double> count{static_cast<double>(trace.means.size())};
+  tell(count, 1, world);
+  tell(trace.means, static_cast<std::size_t>(count[0]), world);
 }
 
 /// Rank 0's tensor, whole, on every rank.
@@ -208,9 +224,7 @@ Trace run_reference(const VerifyRequest& request, comm::Group& world) {
   } else if (world.rank() == 0) {
     trace = run_trace(request.reference, *alone, request.steps);
   }
-  const auto steps = static_cast<std::size_t>(request.steps);
-  tell(trace.losses, steps, world);
-  tell(trace.norms, steps, world);
+  tell_steps(trace, static_cast<std::size_t>(request.steps), world);
   return trace;
 }
 
@@ -225,10 +239,17 @@ Trace run_delayed(const VerifyRequest& request, const spec::Recipe& recipe, comm
     delayed.pipeline = recipe.pipeline;
     trace = run_trace(delayed, *alone, request.steps, make_delayed_engine);
   }
-  const auto steps = static_cast<std::size_t>(request.steps);
-  tell(trace.losses, steps, world);
-  tell(trace.norms, steps, world);
+  tell_steps(trace, static_cast<std::size_t>(request.steps), world);
   return trace;
+}
+
+std::string first_term_that_differs(const Trace& mine, const Trace& reference, std::size_t step, double tolerance) {
+  if (mine.means.size() != reference.means.size()) return "that only one side has";
+  for (std::size_t i = 0; i < mine.terms.size(); ++i) {
+    const std::size_t at = step * mine.terms.size() + i;
+    if (relative(mine.means[at], reference.means[at]) > tolerance) return mine.terms[i];
+  }
+  return "";
 }
 
 VerifyResult compare(const spec::Recipe& recipe, const Trace& reference, std::int64_t steps, comm::Group& world) {
@@ -239,7 +260,9 @@ VerifyResult compare(const spec::Recipe& recipe, const Trace& reference, std::in
                             .reference_loss = reference.losses[i],
                             .norm = mine.norms[i],
                             .reference_norm = reference.norms[i]});
-    const bool same = relative(mine.losses[i], reference.losses[i]) <= result.tolerance.loss &&
+    VerifyStep& step = result.steps.back();
+    step.term = first_term_that_differs(mine, reference, i, result.tolerance.loss);
+    const bool same = step.term.empty() && relative(mine.losses[i], reference.losses[i]) <= result.tolerance.loss &&
                       relative(mine.norms[i], reference.norms[i]) <= result.tolerance.gradients;
     if (!same && !result.first_step) result.first_step = static_cast<std::int64_t>(i) + 1;
   }

@@ -20,19 +20,21 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-class DataParallelEngine final : public Engine {
+class DataParallelEngine final : public SingleStepEngine {
  public:
   DataParallelEngine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world, std::int64_t length,
                      const PrepareParams& prepare)
       : world_(world),
         parallel_groups_(form(recipe, shape, world, length)),
         zero_(recipe.layout.zero),
-        owns_model_(recipe.layout.zero == 0 && recipe.layout.offload == spec::OffloadKind::kNone) {
+        owns_model_(recipe.layout.zero == 0 && recipe.layout.offload == spec::OffloadKind::kNone),
+        loss_reducer_(world) {
     models::BuildOptions build = build_options(recipe);
     build.parallel = &parallel_groups_->parallel;
+    build.adapt = prepare.adapt;
     model_ = models::build(shape, build);
-    share_ = share_of(recipe, *parallel_groups_, length);
-    prepare.freeze(model_->params, all_names());
+    for (const nn::Param& param : model_->params) parts_.all_names.push_back(param.name);
+    prepare.freeze(model_->params, parts_.all_names);
     std::vector<parallel::ShardUnit> units;
     for (const models::NamedLayer& entry : model_->layers) units.push_back({entry.params});
     data_parallel_ = std::make_unique<parallel::DataParallel>(
@@ -40,6 +42,13 @@ class DataParallelEngine final : public Engine {
     for (std::size_t i = 0; i < model_->layers.size(); ++i) {
       model_->layers[i].layer = data_parallel_->wrap(std::move(model_->layers[i].layer), i);
     }
+    parts_.params = &data_parallel_->owned();
+    parts_.mesh = &parallel_groups_->parallel.mesh;
+    parts_.share = share_of(recipe, *parallel_groups_, length);
+    parts_.readers = &parallel_groups_->readers();
+    parts_.data_parallel = data_parallel_.get();
+    if (owns_model_ && parallel_groups_->parallel.tensor_ranks() == 1) parts_.whole_model = model_.get();
+    parts_.layer_params = &model_->params;
     prepare.fill(data_parallel_->owned());
     data_parallel_->updated();
     if (recipe.train.cuda_graphs) {
@@ -51,30 +60,14 @@ class DataParallelEngine final : public Engine {
     }
   }
 
-  nn::Params& params() override { return data_parallel_->owned(); }
-  const layout::Mesh& mesh() const override { return parallel_groups_->parallel.mesh; }
-  std::vector<std::string> all_names() const final {
-    std::vector<std::string> names;
-    for (const nn::Param& param : model_->params) names.push_back(param.name);
-    return names;
-  }
-  Share share() const override { return share_; }
-  comm::Group& readers() override { return parallel_groups_->readers(); }
-  const optim::AcrossRanks* across() override { return data_parallel_->across(); }
   Account account() override {
     return {.data_parallel = data_parallel_.get(),
             .groups = parallel_groups_->groups.get(),
             .layers = model_->shape.num_layers,
             .activations = activations_};
   }
-  parallel::DataParallel& data_parallel() override { return *data_parallel_; }
-  models::Model* whole_model() override {
-    return owns_model_ && parallel_groups_->parallel.tensor_ranks() == 1 ? model_.get() : nullptr;
-  }
-  nn::Params* layer_params() override { return &model_->params; }
-
-  StepSums run(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
-    std::array<double, 2> sums{};
+  StepSums compute(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
+    double flops = 0;
     std::vector<nn::LossTerm> losses;                         // read when everything is under way
     if (batches.empty()) data_parallel_->wait_for_weights();  // others wait for this rank's part of them
     std::vector<Micro> recordable;                            // with graphs: all micros of the step
@@ -92,7 +85,7 @@ class DataParallelEngine final : public Engine {
             records ? graph_->run(std::move(micro.inputs), std::move(context), turn_of(i, batches.size()))
                     : graph_->run_plainly(std::move(micro.inputs), context);
         if (i == 0) activations_ = result.tape_bytes;
-        sums[1] += result.flops;
+        flops += result.flops;
         for (nn::LossTerm& term : result.losses) losses.push_back(std::move(term));
         continue;
       }
@@ -102,27 +95,26 @@ class DataParallelEngine final : public Engine {
       const CountedTape counted(context.memory, tape);
       model_->backward(context, tape);
       for (nn::LossTerm& term : context.losses) losses.push_back(std::move(term));
-      sums[1] += context.flops;
+      flops += context.flops;
     }
-    if (leave_losses_) {
+    if (defer_losses_) {
       data_parallel_->finish();
-      return {.flops = sums[1], .pending = std::move(losses)};
+      return {.losses = std::move(losses), .flops = flops};
     }
     nn::settle(losses);
+    std::vector<nn::LossTerm> sums;
     for (const nn::LossTerm& term : losses) {
-      if (parallel_groups_->counts_loss()) sums[0] += term.sum;
+      if (parallel_groups_->counts(term)) nn::add_term(sums, term);
     }
     const auto begin = Clock::now();
-    if (world_.size() > 1) {
-      world_.all_reduce(comm::Buffer{sums.data(), sums.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
-    }
+    loss_reducer_.reduce({&sums, 1}, {&flops, 1});
     data_parallel_->finish();
-    return {.loss = sums[0], .flops = sums[1], .comm_s = seconds_since(begin)};
+    return {.losses = std::move(sums), .flops = flops, .comm_s = seconds_since(begin)};
   }
 
-  bool leave_losses(bool leave) override {
-    leave_losses_ = leave && world_.size() == 1 && owns_model_;
-    return leave_losses_;
+  bool defer_losses(bool defer) override {
+    defer_losses_ = defer && world_.size() == 1 && owns_model_;
+    return defer_losses_;
   }
 
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) override {
@@ -135,7 +127,7 @@ class DataParallelEngine final : public Engine {
                             .rank = parallel_groups_->copy,
                             .ranks = parallel_groups_->copies_count,
                             .tokens = parallel_groups_->parallel.tokens,
-                            .counts_loss = parallel_groups_->counts_loss(),
+                            .counts = [this](const nn::LossTerm& term) { return parallel_groups_->counts(term); },
                             .counts_rows = parallel_groups_->counts_rows(),
                             .lockstep = zero_ == 3,
                             .device = parallel_groups_->device,
@@ -188,15 +180,15 @@ class DataParallelEngine final : public Engine {
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<parallel::DataParallel> data_parallel_;
   std::unique_ptr<StepGraph> graph_;  // train.cuda_graphs only
-  Share share_;
   std::int64_t activations_ = 0;
-  bool leave_losses_ = false;
+  nn::LossReducer loss_reducer_;
+  bool defer_losses_ = false;
 };
 
 }  // namespace
 
-std::unique_ptr<Engine> make_replica_engine(const spec::Recipe& recipe, const spec::ModelShape& shape,
-                                            comm::Group& world, std::int64_t length, const PrepareParams& prepare) {
+AnyEngine make_replica_engine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
+                              std::int64_t length, const PrepareParams& prepare) {
   return std::make_unique<DataParallelEngine>(recipe, shape, world, length, prepare);
 }
 

@@ -31,7 +31,13 @@ pipeline::Split cut(const spec::Recipe& recipe, const spec::ModelShape& shape, s
   return cut_pipeline(recipe, shape, build_options(recipe), recipe.layout.pp, 1, length, world).split;
 }
 
-class DelayedEngine final : public Engine, public MultiStepEngine {
+models::BuildOptions built_with(const spec::Recipe& recipe, const PrepareParams& prepare) {
+  models::BuildOptions options = build_options(recipe);
+  options.adapt = prepare.adapt;
+  return options;
+}
+
+class DelayedEngine final : public MultiStepEngine {
  public:
   DelayedEngine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world, std::int64_t length,
                 const PrepareParams& prepare)
@@ -39,38 +45,39 @@ class DelayedEngine final : public Engine, public MultiStepEngine {
         world_(world),
         device_(device_of(recipe, world)),
         groups_(world, layout::Mesh({{"dp", 1}})),
-        model_(models::build(shape, build_options(recipe))),
+        model_(models::build(shape, built_with(recipe, prepare))),
         split_(cut(recipe, shape, length, world)),
-        share_{0, 1, length, pipeline_microbatch(recipe)},
         drain_every_(train::drain_every(recipe, /*asynchronous=*/true)) {
     TRIREME_CHECK(world.size() == 1, "delayed weights are computed on one rank, not {}", world.size());
-    prepare.freeze(model_->params, all_names());
+    for (const nn::Param& param : model_->params) parts_.all_names.push_back(param.name);
+    prepare.freeze(model_->params, parts_.all_names);
     std::vector<parallel::ShardUnit> units;
     for (const models::NamedLayer& entry : model_->layers) units.push_back({.params = entry.params});
     data_parallel_ = std::make_unique<parallel::DataParallel>(
         std::move(units), model_->params, groups_,
         parallel::DataParallelOptions{.precision = recipe.precision.compute, .device = device_});
     prepare.fill(model_->params);
+    parts_.params = &model_->params;
+    parts_.mesh = &groups_.mesh();
+    parts_.share = {0, 1, length, pipeline_microbatch(recipe)};
+    parts_.readers = &world_;
+    parts_.data_parallel = data_parallel_.get();
+    parts_.whole_model = model_.get();
   }
 
-  nn::Params& params() override { return model_->params; }
-  const layout::Mesh& mesh() const override { return groups_.mesh(); }
-  parallel::DataParallel& data_parallel() override { return *data_parallel_; }
   Account account() override { return {}; }
-  std::vector<std::string> all_names() const final {
-    std::vector<std::string> names;
-    for (const nn::Param& param : model_->params) names.push_back(param.name);
-    return names;
-  }
-  Share share() const override { return share_; }
-  comm::Group& readers() override { return world_; }
-  models::Model* whole_model() override { return model_.get(); }
-  MultiStepEngine* together() override { return this; }
-  StepSums run(std::vector<data::Batch>&, const MakeContext&) override {
-    throw InternalError("delayed weights are computed over several steps");
-  }
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) override {
     return train::evaluate(*model_, samples, world_, options);
+  }
+  void rehearse(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
+    for (data::Batch& batch : batches) {
+      nn::Context context = contexts();
+      nn::Tensors inputs = feed(batch, context);
+      move_to(device_, inputs, context, model_->shape);
+      nn::Tape tape;
+      model_->forward(std::move(inputs), context, &tape);
+      model_->backward(context, tape);
+    }
   }
   std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
     return train::first_not_finite(*model_, batches, contexts, world_, {}, device_);
@@ -78,7 +85,7 @@ class DelayedEngine final : public Engine, public MultiStepEngine {
 
   std::int64_t drain_every() const override { return drain_every_; }
 
-  std::vector<StepMade> run_steps(const StepsRequest& request) override {
+  std::vector<StepMade> run(const StepsRequest& request) override {
     // Versions depend on steps, not on micros: all of a step's meet the same.
     const schedule::Schedule table = pipeline_table(recipe_, micros_of_stage(request.micros), request.steps);
     double rate = 0;
@@ -96,7 +103,7 @@ class DelayedEngine final : public Engine, public MultiStepEngine {
         micro.inputs = feed(batch, micro.context);
         move_to(device_, micro.inputs, micro.context, model_->shape);
         delayed.add(micro, step);
-        for (const nn::LossTerm& term : micro.context.losses) sums.loss += term.sum;
+        for (const nn::LossTerm& term : micro.context.losses) nn::add_term(sums.losses, term);
         sums.flops += micro.context.flops;
       }
       if (request.look) request.look(model_->params);
@@ -148,14 +155,13 @@ class DelayedEngine final : public Engine, public MultiStepEngine {
   std::unique_ptr<parallel::DataParallel> data_parallel_;
   std::unique_ptr<models::Model> model_;
   pipeline::Split split_;
-  Share share_;
   std::int64_t drain_every_;
 };
 
 }  // namespace
 
-std::unique_ptr<Engine> make_delayed_engine(const spec::Recipe& recipe, const spec::ModelShape& shape,
-                                            comm::Group& world, std::int64_t length, const PrepareParams& prepare) {
+AnyEngine make_delayed_engine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
+                              std::int64_t length, const PrepareParams& prepare) {
   return std::make_unique<DelayedEngine>(recipe, shape, world, length, prepare);
 }
 

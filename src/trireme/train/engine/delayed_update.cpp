@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -12,7 +13,21 @@
 namespace trireme::train {
 namespace {
 
-constexpr int kRunsBefore = 2;  // as they are: velocities begin in the first
+constexpr int kUpdatesBeforeCapture = 2;  // as they are: velocities begin in the first
+constexpr std::int64_t kFirstTerm = 5;    // among a step's numbers: the loss and the four of DeviceScalars come before
+
+std::int64_t numbers_of(std::size_t terms) { return kFirstTerm + 2 * static_cast<std::int64_t>(terms); }
+
+/// The terms of a step by name, without numbers: which they are does not depend on the GPU.
+std::vector<nn::LossTerm> kinds_of(const std::vector<nn::LossTerm>& losses) {
+  std::vector<nn::LossTerm> kinds;
+  for (nn::LossTerm term : losses) {
+    term.sum = term.count = 0;
+    term.pending = at::Tensor();
+    nn::add_term(kinds, term);
+  }
+  return kinds;
+}
 
 }  // namespace
 
@@ -26,7 +41,7 @@ DelayedUpdate::DelayedUpdate(optim::Optimizer& optimizer) : optimizer_(optimizer
   if (!device.is_cuda()) return;
   scalars_ =
       std::make_unique<kernels::DeviceScalars>(optimizer.live_slots(), optimizer.config().grad_clip_norm, device);
-  found_ = at::zeros({5}, at::TensorOptions(at::kDouble).device(device));
+  found_ = at::zeros({numbers_of(1)}, at::TensorOptions(at::kDouble).device(device));
 }
 
 std::vector<const at::Tensor*> DelayedUpdate::gradients() const {
@@ -46,16 +61,48 @@ void DelayedUpdate::start(const std::vector<nn::LossTerm>& losses, double learni
   }
 }
 
-void DelayedUpdate::start_there(const std::vector<nn::LossTerm>& losses, double learning_rate) {
-  at::Tensor loss = found_.narrow(0, 0, 1);
-  loss.zero_();
+/// On the GPU, in the order of micros: sum and count of each term, then the weighted sum that decides whether the step
+/// is finite.
+void DelayedUpdate::add_up_there(const std::vector<nn::LossTerm>& losses, const std::vector<nn::LossTerm>& kinds) {
+  if (found_.size(0) < numbers_of(kinds.size())) {
+    found_ = at::zeros({numbers_of(kinds.size())}, found_.options());
+    graph_.reset();  // it was captured with the old place
+  }
+  found_.zero_();
+  const auto place_of = [&](std::size_t i) {
+    return found_.narrow(0, kFirstTerm + 2 * static_cast<std::int64_t>(i), 2);
+  };
   for (const nn::LossTerm& term : losses) {
+    const auto at = std::ranges::find(kinds, term.name, &nn::LossTerm::name);
+    at::Tensor place = place_of(static_cast<std::size_t>(at - kinds.begin()));
     if (term.pending.defined()) {
-      loss.add_(term.pending.narrow(0, 0, 1));
+      place.add_(term.pending);
     } else {
-      loss.add_(term.sum);
+      place.narrow(0, 0, 1).add_(term.sum);
+      place.narrow(0, 1, 1).add_(term.count);
     }
   }
+  at::Tensor total = found_.narrow(0, 0, 1);
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    if (kinds[i].weight != 0) total.add_(place_of(i).narrow(0, 0, 1), kinds[i].weight);
+  }
+}
+
+DelayedUpdate::Slip DelayedUpdate::free_slip(std::size_t terms) {
+  while (!free_.empty()) {
+    Slip slip = std::move(free_.back());
+    free_.pop_back();
+    if (slip.numbers.size(0) == numbers_of(terms)) return slip;
+  }
+  return {.numbers = at::empty({numbers_of(terms)}, at::TensorOptions(at::kDouble).pinned_memory(true)),
+          .terms = {},
+          .there = std::make_unique<device::CudaEvent>()};
+}
+
+void DelayedUpdate::start_there(const std::vector<nn::LossTerm>& losses, double learning_rate) {
+  std::vector<nn::LossTerm> kinds = kinds_of(losses);
+  add_up_there(losses, kinds);
+  const at::Tensor loss = found_.narrow(0, 0, 1);
   const std::vector<const at::Tensor*> all = gradients();
   std::vector<const void*> places;
   for (const at::Tensor* gradient : all) places.push_back(gradient->const_data_ptr());
@@ -69,7 +116,7 @@ void DelayedUpdate::start_there(const std::vector<nn::LossTerm>& losses, double 
     found_.narrow(0, 1, 4).copy_(scalars_->told());
   };
   // By the optimizer's own count too: a run may go back to its first steps.
-  if (optimizer_.steps() <= kRunsBefore || (!graph_ && seen_ < kRunsBefore)) {
+  if (optimizer_.steps() <= kUpdatesBeforeCapture || (!graph_ && seen_ < kUpdatesBeforeCapture)) {
     ++seen_;
     update();
   } else if (graph_) {
@@ -81,24 +128,19 @@ void DelayedUpdate::start_there(const std::vector<nn::LossTerm>& losses, double 
     graph_->replay();
   }
 
-  Slip slip;
-  if (free_.empty()) {
-    slip = {.numbers = at::empty({5}, at::TensorOptions(at::kDouble).pinned_memory(true)),
-            .there = std::make_unique<device::CudaEvent>()};
-  } else {
-    slip = std::move(free_.back());
-    free_.pop_back();
-  }
-  slip.numbers.copy_(found_, /*non_blocking=*/true);
+  Slip slip = free_slip(kinds.size());
+  slip.numbers.copy_(found_.narrow(0, 0, slip.numbers.size(0)), /*non_blocking=*/true);
+  slip.terms = std::move(kinds);
   slip.there->record();
   waiting_.push_back(std::move(slip));
 }
 
 void DelayedUpdate::start_here(const std::vector<nn::LossTerm>& losses, double learning_rate) {
   double loss = 0, sum = 0;
-  std::vector<nn::LossTerm> here = losses;
+  std::vector<nn::LossTerm> here = losses, terms;
   nn::settle(here);
-  for (const nn::LossTerm& term : here) loss += term.sum;
+  for (const nn::LossTerm& term : here) nn::add_term(terms, term);
+  for (const nn::LossTerm& term : terms) loss += term.weight != 0 ? term.weight * term.sum : 0;
   for (const double square : optim::gradient_squares(optimizer_.params())) sum += square;
   const double norm = std::sqrt(sum);
   const bool taken = std::isfinite(norm) && std::isfinite(loss) && !halted_;
@@ -110,11 +152,15 @@ void DelayedUpdate::start_here(const std::vector<nn::LossTerm>& losses, double l
   } else {
     optimizer_.finish_recorded();
   }
-  Slip slip{.numbers = at::zeros({5}, at::kDouble), .there = nullptr};
+  Slip slip{.numbers = at::zeros({numbers_of(terms.size())}, at::kDouble), .terms = terms, .there = nullptr};
   auto* numbers = slip.numbers.mutable_data_ptr<double>();
   numbers[0] = loss;
   numbers[1] = norm;
   numbers[3] = taken ? 1 : 0;
+  for (std::size_t i = 0; i < terms.size(); ++i) {
+    numbers[kFirstTerm + 2 * i] = terms[i].sum;
+    numbers[kFirstTerm + 2 * i + 1] = terms[i].count;
+  }
   waiting_.push_back(std::move(slip));
 }
 
@@ -124,7 +170,11 @@ DelayedUpdate::Told DelayedUpdate::wait() {
   waiting_.pop_front();
   if (slip.there) slip.there->synchronise();
   const double* numbers = slip.numbers.const_data_ptr<double>();
-  const Told told{.loss = numbers[0], .gradient_norm = numbers[1], .taken = numbers[3] != 0};
+  Told told{.losses = std::move(slip.terms), .gradient_norm = numbers[1], .taken = numbers[3] != 0};
+  for (std::size_t i = 0; i < told.losses.size(); ++i) {
+    told.losses[i].sum = numbers[kFirstTerm + 2 * i];
+    told.losses[i].count = numbers[kFirstTerm + 2 * i + 1];
+  }
   if (!told.taken) ++lost_;
   if (slip.there) free_.push_back(std::move(slip));
   return told;

@@ -32,7 +32,7 @@ class DelayedUpdate {
   void start(const std::vector<nn::LossTerm>& losses, double learning_rate);
 
   struct Told {
-    double loss = 0;  ///< the terms' sum
+    std::vector<nn::LossTerm> losses;  ///< by name, added up
     double gradient_norm = 0;
     bool taken = true;
   };
@@ -43,18 +43,22 @@ class DelayedUpdate {
   void go_on();
 
  private:
-  /// Where a step's numbers come in on the host: loss, and what DeviceScalars tells.
+  /// Where a step's numbers come in on the host: the weighted sum of losses, what DeviceScalars tells, and the sum and
+  /// count of each term.
   struct Slip {
-    at::Tensor numbers;  // double [5]
+    at::Tensor numbers;               // double [5 + 2 * terms]
+    std::vector<nn::LossTerm> terms;  // whose numbers these are
     std::unique_ptr<device::CudaEvent> there;
   };
   void start_there(const std::vector<nn::LossTerm>& losses, double learning_rate);
   void start_here(const std::vector<nn::LossTerm>& losses, double learning_rate);
   std::vector<const at::Tensor*> gradients() const;
+  void add_up_there(const std::vector<nn::LossTerm>& losses, const std::vector<nn::LossTerm>& kinds);
+  Slip free_slip(std::size_t terms);
 
   optim::Optimizer& optimizer_;
   std::unique_ptr<kernels::DeviceScalars> scalars_;  // on a GPU
-  at::Tensor found_;                                 // double [5] there: the loss, and a copy of what is told
+  at::Tensor found_;                                 // there: what a slip's numbers are copied from
   std::unique_ptr<device::CudaGraph> graph_;
   std::vector<const void*> recorded_;  // the gradients' places
   int seen_ = 0;

@@ -12,8 +12,8 @@ models::BuildOptions build_options(const spec::Recipe& recipe) {
   return options;
 }
 
-std::unique_ptr<Engine> make_engine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
-                                    std::int64_t length, const PrepareParams& prepare) {
+AnyEngine make_engine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
+                      std::int64_t length, const PrepareParams& prepare) {
   return recipe.layout.pp > 1 ? make_pipeline_engine(recipe, shape, world, length, prepare)
                               : make_replica_engine(recipe, shape, world, length, prepare);
 }

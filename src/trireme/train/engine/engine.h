@@ -1,7 +1,11 @@
-// train/engine/engine.h -- how this rank computes its part of a step: its layers, and how ranks add up what they found.
+// train/engine/engine.h -- how this rank computes: its layers, and how ranks add up what they found.
 //
-// One file for each way of spreading a model over ranks; Trainer knows only this. Whatever the way, gradients come out
-// as the exact mean over the tokens of all ranks, and parameters have their global names.
+// An Engine is a rank's part of the model, its state and its groups. What it can be asked for is one of two small
+// interfaces, and no engine has both: a SingleStepEngine computes the gradients of one step and leaves the update to
+// its step driver; a MultiStepEngine keeps a pipeline full from one optimizer step to the next, so that nobody outside
+// can stand between two of them: it updates by itself and asks for what a step needs when it first needs it. One file
+// for each way of spreading a model over ranks. Whatever the way, gradients come out as the exact mean over the tokens
+// of all ranks, and parameters have their global names.
 // Depends on: comm, data, models, nn, optim, parallel, spec.
 #pragma once
 
@@ -9,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "trireme/comm/group.h"
@@ -18,48 +23,46 @@
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/spec/recipe.h"
-#include "trireme/train/engine/multi_step_engine.h"
 #include "trireme/train/engine/step_plan.h"
 #include "trireme/train/run/evaluate.h"
 
 namespace trireme::train {
 
-/// Of the whole step, over all ranks.
-struct StepSums {
-  double loss = 0;                         ///< over targets
-  double flops = 0;                        ///< of the model, without what was computed again
-  double comm_s = 0;                       ///< that this rank waited for others
-  std::vector<nn::LossTerm> pending = {};  ///< Engine::leave_losses(): in place of `loss`, perhaps still on a GPU
+/// Makes a context that lacks only what a batch says.
+using MakeContext = std::function<nn::Context()>;
+
+/// What an engine consists of, whatever it computes with it. All is the engine's own.
+struct EngineParts {
+  nn::Params* params = nullptr;                     ///< this rank's; they have memory
+  std::vector<std::string> all_names;               ///< of the model's parameters, whoever holds them
+  const layout::Mesh* mesh = nullptr;               ///< the ranks by the recipe's axes, which placements speak of
+  Share share;                                      ///< which rows of a step this rank reads
+  comm::Group* readers = nullptr;                   ///< the ranks that together read each row once
+  parallel::DataParallel* data_parallel = nullptr;  ///< how copies of parameters agree, and where updates happen
+  models::Model* whole_model = nullptr;             ///< null: this rank holds a part
+  nn::Params* layer_params = nullptr;  ///< as layers compute with them, of all layers; null: it does not run all
 };
 
 class Engine {
  public:
-  using MakeContext = std::function<nn::Context()>;
   virtual ~Engine() = default;
 
-  /// This rank's parameters; they have memory.
-  virtual nn::Params& params() = 0;
-  /// The ranks by the recipe's axes, which the parameters' placements speak of.
-  virtual const layout::Mesh& mesh() const = 0;
-  /// The names of all parameters of the model, whoever holds them.
-  virtual std::vector<std::string> all_names() const = 0;
-  /// Which rows of a step this rank reads, and the ranks that together read each row once.
-  virtual Share share() const = 0;
-  virtual comm::Group& readers() = 0;
-  /// Forward and backward of the batches, gradients summed over the ranks that share a parameter. `contexts` makes a
-  /// context that lacks only what the batch says.
-  virtual StepSums run(std::vector<data::Batch>& batches, const MakeContext& contexts) = 0;
-  /// From now on run() waits for no loss; false where it cannot do that: losses are added up over ranks.
-  virtual bool leave_losses(bool) { return false; }
-  /// How copies of the parameters agree, and where what is updated lives.
-  virtual parallel::DataParallel& data_parallel() = 0;
+  nn::Params& params() { return *parts_.params; }
+  const layout::Mesh& mesh() const { return *parts_.mesh; }
+  const std::vector<std::string>& all_names() const { return parts_.all_names; }
+  const Share& share() const { return parts_.share; }
+  comm::Group& readers() { return *parts_.readers; }
+  parallel::DataParallel& data_parallel() { return *parts_.data_parallel; }
+  models::Model* whole_model() { return parts_.whole_model; }
+  nn::Params* layer_params() { return parts_.layer_params; }
   /// params() have new numbers: they are on their way to whoever computes with them. On all ranks together.
   void updated() { data_parallel().updated(); }
-  /// For optim::update; null: this rank knows all.
-  virtual const optim::AcrossRanks* across() { return nullptr; }
-  /// The loss on samples, without training; the same on every rank.
+
+  /// The losses on samples, without training; the same on every rank.
   virtual Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) = 0;
-  /// Where numbers stopped being numbers in a step: not_finite.h.
+  /// Forward and backward of the batches and nothing more. Gradients are left behind.
+  virtual void rehearse(std::vector<data::Batch>& batches, const MakeContext& contexts) = 0;
+  /// Where numbers stopped being numbers in a step: non_finite.h.
   virtual std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) = 0;
   /// What this rank keeps and whom it talks to, for people who ask why: explain.h.
   struct Account {
@@ -71,43 +74,97 @@ class Engine {
     std::int64_t activations = 0;        ///< bytes that the last step's first micro left for its backward
   };
   virtual Account account() = 0;
-  /// The model, where this rank holds all of it; null otherwise.
-  virtual models::Model* whole_model() { return nullptr; }
-  /// The parameters as layers compute with them, of all layers; null where this rank does not run all of them.
-  virtual nn::Params* layer_params() { return nullptr; }
   /// The last steps as their instructions ran, a file for `trireme schedule draw --measured`: on rank 0, empty
   /// elsewhere and where there is no schedule. On all ranks together.
   virtual std::string timeline() { return ""; }
-  /// Not null: it updates by itself, several steps in one go, and run() is not called.
-  virtual MultiStepEngine* together() { return nullptr; }
+
+ protected:
+  EngineParts parts_;  // complete when the engine is built
 };
 
-/// What happens to parameters before they are used.
+/// Of the whole step, over all ranks.
+struct StepSums {
+  std::vector<nn::LossTerm> losses = {};  ///< of this rank and perhaps still on a GPU after defer_losses()
+  double flops = 0;                       ///< of the model, without what was computed again
+  double comm_s = 0;                      ///< that this rank waited for others
+};
+
+/// Computes one step's gradients; the update is its driver's.
+class SingleStepEngine : public Engine {
+ public:
+  /// Forward and backward of the batches, gradients summed over the ranks that share a parameter.
+  virtual StepSums compute(std::vector<data::Batch>& batches, const MakeContext& contexts) = 0;
+  void rehearse(std::vector<data::Batch>& batches, const MakeContext& contexts) final { compute(batches, contexts); }
+  /// For optim::update; null: this rank knows all.
+  virtual const optim::AcrossRanks* across() { return data_parallel().across(); }
+  /// From now on compute() waits for no loss; false where it cannot do that: losses are added up over ranks.
+  virtual bool defer_losses(bool) { return false; }
+};
+
+/// What one of several steps needs.
+struct StepWork {
+  std::vector<data::Batch> batches;
+  MakeContext contexts;
+  double learning_rate = 0;
+};
+
+struct StepsRequest {
+  int steps = 1;
+  int micros = 1;                          ///< of each step
+  std::function<StepWork(int step)> work;  ///< asked for once each, in order, by every rank
+  std::function<void(nn::Params&)> look;   ///< before each update; may be empty
+  optim::Optimizer& optimizer;
+};
+
+/// Of one step, over all ranks.
+struct StepMade {
+  std::vector<nn::LossTerm> losses = {};
+  double flops = 0;
+  double gradient_norm = 0;  ///< over all stages, before clipping
+  double seconds = 0;        ///< from the update before to its own, on this rank
+  double comm_s = 0;         ///< of them, waiting for others
+  bool redone = false;       ///< its update was taken before the norm was known, and taken back
+};
+
+/// Runs several steps in one go, updates included. In between, weights are of no single step; when run() returns they
+/// are those after the last one.
+class MultiStepEngine : public Engine {
+ public:
+  /// Steps from one drain to the next: after every multiple of it the engine stands still.
+  virtual std::int64_t drain_every() const = 0;
+  /// On all ranks together. optim::NonFiniteGradients on all of them where a gradient is NaN or Inf on some.
+  virtual std::vector<StepMade> run(const StepsRequest& request) = 0;
+};
+
+using AnyEngine = std::variant<std::unique_ptr<SingleStepEngine>, std::unique_ptr<MultiStepEngine>>;
+
+/// What happens to a model before it is used.
 struct PrepareParams {
   /// Some get no gradient; `all` are the names of the whole model's.
   std::function<void(nn::Params& mine, const std::vector<std::string>& all)> freeze;
   /// Memory where there is none, and first numbers.
   std::function<void(nn::Params& mine)> fill;
+  models::BuildOptions::Adapt adapt = nullptr;  ///< layers around the model's own
 };
 
 /// The one that the recipe's layout asks for. On all ranks together; `recipe` and `world` are borrowed. A ConfigError
 /// where the layout does not fit the ranks or the model.
-std::unique_ptr<Engine> make_engine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
-                                    std::int64_t length, const PrepareParams& prepare);
+AnyEngine make_engine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
+                      std::int64_t length, const PrepareParams& prepare);
 
 // One a file.
 /// Every rank runs the whole chain of layers, of whole matrices or parts of them.
-std::unique_ptr<Engine> make_replica_engine(const spec::Recipe& recipe, const spec::ModelShape& shape,
-                                            comm::Group& world, std::int64_t length, const PrepareParams& prepare);
+AnyEngine make_replica_engine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
+                              std::int64_t length, const PrepareParams& prepare);
 /// layout.pp ranks hold a stage each.
-std::unique_ptr<Engine> make_pipeline_engine(const spec::Recipe& recipe, const spec::ModelShape& shape,
-                                             comm::Group& world, std::int64_t length, const PrepareParams& prepare);
+AnyEngine make_pipeline_engine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
+                               std::int64_t length, const PrepareParams& prepare);
 /// What an asynchronous schedule on layout.pp stages computes, on one rank: what verify holds such runs against.
-std::unique_ptr<Engine> make_delayed_engine(const spec::Recipe& recipe, const spec::ModelShape& shape,
-                                            comm::Group& world, std::int64_t length, const PrepareParams& prepare);
+AnyEngine make_delayed_engine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
+                              std::int64_t length, const PrepareParams& prepare);
 /// Any of these.
-using MakeEngine = std::unique_ptr<Engine>(const spec::Recipe& recipe, const spec::ModelShape& shape,
-                                           comm::Group& world, std::int64_t length, const PrepareParams& prepare);
+using MakeEngine = AnyEngine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
+                             std::int64_t length, const PrepareParams& prepare);
 
 /// What layers are built with.
 models::BuildOptions build_options(const spec::Recipe& recipe);

@@ -1,5 +1,9 @@
-#include "trireme/train/engine/pipeline_steps.h"
-
+// Several steps of a pipeline in one walk of a table: schedules that update while micros are on their way, and steps
+// that are validated after the fact.
+//
+// Asynchronous: each rank updates when the table says, with the norm of its own stage alone. Others: each updates at
+// once as if nothing had to be clipped and goes on with the next step; where the norm over all stages says otherwise,
+// it goes back (pipeline/post_validation.h).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,10 +15,12 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/pipeline/post_validation.h"
 #include "trireme/spec/recipe.h"
 #include "trireme/train/engine/drains.h"
 #include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/pipeline_table.h"
+#include "trireme/train/engine/staged_model.h"
 
 namespace trireme::train {
 namespace {
@@ -30,9 +36,40 @@ void sum(comm::Group& group, std::vector<double>& numbers) {
   group.all_reduce(comm::Buffer{numbers.data(), numbers.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
 }
 
-}  // namespace
+class PipelineSteps final : public PipelineEngineOf<MultiStepEngine> {
+ public:
+  explicit PipelineSteps(std::unique_ptr<StagedModel> staged);
 
-/// One call of run_steps(): what the executor asks for, step by step.
+  std::int64_t drain_every() const override { return drain_every_; }
+  std::vector<StepMade> run(const StepsRequest& request) override;
+  void rehearse(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
+    staged_->walk(batches, contexts);
+  }
+
+ private:
+  /// What walks a table of so many steps of so many micros.
+  struct Walk {
+    int micros = 0, steps = 0;
+    schedule::Schedule table;
+    std::unique_ptr<pipeline::WeightPredictor> predictor;
+    std::unique_ptr<pipeline::Executor> executor;
+    std::unique_ptr<pipeline::PostValidatedUpdate> optimistic;
+  };
+  class Progress;
+  Walk& walk_for(const StepsRequest& request);
+
+  pipeline::Stage& stage_;
+  comm::Group& pipeline_;
+  comm::Group& copies_;  // of the pipeline
+  c10::Device device_;
+  bool asynchronous_;
+  std::int64_t drain_every_;
+  nn::LossReducer loss_reducer_;  // over copies
+  Progress* progress_ = nullptr;  // of the call that is running
+  Walk walk_;
+};
+
+/// One call of run(): what the executor asks for, step by step.
 class PipelineSteps::Progress {
  public:
   Progress(PipelineSteps& engine, const StepsRequest& request)
@@ -101,28 +138,25 @@ class PipelineSteps::Progress {
         "1.0");
   }
 
-  std::vector<StepMade> made(const pipeline::RunReport& report) {
+  std::vector<StepMade> made(pipeline::RunReport& report) {
     const auto steps = static_cast<std::size_t>(request_.steps);
-    std::vector<double> sums, squares;
+    std::vector<double> flops, squares;
+    std::vector<std::vector<nn::LossTerm>> losses;
     for (std::size_t i = 0; i < steps; ++i) {
-      sums.insert(sums.end(), {report.steps[i].loss, report.steps[i].flops});
+      flops.push_back(report.steps[i].flops);
+      losses.push_back(std::move(report.steps[i].losses));
       squares.push_back(norms_[i] * norms_[i]);
     }
-    sum(engine_.copies_, sums);
+    engine_.loss_reducer_.reduce(losses, flops);
     if (engine_.asynchronous_) sum(engine_.pipeline_, squares);  // each stage knows its own only
-    double busy_s = 0;
-    for (const pipeline::Ran& span : report.spans) {  // passes come first among the operations
-      if (span.instruction.op <= schedule::Op::kForwardBackward) {
-        busy_s += std::chrono::duration<double>(span.end - span.start).count();
-      }
-    }
+    const double busy_s = busy_seconds(report);
     const double waited_s = std::max(0.0, seconds_between(begin_, Clock::now()) - busy_s);
     std::vector<StepMade> made;
     for (std::size_t i = 0; i < steps; ++i) {
       const Clock::time_point from = i == 0 ? begin_ : updates_[i - 1],
                               to = i + 1 == steps ? Clock::now() : updates_[i];
-      made.push_back({.loss = sums[2 * i],
-                      .flops = sums[2 * i + 1],
+      made.push_back({.losses = std::move(losses[i]),
+                      .flops = flops[i],
                       .gradient_norm = std::sqrt(squares[i]),
                       .seconds = seconds_between(from, to),
                       .comm_s = waited_s / static_cast<double>(steps)});
@@ -156,16 +190,16 @@ class PipelineSteps::Progress {
   Clock::time_point begin_;
 };
 
-PipelineSteps::PipelineSteps(const spec::Recipe& recipe, pipeline::Stage& stage, comm::Group& pipeline,
-                             comm::Group& copies, parallel::DataParallel& data_parallel, MakeTable make_table)
-    : stage_(stage),
-      pipeline_(pipeline),
-      copies_(copies),
-      device_(data_parallel.device()),
-      data_parallel_(data_parallel),
-      asynchronous_(is_asynchronous(recipe)),
-      drain_every_(train::drain_every(recipe, asynchronous_)),
-      make_table_(std::move(make_table)) {
+PipelineSteps::PipelineSteps(std::unique_ptr<StagedModel> staged)
+    : PipelineEngineOf(std::move(staged)),
+      stage_(staged_->stage()),
+      pipeline_(staged_->pipeline()),
+      copies_(staged_->groups().readers()),
+      device_(staged_->data_parallel().device()),
+      asynchronous_(is_asynchronous(staged_->recipe())),
+      drain_every_(train::drain_every(staged_->recipe(), asynchronous_)),
+      loss_reducer_(copies_) {
+  const spec::Recipe& recipe = staged_->recipe();
   if (recipe.precision.compute == spec::Precision::kFp16) {
     throw ConfigError(
         fmt::format("schedule {} runs {} steps together, but the loss scale of fp16 may change after each",
@@ -186,8 +220,8 @@ PipelineSteps::PipelineSteps(const spec::Recipe& recipe, pipeline::Stage& stage,
                       "pipeline.drain_every = 1");
   }
   if (!asynchronous_) return;
-  pipeline::require_own_updates(recipe.pipeline.schedule, stage.holdings);
-  if (pipeline.rank() != 0 || copies.rank() != 0) return;
+  pipeline::require_own_updates(recipe.pipeline.schedule, stage_.holdings);
+  if (pipeline_.rank() != 0 || copies_.rank() != 0) return;
   log_info("schedule {} stays full for {} steps at a time; {}", recipe.pipeline.schedule, drain_every_,
            recipe.optim.grad_clip_norm > 0
                ? fmt::format("each stage clips its own gradients to {}", recipe.optim.grad_clip_norm)
@@ -200,39 +234,46 @@ PipelineSteps::Walk& PipelineSteps::walk_for(const StepsRequest& request) {
   walk_.executor.reset();
   walk_.micros = request.micros;
   walk_.steps = request.steps;
-  walk_.table = make_table_(request.micros, request.steps);
+  walk_.table = staged_->make_table(request.micros, request.steps);
   if (!walk_.predictor) {
     walk_.predictor = pipeline::make_weight_predictor(walk_.table.weights, request.optimizer,
                                                       [this] { return progress_->rate_to_come(); });
   }
-  walk_.executor = std::make_unique<pipeline::Executor>(pipeline::ExecutorParts{.table = walk_.table,
-                                                                                .stage = stage_,
-                                                                                .pipeline = pipeline_,
-                                                                                .data_parallel = &data_parallel_,
-                                                                                .predictor = walk_.predictor.get()});
+  walk_.executor =
+      std::make_unique<pipeline::Executor>(pipeline::ExecutorParts{.table = walk_.table,
+                                                                   .stage = stage_,
+                                                                   .pipeline = pipeline_,
+                                                                   .data_parallel = &staged_->data_parallel(),
+                                                                   .predictor = walk_.predictor.get()});
   if (!asynchronous_) {
     walk_.optimistic = std::make_unique<pipeline::PostValidatedUpdate>(request.optimizer, walk_.executor->reduction());
   }
   return walk_;
 }
 
-std::vector<StepMade> PipelineSteps::run_steps(const StepsRequest& request) {
+std::vector<StepMade> PipelineSteps::run(const StepsRequest& request) {
   Walk& walk = walk_for(request);
   Progress progress(*this, request);
   progress_ = &progress;
   nn::zero_grad(request.optimizer.params());
-  pipeline::ExecutorCall run{
+  pipeline::ExecutorCall call{
       .micro = [&](int micro) { return progress.micro(micro); }, .update = {}, .keep_spans = true};
   if (asynchronous_) {
-    run.update = [&](int step) { progress.update_alone(step); };
+    call.update = [&](int step) { progress.update_alone(step); };
   } else {
-    run.update = [&](int step) { progress.update_optimistically(step, *walk.optimistic); };
-    run.validated = [&] { return progress.validated(*walk.optimistic); };
-    run.redo = [&] { progress.redo(*walk.optimistic); };
+    call.update = [&](int step) { progress.update_optimistically(step, *walk.optimistic); };
+    call.validated = [&] { return progress.validated(*walk.optimistic); };
+    call.redo = [&] { progress.redo(*walk.optimistic); };
   }
-  const pipeline::RunReport report = walk.executor->run(run);
+  pipeline::RunReport report = walk.executor->run(call);
   progress.require_finite();
   return progress.made(report);
+}
+
+}  // namespace
+
+std::unique_ptr<MultiStepEngine> make_pipeline_steps(std::unique_ptr<StagedModel> staged) {
+  return std::make_unique<PipelineSteps>(std::move(staged));
 }
 
 }  // namespace trireme::train

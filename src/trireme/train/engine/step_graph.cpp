@@ -73,6 +73,7 @@ void StepGraph::capture(Capture& captured, const nn::Tensors& inputs, const nn::
   const bool doubles = model_.params.begin()->value.scalar_type() == at::kDouble;  // masters may be elsewhere
   const at::ScalarType type = doubles ? at::kDouble : at::kFloat;
   captured.context.scale_there = at::full({1}, context.gradient_scale, at::TensorOptions(type).device(device));
+  captured.context.sample_scale_there = at::full({1}, context.sample_scale, at::TensorOptions(type).device(device));
   captured.dropout_rng = std::make_unique<nn::DropoutRngState>(device);
   captured.context.dropout_rng = captured.dropout_rng.get();
   for (at::Tensor* tensor : tensors_of(captured.context)) {
@@ -111,6 +112,10 @@ StepGraph::Result StepGraph::run(nn::Tensors inputs, nn::Context context, Turn t
       if (from[i]->defined()) to[i]->copy_(*from[i]);
     }
     captured.context.scale_there.fill_(context.gradient_scale);
+    if (captured.context.sample_scale != context.sample_scale) {  // mostly the same from step to step
+      captured.context.sample_scale = context.sample_scale;
+      captured.context.sample_scale_there.fill_(context.sample_scale);
+    }
   }
   captured.dropout_rng->fill(context.seed, context.step);
   if (captured.calls) {

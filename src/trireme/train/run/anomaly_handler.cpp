@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 AnomalyHandler::AnomalyHandler(const Parts& parts) : parts_(parts) {
   const spec::HealthConfig& health = parts.recipe.health;
-  if (parts.trainer.engine().together() != nullptr &&
+  if (!parts.trainer.driver().looks_before_update() &&
       (health.spike != spec::AnomalyPolicy::kIgnore || health.non_finite != spec::AnomalyPolicy::kStop)) {
     throw ConfigError(
         "pipeline.schedule updates weights before the loss of a step is known, so no step can be left out",

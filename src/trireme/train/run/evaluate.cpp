@@ -1,7 +1,6 @@
 #include "trireme/train/run/evaluate.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numbers>
 #include <numeric>
@@ -13,7 +12,7 @@
 namespace trireme::train {
 
 double Evaluation::perplexity() const { return std::exp(loss()); }
-double Evaluation::bits_per_byte() const { return loss_sum / std::numbers::ln2 / bytes; }
+double Evaluation::bits_per_byte() const { return nn::sum_of(terms) / std::numbers::ln2 / bytes; }
 
 double count_bytes(const data::Batch& batch, std::span<const std::int32_t> token_bytes) {
   double bytes = 0;
@@ -40,7 +39,8 @@ Evaluation evaluate(models::Model& model, const data::Samples& samples, comm::Gr
 
 Evaluation evaluate(const Forward& forward, const data::Samples& samples, const EvaluateRanks& ranks,
                     const EvaluateOptions& options) {
-  std::array<double, 3> sums{};
+  std::vector<nn::LossTerm> terms;
+  double bytes = 0;
   const auto one_batch = [&](std::vector<std::int64_t> numbers, bool counts) {
     data::Batch batch = samples.read(numbers);
     nn::Context context;
@@ -49,10 +49,9 @@ Evaluation evaluate(const Forward& forward, const data::Samples& samples, const 
     if (!ranks.device.is_cpu()) move_to(ranks.device, inputs, context, *ranks.shape);
     forward(std::move(inputs), context);
     for (const nn::LossTerm& term : context.losses) {
-      if (term.name != "loss" || !counts) continue;
-      if (ranks.counts_loss) sums[0] += term.sum;
-      if (ranks.counts_loss) sums[1] += term.count;
-      if (ranks.counts_rows) sums[2] += count_bytes(batch, options.token_bytes);
+      if (!counts) continue;
+      if (ranks.counts(term)) nn::add_term(terms, term);
+      if (term.name == nn::kMainLoss && ranks.counts_rows) bytes += count_bytes(batch, options.token_bytes);
     }
   };
   const RowRange mine = stretch_of(options.first, options.count, ranks.rank, ranks.ranks);
@@ -70,10 +69,12 @@ Evaluation evaluate(const Forward& forward, const data::Samples& samples, const 
       one_batch({options.first}, /*counts=*/false);
     }
   }
-  if (ranks.all.size() > 1) {
-    ranks.all.all_reduce(comm::Buffer{sums.data(), sums.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
-  }
-  return {.loss_sum = sums[0], .targets = sums[1], .bytes = sums[2]};
+  nn::LossReducer(ranks.all).reduce({&terms, 1}, {&bytes, 1});
+  Evaluation evaluation{.terms = std::move(terms), .bytes = bytes};
+  evaluation.counts.samples = static_cast<double>(options.count);
+  const auto main = std::ranges::find(evaluation.terms, nn::kMainLoss, &nn::LossTerm::name);
+  if (main != evaluation.terms.end()) evaluation.counts.targets = main->count;
+  return evaluation;
 }
 
 }  // namespace trireme::train

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "trireme/comm/group.h"
 #include "trireme/data/samples.h"
@@ -14,10 +15,13 @@
 namespace trireme::train {
 
 struct Evaluation {
-  double loss_sum = 0;  ///< in nats
-  double targets = 0;
-  double bytes = 0;  ///< that the targets stand for; 0 where nobody knows
-  double loss() const { return loss_sum / targets; }
+  std::vector<nn::LossTerm> terms;  ///< of all samples; the main loss in nats
+  nn::LossCounts counts;            ///< targets, by their weights, and samples
+  double bytes = 0;                 ///< that the targets stand for; 0 where nobody knows
+  /// The mean of the main loss: what perplexity is of.
+  double loss() const { return nn::sum_of(terms) / counts.targets; }
+  /// The weighted sum of all terms' means.
+  double total() const { return nn::total_of(terms, counts); }
   double perplexity() const;
   double bits_per_byte() const;
 };
@@ -32,7 +36,7 @@ struct EvaluateOptions {
 /// Bytes that the targets of a batch stand for.
 double count_bytes(const data::Batch& batch, std::span<const std::int32_t> token_bytes);
 
-/// Over all ranks, the same on each. `Evaluation::targets` is 0 when no sample has one.
+/// Over all ranks, the same on each. `counts.targets` is 0 when no sample has one.
 Evaluation evaluate(models::Model& model, const data::Samples& samples, comm::Group& world,
                     const EvaluateOptions& options);
 
@@ -41,12 +45,14 @@ struct EvaluateRanks {
   comm::Group& all;
   int rank = 0, ranks = 1;  ///< which stretch of the samples this one reads, of how many
   nn::TokenSplit tokens = {};
-  bool counts_loss = true, counts_rows = true;  ///< others have the same losses, or parts of the same rows
-  bool lockstep = false;                        ///< all ranks run equally often: they gather weights together
-  at::Device device = at::kCPU;                 ///< where the model is
-  const spec::ModelShape* shape = nullptr;      ///< its own, with a device other than the host
+  /// Whether this rank's part of a term is added up: others may have the same.
+  std::function<bool(const nn::LossTerm& term)> counts = [](const nn::LossTerm&) { return true; };
+  bool counts_rows = true;                  ///< others have parts of the same rows
+  bool lockstep = false;                    ///< all ranks run equally often: they gather weights together
+  at::Device device = at::kCPU;             ///< where the model is
+  const spec::ModelShape* shape = nullptr;  ///< its own, with a device other than the host
 };
-/// Runs the model; losses are left in the context where its end is.
+/// Runs the model; losses are left in the context of the rank where they arise.
 using Forward = std::function<void(nn::Tensors inputs, nn::Context& context)>;
 Evaluation evaluate(const Forward& forward, const data::Samples& samples, const EvaluateRanks& ranks,
                     const EvaluateOptions& options);

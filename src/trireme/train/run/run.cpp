@@ -197,7 +197,7 @@ void TrainingRun::record(const StepReport& report, std::int64_t memory) {
   const std::int64_t step = report.position.step;
   result_.step = step;
   result_.loss = report.loss;
-  RunFiles::StepFigures figures{.memory = memory};
+  RunFiles::StepFigures figures{.memory = memory, .own_memory = most_memory(trainer_->device())};
   const std::int64_t every = recipe_.train.hash_every;
   if (every > 0 && (step % every == 0 || step == steps_) && trainer_->at_rest()) {
     trainer_->state();  // waits for updates that are still on their way
@@ -215,14 +215,21 @@ void TrainingRun::validate() {
       *validation_,
       {.count = count, .rows = recipe_.train.micro_batch_size.value_or(std::min<std::int64_t>(count, 8))});
   validated_step_ = trainer_->position().step;
-  if (evaluation.targets <= 0) throw ConfigError("the validation samples have no token with a loss");
+  if (evaluation.counts.targets <= 0) throw ConfigError("the validation samples have no token with a loss");
   result_.validation_loss = evaluation.loss();
   saving_->note_metric(evaluation.loss());
-  files_->event("eval", {{"step", validated_step_},
-                         {"loss", evaluation.loss()},
-                         {"perplexity", evaluation.perplexity()},
-                         {"samples", count},
-                         {"seconds", seconds_since(begin)}});
+  observe::Json fields{{"step", validated_step_},
+                       {"loss", evaluation.loss()},
+                       {"perplexity", evaluation.perplexity()},
+                       {"samples", count},
+                       {"seconds", seconds_since(begin)}};
+  if (evaluation.terms.size() > 1) {
+    fields["total_loss"] = evaluation.total();
+    for (const nn::LossTerm& term : evaluation.terms) {
+      fields["losses/" + term.name] = nn::mean_of(term, evaluation.counts);
+    }
+  }
+  files_->event("eval", std::move(fields));
   if (leads()) log_info("step {}: validation loss {:.4f}", validated_step_, evaluation.loss());
 }
 
@@ -246,7 +253,7 @@ void TrainingRun::begin_saving() {
   saving_->begin(trainer_->position());
   // Where updates happen within steps that run together, the copy cannot lie beside them; nor beside a step that is
   // being captured, which must be the only one to use the GPU.
-  if (trainer_->engine().together() != nullptr || recipe_.train.cuda_graphs) saving_->before_update();
+  if (!trainer_->driver().looks_before_update() || recipe_.train.cuda_graphs) saving_->before_update();
 }
 
 void TrainingRun::save_now() {

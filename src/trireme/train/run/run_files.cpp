@@ -1,6 +1,7 @@
 #include "trireme/train/run/run_files.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -36,13 +37,28 @@ std::optional<observe::Peak> stated_peak(const char* card, spec::Precision preci
   return std::nullopt;
 }
 
+/// What the terms of a loss add to the total, for a line: " (loss 2.3010, z_loss 0.0042)"; empty for one term.
+std::string terms_text(const std::vector<observe::NamedLoss>& losses) {
+  constexpr std::size_t kShown = 4;
+  if (losses.size() < 2) return "";
+  std::vector<std::string> texts;
+  for (const observe::NamedLoss& term : losses) {
+    if (term.weight == 0) continue;  // a metric: in the files
+    if (texts.size() < kShown) texts.push_back(fmt::format("{} {:.4f}", term.name, term.weight * term.mean));
+  }
+  return texts.size() < 2 ? "" : fmt::format(" ({})", fmt::join(texts, ", "));
+}
+
 }  // namespace
 
 void RunFiles::open(std::int64_t from_step, std::int64_t last) {
-  if (!writes()) return;
   const checkpoint::RunFolder& folder = parts_.folder;
   const spec::Recipe& recipe = parts_.recipe;
   const bool resume = parts_.request.resume;
+  rank_log_ =
+      std::make_unique<observe::RankLog>(folder.path, parts_.rank.rank(), parts_.rank.ranks(),
+                                         resume ? std::optional(std::max<std::int64_t>(from_step, 0)) : std::nullopt);
+  if (!writes()) return;
   const std::int64_t step = parts_.trainer.position().step;
   log_copy_ = std::make_unique<LogCopy>(folder.log().string());
   const auto changes = resume ? checkpoint::recipe_changes(folder, recipe) : std::vector<std::string>{};
@@ -103,7 +119,32 @@ void RunFiles::event(std::string_view kind, observe::Json fields) {
   if (writes()) log_->event(kind, std::move(fields));
 }
 
+void RunFiles::tell_metrics(const StepReport& report, const StepFigures& figures) {
+  std::vector<EventSink*> sinks{rank_log_.get()};
+  if (parts_.request.trace != nullptr) sinks.push_back(parts_.request.trace);
+  EventFanOut sink(std::move(sinks));
+  const std::int64_t step = report.position.step;
+  const auto tell = [&](std::string_view name, double value) {
+    sink.metric({.name = name, .value = value, .step = step, .rank = parts_.rank.rank()});
+  };
+  const double seconds = report.seconds.value_or(figures.seconds);
+  tell("step/seconds", seconds);
+  tell("step/tokens_per_s", static_cast<double>(report.batch) / seconds);
+  tell("step/compute_seconds", report.compute_s);
+  tell("step/data_seconds", report.data_s);
+  tell("step/exposed_comm_seconds", report.comm_s);
+  tell("memory/peak_bytes", static_cast<double>(figures.own_memory));
+  const device::MemoryPool& device = parts_.trainer.memory().device;
+  for (std::size_t i = 0; i < device::kMemoryUses; ++i) {
+    const auto use = static_cast<device::MemoryUse>(i);
+    if (device.peak_of(use) == 0) continue;
+    tell(fmt::format("memory/{}_bytes", device::name_of(use)), static_cast<double>(device.peak_of(use)));
+  }
+  rank_log_->end_step(step);
+}
+
 void RunFiles::step(const StepReport& report, const StepFigures& figures) {
+  tell_metrics(report, figures);
   if (!writes()) return;
   const std::int64_t step = report.position.step;
   observe::StepRecord record{.step = step,
@@ -112,6 +153,7 @@ void RunFiles::step(const StepReport& report, const StepFigures& figures) {
                              .lr = report.learning_rate,
                              .tokens = report.position.tokens,
                              .memory = figures.memory};
+  if (report.losses.size() > 1) record.losses = report.losses;
   if (figures.hashes) {
     const std::uint64_t total = nn::total_hash(*figures.hashes);
     std::vector<std::pair<std::string, std::uint64_t>> tensors;
@@ -129,11 +171,14 @@ void RunFiles::step(const StepReport& report, const StepFigures& figures) {
   record.breakdown = {.compute = report.compute_s, .data = report.data_s, .comm = report.comm_s};
   record.breakdown.overhead = std::max(0.0, record.seconds - report.compute_s - report.data_s - report.comm_s);
   log_->step(record);
-  progress_->update(step, fmt::format("loss {:.4f}  {} tokens/s{}", report.loss, short_count(record.tokens_per_s),
+  progress_->update(step, fmt::format("loss {:.4f}{}  {} tokens/s{}", report.loss, terms_text(record.losses),
+                                      short_count(record.tokens_per_s),
                                       record.mfu ? fmt::format("  MFU {:.0f}%", *record.mfu * 100) : std::string()));
 }
 
 void RunFiles::cut_after(std::int64_t step) {
+  rank_log_ = nullptr;
+  rank_log_ = std::make_unique<observe::RankLog>(parts_.folder.path, parts_.rank.rank(), parts_.rank.ranks(), step);
   if (!writes()) return;
   for (const std::int64_t later : formats::list_checkpoints(parts_.folder.checkpoints())) {
     if (later > step) formats::remove_checkpoint(parts_.folder.checkpoints(), later);

@@ -1,6 +1,6 @@
 // train/run/run_files.h -- what a run tells: metrics, events and hashes in its folder, and progress for people.
 //
-// Rank 0 writes. The others call the same, and nothing happens.
+// Rank 0 writes what is of the whole run. Every rank writes what it measured of its own steps (observe/rank_log.h).
 // Depends on: checkpoint, observe, saving, trainer.
 #pragma once
 
@@ -14,6 +14,7 @@
 #include "trireme/base/progress.h"
 #include "trireme/checkpoint/run_folder.h"
 #include "trireme/observe/mfu.h"
+#include "trireme/observe/rank_log.h"
 #include "trireme/observe/run_log.h"
 #include "trireme/observe/timeline.h"
 #include "trireme/train/commands.h"
@@ -41,8 +42,9 @@ class RunFiles {
   void open(std::int64_t from_step, std::int64_t last);
   void event(std::string_view kind, observe::Json fields);
   struct StepFigures {
-    std::int64_t memory = 0;  ///< bytes, of the rank with most
-    double seconds = 0;       ///< by the clock; the report knows better where steps ran together
+    std::int64_t memory = 0;      ///< bytes, of the rank with most
+    std::int64_t own_memory = 0;  ///< of this rank
+    double seconds = 0;           ///< by the clock; the report knows better where steps ran together
     std::optional<std::vector<nn::HashShare>> hashes = {};
   };
   void step(const StepReport& report, const StepFigures& figures);
@@ -51,11 +53,14 @@ class RunFiles {
 
  private:
   bool writes() const { return parts_.rank.rank() == 0; }
+  /// The step as this rank measured it, to its own file and to whoever traces the run.
+  void tell_metrics(const StepReport& report, const StepFigures& figures);
   void introduce(std::int64_t last, const std::string& family, std::int64_t parameters);
 
   Parts parts_;
   std::unique_ptr<LogCopy> log_copy_;
   std::unique_ptr<observe::RunLog> log_;
+  std::unique_ptr<observe::RankLog> rank_log_;
   std::unique_ptr<Progress> progress_;
   std::optional<observe::Mfu> mfu_;  // where this rank writes
 };

@@ -1,0 +1,93 @@
+// What the recipe says of parameters before training: which are frozen, what types they and their GEMMs have, and which
+// numbers they begin with.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/checkpoint/stored_weights.h"
+#include "trireme/kernels/fp8.h"
+#include "trireme/train/engine/device.h"
+#include "trireme/train/engine/train_state.h"
+
+namespace trireme::train {
+namespace {
+
+/// `all` names the whole model's parameters, of which this rank may hold a part.
+void freeze(nn::Params& params, const std::vector<std::string>& all, const std::vector<std::string>& patterns) {
+  const auto frozen = [&](const std::string& name) {
+    return std::any_of(patterns.begin(), patterns.end(),
+                       [&](const auto& pattern) { return spec::matches(pattern, name); });
+  };
+  for (const std::string& pattern : patterns) {
+    if (std::any_of(all.begin(), all.end(), [&](const auto& name) { return spec::matches(pattern, name); })) continue;
+    throw ConfigError(fmt::format("train.freeze: no parameter is called \"{}\"{}", pattern, did_you_mean(pattern, all)),
+                      "'*' stands for any text: \"layers.0.*\"");
+  }
+  if (std::all_of(all.begin(), all.end(), frozen)) {
+    throw ConfigError("train.freeze matches every parameter, so there is nothing to train", "leave some out");
+  }
+  for (nn::Param& param : params) param.trainable = !frozen(param.name);
+}
+
+/// Matrices of blocks, but for those that the recipe keeps.
+void choose_gemms(nn::Params& params, const std::vector<std::string>& all, const spec::PrecisionConfig& precision) {
+  if (precision.gemm == spec::GemmPrecision::kSame) return;
+  for (const std::string& pattern : precision.gemm_exclude) {
+    if (std::any_of(all.begin(), all.end(), [&](const auto& name) { return spec::matches(pattern, name); })) continue;
+    throw ConfigError(
+        fmt::format("precision.gemm_exclude: no parameter is called \"{}\"{}", pattern, did_you_mean(pattern, all)),
+        "'*' stands for any text: \"layers.0.*\"");
+  }
+  for (nn::Param& param : params) {
+    const bool inside = param.name.starts_with("layers.") || param.name.starts_with("encoder.");
+    const bool kept = std::any_of(precision.gemm_exclude.begin(), precision.gemm_exclude.end(),
+                                  [&](const auto& pattern) { return spec::matches(pattern, param.name); });
+    if (!inside || kept || param.placement.shape.size() != 2) continue;
+    const auto sizes = nn::local_shape(param.placement);
+    const auto scaling =
+        precision.gemm == spec::GemmPrecision::kFp8Blocks ? kernels::Fp8Scaling::kTiles : kernels::Fp8Scaling::kTensor;
+    if (!kernels::takes_fp8(scaling, sizes[0], sizes[1])) {
+      throw ConfigError(fmt::format("precision.gemm: {} is {} x {} on a rank, which are no multiples of {}", param.name,
+                                    sizes[0], sizes[1], precision.gemm == spec::GemmPrecision::kFp8Blocks ? 128 : 16),
+                        fmt::format("add \"{}\" to precision.gemm_exclude, or choose other sizes", param.name));
+    }
+    param.gemm = precision.gemm;
+  }
+}
+
+/// Vectors always have masters: they are few numbers. So are tables beside a large model's blocks. Gradients of 16 bits
+/// have all but vectors, which add up over all tokens and cost no memory.
+void choose_types(nn::Params& params, const spec::PrecisionConfig& precision) {
+  for (nn::Param& param : params) {
+    const std::size_t dimensions = param.placement.shape.size();
+    const bool inside = param.name.starts_with("layers.") || param.name.starts_with("encoder.");
+    const bool tables = precision.master_weights == spec::MasterWeights::kVectors;
+    param.has_master = precision.master_weights == spec::MasterWeights::kFp32 || dimensions != 2 || !(inside || tables);
+    param.narrow_gradient = spec::has_narrow_gradients(precision) && dimensions >= 2;
+  }
+}
+
+}  // namespace
+
+PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world) {
+  PrepareParams prepare;
+  prepare.freeze = [&recipe](nn::Params& params, const std::vector<std::string>& all) {
+    freeze(params, all, recipe.train.freeze);
+    choose_gemms(params, all, recipe.precision);
+    choose_types(params, recipe.precision);
+  };
+  prepare.fill = [&recipe, &shape, &world](nn::Params& params) {
+    const at::Device device = device_of(recipe, world);
+    if (!recipe.model.init_from) {
+      nn::initialise(params, recipe.precision.compute, static_cast<std::uint64_t>(recipe.run.seed), device);
+      return;
+    }
+    nn::allocate(params, recipe.precision.compute, device);
+    checkpoint::StoredWeights(*recipe.model.init_from, shape).fill(params);  // this rank's part alone
+  };
+  return prepare;
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,255 @@
+#include "trireme/train/engine/staged_model.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "trireme/base/error.h"
+#include "trireme/base/stopwatch.h"
+#include "trireme/device/tensor_buffer.h"
+#include "trireme/train/engine/drains.h"
+#include "trireme/train/engine/feed.h"
+#include "trireme/train/engine/pipeline_table.h"
+
+namespace trireme::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::vector<std::string> names_of(const pipeline::Stage& stage) {
+  std::vector<std::string> names;
+  for (const pipeline::StageState& holding : stage.holdings) names.push_back(holding.param);
+  return names;
+}
+
+}  // namespace
+
+bool runs_several_steps(const spec::Recipe& recipe) {
+  return is_asynchronous(recipe) || drain_every(recipe, false) > 1;
+}
+
+double busy_seconds(const pipeline::RunReport& report) {
+  double busy_s = 0;
+  for (const pipeline::Ran& span : report.spans) {  // passes come first among the operations
+    if (span.instruction.op <= schedule::Op::kForwardBackward) {
+      busy_s += std::chrono::duration<double>(span.end - span.start).count();
+    }
+  }
+  return busy_s;
+}
+
+StagedModel::StagedModel(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
+                         std::int64_t length, const PrepareParams& prepare)
+    : recipe_(recipe),
+      world_(world),
+      parallel_groups_(form(recipe, shape, world, length)),
+      pipeline_(*parallel_groups_->pipeline),
+      loss_reducer_(world) {
+  share_ = share_of(recipe, *parallel_groups_, length);
+  share_.micro_batch_size = pipeline_microbatch(recipe);
+  // Which chunks a rank holds does not depend on the number of micros, so any will do to build its stage.
+  const StepPlan first = plan_step(recipe, {}, share_);
+  const int micros = micros_of(first);
+  const int steps =
+      runs_several_steps(recipe)
+          ? static_cast<int>(steps_until_drain(recipe, drain_every(recipe, is_asynchronous(recipe)), {}, share_))
+          : 1;
+  models::BuildOptions build = build_options(recipe);
+  build.parallel = &parallel_groups_->parallel;
+  build.adapt = prepare.adapt;
+  schedule::Schedule table = pipeline_table(recipe, micros, steps);
+  cut_ = cut_pipeline(recipe, shape, build_options(recipe), table.chunks(),
+                      static_cast<std::int64_t>(first.microbatches.front().size()), length, world);
+  if (!cut_.ranks_of_stage.empty()) table = make_table(micros, steps);
+  stage_ = pipeline::build_stage({.shape = shape,
+                                  .table = table,
+                                  .split = cut_.split,
+                                  .precision = recipe.precision.compute,
+                                  .rank = parallel_groups_->stage,
+                                  .build = build});
+  for (int chunk = 0; chunk < table.chunks(); ++chunk) {
+    holders_.push_back(schedule::holders_of(table, chunk).front());
+  }
+  prepare.freeze(stage_.model->params, names_of(stage_));
+  data_parallel_ = std::make_unique<parallel::DataParallel>(
+      pipeline::units_of(stage_), stage_.model->params, *parallel_groups_->groups,
+      data_parallel_options(recipe, *parallel_groups_), pipeline::held_apart(stage_));
+  pipeline::fetch_weights(stage_, *data_parallel_);
+  prepare.fill(data_parallel_->owned());
+  data_parallel_->updated();
+}
+
+EngineParts StagedModel::parts() {
+  return {.params = &data_parallel_->owned(),
+          .all_names = names_of(stage_),
+          .mesh = &parallel_groups_->parallel.mesh,
+          .share = share_,
+          .readers = &parallel_groups_->readers(),
+          .data_parallel = data_parallel_.get()};
+}
+
+Engine::Account StagedModel::account() {
+  Engine::Account account{.data_parallel = data_parallel_.get(),
+                          .groups = parallel_groups_->groups.get(),
+                          .embedding = false,
+                          .head = false};
+  for (const models::NamedLayer& entry : stage_.model->layers) {
+    account.layers += entry.name.starts_with("layers.") ? 1 : 0;
+    account.embedding = account.embedding || entry.name == "embedding";
+    account.head = account.head || entry.name == "head";
+  }
+  if (!executor_) return account;
+  for (const schedule::Instruction& one : executor_->table().ranks[static_cast<std::size_t>(pipeline_.rank())]) {
+    account.pipeline_messages +=
+        one.op == schedule::Op::kSendActivation || one.op == schedule::Op::kSendGradient ? 1 : 0;
+  }
+  return account;
+}
+
+std::string StagedModel::timeline() {
+  if (!record_ || record_->size() == 0) return "";
+  schedule::MeasuredTable measured{executor_->table(), record_->gather(pipeline_)};
+  return world_.rank() == 0 ? schedule::to_json(measured) : "";
+}
+
+pipeline::Micro StagedModel::micro_of(data::Batch& batch, const MakeContext& contexts) const {
+  pipeline::Micro micro{.context = contexts()};
+  micro.inputs = feed(batch, micro.context);
+  nn::take_tokens(micro.inputs, micro.context, parallel_groups_->parallel.tokens);
+  move_to(parallel_groups_->device, micro.inputs, micro.context, stage_.model->shape);
+  return micro;
+}
+
+StepSums StagedModel::walk(std::vector<data::Batch>& batches, const MakeContext& contexts) {
+  pipeline::Executor& executor = executor_for(static_cast<int>(batches.size()));
+  const auto begin = Clock::now();
+  data_parallel_->begin_micro(/*last=*/false);
+  const auto micro = [&](int number) {
+    pipeline::Micro made = micro_of(batches[static_cast<std::size_t>(number)], contexts);
+    made.context.on_gradient = [this](nn::Param& param) { data_parallel_->added(param); };
+    return made;
+  };
+  pipeline::RunReport report = executor.run({.micro = micro, .update = [](int) {}, .keep_spans = true});
+  record_->add(report);
+  // The same on all ranks of the pipeline: its first counts them.
+  const bool first = parallel_groups_->stage == 0;
+  double flops = first ? report.steps.at(0).flops : 0;
+  std::vector<nn::LossTerm> losses = std::move(report.steps.at(0).losses);
+  std::erase_if(losses, [&](const nn::LossTerm& term) { return !first || !parallel_groups_->counts(term); });
+  loss_reducer_.reduce({&losses, 1}, {&flops, 1});
+  const double all_s = seconds_since(begin);
+  return {.losses = std::move(losses), .flops = flops, .comm_s = std::max(0.0, all_s - busy_seconds(report))};
+}
+
+Evaluation StagedModel::evaluate(const data::Samples& samples, const EvaluateOptions& options) {
+  data_parallel_->wait_for_weights();  // together: some may have no rows
+  const auto forward = [this](nn::Tensors inputs, nn::Context& context) {
+    pipeline::Micro micro{std::move(inputs), std::move(context)};
+    walk_forward(micro, nullptr);
+    context = std::move(micro.context);  // with the losses of this rank's chunks
+  };
+  return train::evaluate(forward, samples,
+                         {.all = world_,
+                          .rank = parallel_groups_->copy,
+                          .ranks = parallel_groups_->copies_count,
+                          .tokens = parallel_groups_->parallel.tokens,
+                          .counts = [this](const nn::LossTerm& term) { return parallel_groups_->counts(term); },
+                          .counts_rows = parallel_groups_->counts_rows(),
+                          .lockstep = recipe_.layout.zero == 3,
+                          .device = parallel_groups_->device,
+                          .shape = &stage_.model->shape},
+                         options);
+}
+
+std::string StagedModel::first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) {
+  data_parallel_->wait_for_weights();
+  // Numbers for places in the order in which a step meets them: weights, outputs of chunks, gradients from the end.
+  const auto count = static_cast<std::int64_t>(stage_.holdings.size()),
+             chunks = static_cast<std::int64_t>(holders_.size());
+  std::int64_t first = count * 2 + chunks;
+  const auto finite = [](const at::Tensor& tensor) { return at::isfinite(tensor).all().item<bool>(); };
+  for (std::int64_t i = 0; i < count; ++i) {
+    const nn::Param* param = data_parallel_->owned().find(stage_.holdings[static_cast<std::size_t>(i)].param);
+    if (!param) continue;
+    if (param->value.defined() && !finite(param->value)) first = std::min(first, i);
+    if (param->trainable && param->gradient.defined() && !finite(param->gradient)) {
+      first = std::min(first, count + chunks + (count - 1 - i));
+    }
+  }
+  for (data::Batch& batch : batches) {
+    pipeline::Micro micro = micro_of(batch, contexts);
+    walk_forward(micro, [&](int chunk, const nn::Tensors& outputs) {
+      for (const at::Tensor& output : outputs) {
+        if (output.is_floating_point() && !finite(output)) first = std::min<std::int64_t>(first, count + chunk);
+      }
+    });
+  }
+  world_.all_reduce(comm::Buffer{&first, 1, comm::DType::kI64}, comm::Reduce::kMin).wait();
+  const auto holding = [&](std::int64_t i) { return stage_.holdings[static_cast<std::size_t>(i)].param; };
+  if (first < count) return fmt::format("first in the weights of {}", holding(first));
+  if (first < count + chunks) return fmt::format("first in the output of chunk {} of the model", first - count);
+  if (first < 2 * count + chunks) {
+    return fmt::format("first in the gradient of {}", holding(count - 1 - (first - count - chunks)));
+  }
+  return "computed again, everything is finite: the numbers differ from run to run";
+}
+
+int StagedModel::micros_of(const StepPlan& plan) const {
+  const int copies = parallel_groups_->copies_count;
+  if (plan.samples % copies != 0 || plan.microbatches.empty()) {
+    throw ConfigError(
+        fmt::format("step {} has {} rows for {} pipelines side by side", plan.after.step, plan.samples, copies),
+        fmt::format("make batch.global_batch_tokens a multiple of {} tokens", copies * share_.length));
+  }
+  return static_cast<int>(plan.microbatches.size());
+}
+
+schedule::Schedule StagedModel::make_table(int micros, int steps) const {
+  return cut_.ranks_of_stage.empty() ? pipeline_table(recipe_, micros, steps)
+                                     : replicated_table(cut_.ranks_of_stage, micros, steps);
+}
+
+pipeline::Executor& StagedModel::executor_for(int micros) {
+  if (executor_ && executor_micros_ == micros) return *executor_;
+  if (!tables_.contains(micros)) tables_.emplace(micros, make_table(micros, 1));
+  record_.reset();
+  executor_.reset();
+  executor_ = std::make_unique<pipeline::Executor>(pipeline::ExecutorParts{
+      .table = tables_.at(micros), .stage = stage_, .pipeline = pipeline_, .data_parallel = data_parallel_.get()});
+  executor_micros_ = micros;
+  record_ = std::make_unique<pipeline::WalkRecord>(executor_->table());
+  return *executor_;
+}
+
+/// Forward through all chunks, one after the other; losses come out where they arise.
+void StagedModel::walk_forward(pipeline::Micro& micro, const Look& look) {
+  constexpr int kTag = 1 << 20;  // schedules use small ones
+  nn::Tensors x = micro.inputs;
+  const int me = pipeline_.rank();
+  for (int chunk = 0; chunk < static_cast<int>(holders_.size()); ++chunk) {
+    const int holder = holders_[static_cast<std::size_t>(chunk)];
+    const int before = chunk > 0 ? holders_[static_cast<std::size_t>(chunk) - 1] : holder;
+    if (before != holder && me == before) {
+      for (const at::Tensor& tensor : x)
+        pipeline_.send(device::to_const_buffer(tensor.contiguous()), holder, kTag).wait();
+    }
+    if (me != holder) continue;
+    if (before != holder) {
+      x.clear();
+      for (const pipeline::Crossing& crossing : stage_.crossings(chunk, micro)) {
+        at::Tensor& tensor = x.emplace_back(at::empty(crossing.sizes, crossing.options()));
+        pipeline_.recv(device::to_buffer(tensor), before, kTag).wait();
+      }
+    }
+    for (const pipeline::Chunk& mine : stage_.chunks) {
+      if (mine.number != chunk) continue;
+      for (nn::Layer* layer : mine.layers) x = layer->forward(std::move(x), micro.context, nullptr);
+    }
+    if (look) look(chunk, x);
+  }
+}
+
+}  // namespace trireme::train

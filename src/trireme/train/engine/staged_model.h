@@ -1,0 +1,98 @@
+// train/engine/staged_model.h -- the model cut into stages: ranks of a pipeline walk a schedule, pipelines side by side
+// share a step's rows.
+//
+// What both engines of a pipeline consist of: the one that computes a step at a time (pipeline_engine.cpp) and the one
+// that stays full over several (pipeline_steps.cpp).
+// Depends on: comm, pipeline, schedule, train.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/pipeline/executor.h"
+#include "trireme/pipeline/record.h"
+#include "trireme/train/engine/engine.h"
+#include "trireme/train/engine/parallel_groups.h"
+#include "trireme/train/engine/pipeline_split.h"
+
+namespace trireme::train {
+
+class StagedModel {
+ public:
+  /// On all ranks together; `recipe` and `world` are borrowed.
+  StagedModel(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world, std::int64_t length,
+              const PrepareParams& prepare);
+
+  EngineParts parts();
+  Engine::Account account();
+  std::string timeline();
+  Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options);
+  std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts);
+  /// Walks the table of one step; the update is somebody else's.
+  StepSums walk(std::vector<data::Batch>& batches, const MakeContext& contexts);
+  /// Norms over all stages, of the table that was walked last.
+  const optim::AcrossRanks* across() { return &executor_->across(); }
+
+  const spec::Recipe& recipe() const { return recipe_; }
+  ParallelGroups& groups() { return *parallel_groups_; }
+  comm::Group& pipeline() { return pipeline_; }
+  pipeline::Stage& stage() { return stage_; }
+  parallel::DataParallel& data_parallel() { return *data_parallel_; }
+  schedule::Schedule make_table(int micros, int steps) const;
+
+ private:
+  using Look = std::function<void(int chunk, const nn::Tensors& outputs)>;
+  int micros_of(const StepPlan& plan) const;
+  pipeline::Executor& executor_for(int micros);
+  pipeline::Micro micro_of(data::Batch& batch, const MakeContext& contexts) const;
+  void walk_forward(pipeline::Micro& micro, const Look& look);
+
+  const spec::Recipe& recipe_;
+  comm::Group& world_;
+  std::unique_ptr<ParallelGroups> parallel_groups_;
+  comm::Group& pipeline_;
+  nn::LossReducer loss_reducer_;
+  Share share_;
+  PipelineCut cut_;
+  pipeline::Stage stage_;
+  std::unique_ptr<parallel::DataParallel> data_parallel_;
+  std::vector<int> holders_;                  // by chunk: the first rank of the pipeline that holds it
+  std::map<int, schedule::Schedule> tables_;  // by micros of a step
+  std::unique_ptr<pipeline::Executor> executor_;
+  int executor_micros_ = 0;
+  std::unique_ptr<pipeline::WalkRecord> record_;  // of executor_
+};
+
+/// Whether the recipe's pipeline stays full from one step to the next.
+bool runs_several_steps(const spec::Recipe& recipe);
+/// The seconds that a walk spent in passes of layers.
+double busy_seconds(const pipeline::RunReport& report);
+
+/// What is the same for both kinds of engine.
+template <typename Kind>
+class PipelineEngineOf : public Kind {
+ public:
+  explicit PipelineEngineOf(std::unique_ptr<StagedModel> staged) : staged_(std::move(staged)) {
+    this->parts_ = staged_->parts();
+  }
+  Engine::Account account() final { return staged_->account(); }
+  std::string timeline() final { return staged_->timeline(); }
+  Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) final {
+    return staged_->evaluate(samples, options);
+  }
+  std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) final {
+    return staged_->first_not_finite(batches, contexts);
+  }
+
+ protected:
+  std::unique_ptr<StagedModel> staged_;
+};
+
+/// The engine of schedules that update while micros are on their way, and of steps that are validated after the fact.
+/// ConfigErrors where the recipe asks for what cannot be done between drains.
+std::unique_ptr<MultiStepEngine> make_pipeline_steps(std::unique_ptr<StagedModel> staged);
+
+}  // namespace trireme::train

@@ -1,0 +1,178 @@
+#include "trireme/train/engine/train_state.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/base/units.h"
+#include "trireme/device/cuda.h"
+#include "trireme/device/tensor_buffer.h"
+#include "trireme/device/tiles.h"
+#include "trireme/parallel/gpu_exchange.h"
+#include "trireme/train/diagnose/memory.h"
+#include "trireme/train/engine/device.h"
+#include "trireme/train/engine/feed.h"
+#include "trireme/train/engine/step_driver.h"
+
+namespace trireme::train {
+namespace {
+
+/// Many small additions to numbers of 16 bits lose more than one rounding does.
+void warn_of_rounded_sums(const spec::Recipe& recipe, const Share& share) {
+  if (!spec::has_narrow_gradients(recipe.precision)) return;
+  const std::size_t micros = plan_step(recipe, {}, share).microbatches.size();
+  if (micros < 2) return;
+  log_warn(
+      "precision.gradients = \"{}\": the {} micros of a step add up in 16 bits, and each of them rounds; raise "
+      "train.micro_batch_size, or set precision.gradients = \"fp32\"",
+      name_in(spec::enum_names(std::type_identity<spec::Gradients>()), recipe.precision.gradients), micros);
+}
+
+/// Ranks that compute on this one's GPU, itself among them.
+int count_sharing(const spec::Recipe& recipe, comm::Group& world) {
+  const at::Device device = device_of(recipe, world);
+  if (!device.is_cuda() || !world.has_processes()) return world.size();  // threads share what there is
+  return parallel::ranks_that_share(world, device.index());
+}
+
+/// The plan, which fits: on a GPU this is known before anything is allocated.
+plan::StepMemory planned_memory(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
+                                std::int64_t length, int sharing) {
+  const at::Device device = device_of(recipe, world);
+  plan::StepMemory plan = plan_memory(recipe, shape, world.size(), length);
+  if (plan.lines.empty()) return plan;
+  std::int64_t all = 0, free = 0;
+  device::cuda_runtime().mem_get_info(device.index(), &free, &all);
+  require_room(plan, static_cast<double>(all), sharing);
+  if (world.rank() == 0) {
+    log_info("GPU memory: {} planned for each of {}, of {}", short_bytes(plan.peak()),
+             counted(static_cast<std::size_t>(world.size()), "rank"), short_bytes(static_cast<double>(all)));
+  }
+  return plan;
+}
+
+}  // namespace
+
+StepScales scales_of(const nn::LossCounts& counts, double loss_scale) {
+  return {.gradient = loss_scale / counts.targets, .sample = loss_scale / counts.samples};
+}
+
+TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, comm::Group& ranks,
+                       const data::Samples& data, MakeEngine& make)
+    : recipe(from),
+      world(ranks),
+      samples(data),
+      shape(model),
+      memory(memory_of(recipe)),
+      sharing(count_sharing(recipe, world)),
+      planned(planned_memory(recipe, shape, world, samples.length(), sharing)),
+      any_engine(telling_what_fills_the_gpu(
+          recipe, shape, memory,
+          [&] { return make(recipe, shape, world, samples.length(), preparation(recipe, shape, world)); })),
+      engine(std::visit([](auto& any) -> Engine& { return *any; }, any_engine)) {
+  if (auto problems = spec::find_problems(recipe.optim, engine.all_names()); !problems.empty()) {
+    throw config::ProblemsError("the recipe", std::move(problems));
+  }
+  if (samples.length() > shape.max_seq_len && shape.position_kind == spec::PositionKind::kLearned) {
+    throw ConfigError(
+        fmt::format("data.seq_len is {}, but the model has {} positions", samples.length(), shape.max_seq_len),
+        fmt::format("set model.max_seq_len = {}", samples.length()));
+  }
+  if (world.rank() == 0) {
+    warn_of_rounded_sums(recipe, engine.share());
+    if (engine.data_parallel().device().is_cpu() && recipe.precision.compute == spec::Precision::kBf16)
+      device::tell_of_hollow_tiles();
+  }
+  optimizer = telling_what_fills_the_gpu(recipe, shape, memory,
+                                         [&] { return optim::make_optimizer(recipe.optim, engine.params()); });
+  updates = std::make_unique<Updates>(recipe.layout, engine, *optimizer);
+  count_memory();
+  if (recipe.train.offload_activations) stash = std::make_unique<nn::Stash>(&memory, engine.data_parallel().device());
+  if (recipe.precision.gemm == spec::GemmPrecision::kFp8Delayed) {
+    nn::Params* params = engine.layer_params();
+    TRIREME_CHECK(params != nullptr, "this rank does not run all layers, whose scales ranks agree on");
+    fp8_history = std::make_unique<nn::Fp8History>(*params, recipe.precision.fp8_history, recipe.precision.fp8_margin,
+                                                   engine.data_parallel().device());
+    fp8_history->add_state(registry);
+  }
+  nn::add_params(registry, engine.params());
+  optimizer->add_state(registry);
+  updates->add_state(registry);
+  engine.data_parallel().add_state(registry);
+  if (recipe.precision.compute == spec::Precision::kFp16) {
+    loss_scale = std::make_unique<optim::LossScale>(recipe.precision.loss_scale);
+    loss_scale->add_state(registry);
+  }
+  registry.add_value(
+      "train/position",
+      [this] {
+        nlohmann::ordered_json value{{"step", position.step}, {"tokens", position.tokens}};
+        if (position.skipped != 0) value["skipped"] = position.skipped;
+        return value;
+      },
+      [this](const nlohmann::ordered_json& value) {
+        position = {.step = value.at("step").get<std::int64_t>(),
+                    .tokens = value.at("tokens").get<std::int64_t>(),
+                    .skipped = value.value("skipped", std::int64_t{0})};
+      });
+}
+
+Fetched TrainState::fetch() {
+  if (!feeder) feeder = std::make_unique<Feeder>(recipe, samples, position, engine.share());
+  return feeder->next();
+}
+
+nn::LossCounts TrainState::count_losses(const Fetched& fetched) {
+  double targets = 0;
+  for (const data::Batch& batch : fetched.batches) targets += count_targets(batch);
+  comm::Group& readers = engine.readers();
+  if (readers.size() > 1) {
+    readers.all_reduce(comm::Buffer{&targets, 1, comm::DType::kF64}, comm::Reduce::kSum).wait();
+  }
+  if (targets > 0) return {.targets = targets, .samples = static_cast<double>(fetched.plan.samples)};
+  throw ConfigError(fmt::format("no token of step {} has a loss", fetched.plan.after.step),
+                    "look at the loss mask of the data, or at data.masking.probability");
+}
+
+nn::Context TrainState::context_for(const StepScales& scales, std::int64_t step) {
+  nn::Context context;
+  context.training = true;
+  context.seed = static_cast<std::uint64_t>(recipe.run.seed);
+  context.step = step;
+  context.gradient_scale = scales.gradient;
+  context.sample_scale = scales.sample;
+  context.memory = &memory;
+  context.stash = stash.get();
+  context.events = events;
+  context.rank = world.rank();
+  return context;
+}
+
+/// Every rank runs all layers, on other tokens or with parts of their matrices, so the largest over the whole world is
+/// what one rank would have seen. All follow the same matrices: they are chosen by names and numbers of dimensions,
+/// which no layout without stages changes; if ranks did differ, the group would find calls of different lengths.
+void TrainState::advance_scales() {
+  if (!fp8_history) return;
+  if (world.size() == 1) return fp8_history->advance();
+  fp8_history->advance(
+      [this](at::Tensor& largest) { world.all_reduce(device::to_buffer(largest), comm::Reduce::kMax).wait(); });
+}
+
+void TrainState::count_memory() {
+  count_state(memory, engine.data_parallel(), *optimizer, recipe.layout.offload != spec::OffloadKind::kNone);
+}
+
+void TrainState::raise_non_finite(Fetched& fetched, const StepScales& scales, const std::string& what) {
+  updates->wait();  // the state that is saved then has to be complete
+  const std::string where =
+      engine.first_not_finite(fetched.batches, [&] { return context_for(scales, position.step); });
+  throw NonFiniteError(
+      fmt::format("at step {} {}: {}", position.step + 1, what, where),
+      "a lower optim.learning_rate, a longer lr_schedule.warmup or optim.grad_clip_norm = 1 often helps",
+      position.step + 1);
+}
+
+}  // namespace trireme::train
