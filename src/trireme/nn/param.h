@@ -103,10 +103,9 @@ at::Tensor& gradient_to_add_to(Param& param);
 at::Tensor& gradient_to_write(Param& param);
 /// gradient += delta, any type.
 void add_gradient(Param& param, const at::Tensor& delta);
-/// gradient += rows^T columns: a linear layer's weight gradient from dy [n, out] and x [n, in].
-void add_product_gradient(Param& param, const at::Tensor& dy, const at::Tensor& x);
-/// The same, and the bias's gradient += the sum of dy's rows; in one pass where that is faster.
-void add_product_gradients(Param& weight, Param& bias, const at::Tensor& dy, const at::Tensor& x);
+/// gradient += dy^T x: a linear layer's weight gradient from dy [n, out] and x [n, in]. With `bias` its gradient += the
+/// sum of dy's rows, in the same pass where that is faster.
+void add_weight_grad(Param& weight, const at::Tensor& dy, const at::Tensor& x, Param* bias = nullptr);
 /// gradient += the sum of dy's rows: a bias's.
 void add_row_sum_gradient(Param& param, const at::Tensor& dy);
 /// Marks all gradients as old. Costs nothing: the next contribution overwrites.

@@ -48,10 +48,10 @@ CudaError slice_values(const CrossEntropySlice&, Element, std::int64_t rows, Cud
 CudaError slice_gradients(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
 CudaError probe();
 extern const CudaStreams kStreams;
-CudaError ground(const char** card, std::uint64_t* library);
-CudaError product_plans(const CudaGemm&, std::int64_t workspace, CudaGemmPlan* plans, int most, int* found);
-CudaError product_fits(const CudaGemm&, const CudaGemmPlan&, bool* fits);
-CudaError product(const CudaGemm&, const CudaGemmPlan&, void* workspace, CudaStream);
+CudaError tuning_key(const char** card, std::uint64_t* library);
+CudaError gemm_algorithms(const CudaGemm&, std::int64_t workspace, CudaGemmAlgorithm* algorithms, int most, int* found);
+CudaError gemm_fits(const CudaGemm&, const CudaGemmAlgorithm&, bool* fits);
+CudaError gemm(const CudaGemm&, const CudaGemmAlgorithm&, void* workspace, CudaStream);
 CudaError event_new(void** event, bool timed);
 CudaError event_record(void* event, CudaStream);
 CudaError event_wait(void* event);
