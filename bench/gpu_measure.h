@@ -9,8 +9,8 @@
 
 #include "bench/times.h"
 #include "trireme/device/cuda.h"
+#include "trireme/kernels/autotune.h"
 #include "trireme/kernels/cuda_graph.h"
-#include "trireme/kernels/timing.h"
 
 namespace trireme::bench {
 

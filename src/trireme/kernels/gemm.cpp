@@ -140,7 +140,7 @@ GemmPlan plan_prepared(const Gemm& call) {
     };
     const std::string pick =
         fastest_variant(variant_key(call),
-                        {{"separate", [&] { run_separate(get(), plan_linear(linear_part(get()))); }},
+                        {{"separate", [&] { execute(get(), plan_linear(linear_part(get()))); }},
                          {"fused",
                           [&] {
                             GemmPlan plan = *fused;
