@@ -21,22 +21,22 @@ bool is_16_bit(const at::Tensor& x) { return x.scalar_type() == at::kBFloat16 ||
 
 void check(const Gemm& call) {
   const GemmOperand &a = call.a, &b = call.b;
-  const bool square = a.values.dim() == 2 && b.values.dim() == 2 &&
+  const bool fits = a.values.dim() == 2 && b.values.dim() == 2 &&
                       b.values.size(call.transpose_b ? 1 : 0) == a.values.size(call.transpose_a ? 0 : 1);
-  TRIREME_CHECK(square, "a GEMM of {} and {}{}{}", fmt::join(a.values.sizes(), " x "),
+  TRIREME_CHECK(fits, "a GEMM of {} and {}{}{}", fmt::join(a.values.sizes(), " x "),
                 fmt::join(b.values.sizes(), " x "), call.transpose_a ? ", a transposed" : "",
                 call.transpose_b ? ", b transposed" : "");
   TRIREME_CHECK(call.out.defined() || !call.accumulate, "a GEMM that accumulates needs what it adds to");
   const Epilogue& epilogue = call.epilogue;
   const std::int64_t m = m_of(call), n = n_of(call);
-  for (const at::Tensor& each : {call.out, epilogue.residual, epilogue.pre_activation, epilogue.recompute}) {
-    TRIREME_CHECK(!each.defined() || (each.dim() == 2 && each.size(0) == m && each.size(1) == n),
-                  "a GEMM of {} x {} with a tensor of {}", m, n, fmt::join(each.sizes(), " x "));
+  for (const at::Tensor* each : {&call.out, &epilogue.residual, &epilogue.pre_activation, &epilogue.recompute}) {
+    TRIREME_CHECK(!each->defined() || (each->dim() == 2 && each->size(0) == m && each->size(1) == n),
+                  "a GEMM of {} x {} with a tensor of {}", m, n, fmt::join(each->sizes(), " x "));
   }
   for (const auto& [vector, length] :
-       {std::pair{epilogue.bias, n}, std::pair{epilogue.bias_grad_out, n}, std::pair{epilogue.bias_grad_a, m}}) {
-    TRIREME_CHECK(!vector.defined() || vector.numel() == length, "a bias of {} numbers for a GEMM of {} x {}",
-                  vector.numel(), m, n);
+       {std::pair{&epilogue.bias, n}, std::pair{&epilogue.bias_grad_out, n}, std::pair{&epilogue.bias_grad_a, m}}) {
+    TRIREME_CHECK(!vector->defined() || vector->numel() == length, "a bias of {} numbers for a GEMM of {} x {}",
+                  vector->numel(), m, n);
   }
   TRIREME_CHECK(epilogue.op != Op::kActivationBackward || epilogue.pre_activation.defined(),
                 "the derivative of an activation needs its pre-activation");
@@ -138,16 +138,15 @@ GemmPlan plan_prepared(const Gemm& call) {
       }
       return made;
     };
-    const std::string pick =
-        fastest_variant(variant_key(call),
-                        {{"separate", [&] { execute(get(), plan_linear(linear_part(get()))); }},
-                         {"fused",
-                          [&] {
-                            GemmPlan plan = *fused;
-                            plan.fused.accumulate = get().accumulate;
-                            execute(get(), plan);
-                          }}},
-                        outputs);
+    const std::string pick = fastest_variant(variant_key(call),
+                                             {{"separate", [&] { execute(get(), plan_linear(linear_part(get()))); }},
+                                              {"fused",
+                                               [&] {
+                                                 GemmPlan plan = *fused;
+                                                 plan.fused.accumulate = get().accumulate;
+                                                 execute(get(), plan);
+                                               }}},
+                                             outputs);
     if (pick == "fused") return *fused;
   }
   return plan_linear(linear_part(call));

@@ -57,7 +57,7 @@ at::Tensor aten_fp8(const Gemm& call, at::ScalarType type) {
 }
 
 /// a b by itself, for where it cannot be written to `out` at once.
-at::Tensor product_apart(const Gemm& call) {
+at::Tensor multiply_apart(const Gemm& call) {
   if (!call.a.is_fp8()) return at::mm(op_a(call), op_b(call));
   // With scales of blocks the sum over micro-batches begins in float, whatever it is kept in.
   const bool blocks = call.a.scaling != Fp8Scaling::kTensor;
@@ -79,8 +79,8 @@ at::Tensor run_aten(const Gemm& call, const GemmPlan::Fused& fused) {
     out = at::empty({m_of(call), n_of(call)}, a.options().dtype(type_of(call)));
   }
   if (!aten_writes_out(call)) {
-    const at::Tensor product = product_apart(call);
-    return call.accumulate ? out.add_(product) : out.copy_(product);
+    const at::Tensor sum = multiply_apart(call);
+    return call.accumulate ? out.add_(sum) : out.copy_(sum);
   }
   const bool same = a.scalar_type() == out.scalar_type();
   if (call.accumulate) {

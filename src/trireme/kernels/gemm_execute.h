@@ -21,7 +21,7 @@ inline at::ScalarType type_of(const Gemm& call) {
 
 /// The call without activation and bias gradients: what one pass does everywhere.
 Gemm linear_part(const Gemm& call);
-/// Whether ATen writes a product of this type right where it is wanted.
+/// Whether ATen writes a result of this type right where it is wanted.
 bool aten_writes_out(const Gemm& call);
 /// With cuBLASLt all that it writes must be there: see prepare() in gemm.cpp.
 GemmResult execute(const Gemm& call, const GemmPlan& plan);
