@@ -73,21 +73,22 @@ inline std::vector<Row> measure_kernels(std::int64_t rows, std::int64_t width, s
       [&] { kernels::activation_backward(c, totals, b, a, none, kernels::Activation::kGeluTanh, &dboth_rows); });
   using kernels::Fp8Format;
   using kernels::Fp8Scaling;
-  const kernels::Fp8Live live{.scale = at::full({1}, 0.01, f32()), .amax = at::zeros({1}, f32()), .known = true};
+  const kernels::Fp8DelayedScale delayed{
+      .scale = at::full({1}, 0.01, f32()), .amax = at::zeros({1}, f32()), .known = true};
   for (const bool transposed : {false, true}) {
-    const std::string ways = transposed ? "both ways" : "as it lies";
+    const std::string ways = transposed ? "with its transpose" : "as it is";
     const double bytes = numbers(inner) * (transposed ? 2 : 1.5);
-    add("to 8 bits " + ways + ", delayed scale", bytes,
-        [&, transposed] { kernels::to_fp8(a, Fp8Format::kE4m3, Fp8Scaling::kTensor, true, transposed, &live); });
-    add("to 8 bits " + ways + ", current scale", bytes + numbers(inner),
+    add("to FP8 " + ways + ", delayed scale", bytes,
+        [&, transposed] { kernels::to_fp8(a, Fp8Format::kE4m3, Fp8Scaling::kTensor, true, transposed, &delayed); });
+    add("to FP8 " + ways + ", current scale", bytes + numbers(inner),
         [&, transposed] { kernels::to_fp8(a, Fp8Format::kE4m3, Fp8Scaling::kTensor, true, transposed); });
-    add("to 8 bits " + ways + ", blocks", bytes,
-        [&, transposed] { kernels::to_fp8(a, Fp8Format::kE4m3, Fp8Scaling::kLines, true, transposed); });
+    add("to FP8 " + ways + ", blocks", bytes,
+        [&, transposed] { kernels::to_fp8(a, Fp8Format::kE4m3, Fp8Scaling::kBlocks1x128, true, transposed); });
   }
-  add("SwiGLU forward, to 8 bits", numbers(inner) * 2.5,
-      [&] { kernels::gated_to_fp8(gate, up, kernels::Activation::kSilu, Fp8Format::kE4m3, true, false, live); });
-  add("SwiGLU backward, to 8 bits both ways", numbers(inner) * 5.5,
-      [&] { kernels::gated_back_to_fp8(a, gate, up, kernels::Activation::kSilu, live, live); });
+  add("SwiGLU forward, to FP8", numbers(inner) * 2.5,
+      [&] { kernels::gated_to_fp8(gate, up, kernels::Activation::kSilu, Fp8Format::kE4m3, true, false, delayed); });
+  add("SwiGLU backward, to FP8 with its transpose", numbers(inner) * 5.5,
+      [&] { kernels::gated_backward_to_fp8(a, gate, up, kernels::Activation::kSilu, delayed, delayed); });
   add("bias gradient", numbers(inner), [&] { kernels::add_row_sum(totals, a); });
   const at::Tensor row_index = at::arange(rows, at::kLong).to(gpu());
   add("dropout", 2 * numbers(width),

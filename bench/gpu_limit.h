@@ -35,26 +35,26 @@ class Limit {
     q_ = at::randn({s.batch, s.seq_len, s.num_heads, head}, bf16());
     kv_ = at::randn({s.batch, s.seq_len, 2 * s.num_kv_heads, head}, bf16());
   }
-  void products() {
+  void gemms() {
     const std::int64_t rows = x_.size(0);
     for (const auto& [from, to] : shapes_) {
       const at::Tensor x = x_.flatten().narrow(0, 0, rows * from).view({rows, from});
       const at::Tensor w = w_.narrow(0, 0, from * to).view({to, from});
       at::Tensor y = y_.narrow(0, 0, rows * to).view({rows, to}), dw = dw_.narrow(0, 0, from * to).view({to, from});
-      kernels::product_into(y, x, w.t());
+      kernels::gemm({.a = x, .b = w, .transpose_b = true, .out = y});
       at::Tensor dx = y_.narrow(0, 0, rows * from).view({rows, from});
       const at::Tensor dy = x_.flatten().narrow(0, 0, rows * to).view({rows, to});
-      kernels::product_into(dx, dy, w);
-      kernels::product_into(dw, dy.t(), x);
+      kernels::gemm({.a = dy, .b = w, .out = dx});
+      kernels::gemm({.a = dy, .b = x, .transpose_a = true, .out = dw});
     }
     for (std::int64_t first = 0; first < rows; first += chunk_) {
       const std::int64_t count = std::min(chunk_, rows - first);
       const at::Tensor x = x_.flatten().narrow(0, 0, count * size_.hidden_size).view({count, size_.hidden_size});
       at::Tensor logits = logits_.narrow(0, 0, count),
                  dx = y_.narrow(0, 0, count * size_.hidden_size).view({count, size_.hidden_size});
-      kernels::product_into(logits, x, head_.t());
-      kernels::product_into(dx, logits, head_);
-      kernels::product_into(dhead_, logits.t(), x);
+      kernels::gemm({.a = x, .b = head_, .transpose_b = true, .out = logits});
+      kernels::gemm({.a = logits, .b = head_, .out = dx});
+      kernels::gemm({.a = logits, .b = x, .transpose_a = true, .out = dhead_});
     }
   }
   void attention() {

@@ -10,7 +10,7 @@
 #include "bench/times.h"
 #include "trireme/device/cuda.h"
 #include "trireme/device/graph.h"
-#include "trireme/kernels/timing.h"
+#include "trireme/kernels/autotune.h"
 
 namespace trireme::bench {
 

@@ -32,7 +32,7 @@
 #include "bench/gpu_sides.h"
 #include "trireme/base/text.h"
 #include "trireme/device/cuda.h"
-#include "trireme/kernels/gemm.h"
+#include "trireme/kernels/autotune.h"
 
 namespace {
 
@@ -131,7 +131,7 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
     mine.seconds.push_back(ours->run(options.steps));
     eager.turn(options.steps);
     compiled.turn(options.steps);
-    products.seconds.push_back(gpu_seconds([&] { limit->products(); }, 3, 5));
+    products.seconds.push_back(gpu_seconds([&] { limit->gemms(); }, 3, 5));
     attention.seconds.push_back(gpu_seconds([&] { limit->attention(); }, 3, 5));
   }
   const bool has_eager = !eager.times.seconds.empty(), has_compiled = !compiled.times.seconds.empty();
@@ -266,13 +266,13 @@ int main(int count, char** words) try {
   if (const std::optional<int> status = app.parse(count, words)) return *status;
   if (!options.same.empty()) return check_same(options) ? 0 : 1;
   nlohmann::json all;
-  kernels::set_tuned_products(options.gemm_autotune);
+  kernels::set_gemm_autotune(options.gemm_autotune);
   if (options.kernels) all["kernels"] = bench::print_kernels();
   if (options.attention) {
     all["attention"] =
         bench::print_attention(bench::bf16(), [](const std::function<void()>& call) { return gpu_seconds(call); });
   }
-  if (options.shapes) all["products"] = bench::print_products();
+  if (options.shapes) all["gemms"] = bench::print_gemms();
   const double rate = options.models.empty() || options.offload ? 0 : copy_rate();
   for (const std::string& name : options.models) {
     for (Size size : bench::kSizes) {

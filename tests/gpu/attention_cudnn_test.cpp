@@ -6,8 +6,8 @@
 #include "trireme/device/graph.h"
 #include "trireme/kernels/attention.h"
 #include "trireme/kernels/attention_cudnn.h"
+#include "trireme/kernels/autotune.h"
 #include "trireme/kernels/cuda.h"
-#include "trireme/kernels/gemm.h"
 
 namespace trireme::gpu {
 namespace {
@@ -60,11 +60,11 @@ class GpuCudnn : public testing::Test {
     // Left out on purpose is one thing; a library that does not load is a failure.
     if (why != nullptr && std::string_view(why).find("built without") != std::string_view::npos) GTEST_SKIP() << why;
     ASSERT_EQ(why, nullptr) << why;
-    kernels::set_tuned_products(false);  // cuDNN, though the flash kernel may be faster
+    kernels::set_gemm_autotune(false);  // cuDNN, though the flash kernel may be faster
   }
   void TearDown() override {
     kernels::set_direct_cudnn(true);
-    kernels::set_tuned_products(true);
+    kernels::set_gemm_autotune(true);
   }
 };
 

@@ -3,7 +3,7 @@
 #include "tests/gpu/support.h"
 #include "trireme/kernels/attention.h"
 #include "trireme/kernels/attention_cuda.h"
-#include "trireme/kernels/gemm.h"
+#include "trireme/kernels/autotune.h"
 
 namespace trireme::gpu {
 namespace {
@@ -111,12 +111,12 @@ TEST(GpuAttention, RemembersWhichKernelIsFaster) {
   const auto result = kernels::attention_forward(q, q, q, options);
   at::Tensor dq = at::empty_like(q), dk = at::empty_like(q), dv = at::empty_like(q);
   kernels::attention_backward(dq, dk, dv, q, q, q, q, result.out, result.lse, options);
-  const std::string chosen = kernels::chosen_text();
+  const std::string chosen = kernels::tuning_cache_text();
   EXPECT_THAT(chosen, testing::HasSubstr("attention forward BFloat16 batch 2 queries 320 keys 320"));
   EXPECT_THAT(chosen, testing::HasSubstr("attention backward BFloat16 batch 2 queries 320 keys 320"));
   const auto again = kernels::attention_forward(q, q, q, options);
   EXPECT_TRUE(same_bits(again.out.cpu(), result.out.cpu()));
-  EXPECT_EQ(kernels::chosen_text(), chosen);
+  EXPECT_EQ(kernels::tuning_cache_text(), chosen);
 }
 
 /// In a fixed order the gradients have the same bits every time, and are those of the usual kernel to its roundings.

@@ -1,6 +1,5 @@
-// FP8 GEMMs beside the same numbers rounded by hand, and beside exact GEMMs.
+// FP8 GEMMs beside the same numbers quantised by hand, and beside exact GEMMs.
 #include "trireme/kernels/fp8.h"
-#include "trireme/kernels/activation.h"
 
 #include <ATen/ops/mm.h>
 
@@ -9,6 +8,7 @@
 #include "tests/gpu/support.h"
 #include "tests/train/support.h"
 #include "trireme/kernels/activation.h"
+#include "trireme/kernels/gemm.h"
 
 namespace trireme::gpu {
 namespace {
@@ -24,7 +24,7 @@ at::Tensor spread(const Fp8Matrix& matrix) {
   const std::int64_t n = matrix.values.size(0), k = matrix.values.size(1);
   const at::Tensor scales = matrix.scales.cpu().to(at::kDouble);
   if (matrix.scaling == Fp8Scaling::kTensor) return scales.expand({n, k});
-  if (matrix.scaling == Fp8Scaling::kLines) return scales.t().repeat_interleave(128, 1).narrow(1, 0, k);
+  if (matrix.scaling == Fp8Scaling::kBlocks1x128) return scales.t().repeat_interleave(128, 1).narrow(1, 0, k);
   return scales.narrow(1, 0, (k + 127) / 128).repeat_interleave(128, 0).repeat_interleave(128, 1);
 }
 at::Tensor numbers_of(const Fp8Matrix& matrix) {
@@ -36,13 +36,13 @@ at::Tensor largest(const at::Tensor& x, Fp8Scaling scaling) {
   if (scaling == Fp8Scaling::kTensor) return x.abs().max().expand(x.sizes());
   const std::int64_t n = x.size(0), k = x.size(1);
   const at::Tensor lines = x.abs().view({n, k / 128, 128}).amax(2);
-  if (scaling == Fp8Scaling::kLines) return lines.repeat_interleave(128, 1);
+  if (scaling == Fp8Scaling::kBlocks1x128) return lines.repeat_interleave(128, 1);
   return lines.view({n / 128, 128, k / 128}).amax(1).repeat_interleave(128, 0).repeat_interleave(128, 1);
 }
 
 TEST(GpuFp8, RoundsToTheNearestOfItsScale) {
   for (const auto type : {at::kBFloat16, at::kHalf, at::kFloat}) {
-    for (const auto scaling : {Fp8Scaling::kTensor, Fp8Scaling::kLines, Fp8Scaling::kTiles}) {
+    for (const auto scaling : {Fp8Scaling::kTensor, Fp8Scaling::kBlocks1x128, Fp8Scaling::kBlocks128x128}) {
       for (const auto format : {Fp8Format::kE4m3, Fp8Format::kE5m2}) {
         for (const auto& [n, m] : {std::pair{128, 256}, {384, 128}, {1024, 640}}) {
           SCOPED_TRACE(fmt::format("{} x {}, scaling {}", n, m, static_cast<int>(scaling)));
@@ -69,7 +69,7 @@ TEST(GpuFp8, RoundsToTheNearestOfItsScale) {
   }
 }
 
-TEST(GpuFp8, ProductsAreThoseOfTheRoundedNumbers) {
+TEST(GpuFp8, GemmsAreThoseOfTheQuantisedNumbers) {
   const at::Tensor a = normal_tensor({256, 384}, at::kFloat, "a").to(gpu()),
                    b = normal_tensor({128, 384}, at::kFloat, "b").to(gpu());
   const auto check = [&](Fp8Scaling of_a, Fp8Scaling of_b, Fp8Format format) {
@@ -77,20 +77,25 @@ TEST(GpuFp8, ProductsAreThoseOfTheRoundedNumbers) {
     const Fp8Matrix right = kernels::to_fp8(b, Fp8Format::kE4m3, of_b, true, false).rows;
     const at::Tensor exact = at::mm(numbers_of(left), numbers_of(right).t());
     for (const auto type : {at::kBFloat16, at::kFloat}) {
-      const at::Tensor found = kernels::fp8_product(left, right, type, /*fast=*/false).cpu().to(at::kDouble);
-      const double error = (found - exact).norm().item<double>() / exact.norm().item<double>();
+      kernels::Gemm call{.a = left, .b = right, .transpose_b = true, .out_type = type};
+      const auto run = [&] { return kernels::gemm(call).out.cpu().to(at::kDouble); };
+      const at::Tensor found = run();
+      const double norm = exact.norm().item<double>(), error = (found - exact).norm().item<double>() / norm;
       EXPECT_LT(error, type == at::kFloat ? 2e-3 : 4e-3) << static_cast<int>(of_a) << static_cast<int>(of_b);
-      EXPECT_TRUE(same_bits(kernels::fp8_product(left, right, type, false).cpu().to(at::kDouble), found));
-      const at::Tensor onto = at::full({256, 128}, 5, a.options().dtype(type)),
-                       bias = at::full({128}, 2, onto.options());
-      const at::Tensor sum = kernels::fp8_product(left, right, type, false, bias, onto).cpu().to(at::kDouble);
-      EXPECT_LT((sum - exact - 7).norm().item<double>() / exact.norm().item<double>(), 6e-3);
+      EXPECT_TRUE(same_bits(run(), found));
+      call.epilogue.residual = at::full({256, 128}, 5, a.options().dtype(type));
+      call.epilogue.bias = at::full({128}, 2, call.epilogue.residual.options());
+      EXPECT_LT((run() - exact - 7).norm().item<double>() / norm, 6e-3);
+      // As a weight's gradient: into what is there, of any type.
+      kernels::Gemm grad{.a = left, .b = right, .transpose_b = true, .accumulate = true};
+      grad.out = at::full({256, 128}, 3, call.epilogue.residual.options());
+      EXPECT_LT((kernels::gemm(grad).out.cpu().to(at::kDouble) - exact - 3).norm().item<double>() / norm, 6e-3);
     }
   };
   check(Fp8Scaling::kTensor, Fp8Scaling::kTensor, Fp8Format::kE4m3);
   check(Fp8Scaling::kTensor, Fp8Scaling::kTensor, Fp8Format::kE5m2);
-  check(Fp8Scaling::kLines, Fp8Scaling::kTiles, Fp8Format::kE4m3);
-  check(Fp8Scaling::kLines, Fp8Scaling::kLines, Fp8Format::kE4m3);
+  check(Fp8Scaling::kBlocks1x128, Fp8Scaling::kBlocks128x128, Fp8Format::kE4m3);
+  check(Fp8Scaling::kBlocks1x128, Fp8Scaling::kBlocks1x128, Fp8Format::kE4m3);
 }
 
 TEST(GpuFp8, TrainsAsBfloat16DoesToAFewPercent) {
@@ -104,8 +109,8 @@ TEST(GpuFp8, TrainsAsBfloat16DoesToAFewPercent) {
   recipe.batch.global_batch_tokens = 8 * 128;
   recipe.optim.learning_rate = 3e-4;
   recipe.run.device = spec::DeviceKind::kCuda;
-  const auto losses = [&](spec::GemmPrecision products) {
-    recipe.precision.gemm = products;
+  const auto losses = [&](spec::GemmPrecision gemm) {
+    recipe.precision.gemm = gemm;
     std::vector<double> out;
     train::with_trainers(recipe, 1, [&](train::Trainer& trainer, comm::Rank&) {
       for (int step = 0; step < 60; ++step) out.push_back(trainer.step().loss);
@@ -114,10 +119,10 @@ TEST(GpuFp8, TrainsAsBfloat16DoesToAFewPercent) {
   };
   const auto plain = losses(spec::GemmPrecision::kSame);
   EXPECT_LT(plain.back(), 0.8 * plain.front());
-  for (const auto products :
+  for (const auto gemm :
        {spec::GemmPrecision::kFp8, spec::GemmPrecision::kFp8Blocks, spec::GemmPrecision::kFp8Delayed}) {
-    const auto narrow = losses(products);
-    EXPECT_NE(narrow.front(), plain.front()) << "nothing was rounded";
+    const auto narrow = losses(gemm);
+    EXPECT_NE(narrow.front(), plain.front()) << "nothing was quantised";
     for (std::size_t i = 0; i < plain.size(); i += 10) EXPECT_NEAR(narrow[i], plain[i], 0.05 * plain[i]) << i;
   }
 }
@@ -131,7 +136,8 @@ TEST(GpuFp8, ADelayedScaleIsTakenAsItIs) {
       at::Tensor x = normal_tensor({n, m}, at::kDouble, "x").to(at::kBFloat16);
       x[1][2] = -50;
       const auto floats = at::TensorOptions(at::kFloat).device(gpu());
-      kernels::Fp8Live live{.scale = at::full({1}, 0.02, floats), .amax = at::zeros({1}, floats), .known = true};
+      kernels::Fp8DelayedScale live{
+          .scale = at::full({1}, 0.02, floats), .amax = at::zeros({1}, floats), .known = true};
       const auto [rows, columns] = kernels::to_fp8(x.to(gpu()), format, Fp8Scaling::kTensor, true, true, &live);
       EXPECT_EQ(live.amax.item<float>(), 50);
       EXPECT_FLOAT_EQ(rows.scales.item<float>(), 0.02F);
@@ -151,11 +157,12 @@ TEST(GpuFp8, ADelayedScaleIsTakenAsItIs) {
   }
 }
 
-/// Rounded as it is made: the bits of what is written first and rounded then, and the same largest numbers.
-TEST(GpuFp8, GatedProductsNeedNotBeWritten) {
+/// Quantised as it is made: the bits of what is written first and quantised then, and the same largest numbers.
+TEST(GpuFp8, GatedActivationsNeedNotBeWritten) {
   const auto floats = at::TensorOptions(at::kFloat).device(gpu());
   const auto live = [&](double scale) {
-    return kernels::Fp8Live{.scale = at::full({1}, scale, floats), .amax = at::zeros({1}, floats), .known = true};
+    return kernels::Fp8DelayedScale{
+        .scale = at::full({1}, scale, floats), .amax = at::zeros({1}, floats), .known = true};
   };
   const auto same = [](const Fp8Matrix& a, const Fp8Matrix& b, const char* what) {
     EXPECT_TRUE(same_bits(a.values.view(at::kByte).cpu(), b.values.view(at::kByte).cpu())) << what;
@@ -179,14 +186,14 @@ TEST(GpuFp8, GatedProductsNeedNotBeWritten) {
         same(found.columns, expected.columns, "columns");
         EXPECT_TRUE(same_bits(together.amax.cpu(), apart.amax.cpu()));
         const auto back = kernels::to_fp8(dboth, Fp8Format::kE5m2, Fp8Scaling::kTensor, true, true, &apart_back);
-        const auto made_again = live(0.01);
-        const auto made = kernels::gated_back_to_fp8(dy, gate, up, kind, together_back, made_again);
-        same(made.gradient.rows, back.rows, "gradient's rows");
-        same(made.gradient.columns, back.columns, "gradient's columns");
+        const auto of_recomputed = live(0.01);
+        const auto made = kernels::gated_backward_to_fp8(dy, gate, up, kind, together_back, of_recomputed);
+        same(made.grad.rows, back.rows, "gradient's rows");
+        same(made.grad.columns, back.columns, "gradient's columns");
         EXPECT_TRUE(same_bits(together_back.amax.cpu(), apart_back.amax.cpu()));
-        const auto of_again = kernels::to_fp8(again, Fp8Format::kE4m3, Fp8Scaling::kTensor, false, true, &apart);
-        same(made.again, of_again.columns, "again");
-        EXPECT_TRUE(same_bits(made_again.amax.cpu(), apart.amax.cpu()));
+        const auto written_again = kernels::to_fp8(again, Fp8Format::kE4m3, Fp8Scaling::kTensor, false, true, &apart);
+        same(made.recomputed, written_again.columns, "recomputed");
+        EXPECT_TRUE(same_bits(of_recomputed.amax.cpu(), apart.amax.cpu()));
       }
     }
   }
@@ -226,9 +233,9 @@ spec::Recipe delayed_recipe(spec::Family family) {
   return recipe;
 }
 
-/// Recorded or not, a bias in the GEMM or not, a gate's GEMM written or rounded at once: the same bits; and a
-/// checkpoint has the scales.
-TEST(GpuFp8, DelayedScalesAreTheSameInRecordedSteps) {
+/// With CUDA graphs or without, a gate's output written or quantised at once: the same bits; and a checkpoint has the
+/// scales.
+TEST(GpuFp8, DelayedScalesAreTheSameInCudaGraphs) {
   for (const spec::Family family : {spec::Family::kGpt2, spec::Family::kLlama}) {
     spec::Recipe recipe = delayed_recipe(family);
     const auto losses = [&](bool capture) {

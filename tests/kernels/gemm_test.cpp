@@ -1,128 +1,228 @@
-// What the library is told of a GEMM, and what is left to the tensor library: looked at without a GPU.
+// A GEMM call as a value: every epilogue beside the same in double, and how calls are planned.
 #include "trireme/kernels/gemm.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/gelu.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sum.h>
+#include <fmt/format.h>
 
 #include "tests/kernels/support.h"
 #include "trireme/base/error.h"
-#include "trireme/kernels/gemm_plans.h"
+#include "trireme/kernels/autotune.h"
 
 namespace trireme::kernels {
 namespace {
 
-using Kind = GemmExtras::Kind;
+using Op = Epilogue::Op;
 
-/// Memory that begins at a multiple of 256 bytes, as a GPU's does.
-at::Tensor even(at::IntArrayRef shape, at::ScalarType type) {
-  std::int64_t count = 1;
-  for (const std::int64_t size : shape) count *= size;
-  const at::Tensor bytes = at::empty({count * 8 + 256}, at::kByte);
-  const auto over = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(bytes.const_data_ptr()) % 256);
-  return bytes.narrow(0, (256 - over) % 256, count * static_cast<std::int64_t>(c10::elementSize(type)))
-      .view(type)
-      .view(shape);
+at::Tensor exact(const at::Tensor& x) { return x.to(at::kDouble); }
+
+at::Tensor reference(const at::Tensor& x, Activation kind) {
+  switch (kind) {
+    case Activation::kRelu:
+      return at::relu(x);
+    case Activation::kGelu:
+      return at::gelu(x);
+    case Activation::kGeluTanh:
+      return at::gelu(x, "tanh");
+    case Activation::kSilu:
+      break;
+  }
+  return x * at::sigmoid(x);
+}
+/// By central differences, of a function that is smooth where the numbers are.
+at::Tensor slope(const at::Tensor& x, Activation kind) {
+  const double h = 1e-5;
+  return (reference(x + h, kind) - reference(x - h, kind)) / (2 * h);
 }
 
-TEST(ProductCall, KnowsHowMatricesAreStored) {
-  const at::Tensor x = even({64, 32}, at::kBFloat16), w = even({48, 32}, at::kBFloat16),
-                   y = even({64, 48}, at::kBFloat16);
-  const auto forward = product_call(y, x, w.t(), false, {});
-  ASSERT_TRUE(forward);
-  EXPECT_EQ(product_key(*forward), "bf16 bf16 -> bf16 64x48x32 nt");
-  EXPECT_EQ(forward->a_stride, 32);
-  EXPECT_EQ(forward->b_stride, 32);
-  const auto back = product_call(x, y, w, false, {});
-  ASSERT_TRUE(back);
-  EXPECT_EQ(product_key(*back), "bf16 bf16 -> bf16 64x32x48 nn");
-  at::Tensor dw = even({48, 32}, at::kFloat);
-  const auto gradient = product_call(dw, y.t(), x, true, {});
-  ASSERT_TRUE(gradient);
-  EXPECT_EQ(product_key(*gradient), "bf16 bf16 -> fp32 48x32x64 tn");  // added or not: the same plan
-  EXPECT_TRUE(gradient->add);
-  EXPECT_TRUE(gradient->transpose_a);
-  EXPECT_EQ(gradient->a_stride, 48);
+/// What the tests multiply: [6, 5] by [5, 4].
+struct Case {
+  at::ScalarType type;
+  bool transpose_a, transpose_b;
+  at::Tensor a, b, bias, residual, before, pre_activation;
+
+  Case(at::ScalarType of, bool ta, bool tb) : type(of), transpose_a(ta), transpose_b(tb) {
+    const auto made = [&](at::IntArrayRef shape, const char* name) {
+      return normal_tensor(shape, at::kDouble, name).to(type);
+    };
+    a = ta ? made({5, 6}, "a") : made({6, 5}, "a");
+    b = tb ? made({4, 5}, "b") : made({5, 4}, "b");
+    bias = made({4}, "bias"), residual = made({6, 4}, "residual"), before = made({6, 4}, "before");
+    pre_activation = made({6, 4}, "pre_activation");
+  }
+  at::Tensor product() const {
+    return at::mm(transpose_a ? exact(a).t() : exact(a), transpose_b ? exact(b).t() : exact(b));
+  }
+  Gemm call() const { return {.a = a, .b = b, .transpose_a = transpose_a, .transpose_b = transpose_b}; }
+};
+
+void expect_close(const at::Tensor& found, const at::Tensor& expected, at::ScalarType type, const char* what) {
+  // Of several roundings: the product's, the sums', the activation's.
+  const double step = type == at::kDouble ? 1e-13 : type == at::kFloat ? 2e-6 : 0.012;
+  expect_near(exact(found), expected, step, 4 * step, what);
 }
 
-TEST(ProductCall, NamesWhatAPlanDependsOn) {
-  const at::Tensor wide = even({64, 96}, at::kBFloat16), x = wide.narrow(1, 32, 32), w = even({48, 32}, at::kBFloat16);
-  const at::Tensor y = even({64, 48}, at::kBFloat16), inner = even({64, 48}, at::kBFloat16),
-                   bias = even({48}, at::kBFloat16);
-  const auto call = product_call(y, x, w.t(), false, {.kind = Kind::kGelu, .bias = bias, .inner = inner});
-  ASSERT_TRUE(call);
-  EXPECT_EQ(product_key(*call), "bf16 bf16 -> bf16 64x48x32 nt gelu bias a/96 at 16");
+TEST(Gemm, EveryEpilogueIsWhatItSays) {
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    for (int bits = 0; bits < 128; ++bits) {
+      const auto bit = [&](int which) { return (bits >> which & 1) != 0; };
+      const bool accumulate = bit(2), biased = bit(3), added = bit(4), given = bit(6) || accumulate;
+      const Case on(type, bit(0), bit(1));
+      SCOPED_TRACE(fmt::format("{} transposes {}{} accumulate {} bias {} residual {} gelu {} out {}",
+                               c10::toString(type), bit(0), bit(1), accumulate, biased, added, bit(5), given));
+      Gemm call = on.call();
+      at::Tensor sum = on.product();
+      if (accumulate) sum = sum + exact(on.before);
+      if (biased) {
+        call.epilogue.bias = on.bias;
+        sum = sum + exact(on.bias);
+      }
+      if (added) {
+        call.epilogue.residual = on.residual;
+        sum = sum + exact(on.residual);
+      }
+      if (bit(5)) call.epilogue.op = Op::kActivation;
+      call.accumulate = accumulate;
+      if (given) call.out = accumulate ? on.before.clone() : at::full_like(on.before, -77);
+      const at::Tensor residual = on.residual.clone();
+      const GemmResult made = gemm(call);
+      EXPECT_EQ(made.out.scalar_type(), type);
+      EXPECT_TRUE(!given || made.out.is_same(call.out));
+      EXPECT_TRUE(same_bits(on.residual, residual)) << "a residual is only read";
+      if (bit(5)) {
+        expect_close(made.pre_activation, sum, type, "pre-activation");
+        expect_close(made.out, reference(exact(made.pre_activation), Activation::kGeluTanh), type, "gelu");
+      } else {
+        expect_close(made.out, sum, type, "sum");
+        EXPECT_FALSE(made.pre_activation.defined());
+      }
+    }
+  }
 }
 
-TEST(ProductCall, MayBeAddedOntoWhatLiesElsewhere) {
-  const auto bf16 = at::kBFloat16;
-  const at::Tensor x = even({64, 32}, bf16), w = even({48, 32}, bf16), y = even({64, 48}, bf16),
-                   onto = even({64, 48}, bf16), wide = even({64, 96}, bf16);
-  const auto call = product_call(y, x, w.t(), true, {.onto = onto});
-  ASSERT_TRUE(call);
-  EXPECT_EQ(product_key(*call), "bf16 bf16 -> bf16 64x48x32 nt onto");
-  EXPECT_TRUE(call->add);
-  EXPECT_EQ(call->c, onto.const_data_ptr());
-  const auto gaps = product_call(y, x, w.t(), true, {.onto = wide.narrow(1, 0, 48)});
-  ASSERT_TRUE(gaps);
-  EXPECT_EQ(product_key(*gaps), "bf16 bf16 -> bf16 64x48x32 nt onto onto/96");
-  EXPECT_FALSE(product_call(y, x, w.t(), true, {.onto = even({64, 48}, at::kFloat)})) << "another type";
-  EXPECT_FALSE(product_call(y, x, w.t(), true, {.onto = even({48, 64}, bf16).t()})) << "by columns";
-  EXPECT_THROW(product_call(y, x, w.t(), true, {.onto = even({64, 32}, bf16)}), InternalError);
-  EXPECT_THROW(product_call(y, x, w.t(), false, {.onto = onto}), InternalError);
+TEST(Gemm, BackwardThroughAnActivationWithRecomputationAndBiasGradient) {
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const auto sums = type == at::kDouble ? at::kDouble : at::kFloat;
+    for (const auto kind : {Activation::kRelu, Activation::kGelu, Activation::kGeluTanh, Activation::kSilu}) {
+      for (int bits = 0; bits < 32; ++bits) {
+        const auto bit = [&](int which) { return (bits >> which & 1) != 0; };
+        SCOPED_TRACE(fmt::format("{} activation {} bits {}", c10::toString(type), static_cast<int>(kind), bits));
+        const Case on(type, bit(0), bit(1));
+        Gemm call = on.call();
+        call.epilogue = {.op = Op::kActivationBackward, .activation = kind, .pre_activation = on.pre_activation};
+        if (bit(2)) call.epilogue.recompute = at::full_like(on.before, -77);
+        const at::Tensor start = at::full({4}, 3, sums);
+        call.epilogue.accumulate_bias_grad = bit(3);
+        call.epilogue.bias_grad_out = start.clone();
+        at::Tensor sum = on.product();
+        if (bit(4)) {
+          call.out = on.before.clone();
+          call.accumulate = true;
+          sum = sum + exact(on.before);
+        }
+        const at::Tensor expected = sum * slope(exact(on.pre_activation), kind);
+        const double loose = 1e-7;  // of the differences
+        const GemmResult made = gemm(call);
+        const double step = type == at::kBFloat16 ? 0.012 : type == at::kFloat ? 4e-6 : loose;
+        expect_near(exact(made.out), expected, step, 4 * step, "gradient");
+        const at::Tensor total = exact(made.out).sum(0) + (bit(3) ? 3 : 0);
+        expect_near(exact(call.epilogue.bias_grad_out), total, step, 40 * step, "bias gradient");
+        if (bit(2))
+          expect_close(call.epilogue.recompute, reference(exact(on.pre_activation), kind), type, "recomputed");
+      }
+    }
+  }
 }
 
-TEST(ProductCall, LeavesOutWhatDoesNotFit) {
-  const auto bf16 = at::kBFloat16;
-  const at::Tensor x = even({64, 32}, bf16), w = even({48, 32}, bf16), y = even({64, 48}, bf16);
-  EXPECT_TRUE(product_call(y, x, w.t(), false, {}));
-  // Types that do not go together, doubles, 16-bit results of floats.
-  EXPECT_FALSE(product_call(y, x.to(at::kHalf), w.t(), false, {}));
-  EXPECT_FALSE(
-      product_call(even({64, 48}, at::kDouble), even({64, 32}, at::kDouble), even({32, 48}, at::kDouble), false, {}));
-  EXPECT_FALSE(product_call(y, even({64, 32}, at::kFloat), even({32, 48}, at::kFloat), false, {}));
-  // Rows of 17 numbers, a place in the middle of 16 bytes, a result by columns.
-  EXPECT_FALSE(product_call(even({64, 48}, bf16), even({64, 17}, bf16), even({17, 48}, bf16), false, {}));
-  EXPECT_FALSE(product_call(y, even({64 * 32 + 1}, bf16).narrow(0, 1, 64 * 32).view({64, 32}), w.t(), false, {}));
-  EXPECT_FALSE(product_call(even({48, 64}, bf16).t(), x, w.t(), false, {}));
-  // A bias of another type than the result, and a sum without a place to go.
-  EXPECT_FALSE(product_call(y, x, w.t(), false, {.kind = Kind::kBias, .bias = even({48}, at::kFloat)}));
-  EXPECT_FALSE(product_call(y, x, w.t(), false, {.kind = Kind::kSum}));
-  // Shapes that contradict each other are a mistake of ours.
-  EXPECT_THROW(product_call(y, x, w, false, {}), InternalError);
-  EXPECT_THROW(product_call(y, x, w.t(), false, {.kind = Kind::kBias, .bias = even({64}, bf16)}), InternalError);
+TEST(Gemm, ABiasGradientComesBesideAWeightGradient) {
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const auto sums = type == at::kDouble ? at::kDouble : at::kFloat;
+    for (int bits = 0; bits < 16; ++bits) {
+      const auto bit = [&](int which) { return (bits >> which & 1) != 0; };
+      SCOPED_TRACE(fmt::format("{} bits {}", c10::toString(type), bits));
+      const Case on(type, bit(0), bit(1));
+      Gemm call = on.call();
+      call.out = exact(on.before).to(sums);  // wider than 16-bit operands
+      call.accumulate = bit(2);
+      call.epilogue.bias_grad_a = at::full({6}, 3, sums);
+      call.epilogue.accumulate_bias_grad = bit(3);
+      gemm(call);
+      const at::Tensor before = exact(exact(on.before).to(sums));
+      expect_close(call.out, bit(2) ? on.product() + before : on.product(), type, "weight gradient");
+      const at::Tensor rows = bit(0) ? exact(on.a) : exact(on.a).t();
+      expect_close(call.epilogue.bias_grad_a, rows.sum(0) + (bit(3) ? 3 : 0), type, "bias gradient");
+    }
+  }
 }
 
-TEST(ProductCall, EightBitFloatsAreSummedAlongRows) {
-  const auto e4m3 = at::kFloat8_e4m3fn, e5m2 = at::kFloat8_e5m2;
-  const at::Tensor y = even({64, 48}, at::kBFloat16), scale = even({1}, at::kFloat);
-  const GemmExtras scales{.a_scale = scale, .b_scale = scale, .fast = true};
-  const auto call = product_call(y, even({64, 32}, e5m2), even({48, 32}, e4m3).t(), false, scales);
-  ASSERT_TRUE(call);
-  EXPECT_EQ(product_key(*call), "e5m2 e4m3 -> bf16 64x48x32 nt fast");
-  EXPECT_FALSE(product_call(y, even({64, 32}, e5m2), even({48, 32}, e5m2).t(), false, scales));
-  EXPECT_FALSE(product_call(y, even({64, 32}, e4m3), even({32, 48}, e4m3), false, scales));
-  EXPECT_FALSE(product_call(y, even({32, 64}, e4m3).t(), even({48, 32}, e4m3).t(), false, scales));
+/// 16-bit products are rounded once each; their sum in float is not.
+TEST(Gemm, AccumulatesInTheTypeOfItsOutput) {
+  const Case on(at::kBFloat16, true, false);
+  Gemm call = on.call();
+  call.out = at::zeros({6, 4}, at::kFloat);
+  call.accumulate = true;
+  const at::Tensor once = at::mm(on.a.t(), on.b).to(at::kFloat);
+  for (int i = 0; i < 3; ++i) gemm(call);
+  EXPECT_TRUE(same_bits(call.out, once + once + once));
 }
 
-/// On the CPU the GEMMs are the tensor library's, whatever is asked.
-TEST(GemmPrecision, OfTheCpuAreTheTensorLibrarys) {
-  const at::Tensor x = normal_tensor({6, 5}, at::kDouble, "x"), w = normal_tensor({4, 5}, at::kDouble, "w"),
-                   bias = normal_tensor({4}, at::kDouble, "b");
-  const at::Tensor exact = at::mm(x, w.t());
-  EXPECT_TRUE(same_bits(linear_product(x, w, at::Tensor()), exact));
-  expect_near(linear_product(x, w, bias), exact + bias, 1e-14, 1e-14, "with a bias");
-  const at::Tensor onto = normal_tensor({6, 4}, at::kDouble, "onto"), before = onto.clone();
-  expect_near(linear_product(x, w, bias, onto), exact + bias + onto, 1e-14, 1e-14, "onto another");
-  EXPECT_TRUE(same_bits(onto, before));
-  at::Tensor out = at::empty({6, 4}, at::kDouble);
-  product_into(out, x, w.t());
-  EXPECT_TRUE(same_bits(out, exact));
-  product_into(out, x, w.t(), /*add=*/true);
-  expect_near(out, 2 * exact, 1e-14, 1e-14, "added");
-  EXPECT_FALSE(takes_product(out, x, w.t()));
-  EXPECT_FALSE(sums_in_product(out, x, w));
-  EXPECT_EQ(chosen_text(), "");
+TEST(Gemm, OfTheCpuIsAtens) {
+  const Case on(at::kFloat, false, true);
+  Gemm call = on.call();
+  EXPECT_TRUE(same_bits(gemm(call).out, at::mm(on.a, on.b.t())));
+  call.epilogue.bias = on.bias;
+  EXPECT_TRUE(same_bits(gemm(call).out, at::addmm(on.bias, on.a, on.b.t())));
+  EXPECT_EQ(tuning_cache_text(), "") << "nothing is timed";
+}
+
+TEST(GemmPlan, SaysWhatIsFusedAndWhatIsAPassOfItsOwn) {
+  const Case on(at::kFloat, false, true);
+  const auto text = [](const Gemm& call) { return to_text(call, plan_gemm(call)); };
+  Gemm call = on.call();
+  EXPECT_EQ(text(call), "ATen fp32 fp32 -> fp32 6x4x5 nt");
+  call.epilogue.bias = on.bias;
+  EXPECT_EQ(text(call), "ATen fp32 fp32 -> fp32 6x4x5 nt + bias");
+  call.epilogue.residual = on.residual;
+  call.epilogue.op = Op::kActivation;
+  call.epilogue.activation = Activation::kSilu;
+  EXPECT_EQ(text(call), "ATen fp32 fp32 -> fp32 6x4x5 nt + bias, then residual, silu");
+  call.accumulate = true;
+  call.out = on.before;
+  EXPECT_EQ(text(call), "ATen fp32 fp32 -> fp32 6x4x5 nt + accumulate, then bias, residual, silu");
+  const Case narrow(at::kBFloat16, true, false);
+  Gemm grad = narrow.call();
+  grad.out = at::zeros({6, 4}, at::kFloat);
+  grad.accumulate = true;
+  grad.epilogue.bias_grad_a = at::zeros({6}, at::kFloat);
+  EXPECT_EQ(text(grad), "ATen bf16 bf16 -> fp32 6x4x5 tn, then accumulate, bias-grad");
+  Gemm back = on.call();
+  back.epilogue = {.op = Op::kActivationBackward, .pre_activation = on.pre_activation, .recompute = on.before};
+  EXPECT_EQ(text(back), "ATen fp32 fp32 -> fp32 6x4x5 nt, then d-gelu-tanh, gelu-tanh");
+  // As a GPU may plan the first.
+  EXPECT_EQ(to_text(on.call(), {.backend = GemmPlan::Backend::kCublasLt}), "cuBLASLt fp32 fp32 -> fp32 6x4x5 nt");
+}
+
+TEST(Gemm, RefusesWhatContradictsItself) {
+  const Case on(at::kFloat, false, false);
+  const auto refused = [&](const std::function<void(Gemm&)>& change) {
+    Gemm call = on.call();
+    change(call);
+    EXPECT_THROW(gemm(call), InternalError);
+  };
+  refused([](Gemm& call) { call.transpose_a = true; });
+  refused([](Gemm& call) { call.accumulate = true; });
+  refused([](Gemm& call) { call.out = at::empty({4, 6}); });
+  refused([](Gemm& call) { call.epilogue.bias = at::empty({6}); });
+  refused([](Gemm& call) { call.epilogue.residual = at::empty({6, 5}); });
+  refused([](Gemm& call) { call.epilogue.bias_grad_a = at::empty({4}); });
+  refused([](Gemm& call) { call.epilogue.op = Op::kActivationBackward; });
+  refused([](Gemm& call) { call.epilogue.recompute = at::empty({6, 4}); });
+  refused([](Gemm& call) { call.a.scales = at::ones({1}); });
 }
 
 }  // namespace

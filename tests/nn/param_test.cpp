@@ -86,7 +86,7 @@ TEST(Params, AGradientMayHaveTheComputeType) {
     initialise(params, precision, 1);
     EXPECT_EQ(w.master.scalar_type(), at::kFloat);
     const at::Tensor dy = at::randn({5, 8}).to(type), x = at::randn({5, 3}).to(type);
-    add_product_gradient(w, dy, x);
+    add_weight_grad(w, dy, x);
     EXPECT_EQ(w.gradient.scalar_type(), type);
     const at::Tensor once = at::mm(dy.t(), x);
     EXPECT_TRUE(at::equal(w.gradient, once));

@@ -26,8 +26,8 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/kernels/attention_cudnn.h"
+#include "trireme/kernels/autotune.h"
 #include "trireme/kernels/cuda.h"
-#include "trireme/kernels/gemm.h"
 
 namespace trireme::kernels {
 namespace {
@@ -243,7 +243,7 @@ std::string attention_key(const char* what, const at::Tensor& q, const at::Tenso
 std::string faster_kernel(const char* what, const at::Tensor& q, const at::Tensor& k, const Attention& options,
                           const std::function<void()>& cudnn, const std::function<void()>& flash,
                           const std::function<std::vector<at::Tensor>()>& made) {
-  if (!tuned_products() || q.size(1) != k.size(1)) return "cudnn";
+  if (!gemm_autotune() || q.size(1) != k.size(1)) return "cudnn";
   const auto flash_or_error = [&] {
     try {
       flash();
@@ -251,7 +251,7 @@ std::string faster_kernel(const char* what, const at::Tensor& q, const at::Tenso
       throw Error(error.what_without_backtrace());
     }
   };
-  return fastest_way(attention_key(what, q, k, options), {{"cudnn", cudnn}, {"flash", flash_or_error}}, made);
+  return fastest_variant(attention_key(what, q, k, options), {{"cudnn", cudnn}, {"flash", flash_or_error}}, made);
 }
 
 /// From tensors of a library's making to where they are wanted.
@@ -375,7 +375,7 @@ void cuda_attention_backward(const AttentionGradients& into, const at::Tensor& d
   };
   const std::string key = attention_key("attention backward", q, k, options) + " fixed order";
   const std::string way =
-      kernel == AttentionKernel::kCudnn ? fastest_way(key, {{"flash", flash}, {"cudnn", cudnn}}, written) : "flash";
+      kernel == AttentionKernel::kCudnn ? fastest_variant(key, {{"flash", flash}, {"cudnn", cudnn}}, written) : "flash";
   const auto fixed = [&] {
     // A choice that was made elsewhere may not run here.
     if (way == "cudnn" && by_cudnn(/*fixed=*/true)) return;

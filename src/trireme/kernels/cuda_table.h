@@ -89,12 +89,12 @@ struct CudaFold {
   std::int64_t count = 0;
 };
 
-/// A matrix [rows, width] to 8-bit floats, as it lies and turned round: kernels/fp8.h.
+/// A matrix [rows, width] to FP8, and its transpose: kernels/fp8.h.
 struct CudaFp8 {
   enum Format : std::int32_t { kE4m3, kE5m2 };
   enum Scaling : std::int32_t { kWhole, kLine, kTile };
   const void* x = nullptr;
-  const void* up = nullptr;  // where given, f(x) up is rounded, of a known scale
+  const void* up = nullptr;  // where given, f(x) up is quantised, of a known scale
   void* largest = nullptr;   // room for a float
   Element element = Element::kFloat;
   std::int64_t rows = 0, width = 0, stride = 0, up_stride = 0;
@@ -110,8 +110,8 @@ struct CudaFp8 {
   float* amax = nullptr;
 };
 
-/// The way back through y = f(gate) up: both gradients side by side, and y again, each rounded to 8 bits by a known
-/// scale as it is made.
+/// Backward of y = f(gate) up: both gradients side by side, and y recomputed, each quantised to FP8 by a known scale as
+/// it is made.
 struct CudaFp8Gated {
   const void *gate = nullptr, *up = nullptr, *dy = nullptr;
   std::int64_t gate_stride = 0, up_stride = 0, dy_stride = 0;
@@ -125,8 +125,8 @@ struct CudaFp8Gated {
     float* amax = nullptr;                                // may be null
     float *row_scale = nullptr, *column_scale = nullptr;  // where the scale is written to; null: nowhere
   };
-  Out gradient;  // [rows, 2 width], the gate's half first
-  Out again;     // [rows, width]
+  Out grad;        // [rows, 2 width], the gate's half first
+  Out recomputed;  // [rows, width]
 };
 
 /// D [m, n] = A [m, k] B [k, n] (+ D), by cuBLASLt; all stored by rows. Sums in float.
@@ -134,11 +134,10 @@ struct CudaGemm {
   enum Type : std::int32_t { kFloat, kHalf, kBfloat16, kE4m3, kE5m2 };
   enum Epilogue : std::int32_t {
     kPlain,
-    kBias,          ///< bias [n] is added
-    kGelu,          ///< GELU (by tanh) of D + bias, where there is one; what enters it goes to aux
-    kGeluSlope,     ///< D times GELU's slope at aux
-    kGeluSlopeSum,  ///< and the sum of D's rows goes to bias [n]
-    kSum,           ///< the sum of A over k goes to bias [m]
+    kBias,    ///< bias [n] is added
+    kGelu,    ///< GELU (by tanh) of D + bias, where there is one; the pre-activation goes to aux
+    kDgelu,   ///< D times GELU's derivative at aux
+    kBgradA,  ///< the sum of A over k goes to bias [m]
   };
   Type a_type = kFloat, b_type = kFloat, d_type = kFloat;  // bias and aux are of D's type
   Epilogue epilogue = kPlain;
@@ -146,14 +145,14 @@ struct CudaGemm {
   std::int64_t a_stride = 0, b_stride = 0, c_stride = 0, d_stride = 0, aux_stride = 0;  // between rows, in elements
   bool transpose_a = false, transpose_b = false;                                        // stored as [k, m], [n, k]
   bool add = false;                                                                     // C, or D where there is no C
-  bool fast = false;                                    // 8-bit floats: sums as the tensor cores make them
+  bool fast = false;                                    // FP8: sums as the tensor cores make them
   int alignment = 16;                                   // bytes, of all pointers
   const void *a = nullptr, *b = nullptr, *c = nullptr;  // C is of D's type
   void *d = nullptr, *bias = nullptr, *aux = nullptr;
-  const float *a_scale = nullptr, *b_scale = nullptr;  // of 8-bit floats; null: 1
+  const float *a_scale = nullptr, *b_scale = nullptr;  // of FP8 operands; null: 1
 };
-/// One way that the library has for a GEMM.
-struct CudaGemmPlan {
+/// One algorithm that the library has for a GEMM.
+struct CudaGemmAlgorithm {
   std::uint64_t words[8] = {};
   std::int64_t workspace = 0;  // bytes
   std::int32_t algorithm = 0, tile = 0, stages = 0, split_k = 0, reduction = 0, swizzle = 0, custom = 0, inner = 0,
@@ -178,7 +177,8 @@ struct CudaDecide {
   double* told = nullptr;        // norm, clip factor, whether it was taken; told[3]: sticks at 1 once one was not
 };
 
-inline constexpr std::uint32_t kCudaKernelsVersion = 8;
+/// Raised by one whenever a member changes its meaning or place.
+inline constexpr std::uint32_t kCudaKernelsVersion = 9;
 
 struct CudaKernels {
   device::CudaTableHeader header;
@@ -228,12 +228,13 @@ struct CudaKernels {
   CudaError (*slice_gradients)(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
 
   /// The card's name and the GEMM library's version; what makes timings comparable.
-  CudaError (*ground)(const char** card, std::uint64_t* library);
-  /// At most `most` ways, the library's favourite first; none where it has none.
-  CudaError (*product_plans)(const CudaGemm&, std::int64_t workspace, CudaGemmPlan* plans, int most, int* found);
-  /// Whether a plan from a file can still run this GEMM.
-  CudaError (*product_fits)(const CudaGemm&, const CudaGemmPlan&, bool* fits);
-  CudaError (*product)(const CudaGemm&, const CudaGemmPlan&, void* workspace, CudaStream);
+  CudaError (*tuning_key)(const char** card, std::uint64_t* library);
+  /// At most `most` algorithms, the heuristic's favourite first; none where it has none.
+  CudaError (*gemm_algorithms)(const CudaGemm&, std::int64_t workspace, CudaGemmAlgorithm* algorithms, int most,
+                               int* found);
+  /// Whether an algorithm from a file can still run this GEMM.
+  CudaError (*gemm_fits)(const CudaGemm&, const CudaGemmAlgorithm&, bool* fits);
+  CudaError (*gemm)(const CudaGemm&, const CudaGemmAlgorithm&, void* workspace, CudaStream);
 
   /// Four doubles into device memory, by value: what the host writes afterwards does not matter.
   CudaError (*set_numbers)(double* to, double a, double b, double c, double d, CudaStream);

@@ -1,8 +1,5 @@
 #include "trireme/kernels/fp8.h"
 
-#include <ATen/BlasBackend.h>
-#include <ATen/ops/_scaled_mm.h>
-#include <ATen/ops/_scaled_mm_v2.h>
 #include <ATen/ops/empty.h>
 
 #include <cmath>
@@ -10,7 +7,6 @@
 #include "trireme/base/error.h"
 #include "trireme/kernels/arguments.h"
 #include "trireme/kernels/cuda.h"
-#include "trireme/kernels/gemm.h"
 
 namespace trireme::kernels {
 namespace {
@@ -25,9 +21,9 @@ at::Tensor scale_room(Fp8Scaling scaling, std::int64_t n, std::int64_t k, const 
   switch (scaling) {
     case Fp8Scaling::kTensor:
       return at::empty({1}, options);
-    case Fp8Scaling::kLines:
+    case Fp8Scaling::kBlocks1x128:
       return at::empty({blocks_of(k), n}, options);
-    case Fp8Scaling::kTiles:
+    case Fp8Scaling::kBlocks128x128:
       break;
   }
   return at::empty({blocks_of(n), padded_blocks(k)}, options);
@@ -37,25 +33,12 @@ CudaFp8::Scaling kind_of(Fp8Scaling scaling) {
   switch (scaling) {
     case Fp8Scaling::kTensor:
       return CudaFp8::kWhole;
-    case Fp8Scaling::kLines:
+    case Fp8Scaling::kBlocks1x128:
       return CudaFp8::kLine;
-    case Fp8Scaling::kTiles:
+    case Fp8Scaling::kBlocks128x128:
       break;
   }
   return CudaFp8::kTile;
-}
-
-std::int64_t recipe_of(Fp8Scaling scaling) {
-  using at::blas::ScalingType;
-  switch (scaling) {
-    case Fp8Scaling::kTensor:
-      return static_cast<std::int64_t>(ScalingType::TensorWise);
-    case Fp8Scaling::kLines:
-      return static_cast<std::int64_t>(ScalingType::BlockWise1x128);
-    case Fp8Scaling::kTiles:
-      break;
-  }
-  return static_cast<std::int64_t>(ScalingType::BlockWise128x128);
 }
 
 }  // namespace
@@ -72,13 +55,13 @@ struct Gate {
   Activation kind;
 };
 
-Fp8Pair round(const char* name, const at::Tensor& x, const Gate* gate, Fp8Format format, Fp8Scaling scaling, bool rows,
-              bool columns, const Fp8Live* live, const Fp8Pair* into) {
+Fp8Pair quantise(const char* name, const at::Tensor& x, const Gate* gate, Fp8Format format, Fp8Scaling scaling,
+                 bool rows, bool columns, const Fp8DelayedScale* delayed, const Fp8Pair* into) {
   const Arguments arguments(name);
   const Rows in = arguments.rows(x, "x");
-  if (!arguments.on_gpu()) arguments.refuse("GEMMs of 8-bit floats have a body for GPUs only");
+  if (!arguments.on_gpu()) arguments.refuse("FP8 GEMMs have a body for GPUs only");
   if (in.element == Element::kDouble || !takes_fp8(scaling, in.rows, in.width)) {
-    arguments.refuse(fmt::format("{} cannot be rounded to 8 bits", describe(x, "x")),
+    arguments.refuse(fmt::format("{} cannot be quantised to FP8", describe(x, "x")),
                      "sizes must be multiples of 16, with scales of blocks of 128");
   }
   const auto type = format == Fp8Format::kE4m3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
@@ -93,10 +76,10 @@ Fp8Pair round(const char* name, const at::Tensor& x, const Gate* gate, Fp8Format
   }
   call.format = format == Fp8Format::kE4m3 ? CudaFp8::kE4m3 : CudaFp8::kE5m2;
   call.scaling = kind_of(scaling);
-  if (live != nullptr) {
+  if (delayed != nullptr) {
     TRIREME_CHECK(scaling == Fp8Scaling::kTensor, "delayed scales are of whole tensors");
-    if (live->amax.defined()) call.amax = live->amax.mutable_data_ptr<float>();
-    if (live->known) call.scale = live->scale.const_data_ptr<float>();
+    if (delayed->amax.defined()) call.amax = delayed->amax.mutable_data_ptr<float>();
+    if (delayed->known) call.scale = delayed->scale.const_data_ptr<float>();
   }
   Fp8Pair pair;
   const auto prepare = [&](Fp8Matrix& matrix, const Fp8Matrix* earlier, std::int64_t n, std::int64_t k,
@@ -108,8 +91,8 @@ Fp8Pair round(const char* name, const at::Tensor& x, const Gate* gate, Fp8Format
       matrix.values = at::empty({n, k}, x.options().dtype(type));
       matrix.scales = scale_room(scaling, n, k, floats);
     }
-    // Of padding nothing is read but its being a number.
-    if (scaling == Fp8Scaling::kTiles) matrix.scales.zero_();
+    // Padding is read too, and must not be NaN.
+    if (scaling == Fp8Scaling::kBlocks128x128) matrix.scales.zero_();
     out = static_cast<std::uint8_t*>(matrix.values.mutable_data_ptr());
     scales = matrix.scales.mutable_data_ptr<float>();
     stride = matrix.scales.size(-1);
@@ -128,27 +111,28 @@ Fp8Pair round(const char* name, const at::Tensor& x, const Gate* gate, Fp8Format
 
 }  // namespace
 
-Fp8Pair to_fp8(const at::Tensor& x, Fp8Format format, Fp8Scaling scaling, bool rows, bool columns, const Fp8Live* live,
-               const Fp8Pair* into) {
-  return round("to_fp8", x, nullptr, format, scaling, rows, columns, live, into);
+Fp8Pair to_fp8(const at::Tensor& x, Fp8Format format, Fp8Scaling scaling, bool rows, bool columns,
+               const Fp8DelayedScale* delayed, const Fp8Pair* into) {
+  return quantise("to_fp8", x, nullptr, format, scaling, rows, columns, delayed, into);
 }
 
 Fp8Pair gated_to_fp8(const at::Tensor& gate, const at::Tensor& up, Activation kind, Fp8Format format, bool rows,
-                     bool columns, const Fp8Live& live) {
-  TRIREME_CHECK(live.known, "what is made on its way to 8 bits needs a scale that is known");
+                     bool columns, const Fp8DelayedScale& delayed) {
+  TRIREME_CHECK(delayed.known, "what is quantised as it is made needs a scale that is known");
   const Gate with{up, kind};
-  return round("gated_to_fp8", gate, &with, format, Fp8Scaling::kTensor, rows, columns, &live, nullptr);
+  return quantise("gated_to_fp8", gate, &with, format, Fp8Scaling::kTensor, rows, columns, &delayed, nullptr);
 }
 
-Fp8GatedBack gated_back_to_fp8(const at::Tensor& dy, const at::Tensor& gate, const at::Tensor& up, Activation kind,
-                               const Fp8Live& of_gradient, const Fp8Live& of_again) {
-  TRIREME_CHECK(of_gradient.known && of_again.known, "what is made on its way to 8 bits needs scales that are known");
-  const Arguments arguments("gated_back_to_fp8");
+Fp8GatedBackward gated_backward_to_fp8(const at::Tensor& dy, const at::Tensor& gate, const at::Tensor& up,
+                                       Activation kind, const Fp8DelayedScale& of_grad,
+                                       const Fp8DelayedScale& of_recomputed) {
+  TRIREME_CHECK(of_grad.known && of_recomputed.known, "what is quantised as it is made needs scales that are known");
+  const Arguments arguments("gated_backward_to_fp8");
   const Rows g = arguments.rows(gate, "gate"), u = arguments.rows_like(up, "up", g, "gate"),
              d = arguments.rows_like(dy, "dy", g, "gate");
-  if (!arguments.on_gpu()) arguments.refuse("GEMMs of 8-bit floats have a body for GPUs only");
+  if (!arguments.on_gpu()) arguments.refuse("FP8 GEMMs have a body for GPUs only");
   if (!takes_fp8(Fp8Scaling::kTensor, g.rows, g.width)) {
-    arguments.refuse(fmt::format("{} cannot be rounded to 8 bits", describe(gate, "gate")),
+    arguments.refuse(fmt::format("{} cannot be quantised to FP8", describe(gate, "gate")),
                      "sizes must be multiples of 16");
   }
   CudaFp8Gated call{.gate = g.data, .up = u.data, .dy = d.data};
@@ -159,12 +143,13 @@ Fp8GatedBack gated_back_to_fp8(const at::Tensor& dy, const at::Tensor& gate, con
     return Fp8Matrix{.values = at::empty({n, k}, gate.options().dtype(type)),
                      .scales = at::empty({1}, gate.options().dtype(at::kFloat))};
   };
-  Fp8GatedBack made{.gradient = {.rows = room(g.rows, 2 * g.width, at::kFloat8_e5m2),
+  Fp8GatedBackward made{.grad = {.rows = room(g.rows, 2 * g.width, at::kFloat8_e5m2),
                                  .columns = room(2 * g.width, g.rows, at::kFloat8_e5m2)},
-                    .again = room(g.width, g.rows, at::kFloat8_e4m3fn)};
-  const auto out = [](const Fp8Live& live, CudaFp8::Format format, const Fp8Matrix* rows, const Fp8Matrix& columns) {
-    CudaFp8Gated::Out to{.format = format, .scale = live.scale.const_data_ptr<float>()};
-    if (live.amax.defined()) to.amax = live.amax.mutable_data_ptr<float>();
+                        .recomputed = room(g.width, g.rows, at::kFloat8_e4m3fn)};
+  const auto out = [](const Fp8DelayedScale& delayed, CudaFp8::Format format, const Fp8Matrix* rows,
+                      const Fp8Matrix& columns) {
+    CudaFp8Gated::Out to{.format = format, .scale = delayed.scale.const_data_ptr<float>()};
+    if (delayed.amax.defined()) to.amax = delayed.amax.mutable_data_ptr<float>();
     if (rows != nullptr) {
       to.rows = static_cast<std::uint8_t*>(rows->values.mutable_data_ptr());
       to.row_scale = rows->scales.mutable_data_ptr<float>();
@@ -173,20 +158,10 @@ Fp8GatedBack gated_back_to_fp8(const at::Tensor& dy, const at::Tensor& gate, con
     to.column_scale = columns.scales.mutable_data_ptr<float>();
     return to;
   };
-  call.gradient = out(of_gradient, CudaFp8::kE5m2, &made.gradient.rows, made.gradient.columns);
-  call.again = out(of_again, CudaFp8::kE4m3, nullptr, made.again);
-  check_cuda(cuda().fp8_gated_backward(call, cuda_stream()), "gated_back_to_fp8");
+  call.grad = out(of_grad, CudaFp8::kE5m2, &made.grad.rows, made.grad.columns);
+  call.recomputed = out(of_recomputed, CudaFp8::kE4m3, nullptr, made.recomputed);
+  check_cuda(cuda().fp8_gated_backward(call, cuda_stream()), "gated_backward_to_fp8");
   return made;
-}
-
-void fp8_product_into(at::Tensor& gradient, const Fp8Matrix& a, const Fp8Matrix& b, bool add) {
-  const GemmExtras extras{.a_scale = a.scales, .b_scale = b.scales};
-  if (a.scaling == Fp8Scaling::kTensor && b.scaling == Fp8Scaling::kTensor &&
-      takes_product(gradient, a.values, b.values.t(), extras, add)) {
-    return fused_product(gradient, a.values, b.values.t(), add, extras);
-  }
-  const at::Tensor product = fp8_product(a, b, gradient.scalar_type(), /*fast=*/false);
-  add ? gradient.add_(product) : gradient.copy_(product);
 }
 
 void fp8_advance(at::Tensor& table, std::int64_t slot, std::int64_t margin) {
@@ -207,36 +182,6 @@ void fp8_advance(at::Tensor& table, std::int64_t slot, std::int64_t margin) {
     for (std::int64_t i = 3; i < table.size(1); ++i) top = std::max(top, row[i]);
     if (top > 0) row[1] = top / row[2] * static_cast<float>(factor);
   }
-}
-
-at::Tensor fp8_product(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType type, bool fast, const at::Tensor& bias,
-                       const at::Tensor& onto) {
-  const auto with_both = [&](at::Tensor product) {
-    if (bias.defined()) product.add_(bias);
-    if (onto.defined()) product.add_(onto);
-    return product;
-  };
-  TRIREME_CHECK((a.scaling == Fp8Scaling::kTensor) == (b.scaling == Fp8Scaling::kTensor),
-                "both sides of a GEMM have scales of blocks, or neither");
-  if (a.scaling == Fp8Scaling::kTensor) {
-    at::Tensor out = at::empty({a.values.size(0), b.values.size(0)}, a.values.options().dtype(type));
-    const GemmExtras extras{.kind = bias.defined() ? GemmExtras::Kind::kBias : GemmExtras::Kind::kNone,
-                            .bias = bias,
-                            .onto = onto,
-                            .a_scale = a.scales,
-                            .b_scale = b.scales,
-                            .fast = fast};
-    if (takes_product(out, a.values, b.values.t(), extras, onto.defined())) {
-      fused_product(out, a.values, b.values.t(), onto.defined(), extras);
-      return out;
-    }
-    return with_both(
-        at::_scaled_mm(a.values, b.values.t(), a.scales, b.scales, std::nullopt, std::nullopt, type, fast));
-  }
-  const std::int64_t a_recipe = recipe_of(a.scaling), b_recipe = recipe_of(b.scaling);
-  const auto none = static_cast<std::int64_t>(at::blas::SwizzleType::NO_SWIZZLE);
-  return with_both(at::_scaled_mm_v2(a.values, b.values.t(), {a.scales.t()}, a_recipe, none, {b.scales.t()}, b_recipe,
-                                     none, std::nullopt, type, {}, fast));
 }
 
 }  // namespace trireme::kernels

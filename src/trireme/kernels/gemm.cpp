@@ -1,188 +1,236 @@
 #include "trireme/kernels/gemm.h"
 
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/mm.h>
 #include <fmt/format.h>
 
-#include <atomic>
-#include <optional>
 #include <vector>
 
 #include "trireme/base/error.h"
-#include "trireme/kernels/activation.h"
-#include "trireme/kernels/gemm_plans.h"
-#include "trireme/kernels/sum_rows.h"
+#include "trireme/kernels/autotune.h"
+#include "trireme/kernels/gemm_cublaslt.h"
+#include "trireme/kernels/gemm_execute.h"
 
 namespace trireme::kernels {
 namespace {
 
-std::atomic<bool> tuned{true};
+using Op = Epilogue::Op;
 
-/// A library's GELU is within a few roundings of 16 bits, not of float.
-bool narrow(const at::Tensor& x) { return x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf; }
+/// cuBLASLt's GELU is within a few roundings of 16 bits, not of float.
+bool is_16_bit(const at::Tensor& x) { return x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf; }
 
-/// A GEMM that the library may take: the call, but for what does not fit.
-std::optional<CudaGemm> call_for(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool add,
-                                 const GemmExtras& extras) {
-  if (!out.is_cuda() || !tuned.load(std::memory_order_relaxed)) return std::nullopt;
-  return product_call(out, a, b, add, extras);
+void check(const Gemm& call) {
+  const GemmOperand &a = call.a, &b = call.b;
+  const bool fits = a.values.dim() == 2 && b.values.dim() == 2 &&
+                    b.values.size(call.transpose_b ? 1 : 0) == a.values.size(call.transpose_a ? 0 : 1);
+  TRIREME_CHECK(fits, "a GEMM of {} and {}{}{}", fmt::join(a.values.sizes(), " x "), fmt::join(b.values.sizes(), " x "),
+                call.transpose_a ? ", a transposed" : "", call.transpose_b ? ", b transposed" : "");
+  TRIREME_CHECK(call.out.defined() || !call.accumulate, "a GEMM that accumulates needs what it adds to");
+  const Epilogue& epilogue = call.epilogue;
+  const std::int64_t m = m_of(call), n = n_of(call);
+  for (const at::Tensor* each : {&call.out, &epilogue.residual, &epilogue.pre_activation, &epilogue.recompute}) {
+    TRIREME_CHECK(!each->defined() || (each->dim() == 2 && each->size(0) == m && each->size(1) == n),
+                  "a GEMM of {} x {} with a tensor of {}", m, n, fmt::join(each->sizes(), " x "));
+  }
+  for (const auto& [vector, length] :
+       {std::pair{&epilogue.bias, n}, std::pair{&epilogue.bias_grad_out, n}, std::pair{&epilogue.bias_grad_a, m}}) {
+    TRIREME_CHECK(!vector->defined() || vector->numel() == length, "a bias of {} numbers for a GEMM of {} x {}",
+                  vector->numel(), m, n);
+  }
+  TRIREME_CHECK(epilogue.op != Op::kActivationBackward || epilogue.pre_activation.defined(),
+                "the derivative of an activation needs its pre-activation");
+  TRIREME_CHECK(!epilogue.recompute.defined() || epilogue.op == Op::kActivationBackward,
+                "an activation is recomputed in backward only");
+  TRIREME_CHECK(a.is_fp8() == b.is_fp8(), "both operands of a GEMM are FP8, or neither");
+  if (!a.is_fp8()) return;
+  TRIREME_CHECK(!call.transpose_a && call.transpose_b, "FP8 operands are [m, k] and [n, k]");
+  TRIREME_CHECK((a.scaling == Fp8Scaling::kTensor) == (b.scaling == Fp8Scaling::kTensor),
+                "both operands of a GEMM have scales of blocks, or neither");
+  TRIREME_CHECK(!epilogue.bias_grad_a.defined(), "a bias's gradient is not taken of FP8 numbers");
 }
 
-/// By the tensor library.
-void plain_product(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool add) {
-  const bool wider = a.scalar_type() != out.scalar_type();
-  if (add) {
-    wider ? at::addmm_out(out, out, a, b, out.scalar_type()) : out.addmm_(a, b);
-  } else {
-    wider ? at::mm_out(out, a, b, out.scalar_type()) : at::mm_out(out, a, b);
+/// The call for cuBLASLt, where it may be asked at all.
+std::optional<CudaGemm> on_cublaslt(const Gemm& call, const GemmPlan::Fused& fused, const at::Tensor& bias_grad = {}) {
+  if (!call.a.values.is_cuda() || !gemm_autotune()) return std::nullopt;
+  return cublaslt_call(call, fused, bias_grad);
+}
+
+/// Of linear_part(). Where the library has an algorithm everything is fused, but for a second thing to add.
+GemmPlan plan_linear(const Gemm& call) {
+  const Epilogue& epilogue = call.epilogue;
+  GemmPlan plan{.backend = GemmPlan::Backend::kCublasLt,
+                .fused = {.accumulate = call.accumulate,
+                          .bias = epilogue.bias.defined(),
+                          .residual = epilogue.residual.defined() && !call.accumulate}};
+  const auto lt = on_cublaslt(call, plan.fused);
+  if (lt && has_algorithm(*lt, call.out)) return plan;
+  const bool same = call.a.values.scalar_type() == type_of(call);
+  return {.fused = {.accumulate = call.accumulate && aten_writes_out(call),
+                    .bias = epilogue.bias.defined() && !call.accumulate && !call.a.is_fp8() && same}};
+}
+
+/// Activation or bias gradient inside the GEMM, where cuBLASLt may have that: nothing where it has not.
+std::optional<GemmPlan> fused_variant(const Gemm& call) {
+  const Epilogue& epilogue = call.epilogue;
+  const bool adds = call.accumulate || epilogue.residual.defined();
+  GemmPlan plan{.backend = GemmPlan::Backend::kCublasLt};
+  if (epilogue.op != Op::kNone) {
+    const bool forward = epilogue.op == Op::kActivation;
+    if (epilogue.activation != Activation::kGeluTanh || !is_16_bit(call.a.values) || adds ||
+        epilogue.bias_grad_a.defined() || (forward ? epilogue.bias_grad_out : epilogue.bias).defined()) {
+      return std::nullopt;
+    }
+    plan.fused = {.bias = epilogue.bias.defined(), .activation = true};
+    if (!on_cublaslt(call, plan.fused)) return std::nullopt;
+    return plan;
+  }
+  if (!epilogue.bias_grad_a.defined() || epilogue.bias_grad_out.defined() || epilogue.bias.defined() ||
+      epilogue.residual.defined() || !call.out.defined() || !call.out.is_contiguous() ||
+      (!is_16_bit(call.out) && call.out.scalar_type() != at::kFloat)) {
+    return std::nullopt;
+  }
+  plan.fused = {.accumulate = call.accumulate, .bias_grad = true};
+  // Any place will do to ask.
+  if (!on_cublaslt(call, plan.fused, call.out.view({-1}).narrow(0, 0, m_of(call)))) return std::nullopt;
+  return plan;
+}
+
+/// Everything that the choice between fused and separate depends on.
+std::string variant_key(const Gemm& call) {
+  const Epilogue& epilogue = call.epilogue;
+  const char* what = epilogue.op == Op::kActivation           ? "gelu"
+                     : epilogue.op == Op::kActivationBackward ? "dgelu"
+                                                              : "bias-grad";
+  return fmt::format("{} {} {}x{}x{}{}{}{}", what, c10::toString(type_of(call)), m_of(call), n_of(call), k_of(call),
+                     epilogue.bias.defined() ? " bias" : "", epilogue.recompute.defined() ? " recompute" : "",
+                     epilogue.bias_grad_out.defined() ? " bias-grad" : "");
+}
+
+/// The call as it is timed: what counts afterwards (gradients that are added to) is replaced by memory of its own.
+Gemm trial_of(const Gemm& call) {
+  Gemm trial = call;
+  Epilogue& epilogue = trial.epilogue;
+  if (epilogue.bias_grad_a.defined()) {
+    trial.out = at::empty_like(call.out);
+    trial.accumulate = false;
+    epilogue.bias_grad_a = at::empty({m_of(call)}, call.out.options().dtype(at::kFloat));
+  }
+  if (epilogue.bias_grad_out.defined()) epilogue.bias_grad_out = at::empty_like(epilogue.bias_grad_out);
+  epilogue.accumulate_bias_grad = false;
+  return trial;
+}
+
+/// Of a call whose outputs are there already, where cuBLASLt is to write them.
+GemmPlan plan_prepared(const Gemm& call) {
+  if (const auto fused = fused_variant(call)) {
+    std::optional<Gemm> trial;  // made where it is needed: when the variants are timed
+    const auto get = [&]() -> const Gemm& {
+      if (!trial) trial = trial_of(call);
+      return *trial;
+    };
+    const auto outputs = [&] {
+      std::vector<at::Tensor> made{get().out};
+      const Epilogue& epilogue = get().epilogue;
+      if (epilogue.op == Op::kActivation) made.push_back(epilogue.pre_activation);
+      for (const at::Tensor& sum : {epilogue.bias_grad_out, epilogue.bias_grad_a}) {
+        if (sum.defined()) made.push_back(sum);
+      }
+      return made;
+    };
+    const std::string pick = fastest_variant(variant_key(call),
+                                             {{"separate", [&] { execute(get(), plan_linear(linear_part(get()))); }},
+                                              {"fused",
+                                               [&] {
+                                                 GemmPlan plan = *fused;
+                                                 plan.fused.accumulate = get().accumulate;
+                                                 execute(get(), plan);
+                                               }}},
+                                             outputs);
+    if (pick == "fused") return *fused;
+  }
+  return plan_linear(linear_part(call));
+}
+
+/// Memory for what cuBLASLt writes, which it is told before it plans.
+Gemm prepare(const Gemm& call) {
+  check(call);
+  Gemm ready = call;
+  if (!call.a.values.is_cuda() || !gemm_autotune()) return ready;
+  if (!ready.out.defined())
+    ready.out = at::empty({m_of(call), n_of(call)}, call.a.values.options().dtype(type_of(call)));
+  if (ready.epilogue.op == Op::kActivation && !ready.epilogue.pre_activation.defined()) {
+    ready.epilogue.pre_activation = at::empty_like(ready.out);
+  }
+  return ready;
+}
+
+const char* type_name(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+      return "fp64";
+    case at::kFloat:
+      return "fp32";
+    case at::kHalf:
+      return "fp16";
+    case at::kBFloat16:
+      return "bf16";
+    case at::kFloat8_e4m3fn:
+      return "e4m3";
+    case at::kFloat8_e5m2:
+      return "e5m2";
+    default:
+      return c10::toString(type);
   }
 }
 
-std::string way_key(const char* what, const at::Tensor& out, std::int64_t summed, std::string_view more) {
-  return fmt::format("{} {} {}x{}x{}{}", what, c10::toString(out.scalar_type()), out.size(0), out.size(1), summed,
-                     more);
+const char* activation_name(Activation activation) {
+  switch (activation) {
+    case Activation::kRelu:
+      return "relu";
+    case Activation::kGelu:
+      return "gelu";
+    case Activation::kGeluTanh:
+      return "gelu-tanh";
+    case Activation::kSilu:
+      break;
+  }
+  return "silu";
 }
 
 }  // namespace
 
-void set_tuned_products(bool on) { tuned = on; }
-bool tuned_products() { return tuned; }
-
-bool takes_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const GemmExtras& extras,
-                   bool add) {
-  const auto call = call_for(out, a, b, add, extras);
-  return call && has_plan(*call, out);
+GemmResult gemm(const Gemm& call) {
+  const Gemm ready = prepare(call);
+  const GemmPlan plan = plan_prepared(ready);
+  // ATen makes its results itself: what was made to ask cuBLASLt with is let go.
+  return execute(plan.backend == GemmPlan::Backend::kAten ? call : ready, plan);
 }
 
-void fused_product(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool add, const GemmExtras& extras) {
-  const auto call = call_for(out, a, b, add, extras);
-  TRIREME_CHECK(call && has_plan(*call, out), "a GEMM of {} x {} x {} that no plan fits", out.size(0), out.size(1),
-                a.size(1));
-  run_product(*call, out);
-}
+GemmPlan plan_gemm(const Gemm& call) { return plan_prepared(prepare(call)); }
 
-at::Tensor product_of(const at::Tensor& a, const at::Tensor& b) {
-  if (!a.is_cuda()) return at::mm(a, b);
-  at::Tensor out = at::empty({a.size(0), b.size(1)}, a.options());
-  product_into(out, a, b);
-  return out;
-}
-
-void product_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool add) {
-  const auto call = call_for(out, a, b, add, {});
-  if (call && has_plan(*call, out)) return run_product(*call, out);
-  plain_product(out, a, b, add);
-}
-
-at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                          const at::Tensor& onto) {
-  if (x.is_cuda() && tuned) {
-    at::Tensor out = at::empty({x.size(0), weight.size(0)}, x.options());
-    const GemmExtras extras{
-        .kind = bias.defined() ? GemmExtras::Kind::kBias : GemmExtras::Kind::kNone, .bias = bias, .onto = onto};
-    const auto call = call_for(out, x, weight.t(), /*add=*/onto.defined(), extras);
-    if (call && has_plan(*call, out)) {
-      run_product(*call, out);
-      return out;
+std::string to_text(const Gemm& call, const GemmPlan& plan) {
+  const Epilogue& epilogue = call.epilogue;
+  std::string fused, separate;
+  const auto part = [&](bool wanted, bool inside, std::string_view name) {
+    if (!wanted) return;
+    if (inside) {
+      fused += fmt::format(" + {}", name);
+    } else {
+      separate += fmt::format("{}{}", separate.empty() ? ", then " : ", ", name);
     }
-  }
-  at::Tensor out = bias.defined() ? at::addmm(bias, x, weight.t()) : at::mm(x, weight.t());
-  return onto.defined() ? out.add_(onto) : out;
-}
-
-GeluLinear gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  GeluLinear out{.inner = at::empty({x.size(0), weight.size(0)}, x.options()), .active = {}};
-  out.active = at::empty_like(out.inner);
-  const GemmExtras extras{.kind = GemmExtras::Kind::kGelu, .bias = bias, .inner = out.inner};
-  const auto apart = [&] {
-    out.inner = linear_product(x, weight, bias);
-    activation_forward(out.active, out.inner, at::Tensor(), Activation::kGeluTanh);
   };
-  if (!narrow(x) || !call_for(out.active, x, weight.t(), /*add=*/false, extras)) {
-    apart();
-    return out;
-  }
-  const std::string way = fastest_way(way_key("gelu", out.inner, x.size(1), bias.defined() ? " bias" : ""),
-                                      {{"apart", apart},
-                                       {"fused",
-                                        [&] {
-                                          out.inner = extras.inner;
-                                          fused_product(out.active, x, weight.t(), /*add=*/false, extras);
-                                        }}},
-                                      [&] {
-                                        return std::vector<at::Tensor>{out.inner, out.active};
-                                      });
-  if (way == "fused") {
-    out.inner = extras.inner;
-    fused_product(out.active, x, weight.t(), /*add=*/false, extras);
-  } else {
-    apart();
-  }
-  return out;
-}
-
-at::Tensor gelu_linear_back(const at::Tensor& dy, const at::Tensor& weight, const at::Tensor& inner, at::Tensor& active,
-                            at::Tensor& dbias) {
-  at::Tensor dinner = at::empty_like(inner);
-  const GemmExtras extras{.kind = GemmExtras::Kind::kGeluSlope, .inner = inner};
-  const auto apart = [&](at::Tensor& sum) {
-    product_into(dinner, dy, weight);
-    activation_backward(dinner, sum, dinner, inner, at::Tensor(), Activation::kGeluTanh,
-                        active.defined() ? &active : nullptr, /*anew=*/true);
-  };
-  const auto fused = [&](at::Tensor& sum) {
-    fused_product(dinner, dy, weight, /*add=*/false, extras);
-    if (active.defined()) activation_forward(active, inner, at::Tensor(), Activation::kGeluTanh);
-    if (sum.defined()) add_row_sum(sum, dinner, /*anew=*/true);
-  };
-  std::string way = "apart";
-  if (narrow(dy) && call_for(dinner, dy, weight, /*add=*/false, extras)) {
-    at::Tensor trial = dbias.defined() ? at::empty_like(dbias) : at::Tensor();
-    way = fastest_way(way_key("gelu slope", dinner, dy.size(1),
-                              fmt::format("{}{}", active.defined() ? " again" : "", dbias.defined() ? " sum" : "")),
-                      {{"apart", [&] { apart(trial); }}, {"fused", [&] { fused(trial); }}}, [&] {
-                        std::vector<at::Tensor> made{dinner};
-                        if (trial.defined()) made.push_back(trial);
-                        return made;
-                      });
-  }
-  way == "fused" ? fused(dbias) : apart(dbias);
-  return dinner;
-}
-
-bool sums_in_product(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x) {
-  const bool rounds = narrow(gradient);  // the library then rounds the sum as it does the GEMM
-  if (!dy.is_cuda() || (!rounds && gradient.scalar_type() != at::kFloat)) return false;
-  const at::Tensor a = dy.t();
-  if (!gradient.is_contiguous()) return false;
-  // Any place will do to ask.
-  GemmExtras extras{.kind = GemmExtras::Kind::kSum, .bias = gradient.view({-1}).narrow(0, 0, dy.size(1))};
-  if (!call_for(gradient, a, x, /*add=*/false, extras)) return false;
-  at::Tensor trial, sum;  // made where they are needed: when the ways are timed
-  const auto prepare = [&] {
-    if (trial.defined()) return;
-    trial = at::empty_like(gradient);
-    sum = at::empty({dy.size(1)}, gradient.options().dtype(at::kFloat));
-    extras.bias = rounds ? at::empty({dy.size(1)}, gradient.options()) : sum;
-  };
-  return fastest_way(way_key("bias sum", gradient, dy.size(0), ""),
-                     {{"apart",
-                       [&] {
-                         prepare();
-                         product_into(trial, a, x);
-                         add_row_sum(sum, dy, /*anew=*/true);
-                       }},
-                      {"fused",
-                       [&] {
-                         prepare();
-                         fused_product(trial, a, x, /*add=*/false, extras);
-                         if (rounds) sum.copy_(extras.bias);
-                       }}},
-                     [&] {
-                       return std::vector<at::Tensor>{trial, sum};
-                     }) == "fused";
+  part(call.accumulate, plan.fused.accumulate, "accumulate");
+  part(epilogue.bias.defined(), plan.fused.bias, "bias");
+  part(epilogue.residual.defined(), plan.fused.residual, "residual");
+  part(epilogue.op == Op::kActivation, plan.fused.activation, activation_name(epilogue.activation));
+  part(epilogue.op == Op::kActivationBackward, plan.fused.activation,
+       fmt::format("d-{}", activation_name(epilogue.activation)));
+  part(epilogue.recompute.defined(), false, activation_name(epilogue.activation));
+  part(epilogue.bias_grad_out.defined() || epilogue.bias_grad_a.defined(), plan.fused.bias_grad, "bias-grad");
+  return fmt::format("{} {} {} -> {} {}x{}x{} {}{}{}{}", plan.backend == GemmPlan::Backend::kAten ? "ATen" : "cuBLASLt",
+                     type_name(call.a.values.scalar_type()), type_name(call.b.values.scalar_type()),
+                     type_name(type_of(call)), m_of(call), n_of(call), k_of(call), call.transpose_a ? 't' : 'n',
+                     call.transpose_b ? 't' : 'n', fused, separate);
 }
 
 }  // namespace trireme::kernels

@@ -1,94 +1,92 @@
-// kernels/gemm.h -- GEMMs on a GPU by cuBLASLt, with what comes before and after them in the same pass.
+// kernels/gemm.h -- a GEMM call as a value: operands, transposes, epilogue, accumulation, precision.
 //
-// Of the plans that the library offers for a shape the fastest is found by timing them when the shape is first met, and
-// remembered (choices.h); so is whether a bias's gradient or GELU goes into the GEMM or into a pass of its own. What
-// does not fit (other types, odd strides) goes to the tensor library. Timing waits for the GPU, so a step that is
-// recorded must have run before. On the CPU all of these are the tensor library's.
-// Depends on: base.
+// A caller states all that it wants of one call and runs it. The planner decides which of it the GEMM does in its own
+// pass and which takes passes of its own: on the CPU by the tensor library, on a GPU by cuBLASLt, whose algorithms are
+// timed when a shape is first met (gemm_cublaslt.h), as is whether GELU or a bias's gradient is faster inside or apart
+// (autotune.h). What cuBLASLt does not take (other types, odd strides) goes to the tensor library. Timing waits for the
+// GPU, so a step must have run once before it is captured in a CUDA graph.
+//
+// What comes next has its place in the value: a grouped GEMM (experts) is a list of row ranges of `a` beside as many
+// `b`, a field of Gemm; weights quantised for serving are another format of GemmOperand, with scales of groups. Both
+// are then a matter of the planner, and no caller asks for more than it does now.
+// Depends on: base, fp8.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <initializer_list>
+#include <optional>
 #include <string>
 
-#include "trireme/kernels/tuning.h"
+#include "trireme/kernels/activation.h"
+#include "trireme/kernels/fp8.h"
 
 namespace trireme::kernels {
 
-/// Of the whole process: false leaves GEMMs to the tensor library. True at the start.
-void set_tuned_products(bool on);
-bool tuned_products();
+/// A matrix of floats with any strides; or one of FP8 numbers with their scales.
+struct GemmOperand {
+  GemmOperand() = default;
+  GemmOperand(at::Tensor of) : values(std::move(of)) {}  // NOLINT(google-explicit-constructor)
+  GemmOperand(const Fp8Matrix& of)                       // NOLINT(google-explicit-constructor)
+      : values(of.values), scales(of.scales), scaling(of.scaling) {}
 
-/// Takes over what a file says was chosen; no such file: nothing. A file of another card or library is passed over, and
-/// the log says so.
-void read_choices(const std::filesystem::path& path);
-/// Writes the file where something was chosen since it was last read or written. Cheap where not.
-void write_choices(const std::filesystem::path& path);
-/// All that was chosen so far, as in the file; empty where no GPU was used.
-std::string chosen_text();
+  at::Tensor values;
+  at::Tensor scales = {};  ///< FP8 only
+  Fp8Scaling scaling = Fp8Scaling::kTensor;
+  bool is_fp8() const { return scales.defined(); }
+};
 
-/// What else one pass does; all of it of the result's type.
-struct GemmExtras {
-  enum class Kind : std::uint8_t {
+/// What happens to the sum a b before it is out. Tensors that are undefined are not wanted.
+struct Epilogue {
+  enum class Op : std::uint8_t {
     kNone,
-    kBias,          ///< bias [n] is added
-    kGelu,          ///< GELU by tanh of the sum with the bias (undefined: none); what enters it goes to `inner`
-    kGeluSlope,     ///< the result times GELU's slope at `inner`
-    kGeluSlopeSum,  ///< and `bias` [n] becomes the sum of its rows, rounded to the result's type
-    kSum,           ///< `bias` [m] becomes the sum of a over what is summed: gradients of a bias beside the weight's
+    kActivation,          ///< out = f(sum)
+    kActivationBackward,  ///< out = sum * f'(pre_activation)
   };
-  Kind kind = Kind::kNone;
-  at::Tensor bias = {}, inner = {};
-  at::Tensor onto = {};                   ///< [m, n]: what is added to, where the result goes elsewhere
-  at::Tensor a_scale = {}, b_scale = {};  ///< float [1], of 8-bit floats
-  bool fast = false;                      ///< 8-bit floats: sums as the tensor cores make them
+  at::Tensor bias = {};      ///< [n], of the result's type, added to every row
+  at::Tensor residual = {};  ///< [m, n], of the result's type, added; only read
+  Op op = Op::kNone;
+  Activation activation = Activation::kGeluTanh;  ///< f
+  /// [m, n]. kActivation: becomes what f was taken of; made where undefined. kActivationBackward: read.
+  at::Tensor pre_activation = {};
+  at::Tensor recompute = {};  ///< kActivationBackward: becomes f(pre_activation), for a backward that did not save it
+  at::Tensor bias_grad_out = {};  ///< [n] float (double): the sum of out's rows, the gradient of the bias before f
+  at::Tensor bias_grad_a = {};    ///< [m] float (double): the sum of a over k, a bias's gradient beside its weight's
+  bool accumulate_bias_grad = false;  ///< those two are added to
 };
 
-/// Whether the library has a plan: out [m, n] = a [m, k] b [k, n], each by rows or by columns. Times the plans where
-/// it is asked for the first time, and then writes `out` unless it is to be added to.
-bool takes_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const GemmExtras& extras = {},
-                   bool add = false);
-/// out = a b, or out += a b. An InternalError where takes_product() says no.
-void fused_product(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool add, const GemmExtras& extras);
-
-/// a b, of their type.
-at::Tensor product_of(const at::Tensor& a, const at::Tensor& b);
-/// out = a b, or out += a b, by whoever can; 16-bit a and b may have a float result.
-void product_into(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, bool add = false);
-/// x [n, in] weight^T + bias, weight [out, in]; plus `onto` [n, out], where in the same pass rounded once. `bias` and
-/// `onto` may be undefined.
-at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                          const at::Tensor& onto = {});
-
-/// GELU(x weight^T + bias) by tanh, and what entered it.
-struct GeluLinear {
-  at::Tensor inner, active;
+/// out [m, n] = epilogue(a [m, k] b [k, n] (+ out) + bias + residual). Sums are in float (double).
+struct Gemm {
+  GemmOperand a = {}, b = {};
+  bool transpose_a = false, transpose_b = false;  ///< a is stored as [k, m], b as [n, k]; FP8: only b, and always
+  at::Tensor out = {};                            ///< undefined: made. Must lie over none of the inputs
+  std::optional<at::ScalarType> out_type = {};    ///< of an `out` that is made; unset: a's type
+  bool accumulate = false;                        ///< what is in `out` counts
+  Epilogue epilogue = {};
+  bool fast_accumulation = false;  ///< FP8: sums as the tensor cores make them, of about 14 bits
 };
-GeluLinear gelu_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
-/// (dy weight) times GELU's slope at `inner`, weight [width, inner]. Where they are defined, `active` becomes GELU of
-/// `inner` again, and `dbias` (float) the sum of the result's rows.
-at::Tensor gelu_linear_back(const at::Tensor& dy, const at::Tensor& weight, const at::Tensor& inner, at::Tensor& active,
-                            at::Tensor& dbias);
-/// Whether the sum of dy's rows is best made within dy^T x: then ask fused_product for kSum. Beside a gradient of 16
-/// bits that sum is rounded to them.
-bool sums_in_product(const at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x);
 
-/// One of several ways to the same numbers, which writes `outputs` and nothing else that is read again.
-struct Variant {
-  const char* name;
-  std::function<void()> run;
+struct GemmResult {
+  at::Tensor out;
+  at::Tensor pre_activation;  ///< of Epilogue::Op::kActivation
 };
-/// The name of the fastest; the first is the plain one, which can always run. Others are left out where they throw, or
-/// where `outputs` differ from the plain way's by more than roundings. Timed at the first call for a key.
-std::string fastest_way(const std::string& key, std::initializer_list<Variant> ways,
-                        const std::function<std::vector<at::Tensor>()>& outputs);
+GemmResult gemm(const Gemm& call);
 
-/// Microseconds of each way, the first of which is taken whatever they are; nothing where they were timed before, or
-/// while a step is recorded.
-std::map<std::string, double> time_once(const std::string& key, std::initializer_list<Variant> ways);
+/// How a call is carried out.
+struct GemmPlan {
+  enum class Backend : std::uint8_t { kAten, kCublasLt };
+  Backend backend = Backend::kAten;
+  /// What the GEMM's own pass does besides a b; the rest is done in passes after it.
+  struct Fused {
+    bool accumulate = false, bias = false, residual = false, activation = false, bias_grad = false;
+    bool operator==(const Fused&) const = default;
+  };
+  Fused fused = {};
+  bool operator==(const GemmPlan&) const = default;
+};
+/// On a GPU this times what has not been met before, and then writes what the call would write.
+GemmPlan plan_gemm(const Gemm& call);
+/// For logs: "cuBLASLt bf16 bf16 -> bf16 64x48x32 nt + bias + residual, then gelu-tanh".
+std::string to_text(const Gemm& call, const GemmPlan& plan);
 
 }  // namespace trireme::kernels

@@ -67,10 +67,10 @@ void SelfAttention::rotate(at::Tensor& qkv, const Context& context, bool inverse
   const std::int64_t count =
       sequence.position_count > 0 ? sequence.position_count : at::max(positions).item<std::int64_t>() + 1;
   const auto& [cosines, sines] = rotary_->tables(count, qkv.options());
-  // Queries and keys lie side by side and turn alike.
-  at::Tensor transposed =
+  // Queries and keys lie side by side and are rotated alike.
+  at::Tensor queries_and_keys =
       qkv.view({qkv.size(0), qkv.size(1), -1, shape_.head_dim}).narrow(2, 0, shape_.num_heads + shape_.num_kv_heads);
-  kernels::rotary_(transposed, cosines, sines, positions, kernels::RotaryPairs::kHalves, inverse);
+  kernels::rotary_(queries_and_keys, cosines, sines, positions, kernels::RotaryPairs::kHalves, inverse);
 }
 
 double SelfAttention::core_flops(const Sequence& sequence, const at::Tensor& q) const {
@@ -110,10 +110,10 @@ void SelfAttention::run_core_back(const Sequence& sequence, const Context& conte
                  {kept.out, kept.lse});
 }
 
-at::Tensor SelfAttention::forward_add(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) {
+ResidualSum SelfAttention::forward_add(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) {
   const Sequence& sequence = sequence_of(context, shape_.stream);
-  at::Tensor entered;
-  at::Tensor qkv = qkv_.product(x, context, &entered);
+  LinearOutput projected = qkv_.forward({.x = std::move(x)}, {}, context);
+  at::Tensor qkv = std::move(projected.y);
   normalise(qkv, context, tape);
   rotate(qkv, context, /*inverse=*/false);
   const Heads heads = split(qkv);
@@ -121,18 +121,19 @@ at::Tensor SelfAttention::forward_add(const at::Tensor& residual, at::Tensor x, 
     TRIREME_CHECK(tape == nullptr && core_ == nullptr,
                   "a KV cache is for inference, by ranks that have whole sequences");
     const at::Tensor out = attend_cached(shape_, context, heads.q, heads.k, heads.v);
-    return out_.product_onto(residual, merge_heads(out), context);
+    return residual_sum(residual, out_.forward({.x = merge_heads(out)}, {.residual = residual}, context));
   }
   context.flops += core_flops(sequence, heads.q);
   auto [out, kept] = run_core(sequence, context, heads);
-  at::Tensor y = out_.product_onto(residual, merge_heads(out), context);
+  LinearOutput y = out_.forward({.x = merge_heads(out)}, {.residual = residual}, context);
   if (tape) {
     const at::Tensor none;
-    tape->push(shape_.recompute_core
-                   ? Tensors{std::move(entered), heads.q, heads.k, heads.v, none, none, none}
-                   : Tensors{std::move(entered), kept.q, kept.k, kept.v, kept.out, kept.lse, std::move(out)});
+    tape->push(
+        shape_.recompute_core
+            ? Tensors{std::move(projected.saved_input), heads.q, heads.k, heads.v, none, none, none}
+            : Tensors{std::move(projected.saved_input), kept.q, kept.k, kept.v, kept.out, kept.lse, std::move(out)});
   }
-  return y;
+  return residual_sum(residual, std::move(y));
 }
 
 at::Tensor SelfAttention::backward(at::Tensor dy, Context& context, Tape& tape) {
@@ -147,7 +148,8 @@ at::Tensor SelfAttention::backward(at::Tensor dy, Context& context, Tape& tape) 
     kept = std::move(again.kept);
   }
   context.flops += 2 * core_flops(sequence, out);
-  const at::Tensor dout = out_.gradients(dy, merge_heads(out), context, tape).view(out.sizes());
+  const at::Tensor dout =
+      out_.backward({.grad = std::move(dy)}, {.x = merge_heads(out)}, context, tape).grad.view(out.sizes());
   at::Tensor dqkv = at::empty(
       {out.size(0), out.size(1), (shape_.num_heads + 2 * shape_.num_kv_heads) * shape_.head_dim}, out.options());
   const Heads parts = split(dqkv);
@@ -155,7 +157,7 @@ at::Tensor SelfAttention::backward(at::Tensor dy, Context& context, Tape& tape) 
   run_core_back(sequence, context, gradients, dout, kept);
   rotate(dqkv, context, /*inverse=*/true);
   normalise_back(dqkv, context, tape);
-  return qkv_.gradients(dqkv, x, context, tape);
+  return qkv_.backward({.grad = std::move(dqkv)}, {.x = std::move(x)}, context, tape).grad;
 }
 
 CrossAttention::CrossAttention(AttentionShape shape, Linear q, Linear kv, Linear out)
@@ -163,19 +165,20 @@ CrossAttention::CrossAttention(AttentionShape shape, Linear q, Linear kv, Linear
 
 Tensors CrossAttention::forward(Tensors inputs, Context& context, Tape* tape) {
   TRIREME_CHECK(inputs.size() == 2, "cross-attention takes an input and a memory, not {} tensors", inputs.size());
-  at::Tensor x, memory;
   const auto by_heads = [&](const at::Tensor& wide, std::int64_t heads) {
     return wide.view({wide.size(0), wide.size(1), heads, shape_.head_dim});
   };
-  const at::Tensor q = by_heads(q_.product(inputs[0], context, &x), shape_.num_heads);
-  const at::Tensor kv = by_heads(kv_.product(inputs[1], context, &memory), 2 * shape_.num_kv_heads);
+  LinearOutput from_x = q_.forward({.x = inputs[0]}, {}, context);
+  LinearOutput from_memory = kv_.forward({.x = inputs[1]}, {}, context);
+  const at::Tensor q = by_heads(from_x.y, shape_.num_heads);
+  const at::Tensor kv = by_heads(from_memory.y, 2 * shape_.num_kv_heads);
   context.flops +=
       block_flops(shape_, q, all_tokens(context.sequence, q.size(1)), all_tokens(context.source, kv.size(1)));
   const auto [out, lse] =
       run_block(shape_, place_of(context.sequence, context.source), context, q, kv.narrow(2, 0, shape_.num_kv_heads),
                 kv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads));
-  at::Tensor y = out_.product(merge_heads(out), context);
-  if (tape) tape->push({std::move(x), std::move(memory), q, kv, out, lse});
+  at::Tensor y = out_.forward({.x = merge_heads(out)}, {}, context).y;
+  if (tape) tape->push({std::move(from_x.saved_input), std::move(from_memory.saved_input), q, kv, out, lse});
   return {std::move(y)};
 }
 
@@ -183,15 +186,16 @@ Tensors CrossAttention::backward(Tensors gradients, Context& context, Tape& tape
   const auto [x, memory, q, kv, out, lse] = tape.pop<6>();
   context.flops +=
       2 * block_flops(shape_, q, all_tokens(context.sequence, q.size(1)), all_tokens(context.source, kv.size(1)));
-  const at::Tensor dout = out_.gradients(gradients[0], merge_heads(out), context, tape).view(out.sizes());
+  const at::Tensor dout =
+      out_.backward({.grad = gradients[0]}, {.x = merge_heads(out)}, context, tape).grad.view(out.sizes());
   at::Tensor dq = at::empty_like(q), dkv = at::empty_like(kv);
   CoreGradients parts{dq, dkv.narrow(2, 0, shape_.num_kv_heads),
                       dkv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads)};
   run_block_back(shape_, place_of(context.sequence, context.source), context, parts, dout, q,
                  kv.narrow(2, 0, shape_.num_kv_heads), kv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads),
                  {out, lse});
-  at::Tensor dx = q_.gradients(merge_heads(dq), x, context, tape);
-  at::Tensor dmemory = kv_.gradients(merge_heads(dkv), memory, context, tape);
+  at::Tensor dx = q_.backward({.grad = merge_heads(dq)}, {.x = x}, context, tape).grad;
+  at::Tensor dmemory = kv_.backward({.grad = merge_heads(dkv)}, {.x = memory}, context, tape).grad;
   return {std::move(dx), std::move(dmemory)};
 }
 

@@ -30,8 +30,7 @@ class SelfAttention final : public ResidualLayer {
   /// rows attend; null: rows are whole.
   SelfAttention(AttentionShape shape, Linear qkv, Linear out, std::optional<QueryKeyNorm> norms,
                 std::shared_ptr<RotaryTable> rotary, std::unique_ptr<ContextCore> core = nullptr);
-  at::Tensor forward_add(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) override;
-  bool fuses_residual(const at::Tensor& x) const override { return out_.fuses_residual(x); }
+  ResidualSum forward_add(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) override;
   at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) override;
 
  private:

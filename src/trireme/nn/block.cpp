@@ -38,10 +38,13 @@ at::Tensor Block::run_body_back(Branch& branch, at::Tensor dy, at::Tensor& dmemo
   return std::move(gradients[0]);
 }
 
-ResidualLayer* Block::adding_body(const Branch& branch, const at::Tensor& x, const Context& context) const {
-  if (branch.takes_memory || branch.dropout.active(context)) return nullptr;
+ResidualSum Block::run_branch(Branch& branch, const at::Tensor& residual, at::Tensor x, const Tensors& inputs,
+                              Context& context, Tape* tape) {
   auto* body = dynamic_cast<ResidualLayer*>(branch.body.get());
-  return body != nullptr && body->fuses_residual(x) ? body : nullptr;
+  if (body != nullptr && !branch.takes_memory && !branch.dropout.active(context)) {
+    return body->forward_add(residual, std::move(x), context, tape);
+  }
+  return {.residual = residual, .delta = run_body(branch, std::move(x), inputs, context, tape)};
 }
 
 Tensors Block::forward(Tensors inputs, Context& context, Tape* tape) {
@@ -64,12 +67,9 @@ Tensors Block::forward(Tensors inputs, Context& context, Tape* tape) {
     const bool forgets = recompute_norms_ && tape != nullptr;
     const std::size_t mark = forgets ? tape->height() : 0;
     const at::Tensor normalised = forgets ? y : at::Tensor();
-    if (ResidualLayer* body = adding_body(branch, y, context)) {
-      residual = body->forward_add(residual, std::move(y), context, tape);
-      delta = at::Tensor();
-    } else {
-      delta = run_body(branch, std::move(y), inputs, context, tape);
-    }
+    ResidualSum sum = run_branch(branch, residual, std::move(y), inputs, context, tape);
+    residual = std::move(sum.residual);
+    delta = std::move(sum.delta);
     if (forgets) tape->forget(normalised, mark);
   }
   inputs[0] = delta.defined() ? delta.add_(residual) : residual;

@@ -1,7 +1,7 @@
 // nn/block.h -- residual branches one after the other: x + f(norm(x)) (pre-norm) or norm(x + f(x)) (post-norm).
 //
 // The sum of a residual is one pass over memory with the norm after it, or with the GEMM before it where the body
-// can do that and nothing is dropped in between. A block passes on tensors beyond the first (an encoder's output), to
+// does that and nothing is dropped in between. A block passes on tensors beyond the first (an encoder's output), to
 // branches that want them.
 // Depends on: base, kernels.
 #pragma once
@@ -31,8 +31,9 @@ class Block final : public Layer {
 
  private:
   at::Tensor run_body(Branch& branch, at::Tensor x, const Tensors& inputs, Context& context, Tape* tape);
-  /// The body, where it can add its output to the residual, and there is nothing to do in between.
-  ResidualLayer* adding_body(const Branch& branch, const at::Tensor& x, const Context& context) const;
+  /// residual + body(x), dropout included.
+  ResidualSum run_branch(Branch& branch, const at::Tensor& residual, at::Tensor x, const Tensors& inputs,
+                         Context& context, Tape* tape);
   /// The gradient of the body's x; that of the memory is added to `dmemory`.
   at::Tensor run_body_back(Branch& branch, at::Tensor dy, at::Tensor& dmemory, Context& context, Tape& tape);
 

@@ -76,10 +76,10 @@ at::Tensor PendingReduceScatter::wait() {
   return std::move(part_);
 }
 
-GatheredGemm gathered_product(const at::Tensor& part, comm::Group& group, bool overlap, const TokenProduct& product) {
+GatheredGemm all_gather_gemm(const at::Tensor& part, comm::Group& group, bool overlap, const TokenGemm& gemm) {
   if (!overlap) {
     GatheredGemm out{.x = all_gather_tokens(part, group)};
-    out.y = product(out.x);
+    out.y = gemm(out.x);
     return out;
   }
   const at::Tensor mine = part.contiguous();
@@ -92,22 +92,22 @@ GatheredGemm gathered_product(const at::Tensor& part, comm::Group& group, bool o
   }
   for (const int other : others(group)) sends.add(group.send(device::to_const_buffer(mine), other));
   blocks.select(0, group.rank()).copy_(mine);
-  std::vector<at::Tensor> products(static_cast<std::size_t>(group.size()));
-  products[static_cast<std::size_t>(group.rank())] = product(mine);
+  std::vector<at::Tensor> parts(static_cast<std::size_t>(group.size()));
+  parts[static_cast<std::size_t>(group.rank())] = gemm(mine);
   // The one before this rank sent to it first.
   for (int i = 1; i < group.size(); ++i) {
     const auto other = static_cast<std::size_t>((group.rank() + group.size() - i) % group.size());
     receives[other].wait();
-    products[other] = product(blocks.select(0, static_cast<std::int64_t>(other)));
+    parts[other] = gemm(blocks.select(0, static_cast<std::int64_t>(other)));
   }
   sends.commit().wait();
-  return {.x = side_by_side(blocks), .y = at::cat(products, 1)};
+  return {.x = side_by_side(blocks), .y = at::cat(parts, 1)};
 }
 
-PendingGemm::PendingGemm(const at::Tensor& whole, comm::Group& group, const TokenProduct& product)
+PendingGemm::PendingGemm(const at::Tensor& whole, comm::Group& group, const TokenGemm& gemm)
     : incoming_(static_cast<std::size_t>(group.size())), receives_(incoming_.size()) {
   const std::int64_t part = whole.size(1) / group.size();
-  const auto of_rank = [&](int rank) { return product(whole.narrow(1, part * rank, part).contiguous()); };
+  const auto of_rank = [&](int rank) { return gemm(whole.narrow(1, part * rank, part).contiguous()); };
   for (const int other : others(group)) {
     at::Tensor& sent = outgoing_.emplace_back(of_rank(other).contiguous());
     const auto from = static_cast<std::size_t>((2 * group.rank() + group.size() - other) % group.size());
@@ -128,8 +128,8 @@ at::Tensor PendingGemm::wait() {
   return sum;
 }
 
-at::Tensor scattered_product(const at::Tensor& whole, comm::Group& group, bool overlap, const TokenProduct& product) {
-  return overlap ? PendingGemm(whole, group, product).wait() : reduce_scatter_tokens(product(whole), group);
+at::Tensor gemm_reduce_scatter(const at::Tensor& whole, comm::Group& group, bool overlap, const TokenGemm& gemm) {
+  return overlap ? PendingGemm(whole, group, gemm).wait() : reduce_scatter_tokens(gemm(whole), group);
 }
 
 }  // namespace trireme::nn

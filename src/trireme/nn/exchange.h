@@ -47,16 +47,16 @@ class PendingAllGather {
 };
 
 /// Tokens to tokens, each by itself: [batch, n, in] to [batch, n, out].
-using TokenProduct = std::function<at::Tensor(const at::Tensor& tokens)>;
+using TokenGemm = std::function<at::Tensor(const at::Tensor& tokens)>;
 struct GatheredGemm {
   at::Tensor x, y;  ///< what was gathered, and its GEMM
 };
-GatheredGemm gathered_product(const at::Tensor& part, comm::Group& group, bool overlap, const TokenProduct& product);
+GatheredGemm all_gather_gemm(const at::Tensor& part, comm::Group& group, bool overlap, const TokenGemm& gemm);
 /// A reduce-scatter of GEMMs in parts: those of other ranks are computed and sent first, then this rank's own; the
 /// others' are still on their way when it is made.
 class PendingGemm {
  public:
-  PendingGemm(const at::Tensor& whole, comm::Group& group, const TokenProduct& product);
+  PendingGemm(const at::Tensor& whole, comm::Group& group, const TokenGemm& gemm);
   at::Tensor wait();
 
  private:
@@ -65,6 +65,6 @@ class PendingGemm {
   comm::Batch sends_;
 };
 /// This rank's part of the sum over ranks of GEMM(whole).
-at::Tensor scattered_product(const at::Tensor& whole, comm::Group& group, bool overlap, const TokenProduct& product);
+at::Tensor gemm_reduce_scatter(const at::Tensor& whole, comm::Group& group, bool overlap, const TokenGemm& gemm);
 
 }  // namespace trireme::nn

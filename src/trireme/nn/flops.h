@@ -13,7 +13,7 @@
 namespace trireme::nn {
 
 /// Of a GEMM of [m, k] with [k, n].
-inline double product_flops(std::int64_t m, std::int64_t k, std::int64_t n) {
+inline double gemm_flops(std::int64_t m, std::int64_t k, std::int64_t n) {
   return 2.0 * static_cast<double>(m) * static_cast<double>(k) * static_cast<double>(n);
 }
 

@@ -18,7 +18,7 @@ class State;
 class Fp8History {
  public:
   enum Row : std::int64_t { kActivation, kWeight, kGradient, kRows };
-  /// The matrices whose GEMMs are so rounded get their rows; `params` are borrowed.
+  /// The weights whose FP8 GEMMs have delayed scales get their rows; `params` are borrowed.
   Fp8History(Params& params, std::int64_t length, std::int64_t margin, at::Device device);
 
   bool empty() const { return followed_.empty(); }

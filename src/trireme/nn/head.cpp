@@ -84,8 +84,12 @@ Head::Head(Param& weight, Param* bias, HeadOptions options, const ParallelContex
 
 at::Tensor Head::logits(const at::Tensor& rows, Context& context) const {
   const at::Tensor& weight = context.value(weight_);
-  context.flops += product_flops(rows.size(0), weight.size(1), weight.size(0));
-  return kernels::linear_product(rows, weight, bias_ ? context.value(*bias_) : at::Tensor());
+  context.flops += gemm_flops(rows.size(0), weight.size(1), weight.size(0));
+  return kernels::gemm({.a = rows,
+                        .b = weight,
+                        .transpose_b = true,
+                        .epilogue = {.bias = bias_ ? context.value(*bias_) : at::Tensor()}})
+      .out;
 }
 
 at::Tensor Head::all_logits(const at::Tensor& rows, Context& context) const {
@@ -174,11 +178,10 @@ at::Tensor Head::forward(at::Tensor x, Context& context, Tape* tape) {
     totals.add(Totals::kLoss, found.losses * part(weights));
     if (found.z_losses.defined()) totals.add(Totals::kZLoss, found.z_losses * part(weights));
     if (!tape) continue;
-    const double again = product_flops(count, weight.size(0), weight.size(1));
-    context.flops += weight_.trainable ? 2 * again : again;
-    at::Tensor into = part(dx);
-    kernels::product_into(into, values, weight);
-    add_product_gradient(weight_, values, inputs);
+    const double flops = gemm_flops(count, weight.size(0), weight.size(1));
+    context.flops += weight_.trainable ? 2 * flops : flops;
+    kernels::gemm({.a = values, .b = weight, .out = part(dx)});
+    add_weight_grad(weight_, values, inputs);
     if (bias_) add_row_sum_gradient(*bias_, values);
   }
   at::Tensor mean = totals.tell(context, options_.z_loss, type);

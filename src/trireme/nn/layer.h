@@ -30,17 +30,20 @@ class UnaryLayer : public Layer {
   virtual at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) = 0;
 };
 
+/// residual + delta. Where the GEMM that gave delta has added it in its epilogue, there is no delta left.
+struct ResidualSum {
+  at::Tensor residual = {}, delta = {};
+};
+
 /// One whose output a block adds to what entered it.
 class ResidualLayer : public UnaryLayer {
  public:
   using UnaryLayer::forward;
   at::Tensor forward(at::Tensor x, Context& context, Tape* tape) final {
-    return forward_add(at::Tensor(), x, context, tape);
+    return forward_add(at::Tensor(), x, context, tape).delta;
   }
-  /// residual + forward(x); forward(x) where the residual is undefined. A residual is read only.
-  virtual at::Tensor forward_add(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) = 0;
-  /// Whether that spares a pass over memory, since the last GEMM adds it in its epilogue.
-  virtual bool fuses_residual(const at::Tensor& x) const = 0;
+  /// residual + forward(x). A residual is read only; an undefined one is never added.
+  virtual ResidualSum forward_add(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) = 0;
 };
 
 /// x [.., hidden] as [rows, hidden], without a copy; an InternalError where that is not possible.

@@ -1,7 +1,7 @@
 // nn/mlp.h -- out(act(in(x))), or out(act(gate(x)) * up(x)) where gated.
 //
-// Kept for backward are the input and what the first projection gave; the activation is computed again there, which
-// costs less than the memory it would take, unless `keep_active` says otherwise.
+// Saved for backward are the input and the pre-activation; the activation is recomputed there, which costs less than
+// the memory it would take, unless `save_mlp_activations` says otherwise.
 // Depends on: base, kernels.
 #pragma once
 
@@ -13,19 +13,12 @@ namespace trireme::nn {
 class Mlp final : public ResidualLayer {
  public:
   using UnaryLayer::backward, UnaryLayer::forward;
-  /// `in` gives [.., inner], or [.., 2 inner] with the gate's half first where gated.
+  /// `in` gives [.., ffn_size], or [.., 2 ffn_size] with the gate's half first where gated.
   Mlp(Linear in, Linear out, kernels::Activation activation, bool gated, bool save_mlp_activations = false);
-  at::Tensor forward_add(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) override;
-  bool fuses_residual(const at::Tensor& x) const override { return out_.fuses_residual(x); }
+  ResidualSum forward_add(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) override;
   at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) override;
 
  private:
-  at::Tensor activate(const at::Tensor& inner) const;
-  /// Of dy and what is kept: the gradient of `inner`; adds the second projection's gradients. `dbias` becomes the sum
-  /// of its rows where the first projection takes one.
-  at::Tensor inner_gradient(const at::Tensor& dy, const at::Tensor& inner, at::Tensor active, at::Tensor& dbias,
-                            Context& context, Tape& tape);
-
   Linear in_, out_;
   kernels::Activation activation_;
   bool gated_, save_mlp_activations_;

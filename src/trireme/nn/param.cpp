@@ -2,11 +2,9 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/add.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/copy.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/mm.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -171,7 +169,7 @@ void allocate(Params& params, Precision precision, at::Device device) {
     if (param.gradient.defined() && (param.gradient.scalar_type() == at::kDouble) != doubles) {
       param.gradient = at::Tensor();
     }
-    // GemmPrecision run over padding too, and must find numbers there.
+    // GEMMs run over padding too, and must find no NaN there.
     if (layout::held_elements(param.placement) != layout::local_elements(param.placement)) param.master.zero_();
     param.gradient_empty = true;
   }
@@ -229,49 +227,19 @@ void add_gradient(Param& param, const at::Tensor& delta) {
   param.gradient_empty = false;
 }
 
-void add_product_gradient(Param& param, const at::Tensor& dy, const at::Tensor& x) {
-  if (!param.trainable) return;
-  ensure_gradient(param);
-  const bool same = dy.scalar_type() == param.gradient.scalar_type();
-  if (dy.is_cuda() && (same || param.gradient.scalar_type() == at::kFloat)) {
-    // A GPU's GEMMs of 16-bit numbers can come out in float, and be added up there.
-    kernels::product_into(param.gradient, dy.t(), x, !param.gradient_empty);
-    param.gradient_empty = false;
+void add_weight_grad(Param& weight, const at::Tensor& dy, const at::Tensor& x, Param* bias) {
+  if (bias && !bias->trainable) bias = nullptr;
+  if (!weight.trainable) {
+    if (bias) add_row_sum_gradient(*bias, dy);
     return;
   }
-  if (!same) {
-    // GemmPrecision of 16-bit numbers come out rounded to 16 bits; their sum over microbatches does not.
-    add_gradient(param, at::mm(dy.t(), x));
-    return;
+  kernels::Gemm call{.a = dy, .b = x, .transpose_a = true, .accumulate = !weight.gradient_empty};
+  call.out = gradient_to_write(weight);
+  if (bias) {
+    call.epilogue.accumulate_bias_grad = !bias->gradient_empty;
+    call.epilogue.bias_grad_a = gradient_to_write(*bias);
   }
-  if (param.gradient_empty) {
-    at::mm_out(param.gradient, dy.t(), x);
-  } else {
-    param.gradient.addmm_(dy.t(), x);
-  }
-  param.gradient_empty = false;
-}
-
-void add_product_gradients(Param& weight, Param& bias, const at::Tensor& dy, const at::Tensor& x) {
-  if (weight.trainable) ensure_gradient(weight);
-  if (!weight.trainable || !bias.trainable || !kernels::sums_in_product(weight.gradient, dy, x)) {
-    add_product_gradient(weight, dy, x);
-    add_row_sum_gradient(bias, dy);
-    return;
-  }
-  ensure_gradient(bias);
-  // The GEMM overwrites what it sums up: the gradient itself where that is begun, of its type, and lies evenly.
-  const bool direct = bias.gradient_empty && bias.gradient.scalar_type() == weight.gradient.scalar_type() &&
-                      reinterpret_cast<std::uintptr_t>(bias.gradient.const_data_ptr()) % 16 == 0;
-  const at::Tensor sum = direct ? bias.gradient.view({-1}) : at::empty({dy.size(1)}, weight.gradient.options());
-  kernels::fused_product(weight.gradient, dy.t(), x, !weight.gradient_empty,
-                         {.kind = kernels::GemmExtras::Kind::kSum, .bias = sum});
-  weight.gradient_empty = false;
-  if (direct) {
-    bias.gradient_empty = false;
-  } else {
-    add_gradient(bias, sum);
-  }
+  kernels::gemm(call);
 }
 
 void add_row_sum_gradient(Param& param, const at::Tensor& dy) {

@@ -32,11 +32,11 @@ struct Param {
   std::string name;
   layout::Placement placement;
   Init init;
-  bool decay = true;             ///< weight decay applies: matrices yes, biases and norms no
-  bool trainable = true;         ///< a frozen one has no gradient
-  bool has_master = true;        ///< false: master and gradient have the compute type
-  bool narrow_gradient = false;  ///< beside a master too, the gradient has the compute type
-  spec::GemmPrecision gemm = spec::GemmPrecision::kSame;  ///< of a matrix: what its GEMMs are rounded to
+  bool decay = true;                                      ///< weight decay applies: matrices yes, biases and norms no
+  bool trainable = true;                                  ///< a frozen one has no gradient
+  bool has_master = true;                                 ///< false: master and gradient have the compute type
+  bool narrow_gradient = false;                           ///< beside a master too, the gradient has the compute type
+  spec::GemmPrecision gemm = spec::GemmPrecision::kSame;  ///< of a matrix: FP8 or as it is
   int uses = 0;  ///< layers that hold it: 2 for a tied embedding, and as many gradient contributions a microbatch
   /// Axes of copies that all compute the whole gradient, such as tp for a norm whose input every rank has.
   layout::AxisNames equal_axes = {};
@@ -103,10 +103,9 @@ at::Tensor& gradient_to_add_to(Param& param);
 at::Tensor& gradient_to_write(Param& param);
 /// gradient += delta, any type.
 void add_gradient(Param& param, const at::Tensor& delta);
-/// gradient += rows^T columns: a linear layer's weight gradient from dy [n, out] and x [n, in].
-void add_product_gradient(Param& param, const at::Tensor& dy, const at::Tensor& x);
-/// The same, and the bias's gradient += the sum of dy's rows; in one pass where that is faster.
-void add_product_gradients(Param& weight, Param& bias, const at::Tensor& dy, const at::Tensor& x);
+/// gradient += dy^T x: a linear layer's weight gradient from dy [n, out] and x [n, in]. With `bias` its gradient += the
+/// sum of dy's rows, in the same pass where that is faster.
+void add_weight_grad(Param& weight, const at::Tensor& dy, const at::Tensor& x, Param* bias = nullptr);
 /// gradient += the sum of dy's rows: a bias's.
 void add_row_sum_gradient(Param& param, const at::Tensor& dy);
 /// Marks all gradients as old. Costs nothing: the next contribution overwrites.

@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads, 2) gated_backward_tiles(const CudaFp
       dy[t] = load_raw<kVec>(static_cast<const T*>(c.dy) + (row + t) * c.dy_stride + column);
     }
   }
-  Raw<T, 2> top{}, again_top{};
+  Raw<T, 2> top{}, recomputed_top{};
 #pragma unroll
   for (int t = 0; t < kTurns; ++t) {
 #pragma unroll
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads, 2) gated_backward_tiles(const CudaFp
       up[t].w[k] = two_words<T>(d0 * f0.value, d1 * f1.value);
       dy[t].w[k] = two_words<T>(f0.value * u0, f1.value * u1);
       top.w[0] = larger_two<T>(larger_two<T>(top.w[0], gate[t].w[k]), up[t].w[k]);
-      again_top.w[0] = larger_two<T>(again_top.w[0], dy[t].w[k]);
+      recomputed_top.w[0] = larger_two<T>(recomputed_top.w[0], dy[t].w[k]);
     }
   }
   const auto note = [&](const CudaFp8Gated::Out& out, float mine) {
@@ -49,8 +49,8 @@ __global__ void __launch_bounds__(kThreads, 2) gated_backward_tiles(const CudaFp
       if (out.column_scale != nullptr) *out.column_scale = *out.scale;
     }
   };
-  note(c.gradient, fmaxf(top[0], top[1]));
-  note(c.again, fmaxf(again_top[0], again_top[1]));
+  note(c.grad, fmaxf(top[0], top[1]));
+  note(c.recomputed, fmaxf(recomputed_top[0], recomputed_top[1]));
   const auto leave = [&](const Raw<T, kVec>(&raw)[kTurns], const CudaFp8Gated::Out& to, std::int64_t width,
                          std::int64_t shift) {
     // The second half lies behind the first: beside it in a row, below it turned round.
@@ -68,9 +68,9 @@ __global__ void __launch_bounds__(kThreads, 2) gated_backward_tiles(const CudaFp
     leave_tile(number, out, to.format, transposed, same, same);
     __syncthreads();  // the turned tile has been read
   };
-  leave(gate, c.gradient, 2 * c.width, 0);
-  leave(up, c.gradient, 2 * c.width, c.width);
-  leave(dy, c.again, c.width, 0);
+  leave(gate, c.grad, 2 * c.width, 0);
+  leave(up, c.grad, 2 * c.width, c.width);
+  leave(dy, c.recomputed, c.width, 0);
 }
 
 }  // namespace
@@ -81,7 +81,7 @@ CudaError fp8_gated_backward(const CudaFp8Gated& c, CudaStream stream) {
       c.dy_stride % kVec != 0) {
     return "sizes that FP8 GEMMs do not take";
   }
-  if (c.gradient.scale == nullptr || c.again.scale == nullptr) return "the scales must be known";
+  if (c.grad.scale == nullptr || c.recomputed.scale == nullptr) return "the scales must be known";
   const dim3 grid(static_cast<unsigned>(divided_up(c.width, kTile)), static_cast<unsigned>(divided_up(c.rows, kTile)));
   if (grid.y > 65535) return "more than 8 million rows";
   return by_kind(c.activation, [&](auto function) -> CudaError {

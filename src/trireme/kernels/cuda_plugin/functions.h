@@ -41,10 +41,10 @@ CudaError fp8(const CudaFp8&, CudaStream);
 CudaError fp8_gated_backward(const CudaFp8Gated&, CudaStream);
 CudaError slice_values(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
 CudaError slice_gradients(const CrossEntropySlice&, Element, std::int64_t rows, CudaStream);
-CudaError ground(const char** card, std::uint64_t* library);
-CudaError product_plans(const CudaGemm&, std::int64_t workspace, CudaGemmPlan* plans, int most, int* found);
-CudaError product_fits(const CudaGemm&, const CudaGemmPlan&, bool* fits);
-CudaError product(const CudaGemm&, const CudaGemmPlan&, void* workspace, CudaStream);
+CudaError tuning_key(const char** card, std::uint64_t* library);
+CudaError gemm_algorithms(const CudaGemm&, std::int64_t workspace, CudaGemmAlgorithm* algorithms, int most, int* found);
+CudaError gemm_fits(const CudaGemm&, const CudaGemmAlgorithm&, bool* fits);
+CudaError gemm(const CudaGemm&, const CudaGemmAlgorithm&, void* workspace, CudaStream);
 CudaError set_numbers(double* to, double a, double b, double c, double d, CudaStream);
 CudaError decide(const CudaDecide&, CudaStream);
 CudaError fp8_advance(float* table, std::int64_t tensors, std::int64_t width, std::int64_t slot, double factor,

@@ -1,4 +1,4 @@
-// GemmPrecision by cuBLASLt. The library is the one that the tensor library has loaded: found by its name, not linked,
+// GEMMs by cuBLASLt. The library is the one that the tensor library has loaded: found by its name, not linked,
 // so that everything else of libtrireme_cuda loads without it.
 //
 // cuBLASLt stores by columns: D by rows is D^T by columns, and D^T = B^T A^T, so its first operand is our second.
@@ -120,11 +120,9 @@ std::int32_t epilogue_of(const CudaGemm& p) {
       return CUBLASLT_EPILOGUE_BIAS;
     case CudaGemm::kGelu:
       return p.bias == nullptr ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-    case CudaGemm::kGeluSlope:
+    case CudaGemm::kDgelu:
       return CUBLASLT_EPILOGUE_DGELU;
-    case CudaGemm::kGeluSlopeSum:
-      return CUBLASLT_EPILOGUE_DGELU_BGRAD;
-    case CudaGemm::kSum:
+    case CudaGemm::kBgradA:
       return CUBLASLT_EPILOGUE_BGRADB;  // its B is our A
   }
   return CUBLASLT_EPILOGUE_DEFAULT;
@@ -190,10 +188,10 @@ class Description {
   CudaError error_ = nullptr;
 };
 
-cublasLtMatmulAlgo_t algorithm_of(const CudaGemmPlan& plan) {
+cublasLtMatmulAlgo_t algorithm_of(const CudaGemmAlgorithm& from) {
   cublasLtMatmulAlgo_t algorithm;
-  static_assert(sizeof(algorithm.data) == sizeof(plan.words));
-  for (int i = 0; i < 8; ++i) algorithm.data[i] = plan.words[i];
+  static_assert(sizeof(algorithm.data) == sizeof(from.words));
+  for (int i = 0; i < 8; ++i) algorithm.data[i] = from.words[i];
   return algorithm;
 }
 
@@ -205,20 +203,20 @@ std::int32_t config(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoCon
   return static_cast<std::int32_t>(number);
 }
 
-CudaGemmPlan plan_of(const cublasLtMatmulHeuristicResult_t& result) {
-  CudaGemmPlan plan;
-  for (int i = 0; i < 8; ++i) plan.words[i] = result.algo.data[i];
-  plan.workspace = static_cast<std::int64_t>(result.workspaceSize);
-  plan.algorithm = config<std::int32_t>(result.algo, CUBLASLT_ALGO_CONFIG_ID);
-  plan.tile = config<std::uint32_t>(result.algo, CUBLASLT_ALGO_CONFIG_TILE_ID);
-  plan.split_k = config<std::int32_t>(result.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
-  plan.reduction = config<std::uint32_t>(result.algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
-  plan.swizzle = config<std::uint32_t>(result.algo, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING);
-  plan.custom = config<std::uint32_t>(result.algo, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION);
-  plan.stages = config<std::uint32_t>(result.algo, CUBLASLT_ALGO_CONFIG_STAGES_ID);
-  plan.inner = config<std::uint16_t>(result.algo, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID);
-  plan.cluster = config<std::uint16_t>(result.algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID);
-  return plan;
+CudaGemmAlgorithm describe(const cublasLtMatmulHeuristicResult_t& result) {
+  CudaGemmAlgorithm out;
+  for (int i = 0; i < 8; ++i) out.words[i] = result.algo.data[i];
+  out.workspace = static_cast<std::int64_t>(result.workspaceSize);
+  out.algorithm = config<std::int32_t>(result.algo, CUBLASLT_ALGO_CONFIG_ID);
+  out.tile = config<std::uint32_t>(result.algo, CUBLASLT_ALGO_CONFIG_TILE_ID);
+  out.split_k = config<std::int32_t>(result.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
+  out.reduction = config<std::uint32_t>(result.algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
+  out.swizzle = config<std::uint32_t>(result.algo, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING);
+  out.custom = config<std::uint32_t>(result.algo, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION);
+  out.stages = config<std::uint32_t>(result.algo, CUBLASLT_ALGO_CONFIG_STAGES_ID);
+  out.inner = config<std::uint16_t>(result.algo, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID);
+  out.cluster = config<std::uint16_t>(result.algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID);
+  return out;
 }
 
 class Preference {
@@ -261,7 +259,7 @@ class Preference {
 
 }  // namespace
 
-CudaError ground(const char** card, std::uint64_t* library) {
+CudaError tuning_key(const char** card, std::uint64_t* library) {
   if (!lt().missing.empty()) return complain("cuBLASLt cannot be used: " + lt().missing);
   int device = 0;
   static thread_local cudaDeviceProp properties;
@@ -273,7 +271,8 @@ CudaError ground(const char** card, std::uint64_t* library) {
   return nullptr;
 }
 
-CudaError product_plans(const CudaGemm& p, std::int64_t workspace, CudaGemmPlan* plans, int most, int* found) {
+CudaError gemm_algorithms(const CudaGemm& p, std::int64_t workspace, CudaGemmAlgorithm* algorithms, int most,
+                          int* found) {
   constexpr int kMost = 64;
   *found = 0;
   cublasLtHandle_t handle = nullptr;
@@ -291,35 +290,35 @@ CudaError product_plans(const CudaGemm& p, std::int64_t workspace, CudaGemmPlan*
   if (CudaError error = words(status)) return error;
   for (int i = 0; i < count; ++i) {
     if (results[static_cast<std::size_t>(i)].state != CUBLAS_STATUS_SUCCESS) continue;
-    plans[(*found)++] = plan_of(results[static_cast<std::size_t>(i)]);
+    algorithms[(*found)++] = describe(results[static_cast<std::size_t>(i)]);
   }
   return nullptr;
 }
 
-CudaError product_fits(const CudaGemm& p, const CudaGemmPlan& plan, bool* fits) {
+CudaError gemm_fits(const CudaGemm& p, const CudaGemmAlgorithm& chosen, bool* fits) {
   *fits = false;
   cublasLtHandle_t handle = nullptr;
   if (CudaError error = handle_of(handle)) return error;
   const Description description(p);
   if (description.error() != nullptr) return description.error();
-  const cublasLtMatmulAlgo_t algorithm = algorithm_of(plan);
+  const cublasLtMatmulAlgo_t algorithm = algorithm_of(chosen);
   cublasLtMatmulHeuristicResult_t result{};
   const cublasStatus_t status = lt().check(handle, description.desc(), description.first(), description.second(),
                                            description.added(), description.result(), &algorithm, &result);
-  *fits = status == CUBLAS_STATUS_SUCCESS && static_cast<std::int64_t>(result.workspaceSize) <= plan.workspace;
+  *fits = status == CUBLAS_STATUS_SUCCESS && static_cast<std::int64_t>(result.workspaceSize) <= chosen.workspace;
   return nullptr;
 }
 
-CudaError product(const CudaGemm& p, const CudaGemmPlan& plan, void* workspace, CudaStream stream) {
+CudaError gemm(const CudaGemm& p, const CudaGemmAlgorithm& chosen, void* workspace, CudaStream stream) {
   cublasLtHandle_t handle = nullptr;
   if (CudaError error = handle_of(handle)) return error;
   const Description description(p);
   if (description.error() != nullptr) return description.error();
-  const cublasLtMatmulAlgo_t algorithm = algorithm_of(plan);
+  const cublasLtMatmulAlgo_t algorithm = algorithm_of(chosen);
   const float one = 1, beta = p.add ? 1 : 0;
   return words(lt().matmul(handle, description.desc(), &one, p.b, description.first(), p.a, description.second(), &beta,
                            p.c == nullptr ? p.d : p.c, description.added(), p.d, description.result(), &algorithm,
-                           workspace, static_cast<std::size_t>(plan.workspace), static_cast<cudaStream_t>(stream)));
+                           workspace, static_cast<std::size_t>(chosen.workspace), static_cast<cudaStream_t>(stream)));
 }
 
 }  // namespace trireme::kernels::gpu

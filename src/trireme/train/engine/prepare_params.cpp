@@ -46,8 +46,8 @@ void choose_gemms(nn::Params& params, const std::vector<std::string>& all, const
                                   [&](const auto& pattern) { return spec::matches(pattern, param.name); });
     if (!inside || kept || param.placement.shape.size() != 2) continue;
     const auto sizes = nn::local_shape(param.placement);
-    const auto scaling =
-        precision.gemm == spec::GemmPrecision::kFp8Blocks ? kernels::Fp8Scaling::kTiles : kernels::Fp8Scaling::kTensor;
+    const auto scaling = precision.gemm == spec::GemmPrecision::kFp8Blocks ? kernels::Fp8Scaling::kBlocks128x128
+                                                                           : kernels::Fp8Scaling::kTensor;
     if (!kernels::takes_fp8(scaling, sizes[0], sizes[1])) {
       throw ConfigError(fmt::format("precision.gemm: {} is {} x {} on a rank, which are no multiples of {}", param.name,
                                     sizes[0], sizes[1], precision.gemm == spec::GemmPrecision::kFp8Blocks ? 128 : 16),

@@ -14,7 +14,7 @@
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/checkpoint/run_folder.h"
 #include "trireme/data/open_samples.h"
-#include "trireme/kernels/gemm.h"
+#include "trireme/kernels/autotune.h"
 #include "trireme/observe/heartbeat.h"
 #include "trireme/observe/stop_file.h"
 #include "trireme/observe/timeline.h"
@@ -149,8 +149,8 @@ void TrainingRun::build(std::int64_t from_step) {
     }
   }
   if (recipe_.run.device == spec::DeviceKind::kCuda) {
-    kernels::set_tuned_products(recipe_.train.gemm_autotune);
-    kernels::read_choices(folder_.gpu_choices());
+    kernels::set_gemm_autotune(recipe_.train.gemm_autotune);
+    kernels::read_tuning_cache(folder_.gpu_choices());
   }
   trainer_ = std::make_unique<Trainer>(trained_, shape, world_, *samples_);
   if (request_.trace != nullptr) {
@@ -278,7 +278,7 @@ void TrainingRun::loop() {
       status = gather_news();
       if (calls_) calls_->tell();
       record(report, status.memory);
-      if (leads()) kernels::write_choices(folder_.gpu_choices());
+      if (leads()) kernels::write_tuning_cache(folder_.gpu_choices());
       ranks_->note(report.position.step, report.compute_s + faults_->take_slowed_s());
       ranks_->compare(report.position.step, *trainer_);
     } catch (NonFiniteError& error) {

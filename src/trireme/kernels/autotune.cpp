@@ -1,9 +1,11 @@
-#include "trireme/kernels/timing.h"
+#include "trireme/kernels/autotune.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -16,7 +18,6 @@
 #include "trireme/base/log.h"
 #include "trireme/base/new_file.h"
 #include "trireme/kernels/cuda.h"
-#include "trireme/kernels/gemm.h"
 
 namespace trireme::kernels {
 namespace {
@@ -24,8 +25,8 @@ namespace {
 /// What this process knows.
 struct Known {
   std::mutex mutex;
-  std::optional<Choices> choices;                        // none before a GPU was asked
-  std::map<std::filesystem::path, std::size_t> written;  // how many choices are in each file
+  std::optional<TuningCache> cache;                      // none before a GPU was asked
+  std::map<std::filesystem::path, std::size_t> written;  // how many entries are in each file
   std::filesystem::path waiting;                         // a file to read when there is a GPU to compare it with
 };
 Known& known() {
@@ -33,24 +34,24 @@ Known& known() {
   return all;
 }
 
-void take_file(Choices& choices, const std::filesystem::path& path) {
+void take_file(TuningCache& cache, const std::filesystem::path& path) {
   std::ifstream file(path);
   if (!file) return;
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (const std::string why = choices.take_json(text, path.string()); !why.empty()) {
+  if (const std::string why = cache.take_json(text, path.string()); !why.empty()) {
     log_warn("{}: kernels are timed again, and bits may differ from those of the run so far", why);
   }
 }
 
-Choices& choices_of(Known& all) {
-  if (!all.choices) {
+TuningCache& cache_of(Known& all) {
+  if (!all.cache) {
     const char* card = "";
     std::uint64_t library = 0;
-    check_cuda(cuda().ground(&card, &library), "asking for the card");
-    all.choices.emplace(TuningKey{.card = card, .library = fmt::format("cuBLASLt {}", library)});
-    if (!all.waiting.empty()) take_file(*all.choices, all.waiting);
+    check_cuda(cuda().tuning_key(&card, &library), "asking for the card");
+    all.cache.emplace(TuningKey{.card = card, .library = fmt::format("cuBLASLt {}", library)});
+    if (!all.waiting.empty()) take_file(*all.cache, all.waiting);
   }
-  return *all.choices;
+  return *all.cache;
 }
 
 /// Relative, of all numbers. Piece by piece: wide copies of whole tensors would be the largest that the first step has,
@@ -71,12 +72,17 @@ double difference(const at::Tensor& a, const at::Tensor& b) {
   return std::sqrt(apart / (size > 0 ? size : 1));
 }
 
+std::atomic<bool> autotune{true};
+
 }  // namespace
 
-void with_choices(const std::function<void(Choices& choices)>& look) {
+void set_gemm_autotune(bool on) { autotune = on; }
+bool gemm_autotune() { return autotune.load(std::memory_order_relaxed); }
+
+void with_tuning_cache(const std::function<void(TuningCache& cache)>& look) {
   Known& all = known();
   const std::scoped_lock lock(all.mutex);
-  look(choices_of(all));
+  look(cache_of(all));
 }
 
 double Stopwatch::us(int calls, const std::function<void()>& call) {
@@ -92,29 +98,30 @@ double median(std::vector<double> numbers) {
   return numbers[numbers.size() / 2];
 }
 
-std::string fastest_way(const std::string& key, std::initializer_list<Variant> ways,
-                        const std::function<std::vector<at::Tensor>()>& outputs) {
-  const std::string plain = ways.begin()->name;
+std::string fastest_variant(const std::string& key, std::initializer_list<Variant> variants,
+                            const std::function<std::vector<at::Tensor>()>& outputs) {
+  const std::string plain = variants.begin()->name;
   std::string pick;
-  with_choices([&](Choices& choices) {
-    if (const ChosenVariant* known = choices.way(key)) {
+  with_tuning_cache([&](TuningCache& cache) {
+    if (const ChosenVariant* known = cache.variant(key)) {
       pick = known->pick;
     } else if (cuda_capturing()) {
-      pick = choices.add_way(key, {.pick = plain}).pick;
+      pick = cache.add_variant(key, {.pick = plain}).pick;
     }
   });
   if (!pick.empty()) return pick;
-  // Timed without the lock: ways ask for plans themselves. Two ranks may time the same; the first to say so is right.
+  // Timed without the lock: variants ask for algorithms themselves. Two ranks may time the same; the first to say so is
+  // right.
   Stopwatch watch;
   struct Found {
-    const Variant* way;
+    const Variant* variant;
     std::vector<double> us;
   };
   std::vector<Found> found;
   std::vector<at::Tensor> expected;
-  for (const Variant& way : ways) {
+  for (const Variant& variant : variants) {
     try {
-      way.run();
+      variant.run();
       const std::vector<at::Tensor> made = outputs();
       if (found.empty()) {
         for (const at::Tensor& tensor : made) expected.push_back(tensor.clone());
@@ -123,7 +130,7 @@ std::string fastest_way(const std::string& key, std::initializer_list<Variant> w
         for (std::size_t i = 0; i < made.size() && alike; ++i) {
           const double apart = difference(made[i], expected[i]);
           alike = apart < 0.02;  // bfloat16 rounds to 0.004; what is NaN or Inf is not alike
-          if (!alike) log_warn("{}: {} differs from {} by {:.2g}, and is not used", key, way.name, plain, apart);
+          if (!alike) log_warn("{}: {} differs from {} by {:.2g}, and is not used", key, variant.name, plain, apart);
         }
         if (!alike) continue;
       }
@@ -131,58 +138,58 @@ std::string fastest_way(const std::string& key, std::initializer_list<Variant> w
       if (found.empty()) throw;
       continue;
     }
-    found.push_back({&way, {}});
+    found.push_back({&variant, {}});
   }
   for (int turn = 0; turn < 5; ++turn) {
-    for (Found& one : found) one.us.push_back(watch.us(3, one.way->run));
+    for (Found& one : found) one.us.push_back(watch.us(3, one.variant->run));
   }
   ChosenVariant chosen;
-  for (const Found& one : found) chosen.us[one.way->name] = median(one.us);
-  chosen.pick = pick_way(chosen.us, plain);
-  with_choices([&](Choices& choices) { pick = choices.add_way(key, std::move(chosen)).pick; });
+  for (const Found& one : found) chosen.us[one.variant->name] = median(one.us);
+  chosen.pick = pick_variant(chosen.us, plain);
+  with_tuning_cache([&](TuningCache& cache) { pick = cache.add_variant(key, std::move(chosen)).pick; });
   return pick;
 }
 
-std::map<std::string, double> time_once(const std::string& key, std::initializer_list<Variant> ways) {
+std::map<std::string, double> time_once(const std::string& key, std::initializer_list<Variant> variants) {
   bool known = false;
-  with_choices([&](Choices& choices) { known = choices.way(key) != nullptr; });
+  with_tuning_cache([&](TuningCache& cache) { known = cache.variant(key) != nullptr; });
   if (known || cuda_capturing()) return {};
   Stopwatch watch;
-  ChosenVariant chosen{.pick = ways.begin()->name};
-  for (const Variant& way : ways) {
-    way.run();
+  ChosenVariant chosen{.pick = variants.begin()->name};
+  for (const Variant& variant : variants) {
+    variant.run();
     std::vector<double> turns;
-    for (int turn = 0; turn < 3; ++turn) turns.push_back(watch.us(3, way.run));
-    chosen.us[way.name] = median(turns);
+    for (int turn = 0; turn < 3; ++turn) turns.push_back(watch.us(3, variant.run));
+    chosen.us[variant.name] = median(turns);
   }
-  with_choices([&](Choices& choices) { choices.add_way(key, chosen); });
+  with_tuning_cache([&](TuningCache& cache) { cache.add_variant(key, chosen); });
   return chosen.us;
 }
 
-void read_choices(const std::filesystem::path& path) {
+void read_tuning_cache(const std::filesystem::path& path) {
   Known& all = known();
   const std::scoped_lock lock(all.mutex);
   all.waiting = path;
-  if (all.choices) take_file(*all.choices, path);
+  if (all.cache) take_file(*all.cache, path);
 }
 
-void write_choices(const std::filesystem::path& path) {
+void write_tuning_cache(const std::filesystem::path& path) {
   Known& all = known();
   std::string text;
   {
     const std::scoped_lock lock(all.mutex);
-    if (!all.choices) return;
+    if (!all.cache) return;
     std::size_t& written = all.written[path];
-    if (std::exchange(written, all.choices->size()) == all.choices->size()) return;
-    text = all.choices->to_json();
+    if (std::exchange(written, all.cache->size()) == all.cache->size()) return;
+    text = all.cache->to_json();
   }
   write_text_file(path, text);
 }
 
-std::string chosen_text() {
+std::string tuning_cache_text() {
   Known& all = known();
   const std::scoped_lock lock(all.mutex);
-  return all.choices ? all.choices->to_json() : "";
+  return all.cache ? all.cache->to_json() : "";
 }
 
 }  // namespace trireme::kernels
