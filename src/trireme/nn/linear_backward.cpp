@@ -143,7 +143,8 @@ LinearGrad Linear::local_backward(const LinearGrad& dy, const LinearInput& input
   // Nothing is exchanged with other ranks in between: one pass over the pre-activation makes both x, where it was not
   // saved, and the gradient.
   const at::Tensor& pre_activation = input.pre_activation;
-  LinearGrad out{.row_sum = row_sum_for(input)};
+  LinearGrad out;
+  out.row_sum = row_sum_for(input);
   at::Tensor x = input.x;
   if (input.gated) {
     const at::Tensor dx = grad_input(both, type, {}, context);
@@ -178,7 +179,8 @@ LinearGrad Linear::backward(const LinearGrad& dy, const LinearInput& input, Cont
   at::Tensor dx =
       split_ == LinearSplit::kColumn ? column_backward(dy, x, context, tape) : row_backward(dy.grad, x, context, tape);
   if (!input.pre_activation.defined()) return {.grad = std::move(dx)};
-  LinearGrad out{.row_sum = row_sum_for(input)};
+  LinearGrad out;
+  out.row_sum = row_sum_for(input);
   out.grad = activation_grad(std::move(dx), input, {}, out.row_sum);
   return out;
 }

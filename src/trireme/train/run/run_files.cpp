@@ -94,7 +94,7 @@ void RunFiles::open(std::int64_t from_step, std::int64_t last) {
   } else {
     const char* card = "";
     std::uint64_t library = 0;
-    kernels::check_cuda(kernels::cuda().ground(&card, &library), "asking for the card");
+    kernels::check_cuda(kernels::cuda().tuning_key(&card, &library), "asking for the card");
     mfu_.emplace(stated_peak(card, recipe.precision.compute), parts_.trainer.gpus());
   }
   introduce(last, family, parameters);
