@@ -132,8 +132,8 @@ void set_log_level_from(bool verbose, bool quiet, Context& context) {
 void add_everything(CLI::App& app, Command& program, Context& context, bool& quiet) {
   app.set_version_flag("--version", fmt::format("trireme {}", kVersion), "Print the version and exit");
   app.set_help_flag("-h,--help", "Print this help and exit");
-  auto* verbose_flag = app.add_flag("-v,--verbose", context.verbose, "Tell more; with errors, where they were thrown");
-  app.add_flag("-q,--quiet", quiet, "Tell only warnings and errors")->excludes(verbose_flag);
+  auto* verbose_flag = app.add_flag("-v,--verbose", context.verbose, "Log more; with errors, where they were thrown");
+  app.add_flag("-q,--quiet", quiet, "Log only warnings and errors")->excludes(verbose_flag);
   app.formatter(std::make_shared<HelpFormatter>());
   app.fallthrough();  // --verbose and --quiet may also stand after the command
   app.require_subcommand(0, 1);

@@ -50,21 +50,21 @@ void PlanOptions::add_to(Command& command, Recipe recipe) {
   add_number(command, "--gpus", gpus_, "Devices to use; default: those of the layout, else of the cluster");
   command.add_option("--family", family_, "Family of a model given by its sizes: gpt or llama").type_name("NAME");
   add_number(command, "--num-layers", sizes_.num_layers, "Transformer layers");
-  add_number(command, "--hidden-size", sizes_.hidden_size, "Width");
+  add_number(command, "--hidden-size", sizes_.hidden_size, "Hidden size (d_model)");
   add_number(command, "--num-heads", sizes_.num_heads, "Attention heads");
-  add_number(command, "--num-kv-heads", sizes_.num_kv_heads, "Heads of keys and values; default: as many as heads");
-  add_number(command, "--ffn-size", sizes_.ffn_size, "Width of the MLP; default for gpt: 4 x hidden");
-  add_number(command, "--vocab-size", sizes_.vocab_size, "Vocabulary");
-  add_number(command, "--seq-len", seq_, "Tokens of a sequence; default: the model's longest");
-  add_number(command, "--global-batch-size", global_batch_, "Sequences of a step; default: about 4M tokens");
-  add_number(command, "--tp", given_.tp, "Ranks that split each matrix");
-  add_number(command, "--pp", given_.pp, "Stages of the pipeline");
+  add_number(command, "--num-kv-heads", sizes_.num_kv_heads, "Key and value heads (GQA); default: --num-heads");
+  add_number(command, "--ffn-size", sizes_.ffn_size, "Hidden size of the MLP; default for gpt: 4 x --hidden-size");
+  add_number(command, "--vocab-size", sizes_.vocab_size, "Vocabulary size");
+  add_number(command, "--seq-len", seq_, "Sequence length in tokens; default: the model's longest");
+  add_number(command, "--global-batch-size", global_batch_, "Global batch size in sequences; default: about 4M tokens");
+  add_number(command, "--tp", given_.tp, "Tensor-parallel size");
+  add_number(command, "--pp", given_.pp, "Pipeline-parallel size: stages");
   add_number(command, "--dp", given_.dp, "Data-parallel size");
-  add_number(command, "--cp", given_.cp, "Ranks that split each sequence");
+  add_number(command, "--cp", given_.cp, "Context-parallel size");
   add_number(command, "--ep", given_.ep,
              "Expert-parallel size: ranks of dp x cp that the experts of a mixture are sharded over");
-  add_number(command, "--virtual-stages", given_.virtual_stages, "Chunks of each stage");
-  add_number(command, "--micro-batch-size", given_.micro_batch_size, "Sequences that a rank takes at once");
+  add_number(command, "--virtual-stages", given_.virtual_stages, "Virtual pipeline stages (chunks) of each rank");
+  add_number(command, "--micro-batch-size", given_.micro_batch_size, "Micro-batch size in sequences");
   command.add_option("--schedule", schedule_, "1f1b, interleaved, gpipe, zb-h1, ...: see trireme schedule list")
       .type_name("NAME");
   command
