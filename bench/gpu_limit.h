@@ -2,7 +2,8 @@
 #pragma once
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/randn.h>
 
 #include "bench/gpu_measure.h"
 #include "bench/gpu_sides.h"
@@ -11,7 +12,22 @@
 
 namespace trireme::bench {
 
-/// The step's GEMMs, one after the other, each three times: forward and two gradients, by the fastest plans.
+/// Seconds of one of the step's GEMMs by everything that is known to run it; `best` is the least of all turns of all.
+struct GemmBound {
+  kernels::Gemm call;
+  std::int64_t count;         ///< in a step
+  double ours = 0, aten = 0;  ///< the best turn of each; 0: it cannot run this one
+
+  double flops() const {
+    const auto& a = call.a.values;
+    const std::int64_t inner = call.transpose_a ? a.size(0) : a.size(1);
+    return 2.0 * static_cast<double>(call.out.numel() * inner);
+  }
+  double best() const { return aten > 0 ? std::min(ours, aten) : ours; }
+};
+
+/// What bounds a step from below. GEMMs count at the best rate that any known kernel reaches for their shape, alone and
+/// again and again: ours as autotuned and ATen's, so that our kernels are no bound for themselves.
 class Limit {
  public:
   Limit(const Size& s, at::ScalarType gradients) : size_(s) {
@@ -19,44 +35,50 @@ class Limit {
     const std::int64_t rows = s.batch * s.seq_len, head = s.hidden_size / s.num_heads;
     const std::int64_t qkv = (s.num_heads + 2 * s.num_kv_heads) * head,
                        in = s.family == "gpt2" ? s.ffn_size : 2 * s.ffn_size;
-    for (std::int64_t layer = 0; layer < s.num_layers; ++layer) {
-      shapes_.insert(
-          shapes_.end(),
-          {{s.hidden_size, qkv}, {s.hidden_size, s.hidden_size}, {s.hidden_size, in}, {s.ffn_size, s.hidden_size}});
-    }
-    std::int64_t widest = 0;
-    for (const auto& [from, to] : shapes_) widest = std::max({widest, from, to});
-    x_ = at::randn({rows, widest}, bf16()).mul_(0.1), w_ = at::randn({widest * 4096}, bf16()).mul_(0.1);
-    y_ = at::empty({rows * widest}, bf16()), dw_ = at::empty({widest * 4096}, of_gradients);
-    chunk_ = std::min<std::int64_t>(rows, (std::int64_t{1} << 30) / (2 * s.vocab_size));
-    logits_ = at::randn({chunk_, s.vocab_size}, bf16()).mul_(0.1),
-    head_ = at::randn({s.vocab_size, s.hidden_size}, bf16());
-    dhead_ = at::zeros({s.vocab_size, s.hidden_size}, of_gradients);
+    const auto normal = [](std::int64_t m, std::int64_t n) { return at::randn({m, n}, bf16()).mul_(0.1); };
+    const auto add = [&](std::int64_t m, std::int64_t from, std::int64_t to, std::int64_t count) {
+      const at::Tensor x = normal(m, from), dy = normal(m, to), w = normal(to, from);
+      gemms_.push_back({{.a = x, .b = w, .transpose_b = true, .out = at::empty({m, to}, bf16())}, count});
+      gemms_.push_back({{.a = dy, .b = w, .out = at::empty({m, from}, bf16())}, count});
+      gemms_.push_back({{.a = dy, .b = x, .transpose_a = true, .out = at::empty({to, from}, of_gradients)}, count});
+    };
+    add(rows, s.hidden_size, qkv, s.num_layers);
+    add(rows, s.hidden_size, s.hidden_size, s.num_layers);
+    add(rows, s.hidden_size, in, s.num_layers);
+    add(rows, s.ffn_size, s.hidden_size, s.num_layers);
+    const std::int64_t chunk = std::min<std::int64_t>(rows, (std::int64_t{1} << 30) / (2 * s.vocab_size));
+    add(chunk, s.hidden_size, s.vocab_size, rows / chunk);
+    if (rows % chunk > 0) add(rows % chunk, s.hidden_size, s.vocab_size, 1);
     q_ = at::randn({s.batch, s.seq_len, s.num_heads, head}, bf16());
     kv_ = at::randn({s.batch, s.seq_len, 2 * s.num_kv_heads, head}, bf16());
   }
-  void gemms() {
-    const std::int64_t rows = x_.size(0);
-    for (const auto& [from, to] : shapes_) {
-      const at::Tensor x = x_.flatten().narrow(0, 0, rows * from).view({rows, from});
-      const at::Tensor w = w_.narrow(0, 0, from * to).view({to, from});
-      at::Tensor y = y_.narrow(0, 0, rows * to).view({rows, to}), dw = dw_.narrow(0, 0, from * to).view({to, from});
-      kernels::gemm({.a = x, .b = w, .transpose_b = true, .out = y});
-      at::Tensor dx = y_.narrow(0, 0, rows * from).view({rows, from});
-      const at::Tensor dy = x_.flatten().narrow(0, 0, rows * to).view({rows, to});
-      kernels::gemm({.a = dy, .b = w, .out = dx});
-      kernels::gemm({.a = dy, .b = x, .transpose_a = true, .out = dw});
-    }
-    for (std::int64_t first = 0; first < rows; first += chunk_) {
-      const std::int64_t count = std::min(chunk_, rows - first);
-      const at::Tensor x = x_.flatten().narrow(0, 0, count * size_.hidden_size).view({count, size_.hidden_size});
-      at::Tensor logits = logits_.narrow(0, 0, count),
-                 dx = y_.narrow(0, 0, count * size_.hidden_size).view({count, size_.hidden_size});
-      kernels::gemm({.a = x, .b = head_, .transpose_b = true, .out = logits});
-      kernels::gemm({.a = logits, .b = head_, .out = dx});
-      kernels::gemm({.a = logits, .b = x, .transpose_a = true, .out = dhead_});
+
+  /// Every GEMM timed in a few more turns; the best turn so far counts.
+  void time_gemms() {
+    const auto keep = [](double& best, double seconds) { best = best > 0 ? std::min(best, seconds) : seconds; };
+    for (GemmBound& one : gemms_) {
+      keep(one.ours, graph_times([&] { kernels::gemm(one.call); }).least());
+      const at::Tensor& a = one.call.a.values;
+      const at::Tensor& b = one.call.b.values;
+      if (one.call.out.scalar_type() != a.scalar_type()) continue;  // ATen gives back what it is given
+      const at::Tensor left = one.call.transpose_a ? a.t() : a, right = one.call.transpose_b ? b.t() : b;
+      at::Tensor out = one.call.out;
+      keep(one.aten, graph_times([&] { at::mm_out(out, left, right); }).least());
     }
   }
+  double gemm_seconds() const {
+    double total = 0;
+    for (const GemmBound& one : gemms_) total += static_cast<double>(one.count) * one.best();
+    return total;
+  }
+  /// FLOP/s over all of them.
+  double gemm_rate() const {
+    double flops = 0;
+    for (const GemmBound& one : gemms_) flops += static_cast<double>(one.count) * one.flops();
+    return flops / gemm_seconds();
+  }
+  const std::vector<GemmBound>& gemms() const { return gemms_; }
+
   void attention() {
     const kernels::Attention options{.scale = 0.125, .causal = true};
     const at::Tensor k = kv_.narrow(2, 0, size_.num_kv_heads),
@@ -82,9 +104,8 @@ class Limit {
 
  private:
   Size size_;
-  std::vector<std::pair<std::int64_t, std::int64_t>> shapes_;
-  std::int64_t chunk_ = 0;
-  at::Tensor x_, w_, y_, dw_, logits_, head_, dhead_, q_, kv_;
+  std::vector<GemmBound> gemms_;
+  at::Tensor q_, kv_;
 };
 
 }  // namespace trireme::bench

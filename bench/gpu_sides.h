@@ -55,7 +55,7 @@ inline spec::ModelShape shape_of(const Size& s) {
 struct OursOptions {
   at::Device device = at::kCPU;
   nn::Precision precision = nn::Precision::kBf16;
-  spec::GemmPrecision products = spec::GemmPrecision::kSame;
+  spec::GemmPrecision gemm = spec::GemmPrecision::kSame;
   bool capture = false;
   bool narrow = false;                ///< bf16 states: no masters, bf16 gradients and moments
   bool narrow_gradients = false;      ///< as precision.gradients = "bf16"

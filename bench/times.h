@@ -31,6 +31,7 @@ struct Times {
     return sorted.empty() ? 0 : sorted[static_cast<std::size_t>(q * static_cast<double>(sorted.size() - 1) + 0.5)];
   }
   double median() const { return quantile(0.5); }
+  double least() const { return quantile(0); }
 };
 
 inline double median(std::vector<double> values) { return Times{std::move(values)}.median(); }

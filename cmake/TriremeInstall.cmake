@@ -1,8 +1,9 @@
-# cmake --install: the program, the libraries, the headers of the tensor-free rooms, and find_package(trireme).
+# cmake --install: the program, the libraries, their headers, and find_package(trireme), with the component `runtime` for
+# programs that train.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS trireme_core EXPORT trireme LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-foreach(target trireme_runtime trireme_mpi trireme_http_codec)  # loaded by name at run time, so no part of the exported targets
+foreach(target trireme_runtime trireme_mpi trireme_http_codec trireme_cuda)  # loaded by name at run time, so no part of the exported targets
   if(TARGET ${target})
     install(TARGETS ${target} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
   endif()
@@ -20,6 +21,17 @@ foreach(room ${TRIREME_CORE_ROOMS})
 endforeach()
 install(FILES ${PROJECT_SOURCE_DIR}/src/trireme/device/runtime.h ${PROJECT_SOURCE_DIR}/src/trireme/device/cuda_runtime.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/trireme/device)
+
+# The rooms with tensors. Their library is not part of the exported targets: which LibTorch it stands on is known only where
+# it is used, so trireme-config.cmake makes trireme::runtime there.
+set(trireme_installed_runtime OFF)
+if(TARGET trireme_runtime)
+  set(trireme_installed_runtime ON)
+  foreach(room ${TRIREME_RUNTIME_ROOMS})
+    install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/trireme/${room} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/trireme
+            FILES_MATCHING PATTERN "*.h" PATTERN "*_plugin" EXCLUDE)
+  endforeach()
+endif()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/trireme)
 install(EXPORT trireme NAMESPACE trireme:: FILE trireme-targets.cmake DESTINATION ${package_dir})

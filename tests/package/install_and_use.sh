@@ -1,12 +1,24 @@
 #!/usr/bin/env bash
-# install_and_use.sh BUILD_DIR CONSUMER_DIR: installs into a folder of its own, moves it, builds a program against what was
-# installed with find_package alone, and runs both that and the installed trireme.
+# install_and_use.sh BUILD_DIR PROGRAMS runtime|core: installs into a folder of its own, moves it, builds programs against what was
+# installed with find_package alone (PROGRAMS/consumer, and with `runtime` PROGRAMS/trainer, which trains), and runs them and
+# the installed trireme.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cmake --install "$1" --prefix "$work/first" >"$work/install.log"
 mv "$work/first" "$work/prefix"  # nothing installed may depend on where it was put first
-cmake -S "$2" -B "$work/build" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_BUILD_TYPE=Release
-cmake --build "$work/build"
-"$work/build/consumer"
+# uses NAME: the program of that name is configured, built and ends well.
+uses() {
+  cmake -S "$programs/$1" -B "$work/$1" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_BUILD_TYPE=Release
+  cmake --build "$work/$1"
+  "$work/$1/$1"
+}
+programs=$2
+uses consumer
+if [ "$3" = runtime ]; then
+  uses trainer
+elif cmake -S "$programs/trainer" -B "$work/refused" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/said" 2>&1; then
+  echo "the component runtime was found in an installation without it"
+  exit 1
+fi
 if [ -x "$work/prefix/bin/trireme" ]; then "$work/prefix/bin/trireme" --version; fi
