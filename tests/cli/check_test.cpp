@@ -19,7 +19,7 @@ TEST(Check, OfAFineRecipeShowsScheduleMemoryAndTime) {
       run({"check", tiny(), "--ranks", "8", "--set", "layout.pp=4", "--set", "train.micro_batch_size=2"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("tp 1, pp 4, dp 2"));
-  EXPECT_THAT(outcome.out, HasSubstr("1f1b: 64 passes and 48 messages of 8 microbatches"));
+  EXPECT_THAT(outcome.out, HasSubstr("1f1b: 64 passes and 48 messages of 8 micro-batches"));
   EXPECT_THAT(outcome.out, HasSubstr("free of deadlock"));
   EXPECT_THAT(outcome.out, HasSubstr("a step predicted on 8 x cpu-core"));
   EXPECT_THAT(outcome.out, HasSubstr("  6-7      3"));  // the last stage's ranks

@@ -78,7 +78,7 @@ TEST(RecipeHyperparameters, ShowsLambsRates) {
 
 TEST(RecipeHyperparameters, SaysWhatIsNoCount) {
   std::ostringstream out, err;
-  EXPECT_EQ(run_program({"recipe", "pace", "--until", "later"}, out, err), kExitUsage);
+  EXPECT_EQ(run_program({"recipe", "hyperparameters", "--until", "later"}, out, err), kExitUsage);
   EXPECT_THAT(err.str(), HasSubstr("later"));
 }
 

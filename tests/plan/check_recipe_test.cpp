@@ -72,7 +72,7 @@ TEST(CheckRecipe, CountsTheTypesOfStates) {
   EXPECT_DOUBLE_EQ(bytes({"precision.gradients=bf16"}), 16 * (layers + tables));
   EXPECT_DOUBLE_EQ(bytes({"optim.state_dtype=bf16"}), 14 * (layers + tables));
   EXPECT_DOUBLE_EQ(bytes({"precision.master_weights=none", "optim.state_dtype=bf16"}), 8 * layers + 14 * tables);
-  EXPECT_DOUBLE_EQ(bytes({"precision.master_weights=vectors", "optim.state_dtype=bf16"}), 8 * (layers + tables));
+  EXPECT_DOUBLE_EQ(bytes({"precision.master_weights=norms-and-biases", "optim.state_dtype=bf16"}), 8 * (layers + tables));
 }
 
 TEST(CheckRecipe, ProvesThePipelinesSchedule) {
@@ -96,7 +96,7 @@ TEST(CheckRecipe, TellsAllProblemsOfModelAndLayout) {
 TEST(CheckRecipe, ABatchOfBrokenRowsNamesAWholeOne) {
   const Checkup broken = check({"batch.global_batch_tokens=1000"}, 1);
   ASSERT_THAT(broken.problems,
-              ElementsAre(Field(&config::Problem::hint, "set batch.global_batch_tokens = 960 (15 rows)")));
+              ElementsAre(Field(&config::Problem::hint, "set batch.global_batch_tokens = 960 (15 sequences)")));
   EXPECT_THAT(check({"batch.global_batch_tokens=960"}, 1).problems, IsEmpty());
 }
 

@@ -40,7 +40,7 @@ TEST(Draw, TheTerminalShowsTheTextbookPicture) {
 TEST(Draw, ANarrowTerminalShowsLettersOnly) {
   const Schedule schedule = build("zb-h1", {.ranks = 4, .micros = 40});
   const std::string text = drawn(schedule, [](const Drawing& it) { return to_terminal(it, 60, false); });
-  EXPECT_THAT(text, HasSubstr("too narrow for the numbers of micros"));
+  EXPECT_THAT(text, HasSubstr("too narrow for the indices of micros"));
   for (std::size_t begin = text.find("rank 0:"); begin < text.size();) {
     const std::size_t end = text.find('\n', begin);
     EXPECT_LE(end - begin, 61u);

@@ -94,7 +94,7 @@ void describe(config::Section<OptimConfig>& section) {
 }
 
 void describe(config::Section<LossScaleConfig>& section) {
-  section.meaning("dynamic loss scaling for fp16: the loss is scaled before backward so that small gradients survive");
+  section.meaning("dynamic loss scaling for fp16: the loss is scaled so that small gradients survive");
   section.field("initial", &LossScaleConfig::initial, "initial loss scale").above(0);
   section.field("growth", &LossScaleConfig::growth, "growth factor, after `interval` steps without overflow")
       .at_least(1);
