@@ -27,7 +27,9 @@ class Count {
       const double between = layout_.sequence_parallel ? 1.0 / layout_.tp : 1.0;
       add("pp", fmt::format("{} messages between stages", task_.pipeline_messages),
           static_cast<double>(task_.pipeline_messages) * hidden_ / static_cast<double>(task_.micros) * between);
-      add("pp", "loss and work of a step, added up", 2 * 3 * sizeof(double) * share(layout_.pp));
+      // Two counts of work, whether a rank has a new term of the loss, and the sum and count of each term.
+      const int terms = task_.shape.z_loss > 0 ? 2 : 1;
+      add("pp", "losses and work of a step, added up", 2.0 * (3 + 2 * terms) * sizeof(double) * share(layout_.pp));
     }
     return std::move(lines_);
   }

@@ -82,6 +82,7 @@ double owned_elements(double elements, int zero, int ranks) { return zero > 0 ? 
 
 Explanation explain(Trainer& trainer) {
   Engine& engine = trainer.engine();
+  trainer.rehearse();  // in the first step ranks agree on the names of losses
   engine.data_parallel().wait_for_weights();
   for (comm::Group* group : engine.account().groups->all()) group->reset_counters();
   trainer.rehearse();
