@@ -331,8 +331,12 @@ TEST(PeriodicReducer, MeetsEveryFewSteps) {
       at::Tensor spread = copies.params.at("b").value.clone();
       rank.world().all_reduce(device::to_buffer(spread), comm::Reduce::kMax).wait();
       spread = spread - copies.params.at("b").value;
-      if (met) EXPECT_EQ(spread.abs().max().item<double>(), 0) << number;
-      if (!met && rank.rank() == 1) EXPECT_GT(spread.abs().max().item<double>(), 0) << number;
+      const double most = spread.abs().max().item<double>();
+      if (met) {
+        EXPECT_EQ(most, 0) << number;
+      } else if (rank.rank() == 1) {  // whose gradients are larger, and weights smaller
+        EXPECT_GT(most, 0) << number;
+      }
     }
   });
 }
