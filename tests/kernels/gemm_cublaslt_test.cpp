@@ -123,7 +123,9 @@ TEST(CublasLtCall, Fp8OperandsLieAlongK) {
               .out = aligned({64, 48}, at::kBFloat16),
               .fast_accumulation = true};
     const auto made = cublaslt_call(call, {});
-    if (made) EXPECT_EQ(made->a_scale, scale.const_data_ptr<float>());
+    if (made) {
+      EXPECT_EQ(made->a_scale, scale.const_data_ptr<float>());
+    }
     return made ? gemm_key(*made) : "none";
   };
   EXPECT_EQ(key(e5m2, e4m3, Fp8Scaling::kTensor), "e5m2 e4m3 -> bf16 64x48x32 nt fast");
