@@ -3,6 +3,7 @@
 # The run goes on without the checkpoints that do not fit and says so, the one that fits stays whole, and with more room
 # the run ends with the bits of one that had it all the time.
 set -u
+source "$(dirname "$0")/../same_runs.sh"
 trireme=$1 recipe=$2
 if [ "${3:-}" != inside ]; then
   folder=$(mktemp -d)
@@ -37,5 +38,5 @@ grep -q "free some space and resume" "$folder/said" || fail "it does not say wha
 
 mount -o remount,size=$((bytes * 10)) "$folder/small" || exit 1
 "$trireme" --quiet train "$recipe" "${sets[@]}" --ranks 2 --out "$folder/small/run" --resume >"$folder/said" 2>&1 || fail "with more room it does not go on:" "$folder/said"
-"$trireme" diff "$folder/whole" "$folder/small/run" >"$folder/said" 2>&1 || fail "it is another run:" "$folder/said"
+same_runs "$trireme" "$folder/whole" "$folder/small/run" >"$folder/said" 2>&1 || fail "it is another run:" "$folder/said"
 echo "fine: one checkpoint of $bytes bytes stayed, the run went on, and resumed with more room it is the same"

@@ -3,6 +3,7 @@
 # Kills come at random moments, start-up and end included, and every third in a named moment of saving. The last line
 # says how many there were, how often the run went on, how many steps were done twice and whether the bits agree.
 set -u
+source "$(dirname "$0")/../same_runs.sh"
 trireme=$1 recipe=$2 kills=$3
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -62,7 +63,7 @@ if ! "$trireme" --quiet train "$recipe" "${sets[@]}" --ranks 2 --out "$folder/st
   echo "the run does not go on:"; cat "$folder/said"; exit 1
 fi
 identical=no
-"$trireme" diff "$folder/whole" "$folder/stormed" >"$folder/diff" 2>&1 && identical=yes || cat "$folder/diff"
+same_runs "$trireme" "$folder/whole" "$folder/stormed" >"$folder/diff" 2>&1 && identical=yes || cat "$folder/diff"
 left=$(find "$folder/stormed" -name '*.tmp' | wc -l)
 [ "$finished" = no ] || echo "the run was finished after $killed of $kills kills"
 [ "$left" -eq 0 ] || echo "$left unfinished folders were left behind"

@@ -1,6 +1,6 @@
 # Collectives, messages and crossed groups between MPI processes equal the reference, on one node and on several pretended ones.
 source "$(dirname "$0")/mpirun.sh" "$1"
-set -e
+set -eo pipefail  # what the ranks end with counts too, not only what they say
 for ranks in 1 2 3 4 5; do
   echo "== $ranks ranks"
   mpi "$ranks" collectives | grep -x fine

@@ -61,7 +61,7 @@ grep -q '"event":"fewer"' "$folder/run/timeline.jsonl" || { echo "it was never f
 loss() { tail -n 1 "$folder/$1/metrics.jsonl" | grep -o '"loss":[0-9.]*' | cut -d: -f2; }
 tokens() { tail -n 1 "$folder/$1/metrics.jsonl" | grep -o '"tokens":[0-9]*' | cut -d: -f2; }
 echo "loss $(loss whole) on two hosts that stay, $(loss run) where one went"
+for run in whole run; do [ -n "$(loss $run)" ] && [ -n "$(tokens $run)" ] || { echo "$run has no loss or no tokens"; exit 1; }; done
 [ "$(tokens whole)" = "$(tokens run)" ] || { echo "other samples: $(tokens run) instead of $(tokens whole) tokens"; exit 1; }
-for run in whole run; do [ -n "$(loss $run)" ] || { echo "$run has no loss"; exit 1; }; done
 awk -v a="$(loss whole)" -v b="$(loss run)" 'BEGIN { d = a - b; exit !(d < 1e-3 && d > -1e-3) }' || exit 1
 echo fine

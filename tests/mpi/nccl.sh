@@ -6,10 +6,12 @@ failures=0
 fine() {
   local ranks=$1
   shift
-  if mpi "$ranks" "$@" | grep -qx fine; then
+  local output
+  if output=$(mpi "$ranks" "$@") && grep -qx fine <<<"$output"; then
     echo "ok $* on $ranks ranks"
   else
     echo "FAILED $* on $ranks ranks"
+    printf '%s\n' "$output"
     failures=$((failures + 1))
   fi
 }

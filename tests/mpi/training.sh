@@ -1,5 +1,6 @@
 # training.sh MPI_RANKS PROGRAM: a run on MPI ranks is the run on thread ranks, to the bit; killed, it goes on.
 source "$(dirname "$0")/mpirun.sh" "$1"
+source "$(dirname "$0")/../same_runs.sh"
 set -e
 trireme=$2
 recipe=$(dirname "$0")/../../recipes/tiny.toml
@@ -10,7 +11,7 @@ sets=(--set train.steps=30 --set train.threads=1 --set train.hash_every=5 --set 
 "$trireme" --quiet train "$recipe" "${sets[@]}" --ranks 2 --out "$folder/threads"
 timeout 100 mpirun "${as_root[@]}" --oversubscribe --bind-to none -n 2 "$trireme" --quiet train "$recipe" "${sets[@]}" \
   --out "$folder/mpi"
-"$trireme" diff "$folder/threads" "$folder/mpi"
+same_runs "$trireme" "$folder/threads" "$folder/mpi"
 
 timeout 100 mpirun "${as_root[@]}" --oversubscribe --bind-to none -n 2 "$trireme" --quiet train "$recipe" "${sets[@]}" \
   --out "$folder/killed" >"$folder/said" 2>&1 &
@@ -22,5 +23,5 @@ pkill -KILL -f "out $folder/killed" || true
 wait || true
 timeout 100 mpirun "${as_root[@]}" --oversubscribe --bind-to none -n 2 "$trireme" --quiet train "$recipe" "${sets[@]}" \
   --out "$folder/killed" --resume
-"$trireme" diff "$folder/mpi" "$folder/killed"
+same_runs "$trireme" "$folder/mpi" "$folder/killed"
 echo fine

@@ -21,4 +21,4 @@ elif cmake -S "$programs/trainer" -B "$work/refused" -G Ninja -DCMAKE_PREFIX_PAT
   echo "the component runtime was found in an installation without it"
   exit 1
 fi
-if [ -x "$work/prefix/bin/trireme" ]; then "$work/prefix/bin/trireme" --version; fi
+if [ -x "$1/trireme" ]; then "$work/prefix/bin/trireme" --version; fi  # what was built must be installed

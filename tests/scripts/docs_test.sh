@@ -30,7 +30,7 @@ while IFS=: read -r document path; do
     complain "$document points at $path, but $file has no such heading"
   fi
 done < <(
-  for document in *.md docs/*.md src/trireme/*/README.md; do
+  for document in *.md docs/*.md docs/decisions/*.md src/trireme/*/README.md; do
     # Code in fences is no link, though a lambda looks like one.
     awk '/^```/ { fenced = !fenced } !fenced' "$document" | grep -oE '\]\([^):]+\)' | sed -E "s|^\]\((.*)\)$|$document:\1|" || true
     grep -oE '`(src|tests|bench|scripts|docs|cmake|recipes)/[A-Za-z0-9_./-]*`' "$document" | grep -vE 'NAME|ROOM' | tr -d '`' |
@@ -48,7 +48,7 @@ done
 
 # Rows of tables cannot be wrapped.
 while IFS= read -r line; do complain "more than 250 columns: $line"; done < <(
-  for document in *.md docs/*.md; do
+  for document in *.md docs/*.md docs/decisions/*.md; do
     awk -v name="$document" 'length($0) > 250 && !/^\|/ { print name ":" FNR }' "$document"
   done
 )

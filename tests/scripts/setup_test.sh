@@ -23,7 +23,7 @@ expect 0 'TRIREME_LIBTORCH' "$setup" --help
 expect 1 'unknown option --nonesuch' "$setup" --nonesuch
 expect 1 'LibTorch 2.11.0 is not in' "$setup" --check --no-packages
 expect 1 'run scripts/setup' "$setup" --check --no-packages
-[ ! -e "$work/cache" ] && [ ! -e "$work/build" ]
+for made in cache build; do [ ! -e "$work/$made" ] || { echo "--check made $made"; exit 1; }; done
 
 mkdir -p "$work/half/include"
 expect 1 'is no usable LibTorch: include/ATen/core/Tensor.h is not there' env TRIREME_LIBTORCH="$work/half" "$setup" --no-packages
