@@ -9,7 +9,7 @@ sources = $(shell find src tests bench examples cmake -name '*.cpp' -o -name '*.
 
 .DEFAULT_GOAL := help
 KILLS ?= 200
-.PHONY: help setup build test test-faults test-gpu quickstart bench docs format check debug asan tsan fuzz cuda clean
+.PHONY: help setup build test test-faults test-gpu quickstart bench docs format check tidy debug asan tsan fuzz cuda clean
 
 help:  ## this list
 	@echo "Trireme: make TARGET [PARALLEL=$(PARALLEL)] [TORCH=OFF]"
@@ -58,6 +58,9 @@ format:  ## let clang-format decide
 check: setup  ## formatting and the layer rule, as CI checks them
 	@echo "check: formatting" && clang-format-14 --dry-run -Werror $(sources)
 	@echo "check: layers" && scripts/check-layers
+
+tidy:  ## clang-tidy on the files that a change touches (FILES="..." for others; needs clang-tidy-14 and a configured build)
+	@scripts/tidy --jobs $(PARALLEL) $(FILES)
 
 debug: setup  ## the tensor-free rooms for a debugger, and their tests
 	@$(call configure,debug)
