@@ -16,7 +16,7 @@ same_runs "$trireme" "$folder/threads" "$folder/mpi"
 timeout 100 mpirun "${as_root[@]}" --oversubscribe --bind-to none -n 2 "$trireme" --quiet train "$recipe" "${sets[@]}" \
   --out "$folder/killed" >"$folder/said" 2>&1 &
 for _ in $(seq 600); do
-  [ "$(wc -l <"$folder/killed/metrics.jsonl" 2>/dev/null || echo 0)" -ge 12 ] && break
+  [ "$(cat "$folder/killed/metrics.jsonl" 2>/dev/null | wc -l)" -ge 12 ] && break
   sleep 0.02
 done
 pkill -KILL -f "out $folder/killed" || true
