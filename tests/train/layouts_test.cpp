@@ -179,7 +179,7 @@ TEST(Layouts, ImpossibleOnesNameTheNumbersAndWhatWorks) {
   using testing::HasSubstr;
   EXPECT_THAT(message("tp=3", 3), AllOf(HasSubstr("layout.tp"), HasSubstr("8"), HasSubstr("set layout.tp")));
   EXPECT_THAT(message("cp=3", 3), AllOf(HasSubstr("layout.cp"), HasSubstr("16 tokens"), HasSubstr("set layout.cp")));
-  EXPECT_THAT(message("zero=2", 3), AllOf(HasSubstr("8 rows"), HasSubstr("batch.global_batch_tokens")));
+  EXPECT_THAT(message("zero=2", 3), AllOf(HasSubstr("8 sequences"), HasSubstr("batch.global_batch_tokens")));
 }
 
 /// What a rank keeps and sends is what the papers say, to the byte.
