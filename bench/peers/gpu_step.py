@@ -2,7 +2,7 @@
 """The peer of bench/gpu_torch: the same training step on the GPU in PyTorch, as a careful user would write it.
 
 Started by the benchmark, which sends "run N" lines and gets one line of JSON for each: the seconds a step of N steps, the last
-loss, peak memory. fp32 weights under bf16 autocast, or bf16 weights, gradients and moments (--states bf16); products perhaps of 8-bit
+loss, peak memory. fp32 weights under bf16 autocast, or bf16 weights, gradients and moments (--states bf16); GEMMs perhaps of 8-bit
 floats with a scale a tensor; fused AdamW, gradients clipped to norm 1. "quit" or the end of input ends it.
 """
 import argparse
@@ -44,7 +44,7 @@ def to_fp8(x, kind):
     return (x.float() / scale).clamp(-most, most).to(kind), scale
 
 
-def fp8_product(a, b, fast=False):
+def fp8_gemm(a, b, fast=False):
     """a @ b.t(), both (numbers, scale) by rows."""
     return torch._scaled_mm(a[0], b[0].t(), scale_a=a[1], scale_b=b[1], out_dtype=torch.bfloat16, use_fast_accum=fast)
 
@@ -53,14 +53,14 @@ class Fp8Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight):
         ctx.save_for_backward(x, weight)
-        return fp8_product(to_fp8(x, torch.float8_e4m3fn), to_fp8(weight, torch.float8_e4m3fn), fast=True)
+        return fp8_gemm(to_fp8(x, torch.float8_e4m3fn), to_fp8(weight, torch.float8_e4m3fn), fast=True)
 
     @staticmethod
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
-        turned = lambda pair: (pair[0].t().contiguous(), pair[1])
+        transposed = lambda pair: (pair[0].t().contiguous(), pair[1])
         dy8, x8, weight8 = to_fp8(dy, torch.float8_e5m2), to_fp8(x, torch.float8_e4m3fn), to_fp8(weight, torch.float8_e4m3fn)
-        return fp8_product(dy8, turned(weight8)), fp8_product(turned(dy8), turned(x8))
+        return fp8_gemm(dy8, transposed(weight8)), fp8_gemm(transposed(dy8), transposed(x8))
 
 
 class Fp8Linear(nn.Linear):
@@ -161,7 +161,7 @@ def main():
     parser.add_argument("--states", choices=["fp32", "bf16"], default="fp32", help="weights, gradients and moments")
     parser.add_argument("--gemm", choices=["same", "fp8"], default="same", help="of the layers' matrices")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--type", choices=["bf16", "fp32"], default="bf16", help="of products: autocast")
+    parser.add_argument("--type", choices=["bf16", "fp32"], default="bf16", help="of GEMMs: autocast")
     parser.add_argument("--start", help="a file with the numbers and tokens to start from")
     parser.add_argument("--compile", action="store_true")
     o = parser.parse_args()
