@@ -25,7 +25,7 @@ struct Variant {
 TokenSplit split_of(const Variant& way, int rank) {
   return {.outer = way.outer,
           .outer_rank = rank / way.inner,
-          .ffn_size = way.inner,
+          .inner = way.inner,
           .inner_rank = rank % way.inner,
           .zigzag = way.zigzag};
 }
