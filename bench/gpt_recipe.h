@@ -12,8 +12,8 @@ namespace trireme::bench {
 
 struct GptSize {
   std::int64_t num_layers = 4, hidden_size = 256, seq_len = 256, vocab_size = 256;
-  std::int64_t heads() const { return width / 64; }
-  std::string text() const { return fmt::format("{}x{}, sequence {}", layers, width, sequence); }
+  std::int64_t num_heads() const { return hidden_size / 64; }
+  std::string text() const { return fmt::format("{}x{}, sequence {}", num_layers, hidden_size, seq_len); }
 };
 
 /// One step takes `rows` sequences, of all ranks.

@@ -40,7 +40,7 @@ using bench::Times;
 struct Size {
   std::int64_t num_layers, hidden_size, num_heads, seq_len, vocab_size, batch;
   std::string text() const {
-    return fmt::format("{}x{} sequence {} vocabulary {} batch {}", layers, width, sequence, vocabulary, batch);
+    return fmt::format("{}x{} sequence {} vocabulary {} batch {}", num_layers, hidden_size, seq_len, vocab_size, batch);
   }
 };
 constexpr Size kSizes[] = {{4, 256, 4, 256, 256, 8}, {6, 384, 6, 256, 256, 8}, {12, 768, 12, 1024, 50304, 1}};

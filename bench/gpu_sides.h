@@ -56,7 +56,7 @@ struct OursOptions {
   at::Device device = at::kCPU;
   nn::Precision precision = nn::Precision::kBf16;
   spec::GemmPrecision gemm = spec::GemmPrecision::kSame;
-  bool capture = false;
+  bool cuda_graphs = false;
   bool narrow = false;                ///< bf16 states: no masters, bf16 gradients and moments
   bool narrow_gradients = false;      ///< as precision.gradients = "bf16"
   bool recompute_norms = false;       ///< as train.recompute_norms

@@ -52,9 +52,9 @@ using bench::Times;
 struct Options {
   std::string python, json, profile, peers = TRIREME_BENCH_DIR "/peers";
   std::vector<std::string> models;
-  bool kernels = false, attention = false, shapes = false, eager = true, capture = false, narrow = false, apart = false,
+  bool kernels = false, attention = false, shapes = false, eager = true, cuda_graphs = false, narrow = false, apart = false,
        offload = false;
-  bool tune = true, save_mlp_activations = false, recompute_norms = false;
+  bool gemm_autotune = true, save_mlp_activations = false, recompute_norms = false;
   std::string same, gradients = "fp32";
   spec::GemmPrecision gemm = spec::GemmPrecision::kSame;
   int rounds = 5, steps = 10;
@@ -114,7 +114,7 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
   device::cuda_runtime().reset_peak_memory_stats(0);
   auto ours = std::make_unique<Ours>(size, bench::OursOptions{.device = gpu(),
                                                               .gemm = options.gemm,
-                                                              .capture = options.cuda_graphs,
+                                                              .cuda_graphs = options.cuda_graphs,
                                                               .narrow = options.narrow,
                                                               .narrow_gradients = narrow_gradients,
                                                               .recompute_norms = options.recompute_norms,
@@ -192,7 +192,7 @@ bool check_same(const Options& options) {
     for (const bool narrow : {false, true}) {
       Ours ours(size, {.device = on_gpu ? gpu() : at::Device(at::kCPU),
                        .precision = narrow ? nn::Precision::kBf16 : nn::Precision::kFp32,
-                       .capture = on_gpu && options.cuda_graphs,
+                       .cuda_graphs = on_gpu && options.cuda_graphs,
                        .narrow_gradients = narrow && options.gradients == "bf16",
                        .recompute_norms = options.recompute_norms,
                        .save_mlp_activations = options.save_mlp_activations});

@@ -83,7 +83,7 @@ int main(int count, char** words) try {
   at::set_num_threads(options.threads);
   device::keep_host_memory();
   const CaseSizes sizes{.batch = 8,
-                        .seq_len = 256,
+                        .sequence = 256,
                         .hidden_size = 384,
                         .num_heads = 6,
                         .num_kv_heads = 2,

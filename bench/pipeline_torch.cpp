@@ -69,7 +69,7 @@ void measure_overhead() {
       for (const int number : schedule::chunks_of(table, rank.rank())) {
         walker.stage.model->layers.push_back({"nothing", std::make_unique<Nothing>()});
         walker.stage.chunks.push_back(
-            {.number = number, .num_layers = {walker.stage.model->layers.back().layer.get()}});
+            {.number = number, .layers = {walker.stage.model->layers.back().layer.get()}});
       }
       walker.stage.crossings = [](int, const pipeline::Micro&) {
         return std::vector<pipeline::Crossing>{{{1}, at::kFloat}};

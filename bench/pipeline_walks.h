@@ -142,7 +142,7 @@ inline Walker make_sleeper(const SleepTimes& times, const schedule::Schedule& ta
   const double share = static_cast<double>(table.ranks.size()) / table.chunks();  // of a rank's work in a chunk
   for (const int number : held) {
     walker.stage.model->layers.push_back({"sleeping", std::make_unique<Sleeping>(times, share)});
-    walker.stage.chunks.push_back({.number = number, .num_layers = {walker.stage.model->layers.back().layer.get()}});
+    walker.stage.chunks.push_back({.number = number, .layers = {walker.stage.model->layers.back().layer.get()}});
   }
   walker.stage.crossings = [floats = times.floats](int, const pipeline::Micro&) {
     return std::vector<pipeline::Crossing>{{{floats}, at::kFloat}};

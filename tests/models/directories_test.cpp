@@ -164,7 +164,7 @@ class Damaged : public OwnFolder {
   }
 };
 
-constexpr const char* kTensor = "model.num_layers.1.mlp.up_proj.weight";
+constexpr const char* kTensor = "model.layers.1.mlp.up_proj.weight";
 
 TEST_F(Damaged, AMissingTensorIsNamed) {
   rewrite([](auto& spec, auto&) {
@@ -189,18 +189,18 @@ TEST_F(Damaged, AnotherTypeIsNamed) {
 
 TEST_F(Damaged, AConfigurationOfAnotherModelIsFoundOut) {
   set("num_hidden_layers", 3);
-  expect_refused({"has no tensor", "model.num_layers.2.input_layernorm.weight"});
+  expect_refused({"has no tensor", "model.layers.2.input_layernorm.weight"});
   set("num_hidden_layers", 2);
   set("num_key_value_heads", 2);
   expect_refused({"k_proj", "[16, 16]", "[32, 16]"});
   set("num_key_value_heads", 3);
-  expect_refused({"kv_heads", "3 does not divide heads = 2"});
+  expect_refused({"kv_heads", "3 does not divide num_heads = 2"});
   set("num_key_value_heads", 1);
   EXPECT_NO_THROW(load_published(formats::HfDirectory(folder_ / "model"), {})) << "as it was";
   set("hidden_size", 0);
-  expect_refused({"width", "at least 1"});
+  expect_refused({"hidden_size", "at least 1"});
   set("hidden_size", -16);
-  expect_refused({"width", "at least 1"});
+  expect_refused({"hidden_size", "at least 1"});
 }
 
 TEST_F(Damaged, FilesCutShortAreRefused) {

@@ -183,7 +183,7 @@ TEST(Losses, TheGradientIsThatOfTheTotal) {
       for (const nn::Param& param : params) gradient[param.name] = param.gradient.clone();
     });
     const double norm = trainer.step().gradient_norm;
-    constexpr double kDistance = 1e-4;
+    constexpr double kDistance = 1e-5;
     for (auto& [name, tensor] : gradient) tensor.div_(norm);
     const double slope = (total_at(gradient, kDistance) - total_at(gradient, -kDistance)) / (2 * kDistance);
     EXPECT_NEAR(slope, norm, 1e-6 * norm);

@@ -260,7 +260,7 @@ TEST_F(NcclCapture, ACaptureThatNobodyFollowsIsRefused) {
         }
       },
       test_options());
-  EXPECT_THAT(outcomes.rethrown, HasSubstr("whose replays nothing tracks"));
+  EXPECT_THAT(outcomes.rethrown, HasSubstr("whose replays nobody follows"));
 }
 
 TEST_F(NcclCapture, RanksThatHaveNotMetCannotBeCaptured) {
