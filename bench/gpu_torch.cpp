@@ -52,8 +52,8 @@ using bench::Times;
 struct Options {
   std::string python, json, profile, peers = TRIREME_BENCH_DIR "/peers";
   std::vector<std::string> models;
-  bool kernels = false, attention = false, shapes = false, eager = true, cuda_graphs = false, narrow = false, apart = false,
-       offload = false;
+  bool kernels = false, attention = false, shapes = false, eager = true, cuda_graphs = false, narrow = false,
+       apart = false, offload = false;
   bool gemm_autotune = true, save_mlp_activations = false, recompute_norms = false;
   std::string same, gradients = "fp32";
   spec::GemmPrecision gemm = spec::GemmPrecision::kSame;

@@ -68,8 +68,7 @@ void measure_overhead() {
       walker.stage.model = std::make_unique<models::Model>();
       for (const int number : schedule::chunks_of(table, rank.rank())) {
         walker.stage.model->layers.push_back({"nothing", std::make_unique<Nothing>()});
-        walker.stage.chunks.push_back(
-            {.number = number, .layers = {walker.stage.model->layers.back().layer.get()}});
+        walker.stage.chunks.push_back({.number = number, .layers = {walker.stage.model->layers.back().layer.get()}});
       }
       walker.stage.crossings = [](int, const pipeline::Micro&) {
         return std::vector<pipeline::Crossing>{{{1}, at::kFloat}};

@@ -151,7 +151,8 @@ TEST(Update, SkipsStepsThatOverflowWhereTheLossIsScaled) {
 }
 
 TEST(Update, DividesByTheLossScale) {
-  Sample scaled({.kind = OptimizerKind::kSgd, .grad_clip_norm = 0.5}), plain({.kind = OptimizerKind::kSgd, .grad_clip_norm = 0.5});
+  Sample scaled({.kind = OptimizerKind::kSgd, .grad_clip_norm = 0.5}),
+      plain({.kind = OptimizerKind::kSgd, .grad_clip_norm = 0.5});
   LossScale loss_scale({.initial = 4096});
   for (int step = 1; step <= 3; ++step) {
     set_gradients(plain.params, 3, step);

@@ -72,7 +72,8 @@ TEST(CheckRecipe, CountsTheTypesOfStates) {
   EXPECT_DOUBLE_EQ(bytes({"precision.gradients=bf16"}), 16 * (layers + tables));
   EXPECT_DOUBLE_EQ(bytes({"optim.state_dtype=bf16"}), 14 * (layers + tables));
   EXPECT_DOUBLE_EQ(bytes({"precision.master_weights=none", "optim.state_dtype=bf16"}), 8 * layers + 14 * tables);
-  EXPECT_DOUBLE_EQ(bytes({"precision.master_weights=norms-and-biases", "optim.state_dtype=bf16"}), 8 * (layers + tables));
+  EXPECT_DOUBLE_EQ(bytes({"precision.master_weights=norms-and-biases", "optim.state_dtype=bf16"}),
+                   8 * (layers + tables));
 }
 
 TEST(CheckRecipe, ProvesThePipelinesSchedule) {

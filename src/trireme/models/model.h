@@ -56,8 +56,8 @@ struct BuildOptions {
   /// Where given, only these entries of the chain and their parameters: a pipeline stage's. The names are those of the
   /// whole chain; a ConfigError for any other.
   std::optional<std::vector<std::string>> only = std::nullopt;
-  /// Where given, each entry of the chain as it is built is replaced by what this makes of it: a layer around it, with a
-  /// loss or a measurement of its own. What crosses to the next entry must stay as it is.
+  /// Where given, each entry of the chain as it is built is replaced by what this makes of it: a layer around it, with
+  /// a loss or a measurement of its own. What crosses to the next entry must stay as it is.
   using Adapt = std::function<std::unique_ptr<nn::Layer>(const std::string& name, std::unique_ptr<nn::Layer> layer)>;
   Adapt adapt = nullptr;
   /// The ranks that hold the model together; borrowed by its layers.

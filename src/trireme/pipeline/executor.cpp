@@ -27,8 +27,8 @@ const schedule::Schedule& checked(const ExecutorParts& parts) {
   schedule::require_fine(table);
   const bool versions = table.weights == schedule::WeightChoice::kPredictMomentum ||
                         table.weights == schedule::WeightChoice::kPredictAdam;
-  TRIREME_CHECK(!versions || parts.predictor != nullptr, "schedule {} predicts weights, but there is no weight predictor",
-                table.name);
+  TRIREME_CHECK(!versions || parts.predictor != nullptr,
+                "schedule {} predicts weights, but there is no weight predictor", table.name);
   if (table.weights != schedule::WeightChoice::kFlush) require_own_updates(table.name, parts.stage.holdings);
   return table;
 }

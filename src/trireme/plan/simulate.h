@@ -3,9 +3,9 @@
 //
 // A step replays, for every replica of the model, the very schedule that would run, with the time of each pass
 // disturbed by draws for its devices and of each message by draws for its link. Ranks that split matrices or sequences
-// wait for each other in every layer, so the slowest of them sets the pace of its stage; replicas wait for each other at
-// the end. Replicas that drew nothing are alike and are replayed once. Every draw is a function of the seed and of what
-// it is for. Faults can be named as well, in the words of `trireme train --inject`.
+// wait for each other in every layer, so the slowest of them sets the pace of its stage; replicas wait for each other
+// at the end. Replicas that drew nothing are alike and are replayed once. Every draw is a function of the seed and of
+// what it is for. Faults can be named as well, in the words of `trireme train --inject`.
 // Depends on: step_time, goodput, schedule.
 #pragma once
 

@@ -17,6 +17,7 @@ int main() {
   recipe.model.head_dim = 16;
   recipe.model.ffn_size = 64;
   recipe.data.seq_len = 32;
+  recipe.data.synthetic.kind = spec::SyntheticKind::kMarkov;
   recipe.data.synthetic.vocab_size = 16;
   recipe.batch.global_batch_tokens = 8 * 32;
   recipe.optim.learning_rate = 1e-2;

@@ -131,7 +131,8 @@ Explanation explain(Trainer& trainer) {
        static_cast<double>(state.bytes()), formula.optimizer},
   };
   if (offloaded) {
-    out.memory.push_back({"master weights, on the host", full + one(1), static_cast<double>(bytes.host_masters), share});
+    out.memory.push_back(
+        {"master weights, on the host", full + one(1), static_cast<double>(bytes.host_masters), share});
     out.memory.push_back({"gradients, on the host", full + one(1), static_cast<double>(bytes.host_gradients), share});
     if (bytes.host_values > 0) {
       out.memory.push_back({"new weights, on the host", fmt::format("{} bytes x {}", task.compute_bytes, one(1)),
