@@ -1,7 +1,7 @@
 // formats/hf_config.h -- a model's config.json: typed looks into it, unknown keys kept.
 //
 //   const HfConfig config = read_hf_config("model/config.json");
-//   config.get<std::int64_t>("hidden_size")           FormatError naming file and key when it is missing or no number
+//   config.get<std::int64_t>("hidden_size")           FormatError naming file and key: missing, or not a number
 //   config.find<double>("rope_scaling.factor")        nothing when it is missing or null, which published files use
 //   alike
 //

@@ -20,7 +20,7 @@ void append_field(std::string& out, std::string_view field, std::string_view val
   out += '\n';
 }
 
-// 0, which no event has, for what is no number.
+// 0, which no event has, for what is not a number.
 std::uint64_t id_number(std::string_view text) {
   std::uint64_t value = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);

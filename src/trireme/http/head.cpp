@@ -77,7 +77,7 @@ void read_framing(Head& head) {
   if (length) {
     const char* end = length->data() + length->size();
     const auto [stop, error] = std::from_chars(length->data(), end, head.content_length);
-    if (length->empty() || error != std::errc() || stop != end) bad("Content-Length is no number of bytes");
+    if (length->empty() || error != std::errc() || stop != end) bad("Content-Length is not a number of bytes");
   }
   if (encoding) {
     if (head.minor_version == 0) bad("HTTP/1.0 knows no Transfer-Encoding");

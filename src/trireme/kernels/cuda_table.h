@@ -173,7 +173,7 @@ struct CudaDecide {
   const double* numbers = nullptr;
   double clip = 0;
   CudaLive* live = nullptr;
-  const double* loss = nullptr;  // no number: the step is not taken
+  const double* loss = nullptr;  // NaN or Inf: the step is not taken
   double* told = nullptr;        // norm, clip factor, whether it was taken; told[3]: sticks at 1 once one was not
 };
 

@@ -14,7 +14,7 @@ namespace trireme::kernels {
 /// out[r] = table[ids[r] - first_row], plus `table2[ids2[r]]` where those are defined (learned positions), in one pass;
 /// zero for ids outside [first_row, first_row + rows of the table): a slice of a vocabulary. (The second table is added
 /// all the same: where slices are summed, one rank alone gives it. A number outside it is a ConfigError; on a GPU its
-/// row becomes no number.) `ids` int64, any shape; out [.., width]; both tables of out's type.
+/// row becomes NaN.) `ids` int64, any shape; out [.., width]; both tables of out's type.
 struct EmbeddingForward {
   at::Tensor& out;
   const at::Tensor& ids;

@@ -15,7 +15,7 @@ enum class RotaryPairs { kHalves, kNeighbours };
 /// x [batch, sequence, heads, head size] in place, last dimension contiguous, other strides free. `cosines` and `sines`
 /// float (double for double) [positions, rotated/2], row p for position p, any scaling included; the first `rotated`
 /// numbers of a head turn, the rest stay. `positions` int64 [batch, sequence]. `inverse` takes the sines
-/// negative: back, or the gradient. A position without a row is a ConfigError; on a GPU its token becomes no number.
+/// negative: back, or the gradient. A position without a row is a ConfigError; on a GPU its token becomes NaN.
 void rotary_(at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines, const at::Tensor& positions,
              RotaryPairs pairs, bool inverse);
 

@@ -53,7 +53,7 @@ struct Totals {
     largest = top;
     logits += other.logits;
   }
-  /// With nothing but -inf so far, -inf - -inf would be no number.
+  /// With nothing but -inf so far, -inf - -inf would be NaN.
   __device__ static __forceinline__ A safe(A largest) { return largest == A(-INFINITY) ? A(0) : largest; }
   __device__ __forceinline__ A lse() const {
     return static_cast<A>((safe(largest) + log2(static_cast<double>(sum))) * kLn2);
@@ -161,7 +161,7 @@ __device__ __forceinline__ void write_no_losses(const CrossEntropyLoop& c, std::
   if (c.lse != nullptr) static_cast<A*>(c.lse)[row] = 0;
 }
 
-/// A target that is no class makes the loss no number, which stops the run.
+/// A target that is no class makes the loss NaN, which stops the run.
 template <typename T>
 __device__ __forceinline__ Sum<T> hit_of(const T* x, std::int64_t target, std::int64_t classes) {
   return target >= 0 && target < classes ? widen(x[target]) : Sum<T>(NAN);
