@@ -43,10 +43,21 @@ function(trireme_precompile target header)
   endif()
 endfunction()
 
-# trireme_target_of_folder(NAME FOLDER LESS...): the target NAME builds every target of FOLDER, which is not part of `all`,
-# but those named LESS.
-function(trireme_target_of_folder name folder)
+# trireme_targets_below(OUT FOLDER): every target of FOLDER and of the folders in it.
+function(trireme_targets_below out folder)
   get_property(targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
+  get_property(folders DIRECTORY ${folder} PROPERTY SUBDIRECTORIES)
+  foreach(below ${folders})
+    trireme_targets_below(more ${below})
+    list(APPEND targets ${more})
+  endforeach()
+  set(${out} ${targets} PARENT_SCOPE)
+endfunction()
+
+# trireme_target_of_folder(NAME FOLDER LESS...): the target NAME builds every target below FOLDER, which is not part of
+# `all`, but those named LESS.
+function(trireme_target_of_folder name folder)
+  trireme_targets_below(targets ${folder})
   if(ARGN)
     list(REMOVE_ITEM targets ${ARGN})
   endif()
