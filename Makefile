@@ -40,7 +40,10 @@ test: setup  ## every test; benchmarks and examples must compile
 test-faults: build  ## kill a run KILLS=200 times, in every phase of saving: it must end with the bits of one left alone
 	@bash tests/faults/storm.sh build/release/trireme recipes/tiny.toml $(KILLS)
 
-quickstart: build  ## build, then train a small GPT on a real text: a sample and a report page in three minutes
+# What it needs: not the libraries for GPUs, MPI and HTTP, which `make build` adds.
+quickstart: setup  ## build, then train a small GPT on a real text: a sample and a report page in three minutes
+	@$(call configure,release,-DTRIREME_TORCH=ON)
+	@$(call compile,release) --target trireme trireme_runtime
 	@scripts/quickstart $(if $(STEPS),--steps $(STEPS))
 
 bench: setup  ## every benchmark, with the peer or limit it is held against

@@ -12,6 +12,15 @@ if(TARGET trireme)
   install(TARGETS trireme RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 
+# The small libraries that libtrireme is linked with come along, so that the folder runs where their packages are not
+# installed. Packagers, who want the system's, turn it off. LibTorch (1 GB) and OpenSSL, which wants updates, stay outside.
+option(TRIREME_BUNDLE "cmake --install copies fmt, spdlog, toml++, PCRE2, utf8proc and xxHash beside libtrireme" ON)
+if(TRIREME_BUNDLE)
+  install(CODE "set(trireme_library \"$<TARGET_FILE:trireme_core>\")
+set(trireme_destination \"${CMAKE_INSTALL_LIBDIR}\")")
+  install(SCRIPT ${PROJECT_SOURCE_DIR}/cmake/bundle_libraries.cmake)
+endif()
+
 # Found by name from any directory: base/data_files.h.
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/recipes DESTINATION ${CMAKE_INSTALL_DATADIR}/trireme)
 

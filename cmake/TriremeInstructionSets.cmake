@@ -15,8 +15,12 @@ function(trireme_compile_for_sets contract)
       set(_v3 "-march=x86-64-v3")
       set(_v4 "-march=x86-64-v4;-mprefer-vector-width=512")
       set(_v4bf16 "${_v4};-mavx512bf16")
+      set(level ${trireme_optimize_loops})
+      if(set_of_file STREQUAL "plain")  # for CPUs before 2013, and for tests: not worth a minute of everyone's compile time
+        set(level -O1)
+      endif()
       set_source_files_properties(${source} PROPERTIES
-                                  COMPILE_OPTIONS "${trireme_optimize_loops};-ffp-contract=${contract};${_${set_of_file}}")
+                                  COMPILE_OPTIONS "${level};-ffp-contract=${contract};${_${set_of_file}}")
     endif()
   endforeach()
 endfunction()

@@ -10,10 +10,12 @@
 #include <ATen/ops/sigmoid.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "tests/kernels/support.h"
 #include "trireme/base/error.h"
+#include "trireme/base/instruction_set.h"
 #include "trireme/kernels/autotune.h"
 
 namespace trireme::kernels {
@@ -162,15 +164,44 @@ TEST(Gemm, ABiasGradientComesBesideAWeightGradient) {
   }
 }
 
-/// 16-bit products are rounded once each; their sum in float is not.
+/// 16-bit products are rounded once each, where they are made in 16 bits; their sum in float is not.
 TEST(Gemm, AccumulatesInTheTypeOfItsOutput) {
   const Case on(at::kBFloat16, true, false);
   Gemm call = on.call();
   call.out = at::zeros({6, 4}, at::kFloat);
   call.accumulate = true;
-  const at::Tensor once = at::mm(on.a.t(), on.b).to(at::kFloat);
+  const at::Tensor once = plan_gemm(call).widens ? at::mm(on.a.t().to(at::kFloat), on.b.to(at::kFloat))
+                                                 : at::mm(on.a.t(), on.b).to(at::kFloat);
   for (int i = 0; i < 3; ++i) gemm(call);
   EXPECT_TRUE(same_bits(call.out, once + once + once));
+}
+
+/// Without AVX-512 a bf16 GEMM of ATen takes fifty times as long as one in float.
+TEST(Gemm, WithoutInstructionsFor16BitsIsMadeInFloatAndRoundedOnce) {
+  const UseInstructionSet older(std::min(machine_instruction_set(), InstructionSet::kV3));
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    for (const bool transposed : {false, true}) {
+      const Case on(type, transposed, transposed);
+      const auto wide = [](const at::Tensor& x) { return x.to(at::kFloat); };
+      const at::Tensor a = wide(transposed ? on.a.t() : on.a), b = wide(transposed ? on.b.t() : on.b);
+      Gemm call = on.call();
+      EXPECT_TRUE(plan_gemm(call).widens);
+      EXPECT_TRUE(same_bits(gemm(call).out, at::mm(a, b).to(type)));
+      call.out_type = at::kFloat;
+      EXPECT_TRUE(same_bits(gemm(call).out, at::mm(a, b)));
+      call.out_type.reset();
+      call.epilogue.bias = on.bias;
+      EXPECT_TRUE(same_bits(gemm(call).out, at::addmm(wide(on.bias), a, b).to(type)));
+      call.epilogue.bias = {};
+      call.out = on.before.clone();
+      call.accumulate = true;
+      EXPECT_TRUE(same_bits(gemm(call).out, at::addmm(wide(on.before), a, b).to(type)));
+    }
+  }
+  const Case on(at::kBFloat16, false, true);
+  EXPECT_EQ(to_text(on.call(), plan_gemm(on.call())), "ATen in fp32, bf16 bf16 -> bf16 6x4x5 nt");
+  const Case whole(at::kFloat, false, true);
+  EXPECT_FALSE(plan_gemm(whole.call()).widens);
 }
 
 TEST(Gemm, OfTheCpuIsAtens) {
@@ -201,7 +232,8 @@ TEST(GemmPlan, SaysWhatIsFusedAndWhatIsAPassOfItsOwn) {
   grad.out = at::zeros({6, 4}, at::kFloat);
   grad.accumulate = true;
   grad.epilogue.bias_grad_a = at::zeros({6}, at::kFloat);
-  EXPECT_EQ(text(grad), "ATen bf16 bf16 -> fp32 6x4x5 tn, then accumulate, bias-grad");
+  EXPECT_EQ(text(grad), plan_gemm(grad).widens ? "ATen in fp32, bf16 bf16 -> fp32 6x4x5 tn + accumulate, then bias-grad"
+                                               : "ATen bf16 bf16 -> fp32 6x4x5 tn, then accumulate, bias-grad");
   Gemm back = on.call();
   back.epilogue = {.op = Op::kActivationBackward, .pre_activation = on.pre_activation, .recompute = on.before};
   EXPECT_EQ(text(back), "ATen fp32 fp32 -> fp32 6x4x5 nt, then d-gelu-tanh, gelu-tanh");

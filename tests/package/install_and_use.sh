@@ -21,4 +21,15 @@ elif cmake -S "$programs/trainer" -B "$work/refused" -G Ninja -DCMAKE_PREFIX_PAT
   echo "the component runtime was found in an installation without it"
   exit 1
 fi
-if [ -x "$1/trireme" ]; then "$work/prefix/bin/trireme" --version; fi  # what was built must be installed
+if [ -x "$1/trireme" ]; then  # what was built must be installed
+  "$work/prefix/bin/trireme" --version
+  # The small libraries come from the folder itself: it runs where their packages are not installed.
+  ldd "$work/prefix/bin/trireme" >"$work/ldd"
+  for name in libfmt libspdlog libtomlplusplus libpcre2-8 libutf8proc libxxhash; do
+    grep -q "^\s$name.* => $work/prefix/" "$work/ldd" || {
+      echo "$name is not taken from the installed folder:"
+      cat "$work/ldd"
+      exit 1
+    }
+  done
+fi

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/base/instruction_set.h"
 #include "trireme/kernels/autotune.h"
 #include "trireme/kernels/gemm_cublaslt.h"
 #include "trireme/kernels/gemm_execute.h"
@@ -49,6 +50,15 @@ void check(const Gemm& call) {
   TRIREME_CHECK(!epilogue.bias_grad_a.defined(), "a bias's gradient is not taken of FP8 numbers");
 }
 
+/// Whether the CPU's library has fast loops for GEMMs of this type: oneDNN's conditions.
+bool cpu_multiplies(at::ScalarType type) {
+#if defined(__x86_64__)
+  if (type == at::kBFloat16) return instruction_set() >= InstructionSet::kV4;
+  if (type == at::kHalf) return instruction_set() >= InstructionSet::kV4 && __builtin_cpu_supports("avx512fp16");
+#endif
+  return true;
+}
+
 /// The call for cuBLASLt, where it may be asked at all.
 std::optional<CudaGemm> on_cublaslt(const Gemm& call, const GemmPlan::Fused& fused, const at::Tensor& bias_grad = {}) {
   if (!call.a.values.is_cuda() || !gemm_autotune()) return std::nullopt;
@@ -64,9 +74,12 @@ GemmPlan plan_linear(const Gemm& call) {
                           .residual = epilogue.residual.defined() && !call.accumulate}};
   const auto lt = on_cublaslt(call, plan.fused);
   if (lt && has_algorithm(*lt, call.out)) return plan;
-  const bool same = call.a.values.scalar_type() == type_of(call);
-  return {.fused = {.accumulate = call.accumulate && aten_writes_out(call),
-                    .bias = epilogue.bias.defined() && !call.accumulate && !call.a.is_fp8() && same}};
+  const at::Tensor& a = call.a.values;
+  const bool widens = a.is_cpu() && !call.a.is_fp8() && !cpu_multiplies(a.scalar_type());
+  const bool same = a.scalar_type() == type_of(call);
+  return {.fused = {.accumulate = call.accumulate && (widens || aten_writes_out(call)),
+                    .bias = epilogue.bias.defined() && !call.accumulate && !call.a.is_fp8() && (widens || same)},
+          .widens = widens};
 }
 
 /// Activation or bias gradient inside the GEMM, where cuBLASLt may have that: nothing where it has not.
@@ -227,10 +240,12 @@ std::string to_text(const Gemm& call, const GemmPlan& plan) {
        fmt::format("d-{}", activation_name(epilogue.activation)));
   part(epilogue.recompute.defined(), false, activation_name(epilogue.activation));
   part(epilogue.bias_grad_out.defined() || epilogue.bias_grad_a.defined(), plan.fused.bias_grad, "bias-grad");
-  return fmt::format("{} {} {} -> {} {}x{}x{} {}{}{}{}", plan.backend == GemmPlan::Backend::kAten ? "ATen" : "cuBLASLt",
-                     type_name(call.a.values.scalar_type()), type_name(call.b.values.scalar_type()),
-                     type_name(type_of(call)), m_of(call), n_of(call), k_of(call), call.transpose_a ? 't' : 'n',
-                     call.transpose_b ? 't' : 'n', fused, separate);
+  const char* backend = plan.backend == GemmPlan::Backend::kCublasLt ? "cuBLASLt"
+                        : plan.widens                                ? "ATen in fp32,"
+                                                                     : "ATen";
+  return fmt::format("{} {} {} -> {} {}x{}x{} {}{}{}{}", backend, type_name(call.a.values.scalar_type()),
+                     type_name(call.b.values.scalar_type()), type_name(type_of(call)), m_of(call), n_of(call),
+                     k_of(call), call.transpose_a ? 't' : 'n', call.transpose_b ? 't' : 'n', fused, separate);
 }
 
 }  // namespace trireme::kernels

@@ -6,6 +6,9 @@
 // (autotune.h). What cuBLASLt does not take (other types, odd strides) goes to the tensor library. Timing waits for the
 // GPU, so a step must have run once before it is captured in a CUDA graph.
 //
+// A CPU without AVX-512 has no bf16 GEMM to speak of (ATen's loops take fifty times as long as those in float): there
+// 16-bit operands are converted to float, multiplied, and the result is rounded once. fp16 needs AVX512-FP16.
+//
 // What comes next has its place in the value: a grouped GEMM (experts) is a list of row ranges of `a` beside as many
 // `b`, a field of Gemm; weights quantised for serving are another format of GemmOperand, with scales of groups. Both
 // are then a matter of the planner, and no caller asks for more than it does now.
@@ -82,6 +85,8 @@ struct GemmPlan {
     bool operator==(const Fused&) const = default;
   };
   Fused fused = {};
+  /// Operands are converted to float first: on a CPU without instructions for their 16-bit type.
+  bool widens = false;
   bool operator==(const GemmPlan&) const = default;
 };
 /// On a GPU this times what has not been met before, and then writes what the call would write.

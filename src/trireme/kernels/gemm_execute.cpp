@@ -69,6 +69,18 @@ at::Tensor multiply_apart(const Gemm& call) {
       .out;
 }
 
+/// By ATen in float, rounded once at the end.
+at::Tensor run_widened(const Gemm& call, const GemmPlan::Fused& fused) {
+  const at::Tensor a = op_a(call).to(at::kFloat), b = op_b(call).to(at::kFloat);
+  if (call.out.defined() && call.out.scalar_type() == at::kFloat && !fused.bias) {
+    at::Tensor out = call.out;
+    return call.accumulate ? out.addmm_(a, b) : at::mm_out(out, a, b);
+  }
+  const at::Tensor add = call.accumulate ? call.out : fused.bias ? call.epilogue.bias : at::Tensor();
+  const at::Tensor sum = add.defined() ? at::addmm(add.to(at::kFloat), a, b) : at::mm(a, b);
+  return call.out.defined() ? call.out.copy_(sum) : sum.to(type_of(call));
+}
+
 /// By ATen: a b with what the plan fuses.
 at::Tensor run_aten(const Gemm& call, const GemmPlan::Fused& fused) {
   const at::Tensor a = op_a(call), b = op_b(call);
@@ -97,7 +109,9 @@ at::Tensor run_linear(const Gemm& call, const GemmPlan& plan) {
   if (plan.backend == GemmPlan::Backend::kCublasLt) {
     run_cublaslt(*cublaslt_call(call, plan.fused), call.out);
   }
-  at::Tensor out = plan.backend == GemmPlan::Backend::kCublasLt ? call.out : run_aten(call, plan.fused);
+  at::Tensor out = plan.backend == GemmPlan::Backend::kCublasLt ? call.out
+                   : plan.widens                                ? run_widened(call, plan.fused)
+                                                                : run_aten(call, plan.fused);
   const Epilogue& epilogue = call.epilogue;
   if (epilogue.bias.defined() && !plan.fused.bias) out.add_(epilogue.bias);
   if (epilogue.residual.defined() && !plan.fused.residual) out.add_(epilogue.residual);
