@@ -192,7 +192,7 @@ TEST(Gemm, WithoutInstructionsFor16BitsIsMadeInFloatAndRoundedOnce) {
       call.out_type.reset();
       call.epilogue.bias = on.bias;
       EXPECT_TRUE(same_bits(gemm(call).out, at::addmm(wide(on.bias), a, b).to(type)));
-      call.epilogue.bias = {};
+      call.epilogue.bias = at::Tensor();
       call.out = on.before.clone();
       call.accumulate = true;
       EXPECT_TRUE(same_bits(gemm(call).out, at::addmm(wide(on.before), a, b).to(type)));

@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# commands_test.sh REPOSITORY PROGRAM: every command that README.md, docs/*.md and the command column of docs/systems.md
+# print is run, so that a stale one fails. Long ones are run short (two steps), those for GPUs are checked and not run.
+set -euo pipefail
+repository=$1 program=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/bin"
+ln -s "$program" "$work/bin/trireme"
+PATH=$work/bin:$PATH
+[ "$(id -u)" -ne 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_rmaps_base_oversubscribe=1
+
+# "PAGE|COMMAND" of every fenced sh block and of code in tables of docs/systems.md; backslashes join lines, comments go.
+commands() {
+  for page in README.md docs/*.md; do
+    case $page in docs/commands.md | docs/recipe.md) continue ;; esac  # made by the program itself
+    awk -v page="$page" '
+      /^```sh/ { fenced = 1; next }
+      /^```/ { fenced = 0 }
+      fenced { line = line $0; if (sub(/\\$/, " ", line)) next
+               sub(/[ \t]+#.*/, "", line); if (line !~ /^#|^[ \t]*$/) print page "|" line; line = "" }' "$page"
+  done
+  grep -oE '`(mpirun[^`]* )?trireme [^`]*`' docs/systems.md | tr -d '`' | sed 's/^/docs\/systems.md|/'
+}
+
+# What the pages take for granted: recipes, runs, a model in Hugging Face's format, texts, a cluster, a schedule.
+prepare() {
+  ln -s "$repository/recipes" recipes
+  mkdir -p models books runs
+  cp -r "$repository/tests/fixtures/hf/whole" models/gpt2
+  for i in $(seq 400); do echo "Line $i of a book: the quick brown fox jumps over the lazy dog $((i * 37 % 101)) times."; done >books/one.txt
+  echo '{"text": "A page of the web."}' >web.jsonl
+  echo '[[3, 1, 2]]' >ids.json
+  cp recipes/tiny.toml recipe.toml
+  printf '[model]\nfamily = "gpt2"\nnum_layers = 6\nhidden_size = 256\nnum_heads = 4\nvocab_size = 4096\n' >small.toml
+  trireme schedule show --kind 1f1b --stages 4 --microbatches 8 >mine.txt
+  trireme --quiet train recipes/tiny.toml --set train.steps=4 --set checkpoint.every=2 --out runs/a
+  trireme --quiet train recipes/tiny.toml --set train.steps=4 --set checkpoint.every=2 --out runs/b
+}
+
+# The command as it is run here; nothing: not run.
+short() {
+  local command=$1
+  command=${command//RECIPE/recipes/verify-tiny.toml}
+  command=${command//DIRECTORY/models/gpt2}
+  case $command in
+    *tensorboard* | "echo '["*) return ;;                      # another project's; numbers of a larger vocabulary
+    make*) command="make -n -C $repository ${command#make }" ;;  # that the target exists
+    *--matrix*) return ;;                                      # VerifyMatrix tests, a minute each
+    *run.device=cuda* | *gpt2-124m.toml*) command=$(sed -E 's/^mpirun -n [0-9]+ //; s/trireme (train|verify)/trireme check/' <<<"$command") ;;
+    *"trireme verify"*) command+=" --steps 1" ;;
+    *"trireme train"*)
+      command=$(sed -E 's/drain_every=[0-9]+/drain_every=2/; s/at step 50/at step 1/' <<<"$command")
+      command+=" --set train.steps=2 --set checkpoint.every=2 --set eval.every=0 --set train.hash_every=0"
+      ;;
+    *"trireme bench hardware"*) command+=" --seconds 0.01 --steps 2" ;;
+    *"--vocab-size 32k"*) command=${command/32k/300} ;;
+  esac
+  printf '%s\n' "$command"
+}
+
+cd "$repository"
+mapfile -t all < <(commands | awk -F'|' '!seen[$2]++')
+[ "${#all[@]}" -gt 80 ] || { echo "only ${#all[@]} commands were found"; exit 1; }
+mkdir "$work/here" && cd "$work/here"
+prepare
+bad=0 ran=0
+for entry in "${all[@]}"; do
+  command=$(short "${entry#*|}")
+  [ -n "$command" ] || continue
+  ran=$((ran + 1))
+  code=0
+  timeout 100 bash -c "$command" >said 2>&1 </dev/null || code=$?
+  case $command in *--inject*) [ $code -eq 0 ] || code=0 ;; esac  # it is meant to die
+  if [ $code -ne 0 ]; then
+    bad=$((bad + 1))
+    printf '%s prints a command that ends with %d:\n  %s\n' "${entry%%|*}" "$code" "$command"
+    tail -n 5 said | sed 's/^/    /'
+  fi
+done
+echo "$ran of ${#all[@]} commands were run, $bad failed"
+exit $((bad > 0))
