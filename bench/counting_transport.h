@@ -39,8 +39,8 @@ class CountingTransport final : public comm::Transport {
   void leave(const comm::Members& members) noexcept override { inner_->leave(members); }
   void give_up() noexcept override { inner_->give_up(); }
   bool progress() override { return inner_->progress(); }
-  comm::EventCount* bell() override { return inner_->bell(); }
-  bool bell_suffices() const override { return inner_->bell_suffices(); }
+  comm::EventCount* event_count() override { return inner_->event_count(); }
+  bool event_count_suffices() const override { return inner_->event_count_suffices(); }
   std::int64_t next_event_ns() const override { return inner_->next_event_ns(); }
 
  private:

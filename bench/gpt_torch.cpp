@@ -26,7 +26,7 @@
 #include "bench/peer.h"
 #include "bench/times.h"
 #include "trireme/base/text.h"
-#include "trireme/device/host_memory.h"
+#include "trireme/device/cpu_setup.h"
 #include "trireme/models/model.h"
 #include "trireme/optim/update.h"
 

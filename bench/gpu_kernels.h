@@ -134,7 +134,7 @@ inline std::vector<Row> measure_kernels(std::int64_t rows, std::int64_t width, s
     kernels::adamw_update({.weight = w, .gradient = g, .low = low}, m, v, {.learning_rate = 1e-4, .step = 5});
   });
   add("sum of squares", 4.0 * static_cast<double>(parameters), [&, list = &g] {
-    kernels::sums_of_squares_there({&list, 1});
+    kernels::sums_of_squares_on_device({&list, 1});
   });
   at::Tensor w16 = w.to(at::kBFloat16), g16 = g.to(at::kBFloat16), m16 = m.to(at::kBFloat16), v16 = v.to(at::kBFloat16);
   add("AdamW, all in bf16, stochastically rounded", 14.0 * static_cast<double>(parameters), [&] {
@@ -142,7 +142,7 @@ inline std::vector<Row> measure_kernels(std::int64_t rows, std::int64_t width, s
                           {.learning_rate = 1e-4, .step = 5, .rounding = 7});
   });
   add("sum of squares of bf16", 2.0 * static_cast<double>(parameters), [&, list = &g16] {
-    kernels::sums_of_squares_there({&list, 1});
+    kernels::sums_of_squares_on_device({&list, 1});
   });
   return out;
 }

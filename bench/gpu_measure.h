@@ -10,7 +10,7 @@
 
 #include "bench/times.h"
 #include "trireme/device/cuda.h"
-#include "trireme/device/graph.h"
+#include "trireme/device/stream.h"
 #include "trireme/kernels/autotune.h"
 
 namespace trireme::bench {

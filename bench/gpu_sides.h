@@ -14,7 +14,7 @@
 #include "bench/times.h"
 #include "trireme/device/cuda.h"
 #include "trireme/models/model.h"
-#include "trireme/nn/fp8_history.h"
+#include "trireme/nn/fp8.h"
 #include "trireme/optim/update.h"
 #include "trireme/train/engine/delayed_update.h"
 #include "trireme/train/engine/step_graph.h"
@@ -93,7 +93,7 @@ class Ours {
     sequence_.position_count = s.seq_len;
     if (!options.cuda_graphs) return;
     graph_ = std::make_unique<train::StepGraph>(*model_, train::StepGraph::Gradients{.added = [](nn::Param&) {}});
-    if (optimizer_->can_be_recorded()) late_ = std::make_unique<train::DelayedUpdate>(*optimizer_);
+    if (optimizer_->is_capturable()) late_ = std::make_unique<train::DelayedUpdate>(*optimizer_);
   }
 
   void step() {

@@ -2,13 +2,12 @@
 //
 //   build/release/bench/gpu_torch --kernels                       bytes a second of every operator beside a copy's
 //   build/release/bench/gpu_torch --attention                     attention into a fused gradient, by cuDNN and ATen
-//   build/release/bench/gpu_torch --gemm-shapes                GEMMs of the models' shapes beside ATen's
+//   build/release/bench/gpu_torch --gemm-shapes                   GEMMs of the models' shapes beside ATen's
 //   build/release/bench/gpu_torch --model gpt2-124m --python PY   a step beside PyTorch eager and compiled
 //   build/release/bench/gpu_torch --model gpt2-124m --profile trace.json
 //   build/release/bench/gpu_torch --model gpt2-124m --cuda-graphs --gradients bf16 --recompute-norms
-//   --save-mlp-activations build/release/bench/gpu_torch --same cpu --python PY          both sides from the same
-//   numbers: are losses equal? bench/gpu_rows PY FOLDER                                      all rows of
-//   docs/performance.md, in a few calls
+//   build/release/bench/gpu_torch --same cpu --python PY          both sides from the same numbers: are losses equal?
+//   bench/gpu_rows PY FOLDER                                      all rows of docs/performance.md, in a few calls
 //
 // All sides run the same step (forward, backward, clipping to norm 1, AdamW over fp32 or bf16 states, bf16 GEMMs) on
 // random tokens, some steps each in turn; --apart one after the other. The limit is the time of the step's GEMMs at the
@@ -19,6 +18,7 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -31,6 +31,7 @@
 #include "bench/gpu_limit.h"
 #include "bench/gpu_offload.h"
 #include "bench/gpu_sides.h"
+#include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/device/cuda.h"
 #include "trireme/kernels/autotune.h"
@@ -167,8 +168,8 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
   out["moving"] = moving, out["copy_rate"] = rate, out["gemm_rate"] = limit->gemm_rate(), out["bounds"] = bounds,
   out["peak_gib"] = peak, out["tokens"] = tokens, out["flops"] = ours->flops();
   out["loss"] = ours->loss();
-  out["gradients"] = options.gradients, out["remake_norms"] = options.recompute_norms,
-  out["keep_active"] = options.save_mlp_activations;
+  out["gradients"] = options.gradients, out["recompute_norms"] = options.recompute_norms,
+  out["save_mlp_activations"] = options.save_mlp_activations;
   if (has_eager) {
     out["eager"] = eager.times.seconds, out["eager_peak_gib"] = eager.peak_gib, out["eager_loss"] = eager.loss;
   }
@@ -180,6 +181,23 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
 }
 
 // ---- the same step
+
+/// The sizes of --model, with --batch. A ConfigError for a name that is none.
+std::vector<Size> sizes_of(const Options& options) {
+  std::vector<std::string> names;
+  for (const Size& size : bench::kSizes) names.push_back(size.name);
+  std::vector<Size> sizes;
+  for (const std::string& name : options.models) {
+    const auto found = std::ranges::find(bench::kSizes, name, &Size::name);
+    if (found == std::end(bench::kSizes)) {
+      throw ConfigError(fmt::format("--model {}: there is no such model{}; there are {}", name,
+                                    did_you_mean(name, names), listed(names)));
+    }
+    Size& size = sizes.emplace_back(*found);
+    if (options.batch > 0) size.batch = options.batch;
+  }
+  return sizes;
+}
 
 /// Both sides from the same numbers over the same tokens: the losses of each step side by side, which differ by
 /// rounding alone. Whether it did is the answer.
@@ -243,12 +261,11 @@ int main(int count, char** words) try {
                "attention into a fused gradient: cuDNN directly, through ATen with the join, in a fixed order");
   app.add_flag("--gemm-shapes", options.shapes, "GEMMs of the models' shapes beside the tensor library's");
   app.add_flag("--cuda-graphs", options.cuda_graphs,
-               "ours records forward and backward, and its update, once and starts them as one; no step is waited for");
+               "ours captures forward, backward and update in a CUDA graph; no step is waited for");
   app.add_flag("!--no-tune", options.gemm_autotune, "GEMMs as cuBLAS sees fit, not timed");
   app.add_flag("--save-mlp-activations", options.save_mlp_activations,
-               "ours keeps what MLPs' activations gave for backward");
-  app.add_flag("--recompute-norms", options.recompute_norms,
-               "ours makes what norms gave again in backward, and keeps none");
+               "ours saves the output of MLP activations for backward");
+  app.add_flag("--recompute-norms", options.recompute_norms, "ours recomputes the output of norms in backward");
   app.add_option("--gradients", options.gradients, "of our matrices and tables, beside fp32 masters and moments")
       .one_of({"fp32", "bf16"})
       .show_default();
@@ -273,6 +290,10 @@ int main(int count, char** words) try {
   app.add_option("--profile", options.profile, "a trace of two steps, for Perfetto");
   if (const std::optional<int> status = app.parse(count, words)) return *status;
   if (!options.same.empty()) return check_same(options) ? 0 : 1;
+  const std::vector<Size> sizes = sizes_of(options);
+  if (sizes.empty() && !options.kernels && !options.attention && !options.shapes) {
+    throw ConfigError("nothing to measure: give --model, --kernels, --attention, --gemm-shapes or --same");
+  }
   nlohmann::json all;
   kernels::set_gemm_autotune(options.gemm_autotune);
   if (options.kernels) all["kernels"] = bench::print_kernels();
@@ -281,14 +302,10 @@ int main(int count, char** words) try {
         bench::print_attention(bench::bf16(), [](const std::function<void()>& call) { return gpu_seconds(call); });
   }
   if (options.shapes) all["gemms"] = bench::print_gemms();
-  const double rate = options.models.empty() || options.offload ? 0 : copy_rate();
-  for (const std::string& name : options.models) {
-    for (Size size : bench::kSizes) {
-      if (size.name != name) continue;
-      if (options.batch > 0) size.batch = options.batch;
-      all[name] =
-          options.offload ? bench::measure_offload(size, options.rounds, options.steps) : compare(size, options, rate);
-    }
+  const double rate = sizes.empty() || options.offload ? 0 : copy_rate();
+  for (const Size& size : sizes) {
+    all[size.name] =
+        options.offload ? bench::measure_offload(size, options.rounds, options.steps) : compare(size, options, rate);
   }
   if (!options.json.empty()) std::ofstream(options.json) << all.dump(1) << "\n";
   return 0;

@@ -19,7 +19,7 @@
 #include "bench/arguments.h"
 #include "bench/peer.h"
 #include "bench/sides.h"
-#include "trireme/device/host_memory.h"
+#include "trireme/device/cpu_setup.h"
 #include "trireme/kernels/update.h"
 
 namespace {

@@ -15,7 +15,7 @@
 #include "bench/arguments.h"
 #include "tests/nn/layer_cases.h"
 #include "trireme/base/text.h"
-#include "trireme/device/host_memory.h"
+#include "trireme/device/cpu_setup.h"
 #include "trireme/nn/autograd_layer.h"
 
 namespace {

@@ -20,7 +20,7 @@
 #include "bench/sides.h"
 #include "trireme/comm/rank.h"
 #include "trireme/data/open_samples.h"
-#include "trireme/device/host_memory.h"
+#include "trireme/device/cpu_setup.h"
 #include "trireme/train/engine/trainer.h"
 
 namespace {

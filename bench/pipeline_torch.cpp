@@ -21,7 +21,7 @@
 #include "bench/peer.h"
 #include "bench/pipeline_walks.h"
 #include "bench/times.h"
-#include "trireme/device/host_memory.h"
+#include "trireme/device/cpu_setup.h"
 
 namespace {
 
@@ -70,8 +70,8 @@ void measure_overhead() {
         walker.stage.model->layers.push_back({"nothing", std::make_unique<Nothing>()});
         walker.stage.chunks.push_back({.number = number, .layers = {walker.stage.model->layers.back().layer.get()}});
       }
-      walker.stage.crossings = [](int, const pipeline::Micro&) {
-        return std::vector<pipeline::Crossing>{{{1}, at::kFloat}};
+      walker.stage.boundaries = [](int, const pipeline::Micro&) {
+        return std::vector<pipeline::BoundaryTensor>{{{1}, at::kFloat}};
       };
       walker.micro = [input = at::ones({1})](int) { return pipeline::Micro{.inputs = {input}}; };
       walker.update = [](pipeline::Executor&) {};

@@ -19,7 +19,6 @@
 #include "trireme/comm/transports/emulated.h"
 #include "trireme/optim/update.h"
 #include "trireme/pipeline/executor.h"
-#include "trireme/pipeline/record.h"
 #include "trireme/schedule/builders.h"
 #include "trireme/schedule/passes.h"
 #include "trireme/schedule/timeline.h"
@@ -50,7 +49,7 @@ inline Walks walk(const schedule::Schedule& table, int steps, bool keep, const c
         at::set_num_threads(1);
         Walker walker = make(rank);
         pipeline::Executor executor({.table = table, .stage = walker.stage, .pipeline = rank.world()});
-        pipeline::WalkRecord record(executor.table(), static_cast<std::size_t>(steps));
+        pipeline::TimelineRecorder record(executor.table(), static_cast<std::size_t>(steps));
         for (int step = 0; step < steps + kWarm; ++step) {
           rank.world().barrier().wait();
           const auto begin = std::chrono::steady_clock::now();
@@ -144,8 +143,8 @@ inline Walker make_sleeper(const SleepTimes& times, const schedule::Schedule& ta
     walker.stage.model->layers.push_back({"sleeping", std::make_unique<Sleeping>(times, share)});
     walker.stage.chunks.push_back({.number = number, .layers = {walker.stage.model->layers.back().layer.get()}});
   }
-  walker.stage.crossings = [floats = times.floats](int, const pipeline::Micro&) {
-    return std::vector<pipeline::Crossing>{{{floats}, at::kFloat}};
+  walker.stage.boundaries = [floats = times.floats](int, const pipeline::Micro&) {
+    return std::vector<pipeline::BoundaryTensor>{{{floats}, at::kFloat}};
   };
   walker.micro = [floats = times.floats](int) { return pipeline::Micro{.inputs = {at::zeros({floats})}}; };
   walker.update = [times](pipeline::Executor& executor) {

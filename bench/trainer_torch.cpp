@@ -24,7 +24,7 @@
 #include "trireme/base/text.h"
 #include "trireme/comm/rank.h"
 #include "trireme/data/open_samples.h"
-#include "trireme/device/host_memory.h"
+#include "trireme/device/cpu_setup.h"
 #include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/trainer.h"
 

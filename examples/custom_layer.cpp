@@ -14,9 +14,9 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
-#include "trireme/nn/activation.h"
 #include "trireme/nn/autograd_layer.h"
 #include "trireme/nn/linear.h"
+#include "trireme/nn/mlp.h"
 #include "trireme/optim/update.h"
 
 using namespace trireme;

@@ -13,7 +13,7 @@
 #include "tests/checkpoint/states.h"
 #include "tests/peak_memory.h"
 #include "trireme/base/error.h"
-#include "trireme/checkpoint/newest.h"
+#include "trireme/checkpoint/run_folder.h"
 #include "trireme/comm/rank.h"
 
 namespace trireme::checkpoint {

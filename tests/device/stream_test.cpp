@@ -11,7 +11,6 @@
 
 #include "tests/comm/fake_nccl/fake_gpu.h"
 #include "trireme/base/error.h"
-#include "trireme/device/graph.h"
 
 namespace trireme::device {
 namespace {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
 
@@ -11,7 +12,8 @@ namespace {
 
 CheckpointManifest example() {
   CheckpointManifest manifest{.step = 20, .tokens = 40960, .hash = 0xabc};
-  manifest.values = {{"train/position", {{"step", 20}, {"tokens", 40960}}}, {"loss_scale", {{"scale", 0.1}}}};
+  manifest.values =
+      nlohmann::ordered_json{{"train/position", {{"step", 20}, {"tokens", 40960}}}, {"loss_scale", {{"scale", 0.1}}}};
   manifest.files = {{"recipe.toml", 3}};
   manifest.metric = 2.25;
   manifest.parts = {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "tests/files.h"
 #include "trireme/base/error.h"

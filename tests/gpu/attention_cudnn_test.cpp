@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "tests/gpu/support.h"
-#include "trireme/device/graph.h"
+#include "trireme/device/stream.h"
 #include "trireme/kernels/attention.h"
 #include "trireme/kernels/attention_cudnn.h"
 #include "trireme/kernels/autotune.h"

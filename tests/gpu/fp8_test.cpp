@@ -136,10 +136,11 @@ TEST(GpuFp8, ADelayedScaleIsTakenAsItIs) {
       at::Tensor x = normal_tensor({n, m}, at::kDouble, "x").to(at::kBFloat16);
       x[1][2] = -50;
       const auto floats = at::TensorOptions(at::kFloat).device(gpu());
-      kernels::Fp8DelayedScale live{
+      kernels::Fp8DelayedScale device_scalars{
           .scale = at::full({1}, 0.02, floats), .amax = at::zeros({1}, floats), .known = true};
-      const auto [rows, columns] = kernels::to_fp8(x.to(gpu()), format, Fp8Scaling::kTensor, true, true, &live);
-      EXPECT_EQ(live.amax.item<float>(), 50);
+      const auto [rows, columns] =
+          kernels::to_fp8(x.to(gpu()), format, Fp8Scaling::kTensor, true, true, &device_scalars);
+      EXPECT_EQ(device_scalars.amax.item<float>(), 50);
       EXPECT_FLOAT_EQ(rows.scales.item<float>(), 0.02F);
       // What lies beyond the format's largest number becomes that.
       const at::Tensor exact = (x.to(at::kDouble) / 0.02).clamp(-most_of(format), most_of(format)) * 0.02;
@@ -148,10 +149,10 @@ TEST(GpuFp8, ADelayedScaleIsTakenAsItIs) {
       EXPECT_EQ(((numbers_of(rows) - exact).abs() > exact.abs() * step + tiny + 1e-6).sum().item<std::int64_t>(), 0);
       EXPECT_TRUE(same_bits(numbers_of(columns), numbers_of(rows).t().contiguous()));
       // The largest of several calls stays; the first step's scale comes from the numbers themselves.
-      kernels::to_fp8(x.mul(0.5).to(gpu()), format, Fp8Scaling::kTensor, true, false, &live);
-      EXPECT_EQ(live.amax.item<float>(), 50);
-      live.known = false;
-      const auto first = kernels::to_fp8(x.to(gpu()), format, Fp8Scaling::kTensor, true, false, &live);
+      kernels::to_fp8(x.mul(0.5).to(gpu()), format, Fp8Scaling::kTensor, true, false, &device_scalars);
+      EXPECT_EQ(device_scalars.amax.item<float>(), 50);
+      device_scalars.known = false;
+      const auto first = kernels::to_fp8(x.to(gpu()), format, Fp8Scaling::kTensor, true, false, &device_scalars);
       EXPECT_FLOAT_EQ(first.rows.scales.item<float>(), static_cast<float>(50 / most_of(format)));
     }
   }
@@ -160,7 +161,7 @@ TEST(GpuFp8, ADelayedScaleIsTakenAsItIs) {
 /// Quantised as it is made: the bits of what is written first and quantised then, and the same largest numbers.
 TEST(GpuFp8, GatedActivationsNeedNotBeWritten) {
   const auto floats = at::TensorOptions(at::kFloat).device(gpu());
-  const auto live = [&](double scale) {
+  const auto device_scalars = [&](double scale) {
     return kernels::Fp8DelayedScale{
         .scale = at::full({1}, scale, floats), .amax = at::zeros({1}, floats), .known = true};
   };
@@ -179,14 +180,15 @@ TEST(GpuFp8, GatedActivationsNeedNotBeWritten) {
         at::Tensor dgate = dboth.narrow(1, 0, m), dup = dboth.narrow(1, m, m);
         kernels::gated_forward(y, gate, up, kind);
         kernels::gated_backward(dgate, dup, again, dy, gate, up, kind);
-        const auto apart = live(0.01), together = live(0.01), apart_back = live(0.0001), together_back = live(0.0001);
+        const auto apart = device_scalars(0.01), together = device_scalars(0.01), apart_back = device_scalars(0.0001),
+                   together_back = device_scalars(0.0001);
         const auto expected = kernels::to_fp8(y, Fp8Format::kE4m3, Fp8Scaling::kTensor, true, true, &apart);
         const auto found = kernels::gated_to_fp8(gate, up, kind, Fp8Format::kE4m3, true, true, together);
         same(found.rows, expected.rows, "rows");
         same(found.columns, expected.columns, "columns");
         EXPECT_TRUE(same_bits(together.amax.cpu(), apart.amax.cpu()));
         const auto back = kernels::to_fp8(dboth, Fp8Format::kE5m2, Fp8Scaling::kTensor, true, true, &apart_back);
-        const auto of_recomputed = live(0.01);
+        const auto of_recomputed = device_scalars(0.01);
         const auto made = kernels::gated_backward_to_fp8(dy, gate, up, kind, together_back, of_recomputed);
         same(made.grad.rows, back.rows, "gradient's rows");
         same(made.grad.columns, back.columns, "gradient's columns");

@@ -10,7 +10,7 @@
 
 #include "tests/gpu/support.h"
 #include "tests/train/support.h"
-#include "trireme/device/graph.h"
+#include "trireme/device/stream.h"
 #include "trireme/kernels/autotune.h"
 #include "trireme/kernels/gemm_execute.h"
 

@@ -24,7 +24,7 @@
 #include "trireme/base/error.h"
 #include "trireme/comm/process.h"
 #include "trireme/device/cuda.h"
-#include "trireme/device/graph.h"
+#include "trireme/device/stream.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/parallel/gpu_exchange.h"
 
@@ -157,7 +157,7 @@ void streams(Rank& rank) {
 /// Memory kept ready, and a graph with calls in it.
 void graphs(Rank& rank) {
   at::Tensor x = at::ones({100'000}, at::TensorOptions(at::kFloat).device(g_gpu)), start = at::ones_like(x);
-  const comm::RegisteredBuffer kept = rank.world().keep(device::to_buffer(x));
+  const comm::RegisteredBuffer kept = rank.world().register_buffer(device::to_buffer(x));
   const auto body = [&] {
     x.copy_(start);
     for (int i = 0; i < 3; ++i) {
@@ -275,7 +275,7 @@ int main(int count, char** arguments) {
         const int gpu = parallel::gpu_of_process(rank.world(), device::count_gpus());
         g_gpu = device::use_cuda(gpu);
         parallel::use_nccl(rank.world(), gpu);
-        parallel::tell_nccl_who_shares(rank.world(), gpu);
+        parallel::tell_nccl_of_shared_gpus(rank.world(), gpu);
         bodies.at(what)(rank);
         device::synchronise(g_gpu);
         rank.world().barrier().wait();

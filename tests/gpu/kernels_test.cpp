@@ -145,7 +145,7 @@ TEST(GpuSumRows, EqualsTheCpuAndItself) {
       kernels::add_row_sum(again, x.gpu);
       expect_near(totals, near.type == at::kDouble ? near : types()[1], "totals", 4);
       EXPECT_TRUE(same_bits(again.cpu(), totals.gpu.cpu()));
-      kernels::add_row_sum(again.fill_(77), x.gpu, /*anew=*/true);
+      kernels::add_row_sum(again.fill_(77), x.gpu, /*overwrite=*/true);
       at::Tensor from_zero = at::zeros_like(again);
       kernels::add_row_sum(from_zero, x.gpu);
       EXPECT_TRUE(same_bits(again.cpu(), from_zero.cpu()));
@@ -387,7 +387,7 @@ TEST(GpuRotary, APositionThatTheTablesLackIsNoNumber) {
   EXPECT_TRUE(x.narrow(1, 0, 2).eq(1).all().item<bool>());
 }
 
-/// Rows that begin with any coin of a block of four, in whole vectors or not, and beside numbers that stay.
+/// Rows that begin with any draw of a block of four, in whole vectors or not, and beside numbers that stay.
 TEST(GpuDropout, DropsWhatTheCpuDrops) {
   for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     for (const std::int64_t width : {1, 4, 5, 8, 64, 768, 1001, 2048, 4104}) {

@@ -115,7 +115,7 @@ TEST_F(GpuTrainer, ReplayedStepsHaveTheBitsOfPlainOnes) {
   }
 }
 
-/// The update too, with nobody waiting for it, and dropout, whose coins lie in the GPU's memory.
+/// The update too, with nobody waiting for it, and dropout, whose draws lie in the GPU's memory.
 TEST_F(GpuTrainer, ReplayedUpdatesHaveTheBitsOfPlainOnes) {
   for (const auto kind : {spec::OptimizerKind::kSgd, spec::OptimizerKind::kAdagrad, spec::OptimizerKind::kAdam,
                           spec::OptimizerKind::kAdamw}) {
@@ -127,7 +127,7 @@ TEST_F(GpuTrainer, ReplayedUpdatesHaveTheBitsOfPlainOnes) {
       recipe.optim.weight_decay = 0.1;
       recipe.optim.grad_clip_norm = 0.1;
       recipe.model.dropout = 0.2;
-      recipe.model.attention_dropout = 0;  // whose coins the host draws
+      recipe.model.attention_dropout = 0;  // whose draws the host draws
       recipe.batch.global_batch_tokens = 4 * 12;
       recipe.train.micro_batch_size = 2;
       recipe.checkpoint.every = 5;

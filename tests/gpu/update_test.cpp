@@ -160,7 +160,7 @@ TEST(GpuUpdates, TakeNarrowGradientsBesideFp32StatesInOneCall) {
   for (const Tensors& t : all) expect_same(t, 3e-6);
 }
 
-/// The same chances as on the CPU: but for numbers that fused operations leave on the other side of a coin, the bits.
+/// The same chances as on the CPU: but for numbers that fused operations leave on the other side of a draw, the bits.
 TEST(GpuUpdate, RoundsByChanceAsTheCpuDoes) {
   const std::int64_t count = 100003;
   Pair weight = {normal_tensor({count}, at::kBFloat16, "w"), {}}, m = {normal_tensor({count}, at::kBFloat16, "m"), {}};

@@ -50,7 +50,7 @@ TEST(ActivationKernels, EqualTheDefinitionAndItsGradient) {
           const double sum_error = type == at::kDouble ? 1e-12 : 1e-5;
           if (!with_bias) continue;
           expect_near(dbias, b.grad().add(1), sum_error, sum_error * 3, "dbias");
-          activation_backward(dx, dbias, dy, x, bias, kind, nullptr, /*anew=*/true);
+          activation_backward(dx, dbias, dy, x, bias, kind, nullptr, /*overwrite=*/true);
           expect_near(dbias, b.grad(), sum_error, sum_error * 3, "dbias, begun");
         }
       }

@@ -59,13 +59,13 @@ TEST(CudnnCall, TellsWhereGradientsGo) {
 TEST(CudnnCall, APlanServesOtherAddresses) {
   Fused one(2, 64, 4, 2, 32), other(2, 64, 4, 2, 32);
   EXPECT_NE(one.q.data_ptr(), other.q.data_ptr());
-  EXPECT_EQ(cudnn_ground(one.forward(), 0), cudnn_ground(other.forward(), 0));
-  EXPECT_EQ(cudnn_ground(one.backward(), 0), cudnn_ground(other.backward(), 0));
+  EXPECT_EQ(cudnn_key(one.forward(), 0), cudnn_key(other.forward(), 0));
+  EXPECT_EQ(cudnn_key(one.backward(), 0), cudnn_key(other.backward(), 0));
 }
 
 TEST(CudnnCall, WhateverAPlanDependsOnTellsItFromOthers) {
-  std::set<CudnnGround> all;
-  const auto add = [&](const CudnnCall& call, int gpu = 0) { all.insert(cudnn_ground(call, gpu)); };
+  std::set<CudnnKey> all;
+  const auto add = [&](const CudnnCall& call, int gpu = 0) { all.insert(cudnn_key(call, gpu)); };
   Fused base(2, 64, 4, 2, 32);
   add(base.forward());
   add(base.forward(), /*gpu=*/1);
@@ -95,7 +95,7 @@ TEST(CudnnCall, WhateverAPlanDependsOnTellsItFromOthers) {
 TEST(CudnnCall, AStrideOverOneElementMeansNothing) {
   Fused odd(1, 64, 1, 1, 32), even(1, 64, 1, 1, 32);
   odd.q = odd.wide.as_strided({1, 64, 1, 32}, {7, 3 * 32, 5, 1});
-  EXPECT_EQ(cudnn_ground(odd.forward(), 0), cudnn_ground(even.forward(), 0));
+  EXPECT_EQ(cudnn_key(odd.forward(), 0), cudnn_key(even.forward(), 0));
   EXPECT_TRUE(cudnn_aligned(odd.forward()));
 }
 
@@ -113,9 +113,9 @@ TEST(CudnnCall, KnowsWhatIsNotAMultipleOfSixteenBytes) {
 
 TEST(CudnnCall, NamesItselfForPeople) {
   Fused fused(2, 64, 4, 2, 32);
-  EXPECT_EQ(cudnn_words(fused.forward({.causal = true})),
+  EXPECT_EQ(cudnn_text(fused.forward({.causal = true})),
             "attention forward bf16, batch 2, queries 64, keys 64, heads 4/2, size 32, causal");
-  EXPECT_EQ(cudnn_words(fused.backward({}, /*fixed=*/true)),
+  EXPECT_EQ(cudnn_text(fused.backward({}, /*fixed=*/true)),
             "attention backward bf16, batch 2, queries 64, keys 64, heads 4/2, size 32, fixed order");
 }
 

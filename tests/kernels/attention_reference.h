@@ -1,5 +1,5 @@
 // tests/kernels/attention_reference.h -- attention as the textbook has it: a dense matrix of double, autograd, and
-// masks and coins decided element by element.
+// masks and draws decided element by element.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -103,8 +103,8 @@ struct Inputs {
   }
 };
 
-/// The documented coin: 1 / (1 - p) where (sample, head, query, key) stays, 0 where it falls.
-inline double coin(const AttentionDropout& d, std::int64_t sample, std::int64_t head, std::int64_t query,
+/// The documented draw: 1 / (1 - p) where (sample, head, query, key) stays, 0 where it falls.
+inline double draw(const AttentionDropout& d, std::int64_t sample, std::int64_t head, std::int64_t query,
                    std::int64_t key) {
   const PhiloxCounter s =
       d.stream.block(Random::Purpose::kAttention, static_cast<std::uint64_t>(sample), static_cast<std::uint32_t>(head));
@@ -159,7 +159,7 @@ inline Results reference(const Inputs& in) {
       for (std::int64_t h = 0; h < in.q.size(2); ++h) {
         for (std::int64_t i = 0; i < in.q.size(1); ++i) {
           for (std::int64_t j = 0; j < in.k.size(1); ++j) {
-            *at++ = coin(*in.dropout, in.samples.data_ptr<std::int64_t>()[b], in.dropout->first_head + h,
+            *at++ = draw(*in.dropout, in.samples.data_ptr<std::int64_t>()[b], in.dropout->first_head + h,
                          in.options.query_position + i, in.options.key_position + j);
           }
         }

@@ -409,7 +409,7 @@ TEST(Attention, TheShareOfCoinsThatFallIsP) {
   in.q.zero_();
   in.v.fill_(1);
   const Results r = testing::forward(in);
-  // 256 coins a row, 2048 rows: the mean of all has standard deviation sqrt(0.3 / 0.7 / 524288) = 0.0009.
+  // 256 draws a row, 2048 rows: the mean of all has standard deviation sqrt(0.3 / 0.7 / 524288) = 0.0009.
   EXPECT_NEAR(r.out.mean().item<double>(), 1, 0.004);
   EXPECT_NEAR(r.out.select(3, 0).std().item<double>(), std::sqrt(0.3 / 0.7 / 256), 0.003);
 }

@@ -10,8 +10,8 @@ namespace {
 
 using testing::HasSubstr;
 
-/// One coin by the definition, with base/philox.h.
-std::uint32_t coin(const Random& stream, std::uint64_t number) {
+/// One draw by the definition, with base/random.h.
+std::uint32_t draw(const Random& stream, std::uint64_t number) {
   const PhiloxCounter words = stream.block(Random::Purpose::kBits, 0, 1);
   const std::uint64_t block = number / 4;
   return philox({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), words[2], words[3]},
@@ -25,7 +25,7 @@ TEST(DropoutKernels, DropWhatTheDefinitionSays) {
         SCOPED_TRACE(fmt::format("[{}, {}] p {}", rows, width, p));
         const Dropout dropout{Random(1, "dropout/layer 3/step 9"), p};
         at::Tensor x = normal_tensor({rows, width}, precision.type, "x"), dropped = x.clone();
-        // Rows of a long sequence, beyond 32 bits of coins, in any order.
+        // Rows of a long sequence, beyond 32 bits of draws, in any order.
         at::Tensor index = at::arange(rows).mul(7).add(std::int64_t{1} << 40);
         dropout_(dropped, dropout, index, 5, width + 9);
         const auto threshold = static_cast<std::uint32_t>(std::nearbyint(p * 0x1p32));
@@ -35,7 +35,7 @@ TEST(DropoutKernels, DropWhatTheDefinitionSays) {
           for (std::int64_t c = 0; c < std::min<std::int64_t>(width, 300); ++c) {
             const std::uint64_t number =
                 static_cast<std::uint64_t>(index[r].item<std::int64_t>() * (width + 9) + 5 + c);
-            const bool falls = coin(dropout.stream, number) < threshold;
+            const bool falls = draw(dropout.stream, number) < threshold;
             const double expected = falls ? 0 : before[c].item<double>();
             ASSERT_NEAR(now[c].item<double>(), expected, std::abs(expected) * 2 * precision.relative) << r << " " << c;
           }
@@ -92,7 +92,7 @@ TEST(DropoutKernels, HaveTheRightEnds) {
   at::Tensor x = start.clone();
   dropout_(x, {Random(1, "d"), 0}, at::arange(64), 0, 64);
   EXPECT_TRUE(same_bits(x, start));
-  dropout_(x, {Random(1, "d"), 1e-12}, at::arange(64), 0, 64);  // no coin is below a threshold of 0
+  dropout_(x, {Random(1, "d"), 1e-12}, at::arange(64), 0, 64);  // no draw is below a threshold of 0
   EXPECT_TRUE(same_bits(x, start));
   dropout_(x, {Random(1, "d"), 1 - 1e-12}, at::arange(64), 0, 64);
   EXPECT_EQ(x.ne(0).sum().item<std::int64_t>(), 0);

@@ -47,7 +47,7 @@ TEST(RoundingByChance, TakesANeighbourAndIsRightInTheMean) {
                                              std::tuple{"m", narrow.m, exact.m}, std::tuple{"v", narrow.v, exact.v}}) {
         expect_neighbours(got, right, name);
         const double value = right[0].item<double>(), mean = got.to(at::kDouble).mean().item<double>();
-        // Five standard deviations of a mean of `count` coins that are at most a unit apart, and what float rounds
+        // Five standard deviations of a mean of `count` draws that are at most a unit apart, and what float rounds
         // where a weight and its update nearly cancel.
         const double dropout_rng = 5 * 0.5 * std::abs(value) * 0x1p-7 / std::sqrt(static_cast<double>(count));
         EXPECT_NEAR(mean, value, dropout_rng + 0x1p-22 * std::abs(start)) << name;

@@ -21,7 +21,7 @@ TEST(AddRowSum, EqualsTheSumInDouble) {
           add_row_sum(totals, x);
           const at::Tensor expected = x.to(at::kDouble).sum(0) + 1;
           EXPECT_TRUE(at::allclose(totals.to(at::kDouble), expected, 1e-5, 1e-4)) << rows << " x " << width;
-          add_row_sum(totals, x, /*anew=*/true);
+          add_row_sum(totals, x, /*overwrite=*/true);
           EXPECT_TRUE(at::allclose(totals.to(at::kDouble), expected - 1, 1e-5, 1e-4)) << rows << " x " << width;
         }
       }

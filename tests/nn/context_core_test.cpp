@@ -50,7 +50,7 @@ TEST(TokenSplit, SharesOutEveryColumnOnce) {
         for (int rank = 0; rank < outer * inner; ++rank) {
           const TokenSplit split{outer, rank / inner, inner, rank % inner, zigzag};
           std::int64_t count = 0;
-          for (const TokenStretch& stretch : split.mine(32)) {
+          for (const TokenRange& stretch : split.mine(32)) {
             for (std::int64_t i = 0; i < stretch.count; ++i) ++seen[static_cast<std::size_t>(stretch.first + i)];
             count += stretch.count;
           }
@@ -66,7 +66,7 @@ TEST(TokenSplit, SharesOutEveryColumnOnce) {
 TEST(TokenSplit, ZigzagBalancesACausalMask) {
   const auto pairs = [](const TokenSplit& split) {
     std::int64_t sum = 0;
-    for (const TokenStretch& stretch : split.mine(64)) {
+    for (const TokenRange& stretch : split.mine(64)) {
       for (std::int64_t i = 0; i < stretch.count; ++i) sum += stretch.first + i + 1;
     }
     return sum;
@@ -110,9 +110,9 @@ TEST(ContextCore, EqualsWholeRows) {
         const auto draw = [&](std::int64_t heads) { return at::randn({kBatch, kLength, heads, kSize}, at::kDouble); };
         const at::Tensor q = draw(4), k = draw(num_kv_heads), v = draw(num_kv_heads), dout = draw(4);
         const BlockPlace place = place_in_rows(sequence, {0, kLength}, {0, kLength});
-        const CoreResult whole = run_block(shape, place, context, q, k, v);
+        const CoreResult whole = forward_block(shape, place, context, q, k, v);
         CoreGradients expected{at::empty_like(q), at::empty_like(k), at::empty_like(v)};
-        run_block_back(shape, place, context, expected, dout, q, k, v, whole);
+        backward_block(shape, place, context, expected, dout, q, k, v, whole);
         comm::run_ranks(way.outer * way.inner, [&](comm::Rank& rank) {
           ParallelContext parallel;
           parallel.tokens = split_of(way, rank.rank());
@@ -122,7 +122,7 @@ TEST(ContextCore, EqualsWholeRows) {
           parallel.ring = ring.get();
           parallel.heads = heads.get();
           const auto core = make_context_core(parallel);
-          const TokenStretches mine = parallel.tokens.mine(kLength);
+          const TokenRanges mine = parallel.tokens.mine(kLength);
           const CoreCall call{shape, sequence, context};
           const CoreOutput output =
               core->forward(call, take_tokens(q, mine), take_tokens(k, mine), take_tokens(v, mine));

@@ -1,5 +1,5 @@
 // Delayed scales: the rule on the CPU; what rounds with them needs a GPU (tests/gpu).
-#include "trireme/nn/fp8_history.h"
+#include "trireme/nn/fp8.h"
 
 #include <ATen/ops/ones.h>
 #include <gmock/gmock.h>

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "trireme/base/random.h"
-#include "trireme/nn/activation.h"
 #include "trireme/nn/attention.h"
 #include "trireme/nn/block.h"
 #include "trireme/nn/mlp.h"

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "tests/observe/run_folder.h"
 #include "trireme/base/html.h"

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <csignal>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "tests/errors.h"
 #include "tests/observe/run_folder.h"

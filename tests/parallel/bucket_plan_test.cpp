@@ -1,5 +1,5 @@
 // Which parameters lie side by side, as a value: no ranks, no memory.
-#include "trireme/parallel/bucket_plan.h"
+#include "trireme/parallel/bucket.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

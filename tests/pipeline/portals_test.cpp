@@ -73,7 +73,7 @@ Micro make_numbers(int micro) {
   return made;
 }
 
-Crossing crossing_of(const Micro& micro) { return {micro.inputs[0].sizes().vec(), at::kDouble}; }
+BoundaryTensor crossing_of(const Micro& micro) { return {micro.inputs[0].sizes().vec(), at::kDouble}; }
 
 struct Ended {
   double loss = 0;
@@ -143,10 +143,10 @@ Ended run_as_pipeline(int entries, const schedule::Schedule& table, std::int64_t
         for (int chunk = 0; chunk < table.chunks(); ++chunk) {
           for (std::size_t i = split[static_cast<std::size_t>(chunk)].begin;
                i < split[static_cast<std::size_t>(chunk)].end; ++i) {
-            stage.holdings.push_back({names[i], {chunk}, schedule::holders_of(table, chunk)});
+            stage.param_holders.push_back({names[i], {chunk}, schedule::holders_of(table, chunk)});
           }
         }
-        stage.crossings = [](int, const Micro& micro) { return std::vector<Crossing>{crossing_of(micro)}; };
+        stage.boundaries = [](int, const Micro& micro) { return std::vector<BoundaryTensor>{crossing_of(micro)}; };
         stage.skips =
             find_skips(chain, split, [](const std::string&, const Micro& micro) { return crossing_of(micro); });
         nn::initialise(params, nn::Precision::kFp64, 3);

@@ -113,22 +113,22 @@ TEST(Optimistic, NamesGradientsThatAreNoNumbers) {
   }
 }
 
-/// Nothing in an opening depends on a backward pass of the step: replaying openings alone must come to their end.
+/// Nothing in an window depends on a backward pass of the step: replaying windows alone must come to their end.
 TEST(SpeculationWindow, HoldsForwardsOnlyAndNoWaitForWhatComesLater) {
   for (const schedule::Kind& kind : schedule::kinds()) {
     if (kind.asynchronous) continue;
     const schedule::Shape shape{.ranks = 4, .micros = 8, .chunks_per_rank = kind.default_chunks};
     const auto table = table_of(kind.name, shape, 3);
-    const std::vector<SpeculationWindow> openings = find_openings(table);
-    ASSERT_EQ(openings.size(), 3u) << kind.name;
+    const std::vector<SpeculationWindow> windows = find_speculation_windows(table);
+    ASSERT_EQ(windows.size(), 3u) << kind.name;
     int forwards = 0;
     for (int step = 0; step < 2; ++step) {
-      const SpeculationWindow& opening = openings[static_cast<std::size_t>(step)];
+      const SpeculationWindow& window = windows[static_cast<std::size_t>(step)];
       std::size_t sends = 0, receives = 0;
       for (std::size_t rank = 0; rank < 4; ++rank) {
-        for (std::size_t i = 0; i < opening.end[rank]; ++i) {
+        for (std::size_t i = 0; i < window.end[rank]; ++i) {
           const schedule::Instruction& it = table.ranks[rank][i];
-          if (i >= opening.begin[rank]) {
+          if (i >= window.begin[rank]) {
             EXPECT_FALSE(does_input_gradient(it)) << kind.name;
             if (does_forward(it)) ++forwards;
           }
@@ -136,7 +136,7 @@ TEST(SpeculationWindow, HoldsForwardsOnlyAndNoWaitForWhatComesLater) {
           sends += is_send(it.op);
           receives += is_recv(it.op);
         }
-        const Unmatched unmatched = find_unmatched(table, opening, step, static_cast<int>(rank));
+        const Unmatched unmatched = find_unmatched(table, window, step, static_cast<int>(rank));
         sends += unmatched.sends.size();
         receives += unmatched.receives.size();
       }

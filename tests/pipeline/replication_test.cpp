@@ -1,4 +1,4 @@
-#include "trireme/pipeline/replication.h"
+#include "trireme/pipeline/split.h"
 
 #include <gtest/gtest.h>
 

@@ -128,9 +128,9 @@ TEST(Stage, PartsOfAllRanksMakeUpTheModel) {
           ++holders[param.name];
           EXPECT_TRUE(at::equal(param.master, whole->params.at(param.name).master)) << param.name;
         }
-        for (const StageState& holding : stage.holdings) {
-          const bool listed = std::ranges::find(holding.ranks, rank) != holding.ranks.end();
-          EXPECT_EQ(listed, stage.model->params.find(holding.param) != nullptr) << holding.param << " on " << rank;
+        for (const ParamHolders& held : stage.param_holders) {
+          const bool listed = std::ranges::find(held.ranks, rank) != held.ranks.end();
+          EXPECT_EQ(listed, stage.model->params.find(held.param) != nullptr) << held.param << " on " << rank;
         }
       }
       EXPECT_EQ(entries, whole->layers.size());

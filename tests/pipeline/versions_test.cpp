@@ -323,7 +323,7 @@ TEST(WeightVersions, HoldAsManyCopiesAsTheTableSays) {
       Executor executor({.table = table, .stage = stage, .pipeline = rank.world()});
       const RunReport run = executor.run({.micro = [&](int micro) { return make_micro(problem, micro); },
                                           .update = [&](int) { nn::zero_grad(stage.model->params); }});
-      EXPECT_EQ(run.most_copies + 1, report.peak_versions[static_cast<std::size_t>(rank.rank())]);
+      EXPECT_EQ(run.max_weight_copies + 1, report.peak_versions[static_cast<std::size_t>(rank.rank())]);
     });
   }
 }

@@ -10,7 +10,7 @@
 
 #include "trireme/comm/rank.h"
 #include "trireme/layout/placing.h"
-#include "trireme/train/run/stragglers.h"
+#include "trireme/train/run/rank_watch.h"
 
 namespace trireme::train {
 namespace {

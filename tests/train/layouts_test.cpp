@@ -103,7 +103,7 @@ TEST(Layouts, EqualOneRankForEncoders) {
   EXPECT_THAT(parting(both, {"tp=4", "tp=2 sp zero=2", "tp=4 sp zero=3", "pp=2 tp=2 sp"}), testing::IsEmpty());
 }
 
-/// The same coins fall wherever a token, a head or a column is computed.
+/// The same draws fall wherever a token, a head or a column is computed.
 TEST(Layouts, DropTheSame) {
   for (const Family family : {Family::kGpt2, Family::kBert}) {
     spec::Recipe recipe = even_recipe(family, Precision::kFp64);

@@ -10,7 +10,7 @@
 #include "tests/train/support.h"
 #include "trireme/schedule/builders.h"
 #include "trireme/train/diagnose/verify.h"
-#include "trireme/train/engine/drains.h"
+#include "trireme/train/engine/pipeline_table.h"
 
 namespace trireme::train {
 namespace {

@@ -1,5 +1,6 @@
 #include "trireme/base/data_files.h"
 
+#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,7 +8,6 @@
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
-#include "trireme/base/own_folders.h"
 #include "trireme/base/text.h"
 
 namespace trireme {
@@ -19,6 +19,18 @@ namespace fs = std::filesystem;
 constexpr int kFoldersUp = 5;
 
 }  // namespace
+
+fs::path library_folder() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<void*>(&library_folder), &info) == 0 || info.dli_fname == nullptr) return {};
+  std::error_code ignored;
+  return fs::weakly_canonical(info.dli_fname, ignored).parent_path();
+}
+
+fs::path program_folder() {
+  std::error_code ignored;
+  return fs::read_symlink("/proc/self/exe", ignored).parent_path();
+}
 
 std::vector<fs::path> data_folders() {
   std::vector<fs::path> folders;

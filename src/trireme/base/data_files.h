@@ -14,6 +14,13 @@
 
 namespace trireme {
 
+// Where Trireme itself lies: its library and its program. What it brings along is found from there.
+
+/// The folder of libtrireme.so, wherever it was installed; empty when it cannot be told.
+std::filesystem::path library_folder();
+/// The folder of the running program.
+std::filesystem::path program_folder();
+
 /// Folders that may hold data, in the order in which they are asked: those of TRIREME_DATA_PATH, then `recipes` and
 /// `share/trireme/recipes` in the folders above libtrireme.so and above the program (a build, an installation).
 std::vector<std::filesystem::path> data_folders();

@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <sstream>
 
+#include "trireme/base/data_files.h"
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
-#include "trireme/base/own_folders.h"
 
 namespace trireme {
 namespace fs = std::filesystem;

@@ -9,11 +9,13 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "trireme/comm/group.h"
 #include "trireme/formats/checkpoint_folder.h"
 #include "trireme/spec/recipe.h"
 
@@ -58,5 +60,11 @@ spec::Recipe read_run_recipe(const std::filesystem::path& path);
 /// The newest whole checkpoint of a run, or `path` itself when it is one. ConfigError when there is none; damaged ones
 /// are warned of.
 formats::CheckpointFolder open_checkpoint(const std::filesystem::path& path);
+
+/// Which checkpoint all ranks go on from: the newest that is whole to the last byte. Its step, the same on every rank;
+/// -1: there is none. Each rank reads its share of the blocks, so that a large
+/// checkpoint is checked as fast as the ranks can read together. Those that are not whole are told on rank 0.
+std::int64_t newest_whole(const std::filesystem::path& folder, comm::Group& group,
+                          std::vector<formats::DamagedCheckpoint>& damaged, std::int64_t at_most = -1);
 
 }  // namespace trireme::checkpoint

@@ -51,7 +51,7 @@ void check_same(const formats::CheckpointFolder& checkpoint, const std::vector<c
     }
   }
   for (const nn::StateValue* entry : values) {
-    if (!checkpoint.manifest().values.contains(entry->name)) {
+    if (!checkpoint.manifest().values->contains(entry->name)) {
       problems.push_back(fmt::format("{} is missing", entry->name));
     }
   }
@@ -88,7 +88,7 @@ fs::path save(const nn::State& state, const SaveRequest& request) {
   const PartPlan part = part_of(plan, 0);
   formats::CheckpointManifest manifest{.step = request.step, .tokens = request.tokens, .metric = request.metric};
   manifest.values = nlohmann::ordered_json::object();
-  for (const nn::StateValue& value : state.values()) manifest.values[value.name] = value.get();
+  for (const nn::StateValue& value : state.values()) (*manifest.values)[value.name] = value.get();
   describe(plan, manifest);
 
   const std::string prefix = part.prefix();
@@ -139,7 +139,7 @@ void load(const formats::CheckpointFolder& checkpoint, nn::State& state, What wh
     for (const nn::StateValue& entry : state.values()) {
       // What only watches the run may begin anew: a run may switch it on when it goes on.
       const bool watches = entry.name.starts_with("health/");
-      if (!watches || checkpoint.manifest().values.contains(entry.name)) values.push_back(&entry);
+      if (!watches || checkpoint.manifest().values->contains(entry.name)) values.push_back(&entry);
     }
   }
   check_same(checkpoint, tensors, values);
@@ -158,7 +158,7 @@ void load(const formats::CheckpointFolder& checkpoint, nn::State& state, What wh
     entry->tensor.copy_(host);
   }
   checkpoint.fetch(std::move(wanted), threads);
-  for (const nn::StateValue* entry : values) entry->set(checkpoint.manifest().values.at(entry->name));
+  for (const nn::StateValue* entry : values) entry->set(checkpoint.manifest().values->at(entry->name));
 }
 
 }  // namespace trireme::checkpoint

@@ -100,7 +100,7 @@ void measure_rank(const HardwareOptions& options, int threads, comm::Rank& rank,
        {std::pair{device::kGemmF32, cost::Arithmetic::kFp32}, {device::kGemmBf16, cost::Arithmetic::kBf16}}) {
     for (const auto& [rows, columns, inner] : kProducts) {
       rank.world().barrier().wait();
-      const double seconds = mean_over(rank, library.product_seconds(rows, columns, inner, type, options.seconds));
+      const double seconds = mean_over(rank, library.gemm_seconds(rows, columns, inner, type, options.seconds));
       if (!std::isfinite(seconds))
         throw ConfigError("the tensor library cannot multiply matrices here", "see trireme doctor");
       if (speaks)

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
 #include "trireme/base/print.h"
@@ -75,7 +76,7 @@ void inspect_checkpoint(const InspectOptions& options, std::ostream& out) {
   fmt::print(out, "  state   {} in {}, {}, hash {}\n", counted(manifest.tensors.size(), "tensor"),
              counted(manifest.parts.size(), "file"), bytes_text(manifest.bytes()), formats::hex(manifest.hash));
   if (manifest.metric) fmt::print(out, "  metric  {}\n", *manifest.metric);
-  for (const auto& [name, value] : manifest.values.items()) {
+  for (const auto& [name, value] : manifest.values->items()) {
     std::string text = value.dump();
     if (text.size() > 100) text.replace(97, std::string::npos, "...");
     fmt::print(out, "  value   {} = {}\n", name, text);

@@ -2,10 +2,12 @@
 //
 // Each rank has a few slots; call number s uses slot s mod kSlots. A small call carries its data in the slot: one store
 // by each rank, one look at every other rank, and nobody waits twice. A large call puts up pointers, which threads
-// follow and processes give to the kernel (remote_memory.h). Every rank sees every other rank's key, so calls that do
+// follow and processes give to the kernel (RemoteMemory). Every rank sees every other rank's key, so calls that do
 // not match fail at once on all of them.
-// Depends on: bell.h, call.h, remote_memory.h.
+// Depends on: event_count.h, call.h.
 #pragma once
+
+#include <sys/types.h>
 
 #include <atomic>
 #include <cstddef>
@@ -16,9 +18,24 @@
 
 #include "trireme/comm/call.h"
 #include "trireme/comm/event_count.h"
-#include "trireme/comm/remote_memory.h"
 
 namespace trireme::comm {
+
+/// Reading and writing the memory of another process on the same machine, in one copy by the kernel.
+class RemoteMemory {
+ public:
+  /// Process ids of the members of a group, by rank.
+  explicit RemoteMemory(std::vector<pid_t> processes) : processes_(std::move(processes)) {}
+
+  /// Both throw CommError naming the rank's process when it is gone or the system forbids the access.
+  void read(int rank, void* local, const void* remote, std::size_t bytes) const;
+  void write(int rank, const void* local, void* remote, std::size_t bytes) const;
+  /// Whether this process may read `probe` (a word holding `expected`) in the given process.
+  static bool permitted(pid_t process, const void* probe, unsigned long expected);
+
+ private:
+  std::vector<pid_t> processes_;
+};
 
 inline constexpr int kBoardSlots = 8;
 /// Room for the data of a small call in each slot. Threads read each other's memory as easily as a slot; processes pay
@@ -44,8 +61,8 @@ struct alignas(64) BoardSlot {
 };
 
 struct alignas(64) BoardRank {
-  std::atomic<std::uint64_t> completed{0};             // calls completed by this rank, all below this number
-  alignas(64) std::atomic<std::uint32_t> touching{0};  // this rank is reading or writing others' memory
+  std::atomic<std::uint64_t> completed{0};              // calls completed by this rank, all below this number
+  alignas(64) std::atomic<std::uint32_t> accessing{0};  // this rank is reading or writing others' memory
   BoardSlot slots[kBoardSlots];
 };
 
@@ -66,11 +83,11 @@ class Board {
   struct Parts {
     BoardMemory& memory;
     int me, ranks;
-    std::size_t slot_bytes;                // room for data in each slot
-    std::vector<EventCount*> bells;        // of all members, by rank
-    std::shared_ptr<void> keep_alive;      // owns the memory; shared by all ranks' views of it
-    std::optional<RemoteMemory> remote{};  // members are processes, which may read each other's memory
-    bool pointers = true;                  // large calls work: members are threads, or `remote` is there
+    std::size_t slot_bytes;                 // room for data in each slot
+    std::vector<EventCount*> event_counts;  // of all members, by rank
+    std::shared_ptr<void> keep_alive;       // owns the memory; shared by all ranks' views of it
+    std::optional<RemoteMemory> remote{};   // members are processes, which may read each other's memory
+    bool pointers = true;                   // large calls work: members are threads, or `remote` is there
   };
   explicit Board(Parts parts);
 
@@ -90,7 +107,7 @@ class Board {
   /// Whether the slot of call `sequence` is free: everybody is through with the call that had it before.
   bool may_enter(std::uint64_t sequence);
   /// Puts up this rank's call; the payload must be in the slot already.
-  void put_up(std::uint64_t sequence, const CallKey& key, const void* in, void* out, const std::size_t* offsets);
+  void post(std::uint64_t sequence, const CallKey& key, const void* in, void* out, const std::size_t* offsets);
   bool has_arrived(int r, std::uint64_t sequence);
   /// This rank is through with the call, including looking at others' slots.
   void complete(std::uint64_t sequence);
@@ -103,11 +120,11 @@ class Board {
   void set_done(std::uint64_t sequence);
   bool is_done(int r, std::uint64_t sequence);
 
-  void ring_others();
+  void notify_others();
 
   /// Around every access to others' memory. False: some rank gave up and its memory may be gone.
-  bool begin_touching();
-  void end_touching();
+  bool begin_access();
+  void end_access();
   /// Nobody touches others' memory once this returns, and never again.
   void break_off() noexcept;
   bool is_broken() const { return parts_.memory.broken.load(std::memory_order_acquire) != 0; }

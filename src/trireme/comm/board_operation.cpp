@@ -24,9 +24,9 @@ constexpr std::size_t kStreamBytes = 4 << 20;
 
 /// Around every access to other ranks' memory, whichever way it ends. `allowed` is false when some rank gave up.
 struct Touch {
-  explicit Touch(Board& board_) : board(board_), allowed(board_.begin_touching()) {}
+  explicit Touch(Board& board_) : board(board_), allowed(board_.begin_access()) {}
   ~Touch() {
-    if (allowed) board.end_touching();
+    if (allowed) board.end_access();
   }
   Touch(const Touch&) = delete;
   Touch& operator=(const Touch&) = delete;
@@ -52,7 +52,7 @@ Progress BoardOperation::advance(Effort effort) {
   if (phase_ == Phase::kEnter) {
     if (!board_->may_enter(sequence)) return Progress::kStuck;
     if (small_) put_payload();
-    board_->put_up(sequence, call_.key, call_.in, call_.out, call_.blocks.offsets);
+    board_->post(sequence, call_.key, call_.in, call_.out, call_.blocks.offsets);
     phase_ = Phase::kArrivals;
     moved = true;
   }
@@ -87,7 +87,7 @@ Progress BoardOperation::advance(Effort effort) {
   }
   // The caller gets its memory back when nobody reads or writes it any more.
   for (; next_rank_ < board_->ranks(); ++next_rank_) {
-    if (touches_mine(next_rank_) && !board_->is_done(next_rank_, sequence)) {
+    if (accesses_mine(next_rank_) && !board_->is_done(next_rank_, sequence)) {
       return moved ? Progress::kMoved : Progress::kStuck;
     }
   }
@@ -104,7 +104,7 @@ bool BoardOperation::root_reduces() const {
          call_.key.count * call_.element() < kSharedReduceBytes;
 }
 
-bool BoardOperation::touches_mine(int other) const {
+bool BoardOperation::accesses_mine(int other) const {
   const Op op = call_.key.op;
   const int root = call_.key.root;
   if (root_reduces()) return other == root;

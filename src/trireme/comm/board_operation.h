@@ -51,7 +51,7 @@ class BoardOperation final : public Operation {
   /// A reduce in which the root does all the work, rather than every rank a share.
   bool root_reduces() const;
   /// Whether that rank reads or writes this one's memory.
-  bool touches_mine(int other) const;
+  bool accesses_mine(int other) const;
   void make_tasks();
   /// Where this rank's share of a whole begins, and its length, in elements.
   std::pair<std::size_t, std::size_t> my_share(std::size_t count, std::size_t line) const;

@@ -1,7 +1,8 @@
 // comm/event_count.h -- how a rank that has nothing to do sleeps until another rank has done something for it.
 //
-// The ringer first makes its change visible, then rings; the sleeper first says that it is about to sleep, then looks
-// once more for changes, then sleeps. So no ring is lost, and ringing costs a fence and a load while nobody sleeps.
+// The notifier first makes its change visible, then notifies; the sleeper first says that it is about to sleep, then
+// looks once more for changes, then sleeps. So no notification is lost, and one costs a fence and a load while nobody
+// sleeps.
 // Works between threads and, in shared memory, between processes.
 // Depends on: Linux futexes.
 #pragma once
@@ -21,24 +22,24 @@ namespace trireme::comm {
 
 class alignas(64) EventCount {
  public:
-  void ring() {
+  void notify() {
     if (sleepers_after_my_change() != 0) {
       epoch_.fetch_add(1, std::memory_order_release);
       futex(FUTEX_WAKE, INT_MAX, nullptr);
     }
   }
 
-  /// Rings every bell but the one at `except`, after one fence for all.
-  static void ring_all(const std::vector<EventCount*>& bells, int except) {
+  /// Notifies all but the one at `except`, after one fence for all.
+  static void notify_all(const std::vector<EventCount*>& event_counts, int except) {
 #if !defined(TRIREME_TSAN)
     std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif
-    for (std::size_t i = 0; i < bells.size(); ++i) {
-      if (static_cast<int>(i) == except || bells[i] == nullptr) continue;
+    for (std::size_t i = 0; i < event_counts.size(); ++i) {
+      if (static_cast<int>(i) == except || event_counts[i] == nullptr) continue;
 #if defined(TRIREME_TSAN)
-      bells[i]->ring();
+      event_counts[i]->notify();
 #else
-      if (bells[i]->sleepers_.load(std::memory_order_relaxed) != 0) bells[i]->ring();
+      if (event_counts[i]->sleepers_.load(std::memory_order_relaxed) != 0) event_counts[i]->notify();
 #endif
     }
   }

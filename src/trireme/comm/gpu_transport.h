@@ -3,7 +3,7 @@
 //
 // The host transport goes on carrying host memory and the ranks' agreement on each call; a GPU transport only gives the
 // agreed call to the GPU. Its operations are done when the GPU has been given the call, in order with what the caller's
-// stream had been given before; hand_over() lets that stream wait for the result. What the GPU makes of it is followed
+// stream had been given before; after_wait() lets that stream wait for the result. What the GPU makes of it is followed
 // by an operation that the group adopts, so deadlines and the flight recorder hold although no thread waits.
 // Depends on: operation.h, transport.h, board.h.
 #pragma once
@@ -49,9 +49,9 @@ class GpuTransport {
   virtual std::uint32_t largest_tag() const = 0;
 
   /// This memory will be used in calls of the group again and again, at this place: the library may prepare it. Freed
-  /// only after forget().
-  virtual std::uint64_t keep(const Members& members, void* data, std::size_t bytes) = 0;
-  virtual void forget(std::uint64_t kept) noexcept = 0;
+  /// only after deregister_buffer().
+  virtual std::uint64_t register_buffer(const Members& members, void* data, std::size_t bytes) = 0;
+  virtual void deregister_buffer(std::uint64_t registration) noexcept = 0;
 
   // Calls made between these two are captured into a CUDA graph rather than run. `launch` replays the graph.
   virtual void begin_capture() = 0;

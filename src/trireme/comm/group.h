@@ -11,8 +11,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -20,19 +20,19 @@
 #include <string>
 #include <vector>
 
-#include "trireme/comm/board_operation.h"
 #include "trireme/comm/call.h"
-#include "trireme/comm/gpu_transport.h"
-#include "trireme/comm/guarded_operation.h"
-#include "trireme/comm/routine_operation.h"
-#include "trireme/comm/transport.h"
 #include "trireme/comm/types.h"
 #include "trireme/comm/work.h"
 
 namespace trireme::comm {
 
-class RegisteredBuffer;
+class Board;
+class GpuTransport;
+class Group;
+class Operation;
 class Rank;
+class RegisteredBuffer;
+struct Routine;
 
 /// The group an operation belongs to.
 Group& group_of(const Operation& operation);
@@ -85,7 +85,7 @@ class Group {
 
   /// This memory will be used in calls of this group again and again: a GPU's library may prepare it. The answer must
   /// go before the memory and the group do. Nothing happens for host memory.
-  RegisteredBuffer keep(Buffer memory);
+  RegisteredBuffer register_buffer(Buffer memory);
 
   // Collectives. Input and output may be the same memory for all_reduce and reduce; for reduce_scatter and scatter the
   // output may be this rank's block of the input, for all_gather and gather the input may be this rank's block of the
@@ -128,7 +128,6 @@ class Group {
   void reset_counters();
 
   // --- for operations and the engine
-  // ---------------------------------------------------------------------------------------
   [[noreturn]] void raise_mismatch(const Operation& operation, int other, const CallKey& theirs) const;
   [[noreturn]] void raise_size_mismatch(const Operation& operation, int other, std::size_t theirs,
                                         std::size_t mine) const;
@@ -141,7 +140,7 @@ class Group {
   /// Goes on with a call that has been given to the GPU, in its name. The caller has the engine's lock.
   void follow(const Operation& call, std::unique_ptr<Operation> on_gpu);
   /// The same for a call that a replayed graph recomputes: it gets an entry in the flight recorder and a deadline.
-  void follow_again(const CallFacts& facts, std::unique_ptr<Operation> on_gpu);
+  void follow_replayed(const CallFacts& facts, std::unique_ptr<Operation> on_gpu);
   const Members& members() const { return members_; }
   /// Collectives begun so far, and where the flight recorder lists them; read by the control plane.
   std::uint64_t calls() const { return sequence_.load(std::memory_order_relaxed); }
@@ -167,14 +166,6 @@ class Group {
     std::span<const std::size_t> counts = {}, recv_counts = {};  // of uneven blocks
     bool uneven = false;
   };
-  /// Routines are built once for calls that look the same.
-  struct RoutineId {
-    Collective op;
-    Algorithm algorithm;
-    std::int32_t root;
-    std::uint64_t count, counts_hash, element;
-    auto operator<=>(const RoutineId&) const = default;
-  };
 
   Work collective(const Request& request, const CallOptions& options);
   Work point(Op op, const void* in, void* out, std::size_t count, DType type, Device device, int peer, int tag,
@@ -195,16 +186,13 @@ class Group {
   std::string name_;
   std::vector<int> node_of_;  // by rank of the group
   int nodes_ = 1;
-  std::unique_ptr<Board> board_;
   std::uint32_t record_group_ = 0;
 
   std::atomic<std::uint64_t> sequence_{0};  // collectives so far; read by the control plane
-  std::uint64_t board_sequence_ = 0;        // those that went over the board
-  NativeOrder native_order_;
   std::uint64_t history_ = 0;
-  std::vector<std::unique_ptr<BoardOperation>> free_;  // to be used again: allocating one costs more than a small call
-  std::map<RoutineId, std::shared_ptr<const Routine>> routines_;  // shared with operations under way
-  ScratchPool scratch_;
+  struct Internals;  // what operations are made from; group_start.cpp
+  std::unique_ptr<Internals> internals_;
+  Board* board_ = nullptr;  // of internals_; null: the ranks share no memory
   struct Choice {
     Collective op = Collective::kBarrier;
     std::size_t bytes = 0;
@@ -232,10 +220,10 @@ class [[nodiscard]] RegisteredBuffer {
 
  private:
   friend class Group;
-  RegisteredBuffer(Group& group, std::uint64_t kept) : group_(&group), kept_(kept) {}
+  RegisteredBuffer(Group& group, std::uint64_t registration) : group_(&group), registered_(registration) {}
 
   Group* group_ = nullptr;
-  std::uint64_t kept_ = 0;
+  std::uint64_t registered_ = 0;
 };
 
 /// The calls that one rank's CUDA graph makes. What `body` calls on GPU memory is captured, not run; replay() is told

@@ -46,7 +46,7 @@ void Group::follow(const Operation& call, std::unique_ptr<Operation> on_gpu) {
   owner_.engine_.adopt(std::move(on_gpu));
 }
 
-void Group::follow_again(const CallFacts& facts, std::unique_ptr<Operation> on_gpu) {
+void Group::follow_replayed(const CallFacts& facts, std::unique_ptr<Operation> on_gpu) {
   on_gpu->group_ = this;
   on_gpu->key_ = facts.key;
   on_gpu->sequence_ = facts.sequence;
@@ -59,26 +59,26 @@ void Group::follow_again(const CallFacts& facts, std::unique_ptr<Operation> on_g
   owner_.engine_.adopt(std::move(on_gpu));
 }
 
-RegisteredBuffer Group::keep(Buffer memory) {
+RegisteredBuffer Group::register_buffer(Buffer memory) {
   if (memory.device.kind != DeviceKind::kCuda || gpu() == nullptr) return {};
-  check_device(memory.device, "keep");
+  check_device(memory.device, "register_buffer");
   const auto lock = owner_.engine_.lock();
-  return {*this, gpu()->keep(members_, memory.data, memory.bytes())};
+  return {*this, gpu()->register_buffer(members_, memory.data, memory.bytes())};
 }
 
 RegisteredBuffer::RegisteredBuffer(RegisteredBuffer&& other) noexcept
-    : group_(std::exchange(other.group_, nullptr)), kept_(other.kept_) {}
+    : group_(std::exchange(other.group_, nullptr)), registered_(other.registered_) {}
 
 RegisteredBuffer& RegisteredBuffer::operator=(RegisteredBuffer&& other) noexcept {
   std::swap(group_, other.group_);
-  std::swap(kept_, other.kept_);
+  std::swap(registered_, other.registered_);
   return *this;
 }
 
 RegisteredBuffer::~RegisteredBuffer() {
   if (group_ == nullptr) return;
   const auto lock = group_->engine_lock();
-  group_->gpu()->forget(kept_);
+  group_->gpu()->deregister_buffer(registered_);
 }
 
 CapturedCollectives::CapturedCollectives(Group& any, const std::function<void()>& body) : group_(any) {

@@ -1,12 +1,16 @@
 // How a checked call becomes an operation: which algorithm, which routine, which number.
+#include <algorithm>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <set>
 
 #include "trireme/base/error.h"
+#include "trireme/comm/board_operation.h"
 #include "trireme/comm/group.h"
 #include "trireme/comm/guarded_operation.h"
 #include "trireme/comm/rank.h"
+#include "trireme/comm/routine_operation.h"
 
 namespace trireme::comm {
 namespace {
@@ -29,8 +33,26 @@ std::vector<std::size_t> offsets_of(std::span<const std::size_t> counts) {
 
 }  // namespace
 
+struct Group::Internals {
+  /// Routines are built once for calls that look the same.
+  struct RoutineId {
+    Collective op;
+    Algorithm algorithm;
+    std::int32_t root;
+    std::uint64_t count, counts_hash, element;
+    auto operator<=>(const RoutineId&) const = default;
+  };
+
+  std::unique_ptr<Board> board;                       // null: the ranks share no memory
+  std::uint64_t board_sequence = 0;                   // collectives that went over it
+  NativeOrder native_order;                           // of the transport library's own collectives
+  std::vector<std::unique_ptr<BoardOperation>> free;  // to be used again: allocating one costs more than a small call
+  std::map<RoutineId, std::shared_ptr<const Routine>> routines;  // shared with operations under way
+  ScratchPool scratch;
+};
+
 Group::Group(Rank& owner, Members members, std::string name)
-    : owner_(owner), members_(std::move(members)), name_(std::move(name)) {
+    : owner_(owner), members_(std::move(members)), name_(std::move(name)), internals_(std::make_unique<Internals>()) {
   const std::vector<int> nodes = owner_.transport().node_of();
   for (const int r : members_.ranks) node_of_.push_back(nodes[static_cast<std::size_t>(r)]);
   nodes_ = static_cast<int>(std::set<int>(node_of_.begin(), node_of_.end()).size());
@@ -39,7 +61,8 @@ Group::Group(Rank& owner, Members members, std::string name)
   {
     const auto lock = owner_.engine_.lock();
     owner_.transport().join(members_);
-    board_ = owner_.transport().make_board(members_);
+    internals_->board = owner_.transport().make_board(members_);
+    board_ = internals_->board.get();
   }
   record_group_ = owner_.recorder_.add_group(name_);
   owner_.add(*this);
@@ -124,14 +147,14 @@ Algorithm Group::settle_algorithm(const Request& request, const CallKey& key, Al
 
 std::shared_ptr<const Routine> Group::routine_for(const Request& request, const CallKey& key) {
   const bool cacheable = !(request.uneven && request.op == Collective::kAllToAll);
-  const RoutineId id{.op = request.op,
-                     .algorithm = key.algorithm,
-                     .root = key.root,
-                     .count = key.count,
-                     .counts_hash = key.counts_hash,
-                     .element = size_of(key.type)};
+  const Internals::RoutineId id{.op = request.op,
+                                .algorithm = key.algorithm,
+                                .root = key.root,
+                                .count = key.count,
+                                .counts_hash = key.counts_hash,
+                                .element = size_of(key.type)};
   if (cacheable) {
-    if (const auto it = routines_.find(id); it != routines_.end()) return it->second;
+    if (const auto it = internals_->routines.find(id); it != internals_->routines.end()) return it->second;
   }
   const auto p = static_cast<std::size_t>(size());
   Shape shape{.op = request.op,
@@ -158,21 +181,21 @@ std::shared_ptr<const Routine> Group::routine_for(const Request& request, const 
   }
   auto routine = std::make_shared<const Routine>(entry->build(shape, rank()));
   if (cacheable) {
-    if (routines_.size() >= kCachedRoutines) routines_.clear();
-    routines_[id] = routine;
+    if (internals_->routines.size() >= kCachedRoutines) internals_->routines.clear();
+    internals_->routines[id] = routine;
   }
   return routine;
 }
 
 std::unique_ptr<Operation> Group::make_operation(const Request& request, Call& call) {
   if (call.key.algorithm == Algorithm::kDirect) {
-    call.sequence = board_sequence_++;
+    call.sequence = internals_->board_sequence++;
     std::unique_ptr<BoardOperation> operation;
-    if (free_.empty()) {
+    if (internals_->free.empty()) {
       operation = std::make_unique<BoardOperation>();
     } else {
-      operation = std::move(free_.back());
-      free_.pop_back();
+      operation = std::move(internals_->free.back());
+      internals_->free.pop_back();
     }
     operation->prepare(*board_, call);
     return operation;
@@ -181,19 +204,19 @@ std::unique_ptr<Operation> Group::make_operation(const Request& request, Call& c
     const bool on_board = board_ && size() > 1;  // one rank agrees with itself
     const GpuCallSite site{.host = owner_.transport(),
                            .members = members_,
-                           .board = on_board ? board_.get() : nullptr,
-                           .board_sequence = on_board ? board_sequence_++ : 0,
+                           .board = on_board ? board_ : nullptr,
+                           .board_sequence = on_board ? internals_->board_sequence++ : 0,
                            .tag = static_cast<std::uint32_t>(calls()) & kTagMask};
     const auto lock = owner_.engine_.lock();
     return gpu()->make_collective(site, call);
   }
   if (call.key.algorithm == Algorithm::kNative) {
-    const std::uint64_t board_sequence = board_ ? board_sequence_++ : 0;
-    return std::make_unique<GuardedOperation>(owner_.transport(), members_, board_.get(), board_sequence, call,
-                                              native_order_);
+    const std::uint64_t board_sequence = board_ ? internals_->board_sequence++ : 0;
+    return std::make_unique<GuardedOperation>(owner_.transport(), members_, board_, board_sequence, call,
+                                              internals_->native_order);
   }
   return std::make_unique<RoutineOperation>(owner_.transport(), members_, routine_for(request, call.key), call,
-                                            static_cast<std::uint32_t>(calls()) & kTagMask, scratch_);
+                                            static_cast<std::uint32_t>(calls()) & kTagMask, internals_->scratch);
 }
 
 Work Group::collective(const Request& request, const CallOptions& options) {
@@ -263,7 +286,7 @@ Work Group::point(Op op, const void* in, void* out, std::size_t count, DType typ
   routine.steps.push_back({.act = Act::kWait, .on = 0});
   auto operation = std::make_unique<RoutineOperation>(owner_.transport(), members_,
                                                       std::make_shared<const Routine>(std::move(routine)), call,
-                                                      kPointTag | static_cast<std::uint32_t>(tag), scratch_);
+                                                      kPointTag | static_cast<std::uint32_t>(tag), internals_->scratch);
   return start(std::move(operation), recorded, peer, options);
 }
 
@@ -281,14 +304,14 @@ Work Group::start(std::unique_ptr<Operation> owned, const Call& call, int peer, 
                                              operation.started_ns_);
   Work work(operation);
   owner_.engine_.submit(operation);
-  if (operation.holds_its_caller()) owner_.engine_.wait(operation);  // an error is told by the work's own wait()
+  if (operation.blocks_caller()) owner_.engine_.wait(operation);  // an error is told by the work's own wait()
   return work;
 }
 
 void Group::recycle(Operation& operation) noexcept {
   operation.error_ = nullptr;
   if (auto* board_operation = dynamic_cast<BoardOperation*>(&operation)) {
-    free_.emplace_back(board_operation);
+    internals_->free.emplace_back(board_operation);
   } else {
     // Its transfers give back what they borrowed from the transport, which the background thread uses too.
     const auto lock = owner_.engine_.lock();
@@ -298,7 +321,7 @@ void Group::recycle(Operation& operation) noexcept {
 
 void Group::settled(Operation& operation, bool done) {
   operation.ended_ns_ = now_ns();
-  if (done && operation.goes_on_elsewhere()) {
+  if (done && operation.continues_on_gpu()) {
     owner_.recorder_.given(operation.record_);
   } else {
     owner_.recorder_.end(operation.record_, done ? Recorder::State::kDone : Recorder::State::kFailed,
@@ -316,7 +339,7 @@ void Group::settled(Operation& operation, bool done) {
     add(c.bytes, operation.key_.count * size_of(operation.key_.type));
     add(c.sent_bytes, operation.sent_bytes());
   }
-  if (operation.goes_on_elsewhere()) return;
+  if (operation.continues_on_gpu()) return;
   add(c.nanoseconds, static_cast<std::uint64_t>(operation.ended_ns_ - operation.started_ns_));
 }
 

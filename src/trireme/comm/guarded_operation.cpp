@@ -9,7 +9,7 @@ Progress GuardedOperation::advance(Effort effort) {
   if (board_ != nullptr) {
     if (!entered_) {
       if (!board_->may_enter(board_sequence_)) return Progress::kStuck;
-      board_->put_up(board_sequence_, call_.key, nullptr, nullptr, nullptr);
+      board_->post(board_sequence_, call_.key, nullptr, nullptr, nullptr);
       entered_ = moved = true;
     }
     for (; next_rank_ < board_->ranks(); ++next_rank_) {

@@ -51,13 +51,13 @@ class Operation {
   /// Bytes this rank has sent to others for it; known once done.
   virtual std::uint64_t sent_bytes() const = 0;
   /// In the thread that waited for it, once it is done: the last thing before wait() returns.
-  virtual void hand_over() {}
-  /// Whether nothing rings when it can go on: then it is asked again and again.
-  virtual bool must_be_asked() const { return false; }
+  virtual void after_wait() {}
+  /// Whether nobody notifies this rank when it can go on: then it is asked again and again.
+  virtual bool needs_polling() const { return false; }
   /// Whether the caller goes on only when it is done here: nobody else may then touch what the caller captures.
-  virtual bool holds_its_caller() const { return false; }
+  virtual bool blocks_caller() const { return false; }
   /// Whether the GPU still has to carry it out when it is done here: another operation follows it there.
-  virtual bool goes_on_elsewhere() const { return false; }
+  virtual bool continues_on_gpu() const { return false; }
   /// What it waits for once all ranks have arrived, for people; empty: only for them.
   virtual std::string_view waits_for() const { return {}; }
   /// For one that follows a call on the GPU: where it is there.

@@ -72,10 +72,10 @@ void run_process_rank(const Launch& launch, const std::function<void(Rank&)>& bo
     process.reset();
     return;
   } catch (const Error& error) {
-    process->rank().last_words(error.message());
+    process->rank().announce_failure(error.message());
     block = error.block();
   } catch (const std::exception& error) {
-    process->rank().last_words(error.what());
+    process->rank().announce_failure(error.what());
     block = fmt::format("error: {}\n", error.what());
   }
   // In one write: several ranks print at once.

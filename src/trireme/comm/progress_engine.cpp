@@ -17,10 +17,10 @@ using namespace std::chrono_literals;
 // calls themselves it is not needed, and each look takes a core from somebody.
 constexpr nanoseconds kLookAgain = 1ms;
 constexpr nanoseconds kLinger = 5ms;
-// Without a bell, others' doings are found only by asking.
+// Without an event count, what others do is found only by polling.
 constexpr nanoseconds kAskEvery = 50us;
-// A ring cannot be lost; this only bounds how late a deadline or an alarm is noticed.
-constexpr nanoseconds kLongestDoze = 20ms;
+// A notification cannot be lost; this only bounds how late a deadline or an alarm is noticed.
+constexpr nanoseconds kLongestSleep = 20ms;
 // Giving the core to whoever else wants it, before sleeping: being woken costs both sides microseconds.
 constexpr nanoseconds kYieldFor = 100us;
 // Spinning is cut down to this when it does not pay: the rank waited for is late, or waits for this very core.
@@ -98,7 +98,7 @@ void ProgressEngine::wait(Operation& operation) {
     report_failures();
     const std::int64_t now = now_ns();
     if (idle_since == 0) idle_since = now;
-    if (alarmed_.load(std::memory_order_relaxed)) heed_alarm(/*adopted_only=*/false);
+    if (alarmed_.load(std::memory_order_relaxed)) handle_alarm(/*adopted_only=*/false);
     if (now >= operation.deadline_ns_) {
       const std::exception_ptr verdict = watch_.timed_out(operation);
       fail(operation, verdict);
@@ -114,7 +114,7 @@ void ProgressEngine::wait(Operation& operation) {
       std::this_thread::yield();
       continue;
     }
-    doze(std::min<nanoseconds>(kLongestDoze, nanoseconds(operation.deadline_ns_ - now)));
+    sleep_until_event(std::min<nanoseconds>(kLongestSleep, nanoseconds(operation.deadline_ns_ - now)));
   }
   waiting_.fetch_sub(1, std::memory_order_relaxed);
   if (!yielded && spin < spin_) spin_now_.store(std::min(spin_, spin * 2), std::memory_order_relaxed);
@@ -126,7 +126,7 @@ void ProgressEngine::poll() {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (lock) advance_all();
   }
-  if (alarmed_.load(std::memory_order_relaxed)) heed_alarm(/*adopted_only=*/false);
+  if (alarmed_.load(std::memory_order_relaxed)) handle_alarm(/*adopted_only=*/false);
   report_failures();
 }
 
@@ -164,7 +164,7 @@ void ProgressEngine::fail(Operation& operation, const std::exception_ptr& error)
 
 void ProgressEngine::alarm() {
   alarmed_.store(true, std::memory_order_release);
-  if (EventCount* bell = transport_.bell()) bell->ring();
+  if (EventCount* event_count = transport_.event_count()) event_count->notify();
 }
 
 bool ProgressEngine::advance_all() {
@@ -222,13 +222,13 @@ void ProgressEngine::fail_group(Group& group, const std::exception_ptr& error) {
   }
 }
 
-void ProgressEngine::heed_alarm(bool adopted_only) {
+void ProgressEngine::handle_alarm(bool adopted_only) {
   const std::lock_guard lock(mutex_);
   const std::vector<Operation*> pending = pending_;
   for (Operation* operation : pending) {
     if (std::ranges::find(pending_, operation) == pending_.end()) continue;  // failed with its group a moment ago
     if (adopted_only && !operation->adopted_) continue;
-    if (const std::exception_ptr error = watch_.hopeless(*operation)) fail_group(*operation->group_, error);
+    if (const std::exception_ptr error = watch_.peer_lost(*operation)) fail_group(*operation->group_, error);
   }
 }
 
@@ -255,7 +255,7 @@ void ProgressEngine::watch_adopted() {
       break;
     }
   }
-  if (alarmed_.load(std::memory_order_relaxed)) heed_alarm(/*adopted_only=*/true);
+  if (alarmed_.load(std::memory_order_relaxed)) handle_alarm(/*adopted_only=*/true);
   if (late != nullptr) {
     // Nobody else deletes it, and its group waits in drain(): both stay while the other ranks are asked.
     const std::exception_ptr verdict = watch_.timed_out(*late);
@@ -301,7 +301,7 @@ void ProgressEngine::background() {
     }
     if (some && !driven) {
       last_busy = now_ns();
-      doze(1ms);
+      sleep_until_event(1ms);
     } else {
       // Someone is waiting and pushes everything on, or there is nothing to do.
       std::unique_lock lock(background_mutex_);
@@ -326,23 +326,23 @@ void ProgressEngine::background() {
   }
 }
 
-void ProgressEngine::doze(nanoseconds at_most) {
+void ProgressEngine::sleep_until_event(nanoseconds at_most) {
   const std::int64_t event = transport_.next_event_ns();
   if (event != std::numeric_limits<std::int64_t>::max()) at_most = std::min(at_most, nanoseconds(event - now_ns()));
-  EventCount* bell = transport_.bell();
-  if (bell == nullptr || !transport_.bell_suffices()) at_most = std::min(at_most, kAskEvery);
+  EventCount* event_count = transport_.event_count();
+  if (event_count == nullptr || !transport_.event_count_suffices()) at_most = std::min(at_most, kAskEvery);
   if (at_most <= 0ns) return;
-  if (bell == nullptr) {
+  if (event_count == nullptr) {
     std::this_thread::sleep_for(at_most);
     return;
   }
-  const std::uint32_t ticket = bell->about_to_sleep();
+  const std::uint32_t ticket = event_count->about_to_sleep();
   bool moved = true;
   {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (lock) {
       moved = advance_all();
-      if (std::ranges::any_of(pending_, [](const Operation* operation) { return operation->must_be_asked(); })) {
+      if (std::ranges::any_of(pending_, [](const Operation* operation) { return operation->needs_polling(); })) {
         at_most = std::min(at_most, kAskEvery);
       }
     } else if (at_most > kAskEvery) {
@@ -351,9 +351,9 @@ void ProgressEngine::doze(nanoseconds at_most) {
     if (!lock) moved = false;
   }
   if (moved) {
-    bell->stay_awake();
+    event_count->stay_awake();
   } else {
-    bell->sleep(ticket, at_most);
+    event_count->sleep(ticket, at_most);
   }
 }
 

@@ -2,8 +2,8 @@
 // while nobody does.
 //
 // Operations are state machines; one pass advances each of them, so a receive posted early never holds up a later call
-// of another group. Whoever waits spins briefly, then yields, then sleeps on the rank's bell, so ranks may outnumber
-// cores.
+// of another group. Whoever waits spins briefly, then yields, then sleeps on the rank's event count, so ranks may
+// outnumber cores.
 // Depends on: operation.h, transport.h.
 #pragma once
 
@@ -36,7 +36,7 @@ class Watch {
   virtual std::exception_ptr timed_out(const Operation& operation) = 0;
   /// Whether this operation can no longer end, because a rank it needs failed, is lost, or has left; null when it still
   /// may.
-  virtual std::exception_ptr hopeless(const Operation& operation) = 0;
+  virtual std::exception_ptr peer_lost(const Operation& operation) = 0;
   virtual FailureReport report(const Group& group, const std::exception_ptr& error) = 0;
   /// Called without the engine's lock, once per group, which may be gone by then: its owner saw the failure too.
   virtual void failed(const FailureReport& report) = 0;
@@ -75,13 +75,13 @@ class ProgressEngine {
   bool advance_one(Operation& operation, Effort effort);
   void settle(Operation& operation, Operation::Status status);
   void fail_group(Group& group, const std::exception_ptr& error);
-  void heed_alarm(bool adopted_only);
+  void handle_alarm(bool adopted_only);
   void report_failures();
   void watch_adopted();
   void delete_landed();
   void background();
   void wake_background();
-  void doze(std::chrono::nanoseconds at_most);
+  void sleep_until_event(std::chrono::nanoseconds at_most);
 
   Transport& transport_;
   Watch& watch_;

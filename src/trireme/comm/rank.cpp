@@ -93,7 +93,7 @@ void Rank::remove(Group& group) {
   }
 }
 
-void Rank::last_words(const std::string& reason) noexcept {
+void Rank::announce_failure(const std::string& reason) noexcept {
   {
     const std::lock_guard lock(gone_mutex_);
     if (has_failed_) return;
@@ -150,7 +150,7 @@ std::string Rank::on_question(const std::string& question) {
   return to_wire({});  // not in that group, or not any more
 }
 
-bool Rank::lets_down(const Gone& gone, const Operation& operation) const {
+bool Rank::fails(const Gone& gone, const Operation& operation) const {
   if (gone.kind != Notice::Kind::kLeft) return true;
   const std::uint32_t channel = operation.group_->members().channel;
   // A send to it may be on its way to being taken; and without word from it there is only the clock.
@@ -165,7 +165,7 @@ bool Rank::lets_down(const Gone& gone, const Operation& operation) const {
   return count_in(gone.departure->calls, channel) <= operation.sequence_;
 }
 
-std::exception_ptr Rank::hopeless(const Operation& operation) {
+std::exception_ptr Rank::peer_lost(const Operation& operation) {
   const Group& group = *operation.group_;
   const std::lock_guard lock(gone_mutex_);
   // Of several the one that went first: the others are likely to have gone because of it.
@@ -175,7 +175,7 @@ std::exception_ptr Rank::hopeless(const Operation& operation) {
     const auto& gone = gone_[static_cast<std::size_t>(other)];
     if (!gone || other == rank()) continue;
     if (operation.peer_ >= 0 && operation.peer_ != r) continue;
-    if (!lets_down(*gone, operation)) continue;
+    if (!fails(*gone, operation)) continue;
     if (who < 0 || gone->since_ns < gone_[static_cast<std::size_t>(who)]->since_ns) who = other;
   }
   if (who < 0) return nullptr;
@@ -291,7 +291,7 @@ void Rank::failed(const FailureReport& report) {
   log_debug("group '{}' failed on rank {}: {}", report.group, rank(), report.reason);
   if (!options_.flight_directory.empty()) recorder_.dump(options_.flight_directory, report.reason);
   if (report.own) {
-    last_words(report.reason);
+    announce_failure(report.reason);
   } else {
     give_up();
   }
@@ -313,7 +313,7 @@ void run_ranks(int ranks, const std::function<void(Rank&)>& body, const RanksOpt
         if (!where) where = std::current_exception();
       }
       if (rank) {
-        rank->last_words(reason);
+        rank->announce_failure(reason);
       } else if (controls[i]) {
         controls[i]->announce(Notice::Kind::kFailed, reason);
       }

@@ -15,7 +15,6 @@
 #include "trireme/base/error.h"
 #include "trireme/comm/control.h"
 #include "trireme/comm/departure.h"
-#include "trireme/comm/flight_signal.h"
 #include "trireme/comm/gpu_transport.h"
 #include "trireme/comm/group.h"
 #include "trireme/comm/progress_engine.h"
@@ -58,14 +57,14 @@ class Rank final : private Watch {
   const CommOptions& options() const { return options_; }
 
   /// This rank cannot go on, for this reason: the others are told, and their calls that need it fail.
-  void last_words(const std::string& reason) noexcept;
+  void announce_failure(const std::string& reason) noexcept;
 
  private:
   friend class Group;
   friend class Work;
 
   std::exception_ptr timed_out(const Operation& operation) override;
-  std::exception_ptr hopeless(const Operation& operation) override;
+  std::exception_ptr peer_lost(const Operation& operation) override;
   FailureReport report(const Group& group, const std::exception_ptr& error) override;
   void failed(const FailureReport& report) override;
 
@@ -94,7 +93,7 @@ class Rank final : private Watch {
     std::int64_t since_ns;
     std::optional<Departure> departure;  // of one that left
   };
-  bool lets_down(const Gone& gone, const Operation& operation) const;
+  bool fails(const Gone& gone, const Operation& operation) const;
   std::mutex gone_mutex_;
   std::vector<std::optional<Gone>> gone_;  // by rank
   bool has_failed_ = false;                // this rank; its last words are said

@@ -1,12 +1,18 @@
 #include "trireme/comm/recorder.h"
 
+#include <semaphore.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -29,6 +35,25 @@ std::uint64_t pack(std::uint32_t group, int peer, Recorder::State state) {
 }
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
+
+struct Listed {
+  std::mutex mutex;
+  std::map<const Recorder*, std::string> directories;
+};
+
+// Never destroyed: the thread that waits for signals outlives main().
+Listed& listed() {
+  static auto* all = new Listed;
+  return *all;
+}
+
+sem_t signalled;
+
+void on_signal(int) {
+  const int error = errno;
+  sem_post(&signalled);  // one of the few things a handler may do
+  errno = error;
+}
 
 }  // namespace
 
@@ -132,6 +157,36 @@ void Recorder::dump(const std::string& directory, const std::string& reason) con
   } catch (const std::exception& error) {
     log_warn("the flight recorder of rank {} could not be written to {}: {}", rank_, directory, error.what());
   }
+}
+
+FlightListing::FlightListing(const Recorder& recorder, std::string directory) : recorder_(recorder) {
+  const std::lock_guard lock(listed().mutex);
+  listed().directories[&recorder_] = std::move(directory);
+}
+
+FlightListing::~FlightListing() {
+  const std::lock_guard lock(listed().mutex);
+  listed().directories.erase(&recorder_);
+}
+
+void write_flights_on_signal() {
+  static const bool once = [] {
+    sem_init(&signalled, 0, 0);
+    std::thread([] {
+      while (true) {
+        if (sem_wait(&signalled) != 0) continue;  // interrupted
+        const std::lock_guard lock(listed().mutex);
+        for (const auto& [recorder, directory] : listed().directories)
+          recorder->dump(directory, "asked for by SIGUSR1");
+      }
+    }).detach();
+    struct sigaction action = {};
+    action.sa_handler = &on_signal;
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGUSR1, &action, nullptr);
+    return true;
+  }();
+  (void)once;
 }
 
 }  // namespace trireme::comm

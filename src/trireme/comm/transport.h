@@ -54,13 +54,6 @@ class Transfer {
   std::size_t their_bytes = 0;
 };
 
-/// The members of a group as a transport sees them.
-struct Members {
-  std::uint32_t channel = 0;
-  std::vector<int> ranks;  // world ranks
-  int me = 0;              // index into ranks
-};
-
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -94,9 +87,9 @@ class Transport {
   /// Pushes on what the transport itself has in hand (delayed messages); returns whether anything moved.
   virtual bool progress() { return false; }
   /// Rung when another rank did something for this one; null: progress can only be found by asking again.
-  virtual EventCount* bell() { return nullptr; }
-  /// Whether the bell rings for everything that is pending now, so that one may sleep until it does.
-  virtual bool bell_suffices() const { return true; }
+  virtual EventCount* event_count() { return nullptr; }
+  /// Whether the event count is notified of everything that is pending now, so that one may sleep until it does.
+  virtual bool event_count_suffices() const { return true; }
   /// When something of this rank falls due by itself (steady clock); for transports that keep time.
   virtual std::int64_t next_event_ns() const { return std::numeric_limits<std::int64_t>::max(); }
 };

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 namespace trireme::comm {
 
@@ -62,6 +63,13 @@ struct ConstBuffer : BasicBuffer<const void*> {
   ConstBuffer(const void* data_, std::size_t count_, DType type_, Device device_ = {})
       : BasicBuffer{data_, count_, type_, device_} {}
   ConstBuffer(const Buffer& other) : BasicBuffer{other.data, other.count, other.type, other.device} {}  // NOLINT
+};
+
+/// The members of a group, as transports and operations see them.
+struct Members {
+  std::uint32_t channel = 0;
+  std::vector<int> ranks;  // world ranks
+  int me = 0;              // index into ranks
 };
 
 }  // namespace trireme::comm

@@ -46,7 +46,7 @@ void Work::wait() {
   std::exception_ptr error = operation.error_;
   if (!error) {
     try {
-      operation.hand_over();
+      operation.after_wait();
     } catch (...) {
       error = std::current_exception();
     }

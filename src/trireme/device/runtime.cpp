@@ -78,7 +78,7 @@ double gemm_flops(int size, GemmType type, double seconds) try {
   return std::numeric_limits<double>::quiet_NaN();
 }
 
-double product_seconds(int rows, int columns, int inner, GemmType type, double seconds) try {
+double gemm_seconds(int rows, int columns, int inner, GemmType type, double seconds) try {
   using Clock = std::chrono::steady_clock;
   const auto as = type == kGemmBf16 ? at::kBFloat16 : at::kFloat;
   const at::Tensor left = at::ones({rows, inner}, as), right = at::ones({inner, columns}, as);
@@ -104,7 +104,7 @@ constexpr Runtime kRuntime = {.version = kRuntimeVersion,
                               .set_intra_op_threads = &set_intra_op_threads,
                               .gemm_error = &gemm_error,
                               .gemm_flops = &gemm_flops,
-                              .product_seconds = &product_seconds};
+                              .gemm_seconds = &gemm_seconds};
 
 }  // namespace
 

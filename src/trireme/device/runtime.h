@@ -32,7 +32,7 @@ struct Runtime {
   double (*gemm_flops)(int size, GemmType type, double seconds);
   /// How long a GEMM of rows x inner with inner x columns takes with the threads it is set to: the median of calls
   /// for about `seconds`, after a warm-up. NaN when it failed.
-  double (*product_seconds)(int rows, int columns, int inner, GemmType type, double seconds);
+  double (*gemm_seconds)(int rows, int columns, int inner, GemmType type, double seconds);
 };
 
 /// The one symbol that the library is asked for.

@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include <charconv>
+#include <nlohmann/json.hpp>
 
 #include "trireme/base/version.h"
 #include "trireme/formats/format_error.h"
@@ -204,7 +205,7 @@ std::string manifest_text(const CheckpointManifest& manifest) {
             {"step", static_cast<std::uint64_t>(manifest.step)},
             {"tokens", static_cast<std::uint64_t>(manifest.tokens)},
             {"hash", hex(manifest.hash)},
-            {"values", manifest.values},
+            {"values", *manifest.values},
             {"files", checksums(manifest.files)}};
   if (manifest.metric) json["metric"] = *manifest.metric;
   json["parts"] = Json::array();
@@ -250,7 +251,7 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& sour
                               .tokens = reader.count("tokens"),
                               .hash = reader.sum("hash"),
                               .metric = {},
-                              .values = reader.at("values", JsonType::object),
+                              .values = JsonValue(reader.at("values", JsonType::object)),
                               .files = reader.sums("files"),
                               .parts = {},
                               .tensors = {},

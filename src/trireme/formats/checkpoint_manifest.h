@@ -9,13 +9,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "trireme/base/json_value.h"
 #include "trireme/formats/dtype.h"
 
 namespace trireme::formats {
@@ -84,7 +84,7 @@ struct CheckpointManifest {
   std::int64_t step = 0, tokens = 0;
   std::uint64_t hash = 0;                      ///< of the whole state
   std::optional<double> metric;                ///< what "the best" is chosen by: the last validation loss
-  nlohmann::ordered_json values;               ///< what the State registry holds beside tensors, by name
+  JsonValue values;                            ///< what the State registry holds beside tensors, by name
   std::map<std::string, std::uint64_t> files;  ///< small files beside the parts -> checksum
   std::vector<StoredPart> parts;
   std::map<std::string, StoredTensor, std::less<>> tensors;

@@ -79,23 +79,13 @@ void insert(Json& object, const std::string& key, const Json& value) {
 }  // namespace
 
 HfConfig::HfConfig(std::string text, std::string source)
-    : text_(std::move(text)), source_(std::move(source)), json_(std::make_unique<Json>(parse_json(text_, source_))) {
+    : text_(std::move(text)), source_(std::move(source)), json_(parse_json(text_, source_)) {
   if (!json_->is_object())
     throw FormatError(fmt::format("{}: must be an object {{...}}, but is a {} (byte 0)", source_, json_->type_name()));
 }
-HfConfig::~HfConfig() = default;
-HfConfig::HfConfig(const HfConfig& other)
-    : text_(other.text_), source_(other.source_), json_(std::make_unique<Json>(*other.json_)) {}
-HfConfig::HfConfig(HfConfig&&) noexcept = default;
-HfConfig& HfConfig::operator=(HfConfig other) noexcept {
-  text_.swap(other.text_);
-  source_.swap(other.source_);
-  json_.swap(other.json_);
-  return *this;
-}
 
 const Json* HfConfig::look_up(std::string_view key) const {
-  const Json* value = json_.get();
+  const Json* value = &*json_;
   for (std::string_view rest = key; value != nullptr && !value->is_null();) {
     const std::size_t dot = rest.find('.');
     value = member(*value, rest.substr(0, dot));
@@ -122,7 +112,7 @@ template std::optional<std::vector<std::string>> HfConfig::find(std::string_view
 
 void HfConfig::missing(std::string_view key) const {
   const std::size_t dot = key.rfind('.');
-  const Json* section = dot == key.npos ? json_.get() : look_up(key.substr(0, dot));
+  const Json* section = dot == key.npos ? &*json_ : look_up(key.substr(0, dot));
   std::string near;
   if (section != nullptr && section->is_object())
     near = did_you_mean(dot == key.npos ? key : key.substr(dot + 1), keys_of(*section));
@@ -137,7 +127,7 @@ void HfConfig::wrong_type(std::string_view key, const Json& value, std::string_v
 }
 
 void HfConfig::set(std::string_view key, const Json& value) {
-  Json* object = json_.get();
+  Json* object = &*json_;
   std::string_view rest = key;
   for (std::size_t dot; (dot = rest.find('.')) != rest.npos; rest.remove_prefix(dot + 1)) {
     const Json* inner = member(*object, rest.substr(0, dot));

@@ -2,8 +2,7 @@
 //
 //   const HfConfig config = read_hf_config("model/config.json");
 //   config.get<std::int64_t>("hidden_size")           FormatError naming file and key: missing, or not a number
-//   config.find<double>("rope_scaling.factor")        nothing when it is missing or null, which published files use
-//   alike
+//   config.find<double>("rope_scaling.factor")        nothing when it is missing or null: published files use both
 //
 // Keys within keys are joined by dots. A configuration that was not changed is written back as the bytes it was read
 // from.
@@ -12,12 +11,12 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+
+#include "trireme/base/json_value.h"
 
 namespace trireme::formats {
 
@@ -27,10 +26,6 @@ class HfConfig {
  public:
   /// `text` is the file's content, `source` its name for messages.
   HfConfig(std::string text, std::string source);
-  ~HfConfig();
-  HfConfig(const HfConfig& other);
-  HfConfig(HfConfig&&) noexcept;
-  HfConfig& operator=(HfConfig other) noexcept;
 
   const std::string& source() const { return source_; }
   const nlohmann::ordered_json& json() const { return *json_; }
@@ -63,8 +58,7 @@ class HfConfig {
                                std::string_view expected) const;
 
   std::string text_, source_;
-  std::unique_ptr<nlohmann::ordered_json>
-      json_;  // behind a pointer: json.hpp costs a second of every file including it
+  JsonValue json_;
 };
 
 HfConfig read_hf_config(const std::filesystem::path& path);

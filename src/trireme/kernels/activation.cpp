@@ -54,7 +54,7 @@ void activation_forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& bi
 }
 
 void activation_backward(at::Tensor& dx, at::Tensor& dbias, const at::Tensor& dy, const at::Tensor& x,
-                         const at::Tensor& bias, Activation kind, at::Tensor* y, bool anew) {
+                         const at::Tensor& bias, Activation kind, at::Tensor* y, bool overwrite) {
   const Arguments arguments("activation_backward");
   const Rows in = arguments.rows(x, "x"), gradient = arguments.rows_like(dy, "dy", in, "x");
   const Rows out = arguments.rows_like(dx, "dx", in, "x");
@@ -71,13 +71,13 @@ void activation_backward(at::Tensor& dx, at::Tensor& dbias, const at::Tensor& dy
                             .y = again.data,
                             .y_stride = again.stride};
   void* const bias_gradient = arguments.sums(dbias, "dbias", in.width, in.element);
-  if (anew && bias_gradient != nullptr && (!arguments.on_gpu() || in.rows == 0)) dbias.zero_();
+  if (overwrite && bias_gradient != nullptr && (!arguments.on_gpu() || in.rows == 0)) dbias.zero_();
   if (arguments.on_gpu()) {
-    at::Tensor room;
-    CudaColumnSums column_sums{.first = bias_gradient, .begin_first = anew};
+    at::Tensor workspace;
+    CudaColumnSums column_sums{.first = bias_gradient, .begin_first = overwrite};
     if (bias_gradient != nullptr) {
-      room = cuda_sum_room(x, in.element, in.width, 1);
-      column_sums.partial = room.mutable_data_ptr();
+      workspace = cuda_sum_workspace(x, in.element, in.width, 1);
+      column_sums.partial = workspace.mutable_data_ptr();
     }
     return check_cuda(
         cuda().activation_backward(loop, column_sums, static_cast<int>(kind), in.element, in.rows, cuda_stream()),

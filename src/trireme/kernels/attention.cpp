@@ -16,7 +16,6 @@
 #include "trireme/kernels/attention_arguments.h"
 #include "trireme/kernels/attention_cuda.h"
 #include "trireme/kernels/cpu/attention_problem.h"
-#include "trireme/kernels/cpu/attention_visible.h"
 
 namespace trireme::kernels {
 namespace {
@@ -98,8 +97,8 @@ struct Prepared {
       }
     }
     problem.dropout_rng.streams = reinterpret_cast<const std::uint32_t(*)[4]>(streams.data());
-    problem.dropout_rng.threshold = coin_threshold(dropout.p);
-    problem.dropout_rng.kept_factor = 1 / (1 - dropout.p);
+    problem.dropout_rng.threshold = dropout_threshold(dropout.p);
+    problem.dropout_rng.dropout_scale = 1 / (1 - dropout.p);
   }
 };
 
@@ -175,7 +174,7 @@ Cut cut(const AttentionProblem& problem, std::int64_t tasks_wanted, std::int64_t
 
 }  // namespace
 
-std::uint32_t coin_threshold(double p) {
+std::uint32_t dropout_threshold(double p) {
   return static_cast<std::uint32_t>(std::min(std::round(p * 0x1p32), 0x1p32 - 1));
 }
 
@@ -266,7 +265,7 @@ void attention_merge(at::Tensor& out, at::Tensor& lse, const at::Tensor& other_o
   const auto to = rows_of<char*>(out);
   const auto from = rows_of<const char*>(other_out);
   const std::int64_t element = static_cast<std::int64_t>(out.element_size());
-  const auto join = [&]<typename Real>(Real* mine, const Real* theirs) {
+  const auto merge = [&]<typename Real>(Real* mine, const Real* theirs) {
     at::parallel_for(0, batch * queries, 16, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         for (std::int64_t h = 0; h < heads; ++h) {
@@ -276,20 +275,20 @@ void attention_merge(at::Tensor& out, at::Tensor& lse, const at::Tensor& other_o
           const double most = std::max<double>(a, other), least = std::min<double>(a, other);
           if (std::isinf(most) && most < 0) continue;  // neither saw a key
           const double joined = most + std::log1p(std::exp(least - most));
-          body.join({.out = to.data + element * (b * to.batch + row * to.row + h * to.head),
-                     .other = from.data + element * (b * from.batch + row * from.row + h * from.head),
-                     .size = out.size(3),
-                     .out_weight = std::exp(a - joined),
-                     .other_weight = std::exp(other - joined)});
+          body.merge({.out = to.data + element * (b * to.batch + row * to.row + h * to.head),
+                      .other = from.data + element * (b * from.batch + row * from.row + h * from.head),
+                      .size = out.size(3),
+                      .out_weight = std::exp(a - joined),
+                      .other_weight = std::exp(other - joined)});
           a = static_cast<Real>(joined);
         }
       }
     });
   };
   if (lse.scalar_type() == at::kDouble) {
-    join(lse.mutable_data_ptr<double>(), other_lse.const_data_ptr<double>());
+    merge(lse.mutable_data_ptr<double>(), other_lse.const_data_ptr<double>());
   } else {
-    join(lse.mutable_data_ptr<float>(), other_lse.const_data_ptr<float>());
+    merge(lse.mutable_data_ptr<float>(), other_lse.const_data_ptr<float>());
   }
 }
 

@@ -11,7 +11,7 @@
 //
 // Sums are kept in float (double for double). Where the machine multiplies bfloat16, the probabilities and their
 // gradients are rounded to it for the GEMMs that follow, as flash kernels do; elsewhere, and in half precision,
-// they stay float. Values that a query does not see must be finite: its GEMMs with them are multiplied by zero.
+// they stay float. Values that a query does not see must be finite: their products are multiplied by zero.
 //
 // Each thread keeps scratch between calls, as much as its largest call took: about one head's keys and values in
 // packed forms (forward: once each; backward: three copies and two sums in float) and 128 rows of queries. Where
@@ -38,7 +38,7 @@ struct Attention {
   /// ConfigError where they are not. Null or undefined both: all tokens of a row are one document.
   const at::Tensor* query_documents = nullptr;
   const at::Tensor* key_documents = nullptr;
-  /// Of probabilities, after the softmax: lse knows nothing of it. The coin of (sample, head, query, key) is drawn by
+  /// Of probabilities, after the softmax: lse knows nothing of it. The draw of (sample, head, query, key) is drawn by
   /// global indices, positions counted from query_position and key_position, all in [0, 2^32).
   const AttentionDropout* dropout = nullptr;
   bool deterministic = false;  ///< on a GPU: backward gives the same bits every time; what that costs is logged once
@@ -62,8 +62,8 @@ void attention_backward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at
                         const at::Tensor& k, const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
                         const Attention& options);
 
-/// A coin of 32 bits falls below this with probability p.
-std::uint32_t coin_threshold(double p);
+/// A draw of 32 bits is below this, and its element dropped, with probability p.
+std::uint32_t dropout_threshold(double p);
 
 /// Joins the results over two sets of keys, `out` and `lse` taking in the other's: what a ring does with each block.
 /// `out` is rounded to its type each time.

@@ -162,7 +162,7 @@ class FixedOrder {
 
 // ---- our own
 
-/// A call of the plain kernel, and the streams of coins that it points to.
+/// A call of the plain kernel, and the streams of draws that it points to.
 struct Plain {
   CudaAttention call{};
   at::Tensor dropout_rng;
@@ -193,8 +193,8 @@ struct Plain {
     }
     dropout_rng = at::from_blob(words.data(), {static_cast<std::int64_t>(words.size())}, at::kInt).to(q.device());
     call.dropout_rng = static_cast<const std::uint32_t*>(dropout_rng.const_data_ptr());
-    call.threshold = coin_threshold(dropout.p);
-    call.kept_factor = 1 / (1 - dropout.p);
+    call.threshold = dropout_threshold(dropout.p);
+    call.dropout_scale = 1 / (1 - dropout.p);
   }
 };
 

@@ -60,12 +60,12 @@ std::optional<CudnnPlan> make_plan(const CudnnCall& call) {
   const bool fixed = call.pass == CudnnPass::kFixedBackward;
   const char* const instead = fixed ? "ATen's flash kernel takes its place" : "it is asked through ATen";
   if (const CudaError why = cuda().cudnn_plan(call.attention, call.element, call.pass, &plan.plan, &plan.workspace)) {
-    log_warn("cuDNN has no plan for {}, and {}: {}", cudnn_words(call), instead, first_words(why));
+    log_warn("cuDNN has no plan for {}, and {}: {}", cudnn_text(call), instead, first_words(why));
     return std::nullopt;
   }
   if (fixed && plan.workspace > kMostFixed) {
     log_info("cuDNN would take {:.1f} GiB to work in for {}, and {}", static_cast<double>(plan.workspace) / 0x1p30,
-             cudnn_words(call), instead);
+             cudnn_text(call), instead);
     return std::nullopt;
   }
   return plan;
@@ -73,10 +73,10 @@ std::optional<CudnnPlan> make_plan(const CudnnCall& call) {
 
 /// Plans of this thread: cuDNN does not promise that one may run on two threads at a time.
 const std::optional<CudnnPlan>& plan_for(const CudnnCall& call, int gpu) {
-  static thread_local std::map<CudnnGround, std::optional<CudnnPlan>> ready;
-  const CudnnGround ground = cudnn_ground(call, gpu);
-  const auto found = ready.find(ground);
-  return found != ready.end() ? found->second : ready.emplace(ground, make_plan(call)).first->second;
+  static thread_local std::map<CudnnKey, std::optional<CudnnPlan>> ready;
+  const CudnnKey key = cudnn_key(call, gpu);
+  const auto found = ready.find(key);
+  return found != ready.end() ? found->second : ready.emplace(key, make_plan(call)).first->second;
 }
 
 bool callable() {
@@ -93,10 +93,10 @@ bool callable() {
 /// False where cuDNN cannot be called directly.
 bool run(const CudnnCall& call, const at::Tensor& like) {
   if (!cudnn_aligned(call)) {
-    static std::once_flag told;
-    std::call_once(told, [&] {
+    static std::once_flag warned;
+    std::call_once(warned, [&] {
       log_info("{} is asked through ATen and copied: it goes to addresses or strides that are no multiples of 16 bytes",
-               cudnn_words(call));
+               cudnn_text(call));
     });
     return false;
   }
@@ -108,7 +108,7 @@ bool run(const CudnnCall& call, const at::Tensor& like) {
   if (plan->workspace > 0) room = at::empty({plan->workspace}, like.options().dtype(at::kByte));
   void* const workspace = room.defined() ? room.mutable_data_ptr() : nullptr;
   if (const CudaError error = cuda().cudnn_run(plan->plan, call.attention, workspace, cuda_stream())) {
-    check_cuda(error, cudnn_words(call));
+    check_cuda(error, cudnn_text(call));
   }
   return true;
 }
@@ -181,28 +181,28 @@ bool cudnn_aligned(const CudnnCall& call) {
   return places % 16 == 0 && elements % 8 == 0;
 }
 
-CudnnGround cudnn_ground(const CudnnCall& call, int gpu) {
+CudnnKey cudnn_key(const CudnnCall& call, int gpu) {
   const CudaAttention& c = call.attention;
-  CudnnGround ground{gpu,
-                     static_cast<std::int64_t>(call.pass),
-                     static_cast<std::int64_t>(call.element),
-                     c.batch,
-                     c.queries,
-                     c.keys,
-                     c.heads,
-                     c.key_heads,
-                     c.head_dim,
-                     c.causal,
-                     std::bit_cast<std::int64_t>(c.scale)};
+  CudnnKey key{gpu,
+               static_cast<std::int64_t>(call.pass),
+               static_cast<std::int64_t>(call.element),
+               c.batch,
+               c.queries,
+               c.keys,
+               c.heads,
+               c.key_heads,
+               c.head_dim,
+               c.causal,
+               std::bit_cast<std::int64_t>(c.scale)};
   std::size_t next = 11;
   for (const auto* strides : {&c.q_strides, &c.k_strides, &c.v_strides, &c.out_strides, &c.dout_strides, &c.dq_strides,
                               &c.dk_strides, &c.dv_strides}) {
-    for (const std::int64_t stride : *strides) ground.at(next++) = stride;
+    for (const std::int64_t stride : *strides) key.at(next++) = stride;
   }
-  return ground;
+  return key;
 }
 
-std::string cudnn_words(const CudnnCall& call) {
+std::string cudnn_text(const CudnnCall& call) {
   const CudaAttention& c = call.attention;
   return fmt::format("attention {} {}, batch {}, queries {}, keys {}, heads {}/{}, size {}{}{}",
                      call.pass == CudnnPass::kForward ? "forward" : "backward",

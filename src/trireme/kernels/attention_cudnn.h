@@ -32,10 +32,10 @@ CudnnCall cudnn_backward_call(const AttentionGradients& into, const at::Tensor& 
 bool cudnn_aligned(const CudnnCall& call);
 /// Everything that a plan depends on. Calls that differ in addresses alone, or in strides over a single element, are
 /// the same.
-using CudnnGround = std::array<std::int64_t, 36>;
-CudnnGround cudnn_ground(const CudnnCall& call, int gpu);
+using CudnnKey = std::array<std::int64_t, 36>;
+CudnnKey cudnn_key(const CudnnCall& call, int gpu);
 /// "attention backward bf16, batch 32, queries 1024, keys 1024, heads 12/12, size 64, causal".
-std::string cudnn_words(const CudnnCall& call);
+std::string cudnn_text(const CudnnCall& call);
 
 /// Of the whole process: false leaves all calls to ATen. True at the start; for comparisons.
 void set_direct_cudnn(bool on);

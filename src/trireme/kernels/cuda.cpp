@@ -22,7 +22,7 @@ const CudaKernels& cuda() {
   return *table;
 }
 
-at::Tensor cuda_sum_room(const at::Tensor& like, Element element, std::int64_t width, int sums) {
+at::Tensor cuda_sum_workspace(const at::Tensor& like, Element element, std::int64_t width, int sums) {
   const auto type = element == Element::kDouble ? at::kDouble : at::kFloat;
   return at::empty({sums * kCudaSumBlocks * width}, like.options().dtype(type));
 }

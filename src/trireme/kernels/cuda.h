@@ -22,6 +22,6 @@ using device::cuda_capturing;
 using device::cuda_stream;
 
 /// Room for the partial sums of `sums` rows of `width` numbers, on the device of `like`.
-at::Tensor cuda_sum_room(const at::Tensor& like, Element element, std::int64_t width, int sums);
+at::Tensor cuda_sum_workspace(const at::Tensor& like, Element element, std::int64_t width, int sums);
 
 }  // namespace trireme::kernels

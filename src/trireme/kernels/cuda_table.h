@@ -70,7 +70,7 @@ struct CudaAttention {
   std::int64_t query_document_stride, key_document_stride;
   const std::uint32_t* dropout_rng;  // four words for each (batch, head); null: no dropout
   std::uint32_t threshold;
-  double kept_factor;
+  double dropout_scale;
 };
 
 /// Which of cuDNN's graphs of attention; fixed: with the same bits every time.
@@ -160,21 +160,22 @@ struct CudaGemmAlgorithm {
 };
 
 /// What an update in a captured step reads from device memory: see update.h. `taken` 0: nothing changes.
-struct CudaLive {
+struct CudaStepScalars {
   double gradient_scale, rate, root, weight_decay;
   std::int64_t taken;
 };
-/// Turns sums of squares into CudaLive for each tensor, and tells the norm.
-struct CudaDecide {
+/// Turns sums of squares into CudaStepScalars for each tensor, clips by their norm, and leaves norm and outcome in
+/// `result`.
+struct CudaClipGradNorm {
   const double* squares = nullptr;  // one for each tensor
   std::int64_t tensors = 0;
   const double* factors = nullptr;  // of the learning rate, for each tensor, and behind them those of its decay
   /// learning rate, what gradients are multiplied by, Adam's 1 - beta1^step and 1 / sqrt(1 - beta2^step)
   const double* numbers = nullptr;
   double clip = 0;
-  CudaLive* live = nullptr;
+  CudaStepScalars* device_scalars = nullptr;
   const double* loss = nullptr;  // NaN or Inf: the step is not taken
-  double* told = nullptr;        // norm, clip factor, whether it was taken; told[3]: sticks at 1 once one was not
+  double* result = nullptr;      // norm, clip factor, whether it was taken; result[3]: sticks at 1 once one was not
 };
 
 /// Raised by one whenever a member changes its meaning or place.
@@ -237,8 +238,8 @@ struct CudaKernels {
   CudaError (*gemm)(const CudaGemm&, const CudaGemmAlgorithm&, void* workspace, CudaStream);
 
   /// Four doubles into device memory, by value: what the host writes afterwards does not matter.
-  CudaError (*set_numbers)(double* to, double a, double b, double c, double d, CudaStream);
-  CudaError (*decide)(const CudaDecide&, CudaStream);
+  CudaError (*set_step_scalars)(double* to, double a, double b, double c, double d, CudaStream);
+  CudaError (*clip_grad_norm)(const CudaClipGradNorm&, CudaStream);
   /// kernels/fp8.h: fp8_advance.
   CudaError (*fp8_advance)(float* table, std::int64_t tensors, std::int64_t width, std::int64_t slot, double factor,
                            CudaStream);

@@ -19,34 +19,35 @@ DeviceScalars::DeviceScalars(std::span<const Slot> slots, double clip, at::Devic
   const auto count = static_cast<std::int64_t>(factors.size());
   factors_ = at::from_blob(factors.data(), {count}, at::kDouble).to(device);  // waits: the copy is there
   numbers_ = at::zeros({4}, factors_.options());
-  told_ = at::zeros({4}, factors_.options());
-  scalars_ = at::zeros({static_cast<std::int64_t>(slots_ * sizeof(CudaLive))}, factors_.options().dtype(at::kByte));
+  result_ = at::zeros({4}, factors_.options());
+  scalars_ =
+      at::zeros({static_cast<std::int64_t>(slots_ * sizeof(CudaStepScalars))}, factors_.options().dtype(at::kByte));
 }
 
 void DeviceScalars::set(const Step& step) {
-  check_cuda(cuda().set_numbers(numbers_.mutable_data_ptr<double>(), step.learning_rate, step.gradient_scale,
-                                step.correction1, step.root2, cuda_stream()),
+  check_cuda(cuda().set_step_scalars(numbers_.mutable_data_ptr<double>(), step.learning_rate, step.gradient_scale,
+                                     step.correction1, step.root2, cuda_stream()),
              "a step's numbers");
 }
 
-void DeviceScalars::decide(std::span<const at::Tensor* const> gradients, const at::Tensor& loss) {
+void DeviceScalars::clip_grad_norm(std::span<const at::Tensor* const> gradients, const at::Tensor& loss) {
   TRIREME_CHECK(gradients.size() == slots_, "{} gradients for {} tensors", gradients.size(), slots_);
-  const at::Tensor squares = sums_of_squares_there(gradients);
-  const CudaDecide call{.squares = squares.const_data_ptr<double>(),
-                        .tensors = static_cast<std::int64_t>(slots_),
-                        .factors = factors_.const_data_ptr<double>(),
-                        .numbers = numbers_.const_data_ptr<double>(),
-                        .clip = clip_,
-                        .live = static_cast<CudaLive*>(scalars_.mutable_data_ptr()),
-                        .loss = loss.defined() ? loss.const_data_ptr<double>() : nullptr,
-                        .told = told_.mutable_data_ptr<double>()};
-  check_cuda(cuda().decide(call, cuda_stream()), "a step's norm");
+  const at::Tensor squares = sums_of_squares_on_device(gradients);
+  const CudaClipGradNorm call{.squares = squares.const_data_ptr<double>(),
+                              .tensors = static_cast<std::int64_t>(slots_),
+                              .factors = factors_.const_data_ptr<double>(),
+                              .numbers = numbers_.const_data_ptr<double>(),
+                              .clip = clip_,
+                              .device_scalars = static_cast<CudaStepScalars*>(scalars_.mutable_data_ptr()),
+                              .loss = loss.defined() ? loss.const_data_ptr<double>() : nullptr,
+                              .result = result_.mutable_data_ptr<double>()};
+  check_cuda(cuda().clip_grad_norm(call, cuda_stream()), "a step's norm");
 }
 
 const void* DeviceScalars::of(std::size_t slot) const {
-  return static_cast<const CudaLive*>(scalars_.const_data_ptr()) + slot;
+  return static_cast<const CudaStepScalars*>(scalars_.const_data_ptr()) + slot;
 }
 
-void DeviceScalars::go_on() { told_.zero_(); }
+void DeviceScalars::reset() { result_.zero_(); }
 
 }  // namespace trireme::kernels

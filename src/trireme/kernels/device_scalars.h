@@ -3,7 +3,7 @@
 // A captured update reads them there, so that one CUDA graph serves all steps and the host waits for none: before each
 // step it sets the learning rate and Adam's corrections; the GPU finds the gradients' norm, from it the clipping, and
 // whether there is an update at all. A norm or loss that is NaN or Inf means none, for this step and all that follow,
-// until go_on(): the weights stay those before that step.
+// until reset(): the weights stay those before that step.
 // Depends on: base.
 #pragma once
 
@@ -31,18 +31,18 @@ class DeviceScalars {
   /// For what is launched from now on; not to be captured.
   void set(const Step& step);
   /// Norm, clipping and the tensors' numbers; may be captured. `loss`: double [1] on the GPU.
-  void decide(std::span<const at::Tensor* const> gradients, const at::Tensor& loss);
-  /// For UpdateTensors::live.
+  void clip_grad_norm(std::span<const at::Tensor* const> gradients, const at::Tensor& loss);
+  /// For UpdateTensors::device_scalars.
   const void* of(std::size_t slot) const;
 
   /// Double [4]: the norm before clipping, the clipping's factor, whether the step is taken, whether one was not.
-  const at::Tensor& told() const { return told_; }
-  void go_on();
+  const at::Tensor& result() const { return result_; }
+  void reset();
 
  private:
   std::size_t slots_;
   double clip_;
-  at::Tensor factors_, numbers_, scalars_, told_;
+  at::Tensor factors_, numbers_, scalars_, result_;
 };
 
 }  // namespace trireme::kernels

@@ -121,7 +121,7 @@ at::Tensor run_linear(const Gemm& call, const GemmPlan& plan) {
 void add_bias_grad_a(const Gemm& call) {
   at::Tensor total = call.epilogue.bias_grad_a, rows = call.transpose_a ? call.a.values : call.a.values.t();
   if (rows.stride(1) != 1) rows = rows.contiguous();
-  add_row_sum(total, rows, /*anew=*/!call.epilogue.accumulate_bias_grad);
+  add_row_sum(total, rows, /*overwrite=*/!call.epilogue.accumulate_bias_grad);
 }
 
 /// Activation and bias gradients after the linear part, each in a pass of its own.
@@ -130,7 +130,7 @@ GemmResult run_separate(const Gemm& call, const GemmPlan& plan) {
   const at::Tensor sum = run_linear(linear_part(call), plan);
   GemmResult result{.out = sum, .pre_activation = {}};
   at::Tensor recompute = epilogue.recompute, bias_grad = epilogue.bias_grad_out;
-  const bool anew = !epilogue.accumulate_bias_grad;
+  const bool overwrite = !epilogue.accumulate_bias_grad;
   if (epilogue.op == Op::kActivation) {
     result.pre_activation = sum;
     if (call.accumulate) {
@@ -141,9 +141,9 @@ GemmResult run_separate(const Gemm& call, const GemmPlan& plan) {
     activation_forward(result.out, result.pre_activation, at::Tensor(), epilogue.activation);
   } else if (epilogue.op == Op::kActivationBackward) {
     activation_backward(result.out, bias_grad, result.out, epilogue.pre_activation, at::Tensor(), epilogue.activation,
-                        recompute.defined() ? &recompute : nullptr, anew);
+                        recompute.defined() ? &recompute : nullptr, overwrite);
   }
-  if (bias_grad.defined() && epilogue.op != Op::kActivationBackward) add_row_sum(bias_grad, result.out, anew);
+  if (bias_grad.defined() && epilogue.op != Op::kActivationBackward) add_row_sum(bias_grad, result.out, overwrite);
   if (epilogue.bias_grad_a.defined()) add_bias_grad_a(call);
   return result;
 }
@@ -177,7 +177,7 @@ GemmResult execute(const Gemm& call, const GemmPlan& plan) {
   if (epilogue.op == Op::kActivation) return {.out = call.out, .pre_activation = epilogue.pre_activation};
   at::Tensor recompute = epilogue.recompute, bias_grad = epilogue.bias_grad_out;
   if (recompute.defined()) activation_forward(recompute, epilogue.pre_activation, at::Tensor(), epilogue.activation);
-  if (bias_grad.defined()) add_row_sum(bias_grad, call.out, /*anew=*/!epilogue.accumulate_bias_grad);
+  if (bias_grad.defined()) add_row_sum(bias_grad, call.out, /*overwrite=*/!epilogue.accumulate_bias_grad);
   return {.out = call.out, .pre_activation = {}};
 }
 

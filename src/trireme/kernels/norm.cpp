@@ -126,12 +126,12 @@ void norm_backward(const NormBackward& call, const Norm& norm) {
   }
   if (arguments.on_gpu()) {
     const CudaNormWeights weights = as_stored(arguments, call.weight, at::Tensor(), norm, x);
-    at::Tensor room;
+    at::Tensor workspace;
     CudaColumnSums sums{
         .first = dweight, .second = dbias, .begin_first = call.begin_weight, .begin_second = call.begin_bias};
     if (dweight != nullptr || dbias != nullptr) {
-      room = cuda_sum_room(call.x, x.element, x.width, 2);
-      sums.partial = room.mutable_data_ptr();
+      workspace = cuda_sum_workspace(call.x, x.element, x.width, 2);
+      sums.partial = workspace.mutable_data_ptr();
     }
     return check_cuda(
         cuda().norm_backward(loop, weights, sums, x.element, norm.kind == NormKind::kLayer, x.rows, cuda_stream()),

@@ -40,7 +40,7 @@ void rotary_(at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines, 
   }
   const std::int64_t rotated = 2 * cosines.size(1);
   if (rotated > x.size(3)) {
-    arguments.refuse(fmt::format("{} turn {} numbers of a head, but {} has heads of {}", describe(cosines, "cosines"),
+    arguments.refuse(fmt::format("{} rotate {} numbers of a head, but {} has heads of {}", describe(cosines, "cosines"),
                                  rotated, describe(x, "x"), x.size(3)));
   }
   const std::int64_t tokens = x.size(0) * x.size(1);
@@ -68,9 +68,9 @@ void rotary_(at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines, 
                         .scratch = scratch,
                         .table_rows = cosines.size(0)};
   if (arguments.on_gpu()) return check_cuda(cuda().rotary(loop, element, tokens, cuda_stream()), "rotary_");
-  const auto turn = kCompiledRotary.pick().turn[static_cast<int>(element)];
+  const auto rotate = kCompiledRotary.pick().rotate[static_cast<int>(element)];
   at::parallel_for(0, tokens, rows_worth_a_thread(x.size(2) * rotated),
-                   [&](std::int64_t begin, std::int64_t end) { turn(loop, begin, end); });
+                   [&](std::int64_t begin, std::int64_t end) { rotate(loop, begin, end); });
 }
 
 }  // namespace trireme::kernels

@@ -16,16 +16,16 @@ constexpr Compiled<SumRowsTable> kCompiledSumRows{kSumRowsPlain, kSumRowsV3, kSu
 
 }  // namespace
 
-void add_row_sum(at::Tensor& totals, const at::Tensor& x, bool anew) {
+void add_row_sum(at::Tensor& totals, const at::Tensor& x, bool overwrite) {
   const Arguments arguments("add_row_sum");
   const Rows in = arguments.rows(x, "x");
   void* const to = arguments.sums(totals, "totals", in.width, in.element);
   if (to == nullptr) arguments.refuse("totals must be defined");
-  if (anew && (!arguments.on_gpu() || in.rows == 0)) totals.zero_();
+  if (overwrite && (!arguments.on_gpu() || in.rows == 0)) totals.zero_();
   const SumRowsLoop loop{.x = in.data, .stride = in.stride, .width = in.width};
   if (arguments.on_gpu()) {
-    const at::Tensor room = cuda_sum_room(x, in.element, in.width, 1);
-    const CudaColumnSums sums{.partial = room.mutable_data_ptr(), .first = to, .begin_first = anew};
+    const at::Tensor workspace = cuda_sum_workspace(x, in.element, in.width, 1);
+    const CudaColumnSums sums{.partial = workspace.mutable_data_ptr(), .first = to, .begin_first = overwrite};
     return check_cuda(cuda().sum_rows(loop, sums, in.element, in.rows, cuda_stream()), "add_row_sum");
   }
   const auto add = kCompiledSumRows.pick().add[static_cast<int>(in.element)];

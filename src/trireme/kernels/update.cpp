@@ -73,7 +73,7 @@ Common common(const Arguments& arguments, const UpdateTensors& tensors, bool nee
   if (tensors.low.defined()) c.loop.low = stream(arguments, tensors.low, "low", c.count, Takes::kNarrow, wide);
   c.loop.gradient_scale = tensors.gradient_scale;
   c.loop.zero_gradient = tensors.zero_gradient;
-  c.loop.live = tensors.live;
+  c.loop.device_scalars = tensors.device_scalars;
   return c;
 }
 
@@ -306,12 +306,12 @@ std::vector<double> sums_of_squares(std::span<const at::Tensor* const> tensors) 
   return gpu_squares(on_gpu, *tensors[0]);
 }
 
-at::Tensor sums_of_squares_there(std::span<const at::Tensor* const> tensors) {
+at::Tensor sums_of_squares_on_device(std::span<const at::Tensor* const> tensors) {
   std::vector<CudaSquares> calls;
   for (const at::Tensor* tensor : tensors) {
     bool there = false;
     calls.push_back(squares_call(*tensor, there));
-    if (!there) throw ConfigError("sums_of_squares_there: a tensor is not on a GPU");
+    if (!there) throw ConfigError("sums_of_squares_on_device: a tensor is not on a GPU");
   }
   return start_squares(calls, *tensors[0]);
 }

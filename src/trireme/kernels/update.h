@@ -26,7 +26,7 @@ struct UpdateTensors {
   at::Tensor& low;
   double gradient_scale = 1;
   bool zero_gradient = false;  ///< leave zeros in `gradient` after reading it: spares a pass
-  const void* live =
+  const void* device_scalars =
       nullptr;  ///< on a GPU: what changes from step to step, in its memory (device_scalars.h); null: as given
 };
 
@@ -95,7 +95,7 @@ void lars_update(const UpdateTensors& tensors, at::Tensor& velocity, double rati
 /// Sum of squares in double, in a fixed order whatever the number of threads. NaN and infinity carry through.
 double sum_of_squares(const at::Tensor& tensor);
 /// Of each, all on one GPU: double [tensors] there, which nobody waits for.
-at::Tensor sums_of_squares_there(std::span<const at::Tensor* const> tensors);
+at::Tensor sums_of_squares_on_device(std::span<const at::Tensor* const> tensors);
 /// Of each; all on the CPU or all on one GPU, which is then waited for once.
 std::vector<double> sums_of_squares(std::span<const at::Tensor* const> tensors);
 

@@ -4,7 +4,7 @@
 // stays inside a node. Wherever an axis is asked for, a part of one may stand: of an axis dp = 8, "dp%4" is its inner
 // 4 (neighbours, the coordinate modulo 4) and "dp/4" its outer 2 (the coordinate divided by 4). That is enough to shard
 // within a node and replicate across. Parts have parts: "dp/2%2" is what is inside of dp/4 and outside of dp%2. A view
-// names other axes over the same ranks; axis_sets.h computes with sets of axes.
+// names other axes over the same ranks; functions below compute with sets of axes.
 // Depends on: base.
 #pragma once
 
@@ -85,5 +85,23 @@ std::string describe(const Mesh& mesh, int lines = 64);
 /// {"axes": [{"name": "pp", "size": 2}, ...], "ranks": 8}
 nlohmann::ordered_json to_json(const Mesh& mesh);
 Mesh mesh_from_json(const nlohmann::ordered_json& json);
+
+// Sets of mesh axes and of parts of axes: what two of them share, and what is left of one.
+//
+// The ranks along "dp" are those along "dp%4" times those along "dp/4", so a set of axes is a set of factors of the
+// ranks. Results name as few parts as possible, in the order of the mesh, inner parts first: "dp%4" with "dp/4" is
+// "dp". Where two sets cut one axis so that neither cut divides the other ("dp%4" and "dp%6" of 12), a ConfigError says
+// so. mesh_axes.cpp
+
+/// In both: of "dp tp" and "dp%4" that is "dp%4".
+AxisNames intersect(const Mesh& mesh, const AxisNames& a, const AxisNames& b);
+/// In one of them or in both.
+AxisNames unite(const Mesh& mesh, const AxisNames& a, const AxisNames& b);
+/// In the first and not in the second: of "dp tp" and "dp%4 pp" that is "dp/4 tp".
+AxisNames subtract(const Mesh& mesh, const AxisNames& a, const AxisNames& b);
+
+/// What is left of `axes` when `used` no longer counts: ("dp tp", "dp%4") leaves "dp/4 tp". ConfigError when `used` is
+/// not among them. Parts of one rank are left out.
+AxisNames without(const Mesh& mesh, const AxisNames& axes, const std::string& used);
 
 }  // namespace trireme::layout

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "trireme/base/error.h"
-#include "trireme/layout/axis_sets.h"
+#include "trireme/layout/mesh.h"
 
 namespace trireme::layout {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "trireme/layout/axis_sets.h"
+#include "trireme/layout/mesh.h"
 
 namespace trireme::layout {
 namespace {

@@ -56,7 +56,7 @@ Init Assembly::matrix_init(std::int64_t in, std::int64_t out, bool residual) con
 
 nn::Param& Assembly::vector(const std::string& name, std::int64_t size, Init init) {
   nn::Param& param = params_.add(parallel_.placing(name, {size}).placement(), init, /*decay=*/false);
-  param.equal_axes = parallel_.equal_between();
+  param.equal_axes = parallel_.equal_grad_axes();
   return param;
 }
 
@@ -72,7 +72,7 @@ nn::Linear Assembly::linear(const std::string& name, std::int64_t in, std::int64
   nn::Param& weight =
       params_.add(parallel_.placing(name + ".weight", {out, in}).placement(), matrix_init(in, out, false),
                   /*decay=*/true);
-  weight.equal_axes = parallel_.equal_between();
+  weight.equal_axes = parallel_.equal_grad_axes();
   return {weight, bias ? &vector(name + ".bias", out, kZeros) : nullptr};
 }
 
@@ -83,8 +83,8 @@ nn::Linear Assembly::column(const std::string& name, std::int64_t in, const std:
   layout::Placing weight = parallel_.placing(name + ".weight", {out, in}),
                   vector = parallel_.placing(name + ".bias", {out});
   if (parallel_.tensor_ranks() > 1) {
-    weight.split_blocks(0, "tp", blocks);
-    vector.split_blocks(0, "tp", blocks);
+    weight.split_blocks(0, nn::kTensorAxis, blocks);
+    vector.split_blocks(0, nn::kTensorAxis, blocks);
   }
   nn::Param& matrix = params_.add(weight.placement(), matrix_init(in, out, false), /*decay=*/true);
   return {matrix, bias ? &params_.add(vector.placement(), kZeros, /*decay=*/false) : nullptr, nn::LinearSplit::kColumn,
@@ -93,7 +93,7 @@ nn::Linear Assembly::column(const std::string& name, std::int64_t in, const std:
 
 nn::Linear Assembly::row(const std::string& name, layout::Block in, std::int64_t out, bool bias) {
   layout::Placing weight = parallel_.placing(name + ".weight", {out, in.size});
-  if (parallel_.tensor_ranks() > 1) weight.split_blocks(1, "tp", std::array{in});
+  if (parallel_.tensor_ranks() > 1) weight.split_blocks(1, nn::kTensorAxis, std::array{in});
   nn::Param& matrix = params_.add(weight.placement(), matrix_init(in.size, out, true), /*decay=*/true);
   return {matrix, bias ? &vector(name + ".bias", out, kZeros) : nullptr, nn::LinearSplit::kRow, parallel_};
 }
@@ -123,13 +123,13 @@ nn::Param& Assembly::token_table() {
 layout::Placement Assembly::vocabulary_placement(const std::string& name, layout::Shape shape) const {
   const std::int64_t ranks = parallel_.tensor_ranks(), rows = (shape[0] + ranks - 1) / ranks * ranks;
   layout::Placing placing = parallel_.placing(name, std::move(shape));
-  if (ranks > 1) placing.split_padded("tp", rows);
+  if (ranks > 1) placing.split_padded(nn::kTensorAxis, rows);
   return placing.placement();
 }
 
 nn::Param& Assembly::table(const std::string& name, std::int64_t rows, nn::Init init) {
   nn::Param& param = params_.add(parallel_.placing(name, {rows, shape_.hidden_size}).placement(), init, /*decay=*/true);
-  param.equal_axes = parallel_.equal_between();
+  param.equal_axes = parallel_.equal_grad_axes();
   return param;
 }
 

@@ -5,21 +5,72 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <span>
+#include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/models/assemble.h"
-#include "trireme/nn/activation.h"
 #include "trireme/nn/embedding.h"
-#include "trireme/nn/glue.h"
 #include "trireme/nn/head.h"
 #include "trireme/nn/kv_cache.h"
+#include "trireme/nn/mlp.h"
 
 namespace trireme::models {
 namespace {
 
 using nn::Layer;
+
+// Layers that only change which tensors travel along: what makes an encoder and a decoder one chain.
+
+/// The inner layer on the first tensor; the others pass by.
+class OnFirst final : public Layer {
+ public:
+  explicit OnFirst(std::unique_ptr<nn::UnaryLayer> layer) : layer_(std::move(layer)) {}
+  nn::Tensors forward(nn::Tensors inputs, nn::Context& context, nn::Tape* tape) override {
+    inputs.at(0) = layer_->forward(std::move(inputs.at(0)), context, tape);
+    return inputs;
+  }
+  nn::Tensors backward(nn::Tensors gradients, nn::Context& context, nn::Tape& tape) override {
+    gradients.at(0) = layer_->backward(std::move(gradients.at(0)), context, tape);
+    return gradients;
+  }
+
+ private:
+  std::unique_ptr<nn::UnaryLayer> layer_;
+};
+
+/// (a, b) becomes (b, a): from the encoder, whose output is now the memory, to the decoder's tokens.
+class Swap final : public Layer {
+ public:
+  nn::Tensors forward(nn::Tensors inputs, nn::Context&, nn::Tape*) override {
+    std::swap(inputs.at(0), inputs.at(1));
+    return inputs;
+  }
+  nn::Tensors backward(nn::Tensors gradients, nn::Context&, nn::Tape&) override {
+    std::swap(gradients.at(0), gradients.at(1));
+    return gradients;
+  }
+};
+
+/// The first tensor only.
+class First final : public Layer {
+ public:
+  explicit First(std::size_t inputs) : inputs_(inputs) {}
+  nn::Tensors forward(nn::Tensors inputs, nn::Context&, nn::Tape*) override {
+    TRIREME_CHECK(inputs.size() == inputs_, "{} tensors came where {} were expected", inputs.size(), inputs_);
+    inputs.resize(1);
+    return inputs;
+  }
+  nn::Tensors backward(nn::Tensors gradients, nn::Context&, nn::Tape&) override {
+    gradients.resize(inputs_);
+    return gradients;
+  }
+
+ private:
+  std::size_t inputs_;
+};
 
 /// Appends entries to a model's chain: those that are wanted, each with the parameters that it took.
 class ChainBuilder {
@@ -102,9 +153,9 @@ class ChainBuilder {
 /// Encoder and decoder as one chain: the decoder's tokens travel beside the encoder, its output beside the decoder.
 void add_encoder(ChainBuilder& chain, std::int64_t layers) {
   chain.add("encoder.embedding",
-            [&] { return std::make_unique<nn::OnFirst>(chain.assembly().embedding(nn::Stream::kSource)); });
+            [&] { return std::make_unique<OnFirst>(chain.assembly().embedding(nn::Stream::kSource)); });
   chain.add_blocks(layers, "encoder.layers", BlockKind::kEncoder);
-  chain.add("encoder.end", [] { return std::make_unique<nn::Swap>(); });
+  chain.add("encoder.end", [] { return std::make_unique<Swap>(); });
 }
 
 /// Dense, activation and norm before BERT's masked-LM logits.
@@ -156,11 +207,11 @@ std::unique_ptr<Model> build(const spec::ModelShape& shape, const BuildOptions& 
   if (encoder) add_encoder(chain, shape.num_encoder_layers);
   chain.add("embedding", [&]() -> std::unique_ptr<Layer> {
     auto embedding = chain.assembly().embedding(nn::Stream::kSequence);
-    if (encoder) return std::make_unique<nn::OnFirst>(std::move(embedding));
+    if (encoder) return std::make_unique<OnFirst>(std::move(embedding));
     return embedding;
   });
   chain.add_blocks(shape.num_layers, "layers", encoder ? BlockKind::kDecoderBesideEncoder : BlockKind::kPlain);
-  if (encoder) chain.add("decoder.end", [] { return std::make_unique<nn::First>(2); });
+  if (encoder) chain.add("decoder.end", [] { return std::make_unique<First>(2); });
   if (shape.norm_first) chain.add("norm", [&] { return std::make_unique<nn::Norm>(chain.assembly().norm("norm")); });
   if (shape.family == spec::Family::kBert) add_masked_lm(chain, shape);
   chain.add("head", [&] { return chain.assembly().head(options.logits_chunk_bytes); });

@@ -61,7 +61,7 @@ struct BuildOptions {
   using Adapt = std::function<std::unique_ptr<nn::Layer>(const std::string& name, std::unique_ptr<nn::Layer> layer)>;
   Adapt adapt = nullptr;
   /// The ranks that hold the model together; borrowed by its layers.
-  const nn::ParallelContext* parallel = &nn::alone();
+  const nn::ParallelContext* parallel = &nn::single_rank();
 };
 
 /// A ConfigError with every problem of the shape where it has some. Parameters have no memory yet: nn::initialise or

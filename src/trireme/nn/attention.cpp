@@ -53,7 +53,7 @@ void SelfAttention::normalise(at::Tensor& qkv, Context& context, Tape* tape) {
   heads.k.copy_(norms_->keys.forward(heads.k.contiguous(), context, tape));
 }
 
-void SelfAttention::normalise_back(at::Tensor& dqkv, Context& context, Tape& tape) {
+void SelfAttention::normalise_backward(at::Tensor& dqkv, Context& context, Tape& tape) {
   if (!norms_) return;
   const Heads heads = split(dqkv);
   heads.k.copy_(norms_->keys.backward(heads.k.contiguous(), context, tape));
@@ -97,16 +97,16 @@ double SelfAttention::core_flops(const Sequence& sequence, const at::Tensor& q) 
   return flops;
 }
 
-CoreOutput SelfAttention::run_core(const Sequence& sequence, const Context& context, const Heads& heads) {
+CoreOutput SelfAttention::forward_core(const Sequence& sequence, const Context& context, const Heads& heads) {
   if (core_) return core_->forward({shape_, sequence, context}, heads.q, heads.k, heads.v);
-  auto [out, lse] = run_block(shape_, place_of(sequence, sequence), context, heads.q, heads.k, heads.v);
+  auto [out, lse] = forward_block(shape_, place_of(sequence, sequence), context, heads.q, heads.k, heads.v);
   return {out, {heads.q, heads.k, heads.v, out, std::move(lse)}};
 }
 
-void SelfAttention::run_core_back(const Sequence& sequence, const Context& context, CoreGradients& gradients,
-                                  const at::Tensor& dout, const CoreKept& kept) {
+void SelfAttention::backward_core(const Sequence& sequence, const Context& context, CoreGradients& gradients,
+                                  const at::Tensor& dout, const SavedCore& kept) {
   if (core_) return core_->backward({shape_, sequence, context}, gradients, dout, kept);
-  run_block_back(shape_, place_of(sequence, sequence), context, gradients, dout, kept.q, kept.k, kept.v,
+  backward_block(shape_, place_of(sequence, sequence), context, gradients, dout, kept.q, kept.k, kept.v,
                  {kept.out, kept.lse});
 }
 
@@ -124,7 +124,7 @@ ResidualSum SelfAttention::forward_add(const at::Tensor& residual, at::Tensor x,
     return residual_sum(residual, out_.forward({.x = merge_heads(out)}, {.residual = residual}, context));
   }
   context.flops += core_flops(sequence, heads.q);
-  auto [out, kept] = run_core(sequence, context, heads);
+  auto [out, kept] = forward_core(sequence, context, heads);
   LinearOutput y = out_.forward({.x = merge_heads(out)}, {.residual = residual}, context);
   if (tape) {
     const at::Tensor none;
@@ -139,11 +139,11 @@ ResidualSum SelfAttention::forward_add(const at::Tensor& residual, at::Tensor x,
 at::Tensor SelfAttention::backward(at::Tensor dy, Context& context, Tape& tape) {
   const Sequence& sequence = sequence_of(context, shape_.stream);
   auto [x, q, k, v, kept_out, lse, out] = tape.pop<7>();
-  CoreKept kept{std::move(q), std::move(k), std::move(v), std::move(kept_out), std::move(lse)};
+  SavedCore kept{std::move(q), std::move(k), std::move(v), std::move(kept_out), std::move(lse)};
   if (!out.defined()) {
     const double flops = core_flops(sequence, kept.q);
     context.recomputed_flops += flops;
-    CoreOutput again = run_core(sequence, context, {kept.q, kept.k, kept.v});
+    CoreOutput again = forward_core(sequence, context, {kept.q, kept.k, kept.v});
     out = std::move(again.out);
     kept = std::move(again.kept);
   }
@@ -154,9 +154,9 @@ at::Tensor SelfAttention::backward(at::Tensor dy, Context& context, Tape& tape) 
       {out.size(0), out.size(1), (shape_.num_heads + 2 * shape_.num_kv_heads) * shape_.head_dim}, out.options());
   const Heads parts = split(dqkv);
   CoreGradients gradients{parts.q, parts.k, parts.v};
-  run_core_back(sequence, context, gradients, dout, kept);
+  backward_core(sequence, context, gradients, dout, kept);
   rotate(dqkv, context, /*inverse=*/true);
-  normalise_back(dqkv, context, tape);
+  normalise_backward(dqkv, context, tape);
   return qkv_.backward({.grad = std::move(dqkv)}, {.x = std::move(x)}, context, tape).grad;
 }
 
@@ -175,8 +175,8 @@ Tensors CrossAttention::forward(Tensors inputs, Context& context, Tape* tape) {
   context.flops +=
       block_flops(shape_, q, all_tokens(context.sequence, q.size(1)), all_tokens(context.source, kv.size(1)));
   const auto [out, lse] =
-      run_block(shape_, place_of(context.sequence, context.source), context, q, kv.narrow(2, 0, shape_.num_kv_heads),
-                kv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads));
+      forward_block(shape_, place_of(context.sequence, context.source), context, q,
+                    kv.narrow(2, 0, shape_.num_kv_heads), kv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads));
   at::Tensor y = out_.forward({.x = merge_heads(out)}, {}, context).y;
   if (tape) tape->push({std::move(from_x.saved_input), std::move(from_memory.saved_input), q, kv, out, lse});
   return {std::move(y)};
@@ -191,7 +191,7 @@ Tensors CrossAttention::backward(Tensors gradients, Context& context, Tape& tape
   at::Tensor dq = at::empty_like(q), dkv = at::empty_like(kv);
   CoreGradients parts{dq, dkv.narrow(2, 0, shape_.num_kv_heads),
                       dkv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads)};
-  run_block_back(shape_, place_of(context.sequence, context.source), context, parts, dout, q,
+  backward_block(shape_, place_of(context.sequence, context.source), context, parts, dout, q,
                  kv.narrow(2, 0, shape_.num_kv_heads), kv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads),
                  {out, lse});
   at::Tensor dx = q_.backward({.grad = merge_heads(dq)}, {.x = x}, context, tape).grad;

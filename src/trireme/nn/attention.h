@@ -39,13 +39,13 @@ class SelfAttention final : public ResidualLayer {
   };
   Heads split(const at::Tensor& qkv) const;
   void normalise(at::Tensor& qkv, Context& context, Tape* tape);
-  void normalise_back(at::Tensor& dqkv, Context& context, Tape& tape);
+  void normalise_backward(at::Tensor& dqkv, Context& context, Tape& tape);
   void rotate(at::Tensor& qkv, const Context& context, bool inverse) const;
   /// Of this rank's queries, forward.
   double core_flops(const Sequence& sequence, const at::Tensor& q) const;
-  CoreOutput run_core(const Sequence& sequence, const Context& context, const Heads& heads);
-  void run_core_back(const Sequence& sequence, const Context& context, CoreGradients& gradients, const at::Tensor& dout,
-                     const CoreKept& kept);
+  CoreOutput forward_core(const Sequence& sequence, const Context& context, const Heads& heads);
+  void backward_core(const Sequence& sequence, const Context& context, CoreGradients& gradients, const at::Tensor& dout,
+                     const SavedCore& kept);
 
   AttentionShape shape_;
   Linear qkv_, out_;

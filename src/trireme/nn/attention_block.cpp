@@ -41,7 +41,7 @@ struct Options {
 
 }  // namespace
 
-BlockPlace place_in_rows(const Sequence& sequence, const TokenStretch& queries, const TokenStretch& keys) {
+BlockPlace place_in_rows(const Sequence& sequence, const TokenRange& queries, const TokenRange& keys) {
   BlockPlace place{.query = queries.first, .key = keys.first};
   if (sequence.documents.defined()) {
     place.query_documents = sequence.documents.narrow(1, queries.first, queries.count).contiguous();
@@ -50,20 +50,20 @@ BlockPlace place_in_rows(const Sequence& sequence, const TokenStretch& queries, 
   return place;
 }
 
-CoreResult run_block(const AttentionShape& shape, const BlockPlace& place, const Context& context, const at::Tensor& q,
-                     const at::Tensor& k, const at::Tensor& v) {
+CoreResult forward_block(const AttentionShape& shape, const BlockPlace& place, const Context& context,
+                         const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   auto [out, lse] = kernels::attention_forward(q, k, v, Options(shape, place, context).attention);
   return {std::move(out), std::move(lse)};
 }
 
-void run_block_back(const AttentionShape& shape, const BlockPlace& place, const Context& context,
+void backward_block(const AttentionShape& shape, const BlockPlace& place, const Context& context,
                     CoreGradients& gradients, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                     const at::Tensor& v, const CoreResult& result) {
   kernels::attention_backward(gradients.q, gradients.k, gradients.v, dout, q, k, v, result.out, result.lse,
                               Options(shape, place, context).attention);
 }
 
-bool sees(const AttentionShape& shape, const TokenStretch& queries, const TokenStretch& keys) {
+bool sees(const AttentionShape& shape, const TokenRange& queries, const TokenRange& keys) {
   const std::int64_t last_query = queries.first + queries.count - 1, last_key = keys.first + keys.count - 1;
   if (shape.causal && keys.first > last_query) return false;
   if (shape.window <= 0) return true;

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "trireme/nn/context.h"
-#include "trireme/nn/token_split.h"
+#include "trireme/nn/parallel_context.h"
 
 namespace trireme::nn {
 
@@ -30,23 +30,23 @@ struct BlockPlace {
   at::Tensor query_documents = {}, key_documents = {};
 };
 /// Of a stretch of whole rows' queries and one of their keys.
-BlockPlace place_in_rows(const Sequence& sequence, const TokenStretch& queries, const TokenStretch& keys);
+BlockPlace place_in_rows(const Sequence& sequence, const TokenRange& queries, const TokenRange& keys);
 
 struct CoreResult {
   at::Tensor out, lse;  ///< [batch, queries, heads, head size]; float (double) [batch, heads, queries]
 };
-CoreResult run_block(const AttentionShape& shape, const BlockPlace& place, const Context& context, const at::Tensor& q,
-                     const at::Tensor& k, const at::Tensor& v);
+CoreResult forward_block(const AttentionShape& shape, const BlockPlace& place, const Context& context,
+                         const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
 struct CoreGradients {
   at::Tensor q, k, v;  ///< written, any strides
 };
 /// `result` may be over more keys than these: then the gradients are those of this block.
-void run_block_back(const AttentionShape& shape, const BlockPlace& place, const Context& context,
+void backward_block(const AttentionShape& shape, const BlockPlace& place, const Context& context,
                     CoreGradients& gradients, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                     const at::Tensor& v, const CoreResult& result);
 
 /// Whether a query of the one stretch sees a key of the other, documents aside.
-bool sees(const AttentionShape& shape, const TokenStretch& queries, const TokenStretch& keys);
+bool sees(const AttentionShape& shape, const TokenRange& queries, const TokenRange& keys);
 
 }  // namespace trireme::nn

@@ -14,7 +14,7 @@ Block::Block(std::vector<Branch> branches, bool norm_first, Stream stream, bool 
   TRIREME_CHECK(!branches_.empty(), "a block without branches");
 }
 
-at::Tensor Block::run_body(Branch& branch, at::Tensor x, const Tensors& inputs, Context& context, Tape* tape) {
+at::Tensor Block::forward_body(Branch& branch, at::Tensor x, const Tensors& inputs, Context& context, Tape* tape) {
   Tensors of_body{std::move(x)};
   if (branch.takes_memory) of_body.push_back(inputs.at(1));
   at::Tensor y = std::move(branch.body->forward(std::move(of_body), context, tape)[0]);
@@ -22,7 +22,7 @@ at::Tensor Block::run_body(Branch& branch, at::Tensor x, const Tensors& inputs, 
   return y;
 }
 
-at::Tensor Block::run_body_back(Branch& branch, at::Tensor dy, at::Tensor& dmemory, Context& context, Tape& tape) {
+at::Tensor Block::backward_body(Branch& branch, at::Tensor dy, at::Tensor& dmemory, Context& context, Tape& tape) {
   if (branch.dropout.active(context)) {
     dy = dy.clone();  // the residual's gradient is the same tensor, and nothing falls there
     branch.dropout.apply(dy, sequence_of(context, stream_), context);
@@ -38,20 +38,20 @@ at::Tensor Block::run_body_back(Branch& branch, at::Tensor dy, at::Tensor& dmemo
   return std::move(gradients[0]);
 }
 
-ResidualSum Block::run_branch(Branch& branch, const at::Tensor& residual, at::Tensor x, const Tensors& inputs,
-                              Context& context, Tape* tape) {
+ResidualSum Block::forward_branch(Branch& branch, const at::Tensor& residual, at::Tensor x, const Tensors& inputs,
+                                  Context& context, Tape* tape) {
   auto* body = dynamic_cast<ResidualLayer*>(branch.body.get());
   if (body != nullptr && !branch.takes_memory && !branch.dropout.active(context)) {
     return body->forward_add(residual, std::move(x), context, tape);
   }
-  return {.residual = residual, .delta = run_body(branch, std::move(x), inputs, context, tape)};
+  return {.residual = residual, .delta = forward_body(branch, std::move(x), inputs, context, tape)};
 }
 
 Tensors Block::forward(Tensors inputs, Context& context, Tape* tape) {
   at::Tensor residual = std::move(inputs[0]), delta;
   for (Branch& branch : branches_) {
     if (!norm_first_) {
-      delta = run_body(branch, residual, inputs, context, tape);
+      delta = forward_body(branch, residual, inputs, context, tape);
       residual = branch.norm.forward_sum(residual, delta, context, tape).y;
       delta = at::Tensor();
       continue;
@@ -64,13 +64,13 @@ Tensors Block::forward(Tensors inputs, Context& context, Tape* tape) {
     } else {
       y = branch.norm.forward(residual, context, tape);
     }
-    const bool forgets = recompute_norms_ && tape != nullptr;
-    const std::size_t mark = forgets ? tape->height() : 0;
-    const at::Tensor normalised = forgets ? y : at::Tensor();
-    ResidualSum sum = run_branch(branch, residual, std::move(y), inputs, context, tape);
+    const bool discards = recompute_norms_ && tape != nullptr;
+    const std::size_t mark = discards ? tape->height() : 0;
+    const at::Tensor normalised = discards ? y : at::Tensor();
+    ResidualSum sum = forward_branch(branch, residual, std::move(y), inputs, context, tape);
     residual = std::move(sum.residual);
     delta = std::move(sum.delta);
-    if (forgets) tape->forget(normalised, mark);
+    if (discards) tape->discard(normalised, mark);
   }
   inputs[0] = delta.defined() ? delta.add_(residual) : residual;
   return inputs;
@@ -82,14 +82,14 @@ Tensors Block::backward(Tensors gradients, Context& context, Tape& tape) {
   for (auto branch = branches_.rbegin(); branch != branches_.rend(); ++branch) {
     if (norm_first_) {
       if (recompute_norms_) {
-        tape.remake([&](const Tensors& kept) { return branch->norm.run_again(kept, context); });
+        tape.recompute([&](const Tensors& kept) { return branch->norm.recompute(kept, context); });
       }
-      const at::Tensor dy = run_body_back(*branch, dresidual, dmemory, context, tape);
-      dresidual = branch->norm.run_back_sum(dy, std::move(dresidual), context, tape);
+      const at::Tensor dy = backward_body(*branch, dresidual, dmemory, context, tape);
+      dresidual = branch->norm.backward_sum(dy, std::move(dresidual), context, tape);
     } else {
       const at::Tensor dsum = branch->norm.backward(std::move(dresidual), context, tape);
       // The body may not write into what the residual path still needs.
-      dresidual = at::add(run_body_back(*branch, dsum, dmemory, context, tape), dsum);
+      dresidual = at::add(backward_body(*branch, dsum, dmemory, context, tape), dsum);
     }
   }
   gradients[0] = std::move(dresidual);

@@ -30,12 +30,12 @@ class Block final : public Layer {
   Tensors backward(Tensors gradients, Context& context, Tape& tape) override;
 
  private:
-  at::Tensor run_body(Branch& branch, at::Tensor x, const Tensors& inputs, Context& context, Tape* tape);
+  at::Tensor forward_body(Branch& branch, at::Tensor x, const Tensors& inputs, Context& context, Tape* tape);
   /// residual + body(x), dropout included.
-  ResidualSum run_branch(Branch& branch, const at::Tensor& residual, at::Tensor x, const Tensors& inputs,
-                         Context& context, Tape* tape);
+  ResidualSum forward_branch(Branch& branch, const at::Tensor& residual, at::Tensor x, const Tensors& inputs,
+                             Context& context, Tape* tape);
   /// The gradient of the body's x; that of the memory is added to `dmemory`.
-  at::Tensor run_body_back(Branch& branch, at::Tensor dy, at::Tensor& dmemory, Context& context, Tape& tape);
+  at::Tensor backward_body(Branch& branch, at::Tensor dy, at::Tensor& dmemory, Context& context, Tape& tape);
 
   std::vector<Branch> branches_;
   bool norm_first_, recompute_norms_;

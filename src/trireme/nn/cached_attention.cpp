@@ -59,8 +59,8 @@ Gathered gather_blocks(const KvCache::Layer& layer, const KvBatch::SequenceRows&
 /// A chunk of many queries: the tiled kernel over the keys in order.
 at::Tensor attend_tiled(const AttentionShape& shape, const Context& context, const KvBatch::SequenceRows& sequence,
                         const at::Tensor& q, const Gathered& seen) {
-  return run_block(shape, {.query = sequence.context_len, .key = seen.first}, context,
-                   q.narrow(1, sequence.first_row, sequence.query_len), seen.keys, seen.values)
+  return forward_block(shape, {.query = sequence.context_len, .key = seen.first}, context,
+                       q.narrow(1, sequence.first_row, sequence.query_len), seen.keys, seen.values)
       .out;
 }
 

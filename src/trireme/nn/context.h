@@ -58,10 +58,10 @@ struct Context {
   at::Tensor loss_weights;  ///< float [batch, sequence]: weight of each token's loss; undefined: 1
   double gradient_scale =
       1;  ///< 1 / (tokens of the whole batch), times the loss scale: gradients come out as of the mean
-  at::Tensor
-      scale_there;  ///< the same as a number on the GPU, float (double) [1], of a captured step; undefined: as given
+  at::Tensor scale_on_device;  ///< the same as a number on the GPU, float (double) [1], of a captured step; undefined:
+                               ///< as given
   double sample_scale = 1;  ///< 1 / (samples of the whole batch), times the loss scale: of losses averaged over samples
-  at::Tensor sample_scale_there;  ///< as scale_there
+  at::Tensor sample_scale_on_device;  ///< as scale_on_device
   DropoutRngState* dropout_rng =
       nullptr;  ///< where a captured step's dropout finds what differs from step to step; null: nowhere
   std::vector<LossTerm> losses;

@@ -23,12 +23,12 @@ struct CoreCall {
 };
 
 /// What backward wants of a forward pass, as the ranks then had it: of all tokens and some heads, perhaps.
-struct CoreKept {
+struct SavedCore {
   at::Tensor q, k, v, out, lse;
 };
 struct CoreOutput {
   at::Tensor out;  ///< [batch, tokens, heads, head size] of this rank's tokens
-  CoreKept kept;
+  SavedCore kept;
 };
 
 class ContextCore {
@@ -37,7 +37,7 @@ class ContextCore {
   /// q, k, v of this rank's tokens, [batch, tokens, heads, head size].
   virtual CoreOutput forward(const CoreCall& call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) = 0;
   virtual void backward(const CoreCall& call, CoreGradients& gradients, const at::Tensor& dout,
-                        const CoreKept& kept) = 0;
+                        const SavedCore& kept) = 0;
 };
 
 /// The team's way; null where this rank has whole rows. `team` is borrowed.

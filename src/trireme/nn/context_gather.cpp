@@ -21,8 +21,8 @@ class GatherCore final : public ContextCore {
     const at::Tensor rows = gather(k, v);
     std::vector<at::Tensor> outs, lses;
     each_stretch(call, q.size(1), rows.size(2), [&](const Part& part) {
-      const CoreResult result = run_block(call.shape, part.place, call.context, q.narrow(1, part.at, part.count),
-                                          keys_of(rows, 0, part.keys), keys_of(rows, 1, part.keys));
+      const CoreResult result = forward_block(call.shape, part.place, call.context, q.narrow(1, part.at, part.count),
+                                              keys_of(rows, 0, part.keys), keys_of(rows, 1, part.keys));
       outs.push_back(result.out);
       lses.push_back(result.lse);
     });
@@ -30,7 +30,8 @@ class GatherCore final : public ContextCore {
     return {out, {q, k, v, out, at::cat(lses, 2)}};
   }
 
-  void backward(const CoreCall& call, CoreGradients& gradients, const at::Tensor& dout, const CoreKept& kept) override {
+  void backward(const CoreCall& call, CoreGradients& gradients, const at::Tensor& dout,
+                const SavedCore& kept) override {
     const at::Tensor &q = kept.q, &k = kept.k, &v = kept.v, &out = kept.out, &lse = kept.lse;
     const at::Tensor rows = gather(k, v);
     const auto sums = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -40,7 +41,7 @@ class GatherCore final : public ContextCore {
       const at::Tensor keys = keys_of(rows, 0, part.keys), values = keys_of(rows, 1, part.keys);
       CoreGradients block{mine(gradients.q), at::empty(keys.sizes(), keys.options()),
                           at::empty(keys.sizes(), keys.options())};
-      run_block_back(call.shape, part.place, call.context, block, mine(dout), mine(q), keys, values,
+      backward_block(call.shape, part.place, call.context, block, mine(dout), mine(q), keys, values,
                      {mine(out).contiguous(), lse.narrow(2, part.at, part.count).contiguous()});
       keys_of(drows, 0, part.keys).add_(block.k);
       keys_of(drows, 1, part.keys).add_(block.v);
@@ -61,7 +62,7 @@ class GatherCore final : public ContextCore {
  private:
   struct Part {
     std::int64_t at = 0, count = 0;  // of this rank's queries
-    TokenStretch keys;
+    TokenRange keys;
     BlockPlace place;
   };
 
@@ -76,7 +77,7 @@ class GatherCore final : public ContextCore {
     at::Tensor rows = at::empty({2, k.size(0), length, k.size(2), k.size(3)}, mine.options());
     for (int rank = 0; rank < split_.outer; ++rank) {
       std::int64_t at = 0;
-      for (const TokenStretch& stretch : split_.of_outer(rank, length)) {
+      for (const TokenRange& stretch : split_.of_outer(rank, length)) {
         rows.narrow(2, stretch.first, stretch.count).copy_(blocks.select(0, rank).narrow(2, at, stretch.count));
         at += stretch.count;
       }
@@ -84,7 +85,7 @@ class GatherCore final : public ContextCore {
     return rows;
   }
 
-  static at::Tensor keys_of(const at::Tensor& rows, std::int64_t which, const TokenStretch& keys) {
+  static at::Tensor keys_of(const at::Tensor& rows, std::int64_t which, const TokenRange& keys) {
     return rows.select(0, which).narrow(1, keys.first, keys.count);
   }
 
@@ -92,8 +93,8 @@ class GatherCore final : public ContextCore {
   template <typename Visit>
   void each_stretch(const CoreCall& call, std::int64_t queries, std::int64_t length, const Visit& visit) const {
     std::int64_t at = 0;
-    for (const TokenStretch& stretch : split_.of_outer(split_.outer_rank, length)) {
-      TokenStretch keys{0, length};
+    for (const TokenRange& stretch : split_.of_outer(split_.outer_rank, length)) {
+      TokenRange keys{0, length};
       if (call.shape.causal) keys.count = stretch.first + stretch.count;
       if (call.shape.window > 0) {
         keys.first = std::max<std::int64_t>(0, stretch.first - call.shape.window + 1);

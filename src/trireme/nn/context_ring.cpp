@@ -33,8 +33,8 @@ class RingCore final : public ContextCore {
     each_block(k, v, [&](int owner, const at::Tensor& block) {
       each_pair(call, q.size(1), owner, [&](const Pair& pair) {
         const CoreResult part =
-            run_block(call.shape, pair.place, call.context, q.narrow(1, pair.query, pair.queries.count),
-                      pair.keys_in(block, 0), pair.keys_in(block, 1));
+            forward_block(call.shape, pair.place, call.context, q.narrow(1, pair.query, pair.queries.count),
+                          pair.keys_in(block, 0), pair.keys_in(block, 1));
         at::Tensor out = result.out.narrow(1, pair.query, pair.queries.count);
         at::Tensor lse = result.lse.narrow(2, pair.query, pair.queries.count);
         kernels::attention_merge(out, lse, part.out.to(sums), part.lse);
@@ -44,7 +44,8 @@ class RingCore final : public ContextCore {
     return {rounded, {q, k, v, rounded, result.lse}};
   }
 
-  void backward(const CoreCall& call, CoreGradients& gradients, const at::Tensor& dout, const CoreKept& kept) override {
+  void backward(const CoreCall& call, CoreGradients& gradients, const at::Tensor& dout,
+                const SavedCore& kept) override {
     const at::Tensor &q = kept.q, &k = kept.k, &v = kept.v;
     const auto sums = sum_type(q);
     at::Tensor dq = at::zeros(q.sizes(), q.options().dtype(sums));
@@ -59,7 +60,7 @@ class RingCore final : public ContextCore {
         const at::Tensor query = mine(q), keys = pair.keys_in(block, 0), values = pair.keys_in(block, 1);
         CoreGradients part{at::empty_like(query), at::empty(keys.sizes(), keys.options()),
                            at::empty(values.sizes(), values.options())};
-        run_block_back(call.shape, pair.place, call.context, part, mine(dout), query, keys, values,
+        backward_block(call.shape, pair.place, call.context, part, mine(dout), query, keys, values,
                        {mine(kept.out), kept.lse.narrow(2, pair.query, pair.queries.count).contiguous()});
         dq.narrow(1, pair.query, pair.queries.count).add_(part.q);
         pair.keys_in(dblock, 0).add_(part.k);
@@ -81,7 +82,7 @@ class RingCore final : public ContextCore {
   /// Some queries of this rank and some keys of a block, in the order in which they are held.
   struct Pair {
     std::int64_t query = 0, key = 0;
-    TokenStretch queries, keys;
+    TokenRange queries, keys;
     BlockPlace place;
     at::Tensor keys_in(const at::Tensor& block, std::int64_t which) const {
       return block.select(0, which).narrow(1, key, keys.count);
@@ -143,9 +144,9 @@ class RingCore final : public ContextCore {
   void each_pair(const CoreCall& call, std::int64_t tokens, int owner, const Visit& visit) const {
     const std::int64_t length = tokens * split_.outer;
     Pair pair;
-    for (const TokenStretch& queries : split_.of_outer(split_.outer_rank, length)) {
+    for (const TokenRange& queries : split_.of_outer(split_.outer_rank, length)) {
       pair.key = 0;
-      for (const TokenStretch& keys : split_.of_outer(owner, length)) {
+      for (const TokenRange& keys : split_.of_outer(owner, length)) {
         if (sees(call.shape, queries, keys)) {
           pair.queries = queries;
           pair.keys = keys;

@@ -20,17 +20,18 @@ class UlyssesCore final : public ContextCore {
     TRIREME_CHECK(q.size(2) % group_.size() == 0, "{} heads for {} ranks that trade them", q.size(2), group_.size());
     const at::Tensor queries = to_heads(q), keys = to_heads(spread(k)), values = to_heads(spread(v));
     const AttentionShape shape = inside(call.shape, queries, keys);
-    CoreKept kept;
+    SavedCore kept;
     if (inner_) {
       kept = inner_->forward({shape, call.sequence, call.context}, queries, keys, values).kept;
     } else {
-      CoreResult result = run_block(shape, whole_rows(call, queries), call.context, queries, keys, values);
+      CoreResult result = forward_block(shape, whole_rows(call, queries), call.context, queries, keys, values);
       kept = {queries, keys, values, std::move(result.out), std::move(result.lse)};
     }
     return {to_tokens(kept.out), std::move(kept)};
   }
 
-  void backward(const CoreCall& call, CoreGradients& gradients, const at::Tensor& dout, const CoreKept& kept) override {
+  void backward(const CoreCall& call, CoreGradients& gradients, const at::Tensor& dout,
+                const SavedCore& kept) override {
     const AttentionShape shape = inside(call.shape, kept.q, kept.k);
     const at::Tensor douts = to_heads(dout);
     CoreGradients of_heads{at::empty(kept.q.sizes(), kept.q.options()), at::empty(kept.k.sizes(), kept.k.options()),
@@ -38,7 +39,7 @@ class UlyssesCore final : public ContextCore {
     if (inner_) {
       inner_->backward({shape, call.sequence, call.context}, of_heads, douts, kept);
     } else {
-      run_block_back(shape, whole_rows(call, kept.q), call.context, of_heads, douts, kept.q, kept.k, kept.v,
+      backward_block(shape, whole_rows(call, kept.q), call.context, of_heads, douts, kept.q, kept.k, kept.v,
                      {kept.out, kept.lse});
     }
     gradients.q.copy_(to_tokens(of_heads.q));
@@ -57,7 +58,7 @@ class UlyssesCore final : public ContextCore {
   }
 
   static BlockPlace whole_rows(const CoreCall& call, const at::Tensor& q) {
-    const TokenStretch all{0, q.size(1)};
+    const TokenRange all{0, q.size(1)};
     return place_in_rows(call.sequence, all, all);
   }
 

@@ -15,8 +15,8 @@ struct SequencePart {
   int index = 0, count = 1;
 };
 
-/// What the coins of a step's dropouts are made of, in a GPU's memory: a captured step reads them there, and each
-/// step's are put there before it starts. The same coins as without.
+/// What the draws of a step's dropouts are made of, in a GPU's memory: a captured step reads them there, and each
+/// step's are put there before it starts. The same draws as without.
 class DropoutRngState {
  public:
   explicit DropoutRngState(at::Device device);

@@ -24,7 +24,8 @@ struct EmbeddingParts {
 class Embedding final : public UnaryLayer {
  public:
   using UnaryLayer::backward, UnaryLayer::forward;
-  Embedding(EmbeddingParts parts, std::optional<Norm> norm, Dropout dropout, const ParallelContext& parallel = alone());
+  Embedding(EmbeddingParts parts, std::optional<Norm> norm, Dropout dropout,
+            const ParallelContext& parallel = single_rank());
   /// int64 [batch, sequence] to [batch, sequence, width]. A ConfigError for a token beyond the vocabulary or a position
   /// beyond the table.
   at::Tensor forward(at::Tensor ids, Context& context, Tape* tape) override;

@@ -161,7 +161,8 @@ at::Tensor Head::forward(at::Tensor x, Context& context, Tape* tape) {
                                                       : at::full({targets.size(0)}, 1.0, x.options().dtype(type));
   weights = weights * targets.ne(kernels::CrossEntropy{}.ignore).to(type);
   at::Tensor scales;
-  if (tape) scales = context.scale_there.defined() ? weights * context.scale_there : weights * context.gradient_scale;
+  if (tape)
+    scales = context.scale_on_device.defined() ? weights * context.scale_on_device : weights * context.gradient_scale;
   at::Tensor dx = tape ? at::empty_like(rows) : at::Tensor();
 
   const std::int64_t row_bytes = weight.size(0) * x.element_size();

@@ -25,7 +25,7 @@ class Head final : public UnaryLayer {
  public:
   using UnaryLayer::backward, UnaryLayer::forward;
   /// `weight` [vocabulary, width], perhaps the token embedding; `bias` [vocabulary] or null: this rank's slices.
-  Head(Param& weight, Param* bias, HeadOptions options, const ParallelContext& parallel = alone());
+  Head(Param& weight, Param* bias, HeadOptions options, const ParallelContext& parallel = single_rank());
   /// x [batch, sequence, width]. Without targets in the context: the logits [batch, sequence, vocabulary]. With them:
   /// the mean loss, a scalar in float (double), over what takes part. The context's losses get the terms "loss" and,
   /// with its weight, "z_loss": the mean of the squared log-partition.

@@ -25,4 +25,15 @@ Sequence plain_sequence(std::int64_t batch, std::int64_t length) {
   return {.positions = row.unsqueeze(0).expand({batch, length}).contiguous()};
 }
 
+at::Tensor Skips::find(const Named& named, const std::string& name, const char* what) {
+  const auto found = named.find(name);
+  TRIREME_CHECK(found != named.end(), "a layer takes the {} of skip {}, which none gave before it", what, name);
+  return found->second;
+}
+
+Skips& SkipLayer::skips() const {
+  TRIREME_CHECK(skips_ != nullptr, "a layer with skips runs before use() said where they are");
+  return *skips_;
+}
+
 }  // namespace trireme::nn

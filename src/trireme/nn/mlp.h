@@ -6,6 +6,7 @@
 #pragma once
 
 #include "trireme/kernels/activation.h"
+#include "trireme/nn/layer.h"
 #include "trireme/nn/linear.h"
 
 namespace trireme::nn {
@@ -22,6 +23,18 @@ class Mlp final : public ResidualLayer {
   Linear in_, out_;
   kernels::Activation activation_;
   bool gated_, save_mlp_activations_;
+};
+
+/// A nonlinear function by itself, where it is not the middle of an MLP.
+class Activate final : public UnaryLayer {
+ public:
+  using UnaryLayer::backward, UnaryLayer::forward;
+  explicit Activate(kernels::Activation kind) : kind_(kind) {}
+  at::Tensor forward(at::Tensor x, Context& context, Tape* tape) override;
+  at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) override;
+
+ private:
+  kernels::Activation kind_;
 };
 
 }  // namespace trireme::nn

@@ -47,12 +47,12 @@ Norm::Sum Norm::forward_sum(const at::Tensor& x, const at::Tensor& delta, Contex
   return out;
 }
 
-at::Tensor Norm::run_again(const Tensors& kept, Context& context) {
+at::Tensor Norm::recompute(const Tensors& kept, Context& context) {
   at::Tensor none;
   return normalise(kept.at(0), none, none, context, nullptr);
 }
 
-at::Tensor Norm::run_back_sum(const at::Tensor& dy, at::Tensor dsum, Context& context, Tape& tape) {
+at::Tensor Norm::backward_sum(const at::Tensor& dy, at::Tensor dsum, Context& context, Tape& tape) {
   const auto [x, mean, rstd] = tape.pop<3>();
   const at::Tensor dy_rows = as_rows(dy);
   const bool in_place = dsum.defined() && may_overwrite(dsum);
@@ -81,7 +81,7 @@ at::Tensor Norm::run_back_sum(const at::Tensor& dy, at::Tensor dsum, Context& co
 }
 
 at::Tensor Norm::backward(at::Tensor dy, Context& context, Tape& tape) {
-  return run_back_sum(dy, at::Tensor(), context, tape);
+  return backward_sum(dy, at::Tensor(), context, tape);
 }
 
 }  // namespace trireme::nn

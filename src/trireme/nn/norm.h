@@ -22,10 +22,10 @@ class Norm final : public UnaryLayer {
   /// sum = x + delta, y = norm(sum), in one pass over memory.
   Sum forward_sum(const at::Tensor& x, const at::Tensor& delta, Context& context, Tape* tape);
   /// What forward() or forward_sum() gave, to the bit, as rows: from the frame that it left on the tape.
-  at::Tensor run_again(const Tensors& kept, Context& context);
+  at::Tensor recompute(const Tensors& kept, Context& context);
   /// The gradient of what was normalised; plus `dsum`, which may be undefined, in the same pass. Takes dsum's memory
   /// unless the tape is deferring.
-  at::Tensor run_back_sum(const at::Tensor& dy, at::Tensor dsum, Context& context, Tape& tape);
+  at::Tensor backward_sum(const at::Tensor& dy, at::Tensor dsum, Context& context, Tape& tape);
 
  private:
   at::Tensor normalise(const at::Tensor& x, const at::Tensor& residual, at::Tensor& sum, Context& context, Tape* tape);

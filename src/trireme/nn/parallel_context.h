@@ -3,21 +3,58 @@
 // Tensor parallelism (Shoeybi et al. 2019) splits matrices over `tensor`: the first of a pair by its outputs (column),
 // the second by its inputs (row), so that a pair needs one sum forward and one backward. With sequence parallelism
 // (Korthikanti et al. 2022) what lies between pairs is split by tokens, and each sum becomes a gather before a pair and
-// a reduce-scatter after it. Context parallelism splits the tokens themselves: token_split.h.
+// a reduce-scatter after it. Context parallelism splits the tokens themselves: TokenSplit.
 // Depends on: base, comm, layout, spec.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "trireme/comm/group.h"
 #include "trireme/layout/mesh.h"
 #include "trireme/layout/placing.h"
-#include "trireme/nn/token_split.h"
 #include "trireme/spec/layout_config.h"
 
 namespace trireme::nn {
+
+struct Context;
+
+/// Axes of the mesh that have a meaning here, as [layout] of a recipe names them.
+inline constexpr const char *kTensorAxis = "tp", *kPipelineAxis = "pp", *kContextAxis = "cp", *kDataAxis = "dp";
+
+/// Neighbouring columns of a row.
+struct TokenRange {
+  std::int64_t first = 0, count = 0;
+  bool operator==(const TokenRange&) const = default;
+};
+using TokenRanges = std::vector<TokenRange>;
+
+/// Which tokens of a row a rank has, where several share it (context parallelism).
+///
+/// `outer` ranks take neighbouring stretches; under a causal mask the first of them would have almost nothing to do, so
+/// the row is cut into 2 outer chunks and rank r takes chunks r and 2 outer - 1 - r (zig-zag). Each such share is cut
+/// once more into `inner` neighbouring parts, for ranks that trade heads for tokens (Ulysses).
+struct TokenSplit {
+  int outer = 1, outer_rank = 0;
+  int inner = 1, inner_rank = 0;
+  bool zigzag = false;
+
+  int ranks() const { return outer * inner; }
+  /// What `length` must be a multiple of.
+  std::int64_t grain() const { return std::int64_t{outer} * inner * (zigzag ? 2 : 1); }
+  /// The columns of an outer rank's share, in the order it has them; an InternalError where the grain does not divide.
+  TokenRanges of_outer(int rank, std::int64_t length) const;
+  TokenRanges mine(std::int64_t length) const;
+};
+
+/// Of [batch, sequence, ..] whole rows, the columns of these stretches, side by side. Undefined stays undefined.
+at::Tensor take_tokens(const at::Tensor& rows, const TokenRanges& stretches);
+
+/// A micro that holds whole rows, `ids` and context, becomes this rank's part of it.
+void take_tokens(std::vector<at::Tensor>& ids, Context& context, const TokenSplit& split);
 
 struct ParallelContext {
   layout::Mesh mesh;              ///< of the whole run; the axes tp, cp, dp, pp where they exist
@@ -37,16 +74,18 @@ struct ParallelContext {
   int tensor_rank() const { return tensor ? tensor->rank() : 0; }
   bool splits_sequence() const { return sequence_parallel && tensor_ranks() > 1; }
   /// Tokens of a sequence, as seen between pairs of matrices, for those that attention sees here.
-  std::int64_t between(std::int64_t length) const { return splits_sequence() ? length / tensor_ranks() : length; }
+  std::int64_t local_seq_len(std::int64_t length) const { return splits_sequence() ? length / tensor_ranks() : length; }
 
   /// A parameter's placement before it is split: whole, on the ranks of this one's pipeline stage.
   layout::Placing placing(const std::string& name, layout::Shape shape) const;
   /// Axes along which copies of a parameter compute equal gradients, where its input is not split by tokens over tp.
-  layout::AxisNames equal_between() const { return splits_sequence() ? layout::AxisNames{} : equal_inside(); }
-  layout::AxisNames equal_inside() const { return tensor_ranks() > 1 ? layout::AxisNames{"tp"} : layout::AxisNames{}; }
+  layout::AxisNames equal_grad_axes() const { return splits_sequence() ? layout::AxisNames{} : tensor_axes(); }
+  layout::AxisNames tensor_axes() const {
+    return tensor_ranks() > 1 ? layout::AxisNames{kTensorAxis} : layout::AxisNames{};
+  }
 };
 
-/// The team of a rank that works alone.
-const ParallelContext& alone();
+/// Of a rank that works alone.
+const ParallelContext& single_rank();
 
 }  // namespace trireme::nn

@@ -11,7 +11,7 @@ void Stash::count(std::int64_t device_bytes, std::int64_t host_bytes) {
 }
 
 /// The copy is over before the device's memory is another's.
-void Stash::let_go_of_newest() {
+void Stash::release_newest() {
   if (!newest_) return;
   copies_->make_stream_wait(newest_->leaving);
   newest_->on_device.clear();
@@ -20,7 +20,7 @@ void Stash::let_go_of_newest() {
 }
 
 StashedFrame Stash::put(std::vector<at::Tensor> tensors) {
-  let_go_of_newest();
+  release_newest();
   auto frame = std::make_shared<Stashed>();
   frame->stash = this;
   frame->on_device = std::move(tensors);
@@ -37,7 +37,7 @@ StashedFrame Stash::put(std::vector<at::Tensor> tensors) {
   return frame;
 }
 
-void Stash::call_back(const StashedFrame& frame) {
+void Stash::prefetch(const StashedFrame& frame) {
   if (frame == newest_ || frame->returning != 0) return;
   count(frame->bytes, 0);
   for (const at::Tensor& tensor : frame->on_host) {
@@ -47,7 +47,7 @@ void Stash::call_back(const StashedFrame& frame) {
 }
 
 std::vector<at::Tensor> Stash::take(const StashedFrame& frame) {
-  call_back(frame);
+  prefetch(frame);
   copies_->make_stream_wait(frame == newest_ ? frame->leaving : frame->returning);
   if (frame == newest_) newest_.reset();
   frame->on_host.clear();

@@ -39,7 +39,7 @@ class Stash {
   /// Nobody writes to the tensors any more. Returns at once; the frame before this one is then away.
   StashedFrame put(std::vector<at::Tensor> tensors);
   /// Begins to bring it back, where that has not begun.
-  void call_back(const StashedFrame& frame);
+  void prefetch(const StashedFrame& frame);
   /// The tensors, on the device again. Once for each frame.
   std::vector<at::Tensor> take(const StashedFrame& frame);
   /// A frame that nobody will take: the tape is gone.
@@ -47,7 +47,7 @@ class Stash {
 
  private:
   void count(std::int64_t device_bytes, std::int64_t host_bytes);
-  void let_go_of_newest();
+  void release_newest();
 
   device::RankMemory* memory_;
   StashedFrame newest_;                         // still on the device, its copy under way or done

@@ -15,23 +15,23 @@ Tape& Tape::operator=(Tape&& other) noexcept {
   frames_ = std::exchange(other.frames_, {});
   deferred_ = std::exchange(other.deferred_, {});
   deferring_ = other.deferring_;
-  away_ = std::exchange(other.away_, {});
+  offloaded_ = std::exchange(other.offloaded_, {});
   return *this;
 }
 
 /// After an error, or where a schedule goes back: otherwise backward has taken every frame.
 void Tape::give_up() noexcept {
-  for (const Away& away : away_) {
+  for (const OffloadedFrame& offloaded : offloaded_) {
     try {
-      away.stashed->stash->drop(away.stashed);
+      offloaded.stashed->stash->drop(offloaded.stashed);
     } catch (...) {  // a copy that failed; who takes a frame is told
     }
   }
-  away_.clear();
+  offloaded_.clear();
 }
 
 void Tape::push(Tensors saved, Stash& stash) {
-  away_.push_back({frames_.size(), stash.put(std::move(saved))});
+  offloaded_.push_back({frames_.size(), stash.put(std::move(saved))});
   frames_.emplace_back();
 }
 
@@ -39,39 +39,39 @@ Tensors Tape::pop(std::size_t count) {
   TRIREME_CHECK(!frames_.empty(), "a layer's backward found nothing on the tape");
   Tensors frame = std::move(frames_.back());
   frames_.pop_back();
-  if (!away_.empty() && away_.back().frame == frames_.size()) {
-    const Away away = std::move(away_.back());
-    away_.pop_back();
-    frame = away.stashed->stash->take(away.stashed);
-    if (!away_.empty()) away_.back().stashed->stash->call_back(away_.back().stashed);
+  if (!offloaded_.empty() && offloaded_.back().frame == frames_.size()) {
+    const OffloadedFrame offloaded = std::move(offloaded_.back());
+    offloaded_.pop_back();
+    frame = offloaded.stashed->stash->take(offloaded.stashed);
+    if (!offloaded_.empty()) offloaded_.back().stashed->stash->prefetch(offloaded_.back().stashed);
   }
   TRIREME_CHECK(frame.size() == count, "a layer's backward wants {} tensors and found a frame of {}: another layer's",
                 count, frame.size());
   return frame;
 }
 
-void Tape::forget(const at::Tensor& x, std::size_t mark) {
+void Tape::discard(const at::Tensor& x, std::size_t mark) {
   TRIREME_CHECK(mark > 0 && mark <= frames_.size(), "a mark at {} of {} frames", mark, frames_.size());
-  Forgotten& forgotten = forgotten_.emplace_back(Forgotten{.mark = mark, .places = {}});
+  Discarded& discarded = discarded_.emplace_back(Discarded{.mark = mark, .places = {}});
   for (std::size_t frame = mark; frame < frames_.size(); ++frame) {
     for (std::size_t slot = 0; slot < frames_[frame].size(); ++slot) {
       at::Tensor& kept = frames_[frame][slot];
       if (!kept.defined() || !kept.is_alias_of(x) || kept.numel() != x.numel() || !kept.is_contiguous()) continue;
-      forgotten.places.push_back({frame, slot, kept.sizes().vec()});
+      discarded.places.push_back({frame, slot, kept.sizes().vec()});
       kept = at::Tensor();
     }
   }
 }
 
-void Tape::remake(const std::function<at::Tensor(const Tensors& below)>& make) {
-  TRIREME_CHECK(!forgotten_.empty(), "nothing was forgotten that could be recomputed");
-  const Forgotten forgotten = std::move(forgotten_.back());
-  forgotten_.pop_back();
-  if (forgotten.places.empty()) return;
-  TRIREME_CHECK(forgotten.mark <= frames_.size(), "what a forgotten tensor is made from has been popped");
-  const at::Tensor x = make(frames_[forgotten.mark - 1]);
-  for (const Forgotten::Place& place : forgotten.places) {
-    TRIREME_CHECK(place.frame < frames_.size(), "a frame was popped before what it had forgotten was there again");
+void Tape::recompute(const std::function<at::Tensor(const Tensors& below)>& make) {
+  TRIREME_CHECK(!discarded_.empty(), "nothing was discarded that could be recomputed");
+  const Discarded discarded = std::move(discarded_.back());
+  discarded_.pop_back();
+  if (discarded.places.empty()) return;
+  TRIREME_CHECK(discarded.mark <= frames_.size(), "what a discarded tensor is made from has been popped");
+  const at::Tensor x = make(frames_[discarded.mark - 1]);
+  for (const Discarded::Place& place : discarded.places) {
+    TRIREME_CHECK(place.frame < frames_.size(), "a frame was popped before what it had discarded was there again");
     frames_[place.frame][place.slot] = x.view(place.sizes);
   }
 }

@@ -39,14 +39,14 @@ class Tape {
   std::array<at::Tensor, kCount> pop();
   bool empty() const { return frames_.empty(); }
 
-  // Tensors that can be recomputed. forget() and remake() come in pairs, the last forgotten is recomputed first.
+  // Tensors that can be recomputed. discard() and recompute() come in pairs, the last discarded is recomputed first.
   /// A mark: how many frames there are.
   std::size_t height() const { return frames_.size(); }
   /// Frames above the mark let go of what lies in x's memory: the frame below it is enough to make x again.
-  void forget(const at::Tensor& x, std::size_t mark);
+  void discard(const at::Tensor& x, std::size_t mark);
   /// Before the frames above that mark are popped: `make` has x again from the frame below it. Not called where no
   /// frame had kept it.
-  void remake(const std::function<at::Tensor(const Tensors& below)>& make);
+  void recompute(const std::function<at::Tensor(const Tensors& below)>& make);
 
   /// While deferring, weight_gradient() keeps the work instead of doing it.
   void set_deferring(bool deferring) { deferring_ = deferring; }
@@ -64,12 +64,12 @@ class Tape {
   std::vector<Tensors> frames_;
   std::vector<std::function<void()>> deferred_;
   bool deferring_ = false;
-  struct Away {
+  struct OffloadedFrame {
     std::size_t frame = 0;             // whose place in frames_ is empty
     std::shared_ptr<Stashed> stashed;  // shared with the copy under way
   };
-  std::vector<Away> away_;  // the newest last
-  struct Forgotten {
+  std::vector<OffloadedFrame> offloaded_;  // the newest last
+  struct Discarded {
     std::size_t mark = 0;
     struct Place {
       std::size_t frame = 0, slot = 0;
@@ -77,7 +77,7 @@ class Tape {
     };
     std::vector<Place> places;
   };
-  std::vector<Forgotten> forgotten_;
+  std::vector<Discarded> discarded_;
 };
 
 template <std::size_t kCount>

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "trireme/observe/json_values.h"
 
@@ -11,6 +12,8 @@ namespace trireme::observe {
 namespace {
 
 std::filesystem::path heartbeat_file_of(const std::filesystem::path& run) { return run / "heartbeat.json"; }
+
+std::filesystem::path stop_file_of(const std::filesystem::path& run) { return run / "stop"; }
 
 }  // namespace
 
@@ -40,5 +43,14 @@ std::optional<Heartbeat> read_heartbeat(const std::filesystem::path& run) {
                    .saved = json.value("saved", std::int64_t{-1}),
                    .pid = json.value("pid", std::int64_t{0})};
 }
+
+void ask_to_stop(const std::filesystem::path& run) noexcept {
+  const int file = ::open(stop_file_of(run).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (file >= 0) ::close(file);
+}
+
+bool asked_to_stop(const std::filesystem::path& run) noexcept { return ::access(stop_file_of(run).c_str(), F_OK) == 0; }
+
+void take_back_stop(const std::filesystem::path& run) noexcept { ::unlink(stop_file_of(run).c_str()); }
 
 }  // namespace trireme::observe

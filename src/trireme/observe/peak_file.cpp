@@ -3,6 +3,7 @@
 #include <fmt/chrono.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"

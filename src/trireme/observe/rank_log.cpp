@@ -4,6 +4,7 @@
 
 #include <charconv>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"

@@ -1,6 +1,7 @@
 #include "trireme/observe/records.h"
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
 
@@ -115,23 +116,23 @@ HashRecord hashes_from(const Json& line) {
 EventRecord event_from(const Json& line) {
   const Json& kind = field(line, "event");
   if (!kind.is_string()) wrong_type("event", "a text", kind);
-  return {.kind = kind.get<std::string>(), .time = real(line, "time"), .fields = line};
+  return {.kind = kind.get<std::string>(), .time = real(line, "time"), .fields = JsonValue(line)};
 }
 
 std::optional<double> EventRecord::number_of(std::string_view name) const {
-  const auto at = fields.find(name);
-  return at == fields.end() ? std::nullopt : as_number(*at);
+  const auto at = fields->find(name);
+  return at == fields->end() ? std::nullopt : as_number(*at);
 }
 
 std::optional<std::string> EventRecord::text_of(std::string_view name) const {
-  const auto at = fields.find(name);
-  if (at == fields.end() || !at->is_string()) return std::nullopt;
+  const auto at = fields->find(name);
+  if (at == fields->end() || !at->is_string()) return std::nullopt;
   return at->get<std::string>();
 }
 
 std::optional<std::int64_t> EventRecord::step() const {
-  const auto at = fields.find("step");
-  if (at == fields.end() || !at->is_number_integer()) return std::nullopt;
+  const auto at = fields->find("step");
+  if (at == fields->end() || !at->is_number_integer()) return std::nullopt;
   return at->get<std::int64_t>();
 }
 

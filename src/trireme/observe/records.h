@@ -8,6 +8,7 @@
 #include <map>
 #include <vector>
 
+#include "trireme/base/json_value.h"
 #include "trireme/observe/json_values.h"
 #include "trireme/observe/step_record.h"
 
@@ -32,7 +33,7 @@ struct RankRecord {
 struct EventRecord {
   std::string kind;  // "start", "resume", "eval", "checkpoint", "stop"
   double time = 0;   // seconds since 1970
-  Json fields;       // an object with all fields, those two included
+  JsonValue fields;  // an object with all fields, those two included
 
   /// nothing where the field is missing or of another type
   std::optional<double> number_of(std::string_view name) const;

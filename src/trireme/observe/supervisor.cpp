@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 
@@ -19,7 +20,6 @@
 #include "trireme/base/stopwatch.h"
 #include "trireme/base/units.h"
 #include "trireme/observe/heartbeat.h"
-#include "trireme/observe/stop_file.h"
 #include "trireme/observe/timeline.h"
 
 namespace trireme::observe {

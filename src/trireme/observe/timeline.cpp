@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <fstream>
+#include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "trireme/base/wall_clock.h"
 
@@ -18,6 +20,8 @@ Timeline::Timeline(std::filesystem::path file, std::string who) : who_(std::move
 Timeline::~Timeline() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
+
+void Timeline::tell(std::string_view event) noexcept { tell(event, Json::object()); }
 
 void Timeline::tell(std::string_view event, const Json& fields) noexcept {
   try {
@@ -39,8 +43,7 @@ std::vector<TimelineEvent> read_timeline(const std::filesystem::path& file) {
     events.push_back({.clock = json["clock"].get<std::int64_t>(),
                       .who = json.value("who", ""),
                       .event = json.value("event", ""),
-                      .time = json.value("time", 0.0),
-                      .fields = json});
+                      .time = json.value("time", 0.0)});
   }
   std::ranges::stable_sort(events, [](const TimelineEvent& a, const TimelineEvent& b) {
     return std::tie(a.clock, a.who) < std::tie(b.clock, b.who);

@@ -26,7 +26,8 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  void tell(std::string_view event, const Json& fields = Json::object()) noexcept;
+  void tell(std::string_view event) noexcept;
+  void tell(std::string_view event, const Json& fields) noexcept;
   /// Somebody else has counted this far.
   void hear(std::int64_t clock) { clock_ = clock > clock_ ? clock : clock_; }
   std::int64_t clock() const { return clock_; }
@@ -41,7 +42,6 @@ struct TimelineEvent {
   std::int64_t clock = 0;
   std::string who, event;
   double time = 0;  ///< by that machine's clock, seconds since 1970
-  Json fields;      ///< the whole line
 };
 /// By clock, then by who. Cut lines are left out; none when there is no file.
 std::vector<TimelineEvent> read_timeline(const std::filesystem::path& file);

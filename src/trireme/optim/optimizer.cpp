@@ -68,11 +68,11 @@ void Optimizer::finish_step(const StepOptions& options) {
   for (Slot& slot : slots_) slot.gradient = at::Tensor();
 }
 
-void Optimizer::finish_recorded() {
+void Optimizer::finish_captured() {
   for (Slot& slot : slots_) slot.gradient = at::Tensor();
 }
 
-bool Optimizer::can_be_recorded() const {
+bool Optimizer::is_capturable() const {
   // Stochastic rounding draws by the step's number, which a CUDA graph does not see.
   const auto stochastic = [&](const Slot& slot) { return !slot.param.has_master; };
   if (config_.state_dtype == spec::StateDtype::kBf16 || std::ranges::any_of(slots_, stochastic)) return false;
@@ -89,7 +89,7 @@ bool Optimizer::can_be_recorded() const {
   return false;  // the host decides on a ratio of norms in the midst of it
 }
 
-std::vector<kernels::DeviceScalars::Slot> Optimizer::live_slots() const {
+std::vector<kernels::DeviceScalars::Slot> Optimizer::device_scalar_slots() const {
   std::vector<kernels::DeviceScalars::Slot> out;
   for (const Slot& slot : slots_) {
     out.push_back({.rate = slot.rate, .decay = config_.kind == spec::OptimizerKind::kAdamw ? slot.weight_decay : 0.0});
@@ -97,7 +97,7 @@ std::vector<kernels::DeviceScalars::Slot> Optimizer::live_slots() const {
   return out;
 }
 
-kernels::DeviceScalars::Step Optimizer::live_step(double learning_rate) const {
+kernels::DeviceScalars::Step Optimizer::device_scalar_step(double learning_rate) const {
   kernels::DeviceScalars::Step step{.learning_rate = learning_rate};
   if (config_.kind == spec::OptimizerKind::kAdam || config_.kind == spec::OptimizerKind::kAdamw) {
     const auto number = static_cast<double>(steps_);
@@ -128,12 +128,13 @@ void Optimizer::add_state(nn::State& state) {
 
 kernels::UpdateTensors Optimizer::tensors(Slot& slot, const StepOptions& options) {
   nn::Param& param = slot.param;
-  return {
-      .weight = param.master,
-      .gradient = slot.gradient,
-      .low = param.value.is_same(param.master) ? no_copy_ : param.value,
-      .gradient_scale = options.gradient_scale,
-      .live = options.live == nullptr ? nullptr : options.live->of(static_cast<std::size_t>(&slot - slots_.data()))};
+  return {.weight = param.master,
+          .gradient = slot.gradient,
+          .low = param.value.is_same(param.master) ? no_copy_ : param.value,
+          .gradient_scale = options.gradient_scale,
+          .device_scalars = options.device_scalars == nullptr
+                                ? nullptr
+                                : options.device_scalars->of(static_cast<std::size_t>(&slot - slots_.data()))};
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const spec::OptimConfig& config, nn::Params& params) {

@@ -48,7 +48,7 @@ struct StepOptions {
   /// is done may then be read while the rest is updated. Null: nobody asks.
   std::function<void(const nn::Param&)> updated = nullptr;
   /// On a GPU: learning rate, factor and corrections are read there, one slot a trainable parameter; null: as given.
-  const kernels::DeviceScalars* live = nullptr;
+  const kernels::DeviceScalars* device_scalars = nullptr;
 };
 
 class Optimizer {
@@ -65,16 +65,17 @@ class Optimizer {
   /// touches master weights, values and moments; it has to be over before the next begin_step().
   void begin_step();
   void finish_step(const StepOptions& options);
-  /// In place of finish_step() where its recording was started.
-  void finish_recorded();
+  /// In place of finish_step() where a CUDA graph that captured it was replayed.
+  void finish_captured();
   /// Steps that were begun and turned out not to be taken.
-  void take_back(std::int64_t steps) { steps_ -= steps; }
+  void undo_steps(std::int64_t steps) { steps_ -= steps; }
 
-  /// Whether finish_step() only goes through each tensor by itself, so that it can be recorded with live numbers.
-  bool can_be_recorded() const;
+  /// Whether finish_step() only goes through each tensor by itself, so that a CUDA graph can capture it (PyTorch's
+  /// "capturable"), with the step's numbers in device memory.
+  bool is_capturable() const;
   /// For DeviceScalars: of each trainable parameter, and of a step that is the next.
-  std::vector<kernels::DeviceScalars::Slot> live_slots() const;
-  kernels::DeviceScalars::Step live_step(double learning_rate) const;
+  std::vector<kernels::DeviceScalars::Slot> device_scalar_slots() const;
+  kernels::DeviceScalars::Step device_scalar_step(double learning_rate) const;
   /// Steps taken so far.
   std::int64_t steps() const { return steps_; }
   const spec::OptimConfig& config() const { return config_; }

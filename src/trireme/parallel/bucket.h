@@ -1,19 +1,50 @@
-// parallel/bucket.h -- parameters side by side in flat memory: what one call sums, scatters or gathers.
+// parallel/bucket.h -- parameters side by side in flat memory: what one call reduces, scatters or gathers.
 //
-// Depends on: base, comm, device, nn.
+// Which lie side by side is a value, a BucketPlan, made before any of them has memory. A bucket holds parameters whose
+// gradients are summed over the same ranks, as their placements say: dense ones over all copies of the model, an
+// expert, which is split along a part of them, over the rest. ZeRO shards a bucket along what `shard` names of its
+// axes.
+// Depends on: base, layout, comm, device, nn.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "trireme/comm/group.h"
+#include "trireme/layout/mesh.h"
 #include "trireme/nn/param.h"
+#include "trireme/parallel/bucket_reducer.h"
 
 namespace trireme::parallel {
+
+struct DataParallelOptions {
+  int zero = 0;
+  /// Axes whose ranks have other tokens. Which of them a gradient is summed along, its placement says; those sums run
+  /// bucket by bucket while backward goes on, sums along other axes follow in one exchange (slice_reduction.h).
+  layout::AxisNames data;
+  layout::AxisNames shard;  ///< of them, those (or parts of those) that share out; empty without ZeRO
+  std::int64_t bucket_bytes = std::int64_t{25} << 20;  ///< of gradients; 0: one bucket
+  bool reduce_bf16 = false;                            ///< gradients are rounded for the way
+  bool offload = false;                                ///< owned() lives on the host
+  nn::Precision precision = nn::Precision::kFp32;
+  at::Device device = at::kCPU;               ///< where layers compute
+  MakeReducer* reducer = make_dense_reducer;  ///< how a bucket's gradients become their sum
+
+  /// What a rank updates is not what layers compute with.
+  bool has_separate_shards() const { return zero > 0 || offload; }
+  at::TensorOptions on_device(at::ScalarType type) const { return at::TensorOptions(type).device(device); }
+};
+
+/// What runs one after the other: an entry of a model's chain, whose weights are needed at the same time.
+struct ShardUnit {
+  std::vector<nn::Param*> params;
+  int key = 0;  ///< buckets hold parameters of one key: those whose gradients are complete together
+};
 
 /// Flat memory to be lent again and again: as much as was ever lent at once.
 class BufferPool {
@@ -57,9 +88,9 @@ struct Bucket {
 
   std::int64_t sent = -1;  ///< version_of() that layers compute with; -1: none
   // Offload from a GPU: new weights on their way to value_shard.
-  std::int64_t brought = -1;  ///< version_of() of the last that set out
-  std::uint64_t coming = 0;   ///< the copy that computing has still to wait for; 0: none
-  int updated = 0;            ///< members that the update under way has done
+  std::int64_t uploaded = -1;  ///< version_of() of the last that set out
+  std::uint64_t upload = 0;    ///< the copy that computing has still to wait for; 0: none
+  int updated = 0;             ///< members that the update under way has done
 
   // A sum under way.
   comm::Work work;
@@ -84,5 +115,21 @@ at::Tensor owned_part(const Bucket& bucket, const BucketMember& member, const at
 std::int64_t version_of(const Bucket& bucket);
 /// The member that is this parameter.
 BucketMember& member_of(Bucket& bucket, const nn::Param& param);
+
+struct BucketPlan {
+  std::vector<Bucket> buckets;  ///< in the order in which backward completes them; without memory
+  std::map<const nn::Param*, std::size_t> bucket_of;
+  std::vector<std::vector<std::size_t>> unit_buckets;  ///< what each unit needs
+};
+
+/// Where this rank stands.
+struct MeshPoint {
+  const layout::Mesh& mesh;
+  int rank = 0;
+};
+
+/// `apart`: names whose bucket holds nothing else.
+BucketPlan plan_buckets(const std::vector<ShardUnit>& units, nn::Params& params, const DataParallelOptions& options,
+                        MeshPoint at, const std::vector<std::string>& apart);
 
 }  // namespace trireme::parallel

@@ -4,7 +4,7 @@
 // Gradients lie in buckets, flat stretches of memory filled in the order in which backward makes them; a bucket is
 // summed over ranks in the background as soon as it is full, while backward goes on (Horovod, PyTorch DDP; one pool for
 // all of them is GradientFlow's lazy all-reduce). Over which ranks, the placements of its parameters say
-// (bucket_plan.h); how, a BucketReducer does. ZeRO (Rajbhandari et al. 2019) cuts each bucket evenly over the ranks of
+// (bucket.h); how, a BucketReducer does. ZeRO (Rajbhandari et al. 2019) cuts each bucket evenly over the ranks of
 // `shard`: stage 1 shares out what the optimizer keeps, stage 2 gradients as well, stage 3 weights too, which are
 // gathered before a layer runs and freed after. A shard of several ranks with copies across is MiCS and HSDP.
 //
@@ -24,7 +24,7 @@
 
 #include "trireme/nn/layer.h"
 #include "trireme/optim/optimizer.h"
-#include "trireme/parallel/bucket_plan.h"
+#include "trireme/parallel/bucket.h"
 #include "trireme/parallel/gradient_buckets.h"
 #include "trireme/parallel/mesh_groups.h"
 #include "trireme/parallel/sharded_weights.h"
@@ -45,7 +45,7 @@ class DataParallel {
 
   /// What this rank keeps and updates: its shards; the parameters themselves without ZeRO and offload. nn::initialise
   /// or nn::allocate gives those memory that have none yet.
-  nn::Params& owned() { return options_.owns_apart() ? shards_ : params_; }
+  nn::Params& owned() { return options_.has_separate_shards() ? shards_ : params_; }
 
   at::Device device() const { return options_.device; }
 
@@ -75,15 +75,15 @@ class DataParallel {
   void updated(const nn::Param& owned) { weights_->updated(owned); }
   /// Offload: until weights that set out before have left the host, where they may then change. On any thread; `sent`
   /// is what sent_weights() gave on the rank's own.
-  std::uint64_t sent_weights() const { return link_ ? link_->last_brought() : 0; }
-  void wait_until_left(std::uint64_t sent) {
-    if (link_) link_->wait_until_left(sent);
+  std::uint64_t sent_weights() const { return link_ ? link_->last_upload() : 0; }
+  void wait_until_copied(std::uint64_t sent) {
+    if (link_) link_->wait_until_copied(sent);
   }
   /// Until weights on their way have arrived: before somebody writes into owned() or computed() otherwise.
   void wait_for_weights() { weights_->wait(); }
   /// Offload: somebody goes on reading the gradients of owned(), until this is called again. Theirs is other memory
   /// from now on.
-  void hand_over_gradients() { gradients_->hand_over(); }
+  void swap_gradient_buffers() { gradients_->swap_buffers(); }
   /// Offload: owned() has numbers that nobody computes with before the next updated(). What they compute with is in
   /// computed(), and is on its way from there to all of them.
   void computed_changed() { weights_->changed_on_device(); }

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "trireme/device/tensor_buffer.h"
-#include "trireme/parallel/bucket_plan.h"
+#include "trireme/parallel/bucket.h"
 #include "trireme/parallel/bucket_reducer.h"
 
 namespace trireme::parallel {
@@ -16,7 +16,7 @@ class DenseReducer final : public BucketReducer {
   explicit DenseReducer(const ReducerParts& parts) : options_(parts.options) {
     for (Bucket& bucket : parts.plan.buckets) {
       if (!bucket.gradient.defined() || bucket.group == nullptr || travels_rounded(bucket)) continue;
-      registered_.push_back(bucket.group->keep(device::to_buffer(bucket.gradient)));
+      registered_.push_back(bucket.group->register_buffer(device::to_buffer(bucket.gradient)));
     }
   }
 

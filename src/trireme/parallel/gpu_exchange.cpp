@@ -6,7 +6,6 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/gpu_memory.h"
-#include "trireme/comm/gpu_place.h"
 #include "trireme/comm/group.h"
 #include "trireme/comm/launch.h"
 #include "trireme/comm/nccl/nccl_transport.h"
@@ -105,9 +104,9 @@ c10::Device device_of(spec::DeviceKind kind, comm::Group& world) {
   return device;
 }
 
-c10::Device meet_on_devices(spec::DeviceKind kind, comm::Group& world) {
+c10::Device init_device_exchange(spec::DeviceKind kind, comm::Group& world) {
   const c10::Device device = device_of(kind, world);
-  if (device.is_cuda() && world.has_processes()) tell_nccl_who_shares(world, device.index());
+  if (device.is_cuda() && world.has_processes()) tell_nccl_of_shared_gpus(world, device.index());
   return device;
 }
 
@@ -131,7 +130,7 @@ void use_nccl(comm::Group& world, int gpu) {
       device::cuda_runtime(), {.gpu = gpu, .library = env("TRIREME_NCCL_LIBRARY").value_or(std::string())}));
 }
 
-void tell_nccl_who_shares(comm::Group& world, int gpu) {
+void tell_nccl_of_shared_gpus(comm::Group& world, int gpu) {
   if (world.size() == 1) return;
   const auto host = comm::pretended_host(identities(world, gpu), world.rank());
   if (!host || env("NCCL_HOSTID")) return;

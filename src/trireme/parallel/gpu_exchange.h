@@ -18,7 +18,7 @@ namespace trireme::parallel {
 /// processes take those of their node in turn. A ConfigError where there is no GPU.
 c10::Device device_of(spec::DeviceKind kind, comm::Group& world);
 /// The same, called by all ranks of the group before they exchange anything between their GPUs.
-c10::Device meet_on_devices(spec::DeviceKind kind, comm::Group& world);
+c10::Device init_device_exchange(spec::DeviceKind kind, comm::Group& world);
 
 /// Gives the comm room the kernels it needs (comm/gpu_memory.h); again: nothing changes. Every rank must leave its
 /// tensors on the GPU's default stream. A ConfigError where libtrireme_cuda is missing or does not run on the GPU.
@@ -34,7 +34,7 @@ void use_nccl(comm::Group& world, int gpu);
 
 /// Ranks that share a GPU (for tests: NCCL is slow then) tell NCCL that they are on different hosts, unless NCCL_HOSTID
 /// is set. All ranks of the group call this before any of them makes a call on its GPU.
-void tell_nccl_who_shares(comm::Group& world, int gpu);
+void tell_nccl_of_shared_gpus(comm::Group& world, int gpu);
 
 /// How many ranks of the group, which are processes, compute on this one's GPU. All of them call this.
 int ranks_that_share(comm::Group& world, int gpu);

@@ -125,7 +125,7 @@ void GradientBuckets::settle(Bucket& bucket) {
 
 void GradientBuckets::store(Bucket& bucket) {
   if (link_ != nullptr) return link_->send(bucket.arriving, bucket.gradient_shard, /*add=*/false);
-  const at::Tensor& place = options_.owns_apart() ? bucket.gradient_shard : bucket.gradient;
+  const at::Tensor& place = options_.has_separate_shards() ? bucket.gradient_shard : bucket.gradient;
   if (place.data_ptr() != bucket.arriving.data_ptr()) place.copy_(bucket.arriving);
 }
 
@@ -220,7 +220,7 @@ void GradientBuckets::add_state(nn::State& state) {
   reducer_->add_state(state);
 }
 
-void GradientBuckets::hand_over() {
+void GradientBuckets::swap_buffers() {
   TRIREME_CHECK(options_.offload, "gradients that are not on the host cannot be handed over");
   for (Bucket& bucket : plan_.buckets) {
     if (!bucket.trainable) continue;

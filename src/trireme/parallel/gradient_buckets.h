@@ -9,7 +9,7 @@
 #include <deque>
 #include <memory>
 
-#include "trireme/parallel/bucket_plan.h"
+#include "trireme/parallel/bucket.h"
 #include "trireme/parallel/bucket_reducer.h"
 #include "trireme/parallel/host_link.h"
 #include "trireme/parallel/mesh_groups.h"
@@ -27,7 +27,7 @@ class GradientBuckets {
   void start(int key);
   void complete();
   void replayed();
-  void hand_over();
+  void swap_buffers();
 
   // DataParallel::finish(), in this order.
   /// A ConfigError names parameters that no layer of this rank has given a gradient to.
@@ -41,7 +41,7 @@ class GradientBuckets {
   void add_state(nn::State& state);
   const BucketReducer& reducer() const { return *reducer_; }
   /// Lent at once: the most so far.
-  std::int64_t lent_bytes() const { return pool_.bytes(); }
+  std::int64_t pool_bytes() const { return pool_.bytes(); }
 
  private:
   void provide_gradients();

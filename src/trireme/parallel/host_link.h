@@ -30,12 +30,12 @@ class HostLink {
   /// Until all that was sent has arrived.
   void wait_for_sent();
 
-  /// Weights on their way to the device. The host's must not change before wait_until_left().
-  Copy bring(const at::Tensor& from, const at::Tensor& to) { return last_brought_ = copies_->to_device(from, to); }
+  /// Weights on their way to the device. The host's must not change before wait_until_copied().
+  Copy upload(const at::Tensor& from, const at::Tensor& to) { return last_upload_ = copies_->to_device(from, to); }
   void before_compute(Copy copy) { copies_->make_stream_wait(copy); }
-  Copy last_brought() const { return last_brought_; }
+  Copy last_upload() const { return last_upload_; }
   /// On any thread.
-  void wait_until_left(Copy copy) { copies_->wait(copy); }
+  void wait_until_copied(Copy copy) { copies_->wait(copy); }
 
  private:
   struct Leaving {
@@ -47,7 +47,7 @@ class HostLink {
   void take_oldest();
 
   std::deque<Leaving> leaving_;
-  Copy last_brought_ = 0;
+  Copy last_upload_ = 0;
   std::unique_ptr<device::HostCopies> copies_;  // last: it ends its copies before the tensors go
 };
 

@@ -12,7 +12,8 @@ void join_context(ParallelGroups& parallel_groups, const spec::LayoutConfig& lay
   nn::ParallelContext& parallel = parallel_groups.parallel;
   if (layout.cp == 1) return;
   const bool trade_all = layout.cp_kind == spec::ContextKind::kUlysses;
-  const int inner = trade_all ? layout.cp : layout.cp_ulysses, at = parallel.mesh.coordinate(parallel.rank, "cp");
+  const int inner = trade_all ? layout.cp : layout.cp_ulysses,
+            at = parallel.mesh.coordinate(parallel.rank, nn::kContextAxis);
   parallel.tokens = {.outer = layout.cp / inner,
                      .outer_rank = at / inner,
                      .inner = inner,
@@ -20,9 +21,11 @@ void join_context(ParallelGroups& parallel_groups, const spec::LayoutConfig& lay
                      .zigzag = shape.causal && layout.cp > inner && length % (2 * layout.cp) == 0};
   parallel.context = layout.cp_kind;
   if (parallel.tokens.outer > 1)
-    parallel.ring = parallel_groups.groups->along({inner == 1 ? "cp" : fmt::format("cp/{}", inner)});
+    parallel.ring = parallel_groups.groups->along(
+        {inner == 1 ? std::string(nn::kContextAxis) : fmt::format("{}/{}", nn::kContextAxis, inner)});
   if (inner > 1)
-    parallel.heads = parallel_groups.groups->along({inner == layout.cp ? "cp" : fmt::format("cp%{}", inner)});
+    parallel.heads = parallel_groups.groups->along(
+        {inner == layout.cp ? std::string(nn::kContextAxis) : fmt::format("{}%{}", nn::kContextAxis, inner)});
 }
 
 }  // namespace
@@ -31,10 +34,10 @@ layout::Mesh mesh_of(const spec::LayoutConfig& layout, int ranks) {
   std::vector<layout::Axis> axes;
   for (const std::string& name : split(layout.order, ' ')) {
     int size = 1;
-    if (name == "pp") size = layout.pp;
-    if (name == "cp") size = layout.cp;
-    if (name == "tp") size = layout.tp;
-    if (name == "dp") size = layout.dp.value_or(ranks / static_cast<int>(layout.ranks_per_copy()));
+    if (name == nn::kPipelineAxis) size = layout.pp;
+    if (name == nn::kContextAxis) size = layout.cp;
+    if (name == nn::kTensorAxis) size = layout.tp;
+    if (name == nn::kDataAxis) size = layout.dp.value_or(ranks / static_cast<int>(layout.ranks_per_copy()));
     axes.push_back({name, size});
   }
   return layout::Mesh(std::move(axes));
@@ -54,20 +57,20 @@ std::unique_ptr<ParallelGroups> form(const spec::LayoutConfig& layout, const spe
   parallel_groups->groups = std::make_unique<MeshGroups>(world, mesh_of(layout, world.size()));
   MeshGroups& groups = *parallel_groups->groups;
   parallel_groups->alone = world.split(world.rank(), 0, "alone");
-  parallel_groups->copies = groups.along({"dp"});
-  parallel_groups->pipeline = groups.along({"pp"});
+  parallel_groups->data = groups.along({nn::kDataAxis});
+  parallel_groups->pipeline = groups.along({nn::kPipelineAxis});
   nn::ParallelContext& parallel = parallel_groups->parallel;
   parallel.mesh = groups.mesh();
   parallel.rank = world.rank();
-  parallel.tensor = groups.along({"tp"});
+  parallel.tensor = groups.along({nn::kTensorAxis});
   parallel.sequence_parallel = layout.sequence_parallel;
   parallel.sp_save_gathered = layout.sp_save_gathered;
   parallel.overlap = layout.tp_overlap;
   join_context(*parallel_groups, layout, shape, length);
-  parallel_groups->copies_count = parallel.mesh.size("dp");
-  parallel_groups->copy = parallel.mesh.coordinate(parallel.rank, "dp");
+  parallel_groups->dp_size = parallel.mesh.size(nn::kDataAxis);
+  parallel_groups->dp_rank = parallel.mesh.coordinate(parallel.rank, nn::kDataAxis);
   parallel_groups->stages = layout.pp;
-  parallel_groups->stage = parallel.mesh.coordinate(parallel.rank, "pp");
+  parallel_groups->stage = parallel.mesh.coordinate(parallel.rank, nn::kPipelineAxis);
   return parallel_groups;
 }
 

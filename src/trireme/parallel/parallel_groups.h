@@ -21,11 +21,11 @@ struct ParallelGroups {
   std::unique_ptr<comm::Group> alone;  ///< this rank by itself
   nn::ParallelContext parallel;
   at::Device device = at::kCPU;     ///< what this rank computes with
-  comm::Group* copies = nullptr;    ///< along dp: they read different rows
+  comm::Group* data = nullptr;      ///< along dp: they read different rows
   comm::Group* pipeline = nullptr;  ///< along pp; null without stages
-  int copies_count = 1, copy = 0, stages = 1, stage = 0;
+  int dp_size = 1, dp_rank = 0, stages = 1, stage = 0;
 
-  comm::Group& readers() { return copies != nullptr ? *copies : *alone; }
+  comm::Group& readers() { return data != nullptr ? *data : *alone; }
   bool is_first_of_row() const { return parallel.tokens.outer_rank == 0 && parallel.tokens.inner_rank == 0; }
   /// Of ranks that hold the same term of a loss, or parts of it: whether this one's is added up.
   bool counts(const nn::LossTerm& term) const {

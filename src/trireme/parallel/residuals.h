@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/parallel/bucket_plan.h"
+#include "trireme/parallel/bucket.h"
 #include "trireme/parallel/mesh_groups.h"
 
 namespace trireme::parallel {

@@ -11,13 +11,13 @@ namespace trireme::parallel {
 
 void ShardedWeights::updated() {
   const DataParallelOptions& options = parts_.options;
-  if (!options.owns_apart()) return;
+  if (!options.has_separate_shards()) return;
   wait();  // two ways into the same memory would mix
   if (options.offload) {
     for (Bucket& bucket : parts_.plan.buckets) {
       if (version_of(bucket) == bucket.sent) continue;
       if (parts_.link != nullptr) {
-        bring(bucket);
+        upload(bucket);
       } else {
         bucket.value_shard.copy_(bucket.host_value);
       }
@@ -32,18 +32,18 @@ void ShardedWeights::updated(const nn::Param& owned) {
   };
   const auto bucket = std::ranges::find_if(parts_.plan.buckets, has);
   TRIREME_CHECK(bucket != parts_.plan.buckets.end(), "no bucket has {}", owned.name);
-  if (++bucket->updated == static_cast<int>(bucket->members.size())) bring(*bucket);
+  if (++bucket->updated == static_cast<int>(bucket->members.size())) upload(*bucket);
 }
 
 /// Where they are not on their way already.
-void ShardedWeights::bring(Bucket& bucket) {
+void ShardedWeights::upload(Bucket& bucket) {
   bucket.updated = 0;
-  if (std::exchange(bucket.brought, version_of(bucket)) == version_of(bucket)) return;
-  bucket.coming = parts_.link->bring(bucket.host_value, bucket.value_shard);
+  if (std::exchange(bucket.uploaded, version_of(bucket)) == version_of(bucket)) return;
+  bucket.upload = parts_.link->upload(bucket.host_value, bucket.value_shard);
 }
 
-void ShardedWeights::order_after_coming(Bucket& bucket) {
-  if (bucket.coming != 0) parts_.link->before_compute(std::exchange(bucket.coming, 0));
+void ShardedWeights::order_after_upload(Bucket& bucket) {
+  if (bucket.upload != 0) parts_.link->before_compute(std::exchange(bucket.upload, 0));
 }
 
 void ShardedWeights::changed_on_device() {
@@ -68,7 +68,7 @@ void ShardedWeights::send_out() {
     const std::int64_t version = version_of(bucket);
     if (std::exchange(bucket.sent, version) == version || zero == 0 || zero == 3) continue;
     if (bucket.group == nullptr) continue;
-    order_after_coming(bucket);
+    order_after_upload(bucket);
     bucket.fetching =
         bucket.group->all_gather(device::to_const_buffer(bucket.value_shard), device::to_buffer(bucket.value));
     bucket.is_fetching = bucket.is_whole = true;
@@ -78,7 +78,7 @@ void ShardedWeights::send_out() {
 
 void ShardedWeights::wait() {
   send_out();
-  for (Bucket& bucket : parts_.plan.buckets) order_after_coming(bucket);
+  for (Bucket& bucket : parts_.plan.buckets) order_after_upload(bucket);
   if (parts_.options.zero == 3) return;  // they travel only while layers run
   for (Bucket& bucket : parts_.plan.buckets) bucket.fetching.wait();
 }
@@ -87,7 +87,7 @@ void ShardedWeights::gather(Bucket& bucket) {
   if (bucket.is_fetching || bucket.is_whole) return;
   bucket.value = pool_.take(bucket.elements, bucket.value_shard.options());
   bucket.is_fetching = true;
-  order_after_coming(bucket);
+  order_after_upload(bucket);
   if (bucket.group == nullptr) {
     bucket.value.copy_(bucket.value_shard);
   } else {
@@ -108,7 +108,7 @@ void ShardedWeights::enter(std::size_t unit, bool backward) {
   send_out();
   for (const std::size_t number : unit_buckets[unit]) {
     Bucket& bucket = parts_.plan.buckets[number];
-    order_after_coming(bucket);
+    order_after_upload(bucket);
     if (gathers) gather(bucket);
     if (bucket.is_fetching) {
       bucket.fetching.wait();

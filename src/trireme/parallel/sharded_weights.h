@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "trireme/nn/layer.h"
-#include "trireme/parallel/bucket_plan.h"
+#include "trireme/parallel/bucket.h"
 #include "trireme/parallel/host_link.h"
 
 namespace trireme::parallel {
@@ -51,8 +51,8 @@ class ShardedWeights {
 
  private:
   void publish();
-  void bring(Bucket& bucket);
-  void order_after_coming(Bucket& bucket);
+  void upload(Bucket& bucket);
+  void order_after_upload(Bucket& bucket);
   void gather(Bucket& bucket);
   void release(Bucket& bucket);
 

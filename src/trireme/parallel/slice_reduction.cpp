@@ -6,7 +6,7 @@
 #include <map>
 
 #include "trireme/device/tensor_buffer.h"
-#include "trireme/layout/axis_sets.h"
+#include "trireme/layout/mesh.h"
 #include "trireme/layout/reduction.h"
 
 namespace trireme::parallel {

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "trireme/parallel/bucket_plan.h"
+#include "trireme/parallel/bucket.h"
 #include "trireme/parallel/mesh_groups.h"
 
 namespace trireme::parallel {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
@@ -29,17 +30,17 @@ const schedule::Schedule& checked(const ExecutorParts& parts) {
                         table.weights == schedule::WeightChoice::kPredictAdam;
   TRIREME_CHECK(!versions || parts.predictor != nullptr,
                 "schedule {} predicts weights, but there is no weight predictor", table.name);
-  if (table.weights != schedule::WeightChoice::kFlush) require_own_updates(table.name, parts.stage.holdings);
+  if (table.weights != schedule::WeightChoice::kFlush) require_own_updates(table.name, parts.stage.param_holders);
   return table;
 }
 
 }  // namespace
 
-void require_own_updates(const std::string& schedule, std::span<const StageState> holdings) {
-  for (const StageState& holding : holdings) {
-    if (holding.ranks.size() == 1) continue;
+void require_own_updates(const std::string& schedule, std::span<const ParamHolders> param_holders) {
+  for (const ParamHolders& held : param_holders) {
+    if (held.ranks.size() == 1) continue;
     throw ConfigError(fmt::format("{} is on {} ranks of the pipeline, and schedule {} updates them at different times",
-                                  holding.param, holding.ranks.size(), schedule),
+                                  held.param, held.ranks.size(), schedule),
                       "set model.tied = false, or take a synchronous schedule such as 1f1b");
   }
 }
@@ -50,10 +51,10 @@ Executor::Executor(const ExecutorParts& parts)
       stage_(parts.stage),
       data_parallel_(parts.data_parallel),
       versions_(stage_.chunks, parts.predictor),
-      passes_(table_, pipeline_.rank(), stage_.chunks, stage_.crossings, versions_),
-      transfers_(table_, pipeline_, stage_.crossings, passes_),
+      passes_(table_, pipeline_.rank(), stage_.chunks, stage_.boundaries, versions_),
+      transfers_(table_, pipeline_, stage_.boundaries, passes_),
       portals_(table_, pipeline_, stage_.skips, passes_),
-      reduction_(stage_.holdings, stage_.model->params, pipeline_, parts.data_parallel),
+      reduction_(stage_.param_holders, stage_.model->params, pipeline_, parts.data_parallel),
       loss_reducer_(pipeline_) {
   const auto& list = table_.ranks[static_cast<std::size_t>(pipeline_.rank())];
   before_forward_.resize(list.size());
@@ -66,7 +67,7 @@ RunReport Executor::run(const ExecutorCall& run) {
   const auto& list = table_.ranks[static_cast<std::size_t>(pipeline_.rank())];
   RunReport report;
   if (run.keep_spans) report.spans.reserve(list.size());
-  if (run.validated && openings_.empty()) openings_ = find_openings(table_);
+  if (run.validated && windows_.empty()) windows_ = find_speculation_windows(table_);
   if (run.validated && !portals_.empty()) {
     throw ConfigError(fmt::format("skip {} crosses stages, and steps that are validated after the fact cannot take it "
                                   "back",
@@ -85,9 +86,9 @@ RunReport Executor::run(const ExecutorCall& run) {
     // Transfers of the step before ended when this stretch was walked first.
     if (again_ && is_transfer(instruction.op) && table_.step_of(instruction.micro) < present_) continue;
     const auto start = run.keep_spans ? Clock::now() : begin;
-    obey_in_context(instruction, position, run);
+    execute_in_context(instruction, position, run);
     if (run.keep_spans) report.spans.push_back({instruction, start - begin, Clock::now() - begin});
-    if (is_version(instruction.op)) report.most_copies = std::max(report.most_copies, versions_.copies());
+    if (is_version(instruction.op)) report.max_weight_copies = std::max(report.max_weight_copies, versions_.copies());
   }
   transfers_.end();
   portals_.end();
@@ -96,11 +97,11 @@ RunReport Executor::run(const ExecutorCall& run) {
   return report;
 }
 
-/// Where to go on: here, or at the begin of the opening when the update behind it was wrong.
+/// Where to go on: here, or at the begin of the window when the update behind it was wrong.
 std::size_t Executor::settle(std::size_t position, const ExecutorCall& run) {
   const auto rank = static_cast<std::size_t>(pipeline_.rank());
-  const SpeculationWindow& opening = openings_[static_cast<std::size_t>(settled_)];
-  if (position < opening.end[rank]) return position;
+  const SpeculationWindow& window = windows_[static_cast<std::size_t>(settled_)];
+  if (position < window.end[rank]) return position;
   ++settled_;
   if (again_) {  // the right update was taken before it was walked again
     again_ = false;
@@ -108,18 +109,18 @@ std::size_t Executor::settle(std::size_t position, const ExecutorCall& run) {
   }
   if (run.validated()) return position;
   const int step = settled_ - 1;
-  const Unmatched unmatched = find_unmatched(table_, opening, step, pipeline_.rank());
+  const Unmatched unmatched = find_unmatched(table_, window, step, pipeline_.rank());
   transfers_.rewind(unmatched, step);
   passes_.rewind(step);
   run.redo();
   for (const Instruction& receive : unmatched.early_receives) transfers_.execute(receive);
   --settled_;
   again_ = true;
-  if (opening.begin[rank] < opening.end[rank]) return opening.begin[rank];
+  if (window.begin[rank] < window.end[rank]) return window.begin[rank];
   return settle(position, run);
 }
 
-void Executor::obey_in_context(const Instruction& instruction, std::size_t position, const ExecutorCall& run) {
+void Executor::execute_in_context(const Instruction& instruction, std::size_t position, const ExecutorCall& run) {
   try {
     execute(instruction, position, run);
   } catch (Error& error) {
@@ -194,6 +195,48 @@ void Executor::add_up(std::vector<StepSums>& steps) {
   for (std::size_t i = 0; i < steps.size(); ++i) {
     steps[i] = {.losses = std::move(losses[i]), .flops = flops[2 * i], .recomputed_flops = flops[2 * i + 1]};
   }
+}
+
+void TimelineRecorder::add(const RunReport& report) {
+  std::vector<double> times;
+  times.reserve(2 * report.spans.size());
+  const auto began = report.began.time_since_epoch();
+  for (const ExecutedInstruction& ran : report.spans) {
+    times.push_back(std::chrono::duration<double>(began + ran.start).count());
+    times.push_back(std::chrono::duration<double>(began + ran.end).count());
+  }
+  walks_.push_back(std::move(times));
+  if (walks_.size() > most_) walks_.pop_front();
+}
+
+std::vector<schedule::Timeline> TimelineRecorder::gather(comm::Group& pipeline) const {
+  std::vector<std::size_t> counts;
+  for (const auto& list : table_.ranks) counts.push_back(2 * list.size());
+  std::size_t all = 0;
+  for (const std::size_t count : counts) all += count;
+  std::vector<schedule::Timeline> timelines;
+  for (const std::vector<double>& mine : walks_) {
+    TRIREME_CHECK(mine.size() == counts[static_cast<std::size_t>(pipeline.rank())],
+                  "a step with {} times is stored, but the list has {}", mine.size(),
+                  counts[static_cast<std::size_t>(pipeline.rank())]);
+    std::vector<double> whole(pipeline.rank() == 0 ? all : 0);
+    pipeline
+        .gather_v(comm::ConstBuffer{mine.data(), mine.size(), comm::DType::kF64},
+                  comm::Buffer{whole.data(), whole.size(), comm::DType::kF64}, counts, 0)
+        .wait();
+    if (pipeline.rank() != 0) continue;
+    const double first = *std::ranges::min_element(whole);
+    schedule::Timeline& timeline = timelines.emplace_back();
+    const double* at = whole.data();
+    for (const auto& list : table_.ranks) {
+      auto& spans = timeline.ranks.emplace_back();
+      for (const schedule::Instruction& it : list) {
+        spans.push_back({it, at[0] - first, at[1] - first});
+        at += 2;
+      }
+    }
+  }
+  return timelines;
 }
 
 }  // namespace trireme::pipeline

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -21,6 +22,7 @@
 #include "trireme/pipeline/portals.h"
 #include "trireme/pipeline/reduction.h"
 #include "trireme/pipeline/transfers.h"
+#include "trireme/schedule/timeline.h"
 
 namespace trireme::pipeline {
 
@@ -34,7 +36,7 @@ struct ExecutorParts {
 
 /// A ConfigError where a parameter is on several ranks, which a schedule that never flushes would update at different
 /// times.
-void require_own_updates(const std::string& schedule, std::span<const StageState> holdings);
+void require_own_updates(const std::string& schedule, std::span<const ParamHolders> param_holders);
 
 struct ExecutorCall {
   MicroSource micro;
@@ -48,16 +50,16 @@ struct ExecutorCall {
 };
 
 /// One instruction as it ran.
-struct Ran {
+struct ExecutedInstruction {
   schedule::Instruction instruction;
   std::chrono::nanoseconds start, end;  ///< since run() began
 };
 
 struct RunReport {
-  std::vector<StepSums> steps;  ///< by step of the table, over all ranks of the pipeline (not of replicas)
-  std::vector<Ran> spans;       ///< of this rank; where asked for
+  std::vector<StepSums> steps;             ///< by step of the table, over all ranks of the pipeline (not of replicas)
+  std::vector<ExecutedInstruction> spans;  ///< of this rank; where asked for
   std::chrono::steady_clock::time_point began;
-  int most_copies = 0;  ///< of weights on this rank at once, the present ones not counted
+  int max_weight_copies = 0;  ///< of weights on this rank at once, the present ones not counted
 };
 
 class Executor {
@@ -79,7 +81,7 @@ class Executor {
   void execute(const schedule::Instruction& instruction, std::size_t position, const ExecutorCall& run);
   void forward(int chunk, int micro);
   void backward(int chunk, int micro, bool weights);
-  void obey_in_context(const schedule::Instruction& instruction, std::size_t position, const ExecutorCall& run);
+  void execute_in_context(const schedule::Instruction& instruction, std::size_t position, const ExecutorCall& run);
   std::size_t settle(std::size_t position, const ExecutorCall& run);
   void add_up(std::vector<StepSums>& steps);
 
@@ -94,10 +96,28 @@ class Executor {
   Portals portals_;
   GradientReduction reduction_;
   nn::LossReducer loss_reducer_;
-  std::vector<SpeculationWindow> openings_;  // where updates are settled after the fact
-  int present_ = 0;                          // updates made in this run
-  int settled_ = 0;                          // of them, those that stand
-  bool again_ = false;                       // the opening is walked a second time
+  std::vector<SpeculationWindow> windows_;  // where updates are settled after the fact
+  int present_ = 0;                         // updates made in this run
+  int settled_ = 0;                         // of them, those that stand
+  bool again_ = false;                      // the window is walked a second time
+};
+
+/// The last walks of a table by all ranks of a pipeline, as schedule/timeline.h knows them.
+class TimelineRecorder {
+ public:
+  /// Keeps so many; the table is borrowed.
+  explicit TimelineRecorder(const schedule::Schedule& table, std::size_t most = 8) : table_(table), most_(most) {}
+  /// A run with keep_spans that went back nowhere.
+  void add(const RunReport& report);
+  std::size_t size() const { return walks_.size(); }
+  /// The walks of all ranks, oldest first, on rank 0; empty elsewhere. On all ranks of the pipeline together, which
+  /// share a clock: on several machines lanes of different machines are shifted by what their clocks differ.
+  std::vector<schedule::Timeline> gather(comm::Group& pipeline) const;
+
+ private:
+  const schedule::Schedule& table_;
+  std::size_t most_;
+  std::deque<std::vector<double>> walks_;  // begin and end of each instruction, by the machine's clock
 };
 
 }  // namespace trireme::pipeline

@@ -38,12 +38,12 @@ void check_head(const schedule::Schedule& table, int rank) {
 
 }  // namespace
 
-Passes::Passes(const schedule::Schedule& table, int rank, std::span<const Chunk> chunks, const Crossings& crossings,
-               WeightVersions& versions)
+Passes::Passes(const schedule::Schedule& table, int rank, std::span<const Chunk> chunks,
+               const BoundaryTensors& boundaries, WeightVersions& versions)
     : table_(table),
       rank_(rank),
       chunks_(chunks),
-      crossings_(crossings),
+      boundaries_(boundaries),
       versions_(versions),
       index_(static_cast<std::size_t>(table.chunks()), -1) {
   for (std::size_t i = 0; i < chunks.size(); ++i) {
@@ -99,8 +99,8 @@ nn::Tensors Passes::run_layers(const Chunk& chunk, nn::Tensors tensors, nn::Cont
   return tensors;
 }
 
-void Passes::check_crossing(const nn::Tensors& tensors, int chunk, const Micro& micro) const {
-  const std::vector<Crossing> expected = crossings_(chunk, micro);
+void Passes::check_boundary(const nn::Tensors& tensors, int chunk, const Micro& micro) const {
+  const std::vector<BoundaryTensor> expected = boundaries_(chunk, micro);
   TRIREME_CHECK(tensors.size() == expected.size(), "{} tensors come into chunk {} where {} are expected",
                 tensors.size(), chunk, expected.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -114,7 +114,7 @@ void Passes::check_crossing(const nn::Tensors& tensors, int chunk, const Micro& 
 /// Those that the previous chunk waits for: tensors without a gradient are left out, and a part of the model that the
 /// loss does not depend on has gradient zero.
 void Passes::complete_gradients(nn::Tensors& gradients, int chunk, const Micro& micro) const {
-  const std::vector<Crossing> expected = crossings_(chunk, micro);
+  const std::vector<BoundaryTensor> expected = boundaries_(chunk, micro);
   TRIREME_CHECK(gradients.size() == expected.size(), "{} gradients leave chunk {} where {} are expected",
                 gradients.size(), chunk, expected.size());
   for (std::size_t i = 0; i < gradients.size(); ++i) {
@@ -146,7 +146,7 @@ void Passes::forward(int chunk, int micro) {
       run_layers(chunks_[index_of(chunk)], std::move(inputs), data.context, here.recomputed ? nullptr : &here.tape);
   count(here, data.context, here.tape.bytes());
   if (chunk == table_.last_chunk()) return;
-  check_crossing(outputs, chunk + 1, data);
+  check_boundary(outputs, chunk + 1, data);
   if (table_.rank_of(chunk + 1, micro) == rank_) {
     cell(chunk + 1, micro).inputs = std::move(outputs);
   } else {

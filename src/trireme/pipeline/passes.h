@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "trireme/nn/skips.h"
+#include "trireme/nn/layer.h"
 #include "trireme/pipeline/stage.h"
 #include "trireme/pipeline/versions.h"
 
@@ -28,7 +28,7 @@ struct StepSums {
 class Passes {
  public:
   /// All borrowed. A ConfigError where the table puts the last chunk's forward and backward into different steps.
-  Passes(const schedule::Schedule& table, int rank, std::span<const Chunk> chunks, const Crossings& crossings,
+  Passes(const schedule::Schedule& table, int rank, std::span<const Chunk> chunks, const BoundaryTensors& boundaries,
          WeightVersions& versions);
 
   /// Before the table is walked (again).
@@ -75,7 +75,7 @@ class Passes {
   Cell& cell(int chunk, int micro);
   Running& running(int micro);
   nn::Tensors run_layers(const Chunk& chunk, nn::Tensors inputs, nn::Context& context, nn::Tape* tape);
-  void check_crossing(const nn::Tensors& tensors, int chunk, const Micro& micro) const;
+  void check_boundary(const nn::Tensors& tensors, int chunk, const Micro& micro) const;
   void complete_gradients(nn::Tensors& gradients, int chunk, const Micro& micro) const;
   void pass_over(int micro);
   static void count(Cell& cell, const nn::Context& context, std::int64_t bytes);
@@ -84,7 +84,7 @@ class Passes {
   const schedule::Schedule& table_;
   int rank_;
   std::span<const Chunk> chunks_;
-  const Crossings& crossings_;
+  const BoundaryTensors& boundaries_;
   WeightVersions& versions_;
   std::vector<std::vector<nn::SkipLayer*>> skipping_;  // [chunk of the rank]: those of its layers
   std::vector<int> index_;                             // by chunk of the model; -1: elsewhere

@@ -31,8 +31,8 @@ void Portals::post(int chunk, int micro, bool forward) {
   for_each(chunk, micro, /*comes_in=*/true, forward, [&](std::size_t i, const Skip& skip, int other) {
     const auto [found, is_new] = receives_.try_emplace({i, micro, forward});
     if (!is_new) return;
-    const Crossing crossing = skip.crossing(passes_.micro(micro));
-    found->second.tensor = at::empty(crossing.sizes, crossing.options());
+    const BoundaryTensor boundary = skip.boundary(passes_.micro(micro));
+    found->second.tensor = at::empty(boundary.sizes, boundary.options());
     found->second.work = pipeline_.recv(device::to_buffer(found->second.tensor), other, tag_of(i, micro, forward));
   });
 }
@@ -53,7 +53,7 @@ void Portals::after(int chunk, int micro, bool forward) {
     const nn::Skips& skips = passes_.skips(micro);
     const at::Tensor tensor = (forward ? skips.take(skip.name) : skips.take_back(skip.name)).contiguous();
     if (forward) {
-      const Crossing expected = skip.crossing(passes_.micro(micro));
+      const BoundaryTensor expected = skip.boundary(passes_.micro(micro));
       TRIREME_CHECK(tensor.sizes() == at::IntArrayRef(expected.sizes) && tensor.scalar_type() == expected.type,
                     "skip {} has another shape or type than expected", skip.name);
     }

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "trireme/comm/group.h"
-#include "trireme/nn/skips.h"
+#include "trireme/nn/layer.h"
 #include "trireme/pipeline/passes.h"
 
 namespace trireme::pipeline {

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -11,6 +12,96 @@
 #include "trireme/optim/gradients.h"
 
 namespace trireme::pipeline {
+namespace {
+
+using schedule::Instruction;
+using schedule::make;
+using schedule::Op;
+
+Instruction send_of(const Instruction& receive) {
+  return receive.op == Op::kRecvActivation ? make(Op::kSendActivation, receive.chunk - 1, receive.micro)
+                                           : make(Op::kSendGradient, receive.chunk + 1, receive.micro);
+}
+
+Instruction receive_of(const Instruction& send) {
+  return send.op == Op::kSendActivation ? make(Op::kRecvActivation, send.chunk + 1, send.micro)
+                                        : make(Op::kRecvGradient, send.chunk - 1, send.micro);
+}
+
+bool contains(const schedule::Schedule& table, const SpeculationWindow& window, int rank, const Instruction& wanted) {
+  const auto r = static_cast<std::size_t>(rank);
+  const auto& list = table.ranks[r];
+  // A send comes after its forward, in the window; a receive may have been posted before.
+  const std::size_t from = schedule::is_recv(wanted.op) ? 0 : window.begin[r];
+  const auto first = list.begin() + static_cast<std::ptrdiff_t>(from);
+  const auto last = list.begin() + static_cast<std::ptrdiff_t>(window.end[r]);
+  return std::find(first, last, wanted) != last;
+}
+
+/// Whether the rank's window had to end earlier: it waits for what is sent after the sender's.
+bool shorten(const schedule::Schedule& table, SpeculationWindow& window, std::size_t rank, int step) {
+  for (std::size_t position = window.begin[rank]; position < window.end[rank]; ++position) {
+    const Instruction& it = table.ranks[rank][position];
+    if ((it.op != Op::kWaitRecvActivation && it.op != Op::kWaitRecvGradient) || table.step_of(it.micro) <= step)
+      continue;
+    Instruction receive = it;
+    receive.op = schedule::waited_for(it.op);
+    if (contains(table, window, schedule::peer_of(table, receive), send_of(receive))) continue;
+    window.end[rank] = position;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::vector<SpeculationWindow> find_speculation_windows(const schedule::Schedule& table) {
+  std::vector<SpeculationWindow> windows(static_cast<std::size_t>(table.steps()));
+  for (const auto& list : table.ranks) {
+    std::size_t step = 0;
+    for (std::size_t position = 0; position < list.size(); ++position) {
+      if (list[position].op != Op::kOptimizerStep) continue;
+      TRIREME_CHECK(step < windows.size(), "schedule {} has more updates than steps", table.name);
+      std::size_t end = position + 1;
+      while (end < list.size() && !does_input_gradient(list[end]) && list[end].op != Op::kRecompute &&
+             list[end].op != Op::kOptimizerStep) {
+        ++end;
+      }
+      windows[step].begin.push_back(position + 1);
+      windows[step++].end.push_back(end);
+    }
+  }
+  for (std::size_t step = 0; step < windows.size(); ++step) {
+    for (bool shorter = true; shorter;) {
+      shorter = false;
+      for (std::size_t rank = 0; rank < table.ranks.size(); ++rank) {
+        shorter |= shorten(table, windows[step], rank, static_cast<int>(step));
+      }
+    }
+  }
+  return windows;
+}
+
+Unmatched find_unmatched(const schedule::Schedule& table, const SpeculationWindow& window, int step, int rank) {
+  Unmatched unmatched;
+  for (std::size_t other = 0; other < table.ranks.size(); ++other) {
+    if (static_cast<int>(other) == rank) continue;
+    for (std::size_t position = 0; position < window.end[other]; ++position) {
+      const Instruction& it = table.ranks[other][position];
+      const bool send = schedule::is_send(it.op), receive = schedule::is_recv(it.op);
+      if ((!send && !receive) || table.step_of(it.micro) <= step || schedule::peer_of(table, it) != rank) continue;
+      const Instruction mine = send ? receive_of(it) : send_of(it);
+      if (contains(table, window, rank, mine)) continue;
+      (send ? unmatched.receives : unmatched.sends).push_back(mine);
+    }
+  }
+  const auto& list = table.ranks[static_cast<std::size_t>(rank)];
+  for (std::size_t position = 0; position < window.begin[static_cast<std::size_t>(rank)]; ++position) {
+    const Instruction& it = list[position];
+    if (schedule::is_recv(it.op) && table.step_of(it.micro) > step) unmatched.early_receives.push_back(it);
+  }
+  return unmatched;
+}
 
 PostValidatedUpdate::PostValidatedUpdate(optim::Optimizer& optimizer, GradientReduction& reduction)
     : optimizer_(optimizer), reduction_(reduction) {

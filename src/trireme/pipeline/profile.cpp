@@ -72,15 +72,15 @@ std::vector<EntryProfile> profile_chain(const spec::ModelShape& shape, const mod
   const schedule::Schedule table = schedule::build("1f1b", {.ranks = count, .micros = 1});
   Split split;
   for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) split.push_back({i, i + 1});
-  const auto made_up = [](const std::vector<Crossing>& crossings, bool gradients) {
+  const auto made_up = [](const std::vector<BoundaryTensor>& boundaries, bool gradients) {
     nn::Tensors tensors;
-    for (const Crossing& crossing : crossings) {
-      if (gradients && !crossing.has_gradient()) {
+    for (const BoundaryTensor& boundary : boundaries) {
+      if (gradients && !boundary.has_gradient()) {
         tensors.emplace_back();
-      } else if (crossing.has_gradient()) {
-        tensors.push_back(at::randn(crossing.sizes, crossing.options()));
+      } else if (boundary.has_gradient()) {
+        tensors.push_back(at::randn(boundary.sizes, boundary.options()));
       } else {
-        tensors.push_back(at::zeros(crossing.sizes, crossing.options()));
+        tensors.push_back(at::zeros(boundary.sizes, boundary.options()));
       }
     }
     return tensors;
@@ -97,9 +97,9 @@ std::vector<EntryProfile> profile_chain(const spec::ModelShape& shape, const mod
     for (int repeat = -1; repeat < repeats; ++repeat) {
       Micro data = micro();
       nn::Tape tape;
-      nn::Tensors inputs = i == 0 ? data.inputs : made_up(stage.crossings(i, data), false);
+      nn::Tensors inputs = i == 0 ? data.inputs : made_up(stage.boundaries(i, data), false);
       nn::Tensors gradients(1);
-      if (i + 1 < count) gradients = made_up(stage.crossings(i + 1, data), true);
+      if (i + 1 < count) gradients = made_up(stage.boundaries(i + 1, data), true);
       const auto begin = Clock::now();
       const nn::Tensors outputs = layer.forward(std::move(inputs), data.context, &tape);
       layer.backward(std::move(gradients), data.context, tape);

@@ -10,28 +10,28 @@
 
 namespace trireme::pipeline {
 
-GradientReduction::GradientReduction(std::span<const StageState> holdings, nn::Params& params, comm::Group& pipeline,
-                                     parallel::DataParallel* data_parallel)
+GradientReduction::GradientReduction(std::span<const ParamHolders> param_holders, nn::Params& params,
+                                     comm::Group& pipeline, parallel::DataParallel* data_parallel)
     : pipeline_(pipeline), data_parallel_(data_parallel) {
   nn::Params& owned = data_parallel != nullptr ? data_parallel->owned() : params;
   const int rank = pipeline.rank();
   std::map<const nn::Param*, bool> counts;
-  for (const StageState& holding : holdings) {
-    const bool mine = std::ranges::binary_search(holding.ranks, rank);
+  for (const ParamHolders& held : param_holders) {
+    const bool mine = std::ranges::binary_search(held.ranks, rank);
     comm::Group* copies = nullptr;
-    if (holding.ranks.size() > 1) {
+    if (held.ranks.size() > 1) {
       // Splitting is a call of all ranks; a set of ranks is split off where the first parameter with it stands.
-      const auto [group, is_new] = groups_.try_emplace(holding.ranks);
+      const auto [group, is_new] = groups_.try_emplace(held.ranks);
       if (is_new) {
-        group->second = pipeline.split(mine ? 0 : -1, rank, fmt::format("copies {}", fmt::join(holding.ranks, " ")));
+        group->second = pipeline.split(mine ? 0 : -1, rank, fmt::format("copies {}", fmt::join(held.ranks, " ")));
       }
       copies = group->second.get();
     }
     if (!mine) continue;
-    nn::Param& param = owned.at(holding.param);
+    nn::Param& param = owned.at(held.param);
     reduced_.push_back(
-        {.param = &param, .copies = copies, .chunk = holding.chunks.size() == 1 ? holding.chunks.front() : -1});
-    counts[&param] = holding.ranks.front() == rank;
+        {.param = &param, .copies = copies, .chunk = held.chunks.size() == 1 ? held.chunks.front() : -1});
+    counts[&param] = held.ranks.front() == rank;
   }
   for (const nn::Param& param : owned) {
     TRIREME_CHECK(counts.contains(&param), "nobody knows who holds {}", param.name);

@@ -20,10 +20,10 @@ namespace trireme::pipeline {
 
 class GradientReduction {
  public:
-  /// `holdings` are the whole model's, in one order on every rank; `params` are this rank's, of which it may keep
+  /// `param_holders` are the whole model's, in one order on every rank; `params` are this rank's, of which it may keep
   /// shards with `replicas`, its copies in other pipelines (null: it has none). All are borrowed. Called on all ranks
   /// of the pipeline together.
-  GradientReduction(std::span<const StageState> holdings, nn::Params& params, comm::Group& pipeline,
+  GradientReduction(std::span<const ParamHolders> param_holders, nn::Params& params, comm::Group& pipeline,
                     parallel::DataParallel* data_parallel);
   GradientReduction(const GradientReduction&) = delete;
   GradientReduction& operator=(const GradientReduction&) = delete;

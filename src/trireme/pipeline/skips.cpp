@@ -4,13 +4,14 @@
 #include <algorithm>
 
 #include "trireme/base/error.h"
-#include "trireme/nn/skips.h"
+#include "trireme/nn/layer.h"
 #include "trireme/pipeline/stage.h"
 
 namespace trireme::pipeline {
 
-std::vector<Skip> find_skips(std::span<const nn::Layer* const> chain, const Split& split,
-                             const std::function<Crossing(const std::string& name, const Micro& micro)>& crossing) {
+std::vector<Skip> find_skips(
+    std::span<const nn::Layer* const> chain, const Split& split,
+    const std::function<BoundaryTensor(const std::string& name, const Micro& micro)>& boundary) {
   struct Given {
     std::string name;
     int chunk;
@@ -33,8 +34,8 @@ std::vector<Skip> find_skips(std::span<const nn::Layer* const> chain, const Spli
         found->taken = true;
         if (found->chunk == chunk) continue;  // stays on its rank
         skips.push_back(
-            {.name = name, .from = found->chunk, .to = chunk, .crossing = [crossing, name](const Micro& micro) {
-               return crossing(name, micro);
+            {.name = name, .from = found->chunk, .to = chunk, .boundary = [boundary, name](const Micro& micro) {
+               return boundary(name, micro);
              }});
       }
       for (const std::string& name : layer->gives()) {

@@ -16,8 +16,9 @@ std::vector<std::string> names_of(const models::Model& model) {
   return names;
 }
 
-std::vector<StageState> find_holdings(const models::Model& whole, const schedule::Schedule& table, const Split& split) {
-  std::vector<StageState> holdings;
+std::vector<ParamHolders> find_param_holders(const models::Model& whole, const schedule::Schedule& table,
+                                             const Split& split) {
+  std::vector<ParamHolders> param_holders;
   for (const nn::Param& param : whole.params) {
     std::set<int> chunks, ranks;
     for (std::size_t chunk = 0; chunk < split.size(); ++chunk) {
@@ -28,9 +29,9 @@ std::vector<StageState> find_holdings(const models::Model& whole, const schedule
       }
     }
     TRIREME_CHECK(!chunks.empty(), "no entry of the model computes with {}", param.name);
-    holdings.push_back({param.name, {chunks.begin(), chunks.end()}, {ranks.begin(), ranks.end()}});
+    param_holders.push_back({param.name, {chunks.begin(), chunks.end()}, {ranks.begin(), ranks.end()}});
   }
-  return holdings;
+  return param_holders;
 }
 
 /// What crosses into each chunk of a transformer: the stream of tokens; with an encoder, the other stream beside it.
@@ -42,11 +43,11 @@ class TransformerCrossings {
     for (const std::string& name : first_entries) places_.push_back(place(name));
   }
 
-  std::vector<Crossing> operator()(int chunk, const Micro& micro) const {
-    const auto hidden = [&](const at::Tensor& ids) -> Crossing {
+  std::vector<BoundaryTensor> operator()(int chunk, const Micro& micro) const {
+    const auto hidden = [&](const at::Tensor& ids) -> BoundaryTensor {
       return {{ids.size(0), parallel_->between(ids.size(1)), width_}, type_, ids.device()};
     };
-    const auto numbers = [](const at::Tensor& ids) -> Crossing {
+    const auto numbers = [](const at::Tensor& ids) -> BoundaryTensor {
       return {ids.sizes().vec(), ids.scalar_type(), ids.device()};
     };
     if (!encoder_) return {hidden(micro.inputs.at(0))};
@@ -114,7 +115,8 @@ Stage build_stage(const StagePlan& plan) {
     const LayerRange stretch = split[static_cast<std::size_t>(chunk)];
     for (std::size_t i = stretch.begin; i < stretch.end; ++i) mine.only->push_back(names[i]);
   }
-  Stage stage{.model = models::build(shape, mine), .holdings = find_holdings(*whole, table, split), .split = split};
+  Stage stage{
+      .model = models::build(shape, mine), .param_holders = find_param_holders(*whole, table, split), .split = split};
   auto entry = stage.model->layers.begin();
   for (const int number : held) {
     Chunk& chunk = stage.chunks.emplace_back(Chunk{.number = number});
@@ -129,7 +131,7 @@ Stage build_stage(const StagePlan& plan) {
   }
   std::vector<std::string> first_entries;
   for (const LayerRange& stretch : split) first_entries.push_back(names[stretch.begin]);
-  stage.crossings =
+  stage.boundaries =
       TransformerCrossings(shape, std::move(first_entries), nn::compute_type(precision), *options.parallel);
   return stage;
 }
@@ -147,8 +149,8 @@ std::vector<parallel::ShardUnit> units_of(const Stage& stage) {
 
 std::vector<std::string> held_apart(const Stage& stage) {
   std::vector<std::string> names;
-  for (const StageState& holding : stage.holdings) {
-    if (holding.ranks.size() > 1) names.push_back(holding.param);
+  for (const ParamHolders& held : stage.param_holders) {
+    if (held.ranks.size() > 1) names.push_back(held.param);
   }
   return names;
 }

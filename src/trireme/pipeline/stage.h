@@ -38,42 +38,43 @@ struct Chunk {
 };
 
 /// Where a parameter is: the same list on every rank.
-struct StageState {
+struct ParamHolders {
   std::string param;
   std::vector<int> chunks;  ///< that compute with it, ascending; several: it is tied
   std::vector<int> ranks;   ///< of the pipeline that hold a copy, ascending
 };
 
 /// A tensor that crosses from one chunk to the next.
-struct Crossing {
+struct BoundaryTensor {
   std::vector<std::int64_t> sizes;
   at::ScalarType type = at::kFloat;
   at::Device device = at::kCPU;
   at::TensorOptions options() const { return at::TensorOptions(type).device(device); }
   /// Token numbers have no gradient.
   bool has_gradient() const { return at::isFloatingType(type); }
-  bool operator==(const Crossing&) const = default;
+  bool operator==(const BoundaryTensor&) const = default;
 };
 /// What enters a chunk with this micro, in order. A function of the micro alone, so that a receive can be posted before
 /// anything is sent.
-using Crossings = std::function<std::vector<Crossing>(int chunk, const Micro& micro)>;
+using BoundaryTensors = std::function<std::vector<BoundaryTensor>(int chunk, const Micro& micro)>;
 
-/// A tensor that goes from one chunk straight to a later one (nn/skips.h).
+/// A tensor that goes from one chunk straight to a later one (nn::SkipLayer).
 struct Skip {
   std::string name;
   int from = 0, to = 0;
-  std::function<Crossing(const Micro& micro)> crossing;
+  std::function<BoundaryTensor(const Micro& micro)> boundary;
 };
 /// The skips of a chain whose layers give and take some, between chunks: in the order of the chain. A ConfigError names
 /// one that nobody takes, that is taken before it is given, or that two layers give.
-std::vector<Skip> find_skips(std::span<const nn::Layer* const> chain, const Split& split,
-                             const std::function<Crossing(const std::string& name, const Micro& micro)>& crossing);
+std::vector<Skip> find_skips(
+    std::span<const nn::Layer* const> chain, const Split& split,
+    const std::function<BoundaryTensor(const std::string& name, const Micro& micro)>& boundary);
 
 struct Stage {
-  std::unique_ptr<models::Model> model;  ///< this rank's entries of the chain
-  std::vector<Chunk> chunks;             ///< ascending
-  std::vector<StageState> holdings;      ///< of the whole model
-  Crossings crossings;
+  std::unique_ptr<models::Model> model;     ///< this rank's entries of the chain
+  std::vector<Chunk> chunks;                ///< ascending
+  std::vector<ParamHolders> param_holders;  ///< of the whole model
+  BoundaryTensors boundaries;
   std::vector<Skip> skips = {};  ///< of the whole model
   Split split;
 };

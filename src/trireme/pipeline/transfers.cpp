@@ -22,8 +22,9 @@ int tag_of(Op op) { return is_activation(op) ? kActivationTag : kGradientTag; }
 
 }  // namespace
 
-Transfers::Transfers(const schedule::Schedule& table, comm::Group& pipeline, const Crossings& crossings, Passes& passes)
-    : table_(table), pipeline_(pipeline), crossings_(crossings), passes_(passes) {}
+Transfers::Transfers(const schedule::Schedule& table, comm::Group& pipeline, const BoundaryTensors& boundaries,
+                     Passes& passes)
+    : table_(table), pipeline_(pipeline), boundaries_(boundaries), passes_(passes) {}
 
 void Transfers::execute(const Instruction& instruction) {
   if (instruction.op == Op::kSendActivation) {
@@ -56,10 +57,10 @@ void Transfers::receive(const Instruction& instruction) {
   const int into = activation ? instruction.chunk : instruction.chunk + 1;
   nn::Tensors tensors;
   std::vector<comm::Work> works;
-  for (const Crossing& crossing : crossings_(into, passes_.micro(instruction.micro))) {
+  for (const BoundaryTensor& boundary : boundaries_(into, passes_.micro(instruction.micro))) {
     at::Tensor& tensor = tensors.emplace_back();
-    if (!activation && !crossing.has_gradient()) continue;
-    tensor = at::empty(crossing.sizes, crossing.options());
+    if (!activation && !boundary.has_gradient()) continue;
+    tensor = at::empty(boundary.sizes, boundary.options());
     works.push_back(pipeline_.recv(device::to_buffer(tensor), peer, tag_of(instruction.op)));
   }
   under_way_.push_back({instruction, std::move(tensors), comm::Work(std::move(works))});
@@ -90,8 +91,8 @@ void Transfers::rewind(const Unmatched& unmatched, int step) {
     const bool activation = is_activation(instruction.op);
     const int into = activation ? instruction.chunk + 1 : instruction.chunk;
     nn::Tensors tensors;
-    for (const Crossing& crossing : crossings_(into, passes_.micro(instruction.micro))) {
-      if (activation || crossing.has_gradient()) tensors.push_back(at::zeros(crossing.sizes, crossing.options()));
+    for (const BoundaryTensor& boundary : boundaries_(into, passes_.micro(instruction.micro))) {
+      if (activation || boundary.has_gradient()) tensors.push_back(at::zeros(boundary.sizes, boundary.options()));
     }
     send(instruction, std::move(tensors));
   }

@@ -9,14 +9,14 @@
 
 #include "trireme/comm/group.h"
 #include "trireme/pipeline/passes.h"
-#include "trireme/pipeline/speculation_window.h"
+#include "trireme/pipeline/post_validation.h"
 
 namespace trireme::pipeline {
 
 class Transfers {
  public:
   /// All borrowed.
-  Transfers(const schedule::Schedule& table, comm::Group& pipeline, const Crossings& crossings, Passes& passes);
+  Transfers(const schedule::Schedule& table, comm::Group& pipeline, const BoundaryTensors& boundaries, Passes& passes);
 
   /// Obeys a send, a receive or a wait.
   void execute(const schedule::Instruction& instruction);
@@ -39,7 +39,7 @@ class Transfers {
 
   const schedule::Schedule& table_;
   comm::Group& pipeline_;
-  const Crossings& crossings_;
+  const BoundaryTensors& boundaries_;
   Passes& passes_;
   std::vector<UnderWay> under_way_;  // few: about one a neighbour and direction
   std::vector<UnderWay> leaving_;    // sends that the table no longer asks about

@@ -154,7 +154,7 @@ TokenLists generate(const GenerateRequest& request, comm::Group& world) {
   task.ranks = world.size();
   parallel::check_layout(layout, {}, task);
   const auto groups =
-      parallel::form(layout, shape, world, /*length=*/1, parallel::meet_on_devices(request.device, world));
+      parallel::form(layout, shape, world, /*length=*/1, parallel::init_device_exchange(request.device, world));
   checkpoint::OpenOptions options;
   options.device = groups->device;
   if (request.precision == GeneratePrecision::kBf16) options.precision = nn::Precision::kBf16;

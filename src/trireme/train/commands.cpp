@@ -10,10 +10,10 @@
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/data/tokenizer/tokenizer.h"
-#include "trireme/device/host_memory.h"
+#include "trireme/device/cpu_setup.h"
 #include "trireme/parallel/gpu_exchange.h"
 #include "trireme/parallel/parallel_groups.h"
-#include "trireme/train/diagnose/memory_plan.h"
+#include "trireme/train/diagnose/memory.h"
 #include "trireme/train/diagnose/verify.h"
 #include "trireme/train/engine/step_plan.h"
 #include "trireme/train/run/convert.h"
@@ -44,7 +44,7 @@ EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
   task.ranks = task.batch_rows = world.size();
   parallel::check_layout(layout, {}, task);
   const auto groups =
-      parallel::form(layout, task.shape, world, task.sequence, parallel::meet_on_devices(request.device, world));
+      parallel::form(layout, task.shape, world, task.sequence, parallel::init_device_exchange(request.device, world));
   checkpoint::OpenOptions options;
   options.precision = request.precision;
   options.device = groups->device;
@@ -72,7 +72,7 @@ EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
   std::unique_ptr<Progress> progress;
   if (world.rank() == 0) {
     log_info("{} on {} samples of {} tokens", opened.what, count, samples->length());
-    progress = std::make_unique<Progress>("eval", stretch_of(0, count, 0, groups->copies_count).count, "sample");
+    progress = std::make_unique<Progress>("eval", stretch_of(0, count, 0, groups->dp_size).count, "sample");
   }
   const auto forward = [&](nn::Tensors inputs, nn::Context& context) {
     opened.model->forward(std::move(inputs), context, nullptr);
@@ -80,8 +80,8 @@ EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
   const Evaluation found =
       evaluate(forward, *samples,
                {.all = world,
-                .rank = groups->copy,
-                .ranks = groups->copies_count,
+                .rank = groups->dp_rank,
+                .ranks = groups->dp_size,
                 .counts = [&](const nn::LossTerm& term) { return groups->counts(term); },
                 .counts_rows = groups->counts_rows(),
                 .device = groups->device,

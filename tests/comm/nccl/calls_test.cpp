@@ -161,14 +161,14 @@ TEST(NcclMemory, IsToldToNcclWhileItIsKept) {
   const fake::Usage before = fakes().usage();
   with_gpus(Hosts::kOneNode)(2, [](Rank& rank) {
     std::vector<float> early(10, 1.0f), late(10, 1.0f);
-    const RegisteredBuffer first = rank.world().keep(on_gpu(rank, early));  // before there is a communicator
+    const RegisteredBuffer first = rank.world().register_buffer(on_gpu(rank, early));  // before there is a communicator
     rank.world().all_reduce(on_gpu(rank, early), Reduce::kSum).wait();
     {
-      const RegisteredBuffer second = rank.world().keep(on_gpu(rank, late));
+      const RegisteredBuffer second = rank.world().register_buffer(on_gpu(rank, late));
       rank.world().all_reduce(on_gpu(rank, late), Reduce::kSum).wait();
       fakes().gpu().synchronise();
     }
-    const RegisteredBuffer nothing = rank.world().keep({late.data(), late.size(), DType::kF32});
+    const RegisteredBuffer nothing = rank.world().register_buffer({late.data(), late.size(), DType::kF32});
     EXPECT_EQ(late[3], 2.0f);
   });
   const fake::Usage after = fakes().usage();

@@ -1,5 +1,5 @@
 // Which GPU a process takes, and when two that share one pretend to be on different hosts.
-#include "trireme/comm/gpu_place.h"
+#include "trireme/comm/nccl/nccl_transport.h"
 
 #include <gtest/gtest.h>
 

@@ -16,12 +16,12 @@ Node to_node(const toml::node& from) {
   if (const auto* table = from.as_table()) {
     node.kind = Node::Kind::kTable;
     for (const auto& [key, value] : *table) {
-      auto& [name, member] = node.members.emplace_back(std::string(key.str()), to_node(value));
+      auto& [name, member] = node.members.emplace_back(Node::Member{std::string(key.str()), to_node(value)});
       // A table that [a.b] made in passing has no place of its own: that of the key will do.
       if (member.line == 0) member.line = static_cast<int>(key.source().begin.line);
     }
     // toml++ sorts by name; people read problems in the order of their file.
-    std::ranges::stable_sort(node.members, {}, [](const auto& member) { return member.second.line; });
+    std::ranges::stable_sort(node.members, {}, [](const Node::Member& member) { return member.value.line; });
   } else if (const auto* array = from.as_array()) {
     node.kind = Node::Kind::kList;
     for (const toml::node& item : *array) node.items.push_back(to_node(item));
@@ -57,7 +57,7 @@ Node parse_toml_value(std::string_view text) {
   Node document = parse_toml(fmt::format("value = {}", text));
   // "1\nother = 2" is more than a value.
   if (document.members.size() != 1) throw SyntaxError{"it is more than one value", 1};
-  return std::move(document.members.front().second);
+  return std::move(document.members.front().value);
 }
 
 std::string found_text(const Node& node) {

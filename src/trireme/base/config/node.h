@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace trireme::config {
@@ -26,10 +25,16 @@ struct Node {
   bool boolean = false;
   std::int64_t whole = 0;
   double real = 0;
-  std::string text;                                   // kText, kRaw
-  std::vector<Node> items;                            // kList
-  std::vector<std::pair<std::string, Node>> members;  // kTable, in the order of the file
+  std::string text;         // kText, kRaw
+  std::vector<Node> items;  // kList
+  struct Member;
+  std::vector<Member> members;  // kTable, in the order of the file
   int line = 0;
+};
+
+struct Node::Member {
+  std::string name;
+  Node value;
 };
 
 /// A syntax error, with its line; turned into a Problem by the reader.

@@ -32,37 +32,37 @@ Tree binomial_tree(int size, int root, int me) {
   return tree;
 }
 
-void binomial_broadcast(RoutineBuilder& to, const Subgroup& team, const Tree& tree, Slice buffer) {
-  if (tree.parent >= 0) to.recv(team.rank(tree.parent), buffer);
+void binomial_broadcast(RoutineBuilder& to, const Subgroup& group, const Tree& tree, Slice buffer) {
+  if (tree.parent >= 0) to.recv(group.rank(tree.parent), buffer);
   // The largest subtree has the longest way to go.
-  for (const Tree::Child& child : tree.children | std::views::reverse) to.send(team.rank(child.index), buffer);
+  for (const Tree::Child& child : tree.children | std::views::reverse) to.send(group.rank(child.index), buffer);
 }
 
-void binomial_reduce(RoutineBuilder& to, const Subgroup& team, const Tree& tree, Slice source, Slice into) {
+void binomial_reduce(RoutineBuilder& to, const Subgroup& group, const Tree& tree, Slice source, Slice into) {
   for (const Tree::Child& child : tree.children) {
-    to.recv_reduce(team.rank(child.index), source, into);
+    to.recv_reduce(group.rank(child.index), source, into);
     source = into;
   }
-  if (tree.parent >= 0) to.send(team.rank(tree.parent), source);
+  if (tree.parent >= 0) to.send(group.rank(tree.parent), source);
 }
 
-void binomial_gather(RoutineBuilder& to, const Subgroup& team, const Tree& tree, const BlockBounds& blocks,
+void binomial_gather(RoutineBuilder& to, const Subgroup& group, const Tree& tree, const BlockBounds& blocks,
                      const View& view) {
   for (const Tree::Child& child : tree.children)
-    to.recv(team.rank(child.index), view.at(blocks.range(child.first, child.last)));
-  if (tree.parent >= 0) to.send(team.rank(tree.parent), view.at(blocks.range(tree.first, tree.last)));
+    to.recv(group.rank(child.index), view.at(blocks.range(child.first, child.last)));
+  if (tree.parent >= 0) to.send(group.rank(tree.parent), view.at(blocks.range(tree.first, tree.last)));
 }
 
-void binomial_scatter(RoutineBuilder& to, const Subgroup& team, const Tree& tree, const BlockBounds& blocks,
+void binomial_scatter(RoutineBuilder& to, const Subgroup& group, const Tree& tree, const BlockBounds& blocks,
                       const View& view) {
-  if (tree.parent >= 0) to.recv(team.rank(tree.parent), view.at(blocks.range(tree.first, tree.last)));
+  if (tree.parent >= 0) to.recv(group.rank(tree.parent), view.at(blocks.range(tree.first, tree.last)));
   for (const Tree::Child& child : tree.children | std::views::reverse)
-    to.send(team.rank(child.index), view.at(blocks.range(child.first, child.last)));
+    to.send(group.rank(child.index), view.at(blocks.range(child.first, child.last)));
 }
 
 Routine binomial_broadcast(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
-  binomial_broadcast(to, whole_team(shape, rank), binomial_tree(shape.ranks, shape.root, rank),
+  binomial_broadcast(to, whole_group(shape, rank), binomial_tree(shape.ranks, shape.root, rank),
                      whole_output(shape).memory);
   return to.take();
 }
@@ -72,19 +72,19 @@ Routine binomial_reduce(const Shape& shape, int rank) {
   const Tree tree = binomial_tree(shape.ranks, shape.root, rank);
   Slice into = whole_output(shape).memory;
   if (rank != shape.root) into = tree.children.empty() ? Slice{} : to.scratch(shape.count);
-  binomial_reduce(to, whole_team(shape, rank), tree, whole_input(shape).memory, into);
+  binomial_reduce(to, whole_group(shape, rank), tree, whole_input(shape).memory, into);
   if (rank == shape.root) to.finish(into);
   return to.take();
 }
 
 Routine binomial_all_reduce(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
-  const Subgroup team = whole_team(shape, rank);
+  const Subgroup group = whole_group(shape, rank);
   const Tree tree = binomial_tree(shape.ranks, 0, rank);
   const Slice output = whole_output(shape).memory;
-  binomial_reduce(to, team, tree, whole_input(shape).memory, output);
+  binomial_reduce(to, group, tree, whole_input(shape).memory, output);
   if (rank == 0) to.finish(output);
-  binomial_broadcast(to, team, tree, output);
+  binomial_broadcast(to, group, tree, output);
   return to.take();
 }
 
@@ -99,7 +99,7 @@ Routine binomial_gather(const Shape& shape, int rank) {
     view = tree.children.empty() ? own : View{to.scratch(subtree.count), subtree.begin};
   }
   to.copy(own.at(blocks[rank]), view.at(blocks[rank]));
-  binomial_gather(to, whole_team(shape, rank), tree, blocks, view);
+  binomial_gather(to, whole_group(shape, rank), tree, blocks, view);
   return to.take();
 }
 
@@ -113,7 +113,7 @@ Routine binomial_scatter(const Shape& shape, int rank) {
     const Range subtree = blocks.range(tree.first, tree.last);
     view = tree.children.empty() ? own : View{to.scratch(subtree.count), subtree.begin};
   }
-  binomial_scatter(to, whole_team(shape, rank), tree, blocks, view);
+  binomial_scatter(to, whole_group(shape, rank), tree, blocks, view);
   to.copy(view.at(blocks[rank]), own.at(blocks[rank]));
   return to.take();
 }

@@ -81,16 +81,16 @@ Routine bruck_all_to_all(const Shape& shape, int rank) {
   return to.take();
 }
 
-void dissemination(RoutineBuilder& to, const Subgroup& team) {
-  for (int distance = 1; distance < team.size(); distance *= 2) {
-    to.signal(team.rank((team.me + distance) % team.size()));
-    to.await(team.rank((team.me - distance + team.size()) % team.size()));
+void dissemination(RoutineBuilder& to, const Subgroup& group) {
+  for (int distance = 1; distance < group.size(); distance *= 2) {
+    to.signal(group.rank((group.me + distance) % group.size()));
+    to.await(group.rank((group.me - distance + group.size()) % group.size()));
   }
 }
 
 Routine bruck_barrier(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
-  dissemination(to, whole_team(shape, rank));
+  dissemination(to, whole_group(shape, rank));
   return to.take();
 }
 

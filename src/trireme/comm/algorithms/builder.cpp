@@ -23,10 +23,10 @@ std::size_t total(const Shape& shape) { return shape.counts.empty() ? shape.coun
 
 }  // namespace
 
-Subgroup whole_team(const Shape& shape, int rank) {
-  Subgroup team{std::vector<int>(static_cast<std::size_t>(shape.ranks)), rank};
-  std::iota(team.ranks.begin(), team.ranks.end(), 0);
-  return team;
+Subgroup whole_group(const Shape& shape, int rank) {
+  Subgroup group{std::vector<int>(static_cast<std::size_t>(shape.ranks)), rank};
+  std::iota(group.ranks.begin(), group.ranks.end(), 0);
+  return group;
 }
 
 BlockBounds BlockBounds::even(Range whole, int parts) {

@@ -25,7 +25,7 @@ struct Subgroup {
   int rank(int index) const { return ranks[static_cast<std::size_t>(index)]; }
 };
 /// Everyone, in order of rank.
-Subgroup whole_team(const Shape& shape, int rank);
+Subgroup whole_group(const Shape& shape, int rank);
 
 /// Elements [begin, begin + count) of the vector that a collective works on.
 struct Range {

@@ -13,21 +13,21 @@ namespace trireme::comm {
 
 namespace {
 
-/// Brings any team down to a power of two: the first 2r members pair up, and in each pair the second, the guest, hands
+/// Brings any group down to a power of two: the first 2r members pair up, and in each pair the second, the guest, hands
 /// its part over to the first, the host (Rabenseifner 2004, section 2.2).
 struct Fold {
-  explicit Fold(const Subgroup& team) {
-    const int members = static_cast<int>(std::bit_floor(static_cast<unsigned>(team.size())));
-    const int pairs = team.size() - members;
-    if (team.me < 2 * pairs) (team.me % 2 == 0 ? host : guest) = true;
-    if (host) mate = team.rank(team.me + 1);
-    if (guest) mate = team.rank(team.me - 1);
+  explicit Fold(const Subgroup& group) {
+    const int members = static_cast<int>(std::bit_floor(static_cast<unsigned>(group.size())));
+    const int pairs = group.size() - members;
+    if (group.me < 2 * pairs) (group.me % 2 == 0 ? host : guest) = true;
+    if (host) mate = group.rank(group.me + 1);
+    if (guest) mate = group.rank(group.me - 1);
     for (int index = 0; index < members; ++index) {
       bounds.push_back(index < pairs ? 2 * index : index + pairs);
-      rest.ranks.push_back(team.rank(bounds.back()));
+      rest.ranks.push_back(group.rank(bounds.back()));
     }
-    bounds.push_back(team.size());
-    rest.me = team.me < 2 * pairs ? team.me / 2 : team.me - pairs;
+    bounds.push_back(group.size());
+    rest.me = group.me < 2 * pairs ? group.me / 2 : group.me - pairs;
   }
 
   bool host = false, guest = false;
@@ -51,46 +51,46 @@ void fold_in(RoutineBuilder& to, const Fold& fold, Range whole, const View& sour
 }
 
 /// The same members, a power of two of them, in the order of their numbers read backwards in binary.
-Subgroup bit_reversed(const Subgroup& team) {
+Subgroup bit_reversed(const Subgroup& group) {
   const auto reverse = [&](int index) {
     int reversed = 0;
-    for (int bit = 1; bit < team.size(); bit *= 2) reversed = 2 * reversed + ((index & bit) != 0 ? 1 : 0);
+    for (int bit = 1; bit < group.size(); bit *= 2) reversed = 2 * reversed + ((index & bit) != 0 ? 1 : 0);
     return reversed;
   };
-  Subgroup result{{}, reverse(team.me)};
-  for (int index = 0; index < team.size(); ++index) result.ranks.push_back(team.rank(reverse(index)));
+  Subgroup result{{}, reverse(group.me)};
+  for (int index = 0; index < group.size(); ++index) result.ranks.push_back(group.rank(reverse(index)));
   return result;
 }
 
 /// What a member still has to do with after the first exchange: the half that its own block lies in.
-Range kept_half(const Subgroup& team, const BlockBounds& blocks) {
-  const int half = team.size() / 2;
-  return team.me < half ? blocks.range(0, half) : blocks.range(half, team.size());
+Range kept_half(const Subgroup& group, const BlockBounds& blocks) {
+  const int half = group.size() / 2;
+  return group.me < half ? blocks.range(0, half) : blocks.range(half, group.size());
 }
 
 }  // namespace
 
-void recursive_halving(RoutineBuilder& to, const Subgroup& team, const BlockBounds& blocks, View source,
+void recursive_halving(RoutineBuilder& to, const Subgroup& group, const BlockBounds& blocks, View source,
                        const View& into, const View& last) {
   int first = 0;
-  for (int half = team.size() / 2; half >= 1; half /= 2) {
-    const bool lower = team.me < first + half;
-    const int partner = lower ? team.me + half : team.me - half;
+  for (int half = group.size() / 2; half >= 1; half /= 2) {
+    const bool lower = group.me < first + half;
+    const int partner = lower ? group.me + half : group.me - half;
     const Range low = blocks.range(first, first + half), high = blocks.range(first + half, first + 2 * half);
     if (!lower) first += half;
     const Range keep = lower ? low : high, give = lower ? high : low;
     const View& target = half == 1 ? last : into;
     // Sending first: its segments leave as they come in from the step before, while the receive, which goes into the
     // same memory, has to wait for all of them.
-    to.send(team.rank(partner), source.at(give));
-    to.recv_reduce(team.rank(partner), source.at(keep), target.at(keep));
+    to.send(group.rank(partner), source.at(give));
+    to.recv_reduce(group.rank(partner), source.at(keep), target.at(keep));
     source = target;
   }
 }
 
-void halving_doubling_all_reduce(RoutineBuilder& to, const Subgroup& team, Range whole, const View& source,
+void halving_doubling_all_reduce(RoutineBuilder& to, const Subgroup& group, Range whole, const View& source,
                                  const View& into) {
-  const Fold fold(team);
+  const Fold fold(group);
   if (fold.host || fold.guest) fold_in(to, fold, whole, source, into);
   if (fold.guest) return to.recv(fold.mate, into.at(whole));
 
@@ -105,16 +105,16 @@ void halving_doubling_all_reduce(RoutineBuilder& to, const Subgroup& team, Range
 
 Routine halving_doubling_all_reduce(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
-  halving_doubling_all_reduce(to, whole_team(shape, rank), {0, shape.count}, whole_input(shape), whole_output(shape));
+  halving_doubling_all_reduce(to, whole_group(shape, rank), {0, shape.count}, whole_input(shape), whole_output(shape));
   return to.take();
 }
 
 Routine halving_doubling_reduce(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
   // The root comes first: so it is never a guest, and it is the root of the gathering tree.
-  Subgroup team{{}, (rank - shape.root + shape.ranks) % shape.ranks};
-  for (int index = 0; index < shape.ranks; ++index) team.ranks.push_back((shape.root + index) % shape.ranks);
-  const Fold fold(team);
+  Subgroup group{{}, (rank - shape.root + shape.ranks) % shape.ranks};
+  for (int index = 0; index < shape.ranks; ++index) group.ranks.push_back((shape.root + index) % shape.ranks);
+  const Fold fold(group);
   const Range whole{0, shape.count};
   const Subgroup members = bit_reversed(fold.rest);
   const BlockBounds blocks = BlockBounds::even(whole, members.size());
@@ -137,7 +137,7 @@ Routine halving_doubling_reduce(const Shape& shape, int rank) {
 
 Routine halving_doubling_reduce_scatter(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
-  const Fold fold(whole_team(shape, rank));
+  const Fold fold(whole_group(shape, rank));
   const BlockBounds all = BlockBounds::of(shape.counts);
   const Range whole = all.whole();
   const View source = whole_input(shape), output = own_output(shape, rank);

@@ -39,9 +39,9 @@ struct Nodes {
   Subgroup inside() const { return {members[at(mine)], local}; }
   /// The i-th ranks of all nodes, where i is this rank's place on its own.
   Subgroup across() const {
-    Subgroup team{{}, mine};
-    for (const auto& node : members) team.ranks.push_back(node[at(local)]);
-    return team;
+    Subgroup group{{}, mine};
+    for (const auto& node : members) group.ranks.push_back(node[at(local)]);
+    return group;
   }
 
   std::vector<std::vector<int>> members;
@@ -51,20 +51,20 @@ struct Nodes {
 
 /// One rank of each node speaks for it: the root on the root's node, the first elsewhere.
 struct Leaders {
-  Leaders(const Nodes& nodes, int root) : team{{}, nodes.mine} {
+  Leaders(const Nodes& nodes, int root) : group{{}, nodes.mine} {
     for (int node = 0; node < nodes.count(); ++node) {
       const auto& members = nodes.members[at(node)];
       const auto found = std::ranges::find(members, root);
       if (found != members.end()) root_node = node;
       const int local = found == members.end() ? 0 : static_cast<int>(found - members.begin());
       if (node == nodes.mine) local_leader = local;
-      team.ranks.push_back(members[at(local)]);
+      group.ranks.push_back(members[at(local)]);
     }
     leading = nodes.local == local_leader;
   }
 
-  Subgroup team;
-  int root_node = 0;     // index in `team`
+  Subgroup group;
+  int root_node = 0;     // index in `group`
   int local_leader = 0;  // index inside this rank's node
   bool leading = false;  // whether it is this rank
 };
@@ -117,7 +117,7 @@ Routine hierarchical_all_reduce(const Shape& shape, int rank) {
   const Tree tree = binomial_tree(inside.size(), leaders.local_leader, inside.me);
   binomial_reduce(to, inside, tree, input.memory, output.memory);
   if (leaders.leading)
-    halving_doubling_all_reduce(to, leaders.team, whole, inside.size() == 1 ? input : output, output);
+    halving_doubling_all_reduce(to, leaders.group, whole, inside.size() == 1 ? input : output, output);
   binomial_broadcast(to, inside, tree, output.memory);
   return to.take();
 }
@@ -129,7 +129,7 @@ Routine hierarchical_broadcast(const Shape& shape, int rank) {
   const Subgroup inside = nodes.inside();
   const Slice buffer = whole_output(shape).memory;
   if (leaders.leading)
-    binomial_broadcast(to, leaders.team, binomial_tree(nodes.count(), leaders.root_node, nodes.mine), buffer);
+    binomial_broadcast(to, leaders.group, binomial_tree(nodes.count(), leaders.root_node, nodes.mine), buffer);
   binomial_broadcast(to, inside, binomial_tree(inside.size(), leaders.local_leader, inside.me), buffer);
   return to.take();
 }
@@ -147,7 +147,7 @@ Routine hierarchical_reduce(const Shape& shape, int rank) {
   if (rank != shape.root) into = combines ? to.scratch(shape.count) : Slice{};
 
   binomial_reduce(to, inside, tree, input, into);
-  if (leaders.leading) binomial_reduce(to, leaders.team, above, inside.size() == 1 ? input : into, into);
+  if (leaders.leading) binomial_reduce(to, leaders.group, above, inside.size() == 1 ? input : into, into);
   if (rank == shape.root) to.finish(into);
   return to.take();
 }
@@ -176,7 +176,7 @@ Routine hierarchical_all_gather(const Shape& shape, int rank) {
       if (member != rank) to.recv(member, output.at(blocks[member]));
     std::vector<Bundle> shares;
     for (const auto& members : nodes.members) shares.push_back(joined(blocks, output, members));
-    ring_all_gather(to, leaders.team, shares[at(nodes.mine)], shares);
+    ring_all_gather(to, leaders.group, shares[at(nodes.mine)], shares);
   } else {
     to.send(inside.rank(leaders.local_leader), own);
   }
@@ -234,7 +234,7 @@ void reduce_scatter_by_leaders(RoutineBuilder& to, const Shape& shape, const Nod
     source.push_back(joined(blocks, inside.size() == 1 ? input : sums, members));
     into.push_back(joined(blocks, sums, members));
   }
-  ring_reduce_scatter(to, leaders.team, source, into);
+  ring_reduce_scatter(to, leaders.group, source, into);
   for (const Slice& piece : into[at(nodes.mine)]) to.finish(piece);
   for (const int member : inside.ranks) {
     const Slice block = sums.at(blocks[member]);
@@ -270,7 +270,7 @@ Routine hierarchical_barrier(const Shape& shape, int rank) {
     to.signal(inside.rank(tree.parent));
     to.await(inside.rank(tree.parent));
   }
-  if (leaders.leading) dissemination(to, leaders.team);
+  if (leaders.leading) dissemination(to, leaders.group);
   for (const Tree::Child& child : tree.children | std::views::reverse) to.signal(inside.rank(child.index));
   return to.take();
 }

@@ -16,19 +16,19 @@ struct Partners {
 };
 
 /// Among a power of two of members both are the same one; otherwise the distance grows in opposite directions.
-Partners partners(const Subgroup& team, int step) {
-  if (std::has_single_bit(static_cast<unsigned>(team.size()))) return {team.me ^ step, team.me ^ step};
-  return {(team.me + step) % team.size(), (team.me - step + team.size()) % team.size()};
+Partners partners(const Subgroup& group, int step) {
+  if (std::has_single_bit(static_cast<unsigned>(group.size()))) return {group.me ^ step, group.me ^ step};
+  return {(group.me + step) % group.size(), (group.me - step + group.size()) % group.size()};
 }
 
 }  // namespace
 
-void pairwise_reduce_scatter(RoutineBuilder& to, const Subgroup& team, const std::vector<Slice>& source, Slice into) {
-  Slice current = source[static_cast<std::size_t>(team.me)];
-  for (int step = 1; step < team.size(); ++step) {
-    const Partners with = partners(team, step);
-    to.recv_reduce(team.rank(with.from), current, into);
-    to.send(team.rank(with.to), source[static_cast<std::size_t>(with.to)]);
+void pairwise_reduce_scatter(RoutineBuilder& to, const Subgroup& group, const std::vector<Slice>& source, Slice into) {
+  Slice current = source[static_cast<std::size_t>(group.me)];
+  for (int step = 1; step < group.size(); ++step) {
+    const Partners with = partners(group, step);
+    to.recv_reduce(group.rank(with.from), current, into);
+    to.send(group.rank(with.to), source[static_cast<std::size_t>(with.to)]);
     current = into;
   }
 }
@@ -39,19 +39,19 @@ Routine pairwise_reduce_scatter(const Shape& shape, int rank) {
   std::vector<Slice> source;
   for (int block = 0; block < shape.ranks; ++block) source.push_back(whole_input(shape).at(blocks[block]));
   const Slice output = own_output(shape, rank).at(blocks[rank]);
-  pairwise_reduce_scatter(to, whole_team(shape, rank), source, output);
+  pairwise_reduce_scatter(to, whole_group(shape, rank), source, output);
   to.finish(output);
   return to.take();
 }
 
 Routine pairwise_all_to_all(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
-  const Subgroup team = whole_team(shape, rank);
+  const Subgroup group = whole_group(shape, rank);
   const BlockBounds leaving = BlockBounds::of(shape.counts), coming = BlockBounds::of(shape.recv_counts);
   const View input{{Space::kInput, 0, leaving.whole().count}}, output{{Space::kOutput, 0, coming.whole().count}};
   to.copy(input.at(leaving[rank]), output.at(coming[rank]));
   for (int step = 1; step < shape.ranks; ++step) {
-    const Partners with = partners(team, step);
+    const Partners with = partners(group, step);
     to.recv(with.from, output.at(coming[with.from]));
     to.send(with.to, input.at(leaving[with.to]));
     to.wait_for_all();  // one partner at a time is the point: no rank is flooded by several at once

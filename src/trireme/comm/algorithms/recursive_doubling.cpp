@@ -9,13 +9,13 @@
 
 namespace trireme::comm {
 
-void recursive_doubling_all_gather(RoutineBuilder& to, const Subgroup& team, const BlockBounds& blocks,
+void recursive_doubling_all_gather(RoutineBuilder& to, const Subgroup& group, const BlockBounds& blocks,
                                    const View& view) {
-  for (int held = 1; held < team.size(); held *= 2) {
-    const int partner = team.me ^ held;
-    const int mine = team.me & ~(held - 1), theirs = partner & ~(held - 1);
-    to.recv(team.rank(partner), view.at(blocks.range(theirs, theirs + held)));
-    to.send(team.rank(partner), view.at(blocks.range(mine, mine + held)));
+  for (int held = 1; held < group.size(); held *= 2) {
+    const int partner = group.me ^ held;
+    const int mine = group.me & ~(held - 1), theirs = partner & ~(held - 1);
+    to.recv(group.rank(partner), view.at(blocks.range(theirs, theirs + held)));
+    to.send(group.rank(partner), view.at(blocks.range(mine, mine + held)));
   }
 }
 
@@ -23,7 +23,7 @@ Routine recursive_doubling_all_gather(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
   const BlockBounds blocks = BlockBounds::of(shape.counts);
   to.copy(own_input(shape, rank).at(blocks[rank]), whole_output(shape).at(blocks[rank]));
-  recursive_doubling_all_gather(to, whole_team(shape, rank), blocks, whole_output(shape));
+  recursive_doubling_all_gather(to, whole_group(shape, rank), blocks, whole_output(shape));
   return to.take();
 }
 

@@ -14,8 +14,8 @@ namespace trireme::comm {
 namespace {
 
 struct Ring {
-  explicit Ring(const Subgroup& team)
-      : size(team.size()), me(team.me), left(team.rank(back(1))), right(team.rank((me + 1) % size)) {}
+  explicit Ring(const Subgroup& group)
+      : size(group.size()), me(group.me), left(group.rank(back(1))), right(group.rank((me + 1) % size)) {}
   /// The index `steps` before this one.
   int back(int steps) const { return ((me - steps) % size + size) % size; }
 
@@ -43,9 +43,9 @@ const Bundle& bundle_at(const std::vector<Bundle>& blocks, int block) {
 
 }  // namespace
 
-void ring_reduce_scatter(RoutineBuilder& to, const Subgroup& team, const std::vector<Bundle>& source,
+void ring_reduce_scatter(RoutineBuilder& to, const Subgroup& group, const std::vector<Bundle>& source,
                          const std::vector<Bundle>& into) {
-  const Ring ring(team);
+  const Ring ring(group);
   TwoSteps under_way(to);
   for (int step = 0; step + 1 < ring.size; ++step) {
     under_way.next();
@@ -55,8 +55,8 @@ void ring_reduce_scatter(RoutineBuilder& to, const Subgroup& team, const std::ve
   }
 }
 
-void ring_all_gather(RoutineBuilder& to, const Subgroup& team, const Bundle& own, const std::vector<Bundle>& into) {
-  const Ring ring(team);
+void ring_all_gather(RoutineBuilder& to, const Subgroup& group, const Bundle& own, const std::vector<Bundle>& into) {
+  const Ring ring(group);
   TwoSteps under_way(to);
   for (int step = 0; step + 1 < ring.size; ++step) {
     under_way.next();
@@ -67,19 +67,19 @@ void ring_all_gather(RoutineBuilder& to, const Subgroup& team, const Bundle& own
 
 Routine ring_all_reduce(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
-  const Subgroup team = whole_team(shape, rank);
+  const Subgroup group = whole_group(shape, rank);
   const BlockBounds blocks = BlockBounds::even({0, shape.count}, shape.ranks);
   const auto output = bundles(blocks, whole_output(shape));
-  ring_reduce_scatter(to, team, bundles(blocks, whole_input(shape)), output);
+  ring_reduce_scatter(to, group, bundles(blocks, whole_input(shape)), output);
   to.finish(whole_output(shape).at(blocks[rank]));
-  ring_all_gather(to, team, bundle_at(output, rank), output);
+  ring_all_gather(to, group, bundle_at(output, rank), output);
   return to.take();
 }
 
 Routine ring_reduce_scatter(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
-  const Subgroup team = whole_team(shape, rank);
-  const Ring ring(team);
+  const Subgroup group = whole_group(shape, rank);
+  const Ring ring(group);
   const BlockBounds blocks = BlockBounds::of(shape.counts);
   // The input may not be written and the output has room for one block: the partial sums that pass through lie in two
   // places in turn, one being filled while the other is sent on.
@@ -92,7 +92,7 @@ Routine ring_reduce_scatter(const Shape& shape, int rank) {
   }
   const Slice own = own_output(shape, rank).at(blocks[rank]);
   into[static_cast<std::size_t>(rank)] = {own};
-  ring_reduce_scatter(to, team, bundles(blocks, whole_input(shape)), into);
+  ring_reduce_scatter(to, group, bundles(blocks, whole_input(shape)), into);
   to.finish(own);
   return to.take();
 }
@@ -102,7 +102,7 @@ Routine ring_all_gather(const Shape& shape, int rank) {
   const BlockBounds blocks = BlockBounds::of(shape.counts);
   const auto output = bundles(blocks, whole_output(shape));
   const Slice own = own_input(shape, rank).at(blocks[rank]);
-  ring_all_gather(to, whole_team(shape, rank), {own}, output);
+  ring_all_gather(to, whole_group(shape, rank), {own}, output);
   to.copy(own, bundle_at(output, rank).front());
   return to.take();
 }

@@ -10,14 +10,14 @@ namespace trireme::comm {
 
 Routine scatter_all_gather_broadcast(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kWhole);
-  const Subgroup team = whole_team(shape, rank);
+  const Subgroup group = whole_group(shape, rank);
   const BlockBounds blocks = BlockBounds::even({0, shape.count}, shape.ranks);
   const View buffer = whole_output(shape);
-  binomial_scatter(to, team, binomial_tree(shape.ranks, shape.root, rank), blocks, buffer);
+  binomial_scatter(to, group, binomial_tree(shape.ranks, shape.root, rank), blocks, buffer);
   if (std::has_single_bit(static_cast<unsigned>(shape.ranks)))
-    recursive_doubling_all_gather(to, team, blocks, buffer);
+    recursive_doubling_all_gather(to, group, blocks, buffer);
   else
-    ring_all_gather(to, team, {buffer.at(blocks[rank])}, bundles(blocks, buffer));
+    ring_all_gather(to, group, {buffer.at(blocks[rank])}, bundles(blocks, buffer));
   return to.take();
 }
 

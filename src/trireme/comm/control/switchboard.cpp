@@ -177,7 +177,7 @@ void Switchboard::answer(Caller caller, const Message& message) {
 }
 
 void Switchboard::announce(Notice::Kind kind, int rank, const std::string& text) {
-  seats_[static_cast<std::size_t>(rank)].said_last_words = true;
+  seats_[static_cast<std::size_t>(rank)].announced_failure = true;
   if (notices_.size() >= kMaxNotices) return;
   notices_.push_back({kind, rank, text});
   for (const auto& [caller, its_rank] : rank_of_) {
@@ -198,12 +198,12 @@ void Switchboard::leave(int rank) {
     if (question.asked == rank) send(question.asker, {.type = MessageType::kReply, .id = question.id});
     return question.asked == rank || question.asker == seat.caller;
   });
-  if (!seat.said_last_words) announce(Notice::Kind::kLeft, rank, fmt::format("rank {} left", rank));
+  if (!seat.announced_failure) announce(Notice::Kind::kLeft, rank, fmt::format("rank {} left", rank));
 }
 
 void Switchboard::lose(int rank, const std::string& how) {
   // Last words count more than the silence after them: a rank that said why it ends is not lost.
-  if (!seats_[static_cast<std::size_t>(rank)].said_last_words) {
+  if (!seats_[static_cast<std::size_t>(rank)].announced_failure) {
     announce(Notice::Kind::kLost, rank, fmt::format("rank {} is lost: {}", rank, how));
   }
   leave(rank);

@@ -53,7 +53,7 @@ class Switchboard {
     enum class State : std::uint8_t { kAbsent, kHere, kGone } state = State::kAbsent;
     Caller caller = 0;
     Time heard;
-    bool said_last_words = false;
+    bool announced_failure = false;
   };
   struct Wait {
     Caller caller;

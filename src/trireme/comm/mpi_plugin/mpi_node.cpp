@@ -112,7 +112,7 @@ MpiNode::MpiNode(MPI_Comm world, int ranks_per_node) {
     log_debug(
         "the system does not let the ranks of this node read each other's memory: 'direct' is for small calls only");
   }
-  bells_ = SharedRegion::make(local_, sizeof(EventCount) * static_cast<std::size_t>(locals), [&](void* at) {
+  event_counts_ = SharedRegion::make(local_, sizeof(EventCount) * static_cast<std::size_t>(locals), [&](void* at) {
     for (int i = 0; i < locals; ++i) new (static_cast<EventCount*>(at) + i) EventCount;
   });
 }
@@ -127,17 +127,17 @@ std::unique_ptr<Board> MpiNode::make_board(MPI_Comm comm, const Members& members
   for (const int r : members.ranks) {
     if (node_of_[static_cast<std::size_t>(r)] != my_node_) return nullptr;
   }
-  if (!bells_) return nullptr;
+  if (!event_counts_) return nullptr;
   const int ranks = static_cast<int>(members.ranks.size());
   const std::size_t slot = slot_bytes(/*processes=*/true, ranks);
   auto region =
       SharedRegion::make(comm, BoardMemory::bytes(ranks, slot), [&](void* at) { BoardMemory::construct(at, ranks); });
   if (!region) return nullptr;
   auto& memory = *reinterpret_cast<BoardMemory*>(region->data());
-  std::vector<EventCount*> bells;
+  std::vector<EventCount*> event_counts;
   std::vector<pid_t> processes;
   for (const int r : members.ranks) {
-    bells.push_back(bell_of(local_of_[static_cast<std::size_t>(r)]));
+    event_counts.push_back(event_count_of(local_of_[static_cast<std::size_t>(r)]));
     processes.push_back(processes_[static_cast<std::size_t>(r)]);
   }
   using Regions = std::pair<std::shared_ptr<SharedRegion>, std::shared_ptr<SharedRegion>>;
@@ -145,8 +145,8 @@ std::unique_ptr<Board> MpiNode::make_board(MPI_Comm comm, const Members& members
                                               .me = members.me,
                                               .ranks = ranks,
                                               .slot_bytes = slot,
-                                              .bells = std::move(bells),
-                                              .keep_alive = std::make_shared<Regions>(std::move(region), bells_),
+                                              .event_counts = std::move(event_counts),
+                                              .keep_alive = std::make_shared<Regions>(std::move(region), event_counts_),
                                               .remote = RemoteMemory(std::move(processes)),
                                               .pointers = may_touch_});
 }

@@ -1,4 +1,5 @@
-// comm/mpi_plugin/mpi_node.h -- memory shared by the ranks of one node: their bells, and the boards of their groups.
+// comm/mpi_plugin/mpi_node.h -- memory shared by the ranks of one node: their event counts, and the boards of their
+// groups.
 // Depends on: board.h, MPI, POSIX shared memory.
 #pragma once
 
@@ -47,20 +48,20 @@ class MpiNode {
   /// The node of each rank of the world, numbered from 0 in the order of their first ranks.
   const std::vector<int>& node_of() const { return node_of_; }
   /// This rank's; null when there is no shared memory.
-  EventCount* bell() { return bells_ ? bell_of(my_local_) : nullptr; }
+  EventCount* event_count() { return event_counts_ ? event_count_of(my_local_) : nullptr; }
   /// Null unless all members are on this node.
   std::unique_ptr<Board> make_board(MPI_Comm comm, const Members& members);
 
  private:
-  EventCount* bell_of(int local) { return reinterpret_cast<EventCount*>(bells_->data()) + local; }
+  EventCount* event_count_of(int local) { return reinterpret_cast<EventCount*>(event_counts_->data()) + local; }
 
   MPI_Comm local_ = MPI_COMM_NULL;
   int my_local_ = 0, my_node_ = 0;
   std::vector<int> node_of_;
-  std::vector<int> local_of_;            // rank within its node, by world rank
-  std::vector<pid_t> processes_;         // by world rank
-  bool may_touch_ = false;               // the ranks of this node may read each other's memory
-  std::shared_ptr<SharedRegion> bells_;  // shared with the boards, which ring them
+  std::vector<int> local_of_;                   // rank within its node, by world rank
+  std::vector<pid_t> processes_;                // by world rank
+  bool may_touch_ = false;                      // the ranks of this node may read each other's memory
+  std::shared_ptr<SharedRegion> event_counts_;  // shared with the boards, which notify them
 };
 
 }  // namespace trireme::comm

@@ -107,8 +107,8 @@ class MpiTransport final : public Transport {
   }
   void give_up() noexcept override { library_.gave_up = true; }
 
-  EventCount* bell() override { return node_->bell(); }
-  bool bell_suffices() const override { return resources_.under_way == 0; }
+  EventCount* event_count() override { return node_->event_count(); }
+  bool event_count_suffices() const override { return resources_.under_way == 0; }
   void broadcast(void* data, std::size_t bytes) {
     check_mpi(MPI_Bcast(data, static_cast<int>(bytes), MPI_BYTE, 0, world_), "telling the ranks");
   }

@@ -100,7 +100,7 @@ Progress NcclCollective::step(Effort effort) {
       return Progress::kDone;
     case Phase::kLaunch: {
       const auto steps = nccl_steps(call_, site_.members.me, static_cast<int>(site_.members.ranks.size()));
-      if (captured_) endpoint_.order_captured(*communicator_);
+      if (captured_) endpoint_.order_in_capture(*communicator_);
       communicator_->launch(
           {.steps = steps, .type = call_.key.type, .reduce = call_.key.reduce, .after = ready_.get()});
       phase_ = Phase::kGiven;
@@ -108,7 +108,7 @@ Progress NcclCollective::step(Effort effort) {
     }
     case Phase::kGiven:
       if (!communicator_->has_launched(over_.get())) return Progress::kStuck;
-      if (captured_) endpoint_.captured_last(*communicator_);
+      if (captured_) endpoint_.note_captured(*communicator_);
       endpoint_.order().leave(id());
       ordered_ = false;
       endpoint_.launched(*this, *communicator_, captured_);
@@ -131,7 +131,7 @@ Progress NcclCollective::arrive(Effort effort) {
   bool moved = false;
   if (!entered_) {
     if (!board->may_enter(site_.board_sequence)) return Progress::kStuck;
-    board->put_up(site_.board_sequence, call_.key, nullptr, nullptr, nullptr);
+    board->post(site_.board_sequence, call_.key, nullptr, nullptr, nullptr);
     entered_ = on_board_ = moved = true;
   }
   for (; next_rank_ < board->ranks(); ++next_rank_, moved = true) {
@@ -210,7 +210,7 @@ Progress NcclCollective::meet(Effort effort) {
   return Progress::kDone;
 }
 
-void NcclCollective::hand_over() {
+void NcclCollective::after_wait() {
   if (alone_) return;
   check_gpu(endpoint_.cuda().stream_wait_event(endpoint_.cuda().current_stream(), over_.get()),
             "waiting for a call's result");

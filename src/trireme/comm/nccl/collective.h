@@ -20,10 +20,10 @@ class NcclCollective final : public Operation {
   void abandon() noexcept override;
   std::uint64_t sent_bytes() const override { return group_of(*this).least_sent_bytes(call_); }
   /// NCCL adds it to the graph from a thread of its own, and CUDA does not take two threads that add to one graph.
-  bool holds_its_caller() const override { return captured_; }
-  void hand_over() override;
-  bool must_be_asked() const override { return phase_ == Phase::kConnect || phase_ == Phase::kGiven; }
-  bool goes_on_elsewhere() const override { return !alone_ && !captured_; }
+  bool blocks_caller() const override { return captured_; }
+  void after_wait() override;
+  bool needs_polling() const override { return phase_ == Phase::kConnect || phase_ == Phase::kGiven; }
+  bool continues_on_gpu() const override { return !alone_ && !captured_; }
   std::string_view waits_for() const override;
 
  private:

@@ -90,7 +90,7 @@ bool Communicator::is_idle(const char* what) {
 bool Communicator::has_connected() {
   if (!is_idle("making an NCCL communicator")) return false;
   state_ = State::kReady;
-  for (auto& [id, kept] : kept_) tell(kept);
+  for (auto& [id, registration] : registered_) register_with_nccl(registration);
   log_debug("NCCL communicator of ranks {} is ready", name_);
   return true;
 }
@@ -174,24 +174,24 @@ void Communicator::check_health() {
   is_idle("a call that the GPU was given");
 }
 
-void Communicator::keep(std::uint64_t id, void* data, std::size_t bytes) {
-  Kept& kept = kept_[id] = {.data = data, .bytes = bytes, .handle = nullptr};
-  if (state_ == State::kReady) tell(kept);
+void Communicator::register_buffer(std::uint64_t id, void* data, std::size_t bytes) {
+  Registration& registration = registered_[id] = {.data = data, .bytes = bytes, .handle = nullptr};
+  if (state_ == State::kReady) register_with_nccl(registration);
 }
 
-void Communicator::tell(Kept& kept) {
+void Communicator::register_with_nccl(Registration& registration) {
   if (library_.call().ncclCommRegister == nullptr) return;  // before 2.19: a matter of speed only
-  library_.check(library_.call().ncclCommRegister(comm_, kept.data, kept.bytes, &kept.handle), "ncclCommRegister",
-                 comm_);
+  library_.check(library_.call().ncclCommRegister(comm_, registration.data, registration.bytes, &registration.handle),
+                 "ncclCommRegister", comm_);
 }
 
-void Communicator::forget(std::uint64_t id) noexcept {
-  const auto kept = kept_.find(id);
-  if (kept == kept_.end()) return;
-  if (state_ == State::kReady && kept->second.handle != nullptr) {
-    library_.call().ncclCommDeregister(comm_, kept->second.handle);
+void Communicator::deregister_buffer(std::uint64_t id) noexcept {
+  const auto registration = registered_.find(id);
+  if (registration == registered_.end()) return;
+  if (state_ == State::kReady && registration->second.handle != nullptr) {
+    library_.call().ncclCommDeregister(comm_, registration->second.handle);
   }
-  kept_.erase(kept);
+  registered_.erase(registration);
 }
 
 void Communicator::abort(const std::string& why) noexcept {
@@ -206,7 +206,7 @@ void Communicator::abort(const std::string& why) noexcept {
 void Communicator::begin_close() noexcept {
   if (state_ != State::kReady) return;
   cuda_.set_device(gpu_);
-  while (!kept_.empty()) forget(kept_.begin()->first);
+  while (!registered_.empty()) deregister_buffer(registered_.begin()->first);
   const nccl::Result result = library_.call().ncclCommFinalize(comm_);
   if (result == nccl::kSuccess || result == nccl::kInProgress) state_ = State::kClosing;
 }

@@ -64,8 +64,8 @@ class Communicator {
   void check_health();
   bool is_done(std::uint64_t number) const { return progress().done >= number; }
 
-  void keep(std::uint64_t id, void* data, std::size_t bytes);
-  void forget(std::uint64_t id) noexcept;
+  void register_buffer(std::uint64_t id, void* data, std::size_t bytes);
+  void deregister_buffer(std::uint64_t id) noexcept;
 
   /// Everything of it that waits on the GPU ends at once, and nothing can be called any more.
   void abort(const std::string& why) noexcept;
@@ -75,7 +75,7 @@ class Communicator {
 
  private:
   enum class State : std::uint8_t { kNew, kConnecting, kReady, kClosing, kGone };
-  struct Kept {
+  struct Registration {
     void* data;
     std::size_t bytes;
     void* handle;  // null: not told to NCCL yet
@@ -83,7 +83,7 @@ class Communicator {
 
   /// Whether NCCL is through with what it was last asked for.
   bool is_idle(const char* what);
-  void tell(Kept& kept);
+  void register_with_nccl(Registration& registration);
   void issue(const Launch& launch, const NcclStep& step);
 
   const NcclLibrary& library_;
@@ -99,7 +99,7 @@ class Communicator {
   device::CudaStream stream_ = nullptr;
   std::uint64_t *words_ = nullptr, *words_on_gpu_ = nullptr;  // calls begun, calls done
   std::atomic<std::uint64_t> given_{0};
-  std::map<std::uint64_t, Kept> kept_;
+  std::map<std::uint64_t, Registration> registered_;
 };
 
 }  // namespace trireme::comm

@@ -4,8 +4,10 @@
 
 #include "trireme/base/error.h"
 #include "trireme/comm/nccl/collective.h"
-#include "trireme/comm/nccl/flight.h"
+#include "trireme/comm/nccl/communicator.h"
 #include "trireme/comm/nccl/message.h"
+#include "trireme/comm/operation.h"
+#include "trireme/comm/recorder.h"
 
 namespace trireme::comm {
 namespace {
@@ -14,7 +16,41 @@ using namespace std::chrono_literals;
 
 constexpr auto kCloseTimeout = 5s;
 
+/// Follows a call that the GPU has been given until the GPU's counters say that it is done.
+///
+/// Nobody waits for it: the engine has adopted it, watches its deadline and gives it up when a rank it needs is gone.
+class NcclFlight final : public Operation {
+ public:
+  NcclFlight(Communicator& communicator, std::uint64_t number) : communicator_(communicator), number_(number) {}
+
+  Progress advance(Effort effort) override;
+  void abandon() noexcept override;
+  std::uint64_t sent_bytes() const override { return 0; }  // counted with the call
+  std::optional<GpuPosition> gpu_position() const override { return GpuPosition{communicator_.name(), number_}; }
+
+ private:
+  Communicator& communicator_;
+  std::uint64_t number_;
+  std::int64_t health_checked_ns_ = 0;
+};
+
+// Asking NCCL takes its locks; counters tell the ordinary course of things.
+constexpr std::int64_t kHealthEveryNs = 50'000'000;
+
 }  // namespace
+
+Progress NcclFlight::advance(Effort) {
+  // An aborted communicator lets the stream run on, past the counter: that is no end to be taken for one.
+  if (communicator_.is_ready() && communicator_.is_done(number_)) return Progress::kDone;
+  const std::int64_t now = now_ns();
+  if (!communicator_.is_ready() || now - health_checked_ns_ >= kHealthEveryNs) {
+    health_checked_ns_ = now;
+    communicator_.check_health();
+  }
+  return Progress::kStuck;
+}
+
+void NcclFlight::abandon() noexcept { communicator_.abort("a call that the GPU was given did not end"); }
 
 GpuEvent::GpuEvent(const device::CudaRuntime& cuda, Store& store) : store_(store) {
   if (store_.empty()) {
@@ -60,20 +96,20 @@ Communicator& NcclEndpoint::communicator(const std::vector<int>& ranks, int me) 
   return communicator;
 }
 
-std::uint64_t NcclEndpoint::keep(const Members& members, void* data, std::size_t bytes) {
+std::uint64_t NcclEndpoint::register_buffer(const Members& members, void* data, std::size_t bytes) {
   const std::uint64_t id = next_id_++;
   if (members.ranks.size() == 1) return id;
   Communicator& of_group = communicator(members.ranks, members.me);
-  of_group.keep(id, data, bytes);
-  kept_[id] = &of_group;
+  of_group.register_buffer(id, data, bytes);
+  registered_[id] = &of_group;
   return id;
 }
 
-void NcclEndpoint::forget(std::uint64_t kept) noexcept {
-  const auto found = kept_.find(kept);
-  if (found == kept_.end()) return;
-  found->second->forget(kept);
-  kept_.erase(found);
+void NcclEndpoint::deregister_buffer(std::uint64_t registration) noexcept {
+  const auto found = registered_.find(registration);
+  if (found == registered_.end()) return;
+  found->second->deregister_buffer(registration);
+  registered_.erase(found);
 }
 
 bool NcclEndpoint::is_capturing(device::CudaStream stream) const {
@@ -97,13 +133,13 @@ void NcclEndpoint::launched(const Operation& call, Communicator& communicator, b
   group.follow(call, std::make_unique<NcclFlight>(communicator, communicator.count_given()));
 }
 
-void NcclEndpoint::order_captured(const Communicator& communicator) {
+void NcclEndpoint::order_in_capture(const Communicator& communicator) {
   if (last_captured_ == nullptr || last_captured_ == &communicator) return;
   check_gpu(cuda_.set_device(options_.gpu), "choosing the GPU");  // any thread may come here
   check_gpu(cuda_.stream_wait_event(communicator.stream(), last_end_->get()), "ordering captured calls");
 }
 
-void NcclEndpoint::captured_last(const Communicator& communicator) {
+void NcclEndpoint::note_captured(const Communicator& communicator) {
   // An event of its own: the call's goes back to the store, and is recorded elsewhere, while this is still asked for.
   if (!last_end_) last_end_.emplace(cuda_, events_);
   check_gpu(cuda_.record_event(last_end_->get(), communicator.stream()), "ordering captured calls");
@@ -143,8 +179,8 @@ void NcclEndpoint::replay(std::uint64_t capture, void (*launch)(void*), void* co
     check_gpu(cuda_.stream_wait_event(communicator->stream(), event.get()), "ordering a replay");
   }
   for (const CapturedCollective& call : calls) {
-    call.group->follow_again(call.facts,
-                             std::make_unique<NcclFlight>(*call.communicator, call.communicator->count_given()));
+    call.group->follow_replayed(call.facts,
+                                std::make_unique<NcclFlight>(*call.communicator, call.communicator->count_given()));
   }
 }
 
@@ -165,6 +201,21 @@ void NcclEndpoint::give_up() noexcept {
 
 std::unique_ptr<GpuTransport> make_nccl_transport(const device::CudaRuntime& cuda, NcclOptions options) {
   return std::make_unique<NcclEndpoint>(cuda, std::move(options));
+}
+
+int choose_gpu(int local_rank, int gpus, std::optional<int> asked) {
+  TRIREME_CHECK(gpus > 0 && local_rank >= 0, "local rank {} of a node with {} GPUs", local_rank, gpus);
+  if (!asked) return local_rank % gpus;
+  if (*asked < gpus) return *asked;
+  throw ConfigError(
+      fmt::format("TRIREME_GPU is {}, but this process sees {} GPU{}", *asked, gpus, gpus == 1 ? "" : "s"),
+      fmt::format("set it to a number from 0 to {}, or unset it", gpus - 1));
+}
+
+std::optional<std::string> pretended_host(std::span<const GpuIdentity> gpus, int rank) {
+  const GpuIdentity& mine = gpus[static_cast<std::size_t>(rank)];
+  if (std::ranges::count(gpus, mine) == 1) return std::nullopt;
+  return fmt::format("trireme-rank-{}", rank);
 }
 
 }  // namespace trireme::comm

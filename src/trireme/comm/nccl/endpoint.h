@@ -54,8 +54,8 @@ class NcclEndpoint final : public GpuTransport {
   std::unique_ptr<Operation> make_collective(const GpuCallSite& site, const Call& call) override;
   std::unique_ptr<Operation> make_message(const GpuCallSite& site, const Call& call, bool is_send, int peer) override;
   std::uint32_t largest_tag() const override;
-  std::uint64_t keep(const Members& members, void* data, std::size_t bytes) override;
-  void forget(std::uint64_t kept) noexcept override;
+  std::uint64_t register_buffer(const Members& members, void* data, std::size_t bytes) override;
+  void deregister_buffer(std::uint64_t registration) noexcept override;
   void begin_capture() override;
   std::uint64_t end_capture() override;
   void replay(std::uint64_t capture, void (*launch)(void*), void* context) override;
@@ -76,8 +76,8 @@ class NcclEndpoint final : public GpuTransport {
   /// Around the launch of a captured collective. Branches of a graph run in no order: two kernels of NCCL that wait
   /// for other GPUs could each hold up the other's partner. So a call comes after the last one of another communicator,
   /// in the order that the ranks have agreed on.
-  void order_captured(const Communicator& communicator);
-  void captured_last(const Communicator& communicator);
+  void order_in_capture(const Communicator& communicator);
+  void note_captured(const Communicator& communicator);
   std::deque<NcclMessage*>& lane(const LaneId& id) { return lanes_[id]; }
   /// Of this rank to itself: who came first and waits.
   std::deque<NcclToItself*>& waiting_for_itself(std::uint32_t channel, std::uint32_t tag) {
@@ -102,7 +102,7 @@ class NcclEndpoint final : public GpuTransport {
   std::vector<Communicator*> in_order_;  // as made, which is the same order on all ranks
   std::map<LaneId, std::deque<NcclMessage*>> lanes_;
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::deque<NcclToItself*>> to_itself_;
-  std::map<std::uint64_t, Communicator*> kept_;
+  std::map<std::uint64_t, Communicator*> registered_;
   std::map<std::uint64_t, Capture> captures_;
   std::optional<Capture> capture_;
   std::optional<GpuEvent> last_end_;             // of the capture's last collective

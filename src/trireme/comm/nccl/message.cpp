@@ -186,7 +186,7 @@ Progress NcclMessage::meet(Effort effort) {
   return Progress::kDone;
 }
 
-void NcclMessage::hand_over() {
+void NcclMessage::after_wait() {
   check_gpu(endpoint_.cuda().stream_wait_event(endpoint_.cuda().current_stream(), over_.get()),
             "waiting for a message");
 }
@@ -255,7 +255,7 @@ Progress NcclToItself::advance(Effort) {
   return state_ == State::kCopied ? Progress::kDone : Progress::kStuck;
 }
 
-void NcclToItself::hand_over() {
+void NcclToItself::after_wait() {
   check_gpu(endpoint_.cuda().stream_wait_event(endpoint_.cuda().current_stream(), event_.get()),
             "waiting for a message");
 }

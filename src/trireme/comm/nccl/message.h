@@ -24,9 +24,9 @@ class NcclMessage final : public Operation {
   Progress advance(Effort effort) override;
   void abandon() noexcept override;
   std::uint64_t sent_bytes() const override { return is_send_ ? call_.key.count * call_.element() : 0; }
-  void hand_over() override;
-  bool must_be_asked() const override { return phase_ == Phase::kConnect || phase_ == Phase::kGiven; }
-  bool goes_on_elsewhere() const override { return !captured_; }
+  void after_wait() override;
+  bool needs_polling() const override { return phase_ == Phase::kConnect || phase_ == Phase::kGiven; }
+  bool continues_on_gpu() const override { return !captured_; }
   std::string_view waits_for() const override;
 
  private:
@@ -70,7 +70,7 @@ class NcclToItself final : public Operation {
   Progress advance(Effort effort) override;
   void abandon() noexcept override { leave(); }
   std::uint64_t sent_bytes() const override { return 0; }
-  void hand_over() override;
+  void after_wait() override;
 
  private:
   void leave() noexcept;

@@ -62,7 +62,7 @@ class EmulatedTransport final : public Transport {
   std::vector<int> node_of() const override { return nodes_; }
   void join(const Members& members) override { inner_->join(members); }
   void leave(const Members& members) noexcept override { inner_->leave(members); }
-  EventCount* bell() override { return inner_->bell(); }
+  EventCount* event_count() override { return inner_->event_count(); }
 
   std::unique_ptr<Transfer> post_send(const Envelope& envelope, const void* data, std::size_t bytes) override {
     const EmulatedLink& link = link_to(envelope.peer);

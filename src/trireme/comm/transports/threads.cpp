@@ -84,14 +84,14 @@ struct ThreadsHub {
       : ranks(ranks_),
         ranks_per_node(ranks_per_node_),
         lanes(static_cast<std::size_t>(ranks_) * static_cast<std::size_t>(ranks_)),
-        bells(static_cast<std::size_t>(ranks_)) {}
+        event_counts(static_cast<std::size_t>(ranks_)) {}
   Lane& lane(int from, int to) {
     return lanes[static_cast<std::size_t>(from) * static_cast<std::size_t>(ranks) + static_cast<std::size_t>(to)];
   }
 
   const int ranks, ranks_per_node;
   std::vector<Lane> lanes;
-  std::vector<EventCount> bells;
+  std::vector<EventCount> event_counts;
   std::mutex boards_mutex;
   std::map<std::uint32_t, std::weak_ptr<std::byte>> boards;  // by channel
 };
@@ -186,7 +186,7 @@ class ThreadRecv final : public Transfer {
   Progress finish() {
     done_ = true;
     message_->taken.store(true, std::memory_order_release);
-    if (!message_->copy) sender_bell_.ring();
+    if (!message_->copy) sender_bell_.notify();
     return Progress::kDone;
   }
 
@@ -227,12 +227,12 @@ class ThreadsTransport final : public Transport {
       message->data = message->copy.get();
     }
     hub_->lane(rank_, envelope.peer).add(message);
-    hub_->bells[static_cast<std::size_t>(envelope.peer)].ring();
+    hub_->event_counts[static_cast<std::size_t>(envelope.peer)].notify();
     return std::make_unique<ThreadSend>(std::move(message));
   }
   std::unique_ptr<Transfer> post_recv(const Envelope& envelope, const Sink& sink) override {
     return std::make_unique<ThreadRecv>(hub_->lane(envelope.peer, rank_),
-                                        hub_->bells[static_cast<std::size_t>(envelope.peer)], envelope, sink);
+                                        hub_->event_counts[static_cast<std::size_t>(envelope.peer)], envelope, sink);
   }
 
   std::unique_ptr<Board> make_board(const Members& members) override {
@@ -251,21 +251,21 @@ class ThreadsTransport final : public Transport {
         hub_->boards[members.channel] = memory;
       }
     }
-    std::vector<EventCount*> bells;
-    for (const int r : members.ranks) bells.push_back(&hub_->bells[static_cast<std::size_t>(r)]);
+    std::vector<EventCount*> event_counts;
+    for (const int r : members.ranks) event_counts.push_back(&hub_->event_counts[static_cast<std::size_t>(r)]);
     auto& shared = *reinterpret_cast<BoardMemory*>(memory.get());
-    // The bells live in the hub: keep both.
+    // The event counts live in the hub: keep both.
     auto keep =
         std::make_shared<std::pair<std::shared_ptr<std::byte>, std::shared_ptr<ThreadsHub>>>(std::move(memory), hub_);
     return std::make_unique<Board>(Board::Parts{.memory = shared,
                                                 .me = members.me,
                                                 .ranks = ranks,
                                                 .slot_bytes = slot,
-                                                .bells = std::move(bells),
+                                                .event_counts = std::move(event_counts),
                                                 .keep_alive = std::move(keep)});
   }
 
-  EventCount* bell() override { return &hub_->bells[static_cast<std::size_t>(rank_)]; }
+  EventCount* event_count() override { return &hub_->event_counts[static_cast<std::size_t>(rank_)]; }
 
  private:
   std::shared_ptr<ThreadsHub> hub_;  // shared by all ranks of the process

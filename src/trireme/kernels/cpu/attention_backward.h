@@ -3,7 +3,7 @@
 //   P = 2^(scale log2(e) q k^T - lse log2(e))      D = rowsum(dout * out)        dP = dout v^T
 //   dS = P * (dP - D)     dv += P^T dout     dk += dS^T q     dq += dS k         (dk and dq times scale at the end)
 //
-// With coins, P of fallen ones counts as 0 in dv, and dP as 0 in dS; both are divided by 1 - p where they stay.
+// With draws, P of fallen ones counts as 0 in dv, and dP as 0 in dS; both are divided by 1 - p where they stay.
 // dk and dv are summed transposed, keys along the lanes, over all queries of a span: scores then need no turning, only
 // their pairs (bfloat16) are stored both along the keys for dq and across the queries for dk and dv. In bfloat16 P and
 // dS are rounded to bfloat16 for those GEMMs; sums are float.
@@ -33,14 +33,14 @@ class Backward {
     units_ = padded_ / kPair;
     stride_ = along_stride<Math>(problem.head_dim);
     const std::int64_t keys = round_up(problem.keys, kTileKeys), block = kTileQueries * stride_;
-    keys_turned_ = scratch_.take<UnitType>(keys * stride_);
+    keys_transposed_ = scratch_.take<UnitType>(keys * stride_);
     keys_across_ = scratch_.take<UnitType>(keys * units_);
-    values_turned_ = scratch_.take<UnitType>(keys * stride_);
+    values_transposed_ = scratch_.take<UnitType>(keys * stride_);
     q_along_ = scratch_.take<UnitType>(block);
-    q_turned_ = scratch_.take<UnitType>(kTileQueries * units_);
+    q_transposed_ = scratch_.take<UnitType>(kTileQueries * units_);
     dout_along_ = scratch_.take<UnitType>(block);
-    dout_turned_ = scratch_.take<UnitType>(kTileQueries * units_);
-    passing_ = scratch_.take<UnitType>(block);
+    dout_transposed_ = scratch_.take<UnitType>(kTileQueries * units_);
+    staging_ = scratch_.take<UnitType>(block);
     dq_ = scratch_.take<Real>(kTileQueries * padded_);
     scores_ = scratch_.take<Real>(kStrip * kTileKeys);
     slopes_ = scratch_.take<Real>(kStrip * kTileKeys);
@@ -49,7 +49,7 @@ class Backward {
     ds_along_ = kPair == 1 ? nullptr : scratch_.take<UnitType>(kStrip * kTileKeys / kPair);
     lse_ = scratch_.take<Real>(kTileQueries);
     dot_ = scratch_.take<Real>(kTileQueries);
-    dropout_rng_ = scratch_.take<StripCoins<Real>>(1);
+    dropout_rng_ = scratch_.take<StripDropout<Real>>(1);
   }
   std::size_t bytes() const { return scratch_.bytes(); }
 
@@ -82,13 +82,13 @@ class Backward {
     for (std::int64_t block = blocks.begin; block < blocks.end; ++block) {
       const std::int64_t key = block * kTileKeys;
       const std::int64_t rows = problem_.keys - key < kTileKeys ? problem_.keys - key : kTileKeys;
-      pack_along<Math>(passing_, row_of<Math>(problem_.k, span.batch, key, span.key_head), problem_.k.row, rows,
+      pack_along<Math>(staging_, row_of<Math>(problem_.k, span.batch, key, span.key_head), problem_.k.row, rows,
                        kTileKeys, problem_.head_dim);
-      transpose(keys_turned_ + key * stride_, kTileKeys, passing_, stride_, kTileKeys, stride_);
-      pack_across<Math>(keys_across_ + key * units_, passing_, kTileKeys, problem_.head_dim);
-      pack_along<Math>(passing_, row_of<Math>(problem_.v, span.batch, key, span.key_head), problem_.v.row, rows,
+      transpose(keys_transposed_ + key * stride_, kTileKeys, staging_, stride_, kTileKeys, stride_);
+      pack_across<Math>(keys_across_ + key * units_, staging_, kTileKeys, problem_.head_dim);
+      pack_along<Math>(staging_, row_of<Math>(problem_.v, span.batch, key, span.key_head), problem_.v.row, rows,
                        kTileKeys, problem_.head_dim);
-      transpose(values_turned_ + key * stride_, kTileKeys, passing_, stride_, kTileKeys, stride_);
+      transpose(values_transposed_ + key * stride_, kTileKeys, staging_, stride_, kTileKeys, stride_);
     }
   }
 
@@ -110,17 +110,17 @@ class Backward {
   /// Packs the rows of a unit; rows that saw no key take part in nothing.
   void begin_unit(TileUnit& unit, std::int64_t batch) {
     rows_ = round_up(unit.queries, kWidth * kPair > kStrip ? kWidth * kPair : kStrip);
-    pack_queries(problem_.q, unit, batch, q_along_, q_turned_);
-    pack_queries(problem_.dout, unit, batch, dout_along_, dout_turned_);
+    pack_queries(problem_.q, unit, batch, q_along_, q_transposed_);
+    pack_queries(problem_.dout, unit, batch, dout_along_, dout_transposed_);
     std::memset(dq_, 0, static_cast<std::size_t>(unit.strips * padded_) * sizeof(Real));
     const Real* const lse = static_cast<const Real*>(problem_.lse) + batch * problem_.lse_batch +
                             unit.head * problem_.lse_head + unit.query;
     for (std::int64_t row = 0; row < unit.strips; ++row) {
-      const bool blind = row >= unit.queries || lse[row] == -static_cast<Real>(__builtin_inf());
-      lse_[row] = blind ? Real{0} : lse[row] * kLog2E;
+      const bool fully_masked = row >= unit.queries || lse[row] == -static_cast<Real>(__builtin_inf());
+      lse_[row] = fully_masked ? Real{0} : lse[row] * kLog2E;
       dot_[row] = 0;
-      if (blind) unit.visible.end[row] = unit.visible.begin[row] = 0;
-      if (blind) continue;
+      if (fully_masked) unit.visible.end[row] = unit.visible.begin[row] = 0;
+      if (fully_masked) continue;
       const auto* const out = row_of<Math>(problem_.out_read, batch, unit.query + row, unit.head);
       if (row + kRowsAhead < unit.queries) {
         prefetch_row<0>(out + kRowsAhead * problem_.out_read.row, problem_.head_dim);
@@ -146,8 +146,8 @@ class Backward {
                      problem_.head_dim);
     const UnitType* across = along;
     if constexpr (kPair > 1) {
-      pack_across<Math>(passing_, along, rows_, problem_.head_dim);
-      across = passing_;
+      pack_across<Math>(staging_, along, rows_, problem_.head_dim);
+      across = staging_;
     }
     transpose(transposed, kTileQueries / kPair, across, padded_, rows_ / kPair, padded_);
   }
@@ -180,8 +180,8 @@ class Backward {
         to = last[c] > to ? last[c] : to;
       }
       if (from >= to) continue;
-      add(dv, dout_turned_, p_across_, from, to, begin, ragged);
-      add(dk, q_turned_, ds_across_, from, to, begin, ragged);
+      add(dv, dout_transposed_, p_across_, from, to, begin, ragged);
+      add(dk, q_transposed_, ds_across_, from, to, begin, ragged);
     }
   }
 
@@ -222,11 +222,11 @@ class Backward {
                   const StripColumns& columns) {
     const std::int64_t key = block * kTileKeys;
     const Real factor = static_cast<Real>(problem_.scale) * kLog2E;
-    multiply<Math>(q_along_ + row * stride_, stride_, keys_turned_ + key * stride_, kTileKeys, units_, columns.begin,
-                   columns.end, [&](int r, std::int64_t c, Vector sums) {
+    multiply<Math>(q_along_ + row * stride_, stride_, keys_transposed_ + key * stride_, kTileKeys, units_,
+                   columns.begin, columns.end, [&](int r, std::int64_t c, Vector sums) {
                      store(scores_ + r * kTileKeys + c, exp2(sums * factor - lse_[row + r]));
                    });
-    multiply<Math>(dout_along_ + row * stride_, stride_, values_turned_ + key * stride_, kTileKeys, units_,
+    multiply<Math>(dout_along_ + row * stride_, stride_, values_transposed_ + key * stride_, kTileKeys, units_,
                    columns.begin, columns.end,
                    [&](int r, std::int64_t c, Vector sums) { store(slopes_ + r * kTileKeys + c, sums); });
     if (problem_.dropout_rng.streams != nullptr) {
@@ -247,10 +247,10 @@ class Backward {
   }
 
   /// From P and dP of a strip to P and dS as the GEMMs take them.
-  template <bool kMasked, bool kCoins>
+  template <bool kMasked, bool kDropout>
   TRIREME_INLINE void differentiate(const TileUnit& unit, std::int64_t row, std::int64_t key,
                                     const StripColumns& columns) {
-    const Real kept_factor = static_cast<Real>(problem_.dropout_rng.kept_factor);
+    const Real dropout_scale = static_cast<Real>(problem_.dropout_rng.dropout_scale);
     for (int r = 0; r < kStrip; r += kPair) {
       for (std::int64_t c = columns.begin; c < columns.end; c += kWidth) {
         Vector p[kPair], ds[kPair];
@@ -262,9 +262,9 @@ class Backward {
             const std::int64_t at = row + r + i;
             p[i] = seen<Real>(key + c, unit.visible.begin[at], unit.visible.end[at]) ? p[i] : Vector{};
           }
-          if constexpr (kCoins) {
+          if constexpr (kDropout) {
             const auto kept = dropout_rng_->kept(r + i, c, problem_.dropout_rng.threshold);
-            slope = kept ? slope * kept_factor : Vector{};
+            slope = kept ? slope * dropout_scale : Vector{};
             ds[i] = p[i] * (slope - dot_[row + r + i]);
             p[i] = kept ? p[i] : Vector{};
           } else {
@@ -281,12 +281,12 @@ class Backward {
   const AttentionProblem& problem_;
   Scratch scratch_;
   std::int64_t padded_, units_, stride_, rows_ = 0;
-  UnitType *keys_turned_, *keys_across_, *values_turned_;  // by blocks of keys
-  UnitType *q_along_, *q_turned_, *dout_along_, *dout_turned_, *passing_;
+  UnitType *keys_transposed_, *keys_across_, *values_transposed_;  // by blocks of keys
+  UnitType *q_along_, *q_transposed_, *dout_along_, *dout_transposed_, *staging_;
   Real *dq_, *scores_, *slopes_;
   UnitType *p_across_, *ds_across_, *ds_along_;  // ds_along_: of a strip; the same as ds_across_ where units are single
   Real *lse_, *dot_;
-  StripCoins<Real>* dropout_rng_;
+  StripDropout<Real>* dropout_rng_;
   Prefetch prefetch_;
 };
 
@@ -304,7 +304,7 @@ void write_sums(const AttentionProblem& problem, std::int64_t batch, std::int64_
   alignas(64) Real transposed[kTileKeys * 16];
   for (int which = 0; which < 2; ++which) {
     const auto& rows = which == 0 ? problem.dk : problem.dv;
-    const Real factor = static_cast<Real>(which == 0 ? problem.scale : problem.dropout_rng.kept_factor);
+    const Real factor = static_cast<Real>(which == 0 ? problem.scale : problem.dropout_rng.dropout_scale);
     for (std::int64_t key = 0; key < problem.keys; key += kTileKeys) {
       const std::int64_t count = problem.keys - key < kTileKeys ? problem.keys - key : kTileKeys;
       for (std::int64_t head = 0; head < padded; head += 16) {

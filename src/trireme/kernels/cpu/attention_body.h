@@ -12,16 +12,16 @@ namespace trireme::kernels::cpu {
 namespace {
 
 template <typename Math>
-void join_rows(const AttentionJoin& join) {
+void merge_rows(const AttentionMerge& merge) {
   using Real = typename Math::Real;
-  auto* const out = static_cast<typename Math::Element*>(join.out);
-  const auto* const other = static_cast<const typename Math::Element*>(join.other);
-  const auto a = static_cast<Real>(join.out_weight), b = static_cast<Real>(join.other_weight);
+  auto* const out = static_cast<typename Math::Element*>(merge.out);
+  const auto* const other = static_cast<const typename Math::Element*>(merge.other);
+  const auto a = static_cast<Real>(merge.out_weight), b = static_cast<Real>(merge.other_weight);
   std::int64_t i = 0;
-  for (; i + kLanes<Real> <= join.size; i += kLanes<Real>) {
+  for (; i + kLanes<Real> <= merge.size; i += kLanes<Real>) {
     narrow_vector(a * widen_vector(out + i) + b * widen_vector(other + i), out + i);
   }
-  for (; i < join.size; ++i) narrow(a * widen(out[i]) + b * widen(other[i]), out[i]);
+  for (; i < merge.size; ++i) narrow(a * widen(out[i]) + b * widen(other[i]), out[i]);
 }
 
 template <typename Math>
@@ -41,7 +41,7 @@ constexpr AttentionBody body_of() {
             return 2 * static_cast<std::size_t>(Backward<Math>::sums(problem)) * sizeof(typename Math::Real);
           },
       .write_sums = &write_sums<Math>,
-      .join = &join_rows<Math>,
+      .merge = &merge_rows<Math>,
   };
 }
 

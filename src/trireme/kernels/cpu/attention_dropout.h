@@ -1,9 +1,9 @@
-// kernels/cpu/attention_dropout.h -- the coin of a probability: a function of (stream, sample, head, query, key).
+// kernels/cpu/attention_dropout.h -- the draw of a probability: a function of (stream, sample, head, query, key).
 //
 // Each (sample, head) has a stream of its own, four words drawn from the layer's: two are the key of a second Philox,
 // two are half of its counter. The other half is the query's position and the number of a block of keys. A block gives
-// four coins, for keys that lie 16 apart, so that a vector of blocks gives four vectors of neighbours: key 64 g + 16 w
-// + l has word w of block 16 g + l. Depends on: attention_vector.h; base/philox.h has the generator for one block.
+// four draws, for keys that lie 16 apart, so that a vector of blocks gives four vectors of neighbours: key 64 g + 16 w
+// + l has word w of block 16 g + l. Depends on: attention_vector.h; base/random.h has the generator for one block.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 namespace trireme::kernels::cpu {
 namespace {
 
-/// The 64-bit GEMMs of the lower halves of 64-bit lanes.
+/// The 64-bit products of the lower halves of 64-bit lanes.
 TRIREME_INLINE Uint64Vector multiply_lower(Uint64Vector a, Uint64Vector b) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Uint64Vector>(_mm512_mul_epu32(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
@@ -26,7 +26,7 @@ TRIREME_INLINE Uint64Vector multiply_lower(Uint64Vector a, Uint64Vector b) {
 #endif
 }
 
-/// The upper and lower halves of 32-bit lanes' GEMMs with one number.
+/// The upper and lower halves of 32-bit lanes' products with one number.
 struct Product {
   Uint32Vector upper, lower;
 
@@ -39,7 +39,7 @@ struct Product {
   }
 };
 
-/// base/philox.h's ten rounds, a block in each lane.
+/// philox()'s ten rounds (base/random.h), a block in each lane.
 TRIREME_INLINE void philox_lanes(Uint32Vector (&counter)[4], std::uint32_t key0, std::uint32_t key1) {
   for (int round = 0; round < 10; ++round) {
     const Product left(counter[0], 0xD2511F53), right(counter[2], 0xCD9E8D57);
@@ -52,9 +52,9 @@ TRIREME_INLINE void philox_lanes(Uint32Vector (&counter)[4], std::uint32_t key0,
   }
 }
 
-/// The coins of query `query` and keys [first, first + count), all positions below 2^32.
-[[gnu::noinline]] void draw_coins(const std::uint32_t (&stream)[4], std::uint32_t query, std::uint32_t first,
-                                  std::int64_t count, std::uint32_t* out) {
+/// The draws of query `query` and keys [first, first + count), all positions below 2^32.
+[[gnu::noinline]] void draw_dropout_words(const std::uint32_t (&stream)[4], std::uint32_t query, std::uint32_t first,
+                                          std::int64_t count, std::uint32_t* out) {
   const std::uint64_t end = std::uint64_t{first} + static_cast<std::uint64_t>(count);
   constexpr int kWidth = kLanes<std::uint32_t>;
   Uint32Vector numbers;

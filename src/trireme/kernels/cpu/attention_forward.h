@@ -36,7 +36,7 @@ class Forward {
     probabilities_ = scratch_.take<UnitType>(kStrip * kTileKeys / Math::kPair);
     sums_ = scratch_.take<Real>(kTileQueries * kWidth);
     most_ = scratch_.take<Real>(kTileQueries);
-    dropout_rng_ = scratch_.take<StripCoins<Real>>(1);
+    dropout_rng_ = scratch_.take<StripDropout<Real>>(1);
   }
   std::size_t bytes() const { return scratch_.bytes(); }
 
@@ -100,27 +100,27 @@ class Forward {
     const Real factor = static_cast<Real>(problem_.scale * 1.44269504088896340736);  // log2(e)
     multiply<Math>(along_ + row * stride_, stride_, keys_ + key * stride_, kTileKeys, units, columns.begin, columns.end,
                    [&](int r, std::int64_t c, Vector sums) { store(scores_ + r * kTileKeys + c, sums * factor); });
-    alignas(64) Real fading[kStrip];
+    alignas(64) Real rescale[kStrip];
     if (problem_.dropout_rng.streams != nullptr) {
       dropout_rng_->draw(problem_, batch * problem_.heads + unit.head, unit.query + row, key, columns);
-      soften<true, true>(unit, row, key, columns, fading);
+      softmax_strip<true, true>(unit, row, key, columns, rescale);
     } else if (columns.masked) {
-      soften<true, false>(unit, row, key, columns, fading);
+      softmax_strip<true, false>(unit, row, key, columns, rescale);
     } else {
-      soften<false, false>(unit, row, key, columns, fading);
+      softmax_strip<false, false>(unit, row, key, columns, rescale);
     }
     const std::int64_t first = columns.begin / Math::kPair;
     multiply<Math>(probabilities_ + first, kTileKeys / Math::kPair, values_ + key * units + first * padded_, padded_,
                    (columns.end - columns.begin) / Math::kPair, 0, padded_, [&](int r, std::int64_t c, Vector sums) {
                      Real* const at = out_ + (row + r) * padded_ + c;
-                     store(at, load(at) * fading[r] + sums);
+                     store(at, load(at) * rescale[r] + sums);
                    });
   }
 
   /// A strip's scores to probabilities, and the factors by which what its rows have so far must shrink.
   template <bool kMasked, bool kCoins>
-  TRIREME_INLINE void soften(const TileUnit& unit, std::int64_t row, std::int64_t key, const StripColumns& columns,
-                             Real (&fading)[kStrip]) {
+  TRIREME_INLINE void softmax_strip(const TileUnit& unit, std::int64_t row, std::int64_t key,
+                                    const StripColumns& columns, Real (&rescale)[kStrip]) {
     const std::int32_t *begin = unit.visible.begin + row, *end = unit.visible.end + row;
     Real base[kStrip];
 #pragma GCC unroll 4
@@ -134,12 +134,12 @@ class Forward {
       const Real before = most_[row + r], here = horizontal_max(largest), most = here > before ? here : before;
       most_[row + r] = most;
       base[r] = most == kNothing ? Real{0} : most;  // a row that has seen nothing yet: avoid inf - inf
-      fading[r] = before - base[r];
+      rescale[r] = before - base[r];
     }
-    raise(fading);
+    raise(rescale);
 #pragma GCC unroll 4
     for (int r = 0; r < kStrip; ++r) {
-      Vector sum = load(sums_ + (row + r) * kWidth) * fading[r];
+      Vector sum = load(sums_ + (row + r) * kWidth) * rescale[r];
       for (std::int64_t c = columns.begin; c < columns.end; c += kWidth) {
         Vector p = exp2(load(scores_ + r * kTileKeys + c) - base[r]);
         if constexpr (kMasked) p = seen<Real>(key + c, begin[r], end[r]) ? p : Vector{};
@@ -167,11 +167,11 @@ class Forward {
         static_cast<Real*>(problem_.lse) + batch * problem_.lse_batch + unit.head * problem_.lse_head + unit.query;
     for (std::int64_t row = 0; row < unit.queries; ++row) {
       const Real sum = horizontal_sum(load(sums_ + row * kWidth));
-      const bool blind = most_[row] == kNothing;
-      lse[row] =
-          blind ? kNothing : (most_[row] + logarithm(sum)) * static_cast<Real>(0.693147180559945309417);  // ln(2)
+      const bool fully_masked = most_[row] == kNothing;
+      lse[row] = fully_masked ? kNothing
+                              : (most_[row] + logarithm(sum)) * static_cast<Real>(0.693147180559945309417);  // ln(2)
       const Real factor =
-          blind ? Real{0} : static_cast<Real>(problem_.dropout_rng.kept_factor / static_cast<double>(sum));
+          fully_masked ? Real{0} : static_cast<Real>(problem_.dropout_rng.dropout_scale / static_cast<double>(sum));
       auto* const to = row_of<Math>(problem_.out, batch, unit.query + row, unit.head);
       write_row(to, out_ + row * padded_, factor, problem_.head_dim);
     }
@@ -188,7 +188,7 @@ class Forward {
   Real *out_, *scores_;
   UnitType* probabilities_;
   Real *sums_, *most_;  // sums_ lane by lane: added up once, at the end
-  StripCoins<Real>* dropout_rng_;
+  StripDropout<Real>* dropout_rng_;
   Prefetch prefetch_;
 };
 

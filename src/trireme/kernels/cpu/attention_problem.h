@@ -21,10 +21,10 @@ struct AttentionRows {
   std::int64_t batch = 0, row = 0, head = 0;
 };
 
-struct AttentionCoins {
-  const std::uint32_t (*streams)[4] = nullptr;  ///< [batch * heads]: where each head's coins are; null: none fall
+struct AttentionDropoutRng {
+  const std::uint32_t (*streams)[4] = nullptr;  ///< [batch * heads]: where each head's draws are; null: none fall
   std::uint32_t threshold = 0;                  ///< a probability falls when its 32 bits are below this
-  double kept_factor = 1;                       ///< 1 / (1 - p)
+  double dropout_scale = 1;                     ///< 1 / (1 - p)
 };
 
 struct AttentionProblem {
@@ -33,8 +33,8 @@ struct AttentionProblem {
   /// Query i of batch row b sees keys [begin[b * visible_batch + i], end[...]): every mask we have leaves one range.
   const std::int32_t *visible_begin = nullptr, *visible_end = nullptr;
   std::int64_t visible_batch = 0;
-  std::int64_t query_position = 0, key_position = 0;  ///< for the coins
-  AttentionCoins dropout_rng;
+  std::int64_t query_position = 0, key_position = 0;  ///< for the draws
+  AttentionDropoutRng dropout_rng;
 
   AttentionRows<const void*> q, k, v, dout, out_read;
   AttentionRows<void*> out, dq, dk, dv;
@@ -51,7 +51,7 @@ struct AttentionSpan {
 };
 
 /// Rows of the output that a merge joins: out = out_weight * out + other_weight * other.
-struct AttentionJoin {
+struct AttentionMerge {
   void* out = nullptr;
   const void* other = nullptr;
   std::int64_t size = 0;
@@ -69,7 +69,7 @@ struct AttentionBody {
   /// `sums`: those of the spans of one head of keys, one after the other. The first is overwritten.
   void (*write_sums)(const AttentionProblem&, std::int64_t batch, std::int64_t key_head, void* sums,
                      std::int64_t spans) = nullptr;
-  void (*join)(const AttentionJoin&) = nullptr;
+  void (*merge)(const AttentionMerge&) = nullptr;
 };
 
 struct AttentionBodies {

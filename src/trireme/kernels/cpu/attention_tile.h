@@ -1,13 +1,12 @@
-// kernels/cpu/attention_tile.h -- what both passes do with a tile of queries by keys: multiply, mask, draw coins.
+// kernels/cpu/attention_tile.h -- what both passes do with a tile of queries by keys: multiply, mask, draw draws.
 //
 // Scores lie with a query a row and keys along the lanes. Rows are taken four at a time, as a strip: four rows by
 // kColumns vectors of sums fill the registers while each vector of the other matrix is loaded once for all four.
-// Depends on: attention_pack.h, attention_dropout.h, attention_prefetch.h.
+// Depends on: attention_pack.h, attention_dropout.h.
 #pragma once
 
 #include "trireme/kernels/cpu/attention_dropout.h"
 #include "trireme/kernels/cpu/attention_pack.h"
-#include "trireme/kernels/cpu/attention_prefetch.h"
 
 namespace trireme::kernels::cpu {
 namespace {
@@ -84,7 +83,7 @@ struct Range {
 };
 
 /// The keys that any of `count` rows sees lie in this range.
-TRIREME_INLINE Range seen_by_any(const std::int32_t* begin, const std::int32_t* end, std::int64_t count) {
+TRIREME_INLINE Range visible_to_any(const std::int32_t* begin, const std::int32_t* end, std::int64_t count) {
   Range range{INT32_MAX, 0};
   for (std::int64_t i = 0; i < count; ++i) {
     if (begin[i] >= end[i]) continue;
@@ -103,7 +102,7 @@ struct StripColumns {
 template <typename Real>
 TRIREME_INLINE StripColumns strip_columns(const Visible& visible, std::int64_t row, std::int64_t first_key) {
   constexpr int kWidth = kLanes<Real>;
-  const Range any = seen_by_any(visible.begin + row, visible.end + row, kStrip);
+  const Range any = visible_to_any(visible.begin + row, visible.end + row, kStrip);
   std::int64_t begin = any.begin - first_key, end = any.end - first_key;
   begin = begin < 0 ? 0 : begin / kWidth * kWidth;
   end = end > kTileKeys ? kTileKeys : round_up(end, kWidth);
@@ -129,17 +128,18 @@ TRIREME_INLINE typename Lanes<Real>::Integers seen(std::int64_t key, std::int32_
   return (keys >= static_cast<Integer>(begin)) & (keys < static_cast<Integer>(end));
 }
 
-/// The coins of a strip, drawn once for its columns.
+/// The draws of a strip, drawn once for its columns.
 template <typename Real>
-struct StripCoins {
+struct StripDropout {
   alignas(64) std::uint32_t dropout_rng[kStrip][kTileKeys];
 
   void draw(const AttentionProblem& problem, std::int64_t stream, std::int64_t query, std::int64_t first_key,
             const StripColumns& columns) {
     for (int r = 0; r < kStrip; ++r) {
-      draw_coins(problem.dropout_rng.streams[stream], static_cast<std::uint32_t>(problem.query_position + query + r),
-                 static_cast<std::uint32_t>(problem.key_position + first_key + columns.begin),
-                 columns.end - columns.begin, dropout_rng[r] + columns.begin);
+      draw_dropout_words(problem.dropout_rng.streams[stream],
+                         static_cast<std::uint32_t>(problem.query_position + query + r),
+                         static_cast<std::uint32_t>(problem.key_position + first_key + columns.begin),
+                         columns.end - columns.begin, dropout_rng[r] + columns.begin);
     }
   }
   /// All ones in the lanes that stay.
@@ -164,7 +164,7 @@ inline Range seen_blocks(const AttentionProblem& problem, const AttentionSpan& s
   const std::int64_t first = every ? 0 : span.begin % blocks * kTileQueries;
   std::int64_t last = every ? problem.queries : ((span.end - 1) % blocks + 1) * kTileQueries;
   if (last > problem.queries) last = problem.queries;
-  all = seen_by_any(problem.visible_begin + offset + first, problem.visible_end + offset + first, last - first);
+  all = visible_to_any(problem.visible_begin + offset + first, problem.visible_end + offset + first, last - first);
   if (all.empty()) return {0, 0};
   return {all.begin / kTileKeys, (all.end + kTileKeys - 1) / kTileKeys};
 }
@@ -205,7 +205,7 @@ struct TileUnit {
   std::int64_t calls() const { return (blocks.end - blocks.begin) * strips / kStrip; }
 
   void find_blocks() {
-    const Range any = seen_by_any(visible.begin, visible.end, strips);
+    const Range any = visible_to_any(visible.begin, visible.end, strips);
     blocks = any.empty() ? Range{0, 0} : Range{any.begin / kTileKeys, (any.end + kTileKeys - 1) / kTileKeys};
   }
 };

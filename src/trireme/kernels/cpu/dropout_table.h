@@ -11,8 +11,8 @@ struct DropoutLoop {
   void* x;
   const std::int64_t* row_index;
   std::int64_t stride, width, first_column, columns_total;
-  std::uint32_t key[2], salt[2];         // coin n: word n % 4 of Philox at counter {n / 4, salt}
-  std::uint32_t threshold;               // a coin below it falls
+  std::uint32_t key[2], salt[2];         // draw n: word n % 4 of Philox at counter {n / 4, salt}
+  std::uint32_t threshold;               // an element whose draw is below it is dropped
   double factor;                         // of what stays
   const std::uint32_t* words = nullptr;  // GPU: key and salt in device memory, in place of those given; null: none
 };

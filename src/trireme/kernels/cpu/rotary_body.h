@@ -6,7 +6,7 @@ namespace trireme::kernels {
 namespace {
 
 template <typename T, typename A>
-TRIREME_INLINE void turn_halves(T* x, const A* cosine, const A* sine, bool inverse, std::int64_t half) {
+TRIREME_INLINE void rotate_halves(T* x, const A* cosine, const A* sine, bool inverse, std::int64_t half) {
   using V = typename LanesOf<T>::Type;
   const V sign = V::all(inverse ? A(-1) : A(1));
   each<V>(half, [&](std::int64_t i, auto some) TRIREME_LAMBDA {
@@ -19,7 +19,7 @@ TRIREME_INLINE void turn_halves(T* x, const A* cosine, const A* sine, bool inver
 
 /// With every cosine twice and the sines as -s, s: x turns by x * cosines + (x with neighbours swapped) * sines.
 template <typename T, typename A>
-TRIREME_INLINE void turn_neighbours(T* x, const A* cosine_twice, const A* sine_signed, std::int64_t rotated) {
+TRIREME_INLINE void rotate_neighbours(T* x, const A* cosine_twice, const A* sine_signed, std::int64_t rotated) {
   using V = typename LanesOf<T>::Type;
   if constexpr (V::kLanes == 1) {
     for (std::int64_t i = 0; i < rotated; i += 2) {
@@ -37,7 +37,7 @@ TRIREME_INLINE void turn_neighbours(T* x, const A* cosine_twice, const A* sine_s
 }
 
 template <typename T>
-void turn_tokens(const RotaryLoop& c, std::int64_t begin, std::int64_t end) {
+void rotate_tokens(const RotaryLoop& c, std::int64_t begin, std::int64_t end) {
   using A = typename LanesOf<T>::Type::Scalar;
   const std::int64_t half = c.rotated / 2;
   A *twice = nullptr, *signed_sines = nullptr;
@@ -52,7 +52,7 @@ void turn_tokens(const RotaryLoop& c, std::int64_t begin, std::int64_t end) {
     T* x = static_cast<T*>(c.x) + token / c.sequence * c.batch_stride + token % c.sequence * c.sequence_stride;
     if (!c.neighbours) {
       for (std::int64_t head = 0; head < c.heads; ++head) {
-        turn_halves(x + head * c.head_stride, cosine, sine, c.inverse, half);
+        rotate_halves(x + head * c.head_stride, cosine, sine, c.inverse, half);
       }
       continue;
     }
@@ -63,7 +63,7 @@ void turn_tokens(const RotaryLoop& c, std::int64_t begin, std::int64_t end) {
       signed_sines[2 * i + 1] = s;
     }
     for (std::int64_t head = 0; head < c.heads; ++head) {
-      turn_neighbours(x + head * c.head_stride, twice, signed_sines, c.rotated);
+      rotate_neighbours(x + head * c.head_stride, twice, signed_sines, c.rotated);
     }
   }
 }
@@ -71,6 +71,6 @@ void turn_tokens(const RotaryLoop& c, std::int64_t begin, std::int64_t end) {
 }  // namespace
 
 extern const RotaryTable TRIREME_ROTARY_TABLE = {
-    {turn_tokens<float>, turn_tokens<double>, turn_tokens<Bf16>, turn_tokens<F16>}};
+    {rotate_tokens<float>, rotate_tokens<double>, rotate_tokens<Bf16>, rotate_tokens<F16>}};
 
 }  // namespace trireme::kernels

@@ -21,7 +21,7 @@ struct RotaryLoop {
 
 struct RotaryTable {
   /// Tokens are numbered batch by batch.
-  void (*turn[kElements])(const RotaryLoop& call, std::int64_t begin_token, std::int64_t end_token);
+  void (*rotate[kElements])(const RotaryLoop& call, std::int64_t begin_token, std::int64_t end_token);
 };
 extern const RotaryTable kRotaryPlain, kRotaryV3, kRotaryV4, kRotaryV4Bf16;
 

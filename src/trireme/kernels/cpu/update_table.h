@@ -19,7 +19,8 @@ struct UpdateLoop {
   Stream weight, gradient, low, first, second, update;  // first moment or velocity; second moment or sum
   double gradient_scale;
   bool zero_gradient;
-  const void* live = nullptr;  // GPU: a CudaLive in device memory, in place of the numbers given; null: none
+  const void* device_scalars =
+      nullptr;  // GPU: a CudaStepScalars in device memory, in place of the numbers given; null: none
 };
 
 struct SgdNumbers {

@@ -35,7 +35,7 @@ __device__ __forceinline__ bool same_document(const CudaAttention& c, std::int64
                                              c.key_documents[batch * c.key_document_stride + key];
 }
 
-/// What a probability is multiplied by: 0, or 1 / (1 - p). The coin is that of cpu/attention_dropout.h.
+/// What a probability is multiplied by: 0, or 1 / (1 - p). The draw is that of cpu/attention_dropout.h.
 template <typename A>
 __device__ __forceinline__ A kept(const CudaAttention& c, std::int64_t batch, std::int64_t head, std::int64_t query,
                                   std::int64_t key) {
@@ -46,8 +46,8 @@ __device__ __forceinline__ A kept(const CudaAttention& c, std::int64_t batch, st
                             stream[2], stream[3]};
   philox(words, stream[0], stream[1]);
   const std::uint32_t which = position % 64 / 16;
-  const std::uint32_t coin = which == 0 ? words[0] : which == 1 ? words[1] : which == 2 ? words[2] : words[3];
-  return coin < c.threshold ? A(0) : static_cast<A>(c.kept_factor);
+  const std::uint32_t draw = which == 0 ? words[0] : which == 1 ? words[1] : which == 2 ? words[2] : words[3];
+  return draw < c.threshold ? A(0) : static_cast<A>(c.dropout_scale);
 }
 
 template <typename A, typename T>

@@ -284,7 +284,7 @@ __device__ __forceinline__ A max_over(A x) {
   return x;
 }
 
-/// base/philox.h: a block of four words for a counter, in place.
+/// base/random.h's philox(): a block of four words for a counter, in place.
 __device__ __forceinline__ void philox(std::uint32_t (&c)[4], std::uint32_t key0, std::uint32_t key1) {
 #pragma unroll
   for (int round = 0; round < 10; ++round) {

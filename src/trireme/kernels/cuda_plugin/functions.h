@@ -45,8 +45,8 @@ CudaError tuning_key(const char** card, std::uint64_t* library);
 CudaError gemm_algorithms(const CudaGemm&, std::int64_t workspace, CudaGemmAlgorithm* algorithms, int most, int* found);
 CudaError gemm_fits(const CudaGemm&, const CudaGemmAlgorithm&, bool* fits);
 CudaError gemm(const CudaGemm&, const CudaGemmAlgorithm&, void* workspace, CudaStream);
-CudaError set_numbers(double* to, double a, double b, double c, double d, CudaStream);
-CudaError decide(const CudaDecide&, CudaStream);
+CudaError set_step_scalars(double* to, double a, double b, double c, double d, CudaStream);
+CudaError clip_grad_norm(const CudaClipGradNorm&, CudaStream);
 CudaError fp8_advance(float* table, std::int64_t tensors, std::int64_t width, std::int64_t slot, double factor,
                       CudaStream);
 

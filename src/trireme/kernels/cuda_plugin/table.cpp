@@ -38,8 +38,8 @@ constexpr CudaKernels kKernels = {.header = kCudaKernelsHeader,
                                   .gemm_algorithms = gpu::gemm_algorithms,
                                   .gemm_fits = gpu::gemm_fits,
                                   .gemm = gpu::gemm,
-                                  .set_numbers = gpu::set_numbers,
-                                  .decide = gpu::decide,
+                                  .set_step_scalars = gpu::set_step_scalars,
+                                  .clip_grad_norm = gpu::clip_grad_norm,
                                   .fp8_advance = gpu::fp8_advance};
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What is done for each token: rows of tables, rotary positions, coins of dropout.
+// What is done for each token: rows of tables, rotary positions, draws of dropout.
 #include "trireme/kernels/cuda_plugin/common.cuh"
 #include "trireme/kernels/cuda_plugin/functions.h"
 
@@ -198,11 +198,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Whole blocks of coins, and at least 16 bytes.
+/// Whole blocks of draws, and at least 16 bytes.
 template <typename T>
 inline constexpr int kCoinVec = kWide<T> < 4 ? 4 : kWide<T>;
 
-/// For rows that begin with a block of four coins and can be moved in whole vectors.
+/// For rows that begin with a block of four draws and can be moved in whole vectors.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) dropout_vectors(const DropoutLoop c, const Lines lines) {
   using A = Sum<T>;
@@ -240,13 +240,13 @@ __global__ void __launch_bounds__(kThreads) dropout_vectors(const DropoutLoop c,
       for (int k = 0; k < 4; ++k)
         left[4 * block + k] = dropout_rng[k] < c.threshold ? A(0) : v[t][4 * block + k] * kept;
     }
-    // Coins without a row cost nothing beside those of others; only the store is skipped.
+    // Draws without a row cost nothing beside those of others; only the store is skipped.
     const Raw<T, kVec> rounded = to_raw<T>(left);
     if (at.row[t] < lines.rows) store_raw(x[t], rounded);
   }
 }
 
-/// For any rows: a thread makes a block of four coins and drops the elements that they belong to.
+/// For any rows: a thread makes a block of four draws and drops the elements that they belong to.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) dropout_rows(const DropoutLoop c) {
   using A = Sum<T>;
@@ -335,21 +335,21 @@ CudaError rotary(const RotaryLoop& c, Element element, std::int64_t tokens, Cuda
     const bool wide = aligned(c.x) && aligned(c.cosines) && aligned(c.sines) && c.head_stride * size % 16 == 0 &&
                       c.sequence_stride * size % 16 == 0 && c.batch_stride * size % 16 == 0 &&
                       (c.neighbours ? c.rotated : c.rotated / 2) % kVec == 0;
-    const auto turn = [&]<int kPairs, bool kNeighbours>() {
+    const auto rotate = [&]<int kPairs, bool kNeighbours>() {
       const std::int64_t groups = divided_up(c.heads, kHeadsAtOnce<kNeighbours>), per_head = c.rotated / 2 / kPairs;
       const auto grid = static_cast<unsigned>(divided_up(tokens * groups * per_head, kThreads));
       rotary_heads<T, kPairs, kNeighbours><<<grid, kThreads, 0, to_stream(stream)>>>(
           c, tokens, static_cast<std::uint32_t>(groups), static_cast<std::uint32_t>(per_head));
       return launched();
     };
-    if (wide && c.neighbours) return turn.template operator()<kVec / 2, true>();
-    if (wide) return turn.template operator()<kVec, false>();
-    if (!c.neighbours) return turn.template operator()<1, false>();
+    if (wide && c.neighbours) return rotate.template operator()<kVec / 2, true>();
+    if (wide) return rotate.template operator()<kVec, false>();
+    if (!c.neighbours) return rotate.template operator()<1, false>();
     // Two neighbours lie at an even place of a head, but a head may begin anywhere.
     const bool even = reinterpret_cast<std::uintptr_t>(c.x) % (2 * size) == 0 && c.head_stride % 2 == 0 &&
                       c.sequence_stride % 2 == 0 && c.batch_stride % 2 == 0;
     if (!even) return static_cast<CudaError>("rotary positions of neighbours need heads that begin at even places");
-    return turn.template operator()<1, true>();
+    return rotate.template operator()<1, true>();
   });
 }
 

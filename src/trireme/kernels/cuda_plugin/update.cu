@@ -84,7 +84,7 @@ template <typename A>
 struct SgdBody {
   UpdateLoop c;
   SgdNumbers n;
-  __device__ __forceinline__ void take(const CudaLive& live) { n.rate = live.rate; }
+  __device__ __forceinline__ void take(const CudaStepScalars& device_scalars) { n.rate = device_scalars.rate; }
   template <int kN>
   __device__ __forceinline__ void run(std::int64_t i) const {
     A g[kN], w[kN], v[kN];
@@ -111,7 +111,7 @@ template <typename A>
 struct AdagradBody {
   UpdateLoop c;
   AdagradNumbers n;
-  __device__ __forceinline__ void take(const CudaLive& live) { n.rate = live.rate; }
+  __device__ __forceinline__ void take(const CudaStepScalars& device_scalars) { n.rate = device_scalars.rate; }
   template <int kN>
   __device__ __forceinline__ void run(std::int64_t i) const {
     A g[kN], w[kN], sum[kN];
@@ -152,10 +152,10 @@ template <typename A>
 struct AdamBody {
   UpdateLoop c;
   AdamNumbers n;
-  __device__ __forceinline__ void take(const CudaLive& live) {
-    n.rate = live.rate;
-    n.root = live.root;
-    n.weight_decay = live.weight_decay;
+  __device__ __forceinline__ void take(const CudaStepScalars& device_scalars) {
+    n.rate = device_scalars.rate;
+    n.root = device_scalars.root;
+    n.weight_decay = device_scalars.weight_decay;
   }
   /// Both parts are added up before they meet the weight, beside which each alone may round to nothing.
   __device__ __forceinline__ A moved(A w, A g) const {
@@ -313,8 +313,8 @@ struct LarsBody {
 
 /// Those whose ratios of norms the host decides on are never part of a captured step.
 template <typename Body>
-concept TakesLive = requires(Body body, const CudaLive& live) {
-  body.take(live);
+concept TakesStepScalars = requires(Body body, const CudaStepScalars& device_scalars) {
+  body.take(device_scalars);
 };
 
 /// Numbers that a body takes at a time.
@@ -332,12 +332,12 @@ concept TakesBoth = requires(Body body) {
 template <typename Body>
 __device__ __forceinline__ void run_piece(Body body, std::int64_t begin, std::int64_t count) {
   constexpr int kN = kWidthOf<Body>;
-  if constexpr (TakesLive<Body>) {
-    if (body.c.live != nullptr) {  // the same for all threads
-      const CudaLive live = *static_cast<const CudaLive*>(body.c.live);
-      if (live.taken == 0) return;
-      body.c.gradient_scale = live.gradient_scale;
-      body.take(live);
+  if constexpr (TakesStepScalars<Body>) {
+    if (body.c.device_scalars != nullptr) {  // the same for all threads
+      const CudaStepScalars device_scalars = *static_cast<const CudaStepScalars*>(body.c.device_scalars);
+      if (device_scalars.taken == 0) return;
+      body.c.gradient_scale = device_scalars.gradient_scale;
+      body.take(device_scalars);
     }
   }
   if constexpr (TakesBoth<Body>) {
@@ -399,7 +399,7 @@ template <template <typename> typename Body, typename Numbers>
 CudaError update(const UpdateLoop& c, const Numbers& n, std::int64_t count, CudaStream stream) {
   if (count == 0) return nullptr;
   if (!wide(c)) return kApart;
-  if (c.live != nullptr && !TakesLive<Body<float>>)
+  if (c.device_scalars != nullptr && !TakesStepScalars<Body<float>>)
     return "an update whose norms the host decides on cannot be captured";
   const unsigned grid = static_cast<unsigned>(divided_up(count, kPiece));
   if (c.weight.element == Element::kDouble) {

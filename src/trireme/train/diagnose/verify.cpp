@@ -80,8 +80,8 @@ void tell_steps(Trace& trace, std::size_t steps, comm::Group& world) {
 }
 
 /// Rank 0's tensor, whole, on every rank.
-at::Tensor told(const std::map<std::string, at::Tensor>& tensors, const nn::Param& param, at::ScalarType type,
-                comm::Group& world) {
+at::Tensor broadcast_param(const std::map<std::string, at::Tensor>& tensors, const nn::Param& param,
+                           at::ScalarType type, comm::Group& world) {
   at::Tensor whole = world.rank() == 0 ? tensors.at(param.name).contiguous() : at::empty(param.placement.shape, type);
   if (world.size() > 1) world.broadcast(device::to_buffer(whole), 0).wait();
   return whole;
@@ -125,7 +125,7 @@ class Comparison {
     std::vector<const nn::Param*> params;
     for (const nn::Param& param : skeleton_.params) {
       if (!wanted.at(param.name)) continue;
-      const at::Tensor whole = told(reference, param, type, world_);
+      const at::Tensor whole = broadcast_param(reference, param, type, world_);
       norms.push_back(at::linalg_vector_norm(whole, 2, {}, false, at::kDouble).item<double>());
       const auto held = mine.find(param.name);
       double found = 0;

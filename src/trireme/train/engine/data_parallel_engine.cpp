@@ -124,8 +124,8 @@ class DataParallelEngine final : public SingleStepEngine {
     };
     return train::evaluate(forward, samples,
                            {.all = world_,
-                            .rank = parallel_groups_->copy,
-                            .ranks = parallel_groups_->copies_count,
+                            .rank = parallel_groups_->dp_rank,
+                            .ranks = parallel_groups_->dp_size,
                             .tokens = parallel_groups_->parallel.tokens,
                             .counts = [this](const nn::LossTerm& term) { return parallel_groups_->counts(term); },
                             .counts_rows = parallel_groups_->counts_rows(),

@@ -12,7 +12,6 @@
 #include "trireme/pipeline/delayed.h"
 #include "trireme/train/diagnose/non_finite.h"
 #include "trireme/train/engine/device.h"
-#include "trireme/train/engine/drains.h"
 #include "trireme/train/engine/engine.h"
 #include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/pipeline_split.h"

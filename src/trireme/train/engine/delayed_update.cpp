@@ -32,15 +32,15 @@ std::vector<nn::LossTerm> kinds_of(const std::vector<nn::LossTerm>& losses) {
 }  // namespace
 
 DelayedUpdate::DelayedUpdate(optim::Optimizer& optimizer) : optimizer_(optimizer) {
-  TRIREME_CHECK(optimizer.can_be_recorded(), "an optimizer that cannot be recorded");
+  TRIREME_CHECK(optimizer.is_capturable(), "an optimizer that a CUDA graph cannot capture");
   at::Device device = at::kCPU;
   for (const nn::Param& param : optimizer.params()) {
     TRIREME_CHECK(!param.counted, "{} is spread over ranks", param.name);
     device = param.master.device();
   }
   if (!device.is_cuda()) return;
-  scalars_ =
-      std::make_unique<kernels::DeviceScalars>(optimizer.live_slots(), optimizer.config().grad_clip_norm, device);
+  scalars_ = std::make_unique<kernels::DeviceScalars>(optimizer.device_scalar_slots(),
+                                                      optimizer.config().grad_clip_norm, device);
   found_ = at::zeros({numbers_of(1)}, at::TensorOptions(at::kDouble).device(device));
 }
 
@@ -109,18 +109,18 @@ void DelayedUpdate::start_there(const std::vector<nn::LossTerm>& losses, double 
   if (graph_ && places != recorded_) graph_.reset();
 
   optimizer_.begin_step();
-  scalars_->set(optimizer_.live_step(learning_rate));
+  scalars_->set(optimizer_.device_scalar_step(learning_rate));
   const auto update = [&] {
-    scalars_->decide(all, loss);
-    optimizer_.finish_step({.learning_rate = learning_rate, .live = scalars_.get()});
-    found_.narrow(0, 1, 4).copy_(scalars_->told());
+    scalars_->clip_grad_norm(all, loss);
+    optimizer_.finish_step({.learning_rate = learning_rate, .device_scalars = scalars_.get()});
+    found_.narrow(0, 1, 4).copy_(scalars_->result());
   };
   // By the optimizer's own count too: a run may go back to its first steps.
   if (optimizer_.steps() <= kUpdatesBeforeCapture || (!graph_ && seen_ < kUpdatesBeforeCapture)) {
     ++seen_;
     update();
   } else if (graph_) {
-    optimizer_.finish_recorded();
+    optimizer_.finish_captured();
     graph_->replay();
   } else {
     graph_ = std::make_unique<device::CudaGraph>(update);
@@ -150,7 +150,7 @@ void DelayedUpdate::start_here(const std::vector<nn::LossTerm>& losses, double l
     optimizer_.finish_step({.learning_rate = learning_rate,
                             .gradient_scale = optim::clip_factor(norm, optimizer_.config().grad_clip_norm)});
   } else {
-    optimizer_.finish_recorded();
+    optimizer_.finish_captured();
   }
   Slip slip{.numbers = at::zeros({numbers_of(terms.size())}, at::kDouble), .terms = terms, .there = nullptr};
   auto* numbers = slip.numbers.mutable_data_ptr<double>();
@@ -164,27 +164,27 @@ void DelayedUpdate::start_here(const std::vector<nn::LossTerm>& losses, double l
   waiting_.push_back(std::move(slip));
 }
 
-DelayedUpdate::Told DelayedUpdate::wait() {
+DelayedUpdate::Outcome DelayedUpdate::wait() {
   TRIREME_CHECK(!waiting_.empty(), "no update is under way");
   Slip slip = std::move(waiting_.front());
   waiting_.pop_front();
   if (slip.there) slip.there->synchronise();
   const double* numbers = slip.numbers.const_data_ptr<double>();
-  Told told{.losses = std::move(slip.terms), .gradient_norm = numbers[1], .taken = numbers[3] != 0};
-  for (std::size_t i = 0; i < told.losses.size(); ++i) {
-    told.losses[i].sum = numbers[kFirstTerm + 2 * i];
-    told.losses[i].count = numbers[kFirstTerm + 2 * i + 1];
+  Outcome outcome{.losses = std::move(slip.terms), .gradient_norm = numbers[1], .taken = numbers[3] != 0};
+  for (std::size_t i = 0; i < outcome.losses.size(); ++i) {
+    outcome.losses[i].sum = numbers[kFirstTerm + 2 * i];
+    outcome.losses[i].count = numbers[kFirstTerm + 2 * i + 1];
   }
-  if (!told.taken) ++lost_;
+  if (!outcome.taken) ++lost_;
   if (slip.there) free_.push_back(std::move(slip));
-  return told;
+  return outcome;
 }
 
 void DelayedUpdate::go_on() {
   TRIREME_CHECK(waiting_.empty(), "{} updates are under way", waiting_.size());
-  optimizer_.take_back(std::exchange(lost_, 0));
+  optimizer_.undo_steps(std::exchange(lost_, 0));
   halted_ = false;
-  if (scalars_) scalars_->go_on();
+  if (scalars_) scalars_->reset();
 }
 
 }  // namespace trireme::train

@@ -15,7 +15,6 @@
 #include <memory>
 #include <vector>
 
-#include "trireme/device/graph.h"
 #include "trireme/device/stream.h"
 #include "trireme/kernels/device_scalars.h"
 #include "trireme/nn/context.h"
@@ -25,19 +24,19 @@ namespace trireme::train {
 
 class DelayedUpdate {
  public:
-  /// Borrowed; Optimizer::can_be_recorded().
+  /// Borrowed; Optimizer::is_capturable().
   explicit DelayedUpdate(optim::Optimizer& optimizer);
 
   /// The update of a step whose gradients are on their way; the losses may be pending.
   void start(const std::vector<nn::LossTerm>& losses, double learning_rate);
 
-  struct Told {
+  struct Outcome {
     std::vector<nn::LossTerm> losses;  ///< by name, added up
     double gradient_norm = 0;
     bool taken = true;
   };
   /// Of the oldest that was not told yet: until it is there.
-  Told wait();
+  Outcome wait();
   std::size_t waiting() const { return waiting_.size(); }
   /// After a step that was not taken, with none waiting: the next may be. The optimizer forgets those that were not.
   void go_on();

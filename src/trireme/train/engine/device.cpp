@@ -69,9 +69,9 @@ c10::Device device_of(const spec::Recipe& recipe, comm::Group& world) {
   return parallel::device_of(recipe.run.device, world);
 }
 
-c10::Device meet_on_devices(const spec::Recipe& recipe, comm::Group& world) {
+c10::Device init_device_exchange(const spec::Recipe& recipe, comm::Group& world) {
   check_device(recipe, world);
-  return parallel::meet_on_devices(recipe.run.device, world);
+  return parallel::init_device_exchange(recipe.run.device, world);
 }
 
 void raise_gpu_full(const c10::OutOfMemoryError& error, const spec::ModelShape& shape, spec::Precision precision,

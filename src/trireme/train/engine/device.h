@@ -21,7 +21,7 @@ std::vector<config::Problem> find_device_problems(const spec::Recipe& recipe, co
 /// The device of run.device, as parallel::device_of() gives it; a ProblemsError with the above.
 c10::Device device_of(const spec::Recipe& recipe, comm::Group& world);
 /// The same, called by all ranks of the group before they exchange anything between their GPUs.
-c10::Device meet_on_devices(const spec::Recipe& recipe, comm::Group& world);
+c10::Device init_device_exchange(const spec::Recipe& recipe, comm::Group& world);
 
 [[noreturn]] void raise_gpu_full(const c10::OutOfMemoryError& error, const spec::ModelShape& shape,
                                  spec::Precision precision, const device::RankMemory& memory);

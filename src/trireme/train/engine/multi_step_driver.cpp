@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <deque>
 
-#include "trireme/train/engine/drains.h"
+#include "trireme/train/engine/pipeline_table.h"
 #include "trireme/train/engine/step_driver.h"
 #include "trireme/train/engine/train_state.h"
 

@@ -17,11 +17,11 @@ std::unique_ptr<ParallelGroups> form(const spec::Recipe& recipe, const spec::Mod
                           .batch_rows = rows,
                           .micro_batch_size = recipe.train.micro_batch_size,
                           .ranks = world.size()});
-  auto parallel_groups = parallel::form(layout, shape, world, length, meet_on_devices(recipe, world));
+  auto parallel_groups = parallel::form(layout, shape, world, length, init_device_exchange(recipe, world));
   if (!layout.dp_batch_weights.empty() &&
-      static_cast<int>(layout.dp_batch_weights.size()) != parallel_groups->copies_count) {
+      static_cast<int>(layout.dp_batch_weights.size()) != parallel_groups->dp_size) {
     throw ConfigError(fmt::format("layout.dp_batch_weights has {} numbers for {} copies of the model",
-                                  layout.dp_batch_weights.size(), parallel_groups->copies_count),
+                                  layout.dp_batch_weights.size(), parallel_groups->dp_size),
                       "give one for each copy, or leave it out");
   }
   return parallel_groups;
@@ -37,22 +37,22 @@ parallel::DataParallelOptions data_parallel_options(const spec::Recipe& recipe, 
                                         .precision = recipe.precision.compute,
                                         .device = parallel_groups.device,
                                         .reducer = parallel::reducer_named("dense")};
-  for (const char* axis : {"dp", "cp"}) {
+  for (const char* axis : {nn::kDataAxis, nn::kContextAxis}) {
     if (mesh.size(axis) > 1) options.data.emplace_back(axis);
   }
   if (layout.zero == 0) return options;
-  const int copies = mesh.size("dp"), group = layout.zero_group.value_or(copies);
+  const int copies = mesh.size(nn::kDataAxis), group = layout.zero_group.value_or(copies);
   if (group == copies) {
     options.shard = options.data;  // ranks that share a row hold copies too
   } else if (group > 1) {
-    options.shard = {fmt::format("dp%{}", group)};
+    options.shard = {fmt::format("{}%{}", nn::kDataAxis, group)};
   }
   return options;
 }
 
 Share share_of(const spec::Recipe& recipe, const ParallelGroups& parallel_groups, std::int64_t length) {
-  return {.rank = parallel_groups.copy,
-          .ranks = parallel_groups.copies_count,
+  return {.rank = parallel_groups.dp_rank,
+          .ranks = parallel_groups.dp_size,
           .length = length,
           .micro_batch_size = recipe.train.micro_batch_size.value_or(0),
           .weights = recipe.layout.dp_batch_weights};

@@ -17,7 +17,6 @@
 #include "trireme/base/log.h"
 #include "trireme/pipeline/post_validation.h"
 #include "trireme/spec/recipe.h"
-#include "trireme/train/engine/drains.h"
 #include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/pipeline_table.h"
 #include "trireme/train/engine/staged_model.h"
@@ -220,7 +219,7 @@ PipelineSteps::PipelineSteps(std::unique_ptr<StagedModel> staged)
                       "pipeline.drain_every = 1");
   }
   if (!asynchronous_) return;
-  pipeline::require_own_updates(recipe.pipeline.schedule, stage_.holdings);
+  pipeline::require_own_updates(recipe.pipeline.schedule, stage_.param_holders);
   if (pipeline_.rank() != 0 || copies_.rank() != 0) return;
   log_info("schedule {} stays full for {} steps at a time; {}", recipe.pipeline.schedule, drain_every_,
            recipe.optim.grad_clip_norm > 0

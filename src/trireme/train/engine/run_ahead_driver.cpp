@@ -29,7 +29,7 @@ class RunAheadDriver final : public StepDriver {
   void restart() override { TRIREME_CHECK(under_way_.empty(), "a state was read while a step is under way"); }
 
  private:
-  /// Of a step that was started, and is not told yet.
+  /// Of a step that was started, and whose outcome is not known yet.
   struct UnderWay {
     Fetched fetched;
     StepReport report;
@@ -81,12 +81,12 @@ StepReport RunAheadDriver::next() {
   const bool rests = rests_after(under_way_.front().report.position.step);
   if (!rests && under_way_.size() == 1) start();
   const auto begin = Clock::now();
-  const DelayedUpdate::Told told = update_.wait();
+  const DelayedUpdate::Outcome outcome = update_.wait();
   UnderWay done = std::move(under_way_.front());
   under_way_.pop_front();
-  tell_losses(done.report, told.losses, done.counts);
-  done.report.gradient_norm = told.gradient_norm;
-  if (!told.taken) give_up(done);
+  tell_losses(done.report, outcome.losses, done.counts);
+  done.report.gradient_norm = outcome.gradient_norm;
+  if (!outcome.taken) give_up(done);
   state_.count_memory();
   done.report.compute_s += seconds_since(begin);
   state_.position = done.report.position;
@@ -115,7 +115,7 @@ std::unique_ptr<StepDriver> make_run_ahead_driver(TrainState& state) {
   const spec::LayoutConfig& layout = state.recipe.layout;
   const bool plain = single != nullptr && state.world.size() == 1 && !state.loss_scale && !state.judge && !state.look &&
                      !layout.delayed_update && layout.offload == spec::OffloadKind::kNone;
-  if (!plain || !state.optimizer->can_be_recorded() || !(*single)->defer_losses(true)) return nullptr;
+  if (!plain || !state.optimizer->is_capturable() || !(*single)->defer_losses(true)) return nullptr;
   return std::make_unique<RunAheadDriver>(state, **single);
 }
 

@@ -10,7 +10,6 @@
 #include "trireme/base/error.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/device/tensor_buffer.h"
-#include "trireme/train/engine/drains.h"
 #include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/pipeline_table.h"
 
@@ -21,9 +20,19 @@ using Clock = std::chrono::steady_clock;
 
 std::vector<std::string> names_of(const pipeline::Stage& stage) {
   std::vector<std::string> names;
-  for (const pipeline::StageState& holding : stage.holdings) names.push_back(holding.param);
+  for (const pipeline::ParamHolders& held : stage.param_holders) names.push_back(held.param);
   return names;
 }
+
+/// A pipeline that is empty between steps: one walk of a table gives a step's gradients.
+class PipelineEngine final : public PipelineEngineOf<SingleStepEngine> {
+ public:
+  using PipelineEngineOf::PipelineEngineOf;
+  StepSums compute(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
+    return staged_->walk(batches, contexts);
+  }
+  const optim::AcrossRanks* across() override { return staged_->across(); }
+};
 
 }  // namespace
 
@@ -33,7 +42,7 @@ bool runs_several_steps(const spec::Recipe& recipe) {
 
 double busy_seconds(const pipeline::RunReport& report) {
   double busy_s = 0;
-  for (const pipeline::Ran& span : report.spans) {  // passes come first among the operations
+  for (const pipeline::ExecutedInstruction& span : report.spans) {  // passes come first among the operations
     if (span.instruction.op <= schedule::Op::kForwardBackward) {
       busy_s += std::chrono::duration<double>(span.end - span.start).count();
     }
@@ -153,8 +162,8 @@ Evaluation StagedModel::evaluate(const data::Samples& samples, const EvaluateOpt
   };
   return train::evaluate(forward, samples,
                          {.all = world_,
-                          .rank = parallel_groups_->copy,
-                          .ranks = parallel_groups_->copies_count,
+                          .rank = parallel_groups_->dp_rank,
+                          .ranks = parallel_groups_->dp_size,
                           .tokens = parallel_groups_->parallel.tokens,
                           .counts = [this](const nn::LossTerm& term) { return parallel_groups_->counts(term); },
                           .counts_rows = parallel_groups_->counts_rows(),
@@ -167,12 +176,12 @@ Evaluation StagedModel::evaluate(const data::Samples& samples, const EvaluateOpt
 std::string StagedModel::first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) {
   data_parallel_->wait_for_weights();
   // Numbers for places in the order in which a step meets them: weights, outputs of chunks, gradients from the end.
-  const auto count = static_cast<std::int64_t>(stage_.holdings.size()),
+  const auto count = static_cast<std::int64_t>(stage_.param_holders.size()),
              chunks = static_cast<std::int64_t>(holders_.size());
   std::int64_t first = count * 2 + chunks;
   const auto finite = [](const at::Tensor& tensor) { return at::isfinite(tensor).all().item<bool>(); };
   for (std::int64_t i = 0; i < count; ++i) {
-    const nn::Param* param = data_parallel_->owned().find(stage_.holdings[static_cast<std::size_t>(i)].param);
+    const nn::Param* param = data_parallel_->owned().find(stage_.param_holders[static_cast<std::size_t>(i)].param);
     if (!param) continue;
     if (param->value.defined() && !finite(param->value)) first = std::min(first, i);
     if (param->trainable && param->gradient.defined() && !finite(param->gradient)) {
@@ -188,17 +197,17 @@ std::string StagedModel::first_not_finite(std::vector<data::Batch>& batches, con
     });
   }
   world_.all_reduce(comm::Buffer{&first, 1, comm::DType::kI64}, comm::Reduce::kMin).wait();
-  const auto holding = [&](std::int64_t i) { return stage_.holdings[static_cast<std::size_t>(i)].param; };
-  if (first < count) return fmt::format("first in the weights of {}", holding(first));
+  const auto held = [&](std::int64_t i) { return stage_.param_holders[static_cast<std::size_t>(i)].param; };
+  if (first < count) return fmt::format("first in the weights of {}", held(first));
   if (first < count + chunks) return fmt::format("first in the output of chunk {} of the model", first - count);
   if (first < 2 * count + chunks) {
-    return fmt::format("first in the gradient of {}", holding(count - 1 - (first - count - chunks)));
+    return fmt::format("first in the gradient of {}", held(count - 1 - (first - count - chunks)));
   }
   return "computed again, everything is finite: the numbers differ from run to run";
 }
 
 int StagedModel::micros_of(const StepPlan& plan) const {
-  const int copies = parallel_groups_->copies_count;
+  const int copies = parallel_groups_->dp_size;
   if (plan.samples % copies != 0 || plan.microbatches.empty()) {
     throw ConfigError(
         fmt::format("step {} has {} rows for {} pipelines side by side", plan.after.step, plan.samples, copies),
@@ -220,7 +229,7 @@ pipeline::Executor& StagedModel::executor_for(int micros) {
   executor_ = std::make_unique<pipeline::Executor>(pipeline::ExecutorParts{
       .table = tables_.at(micros), .stage = stage_, .pipeline = pipeline_, .data_parallel = data_parallel_.get()});
   executor_micros_ = micros;
-  record_ = std::make_unique<pipeline::WalkRecord>(executor_->table());
+  record_ = std::make_unique<pipeline::TimelineRecorder>(executor_->table());
   return *executor_;
 }
 
@@ -239,8 +248,8 @@ void StagedModel::walk_forward(pipeline::Micro& micro, const Look& look) {
     if (me != holder) continue;
     if (before != holder) {
       x.clear();
-      for (const pipeline::Crossing& crossing : stage_.crossings(chunk, micro)) {
-        at::Tensor& tensor = x.emplace_back(at::empty(crossing.sizes, crossing.options()));
+      for (const pipeline::BoundaryTensor& boundary : stage_.boundaries(chunk, micro)) {
+        at::Tensor& tensor = x.emplace_back(at::empty(boundary.sizes, boundary.options()));
         pipeline_.recv(device::to_buffer(tensor), before, kTag).wait();
       }
     }
@@ -250,6 +259,13 @@ void StagedModel::walk_forward(pipeline::Micro& micro, const Look& look) {
     }
     if (look) look(chunk, x);
   }
+}
+
+AnyEngine make_pipeline_engine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
+                               std::int64_t length, const PrepareParams& prepare) {
+  auto staged = std::make_unique<StagedModel>(recipe, shape, world, length, prepare);
+  if (runs_several_steps(recipe)) return make_pipeline_steps(std::move(staged));
+  return std::make_unique<PipelineEngine>(std::move(staged));
 }
 
 }  // namespace trireme::train

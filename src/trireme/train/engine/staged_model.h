@@ -1,7 +1,7 @@
 // train/engine/staged_model.h -- the model cut into stages: ranks of a pipeline walk a schedule, pipelines side by side
 // share a step's rows.
 //
-// What both engines of a pipeline consist of: the one that computes a step at a time (pipeline_engine.cpp) and the one
+// What both engines of a pipeline consist of: the one that computes a step at a time (PipelineEngine) and the one
 // that stays full over several (pipeline_steps.cpp).
 // Depends on: comm, pipeline, schedule, train.
 #pragma once
@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "trireme/pipeline/executor.h"
-#include "trireme/pipeline/record.h"
 #include "trireme/train/engine/engine.h"
 #include "trireme/train/engine/parallel_groups.h"
 #include "trireme/train/engine/pipeline_split.h"
@@ -63,7 +62,7 @@ class StagedModel {
   std::map<int, schedule::Schedule> tables_;  // by micros of a step
   std::unique_ptr<pipeline::Executor> executor_;
   int executor_micros_ = 0;
-  std::unique_ptr<pipeline::WalkRecord> record_;  // of executor_
+  std::unique_ptr<pipeline::TimelineRecorder> record_;  // of executor_
 };
 
 /// Whether the recipe's pipeline stays full from one step to the next.

@@ -72,8 +72,8 @@ void StepGraph::capture(Capture& captured, const nn::Tensors& inputs, const nn::
   const at::Device device = captured.inputs.at(0).device();
   const bool doubles = model_.params.begin()->value.scalar_type() == at::kDouble;  // masters may be elsewhere
   const at::ScalarType type = doubles ? at::kDouble : at::kFloat;
-  captured.context.scale_there = at::full({1}, context.gradient_scale, at::TensorOptions(type).device(device));
-  captured.context.sample_scale_there = at::full({1}, context.sample_scale, at::TensorOptions(type).device(device));
+  captured.context.scale_on_device = at::full({1}, context.gradient_scale, at::TensorOptions(type).device(device));
+  captured.context.sample_scale_on_device = at::full({1}, context.sample_scale, at::TensorOptions(type).device(device));
   captured.dropout_rng = std::make_unique<nn::DropoutRngState>(device);
   captured.context.dropout_rng = captured.dropout_rng.get();
   for (at::Tensor* tensor : tensors_of(captured.context)) {
@@ -111,10 +111,10 @@ StepGraph::Result StepGraph::run(nn::Tensors inputs, nn::Context context, Turn t
     for (std::size_t i = 0; i < from.size(); ++i) {
       if (from[i]->defined()) to[i]->copy_(*from[i]);
     }
-    captured.context.scale_there.fill_(context.gradient_scale);
+    captured.context.scale_on_device.fill_(context.gradient_scale);
     if (captured.context.sample_scale != context.sample_scale) {  // mostly the same from step to step
       captured.context.sample_scale = context.sample_scale;
-      captured.context.sample_scale_there.fill_(context.sample_scale);
+      captured.context.sample_scale_on_device.fill_(context.sample_scale);
     }
   }
   captured.dropout_rng->fill(context.seed, context.step);

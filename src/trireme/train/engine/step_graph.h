@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "trireme/comm/group.h"
-#include "trireme/device/graph.h"
+#include "trireme/device/stream.h"
 #include "trireme/models/model.h"
 #include "trireme/nn/dropout.h"
 

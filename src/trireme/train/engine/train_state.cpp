@@ -2,15 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
+#include "trireme/device/cpu_setup.h"
 #include "trireme/device/cuda.h"
 #include "trireme/device/tensor_buffer.h"
-#include "trireme/device/tiles.h"
 #include "trireme/parallel/gpu_exchange.h"
 #include "trireme/train/diagnose/memory.h"
 #include "trireme/train/engine/device.h"
@@ -56,6 +57,34 @@ plan::StepMemory planned_memory(const spec::Recipe& recipe, const spec::ModelSha
 
 }  // namespace
 
+Feeder::Feeder(const spec::Recipe& recipe, const data::Samples& samples, spec::Position from, Share share)
+    : recipe_(recipe), share_(share), position_(from) {
+  // The prefetch counts only steps in which this rank has rows; with more ranks than rows some have none.
+  const auto plan = [this, at = from, last = last_step(recipe)](std::int64_t) mutable {
+    while (at.step < last) {
+      StepPlan step = plan_step(recipe_, at, share_);
+      at = step.after;
+      if (!step.microbatches.empty()) return std::move(step.microbatches);
+    }
+    return std::vector<std::vector<std::int64_t>>{};
+  };
+  const auto micros = static_cast<int>(plan_step(recipe, from, share).microbatches.size());
+  prefetch_ = std::make_unique<data::Prefetch>(
+      samples, plan,
+      data::Prefetch::Options{.ahead = recipe.data.prefetch > 0 ? std::max(recipe.data.prefetch, 2 * micros) : 0});
+}
+
+Fetched Feeder::next() {
+  Fetched fetched{.plan = plan_step(recipe_, position_, share_)};
+  for (std::size_t micro = 0; micro < fetched.plan.microbatches.size(); ++micro) {
+    auto [batch, waited_s] = prefetch_->next();
+    fetched.batches.push_back(std::move(batch));
+    fetched.waited_s += waited_s;
+  }
+  position_ = fetched.plan.after;
+  return fetched;
+}
+
 StepScales scales_of(const nn::LossCounts& counts, double loss_scale) {
   return {.gradient = loss_scale / counts.targets, .sample = loss_scale / counts.samples};
 }
@@ -84,7 +113,7 @@ TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, 
   if (world.rank() == 0) {
     warn_of_rounded_sums(recipe, engine.share());
     if (engine.data_parallel().device().is_cpu() && recipe.precision.compute == spec::Precision::kBf16)
-      device::tell_of_hollow_tiles();
+      device::warn_of_unusable_amx();
   }
   optimizer = telling_what_fills_the_gpu(recipe, shape, memory,
                                          [&] { return optim::make_optimizer(recipe.optim, engine.params()); });

@@ -9,19 +9,42 @@
 #include <vector>
 
 #include "trireme/comm/group.h"
+#include "trireme/data/prefetch.h"
 #include "trireme/data/samples.h"
 #include "trireme/device/memory_pool.h"
-#include "trireme/nn/fp8_history.h"
+#include "trireme/nn/fp8.h"
 #include "trireme/nn/stash.h"
 #include "trireme/nn/state.h"
 #include "trireme/optim/update.h"
 #include "trireme/spec/recipe.h"
-#include "trireme/train/diagnose/memory_plan.h"
+#include "trireme/train/diagnose/memory.h"
 #include "trireme/train/engine/engine.h"
-#include "trireme/train/engine/feeder.h"
+#include "trireme/train/engine/step_plan.h"
 #include "trireme/train/engine/updates.h"
 
 namespace trireme::train {
+
+// This rank's batches, step after step, read in the background.
+
+/// A step's batches, one a microbatch.
+struct Fetched {
+  StepPlan plan;
+  std::vector<data::Batch> batches;
+  double waited_s = 0;
+};
+
+class Feeder {
+ public:
+  /// `recipe` and `samples` are borrowed.
+  Feeder(const spec::Recipe& recipe, const data::Samples& samples, spec::Position from, Share share);
+  Fetched next();
+
+ private:
+  const spec::Recipe& recipe_;
+  Share share_;
+  spec::Position position_;
+  std::unique_ptr<data::Prefetch> prefetch_;
+};
 
 /// What the gradients of a step's losses are multiplied by: Context::gradient_scale and sample_scale.
 struct StepScales {

@@ -23,18 +23,18 @@ optim::UpdateResult Updates::take(const optim::UpdateOptions& options, std::int6
   parallel::DataParallel& data_parallel = engine_.data_parallel();
   const std::uint64_t sent = data_parallel.sent_weights();  // read from where the update writes
   if (worker_ && steps >= warmup_) {
-    data_parallel.hand_over_gradients();
+    data_parallel.swap_gradient_buffers();
     unseen_ = true;
     // Sums over ranks have been made: those are calls of the rank's own thread.
     const optim::StepOptions step{.learning_rate = decision.step.learning_rate,
                                   .gradient_scale = decision.step.gradient_scale};
     worker_->post([this, &data_parallel, sent, step] {
-      data_parallel.wait_until_left(sent);
+      data_parallel.wait_until_copied(sent);
       optimizer_.finish_step(step);
     });
     data_parallel.step_taken();
   } else {
-    data_parallel.wait_until_left(sent);
+    data_parallel.wait_until_copied(sent);
     optim::StepOptions step = decision.step;
     if (data_parallel.streams_weights()) step.updated = [&](const nn::Param& param) { data_parallel.updated(param); };
     optimizer_.finish_step(step);

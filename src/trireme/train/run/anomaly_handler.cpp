@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <vector>
 
-#include "trireme/checkpoint/newest.h"
+#include "trireme/checkpoint/run_folder.h"
 
 namespace trireme::train {
 

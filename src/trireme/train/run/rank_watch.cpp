@@ -4,12 +4,54 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "trireme/train/run/health.h"
 
 namespace trireme::train {
+
+StepStatus exchange(const StepStatus& status, comm::Group& world) {
+  std::array<std::int64_t, 5> numbers{status.stop, status.memory, status.save, status.writing, status.clock};
+  if (world.size() > 1) {
+    world.all_reduce(comm::Buffer{numbers.data(), numbers.size(), comm::DType::kI64}, comm::Reduce::kMax).wait();
+  }
+  return {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]};
+}
+
+std::int64_t broadcast_from_root(std::int64_t number, comm::Group& world) {
+  if (world.size() > 1) world.broadcast(comm::Buffer{&number, 1, comm::DType::kI64}, 0).wait();
+  return number;
+}
+
+std::vector<SlowRank> slow_ranks(const std::vector<double>& seconds, double factor) {
+  std::vector<SlowRank> slow;
+  if (seconds.size() < 2) return slow;
+  std::vector<double> sorted = seconds;
+  std::ranges::sort(sorted);
+  const double median = sorted[(sorted.size() - 1) / 2];  // of two, the faster
+  for (std::size_t rank = 0; rank < seconds.size(); ++rank) {
+    if (median > 0 && seconds[rank] >= factor * median)
+      slow.push_back({static_cast<int>(rank), seconds[rank] / median});
+  }
+  return slow;
+}
+
+std::vector<SlowRank> Stragglers::note(double seconds) {
+  if (factor_ <= 0 || world_.size() == 1) return {};
+  sum_s_ += seconds;
+  if (++steps_ < window_) return {};
+  std::vector<double> all(static_cast<std::size_t>(world_.size()));
+  world_
+      .all_gather(comm::ConstBuffer{&sum_s_, 1, comm::DType::kF64},
+                  comm::Buffer{all.data(), all.size(), comm::DType::kF64})
+      .wait();
+  steps_ = 0;
+  sum_s_ = 0;
+  return slow_ranks(all, factor_);
+}
 
 void RankWatch::note(std::int64_t step, double compute_s) {
   for (const SlowRank& slow : stragglers_.note(compute_s)) {

@@ -6,32 +6,29 @@
 
 #include <chrono>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "trireme/base/log.h"
 #include "trireme/base/new_file.h"
 #include "trireme/base/stopwatch.h"
-#include "trireme/checkpoint/newest.h"
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/checkpoint/run_folder.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/kernels/autotune.h"
 #include "trireme/observe/heartbeat.h"
-#include "trireme/observe/stop_file.h"
 #include "trireme/observe/timeline.h"
 #include "trireme/train/diagnose/call_trace.h"
 #include "trireme/train/diagnose/explain.h"
 #include "trireme/train/diagnose/memory.h"
-#include "trireme/train/diagnose/profile_window.h"
+#include "trireme/train/diagnose/profile.h"
 #include "trireme/train/engine/trainer.h"
 #include "trireme/train/run/anomaly_handler.h"
-#include "trireme/train/run/effective_recipe.h"
 #include "trireme/train/run/evaluate.h"
 #include "trireme/train/run/fault_injector.h"
 #include "trireme/train/run/interrupt.h"
 #include "trireme/train/run/rank_watch.h"
 #include "trireme/train/run/run_files.h"
 #include "trireme/train/run/saving.h"
-#include "trireme/train/run/step_status.h"
 
 namespace trireme::train {
 namespace {
@@ -115,7 +112,7 @@ std::int64_t TrainingRun::find_checkpoint() {
       checkpoint::begin_run(folder_);
       lock_ = std::make_unique<checkpoint::RunLock>(folder_);
     }
-    return told(-1, world_);  // nobody goes on before the folder is there
+    return broadcast_from_root(-1, world_);  // nobody goes on before the folder is there
   }
   if (leads()) {
     fs::create_directories(folder_.path);

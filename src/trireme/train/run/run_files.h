@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -22,6 +23,14 @@
 #include "trireme/train/run/saving.h"
 
 namespace trireme::train {
+
+// The recipe as it runs: nothing left to be found out, nothing that depends on where it was started.
+
+/// Every key of the model, threads, absolute paths. What recipe.toml in the run's folder says.
+spec::Recipe effective_recipe(const RunRequest& request, const spec::ModelShape& shape);
+
+/// The tokenizer.json that the data was made with; none for bytes and where nothing was said.
+std::optional<std::filesystem::path> tokenizer_file(const spec::DataConfig& data);
 
 class RunFiles {
  public:

@@ -1,4 +1,4 @@
-#include "trireme/layout/axis_sets.h"
+#include "trireme/layout/mesh.h"
 
 #include <fmt/ranges.h>
 

@@ -1,12 +1,48 @@
-// nn/fp8_gemm.h -- the FP8 operands of a linear layer's GEMMs: which has which format and scale, and what is cached.
+// nn/fp8.h -- FP8 GEMMs of layers: the operands of a linear layer, and delayed scales from the amax of steps before.
 //
+// Delayed scales: for each matrix with such GEMMs three tensors are followed: what is multiplied with it, it itself,
+// and the gradients that come back. While a step runs their largest numbers are noted on the GPU; advance() turns them
+// into the next step's scales, all of them in one launch. In the first step scales come from the numbers as they are.
+// Ranks that hold copies or parts of the same matrices take the largest of all of them, and so have the scales of one
+// rank.
 // Depends on: kernels.
 #pragma once
+
+#include <functional>
 
 #include "trireme/kernels/fp8.h"
 #include "trireme/nn/param.h"
 
 namespace trireme::nn {
+
+class State;
+
+class Fp8History {
+ public:
+  enum Row : std::int64_t { kActivation, kWeight, kGradient, kRows };
+  /// The weights whose FP8 GEMMs have delayed scales get their rows; `params` are borrowed.
+  Fp8History(Params& params, std::int64_t length, std::int64_t margin, at::Device device);
+
+  bool empty() const { return followed_.empty(); }
+  /// Each tensor's largest number of the step, float [tensors], becomes the largest of all ranks', in place.
+  using Agree = std::function<void(at::Tensor& largest)>;
+  /// After a step, whether it was taken or not. With `agree` on all ranks together, which follow the same matrices in
+  /// the same order.
+  void advance(const Agree& agree = {});
+  /// "fp8/scales": the table, and how many steps it has seen.
+  void add_state(State& state);
+  const at::Tensor& table() const { return table_; }
+
+ private:
+  void tell();
+
+  std::vector<Param*> followed_;
+  std::int64_t length_, margin_;
+  std::int64_t steps_ = 0;
+  at::Tensor table_;  // float [tensors, 3 + length]: kernels/fp8.h
+};
+
+// The FP8 operands of a linear layer's GEMMs: which has which format and scale, and what is cached.
 
 /// Whether this parameter's GEMMs are FP8; a ConfigError where so many rows do not fit them.
 bool in_fp8(const Param& weight, std::int64_t rows);
