@@ -40,7 +40,7 @@ TEST_F(Program, HelpNamesCommandsAndEnvironmentVariables) {
   const Outcome outcome = run({"--help"});
   EXPECT_EQ(outcome.code, kExitFine);
   EXPECT_THAT(outcome.err, IsEmpty());
-  EXPECT_THAT(outcome.out, HasSubstr("\n  recipe              Show, check and document recipes"));
+  EXPECT_THAT(outcome.out, HasSubstr("\n  recipe              Write, show, check and document recipes"));
   for (const EnvVariable& variable : env_table()) EXPECT_THAT(outcome.out, HasSubstr(std::string(variable.name)));
 }
 
@@ -63,6 +63,12 @@ TEST_F(Program, SaysInWordsWhichValuesAnOptionTakes) {
     EXPECT_EQ(outcome.code, kExitUsage);
     EXPECT_THAT(outcome.err, StartsWith(fmt::format("configuration error: {}\n", c.error)));
   }
+}
+
+TEST_F(Program, HelpShowsDefaults) {
+  EXPECT_THAT(run({"generate", "--help"}).out, HasSubstr("new tokens for each prompt [default: 32]"));
+  EXPECT_THAT(run({"eval", "--help"}).out, HasSubstr("to compute with [default: fp32]"));
+  EXPECT_THAT(run({"recipe", "new", "--help"}).out, HasSubstr("[default: llama]"));
 }
 
 TEST_F(Program, HelpFitsATerminal) {

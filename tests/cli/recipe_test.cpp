@@ -80,7 +80,8 @@ TEST_F(RecipeCommand, CheckIsContentWithAGoodRecipe) {
 
 TEST_F(RecipeCommand, ShowAndCheckKnowTheWholeModel) {
   const std::string text =
-      "[model]\nfamily = \"llama\"\nnum_layers = 80\nhidden_size = 8192\nnum_heads = 64\nffn_size = 28672\n";
+      "[model]\nfamily = \"llama\"\nnum_layers = 80\nhidden_size = 8192\nnum_heads = 64\nnum_kv_heads = 8\n"
+      "ffn_size = 28672\n";
   EXPECT_EQ(run({"show", "FILE"}, text), kExitFine);
   EXPECT_THAT(out_, AllOf(HasSubstr("\nnum_layers = 80 "), HasSubstr("\nnum_kv_heads = 8 "),
                           HasSubstr("[model.rotary]\n"), HasSubstr("base = 500000")));
@@ -88,6 +89,30 @@ TEST_F(RecipeCommand, ShowAndCheckKnowTheWholeModel) {
   EXPECT_THAT(out_, HasSubstr("\nnum_kv_heads = 8 "));
   EXPECT_EQ(run({"check", "FILE"}, text), kExitFine);
   EXPECT_THAT(out_, HasSubstr("70553706496 parameters"));
+}
+
+/// What `recipe new` writes is a recipe, of about the size that was asked for.
+TEST_F(RecipeCommand, NewWritesARecipeOfTheSizeAskedFor) {
+  const std::string data = path_ + ".txt", made = path_ + ".new.toml";
+  std::ofstream(data) << std::string(5000, 'a');
+  const std::pair<const char*, double> sizes[] = {
+      {"1M", 1e6}, {"10M", 1e7}, {"100M", 1e8}, {"1.5B", 1.5e9}, {"70B", 7e10}};
+  for (const char* family : {"gpt2", "llama", "mistral", "qwen2", "qwen3"}) {
+    for (const auto& [size, parameters] : sizes) {
+      std::remove(made.c_str());
+      ASSERT_EQ(run({"new", "--family", family, "--params", size, "--data", data, "-o", made}), kExitFine) << err_;
+      auto loaded = spec::load_recipe({.file = made});
+      loaded.value.model.vocab_size = 256;  // as the bytes of the text have
+      const auto count = static_cast<double>(spec::count_parameters(*spec::shape_of(loaded.value.model)).total());
+      EXPECT_NEAR(count / parameters, 1, 0.1) << family << " " << size;
+      EXPECT_EQ(loaded.value.data.tokenizer, "bytes");
+      EXPECT_EQ(loaded.value.lr_schedule.total, 1000);
+    }
+  }
+  EXPECT_EQ(run({"new", "--data", data, "-o", made}), kExitUsage) << "it is there";
+  EXPECT_THAT(err_, HasSubstr("is already there"));
+  std::remove(made.c_str());
+  std::remove(data.c_str());
 }
 
 TEST_F(RecipeCommand, DocsListEveryKey) {

@@ -371,5 +371,20 @@ TEST(FlightRecorder, IsWrittenByEveryRankThatFails) {
   std::filesystem::remove_all(directory);
 }
 
+/// A recipe that is wrong is no failure: whoever waited for the rank that found it leaves nothing behind.
+TEST(FlightRecorder, IsNotWrittenWhenARankRefusesItsInput) {
+  const auto directory = std::filesystem::path(testing::TempDir()) / fmt::format("trireme_refused_test-{}", getpid());
+  std::filesystem::remove_all(directory);
+  RanksOptions options = test_options(kPatience);
+  options.comm.flight_directory = directory.string();
+  const auto body = [](Rank& self) {
+    if (self.rank() == 0) throw ConfigError("the recipe is wrong");
+    call(self.world(), {.op = Op::kAllReduce, .algorithm = Algorithm::kRing, .count = 77});
+  };
+  EXPECT_THROW(run_ranks(3, body, options), ConfigError);
+  for (const int r : {0, 1, 2}) EXPECT_FALSE(std::filesystem::exists(directory / fmt::format("flight-{}.json", r)));
+  std::filesystem::remove_all(directory);
+}
+
 }  // namespace
 }  // namespace trireme::comm

@@ -122,6 +122,11 @@ INSTANTIATE_TEST_SUITE_P(
              .local_ranks = -1,
              .control_host = "10.0.0.1",
              .control_port = 29500}},
+        // Nobody to meet: RANK and WORLD_SIZE alone, as notebooks and debuggers set them, are a run in one process.
+        Row{"OneByHand", {{"RANK", "0"}, {"WORLD_SIZE", "1"}}, {}},
+        Row{"OneOfTorchrun",
+            merge(kTorchrun, {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}}),
+            {}},
         // One launcher inside another: the inner one started this very process.
         Row{"TorchrunUnderSlurm", merge(kSlurm, kTorchrun), kTorchrunLaunch},
         Row{"TorchrunUnderOpenMpi", merge(kOpenMpi, kTorchrun), kTorchrunLaunch},
@@ -175,6 +180,10 @@ INSTANTIATE_TEST_SUITE_P(
               {"OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE is not set"},
               {{"OMPI_COMM_WORLD_RANK", ""}}},
         Wrong{"HalfPmi", {{"PMI_SIZE", "3"}}, {"PMI_RANK is not set", "PMI_SIZE=3"}, {{"PMI_SIZE", ""}}},
+        Wrong{"OtherHalfOfOpenMpi",
+              {{"OMPI_COMM_WORLD_SIZE", "2"}},
+              {"OMPI_COMM_WORLD_RANK is not set", "OMPI_COMM_WORLD_SIZE=2"},
+              {{"OMPI_COMM_WORLD_SIZE", ""}}},
         Wrong{"HalfByHand", {{"WORLD_SIZE", "3"}}, {"RANK is not set", "WORLD_SIZE=3"}, {{"WORLD_SIZE", ""}}},
         Wrong{"SlurmWithoutCount",
               {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}},

@@ -285,7 +285,7 @@ TEST_F(FaultyRun, AFileOrASignalStopsItWithACheckpoint) {
     const Apart run(program(), words("run", more));
     wait_for_steps("run", 20);
     std::ofstream(folder_ / "run/stop") << "";
-    EXPECT_EQ(run.wait(), 0);
+    EXPECT_EQ(run.wait(), 130);
   }
   EXPECT_FALSE(fs::exists(folder_ / "run/stop"));
   const auto after_file = formats::list_checkpoints(folder_ / "run/checkpoints");
@@ -295,7 +295,7 @@ TEST_F(FaultyRun, AFileOrASignalStopsItWithACheckpoint) {
     const Apart run(program(), words("run", more));
     wait_for_steps("run", static_cast<std::size_t>(after_file[0]) + 10);
     run.tell(SIGTERM);
-    EXPECT_EQ(run.wait(), 0);
+    EXPECT_EQ(run.wait(), 130);
   }
   EXPECT_GT(formats::list_checkpoints(folder_ / "run/checkpoints").back(), after_file[0]);
   ASSERT_EQ(train("run", more).code, 0);

@@ -159,7 +159,7 @@ TEST_F(ModelCommands, GenerateRefusesWhatCannotBe) {
     EXPECT_THAT(outcome.out, IsEmpty());
     return outcome.err;
   };
-  EXPECT_THAT(refused({"--tokens", "62"}), AllOf(HasSubstr("64 positions"), HasSubstr("at most 61")));
+  EXPECT_THAT(refused({"--tokens", "62"}), AllOf(HasSubstr("context of 64 tokens"), HasSubstr("at most 61")));
   EXPECT_THAT(refused({"--top-p", "0"}), HasSubstr("top_p"));
   EXPECT_THAT(refused({"--temperature", "-1"}), HasSubstr("temperature"));
   EXPECT_THAT(refused({"--tp", "3"}), HasSubstr("layout.tp"));

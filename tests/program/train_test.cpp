@@ -169,7 +169,7 @@ TEST_F(TrainCommand, InterruptedItSavesAndGoesOn) {
     int status = 0;
     waitpid(child, &status, 0);
     EXPECT_TRUE(WIFEXITED(status));
-    EXPECT_EQ(WEXITSTATUS(status), 0);
+    EXPECT_EQ(WEXITSTATUS(status), 130) << "`train && convert` must not go on with half a model";
     const auto saved = formats::list_checkpoints(folder_ / name / "checkpoints");
     ASSERT_EQ(saved.size(), 1U);
     EXPECT_EQ(static_cast<std::size_t>(saved[0]), lines_of(folder_ / name / "metrics.jsonl").size());
@@ -214,6 +214,59 @@ TEST_F(TrainCommand, ADamagedCheckpointIsPassedOver) {
   fs::resize_file(state, fs::file_size(state) - 1);
   ASSERT_EQ(train("run", {"--resume"}).code, 0);
   expect_equal_runs("whole", "run");
+}
+
+/// Every checkpoint damaged: nothing goes on by itself, and nothing is removed.
+TEST_F(TrainCommand, WithoutAWholeCheckpointItRefusesAndKeepsEverything) {
+  ASSERT_EQ(train("run", {"--set", "train.steps=30"}).code, 0);
+  const fs::path checkpoints = folder_ / "run/checkpoints";
+  const fs::path first = checkpoints / "step-00000020/state.safetensors",
+                 second = checkpoints / "step-00000030/state.safetensors";
+  fs::resize_file(second, fs::file_size(second) - 1);
+  {
+    // In the last block, which holds train state behind the weights.
+    std::fstream file(first, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(fs::file_size(first)) - 1);
+    file.put('x');
+  }
+  fs::create_directories(checkpoints / "step-00000040.tmp");
+  std::map<fs::path, std::uintmax_t> before;
+  for (const auto& entry : fs::recursive_directory_iterator(folder_ / "run")) {
+    before[entry.path()] = entry.is_regular_file() ? entry.file_size() : 0;
+  }
+  for (const char* ranks : {"1", "2"}) {
+    const Outcome refused = train("run", {"--resume", "--ranks", ranks});
+    EXPECT_EQ(refused.code, 2) << ranks;
+    EXPECT_THAT(refused.err,
+                AllOf(HasSubstr("none of the 2 checkpoints"), HasSubstr("step-00000020"), HasSubstr("step-00000030"),
+                      HasSubstr("none of it can be read"), HasSubstr("tensors are whole"), HasSubstr("--start-over")));
+    for (const auto& [path, size] : before) {
+      ASSERT_TRUE(fs::exists(path)) << path;
+      if (fs::is_regular_file(path) && path.filename() != "lock") EXPECT_EQ(fs::file_size(path), size) << path;
+    }
+  }
+  EXPECT_EQ(lines_of(folder_ / "run/metrics.jsonl").size(), 30U);
+  EXPECT_EQ(train("run", {"--start-over"}).code, 2) << "without --resume";
+
+  ASSERT_EQ(train("run", {"--resume", "--start-over"}).code, 0);
+  EXPECT_EQ(lines_of(folder_ / "run/metrics.jsonl").size(), 40U);
+  for (const auto& [path, size] : before) {
+    if (path.filename() == "lock") continue;
+    const fs::path aside = folder_ / "run/set-aside-1" / fs::relative(path, folder_ / "run");
+    ASSERT_TRUE(fs::exists(aside)) << aside;
+    if (fs::is_regular_file(aside)) EXPECT_EQ(fs::file_size(aside), size) << aside;
+  }
+  ASSERT_EQ(train("whole").code, 0);
+  expect_equal_runs("whole", "run");
+}
+
+TEST_F(TrainCommand, ARefusedRunLeavesNothingBehind) {
+  const Outcome outcome = train("deep/er/run", {"--ranks", "2", "--set", "layout.tp=2", "--set", "model.num_heads=3",
+                                                "--set", "model.num_kv_heads=3"});
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_FALSE(fs::exists(folder_ / "deep"));
+  EXPECT_FALSE(fs::exists("flight-0.json"));
+  EXPECT_FALSE(fs::exists("flight-1.json"));
 }
 
 /// A model cut into stages: the same bits after a resume, and a checkpoint that other layouts go on from.
@@ -286,9 +339,61 @@ TEST_F(TrainCommand, EvaluatesConvertsInspectsAndGenerates) {
   EXPECT_THAT(text.err, HasSubstr("--tokenizer"));
 
   EXPECT_THAT(run({"inspect", path("run")}).out, HasSubstr("step-00000020"));
+  EXPECT_EQ(run({"inspect", path("run"), "--verify"}).code, 0);
   EXPECT_THAT(run({"inspect", path("run/checkpoints/step-00000020"), "--verify"}).out,
               AllOf(HasSubstr("step    20"), HasSubstr("every tensor has its checksum"), HasSubstr("train/position")));
   EXPECT_THAT(run({"inspect", path("hf")}).out, HasSubstr("llama"));
+}
+
+TEST_F(TrainCommand, InspectSaysByItsExitCodeThatACheckpointIsDamaged) {
+  ASSERT_EQ(train("run", {"--set", "train.steps=20"}).code, 0);
+  const fs::path state = folder_ / "run/checkpoints/step-00000020/state.safetensors";
+  std::fstream file(state, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<std::streamoff>(fs::file_size(state)) / 2);
+  file.put('x');
+  file.close();
+  const Outcome outcome = run({"inspect", path("run"), "--verify"});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.out, HasSubstr("damaged"));
+  EXPECT_EQ(run({"inspect", path("run/checkpoints/step-00000020"), "--verify"}).code, 1);
+}
+
+/// Sizes that are not given follow from the others and from the data; the log says which.
+TEST_F(TrainCommand, TheVocabularyIsThatOfTheData) {
+  std::ofstream(folder_ / "text.txt") << std::string(4000, 'a') + std::string(4000, 'b');
+  const std::string recipe =
+      "[model]\nfamily = \"llama\"\nhidden_size = 32\nnum_heads = 2\nnum_layers = 1\n"
+      "[data]\nseq_len = 32\ntokenizer = \"bytes\"\n[[data.sources]]\npath = \"text.txt\"\n"
+      "[batch]\nglobal_batch_tokens = 128\n[train]\nsteps = 2\nthreads = 1\n";
+  std::ofstream(folder_ / "bytes.toml") << recipe;
+  const Outcome outcome = run({"train", path("bytes.toml"), "--out", path("run")});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const std::string log = read_all(folder_ / "run/log.txt");
+  EXPECT_THAT(log, HasSubstr("model: llama, 1 layers, hidden_size 32, 2 heads of 16, ffn_size 112, vocab_size 256"));
+  EXPECT_THAT(read_all(folder_ / "run/recipe.toml"), HasSubstr("vocab_size = 256\n"));
+  const Outcome small = run({"train", path("bytes.toml"), "--out", path("small"), "--set", "model.vocab_size=200"});
+  EXPECT_EQ(small.code, 2);
+  EXPECT_THAT(small.err, AllOf(HasSubstr("256 tokens, but model.vocab_size = 200"),
+                               HasSubstr("set model.vocab_size = 256, or leave it out")));
+  EXPECT_FALSE(fs::exists(folder_ / "small"));
+}
+
+TEST_F(TrainCommand, DiffsRunsOfDifferentLayoutsByTheirNumbers) {
+  ASSERT_EQ(train("one", {"--set", "precision.compute=fp64"}).code, 0);
+  ASSERT_EQ(train("two", {"--ranks", "2", "--set", "precision.compute=fp64"}).code, 0);
+  ASSERT_EQ(train("other", {"--set", "precision.compute=fp64", "--set", "optim.learning_rate=1e-3"}).code, 0);
+  EXPECT_EQ(run({"diff", path("one"), path("two")}).code, 1) << "not to the bit";
+  const Outcome near = run({"diff", path("one"), path("two"), "--tolerance", "1e-9"});
+  EXPECT_EQ(near.code, 0) << near.out;
+  EXPECT_THAT(near.out, AllOf(HasSubstr("are within 1e-09"), HasSubstr("loss"), HasSubstr("param/"),
+                              HasSubstr("recipe: comm.ranks: (unset) and 2")));
+  const Outcome far = run({"diff", path("one"), path("other"), "--tolerance", "1e-9"});
+  EXPECT_EQ(far.code, 1);
+  EXPECT_THAT(far.out, AllOf(HasSubstr("NOT within"), HasSubstr("recipe: optim.learning_rate: 0.003 and 0.001")));
+  const auto json = nlohmann::json::parse(run({"diff", path("one"), path("two"), "--tolerance", "0", "--json"}).out);
+  EXPECT_FALSE(json["within"]);
+  EXPECT_GT(json["tensors"].size(), 20U);
+  EXPECT_LT(json["metrics"]["loss"]["relative"].get<double>(), 1e-9);
 }
 
 TEST_F(TrainCommand, FineTunesAPublishedModel) {
@@ -308,6 +413,141 @@ TEST_F(TrainCommand, FineTunesAPublishedModel) {
       run({"--quiet", "train", path("tuned/recipe.toml"), "--out", path("tuned"), "--resume", "--set", "train.steps=5"})
           .code,
       0);
+}
+
+/// In and out of a Hugging Face folder, every field stays that nobody changed on purpose; through a run, too.
+TEST_F(TrainCommand, AnExportKeepsWhatTheModelCameWith) {
+  fs::copy(fs::path(TRIREME_FIXTURES) / "models/llama", folder_ / "hf");
+  auto config = nlohmann::ordered_json::parse(read_all(folder_ / "hf/config.json"));
+  config["bos_token_id"] = 7;
+  config["eos_token_id"] = {8, 9};
+  config["pad_token_id"] = 10;
+  config["a_key_of_theirs"] = {{"nested", "value"}};
+  write_all(folder_ / "hf/config.json", config.dump(2));
+  write_all(folder_ / "hf/generation_config.json", R"({"eos_token_id": [8, 9], "temperature": 0.6})");
+  write_all(folder_ / "hf/chat_template.jinja", "{{ messages }}");
+  write_all(folder_ / "hf/special_tokens_map.json", "{}");
+  std::ofstream(folder_ / "tune.toml")
+      << "[model]\ninit_from = \"hf\"\n[data]\nseq_len = 32\nsynthetic.kind = \"markov\"\nsynthetic.vocab_size = 32\n"
+         "[batch]\nglobal_batch_tokens = 128\n[train]\nsteps = 1\nthreads = 1\n";
+  const Outcome tuned = run({"--quiet", "train", path("tune.toml"), "--out", path("tuned")});
+  ASSERT_EQ(tuned.code, 0) << tuned.err;
+  ASSERT_EQ(run({"--quiet", "convert", path("hf"), path("stored"), "--to", "checkpoint"}).code, 0);
+  fs::rename(folder_ / "hf", folder_ / "moved");  // what is needed was kept
+  for (const char* from : {"tuned", "tuned/checkpoints/step-00000001", "stored", "moved"}) {
+    const fs::path out = folder_ / "out";
+    const Outcome outcome = run({"--quiet", "convert", path(from), out.string(), "--dtype", "BF16"});
+    ASSERT_EQ(outcome.code, 0) << from << outcome.err;
+    auto written = nlohmann::ordered_json::parse(read_all(out / "config.json"));
+    EXPECT_EQ(written["dtype"], "bfloat16") << from;
+    EXPECT_FALSE(written.contains("torch_dtype")) << from;
+    written["dtype"] = config["dtype"];
+    EXPECT_EQ(written, config) << from;
+    for (const char* file : {"generation_config.json", "chat_template.jinja", "special_tokens_map.json"}) {
+      ASSERT_TRUE(fs::exists(out / file)) << from << " " << file;
+      EXPECT_EQ(read_all(out / file), read_all(folder_ / "moved" / file)) << from;
+    }
+    fs::remove_all(out);
+  }
+}
+
+TEST_F(TrainCommand, AnExportOfOurOwnKnowsWhereATextEnds) {
+  std::string text;
+  for (int i = 0; i < 400; ++i) text += "the theory of the other thing " + std::to_string(i) + "\n";
+  write_all(folder_ / "text.txt", text);
+  ASSERT_EQ(
+      run({"-q", "tokenize", "train", path("text.txt"), "--vocab-size", "300", "-o", path("tokenizer.json")}).code, 0);
+  ASSERT_EQ(
+      run({"-q", "tokenize", path("text.txt"), "--tokenizer", path("tokenizer.json"), "--out", path("shards")}).code,
+      0);
+  const Outcome recipe = run({"recipe", "new", "--params", "200k", "--data", path("shards"), "-o", path("new.toml")});
+  ASSERT_EQ(recipe.code, 0) << recipe.err;
+  EXPECT_THAT(read_all(folder_ / "new.toml"), HasSubstr("tokenizer = \"tokenizer.json\""));
+  const Outcome trained = run({"train", path("new.toml"), "--out", path("run"), "--set", "train.steps=2", "--set",
+                               "train.threads=1", "--set", "eval.every=0", "--set", "lr_schedule.warmup=1"});
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_THAT(read_all(folder_ / "run/recipe.toml"), HasSubstr("vocab_size = 320\n"));
+  ASSERT_EQ(run({"-q", "convert", path("run"), path("hf")}).code, 0);
+  const auto config = nlohmann::json::parse(read_all(folder_ / "hf/config.json")),
+             generation = nlohmann::json::parse(read_all(folder_ / "hf/generation_config.json")),
+             about = nlohmann::json::parse(read_all(folder_ / "hf/tokenizer_config.json"));
+  EXPECT_TRUE(config["eos_token_id"].is_number_integer());
+  EXPECT_EQ(generation["eos_token_id"], config["eos_token_id"]);
+  EXPECT_EQ(about["eos_token"], "<|endoftext|>");
+  EXPECT_EQ(about["tokenizer_class"], "PreTrainedTokenizerFast");
+  EXPECT_TRUE(fs::exists(folder_ / "hf/tokenizer.json"));
+}
+
+/// Keys that change weights are refused; asked for, what fits is loaded, and the log says what.
+TEST_F(TrainCommand, InitFromWithOtherSizesAsksFirst) {
+  ASSERT_EQ(train("run", {"--set", "train.steps=20"}).code, 0);
+  const auto tune = [&](const std::string& out, const std::vector<std::string>& sets) {
+    std::vector<std::string> all{"train", path("tune.toml"), "--out", path(out)};
+    for (const std::string& set : sets) all.insert(all.end(), {"--set", set});
+    return run(all);
+  };
+  std::ofstream(folder_ / "tune.toml")
+      << "[model]\ninit_from = \"run\"\n[data]\nseq_len = 64\nsynthetic.kind = \"markov\"\n"
+         "synthetic.vocab_size = 32\n[batch]\nglobal_batch_tokens = 512\n[train]\nsteps = 2\nthreads = 1\n";
+  ASSERT_EQ(tune("same", {}).code, 0);
+  EXPECT_THAT(read_all(folder_ / "same/log.txt"), HasSubstr("weights: "));
+  EXPECT_THAT(read_all(folder_ / "same/log.txt"), HasSubstr("step 20 of "));
+  for (const char* key : {"model.num_layers=2", "model.num_heads=2", "model.ffn_size=64", "model.vocab_size=48"}) {
+    const Outcome refused = tune("refused", {key});
+    EXPECT_EQ(refused.code, 2) << key;
+    EXPECT_THAT(refused.err, AllOf(HasSubstr(std::string(key).substr(0, std::string(key).find('='))),
+                                   HasSubstr("does not fit the weights in")));
+  }
+  ASSERT_EQ(tune("fewer", {"model.num_layers=2", "model.init_partial=true"}).code, 0);
+  ASSERT_EQ(tune("deeper", {"model.num_layers=5", "model.init_partial=true"}).code, 0);
+  EXPECT_THAT(read_all(folder_ / "deeper/log.txt"), HasSubstr("initialised from run.seed: layers.4."));
+  const Outcome larger = tune("larger", {"model.vocab_size=48", "model.init_resize_vocab=true"});
+  ASSERT_EQ(larger.code, 0) << larger.err;
+  EXPECT_THAT(read_all(folder_ / "larger/log.txt"), HasSubstr("resized: embedding.tokens.weight"));
+  const double same = lines_of(folder_ / "same/metrics.jsonl")[0]["loss"],
+               grown = lines_of(folder_ / "larger/metrics.jsonl")[0]["loss"];
+  EXPECT_NEAR(same, grown, 1.0) << "sixteen rows of noise cost little beside what was learnt";
+  EXPECT_EQ(tune("long", {"data.seq_len=128"}).code, 2) << "beyond model.max_seq_len";
+  EXPECT_EQ(tune("long", {"data.seq_len=128", "model.max_seq_len=128"}).code, 0);
+}
+
+TEST_F(TrainCommand, StaysWithinTheContextUnlessAsked) {
+  ASSERT_EQ(train("run", {"--set", "train.steps=2", "--set", "data.seq_len=32"}).code, 0);
+  std::ofstream(folder_ / "ids.json") << "[[1, 2, 3]]";
+  const auto generate = [&](std::vector<std::string> more) {
+    std::vector<std::string> all{"--quiet", "generate", path("run"), "--ids", path("ids.json"), "--tokens", "80"};
+    all.insert(all.end(), more.begin(), more.end());
+    return run(all);
+  };
+  const Outcome refused = generate({});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("context of 64 tokens"), HasSubstr("at most 61 new tokens")));
+  EXPECT_EQ(generate({"--beyond-context"}).code, 0);
+  std::ofstream(folder_ / "text.txt") << std::string(3000, '\x03');
+  const auto eval = [&](std::vector<std::string> more) {
+    std::vector<std::string> all{"eval", path("run"), "--data", path("text.txt"), "--tokenizer", "bytes"};
+    all.insert(all.end(), more.begin(), more.end());
+    return run(all);
+  };
+  // 32 tokens, as the run had: a text of 256 symbols is none for 32, but the length is told before.
+  EXPECT_EQ(eval({"--seq-len", "128"}).code, 2);
+  EXPECT_THAT(eval({"--seq-len", "128"}).err, AllOf(HasSubstr("context of 64"), HasSubstr("--beyond-context")));
+}
+
+TEST_F(TrainCommand, WhatCannotFitIsRefusedAtOnce) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto refused = [&](const std::vector<std::string>& more, const std::string& why) {
+    const Outcome outcome = train("huge", more);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(why));
+    EXPECT_FALSE(fs::exists(folder_ / "huge"));
+  };
+  refused({"--set", "batch.global_batch_tokens=64G"}, "of memory, and this machine has");
+  refused({"--set", "batch.global_batch_tokens=1P"}, "of memory, and this machine has");
+  refused({"--set", "model.hidden_size=65536", "--set", "model.num_layers=512", "--set", "model.head_dim="},
+          "of memory, and this machine has");
+  refused({"--ranks", "100000"}, "100000 ranks");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(8));
 }
 
 TEST_F(TrainCommand, MistakesAreNamed) {

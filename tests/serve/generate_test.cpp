@@ -168,7 +168,7 @@ void expect_refused(const GenerateRequest& request, const std::string& reason, c
 TEST(Generate, RefusesWhatCannotBe) {
   GenerateRequest request = request_for("gpt2");
   request.tokens = 59;
-  expect_refused(request, "6 tokens and 59 new ones do not fit into the model's 64 positions", "at most 58");
+  expect_refused(request, "6 tokens and 59 new ones do not fit into the model's context of 64 tokens", "at most 58");
   request.tokens = 58;  // as the hint says
   EXPECT_EQ(generate(request)[0].size(), 58u);
   request = request_for("gpt2");

@@ -81,7 +81,8 @@ TEST(ModelConfig, DifferencesAreNamedAsInARecipe) {
 
 TEST(ModelConfig, ProblemsOfTheShapeAreProblemsOfTheRecipe) {
   try {
-    (void)load_recipe({.file = "x.toml", .text = "[model]\nfamily = \"gpt2\"\nhidden_size = 1024\n"});
+    (void)load_recipe(
+        {.file = "x.toml", .text = "[model]\nfamily = \"gpt2\"\nhidden_size = 1024\nnum_heads = 12\nhead_dim = 64\n"});
     FAIL() << "twelve heads of 64 in a hidden size of 1,024";
   } catch (const config::ProblemsError& error) {
     ASSERT_EQ(error.problems().size(), 1u);
@@ -90,7 +91,51 @@ TEST(ModelConfig, ProblemsOfTheShapeAreProblemsOfTheRecipe) {
     EXPECT_THAT(error.problems()[0].hint, HasSubstr("set model.num_heads = 16 and model.num_kv_heads = 16"));
   }
   EXPECT_NO_THROW((void)load_recipe(
-      {.text = "[model]\nfamily = \"gpt2\"\nhidden_size = 1024\nnum_heads = 16\nnum_kv_heads = 16\n"}));
+      {.text = "[model]\nfamily = \"gpt2\"\nhidden_size = 1024\nnum_heads = 16\nnum_kv_heads = 16\nhead_dim = 64\n"}));
+}
+
+/// What is not given follows from what is, not from the family's smallest published model.
+TEST(ModelConfig, SizesThatAreLeftOutAreDerived) {
+  const ModelShape llama = shape_from("[model]\nfamily = \"llama\"\nhidden_size = 96\nnum_heads = 4\n");
+  EXPECT_EQ(llama.head_dim, 24);
+  EXPECT_EQ(llama.num_kv_heads, 4);
+  EXPECT_EQ(llama.ffn_size, 336);  // 3.5, as Llama 3 8B and 70B
+  EXPECT_EQ(shape_from("[model]\nfamily = \"llama\"\nhidden_size = 8192\nnum_heads = 64\n").ffn_size, 28672);
+  const ModelShape gpt = shape_from("[model]\nfamily = \"gpt2\"\nhidden_size = 1600\n");
+  EXPECT_EQ(gpt.num_heads, 25);  // of 64, as GPT-2 XL
+  EXPECT_EQ(gpt.head_dim, 64);
+  EXPECT_EQ(gpt.ffn_size, 6400);
+  const ModelShape narrow = shape_from("[model]\nfamily = \"qwen2\"\nhidden_size = 96\n");
+  EXPECT_EQ(narrow.num_heads * narrow.head_dim, 96);
+  EXPECT_EQ(narrow.ffn_size % 16, 0);
+  EXPECT_EQ(shape_from("[model]\nfamily = \"llama\"\nhidden_size = 512\nnum_heads = 8\nnum_kv_heads = 2\n"
+                       "head_dim = 32\nffn_size = 1000\n")
+                .ffn_size,
+            1000);  // what is given stays
+  // Only the number of layers: nothing that others follow from.
+  ModelShape deep = family_shape(Family::kLlama);
+  deep.num_layers = 80;
+  EXPECT_EQ(shape_from("[model]\nfamily = \"llama\"\nnum_layers = 80\n"), deep);
+}
+
+TEST(ModelConfig, HeadsThatDoNotDivideTheHiddenSizeAreNamedWithSomeThatDo) {
+  try {
+    (void)load_recipe({.text = "[model]\nfamily = \"llama\"\nhidden_size = 96\nnum_heads = 5\n"});
+    FAIL() << "five heads of 19.2";
+  } catch (const config::ProblemsError& error) {
+    ASSERT_EQ(error.problems().size(), 1u);
+    EXPECT_EQ(error.problems()[0].key, "model.num_heads");
+    EXPECT_THAT(error.problems()[0].reason, HasSubstr("5 does not divide hidden_size = 96"));
+    EXPECT_EQ(error.problems()[0].hint, "set model.num_heads = 4");
+  }
+  EXPECT_NO_THROW((void)load_recipe({.text = "[model]\nfamily = \"llama\"\nhidden_size = 96\nnum_heads = 4\n"}));
+}
+
+TEST(ModelConfig, AShapeInALine) {
+  EXPECT_EQ(shape_text(shape_from("[model]\nfamily = \"llama\"\nhidden_size = 96\nnum_heads = 4\nnum_kv_heads = 2\n"
+                                  "num_layers = 3\nvocab_size = 2048\nmax_seq_len = 256\n")),
+            "llama, 3 layers, hidden_size 96, 4 heads of 24 (2 for keys and values), ffn_size 336, vocab_size 2048, "
+            "max_seq_len 256");
 }
 
 struct Published {

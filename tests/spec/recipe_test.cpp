@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <functional>
+#include <set>
 
 #include "tests/spec/contradiction.h"
 
@@ -108,6 +109,76 @@ TEST(Recipe, KeysThatWereRenamedNameTheirSuccessor) {
   for (const auto& [before, now] : renamed) {
     EXPECT_EQ(refusal(before + "=1"), fmt::format("unknown key; did you mean \"{}\"?", now)) << before;
   }
+}
+
+/// Names of other programs lead to ours, from whichever section they stand in.
+TEST(Recipe, NamesOfOtherProgramsLeadToOurs) {
+  const std::vector<std::pair<std::string, std::string>> foreign = {
+      {"optim.lr", "optim.learning_rate"},
+      {"train.lr", "optim.learning_rate"},
+      {"lr", "optim.learning_rate"},
+      {"model.n_layer", "model.num_layers"},
+      {"model.num_hidden_layers", "model.num_layers"},
+      {"model.n_embd", "model.hidden_size"},
+      {"model.rope_theta", "model.rotary.base"},
+      {"model.block_size", "data.seq_len"},
+      {"data.block_size", "data.seq_len"},
+      {"train.max_iters", "train.steps"},
+      {"train.max_steps", "train.steps"},
+      {"optim.grad_clip", "optim.grad_clip_norm"},
+      {"train.max_grad_norm", "optim.grad_clip_norm"},
+      {"train.batch_size", "batch.global_batch_tokens"},
+      {"train.per_device_train_batch_size", "train.micro_batch_size"},
+      {"train.grad_accum_steps", "train.gradient_accumulation_steps"},
+      {"layout.tensor_model_parallel_size", "layout.tp"},
+      {"train.eval_interval", "eval.every"},
+      {"train.out_dir", "run.out"},
+      {"train.warmup_iters", "lr_schedule.warmup"},
+      {"optimizer.lr", "optim"},
+      {"training.steps", "train"},
+  };
+  for (const auto& [theirs, ours] : foreign) {
+    EXPECT_EQ(refusal(theirs + "=1"), fmt::format("unknown key; did you mean \"{}\"?", ours)) << theirs;
+  }
+  // Each leads to a key or section that is there, and is none itself.
+  const auto is_key = [](const std::string& key) {
+    const config::Schema* schema = &recipe_schema();
+    const auto names = split(key, '.');
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      if (i + 1 == names.size() && (schema->find_field(names[i]) || schema->find_part(names[i]))) return true;
+      const config::Part* part = schema->find_part(names[i]);
+      if (part == nullptr) return false;
+      schema = part->schema.get();
+    }
+    return false;
+  };
+  EXPECT_GT(recipe_schema().foreign.size(), 150u);
+  std::set<std::string> seen;
+  for (const auto& [name, key] : recipe_schema().foreign) {
+    EXPECT_TRUE(is_key(key)) << name << " leads to " << key;
+    EXPECT_TRUE(seen.insert(name).second) << name << " is listed twice";
+  }
+}
+
+TEST(Recipe, TheKeysOfASectionAreListedOnce) {
+  try {
+    (void)load_recipe({.text = "[eval]\nxxxxxxxxxx = 1\nyyyyyyyyyy = 2\nzzzzzzzzzz = 3\n"});
+    FAIL() << "unknown keys";
+  } catch (const config::ProblemsError& error) {
+    ASSERT_EQ(error.problems().size(), 3u);
+    EXPECT_EQ(error.problems()[0].reason, "unknown key; the keys of [eval] are every and samples");
+    EXPECT_EQ(error.problems()[1].reason, "unknown key; the keys of [eval] are listed above");
+    EXPECT_EQ(error.problems()[2].reason, "unknown key; the keys of [eval] are listed above");
+  }
+}
+
+TEST(Recipe, NothingAfterTheEqualsSignEmptiesAList) {
+  const std::string text =
+      "[data]\ntokenizer = \"bytes\"\n[[data.sources]]\npath = \"a\"\n[[data.sources]]\npath = \"b\"\n"
+      "[train]\nfreeze = [\"head.*\"]\n";
+  const Recipe recipe = load_recipe({.text = text, .sets = {"data.sources=", "train.freeze="}}).value;
+  EXPECT_TRUE(recipe.data.sources.empty());
+  EXPECT_TRUE(recipe.train.freeze.empty());
 }
 
 TEST(Recipe, SectionsToComeAreReserved) {

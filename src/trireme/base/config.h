@@ -52,7 +52,7 @@ struct Input {
   std::optional<std::string> text = {};  // its content, when it is not to be read from disk
   std::vector<Override> environment = {};
   /// "comm.ranks=4". The value is read by the key's type, so texts need no quotes; lists are "1,2,3"; an entry of
-  /// [[tables]] is named by its number, "data.0.path=x"; nothing after '=' unsets an optional key.
+  /// [[tables]] is named by its number, "data.0.path=x"; nothing after '=' unsets an optional key and empties a list.
   std::vector<std::string> sets = {};
 };
 
@@ -97,6 +97,9 @@ template <typename T>
 std::string show(const Loaded<T>& loaded) {
   return write_toml(schema_of<T>(), &loaded.value, &loaded.origins);
 }
+
+/// Keys of two structs of one schema that have different values, with both: "train.steps: 200 and 400".
+std::vector<std::string> differences(const Schema& schema, const void* left, const void* right);
 
 /// Every key with type, default and meaning: for a terminal of `width` columns, or as Markdown.
 std::string docs_text(const Schema& schema, std::size_t width = 120);

@@ -36,11 +36,12 @@ std::map<std::string, std::string> keys_of(const std::string& toml) {
 }
 
 constexpr std::uint64_t kMaxRecipeBytes = 16 << 20;
+constexpr std::string_view kLockFile = "lock", kTimelineFile = "timeline.jsonl", kSetAside = "set-aside-";
 
 }  // namespace
 
 RunLock::RunLock(const RunFolder& folder, std::chrono::milliseconds wait) {
-  const fs::path file = folder.path / "lock";
+  const fs::path file = folder.path / kLockFile;
   descriptor_ = ::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
   if (descriptor_ < 0) throw IoError(fmt::format("{} cannot be made: {}", file.string(), std::strerror(errno)));
   const auto until = std::chrono::steady_clock::now() + wait;
@@ -57,14 +58,54 @@ RunLock::RunLock(const RunFolder& folder, std::chrono::milliseconds wait) {
 
 RunLock::~RunLock() { ::close(descriptor_); }
 
-void begin_run(const RunFolder& folder) {
+void check_no_run(const RunFolder& folder) {
   if (folder.holds_a_run()) {
     throw ConfigError(fmt::format("{} already holds a run", folder.path.string()),
                       "--resume goes on with it; or give another --out, or remove the folder");
   }
   std::error_code error;
+  if (fs::exists(folder.path, error) && !fs::is_directory(folder.path, error)) {
+    throw ConfigError(fmt::format("{} is a file, and a run needs a directory", folder.path.string()),
+                      "give another --out");
+  }
+}
+
+MadeRunFolder::MadeRunFolder(const RunFolder& folder) {
+  std::error_code error;
+  for (fs::path path = fs::absolute(folder.path).lexically_normal(); !path.empty() && !fs::exists(path, error);
+       path = path.parent_path()) {
+    if (path.has_filename()) made_.push_back(path);
+  }
   fs::create_directories(folder.path, error);
-  if (error) throw IoError(fmt::format("{} cannot be made: {}", folder.path.string(), error.message()));
+  if (!error) return;
+  const std::string why = error.message();
+  for (const fs::path& path : made_) fs::remove(path, error);
+  throw IoError(fmt::format("the run's directory {} cannot be made: {}", folder.path.string(), why),
+                "look at the permissions and at the space that is left, or give another --out");
+}
+
+MadeRunFolder::~MadeRunFolder() {
+  if (made_.empty()) return;
+  std::error_code ignored;
+  for (const std::string_view file : {kLockFile, kTimelineFile}) fs::remove(made_.front() / file, ignored);
+  for (const fs::path& path : made_) {
+    if (!fs::remove(path, ignored)) break;  // something is in it
+  }
+}
+
+fs::path set_run_aside(const RunFolder& folder) {
+  fs::path aside;
+  int number = 1;
+  do aside = folder.path / fmt::format("{}{}", kSetAside, number++);
+  while (fs::exists(aside));
+  std::vector<fs::path> all;
+  for (const auto& entry : fs::directory_iterator(folder.path)) all.push_back(entry.path());
+  fs::create_directory(aside);
+  for (const fs::path& path : all) {
+    const std::string name = path.filename().string();
+    if (name != kLockFile && !name.starts_with(kSetAside)) fs::rename(path, aside / name);
+  }
+  return aside;
 }
 
 std::vector<std::string> recipe_changes(const RunFolder& folder, const spec::Recipe& recipe) {
@@ -135,7 +176,7 @@ std::int64_t newest_whole(const std::filesystem::path& folder, comm::Group& grou
       if (first.empty()) first = theirs;
     }
     if (first.empty()) return step;
-    if (group.rank() == 0) damaged.push_back({path, first});
+    damaged.push_back({path, first});
   }
   return -1;
 }

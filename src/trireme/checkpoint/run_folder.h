@@ -3,6 +3,7 @@
 //   RUN/recipe.toml        the effective recipe, every key       RUN/metrics.jsonl, events.jsonl, hashes.jsonl
 //   RUN/tokenizer.json     what its tokens mean                  RUN/checkpoints/step-00000020/
 //   RUN/log.txt            what was told                         RUN/tensorboard/
+//   RUN/published/         config.json and texts of the model that model.init_from named, for its export
 //   RUN/comm-costs.toml    what algorithms of collectives were chosen by, and are when the run goes on
 //
 // Depends on: base, formats, spec.
@@ -30,6 +31,8 @@ struct RunFolder {
   std::filesystem::path log() const { return path / "log.txt"; }
   std::filesystem::path tokenizer() const { return path / "tokenizer.json"; }
   std::filesystem::path gpu_choices() const { return path / "gpu-choices.json"; }
+  /// Configuration and texts of the published model that the run began from.
+  std::filesystem::path published() const { return path / "published"; }
   std::filesystem::path costs() const { return path / "comm-costs.toml"; }
   bool holds_a_run() const { return std::filesystem::exists(recipe()) || std::filesystem::exists(metrics()); }
 };
@@ -48,8 +51,28 @@ class RunLock {
   int descriptor_ = -1;
 };
 
-/// For a new run: makes the directory. ConfigError when a run is there already.
-void begin_run(const RunFolder& folder);
+/// For a new run. ConfigError when a run is there already.
+void check_no_run(const RunFolder& folder);
+
+/// The directory of a run, made if it is not there. What was made goes again, unless keep() was called: a run that is
+/// refused leaves nothing behind.
+class MadeRunFolder {
+ public:
+  /// IoError when it cannot be made.
+  explicit MadeRunFolder(const RunFolder& folder);
+  ~MadeRunFolder();
+  MadeRunFolder(const MadeRunFolder&) = delete;
+  MadeRunFolder& operator=(const MadeRunFolder&) = delete;
+
+  void keep() { made_.clear(); }
+
+ private:
+  std::vector<std::filesystem::path> made_;  // the innermost first
+};
+
+/// Moves all that a run has written, but for its lock, into RUN/set-aside-1 (or the next number that is free) and gives
+/// that folder: a run that begins anew there removes and overwrites nothing.
+std::filesystem::path set_run_aside(const RunFolder& folder);
 
 /// Lines of the run's recipe that are not so in `recipe`: "train.steps = 200 (was 100)".
 std::vector<std::string> recipe_changes(const RunFolder& folder, const spec::Recipe& recipe);
@@ -63,7 +86,8 @@ formats::CheckpointFolder open_checkpoint(const std::filesystem::path& path);
 
 /// Which checkpoint all ranks go on from: the newest that is whole to the last byte. Its step, the same on every rank;
 /// -1: there is none. Each rank reads its share of the blocks, so that a large
-/// checkpoint is checked as fast as the ranks can read together. Those that are not whole are told on rank 0.
+/// checkpoint is checked as fast as the ranks can read together. Those that are not whole are told, on
+/// every rank alike.
 std::int64_t newest_whole(const std::filesystem::path& folder, comm::Group& group,
                           std::vector<formats::DamagedCheckpoint>& damaged, std::int64_t at_most = -1);
 

@@ -34,6 +34,11 @@ at::ScalarType type_of(formats::Dtype dtype, const std::string& name) {
   }
 }
 
+/// The run that a checkpoint is of.
+RunFolder run_of(const formats::CheckpointFolder& stored) {
+  return {fs::absolute(stored.path()).lexically_normal().parent_path().parent_path()};
+}
+
 }  // namespace
 
 StoredWeights::StoredWeights(const fs::path& path, const std::optional<spec::ModelShape>& shape) {
@@ -55,7 +60,7 @@ StoredWeights::StoredWeights(const fs::path& path, const std::optional<spec::Mod
   stored_.emplace(open_checkpoint(path));
   what_ = fmt::format("step {} of {}", stored_->manifest().step, path.string());
   recipe_ = read_run_recipe(stored_->path());
-  const RunFolder run{fs::absolute(stored_->path()).lexically_normal().parent_path().parent_path()};
+  const RunFolder run = run_of(*stored_);
   tokenizer_ = fs::exists(run.tokenizer()) ? std::optional(run.tokenizer().string()) : recipe_->data.tokenizer;
   for (const nn::Param& param : model_->params) {
     const formats::StoredTensor& tensor = stored_->tensor("param/" + param.name);
@@ -65,6 +70,21 @@ StoredWeights::StoredWeights(const fs::path& path, const std::optional<spec::Mod
                     formats::to_text({param.name, tensor.dtype, tensor.shape}), fmt::join(param.placement.shape, ", ")),
         "the model must be the one that was stored");
   }
+}
+
+std::optional<models::PublishedTexts> StoredWeights::published() const {
+  if (directory_) return models::texts_of(directory_->path());
+  // A checkpoint that was made of a published model has them among its small files, a run in a folder.
+  models::PublishedTexts texts{.config = {}, .files = {}};
+  for (const auto& [name, sum] : stored_->manifest().files) {
+    if (!name.starts_with(kPublishedPrefix)) continue;
+    const std::string theirs = name.substr(kPublishedPrefix.size());
+    (theirs == "config.json" ? texts.config : texts.files[theirs]) = stored_->text(name);
+  }
+  if (!texts.config.empty()) return texts;
+  const fs::path folder = run_of(*stored_).published();
+  if (!fs::exists(folder / "config.json")) return std::nullopt;
+  return models::texts_of(folder);
 }
 
 at::Tensor StoredWeights::read(const nn::Param& param, std::int64_t begin, std::int64_t end) const {

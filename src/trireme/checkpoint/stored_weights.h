@@ -18,6 +18,9 @@
 
 namespace trireme::checkpoint {
 
+/// Names of a checkpoint's small files that are texts of a published model: "published.config.json".
+inline constexpr std::string_view kPublishedPrefix = "published.";
+
 class StoredWeights {
  public:
   /// Of a run, one of its checkpoints, or a Hugging Face directory, as open_model() takes them; `shape` instead of what
@@ -29,6 +32,8 @@ class StoredWeights {
   const std::optional<spec::Recipe>& recipe() const { return recipe_; }
   /// A file, or "bytes"; none: not known.
   const std::optional<std::string>& tokenizer() const { return tokenizer_; }
+  /// Configuration and texts of the published model that it is or comes from; none: it is all our own.
+  std::optional<models::PublishedTexts> published() const;
   /// "step 200 of runs/tiny", for people.
   const std::string& what() const { return what_; }
 

@@ -26,11 +26,22 @@ std::string number_error(const std::string& text, const std::string& what, const
   return allows(value) ? "" : fmt::format("{} is not {}", text, what);
 }
 
+}  // namespace
+
+std::string help_text(const CLI::Option& option) {
+  const std::string text = option.get_default_str();
+  const std::string& meaning = option.get_description();
+  const bool said = meaning.find("default") != std::string::npos;  // in words that say more
+  return text.empty() || said || option.get_required() ? meaning : fmt::format("{} [default: {}]", meaning, text);
+}
+
+namespace {
+
 OptionDoc doc_of(const CLI::Option& option) {
   const bool takes_value = !option.get_positional() && option.get_items_expected_max() > 0;
   return {.names = option.get_positional() ? option.get_name(true) : option.get_name(false, true),
           .value = takes_value ? option.get_type_name() : "",
-          .meaning = option.get_description()};
+          .meaning = help_text(option)};
 }
 
 void add_command_docs(const CLI::App& app, const std::string& above, std::vector<CommandDoc>& docs) {
@@ -59,6 +70,10 @@ Option& Option::required(bool is) {
 }
 Option& Option::show_default() {
   option_->capture_default_str();
+  return *this;
+}
+Option& Option::show_default(const std::string& text) {
+  option_->default_str(text);
   return *this;
 }
 Option& Option::positive() {
@@ -110,7 +125,12 @@ Command& Command::add_subcommand(const std::string& name, const std::string& abo
 
 template <typename T>
 Option Command::add_option(const std::string& names, T& value, const std::string& meaning) {
-  return Option(*app_.add_option(names, value, meaning));
+  CLI::Option* option = app_.add_option(names, value, meaning);
+  if constexpr (std::is_arithmetic_v<T>) option->capture_default_str();
+  if constexpr (std::is_same_v<T, std::string>) {
+    if (!value.empty()) option->capture_default_str();
+  }
+  return Option(*option);
 }
 template Option Command::add_option(const std::string&, std::string&, const std::string&);
 template Option Command::add_option(const std::string&, int&, const std::string&);

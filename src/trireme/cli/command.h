@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace CLI {
@@ -27,8 +28,10 @@ class Option {
   /// What stands for the value in the help: "FILE".
   Option& type_name(const std::string& name);
   Option& required(bool is = true);
-  /// The help says the value it has now.
+  /// The help says the value it has now; numbers and texts that are not empty do so by themselves.
   Option& show_default();
+  /// The help says this instead.
+  Option& show_default(const std::string& text);
   Option& positive();
   Option& not_negative();
   Option& within(double least, double most);
@@ -50,7 +53,7 @@ class Option {
 struct OptionDoc {
   std::string names;    // "-q,--quiet", or "FILE" where a place on the command line is meant
   std::string value;    // "INT"; empty for flags and places
-  std::string meaning;  // the help text
+  std::string meaning;  // the help text, with the default
 };
 /// What --help says of one command.
 struct CommandDoc {
@@ -58,6 +61,9 @@ struct CommandDoc {
   std::string about, footer;
   std::vector<OptionDoc> options;
 };
+
+/// What --help says of an option: its meaning, and its default where it has one.
+std::string help_text(const CLI::Option& option);
 
 class Command {
  public:
@@ -103,7 +109,13 @@ Option add_choice(Command& command, const std::string& option, Value& value, con
     shown += (shown.empty() ? "" : "|") + name;
   }
   const auto take = [&value, words](const std::string& word) { value = words.at(word); };
-  return command.add_option_with(option, take, meaning).one_of(names).type_name(shown);
+  Option added = command.add_option_with(option, take, meaning).one_of(names).type_name(shown);
+  if constexpr (std::is_same_v<T, Value>) {
+    for (const auto& [name, meant] : words) {
+      if (meant == value) added.show_default(name);
+    }
+  }
+  return added;
 }
 
 }  // namespace trireme::cli

@@ -51,6 +51,7 @@ void add_tokenize_train(Command& tokenize, Context& context);
 void add_bench_hardware(Command& bench, Context& context);
 /// Below `recipe`, which lists it.
 void add_recipe_hyperparameters(Command& recipe, Context& context);
+void add_recipe_new(Command& recipe, Context& context);
 
 /// In the order of --help.
 inline constexpr AddCommand kCommands[] = {

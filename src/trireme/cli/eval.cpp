@@ -52,7 +52,7 @@ int run_eval(EvalOptions& options, Context& context) {
   if (!options.data.empty()) {
     spec::DataConfig data;
     data.tokenizer = options.tokenizer;
-    data.seq_len = options.sequence.value_or(data.seq_len);
+    options.request.seq_len = options.sequence;
     data.shuffle = false;
     for (const std::string& path : options.data) data.sources.push_back({.path = path});
     options.request.data = data;
@@ -87,7 +87,12 @@ void add_eval_command(Command& app, Context& context) {
       .required();
   command.add_option("--data", options->data, "shards, folders of shards, or with the tokenizer \"bytes\" text files");
   command.add_option("--tokenizer", options->tokenizer, "of --data: a tokenizer.json, its folder, or \"bytes\"");
-  command.add_option("--seq-len", options->sequence, "sequence length of --data, in tokens").positive();
+  command
+      .add_option("--seq-len", options->sequence,
+                  "sequence length of --data, in tokens; default: the run's, or of a published model at most 1024")
+      .positive();
+  command.add_flag("--beyond-context", options->request.beyond_context,
+                   "allow sequences longer than the model's max_seq_len, where it was not trained");
   command.add_option("--samples", options->request.samples, "at most this many samples").positive();
   command.add_option("--micro-batch-size", options->request.rows, "sequences that go through the model at once")
       .show_default()

@@ -127,6 +127,8 @@ void add_generate_command(Command& app, Context& context) {
       .add_option("--top-p", request.top_p,
                   "nucleus sampling: sample from the fewest tokens that together have this probability")
       .show_default();
+  command.add_flag("--beyond-context", request.beyond_context,
+                   "let a text get longer than the model's max_seq_len, where it was not trained");
   command.add_option("--seed", request.seed, "from which every draw follows").show_default();
   command.add_option("--stop", request.stop, "end a sequence after this token; may be given several times");
   add_choice<serve::GeneratePrecision>(

@@ -11,6 +11,7 @@
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
+#include "trireme/data/open_samples.h"
 #include "trireme/data/token_file.h"
 #include "trireme/data/tokenizer/tokenizer.h"
 #include "trireme/formats/checkpoint_folder.h"
@@ -91,7 +92,9 @@ void inspect_checkpoint(const InspectOptions& options, std::ostream& out) {
   print_stored(manifest, options.tensors, out);
 }
 
-void inspect_run(const InspectOptions& options, std::ostream& out) {
+/// False: a checkpoint is damaged.
+bool inspect_run(const InspectOptions& options, std::ostream& out) {
+  bool whole = true;
   const fs::path folder = options.path / "checkpoints";
   fmt::print(out, "run {}\n", options.path.string());
   for (const std::int64_t step : formats::list_checkpoints(folder)) {
@@ -103,9 +106,11 @@ void inspect_run(const InspectOptions& options, std::ostream& out) {
                  formats::hex(checkpoint.manifest().hash), options.verify ? ", whole" : "");
     } catch (const IoError& error) {
       fmt::print(out, "  {}: damaged: {}\n", path.string(), error.message());
+      whole = false;
     }
   }
   fmt::print(out, "  see also: trireme report {}\n", options.path.string());
+  return whole;
 }
 
 void inspect_published(const InspectOptions& options, std::ostream& out) {
@@ -143,6 +148,39 @@ void inspect_shard(const InspectOptions& options, std::ostream& out) {
   }
 }
 
+/// A folder of them: what each holds in a line, and all together.
+void inspect_shards(const InspectOptions& options, const std::vector<fs::path>& paths, std::ostream& out) {
+  TextTable table({{"file"},
+                   {"tokens", TextTable::Align::kRight},
+                   {"documents", TextTable::Align::kRight},
+                   {"vocabulary", TextTable::Align::kRight},
+                   {"tokenizer"}});
+  std::int64_t tokens = 0, documents = 0;
+  std::uint64_t bytes = 0;
+  for (const fs::path& path : paths) {
+    const data::TokenFile file(path);
+    if (options.verify) file.verify();
+    const data::ShardInfo& info = file.info();
+    table.add({path.filename().string(), exact_count(file.tokens()), exact_count(file.documents()),
+               info.vocab_size == 0 ? "unknown" : std::to_string(info.vocab_size),
+               info.tokenizer_hash == 0 ? info.tokenizer : fmt::format("{:016x}", info.tokenizer_hash)});
+    tokens += file.tokens(), documents += file.documents(), bytes += file.bytes();
+  }
+  fmt::print(out, "tokens in {}: {} in {} of {}, {}{}\n", options.path.string(), exact_count(tokens),
+             counted(static_cast<std::size_t>(documents), "document"), counted(paths.size(), "file"), bytes_text(bytes),
+             options.verify ? "; every byte was read and is right" : "");
+  fmt::print(out, "{}", table.text("  "));
+}
+
+/// The files of tokens in a folder; none where token_paths() would refuse it.
+std::vector<fs::path> shards_in(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const fs::path ending = entry.path().extension();
+    if (ending == ".shard" || ending == ".bin") return data::token_paths(folder);
+  }
+  return {};
+}
+
 int inspect(const InspectOptions& options, std::ostream& out) {
   const fs::path& path = options.path;
   if (!fs::exists(path)) {
@@ -155,12 +193,15 @@ int inspect(const InspectOptions& options, std::ostream& out) {
     } else if (fs::exists(path / "config.json")) {
       inspect_published(options, out);
     } else if (fs::exists(path / formats::kRecipeFile) || fs::exists(path / "checkpoints")) {
-      inspect_run(options, out);
+      if (!inspect_run(options, out)) return kExitFailed;
+    } else if (const auto shards = shards_in(path); !shards.empty()) {
+      inspect_shards(options, shards, out);
     } else if (fs::exists(path / "tokenizer.json")) {
       inspect_tokenizer(options, out);
     } else {
-      throw ConfigError(fmt::format("{} holds nothing that is known", path.string()),
-                        "known are runs, checkpoints, Hugging Face folders and folders with a tokenizer.json");
+      throw ConfigError(
+          fmt::format("{} holds nothing that is known", path.string()),
+          "known are runs, checkpoints, Hugging Face folders, and folders with shards or a tokenizer.json");
     }
   } else if (path.extension() == ".json") {
     inspect_tokenizer(options, out);
@@ -178,11 +219,13 @@ int inspect(const InspectOptions& options, std::ostream& out) {
 }  // namespace
 
 void add_inspect_command(Command& app, Context& context) {
-  Command& command = app.add_subcommand("inspect", "Look into a checkpoint, run, shard, tokenizer or published model");
+  Command& command = app.add_subcommand(
+      "inspect", "Look into a checkpoint, run, shard, tokenizer or published model; exit code 1 when it is damaged");
   command.footer(
       "Examples:\n"
       "  trireme inspect runs/tiny\n"
       "  trireme inspect runs/tiny/checkpoints/step-00000200 --verify\n"
+      "  trireme inspect corpus --verify\n"
       "  trireme inspect corpus/0000.shard\n"
       "  trireme inspect tokenizer.json");
   const auto options = std::make_shared<InspectOptions>();  // shared with the callback

@@ -4,7 +4,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <memory>
+#include <new>
 #include <ostream>
 #include <sstream>
 
@@ -36,7 +38,7 @@ class HelpFormatter : public CLI::Formatter {
   std::string make_option(const CLI::Option* option, bool is_positional) const override {
     const std::string name = make_option_name(option, is_positional);
     const bool takes_value = !is_positional && option->get_items_expected_max() > 0;
-    return entry(takes_value ? fmt::format("{} {}", name, option->get_type_name()) : name, option->get_description());
+    return entry(takes_value ? fmt::format("{} {}", name, option->get_type_name()) : name, help_text(*option));
   }
   std::string make_subcommand(const CLI::App* command) const override {
     return entry(command->get_name(), command->get_description());
@@ -183,6 +185,18 @@ int run_program(const std::vector<std::string>& arguments, std::ostream& out, st
     return kExitUsage;
   } catch (const Error& error) {
     fmt::print(err, "{}{}", rank_prefix(), error.block(context.verbose));
+  } catch (const std::filesystem::filesystem_error& error) {
+    const std::string path = error.path1().empty() ? std::string("a file") : error.path1().string();
+    fmt::print(err, "{}{}", rank_prefix(),
+               IoError(fmt::format("{}: {}", path, error.code().message()),
+                       "look at its permissions, at the folders above it, and at the space that is left")
+                   .block(context.verbose));
+  } catch (const std::bad_alloc&) {
+    fmt::print(err, "{}{}", rank_prefix(),
+               ConfigError("there is not enough memory on this machine for what was asked",
+                           "ask for less: a smaller model, batch, sequence length or number of ranks")
+                   .block(context.verbose));
+    return kExitUsage;
   } catch (const std::exception& error) {
     fmt::print(err, "{}unexpected error: {}\n", rank_prefix(), error.what());
   } catch (...) {

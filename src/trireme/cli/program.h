@@ -14,8 +14,9 @@ namespace trireme::cli {
 /// What scripts can rely on.
 enum ExitCode : int {
   kExitFine = 0,
-  kExitFailed = 1,  // the world failed: a file, a peer, a defect
-  kExitUsage = 2,   // the command line, the recipe or the environment is wrong
+  kExitFailed = 1,         // the world failed: a file, a peer, a defect
+  kExitUsage = 2,          // the command line, the recipe or the environment is wrong
+  kExitInterrupted = 130,  // Ctrl-C, SIGTERM or RUN/stop: the run has saved, and is not finished
 };
 
 /// Never throws: an error becomes one readable block on `err` and an exit code.

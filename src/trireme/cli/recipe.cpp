@@ -71,8 +71,9 @@ void add_docs(Command& recipe, Context& context) {
 
 void add_recipe_command(Command& app, Context& context) {
   Command& recipe =
-      app.add_subcommand("recipe", "Show, check and document recipes, the TOML files that describe a run");
+      app.add_subcommand("recipe", "Write, show, check and document recipes, the TOML files that describe a run");
   recipe.require_subcommand(1);
+  add_recipe_new(recipe, context);
   add_show(recipe, context);
   add_check(recipe, context);
   add_docs(recipe, context);

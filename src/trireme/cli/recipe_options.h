@@ -19,9 +19,10 @@ class RecipeOptions {
   /// Adds them to `command`; must outlive the parsing.
   void add_to(Command& command, File file);
   /// Everything that is wrong is one error. Takes over the recipe's log level, unless the command line has one.
-  spec::LoadedRecipe load(const Context& context) const;
+  /// `said`: gets a sentence for each value that was derived (spec/derived.h).
+  spec::LoadedRecipe load(const Context& context, std::vector<std::string>* said = nullptr) const;
   /// The same without throwing: adds to `problems`; keys that have one keep their default.
-  spec::LoadedRecipe read(std::vector<config::Problem>& problems) const;
+  spec::LoadedRecipe read(std::vector<config::Problem>& problems, std::vector<std::string>* said = nullptr) const;
   /// What load() and read() read from: to say where values came from.
   config::Input input() const;
   const std::string& file() const { return file_; }

@@ -118,7 +118,14 @@ void start_ranks(const spec::Recipe& recipe, const std::function<void(comm::Rank
                                   launch.rank, launch.ranks),
                       "leave comm.transport out to use the ranks that were started, or start without mpirun");
   }
-  comm::run_ranks(recipe.comm.ranks.value_or(1), body, threads);
+  const int ranks = recipe.comm.ranks.value_or(1);
+  constexpr int kMostThreads = 1024;  // every two of them have a queue
+  if (ranks > kMostThreads) {
+    throw ConfigError(fmt::format("{} ranks are too many threads for one process", ranks),
+                      fmt::format("ask for at most {} (comm.ranks), or start processes: mpirun -n {} trireme ...",
+                                  kMostThreads, ranks));
+  }
+  comm::run_ranks(ranks, body, threads);
 }
 
 }  // namespace trireme::cli

@@ -1,6 +1,7 @@
 // trireme train: a run from its recipe.
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -25,7 +26,7 @@ struct TrainOptions {
   RecipeOptions recipe;
   std::optional<int> ranks;
   std::string out, trace;
-  bool resume = false, explain = false, memory = false, elastic = false;
+  bool resume = false, start_over = false, explain = false, memory = false, elastic = false;
   std::int64_t profile = 0;
   std::vector<std::string> inject;
 };
@@ -59,10 +60,20 @@ std::string spread_text(const spec::LayoutConfig& layout) {
                      layout.pp, layout.cp);
 }
 
+bool is_first_process() {
+  const comm::Launch launch = comm::detect_launch();
+  return launch.kind == comm::Launch::Kind::kSingle || launch.rank == 0;
+}
+
 spec::Recipe recipe_of(TrainOptions& options, Context& context) {
   if (!options.elastic) {
     if (options.ranks) options.recipe.set(fmt::format("comm.ranks={}", *options.ranks));
-    return options.recipe.load(context).value;
+    std::vector<std::string> said;
+    spec::Recipe recipe = options.recipe.load(context, &said).value;
+    for (const std::string& sentence : said) {
+      if (is_first_process()) log_info("{}", sentence);
+    }
+    return recipe;
   }
   spec::Recipe recipe = options.recipe.load(context).value;
   const comm::Launch launch = comm::detect_launch();
@@ -83,6 +94,9 @@ spec::Recipe recipe_of(TrainOptions& options, Context& context) {
 }
 
 int run_training(TrainOptions& options, Context& context) {
+  if (options.start_over && !options.resume) {
+    throw ConfigError("--start-over says what --resume does without a whole checkpoint", "add --resume");
+  }
   const spec::Recipe recipe = recipe_of(options, context);
   const std::string folder =
       options.out.empty() ? (std::filesystem::path(recipe.run.out) / recipe.run.name).string() : options.out;
@@ -104,10 +118,12 @@ int run_training(TrainOptions& options, Context& context) {
   train::RunRequest request{.recipe = recipe,
                             .folder = folder,
                             .resume = options.resume,
+                            .start_over = options.start_over,
                             .explain = options.explain,
                             .profile = options.profile,
                             .local_ranks = local_ranks(recipe),
                             .inject = options.inject};
+  std::atomic<bool> interrupted = false;
   spec::parse_faults(options.inject);  // says what is wrong before ranks are started
   start_ranks(
       recipe,
@@ -119,10 +135,11 @@ int run_training(TrainOptions& options, Context& context) {
           });
         }
         const train::RunResult result = commands.run(request, rank);
+        if (result.end == train::RunResult::End::kInterrupted) interrupted = true;
         if (rank.rank() == 0) say(result, folder, context.out);
       },
       costs);
-  return kExitFine;
+  return interrupted ? kExitInterrupted : kExitFine;
 }
 
 }  // namespace
@@ -131,8 +148,9 @@ void add_train_command(Command& app, Context& context) {
   Command& command = app.add_subcommand("train", "Train the model that a recipe describes");
   command.footer(
       "The run's directory holds the effective recipe, metrics.jsonl with a line for each step, events.jsonl,\n"
-      "TensorBoard files, the log and the checkpoints. Ctrl-C saves and ends the run after the step; --resume goes "
-      "on.\n"
+      "TensorBoard files, the log and the checkpoints. Ctrl-C saves and ends the run after the step, with exit code "
+      "130;\n"
+      "--resume goes on.\n"
       "\n"
       "Examples:\n"
       "  trireme train recipes/tiny.toml\n"
@@ -160,7 +178,11 @@ void add_train_command(Command& app, Context& context) {
                      "that are processes write FILE-RANK");
   command.add_flag(
       "--resume", options->resume,
-      "resume from the newest complete checkpoint in the run's directory; without one, start at the beginning");
+      "resume from the newest complete checkpoint in the run's directory; without any checkpoint, start at the "
+      "beginning");
+  command.add_flag("--start-over", options->start_over,
+                   "with --resume, where every checkpoint is damaged: set what the run has written aside, in its "
+                   "directory, and start at the beginning");
   command.add_flag("--elastic", options->elastic,
                    "fit the recipe's layout to another number of ranks: another data-parallel size first, then "
                    "smaller cp, pp and tp");

@@ -21,9 +21,10 @@ namespace trireme::comm {
 /// Something every rank must hear at once.
 struct Notice {
   enum class Kind : std::uint8_t {
-    kFailed,  ///< a rank's last words: it threw, or a call of its timed out; text is the reason
-    kLost,    ///< a rank is gone without a word: its connection closed or its heartbeat stopped
-    kLeft,    ///< a rank ended its work in good order
+    kFailed,   ///< a rank's last words: it threw, or a call of its timed out; text is the reason
+    kLost,     ///< a rank is gone without a word: its connection closed or its heartbeat stopped
+    kLeft,     ///< a rank ended its work in good order
+    kRefused,  ///< a rank's last words: what it was asked for is wrong (ConfigError); nothing broke
   };
   Kind kind;
   int rank;          // whom it is about

@@ -91,7 +91,8 @@ Launch read_numbers(const Environment& env, const Names& names, Launch::Kind kin
   if (!rank || !ranks) {
     throw ConfigError(
         fmt::format("{}'s variables are only half there: {}", names.launcher, env.show({names.rank, names.ranks})),
-        fmt::format("start through the launcher, which sets both, or unset {}", rank ? names.rank : names.ranks));
+        fmt::format("start through the launcher, which sets both; or, for a run in one process, unset {}",
+                    rank ? names.rank : names.ranks));
   }
   check_range(env, names.rank, *rank, names.ranks, *ranks);
   const int local_rank = env.number(names.local_rank).value_or(-1);
@@ -221,6 +222,7 @@ Launch detect_launch(const EnvLookup& lookup) {
   const auto either = [&](const Names& names) { return env.has(names.rank) || env.has(names.ranks); };
   if (env.has("TORCHELASTIC_RUN_ID")) {
     Launch launch = read_numbers(env, kTorchrun, Launch::Kind::kTorchrun);
+    if (launch.ranks == 1) return {};  // nobody to meet: a run in one process
     read_master(env, launch);
     return launch;
   }
@@ -237,6 +239,7 @@ Launch detect_launch(const EnvLookup& lookup) {
   }
   if (either(kTorchrun)) {
     Launch launch = read_numbers(env, kTorchrun, Launch::Kind::kTorchrun);
+    if (launch.ranks == 1) return {};  // nobody to meet: a run in one process
     read_master(env, launch);
     return launch;
   }

@@ -6,7 +6,8 @@
 //   3. PMI (MPICH, Intel)  PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
 //   4. Slurm               SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, given SLURM_STEP_ID: in a batch script or an
 //                          salloc shell the others are set too, but nobody started ranks there. PMIX_RANK must agree
-//   5. set by hand         RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE: torchrun's names, the common convention
+//   5. set by hand         RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE: torchrun's names, the common convention;
+//                          RANK=0 WORLD_SIZE=1 is a run in one process
 // RANK and WORLD_SIZE set by hand beside 2 to 4 must agree with them. A launcher's variables that are only half there,
 // are not numbers, or contradict each other are a ConfigError: a wrong guess would surface as a hang on some other
 // rank.

@@ -35,6 +35,13 @@ ProcessRank::ProcessRank(const Launch& launch, const RanksOptions& options) {
       plugin.function<decltype(trireme_mpi_transport)>("trireme_mpi_transport")(options.ranks_per_node));
   auto* broadcast = plugin.function<decltype(trireme_mpi_broadcast)>("trireme_mpi_broadcast");
 
+  if (transport->ranks() != launch.ranks) {
+    throw ConfigError(fmt::format("the environment says that {} ranks were started, but MPI knows of {}", launch.ranks,
+                                  transport->ranks()),
+                      "start with 'mpirun -n N trireme ...'; or, for a run in one process, unset OMPI_COMM_WORLD_RANK "
+                      "and OMPI_COMM_WORLD_SIZE (PMI_RANK, PMI_SIZE), which a shell or script has set");
+  }
+
   TcpControlOptions control{.rank = transport->rank(), .ranks = transport->ranks()};
   Meeting meeting;
   if (control.rank == 0) {
@@ -67,10 +74,15 @@ void run_process_rank(const Launch& launch, const std::function<void(Rank&)>& bo
   auto process = std::make_unique<ProcessRank>(launch, options);
   const ThreadRank in_log(process->rank().rank(), process->rank().ranks());
   std::string block;
+  int status = 1;
   try {
     body(process->rank());
     process.reset();
     return;
+  } catch (const ConfigError& error) {
+    process->rank().announce_failure(error.message(), Notice::Kind::kRefused);
+    block = error.block();
+    status = 2;  // as the program ends for any input that is wrong: a supervisor does not try again
   } catch (const Error& error) {
     process->rank().announce_failure(error.message());
     block = error.block();
@@ -83,7 +95,7 @@ void run_process_rank(const Launch& launch, const std::function<void(Rank&)>& bo
   std::fflush(stdout);
   if (write(STDERR_FILENO, text.data(), text.size()) < 0) std::perror("stderr");
   std::this_thread::sleep_for(kLastWordsGrace);
-  std::_Exit(1);
+  std::_Exit(status);
 }
 
 }  // namespace trireme::comm

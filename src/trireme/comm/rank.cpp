@@ -1,5 +1,6 @@
 #include "trireme/comm/rank.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <numeric>
@@ -93,13 +94,13 @@ void Rank::remove(Group& group) {
   }
 }
 
-void Rank::announce_failure(const std::string& reason) noexcept {
+void Rank::announce_failure(const std::string& reason, Notice::Kind kind) noexcept {
   {
     const std::lock_guard lock(gone_mutex_);
     if (has_failed_) return;
     has_failed_ = true;
   }
-  control_->announce(Notice::Kind::kFailed, reason);
+  control_->announce(kind, reason);
   give_up();
 }
 
@@ -287,9 +288,14 @@ FailureReport Rank::report(const Group& group, const std::exception_ptr& error) 
   }
 }
 
+bool Rank::peer_refused() {
+  const std::lock_guard lock(gone_mutex_);
+  return std::ranges::any_of(gone_, [](const auto& gone) { return gone && gone->kind == Notice::Kind::kRefused; });
+}
+
 void Rank::failed(const FailureReport& report) {
   log_debug("group '{}' failed on rank {}: {}", report.group, rank(), report.reason);
-  if (!options_.flight_directory.empty()) recorder_.dump(options_.flight_directory, report.reason);
+  if (!options_.flight_directory.empty() && !peer_refused()) recorder_.dump(options_.flight_directory, report.reason);
   if (report.own) {
     announce_failure(report.reason);
   } else {
@@ -307,15 +313,16 @@ void run_ranks(int ranks, const std::function<void(Rank&)>& body, const RanksOpt
     const ThreadRank in_log(r, ranks);
     const auto i = static_cast<std::size_t>(r);
     std::unique_ptr<Rank> rank;
-    const auto failed = [&](std::exception_ptr& where, const std::string& reason) {
+    const auto failed = [&](std::exception_ptr& where, const std::string& reason,
+                            Notice::Kind kind = Notice::Kind::kFailed) {
       {
         const std::lock_guard lock(mutex);
         if (!where) where = std::current_exception();
       }
       if (rank) {
-        rank->announce_failure(reason);
+        rank->announce_failure(reason, kind);
       } else if (controls[i]) {
-        controls[i]->announce(Notice::Kind::kFailed, reason);
+        controls[i]->announce(kind, reason);
       }
     };
     try {
@@ -325,6 +332,8 @@ void run_ranks(int ranks, const std::function<void(Rank&)>& body, const RanksOpt
       body(*rank);
     } catch (const PeerFailure& error) {
       failed(consequence, error.what());
+    } catch (const ConfigError& error) {
+      failed(own, error.what(), Notice::Kind::kRefused);
     } catch (const std::exception& error) {
       failed(own, error.what());
     } catch (...) {

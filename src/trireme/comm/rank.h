@@ -56,8 +56,9 @@ class Rank final : private Watch {
   const Recorder& recorder() const { return recorder_; }
   const CommOptions& options() const { return options_; }
 
-  /// This rank cannot go on, for this reason: the others are told, and their calls that need it fail.
-  void announce_failure(const std::string& reason) noexcept;
+  /// This rank cannot go on, for this reason: the others are told, and their calls that need it fail. After kRefused
+  /// they write no flight recorders: nothing broke.
+  void announce_failure(const std::string& reason, Notice::Kind kind = Notice::Kind::kFailed) noexcept;
 
  private:
   friend class Group;
@@ -94,6 +95,7 @@ class Rank final : private Watch {
     std::optional<Departure> departure;  // of one that left
   };
   bool fails(const Gone& gone, const Operation& operation) const;
+  bool peer_refused();
   std::mutex gone_mutex_;
   std::vector<std::optional<Gone>> gone_;  // by rank
   bool has_failed_ = false;                // this rank; its last words are said

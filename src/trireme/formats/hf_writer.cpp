@@ -202,11 +202,11 @@ void HfWriter::finish() {
   sync_folder(path_.parent_path());
 }
 
-std::vector<fs::path> hf_companions(const HfDirectory& source) {
+std::vector<fs::path> hf_companions(const fs::path& folder) {
   static constexpr std::array<std::string_view, 7> kKinds = {".json",     ".jinja", ".model", ".txt",
                                                              ".tiktoken", ".md",    ".py"};
   std::vector<fs::path> companions;
-  for (const auto& entry : fs::directory_iterator(source.path())) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     const bool ours = name == "config.json" || name.ends_with(".index.json");
     const bool kind = std::ranges::any_of(kKinds, [&](std::string_view end) { return name.ends_with(end); });
@@ -227,7 +227,7 @@ void copy_hf(const HfDirectory& source, const fs::path& path, const std::optiona
       writer.write(tensor.name, file.bytes(tensor));
     }
   }
-  for (const fs::path& companion : hf_companions(source))
+  for (const fs::path& companion : hf_companions(source.path()))
     writer.add_file(companion.filename().string(), MappedFile(companion).text());
   writer.finish();
 }

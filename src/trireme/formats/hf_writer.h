@@ -80,7 +80,7 @@ class HfWriter {
 
 /// The texts that belong to a model beside its weights and configuration: tokenizer, generation settings, chat
 /// template.
-std::vector<std::filesystem::path> hf_companions(const HfDirectory& source);
+std::vector<std::filesystem::path> hf_companions(const std::filesystem::path& folder);
 
 /// Writes `source` again to `path`: the same split and bytes, or another split.
 void copy_hf(const HfDirectory& source, const std::filesystem::path& path, const std::optional<HfSplit>& split = {});

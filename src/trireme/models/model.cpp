@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/progress.h"
 #include "trireme/base/text.h"
 #include "trireme/models/assemble.h"
 #include "trireme/nn/embedding.h"
@@ -94,7 +95,11 @@ class ChainBuilder {
     std::vector<std::unique_ptr<Layer>> blocks;
     std::vector<bool> wanted;
     std::int64_t block = 0;
+    constexpr std::int64_t kMany = 512;  // no model that was published has as many
+    std::unique_ptr<Progress> progress;
+    if (count > kMany) progress = std::make_unique<Progress>("building the model", count, "layer");
     for (const std::int64_t length : lengths) {
+      if (progress) progress->update(block);
       NamedLayer& entry = entries.emplace_back(NamedLayer{fmt::format("{}.{}", prefix, block), nullptr});
       wanted.push_back(wants(entry.name));
       for (const std::int64_t end = block + length; block < end; ++block) {

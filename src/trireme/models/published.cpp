@@ -104,8 +104,9 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
 }
 
-/// A published configuration has no word for some features; whoever read it would compute something else.
-void check_says_all(const FamilyFormat& format, const formats::HfConfig& config, spec::ModelShape shape) {
+/// What whoever reads the configuration would compute otherwise.
+std::vector<std::string> lost_features(const FamilyFormat& format, const formats::HfConfig& config,
+                                       spec::ModelShape shape) {
   const spec::ModelShape read = format.read_config(config);
   // These matter in training only, and no published format has them.
   shape.label_smoothing = read.label_smoothing, shape.z_loss = read.z_loss;
@@ -114,7 +115,18 @@ void check_says_all(const FamilyFormat& format, const formats::HfConfig& config,
   if (shape.rotary.scaling == spec::RotaryScaling::kNone) shape.rotary = {.base = shape.rotary.base};
   spec::ModelShape theirs = read;
   if (theirs.rotary.scaling == spec::RotaryScaling::kNone) theirs.rotary = {.base = theirs.rotary.base};
-  const auto lost = spec::differences(shape, theirs);
+  return spec::differences(shape, theirs);
+}
+
+/// Then its bytes stay: also how it says it, where there are several ways.
+bool says_the_same(const FamilyFormat& format, const formats::HfConfig& config, const spec::ModelShape& shape) {
+  if (!config.json().contains("hidden_size") && !config.json().contains("n_embd")) return false;  // it is new
+  return lost_features(format, config, shape).empty();
+}
+
+/// A published configuration has no word for some features; whoever read it would compute something else.
+void check_says_all(const FamilyFormat& format, const formats::HfConfig& config, const spec::ModelShape& shape) {
+  const auto lost = lost_features(format, config, shape);
   if (lost.empty()) return;
   throw ConfigError(fmt::format("the published format of {} cannot say {}", format.model_type, fmt::join(lost, ", ")),
                     "keep this model in a checkpoint of our own");
@@ -242,7 +254,7 @@ void save_published_like(const formats::HfDirectory& source, Model& model, const
     const at::Tensor numbers = published_view(*found->second, found->second->param->master).to(type).contiguous();
     writer.write(stored_tensor.info->name, bytes_of(numbers));
   }
-  for (const auto& companion : formats::hf_companions(source)) {
+  for (const auto& companion : formats::hf_companions(source.path())) {
     writer.add_file(companion.filename().string(), read_text_file(companion, kMaxCompanionBytes));
   }
   writer.finish();
@@ -254,13 +266,27 @@ void save_published(Model& model, const std::filesystem::path& path, formats::Dt
   });
 }
 
-void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype, const ReadElements& read) {
+PublishedTexts texts_of(const std::filesystem::path& directory) {
+  PublishedTexts texts{.config = read_text_file(directory / "config.json", formats::kMaxConfigBytes), .files = {}};
+  for (const auto& companion : formats::hf_companions(directory)) {
+    texts.files[companion.filename().string()] = read_text_file(companion, kMaxCompanionBytes);
+  }
+  return texts;
+}
+
+void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype, const ReadElements& read,
+                    const PublishedTexts& texts) {
   const FamilyFormat& format = format_of(model.shape.family);
-  formats::HfConfig config("{}", "config.json");
-  config.set("architectures", nlohmann::ordered_json::array({format.architecture}));
+  formats::HfConfig config(texts.config, "config.json");
+  if (!config.json().contains("architectures")) {
+    config.set("architectures", nlohmann::ordered_json::array({format.architecture}));
+  }
   config.set("model_type", format.model_type);
-  config.set("torch_dtype", dtype == Dtype::kBF16 ? "bfloat16" : dtype == Dtype::kF16 ? "float16" : "float32");
-  format.write_config(model.shape, config);
+  // Newer files call it dtype.
+  config.set(config.json().contains("dtype") ? "dtype" : "torch_dtype", dtype == Dtype::kBF16  ? "bfloat16"
+                                                                        : dtype == Dtype::kF16 ? "float16"
+                                                                                               : "float32");
+  if (!says_the_same(format, config, model.shape)) format.write_config(model.shape, config);
   check_says_all(format, config, model.shape);
   std::vector<formats::TensorSpec> specs;
   std::vector<PublishedTensor> written;
@@ -280,6 +306,7 @@ void save_published(Model& model, const std::filesystem::path& path, formats::Dt
       writer.write(tensor.name, bytes_of(numbers.contiguous()));
     }
   }
+  for (const auto& [name, text] : texts.files) writer.add_file(name, text);
   writer.finish();
 }
 

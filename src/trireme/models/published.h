@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -77,13 +78,22 @@ std::unique_ptr<Model> load_published(const formats::HfDirectory& directory, con
 /// the model's is copied. The same bytes for a model that was loaded and not changed. A tied weight's second copy that
 /// said something else is not the model's.
 void save_published_like(const formats::HfDirectory& source, Model& model, const std::filesystem::path& path);
-/// Writes a directory from nothing, tensors of type `dtype`. A ConfigError naming them where the shape has features
-/// that the family's configuration cannot say.
+/// What a model's directory says beside its weights.
+struct PublishedTexts {
+  std::string config = "{}";                 ///< config.json to begin with: keys that the shape does not say stay
+  std::map<std::string, std::string> files;  ///< tokenizer.json, generation_config.json, chat_template.jinja, ...
+};
+/// Of a directory that a model came from: its configuration and all texts beside it.
+PublishedTexts texts_of(const std::filesystem::path& directory);
+
+/// Writes a directory, tensors of type `dtype`. A ConfigError naming them where the shape has features that the
+/// family's configuration cannot say.
 void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype);
 /// Elements [begin, end) of one of the model's parameters, row by row, flat and in any type.
 using ReadElements = std::function<at::Tensor(const nn::Param& param, std::int64_t begin, std::int64_t end)>;
 /// The same for a model whose parameters lie elsewhere and need no memory here: a few rows at a time, but for tensors
 /// that are published transposed, which are read as a whole.
-void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype, const ReadElements& read);
+void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype, const ReadElements& read,
+                    const PublishedTexts& texts = {});
 
 }  // namespace trireme::models

@@ -142,6 +142,13 @@ std::optional<DiskSpace> disk_space(const fs::path& path) {
                    .writable = ::access(folder.c_str(), W_OK | X_OK) == 0};
 }
 
+std::uint64_t usable_memory() {
+  Machine machine;
+  machine.memory = memory_entry("MemTotal");
+  read_container(machine);
+  return machine.memory_limit.value_or(machine.memory);
+}
+
 Machine this_machine() {
   Machine machine;
   utsname name{};

@@ -43,6 +43,10 @@ struct Machine {
 
 Machine this_machine();
 
+/// Bytes of memory that a process may have here: the machine's, or what its container allows; 0: not known. At once,
+/// where this_machine() asks programs.
+std::uint64_t usable_memory();
+
 /// The processor's name as the kernel has it; empty when not known.
 std::string cpu_model();
 

@@ -105,6 +105,9 @@ class Child {
   std::optional<int> status_;
 };
 
+/// How `trireme train` ends when it was asked to stop.
+constexpr int kInterrupted = 130;
+
 std::string ended_how(int status) {
   if (status > 128 && status <= 128 + SIGRTMAX)
     return fmt::format("was ended by signal {} ({})", status - 128, ::strsignal(status - 128));
@@ -208,6 +211,10 @@ Supervised Supervisor::go() {
     timeline_.tell("ended", {{"life", result_.lives}, {"status", result_.status}, {"hung", end == End::kHung}});
     if (result_.status == 0 && end == End::kItself) {
       result_.finished = true;
+      return result_;
+    }
+    if (result_.status == kInterrupted && end == End::kItself) {  // somebody stopped it, and it has saved
+      result_.why = "interrupted";
       return result_;
     }
     if (result_.status == 127 || (result_.status == 2 && end == End::kItself)) {  // it would be the same again

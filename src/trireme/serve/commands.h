@@ -46,7 +46,8 @@ struct GenerateRequest {
   std::vector<std::int64_t> stop;  ///< a sequence ends after one of these
   GeneratePrecision precision = GeneratePrecision::kFp32;
   spec::DeviceKind device = spec::DeviceKind::kCpu;
-  int local_ranks = 1;  ///< that share the machine's cores
+  bool beyond_context = false;  ///< sequences may get longer than the model's max_seq_len
+  int local_ranks = 1;          ///< that share the machine's cores
   /// Called on rank 0 with each new token as soon as it is there.
   std::function<void(std::size_t sequence, std::int64_t token)> on_token = nullptr;
 };
@@ -57,7 +58,7 @@ struct Commands {
   /// What was added to each prompt, the same on every rank.
   TokenLists (*generate)(const GenerateRequest& request, comm::Rank& rank);
 };
-inline constexpr std::uint32_t kVersion = 2;
+inline constexpr std::uint32_t kVersion = 3;
 
 extern "C" const Commands* trireme_serve();
 using Entry = const Commands*();

@@ -78,12 +78,17 @@ void check(const GenerateRequest& request, const spec::ModelShape& shape) {
                         "give at least one token, such as the begin-of-text token");
     }
     check_tokens(request.prompts[i], shape);
-    // Rotary positions go on; a table of learned ones ends.
-    if (shape.position_kind == spec::PositionKind::kLearned && length + request.tokens > shape.max_seq_len) {
+    // A table of learned positions ends; the others go on, to where the model has never been.
+    const bool ends = shape.position_kind == spec::PositionKind::kLearned;
+    if (length + request.tokens > shape.max_seq_len && (ends || !request.beyond_context)) {
+      const std::int64_t room = std::max<std::int64_t>(0, shape.max_seq_len - length);
       throw ConfigError(
-          fmt::format("a prompt of {} tokens and {} new ones do not fit into the model's {} positions", length,
+          fmt::format("a prompt of {} tokens and {} new ones do not fit into the model's context of {} tokens", length,
                       request.tokens, shape.max_seq_len),
-          fmt::format("ask for at most {} new tokens", std::max<std::int64_t>(0, shape.max_seq_len - length)));
+          room > 0 ? fmt::format("ask for at most {} new tokens{}", room,
+                                 ends ? "" : ", or allow more than it was made for with --beyond-context")
+          : ends   ? "give a shorter prompt"
+                   : "give a shorter prompt, or allow more than it was made for with --beyond-context");
     }
   }
 }

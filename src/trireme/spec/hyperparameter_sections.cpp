@@ -41,7 +41,7 @@ void add_schedule_problems(const LrScheduleConfig& schedule, Problems& problems)
   const std::string kind = fmt::format("lr_schedule.kind = \"{}\"", name_in<LrScheduleKind>(kSchedules, schedule.kind));
   const std::int64_t after_warmup = std::max<std::int64_t>(2 * schedule.warmup, 1000);
   add_missing_or_unused(problems, "lr_schedule.total", schedule.total.has_value(), needs_total(schedule.kind), kind,
-                        fmt::format("set lr_schedule.total = {}", after_warmup));
+                        fmt::format("set lr_schedule.total = {}, or train.steps, with which it ends", after_warmup));
   add_missing_or_unused(problems, "lr_schedule.decay", schedule.decay.has_value(),
                         schedule.kind == LrScheduleKind::kWsd, kind, "set lr_schedule.decay = 100");
   add_missing_or_unused(problems, "lr_schedule.boundaries", !schedule.boundaries.empty(),
@@ -148,8 +148,10 @@ void describe(config::Section<LrScheduleConfig>& section) {
              "learning rate that warm-up starts from; unset: 0, or optim.learning_rate itself where scaling is used")
       .at_least(0);
   section
-      .field("total", &LrScheduleConfig::total,
-             "linear, cosine, wsd: where the minimum is reached, warm-up included, in lr_schedule.unit")
+      .field(
+          "total", &LrScheduleConfig::total,
+          "linear, cosine, wsd: where the minimum is reached, warm-up included, in lr_schedule.unit; unset: at the end "
+          "of the run, train.steps or train.tokens")
       .unit(Unit::kCount)
       .range(1, kMost);
   section.field("minimum", &LrScheduleConfig::minimum, "lowest learning rate, as a fraction of the peak").range(0, 1);

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
 namespace trireme::spec {
 namespace {
 
@@ -60,6 +63,42 @@ ModelConfig whole_config(const ModelShape& shape) {
   return config;
 }
 
+/// The sizes that are derived from each other.
+template <typename Sizes, typename Visit>
+void visit_derived(Sizes& sizes, const Visit& visit) {
+  visit(sizes.hidden_size);
+  visit(sizes.num_heads);
+  visit(sizes.num_kv_heads);
+  visit(sizes.head_dim);
+  visit(sizes.ffn_size);
+}
+
+/// `shape` has what was given, else what its family has. Where nothing can be derived it stays so, and find_problems()
+/// says what is missing.
+void derive_sizes(const ModelConfig& config, ModelShape& shape) {
+  const ModelShape usual = family_shape(shape.family);
+  if (shape.hidden_size < 1) return;
+  if (config.hidden_size && !config.num_heads) {
+    for (const std::int64_t size : {config.head_dim.value_or(usual.head_dim), std::int64_t{64}, std::int64_t{32},
+                                    std::int64_t{16}, std::int64_t{8}}) {
+      if (size < 1 || shape.hidden_size % size != 0) continue;
+      shape.num_heads = shape.hidden_size / size;
+      break;
+    }
+  }
+  const bool other_heads = config.hidden_size || config.num_heads;
+  if (!config.num_kv_heads && other_heads) shape.num_kv_heads = shape.num_heads;
+  if (!config.head_dim && other_heads && shape.num_heads > 0 && shape.hidden_size % shape.num_heads == 0) {
+    shape.head_dim = shape.hidden_size / shape.num_heads;
+  }
+  if (!config.ffn_size && config.hidden_size) {
+    constexpr std::int64_t kMultiple = 16;  // what tensor cores and tensor parallelism like
+    const double rows = static_cast<double>(shape.hidden_size) * static_cast<double>(usual.ffn_size) /
+                        static_cast<double>(usual.hidden_size);
+    shape.ffn_size = static_cast<std::int64_t>(std::ceil(rows / kMultiple)) * kMultiple;
+  }
+}
+
 void add_differences(const config::Schema& schema, const void* of, const void* other, const std::string& prefix,
                      std::vector<std::string>& out) {
   for (const config::Field& field : schema.fields) {
@@ -114,7 +153,17 @@ void describe(config::Section<ModelConfig>& section) {
       "init_from", &ModelConfig::init_from,
       "Hugging Face folder to start from: its configuration, changed by the keys given here, and its weights; "
       "unset: weights are initialised from run.seed");
-  section.field("vocab_size", &ModelConfig::vocab_size, "vocabulary size, rows of the token embedding").at_least(1);
+  section.field("init_partial", &ModelConfig::init_partial,
+                "with init_from: sizes may differ; tensors with the same name and shape are loaded, the others are "
+                "initialised from run.seed, and the log names them");
+  section.field("init_resize_vocab", &ModelConfig::init_resize_vocab,
+                "with init_from: vocab_size may differ; embedding and output head keep the rows that both have, more "
+                "are initialised from run.seed");
+  section
+      .field("vocab_size", &ModelConfig::vocab_size,
+             "vocabulary size, rows of the token embedding; unset: that of data.tokenizer or of the token shards, "
+             "rounded up to a multiple of 64, or the family's where neither says")
+      .at_least(1);
   section.field("max_seq_len", &ModelConfig::max_seq_len, "longest sequence in tokens (max_position_embeddings)")
       .at_least(1);
   section.field("hidden_size", &ModelConfig::hidden_size, "hidden size of the model (d_model)").at_least(1);
@@ -122,13 +171,22 @@ void describe(config::Section<ModelConfig>& section) {
       .at_least(1);
   section.field("num_encoder_layers", &ModelConfig::num_encoder_layers, "transformer family: layers of the encoder")
       .at_least(0);
-  section.field("num_heads", &ModelConfig::num_heads, "attention (query) heads").at_least(1);
+  section
+      .field("num_heads", &ModelConfig::num_heads,
+             "attention (query) heads; unset: the family's, or hidden_size by its head_dim")
+      .at_least(1);
   section
       .field("num_kv_heads", &ModelConfig::num_kv_heads,
-             "key and value heads; fewer than num_heads: grouped-query attention (GQA), 1: multi-query (MQA)")
+             "key and value heads; fewer than num_heads: grouped-query attention (GQA), 1: multi-query (MQA); unset: "
+             "num_heads, or the family's where sizes are its own")
       .at_least(1);
-  section.field("head_dim", &ModelConfig::head_dim, "dimension of a head").at_least(1);
-  section.field("ffn_size", &ModelConfig::ffn_size, "hidden size of the MLP (intermediate_size, d_ff)").at_least(1);
+  section.field("head_dim", &ModelConfig::head_dim, "dimension of a head; unset: hidden_size / num_heads").at_least(1);
+  section
+      .field("ffn_size", &ModelConfig::ffn_size,
+             "hidden size of the MLP (intermediate_size, d_ff); unset: in the family's proportion to hidden_size (4 "
+             "for gpt2 "
+             "and bert, 3.5 for llama), rounded up to a multiple of 16")
+      .at_least(1);
   section.field("segments", &ModelConfig::segments, "bert: token types (type_vocab_size)").at_least(0);
   section.field("norm", &ModelConfig::norm, "layer: LayerNorm; rms: RMSNorm");
   section.field("epsilon", &ModelConfig::epsilon, "epsilon of the norms").above(0.0);
@@ -176,7 +234,9 @@ void describe(config::Section<ModelConfig>& section) {
 
 std::optional<ModelShape> shape_of(const ModelConfig& config) {
   if (!config.family) return std::nullopt;
-  return with_keys(family_shape(*config.family), config);
+  ModelShape shape = with_keys(family_shape(*config.family), config);
+  derive_sizes(config, shape);
+  return shape;
 }
 
 ModelShape with_keys(ModelShape shape, const ModelConfig& config) {
@@ -191,15 +251,27 @@ ModelConfig resolved(const ModelConfig& config) {
   if (!shape) return config;
   ModelConfig whole = whole_config(*shape);
   whole.init_from = config.init_from;
+  whole.init_partial = config.init_partial;
+  whole.init_resize_vocab = config.init_resize_vocab;
   return whole;
 }
 
 ModelConfig config_of(const ModelShape& shape) {
-  ModelConfig config = whole_config(shape);
+  const ModelConfig whole = whole_config(shape);
+  ModelConfig config = whole;
   const ModelShape usual = family_shape(shape.family);
   visit_pairs(config, usual, [](auto& key, const auto& value) {
     if (key == value) key.reset();
   });
+  bool other_sizes = false;
+  visit_derived(config, [&](const auto& key) { other_sizes = other_sizes || key.has_value(); });
+  if (other_sizes) {  // one that is left out would be derived
+    config.hidden_size = whole.hidden_size;
+    config.num_heads = whole.num_heads;
+    config.num_kv_heads = whole.num_kv_heads;
+    config.head_dim = whole.head_dim;
+    config.ffn_size = whole.ffn_size;
+  }
   return config;
 }
 
@@ -210,9 +282,40 @@ std::vector<std::string> differences(const ModelShape& shape, const ModelShape& 
   return out;
 }
 
+std::string shape_text(const ModelShape& shape) {
+  std::string text = fmt::format("{}, ", name_in(enum_names(std::type_identity<Family>()), shape.family));
+  if (shape.num_encoder_layers > 0) text += fmt::format("{} encoder layers, ", shape.num_encoder_layers);
+  text += fmt::format("{} layers, hidden_size {}, {} heads of {}", shape.num_layers, shape.hidden_size, shape.num_heads,
+                      shape.head_dim);
+  if (shape.num_kv_heads != shape.num_heads) text += fmt::format(" ({} for keys and values)", shape.num_kv_heads);
+  return text + fmt::format(", ffn_size {}, vocab_size {}, max_seq_len {}", shape.ffn_size, shape.vocab_size,
+                            shape.max_seq_len);
+}
+
 std::vector<config::Problem> find_problems(const ModelConfig& config) {
   if (config.init_from) return {};  // the folder says the rest; whoever opens it looks for problems
-  if (const auto shape = shape_of(config)) return find_problems(*shape, "model");
+  for (const auto& [key, given] :
+       {std::pair{"model.init_partial", config.init_partial}, {"model.init_resize_vocab", config.init_resize_vocab}}) {
+    if (given)
+      return {{.key = key,
+               .reason = "is given, but no weights are loaded without model.init_from",
+               .hint = "leave it out, or set model.init_from",
+               .where = {}}};
+  }
+  if (const auto shape = shape_of(config)) {
+    constexpr std::int64_t kMost = 1 << 20;  // beyond that find_problems(shape) has something to say
+    const bool derives = !config.head_dim && (config.hidden_size || config.num_heads) && shape->hidden_size <= kMost;
+    if (derives && shape->num_heads > 0 && shape->hidden_size % shape->num_heads != 0) {
+      std::int64_t fits = std::min(shape->num_heads, shape->hidden_size);
+      while (shape->hidden_size % fits != 0) --fits;
+      return {{.key = "model.num_heads",
+               .reason = fmt::format("{} does not divide hidden_size = {}, and head_dim is not given", shape->num_heads,
+                                     shape->hidden_size),
+               .hint = fmt::format("set model.num_heads = {}", fits),
+               .where = {}}};
+    }
+    return find_problems(*shape, "model");
+  }
   if (config == ModelConfig{}) return {};
   return {{.key = "model",
            .reason = "is given without a family, so nothing uses it",

@@ -1,8 +1,9 @@
 // spec/model_config.h -- the [model] section of a recipe: a family, and what differs from its smallest published model.
 //
 //   [model]                        const auto shape = shape_of(recipe.model);
-//   family = "llama"               shape->num_layers == 80, shape->num_kv_heads == 8 as in every Llama 3
-//   num_layers = 80
+//   family = "llama"               shape->hidden_size == 512, shape->head_dim == 64, shape->num_kv_heads == 8,
+//   hidden_size = 512              shape->ffn_size == 1792 as wide as Llama's, and the rest as in Llama 3 8B
+//   num_heads = 8
 //
 // Every member of ModelShape is a key of the same name here; the pairs are listed once, in visit_pairs().
 // Depends on: base, spec/model_shape.
@@ -29,10 +30,12 @@ struct RotaryConfig {
   bool operator==(const RotaryConfig&) const = default;
 };
 
-/// [model]: what is unset is as family_shape() has it. Without a family there is no model.
+/// [model]: what is unset is as shape_of() derives it. Without a family there is no model.
 struct ModelConfig {
   std::optional<Family> family;
   std::optional<std::string> init_from;  ///< a published model's folder: shape and weights to start with
+  bool init_partial = false;             ///< tensors that do not fit are initialised, not loaded
+  bool init_resize_vocab = false;        ///< embeddings keep the rows that both vocabularies have
   std::optional<std::int64_t> vocab_size, max_seq_len, hidden_size, num_layers, num_encoder_layers, num_heads,
       num_kv_heads, head_dim, ffn_size, segments;
   std::optional<NormKind> norm;
@@ -54,15 +57,19 @@ struct ModelConfig {
 void describe(config::Section<RotaryConfig>& section);
 void describe(config::Section<ModelConfig>& section);
 
-/// The shape that a section asks for; none without a family, also where init_from says it. Nothing is derived: a wider
-/// model needs its heads too, and find_problems() says so.
+/// The shape that a section asks for; none without a family, also where init_from says it. A model of other sizes than
+/// the family's smallest has those that follow from the ones given: head_dim = hidden_size / num_heads, num_kv_heads =
+/// num_heads, ffn_size in the family's proportion to hidden_size, num_heads by the family's head_dim.
 std::optional<ModelShape> shape_of(const ModelConfig& config);
 /// `shape` with the keys that the section sets: what fine-tuning changes of a published model, such as dropout.
 ModelShape with_keys(ModelShape shape, const ModelConfig& config);
 /// The section with every key set, as its family has it: what `trireme recipe show` prints. Empty stays empty.
 ModelConfig resolved(const ModelConfig& config);
-/// The section that gives this shape: its family and what differs.
+/// The section that gives this shape: its family and what differs; sizes that are derived from each other together.
 ModelConfig config_of(const ModelShape& shape);
+/// "llama, 4 layers, hidden_size 96, 4 heads of 24 (2 for keys and values), ffn_size 336, vocab_size 2048, max_seq_len
+/// 256".
+std::string shape_text(const ModelShape& shape);
 /// Keys in which two shapes differ, with the first one's value: "window = 4". Empty when they are equal.
 std::vector<std::string> differences(const ModelShape& shape, const ModelShape& other);
 

@@ -4,12 +4,14 @@
 
 #include "trireme/base/env.h"
 #include "trireme/base/units.h"
+#include "trireme/spec/derived.h"
 
 namespace trireme::spec {
 
 using namespace std::chrono_literals;
 
 namespace {
+using Problems = std::vector<config::Problem>;
 constexpr Named<Transport> kTransports[] = {
     {"auto", Transport::kAuto},
     {"threads", Transport::kThreads},
@@ -109,6 +111,17 @@ void describe(config::Section<Recipe>& section) {
   section.section("health", &Recipe::health);
   section.section("log", &Recipe::log);
   section.retired("schedule", "lr_schedule");
+  section.retired("optimizer", "optim");
+  section.retired("training", "train");
+  section.retired("scheduler", "lr_schedule");
+  section.retired("lr_scheduler", "lr_schedule");
+  section.retired("parallel", "layout");
+  section.retired("parallelism", "layout");
+  section.retired("distributed", "comm");
+  section.retired("dataset", "data");
+  section.retired("logging", "log");
+  section.retired("evaluation", "eval");
+  add_foreign_names(section);
   section.reserved("compress", "gradient compression");
   section.reserved("elastic", "worlds whose ranks join and leave while a run goes on");
   section.reserved("serve", "an inference server");
@@ -189,7 +202,17 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
   return problems;
 }
 
-LoadedRecipe load_recipe(const config::Input& input) { return config::load<Recipe>(input); }
+LoadedRecipe load_recipe(const config::Input& input) {
+  LoadedRecipe loaded;
+  Problems problems;
+  std::vector<std::string> said;
+  loaded.origins = config::read_into(recipe_schema(), &loaded.value, input, problems);
+  Problems found = derive(loaded, input, /*ranks=*/0, said);
+  for (config::Problem& problem : find_problems(loaded.value)) found.push_back(std::move(problem));
+  config::add_cross_problems(std::move(found), loaded.origins, input, problems);
+  if (!problems.empty()) throw config::ProblemsError(config::title(input), std::move(problems));
+  return loaded;
+}
 
 std::vector<config::Override> recipe_environment() {
   constexpr std::pair<const char*, const char*> kVariables[] = {

@@ -108,13 +108,15 @@ void describe(config::Section<CommConfig>& section);
 void describe(config::Section<EmulatedConfig>& section);
 void describe(config::Section<LogConfig>& section);
 void describe(config::Section<Recipe>& section);
+/// What other programs call keys of ours: for "did you mean".
+void add_foreign_names(config::Section<Recipe>& section);
 
 /// Every way in which values that are fine by themselves do not go together. Pure and cheap: planner and checks call it
 /// in their inner loops.
 std::vector<config::Problem> find_problems(const Recipe& recipe);
 
 using LoadedRecipe = config::Loaded<Recipe>;
-/// Throws config::ProblemsError with everything that is wrong. (config::load<Recipe>, compiled once.)
+/// Throws config::ProblemsError with everything that is wrong. What follows from what is given is derived (derived.h).
 LoadedRecipe load_recipe(const config::Input& input);
 const config::Schema& recipe_schema();
 /// Keys that environment variables set (TRIREME_COMM_DEADLINE, ...): for config::Input::environment.

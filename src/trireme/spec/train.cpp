@@ -25,6 +25,12 @@ void describe(config::Section<TrainConfig>& section) {
           "of a step; unset: one micro-batch, without gradient accumulation")
       .at_least(1);
   section
+      .field("gradient_accumulation_steps", &TrainConfig::gradient_accumulation_steps,
+             "micro-batches whose gradients are accumulated in a step; with one of train.micro_batch_size and "
+             "batch.global_batch_tokens the other follows: tokens = sequences * data.seq_len * data-parallel size * "
+             "this")
+      .range(1, 1 << 20);
+  section
       .field("threads", &TrainConfig::threads,
              "CPU threads of each rank; unset: the machine's cores divided by its ranks")
       .range(1, 4096);

@@ -31,8 +31,9 @@ std::span<const Named<RecomputeKind>> enum_names(std::type_identity<RecomputeKin
 
 /// [train]
 struct TrainConfig {
-  std::optional<std::int64_t> steps, tokens;     ///< one of them
-  std::optional<std::int64_t> micro_batch_size;  ///< sequences; unset: no gradient accumulation
+  std::optional<std::int64_t> steps, tokens;                ///< one of them
+  std::optional<std::int64_t> micro_batch_size;             ///< sequences; unset: no gradient accumulation
+  std::optional<std::int64_t> gradient_accumulation_steps;  ///< micro-batches of a step; see derived.h
   std::optional<int> threads;  ///< of each rank; unset: the cores shared among the ranks of the machine
   RecomputeKind recompute = RecomputeKind::kNone;
   std::int64_t recompute_every = 2;

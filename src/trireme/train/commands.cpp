@@ -34,6 +34,17 @@ std::vector<std::int32_t> token_bytes(const std::optional<std::string>& tokenize
   return bytes;
 }
 
+constexpr std::int64_t kUsualLength = 1024;
+
+void check_context(std::int64_t length, const spec::ModelShape& shape, bool beyond) {
+  const bool ends = shape.position_kind == spec::PositionKind::kLearned;
+  if (length <= shape.max_seq_len || (beyond && !ends)) return;
+  throw ConfigError(
+      fmt::format("sequences of {} tokens do not fit into the model's context of {}", length, shape.max_seq_len),
+      fmt::format("give --seq-len {}{}", shape.max_seq_len,
+                  ends ? "" : ", or allow more than it was made for with --beyond-context"));
+}
+
 EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
   at::set_num_threads(std::max(1, usable_cores() / std::max(1, request.local_ranks)));
   comm::Group& world = rank.world();
@@ -54,8 +65,16 @@ EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
   recipe.model = spec::resolved(spec::config_of(opened.model->shape));
   data::Split split = data::Split::kValidation;
   if (request.data) {
+    const std::int64_t trained =
+        opened.recipe ? opened.recipe->data.seq_len : std::min(opened.model->shape.max_seq_len, kUsualLength);
     recipe.data = *request.data;
+    recipe.data.seq_len = request.seq_len.value_or(trained);
     recipe.data.validation_fraction = 0;
+    check_context(recipe.data.seq_len, opened.model->shape, request.beyond_context);
+    if (opened.recipe && recipe.data.seq_len > trained && world.rank() == 0) {
+      log_warn("sequences of {} tokens are longer than the {} that the run was trained with", recipe.data.seq_len,
+               trained);
+    }
     split = data::Split::kTrain;  // of which nothing is kept back: all there is
   } else if (!opened.recipe) {
     throw ConfigError(fmt::format("{} is a published model, which says nothing of data", request.model.string()),
@@ -72,6 +91,10 @@ EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
   std::unique_ptr<Progress> progress;
   if (world.rank() == 0) {
     log_info("{} on {} samples of {} tokens", opened.what, count, samples->length());
+    if (!request.data && recipe.eval.every > 0 && count > recipe.eval.samples) {
+      log_info("validation during the run took the first {} of them (eval.samples), so that its loss is another one",
+               recipe.eval.samples);
+    }
     progress = std::make_unique<Progress>("eval", stretch_of(0, count, 0, groups->dp_size).count, "sample");
   }
   const auto forward = [&](nn::Tensors inputs, nn::Context& context) {

@@ -26,6 +26,7 @@ struct RunRequest {
   spec::Recipe recipe;
   std::filesystem::path folder;          ///< the run's directory
   bool resume = false;                   ///< go on from its newest whole checkpoint
+  bool start_over = false;               ///< with resume: where none is whole, set the run aside and begin anew
   bool explain = false;                  ///< tell what a step keeps and sends, before the first
   std::int64_t profile = 0;              ///< so many steps, once the first few are over; 0: none
   int local_ranks = 1;                   ///< on this machine: they share its cores
@@ -54,6 +55,8 @@ struct MemoryRequest {
 struct EvalRequest {
   std::filesystem::path model;           ///< a run, a checkpoint, or a Hugging Face directory
   std::optional<spec::DataConfig> data;  ///< instead of the run's own validation data
+  std::optional<std::int64_t> seq_len;   ///< of `data`; unset: as long as the run was trained with
+  bool beyond_context = false;           ///< samples may be longer than the model's max_seq_len
   std::optional<std::int64_t> samples;   ///< at most so many; unset: all, at most kMostSamples of endless data
   std::int64_t rows = 8;                 ///< at once
   spec::Precision precision = spec::Precision::kFp32;
@@ -124,7 +127,7 @@ struct Commands {
   void (*verify)(const VerifyRequest& request, comm::Rank& rank, const OnVerified& each);
   std::string (*memory)(const MemoryRequest& request);
 };
-inline constexpr std::uint32_t kVersion = 7;
+inline constexpr std::uint32_t kVersion = 8;
 
 extern "C" const Commands* trireme_train();
 using Entry = const Commands*();

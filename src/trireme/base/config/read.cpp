@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
 
 #include "trireme/base/config.h"
 #include "trireme/base/config/node.h"
@@ -29,7 +30,7 @@ void add_keys(const Schema& schema, const std::string& path, std::vector<std::st
 class Reader {
  public:
   Reader(const Schema& root, const Input& input, std::vector<Problem>& problems)
-      : file_(input.file.value_or("")), problems_(problems) {
+      : root_(root), file_(input.file.value_or("")), problems_(problems) {
     add_keys(root, "", keys_);
   }
 
@@ -40,7 +41,7 @@ class Reader {
       } else if (const Part* part = schema.find_part(name)) {
         read_part(*part, node, object, join(path, name));
       } else {
-        add(join(path, name), unknown_key(schema, path, name), {}, at(node));
+        add(join(path, name), unknown_key(schema, path, name, node.kind == Node::Kind::kTable), {}, at(node));
       }
     }
   }
@@ -65,10 +66,11 @@ class Reader {
         return store(*field, node, object, key, origin);
       }
       const Part* part = schema->find_part(names[i]);
-      if (part == nullptr) return add(key, unknown_key(*schema, path, names[i]), {}, origin);
+      if (part == nullptr) return add(key, unknown_key(*schema, path, names[i], !last), {}, origin);
       std::size_t index = 0;
       if (part->list) {
         const std::size_t size = part->size(object);
+        if (last && trimmed(node.text).empty()) return clear(*part, object, key, origin);
         if (last || !entry_number(names[++i], size, index)) {
           return add(key,
                      size == 0 ? fmt::format("[[{}]] has no entries to change", join(path, part->name))
@@ -123,6 +125,14 @@ class Reader {
                                 : example_key(*schema.parts.front().schema, join(path, schema.parts.front().name));
   }
 
+  /// Nothing after '=': no entries any more, nor their origins and problems.
+  void clear(const Part& part, void* object, const std::string& key, std::string where) {
+    part.resize(object, 0);
+    std::erase_if(origins_, [&](const auto& origin) { return origin.first.starts_with(key + "."); });
+    std::erase_if(problems_, [&](const Problem& problem) { return problem.key.starts_with(key + "."); });
+    origins_[key] = std::move(where);
+  }
+
   void store(const Field& field, const Node& node, void* object, const std::string& key, std::string where) {
     Reading reading = read_value(field, node);
     if (reading.refused()) return add(key, std::move(reading.reason), std::move(reading.hint), std::move(where));
@@ -150,12 +160,15 @@ class Reader {
     }
   }
 
-  std::string unknown_key(const Schema& schema, const std::string& path, const std::string& name) const {
+  std::string unknown_key(const Schema& schema, const std::string& path, const std::string& name, bool is_section) {
     for (const auto& [reserved, purpose] : schema.reserved) {
       if (reserved == name) return fmt::format("is reserved for {}, which is not built yet", purpose);
     }
     for (const auto& [before, now] : schema.retired) {
       if (before == name) return fmt::format("unknown key; did you mean \"{}\"?", join(path, now));
+    }
+    for (const auto& [theirs, key] : root_.foreign) {
+      if (theirs == name && !is_section) return fmt::format("unknown key; did you mean \"{}\"?", key);
     }
     if (const auto near = closest(name, schema.names())) {
       return fmt::format("unknown key; did you mean \"{}\"?", join(path, *near));
@@ -164,12 +177,17 @@ class Reader {
     for (const std::string& key : keys_) {
       if (key.ends_with("." + name) || key == name) return fmt::format("unknown key; did you mean \"{}\"?", key);
     }
+    if (!listed_.insert(path).second) {
+      return fmt::format("unknown key{}", path.empty() ? "" : fmt::format("; the keys of [{}] are listed above", path));
+    }
     return fmt::format("unknown key; {} are {}", path.empty() ? "the sections" : fmt::format("the keys of [{}]", path),
                        listed(schema.names()));
   }
 
+  const Schema& root_;
   std::string file_;
   std::vector<Problem>& problems_;
+  std::set<std::string> listed_;  // sections whose keys a message has listed: once is enough
   std::vector<std::string> keys_;
   Origins origins_;
   std::map<std::string, std::string> section_lines_;

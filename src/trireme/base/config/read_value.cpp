@@ -199,6 +199,7 @@ Reading read_value(const Field& field, const Node& node) {
     return refuse(fmt::format("expected {}, found {}", type_text(plain), found_text(node)));
   }
   std::vector<Value> values;
+  // `--set list=` empties it: raw_items() of nothing.
   const std::vector<Node> items = node.kind == NodeKind::kRaw ? raw_items(node) : node.items;
   for (std::size_t i = 0; i < items.size(); ++i) {
     Reading item = checked(field, read_scalar(field, items[i]));

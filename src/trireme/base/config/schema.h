@@ -78,6 +78,8 @@ struct Schema {
   std::vector<Part> parts;
   // Names that are no keys, for the error that says so: {former name, name now} and {section to come, what for}.
   std::vector<std::pair<std::string, std::string>> retired, reserved;
+  // Of the outermost schema: names that other programs have for a key, wherever they stand, and the whole key.
+  std::vector<std::pair<std::string, std::string>> foreign;
   std::shared_ptr<const void> defaults;  // a struct as it is made; shared like Part::schema
 
   const Field* find_field(std::string_view name) const;
@@ -268,6 +270,9 @@ class Section {
 
   /// A key was called `before`: an error for it names `now`, the key that replaced it. Not an alias.
   void retired(std::string before, std::string now) { schema_.retired.emplace_back(std::move(before), std::move(now)); }
+  /// Other programs call the key `key` ("optim.learning_rate", in full) so: an error for that name, in whichever
+  /// section, names ours. Not an alias. For the outermost section.
+  void foreign(std::string name, std::string key) { schema_.foreign.emplace_back(std::move(name), std::move(key)); }
   /// A section of this name is to come: an error for it says so instead of guessing at another one.
   void reserved(std::string name, std::string purpose) {
     schema_.reserved.emplace_back(std::move(name), std::move(purpose));

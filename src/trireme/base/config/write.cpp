@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <map>
 
 #include "trireme/base/config.h"
 
@@ -192,6 +193,38 @@ std::string write_toml(const Schema& schema, const void* object, const Origins* 
   TomlWriter writer(origins);
   writer.section(schema, object, "", "");
   return writer.take();
+}
+
+namespace {
+
+void add_values(const Schema& schema, const void* object, const std::string& path,
+                std::map<std::string, std::string>& values) {
+  const std::string prefix = path.empty() ? "" : path + ".";
+  for (const Field& field : schema.fields) values[prefix + field.name] = value_text(field, field.get(object));
+  for (const Part& part : schema.parts) {
+    for (std::size_t i = 0; i < part.size(object); ++i) {
+      add_values(*part.schema, part.at(object, i),
+                 part.list ? fmt::format("{}{}.{}", prefix, part.name, i) : prefix + part.name, values);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> differences(const Schema& schema, const void* left, const void* right) {
+  std::map<std::string, std::string> all[2];
+  add_values(schema, left, "", all[0]);
+  add_values(schema, right, "", all[1]);
+  std::map<std::string, std::pair<std::string, std::string>> both;
+  for (const auto& [key, value] : all[0]) both[key].first = value;
+  for (const auto& [key, value] : all[1]) both[key].second = value;
+  std::vector<std::string> out;
+  for (const auto& [key, values] : both) {
+    if (values.first == values.second) continue;
+    const auto text = [](const std::string& value) { return value.empty() ? std::string("(not there)") : value; };
+    out.push_back(fmt::format("{}: {} and {}", key, text(values.first), text(values.second)));
+  }
+  return out;
 }
 
 std::string docs_text(const Schema& schema, std::size_t width) {

@@ -200,7 +200,11 @@ std::vector<Finding> check_test(const SelfTest& test) {
   };
   const std::string rates =
       fmt::format("fp32 {}, bf16 {} with {}", rate(test.fp32_flops), rate(test.bf16_flops), threads);
-  if (test.quiet()) {
+  if (!test.not_stored.empty()) {
+    out.push_back({"matrices", kNote,
+                   fmt::format("{}; not stored as the peak of a run's MFU: {}", rates, test.not_stored),
+                   "set XDG_CACHE_HOME to a folder that can be written to"});
+  } else if (test.quiet()) {
     out.push_back({"matrices", kFine,
                    fmt::format("{}; stored in {}, as the peak of a run's MFU", rates, observe::peak_path().string())});
   } else {

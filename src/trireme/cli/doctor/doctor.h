@@ -48,7 +48,8 @@ struct SelfTest {
   double all_reduce_seconds = 0;
   bool all_reduce_right = false;
   std::optional<double> gemm_error, fp32_flops, bf16_flops;
-  double share = 1;  // of its threads' time that the process really ran while it multiplied
+  std::string not_stored;  // why the rates of matrices could not be stored for the trainer; empty: they are
+  double share = 1;        // of its threads' time that the process really ran while it multiplied
   /// Whether other programs left it alone: only then is the rate of matrices that of the machine.
   bool quiet() const { return share > 0.8; }
 };

@@ -92,12 +92,12 @@ double process_seconds() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
-void keep(std::string_view precision, int threads, const std::optional<double>& flops) {
+void keep(std::string_view precision, const std::optional<double>& flops, SelfTest& test) {
   if (!flops) return;
   try {
-    observe::keep_peak(precision, threads, *flops, "trireme doctor");
+    observe::keep_peak(precision, test.threads, *flops, "trireme doctor");
   } catch (const IoError& error) {  // the trainer then says that MFU is not known
-    log_warn("the measured GEMM rate could not be stored: {}", error.message());
+    test.not_stored = error.message();
   }
 }
 
@@ -125,8 +125,8 @@ SelfTest test_machine(int threads, const LoadedRuntime& loaded) {
   test.share = (process_seconds() - before_seconds) / (threads * seconds_since(begin));
   runtime.set_intra_op_threads(before);
   if (!test.quiet()) return test;  // what a busy machine does is no peak
-  keep("fp32", threads, test.fp32_flops);
-  keep("bf16", threads, test.bf16_flops);
+  keep("fp32", test.fp32_flops, test);
+  keep("bf16", test.bf16_flops, test);
   return test;
 }
 

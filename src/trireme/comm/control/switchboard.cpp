@@ -46,7 +46,7 @@ void Switchboard::receive(Caller caller, const Message& message, Time now) {
       request(caller, message, now);
       return;
     case MessageType::kAnnounce:
-      if (message.number < 0 || message.number > static_cast<std::int64_t>(Notice::Kind::kLeft)) {
+      if (message.number < 0 || message.number > static_cast<std::int64_t>(Notice::Kind::kRefused)) {
         throw WireError(fmt::format("it announced a notice of the unknown kind {}", message.number));
       }
       announce(static_cast<Notice::Kind>(message.number), rank, message.value);

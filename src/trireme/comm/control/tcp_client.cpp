@@ -247,7 +247,7 @@ class Client : public ControlPlane {
       if (message.type == MessageType::kNotice) {
         // Listeners index by rank and kind: a server gone mad must not reach them.
         if (message.rank < 0 || message.rank >= ranks() || message.number < 0 ||
-            message.number > static_cast<std::int64_t>(Notice::Kind::kLeft)) {
+            message.number > static_cast<std::int64_t>(Notice::Kind::kRefused)) {
           continue;
         }
         listener_.deliver(static_cast<Notice::Kind>(message.number), message.rank, message.value);

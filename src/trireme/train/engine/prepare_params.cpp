@@ -5,8 +5,9 @@
 #include <algorithm>
 
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/base/text.h"
-#include "trireme/checkpoint/stored_weights.h"
+#include "trireme/checkpoint/init_weights.h"
 #include "trireme/kernels/fp8.h"
 #include "trireme/train/engine/device.h"
 #include "trireme/train/engine/train_state.h"
@@ -84,8 +85,18 @@ PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& sh
       nn::initialise(params, recipe.precision.compute, static_cast<std::uint64_t>(recipe.run.seed), device);
       return;
     }
-    nn::allocate(params, recipe.precision.compute, device);
-    checkpoint::StoredWeights(*recipe.model.init_from, shape).fill(params);  // this rank's part alone
+    checkpoint::InitReport report;
+    if (recipe.model.init_partial || recipe.model.init_resize_vocab) {
+      nn::initialise(params, recipe.precision.compute, static_cast<std::uint64_t>(recipe.run.seed), device);
+      report = checkpoint::fill_what_fits(recipe.model, shape, params);
+    } else {
+      nn::allocate(params, recipe.precision.compute, device);
+      const checkpoint::StoredWeights weights(*recipe.model.init_from, shape);
+      weights.fill(params);  // this rank's part alone
+      report = {.what = weights.what(), .elements = weights.model().params.elements()};
+      for ([[maybe_unused]] const nn::Param& param : weights.model().params) ++report.loaded;
+    }
+    if (world.rank() == 0) log_info("{}", report.text());
   };
   return prepare;
 }

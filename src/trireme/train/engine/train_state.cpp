@@ -105,10 +105,13 @@ TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, 
   if (auto problems = spec::find_problems(recipe.optim, engine.all_names()); !problems.empty()) {
     throw config::ProblemsError("the recipe", std::move(problems));
   }
-  if (samples.length() > shape.max_seq_len && shape.position_kind == spec::PositionKind::kLearned) {
+  if (samples.length() > shape.max_seq_len) {
     throw ConfigError(
-        fmt::format("data.seq_len is {}, but the model has {} positions", samples.length(), shape.max_seq_len),
-        fmt::format("set model.max_seq_len = {}", samples.length()));
+        fmt::format("data.seq_len is {}, but the model's context is {} tokens", samples.length(), shape.max_seq_len),
+        fmt::format("set data.seq_len = {}; or model.max_seq_len = {}{}", shape.max_seq_len, samples.length(),
+                    shape.position_kind == spec::PositionKind::kRotary
+                        ? ", with model.rotary.scaling and factor for a model that was trained before"
+                        : ""));
   }
   if (world.rank() == 0) {
     warn_of_rounded_sums(recipe, engine.share());

@@ -4,6 +4,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/checkpoint/init_weights.h"
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/train/engine/device.h"
 
@@ -21,7 +22,9 @@ spec::ModelShape model_shape(const spec::Recipe& recipe) {
                                   *recipe.model.init_from, name_in(names, published.family)),
                       "leave model.family out: the folder says it");
   }
-  return spec::with_keys(published, recipe.model);
+  spec::ModelShape shape = spec::with_keys(published, recipe.model);
+  checkpoint::check_init_shape(published, shape, recipe.model);
+  return shape;
 }
 
 Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,

@@ -7,18 +7,22 @@
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/base/mapped_file.h"
 #include "trireme/checkpoint/stored_weights.h"
+#include "trireme/data/tokenizer/tokenizer.h"
 #include "trireme/formats/checkpoint_rewrite.h"
 #include "trireme/formats/hf_directory.h"
 #include "trireme/layout/hash.h"
 #include "trireme/models/published.h"
 #include "trireme/nn/state.h"
+#include "trireme/train/run/run_files.h"
 
 namespace trireme::train {
 namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::uint64_t kMaxTextBytes = 1'000'000'000;        // tokenizers have been seen with tens of megabytes
 constexpr std::uint64_t kPartBytes = std::uint64_t{4} << 30;  // of a checkpoint's files
 
 formats::Dtype dtype_of(const std::string& name) {
@@ -27,13 +31,50 @@ formats::Dtype dtype_of(const std::string& name) {
   throw ConfigError(fmt::format("\"{}\" is no type that weights are published in", name), "use F32, BF16 or F16");
 }
 
+/// What `transformers` needs of a run of ours: which tokens begin and end a text, and its tokenizer.
+models::PublishedTexts own_texts(const std::optional<std::string>& named, const spec::ModelShape& shape) {
+  models::PublishedTexts texts;
+  if (!named) return texts;
+  const auto tokenizer = data::load_tokenizer(*named);
+  const data::TokenRoles& roles = tokenizer->roles();
+  nlohmann::ordered_json config = nlohmann::ordered_json::object(), generation = config, about = config;
+  about["tokenizer_class"] = "PreTrainedTokenizerFast";
+  about["clean_up_tokenization_spaces"] = false;
+  about["model_max_length"] = shape.max_seq_len;
+  const auto role = [&](const std::string& name, const std::optional<std::int32_t>& id) {
+    if (!id) return;
+    config[name + "_token_id"] = generation[name + "_token_id"] = *id;
+    if (!tokenizer->is_bytes()) {
+      about[name + "_token"] = tokenizer->decode(std::span(&*id, 1), {.skip_special = false});
+    }
+  };
+  role("bos", roles.bos);
+  role("eos", roles.eos);
+  role("pad", roles.eos);  // as GPT-2 and Llama are padded: it is masked, but batches need some token
+  texts.config = config.dump();
+  texts.files["generation_config.json"] = generation.dump(2) + "\n";
+  if (!tokenizer->is_bytes()) texts.files["tokenizer_config.json"] = about.dump(2) + "\n";
+  return texts;
+}
+
+/// The tokenizer of the run beats that of the model which it began from.
+void add_tokenizer(const std::optional<std::string>& named, models::PublishedTexts& texts) {
+  if (!named || *named == "bytes" || !fs::exists(*named)) return;
+  for (const std::string_view name : kTokenizerFiles) {
+    const fs::path file = fs::path(*named).parent_path() / name;
+    if (fs::exists(file)) texts.files[std::string(name)] = read_text_file(file, kMaxTextBytes);
+  }
+  texts.files["tokenizer.json"] = read_text_file(*named, kMaxTextBytes);
+}
+
 std::int64_t write_published(const checkpoint::StoredWeights& weights, const ConvertRequest& request) {
+  const auto published = weights.published();
+  models::PublishedTexts texts = published ? *published : own_texts(weights.tokenizer(), weights.model().shape);
+  add_tokenizer(weights.tokenizer(), texts);
   models::save_published(
       weights.model(), request.to, dtype_of(request.dtype),
-      [&](const nn::Param& param, std::int64_t begin, std::int64_t end) { return weights.read(param, begin, end); });
-  if (weights.tokenizer() && fs::exists(*weights.tokenizer())) {
-    fs::copy_file(*weights.tokenizer(), request.to / "tokenizer.json", fs::copy_options::overwrite_existing);
-  }
+      [&](const nn::Param& param, std::int64_t begin, std::int64_t end) { return weights.read(param, begin, end); },
+      texts);
   return static_cast<std::int64_t>(formats::HfDirectory(request.to).tensors().size());
 }
 
@@ -45,6 +86,11 @@ std::int64_t write_checkpoint(const checkpoint::StoredWeights& weights, const Co
   if (weights.tokenizer()) recipe.data.tokenizer = fs::absolute(*weights.tokenizer()).string();
   formats::CheckpointStream stream;
   stream.files[std::string(formats::kRecipeFile)] = config::to_toml(recipe);
+  if (const auto published = weights.published()) {
+    const auto name = [](std::string_view theirs) { return fmt::format("{}{}", checkpoint::kPublishedPrefix, theirs); };
+    stream.files[name("config.json")] = published->config;
+    for (const auto& [file, text] : published->files) stream.files[name(file)] = text;
+  }
   stream.manifest.values = nlohmann::ordered_json::object();
   constexpr std::string_view kPrefix = "param/";
   std::map<std::string, std::uint64_t> hashes;

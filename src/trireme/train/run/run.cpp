@@ -11,14 +11,20 @@
 #include "trireme/base/log.h"
 #include "trireme/base/new_file.h"
 #include "trireme/base/stopwatch.h"
+#include "trireme/base/text.h"
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/checkpoint/run_folder.h"
+#include "trireme/checkpoint/salvage.h"
+#include "trireme/checkpoint/texts.h"
 #include "trireme/data/open_samples.h"
+#include "trireme/data/vocab_size.h"
 #include "trireme/kernels/autotune.h"
 #include "trireme/observe/heartbeat.h"
+#include "trireme/observe/machine.h"
 #include "trireme/observe/timeline.h"
 #include "trireme/train/diagnose/call_trace.h"
 #include "trireme/train/diagnose/explain.h"
+#include "trireme/train/diagnose/host_memory.h"
 #include "trireme/train/diagnose/memory.h"
 #include "trireme/train/diagnose/profile.h"
 #include "trireme/train/engine/trainer.h"
@@ -48,6 +54,7 @@ class TrainingRun {
   bool leads() const { return world_.rank() == 0; }
   StepStatus gather_news();
   std::int64_t find_checkpoint();
+  std::int64_t begin_anew(const std::vector<formats::DamagedCheckpoint>& damaged);
   spec::ModelShape shape_from(std::int64_t from_step) const;
   void build(std::int64_t from_step);
   void loop();
@@ -58,11 +65,12 @@ class TrainingRun {
   void begin_saving();
   void save_now();
 
-  const RunRequest& request_;
+  RunRequest request_;  // the recipe of it with what the data says
   comm::Rank& rank_;
   comm::Group& world_;
   RunFolder folder_;
-  std::unique_ptr<checkpoint::RunLock> lock_;  // rank 0's; the last to go
+  std::unique_ptr<checkpoint::MadeRunFolder> made_;  // rank 0's, until the run writes; the last to go
+  std::unique_ptr<checkpoint::RunLock> lock_;        // rank 0's
   spec::Recipe recipe_;
   std::int64_t steps_ = 0;
   std::unique_ptr<data::Samples> samples_, validation_;
@@ -109,28 +117,49 @@ spec::ModelShape TrainingRun::shape_from(std::int64_t from_step) const {
 std::int64_t TrainingRun::find_checkpoint() {
   if (!request_.resume) {
     if (leads()) {
-      checkpoint::begin_run(folder_);
+      checkpoint::check_no_run(folder_);
+      made_ = std::make_unique<checkpoint::MadeRunFolder>(folder_);
       lock_ = std::make_unique<checkpoint::RunLock>(folder_);
     }
     return broadcast_from_root(-1, world_);  // nobody goes on before the folder is there
   }
   if (leads()) {
-    fs::create_directories(folder_.path);
+    made_ = std::make_unique<checkpoint::MadeRunFolder>(folder_);
     lock_ = std::make_unique<checkpoint::RunLock>(folder_);
-    formats::sweep_unfinished(folder_.checkpoints());
-    formats::sweep_unfinished(folder_.path);
   }
   std::vector<formats::DamagedCheckpoint> damaged;
   const std::int64_t step = checkpoint::newest_whole(folder_.checkpoints(), world_, damaged);
-  for (const auto& [where, why] : damaged) log_warn("{} is damaged and not used: {}", where.string(), why);
+  if (step < 0 && !damaged.empty()) return begin_anew(damaged);
   if (!leads()) return step;
+  for (const auto& [where, why] : damaged) log_warn("{} is damaged and not used: {}", where.string(), why);
+  formats::sweep_unfinished(folder_.checkpoints());
+  formats::sweep_unfinished(folder_.path);
   if (step < 0) {
-    log_info("{} has no {}checkpoint: the run starts from the beginning", folder_.path.string(),
-             damaged.empty() ? "" : "whole ");
+    log_info("{} has no checkpoint: the run starts from the beginning", folder_.path.string());
   } else {
     log_info("going on from {}", (folder_.checkpoints() / formats::checkpoint_name(step)).string());
   }
   return step;
+}
+
+/// No checkpoint is whole. What is there may be all that is left of weeks: nothing of it is removed, and the run begins
+/// anew only where somebody said so.
+std::int64_t TrainingRun::begin_anew(const std::vector<formats::DamagedCheckpoint>& damaged) {
+  if (!request_.start_over) {
+    const std::string found =
+        checkpoint::all_texts(leads() ? checkpoint::salvage_text(damaged) : std::string(), world_)[0];
+    throw ConfigError(
+        fmt::format("none of the {} of {} is whole, so the run cannot go on from one\n{}",
+                    counted(damaged.size(), "checkpoint"), folder_.path.string(), found),
+        fmt::format("put a copy of one back; or begin again at step 0 with --resume --start-over, which moves what is "
+                    "in {} to a folder set-aside-1 within it",
+                    folder_.path.string()));
+  }
+  if (leads()) {
+    log_warn("no checkpoint is whole: the run starts from the beginning, what it had written is in {}",
+             checkpoint::set_run_aside(folder_).string());
+  }
+  return told(-1, world_);  // nobody goes on before the folder is empty
 }
 
 void TrainingRun::build(std::int64_t from_step) {
@@ -317,10 +346,22 @@ void TrainingRun::loop() {
 
 RunResult TrainingRun::go() {
   steps_ = result_.steps = last_step(request_.recipe);
+  const auto memory = static_cast<double>(observe::usable_memory());
+  // At once, however large the sizes are; of a published model when its shape is known.
+  if (const auto shape = spec::shape_of(request_.recipe.model); shape && !request_.recipe.model.init_from) {
+    require_host_room(request_.recipe, *shape, world_.size(), request_.local_ranks, memory);
+  }
   plan_step(request_.recipe, {},
             {.length = request_.recipe.data.seq_len});  // says what is wrong before anything is made
+  const std::string vocabulary = data::settle_vocab_size(request_.recipe);
+  if (leads() && !vocabulary.empty()) log_info("{}", vocabulary);
   const std::int64_t from_step = find_checkpoint();
-  recipe_ = effective_recipe(request_, shape_from(from_step));
+  const spec::ModelShape shape = shape_from(from_step);
+  if (request_.recipe.model.init_from) {
+    require_host_room(request_.recipe, shape, world_.size(), request_.local_ranks, memory);
+    data::check_vocab_size(request_.recipe, shape);
+  }
+  recipe_ = effective_recipe(request_, shape);
   at::set_num_threads(*recipe_.train.threads);
   if (from_step >= steps_) {
     result_.end = RunResult::End::kWasFinished;
@@ -328,6 +369,7 @@ RunResult TrainingRun::go() {
     return result_;
   }
   build(from_step);
+  if (made_) made_->keep();
   files_->open(from_step, steps_);
   if (request_.explain) {
     const Explanation explanation = explain(*trainer_);

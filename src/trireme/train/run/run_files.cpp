@@ -15,6 +15,7 @@
 #include "trireme/base/units.h"
 #include "trireme/cost/cost_table.h"
 #include "trireme/cost/hardware.h"
+#include "trireme/formats/hf_writer.h"
 #include "trireme/kernels/cuda.h"
 #include "trireme/plan/from_recipe.h"
 
@@ -50,6 +51,17 @@ std::string terms_text(const std::vector<observe::NamedLoss>& losses) {
   return texts.size() < 2 ? "" : fmt::format(" ({})", fmt::join(texts, ", "));
 }
 
+/// Of the model that the run begins from: its export has them again.
+void keep_published_texts(const spec::ModelConfig& model, const checkpoint::RunFolder& folder) {
+  if (!model.init_from || fs::exists(folder.published())) return;
+  fs::path from = *model.init_from;
+  if (fs::exists(from / "published" / "config.json")) from /= "published";
+  if (!fs::exists(from / "config.json")) return;
+  fs::create_directory(folder.published());
+  fs::copy_file(from / "config.json", folder.published() / "config.json");
+  for (const fs::path& text : formats::hf_companions(from)) fs::copy_file(text, folder.published() / text.filename());
+}
+
 }  // namespace
 
 std::optional<fs::path> tokenizer_file(const spec::DataConfig& data) {
@@ -60,9 +72,11 @@ std::optional<fs::path> tokenizer_file(const spec::DataConfig& data) {
 
 spec::Recipe effective_recipe(const RunRequest& request, const spec::ModelShape& shape) {
   spec::Recipe recipe = request.recipe;
-  const auto init_from = recipe.model.init_from;
+  const spec::ModelConfig given = recipe.model;
   recipe.model = spec::resolved(spec::config_of(shape));
-  if (init_from) recipe.model.init_from = fs::absolute(*init_from).string();
+  if (given.init_from) recipe.model.init_from = fs::absolute(*given.init_from).string();
+  recipe.model.init_partial = given.init_partial;
+  recipe.model.init_resize_vocab = given.init_resize_vocab;
   if (!recipe.train.threads) {
     recipe.train.threads = std::max(1, usable_cores() / std::max(1, request.local_ranks));
   }
@@ -94,7 +108,12 @@ void RunFiles::open(std::int64_t from_step, std::int64_t last) {
   if (!fs::exists(folder.costs())) cost::write_cost_table(parts_.rank.options().costs, folder.costs());
   if (const auto tokenizer = tokenizer_file(recipe.data); tokenizer && !fs::exists(folder.tokenizer())) {
     fs::copy_file(*tokenizer, folder.tokenizer());
+    for (const std::string_view name : kTokenizerFiles) {
+      if (fs::exists(tokenizer->parent_path() / name))
+        fs::copy_file(tokenizer->parent_path() / name, folder.path / name);
+    }
   }
+  keep_published_texts(recipe.model, folder);
   const auto names = spec::enum_names(std::type_identity<spec::Family>());
   const std::int64_t parameters = spec::count_parameters(parts_.trainer.shape()).total();
   const std::string family(name_in(names, parts_.trainer.shape().family));
@@ -126,6 +145,7 @@ void RunFiles::open(std::int64_t from_step, std::int64_t last) {
 void RunFiles::introduce(std::int64_t last, const std::string& family, std::int64_t parameters) {
   const spec::Recipe& recipe = parts_.recipe;
   const int ranks = parts_.rank.ranks();
+  log_info("model: {}: {} parameters", spec::shape_text(parts_.trainer.shape()), exact_count(parameters));
   log_info("{}: {} parameters, {}, {} a rank; {} of {} tokens; peak {}", family,
            short_count(static_cast<double>(parameters)), counted(static_cast<std::size_t>(ranks), "rank"),
            counted(static_cast<std::size_t>(*recipe.train.threads), "thread"), counted(last, "step"),

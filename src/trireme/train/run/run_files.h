@@ -4,6 +4,7 @@
 // Depends on: checkpoint, observe, saving, trainer.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -28,6 +29,10 @@ namespace trireme::train {
 
 /// Every key of the model, threads, absolute paths. What recipe.toml in the run's folder says.
 spec::Recipe effective_recipe(const RunRequest& request, const spec::ModelShape& shape);
+
+/// What may lie beside a tokenizer.json and belongs to it: roles of tokens, the chat template.
+inline constexpr std::array<std::string_view, 4> kTokenizerFiles = {"tokenizer_config.json", "special_tokens_map.json",
+                                                                    "added_tokens.json", "chat_template.jinja"};
 
 /// The tokenizer.json that the data was made with; none for bytes and where nothing was said.
 std::optional<std::filesystem::path> tokenizer_file(const spec::DataConfig& data);

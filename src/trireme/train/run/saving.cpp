@@ -132,7 +132,10 @@ void Saving::now(const spec::Position& position) {
   const auto outcome = saver_.save(request(position));
   if (!outcome) return;
   tell(*outcome);
-  if (!outcome->why.empty()) throw IoError(outcome->why, "free some space and resume: the checkpoint before is whole");
+  if (outcome->why.empty()) return;
+  const bool before = !formats::list_checkpoints(parts_.folder.checkpoints()).empty();
+  throw IoError(outcome->why, before ? "free some space and resume: the checkpoint before is whole"
+                                     : "free some space and train again: there is no checkpoint yet");
 }
 
 fs::path Saving::aside(const spec::Position& position, const std::string& name) {

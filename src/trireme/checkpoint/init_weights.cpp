@@ -1,0 +1,116 @@
+#include "trireme/checkpoint/init_weights.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/base/units.h"
+
+namespace trireme::checkpoint {
+namespace {
+
+constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 20;
+
+/// Keys that change how a model is trained or how far it reaches, but no weight and not what one means.
+bool is_harmless(std::string_view key) {
+  constexpr std::array<std::string_view, 8> kKeys = {"dropout", "attention_dropout", "label_smoothing",
+                                                     "z_loss",  "init_std",          "scaled_residual_init",
+                                                     "epsilon", "max_seq_len"};
+  return key.starts_with("rotary.") || key.starts_with("window") || std::ranges::find(kKeys, key) != kKeys.end();
+}
+
+/// How many leading elements of a parameter the stored one of its name has: all, the rows that both vocabularies have,
+/// or 0 where it does not fit.
+std::int64_t common_elements(const nn::Param& param, const nn::Param* stored, const spec::ModelShape& shape,
+                             const spec::ModelShape& stored_as, bool resize) {
+  if (stored == nullptr) return 0;
+  const auto &mine = param.placement.shape, &theirs = stored->placement.shape;
+  if (mine == theirs) return param.elements();
+  const bool vocabulary = resize && mine.size() == theirs.size() && mine[0] == shape.vocab_size &&
+                          theirs[0] == stored_as.vocab_size &&
+                          std::equal(mine.begin() + 1, mine.end(), theirs.begin() + 1);
+  return vocabulary ? std::min(param.elements(), stored->elements()) : 0;
+}
+
+std::string some_of(const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 5;
+  const std::vector<std::string> first(names.begin(),
+                                       names.begin() + static_cast<std::ptrdiff_t>(std::min(kShown, names.size())));
+  return names.size() <= kShown ? listed(first)
+                                : fmt::format("{} and {} more", fmt::join(first, ", "), names.size() - kShown);
+}
+
+}  // namespace
+
+void check_init_shape(const spec::ModelShape& stored, const spec::ModelShape& shape, const spec::ModelConfig& model) {
+  if (auto problems = spec::find_problems(shape, "model"); !problems.empty()) {
+    throw config::ProblemsError(fmt::format("the model that is made of {}", *model.init_from), std::move(problems));
+  }
+  std::vector<std::string> changed;
+  for (const std::string& difference : spec::differences(shape, stored)) {
+    const std::string key = difference.substr(0, difference.find(' '));
+    const bool positions = key == "max_seq_len" && shape.position_kind == spec::PositionKind::kLearned;
+    if (is_harmless(key) && !positions) continue;
+    if (key == "vocab_size" && model.init_resize_vocab) continue;
+    changed.push_back(fmt::format("model.{}", difference));
+  }
+  const bool only_vocabulary = changed.size() == 1 && changed[0].starts_with("model.vocab_size");
+  if (!changed.empty() && !model.init_partial) {
+    throw ConfigError(
+        fmt::format("{} does not fit the weights in {}, a {}", listed(changed), *model.init_from,
+                    spec::shape_text(stored)),
+        fmt::format("leave {} out; or set model.{} = true to keep what fits and initialise the rest",
+                    changed.size() == 1 ? "it" : "them", only_vocabulary ? "init_resize_vocab" : "init_partial"));
+  }
+  if (shape.max_seq_len > stored.max_seq_len && shape.rotary == stored.rotary) {
+    log_warn(
+        "model.max_seq_len = {} is beyond the {} that {} was trained on, without RoPE scaling (model.rotary.scaling)",
+        shape.max_seq_len, stored.max_seq_len, *model.init_from);
+  }
+}
+
+std::string InitReport::text() const {
+  std::string out = fmt::format("weights: {} of {} from {}", counted(loaded, "tensor"),
+                                short_count(static_cast<double>(elements)) + " parameters", what);
+  if (!partly.empty()) out += fmt::format("; resized: {}", some_of(partly));
+  if (!fresh.empty()) out += fmt::format("; initialised from run.seed: {}", some_of(fresh));
+  return out;
+}
+
+InitReport fill_what_fits(const spec::ModelConfig& model, const spec::ModelShape& shape, nn::Params& params) {
+  const StoredWeights weights(*model.init_from);
+  const models::Model& stored = weights.model();
+  InitReport report{.what = weights.what()};
+  const auto whole = models::build(shape, {});
+  for (const nn::Param& param : whole->params) {
+    const std::int64_t common =
+        common_elements(param, stored.params.find(param.name), shape, stored.shape, model.init_resize_vocab);
+    report.elements += common;
+    if (common > 0) ++report.loaded;
+    if (common > 0 && param.placement.shape != stored.params.find(param.name)->placement.shape) {
+      report.partly.push_back(param.name);
+    }
+    if (common == 0) report.fresh.push_back(param.name);
+  }
+  for (nn::Param& param : params) {
+    const nn::Param* from = stored.params.find(param.name);
+    const std::int64_t common = common_elements(param, from, shape, stored.shape, model.init_resize_vocab);
+    at::Tensor master = param.master.view({-1});
+    for (const layout::ContiguousRun& run : layout::runs(param.placement)) {
+      const layout::Index end = std::min<layout::Index>(run.count, common - run.global);
+      for (layout::Index at = 0; at < end; at += kElementsAtOnce) {
+        const layout::Index count = std::min(kElementsAtOnce, end - at);
+        master.narrow(0, run.local + at, count).copy_(weights.read(*from, run.global + at, run.global + at + count));
+      }
+    }
+    nn::publish(param);
+  }
+  return report;
+}
+
+}  // namespace trireme::checkpoint

@@ -1,0 +1,244 @@
+// Wrong recipes, key by key, and wrong command lines: what needs no tensors. tests/program/bad_inputs_test.cpp has the
+// others.
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "tests/cli/bad_inputs.h"
+#include "trireme/base/config.h"
+#include "trireme/spec/recipe.h"
+
+namespace trireme::cli {
+namespace {
+
+const std::string kTiny = TRIREME_RECIPES "/tiny.toml";
+
+/// A value that no key of this kind takes; empty: any text will do.
+std::string wrong_value(const config::Field& field) {
+  switch (field.kind) {
+    case config::Kind::kBool:
+      return "maybe";
+    case config::Kind::kWhole:
+      return "many";
+    case config::Kind::kReal:
+      return "fast";
+    case config::Kind::kChoice:
+      return "nonsense";
+    case config::Kind::kDuration:
+      return "soon";
+    case config::Kind::kText:
+      return "";
+  }
+  return "";
+}
+
+/// A value just below the smallest; empty: there is none.
+std::string below(const config::Field& field) {
+  if (!field.low || field.list) return "";
+  if (field.kind == config::Kind::kReal) return fmt::format("{}", field.low->real - 1);
+  if (field.kind != config::Kind::kWhole || field.low->whole < -1000) return "";
+  return std::to_string(field.low->whole - 1);
+}
+
+template <typename Visit>
+void visit_fields(const config::Schema& schema, const std::string& path, const Visit& visit) {
+  for (const config::Field& field : schema.fields) visit(path + field.name, field);
+  for (const config::Part& part : schema.parts) {
+    if (!part.list) visit_fields(*part.schema, path + part.name + ".", visit);
+  }
+}
+
+/// Every key of a recipe, with a value of the wrong type and one that is too small.
+TEST_F(BadInputs, ValuesOfEveryKeyAreRefusedByName) {
+  std::size_t cases = 0;
+  visit_fields(spec::recipe_schema(), "", [&](const std::string& key, const config::Field& field) {
+    for (const std::string& value : {wrong_value(field), below(field)}) {
+      if (value.empty()) continue;
+      const std::string set = fmt::format("{}={}", key, value);
+      expect_refused({.name = set,
+                      .words = {"recipe", "check", kTiny, "--set", set},
+                      .named = key,
+                      .fixed = {"recipe", "check", kTiny}});
+      ++cases;
+    }
+  });
+  EXPECT_GT(cases, 150U);
+}
+
+/// Names of other programs, misspelt keys, keys in the wrong section: the message has the right one.
+TEST_F(BadInputs, UnknownKeysLeadToOurs) {
+  std::size_t cases = 0;
+  for (const auto& [name, key] : spec::recipe_schema().foreign) {
+    expect_refused({.name = name,
+                    .words = {"recipe", "check", kTiny, "--set", fmt::format("train.{}=1", name)},
+                    .named = fmt::format("did you mean \"{}\"?", key)});
+    ++cases;
+  }
+  EXPECT_GT(cases, 150U);
+  visit_fields(spec::recipe_schema(), "", [&](const std::string& key, const config::Field& field) {
+    if (field.name.size() < 6) return;
+    std::string misspelt = key;
+    std::swap(misspelt[key.size() - 2], misspelt[key.size() - 3]);
+    if (misspelt == key) return;
+    expect_refused({.name = misspelt,
+                    .words = {"recipe", "check", kTiny, "--set", fmt::format("{}=1", misspelt)},
+                    .named = fmt::format("did you mean \"{}\"?", key)});
+  });
+}
+
+TEST_F(BadInputs, CommandLinesSayWhatIsWrong) {
+  write_all(folder_ / "not.toml", "[model\nfamily = \n");
+  write_all(folder_ / "text.txt", "a text of some words\n");
+  write_all(folder_ / "empty.json", "");
+  write_all(folder_ / "broken.json", "{\"version\": ");
+  write_all(folder_ / "garbage.shard", "not a shard at all, but long enough to hold a header of some kind\n");
+  std::filesystem::create_directories(folder_ / "empty");
+  const std::vector<BadInput> inputs = {
+      {"no command", {"trian"}, "did you mean \"train\"?", {"recipe", "docs"}},
+      {"no subcommand", {"recipe"}, "trireme recipe needs a command", {"recipe", "docs"}},
+      {"unknown option", {"recipe", "show", "--sett", "a=b"}, "did you mean --set?", {"recipe", "show"}},
+      {"unknown option of train", {"train", kTiny, "--rank", "2"}, "did you mean --ranks?", {}},
+      {"an option twice", {"train", kTiny, "--out", "{}/a", "--out", "{}/b"}, "--out", {}},
+      {"no recipe", {"train"}, "FILE", {}},
+      {"missing recipe", {"recipe", "check", "{}/none.toml"}, "{}/none.toml", {"recipe", "check", kTiny}},
+      {"misspelt recipe", {"recipe", "check", "{}/nott.toml"}, "did you mean \"not.toml\"?", {}},
+      {"a folder", {"recipe", "check", "{}"}, "it is a folder", {"recipe", "check", kTiny}},
+      {"not TOML", {"recipe", "check", "{}/not.toml"}, "not TOML", {"recipe", "check", kTiny}},
+      {"set without a value", {"recipe", "check", kTiny, "--set", "train.steps"}, "there is no value", {}},
+      {"set of a section", {"recipe", "check", kTiny, "--set", "train=1"}, "is a section", {}},
+      {"set of an entry",
+       {"recipe", "check", kTiny, "--set", "data.sources.0.path=x"},
+       "[[data.sources]] has no entries",
+       {}},
+      {"ranks that are no number", {"train", kTiny, "--ranks", "two"}, "two", {}},
+      {"no ranks", {"train", kTiny, "--ranks", "0"}, "--ranks", {}},
+      {"profile of nothing", {"train", kTiny, "--profile", "-1"}, "--profile", {}},
+      {"a fault of no kind", {"train", kTiny, "--out", "{}/run", "--inject", "explode"}, "explode", {}},
+      {"tp that does not divide",
+       {"recipe", "check", kTiny, "--set", "comm.ranks=3", "--set", "layout.tp=2"},
+       "layout",
+       {"recipe", "check", kTiny, "--set", "comm.ranks=4", "--set", "layout.tp=2"}},
+      {"heads that do not divide",
+       {"recipe", "check", kTiny, "--set", "model.num_heads=5", "--set", "model.head_dim="},
+       "set model.num_heads = 4",
+       {"recipe", "check", kTiny, "--set", "model.num_heads=4", "--set", "model.head_dim="}},
+      {"key-value heads that do not divide",
+       {"recipe", "check", kTiny, "--set", "model.num_kv_heads=3"},
+       "set model.num_kv_heads = 2",
+       {"recipe", "check", kTiny, "--set", "model.num_kv_heads=2"}},
+      {"an odd head with RoPE",
+       {"recipe", "check", kTiny, "--set", "model.head_dim=15"},
+       "set model.head_dim = 16",
+       {"recipe", "check", kTiny, "--set", "model.head_dim=16"}},
+      {"an encoder beside Llama",
+       {"recipe", "check", kTiny, "--set", "model.num_encoder_layers=2"},
+       "set model.num_encoder_layers = 0",
+       {"recipe", "check", kTiny, "--set", "model.num_encoder_layers=0"}},
+      {"sequences beyond the context",
+       {"recipe", "check", kTiny, "--set", "data.seq_len=128"},
+       "set data.seq_len = 64",
+       {"recipe", "check", kTiny, "--set", "data.seq_len=64"}},
+      {"more synthetic tokens than rows",
+       {"recipe", "check", kTiny, "--set", "data.synthetic.vocab_size=64"},
+       "set model.vocab_size = 64",
+       {"recipe", "check", kTiny, "--set", "data.synthetic.vocab_size=64", "--set", "model.vocab_size=64"}},
+      {"steps and tokens",
+       {"recipe", "check", kTiny, "--set", "train.tokens=1M"},
+       "train.tokens",
+       {"recipe", "check", kTiny, "--set", "train.tokens=1M", "--set", "train.steps="}},
+      {"a wider model than 63 bits count",
+       {"recipe", "check", kTiny, "--set", "model.hidden_size=4611686018427387904"},
+       "model.hidden_size",
+       {"recipe", "check", kTiny}},
+      {"partial without a model to begin from",
+       {"recipe", "check", kTiny, "--set", "model.init_partial=true"},
+       "model.init_partial",
+       {"recipe", "check", kTiny, "--set", "model.init_partial=false"}},
+      {"nesterov without momentum",
+       {"recipe", "check", kTiny, "--set", "optim.kind=sgd", "--set", "optim.nesterov=true", "--set",
+        "optim.momentum=0"},
+       "set optim.momentum = 0.9",
+       {"recipe", "check", kTiny, "--set", "optim.kind=sgd", "--set", "optim.nesterov=true", "--set",
+        "optim.momentum=0.9"}},
+      {"loss scale without fp16",
+       {"recipe", "check", kTiny, "--set", "precision.loss_scale.initial=8"},
+       "set precision.compute = \"fp16\"",
+       {"recipe", "check", kTiny, "--set", "precision.loss_scale.initial=8", "--set", "precision.compute=fp16"}},
+      {"FP8 on a CPU",
+       {"recipe", "check", kTiny, "--set", "precision.gemm=fp8", "--set", "precision.compute=bf16"},
+       "precision.gemm",
+       {"recipe", "check", kTiny, "--set", "precision.gemm=fp8", "--set", "precision.compute=bf16", "--set",
+        "run.device=cuda"}},
+      {"accumulation that does not divide",
+       {"recipe", "check", kTiny, "--set", "train.gradient_accumulation_steps=3"},
+       "set batch.global_batch_tokens = 1920",
+       {"recipe", "check", kTiny, "--set", "train.gradient_accumulation_steps=3", "--set",
+        "batch.global_batch_tokens=1920"}},
+      {"cosine without an end",
+       {"recipe", "check", kTiny, "--set", "lr_schedule.total=", "--set", "train.steps="},
+       "or train.steps, with which it ends",
+       {"recipe", "check", kTiny, "--set", "lr_schedule.total="}},
+      {"a new recipe on nothing",
+       {"recipe", "new", "--data", "{}/none.txt", "-o", "{}/new.toml"},
+       "{}/none.txt does not exist",
+       {}},
+      {"a new recipe of no family",
+       {"recipe", "new", "--family", "lama", "--data", "{}/text.txt", "-o", "{}/new.toml"},
+       "did you mean \"llama\"?",
+       {}},
+      {"a new recipe of a family that reads no plain text",
+       {"recipe", "new", "--family", "bert", "--data", "{}/text.txt", "-o", "{}/new.toml"},
+       "bert",
+       {}},
+      {"a new recipe that is too small",
+       {"recipe", "new", "--params", "10", "--data", "{}/text.txt", "-o", "{}/new.toml"},
+       "ask for at least",
+       {}},
+      {"a new recipe of no size",
+       {"recipe", "new", "--params", "big", "--data", "{}/text.txt", "-o", "{}/new.toml"},
+       "big",
+       {}},
+      {"inspect nothing", {"inspect", "{}/nothing"}, "{}/nothing does not exist", {}},
+      {"inspect an empty folder", {"inspect", "{}/empty"}, "{}/empty holds nothing that is known", {}},
+      {"inspect garbage", {"inspect", "{}/garbage.shard"}, "{}/garbage.shard", {}},
+      {"inspect an empty tokenizer", {"inspect", "{}/empty.json"}, "{}/empty.json", {}},
+      {"inspect a broken tokenizer", {"inspect", "{}/broken.json"}, "{}/broken.json", {}},
+      {"tokenize without a tokenizer", {"tokenize", "{}/text.txt", "--out", "{}/shards"}, "--tokenizer", {}},
+      {"tokenize with a missing tokenizer",
+       {"tokenize", "{}/text.txt", "--tokenizer", "{}/t.json", "--out", "{}/shards"},
+       "there is no tokenizer {}/t.json",
+       {}},
+      {"tokenize a missing text",
+       {"tokenize", "{}/none.txt", "--tokenizer", "bytes", "--out", "{}/shards"},
+       "{}/none.txt",
+       {}},
+      {"train a tokenizer of 9",
+       {"tokenize", "train", "{}/text.txt", "--vocab-size", "9", "-o", "{}/t.json"},
+       "ask for 257 or more",
+       {}},
+      {"diff of no runs", {"diff", "{}/a", "{}/b"}, "{}/a", {}},
+      {"diff within a negative tolerance", {"diff", "{}/a", "{}/b", "--tolerance", "-1"}, "--tolerance", {}},
+      {"report of no run", {"report", "{}/none", "--out", "{}/page.html"}, "{}/none", {}},
+      {"a schedule of no kind", {"schedule", "show", "zigzag"}, "zigzag", {}},
+      {"plan without a model", {"plan"}, "no model is given", {}},
+      {"plan for no model", {"plan", "--model", "llama9-8b", "--cluster", "dgx-h100"}, "llama9-8b", {}},
+      {"plan on no cluster", {"plan", "--model", "llama3-8b", "--cluster", "dgx-h101"}, "dgx-h101", {}},
+      {"supervise what is no training", {"supervise", "--", "sleep", "1"}, "is no `trireme train`", {}},
+      {"supervise without ranks",
+       {"supervise", "--", "trireme", "train", kTiny, "--ranks", "{ranks}"},
+       "--ranks does not say how many",
+       {}},
+      {"convert to nothing", {"convert", "{}/empty"}, "INTO is required", {}},
+      {"reshard into no files", {"convert", "reshard", "{}/empty", "{}/x", "--parts", "0"}, "--parts", {}},
+      {"reshard what is none", {"convert", "reshard", "{}/empty", "{}/x"}, "{}/empty is no checkpoint", {}},
+      {"a log level of no kind", {"recipe", "check", kTiny, "--set", "log.level=loud"}, "log.level", {}},
+      {"an algorithm of no kind",
+       {"recipe", "check", kTiny, "--set", "comm.algorithm=rign"},
+       "did you mean \"ring\"?",
+       {"recipe", "check", kTiny, "--set", "comm.algorithm=ring"}},
+  };
+  for (const BadInput& input : inputs) expect_refused(input);
+}
+
+}  // namespace
+}  // namespace trireme::cli
