@@ -3,7 +3,7 @@ add_library(trireme_deps INTERFACE)
 target_include_directories(trireme_deps INTERFACE ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(trireme_deps INTERFACE fmt::fmt spdlog::spdlog tomlplusplus::tomlplusplus
                                              nlohmann_json::nlohmann_json Threads::Threads PkgConfig::PCRE2
-                                             PkgConfig::UTF8PROC PkgConfig::XXHASH)
+                                             PkgConfig::UTF8PROC PkgConfig::XXHASH PkgConfig::ZLIB PkgConfig::ZSTD)
 
 # trireme_sources(OUT ROOM): every .cpp below src/trireme/ROOM, less main.cpp and the folders named *_plugin/, which become
 # the program and libraries of their own.

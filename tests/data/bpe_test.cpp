@@ -61,8 +61,8 @@ std::vector<std::string> characters(std::string_view text) {
 
 TEST(Bpe, WordsOfEveryLengthFollowTheDefinition) {
   const auto description = described("gpt2");
-  const BpeModel model(description.model, /*byte_level=*/true);
-  const PlainBpe plain(description.model);
+  const BpeModel model(std::get<BpeDescription>(description.model), /*byte_level=*/true);
+  const PlainBpe plain(std::get<BpeDescription>(description.model));
   BpeModel::Scratch scratch;
   std::mt19937_64 draw(3);
   for (std::size_t length = 0; length < 130; ++length) {
@@ -80,8 +80,8 @@ TEST(Bpe, WordsOfEveryLengthFollowTheDefinition) {
 // Nothing cuts these texts into words; cutting where no merge can cross must not show.
 TEST(Bpe, WholeTextsWithByteFallbackFollowTheDefinition) {
   const auto description = described("llama2");
-  const BpeModel model(description.model, /*byte_level=*/false);
-  const PlainBpe plain(description.model);
+  const BpeModel model(std::get<BpeDescription>(description.model), /*byte_level=*/false);
+  const PlainBpe plain(std::get<BpeDescription>(description.model));
   BpeModel::Scratch scratch;
   std::mt19937_64 draw(4);
   const auto texts = read_fixture("texts.json").get<std::vector<std::string>>();
@@ -148,22 +148,25 @@ TEST(BpeTraining, CountsAsIfEveryPairWereCountedAnew) {
     words[word] = 1 + static_cast<std::int64_t>(draw() % 50);
   }
   const auto made = train_bpe(words, quiet({.vocabulary = 257 + 60, .special_tokens = {"<s>"}}));
-  std::map<std::string, std::int32_t> numbers(made.model.vocabulary.begin(), made.model.vocabulary.end());
+  std::map<std::string, std::int32_t> numbers(made.vocabulary().begin(), made.vocabulary().end());
   std::vector<std::pair<Ids, std::int64_t>> plain;
   for (const auto& [word, count] : words) {
     auto& ids = plain.emplace_back(Ids{}, count).first;
     for (const char c : word) ids.push_back(numbers.at(std::string(1, c)));
   }
   const auto expected = plain_merges(plain, 25, 257);
-  ASSERT_GE(made.model.merges.size(), expected.size());
+  ASSERT_GE(std::get<BpeDescription>(made.model).merges.size(), expected.size());
   for (std::size_t i = 0; i < expected.size(); ++i)
-    EXPECT_EQ(std::pair(made.model.merges[i].left, made.model.merges[i].right), expected[i]) << i;
+    EXPECT_EQ(std::pair(std::get<BpeDescription>(made.model).merges[i].left,
+                        std::get<BpeDescription>(made.model).merges[i].right),
+              expected[i])
+        << i;
 }
 
 TEST(BpeTraining, StopsWhenPairsAreTooRare) {
   const auto made = train_bpe({{"abab", 3}, {"xy", 1}}, quiet({.vocabulary = 1000, .least_count = 2}));
-  EXPECT_EQ(made.model.merges.size(), 2U);  // ab, abab
-  EXPECT_EQ(made.model.vocabulary.back().first, "abab");
+  EXPECT_EQ(std::get<BpeDescription>(made.model).merges.size(), 2U);  // ab, abab
+  EXPECT_EQ(made.vocabulary().back().first, "abab");
 }
 
 TEST(BpeTraining, PutsABeginOfTextToken) {

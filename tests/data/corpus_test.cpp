@@ -87,13 +87,24 @@ TEST_F(CorpusFiles, ErrorsNameFileLineAndByte) {
 
 TEST_F(CorpusFiles, FoldersAreSearchedInTheOrderOfNames) {
   fs::create_directories(folder_ / "b");
-  for (const char* name : {"z.txt", "b/x.jsonl", "a.txt", "README.md"}) write_all(folder_ / name, "x");
+  for (const char* name :
+       {"z.txt", "b/x.jsonl.zst", "a.txt", "README.md", "page.html", "notes.txt.gz", "a.csv", "b.zst"})
+    write_all(folder_ / name, "x");
   const std::vector<std::string> names{folder_.string()};
-  EXPECT_THAT(find_corpus_files(names), ElementsAre(folder_ / "a.txt", folder_ / "b/x.jsonl", folder_ / "z.txt"));
-  EXPECT_THAT(words_of([&] { find_corpus_files(std::vector<std::string>{(folder_ / "README.md").string()}); }),
-              HasSubstr("neither .txt nor .jsonl"));
-  EXPECT_THAT(words_of([&] { find_corpus_files(std::vector<std::string>{"nowhere"}); }),
-              HasSubstr("no file or folder nowhere"));
+  EXPECT_THAT(find_corpus_files(names),
+              ElementsAre(folder_ / "README.md", folder_ / "a.txt", folder_ / "b/x.jsonl.zst", folder_ / "notes.txt.gz",
+                          folder_ / "page.html", folder_ / "z.txt"));
+  const auto said_of = [&](const std::string& name) {
+    return words_of([&] { find_corpus_files(std::vector<std::string>{name}); });
+  };
+  EXPECT_THAT(said_of(folder_ / "a.csv"),
+              HasSubstr("is not .txt, .md, .html or .jsonl, or one of these in .gz or .zst"));
+  EXPECT_THAT(said_of("nowhere"), HasSubstr("no file or folder nowhere"));
+  // A Parquet file is named with the command that makes a .jsonl of it, alone and in a folder without other text.
+  fs::create_directories(folder_ / "p");
+  write_all(folder_ / "p/d.parquet", "PAR1");
+  EXPECT_THAT(said_of(folder_ / "p/d.parquet"), AllOf(HasSubstr("Parquet"), HasSubstr("d.jsonl', orient='records'")));
+  EXPECT_THAT(said_of(folder_ / "p"), HasSubstr("d.parquet is a Parquet file"));
 }
 
 TEST_F(CorpusFiles, ShardsAreTheSameForAnyNumberOfThreads) {
@@ -147,6 +158,50 @@ TEST_F(CorpusFiles, RefusesToMixWhatWasMadeOtherwise) {
       words_of([&] { tokenize_corpus(Corpus({folder_ / "t.txt"}, {.field = "x"}), *Tokenizer::bytes(), options()); }),
       HasSubstr("field differs"));
   EXPECT_EQ(tokenize_corpus(corpus, *Tokenizer::bytes(), options()).kept, 1U);
+}
+
+// What a failed call left is no reason to refuse the next corpus.
+TEST_F(CorpusFiles, AFailedCallIsReplacedByTheNextCorpus) {
+  write_all(folder_ / "bad.txt", "\xFF\n");
+  EXPECT_THAT(
+      words_of([&] { tokenize_corpus(Corpus({folder_ / "bad.txt"}, {}), *fixture_tokenizer("gpt2"), options()); }),
+      HasSubstr("0xff"));
+  EXPECT_FALSE(fs::exists(folder_ / "out")) << "nothing was made, so nothing is left";
+
+  write_all(folder_ / "half.txt", "one two three\nfour five six\n\xFF\n");
+  const auto tokenizer = fixture_tokenizer("gpt2");
+  const Corpus half({folder_ / "half.txt"}, {.split = DocumentSplit::kLines});
+  EXPECT_THROW(tokenize_corpus(half, *tokenizer, options(1, 10)), Error);
+  EXPECT_EQ(shards().size(), 2U) << "shards that are whole stay for a second try";
+  EXPECT_THROW(tokenize_corpus(half, *tokenizer, options(1, 10)), Error);
+
+  write_all(folder_ / "good.txt", "seven eight\n");
+  const TokenizeResult made = tokenize_corpus(Corpus({folder_ / "good.txt"}, {}), *tokenizer, options());
+  EXPECT_EQ(made.kept, 0U);
+  EXPECT_EQ(shards().size(), 1U);
+  EXPECT_THAT(words_of([&] { tokenize_corpus(half, *tokenizer, options(1, 10)); }), HasSubstr("made otherwise"));
+}
+
+TEST_F(CorpusFiles, NoTextIsAnError) {
+  for (const auto& [name, text] : {std::pair("t.txt", ""), std::pair("u.txt", "\n\n"),
+                                   std::pair("t.jsonl", "{\"text\": \"\"}\n"), std::pair("t.html", "<p> </p>")}) {
+    write_all(folder_ / name, text);
+    const Corpus corpus({folder_ / name}, {.split = DocumentSplit::kLines});
+    EXPECT_THAT(words_of([&] { tokenize_corpus(corpus, *Tokenizer::bytes(), options()); }),
+                AllOf(HasSubstr("there is no document in"), HasSubstr(name)));
+    EXPECT_FALSE(fs::exists(folder_ / "out")) << name;
+  }
+}
+
+TEST_F(CorpusFiles, AFolderOfShardsIsDescribed) {
+  write_all(folder_ / "t.txt", "one two\nthree\n");
+  tokenize_corpus(Corpus({folder_ / "t.txt"}, {.split = DocumentSplit::kLines}), *Tokenizer::bytes(), options(1, 8));
+  std::string text;
+  for (const std::string& line : describe_folder(folder_ / "out", /*verify=*/true, 1)) text += line + "\n";
+  EXPECT_THAT(text, AllOf(HasSubstr("shards     2 in"), HasSubstr("tokens     14 "), HasSubstr("documents  2\n"),
+                          HasSubstr("vocabulary 257"), HasSubstr("\"bytes\", hash"), HasSubstr("special    eos 256"),
+                          HasSubstr("1 file, "), HasSubstr("t.txt"), HasSubstr("checksums  all right"),
+                          HasSubstr("00000.shard: 8 tokens in 1 document\nand 1 more")));
 }
 
 TEST_F(CorpusFiles, AnErrorLeavesNoHalfShardAndNamesTheFirstPlace) {

@@ -23,7 +23,8 @@ namespace trireme::data {
 inline std::filesystem::path tokenizer_fixtures() { return std::filesystem::path(TRIREME_FIXTURES) / "tokenizers"; }
 
 inline const std::vector<std::string>& fixture_names() {
-  static const std::vector<std::string> names{"gpt2", "llama3", "qwen", "llama2", "mistral", "odd", "prefix_space"};
+  static const std::vector<std::string> names{"gpt2",         "llama3", "qwen",      "llama2", "mistral",       "odd",
+                                              "prefix_space", "bert",   "wordpiece", "t5",     "unigram_bytes", "nfkc"};
   return names;
 }
 

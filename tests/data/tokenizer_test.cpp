@@ -38,7 +38,8 @@ TEST(Tokenizer, DecodesAsTheReference) {
 }
 
 TEST(Tokenizer, StreamsTheTextThatDecodingGives) {
-  for (const std::string name : {"gpt2", "llama3", "qwen", "llama2", "mistral"}) {
+  for (const std::string name :
+       {"gpt2", "llama3", "qwen", "llama2", "mistral", "bert", "wordpiece", "t5", "unigram_bytes", "nfkc"}) {
     const auto tokenizer = fixture_tokenizer(name);
     for (const auto& item : read_fixture(name + ".cases.json")) {
       StreamDecoder stream(*tokenizer);
@@ -109,7 +110,7 @@ TEST(Tokenizer, BytesAreTokensOfThemselves) {
 
 TEST(Tokenizer, SeveralThreadsMayEncodeAtOnce) {
   const auto texts = read_fixture("texts.json").get<std::vector<std::string>>();
-  for (const std::string name : {"qwen", "odd"}) {
+  for (const std::string name : {"qwen", "odd", "bert", "t5"}) {
     const auto tokenizer = fixture_tokenizer(name);
     const auto cases = read_fixture(name + ".cases.json");
     std::vector<std::thread> threads;

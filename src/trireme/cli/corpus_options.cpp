@@ -9,19 +9,22 @@ namespace trireme::cli {
 
 void CorpusFlags::add_to(Command& command) {
   threads = usable_cores();
-  command.add_option("FILES", names, "Files ending in .txt or .jsonl, and folders that hold some");
-  command.add_option("--field", field, "What holds the text in each line's object of a .jsonl; default text");
+  command.add_option(
+      "FILES", names,
+      "Files ending in .txt, .md, .html or .jsonl, or in one of these and .gz or .zst; folders that hold some");
+  command.add_option("--field", field,
+                     "What holds the text in each line's object of a .jsonl; default text, for chats messages");
   std::map<std::string, data::DocumentSplit> splits;
   for (const auto& [name, value] : data::enum_names(std::type_identity<data::DocumentSplit>()))
     splits[std::string(name)] = value;
-  add_choice(command, "--split", split, splits, "Where documents of a .txt end; default file: it is one");
+  add_choice(command, "--split", split, splits, "Where documents of a .txt or .md end; default file: it is one");
   command.add_option("--separator", separator, "The line between documents; means --split separator");
   command.add_option("--threads", threads, "Threads; default: one a core").within(1, 1024);
 }
 
-data::Corpus CorpusFlags::open(bool any_bytes) const {
+data::Corpus CorpusFlags::open(bool any_bytes, const std::string& usual_field) const {
   return data::Corpus(data::find_corpus_files(names),
-                      {.field = field,
+                      {.field = field.empty() ? usual_field : field,
                        .split = separator.empty() ? split : data::DocumentSplit::kSeparator,
                        .separator = separator,
                        .any_bytes = any_bytes});

@@ -13,12 +13,13 @@ namespace trireme::cli {
 
 struct CorpusFlags {
   std::vector<std::string> names;
-  std::string field = "text", separator;
+  std::string field, separator;
   data::DocumentSplit split = data::DocumentSplit::kFile;
   int threads = 0;  // all cores once add_to() has been called
 
   void add_to(Command& command);
-  data::Corpus open(bool any_bytes) const;
+  /// `usual_field`: what holds the text in a .jsonl where --field does not say it.
+  data::Corpus open(bool any_bytes, const std::string& usual_field = "text") const;
 };
 
 }  // namespace trireme::cli

@@ -1,6 +1,7 @@
 // trireme inspect: what is in a checkpoint, a run, a shard, a tokenizer or a published model.
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -148,37 +149,16 @@ void inspect_shard(const InspectOptions& options, std::ostream& out) {
   }
 }
 
-/// A folder of them: what each holds in a line, and all together.
-void inspect_shards(const InspectOptions& options, const std::vector<fs::path>& paths, std::ostream& out) {
-  TextTable table({{"file"},
-                   {"tokens", TextTable::Align::kRight},
-                   {"documents", TextTable::Align::kRight},
-                   {"vocabulary", TextTable::Align::kRight},
-                   {"tokenizer"}});
-  std::int64_t tokens = 0, documents = 0;
-  std::uint64_t bytes = 0;
-  for (const fs::path& path : paths) {
-    const data::TokenFile file(path);
-    if (options.verify) file.verify();
-    const data::ShardInfo& info = file.info();
-    table.add({path.filename().string(), exact_count(file.tokens()), exact_count(file.documents()),
-               info.vocab_size == 0 ? "unknown" : std::to_string(info.vocab_size),
-               info.tokenizer_hash == 0 ? info.tokenizer : fmt::format("{:016x}", info.tokenizer_hash)});
-    tokens += file.tokens(), documents += file.documents(), bytes += file.bytes();
-  }
-  fmt::print(out, "tokens in {}: {} in {} of {}, {}{}\n", options.path.string(), exact_count(tokens),
-             counted(static_cast<std::size_t>(documents), "document"), counted(paths.size(), "file"), bytes_text(bytes),
-             options.verify ? "; every byte was read and is right" : "");
-  fmt::print(out, "{}", table.text("  "));
+void inspect_shards(const InspectOptions& options, std::ostream& out) {
+  for (const std::string& line : data::describe_folder(options.path, options.verify, options.tensors))
+    fmt::print(out, "{}\n", line);
 }
 
-/// The files of tokens in a folder; none where token_paths() would refuse it.
-std::vector<fs::path> shards_in(const fs::path& folder) {
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const fs::path ending = entry.path().extension();
-    if (ending == ".shard" || ending == ".bin") return data::token_paths(folder);
-  }
-  return {};
+/// A folder that `trireme tokenize` made, or that holds files of tokens under another roof.
+bool holds_tokens(const fs::path& folder) {
+  return std::ranges::any_of(fs::directory_iterator(folder), [](const fs::directory_entry& entry) {
+    return entry.path().extension() == ".shard" || entry.path().extension() == ".bin";
+  });
 }
 
 int inspect(const InspectOptions& options, std::ostream& out) {
@@ -194,14 +174,14 @@ int inspect(const InspectOptions& options, std::ostream& out) {
       inspect_published(options, out);
     } else if (fs::exists(path / formats::kRecipeFile) || fs::exists(path / "checkpoints")) {
       if (!inspect_run(options, out)) return kExitFailed;
-    } else if (const auto shards = shards_in(path); !shards.empty()) {
-      inspect_shards(options, shards, out);
     } else if (fs::exists(path / "tokenizer.json")) {
       inspect_tokenizer(options, out);
+    } else if (holds_tokens(path)) {
+      inspect_shards(options, out);
     } else {
       throw ConfigError(
           fmt::format("{} holds nothing that is known", path.string()),
-          "known are runs, checkpoints, Hugging Face folders, and folders with shards or a tokenizer.json");
+          "known are runs, checkpoints, Hugging Face folders, folders of shards and folders with a tokenizer.json");
     }
   } else if (path.extension() == ".json") {
     inspect_tokenizer(options, out);
@@ -225,14 +205,14 @@ void add_inspect_command(Command& app, Context& context) {
       "Examples:\n"
       "  trireme inspect runs/tiny\n"
       "  trireme inspect runs/tiny/checkpoints/step-00000200 --verify\n"
-      "  trireme inspect corpus --verify\n"
-      "  trireme inspect corpus/0000.shard\n"
+      "  trireme inspect shards/\n"
+      "  trireme inspect shards/00000.shard\n"
       "  trireme inspect tokenizer.json");
   const auto options = std::make_shared<InspectOptions>();  // shared with the callback
   command.add_option("PATH", options->path, "what to look into").required();
   command.add_flag("--verify", options->verify, "read every byte and compare the checksums");
   command.add_flag("--entropy", options->entropy, "of a shard: the entropy of its tokens, each by itself");
-  command.add_option("--tensors", options->tensors, "list at most this many; 0: all").show_default();
+  command.add_option("--tensors", options->tensors, "list at most this many tensors or shards; 0: all").show_default();
   command.callback([options, &context] {
     if (options->tensors == 0) options->tensors = static_cast<std::size_t>(-1);
     context.run = [options, &context] { return inspect(*options, context.out); };

@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "trireme/base/error.h"
@@ -21,6 +23,7 @@ struct TokenizeOptions {
   CorpusFlags corpus;
   std::string tokenizer, out, shard_size = "256M";
   bool no_end = false, no_special = false;
+  std::optional<data::ChatFormat> chat;
 };
 
 int run_tokenize(TokenizeOptions& options, std::ostream& out) {
@@ -29,20 +32,26 @@ int run_tokenize(TokenizeOptions& options, std::ostream& out) {
         "trireme tokenize needs text, --tokenizer and --out",
         "for example: trireme tokenize books/ --tokenizer bytes --out shards/; see trireme tokenize --help");
   const auto tokenizer = data::load_tokenizer(options.tokenizer);
-  const data::Corpus corpus = options.corpus.open(/*any_bytes=*/tokenizer->is_bytes());
+  const data::Corpus corpus =
+      options.corpus.open(/*any_bytes=*/tokenizer->is_bytes(), options.chat ? "messages" : "text");
   const data::TokenizeResult result =
       data::tokenize_corpus(corpus, *tokenizer,
                             {.out = options.out,
                              .threads = options.corpus.threads,
                              .chunk_bytes = static_cast<std::uint64_t>(parse_bytes(options.shard_size)),
                              .add_special = !options.no_special,
-                             .end_documents = !options.no_end});
-  fmt::print(out, "{}: {} tokens of {} in {}, {} bytes a token{}\n", options.out, result.tokens,
-             counted(result.documents, "document"), counted(result.shards.size(), "shard"),
-             result.tokens == 0
-                 ? "-"
-                 : fmt::format("{:.2f}", static_cast<double>(corpus.bytes()) / static_cast<double>(result.tokens)),
-             result.kept > 0 ? fmt::format("; {} were there already", result.kept) : "");
+                             .end_documents = !options.no_end,
+                             .chat = options.chat});
+  const auto share = [&](std::uint64_t of) {
+    return static_cast<double>(of) / static_cast<double>(result.made_tokens);
+  };
+  std::string more;
+  if (result.made_tokens > 0) more = fmt::format(", {:.2f} bytes a token", share(result.text_bytes));
+  if (result.made_tokens > 0 && options.chat)
+    more += fmt::format(", {:.1f} % of them learnt", 100 * share(result.learnt));
+  if (result.kept > 0) more += fmt::format("; {} were there already", result.kept);
+  fmt::print(out, "{}: {} tokens of {} in {}{}\n", options.out, result.tokens, counted(result.documents, "document"),
+             counted(result.shards.size(), "shard"), more);
   return kExitFine;
 }
 
@@ -53,7 +62,8 @@ the number of threads.
 Examples:
   trireme tokenize train books/ --vocab-size 32k --pattern llama3 -o tokenizer.json
   trireme tokenize books/ web.jsonl --field content --tokenizer tokenizer.json --out shards/
-  trireme tokenize names.txt --split lines --tokenizer bytes --out shards/)";
+  trireme tokenize names.txt --split lines --tokenizer bytes --out shards/
+  trireme tokenize chats.jsonl.zst --chat chatml --tokenizer models/qwen --out shards/)";
 
 }  // namespace
 
@@ -67,6 +77,11 @@ void add_tokenize_command(Command& app, Context& context) {
   command.add_flag("--no-eos", options->no_end, "Do not end documents with the tokenizer's end-of-text token");
   command.add_flag("--no-special", options->no_special,
                    "Do not put around documents what the tokenizer's template has");
+  std::map<std::string, data::ChatFormat> formats;
+  for (const auto& [name, value] : data::enum_names(std::type_identity<data::ChatFormat>()))
+    formats[std::string(name)] = value;
+  add_choice(command, "--chat", options->chat, formats,
+             "Conversations of a .jsonl in this format; only what the assistant says is learnt (a loss mask)");
   command.callback([&command, options, &context] {
     if (command.has_chosen_subcommand()) return;
     context.run = [options, &context] { return run_tokenize(*options, context.out); };

@@ -1,16 +1,14 @@
 #include <fmt/format.h>
-
 #include <fmt/ranges.h>
-#include <cmath>
 
 #include <algorithm>
+#include <cmath>
 
 #include "trireme/base/units.h"
 #include "trireme/data/token_file.h"
 #include "trireme/formats/format_error.h"
 
 namespace trireme::data {
-namespace {
 
 std::string special_text(const SpecialTokens& special) {
   const std::pair<const char*, std::int32_t> all[] = {{"bos", special.bos}, {"eos", special.eos},
@@ -28,8 +26,6 @@ std::string tokenizer_text(const ShardInfo& info) {
   const std::string name = info.tokenizer.empty() ? "unnamed" : formats::shown(info.tokenizer);
   return info.tokenizer_hash == 0 ? name : fmt::format("{}, hash {:016x}", name, info.tokenizer_hash);
 }
-
-}  // namespace
 
 std::vector<std::string> describe(const TokenFile& file, bool verified) {
   const ShardInfo& info = file.info();

@@ -78,11 +78,18 @@ std::string to_string(TokenFormat format);
 std::string to_string(TokenType type);
 std::uint64_t bytes_of(TokenType type);
 
+/// For people: "bos 1, eos 2", and a tokenizer's name and hash.
+std::string special_text(const SpecialTokens& special);
+std::string tokenizer_text(const ShardInfo& info);
+
 /// Of the tokens' frequencies, in nats: what a model can reach that looks at nothing else. Reads the whole file.
 double unigram_entropy(const TokenFile& file);
 
 /// What a person wants to know of a file, a line each: format, counts, tokenizer, state of the checksums, first tokens.
 /// `verified`: all of it was read by verify() and found right.
 std::vector<std::string> describe(const TokenFile& file, bool verified);
+/// The same of a folder's token files together: counts, tokenizer, what they were made of, and a line for each, the
+/// first `most`. `verify`: reads every one.
+std::vector<std::string> describe_folder(const std::filesystem::path& folder, bool verify, std::size_t most);
 
 }  // namespace trireme::data

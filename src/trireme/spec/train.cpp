@@ -64,8 +64,10 @@ void describe(config::Section<TrainConfig>& section) {
              "steps between hashes of the whole training state, by which `trireme diff` finds where two runs diverge; "
              "0: never")
       .at_least(0);
-  section.field("freeze", &TrainConfig::freeze,
-                "patterns of frozen parameters, which are not trained: '*' is any text, '?' any letter");
+  section.field(
+      "freeze", &TrainConfig::freeze,
+      "patterns of frozen parameters, which are not trained, by our names or Hugging Face's: '*' is any text, '?' any "
+      "letter");
   section.retired("microbatch", "micro_batch_size");
   section.retired("capture", "cuda_graphs");
   section.retired("tune", "gemm_autotune");

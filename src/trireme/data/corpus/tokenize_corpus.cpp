@@ -11,6 +11,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/new_file.h"
+#include "trireme/base/text.h"
 #include "trireme/data/shard_writer.h"
 #include "trireme/data/token_file.h"
 #include "trireme/formats/json_text.h"
@@ -22,7 +23,6 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr std::uint64_t kCountingChunk = 8 << 20;
-constexpr std::uint64_t kMostPlanBytes = 1 << 30;
 
 /// Another chunk failed; nobody is told of this one.
 struct Stopped {};
@@ -85,7 +85,7 @@ class SharedProgress {
   Progress progress_;
 };
 
-std::uint64_t bytes_of(const Chunk& chunk) {
+std::uint64_t chunk_bytes(const Chunk& chunk) {
   std::uint64_t bytes = 0;
   for (const TextRange& stretch : chunk) bytes += stretch.end - stretch.begin;
   return bytes;
@@ -101,6 +101,7 @@ Json plan_of(const Corpus& corpus, const Tokenizer& tokenizer, const TokenizeOpt
   plan["chunk_bytes"] = options.chunk_bytes;
   plan["add_special"] = options.add_special;
   plan["end_documents"] = options.end_documents;
+  plan["chat"] = options.chat ? std::string(name_in(enum_names(std::type_identity<ChatFormat>()), *options.chat)) : "";
   for (std::size_t file = 0; file < corpus.files().size(); ++file) {
     const fs::path& path = corpus.files()[file];
     plan["files"].push_back({{"path", fs::absolute(path).lexically_normal().string()},
@@ -110,25 +111,66 @@ Json plan_of(const Corpus& corpus, const Tokenizer& tokenizer, const TokenizeOpt
   return plan;
 }
 
-/// Writes the plan, or finds that it is the one that is there.
-void settle_plan(const Json& plan, const fs::path& out) {
-  const fs::path path = out / kPlanName;
-  if (!fs::exists(path)) {
-    for (const auto& entry : fs::directory_iterator(out)) {
-      if (entry.path().extension() == ".shard")
-        throw ConfigError(fmt::format("{} holds shards already, but no {} that says of what", out.string(), kPlanName),
-                          "name another folder");
+/// The file that says what the shards of a folder are made of.
+class PlanFile {
+ public:
+  PlanFile(Json plan, const fs::path& out) : plan_(std::move(plan)), path_(out / kPlanName) {
+    new_folder_ = fs::create_directories(out);
+    if (fs::exists(path_)) {
+      compare();
+    } else {
+      refuse_foreign_shards();
+      new_plan_ = true;
     }
-    return write_text_file(path, formats::python_json(plan, formats::Keys::kAsTheyAre) + "\n");
+    write(/*failed=*/false);
   }
-  const Json before = formats::parse_json(read_text_file(path, kMostPlanBytes), path.string());
-  for (const auto& [key, value] : plan.items()) {
-    if (before.is_object() && before.contains(key) && before[key] == value) continue;
-    throw ConfigError(fmt::format("{} holds shards that were made otherwise: {} differs", out.string(),
-                                  key == "files" ? "the list of files, or when one was changed," : key),
-                      "name another folder, or remove this one to begin anew");
+
+  /// After an error. Shards that are whole are there for a second try; without any, nothing is left.
+  void fail() {
+    if (!shards().empty()) return write(/*failed=*/true);
+    if (new_plan_) fs::remove(path_);
+    if (new_folder_) fs::remove(path_.parent_path());
   }
-}
+
+ private:
+  std::vector<fs::path> shards() const {
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::directory_iterator(path_.parent_path()))
+      if (entry.path().extension() == ".shard") found.push_back(entry.path());
+    return found;
+  }
+  void refuse_foreign_shards() const {
+    if (shards().empty()) return;
+    throw ConfigError(
+        fmt::format("{} holds shards already, but no {} that says of what", path_.parent_path().string(), kPlanName),
+        "name another folder");
+  }
+  /// The plan that is there must be this one, unless it failed.
+  void compare() {
+    const std::string folder = path_.parent_path().string();
+    const Json before = formats::parse_json(read_text_file(path_, kMostPlanBytes), path_.string());
+    for (const auto& [key, value] : plan_.items()) {
+      if (before.is_object() && before.contains(key) && before[key] == value) continue;
+      if (before.is_object() && before.value("failed", false)) {
+        log_warn("{} holds shards of a call that failed, made otherwise: they are replaced", folder);
+        for (const fs::path& shard : shards()) fs::remove(shard);
+        return;
+      }
+      throw ConfigError(fmt::format("{} holds shards that were made otherwise: {} differs", folder,
+                                    key == "files" ? "the list of files, or when one was changed," : key),
+                        "name another folder, or remove this one to begin anew");
+    }
+  }
+  void write(bool failed) const {
+    Json plan = plan_;
+    if (failed) plan["failed"] = true;
+    write_text_file(path_, formats::python_json(plan, formats::Keys::kAsTheyAre) + "\n");
+  }
+
+  Json plan_;
+  fs::path path_;
+  bool new_folder_ = false, new_plan_ = false;
+};
 
 fs::path shard_path(const fs::path& out, std::size_t number) { return out / fmt::format("{:05}.shard", number); }
 
@@ -137,51 +179,119 @@ ShardInfo info_of(const Tokenizer& tokenizer) {
       .vocab_size = tokenizer.vocabulary_size(), .tokenizer_hash = tokenizer.hash(), .tokenizer = tokenizer.source()};
   info.special.bos = tokenizer.roles().bos.value_or(-1);
   info.special.eos = tokenizer.roles().eos.value_or(-1);
+  info.special.pad = tokenizer.roles().pad.value_or(-1);
+  info.special.mask = tokenizer.roles().mask.value_or(-1);
+  info.special.cls = tokenizer.roles().cls.value_or(-1);
+  info.special.sep = tokenizer.roles().sep.value_or(-1);
   return info;
 }
 
 }  // namespace
 
+namespace {
+
+/// Turns chunks into shards; one for all threads.
+class ShardMaker {
+ public:
+  ShardMaker(const Corpus& corpus, const Tokenizer& tokenizer, const TokenizeOptions& options)
+      : corpus_(corpus), tokenizer_(tokenizer), options_(options) {
+    if (options.chat) chat_.emplace(*options.chat, tokenizer);
+    if (options.end_documents) end_ = tokenizer.roles().eos;
+  }
+
+  /// Into `result`, under a lock.
+  void make(const Chunk& chunk, const fs::path& path, const Workers& workers, TokenizeResult& result) {
+    if (fs::exists(path)) return keep(path, result);
+    ShardWriter writer(path, info_of(tokenizer_));
+    std::vector<std::int32_t> ids;
+    std::vector<std::uint8_t> learnt;
+    std::uint64_t text_bytes = 0, targets = 0;
+    const auto stop = [&] {
+      if (workers.stopped()) throw Stopped();
+    };
+    if (chat_) {
+      corpus_.read_chats(chunk, [&](const Conversation& conversation) {
+        stop();
+        ids.clear();
+        learnt.clear();
+        chat_->encode(conversation, end_, ids, learnt);
+        writer.add_document(ids, learnt);
+        for (const ChatMessage& message : conversation) text_bytes += message.content.size();
+        targets += static_cast<std::uint64_t>(std::ranges::count(learnt, 1));
+      });
+    } else {
+      corpus_.read(chunk, [&](std::string_view document) {
+        stop();
+        ids.clear();
+        tokenizer_.encode(document, {.add_special = options_.add_special}, ids);
+        if (end_ && (ids.empty() || ids.back() != *end_)) ids.push_back(*end_);
+        writer.add_document(ids);
+        text_bytes += document.size();
+        targets += ids.size();
+      });
+    }
+    writer.finish();
+    const std::scoped_lock lock(mutex_);
+    result.documents += writer.documents();
+    result.tokens += writer.tokens();
+    result.made_tokens += writer.tokens();
+    result.learnt += targets;
+    result.text_bytes += text_bytes;
+  }
+
+ private:
+  void keep(const fs::path& path, TokenizeResult& result) {
+    const TokenFile there(path);  // checks that it is whole
+    if (there.info().tokenizer_hash != tokenizer_.hash())
+      throw ConfigError(fmt::format("{} was made with another tokenizer", path.string()), "name another folder");
+    const std::scoped_lock lock(mutex_);
+    ++result.kept;
+    result.documents += static_cast<std::uint64_t>(there.documents());
+    result.tokens += static_cast<std::uint64_t>(there.tokens());
+  }
+
+  const Corpus& corpus_;
+  const Tokenizer& tokenizer_;
+  const TokenizeOptions& options_;
+  std::optional<ChatEncoder> chat_;
+  std::optional<std::int32_t> end_;
+  std::mutex mutex_;
+};
+
+[[noreturn]] void refuse_empty(const Corpus& corpus) {
+  throw ConfigError(fmt::format("there is no document in {}: {} of {} bytes hold no text",
+                                corpus.files().size() == 1 ? corpus.files()[0].string() : "the files",
+                                counted(corpus.files().size(), "file"), corpus.bytes()),
+                    "name files that hold text; of a .jsonl, --field names what holds it");
+}
+
+}  // namespace
+
 TokenizeResult tokenize_corpus(const Corpus& corpus, const Tokenizer& tokenizer, const TokenizeOptions& options) {
-  fs::create_directories(options.out);
   const std::vector<Chunk> chunks = corpus.chunks(options.chunk_bytes);
-  settle_plan(plan_of(corpus, tokenizer, options), options.out);
-  const auto end = options.end_documents ? tokenizer.roles().eos : std::nullopt;
-  if (options.end_documents && !end)
+  if (chunks.empty()) refuse_empty(corpus);
+  ShardMaker maker(corpus, tokenizer, options);
+  PlanFile plan(plan_of(corpus, tokenizer, options), options.out);
+  if (options.end_documents && !tokenizer.roles().eos)
     log_warn("{} names no token that ends a text: documents are not told apart by a token", tokenizer.source());
 
   TokenizeResult result;
   for (std::size_t i = 0; i < chunks.size(); ++i) result.shards.push_back(shard_path(options.out, i));
   Workers workers(chunks.size(), options.threads);
-  SharedProgress progress("tokenize", corpus.bytes(), options.progress);
-  std::mutex mutex;
-  workers.run([&](std::size_t number) {
-    const fs::path& path = result.shards[number];
-    if (fs::exists(path)) {
-      const TokenFile there(path);  // checks that it is whole
-      if (there.info().tokenizer_hash != tokenizer.hash())
-        throw ConfigError(fmt::format("{} was made with another tokenizer", path.string()), "name another folder");
-      const std::scoped_lock lock(mutex);
-      ++result.kept;
-      result.documents += static_cast<std::uint64_t>(there.documents());
-      result.tokens += static_cast<std::uint64_t>(there.tokens());
-    } else {
-      ShardWriter writer(path, info_of(tokenizer));
-      std::vector<std::int32_t> ids;
-      corpus.read(chunks[number], [&](std::string_view document) {
-        if (workers.stopped()) throw Stopped();
-        ids.clear();
-        tokenizer.encode(document, {.add_special = options.add_special}, ids);
-        if (end && (ids.empty() || ids.back() != *end)) ids.push_back(*end);
-        writer.add_document(ids);
-      });
-      writer.finish();
-      const std::scoped_lock lock(mutex);
-      result.documents += writer.documents();
-      result.tokens += writer.tokens();
+  try {
+    SharedProgress progress("tokenize", corpus.bytes(), options.progress);
+    workers.run([&](std::size_t number) {
+      maker.make(chunks[number], result.shards[number], workers, result);
+      progress.add(chunk_bytes(chunks[number]));
+    });
+    if (result.documents == 0) {
+      for (const fs::path& shard : result.shards) fs::remove(shard);
+      refuse_empty(corpus);
     }
-    progress.add(bytes_of(chunks[number]));
-  });
+  } catch (...) {
+    plan.fail();
+    throw;
+  }
   return result;
 }
 
@@ -196,7 +306,7 @@ WordCounts count_words(const Corpus& corpus, KnownPattern pattern, int threads, 
     corpus.read(chunks[number], [&](std::string_view document) { counter.add(document); });
     const std::scoped_lock lock(mutex);
     all.add(counter.take());
-    progress.add(bytes_of(chunks[number]));
+    progress.add(chunk_bytes(chunks[number]));
   });
   return all.take();
 }

@@ -211,7 +211,8 @@ void WordCounter::add(WordCounts&& others) {
 TokenizerDescription train_bpe(const WordCounts& words, const BpeTrainingOptions& options) {
   check(options);
   TokenizerDescription made = around(options);
-  auto& vocabulary = made.model.vocabulary;
+  auto& model = made.model.emplace<BpeDescription>();
+  auto& vocabulary = model.vocabulary;
   std::unordered_map<std::string, std::int32_t> numbers;
   const auto add = [&](std::string token) {
     const auto id = static_cast<std::int32_t>(vocabulary.size());
@@ -239,7 +240,7 @@ TokenizerDescription train_bpe(const WordCounts& words, const BpeTrainingOptions
         vocabulary[static_cast<std::size_t>(left)].first + vocabulary[static_cast<std::size_t>(right)].first;
     const auto known = numbers.find(token);  // two ways to the same token are two merges
     const std::int32_t result = known != numbers.end() ? known->second : add(std::move(token));
-    made.model.merges.push_back({left, right, result});
+    model.merges.push_back({left, right, result});
     trainer.merge(best.pair, result);
     progress.update(static_cast<std::int64_t>(vocabulary.size()));
   }

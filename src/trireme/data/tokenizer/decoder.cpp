@@ -28,6 +28,20 @@ std::string_view stripped(std::string_view text, const std::string& sign, std::i
   return text;
 }
 
+/// A token of WordPiece: within a word without its prefix, else with a space before it.
+std::string wordpiece_text(std::string_view token, const std::string& prefix, bool cleanup, bool first) {
+  std::string text = first                       ? std::string(token)
+                     : token.starts_with(prefix) ? std::string(token.substr(prefix.size()))
+                                                 : " " + std::string(token);
+  if (!cleanup) return text;
+  // In this order, each over the whole token: what the library does, "do not" included.
+  static constexpr std::pair<const char*, std::string_view> kCleanups[] = {
+      {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},   {" n't", "n't"},
+      {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+  for (const auto& [from, to] : kCleanups) text = without_signs(text, from, to);
+  return text;
+}
+
 /// Bytes in a row become a text together; if they are none, each becomes U+FFFD.
 std::vector<std::string> joined_bytes(const std::vector<std::string>& tokens) {
   std::vector<std::string> out;
@@ -85,6 +99,8 @@ void TokenDecoder::add(const DecoderPart& part) {
     step.at_first = part.metaspace.scheme != PrependScheme::kNever;
   } else if (part.kind == Kind::kReplace) {
     step.replacement.emplace(part.pattern, part.content);
+  } else if (part.kind == Kind::kWordPiece) {
+    step.cleanup = part.cleanup;
   }
 }
 
@@ -102,6 +118,10 @@ std::string TokenDecoder::decode(std::vector<std::string> tokens) const {
       case Kind::kMetaspace:
         for (std::string& token : tokens)
           token = without_signs(token, step.sign, step.at_first && &token == tokens.data() ? "" : " ");
+        break;
+      case Kind::kWordPiece:
+        for (std::string& token : tokens)
+          token = wordpiece_text(token, step.sign, step.cleanup, &token == tokens.data());
         break;
       case Kind::kReplace:
         for (std::string& token : tokens) token = step.replacement->apply(token);
@@ -134,6 +154,8 @@ std::string TokenDecoder::bytes_of(std::string_view token, bool first) const {
       out = byte_level_bytes(out);
     } else if (step.kind == Kind::kMetaspace) {
       out = without_signs(out, step.sign, step.at_first && first ? "" : " ");
+    } else if (step.kind == Kind::kWordPiece) {
+      out = wordpiece_text(out, step.sign, step.cleanup, first);
     } else if (step.kind == Kind::kReplace) {
       out = step.replacement->apply(out);
     } else if (step.kind == Kind::kByteFallback) {

@@ -30,7 +30,8 @@ class TokenDecoder {
  private:
   struct Step {
     DecoderPart::Kind kind;
-    std::string sign;       // kMetaspace: what stands for a space; kStrip: what is taken away
+    std::string sign;       // kMetaspace: what stands for a space; kStrip: what is taken away; kWordPiece: the prefix
+    bool cleanup = false;   // kWordPiece
     bool at_first = false;  // kMetaspace: the first token loses its signs
     std::int64_t start = 0;
     std::optional<Replacement> replacement;

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace trireme::data {
@@ -24,11 +25,28 @@ struct Pattern {
 };
 
 struct NormalizerPart {
-  enum class Kind : std::uint8_t { kNfc, kPrepend, kReplace, kSequence };
+  enum class Kind : std::uint8_t {
+    kNfc,
+    kNfd,
+    kNfkc,
+    kNfkd,
+    kLowercase,
+    kStripAccents,
+    kNmt,
+    kStrip,
+    kBert,
+    kPrecompiled,
+    kPrepend,
+    kReplace,
+    kSequence,
+  };
   Kind kind = Kind::kNfc;
-  Pattern pattern;                    ///< kReplace
-  std::string content;                ///< kPrepend, kReplace
-  std::vector<NormalizerPart> parts;  ///< kSequence
+  Pattern pattern;                             ///< kReplace
+  std::string content;                         ///< kPrepend, kReplace; kPrecompiled: the character map in base64
+  bool strip_left = true, strip_right = true;  ///< kStrip
+  bool clean_text = true, handle_chinese_chars = true, lowercase = true;  ///< kBert
+  std::optional<bool> strip_accents = {};                                 ///< kBert; nothing: as `lowercase`
+  std::vector<NormalizerPart> parts;                                      ///< kSequence
 };
 
 enum class SplitBehavior : std::uint8_t { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
@@ -47,14 +65,25 @@ struct MetaspacePart {
 };
 
 struct PreTokenizerPart {
-  enum class Kind : std::uint8_t { kByteLevel, kSplit, kMetaspace, kSequence };
+  enum class Kind : std::uint8_t {
+    kByteLevel,
+    kSplit,
+    kMetaspace,
+    kBert,
+    kWhitespace,
+    kWhitespaceSplit,
+    kPunctuation,
+    kDigits,
+    kSequence,
+  };
   Kind kind = Kind::kByteLevel;
   ByteLevelPart byte_level;
   MetaspacePart metaspace;
-  Pattern pattern;  ///< kSplit, as the next two
-  SplitBehavior behavior = SplitBehavior::kIsolated;
-  bool invert = false;
-  std::vector<PreTokenizerPart> parts;  ///< kSequence
+  Pattern pattern;                                    ///< kSplit
+  SplitBehavior behavior = SplitBehavior::kIsolated;  ///< kSplit, kPunctuation
+  bool invert = false;                                ///< kSplit
+  bool individual_digits = false;                     ///< kDigits
+  std::vector<PreTokenizerPart> parts;                ///< kSequence
 };
 
 /// A place in a template: the text (token empty) or a special token.
@@ -70,21 +99,31 @@ struct TemplateToken {
 };
 
 struct PostProcessorPart {
-  enum class Kind : std::uint8_t { kByteLevel, kTemplate, kSequence };
+  enum class Kind : std::uint8_t { kByteLevel, kTemplate, kBert, kRoberta, kSequence };
   Kind kind = Kind::kByteLevel;
-  ByteLevelPart byte_level;
-  std::vector<TemplatePiece> single, pair;    ///< kTemplate; pair is kept for writing
-  std::vector<TemplateToken> special_tokens;  ///< kTemplate, by name
+  ByteLevelPart byte_level;                   ///< kByteLevel, kRoberta without use_regex
+  std::vector<TemplatePiece> single, pair;    ///< pair is kept for writing; kBert, kRoberta: cls, the text, sep
+  std::vector<TemplateToken> special_tokens;  ///< by name; kBert, kRoberta: sep, cls
   std::vector<PostProcessorPart> parts;       ///< kSequence
 };
 
 struct DecoderPart {
-  enum class Kind : std::uint8_t { kByteLevel, kMetaspace, kReplace, kByteFallback, kFuse, kStrip, kSequence };
+  enum class Kind : std::uint8_t {
+    kByteLevel,
+    kMetaspace,
+    kWordPiece,
+    kReplace,
+    kByteFallback,
+    kFuse,
+    kStrip,
+    kSequence
+  };
   Kind kind = Kind::kByteLevel;
   ByteLevelPart byte_level;
   MetaspacePart metaspace;
   Pattern pattern;         ///< kReplace
-  std::string content;     ///< kReplace, kStrip: one character
+  std::string content;     ///< kReplace; kStrip: one character; kWordPiece: what a token within a word begins with
+  bool cleanup = true;     ///< kWordPiece: no spaces before punctuation and within English contractions
   std::int64_t start = 0;  ///< kStrip: so many from the beginning of each text
   std::vector<DecoderPart> parts;
 };
@@ -101,13 +140,29 @@ struct AddedToken {
 struct BpeMerge {
   std::int32_t left = 0, right = 0, result = 0;
 };
+/// By number; byte-level tokens in letters of the format.
+using Vocabulary = std::vector<std::pair<std::string, std::int32_t>>;
+
 struct BpeDescription {
-  std::vector<std::pair<std::string, std::int32_t>>
-      vocabulary;                ///< by number; byte-level tokens in letters of the format
+  Vocabulary vocabulary;
   std::vector<BpeMerge> merges;  ///< the first to merge first
   std::optional<std::string> unk_token;
   bool fuse_unk = false, byte_fallback = false, ignore_merges = false;
 };
+
+struct WordPieceDescription {
+  Vocabulary vocabulary;
+  std::string unk_token = "[UNK]";
+  std::string continuing_subword_prefix = "##";  ///< before a token that does not begin a word
+  std::int32_t max_input_chars_per_word = 100;   ///< a longer word is unknown
+};
+struct UnigramDescription {
+  Vocabulary vocabulary;       ///< every number from 0
+  std::vector<double> scores;  ///< logarithms of probabilities, by number
+  std::optional<std::int32_t> unk_id;
+  bool byte_fallback = false;
+};
+using ModelDescription = std::variant<BpeDescription, WordPieceDescription, UnigramDescription>;
 
 struct TokenizerDescription {
   std::vector<AddedToken> added_tokens;  ///< by number
@@ -115,7 +170,11 @@ struct TokenizerDescription {
   std::optional<PreTokenizerPart> pre_tokenizer;
   std::optional<PostProcessorPart> post_processor;
   std::optional<DecoderPart> decoder;
-  BpeDescription model;
+  ModelDescription model;
+
+  const Vocabulary& vocabulary() const {
+    return std::visit([](const auto& kind) -> const Vocabulary& { return kind.vocabulary; }, model);
+  }
 };
 
 /// FormatError with file, place and byte for everything that is not a tokenizer.json of these parts.

@@ -1,9 +1,19 @@
 #include "trireme/data/tokenizer/pre_tokenizer.h"
 
+#include <utf8proc.h>
+
 #include "trireme/base/error.h"
+#include "trireme/data/tokenizer/unicode_ranges.h"
+#include "trireme/data/tokenizer/utf8_text.h"
 
 namespace trireme::data {
 namespace {
+
+bool is_number(std::uint32_t code) {
+  if (code < 0x80) return code >= '0' && code <= '9';
+  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code));
+  return category == UTF8PROC_CATEGORY_ND || category == UTF8PROC_CATEGORY_NL || category == UTF8PROC_CATEGORY_NO;
+}
 
 struct Part {
   std::size_t begin, end;
@@ -59,6 +69,7 @@ std::vector<Part> joined(const std::vector<Part>& parts, SplitBehavior behavior)
 
 void PreTokenizer::add(const PreTokenizerPart& part) {
   using Kind = PreTokenizerPart::Kind;
+  using Class = Step::Class;
   constexpr std::size_t kMost = 256;  // each one is a call within the calls of those before it
   if (steps_.size() >= kMost)
     throw ConfigError(fmt::format("pre_tokenizer: more than {} steps are not supported", kMost));
@@ -80,6 +91,43 @@ void PreTokenizer::add(const PreTokenizerPart& part) {
       step.spaces.emplace(Pattern{.regex = false, .text = " "}, part.metaspace.replacement);
       return;
     }
+    case Kind::kBert:
+      return add_classes([](std::uint32_t code) {
+        return is_white_space(code) ? Class::kDropped : punctuation().has(code) ? Class::kAlone : Class::kRun;
+      });
+    case Kind::kWhitespaceSplit:
+      return add_classes([](std::uint32_t code) { return is_white_space(code) ? Class::kDropped : Class::kRun; });
+    case Kind::kWhitespace:
+      return add_classes([](std::uint32_t code) {
+        return is_white_space(code) ? Class::kDropped : is_word_character(code) ? Class::kRun : Class::kOtherRun;
+      });
+    case Kind::kDigits:
+      return part.individual_digits
+                 ? add_classes([](std::uint32_t code) { return is_number(code) ? Class::kAlone : Class::kRun; })
+                 : add_classes([](std::uint32_t code) { return is_number(code) ? Class::kOtherRun : Class::kRun; });
+    case Kind::kPunctuation:
+      return add_punctuation(part.behavior);
+  }
+}
+
+void PreTokenizer::add_classes(Step::Class (*class_of)(std::uint32_t code)) {
+  steps_.push_back(Step{.kind = Step::Kind::kClasses, .class_of = class_of});
+}
+
+void PreTokenizer::add_punctuation(SplitBehavior behavior) {
+  using Class = Step::Class;
+  switch (behavior) {
+    case SplitBehavior::kRemoved:
+      return add_classes([](std::uint32_t code) { return punctuation().has(code) ? Class::kDropped : Class::kRun; });
+    case SplitBehavior::kIsolated:
+      return add_classes([](std::uint32_t code) { return punctuation().has(code) ? Class::kAlone : Class::kRun; });
+    case SplitBehavior::kContiguous:
+      return add_classes([](std::uint32_t code) { return punctuation().has(code) ? Class::kOtherRun : Class::kRun; });
+    case SplitBehavior::kMergedWithPrevious:
+    case SplitBehavior::kMergedWithNext:
+      steps_.push_back(Step{.kind = Step::Kind::kPunctuation});
+      steps_.back().behavior = behavior;
+      return;
   }
 }
 
@@ -116,9 +164,32 @@ void PreTokenizer::run(std::size_t number, std::string_view text, bool first, co
       return run(number + 1, " " + std::string(text), first, take);
     case Step::Kind::kMetaspace:
       return run_metaspace(number, text, first, take);
+    case Step::Kind::kClasses:
+      return run_classes(number, text, first, take);
     case Step::Kind::kPattern:
+    case Step::Kind::kPunctuation:
       return run_pattern(number, text, first, take);
   }
+}
+
+void PreTokenizer::run_classes(std::size_t number, std::string_view text, bool first, const Take& take) const {
+  using Class = Step::Class;
+  const auto class_of = steps_[number].class_of;
+  std::size_t begin = 0;  // of the run that goes on
+  Class before = Class::kDropped;
+  const auto end_run = [&](std::size_t end) {
+    if (before != Class::kDropped && begin < end)
+      run(number + 1, text.substr(begin, end - begin), first && begin == 0, take);
+    begin = end;
+  };
+  for (std::size_t at = 0; at < text.size();) {
+    const CodePoint c = code_point(text, at);
+    const Class is = class_of(c.code);
+    if (is != before || is == Class::kAlone) end_run(at);
+    before = is;
+    at += c.bytes;
+  }
+  end_run(text.size());
 }
 
 void PreTokenizer::run_pattern(std::size_t number, std::string_view text, bool first, const Take& take) const {
@@ -133,6 +204,12 @@ void PreTokenizer::run_pattern(std::size_t number, std::string_view text, bool f
   if (step.regex) {
     SplitPattern::Search search(*step.regex, text);
     for (SplitPattern::Match match; search.next(match);) add(match.begin, match.end);
+  } else if (step.kind == Step::Kind::kPunctuation) {
+    for (std::size_t at = 0; at < text.size();) {
+      const CodePoint c = code_point(text, at);
+      if (punctuation().has(c.code)) add(at, at + c.bytes);
+      at += c.bytes;
+    }
   } else {
     for (std::size_t at; (at = text.find(step.literal, done)) != text.npos;) add(at, at + step.literal.size());
   }

@@ -1,6 +1,6 @@
 // data/tokenizer/pre_tokenizer.h -- cuts a normalized text into the pieces that the model encodes one by one.
 //
-// Depends on: description, known_patterns, split_pattern.
+// Depends on: description, known_patterns, split_pattern, unicode_ranges.
 #pragma once
 
 #include <functional>
@@ -39,8 +39,11 @@ class PreTokenizer {
 
  private:
   struct Step {
-    enum class Kind : std::uint8_t { kKnown, kPattern, kPrefixSpace, kMetaspace };
+    enum class Kind : std::uint8_t { kKnown, kPattern, kPrefixSpace, kMetaspace, kClasses, kPunctuation };
+    /// What a character is to its neighbours. Runs of one class are pieces.
+    enum class Class : std::uint8_t { kDropped, kAlone, kRun, kOtherRun };
     Kind kind;
+    Class (*class_of)(std::uint32_t code) = nullptr;  ///< kClasses
     KnownPattern known = KnownPattern::kGpt2;
     std::optional<SplitPattern> regex;
     std::string literal;  ///< kPattern without regex
@@ -53,8 +56,11 @@ class PreTokenizer {
 
   void add(const PreTokenizerPart& part);
   void add_pattern(const Pattern& pattern, SplitBehavior behavior, bool invert);
+  void add_punctuation(SplitBehavior behavior);
+  void add_classes(Step::Class (*class_of)(std::uint32_t code));
   void run(std::size_t step, std::string_view text, bool first, const Take& take) const;
   void run_pattern(std::size_t number, std::string_view text, bool first, const Take& take) const;
+  void run_classes(std::size_t number, std::string_view text, bool first, const Take& take) const;
   void run_metaspace(std::size_t number, std::string_view text, bool first, const Take& take) const;
 
   std::vector<Step> steps_;

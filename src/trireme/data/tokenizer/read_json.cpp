@@ -1,12 +1,11 @@
-// A tokenizer.json, from text to description: the outer object and the model, which can be large and is read without a
-// tree.
+// A tokenizer.json, from text to description: the outer object, and what its sections must have in common.
 #include <algorithm>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "trireme/data/tokenizer/description.h"
+#include "trireme/data/tokenizer/read_model.h"
 #include "trireme/data/tokenizer/read_parts.h"
 #include "trireme/formats/json_reader.h"
 #include "trireme/formats/json_text.h"
@@ -18,9 +17,6 @@ namespace {
 using formats::JsonReader;
 using formats::shown;
 
-/// Token numbers may leave gaps, but not claim memory that the file does not fill.
-constexpr std::int64_t kMostUnused = 65536;
-
 /// A section that is small: as a tree.
 template <typename Read>
 auto read_section(JsonReader& json, std::string_view source, const std::string& path, Read&& read) {
@@ -29,141 +25,11 @@ auto read_section(JsonReader& json, std::string_view source, const std::string& 
   return read(JsonSection(tree, {.source = source, .byte = byte}, path));
 }
 
-class ModelReader {
- public:
-  ModelReader(JsonReader& json, std::string_view source) : json_(json), source_(source) {}
-
-  BpeDescription read() {
-    const std::uint64_t begin = json_.value_position();
-    json_.object([&](const std::string& key) { read_member(key); });
-    if (type_ != "BPE")
-      json_.fail(begin,
-                 type_.empty() ? "model: the type is missing"
-                               : fmt::format("model: the type {} is not supported", shown(type_)),
-                 "Trireme reads models of the type BPE");
-    if (!seen_.contains("vocab") || !seen_.contains("merges")) json_.fail(begin, "model: vocab or merges is missing");
-    check_vocabulary(begin);
-    resolve_merges();
-    if (model_.unk_token && !numbers_.contains(*model_.unk_token))
-      json_.fail(begin, fmt::format("model.unk_token: {} is not in the vocabulary", shown(*model_.unk_token)));
-    return std::move(model_);
-  }
-
- private:
-  struct NamedMerge {
-    std::string left, right;
-    std::uint64_t byte;
-  };
-
-  void read_member(const std::string& key) {
-    const std::uint64_t at = json_.value_position();
-    if (!seen_.insert(key).second)
-      json_.fail(json_.key_position(), fmt::format("model: the key {} is there twice", shown(key)));
-    const bool null = json_.peek() == JsonReader::Kind::kNull;
-    if (key == "vocab") return read_vocabulary();
-    if (key == "merges") return read_merges();
-    if (key == "type") {
-      type_ = json_.string();
-    } else if (key == "unk_token" && !null) {
-      model_.unk_token = json_.string();
-    } else if (key == "fuse_unk") {
-      model_.fuse_unk = !null && json_.boolean();
-    } else if (key == "byte_fallback") {
-      model_.byte_fallback = !null && json_.boolean();
-    } else if (key == "ignore_merges") {
-      model_.ignore_merges = !null && json_.boolean();
-    } else if (key == "dropout" && !null) {
-      const JsonReader::Number value = json_.number();
-      if (std::visit([](auto number) { return number != 0; }, value))
-        json_.fail(at, "model.dropout: merges that are left out at random are not supported", "set it to null");
-      return;
-    } else if ((key == "continuing_subword_prefix" || key == "end_of_word_suffix") && !null) {
-      if (!json_.string().empty()) json_.fail(at, fmt::format("model.{}: is not supported", key));
-      return;
-    } else if (!null) {
-      json_.fail(json_.key_position(), fmt::format("model: the key {} is not supported", shown(key)));
-    }
-    if (null) json_.null();
-  }
-
-  void read_vocabulary() {
-    json_.object([&](std::string token) {
-      const std::uint64_t at = json_.value_position();
-      const std::int64_t id = json_.whole_number();
-      if (id >= std::numeric_limits<std::int32_t>::max())
-        json_.fail(at, fmt::format("model.vocab: {} has the id {}, which is too large", shown(token), id));
-      if (!numbers_.emplace(token, static_cast<std::int32_t>(id)).second)
-        json_.fail(json_.key_position(), fmt::format("model.vocab: the token {} is there twice", shown(token)));
-      model_.vocabulary.emplace_back(std::move(token), static_cast<std::int32_t>(id));
-    });
-  }
-
-  void read_merges() {
-    json_.array([&] {
-      NamedMerge merge{.byte = json_.value_position()};
-      if (json_.peek() == JsonReader::Kind::kString) {
-        const std::string text = json_.string();
-        if (text.starts_with("#version")) return;
-        const std::size_t space = text.find(' ');
-        if (space == text.npos || text.find(' ', space + 1) != text.npos)
-          json_.fail(merge.byte, fmt::format("model.merges: {} is not two tokens with a space between", shown(text)));
-        merge.left = text.substr(0, space);
-        merge.right = text.substr(space + 1);
-      } else {
-        int parts = 0;
-        json_.array([&] { (parts++ == 0 ? merge.left : merge.right) = json_.string(); });
-        if (parts != 2) json_.fail(merge.byte, fmt::format("model.merges: a merge has two tokens, not {}", parts));
-      }
-      merges_.push_back(std::move(merge));
-    });
-  }
-
-  void check_vocabulary(std::uint64_t begin) {
-    auto& tokens = model_.vocabulary;
-    if (tokens.empty()) json_.fail(begin, "model.vocab: is empty");
-    std::ranges::sort(tokens, {}, [](const auto& token) { return token.second; });
-    for (std::size_t i = 1; i < tokens.size(); ++i) {
-      if (tokens[i].second == tokens[i - 1].second)
-        json_.fail(begin, fmt::format("model.vocab: {} and {} have the same id {}", shown(tokens[i - 1].first),
-                                      shown(tokens[i].first), tokens[i].second));
-    }
-    if (tokens.back().second >= static_cast<std::int64_t>(tokens.size()) + kMostUnused)
-      json_.fail(begin, fmt::format("model.vocab: {} has the id {}, but there are only {} tokens",
-                                    shown(tokens.back().first), tokens.back().second, tokens.size()));
-  }
-
-  void resolve_merges() {
-    const auto number = [&](const NamedMerge& merge, const std::string& token) {
-      const auto found = numbers_.find(token);
-      if (found == numbers_.end())
-        json_.fail(merge.byte,
-                   fmt::format("model.merges: merge {} of {} and {}: {} is not in the vocabulary",
-                               &merge - merges_.data(), shown(merge.left), shown(merge.right), shown(token)));
-      return found->second;
-    };
-    model_.merges.reserve(merges_.size());
-    for (const NamedMerge& merge : merges_) {
-      if (merge.left.empty() || merge.right.empty())
-        json_.fail(merge.byte, "model.merges: a token of a merge is empty");
-      model_.merges.push_back(
-          {number(merge, merge.left), number(merge, merge.right), number(merge, merge.left + merge.right)});
-    }
-  }
-
-  JsonReader& json_;
-  std::string_view source_;
-  BpeDescription model_;
-  std::string type_;
-  std::unordered_set<std::string> seen_;
-  std::unordered_map<std::string, std::int32_t> numbers_;
-  std::vector<NamedMerge> merges_;
-};
-
 /// The numbers that the format gives to added tokens: that of the vocabulary, or the next after all.
 void check_added_tokens(const JsonReader& json, std::uint64_t byte, const TokenizerDescription& made) {
   std::unordered_map<std::string_view, std::int32_t> numbers;
-  for (const auto& [token, id] : made.model.vocabulary) numbers.emplace(token, id);
-  const auto vocabulary = static_cast<std::int32_t>(made.model.vocabulary.size());
+  for (const auto& [token, id] : made.vocabulary()) numbers.emplace(token, id);
+  const auto vocabulary = static_cast<std::int32_t>(made.vocabulary().size());
   std::unordered_set<std::string_view> seen;
   std::int32_t largest = -1;
   for (std::size_t i = 0; i < made.added_tokens.size(); ++i) {
@@ -187,7 +53,7 @@ void check_added_tokens(const JsonReader& json, std::uint64_t byte, const Tokeni
 void check_templates(const JsonReader& json, std::uint64_t byte, const PostProcessorPart& part,
                      const TokenizerDescription& made) {
   const auto there = [&](std::int32_t id) {
-    const auto& vocabulary = made.model.vocabulary;
+    const auto& vocabulary = made.vocabulary();
     const auto found = std::ranges::lower_bound(vocabulary, id, {}, [](const auto& token) { return token.second; });
     return (found != vocabulary.end() && found->second == id) ||
            std::ranges::find(made.added_tokens, id, &AddedToken::id) != made.added_tokens.end();
@@ -220,6 +86,20 @@ bool replaces_runs(const NormalizerPart& part) {
     return part.pattern.regex || formats::utf8_length(text) != text.size();
   return std::ranges::any_of(part.parts, &replaces_runs);
 }
+/// Whether characters at the beginning may be taken away.
+bool drops_characters(const NormalizerPart& part) {
+  using Kind = NormalizerPart::Kind;
+  switch (part.kind) {
+    case Kind::kStrip:
+    case Kind::kStripAccents:
+    case Kind::kBert:
+    case Kind::kNmt:
+    case Kind::kPrecompiled:
+      return true;
+    default:
+      return std::ranges::any_of(part.parts, &drops_characters);
+  }
+}
 bool marks_the_first(const PreTokenizerPart& part) {
   if (part.kind == PreTokenizerPart::Kind::kMetaspace) return part.metaspace.scheme == PrependScheme::kFirst;
   return std::ranges::any_of(part.parts, &marks_the_first);
@@ -239,7 +119,7 @@ TokenizerDescription parse_tokenizer_json(std::string_view text, std::string_vie
       if (const std::string version = json.string(); version != "1.0")
         json.fail(at, fmt::format("the version is {}; only 1.0 is known", shown(version)));
     } else if (key == "model") {
-      made.model = ModelReader(json, source).read();
+      made.model = read_model(json);
     } else if (key == "added_tokens") {
       added_byte = at;
       std::size_t number = 0;
@@ -277,6 +157,11 @@ TokenizerDescription parse_tokenizer_json(std::string_view text, std::string_vie
     json.fail(pre_byte,
               "pre_tokenizer: Metaspace with prepend_scheme \"first\" is not supported after a Replace of several "
               "characters");
+  if (made.pre_tokenizer && made.normalizer && marks_the_first(*made.pre_tokenizer) &&
+      drops_characters(*made.normalizer))
+    json.fail(pre_byte,
+              "pre_tokenizer: Metaspace with prepend_scheme \"first\" is not supported after a normalizer that takes "
+              "characters away");
   return made;
 }
 

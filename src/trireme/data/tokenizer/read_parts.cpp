@@ -4,6 +4,7 @@
 #include <array>
 
 #include "trireme/base/text.h"
+#include "trireme/data/tokenizer/charsmap.h"
 #include "trireme/data/tokenizer/split_pattern.h"
 #include "trireme/formats/utf8.h"
 
@@ -15,6 +16,16 @@ using formats::shown;
 [[noreturn]] void refuse_kind(const JsonSection& section, std::string_view type, std::vector<std::string> known) {
   section.fail(fmt::format("the type {} is not supported{}", shown(type), did_you_mean(type, known)),
                fmt::format("supported here: {}", listed(known)));
+}
+
+template <typename Kind, std::size_t kCount>
+Kind kind_of(JsonSection& section, const std::array<std::pair<std::string_view, Kind>, kCount>& kinds) {
+  const std::string type = section.text("type");
+  const auto found = std::ranges::find(kinds, type, [](const auto& entry) { return entry.first; });
+  if (found != kinds.end()) return found->second;
+  std::vector<std::string> known;
+  for (const auto& [name, kind] : kinds) known.emplace_back(name);
+  refuse_kind(section, type, std::move(known));
 }
 
 std::string one_character(const JsonSection& section) {
@@ -40,6 +51,27 @@ Pattern read_pattern(JsonSection section) {
   }
   section.end();
   return pattern;
+}
+
+SplitBehavior read_behavior(JsonSection& section) {
+  static constexpr std::array<std::pair<std::string_view, SplitBehavior>, 5> kBehaviors{
+      {{"Removed", SplitBehavior::kRemoved},
+       {"Isolated", SplitBehavior::kIsolated},
+       {"MergedWithPrevious", SplitBehavior::kMergedWithPrevious},
+       {"MergedWithNext", SplitBehavior::kMergedWithNext},
+       {"Contiguous", SplitBehavior::kContiguous}}};
+  const std::string behavior = section.text("behavior");
+  const auto found = std::ranges::find(kBehaviors, behavior, [](const auto& entry) { return entry.first; });
+  if (found == kBehaviors.end()) section.fail(fmt::format("the behavior {} is not known", shown(behavior)));
+  return found->second;
+}
+
+/// ["[SEP]", 102]
+TemplateToken read_named_id(JsonSection& section, const std::string& key) {
+  const std::vector<JsonSection> parts = section.list(key);
+  if (parts.size() != 2) section.at(key).fail("a token and its id are expected: [\"[SEP]\", 102]");
+  const std::string name = parts[0].text();
+  return {.name = name, .ids = {parts[1].number()}, .tokens = {name}};
 }
 
 ByteLevelPart read_byte_level(JsonSection& section) {
@@ -109,22 +141,54 @@ void check_template(const JsonSection& section, const PostProcessorPart& part) {
 }  // namespace
 
 NormalizerPart read_normalizer(JsonSection section) {
+  using Kind = NormalizerPart::Kind;
+  static constexpr std::array<std::pair<std::string_view, Kind>, 13> kKinds{{{"NFC", Kind::kNfc},
+                                                                             {"NFD", Kind::kNfd},
+                                                                             {"NFKC", Kind::kNfkc},
+                                                                             {"NFKD", Kind::kNfkd},
+                                                                             {"Lowercase", Kind::kLowercase},
+                                                                             {"StripAccents", Kind::kStripAccents},
+                                                                             {"Nmt", Kind::kNmt},
+                                                                             {"Strip", Kind::kStrip},
+                                                                             {"BertNormalizer", Kind::kBert},
+                                                                             {"Precompiled", Kind::kPrecompiled},
+                                                                             {"Prepend", Kind::kPrepend},
+                                                                             {"Replace", Kind::kReplace},
+                                                                             {"Sequence", Kind::kSequence}}};
   NormalizerPart part;
-  const std::string type = section.text("type");
-  if (type == "NFC") {
-    part.kind = NormalizerPart::Kind::kNfc;
-  } else if (type == "Prepend") {
-    part.kind = NormalizerPart::Kind::kPrepend;
-    part.content = section.text("prepend");
-  } else if (type == "Replace") {
-    part.kind = NormalizerPart::Kind::kReplace;
-    part.pattern = read_pattern(section.at("pattern"));
-    part.content = section.text("content");
-  } else if (type == "Sequence") {
-    part.kind = NormalizerPart::Kind::kSequence;
-    part.parts = read_parts(section, "normalizers", &read_normalizer);
-  } else {
-    refuse_kind(section, type, {"NFC", "Prepend", "Replace", "Sequence"});
+  part.kind = kind_of(section, kKinds);
+  switch (part.kind) {
+    case Kind::kStrip:
+      part.strip_left = section.flag("strip_left");
+      part.strip_right = section.flag("strip_right");
+      break;
+    case Kind::kBert:
+      part.clean_text = section.flag("clean_text");
+      part.handle_chinese_chars = section.flag("handle_chinese_chars");
+      if (section.has("strip_accents")) part.strip_accents = section.flag("strip_accents");
+      section.allow("strip_accents");
+      part.lowercase = section.flag("lowercase");
+      break;
+    case Kind::kPrecompiled:
+      part.content = section.text("precompiled_charsmap");
+      try {
+        Charsmap check(part.content);
+      } catch (const Error& error) {
+        section.fail(error.message(), error.hint());
+      }
+      break;
+    case Kind::kPrepend:
+      part.content = section.text("prepend");
+      break;
+    case Kind::kReplace:
+      part.pattern = read_pattern(section.at("pattern"));
+      part.content = section.text("content");
+      break;
+    case Kind::kSequence:
+      part.parts = read_parts(section, "normalizers", &read_normalizer);
+      break;
+    default:
+      break;
   }
   section.end();
   return part;
@@ -132,33 +196,41 @@ NormalizerPart read_normalizer(JsonSection section) {
 
 PreTokenizerPart read_pre_tokenizer(JsonSection section) {
   using Kind = PreTokenizerPart::Kind;
+  static constexpr std::array<std::pair<std::string_view, Kind>, 9> kKinds{{{"ByteLevel", Kind::kByteLevel},
+                                                                            {"Split", Kind::kSplit},
+                                                                            {"Metaspace", Kind::kMetaspace},
+                                                                            {"BertPreTokenizer", Kind::kBert},
+                                                                            {"Whitespace", Kind::kWhitespace},
+                                                                            {"WhitespaceSplit", Kind::kWhitespaceSplit},
+                                                                            {"Punctuation", Kind::kPunctuation},
+                                                                            {"Digits", Kind::kDigits},
+                                                                            {"Sequence", Kind::kSequence}}};
   PreTokenizerPart part;
-  const std::string type = section.text("type");
-  if (type == "ByteLevel") {
-    part.kind = Kind::kByteLevel;
-    part.byte_level = read_byte_level(section);
-  } else if (type == "Metaspace") {
-    part.kind = Kind::kMetaspace;
-    part.metaspace = read_metaspace(section);
-  } else if (type == "Split") {
-    part.kind = Kind::kSplit;
-    part.pattern = read_pattern(section.at("pattern"));
-    static constexpr std::array<std::pair<std::string_view, SplitBehavior>, 5> kBehaviors{
-        {{"Removed", SplitBehavior::kRemoved},
-         {"Isolated", SplitBehavior::kIsolated},
-         {"MergedWithPrevious", SplitBehavior::kMergedWithPrevious},
-         {"MergedWithNext", SplitBehavior::kMergedWithNext},
-         {"Contiguous", SplitBehavior::kContiguous}}};
-    const std::string behavior = section.text("behavior");
-    const auto found = std::ranges::find(kBehaviors, behavior, [](const auto& entry) { return entry.first; });
-    if (found == kBehaviors.end()) section.fail(fmt::format("the behavior {} is not known", shown(behavior)));
-    part.behavior = found->second;
-    part.invert = section.flag("invert", false);
-  } else if (type == "Sequence") {
-    part.kind = Kind::kSequence;
-    part.parts = read_parts(section, "pretokenizers", &read_pre_tokenizer);
-  } else {
-    refuse_kind(section, type, {"ByteLevel", "Split", "Metaspace", "Sequence"});
+  part.kind = kind_of(section, kKinds);
+  switch (part.kind) {
+    case Kind::kByteLevel:
+      part.byte_level = read_byte_level(section);
+      break;
+    case Kind::kMetaspace:
+      part.metaspace = read_metaspace(section);
+      break;
+    case Kind::kSplit:
+      part.pattern = read_pattern(section.at("pattern"));
+      part.behavior = read_behavior(section);
+      part.invert = section.flag("invert", false);
+      break;
+    case Kind::kPunctuation:
+      if (section.has("behavior")) part.behavior = read_behavior(section);
+      section.allow("behavior");
+      break;
+    case Kind::kDigits:
+      part.individual_digits = section.flag("individual_digits");
+      break;
+    case Kind::kSequence:
+      part.parts = read_parts(section, "pretokenizers", &read_pre_tokenizer);
+      break;
+    default:
+      break;
   }
   section.end();
   return part;
@@ -186,11 +258,22 @@ PostProcessorPart read_post_processor(JsonSection section) {
     }
     std::ranges::sort(part.special_tokens, {}, &TemplateToken::name);
     check_template(section, part);
+  } else if (type == "BertProcessing" || type == "RobertaProcessing") {
+    part.kind = type == "BertProcessing" ? PostProcessorPart::Kind::kBert : PostProcessorPart::Kind::kRoberta;
+    part.special_tokens = {read_named_id(section, "sep"), read_named_id(section, "cls")};
+    if (part.special_tokens[0].name == part.special_tokens[1].name &&
+        part.special_tokens[0].ids != part.special_tokens[1].ids)
+      section.fail("sep and cls are one token with two ids");
+    part.single = {{.token = part.special_tokens[1].name}, {.sequence = "A"}, {.token = part.special_tokens[0].name}};
+    if (part.kind == PostProcessorPart::Kind::kRoberta) {
+      part.byte_level.trim_offsets = section.flag("trim_offsets");
+      part.byte_level.add_prefix_space = section.flag("add_prefix_space");
+    }
   } else if (type == "Sequence") {
     part.kind = PostProcessorPart::Kind::kSequence;
     part.parts = read_parts(section, "processors", &read_post_processor);
   } else {
-    refuse_kind(section, type, {"ByteLevel", "TemplateProcessing", "Sequence"});
+    refuse_kind(section, type, {"ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing", "Sequence"});
   }
   section.end();
   return part;
@@ -210,6 +293,10 @@ DecoderPart read_decoder(JsonSection section) {
     part.kind = Kind::kReplace;
     part.pattern = read_pattern(section.at("pattern"));
     part.content = section.text("content");
+  } else if (type == "WordPiece") {
+    part.kind = Kind::kWordPiece;
+    part.content = section.text("prefix");
+    part.cleanup = section.flag("cleanup");
   } else if (type == "ByteFallback" || type == "Fuse") {
     part.kind = type == "Fuse" ? Kind::kFuse : Kind::kByteFallback;
   } else if (type == "Strip") {
@@ -223,7 +310,8 @@ DecoderPart read_decoder(JsonSection section) {
     part.kind = Kind::kSequence;
     part.parts = read_parts(section, "decoders", &read_decoder);
   } else {
-    refuse_kind(section, type, {"ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip", "Sequence"});
+    refuse_kind(section, type,
+                {"ByteLevel", "Metaspace", "WordPiece", "Replace", "ByteFallback", "Fuse", "Strip", "Sequence"});
   }
   section.end();
   return part;

@@ -9,8 +9,8 @@
 #include "trireme/base/error.h"
 #include "trireme/base/new_file.h"
 #include "trireme/data/tokenizer/added_tokens.h"
-#include "trireme/data/tokenizer/bpe_model.h"
 #include "trireme/data/tokenizer/decoder.h"
+#include "trireme/data/tokenizer/encoding_model.h"
 #include "trireme/data/tokenizer/normalizer.h"
 #include "trireme/data/tokenizer/pre_tokenizer.h"
 #include "trireme/data/tokenizer/utf8_text.h"
@@ -28,7 +28,6 @@ std::uint64_t hash_of(std::string_view text) {
 /// The ids before and after a text, of every template in order.
 void add_template(const PostProcessorPart& part, std::vector<std::int32_t>& before, std::vector<std::int32_t>& after) {
   for (const PostProcessorPart& inner : part.parts) add_template(inner, before, after);
-  if (part.kind != PostProcessorPart::Kind::kTemplate) return;
   std::vector<std::int32_t> outer;
   bool passed = false;
   for (const TemplatePiece& piece : part.single) {
@@ -60,7 +59,8 @@ std::vector<AddedTokenFinder::Pattern> patterns(const TokenizerDescription& desc
 /// Everything that encoding and decoding use, built once; and what threads borrow while they encode.
 struct Tokenizer::Pipeline {
   struct Scratch {
-    BpeModel::Scratch model;
+    explicit Scratch(const EncodingModel& kind) : model(scratch_for(kind)) {}
+    ModelScratch model;
     std::string normalized;
     std::vector<AddedTokenFinder::Found> raw, cooked;
   };
@@ -70,17 +70,17 @@ struct Tokenizer::Pipeline {
         raw(patterns(description, normalizer, false)),
         cooked(patterns(description, normalizer, true)),
         pre_tokenizer(description.pre_tokenizer ? PreTokenizer(*description.pre_tokenizer) : PreTokenizer()),
-        model(description.model, is_byte_level(description)),
+        model(make_model(description)),
         decoder(description.decoder ? TokenDecoder(*description.decoder) : TokenDecoder()) {
     if (description.post_processor) add_template(*description.post_processor, before, after);
     for (std::size_t i = 0; i < description.added_tokens.size(); ++i)
       numbers.emplace(description.added_tokens[i].content, description.added_tokens[i].id);
-    for (const auto& [token, id] : description.model.vocabulary) numbers.emplace(token, id);
+    for (const auto& [token, id] : description.vocabulary()) numbers.emplace(token, id);
   }
 
   std::unique_ptr<Scratch> take() {
     const std::scoped_lock lock(mutex);
-    if (idle.empty()) return std::make_unique<Scratch>();
+    if (idle.empty()) return std::make_unique<Scratch>(model);
     auto scratch = std::move(idle.back());
     idle.pop_back();
     return scratch;
@@ -91,18 +91,26 @@ struct Tokenizer::Pipeline {
   }
 
   void encode(std::string_view text, Scratch& scratch, std::vector<std::int32_t>& ids) const {
+    std::visit([&](const auto& kind) { encode_with(kind, text, scratch, ids); }, model);
+  }
+
+  template <typename Model>
+  void encode_with(const Model& kind, std::string_view text, Scratch& scratch, std::vector<std::int32_t>& ids) const {
     scratch.raw.clear();
     raw.find(text, scratch.raw);
     for (const AddedTokenFinder::Found& part : scratch.raw) {
       if (part.id >= 0) {
         ids.push_back(part.id);
       } else {
-        encode_plain(text.substr(part.begin, part.end - part.begin), part.begin == 0, scratch, ids);
+        encode_plain(kind, text.substr(part.begin, part.end - part.begin), part.begin == 0, scratch, ids);
       }
     }
   }
 
-  void encode_plain(std::string_view text, bool first, Scratch& scratch, std::vector<std::int32_t>& ids) const {
+  template <typename Model>
+  void encode_plain(const Model& kind, std::string_view text, bool first, Scratch& scratch,
+                    std::vector<std::int32_t>& ids) const {
+    auto& memory = std::get<typename Model::Scratch>(scratch.model);
     const std::string_view normalized = normalizer.apply(text, scratch.normalized);
     scratch.cooked.clear();
     cooked.find(normalized, scratch.cooked);
@@ -112,14 +120,14 @@ struct Tokenizer::Pipeline {
         continue;
       }
       pre_tokenizer.cut(normalized.substr(part.begin, part.end - part.begin), first && part.begin == 0,
-                        [&](std::string_view piece) { model.encode(piece, scratch.model, ids); });
+                        [&](std::string_view piece) { kind.encode(piece, memory, ids); });
     }
   }
 
   Normalizer normalizer;
   AddedTokenFinder raw, cooked;  // in the text as it is, and as it is normalized
   PreTokenizer pre_tokenizer;
-  BpeModel model;
+  EncodingModel model;
   TokenDecoder decoder;
   std::vector<std::int32_t> before, after;
   std::unordered_map<std::string, std::int32_t> numbers;
@@ -158,7 +166,7 @@ Tokenizer::Tokenizer(TokenizerDescription description, std::string source)
     special_[at] = special;
     present_[at] = true;
   };
-  for (const auto& [token, id] : description_.model.vocabulary) add(id, token, false);
+  for (const auto& [token, id] : description_.vocabulary()) add(id, token, false);
   for (const AddedToken& token : description_.added_tokens) add(token.id, token.content, token.special);
   bytes_.resize(texts_.size());
   for (std::size_t i = 0; i < texts_.size(); ++i)

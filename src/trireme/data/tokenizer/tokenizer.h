@@ -4,8 +4,8 @@
 //   const std::vector<std::int32_t> ids = tokenizer->encode("Hello", {.add_special = true});
 //   const std::string text = tokenizer->decode(ids);
 //
-// Results are those of the Hugging Face tokenizers library for the same tokenizer.json, on every code point that both
-// know. All calls are const and can be made by several threads at once.
+// Results are those of the Hugging Face tokenizers library for the same tokenizer.json (docs/tokenizers.md has the
+// exceptions). All calls are const and can be made by several threads at once.
 // Depends on: description and what is built from it; formats.
 #pragma once
 
@@ -29,9 +29,10 @@ struct DecodeOptions {
   bool skip_special = true;  ///< special tokens become nothing
 };
 
-/// Tokens that mean something to a training run; where they come from is in docs/data.md.
+/// Tokens that mean something to a training run; where they come from is in docs/tokenizers.md.
 struct TokenRoles {
-  std::optional<std::int32_t> bos, eos;
+  std::optional<std::int32_t> bos = {}, eos = {};
+  std::optional<std::int32_t> pad = {}, mask = {}, cls = {}, sep = {};  ///< of tokenizers that have a mask token
 };
 
 class Tokenizer {

@@ -1,6 +1,7 @@
 // A tokenizer.json, from description to text: members in the order, and white space in the form, of the Hugging Face
 // library.
 #include <array>
+#include <charconv>
 
 #include "trireme/data/tokenizer/description.h"
 #include "trireme/formats/json_text.h"
@@ -9,6 +10,28 @@ namespace trireme::data {
 namespace {
 
 using formats::json_string;
+
+/// The shortest digits that give the number back, in the layout of Rust's writer: 1.0, -3.25, 1e-7, 1.5e16.
+std::string json_number(double value) {
+  char buffer[32];
+  const auto made = std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific);
+  std::string_view text(buffer, static_cast<std::size_t>(made.ptr - buffer));
+  const bool negative = text.starts_with('-');
+  if (negative) text.remove_prefix(1);
+  const std::size_t e = text.find('e');
+  std::string digits(text.substr(0, e));
+  std::erase(digits, '.');
+  const int exponent = std::stoi(std::string(text.substr(e + 1)));
+  const int point = exponent + 1, count = static_cast<int>(digits.size());  // digits before the point
+  std::string out = negative ? "-" : "";
+  if (digits == "0") return out + "0.0";
+  const auto zeros = [](int many) { return std::string(static_cast<std::size_t>(many), '0'); };
+  if (count <= point && point <= 16) return out + digits + zeros(point - count) + ".0";
+  if (0 < point && point <= 16) return out + digits.insert(static_cast<std::size_t>(point), ".");
+  if (-5 < point && point <= 0) return out + "0." + zeros(-point) + digits;
+  if (count > 1) digits.insert(1, ".");
+  return out + digits + "e" + std::to_string(exponent);
+}
 
 class Writer {
  public:
@@ -49,6 +72,7 @@ class Writer {
   }
   void text(std::string_view value) { out_ += json_string(value); }
   void number(std::int64_t value) { out_ += std::to_string(value); }
+  void score(double value) { out_ += json_number(value); }
   std::string take() { return std::move(out_); }
 
  private:
@@ -107,13 +131,45 @@ void write_sequence(Writer& out, std::string_view name, const std::vector<Part>&
 void write(Writer& out, const NormalizerPart& part) {
   using Kind = NormalizerPart::Kind;
   out.object([&] {
-    if (part.kind == Kind::kSequence) return write_sequence(out, "normalizers", part.parts);
-    if (part.kind == Kind::kNfc) return out.member("type", "NFC");
-    out.member("type", part.kind == Kind::kPrepend ? "Prepend" : "Replace");
-    if (part.kind == Kind::kPrepend) return out.member("prepend", part.content);
-    out.key("pattern");
-    write(out, part.pattern);
-    out.member("content", part.content);
+    switch (part.kind) {
+      case Kind::kSequence:
+        return write_sequence(out, "normalizers", part.parts);
+      case Kind::kStrip:
+        out.member("type", "Strip");
+        out.member("strip_left", part.strip_left);
+        return out.member("strip_right", part.strip_right);
+      case Kind::kBert:
+        out.member("type", "BertNormalizer");
+        out.member("clean_text", part.clean_text);
+        out.member("handle_chinese_chars", part.handle_chinese_chars);
+        part.strip_accents ? out.member("strip_accents", *part.strip_accents) : out.null("strip_accents");
+        return out.member("lowercase", part.lowercase);
+      case Kind::kPrecompiled:
+        out.member("type", "Precompiled");
+        return out.member("precompiled_charsmap", part.content);
+      case Kind::kPrepend:
+        out.member("type", "Prepend");
+        return out.member("prepend", part.content);
+      case Kind::kReplace:
+        out.member("type", "Replace");
+        out.key("pattern");
+        write(out, part.pattern);
+        return out.member("content", part.content);
+      case Kind::kNfc:
+        return out.member("type", "NFC");
+      case Kind::kNfd:
+        return out.member("type", "NFD");
+      case Kind::kNfkc:
+        return out.member("type", "NFKC");
+      case Kind::kNfkd:
+        return out.member("type", "NFKD");
+      case Kind::kLowercase:
+        return out.member("type", "Lowercase");
+      case Kind::kStripAccents:
+        return out.member("type", "StripAccents");
+      case Kind::kNmt:
+        return out.member("type", "Nmt");
+    }
   });
 }
 
@@ -122,14 +178,33 @@ void write(Writer& out, const PreTokenizerPart& part) {
   static constexpr std::array<std::string_view, 5> kBehaviors{"Removed", "Isolated", "MergedWithPrevious",
                                                               "MergedWithNext", "Contiguous"};
   out.object([&] {
-    if (part.kind == Kind::kSequence) return write_sequence(out, "pretokenizers", part.parts);
-    if (part.kind == Kind::kByteLevel) return write(out, part.byte_level);
-    if (part.kind == Kind::kMetaspace) return write(out, part.metaspace);
-    out.member("type", "Split");
-    out.key("pattern");
-    write(out, part.pattern);
-    out.member("behavior", kBehaviors[static_cast<std::size_t>(part.behavior)]);
-    out.member("invert", part.invert);
+    const auto behavior = [&] { out.member("behavior", kBehaviors[static_cast<std::size_t>(part.behavior)]); };
+    switch (part.kind) {
+      case Kind::kSequence:
+        return write_sequence(out, "pretokenizers", part.parts);
+      case Kind::kByteLevel:
+        return write(out, part.byte_level);
+      case Kind::kMetaspace:
+        return write(out, part.metaspace);
+      case Kind::kSplit:
+        out.member("type", "Split");
+        out.key("pattern");
+        write(out, part.pattern);
+        behavior();
+        return out.member("invert", part.invert);
+      case Kind::kPunctuation:
+        out.member("type", "Punctuation");
+        return behavior();
+      case Kind::kDigits:
+        out.member("type", "Digits");
+        return out.member("individual_digits", part.individual_digits);
+      case Kind::kBert:
+        return out.member("type", "BertPreTokenizer");
+      case Kind::kWhitespace:
+        return out.member("type", "Whitespace");
+      case Kind::kWhitespaceSplit:
+        return out.member("type", "WhitespaceSplit");
+    }
   });
 }
 
@@ -151,6 +226,18 @@ void write(Writer& out, const PostProcessorPart& part) {
   out.object([&] {
     if (part.kind == Kind::kSequence) return write_sequence(out, "processors", part.parts);
     if (part.kind == Kind::kByteLevel) return write(out, part.byte_level);
+    if (part.kind == Kind::kBert || part.kind == Kind::kRoberta) {
+      out.member("type", part.kind == Kind::kBert ? "BertProcessing" : "RobertaProcessing");
+      for (std::size_t i = 0; i < 2; ++i) {
+        out.key(i == 0 ? "sep" : "cls");
+        out.array(std::array{true, false}, [&](bool name) {
+          name ? out.text(part.special_tokens[i].name) : out.number(part.special_tokens[i].ids[0]);
+        });
+      }
+      if (part.kind == Kind::kBert) return;
+      out.member("trim_offsets", part.byte_level.trim_offsets);
+      return out.member("add_prefix_space", part.byte_level.add_prefix_space);
+    }
     out.member("type", "TemplateProcessing");
     write_template(out, "single", part.single);
     write_template(out, "pair", part.pair);
@@ -180,6 +267,10 @@ void write(Writer& out, const DecoderPart& part) {
         return write(out, part.byte_level);
       case Kind::kMetaspace:
         return write(out, part.metaspace);
+      case Kind::kWordPiece:
+        out.member("type", "WordPiece");
+        out.member("prefix", part.content);
+        return out.member("cleanup", part.cleanup);
       case Kind::kByteFallback:
         return out.member("type", "ByteFallback");
       case Kind::kFuse:
@@ -198,6 +289,13 @@ void write(Writer& out, const DecoderPart& part) {
   });
 }
 
+void write_vocabulary(Writer& out, const Vocabulary& vocabulary) {
+  out.key("vocab");
+  out.object([&] {
+    for (const auto& [token, id] : vocabulary) out.member(token, std::int64_t{id});
+  });
+}
+
 void write_model(Writer& out, const BpeDescription& model) {
   std::vector<const std::string*> names;
   for (const auto& [token, id] : model.vocabulary) {
@@ -213,15 +311,36 @@ void write_model(Writer& out, const BpeDescription& model) {
     out.member("fuse_unk", model.fuse_unk);
     out.member("byte_fallback", model.byte_fallback);
     out.member("ignore_merges", model.ignore_merges);
-    out.key("vocab");
-    out.object([&] {
-      for (const auto& [token, id] : model.vocabulary) out.member(token, std::int64_t{id});
-    });
+    write_vocabulary(out, model.vocabulary);
     out.key("merges");
     out.array(model.merges, [&](const BpeMerge& merge) {
       out.array(std::array{merge.left, merge.right},
                 [&](std::int32_t id) { out.text(*names[static_cast<std::size_t>(id)]); });
     });
+  });
+}
+
+void write_model(Writer& out, const WordPieceDescription& model) {
+  out.object([&] {
+    out.member("type", "WordPiece");
+    out.member("unk_token", model.unk_token);
+    out.member("continuing_subword_prefix", model.continuing_subword_prefix);
+    out.member("max_input_chars_per_word", std::int64_t{model.max_input_chars_per_word});
+    write_vocabulary(out, model.vocabulary);
+  });
+}
+
+void write_model(Writer& out, const UnigramDescription& model) {
+  out.object([&] {
+    out.member("type", "Unigram");
+    model.unk_id ? out.member("unk_id", std::int64_t{*model.unk_id}) : out.null("unk_id");
+    out.key("vocab");
+    out.array(model.vocabulary, [&](const auto& token) {
+      out.array(std::array{true, false}, [&](bool text) {
+        text ? out.text(token.first) : out.score(model.scores[static_cast<std::size_t>(token.second)]);
+      });
+    });
+    out.member("byte_fallback", model.byte_fallback);
   });
 }
 
@@ -257,7 +376,7 @@ std::string tokenizer_json(const TokenizerDescription& description) {
     write_optional(out, "post_processor", description.post_processor);
     write_optional(out, "decoder", description.decoder);
     out.key("model");
-    write_model(out, description.model);
+    std::visit([&](const auto& model) { write_model(out, model); }, description.model);
   });
   return out.take();
 }

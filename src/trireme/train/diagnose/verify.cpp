@@ -15,6 +15,7 @@
 #include "trireme/data/open_samples.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/layout/placement.h"
+#include "trireme/train/engine/freeze.h"
 #include "trireme/train/engine/pipeline_table.h"
 #include "trireme/train/engine/trainer.h"
 
@@ -269,12 +270,12 @@ VerifyResult compare(const spec::Recipe& recipe, const Trace& reference, std::in
   const auto skeleton = models::build(model_shape(recipe));
   const at::ScalarType type = nn::master_type(recipe.precision.compute);
   std::map<std::string, bool> trainable, all;
+  std::vector<std::string> names;
   for (const nn::Param& param : skeleton->params) {
     all[param.name] = trainable[param.name] = true;
-    for (const std::string& pattern : recipe.train.freeze) {
-      if (spec::matches(pattern, param.name)) trainable[param.name] = false;
-    }
+    names.push_back(param.name);
   }
+  for (const std::string& name : frozen_params(recipe.train.freeze, skeleton->shape, names)) trainable[name] = false;
   result.gradients = Comparison(*skeleton, world, result.tolerance.gradients, /*floor=*/1e-2)
                          .run(reference.gradients, mine.gradients, mine.placements, type, trainable);
   // Adam makes whole steps of what is rounding in a gradient that is zero, so that a bias which begins at zero may end

@@ -10,27 +10,11 @@
 #include "trireme/checkpoint/init_weights.h"
 #include "trireme/kernels/fp8.h"
 #include "trireme/train/engine/device.h"
+#include "trireme/train/engine/freeze.h"
 #include "trireme/train/engine/train_state.h"
 
 namespace trireme::train {
 namespace {
-
-/// `all` names the whole model's parameters, of which this rank may hold a part.
-void freeze(nn::Params& params, const std::vector<std::string>& all, const std::vector<std::string>& patterns) {
-  const auto frozen = [&](const std::string& name) {
-    return std::any_of(patterns.begin(), patterns.end(),
-                       [&](const auto& pattern) { return spec::matches(pattern, name); });
-  };
-  for (const std::string& pattern : patterns) {
-    if (std::any_of(all.begin(), all.end(), [&](const auto& name) { return spec::matches(pattern, name); })) continue;
-    throw ConfigError(fmt::format("train.freeze: no parameter is called \"{}\"{}", pattern, did_you_mean(pattern, all)),
-                      "'*' stands for any text: \"layers.0.*\"");
-  }
-  if (std::all_of(all.begin(), all.end(), frozen)) {
-    throw ConfigError("train.freeze matches every parameter, so there is nothing to train", "leave some out");
-  }
-  for (nn::Param& param : params) param.trainable = !frozen(param.name);
-}
 
 /// Matrices of blocks, but for those that the recipe keeps.
 void choose_gemms(nn::Params& params, const std::vector<std::string>& all, const spec::PrecisionConfig& precision) {
@@ -74,8 +58,9 @@ void choose_types(nn::Params& params, const spec::PrecisionConfig& precision) {
 
 PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world) {
   PrepareParams prepare;
-  prepare.freeze = [&recipe](nn::Params& params, const std::vector<std::string>& all) {
-    freeze(params, all, recipe.train.freeze);
+  prepare.freeze = [&recipe, &shape](nn::Params& params, const std::vector<std::string>& all) {
+    const std::set<std::string> frozen = frozen_params(recipe.train.freeze, shape, all);
+    for (nn::Param& param : params) param.trainable = !frozen.contains(param.name);
     choose_gemms(params, all, recipe.precision);
     choose_types(params, recipe.precision);
   };

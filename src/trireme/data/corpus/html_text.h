@@ -1,0 +1,17 @@
+// data/corpus/html_text.h -- the text of a page of HTML, as a reader sees it.
+//
+// Tags go; head, script, style and the like go with what they hold; paragraphs, rows, list items and line breaks begin
+// lines; white space is joined, but for that of pre and textarea; character references become characters. Any bytes are
+// taken: what is no tag is text, as browsers have it. Nesting is not looked at, so no page is too deep.
+// Depends on: std.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace trireme::data {
+
+/// Never longer than the page, and UTF-8 where that is.
+std::string html_text(std::string_view page);
+
+}  // namespace trireme::data
