@@ -9,12 +9,12 @@ sources = $(shell find src tests bench examples cmake -name '*.cpp' -o -name '*.
 
 .DEFAULT_GOAL := help
 KILLS ?= 200
-.PHONY: help setup build test test-faults test-gpu quickstart bench docs format check tidy debug asan tsan fuzz cuda clean
+.PHONY: help setup build test test-faults test-gpu quickstart bench docs format check tidy debug asan tsan asan-tensors tsan-tensors fuzz cuda clean
 
 help:  ## this list
 	@echo "Trireme: make TARGET [PARALLEL=$(PARALLEL)] [TORCH=OFF]"
 	@echo
-	@awk -F ':.*## ' '/^[a-z -]+:.*## / {sub(" ", "|", $$1); printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z -]+:.*## / {gsub(" ", "|", $$1); printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PARALLEL=N   compile and test N at a time (all cores when not given)"
 	@echo "  TORCH=OFF    without LibTorch: everything but libtrireme_runtime"
@@ -71,11 +71,12 @@ debug: setup  ## the tensor-free rooms for a debugger, and their tests
 	@$(call run_tests,debug)
 
 # The thread sanitizer of GCC before 14 does not start where addresses are randomised by more than 28 bits (Ubuntu 24.04).
-tsan: plainly := $(shell [ "$$(cat /proc/sys/vm/mmap_rnd_bits 2>/dev/null || echo 28)" -le 28 ] || echo setarch -R)
-asan tsan: setup  ## the tests of the tensor-free rooms under sanitizers
-	@$(call configure,$@)
-	@$(call compile,$@) --target tests
-	@$(call run_tests,$@)
+tsan tsan-tensors: plainly := $(shell [ "$$(cat /proc/sys/vm/mmap_rnd_bits 2>/dev/null || echo 28)" -le 28 ] || echo setarch -R)
+asan tsan: setup  ## the tests of the tensor-free rooms under sanitizers, as in CI
+	@$(call sanitize,$@)
+asan-tensors tsan-tensors: setup  ## the tests of rooms with tensors under sanitizers, on one thread of LibTorch
+	@OMP_NUM_THREADS=1 && export OMP_NUM_THREADS && $(call sanitize,$@)
+sanitize = $(call configure,$(1)) && $(call compile,$(1)) --target tests && $(call run_tests,$(1))
 
 # Ends at the first input that breaks something, and leaves it in build/fuzz/tests/fuzz/crash-*; run the target on it again.
 fuzz: setup  ## look for files that break the readers of file formats (needs clang; FUZZ_SECONDS=60 each)

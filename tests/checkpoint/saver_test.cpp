@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <atomic>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "tests/checkpoint/states.h"
 #include "tests/peak_memory.h"

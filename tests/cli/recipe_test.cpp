@@ -115,6 +115,22 @@ TEST_F(RecipeCommand, NewWritesARecipeOfTheSizeAskedFor) {
   std::remove(data.c_str());
 }
 
+TEST_F(RecipeCommand, CheckCountsWithTheVocabularyOfTheData) {
+  const std::string data = path_ + ".txt";
+  std::ofstream(data) << std::string(500, 'a');
+  const std::string text = fmt::format(
+      "[model]\nfamily = \"llama\"\nhidden_size = 96\nnum_heads = 4\nnum_layers = 2\n"
+      "[data]\ntokenizer = \"bytes\"\n[[data.sources]]\npath = \"{}\"\n",
+      data);
+  EXPECT_EQ(run({"check", "FILE"}, text), kExitFine) << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("parameters (model.vocab_size = 256: "), HasSubstr("has 256 tokens")));
+  EXPECT_EQ(run({"show", "FILE"}, text), kExitFine);
+  EXPECT_THAT(out_, testing::ContainsRegex("ffn_size = 336 +# derived"));
+  std::remove(data.c_str());
+  EXPECT_EQ(run({"check", "FILE"}, text), kExitFine) << "a recipe may be looked at where its data is not";
+  EXPECT_THAT(out_, HasSubstr("with the family's vocabulary"));
+}
+
 TEST_F(RecipeCommand, DocsListEveryKey) {
   EXPECT_EQ(run({"docs"}), kExitFine);
   const std::string text = out_;

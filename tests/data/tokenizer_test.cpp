@@ -5,6 +5,8 @@
 #include <thread>
 
 #include "tests/data/tokenizer_samples.h"
+#include "trireme/data/tokenizer/normalizer.h"
+#include "trireme/data/tokenizer/unigram_model.h"
 
 namespace trireme::data {
 namespace {
@@ -106,6 +108,25 @@ TEST(Tokenizer, BytesAreTokensOfThemselves) {
   EXPECT_EQ(tokenizer->token_bytes(0), std::string(1, '\0'));
   EXPECT_NE(tokenizer->hash(), fixture_tokenizer("gpt2")->hash());
   EXPECT_THAT(words_of([&] { tokenizer->save("x"); }), HasSubstr("no tokenizer.json"));
+}
+
+// What the library 0.22.2 made of these scores when it read a file and wrote it again.
+TEST(Tokenizer, UnigramScoresAreRoundedAsTheReferenceReadsThem) {
+  EXPECT_EQ(score_as_read(-2.9728920459747314), -2.972892045974731);
+  EXPECT_EQ(score_as_read(-7.5577778816223145), -7.557777881622315);
+  EXPECT_EQ(score_as_read(-7.6611738204956055), -7.661173820495605);
+  for (const double kept : {0.0, -1.0, -12.5, 1e-7, -0.001, 1e300, 5e-324, 123456.0})
+    EXPECT_EQ(score_as_read(kept), kept);
+}
+
+// Marks and signs that Unicode has got since the reference's tables were made: they are neither ordered nor decomposed.
+TEST(Tokenizer, NormalFormsLeaveNewerCharactersAlone) {
+  for (const std::string text : {"a\u0951\u0C3C", "\u0EB8\u0EBA", "\u32FF", "\U0001F16C"})
+    for (const NormalForm form : {NormalForm::kC, NormalForm::kD, NormalForm::kKc, NormalForm::kKd})
+      EXPECT_EQ(to_normal_form(text, form), text);
+  EXPECT_EQ(to_normal_form("x\uFB01 e\u0301\u0323 \u00BD", NormalForm::kKc), "xfi \u1EB9\u0301 1\u20442");
+  EXPECT_EQ(to_normal_form("\u00E9\uAC00", NormalForm::kD), "e\u0301\u1100\u1161");
+  EXPECT_EQ(to_lowercase("\u0130\u03A3 \u00C9Z"), "i\u0307\u03C3 \u00E9z");
 }
 
 TEST(Tokenizer, SeveralThreadsMayEncodeAtOnce) {

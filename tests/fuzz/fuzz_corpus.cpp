@@ -1,9 +1,10 @@
-// Files of text: any bytes are a page of HTML; any are unpacked or refused, within bounds; any are conversations or
-// refused.
+// Files of text: any bytes are a page of HTML; any are unpacked or refused, within bounds; any are a Parquet file or
+// refused; any are conversations or refused.
 #include "tests/fuzz/fuzz.h"
 #include "trireme/data/corpus/chat.h"
 #include "trireme/data/corpus/decompress.h"
 #include "trireme/data/corpus/html_text.h"
+#include "trireme/data/corpus/parquet.h"
 #include "trireme/data/tokenizer/utf8_text.h"
 #include "trireme/formats/format_error.h"
 
@@ -41,6 +42,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       }
     });
   }
+  read_or_refuse([&] {
+    std::uint64_t made = 0;
+    ParquetColumn(text, "t", "text").read([&](std::string_view document) {
+      made += document.size();
+      fuzz::require(made <= Decompressor::kAlwaysAllowed + Decompressor::kMostRatio * (size + 1), "texts are bounded");
+      fuzz::require(first_invalid_utf8(document) == std::string_view::npos, "a text of a column is UTF-8");
+    });
+  });
   read_or_refuse([&] {
     trireme::formats::JsonReader json(text, "t");
     for (const ChatMessage& message : read_conversation(json))

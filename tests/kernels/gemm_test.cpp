@@ -164,14 +164,16 @@ TEST(Gemm, ABiasGradientComesBesideAWeightGradient) {
   }
 }
 
-/// 16-bit products are rounded once each, where they are made in 16 bits; their sum in float is not.
+/// 16-bit products are rounded once each; their sum in float is not.
 TEST(Gemm, AccumulatesInTheTypeOfItsOutput) {
   const Case on(at::kBFloat16, true, false);
   Gemm call = on.call();
   call.out = at::zeros({6, 4}, at::kFloat);
   call.accumulate = true;
-  const at::Tensor once = plan_gemm(call).widens ? at::mm(on.a.t().to(at::kFloat), on.b.to(at::kFloat))
-                                                 : at::mm(on.a.t(), on.b).to(at::kFloat);
+  const at::Tensor product = plan_gemm(call).widens
+                                 ? at::mm(on.a.t().to(at::kFloat), on.b.to(at::kFloat)).to(at::kBFloat16)
+                                 : at::mm(on.a.t(), on.b);
+  const at::Tensor once = product.to(at::kFloat);
   for (int i = 0; i < 3; ++i) gemm(call);
   EXPECT_TRUE(same_bits(call.out, once + once + once));
 }
@@ -188,7 +190,7 @@ TEST(Gemm, WithoutInstructionsFor16BitsIsMadeInFloatAndRoundedOnce) {
       EXPECT_TRUE(plan_gemm(call).widens);
       EXPECT_TRUE(same_bits(gemm(call).out, at::mm(a, b).to(type)));
       call.out_type = at::kFloat;
-      EXPECT_TRUE(same_bits(gemm(call).out, at::mm(a, b)));
+      EXPECT_TRUE(same_bits(gemm(call).out, at::mm(a, b).to(type).to(at::kFloat)));
       call.out_type.reset();
       call.epilogue.bias = on.bias;
       EXPECT_TRUE(same_bits(gemm(call).out, at::addmm(wide(on.bias), a, b).to(type)));
@@ -232,8 +234,8 @@ TEST(GemmPlan, SaysWhatIsFusedAndWhatIsAPassOfItsOwn) {
   grad.out = at::zeros({6, 4}, at::kFloat);
   grad.accumulate = true;
   grad.epilogue.bias_grad_a = at::zeros({6}, at::kFloat);
-  EXPECT_EQ(text(grad), plan_gemm(grad).widens ? "ATen in fp32, bf16 bf16 -> fp32 6x4x5 tn + accumulate, then bias-grad"
-                                               : "ATen bf16 bf16 -> fp32 6x4x5 tn, then accumulate, bias-grad");
+  EXPECT_EQ(text(grad), fmt::format("ATen{} bf16 bf16 -> fp32 6x4x5 tn, then accumulate, bias-grad",
+                                    plan_gemm(grad).widens ? " in fp32," : ""));
   Gemm back = on.call();
   back.epilogue = {.op = Op::kActivationBackward, .pre_activation = on.pre_activation, .recompute = on.before};
   EXPECT_EQ(text(back), "ATen fp32 fp32 -> fp32 6x4x5 nt, then d-gelu-tanh, gelu-tanh");

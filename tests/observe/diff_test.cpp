@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "tests/observe/run_folder.h"
 #include "trireme/base/error.h"

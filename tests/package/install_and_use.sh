@@ -25,7 +25,7 @@ if [ -x "$1/trireme" ]; then  # what was built must be installed
   "$work/prefix/bin/trireme" --version
   # The small libraries come from the folder itself: it runs where their packages are not installed.
   ldd "$work/prefix/bin/trireme" >"$work/ldd"
-  for name in libfmt libspdlog libtomlplusplus libpcre2-8 libutf8proc libxxhash; do
+  for name in libfmt libspdlog libtomlplusplus libpcre2-8 libutf8proc libxxhash libzstd; do
     grep -q "^\s$name.* => $work/prefix/" "$work/ldd" || {
       echo "$name is not taken from the installed folder:"
       cat "$work/ldd"

@@ -51,7 +51,7 @@ TEST_F(BadRuns, OfTrainSayWhatIsWrong) {
   };
   const std::vector<BadInput> inputs = {
       {"no length", train({"train.steps="}), "set train.steps or train.tokens", fixed({"train.steps=3"})},
-      {"no data", train({"data.synthetic.kind=", "data.synthetic.vocab_size=16"}), "names no data",
+      {"no data", train({"data.synthetic.kind=", "data.synthetic.vocab_size=16"}), "data",
        fixed({"data.synthetic.kind=markov"})},
       {"no model", train({"model.family="}), "model", fixed({})},
       {"a batch of no whole sequences", train({"batch.global_batch_tokens=1000"}),
@@ -66,11 +66,10 @@ TEST_F(BadRuns, OfTrainSayWhatIsWrong) {
        "of memory, and this machine has", fixed({})},
       {"100,000 ranks", train({"comm.ranks=100000"}), "100000 ranks", fixed({"comm.ranks=2"})},
       {"more ranks than sequences need",
-       train({"comm.ranks=2", "layout.tp=2", "model.num_kv_heads=1", "model.num_heads=1", "model.head_dim=64"}),
-       "layout", fixed({"comm.ranks=2", "layout.tp=2"})},
-      {"layers that stages do not divide", train({"comm.ranks=8", "layout.pp=8", "train.micro_batch_size=1"}),
-       "layout.pp", fixed({"comm.ranks=4", "layout.pp=4", "train.micro_batch_size=1"})},
-      {"missing shards", train({"data.synthetic.kind=", "data.synthetic.vocab_size=16"}), "names no data", fixed({})},
+       train({"comm.ranks=2", "layout.tp=2", "model.num_kv_heads=1", "model.num_heads=1", "model.head_dim=64"}), "tp",
+       fixed({"comm.ranks=2", "layout.tp=2"})},
+      {"layers that stages do not divide", train({"comm.ranks=8", "layout.pp=8", "train.micro_batch_size=1"}), "pp",
+       fixed({"comm.ranks=4", "layout.pp=4", "train.micro_batch_size=1"})},
       {"a tokenizer that is not there", train(with({"data.synthetic.kind="}, {"data.tokenizer={}/none.json"})), "data",
        fixed({})},
       {"out is a file", train({}, "{}/file"), "{}/file is a file", {}},
@@ -98,7 +97,7 @@ TEST_F(BadRuns, OfTrainSayWhatIsWrong) {
       {"beyond the context of what was begun from",
        train({"model.init_from={}/hf", "model.max_seq_len=", "data.seq_len=128"}), "context is 64 tokens",
        fixed({"model.init_from={}/hf", "model.max_seq_len=128", "data.seq_len=128"})},
-      {"a profile without a GPU", train({"run.device=cuda"}), "cuda", fixed({"run.device=cpu"})},
+      {"a profile without a GPU", train({"run.device=cuda"}), "run.device", fixed({"run.device=cpu"})},
       {"a memory limit", train({"train.memory_gb=0.000001"}), "memory", fixed({"train.memory_gb=8"})},
   };
   for (const BadInput& input : inputs) expect_refused(input);
@@ -170,11 +169,14 @@ TEST_F(BadRuns, OfDamagedFilesNameTheFile) {
     } else if (how == "empty") {
       fs::resize_file(file, 0);
     } else if (how == "shorter") {
-      fs::resize_file(file, fs::file_size(file) - 1);
+      fs::resize_file(file, fs::file_size(file) / 2);
     } else {
       std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
-      stream.seekp(static_cast<std::streamoff>(fs::file_size(file) / 2));
-      stream.put('\x07');
+      const auto middle = static_cast<std::streamoff>(fs::file_size(file) / 2);
+      stream.seekg(middle);
+      const char byte = static_cast<char>(stream.get() ^ 0x55);
+      stream.seekp(middle);
+      stream.put(byte);
     }
   };
   std::size_t cases = 0;

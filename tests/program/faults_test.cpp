@@ -141,7 +141,7 @@ TEST_F(FaultyRun, RewindingGoesOnWithLaterData) {
   EXPECT_EQ(steps_of("run"), 40U);
   EXPECT_FALSE(events("run", "rewound").empty());
   const formats::CheckpointFolder last(folder_ / "run/checkpoints/step-00000040");
-  EXPECT_GT(last.manifest().values.at("train/position").at("skipped").get<std::int64_t>(), 0);
+  EXPECT_GT(last.manifest().values->at("train/position").at("skipped").get<std::int64_t>(), 0);
 }
 
 TEST_F(FaultyRun, NumbersThatAreNoneStopWhenSkippingDoesNotHelp) {

@@ -237,12 +237,14 @@ TEST_F(TrainCommand, WithoutAWholeCheckpointItRefusesAndKeepsEverything) {
   for (const char* ranks : {"1", "2"}) {
     const Outcome refused = train("run", {"--resume", "--ranks", ranks});
     EXPECT_EQ(refused.code, 2) << ranks;
-    EXPECT_THAT(refused.err,
-                AllOf(HasSubstr("none of the 2 checkpoints"), HasSubstr("step-00000020"), HasSubstr("step-00000030"),
-                      HasSubstr("none of it can be read"), HasSubstr("tensors are whole"), HasSubstr("--start-over")));
+    EXPECT_THAT(refused.err, AllOf(HasSubstr("all of its 2 checkpoints are damaged"), HasSubstr("step-00000020"),
+                                   HasSubstr("step-00000030"), HasSubstr("none of it can be read"),
+                                   HasSubstr("tensors are whole"), HasSubstr("--start-over")));
     for (const auto& [path, size] : before) {
       ASSERT_TRUE(fs::exists(path)) << path;
-      if (fs::is_regular_file(path) && path.filename() != "lock") EXPECT_EQ(fs::file_size(path), size) << path;
+      if (fs::is_regular_file(path) && path.filename() != "lock") {
+        EXPECT_EQ(fs::file_size(path), size) << path;
+      }
     }
   }
   EXPECT_EQ(lines_of(folder_ / "run/metrics.jsonl").size(), 30U);
@@ -254,19 +256,24 @@ TEST_F(TrainCommand, WithoutAWholeCheckpointItRefusesAndKeepsEverything) {
     if (path.filename() == "lock") continue;
     const fs::path aside = folder_ / "run/set-aside-1" / fs::relative(path, folder_ / "run");
     ASSERT_TRUE(fs::exists(aside)) << aside;
-    if (fs::is_regular_file(aside)) EXPECT_EQ(fs::file_size(aside), size) << aside;
+    if (fs::is_regular_file(aside)) {
+      EXPECT_EQ(fs::file_size(aside), size) << aside;
+    }
   }
   ASSERT_EQ(train("whole").code, 0);
   expect_equal_runs("whole", "run");
 }
 
 TEST_F(TrainCommand, ARefusedRunLeavesNothingBehind) {
+  const fs::path before = fs::current_path();
+  fs::current_path(folder_);  // where flight recorders of other tests are not
   const Outcome outcome = train("deep/er/run", {"--ranks", "2", "--set", "layout.tp=2", "--set", "model.num_heads=3",
                                                 "--set", "model.num_kv_heads=3"});
   EXPECT_NE(outcome.code, 0);
   EXPECT_FALSE(fs::exists(folder_ / "deep"));
   EXPECT_FALSE(fs::exists("flight-0.json"));
   EXPECT_FALSE(fs::exists("flight-1.json"));
+  fs::current_path(before);
 }
 
 /// A model cut into stages: the same bits after a resume, and a checkpoint that other layouts go on from.

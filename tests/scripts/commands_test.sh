@@ -14,7 +14,8 @@ export OMPI_MCA_rmaps_base_oversubscribe=1
 # "PAGE|COMMAND" of every fenced sh block and of code in tables of docs/systems.md; backslashes join lines, comments go.
 commands() {
   for page in README.md docs/*.md; do
-    case $page in docs/commands.md | docs/recipe.md) continue ;; esac  # made by the program itself
+    # Made by the program itself, or run as a whole by tests/program/first_hour.sh.
+    case $page in docs/commands.md | docs/recipe.md | docs/first-hour.md) continue ;; esac
     awk -v page="$page" '
       /^```sh/ { fenced = 1; next }
       /^```/ { fenced = 0 }
@@ -28,15 +29,18 @@ commands() {
 prepare() {
   ln -s "$repository/recipes" recipes
   mkdir -p models books runs
-  cp -r "$repository/tests/fixtures/hf/whole" models/gpt2
+  cp -r "$repository/tests/fixtures/models/gpt2" models/gpt2
+  mkdir models/qwen && cp "$repository/tests/fixtures/tokenizers/qwen.json" models/qwen/tokenizer.json
   for i in $(seq 400); do echo "Line $i of a book: the quick brown fox jumps over the lazy dog $((i * 37 % 101)) times."; done >books/one.txt
   echo '{"text": "A page of the web."}' >web.jsonl
+  echo '{"messages": [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Yes."}]}' >chats.jsonl
   echo '[[3, 1, 2]]' >ids.json
   cp recipes/tiny.toml recipe.toml
   printf '[model]\nfamily = "gpt2"\nnum_layers = 6\nhidden_size = 256\nnum_heads = 4\nvocab_size = 4096\n' >small.toml
   trireme schedule show --kind 1f1b --stages 4 --microbatches 8 >mine.txt
-  trireme --quiet train recipes/tiny.toml --set train.steps=4 --set checkpoint.every=2 --out runs/a
-  trireme --quiet train recipes/tiny.toml --set train.steps=4 --set checkpoint.every=2 --out runs/b
+  for run in a b one-rank two-ranks; do
+    trireme --quiet train recipes/tiny.toml --set train.steps=4 --set checkpoint.every=2 --out "runs/$run"
+  done
 }
 
 # The command as it is run here; nothing: not run.
@@ -44,6 +48,7 @@ short() {
   local command=$1
   command=${command//RECIPE/recipes/verify-tiny.toml}
   command=${command//DIRECTORY/models/gpt2}
+  command=${command//chats.jsonl.zst/chats.jsonl}  # no program to pack it with
   case $command in
     *tensorboard* | "echo '["*) return ;;                      # another project's; numbers of a larger vocabulary
     make*) command="make -n -C $repository ${command#make }" ;;  # that the target exists
@@ -54,7 +59,7 @@ short() {
       command=$(sed -E 's/drain_every=[0-9]+/drain_every=2/; s/at step 50/at step 1/' <<<"$command")
       command+=" --set train.steps=2 --set checkpoint.every=2 --set eval.every=0 --set train.hash_every=0"
       ;;
-    *"trireme bench hardware"*) command+=" --seconds 0.01 --steps 2" ;;
+    *"trireme bench hardware"*) command+=" --seconds 0.01 --steps 6" ;;
     *"--vocab-size 32k"*) command=${command/32k/300} ;;
   esac
   printf '%s\n' "$command"
@@ -63,16 +68,21 @@ short() {
 cd "$repository"
 mapfile -t all < <(commands | awk -F'|' '!seen[$2]++')
 [ "${#all[@]}" -gt 80 ] || { echo "only ${#all[@]} commands were found"; exit 1; }
-mkdir "$work/here" && cd "$work/here"
-prepare
-bad=0 ran=0
+mkdir "$work/prepared" && cd "$work/prepared"
+prepare >/dev/null
+bad=0 ran=0 page=
 for entry in "${all[@]}"; do
+  if [ "${entry%%|*}" != "$page" ]; then  # commands of a page go on from each other; pages do not
+    page=${entry%%|*}
+    cd "$work" && rm -rf here && cp -r prepared here && cd here
+  fi
   command=$(short "${entry#*|}")
   [ -n "$command" ] || continue
   ran=$((ran + 1))
+  case $command in *--resume*) ;; *) rm -rf runs/tiny ;; esac  # where runs go that say nothing else
   code=0
   timeout 100 bash -c "$command" >said 2>&1 </dev/null || code=$?
-  case $command in *--inject*) [ $code -eq 0 ] || code=0 ;; esac  # it is meant to die
+  case $command in *--inject*) code=$((code == 0)) ;; esac  # it is meant to die
   if [ $code -ne 0 ]; then
     bad=$((bad + 1))
     printf '%s prints a command that ends with %d:\n  %s\n' "${entry%%|*}" "$code" "$command"

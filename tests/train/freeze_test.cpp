@@ -16,7 +16,8 @@ using ::testing::HasSubstr;
 std::set<std::string> frozen(Family family, const std::vector<std::string>& patterns) {
   const spec::ModelShape shape = model_shape(small_recipe(family));
   std::vector<std::string> all;
-  for (const nn::Param& param : models::build(shape)->params) all.push_back(param.name);
+  const auto skeleton = models::build(shape);
+  for (const nn::Param& param : skeleton->params) all.push_back(param.name);
   return frozen_params(patterns, shape, all);
 }
 

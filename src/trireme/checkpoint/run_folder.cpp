@@ -36,7 +36,8 @@ std::map<std::string, std::string> keys_of(const std::string& toml) {
 }
 
 constexpr std::uint64_t kMaxRecipeBytes = 16 << 20;
-constexpr std::string_view kLockFile = "lock", kTimelineFile = "timeline.jsonl", kSetAside = "set-aside-";
+constexpr std::string_view kLockFile = "lock", kTimelineFile = "timeline.jsonl", kLogFile = "log.txt",
+                           kSetAside = "set-aside-";
 
 }  // namespace
 
@@ -87,7 +88,7 @@ MadeRunFolder::MadeRunFolder(const RunFolder& folder) {
 MadeRunFolder::~MadeRunFolder() {
   if (made_.empty()) return;
   std::error_code ignored;
-  for (const std::string_view file : {kLockFile, kTimelineFile}) fs::remove(made_.front() / file, ignored);
+  for (const std::string_view file : {kLockFile, kTimelineFile, kLogFile}) fs::remove(made_.front() / file, ignored);
   for (const fs::path& path : made_) {
     if (!fs::remove(path, ignored)) break;  // something is in it
   }
@@ -143,9 +144,13 @@ formats::CheckpointFolder open_checkpoint(const fs::path& path) {
   auto found = formats::newest_checkpoint(RunFolder{path}.checkpoints(), damaged);
   for (const auto& [where, why] : damaged) log_warn("{} is damaged and not used: {}", where.string(), why);
   if (!found) {
-    throw ConfigError(damaged.empty() ? fmt::format("{} has no checkpoint", path.string())
-                                      : fmt::format("{} has no complete checkpoint", path.string()),
-                      "train it first: trireme train RECIPE --out " + path.string());
+    if (damaged.empty()) {
+      throw ConfigError(fmt::format("{} has no checkpoint", path.string()),
+                        "train it first: trireme train RECIPE --out " + path.string());
+    }
+    throw ConfigError(
+        fmt::format("{} has no complete checkpoint: {}", path.string(), damaged.front().why),
+        "give one of its checkpoints, RUN/checkpoints/step-N, to read what is whole of it, or train it anew");
   }
   return std::move(*found);
 }

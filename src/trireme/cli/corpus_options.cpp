@@ -11,9 +11,10 @@ void CorpusFlags::add_to(Command& command) {
   threads = usable_cores();
   command.add_option(
       "FILES", names,
-      "Files ending in .txt, .md, .html or .jsonl, or in one of these and .gz or .zst; folders that hold some");
+      "Files ending in .txt, .md, .html, .jsonl, any of these and .gz or .zst, or .parquet; folders that hold some");
   command.add_option("--field", field,
-                     "What holds the text in each line's object of a .jsonl; default text, for chats messages");
+                     "What holds the text in each line's object of a .jsonl, or the column of a .parquet; default "
+                     "text, for chats messages");
   std::map<std::string, data::DocumentSplit> splits;
   for (const auto& [name, value] : data::enum_names(std::type_identity<data::DocumentSplit>()))
     splits[std::string(name)] = value;

@@ -133,6 +133,10 @@ void inspect_tokenizer(const InspectOptions& options, std::ostream& out) {
   };
   role("begin of text", tokenizer->roles().bos);
   role("end of text", tokenizer->roles().eos);
+  role("mask", tokenizer->roles().mask);
+  role("cls", tokenizer->roles().cls);
+  role("sep", tokenizer->roles().sep);
+  role("pad", tokenizer->roles().pad);
   constexpr std::string_view kExample = "The quick brown fox counts to 1,024; \xc3\xa9t\xc3\xa9 \xe2\x82\xac.";
   const auto ids = tokenizer->encode(kExample);
   fmt::print(out, "  \"{}\" becomes {}: {}\n", kExample, counted(ids.size(), "token"), fmt::join(ids, " "));
@@ -170,6 +174,9 @@ int inspect(const InspectOptions& options, std::ostream& out) {
   if (fs::is_directory(path)) {
     if (fs::exists(path / formats::kManifestFile)) {
       inspect_checkpoint(options, out);
+    } else if (formats::checkpoint_step(fs::absolute(path).lexically_normal().filename().string())) {
+      throw formats::FormatError(
+          fmt::format("{}: is damaged: a checkpoint without its {}", path.string(), formats::kManifestFile));
     } else if (fs::exists(path / "config.json")) {
       inspect_published(options, out);
     } else if (fs::exists(path / formats::kRecipeFile) || fs::exists(path / "checkpoints")) {

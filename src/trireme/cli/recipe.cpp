@@ -2,11 +2,13 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <string_view>
 
 #include "trireme/base/print.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/recipe_options.h"
+#include "trireme/data/vocab_size.h"
 
 namespace trireme::cli {
 namespace {
@@ -20,6 +22,29 @@ on the command line beats the file; a key that is `(unset)` has no value until i
 
 )";
 
+/// Sizes that follow from others are no defaults.
+void name_derived_sizes(spec::LoadedRecipe& loaded) {
+  const spec::ModelConfig& model = loaded.value.model;
+  if (!model.family || !(model.hidden_size || model.num_heads)) return;
+  for (const char* key : {"model.num_heads", "model.num_kv_heads", "model.head_dim", "model.ffn_size"}) {
+    if (std::string_view(key) != "model.ffn_size" || model.hidden_size) loaded.origins.try_emplace(key, "derived");
+  }
+}
+
+/// Its parameters, with the vocabulary of the data where that can be opened.
+std::string parameters_text(spec::Recipe recipe) {
+  std::string vocabulary;
+  try {
+    vocabulary = data::settle_vocab_size(recipe);
+  } catch (const Error& error) {  // `trireme check` opens what a run opens, and says what is wrong there
+    if (!recipe.model.vocab_size) vocabulary = fmt::format("with the family's vocabulary: {}", error.message());
+  }
+  const auto shape = spec::shape_of(recipe.model);
+  if (!shape) return {};
+  return fmt::format("its model has {} parameters{}\n", spec::count_parameters(*shape).total(),
+                     vocabulary.empty() ? "" : fmt::format(" ({})", vocabulary));
+}
+
 void add_show(Command& recipe, Context& context) {
   Command& show = recipe.add_subcommand(
       "show",
@@ -29,6 +54,7 @@ void add_show(Command& recipe, Context& context) {
   show.callback([&context, options] {
     context.run = [&context, options] {
       auto loaded = options->load(context);
+      name_derived_sizes(loaded);
       loaded.value.model = spec::resolved(loaded.value.model);
       context.out << config::show(loaded);
       return kExitFine;
@@ -46,9 +72,7 @@ void add_check(Command& recipe, Context& context) {
       const auto loaded = options->load(context);
       fmt::print(context.out, "{} is fine: {} of its own, the rest are defaults\n", options->file(),
                  counted(loaded.origins.size(), "value"));
-      if (const auto shape = spec::shape_of(loaded.value.model)) {
-        fmt::print(context.out, "its model has {} parameters\n", spec::count_parameters(*shape).total());
-      }
+      fmt::print(context.out, "{}", parameters_text(loaded.value));
       return kExitFine;
     };
   });

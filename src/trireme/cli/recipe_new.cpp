@@ -71,9 +71,9 @@ std::string text_of(const NewRecipe& options) {
   if (!tokenizer.empty()) recipe.data.tokenizer = tokenizer;
   const auto vocabulary = data::vocab_size_of(recipe);
   const std::int64_t rows = vocabulary ? vocabulary->padded() : spec::family_shape(family).vocab_size;
-  const spec::ModelConfig model = spec::sized_model(family, wanted, rows);
+  const std::int64_t length = wanted < 50'000'000 ? 256 : 1024;
+  const spec::ModelConfig model = spec::sized_model(family, wanted, rows, length);
   const auto parameters = static_cast<double>(spec::count_parameters(*spec::shape_of(model)).total());
-  const std::int64_t length = parameters < 50e6 ? 256 : 1024;
   const double rate = parameters < 5e6 ? 3e-3 : parameters < 50e6 ? 1e-3 : parameters < 500e6 ? 6e-4 : 3e-4;
   std::int64_t tokens = 0;
   for (const auto& path : data::token_paths(options.data)) tokens += data::TokenFile(path).tokens();

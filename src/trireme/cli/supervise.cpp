@@ -109,6 +109,7 @@ void add_supervise_command(Command& app, Context& context) {
       .add_option(
           "--ranks", flags->options.ranks,
           "what {ranks} stands for; several, largest first: after two restarts without progress the next is used")
+      .one_at_a_time()  // else it would take the -- that ends our options
       .delimiter(',')
       .positive();
   command.add_option("--hang", flags->hang, "how long the heartbeat may stop before the run counts as hanging")

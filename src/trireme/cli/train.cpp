@@ -97,6 +97,7 @@ int run_training(TrainOptions& options, Context& context) {
   if (options.start_over && !options.resume) {
     throw ConfigError("--start-over says what --resume does without a whole checkpoint", "add --resume");
   }
+  spec::parse_faults(options.inject);  // says what is wrong before ranks are started
   const spec::Recipe recipe = recipe_of(options, context);
   const std::string folder =
       options.out.empty() ? (std::filesystem::path(recipe.run.out) / recipe.run.name).string() : options.out;
@@ -124,7 +125,6 @@ int run_training(TrainOptions& options, Context& context) {
                             .local_ranks = local_ranks(recipe),
                             .inject = options.inject};
   std::atomic<bool> interrupted = false;
-  spec::parse_faults(options.inject);  // says what is wrong before ranks are started
   start_ranks(
       recipe,
       [&](comm::Rank& rank) {

@@ -29,7 +29,7 @@ std::string made_of(const fs::path& folder) {
   std::vector<std::string> names;
   for (const auto& file : plan["files"]) {
     if (!file.is_object()) continue;
-    if (file.contains("bytes") && file["bytes"].is_number_unsigned()) bytes += file["bytes"].get<std::uint64_t>();
+    if (file.contains("bytes") && file["bytes"].is_number_integer()) bytes += file["bytes"].get<std::uint64_t>();
     if (file.contains("path") && file["path"].is_string() && names.size() < 3)
       names.push_back(file["path"].get<std::string>());
   }

@@ -77,8 +77,8 @@ GemmPlan plan_linear(const Gemm& call) {
   const at::Tensor& a = call.a.values;
   const bool widens = a.is_cpu() && !call.a.is_fp8() && !cpu_multiplies(a.scalar_type());
   const bool same = a.scalar_type() == type_of(call);
-  return {.fused = {.accumulate = call.accumulate && (widens || aten_writes_out(call)),
-                    .bias = epilogue.bias.defined() && !call.accumulate && !call.a.is_fp8() && (widens || same)},
+  return {.fused = {.accumulate = call.accumulate && aten_writes_out(call),
+                    .bias = epilogue.bias.defined() && !call.accumulate && !call.a.is_fp8() && same},
           .widens = widens};
 }
 

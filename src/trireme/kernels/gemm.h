@@ -7,7 +7,7 @@
 // GPU, so a step must have run once before it is captured in a CUDA graph.
 //
 // A CPU without AVX-512 has no bf16 GEMM to speak of (ATen's loops take fifty times as long as those in float): there
-// 16-bit operands are converted to float, multiplied, and the result is rounded once. fp16 needs AVX512-FP16.
+// 16-bit operands are converted to float, multiplied, and the product is rounded. fp16 needs AVX512-FP16.
 //
 // What comes next has its place in the value: a grouped GEMM (experts) is a list of row ranges of `a` beside as many
 // `b`, a field of Gemm; weights quantised for serving are another format of GemmOperand, with scales of groups. Both

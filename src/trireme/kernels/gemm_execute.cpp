@@ -69,16 +69,15 @@ at::Tensor multiply_apart(const Gemm& call) {
       .out;
 }
 
-/// By ATen in float, rounded once at the end.
+/// By ATen in float, rounded to the operands' type: what a CPU with instructions for that type gives.
 at::Tensor run_widened(const Gemm& call, const GemmPlan::Fused& fused) {
+  const at::ScalarType type = call.a.values.scalar_type();
   const at::Tensor a = op_a(call).to(at::kFloat), b = op_b(call).to(at::kFloat);
-  if (call.out.defined() && call.out.scalar_type() == at::kFloat && !fused.bias) {
-    at::Tensor out = call.out;
-    return call.accumulate ? out.addmm_(a, b) : at::mm_out(out, a, b);
-  }
-  const at::Tensor add = call.accumulate ? call.out : fused.bias ? call.epilogue.bias : at::Tensor();
-  const at::Tensor sum = add.defined() ? at::addmm(add.to(at::kFloat), a, b) : at::mm(a, b);
-  return call.out.defined() ? call.out.copy_(sum) : sum.to(type_of(call));
+  const at::Tensor add = fused.accumulate ? call.out : fused.bias ? call.epilogue.bias : at::Tensor();
+  const at::Tensor sum = (add.defined() ? at::addmm(add.to(at::kFloat), a, b) : at::mm(a, b)).to(type);
+  at::Tensor out = call.out;
+  if (!out.defined()) return sum.to(type_of(call));
+  return call.accumulate && !fused.accumulate ? out.add_(sum) : out.copy_(sum);
 }
 
 /// By ATen: a b with what the plan fuses.

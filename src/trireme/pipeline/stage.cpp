@@ -35,17 +35,17 @@ std::vector<ParamHolders> find_param_holders(const models::Model& whole, const s
 }
 
 /// What crosses into each chunk of a transformer: the stream of tokens; with an encoder, the other stream beside it.
-class TransformerCrossings {
+class TransformerBoundaries {
  public:
-  TransformerCrossings(const spec::ModelShape& shape, std::vector<std::string> first_entries, at::ScalarType type,
-                       const nn::ParallelContext& parallel)
+  TransformerBoundaries(const spec::ModelShape& shape, std::vector<std::string> first_entries, at::ScalarType type,
+                        const nn::ParallelContext& parallel)
       : width_(shape.hidden_size), encoder_(shape.num_encoder_layers > 0), type_(type), parallel_(&parallel) {
     for (const std::string& name : first_entries) places_.push_back(place(name));
   }
 
   std::vector<BoundaryTensor> operator()(int chunk, const Micro& micro) const {
     const auto hidden = [&](const at::Tensor& ids) -> BoundaryTensor {
-      return {{ids.size(0), parallel_->between(ids.size(1)), width_}, type_, ids.device()};
+      return {{ids.size(0), parallel_->local_seq_len(ids.size(1)), width_}, type_, ids.device()};
     };
     const auto numbers = [](const at::Tensor& ids) -> BoundaryTensor {
       return {ids.sizes().vec(), ids.scalar_type(), ids.device()};
@@ -132,7 +132,7 @@ Stage build_stage(const StagePlan& plan) {
   std::vector<std::string> first_entries;
   for (const LayerRange& stretch : split) first_entries.push_back(names[stretch.begin]);
   stage.boundaries =
-      TransformerCrossings(shape, std::move(first_entries), nn::compute_type(precision), *options.parallel);
+      TransformerBoundaries(shape, std::move(first_entries), nn::compute_type(precision), *options.parallel);
   return stage;
 }
 

@@ -66,7 +66,7 @@ TEST_F(SwitchboardTest, NothingIsDoneForStrangersOrOutOfTurn) {
   join(0);
   EXPECT_THROW(say(0, hello(0)), WireError);
   EXPECT_THROW(say(0, {.type = MessageType::kReply}), WireError);
-  EXPECT_THROW(say(0, {.type = MessageType::kAnnounce, .number = 3}), WireError);
+  EXPECT_THROW(say(0, {.type = MessageType::kAnnounce, .number = 4}), WireError);
   EXPECT_THROW(say(0, {.type = MessageType::kAnnounce, .number = -1}), WireError);
 }
 

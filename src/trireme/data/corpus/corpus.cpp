@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "trireme/data/corpus/html_text.h"
+#include "trireme/data/corpus/parquet.h"
 #include "trireme/data/tokenizer/utf8_text.h"
 #include "trireme/formats/json_reader.h"
 
@@ -17,40 +18,35 @@ constexpr std::array<Named<DocumentSplit>, 4> kSplits{{{"file", DocumentSplit::k
                                                        {"lines", DocumentSplit::kLines},
                                                        {"blank-lines", DocumentSplit::kBlankLines},
                                                        {"separator", DocumentSplit::kSeparator}}};
-constexpr std::array<std::pair<std::string_view, CorpusKind>, 5> kExtensions{{{".txt", CorpusKind::kText},
+constexpr std::array<std::pair<std::string_view, CorpusKind>, 6> kExtensions{{{".txt", CorpusKind::kText},
                                                                               {".md", CorpusKind::kText},
                                                                               {".html", CorpusKind::kHtml},
                                                                               {".htm", CorpusKind::kHtml},
-                                                                              {".jsonl", CorpusKind::kJsonLines}}};
-constexpr std::string_view kKindsInWords = ".txt, .md, .html or .jsonl, or one of these in .gz or .zst";
+                                                                              {".jsonl", CorpusKind::kJsonLines},
+                                                                              {".parquet", CorpusKind::kParquet}}};
+constexpr std::string_view kKindsInWords = ".txt, .md, .html, .jsonl, any of these in .gz or .zst, or .parquet";
 /// Bytes of text in a byte of a compressed file, where sizes are only compared.
 constexpr std::uint64_t kUsualRatio = 4;
 
 std::optional<CorpusKind> corpus_kind(fs::path path) {
-  if (compression_of(path) != Compression::kNone) path = path.stem();
+  const bool compressed = compression_of(path) != Compression::kNone;
+  if (compressed) path = path.stem();
   const auto found = std::ranges::find(kExtensions, path.extension().string(), [](const auto& e) { return e.first; });
-  return found == kExtensions.end() ? std::nullopt : std::optional(found->second);
+  // Parquet compresses by itself, and is read from its end.
+  if (found == kExtensions.end() || (compressed && found->second == CorpusKind::kParquet)) return std::nullopt;
+  return found->second;
 }
 
 [[noreturn]] void refuse_file(const fs::path& path) {
-  if (path.extension() == ".parquet")
-    throw ConfigError(fmt::format("{} is a Parquet file, which is not read", path.string()),
-                      fmt::format("make a .jsonl of it: python3 -c \"import pandas; pandas.read_parquet('{}')"
-                                  ".to_json('{}', orient='records', lines=True)\"",
-                                  path.string(), fs::path(path).replace_extension(".jsonl").string()));
   throw ConfigError(fmt::format("{} is not {}", path.string(), kKindsInWords),
                     "rename it: .txt is text, .jsonl has a JSON object in each line");
 }
 
 std::vector<fs::path> files_below(const fs::path& folder) {
   std::vector<fs::path> inside;
-  fs::path parquet;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    if (!entry.is_regular_file()) continue;
-    if (corpus_kind(entry.path())) inside.push_back(entry.path());
-    if (entry.path().extension() == ".parquet") parquet = entry.path();
+    if (entry.is_regular_file() && corpus_kind(entry.path())) inside.push_back(entry.path());
   }
-  if (inside.empty() && !parquet.empty()) refuse_file(parquet);
   if (inside.empty()) throw ConfigError(fmt::format("the folder {} holds no {}", folder.string(), kKindsInWords));
   std::ranges::sort(inside);
   return inside;
@@ -126,7 +122,7 @@ bool Corpus::is_lines(std::size_t file) const {
          (kinds_[file] == CorpusKind::kText && options_.split == DocumentSplit::kLines);
 }
 bool Corpus::is_whole(std::size_t file) const {
-  return kinds_[file] == CorpusKind::kHtml ||
+  return kinds_[file] == CorpusKind::kHtml || kinds_[file] == CorpusKind::kParquet ||
          (kinds_[file] == CorpusKind::kText && options_.split == DocumentSplit::kFile);
 }
 bool Corpus::ends_document(std::string_view line) const {
@@ -210,6 +206,12 @@ void Corpus::read_compressed(std::size_t file, const TakePart& take) const {
 
 void Corpus::read(const Chunk& chunk, const Take& take) const {
   read_parts(chunk, [&](const Part& part) {
+    if (kinds_[part.file] == CorpusKind::kParquet) {
+      return ParquetColumn(part.memory, files_[part.file].string(), options_.field)
+          .read([&](std::string_view document) {
+            if (!document.empty()) take(document);
+          });
+    }
     if (kinds_[part.file] != CorpusKind::kJsonLines) return read_documents(part, take);
     std::string document;
     read_json_lines(part, [&](formats::JsonReader& json) -> std::function<void()> {

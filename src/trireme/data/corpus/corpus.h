@@ -3,11 +3,11 @@
 //   const Corpus corpus(find_corpus_files({"books", "web.jsonl.zst"}), {.field = "text"});
 //   for (const Chunk& chunk : corpus.chunks(256 << 20)) corpus.read(chunk, [](std::string_view document) { ... });
 //
-// Files are .txt and .md, .html (its text) and .jsonl, each of them also as .gz or .zst. A chunk is a list of stretches
-// of files that begin and end between documents, so chunks can be read by several threads; which documents a chunk has
-// depends on the files and the options alone. A compressed file is one stretch, as it can be read from its beginning
-// only: it goes through memory piece by piece.
-// Depends on: base, formats, decompress, html_text, chat.
+// Files are .txt and .md, .html (its text) and .jsonl, each of them also as .gz or .zst, and .parquet. A chunk is a
+// list of stretches of files that begin and end between documents, so chunks can be read by several threads; which
+// documents a chunk has depends on the files and the options alone. A compressed file is one stretch, as it can be read
+// from its beginning only: it goes through memory piece by piece.
+// Depends on: base, formats, decompress, html_text, parquet, chat.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@
 namespace trireme::data {
 
 /// What a file is, by its name without .gz or .zst.
-enum class CorpusKind : std::uint8_t { kText, kHtml, kJsonLines };
+enum class CorpusKind : std::uint8_t { kText, kHtml, kJsonLines, kParquet };
 
 /// Where a .txt or .md file holds more than one document.
 enum class DocumentSplit : std::uint8_t {
@@ -39,7 +39,7 @@ enum class DocumentSplit : std::uint8_t {
 std::span<const Named<DocumentSplit>> enum_names(std::type_identity<DocumentSplit>);
 
 struct CorpusOptions {
-  std::string field = "text";  ///< of the object in each line of a .jsonl; for chats "messages" is usual
+  std::string field = "text";  ///< of the object in each line of a .jsonl, or the column of a .parquet
   DocumentSplit split = DocumentSplit::kFile;
   std::string separator = {};  ///< for kSeparator, without the end of the line
   bool any_bytes = false;      ///< .txt need not be UTF-8

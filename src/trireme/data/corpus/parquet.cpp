@@ -123,11 +123,16 @@ void ParquetColumn::read_footer(const std::string& name) {
   const auto read_schema = [&](Type) {
     SchemaColumn& column = schema.emplace_back();
     in.structure([&](int field, Type type) {
-      if (field == 1) column.type = in.integer();
-      else if (field == 3) column.repetition = in.integer();
-      else if (field == 4) column.name = in.binary();
-      else if (field == 5) column.children = in.integer();
-      else in.skip(type);
+      if (field == 1)
+        column.type = in.integer();
+      else if (field == 3)
+        column.repetition = in.integer();
+      else if (field == 4)
+        column.name = in.binary();
+      else if (field == 5)
+        column.children = in.integer();
+      else
+        in.skip(type);
     });
   };
   const auto read_column = [&](Type) {
@@ -136,18 +141,28 @@ void ParquetColumn::read_footer(const std::string& name) {
     std::vector<std::string> path;
     bool elsewhere = false;
     const auto read_meta = [&](int field, Type type) {
-      if (field == 3) in.list([&](Type) { path.emplace_back(in.binary()); });
-      else if (field == 4) chunk.codec = in.integer();
-      else if (field == 5) chunk.values = in.integer();
-      else if (field == 7) bytes = in.integer();
-      else if (field == 9) data = in.integer();
-      else if (field == 11) dictionary = in.integer();
-      else in.skip(type);
+      if (field == 3)
+        in.list([&](Type) { path.emplace_back(in.binary()); });
+      else if (field == 4)
+        chunk.codec = in.integer();
+      else if (field == 5)
+        chunk.values = in.integer();
+      else if (field == 7)
+        bytes = in.integer();
+      else if (field == 9)
+        data = in.integer();
+      else if (field == 11)
+        dictionary = in.integer();
+      else
+        in.skip(type);
     };
     in.structure([&](int field, Type type) {
-      if (field == 3) in.structure(read_meta);
-      else if (field == 1) elsewhere = !in.binary().empty();
-      else in.skip(type);
+      if (field == 3)
+        in.structure(read_meta);
+      else if (field == 1)
+        elsewhere = !in.binary().empty();
+      else
+        in.skip(type);
     });
     if (path != std::vector{name}) return;
     if (elsewhere) in.fail("its columns lie in another file");
@@ -162,9 +177,7 @@ void ParquetColumn::read_footer(const std::string& name) {
   in.structure([&](int field, Type type) {
     if (field == 2) return in.list(read_schema);
     if (field != 4) return in.skip(type);
-    in.list([&](Type) {
-      in.structure([&](int inner, Type of) { inner == 1 ? in.list(read_column) : in.skip(of); });
-    });
+    in.list([&](Type) { in.structure([&](int inner, Type of) { inner == 1 ? in.list(read_column) : in.skip(of); }); });
   });
   // The first element is the root; children follow their parents. Only columns at the top can be texts.
   std::vector<std::string> texts;
@@ -178,14 +191,31 @@ void ParquetColumn::read_footer(const std::string& name) {
     if (column.name == name) optional_ = column.repetition == kOptional;
   }
   if (std::ranges::find(texts, name) == texts.end())
-    throw formats::FormatError(
-        fmt::format("{}: has no column {} of texts; {} (byte {})", source_, formats::shown(name),
-                    texts.empty() ? "it has none" : "there are " + listed(texts), end - size),
-        "name the column that holds the text with --field");
+    throw formats::FormatError(fmt::format("{}: has no column {} of texts; {} (byte {})", source_, formats::shown(name),
+                                           texts.empty() ? "it has none" : "there are " + listed(texts), end - size),
+                               "name the column that holds the text with --field");
 }
 
+/// Runs and dictionaries can say in a few bytes what takes for ever to read: what no text needs is refused.
 void ParquetColumn::read(const std::function<void(std::string_view)>& take) const {
-  for (const Chunk& chunk : chunks_) read_chunk(chunk, take);
+  constexpr std::int64_t kValuesAllowed = 1 << 24;
+  const auto bytes = static_cast<std::int64_t>(file_.size());
+  std::int64_t values = 0;
+  for (const Chunk& chunk : chunks_) {
+    values += std::clamp<std::int64_t>(chunk.values, 0, std::int64_t{1} << 40);
+    if (values > kValuesAllowed && values / static_cast<std::int64_t>(Decompressor::kMostRatio) > bytes)
+      fail(chunk.begin, fmt::format("{} values in {} bytes are no texts", values, bytes));
+  }
+  std::uint64_t made = 0;
+  for (const Chunk& chunk : chunks_) {
+    read_chunk(chunk, [&](std::string_view text) {
+      made += text.size();
+      if (made > Decompressor::kAlwaysAllowed && made / Decompressor::kMostRatio > file_.size())
+        fail(chunk.begin, fmt::format("unpacks to more than {} times its {} bytes, which text does not",
+                                      Decompressor::kMostRatio, bytes));
+      take(text);
+    });
+  }
 }
 
 std::string ParquetColumn::unpacked(const Chunk& chunk, std::string_view bytes, std::uint64_t size,
@@ -223,12 +253,18 @@ ParquetColumn::Page ParquetColumn::read_page(const Chunk& chunk, std::uint64_t& 
     if (field == 3) return void(packed = in.integer());
     if (field != 5 && field != 7 && field != 8) return in.skip(type);
     in.structure([&](int inner, Type of) {
-      if (inner == 1) page.values = in.integer();
-      else if (inner == (field == 8 ? 4 : 2)) page.encoding = in.integer();
-      else if (field == 8 && inner == 5) definition_bytes = in.integer();
-      else if (field == 8 && inner == 6) repetition_bytes = in.integer();
-      else if (field == 8 && inner == 7) compressed = of == Type::kTrue;
-      else in.skip(of);
+      if (inner == 1)
+        page.values = in.integer();
+      else if (inner == (field == 8 ? 4 : 2))
+        page.encoding = in.integer();
+      else if (field == 8 && inner == 5)
+        definition_bytes = in.integer();
+      else if (field == 8 && inner == 6)
+        repetition_bytes = in.integer();
+      else if (field == 8 && inner == 7)
+        compressed = of == Type::kTrue;
+      else
+        in.skip(of);
     });
   });
   at += in.position();
@@ -266,7 +302,8 @@ void ParquetColumn::read_chunk(const Chunk& chunk, const std::function<void(std:
   std::vector<std::string_view> dictionary;
   std::int64_t seen = 0;
   for (std::uint64_t at = chunk.begin; seen < chunk.values;) {
-    if (at >= chunk.begin + chunk.bytes) fail(at, fmt::format("a column ends after {} of {} values", seen, chunk.values));
+    if (at >= chunk.begin + chunk.bytes)
+      fail(at, fmt::format("a column ends after {} of {} values", seen, chunk.values));
     Page page = read_page(chunk, at);
     const auto check = [&](std::string_view text) {
       if (first_invalid_utf8(text) != text.npos) fail(page.byte, "a page holds a text that is not UTF-8");
@@ -283,6 +320,7 @@ void ParquetColumn::read_chunk(const Chunk& chunk, const std::function<void(std:
       continue;
     }
     if (page.type != kDataPage && page.type != kDataPageV2) continue;
+    if (page.values > chunk.values - seen) fail(page.byte, "a page has more values than its column");
     const bool indexed = page.encoding == kPlainDictionary || page.encoding == kRleDictionary;
     if (!indexed && page.encoding != kPlain)
       fail(page.byte, fmt::format("its texts have the encoding {}, which is not read", page.encoding));

@@ -16,8 +16,8 @@ namespace trireme::data {
 
 class ParquetColumn {
  public:
-  /// `file`, its bytes, and `source`, its name, stay borrowed. FormatError where the file is damaged, has no column of that name
-  /// (naming those it has), or it holds no texts.
+  /// `file`, its bytes, and `source`, its name, stay borrowed. FormatError where the file is damaged, has no column of
+  /// that name (naming those it has), or it holds no texts.
   ParquetColumn(std::string_view file, std::string_view source, const std::string& name);
 
   /// Calls `take` with each text; null is left out.

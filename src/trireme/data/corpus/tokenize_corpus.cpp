@@ -259,7 +259,7 @@ class ShardMaker {
 };
 
 [[noreturn]] void refuse_empty(const Corpus& corpus) {
-  throw ConfigError(fmt::format("there is no document in {}: {} of {} bytes hold no text",
+  throw ConfigError(fmt::format("there is no document in {}: {} of {} bytes without text",
                                 corpus.files().size() == 1 ? corpus.files()[0].string() : "the files",
                                 counted(corpus.files().size(), "file"), corpus.bytes()),
                     "name files that hold text; of a .jsonl, --field names what holds it");

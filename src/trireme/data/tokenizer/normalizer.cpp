@@ -81,13 +81,6 @@ std::string_view without_space(std::string_view text, bool left, bool right) {
   return text;
 }
 
-/// Characters with a compatibility form that came after Unicode 12, which the library's tables are of: it leaves them.
-bool is_newer_than_tables(std::uint32_t code) {
-  const auto within = [&](std::uint32_t first, std::uint32_t last) { return code >= first && code <= last; };
-  return code == 0x32FF || within(0xA7F1, 0xA7F4) || code == 0xAB69 || within(0x10781, 0x107BA) ||
-         within(0x1CCD6, 0x1CCF9) || within(0x1E030, 0x1E06D) || code == 0x1F16C || within(0x1FBF0, 0x1FBF9);
-}
-
 std::string in_form(std::string_view text, NormalForm form) {
   int options = UTF8PROC_STABLE;
   options |= form == NormalForm::kC || form == NormalForm::kKc ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
@@ -106,16 +99,14 @@ std::string in_form(std::string_view text, NormalForm form) {
 /// `text` holds at most its first character of ASCII.
 void append_in_form(std::string_view text, NormalForm form, std::string& out) {
   std::size_t done = 0;
-  if (form == NormalForm::kKc || form == NormalForm::kKd) {
-    for (std::size_t at = 0; at < text.size();) {
-      const CodePoint c = code_point(text, at);
-      if (is_newer_than_tables(c.code)) {
-        out += in_form(text.substr(done, at - done), form);
-        out += text.substr(at, c.bytes);
-        done = at + c.bytes;
-      }
-      at += c.bytes;
+  for (std::size_t at = 0; at < text.size();) {
+    const CodePoint c = code_point(text, at);
+    if (left_by_normal_forms().has(c.code)) {
+      out += in_form(text.substr(done, at - done), form);
+      out += text.substr(at, c.bytes);
+      done = at + c.bytes;
     }
+    at += c.bytes;
   }
   out += in_form(text.substr(done), form);
 }

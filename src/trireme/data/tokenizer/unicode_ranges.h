@@ -1,6 +1,6 @@
 // data/tokenizer/unicode_ranges.h -- classes of characters exactly as the Hugging Face library has them.
 //
-// Its crates know the Unicode of 2015 to 2019, whatever the system's libraries know, so the tables are written out: a
+// Its crates know the Unicode of 2015 to 2017, whatever the system's libraries know, so the tables are written out: a
 // vocabulary gives the same tokens on every system.
 // Depends on: std.
 #pragma once
@@ -35,6 +35,9 @@ const CodePointSet& control_characters();
 const CodePointSet& nonspacing_marks();
 /// What StripAccents takes away: categories Mn, Mc and Me.
 const CodePointSet& combining_marks();
+/// Characters with a decomposition or a combining class that normal forms do not know: they stay where and what they
+/// are.
+const CodePointSet& left_by_normal_forms();
 /// Categories P, and the signs of ASCII.
 const CodePointSet& punctuation();
 

@@ -1,6 +1,9 @@
 #include "trireme/data/tokenizer/unigram_model.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
 #include <numeric>
 
 #include "trireme/base/error.h"
@@ -12,7 +15,38 @@ namespace {
 
 constexpr double kUnknownPenalty = 10.0;
 
+double power_of_ten(int exponent) {
+  const std::string text = fmt::format("1e{}", exponent);
+  double value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
 }  // namespace
+
+double score_as_read(double written) {
+  if (!std::isfinite(written)) return written;
+  char buffer[32];
+  const auto made = std::to_chars(buffer, buffer + sizeof(buffer), std::abs(written), std::chars_format::scientific);
+  std::uint64_t digits = 0;
+  int decimals = 0;  // digits behind the point
+  const char* at = buffer;
+  for (bool point = false; *at != 'e'; ++at) {
+    if (*at == '.') {
+      point = true;
+      continue;
+    }
+    digits = digits * 10 + static_cast<std::uint64_t>(*at - '0');
+    decimals += point ? 1 : 0;
+  }
+  int exponent = 0;
+  std::from_chars(at + (at[1] == '+' ? 2 : 1), made.ptr, exponent);
+  exponent -= decimals;
+  auto value = static_cast<double>(digits);
+  for (constexpr int kLargest = 308; exponent < -kLargest; exponent += kLargest) value /= power_of_ten(kLargest);
+  value = exponent >= 0 ? value * power_of_ten(exponent) : value / power_of_ten(-exponent);
+  return std::signbit(written) ? -value : value;
+}
 
 UnigramModel::UnigramModel(const UnigramDescription& description)
     : trie_(std::accumulate(description.vocabulary.begin(), description.vocabulary.end(), std::size_t{0},
@@ -26,6 +60,7 @@ UnigramModel::UnigramModel(const UnigramDescription& description)
     if (const auto byte = byte_of_fallback_token(token); byte && fmt::format("<0x{:02X}>", *byte) == token)
       bytes_[*byte] = id;
   }
+  for (double& score : scores_) score = score_as_read(score);
   if (!scores_.empty()) unk_score_ = *std::ranges::min_element(scores_) - kUnknownPenalty;
 }
 

@@ -47,4 +47,8 @@ class UnigramModel {
   std::int32_t bytes_[256];  // fallback tokens; -1: none
 };
 
+/// A score as the library has it after reading a file: its JSON reader divides the digits by a power of ten, which
+/// rounds twice. Scores that differ in their last bit decide between "!" "!!" and "!!" "!", so this is done too.
+double score_as_read(double written);
+
 }  // namespace trireme::data

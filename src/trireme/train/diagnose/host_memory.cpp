@@ -7,7 +7,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
-#include "trireme/train/diagnose/memory_plan.h"
+#include "trireme/train/diagnose/memory.h"
 
 namespace trireme::train {
 namespace {
@@ -32,7 +32,12 @@ double planned_host_bytes(const spec::Recipe& recipe, const spec::ModelShape& sh
   // A plan lists the samples of a step: not for numbers of which no list can be made.
   constexpr std::int64_t kMostRows = 1 << 24;
   const std::int64_t rows = recipe.batch.global_batch_tokens / std::max<std::int64_t>(1, recipe.data.seq_len);
-  if (rows > kMostRows) return std::max(state, static_cast<double>(recipe.batch.global_batch_tokens) * 8);
+  if (rows > kMostRows) {
+    // Its list of samples; and without micro-batches each layer's input for every token.
+    const auto tokens = static_cast<double>(recipe.batch.global_batch_tokens);
+    const double inputs = 4.0 * static_cast<double>(shape.hidden_size * shape.num_layers) * tokens / std::max(1, ranks);
+    return state + 16.0 * static_cast<double>(rows) + (recipe.train.micro_batch_size ? 0 : inputs);
+  }
   spec::Recipe on_device = recipe;
   on_device.run.device = spec::DeviceKind::kCuda;
   return std::max(state, plan_memory(on_device, shape, ranks, recipe.data.seq_len).peak());

@@ -61,7 +61,7 @@ class DelayedUpdate {
   std::unique_ptr<device::CudaGraph> graph_;
   std::vector<const void*> recorded_;  // the gradients' places
   int seen_ = 0;
-  bool halted_ = false;    // on the CPU: what told()[3] is on a GPU
+  bool halted_ = false;    // on the CPU: what DeviceScalars::result()[3] is on a GPU
   std::int64_t lost_ = 0;  // steps that were told as not taken
   std::deque<Slip> waiting_;
   std::vector<Slip> free_;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "trireme/base/log.h"
 #include "trireme/checkpoint/run_folder.h"
 
 namespace trireme::train {

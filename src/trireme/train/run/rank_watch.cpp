@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/base/log.h"
 #include "trireme/train/run/health.h"
 
 namespace trireme::train {

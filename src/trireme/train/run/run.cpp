@@ -71,6 +71,7 @@ class TrainingRun {
   RunFolder folder_;
   std::unique_ptr<checkpoint::MadeRunFolder> made_;  // rank 0's, until the run writes; the last to go
   std::unique_ptr<checkpoint::RunLock> lock_;        // rank 0's
+  std::unique_ptr<LogCopy> log_copy_;                // rank 0's, from when the run is going to begin
   spec::Recipe recipe_;
   std::int64_t steps_ = 0;
   std::unique_ptr<data::Samples> samples_, validation_;
@@ -149,8 +150,10 @@ std::int64_t TrainingRun::begin_anew(const std::vector<formats::DamagedCheckpoin
     const std::string found =
         checkpoint::all_texts(leads() ? checkpoint::salvage_text(damaged) : std::string(), world_)[0];
     throw ConfigError(
-        fmt::format("none of the {} of {} is whole, so the run cannot go on from one\n{}",
-                    counted(damaged.size(), "checkpoint"), folder_.path.string(), found),
+        fmt::format("the run in {} cannot go on: {} damaged\n{}", folder_.path.string(),
+                    damaged.size() == 1 ? std::string("its only checkpoint is")
+                                        : fmt::format("all of its {} checkpoints are", damaged.size()),
+                    found),
         fmt::format("put a copy of one back; or begin again at step 0 with --resume --start-over, which moves what is "
                     "in {} to a folder set-aside-1 within it",
                     folder_.path.string()));
@@ -159,7 +162,7 @@ std::int64_t TrainingRun::begin_anew(const std::vector<formats::DamagedCheckpoin
     log_warn("no checkpoint is whole: the run starts from the beginning, what it had written is in {}",
              checkpoint::set_run_aside(folder_).string());
   }
-  return told(-1, world_);  // nobody goes on before the folder is empty
+  return broadcast_from_root(-1, world_);  // nobody goes on before the folder is empty
 }
 
 void TrainingRun::build(std::int64_t from_step) {
@@ -368,6 +371,7 @@ RunResult TrainingRun::go() {
     result_.step = from_step;
     return result_;
   }
+  if (leads()) log_copy_ = std::make_unique<LogCopy>(folder_.log().string());
   build(from_step);
   if (made_) made_->keep();
   files_->open(from_step, steps_);

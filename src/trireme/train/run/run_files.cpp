@@ -96,7 +96,6 @@ void RunFiles::open(std::int64_t from_step, std::int64_t last) {
                                          resume ? std::optional(std::max<std::int64_t>(from_step, 0)) : std::nullopt);
   if (!writes()) return;
   const std::int64_t step = parts_.trainer.position().step;
-  log_copy_ = std::make_unique<LogCopy>(folder.log().string());
   const auto changes = resume ? checkpoint::recipe_changes(folder, recipe) : std::vector<std::string>{};
   for (const std::string& change : changes) log_info("the recipe has changed: {}", change);
   log_ = std::make_unique<observe::RunLog>(folder.path,

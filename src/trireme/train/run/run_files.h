@@ -12,7 +12,6 @@
 #include <string_view>
 #include <vector>
 
-#include "trireme/base/log.h"
 #include "trireme/base/progress.h"
 #include "trireme/checkpoint/run_folder.h"
 #include "trireme/observe/mfu.h"
@@ -72,7 +71,6 @@ class RunFiles {
   void introduce(std::int64_t last, const std::string& family, std::int64_t parameters);
 
   Parts parts_;
-  std::unique_ptr<LogCopy> log_copy_;
   std::unique_ptr<observe::RunLog> log_;
   std::unique_ptr<observe::RankLog> rank_log_;
   std::unique_ptr<Progress> progress_;
