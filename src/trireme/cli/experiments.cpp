@@ -1,0 +1,149 @@
+// trireme experiments: sweeps that are running or were run.
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "trireme/base/error.h"
+#include "trireme/base/new_file.h"
+#include "trireme/base/print.h"
+#include "trireme/base/text.h"
+#include "trireme/cli/commands.h"
+#include "trireme/cli/program.h"
+#include "trireme/cli/sweep_run.h"
+#include "trireme/experiment/store.h"
+
+namespace trireme::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using experiment::ExperimentFolder;
+
+/// A command with folders, and what it does with them.
+template <typename Flags>
+void add_folders_command(Command& experiments, Context& context, const std::string& name, const std::string& about,
+                         std::function<void(Command&, Flags&)> more, std::function<int(Flags&)> then) {
+  Command& command = experiments.add_subcommand(name, about);
+  const auto flags = std::make_shared<Flags>();  // shared with the callback
+  command.add_option("DIR", flags->folders, "Folders of experiments").required();
+  if (more) more(command, *flags);
+  command.callback([flags, then, &context] { context.run = [flags, then] { return then(*flags); }; });
+}
+
+struct FolderFlags {
+  std::vector<std::string> folders;
+  std::string output, store;
+  SlotFlags slots;
+};
+
+int list_experiments(const std::string& store, Context& context) {
+  if (!fs::exists(store)) {
+    fmt::print(context.out, "there is no store {}; trireme experiments import DIR... makes it\n", store);
+    return kExitFine;
+  }
+  TextTable table({{"experiment"},
+                   {"search"},
+                   {"state"},
+                   {"trials", TextTable::Align::kRight},
+                   {"best", TextTable::Align::kRight},
+                   {"loss", TextTable::Align::kRight},
+                   {"folder"}});
+  for (const experiment::ExperimentRow& row : experiment::Store(store).experiments()) {
+    table.add({row.name, row.search, row.state, std::to_string(row.trials),
+               row.best_trial ? fmt::format("trial {}", *row.best_trial) : "-",
+               row.best_loss ? fmt::format("{:.4f}", *row.best_loss) : "-", row.folder});
+  }
+  fmt::print(context.out, "{}", table.rows() == 0 ? std::string("no experiments\n") : table.text());
+  return kExitFine;
+}
+
+int ask_experiments(const FolderFlags& flags, experiment::Wanted wanted, const char* done, Context& context) {
+  for (const std::string& path : flags.folders) {
+    const ExperimentFolder folder(path);
+    folder.read();
+    folder.want(wanted);
+    fmt::print(
+        context.out, "{}: {}\n", path,
+        folder.is_locked() ? fmt::format("asked to be {}; its trials save first", done) : fmt::format("{}", done));
+  }
+  return kExitFine;
+}
+
+int import_experiments(const FolderFlags& flags, Context& context) {
+  const fs::path file = flags.store.empty() ? experiment::store_beside(flags.folders.front()) : fs::path(flags.store);
+  experiment::Store store(file);
+  for (const std::string& path : flags.folders) store.import(overview_of(ExperimentFolder(path)));
+  fmt::print(context.out, "{} in {}\n", counted(flags.folders.size(), "experiment"), file.string());
+  return kExitFine;
+}
+
+int export_experiments(const FolderFlags& flags, Context& context) {
+  std::string text;
+  for (const std::string& path : flags.folders) text += csv_text(overview_of(ExperimentFolder(path)));
+  if (flags.output.empty()) {
+    fmt::print(context.out, "{}", text);
+  } else {
+    write_text_file(flags.output, text);
+  }
+  return kExitFine;
+}
+
+}  // namespace
+
+void add_experiments_command(Command& app, Context& context) {
+  Command& experiments =
+      app.add_subcommand("experiments", "Sweeps: list, show, pause, resume, stop, best, export, import");
+  experiments.require_subcommand(1);
+  struct ListFlags {
+    std::string store = "runs/experiments.db";
+  };
+  Command& list = experiments.add_subcommand("list", "All experiments of a store");
+  const auto list_flags = std::make_shared<ListFlags>();
+  list.add_option("--store", list_flags->store, "the store of experiments");
+  list.callback([list_flags, &context] {
+    context.run = [list_flags, &context] { return list_experiments(list_flags->store, context); };
+  });
+  add_folders_command<FolderFlags>(experiments, context, "show", "Every trial, the best first", {},
+                                   [&context](FolderFlags& flags) {
+                                     for (const std::string& path : flags.folders) {
+                                       const auto overview = overview_of(ExperimentFolder(path));
+                                       fmt::print(context.out, "{}{}", table_text(overview), best_text(overview));
+                                     }
+                                     return int{kExitFine};
+                                   });
+  add_folders_command<FolderFlags>(experiments, context, "pause", "Save every trial and end the sweep; resume goes on",
+                                   {}, [&context](FolderFlags& flags) {
+                                     return ask_experiments(flags, experiment::Wanted::kPaused, "paused", context);
+                                   });
+  add_folders_command<FolderFlags>(experiments, context, "stop", "Save every trial and end the sweep for good", {},
+                                   [&context](FolderFlags& flags) {
+                                     return ask_experiments(flags, experiment::Wanted::kStopped, "stopped", context);
+                                   });
+  add_folders_command<FolderFlags>(
+      experiments, context, "resume", "Go on with sweeps that were paused, stopped or killed; several share the slots",
+      [](Command& command, FolderFlags& flags) { flags.slots.add_to(command); },
+      [&context](FolderFlags& flags) {
+        return run_experiments({flags.folders.begin(), flags.folders.end()}, flags.slots, context);
+      });
+  add_folders_command<FolderFlags>(experiments, context, "best", "The best trial, its setting and its run", {},
+                                   [&context](FolderFlags& flags) {
+                                     for (const std::string& path : flags.folders) {
+                                       fmt::print(context.out, "{}", best_text(overview_of(ExperimentFolder(path))));
+                                     }
+                                     return int{kExitFine};
+                                   });
+  add_folders_command<FolderFlags>(
+      experiments, context, "export", "Trials with their settings and losses as CSV",
+      [](Command& command, FolderFlags& flags) {
+        command.add_option("-o,--output", flags.output, "a file instead of the terminal").type_name("FILE");
+      },
+      [&context](FolderFlags& flags) { return export_experiments(flags, context); });
+  add_folders_command<FolderFlags>(
+      experiments, context, "import", "Put experiments into the store again, from their folders",
+      [](Command& command, FolderFlags& flags) {
+        command.add_option("--store", flags.store, "the store; default: experiments.db beside the first folder");
+      },
+      [&context](FolderFlags& flags) { return import_experiments(flags, context); });
+}
+
+}  // namespace trireme::cli

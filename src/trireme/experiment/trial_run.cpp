@@ -1,0 +1,106 @@
+#include "trireme/experiment/trial_run.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/observe/run_reader.h"
+#include "trireme/spec/recipe.h"
+
+namespace trireme::experiment {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kTrainUsage = 2, kTrainInterrupted = 130;  // exit codes of `trireme train` and `trireme supervise`
+
+std::vector<std::string> sets_of(const Experiment& experiment, const Setting& setting) {
+  std::vector<std::string> sets = experiment.sets;
+  for (const Assignment& assignment : setting) sets.push_back(assignment.key + "=" + assignment.value);
+  return sets;
+}
+
+/// What a run of fewer steps must be told to be the beginning of the whole one.
+std::vector<std::string> pinned(const fs::path& recipe, std::vector<std::string> sets, std::int64_t max_steps,
+                                int threads) {
+  sets.push_back(fmt::format("train.steps={}", max_steps));
+  const spec::LoadedRecipe whole =
+      spec::load_recipe({.file = recipe.string(), .environment = spec::recipe_environment(), .sets = std::move(sets)});
+  std::vector<std::string> pins;
+  const auto origin = whole.origins.find("lr_schedule.total");
+  const bool derived = origin != whole.origins.end() && origin->second.starts_with("from ");
+  if (derived) pins.push_back(fmt::format("lr_schedule.total={}", *whole.value.lr_schedule.total));
+  // Without an interval a run has no validation data; with one it also evaluates at its end, which is the rung.
+  if (whole.value.eval.every <= 0) pins.push_back(fmt::format("eval.every={}", max_steps));
+  // Trials run beside each other: without this each would take all cores.
+  if (threads > 0 && !whole.value.train.threads) pins.push_back(fmt::format("train.threads={}", threads));
+  return pins;
+}
+
+}  // namespace
+
+std::int64_t max_steps_of(const fs::path& recipe, const std::vector<std::string>& sets) {
+  const spec::Recipe value =
+      spec::load_recipe({.file = recipe.string(), .environment = spec::recipe_environment(), .sets = sets}).value;
+  if (!value.train.steps) {
+    throw ConfigError("the recipe does not say how many steps a whole training has",
+                      "give --steps N, or set train.steps");
+  }
+  return *value.train.steps;
+}
+
+TrialCommand trial_command(const ExperimentFolder& folder, const Experiment& experiment, const Job& job,
+                           const TrialProgram& program) {
+  const fs::path recipe = fs::absolute(folder.recipe());
+  std::vector<std::string> sets = sets_of(experiment, job.setting);
+  try {
+    for (std::string& pin : pinned(recipe, sets, experiment.options.max_steps, program.threads))
+      sets.push_back(std::move(pin));
+  } catch (const ConfigError& error) {
+    return {.words = {}, .why = error.message()};
+  }
+  sets.push_back(fmt::format("train.steps={}", job.until));
+  std::vector<std::string> words{program.program, "supervise", "--restarts",   std::to_string(program.restarts), "--",
+                                 program.program, "train",     recipe.string()};
+  for (std::string& assignment : sets) words.insert(words.end(), {"--set", std::move(assignment)});
+  if (experiment.slots_per_trial > 1)
+    words.insert(words.end(), {"--ranks", std::to_string(experiment.slots_per_trial)});
+  words.insert(words.end(), {"--out", fs::absolute(folder.run(job.trial, job.draw)).string(), "--resume"});
+  return {.words = std::move(words), .why = {}};
+}
+
+void copy_run(const fs::path& from, const fs::path& to) {
+  if (fs::exists(to / "metrics.jsonl")) return;  // it was copied, and has begun
+  const fs::path half = to.string() + ".copy";   // appears whole: a crash leaves none that looks like one
+  fs::remove_all(half);
+  fs::remove_all(to);
+  fs::copy(from, half, fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+  for (const char* own : {"lock", "stop", "heartbeat.json", "tensorboard"}) fs::remove_all(half / own);
+  fs::rename(half, to);
+}
+
+std::optional<Result> result_of(const ExperimentFolder& folder, const Job& job, int status) {
+  const fs::path run = folder.run(job.trial, job.draw);
+  if (status == kTrainInterrupted) return std::nullopt;
+  const bool began = fs::exists(run / "metrics.jsonl") && fs::file_size(run / "metrics.jsonl") > 0;
+  if (status != 0) {
+    const bool refused = status == kTrainUsage && !began;
+    log_warn("trial {}: {}, see {}", job.trial, refused ? "cannot be trained" : "failed",
+             folder.log(job.trial, job.draw).string());
+    return Result{.trial = job.trial, .step = job.from, .end = refused ? Result::End::kInvalid : Result::End::kFailed};
+  }
+  const observe::RunFiles files = observe::read_run(run, observe::Reading::kLenient);
+  for (const observe::EventRecord* event : files.events_of("eval")) {
+    if (event->step() != job.until) continue;
+    return Result{.trial = job.trial,
+                  .step = job.until,
+                  .value = event->number_of("loss").value_or(std::numeric_limits<double>::quiet_NaN())};
+  }
+  log_warn("trial {}: {} has no evaluation at step {}", job.trial, (run / "events.jsonl").string(), job.until);
+  return Result{.trial = job.trial, .step = job.until, .end = Result::End::kFailed};
+}
+
+}  // namespace trireme::experiment

@@ -1,0 +1,41 @@
+// experiment/trial_run.h -- a trial as a run of `trireme train`: its command line, and what its folder says in the end.
+//
+// A job until step N is a run of N steps: it evaluates and saves a checkpoint there by itself, and going on is the same
+// command with a later N and --resume. What a recipe derives from its last step, the end of the learning rate's
+// schedule, is pinned to the whole training, so that a trial that stops on the way is, to the bit, the beginning of one
+// that does not.
+// Depends on: experiment, spec, observe.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "trireme/experiment/experiment.h"
+
+namespace trireme::experiment {
+
+/// How trials are started.
+struct TrialProgram {
+  std::string program = "trireme";  ///< as a path or by PATH
+  int restarts = 2;                 ///< of a crashed run that brought no new checkpoint
+  int threads = 0;                  ///< of each rank, where the recipe does not say; 0: the program's own choice
+};
+
+struct TrialCommand {
+  std::vector<std::string> words;  ///< empty where the setting cannot be trained
+  std::string why;                 ///< then
+};
+
+TrialCommand trial_command(const ExperimentFolder& folder, const Experiment& experiment, const Job& job,
+                           const TrialProgram& program);
+
+/// Before the first step of a copy: the run of the trial it copies, with the checkpoint it begins with.
+void copy_run(const std::filesystem::path& from, const std::filesystem::path& to);
+
+/// How the run ended that was started for this job, by its exit status; nothing: it was asked to stop, and has saved.
+std::optional<Result> result_of(const ExperimentFolder& folder, const Job& job, int status);
+
+/// Steps of the recipe's whole training, and what would stop a sweep of it: for the command line.
+std::int64_t max_steps_of(const std::filesystem::path& recipe, const std::vector<std::string>& sets);
+
+}  // namespace trireme::experiment
