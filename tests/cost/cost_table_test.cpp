@@ -98,7 +98,7 @@ TEST(CostTable, SaysWhereAFileIsWrongAndWhatWouldDo) {
     return std::string("none");
   };
   EXPECT_EQ(complaint("\n[nccl.inside]\nalpha = 1\n"),
-            "costs.toml:2: nccl is no transport | use threads, mpi or emulated");
+            "costs.toml:2: nccl is no transport | use threads, mpi, ucx or emulated");
   EXPECT_EQ(complaint("[mpi.outside]\nalpha = 1\n"),
             "costs.toml:1: mpi.outside is neither a link nor an algorithm | use inside, across, or the name of an "
             "algorithm such as direct or ring");
@@ -121,7 +121,7 @@ TEST(CostTable, SaysWhereAFileIsWrongAndWhatWouldDo) {
 TEST(CostTable, NamesTheTransportsThatExist) {
   const CostTable table;
   EXPECT_THROW(table.of("nccl"), ConfigError);
-  for (const std::string transport : {"threads", "mpi", "emulated"})
+  for (const std::string transport : {"threads", "mpi", "ucx", "emulated"})
     EXPECT_GT(table.of(transport).links.inside.alpha, 0);
 }
 

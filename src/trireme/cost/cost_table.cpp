@@ -13,6 +13,8 @@ namespace {
 // Two cores of a small server: what a measurement there gave, rounded.
 constexpr LinkCost kSharedMemory{.alpha = 1e-6, .beta = 1.7e-10, .gamma = 1e-10};
 constexpr LinkCost kProcesses{.alpha = 0.7e-6, .beta = 2.5e-10, .gamma = 1e-10};
+// TCP over the loopback interface, which ranks of one node take where they are in no board together.
+constexpr LinkCost kUcxLoopback{.alpha = 8e-6, .beta = 3.5e-10, .gamma = 1e-10};
 // 25 Gb/s Ethernet, the least that clusters are built with.
 constexpr LinkCost kEthernet{.alpha = 15e-6, .beta = 3.2e-10, .gamma = 1e-10};
 // What the emulated transport imitates unless told otherwise.
@@ -31,6 +33,12 @@ TransportCost mpi() {
     costs.measured[{Algorithm::kNative, op}] = {2e-6, 5e-10};  // Open MPI's non-blocking forms
   }
   costs.measured[{Algorithm::kNative, Collective::kReduceScatter}] = {2e-6, 2.3e-9};
+  return costs;
+}
+
+TransportCost ucx() {
+  TransportCost costs{.links = {kUcxLoopback, kEthernet}};
+  for (const Collective op : all_collectives()) costs.measured[{Algorithm::kDirect, op}] = {0.5e-6, 2.2e-10};
   return costs;
 }
 
@@ -55,13 +63,14 @@ double TransportCost::predict(Collective op, Algorithm algorithm, const Topology
 }
 
 CostTable::CostTable()
-    : transports_{{"threads", threads()}, {"mpi", mpi()}, {"emulated", {.links = {kEmulated, kEmulated}}}} {}
+    : transports_{
+          {"threads", threads()}, {"mpi", mpi()}, {"ucx", ucx()}, {"emulated", {.links = {kEmulated, kEmulated}}}} {}
 
 const TransportCost& CostTable::of(std::string_view transport) const {
   const auto found = transports_.find(transport);
   if (found == transports_.end())
     throw ConfigError(fmt::format("no costs are known for the transport '{}'", transport),
-                      "use threads, mpi or emulated");
+                      "use threads, mpi, ucx or emulated");
   return found->second;
 }
 

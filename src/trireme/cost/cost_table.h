@@ -40,7 +40,7 @@ class CostTable {
  public:
   CostTable();  // the defaults
 
-  /// "threads", "mpi" or "emulated"; a ConfigError names them when it is none of these.
+  /// "threads", "mpi", "ucx" or "emulated"; a ConfigError names them when it is none of these.
   const TransportCost& of(std::string_view transport) const;
   TransportCost& of(std::string_view transport);
 

@@ -29,7 +29,7 @@ class Reader {
     CostTable table;
     for (const auto& [transport, node] : parse(text)) {
       if (!table.transports().contains(transport.str()))
-        wrong(node, transport.str(), "is no transport", "use threads, mpi or emulated");
+        wrong(node, transport.str(), "is no transport", "use threads, mpi, ucx or emulated");
       read_transport(as_table(node, transport.str()), std::string(transport.str()), table.of(transport.str()));
     }
     return table;

@@ -7,6 +7,7 @@
 
 #include "trireme/base/data_files.h"
 #include "trireme/base/error.h"
+#include "trireme/cost/topology.h"
 
 namespace trireme::cost {
 namespace {
@@ -46,6 +47,9 @@ void describe(config::Section<Device>& section) {
   section.field("fp8_tflops", &Device::fp8_tflops, "peak dense TFLOP/s in FP8; 0: not supported").at_least(0);
   section.field("memory_gib", &Device::memory_gib, "device memory in GiB").required().above(0);
   section.field("memory_gb_per_s", &Device::memory_gb_per_s, "memory bandwidth in GB/s").required().above(0);
+  section.field("nvlinks", &Device::nvlinks, "NVLinks of the device").at_least(0);
+  section.field("nvlink_gb_per_s", &Device::nvlink_gb_per_s, "bandwidth of one NVLink in one direction, in GB/s")
+      .at_least(0);
   section
       .field("software_gb", &Device::software_gb, "memory in GB that the CUDA context, kernels and communicators take")
       .at_least(0);
@@ -93,6 +97,24 @@ void describe(config::Section<Reliability>& section) {
       .above(0);
 }
 
+void describe(config::Section<ClusterTopology>& section) {
+  section.meaning("what is connected to what");
+  section
+      .field("gpus_per_host", &ClusterTopology::gpus_per_host,
+             "devices of one host (operating system); 0: those of a node")
+      .at_least(0);
+  section.field("nvswitches", &ClusterTopology::nvswitches, "NVSwitches of a node").at_least(0);
+  section.field("mesh", &ClusterTopology::mesh,
+                "NVLinks between devices of a node without switches, \"0-3:2\" for two between 0 and 3");
+  section.field("nics", &ClusterTopology::nics, "network adapters of a node, for compute; 0: unknown").at_least(0);
+  section.field("nic_gbit_per_s", &ClusterTopology::nic_gbit_per_s, "rate of an adapter in one direction, in Gbit/s")
+      .at_least(0);
+  section.field("rails", &ClusterTopology::rails,
+                "adapter i of every node of a unit is on leaf switch i (rail-optimised)");
+  section.field("unit_nodes", &ClusterTopology::unit_nodes, "nodes of a unit, below the same leaf switches; 0: all")
+      .at_least(0);
+}
+
 void describe(config::Section<Cluster>& section) {
   section.meaning("a cluster of equal nodes");
   section.field("name", &Cluster::name, "name of the cluster").required();
@@ -107,6 +129,7 @@ void describe(config::Section<Cluster>& section) {
   section.section("network", &Cluster::network);
   section.section("host", &Cluster::host);
   section.section("reliability", &Cluster::reliability);
+  section.section("topology", &Cluster::topology);
 }
 
 std::vector<config::Problem> find_problems(const Device& device) {
@@ -132,6 +155,7 @@ std::vector<config::Problem> find_problems(const Cluster& cluster) {
         {.key = "network.gb_per_s",
          .reason = fmt::format("{} devices take more than one node, so they need a network", cluster.gpus),
          .hint = fmt::format("set network.gb_per_s, or gpus = {}", cluster.gpus_per_node)});
+  add_topology_problems(cluster, problems);
   return problems;
 }
 

@@ -42,7 +42,9 @@ struct Device {
   double fp32_tflops = 0, fp16_tflops = 0, bf16_tflops = 0, fp8_tflops = 0;  ///< dense; 0: it has none
   double memory_gib = 0;
   double memory_gb_per_s = 0;
-  double software_gb = 1;                 ///< that context, kernels and communicators take of the memory
+  double nvlink_gb_per_s = 0;  ///< of one NVLink, in one direction; 0: it has none
+  int nvlinks = 0;
+  double software_gb = 0.8;               ///< that context, kernels and communicators take; measured on an H200
   std::vector<std::string> driver_names;  ///< "NVIDIA H200": what drivers call it
   std::string efficiency_of;  ///< the device of the same architecture whose constants it shares; empty: its own
   Efficiency efficiency;
@@ -80,6 +82,18 @@ struct Reliability {
   bool operator==(const Reliability&) const = default;
 };
 
+/// What is connected to what, beyond the rates above; cost/topology.h makes paths between devices of it.
+struct ClusterTopology {
+  int gpus_per_host = 0;          ///< devices that one operating system sees; 0: those of a node
+  int nvswitches = 0;             ///< of a node
+  std::vector<std::string> mesh;  ///< "0-3:2": two NVLinks between devices 0 and 3; empty: any two by switches, or none
+  int nics = 0;                   ///< adapters of a node for compute; 0: unknown
+  double nic_gbit_per_s = 0;      ///< of one, in one direction
+  bool rails = false;             ///< adapter i of every node of a unit is on leaf switch i
+  int unit_nodes = 0;             ///< nodes below the same leaf switches; 0: all
+  bool operator==(const ClusterTopology&) const = default;
+};
+
 struct Cluster {
   std::string name;
   std::string device;
@@ -90,6 +104,7 @@ struct Cluster {
   Network network;
   Host host;
   Reliability reliability;
+  ClusterTopology topology = {};
   bool operator==(const Cluster&) const = default;
 };
 
@@ -99,6 +114,7 @@ void describe(config::Section<NodeLink>& section);
 void describe(config::Section<Network>& section);
 void describe(config::Section<Host>& section);
 void describe(config::Section<Reliability>& section);
+void describe(config::Section<ClusterTopology>& section);
 void describe(config::Section<Cluster>& section);
 std::vector<config::Problem> find_problems(const Device& device);
 std::vector<config::Problem> find_problems(const Cluster& cluster);

@@ -17,11 +17,15 @@ double bytes_of(Arithmetic arithmetic) {
   return 0;
 }
 
-double matmul_seconds(const Hardware& hardware, Arithmetic arithmetic, const GemmShape& gemm) {
+double compute_seconds(const Hardware& hardware, Arithmetic arithmetic, double flops, double bytes) {
   const Efficiency& efficiency = hardware.device.efficiency;
-  const double computing = gemm.flops() / (hardware.peak(arithmetic) * efficiency.matmul);
-  const double moving = bytes_of(arithmetic) * gemm.elements() / (hardware.memory_bandwidth() * efficiency.memory);
+  const double computing = flops / (hardware.peak(arithmetic) * efficiency.matmul);
+  const double moving = bytes / (hardware.memory_bandwidth() * efficiency.memory);
   return std::sqrt(computing * computing + moving * moving) + efficiency.kernel_seconds;
+}
+
+double matmul_seconds(const Hardware& hardware, Arithmetic arithmetic, const GemmShape& gemm) {
+  return compute_seconds(hardware, arithmetic, gemm.flops(), bytes_of(arithmetic) * gemm.elements());
 }
 
 double stream_seconds(const Hardware& hardware, double bytes, int operators) {

@@ -20,6 +20,9 @@ struct GemmShape {
 /// Bytes of one number of that kind.
 double bytes_of(Arithmetic arithmetic);
 
+/// An operator that computes `flops` as a GEMM does and moves `bytes`: convolutions too, whose input is read once and
+/// not once a kernel's element.
+double compute_seconds(const Hardware& hardware, Arithmetic arithmetic, double flops, double bytes);
 double matmul_seconds(const Hardware& hardware, Arithmetic arithmetic, const GemmShape& gemm);
 /// Operators that only read and write memory, `bytes` in all.
 double stream_seconds(const Hardware& hardware, double bytes, int operators = 1);
