@@ -76,6 +76,10 @@ const Launch kSlurmLaunch = {.kind = Launch::Kind::kSlurm,
                              .local_ranks = 2,
                              .control_host = "gpu007",
                              .control_port = kSlurmPort};
+Launch with_pmix(Launch launch) {
+  launch.pmix = true;
+  return launch;
+}
 const Launch kTorchrunLaunch = {.kind = Launch::Kind::kTorchrun,
                                 .rank = 6,
                                 .ranks = 16,
@@ -95,7 +99,8 @@ INSTANTIATE_TEST_SUITE_P(
         Row{"PmiWithLocalNumbers",
             {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}},
             {.kind = Launch::Kind::kMpi, .rank = 1, .ranks = 2, .local_rank = 1, .local_ranks = 2}},
-        Row{"Slurm", kSlurm, kSlurmLaunch}, Row{"SlurmWithPmix", merge(kSlurm, {{"PMIX_RANK", "5"}}), kSlurmLaunch},
+        Row{"Slurm", kSlurm, kSlurmLaunch},
+        Row{"SlurmWithPmix", merge(kSlurm, {{"PMIX_RANK", "5"}}), with_pmix(kSlurmLaunch)},
         Row{"SlurmWithAChosenPlace",
             merge(kSlurm, {{"MASTER_ADDR", "gpu007-ib"}, {"MASTER_PORT", "1234"}}),
             {.kind = Launch::Kind::kSlurm,

@@ -1,4 +1,4 @@
-# hosts.sh MPI_RANKS PROGRAM: two hosts, of which one goes away. The supervisor goes on with fewer ranks on the other, with
+# hosts.sh PROCESS_RANKS PROGRAM: two hosts, of which one goes away. The supervisor goes on with fewer ranks on the other, with
 # the same samples, to about the same loss.
 #
 # Hosts are network namespaces joined by a cable. Skipped where these are not permitted.

@@ -1,4 +1,4 @@
-# layouts.sh MPI_RANKS PROGRAM: a sample of the matrix of layouts on four MPI ranks, each equal to one rank in fp64.
+# layouts.sh PROCESS_RANKS PROGRAM: a sample of the matrix of layouts on four MPI ranks, each equal to one rank in fp64.
 source "$(dirname "$0")/mpirun.sh" "$1"
 set -e
 trireme=$2

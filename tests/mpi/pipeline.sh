@@ -1,4 +1,4 @@
-# pipeline.sh MPI_RANKS PROGRAM: schedules on MPI ranks compute what one rank computes, and a run is the run on threads.
+# pipeline.sh PROCESS_RANKS PROGRAM: schedules on MPI ranks compute what one rank computes, and a run is the run on threads.
 source "$(dirname "$0")/mpirun.sh" "$1"
 source "$(dirname "$0")/../same_runs.sh"
 set -e

@@ -1,4 +1,4 @@
-# supervise.sh MPI_RANKS PROGRAM: four MPI ranks through three kills and a hang to the loss of a run without any.
+# supervise.sh PROCESS_RANKS PROGRAM: four MPI ranks through three kills and a hang to the loss of a run without any.
 source "$(dirname "$0")/mpirun.sh" "$1"
 source "$(dirname "$0")/../same_runs.sh"
 set -e

@@ -1,4 +1,4 @@
-# training.sh MPI_RANKS PROGRAM: a run on MPI ranks is the run on thread ranks, to the bit; killed, it goes on.
+# training.sh PROCESS_RANKS PROGRAM: a run on MPI ranks is the run on thread ranks, to the bit; killed, it goes on.
 source "$(dirname "$0")/mpirun.sh" "$1"
 source "$(dirname "$0")/../same_runs.sh"
 set -e

@@ -78,12 +78,19 @@ std::vector<std::unique_ptr<ControlPlane>> make_local_control(int ranks);
 /// The job this process belongs to: TRIREME_JOB_ID, else empty.
 std::string control_job_id();
 
+/// The job's secret: TRIREME_TOKEN, else what the file of TRIREME_TOKEN_FILE holds, else empty. Throws ConfigError when
+/// the file is open to others or the token is too short to be one.
+std::string control_token();
+
 /// Processes over TCP. One of them (by convention rank 0) serves at host:port and takes part like the others.
 struct TcpControlOptions {
   int rank = 0, ranks = 1;
   std::string host = "127.0.0.1";
   int port = 0;                           // of the server; 0, for the server itself: any free one, see port()
   std::string job_id = control_job_id();  // only ranks with the server's id are let in; never printed
+  /// Only ranks that prove to know it are let in, and only a server that does is trusted. Empty: only processes of the
+  /// server's user on the server's machine are let in.
+  std::string token = {};
   std::chrono::milliseconds connect_timeout{60'000};
   std::chrono::milliseconds heartbeat_every{1'000};
   std::chrono::milliseconds heartbeat_timeout{30'000};  // silent for so long: lost; also the deadline of set, get, ...

@@ -123,6 +123,8 @@ class Group {
   /// The algorithm that kAuto takes for this call, and all that could be asked for.
   Algorithm choose(Collective op, std::size_t bytes) const;
   std::vector<Algorithm> algorithms(Collective op) const;
+  /// Why this algorithm cannot be asked for here with blocks of one length; empty when it can. The same on all ranks.
+  std::string refusal(Collective op, Algorithm algorithm) const;
 
   Counters counters(Op op) const;
   void reset_counters();

@@ -75,16 +75,31 @@ Group::~Group() {
   owner_.transport().leave(members_);
 }
 
-std::vector<Algorithm> Group::algorithms(Collective op) const {
-  std::vector<Algorithm> out;
+std::string Group::refusal(Collective op, Algorithm algorithm) const {
+  switch (algorithm) {
+    case Algorithm::kAuto:
+      return "";
+    case Algorithm::kDirect:
+      return board_ && board_->takes_large() ? "" : "not all ranks can read each other's memory";
+    case Algorithm::kNative:
+      if (owner_.transport().has_native(op_of(op))) return "";
+      return fmt::format("transport {} has no {} of its own", owner_.transport().name(), cost::name(op));
+    default:
+      break;
+  }
+  const AlgorithmEntry* entry = find_algorithm(op, algorithm);
+  if (entry == nullptr) return "the operation has no such algorithm";
   Shape shape{.op = op, .ranks = size(), .count = static_cast<std::size_t>(size()), .node_of = node_of_};
   shape.counts.assign(static_cast<std::size_t>(size()), 1);
   shape.recv_counts = shape.counts;
-  for (const AlgorithmEntry& entry : algorithm_table()) {
-    if (entry.op == op && entry.refuses(shape).empty()) out.push_back(entry.algorithm);
+  return entry->refuses(shape);
+}
+
+std::vector<Algorithm> Group::algorithms(Collective op) const {
+  std::vector<Algorithm> out;
+  for (const Algorithm algorithm : cost::all_algorithms()) {
+    if (algorithm != Algorithm::kAuto && refusal(op, algorithm).empty()) out.push_back(algorithm);
   }
-  if (board_ && board_->takes_large()) out.push_back(Algorithm::kDirect);
-  if (owner_.transport().has_native(op_of(op))) out.push_back(Algorithm::kNative);
   return out;
 }
 

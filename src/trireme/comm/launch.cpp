@@ -181,6 +181,7 @@ Launch read_slurm(const Environment& env) {
         fmt::format("{}: two launchers disagree about who this process is", env.show({"SLURM_PROCID", "PMIX_RANK"})),
         "start ranks with one launcher: srun --mpi=pmix, or mpirun alone; or unset PMIX_RANK");
   }
+  launch.pmix = env.has("PMIX_RANK");
   const auto node = env.number("SLURM_NODEID");
   const auto counts = env.text("SLURM_STEP_TASKS_PER_NODE");
   if (node && counts) launch.local_ranks = count_of_node(*counts, *node).value_or(-1);

@@ -38,6 +38,8 @@ struct Launch {
   ///   id.
   std::string control_host = {};
   int control_port = 0;
+  /// Slurm: srun --mpi=pmix, so that MPI can start.
+  bool pmix = false;
 
   bool operator==(const Launch&) const = default;
 };

@@ -1,12 +1,14 @@
-// comm/process.h -- the rank of this process among processes that a launcher (mpirun, srun) started.
+// comm/process.h -- the rank of this process among processes that a launcher (mpirun, srun, torchrun) started.
 //
-// Brings together who we are (launch.h), the transport between processes (the MPI plugin), and the control plane over
-// TCP.
+// Brings together who we are (launch.h), the transport between processes (the MPI or the UCX plugin), and the control
+// plane over TCP. With MPI the place of the control plane and a token for it go over MPI; without, the launcher says
+// where ranks meet, and the user what the token is (control/token.h says who is let in without one).
 // Depends on: rank.h, launch.h, the plugin loader.
 #pragma once
 
 #include <memory>
 
+#include "trireme/base/plugin.h"
 #include "trireme/comm/launch.h"
 #include "trireme/comm/rank.h"
 
@@ -20,9 +22,16 @@ class ProcessRank {
   Rank& rank() { return *rank_; }
 
  private:
+  std::unique_ptr<Transport> start_mpi(const Launch& launch, const RanksOptions& options);
+  std::unique_ptr<Transport> start_ucx(const Launch& launch, const RanksOptions& options);
+
   std::unique_ptr<TcpControlServer> server_;  // rank 0; ends after its own plane
+  std::unique_ptr<ControlPlane> plane_;       // until the rank has it
   std::unique_ptr<Rank> rank_;
 };
+
+/// The UCX plugin, loaded so that UCX leaves the crash signals alone. Throws ConfigError when it was not built.
+Plugin load_ucx();
 
 /// Runs `body` on this process's rank. When it throws, the other ranks are told, the error is printed, and the process
 /// ends with status 1 without waiting for anybody: an orderly end of MPI would need the ranks that are lost.

@@ -65,6 +65,7 @@ void ProgressEngine::submit(Operation& operation) {
     if (operation.status() == Operation::Status::kPending) {
       pending_.push_back(&operation);
       operation.queued_ = true;
+      meter_.arrive(operation.started_ns_);
       background = operation.needs_background();
       if (background) ++in_background_;
     }
@@ -76,6 +77,7 @@ void ProgressEngine::submit(Operation& operation) {
 void ProgressEngine::wait(Operation& operation) {
   if (operation.status() != Operation::Status::kPending) return;
   waiting_.fetch_add(1, std::memory_order_relaxed);
+  const std::int64_t began = now_ns();
   int rounds = 0;
   std::int64_t idle_since = 0;
   nanoseconds spin = spin_now_.load(std::memory_order_relaxed);
@@ -117,6 +119,7 @@ void ProgressEngine::wait(Operation& operation) {
     sleep_until_event(std::min<nanoseconds>(kLongestSleep, nanoseconds(operation.deadline_ns_ - now)));
   }
   waiting_.fetch_sub(1, std::memory_order_relaxed);
+  blocked_ns_.fetch_add(std::max<std::int64_t>(0, operation.ended_ns_ - began), std::memory_order_relaxed);
   if (!yielded && spin < spin_) spin_now_.store(std::min(spin_, spin * 2), std::memory_order_relaxed);
   report_failures();
 }
@@ -134,6 +137,7 @@ void ProgressEngine::adopt(std::unique_ptr<Operation> operation) {
   operation->adopted_ = operation->queued_ = true;
   ++adopted_;
   ++in_background_;
+  meter_.arrive(operation->started_ns_);
   pending_.push_back(operation.release());  // landed_ takes it back
   wake_background();
 }
@@ -196,7 +200,15 @@ bool ProgressEngine::advance_one(Operation& operation, Effort effort) {
   }
 }
 
+QueueReading ProgressEngine::queue() {
+  const std::lock_guard lock(mutex_);
+  QueueReading reading = meter_.read(now_ns());
+  reading.blocked = static_cast<double>(blocked_ns_.load(std::memory_order_relaxed)) * 1e-9;
+  return reading;
+}
+
 void ProgressEngine::settle(Operation& operation, Operation::Status status) {
+  const bool queued = operation.queued_;
   if (operation.queued_) {
     std::erase(pending_, &operation);
     operation.queued_ = false;
@@ -204,6 +216,7 @@ void ProgressEngine::settle(Operation& operation, Operation::Status status) {
     if (operation.adopted_) --adopted_;
   }
   operation.group_->settled(operation, status == Operation::Status::kDone);
+  if (queued) meter_.depart(operation.started_ns_, operation.ended_ns_);
   const bool adopted = operation.adopted_;
   // Last: the caller may take the operation back as soon as it sees this.
   operation.status_.store(status, std::memory_order_release);
@@ -341,7 +354,7 @@ void ProgressEngine::sleep_until_event(nanoseconds at_most) {
   {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (lock) {
-      moved = advance_all();
+      moved = advance_all() || !transport_.may_sleep();
       if (std::ranges::any_of(pending_, [](const Operation* operation) { return operation->needs_polling(); })) {
         at_most = std::min(at_most, kAskEvery);
       }

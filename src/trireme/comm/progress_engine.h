@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "trireme/base/queue_meter.h"
 #include "trireme/comm/operation.h"
 #include "trireme/comm/transport.h"
 
@@ -67,6 +68,8 @@ class ProgressEngine {
 
   /// Something happened beside the data path (a notice): waiting threads look at it.
   void alarm();
+  /// Calls that did not end at once, from their start to their end; blocked: threads waited for one.
+  QueueReading queue();
   /// For calls into the transport outside an operation.
   std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
 
@@ -90,7 +93,9 @@ class ProgressEngine {
 
   std::mutex mutex_;
   std::vector<Operation*> pending_;
-  std::vector<FailureReport> failures_;             // not told to the watch yet: the lock must be free for that
+  std::vector<FailureReport> failures_;  // not told to the watch yet: the lock must be free for that
+  QueueMeter meter_;
+  std::atomic<std::int64_t> blocked_ns_{0};         // of threads that wait, beside the lock
   int in_background_ = 0;                           // pending operations that must go on by themselves
   int adopted_ = 0;                                 // of these, those that belong to the engine
   std::vector<std::unique_ptr<Operation>> landed_;  // adopted and over; only the background thread deletes them

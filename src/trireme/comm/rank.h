@@ -53,6 +53,8 @@ class Rank final : private Watch {
   Group& world() { return *world_; }
   ControlPlane& control() { return *control_; }
   Transport& transport() { return *transport_; }
+  /// Calls under way, by Little's law.
+  QueueReading queue() { return engine_.queue(); }
   const Recorder& recorder() const { return recorder_; }
   const CommOptions& options() const { return options_; }
 
@@ -106,10 +108,20 @@ class Rank final : private Watch {
   std::unique_ptr<Group> world_;
 };
 
+/// What carries messages between ranks that are processes.
+enum class ProcessTransport : std::uint8_t {
+  kAuto,  ///< MPI where its launcher started the ranks, UCX otherwise
+  kMpi,
+  kUcx,
+};
+
 /// How ranks are made, whether they are threads or processes.
 struct RanksOptions {
   CommOptions comm;
-  int ranks_per_node = 0;  ///< as if so many, in order, were on each node; 0: as they are
+  ProcessTransport processes = ProcessTransport::kAuto;
+  std::string interface = {};    ///< UCX: network interfaces, see network_interfaces.h
+  std::string fingerprint = {};  ///< of what all processes must have alike, such as the recipe; empty: not compared
+  int ranks_per_node = 0;        ///< as if so many, in order, were on each node; 0: as they are
   /// Wraps each rank's transport, e.g. into an emulated network.
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> wrap;
 };

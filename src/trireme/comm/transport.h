@@ -90,6 +90,9 @@ class Transport {
   virtual EventCount* event_count() { return nullptr; }
   /// Whether the event count is notified of everything that is pending now, so that one may sleep until it does.
   virtual bool event_count_suffices() const { return true; }
+  /// Asked last before a thread sleeps: whether the event count is notified of whatever comes from now on. False:
+  /// something has come meanwhile.
+  virtual bool may_sleep() { return true; }
   /// When something of this rank falls due by itself (steady clock); for transports that keep time.
   virtual std::int64_t next_event_ns() const { return std::numeric_limits<std::int64_t>::max(); }
 };

@@ -60,7 +60,7 @@ TEST(Wire, StrangersAreKnownByTheirFirstBytes) {
 TEST(Wire, AnotherVersionIsNamed) {
   std::string bytes = preface();
   bytes[8] = 77;
-  EXPECT_THAT(refusal(bytes), HasSubstr("version 77 of the control protocol, this side version 1"));
+  EXPECT_THAT(refusal(bytes), HasSubstr("version 77 of the control protocol, this side version 2"));
 }
 
 TEST(Wire, FramesOutsideTheLimitsAreRefusedBeforeTheyArrive) {

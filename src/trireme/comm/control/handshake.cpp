@@ -9,6 +9,8 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/sha256.h"
+#include "trireme/comm/control/token.h"
 
 namespace trireme::comm::control {
 namespace {
@@ -22,8 +24,17 @@ constexpr auto kQuietWait = 5s;  // a wait longer than this is worth a line in t
 // Speaks to whoever took the connection. Nothing, with the reason in `why`, when trying again may help.
 std::optional<Handshake> greet(Fd fd, const TcpControlOptions& options, Clock::time_point deadline, std::string& why) {
   Handshake handshake{.fd = std::move(fd)};
-  const Message hello{
-      .type = MessageType::kHello, .rank = options.rank, .number = options.ranks, .key = options.job_id};
+  const bool has_token = !options.token.empty();
+  Greeting greeting{.rank_nonce = has_token ? random_bytes(kNonceBytes) : "",
+                    .job_id = options.job_id,
+                    .rank = options.rank,
+                    .ranks = options.ranks};
+  const Message hello{.type = MessageType::kHello,
+                      .flag = has_token,
+                      .rank = options.rank,
+                      .number = options.ranks,
+                      .key = options.job_id,
+                      .value = greeting.rank_nonce};
   if (!send_all(handshake.fd, preface() + encode(hello), deadline)) {
     why = "the connection broke at once";
     return std::nullopt;
@@ -35,7 +46,18 @@ std::optional<Handshake> greet(Fd fd, const TcpControlOptions& options, Clock::t
     const Received received = receive(handshake.fd, buffer.data(), buffer.size());
     handshake.in.feed({buffer.data(), received.bytes});
     if (const auto message = handshake.in.next()) {
-      if (message->type == MessageType::kWelcome) return handshake;
+      if (message->type == MessageType::kChallenge && has_token && greeting.server_nonce.empty()) {
+        greeting.server_nonce = message->key;
+        if (!same_secret(message->value, prove(options.token, Prover::kServer, greeting))) {
+          throw WireError(
+              "it does not know this process's token; give all ranks the same, or look at who listens there");
+        }
+        const Message proof{.type = MessageType::kProof, .value = prove(options.token, Prover::kRank, greeting)};
+        if (send_all(handshake.fd, encode(proof), deadline)) continue;
+        why = "the connection broke while tokens were compared";
+        return std::nullopt;
+      }
+      if (message->type == MessageType::kWelcome && (!has_token || !greeting.server_nonce.empty())) return handshake;
       if (message->type == MessageType::kRefused) throw WireError(message->value);
       throw WireError("it answered with something other than a welcome");
     }

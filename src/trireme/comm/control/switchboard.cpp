@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "trireme/base/sha256.h"
 #include "trireme/comm/control/listener.h"
 
 namespace trireme::comm::control {
@@ -19,13 +20,19 @@ Clock::time_point due(Clock::time_point now, std::int64_t ms) {
 Switchboard::Switchboard(const TcpControlOptions& options)
     : ranks_(options.ranks),
       job_id_(options.job_id),
+      token_(options.token),
       heartbeat_timeout_(options.heartbeat_timeout),
       seats_(static_cast<std::size_t>(options.ranks)) {}
 
 void Switchboard::receive(Caller caller, const Message& message, Time now) {
   if (!knows(caller)) {
-    if (message.type != MessageType::kHello) throw WireError("it sent a request before saying who it is");
-    hello(caller, message, now);
+    if (message.type == MessageType::kProof && challenged_.contains(caller)) {
+      check_proof(caller, message, now);
+    } else if (message.type == MessageType::kHello && !challenged_.contains(caller)) {
+      hello(caller, message, now);
+    } else {
+      throw WireError("it sent a request before saying who it is");
+    }
     return;
   }
   heard(caller, now);
@@ -64,6 +71,8 @@ void Switchboard::receive(Caller caller, const Message& message, Time now) {
     case MessageType::kFailure:
     case MessageType::kNotice:
     case MessageType::kQuestion:
+    case MessageType::kChallenge:
+    case MessageType::kProof:
       break;
   }
   throw WireError(fmt::format("it sent a message of type {}, which only a server may, or may twice",
@@ -94,9 +103,53 @@ std::string Switchboard::objection(const Message& message) const {
   return {};
 }
 
+void Switchboard::refuse(Caller caller, std::string why) {
+  send(caller, {.type = MessageType::kRefused, .value = std::move(why)}, /*close_after=*/true);
+}
+
+// Whoever has not proved anything learns nothing else of the job.
 void Switchboard::hello(Caller caller, const Message& message, Time now) {
+  if (token_.empty()) {
+    if (message.flag) {
+      refuse(caller,
+             "this process has a token (TRIREME_TOKEN, TRIREME_TOKEN_FILE) and rank 0 has none; give it to all");
+    } else if (strangers_.contains(caller)) {
+      refuse(caller,
+             "rank 0 has no token, so only processes of its user on its machine may join; set TRIREME_TOKEN_FILE for "
+             "all ranks to a file of mode 0600 that holds the same secret");
+    } else {
+      welcome(caller, message, now);
+    }
+    return;
+  }
+  if (!message.flag || message.value.size() != kNonceBytes) {
+    refuse(caller,
+           "rank 0 has a token and this process has none; set TRIREME_TOKEN or TRIREME_TOKEN_FILE for all ranks");
+    return;
+  }
+  const Greeting greeting{.rank_nonce = message.value,
+                          .server_nonce = random_bytes(kNonceBytes),
+                          .job_id = message.key,
+                          .rank = message.rank,
+                          .ranks = static_cast<int>(message.number)};
+  challenged_[caller] = {.hello = message, .greeting = greeting};
+  send(caller, {.type = MessageType::kChallenge,
+                .key = greeting.server_nonce,
+                .value = prove(token_, Prover::kServer, greeting)});
+}
+
+void Switchboard::check_proof(Caller caller, const Message& message, Time now) {
+  const Challenge challenge = std::move(challenged_.extract(caller).mapped());
+  if (!same_secret(message.value, prove(token_, Prover::kRank, challenge.greeting))) {
+    refuse(caller, "its token is not rank 0's; give all ranks the same TRIREME_TOKEN or TRIREME_TOKEN_FILE");
+    return;
+  }
+  welcome(caller, challenge.hello, now);
+}
+
+void Switchboard::welcome(Caller caller, const Message& message, Time now) {
   if (std::string why = objection(message); !why.empty()) {
-    send(caller, {.type = MessageType::kRefused, .value = std::move(why)}, /*close_after=*/true);
+    refuse(caller, std::move(why));
     return;
   }
   seats_[static_cast<std::size_t>(message.rank)] = {.state = Seat::State::kHere, .caller = caller, .heard = now};
@@ -210,6 +263,8 @@ void Switchboard::lose(int rank, const std::string& how) {
 }
 
 void Switchboard::gone(Caller caller, const std::string& how) {
+  strangers_.erase(caller);
+  challenged_.erase(caller);
   if (const auto found = rank_of_.find(caller); found != rank_of_.end()) lose(found->second, how);
 }
 

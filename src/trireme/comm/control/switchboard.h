@@ -8,12 +8,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "trireme/comm/control.h"
 #include "trireme/comm/control/socket.h"
 #include "trireme/comm/control/store.h"
+#include "trireme/comm/control/token.h"
 #include "trireme/comm/control/wire.h"
 
 namespace trireme::comm::control {
@@ -31,6 +33,8 @@ class Switchboard {
 
   explicit Switchboard(const TcpControlOptions& options);
 
+  /// The caller is not known to be a process of this user: without a token it is not let in.
+  void distrust(Caller caller) { strangers_.insert(caller); }
   /// Throws WireError when the caller may not say that: its connection must be dropped.
   void receive(Caller caller, const Message& message, Time now);
   /// Any bytes from the caller: it lives.
@@ -68,6 +72,9 @@ class Switchboard {
   };
 
   void hello(Caller caller, const Message& message, Time now);
+  void check_proof(Caller caller, const Message& message, Time now);
+  void welcome(Caller caller, const Message& hello, Time now);
+  void refuse(Caller caller, std::string why);
   /// Why this rank may not come in; empty when it may.
   std::string objection(const Message& message) const;
   void request(Caller caller, const Message& message, Time now);
@@ -80,11 +87,17 @@ class Switchboard {
   void send(Caller to, Message message, bool close_after = false);
 
   int ranks_;
-  std::string job_id_;
+  std::string job_id_, token_;
   std::chrono::milliseconds heartbeat_timeout_;
 
   std::vector<Seat> seats_;  // [rank]
   std::map<Caller, int> rank_of_;
+  std::set<Caller> strangers_;
+  struct Challenge {
+    Message hello;
+    Greeting greeting;
+  };
+  std::map<Caller, Challenge> challenged_;  // have said hello, and owe a proof
   Store store_;
   std::multimap<std::string, Wait> waits_;       // by key
   std::map<std::uint64_t, Question> questions_;  // by our own number

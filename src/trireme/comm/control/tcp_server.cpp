@@ -129,6 +129,7 @@ class Server : public TcpControlServer {
         accept_after_ = Clock::now() + kAcceptPause;
       }
       if (!accepted.fd) return;
+      if (options_.token.empty() && !is_own_user(accepted.fd)) switchboard_.distrust(next_caller_);
       connections_.emplace(next_caller_++, Connection{.fd = std::move(accepted.fd),
                                                       .peer = std::move(accepted.peer),
                                                       .opened = Clock::now(),

@@ -17,14 +17,14 @@
 
 namespace trireme::comm::control {
 
-inline constexpr std::uint32_t kWireVersion = 1;
+inline constexpr std::uint32_t kWireVersion = 2;
 /// Largest frame after the handshake: the largest value with room for its key and the fixed fields.
 inline constexpr std::size_t kMaxFrameBytes = kMaxControlValueBytes + (64 << 10);
 /// Largest frame from someone who has not said who they are: a stranger shall not make the server allocate.
 inline constexpr std::size_t kMaxHelloBytes = 4 << 10;
 
 enum class MessageType : std::uint8_t {
-  kHello = 1,  ///< client: I am `rank` of `number` ranks; key = job id
+  kHello = 1,  ///< client: I am `rank` of `number` ranks; key = job id; flag = I have a token, value = my nonce
   kWelcome,    ///< server: you take part; earlier notices follow
   kRefused,    ///< server: why this connection ends now, in value
   kHeartbeat,  ///< either side: I am alive; the server returns each one
@@ -41,8 +41,10 @@ enum class MessageType : std::uint8_t {
   kAsk,        ///< client: ask `rank` value, and give up after `number` ms; answered by kReply
   kQuestion,   ///< server: answer value with kAnswer and this `id`
   kAnswer,     ///< client: to question `id`: flag = there is an answer; value
+  kChallenge,  ///< server: to a hello: key = my nonce, value = my proof; prove the same
+  kProof,      ///< client: value = my proof
 };
-inline constexpr auto kLastMessageType = MessageType::kAnswer;
+inline constexpr auto kLastMessageType = MessageType::kProof;
 
 struct Message {
   MessageType type = MessageType::kHeartbeat;

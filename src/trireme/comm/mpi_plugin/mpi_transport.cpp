@@ -47,7 +47,7 @@ class MpiTransport final : public Transport {
     MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(world_, &rank_);
     MPI_Comm_size(world_, &ranks_);
-    node_ = std::make_unique<MpiNode>(world_, ranks_per_node);
+    node_ = make_mpi_node(world_, ranks_per_node);
   }
   ~MpiTransport() override {
     node_.reset();
@@ -98,7 +98,9 @@ class MpiTransport final : public Transport {
     places_.erase(members.channel);
   }
   std::unique_ptr<Board> make_board(const Members& members) override {
-    return node_->make_board(comms_.at(members.channel), members);
+    if (!node_->can_share(members)) return nullptr;
+    MpiAssembly assembly(comms_.at(members.channel));
+    return node_->make_board(assembly, members);
   }
 
   bool has_native(Op op) const override { return is_collective(op); }
@@ -122,7 +124,7 @@ class MpiTransport final : public Transport {
   MpiLibrary library_;
   MPI_Comm world_ = MPI_COMM_NULL;
   int rank_ = 0, ranks_ = 1;
-  std::unique_ptr<MpiNode> node_;
+  std::unique_ptr<SharedNode> node_;
   std::map<std::uint32_t, MPI_Comm> comms_;           // by channel
   std::map<std::uint32_t, std::vector<int>> places_;  // rank in the communicator by rank in the world
   MpiResources resources_;

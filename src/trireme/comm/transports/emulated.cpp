@@ -96,6 +96,7 @@ class EmulatedTransport final : public Transport {
     update_next_event();
     return moved;
   }
+  bool may_sleep() override { return inner_->may_sleep(); }
   std::int64_t next_event_ns() const override { return next_event_ns_.load(std::memory_order_relaxed); }
 
   /// When the port has taken in a message that has just arrived.

@@ -1,5 +1,5 @@
-// What ranks that are MPI processes do in the tests; started by tests/mpi/*.sh under mpirun. The first argument says
-// which.
+// What ranks that are processes do in the tests; started by tests/mpi/*.sh under mpirun, and by tests/ucx/*.sh with
+// torchrun's variables. The first argument says which.
 //
 // Prints "fine" from rank 0 and exits 0 when all went as it should; failures show the way they show in the program: an
 // error block from each rank on stderr and exit status 1.
@@ -91,7 +91,7 @@ void crossed(Rank& rank) {
 
 int main(int count, char** arguments) {
   if (count < 2) {
-    std::fprintf(stderr, "usage: mpirun -n N mpi_ranks WHAT [ALGORITHM [RANKS_PER_NODE]]\n");
+    std::fprintf(stderr, "usage: mpirun -n N process_ranks WHAT [ALGORITHM [RANKS_PER_NODE [FINGERPRINT]]]\n");
     return 2;
   }
   const std::string what = arguments[1];
@@ -124,13 +124,19 @@ int main(int count, char** arguments) {
   options.comm.flight_directory = "";
   options.comm.deadline = 60s;
   if (count > 3) options.ranks_per_node = std::atoi(arguments[3]);
-  run_process_rank(
-      detect_launch(),
-      [&](Rank& rank) {
-        bodies.at(what)(rank);
-        rank.world().barrier().wait();
-        if (rank.rank() == 0) std::printf("fine\n");
-      },
-      options);
+  if (count > 4) options.fingerprint = arguments[4];
+  try {
+    run_process_rank(
+        detect_launch(),
+        [&](Rank& rank) {
+          bodies.at(what)(rank);
+          rank.world().barrier().wait();
+          if (rank.rank() == 0) std::printf("fine on %s\n", std::string(rank.transport().name()).c_str());
+        },
+        options);
+  } catch (const Error& error) {  // it did not even become a rank
+    std::fprintf(stderr, "%s", error.block().c_str());
+    return 2;
+  }
   return 0;
 }

@@ -1,0 +1,56 @@
+// comm/mailbox.h -- messages between processes that come and go, beside groups: for algorithms without a common step.
+//
+// A Group is a protocol that all its ranks follow in one order. A mailbox is for what has no such order: gradients to a
+// parameter server, weights to whichever peer is there. Anybody posts to anybody, whoever receives takes what is there;
+// mail_protocol.h says what is guaranteed (once, in the order of its tag, bounded bytes, across reconnections).
+//
+// run_mailboxes() runs threads whose every delivery follows from a seed, one thread at a time: an asynchronous
+// algorithm then gives the same bits each time, and another seed is another interleaving to be right under.
+// Depends on: mail_protocol.h.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "trireme/comm/mail_protocol.h"
+
+namespace trireme::comm {
+
+class Mailbox {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+  virtual ~Mailbox() = default;
+  virtual int address() const = 0;
+
+  /// Copies the bytes. Waits for credit while `to` has too much of ours to take; CommError when that lasts longer than
+  /// the deadline. Mail is delivered by priority where several wait, never out of order within a tag.
+  virtual void post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) = 0;
+  /// False, and nothing posted, where post() would wait.
+  virtual bool try_post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) = 0;
+
+  /// The next message from anybody, only of `tag` where given. CommError when none comes before the deadline.
+  virtual Mail receive(std::optional<std::uint32_t> tag = std::nullopt) = 0;
+  /// Nothing when there is none now.
+  virtual std::optional<Mail> try_receive(std::optional<std::uint32_t> tag = std::nullopt) = 0;
+  /// Mail that came back, because whom it was for is gone; `from` is who that was.
+  virtual std::vector<Mail> take_returned() = 0;
+};
+
+struct SeededMail {
+  std::uint64_t seed = 0;
+  MailLimits limits = {};
+  /// How often, in a thousand steps, a connection breaks with everything that is under way on it.
+  int breaks_per_mille = 0;
+};
+
+/// Runs `body` on so many threads, addresses 0, 1, ...; who goes on and which frame arrives next is drawn from the
+/// seed. They may block in their mailboxes only; when all wait for mail that nobody will send, that is a CommError.
+/// Throws what a body threw first; the others are ended.
+void run_mailboxes(int count, const SeededMail& options, const std::function<void(Mailbox&)>& body);
+
+}  // namespace trireme::comm

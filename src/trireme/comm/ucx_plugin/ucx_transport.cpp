@@ -1,0 +1,224 @@
+// The UCX endpoint of a process: how ranks meet, sends and receives, boards on one node.
+#include <unistd.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/env.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/sha256.h"
+#include "trireme/comm/control.h"
+#include "trireme/comm/network_interfaces.h"
+#include "trireme/comm/shared_node.h"
+#include "trireme/comm/ucx_plugin/ucx_plugin.h"
+#include "trireme/comm/ucx_plugin/ucx_transfer.h"
+
+namespace trireme::comm {
+namespace {
+
+/// Of the messages between ranks: whoever changes UcxHeader counts it up.
+constexpr int kUcxWireVersion = 1;
+
+/// Ranks that agree through keys of the control plane. Every rank of the world is served by rank 0's process, so this
+/// is for the start of things, not for the data path.
+class ControlAssembly final : public Assembly {
+ public:
+  ControlAssembly(ControlPlane& control, std::string prefix, std::size_t ranks, bool is_first,
+                  std::chrono::milliseconds timeout)
+      : control_(control), prefix_(std::move(prefix)), ranks_(ranks), is_first_(is_first), timeout_(timeout) {}
+
+  bool is_first() const override { return is_first_; }
+  void broadcast(void* data, std::size_t bytes) override {
+    const std::string key = next_key();
+    if (is_first_) {
+      control_.set(key, std::string(static_cast<const char*>(data), bytes));
+      return;
+    }
+    const std::string value = control_.wait_for(key, timeout_);
+    TRIREME_CHECK(value.size() == bytes, "{} has {} bytes instead of {}", key, value.size(), bytes);
+    std::memcpy(data, value.data(), bytes);
+  }
+  bool all(bool mine) override {
+    const std::string key = next_key();
+    control_.add(key + "/yes", mine ? 1 : 0);
+    // The last to come knows what all have said.
+    if (control_.add(key + "/here", 1) == static_cast<std::int64_t>(ranks_)) {
+      const bool verdict = control_.add(key + "/yes", 0) == static_cast<std::int64_t>(ranks_);
+      control_.set(key + "/all", verdict ? "1" : "0");
+      return verdict;
+    }
+    return control_.wait_for(key + "/all", timeout_) == "1";
+  }
+
+ private:
+  std::string next_key() { return fmt::format("{}/{}", prefix_, number_++); }
+
+  ControlPlane& control_;
+  const std::string prefix_;
+  const std::size_t ranks_;
+  const bool is_first_;
+  const std::chrono::milliseconds timeout_;
+  int number_ = 0;
+};
+
+/// What a rank tells the others before the first message.
+struct RankCard {
+  std::string host, address;
+  ProcessCard process;
+};
+
+nlohmann::json to_json(const RankCard& card) {
+  return {{"ucx", UcxWorker::version()},
+          {"wire", kUcxWireVersion},
+          {"host", card.host},
+          {"address", to_hex(card.address)},
+          {"process", {card.process.node, card.process.process, card.process.probe_address, card.process.probe}}};
+}
+
+std::string from_hex(const std::string& hex) {
+  std::string bytes;
+  for (std::size_t i = 0; i + 1 < hex.size(); i += 2)
+    bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+
+/// Throws ConfigError, the same on every rank, when one is built with something else than rank 0.
+RankCard from_json(const nlohmann::json& json, int rank, const nlohmann::json& first) {
+  RankCard card{.host = json.at("host"), .address = from_hex(json.at("address")), .process = {}};
+  for (const char* what : {"ucx", "wire"}) {
+    if (json.at(what) == first.at(what)) continue;
+    throw ConfigError(fmt::format("rank {} on {} has {} {}, but rank 0 on {} has {}", rank, card.host,
+                                  what == std::string_view("ucx") ? "UCX" : "messages of version", json.at(what).dump(),
+                                  first.at("host").get<std::string>(), first.at(what).dump()),
+                      "install the same Trireme and the same UCX on all hosts");
+  }
+  const auto& process = json.at("process");
+  card.process = {
+      .node = process.at(0), .process = process.at(1), .probe_address = process.at(2), .probe = process.at(3)};
+  return card;
+}
+
+struct Met {
+  std::vector<RankCard> cards;
+  std::string session;
+};
+
+/// Rank 0 collects everybody's card and hands them all out, with the session.
+Met meet(ControlPlane& control, const RankCard& mine, std::chrono::milliseconds timeout) {
+  const int rank = control.rank(), ranks = control.ranks();
+  control.set(fmt::format("trireme/ucx/card/{}", rank), to_json(mine).dump());
+  if (rank == 0) {
+    nlohmann::json all = {{"session", to_hex(random_bytes(kSessionBytes))}, {"cards", nlohmann::json::array()}};
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    for (int r = 0; r < ranks; ++r) {
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+      try {
+        all["cards"].push_back(nlohmann::json::parse(
+            control.wait_for(fmt::format("trireme/ucx/card/{}", r), std::max(left, std::chrono::milliseconds(1)))));
+      } catch (const CommError&) {
+        throw CommError(fmt::format("rank {} of {} did not come within {:.0f} s", r, ranks,
+                                    std::chrono::duration<double>(timeout).count()),
+                        "look at its log; start all ranks within that time, and with the same WORLD_SIZE");
+      }
+    }
+    control.set("trireme/ucx/cards", all.dump());
+  }
+  const nlohmann::json all = nlohmann::json::parse(control.wait_for("trireme/ucx/cards", timeout + timeout / 4));
+  Met met{.cards = {}, .session = from_hex(all.at("session"))};
+  for (int r = 0; r < ranks; ++r)
+    met.cards.push_back(from_json(all.at("cards").at(static_cast<std::size_t>(r)), r, all.at("cards").at(0)));
+  return met;
+}
+
+std::string device_names(const std::string& wanted) {
+  if (wanted.empty()) return {};
+  const ChosenInterfaces chosen = choose_interfaces(wanted, network_interfaces());
+  // A key of UCX's TCP transport, which only the environment reaches; the order is the preference.
+  if (chosen.ipv6 && !env("UCX_TCP_AF_PRIO")) set_env("UCX_TCP_AF_PRIO", "inet6,inet");
+  return fmt::format("{}", fmt::join(chosen.names, ","));
+}
+
+class UcxTransport final : public Transport {
+ public:
+  UcxTransport(ControlPlane& control, const UcxOptions& options)
+      : control_(control),
+        timeout_(options.meet_timeout),
+        worker_(device_names(options.interface), own_events_),
+        matcher_(worker_, control.ranks()),
+        rank_(control.rank()),
+        ranks_(control.ranks()) {
+    char host[256] = {};
+    gethostname(host, sizeof host - 1);
+    const RankCard mine{.host = host, .address = worker_.address(), .process = own_process_card(node_identity())};
+    const Met met = meet(control, mine, timeout_);
+    std::vector<UcxPeer> peers;
+    std::vector<ProcessCard> processes;
+    for (const RankCard& card : met.cards) {
+      peers.push_back({.host = card.host, .address = card.address});
+      processes.push_back(card.process);
+    }
+    node_ = std::make_unique<SharedNode>(rank_, processes, options.ranks_per_node, [&](const std::vector<int>& locals) {
+      return std::make_unique<ControlAssembly>(control_, fmt::format("trireme/node/{}", locals.front()), locals.size(),
+                                               locals.front() == rank_, timeout_);
+    });
+    worker_.start(rank_, std::move(peers), met.session, matcher_);
+    if (EventCount* shared = node_->event_count()) worker_.notify_at(shared);
+    log_debug("UCX {} on {}, {} bytes of address", UcxWorker::version(), host, mine.address.size());
+  }
+  ~UcxTransport() override {
+    worker_.stop([this] { matcher_.release_all(); });
+  }
+
+  std::string_view name() const override { return "ucx"; }
+  bool has_processes() const override { return true; }
+  int rank() const override { return rank_; }
+  int ranks() const override { return ranks_; }
+  std::vector<int> node_of() const override { return node_->node_of(); }
+
+  std::unique_ptr<Transfer> post_send(const Envelope& envelope, const void* data, std::size_t bytes) override {
+    const auto locked = worker_.lock();
+    return std::make_unique<UcxSend>(worker_, matcher_, envelope, data, bytes);
+  }
+  std::unique_ptr<Transfer> post_recv(const Envelope& envelope, const Sink& sink) override {
+    const auto locked = worker_.lock();
+    return std::make_unique<UcxRecv>(worker_, matcher_, envelope, sink);
+  }
+
+  void leave(const Members& members) noexcept override {
+    const auto locked = worker_.lock();
+    matcher_.drop(members.channel);
+  }
+  std::unique_ptr<Board> make_board(const Members& members) override {
+    if (!node_->can_share(members)) return nullptr;
+    ControlAssembly assembly(control_, fmt::format("trireme/board/{}", members.channel), members.ranks.size(),
+                             members.me == 0, timeout_);
+    return node_->make_board(assembly, members);
+  }
+  void give_up() noexcept override { worker_.give_up(); }
+
+  bool progress() override { return worker_.progress(); }
+  bool may_sleep() override { return worker_.may_sleep(); }
+  EventCount* event_count() override {
+    EventCount* shared = node_->event_count();
+    return shared != nullptr ? shared : &own_events_;
+  }
+
+ private:
+  ControlPlane& control_;  // outlives the groups, not this
+  const std::chrono::milliseconds timeout_;
+  EventCount own_events_;
+  UcxWorker worker_;
+  UcxMatcher matcher_;
+  const int rank_, ranks_;
+  std::unique_ptr<SharedNode> node_;
+};
+
+}  // namespace
+}  // namespace trireme::comm
+
+extern "C" trireme::comm::Transport* trireme_ucx_transport(trireme::comm::ControlPlane& control,
+                                                           const trireme::comm::UcxOptions& options) {
+  return new trireme::comm::UcxTransport(control, options);
+}

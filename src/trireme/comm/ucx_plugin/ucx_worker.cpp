@@ -1,0 +1,332 @@
+#include "trireme/comm/ucx_plugin/ucx_worker.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/sha256.h"
+#include "trireme/comm/recorder.h"
+
+namespace trireme::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr unsigned kUcxMessageId = 0;
+// Somebody who waits asks more often than this: leave it to them, and look whether they still do.
+constexpr int kNapMs = 1;
+constexpr int kLongestPollMs = 1000;
+constexpr int kMostProgress = 64;
+// For the others to come to their end too; then for what is on its way.
+constexpr auto kGoodbyeWait = 2s, kCloseWait = 1s;
+constexpr std::uint64_t kLoggedStrangers = 10;
+
+template <typename Body>
+void each_descriptor(Body&& body) {
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", none)) {
+    body(std::atoi(entry.path().filename().c_str()));
+  }
+}
+
+}  // namespace
+
+void check_ucx(ucs_status_t status, const std::string& what) {
+  if (status == UCS_OK || status == UCS_INPROGRESS) return;
+  throw CommError(fmt::format("{}: UCX says \"{}\"", what, ucs_status_string(status)));
+}
+
+std::string UcxWorker::version() {
+  unsigned major = 0, minor = 0, release = 0;
+  ucp_get_version(&major, &minor, &release);
+  return fmt::format("{}.{}", major, minor);
+}
+
+UcxWorker::UcxWorker(const std::string& interfaces, EventCount& fallback) : event_count_(&fallback) {
+  each_descriptor([&](int fd) { inherited_.insert(fd); });
+  // TRIREME_UCX_... beats UCX_..., which a UCX below MPI would read too.
+  ucp_config_t* config = nullptr;
+  check_ucx(ucp_config_read("TRIREME", nullptr, &config), "reading UCX's settings");
+  if (!interfaces.empty())
+    check_ucx(ucp_config_modify(config, "NET_DEVICES", interfaces.c_str()), "choosing interfaces");
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  const ucs_status_t started = ucp_init(&params, config, &context_);
+  ucp_config_release(config);
+  check_ucx(started, "starting UCX");
+
+  ucp_worker_params_t worker{};
+  worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // our mutex
+  check_ucx(ucp_worker_create(context_, &worker, &worker_), "making UCX's worker");
+  ucp_worker_attr_t attributes{};
+  attributes.field_mask = UCP_WORKER_ATTR_FIELD_THREAD_MODE;
+  check_ucx(ucp_worker_query(worker_, &attributes), "asking UCX's worker");
+  if (attributes.thread_mode == UCS_THREAD_MODE_SINGLE) {
+    throw CommError("this UCX was built without thread support, but a background thread pushes pending calls on",
+                    "use a UCX that was configured with --enable-mt, as Debian's is");
+  }
+  ucp_am_handler_param_t handler{};
+  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  handler.id = kUcxMessageId;
+  handler.cb = &UcxWorker::on_message;
+  handler.arg = this;
+  check_ucx(ucp_worker_set_am_recv_handler(worker_, &handler), "registering for messages");
+  check_ucx(ucp_worker_get_efd(worker_, &event_fd_), "asking for UCX's event descriptor");
+  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+
+  ucp_address_t* address = nullptr;
+  std::size_t length = 0;
+  check_ucx(ucp_worker_get_address(worker_, &address, &length), "asking for the worker's address");
+  address_.assign(reinterpret_cast<const char*>(address), length);
+  ucp_worker_release_address(worker_, address);
+}
+
+void UcxWorker::start(int rank, std::vector<UcxPeer> peers, const std::string& session, UcxReceiver& receiver) {
+  {
+    const auto locked = lock();
+    rank_ = rank;
+    peers_ = std::move(peers);
+    session_ = session;
+    receiver_ = &receiver;
+    keep_from_children();
+  }
+  thread_ = std::thread([this] { run(); });
+}
+
+void UcxWorker::stop(const std::function<void()>& release) {
+  if (!thread_.joinable()) return;
+  say_goodbye();
+  stop_ = true;
+  wake();
+  thread_.join();
+  const auto locked = lock();
+  release();
+  receiver_ = nullptr;  // it is about to go: what still comes is nobody's
+  close_endpoints();
+}
+
+UcxWorker::~UcxWorker() {
+  if (worker_ != nullptr) ucp_worker_destroy(worker_);
+  if (context_ != nullptr) ucp_cleanup(context_);
+  if (wake_fd_ >= 0) close(wake_fd_);
+}
+
+// A child that a rank starts must not keep its connections open after the rank's death: UCX does not close its sockets
+// on exec, so we say it for them when there may be new ones.
+void UcxWorker::keep_from_children() {
+  each_descriptor([&](int fd) {
+    struct stat about {};
+    if (inherited_.contains(fd) || fstat(fd, &about) != 0) return;
+    if (const int flags = fcntl(fd, F_GETFD); flags >= 0 && (flags & FD_CLOEXEC) == 0)
+      fcntl(fd, F_SETFD, flags | FD_CLOEXEC);
+  });
+}
+
+ucp_ep_h UcxWorker::endpoint_to(int rank) {
+  UcxPeer& to = peer(rank);
+  if (to.endpoint != nullptr || to.failure != UCS_OK) return to.endpoint;
+  ucp_ep_params_t params{};
+  params.field_mask =
+      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(to.address.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler = {.cb = &UcxWorker::on_failure, .arg = &to};
+  if (const ucs_status_t made = ucp_ep_create(worker_, &params, &to.endpoint); made != UCS_OK) {
+    to.endpoint = nullptr;
+    to.failure = made;
+    to.failed_ns = now_ns();
+  }
+  return to.endpoint;
+}
+
+ucs_status_ptr_t UcxWorker::send(int to, UcxHeader& header, const void* data, std::size_t bytes) {
+  ucp_ep_h endpoint = endpoint_to(to);
+  UcxPeer& receiver = peer(to);
+  if (endpoint == nullptr || receiver.failure != UCS_OK) return UCS_STATUS_PTR(receiver.failure);
+  std::memcpy(header.session, session_.data(), kSessionBytes);
+  header.from = static_cast<std::uint32_t>(rank_);
+  header.bytes = bytes;
+  header.sequence = receiver.sent++;
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  ucs_status_ptr_t request = ucp_am_send_nbx(endpoint, kUcxMessageId, &header, sizeof header, data, bytes, &param);
+  if (header.sequence == 0) keep_from_children();
+  if (UCS_PTR_IS_ERR(request) && receiver.failure == UCS_OK) {
+    receiver.failure = UCS_PTR_STATUS(request);
+    receiver.failed_ns = now_ns();
+  }
+  return request;
+}
+
+void UcxWorker::cut(int to, ucs_status_t why) {
+  UcxPeer& from = peer(to);
+  if (from.failure == UCS_OK) {
+    from.failure = why;
+    from.failed_ns = now_ns();
+  }
+  if (from.endpoint == nullptr) return;
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  void* closing = ucp_ep_close_nbx(std::exchange(from.endpoint, nullptr), &param);
+  const auto patience = Clock::now() + kCloseWait;
+  if (UCS_PTR_IS_PTR(closing)) {
+    while (ucp_request_check_status(closing) == UCS_INPROGRESS && Clock::now() < patience) ucp_worker_progress(worker_);
+    ucp_request_free(closing);
+  }
+}
+
+std::string UcxWorker::describe_failure(int rank) const {
+  const UcxPeer& lost = peers_[static_cast<std::size_t>(rank)];
+  return fmt::format("rank {} on {}: {}", rank, lost.host, ucs_status_string(lost.failure));
+}
+
+void UcxWorker::on_failure(void* peer, ucp_ep_h, ucs_status_t status) {
+  auto& lost = *static_cast<UcxPeer*>(peer);
+  if (lost.failure != UCS_OK) return;
+  lost.failure = status;
+  lost.failed_ns = now_ns();
+}
+
+bool UcxWorker::is_ours(const UcxHeader& header, std::size_t header_bytes) {
+  const bool known = header_bytes == sizeof header && header.from < peers_.size() &&
+                     same_secret({reinterpret_cast<const char*>(header.session), kSessionBytes}, session_);
+  if (!known && refused_++ < kLoggedStrangers) {
+    log_warn(
+        "UCX: refused a message without this job's session: a stranger, or a rank of an earlier start, sends here");
+  }
+  return known;
+}
+
+ucs_status_t UcxWorker::on_message(void* self, const void* header, std::size_t header_bytes, void* data,
+                                   std::size_t bytes, const ucp_am_recv_param_t* param) {
+  auto& worker = *static_cast<UcxWorker*>(self);
+  UcxHeader message;
+  std::memcpy(&message, header, std::min(header_bytes, sizeof message));
+  if (worker.receiver_ == nullptr || !worker.is_ours(message, header_bytes)) return UCS_OK;
+  message.bytes = bytes;
+  UcxPeer& from = worker.peers_[message.from];
+  if (!from.heard) worker.keep_from_children();
+  from.heard = true;
+  if (message.kind == kUcxBye) {
+    from.said_bye = true;
+    return UCS_OK;
+  }
+  const bool deferred = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+  return worker.receiver_->arrived(message, data, bytes, deferred) ? UCS_INPROGRESS : UCS_OK;
+}
+
+bool UcxWorker::progress_locked() {
+  bool moved = false;
+  // Not without end: whoever waits must get to look at what has come.
+  for (int i = 0; i < kMostProgress && ucp_worker_progress(worker_) != 0; ++i) moved = true;
+  if (receiver_ != nullptr) moved |= receiver_->start_fetches();
+  return moved;
+}
+
+bool UcxWorker::progress() {
+  polls_.fetch_add(1, std::memory_order_relaxed);
+  waiter_asleep_.store(false, std::memory_order_relaxed);
+  const auto locked = lock();
+  return progress_locked();
+}
+
+bool UcxWorker::may_sleep() {
+  {
+    const auto locked = lock();
+    if (progress_locked() || ucp_worker_arm(worker_) != UCS_OK) return false;
+  }
+  waiter_asleep_.store(true, std::memory_order_release);
+  wake();
+  return true;
+}
+
+void UcxWorker::wake() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = write(wake_fd_, &one, sizeof one);  // fails only when it is pending already
+}
+
+void UcxWorker::run() {
+  std::uint64_t seen = 0;
+  while (!stop_.load(std::memory_order_relaxed)) {
+    pollfd polled[2] = {{wake_fd_, POLLIN, 0}, {event_fd_, POLLIN, 0}};
+    const std::uint64_t polls = polls_.load(std::memory_order_relaxed);
+    if (polls != seen && !waiter_asleep_.load(std::memory_order_acquire)) {
+      seen = polls;
+      poll(polled, 1, kNapMs);
+    } else {
+      bool moved = false, armed = false;
+      {
+        const auto locked = lock();
+        moved = progress_locked();
+        armed = !moved && ucp_worker_arm(worker_) == UCS_OK;
+      }
+      if (moved) event_count_.load(std::memory_order_acquire)->notify();
+      if (!armed) continue;
+      poll(polled, 2, kLongestPollMs);
+    }
+    std::uint64_t count = 0;
+    if (polled[0].revents != 0) [[maybe_unused]]
+      const auto taken = read(wake_fd_, &count, sizeof count);
+  }
+}
+
+// A socket that is closed with something unread in it makes the kernel throw away what the other side has not read
+// either: so everybody stays until all whom it talked to have come to their end.
+void UcxWorker::say_goodbye() {
+  const auto locked = lock();
+  if (gave_up_) return;
+  std::vector<ucs_status_ptr_t> requests;
+  std::vector<int> awaited;
+  goodbyes_.resize(peers_.size(), {.kind = kUcxBye});
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
+    if (r == rank_ || (peer(r).endpoint == nullptr && !peer(r).heard)) continue;
+    awaited.push_back(r);
+    requests.push_back(send(r, goodbyes_[static_cast<std::size_t>(r)], nullptr, 0));
+  }
+  const auto waits = [&](int r) { return !peer(r).said_bye && peer(r).failure == UCS_OK; };
+  const auto patience = Clock::now() + kGoodbyeWait;
+  while (std::any_of(awaited.begin(), awaited.end(), waits) && Clock::now() < patience) {
+    if (!progress_locked()) {
+      pollfd polled{event_fd_, POLLIN, 0};
+      if (ucp_worker_arm(worker_) == UCS_OK) poll(&polled, 1, 10);
+    }
+  }
+  for (ucs_status_ptr_t request : requests) {
+    if (!UCS_PTR_IS_PTR(request)) continue;
+    while (ucp_request_check_status(request) == UCS_INPROGRESS && Clock::now() < patience) progress_locked();
+    ucp_request_free(request);
+  }
+}
+
+void UcxWorker::close_endpoints() {
+  std::vector<void*> closing;
+  for (UcxPeer& peer : peers_) {
+    if (peer.endpoint == nullptr) continue;
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    param.flags = gave_up_ || peer.failure != UCS_OK ? UCP_EP_CLOSE_FLAG_FORCE : 0;
+    if (void* request = ucp_ep_close_nbx(std::exchange(peer.endpoint, nullptr), &param); UCS_PTR_IS_PTR(request))
+      closing.push_back(request);
+  }
+  const auto patience = Clock::now() + kCloseWait;
+  for (void* request : closing) {
+    while (ucp_request_check_status(request) == UCS_INPROGRESS && Clock::now() < patience) ucp_worker_progress(worker_);
+    ucp_request_free(request);
+  }
+}
+
+}  // namespace trireme::comm
