@@ -11,9 +11,9 @@ Job tiny(std::int64_t width, std::int64_t layers, cost::Arithmetic arithmetic) {
   job.shape.hidden_size = width, job.shape.num_layers = layers,
   job.shape.num_heads = job.shape.num_kv_heads = width / 64;
   job.shape.head_dim = 64, job.shape.ffn_size = 4 * width, job.shape.vocab_size = 1024;
-  job.length = 128;
+  job.seq_len = 128;
   job.batch = 8;
-  job.arithmetic = arithmetic;
+  job.precision = precision_of(arithmetic);
   return job;
 }
 
@@ -25,6 +25,7 @@ TEST(Calibrate, FindsConstantsThatPredictWhatWasMeasured) {
   truth.device.efficiency.attention = 0.11;
   truth.device.efficiency.kernel_seconds = 2.3e-5;
   truth.device.efficiency.overlap = 0.2;
+  const ParallelConfig two{.layout = {.dp = 2}}, staged{.layout = {.pp = 2}};
   std::vector<MeasuredGemm> gemms;
   std::vector<MeasuredStep> steps, others;
   for (const cost::Arithmetic arithmetic : {cost::Arithmetic::kFp32, cost::Arithmetic::kBf16}) {
@@ -34,8 +35,8 @@ TEST(Calibrate, FindsConstantsThatPredictWhatWasMeasured) {
     }
     for (const std::int64_t width : {128, 256, 512}) {
       const Job job = tiny(width, 2, arithmetic), other = tiny(width, 5, arithmetic);
-      steps.push_back({"", job, {.dp = 2}, estimate(truth, job, {.dp = 2}).step_seconds()});
-      others.push_back({"", other, {.pp = 2}, estimate(truth, other, {.pp = 2}).step_seconds()});
+      steps.push_back({"", job, two, estimate(truth, job, two).step_seconds()});
+      others.push_back({"", other, staged, estimate(truth, other, staged).step_seconds()});
     }
   }
   cost::Hardware found = cost::load_hardware("local");
@@ -43,7 +44,7 @@ TEST(Calibrate, FindsConstantsThatPredictWhatWasMeasured) {
   EXPECT_LT(calibration.steps_error, 0.02);
   found.device.efficiency = calibration.efficiency;
   for (const MeasuredStep& one : others)
-    EXPECT_NEAR(estimate(found, one.job, one.layout).step_seconds(), one.seconds, 0.1 * one.seconds);
+    EXPECT_NEAR(estimate(found, one.job, one.config).step_seconds(), one.seconds, 0.1 * one.seconds);
 }
 
 TEST(FitLink, FindsLatencyAndBandwidthOfARing) {

@@ -30,6 +30,10 @@ seq_len = 64
 synthetic.kind = "markov"
 [batch]
 global_batch_tokens = 2048
+[train]
+steps = 100
+[checkpoint]
+every = 0
 )",
                             .sets = sets})
       .value;
@@ -45,15 +49,15 @@ TEST(CheckRecipe, OfAPlainRunHasMemoryAndTime) {
   EXPECT_FALSE(checkup.proof);
   ASSERT_EQ(checkup.stages.size(), 1);
   const auto weights = static_cast<double>(spec::count_parameters(checkup.job->shape).total());
-  EXPECT_DOUBLE_EQ(checkup.stages[0].parts.weights, 4 * weights);    // fp32
-  EXPECT_DOUBLE_EQ(checkup.stages[0].parts.optimizer, 8 * weights);  // AdamW's moments; fp32 needs no masters
+  EXPECT_DOUBLE_EQ(checkup.stages[0].parts().weights, 4 * weights);    // fp32
+  EXPECT_DOUBLE_EQ(checkup.stages[0].parts().optimizer, 8 * weights);  // AdamW's moments; fp32 needs no masters
   EXPECT_GT(checkup.estimate->step_seconds(), 0);
 }
 
 TEST(CheckRecipe, CountsWhatTheOptimizerReallyKeeps) {
   const Checkup plain = check({"optim.kind=sgd", "optim.momentum=0"}, 1), momentum = check({"optim.kind=sgd"}, 1);
-  EXPECT_EQ(plain.stages[0].parts.optimizer, 0);
-  EXPECT_DOUBLE_EQ(momentum.stages[0].parts.optimizer, momentum.stages[0].parts.weights);
+  EXPECT_EQ(plain.stages[0].parts().optimizer, 0);
+  EXPECT_DOUBLE_EQ(momentum.stages[0].parts().optimizer, momentum.stages[0].parts().weights);
 }
 
 /// Of the tables, 2 x 32 x 64, and of the layers with their norms.
@@ -62,18 +66,22 @@ TEST(CheckRecipe, CountsTheTypesOfStates) {
     sets.insert(sets.end(), {"precision.compute=bf16", "train.recompute=none"});
     const Checkup checkup = check(sets, 1);
     EXPECT_THAT(checkup.problems, IsEmpty());
-    const MemoryParts& parts = checkup.stages.at(0).parts;
+    const MemoryParts parts = checkup.stages.at(0).parts();
     return parts.weights + parts.gradients + parts.optimizer;
   };
   const Job job = *check({}, 1).job;
   const WeightCounts weights = count_weights(job);
-  const double layers = 4 * weights.layer, tables = weights.embedding + weights.head;
-  EXPECT_DOUBLE_EQ(bytes({}), 18 * (layers + tables));
-  EXPECT_DOUBLE_EQ(bytes({"precision.gradients=bf16"}), 16 * (layers + tables));
-  EXPECT_DOUBLE_EQ(bytes({"optim.state_dtype=bf16"}), 14 * (layers + tables));
-  EXPECT_DOUBLE_EQ(bytes({"precision.master_weights=none", "optim.state_dtype=bf16"}), 8 * layers + 14 * tables);
+  const double vectors = 4 * weights.layer_vectors + weights.head_vectors;  // 9 norms of 64
+  EXPECT_EQ(vectors, 9 * 64);
+  const double layers = 4 * (weights.layer - weights.layer_vectors);
+  const double tables = weights.embedding + weights.head - weights.head_vectors;
+  EXPECT_DOUBLE_EQ(bytes({}), 18 * (layers + tables + vectors));
+  EXPECT_DOUBLE_EQ(bytes({"precision.gradients=bf16"}), 16 * (layers + tables) + 18 * vectors);
+  EXPECT_DOUBLE_EQ(bytes({"optim.state_dtype=bf16"}), 14 * (layers + tables + vectors));
+  EXPECT_DOUBLE_EQ(bytes({"precision.master_weights=none", "optim.state_dtype=bf16"}),
+                   8 * layers + 14 * (tables + vectors));
   EXPECT_DOUBLE_EQ(bytes({"precision.master_weights=norms-and-biases", "optim.state_dtype=bf16"}),
-                   8 * (layers + tables));
+                   8 * (layers + tables) + 14 * vectors);
 }
 
 TEST(CheckRecipe, ProvesThePipelinesSchedule) {
@@ -136,14 +144,61 @@ TEST(CheckRecipe, TooLittleMemoryNamesChangesThatFit) {
   EXPECT_THAT(check_recipe(tiny(sets), {.ranks = 4, .hardware = small, .judge_memory = false}).problems, IsEmpty());
 }
 
-TEST(CheckRecipe, NotesWhatIsNotThere) {
+/// What a layout keeps on the host, context parallelism's kind and FP8 are seen in the figures.
+TEST(CheckRecipe, ReadsOffloadContextKindAndFp8) {
+  const std::vector<std::string> sets{"model.hidden_size=1024", "model.num_heads=16",  "model.num_kv_heads=16",
+                                      "model.head_dim=64",      "model.ffn_size=4096", "precision.compute=bf16"};
+  const auto with = [&](const std::vector<std::string>& more, int ranks) {
+    std::vector<std::string> all = sets;
+    all.insert(all.end(), more.begin(), more.end());
+    const Checkup checkup = check(all, ranks, "dgx-h100");
+    EXPECT_THAT(checkup.problems, IsEmpty());
+    return *checkup.estimate;
+  };
+  const Estimate here = with({}, 1), there = with({"layout.offload=optimizer"}, 1);
+  EXPECT_LT(there.memory.peak(), here.memory.peak());
+  EXPECT_GT(there.memory.host, 0);
+  EXPECT_GT(there.step_seconds(), here.step_seconds());
+  const double gather = with({"layout.cp=4"}, 4).step_seconds(),
+               ring = with({"layout.cp=4", "layout.cp_kind=ring"}, 4).step_seconds(),
+               ulysses = with({"layout.cp=4", "layout.cp_kind=ulysses"}, 4).step_seconds();
+  EXPECT_NE(gather, ring);
+  EXPECT_NE(gather, ulysses);
+  EXPECT_NE(ring, ulysses);
+  const Estimate fp8 = with({"precision.gemm=fp8"}, 1);
+  EXPECT_LT(fp8.time.work.matmul, here.time.work.matmul);
+  EXPECT_GT(fp8.memory.fullest[MemoryUse::kFp8Weights], 0);
+}
+
+/// The cases in which a check once said "it can run" and the trainer refused.
+TEST(CheckRecipe, SeesWhatTheTrainerRefuses) {
+  const auto keys = [](const std::vector<std::string>& sets, int ranks) {
+    std::vector<std::string> found;
+    for (const config::Problem& problem : check(sets, ranks).problems) found.push_back(problem.key);
+    return found;
+  };
+  const std::vector<std::string> apart{"model.tied=false", "train.hash_every=0"};
+  const auto with = [&](std::vector<std::string> sets) {
+    sets.insert(sets.begin(), apart.begin(), apart.end());
+    sets.emplace_back("layout.pp=2");
+    return sets;
+  };
+  EXPECT_THAT(keys(with({"pipeline.schedule=pipedream-2bw", "layout.tp=2"}), 4), ElementsAre("layout.tp"));
+  EXPECT_THAT(keys(with({"pipeline.schedule=pipedream", "train.micro_batch_size=1"}), 2),
+              ElementsAre("train.micro_batch_size"));
+  EXPECT_THAT(keys(with({"pipeline.schedule=spectrain"}), 2), ElementsAre("optim.kind"));
+  EXPECT_THAT(keys(with({"pipeline.schedule=zb-h2", "pipeline.drain_every=2", "layout.zero=1"}), 4),
+              ElementsAre("layout.zero"));
+  EXPECT_THAT(keys({"layout.pp=2", "pipeline.schedule=pipedream", "model.tied=true"}, 2), ElementsAre("model.tied"));
+  EXPECT_THAT(keys(with({"pipeline.drain_every=3", "checkpoint.every=10"}), 2), ElementsAre("checkpoint.every"));
+  EXPECT_THAT(keys(with({"train.micro_batch_size=64", "layout.zero=3"}), 4), IsEmpty());
+}
+
+TEST(CheckRecipe, WantsALengthAndAModel) {
   spec::Recipe recipe = tiny();
-  recipe.data.synthetic.kind.reset();
-  recipe.data.sources = {{.path = "nowhere/shards", .weight = {}}};
-  recipe.precision.compute = spec::Precision::kFp64;
-  const Checkup checkup = check_recipe(recipe, {.ranks = 1, .hardware = cost::load_hardware("local")});
-  EXPECT_THAT(checkup.notes, ElementsAre(HasSubstr("nowhere/shards is not here"), HasSubstr("no fp64")));
-  recipe.data.sources.clear();
+  recipe.train.steps.reset();
+  EXPECT_THAT(check_recipe(recipe, {.ranks = 1, .hardware = cost::load_hardware("local")}).problems,
+              ElementsAre(Field(&config::Problem::key, "train.steps")));
   recipe.model = {};
   EXPECT_THAT(check_recipe(recipe, {.ranks = 1, .hardware = cost::load_hardware("local")}).problems,
               ElementsAre(Field(&config::Problem::key, "model.family")));

@@ -15,7 +15,7 @@ inline Job llama_405b() {
                         .num_kv_heads = 8,
                         .ffn_size = 53248,
                         .vocab_size = 128256});
-  job.length = 8192;
+  job.seq_len = 8192;
   job.batch = 2048;
   return job;
 }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <optional>
 
 namespace trireme::plan {
 namespace {
@@ -53,10 +54,45 @@ TEST(Kaplan, JointLawBecomesEachSingleOneWithoutTheOtherLimit) {
 
 TEST(Kaplan, SpendsOnSizeFirst) {
   const kaplan::Budget one = kaplan::best(kPetaflopDay), thousand = kaplan::best(1000 * kPetaflopDay);
-  EXPECT_NEAR(thousand.parameters / one.parameters, std::pow(1000, 0.73), 1);
-  EXPECT_NEAR(thousand.tokens / one.tokens, std::pow(1000, 0.27), 0.01);
-  // 6 N D is the budget, to the rounding of the paper's table.
-  EXPECT_NEAR(6 * thousand.parameters * thousand.tokens, 1000 * kPetaflopDay, 0.9 * 1000 * kPetaflopDay);
+  EXPECT_NEAR(thousand.parameters / one.parameters, std::pow(1000, 0.73), 1e-9 * std::pow(1000, 0.73));
+  EXPECT_NEAR(thousand.tokens / one.tokens, std::pow(1000, 0.27), 1e-9);
+}
+
+TEST(Kaplan, SpendsTheBudgetAndNoMore) {
+  for (const double days : {1e-3, 1.0, 3640.0}) {
+    for (const std::optional<double> batch : {std::optional<double>(), {1e3}, {1e6}, {1e8}}) {
+      const double flops = days * kPetaflopDay;
+      const kaplan::Budget budget = kaplan::best(flops, batch);
+      EXPECT_NEAR(6 * budget.parameters * budget.tokens, flops, 1e-12 * flops);
+      EXPECT_NEAR(budget.steps * budget.batch_tokens, budget.tokens, 1e-12 * budget.tokens);
+      // C = C_min (1 + B / B_crit), and the loss is that of C_min.
+      const double critical = kaplan::critical_batch(budget.loss);
+      EXPECT_NEAR(budget.min_flops * (1 + budget.batch_tokens / critical), flops, 1e-9 * flops);
+      EXPECT_EQ(budget.loss, kaplan::loss_of_compute(budget.min_flops));
+    }
+  }
+}
+
+TEST(Kaplan, SmallBatchesReachALowerLossWithTheSameCompute) {
+  const double flops = 100 * kPetaflopDay;
+  const kaplan::Budget critical = kaplan::best(flops), small = kaplan::best(flops, 1.0);
+  EXPECT_DOUBLE_EQ(critical.min_flops, flops / 2);
+  EXPECT_NEAR(small.min_flops, flops, 1e-6 * flops);
+  EXPECT_LT(small.loss, critical.loss);
+  EXPECT_GT(small.steps, 1e6 * critical.steps);
+}
+
+/// Table 6 gives all of them by C_min, at the critical batch and with two digits.
+TEST(Kaplan, HasTheOptimaOfThePapersTable) {
+  for (const double days : {0.01, 1.0, 100.0, 10000.0}) {
+    const kaplan::Budget budget = kaplan::best(2 * days * kPetaflopDay);
+    EXPECT_DOUBLE_EQ(budget.min_flops, days * kPetaflopDay);
+    EXPECT_NEAR(budget.parameters / (1.3e9 * std::pow(days, 0.73)), 1, 1e-12);
+    EXPECT_NEAR(budget.tokens / (2e10 * std::pow(days, 0.27)), 1, 0.12);
+    EXPECT_NEAR(budget.batch_tokens / (2e6 * std::pow(days, 0.24)), 1, 0.10);
+    // At twice the least steps, which the table has.
+    EXPECT_NEAR(budget.steps / 2 / (5.4e3 * std::pow(days, 0.03)), 1, 0.12);
+  }
 }
 
 TEST(CriticalBatch, LiesOnTheHyperbola) {

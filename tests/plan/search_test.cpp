@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "tests/plan/llama_405b.h"
-#include "tests/thread_seconds.h"
-#include "trireme/plan/published.h"
+#include "trireme/plan/check_recipe.h"
+#include "trireme/plan/published_layouts.h"
+#include "trireme/schedule/builders.h"
 
 namespace trireme::plan {
 namespace {
@@ -19,30 +22,63 @@ Job small(std::int64_t batch) {
   return job;
 }
 
+int stage_plan_chunks(std::string_view kind, int pp, int turns) {
+  return kind == "dualpipe" || kind == "chimera" ? pp : pp * turns;
+}
+
 /// Every combination of everything, with no thought at all.
 std::optional<double> brute_force(const cost::Hardware& hardware, const Job& job, int gpus) {
   std::optional<double> best;
+  ScheduleCache schedules(job);
+  const auto look = [&](const ParallelConfig& config) {
+    if (!find_problems(job, config, gpus).empty()) return;
+    const Estimate result = estimate(hardware, job, config, Pipeline::kClosedForm, schedules);
+    if (result.memory.fits && (!best || result.step_seconds() < *best)) best = result.step_seconds();
+  };
+  const auto with_states = [&](ParallelConfig config) {
+    for (const spec::OffloadKind offload : {spec::OffloadKind::kNone, spec::OffloadKind::kOptimizer}) {
+      config.layout.offload = offload;
+      for (config.layout.zero = 0; config.layout.zero <= 3; ++config.layout.zero) {
+        config.layout.zero_group.reset();
+        look(config);
+        for (int group = 2; config.layout.zero > 0 && group < config.dp(); ++group) {
+          if (config.dp() % group != 0) continue;
+          config.layout.zero_group = group;
+          look(config);
+        }
+      }
+    }
+  };
+  const spec::FlopCount flops = spec::count_flops(job.shape, job.seq_len);
+  const int layers = static_cast<int>(job.shape.num_layers);
   for (int tp = 1; tp <= gpus; ++tp) {
     for (int pp = 1; tp * pp <= gpus; ++pp) {
       if (gpus % (tp * pp) != 0) continue;
-      for (int turns = 1; turns <= job.shape.num_layers; ++turns) {
-        if (turns > 1 && (job.shape.num_layers % pp != 0 || (job.shape.num_layers / pp) % turns != 0)) continue;
-        for (std::int64_t micro = 1; micro <= std::min<std::int64_t>(job.batch, 64); ++micro) {
-          for (int zero = 0; zero <= 3; ++zero) {
-            for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
-              const Layout layout{.tp = tp,
-                                  .pp = pp,
-                                  .dp = gpus / (tp * pp),
-                                  .virtual_stages = turns,
-                                  .micro_batch_size = micro,
-                                  .zero = zero,
-                                  .sequence_parallel = tp > 1,
-                                  .recompute = recompute,
-                                  .schedule = turns > 1 ? "interleaved" : "1f1b"};
-              if (!find_problems(job, layout, gpus).empty()) continue;
-              if (turns > 1 && micros_of(job, layout) % pp != 0) continue;
-              const Estimate result = estimate(hardware, job, layout, Pipeline::kClosedForm);
-              if (result.memory.fits && (!best || result.step_seconds() < *best)) best = result.step_seconds();
+      for (const char* kind : kSearchedSchedules) {
+        for (int turns = 1; turns <= layers; ++turns) {
+          if (std::string_view(kind) != "interleaved" && turns != schedule::find_kind(kind).default_chunks) continue;
+          if (turns > 1 && std::string_view(kind) == "interleaved" && (layers % pp != 0 || (layers / pp) % turns != 0))
+            continue;
+          if (pp == 1 && std::string_view(kind) != "1f1b") continue;
+          for (std::int64_t micro = 1; micro <= std::min<std::int64_t>(job.batch, 64); ++micro) {
+            ParallelConfig config{.layout = {.dp = gpus / (tp * pp), .tp = tp, .pp = pp},
+                                  .pipeline = {.schedule = kind, .virtual_stages = turns},
+                                  .micro_batch_size = micro};
+            if (turns > 1 && config.micros(job.batch) % pp != 0 && std::string_view(kind) == "interleaved") continue;
+            if (std::string_view(kind) == "interleaved" && turns == 1) continue;
+            for (const bool sharded : {false, true}) {
+              config.layout.sequence_parallel = sharded;
+              for (const auto recompute :
+                   {spec::RecomputeKind::kNone, spec::RecomputeKind::kSelective, spec::RecomputeKind::kFull}) {
+                config.recompute = recompute;
+                config.pipeline.split = "count";
+                with_states(config);
+                const int chunks = pp == 1 ? 1 : stage_plan_chunks(kind, pp, turns);
+                if (pp == 1 || chunks > layers) continue;
+                config.pipeline.split = spec::to_split(spec::balanced_shares(
+                    layers, chunks, 0, flops.head * layers / (flops.projections + flops.attention)));
+                with_states(config);
+              }
             }
           }
         }
@@ -55,11 +91,12 @@ std::optional<double> brute_force(const cost::Hardware& hardware, const Job& job
 TEST(Search, FindsWhatTryingEverythingFinds) {
   for (const char* cluster : {"dgx-h100", "dgx2-v100"}) {
     cost::Hardware hardware = cost::load_hardware(cluster);
-    for (const double gib : {8.0, 24.0, 80.0}) {
+    for (const double gib : {4.0, 8.0, 80.0}) {
       hardware.device.memory_gib = gib;
-      for (const int gpus : {1, 4, 6, 8}) {
-        Job job = small(24);
-        job.arithmetic = cost::Arithmetic::kFp16;
+      for (const int gpus : {1, 4, 6}) {
+        Job job = small(12);
+        job.shape.num_layers = 12;
+        job.precision.compute = spec::Precision::kFp16;
         const SearchResult found = search(hardware, job, gpus, {.replay = false});
         const std::optional<double> expected = brute_force(hardware, job, gpus);
         ASSERT_EQ(found.best.empty(), !expected) << cluster << " " << gib << " GiB, " << gpus << " devices";
@@ -75,14 +112,14 @@ TEST(Search, FindsWhatTryingEverythingFinds) {
 TEST(Search, KeepsToWhatIsGiven) {
   const SearchResult found =
       search(cost::load_hardware("selene"), small(64), 16,
-             {.given = {.tp = 2, .pp = 4, .micro_batch_size = 2, .zero = 0, .recompute = Recompute::kFull}});
+             {.given = {.tp = 2, .pp = 4, .micro_batch_size = 2, .zero = 0, .recompute = spec::RecomputeKind::kFull}});
   for (const Estimate& one : found.best) {
-    EXPECT_EQ(one.layout.tp, 2);
-    EXPECT_EQ(one.layout.pp, 4);
-    EXPECT_EQ(one.layout.dp, 2);
-    EXPECT_EQ(one.layout.micro_batch_size, 2);
-    EXPECT_EQ(one.layout.zero, 0);
-    EXPECT_EQ(one.layout.recompute, Recompute::kFull);
+    EXPECT_EQ(one.config.layout.tp, 2);
+    EXPECT_EQ(one.config.layout.pp, 4);
+    EXPECT_EQ(one.config.dp(), 2);
+    EXPECT_EQ(one.config.micro_batch_size, 2);
+    EXPECT_EQ(one.config.layout.zero, 0);
+    EXPECT_EQ(one.config.recompute, spec::RecomputeKind::kFull);
   }
 }
 
@@ -113,42 +150,91 @@ TEST(Search, SaysWhatContradictsItself) {
     search(hardware, small(64), 16, {.given = {.tp = 3, .pp = 2}});
     FAIL();
   } catch (const config::ProblemsError& error) {
-    EXPECT_THAT(error.block(), HasSubstr("3 does not divide the 16 heads"));
+    EXPECT_THAT(error.block(), HasSubstr("3 does not divide the model's 16 heads"));
   }
   EXPECT_THROW(search(hardware, small(63), 16, {.given = {.dp = 2}}), config::ProblemsError);
   EXPECT_THROW(search(hardware, small(64), 16, {.given = {.tp = 4, .pp = 4, .dp = 4}}), config::ProblemsError);
 }
 
-/// The layouts that their authors found best are the planner's, or close to it.
+/// Why a published layout is more than 10 % slower than the planner's best: docs/planner.md tells it too.
+const std::map<std::string, std::string> kKnownToBeSlower{
+    {"megatron-sc21-t1-18.4B", "fills a node with tp first, whose all-reduces nothing overlapped in 2021"},
+    {"megatron-sc21-t1-39.1B", "fills a node with tp first, whose all-reduces nothing overlapped in 2021"},
+    {"megatron-sc21-t2-ptd-p-174.6B-384", "fills a node with tp first, whose all-reduces nothing overlapped in 2021"}};
+
+/// The layouts that their authors found best are the planner's, or within 10 % of it, or it is known why not.
 TEST(Search, PublishedLayoutsAreNearTheBest) {
-  for (const PublishedSource& source : load_published()) {
-    if (source.name != "megatron-sc21" && source.name != "llama3") continue;
-    for (const PublishedRun& run : source.file.runs) {
-      if (!counts(run) || run.zero == 3) continue;
-      const cost::Hardware hardware = cost::load_hardware(run.cluster);
-      // What the software of the time could not do stays out: tensor, pipeline and data parallelism are free.
-      Choices open = choices_of(run);
-      open.tp = open.pp = open.dp = std::nullopt;
-      open.cp = 1;
-      const SearchResult own = search(hardware, job_of(run), run.gpus, {.given = choices_of(run), .replay = false});
-      const SearchResult all = search(hardware, job_of(run), run.gpus, {.given = open, .replay = false});
-      ASSERT_FALSE(own.best.empty()) << run.id;
-      const double ratio = own.best.front().step_seconds() / all.best.front().step_seconds();
-      RecordProperty(run.id, std::to_string(ratio) + " " + to_text(all.best.front().layout));
-      EXPECT_LT(ratio, 1.35) << run.id << ": " << to_text(all.best.front().layout);
+  std::size_t known = 0;
+  for (const LayoutComparison& one : compare_layouts(load_published())) {
+    RecordProperty(one.id, std::to_string(one.slower(one.published)) + " " + to_text(one.best.config));
+    if (kKnownToBeSlower.contains(one.id)) {
+      ++known;
+      EXPECT_GT(one.slower(one.published), 0.10) << one.id << " is no exception any more";
+      // With tp as published there is nothing left.
+      EXPECT_LT(one.slower(one.published) - one.slower(one.stages), 0.10) << one.id;
+    } else {
+      EXPECT_LT(one.slower(one.published), 0.10) << one.id << ": " << to_text(one.best.config);
+    }
+  }
+  EXPECT_EQ(known, kKnownToBeSlower.size());
+}
+
+TEST(Search, ProposesZeroBubbleUnevenStagesGroupsAndOffload) {
+  const cost::Hardware hardware = cost::load_hardware("dgx-h100");
+  Job job = small(256);
+  const SearchResult found = search(hardware, job, 64, {.replay = false, .decisions = true});
+  for (const char* name : {"schedule", "stages", "zero group", "sequence parallel", "offload"}) {
+    const auto decision = std::ranges::find(found.decisions, name, &Decision::name);
+    ASSERT_NE(decision, found.decisions.end()) << name;
+    EXPECT_GT(decision->alternatives.size(), 1) << name;
+  }
+  // With eight stages given, what fills the bubble is faster than 1F1B.
+  const SearchResult staged = search(hardware, job, 64, {.given = {.pp = 8, .schedules = {"1f1b", "zb-h1"}}});
+  EXPECT_EQ(staged.best.front().config.pipeline.schedule, "zb-h1");
+}
+
+/// What a search proposes is a recipe that a check accepts, and whose figures are the same.
+TEST(Search, EveryProposalIsARecipeThatCanRun) {
+  const cost::Hardware hardware = cost::load_hardware("dgx-h100");
+  Job job = small(64);
+  job.shape.max_seq_len = job.seq_len;
+  const SearchResult found = search(hardware, job, 16, {.top = 30, .decisions = true});
+  std::vector<Estimate> all = found.best;
+  all.insert(all.end(), found.pareto.begin(), found.pareto.end());
+  for (const Decision& decision : found.decisions) {
+    for (const Alternative& one : decision.alternatives) {
+      if (one.fits) all.push_back(one.best);
+    }
+  }
+  EXPECT_GT(all.size(), 50);
+  for (const Estimate& one : all) {
+    spec::Recipe recipe;
+    recipe.model = spec::config_of(job.shape);
+    recipe.data.seq_len = job.seq_len;
+    recipe.data.synthetic.kind = spec::SyntheticKind::kMarkov;
+    recipe.batch.global_batch_tokens = job.seq_len * job.batch;
+    recipe.precision = job.precision;
+    recipe.run.device = spec::DeviceKind::kCuda;
+    recipe.train.steps = 100;
+    spec::apply(one.config, recipe);
+    const auto problems = spec::find_problems(recipe);
+    ASSERT_TRUE(problems.empty()) << to_text(one.config) << ": " << problems.front().reason;
+    const Checkup checkup = check_recipe(recipe, {.ranks = 16, .hardware = hardware});
+    ASSERT_TRUE(checkup.problems.empty()) << to_text(one.config) << ": " << checkup.problems.front().reason;
+    ASSERT_TRUE(checkup.estimate);
+    EXPECT_DOUBLE_EQ(checkup.estimate->memory.peak(), one.memory.peak()) << to_text(one.config);
+    if (one.time.replayed) {
+      EXPECT_DOUBLE_EQ(checkup.estimate->step_seconds(), one.step_seconds()) << to_text(one.config);
     }
   }
 }
 
-TEST(Search, OfLlama405BOn16384DevicesTakesUnderTwoSeconds) {
+/// How long it takes is for bench/planner_search.cpp to say: tests share the machine.
+TEST(Search, OfLlama405BOn16384DevicesIsAtLeastAsGoodAsThePublishedLayout) {
   const Job job = llama_405b();
   const cost::Hardware hardware = cost::load_hardware("llama3-h100-16k");
-  const double begin = thread_seconds();
   const SearchResult found = search(hardware, job, 16384, {});
-  const double took_s = thread_seconds() - begin;
-  RecordProperty("seconds", std::to_string(took_s));
   ASSERT_FALSE(found.best.empty());
-  EXPECT_LT(took_s, 10);  // 2 s on a quiet core; tests share its caches
   const SearchResult published =
       search(hardware, job, 16384, {.given = {.tp = 8, .pp = 16, .dp = 128, .cp = 1, .zero = 2}});
   EXPECT_LE(found.best.front().step_seconds(), published.best.front().step_seconds());

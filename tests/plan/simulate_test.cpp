@@ -19,8 +19,8 @@ Job gpt() {
   job.batch = 256;
   return job;
 }
-const Layout kLayout{
-    .tp = 2, .pp = 4, .dp = 8, .virtual_stages = 2, .sequence_parallel = true, .schedule = "interleaved"};
+const ParallelConfig kLayout{.layout = {.dp = 8, .tp = 2, .pp = 4, .sequence_parallel = true},
+                             .pipeline = {.schedule = "interleaved", .virtual_stages = 2}};
 
 SimulatedStep step(const Disturbances& disturbances) {
   return StepSimulator(cost::load_hardware("selene"), gpt(), kLayout, disturbances).run();
@@ -94,13 +94,8 @@ TEST(SimulatedStep, TraceHoldsEveryPassOfTheCopies) {
 
 TEST(SimulatedStep, OfSixteenThousandDevicesTakesSeconds) {
   const Job job = llama_405b();
-  const Layout layout{.tp = 8,
-                      .pp = 16,
-                      .dp = 128,
-                      .virtual_stages = 8,
-                      .zero = 2,
-                      .sequence_parallel = true,
-                      .schedule = "interleaved"};
+  const ParallelConfig layout{.layout = {.dp = 128, .tp = 8, .pp = 16, .zero = 2, .sequence_parallel = true},
+                              .pipeline = {.schedule = "interleaved", .virtual_stages = 8}};
   const double begin = thread_seconds();
   const SimulatedStep big = StepSimulator(cost::load_hardware("llama3-h100-16k"), job, layout,
                                           {.stragglers = 0.001, .straggler_factor = 1.2, .jitter = 0.02})

@@ -56,7 +56,7 @@ int for_domain(const Kind& kind, Body&& body) {
 bool is_sample(int micros) { return micros <= 4 || micros == 7 || micros == 13 || micros % 8 == 0; }
 
 /// Times of a chunk, so that a rank's share of the model takes one of each.
-ReplayOptions unit_times(const Schedule& schedule) { return {.times = Times{}.scaled(chunk_share(schedule))}; }
+ReplayOptions unit_times(const Schedule& schedule) { return {.times = Times{}.scaled(pass_share(schedule))}; }
 
 void expect_fine(const Schedule& schedule) {
   const Report report = check(schedule);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "trireme/spec/recipe.h"
+
 namespace trireme::spec {
 namespace {
 
@@ -33,6 +35,13 @@ TEST(FitRanks, WhatHungOnAnAxisGoesWithIt) {
   EXPECT_TRUE(three.dp_batch_weights.empty());
   PipelineConfig pipeline{.schedule = "interleaved", .virtual_stages = 2};
   EXPECT_EQ(fit_ranks({{.pp = 2}, pipeline}, 1).pipeline, PipelineConfig{});
+  ParallelConfig staged{{.tp = 2, .pp = 4}, {.stage_ranks = {3, 1}, .scatter_gather = true}};
+  staged.partition_activations = true;
+  EXPECT_EQ(fit_ranks(staged, 16), staged);
+  EXPECT_TRUE(fit_ranks(staged, 4).pipeline.stage_ranks.empty());
+  EXPECT_TRUE(fit_ranks(staged, 4).pipeline.scatter_gather);
+  EXPECT_FALSE(fit_ranks(staged, 3).partition_activations);
+  EXPECT_FALSE(fit_ranks(staged, 3).pipeline.scatter_gather);
 }
 
 /// Whatever comes out has as many ranks as there are, and no problem of its own.
@@ -41,9 +50,13 @@ TEST(FitRanks, AlwaysFits) {
     for (int pp : {1, 2, 6}) {
       for (int cp : {1, 2}) {
         for (int ranks = 1; ranks <= 24; ++ranks) {
-          const SpreadConfig found = fit_ranks({{.dp = 2, .tp = tp, .pp = pp, .cp = cp}}, ranks);
+          const ParallelConfig found = fit_ranks({{.dp = 2, .tp = tp, .pp = pp, .cp = cp}}, ranks);
           EXPECT_EQ(found.layout.ranks_per_copy() * *found.layout.dp, ranks);
-          EXPECT_TRUE(find_problems(found.layout, found.pipeline, ranks).empty()) << tp << pp << cp << ranks;
+          Recipe recipe;
+          recipe.layout = found.layout;
+          recipe.pipeline = found.pipeline;
+          recipe.comm.ranks = ranks;
+          EXPECT_TRUE(find_problems(recipe).empty()) << tp << pp << cp << ranks;
         }
       }
     }

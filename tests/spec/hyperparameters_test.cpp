@@ -1,5 +1,6 @@
 #include "trireme/spec/hyperparameters.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -144,6 +145,72 @@ TEST(SquareRootScaling, IsLambs) {
     EXPECT_DOUBLE_EQ(peak_rate({.learning_rate = 5e-3 / 8}, schedule, {.global_batch_tokens = 512 << k}),
                      5e-3 / std::pow(2, 3 - k / 2.0));
   }
+}
+
+/// A restart is the schedule from its beginning, by its own lengths.
+TEST(Restarts, WarmUpAndDecayAgain) {
+  const OptimConfig optim{.learning_rate = 2};
+  for (const LrScheduleKind kind : {LrScheduleKind::kConstant, LrScheduleKind::kLinear, LrScheduleKind::kCosine,
+                                    LrScheduleKind::kInverseSqrt, LrScheduleKind::kWsd}) {
+    const bool ends = kind != LrScheduleKind::kConstant && kind != LrScheduleKind::kInverseSqrt;
+    const auto schedule = [&](std::int64_t warmup, std::int64_t total) {
+      LrScheduleConfig made{.kind = kind, .warmup = warmup};
+      if (ends) made.total = total;
+      if (kind == LrScheduleKind::kWsd) made.decay = 5;
+      return made;
+    };
+    LrScheduleConfig both = schedule(10, 40);
+    both.restarts = {{.at = 40, .warmup = 4, .rate = 0.5}, {.at = 60, .warmup = 0}};
+    if (ends) both.restarts[0].total = 20, both.restarts[1].total = 30;
+    EXPECT_TRUE(find_problems(both, {}).empty());
+    const auto rate = [&](const LrScheduleConfig& of, std::int64_t step) {
+      return hyperparameters_at(optim, of, {}, {.step = step, .tokens = step * 65536}).learning_rate;
+    };
+    for (std::int64_t step = 0; step < 40; ++step) EXPECT_EQ(rate(both, step), rate(schedule(10, 40), step));
+    for (std::int64_t step = 0; step < 20; ++step)
+      EXPECT_DOUBLE_EQ(rate(both, 40 + step), 0.5 * rate(schedule(4, 20), step)) << step;
+    for (std::int64_t step = 0; step < 40; ++step) EXPECT_DOUBLE_EQ(rate(both, 60 + step), rate(schedule(0, 30), step));
+  }
+}
+
+TEST(Restarts, ChangeTheBatchAndThePeakThatFollowsIt) {
+  const LrScheduleConfig schedule{.unit = LrScheduleUnit::kTokens,
+                                  .scaling = LrScaling::kSquareRoot,
+                                  .reference_batch = 100,
+                                  .restarts = {{.at = 1000, .global_batch_tokens = 100}, {.at = 1450}}};
+  const BatchConfig batch{.global_batch_tokens = 400};
+  EXPECT_TRUE(find_problems(schedule, batch).empty());
+  // Steps begin at 0, 400, 800, 1200, 1300, 1400, 1500: the third reaches beyond the restart.
+  Position at;
+  std::vector<std::int64_t> sizes;
+  for (int step = 0; step < 7; ++step) {
+    const Hyperparameters now = hyperparameters_at({.learning_rate = 1}, schedule, batch, at);
+    EXPECT_DOUBLE_EQ(now.learning_rate, now.batch == 400 ? 2 : 1) << step;
+    sizes.push_back(now.batch);
+    at = after(at, now);
+    EXPECT_EQ(position_at_step(schedule, batch, at.step), at);
+    EXPECT_EQ(position_at(schedule, batch, at.tokens), at);
+  }
+  EXPECT_EQ(sizes, (std::vector<std::int64_t>{400, 400, 400, 100, 100, 100, 100}));
+}
+
+TEST(Restarts, SayWhatDoesNotGoTogether) {
+  const auto keys = [](LrScheduleConfig schedule, const BatchConfig& batch = {}) {
+    std::vector<std::string> out;
+    for (const config::Problem& problem : find_problems(schedule, batch)) out.push_back(problem.key);
+    return out;
+  };
+  using testing::Contains;
+  EXPECT_THAT(keys({.restarts = {{.at = 5}, {.at = 5}}}), Contains("lr_schedule.restarts.1.at"));
+  EXPECT_THAT(keys({.kind = LrScheduleKind::kLinear, .total = 9, .restarts = {{.at = 5}}}),
+              Contains("lr_schedule.restarts.0.total"));
+  EXPECT_THAT(keys({.restarts = {{.at = 5, .total = 7}}}), Contains("lr_schedule.restarts.0.total"));
+  EXPECT_THAT(keys({.kind = LrScheduleKind::kLinear, .total = 9, .restarts = {{.at = 5, .warmup = 7, .total = 7}}}),
+              Contains("lr_schedule.restarts.0.total"));
+  EXPECT_THAT(keys({.restarts = {{.at = 5, .global_batch_tokens = 7}}}),
+              Contains("lr_schedule.restarts.0.global_batch_tokens"));
+  EXPECT_THAT(keys({.kind = LrScheduleKind::kStep, .boundaries = {3}, .factors = {0.5}, .restarts = {{.at = 5}}}),
+              Contains("lr_schedule.restarts"));
 }
 
 TEST(BatchRamp, IsGpt3s) {

@@ -156,21 +156,20 @@ TEST(LayoutCheck, RanksAreWholeReplicas) {
                                                     "start 6 ranks and set layout.dp = 3")));
 }
 
-TEST(LayoutCheck, ReplicasShareTheBatchEvenly) {
+TEST(LayoutCheck, ReplicasMayShareTheBatchUnevenly) {
   Case one = gpt2();
   one.layout = {.zero = 2, .zero_group = 4};
   one.task.ranks = 10;
   one.task.micro_batch_size = 8;
-  EXPECT_THAT(
-      problems_of(one),
-      ElementsAre(problem("layout.zero_group", "4 does not divide the 10 data-parallel ranks (1, 2, 5, 10 do)",
-                          "set layout.zero_group = 5"),
-                  problem("batch.global_batch_tokens", "48 sequences of 1024 tokens do not divide evenly among 10",
-                          "set batch.global_batch_tokens = 51200 (50 sequences)"),
-                  problem("train.micro_batch_size", "is 8 sequences, but each of 10 data-parallel ranks has 5 of",
-                          "set train.micro_batch_size = 5")));
-  one.layout = {.zero = 1};  // reduced once a step: gradients are means over tokens, whoever has how many
+  EXPECT_THAT(problems_of(one),
+              ElementsAre(problem("layout.zero_group", "4 does not divide the 10 data-parallel ranks (1, 2, 5, 10 do)",
+                                  "set layout.zero_group = 5")));
+  one.layout = {.zero = 3};  // gradients are means over tokens, whoever has how many
   EXPECT_THAT(problems_of(one), IsEmpty());
+  one.layout.dp_batch_weights = {1, 2};
+  EXPECT_THAT(problems_of(one),
+              ElementsAre(problem("layout.dp_batch_weights", "has 2 numbers for 10 data-parallel ranks",
+                                  "leave layout.dp_batch_weights out, or give one number for each")));
 }
 
 TEST(LayoutCheck, HintsTogetherLeaveNothingWrong) {

@@ -53,16 +53,18 @@ TEST(ModelConfig, SaysEveryMemberOfAShape) {
   shape.activation = Activation::kRelu, shape.gated = false;
   shape.attention_bias = shape.output_bias = shape.mlp_bias = true;
   shape.query_key_norm = false, shape.causal = false, shape.position_kind = PositionKind::kSinusoidal;
-  shape.rotary = {2, RotaryScaling::kLinear, 3, 4, 5, 6, 7, 8, 9, false};
+  shape.rotary = {2, RotaryScaling::kLinear, 3, 4, 5, 6, 7, 8, 9, false, 10, 11};
+  shape.mla = {.q_lora_rank = 43, .kv_lora_rank = 47, .qk_rope_head_dim = 48, .v_head_dim = 53};
   shape.window = 37, shape.window_layers = WindowLayers::kFrom, shape.window_from = 41;
   shape.tied = false, shape.embedding_scale = true;
+  shape.mtp_depth = 3, shape.mtp_loss_weight = 0.875;
   shape.dropout = 0.5, shape.attention_dropout = 0.25, shape.label_smoothing = 0.375, shape.z_loss = 0.0625;
   shape.init_std = 0.75, shape.scaled_residual_init = true;
   EXPECT_EQ(shape_of(config_of(shape)), shape);
   EXPECT_EQ(config::to_toml(shape_of(config_of(shape)) ? config_of(shape) : ModelConfig()),
             config::to_toml(config_of(shape)));
-  // All 42 members beside the family differ; a new one must be added to visit_pairs() and here.
-  EXPECT_EQ(differences(shape, family_shape(Family::kQwen3)).size(), 42u);
+  // All 50 members beside the family differ; a new one must be added to visit_pairs() and here.
+  EXPECT_EQ(differences(shape, family_shape(Family::kQwen3)).size(), 50u);
 }
 
 TEST(ModelConfig, OfAFamilyIsItsNameAlone) {
@@ -142,11 +144,13 @@ struct Published {
   double parameters, within;  ///< `within`: how far the published count is rounded
 };
 const std::map<std::string, Published> kPublished = {
-    {"gpt2-124m", {124'439'808, 0}},     {"gpt2-355m", {354'823'168, 0}},       {"gpt2-774m", {774'030'080, 0}},
-    {"gpt2-1.5b", {1'557'611'200, 0}},   {"gpt3-175b", {174.6e9, 0.05e9}},      {"llama3-8b", {8'030'261'248, 0}},
-    {"llama3-70b", {70'553'706'496, 0}}, {"llama3-405b", {405'853'388'800, 0}}, {"mistral-7b", {7'241'732'096, 0}},
-    {"bert-large", {335'174'458, 0}},    {"transformer-base", {65e6, 3e6}},     {"transformer-big", {213e6, 5e6}},
-    {"qwen2.5-0.5b", {494'032'768, 0}},  {"qwen3-0.6b", {596'049'920, 0}},
+    {"gpt2-124m", {124'439'808, 0}},    {"gpt2-355m", {354'823'168, 0}},     {"gpt2-774m", {774'030'080, 0}},
+    {"gpt2-1.5b", {1'557'611'200, 0}},  {"gpt3-175b", {174.6e9, 0.05e9}},    {"gpt3-125m", {125e6, 0.5e6}},
+    {"gpt3-350m", {356e6, 0.5e6}},      {"gpt3-760m", {760e6, 0.5e6}},       {"gpt3-1.3b", {1320e6, 5e6}},
+    {"gpt3-2.7b", {2650e6, 5e6}},       {"gpt3-6.7b", {6660e6, 5e6}},        {"gpt3-13b", {12850e6, 5e6}},
+    {"llama3-8b", {8'030'261'248, 0}},  {"llama3-70b", {70'553'706'496, 0}}, {"llama3-405b", {405'853'388'800, 0}},
+    {"mistral-7b", {7'241'732'096, 0}}, {"bert-large", {335'174'458, 0}},    {"transformer-base", {65e6, 3e6}},
+    {"transformer-big", {213e6, 5e6}},  {"qwen2.5-0.5b", {494'032'768, 0}},  {"qwen3-0.6b", {596'049'920, 0}},
 };
 
 TEST(Recipes, OfPublishedModelsHaveTheirParameters) {
@@ -163,6 +167,23 @@ TEST(Recipes, OfPublishedModelsHaveTheirParameters) {
     ++found;
   }
   EXPECT_EQ(found, kPublished.size());
+}
+
+/// Table 2.1 of GPT-3: batches of 0.5M to 3.2M tokens, in whole sequences, at rates that fall with the size.
+TEST(Recipes, OfGpt3HaveItsBatchAndLearningRate) {
+  const std::map<std::string, std::pair<double, double>> table = {
+      {"125m", {0.5, 6e-4}}, {"350m", {0.5, 3e-4}}, {"760m", {0.5, 2.5e-4}}, {"1.3b", {1, 2e-4}},
+      {"2.7b", {1, 1.6e-4}}, {"6.7b", {2, 1.2e-4}}, {"13b", {2, 1e-4}},      {"175b", {3.2, 0.6e-4}}};
+  for (const auto& [size, published] : table) {
+    const Recipe recipe = load_recipe({.file = TRIREME_RECIPES "/models/gpt3-" + size + ".toml"}).value;
+    EXPECT_EQ(recipe.optim.learning_rate, published.second) << size;
+    EXPECT_NEAR(static_cast<double>(recipe.batch.global_batch_tokens) / (1024 * 1000), published.first,
+                0.05 * published.first)
+        << size;
+    EXPECT_EQ(recipe.batch.global_batch_tokens % recipe.data.seq_len, 0) << size;
+    EXPECT_EQ(*recipe.batch.start % recipe.data.seq_len, 0) << size;
+    EXPECT_TRUE(*recipe.batch.over >= 4'000'000'000 && *recipe.batch.over <= 12'000'000'000) << size;
+  }
 }
 
 /// Found by mutating recipes: such numbers once took for ever to find a hint for.

@@ -48,6 +48,56 @@ TEST(ParameterCount, IsThePublishedOneOfMistralAndQwen) {
   EXPECT_EQ(total(family_shape(Family::kQwen3)), 596'049'920);
 }
 
+/// DeepSeek-V3's dense part, and the head that predicts a second token.
+ModelShape deepseek_v3() {
+  ModelShape shape = family_shape(Family::kLlama);
+  shape.vocab_size = 129280, shape.hidden_size = 7168, shape.num_layers = 61, shape.ffn_size = 18432;
+  shape.num_heads = shape.num_kv_heads = 128, shape.head_dim = 128;
+  shape.mla = {.q_lora_rank = 1536, .kv_lora_rank = 512, .qk_rope_head_dim = 64, .v_head_dim = 128};
+  return shape;
+}
+
+TEST(ParameterCount, OfLatentAttentionIsDeepSeeks) {
+  const ModelShape shape = deepseek_v3();
+  // 7168 x 1536 + 1536 + 1536 x 24576 + 7168 x 576 + 512 + 512 x 32768 + 16384 x 7168, two norms, and the MLP.
+  const std::int64_t attention = 11'010'048 + 1536 + 37'748'736 + 4'128'768 + 512 + 16'777'216 + 117'440'512;
+  const std::int64_t mlp = 3 * 7168 * std::int64_t{18432};
+  EXPECT_EQ(count_parameters(shape).layers, 61 * (attention + 2 * 7168 + mlp));
+  // Queries from the hidden state itself.
+  ModelShape direct = shape;
+  direct.mla.q_lora_rank = 0;
+  EXPECT_EQ(count_parameters(direct).layers - count_parameters(shape).layers,
+            61 * (7168 * std::int64_t{24576} - 11'010'048 - 1536 - 37'748'736));
+  // A module: a layer, a projection of two hidden states, three norms.
+  ModelShape further = shape;
+  further.mtp_depth = 2;
+  EXPECT_EQ(count_parameters(further).mtp, 2 * (attention + 2 * 7168 + mlp + 2 * 7168 * std::int64_t{7168} + 3 * 7168));
+  EXPECT_EQ(total(further) - total(shape), count_parameters(further).mtp);
+}
+
+TEST(ModelShape, RefusesLatentAttentionThatCannotBe) {
+  const auto problem = [](auto change) {
+    ModelShape shape = deepseek_v3();
+    change(shape);
+    const auto found = find_problems(shape);
+    return found.empty() ? std::string("none") : found[0].key + ": " + found[0].reason + " -> " + found[0].hint;
+  };
+  using testing::AllOf;
+  EXPECT_EQ(problem([](ModelShape&) {}), "none");
+  EXPECT_THAT(problem([](ModelShape& s) { s.mla.qk_rope_head_dim = 63; }),
+              AllOf(HasSubstr("model.mla.qk_rope_head_dim"), HasSubstr("63"), HasSubstr("= 64")));
+  EXPECT_THAT(problem([](ModelShape& s) { s.mla.v_head_dim = 193; }),
+              AllOf(HasSubstr("model.mla.v_head_dim"), HasSubstr("192"), HasSubstr("= 128")));
+  EXPECT_THAT(problem([](ModelShape& s) { s.num_kv_heads = 8; }),
+              AllOf(HasSubstr("model.num_kv_heads"), HasSubstr("128"), HasSubstr("= 128")));
+  EXPECT_THAT(problem([](ModelShape& s) { s.mla.kv_lora_rank = 0; }), HasSubstr("mla.kv_lora_rank"));
+  EXPECT_THAT(problem([](ModelShape& s) { s.attention_bias = true; }), HasSubstr("set model.attention_bias = false"));
+  EXPECT_THAT(problem([](ModelShape& s) { s.position_kind = PositionKind::kSinusoidal; }), HasSubstr("RoPE"));
+  EXPECT_THAT(problem([](ModelShape& s) { s.mtp_depth = s.max_seq_len; }),
+              AllOf(HasSubstr("model.mtp_depth"), HasSubstr("set model.mtp_depth = 1")));
+  EXPECT_THAT(problem([](ModelShape& s) { s.mtp_depth = 1, s.causal = false; }), HasSubstr("causal"));
+}
+
 TEST(ParameterCount, IsThePublishedOneOfBert) {
   ModelShape shape = family_shape(Family::kBert);
   EXPECT_EQ(total(shape), 109'514'298);

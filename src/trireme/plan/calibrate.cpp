@@ -27,7 +27,7 @@ double predicted_gemm(const cost::Hardware& hardware, const MeasuredGemm& one) {
   return cost::matmul_seconds(hardware, one.arithmetic, one.gemm);
 }
 double predicted_step(const cost::Hardware& hardware, const MeasuredStep& one) {
-  return estimate(hardware, one.job, one.layout).step_seconds();
+  return estimate(hardware, one.job, one.config).step_seconds();
 }
 
 /// Steps are what is to be predicted; GEMMs keep the constants that steps leave open sensible.

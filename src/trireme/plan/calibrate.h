@@ -22,7 +22,7 @@ struct MeasuredGemm {
 struct MeasuredStep {
   std::string name;
   Job job;
-  Layout layout;
+  ParallelConfig config;
   double seconds = 0;
 };
 

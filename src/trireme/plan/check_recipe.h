@@ -6,7 +6,7 @@
 //   checkup.stages       what each rank will hold, by what it is for
 //   checkup.estimate     how long a step will take
 //
-// Depends on: from_recipe, estimate, search, schedule, spec.
+// Depends on: run_setup, from_recipe, estimate, search, schedule, spec.
 #pragma once
 
 #include <optional>
@@ -14,14 +14,17 @@
 #include <vector>
 
 #include "trireme/plan/estimate.h"
-#include "trireme/spec/recipe.h"
+#include "trireme/spec/rules.h"
 
 namespace trireme::plan {
 
 struct CheckOptions {
   int ranks = 1;
   cost::Hardware hardware;
-  bool judge_memory = true;  ///< whether not to fit on that hardware is a problem
+  bool estimates = true;                       ///< memory and time too, which are counted of values that are sound
+  bool judge_memory = true;                    ///< whether not to fit on that hardware is a problem
+  std::optional<spec::ModelShape> shape = {};  ///< of model.init_from, which whoever knows tensors has opened
+  spec::RankKind rank_kind = spec::RankKind::kThreads;
 };
 
 /// What schedule::check() proved, in figures.
@@ -38,11 +41,11 @@ struct Checkup {
   // Without problems of the recipe itself:
   std::optional<Job> job;
   std::optional<ScheduleProof> proof;  ///< where there is a pipeline
-  std::vector<StageMemory> stages;
+  std::vector<RankMemory> stages;      ///< one rank of each
   std::optional<Estimate> estimate;
 };
 
-/// The model and its layout; what spec::find_problems() finds of a recipe is not repeated.
+/// All rules of spec/rules.h but those that spec::find_problems() has found already. Files are not opened.
 Checkup check_recipe(const spec::Recipe& recipe, const CheckOptions& options);
 
 }  // namespace trireme::plan

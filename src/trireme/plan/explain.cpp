@@ -2,87 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
-#include <functional>
-#include <map>
+#include <utility>
 
 namespace trireme::plan {
-namespace {
-
-template <typename Enum>
-std::string name_of(Enum value) {
-  return std::string(name_in(enum_names(std::type_identity<Enum>{}), value));
-}
-
-/// A decision, and the value that a layout has; the number sorts them.
-struct Axis {
-  const char* name;
-  std::function<std::pair<std::int64_t, std::string>(const Layout&)> value;
-};
-
-std::vector<Axis> axes() {
-  const auto number = [](auto member) {
-    return [member](const Layout& layout) {
-      return std::pair{static_cast<std::int64_t>(layout.*member), fmt::format("{}", layout.*member)};
-    };
-  };
-  return {{"tp", number(&Layout::tp)},
-          {"pp", number(&Layout::pp)},
-          {"cp", number(&Layout::cp)},
-          {"ep", number(&Layout::ep)},
-          {"dp", number(&Layout::dp)},
-          {"virtual stages", number(&Layout::virtual_stages)},
-          {"microbatch", number(&Layout::micro_batch_size)},
-          {"zero", number(&Layout::zero)},
-          {"recompute",
-           [](const Layout& layout) {
-             return std::pair{static_cast<std::int64_t>(layout.recompute), name_of(layout.recompute)};
-           }},
-          {"schedule", [](const Layout& layout) {
-             return std::pair{std::int64_t{0}, layout.schedule};
-           }}};
-}
-
-/// Takes a layout in, and keeps it if it is the best of its value so far.
-void take(Alternative& into, const Estimate& candidate) {
-  ++into.layouts;
-  const bool fits = candidate.memory.fits;
-  into.fitting += fits ? 1 : 0;
-  const bool better = into.layouts == 1 || (fits && !into.fits) ||
-                      (fits == into.fits && (fits ? candidate.step_seconds() < into.best.step_seconds()
-                                                  : candidate.memory.peak() < into.best.memory.peak()));
-  if (better) into.best = candidate, into.fits = fits;
-}
-
-}  // namespace
-
-Explanation explain(const cost::Hardware& hardware, const Job& job, int gpus, const Choices& given) {
-  require_arithmetic(hardware, job);
-  Explanation out;
-  const std::vector<Axis> all = axes();
-  std::vector<std::map<std::pair<std::int64_t, std::string>, Alternative>> found(all.size());
-  for (const Layout& layout : all_layouts(hardware, job, gpus, given)) {
-    ++out.layouts;
-    Estimate candidate{.layout = layout, .memory = estimate_memory(hardware, job, layout)};
-    if (candidate.memory.fits) {
-      ++out.fitting;
-      candidate = estimate(hardware, job, layout, Pipeline::kClosedForm);
-      if (!out.best || candidate.step_seconds() < out.best->step_seconds()) out.best = candidate;
-    }
-    for (std::size_t axis = 0; axis < all.size(); ++axis) take(found[axis][all[axis].value(layout)], candidate);
-  }
-  for (std::size_t axis = 0; axis < all.size(); ++axis) {
-    if (found[axis].size() < 2) continue;
-    Decision decision{.name = all[axis].name, .best = out.best ? all[axis].value(out.best->layout).second : ""};
-    for (auto& [value, alternative] : found[axis]) {
-      alternative.value = value.second;
-      decision.alternatives.push_back(std::move(alternative));
-    }
-    out.decisions.push_back(std::move(decision));
-  }
-  return out;
-}
 
 std::string why_slower(const Estimate& best, const Estimate& other) {
   const auto parts = [](const Estimate& one) {
@@ -91,7 +14,7 @@ std::string why_slower(const Estimate& best, const Estimate& other) {
         {{"GEMMs", time.work.matmul},
          {"attention", time.work.attention},
          {"memory-bound operators", time.work.streaming},
-         {one.layout.ep > 1 ? "tensor, context and expert parallelism" : "tensor and context parallelism",
+         {one.config.layout.ep > 1 ? "tensor, context and expert parallelism" : "tensor and context parallelism",
           time.work.communication},
          {"messages between stages", time.pipeline},
          {"the pipeline's bubble", time.bubble},

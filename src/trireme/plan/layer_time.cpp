@@ -5,6 +5,7 @@
 
 #include "trireme/cost/group_time.h"
 #include "trireme/cost/roofline.h"
+#include "trireme/plan/activations.h"
 
 namespace trireme::plan {
 namespace {
@@ -14,7 +15,7 @@ using cost::Hardware;
 
 /// Sizes of one layer as a rank sees it.
 struct Sizes {
-  double tokens, hidden_size, queries, keys, ffn_size, tp;
+  double tokens, hidden_size, queries, keys, kv_heads, ffn_size, tp;
   double bytes;           // of a number between operators
   double sequence_share;  // of the tokens outside of split matrices that this rank works on
   double scores;          // width of all heads, of queries with keys and of values in the mean
@@ -22,29 +23,25 @@ struct Sizes {
   double routed;          // tokens that come to this rank's experts, each counted as often as it is sent
   bool dropout;
 
-  Sizes(const Job& job, const Layout& layout)
-      : tokens(static_cast<double>(layout.micro_batch_size) * static_cast<double>(job.length) / layout.cp),
+  Sizes(const Job& job, const ParallelConfig& config) : Sizes(job, config, config.layout) {}
+  Sizes(const Job& job, const ParallelConfig& config, const spec::LayoutConfig& layout)
+      : tokens(static_cast<double>(config.micro_batch_size) * static_cast<double>(job.seq_len) / layout.cp),
         hidden_size(static_cast<double>(job.shape.hidden_size)),
-        queries(static_cast<double>(job.shape.num_heads * job.shape.head_dim) / layout.tp),
+        queries(static_cast<double>(spec::attention_widths(job.shape).queries) / layout.tp),
         // Fewer key heads than ranks: each rank keeps a whole one.
-        keys(static_cast<double>(job.shape.head_dim) *
+        keys(static_cast<double>(spec::attention_widths(job.shape).keys) / static_cast<double>(job.shape.num_kv_heads) *
              std::max(1.0, static_cast<double>(job.shape.num_kv_heads) / layout.tp)),
+        kv_heads(std::max(1.0, static_cast<double>(job.shape.num_kv_heads) / layout.tp)),
         ffn_size(static_cast<double>(job.shape.ffn_size) / layout.tp),
         tp(layout.tp),
-        bytes(activation_bytes(job.arithmetic)),
+        bytes(job.compute_bytes()),
         sequence_share(layout.sequence_parallel ? 1.0 / layout.tp : 1.0),
-        scores(queries),
+        scores((queries + static_cast<double>(spec::attention_widths(job.shape).attended) / layout.tp) / 2),
         mixed(static_cast<double>(expert_layers(job.shape, job.mixture.experts)) / layers_of(job.shape)),
         // Experts are visited evenly, so as many tokens come as go.
         routed(tokens * static_cast<double>(job.mixture.experts.top_k) *
                std::max(1.0, job.mixture.experts.capacity_factor)),
-        dropout(job.shape.dropout > 0) {
-    if (const Mla& latent = job.mixture.mla; latent.q_lora_rank > 0) {
-      const double heads = static_cast<double>(job.shape.num_heads) / layout.tp;
-      queries = keys = heads * static_cast<double>(job.shape.head_dim + latent.qk_rope_head_dim);
-      scores = (queries + heads * static_cast<double>(latent.v_head_dim)) / 2;
-    }
-  }
+        dropout(job.shape.dropout > 0) {}
 };
 
 /// A GEMM, and how many of its kind a layer has in the mean.
@@ -55,7 +52,7 @@ struct Repeated {
 };
 
 /// The MLP's GEMMs; of the layers that have experts, those of the ones this rank holds, all equally visited.
-void add_mlp(const Job& job, const Layout& layout, const Sizes& sizes, std::vector<Repeated>& out) {
+void add_mlp(const Job& job, const ParallelConfig& config, const Sizes& sizes, std::vector<Repeated>& out) {
   const double into = job.shape.gated ? 2 : 1;
   const auto both = [&](const char* in_name, const char* out_name, double rows, double inner, double times) {
     out.push_back({in_name, {rows, into * inner, sizes.hidden_size}, times});
@@ -64,8 +61,8 @@ void add_mlp(const Job& job, const Layout& layout, const Sizes& sizes, std::vect
   if (sizes.mixed < 1) both("mlp in", "mlp out", sizes.tokens, sizes.ffn_size, 1 - sizes.mixed);
   if (sizes.mixed == 0) return;
   const Experts& experts = job.mixture.experts;
-  const double here = static_cast<double>(experts.num_experts) / layout.ep;
-  const double inner = static_cast<double>(expert_inner(job.shape, experts)) / layout.tp;
+  const double here = static_cast<double>(experts.num_experts) / config.layout.ep;
+  const double inner = static_cast<double>(expert_inner(job.shape, experts)) / config.layout.tp;
   both("expert in", "expert out", sizes.routed / here, inner, sizes.mixed * here);
   if (experts.num_shared_experts > 0)
     both("shared expert in", "shared expert out", sizes.tokens, static_cast<double>(experts.num_shared_experts) * inner,
@@ -73,35 +70,37 @@ void add_mlp(const Job& job, const Layout& layout, const Sizes& sizes, std::vect
   out.push_back({"router", {sizes.tokens, static_cast<double>(experts.num_experts), sizes.hidden_size}, sizes.mixed});
 }
 
-std::vector<Repeated> gemms(const Job& job, const Layout& layout, const Sizes& sizes) {
+std::vector<Repeated> gemms(const Job& job, const ParallelConfig& config, const Sizes& sizes) {
   std::vector<Repeated> out;
-  if (const Mla& latent = job.mixture.mla; latent.q_lora_rank > 0) {
-    const double heads = static_cast<double>(job.shape.num_heads) / layout.tp;
-    const auto query = static_cast<double>(latent.q_lora_rank), key = static_cast<double>(latent.kv_lora_rank);
-    const auto each = static_cast<double>(job.shape.head_dim), rope = static_cast<double>(latent.qk_rope_head_dim);
-    const auto value = static_cast<double>(latent.v_head_dim);
-    out = {{"queries' latent", {sizes.tokens, query, sizes.hidden_size}},
-           {"queries", {sizes.tokens, heads * (each + rope), query}},
-           {"keys' and values' latent", {sizes.tokens, key + rope, sizes.hidden_size}},
-           {"keys and values", {sizes.tokens, heads * (each + value), key}},
-           {"attention out", {sizes.tokens, sizes.hidden_size, heads * value}}};
+  if (const spec::Mla& mla = job.shape.mla; mla.used()) {
+    const double heads = static_cast<double>(job.shape.num_heads) / config.layout.tp;
+    const auto query = static_cast<double>(mla.q_lora_rank), key = static_cast<double>(mla.kv_lora_rank);
+    const auto each = static_cast<double>(job.shape.head_dim), rope = static_cast<double>(mla.qk_rope_head_dim);
+    const auto value = static_cast<double>(mla.v_head_dim);
+    // Down-projections are replicated over tp; sequence parallelism shares out their tokens.
+    const double tokens = sizes.tokens * sizes.sequence_share;
+    if (query > 0) out.push_back({"queries' latent", {tokens, query, sizes.hidden_size}});
+    out.push_back({"queries", {sizes.tokens, sizes.queries, query > 0 ? query : sizes.hidden_size}});
+    out.push_back({"keys' and values' latent", {tokens, key + rope, sizes.hidden_size}});
+    out.push_back({"keys and values", {sizes.tokens, heads * (each + value), key}});
+    out.push_back({"attention out", {sizes.tokens, sizes.hidden_size, heads * value}});
   } else {
     out = {{"queries, keys, values", {sizes.tokens, sizes.queries + 2 * sizes.keys, sizes.hidden_size}},
            {"attention out", {sizes.tokens, sizes.hidden_size, sizes.queries}}};
   }
-  add_mlp(job, layout, sizes, out);
+  add_mlp(job, config, sizes, out);
   return out;
 }
 
 /// Weight gradients are added to sums in fp32: read and written once for each micro-batch.
 constexpr double kAccumulateBytes = 8;
 
-void add_products(const Hardware& hardware, const Job& job, const Layout& layout, const Sizes& sizes,
+void add_products(const Hardware& hardware, const Job& job, const ParallelConfig& config, const Sizes& sizes,
                   PassTimes& times) {
-  for (const auto& [name, gemm, repeats] : gemms(job, layout, sizes)) {
-    const double forward = cost::matmul_seconds(hardware, job.arithmetic, gemm);
-    const double inputs = cost::matmul_seconds(hardware, job.arithmetic, {gemm.rows, gemm.inner, gemm.columns});
-    const double weights = cost::matmul_seconds(hardware, job.arithmetic, {gemm.inner, gemm.columns, gemm.rows}) +
+  for (const auto& [name, gemm, repeats] : gemms(job, config, sizes)) {
+    const double forward = cost::matmul_seconds(hardware, job.arithmetic(), gemm);
+    const double inputs = cost::matmul_seconds(hardware, job.arithmetic(), {gemm.rows, gemm.inner, gemm.columns});
+    const double weights = cost::matmul_seconds(hardware, job.arithmetic(), {gemm.inner, gemm.columns, gemm.rows}) +
                            cost::stream_seconds(hardware, kAccumulateBytes * gemm.inner * gemm.columns, 0);
     times.forward.matmul += repeats * forward;
     times.backward.matmul += repeats * (inputs + weights);
@@ -112,7 +111,7 @@ void add_products(const Hardware& hardware, const Job& job, const Layout& layout
 /// The share of all pairs of tokens that fused attention computes.
 double computed_share(const Job& job) {
   const spec::ModelShape& shape = job.shape;
-  const auto length = static_cast<double>(job.length);
+  const auto length = static_cast<double>(job.seq_len);
   double pairs = 0;
   for (std::int64_t layer = 0; layer < std::min<std::int64_t>(shape.num_layers, 2);
        ++layer) {  // windows alternate in pairs
@@ -124,13 +123,13 @@ double computed_share(const Job& job) {
 }
 
 void add_attention(const Hardware& hardware, const Job& job, const Sizes& sizes, PassTimes& times) {
-  const auto length = static_cast<double>(job.length);
+  const auto length = static_cast<double>(job.seq_len);
   const double flops = 4 * sizes.tokens * length * sizes.scores;
   if (job.attention == AttentionKind::kFlash) {
     const double computed = flops * computed_share(job);
-    times.forward.attention = cost::attention_seconds(hardware, job.arithmetic, computed);
+    times.forward.attention = cost::attention_seconds(hardware, job.arithmetic(), computed);
     // Backward: five GEMMs where forward has two (Dao 2023).
-    times.backward.attention = cost::attention_seconds(hardware, job.arithmetic, 2.5 * computed);
+    times.backward.attention = cost::attention_seconds(hardware, job.arithmetic(), 2.5 * computed);
     return;
   }
   // Two GEMMs of all pairs for each head, and softmax with its dropout in between. Bytes for each score: written by
@@ -139,7 +138,7 @@ void add_attention(const Hardware& hardware, const Job& job, const Sizes& sizes,
   const double product_bytes = 2 * 2 * (scores + 2 * sizes.tokens * sizes.queries);
   const double forward_bytes = product_bytes + scores * (sizes.dropout ? 9 : 4);
   const double backward_bytes = 2 * product_bytes + scores * (sizes.dropout ? 11 : 6);
-  const double computing = flops / (hardware.peak(job.arithmetic) * hardware.device.efficiency.matmul);
+  const double computing = flops / (hardware.peak(job.arithmetic()) * hardware.device.efficiency.matmul);
   times.forward.attention = computing + cost::stream_seconds(hardware, forward_bytes, 5);
   times.backward.attention = 2 * computing + cost::stream_seconds(hardware, backward_bytes, 7);
 }
@@ -174,15 +173,16 @@ void add_streaming(const Hardware& hardware, const Job& job, const Sizes& sizes,
 
 /// Tokens to their experts and back, forward and backward alike. Where GEMMs are in eight bits, tokens go out in
 /// eight and come back in sixteen (DeepSeek-V3, section 3.3.3).
-void add_dispatch(const Hardware& hardware, const Job& job, const Layout& layout, const Sizes& sizes,
+void add_dispatch(const Hardware& hardware, const Job& job, const ParallelConfig& config, const Sizes& sizes,
                   PassTimes& times) {
+  const spec::LayoutConfig& layout = config.layout;
   if (layout.ep == 1 || sizes.mixed == 0) return;
   const int per_node = hardware.cluster.gpus_per_node;
   const cost::GroupShape group{.ranks = layout.ep,
                                .per_node = std::clamp(per_node / layout.tp, 1, layout.ep),
-                               .groups = layout.gpus() / layout.ep,
+                               .groups = config.ranks() / layout.ep,
                                .extent = static_cast<double>(layout.tp) * layout.ep};
-  const double out = job.arithmetic == cost::Arithmetic::kFp8 ? 1 : 2,
+  const double out = job.arithmetic() == cost::Arithmetic::kFp8 ? 1 : 2,
                values = sizes.routed * sizes.hidden_size / sizes.tp;
   const double both = cost::group_seconds(hardware, cost::Collective::kAllToAll, group, out * values) +
                       cost::group_seconds(hardware, cost::Collective::kAllToAll, group, 2 * values);
@@ -191,38 +191,97 @@ void add_dispatch(const Hardware& hardware, const Job& job, const Layout& layout
   times.backward.communication += exposed;
 }
 
-void add_communication(const Hardware& hardware, const Layout& layout, const Sizes& sizes, PassTimes& times) {
+/// Two all-reduces each way (Megatron); with sequence parallelism each is a reduce-scatter and an all-gather of the
+/// same bytes, which can run beside the GEMMs they feed.
+void add_tensor_parallel(const Hardware& hardware, const spec::LayoutConfig& layout, const Sizes& sizes,
+                         PassTimes& times) {
+  if (layout.tp == 1) return;
+  const double one =
+      cost::group_seconds(hardware, cost::Collective::kAllReduce,
+                          {.ranks = layout.tp, .per_node = std::min(layout.tp, hardware.cluster.gpus_per_node)},
+                          sizes.bytes * sizes.tokens * sizes.hidden_size);
+  const double exposed = 2 * one * (layout.sequence_parallel ? 1 - hardware.device.efficiency.overlap : 1);
+  times.forward.communication += exposed;
+  times.backward.communication += exposed;
+}
+
+/// How a sequence that is sharded sees all of its keys and values: all-gather (Llama 3), a ring of blocks behind
+/// attention (Liu et al. 2023), all-to-alls between heads and tokens (ulysses), or ulysses inside one of the others.
+void add_context_parallel(const Hardware& hardware, const ParallelConfig& config, const Sizes& sizes,
+                          PassTimes& times) {
+  const spec::LayoutConfig& layout = config.layout;
+  if (layout.cp == 1) return;
   const double overlap = hardware.device.efficiency.overlap;
-  const int per_node = hardware.cluster.gpus_per_node;
-  if (layout.tp > 1) {
-    // Megatron: two all-reduces each way; with sequence parallelism each is a reduce-scatter and an all-gather of the
-    // same bytes, which can run beside the GEMMs they feed.
-    const double one = cost::group_seconds(hardware, cost::Collective::kAllReduce,
-                                           {.ranks = layout.tp, .per_node = std::min(layout.tp, per_node)},
-                                           sizes.bytes * sizes.tokens * sizes.hidden_size);
-    const double exposed = 2 * one * (layout.sequence_parallel ? 1 - overlap : 1);
-    times.forward.communication += exposed;
-    times.backward.communication += exposed;
+  const int per_node = std::max(1, hardware.cluster.gpus_per_node / layout.tp);
+  const int inner = layout.cp_kind == spec::ContextKind::kUlysses ? layout.cp : layout.cp_ulysses;
+  const int outer = layout.cp / inner;
+  if (inner > 1) {
+    // Of queries, keys, values and the output, forward; of their gradients, backward. Attention waits for them.
+    const cost::GroupShape group{.ranks = inner,
+                                 .per_node = std::min(per_node, inner),
+                                 .groups = config.ranks() / inner,
+                                 .extent = static_cast<double>(layout.tp) * inner};
+    const auto trade = [&](double width) {
+      return cost::group_seconds(hardware, cost::Collective::kAllToAll, group, sizes.bytes * sizes.tokens * width);
+    };
+    const double both = 2 * trade(sizes.queries) + 2 * trade(std::max(sizes.keys, sizes.keys / sizes.kv_heads * inner));
+    times.forward.communication += both;
+    times.backward.communication += both;
   }
-  if (layout.cp > 1) {
-    // Keys and values of the whole sequence come to every rank (Llama 3); their gradients go back. Ring attention
-    // moves the same bytes.
-    const cost::GroupShape group{.ranks = layout.cp,
-                                 .per_node = std::clamp(per_node / layout.tp, 1, layout.cp),
-                                 .groups = layout.gpus() / layout.cp,
-                                 .extent = static_cast<double>(layout.tp) * layout.cp};
-    const double bytes = 2 * sizes.bytes * sizes.tokens * layout.cp * sizes.keys;
-    times.forward.communication +=
-        (1 - overlap) * cost::group_seconds(hardware, cost::Collective::kAllGather, group, bytes);
-    times.backward.communication +=
-        (1 - overlap) * (cost::group_seconds(hardware, cost::Collective::kAllGather, group, bytes) +
-                         cost::group_seconds(hardware, cost::Collective::kReduceScatter, group, bytes));
+  if (outer == 1) return;
+  const cost::GroupShape group{.ranks = outer,
+                               .per_node = std::clamp(per_node / inner, 1, outer),
+                               .groups = config.ranks() / outer,
+                               .extent = static_cast<double>(layout.tp) * layout.cp};
+  const double block = 2 * sizes.bytes * sizes.tokens * sizes.keys;  // keys and values of one rank
+  if (layout.cp_kind == spec::ContextKind::kRing) {
+    const bool across = std::int64_t{layout.tp} * layout.cp > hardware.cluster.gpus_per_node;
+    const auto turn = [&](double bytes) { return (outer - 1) * cost::message_seconds(hardware, bytes, across); };
+    // A block is on its way while attention computes with the one before.
+    const auto exposed = [&](double moving, double computing) {
+      return std::max((1 - overlap) * moving, moving - computing) +
+             (outer - 1) * hardware.device.efficiency.kernel_seconds;
+    };
+    times.forward.communication += exposed(turn(block), times.forward.attention);
+    // Blocks once more, and the gradients of keys and values beside them in fp32.
+    times.backward.communication += exposed(turn(block) + turn(block / sizes.bytes * 4), times.backward.attention);
+    return;
   }
+  const double bytes = block * outer;
+  const double gather = cost::group_seconds(hardware, cost::Collective::kAllGather, group, bytes);
+  times.forward.communication += (1 - overlap) * gather;
+  times.backward.communication +=
+      (1 - overlap) * (gather + cost::group_seconds(hardware, cost::Collective::kReduceScatter, group, bytes));
+}
+
+/// One pass through the head and its loss.
+PassTimes logits_times(const Hardware& hardware, const Job& job, const ParallelConfig& config) {
+  const Sizes sizes(job, config);
+  const double vocabulary = static_cast<double>(job.shape.vocab_size) / config.layout.tp;
+  // Heads stay in sixteen bits where the rest is in eight (DeepSeek-V3, section 3.3).
+  const cost::Arithmetic arithmetic =
+      job.arithmetic() == cost::Arithmetic::kFp8 ? cost::Arithmetic::kBf16 : job.arithmetic();
+  const GemmShape gemm{sizes.tokens, vocabulary, sizes.hidden_size};
+  PassTimes times;
+  times.forward.matmul = cost::matmul_seconds(hardware, arithmetic, gemm);
+  times.backward.matmul =
+      2 * times.forward.matmul + cost::stream_seconds(hardware, kAccumulateBytes * vocabulary * sizes.hidden_size, 0);
+  // The loss in fp32: logits written, read for the maximum, for the sum, for the gradient; which is written twice.
+  const double logits = sizes.tokens * vocabulary;
+  times.forward.streaming = cost::stream_seconds(hardware, 16 * logits, 4);
+  times.backward.streaming = cost::stream_seconds(hardware, 8 * logits, 2);
+  if (const spec::LayoutConfig& layout = config.layout; layout.tp > 1) {
+    const double overlap = layout.sequence_parallel ? hardware.device.efficiency.overlap : 0;
+    times.backward.communication =
+        (1 - overlap) *
+        cost::group_seconds(hardware, cost::Collective::kAllReduce,
+                            {.ranks = layout.tp, .per_node = std::min(layout.tp, hardware.cluster.gpus_per_node)},
+                            sizes.bytes * sizes.tokens * sizes.hidden_size);
+  }
+  return times;
 }
 
 }  // namespace
-
-double activation_bytes(cost::Arithmetic arithmetic) { return arithmetic == cost::Arithmetic::kFp32 ? 4 : 2; }
 
 Parts& Parts::operator+=(const Parts& other) {
   matmul += other.matmul, attention += other.attention;
@@ -234,57 +293,51 @@ Parts operator*(double factor, const Parts& parts) {
   return {factor * parts.matmul, factor * parts.attention, factor * parts.streaming, factor * parts.communication};
 }
 
-PassTimes layer_times(const Hardware& hardware, const Job& job, const Layout& layout) {
-  const Sizes sizes(job, layout);
+PassTimes layer_times(const Hardware& hardware, const Job& job, const ParallelConfig& config) {
+  const Sizes sizes(job, config);
   PassTimes times;
-  add_products(hardware, job, layout, sizes, times);
+  add_products(hardware, job, config, sizes, times);
   add_attention(hardware, job, sizes, times);
   add_streaming(hardware, job, sizes, times);
-  add_communication(hardware, layout, sizes, times);
-  add_dispatch(hardware, job, layout, sizes, times);
-  switch (layout.recompute) {
-    case Recompute::kNone:
-      break;
-    case Recompute::kSelective:
-      if (job.attention == AttentionKind::kUnfused) times.recompute.attention = times.forward.attention;
-      break;
-    case Recompute::kFull:
-      times.recompute = times.forward;
-      break;
-  }
+  add_tensor_parallel(hardware, config.layout, sizes, times);
+  add_context_parallel(hardware, config, sizes, times);
+  add_dispatch(hardware, job, config, sizes, times);
+  times.recompute = recomputed_forwards(job, config) * times.forward;
+  if (config.recompute == spec::RecomputeKind::kSelective && job.attention == AttentionKind::kUnfused)
+    times.recompute.attention = times.forward.attention;
   return times;
 }
 
-std::vector<OperatorTime> forward_operators(const Hardware& hardware, const Job& job, const Layout& layout) {
-  const Sizes sizes(job, layout);
+std::vector<OperatorTime> forward_operators(const Hardware& hardware, const Job& job, const ParallelConfig& config) {
+  const Sizes sizes(job, config);
   std::vector<OperatorTime> out;
-  const double width = cost::bytes_of(job.arithmetic);
-  for (const auto& [name, gemm, repeats] : gemms(job, layout, sizes))
+  const double width = cost::bytes_of(job.arithmetic());
+  for (const auto& [name, gemm, repeats] : gemms(job, config, sizes))
     out.push_back(
-        {name, repeats, gemm.flops(), width * gemm.elements(), cost::matmul_seconds(hardware, job.arithmetic, gemm)});
+        {name, repeats, gemm.flops(), width * gemm.elements(), cost::matmul_seconds(hardware, job.arithmetic(), gemm)});
   PassTimes attention, streaming;
   add_attention(hardware, job, sizes, attention);
   add_streaming(hardware, job, sizes, streaming);
   const double share = job.attention == AttentionKind::kFlash ? computed_share(job) : 1;
-  const double flops = 4 * sizes.tokens * static_cast<double>(job.length) * sizes.scores * share;
+  const double flops = 4 * sizes.tokens * static_cast<double>(job.seq_len) * sizes.scores * share;
   // Fused attention reads queries, keys and values and writes its output; unfused also moves the scores.
   double bytes = 2 * sizes.tokens * (2 * sizes.queries + 2 * sizes.keys);
   if (job.attention == AttentionKind::kUnfused)
     bytes +=
-        8 * sizes.tokens * static_cast<double>(job.length) * sizes.queries / static_cast<double>(job.shape.head_dim);
+        8 * sizes.tokens * static_cast<double>(job.seq_len) * sizes.queries / static_cast<double>(job.shape.head_dim);
   out.push_back({"attention", 1, flops, bytes, attention.forward.attention});
   const double seconds = streaming.forward.streaming;
   // A few operations for each number that is read or written: far left of every ridge.
   const double moved = seconds * hardware.memory_bandwidth() * hardware.device.efficiency.memory;
   out.push_back({"norms, activations, residuals", 1, moved / 2, moved, seconds});
-  const PassTimes head = head_times(hardware, job, layout);
-  const GemmShape logits{sizes.tokens, static_cast<double>(job.shape.vocab_size) / layout.tp, sizes.hidden_size};
+  const PassTimes head = logits_times(hardware, job, config);
+  const GemmShape logits{sizes.tokens, static_cast<double>(job.shape.vocab_size) / config.layout.tp, sizes.hidden_size};
   out.push_back({"head", 1.0 / layers_of(job.shape), logits.flops(), 2 * logits.elements(), head.forward.matmul});
   return out;
 }
 
-PassTimes embedding_times(const Hardware& hardware, const Job& job, const Layout& layout) {
-  const Sizes sizes(job, layout);
+PassTimes embedding_times(const Hardware& hardware, const Job& job, const ParallelConfig& config) {
+  const Sizes sizes(job, config);
   PassTimes times;
   const double bytes = sizes.tokens * sizes.hidden_size * sizes.sequence_share;
   times.forward.streaming = cost::stream_seconds(hardware, 3 * sizes.bytes * bytes, 2);
@@ -292,29 +345,23 @@ PassTimes embedding_times(const Hardware& hardware, const Job& job, const Layout
   return times;
 }
 
-PassTimes head_times(const Hardware& hardware, const Job& job, const Layout& layout) {
-  const Sizes sizes(job, layout);
-  const double vocabulary = static_cast<double>(job.shape.vocab_size) / layout.tp;
-  // Heads stay in sixteen bits where the rest is in eight (DeepSeek-V3, section 3.3).
-  const cost::Arithmetic arithmetic =
-      job.arithmetic == cost::Arithmetic::kFp8 ? cost::Arithmetic::kBf16 : job.arithmetic;
-  const GemmShape gemm{sizes.tokens, vocabulary, sizes.hidden_size};
-  PassTimes times;
-  times.forward.matmul = cost::matmul_seconds(hardware, arithmetic, gemm);
-  times.backward.matmul =
-      2 * times.forward.matmul + cost::stream_seconds(hardware, kAccumulateBytes * vocabulary * sizes.hidden_size, 0);
-  // The loss in fp32: logits written, read for the maximum, for the sum, for the gradient; which is written twice.
-  const double logits = sizes.tokens * vocabulary;
-  times.forward.streaming = cost::stream_seconds(hardware, 16 * logits, 4);
-  times.backward.streaming = cost::stream_seconds(hardware, 8 * logits, 2);
-  if (layout.tp > 1) {
-    const double overlap = layout.sequence_parallel ? hardware.device.efficiency.overlap : 0;
-    times.backward.communication =
-        (1 - overlap) *
-        cost::group_seconds(hardware, cost::Collective::kAllReduce,
-                            {.ranks = layout.tp, .per_node = std::min(layout.tp, hardware.cluster.gpus_per_node)},
-                            sizes.bytes * sizes.tokens * sizes.hidden_size);
-  }
+PassTimes head_times(const Hardware& hardware, const Job& job, const ParallelConfig& config) {
+  PassTimes times = logits_times(hardware, job, config);
+  const auto depths = static_cast<double>(job.shape.mtp_depth);
+  if (depths == 0) return times;
+  // A module of multi-token prediction: a projection of two inputs, a block, and the head again.
+  PassTimes module = layer_times(hardware, job, config);
+  const Sizes sizes(job, config);
+  const double projection = cost::matmul_seconds(
+      hardware, job.arithmetic(), {sizes.tokens * sizes.sequence_share, sizes.hidden_size, 2 * sizes.hidden_size});
+  module.forward.matmul += projection;
+  module.backward.matmul += 2 * projection;
+  module.backward_weight += projection;
+  module.forward += times.forward;
+  module.backward += times.backward;
+  times.forward += depths * module.forward;
+  times.backward += depths * module.backward;
+  times.backward_weight += depths * module.backward_weight;
   return times;
 }
 

@@ -3,7 +3,7 @@
 // GEMMs by the rounded roofline, attention fused or not, everything else by the bytes it moves, and the
 // collectives of tensor and context parallelism. Bytes are counted from the operators themselves: what a norm, an
 // activation, a residual sum reads and writes.
-// Depends on: job, cost.
+// Depends on: activations, cost, job.
 #pragma once
 
 #include <string>
@@ -13,9 +13,6 @@
 #include "trireme/plan/job.h"
 
 namespace trireme::plan {
-
-/// Bytes of a number that goes from one operator to the next: GEMMs in eight bits leave sixteen.
-double activation_bytes(cost::Arithmetic arithmetic);
 
 /// Seconds, by what is done.
 struct Parts {
@@ -41,12 +38,13 @@ struct OperatorTime {
   double intensity() const { return bytes > 0 ? flops / bytes : 0; }
 };
 /// Those of a layer, and the head.
-std::vector<OperatorTime> forward_operators(const cost::Hardware& hardware, const Job& job, const Layout& layout);
+std::vector<OperatorTime> forward_operators(const cost::Hardware& hardware, const Job& job,
+                                            const ParallelConfig& config);
 
 /// One layer.
-PassTimes layer_times(const cost::Hardware& hardware, const Job& job, const Layout& layout);
+PassTimes layer_times(const cost::Hardware& hardware, const Job& job, const ParallelConfig& config);
 /// The embedding; and the last norm, the head and the loss.
-PassTimes embedding_times(const cost::Hardware& hardware, const Job& job, const Layout& layout);
-PassTimes head_times(const cost::Hardware& hardware, const Job& job, const Layout& layout);
+PassTimes embedding_times(const cost::Hardware& hardware, const Job& job, const ParallelConfig& config);
+PassTimes head_times(const cost::Hardware& hardware, const Job& job, const ParallelConfig& config);
 
 }  // namespace trireme::plan

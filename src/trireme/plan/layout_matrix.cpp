@@ -12,6 +12,7 @@
 #include "trireme/base/random.h"
 #include "trireme/base/text.h"
 #include "trireme/schedule/builders.h"
+#include "trireme/spec/batch_split.h"
 
 namespace trireme::plan {
 namespace {
@@ -102,12 +103,14 @@ class Enumeration {
     for (const schedule::Kind& kind : schedule::kinds()) {
       if (kind.asynchronous) continue;
       spec::PipelineConfig pipeline{.schedule = std::string(kind.name), .virtual_stages = kind.default_chunks};
-      const std::int64_t micros =
-          task_.batch_rows / *layout.dp / std::max<std::int64_t>(1, task_.micro_batch_size.value_or(1));
-      const std::string why = kind.refuses(
-          {.ranks = layout.pp, .micros = static_cast<int>(micros), .chunks_per_rank = kind.default_chunks});
+      const std::int64_t rows = task_.micro_batch_size.value_or(1);
+      const std::int64_t micros = spec::most_micros(task_.batch_rows, *layout.dp, {}, rows);
+      const std::string why = kind.refuses({.ranks = layout.pp,
+                                            .micros = static_cast<int>(micros),
+                                            .chunks_per_rank = kind.default_chunks,
+                                            .micro_rows = static_cast<int>(rows)});
       if (!why.empty()) {
-        matrix_.refused.push_back({LayoutCase{layout, pipeline, {}}.text(), why});
+        matrix_.refused.push_back({LayoutCase{{.layout = layout, .pipeline = pipeline}, {}}.text(), why});
         continue;
       }
       add(layout, pipeline);
@@ -115,7 +118,7 @@ class Enumeration {
   }
 
   void add(const spec::LayoutConfig& layout, const spec::PipelineConfig& pipeline) {
-    LayoutCase one{layout, pipeline, find_features(layout, pipeline)};
+    LayoutCase one{{.layout = layout, .pipeline = pipeline}, find_features(layout, pipeline)};
     const auto problems = spec::find_layout_problems(layout, pipeline, task_);
     if (problems.empty()) {
       matrix_.cases.push_back(std::move(one));

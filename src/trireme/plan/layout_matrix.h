@@ -9,12 +9,11 @@
 #include <vector>
 
 #include "trireme/spec/layout_check.h"
+#include "trireme/spec/parallel_config.h"
 
 namespace trireme::plan {
 
-struct LayoutCase {
-  spec::LayoutConfig layout;
-  spec::PipelineConfig pipeline;
+struct LayoutCase : spec::ParallelConfig {
   std::vector<std::string> features;  ///< "tp", "sequence parallel", "ring", "zero 2", "zb-v", ...
   std::string text() const;           ///< "dp=2 tp=2 sp pp=2 zb-v zero=3"
 };

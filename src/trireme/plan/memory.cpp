@@ -3,228 +3,320 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <utility>
 
-#include "trireme/cost/roofline.h"
-#include "trireme/schedule/builders.h"
-#include "trireme/schedule/memory.h"
+#include "trireme/base/text.h"
+#include "trireme/base/units.h"
 
 namespace trireme::plan {
 namespace {
 
-constexpr double kBucketBytes = 2.0e8;  // of gradients in flight
+using spec::MasterWeights;
+using Use = MemoryUse;
 
-double tokens_of(const Job& job, const Layout& layout) {
-  return static_cast<double>(layout.micro_batch_size) * static_cast<double>(job.length) / layout.cp;
-}
+/// Buckets of ZeRO 2 and 3 under way: those that are reduced, the one that fills, and with offload those that leave for
+/// the host (parallel/gradient_buckets.cpp).
+constexpr double kBucketsInFlight = 5, kBucketsLeaving = 4;
+constexpr double kMegatronBucketBytes = 2.0e8;
+/// ZeRO-3 of published runs is DeepSpeed's: numbers of a bucket, unless told otherwise (reduce_bucket_size).
+constexpr double kDeepSpeedBucket = 5.0e8;
 
-/// Per token and layer: outside of the split matrices, inside of them, and attention's scores.
-struct LayerBytes {
-  double outside, inside, scores;
+/// Parameters of a rank before ZeRO. Matrices of layers, of tables and head, and routed experts may have narrow states;
+/// vectors never have.
+struct HeldParameters {
+  double layers = 0, tables = 0, vectors = 0, experts = 0;
+  double all() const { return layers + tables + vectors + experts; }
 };
 
-/// What the activation of an MLP takes and gives, for each token; with experts also the copies of tokens that were sent
-/// to them and what came back.
-double mlp_bytes(const Job& job) {
-  const spec::ModelShape& shape = job.shape;
-  const double each = shape.gated ? 6 : 4;
-  const Experts& experts = job.mixture.experts;
-  const double mixed = static_cast<double>(expert_layers(shape, experts)) / layers_of(shape);
-  const double dense = (1 - mixed) * each * static_cast<double>(shape.ffn_size);
-  if (mixed == 0) return dense;
-  const double padded = std::max(1.0, experts.capacity_factor) * static_cast<double>(experts.top_k);
-  const auto inner = static_cast<double>(expert_inner(shape, experts));
-  return dense + mixed * (each * inner * (padded + static_cast<double>(experts.num_shared_experts)) +
-                          4 * padded * static_cast<double>(shape.hidden_size));
+HeldParameters held_parameters(const ParallelConfig& config, const WeightCounts& weights, double layers,
+                               double embeddings, double heads) {
+  const double tp = config.layout.tp;
+  HeldParameters held;
+  const double whole = layers * weights.layer_replicated + heads * weights.mtp_replicated;
+  held.layers =
+      (layers * (weights.layer - weights.layer_vectors) + heads * (weights.mtp - weights.mtp_vectors) - whole) / tp +
+      whole;
+  held.vectors = (layers * weights.layer_vectors + heads * (weights.mtp_vectors + weights.head_vectors)) / tp;
+  held.experts = layers * weights.experts / tp / config.layout.ep;
+  // A head on another rank than the embedding has a copy of it where it is tied or predicts further tokens.
+  held.tables = (embeddings * weights.embedding + heads * (weights.head - weights.head_vectors) +
+                 std::max(0.0, heads - embeddings) * weights.tied_head) /
+                tp;
+  return held;
 }
 
-LayerBytes layer_bytes(const Job& job, const Layout& layout) {
-  const spec::ModelShape& shape = job.shape;
-  const bool dropout = shape.dropout > 0;
-  const auto width = static_cast<double>(shape.hidden_size);
-  auto queries = static_cast<double>(shape.num_heads * shape.head_dim), attended = queries;
-  double keys =
-      static_cast<double>(shape.head_dim) * std::max<double>(static_cast<double>(shape.num_kv_heads), layout.tp);
-  double values = keys;
-  const Mla& latent = job.mixture.mla;
-  if (latent.q_lora_rank > 0) {
-    queries = keys = static_cast<double>(shape.num_heads * (shape.head_dim + latent.qk_rope_head_dim));
-    attended = values = static_cast<double>(shape.num_heads * latent.v_head_dim);
-  }
-  LayerBytes bytes{};
-  // Inputs of both norms, their outputs as inputs of the GEMMs, two masks.
-  bytes.outside = width * (8 + (dropout ? 2 : 0));
-  // Queries, keys, values, what attention gives; what the activation takes and gives.
-  bytes.inside = 2 * (queries + keys + values) + 2 * attended + mlp_bytes(job);
-  // Softmax, its mask and what dropout makes of it.
-  if (job.attention == AttentionKind::kUnfused)
-    bytes.scores = static_cast<double>(shape.num_heads) * static_cast<double>(job.length) * (dropout ? 5 : 2);
-  return bytes;
-}
-
-double state_scale(cost::Arithmetic arithmetic) { return arithmetic == cost::Arithmetic::kFp32 ? 2 : 1; }
-
-/// Weights that a rank of a stage holds: of layers, of tables and heads, and routed experts.
-struct StageWeights {
-  double dense = 0, tables = 0, experts = 0;
-  double gradient_bytes(const Job& job) const {
-    return (dense + experts) * job.of_layers.gradient_bytes + tables * job.of_tables.gradient_bytes;
-  }
+/// What one parameter of a class has.
+struct StateBytes {
+  double weight, master, gradient, moments;
 };
 
-void add_states(MemoryParts& parts, const MemoryParts& more) {
-  parts.weights += more.weights;
-  parts.gradients += more.gradients;
-  parts.optimizer += more.optimizer;
-}
+class StateTypes {
+ public:
+  explicit StateTypes(const Job& job) : job_(job), moments_(spec::moments_of(job.optim)) {
+    if (job.optim.state_dtype == spec::StateDtype::kBf16)
+      moment_bytes_ = 2;
+    else
+      moment_bytes_ = job.sum_bytes();
+    const MasterWeights masters = job.precision.master_weights;
+    narrow_layers_ = masters != MasterWeights::kFp32;
+    narrow_tables_ = masters == MasterWeights::kVectors;
+    narrow_gradients_ = spec::has_narrow_gradients(job.precision);
+  }
 
-StageWeights stage_weights(const Job& job, const Layout& layout, const WeightCounts& weights, int stage, int layers) {
-  const bool first = stage == 0, last = stage == layout.pp - 1;
-  double tables = 0;
-  if (first) tables += weights.embedding;
-  if (last) tables += weights.head;
-  // A tied head on another rank than the embedding is a copy of it.
-  if (last && !first && job.shape.tied) tables += static_cast<double>(job.shape.vocab_size * job.shape.hidden_size);
-  return {.dense = layers * weights.layer / layout.tp,
-          .tables = tables / layout.tp,
-          .experts = layers * weights.experts / layout.tp / layout.ep};
-}
+  StateBytes of_layers() const { return make(!narrow_layers_, narrow_gradients_ || narrow_layers_); }
+  StateBytes of_tables() const { return make(!narrow_tables_, narrow_gradients_ || narrow_tables_); }
+  StateBytes of_vectors() const { return make(true, false); }
+  /// The type of the gradients of tables, which no bucket cuts.
+  double table_gradient_bytes() const { return of_tables().gradient; }
+  double moment_bytes() const { return moment_bytes_; }
 
-/// Moves to the host what is kept there; the device keeps what is just being used.
-void offload(const Layout& layout, double sixteen_layer, StageMemory& memory) {
-  if (layout.offload == Offload::kNone) return;
-  MemoryParts& parts = memory.parts;
-  memory.host += parts.optimizer + parts.gradients;
-  parts.optimizer = parts.gradients = 0;
-  parts.working += sixteen_layer;  // a layer's gradients being sent
-  if (layout.offload != Offload::kWeights) return;
-  memory.host += parts.weights;
-  parts.weights = 0;
-  parts.working += 2 * sixteen_layer;  // the layer at hand, and the next one on its way in
-}
+ private:
+  StateBytes make(bool has_master, bool narrow_gradient) const {
+    const double compute = job_.compute_bytes(), sum = job_.sum_bytes();
+    return {.weight = compute,
+            .master = has_master && compute != sum ? sum : 0,
+            .gradient = narrow_gradient ? compute : sum,
+            .moments = moments_ * moment_bytes_};
+  }
 
-/// One stage of the pipeline.
-void add_parts(const cost::Hardware& hardware, const Job& job, const Layout& layout, const WeightCounts& weights,
-               StageMemory& memory) {
-  const bool first = memory.stage == 0, last = memory.stage == layout.pp - 1;
-  const double tokens = tokens_of(job, layout);
-  const auto width = static_cast<double>(job.shape.hidden_size);
-  const StageWeights held = stage_weights(job, layout, weights, memory.stage, memory.layers);
-  const double gradients = held.gradient_bytes(job);
+  const Job& job_;
+  double moments_, moment_bytes_ = 4;
+  bool narrow_layers_ = false, narrow_tables_ = false, narrow_gradients_ = false;
+};
 
-  MemoryParts& parts = memory.parts;
-  parts = {};
-  const auto add = [&](double count, int ranks, const StateTypes& types) {
-    add_states(parts, model_states(count, ranks, layout.zero, types, job.arithmetic, job.moments));
+/// Of all parameters of a rank: before ZeRO, and after the cut of each stage.
+struct States {
+  double weights = 0, masters = 0, gradients = 0, moments = 0;  ///< as ZeRO's stage leaves them
+  double whole_gradients = 0;                                   ///< before the cut
+  double owned_gradients = 0;                                   ///< of those that the rank updates
+  double owned = 0;                                             ///< parameters that it updates
+  double owned_narrow = 0;                                      ///< of them, those with gradients below the full type
+};
+
+States states_of(const Job& job, const ParallelConfig& config, const HeldParameters& held) {
+  const StateTypes types(job);
+  const int zero = config.layout.zero;
+  const double sharers = config.zero_ranks();
+  const double expert_sharers = std::max(1.0, sharers / config.layout.ep);
+  States out;
+  const auto add = [&](double count, const StateBytes& each, double ranks) {
+    const auto cut = [&](int stage) { return zero >= stage ? 1 / ranks : 1.0; };
+    out.weights += count * each.weight * cut(3);
+    out.masters += count * each.master * cut(1);
+    out.moments += count * each.moments * cut(1);
+    out.gradients += count * each.gradient * cut(2);
+    out.whole_gradients += count * each.gradient;
+    out.owned_gradients += count * each.gradient * cut(1);
+    out.owned += count * cut(1);
+    if (each.gradient < job.sum_bytes()) out.owned_narrow += count * cut(1);
   };
-  add(held.dense, layout.sharers(), job.of_layers);
-  add(held.tables, layout.sharers(), job.of_tables);
-  add(held.experts, layout.expert_sharers(), job.of_layers);
-  const double layer = weights.layer_share(layout), sixteen = 2 * state_scale(job.arithmetic);
-  const double whole = whole_layer_activation_bytes(job, layout);
-  if (layout.zero == 2) {
-    // Gradients are summed over the micro-batches that pass a chunk in a row before they are reduced and sharded.
-    parts.working += layout.pp > 1 ? gradients / layout.virtual_stages : sixteen * layer;
-  }
-  if (layout.zero == 3) {
-    // The layer at hand, gathered. While its gradients come up its activations go, so half of them count.
-    parts.working += sixteen * layer * 1.5;
-  }
-  parts.activations = layer_activation_bytes(job, layout) * memory.layers * memory.in_flight;
-  if (first && job.shape.dropout > 0) parts.activations += tokens * width * memory.in_flight;  // the embedding's mask
-  double working = layout.recompute == Recompute::kFull ? whole : 0;
-  // Logits in fp32 and in sixteen bits; never at the same time as a layer is recomputed.
-  if (last) working = std::max(working, 6 * tokens * static_cast<double>(job.shape.vocab_size) / layout.tp);
-  parts.working += working;
-  parts.buffers = hardware.device.software_gb * 1e9;
-  // With sharded gradients the working memory above is what they travel from.
-  if (layout.dp * layout.cp > 1 && layout.zero != 2) parts.buffers += std::min(kBucketBytes, gradients);
-  if (layout.pp > 1) parts.buffers += 4 * 2 * tokens * width / (layout.sequence_parallel ? layout.tp : 1);
-  offload(layout, sixteen * layer, memory);
+  add(held.layers, types.of_layers(), sharers);
+  add(held.tables, types.of_tables(), sharers);
+  add(held.vectors, types.of_vectors(), sharers);
+  add(held.experts, types.of_layers(), expert_sharers);
+  return out;
 }
+
+/// Fills the lines of one rank.
+class Account {
+ public:
+  Account(const Job& job, const ParallelConfig& config, const ActivationBytes& activations, const WeightCounts& weights,
+          const StageLoad& load)
+      : job_(job), config_(config), activations_(activations), weights_(weights), load_(load) {}
+
+  RankMemory run() {
+    memory_.stage = load_.stage;
+    memory_.layers = load_.layers;
+    memory_.in_flight = load_.in_flight;
+    held_ = held_parameters(config_, weights_, load_.layers, load_.embeddings, load_.heads);
+    states_ = states_of(job_, config_, held_);
+    add_states();
+    add_versions();
+    add_activations();
+    megatron() ? add_megatron_buffers() : add_buffers();
+    if (config_.layout.pp > 1) memory_[Use::kMessages] = 4 * activations_.hidden * activations_.between;
+    return memory_;
+  }
+
+ private:
+  bool megatron() const { return job_.software == Software::kMegatron; }
+  bool offloads() const { return config_.layout.offload == spec::OffloadKind::kOptimizer; }
+
+  void add_states() {
+    memory_[Use::kWeights] = states_.weights;
+    const double directions =
+        job_.optim.kind == spec::OptimizerKind::kLamb ? states_.owned_narrow * job_.sum_bytes() : 0;
+    if (offloads()) {
+      // New weights are made beside the master weights where types differ, and go from there.
+      const spec::LayoutConfig& layout = config_.layout;
+      const bool rounded = layout.reduce == spec::ReduceKind::kBf16 && layout.zero == 0 && config_.ranks() == 1;
+      const double sums = rounded ? states_.owned * job_.compute_bytes() : states_.owned_gradients;
+      memory_.host = states_.masters + states_.moments + sums * (layout.delayed_update ? 2 : 1) +
+                     states_.owned * job_.compute_bytes() + directions;
+      if (layout.zero < 2) memory_[Use::kGradients] = states_.whole_gradients;
+      return;
+    }
+    memory_[Use::kMasterWeights] = states_.masters;
+    memory_[Use::kGradients] = states_.gradients;
+    memory_[Use::kOptimizerState] = states_.moments;
+    memory_[Use::kDirections] = directions;
+  }
+
+  void add_versions() {
+    const HeldParameters versions =
+        held_parameters(config_, weights_, load_.version_layers, load_.version_embeddings, load_.version_heads);
+    memory_[Use::kWeightVersions] = versions.all() * job_.compute_bytes();
+    // A weight and its transpose, a byte each.
+    if (job_.precision.gemm != spec::GemmPrecision::kSame && !megatron())
+      memory_[Use::kFp8Weights] = 2 * (held_.layers + held_.experts);
+  }
+
+  void add_activations() {
+    double layers = load_.saved_layers * activations_.layer;
+    if (config_.offload_activations && activations_.recomputed_layers > 0) {
+      const double here = std::min(layers, 2 * activations_.hidden);
+      memory_.host += std::max(0.0, layers - activations_.hidden);
+      layers = here;
+    }
+    memory_[Use::kActivations] = layers;
+    memory_[Use::kHead] = load_.saved_embeddings * activations_.embedding + load_.saved_heads * activations_.head;
+  }
+
+  /// The most of a step: the head with its logits, or a layer that goes back.
+  void add_buffers() {
+    const double tp = config_.layout.tp, row = static_cast<double>(job_.shape.vocab_size) / tp * job_.compute_bytes();
+    // A chunk of logits, whose gradient takes their place, and the norm's output. A layer that goes back: gradients of
+    // its MLP's middle, the middle once more, and what comes in and goes out.
+    const double logits =
+        std::min(std::max(job_.logits_chunk_bytes, row), activations_.tokens * row) + activations_.hidden;
+    const double back = activations_.mlp_middle * (job_.shape.gated ? 4 : 3) + 2 * activations_.hidden +
+                        activations_.recomputed_layers * activations_.whole_layer;
+    memory_[Use::kWorking] = std::max(back, load_.heads > 0 ? logits : 0);
+    memory_[Use::kLibraries] = kGemmWorkspace;
+    if (config_.layout.zero < 2) return;
+    const double largest = load_.embeddings + load_.heads > 0
+                               ? static_cast<double>(job_.shape.vocab_size * job_.shape.hidden_size) / tp
+                               : 0;
+    const double bucket = config_.layout.bucket_mb > 0 ? std::max(config_.layout.bucket_mb * 1e6,
+                                                                  largest * StateTypes(job_).table_gradient_bytes())
+                                                       : states_.whole_gradients;
+    memory_[Use::kBuckets] =
+        std::min(states_.whole_gradients, bucket * (kBucketsInFlight + (offloads() ? kBucketsLeaving : 0)));
+    if (config_.layout.zero == 3) {
+      const double layer = held_.all() / std::max(1, load_.layers);
+      memory_[Use::kGathered] = 2 * std::max(layer, largest) * job_.compute_bytes();
+    }
+  }
+
+  void add_megatron_buffers() {
+    const double compute = job_.compute_bytes(), layer = weights_.layer_share(config_);
+    const int zero = config_.layout.zero;
+    // Gradients are summed over the micro-batches that pass a chunk in a row before they are reduced and sharded.
+    if (zero == 2)
+      memory_[Use::kBuckets] =
+          config_.layout.pp > 1 ? states_.whole_gradients / chunks_per_rank(config_) : compute * layer;
+    // The layer at hand, gathered. While its gradients come up its activations go, so half of them count.
+    if (zero == 3) memory_[Use::kGathered] = compute * layer * 1.5;
+    if (config_.replicas() > 1 && zero != 2)
+      memory_[Use::kBuckets] +=
+          std::min(zero == 3 ? kDeepSpeedBucket * compute : kMegatronBucketBytes, states_.whole_gradients);
+    if (offloads()) memory_[Use::kBuckets] += compute * layer;  // a layer's gradients being sent
+    double working = activations_.recomputed_layers * activations_.whole_layer;
+    // Logits in fp32 and in sixteen bits; never at the same time as a layer is recomputed.
+    if (load_.heads > 0)
+      working =
+          std::max(working, 6 * activations_.tokens * static_cast<double>(job_.shape.vocab_size) / config_.layout.tp);
+    memory_[Use::kWorking] = working;
+  }
+
+  const Job& job_;
+  const ParallelConfig& config_;
+  const ActivationBytes& activations_;
+  const WeightCounts& weights_;
+  const StageLoad& load_;
+  HeldParameters held_;
+  States states_;
+  RankMemory memory_;
+};
 
 }  // namespace
 
-MemoryParts model_states(double weights, int ranks, int zero, const StateTypes& types, cost::Arithmetic arithmetic,
-                         int moments) {
-  const double shard = weights / ranks, scale = state_scale(arithmetic);
-  MemoryParts parts;
-  parts.weights = 2 * scale * (zero >= 3 ? shard : weights);
-  parts.gradients = types.gradient_bytes * (zero >= 2 ? shard : weights);
-  // Moments, and master weights where the weights are narrower than they are.
-  const double master_weights = types.master_weights && arithmetic != cost::Arithmetic::kFp32 ? 4 : 0;
-  parts.optimizer = (types.moment_bytes * moments + master_weights) * (zero >= 1 ? shard : weights);
-  return parts;
+double context_bytes() { return cost::Device{}.software_gb * 1e9; }
+
+double RankMemory::peak() const {
+  double sum = 0;
+  for (const double one : bytes) sum += one;
+  return sum;
 }
 
-double whole_layer_activation_bytes(const Job& job, const Layout& layout) {
-  const LayerBytes bytes = layer_bytes(job, layout);
-  const double outside = layout.sequence_parallel ? bytes.outside / layout.tp : bytes.outside;
-  return tokens_of(job, layout) * state_scale(job.arithmetic) * (outside + (bytes.inside + bytes.scores) / layout.tp);
+MemoryParts RankMemory::parts() const {
+  const RankMemory& self = *this;
+  return {.weights = self[Use::kWeights] + self[Use::kWeightVersions] + self[Use::kFp8Weights],
+          .gradients = self[Use::kGradients],
+          .optimizer = self[Use::kMasterWeights] + self[Use::kOptimizerState] + self[Use::kDirections],
+          .activations = self[Use::kActivations] + self[Use::kHead],
+          .working = self[Use::kWorking] + self[Use::kGathered] + self[Use::kBuckets],
+          .buffers = self[Use::kMessages] + self[Use::kLibraries] + self[Use::kContext]};
 }
 
-double layer_activation_bytes(const Job& job, const Layout& layout) {
-  const double tokens = tokens_of(job, layout) * state_scale(job.arithmetic);
-  const LayerBytes bytes = layer_bytes(job, layout);
-  switch (layout.recompute) {
-    case Recompute::kNone:
-      return whole_layer_activation_bytes(job, layout);
-    case Recompute::kSelective:
-      return whole_layer_activation_bytes(job, layout) - tokens * bytes.scores / layout.tp;
-    case Recompute::kFull:
-      return 2 * tokens * static_cast<double>(job.shape.hidden_size) / (layout.sequence_parallel ? layout.tp : 1);
-  }
-  return 0;
+ModelStates model_states(const Job& job, const ParallelConfig& config, double parameters) {
+  const States states = states_of(job, config, {.layers = parameters});
+  return {.weights = states.weights,
+          .master_weights = states.masters,
+          .gradients = states.gradients,
+          .optimizer = states.moments};
 }
 
-double in_flight(const Layout& layout, std::int64_t micros, int stage) {
-  const auto all = static_cast<double>(micros);
-  if (layout.pp == 1) return 1;  // forward and backward of one micro-batch follow each other
-  const double ahead = layout.pp - stage;
-  if (layout.schedule == "1f1b" || (layout.schedule == "interleaved" && layout.virtual_stages == 1))
-    return std::min(all, ahead);
-  if (layout.schedule == "interleaved") {
-    const double units = 2 * (ahead - 1) + (layout.virtual_stages - 1) * layout.pp + 1;
-    return std::min(all * layout.virtual_stages, units) / layout.virtual_stages;
-  }
-  if (layout.schedule == "gpipe" || layout.schedule == "breadth-first") return all;
-  const schedule::Shape shape{
-      .ranks = layout.pp, .micros = static_cast<int>(micros), .chunks_per_rank = layout.virtual_stages};
-  if (const auto formula = schedule::find_kind(layout.schedule).memory(shape)) return *formula;
-  const auto peaks = schedule::peak_in_flight(schedule::build(layout.schedule, shape));
-  return static_cast<double>(peaks[static_cast<std::size_t>(stage)]) / layout.virtual_stages;
+RankMemory rank_memory(const Job& job, const ParallelConfig& config, const ActivationBytes& activations,
+                       const WeightCounts& weights, const StageLoad& load) {
+  return Account(job, config, activations, weights, load).run();
 }
 
-std::vector<StageMemory> stage_memories(const cost::Hardware& hardware, const Job& job, const Layout& layout) {
+std::vector<RankMemory> rank_memories(const Job& job, const ParallelConfig& config) {
+  const ActivationBytes activations = activation_bytes(job, config);
   const WeightCounts weights = count_weights(job);
-  const std::vector<int> layers = stage_layers(layers_of(job.shape), layout.pp, layout.virtual_stages);
-  const std::int64_t micros = micros_of(job, layout);
-  std::vector<StageMemory> stages;
-  for (int stage = 0; stage < layout.pp; ++stage) {
-    StageMemory one{.stage = stage, .layers = layers[static_cast<std::size_t>(stage)]};
-    one.in_flight = in_flight(layout, micros, stage);
-    add_parts(hardware, job, layout, weights, one);
-    stages.push_back(one);
-  }
-  return stages;
+  std::vector<RankMemory> ranks;
+  for (const StageLoad& load : stage_loads(job, config))
+    ranks.push_back(rank_memory(job, config, activations, weights, load));
+  return ranks;
 }
 
-Memory estimate_memory(const cost::Hardware& hardware, const Job& job, const Layout& layout) {
-  const std::vector<StageMemory> stages = stage_memories(hardware, job, layout);
-  const auto fullest = std::ranges::max_element(stages, {}, [](const StageMemory& one) { return one.parts.total(); });
-  Memory memory{.parts = fullest->parts, .stage = fullest->stage, .in_flight = fullest->in_flight};
-  for (const StageMemory& one : stages) memory.host = std::max(memory.host, one.host);
+std::vector<RankMemory> stage_memories(const cost::Hardware& hardware, const Job& job, const ParallelConfig& config) {
+  std::vector<RankMemory> ranks = rank_memories(job, config);
+  for (RankMemory& one : ranks) one[Use::kContext] = hardware.device.software_gb * 1e9;
+  return ranks;
+}
+
+Memory sum_up(const cost::Hardware& hardware, const std::vector<RankMemory>& ranks) {
+  Memory memory;
+  memory.fullest = *std::ranges::max_element(ranks, {}, &RankMemory::peak);
+  memory.fullest[Use::kContext] = hardware.device.software_gb * 1e9;
+  memory.parts = memory.fullest.parts();
+  for (const RankMemory& one : ranks) memory.host = std::max(memory.host, one.host);
   memory.device = hardware.memory_bytes();
   memory.host_device = hardware.cluster.host.memory_gib * 1073741824.0;
   memory.fits = memory.peak() <= kUsable * memory.device && memory.host <= kUsable * memory.host_device;
   return memory;
 }
 
+Memory estimate_memory(const cost::Hardware& hardware, const Job& job, const ParallelConfig& config) {
+  ScheduleCache schedules(job);
+  return estimate_memory(hardware, job, config, schedules);
+}
+
+Memory estimate_memory(const cost::Hardware& hardware, const Job& job, const ParallelConfig& config,
+                       ScheduleCache& schedules) {
+  const ActivationBytes activations = activation_bytes(job, config);
+  const WeightCounts weights = count_weights(job);
+  std::vector<RankMemory> ranks;
+  for (const StageLoad& load : schedules.loads(config).fullest)
+    ranks.push_back(rank_memory(job, config, activations, weights, load));
+  return sum_up(hardware, ranks);
+}
+
 std::pair<const char*, double> MemoryParts::largest() const {
   const std::array<std::pair<const char*, double>, 6> named{{{"weights", weights},
                                                              {"gradients", gradients},
-                                                             {"optimizer", optimizer},
+                                                             {"optimizer state", optimizer},
                                                              {"activations", activations},
                                                              {"working memory", working},
                                                              {"buffers", buffers}}};
@@ -233,8 +325,50 @@ std::pair<const char*, double> MemoryParts::largest() const {
 
 std::string Memory::why() const {
   const auto [name, bytes] = parts.largest();
-  return fmt::format("stage {}: {:.1f} micro-batches in flight, {} take {:.0f} %", stage, in_flight, name,
-                     100 * bytes / peak());
+  const bool plural = std::string_view(name).ends_with('s');
+  return fmt::format("stage {}: {:.1f} micro-batches in flight, {} {} {:.0f} %", fullest.stage, fullest.in_flight, name,
+                     plural ? "take" : "takes", 100 * bytes / peak());
+}
+
+std::string memory_table(const Job& job, const ParallelConfig& config, const RankMemory& memory) {
+  using enum TextTable::Align;
+  const StateTypes types(job);
+  const bool tables = types.of_tables().gradient < job.sum_bytes();
+  const std::string gradients =
+      config.layout.offload == spec::OffloadKind::kOptimizer ? "until they are on the host"
+      : types.of_layers().gradient < job.sum_bytes()
+          ? fmt::format("{:.0f} bytes of {}, {:.0f} of the rest", job.compute_bytes(),
+                        tables ? "matrices and tables" : "matrices of layers", job.sum_bytes())
+          : fmt::format("{:.0f} bytes each", job.sum_bytes());
+  const std::string activations =
+      config.offload_activations && config.recompute != spec::RecomputeKind::kNone
+          ? std::string("of two layers' inputs; the rest is on the host")
+          : fmt::format("{} in each of {}, {:.1f} micro-batches in flight",
+                        short_bytes(activation_bytes(job, config).layer),
+                        counted(static_cast<std::size_t>(memory.layers), "layer"), memory.in_flight);
+  const std::pair<const char*, std::string> lines[kMemoryUses] = {
+      {"weights", fmt::format("{:.0f} bytes each{}", job.compute_bytes(), config.layout.zero >= 3 ? ", sharded" : "")},
+      {"weight versions", "that micro-batches in flight still need"},
+      {"fp8 weights", "quantised copies of the matrices of layers"},
+      {"master weights", fmt::format("{:.0f} bytes each", job.sum_bytes())},
+      {"gradients", gradients},
+      {"optimizer", fmt::format("{} x {:.0f} bytes each", spec::moments_of(job.optim), types.moment_bytes())},
+      {"directions", "of LAMB, beside narrower gradients"},
+      {"buckets", "gradients in flight"},
+      {"gathered", "weights of two layers"},
+      {"activations", activations},
+      {"head and tokens", "the last norm's input, the head's input gradient"},
+      {"working", "logits and their gradient, or a layer that goes back"},
+      {"messages", "activations and gradients between stages"},
+      {"libraries", "workspace of GEMMs"},
+      {"context", "of the device, its kernels and libraries"}};
+  TextTable table({{"GPU memory, planned"}, {"bytes", kRight}, {"which are"}});
+  for (std::size_t use = 0; use < kMemoryUses; ++use) {
+    if (memory.bytes[use] > 0) table.add({lines[use].first, short_bytes(memory.bytes[use]), lines[use].second});
+  }
+  table.add(
+      {"at most", short_bytes(memory.peak()), memory.host > 0 ? short_bytes(memory.host) + " more on the host" : ""});
+  return table.text();
 }
 
 }  // namespace trireme::plan

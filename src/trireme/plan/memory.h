@@ -1,70 +1,115 @@
-// plan/memory.h -- what each rank must hold, by what it is for, and which rank is the fullest.
+// plan/memory.h -- what each rank holds at its fullest moment, line by line: the one account that `check`, `plan`,
+// `train --memory` and the trainer's refusal share.
 //
-// Weights, gradients and optimizer by ZeRO's stages (Rajbhandari et al. 2019), activations by the formulas of
-// Korthikanti et al. 2022 carried over to grouped-query attention, gated MLPs, fused attention and context parallelism,
-// times the micro-batches that a stage of the schedule holds.
-// Depends on: job, cost, schedule.
+// Model states by ZeRO's stages (Rajbhandari et al. 2019) in the types that the recipe gives them, activations by what
+// layers save (activations.h) times what the schedule holds (stages.h), and what is alive for a while at the two places
+// where a step is fullest: the head with its chunk of logits, and a layer that goes back. Beside models that were
+// measured on an H200 it is within one part in a hundred (tests/plan/memory_measured_test.cpp). Job::software says
+// whose layers and buffers are meant: ours, or those of published runs.
+// Depends on: activations, stages, cost.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "trireme/cost/hardware.h"
-#include "trireme/plan/job.h"
+#include "trireme/plan/activations.h"
+#include "trireme/plan/schedule_cache.h"
+#include "trireme/plan/stages.h"
 
 namespace trireme::plan {
 
-/// Bytes.
+/// The lines of the account.
+enum class MemoryUse : std::uint8_t {
+  kWeights,
+  kWeightVersions,  ///< and predictions, of schedules that update while micro-batches are in flight
+  kFp8Weights,      ///< quantised copies of the matrices of layers
+  kMasterWeights,
+  kGradients,
+  kOptimizerState,
+  kDirections,  ///< LAMB's, beside gradients that are narrower
+  kBuckets,     ///< gradients in flight
+  kGathered,    ///< weights of layers at hand, with ZeRO-3
+  kActivations,
+  kHead,  ///< what the head and the embedding save
+  kWorking,
+  kMessages,  ///< between stages
+  kLibraries,
+  kContext,  ///< what a process takes of a device beside its tensors
+};
+inline constexpr std::size_t kMemoryUses = 15;
+
+/// Lines by what they are for.
 struct MemoryParts {
   double weights = 0, gradients = 0, optimizer = 0;
-  double activations = 0;  ///< kept from forward to backward, of all micro-batches in flight
-  double working = 0;      ///< the layer that is recomputed or gathered just now, logits
+  double activations = 0;  ///< saved from forward to backward, of all micro-batches in flight
+  double working = 0;      ///< the layer that goes back or is recomputed or gathered just now, logits
   double buffers = 0;      ///< of communication, and what the device's software takes
   double total() const { return weights + gradients + optimizer + activations + working + buffers; }
   /// The one that takes most, and its name for people.
   std::pair<const char*, double> largest() const;
 };
 
+/// One rank of a stage; those of a stage are alike.
+struct RankMemory {
+  int stage = 0, layers = 0;
+  double in_flight = 0;  ///< micro-batches, in shares of its stage
+  std::array<double, kMemoryUses> bytes{};
+  double host = 0;  ///< bytes in the host's memory
+
+  double& operator[](MemoryUse use) { return bytes[static_cast<std::size_t>(use)]; }
+  double operator[](MemoryUse use) const { return bytes[static_cast<std::size_t>(use)]; }
+  double peak() const;
+  MemoryParts parts() const;
+};
+
+/// All of a run.
 struct Memory {
-  MemoryParts parts;       ///< of the fullest rank
-  int stage = 0;           ///< the stage it is in
-  double in_flight = 0;    ///< micro-batches it holds, in shares of its stage
-  double host = 0;         ///< bytes that it keeps in the host's memory
+  RankMemory fullest;
+  MemoryParts parts;       ///< of it
+  double host = 0;         ///< bytes in the host's memory, of the rank that has most there
   double device = 0;       ///< bytes of the device
   double host_device = 0;  ///< bytes of the host for each device; 0: unknown
   bool fits = false;
   double peak() const { return parts.total(); }
-  /// "stage 0: 12.0 micro-batches in flight, activations are 61 %".
+  /// "stage 0: 12.0 micro-batches in flight, activations take 61 %".
   std::string why() const;
-};
-
-/// What the ranks of one stage hold; they are alike.
-struct StageMemory {
-  int stage = 0, layers = 0;
-  double in_flight = 0;
-  MemoryParts parts;
-  double host = 0;  ///< bytes in the host's memory
 };
 
 /// What may be filled: the rest is lost to fragmentation.
 inline constexpr double kUsable = 0.99;
+/// Workspace of the GEMM library.
+inline constexpr double kGemmWorkspace = 32 << 20;
+/// What a process takes of a GPU beside its tensors: context, kernels, libraries.
+double context_bytes();
 
-/// Model states of `weights` parameters, for 16-bit weights and Adam: (2 + g + 12) bytes each without ZeRO, where g is
-/// what a gradient takes, and fewer where master weights or moments are; each stage shards one more of them over
-/// `ranks`.
-MemoryParts model_states(double weights, int ranks, int zero, const StateTypes& types, cost::Arithmetic arithmetic,
-                         int moments = 2);
+/// Model states of so many parameters of a rank, matrices of layers: (2 + g + 12) bytes each for 16-bit weights and
+/// Adam without ZeRO, where g is what a gradient takes; each stage shards one more of them.
+struct ModelStates {
+  double weights = 0, master_weights = 0, gradients = 0, optimizer = 0;
+  double total() const { return weights + master_weights + gradients + optimizer; }
+};
+ModelStates model_states(const Job& job, const ParallelConfig& config, double parameters);
 
-/// What one micro-batch leaves in one layer of a rank for its backward pass.
-double layer_activation_bytes(const Job& job, const Layout& layout);
-/// The same without any recomputation.
-double whole_layer_activation_bytes(const Job& job, const Layout& layout);
+/// Of a rank with that load. `activations` and `weights` are activation_bytes() and count_weights() of the same.
+RankMemory rank_memory(const Job& job, const ParallelConfig& config, const ActivationBytes& activations,
+                       const WeightCounts& weights, const StageLoad& load);
+/// Of the ranks of each stage, without the device's context.
+std::vector<RankMemory> rank_memories(const Job& job, const ParallelConfig& config);
 
-/// Microbatches of a stage's share of the model that are between their forward and the end of their backward.
-double in_flight(const Layout& layout, std::int64_t micros, int stage);
+/// On that hardware, with the context that its devices take.
+std::vector<RankMemory> stage_memories(const cost::Hardware& hardware, const Job& job, const ParallelConfig& config);
+Memory estimate_memory(const cost::Hardware& hardware, const Job& job, const ParallelConfig& config);
+/// The same, of one after the other.
+Memory estimate_memory(const cost::Hardware& hardware, const Job& job, const ParallelConfig& config,
+                       ScheduleCache& schedules);
+/// Of given ranks, which have no context yet.
+Memory sum_up(const cost::Hardware& hardware, const std::vector<RankMemory>& ranks);
 
-std::vector<StageMemory> stage_memories(const cost::Hardware& hardware, const Job& job, const Layout& layout);
-Memory estimate_memory(const cost::Hardware& hardware, const Job& job, const Layout& layout);
+/// Name, bytes and what they are, one line for each use that there is.
+std::string memory_table(const Job& job, const ParallelConfig& config, const RankMemory& memory);
 
 }  // namespace trireme::plan

@@ -118,10 +118,11 @@ Job job_of(const PublishedRun& run) {
                         .num_kv_heads = run.num_kv_heads,
                         .ffn_size = run.ffn_size,
                         .vocab_size = run.vocab_size});
-  job.length = run.seq_len;
+  job.seq_len = run.seq_len;
   job.batch = run.global_batch_size.value_or(std::max<std::int64_t>(run.gpus, kUsualTokens / run.seq_len));
-  job.arithmetic = run.precision;
+  job.precision = precision_of(run.precision);
   job.attention = run.attention;
+  job.software = Software::kMegatron;
   return job;
 }
 
@@ -133,9 +134,12 @@ Choices choices_of(const PublishedRun& run) {
           .virtual_stages = run.virtual_stages,
           .micro_batch_size = run.micro_batch_size,
           .zero = run.zero,
+          .zero_group = 0,
           .sequence_parallel = run.sequence_parallel,
           .recompute = run.recompute,
-          .schedule = {}};
+          .offload = spec::OffloadKind::kNone,
+          .split = "count",
+          .schedules = {"1f1b", "interleaved"}};
 }
 
 bool counts(const PublishedRun& run) {
@@ -146,8 +150,9 @@ bool counts(const PublishedRun& run) {
 double measured_seconds(const PublishedRun& run) {
   if (run.step_seconds) return *run.step_seconds;
   const Job job = job_of(run);
-  const double flops =
-      run.flops == FlopsKind::kModel ? model_flops(job) : hardware_flops(job, run.recompute.value_or(Recompute::kNone));
+  const double flops = run.flops == FlopsKind::kModel
+                           ? model_flops(job)
+                           : hardware_flops(job, {.recompute = run.recompute.value_or(spec::RecomputeKind::kNone)});
   return flops / (run.tflops.value_or(1) * 1e12 * run.gpus);
 }
 

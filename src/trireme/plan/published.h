@@ -47,7 +47,7 @@ struct PublishedRun {
   int gpus = 1;
   std::optional<int> tp, pp, dp, cp, virtual_stages, zero;
   std::optional<std::int64_t> micro_batch_size, global_batch_size;
-  std::optional<Recompute> recompute;
+  std::optional<spec::RecomputeKind> recompute;
   std::optional<bool> sequence_parallel;
   cost::Arithmetic precision = cost::Arithmetic::kBf16;
   AttentionKind attention = AttentionKind::kFlash;
@@ -73,7 +73,9 @@ struct PublishedSource {
 /// Everything in recipes/published.
 std::vector<PublishedSource> load_published();
 
+/// With Megatron's layers, which nearly all of them used.
 Job job_of(const PublishedRun& run);
+/// What was printed, and what the software of the time could do: 1F1B and interleaved, equal stages, no offload.
 Choices choices_of(const PublishedRun& run);
 /// Whether the run counts for the planner's error: all of layers, layout, batch and a time or a rate, of high
 /// confidence.

@@ -45,20 +45,30 @@ namespace kaplan {
 
 double loss_of_parameters(double parameters) { return std::pow(8.8e13 / parameters, 0.076); }
 double loss_of_tokens(double tokens) { return std::pow(5.4e13 / tokens, 0.095); }
-double loss_of_compute(double flops) { return std::pow(3.1e8 / (flops / kPetaflopDay), 0.050); }
+double loss_of_compute(double min_flops) { return std::pow(3.1e8 / (min_flops / kPetaflopDay), 0.050); }
 
 double loss(double parameters, double tokens) {
   constexpr double kN = 0.076, kD = 0.103;
   return std::pow(std::pow(6.4e13 / parameters, kN / kD) + 1.8e13 / tokens, kD);
 }
 
-Budget best(double flops) {
-  const double days = flops / kPetaflopDay;
-  return {.parameters = 1.3e9 * std::pow(days, 0.73),
-          .tokens = 2e10 * std::pow(days, 0.27),
-          .batch_tokens = 2.0e6 * std::pow(days, 0.24),
-          .steps = 5.4e3 * std::pow(days, 0.03),
-          .loss = loss_of_compute(flops)};
+Budget best(double flops, std::optional<double> batch_tokens) {
+  // C = C_min (1 + B / B_crit(C_min)) grows with C_min, so C_min is found by halving its interval; 200 halvings end at
+  // neighbouring doubles.
+  double low = 0, high = flops;
+  for (int i = 0; batch_tokens && i < 200; ++i) {
+    const double middle = (low + high) / 2;
+    const double spent = middle * (1 + *batch_tokens / critical_batch(loss_of_compute(middle)));
+    (spent > flops ? high : low) = middle;
+  }
+  const double min_flops = batch_tokens ? low : flops / 2;
+  Budget budget{.parameters = 1.3e9 * std::pow(min_flops / kPetaflopDay, 0.73),
+                .loss = loss_of_compute(min_flops),
+                .min_flops = min_flops};
+  budget.tokens = flops / (6 * budget.parameters);
+  budget.batch_tokens = batch_tokens.value_or(critical_batch(budget.loss));
+  budget.steps = budget.tokens / budget.batch_tokens;
+  return budget;
 }
 
 double critical_batch(double loss) { return 2e8 / std::pow(loss, 1 / 0.21); }

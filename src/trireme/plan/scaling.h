@@ -6,6 +6,7 @@
 // Depends on: std.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -35,13 +36,17 @@ std::span<const LossLaw> loss_laws();
 namespace kaplan {
 double loss_of_parameters(double parameters);  ///< with tokens and time without end
 double loss_of_tokens(double tokens);          ///< with a model large enough
-double loss_of_compute(double flops);          ///< with the best size, at a batch far below the critical one
+double loss_of_compute(double min_flops);      ///< of C_min: with the best size, far below the critical batch
 double loss(double parameters, double tokens);
-/// Table 6 of the paper; steps are the least possible, at a batch without end.
+/// What a budget buys at a batch. C_min is the compute that the same loss takes at a batch far below the critical one;
+/// a run at batch B spends C = C_min (1 + B / B_crit) for it (equation 5.5), and the fits are of C_min. At the critical
+/// batch half of the budget is spent on speed. Tokens are those processed: 6 N D is the budget.
 struct Budget {
   double parameters = 0, tokens = 0, batch_tokens = 0, steps = 0, loss = 0;
+  double min_flops = 0;  ///< C_min
 };
-Budget best(double flops);
+/// `batch_tokens` unset: the critical batch, at which the paper gives D(C_min) = 2 C_min / 6 N.
+Budget best(double flops, std::optional<double> batch_tokens = {});
 /// Tokens of the batch at which half of the steps and half of the tokens are spent for speed.
 double critical_batch(double loss);
 }  // namespace kaplan

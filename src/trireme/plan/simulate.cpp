@@ -13,7 +13,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
 #include "trireme/base/trace_text.h"
-#include "trireme/schedule/builders.h"
+#include "trireme/plan/makespan.h"
 #include "trireme/schedule/passes.h"
 
 namespace trireme::plan {
@@ -26,28 +26,29 @@ struct StepSimulator::Draws {
   std::size_t slow_devices = 0, slow_links = 0;
 };
 
-StepSimulator::StepSimulator(const cost::Hardware& hardware, const Job& job, const Layout& layout,
+StepSimulator::StepSimulator(const cost::Hardware& hardware, const Job& job, const ParallelConfig& config,
                              const Disturbances& disturbances)
-    : layout_(layout), disturbances_(disturbances) {
-  table_ = schedule::add_transfers(
-      schedule::build(layout.pp > 1 ? layout.schedule : "1f1b", {.ranks = layout.pp,
-                                                                 .micros = static_cast<int>(micros_of(job, layout)),
-                                                                 .chunks_per_rank = layout.virtual_stages}));
-  stages_ = stage_times(hardware, job, layout);
-  estimate_ = estimate_step(hardware, job, layout, Pipeline::kReplay);
-  link_ = hidden_message_seconds(hardware, job, layout);
+    : config_(config), disturbances_(disturbances) {
+  const StagePlan plan = stage_plan(job, config, config.micros(job.batch));
+  const LayerPasses passes = layer_passes(hardware, job, config);
+  chunks_ = pass_times(passes, plan.table, plan.chunks);
+  table_ = schedule::add_transfers(plan.table);
+  estimate_ = estimate_step(hardware, job, config, Pipeline::kReplay);
+  link_ = passes.hidden_message;
+  message_ = passes.message;
 }
 
 StepSimulator::Draws StepSimulator::draws_of(int copy) const {
-  const auto stages = static_cast<std::size_t>(layout_.pp);
-  const std::uint64_t together = static_cast<std::uint64_t>(layout_.tp) * static_cast<std::uint64_t>(layout_.cp);
+  const auto stages = static_cast<std::size_t>(config_.layout.pp);
+  const std::uint64_t together =
+      static_cast<std::uint64_t>(config_.layout.tp) * static_cast<std::uint64_t>(config_.layout.cp);
   Draws draws{.passes = std::vector<double>(stages, 1),
               .links = std::vector<double>(stages, 1),
               .stalls = std::vector<double>(stages, 0)};
   const Random devices(disturbances_.seed, "simulate/stragglers"), links(disturbances_.seed, "simulate/links");
   std::vector<double> drawn(together);
   for (std::size_t stage = 0; stage < stages; ++stage) {
-    const std::uint64_t group = stage * static_cast<std::uint64_t>(layout_.dp) + static_cast<std::uint64_t>(copy);
+    const std::uint64_t group = stage * static_cast<std::uint64_t>(config_.dp()) + static_cast<std::uint64_t>(copy);
     if (disturbances_.stragglers > 0) {
       devices.fill_uniform(group * together, drawn);
       const auto slow = static_cast<std::size_t>(
@@ -81,7 +82,7 @@ void StepSimulator::inject(const spec::Fault& fault) {
     throw ConfigError(fmt::format("--inject \"{}\": does not change how long a step takes", fault.text),
                       "slow and stall do; kill and hang count in a run of many steps");
   }
-  const std::int64_t ranks = std::int64_t{layout_.pp} * layout_.dp * layout_.tp * layout_.cp;
+  const std::int64_t ranks = std::int64_t{config_.ranks()};
   if (fault.rank >= ranks) {
     throw ConfigError(fmt::format("--inject \"{}\": there are only ranks 0 to {}", fault.text, ranks - 1));
   }
@@ -89,15 +90,6 @@ void StepSimulator::inject(const spec::Fault& fault) {
 }
 
 schedule::Timing StepSimulator::replay(const Draws& draws, bool keep_spans) const {
-  const double share = 1.0 / layout_.virtual_stages;
-  std::vector<schedule::Times> times;
-  for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
-    const StageTime& one = stages_[stage];
-    times.push_back(schedule::Times{.forward = one.forward + one.exposed / 2,
-                                    .backward_input = one.backward - one.backward_weight + one.exposed / 2,
-                                    .backward_weight = one.backward_weight}
-                        .scaled(share * draws.passes[stage]));
-  }
   // Drawn in the order in which passes are replayed, which is the same in every run.
   std::vector<double> noise;
   std::size_t next = 0;
@@ -111,7 +103,7 @@ schedule::Timing StepSimulator::replay(const Draws& draws, bool keep_spans) cons
   options.keep_spans = keep_spans;
   std::vector<double> stalls = draws.stalls;
   options.time_of = [&](int rank, const schedule::Instruction& instruction) {
-    double time = times[static_cast<std::size_t>(rank)].of(instruction.op);
+    double time = pass_seconds(chunks_, instruction) * draws.passes[static_cast<std::size_t>(rank)];
     if (time > 0) time += std::exchange(stalls[static_cast<std::size_t>(rank)], 0);
     if (noise.empty() || time <= 0) return time;
     // Nothing is done in less than half of its time.
@@ -119,8 +111,7 @@ schedule::Timing StepSimulator::replay(const Draws& draws, bool keep_spans) cons
   };
   options.link_of = [&](int from, int to, const schedule::Instruction&) {
     const double factor = draws.links[static_cast<std::size_t>(std::min(from, to))];
-    const double exposed = stages_[static_cast<std::size_t>(from)].exposed / (2 * layout_.virtual_stages);
-    return factor * link_ + (factor - 1) * exposed;
+    return factor * link_ + (factor - 1) * message_;
   };
   return schedule::replay(table_, options);
 }
@@ -134,7 +125,7 @@ SimulatedStep StepSimulator::run() const {
   std::size_t instructions = 0;
   for (const auto& list : table_.ranks) instructions += list.size();
   std::map<std::array<std::vector<double>, 3>, double> known;  // copies that drew the same are alike
-  for (int copy = 0; copy < layout_.dp; ++copy) {
+  for (int copy = 0; copy < config_.dp(); ++copy) {
     const Draws draws = draws_of(copy);
     step.slow_devices += draws.slow_devices;
     step.slow_links += draws.slow_links;
@@ -163,7 +154,7 @@ std::string StepSimulator::trace(const SimulatedStep& step, const std::vector<in
     for (std::size_t stage = 0; stage < timing.ranks.size(); ++stage) {
       text.event(R"("ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":"stage {}"}})", copy, stage, stage);
       for (const schedule::Span& span : timing.ranks[stage].spans) {
-        const std::string name = schedule::to_text(span.instruction, layout_.virtual_stages > 1);
+        const std::string name = schedule::to_text(span.instruction, chunks_per_rank(config_) > 1);
         text.event(R"("ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"name":{},"cat":"{}")", copy, stage,
                    span.start * 1e6, (span.end - span.start) * 1e6, TraceText::quoted(name),
                    schedule::info(span.instruction.op).words);

@@ -42,7 +42,8 @@ struct SimulatedStep {
 
 class StepSimulator {
  public:
-  StepSimulator(const cost::Hardware& hardware, const Job& job, const Layout& layout, const Disturbances& disturbances);
+  StepSimulator(const cost::Hardware& hardware, const Job& job, const ParallelConfig& config,
+                const Disturbances& disturbances);
 
   /// A slow or stalled rank, counted as runs count them: stages of replicas, ranks that split together side by side.
   /// ConfigError for one that is not there, or a fault that does not change how long a step takes.
@@ -59,12 +60,13 @@ class StepSimulator {
   Draws draws_of(int copy) const;
   schedule::Timing replay(const Draws& draws, bool keep_spans) const;
 
-  Layout layout_;
+  ParallelConfig config_;
   Disturbances disturbances_;
   schedule::Schedule table_;
-  std::vector<StageTime> stages_;
+  std::vector<schedule::Times> chunks_;
   StepTime estimate_;
-  double link_ = 0;  ///< seconds of a message that runs beside computing
+  double link_ = 0;     ///< seconds of a message that runs beside computing
+  double message_ = 0;  ///< and of one that nothing hides
   std::vector<spec::Fault> faults_;
 };
 

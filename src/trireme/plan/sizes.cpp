@@ -30,18 +30,22 @@ double days_for(double tokens, double tokens_per_second) { return tokens / token
 std::optional<Sized> choose_size(const cost::Hardware& hardware, const Job& job, int gpus, const SearchOptions& options,
                                  Objective objective, double tokens, double days) {
   if (objective == Objective::kTime) return try_size(hardware, job, gpus, options);
-  std::optional<Sized> best;
+  // Of each size only its rate is asked; what else there is to tell, of the chosen one alone.
+  SearchOptions rates = options;
+  rates.decisions = rates.front = false;
+  ScheduleCache schedules(job);
+  if (!rates.schedules) rates.schedules = &schedules;
+  int best = 0;
+  double best_rate = 0;
   for (int size = gpus; size >= 1; size /= 2) {
-    std::optional<Sized> sized = try_size(hardware, job, size, options);
+    const std::optional<Sized> sized = try_size(hardware, job, size, rates);
     if (!sized) continue;
-    const double rate = sized->tokens_per_second(job);
-    if (objective == Objective::kSmallest) {
-      if (days_for(tokens, rate) <= days) best = std::move(sized);  // sizes only get smaller
-    } else if (!best || rate / size > best->tokens_per_second(job) / best->gpus) {
-      best = std::move(sized);
-    }
+    const double rate =
+        objective == Objective::kSmallest ? sized->tokens_per_second(job) : sized->tokens_per_second(job) / size;
+    if (objective == Objective::kSmallest ? days_for(tokens, rate) > days : rate <= best_rate) continue;
+    best = size, best_rate = rate;  // of those that keep the deadline the last, as sizes only get smaller
   }
-  return best;
+  return best > 0 ? try_size(hardware, job, best, options) : std::nullopt;
 }
 
 std::optional<Sized> nearest_that_fits(const cost::Hardware& hardware, const Job& job, int gpus,

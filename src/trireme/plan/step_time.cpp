@@ -4,11 +4,10 @@
 #include <cmath>
 #include <numeric>
 
+#include "trireme/base/error.h"
 #include "trireme/cost/group_time.h"
 #include "trireme/cost/roofline.h"
-#include "trireme/schedule/builders.h"
-#include "trireme/schedule/passes.h"
-#include "trireme/schedule/replay.h"
+#include "trireme/plan/makespan.h"
 
 namespace trireme::plan {
 namespace {
@@ -20,9 +19,11 @@ using cost::Hardware;
 /// numbers, and of the weights in sixteen bits. Narrower gradients are passed over three times, moments read and
 /// written, and weights without master weights too.
 constexpr double kOptimizerBytes = 42;
-double optimizer_bytes(const StateTypes& types) {
-  return kOptimizerBytes - 3 * (4 - types.gradient_bytes) - 2 * 2 * (4 - types.moment_bytes) -
-         (types.master_weights ? 0 : 6);
+double optimizer_bytes(const Job& job) {
+  const bool master_weights = job.precision.master_weights == spec::MasterWeights::kFp32;
+  const double gradient = spec::has_narrow_gradients(job.precision) || !master_weights ? job.compute_bytes() : 4;
+  const double moment = job.optim.state_dtype == spec::StateDtype::kBf16 ? 2 : 4;
+  return kOptimizerBytes - 3 * (4 - gradient) - 2 * 2 * (4 - moment) - (master_weights ? 0 : 6);
 }
 
 /// Messages between stages. Every rank of a tensor-parallel group sends its own part of the activations through its own
@@ -31,11 +32,12 @@ struct Message {
   double exposed = 0, hidden = 0;
 };
 
-Message message_of(const Hardware& hardware, const Job& job, const Layout& layout) {
+Message message_of(const Hardware& hardware, const Job& job, const ParallelConfig& config) {
+  const spec::LayoutConfig& layout = config.layout;
   if (layout.pp == 1) return {};
-  const double bytes = activation_bytes(job.arithmetic) * static_cast<double>(layout.micro_batch_size * job.length) /
-                       layout.cp * static_cast<double>(job.shape.hidden_size);
-  const bool across = layout.gpus() > hardware.cluster.gpus_per_node;
+  const double bytes = job.compute_bytes() * static_cast<double>(config.micro_batch_size * job.seq_len) / layout.cp *
+                       static_cast<double>(job.shape.hidden_size);
+  const bool across = config.ranks() > hardware.cluster.gpus_per_node;
   const double start =
       (across ? hardware.cluster.network : cost::Network{.latency_us = hardware.cluster.link.latency_us}).latency_us *
           1e-6 +
@@ -49,33 +51,20 @@ Message message_of(const Hardware& hardware, const Job& job, const Layout& layou
   return {.exposed = start + (1 - overlap) * moving, .hidden = overlap * moving};
 }
 
-cost::GroupShape replica_group(const Hardware& hardware, const Layout& layout) {
-  const int inner = layout.tp * layout.cp;
-  const int ranks =
-      layout.dp * layout.cp;  // weights are the same along a sequence, so gradients are summed over it too
+/// Weights are the same along a sequence, and in both directions of a pipeline that has two, so gradients are summed
+/// over those too.
+cost::GroupShape replica_group(const Hardware& hardware, const ParallelConfig& config, int directions) {
+  const int ranks = config.replicas() * directions;
   return {.ranks = ranks,
-          .per_node = std::clamp(hardware.cluster.gpus_per_node / layout.tp, 1, ranks),
-          .groups = layout.gpus() / ranks,
-          .extent = static_cast<double>(inner) * layout.dp};
+          .per_node = std::clamp(hardware.cluster.gpus_per_node / config.layout.tp, 1, config.replicas()),
+          .groups = config.ranks() / ranks,
+          .extent = static_cast<double>(config.layout.tp) * ranks};
 }
 
 /// Bytes of a gradient on the wire: fp16 runs reduce what they computed, bf16 runs, whose numbers are coarser, reduce
-/// in fp32 (as Megatron-LM and Llama 3 do).
-double wire_bytes_of_gradient(cost::Arithmetic arithmetic) { return arithmetic == cost::Arithmetic::kFp16 ? 2 : 4; }
-
-/// Of a rank in the fullest stage.
-struct HeldWeights {
-  double dense = 0, experts = 0;
-};
-
-HeldWeights weights_of_fullest_stage(const Job& job, const Layout& layout) {
-  const WeightCounts weights = count_weights(job);
-  const std::vector<int> layers = stage_layers(layers_of(job.shape), layout.pp, layout.virtual_stages);
-  double first = layers.front() * weights.layer + weights.embedding;
-  const int most = *std::ranges::max_element(layers);
-  if (layout.pp == 1) first += weights.head;
-  return {.dense = std::max(first, most * weights.layer) / layout.tp,
-          .experts = most * weights.experts / layout.tp / layout.ep};
+/// in fp32 (as Megatron-LM and Llama 3 do) unless the recipe says otherwise.
+double wire_bytes_of_gradient(const Job& job) {
+  return job.precision.compute == spec::Precision::kFp16 || spec::has_narrow_gradients(job.precision) ? 2 : 4;
 }
 
 /// Gradients to where they are needed and new weights back.
@@ -90,52 +79,53 @@ struct Exchange {
 
 /// Sharded within groups of copies, each shard is then summed over the groups (Zhang et al. 2022, MiCS; hybrid sharding
 /// of FSDP).
-Exchange exchange_seconds(const Hardware& hardware, const Layout& layout, const cost::GroupShape& all, int sharers,
-                          double gradient, double value) {
+Exchange exchange_seconds(const Hardware& hardware, const ParallelConfig& config, const cost::GroupShape& all,
+                          int sharers, double gradient, double value) {
   const auto seconds = [&](Collective op, const cost::GroupShape& group, double bytes) {
     return cost::group_seconds(hardware, op, group, bytes);
   };
-  if (layout.zero == 0) return {.all_reduce = seconds(Collective::kAllReduce, all, gradient)};
+  if (config.layout.zero == 0) return {.all_reduce = seconds(Collective::kAllReduce, all, gradient)};
   if (sharers >= all.ranks)
     return {.reduce = seconds(Collective::kReduceScatter, all, gradient),
             .gather = seconds(Collective::kAllGather, all, value)};
   cost::GroupShape near = all, far = all;
-  near.ranks = sharers, near.per_node = std::min(all.per_node, sharers), near.groups = layout.gpus() / sharers;
-  near.extent = static_cast<double>(layout.tp) * sharers;
+  near.ranks = sharers, near.per_node = std::min(all.per_node, sharers), near.groups = config.ranks() / sharers;
+  near.extent = static_cast<double>(config.layout.tp) * sharers;
   far.ranks = all.ranks / sharers, far.per_node = std::max(1, all.per_node / sharers);
-  far.groups = layout.gpus() / far.ranks;
+  far.groups = config.ranks() / far.ranks;
   return {.reduce = seconds(Collective::kReduceScatter, near, gradient) +
                     seconds(Collective::kAllReduce, far, gradient / sharers),
           .gather = seconds(Collective::kAllGather, near, value)};
 }
 
 /// Of all weights: experts have fewer copies, which lie further apart.
-Exchange all_exchanges(const Hardware& hardware, const Job& job, const Layout& layout) {
-  const cost::GroupShape group = replica_group(hardware, layout);
-  const HeldWeights held = weights_of_fullest_stage(job, layout);
-  const double gradient = wire_bytes_of_gradient(job.arithmetic);
-  const double value = job.arithmetic == cost::Arithmetic::kFp32 ? 4 : 2;
-  Exchange sum = exchange_seconds(hardware, layout, group, layout.sharers(), gradient * held.dense, value * held.dense);
+Exchange all_exchanges(const Hardware& hardware, const Job& job, const ParallelConfig& config, const Computing& held) {
+  const cost::GroupShape group = replica_group(hardware, config, held.directions);
+  const double gradient = config.layout.reduce == spec::ReduceKind::kBf16 ? 2 : wire_bytes_of_gradient(job);
+  const double value = job.compute_bytes();
+  Exchange sum =
+      exchange_seconds(hardware, config, group, config.zero_ranks(), gradient * held.dense, value * held.dense);
   if (held.experts <= 0) return sum;
+  const int ep = config.layout.ep;
   cost::GroupShape copies = group;
-  copies.ranks = group.ranks / layout.ep;
-  copies.per_node = std::clamp(group.per_node / layout.ep, 1, std::max(1, copies.ranks));
-  copies.groups = layout.gpus() / std::max(1, copies.ranks);
-  return sum += exchange_seconds(hardware, layout, copies, layout.expert_sharers(), gradient * held.experts,
-                                 value * held.experts);
+  copies.ranks = group.ranks / ep;
+  copies.per_node = std::clamp(group.per_node / ep, 1, std::max(1, copies.ranks));
+  copies.groups = config.ranks() / std::max(1, copies.ranks);
+  return sum += exchange_seconds(hardware, config, copies, std::max(1, config.zero_ranks() / ep),
+                                 gradient * held.experts, value * held.experts);
 }
 
 /// What keeping the copies of the weights equal costs beside `pipeline` seconds of computing.
-double replica_seconds(const Hardware& hardware, const Job& job, const Layout& layout, double pipeline,
-                       double backward) {
-  if (layout.dp * layout.cp == 1) return 0;
+double replica_seconds(const Hardware& hardware, const Job& job, const ParallelConfig& config, const Computing& held) {
+  if (config.replicas() * held.directions == 1) return 0;
+  const spec::LayoutConfig& layout = config.layout;
   const cost::Efficiency& efficiency = hardware.device.efficiency;
-  const Exchange exchange = all_exchanges(hardware, job, layout);
-  const auto micros = static_cast<double>(micros_of(job, layout));
+  const Exchange exchange = all_exchanges(hardware, job, config, held);
+  const auto micros = static_cast<double>(config.micros(job.batch));
   if (layout.zero == 3) {
     // Every micro-batch gathers every layer twice and reduces it once.
     const double moving = micros * (2 * exchange.gather + exchange.reduce) / efficiency.gather;
-    return std::max(pipeline, moving) + (1 - efficiency.overlap) * std::min(pipeline, moving) - pipeline;
+    return std::max(held.pipeline, moving) + (1 - efficiency.overlap) * std::min(held.pipeline, moving) - held.pipeline;
   }
   double moving = exchange.all_reduce, times = 1;
   if (layout.zero > 0) {
@@ -145,132 +135,187 @@ double replica_seconds(const Hardware& hardware, const Job& job, const Layout& l
   }
   // They can hide behind what is still to be computed when the first gradients are final: the backward of the last
   // micro-batch; with several chunks, that of the last turn of micro-batches through all chunks but one.
-  const double turns = layout.virtual_stages;
-  const double window = backward * (1 + (layout.pp - 1) * (turns - 1)) / turns;
-  return std::max(moving * (1 - efficiency.overlap), moving - times * std::max(backward, window));
+  const double turns = chunks_per_rank(config);
+  const double window = held.backward * (1 + (layout.pp - 1) * (turns - 1)) / turns;
+  return std::max(moving * (1 - efficiency.overlap), moving - times * std::max(held.backward, window));
 }
 
 /// Weights whose master weights and moments a rank updates.
-double updated_weights(const Job& job, const Layout& layout) {
-  const HeldWeights held = weights_of_fullest_stage(job, layout);
-  if (layout.zero == 0) return held.dense + held.experts;
-  return held.dense / layout.sharers() + held.experts / layout.expert_sharers();
+double updated_weights(const ParallelConfig& config, const Computing& held) {
+  if (config.layout.zero == 0) return held.dense + held.experts;
+  const double sharers = config.zero_ranks();
+  return held.dense / sharers + held.experts / std::max(1.0, sharers / config.layout.ep);
 }
 
-double optimizer_seconds(const Hardware& hardware, const Job& job, const Layout& layout) {
-  const double updated = updated_weights(job, layout);
-  const double moved = optimizer_bytes(job.of_layers) * updated;  // tables are few beside layers
-  if (layout.offload == Offload::kNone) return cost::stream_seconds(hardware, moved, 8);
+double optimizer_seconds(const Hardware& hardware, const Job& job, const ParallelConfig& config,
+                         const Computing& held) {
+  const double updated = updated_weights(config, held);
+  const double moved = optimizer_bytes(job) * updated;  // tables are few beside layers
+  if (config.layout.offload == spec::OffloadKind::kNone) return cost::stream_seconds(hardware, moved, 8);
   // The host updates: its memory streams what the device's would have, and new weights go up.
   const cost::Host& host = hardware.cluster.host;
   return moved / (host.memory_gb_per_s * 1e9 * hardware.device.efficiency.memory) +
-         2 * updated / (host.link_gb_per_s * 1e9);
+         job.compute_bytes() * updated / (host.link_gb_per_s * 1e9);
 }
 
-/// Gradients to the host for each micro-batch, and weights from it twice where they live there, as far as computing
-/// does not hide them.
-double offload_seconds(const Hardware& hardware, const Job& job, const Layout& layout, double pipeline) {
-  if (layout.offload == Offload::kNone) return 0;
-  const double updated = updated_weights(job, layout), link = hardware.cluster.host.link_gb_per_s * 1e9;
-  const HeldWeights held = weights_of_fullest_stage(job, layout);
-  // Sharded weights come up one shard to each rank, and are gathered between the devices (ZeRO-Infinity).
-  const double weights = layout.zero >= 3 ? updated : held.dense + held.experts;
-  const double bytes = 2 * updated + (layout.offload == Offload::kWeights ? 2 * 2 * weights : 0);
-  const double moving = static_cast<double>(micros_of(job, layout)) * bytes / link;
-  return std::max(moving - pipeline, (1 - hardware.device.efficiency.overlap) * moving);
+/// Gradients to the host, as far as computing does not hide them: once a step, and with ZeRO 2 and 3, whose gradients
+/// leave as they are reduced, with each micro-batch.
+double offload_seconds(const Hardware& hardware, const Job& job, const ParallelConfig& config, const Computing& held) {
+  if (config.layout.offload == spec::OffloadKind::kNone) return 0;
+  const double times = config.layout.zero >= 2 ? static_cast<double>(config.micros(job.batch)) : 1;
+  const double moving =
+      times * job.compute_bytes() * updated_weights(config, held) / (hardware.cluster.host.link_gb_per_s * 1e9);
+  return std::max(moving - held.pipeline, (1 - hardware.device.efficiency.overlap) * moving);
+}
+
+/// Kinds whose bubble is that of 1F1B over their chunks.
+bool waits_as_1f1b(const std::string& schedule) {
+  return schedule == "1f1b" || schedule == "gpipe" || schedule == "interleaved" || schedule == "breadth-first";
+}
+
+/// Layers that run again: all, or those that the schedule says.
+double recompute_passes(const LayerPasses& passes, const StageLoad& load) {
+  return passes.recomputes_stages ? load.recompute_passes : load.layer_passes;
 }
 
 }  // namespace
 
-double hidden_message_seconds(const Hardware& hardware, const Job& job, const Layout& layout) {
-  return message_of(hardware, job, layout).hidden;
+ChunkTime LayerPasses::of(const spec::ChunkShare& share) const {
+  ChunkTime time;
+  time.forward = share.layers * layer.forward.total();
+  time.backward = share.layers * layer.backward.total();
+  (recomputes_stages ? time.recompute : time.backward) += share.layers * layer.recompute.total();
+  time.backward_weight = share.layers * layer.backward_weight;
+  if (share.embedding) time.forward += embedding.forward.total(), time.backward += embedding.backward.total();
+  if (share.head) time.forward += head.forward.total(), time.backward += head.backward.total();
+  time.message = message;
+  return time;
 }
 
-std::vector<StageTime> stage_times(const Hardware& hardware, const Job& job, const Layout& layout) {
-  const PassTimes layer = layer_times(hardware, job, layout);
-  const PassTimes embedding = embedding_times(hardware, job, layout), head = head_times(hardware, job, layout);
-  const std::vector<int> layers = stage_layers(layers_of(job.shape), layout.pp, layout.virtual_stages);
-  const double exposed = message_of(hardware, job, layout).exposed;
-  std::vector<StageTime> stages;
-  for (int stage = 0; stage < layout.pp; ++stage) {
-    const int count = layers[static_cast<std::size_t>(stage)];
-    StageTime time;
-    time.forward = count * layer.forward.total();
-    time.backward = count * (layer.backward.total() + layer.recompute.total());
-    time.backward_weight = count * layer.backward_weight;
-    if (stage == 0) time.forward += embedding.forward.total(), time.backward += embedding.backward.total();
-    if (stage == layout.pp - 1) time.forward += head.forward.total(), time.backward += head.backward.total();
-    time.exposed = 2 * layout.virtual_stages * exposed;
-    stages.push_back(time);
-  }
-  return stages;
+LayerPasses layer_passes(const Hardware& hardware, const Job& job, const ParallelConfig& config) {
+  const Message message = message_of(hardware, job, config);
+  return {.layer = layer_times(hardware, job, config),
+          .embedding = embedding_times(hardware, job, config),
+          .head = head_times(hardware, job, config),
+          .message = message.exposed,
+          .hidden_message = message.hidden,
+          .recomputes_stages = config.recompute == spec::RecomputeKind::kStage};
 }
 
-double pipeline_closed_form(const Layout& layout, std::int64_t micros, const std::vector<StageTime>& stages) {
+std::vector<ChunkTime> chunk_times(const LayerPasses& passes, const std::vector<spec::ChunkShare>& chunks) {
+  std::vector<ChunkTime> times;
+  for (const spec::ChunkShare& share : chunks) times.push_back(passes.of(share));
+  return times;
+}
+
+std::vector<schedule::Times> pass_times(const LayerPasses& passes, const schedule::Schedule& table,
+                                        const std::vector<spec::ChunkShare>& chunks) {
+  std::vector<schedule::Times> times;
+  for (const ChunkTime& one : chunk_times(passes, chunks))
+    times.push_back(one.passes().scaled(1.0 / table.micro_parts));
+  return times;
+}
+
+double busy_seconds(const LayerPasses& passes, const StageLoad& load) {
+  const auto both = [](const PassTimes& times) { return (times.forward + times.backward).total(); };
+  return load.layer_passes * both(passes.layer) + recompute_passes(passes, load) * passes.layer.recompute.total() +
+         load.embedding_passes * both(passes.embedding) + load.head_passes * both(passes.head) +
+         2 * load.chunk_passes * passes.message;
+}
+
+double pipeline_closed_form(const ParallelConfig& config, std::int64_t micros, const LayerPasses& passes,
+                            const std::vector<StageLoad>& loads, ScheduleCache& schedules) {
   double sum = 0, most = 0;
-  const StageTime* slowest = &stages.front();
-  for (const StageTime& stage : stages) {
-    sum += stage.total();
-    if (stage.total() > most) most = stage.total(), slowest = &stage;
+  for (const StageLoad& load : loads) {
+    const double busy = busy_seconds(passes, load);
+    sum += busy;
+    most = std::max(most, busy);
   }
-  const auto count = static_cast<double>(micros);
-  const bool plain = layout.schedule == "1f1b" || layout.schedule == "gpipe" || layout.schedule == "interleaved" ||
-                     layout.schedule == "breadth-first";
-  if (layout.pp == 1 || plain) return count * most + (sum - most) / layout.virtual_stages;
-  const schedule::Times times{.forward = slowest->forward + slowest->exposed / 2,
-                              .backward_input = slowest->backward - slowest->backward_weight + slowest->exposed / 2,
-                              .backward_weight = slowest->backward_weight};
-  const schedule::Shape shape{
-      .ranks = layout.pp, .micros = static_cast<int>(micros), .chunks_per_rank = layout.virtual_stages};
-  if (const auto bubble = schedule::find_kind(layout.schedule).bubble(shape, times))
-    return count * most / (1 - *bubble);
-  return pipeline_replayed(layout, micros, stages, 0);
+  const int stages = config.layout.pp;
+  if (stages == 1) return most;
+  const double others = (sum - most) / static_cast<double>(micros);  // one micro-batch on all stages but the slowest
+  if (waits_as_1f1b(config.pipeline.schedule)) return most + others / chunks_per_rank(config);
+  const PassTimes& layer = passes.layer;  // which nearly all of a pass is
+  const double idle = schedules.idle(
+      config, {.forward = layer.forward.total(),
+               .backward_input = layer.backward.total() + layer.recompute.total() - layer.backward_weight,
+               .backward_weight = layer.backward_weight});
+  return most + others / (stages - 1) * idle;
 }
 
-double pipeline_replayed(const Layout& layout, std::int64_t micros, const std::vector<StageTime>& stages, double link) {
-  const schedule::Schedule table = schedule::build(
-      layout.schedule,
-      {.ranks = layout.pp, .micros = static_cast<int>(micros), .chunks_per_rank = layout.virtual_stages});
-  const double share = 1.0 / layout.virtual_stages;
-  schedule::ReplayOptions options;
-  options.times.link = link;
-  options.time_of = [&](int rank, const schedule::Instruction& instruction) {
-    const StageTime& stage = stages[static_cast<std::size_t>(rank)];
-    const schedule::Times times{.forward = stage.forward + stage.exposed / 2,
-                                .backward_input = stage.backward - stage.backward_weight + stage.exposed / 2,
-                                .backward_weight = stage.backward_weight};
-    return times.scaled(share).of(instruction.op);
+double pipeline_replayed(const Job& job, const ParallelConfig& config, const LayerPasses& passes,
+                         ScheduleCache& schedules) {
+  const std::int64_t micros = config.micros(job.batch);
+  const auto seconds = [&](const schedule::Schedule& table) {
+    const auto chunks = spec::chunk_shares(job.shape, config.pipeline, table.chunks());
+    return makespan(table, pass_times(passes, table, chunks), passes.hidden_message);
   };
-  return schedule::replay(table, options).makespan;
+  if (!is_asynchronous(config)) return seconds(schedules.table(config, micros));
+  const int steps = steps_to_settle(config, micros);
+  return (seconds(stage_table(config, micros, 2 * steps)) - seconds(stage_table(config, micros, steps))) / steps;
 }
 
-StepTime estimate_step(const Hardware& hardware, const Job& job, const Layout& layout, Pipeline pipeline) {
-  const std::int64_t micros = micros_of(job, layout);
-  const std::vector<StageTime> stages = stage_times(hardware, job, layout);
-  const auto slowest = std::ranges::max_element(stages, {}, &StageTime::total);
-  const auto stage = static_cast<int>(slowest - stages.begin());
-  const std::vector<int> layers = stage_layers(layers_of(job.shape), layout.pp, layout.virtual_stages);
+Computing computing_of(const Job& job, const ParallelConfig& config, const LayerPasses& passes,
+                       const std::vector<StageLoad>& loads, const WeightCounts& weights, double pipeline) {
+  const auto busy = [&](const StageLoad& load) { return busy_seconds(passes, load); };
+  const StageLoad& slowest = *std::ranges::max_element(loads, {}, busy);
+  Computing out{.pipeline = pipeline};
+  StepTime& step = out.time;
+  const double again = recompute_passes(passes, slowest);
+  step.work = slowest.layer_passes * (passes.layer.forward + passes.layer.backward);
+  step.work += again * passes.layer.recompute;
+  step.work += slowest.embedding_passes * passes.embedding.all();
+  step.work += slowest.head_passes * passes.head.all();
+  step.recompute = again * passes.layer.recompute.total();
+  step.pipeline = 2 * slowest.chunk_passes * passes.message;
+  step.bubble = pipeline - step.work.total() - step.pipeline;
+  TRIREME_CHECK(step.bubble >= -1e-9 * pipeline, "a bubble of {} s in a pipeline of {} s: {}", step.bubble, pipeline,
+                to_text(config));
+  const auto micros = static_cast<double>(config.micros(job.batch));
+  const auto back = [&](double times, const PassTimes& passed) {
+    return times / micros * (passed.backward.total() + passed.recompute.total());
+  };
+  out.backward = back(slowest.layer_passes, passes.layer) + back(slowest.head_passes, passes.head) +
+                 back(slowest.embedding_passes, passes.embedding);
+  int layers = 0;
+  const double tp = config.layout.tp;
+  for (const StageLoad& load : loads) {
+    const double dense =
+        load.layers * weights.layer + load.embeddings * weights.embedding + load.heads * (weights.mtp + weights.head);
+    out.dense = std::max(out.dense, dense / tp);
+    out.experts = std::max(out.experts, load.layers * weights.experts / tp / config.layout.ep);
+    layers += load.layers;
+  }
+  out.directions = std::max(1, layers / layers_of(job.shape));
+  return out;
+}
 
-  StepTime step;
-  const PassTimes layer = layer_times(hardware, job, layout);
-  PassTimes all;
-  all.forward = layers[static_cast<std::size_t>(stage)] * layer.all();
-  if (stage == 0) all.forward += embedding_times(hardware, job, layout).all();
-  if (stage == layout.pp - 1) all.forward += head_times(hardware, job, layout).all();
-  const auto count = static_cast<double>(micros);
-  step.work = count * all.forward;
-  step.recompute = count * layers[static_cast<std::size_t>(stage)] * layer.recompute.total();
-  step.pipeline = count * slowest->exposed;
-
-  step.replayed = pipeline == Pipeline::kReplay && layout.pp > 1;
-  const double computing = step.replayed
-                               ? pipeline_replayed(layout, micros, stages, message_of(hardware, job, layout).hidden)
-                               : pipeline_closed_form(layout, micros, stages);
-  step.bubble = std::max(0.0, computing - step.work.total() - step.pipeline);
-  step.replicas = replica_seconds(hardware, job, layout, computing, slowest->backward);
-  step.offload = offload_seconds(hardware, job, layout, computing);
-  step.optimizer = optimizer_seconds(hardware, job, layout);
+StepTime finish_step(const Hardware& hardware, const Job& job, const ParallelConfig& config,
+                     const Computing& computing) {
+  StepTime step = computing.time;
+  step.replicas = replica_seconds(hardware, job, config, computing);
+  step.offload = offload_seconds(hardware, job, config, computing);
+  step.optimizer = optimizer_seconds(hardware, job, config, computing);
   return step;
+}
+
+StepTime estimate_step(const Hardware& hardware, const Job& job, const ParallelConfig& config, Pipeline pipeline,
+                       ScheduleCache& schedules) {
+  const LayerPasses passes = layer_passes(hardware, job, config);
+  const std::vector<StageLoad>& loads = schedules.loads(config).all;
+  const bool replays = pipeline == Pipeline::kReplay && config.layout.pp > 1;
+  const double pipeline_seconds =
+      replays ? pipeline_replayed(job, config, passes, schedules)
+              : pipeline_closed_form(config, config.micros(job.batch), passes, loads, schedules);
+  StepTime step = finish_step(hardware, job, config,
+                              computing_of(job, config, passes, loads, count_weights(job), pipeline_seconds));
+  step.replayed = replays;
+  return step;
+}
+
+StepTime estimate_step(const Hardware& hardware, const Job& job, const ParallelConfig& config, Pipeline pipeline) {
+  ScheduleCache schedules(job);
+  return estimate_step(hardware, job, config, pipeline, schedules);
 }
 
 }  // namespace trireme::plan

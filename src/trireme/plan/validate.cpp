@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <memory>
 
 namespace trireme::plan {
 namespace {
@@ -13,6 +14,8 @@ struct Case {
   cost::Hardware hardware;
   const PublishedRun* run;
   double measured;
+  std::unique_ptr<Job> job;                  ///< which `schedules` refers to
+  std::unique_ptr<ScheduleCache> schedules;  ///< the same for all constants
 };
 
 /// A constant that is fitted, and what it may be.
@@ -40,7 +43,8 @@ double loss_of(const std::vector<Case>& cases, const cost::Efficiency& efficienc
   for (const Case& one : cases) {
     cost::Hardware hardware = one.hardware;
     hardware.device.efficiency = efficiency;
-    const double error = std::abs(estimate_run(hardware, *one.run, /*replay=*/false).step_seconds() / one.measured - 1);
+    const double error = std::abs(
+        estimate_run(hardware, *one.run, /*replay=*/false, one.schedules.get()).step_seconds() / one.measured - 1);
     sum += std::min(error, 0.2) + 0.5 * std::max(0.0, std::min(error, 0.3) - 0.08);
   }
   double unusual = 0;
@@ -86,7 +90,11 @@ std::vector<Case> cases_of(const std::string& device, const std::vector<Publishe
     for (const PublishedRun& run : source.file.runs) {
       if (!can_fit(run)) continue;
       const cost::Hardware hardware = cost::load_hardware(run.cluster);
-      if (cost::efficiency_name(hardware.device) == device) cases.push_back({hardware, &run, measured_seconds(run)});
+      if (cost::efficiency_name(hardware.device) == device) {
+        Case& one =
+            cases.emplace_back(Case{hardware, &run, measured_seconds(run), std::make_unique<Job>(job_of(run)), {}});
+        one.schedules = std::make_unique<ScheduleCache>(*one.job);
+      }
     }
   }
   return cases;
@@ -94,9 +102,10 @@ std::vector<Case> cases_of(const std::string& device, const std::vector<Publishe
 
 }  // namespace
 
-Estimate estimate_run(const cost::Hardware& hardware, const PublishedRun& run, bool replay) {
+Estimate estimate_run(const cost::Hardware& hardware, const PublishedRun& run, bool replay, ScheduleCache* schedules) {
   const SearchResult found =
-      search(hardware, job_of(run), run.gpus, {.given = choices_of(run), .top = replay ? 3u : 1u, .replay = replay});
+      search(hardware, job_of(run), run.gpus,
+             {.given = choices_of(run), .top = replay ? 3u : 1u, .replay = replay, .schedules = schedules});
   return found.best.empty() ? *found.smallest : found.best.front();
 }
 

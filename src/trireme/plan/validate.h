@@ -23,7 +23,8 @@ struct Prediction {
 
 /// The estimate that `trireme estimate` gives for a published run: what is not printed is chosen. `replay`: by the
 /// schedule itself and not by the closed form.
-Estimate estimate_run(const cost::Hardware& hardware, const PublishedRun& run, bool replay = true);
+Estimate estimate_run(const cost::Hardware& hardware, const PublishedRun& run, bool replay = true,
+                      ScheduleCache* schedules = nullptr);
 
 /// All runs of all sources. `efficiency` may replace a device's constants.
 using EfficiencyOf = std::function<cost::Efficiency(const cost::Device& device)>;

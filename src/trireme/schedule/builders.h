@@ -18,10 +18,11 @@ namespace trireme::schedule {
 /// What to build a schedule for.
 struct Shape {
   int ranks = 1;
-  int micros = 1;  // of one step
+  int micros = 1;  // micro-batches of one step
   int chunks_per_rank = 1;
   int steps = 1;
   bool recompute = false;  // every forward again before its backward
+  int micro_rows = 0;      // sequences of a micro-batch; 0: not known. Halves of one need two
   // Only the kind `list` looks at these:
   Times times = {};        // of one chunk
   int most_in_flight = 0;  // micros that a rank may hold, over all its chunks; 0: as many as 1F1B's first rank
@@ -75,6 +76,8 @@ Kind zb_v();
 Kind dualpipe();
 Kind dualpipe_v();
 Kind chimera();
+Kind chimera_doubling();
+Kind chimera_halving();
 Kind pipedream();
 Kind pipedream_vsync();
 Kind pipedream_2bw();

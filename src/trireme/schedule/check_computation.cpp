@@ -28,7 +28,7 @@ class Computation {
 
  private:
   struct Cell {
-    bool forward = false, recomputed = false, input = false, weight = false;
+    bool forward = false, doubled = false, recomputed = false, input = false, weight = false;
   };
   Cell& cell(int chunk, int micro) {
     return cells_[static_cast<std::size_t>(chunk) * static_cast<std::size_t>(schedule_.micros) +
@@ -47,7 +47,7 @@ class Computation {
         if (now_->micro < 0) fault("versions count from 0");
         return is_held(now_->chunk);
       case Operands::kMicroAndChunk:
-        return meets(now_->chunk, now_->micro);
+        return meets(now_->chunk, now_->micro) && (now_->op != Op::kForwardDoubled || pairs_up());
       default:
         return meets(now_->chunk, now_->micro) && meets(now_->back_chunk, now_->back_micro);
     }
@@ -72,9 +72,19 @@ class Computation {
     return holder == rank_;
   }
 
+  /// The second micro of a doubled forward goes where the first one goes, and into the same step.
+  bool pairs_up() {
+    const int first = now_->micro;
+    if (!meets(now_->chunk, first + 1)) return false;
+    if (first % 2 != 0) fault(fmt::format("a forward of two micros begins at an even one, not at {}", first));
+    if (schedule_.step_of(first) != schedule_.step_of(first + 1))
+      fault(fmt::format("micros {} and {} belong to different optimizer steps", first, first + 1));
+    return true;
+  }
+
   void step() {
     if (now_->op == Op::kRecompute) return recompute();
-    if (does_forward(*now_)) forward(now_->chunk, now_->micro);
+    for (int i = 0; i < forward_count(*now_); ++i) forward(now_->chunk, now_->micro + i);
     if (does_input_gradient(*now_)) input(backward_chunk(*now_), backward_micro(*now_));
     if (does_weight_gradient(*now_)) weight(backward_chunk(*now_), backward_micro(*now_));
   }
@@ -86,6 +96,7 @@ class Computation {
     if (local && !cell(chunk - 1, micro).forward)
       fault(fmt::format("micro {} has not been forward through chunk {} before", micro, chunk - 1));
     mine.forward = true;
+    mine.doubled = now_->op == Op::kForwardDoubled;
   }
 
   void recompute() {
@@ -119,6 +130,9 @@ class Computation {
       faults_.add(fmt::format("rank {}: micro {} {} chunk {}", schedule_.rank_of(chunk, micro), micro, what, chunk));
     };
     if (!mine.forward) missing("never goes forward through");
+    if (mine.forward && mine.doubled != cell(0, 0).doubled)
+      missing(mine.doubled ? "goes forward with another, but micro 0 alone, through"
+                           : "goes forward alone, but micro 0 with another, through");
     if (!mine.input) missing("never goes backward through");
     if (!mine.weight) missing("never gives its weight gradient of");
   }

@@ -53,7 +53,7 @@ class Posts {
     const bool from_far = chunk > 0 && schedule_.rank_of(chunk - 1, micro) != rank_;
     if (from_far && !mine.waited[kind(Op::kRecvActivation)])
       fault(fmt::format("the activation of micro {} was not waited for", micro));
-    mine.forward = true;
+    mine.forward = true;  // of a doubled one: its one message has the number of the first
   }
 
   void backward(int chunk, int micro) {

@@ -35,7 +35,10 @@ class RankVersions {
         }
         copies = std::max(copies, all);
       }
-      if (does_forward(*now_)) report_.uses.forward(now_->chunk, now_->micro) = taken(now_->chunk);
+      if (does_forward(*now_)) {
+        const int version = taken(now_->chunk);
+        for (int i = 0; i < forward_count(*now_); ++i) report_.uses.forward(now_->chunk, now_->micro + i) = version;
+      }
       if (does_input_gradient(*now_))
         report_.uses.backward(backward_chunk(*now_), backward_micro(*now_)) = taken(backward_chunk(*now_));
       if (now_->op == Op::kOptimizerStep) ++present_;

@@ -21,6 +21,8 @@ double chunk_share(const Schedule& schedule) {
   return static_cast<double>(schedule.ranks.size()) / static_cast<double>(schedule.chunks());
 }
 
+double pass_share(const Schedule& schedule) { return chunk_share(schedule) / schedule.micro_parts; }
+
 Measures measure(const Kind& kind, const Shape& shape, const Times& times) {
   Shape settled = shape;
   settled.steps = kind.steady ? steps_to_settle(shape) : 1;
@@ -28,7 +30,7 @@ Measures measure(const Kind& kind, const Shape& shape, const Times& times) {
   settled.times = times.scaled(static_cast<double>(shape.ranks) / chunks);  // as the list scheduler places them
   const Schedule schedule = build(kind.name, settled);
   const double share = chunk_share(schedule);
-  const ReplayOptions options{.times = times.scaled(share)};
+  const ReplayOptions options{.times = times.scaled(pass_share(schedule))};
   const Timing timing = replay(schedule, options);
 
   Measures measures;
@@ -43,7 +45,7 @@ Measures measure(const Kind& kind, const Shape& shape, const Times& times) {
     measures.step_time = timing.makespan;
   }
   const Report report = check(schedule);
-  measures.memory = most(report.peak_in_flight) * share;
+  measures.memory = most(report.peak_in_flight) * pass_share(schedule);
   measures.versions = most(report.peak_versions);
   measures.weights = most(report.peak_weights) * share;
   measures.delay = report.delay;

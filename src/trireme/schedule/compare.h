@@ -26,6 +26,9 @@ struct Measures {
 
 /// A rank's share of the model is cut into that many chunks; their times are this factor of the rank's.
 double chunk_share(const Schedule& schedule);
+/// The same of one micro of the table, where a micro-batch is cut into several: what times of a rank's share and of a
+/// micro-batch are scaled by.
+double pass_share(const Schedule& schedule);
 
 /// `times` are of a rank's share of the model. Throws ConfigError outside the kind's domain.
 Measures measure(const Kind& kind, const Shape& shape, const Times& times = {});

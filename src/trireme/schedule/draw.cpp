@@ -15,6 +15,7 @@ namespace {
 Paint paint_of(Op op) {
   switch (op) {
     case Op::kForward:
+    case Op::kForwardDoubled:
       return Paint::kForward;
     case Op::kBackward:
       return Paint::kBackward;
@@ -52,6 +53,10 @@ std::string_view name_of(Paint paint) {
   }
 }
 
+std::string micros_of(const Box& box) {
+  return box.micros == 1 ? fmt::format("{}", box.micro) : fmt::format("{},{}", box.micro, box.micro + 1);
+}
+
 std::vector<std::vector<Box>> boxes_of(const Drawing& drawing) {
   const Schedule& schedule = drawing.schedule;
   const bool versions = schedule.weights != WeightChoice::kFlush;
@@ -74,7 +79,7 @@ std::vector<std::vector<Box>> boxes_of(const Drawing& drawing) {
         add(Paint::kForward, it.chunk, it.micro).is_upper_half = true;
         add(Paint::kBackward, it.back_chunk, it.back_micro).is_lower_half = true;
       } else {
-        add(paint_of(it.op), it.chunk, is_version(it.op) ? -1 : it.micro);
+        add(paint_of(it.op), it.chunk, is_version(it.op) ? -1 : it.micro).micros = std::max(1, forward_count(it));
       }
     }
   }

@@ -21,6 +21,7 @@ enum class Paint { kForward, kBackward, kInput, kWeight, kRecompute, kUpdate, kO
 struct Box {
   Paint paint;
   int chunk, micro;            // -1 where there is none
+  int micros = 1;              // from `micro` on
   int turn = 0;                // which of the chunks of its rank it is: a shade of the colour
   bool is_upper_half = false;  // of a pair; the other half is the lower one
   bool is_lower_half = false;
@@ -36,6 +37,8 @@ struct Picture {
 Picture draw_scaled(const Drawing& drawing, double scale);
 
 std::string_view name_of(Paint paint);
+/// "3", of a doubled forward "4,5".
+std::string micros_of(const Box& box);
 /// The boxes of every rank, in order of time.
 std::vector<std::vector<Box>> boxes_of(const Drawing& drawing);
 /// "gpipe, 4 ranks, 8 micros".

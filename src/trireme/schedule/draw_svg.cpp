@@ -129,11 +129,11 @@ class Svg {
         "stroke-width=\"0.8\">",
         left, upper, width, height, shade(box.paint, box.turn));
     add("<title>{}{}{}{}, {:.6g} to {:.6g}</title></rect>\n", name_of(box.paint),
-        box.micro < 0 ? "" : fmt::format(" of micro {}", box.micro),
+        box.micro < 0 ? "" : fmt::format(" of micro {}", micros_of(box)),
         box.chunk < 0 ? "" : fmt::format(", chunk {}", box.chunk),
         box.version ? fmt::format(", weights of version {}", *box.version) : "", box.start, box.end);
     if (box.micro < 0) return;
-    const std::string label = fmt::format("{}", box.micro);
+    const std::string label = micros_of(box);
     const double needed = 7.2 * static_cast<double>(label.size());
     if (needed > width) return;
     const bool with_version = box.version && width >= needed + 12;

@@ -48,7 +48,7 @@ int terminal_color_of(Paint paint) {
 
 /// "F3", of the second chunk of its rank "F3b"; a pair as its forward with a plus.
 std::string label_of(const Box& box) {
-  std::string label(1, letter_of(box.paint));
+  std::string label(static_cast<std::size_t>(box.micros), letter_of(box.paint));
   if (box.micro >= 0) label += std::to_string(box.micro);
   if (box.turn > 0 && box.chunk >= 0) label += static_cast<char>('a' + std::min(box.turn, 25));
   if (box.is_upper_half) label += '+';

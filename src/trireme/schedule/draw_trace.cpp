@@ -39,14 +39,16 @@ class Trace {
 
   void pass(std::size_t rank, const Box& box) {
     const Key key{box.chunk, box.micro};
-    if (box.paint == Paint::kForward) forwards_[key] = {rank, box.start, box.end};
+    for (int i = 0; i < box.micros && box.paint == Paint::kForward; ++i) {
+      forwards_[{box.chunk, box.micro + i}] = {rank, box.start, box.end};
+    }
     if (box.paint == Paint::kBackward || box.paint == Paint::kInput) backwards_[key] = {rank, box.start, box.end};
     std::string args;
     if (box.chunk >= 0) args += fmt::format("\"chunk\":{}", box.chunk);
     if (box.micro >= 0) args += fmt::format(",\"micro\":{}", box.micro);
     if (box.version) args += fmt::format(",\"weights\":{}", *box.version);
     const std::string name =
-        box.micro < 0 ? std::string(name_of(box.paint)) : fmt::format("{} {}", name_of(box.paint), box.micro);
+        box.micro < 0 ? std::string(name_of(box.paint)) : fmt::format("{} {}", name_of(box.paint), micros_of(box));
     if (box.end <= box.start) {
       out_.event(R"("ph":"i","s":"t","pid":0,"tid":{},"ts":{},"name":"{}")", rank, us(box.start), name);
     } else {
@@ -62,7 +64,7 @@ class Trace {
       const bool begins = box.paint == Paint::kForward;
       const bool ends = box.paint == Paint::kBackward || box.paint == Paint::kWeight;
       if (!begins && !ends) continue;
-      count += begins ? 1 : -1;
+      count += begins ? box.micros : -1;
       out_.event(R"("ph":"C","pid":0,"ts":{},"name":"rank {} holds","args":{{"micros":{}}})",
                  us(begins ? box.start : box.end), rank, count);
     }

@@ -14,7 +14,8 @@ namespace trireme::schedule {
 namespace {
 
 void check_keys(const nlohmann::json& json) {
-  const std::vector<std::string> known{"name", "micros", "update-every", "weights", "chunks", "routes", "ranks"};
+  const std::vector<std::string> known{"name",    "micros", "update-every", "micro-parts",
+                                       "weights", "chunks", "routes",       "ranks"};
   for (const auto& [key, value] : json.items()) {
     if (std::ranges::find(known, key) == known.end())
       throw ConfigError(fmt::format("\"{}\" is no key of a schedule{}", key, did_you_mean(key, known)),
@@ -27,6 +28,7 @@ void check_keys(const nlohmann::json& json) {
 std::string to_json(const Schedule& schedule) {
   nlohmann::ordered_json json = {{"name", schedule.name}, {"micros", schedule.micros}};
   if (schedule.update_every != 0) json["update-every"] = schedule.update_every;
+  if (schedule.micro_parts != 1) json["micro-parts"] = schedule.micro_parts;
   if (schedule.weights != WeightChoice::kFlush)
     json["weights"] = name_in(enum_names(std::type_identity<WeightChoice>{}), schedule.weights);
   json["chunks"] = schedule.routes;
@@ -48,6 +50,7 @@ Schedule from_json(std::string_view text) {
     schedule.name = json.value("name", "");
     schedule.micros = json.at("micros").get<int>();
     schedule.update_every = json.value("update-every", 0);
+    schedule.micro_parts = json.value("micro-parts", 1);
     schedule.weights = read_weights(json.value("weights", "flush"));
     schedule.routes = json.at("chunks").get<std::vector<std::vector<int>>>();
     if (json.contains("routes")) schedule.route_of = json.at("routes").get<std::vector<int>>();

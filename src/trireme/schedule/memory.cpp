@@ -44,9 +44,10 @@ class Walk {
   /// While a pass runs it holds all of its activation, whatever it leaves behind.
   void step(const Instruction& it) {
     if (does_forward(it)) {
-      grow(sizes_.activation);
+      const int micros = forward_count(it);
+      grow(micros * sizes_.activation);
       const bool again = !recomputed_.empty() && recomputed_[cell(it.chunk, it.micro)];
-      if (again) held_ -= sizes_.activation - sizes_.input;
+      if (again) held_ -= micros * (sizes_.activation - sizes_.input);
     }
     switch (it.op) {
       case Op::kRecompute:

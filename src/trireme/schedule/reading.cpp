@@ -45,6 +45,10 @@ void check_header(const Schedule& schedule) {
     throw ConfigError(
         fmt::format("update-every: {} is not between 0 and the {} micros", schedule.update_every, schedule.micros),
         "leave it out where all micros make one optimizer step");
+  if (schedule.micro_parts < 1 || schedule.micros % schedule.micro_parts != 0)
+    throw ConfigError(
+        fmt::format("micro-parts: {} micros are no micro-batches of {} each", schedule.micros, schedule.micro_parts),
+        "leave it out where no micro-batch is cut");
   if (schedule.chunks() < 1 || schedule.chunks() > kMostChunks)
     throw ConfigError(fmt::format("chunks: {} chunks are placed; 1 to {} can be", schedule.chunks(), kMostChunks),
                       "a line like \"chunks: 0 1 2 3\" names the rank of each chunk, before the ranks");

@@ -16,6 +16,7 @@ constexpr std::array kOps{
     OpInfo{Op::kBackwardInput, "I", "backward of inputs", Operands::kMicroAndChunk},
     OpInfo{Op::kBackwardWeight, "W", "backward of weights", Operands::kMicroAndChunk},
     OpInfo{Op::kRecompute, "R", "recompute", Operands::kMicroAndChunk},
+    OpInfo{Op::kForwardDoubled, "FF", "forward of two micros", Operands::kMicroAndChunk},
     OpInfo{Op::kForwardBackward, "F+B", "overlapped forward and backward", Operands::kPair},
     OpInfo{Op::kSendActivation, "SA", "send of the activation", Operands::kMicroAndChunk},
     OpInfo{Op::kRecvActivation, "RA", "receive of the activation", Operands::kMicroAndChunk},
@@ -87,7 +88,13 @@ Op waited_for(Op wait) {
 }
 
 bool does_forward(const Instruction& instruction) {
-  return instruction.op == Op::kForward || instruction.op == Op::kForwardBackward;
+  return instruction.op == Op::kForward || instruction.op == Op::kForwardDoubled ||
+         instruction.op == Op::kForwardBackward;
+}
+
+int forward_count(const Instruction& instruction) {
+  if (instruction.op == Op::kForwardDoubled) return 2;
+  return does_forward(instruction) ? 1 : 0;
 }
 
 bool does_input_gradient(const Instruction& instruction) {
@@ -128,6 +135,15 @@ bool next_pass_is_forward(std::span<const Instruction> list, std::size_t positio
     if (does_input_gradient(it) && backward_chunk(it) == list[position].chunk) return false;
   }
   return false;
+}
+
+int micros_of_forward(const Schedule& schedule) {
+  for (const auto& list : schedule.ranks) {
+    for (const Instruction& it : list) {
+      if (does_forward(it)) return forward_count(it);
+    }
+  }
+  return 1;
 }
 
 std::vector<int> holders_of(const Schedule& schedule, int chunk) {

@@ -23,6 +23,7 @@ enum class Op : std::uint8_t {
   kBackwardInput,       ///< only what the previous chunk waits for
   kBackwardWeight,      ///< the rest, at any later time
   kRecompute,           ///< the forward pass again, to have its activations for a backward
+  kForwardDoubled,      ///< of `micro` and the one after it; all forwards of a table are doubled or none (Chimera)
   kForwardBackward,     ///< a forward and the whole backward of another micro, overlapped by the rank
   kSendActivation,      ///< post: the output of `chunk` goes to where the next chunk is
   kRecvActivation,      ///< post: the input of `chunk` comes from where the previous chunk is
@@ -74,6 +75,9 @@ struct Schedule {
   std::string name;
   int micros = 0;        // over all steps that the table holds
   int update_every = 0;  // micros whose gradients make one optimizer step; 0: all of them
+  /// Micros that a micro-batch of the run is cut into: 2 where backward takes it in halves (Chimera), whose forward
+  /// then is doubled. `micros` and `update_every` count halves.
+  int micro_parts = 1;
   WeightChoice weights = WeightChoice::kFlush;
   /// [route][chunk]: the rank that holds it. Bidirectional pipelines have two routes through the ranks, so two copies
   /// of each chunk; all others have one.
@@ -117,6 +121,8 @@ Op waited_for(Op wait);
 bool does_forward(const Instruction& instruction);
 bool does_input_gradient(const Instruction& instruction);
 bool does_weight_gradient(const Instruction& instruction);
+/// Micros that the forward takes at once, from `micro` on; 0: the instruction does none.
+int forward_count(const Instruction& instruction);
 /// Chunk and micro of the backward that the instruction does.
 int backward_chunk(const Instruction& instruction);
 int backward_micro(const Instruction& instruction);
@@ -126,6 +132,9 @@ bool has_transfers(const Schedule& schedule);
 
 /// Whether the next pass through the chunk of a weight instruction is a forward.
 bool next_pass_is_forward(std::span<const Instruction> list, std::size_t position);
+
+/// How many micros each forward of the table takes.
+int micros_of_forward(const Schedule& schedule);
 
 /// Chunks that the rank holds, over all routes, ascending.
 std::vector<int> chunks_of(const Schedule& schedule, int rank);

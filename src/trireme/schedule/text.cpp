@@ -42,6 +42,8 @@ void read_header(Schedule& schedule, std::string_view key, std::string_view valu
     schedule.micros = number_of(value, key);
   } else if (key == "update-every") {
     schedule.update_every = number_of(value, key);
+  } else if (key == "micro-parts") {
+    schedule.micro_parts = number_of(value, key);
   } else if (key == "weights") {
     schedule.weights = read_weights(value);
   } else if (key == "chunks") {
@@ -51,7 +53,7 @@ void read_header(Schedule& schedule, std::string_view key, std::string_view valu
   } else if (key == "routes") {
     schedule.route_of = numbers_of(value, "routes", kMostChunks);
   } else {
-    const std::string keys[] = {"name", "micros", "update-every", "weights", "chunks", "routes"};
+    const std::string keys[] = {"name", "micros", "update-every", "micro-parts", "weights", "chunks", "routes"};
     throw ConfigError(fmt::format("\"{}\" is no line of a schedule{}", key, did_you_mean(key, keys)),
                       fmt::format("lines are {}:, and rank N: below them", fmt::join(keys, ":, ")));
   }
@@ -89,6 +91,7 @@ std::string ranks_text(const Schedule& schedule) {
 std::string to_text(const Schedule& schedule) {
   std::string text = fmt::format("name: {}\nmicros: {}\n", schedule.name, schedule.micros);
   if (schedule.update_every != 0) text += fmt::format("update-every: {}\n", schedule.update_every);
+  if (schedule.micro_parts != 1) text += fmt::format("micro-parts: {}\n", schedule.micro_parts);
   if (schedule.weights != WeightChoice::kFlush)
     text += fmt::format("weights: {}\n", name_in(enum_names(std::type_identity<WeightChoice>{}), schedule.weights));
   text += "chunks: ";

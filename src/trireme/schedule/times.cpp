@@ -22,6 +22,8 @@ double Times::of(Op op) const {
       return backward_weight;
     case Op::kRecompute:
       return recompute.value_or(forward);
+    case Op::kForwardDoubled:
+      return 2 * forward;
     case Op::kForwardBackward:
       return pair();
     case Op::kReduceGradients:

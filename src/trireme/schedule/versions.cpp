@@ -18,7 +18,7 @@ VersionUses present_versions(const Schedule& schedule) {
   for (const auto& list : schedule.ranks) {
     int present = 0;
     for (const Instruction& it : list) {
-      if (does_forward(it)) uses.forward(it.chunk, it.micro) = present;
+      for (int i = 0; i < forward_count(it); ++i) uses.forward(it.chunk, it.micro + i) = present;
       if (does_input_gradient(it)) uses.backward(backward_chunk(it), backward_micro(it)) = present;
       if (it.op == Op::kOptimizerStep) ++present;
     }
@@ -30,11 +30,12 @@ namespace {
 
 /// The version wanted by a pass; `it` is a forward, a backward or the recomputation before it, not a pair.
 int wanted_by(const Instruction& it, const VersionUses& wanted) {
-  return it.op == Op::kForward ? wanted.forward(it.chunk, it.micro) : wanted.backward(it.chunk, it.micro);
+  return does_forward(it) ? wanted.forward(it.chunk, it.micro) : wanted.backward(it.chunk, it.micro);
 }
 
 bool is_pass(const Instruction& it) {
-  return it.op == Op::kForward || it.op == Op::kBackward || it.op == Op::kBackwardInput || it.op == Op::kRecompute;
+  return it.op == Op::kForward || it.op == Op::kForwardDoubled || it.op == Op::kBackward ||
+         it.op == Op::kBackwardInput || it.op == Op::kRecompute;
 }
 
 /// Whether a recomputation just before has already said which weights this backward takes.

@@ -18,15 +18,15 @@ std::vector<int> divisors_from_above(int number) {
 
 }  // namespace
 
-SpreadConfig fit_ranks(const SpreadConfig& spread, int ranks) {
+ParallelConfig fit_ranks(const ParallelConfig& config, int ranks) {
   TRIREME_CHECK(ranks >= 1, "a run on {} ranks", ranks);
-  const LayoutConfig& before = spread.layout;
+  const LayoutConfig& before = config.layout;
   for (const int tp : divisors_from_above(before.tp)) {
     for (const int pp : divisors_from_above(before.pp)) {
       for (const int cp : divisors_from_above(before.cp)) {
         const int each = tp * pp * cp;
         if (ranks % each != 0) continue;
-        SpreadConfig fitted = spread;
+        ParallelConfig fitted = config;
         LayoutConfig& layout = fitted.layout;
         layout.tp = tp, layout.pp = pp, layout.cp = cp;
         const int dp = ranks / each;
@@ -36,6 +36,9 @@ SpreadConfig fit_ranks(const SpreadConfig& spread, int ranks) {
         if (before.zero_group && dp % *before.zero_group != 0) layout.zero_group.reset();
         if (static_cast<int>(before.dp_batch_weights.size()) != dp) layout.dp_batch_weights.clear();
         if (pp != before.pp && pp == 1) fitted.pipeline = {};
+        if (pp != before.pp) fitted.pipeline.stage_ranks.clear();
+        if (pp == 1 && config.recompute == RecomputeKind::kStage) fitted.recompute = RecomputeKind::kFull;
+        if (tp == 1) fitted.pipeline.scatter_gather = fitted.partition_activations = false;
         return fitted;
       }
     }

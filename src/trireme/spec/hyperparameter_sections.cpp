@@ -84,6 +84,57 @@ void add_schedule_problems(const LrScheduleConfig& schedule, Problems& problems)
                         "set lr_schedule.reference_batch to the batch size that optim.learning_rate was tuned for");
 }
 
+std::string restart_key(std::size_t index, const char* key) {
+  return fmt::format("lr_schedule.restarts.{}.{}", index, key);
+}
+
+void add_restart_problems(const LrScheduleConfig& schedule, const BatchConfig& batch, Problems& problems) {
+  const std::string kind = fmt::format("lr_schedule.kind = \"{}\"", name_in<LrScheduleKind>(kSchedules, schedule.kind));
+  if (!schedule.restarts.empty() && schedule.kind == LrScheduleKind::kStep) {
+    problems.push_back(
+        {.key = "lr_schedule.restarts",
+         .reason = fmt::format("begin a schedule anew, but the boundaries of {} count from the start", kind),
+         .hint = "give the rates as lr_schedule.factors, or choose another kind"});
+  }
+  std::int64_t before = 0;
+  for (std::size_t i = 0; i < schedule.restarts.size(); ++i) {
+    const LrRestart& restart = schedule.restarts[i];
+    if (restart.at <= before) {
+      problems.push_back({.key = restart_key(i, "at"),
+                          .reason = fmt::format("is {}, not after {}", restart.at, before),
+                          .hint = fmt::format("set {} = {}", restart_key(i, "at"), before + 1)});
+    }
+    before = std::max(before, restart.at);
+    add_missing_or_unused(problems, restart_key(i, "total"), restart.total.has_value(), needs_total(schedule.kind),
+                          kind, fmt::format("set {} = {}", restart_key(i, "total"), 2 * restart.warmup + 1000));
+    if (restart.total && *restart.total <= restart.warmup) {
+      problems.push_back({.key = restart_key(i, "total"),
+                          .reason = fmt::format("is {}, within the warm-up of {}", *restart.total, restart.warmup),
+                          .hint = fmt::format("set {} = {}", restart_key(i, "total"), 2 * restart.warmup + 1000)});
+    }
+    if (restart.total && schedule.decay && *schedule.decay > *restart.total - restart.warmup) {
+      problems.push_back(
+          {.key = restart_key(i, "total"),
+           .reason = fmt::format("leaves {} after its warm-up, less than lr_schedule.decay = {}",
+                                 *restart.total - restart.warmup, *schedule.decay),
+           .hint = fmt::format("set {} = {}", restart_key(i, "total"), restart.warmup + *schedule.decay)});
+    }
+    if (!restart.global_batch_tokens) continue;
+    if (schedule.unit != LrScheduleUnit::kTokens || batch.kind != BatchKind::kConstant) {
+      problems.push_back({.key = restart_key(i, "global_batch_tokens"),
+                          .reason = "changes the batch at a number of tokens, from one that is constant until then",
+                          .hint = "set lr_schedule.unit = \"tokens\" and batch.kind = \"constant\", or leave it out"});
+    }
+    if (*restart.global_batch_tokens % batch.multiple != 0) {
+      problems.push_back({.key = restart_key(i, "global_batch_tokens"),
+                          .reason = fmt::format("is {}, no multiple of batch.multiple = {}",
+                                                *restart.global_batch_tokens, batch.multiple),
+                          .hint = fmt::format("set {} = {}", restart_key(i, "global_batch_tokens"),
+                                              (*restart.global_batch_tokens / batch.multiple + 1) * batch.multiple)});
+    }
+  }
+}
+
 void add_multiple_problem(const char* key, std::int64_t size, std::int64_t multiple, Problems& problems) {
   if (size % multiple == 0) return;
   problems.push_back({.key = key,
@@ -134,6 +185,28 @@ std::span<const Named<LrScheduleUnit>> enum_names(std::type_identity<LrScheduleU
 std::span<const Named<LrScaling>> enum_names(std::type_identity<LrScaling>) { return kLrScalings; }
 std::span<const Named<BatchKind>> enum_names(std::type_identity<BatchKind>) { return kBatches; }
 
+void describe(config::Section<LrRestart>& section) {
+  section.meaning("where the schedule begins anew, with its own warm-up (BERT's second stage)");
+  section.field("at", &LrRestart::at, "where it begins, in lr_schedule.unit")
+      .unit(Unit::kCount)
+      .range(1, kMost)
+      .required();
+  section.field("warmup", &LrRestart::warmup, "length of its linear warm-up; 0: none")
+      .unit(Unit::kCount)
+      .range(0, kMost);
+  section
+      .field("total", &LrRestart::total,
+             "linear, cosine, wsd: where its minimum is reached, counted from `at`, warm-up included")
+      .unit(Unit::kCount)
+      .range(1, kMost);
+  section.field("rate", &LrRestart::rate, "factor on the peak learning rate").above(0);
+  section
+      .field("global_batch_tokens", &LrRestart::global_batch_tokens,
+             "global batch size from there on; with lr_schedule.scaling the peak follows it; unset: as before")
+      .unit(Unit::kCount)
+      .range(1, kMost);
+}
+
 void describe(config::Section<LrScheduleConfig>& section) {
   section.meaning("learning rate schedule");
   section.field("kind", &LrScheduleConfig::kind,
@@ -173,6 +246,7 @@ void describe(config::Section<LrScheduleConfig>& section) {
              "with scaling: the batch size in tokens that optim.learning_rate was tuned for")
       .unit(Unit::kCount)
       .range(1, kMost);
+  section.tables("restarts", &LrScheduleConfig::restarts);
 }
 
 void describe(config::Section<BatchConfig>& section) {
@@ -205,6 +279,7 @@ void describe(config::Section<BatchConfig>& section) {
 std::vector<config::Problem> find_problems(const LrScheduleConfig& schedule, const BatchConfig& batch) {
   Problems problems;
   add_schedule_problems(schedule, problems);
+  add_restart_problems(schedule, batch, problems);
   add_batch_problems(schedule, batch, problems);
   return problems;
 }

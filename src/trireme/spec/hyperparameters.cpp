@@ -63,11 +63,29 @@ double shape(const LrScheduleConfig& schedule, std::int64_t done, std::int64_t r
   return 1;
 }
 
-double scaling_factor(const LrScheduleConfig& schedule, const BatchConfig& batch) {
+double scaling_factor(const LrScheduleConfig& schedule, std::int64_t batch) {
   if (schedule.scaling == LrScaling::kNone) return 1;
-  const double times = static_cast<double>(batch.global_batch_tokens) /
+  const double times = static_cast<double>(batch) /
                        static_cast<double>(required(schedule.reference_batch, "lr_schedule.reference_batch"));
   return schedule.scaling == LrScaling::kLinear ? times : std::sqrt(times);
+}
+
+/// The last restart that has been reached, in the schedule's unit; null before the first.
+const LrRestart* restart_at(const LrScheduleConfig& schedule, std::int64_t done) {
+  const LrRestart* found = nullptr;
+  for (const LrRestart& restart : schedule.restarts) {
+    if (done >= restart.at) found = &restart;
+  }
+  return found;
+}
+
+/// The batch that restarts leave, by tokens.
+std::int64_t batch_of_stage(const LrScheduleConfig& schedule, const BatchConfig& batch, std::int64_t tokens) {
+  std::int64_t size = batch.global_batch_tokens;
+  for (const LrRestart& restart : schedule.restarts) {
+    if (tokens >= restart.at && restart.global_batch_tokens) size = *restart.global_batch_tokens;
+  }
+  return size;
 }
 
 /// From the start until `tokens` or `steps` are reached, whichever comes first.
@@ -88,13 +106,13 @@ Position advance(const LrScheduleConfig& schedule, const BatchConfig& batch, std
 }  // namespace
 
 double peak_rate(const OptimConfig& optim, const LrScheduleConfig& schedule, const BatchConfig& batch) {
-  return optim.learning_rate * scaling_factor(schedule, batch);
+  return optim.learning_rate * scaling_factor(schedule, batch.global_batch_tokens);
 }
 
 std::int64_t batch_at(const LrScheduleConfig& schedule, const BatchConfig& batch, std::int64_t tokens) {
   switch (batch.kind) {
     case BatchKind::kConstant:
-      return batch.global_batch_tokens;
+      return batch_of_stage(schedule, batch, tokens);
     case BatchKind::kRamp: {
       const std::int64_t start = required(batch.start, "batch.start"), over = required(batch.over, "batch.over");
       if (tokens >= over) return batch.global_batch_tokens;
@@ -117,17 +135,26 @@ Hyperparameters hyperparameters_at(const OptimConfig& optim, const LrScheduleCon
                                    Position position) {
   Hyperparameters hyperparameters{.batch = batch_at(schedule, batch, position.tokens)};
   const bool by_steps = schedule.unit == LrScheduleUnit::kSteps;
-  const std::int64_t done = by_steps ? position.step : position.tokens;
+  std::int64_t done = by_steps ? position.step : position.tokens;
+  LrScheduleConfig stage = schedule;
+  double peak = optim.learning_rate;
+  if (const LrRestart* restart = restart_at(schedule, done)) {
+    stage.warmup = restart->warmup;
+    stage.total = restart->total;
+    peak *= restart->rate;
+    done -= restart->at;
+  }
+  peak *=
+      scaling_factor(schedule, batch.kind == BatchKind::kConstant ? hyperparameters.batch : batch.global_batch_tokens);
   const std::int64_t reached = done + (by_steps ? 1 : hyperparameters.batch);
-  const double peak = peak_rate(optim, schedule, batch);
-  if (done < schedule.warmup) {
-    const double from = schedule.warmup_from.value_or(schedule.scaling == LrScaling::kNone ? 0 : optim.learning_rate);
+  if (done < stage.warmup) {
+    const double from = stage.warmup_from.value_or(stage.scaling == LrScaling::kNone ? 0 : optim.learning_rate);
     // From a rate the first step has that rate (Goyal et al., section 2.2). From zero it counts itself, as a step at
     // rate zero would be wasted: the original Transformer's rule.
-    const double way = part(from > 0 ? done : reached, 0, schedule.warmup);
+    const double way = part(from > 0 ? done : reached, 0, stage.warmup);
     hyperparameters.learning_rate = from + (peak - from) * way;
   } else {
-    hyperparameters.learning_rate = peak * shape(schedule, done, reached);
+    hyperparameters.learning_rate = peak * shape(stage, done, reached);
   }
   // Noise goes as rate / batch (Smith et al., equation 5): what the batch has grown is not taken from the rate.
   if (batch.kind == BatchKind::kIncrease) {
@@ -159,6 +186,9 @@ std::optional<std::int64_t> next_change(const LrScheduleConfig& schedule, const 
       if (boundary > tokens && (!next || boundary < *next)) next = boundary;
     }
     return next;
+  }
+  for (const LrRestart& restart : schedule.restarts) {
+    if (restart.global_batch_tokens && restart.at > tokens) return restart.at;
   }
   return std::nullopt;
 }

@@ -49,6 +49,16 @@ std::span<const Named<LrScheduleUnit>> enum_names(std::type_identity<LrScheduleU
 std::span<const Named<LrScaling>> enum_names(std::type_identity<LrScaling>);
 std::span<const Named<BatchKind>> enum_names(std::type_identity<BatchKind>);
 
+/// [[lr_schedule.restarts]]: the schedule begins anew, warm-up included (You et al. 2019: BERT's second stage).
+struct LrRestart {
+  std::int64_t at = 1;  ///< in the schedule's unit
+  std::int64_t warmup = 0;
+  std::optional<std::int64_t> total;                ///< from `at` on
+  double rate = 1;                                  ///< the peak is multiplied by it
+  std::optional<std::int64_t> global_batch_tokens;  ///< from there on; unset: as before
+  bool operator==(const LrRestart&) const = default;
+};
+
 /// [lr_schedule]
 struct LrScheduleConfig {
   LrScheduleKind kind = LrScheduleKind::kConstant;
@@ -62,6 +72,7 @@ struct LrScheduleConfig {
   std::vector<double> factors;
   LrScaling scaling = LrScaling::kNone;
   std::optional<std::int64_t> reference_batch;
+  std::vector<LrRestart> restarts;
   bool operator==(const LrScheduleConfig&) const = default;
 };
 
@@ -75,6 +86,7 @@ struct BatchConfig {
   bool operator==(const BatchConfig&) const = default;
 };
 
+void describe(config::Section<LrRestart>& section);
 void describe(config::Section<LrScheduleConfig>& section);
 void describe(config::Section<BatchConfig>& section);
 std::vector<config::Problem> find_problems(const LrScheduleConfig& schedule, const BatchConfig& batch);

@@ -30,6 +30,11 @@ void describe(config::Section<LayoutConfig>& section) {
   section.field("pp", &LayoutConfig::pp, "pipeline-parallel size: number of pipeline stages").at_least(1);
   section.field("cp", &LayoutConfig::cp, "context-parallel size: ranks that shard each sequence").at_least(1);
   section
+      .field("ep", &LayoutConfig::ep,
+             "expert-parallel size: ranks of dp x cp that the experts of a layer are sharded over; models with experts "
+             "are planned, not trained yet")
+      .at_least(1);
+  section
       .field("zero", &LayoutConfig::zero,
              "ZeRO stage, what data-parallel ranks shard: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too "
              "(FSDP)")
@@ -53,6 +58,19 @@ void describe(config::Section<LayoutConfig>& section) {
       .field("bucket_mb", &LayoutConfig::bucket_mb,
              "size of a gradient bucket in MB (10^6 bytes); each is reduced while backward goes on; 0: one bucket")
       .at_least(0.0);
+  section
+      .field("first_bucket_mb", &LayoutConfig::first_bucket_mb,
+             "size of the bucket that backward completes first, in MB: a small one starts communication early; unset: "
+             "bucket_mb")
+      .above(0);
+  section
+      .field("reduce_groups", &LayoutConfig::reduce_groups,
+             "process groups of the same ranks that buckets are reduced over in turn (round-robin), each with its own "
+             "order of calls")
+      .range(1, 16);
+  section.field("find_unused", &LayoutConfig::find_unused,
+                "parameters may have no gradient in a step: ranks find out together which nobody used and leave those "
+                "as they are; with zero = 0 or 1");
   section.field("reduce", &LayoutConfig::reduce, "data type in which gradients are sent in reductions");
   section.field("tp_overlap", &LayoutConfig::tp_overlap,
                 "with sequence_parallel: all-gather and reduce-scatter in chunks that overlap with the GEMMs");
@@ -97,10 +115,15 @@ void describe(config::Section<PipelineConfig>& section) {
       "how layers are assigned to stages: count (equal layers), size (equal parameters), time (equal measured "
       "time), pipedream (its planner; a stage may have several ranks), or the entries at which chunks begin: "
       "layers.3,layers.5");
+  section.field("stage_ranks", &PipelineConfig::stage_ranks,
+                "ranks of each stage, which deal its micro-batches out in turn (PipeDream's replicated stages), with "
+                "schedule 1f1b or pipedream: [3, 1]; empty: one rank a stage, or what split = \"pipedream\" finds");
+  section.field("scatter_gather", &PipelineConfig::scatter_gather,
+                "with tp: each rank sends 1/tp of what crosses to the next stage, whose ranks all-gather it: the links "
+                "between stages carry it once instead of tp times");
 }
 
-std::vector<config::Problem> find_problems(const LayoutConfig& layout, const PipelineConfig& pipeline,
-                                           std::optional<int> ranks) {
+std::vector<config::Problem> find_problems(const LayoutConfig& layout, std::optional<int> ranks) {
   std::vector<config::Problem> problems;
   const std::int64_t copy = layout.ranks_per_copy();
   if (ranks && layout.dp && copy * *layout.dp != *ranks) {
@@ -115,14 +138,6 @@ std::vector<config::Problem> find_problems(const LayoutConfig& layout, const Pip
                                               layout.tp, layout.pp, layout.cp, copy, *ranks),
                         .hint = fmt::format("set comm.ranks = {}", copy * std::max<std::int64_t>(1, *ranks / copy))});
   }
-  if (layout.pp == 1 && pipeline.virtual_stages > 1)
-    problems.push_back({.key = "pipeline.virtual_stages",
-                        .reason = fmt::format("is {}, but there is a single stage", pipeline.virtual_stages),
-                        .hint = "set pipeline.virtual_stages = 1"});
-  if (layout.pp == 1 && pipeline.drain_every.value_or(1) > 1)
-    problems.push_back({.key = "pipeline.drain_every",
-                        .reason = fmt::format("is {}, but there is a single stage", *pipeline.drain_every),
-                        .hint = "leave pipeline.drain_every out"});
   if (layout.zero_group && layout.dp && *layout.dp % *layout.zero_group != 0)
     problems.push_back({.key = "layout.zero_group",
                         .reason = fmt::format("{} does not divide layout.dp = {}", *layout.zero_group, *layout.dp),
@@ -133,32 +148,14 @@ std::vector<config::Problem> find_problems(const LayoutConfig& layout, const Pip
     problems.push_back({.key = "layout.order",
                         .reason = fmt::format("\"{}\" does not name each mesh axis once", layout.order),
                         .hint = "set layout.order = \"pp dp cp tp\", in any order"});
-  if (layout.cp % layout.cp_ulysses != 0)
-    problems.push_back({.key = "layout.cp_ulysses",
-                        .reason = fmt::format("{} does not divide layout.cp = {}", layout.cp_ulysses, layout.cp),
-                        .hint = "set layout.cp_ulysses = 1"});
   if (std::ranges::any_of(layout.dp_batch_weights, [](double share) { return !(share > 0); }))
     problems.push_back({.key = "layout.dp_batch_weights",
                         .reason = "holds a weight that is not above 0",
                         .hint = "give each data-parallel rank its relative speed, for instance [2.0, 1.0]"});
-  if (!layout.dp_batch_weights.empty() && layout.zero >= 2)
-    problems.push_back({.key = "layout.dp_batch_weights",
-                        .reason = fmt::format("gives replicas different numbers of micro-batches, but layout.zero = {} "
-                                              "reduces gradients after each of them",
-                                              layout.zero),
-                        .hint = "set layout.zero = 1"});
-  if (layout.delayed_update && layout.offload == OffloadKind::kNone)
-    problems.push_back({.key = "layout.delayed_update",
-                        .reason = "delays updates on the host, but layout.offload is \"none\"",
-                        .hint = "set layout.offload = \"optimizer\""});
   if (!layout.delayed_update && layout.offload_warmup != LayoutConfig{}.offload_warmup)
     problems.push_back({.key = "layout.offload_warmup",
                         .reason = "is given, but layout.delayed_update is false",
                         .hint = "set layout.delayed_update = true"});
-  if (layout.sequence_parallel && layout.tp == 1)
-    problems.push_back({.key = "layout.sequence_parallel",
-                        .reason = "shards over layout.tp, which is 1",
-                        .hint = "set layout.sequence_parallel = false"});
   return problems;
 }
 

@@ -43,13 +43,17 @@ std::span<const Named<OffloadKind>> enum_names(std::type_identity<OffloadKind>);
 struct LayoutConfig {
   std::optional<int> dp;  ///< unset: what the other axes leave of the ranks
   int tp = 1, pp = 1, cp = 1;
+  int ep = 1;  ///< of dp x cp, ranks that the experts of a layer are sharded over; planned, not trained yet
   int zero = 0;
   std::optional<int> zero_group;  ///< unset: all replicas
   bool sequence_parallel = false;
   ContextKind cp_kind = ContextKind::kGather;
-  int cp_ulysses = 1;                 ///< of cp, ranks that use ulysses inside a ring or gather
-  std::string order = "pp dp cp tp";  ///< of the mesh axes: neighbouring ranks differ in the last
-  double bucket_mb = 25;              ///< of a gradient bucket, 10^6 bytes; 0: one bucket
+  int cp_ulysses = 1;                     ///< of cp, ranks that use ulysses inside a ring or gather
+  std::string order = "pp dp cp tp";      ///< of the mesh axes: neighbouring ranks differ in the last
+  double bucket_mb = 25;                  ///< of a gradient bucket, 10^6 bytes; 0: one bucket
+  std::optional<double> first_bucket_mb;  ///< of the one that backward completes first; unset: bucket_mb
+  int reduce_groups = 1;                  ///< groups of the same ranks that buckets are reduced over in turn
+  bool find_unused = false;               ///< parameters may have no gradient in a step
   ReduceKind reduce = ReduceKind::kFp32;
   bool tp_overlap = false;               ///< with sequence_parallel: chunked collectives overlap with GEMMs
   bool sp_save_gathered = false;         ///< with sequence_parallel: save gathered inputs for backward
@@ -72,13 +76,18 @@ struct PipelineConfig {
   std::optional<int> drain_every;
   /// How layers are assigned: "count", "size", "time", "pipedream", or the entries at which chunks begin.
   std::string split = "count";
+  /// Ranks of each stage, where stages run on several; empty: one each, or what split = "pipedream" finds.
+  std::vector<int> stage_ranks;
+  bool scatter_gather = false;  ///< each tp rank sends its part of a boundary tensor; the receivers gather them
   bool operator==(const PipelineConfig&) const = default;
+
+  /// Whether stages may be on several ranks.
+  bool replicates_stages() const { return !stage_ranks.empty() || split == "pipedream"; }
 };
 
 void describe(config::Section<LayoutConfig>& section);
 void describe(config::Section<PipelineConfig>& section);
-/// `ranks`: how many there are, where that is known.
-std::vector<config::Problem> find_problems(const LayoutConfig& layout, const PipelineConfig& pipeline,
-                                           std::optional<int> ranks);
+/// `ranks`: how many there are, where that is known. What a layout does not go together with is in rules.h.
+std::vector<config::Problem> find_problems(const LayoutConfig& layout, std::optional<int> ranks);
 
 }  // namespace trireme::spec

@@ -41,12 +41,20 @@ void visit_pairs(Section& section, Shape& shape, const Visit& visit) {
   visit(section.rotary.beta_fast, shape.rotary.beta_fast);
   visit(section.rotary.beta_slow, shape.rotary.beta_slow);
   visit(section.rotary.attention_factor, shape.rotary.attention_factor);
+  visit(section.rotary.mscale, shape.rotary.mscale);
+  visit(section.rotary.mscale_all_dim, shape.rotary.mscale_all_dim);
   visit(section.rotary.truncate, shape.rotary.truncate);
+  visit(section.mla.q_lora_rank, shape.mla.q_lora_rank);
+  visit(section.mla.kv_lora_rank, shape.mla.kv_lora_rank);
+  visit(section.mla.qk_rope_head_dim, shape.mla.qk_rope_head_dim);
+  visit(section.mla.v_head_dim, shape.mla.v_head_dim);
   visit(section.window, shape.window);
   visit(section.window_layers, shape.window_layers);
   visit(section.window_from, shape.window_from);
   visit(section.tied, shape.tied);
   visit(section.embedding_scale, shape.embedding_scale);
+  visit(section.mtp_depth, shape.mtp_depth);
+  visit(section.mtp_loss_weight, shape.mtp_loss_weight);
   visit(section.dropout, shape.dropout);
   visit(section.attention_dropout, shape.attention_dropout);
   visit(section.label_smoothing, shape.label_smoothing);
@@ -116,7 +124,8 @@ void add_differences(const config::Schema& schema, const void* of, const void* o
 void describe(config::Section<RotaryConfig>& section) {
   section.meaning("rotary position embedding (RoPE) and its scaling to longer contexts");
   section.field("base", &RotaryConfig::base, "base of the frequencies (rope_theta)").above(0.0);
-  section.field("scaling", &RotaryConfig::scaling, "RoPE scaling: none, linear, llama3 or yarn");
+  section.field("scaling", &RotaryConfig::scaling,
+                "RoPE scaling: none, linear, dynamic (NTK-aware, for sequences of max_seq_len), llama3 or yarn");
   section.field("factor", &RotaryConfig::factor, "context length after scaling over the original one").above(0.0);
   section.field("low_frequency", &RotaryConfig::low_frequency,
                 "llama3: low_freq_factor; slower frequencies are scaled by the whole factor");
@@ -124,7 +133,7 @@ void describe(config::Section<RotaryConfig>& section) {
                 "llama3: high_freq_factor; faster frequencies are not scaled");
   section
       .field("original_positions", &RotaryConfig::original_positions,
-             "llama3, yarn: original_max_position_embeddings, the context length before scaling, in tokens")
+             "dynamic, llama3, yarn: original_max_position_embeddings, the context length before scaling, in tokens")
       .at_least(1);
   section
       .field("beta_fast", &RotaryConfig::beta_fast,
@@ -138,9 +147,42 @@ void describe(config::Section<RotaryConfig>& section) {
       .above(0.0);
   section
       .field("attention_factor", &RotaryConfig::attention_factor,
-             "yarn: factor on cosines and sines; 0: 0.1 ln(factor) + 1")
+             "yarn: factor on cosines and sines; 0: 0.1 ln(factor) + 1, or as mscale and mscale_all_dim say")
+      .at_least(0.0);
+  section
+      .field("mscale", &RotaryConfig::mscale,
+             "yarn, with mscale_all_dim: cosines and sines are multiplied by 0.1 mscale ln(factor) + 1 over the same "
+             "of mscale_all_dim; 0: unset")
+      .at_least(0.0);
+  section
+      .field("mscale_all_dim", &RotaryConfig::mscale_all_dim,
+             "yarn, as DeepSeek has it: attention's scale is multiplied by (0.1 mscale_all_dim ln(factor) + 1)^2; 0: "
+             "unset")
       .at_least(0.0);
   section.field("truncate", &RotaryConfig::truncate, "yarn: round the ends of the blended range to whole dimensions");
+}
+
+void describe(config::Section<MlaConfig>& section) {
+  section.meaning("multi-head latent attention (MLA; DeepSeek-V2, 2405.04434); model.head_dim is its qk_nope_head_dim");
+  section
+      .field("q_lora_rank", &MlaConfig::q_lora_rank,
+             "rank of the query latent; 0: queries are projected from the hidden state")
+      .range(0, 1 << 20);
+  section
+      .field("kv_lora_rank", &MlaConfig::kv_lora_rank,
+             "rank of the latent that keys and values are projected from, which is what a KV cache holds; 0: no "
+             "latent attention")
+      .range(0, 1 << 20);
+  section
+      .field("qk_rope_head_dim", &MlaConfig::qk_rope_head_dim,
+             "dimension with RoPE of each query head, beside model.head_dim without, and of the key that all heads "
+             "share")
+      .range(0, 1 << 16);
+  section.field("v_head_dim", &MlaConfig::v_head_dim, "dimension of a value head").range(0, 1 << 16);
+  section.retired("query_rank", "q_lora_rank");
+  section.retired("key_rank", "kv_lora_rank");
+  section.retired("rotary_size", "qk_rope_head_dim");
+  section.retired("value_size", "v_head_dim");
 }
 
 void describe(config::Section<ModelConfig>& section) {
@@ -202,6 +244,7 @@ void describe(config::Section<ModelConfig>& section) {
   section.field("position_kind", &ModelConfig::position_kind,
                 "position embedding: learned, sinusoidal, or rotary (RoPE)");
   section.section("rotary", &ModelConfig::rotary);
+  section.section("mla", &ModelConfig::mla);
   section
       .field("window", &ModelConfig::window,
              "sliding-window attention: tokens a token attends to, itself included; 0: full attention")
@@ -214,6 +257,16 @@ void describe(config::Section<ModelConfig>& section) {
   section.field("tied", &ModelConfig::tied, "the output head shares its weight with the token embedding");
   section.field("embedding_scale", &ModelConfig::embedding_scale,
                 "token embeddings are multiplied by sqrt(hidden_size)");
+  section
+      .field("mtp_depth", &ModelConfig::mtp_depth,
+             "multi-token prediction (MTP; DeepSeek-V3, 2412.19437): modules that predict so many further tokens in "
+             "training, each of one layer, with the model's embedding and head; 0: none")
+      .at_least(0);
+  section
+      .field("mtp_loss_weight", &ModelConfig::mtp_loss_weight,
+             "weight of MTP: the total loss gets this over mtp_depth times the sum of each module's loss, which is "
+             "divided by the number of targets of the main loss")
+      .at_least(0.0);
   section.field("dropout", &ModelConfig::dropout, "dropout probability of embeddings and residual branches");
   section.field("attention_dropout", &ModelConfig::attention_dropout, "dropout probability of attention weights");
   section.field("label_smoothing", &ModelConfig::label_smoothing, "label smoothing of the cross-entropy loss");
@@ -288,6 +341,11 @@ std::string shape_text(const ModelShape& shape) {
   text += fmt::format("{} layers, hidden_size {}, {} heads of {}", shape.num_layers, shape.hidden_size, shape.num_heads,
                       shape.head_dim);
   if (shape.num_kv_heads != shape.num_heads) text += fmt::format(" ({} for keys and values)", shape.num_kv_heads);
+  if (shape.mla.used()) {
+    text += fmt::format(", latents of {} and {} (+{} for RoPE), values of {}", shape.mla.q_lora_rank,
+                        shape.mla.kv_lora_rank, shape.mla.qk_rope_head_dim, shape.mla.v_head_dim);
+  }
+  if (shape.mtp_depth > 0) text += fmt::format(", MTP depth {}", shape.mtp_depth);
   return text + fmt::format(", ffn_size {}, vocab_size {}, max_seq_len {}", shape.ffn_size, shape.vocab_size,
                             shape.max_seq_len);
 }

@@ -25,9 +25,15 @@ struct RotaryConfig {
   std::optional<RotaryScaling> scaling;
   std::optional<double> factor, low_frequency, high_frequency;
   std::optional<std::int64_t> original_positions;
-  std::optional<double> beta_fast, beta_slow, attention_factor;
+  std::optional<double> beta_fast, beta_slow, attention_factor, mscale, mscale_all_dim;
   std::optional<bool> truncate;
   bool operator==(const RotaryConfig&) const = default;
+};
+
+/// [model.mla]
+struct MlaConfig {
+  std::optional<std::int64_t> q_lora_rank, kv_lora_rank, qk_rope_head_dim, v_head_dim;
+  bool operator==(const MlaConfig&) const = default;
 };
 
 /// [model]: what is unset is as shape_of() derives it. Without a family there is no model.
@@ -45,16 +51,20 @@ struct ModelConfig {
   std::optional<bool> gated, attention_bias, output_bias, mlp_bias, query_key_norm, causal;
   std::optional<PositionKind> position_kind;
   RotaryConfig rotary;
+  MlaConfig mla;
   std::optional<std::int64_t> window;
   std::optional<WindowLayers> window_layers;
   std::optional<std::int64_t> window_from;
   std::optional<bool> tied, embedding_scale;
+  std::optional<std::int64_t> mtp_depth;
+  std::optional<double> mtp_loss_weight;
   std::optional<double> dropout, attention_dropout, label_smoothing, z_loss, init_std;
   std::optional<bool> scaled_residual_init;
   bool operator==(const ModelConfig&) const = default;
 };
 
 void describe(config::Section<RotaryConfig>& section);
+void describe(config::Section<MlaConfig>& section);
 void describe(config::Section<ModelConfig>& section);
 
 /// The shape that a section asks for; none without a family, also where init_from says it. A model of other sizes than

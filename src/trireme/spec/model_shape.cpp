@@ -2,17 +2,18 @@
 
 #include <fmt/format.h>
 
-#include <tuple>
-
 #include <algorithm>
+#include <cmath>
+#include <tuple>
 
 namespace trireme::spec {
 namespace {
 
 constexpr Named<Family> kFamilies[] = {
-    {"gpt2", Family::kGpt2},   {"llama", Family::kLlama}, {"mistral", Family::kMistral},
-    {"qwen2", Family::kQwen2}, {"qwen3", Family::kQwen3}, {"transformer", Family::kTransformer},
-    {"bert", Family::kBert},
+    {"gpt2", Family::kGpt2},       {"llama", Family::kLlama},
+    {"mistral", Family::kMistral}, {"qwen2", Family::kQwen2},
+    {"qwen3", Family::kQwen3},     {"transformer", Family::kTransformer},
+    {"bert", Family::kBert},       {"deepseek_v3", Family::kDeepseekV3},
 };
 constexpr Named<NormKind> kNorms[] = {{"layer", NormKind::kLayer}, {"rms", NormKind::kRms}};
 constexpr Named<Activation> kActivations[] = {{"relu", Activation::kRelu},
@@ -23,6 +24,7 @@ constexpr Named<PositionKind> kPositions[] = {
     {"learned", PositionKind::kLearned}, {"sinusoidal", PositionKind::kSinusoidal}, {"rotary", PositionKind::kRotary}};
 constexpr Named<RotaryScaling> kRotaryScalings[] = {{"none", RotaryScaling::kNone},
                                                     {"linear", RotaryScaling::kLinear},
+                                                    {"dynamic", RotaryScaling::kDynamic},
                                                     {"llama3", RotaryScaling::kLlama3},
                                                     {"yarn", RotaryScaling::kYarn}};
 constexpr Named<WindowLayers> kWindowLayers[] = {
@@ -104,16 +106,31 @@ ModelShape bert_shape() {
   return shape;
 }
 
+ModelShape deepseek_shape() {
+  ModelShape shape = llama_shape();
+  shape.family = Family::kDeepseekV3;
+  shape.vocab_size = 129280;
+  shape.max_seq_len = 163840;
+  shape.hidden_size = 7168, shape.num_layers = 61, shape.ffn_size = 18432;
+  shape.num_heads = shape.num_kv_heads = 128, shape.head_dim = 128;
+  shape.mla = {.q_lora_rank = 1536, .kv_lora_rank = 512, .qk_rope_head_dim = 64, .v_head_dim = 128};
+  shape.epsilon = 1e-6;
+  shape.rotary = {.base = 10000, .scaling = RotaryScaling::kYarn, .factor = 40, .original_positions = 4096};
+  shape.rotary.mscale = shape.rotary.mscale_all_dim = 1;
+  return shape;
+}
+
 std::int64_t norm_parameters(const ModelShape& shape) {
   return shape.norm == NormKind::kLayer ? 2 * shape.hidden_size : shape.hidden_size;
 }
 
 std::int64_t attention_parameters(const ModelShape& shape) {
-  const std::int64_t queries = shape.num_heads * shape.head_dim, keys = shape.num_kv_heads * shape.head_dim;
-  std::int64_t count = shape.hidden_size * (queries + 2 * keys) + queries * shape.hidden_size;
-  if (shape.attention_bias) count += queries + 2 * keys;
+  const AttentionWidths widths = attention_widths(shape);
+  std::int64_t count = attention_weights(shape);
+  if (shape.attention_bias) count += widths.queries + widths.keys + widths.values;
   if (shape.output_bias) count += shape.hidden_size;
   if (shape.query_key_norm) count += 2 * shape.head_dim;
+  if (shape.mla.used()) count += shape.mla.q_lora_rank + shape.mla.kv_lora_rank;  // norms of the latents
   return count;
 }
 
@@ -121,6 +138,12 @@ std::int64_t mlp_parameters(const ModelShape& shape) {
   const std::int64_t into = shape.gated ? 2 * shape.ffn_size : shape.ffn_size;
   return shape.hidden_size * into + shape.ffn_size * shape.hidden_size +
          (shape.mlp_bias ? into + shape.hidden_size : 0);
+}
+
+/// A block and what takes its input: two norms, the projection of both, a norm before the head.
+std::int64_t mtp_parameters(const ModelShape& shape) {
+  const std::int64_t block = attention_parameters(shape) + mlp_parameters(shape) + 2 * norm_parameters(shape);
+  return block + 2 * shape.hidden_size * shape.hidden_size + 3 * norm_parameters(shape);
 }
 
 /// How many (query, key) pairs a mask lets through.
@@ -131,6 +154,9 @@ double visible_pairs(std::int64_t length, bool causal, std::int64_t window) {
   const double back = w * (w + 1) / 2 + (n - w) * w;  // itself and up to w - 1 before
   return causal ? back : 2 * back - n;
 }
+
+/// 0.1 m ln(factor) + 1, as YaRN's authors fitted it (Peng et al. 2023, equation 22).
+double yarn_mscale(double factor, double m) { return factor > 1 ? 0.1 * m * std::log(factor) + 1 : 1; }
 
 /// A field and a rule it breaks.
 class ShapeProblems {
@@ -155,6 +181,63 @@ class ShapeProblems {
   std::string prefix_;
   std::vector<config::Problem> found_;
 };
+
+void find_mla_problems(const ModelShape& shape, const std::string& prefix, ShapeProblems& problems) {
+  const Mla& mla = shape.mla;
+  for (const auto& [field, value] : {std::pair{"mla.q_lora_rank", mla.q_lora_rank},
+                                     {"mla.qk_rope_head_dim", mla.qk_rope_head_dim},
+                                     {"mla.v_head_dim", mla.v_head_dim}}) {
+    if (!mla.used() && value != 0)
+      problems.add(field, "is given, but there is no latent attention without mla.kv_lora_rank",
+                   fmt::format("set {}.mla.kv_lora_rank, or leave it out", prefix));
+  }
+  if (!mla.used()) return;
+  if (mla.qk_rope_head_dim < 2 || mla.qk_rope_head_dim % 2 != 0)
+    problems.add(
+        "mla.qk_rope_head_dim", fmt::format("RoPE rotates pairs of dimensions, but it is {}", mla.qk_rope_head_dim),
+        fmt::format("set {}.mla.qk_rope_head_dim = {}", prefix, std::max<std::int64_t>(2, mla.qk_rope_head_dim + 1)));
+  if (mla.v_head_dim < 1 || mla.v_head_dim > shape.head_dim + mla.qk_rope_head_dim)
+    problems.add("mla.v_head_dim",
+                 fmt::format("is {}, but a value head has at least 1 dimension and at most the {} of a key head",
+                             mla.v_head_dim, shape.head_dim + mla.qk_rope_head_dim),
+                 fmt::format("set {}.mla.v_head_dim = {}", prefix, shape.head_dim));
+  if (shape.num_kv_heads != shape.num_heads)
+    problems.add("num_kv_heads",
+                 fmt::format("is {}, but latent attention has keys and values for each of the {} query heads",
+                             shape.num_kv_heads, shape.num_heads),
+                 fmt::format("set {}.num_kv_heads = {}", prefix, shape.num_heads));
+  if (shape.position_kind != PositionKind::kRotary)
+    problems.add("position_kind", "latent attention has its positions in RoPE",
+                 fmt::format("set {}.position_kind = \"rotary\"", prefix));
+  if (shape.query_key_norm)
+    problems.add("query_key_norm", "latent attention normalises its latents, not heads",
+                 fmt::format("set {}.query_key_norm = false", prefix));
+  if (shape.attention_bias)
+    problems.add("attention_bias", "projections of latent attention have no biases",
+                 fmt::format("set {}.attention_bias = false", prefix));
+  if (shape.num_encoder_layers > 0)
+    problems.add("mla.kv_lora_rank", "an encoder beside a decoder has plain attention",
+                 fmt::format("set {}.mla.kv_lora_rank = 0", prefix));
+}
+
+void find_mtp_problems(const ModelShape& shape, const std::string& prefix, ShapeProblems& problems) {
+  const std::string off = fmt::format("set {}.mtp_depth = 0", prefix);
+  if (shape.mtp_depth < 0)
+    problems.add("mtp_depth", fmt::format("must be at least 0, but is {}", shape.mtp_depth), off);
+  if (!(shape.mtp_loss_weight >= 0))
+    problems.add("mtp_loss_weight", fmt::format("must be at least 0, but is {}", shape.mtp_loss_weight), {});
+  if (shape.mtp_depth < 1) return;
+  if (shape.mtp_depth >= shape.max_seq_len)
+    problems.add("mtp_depth",
+                 fmt::format("{} further tokens, but sequences have at most {}", shape.mtp_depth, shape.max_seq_len),
+                 fmt::format("set {}.mtp_depth = 1", prefix));
+  if (!shape.causal || !shape.norm_first || shape.num_encoder_layers > 0)
+    problems.add("mtp_depth", "multi-token prediction is for causal decoders with a norm before the head", off);
+  if (shape.position_kind != PositionKind::kRotary)
+    problems.add("mtp_depth",
+                 "the embedding that multi-token prediction shares must be of tokens alone, not of positions",
+                 fmt::format("set {}.position_kind = \"rotary\", or {}", prefix, off.substr(4)));
+}
 
 }  // namespace
 
@@ -187,6 +270,8 @@ ModelShape family_shape(Family family) {
       return transformer_shape();
     case Family::kBert:
       return bert_shape();
+    case Family::kDeepseekV3:
+      return deepseek_shape();
   }
   return {};
 }
@@ -201,6 +286,43 @@ std::int64_t window_of(const ModelShape& shape, std::int64_t layer) {
       return layer >= shape.window_from ? shape.window : 0;
   }
   return 0;
+}
+
+double yarn_magnitude(const Rotary& rotary) {
+  if (rotary.attention_factor > 0) return rotary.attention_factor;
+  if (rotary.mscale > 0 && rotary.mscale_all_dim > 0)
+    return yarn_mscale(rotary.factor, rotary.mscale) / yarn_mscale(rotary.factor, rotary.mscale_all_dim);
+  return yarn_mscale(rotary.factor, 1);
+}
+
+double rotary_score_factor(const Rotary& rotary) {
+  if (rotary.scaling != RotaryScaling::kYarn || rotary.mscale_all_dim == 0) return 1;
+  const double mscale = yarn_mscale(rotary.factor, rotary.mscale_all_dim);
+  return mscale * mscale;
+}
+
+AttentionWidths attention_widths(const ModelShape& shape) {
+  const std::int64_t heads = shape.num_heads;
+  if (shape.mla.used()) {
+    const std::int64_t keys = heads * (shape.head_dim + shape.mla.qk_rope_head_dim);
+    return {.queries = keys,
+            .keys = keys,
+            .values = heads * shape.mla.v_head_dim,
+            .attended = heads * shape.mla.v_head_dim};
+  }
+  const std::int64_t keys = shape.num_kv_heads * shape.head_dim;
+  return {.queries = heads * shape.head_dim, .keys = keys, .values = keys, .attended = heads * shape.head_dim};
+}
+
+std::int64_t attention_weights(const ModelShape& shape) {
+  const AttentionWidths widths = attention_widths(shape);
+  const std::int64_t out = widths.attended * shape.hidden_size;
+  if (!shape.mla.used()) return shape.hidden_size * (widths.queries + widths.keys + widths.values) + out;
+  const Mla& mla = shape.mla;
+  const std::int64_t queries =
+      mla.q_lora_rank > 0 ? mla.q_lora_rank * (shape.hidden_size + widths.queries) : shape.hidden_size * widths.queries;
+  return queries + shape.hidden_size * (mla.kv_lora_rank + mla.qk_rope_head_dim) +
+         mla.kv_lora_rank * (shape.num_heads * shape.head_dim + widths.values) + out;
 }
 
 std::vector<config::Problem> find_problems(const ModelShape& shape, const std::string& prefix) {
@@ -226,7 +348,12 @@ std::vector<config::Problem> find_problems(const ModelShape& shape, const std::s
                                            {"num_encoder_layers", shape.num_encoder_layers, kMostParts},
                                            {"num_heads", shape.num_heads, kMostParts},
                                            {"num_kv_heads", shape.num_kv_heads, kMostParts},
-                                           {"head_dim", shape.head_dim, kMostParts}}) {
+                                           {"head_dim", shape.head_dim, kMostParts},
+                                           {"mla.q_lora_rank", shape.mla.q_lora_rank, kWidest},
+                                           {"mla.kv_lora_rank", shape.mla.kv_lora_rank, kWidest},
+                                           {"mla.qk_rope_head_dim", shape.mla.qk_rope_head_dim, kMostParts},
+                                           {"mla.v_head_dim", shape.mla.v_head_dim, kMostParts},
+                                           {"mtp_depth", shape.mtp_depth, kMostParts}}) {
     problems.at_most(field, value, most);
   }
   if (problems.none() && shape.num_heads * shape.head_dim > kWidest) {
@@ -258,7 +385,7 @@ std::vector<config::Problem> find_problems(const ModelShape& shape, const std::s
                                     shape.hidden_size / shape.head_dim)
                       : fmt::format("set {}.hidden_size = {}", prefix, shape.num_heads * shape.head_dim));
   }
-  if (shape.position_kind == PositionKind::kRotary && shape.head_dim % 2 != 0) {
+  if (shape.position_kind == PositionKind::kRotary && !shape.mla.used() && shape.head_dim % 2 != 0) {
     problems.add("head_dim", fmt::format("RoPE rotates pairs of dimensions, but {} is odd", shape.head_dim),
                  fmt::format("set {}.head_dim = {}", prefix, shape.head_dim + 1));
   }
@@ -273,6 +400,8 @@ std::vector<config::Problem> find_problems(const ModelShape& shape, const std::s
                                      : "family \"transformer\" needs an encoder",
         fmt::format("set {}.num_encoder_layers = {}", prefix, shape.num_encoder_layers > 0 ? 0 : shape.num_layers));
   }
+  find_mla_problems(shape, prefix, problems);
+  find_mtp_problems(shape, prefix, problems);
   return problems.take();
 }
 
@@ -284,6 +413,7 @@ ParameterCount count_parameters(const ModelShape& shape) {
   // A decoder beside an encoder attends twice.
   const std::int64_t cross = shape.num_encoder_layers > 0 ? attention_parameters(shape) + norm_parameters(shape) : 0;
   count.layers = shape.num_layers * (block + cross) + shape.num_encoder_layers * block;
+  count.mtp = shape.mtp_depth * mtp_parameters(shape);
   if (shape.norm_first) count.head += norm_parameters(shape);
   if (!shape.tied) count.head += shape.vocab_size * shape.hidden_size;
   if (shape.family == Family::kBert) {
@@ -296,23 +426,32 @@ ParameterCount count_parameters(const ModelShape& shape) {
 FlopCount count_flops(const ModelShape& shape, std::int64_t length, std::int64_t source_length) {
   const auto tokens = static_cast<double>(length), sources = static_cast<double>(source_length);
   const auto width = static_cast<double>(shape.hidden_size);
-  const auto queries = static_cast<double>(shape.num_heads * shape.head_dim);
-  const auto keys = static_cast<double>(shape.num_kv_heads * shape.head_dim);
+  const AttentionWidths widths = attention_widths(shape);
+  const double pair = 2 * static_cast<double>(widths.queries + widths.attended);  // scores and weighted values
   const double mlp = width * static_cast<double>(shape.ffn_size) * (shape.gated ? 3 : 2);
-  const double square = 2 * width * queries, key_values = 2 * width * keys;
+  const auto attention = static_cast<double>(attention_weights(shape));
   const auto layers = static_cast<double>(shape.num_layers), encoders = static_cast<double>(shape.num_encoder_layers);
 
   FlopCount count;
-  count.projections =
-      2 * layers * tokens * (square + key_values + mlp) + 2 * encoders * sources * (square + key_values + mlp);
-  if (shape.num_encoder_layers > 0) count.projections += 2 * layers * (tokens * square + sources * key_values);
-  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
-    count.attention += 4 * queries * visible_pairs(length, shape.causal, window_of(shape, layer));
-    if (shape.num_encoder_layers > 0) count.attention += 4 * queries * tokens * sources;
+  count.projections = 2 * (layers * tokens + encoders * sources) * (attention + mlp);
+  if (shape.num_encoder_layers > 0) {
+    const double square = 2 * width * static_cast<double>(widths.queries),
+                 key_values = 2 * width * static_cast<double>(widths.keys);
+    count.projections += 2 * layers * (tokens * square + sources * key_values);
   }
-  count.attention += encoders * 4 * queries * sources * sources;
+  const auto of_layer = [&](std::int64_t layer) {
+    return pair * visible_pairs(length, shape.causal, window_of(shape, layer));
+  };
+  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    count.attention += of_layer(layer);
+    if (shape.num_encoder_layers > 0) count.attention += pair * tokens * sources;
+  }
+  count.attention += encoders * pair * sources * sources;
   count.head = 2 * tokens * width * static_cast<double>(shape.vocab_size);
   if (shape.family == Family::kBert) count.head += 2 * tokens * width * width;
+  for (std::int64_t depth = 0; depth < shape.mtp_depth; ++depth) {
+    count.mtp += 2 * tokens * (attention + mlp + 2 * width * width) + of_layer(shape.num_layers + depth) + count.head;
+  }
   return count;
 }
 

@@ -23,11 +23,12 @@ enum class Family : std::uint8_t {
   kQwen3,        ///< Qwen 3: a norm of each head's queries and keys instead
   kTransformer,  ///< the original encoder and decoder (Vaswani et al. 2017)
   kBert,         ///< bidirectional encoder, masked-LM head
+  kDeepseekV3,   ///< DeepSeek-V3 without its experts: Llama with latent attention
 };
 enum class NormKind : std::uint8_t { kLayer, kRms };
 enum class Activation : std::uint8_t { kRelu, kGelu, kGeluTanh, kSilu };
 enum class PositionKind : std::uint8_t { kLearned, kSinusoidal, kRotary };
-enum class RotaryScaling : std::uint8_t { kNone, kLinear, kLlama3, kYarn };
+enum class RotaryScaling : std::uint8_t { kNone, kLinear, kDynamic, kLlama3, kYarn };
 /// Which layers a window applies to.
 enum class WindowLayers : std::uint8_t {
   kAll,
@@ -45,13 +46,31 @@ std::span<const Named<WindowLayers>> enum_names(std::type_identity<WindowLayers>
 struct Rotary {
   double base = 10000;
   RotaryScaling scaling = RotaryScaling::kNone;
-  double factor = 1;                             ///< linear, llama3, yarn: how much longer the context becomes
+  double factor = 1;                             ///< not none: how much longer the context becomes
   double low_frequency = 1, high_frequency = 4;  ///< llama3
-  std::int64_t original_positions = 8192;        ///< llama3, yarn: the context that was trained first
+  std::int64_t original_positions = 8192;        ///< dynamic, llama3, yarn: the context that was trained first
   double beta_fast = 32, beta_slow = 1;          ///< yarn
-  double attention_factor = 0;                   ///< yarn: magnitude of cosines and sines; 0: 0.1 ln(factor) + 1
+  double attention_factor = 0;                   ///< yarn: magnitude of cosines and sines; 0: yarn_magnitude()
   bool truncate = true;                          ///< yarn: round the blended range to whole pairs
+  double mscale = 0, mscale_all_dim = 0;         ///< yarn, as DeepSeek has it; 0: unset
   bool operator==(const Rotary&) const = default;
+};
+
+/// What YaRN multiplies cosines and sines by: attention_factor where it is given, else 0.1 mscale ln(factor) + 1 over
+/// the same of mscale_all_dim where both are, else 0.1 ln(factor) + 1.
+double yarn_magnitude(const Rotary& rotary);
+/// What scores are multiplied by beside 1 / sqrt(head size): (0.1 mscale_all_dim ln(factor) + 1)^2 under YaRN with
+/// mscale_all_dim, 1 otherwise.
+double rotary_score_factor(const Rotary& rotary);
+
+/// Multi-head latent attention (DeepSeek-V2, 2405.04434): queries, keys and values from latents of these ranks.
+struct Mla {
+  std::int64_t q_lora_rank = 0;       ///< 0: queries come from the hidden state
+  std::int64_t kv_lora_rank = 0;      ///< 0: no latent attention
+  std::int64_t qk_rope_head_dim = 0;  ///< of each query head beside head_dim, and of the one key that heads share
+  std::int64_t v_head_dim = 0;
+  bool used() const { return kv_lora_rank > 0; }
+  bool operator==(const Mla&) const = default;
 };
 
 struct ModelShape {
@@ -79,11 +98,15 @@ struct ModelShape {
   bool causal = true;           ///< false: every token sees all, as in BERT
   PositionKind position_kind = PositionKind::kLearned;
   Rotary rotary;
+  Mla mla;
   std::int64_t window = 0;  ///< sliding window: tokens a token attends to, itself included; 0: full
   WindowLayers window_layers = WindowLayers::kAll;
   std::int64_t window_from = 0;
   bool tied = true;              ///< the head's weight is the token embedding
   bool embedding_scale = false;  ///< token embeddings times sqrt(hidden_size)
+
+  std::int64_t mtp_depth = 0;    ///< multi-token prediction (DeepSeek-V3): further tokens predicted in training
+  double mtp_loss_weight = 0.3;  ///< of the mean of their losses
 
   double dropout = 0;  ///< of residual branches and embeddings
   double attention_dropout = 0;
@@ -100,6 +123,14 @@ ModelShape family_shape(Family family);
 /// The window of one decoder layer; 0: none.
 std::int64_t window_of(const ModelShape& shape, std::int64_t layer);
 
+/// Numbers of one token in all heads.
+struct AttentionWidths {
+  std::int64_t queries = 0, keys = 0, values = 0, attended = 0;  ///< attended: the core's output
+};
+AttentionWidths attention_widths(const ModelShape& shape);
+/// Elements of attention's matrices in one layer.
+std::int64_t attention_weights(const ModelShape& shape);
+
 /// What cannot be: num_heads that num_kv_heads does not divide, an odd head_dim with RoPE, ... Fields are named below
 /// `prefix`.
 std::vector<config::Problem> find_problems(const ModelShape& shape, const std::string& prefix = "model");
@@ -107,8 +138,9 @@ std::vector<config::Problem> find_problems(const ModelShape& shape, const std::s
 struct ParameterCount {
   std::int64_t embedding = 0;  ///< tokens, positions, types
   std::int64_t layers = 0;     ///< all blocks
+  std::int64_t mtp = 0;        ///< modules of multi-token prediction, without the embedding and head that they share
   std::int64_t head = 0;       ///< last norm, head where it is not tied, masked-LM head
-  std::int64_t total() const { return embedding + layers + head; }
+  std::int64_t total() const { return embedding + layers + mtp + head; }
 };
 ParameterCount count_parameters(const ModelShape& shape);
 
@@ -117,8 +149,9 @@ ParameterCount count_parameters(const ModelShape& shape);
 struct FlopCount {
   double projections = 0;  ///< attention's four and the MLP's
   double attention = 0;    ///< queries times keys, probabilities times values
+  double mtp = 0;          ///< modules of multi-token prediction, each with its pass through the head
   double head = 0;
-  double total() const { return projections + attention + head; }
+  double total() const { return projections + attention + mtp + head; }
 };
 /// Of the forward pass over one sequence of `length` tokens (and `source_length` for an encoder beside a decoder).
 /// Backward is twice that.

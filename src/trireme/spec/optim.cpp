@@ -83,6 +83,14 @@ void describe(config::Section<OptimConfig>& section) {
   section.field("nesterov", &OptimConfig::nesterov, "sgd: Nesterov momentum");
   section.field("trust", &OptimConfig::trust, "lars: trust coefficient").above(0);
   section
+      .field("weight_norm_min", &OptimConfig::weight_norm_min,
+             "lamb: lower bound of the weight norm in the trust ratio (gamma_l of phi)")
+      .at_least(0);
+  section
+      .field("weight_norm_max", &OptimConfig::weight_norm_max,
+             "lamb: upper bound of the weight norm in the trust ratio (gamma_u of phi); unset: none")
+      .above(0);
+  section
       .field("grad_clip_norm", &OptimConfig::grad_clip_norm,
              "gradients are clipped to this global L2 norm; 0: no clipping")
       .at_least(0);
@@ -158,6 +166,16 @@ std::vector<config::Problem> find_problems(const OptimConfig& optim) {
   if (optim.kind != OptimizerKind::kLars && optim.trust != defaults.trust) {
     problems.push_back(unused("trust", optim.kind, "lars"));
   }
+  if (optim.kind != OptimizerKind::kLamb) {
+    if (optim.weight_norm_min != defaults.weight_norm_min)
+      problems.push_back(unused("weight_norm_min", optim.kind, "lamb"));
+    if (optim.weight_norm_max) problems.push_back(unused("weight_norm_max", optim.kind, "lamb"));
+  } else if (optim.weight_norm_max && *optim.weight_norm_max < optim.weight_norm_min) {
+    problems.push_back({.key = "optim.weight_norm_max",
+                        .reason = fmt::format("is {}, below optim.weight_norm_min = {}", *optim.weight_norm_max,
+                                              optim.weight_norm_min),
+                        .hint = fmt::format("set optim.weight_norm_max = {}", optim.weight_norm_min)});
+  }
   const bool is_adam = optim.kind == OptimizerKind::kAdam || optim.kind == OptimizerKind::kAdamw;
   if (optim.state_dtype != defaults.state_dtype && !is_adam)
     problems.push_back(unused("state_dtype", optim.kind, "adamw"));
@@ -188,35 +206,6 @@ std::vector<config::Problem> find_problems(const OptimConfig& optim, std::span<c
 std::vector<config::Problem> find_problems(const PrecisionConfig& precision) {
   std::vector<config::Problem> problems;
   const LossScaleConfig& scale = precision.loss_scale;
-  if (precision.master_weights != MasterWeights::kFp32 && precision.compute != Precision::kBf16) {
-    problems.push_back({.key = "precision.master_weights",
-                        .reason = fmt::format("is {}, which goes with bf16 weights, but precision.compute is {}",
-                                              name_in<MasterWeights>(kMasters, precision.master_weights),
-                                              name_in<Precision>(kPrecisions, precision.compute)),
-                        .hint = "set precision.compute = \"bf16\", or precision.master_weights = \"fp32\""});
-  }
-  const Precision wanted = precision.gradients == Gradients::kBf16   ? Precision::kBf16
-                           : precision.gradients == Gradients::kFp16 ? Precision::kFp16
-                                                                     : precision.compute;
-  if (wanted != precision.compute) {
-    const bool narrow = precision.compute == Precision::kBf16 || precision.compute == Precision::kFp16;
-    const std::string_view compute = name_in<Precision>(kPrecisions, precision.compute),
-                           gradients = name_in<Gradients>(kGradients, precision.gradients);
-    problems.push_back(
-        {.key = "precision.gradients",
-         .reason = fmt::format("is {}, but 16-bit gradients have the type of the weights, and precision.compute is {}",
-                               gradients, compute),
-         .hint = narrow ? fmt::format("set precision.gradients = \"{}\"", compute)
-                        : fmt::format("set precision.compute = \"{}\", or precision.gradients = \"fp32\"", gradients)});
-  }
-  if (precision.gemm != GemmPrecision::kSame && precision.compute != Precision::kBf16) {
-    problems.push_back(
-        {.key = "precision.gemm",
-         .reason = fmt::format("is {}, whose GEMMs go with bf16 activations, but precision.compute is {}",
-                               name_in<GemmPrecision>(kGemms, precision.gemm),
-                               name_in<Precision>(kPrecisions, precision.compute)),
-         .hint = "set precision.compute = \"bf16\""});
-  }
   if (precision.gemm == GemmPrecision::kSame && !precision.gemm_exclude.empty()) {
     problems.push_back({.key = "precision.gemm_exclude",
                         .reason = "names GEMMs that stay as they are, but precision.gemm changes none",

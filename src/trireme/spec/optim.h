@@ -56,6 +56,8 @@ struct OptimConfig {
   double momentum = 0.9;
   bool nesterov = false;
   double trust = 0.001;
+  double weight_norm_min = 0;             ///< LAMB's gamma_l
+  std::optional<double> weight_norm_max;  ///< LAMB's gamma_u; unset: none
   double grad_clip_norm = 0;
   StateDtype state_dtype = StateDtype::kFp32;
   std::vector<ParamGroup> groups;

@@ -5,6 +5,7 @@
 #include "trireme/base/env.h"
 #include "trireme/base/units.h"
 #include "trireme/spec/derived.h"
+#include "trireme/spec/rules.h"
 
 namespace trireme::spec {
 
@@ -13,10 +14,8 @@ using namespace std::chrono_literals;
 namespace {
 using Problems = std::vector<config::Problem>;
 constexpr Named<Transport> kTransports[] = {
-    {"auto", Transport::kAuto},
-    {"threads", Transport::kThreads},
-    {"mpi", Transport::kMpi},
-    {"emulated", Transport::kEmulated},
+    {"auto", Transport::kAuto}, {"threads", Transport::kThreads},   {"mpi", Transport::kMpi},
+    {"ucx", Transport::kUcx},   {"emulated", Transport::kEmulated},
 };
 constexpr Named<Carrier> kCarriers[] = {{"threads", Carrier::kThreads}, {"mpi", Carrier::kMpi}};
 constexpr Named<DeviceKind> kDevices[] = {{"cpu", DeviceKind::kCpu}, {"cuda", DeviceKind::kCuda}};
@@ -40,11 +39,17 @@ void describe(config::Section<CommConfig>& section) {
   section.meaning("communication between ranks");
   section.field(
       "transport", &CommConfig::transport,
-      "what carries messages: threads of this process, MPI, or either slowed down to a network of [emulated]; "
-      "auto: mpi when mpirun or srun started the program, threads otherwise");
+      "what carries messages: threads of this process, MPI, UCX (TCP or RDMA between processes, without MPI), or "
+      "threads or MPI slowed down to a network of [emulated]; auto: mpi when mpirun or srun --mpi=pmix started the "
+      "program, ucx when torchrun or srun did, threads otherwise");
+  section.field(
+      "interface", &CommConfig::interface,
+      "network interfaces for transport ucx: names such as eth0 or mlx5_0:1, separated by commas, or a network "
+      "such as 10.1.0.0/16 or fd00:7::/64, IPv6 included; unset: all that UCX finds");
   section
       .field("ranks", &CommConfig::ranks,
-             "world size: ranks to start, as threads or, with transport mpi, as processes under mpirun; unset: as many "
+             "world size: ranks to start, as threads or, with transport mpi or ucx, as processes of this machine; "
+             "unset: as many "
              "as the launcher started, 1 without a launcher")
       .range(1, kMostRanks);
   section
@@ -149,6 +154,12 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
          .reason = fmt::format("is {}, more than the {} ranks there are", *comm.ranks_per_node, *comm.ranks),
          .hint = fmt::format("set comm.ranks_per_node = {}", *comm.ranks)});
   }
+  if (!comm.interface.empty() && comm.transport != Transport::kUcx && comm.transport != Transport::kAuto) {
+    problems.push_back({.key = "comm.interface",
+                        .reason = fmt::format("is given, but comm.transport = \"{}\" does not use it",
+                                              name_in<Transport>(kTransports, comm.transport)),
+                        .hint = "set comm.transport = \"ucx\""});
+  }
   if (comm.algorithm.empty()) {
     problems.push_back({.key = "comm.algorithm", .reason = "is empty", .hint = "set comm.algorithm = \"auto\""});
   }
@@ -168,37 +179,12 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
   for (const auto& found :
        {find_problems(recipe.optim), find_problems(recipe.lr_schedule, recipe.batch), find_problems(recipe.precision),
         find_problems(recipe.train), find_problems(recipe.checkpoint), find_problems(recipe.health),
-        find_problems(recipe.layout, recipe.pipeline, comm.ranks)}) {
+        find_problems(recipe.layout, comm.ranks)}) {
     problems.insert(problems.end(), found.begin(), found.end());
   }
-  if (recipe.precision.gemm != GemmPrecision::kSame && run.device == DeviceKind::kCpu) {
-    problems.push_back({.key = "precision.gemm",
-                        .reason = "asks for FP8 GEMMs, which need a GPU",
-                        .hint = "set run.device = \"cuda\", or precision.gemm = \"same\""});
-  }
-  if (recipe.precision.master_weights != MasterWeights::kFp32) {
-    const auto master_weights =
-        name_in(enum_names(std::type_identity<MasterWeights>()), recipe.precision.master_weights);
-    if (recipe.optim.kind != OptimizerKind::kAdam && recipe.optim.kind != OptimizerKind::kAdamw) {
-      problems.push_back(
-          {.key = "precision.master_weights",
-           .reason = fmt::format("is {}, but only adam and adamw have stochastic rounding", master_weights),
-           .hint = "set optim.kind = \"adamw\", or precision.master_weights = \"fp32\""});
-    }
-    if (recipe.layout.pp > 1) {
-      problems.push_back({.key = "precision.master_weights",
-                          .reason = fmt::format("is {}, but pipeline stages (layout.pp = {}) need fp32 master weights",
-                                                master_weights, recipe.layout.pp),
-                          .hint = "set layout.pp = 1, or precision.master_weights = \"fp32\""});
-    }
-  }
-  const bool adapts = recipe.optim.kind == OptimizerKind::kLamb || recipe.optim.kind == OptimizerKind::kLars;
-  if (recipe.layout.delayed_update && adapts) {
-    problems.push_back(
-        {.key = "layout.delayed_update",
-         .reason = "an update that overlaps with the next step cannot reduce over ranks, as LAMB and LARS do",
-         .hint = "set optim.kind = \"adamw\""});
-  }
+  for (config::Problem& problem :
+       problems_of(find_refusals({.recipe = recipe}, RuleNeeds::kRecipe, RuleNeeds::kRecipe)))
+    problems.push_back(std::move(problem));
   return problems;
 }
 

@@ -34,6 +34,12 @@ namespace trireme::spec {
 enum class DeviceKind : std::uint8_t { kCpu, kCuda };
 std::span<const Named<DeviceKind>> enum_names(std::type_identity<DeviceKind>);
 
+/// Logits that the fused head computes at once, at most. Each chunk reads and writes the whole gradient of the head: a
+/// GPU has room for few large ones.
+constexpr std::int64_t logits_chunk_bytes(DeviceKind device) {
+  return std::int64_t{device == DeviceKind::kCuda ? 1024 : 128} << 20;
+}
+
 /// [run]: what the run is called, what it computes with and where it leaves its files.
 struct RunConfig {
   std::string name = "run";
@@ -44,9 +50,10 @@ struct RunConfig {
 };
 
 enum class Transport : std::uint8_t {
-  kAuto,      ///< MPI when an MPI launcher started this process, threads otherwise
+  kAuto,      ///< MPI or UCX when a launcher started this process, threads otherwise
   kThreads,   ///< ranks are threads of this process
   kMpi,       ///< ranks are processes started by mpirun or srun
+  kUcx,       ///< ranks are processes started by torchrun, srun or anything that sets the same variables
   kEmulated,  ///< what `emulated.over` names, slowed down to a given latency and bandwidth
 };
 /// What can lie under an emulated network.
@@ -57,6 +64,7 @@ std::span<const Named<Carrier>> enum_names(std::type_identity<Carrier>);
 /// [comm]: how ranks talk to each other.
 struct CommConfig {
   Transport transport = Transport::kAuto;
+  std::string interface;     // empty: all that UCX finds
   std::optional<int> ranks;  // unset: as many as were launched, one without a launcher
   std::optional<int> ranks_per_node;
   std::string algorithm = "auto";  // a name of cost/collectives.h; checked where groups are made

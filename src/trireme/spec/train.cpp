@@ -4,12 +4,18 @@ namespace trireme::spec {
 namespace {
 
 constexpr Named<RecomputeKind> kRecomputes[] = {
-    {"none", RecomputeKind::kNone},   {"selective", RecomputeKind::kSelective}, {"full", RecomputeKind::kFull},
-    {"every", RecomputeKind::kEvery}, {"sqrt", RecomputeKind::kSqrt},
+    {"none", RecomputeKind::kNone},     {"selective", RecomputeKind::kSelective},
+    {"full", RecomputeKind::kFull},     {"every", RecomputeKind::kEvery},
+    {"sqrt", RecomputeKind::kSqrt},     {"recursive", RecomputeKind::kRecursive},
+    {"budget", RecomputeKind::kBudget}, {"stage", RecomputeKind::kStage},
 };
+
+constexpr Named<OmpWaitPolicy> kWaitPolicies[] = {{"active", OmpWaitPolicy::kActive},
+                                                  {"passive", OmpWaitPolicy::kPassive}};
 
 }  // namespace
 
+std::span<const Named<OmpWaitPolicy>> enum_names(std::type_identity<OmpWaitPolicy>) { return kWaitPolicies; }
 std::span<const Named<RecomputeKind>> enum_names(std::type_identity<RecomputeKind>) { return kRecomputes; }
 
 void describe(config::Section<TrainConfig>& section) {
@@ -34,15 +40,28 @@ void describe(config::Section<TrainConfig>& section) {
       .field("threads", &TrainConfig::threads,
              "CPU threads of each rank; unset: the machine's cores divided by its ranks")
       .range(1, 4096);
+  section.field("omp_wait_policy", &TrainConfig::omp_wait_policy,
+                "how CPU threads wait for each other: active: spinning, for cores of one's own; passive: asleep, for "
+                "cores that other programs use, too; unset: OMP_WAIT_POLICY, or a little of both");
   section.field("recompute", &TrainConfig::recompute,
                 "activation recomputation (checkpointing); none; selective: the attention core; full: every block; "
-                "every: all but each recompute_every-th block; sqrt: segments of about sqrt(num_layers) blocks");
+                "every: all but each recompute_every-th block; sqrt: segments of about sqrt(num_layers) blocks; "
+                "recursive: segments in segments, about log2(num_layers) saved inputs; budget: segments that recompute "
+                "least within recompute_gb; stage: everything between the boundaries of pipeline stages (GPipe)");
   section
       .field("recompute_every", &TrainConfig::recompute_every,
              "with recompute = \"every\": one block in this many saves its activations")
       .at_least(1);
+  section
+      .field("recompute_gb", &TrainConfig::recompute_gb,
+             "with recompute = \"budget\": GB (1e9 bytes) of activations that the blocks of a rank may save of a "
+             "micro-batch")
+      .above(0);
   section.field("offload_activations", &TrainConfig::offload_activations,
                 "with recompute: the saved inputs of blocks wait in host memory until backward");
+  section.field("partition_activations", &TrainConfig::partition_activations,
+                "with recompute and layout.tp: each tensor-parallel rank keeps its part of the saved inputs of blocks, "
+                "which are all-gathered in backward (ZeRO-R)");
   section
       .field("memory_gb", &TrainConfig::memory_gb,
              "memory limit of each rank's device in GB (10^9 bytes); a run that needs more stops with a table of what "
@@ -154,11 +173,31 @@ std::vector<config::Problem> find_problems(const TrainConfig& train) {
                         .reason = "is given, but train.recompute is not \"every\"",
                         .hint = "set train.recompute = \"every\""});
   }
-  const bool saves_inputs = train.recompute == RecomputeKind::kFull || train.recompute == RecomputeKind::kSqrt ||
-                            train.recompute == RecomputeKind::kEvery;
+  if (train.recompute == RecomputeKind::kBudget && !train.recompute_gb) {
+    problems.push_back({.key = "train.recompute_gb",
+                        .reason = "is not given, but train.recompute = \"budget\" saves as much as it allows",
+                        .hint = "set train.recompute_gb = 2.0, or train.recompute = \"sqrt\""});
+  }
+  if (train.recompute != RecomputeKind::kBudget && train.recompute_gb) {
+    problems.push_back({.key = "train.recompute_gb",
+                        .reason = "is given, but train.recompute is not \"budget\"",
+                        .hint = "set train.recompute = \"budget\""});
+  }
+  if (train.recompute == RecomputeKind::kBudget && !train.micro_batch_size && !train.gradient_accumulation_steps) {
+    problems.push_back({.key = "train.recompute",
+                        .reason = "\"budget\" counts the activations of a micro-batch, whose size is not given",
+                        .hint = "set train.micro_batch_size = 1"});
+  }
+  const bool saves_inputs = train.recompute != RecomputeKind::kNone && train.recompute != RecomputeKind::kSelective &&
+                            train.recompute != RecomputeKind::kStage;
   if (train.offload_activations && !saves_inputs) {
     problems.push_back({.key = "train.offload_activations",
                         .reason = "moves the saved inputs of recomputed blocks, but train.recompute saves none",
+                        .hint = "set train.recompute = \"full\""});
+  }
+  if (train.partition_activations && !saves_inputs) {
+    problems.push_back({.key = "train.partition_activations",
+                        .reason = "shares out the saved inputs of recomputed blocks, but train.recompute saves none",
                         .hint = "set train.recompute = \"full\""});
   }
   return problems;

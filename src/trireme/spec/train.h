@@ -26,8 +26,18 @@ enum class RecomputeKind : std::uint8_t {
   kFull,       ///< every block by itself
   kEvery,      ///< every k-th block saves its activations, the others are recomputed
   kSqrt,       ///< segments of about sqrt(n) blocks, one input saved for each (Chen et al. 2016)
+  kRecursive,  ///< segments in segments, about log2(n) inputs saved (likewise)
+  kBudget,     ///< segments in segments that recompute least in recompute_gb (likewise)
+  kStage,      ///< everything between the boundaries of a pipeline's stages (GPipe)
 };
 std::span<const Named<RecomputeKind>> enum_names(std::type_identity<RecomputeKind>);
+
+/// How threads of an OpenMP team wait for each other.
+enum class OmpWaitPolicy {
+  kActive,   ///< spinning: fastest where each has a core to itself
+  kPassive,  ///< asleep: where others use the cores, too
+};
+std::span<const Named<OmpWaitPolicy>> enum_names(std::type_identity<OmpWaitPolicy>);
 
 /// [train]
 struct TrainConfig {
@@ -35,14 +45,17 @@ struct TrainConfig {
   std::optional<std::int64_t> micro_batch_size;             ///< sequences; unset: no gradient accumulation
   std::optional<std::int64_t> gradient_accumulation_steps;  ///< micro-batches of a step; see derived.h
   std::optional<int> threads;  ///< of each rank; unset: the cores shared among the ranks of the machine
+  std::optional<OmpWaitPolicy> omp_wait_policy;  ///< unset: as the environment has it
   RecomputeKind recompute = RecomputeKind::kNone;
   std::int64_t recompute_every = 2;
-  bool offload_activations = false;   ///< saved inputs of recomputed blocks wait on the host
-  std::optional<double> memory_gb;    ///< of each rank's device; unset: no limit
-  bool cuda_graphs = false;           ///< GPU: forward and backward are captured once, then replayed
-  bool gemm_autotune = true;          ///< GPU: GEMM kernels are timed at first use; false: cuBLASLt's heuristic
-  bool recompute_norms = false;       ///< norm outputs are recomputed in backward instead of saved
-  bool save_mlp_activations = false;  ///< outputs of the MLP's activation are saved for backward
+  std::optional<double> recompute_gb;  ///< kBudget: of activations that a micro-batch's blocks on a rank save
+  bool offload_activations = false;    ///< saved inputs of recomputed blocks wait on the host
+  bool partition_activations = false;  ///< saved inputs of recomputed blocks are sharded over tp (ZeRO-R)
+  std::optional<double> memory_gb;     ///< of each rank's device; unset: no limit
+  bool cuda_graphs = false;            ///< GPU: forward and backward are captured once, then replayed
+  bool gemm_autotune = true;           ///< GPU: GEMM kernels are timed at first use; false: cuBLASLt's heuristic
+  bool recompute_norms = false;        ///< norm outputs are recomputed in backward instead of saved
+  bool save_mlp_activations = false;   ///< outputs of the MLP's activation are saved for backward
   std::int64_t hash_every = 100;
   std::vector<std::string> freeze;
   bool operator==(const TrainConfig&) const = default;

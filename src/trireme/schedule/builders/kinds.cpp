@@ -15,9 +15,25 @@ namespace trireme::schedule {
 
 std::span<const Kind> kinds() {
   static const std::array all{
-      gpipe(),     one_f_one_b(), interleaved(), breadth_first(),  zb_h1(),     zb_h2(),           zb_v(),
-      dualpipe(),  dualpipe_v(),  chimera(),     list_scheduled(), pipedream(), pipedream_vsync(), pipedream_2bw(),
-      spectrain(), xpipe(),       stale(),
+      gpipe(),
+      one_f_one_b(),
+      interleaved(),
+      breadth_first(),
+      zb_h1(),
+      zb_h2(),
+      zb_v(),
+      dualpipe(),
+      dualpipe_v(),
+      chimera(),
+      chimera_doubling(),
+      chimera_halving(),
+      list_scheduled(),
+      pipedream(),
+      pipedream_vsync(),
+      pipedream_2bw(),
+      spectrain(),
+      xpipe(),
+      stale(),
   };
   return all;
 }
@@ -40,7 +56,7 @@ Schedule build_from_file(const std::string& path, const Shape& shape) {
   require_fine(written);
   Schedule schedule = has_updates(written) ? written : add_updates(written);
   const int ranks = static_cast<int>(schedule.ranks.size());
-  const int micros = schedule.update_every == 0 ? schedule.micros : schedule.update_every;
+  const int micros = (schedule.update_every == 0 ? schedule.micros : schedule.update_every) / schedule.micro_parts;
   if (ranks != shape.ranks || micros != shape.micros)
     throw ConfigError(fmt::format("schedule {} is written for {} ranks and {} micros a step, not for {} and {}", path,
                                   ranks, micros, shape.ranks, shape.micros));

@@ -1,0 +1,50 @@
+// plan/graph/pricing.h -- seconds of what a strategy computes and sends, with the cost model that everything here uses.
+//
+// Collectives are priced by cost/group_time.h on the groups that mesh axes make of a cluster's devices, operators by
+// cost/roofline.h. Gradients of parameters are reduced in buckets, so one pays its share of a bucket and no latency of
+// its own.
+// Depends on: sharding, count, cost.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "trireme/cost/group_time.h"
+#include "trireme/plan/graph/count.h"
+#include "trireme/plan/graph/sharding.h"
+
+namespace trireme::plan::graph {
+
+class Pricing {
+ public:
+  /// ConfigError for more mesh axes than a strategy can have, eight, and for numbers that the device has no units for.
+  Pricing(const cost::Hardware& hardware, layout::Mesh mesh, cost::Arithmetic arithmetic = cost::Arithmetic::kFp32);
+
+  const layout::Mesh& mesh() const { return mesh_; }
+  const cost::Hardware& hardware() const { return hardware_; }
+
+  double seconds(const Work& work) const { return seconds_of(hardware_, arithmetic_, work); }
+  double seconds(const Step& step) const;
+  /// What the busiest rank sends, at least (cost/collectives.h); of a halo what it receives.
+  double wire_bytes(const Step& step) const;
+  /// In buckets.
+  double reduction_seconds(const Step& step) const;
+
+ private:
+  struct Group {
+    cost::GroupShape shape;
+    bool neighbours_across = false;  // whether some neighbours along the axes are on two nodes
+  };
+  const Group& group(const MeshAxes& axes) const;
+
+  cost::Hardware hardware_;
+  layout::Mesh mesh_;
+  cost::Arithmetic arithmetic_;
+  std::vector<Group> groups_;  // [bits of axes]
+};
+
+/// The mesh of a search: the prime factors of the devices, the largest outermost, so that twos lie inside of nodes. 12
+/// devices: a=3 b=2 c=2.
+layout::Mesh factored_mesh(int devices);
+
+}  // namespace trireme::plan::graph

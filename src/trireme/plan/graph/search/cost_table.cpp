@@ -1,0 +1,349 @@
+#include "trireme/plan/graph/search/cost_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <unordered_map>
+
+#include "trireme/base/error.h"
+
+namespace trireme::plan::graph {
+namespace {
+
+class Groups {
+ public:
+  explicit Groups(std::size_t size) : parent_(size) { std::iota(parent_.begin(), parent_.end(), 0); }
+  int root(int i) {
+    while (parent_[static_cast<std::size_t>(i)] != i) i = parent_[static_cast<std::size_t>(i)];
+    return i;
+  }
+  /// The earlier one leads.
+  void join(int a, int b) {
+    a = root(a), b = root(b);
+    if (a != b) parent_[static_cast<std::size_t>(std::max(a, b))] = std::min(a, b);
+  }
+
+ private:
+  std::vector<int> parent_;
+};
+
+/// Operators that do little and are best where their input is.
+bool follows(const Op& op) {
+  switch (op.kind) {
+    case OpKind::kElementwise:
+    case OpKind::kReshape:
+    case OpKind::kNorm:
+    case OpKind::kSplit:
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::vector<std::vector<int>> nodes_of(const Graph& both, std::size_t forward_ops) {
+  const Uses uses = uses_of(both);
+  Groups groups(forward_ops);
+  for (std::size_t tensor = 0; tensor < both.tensors.size(); ++tensor) {
+    if (both.tensors[tensor].role != Role::kParameter) continue;
+    int first = -1;
+    for (const int consumer : uses.consumers[tensor]) {
+      if (static_cast<std::size_t>(consumer) >= forward_ops) continue;
+      if (first >= 0) groups.join(first, consumer);
+      first = first < 0 ? consumer : first;
+    }
+  }
+  for (std::size_t i = 0; i < forward_ops; ++i) {
+    if (!follows(both.ops[i])) continue;
+    int from = -1, made = 0;
+    for (const int input : both.ops[i].inputs) {
+      const int producer = uses.producer[static_cast<std::size_t>(input)];
+      if (producer < 0) continue;
+      ++made;
+      from = producer;
+    }
+    if (made == 1) groups.join(from, static_cast<int>(i));
+  }
+  std::map<int, std::vector<int>> members;
+  for (std::size_t i = 0; i < forward_ops; ++i)
+    members[groups.root(static_cast<int>(i))].push_back(static_cast<int>(i));
+  std::vector<std::vector<int>> nodes;
+  for (auto& [root, ops] : members) nodes.push_back(std::move(ops));
+  return nodes;
+}
+
+/// Prices conversions once for each kind of tensor and pair of shardings: layers repeat.
+class ConversionPrices {
+ public:
+  explicit ConversionPrices(const Pricing& pricing) : pricing_(pricing) {}
+
+  int id_of(const Sharding& sharding) {
+    std::string key;
+    for (const MeshAxes& axes : sharding.dims) {
+      for (const int axis : axes) key += static_cast<char>('0' + axis);
+      key += ',';
+    }
+    for (const int axis : sharding.partial) key += static_cast<char>('0' + axis);
+    const auto [place, is_new] = ids_.try_emplace(std::move(key), static_cast<int>(shardings_.size()));
+    if (is_new) shardings_.push_back(sharding);
+    return place->second;
+  }
+  double seconds(double bytes, int from, int to, bool is_update) {
+    if (from == to) return 0;
+    const Key key{bytes, (static_cast<std::uint64_t>(from) << 33) | (static_cast<std::uint64_t>(to) << 1) | is_update};
+    const auto [place, is_new] = prices_.try_emplace(key, 0.0);
+    if (is_new) {
+      for (const Step& step :
+           convert(pricing_.mesh(), bytes, shardings_[std::size_t(from)], shardings_[std::size_t(to)]))
+        place->second += is_update ? pricing_.reduction_seconds(step) : pricing_.seconds(step);
+    }
+    return place->second;
+  }
+
+ private:
+  struct Key {
+    double bytes;
+    std::uint64_t ends;
+    bool operator==(const Key&) const = default;
+  };
+  struct Hash {
+    std::size_t operator()(const Key& key) const {
+      return std::hash<double>{}(key.bytes) * 0x9E3779B97F4A7C15u + key.ends * 0xD1B54A32D192ED03u;
+    }
+  };
+  const Pricing& pricing_;
+  std::unordered_map<std::string, int> ids_;
+  std::vector<Sharding> shardings_;
+  std::unordered_map<Key, double, Hash> prices_;
+};
+
+class ProblemBuilder {
+ public:
+  ProblemBuilder(const Graph& both, const Pricing& pricing, const ChoiceOptions& options)
+      : both_(both), pricing_(pricing), options_(options), prices_(pricing) {
+    forward_ops_ =
+        static_cast<std::size_t>(std::ranges::count_if(both.ops, [](const Op& op) { return op.forward < 0; }));
+    for (const Op& op : both.ops) spaces_.push_back(iteration_space(both, op));
+    derived_.resize(forward_ops_);
+    for (std::size_t i = 0; i < both.ops.size(); ++i) derived_[std::size_t(forward_of_op(int(i)))].push_back(int(i));
+  }
+
+  GraphProblem run() {
+    result_.mesh = pricing_.mesh();
+    result_.nodes = nodes_of(both_, forward_ops_);
+    node_of_.resize(forward_ops_);
+    for (std::size_t node = 0; node < result_.nodes.size(); ++node) {
+      for (const int op : result_.nodes[node]) node_of_[static_cast<std::size_t>(op)] = static_cast<int>(node);
+    }
+    for (std::size_t node = 0; node < result_.nodes.size(); ++node) {
+      result_.choices.push_back(choices_of(result_.nodes[node]));
+      auto& costs = result_.problem.cost.emplace_back();
+      auto& memory = result_.problem.memory.emplace_back();
+      for (const Split& split : result_.choices.back()) {
+        costs.push_back(node_seconds(result_.nodes[node], split));
+        memory.push_back(node_bytes(result_.nodes[node], split));
+      }
+    }
+    for (const Link& link : links_of(both_)) add_link(link);
+    for (auto& [ends, pair] : pairs_) result_.problem.pairs.push_back(std::move(pair));
+    return std::move(result_);
+  }
+
+ private:
+  int forward_of_op(int op) const { return both_.op(op).forward >= 0 ? both_.op(op).forward : op; }
+
+  /// Dimensions that an operator can be split along: sample, channel, height, width.
+  std::vector<int> dims_of(int op) const {
+    std::vector<int> dims;
+    for (const IterationDim& dim : spaces_[static_cast<std::size_t>(op)].dims) {
+      const bool wanted = dim.kind == DimKind::kOutput || (dim.kind == DimKind::kReduced && options_.reduced) ||
+                          (dim.kind == DimKind::kWindowed && options_.halos) ||
+                          (dim.kind == DimKind::kStatistic && options_.statistics);
+      if (wanted && dim.size > 1) dims.push_back(dim.dim);
+    }
+    // The loss has no output: its samples are a sum, which costs nothing but a scalar.
+    if (both_.op(op).kind == OpKind::kSoftmaxLoss) {
+      for (const IterationDim& dim : spaces_[static_cast<std::size_t>(op)].dims) {
+        if (dim.kind == DimKind::kReduced && !options_.reduced) dims.push_back(dim.dim);
+      }
+    }
+    return dims;
+  }
+
+  bool is_legal(const std::vector<int>& ops, const Split& split) const {
+    for (const int op : ops) {
+      for (const int derived : derived_[static_cast<std::size_t>(op)]) {
+        if (!why_not(both_, pricing_.mesh(), both_.op(derived), spaces_[std::size_t(derived)], split).empty())
+          return false;
+      }
+    }
+    return true;
+  }
+
+  /// Axes go to the dimensions of the node's operators, in the order in which they name them.
+  std::vector<Split> choices_of(const std::vector<int>& ops) const {
+    std::vector<int> dims;
+    for (const int op : ops) {
+      for (const int dim : dims_of(op)) {
+        if (std::ranges::find(dims, dim) == dims.end()) dims.push_back(dim);
+      }
+    }
+    const std::size_t axes = pricing_.mesh().axes().size();
+    std::vector<Split> choices;
+    Split split = options_.base ? base_of(ops) : Split(axes, -1);
+    const int whole = static_cast<int>(dims.size());
+    const auto extend = [&](const auto& self, std::size_t axis, int least) -> void {
+      if (axis == axes) {
+        if (is_legal(ops, split)) choices.push_back(split);
+        return;
+      }
+      if (options_.only_axis >= 0 && options_.only_axis != static_cast<int>(axis)) return self(self, axis + 1, least);
+      for (int i = options_.canonical ? least : 0; i <= whole; ++i) {
+        split[axis] = i == whole ? -1 : dims[static_cast<std::size_t>(i)];
+        self(self, axis + 1, i);
+      }
+    };
+    extend(extend, 0, 0);
+    return choices;
+  }
+
+  /// Of a node's operators the one that has the most of it: a strategy says less of those that lack its dimensions.
+  Split base_of(const std::vector<int>& ops) const {
+    Split base;
+    std::ptrdiff_t most = -1;
+    for (const int op : ops) {
+      const Split& split = options_.base->splits[static_cast<std::size_t>(op)];
+      const std::ptrdiff_t used = std::ranges::count_if(split, [](int dim) { return dim >= 0; });
+      if (used > most) most = used, base = split;
+    }
+    return base;
+  }
+
+  double node_seconds(const std::vector<int>& ops, const Split& split) const {
+    double seconds = 0;
+    for (const int op : ops) {
+      std::set<std::pair<int, MeshAxes>> halos;
+      for (const int derived : derived_[static_cast<std::size_t>(op)]) {
+        const IterationSpace& space = spaces_[static_cast<std::size_t>(derived)];
+        const Op& part = both_.op(derived);
+        seconds += pricing_.seconds(work_of(both_, part, space, degrees_of(pricing_.mesh(), space, split)));
+        for (const Exchange& exchange : exchanges_of(both_, pricing_.mesh(), part, space, split)) {
+          if (exchange.tensor >= 0 && !halos.emplace(exchange.tensor, exchange.step.axes).second) continue;
+          seconds += pricing_.seconds(exchange.step);
+        }
+      }
+    }
+    return seconds;
+  }
+
+  /// Parameters with gradient and two moments, and what forward makes, which backward reads.
+  double node_bytes(const std::vector<int>& ops, const Split& split) const {
+    double bytes = 0;
+    std::set<int> parameters;
+    for (const int op : ops) {
+      const IterationSpace& space = spaces_[static_cast<std::size_t>(op)];
+      const std::vector<int> degrees = degrees_of(pricing_.mesh(), space, split);
+      const auto local = [&](int tensor, const std::vector<int>& places) {
+        double size = both_.bytes(both_.tensor(tensor));
+        for (const int place : places) size /= degrees[static_cast<std::size_t>(place)];
+        return size;
+      };
+      for (std::size_t k = 0; k < both_.op(op).inputs.size(); ++k) {
+        const int tensor = both_.op(op).inputs[k];
+        if (both_.tensor(tensor).role == Role::kParameter && parameters.insert(tensor).second)
+          bytes += 4 * local(tensor, space.inputs[k]);
+      }
+      if (both_.op(op).kind == OpKind::kReshape) continue;
+      for (std::size_t k = 0; k < both_.op(op).outputs.size(); ++k)
+        bytes += local(both_.op(op).outputs[k], space.outputs[k]);
+    }
+    return bytes;
+  }
+
+  void add_link(const Link& link) {
+    const int a = node_of_[static_cast<std::size_t>(forward_of_op(link.producer))];
+    const int b = node_of_[static_cast<std::size_t>(forward_of_op(link.consumer))];
+    const double bytes = both_.bytes(both_.tensor(link.tensor));
+    const auto &from = result_.choices[static_cast<std::size_t>(a)], &to = result_.choices[static_cast<std::size_t>(b)];
+    std::vector<int> from_ids, to_ids;
+    for (const Split& split : from) from_ids.push_back(prices_.id_of(ends_of(both_, spaces_, link, split, split).from));
+    for (const Split& split : to) to_ids.push_back(prices_.id_of(ends_of(both_, spaces_, link, split, split).to));
+    if (a == b) {
+      for (std::size_t i = 0; i < from.size(); ++i)
+        result_.problem.cost[static_cast<std::size_t>(a)][i] +=
+            prices_.seconds(bytes, from_ids[i], to_ids[i], link.is_update);
+      return;
+    }
+    PairCost& pair = pairs_[{std::min(a, b), std::max(a, b)}];
+    if (pair.cost.empty()) {
+      pair.a = std::min(a, b);
+      pair.b = std::max(a, b);
+      pair.cost.assign(from.size() * to.size(), 0);
+    }
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      for (std::size_t j = 0; j < to.size(); ++j) {
+        const double seconds = prices_.seconds(bytes, from_ids[i], to_ids[j], link.is_update);
+        pair.cost[a < b ? i * to.size() + j : j * from.size() + i] += seconds;
+      }
+    }
+  }
+
+  const Graph& both_;
+  const Pricing& pricing_;
+  const ChoiceOptions options_;
+  ConversionPrices prices_;
+  std::size_t forward_ops_ = 0;
+  std::vector<IterationSpace> spaces_;
+  std::vector<std::vector<int>> derived_;  // [forward operator] itself and its gradients
+  std::vector<int> node_of_;
+  std::map<std::pair<int, int>, PairCost> pairs_;
+  GraphProblem result_;
+};
+
+}  // namespace
+
+double cost_of(const SearchProblem& problem, const Assignment& assignment) {
+  double sum = 0;
+  const auto choice = [&](int node) { return static_cast<std::size_t>(assignment[static_cast<std::size_t>(node)]); };
+  for (std::size_t node = 0; node < problem.cost.size(); ++node)
+    sum += problem.cost[node][choice(static_cast<int>(node))];
+  for (const PairCost& pair : problem.pairs)
+    sum += pair.cost[choice(pair.a) * problem.cost[static_cast<std::size_t>(pair.b)].size() + choice(pair.b)];
+  return sum;
+}
+
+double memory_of(const SearchProblem& problem, const Assignment& assignment) {
+  double sum = 0;
+  for (std::size_t node = 0; node < problem.memory.size(); ++node)
+    sum += problem.memory[node][static_cast<std::size_t>(assignment[node])];
+  return sum;
+}
+
+Strategy GraphProblem::strategy_of(const Graph& both, const Assignment& assignment) const {
+  Strategy strategy = replicated(both, mesh);
+  for (std::size_t node = 0; node < nodes.size(); ++node) {
+    const Split& chosen = choices[node][static_cast<std::size_t>(assignment[node])];
+    for (const int op : nodes[node]) {
+      const IterationSpace space = iteration_space(both, both.op(op));
+      for (std::size_t axis = 0; axis < chosen.size(); ++axis) {
+        if (chosen[axis] >= 0 && space.find(chosen[axis]) >= 0)
+          strategy.splits[static_cast<std::size_t>(op)][axis] = chosen[axis];
+      }
+    }
+  }
+  return strategy;
+}
+
+int GraphProblem::choice_of(int node, const Split& split) const {
+  const auto& all = choices[static_cast<std::size_t>(node)];
+  const auto found = std::ranges::find(all, split);
+  return found == all.end() ? -1 : static_cast<int>(found - all.begin());
+}
+
+GraphProblem make_problem(const Graph& both, const Pricing& pricing, const ChoiceOptions& options) {
+  return ProblemBuilder(both, pricing, options).run();
+}
+
+}  // namespace trireme::plan::graph

@@ -1,0 +1,151 @@
+#include "trireme/plan/graph/search/search.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "trireme/base/error.h"
+#include "trireme/base/stopwatch.h"
+
+namespace trireme::plan::graph {
+namespace {
+
+Found found_by(const std::string& method, Strategy strategy) {
+  return {.method = method, .strategy = std::move(strategy), .cost = {}};
+}
+
+Found search_optcnn(const Graph& both, const Pricing& pricing) {
+  const GraphProblem problem = make_problem(both, pricing);
+  const Elimination best = eliminate(problem.problem);
+  Found found = found_by("optcnn", problem.strategy_of(both, best.assignment));
+  found.bound = best.cost;
+  found.note = fmt::format("{} nodes, width {}, {} entries", problem.nodes.size(), best.width, best.entries);
+  return found;
+}
+
+Found search_tofu(const Graph& both, const Pricing& pricing) {
+  const std::vector<TofuStep> steps = tofu_steps(both, pricing);
+  Found found = found_by("tofu", steps.back().strategy);
+  found.note = counted(steps.size(), "cut");
+  return found;
+}
+
+Found search_alpa(const Graph& both, const Pricing& pricing, const SearchLimits& limits) {
+  const GraphProblem problem = make_problem(both, pricing, {.canonical = true, .reduced = true});
+  const Limited best = solve_limited(problem.problem, {.memory_bytes = limits.memory_bytes, .seconds = limits.seconds});
+  if (!best.assignment) {
+    Found none = found_by("alpa-intra", replicated(both, pricing.mesh()));
+    none.note = best.proven ? "nothing fits into memory" : "nothing that fits was found in time";
+    return none;
+  }
+  Found found = found_by("alpa-intra", problem.strategy_of(both, *best.assignment));
+  found.bound = best.bound;
+  found.note = best.proven ? fmt::format("proven, {} subproblems", best.subproblems)
+                           : fmt::format("time is up: gap {:.2f} %", 100 * best.gap());
+  return found;
+}
+
+}  // namespace
+
+std::vector<std::string> search_methods() {
+  return {"data-parallel", "model-parallel", "one-weird-trick", "megatron", "optcnn", "tofu", "alpa-intra"};
+}
+
+std::optional<Found> search(const std::string& method, const Graph& both, const Pricing& pricing,
+                            const SearchLimits& limits) {
+  const auto start = std::chrono::steady_clock::now();
+  std::optional<Found> found;
+  if (method == "data-parallel") {
+    found = found_by(method, data_parallel(both, pricing.mesh()));
+  } else if (method == "model-parallel") {
+    found = found_by(method, model_parallel(both, pricing.mesh()));
+  } else if (method == "one-weird-trick") {
+    found = found_by(method, one_weird_trick(both, pricing.mesh()));
+  } else if (method == "megatron") {
+    if (auto strategy = megatron(both, pricing.mesh(), pricing.hardware().cluster.gpus_per_node))
+      found = found_by(method, std::move(*strategy));
+  } else if (method == "optcnn") {
+    found = search_optcnn(both, pricing);
+  } else if (method == "tofu") {
+    found = search_tofu(both, pricing);
+  } else if (method == "alpa-intra") {
+    found = search_alpa(both, pricing, limits);
+  } else {
+    const std::vector<std::string> names = search_methods();
+    throw ConfigError(fmt::format("there is no search {}{}", method, did_you_mean(method, names)),
+                      "methods are " + listed(names));
+  }
+  if (!found) return found;
+  found->search_seconds = seconds_since(start);
+  found->cost = price(both, lower(both, found->strategy), pricing);
+  found->fits = limits.memory_bytes <= 0 || found->cost.memory_bytes <= limits.memory_bytes;
+  return found;
+}
+
+std::vector<double> seconds_by_op(const Graph& both, const Pricing& pricing, const Strategy& strategy) {
+  const Lowering lowering = lower(both, strategy);
+  std::vector<double> seconds(strategy.splits.size(), 0);
+  const auto at = [&](int op) -> double& {
+    return seconds[static_cast<std::size_t>(both.op(op).forward >= 0 ? both.op(op).forward : op)];
+  };
+  for (std::size_t i = 0; i < both.ops.size(); ++i)
+    at(static_cast<int>(i)) +=
+        pricing.seconds(work_of(both, both.ops[i], iteration_space(both, both.ops[i]), lowering.degrees[i]));
+  for (const Inserted& inserted : lowering.inserted)
+    at(inserted.op) +=
+        inserted.phase == Phase::kUpdate ? pricing.reduction_seconds(inserted.step) : pricing.seconds(inserted.step);
+  return seconds;
+}
+
+std::vector<Reason> explain(const Graph& both, const Pricing& pricing, const Strategy& strategy) {
+  const GraphProblem problem = make_problem(both, pricing, {.canonical = true, .reduced = true});
+  Assignment assignment;
+  for (std::size_t node = 0; node < problem.nodes.size(); ++node) {
+    // The member that says most of its node's split.
+    int chosen = -1;
+    for (const int op : problem.nodes[node])
+      chosen =
+          std::max(chosen, problem.choice_of(static_cast<int>(node), strategy.splits[static_cast<std::size_t>(op)]));
+    assignment.push_back(std::max(chosen, 0));
+  }
+  const double now = cost_of(problem.problem, assignment);
+  std::vector<Reason> reasons;
+  for (std::size_t node = 0; node < problem.nodes.size(); ++node) {
+    const auto& choices = problem.choices[node];
+    Reason reason{.op = problem.nodes[node][0],
+                  .split = to_text(both, pricing.mesh(), choices[static_cast<std::size_t>(assignment[node])]),
+                  .other = {},
+                  .seconds = problem.problem.cost[node][static_cast<std::size_t>(assignment[node])]};
+    double least = std::numeric_limits<double>::infinity();
+    for (std::size_t choice = 0; choice < choices.size(); ++choice) {
+      if (static_cast<int>(choice) == assignment[node]) continue;
+      Assignment other = assignment;
+      other[node] = static_cast<int>(choice);
+      const double cost = cost_of(problem.problem, other);
+      if (cost >= least) continue;
+      least = cost;
+      reason.other = to_text(both, pricing.mesh(), choices[choice]);
+      reason.more = cost - now;
+    }
+    reasons.push_back(std::move(reason));
+  }
+  return reasons;
+}
+
+std::vector<Difference> differences(const Graph& both, const Pricing& pricing, const Strategy& best,
+                                    const Strategy& other, std::size_t most) {
+  const std::vector<double> ours = seconds_by_op(both, pricing, best), theirs = seconds_by_op(both, pricing, other);
+  std::vector<Difference> all;
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    if (theirs[i] > ours[i])
+      all.push_back({static_cast<int>(i), theirs[i] - ours[i], to_text(both, pricing.mesh(), best.splits[i]),
+                     to_text(both, pricing.mesh(), other.splits[i])});
+  }
+  std::ranges::stable_sort(all, [](const Difference& a, const Difference& b) { return a.seconds > b.seconds; });
+  if (all.size() > most) all.resize(most);
+  return all;
+}
+
+}  // namespace trireme::plan::graph

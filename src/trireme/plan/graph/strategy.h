@@ -1,0 +1,92 @@
+// plan/graph/strategy.h -- a strategy splits every operator of a graph; lowering says what that inserts, before it
+// runs.
+//
+//   Strategy strategy = parse_strategy(graph, text, "plan.txt");
+//   Lowering lowering = lower(with_backward(graph), strategy);     // every collective with its bytes
+//   print(to_text(...));
+//
+// A strategy is for the forward graph; gradient operators are split as their forward operators are. A tensor lies as
+// its producer makes it, a parameter as its first reader wants it. Each reader converts once what lies otherwise, and
+// keeps it for backward: conversions belong to edges of the graph, as the papers count them. What is printed here is
+// what a search prices and what an executor runs.
+// Depends on: sharding, pricing.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trireme/plan/graph/draw.h"
+#include "trireme/plan/graph/pricing.h"
+#include "trireme/plan/graph/sharding.h"
+
+namespace trireme::plan::graph {
+
+struct Strategy {
+  layout::Mesh mesh;
+  std::vector<Split> splits;  ///< [operator of the forward graph]
+  bool operator==(const Strategy&) const = default;
+};
+
+/// Every operator whole on every rank.
+Strategy replicated(const Graph& forward, const layout::Mesh& mesh);
+
+/// What contradicts itself, a sentence each: splits of dimensions that an operator does not have or that do not divide,
+/// and operators that share a parameter and are not split alike.
+std::vector<std::string> find_problems(const Graph& both, const Strategy& strategy);
+
+/// "strategy NAME", "mesh a=2 b=4", then a line for each operator that is split: "fc6 fc6.out:a fc6.out:b".
+std::string to_text(const Graph& forward, const Strategy& strategy);
+Strategy parse_strategy(const Graph& forward, std::string_view text, const std::string& source);
+
+enum class Phase : std::uint8_t { kForward, kBackward, kUpdate };
+std::span<const Named<Phase>> enum_names(std::type_identity<Phase>);
+
+/// One way of a tensor from where it is made to where it is read: what may have to be converted.
+struct Link {
+  int tensor = -1;
+  int producer = -1;     ///< the operator; of a parameter that of its first reader
+  int output = -1;       ///< which of its outputs; -1: a parameter, which lies as input `consumer` wants it
+  int owner_input = -1;  ///< of a parameter: which input of its first reader it is
+  int consumer = -1, input = -1;
+  bool is_update = false;  ///< a finished gradient, to where its parameter lies; `consumer`, `input`: the parameter's
+};
+/// Every link of a graph with its backward. What an operator has got it keeps for its backward, so each forward
+/// operator has one link for a tensor.
+std::vector<Link> links_of(const Graph& both);
+
+/// How a link's tensor lies before and after, for the splits of the two forward operators that decide it.
+struct LinkEnds {
+  Sharding from, to;
+};
+LinkEnds ends_of(const Graph& both, const std::vector<IterationSpace>& spaces, const Link& link, const Split& producer,
+                 const Split& consumer);
+
+struct Inserted {
+  Phase phase = Phase::kForward;
+  int op = -1;      ///< before or, for statistics, while this one runs
+  int tensor = -1;  ///< -1: statistics
+  Step step;
+};
+
+struct Lowering {
+  std::vector<Inserted> inserted;
+  std::vector<std::vector<int>> degrees;  ///< [operator][dimension of its iteration space]
+  std::vector<double> tensor_bytes;       ///< [tensor] of one rank, as it is made
+};
+Lowering lower(const Graph& both, const Strategy& strategy);
+
+struct StrategyCost {
+  double seconds = 0, compute_seconds = 0, communication_seconds = 0;
+  double bytes = 0;         ///< that a rank sends at least, over all collectives and halos
+  double memory_bytes = 0;  ///< of a rank, by liveness: parameters, gradients, activations
+};
+StrategyCost price(const Graph& both, const Lowering& lowering, const Pricing& pricing);
+
+/// One line for each thing that is inserted: "forward  before fc7: fc6.out all-gather over a.b, 2 MB".
+std::string to_text(const Graph& both, const Strategy& strategy, const Lowering& lowering);
+/// Colours and labels of a picture (draw.h).
+GraphDrawing drawing_of(const Graph& both, const Strategy& strategy, const Lowering& lowering);
+
+}  // namespace trireme::plan::graph

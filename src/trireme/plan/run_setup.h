@@ -1,0 +1,26 @@
+// plan/run_setup.h -- a run as the rules of spec/rules.h see it, its pipeline schedule included.
+//
+//   const auto refusals = spec::find_refusals(run_setup(recipe, shape, {.ranks = 8}));
+//
+// spec may not know schedules, so this is where both meet. `trireme check` and the trainer come through here.
+// Depends on: spec, schedule.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "trireme/spec/rules.h"
+
+namespace trireme::plan {
+
+/// What the recipe's schedule is, whether it is one of ours, a file, or none.
+spec::ScheduleTraits schedule_traits(const spec::Recipe& recipe);
+
+struct RunPlace {
+  int ranks = 1;
+  spec::RankKind rank_kind = spec::RankKind::kThreads;
+  std::optional<std::int64_t> seq_len = {};  ///< of samples; unset: data.seq_len
+};
+spec::RunSetup run_setup(const spec::Recipe& recipe, const spec::ModelShape& shape, const RunPlace& place);
+
+}  // namespace trireme::plan

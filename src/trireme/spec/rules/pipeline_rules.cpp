@@ -1,0 +1,355 @@
+// Pipeline schedules beside everything else: where they are defined, and what steps that run together leave no room
+// for.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "trireme/base/text.h"
+#include "trireme/spec/batch_split.h"
+#include "trireme/spec/rules.h"
+
+namespace trireme::spec {
+namespace {
+
+const std::string& schedule_name(const RuleContext& context) { return context.run.recipe.pipeline.schedule; }
+
+/// What keeps steps apart: each of the rules below offers it.
+std::string steps_apart(const RuleContext& context) {
+  std::string hint = context.run.schedule.asynchronous ? "set pipeline.schedule = \"1f1b\"" : "";
+  if (context.run.recipe.pipeline.drain_every.value_or(1) > 1)
+    hint += fmt::format("{}pipeline.drain_every = 1", hint.empty() ? "set " : " and ");
+  return hint;
+}
+
+std::string several_steps(const RuleContext& context) {
+  return fmt::format("schedule {} runs {} steps together", schedule_name(context),
+                     steps_between_drains(context.run.recipe, context.run.schedule.asynchronous));
+}
+
+void schedule_is_known(RuleContext& context) {
+  if (!context.has_stages() || context.run.schedule.unknown.empty()) return;
+  context.refuse("pipeline.schedule", context.run.schedule.unknown,
+                 fmt::format("set pipeline.schedule = \"{}\"", context.run.schedule.nearest));
+  context.run.recipe.pipeline.schedule = "1f1b";
+  context.run.schedule = {};
+}
+
+/// What this kind takes, or else the plainest.
+std::string schedule_takes(const RuleContext& context, std::int64_t rows, int chunks) {
+  const auto& refuses = context.run.schedule.refuses;
+  const auto micros = static_cast<int>(context.micros_of(rows));
+  constexpr int kMostChunks = 4;
+  for (int other = 1; other <= kMostChunks; ++other) {
+    if (refuses(micros, other).empty()) return fmt::format("set pipeline.virtual_stages = {}", other);
+  }
+  const std::int64_t most = 4 * (rows + std::int64_t{context.layout().pp} * context.replicas);
+  const bool constant = context.run.recipe.batch.kind == BatchKind::kConstant && !context.run.rows;
+  for (std::int64_t more = rows + 1; constant && more <= most; ++more) {
+    if (!refuses(static_cast<int>(context.micros_of(more)), chunks).empty()) continue;
+    return fmt::format("set batch.global_batch_tokens = {} ({} sequences, {} micro-batches)",
+                       more * context.run.seq_len, more, context.micros_of(more));
+  }
+  if (!context.run.recipe.pipeline.stage_ranks.empty()) return "leave pipeline.stage_ranks out";
+  if (context.run.recipe.pipeline.replicates_stages()) return "set pipeline.split = \"time\"";
+  return "set pipeline.schedule = \"1f1b\" and pipeline.virtual_stages = 1";
+}
+
+void schedule_is_defined(RuleContext& context) {
+  if (!context.has_stages() || context.run.schedule.updates_every_micro) return;
+  const int chunks = std::max(context.run.recipe.pipeline.virtual_stages, context.run.schedule.default_chunks);
+  for (const std::int64_t rows : context.rows_of_steps()) {
+    const std::string why = context.run.schedule.refuses(static_cast<int>(context.micros_of(rows)), chunks);
+    if (why.empty()) continue;
+    context.refuse("pipeline.schedule", fmt::format("{}: {}", schedule_name(context), why),
+                   schedule_takes(context, rows, chunks));
+    return;
+  }
+}
+
+void updates_after_each_micro(RuleContext& context) {
+  if (!context.has_stages() || !context.run.schedule.updates_every_micro) return;
+  for (const std::int64_t rows : context.rows_of_steps()) {
+    const std::int64_t micros = context.micros_of(rows);
+    if (micros == 1) continue;
+    context.refuse("train.micro_batch_size",
+                   fmt::format("makes {} micro-batches of a step, but schedule {} updates after every one", micros,
+                               schedule_name(context)),
+                   "leave train.micro_batch_size out, or take pipedream-2bw or xpipe");
+    return;
+  }
+  const int chunks = context.run.recipe.pipeline.virtual_stages;
+  if (const std::string why = context.run.schedule.refuses(1, chunks); !why.empty())
+    context.refuse("pipeline.schedule", fmt::format("{}: {}", schedule_name(context), why),
+                   "set pipeline.virtual_stages = 1");
+}
+
+/// Rows of the smallest micro-batch of a step, of `size` rows each as far as they go.
+std::int64_t fewest_rows(const RuleContext& context, std::int64_t rows, std::int64_t size) {
+  std::vector<double> weights = context.layout().dp_batch_weights;
+  if (static_cast<int>(weights.size()) != context.replicas) weights.clear();
+  const std::int64_t micros = most_micros(rows, context.replicas, weights, size);
+  std::int64_t fewest = rows;
+  for (int rank = 0; rank < context.replicas; ++rank) {
+    const std::int64_t own = share_of_rows(0, rows, rank, context.replicas, weights).count;
+    for (const std::int64_t each : micro_sizes(own, size, micros)) fewest = std::min(fewest, each);
+  }
+  return fewest;
+}
+
+void doubled_forward_rows(RuleContext& context) {
+  if (!context.has_stages() || !context.run.schedule.doubled_forward) return;
+  const std::int64_t least = context.run.schedule.least_rows;
+  const std::vector<std::int64_t> steps = context.rows_of_steps();
+  const auto suits = [&](std::int64_t size) {
+    return std::ranges::all_of(steps, [&](std::int64_t rows) { return fewest_rows(context, rows, size) >= least; });
+  };
+  if (suits(pipeline_micro_rows(context.run.recipe, context.run.schedule))) return;
+  const int chunks = std::max(context.run.recipe.pipeline.virtual_stages, context.run.schedule.default_chunks);
+  std::optional<std::int64_t>& size = context.run.recipe.train.micro_batch_size;
+  const std::optional<std::int64_t> before = size;
+  constexpr std::int64_t kMostRows = 64;
+  const std::int64_t most = std::min(kMostRows, *std::ranges::min_element(steps));
+  for (size = least; *size <= most; ++*size) {
+    const bool defined = std::ranges::all_of(steps, [&](std::int64_t rows) {
+      return context.run.schedule.refuses(static_cast<int>(context.micros_of(rows)), chunks).empty();
+    });
+    if (defined && suits(*size)) break;
+  }
+  const bool found = *size <= most;
+  context.refuse("pipeline.schedule",
+                 fmt::format("{}: {}", schedule_name(context),
+                             least > 1 ? "a backward takes half of a micro-batch, but one has a single sequence"
+                                       : "a forward takes two micro-batches at once, but one has no sequence"),
+                 found ? fmt::format("set train.micro_batch_size = {}", *size)
+                       : "set pipeline.schedule = \"1f1b\" and pipeline.virtual_stages = 1");
+  if (!found) size = before;
+}
+
+void doubled_forward_inputs(RuleContext& context) {
+  TrainConfig& train = context.run.recipe.train;
+  if (!context.has_stages() || !context.run.schedule.doubled_forward) return;
+  const auto refuse = [&](const char* key, bool& value, const char* what) {
+    if (!value) return;
+    context.refuse(key,
+                   fmt::format("{}, but schedule {} cuts what a forward leaves between the backwards of two "
+                               "micro-batches",
+                               what, schedule_name(context)),
+                   fmt::format("set {} = false, or pipeline.schedule = \"chimera\"", key));
+    value = false;
+  };
+  refuse("train.offload_activations", train.offload_activations, "sends saved inputs to the host as one");
+  refuse("train.partition_activations", train.partition_activations, "shards saved inputs without regard to rows");
+}
+
+void schedule_holds_steps(RuleContext& context) {
+  const int steps = context.run.schedule.steps;
+  const PipelineConfig& pipeline = context.run.recipe.pipeline;
+  const std::int64_t drains = steps_between_drains(context.run.recipe, context.run.schedule.asynchronous);
+  if (!context.has_stages() || steps == 0 || drains == steps) return;
+  context.refuse(
+      "pipeline.drain_every",
+      fmt::format("schedule {} holds {} steps, but {} are to run together", pipeline.schedule, steps, drains),
+      fmt::format("set pipeline.drain_every = {}, and train.steps to a multiple of it", steps));
+}
+
+void predicted_by_momentum(RuleContext& context) {
+  const OptimConfig& optim = context.run.recipe.optim;
+  if (!context.has_stages() || context.run.schedule.prediction != ScheduleTraits::Prediction::kMomentum) return;
+  if (optim.kind == OptimizerKind::kSgd && optim.momentum > 0) return;
+  const bool adam = optim.kind == OptimizerKind::kAdam || optim.kind == OptimizerKind::kAdamw;
+  context.refuse("optim.kind",
+                 fmt::format("schedule {} predicts weights from the velocity of SGD, which this optimizer has not",
+                             schedule_name(context)),
+                 adam ? "set pipeline.schedule = \"xpipe\", or optim.kind = \"sgd\" and optim.momentum = 0.9"
+                      : "set optim.kind = \"sgd\" and optim.momentum = 0.9, or take pipedream");
+}
+
+void predicted_by_adam(RuleContext& context) {
+  const OptimizerKind kind = context.run.recipe.optim.kind;
+  if (!context.has_stages() || context.run.schedule.prediction != ScheduleTraits::Prediction::kAdam) return;
+  if (kind == OptimizerKind::kAdam || kind == OptimizerKind::kAdamw) return;
+  context.refuse("optim.kind",
+                 fmt::format("schedule {} predicts weights from the moments of Adam, which this optimizer has not",
+                             schedule_name(context)),
+                 "set optim.kind = \"adamw\", or pipeline.schedule = \"spectrain\" with SGD");
+}
+
+void asynchronous_shared_weights(RuleContext& context) {
+  const ModelShape& shape = context.run.shape;
+  if (!context.has_stages() || !context.run.schedule.asynchronous) return;
+  const bool encoder = shape.num_encoder_layers > 0;  // whose embedding is the decoder's
+  if (!shape.tied && !encoder && shape.mtp_depth == 0) return;
+  const bool predicts = !encoder && !shape.tied;  // whose modules embed tokens on the last stage
+  context.refuse(encoder    ? "pipeline.schedule"
+                 : predicts ? "model.mtp_depth"
+                            : "model.tied",
+                 fmt::format("the token embedding is on several stages, which schedule {} updates at different times",
+                             schedule_name(context)),
+                 encoder    ? "set pipeline.schedule = \"1f1b\""
+                 : predicts ? "set model.mtp_depth = 0, or pipeline.schedule = \"1f1b\""
+                            : "set model.tied = false, or pipeline.schedule = \"1f1b\"");
+}
+
+void together_loss_scale(RuleContext& context) {
+  if (context.runs_several_steps() && context.run.recipe.precision.compute == Precision::kFp16)
+    context.refuse("precision.compute",
+                   fmt::format("{}, but the loss scale of fp16 may change after each", several_steps(context)),
+                   fmt::format("{}, or precision.compute = \"bf16\"", steps_apart(context)));
+}
+
+void together_offload(RuleContext& context) {
+  if (context.runs_several_steps() && context.layout().offload != OffloadKind::kNone)
+    context.refuse("layout.offload",
+                   fmt::format("{}, and updates on the host come once a step", several_steps(context)),
+                   fmt::format("{}, or layout.offload = \"none\"", steps_apart(context)));
+}
+
+void together_shards(RuleContext& context, const char* key, std::int64_t value, const char* shards) {
+  context.refuse(
+      key,
+      fmt::format("{}, in which a rank updates whole stages by itself, but {} = {} shards {}", several_steps(context),
+                  key, value, shards),
+      fmt::format("{}, or {} = {}", steps_apart(context), key, key == std::string_view("layout.zero") ? 0 : 1));
+}
+
+void together_tp(RuleContext& context) {
+  if (context.runs_several_steps() && context.layout().tp > 1)
+    together_shards(context, "layout.tp", context.layout().tp, "their matrices");
+}
+
+void together_cp(RuleContext& context) {
+  if (context.runs_several_steps() && context.layout().cp > 1)
+    together_shards(context, "layout.cp", context.layout().cp, "their sequences");
+}
+
+void together_zero(RuleContext& context) {
+  if (context.runs_several_steps() && context.layout().zero > 0)
+    together_shards(context, "layout.zero", context.layout().zero, "their optimizer state");
+}
+
+void together_health(RuleContext& context) {
+  const HealthConfig& health = context.run.recipe.health;
+  if (!context.runs_several_steps()) return;
+  const bool spike = health.spike != AnomalyPolicy::kIgnore;
+  if (!spike && health.non_finite == AnomalyPolicy::kStop) return;
+  context.refuse(
+      spike ? "health.spike" : "health.non_finite",
+      fmt::format("{}, and updates weights before the loss of a step is known, so none can be left out",
+                  several_steps(context)),
+      fmt::format("{}, or health.spike = \"ignore\" and health.non_finite = \"stop\"", steps_apart(context)));
+}
+
+void looks_fall_on_drains(RuleContext& context) {
+  const Recipe& recipe = context.run.recipe;
+  const std::int64_t drain = recipe.pipeline.drain_every.value_or(1);
+  if (!context.has_stages() || drain == 1) return;
+  const std::pair<const char*, std::int64_t> looks[] = {{"eval.every", recipe.eval.every},
+                                                        {"checkpoint.every", recipe.checkpoint.every},
+                                                        {"train.hash_every", recipe.train.hash_every}};
+  std::int64_t common = 0;
+  for (const auto& [key, every] : looks) common = std::gcd(common, every);
+  std::int64_t divisor = std::min(common, drain);
+  while (divisor > 1 && common % divisor != 0) --divisor;
+  for (const auto& [key, every] : looks) {
+    if (every % drain == 0) continue;
+    context.refuse(key,
+                   fmt::format("is {}, but the pipeline is emptied after every {} steps only (pipeline.drain_every), "
+                               "and between drains its weights belong to no single step",
+                               every, drain),
+                   fmt::format("set {} = {}, or pipeline.drain_every = {}", key, (every / drain + 1) * drain,
+                               std::max<std::int64_t>(1, divisor)));
+  }
+}
+
+void split_names_entries(RuleContext& context) {
+  const PipelineConfig& pipeline = context.run.recipe.pipeline;
+  constexpr std::string_view kKinds[] = {"count", "size", "time", "pipedream"};
+  if (!context.has_stages() || std::ranges::find(kKinds, pipeline.split) != std::end(kKinds)) return;
+  const std::vector<std::string> starts = split_entries(pipeline.split),
+                                 entries = chain_entries(context.run.shape, context.run.recipe.train.recompute);
+  const char* hint = "set pipeline.split = \"count\"";
+  std::size_t before = 0;
+  for (const std::string& start : starts) {
+    const auto found = std::ranges::find(entries, start);
+    const auto at = static_cast<std::size_t>(found - entries.begin());
+    if (found == entries.end()) {
+      std::vector<std::string> known = entries;
+      known.insert(known.end(), std::begin(kKinds), std::end(kKinds));
+      return context.refuse("pipeline.split",
+                            fmt::format("no chunk can begin at \"{}\": the model has no such entry{}; its entries are "
+                                        "{} .. {}",
+                                        start, did_you_mean(start, known), entries.front(), entries.back()),
+                            hint);
+    }
+    if (at <= before)
+      return context.refuse(
+          "pipeline.split",
+          fmt::format("a chunk cannot begin at \"{}\": the chunk before it begins at \"{}\"", start, entries[before]),
+          hint);
+    before = at;
+  }
+  const int each =
+      context.run.schedule.bidirectional ? 1 : std::max(pipeline.virtual_stages, context.run.schedule.default_chunks);
+  const std::size_t stages =
+      pipeline.stage_ranks.empty() ? static_cast<std::size_t>(context.layout().pp) : pipeline.stage_ranks.size();
+  const std::size_t chunks = stages * static_cast<std::size_t>(each);
+  if (starts.size() + 1 != chunks)
+    context.refuse("pipeline.split",
+                   fmt::format("names {} entries, but {} stages with {} each begin at {}: the first chunk begins by "
+                               "itself",
+                               starts.size(), stages, counted(static_cast<std::size_t>(each), "chunk"), chunks - 1),
+                   hint);
+}
+
+constexpr Rule kPipelineRules[] = {
+    {"schedule-is-known", "schedules that do not exist, and files that hold none", "`trireme schedule list` has them",
+     Because::kDefinition, RuleNeeds::kRun, schedule_is_known},
+    {"schedule-is-defined", "schedules outside of their domain",
+     "some are defined for certain numbers of micro-batches, stages or chunks only", Because::kDefinition,
+     RuleNeeds::kRun, schedule_is_defined},
+    {"updates-after-each-micro", "PipeDream, vertical sync, SpecTrain and stale weights with several micro-batches",
+     "they update after each one, so a step is one", Because::kDefinition, RuleNeeds::kRun, updates_after_each_micro},
+    {"doubled-forward-rows",
+     "Chimera's backward halving with micro-batches of one sequence, doubled forwards with none", "each part has a row",
+     Because::kDefinition, RuleNeeds::kRun, doubled_forward_rows},
+    {"doubled-forward-inputs", "Chimera's doubled forwards with offload of activations or partitioned ones",
+     "what one forward leaves goes back in two parts", Because::kNotBuilt, RuleNeeds::kRun, doubled_forward_inputs},
+    {"schedule-holds-steps", "a schedule from a file with several steps beside another `drain_every`",
+     "its steps overlap and cannot be cut apart", Because::kDefinition, RuleNeeds::kRun, schedule_holds_steps},
+    {"predicted-by-momentum", "SpecTrain without SGD and momentum", "it predicts weights from the velocity",
+     Because::kDefinition, RuleNeeds::kRun, predicted_by_momentum},
+    {"predicted-by-adam", "XPipe without Adam", "it predicts weights from the moments", Because::kDefinition,
+     RuleNeeds::kRun, predicted_by_adam},
+    {"asynchronous-shared-weights",
+     "asynchronous schedules with tied embeddings, multi-token prediction or an encoder beside the decoder",
+     "stages that share a weight would update it at different times", Because::kNotBuilt, RuleNeeds::kRun,
+     asynchronous_shared_weights},
+    {"together-loss-scale", "several steps between flushes with fp16", "the loss scale may change after each of them",
+     Because::kNotBuilt, RuleNeeds::kRun, together_loss_scale},
+    {"together-offload", "several steps between flushes with offload", "updates on the host come once a step",
+     Because::kNotBuilt, RuleNeeds::kRun, together_offload},
+    {"together-tp", "several steps between flushes with tensor parallelism",
+     "a rank updates its stage by itself, by the norm of its own gradients", Because::kNotBuilt, RuleNeeds::kRun,
+     together_tp},
+    {"together-cp", "several steps between flushes with context parallelism",
+     "a rank updates its stage by itself, by the norm of its own gradients", Because::kNotBuilt, RuleNeeds::kRun,
+     together_cp},
+    {"together-zero", "several steps between flushes with ZeRO",
+     "a rank updates its stage by itself, and shards would have to be gathered in between", Because::kNotBuilt,
+     RuleNeeds::kRun, together_zero},
+    {"together-health", "several steps between flushes with `health.spike` or `health.non_finite`",
+     "weights are updated before the loss of the step is known", Because::kDefinition, RuleNeeds::kRun,
+     together_health},
+    {"looks-fall-on-drains", "a `drain_every` that does not divide `eval.every`, `checkpoint.every` and `hash_every`",
+     "between flushes weights belong to no single step", Because::kDefinition, RuleNeeds::kRun, looks_fall_on_drains},
+    {"split-names-entries", "a `pipeline.split` that does not name the entries at which all chunks begin",
+     "each chunk is a range of the model's entries", Because::kDefinition, RuleNeeds::kRun, split_names_entries},
+};
+
+}  // namespace
+
+std::span<const Rule> pipeline_rules() { return kPipelineRules; }
+
+}  // namespace trireme::spec

@@ -1,0 +1,80 @@
+// The built-in graphs have the published numbers of parameters and multiply-adds.
+#include "trireme/plan/graph/models.h"
+
+#include <gtest/gtest.h>
+
+#include "trireme/base/error.h"
+#include "trireme/plan/graph/count.h"
+
+namespace trireme::plan::graph {
+namespace {
+
+TEST(Models, HaveThePublishedParameters) {
+  for (const Model& model : models()) {
+    if (model.parameters == 0) continue;
+    EXPECT_EQ(count(build_model(model.name, 1)).parameters, model.parameters) << model.name;
+  }
+}
+
+TEST(Models, VggHasItsParametersInTheFullyConnectedLayers) {
+  const Graph graph = build_model("vgg16", 1);
+  Index connected = 0;
+  for (const Tensor& tensor : graph.tensors) {
+    if (tensor.role == Role::kParameter && tensor.name.starts_with("fc")) connected += graph.elements(tensor);
+  }
+  EXPECT_EQ(connected, 123'642'856);
+}
+
+TEST(Models, AmoebaNetHasTheParametersOfGPipesTable) {
+  const auto millions = [](int layers, Index filters) {
+    return static_cast<double>(count(amoebanet_d(layers, filters, {.batch = 1})).parameters) / 1e6;
+  };
+  EXPECT_NEAR(millions(18, 208), 82, 1);
+  EXPECT_NEAR(millions(18, 416), 318, 2);
+  EXPECT_NEAR(millions(18, 544), 542, 1);
+  EXPECT_NEAR(millions(36, 544), 1050, 10);
+  EXPECT_NEAR(millions(72, 512), 1800, 50);
+}
+
+// Levels of two 3x3 convolutions each way, 2x2 transposed convolutions between: the sum written out.
+TEST(Models, UnetHasTheParametersOfItsLevels) {
+  Index wanted = 0;
+  const auto convolution = [&](Index from, Index to, Index kernel) { wanted += from * to * kernel * kernel + to; };
+  for (Index level = 0, from = 1; level <= 4; ++level) {
+    const Index to = Index{64} << level;
+    convolution(from, to, 3), convolution(to, to, 3);
+    from = to;
+    if (level < 4) convolution(2 * to, to, 2), convolution(2 * to, to, 3), convolution(to, to, 3);
+  }
+  convolution(64, 2, 1);
+  EXPECT_EQ(count(build_model("unet", 1)).parameters, wanted);
+}
+
+// Two embeddings, an output layer with bias; 4 gates of input, state and bias each; three projections.
+TEST(Models, GnmtHasTheParametersOfItsLayers) {
+  const Index h = 1024, v = 32320;
+  const auto lstm = [&](Index in) { return 4 * h * (in + h + 1); };
+  const Index encoder = 2 * lstm(h) + lstm(2 * h) + 2 * lstm(h), decoder = lstm(h) + 3 * lstm(2 * h);
+  EXPECT_EQ(count(build_model("gnmt", 1)).parameters, 2 * v * h + encoder + decoder + 3 * h * h + h * v + v);
+}
+
+/// torchvision's tables, in billions of multiply-adds an image.
+TEST(Models, HaveThePublishedMultiplyAdds) {
+  const std::pair<const char*, double> published[] = {
+      {"alexnet", 0.71},   {"vgg16", 15.47},     {"vgg19", 19.63},          {"resnet50", 4.09},
+      {"resnet101", 7.80}, {"resnet152", 11.51}, {"wide-resnet50-2", 11.40}};
+  for (const auto& [name, billions] : published)
+    EXPECT_NEAR(count(build_model(name, 1)).matmul_flops / 2e9, billions, 0.006) << name;
+}
+
+TEST(Models, AnUnknownNameIsAnsweredWithTheNearest) {
+  try {
+    build_model("resnet51");
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_NE(error.message().find("resnet50"), std::string::npos) << error.message();
+  }
+}
+
+}  // namespace
+}  // namespace trireme::plan::graph

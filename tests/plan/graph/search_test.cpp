@@ -1,0 +1,241 @@
+// Searches: exact ones against brute force, tables against lowerings, and what the papers say their plans look like.
+#include "trireme/plan/graph/search/search.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "trireme/base/error.h"
+#include "trireme/base/random.h"
+#include "trireme/plan/graph/backward.h"
+#include "trireme/plan/graph/models.h"
+
+namespace trireme::plan::graph {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+struct Dice {
+  Random random;
+  std::uint64_t draws = 0;
+  explicit Dice(std::uint64_t seed) : random(seed, "search") {}
+  int below(int n) { return static_cast<int>(random.below(static_cast<std::uint64_t>(n), draws++)); }
+  double uniform() { return random.uniform(draws++); }
+};
+
+/// Up to eight nodes, a chain with some edges that skip, up to four choices, costs that tie now and then.
+SearchProblem random_problem(Dice& dice) {
+  SearchProblem problem;
+  const int nodes = 1 + dice.below(8);
+  const auto cost = [&] { return dice.below(3) == 0 ? static_cast<double>(dice.below(4)) : 10 * dice.uniform(); };
+  for (int i = 0; i < nodes; ++i) {
+    problem.cost.emplace_back();
+    problem.memory.emplace_back();
+    for (int c = 1 + dice.below(4); c > 0; --c) {
+      problem.cost.back().push_back(cost());
+      problem.memory.back().push_back(1 + 9 * dice.uniform());
+    }
+  }
+  for (int b = 1; b < nodes; ++b) {
+    for (int a = 0; a < b; ++a) {
+      if (a + 1 != b && dice.below(4) != 0) continue;
+      PairCost pair{a, b, {}};
+      for (std::size_t i = 0; i < problem.cost[std::size_t(a)].size() * problem.cost[std::size_t(b)].size(); ++i)
+        pair.cost.push_back(cost());
+      problem.pairs.push_back(std::move(pair));
+    }
+  }
+  return problem;
+}
+
+TEST(Elimination, EqualsBruteForceOnRandomGraphsInAnyOrder) {
+  Dice dice(1);
+  for (int round = 0; round < 500; ++round) {
+    const SearchProblem problem = random_problem(dice);
+    const auto best = brute_force(problem);
+    ASSERT_TRUE(best);
+    const Elimination found = eliminate(problem);
+    ASSERT_NEAR(found.cost, best->cost, 1e-9) << round;
+    ASSERT_NEAR(cost_of(problem, found.assignment), found.cost, 1e-12);
+    std::vector<int> order(problem.cost.size());
+    std::iota(order.begin(), order.end(), 0);
+    for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[std::size_t(dice.below(int(i)))]);
+    ASSERT_NEAR(eliminate(problem, order).cost, best->cost, 1e-9) << round;
+  }
+}
+
+TEST(Elimination, TakesTheLeastIndexAmongEqualsAndRefusesTablesThatAreTooLarge) {
+  SearchProblem problem;
+  problem.cost = {{1, 1, 1}, {2, 2}};
+  problem.pairs = {{0, 1, {0, 0, 0, 0, 0, 0}}};
+  EXPECT_EQ(eliminate(problem).assignment, (Assignment{0, 0}));
+  EXPECT_THROW(eliminate(problem, {}, 5), ConfigError);
+  EXPECT_FALSE(brute_force(problem, 5));
+}
+
+TEST(LimitedSearch, EqualsBruteForceUnderMemoryLimitsAndProvesIt) {
+  Dice dice(2);
+  int bound_by_memory = 0, impossible = 0;
+  for (int round = 0; round < 150; ++round) {
+    const SearchProblem problem = random_problem(dice);
+    double least = 0, most = 0;
+    for (const auto& memory : problem.memory) {
+      least += *std::ranges::min_element(memory);
+      most += *std::ranges::max_element(memory);
+    }
+    const double limit = least + (most - least) * (1.2 * dice.uniform() - 0.1);
+    double best = std::numeric_limits<double>::infinity();
+    Assignment tried(problem.cost.size(), 0);
+    for (bool more = true; more;) {
+      if (memory_of(problem, tried) <= limit) best = std::min(best, cost_of(problem, tried));
+      std::size_t i = tried.size();
+      while (i > 0 && ++tried[i - 1] == static_cast<int>(problem.cost[i - 1].size())) tried[--i] = 0;
+      more = i > 0;
+    }
+    const Limited found =
+        solve_limited(problem, {.memory_bytes = limit, .enumerate_below = round % 2 == 0 ? 30.0 : 1e5});
+    ASSERT_TRUE(found.proven) << round;
+    ASSERT_EQ(found.assignment.has_value(), std::isfinite(best)) << round;
+    if (!found.assignment) {
+      ++impossible;
+      continue;
+    }
+    ASSERT_NEAR(found.cost, best, 1e-8 * std::max(1.0, best)) << round;
+    ASSERT_LE(memory_of(problem, *found.assignment), limit);
+    bound_by_memory += best > eliminate(problem).cost + 1e-9;
+  }
+  EXPECT_GT(bound_by_memory, 25);
+  EXPECT_GT(impossible, 2);
+}
+
+TEST(LimitedSearch, AtItsTimeLimitReturnsWhatItHasAndAGap) {
+  Dice dice(3);
+  SearchProblem problem = random_problem(dice);
+  while (problem.cost.size() < 8) problem = random_problem(dice);
+  double middle = 0;
+  for (const auto& memory : problem.memory) middle += (memory.front() + memory.back()) / 2;
+  const Limited found = solve_limited(problem, {.memory_bytes = middle, .seconds = 0, .enumerate_below = 0});
+  EXPECT_LE(found.bound, found.cost);
+}
+
+/// A cluster of the papers' time: nodes of four P100, 15 GB/s between them.
+cost::Hardware hardware() {
+  cost::Hardware hardware;
+  hardware.device.name = "P100";
+  hardware.device.fp32_tflops = 9.3;
+  hardware.device.memory_gib = 16;
+  hardware.device.memory_gb_per_s = 732;
+  hardware.cluster.gpus_per_node = 4;
+  hardware.cluster.link = {.kind = "nvlink", .gb_per_s = 15};
+  hardware.cluster.network = {.kind = "infiniband", .gb_per_s = 12};
+  return hardware;
+}
+
+TEST(CostTable, OfAnAssignmentIsTheTimeOfItsLowering) {
+  const layout::Mesh mesh = layout::parse_mesh("a=2 b=2");
+  const Pricing pricing(hardware(), mesh);
+  const Graph graphs[] = {
+      with_backward(alexnet({.batch = 32, .size = 96, .classes = 16, .width = 8})),
+      with_backward(resnet(14, 1, {.batch = 8, .size = 64, .classes = 8, .width = 8})),
+      with_backward(lstm_language_model({.batch = 8, .steps = 3, .hidden = 16, .vocab = 32})),
+      with_backward(
+          gpt("gpt", {.batch = 4, .seq_len = 16, .layers = 2, .hidden = 16, .heads = 4, .vocab = 32, .positions = 16})),
+      with_backward(moe({.groups = 4, .tokens = 8, .hidden = 8, .heads = 2, .ffn = 16, .experts = 4}))};
+  Dice dice(4);
+  for (const Graph& both : graphs) {
+    const GraphProblem problem = make_problem(both, pricing, {.canonical = false, .reduced = true});
+    for (int round = 0; round < 40; ++round) {
+      Assignment assignment;
+      for (const auto& choices : problem.choices) assignment.push_back(dice.below(static_cast<int>(choices.size())));
+      const Strategy strategy = problem.strategy_of(both, assignment);
+      ASSERT_THAT(find_problems(both, strategy), IsEmpty()) << both.name;
+      const double seconds = price(both, lower(both, strategy), pricing).seconds;
+      ASSERT_NEAR(cost_of(problem.problem, assignment), seconds, 1e-9 * seconds) << both.name;
+    }
+  }
+}
+
+/// Parts of a dimension in a strategy.
+int parts(const Graph& both, const Strategy& strategy, const std::string& op, int dim) {
+  int product = 1;
+  const Split& split = strategy.splits[static_cast<std::size_t>(both.find_op(op))];
+  for (std::size_t axis = 0; axis < split.size(); ++axis) {
+    if (split[axis] == dim) product *= strategy.mesh.axes()[axis].size;
+  }
+  return product;
+}
+
+TEST(OptCnn, SplitsFullyConnectedLayersByChannelAndConvolutionsBySample) {
+  for (const char* name : {"alexnet", "vgg16"}) {
+    for (const int devices : {4, 16}) {
+      const Graph both = with_backward(build_model(name, 32 * devices));
+      const Pricing pricing(hardware(), factored_mesh(devices));
+      const Found best = *search("optcnn", both, pricing, {});
+      const Found trick = *search("one-weird-trick", both, pricing, {}),
+                  data = *search("data-parallel", both, pricing, {});
+      EXPECT_LE(best.cost.seconds, trick.cost.seconds * (1 + 1e-9)) << name << devices;
+      EXPECT_LE(trick.cost.seconds, data.cost.seconds) << name << devices;
+      EXPECT_NEAR(best.cost.seconds, *best.bound, 1e-9 * best.cost.seconds);
+      const int samples = sample_dim(both);
+      for (std::size_t i = 0; i < best.strategy.splits.size(); ++i) {
+        const Op& op = both.ops[i];
+        if (op.kind != OpKind::kConvolution) continue;
+        EXPECT_EQ(parts(both, best.strategy, op.name, both.tensor(op.outputs[0]).dims[1]), 1) << name << " " << op.name;
+      }
+      for (const char* layer : {"fc6", "fc7"}) {
+        const int channels = both.find_dim(std::string(layer) + ".out");
+        const int by_channel = parts(both, best.strategy, layer, channels);
+        EXPECT_GE(by_channel, 4) << name << " on " << devices << ": " << layer;
+        EXPECT_GE(by_channel, parts(both, best.strategy, layer, samples)) << name << " on " << devices << ": " << layer;
+      }
+    }
+  }
+}
+
+TEST(Search, NoMethodBeatsTheExactOneInItsSpaceAndAllOfThemRun) {
+  const Graph both = with_backward(resnet(14, 1, {.batch = 32, .size = 64, .classes = 16, .width = 4}));
+  const Pricing pricing(hardware(), factored_mesh(4));
+  const SearchLimits limits{.memory_bytes = 16e9, .seconds = 20};
+  const Found exact = *search("optcnn", both, pricing, limits);
+  for (const std::string& method : search_methods()) {
+    const auto found = search(method, both, pricing, limits);
+    if (!found) continue;
+    EXPECT_THAT(find_problems(both, found->strategy), IsEmpty()) << method;
+    EXPECT_GT(found->cost.seconds, 0);
+    const bool in_space = method.ends_with("parallel") || method == "one-weird-trick";
+    EXPECT_GE(found->cost.seconds, in_space ? exact.cost.seconds * (1 - 1e-9) : 0) << method;
+    EXPECT_EQ(parse_strategy(both, to_text(both, found->strategy), "text"), found->strategy);
+  }
+  EXPECT_FALSE(search("megatron", both, pricing, limits)) << "it has no heads";
+  EXPECT_THROW(search("optcn", both, pricing, limits), ConfigError);
+}
+
+TEST(Search, AlpaOnATransformerIsAtLeastAsFastAsMegatron) {
+  const Graph both = with_backward(gpt(
+      "gpt", {.batch = 8, .seq_len = 256, .layers = 2, .hidden = 512, .heads = 8, .vocab = 1024, .positions = 256}));
+  const Pricing pricing(hardware(), factored_mesh(4));
+  const SearchLimits limits{.memory_bytes = 16e9, .seconds = 20};
+  const Found ours = *search("alpa-intra", both, pricing, limits), theirs = *search("megatron", both, pricing, limits);
+  EXPECT_LE(ours.cost.seconds, theirs.cost.seconds * (1 + 1e-9));
+  const std::vector<Difference> why = differences(both, pricing, ours.strategy, theirs.strategy);
+  double sum = 0;
+  for (const Difference& difference : why) sum += difference.seconds;
+  EXPECT_GE(sum, 0);
+}
+
+TEST(Tofu, StepsOnASmallNetReachTheFlatOptimum) {
+  const Graph both = with_backward(alexnet({.batch = 16, .size = 64, .classes = 16, .width = 16}));
+  const Pricing pricing(hardware(), factored_mesh(4));
+  const std::vector<TofuStep> steps = tofu_steps(both, pricing);
+  ASSERT_EQ(steps.size(), 2U);
+  const GraphProblem flat = make_problem(both, pricing, {.canonical = false, .reduced = true});
+  const double best = eliminate(flat.problem).cost;
+  const double found = price(both, lower(both, steps.back().strategy), pricing).seconds;
+  EXPECT_GE(found, best * (1 - 1e-9));
+  EXPECT_LE(found, best * 1.05) << "the recursion is greedy: Tofu's theorem is for costs without latency";
+}
+
+}  // namespace
+}  // namespace trireme::plan::graph

@@ -1,0 +1,58 @@
+#include "trireme/plan/makespan.h"
+
+#include <gtest/gtest.h>
+
+#include "trireme/schedule/builders.h"
+#include "trireme/schedule/replay.h"
+
+namespace trireme::plan {
+namespace {
+
+/// Chunks that differ, and recomputation.
+std::vector<schedule::Times> unlike(int chunks) {
+  std::vector<schedule::Times> times;
+  for (int chunk = 0; chunk < chunks; ++chunk)
+    times.push_back({.forward = 1 + 0.1 * (chunk % 3),
+                     .backward_input = 1.2 + 0.3 * (chunk == chunks - 1),
+                     .backward_weight = 0.7,
+                     .recompute = 0.9});
+  return times;
+}
+
+/// As schedule::replay() times the table with all of its transfers.
+double by_replay(const schedule::Schedule& table, const std::vector<schedule::Times>& chunks, double link) {
+  schedule::ReplayOptions options{.times = {.link = link}};
+  options.time_of = [&](int, const schedule::Instruction& it) {
+    if (it.op > schedule::Op::kForwardBackward) return 0.0;
+    const schedule::Times& times = chunks[static_cast<std::size_t>(it.chunk)];
+    if (it.op != schedule::Op::kForwardBackward) return times.of(it.op);
+    return times.forward + chunks[static_cast<std::size_t>(it.back_chunk)].backward();
+  };
+  return schedule::replay(table, options).makespan;
+}
+
+TEST(Makespan, OfEveryKindIsWhatAReplaySays) {
+  int seen = 0;
+  for (const schedule::Kind& kind : schedule::kinds()) {
+    for (const int ranks : {2, 4, 7, 8}) {
+      for (const int micros : {1, 2, ranks, 2 * ranks, 5 * ranks}) {
+        for (const bool recompute : {false, true}) {
+          const schedule::Shape shape{
+              .ranks = ranks, .micros = micros, .chunks_per_rank = kind.default_chunks, .recompute = recompute};
+          if (!kind.refuses(shape).empty()) continue;
+          const schedule::Schedule table = schedule::build(kind.name, shape);
+          const std::vector<schedule::Times> chunks = unlike(table.chunks());
+          for (const double link : {0.0, 0.05, 0.8, 3.0}) {
+            EXPECT_DOUBLE_EQ(makespan(table, chunks, link), by_replay(table, chunks, link))
+                << kind.name << " " << ranks << " ranks " << micros << " micros, link " << link;
+            ++seen;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(seen, 1000);
+}
+
+}  // namespace
+}  // namespace trireme::plan
