@@ -125,6 +125,7 @@ TEST(Quantities, PrintedForReadingHaveThreeDigits) {
   EXPECT_EQ(short_bytes(1024.0 * 1024 - 1), "1.00 MiB");
   EXPECT_EQ(short_count(12'345), "12.3k");
   EXPECT_EQ(short_count(999), "999");
+  EXPECT_EQ(short_count(405.9e9), "406B");
   EXPECT_EQ(short_bandwidth(11.234e9), "11.2 GB/s");
   EXPECT_EQ(short_seconds(3.21e-6), "3.21 us");
   EXPECT_EQ(short_seconds(0.9999), "1.00 s");

@@ -95,6 +95,21 @@ TEST(PublishedConfig, AWindowLeftOutAndOneOfNullAreNotTheSame) {
   EXPECT_EQ(spec::window_of(shape_from(text), 5), 32768) << "layer by layer beats the number";
 }
 
+TEST(PublishedConfig, OfYarnAndDynamicRopeIsTheReferences) {
+  const auto rotary = [](const std::string& scaling) {
+    return shape_from(mistral(R"(, "max_position_embeddings": 64, "rope_scaling": )" + scaling)).rotary;
+  };
+  // Both together say the magnitude of cosines and sines; one of them says nothing.
+  const spec::Rotary both = rotary(R"({"rope_type": "yarn", "factor": 4, "mscale": 2, "mscale_all_dim": 0.5})");
+  EXPECT_NEAR(spec::yarn_magnitude(both), (0.2 * std::log(4.0) + 1) / (0.05 * std::log(4.0) + 1), 1e-15);
+  EXPECT_DOUBLE_EQ(spec::rotary_score_factor(both), 1) << "DeepSeek's attention alone scales its scores";
+  const spec::Rotary one = rotary(R"({"rope_type": "yarn", "factor": 4, "mscale": 2})");
+  EXPECT_NEAR(spec::yarn_magnitude(one), 0.1 * std::log(4.0) + 1, 1e-15);
+  const spec::Rotary dynamic = rotary(R"({"type": "dynamic", "factor": 2})");
+  EXPECT_EQ(dynamic.scaling, spec::RotaryScaling::kDynamic);
+  EXPECT_EQ(dynamic.original_positions, 64);
+}
+
 TEST(PublishedConfig, WhatWeDoNotComputeIsRefusedByName) {
   struct Case {
     std::string text;
@@ -115,7 +130,6 @@ TEST(PublishedConfig, WhatWeDoNotComputeIsRefusedByName) {
            {bert + R"("position_embedding_type": "relative_key"})", {"position_embedding_type", "relative_key"}},
            {bert + R"("is_decoder": true})", {"is_decoder is true"}},
            {mistral(R"(, "rope_scaling": {"rope_type": "longrope", "factor": 2})"), {"rope_type", "longrope", "yarn"}},
-           {mistral(R"(, "rope_scaling": {"rope_type": "yarn", "factor": 2, "mscale": 1})"), {"mscale"}},
            {mistral(R"(, "rope_scaling": {"rope_type": "linear"})"), {"rope_scaling.factor", "missing"}},
            {mistral(R"(, "partial_rotary_factor": 0.5)"), {"partial_rotary_factor is 0.5"}},
        }) {

@@ -127,6 +127,7 @@ inline spec::ModelShape tiny_shape(spec::Family family) {
   shape.num_kv_heads = shape.num_kv_heads == spec::family_shape(family).num_heads ? 4 : 2;
   if (shape.num_encoder_layers > 0) shape.num_encoder_layers = 2;
   if (shape.window > 0) shape.window = 5;
+  if (shape.mla.used()) shape.mla = {.q_lora_rank = 14, .kv_lora_rank = 10, .qk_rope_head_dim = 4, .v_head_dim = 5};
   shape.dropout = shape.attention_dropout = shape.label_smoothing = 0;
   return shape;
 }

@@ -36,12 +36,13 @@ struct Outcome {
   std::map<std::string, at::Tensor> gradients;
 };
 
-Outcome run(const spec::ModelShape& shape, const Recompute& recompute, bool deferred, nn::Precision precision) {
+Outcome run(const spec::ModelShape& shape, const Recompute& recompute, bool deferred, nn::Precision precision,
+            double gradient_scale = 1.0 / 26) {
   const auto model = build(shape, {.recompute = recompute});
   fill(*model, precision);
   const nn::Tensors ids = inputs_of(shape);
   nn::Context context = context_of(shape, ids);
-  context.gradient_scale = 1.0 / 26;
+  context.gradient_scale = gradient_scale;
   nn::Tape tape;
   Outcome out;
   out.loss = model->forward(ids, context, &tape).item<double>();
@@ -182,6 +183,73 @@ TEST(Precision, SixteenBitsAreNearDouble) {
       EXPECT_NEAR(near.loss, exact.loss, tolerance) << int(family);
     }
   }
+}
+
+/// A micro-batch of a very large batch: as parts of the mean over all its tokens, gradients of logits lie below half of
+/// fp16's smallest number, 2^-24, and vanish (Micikevicius et al. 2017, section 3.2). A scale that is a power of two
+/// brings them back.
+constexpr double kBatchTokens = 67108864, kLossScale = 1048576;  // 2^26, 2^20
+
+TEST(LossScaling, KeepsGradientsThatFp16LosesWithoutIt) {
+  for (const Family family : {Family::kGpt2, Family::kLlama}) {
+    const spec::ModelShape shape = tiny_shape(family);
+    const auto gradients = [&](nn::Precision precision, double scale) {
+      return run(shape, {}, false, precision, scale / kBatchTokens).gradients;
+    };
+    const auto exact = gradients(nn::Precision::kFp64, 1);
+    /// Of the layers' gradients: how many numbers are zero that are none in double, and the relative error of all.
+    const auto compare = [&](const std::map<std::string, at::Tensor>& found, double scale) {
+      double lost = 0, all = 0, error = 0, norm = 0;
+      for (const auto& [name, gradient] : exact) {
+        if (!name.starts_with("layers.")) continue;
+        const at::Tensor unscaled = found.at(name).to(at::kDouble) / scale;
+        lost += ((unscaled == 0) & (gradient != 0)).sum().item<double>();
+        all += static_cast<double>(gradient.numel());
+        error += (unscaled - gradient).pow(2).sum().item<double>();
+        norm += gradient.pow(2).sum().item<double>();
+      }
+      return std::pair{lost / all, std::sqrt(error / norm)};
+    };
+    const auto [lost_without, error_without] = compare(gradients(nn::Precision::kFp16, 1), 1);
+    const auto [lost_with, error_with] = compare(gradients(nn::Precision::kFp16, kLossScale), kLossScale);
+    const auto [lost_bf16, error_bf16] = compare(gradients(nn::Precision::kBf16, 1), 1);
+    EXPECT_GT(lost_without, 0.99) << int(family);
+    EXPECT_GT(error_without, 0.99) << int(family);
+    EXPECT_LT(lost_with, 0.01) << int(family);
+    EXPECT_LT(error_with, 0.01) << int(family);
+    EXPECT_LT(lost_bf16, 0.01) << "bf16 has the range of fp32: no scale";
+    EXPECT_LT(error_bf16, 0.06) << int(family);
+  }
+}
+
+TEST(LossScaling, TrainsFp16AsFp32WhereUnscaledItDoesNot) {
+  const auto loss_after = [](nn::Precision precision, double scale) {
+    spec::ModelShape shape = tiny_shape(Family::kLlama);
+    shape.dropout = 0;
+    const auto model = build(shape);
+    nn::initialise(model->params, precision, 1);
+    const nn::Tensors ids = inputs_of(shape);
+    nn::Context context = context_of(shape, ids);
+    context.gradient_scale = scale / kBatchTokens;
+    double loss = 0;
+    for (int step = 0; step <= 60; ++step) {
+      nn::zero_grad(model->params);
+      context.losses.clear();
+      nn::Tape tape;
+      model->forward(ids, context, &tape);
+      model->backward(context, tape);
+      loss = context.losses.at(0).sum / 26;
+      for (nn::Param& param : model->params) {
+        param.master.sub_(param.gradient, 0.1 * kBatchTokens / 26 / scale);
+        nn::publish(param);
+      }
+    }
+    return loss;
+  };
+  const double exact = loss_after(nn::Precision::kFp32, 1), with = loss_after(nn::Precision::kFp16, kLossScale),
+               without = loss_after(nn::Precision::kFp16, 1);
+  EXPECT_NEAR(with, exact, 0.03 * exact);
+  EXPECT_GT(without, 1.2 * exact);
 }
 
 TEST(Training, AFewStepsOfDescentLowerTheLoss) {

@@ -7,6 +7,7 @@
 #include "trireme/base/random.h"
 #include "trireme/nn/attention.h"
 #include "trireme/nn/block.h"
+#include "trireme/nn/latent_attention.h"
 #include "trireme/nn/mlp.h"
 #include "trireme/nn/recompute.h"
 
@@ -14,6 +15,7 @@ namespace trireme::nn {
 namespace {
 
 constexpr Init kNormal{Init::Kind::kNormal, 1};
+constexpr double kLatentScale = 0.45;  // no 1 / sqrt of anything: YaRN changes it
 
 Linear linear(Params& params, const std::string& name, std::int64_t in, std::int64_t out, bool bias = true) {
   Param& weight = params.add(name + ".weight", {out, in}, {Init::Kind::kNormal, 1 / std::sqrt(double(in))}, true);
@@ -197,6 +199,63 @@ LayerCase cross_case(const CaseSizes& s) {
   return out;
 }
 
+/// Sizes of latent attention that follow from a layer's: ranks that differ from each other and from heads.
+struct LatentCase {
+  std::int64_t q_rank = 0;  // 0: queries from x
+  bool documents = false, recompute = false;
+};
+
+LayerCase latent_case(const std::string& name, const CaseSizes& s, LatentCase f) {
+  const LatentSizes sizes{
+      .kv_rank = s.hidden_size / 2, .nope_size = s.head_dim, .rope_size = 4, .value_size = s.head_dim - 1};
+  const std::int64_t heads = s.num_heads;
+  LayerCase out{.name = name, .inputs = {{s.batch, s.sequence, s.hidden_size}}};
+  out.build = [=](Params& params) {
+    std::optional<LatentProjections::Down> q_down;
+    if (f.q_rank > 0) {
+      const Linear down = linear(params, "a.q_down", s.hidden_size, f.q_rank, false);
+      q_down.emplace(LatentProjections::Down{down, norm(params, "a.q_norm", f.q_rank, kernels::NormKind::kRms)});
+    }
+    const Linear q_up =
+        linear(params, "a.q_up", f.q_rank > 0 ? f.q_rank : s.hidden_size, heads * sizes.key_size(), false);
+    const Linear kv_down = linear(params, "a.kv_down", s.hidden_size, sizes.kv_rank + sizes.rope_size, false);
+    const Norm kv_norm = norm(params, "a.kv_norm", sizes.kv_rank, kernels::NormKind::kRms);
+    const Linear kv_up = linear(params, "a.kv_up", sizes.kv_rank, heads * (sizes.nope_size + sizes.value_size), false);
+    const Linear to_x = linear(params, "a.out", heads * sizes.value_size, s.hidden_size, false);
+    AttentionShape shape{
+        .name = "a", .num_heads = heads, .num_kv_heads = heads, .head_dim = sizes.key_size(), .scale = kLatentScale};
+    shape.recompute_core = f.recompute;
+    return std::make_unique<LatentAttention>(shape, sizes,
+                                             LatentProjections{std::move(q_down), q_up, kv_down, kv_norm, kv_up, to_x},
+                                             std::make_shared<RotaryTable>(spec::Rotary{.base = 100}, sizes.rope_size));
+  };
+  out.oracle = [=](const Tensors& in, const NamedWeights& weights, const Context& context) {
+    const at::Tensor& x = in[0];
+    const auto by_heads = [&](const at::Tensor& wide) { return wide.view({x.size(0), x.size(1), heads, -1}); };
+    const at::Tensor& positions = context.sequence.positions;
+    at::Tensor latent = x;
+    if (f.q_rank > 0) latent = dense_norm(dense_linear(x, weights, "a.q_down"), weights, "a.q_norm");
+    const at::Tensor q = by_heads(dense_linear(latent, weights, "a.q_up"));
+    const at::Tensor both = dense_linear(x, weights, "a.kv_down");
+    const at::Tensor kv =
+        by_heads(dense_linear(dense_norm(both.narrow(2, 0, sizes.kv_rank), weights, "a.kv_norm"), weights, "a.kv_up"));
+    const at::Tensor shared =
+        dense_interleaved_rotary(both.narrow(2, sizes.kv_rank, sizes.rope_size).unsqueeze(2), positions, 100);
+    const at::Tensor queries =
+        at::cat({q.narrow(3, 0, sizes.nope_size),
+                 dense_interleaved_rotary(q.narrow(3, sizes.nope_size, sizes.rope_size), positions, 100)},
+                3);
+    const at::Tensor keys =
+        at::cat({kv.narrow(3, 0, sizes.nope_size), shared.expand({x.size(0), x.size(1), heads, sizes.rope_size})}, 3);
+    DenseMask mask{.query_documents = context.sequence.documents, .key_documents = context.sequence.documents};
+    mask.scale = kLatentScale;
+    const at::Tensor y = dense_attention(queries, keys, kv.narrow(3, sizes.nope_size, sizes.value_size), mask);
+    return dense_linear(y.reshape({x.size(0), x.size(1), -1}), weights, "a.out");
+  };
+  if (f.documents) out.prepare = pack_documents;
+  return out;
+}
+
 }  // namespace
 
 at::Tensor dense_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const DenseMask& mask) {
@@ -204,7 +263,8 @@ at::Tensor dense_attention(const at::Tensor& q, const at::Tensor& k, const at::T
   const at::Tensor queries = q.transpose(1, 2);
   const at::Tensor keys = k.transpose(1, 2).repeat_interleave(group, 1),
                    values = v.transpose(1, 2).repeat_interleave(group, 1);
-  at::Tensor scores = at::matmul(queries, keys.transpose(2, 3)) / std::sqrt(static_cast<double>(q.size(3)));
+  const double scale = mask.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
+  at::Tensor scores = at::matmul(queries, keys.transpose(2, 3)) * scale;
   const at::Tensor rows = at::arange(q.size(1)).unsqueeze(1), columns = at::arange(k.size(1)).unsqueeze(0);
   at::Tensor hidden = at::zeros({q.size(0), 1, q.size(1), k.size(1)}, at::kBool);
   if (mask.causal) hidden = hidden | columns.gt(rows);
@@ -223,6 +283,12 @@ at::Tensor dense_rotary(const at::Tensor& x, const at::Tensor& positions, double
   const at::Tensor angles = (positions.to(at::kDouble).unsqueeze(-1) * inverse).unsqueeze(2).to(x.scalar_type());
   const at::Tensor a = x.narrow(-1, 0, half), b = x.narrow(-1, half, half);
   return at::cat({a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()}, -1);
+}
+
+at::Tensor dense_interleaved_rotary(const at::Tensor& x, const at::Tensor& positions, double base) {
+  const std::int64_t half = x.size(-1) / 2;
+  const at::Tensor halves = x.unflatten(-1, {half, 2}).transpose(-1, -2).flatten(-2);
+  return dense_rotary(halves, positions, base).unflatten(-1, {2, half}).transpose(-1, -2).flatten(-2);
 }
 
 std::vector<LayerCase> layer_cases(const CaseSizes& s) {
@@ -272,6 +338,9 @@ std::vector<LayerCase> layer_cases(const CaseSizes& s) {
       attention_case("attention_head_norms", s, with(grouped, [](auto& f) { f.head_norms = f.rotary = true; })));
   cases.push_back(
       attention_case("attention_documents", s, with(grouped, [](auto& f) { f.documents = f.rotary = true; })));
+  cases.push_back(latent_case("latent_attention", s, {.q_rank = s.hidden_size - 5}));
+  cases.push_back(latent_case("latent_attention_direct_queries", s, {.documents = true}));
+  cases.push_back(latent_case("latent_attention_recomputed", s, {.q_rank = s.hidden_size - 5, .recompute = true}));
   cases.push_back(cross_case(s));
   cases.push_back(block_case("block_gpt2", s, full, NormKind::kLayer, false, true));
   cases.push_back(

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,14 +40,17 @@ void fill_weights(Params& params, Precision precision);
 Tensors case_inputs(const LayerCase& layer_case, at::ScalarType type);
 Context case_context(const LayerCase& layer_case);
 
-/// softmax(scale q k^T + mask) v with whole matrices; q [b, s, h, d], k and v [b, t, g, d].
+/// softmax(scale q k^T + mask) v with whole matrices; q [b, s, h, d], k [b, t, g, d], v [b, t, g, any].
 struct DenseMask {
   bool causal = true;
   std::int64_t window = 0;
   at::Tensor query_documents, key_documents;
+  std::optional<double> scale = {};  ///< unset: 1 / sqrt(d)
 };
 at::Tensor dense_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const DenseMask& mask);
 /// Llama's rotation, from angles computed here.
 at::Tensor dense_rotary(const at::Tensor& x, const at::Tensor& positions, double base);
+/// The same on pairs of neighbours, as the paper and DeepSeek have it.
+at::Tensor dense_interleaved_rotary(const at::Tensor& x, const at::Tensor& positions, double base);
 
 }  // namespace trireme::nn

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/nn/layer_cases.h"
+#include "trireme/comm/rank.h"
 
 namespace trireme::nn {
 namespace {
@@ -74,7 +75,9 @@ TEST(Recompute, EveryKindGivesTheSameBits) {
     for (const Recompute recompute : {Recompute{RecomputeKind::kFull},
                                       {RecomputeKind::kEvery, 1},
                                       {RecomputeKind::kEvery, 3},
-                                      {RecomputeKind::kSqrt}}) {
+                                      {RecomputeKind::kSqrt},
+                                      {RecomputeKind::kRecursive},
+                                      {.kind = RecomputeKind::kBudget, .block = {10, 1, 1}, .budget = 26}}) {
       const Outcome again = run(recompute, deferred);
       EXPECT_TRUE(at::equal(plain.y, again.y));
       EXPECT_TRUE(at::equal(plain.dx, again.dx));
@@ -95,6 +98,27 @@ TEST(Recompute, KeepsLessTheMoreIsMadeAgain) {
   const std::int64_t input = 2 * 13 * 24 * 2;  // batch x sequence x width, bfloat16
   EXPECT_EQ(full, 9 * input);
   EXPECT_EQ(root, 3 * input);
+}
+
+/// Ranks with the same inputs keep a part each, whether or not they divide: the same bits in less memory (ZeRO-R).
+TEST(Recompute, SharesOutWhatIsKept) {
+  for (const int ranks : {2, 5}) {
+    comm::run_ranks(ranks, [&](comm::Rank& rank) {
+      for (const RecomputeKind kind : {RecomputeKind::kFull, RecomputeKind::kEvery, RecomputeKind::kSqrt}) {
+        const Outcome whole = run({.kind = kind}, false);
+        const Outcome shared = run({.kind = kind, .partition = &rank.world()}, false);
+        EXPECT_TRUE(at::equal(shared.y, whole.y));
+        EXPECT_TRUE(at::equal(shared.dx, whole.dx));
+        for (std::size_t i = 0; i < whole.gradients.size(); ++i)
+          EXPECT_TRUE(at::equal(shared.gradients[i], whole.gradients[i])) << i;
+        EXPECT_LT(shared.bytes, whole.bytes);
+        if (kind != RecomputeKind::kEvery) {
+          EXPECT_NEAR(static_cast<double>(shared.bytes), static_cast<double>(whole.bytes) / ranks,
+                      0.01 * static_cast<double>(whole.bytes));
+        }
+      }
+    });
+  }
 }
 
 }  // namespace

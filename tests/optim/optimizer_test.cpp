@@ -42,6 +42,8 @@ const std::vector<Case>& cases() {
       {"Adam", {.kind = OptimizerKind::kAdam, .weight_decay = 0.1}},
       {"Adamw", {.kind = OptimizerKind::kAdamw, .weight_decay = 0.1, .beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-5}},
       {"Lamb", {.kind = OptimizerKind::kLamb, .weight_decay = 0.01}},
+      {"LambWithBounds",
+       {.kind = OptimizerKind::kLamb, .weight_decay = 0.01, .weight_norm_min = 0.5, .weight_norm_max = 2}},
       {"Lars", {.kind = OptimizerKind::kLars, .weight_decay = 0.02, .trust = 0.01}},
       {"LarsWithoutMomentum", {.kind = OptimizerKind::kLars, .weight_decay = 0.02, .momentum = 0, .trust = 0.5}},
       {"Groups",
@@ -342,6 +344,31 @@ TEST(Lamb, MovesEveryMatrixByItsRateTimesItsLength) {  // algorithm 2: |w' - w| 
     for (std::size_t i = 0; i < change.size(); ++i) change[i] -= before[name][i];
     EXPECT_NEAR(norm(change), 0.02 * norm(before[name]), 1e-12) << name;
   }
+}
+
+/// phi(|w|) is |w| inside its bounds and the bound outside, from all zeros, too.
+TEST(Lamb, ClipsTheWeightNorm) {
+  const auto moved = [](double value, double low, std::optional<double> high) {
+    nn::Params params;
+    nn::Param& param = params.add("w", {4, 4}, {}, true);
+    nn::initialise(params, nn::Precision::kFp64, kSeed);
+    param.master.fill_(value);  // of norm 4 times that
+    const auto optimizer =
+        make_optimizer({.kind = OptimizerKind::kLamb, .weight_norm_min = low, .weight_norm_max = high}, params);
+    set_gradients(params, kSeed, 1);
+    const Numbers before = to_numbers(param.master);
+    optimizer->step({.learning_rate = 0.02});
+    Numbers change = to_numbers(param.master);
+    for (std::size_t i = 0; i < change.size(); ++i) change[i] -= before[i];
+    return norm(change) / 0.02;
+  };
+  EXPECT_NEAR(moved(0.5, 0, {}), 2, 1e-12);
+  EXPECT_NEAR(moved(0.5, 1, 3), 2, 1e-12) << "inside";
+  EXPECT_NEAR(moved(0.5, 3, {}), 3, 1e-12);
+  EXPECT_NEAR(moved(0.5, 0, 1.5), 1.5, 1e-12);
+  EXPECT_NEAR(moved(0, 0.25, {}), 0.25, 1e-12) << "zeros have the lower bound";
+  EXPECT_NEAR(moved(0, 0, {}), std::sqrt(15), 1e-3) << "and without one the ratio 1: Adam's first step is 1 for each "
+                                                       "of the 15 whose gradient is not 0";
 }
 
 TEST(Lars, DoesNotDependOnTheGradientsLength) {

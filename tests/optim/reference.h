@@ -71,7 +71,10 @@ inline void plain_step(const spec::OptimConfig& optim, PlainParam& p, const Numb
     }
   }
   if (optim.kind == Kind::kLamb) {
-    const double length = norm(u), ratio = p.adapts && weight > 0 && length > 0 ? weight / length : 1;
+    double phi = weight;
+    if (phi < optim.weight_norm_min) phi = optim.weight_norm_min;
+    if (optim.weight_norm_max && phi > *optim.weight_norm_max) phi = *optim.weight_norm_max;
+    const double length = norm(u), ratio = p.adapts && phi > 0 && length > 0 ? phi / length : 1;
     for (std::size_t i = 0; i < n; ++i) p.w[i] -= lr * ratio * u[i];
   }
 }

@@ -56,6 +56,16 @@ TEST(BucketPlan, FillsBucketsInTheOrderOfBackward) {
               ElementsAre("e", "d", "c", "b", "a"));
 }
 
+/// It is on its way while backward has hardly begun (PyTorch DDP: 1 MB, then 25).
+TEST(BucketPlan, TheFirstBucketMayBeSmaller) {
+  Vectors vectors{16, 16, 16, 16, 16, 16};
+  const std::int64_t two = 2 * 16 * 4;
+  EXPECT_THAT(names_in(vectors.plan({.bucket_bytes = 2 * two, .first_bucket_bytes = 1})),
+              ElementsAre("f", "edcb", "a"));
+  EXPECT_THAT(names_in(vectors.plan({.bucket_bytes = 2 * two, .first_bucket_bytes = two})), ElementsAre("fe", "dcba"));
+  EXPECT_THAT(names_in(vectors.plan({.bucket_bytes = 0, .first_bucket_bytes = two})), ElementsAre("fe", "dcba"));
+}
+
 TEST(BucketPlan, KeepsApartWhatIsNotCompleteOrNeededTogether) {
   Vectors vectors{16, 16, 16, 16};
   EXPECT_THAT(names_in(vectors.plan({.bucket_bytes = 0}, {"c"})), ElementsAre("c", "dba"));

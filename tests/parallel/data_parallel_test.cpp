@@ -7,6 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "tests/parallel/support.h"
 #include "trireme/base/error.h"
 
@@ -117,6 +119,71 @@ TEST(DataParallel, NameWhatHasNoGradientInsteadOfHanging) {
     } catch (const ConfigError& error) {
       EXPECT_THAT(error.message(), testing::HasSubstr("gradient to c"));
     }
+  }
+}
+
+/// With find_unused a branch that one rank did not take adds nothing; what nobody took is left as it is, moments too.
+TEST(DataParallel, FindsWhatNobodyUsed) {
+  for (const int zero : {0, 1}) {
+    comm::run_ranks(3, [&](comm::Rank& rank) {
+      Copies copies(rank, {.zero = zero, .bucket_bytes = 900, .find_unused = true});
+      const auto optimizer = optim::make_optimizer({.kind = spec::OptimizerKind::kAdamw, .weight_decay = 0.5},
+                                                   copies.data_parallel->owned());
+      for (int step = 0; step < 3; ++step) {
+        const bool all = step == 1;
+        copies.data_parallel->begin_micro(true);
+        copies.add("d", 1);
+        if (rank.rank() == 1 || all) copies.add("c", 1);
+        if (all) copies.add("b", 1);
+        copies.add("a", 1);
+        copies.data_parallel->finish();
+        std::map<std::string, at::Tensor> before;
+        for (nn::Param& param : copies.data_parallel->owned()) {
+          before[param.name] = param.master.clone();
+          EXPECT_EQ(param.unused, param.name == "b" && !all) << param.name;
+          const double sum = param.name == "b" && !all ? 0 : param.name == "c" && !all ? 1 : 3;
+          EXPECT_TRUE(at::equal(param.gradient, at::full(param.gradient.sizes(), sum))) << param.name;
+        }
+        optimizer->step({.learning_rate = 0.1});
+        copies.data_parallel->updated();
+        copies.data_parallel->wait_for_weights();
+        for (nn::Param& param : copies.data_parallel->owned()) {
+          const bool moved = param.master.numel() > 0 && !at::equal(param.master, before[param.name]);
+          EXPECT_EQ(moved, param.master.numel() > 0 && (param.name != "b" || all)) << param.name << " step " << step;
+        }
+      }
+    });
+  }
+}
+
+TEST(DataParallel, RefusesToFindTheUnusedWithZero2) {
+  try {
+    comm::run_ranks(2, [](comm::Rank& rank) { Copies copies(rank, {.zero = 2, .find_unused = true}); });
+    ADD_FAILURE() << "no error";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.message(), testing::HasSubstr("ZeRO 2"));
+    EXPECT_THAT(error.hint(), testing::HasSubstr("layout.zero = 1"));
+  }
+}
+
+/// Buckets take groups of the same ranks in turn, and are launched in one order on each.
+TEST(DataParallel, BucketsTakeGroupsInTurn) {
+  for (const int zero : {0, 1, 2}) {
+    comm::run_ranks(3, [&](comm::Rank& rank) {
+      Copies copies(rank, {.zero = zero, .bucket_bytes = 1, .reduce_groups = 2});
+      std::vector<comm::Group*> lanes;
+      for (const Bucket& bucket : copies.data_parallel->buckets()) lanes.push_back(bucket.group);
+      ASSERT_EQ(lanes.size(), 4U);
+      EXPECT_TRUE(lanes[0] == lanes[2] && lanes[1] == lanes[3] && lanes[0] != lanes[1]);
+      const std::uint64_t first = lanes[0]->calls(), second = lanes[1]->calls();
+      copies.micro(true, rank.rank());
+      copies.data_parallel->finish();
+      for (const nn::Param& param : copies.data_parallel->owned()) {
+        EXPECT_TRUE(at::equal(param.gradient, at::full(param.gradient.sizes(), 3.0))) << param.name << zero;
+      }
+      EXPECT_EQ(lanes[0]->calls() - first, 2U);
+      EXPECT_EQ(lanes[1]->calls() - second, 2U);
+    });
   }
 }
 

@@ -35,7 +35,7 @@ TEST(Executor, RunsEveryFamilyWithDropout) {
     SCOPED_TRACE(static_cast<int>(family));
     Problem problem = small_problem(family, 4, 4);
     problem.shape.dropout = problem.shape.attention_dropout = family == Family::kLlama ? 0 : 0.1;
-    for (const char* kind : {"1f1b", "zb-v", "dualpipe-v"}) {
+    for (const char* kind : {"1f1b", "zb-v", "dualpipe-v", "chimera-doubling", "chimera-halving"}) {
       const int chunks = schedule::find_kind(kind).default_chunks;
       expect_equal(
           train_serially(problem),
@@ -63,11 +63,22 @@ TEST(Executor, RecomputesTheSameNumbers) {
   }
 }
 
+/// As the paper runs doubled forwards: each micro alone is recomputed before its backward.
+TEST(Executor, RecomputesTheMicrosOfADoubledForwardOneByOne) {
+  for (const char* kind : {"chimera-doubling", "chimera-halving"}) {
+    Problem problem = small_problem(Family::kGpt2, 6, 8);
+    problem.shape.dropout = 0.1;
+    const schedule::Shape shape{.ranks = 4, .micros = 8, .chunks_per_rank = 2, .recompute = true};
+    expect_equal(train_serially(problem), train_as_pipeline(problem, {.table = table_of(kind, shape), .ranks = 4}),
+                 1e-9);
+  }
+}
+
 /// Pipelines side by side: gradients over replicas, over the copies of bidirectional kinds, and of tied embeddings.
 TEST(Executor, ReplicasOfPipelinesEqualTheSerialRun) {
   const Problem problem = small_problem(Family::kGpt2, 5, 8);
   const Outcome serial = train_serially(problem);
-  for (const char* kind : {"1f1b", "zb-h2", "chimera", "dualpipe", "zb-v"}) {
+  for (const char* kind : {"1f1b", "zb-h2", "chimera", "chimera-doubling", "chimera-halving", "dualpipe", "zb-v"}) {
     SCOPED_TRACE(kind);
     const schedule::Shape shape{.ranks = 2, .micros = 4, .chunks_per_rank = schedule::find_kind(kind).default_chunks};
     const Pipelined how{.table = table_of(kind, shape), .ranks = 2, .data_parallel = 2};
@@ -150,7 +161,7 @@ TEST(Executor, RefusesWhatCannotRun) {
   };
   EXPECT_THAT(message(one_f_one_b(3, 3), 2), HasSubstr("is for 3 ranks, but the pipeline has 2"));
   EXPECT_THAT(message(table_of("pipedream", {.ranks = 2, .micros = 1, .steps = 3}), 2),
-              AllOf(HasSubstr("embedding.tokens.weight is on 2 ranks"), HasSubstr("model.tied = false")));
+              AllOf(HasSubstr("embedding.tokens.weight is in 2 stages"), HasSubstr("model.tied = false")));
   schedule::Schedule broken = one_f_one_b(2, 3);
   std::swap(broken.ranks[0][0], broken.ranks[0][2]);
   EXPECT_NE(message(broken, 2), "");

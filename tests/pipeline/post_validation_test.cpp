@@ -74,7 +74,8 @@ Settled train_optimistically(const Problem& problem, const schedule::Schedule& t
 
 /// Clipped always, never, and sometimes: what is redone ends at the same weights, wherever ranks had gone on to.
 TEST(Optimistic, EqualsTheSerialRunHoweverOftenItIsWrong) {
-  for (const char* kind : {"zb-h2", "zb-v", "zb-h1", "1f1b", "gpipe", "interleaved", "chimera", "dualpipe"}) {
+  for (const char* kind : {"zb-h2", "zb-v", "zb-h1", "1f1b", "gpipe", "interleaved", "chimera", "chimera-doubling",
+                           "chimera-halving", "dualpipe"}) {
     SCOPED_TRACE(kind);
     const int ranks = 4;
     const schedule::Shape shape{

@@ -40,9 +40,8 @@ static at::Tensor tokens(std::uint64_t seed, std::int64_t rows, std::int64_t len
   return ids;
 }
 
-/// Rows and lengths differ between micros, and some tokens have no loss.
 Micro make_micro(const Problem& problem, int micro) {
-  const std::int64_t rows = 1 + micro % 2, length = 5 + micro % 3, vocabulary = problem.shape.vocab_size;
+  const std::int64_t rows = 2 + micro % 2, length = 5 + micro / 2 % 3, vocabulary = problem.shape.vocab_size;
   const auto seed = static_cast<std::uint64_t>(1000 + 10 * micro);
   Micro made;
   if (problem.shape.num_encoder_layers > 0) {
@@ -53,7 +52,7 @@ Micro make_micro(const Problem& problem, int micro) {
   made.context.sequence = nn::plain_sequence(rows, length);
   made.context.targets = tokens(seed + 3, rows, length, vocabulary);
   for (std::int64_t i = 0; i < length; i += 4) made.context.targets[0][i] = -100;
-  made.context.samples = at::arange(rows, at::kLong) + 2 * micro;
+  made.context.samples = at::arange(rows, at::kLong) + 3 * micro;
   made.context.training = true;
   made.context.seed = problem.seed;
   made.context.step = micro / problem.micros;

@@ -41,7 +41,7 @@ Problem small_problem(spec::Family family, std::int64_t layers, int micros);
 /// A made-up number below `end`.
 std::int64_t number(std::uint64_t seed, std::uint64_t index, std::int64_t end);
 
-/// Rows and lengths differ between micros, and some tokens have no loss.
+/// Rows and lengths differ between micros, lengths not within a pair of them, and some tokens have no loss.
 Micro make_micro(const Problem& problem, int micro);
 /// Tokens of the step that have a loss.
 double targets_of(const Problem& problem, int step);

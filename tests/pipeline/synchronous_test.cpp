@@ -85,7 +85,7 @@ TEST(Synchronous, StagesOnSeveralRanksEqualOneRank) {
     Problem problem = small_problem(spec::Family::kGpt2, 4, 6);
     int all = 0;
     for (const int of_stage : ranks) all += of_stage;
-    const auto step = schedule::add_updates(schedule::replicated_1f1b(ranks, problem.micros));
+    const auto step = schedule::add_updates(schedule::replicated_1f1b(schedule::stage_ranks(ranks), problem.micros));
     expect_equal(train_serially(problem),
                  train_as_pipeline(problem, {.table = schedule::add_transfers(step), .ranks = all}), 1e-9);
   }

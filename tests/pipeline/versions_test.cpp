@@ -11,6 +11,7 @@
 #include "tests/pipeline/support.h"
 #include "trireme/nn/state.h"
 #include "trireme/schedule/check.h"
+#include "trireme/schedule/replicated.h"
 
 namespace trireme::pipeline {
 namespace {
@@ -119,6 +120,26 @@ TEST(Asynchronous, StashingComputesBothPassesWithTheVersionOfTheForward) {
       return history.weights[static_cast<std::size_t>(present(micro, chunk, ranks))];
     };
     expect_same_bits(train_delayed(problem, ranks, law), run_async(problem, "pipedream", ranks));
+  }
+}
+
+/// Stages on several ranks, which take micros in turn and reduce their gradients for every update.
+TEST(Asynchronous, StashingOnReplicatedStagesEqualsOneRankWithTheVersionsThatForwardsMet) {
+  for (const std::vector<int>& ranks : {std::vector<int>{2, 1}, {1, 2}, {3, 1}, {2, 2}, {1, 2, 1}}) {
+    const schedule::StageRanks stages = schedule::stage_ranks(ranks);
+    const Problem problem = async_problem(6, 6);
+    const auto table = schedule::add_transfers(schedule::replicated_pipedream(stages, problem.micros, problem.steps));
+    const schedule::VersionUses uses = schedule::check(table).uses;
+    int late = 0;
+    const Law law = [&](const History& history, int chunk, int micro, bool) {
+      const int version = uses.forward(chunk, micro);
+      late += version < micro / problem.micros;
+      return history.weights[static_cast<std::size_t>(version)];
+    };
+    Outcome outcome = train_as_pipeline(problem, {.table = table, .ranks = static_cast<int>(table.ranks.size())});
+    outcome.norms.clear();
+    expect_equal(train_delayed(problem, static_cast<int>(ranks.size()), law), outcome, 1e-11);
+    EXPECT_GT(late, 0) << "no pass met older weights: this would be 1F1B with a flush";
   }
 }
 

@@ -18,6 +18,15 @@ namespace fs = std::filesystem;
 /// Enough for build/PRESET/src/trireme/libtrireme.so and for lib/ARCHITECTURE/libtrireme.so; not up to a user's home.
 constexpr int kFoldersUp = 5;
 
+/// Those that the word is a part of, all of them; otherwise the nearest.
+std::string meant_by(const std::string& word, const std::vector<std::string>& names) {
+  std::vector<std::string> alike;
+  for (const std::string& name : names) {
+    if (!word.empty() && name.find(word) != std::string::npos) alike.push_back(fmt::format("\"{}\"", name));
+  }
+  return alike.empty() ? did_you_mean(word, names) : fmt::format("; did you mean {}?", listed(alike));
+}
+
 }  // namespace
 
 fs::path library_folder() {
@@ -84,7 +93,7 @@ fs::path find_data_file(std::string_view kind, const std::string& name) {
                       fmt::format("give the path of a .toml file, or name the folder that holds {}/ in the "
                                   "environment variable TRIREME_DATA_PATH",
                                   kind));
-  throw ConfigError(fmt::format("there is no {} \"{}\"{}", one, name, did_you_mean(name, names)),
+  throw ConfigError(fmt::format("there is no {} \"{}\"{}", one, name, meant_by(name, names)),
                     fmt::format("known are {}; or give the path of a .toml file", listed(names)));
 }
 

@@ -1,5 +1,7 @@
 #include "trireme/base/env.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
@@ -15,7 +17,8 @@ constexpr EnvVariable kTable[] = {
     {kTrireme, "TRIREME_LOG", "log level: trace, debug, info, warn, error or off"},
     {kTrireme, "TRIREME_DATA_PATH",
      "folders, separated by ':', that hold clusters/, devices/ and models/ of one's own"},
-    {kTrireme, "TRIREME_PLUGIN_PATH", "folders with Trireme's plugins (MPI transport, runtime), separated by ':'"},
+    {kTrireme, "TRIREME_PLUGIN_PATH",
+     "folders with Trireme's plugins (MPI and UCX transports, runtime), separated by ':'"},
     {kTrireme, "TRIREME_COMM_DEADLINE", "how long a communication call may take, e.g. 10m; beats the recipe"},
     {kTrireme, "TRIREME_COMM_ALGORITHM", "algorithm for every collective, e.g. ring; beats the recipe"},
     {kTrireme, "TRIREME_COMM_COSTS", "file with measured link costs, instead of the one in the cache folder"},
@@ -23,6 +26,8 @@ constexpr EnvVariable kTable[] = {
      "instructions that loops may use: plain, v3, v4 or v4bf16; the machine's best when unset"},
     {kTrireme, "TRIREME_GPU", "number of this rank's GPU; its number on the node modulo the GPUs when unset"},
     {kTrireme, "TRIREME_NCCL_LIBRARY", "file of NCCL to load instead of libnccl.so.2"},
+    {kTrireme, "TRIREME_TOKEN", "secret of the job, 16 characters or more: only ranks that know it may join"},
+    {kTrireme, "TRIREME_TOKEN_FILE", "file of mode 0600 with that secret, e.g. on a shared file system"},
     {kTrireme, "TRIREME_JOB_ID", "any text; ranks meet only where all have the same (keeps jobs on one port apart)"},
 
     {kLauncher, "OMPI_COMM_WORLD_RANK", "Open MPI: number of this rank"},
@@ -55,6 +60,8 @@ constexpr EnvVariable kTable[] = {
     {kSystem, "HOME", "the user's folder"},
     {kSystem, "NCCL_HOSTID", "NCCL: the host it believes to be on; set for ranks that share a GPU when unset"},
     {kSystem, "ONEDNN_MAX_CPU_ISA", "oneDNN: most it may use of the CPU; set when unset and AMX is announced by half"},
+    {kSystem, "UCX_ERROR_SIGNALS", "UCX: signals it handles; none when unset, so that ours stay"},
+    {kSystem, "UCX_TCP_AF_PRIO", "UCX: address families in order of preference; IPv6 first where comm.interface asks"},
     {kSystem, "NO_COLOR", "any value: no colours on the terminal (no-color.org)"},
 };
 
@@ -80,6 +87,32 @@ std::optional<std::string> env(std::string_view name) {
   const char* value = std::getenv(row->name.data());  // names in the table are literals: they end in a zero
   if (value == nullptr || *value == '\0') return std::nullopt;
   return std::string(value);
+}
+
+std::optional<std::string> env_by_name(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
+std::vector<std::pair<std::string, std::string>> env_with_prefixes(std::span<const std::string_view> prefixes) {
+  std::vector<std::pair<std::string, std::string>> found;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const auto equals = text.find('=');
+    if (equals == text.npos) continue;
+    if (std::ranges::any_of(prefixes, [&](std::string_view prefix) { return text.starts_with(prefix); }))
+      found.emplace_back(text.substr(0, equals), text.substr(equals + 1));
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+bool env_is_secret(std::string_view name) { return name == "TRIREME_TOKEN" || name == "TRIREME_JOB_ID"; }
+
+std::optional<std::string> shown_env(std::string_view name) {
+  auto value = env(name);
+  if (value && env_is_secret(name)) value = "(set)";
+  return value;
 }
 
 void set_env(std::string_view name, const std::string& value) {

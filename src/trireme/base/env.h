@@ -11,6 +11,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace trireme {
 
@@ -32,6 +34,16 @@ std::span<const EnvVariable> env_table();
 /// The variable's value; nothing when it is unset or empty (`NAME= trireme ...` is how people switch one off).
 /// `name` must be in the table.
 std::optional<std::string> env(std::string_view name);
+
+/// Any variable, for a user who names it on the command line; nothing when it is unset.
+std::optional<std::string> env_by_name(const std::string& name);
+/// Variables whose names begin with one of these, sorted: what launchers forward.
+std::vector<std::pair<std::string, std::string>> env_with_prefixes(std::span<const std::string_view> prefixes);
+
+/// Whoever knows its value may join the job: it is not printed, nor part of a command that others can see.
+bool env_is_secret(std::string_view name);
+/// Its value for people to read: secrets are only said to be set.
+std::optional<std::string> shown_env(std::string_view name);
 
 /// For libraries that are told this way only, before they are loaded. `name` must be in the table.
 void set_env(std::string_view name, const std::string& value);

@@ -176,6 +176,8 @@ std::string short_with(std::span<const Suffix> suffixes, double value, std::stri
 }
 
 constexpr Suffix kShortBytes[] = {{"B", 1}, {"KiB", kKi}, {"MiB", kMi}, {"GiB", kGi}, {"TiB", kTi}, {"PiB", kPi}};
+// Billions as people say them: a 7B model.
+constexpr Suffix kShortCounts[] = {{"", 1}, {"k", kK}, {"M", kM}, {"B", kG}, {"T", kT}, {"P", kP}};
 constexpr Suffix kShortBandwidths[] = {{"B/s", 1}, {"kB/s", kK}, {"MB/s", kM}, {"GB/s", kG}, {"TB/s", kT}};
 constexpr Suffix kShortTimes[] = {{"ns", 1}, {"us", kK}, {"ms", kM}, {"s", kG}};
 
@@ -268,7 +270,7 @@ std::string exact_quantity(std::int64_t value, Unit unit) {
 }
 
 std::string short_bytes(double bytes) { return short_with(kShortBytes, bytes, " "); }
-std::string short_count(double count) { return short_with(kCountSuffixes, count, ""); }
+std::string short_count(double count) { return short_with(kShortCounts, count, ""); }
 std::string short_bandwidth(double bytes_per_second) { return short_with(kShortBandwidths, bytes_per_second, " "); }
 
 std::string short_seconds(double seconds) {

@@ -33,7 +33,7 @@ std::string exact_duration(std::chrono::nanoseconds duration);
 std::string exact_quantity(std::int64_t value, Unit unit);
 
 std::string short_bytes(double bytes);                 // "1.5 GiB"
-std::string short_count(double count);                 // "12.3k"
+std::string short_count(double count);                 // "12.3k", "7.1B"
 std::string short_bandwidth(double bytes_per_second);  // "11.2 GB/s"
 std::string short_seconds(double seconds);             // "3.2 us", "1.5 s", "2h05m"
 std::string short_duration(std::chrono::nanoseconds duration);

@@ -27,6 +27,10 @@ using Clock = std::chrono::steady_clock;
 /// From here on, this thread stands back behind those that compute.
 void lower_priority() { ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 10); }
 
+QueueMeter::Nanoseconds stamp_of(Clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+
 std::string why_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -190,6 +194,7 @@ void Saver::begin(const SaveRequest& request) {
   job_ = std::make_unique<Job>();
   Job& job = *job_;
   job.begun = start;
+  meter_.arrive(stamp_of(start));
   job.request = request;
   job.path = request.folder / (request.name.empty() ? formats::checkpoint_name(request.step) : request.name);
   job.values = nlohmann::ordered_json::object();
@@ -208,14 +213,21 @@ void Saver::begin(const SaveRequest& request) {
   } else {
     write_part_of(job);
   }
-  job.outcome.blocked_s += seconds_since(start);
+  note_blocked(job, start);
+}
+
+/// The training thread stood still since `start`.
+void Saver::note_blocked(Job& job, Clock::time_point start) {
+  const Clock::duration blocked = Clock::now() - start;
+  job.outcome.blocked_s += std::chrono::duration<double>(blocked).count();
+  meter_.block(std::chrono::nanoseconds(blocked).count());
 }
 
 void Saver::wait_copied() {
   if (!job_) return;
   const auto start = Clock::now();
   job_->wait(&Job::copied);
-  job_->outcome.blocked_s += seconds_since(start);
+  note_blocked(*job_, start);
 }
 
 bool Saver::written() const {
@@ -258,6 +270,8 @@ bool Saver::collect() {
   }
   busy_ = false;
   if (group_.rank() != 0) {
+    note_blocked(job, start);
+    meter_.depart(stamp_of(job.begun));
     job_.reset();
     return why.empty();
   }
@@ -269,7 +283,7 @@ bool Saver::collect() {
     all.insert(all.end(), job.value_hashes.begin(), job.value_hashes.end());
     job.manifest.hash = nn::total_hash(all);
   }
-  job.outcome.blocked_s += seconds_since(start);
+  note_blocked(job, start);
   if (options_.background) {
     publisher_ = std::thread([this, &job] { publish_job(job); });
   } else {
@@ -315,6 +329,8 @@ void Saver::take_published(bool wait) {
     if (!publishing_->done) return;
   }
   if (publisher_.joinable()) publisher_.join();
+  const QueueMeter::Nanoseconds begun = stamp_of(publishing_->begun);
+  meter_.depart(begun, begun + static_cast<QueueMeter::Nanoseconds>(publishing_->outcome.seconds * 1e9));
   outcomes_.push_back(std::move(publishing_->outcome));
   publishing_.reset();
 }

@@ -13,6 +13,7 @@
 // Depends on: base, comm, formats, layout, nn.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -25,6 +26,7 @@
 #include <thread>
 #include <vector>
 
+#include "trireme/base/queue_meter.h"
 #include "trireme/checkpoint/save_plan.h"
 #include "trireme/checkpoint/store.h"
 #include "trireme/comm/group.h"
@@ -83,6 +85,9 @@ class Saver {
   /// All of that at once, without a copy; gives the outcome on rank 0.
   std::optional<SaveOutcome> save(const SaveRequest& request);
 
+  /// Saves from begin() until they are published, on other ranks until all are written; blocked: training stood still.
+  QueueReading queue() const { return meter_.read(); }
+
   /// The hash of every tensor and value, on rank 0; empty elsewhere. On all ranks together.
   std::vector<nn::HashShare> hashes();
 
@@ -93,6 +98,7 @@ class Saver {
   std::vector<nn::HashShare> add_up(const std::vector<std::vector<std::uint64_t>>& shares) const;
   void publish_job(Job& job);
   void take_published(bool wait);
+  void note_blocked(Job& job, std::chrono::steady_clock::time_point start);
   std::vector<formats::PieceOfMemory> pieces(std::vector<at::Tensor>& hosts) const;
 
   const nn::State& state_;
@@ -107,6 +113,7 @@ class Saver {
   std::unique_ptr<Job> job_, publishing_;
   std::thread writer_, publisher_;
   std::deque<SaveOutcome> outcomes_;
+  QueueMeter meter_;
 };
 
 }  // namespace trireme::checkpoint

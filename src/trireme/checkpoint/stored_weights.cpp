@@ -107,16 +107,17 @@ at::Tensor StoredWeights::read_published(const nn::Param& param, std::int64_t be
     if (from >= until) continue;
     const formats::HfTensor& found = directory_->tensor(tensor.name);
     if (!tensor.transposed) {
-      parts.push_back(models::stored_elements(found, from - first, until - first));
-      const auto element = static_cast<std::size_t>(parts.back().element_size());
-      found.file->forget(
-          found.bytes().subspan(static_cast<std::size_t>(from - first) * element, parts.back().nbytes()));
+      parts.push_back(models::stored_elements(*directory_, found, from - first, until - first));
+      const auto element = found.bytes().size() / static_cast<std::size_t>(tensor.rows * row);
+      found.file->forget(found.bytes().subspan(static_cast<std::size_t>(from - first) * element,
+                                               static_cast<std::size_t>(until - from) * element));
       continue;
     }
     if (transposed_.tensor != &tensor) {
       transposed_ = {};  // one at a time
-      transposed_ = {&tensor,
-                     models::stored_elements(found, 0, tensor.rows * row).view({row, tensor.rows}).t().contiguous()};
+      transposed_ = {
+          &tensor,
+          models::stored_elements(*directory_, found, 0, tensor.rows * row).view({row, tensor.rows}).t().contiguous()};
       found.file->forget(found.bytes());
     }
     parts.push_back(transposed_.rows.view({-1}).narrow(0, from - first, until - from));

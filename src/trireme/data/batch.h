@@ -24,6 +24,7 @@ struct Batch {
   std::vector<std::int64_t> targets;   ///< [rows, length], kNoTarget: no loss
   std::vector<float> weights;          ///< of each target's loss; empty: 1
   std::vector<std::int64_t> segments;  ///< BERT's token types; empty: all zero
+  bool filler = false;                 ///< stands for no row, where ranks run equally many: there is no loss
 
   std::int64_t rows() const { return static_cast<std::int64_t>(samples.size()); }
 };

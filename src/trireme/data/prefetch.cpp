@@ -1,7 +1,6 @@
 #include "trireme/data/prefetch.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "trireme/base/error.h"
@@ -55,6 +54,8 @@ bool Prefetch::plan_one() {
     slot->done = true;
     ended_ = true;
   }
+  slot->arrived = QueueMeter::now();
+  meter_.arrive(slot->arrived);
   slots_.push_back(std::move(slot));
   return true;
 }
@@ -90,7 +91,7 @@ void Prefetch::work() {
 }
 
 Prefetch::Next Prefetch::next() {
-  const auto start = std::chrono::steady_clock::now();
+  const QueueMeter::Nanoseconds start = QueueMeter::now();
   std::unique_lock lock(mutex_);
   if (ahead_ == 0 && slots_.empty() && plan_one() && !slots_.front()->done) {
     read(*slots_.front());
@@ -101,10 +102,17 @@ Prefetch::Next Prefetch::next() {
   const std::shared_ptr<Slot> slot = slots_.front();
   if (slot->error) std::rethrow_exception(slot->error);
   slots_.pop_front();
+  const QueueMeter::Nanoseconds now = QueueMeter::now();
+  meter_.depart(slot->arrived, now);
+  meter_.block(now - start);
   lock.unlock();
   room_.notify_one();
-  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
-  return {std::move(slot->batch), waited.count()};
+  return {std::move(slot->batch), static_cast<double>(now - start) * 1e-9};
+}
+
+QueueReading Prefetch::queue() {
+  const std::lock_guard lock(mutex_);
+  return meter_.read();
 }
 
 }  // namespace trireme::data

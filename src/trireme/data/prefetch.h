@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "trireme/base/queue_meter.h"
 #include "trireme/data/samples.h"
 
 namespace trireme::data {
@@ -45,6 +46,8 @@ class Prefetch {
   /// An error of the plan or of reading comes out where its batch would have, and again in every later call. Not to be
   /// called after the plan's end.
   Next next();
+  /// Batches from the time their reading begins until they are taken; blocked: next() waited.
+  QueueReading queue();
 
  private:
   struct Slot {
@@ -52,6 +55,7 @@ class Prefetch {
     Batch batch;
     std::exception_ptr error;
     bool done = false;
+    QueueMeter::Nanoseconds arrived = 0;
   };
   /// The next micro-batch of the plan as a slot at the end of the line; false at its end. Called with the lock held.
   bool plan_one();
@@ -69,6 +73,7 @@ class Prefetch {
   std::size_t micro_ = 0;
   std::int64_t next_step_;
   bool ended_ = false, stopping_ = false;
+  QueueMeter meter_;
   std::vector<std::thread> threads_;
 };
 

@@ -7,6 +7,7 @@
 #include "trireme/base/error.h"
 #include "trireme/kernels/arguments.h"
 #include "trireme/kernels/cuda.h"
+#include "trireme/kernels/fp8_cpu.h"
 
 namespace trireme::kernels {
 namespace {
@@ -59,7 +60,6 @@ Fp8Pair quantise(const char* name, const at::Tensor& x, const Gate* gate, Fp8For
                  bool rows, bool columns, const Fp8DelayedScale* delayed, const Fp8Pair* into) {
   const Arguments arguments(name);
   const Rows in = arguments.rows(x, "x");
-  if (!arguments.on_gpu()) arguments.refuse("FP8 GEMMs have a body for GPUs only");
   if (in.element == Element::kDouble || !takes_fp8(scaling, in.rows, in.width)) {
     arguments.refuse(fmt::format("{} cannot be quantised to FP8", describe(x, "x")),
                      "sizes must be multiples of 16, with scales of blocks of 128");
@@ -105,7 +105,11 @@ Fp8Pair quantise(const char* name, const at::Tensor& x, const Gate* gate, Fp8For
     prepare(pair.columns, into == nullptr ? nullptr : &into->columns, in.width, in.rows, call.out_columns,
             call.column_scales, call.column_scale_stride);
   }
-  check_cuda(cuda().fp8(call, cuda_stream()), name);
+  if (arguments.on_gpu()) {
+    check_cuda(cuda().fp8(call, cuda_stream()), name);
+  } else {
+    fp8_on_cpu(call);
+  }
   return pair;
 }
 
@@ -119,18 +123,35 @@ Fp8Pair to_fp8(const at::Tensor& x, Fp8Format format, Fp8Scaling scaling, bool r
 Fp8Pair gated_to_fp8(const at::Tensor& gate, const at::Tensor& up, Activation kind, Fp8Format format, bool rows,
                      bool columns, const Fp8DelayedScale& delayed) {
   TRIREME_CHECK(delayed.known, "what is quantised as it is made needs a scale that is known");
+  if (!gate.is_cuda()) {
+    at::Tensor y = at::empty(gate.sizes(), gate.options());
+    gated_forward(y, gate, up, kind);
+    return to_fp8(y, format, Fp8Scaling::kTensor, rows, columns, &delayed);
+  }
   const Gate with{up, kind};
   return quantise("gated_to_fp8", gate, &with, format, Fp8Scaling::kTensor, rows, columns, &delayed, nullptr);
+}
+
+static Fp8GatedBackward gated_backward_on_cpu(const at::Tensor& dy, const at::Tensor& gate, const at::Tensor& up,
+                                              Activation kind, const Fp8DelayedScale& of_grad,
+                                              const Fp8DelayedScale& of_recomputed) {
+  const std::int64_t width = gate.size(1);
+  at::Tensor y = at::empty(gate.sizes(), gate.options());
+  const at::Tensor both = at::empty({gate.size(0), 2 * width}, gate.options());
+  at::Tensor dgate = both.narrow(1, 0, width), dup = both.narrow(1, width, width);
+  gated_backward(dgate, dup, y, dy, gate, up, kind);
+  return {.grad = to_fp8(both, Fp8Format::kE5m2, Fp8Scaling::kTensor, true, true, &of_grad),
+          .recomputed = to_fp8(y, Fp8Format::kE4m3, Fp8Scaling::kTensor, false, true, &of_recomputed).columns};
 }
 
 Fp8GatedBackward gated_backward_to_fp8(const at::Tensor& dy, const at::Tensor& gate, const at::Tensor& up,
                                        Activation kind, const Fp8DelayedScale& of_grad,
                                        const Fp8DelayedScale& of_recomputed) {
   TRIREME_CHECK(of_grad.known && of_recomputed.known, "what is quantised as it is made needs scales that are known");
+  if (!gate.is_cuda()) return gated_backward_on_cpu(dy, gate, up, kind, of_grad, of_recomputed);
   const Arguments arguments("gated_backward_to_fp8");
   const Rows g = arguments.rows(gate, "gate"), u = arguments.rows_like(up, "up", g, "gate"),
              d = arguments.rows_like(dy, "dy", g, "gate");
-  if (!arguments.on_gpu()) arguments.refuse("FP8 GEMMs have a body for GPUs only");
   if (!takes_fp8(Fp8Scaling::kTensor, g.rows, g.width)) {
     arguments.refuse(fmt::format("{} cannot be quantised to FP8", describe(gate, "gate")),
                      "sizes must be multiples of 16");

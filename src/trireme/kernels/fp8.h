@@ -4,8 +4,8 @@
 // the largest number of what it covers to the format's largest: of the tensor as it is now (current scaling), or of
 // DeepSeek-V3's small blocks, 1 x 128 of activations and gradients along k, 128 x 128 of weights, where an outlier
 // spoils its block only; or of the tensor as it was in the steps before (delayed scaling), which spares the pass that
-// looks for the largest. GPUs only, but for the rule of delayed scales.
-// Depends on: base, device.
+// looks for the largest. On the CPU the same codes and scales are computed, and GEMMs of them emulated (fp8_cpu.h).
+// Depends on: base, device, fp8_codes.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,10 +13,10 @@
 #include <cstdint>
 
 #include "trireme/kernels/activation.h"
+#include "trireme/kernels/fp8_codes.h"
 
 namespace trireme::kernels {
 
-enum class Fp8Format : std::uint8_t { kE4m3, kE5m2 };
 enum class Fp8Scaling : std::uint8_t {
   kTensor,         ///< one scale
   kBlocks1x128,    ///< one for each 1 x 128 along k
@@ -43,7 +43,7 @@ struct Fp8DelayedScale {
 /// Whether matrices of these sizes can take part: multiples of 16, of 128 with scales of blocks.
 bool takes_fp8(Fp8Scaling scaling, std::int64_t n, std::int64_t m);
 
-/// `x` [n, m] float, bfloat16 or half, contiguous rows, on a GPU. `delayed`: with kTensor, a delayed scale.
+/// `x` [n, m] float, bfloat16 or half, contiguous rows. `delayed`: with kTensor, a delayed scale.
 /// `into`: tensors of an earlier call, to be written again.
 Fp8Pair to_fp8(const at::Tensor& x, Fp8Format format, Fp8Scaling scaling, bool rows, bool columns,
                const Fp8DelayedScale* delayed = nullptr, const Fp8Pair* into = nullptr);

@@ -9,9 +9,8 @@
 // A CPU without AVX-512 has no bf16 GEMM to speak of (ATen's loops take fifty times as long as those in float): there
 // 16-bit operands are converted to float, multiplied, and the product is rounded. fp16 needs AVX512-FP16.
 //
-// What comes next has its place in the value: a grouped GEMM (experts) is a list of row ranges of `a` beside as many
-// `b`, a field of Gemm; weights quantised for serving are another format of GemmOperand, with scales of groups. Both
-// are then a matter of the planner, and no caller asks for more than it does now.
+// Grouped GEMMs (experts) are in grouped_gemm.h. What comes next has its place in the value: weights quantised for
+// serving are another format of GemmOperand, with scales of groups; no caller then asks for more than it does now.
 // Depends on: base, fp8.h.
 #pragma once
 

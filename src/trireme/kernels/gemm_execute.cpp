@@ -9,6 +9,7 @@
 #include <ATen/ops/mm.h>
 
 #include "trireme/base/error.h"
+#include "trireme/kernels/fp8_cpu.h"
 #include "trireme/kernels/sum_rows.h"
 
 namespace trireme::kernels {
@@ -47,6 +48,7 @@ std::int64_t scaling_recipe(Fp8Scaling scaling) {
 
 at::Tensor aten_fp8(const Gemm& call, at::ScalarType type) {
   const GemmOperand &a = call.a, &b = call.b;
+  if (!a.values.is_cuda()) return fp8_gemm_on_cpu(a, b).to(type);
   if (a.scaling == Fp8Scaling::kTensor) {
     return at::_scaled_mm(a.values, b.values.t(), a.scales, b.scales, std::nullopt, std::nullopt, type,
                           call.fast_accumulation);

@@ -240,9 +240,9 @@ NormPair lamb_direction(const UpdateTensors& tensors, at::Tensor& m, at::Tensor&
   return {.weight_squared = tree_sum(std::move(weights)), .update_squared = tree_sum(std::move(updates))};
 }
 
-double lamb_ratio(const NormPair& norms) {
-  if (norms.weight_squared == 0 || norms.update_squared == 0) return 1;
-  return std::sqrt(norms.weight_squared) / std::sqrt(norms.update_squared);
+double lamb_ratio(const NormPair& norms, double low, double high) {
+  const double phi = std::clamp(std::sqrt(norms.weight_squared), low, high);
+  return phi == 0 || norms.update_squared == 0 ? 1 : phi / std::sqrt(norms.update_squared);
 }
 
 void apply_direction(const UpdateTensors& tensors, const at::Tensor& update, double rate) {

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -75,8 +76,8 @@ struct NormPair {
 /// where it is as wide as the weight.
 NormPair lamb_direction(const UpdateTensors& tensors, at::Tensor& m, at::Tensor& v, at::Tensor& update,
                         const AdamW& options);
-/// |weight| / |update|; 1 where either is 0.
-double lamb_ratio(const NormPair& norms);
+/// phi(|weight|) / |update|, where phi clips to [low, high]; 1 where either is 0.
+double lamb_ratio(const NormPair& norms, double low = 0, double high = std::numeric_limits<double>::infinity());
 /// Second pass: weight -= rate * update, with rate = learning rate * ratio. The gradient may be undefined.
 void apply_direction(const UpdateTensors& tensors, const at::Tensor& update, double rate);
 

@@ -1,5 +1,7 @@
 #include "trireme/models/assemble.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -40,7 +42,8 @@ Assembly::Assembly(nn::Params& params, const spec::ModelShape& shape, const nn::
       save_mlp_activations_(options.save_mlp_activations),
       deterministic_(options.deterministic_attention) {
   if (shape.position_kind == spec::PositionKind::kRotary) {
-    rotary_ = std::make_shared<nn::RotaryTable>(shape.rotary, shape.head_dim);
+    rotary_ = std::make_shared<nn::RotaryTable>(
+        shape.rotary, shape.mla.used() ? shape.mla.qk_rope_head_dim : shape.head_dim, shape.max_seq_len);
   }
 }
 
@@ -158,11 +161,13 @@ layout::Block Assembly::key_block() const { return {shape_.num_kv_heads * shape_
 
 nn::AttentionShape Assembly::attention_shape(const std::string& name) const {
   const std::int64_t ranks = parallel_.tensor_ranks(), heads = shape_.num_heads / ranks;
+  const std::int64_t head_dim = shape_.head_dim + (shape_.mla.used() ? shape_.mla.qk_rope_head_dim : 0);
   return {.name = name + ".probabilities",
           .num_heads = heads,
           .num_kv_heads = std::max<std::int64_t>(1, shape_.num_kv_heads / ranks),
-          .head_dim = shape_.head_dim,
+          .head_dim = head_dim,
           .first_head = parallel_.tensor_rank() * heads,
+          .scale = spec::rotary_score_factor(shape_.rotary) / std::sqrt(static_cast<double>(head_dim)),
           .dropout = shape_.attention_dropout,
           .recompute_core = recompute_core_,
           .deterministic = deterministic_};
@@ -174,8 +179,13 @@ nn::Branch Assembly::attention(const std::string& name, std::int64_t layer, Bloc
   shape.window = kind == BlockKind::kEncoder ? 0 : spec::window_of(shape_, layer);
   shape.cache_layer = static_cast<int>(layer);
   shape.stream = kind == BlockKind::kEncoder ? nn::Stream::kSource : nn::Stream::kSequence;
-  const layout::Block queries = query_block(), keys = key_block();
   nn::Norm normed = norm(name + ".norm");
+  auto body = shape_.mla.used() ? latent_attention(name, std::move(shape)) : plain_attention(name, std::move(shape));
+  return {.norm = normed, .body = std::move(body), .dropout = dropout(name)};
+}
+
+std::unique_ptr<nn::Layer> Assembly::plain_attention(const std::string& name, nn::AttentionShape shape) {
+  const layout::Block queries = query_block(), keys = key_block();
   const nn::Linear qkv = column(name + ".qkv", shape_.hidden_size, {queries, keys, keys}, shape_.attention_bias);
   std::optional<nn::QueryKeyNorm> head_norms;
   if (shape_.query_key_norm) {
@@ -186,10 +196,37 @@ nn::Branch Assembly::attention(const std::string& name, std::int64_t layer, Bloc
     head_norms.emplace(nn::QueryKeyNorm{nn::Norm(rms, &q, nullptr), nn::Norm(rms, &k, nullptr)});
   }
   const nn::Linear out = row(name + ".out", queries, shape_.hidden_size, shape_.output_bias);
-  return {.norm = normed,
-          .body = std::make_unique<nn::SelfAttention>(std::move(shape), qkv, out, std::move(head_norms), rotary_,
-                                                      nn::make_context_core(parallel_)),
-          .dropout = dropout(name)};
+  return std::make_unique<nn::SelfAttention>(std::move(shape), qkv, out, std::move(head_norms), rotary_,
+                                             nn::make_context_core(parallel_));
+}
+
+nn::Norm Assembly::latent_norm(const std::string& name, std::int64_t rank) {
+  return {
+      {.kind = kernels::NormKind::kRms, .epsilon = shape_.epsilon}, &vector(name + ".weight", rank, kOnes), nullptr};
+}
+
+std::unique_ptr<nn::Layer> Assembly::latent_attention(const std::string& name, nn::AttentionShape shape) {
+  const spec::Mla& mla = shape_.mla;
+  const std::int64_t width = shape_.hidden_size, heads = shape_.num_heads;
+  const nn::LatentSizes sizes{.kv_rank = mla.kv_lora_rank,
+                              .nope_size = shape_.head_dim,
+                              .rope_size = mla.qk_rope_head_dim,
+                              .value_size = mla.v_head_dim};
+  std::optional<nn::LatentProjections::Down> q_down;
+  if (mla.q_lora_rank > 0) {
+    const nn::Linear down = linear(name + ".q_down", width, mla.q_lora_rank, /*bias=*/false);
+    q_down.emplace(nn::LatentProjections::Down{down, latent_norm(name + ".q_norm", mla.q_lora_rank)});
+  }
+  const nn::Linear q_up = column(name + ".q_up", mla.q_lora_rank > 0 ? mla.q_lora_rank : width,
+                                 {{heads * sizes.key_size(), heads}}, /*bias=*/false);
+  const nn::Linear kv_down = linear(name + ".kv_down", width, mla.kv_lora_rank + mla.qk_rope_head_dim, /*bias=*/false);
+  const nn::Norm kv_norm = latent_norm(name + ".kv_norm", mla.kv_lora_rank);
+  const nn::Linear kv_up = column(name + ".kv_up", mla.kv_lora_rank,
+                                  {{heads * (sizes.nope_size + sizes.value_size), heads}}, /*bias=*/false);
+  const nn::Linear out = row(name + ".out", {heads * sizes.value_size, heads}, width, shape_.output_bias);
+  return std::make_unique<nn::LatentAttention>(
+      std::move(shape), sizes, nn::LatentProjections{std::move(q_down), q_up, kv_down, kv_norm, kv_up, out}, rotary_,
+      nn::make_context_core(parallel_), parallel_);
 }
 
 nn::Branch Assembly::cross(const std::string& name) {
@@ -226,18 +263,58 @@ std::unique_ptr<nn::Layer> Assembly::block(const std::string& name, std::int64_t
   return std::make_unique<nn::Block>(std::move(branches), shape_.norm_first, stream, recompute_norms_);
 }
 
+nn::Param& Assembly::head_weight() {
+  if (shape_.tied) return token_table();
+  const std::string name = "head.weight";
+  if (params_.find(name) != nullptr) return params_.at(name);
+  return params_.add(vocabulary_placement(name, {shape_.vocab_size, shape_.hidden_size}),
+                     matrix_init(shape_.hidden_size, shape_.vocab_size, false), /*decay=*/true);
+}
+
 std::unique_ptr<nn::Layer> Assembly::head(std::int64_t chunk_bytes) {
-  if (!shape_.tied) {
-    params_.add(vocabulary_placement("head.weight", {shape_.vocab_size, shape_.hidden_size}),
-                matrix_init(shape_.hidden_size, shape_.vocab_size, false), /*decay=*/true);
-  }
-  nn::Param& weight = shape_.tied ? token_table() : params_.at("head.weight");
+  nn::Param& weight = head_weight();
   nn::Param* bias = shape_.family == spec::Family::kBert
                         ? &params_.add(vocabulary_placement("head.bias", {shape_.vocab_size}), kZeros, /*decay=*/false)
                         : nullptr;
   const nn::HeadOptions options{
       .label_smoothing = shape_.label_smoothing, .z_loss = shape_.z_loss, .chunk_bytes = chunk_bytes};
   return std::make_unique<nn::Head>(weight, bias, options, parallel_);
+}
+
+std::unique_ptr<nn::Layer> Assembly::multi_token_prediction(const BuildOptions& options) {
+  /// What a module has beside the tables that it shares.
+  struct Own {
+    nn::Norm embedding_norm, hidden_norm;
+    nn::Linear projection;
+    std::unique_ptr<nn::Layer> block;
+    nn::Norm norm;
+  };
+  const std::int64_t width = shape_.hidden_size;
+  std::vector<Own> own;
+  for (std::int64_t depth = 0; depth < shape_.mtp_depth; ++depth) {
+    const std::string name = fmt::format("mtp.{}", depth);
+    const nn::Norm embedding_norm = norm(name + ".embedding_norm"), hidden_norm = norm(name + ".hidden_norm");
+    const nn::Linear projection = linear(name + ".projection", 2 * width, width, /*bias=*/false);
+    auto layer = block(name, shape_.num_layers + depth, BlockKind::kPlain);
+    if (options.recompute.kind == nn::RecomputeKind::kFull) layer = std::make_unique<nn::Recomputed>(std::move(layer));
+    own.push_back({embedding_norm, hidden_norm, projection, std::move(layer), norm(name + ".norm")});
+  }
+  std::vector<nn::MtpModule> modules;
+  for (Own& one : own) {
+    const std::int64_t depth = static_cast<std::int64_t>(modules.size());
+    const nn::HeadOptions of_head{.label_smoothing = shape_.label_smoothing,
+                                  .chunk_bytes = options.logits_chunk_bytes,
+                                  .term = fmt::format("mtp_{}", depth + 1),
+                                  .weight = shape_.mtp_loss_weight / static_cast<double>(shape_.mtp_depth)};
+    modules.push_back({.embedding = embedding(nn::Stream::kSequence),
+                       .embedding_norm = one.embedding_norm,
+                       .hidden_norm = one.hidden_norm,
+                       .projection = one.projection,
+                       .block = std::move(one.block),
+                       .norm = one.norm,
+                       .head = nn::Head(head_weight(), nullptr, of_head, parallel_)});
+  }
+  return std::make_unique<nn::MultiTokenPrediction>(std::move(modules));
 }
 
 }  // namespace trireme::models

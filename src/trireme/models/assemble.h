@@ -2,7 +2,8 @@
 //
 // Our names: embedding.tokens, embedding.positions, layers.N.attention.{norm,qkv,out}, layers.N.cross.{norm,q,kv,out},
 // layers.N.mlp.{norm,in,out}, norm, head, each with .weight and .bias; encoder.layers.N for an encoder beside a
-// decoder.
+// decoder; layers.N.attention.{q_down,q_norm,q_up,kv_down,kv_norm,kv_up} in place of qkv for latent attention;
+// mtp.N.{embedding_norm,hidden_norm,projection,attention,mlp,norm} for multi-token prediction.
 // Depends on: base, spec, kernels, nn.
 #pragma once
 
@@ -15,7 +16,9 @@
 #include "trireme/nn/block.h"
 #include "trireme/nn/embedding.h"
 #include "trireme/nn/head.h"
+#include "trireme/nn/latent_attention.h"
 #include "trireme/nn/mlp.h"
+#include "trireme/nn/multi_token.h"
 #include "trireme/spec/model_shape.h"
 
 namespace trireme::models {
@@ -39,6 +42,7 @@ class Assembly {
   std::unique_ptr<nn::UnaryLayer> embedding(nn::Stream stream);
   std::unique_ptr<nn::Layer> block(const std::string& name, std::int64_t layer, BlockKind kind);
   std::unique_ptr<nn::Layer> head(std::int64_t chunk_bytes);
+  std::unique_ptr<nn::Layer> multi_token_prediction(const BuildOptions& options);
   nn::Norm norm(const std::string& name);
   std::unique_ptr<nn::Layer> linear_layer(const std::string& name, std::int64_t in, std::int64_t out, bool bias);
 
@@ -48,16 +52,22 @@ class Assembly {
   nn::Init embedding_init() const;
   /// The one table of token vectors, made by whichever layer asks first: of a pipeline stage that may be the head.
   nn::Param& token_table();
+  /// The head's matrix, likewise.
+  nn::Param& head_weight();
   /// A vector that every rank of the parallel context holds, of a layer whose input is what lies between pairs of
   /// matrices.
   nn::Param& vector(const std::string& name, std::int64_t size, nn::Init init);
   nn::Linear linear(const std::string& name, std::int64_t in, std::int64_t out, bool bias);
+  /// RMSNorm of latents.
+  nn::Norm latent_norm(const std::string& name, std::int64_t rank);
   /// The first of a pair of matrices: its outputs are these blocks, each split over the parallel context.
   nn::Linear column(const std::string& name, std::int64_t in, const std::vector<layout::Block>& blocks, bool bias);
   /// The second: its inputs are split; it ends a residual branch.
   nn::Linear row(const std::string& name, layout::Block in, std::int64_t out, bool bias);
   nn::Dropout dropout(const std::string& name) const;
   nn::Branch attention(const std::string& name, std::int64_t layer, BlockKind kind);
+  std::unique_ptr<nn::Layer> plain_attention(const std::string& name, nn::AttentionShape shape);
+  std::unique_ptr<nn::Layer> latent_attention(const std::string& name, nn::AttentionShape shape);
   nn::Branch cross(const std::string& name);
   nn::Branch mlp(const std::string& name);
   nn::AttentionShape attention_shape(const std::string& name) const;

@@ -89,8 +89,6 @@ class ChainBuilder {
 
   void add_blocks(std::int64_t count, const std::string& prefix, BlockKind kind) {
     // Several blocks may become one segment; it is named after its first.
-    std::vector<std::int64_t> lengths(static_cast<std::size_t>(count), 1);
-    if (options_.recompute.kind == nn::RecomputeKind::kSqrt) lengths = nn::sqrt_segments(count);
     std::vector<NamedLayer> entries;
     std::vector<std::unique_ptr<Layer>> blocks;
     std::vector<bool> wanted;
@@ -98,17 +96,21 @@ class ChainBuilder {
     constexpr std::int64_t kMany = 512;  // no model that was published has as many
     std::unique_ptr<Progress> progress;
     if (count > kMany) progress = std::make_unique<Progress>("building the model", count, "layer");
-    for (const std::int64_t length : lengths) {
+    for (const nn::RecomputePart& part : nn::plan_of(options_.recompute, count)) {
       if (progress) progress->update(block);
       NamedLayer& entry = entries.emplace_back(NamedLayer{fmt::format("{}.{}", prefix, block), nullptr});
       wanted.push_back(wants(entry.name));
-      for (const std::int64_t end = block + length; block < end; ++block) {
+      for (; block < part.end; ++block) {
         // How a block is wrapped depends on its place among all of them, so one that is not wanted keeps its place.
         blocks.push_back(wanted.back() ? assembly_.block(fmt::format("{}.{}", prefix, block), block, kind) : nullptr);
       }
       entry.params = newly_used();
     }
-    auto wrapped = nn::recomputed(std::move(blocks), options_.recompute);
+    nn::Recompute recompute = options_.recompute;
+    // With sequence parallelism each has other tokens already.
+    if (options_.partition_activations && !options_.parallel->splits_sequence())
+      recompute.partition = options_.parallel->tensor;
+    auto wrapped = nn::recomputed(std::move(blocks), recompute);
     for (std::size_t i = 0; i < wrapped.size(); ++i) {
       if (!wanted[i]) continue;
       entries[i].layer = std::move(wrapped[i]);
@@ -218,6 +220,7 @@ std::unique_ptr<Model> build(const spec::ModelShape& shape, const BuildOptions& 
   chain.add_blocks(shape.num_layers, "layers", encoder ? BlockKind::kDecoderBesideEncoder : BlockKind::kPlain);
   if (encoder) chain.add("decoder.end", [] { return std::make_unique<First>(2); });
   if (shape.norm_first) chain.add("norm", [&] { return std::make_unique<nn::Norm>(chain.assembly().norm("norm")); });
+  if (shape.mtp_depth > 0) chain.add("mtp", [&] { return chain.assembly().multi_token_prediction(options); });
   if (shape.family == spec::Family::kBert) add_masked_lm(chain, shape);
   chain.add("head", [&] { return chain.assembly().head(options.logits_chunk_bytes); });
   chain.finish();

@@ -49,6 +49,7 @@ struct Model {
 
 struct BuildOptions {
   nn::Recompute recompute;
+  bool partition_activations = false;  ///< saved inputs of recomputed blocks are shared out over the tensor ranks
   std::int64_t logits_chunk_bytes = std::int64_t{128} << 20;
   bool deterministic_attention = false;  ///< GPU: backward adds up in a fixed order
   bool recompute_norms = false;          ///< what norms give is recomputed in backward, not kept

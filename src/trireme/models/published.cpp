@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <c10/util/Float8_e4m3fn.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,8 +25,8 @@ namespace {
 using formats::Dtype;
 using formats::FormatError;
 
-constexpr const FamilyFormat* kFormats[] = {&kGpt2Format,  &kLlamaFormat, &kMistralFormat,
-                                            &kQwen2Format, &kQwen3Format, &kBertFormat};
+constexpr const FamilyFormat* kFormats[] = {&kGpt2Format,  &kLlamaFormat, &kMistralFormat,   &kQwen2Format,
+                                            &kQwen3Format, &kBertFormat,  &kDeepseekV3Format};
 
 constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 20;
 constexpr std::uint64_t kMaxCompanionBytes = 1'000'000'000;  // tokenizers have been seen with tens of megabytes
@@ -53,16 +54,54 @@ std::vector<std::int64_t> published_shape(const PublishedTensor& tensor) {
   return shape;
 }
 
-at::Tensor stored(const formats::HfTensor& tensor) {
+std::int64_t elements_of(const formats::HfTensor& tensor) {
   std::int64_t elements = 1;
   for (const std::int64_t size : tensor.info->shape) elements *= size;
-  return stored_elements(tensor, 0, elements).view(tensor.info->shape);
+  return elements;
+}
+
+/// As they lie there.
+at::Tensor raw_elements(const formats::HfTensor& tensor, std::int64_t begin, std::int64_t end) {
+  at::Tensor out = at::empty({end - begin}, scalar_type(*tensor.info, tensor.file->path().string()));
+  const auto element = static_cast<std::size_t>(out.element_size());
+  const auto bytes = tensor.bytes().subspan(static_cast<std::size_t>(begin) * element, out.nbytes());
+  std::memcpy(out.data_ptr(), bytes.data(), bytes.size());
+  return out;
+}
+
+at::Tensor stored(const formats::HfDirectory& directory, const formats::HfTensor& tensor) {
+  return stored_elements(directory, tensor, 0, elements_of(tensor)).view(tensor.info->shape);
+}
+
+constexpr std::int64_t kFp8Block = 128;
+
+bool is_fp8(const formats::HfTensor& tensor) { return tensor.info->dtype == Dtype::kF8E4M3; }
+
+/// The scales of an FP8 matrix, one for each block: float [rows / 128, columns / 128], rounded up.
+const formats::HfTensor& block_scales(const formats::HfDirectory& directory, const formats::HfTensor& tensor) {
+  const auto& shape = tensor.info->shape;
+  const std::string name = tensor.info->name + "_scale_inv";
+  const formats::HfTensor* scales = directory.find(name);
+  const auto blocks = [](std::int64_t size) { return (size + kFp8Block - 1) / kFp8Block; };
+  if (scales == nullptr || shape.size() != 2) {
+    throw FormatError(
+        fmt::format("{}: tensor {} is {}, and FP8 weights are matrices with scales {}", tensor.file->path().string(),
+                    formats::shown(tensor.info->name), formats::to_text(*tensor.info), formats::shown(name)),
+        "weights without block scales are read as F32, BF16, F16 or F64");
+  }
+  const std::vector<std::int64_t> expected{blocks(shape[0]), blocks(shape[1])};
+  if (scales->info->shape != expected || scales->info->dtype != Dtype::kF32) {
+    throw FormatError(fmt::format("{}: tensor {} is {}, but scales of {} are F32 [{}], one for 128 x 128 values",
+                                  scales->file->path().string(), formats::shown(name), formats::to_text(*scales->info),
+                                  formats::shown(tensor.info->name), fmt::join(expected, ", ")));
+  }
+  return *scales;
 }
 
 /// A tied weight may lie in the directory twice. Its second copy is part of the model only where it says the same.
-bool is_same(const formats::HfTensor& copy, const formats::HfTensor& of) {
-  if (copy.info->dtype == of.info->dtype) return std::ranges::equal(copy.bytes(), of.bytes());
-  return at::equal(stored(copy).to(at::kDouble), stored(of).to(at::kDouble));
+bool is_same(const formats::HfDirectory& directory, const formats::HfTensor& copy, const formats::HfTensor& of) {
+  if (copy.info->dtype == of.info->dtype && !is_fp8(copy)) return std::ranges::equal(copy.bytes(), of.bytes());
+  return at::equal(stored(directory, copy).to(at::kDouble), stored(directory, of).to(at::kDouble));
 }
 
 /// The tensor that `copy` is a second copy of.
@@ -97,7 +136,9 @@ void check_shape(const formats::HfTensor& found, const PublishedTensor& tensor) 
 void load_tensor(const formats::HfDirectory& directory, const PublishedTensor& tensor,
                  const std::vector<PublishedTensor>& tensors) {
   const formats::HfTensor* found = find_published(directory, tensor, tensors);
-  if (found != nullptr && !tensor.optional) published_view(tensor, tensor.param->master).copy_(stored(*found));
+  if (found != nullptr && !tensor.optional) {
+    published_view(tensor, tensor.param->master).copy_(stored(directory, *found));
+  }
 }
 
 std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
@@ -108,7 +149,8 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
 std::vector<std::string> lost_features(const FamilyFormat& format, const formats::HfConfig& config,
                                        spec::ModelShape shape) {
   const spec::ModelShape read = format.read_config(config);
-  // These matter in training only, and no published format has them.
+  // These matter in training only, and no published format has them. Modules of multi-token prediction are left out.
+  shape.mtp_depth = read.mtp_depth, shape.mtp_loss_weight = read.mtp_loss_weight;
   shape.label_smoothing = read.label_smoothing, shape.z_loss = read.z_loss;
   shape.scaled_residual_init = read.scaled_residual_init;
   if (shape.window == 0) shape.window_layers = read.window_layers, shape.window_from = read.window_from;
@@ -190,11 +232,15 @@ const formats::HfTensor* find_published(const formats::HfDirectory& directory, c
                       "the model that config.json describes needs it; check model_type and num_hidden_layers");
   }
   check_shape(*found, tensor);
-  scalar_type(*found->info, found->file->path().string());
+  if (is_fp8(*found)) {
+    block_scales(directory, *found);
+  } else {
+    scalar_type(*found->info, found->file->path().string());
+  }
   if (tensor.optional) {
     const PublishedTensor& original = original_of(tensor, tensors);
     const formats::HfTensor* other = directory.find(original.name);  // null: an error of its own
-    if (other && !is_same(*found, *other)) {
+    if (other && !is_same(directory, *found, *other)) {
       log_warn("{}: config.json ties {} to {}, but their values differ; the model uses those of {}",
                directory.path().string(), formats::shown(tensor.name), formats::shown(original.name),
                formats::shown(original.name));
@@ -203,11 +249,20 @@ const formats::HfTensor* find_published(const formats::HfDirectory& directory, c
   return found;
 }
 
-at::Tensor stored_elements(const formats::HfTensor& tensor, std::int64_t begin, std::int64_t end) {
-  at::Tensor out = at::empty({end - begin}, scalar_type(*tensor.info, tensor.file->path().string()));
-  const auto element = static_cast<std::size_t>(out.element_size());
-  const auto bytes = tensor.bytes().subspan(static_cast<std::size_t>(begin) * element, out.nbytes());
-  std::memcpy(out.data_ptr(), bytes.data(), bytes.size());
+at::Tensor stored_elements(const formats::HfDirectory& directory, const formats::HfTensor& tensor, std::int64_t begin,
+                           std::int64_t end) {
+  if (!is_fp8(tensor)) return raw_elements(tensor, begin, end);
+  const formats::HfTensor& blocks = block_scales(directory, tensor);
+  const at::Tensor scales = raw_elements(blocks, 0, elements_of(blocks));
+  const auto* scale = scales.const_data_ptr<float>();
+  const std::int64_t columns = tensor.info->shape[1], across = blocks.info->shape[1];
+  at::Tensor out = at::empty({end - begin}, at::kFloat);
+  auto* values = out.mutable_data_ptr<float>();
+  for (std::int64_t at = begin; at < end; ++at) {
+    const auto code = static_cast<std::uint8_t>(tensor.bytes()[static_cast<std::size_t>(at)]);
+    const std::int64_t block = at / columns / kFp8Block * across + at % columns / kFp8Block;
+    *values++ = static_cast<float>(c10::Float8_e4m3fn(code, c10::Float8_e4m3fn::from_bits())) * scale[block];
+  }
   return out;
 }
 
@@ -216,7 +271,9 @@ void log_unused(const formats::HfDirectory& directory, const std::vector<Publish
   for (const PublishedTensor& tensor : tensors) used.insert(tensor.name);
   std::size_t others = 0;
   for (const formats::HfTensor& tensor : directory.tensors()) {
-    if (used.contains(tensor.info->name)) continue;
+    std::string_view name = tensor.info->name;
+    if (name.ends_with("_scale_inv")) name.remove_suffix(std::string_view("_scale_inv").size());
+    if (used.contains(name)) continue;
     if (++others <= 3)
       log_info("{}: tensor {} is no part of the model and stays as it is", directory.path().string(),
                formats::shown(tensor.info->name));
@@ -243,12 +300,17 @@ void save_published_like(const formats::HfDirectory& source, Model& model, const
   formats::HfWriter writer(path, formats::plan_hf_like(source));
   for (const formats::HfTensor& stored_tensor : source.tensors()) {
     const auto found = by_name.find(stored_tensor.info->name);
-    const bool ours =
-        found != by_name.end() &&
-        (!found->second->optional || is_same(stored_tensor, source.tensor(original_of(*found->second, tensors).name)));
+    const bool ours = found != by_name.end() &&
+                      (!found->second->optional ||
+                       is_same(source, stored_tensor, source.tensor(original_of(*found->second, tensors).name)));
     if (!ours) {
       writer.write(stored_tensor.info->name, stored_tensor.bytes());
       continue;
+    }
+    if (is_fp8(stored_tensor)) {
+      throw ConfigError(fmt::format("{} stores {} in FP8 with block scales, which are read and not written",
+                                    source.path().string(), formats::shown(stored_tensor.info->name)),
+                        "export the model in bf16");
     }
     const at::ScalarType type = scalar_type(*stored_tensor.info, stored_tensor.file->path().string());
     const at::Tensor numbers = published_view(*found->second, found->second->param->master).to(type).contiguous();
@@ -277,6 +339,9 @@ PublishedTexts texts_of(const std::filesystem::path& directory) {
 void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype, const ReadElements& read,
                     const PublishedTexts& texts) {
   const FamilyFormat& format = format_of(model.shape.family);
+  if (model.shape.mtp_depth > 0)
+    log_info("{}: modules of multi-token prediction are left out: the published format has the model alone",
+             path.string());
   formats::HfConfig config(texts.config, "config.json");
   if (!config.json().contains("architectures")) {
     config.set("architectures", nlohmann::ordered_json::array({format.architecture}));

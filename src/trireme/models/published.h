@@ -62,8 +62,11 @@ const formats::HfTensor* find_published(const formats::HfDirectory& directory, c
                                         const std::vector<PublishedTensor>& tensors);
 /// Names the directory's tensors that belong to nothing of the model's in the log: they are left alone.
 void log_unused(const formats::HfDirectory& directory, const std::vector<PublishedTensor>& tensors);
-/// Its elements [begin, end) as they are stored, row by row, copied out of the mapping: files need not align them.
-at::Tensor stored_elements(const formats::HfTensor& tensor, std::int64_t begin, std::int64_t end);
+/// Its elements [begin, end), row by row, copied out of the mapping: files need not align them. In the type that they
+/// are stored in; in float where that is FP8 with a scale for each block of 128 x 128, which NAME_scale_inv of the
+/// directory has (DeepSeek-V3).
+at::Tensor stored_elements(const formats::HfDirectory& directory, const formats::HfTensor& tensor, std::int64_t begin,
+                           std::int64_t end);
 
 struct LoadOptions {
   nn::Precision precision = nn::Precision::kFp32;

@@ -2,47 +2,39 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/max.h>
 
 #include "trireme/base/error.h"
-#include "trireme/kernels/rotary.h"
 #include "trireme/nn/cached_attention.h"
-#include "trireme/nn/flops.h"
 
 namespace trireme::nn {
 namespace {
 
-/// Whole rows of queries and of keys.
-BlockPlace place_of(const Sequence& queries, const Sequence& keys) {
-  return {.query_documents = queries.documents, .key_documents = keys.documents};
-}
-TokenSpan all_tokens(const Sequence& sequence, std::int64_t length) {
-  return {.count = length, .documents = documents_on_host(sequence)};
-}
-
-/// Scores and weighted values of one pass, in the heads of q: 4 operations a pair and number of a head.
-double block_flops(const AttentionShape& shape, const at::Tensor& q, const TokenSpan& queries, const TokenSpan& keys) {
-  const double pairs = visible_pairs({shape.causal, shape.window}, queries, keys, q.size(0));
-  return 4 * pairs * static_cast<double>(q.size(2) * q.size(3));
+/// Of a pass over whole rows of queries and of keys.
+double cross_flops(const AttentionShape& shape, const Context& context, const at::Tensor& q, const at::Tensor& k) {
+  const double pairs = visible_pairs({shape.causal, shape.window}, all_tokens(context.sequence, q.size(1)),
+                                     all_tokens(context.source, k.size(1)), q.size(0));
+  return pair_cost(q, k).flops(pairs);
 }
 
-at::Tensor merge_heads(const at::Tensor& out) { return out.view({out.size(0), out.size(1), -1}); }
+BlockPlace cross_place(const Context& context) {
+  return {.query_documents = context.sequence.documents, .key_documents = context.source.documents};
+}
 
 }  // namespace
 
 SelfAttention::SelfAttention(AttentionShape shape, Linear qkv, Linear out, std::optional<QueryKeyNorm> norms,
                              std::shared_ptr<RotaryTable> rotary, std::unique_ptr<ContextCore> core)
-    : shape_(std::move(shape)),
+    : core_(std::move(shape), std::move(core)),
       qkv_(qkv),
       out_(out),
       norms_(std::move(norms)),
-      rotary_(std::move(rotary)),
-      core_(std::move(core)) {}
+      rotary_(std::move(rotary)) {}
 
 SelfAttention::Heads SelfAttention::split(const at::Tensor& qkv) const {
-  const at::Tensor heads = qkv.view({qkv.size(0), qkv.size(1), -1, shape_.head_dim});
-  return {heads.narrow(2, 0, shape_.num_heads), heads.narrow(2, shape_.num_heads, shape_.num_kv_heads),
-          heads.narrow(2, shape_.num_heads + shape_.num_kv_heads, shape_.num_kv_heads)};
+  const AttentionShape& shape = core_.shape();
+  const at::Tensor heads = qkv.view({qkv.size(0), qkv.size(1), -1, shape.head_dim});
+  return {heads.narrow(2, 0, shape.num_heads), heads.narrow(2, shape.num_heads, shape.num_kv_heads),
+          heads.narrow(2, shape.num_heads + shape.num_kv_heads, shape.num_kv_heads)};
 }
 
 void SelfAttention::normalise(at::Tensor& qkv, Context& context, Tape* tape) {
@@ -62,74 +54,32 @@ void SelfAttention::normalise_backward(at::Tensor& dqkv, Context& context, Tape&
 
 void SelfAttention::rotate(at::Tensor& qkv, const Context& context, bool inverse) const {
   if (!rotary_) return;
-  const Sequence& sequence = sequence_of(context, shape_.stream);
-  const at::Tensor& positions = sequence.positions;
-  const std::int64_t count =
-      sequence.position_count > 0 ? sequence.position_count : at::max(positions).item<std::int64_t>() + 1;
-  const auto& [cosines, sines] = rotary_->tables(count, qkv.options());
+  const AttentionShape& shape = core_.shape();
   // Queries and keys lie side by side and are rotated alike.
   at::Tensor queries_and_keys =
-      qkv.view({qkv.size(0), qkv.size(1), -1, shape_.head_dim}).narrow(2, 0, shape_.num_heads + shape_.num_kv_heads);
-  kernels::rotary_(queries_and_keys, cosines, sines, positions, kernels::RotaryPairs::kHalves, inverse);
-}
-
-double SelfAttention::core_flops(const Sequence& sequence, const at::Tensor& q) const {
-  if (!core_) {
-    const TokenSpan rows = all_tokens(sequence, q.size(1));
-    return block_flops(shape_, q, rows, rows);
-  }
-  // Column by column: shared rows are cut into stretches, and queries of one see keys of all.
-  const at::Tensor documents = documents_on_host(sequence);
-  const at::Tensor columns = sequence.columns.contiguous();
-  const auto* at = columns.const_data_ptr<std::int64_t>();
-  double flops = 0;
-  for (std::int64_t begin = 0; begin < q.size(1);) {
-    std::int64_t end = begin + 1;
-    while (end < q.size(1) && at[end] == at[end - 1] + 1) ++end;
-    TokenSpan queries{.first = at[begin], .count = end - begin}, keys{.count = sequence.row_length};
-    if (documents.defined()) {
-      queries.documents = documents.narrow(1, at[begin], end - begin);
-      keys.documents = documents;
-    }
-    flops += block_flops(shape_, q, queries, keys);
-    begin = end;
-  }
-  return flops;
-}
-
-CoreOutput SelfAttention::forward_core(const Sequence& sequence, const Context& context, const Heads& heads) {
-  if (core_) return core_->forward({shape_, sequence, context}, heads.q, heads.k, heads.v);
-  auto [out, lse] = forward_block(shape_, place_of(sequence, sequence), context, heads.q, heads.k, heads.v);
-  return {out, {heads.q, heads.k, heads.v, out, std::move(lse)}};
-}
-
-void SelfAttention::backward_core(const Sequence& sequence, const Context& context, CoreGradients& gradients,
-                                  const at::Tensor& dout, const SavedCore& kept) {
-  if (core_) return core_->backward({shape_, sequence, context}, gradients, dout, kept);
-  backward_block(shape_, place_of(sequence, sequence), context, gradients, dout, kept.q, kept.k, kept.v,
-                 {kept.out, kept.lse});
+      qkv.view({qkv.size(0), qkv.size(1), -1, shape.head_dim}).narrow(2, 0, shape.num_heads + shape.num_kv_heads);
+  rotary_->rotate_(queries_and_keys, sequence_of(context, shape.stream), kernels::RotaryPairs::kHalves, inverse);
 }
 
 ResidualSum SelfAttention::forward_add(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) {
-  const Sequence& sequence = sequence_of(context, shape_.stream);
   LinearOutput projected = qkv_.forward({.x = std::move(x)}, {}, context);
   at::Tensor qkv = std::move(projected.y);
   normalise(qkv, context, tape);
   rotate(qkv, context, /*inverse=*/false);
   const Heads heads = split(qkv);
   if (context.kv_batch != nullptr) {
-    TRIREME_CHECK(tape == nullptr && core_ == nullptr,
+    TRIREME_CHECK(tape == nullptr && !core_.shares_rows(),
                   "a KV cache is for inference, by ranks that have whole sequences");
-    const at::Tensor out = attend_cached(shape_, context, heads.q, heads.k, heads.v);
+    const at::Tensor out = attend_cached(core_.shape(), context, heads.q, heads.k, heads.v);
     return residual_sum(residual, out_.forward({.x = merge_heads(out)}, {.residual = residual}, context));
   }
-  context.flops += core_flops(sequence, heads.q);
-  auto [out, kept] = forward_core(sequence, context, heads);
+  context.flops += core_.flops(context, heads.q.size(0), heads.q.size(1), pair_cost(heads.q, heads.v));
+  auto [out, kept] = core_.forward(context, heads.q, heads.k, heads.v);
   LinearOutput y = out_.forward({.x = merge_heads(out)}, {.residual = residual}, context);
   if (tape) {
     const at::Tensor none;
     tape->push(
-        shape_.recompute_core
+        core_.shape().recompute_core
             ? Tensors{std::move(projected.saved_input), heads.q, heads.k, heads.v, none, none, none}
             : Tensors{std::move(projected.saved_input), kept.q, kept.k, kept.v, kept.out, kept.lse, std::move(out)});
   }
@@ -137,24 +87,25 @@ ResidualSum SelfAttention::forward_add(const at::Tensor& residual, at::Tensor x,
 }
 
 at::Tensor SelfAttention::backward(at::Tensor dy, Context& context, Tape& tape) {
-  const Sequence& sequence = sequence_of(context, shape_.stream);
   auto [x, q, k, v, kept_out, lse, out] = tape.pop<7>();
   SavedCore kept{std::move(q), std::move(k), std::move(v), std::move(kept_out), std::move(lse)};
-  if (!out.defined()) {
-    const double flops = core_flops(sequence, kept.q);
-    context.recomputed_flops += flops;
-    CoreOutput again = forward_core(sequence, context, {kept.q, kept.k, kept.v});
+  const bool recomputes = !out.defined();
+  if (recomputes) {
+    CoreOutput again = core_.forward(context, kept.q, kept.k, kept.v);
     out = std::move(again.out);
     kept = std::move(again.kept);
   }
-  context.flops += 2 * core_flops(sequence, out);
+  const double flops = core_.flops(context, out.size(0), out.size(1), pair_cost(out, out));
+  if (recomputes) context.recomputed_flops += flops;
+  context.flops += 2 * flops;
   const at::Tensor dout =
       out_.backward({.grad = std::move(dy)}, {.x = merge_heads(out)}, context, tape).grad.view(out.sizes());
-  at::Tensor dqkv = at::empty(
-      {out.size(0), out.size(1), (shape_.num_heads + 2 * shape_.num_kv_heads) * shape_.head_dim}, out.options());
+  const AttentionShape& shape = core_.shape();
+  at::Tensor dqkv =
+      at::empty({out.size(0), out.size(1), (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim}, out.options());
   const Heads parts = split(dqkv);
   CoreGradients gradients{parts.q, parts.k, parts.v};
-  backward_core(sequence, context, gradients, dout, kept);
+  core_.backward(context, gradients, dout, kept);
   rotate(dqkv, context, /*inverse=*/true);
   normalise_backward(dqkv, context, tape);
   return qkv_.backward({.grad = std::move(dqkv)}, {.x = std::move(x)}, context, tape).grad;
@@ -172,11 +123,9 @@ Tensors CrossAttention::forward(Tensors inputs, Context& context, Tape* tape) {
   LinearOutput from_memory = kv_.forward({.x = inputs[1]}, {}, context);
   const at::Tensor q = by_heads(from_x.y, shape_.num_heads);
   const at::Tensor kv = by_heads(from_memory.y, 2 * shape_.num_kv_heads);
-  context.flops +=
-      block_flops(shape_, q, all_tokens(context.sequence, q.size(1)), all_tokens(context.source, kv.size(1)));
-  const auto [out, lse] =
-      forward_block(shape_, place_of(context.sequence, context.source), context, q,
-                    kv.narrow(2, 0, shape_.num_kv_heads), kv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads));
+  context.flops += cross_flops(shape_, context, q, kv);
+  const auto [out, lse] = forward_block(shape_, cross_place(context), context, q, kv.narrow(2, 0, shape_.num_kv_heads),
+                                        kv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads));
   at::Tensor y = out_.forward({.x = merge_heads(out)}, {}, context).y;
   if (tape) tape->push({std::move(from_x.saved_input), std::move(from_memory.saved_input), q, kv, out, lse});
   return {std::move(y)};
@@ -184,16 +133,14 @@ Tensors CrossAttention::forward(Tensors inputs, Context& context, Tape* tape) {
 
 Tensors CrossAttention::backward(Tensors gradients, Context& context, Tape& tape) {
   const auto [x, memory, q, kv, out, lse] = tape.pop<6>();
-  context.flops +=
-      2 * block_flops(shape_, q, all_tokens(context.sequence, q.size(1)), all_tokens(context.source, kv.size(1)));
+  context.flops += 2 * cross_flops(shape_, context, q, kv);
   const at::Tensor dout =
       out_.backward({.grad = gradients[0]}, {.x = merge_heads(out)}, context, tape).grad.view(out.sizes());
   at::Tensor dq = at::empty_like(q), dkv = at::empty_like(kv);
   CoreGradients parts{dq, dkv.narrow(2, 0, shape_.num_kv_heads),
                       dkv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads)};
-  backward_block(shape_, place_of(context.sequence, context.source), context, parts, dout, q,
-                 kv.narrow(2, 0, shape_.num_kv_heads), kv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads),
-                 {out, lse});
+  backward_block(shape_, cross_place(context), context, parts, dout, q, kv.narrow(2, 0, shape_.num_kv_heads),
+                 kv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads), {out, lse});
   at::Tensor dx = q_.backward({.grad = merge_heads(dq)}, {.x = x}, context, tape).grad;
   at::Tensor dmemory = kv_.backward({.grad = merge_heads(dkv)}, {.x = memory}, context, tape).grad;
   return {std::move(dx), std::move(dmemory)};

@@ -10,7 +10,7 @@
 #include <memory>
 #include <optional>
 
-#include "trireme/nn/context_core.h"
+#include "trireme/nn/attention_core.h"
 #include "trireme/nn/embedding.h"
 #include "trireme/nn/linear.h"
 #include "trireme/nn/norm.h"
@@ -41,17 +41,11 @@ class SelfAttention final : public ResidualLayer {
   void normalise(at::Tensor& qkv, Context& context, Tape* tape);
   void normalise_backward(at::Tensor& dqkv, Context& context, Tape& tape);
   void rotate(at::Tensor& qkv, const Context& context, bool inverse) const;
-  /// Of this rank's queries, forward.
-  double core_flops(const Sequence& sequence, const at::Tensor& q) const;
-  CoreOutput forward_core(const Sequence& sequence, const Context& context, const Heads& heads);
-  void backward_core(const Sequence& sequence, const Context& context, CoreGradients& gradients, const at::Tensor& dout,
-                     const SavedCore& kept);
 
-  AttentionShape shape_;
+  AttentionCore core_;
   Linear qkv_, out_;
   std::optional<QueryKeyNorm> norms_;
   std::shared_ptr<RotaryTable> rotary_;
-  std::unique_ptr<ContextCore> core_;
 };
 
 /// Inputs (x, memory), outputs (y): queries from x, keys and values from memory, the encoder's output.

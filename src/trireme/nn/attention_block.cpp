@@ -1,5 +1,7 @@
 #include "trireme/nn/attention_block.h"
 
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <cmath>
@@ -16,7 +18,7 @@ struct Options {
   std::optional<kernels::AttentionDropout> dropout;
 
   Options(const AttentionShape& shape, const BlockPlace& place, const Context& context) {
-    attention.scale = 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
+    attention.scale = score_scale(shape);
     attention.causal = shape.causal;
     attention.window = shape.window;
     attention.deterministic = shape.deterministic;
@@ -39,7 +41,17 @@ struct Options {
   Options& operator=(const Options&) = delete;
 };
 
+/// The kernels' heads have one size. Narrower values are filled up with zeros: so are then the outputs, and nothing
+/// reads what is beyond.
+at::Tensor filled_up(const at::Tensor& x, std::int64_t size) {
+  return x.size(3) == size ? x : at::constant_pad_nd(x, {0, size - x.size(3)});
+}
+
 }  // namespace
+
+double score_scale(const AttentionShape& shape) {
+  return shape.scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
+}
 
 BlockPlace place_in_rows(const Sequence& sequence, const TokenRange& queries, const TokenRange& keys) {
   BlockPlace place{.query = queries.first, .key = keys.first};
@@ -52,15 +64,25 @@ BlockPlace place_in_rows(const Sequence& sequence, const TokenRange& queries, co
 
 CoreResult forward_block(const AttentionShape& shape, const BlockPlace& place, const Context& context,
                          const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  auto [out, lse] = kernels::attention_forward(q, k, v, Options(shape, place, context).attention);
+  auto [out, lse] = kernels::attention_forward(q, k, filled_up(v, q.size(3)), Options(shape, place, context).attention);
+  if (v.size(3) != q.size(3)) out = out.narrow(3, 0, v.size(3)).contiguous();
   return {std::move(out), std::move(lse)};
 }
 
 void backward_block(const AttentionShape& shape, const BlockPlace& place, const Context& context,
                     CoreGradients& gradients, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                     const at::Tensor& v, const CoreResult& result) {
-  kernels::attention_backward(gradients.q, gradients.k, gradients.v, dout, q, k, v, result.out, result.lse,
-                              Options(shape, place, context).attention);
+  const Options options(shape, place, context);
+  const std::int64_t size = q.size(3);
+  if (v.size(3) == size) {
+    kernels::attention_backward(gradients.q, gradients.k, gradients.v, dout, q, k, v, result.out, result.lse,
+                                options.attention);
+    return;
+  }
+  at::Tensor dv = at::empty({v.size(0), v.size(1), v.size(2), size}, v.options());
+  kernels::attention_backward(gradients.q, gradients.k, dv, filled_up(dout, size), q, k, filled_up(v, size),
+                              filled_up(result.out, size), result.lse, options.attention);
+  gradients.v.copy_(dv.narrow(3, 0, v.size(3)));
 }
 
 bool sees(const AttentionShape& shape, const TokenRange& queries, const TokenRange& keys) {

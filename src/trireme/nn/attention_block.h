@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "trireme/nn/context.h"
@@ -17,12 +18,15 @@ struct AttentionShape {
   std::int64_t first_head = 0;                                 ///< of the model's, where ranks split them
   bool causal = true;
   std::int64_t window = 0;
-  double dropout = 0;           ///< of probabilities
-  int cache_layer = 0;          ///< where its keys and values lie in a cache
+  std::optional<double> scale = {};  ///< of scores; unset: 1 / sqrt(head_dim)
+  double dropout = 0;                ///< of probabilities
+  int cache_layer = 0;               ///< where its keys and values lie in a cache
   bool recompute_core = false;  ///< keep the projections only; run the core again in backward (Korthikanti et al. 2022)
   bool deterministic = false;   ///< GPU: backward adds up in a fixed order
   Stream stream = Stream::kSequence;
 };
+
+double score_scale(const AttentionShape& shape);
 
 /// Where a block's tokens stand: its first query and key, and the documents of exactly these tokens, or undefined.
 struct BlockPlace {
@@ -33,8 +37,9 @@ struct BlockPlace {
 BlockPlace place_in_rows(const Sequence& sequence, const TokenRange& queries, const TokenRange& keys);
 
 struct CoreResult {
-  at::Tensor out, lse;  ///< [batch, queries, heads, head size]; float (double) [batch, heads, queries]
+  at::Tensor out, lse;  ///< [batch, queries, heads, value size]; float (double) [batch, heads, queries]
 };
+/// Heads of v may be narrower than those of q and k.
 CoreResult forward_block(const AttentionShape& shape, const BlockPlace& place, const Context& context,
                          const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 

@@ -23,7 +23,7 @@ struct Branch {
 
 class Block final : public Layer {
  public:
-  /// `remake_norms`: what norms give is let go after the branch has run, and recomputed when it goes back (pre-norm
+  /// `recompute_norms`: what norms give is let go after the branch has run, and recomputed when it goes back (pre-norm
   /// only, where norms' inputs are kept anyway).
   Block(std::vector<Branch> branches, bool norm_first, Stream stream, bool recompute_norms = false);
   Tensors forward(Tensors inputs, Context& context, Tape* tape) override;

@@ -5,27 +5,30 @@
 #include <ATen/ops/index_select.h>
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "trireme/base/error.h"
 #include "trireme/kernels/paged_attention.h"
 #include "trireme/nn/flops.h"
-#include "trireme/nn/kv_cache.h"
 
 namespace trireme::nn {
 namespace {
 
-KvCache::Layer& layer_of(const KvBatch& batch, const AttentionShape& shape, const KvBatch::Group& group,
+struct EntrySize {
+  std::int64_t heads = 1, size = 1;
+  bool values = true;  ///< beside keys; false: entries are both
+};
+
+KvCache::Layer& layer_of(const KvBatch& batch, const AttentionShape& shape, const EntrySize& entry,
                          const at::TensorOptions& options) {
   std::vector<KvCache::Layer>& layers = batch.cache->layers;
   const auto number = static_cast<std::size_t>(shape.cache_layer);
   if (layers.size() <= number) layers.resize(number + 1);
   KvCache::Layer& layer = layers[number];
   if (!layer.keys.defined()) {
-    const std::vector<std::int64_t> sizes{group.num_blocks, kKvBlockSize, shape.num_kv_heads, shape.head_dim};
-    layer.keys = at::empty(sizes, options);
-    layer.values = at::empty(sizes, options);
+    const std::int64_t blocks = batch.group(shape.window).num_blocks;
+    layer.keys = at::empty({blocks, kKvBlockSize, entry.heads, entry.size}, options);
+    if (entry.values) layer.values = at::empty(layer.keys.sizes(), options);
   }
   return layer;
 }
@@ -53,7 +56,7 @@ Gathered gather_blocks(const KvCache::Layer& layer, const KvBatch::SequenceRows&
         .view({1, count * kKvBlockSize, blocks.size(2), blocks.size(3)})
         .narrow(1, 0, length - begin * kKvBlockSize);
   };
-  return {tokens(layer.keys), tokens(layer.values), begin * kKvBlockSize};
+  return {tokens(layer.keys), layer.values.defined() ? tokens(layer.values) : at::Tensor(), begin * kKvBlockSize};
 }
 
 /// A chunk of many queries: the tiled kernel over the keys in order.
@@ -64,12 +67,14 @@ at::Tensor attend_tiled(const AttentionShape& shape, const Context& context, con
       .out;
 }
 
+double pairs_of(const AttentionShape& shape, const KvBatch::SequenceRows& sequence) {
+  return visible_pairs({shape.causal, shape.window}, {.first = sequence.context_len, .count = sequence.query_len},
+                       {.count = sequence.context_len + sequence.query_len}, /*batch=*/1);
+}
+
 double flops_of(const AttentionShape& shape, const KvBatch& batch) {
   double pairs = 0;
-  for (const KvBatch::SequenceRows& sequence : batch.sequences) {
-    pairs += visible_pairs({shape.causal, shape.window}, {.first = sequence.context_len, .count = sequence.query_len},
-                           {.count = sequence.context_len + sequence.query_len}, /*batch=*/1);
-  }
+  for (const KvBatch::SequenceRows& sequence : batch.sequences) pairs += pairs_of(shape, sequence);
   return 4 * pairs * static_cast<double>(shape.num_heads * shape.head_dim);
 }
 
@@ -82,7 +87,7 @@ at::Tensor attend_cached(const AttentionShape& shape, Context& context, const at
   TRIREME_CHECK(q.size(0) == 1 && q.size(1) == batch.tokens, "[{}, {}] tokens came for a batch of [1, {}]", q.size(0),
                 q.size(1), batch.tokens);
   const KvBatch::Group& group = batch.group(shape.window);
-  KvCache::Layer& layer = layer_of(batch, shape, group, q.options());
+  KvCache::Layer& layer = layer_of(batch, shape, {shape.num_kv_heads, shape.head_dim}, q.options());
   write_tokens(layer.keys, group.slots, k);
   write_tokens(layer.values, group.slots, v);
   context.flops += flops_of(shape, batch);
@@ -107,8 +112,39 @@ at::Tensor attend_cached(const AttentionShape& shape, Context& context, const at
   if (!in_place.empty()) {
     at::Tensor rows = out.squeeze(0);
     kernels::paged_attention(rows, q.squeeze(0), layer.keys, layer.values, in_place,
-                             {.scale = 1.0 / std::sqrt(static_cast<double>(shape.head_dim)), .window = shape.window});
+                             {.scale = score_scale(shape), .window = shape.window});
   }
+  return out;
+}
+
+LatentCache::LatentCache(const AttentionShape& shape, Context& context, const at::Tensor& entries)
+    : shape_(shape),
+      context_(context),
+      group_(context.kv_batch->group(shape.window)),
+      layer_(layer_of(*context.kv_batch, shape, {.size = entries.size(2), .values = false}, entries.options())) {
+  write_tokens(layer_.keys, group_.slots, entries.unsqueeze(2));
+}
+
+LatentCache::Entries LatentCache::gather(std::size_t sequence) const {
+  const Gathered seen =
+      gather_blocks(layer_, context_.kv_batch->sequences[sequence], shape_.window, group_.block_tables[sequence]);
+  return {seen.keys.squeeze(2), seen.first};
+}
+
+at::Tensor LatentCache::attend_in_place(const at::Tensor& q, std::span<const std::size_t> sequences) const {
+  std::vector<kernels::PagedSequence> rows;
+  std::int64_t first_row = 0;
+  double pairs = 0;
+  for (const std::size_t i : sequences) {
+    const KvBatch::SequenceRows& sequence = context_.kv_batch->sequences[i];
+    rows.push_back({first_row, sequence.query_len, sequence.context_len, group_.block_tables[i]});
+    first_row += sequence.query_len;
+    pairs += pairs_of(shape_, sequence);
+  }
+  context_.flops += 4 * pairs * static_cast<double>(q.size(1) * q.size(2));
+  at::Tensor out = at::empty(q.sizes(), q.options());
+  kernels::paged_attention(out, q, layer_.keys, layer_.keys, rows,
+                           {.scale = score_scale(shape_), .window = shape_.window});
   return out;
 }
 

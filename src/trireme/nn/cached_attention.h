@@ -5,7 +5,10 @@
 // Depends on: kernels, nn/kv_cache.h.
 #pragma once
 
+#include <span>
+
 #include "trireme/nn/attention_block.h"
+#include "trireme/nn/kv_cache.h"
 
 namespace trireme::nn {
 
@@ -16,5 +19,27 @@ inline constexpr std::int64_t kMostPagedQueries = 8;
 /// are [1, tokens, heads, head size], tokens as context.kv_batch says.
 at::Tensor attend_cached(const AttentionShape& shape, Context& context, const at::Tensor& q, const at::Tensor& k,
                          const at::Tensor& v);
+
+/// A layer's part of the cache in one step, where a token's entry is key and value of all heads at once: latents.
+class LatentCache {
+ public:
+  /// Writes the step's entries, [1, tokens, size]. The context is borrowed.
+  LatentCache(const AttentionShape& shape, Context& context, const at::Tensor& entries);
+  struct Entries {
+    at::Tensor entries;      ///< [1, tokens, size], in order
+    std::int64_t first = 0;  ///< position of the first
+  };
+  /// What the queries of a sequence see.
+  Entries gather(std::size_t sequence) const;
+  /// Attention to the entries where they lie. q [rows, heads, size] has the rows of these sequences one after the
+  /// other; what comes back are the weighted entries, as large. CPU.
+  at::Tensor attend_in_place(const at::Tensor& q, std::span<const std::size_t> sequences) const;
+
+ private:
+  const AttentionShape& shape_;
+  Context& context_;
+  const KvBatch::Group& group_;
+  KvCache::Layer& layer_;
+};
 
 }  // namespace trireme::nn

@@ -44,6 +44,13 @@ class WeightSource {
   virtual const at::Tensor& value(const Param& param) = 0;
 };
 
+/// What multi-token prediction reads, one slice of the last dimension for each depth: multi_token.h.
+struct MtpTokens {
+  at::Tensor ids;      ///< int64 [batch, sequence, depths]; undefined: no multi-token prediction in this pass
+  at::Tensor targets;  ///< as large, -100: no loss
+  at::Tensor weights;  ///< float, as large; undefined: 1
+};
+
 struct Context {
   bool training = false;   ///< dropout falls
   std::uint64_t seed = 0;  ///< of the run
@@ -75,6 +82,7 @@ struct Context {
   device::RankMemory* memory = nullptr;               ///< where activations are counted; null: nowhere
   EventSink* events = nullptr;                        ///< who is told when each layer ran; null: nobody
   int rank = 0;                                       ///< whose events they are
+  MtpTokens mtp;
 
   const at::Tensor& value(const Param& param) { return weights ? weights->value(param) : param.value; }
   void added(Param& param) {

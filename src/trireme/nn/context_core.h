@@ -27,14 +27,14 @@ struct SavedCore {
   at::Tensor q, k, v, out, lse;
 };
 struct CoreOutput {
-  at::Tensor out;  ///< [batch, tokens, heads, head size] of this rank's tokens
+  at::Tensor out;  ///< [batch, tokens, heads, value size] of this rank's tokens
   SavedCore kept;
 };
 
 class ContextCore {
  public:
   virtual ~ContextCore() = default;
-  /// q, k, v of this rank's tokens, [batch, tokens, heads, head size].
+  /// q, k, v of this rank's tokens, [batch, tokens, heads, head size]; values may have another size than keys.
   virtual CoreOutput forward(const CoreCall& call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) = 0;
   virtual void backward(const CoreCall& call, CoreGradients& gradients, const at::Tensor& dout,
                         const SavedCore& kept) = 0;
@@ -42,6 +42,12 @@ class ContextCore {
 
 /// The team's way; null where this rank has whole rows. `team` is borrowed.
 std::unique_ptr<ContextCore> make_context_core(const ParallelContext& parallel);
+
+/// Keys and values that travel together, [batch, tokens, kv heads, key size + value size]: views of either.
+struct KeyValues {
+  at::Tensor keys, values;
+};
+KeyValues split_key_values(const at::Tensor& both, std::int64_t key_size);
 
 // One a file; tokens as `split` says, of which ranks of `group` hold the outer shares.
 std::unique_ptr<ContextCore> make_gather_core(const TokenSplit& split, comm::Group& group);

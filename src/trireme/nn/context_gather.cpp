@@ -20,9 +20,10 @@ class GatherCore final : public ContextCore {
   CoreOutput forward(const CoreCall& call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) override {
     const at::Tensor rows = gather(k, v);
     std::vector<at::Tensor> outs, lses;
-    each_stretch(call, q.size(1), rows.size(2), [&](const Part& part) {
-      const CoreResult result = forward_block(call.shape, part.place, call.context, q.narrow(1, part.at, part.count),
-                                              keys_of(rows, 0, part.keys), keys_of(rows, 1, part.keys));
+    each_stretch(call, q.size(1), rows.size(1), [&](const Part& part) {
+      const auto [keys, values] = part.seen_in(rows, k.size(3));
+      const CoreResult result =
+          forward_block(call.shape, part.place, call.context, q.narrow(1, part.at, part.count), keys, values);
       outs.push_back(result.out);
       lses.push_back(result.lse);
     });
@@ -35,28 +36,29 @@ class GatherCore final : public ContextCore {
     const at::Tensor &q = kept.q, &k = kept.k, &v = kept.v, &out = kept.out, &lse = kept.lse;
     const at::Tensor rows = gather(k, v);
     const auto sums = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    at::Tensor drows = at::zeros(rows.sizes(), rows.options().dtype(sums));  // [2, batch, row, kv heads, head size]
-    each_stretch(call, q.size(1), rows.size(2), [&](const Part& part) {
+    at::Tensor drows = at::zeros(rows.sizes(), rows.options().dtype(sums));
+    each_stretch(call, q.size(1), rows.size(1), [&](const Part& part) {
       const auto mine = [&part](const at::Tensor& tensor) { return tensor.narrow(1, part.at, part.count); };
-      const at::Tensor keys = keys_of(rows, 0, part.keys), values = keys_of(rows, 1, part.keys);
+      const auto [keys, values] = part.seen_in(rows, k.size(3));
       CoreGradients block{mine(gradients.q), at::empty(keys.sizes(), keys.options()),
-                          at::empty(keys.sizes(), keys.options())};
+                          at::empty(values.sizes(), values.options())};
       backward_block(call.shape, part.place, call.context, block, mine(dout), mine(q), keys, values,
                      {mine(out).contiguous(), lse.narrow(2, part.at, part.count).contiguous()});
-      keys_of(drows, 0, part.keys).add_(block.k);
-      keys_of(drows, 1, part.keys).add_(block.v);
+      const auto [dkeys, dvalues] = part.seen_in(drows, k.size(3));
+      dkeys.add_(block.k);
+      dvalues.add_(block.v);
     });
     // Back to who has the tokens, summed over who saw them.
     std::vector<at::Tensor> blocks;
     for (int rank = 0; rank < split_.outer; ++rank) {
-      blocks.push_back(at::stack({take_tokens(drows.select(0, 0), split_.of_outer(rank, rows.size(2))),
-                                  take_tokens(drows.select(0, 1), split_.of_outer(rank, rows.size(2)))}));
+      blocks.push_back(take_tokens(drows, split_.of_outer(rank, rows.size(1))));
     }
     const at::Tensor all = at::stack(blocks);
     at::Tensor own = at::empty(blocks[0].sizes(), all.options());
     group_.reduce_scatter(device::to_const_buffer(all), device::to_buffer(own), comm::Reduce::kSum).wait();
-    gradients.k.copy_(own.select(0, 0));
-    gradients.v.copy_(own.select(0, 1));
+    const auto [dkeys, dvalues] = split_key_values(own, k.size(3));
+    gradients.k.copy_(dkeys);
+    gradients.v.copy_(dvalues);
   }
 
  private:
@@ -64,29 +66,28 @@ class GatherCore final : public ContextCore {
     std::int64_t at = 0, count = 0;  // of this rank's queries
     TokenRange keys;
     BlockPlace place;
+    KeyValues seen_in(const at::Tensor& rows, std::int64_t key_size) const {
+      return split_key_values(rows.narrow(1, keys.first, keys.count), key_size);
+    }
   };
 
-  /// [2, batch, row, kv heads, head size]: keys and values of whole rows, in their order.
+  /// Keys and values of whole rows, in their order: [batch, row, kv heads, key size + value size].
   at::Tensor gather(const at::Tensor& k, const at::Tensor& v) const {
-    const at::Tensor mine = at::stack({k, v});
+    const at::Tensor mine = at::cat({k, v}, 3);
     std::vector<std::int64_t> shape{group_.size()};
     shape.insert(shape.end(), mine.sizes().begin(), mine.sizes().end());
     at::Tensor blocks = at::empty(shape, mine.options());
     group_.all_gather(device::to_const_buffer(mine), device::to_buffer(blocks)).wait();
     const std::int64_t length = k.size(1) * group_.size();
-    at::Tensor rows = at::empty({2, k.size(0), length, k.size(2), k.size(3)}, mine.options());
+    at::Tensor rows = at::empty({mine.size(0), length, mine.size(2), mine.size(3)}, mine.options());
     for (int rank = 0; rank < split_.outer; ++rank) {
       std::int64_t at = 0;
       for (const TokenRange& stretch : split_.of_outer(rank, length)) {
-        rows.narrow(2, stretch.first, stretch.count).copy_(blocks.select(0, rank).narrow(2, at, stretch.count));
+        rows.narrow(1, stretch.first, stretch.count).copy_(blocks.select(0, rank).narrow(1, at, stretch.count));
         at += stretch.count;
       }
     }
     return rows;
-  }
-
-  static at::Tensor keys_of(const at::Tensor& rows, std::int64_t which, const TokenRange& keys) {
-    return rows.select(0, which).narrow(1, keys.first, keys.count);
   }
 
   /// This rank's queries stretch by stretch, each with the keys that it may see.
@@ -117,6 +118,10 @@ class GatherCore final : public ContextCore {
 
 std::unique_ptr<ContextCore> make_gather_core(const TokenSplit& split, comm::Group& group) {
   return std::make_unique<GatherCore>(split, group);
+}
+
+KeyValues split_key_values(const at::Tensor& both, std::int64_t key_size) {
+  return {both.narrow(3, 0, key_size), both.narrow(3, key_size, both.size(3) - key_size)};
 }
 
 std::unique_ptr<ContextCore> make_context_core(const ParallelContext& parallel) {

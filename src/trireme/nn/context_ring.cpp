@@ -4,9 +4,9 @@
 // again, and each is followed by the sum of its gradients, which ends where the block began. Blocks that no query of
 // this rank sees are passed on and not computed with.
 #include <ATen/ops/add.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <limits>
@@ -27,14 +27,14 @@ class RingCore final : public ContextCore {
 
   CoreOutput forward(const CoreCall& call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) override {
     const auto sums = sum_type(q);
-    CoreResult result{at::zeros(q.sizes(), q.options().dtype(sums)),
+    CoreResult result{at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options().dtype(sums)),
                       at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(sums))};
     result.lse.fill_(-std::numeric_limits<double>::infinity());
     each_block(k, v, [&](int owner, const at::Tensor& block) {
       each_pair(call, q.size(1), owner, [&](const Pair& pair) {
-        const CoreResult part =
-            forward_block(call.shape, pair.place, call.context, q.narrow(1, pair.query, pair.queries.count),
-                          pair.keys_in(block, 0), pair.keys_in(block, 1));
+        const auto [keys, values] = pair.keys_in(block, k.size(3));
+        const CoreResult part = forward_block(call.shape, pair.place, call.context,
+                                              q.narrow(1, pair.query, pair.queries.count), keys, values);
         at::Tensor out = result.out.narrow(1, pair.query, pair.queries.count);
         at::Tensor lse = result.lse.narrow(2, pair.query, pair.queries.count);
         kernels::attention_merge(out, lse, part.out.to(sums), part.lse);
@@ -57,14 +57,16 @@ class RingCore final : public ContextCore {
         const auto mine = [&pair](const at::Tensor& tensor) {
           return tensor.narrow(1, pair.query, pair.queries.count).contiguous();
         };
-        const at::Tensor query = mine(q), keys = pair.keys_in(block, 0), values = pair.keys_in(block, 1);
+        const at::Tensor query = mine(q);
+        const auto [keys, values] = pair.keys_in(block, k.size(3));
         CoreGradients part{at::empty_like(query), at::empty(keys.sizes(), keys.options()),
                            at::empty(values.sizes(), values.options())};
         backward_block(call.shape, pair.place, call.context, part, mine(dout), query, keys, values,
                        {mine(kept.out), kept.lse.narrow(2, pair.query, pair.queries.count).contiguous()});
         dq.narrow(1, pair.query, pair.queries.count).add_(part.q);
-        pair.keys_in(dblock, 0).add_(part.k);
-        pair.keys_in(dblock, 1).add_(part.v);
+        const auto [dkeys, dvalues] = pair.keys_in(dblock, k.size(3));
+        dkeys.add_(part.k);
+        dvalues.add_(part.v);
       });
       if (owner == group_.rank()) {
         own = dblock;
@@ -74,8 +76,9 @@ class RingCore final : public ContextCore {
     });
     own.add_(following.come_home(own));
     gradients.q.copy_(dq);
-    gradients.k.copy_(own.select(0, 0));
-    gradients.v.copy_(own.select(0, 1));
+    const auto [dkeys, dvalues] = split_key_values(own, k.size(3));
+    gradients.k.copy_(dkeys);
+    gradients.v.copy_(dvalues);
   }
 
  private:
@@ -84,8 +87,8 @@ class RingCore final : public ContextCore {
     std::int64_t query = 0, key = 0;
     TokenRange queries, keys;
     BlockPlace place;
-    at::Tensor keys_in(const at::Tensor& block, std::int64_t which) const {
-      return block.select(0, which).narrow(1, key, keys.count);
+    KeyValues keys_in(const at::Tensor& block, std::int64_t key_size) const {
+      return split_key_values(block.narrow(1, key, keys.count), key_size);
     }
   };
 
@@ -121,11 +124,11 @@ class RingCore final : public ContextCore {
     return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   }
 
-  /// Blocks [2, batch, tokens, kv heads, head size] as they come round, this rank's own first.
+  /// Blocks of keys and values (split_key_values) as they come round, this rank's own first.
   template <typename Visit>
   void each_block(const at::Tensor& k, const at::Tensor& v, const Visit& visit) const {
     const int size = group_.size(), me = group_.rank();
-    at::Tensor block = at::stack({k, v});
+    at::Tensor block = at::cat({k, v}, 3);
     for (int step = 0; step < size; ++step) {
       at::Tensor next;
       comm::Batch exchange;

@@ -142,7 +142,7 @@ kernels::Fp8GatedBackward quantise_gated_backward(const Param& in, const Param& 
 
 const Fp8Pair& Fp8WeightCache::get(const Param& weight, const at::Tensor& value, bool current, bool forward) {
   const bool stale = !current || version_ != weight.version;
-  if (stale || (forward && device::cuda_capturing())) {
+  if (stale || (forward && value.is_cuda() && device::cuda_capturing())) {
     pair_ = quantise(weight, value, {.role = Fp8Role::kWeight, .rows = true, .columns = true, .note = current}, &pair_);
     version_ = current ? weight.version : -1;
   }

@@ -38,11 +38,12 @@ class Totals {
 
   /// Into the context, read now or left for later. The mean of all terms. The kernels' z-losses have their weight in
   /// them; the term tells it apart.
-  at::Tensor tell(Context& context, double z_weight, at::ScalarType type) const {
+  at::Tensor tell(Context& context, const HeadOptions& options, at::ScalarType type) const {
+    const double z_weight = options.z_loss;
     const at::Tensor count = sums_.select(0, kCount);
     at::Tensor all = sums_.select(0, kLoss);
     std::vector<LossTerm> terms;
-    terms.push_back({.name = std::string(kMainLoss), .pending = at::stack({all, count})});
+    terms.push_back({.name = options.term, .pending = at::stack({all, count}), .weight = options.weight});
     if (z_weight > 0) {
       terms.push_back(
           {.name = "z_loss", .pending = at::stack({sums_.select(0, kZLoss) / z_weight, count}), .weight = z_weight});
@@ -161,8 +162,10 @@ at::Tensor Head::forward(at::Tensor x, Context& context, Tape* tape) {
                                                       : at::full({targets.size(0)}, 1.0, x.options().dtype(type));
   weights = weights * targets.ne(kernels::CrossEntropy{}.ignore).to(type);
   at::Tensor scales;
-  if (tape)
+  if (tape) {
     scales = context.scale_on_device.defined() ? weights * context.scale_on_device : weights * context.gradient_scale;
+    if (options_.weight != 1) scales = scales * options_.weight;
+  }
   at::Tensor dx = tape ? at::empty_like(rows) : at::Tensor();
 
   const std::int64_t row_bytes = weight.size(0) * x.element_size();
@@ -185,7 +188,7 @@ at::Tensor Head::forward(at::Tensor x, Context& context, Tape* tape) {
     add_weight_grad(weight_, values, inputs);
     if (bias_) add_row_sum_gradient(*bias_, values);
   }
-  at::Tensor mean = totals.tell(context, options_.z_loss, type);
+  at::Tensor mean = totals.tell(context, options_, type);
   if (tape) {
     dx = dx.view(entered.sizes());
     if (sequence) {

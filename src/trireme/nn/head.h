@@ -7,7 +7,7 @@
 // Depends on: base, comm, kernels.
 #pragma once
 
-#include <optional>
+#include <string>
 
 #include "trireme/kernels/cross_entropy.h"
 #include "trireme/nn/layer.h"
@@ -19,6 +19,8 @@ struct HeadOptions {
   double label_smoothing = 0;
   double z_loss = 0;
   std::int64_t chunk_bytes = std::int64_t{128} << 20;  ///< of logits; at least one row
+  std::string term = std::string(kMainLoss);           ///< name of the loss term
+  double weight = 1;                                   ///< in the total loss
 };
 
 class Head final : public UnaryLayer {
@@ -27,8 +29,8 @@ class Head final : public UnaryLayer {
   /// `weight` [vocabulary, width], perhaps the token embedding; `bias` [vocabulary] or null: this rank's slices.
   Head(Param& weight, Param* bias, HeadOptions options, const ParallelContext& parallel = single_rank());
   /// x [batch, sequence, width]. Without targets in the context: the logits [batch, sequence, vocabulary]. With them:
-  /// the mean loss, a scalar in float (double), over what takes part. The context's losses get the terms "loss" and,
-  /// with its weight, "z_loss": the mean of the squared log-partition.
+  /// the mean loss, a scalar in float (double), over what takes part. The context's losses get the head's term ("loss")
+  /// and, with its weight, "z_loss": the mean of the squared log-partition.
   at::Tensor forward(at::Tensor x, Context& context, Tape* tape) override;
   /// `dy` may be undefined: the loss is the end, and the context's gradient_scale says how much it weighs.
   at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) override;

@@ -24,7 +24,9 @@ namespace trireme::nn {
 
 struct KvCache {
   struct Layer {
-    at::Tensor keys, values;  ///< [num_blocks, kKvBlockSize, num_kv_heads, head_dim], of this rank's heads
+    /// [num_blocks, kKvBlockSize, num_kv_heads, head_dim], of this rank's heads. Latent attention: keys are [..,
+    /// 1, kv_lora_rank + qk_rope_head_dim], all that is cached of a token, and there are no values.
+    at::Tensor keys, values;
   };
   std::vector<KvCacheGroup> groups;  ///< no two with the same window
   std::vector<Layer> layers = {};    ///< by AttentionShape::cache_layer, allocated by the first step

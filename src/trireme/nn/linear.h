@@ -84,6 +84,8 @@ class Linear final : public UnaryLayer {
   at::Tensor forward(at::Tensor x, Context& context, Tape* tape) override;
   at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) override;
 
+  const Param& weight() const { return weight_; }
+
   // For layers that save the input by themselves, or recompute it:
   LinearOutput forward(const LinearInput& input, const LinearEpilogue& epilogue, Context& context) const;
   /// Adds the weight's and the bias's gradients (or defers that) and gives that of the input, or of its pre-activation.

@@ -55,6 +55,8 @@ void take_tokens(std::vector<at::Tensor>& ids, Context& context, const TokenSpli
   context.sequence.positions = take_tokens(context.sequence.positions, mine);
   context.targets = take_tokens(context.targets, mine);
   context.loss_weights = take_tokens(context.loss_weights, mine);
+  for (at::Tensor* tensor : {&context.mtp.ids, &context.mtp.targets, &context.mtp.weights})
+    *tensor = take_tokens(*tensor, mine);
   context.segments = take_tokens(context.segments, mine);
   const at::Tensor row = at::arange(length, at::kLong).unsqueeze(0);
   context.sequence.columns = take_tokens(row, mine).squeeze(0);

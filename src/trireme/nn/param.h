@@ -46,6 +46,7 @@ struct Param {
   at::Tensor value, master;
   at::Tensor gradient;         ///< undefined until the first contribution
   bool gradient_empty = true;  ///< what `gradient` holds is old: the next contribution overwrites it
+  bool unused = false;         ///< no layer of any rank gave it a gradient in this step: updates leave it as it is
   std::int64_t version = 0;    ///< raised by each update; derived forms are cached by it
   /// Delayed 8-bit scales of activations, the weight and gradients: three rows of an Fp8History's table.
   at::Tensor scales = {};

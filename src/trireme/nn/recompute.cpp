@@ -1,10 +1,16 @@
 #include "trireme/nn/recompute.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/device/memory_pool.h"
+#include "trireme/device/tensor_buffer.h"
 #include "trireme/nn/flops.h"
 
 namespace trireme::nn {
@@ -28,13 +34,40 @@ class CountActivations {
   std::int64_t bytes_;
 };
 
+/// This rank's part of a tensor's numbers; the last ranks' are filled up, so that all are equally long.
+at::Tensor kept_part(const at::Tensor& whole, comm::Group& group) {
+  if (!whole.defined()) return whole;
+  const at::Tensor flat = whole.contiguous().view({-1});
+  const std::int64_t each = (flat.numel() + group.size() - 1) / group.size();
+  const std::int64_t begin = std::min(flat.numel(), each * group.rank()), end = std::min(flat.numel(), begin + each);
+  at::Tensor part = at::zeros({each}, flat.options());
+  part.narrow(0, 0, end - begin).copy_(flat.narrow(0, begin, end - begin));
+  return part;
+}
+
+at::Tensor gathered(const at::Tensor& part, at::IntArrayRef sizes, comm::Group& group) {
+  if (!part.defined()) return part;
+  at::Tensor all = at::empty({part.numel() * group.size()}, part.options());
+  group.all_gather(device::to_const_buffer(part), device::to_buffer(all)).wait();
+  const std::int64_t count = c10::multiply_integers(sizes);
+  TRIREME_CHECK(count <= all.numel() && all.numel() - count < group.size(),
+                "a gradient of {} numbers for an input that was kept in {} parts of {}", count, group.size(),
+                part.numel());
+  return all.narrow(0, 0, count).view(sizes);
+}
+
 }  // namespace
 
 Tensors Recomputed::forward(Tensors inputs, Context& context, Tape* tape) {
+  Tensors kept;
+  if (tape) kept = inputs;
+  if (partition_ != nullptr) {
+    for (at::Tensor& tensor : kept) tensor = kept_part(tensor, *partition_);
+  }
   if (tape && context.stash) {
-    tape->push(inputs, *context.stash);
+    tape->push(std::move(kept), *context.stash);
   } else if (tape) {
-    tape->push(inputs);
+    tape->push(std::move(kept));
   }
   return layer_->forward(std::move(inputs), context, nullptr);
 }
@@ -42,6 +75,10 @@ Tensors Recomputed::forward(Tensors inputs, Context& context, Tape* tape) {
 Tensors Recomputed::backward(Tensors gradients, Context& context, Tape& tape) {
   // As many inputs as outputs: blocks pass on what they are given.
   Tensors inputs = tape.pop(gradients.size());
+  if (partition_ != nullptr) {
+    // Blocks give out what they take in, so a gradient has its input's shape.
+    for (std::size_t i = 0; i < inputs.size(); ++i) inputs[i] = gathered(inputs[i], gradients[i].sizes(), *partition_);
+  }
   Tape again;
   const std::size_t losses = context.losses.size();
   {
@@ -81,35 +118,57 @@ std::vector<std::int64_t> sqrt_segments(std::int64_t blocks) {
   return lengths;
 }
 
-std::vector<std::unique_ptr<Layer>> recomputed(std::vector<std::unique_ptr<Layer>> blocks, const Recompute& recompute) {
-  std::vector<std::unique_ptr<Layer>> out;
+RecomputePlan plan_of(const Recompute& recompute, std::int64_t blocks) {
+  RecomputePlan plan;
+  const auto add = [&](std::int64_t length, bool runs_again) {
+    const std::int64_t begin = plan.empty() ? 0 : plan.back().end;
+    RecomputePart& part = plan.emplace_back(RecomputePart{.begin = begin, .end = begin + length});
+    for (std::int64_t i = begin; i < part.end && runs_again; ++i) part.inside.push_back({.begin = i, .end = i + 1});
+  };
   switch (recompute.kind) {
-    case RecomputeKind::kNone:
-    case RecomputeKind::kSelective:
-      return blocks;
-    case RecomputeKind::kFull:
-      for (auto& block : blocks) out.push_back(std::make_unique<Recomputed>(std::move(block)));
-      return out;
-    case RecomputeKind::kEvery: {
+    case RecomputeKind::kRecursive:
+      return recursive_plan(blocks);
+    case RecomputeKind::kBudget:
+      return plan_within(std::vector<BlockCost>(static_cast<std::size_t>(blocks), recompute.block), recompute.budget);
+    case RecomputeKind::kSqrt:
+      for (const std::int64_t length : sqrt_segments(blocks)) add(length, true);
+      return plan;
+    case RecomputeKind::kEvery:
       if (recompute.every < 1) throw ConfigError("recompute.every must be at least 1");
-      for (std::size_t i = 0; i < blocks.size(); ++i) {
-        const bool kept = i % static_cast<std::size_t>(recompute.every) == 0;
-        out.push_back(kept ? std::move(blocks[i]) : std::make_unique<Recomputed>(std::move(blocks[i])));
-      }
-      return out;
-    }
-    case RecomputeKind::kSqrt: {
-      auto next = blocks.begin();
-      for (const std::int64_t length : sqrt_segments(static_cast<std::int64_t>(blocks.size()))) {
-        std::vector<std::unique_ptr<Layer>> segment(std::make_move_iterator(next),
-                                                    std::make_move_iterator(next + length));
-        next += length;
-        out.push_back(std::make_unique<Recomputed>(std::make_unique<Chain>(std::move(segment))));
-      }
-      return out;
-    }
+      break;
+    default:
+      break;
   }
-  return blocks;
+  for (std::int64_t i = 0; i < blocks; ++i) {
+    add(1, recompute.kind == RecomputeKind::kFull ||
+               (recompute.kind == RecomputeKind::kEvery && i % recompute.every != 0));
+  }
+  return plan;
+}
+
+namespace {
+
+/// The layers of a plan's parts, one each. `partition`: of Recomputed.
+std::vector<std::unique_ptr<Layer>> layers_of(const RecomputePlan& plan, std::vector<std::unique_ptr<Layer>>& blocks,
+                                              comm::Group* partition) {
+  std::vector<std::unique_ptr<Layer>> layers;
+  for (const RecomputePart& part : plan) {
+    std::unique_ptr<Layer>& first = blocks[static_cast<std::size_t>(part.begin)];
+    if (!part.recomputed() || first == nullptr) {
+      layers.push_back(std::move(first));
+      continue;
+    }
+    auto inside = layers_of(part.inside, blocks, partition);
+    auto layer = inside.size() == 1 ? std::move(inside.front()) : std::make_unique<Chain>(std::move(inside));
+    layers.push_back(std::make_unique<Recomputed>(std::move(layer), partition));
+  }
+  return layers;
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Layer>> recomputed(std::vector<std::unique_ptr<Layer>> blocks, const Recompute& recompute) {
+  return layers_of(plan_of(recompute, static_cast<std::int64_t>(blocks.size())), blocks, recompute.partition);
 }
 
 }  // namespace trireme::nn

@@ -2,15 +2,18 @@
 //
 // The second run gives the same bits: dropout is drawn by token numbers, and every operator's result depends on its
 // inputs alone. So gradients are equal to the last bit with and without. Where the context has a Stash, kept inputs
-// wait on the host.
-// Depends on: base, spec (which kinds there are).
+// wait on the host. Ranks that have the same inputs may each keep a part and gather them in backward (ZeRO-R's
+// partitioned activations, Rajbhandari et al. 2019).
+// Depends on: base, comm, spec (which kinds there are).
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "trireme/comm/group.h"
 #include "trireme/nn/layer.h"
+#include "trireme/nn/recompute_plan.h"
 #include "trireme/spec/train.h"
 
 namespace trireme::nn {
@@ -18,12 +21,15 @@ namespace trireme::nn {
 /// A layer whose activations are recomputed in backward.
 class Recomputed final : public Layer {
  public:
-  explicit Recomputed(std::unique_ptr<Layer> layer) : layer_(std::move(layer)) {}
+  /// `partition`: ranks with the same inputs, of which each keeps a part; null: all of them are kept here. Borrowed.
+  explicit Recomputed(std::unique_ptr<Layer> layer, comm::Group* partition = nullptr)
+      : layer_(std::move(layer)), partition_(partition) {}
   Tensors forward(Tensors inputs, Context& context, Tape* tape) override;
   Tensors backward(Tensors gradients, Context& context, Tape& tape) override;
 
  private:
   std::unique_ptr<Layer> layer_;
+  comm::Group* partition_;
 };
 
 /// Layers one after the other.
@@ -42,11 +48,18 @@ using spec::RecomputeKind;
 
 struct Recompute {
   RecomputeKind kind = RecomputeKind::kNone;
-  std::int64_t every = 2;  ///< kEvery
+  std::int64_t every = 2;            ///< kEvery
+  BlockCost block = {};              ///< kBudget: of each block
+  double budget = 0;                 ///< kBudget: bytes
+  comm::Group* partition = nullptr;  ///< of Recomputed
 };
 
-/// Wraps a model's blocks as asked. kSelective (AttentionShape::recompute_core) changes nothing here: blocks are built
-/// with it.
+/// Of a chain of so many blocks; what is neither a segment nor recomputed saves.
+RecomputePlan plan_of(const Recompute& recompute, std::int64_t blocks);
+
+/// Wraps a model's blocks as asked: a layer for each part of plan_of(). A null block, which another rank has, keeps its
+/// place. kSelective (AttentionShape::recompute_core) changes nothing here: blocks are built with it; kStage is in the
+/// table of a pipeline.
 std::vector<std::unique_ptr<Layer>> recomputed(std::vector<std::unique_ptr<Layer>> blocks, const Recompute& recompute);
 
 /// Lengths of Chen's segments over n blocks: about sqrt(n) of them, as equal as can be.

@@ -1,6 +1,7 @@
 #include "trireme/nn/rotary.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/max.h>
 
 #include <algorithm>
 #include <cmath>
@@ -39,9 +40,16 @@ void yarn(RotaryFrequencies& out, const spec::Rotary& rotary, std::int64_t rotat
     const double ramp = std::clamp((static_cast<double>(pair) - low) / (high - low), 0.0, 1.0);
     out.inverse[pair] = out.inverse[pair] / rotary.factor * ramp + out.inverse[pair] * (1 - ramp);
   }
-  out.magnitude = rotary.attention_factor > 0 ? rotary.attention_factor
-                  : rotary.factor > 1         ? 0.1 * std::log(rotary.factor) + 1
-                                              : 1.0;
+  out.magnitude = spec::yarn_magnitude(rotary);
+}
+
+/// NTK-aware scaling (bloc97 2023) for sequences that are longer than the context that was trained: a base so much
+/// larger that the slowest pair turns as far at the end of them as it did at the end of that.
+double dynamic_base(const spec::Rotary& rotary, std::int64_t rotated, std::int64_t max_seq_len) {
+  const double longer = static_cast<double>(max_seq_len) / static_cast<double>(rotary.original_positions);
+  if (longer <= 1) return rotary.base;
+  const auto width = static_cast<double>(rotated);
+  return rotary.base * std::pow(rotary.factor * longer - (rotary.factor - 1), width / (width - 2));
 }
 
 template <typename Number>
@@ -59,12 +67,15 @@ void fill(RotaryTable::Tables& tables, const RotaryFrequencies& frequencies) {
 
 }  // namespace
 
-RotaryFrequencies rotary_frequencies(const spec::Rotary& rotary, std::int64_t rotated) {
+RotaryFrequencies rotary_frequencies(const spec::Rotary& rotary, std::int64_t rotated, std::int64_t max_seq_len) {
   RotaryFrequencies out;
+  const double base =
+      rotary.scaling == spec::RotaryScaling::kDynamic ? dynamic_base(rotary, rotated, max_seq_len) : rotary.base;
   for (std::int64_t i = 0; i < rotated; i += 2) {
-    const double inverse = 1.0 / std::pow(rotary.base, static_cast<double>(i) / static_cast<double>(rotated));
+    const double inverse = 1.0 / std::pow(base, static_cast<double>(i) / static_cast<double>(rotated));
     switch (rotary.scaling) {
       case spec::RotaryScaling::kNone:
+      case spec::RotaryScaling::kDynamic:
       case spec::RotaryScaling::kYarn:
         out.inverse.push_back(inverse);
         break;
@@ -80,8 +91,8 @@ RotaryFrequencies rotary_frequencies(const spec::Rotary& rotary, std::int64_t ro
   return out;
 }
 
-RotaryTable::RotaryTable(const spec::Rotary& rotary, std::int64_t rotated)
-    : frequencies_(rotary_frequencies(rotary, rotated)) {}
+RotaryTable::RotaryTable(const spec::Rotary& rotary, std::int64_t rotated, std::int64_t max_seq_len)
+    : frequencies_(rotary_frequencies(rotary, rotated, max_seq_len)) {}
 
 const RotaryTable::Tables& RotaryTable::tables(std::int64_t positions, const at::TensorOptions& options) {
   const auto type = options.dtype() == at::kDouble ? at::kDouble : at::kFloat;
@@ -102,6 +113,13 @@ const RotaryTable::Tables& RotaryTable::tables(std::int64_t positions, const at:
   tables_.cosines = tables_.cosines.to(options.device());
   tables_.sines = tables_.sines.to(options.device());
   return tables_;
+}
+
+void RotaryTable::rotate_(at::Tensor& x, const Sequence& sequence, kernels::RotaryPairs pairs, bool inverse) {
+  const std::int64_t count =
+      sequence.position_count > 0 ? sequence.position_count : at::max(sequence.positions).item<std::int64_t>() + 1;
+  const auto& [cosines, sines] = tables(count, x.options());
+  kernels::rotary_(x, cosines, sines, sequence.positions, pairs, inverse);
 }
 
 }  // namespace trireme::nn

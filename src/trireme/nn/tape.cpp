@@ -16,6 +16,7 @@ Tape& Tape::operator=(Tape&& other) noexcept {
   deferred_ = std::exchange(other.deferred_, {});
   deferring_ = other.deferring_;
   offloaded_ = std::exchange(other.offloaded_, {});
+  discarded_ = std::exchange(other.discarded_, {});
   return *this;
 }
 
@@ -48,6 +49,35 @@ Tensors Tape::pop(std::size_t count) {
   TRIREME_CHECK(frame.size() == count, "a layer's backward wants {} tensors and found a frame of {}: another layer's",
                 count, frame.size());
   return frame;
+}
+
+Tape Tape::split_rows(std::int64_t kept, std::int64_t rows) {
+  TRIREME_CHECK(offloaded_.empty() && deferred_.empty(),
+                "a tape with frames elsewhere or deferred work cannot be split");
+  TRIREME_CHECK(kept > 0 && kept < rows, "{} of {} rows are no part of them", kept, rows);
+  const auto of_row = [&](std::int64_t size) {
+    TRIREME_CHECK(size % rows == 0, "a saved tensor of {} has no equal part for each of {} rows", size, rows);
+    return size / rows;
+  };
+  Tape rest;
+  for (Tensors& frame : frames_) {
+    Tensors& other = rest.frames_.emplace_back();
+    for (at::Tensor& tensor : frame) {
+      at::Tensor& theirs = other.emplace_back();
+      if (!tensor.defined()) continue;
+      TRIREME_CHECK(tensor.dim() > 0, "a saved number belongs to no row");
+      const std::int64_t each = of_row(tensor.size(0));
+      theirs = tensor.narrow(0, kept * each, (rows - kept) * each);
+      tensor = tensor.narrow(0, 0, kept * each);
+    }
+  }
+  rest.discarded_ = discarded_;
+  for (auto [part, taken] : {std::pair{this, kept}, std::pair{&rest, rows - kept}}) {
+    for (Discarded& discarded : part->discarded_) {
+      for (Discarded::Place& place : discarded.places) place.sizes[0] = of_row(place.sizes[0]) * taken;
+    }
+  }
+  return rest;
 }
 
 void Tape::discard(const at::Tensor& x, std::size_t mark) {

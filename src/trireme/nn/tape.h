@@ -38,6 +38,10 @@ class Tape {
   template <std::size_t kCount>
   std::array<at::Tensor, kCount> pop();
   bool empty() const { return frames_.empty(); }
+  /// Of a forward pass over `rows` rows of the batch: keeps what it left of the first `kept` of them and gives the tape
+  /// of the others, as if they had been two passes. Both see the same memory. Every frame has rows, or tokens row by
+  /// row, in its tensors' first dimension; nothing may be deferred or wait elsewhere.
+  Tape split_rows(std::int64_t kept, std::int64_t rows);
 
   // Tensors that can be recomputed. discard() and recompute() come in pairs, the last discarded is recomputed first.
   /// A mark: how many frames there are.

@@ -14,7 +14,8 @@ namespace trireme::optim {
 void require_gradients(const nn::Params& params) {
   std::vector<std::string> missing;
   for (const nn::Param& param : params) {
-    if (param.trainable && (param.gradient_empty || !param.gradient.defined())) missing.push_back(param.name);
+    if (param.trainable && !param.unused && (param.gradient_empty || !param.gradient.defined()))
+      missing.push_back(param.name);
   }
   if (missing.empty()) return;
   const std::size_t count = missing.size();

@@ -1,7 +1,10 @@
 // LAMB (You et al. 2019, algorithm 2): u is Adam's direction, its bias corrected, plus decay times w;
-//   w <- w - rate (|w| / |u|) u,
-// norms over the whole parameter, their ratio 1 where one of them is zero. Biases and norms take u as it is.
+//   w <- w - rate (phi(|w|) / |u|) u,
+// norms over the whole parameter, phi(z) = min(max(z, gamma_l), gamma_u), the ratio 1 where one of them is zero. Biases
+// and norms take u as it is.
 #include <ATen/ops/empty_like.h>
+
+#include <limits>
 
 #include "trireme/optim/gradients.h"
 #include "trireme/optim/optimizer.h"
@@ -37,9 +40,12 @@ class Lamb final : public Optimizer {
     }
     if (options.across != nullptr && options.across->sum_parts) options.across->sum_parts(squares);
     for (std::size_t i = 0; i < count; ++i) {
+      const kernels::NormPair norms{.weight_squared = squares[i], .update_squared = squares[count + i]};
       const double ratio =
-          slots[i].adapts ? kernels::lamb_ratio({.weight_squared = squares[i], .update_squared = squares[count + i]})
-                          : 1;
+          slots[i].adapts
+              ? kernels::lamb_ratio(norms, config().weight_norm_min,
+                                    config().weight_norm_max.value_or(std::numeric_limits<double>::infinity()))
+              : 1;
       kernels::apply_direction(tensors(slots[i], options), directions[i],
                                options.learning_rate * slots[i].rate * ratio);
     }

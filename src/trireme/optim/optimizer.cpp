@@ -58,13 +58,19 @@ void Optimizer::begin_step() {
   ++steps_;
   for (Slot& slot : slots_) {
     slot.gradient = slot.param.gradient;
-    ++slot.param.version;
+    if (!slot.param.unused) ++slot.param.version;
     slot.param.gradient_empty = true;
   }
 }
 
 void Optimizer::finish_step(const StepOptions& options) {
-  update(slots_, options);
+  // Runs of slots that have a gradient; nearly always one run of all.
+  const auto used = [](const Slot& slot) { return !slot.param.unused; };
+  for (auto begin = std::ranges::find_if(slots_, used); begin != slots_.end();) {
+    const auto end = std::find_if_not(begin, slots_.end(), used);
+    update({begin, end}, options);
+    begin = std::find_if(end, slots_.end(), used);
+  }
   for (Slot& slot : slots_) slot.gradient = at::Tensor();
 }
 

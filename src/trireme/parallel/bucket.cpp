@@ -45,8 +45,10 @@ void fill_buckets(BucketPlan& plan, const std::vector<ShardUnit>& units, nn::Par
     if (by_itself) kind += " " + param->name;
     auto at = open.find(kind);
     const std::int64_t size = round_up(layout::local_elements(param->placement), kAlign);
-    if (at != open.end() && options.bucket_bytes > 0 &&
-        (buckets[at->second].elements + size) * width > options.bucket_bytes) {
+    // A small first bucket is on its way while backward has hardly begun (PyTorch DDP).
+    const bool first = at != open.end() && at->second == 0 && options.first_bucket_bytes > 0;
+    const std::int64_t limit = first ? options.first_bucket_bytes : options.bucket_bytes;
+    if (at != open.end() && limit > 0 && (buckets[at->second].elements + size) * width > limit) {
       open.erase(at);
       at = open.end();
     }

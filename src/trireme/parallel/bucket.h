@@ -29,8 +29,11 @@ struct DataParallelOptions {
   layout::AxisNames data;
   layout::AxisNames shard;  ///< of them, those (or parts of those) that share out; empty without ZeRO
   std::int64_t bucket_bytes = std::int64_t{25} << 20;  ///< of gradients; 0: one bucket
-  bool reduce_bf16 = false;                            ///< gradients are rounded for the way
-  bool offload = false;                                ///< owned() lives on the host
+  std::int64_t first_bucket_bytes = 0;  ///< of the bucket that backward completes first; 0: as the others
+  int reduce_groups = 1;                ///< groups of the same ranks that buckets take in turn
+  bool find_unused = false;             ///< parameters may have no gradient in a step; ZeRO 1 at most
+  bool reduce_bf16 = false;             ///< gradients are rounded for the way
+  bool offload = false;                 ///< owned() lives on the host
   nn::Precision precision = nn::Precision::kFp32;
   at::Device device = at::kCPU;               ///< where layers compute
   MakeReducer* reducer = make_dense_reducer;  ///< how a bucket's gradients become their sum
@@ -75,6 +78,7 @@ struct Bucket {
   layout::AxisNames shard_axes;     ///< of these, those along which ZeRO shares it out
   comm::Group* group = nullptr;     ///< along shard_axes with ZeRO, else along axes; null: this rank is alone
   comm::Group* rest = nullptr;      ///< ZeRO: along what shard_axes leaves of axes; null: nothing
+  comm::Group* everyone = nullptr;  ///< find_unused: along axes; null: this rank is alone
   std::int64_t elements = 0;        ///< of memory, a multiple of the ranks that share it
   std::int64_t begin = 0, end = 0;  ///< this rank's part
 

@@ -1,6 +1,7 @@
 #include "trireme/parallel/data_parallel.h"
 
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
@@ -146,6 +147,13 @@ void make_shards(BucketPlan& plan, nn::Params& params, nn::Params& shards, const
 DataParallel::DataParallel(std::vector<ShardUnit> units, nn::Params& params, MeshGroups& groups,
                            DataParallelOptions options, const std::vector<std::string>& apart)
     : units_(std::move(units)), params_(params), options_(std::move(options)) {
+  if (options_.find_unused && options_.zero > 1) {
+    throw ConfigError(
+        fmt::format("parameters without a gradient are found where all ranks launch buckets in one order, but ZeRO {} "
+                    "launches each as it fills",
+                    options_.zero),
+        "set layout.zero = 1, or layout.find_unused = false");
+  }
   const layout::Mesh& mesh = groups.mesh();
   plan_ = plan_buckets(units_, params_, options_, {mesh, groups.rank()}, apart);
   if (options_.offload && options_.device.is_cuda()) link_ = std::make_unique<HostLink>(options_.device);
@@ -171,20 +179,26 @@ void DataParallel::make_bucket_groups(MeshGroups& groups) {
     return options_.zero > 0 ? layout::subtract(groups.mesh(), bucket.axes, bucket.shard_axes) : layout::AxisNames{};
   };
   std::vector<layout::AxisNames> wanted;
-  for (const Bucket& bucket : plan_.buckets) wanted.insert(wanted.end(), {summed(bucket), rest(bucket)});
-  groups.agree_on(wanted);
+  for (const Bucket& bucket : plan_.buckets) {
+    wanted.insert(wanted.end(), {summed(bucket), rest(bucket)});
+    if (options_.find_unused) wanted.push_back(bucket.axes);
+  }
+  groups.agree_on(wanted, options_.reduce_groups);
+  int turn = 0;
   for (Bucket& bucket : plan_.buckets) {
-    bucket.group = groups.along(summed(bucket));
+    bucket.group = groups.along(summed(bucket), turn++ % options_.reduce_groups);
     bucket.rest = groups.along(rest(bucket));
+    if (options_.find_unused) bucket.everyone = groups.along(bucket.axes);
   }
 }
 
 double DataParallel::finish() {
-  gradients_->require_complete();
+  if (!options_.find_unused) gradients_->require_complete();
   weights_->send_out();  // a rank without rows has run no layer
   gradients_->launch_all();
   const auto begin = Clock::now();
   gradients_->settle_all();
+  if (options_.find_unused) gradients_->find_unused();
   for (SliceReduction& slice : slices_) slice.sum();
   if (options_.has_separate_shards()) nn::zero_grad(params_);
   for (nn::Param& param : owned()) param.gradient_empty = !param.trainable;

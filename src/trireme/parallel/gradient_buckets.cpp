@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -162,10 +163,11 @@ void GradientBuckets::require_complete() const {
   }
   throw ConfigError(
       fmt::format("no layer has given a gradient to {}, so its sum over ranks cannot be made", listed(missing)),
-      "freeze what the loss does not depend on (train.freeze)");
+      "freeze what the loss does not depend on (train.freeze), or set layout.find_unused = true");
 }
 
 void GradientBuckets::complete() {
+  TRIREME_CHECK(!options_.find_unused, "whether parameters are unused is not recorded");
   TRIREME_CHECK(options_.zero < 2 && !options_.offload, "sums that leave gradients elsewhere are not recorded");
   TRIREME_CHECK(reducer_->can_be_captured(), "this reduction is not the same in every step: {}",
                 reducer_->description());
@@ -194,6 +196,28 @@ void GradientBuckets::settle_all() {
   for (Bucket& bucket : plan_.buckets) settle(bucket);
   if (link_ != nullptr) link_->wait_for_sent();
   reducer_->finish(plan_.buckets);
+}
+
+/// A bitmap over all parameters of a group, in one call; only after all buckets, whose order on a group is the same on
+/// all ranks, while the end of a backward is not.
+void GradientBuckets::find_unused() {
+  std::vector<std::pair<comm::Group*, std::vector<BucketMember*>>> members;  // groups in the order of buckets
+  for (Bucket& bucket : plan_.buckets) {
+    if (!bucket.trainable) continue;
+    auto found = std::ranges::find(members, bucket.everyone, [](const auto& entry) { return entry.first; });
+    if (found == members.end()) found = members.insert(members.end(), {bucket.everyone, {}});
+    for (BucketMember& member : bucket.members) found->second.push_back(&member);
+  }
+  for (const auto& [group, list] : members) {
+    std::vector<std::uint8_t> used;
+    for (const BucketMember* member : list) used.push_back(member->contributed ? 1 : 0);
+    if (group != nullptr)
+      group->all_reduce(comm::Buffer{used.data(), used.size(), comm::DType::kU8}, comm::Reduce::kMax).wait();
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      nn::Param& owned = list[i]->shard != nullptr ? *list[i]->shard : *list[i]->param;
+      owned.unused = used[i] == 0;
+    }
+  }
 }
 
 void GradientBuckets::end_step() {

@@ -34,6 +34,8 @@ class GradientBuckets {
   void require_complete() const;
   void launch_all();
   void settle_all();
+  /// With the option: parameters that no layer of any rank has given a gradient to are marked, and left as they are.
+  void find_unused();
   void end_step();
 
   /// The update by the last step's gradients was taken.

@@ -18,19 +18,21 @@ MeshGroups::MeshGroups(comm::Group& world, layout::Mesh mesh) : world_(world), m
   }
 }
 
-comm::Group* MeshGroups::along(const layout::AxisNames& axes) {
+comm::Group* MeshGroups::along(const layout::AxisNames& axes, int lane) {
   layout::AxisNames names = axes;
   std::ranges::sort(names);
   if (mesh_.group_size(names) == 1) return nullptr;
-  const auto [entry, is_new] = groups_.try_emplace(names);
+  const auto [entry, is_new] = groups_.try_emplace({names, lane});
   if (is_new) {
     const std::vector<int> members = mesh_.group(rank(), names);
-    entry->second = world_.split(members.front(), rank(), fmt::format("{} {}", fmt::join(names, "."), members.front()));
+    std::string name = fmt::format("{} {}", fmt::join(names, "."), members.front());
+    if (lane > 0) name += fmt::format(" lane {}", lane);
+    entry->second = world_.split(members.front(), rank(), name);
   }
   return entry->second.get();
 }
 
-void MeshGroups::agree_on(const std::vector<layout::AxisNames>& wanted) {
+void MeshGroups::agree_on(const std::vector<layout::AxisNames>& wanted, int lanes) {
   if (world_.size() == 1) return;
   std::string mine;
   for (layout::AxisNames axes : wanted) {
@@ -49,7 +51,9 @@ void MeshGroups::agree_on(const std::vector<layout::AxisNames>& wanted) {
   std::set<std::string> sets;
   for (std::string& text : split(everybodys, ';')) sets.insert(std::move(text));
   sets.erase("");  // what fills up shorter lists
-  for (const std::string& axes : sets) along(split(axes, ' '));
+  for (const std::string& axes : sets) {
+    for (int lane = 0; lane < lanes; ++lane) along(split(axes, ' '), lane);
+  }
 }
 
 std::vector<comm::Group*> MeshGroups::all() const {

@@ -22,17 +22,18 @@ class MeshGroups {
   comm::Group& world() { return world_; }
   /// The ranks that differ from this one along these axes only; null where there is no other. Made when first asked
   /// for, by all ranks of the world together and in the same order.
-  comm::Group* along(const layout::AxisNames& axes);
+  /// `lane`: another group of the same ranks, whose calls do not wait for those of the first.
+  comm::Group* along(const layout::AxisNames& axes, int lane = 0);
   /// Makes all groups that some rank will ask for: ranks of other stages have other parameters, and want other groups.
-  /// On all ranks of the world together; the order of `wanted` does not matter.
-  void agree_on(const std::vector<layout::AxisNames>& wanted);
+  /// On all ranks of the world together; the order of `wanted` does not matter. `lanes` of each, the same on all ranks.
+  void agree_on(const std::vector<layout::AxisNames>& wanted, int lanes = 1);
   /// Those that were asked for, by their axes, ascending.
   std::vector<comm::Group*> all() const;
 
  private:
   comm::Group& world_;
   layout::Mesh mesh_;
-  std::map<layout::AxisNames, std::unique_ptr<comm::Group>> groups_;
+  std::map<std::pair<layout::AxisNames, int>, std::unique_ptr<comm::Group>> groups_;  // by axes and lane
 };
 
 }  // namespace trireme::parallel

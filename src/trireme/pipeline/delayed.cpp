@@ -29,37 +29,43 @@ int met(int step, int chunk, int chunks) { return std::max(0, step - (chunks - 1
 
 DelayLaw law_of(const schedule::Schedule& table) {
   const int chunks = table.chunks();
-  TRIREME_CHECK(chunks == static_cast<int>(table.ranks.size()), "schedule {} has several chunks a rank", table.name);
+  TRIREME_CHECK(chunks <= static_cast<int>(table.ranks.size()), "schedule {} has several chunks a rank", table.name);
+  const int every = table.update_every > 0 ? table.update_every : table.micros;
   switch (table.weights) {
     case WeightChoice::kFlush:
-      return [](int, int step, bool) -> DelayedVersion { return {step, 0}; };
+      return [=](int, int micro, bool) -> DelayedVersion { return {micro / every, 0}; };
     case WeightChoice::kStash:
-      return [=](int chunk, int step, bool) -> DelayedVersion { return {met(step, chunk, chunks), 0}; };
+      if (every > 1 || table.routes.size() > 1) {
+        // Where ranks of a stage take turns it is the forwards before it on its own rank that count.
+        return [uses = schedule::check(table).uses](int chunk, int micro, bool) -> DelayedVersion {
+          return {uses.forward(chunk, micro), 0};
+        };
+      }
+      return [=](int chunk, int micro, bool) -> DelayedVersion { return {met(micro, chunk, chunks), 0}; };
     case WeightChoice::kVerticalSync:
-      return [=](int, int step, bool) -> DelayedVersion { return {met(step, 0, chunks), 0}; };
+      return [=](int, int micro, bool) -> DelayedVersion { return {met(micro / every, 0, chunks), 0}; };
     case WeightChoice::kDoubleBuffer:
-      return [](int, int step, bool) -> DelayedVersion { return {std::max(0, step - 1), 0}; };
+      return [=](int, int micro, bool) -> DelayedVersion { return {std::max(0, micro / every - 1), 0}; };
     case WeightChoice::kStale:
-      return [=](int chunk, int step, bool forward) -> DelayedVersion {
-        return {forward ? met(step, chunk, chunks) : step, 0};
+      return [=](int chunk, int micro, bool forward) -> DelayedVersion {
+        return {forward ? met(micro / every, chunk, chunks) : micro / every, 0};
       };
     case WeightChoice::kPredictMomentum:
     case WeightChoice::kPredictAdam:
       break;
   }
   // The first micro of a step predicts for all of it.
-  const int every = std::max(1, table.update_every);
   return [aimed = schedule::check(table).uses, present = schedule::present_versions(table), every](
-             int chunk, int step, bool forward) -> DelayedVersion {
-    const int micro = step * every;
+             int chunk, int mate, bool forward) -> DelayedVersion {
+    const int micro = mate - mate % every;
     const int at = forward ? present.forward(chunk, micro) : present.backward(chunk, micro);
     return {at, (forward ? aimed.forward(chunk, micro) : aimed.backward(chunk, micro)) - at};
   };
 }
 
-DelayedGradients::DelayedGradients(models::Model& model, Split split, DelayLaw law, int steps,
+DelayedGradients::DelayedGradients(models::Model& model, Split split, DelayLaw law, int micros,
                                    WeightPredictor* predictor)
-    : model_(model), split_(std::move(split)), law_(std::move(law)), steps_(steps), predictor_(predictor) {}
+    : model_(model), split_(std::move(split)), law_(std::move(law)), micros_(micros), predictor_(predictor) {}
 
 void DelayedGradients::begin() {
   versions_.clear();
@@ -88,22 +94,23 @@ void DelayedGradients::remember() {
   const int oldest = present_ - 2 * static_cast<int>(split_.size());
   std::erase_if(versions_, [&](const auto& entry) { return entry.first.present < oldest; });
   copy(0);
+  if (predictor_ == nullptr) return;
   for (int chunk = 0; chunk < static_cast<int>(split_.size()); ++chunk) {
-    for (int step = 0; step < steps_; ++step) {
+    for (int micro = 0; micro < micros_; ++micro) {
       for (const bool forward : {true, false}) {
-        const DelayedVersion wanted = law_(chunk, step, forward);
+        const DelayedVersion wanted = law_(chunk, micro, forward);
         if (wanted.present == present_) copy(wanted.ahead);
       }
     }
   }
 }
 
-void DelayedGradients::add(Micro& micro, int step) {
+void DelayedGradients::add(Micro& micro, int number) {
   nn::Tape tape;
   nn::Tensors tensors = micro.inputs;
   const int chunks = static_cast<int>(split_.size());
   for (int chunk = 0; chunk < chunks; ++chunk) {
-    Given weights(versions_.at(law_(chunk, step, /*forward=*/true)));
+    Given weights(versions_.at(law_(chunk, number, /*forward=*/true)));
     micro.context.weights = &weights;
     const auto [begin, end] = split_[static_cast<std::size_t>(chunk)];
     for (std::size_t i = begin; i < end; ++i) {
@@ -112,7 +119,7 @@ void DelayedGradients::add(Micro& micro, int step) {
   }
   tensors.assign(1, at::Tensor());
   for (int chunk = chunks - 1; chunk >= 0; --chunk) {
-    Given weights(versions_.at(law_(chunk, step, /*forward=*/false)));
+    Given weights(versions_.at(law_(chunk, number, /*forward=*/false)));
     micro.context.weights = &weights;
     const auto [begin, end] = split_[static_cast<std::size_t>(chunk)];
     for (std::size_t i = end; i > begin; --i) {

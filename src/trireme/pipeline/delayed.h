@@ -2,7 +2,7 @@
 //
 //   DelayedGradients delayed(model, split, law_of(table), predictor);
 //   delayed.begin();                                        // weights are those of a drain
-//   for step: for micro of step: delayed.add(micro, step);  // gradients, each pass with the weights its law says
+//   for step: for micro of step: delayed.add(micro, number);  // gradients, each pass with the weights its law says
 //             optimizer->step(...); delayed.updated();
 //
 // One step after the other, versions kept for as long as any micro could be on its way. Nothing of the executor is in
@@ -29,23 +29,23 @@ struct DelayedVersion {
   int present = 0, ahead = 0;
   auto operator<=>(const DelayedVersion&) const = default;
 };
-/// Of the passes of a step's micros through a chunk.
-using DelayLaw = std::function<DelayedVersion(int chunk, int step, bool forward)>;
+/// Of a pass of a micro through a chunk; micros are numbered from the last drain on.
+using DelayLaw = std::function<DelayedVersion(int chunk, int micro, bool forward)>;
 
-/// As the papers say for the law's kind, counted from chunks and steps alone; how far predictions reach is taken from
-/// the table. For one chunk a rank.
+/// As the papers say for the law's kind, counted from chunks and steps alone; how far predictions reach, and what
+/// micros meet that take turns on the ranks of a stage, is taken from the table. For one chunk a rank.
 DelayLaw law_of(const schedule::Schedule& table);
 
 class DelayedGradients {
  public:
-  /// Model and predictor are borrowed; `predictor` may be null where the law predicts nothing. `steps`: until the next
+  /// Model and predictor are borrowed; `predictor` may be null where the law predicts nothing. `micros`: until the next
   /// drain, at most.
-  DelayedGradients(models::Model& model, Split split, DelayLaw law, int steps, WeightPredictor* predictor);
+  DelayedGradients(models::Model& model, Split split, DelayLaw law, int micros, WeightPredictor* predictor);
 
   /// The present weights are version 0.
   void begin();
-  /// Adds the gradients of a micro; its losses are in its context.
-  void add(Micro& micro, int step);
+  /// Adds the gradients of a micro, the `number`-th; its losses are in its context.
+  void add(Micro& micro, int number);
   /// After an update: the present weights are the next version.
   void updated();
 
@@ -56,7 +56,7 @@ class DelayedGradients {
   models::Model& model_;
   Split split_;
   DelayLaw law_;
-  int steps_;
+  int micros_;
   WeightPredictor* predictor_;
   int present_ = 0;
   std::map<DelayedVersion, Copy> versions_;

@@ -38,9 +38,10 @@ const schedule::Schedule& checked(const ExecutorParts& parts) {
 
 void require_own_updates(const std::string& schedule, std::span<const ParamHolders> param_holders) {
   for (const ParamHolders& held : param_holders) {
-    if (held.ranks.size() == 1) continue;
-    throw ConfigError(fmt::format("{} is on {} ranks of the pipeline, and schedule {} updates them at different times",
-                                  held.param, held.ranks.size(), schedule),
+    // Ranks of one stage reduce its gradients for each update; stages do not wait for each other.
+    if (held.chunks.size() == 1) continue;
+    throw ConfigError(fmt::format("{} is in {} stages of the pipeline, and schedule {} updates them at different times",
+                                  held.param, held.chunks.size(), schedule),
                       "set model.tied = false, or take a synchronous schedule such as 1f1b");
   }
 }
@@ -52,7 +53,7 @@ Executor::Executor(const ExecutorParts& parts)
       data_parallel_(parts.data_parallel),
       versions_(stage_.chunks, parts.predictor),
       passes_(table_, pipeline_.rank(), stage_.chunks, stage_.boundaries, versions_),
-      transfers_(table_, pipeline_, stage_.boundaries, passes_),
+      transfers_(table_, pipeline_, stage_.boundaries, passes_, parts.scatter),
       portals_(table_, pipeline_, stage_.skips, passes_),
       reduction_(stage_.param_holders, stage_.model->params, pipeline_, parts.data_parallel),
       loss_reducer_(pipeline_) {
@@ -138,6 +139,7 @@ void Executor::execute_in_context(const Instruction& instruction, std::size_t po
 void Executor::execute(const Instruction& it, std::size_t position, const ExecutorCall& run) {
   switch (it.op) {
     case Op::kForward:
+    case Op::kForwardDoubled:
       return forward(it.chunk, it.micro);
     case Op::kBackward:
       return backward(it.chunk, it.micro, /*weights=*/true);

@@ -32,9 +32,10 @@ struct ExecutorParts {
   comm::Group& pipeline;                            ///< its rank r walks list r
   parallel::DataParallel* data_parallel = nullptr;  ///< how ranks with the same stage in other pipelines agree
   WeightPredictor* predictor = nullptr;             ///< where the table predicts weights
+  comm::Group* scatter = nullptr;  ///< ranks with the same boundary tensors, each of which sends a part (transfers.h)
 };
 
-/// A ConfigError where a parameter is on several ranks, which a schedule that never flushes would update at different
+/// A ConfigError where a parameter is in several stages, which a schedule that never flushes would update at different
 /// times.
 void require_own_updates(const std::string& schedule, std::span<const ParamHolders> param_holders);
 
@@ -75,6 +76,8 @@ class Executor {
     return reduction_.across(data_parallel_ != nullptr ? data_parallel_->across() : nullptr);
   }
   GradientReduction& reduction() { return reduction_; }
+  /// To neighbouring stages so far, by this rank.
+  std::int64_t sent_bytes() const { return transfers_.sent_bytes(); }
   const schedule::Schedule& table() const { return table_; }
 
  private:

@@ -5,10 +5,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/device/memory_pool.h"
 #include "trireme/nn/flops.h"
+#include "trireme/pipeline/micro_rows.h"
 
 namespace trireme::pipeline {
 
@@ -24,7 +27,9 @@ void check_head(const schedule::Schedule& table, int rank) {
   std::vector<int> forward_in(static_cast<std::size_t>(table.micros), -1);
   for (const Instruction& it : table.ranks[static_cast<std::size_t>(rank)]) {
     if (it.op == Op::kOptimizerStep) ++step;
-    if (does_forward(it) && it.chunk == table.last_chunk()) forward_in[static_cast<std::size_t>(it.micro)] = step;
+    for (int i = 0; i < forward_count(it) && it.chunk == table.last_chunk(); ++i) {
+      forward_in[static_cast<std::size_t>(it.micro + i)] = step;
+    }
     if (!does_weight_gradient(it) || backward_chunk(it) != table.last_chunk()) continue;
     const int micro = backward_micro(it);
     if (forward_in[static_cast<std::size_t>(micro)] == step) continue;
@@ -34,6 +39,14 @@ void check_head(const schedule::Schedule& table, int rank) {
                     table.name, rank, micro),
         "let each backward of the last chunk follow its forward before the next O");
   }
+}
+
+/// Losses and FLOPs of a pass over two micros go with the first of them.
+void hand_over(nn::Context& from, nn::Context& to) {
+  to.losses.insert(to.losses.end(), from.losses.begin(), from.losses.end());
+  to.flops += std::exchange(from.flops, 0.0);
+  to.recomputed_flops += std::exchange(from.recomputed_flops, 0.0);
+  from.losses.clear();
 }
 
 }  // namespace
@@ -54,6 +67,16 @@ Passes::Passes(const schedule::Schedule& table, int rank, std::span<const Chunk>
     }
   }
   check_head(table, rank);
+  doubled_ = schedule::micros_of_forward(table) == 2;
+  for (const auto& layers : skipping_) {
+    if (doubled_ && !layers.empty()) {
+      throw ConfigError(
+          fmt::format("schedule {} takes two micros in one forward, and skip connections go from layer to "
+                      "layer by micro",
+                      table.name),
+          "take a schedule without doubled forwards, such as 1f1b or chimera");
+    }
+  }
 }
 
 void Passes::begin(MicroSource source) {
@@ -69,6 +92,9 @@ void Passes::begin(MicroSource source) {
       if (table_.rank_of(chunk.number, micro) == rank_) ++micros_[static_cast<std::size_t>(micro)].chunks_left;
     }
   }
+  pairs_.clear();
+  pairs_.resize(doubled_ ? (micros + 1) / 2 : 0);
+  for (std::size_t i = 0; i < pairs_.size(); ++i) pairs_[i].forwards_left = micros_[2 * i].chunks_left;
   for (const Instruction& it : table_.ranks[static_cast<std::size_t>(rank_)]) {
     if (it.op == Op::kRecompute) cell(it.chunk, it.micro).recomputed = true;
   }
@@ -86,11 +112,49 @@ Passes::Running& Passes::running(int micro) {
   Running& running = micros_[static_cast<std::size_t>(micro)];
   if (!running.micro) {
     TRIREME_CHECK(running.chunks_left > 0, "micro {} is through already on rank {}", micro, rank_);
-    running.micro = std::make_unique<Micro>(source_(micro));
-    running.losses_before = running.micro->context.losses.size();
+    if (doubled_) {
+      pair(micro);
+    } else {
+      fill(micro, source_(micro));
+    }
   }
   return running;
 }
+
+Passes::Running& Passes::fill(int micro, Micro data) {
+  Running& running = micros_[static_cast<std::size_t>(micro)];
+  running.micro = std::make_unique<Micro>(std::move(data));
+  running.losses_before = running.micro->context.losses.size();
+  return running;
+}
+
+/// The one that the micro is in. Its micros are made with it: cut from it, or it is put together from them.
+Passes::Pair& Passes::pair(int micro) {
+  Pair& pair = pairs_[static_cast<std::size_t>(micro) / 2];
+  if (pair.micro) return pair;
+  const int first = micro - micro % 2;
+  TRIREME_CHECK(pair.forwards_left > 0, "micros {} and {} have been forward already on rank {}", first, first + 1,
+                rank_);
+  if (table_.micro_parts == 2) {
+    pair.micro = std::make_unique<Micro>(source_(first / 2));
+    auto [one, other] = halve_rows(*pair.micro);
+    fill(first, std::move(one));
+    fill(first + 1, std::move(other));
+  } else {
+    const Running &one = fill(first, source_(first)), &other = fill(first + 1, source_(first + 1));
+    pair.micro = std::make_unique<Micro>(join_rows(*one.micro, *other.micro));
+  }
+  const nn::Context& context = pair.micro->context;
+  if (context.stash != nullptr) {
+    throw ConfigError(fmt::format("schedule {} cuts what a forward of two micros leaves between their backwards, and "
+                                  "train.offload_activations sends it to the host as one",
+                                  table_.name),
+                      "set train.offload_activations = false, or take pipeline.schedule = \"chimera\"");
+  }
+  return pair;
+}
+
+const Micro& Passes::forward_micro(int micro) { return doubled_ ? *pair(micro).micro : *running(micro).micro; }
 
 const Micro& Passes::micro(int micro) { return *running(micro).micro; }
 
@@ -132,12 +196,30 @@ void Passes::count(Cell& cell, const nn::Context& context, std::int64_t bytes) {
   context.memory->device.add(device::MemoryUse::kActivations, bytes - std::exchange(cell.counted, bytes));
 }
 
+/// What a cell's activations take is free again: at once, or with those of the micro that shares their memory.
+void Passes::release(int chunk, int micro, const nn::Context& context) {
+  Cell& here = cell(chunk, micro);
+  if (doubled_) {
+    Cell& other = cell(chunk, micro + 1 - 2 * (micro % 2));
+    if (!other.tape.empty()) {
+      other.counted += std::exchange(here.counted, 0);
+      return;
+    }
+  }
+  count(here, context, 0);
+}
+
 void Passes::forward(int chunk, int micro) {
   Cell& here = cell(chunk, micro);
-  Micro& data = *running(micro).micro;
+  Micro& data = doubled_ ? *pair(micro).micro : *running(micro).micro;
   nn::Tensors inputs = chunk == 0 ? data.inputs : std::move(here.inputs);
   TRIREME_CHECK(!inputs.empty(), "the input of micro {} for chunk {} is not there", micro, chunk);
-  if (here.recomputed) here.inputs = inputs;
+  const std::int64_t of_first = doubled_ ? rows_of(*running(micro).micro) : 0;
+  if (here.recomputed && doubled_) {
+    std::tie(here.inputs, cell(chunk, micro + 1).inputs) = split_rows(inputs, of_first);
+  } else if (here.recomputed) {
+    here.inputs = inputs;
+  }
   data.context.weights = versions_.take(chunk, /*keep=*/false);
   use_skips(chunk, micro);
   const std::string traced = data.context.events ? fmt::format("chunk {}, micro {}", chunk, micro) : std::string();
@@ -145,13 +227,21 @@ void Passes::forward(int chunk, int micro) {
   nn::Tensors outputs =
       run_layers(chunks_[index_of(chunk)], std::move(inputs), data.context, here.recomputed ? nullptr : &here.tape);
   count(here, data.context, here.tape.bytes());
-  if (chunk == table_.last_chunk()) return;
-  check_boundary(outputs, chunk + 1, data);
-  if (table_.rank_of(chunk + 1, micro) == rank_) {
-    cell(chunk + 1, micro).inputs = std::move(outputs);
-  } else {
-    here.outputs = std::move(outputs);
+  if (chunk < table_.last_chunk()) {
+    check_boundary(outputs, chunk + 1, data);
+    const bool local = table_.rank_of(chunk + 1, micro) == rank_;
+    (local ? cell(chunk + 1, micro).inputs : here.outputs) = std::move(outputs);
   }
+  if (doubled_) divide(chunk, micro, of_first);
+}
+
+/// After a pass over two micros: what it left goes to their cells, and they go back one by one.
+void Passes::divide(int chunk, int micro, std::int64_t of_first) {
+  Cell& here = cell(chunk, micro);
+  Pair& both = pair(micro);
+  if (!here.recomputed) cell(chunk, micro + 1).tape = here.tape.split_rows(of_first, rows_of(*both.micro));
+  hand_over(both.micro->context, running(micro).micro->context);
+  if (--both.forwards_left == 0) both.micro.reset();
 }
 
 void Passes::recompute(int chunk, int micro) {
@@ -187,7 +277,7 @@ void Passes::backward(int chunk, int micro, bool weights) {
     gradients = (*layer)->backward(std::move(gradients), data.context, here.tape);
   }
   TRIREME_CHECK(here.tape.empty(), "chunk {} left frames of micro {} on its tape", chunk, micro);
-  count(here, data.context, 0);
+  release(chunk, micro, data.context);
   if (chunk > 0) {
     complete_gradients(gradients, chunk, data);
     if (table_.rank_of(chunk - 1, micro) == rank_) {
@@ -236,6 +326,12 @@ void Passes::rewind(int step) {
       if (given_up) count(here, given_up->context, 0);
       here = Cell{.recomputed = here.recomputed};
     }
+  }
+  // None of them is back yet, so all their forwards are to come again.
+  for (std::size_t i = 0; i < pairs_.size(); ++i) {
+    if (table_.step_of(static_cast<int>(2 * i)) <= step) continue;
+    pairs_[i].micro.reset();
+    pairs_[i].forwards_left = micros_[2 * i].chunks_left;
   }
 }
 

@@ -1,7 +1,8 @@
 // pipeline/passes.h -- the computing instructions of one rank: micros through its chunks, forward and back.
 //
 // A cell is one micro in one chunk, from its input to its last gradient. What a pass gives to a chunk of the same rank
-// goes there at once; what another rank waits for stays in the cell until it is taken to be sent.
+// goes there at once; what another rank waits for stays in the cell until it is taken to be sent. A doubled forward is
+// one pass over the rows of two micros; what it leaves is then cut between their cells, so that each goes back alone.
 // Depends on: base, schedule, nn.
 #pragma once
 
@@ -16,7 +17,8 @@
 
 namespace trireme::pipeline {
 
-/// Gives a micro when the rank first needs it; asked for once in a run, and again after an update was redone.
+/// Gives a micro-batch when the rank first needs it; asked for once in a run, and again after an update was redone.
+/// Where the table cuts micro-batches into parts (Schedule::micro_parts), it is asked for whole ones, by their number.
 using MicroSource = std::function<Micro(int micro)>;
 
 /// What a rank's share of one optimizer step was.
@@ -33,6 +35,7 @@ class Passes {
 
   /// Before the table is walked (again).
   void begin(MicroSource source);
+  /// Where the table doubles forwards: of this micro and the next.
   void forward(int chunk, int micro);
   void recompute(int chunk, int micro);
   /// `weights`: also the gradients of weights, which otherwise wait for backward_weight().
@@ -43,6 +46,8 @@ class Passes {
   void rewind(int step);
 
   const Micro& micro(int micro);
+  /// What a forward that begins with this micro takes: it, or the rows of two.
+  const Micro& forward_micro(int micro);
   /// What layers of this rank give and take past others, of a micro that is on its way.
   nn::Skips& skips(int micro) { return micros_[static_cast<std::size_t>(micro)].skips; }
   /// After a backward pass whose gradients of skips were sent.
@@ -71,12 +76,21 @@ class Passes {
     std::size_t losses_before = 0;
     nn::Skips skips;
   };
+  /// The rows of two micros, for doubled forwards.
+  struct Pair {
+    std::unique_ptr<Micro> micro;
+    int forwards_left = 0;  // through chunks of this rank
+  };
   std::size_t index_of(int chunk) const;
   Cell& cell(int chunk, int micro);
   Running& running(int micro);
+  Running& fill(int micro, Micro data);
+  Pair& pair(int micro);
+  void release(int chunk, int micro, const nn::Context& context);
   nn::Tensors run_layers(const Chunk& chunk, nn::Tensors inputs, nn::Context& context, nn::Tape* tape);
   void check_boundary(const nn::Tensors& tensors, int chunk, const Micro& micro) const;
   void complete_gradients(nn::Tensors& gradients, int chunk, const Micro& micro) const;
+  void divide(int chunk, int micro, std::int64_t of_first);
   void pass_over(int micro);
   static void count(Cell& cell, const nn::Context& context, std::int64_t bytes);
   void use_skips(int chunk, int micro);
@@ -89,7 +103,9 @@ class Passes {
   std::vector<std::vector<nn::SkipLayer*>> skipping_;  // [chunk of the rank]: those of its layers
   std::vector<int> index_;                             // by chunk of the model; -1: elsewhere
   std::vector<std::vector<Cell>> cells_;               // [chunk of the rank][micro]
+  bool doubled_ = false;                               // the table's forwards take two micros each: all or none do
   std::vector<Running> micros_;
+  std::vector<Pair> pairs_;  // by half of the first micro
   std::vector<StepSums> sums_;
   MicroSource source_;
 };

@@ -158,11 +158,13 @@ bool PostValidatedUpdate::validated() {
   result_.clip_factor = optim::clip_factor(result_.gradient_norm, optimizer_.config().grad_clip_norm);
   if (result_.clip_factor != 1) return false;
   if (options_.loss_scale != nullptr) options_.loss_scale->take(true);
-  // Memory for the next step's, where that has not begun to have its own.
+  // The next step's gradients go where these are: buckets are reduced from there. The head's come with its forward, so
+  // they may have begun elsewhere.
   std::size_t i = 0;
   for (nn::Param& param : optimizer_.params()) {
-    if (!param.gradient.defined()) param.gradient = std::move(gradients_[i]);
-    ++i;
+    at::Tensor& place = gradients_[i++];
+    if (place.defined() && param.gradient.defined()) place.copy_(param.gradient);
+    if (place.defined()) param.gradient = std::move(place);
   }
   gradients_.clear();
   return true;

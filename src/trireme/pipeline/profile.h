@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "trireme/pipeline/split.h"
+#include "trireme/pipeline/replication.h"
 #include "trireme/pipeline/stage.h"
 
 namespace trireme::pipeline {

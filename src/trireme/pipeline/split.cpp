@@ -7,6 +7,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/spec/stage_split.h"
 
 namespace trireme::pipeline {
 namespace {
@@ -19,11 +20,6 @@ void require_chunks(std::size_t entries, int chunks) {
 }
 
 bool is_block(const std::string& name) { return name.find("layers.") != std::string::npos; }
-
-/// The boundaries of `chunks` equal parts of `count` things.
-std::size_t boundary(std::size_t count, int chunk, int chunks) {
-  return count * static_cast<std::size_t>(chunk) / static_cast<std::size_t>(chunks);
-}
 
 /// Costs of stretches in constant time.
 class Sums {
@@ -41,19 +37,12 @@ class Sums {
 
 Split split_by_count(std::span<const std::string> names, int chunks) {
   require_chunks(names.size(), chunks);
-  std::vector<std::size_t> blocks;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (is_block(names[i])) blocks.push_back(i);
-  }
-  const bool by_block = blocks.size() >= static_cast<std::size_t>(chunks);
+  std::vector<bool> blocks;
+  for (const std::string& name : names) blocks.push_back(is_block(name));
+  std::vector<std::size_t> starts = spec::even_starts(blocks, chunks);
+  starts.push_back(names.size());
   Split split;
-  std::size_t begin = 0;
-  for (int chunk = 1; chunk <= chunks; ++chunk) {
-    std::size_t end = boundary(names.size(), chunk, chunks);
-    if (by_block) end = chunk == chunks ? names.size() : blocks[boundary(blocks.size(), chunk, chunks)];
-    split.push_back({begin, end});
-    begin = end;
-  }
+  for (std::size_t chunk = 0; chunk + 1 < starts.size(); ++chunk) split.push_back({starts[chunk], starts[chunk + 1]});
   return split;
 }
 
@@ -156,59 +145,6 @@ std::string to_text(const Split& split, std::span<const std::string> names) {
     if (end - begin > 1) text += " .. " + names[end - 1];
   }
   return text;
-}
-
-double stage_seconds(std::span<const EntryProfile> entries, int workers, double bytes_per_second) {
-  double compute = 0, weights = 0;
-  for (const EntryProfile& entry : entries) {
-    compute += entry.seconds;
-    weights += entry.weight_bytes;
-  }
-  return std::max(compute, 2.0 * (workers - 1) * weights / bytes_per_second) / workers;
-}
-
-ReplicationPlan plan_replication(std::span<const EntryProfile> entries, int workers, double bytes_per_second) {
-  if (entries.empty() || workers < 1 || !(bytes_per_second > 0)) {
-    throw ConfigError(fmt::format("{} entries cannot be planned for {} workers with links of {} bytes a second",
-                                  entries.size(), workers, bytes_per_second));
-  }
-  // best[j][m]: the first j entries on m workers.
-  struct Best {
-    double seconds = std::numeric_limits<double>::infinity();
-    int stages = 0;
-    std::size_t begin = 0;  // of the last stage
-    int workers = 0;        // of the last stage
-  };
-  const auto columns = static_cast<std::size_t>(workers) + 1;
-  std::vector<std::vector<Best>> best(entries.size() + 1, std::vector<Best>(columns));
-  best[0][0].seconds = 0;
-  for (std::size_t j = 1; j <= entries.size(); ++j) {
-    for (int m = 1; m <= workers; ++m) {
-      Best& here = best[j][static_cast<std::size_t>(m)];
-      for (std::size_t i = 0; i < j; ++i) {
-        for (int last = 1; last <= m; ++last) {
-          const Best& before = best[i][static_cast<std::size_t>(m - last)];
-          // Activations go forward and their gradients back over the link between the stages.
-          const double link = i == 0 ? 0 : 2 * entries[i - 1].activation_bytes / bytes_per_second;
-          const double seconds =
-              std::max({before.seconds, link, stage_seconds(entries.subspan(i, j - i), last, bytes_per_second)});
-          if (seconds < here.seconds || (seconds == here.seconds && before.stages + 1 < here.stages)) {
-            here = {seconds, before.stages + 1, i, last};
-          }
-        }
-      }
-    }
-  }
-  ReplicationPlan plan{.stages = {}, .seconds = best[entries.size()][static_cast<std::size_t>(workers)].seconds};
-  std::size_t end = entries.size();
-  for (int left = workers; end > 0;) {
-    const Best& here = best[end][static_cast<std::size_t>(left)];
-    plan.stages.push_back({{here.begin, end}, here.workers});
-    end = here.begin;
-    left -= here.workers;
-  }
-  std::ranges::reverse(plan.stages);
-  return plan;
 }
 
 }  // namespace trireme::pipeline

@@ -20,11 +20,51 @@ constexpr int kActivationTag = 0, kGradientTag = 1;
 bool is_activation(Op op) { return op == Op::kSendActivation || op == Op::kRecvActivation; }
 int tag_of(Op op) { return is_activation(op) ? kActivationTag : kGradientTag; }
 
+/// Elements of each rank's part of so many: as equal as can be.
+std::vector<std::size_t> parts_of(std::int64_t elements, int ranks) {
+  std::vector<std::size_t> counts;
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    counts.push_back(static_cast<std::size_t>((rank + 1) * elements / ranks - rank * elements / ranks));
+  }
+  return counts;
+}
+
 }  // namespace
 
 Transfers::Transfers(const schedule::Schedule& table, comm::Group& pipeline, const BoundaryTensors& boundaries,
-                     Passes& passes)
-    : table_(table), pipeline_(pipeline), boundaries_(boundaries), passes_(passes) {}
+                     Passes& passes, comm::Group* scatter)
+    : table_(table),
+      pipeline_(pipeline),
+      boundaries_(boundaries),
+      passes_(passes),
+      scatter_(scatter != nullptr && scatter->size() > 1 ? scatter : nullptr) {}
+
+/// What this rank sends or receives of a boundary tensor, in its memory.
+at::Tensor Transfers::part_of(const at::Tensor& tensor) const {
+  if (scatter_ == nullptr) return tensor;
+  const std::int64_t rank = scatter_->rank(), ranks = scatter_->size(), elements = tensor.numel();
+  const std::int64_t begin = rank * elements / ranks;
+  return tensor.view({-1}).narrow(0, begin, (rank + 1) * elements / ranks - begin);
+}
+
+/// The parts of the other ranks beside this rank's. All of them wait for the same messages in the same order.
+void Transfers::gather(nn::Tensors& tensors) {
+  if (scatter_ == nullptr) return;
+  std::vector<comm::Work> works;
+  std::vector<std::vector<std::size_t>> counts;  // borrowed by the works
+  counts.reserve(tensors.size());
+  for (at::Tensor& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    if (tensor.numel() % scatter_->size() == 0) {
+      works.push_back(scatter_->all_gather(device::to_const_buffer(part_of(tensor)), device::to_buffer(tensor)));
+      continue;
+    }
+    counts.push_back(parts_of(tensor.numel(), scatter_->size()));
+    works.push_back(
+        scatter_->all_gather_v(device::to_const_buffer(part_of(tensor)), device::to_buffer(tensor), counts.back()));
+  }
+  comm::Work(std::move(works)).wait();
+}
 
 void Transfers::execute(const Instruction& instruction) {
   if (instruction.op == Op::kSendActivation) {
@@ -44,8 +84,9 @@ void Transfers::send(const Instruction& instruction, nn::Tensors tensors) {
   for (at::Tensor& tensor : tensors) {
     if (!tensor.defined()) continue;
     tensor = tensor.contiguous();
-    sent_bytes_ += static_cast<std::int64_t>(tensor.nbytes());
-    works.push_back(pipeline_.send(device::to_const_buffer(tensor), peer, tag_of(instruction.op)));
+    const at::Tensor part = part_of(tensor);
+    sent_bytes_ += static_cast<std::int64_t>(part.nbytes());
+    works.push_back(pipeline_.send(device::to_const_buffer(part), peer, tag_of(instruction.op)));
   }
   under_way_.push_back({instruction, std::move(tensors), comm::Work(std::move(works))});
 }
@@ -57,11 +98,13 @@ void Transfers::receive(const Instruction& instruction) {
   const int into = activation ? instruction.chunk : instruction.chunk + 1;
   nn::Tensors tensors;
   std::vector<comm::Work> works;
-  for (const BoundaryTensor& boundary : boundaries_(into, passes_.micro(instruction.micro))) {
+  const Micro& micro = activation ? passes_.forward_micro(instruction.micro) : passes_.micro(instruction.micro);
+  for (const BoundaryTensor& boundary : boundaries_(into, micro)) {
     at::Tensor& tensor = tensors.emplace_back();
     if (!activation && !boundary.has_gradient()) continue;
     tensor = at::empty(boundary.sizes, boundary.options());
-    works.push_back(pipeline_.recv(device::to_buffer(tensor), peer, tag_of(instruction.op)));
+    at::Tensor part = part_of(tensor);
+    works.push_back(pipeline_.recv(device::to_buffer(part), peer, tag_of(instruction.op)));
   }
   under_way_.push_back({instruction, std::move(tensors), comm::Work(std::move(works))});
 }
@@ -82,6 +125,7 @@ void Transfers::wait(const Instruction& instruction) {
   found->work.wait();
   nn::Tensors tensors = std::move(found->tensors);
   under_way_.erase(found);
+  gather(tensors);
   if (posted.op == Op::kRecvActivation) passes_.put_input(posted.chunk, posted.micro, std::move(tensors));
   if (posted.op == Op::kRecvGradient) passes_.put_gradient(posted.chunk, posted.micro, std::move(tensors));
 }
@@ -91,7 +135,8 @@ void Transfers::rewind(const Unmatched& unmatched, int step) {
     const bool activation = is_activation(instruction.op);
     const int into = activation ? instruction.chunk + 1 : instruction.chunk;
     nn::Tensors tensors;
-    for (const BoundaryTensor& boundary : boundaries_(into, passes_.micro(instruction.micro))) {
+    const Micro& micro = activation ? passes_.forward_micro(instruction.micro) : passes_.micro(instruction.micro);
+    for (const BoundaryTensor& boundary : boundaries_(into, micro)) {
       if (activation || boundary.has_gradient()) tensors.push_back(at::zeros(boundary.sizes, boundary.options()));
     }
     send(instruction, std::move(tensors));

@@ -2,6 +2,10 @@
 //
 // Messages between two ranks keep the order in which the table posts them, so activations and gradients of all micros
 // go under two tags. Sizes are known from the micro: nothing but numbers travels.
+//
+// Tensor-parallel ranks of a stage hold the same boundary tensors. Where they are given, each sends its 1/t of one to
+// its counterpart in the next stage, whose ranks all-gather the parts (scatter/gather, Narayanan et al. 2021,
+// section 4.1): the slow links between stages carry every number once instead of t times.
 // Depends on: base, schedule, comm, device.
 #pragma once
 
@@ -15,8 +19,9 @@ namespace trireme::pipeline {
 
 class Transfers {
  public:
-  /// All borrowed.
-  Transfers(const schedule::Schedule& table, comm::Group& pipeline, const BoundaryTensors& boundaries, Passes& passes);
+  /// All borrowed. `scatter`: ranks that hold the same boundary tensors; null: each sends its own whole.
+  Transfers(const schedule::Schedule& table, comm::Group& pipeline, const BoundaryTensors& boundaries, Passes& passes,
+            comm::Group* scatter = nullptr);
 
   /// Obeys a send, a receive or a wait.
   void execute(const schedule::Instruction& instruction);
@@ -36,11 +41,14 @@ class Transfers {
   void send(const schedule::Instruction& instruction, nn::Tensors tensors);
   void receive(const schedule::Instruction& instruction);
   void wait(const schedule::Instruction& instruction);
+  at::Tensor part_of(const at::Tensor& tensor) const;
+  void gather(nn::Tensors& tensors);
 
   const schedule::Schedule& table_;
   comm::Group& pipeline_;
   const BoundaryTensors& boundaries_;
   Passes& passes_;
+  comm::Group* scatter_;
   std::vector<UnderWay> under_way_;  // few: about one a neighbour and direction
   std::vector<UnderWay> leaving_;    // sends that the table no longer asks about
   std::int64_t sent_bytes_ = 0;

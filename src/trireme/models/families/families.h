@@ -5,7 +5,8 @@
 
 namespace trireme::models {
 
-extern const FamilyFormat kGpt2Format, kLlamaFormat, kMistralFormat, kQwen2Format, kQwen3Format, kBertFormat;
+extern const FamilyFormat kGpt2Format, kLlamaFormat, kMistralFormat, kQwen2Format, kQwen3Format, kBertFormat,
+    kDeepseekV3Format;
 
 /// The activation of a published name ("gelu_new", "silu"), and back; a FormatError listing what there is.
 spec::Activation activation_named(const formats::HfConfig& config, std::string_view key, std::string_view otherwise);
@@ -14,6 +15,10 @@ std::string_view published_name(spec::Activation activation);
 /// Refuses a feature that we do not compute: FormatError naming the key, its value and what is supported.
 [[noreturn]] void unsupported(const formats::HfConfig& config, std::string_view key, const std::string& value,
                               const std::string& supported);
+
+/// RoPE and its scaling, of files old and new; `base` where they do not say it. shape.max_seq_len is read before.
+void read_rotary(const formats::HfConfig& config, spec::ModelShape& shape, double base);
+void write_rotary(const spec::Rotary& rotary, formats::HfConfig& config);
 
 /// Adds published tensors one by one.
 class TensorList {

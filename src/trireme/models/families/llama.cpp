@@ -11,47 +11,6 @@ namespace {
 
 constexpr std::string_view kLlamaPrefixes[] = {"model.", ""};
 
-void read_rotary(const formats::HfConfig& config, spec::ModelShape& shape, double base) {
-  spec::Rotary& rotary = shape.rotary;
-  // Newer files keep everything about RoPE in rope_parameters, older ones beside and in rope_scaling.
-  const bool newer = config.json().contains("rope_parameters") && config.json()["rope_parameters"].is_object();
-  const std::string in = newer ? "rope_parameters." : "rope_scaling.";
-  for (const std::string& key : {std::string("partial_rotary_factor"), in + "partial_rotary_factor"}) {
-    if (const auto share = config.find<double>(key); share && *share != 1) {
-      unsupported(config, key, fmt::format("{}", *share),
-                  "partial rotary embeddings are not supported: leave the key out");
-    }
-  }
-  rotary.base = config.find<double>(newer ? "rope_parameters.rope_theta" : "rope_theta").value_or(base);
-  const auto type =
-      config.find<std::string>(in + "rope_type").value_or(config.get_or<std::string>(in + "type", "default"));
-  rotary.original_positions = config.get_or<std::int64_t>(in + "original_max_position_embeddings", shape.max_seq_len);
-  if (type == "default") {
-    rotary.scaling = spec::RotaryScaling::kNone;
-    return;
-  }
-  rotary.factor = config.get<double>(in + "factor");
-  if (type == "linear") {
-    rotary.scaling = spec::RotaryScaling::kLinear;
-  } else if (type == "llama3") {
-    rotary.scaling = spec::RotaryScaling::kLlama3;
-    rotary.low_frequency = config.get<double>(in + "low_freq_factor");
-    rotary.high_frequency = config.get<double>(in + "high_freq_factor");
-    rotary.original_positions = config.get<std::int64_t>(in + "original_max_position_embeddings");
-  } else if (type == "yarn") {
-    rotary.scaling = spec::RotaryScaling::kYarn;
-    rotary.beta_fast = config.get_or<double>(in + "beta_fast", 32);
-    rotary.beta_slow = config.get_or<double>(in + "beta_slow", 1);
-    rotary.attention_factor = config.get_or<double>(in + "attention_factor", 0);
-    rotary.truncate = config.get_or<bool>(in + "truncate", true);
-    for (const char* key : {"mscale", "mscale_all_dim"}) {
-      if (config.find<double>(in + key)) unsupported(config, in + key, "set", "leave it out");
-    }
-  } else {
-    unsupported(config, in + "rope_type", formats::shown(type), "supported are default, linear, llama3 and yarn");
-  }
-}
-
 /// Published files leave keys out that have their class's default; null is a value of its own.
 bool is_left_out(const formats::HfConfig& config, const char* key) { return !config.json().contains(key); }
 
@@ -142,33 +101,6 @@ spec::ModelShape read(const formats::HfConfig& config, spec::Family family) {
 template <spec::Family kFamily>
 spec::ModelShape read_llama_config(const formats::HfConfig& config) {
   return read(config, kFamily);
-}
-
-void write_rotary(const spec::Rotary& rotary, formats::HfConfig& config) {
-  config.set("rope_theta", rotary.base);
-  nlohmann::ordered_json scaling;
-  switch (rotary.scaling) {
-    case spec::RotaryScaling::kNone:
-      config.set("rope_scaling", nullptr);
-      return;
-    case spec::RotaryScaling::kLinear:
-      scaling = {{"factor", rotary.factor}, {"rope_type", "linear"}};
-      break;
-    case spec::RotaryScaling::kLlama3:
-      scaling = {{"factor", rotary.factor},
-                 {"high_freq_factor", rotary.high_frequency},
-                 {"low_freq_factor", rotary.low_frequency},
-                 {"original_max_position_embeddings", rotary.original_positions},
-                 {"rope_type", "llama3"}};
-      break;
-    case spec::RotaryScaling::kYarn:
-      scaling = {{"beta_fast", rotary.beta_fast}, {"beta_slow", rotary.beta_slow},
-                 {"factor", rotary.factor},       {"original_max_position_embeddings", rotary.original_positions},
-                 {"rope_type", "yarn"},           {"truncate", rotary.truncate}};
-      if (rotary.attention_factor > 0) scaling["attention_factor"] = rotary.attention_factor;
-      break;
-  }
-  config.set("rope_scaling", scaling);
 }
 
 void write_llama_config(const spec::ModelShape& shape, formats::HfConfig& config) {

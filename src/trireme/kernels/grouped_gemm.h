@@ -1,0 +1,33 @@
+// kernels/grouped_gemm.h -- many GEMMs whose rows stand one below the other: those of each expert in a mixture.
+//
+// Group g has rows offsets[g] .. offsets[g + 1] of the tall operand and matrix g of the other. A group without rows is
+// no special case: its part of a result has no rows, its part of a weight gradient is 0. On the CPU this is a loop of
+// calls of gemm.h; a GPU's grouped kernel takes this value's place behind the same functions.
+// Depends on: gemm.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+
+namespace trireme::kernels {
+
+/// out [rows, n] = a [rows, k] with b [groups, n, k] transposed, or with b [groups, k, n].
+struct GroupedGemm {
+  at::Tensor a = {}, b = {};
+  std::span<const std::int64_t> offsets = {};  ///< [groups + 1], from 0 to rows
+  bool transpose_b = false;
+};
+at::Tensor grouped_gemm(const GroupedGemm& call);
+
+/// out [groups, m, n] of each group = a_g^T b_g (+ out), from a [rows, m] and b [rows, n]. Sums in float (double).
+struct GroupedWeightGrad {
+  at::Tensor a = {}, b = {};
+  std::span<const std::int64_t> offsets = {};
+  at::Tensor out = {};
+  bool accumulate = false;  ///< what is in `out` counts
+};
+void grouped_weight_grad(const GroupedWeightGrad& call);
+
+}  // namespace trireme::kernels

@@ -1,0 +1,126 @@
+// DeepSeek-V3: latent attention and dense MLPs, as in its first layers.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "trireme/models/families/families.h"
+
+namespace trireme::models {
+namespace {
+
+constexpr std::string_view kDeepseekPrefixes[] = {"model.", ""};
+/// Norms of the latents have it whatever rms_norm_eps says: here all norms have one.
+constexpr double kLatentEpsilon = 1e-6;
+
+/// What would be another model, were it left out.
+void refuse_others(const formats::HfConfig& config, const spec::ModelShape& shape) {
+  if (const auto dense = config.get_or<std::int64_t>("first_k_dense_replace", 3); dense < shape.num_layers) {
+    unsupported(config, "first_k_dense_replace",
+                fmt::format("{}, below the {} layers of num_hidden_layers", dense, shape.num_layers),
+                "layers with experts are not computed: only models of dense layers are read");
+  }
+  if (config.get_or<bool>("attention_bias", false)) {
+    unsupported(config, "attention_bias", "true", "latent attention has no biases");
+  }
+  if (!config.get_or<bool>("rope_interleave", true)) {
+    unsupported(config, "rope_interleave", "false", "RoPE of this family rotates neighbouring pairs");
+  }
+  if (shape.epsilon != kLatentEpsilon) {
+    unsupported(config, "rms_norm_eps", fmt::format("{}", shape.epsilon),
+                "norms of latents have 1e-06, and all norms of a model have one here");
+  }
+}
+
+spec::ModelShape read_deepseek_config(const formats::HfConfig& config) {
+  spec::ModelShape shape = spec::family_shape(spec::Family::kDeepseekV3);
+  shape.vocab_size = config.get<std::int64_t>("vocab_size");
+  shape.hidden_size = config.get<std::int64_t>("hidden_size");
+  shape.num_layers = config.get<std::int64_t>("num_hidden_layers");
+  shape.num_heads = shape.num_kv_heads = config.get<std::int64_t>("num_attention_heads");
+  shape.ffn_size = config.get<std::int64_t>("intermediate_size");
+  shape.head_dim = config.get_or<std::int64_t>("qk_nope_head_dim", 128);
+  // null: queries come from the hidden state; left out: the configuration class's default.
+  const bool has_rank = !config.json().contains("q_lora_rank") || !config.json()["q_lora_rank"].is_null();
+  shape.mla = {.q_lora_rank = has_rank ? config.get_or<std::int64_t>("q_lora_rank", 1536) : 0,
+               .kv_lora_rank = config.get_or<std::int64_t>("kv_lora_rank", 512),
+               .qk_rope_head_dim = config.get_or<std::int64_t>("qk_rope_head_dim", 64),
+               .v_head_dim = config.get_or<std::int64_t>("v_head_dim", 128)};
+  shape.max_seq_len = config.get_or<std::int64_t>("max_position_embeddings", 4096);
+  shape.activation = activation_named(config, "hidden_act", "silu");
+  shape.epsilon = config.get_or<double>("rms_norm_eps", kLatentEpsilon);
+  shape.tied = config.get_or<bool>("tie_word_embeddings", false);
+  shape.init_std = config.get_or<double>("initializer_range", 0.02);
+  shape.attention_dropout = config.get_or<double>("attention_dropout", 0);
+  shape.rotary = {};
+  read_rotary(config, shape, 10000);
+  refuse_others(config, shape);
+  return shape;
+}
+
+void write_deepseek_config(const spec::ModelShape& shape, formats::HfConfig& config) {
+  config.set("vocab_size", shape.vocab_size);
+  config.set("hidden_size", shape.hidden_size);
+  config.set("num_hidden_layers", shape.num_layers);
+  config.set("first_k_dense_replace", shape.num_layers);
+  config.set("num_attention_heads", shape.num_heads);
+  config.set("num_key_value_heads", shape.num_heads);
+  config.set("intermediate_size", shape.ffn_size);
+  config.set("qk_nope_head_dim", shape.head_dim);
+  config.set("q_lora_rank", shape.mla.q_lora_rank > 0 ? nlohmann::ordered_json(shape.mla.q_lora_rank) : nullptr);
+  config.set("kv_lora_rank", shape.mla.kv_lora_rank);
+  config.set("qk_rope_head_dim", shape.mla.qk_rope_head_dim);
+  config.set("v_head_dim", shape.mla.v_head_dim);
+  config.set("max_position_embeddings", shape.max_seq_len);
+  config.set("hidden_act", published_name(shape.activation));
+  config.set("rms_norm_eps", shape.epsilon);
+  config.set("tie_word_embeddings", shape.tied);
+  config.set("initializer_range", shape.init_std);
+  config.set("attention_dropout", shape.attention_dropout);
+  config.set("attention_bias", shape.attention_bias);
+  config.set("rope_interleave", true);
+  write_rotary(shape.rotary, config);
+}
+
+std::vector<PublishedTensor> deepseek_tensors(Model& model, const std::string& prefix) {
+  const spec::ModelShape& shape = model.shape;
+  TensorList list(model);
+  list.add(prefix + "embed_tokens.weight", "embedding.tokens.weight");
+  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    const std::string theirs = fmt::format("{}layers.{}.", prefix, layer), ours = fmt::format("layers.{}.", layer);
+    const auto attention = [&](const char* their_name, const char* our_name) {
+      list.add(fmt::format("{}self_attn.{}.weight", theirs, their_name),
+               fmt::format("{}attention.{}.weight", ours, our_name));
+    };
+    list.add(theirs + "input_layernorm.weight", ours + "attention.norm.weight");
+    if (shape.mla.q_lora_rank > 0) {
+      attention("q_a_proj", "q_down");
+      attention("q_a_layernorm", "q_norm");
+      attention("q_b_proj", "q_up");
+    } else {
+      attention("q_proj", "q_up");
+    }
+    attention("kv_a_proj_with_mqa", "kv_down");
+    attention("kv_a_layernorm", "kv_norm");
+    attention("kv_b_proj", "kv_up");
+    attention("o_proj", "out");
+    list.add(theirs + "post_attention_layernorm.weight", ours + "mlp.norm.weight");
+    list.add_rows(theirs + "mlp.gate_proj.weight", ours + "mlp.in.weight", 0, shape.ffn_size);
+    list.add_rows(theirs + "mlp.up_proj.weight", ours + "mlp.in.weight", shape.ffn_size, shape.ffn_size);
+    list.add(theirs + "mlp.down_proj.weight", ours + "mlp.out.weight");
+  }
+  list.add(prefix + "norm.weight", "norm.weight");
+  list.add("lm_head.weight", shape.tied ? "embedding.tokens.weight" : "head.weight", false, shape.tied);
+  return list.take();
+}
+
+}  // namespace
+
+const FamilyFormat kDeepseekV3Format{.model_type = "deepseek_v3",
+                                     .architecture = "DeepseekV3ForCausalLM",
+                                     .family = spec::Family::kDeepseekV3,
+                                     .read_config = read_deepseek_config,
+                                     .write_config = write_deepseek_config,
+                                     .tensors = deepseek_tensors,
+                                     .prefixes = kDeepseekPrefixes};
+
+}  // namespace trireme::models

@@ -1,0 +1,65 @@
+#include "trireme/nn/attention_core.h"
+
+namespace trireme::nn {
+namespace {
+
+BlockPlace whole_rows_of(const Sequence& sequence) {
+  return {.query_documents = sequence.documents, .key_documents = sequence.documents};
+}
+
+}  // namespace
+
+PairCost pair_cost(const at::Tensor& q, const at::Tensor& v) {
+  return {.heads = q.size(2), .key_size = q.size(3), .value_size = v.size(3)};
+}
+
+TokenSpan all_tokens(const Sequence& sequence, std::int64_t length) {
+  return {.count = length, .documents = documents_on_host(sequence)};
+}
+
+at::Tensor merge_heads(const at::Tensor& heads) { return heads.view({heads.size(0), heads.size(1), -1}); }
+
+double AttentionCore::flops(const Context& context, std::int64_t batch, std::int64_t tokens,
+                            const PairCost& cost) const {
+  const Sequence& sequence = sequence_of(context, shape_.stream);
+  const Visibility visibility{shape_.causal, shape_.window};
+  if (!context_) {
+    const TokenSpan rows = all_tokens(sequence, tokens);
+    return cost.flops(visible_pairs(visibility, rows, rows, batch));
+  }
+  // Column by column: shared rows are cut into stretches, and queries of one see keys of all.
+  const at::Tensor documents = documents_on_host(sequence);
+  const at::Tensor columns = sequence.columns.contiguous();
+  const auto* at = columns.const_data_ptr<std::int64_t>();
+  double flops = 0;
+  for (std::int64_t begin = 0; begin < tokens;) {
+    std::int64_t end = begin + 1;
+    while (end < tokens && at[end] == at[end - 1] + 1) ++end;
+    TokenSpan queries{.first = at[begin], .count = end - begin}, keys{.count = sequence.row_length};
+    if (documents.defined()) {
+      queries.documents = documents.narrow(1, at[begin], end - begin);
+      keys.documents = documents;
+    }
+    flops += cost.flops(visible_pairs(visibility, queries, keys, batch));
+    begin = end;
+  }
+  return flops;
+}
+
+CoreOutput AttentionCore::forward(const Context& context, const at::Tensor& q, const at::Tensor& k,
+                                  const at::Tensor& v) const {
+  const Sequence& sequence = sequence_of(context, shape_.stream);
+  if (context_) return context_->forward({shape_, sequence, context}, q, k, v);
+  auto [out, lse] = forward_block(shape_, whole_rows_of(sequence), context, q, k, v);
+  return {out, {q, k, v, out, std::move(lse)}};
+}
+
+void AttentionCore::backward(const Context& context, CoreGradients& gradients, const at::Tensor& dout,
+                             const SavedCore& kept) const {
+  const Sequence& sequence = sequence_of(context, shape_.stream);
+  if (context_) return context_->backward({shape_, sequence, context}, gradients, dout, kept);
+  backward_block(shape_, whole_rows_of(sequence), context, gradients, dout, kept.q, kept.k, kept.v,
+                 {kept.out, kept.lse});
+}
+
+}  // namespace trireme::nn

@@ -1,0 +1,54 @@
+#include "trireme/nn/moe/balance.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "trireme/base/error.h"
+
+namespace trireme::nn::moe {
+
+void update_bias(std::span<float> bias, std::span<const std::int64_t> counts, double rate, bool centered) {
+  TRIREME_CHECK(bias.size() == counts.size(), "{} biases for {} experts", bias.size(), counts.size());
+  const auto experts = static_cast<std::int64_t>(counts.size());
+  const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  for (std::size_t i = 0; i < bias.size(); ++i) {
+    const std::int64_t below = total - experts * counts[i];  // in whole numbers: no rounding decides a sign
+    bias[i] += static_cast<float>(rate) * static_cast<float>((below > 0) - (below < 0));
+  }
+  if (!centered) return;
+  const double mean = std::accumulate(bias.begin(), bias.end(), 0.0) / static_cast<double>(experts);
+  for (float& value : bias) value = static_cast<float>(value - mean);
+}
+
+void ExpertLoads::add(std::span<const std::int64_t> of_micro) {
+  TRIREME_CHECK(of_micro.size() == counts.size(), "loads of {} experts for {}", of_micro.size(), counts.size());
+  for (std::size_t i = 0; i < counts.size(); ++i) counts[i] += of_micro[i];
+}
+
+ExpertLoads& Balance::add(ExpertLoads loads) {
+  loads.last.assign(loads.counts.size(), 0);
+  return layers_.emplace_back(std::move(loads));
+}
+
+void Balance::advance(bool taken, const Sum& sum) {
+  std::vector<std::int64_t> all;
+  for (const ExpertLoads& layer : layers_) all.insert(all.end(), layer.counts.begin(), layer.counts.end());
+  if (sum) sum(all);
+  std::size_t at = 0;
+  for (ExpertLoads& layer : layers_) {
+    const auto counts = std::span(all).subspan(at, layer.counts.size());
+    at += layer.counts.size();
+    layer.last.assign(counts.begin(), counts.end());
+    std::ranges::fill(layer.counts, 0);
+    if (!taken || !layer.bias.defined()) continue;
+    update_bias(std::span(layer.bias.mutable_data_ptr<float>(), counts.size()), counts, layer.rate, layer.centered);
+  }
+}
+
+void Balance::add_state(State& state) {
+  for (const ExpertLoads& layer : layers_) {
+    if (layer.bias.defined()) state.add("router_bias/" + layer.layer, layer.bias, layer.placement);
+  }
+}
+
+}  // namespace trireme::nn::moe

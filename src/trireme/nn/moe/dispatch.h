@@ -1,0 +1,103 @@
+// nn/moe/dispatch.h -- rows of tokens on their way to experts and back.
+//
+// A rank's kept choices, sorted by (expert, token), are its home rows. Experts are sharded over the ranks of a group in
+// equal, contiguous parts, so what goes to one rank is contiguous in home order. Two steps: counts (one number an
+// expert) are gathered, then rows travel in passes. Which rows go in which pass is a value, the DispatchPlan, which
+// every rank derives from the same counts:
+//   - a pass gives a rank at most `limit` rows, so that the memory of a pass is known beforehand however uneven the
+//     routing is, and nothing is ever dropped for lack of it;
+//   - it ends between experts where it can, so that the sum of an expert's weight gradient is that of one GEMM;
+//   - all ranks take as many passes, some of them empty, so that collectives match.
+//
+// Received rows come by source; they are put in the order (expert, global token), which no number of ranks changes.
+// Moving rows between two ranks is a RowExchange: nothing on one rank, all-to-all(v) over the expert-parallel group.
+// Depends on: base, comm, device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "trireme/comm/group.h"
+
+namespace trireme::nn::moe {
+
+class RowExchange {
+ public:
+  virtual ~RowExchange() = default;
+  virtual int ranks() const = 0;
+  virtual int rank() const = 0;
+  /// Everybody's, by rank.
+  virtual std::vector<std::int64_t> gather_counts(std::span<const std::int64_t> mine) = 0;
+  /// `send[r]` rows for each rank r stand one after the other in `rows`; gives `receive[r]` rows from each.
+  virtual at::Tensor exchange(const at::Tensor& rows, std::span<const std::int64_t> send,
+                              std::span<const std::int64_t> receive) = 0;
+};
+
+/// All experts are here.
+class LocalExchange final : public RowExchange {
+ public:
+  int ranks() const override { return 1; }
+  int rank() const override { return 0; }
+  std::vector<std::int64_t> gather_counts(std::span<const std::int64_t> mine) override;
+  at::Tensor exchange(const at::Tensor& rows, std::span<const std::int64_t> send,
+                      std::span<const std::int64_t> receive) override;
+};
+
+/// Experts are sharded over the group.
+class AllToAllExchange final : public RowExchange {
+ public:
+  /// Borrowed.
+  explicit AllToAllExchange(comm::Group& group) : group_(group) {}
+  int ranks() const override { return group_.size(); }
+  int rank() const override { return group_.rank(); }
+  std::vector<std::int64_t> gather_counts(std::span<const std::int64_t> mine) override;
+  at::Tensor exchange(const at::Tensor& rows, std::span<const std::int64_t> send,
+                      std::span<const std::int64_t> receive) override;
+
+ private:
+  comm::Group& group_;
+};
+
+/// One pass as one rank sees it.
+struct DispatchPass {
+  std::vector<std::int64_t> send_first, send;  ///< by rank: its rows are send_first .. + send of home order
+  std::vector<std::int64_t> receive;           ///< by rank: rows that come
+  std::vector<std::int64_t> counts;            ///< [ranks, local experts], row by row: rows that come for each
+  std::vector<std::int64_t> offsets;           ///< [local experts + 1]: rows of each when they are sorted
+
+  std::int64_t rows() const { return offsets.back(); }
+};
+using DispatchPlan = std::vector<DispatchPass>;
+
+/// `counts` [ranks, experts]: home rows of each rank for each expert. At least one pass.
+DispatchPlan plan_dispatch(std::span<const std::int64_t> counts, int ranks, int rank, std::int64_t limit);
+/// Rows of a pass for an arena of so many even shares; at least 1.
+std::int64_t arena_rows(std::span<const std::int64_t> counts, int ranks, double arena);
+
+/// A pass that has begun: home rows to expert order and back, as often as wanted, on all ranks together.
+class Dispatch {
+ public:
+  /// `token_numbers` int64 [home rows]: global. Borrows both.
+  Dispatch(RowExchange& exchange, const DispatchPass& pass, const at::Tensor& token_numbers);
+
+  const DispatchPass& pass() const { return pass_; }
+  /// int64 [rows]: of the rows in expert order.
+  const at::Tensor& token_numbers() const { return numbers_; }
+  /// Of `home` [home rows, ..] those of this pass, as [rows, ..] in expert order.
+  at::Tensor to_experts(const at::Tensor& home) const;
+  /// The other way: into the rows of `home` that belong to this pass.
+  void to_home(const at::Tensor& rows, at::Tensor& home) const;
+
+ private:
+  at::Tensor send_rows(const at::Tensor& home) const;
+
+  RowExchange& exchange_;
+  const DispatchPass& pass_;
+  at::Tensor order_;  // int64 [rows]: which received row stands where in expert order; undefined: as received
+  at::Tensor numbers_;
+};
+
+}  // namespace trireme::nn::moe

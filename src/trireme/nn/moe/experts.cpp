@@ -1,0 +1,93 @@
+#include "trireme/nn/moe/experts.h"
+
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/kernels/dropout.h"
+#include "trireme/kernels/grouped_gemm.h"
+#include "trireme/nn/flops.h"
+#include "trireme/nn/linear.h"
+#include "trireme/nn/moe/row_ops.h"
+
+namespace trireme::nn::moe {
+
+Experts::Experts(ExpertsShape shape, Param& in, Param& out) : shape_(std::move(shape)), in_(in), out_(out) {
+  ++in_.uses;
+  ++out_.uses;
+}
+
+std::int64_t Experts::local_experts() const { return local_shape(in_.placement)[0]; }
+
+at::Tensor Experts::pre_activation(const ExpertRows& rows, Context& context) const {
+  const at::Tensor& weight = context.value(in_);
+  context.flops += gemm_flops(rows.x.size(0), weight.size(2), weight.size(1));
+  return kernels::grouped_gemm({.a = rows.x, .b = weight, .offsets = rows.offsets, .transpose_b = true});
+}
+
+at::Tensor Experts::activations(const at::Tensor& pre_activation) const {
+  return activated({.pre_activation = pre_activation, .activation = shape_.activation, .gated = shape_.gated});
+}
+
+void Experts::drop(at::Tensor& inner, const ExpertRows& rows, const Context& context) const {
+  if (!context.training || shape_.dropout == 0) return;
+  for (std::size_t e = 0; e + 1 < rows.offsets.size(); ++e) {
+    const std::int64_t first = rows.offsets[e], count = rows.offsets[e + 1] - first;
+    if (count == 0) continue;
+    at::Tensor of_expert = inner.narrow(0, first, count);
+    // A stream for each expert: a token's draws differ between those that it visits.
+    const auto expert = shape_.first_expert + static_cast<std::int64_t>(e);
+    const kernels::Dropout rule{
+        .stream = Random(context.seed, fmt::format("dropout/{}/expert {}/step {}", shape_.name, expert, context.step)),
+        .p = shape_.dropout};
+    kernels::dropout_(of_expert, rule, rows.token_numbers.narrow(0, first, count), 0, inner.size(1));
+  }
+}
+
+at::Tensor Experts::forward(const ExpertRows& rows, const at::Tensor& pre_activation, Context& context) const {
+  at::Tensor inner = activations(pre_activation);
+  drop(inner, rows, context);
+  scale_rows_(inner, rows.gates);
+  const at::Tensor& weight = context.value(out_);
+  context.flops += gemm_flops(inner.size(0), weight.size(2), weight.size(1));
+  return kernels::grouped_gemm({.a = inner, .b = weight, .offsets = rows.offsets, .transpose_b = true});
+}
+
+void Experts::add_weight_grad(Param& weight, const at::Tensor& dy, const at::Tensor& x,
+                              std::span<const std::int64_t> offsets, bool last, Context& context, Tape& tape) const {
+  if (weight.trainable) context.flops += gemm_flops(dy.size(1), dy.size(0), x.size(1));
+  tape.weight_gradient(
+      [&weight, dy, x, kept = std::vector<std::int64_t>(offsets.begin(), offsets.end()), last, &context] {
+        if (weight.trainable) {
+          const bool accumulate = !weight.gradient_empty;
+          kernels::grouped_weight_grad(
+              {.a = dy, .b = x, .offsets = kept, .out = gradient_to_write(weight), .accumulate = accumulate});
+        }
+        if (last) context.added(weight);
+      });
+}
+
+Experts::Grad Experts::backward(at::Tensor dy, const ExpertRows& rows, const at::Tensor& pre_activation, bool last,
+                                Context& context, Tape& tape) const {
+  const at::Tensor& out = context.value(out_);
+  context.flops += gemm_flops(dy.size(0), out.size(1), out.size(2));
+  at::Tensor dinner = kernels::grouped_gemm({.a = dy, .b = out, .offsets = rows.offsets});
+  at::Tensor inner = activations(pre_activation);
+  drop(inner, rows, context);
+  Grad grad{.x = {}, .gates = scale_rows_backward_(dinner, inner, rows.gates)};
+  scale_rows_(inner, rows.gates);
+  add_weight_grad(out_, dy, inner, rows.offsets, last, context, tape);
+  drop(dinner, rows, context);
+  at::Tensor no_sum;
+  const at::Tensor dpre = activation_grad(
+      std::move(dinner), {.pre_activation = pre_activation, .activation = shape_.activation, .gated = shape_.gated},
+      at::Tensor(), no_sum);
+  const at::Tensor& in = context.value(in_);
+  context.flops += gemm_flops(dpre.size(0), in.size(1), in.size(2));
+  grad.x = kernels::grouped_gemm({.a = dpre, .b = in, .offsets = rows.offsets});
+  add_weight_grad(in_, dpre, rows.x, rows.offsets, last, context, tape);
+  return grad;
+}
+
+}  // namespace trireme::nn::moe

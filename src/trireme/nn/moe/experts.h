@@ -1,0 +1,65 @@
+// nn/moe/experts.h -- the experts of a rank as grouped GEMMs: rows times gate, out((gate) * act(in(x))).
+//
+// Rows stand by expert (dispatch.h). The gate weight is multiplied into the activation, before the second GEMM: the
+// same numbers, and neither forward nor backward keeps an expert's output. Weights of all experts are one parameter
+// each, in [experts, inner or 2 inner, hidden] (gate projections first) and out [experts, hidden, inner], sharded along
+// dimension 0 over the expert-parallel ranks. No biases, as in all published mixtures but GPT-OSS.
+// Saved for backward are rows, pre-activations and gates; activations are recomputed.
+// Depends on: base, kernels.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <string>
+
+#include "trireme/kernels/activation.h"
+#include "trireme/nn/context.h"
+#include "trireme/nn/tape.h"
+
+namespace trireme::nn::moe {
+
+struct ExpertsShape {
+  std::string name;  ///< of the layer: of dropout's streams
+  kernels::Activation activation = kernels::Activation::kSilu;
+  bool gated = true;
+  double dropout = 0;             ///< of activations (Switch: expert dropout)
+  std::int64_t first_expert = 0;  ///< global number of this rank's first
+};
+
+/// Rows in expert order.
+struct ExpertRows {
+  at::Tensor x;                           ///< [rows, hidden]
+  at::Tensor gates;                       ///< float (double) [rows]
+  at::Tensor token_numbers;               ///< int64 [rows]: dropout draws by them
+  std::span<const std::int64_t> offsets;  ///< [local experts + 1]
+};
+
+class Experts {
+ public:
+  Experts(ExpertsShape shape, Param& in, Param& out);
+
+  std::int64_t local_experts() const;
+  at::Tensor pre_activation(const ExpertRows& rows, Context& context) const;
+  /// [rows, hidden]: of each row its expert's output, times its gate.
+  at::Tensor forward(const ExpertRows& rows, const at::Tensor& pre_activation, Context& context) const;
+
+  struct Grad {
+    at::Tensor x, gates;
+  };
+  /// `offsets` are copied where weight gradients are deferred. `last`: of the passes over this micro-batch's rows.
+  Grad backward(at::Tensor dy, const ExpertRows& rows, const at::Tensor& pre_activation, bool last, Context& context,
+                Tape& tape) const;
+
+ private:
+  at::Tensor activations(const at::Tensor& pre_activation) const;
+  /// In place; the same in backward, on the gradient.
+  void drop(at::Tensor& inner, const ExpertRows& rows, const Context& context) const;
+  void add_weight_grad(Param& weight, const at::Tensor& dy, const at::Tensor& x, std::span<const std::int64_t> offsets,
+                       bool last, Context& context, Tape& tape) const;
+
+  ExpertsShape shape_;
+  Param &in_, &out_;
+};
+
+}  // namespace trireme::nn::moe

@@ -1,0 +1,333 @@
+#include "trireme/nn/moe/moe_layer.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sum.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "trireme/base/error.h"
+#include "trireme/base/random.h"
+#include "trireme/nn/flops.h"
+
+namespace trireme::nn::moe {
+namespace {
+
+std::vector<double> to_doubles(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  const at::Tensor here = tensor.to(at::kDouble).contiguous();
+  return {here.const_data_ptr<double>(), here.const_data_ptr<double>() + here.numel()};
+}
+
+at::Tensor to_tensor(std::span<const std::int64_t> numbers) {
+  at::Tensor out = at::empty({static_cast<std::int64_t>(numbers.size())}, at::kLong);
+  std::ranges::copy(numbers, out.mutable_data_ptr<std::int64_t>());
+  return out;
+}
+
+std::span<const std::int64_t> numbers_of(const at::Tensor& tensor) {
+  return {tensor.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(tensor.numel())};
+}
+
+/// A gradient that is small beside the layer's GEMMs: with whatever type the parameter's gradient has.
+void add_deferred(Param& param, at::Tensor dy, at::Tensor x, Context& context, Tape& tape) {
+  tape.weight_gradient([&param, dy = std::move(dy), x = std::move(x), &context] {
+    if (param.trainable) add_gradient(param, at::matmul(dy.t(), x));
+    context.added(param);
+  });
+}
+
+}  // namespace
+
+MoeLayer::MoeLayer(MoeParts parts, const ParallelContext& parallel) : parts_(std::move(parts)), parallel_(&parallel) {
+  const Router& router = *parts_.router;
+  TRIREME_CHECK(parts_.router_weight->placement.shape[0] == router.outputs(),
+                "the router of {} has {} rows for {} logits", parts_.name, parts_.router_weight->placement.shape[0],
+                router.outputs());
+  TRIREME_CHECK((router.bias_kind() == Router::BiasKind::kLearned) == (parts_.thresholds != nullptr),
+                "the router of {} and its thresholds", parts_.name);
+  TRIREME_CHECK(router.bias_kind() != Router::BiasKind::kBalanced || (parts_.loads && parts_.loads->bias.defined()),
+                "the router of {} has no bias", parts_.name);
+  TRIREME_CHECK(parts_.experts.local_experts() * parts_.exchange->ranks() == router.experts(),
+                "{} experts of {} on each of {} ranks", parts_.experts.local_experts(), router.experts(),
+                parts_.exchange->ranks());
+  ++parts_.router_weight->uses;
+  if (parts_.thresholds) ++parts_.thresholds->uses;
+  if (parts_.shared.gate) ++parts_.shared.gate->uses;
+}
+
+at::Tensor MoeLayer::jitter(const TokenGroups& groups, std::int64_t width, const Context& context) const {
+  const double most = parts_.router->config().jitter;
+  at::Tensor out = at::empty({static_cast<std::int64_t>(groups.mine.size()), width}, at::kDouble);
+  const Random draws(context.seed, fmt::format("router/{}/jitter/step {}", parts_.name, context.step));
+  double* row = out.mutable_data_ptr<double>();
+  for (const std::int64_t token : groups.mine) {
+    const auto number = static_cast<std::uint64_t>(groups.numbers[static_cast<std::size_t>(token)]);
+    draws.fill_uniform(number * static_cast<std::uint64_t>(width), std::span(row, static_cast<std::size_t>(width)));
+    row += width;
+  }
+  return out.mul_(2 * most).add_(1 - most);
+}
+
+at::Tensor MoeLayer::router_input(const at::Tensor& rows, const TokenGroups& groups, const Context& context) const {
+  const at::ScalarType type = gate_type(rows.scalar_type());
+  at::Tensor out = rows.to(type);
+  if (context.training && parts_.router->config().jitter > 0) {
+    out = out * jitter(groups, rows.size(1), context).to(type);
+  }
+  return out;
+}
+
+at::Tensor MoeLayer::router_bias(Context& context) const {
+  switch (parts_.router->bias_kind()) {
+    case Router::BiasKind::kBalanced:
+      return parts_.loads->bias.clone();  // backward reads it after a later step's may have come
+    case Router::BiasKind::kLearned:
+      return context.value(*parts_.thresholds);
+    case Router::BiasKind::kNone:
+      break;
+  }
+  return {};
+}
+
+RouterInput MoeLayer::input_of(const Routed& routed, std::int64_t group, const Context& context) const {
+  const auto first = static_cast<std::size_t>(routed.groups.first_token(group));
+  const auto count = static_cast<std::size_t>(routed.groups.tokens_of(group));
+  const auto outputs = static_cast<std::size_t>(parts_.router->outputs());
+  return {.logits = std::span(routed.logits).subspan(first * outputs, count * outputs),
+          .token_numbers = std::span(routed.groups.numbers).subspan(first, count),
+          .bias = routed.bias,
+          .layer = parts_.name,
+          .seed = context.seed,
+          .step = context.step,
+          .training = context.training,
+          .limited = context.kv_batch == nullptr};
+}
+
+MoeLayer::Routed MoeLayer::route(TokenGroups groups, const at::Tensor& logits, const at::Tensor& bias,
+                                 const Context& context) const {
+  Routed routed{
+      .groups = std::move(groups), .logits = to_doubles(logits), .bias = to_doubles(bias), .routings = {}, .home = {}};
+  for (std::int64_t group = 0; group < routed.groups.groups(); ++group) {
+    routed.routings.push_back(parts_.router->route(input_of(routed, group, context)));
+  }
+  routed.home = home_rows(routed.groups, routed.routings, parts_.router->experts(), logits.scalar_type());
+  return routed;
+}
+
+void MoeLayer::tell_losses(const Routed& routed, Context& context) const {
+  std::vector<LossTerm> terms;
+  double dropped = 0, choices = 0;
+  for (std::int64_t group = 0; group < routed.groups.groups(); ++group) {
+    const Routing& routing = routed.routings[static_cast<std::size_t>(group)];
+    const auto samples = static_cast<double>(routed.groups.samples_of(group));
+    const auto add = [&](const std::string& name, double value, double weight, LossMean mean) {
+      add_term(terms, {.name = name,
+                       .sum = samples * value,
+                       .count = samples,
+                       .weight = weight,
+                       .mean = mean,
+                       .sum_over_cp = false});  // every rank that shares a sample has the whole of it
+    };
+    for (const RouterLoss& loss : routing.losses) {
+      add(loss.name, loss.value, loss.weight, loss.weight > 0 ? LossMean::kSamples : LossMean::kCount);
+    }
+    const auto total = static_cast<double>(routing.choices.size());
+    if (total == 0) continue;
+    const auto most = static_cast<double>(*std::ranges::max_element(routing.counts));
+    add("router_max_load", most * static_cast<double>(parts_.router->experts()) / total, 0, LossMean::kCount);
+    choices += total;
+    dropped += static_cast<double>(std::accumulate(routing.dropped.begin(), routing.dropped.end(), std::int64_t{0}));
+  }
+  if (parts_.router->config().capacity_factor > 0) {
+    add_term(terms, {.name = "router_dropped",
+                     .sum = dropped,
+                     .count = choices,
+                     .weight = 0,
+                     .mean = LossMean::kCount,
+                     .sum_over_cp = false});
+  }
+  for (LossTerm& term : terms) context.losses.push_back(std::move(term));
+}
+
+at::Tensor MoeLayer::forward_experts(const at::Tensor& x, const Routed& routed, const DispatchPlan& plan,
+                                     Context& context, Saved* saved) const {
+  const at::Tensor home_x = x.index_select(0, routed.home.token);
+  at::Tensor home_y = at::empty_like(home_x);
+  for (const DispatchPass& pass : plan) {
+    const Dispatch dispatch(*parts_.exchange, pass, routed.home.token_number);
+    const ExpertRows rows{.x = dispatch.to_experts(home_x),
+                          .gates = dispatch.to_experts(routed.home.gates),
+                          .token_numbers = dispatch.token_numbers(),
+                          .offsets = pass.offsets};
+    const at::Tensor pre_activation = parts_.experts.pre_activation(rows, context);
+    dispatch.to_home(parts_.experts.forward(rows, pre_activation, context), home_y);
+    if (saved == nullptr || plan.size() > 1) continue;
+    saved->pre_activation = pre_activation;
+    if (parts_.exchange->ranks() > 1) saved->x = rows.x;  // here alone it is gathered from x again
+  }
+  return home_y;
+}
+
+at::Tensor MoeLayer::shared_gate(const at::Tensor& rows, Context& context) const {
+  const at::ScalarType type = gate_type(rows.scalar_type());
+  return at::sigmoid(at::matmul(rows.to(type), context.value(*parts_.shared.gate).to(type).t())).view({-1});
+}
+
+at::Tensor MoeLayer::forward_shared(const at::Tensor& x, Context& context, Tape* tape, at::Tensor& ungated) {
+  at::Tensor y = static_cast<UnaryLayer&>(*parts_.shared.mlp).forward(x, context, tape);
+  if (parts_.shared.gate == nullptr) return y;
+  ungated = y;
+  at::Tensor rows = as_rows(y).clone();
+  scale_rows_(rows, shared_gate(as_rows(x), context));
+  return rows.view(x.sizes());
+}
+
+at::Tensor MoeLayer::forward(at::Tensor x, Context& context, Tape* tape) {
+  if (context.kv_batch != nullptr && parts_.router->looks_at_other_tokens()) {
+    throw ConfigError(
+        fmt::format("{} cannot generate: its experts choose among tokens, also those still to come", parts_.name),
+        "evaluate it with `trireme eval`, or train with another experts.router");
+  }
+  const Router& router = *parts_.router;
+  const at::Tensor rows = as_rows(x);
+  TokenGroups groups = token_groups(x, router.config().balance_group, context, parts_.stream, *parallel_);
+  const at::ScalarType type = gate_type(x.scalar_type());
+  const at::Tensor weight = context.value(*parts_.router_weight).to(type);
+  context.flops += gemm_flops(rows.size(0), weight.size(1), weight.size(0));
+  const at::Tensor own = at::matmul(router_input(rows, groups, context), weight.t());
+  const at::Tensor logits =
+      gather_tokens(own.view({x.size(0), x.size(1), router.outputs()}), groups.length, *parallel_);
+  const at::Tensor bias = router_bias(context);
+  const Routed routed = route(std::move(groups), logits, bias, context);
+  tell_losses(routed, context);
+
+  const std::vector<std::int64_t> counts = parts_.exchange->gather_counts(routed.home.counts);
+  const int ranks = parts_.exchange->ranks();
+  const DispatchPlan plan =
+      plan_dispatch(counts, ranks, parts_.exchange->rank(), arena_rows(counts, ranks, router.config().arena));
+  passes_ = plan.size();
+  Saved saved;
+  at::Tensor ungated, y = sum_rows_of_tokens(forward_experts(rows, routed, plan, context, tape ? &saved : nullptr),
+                                             routed.home.of_tokens())
+                              .view(x.sizes());
+  if (parts_.shared.mlp) y.add_(forward_shared(x, context, tape, ungated));
+  if (tape) {
+    tape->push({logits, bias, to_tensor(counts), std::move(saved.x), std::move(saved.pre_activation),
+                std::move(ungated), std::move(x)});
+  }
+  return y;
+}
+
+MoeLayer::HomeGrad MoeLayer::backward_experts(const at::Tensor& dy, const at::Tensor& x, const Routed& routed,
+                                              const DispatchPlan& plan, const Saved& saved, Context& context,
+                                              Tape& tape) const {
+  const at::Tensor home_dy = dy.index_select(0, routed.home.token);
+  const at::Tensor home_x = saved.x.defined() ? at::Tensor() : x.index_select(0, routed.home.token);
+  HomeGrad grad{.x = at::empty_like(home_dy), .gates = at::empty_like(routed.home.gates)};
+  for (const DispatchPass& pass : plan) {
+    const Dispatch dispatch(*parts_.exchange, pass, routed.home.token_number);
+    const ExpertRows rows{.x = saved.x.defined() ? saved.x : dispatch.to_experts(home_x),
+                          .gates = dispatch.to_experts(routed.home.gates),
+                          .token_numbers = dispatch.token_numbers(),
+                          .offsets = pass.offsets};
+    at::Tensor pre_activation = saved.pre_activation;
+    if (!pre_activation.defined()) {
+      const CountAsRecomputed again(context);
+      pre_activation = parts_.experts.pre_activation(rows, context);
+    }
+    const auto of_rows = parts_.experts.backward(dispatch.to_experts(home_dy), rows, pre_activation,
+                                                 /*last=*/&pass == &plan.back(), context, tape);
+    dispatch.to_home(of_rows.x, grad.x);
+    dispatch.to_home(of_rows.gates, grad.gates);
+  }
+  return grad;
+}
+
+at::Tensor MoeLayer::backward_router(const at::Tensor& rows, const Routed& routed, const at::Tensor& grad_gates,
+                                     Context& context, Tape& tape) const {
+  const Router& router = *parts_.router;
+  std::size_t choices = 0;
+  for (const Routing& routing : routed.routings) choices += routing.choices.size();
+  std::vector<double> of_choices(choices, 0);
+  const std::vector<double> of_rows = to_doubles(grad_gates);
+  for (std::size_t i = 0; i < of_rows.size(); ++i) of_choices[routed.home.choice[i]] = of_rows[i];
+
+  std::vector<double> of_logits, of_bias;
+  std::size_t at = 0;
+  for (std::int64_t group = 0; group < routed.groups.groups(); ++group) {
+    const Routing& routing = routed.routings[static_cast<std::size_t>(group)];
+    const double scale = static_cast<double>(routed.groups.samples_of(group)) * context.sample_scale;
+    const RouterGrad grad = router.backward(input_of(routed, group, context), routing,
+                                            std::span(of_choices).subspan(at, routing.choices.size()), scale);
+    at += routing.choices.size();
+    of_logits.insert(of_logits.end(), grad.logits.begin(), grad.logits.end());
+    of_bias.resize(grad.bias.size(), 0);
+    for (std::size_t i = 0; i < grad.bias.size(); ++i) of_bias[i] += grad.bias[i];
+    if (parts_.loads) parts_.loads->add(routing.counts);
+  }
+  if (parts_.thresholds) {
+    if (of_bias.empty()) of_bias.assign(static_cast<std::size_t>(router.experts()), 0);
+    add_gradient(*parts_.thresholds, at::from_blob(of_bias.data(), {router.experts()}, at::kDouble));
+    context.added(*parts_.thresholds);
+  }
+
+  const std::int64_t tokens = static_cast<std::int64_t>(routed.groups.mine.size()), outputs = router.outputs();
+  at::Tensor own = at::empty({tokens, outputs}, at::kDouble);
+  for (std::int64_t token = 0; token < tokens; ++token) {
+    const auto from = static_cast<std::size_t>(routed.groups.mine[static_cast<std::size_t>(token)] * outputs);
+    std::copy_n(of_logits.begin() + static_cast<std::ptrdiff_t>(from), outputs,
+                own.mutable_data_ptr<double>() + token * outputs);
+  }
+  const at::ScalarType type = gate_type(rows.scalar_type());
+  const at::Tensor grad_logits = own.to(type);
+  const at::Tensor weight = context.value(*parts_.router_weight).to(type);
+  context.flops += 2 * gemm_flops(tokens, outputs, weight.size(1));
+  at::Tensor dx = at::matmul(grad_logits, weight);
+  if (context.training && router.config().jitter > 0) {
+    dx.mul_(jitter(routed.groups, rows.size(1), context).to(type));
+  }
+  add_deferred(*parts_.router_weight, grad_logits, router_input(rows, routed.groups, context), context, tape);
+  return dx;
+}
+
+at::Tensor MoeLayer::backward_shared(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& ungated,
+                                     Context& context, Tape& tape) {
+  auto& mlp = static_cast<UnaryLayer&>(*parts_.shared.mlp);
+  if (parts_.shared.gate == nullptr) return mlp.backward(dy.clone(), context, tape);
+  const at::Tensor rows = as_rows(x), gate = shared_gate(rows, context);
+  at::Tensor of_mlp = as_rows(dy).clone();
+  const at::Tensor of_gate = scale_rows_backward_(of_mlp, as_rows(ungated), gate);
+  at::Tensor dx = mlp.backward(of_mlp.view(dy.sizes()), context, tape);
+  const at::Tensor of_logit = (of_gate * gate * (1 - gate)).unsqueeze(1);
+  const at::ScalarType type = gate_type(x.scalar_type());
+  add_deferred(*parts_.shared.gate, of_logit, rows.to(type), context, tape);
+  as_rows(dx).add_(at::matmul(of_logit, context.value(*parts_.shared.gate).to(type)));
+  return dx;
+}
+
+at::Tensor MoeLayer::backward(at::Tensor dy, Context& context, Tape& tape) {
+  auto [logits, bias, counts, saved_x, pre_activation, ungated, x] = tape.pop<7>();
+  const at::Tensor rows = as_rows(x), of_rows = as_rows(dy);
+  const Routed routed =
+      route(token_groups(x, parts_.router->config().balance_group, context, parts_.stream, *parallel_), logits, bias,
+            context);
+  const int ranks = parts_.exchange->ranks();
+  const DispatchPlan plan = plan_dispatch(numbers_of(counts), ranks, parts_.exchange->rank(),
+                                          arena_rows(numbers_of(counts), ranks, parts_.router->config().arena));
+  const HomeGrad grad =
+      backward_experts(of_rows, rows, routed, plan, {std::move(saved_x), std::move(pre_activation)}, context, tape);
+  at::Tensor dx = sum_rows_of_tokens(grad.x, routed.home.of_tokens());
+  dx.add_(backward_router(rows, routed, grad.gates, context, tape));
+  dx = dx.view(x.sizes());
+  if (parts_.shared.mlp) dx.add_(backward_shared(dy, x, ungated, context, tape));
+  return dx;
+}
+
+}  // namespace trireme::nn::moe

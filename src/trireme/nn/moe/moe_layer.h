@@ -1,0 +1,105 @@
+// nn/moe/moe_layer.h -- a mixture of experts in place of an MLP: route, dispatch, grouped GEMMs, combine.
+//
+//   logits   x W^T, in float (double)                     routing  router.h, by balance group
+//   home     kept choices, sorted by (expert, token)      rows     dispatch.h: to the ranks that have the experts
+//   experts  experts.h: gate * act(in x), then out        combine  each token's rows, by falling gate, one rounding
+//
+// plus shared experts that every token visits, with or without a sigmoid gate of their own. A token whose choices were
+// all dropped gets 0 from the routed experts: the residual passes it on.
+//
+// Backward calls the router again on the saved logits: it is a pure function, so nothing else of it is saved. Where
+// rows fit in one pass, what experts saved is on the tape; where they take several, each pass is dispatched and
+// computed again, so that memory stays within the arena. Passes change results by rounding at most, and only where they
+// cut the rows of one expert.
+//
+// Tokens that all tensor-parallel ranks have (no sequence parallelism) are computed by each of them; with sequence
+// parallelism each computes its own. Losses are told as terms of loss_terms.h, seeded with the step's sample scale.
+// Depends on: base, comm, spec, kernels.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/nn/layer.h"
+#include "trireme/nn/mlp.h"
+#include "trireme/nn/moe/balance.h"
+#include "trireme/nn/moe/dispatch.h"
+#include "trireme/nn/moe/experts.h"
+#include "trireme/nn/moe/router.h"
+#include "trireme/nn/moe/token_groups.h"
+#include "trireme/nn/parallel_context.h"
+
+namespace trireme::nn::moe {
+
+struct SharedExperts {
+  std::unique_ptr<Mlp> mlp;  ///< null: none
+  Param* gate = nullptr;     ///< [1, hidden]: the output times sigmoid(x w^T); null: as it is
+};
+
+struct MoeParts {
+  std::string name;
+  std::unique_ptr<Router> router;
+  Param* router_weight = nullptr;  ///< [outputs, hidden]
+  Param* thresholds = nullptr;     ///< [experts]: of a router with a learned bias
+  ExpertLoads* loads = nullptr;    ///< with a bias where the router has one; borrowed
+  Experts experts;
+  SharedExperts shared = {};
+  std::unique_ptr<RowExchange> exchange;
+  Stream stream = Stream::kSequence;
+};
+
+class MoeLayer final : public UnaryLayer {
+ public:
+  using UnaryLayer::backward, UnaryLayer::forward;
+  /// `parallel` is borrowed.
+  explicit MoeLayer(MoeParts parts, const ParallelContext& parallel = single_rank());
+  at::Tensor forward(at::Tensor x, Context& context, Tape* tape) override;
+  at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) override;
+
+  /// Passes that the last forward took.
+  std::size_t passes() const { return passes_; }
+
+ private:
+  /// What forward and backward both derive from the logits of all tokens.
+  struct Routed {
+    TokenGroups groups;
+    std::vector<double> logits;     // [tokens, outputs]
+    std::vector<double> bias;       // empty: none
+    std::vector<Routing> routings;  // by group
+    HomeRows home;
+  };
+  /// Those of experts in one pass.
+  struct Saved {
+    at::Tensor x, pre_activation;
+  };
+
+  at::Tensor router_input(const at::Tensor& rows, const TokenGroups& groups, const Context& context) const;
+  at::Tensor jitter(const TokenGroups& groups, std::int64_t width, const Context& context) const;
+  at::Tensor router_bias(Context& context) const;
+  RouterInput input_of(const Routed& routed, std::int64_t group, const Context& context) const;
+  Routed route(TokenGroups groups, const at::Tensor& logits, const at::Tensor& bias, const Context& context) const;
+  void tell_losses(const Routed& routed, Context& context) const;
+
+  /// Of the rows in home order.
+  at::Tensor forward_experts(const at::Tensor& x, const Routed& routed, const DispatchPlan& plan, Context& context,
+                             Saved* saved) const;
+  struct HomeGrad {
+    at::Tensor x, gates;
+  };
+  HomeGrad backward_experts(const at::Tensor& dy, const at::Tensor& x, const Routed& routed, const DispatchPlan& plan,
+                            const Saved& saved, Context& context, Tape& tape) const;
+  at::Tensor forward_shared(const at::Tensor& x, Context& context, Tape* tape, at::Tensor& ungated);
+  at::Tensor backward_shared(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& ungated, Context& context,
+                             Tape& tape);
+  at::Tensor shared_gate(const at::Tensor& rows, Context& context) const;
+  /// The gradient of the router's input rows; adds the weight's.
+  at::Tensor backward_router(const at::Tensor& rows, const Routed& routed, const at::Tensor& grad_gates,
+                             Context& context, Tape& tape) const;
+
+  MoeParts parts_;
+  const ParallelContext* parallel_;
+  std::size_t passes_ = 0;
+};
+
+}  // namespace trireme::nn::moe

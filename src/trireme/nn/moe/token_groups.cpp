@@ -1,0 +1,156 @@
+#include "trireme/nn/moe/token_groups.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+
+#include "trireme/base/error.h"
+#include "trireme/nn/exchange.h"
+
+namespace trireme::nn::moe {
+namespace {
+
+bool shares(const comm::Group* group) { return group != nullptr && group->size() > 1; }
+
+/// Global numbers of the samples; where nobody said (inference), as they come.
+std::vector<std::int64_t> sample_numbers(const Context& context, std::int64_t samples) {
+  std::vector<std::int64_t> numbers(static_cast<std::size_t>(samples));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  if (!context.samples.defined()) {
+    TRIREME_CHECK(!context.training, "a router in training needs the global number of each of the {} samples", samples);
+    return numbers;
+  }
+  const at::Tensor here = context.samples.cpu().contiguous();
+  TRIREME_CHECK(here.numel() == samples, "{} numbers for {} samples", here.numel(), samples);
+  std::copy_n(here.const_data_ptr<std::int64_t>(), samples, numbers.begin());
+  return numbers;
+}
+
+void check_whole_groups(std::span<const std::int64_t> samples, std::int64_t each) {
+  const auto size = static_cast<std::size_t>(each);
+  bool whole = samples.size() % size == 0;
+  for (std::size_t i = 0; whole && i < samples.size(); ++i) {
+    whole =
+        samples[i] == samples[i - i % size] + static_cast<std::int64_t>(i % size) && samples[i - i % size] % each == 0;
+  }
+  if (whole) return;
+  throw ConfigError(
+      fmt::format("experts.balance_group is {}, but a micro-batch has samples {} to {} of the data, no whole groups",
+                  each, samples.front(), samples.back()),
+      fmt::format("make train.micro_batch_size and the samples of each data-parallel rank multiples of {}, or set "
+                  "experts.balance_group = 1",
+                  each));
+}
+
+}  // namespace
+
+std::int64_t TokenGroups::samples_of(std::int64_t group) const {
+  return std::min(group_samples, samples - group * group_samples);
+}
+
+TokenGroups token_groups(const at::Tensor& x, std::int64_t group_samples, const Context& context, Stream stream,
+                         const ParallelContext& parallel) {
+  const Sequence& sequence = sequence_of(context, stream);
+  const std::int64_t here = x.size(1), of_row = parallel.splits_sequence() ? here * parallel.tensor_ranks() : here;
+  const bool shared = sequence.columns.defined();
+  TokenGroups groups{.samples = x.size(0), .length = shared ? sequence.row_length : of_row};
+  groups.group_samples = context.kv_batch != nullptr ? std::max<std::int64_t>(1, groups.samples) : group_samples;
+  const std::vector<std::int64_t> samples = sample_numbers(context, groups.samples);
+  if (context.training && !samples.empty()) check_whole_groups(samples, groups.group_samples);
+  for (const std::int64_t sample : samples) {
+    for (std::int64_t column = 0; column < groups.length; ++column) groups.numbers.push_back((sample << 32) + column);
+  }
+  std::vector<std::int64_t> columns(static_cast<std::size_t>(of_row));
+  std::iota(columns.begin(), columns.end(), 0);
+  if (shared) {
+    const at::Tensor given = sequence.columns.contiguous();
+    TRIREME_CHECK(given.numel() == of_row, "{} columns for {} tokens", given.numel(), of_row);
+    std::copy_n(given.const_data_ptr<std::int64_t>(), of_row, columns.begin());
+  }
+  const std::int64_t first = parallel.splits_sequence() ? parallel.tensor_rank() * here : 0;
+  for (std::int64_t sample = 0; sample < groups.samples; ++sample) {
+    for (std::int64_t i = 0; i < here; ++i) {
+      groups.mine.push_back(sample * groups.length + columns[static_cast<std::size_t>(first + i)]);
+    }
+  }
+  return groups;
+}
+
+at::Tensor gather_tokens(const at::Tensor& part, std::int64_t length, const ParallelContext& parallel) {
+  at::Tensor whole = part;
+  if (parallel.splits_sequence()) whole = all_gather_tokens(whole, *parallel.tensor);
+  if (shares(parallel.heads)) whole = all_gather_tokens(whole, *parallel.heads);
+  if (!shares(parallel.ring)) return whole.contiguous();
+  const at::Tensor by_rank = all_gather_tokens(whole, *parallel.ring);
+  at::Tensor by_column = at::empty_like(by_rank);
+  std::int64_t at = 0;
+  for (int rank = 0; rank < parallel.ring->size(); ++rank) {
+    for (const TokenRange& stretch : parallel.tokens.of_outer(rank, length)) {
+      by_column.narrow(1, stretch.first, stretch.count).copy_(by_rank.narrow(1, at, stretch.count));
+      at += stretch.count;
+    }
+  }
+  return by_column;
+}
+
+HomeRows home_rows(const TokenGroups& groups, std::span<const Routing> routings, std::int64_t experts,
+                   at::ScalarType gate_type) {
+  struct Row {
+    std::int64_t token, number;
+    std::int32_t expert;
+    double gate;
+    std::size_t choice;
+  };
+  std::vector<std::size_t> choices_before{0};  // of each group
+  for (const Routing& routing : routings) choices_before.push_back(choices_before.back() + routing.choices.size());
+  std::vector<Row> all;
+  for (std::size_t token = 0; token < groups.mine.size(); ++token) {
+    const std::int64_t whole = groups.mine[token], group = whole / (groups.group_samples * groups.length);
+    const Routing& routing = routings[static_cast<std::size_t>(group)];
+    const std::int64_t inside = whole - groups.first_token(group);
+    std::size_t choice = choices_before[static_cast<std::size_t>(group)] +
+                         static_cast<std::size_t>(routing.first[static_cast<std::size_t>(inside)]);
+    for (const Choice& one : routing.of_token(inside)) {
+      if (one.kept) {
+        all.push_back({static_cast<std::int64_t>(token), groups.numbers[static_cast<std::size_t>(whole)], one.expert,
+                       one.gate, choice});
+      }
+      ++choice;
+    }
+  }
+  std::ranges::sort(all, {}, [](const Row& row) { return std::tuple(row.expert, row.number, row.token); });
+
+  HomeRows home{.counts = std::vector<std::int64_t>(static_cast<std::size_t>(experts), 0),
+                .token = {},
+                .token_number = {},
+                .gates = {},
+                .choice = {},
+                .first = std::vector<std::int64_t>(groups.mine.size() + 1, 0),
+                .rows = std::vector<std::int64_t>(all.size())};
+  const auto count = static_cast<std::int64_t>(all.size());
+  home.token = at::empty({count}, at::kLong);
+  home.token_number = at::empty({count}, at::kLong);
+  at::Tensor gates = at::empty({count}, at::kDouble);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    ++home.counts[static_cast<std::size_t>(all[i].expert)];
+    ++home.first[static_cast<std::size_t>(all[i].token) + 1];
+    home.token.mutable_data_ptr<std::int64_t>()[i] = all[i].token;
+    home.token_number.mutable_data_ptr<std::int64_t>()[i] = all[i].number;
+    gates.mutable_data_ptr<double>()[i] = all[i].gate;
+    home.choice.push_back(all[i].choice);
+  }
+  home.gates = gates.to(gate_type);
+  std::partial_sum(home.first.begin(), home.first.end(), home.first.begin());
+  std::iota(home.rows.begin(), home.rows.end(), 0);
+  std::ranges::sort(home.rows, {}, [&](std::int64_t i) {
+    const Row& row = all[static_cast<std::size_t>(i)];
+    return std::tuple(row.token, -row.gate, row.expert);
+  });
+  return home;
+}
+
+}  // namespace trireme::nn::moe

@@ -1,0 +1,146 @@
+// DeepSeek-V3's published folders: configuration, names, weights in FP8 blocks.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/formats/samples.h"
+#include "tests/models/support.h"
+#include "trireme/formats/hf_writer.h"
+
+namespace trireme::models {
+namespace {
+
+using testing::HasSubstr;
+
+/// As it is published, but for the number of dense layers.
+std::string v3_config(int dense_layers) {
+  const std::string text = R"({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
+    "attention_bias": false, "attention_dropout": 0.0, "first_k_dense_replace": %s, "hidden_act": "silu",
+    "hidden_size": 7168, "initializer_range": 0.02, "intermediate_size": 18432, "kv_lora_rank": 512,
+    "max_position_embeddings": 163840, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
+    "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "quantization_config": {"fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]},
+    "rms_norm_eps": 1e-06, "rope_theta": 10000, "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40,
+      "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn"},
+    "tie_word_embeddings": false, "v_head_dim": 128, "vocab_size": 129280})";
+  std::string out = text;
+  return out.replace(out.find("%s"), 2, std::to_string(dense_layers));
+}
+
+spec::ModelShape shape_of_text(const std::string& text) {
+  const formats::HfConfig config(text, "config.json");
+  return format_of(config).read_config(config);
+}
+
+TEST(DeepseekV3, HasThePublishedConfigurationsShape) {
+  const spec::ModelShape shape = shape_of_text(v3_config(61));
+  EXPECT_EQ(shape, spec::family_shape(spec::Family::kDeepseekV3));
+  EXPECT_NEAR(spec::rotary_score_factor(shape.rotary), 1.8738542070926265, 1e-14);
+}
+
+TEST(DeepseekV3, WithExpertsIsRefused) {
+  try {
+    shape_of_text(v3_config(3));
+    ADD_FAILURE() << "was taken";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.message() + error.hint(), HasSubstr("first_k_dense_replace"));
+    EXPECT_THAT(error.message() + error.hint(), HasSubstr("experts"));
+  }
+}
+
+class DeepseekFolder : public OwnFolder {
+ protected:
+  static spec::ModelShape shape(std::int64_t q_lora_rank) {
+    spec::ModelShape shape = tiny_shape(spec::Family::kDeepseekV3);
+    shape.mla.q_lora_rank = q_lora_rank;
+    shape.rotary.original_positions = 12;
+    return shape;
+  }
+};
+
+TEST_F(DeepseekFolder, ComesBackAsItWasWritten) {
+  for (const std::int64_t q_lora_rank : {14, 0}) {
+    const auto model = build(shape(q_lora_rank));
+    fill(*model, nn::Precision::kFp32);
+    const auto path = folder_ / std::to_string(q_lora_rank);
+    save_published(*model, path, formats::Dtype::kF32);
+    const formats::HfDirectory directory(path);
+    EXPECT_EQ(directory.find("model.layers.2.self_attn.q_a_proj.weight") != nullptr, q_lora_rank > 0);
+    EXPECT_EQ(directory.find("model.layers.2.self_attn.q_proj.weight") != nullptr, q_lora_rank == 0);
+    EXPECT_NE(directory.find("model.layers.0.self_attn.kv_a_proj_with_mqa.weight"), nullptr);
+    EXPECT_NE(directory.find("model.layers.0.self_attn.kv_a_layernorm.weight"), nullptr);
+    const auto again = load_published(directory, {});
+    EXPECT_EQ(again->shape, model->shape);
+    const at::Tensor ids = some_ids(2, 14, model->shape.vocab_size, 1);
+    EXPECT_TRUE(at::equal(logits_of(*again, ids), logits_of(*model, ids)));
+  }
+}
+
+/// Matrices as codes with a scale for each 128 x 128, as DeepSeek publishes them; sizes that 128 does not divide.
+TEST_F(DeepseekFolder, IsReadFromFp8Blocks) {
+  spec::ModelShape wide = shape(140);
+  wide.hidden_size = 160, wide.ffn_size = 200, wide.num_layers = 1;
+  const auto model = build(wide);
+  fill(*model, nn::Precision::kFp32);
+  save_published(*model, folder_ / "plain", formats::Dtype::kF32);
+  const formats::HfDirectory plain(folder_ / "plain");
+  std::vector<formats::TensorSpec> specs;
+  std::vector<std::string> contents;
+  std::map<std::string, at::Tensor> expected;
+  const auto text_of = [](const at::Tensor& tensor) {
+    return std::string(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
+  };
+  for (const auto& tensor : plain.tensors()) {
+    formats::TensorSpec spec = *tensor.info;
+    if (spec.name.find("proj") == std::string::npos) {
+      specs.push_back(spec);
+      contents.push_back(formats::as_text(tensor.bytes()));
+      continue;
+    }
+    const std::int64_t rows = spec.shape[0], columns = spec.shape[1], down = (rows + 127) / 128,
+                       across = (columns + 127) / 128;
+    at::Tensor weight = at::empty({rows, columns}, at::kFloat), scales = at::empty({down, across}, at::kFloat);
+    std::memcpy(weight.data_ptr(), tensor.bytes().data(), tensor.bytes().size());
+    at::Tensor codes = at::empty({rows, columns}, at::kFloat8_e4m3fn), value = at::empty({rows, columns}, at::kFloat);
+    for (std::int64_t i = 0; i < down; ++i) {
+      for (std::int64_t j = 0; j < across; ++j) {
+        const auto block = [&](const at::Tensor& of) {
+          return of.narrow(0, 128 * i, std::min<std::int64_t>(128, rows - 128 * i))
+              .narrow(1, 128 * j, std::min<std::int64_t>(128, columns - 128 * j));
+        };
+        const float scale = block(weight).abs().max().item<float>() / 448;
+        scales[i][j] = scale;
+        block(codes).copy_((block(weight) / scale).to(at::kFloat8_e4m3fn));
+        block(value).copy_(block(codes).to(at::kFloat) * scale);
+      }
+    }
+    expected[spec.name] = value;
+    spec.dtype = formats::Dtype::kF8E4M3;
+    specs.push_back(spec);
+    contents.push_back(text_of(codes));
+    specs.push_back({.name = spec.name + "_scale_inv", .dtype = formats::Dtype::kF32, .shape = {down, across}});
+    contents.push_back(text_of(scales));
+  }
+  formats::HfWriter writer(folder_ / "fp8", formats::plan_hf(specs, plain.config(), {}));
+  for (std::size_t i = 0; i < specs.size(); ++i) writer.write(specs[i].name, formats::as_bytes(contents[i]));
+  writer.finish();
+  const formats::HfDirectory fp8(folder_ / "fp8");
+  const auto read = load_published(fp8, {});
+  int matrices = 0;
+  for (const PublishedTensor& tensor : published_tensors(*read, nullptr)) {
+    const auto found = expected.find(tensor.name);
+    if (found == expected.end()) continue;
+    ++matrices;
+    EXPECT_TRUE(at::equal(published_view(tensor, tensor.param->master), found->second)) << tensor.name;
+    // Any stretch of it, as ranks read it that hold a shard.
+    const std::int64_t count = found->second.numel(), begin = count / 3, end = count - 7;
+    EXPECT_TRUE(at::equal(stored_elements(fp8, fp8.tensor(tensor.name), begin, end),
+                          found->second.view({-1}).narrow(0, begin, end - begin)));
+  }
+  EXPECT_EQ(matrices, 8);
+  EXPECT_THROW(save_published_like(fp8, *read, folder_ / "again"), ConfigError);
+}
+
+}  // namespace
+}  // namespace trireme::models
