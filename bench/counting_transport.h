@@ -41,6 +41,7 @@ class CountingTransport final : public comm::Transport {
   bool progress() override { return inner_->progress(); }
   comm::EventCount* event_count() override { return inner_->event_count(); }
   bool event_count_suffices() const override { return inner_->event_count_suffices(); }
+  bool may_sleep() override { return inner_->may_sleep(); }
   std::int64_t next_event_ns() const override { return inner_->next_event_ns(); }
 
  private:

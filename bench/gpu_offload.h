@@ -63,7 +63,7 @@ inline nlohmann::json measure_offload(const Size& s, int rounds, int steps) {
       table.add({name, fmt::format("{:.1f}", times.median() * 1e3),
                  fmt::format("{:.0f}", static_cast<double>(s.batch * s.seq_len) / times.median()),
                  fmt::format("{:.1f}", peak), fmt::format("{:.1f}", trainer.planned().peak() / gib),
-                 fmt::format("{:.1f}", trainer.planned().host / gib), fmt::format("{:.4f}", loss)});
+                 fmt::format("{:.1f}", trainer.planned().host() / gib), fmt::format("{:.4f}", loss)});
       fmt::print("{}\n", table.text());
       std::fflush(stdout);
       out[name] = {{"seconds", times.seconds}, {"peak_gib", peak}};

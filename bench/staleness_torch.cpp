@@ -85,7 +85,7 @@ Curve train_kind(const std::string& kind, const Options& options) {
   double rate = options.rate;
   const auto predictor = pipeline::make_weight_predictor(table.weights, *optimizer, [&] { return rate; });
   const auto split = pipeline::split_by_count(pipeline::chain_names(shape), options.stages);
-  pipeline::DelayedGradients delayed(*model, split, pipeline::law_of(table), options.steps, predictor.get());
+  pipeline::DelayedGradients delayed(*model, split, pipeline::law_of(table), table.micros, predictor.get());
   Curve curve{.kind = table.weights == schedule::WeightChoice::kFlush ? "synchronous" : kind};
   for (int step = 0; step < options.steps; ++step) {
     rate = options.rate * std::min(1.0, (step + 1.0) / options.warmup);
@@ -98,7 +98,7 @@ Curve train_kind(const std::string& kind, const Options& options) {
       pipeline::Micro micro;
       micro.context.training = true;
       micro.context.gradient_scale = 1 / targets;
-      micro.inputs = train::feed(batch, micro.context);
+      micro.inputs = train::feed(batch, micro.context, model->shape);
       return micro;
     };
     pipeline::Micro now = make();
@@ -116,7 +116,7 @@ Curve train_kind(const std::string& kind, const Options& options) {
     curve.losses.push_back(loss);
     nn::zero_grad(model->params);
     pipeline::Micro micro = make();
-    delayed.add(micro, step);
+    delayed.add(micro, step * (table.micros / options.steps));
     const at::Tensor taken = flat_gradient(model->params);
     const double length = truth.norm().item<double>();
     curve.distance += (taken - truth).norm().item<double>() / length / options.steps;

@@ -76,7 +76,7 @@ class BareLoop {
     context.gradient_scale = 1 / targets_;
     nn::Tape tape;
     nn::zero_grad(model_->params);
-    model_->forward(train::feed(batch_, context), context, &tape);
+    model_->forward(train::feed(batch_, context, model_->shape), context, &tape);
     model_->backward(context, tape);
     optim::update(*optimizer_, {.learning_rate = 1e-4});
     return seconds_since(begin);

@@ -88,7 +88,7 @@ Row measure(const Options& options, spec::Precision precision, int ranks, int ze
       context.on_gradient = [&](nn::Param& param) { data_parallel.added(param); };
       nn::Tape tape;
       nn::zero_grad(data_parallel.owned());
-      model->forward(train::feed(batch, context), context, &tape);
+      model->forward(train::feed(batch, context, model->shape), context, &tape);
       model->backward(context, tape);
       data_parallel.finish();
       optim::update(*optimizer, {.learning_rate = 1e-4, .across = data_parallel.across()});

@@ -57,7 +57,7 @@ int main() try {
       context.step = step;
       context.gradient_scale = 1 / targets;  // the mean over all tokens, however they are cut
       nn::Tape tape;
-      model->forward(train::feed(batch, context), context, &tape);
+      model->forward(train::feed(batch, context, model->shape), context, &tape);
       model->backward(context, tape);
       loss += context.losses[0].sum / targets;
     }

@@ -88,11 +88,37 @@ TEST(BenchComm, NamesWhatItDoesNotKnow) {
   EXPECT_THAT(error("--transport", "tcp"), AllOf(HasSubstr("tcp"), HasSubstr("threads")));
 }
 
+/// A hint is tested by following it.
+TEST(BenchComm, SaysWhyANamedAlgorithmCannotRun) {
+  const auto bench = [](std::vector<std::string> options) {
+    std::vector<std::string> words{"--quiet", "bench", "comm", "--bytes", "1K", "--seconds", "0.001"};
+    words.insert(words.end(), options.begin(), options.end());
+    return run(words);
+  };
+  const Outcome one_node = bench({"--algo", "hierarchical"});
+  EXPECT_EQ(one_node.code, kExitUsage);
+  EXPECT_THAT(one_node.err,
+              AllOf(HasSubstr("hierarchical"), HasSubstr("one node"), HasSubstr("--ranks 4 --ranks-per-node 2")));
+  const Outcome two_nodes = bench({"--algo", "hierarchical", "--ranks", "4", "--ranks-per-node", "2"});
+  ASSERT_EQ(two_nodes.code, kExitFine) << two_nodes.err;
+  EXPECT_THAT(two_nodes.out, AllOf(HasSubstr("all_reduce"), HasSubstr("1 KiB"), HasSubstr("not measured: "),
+                                   HasSubstr("hierarchical of all_to_all, gather, scatter: ")));
+  const Outcome three = bench({"--op", "all_gather", "--algo", "recursive_doubling", "--ranks", "3"});
+  EXPECT_EQ(three.code, kExitUsage);
+  EXPECT_THAT(three.err, AllOf(HasSubstr("power of two"), HasSubstr("--ranks 2")));
+  EXPECT_EQ(bench({"--op", "all_gather", "--algo", "recursive_doubling", "--ranks", "2"}).code, kExitFine);
+  const Outcome native = bench({"--op", "all_reduce", "--algo", "native"});
+  EXPECT_EQ(native.code, kExitUsage);
+  EXPECT_THAT(native.err, AllOf(HasSubstr("transport threads has no all_reduce of its own"), HasSubstr("mpirun")));
+}
+
 TEST(Tour, ShowsRanksThatTalkAndOnesThatFail) {
   const Outcome outcome = run({"tour"});
   ASSERT_EQ(outcome.code, kExitFine) << outcome.err;
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("rank 3 gave  3 30 1    got  6 60 4"), HasSubstr("halving_doubling"),
-                                 HasSubstr("overlapped"), HasSubstr("counts 1"), HasSubstr("had not arrived")));
+                                 HasSubstr("overlapped"), HasSubstr("agreed on 12 by name, on 0 by one bit each"),
+                                 HasSubstr("agreed on 0 by name, on 12 by one bit each"), HasSubstr("counts 1"),
+                                 HasSubstr("3 (n - 1) = 9 messages"), HasSubstr("had not arrived")));
 }
 
 }  // namespace

@@ -27,6 +27,11 @@ TEST(Docs, TheRecipePageIsUpToDate) {
   EXPECT_EQ(page("recipe.md"), run({"recipe", "docs", "--markdown"}).out) << "docs/recipe.md is stale; run `make docs`";
 }
 
+TEST(Docs, ThePageOfWhatWorksTogetherIsUpToDate) {
+  EXPECT_EQ(page("combinations.md"), run({"recipe", "rules", "--markdown"}).out)
+      << "docs/combinations.md is stale; run `make docs`";
+}
+
 TEST(Docs, TheCommandsPageIsUpToDate) {
   EXPECT_EQ(page("commands.md"), run({"docs"}).out) << "docs/commands.md is stale; run `make docs`";
 }

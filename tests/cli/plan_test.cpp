@@ -7,12 +7,14 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/run.h"
+#include "tests/files.h"
 
 namespace trireme::cli {
 namespace {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// Megatron SC'21, table 2: 174.6B on 1,536 A100.
 std::vector<std::string> row_of_a_paper() {
@@ -33,7 +35,10 @@ std::vector<std::string> row_of_a_paper() {
           "fp16",     "--zero",
           "0",        "--sequence-parallel",
           "off",      "--attention",
-          "unfused",  "--json"};
+          "unfused",  "--software",
+          "megatron", "--offload",
+          "none",     "--schedule",
+          "1f1b",     "--json"};
 }
 
 std::vector<std::string> with(std::vector<std::string> arguments, const std::vector<std::string>& more) {
@@ -51,12 +56,13 @@ TEST(Estimate, OfATableRowIsJsonAloneWithThePromisedFields) {
   EXPECT_NEAR(result.at("hardware_tflops_per_gpu").get<double>(), 141, 0.12 * 141);
   // Given flags are not chosen; the rest is, and says so.
   EXPECT_FALSE(result.at("chosen").contains("tp"));
-  EXPECT_TRUE(result.at("chosen").contains("virtual_stages"));
+  EXPECT_FALSE(result.at("chosen").contains("schedule"));
+  EXPECT_TRUE(result.at("chosen").contains("split"));
 }
 
 TEST(Estimate, WhatDoesNotFitStillHasItsFigures) {
   const Outcome outcome = run({"estimate", "--cluster", "selene", "--model", "gpt3-175b", "--tp", "1", "--pp", "1",
-                               "--dp", "1", "--global-batch-size", "1", "--json"});
+                               "--dp", "1", "--global-batch-size", "1", "--offload", "none", "--json"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const json result = json::parse(outcome.out);
   EXPECT_FALSE(result.at("fits").get<bool>());
@@ -115,7 +121,7 @@ TEST(Plan, TooLittleMemoryNamesWhatIsNeededAndWhatFits) {
   const Outcome outcome = run({"plan", "--model", "llama3-405b", "--cluster", "dgx-h100", "--gpus", "16"});
   EXPECT_EQ(outcome.code, kExitUsage);
   EXPECT_THAT(outcome.err, HasSubstr("needs at least"));
-  EXPECT_THAT(outcome.err, HasSubstr("your 16 x 86 GB hold 1.37 TB"));
+  EXPECT_THAT(outcome.err, HasSubstr("your 16 x 80 GiB hold 1.25 TiB"));
   EXPECT_THAT(outcome.err, HasSubstr("nearest that fits: --gpus"));
 }
 
@@ -135,13 +141,87 @@ TEST(Plan, ItsRecipeIsFineAndGivesTheSameEstimate) {
   const Outcome planned = run({"plan", "--model", "llama3-70b", "--cluster", "dgx-h100", "--gpus", "64",
                                "--global-batch-size", "256", "--write", path, "--json"});
   ASSERT_EQ(planned.code, 0) << planned.err;
-  const Outcome checked = run({"recipe", "check", path});
+  // For the hardware that it was planned for; what to train on is the user's to say.
+  const std::string text = read_all(path);
+  EXPECT_THAT(text, HasSubstr("device = \"cuda\""));
+  EXPECT_THAT(text, HasSubstr("# Required: what to train on."));
+  EXPECT_THAT(text, HasSubstr("# [[data.sources]]"));
+  EXPECT_THAT(text, HasSubstr("[data.synthetic]\n# kind = (unset)"));
+  const Outcome checked = run({"check", path, "--cluster", "dgx-h100", "--no-files"});
   EXPECT_EQ(checked.code, 0) << checked.err;
   const Outcome again = run({"estimate", path, "--cluster", "dgx-h100", "--json"});
   ASSERT_EQ(again.code, 0) << again.err;
   EXPECT_NEAR(json::parse(again.out).at("step_seconds").get<double>(),
               json::parse(planned.out).at("step_seconds").get<double>(), 1e-9);
   std::filesystem::remove(path);
+}
+
+/// Longer sequences than the model's own: the recipe's model takes them.
+TEST(Plan, OfLongerSequencesWritesARecipeThatTakesThem) {
+  const std::string path =
+      (std::filesystem::temp_directory_path() / ("trireme_longer_" + std::to_string(::getpid()) + ".toml")).string();
+  const Outcome planned = run({"plan", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--seq-len", "16384",
+                               "--global-batch-size", "32", "--write", path});
+  ASSERT_EQ(planned.code, 0) << planned.err;
+  const Outcome checked = run({"check", path, "--cluster", "dgx-h100", "--no-files"});
+  EXPECT_EQ(checked.code, 0) << checked.err;
+  std::filesystem::remove(path);
+}
+
+TEST(Plan, TakesAModelWithoutAFlag) {
+  const std::vector<std::string> rest{"--cluster", "dgx-h100", "--gpus", "16", "--global-batch-size", "64", "--json"};
+  const Outcome plain = run(with({"plan", "llama3-8b"}, rest)),
+                flagged = run(with({"plan", "--model", "llama3-8b"}, rest));
+  ASSERT_EQ(plain.code, 0) << plain.err;
+  EXPECT_EQ(plain.out, flagged.out);
+}
+
+TEST(Plan, MoreDevicesThanTheClusterHasAreRefused) {
+  const Outcome outcome = run({"plan", "llama3-8b", "--cluster", "h200", "--gpus", "128"});
+  EXPECT_EQ(outcome.code, kExitUsage);
+  EXPECT_THAT(outcome.err, HasSubstr("128 devices are asked for, but cluster h200 has 8"));
+  EXPECT_THAT(outcome.err, HasSubstr("use --gpus 8"));
+}
+
+TEST(Plan, AndItsExplanationNameTheSameBest) {
+  const std::vector<std::string> task{"--model", "llama3-8b",           "--cluster", "dgx-h100", "--gpus",
+                                      "64",      "--global-batch-size", "256",       "--json"};
+  const Outcome plan = run(with({"plan"}, task)), explained = run(with({"plan", "explain"}, task));
+  ASSERT_EQ(plan.code, 0) << plan.err;
+  ASSERT_EQ(explained.code, 0) << explained.err;
+  EXPECT_EQ(json::parse(plan.out).at("layout"), json::parse(explained.out).at("best"));
+  EXPECT_EQ(json::parse(plan.out).at("step_seconds"), json::parse(explained.out).at("step_seconds"));
+  // The front begins with it, and each row has less memory for more time.
+  const json front = json::parse(plan.out).at("pareto");
+  EXPECT_EQ(front[0].at("layout"), json::parse(plan.out).at("layout"));
+  for (std::size_t row = 1; row < front.size(); ++row) {
+    EXPECT_GE(front[row].at("step_seconds").get<double>(), front[row - 1].at("step_seconds").get<double>());
+    EXPECT_LT(front[row].at("memory_bytes_peak").get<double>(), front[row - 1].at("memory_bytes_peak").get<double>());
+  }
+}
+
+TEST(Plan, ShowsTenRowsOfTheFront) {
+  const std::vector<std::string> task{"plan", "gpt3-175b", "--cluster", "selene", "--gpus", "512"};
+  const auto rows = [](const std::string& text) {
+    int found = 0;
+    for (std::size_t at = text.find("less memory for more time"); at != std::string::npos; ++found)
+      at = text.find(", micro-batch ", at + 1);
+    return found - 1;  // of layouts, after the title
+  };
+  const Outcome ten = run(task), more = run(with(task, {"--pareto", "1000"}));
+  ASSERT_EQ(ten.code, 0) << ten.err;
+  EXPECT_EQ(rows(ten.out), 10) << ten.out;
+  EXPECT_THAT(ten.out, HasSubstr("--pareto N shows more"));
+  EXPECT_GT(rows(more.out), 10);
+  EXPECT_THAT(ten.out, HasSubstr("TiB"));
+}
+
+TEST(Cluster, ANameThatSeveralBeginWithNamesThem) {
+  const Outcome outcome = run({"plan", "llama3-8b", "--cluster", "dgx"});
+  EXPECT_EQ(outcome.code, kExitUsage);
+  for (const char* name : {"dgx-h100", "dgx-b200", "dgx2-v100"}) EXPECT_THAT(outcome.err, HasSubstr(name));
+  EXPECT_THAT(run({"plan", "llama3-8b", "--cluster", "h100"}).err,
+              testing::AllOf(HasSubstr("dgx-h100"), HasSubstr("llama3-h100-16k")));
 }
 
 TEST(ValidatePlanner, PrintsEveryRunAndTheMedian) {

@@ -40,7 +40,7 @@ TEST_F(Program, HelpNamesCommandsAndEnvironmentVariables) {
   const Outcome outcome = run({"--help"});
   EXPECT_EQ(outcome.code, kExitFine);
   EXPECT_THAT(outcome.err, IsEmpty());
-  EXPECT_THAT(outcome.out, HasSubstr("\n  recipe              Write, show, check and document recipes"));
+  EXPECT_THAT(outcome.out, HasSubstr("\n  recipe              Write, show and document recipes"));
   for (const EnvVariable& variable : env_table()) EXPECT_THAT(outcome.out, HasSubstr(std::string(variable.name)));
 }
 
@@ -105,7 +105,8 @@ TEST_F(Program, WrongUsageIsExplainedWithWhatWasMeant) {
       {{"recipe", "docs", "--markdwn"}, "trireme recipe docs has no option --markdwn; did you mean \"--markdown\"?"},
       {{"recipe", "docs", "extra"}, "trireme recipe docs does not know what to do with \"extra\""},
       {{"recipe"}, "trireme recipe needs a command"},
-      {{"recipe", "check"}, "FILE is required"},
+      {{"check"}, "FILE is required"},
+      {{"recipe", "check"}, "trireme recipe has no command \"check\""},
       {{"--verbose", "--quiet", "recipe", "docs"}, "excludes"},
   };
   for (const auto& [arguments, reason] : cases) {

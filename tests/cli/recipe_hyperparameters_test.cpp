@@ -59,13 +59,24 @@ TEST(RecipeHyperparameters, ShowsSmithsBatches) {
 }
 
 TEST(RecipeHyperparameters, ShowsGpt3sRamps) {
-  const auto rows = hyperparameters({kRecipes + "gpt3-175b.toml", "--until", "300G", "--rows", "1"});
+  const auto rows =
+      hyperparameters({std::string(TRIREME_RECIPES) + "/models/gpt3-175b.toml", "--until", "300G", "--rows", "1"});
   ASSERT_EQ(rows.size(), 6U);
-  EXPECT_THAT(rows[0], ElementsAre("0", "0", "32000", "5.12e-09"));
-  EXPECT_THAT(rows[1], ElementsAre(testing::_, "375M", "128000", "6e-05"));
-  EXPECT_THAT(rows[2], ElementsAre(testing::_, "12.0G", "3200000", "5.973e-05"));
-  EXPECT_THAT(rows[3], ElementsAre(testing::_, "260G", "3200000", "6e-06"));
-  EXPECT_THAT(rows[4], ElementsAre(testing::_, "300G", "3200000", "6e-06"));
+  EXPECT_THAT(rows[0], ElementsAre("0", "0", "32768", "5.243e-09"));
+  EXPECT_THAT(rows[1], ElementsAre(testing::_, "375M", "131072", "6e-05"));
+  EXPECT_THAT(rows[2], ElementsAre(testing::_, "12.0B", "3276800", "5.973e-05"));
+  EXPECT_THAT(rows[3], ElementsAre(testing::_, "260B", "3276800", "6e-06"));
+  EXPECT_THAT(rows[4], ElementsAre(testing::_, "300B", "3276800", "6e-06"));
+}
+
+TEST(RecipeHyperparameters, ShowsLambsSecondStageWarmingUpAgain) {
+  const auto rows = hyperparameters({kRecipes + "lamb-bert-two-stages.toml", "--rows", "1"});
+  ASSERT_EQ(rows.size(), 6U);
+  EXPECT_THAT(rows[0], ElementsAre("0", "0", "65536", testing::_));
+  EXPECT_THAT(rows[1], ElementsAre("1406", testing::_, "65536", "0.00707"));
+  EXPECT_THAT(rows[2], ElementsAre("7026", testing::_, "32768", "1.589e-05")) << "from zero again";
+  EXPECT_THAT(rows[3], ElementsAre("7341", testing::_, "32768", "0.004998"));
+  EXPECT_THAT(rows[4], ElementsAre("8599", testing::_, "32768", "0"));
 }
 
 TEST(RecipeHyperparameters, ShowsLambsRates) {

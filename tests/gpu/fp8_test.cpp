@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/gpu/support.h"
+#include "tests/kernels/fp8_reference.h"
 #include "tests/train/support.h"
 #include "trireme/kernels/activation.h"
 #include "trireme/kernels/gemm.h"
@@ -17,28 +18,9 @@ using kernels::Fp8Format;
 using kernels::Fp8Matrix;
 using kernels::Fp8Scaling;
 
-double most_of(Fp8Format format) { return format == Fp8Format::kE4m3 ? 448 : 57344; }
+using kernels::numbers_of;
 
-/// Scales as [n, k], one for each number.
-at::Tensor spread(const Fp8Matrix& matrix) {
-  const std::int64_t n = matrix.values.size(0), k = matrix.values.size(1);
-  const at::Tensor scales = matrix.scales.cpu().to(at::kDouble);
-  if (matrix.scaling == Fp8Scaling::kTensor) return scales.expand({n, k});
-  if (matrix.scaling == Fp8Scaling::kBlocks1x128) return scales.t().repeat_interleave(128, 1).narrow(1, 0, k);
-  return scales.narrow(1, 0, (k + 127) / 128).repeat_interleave(128, 0).repeat_interleave(128, 1);
-}
-at::Tensor numbers_of(const Fp8Matrix& matrix) {
-  return matrix.values.to(at::kFloat).cpu().to(at::kDouble) * spread(matrix);
-}
-
-/// The largest number of what each scale covers, as [n, k].
-at::Tensor largest(const at::Tensor& x, Fp8Scaling scaling) {
-  if (scaling == Fp8Scaling::kTensor) return x.abs().max().expand(x.sizes());
-  const std::int64_t n = x.size(0), k = x.size(1);
-  const at::Tensor lines = x.abs().view({n, k / 128, 128}).amax(2);
-  if (scaling == Fp8Scaling::kBlocks1x128) return lines.repeat_interleave(128, 1);
-  return lines.view({n / 128, 128, k / 128}).amax(1).repeat_interleave(128, 0).repeat_interleave(128, 1);
-}
+double most_of(Fp8Format format) { return kernels::fp8_largest(format); }
 
 TEST(GpuFp8, RoundsToTheNearestOfItsScale) {
   for (const auto type : {at::kBFloat16, at::kHalf, at::kFloat}) {
@@ -53,17 +35,40 @@ TEST(GpuFp8, RoundsToTheNearestOfItsScale) {
           const auto [rows, columns] = kernels::to_fp8(x.to(gpu()), format, scaling, true, true);
           const double step = format == Fp8Format::kE4m3 ? 1.0 / 16 : 1.0 / 8;  // half a step, relative to the number
           const auto check = [&](const Fp8Matrix& matrix, const at::Tensor& exact) {
-            const at::Tensor top = largest(exact, scaling), found = numbers_of(matrix);
+            const at::Tensor top = kernels::largest_in_block(exact, scaling), found = numbers_of(matrix);
             // Near zero steps no longer shrink: the smallest is 2^-9 (2^-16) of the format's numbers.
             const at::Tensor tiny = top / most_of(format) * (format == Fp8Format::kE4m3 ? 1.0 / 1024 : 1.0 / 131072);
             const at::Tensor wrong = ((found - exact).abs() > exact.abs() * step + tiny + 1e-12);
             EXPECT_EQ(wrong.sum().item<std::int64_t>(), 0);
-            const at::Tensor reach = (spread(matrix) * most_of(format) - top).abs() > top * 1e-5 + (top == 0) * 1e9;
+            const at::Tensor reach =
+                (kernels::spread_scales(matrix) * most_of(format) - top).abs() > top * 1e-5 + (top == 0) * 1e9;
             EXPECT_EQ(reach.sum().item<std::int64_t>(), 0) << "a scale does not bring the largest to the format's";
           };
           check(rows, x.to(at::kDouble));
           check(columns, x.to(at::kDouble).t().contiguous());
         }
+      }
+    }
+  }
+}
+
+/// What CI trains with on the CPU is what a GPU has: codes and scales to the bit.
+TEST(GpuFp8, CodesAndScalesAreThoseOfTheCpu) {
+  const auto same = [](const Fp8Matrix& there, const Fp8Matrix& here) {
+    EXPECT_TRUE(same_bits(there.values.view(at::kByte).cpu(), here.values.view(at::kByte)));
+    EXPECT_TRUE(same_bits(there.scales.cpu(), here.scales));
+  };
+  for (const auto type : {at::kBFloat16, at::kHalf, at::kFloat}) {
+    at::Tensor x = normal_tensor({384, 256}, at::kDouble, "x").to(type);
+    x[1][2] = 1000;
+    x[300][5] = -0.0;
+    for (const auto scaling : {Fp8Scaling::kTensor, Fp8Scaling::kBlocks1x128, Fp8Scaling::kBlocks128x128}) {
+      for (const auto format : {Fp8Format::kE4m3, Fp8Format::kE5m2}) {
+        SCOPED_TRACE(fmt::format("{}, scaling {}", c10::toString(type), static_cast<int>(scaling)));
+        const auto here = kernels::to_fp8(x, format, scaling, true, true),
+                   there = kernels::to_fp8(x.to(gpu()), format, scaling, true, true);
+        same(there.rows, here.rows);
+        same(there.columns, here.columns);
       }
     }
   }

@@ -1,4 +1,5 @@
 // Wrong inputs of commands that need tensors: recipes that only a run finds wrong, and damaged files.
+#include <cstdlib>
 #include <fstream>
 
 #include "tests/cli/bad_inputs.h"
@@ -14,6 +15,7 @@ const std::string kTiny = TRIREME_RECIPES "/tiny.toml";
 class BadRuns : public BadInputs {
  protected:
   void SetUp() override {
+    ::setenv("CUDA_VISIBLE_DEVICES", "", 1);  // one of them asks for a GPU where there is none
     ASSERT_EQ(run(filled({"--quiet", "train", kTiny, "--out", "{}/run", "--set", "train.steps=2", "--set",
                           "train.threads=1", "--set", "eval.every=0"}))
                   .code,
@@ -50,8 +52,8 @@ TEST_F(BadRuns, OfTrainSayWhatIsWrong) {
     return sets;
   };
   const std::vector<BadInput> inputs = {
-      {"no length", train({"train.steps="}), "set train.steps or train.tokens", fixed({"train.steps=3"})},
-      {"no data", train({"data.synthetic.kind=", "data.synthetic.vocab_size=16"}), "data",
+      {"no length", train({"train.steps="}), "set train.steps = 1000, or train.tokens", fixed({"train.steps=3"})},
+      {"no data", train({"data.synthetic.kind=", "data.synthetic.vocab_size=16"}), "names no data",
        fixed({"data.synthetic.kind=markov"})},
       {"no model", train({"model.family="}), "model", fixed({})},
       {"a batch of no whole sequences", train({"batch.global_batch_tokens=1000"}),
@@ -97,7 +99,7 @@ TEST_F(BadRuns, OfTrainSayWhatIsWrong) {
       {"beyond the context of what was begun from",
        train({"model.init_from={}/hf", "model.max_seq_len=", "data.seq_len=128"}), "context is 64 tokens",
        fixed({"model.init_from={}/hf", "model.max_seq_len=128", "data.seq_len=128"})},
-      {"a profile without a GPU", train({"run.device=cuda"}), "run.device", fixed({"run.device=cpu"})},
+      {"a GPU where there is none", train({"run.device=cuda"}), "run.device", fixed({"run.device=cpu"})},
       {"a memory limit", train({"train.memory_gb=0.000001"}), "memory", fixed({"train.memory_gb=8"})},
   };
   for (const BadInput& input : inputs) expect_refused(input);

@@ -85,8 +85,8 @@ TEST_F(TrainCommand, TellsTheMemoryOfAGpuRunWithoutOne) {
   EXPECT_FALSE(fs::exists(path("none")));
   const Outcome stages =
       run({"train", TRIREME_RECIPES "/gpt2-124m.toml", "--memory", "--ranks", "2", "--set", "layout.pp=2"});
-  EXPECT_EQ(stages.code, 2);
-  EXPECT_THAT(stages.err, HasSubstr("pipeline stages"));
+  EXPECT_EQ(stages.code, 0) << stages.err;
+  EXPECT_THAT(stages.out, AllOf(HasSubstr("master weights"), HasSubstr("activations"), HasSubstr("at most")));
 }
 
 TEST_F(TrainCommand, TracesLayersAndCallsOfAllRanks) {
@@ -392,8 +392,8 @@ TEST_F(TrainCommand, DiffsRunsOfDifferentLayoutsByTheirNumbers) {
   EXPECT_EQ(run({"diff", path("one"), path("two")}).code, 1) << "not to the bit";
   const Outcome near = run({"diff", path("one"), path("two"), "--tolerance", "1e-9"});
   EXPECT_EQ(near.code, 0) << near.out;
-  EXPECT_THAT(near.out, AllOf(HasSubstr("are within 1e-09"), HasSubstr("loss"), HasSubstr("param/"),
-                              HasSubstr("recipe: comm.ranks: (unset) and 2")));
+  EXPECT_THAT(near.out, AllOf(HasSubstr("are within 1e-09"), HasSubstr("loss"), HasSubstr("optim/"),
+                              HasSubstr("more tensors"), HasSubstr("recipe: comm.ranks: (unset) and 2")));
   const Outcome far = run({"diff", path("one"), path("other"), "--tolerance", "1e-9"});
   EXPECT_EQ(far.code, 1);
   EXPECT_THAT(far.out, AllOf(HasSubstr("NOT within"), HasSubstr("recipe: optim.learning_rate: 0.003 and 0.001")));

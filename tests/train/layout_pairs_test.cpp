@@ -62,6 +62,7 @@ Drawn draw(std::uint64_t seed) {
     const schedule::Kind& kind = schedule::find_kind(recipe.pipeline.schedule);
     recipe.pipeline.virtual_stages = kind.default_chunks;
     drawn.asynchronous = kind.asynchronous;
+    if (kind.name == "chimera-halving") recipe.train.micro_batch_size = 2;  // one row has no halves
     if (drawn.asynchronous) {
       recipe.pipeline.drain_every = 1;
       layout.zero = 0, layout.offload = spec::OffloadKind::kNone;

@@ -9,6 +9,7 @@
 
 #include "tests/train/support.h"
 #include "trireme/schedule/builders.h"
+#include "trireme/spec/rules.h"
 #include "trireme/train/diagnose/verify.h"
 #include "trireme/train/engine/pipeline_table.h"
 
@@ -65,6 +66,23 @@ TEST(Together, AsynchronousPipelinesSideBySideEqualThemToo) {
   }
 }
 
+/// PipeDream's replicated stages: ranks of a stage take micro-batches in turn, nothing is flushed.
+TEST(Together, StagesOnSeveralRanksEqualTheirSerialMathematics) {
+  for (const std::vector<int>& ranks : {std::vector<int>{3, 1}, {1, 2, 1}, {2, 2}}) {
+    spec::Recipe recipe = together("pipedream", 4);
+    recipe.batch.global_batch_tokens = 6 * 12;
+    recipe.train.micro_batch_size = 1;
+    recipe.pipeline.stage_ranks = ranks;
+    const VerifyResult result = verify_together(recipe, 4, 6);
+    EXPECT_TRUE(result.equal) << ranks.size() << " stages: " << result.weights.name << " " << result.weights.relative;
+  }
+  spec::Recipe recipe = together("pipedream", 3, 2);  // two pipelines side by side, flushed every second step
+  recipe.batch.global_batch_tokens = 8 * 12;
+  recipe.train.micro_batch_size = 1;
+  recipe.pipeline.stage_ranks = {2, 1};
+  EXPECT_TRUE(verify_together(recipe, 6, 5).equal);
+}
+
 TEST(Together, DrainsBeginAnew) {
   for (const char* kind : kAsynchronous) {
     EXPECT_TRUE(verify_together(together(kind, 2, 2), 2, 5).equal) << kind;
@@ -107,7 +125,13 @@ TEST(Together, StepsValidatedAfterTheFactEqualOneRank) {
   spec::Recipe recipe = together("zb-h2", 2, 3);
   recipe.model.tied = true;
   recipe.batch.global_batch_tokens = 8 * 12;
-  EXPECT_TRUE(verify_together(recipe, 4, 5).equal) << "tied, two pipelines, not a multiple of the drains";
+  for (const double clip : {0.05, 100.0}) {
+    recipe.optim.grad_clip_norm = clip;
+    EXPECT_TRUE(verify_together(recipe, 4, 5).equal) << "tied, two pipelines, not a multiple of the drains: " << clip;
+    recipe.model.tied = false;
+    EXPECT_TRUE(verify_together(recipe, 4, 5).equal)
+        << "two pipelines, whose heads have gradients of their own: " << clip;
+  }
 }
 
 /// The run from a drain's state on is the run that was not interrupted, to the bit.
@@ -163,8 +187,9 @@ TEST(Together, ChangesOfTheBatchDrainToo) {
 std::string message_of(const spec::Recipe& recipe, int ranks = 2) {
   try {
     with_trainers(recipe, ranks, [](Trainer& trainer, comm::Rank&) { trainer.step(); });
-  } catch (const ConfigError& error) {
-    return error.message() + " -> " + error.hint();
+  } catch (const config::ProblemsError& error) {
+    const config::Problem& first = error.problems().front();
+    return first.key + " " + first.reason + " -> " + first.hint;
   }
   return "no error";
 }
@@ -182,7 +207,7 @@ TEST(Together, SaysWhatCannotBeDoneBetweenDrains) {
   EXPECT_THAT(message_of(recipe), HasSubstr("model.tied = false"));
   recipe = together("pipedream", 2);
   recipe.train.micro_batch_size = 1;
-  EXPECT_THAT(message_of(recipe), HasSubstr("updates after every micro"));
+  EXPECT_THAT(message_of(recipe), HasSubstr("updates after every one"));
   recipe = together("xpipe", 2);
   recipe.precision.compute = Precision::kFp16;
   EXPECT_THAT(message_of(recipe), HasSubstr("loss scale"));
@@ -193,13 +218,13 @@ TEST(Together, SaysWhatCannotBeDoneBetweenDrains) {
 
 TEST(Together, FindsDrainsThatFitWhereNoneAreGiven) {
   spec::Recipe recipe = together("pipedream-2bw", 2);
-  EXPECT_EQ(drain_every(recipe, true), 128);
-  EXPECT_EQ(drain_every(recipe, false), 1);
+  EXPECT_EQ(spec::steps_between_drains(recipe, true), 128);
+  EXPECT_EQ(spec::steps_between_drains(recipe, false), 1);
   recipe.eval.every = 60;
   recipe.checkpoint.every = 100;
-  EXPECT_EQ(drain_every(recipe, true), 20);
+  EXPECT_EQ(spec::steps_between_drains(recipe, true), 20);
   recipe.eval.every = recipe.checkpoint.every = 1000;
-  EXPECT_EQ(drain_every(recipe, true), 125);
+  EXPECT_EQ(spec::steps_between_drains(recipe, true), 125);
 }
 
 TEST(Together, NamesGradientsThatAreNoNumbersOnAllRanks) {

@@ -80,6 +80,33 @@ TEST_P(NarrowStates, AreTheSameBitsUnderZeroAndOffloadOfOneRank) {
   EXPECT_EQ(losses_of(recipe, 1, 6), plain);
 }
 
+/// Stochastic rounding draws by a weight's name and index, whichever stage holds it.
+TEST_P(NarrowStates, StagesEqualOneRank) {
+  const auto expect_equal = [](const spec::Recipe& recipe, int ranks, const char* what) {
+    const VerifyResult result = verify_beside_one_rank(recipe, ranks, 4);
+    EXPECT_TRUE(result.equal) << what << ": " << result.gradients.name << " " << result.gradients.relative << ", "
+                              << result.weights.name << " " << result.weights.relative;
+  };
+  spec::Recipe recipe = narrow(recipe_for(0));
+  recipe.model.num_layers = 4;
+  recipe.model.tied = false;
+  recipe.train.micro_batch_size = 1;
+  recipe.train.steps = 4;
+  recipe.checkpoint.every = recipe.train.hash_every = 0;
+  recipe.layout.pp = 2;
+  for (const char* kind : {"1f1b", "zb-v", "pipedream-2bw", "xpipe"}) {
+    recipe.pipeline.schedule = kind;
+    expect_equal(recipe, 2, kind);
+  }
+  recipe.pipeline = {.schedule = "zb-h2", .drain_every = 2};  // updates are taken back
+  expect_equal(recipe, 2, "steps validated after the fact");
+  recipe.pipeline = {};
+  for (const int zero : {1, 2, 3}) {
+    recipe.layout.zero = zero;
+    expect_equal(recipe, 4, "ZeRO");
+  }
+}
+
 TEST_P(NarrowStates, TakeLessMemory) {
   const device::RankMemory wide = memory_after_a_step(recipe_for(0)), few = memory_after_a_step(narrow(recipe_for(0)));
   EXPECT_LT(few.device.peak_of(device::MemoryUse::kGradients), wide.device.peak_of(device::MemoryUse::kGradients));

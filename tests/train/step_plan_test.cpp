@@ -63,22 +63,54 @@ TEST(StepPlan, FollowsAGrowingBatch) {
   EXPECT_EQ(position.tokens, next * 16);
 }
 
-TEST(StepPlan, NamesABatchThatIsNoWholeNumberOfRows) {
-  try {
-    plan_step(recipe_of(100), {}, {0, 1, 16, 0});
-    FAIL();
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.message(), testing::HasSubstr("100"));
-    EXPECT_THAT(error.hint(), testing::HasSubstr("batch.global_batch_tokens = 96"));
-    EXPECT_NO_THROW(plan_step(recipe_of(96), {}, {0, 1, 16, 0}));
+/// Ranks that meet in every micro-batch run equally many, whoever has how many rows; no row twice, none lost.
+TEST(StepPlan, LockstepGivesAllRanksAsManyMicrobatches) {
+  for (const std::int64_t rows : {1, 2, 7, 8, 13}) {
+    for (const int ranks : {1, 2, 3, 5}) {
+      for (const std::int64_t micro_batch_size : {0, 1, 2, 3}) {
+        for (const bool weighted : {false, true}) {
+          std::vector<double> weights;
+          for (int rank = 0; weighted && rank < ranks; ++rank) weights.push_back(1 + rank % 3);
+          std::vector<std::int64_t> all;
+          std::optional<std::size_t> micros;
+          for (int rank = 0; rank < ranks; ++rank) {
+            const StepPlan plan =
+                plan_step(recipe_of(rows * 16), {}, {rank, ranks, 16, micro_batch_size, weights, /*lockstep=*/true});
+            EXPECT_EQ(micros.value_or(plan.microbatches.size()), plan.microbatches.size());
+            micros = plan.microbatches.size();
+            for (std::size_t i = 0; i < *micros; ++i) {
+              const std::vector<std::int64_t>& micro = plan.microbatches[i];
+              ASSERT_FALSE(micro.empty());
+              if (i + plan.fillers >= *micros) continue;
+              if (micro_batch_size > 0) {
+                EXPECT_LE(static_cast<std::int64_t>(micro.size()), micro_batch_size);
+              }
+              all.insert(all.end(), micro.begin(), micro.end());
+            }
+          }
+          std::vector<std::int64_t> expected(static_cast<std::size_t>(rows));
+          std::iota(expected.begin(), expected.end(), 0);
+          EXPECT_EQ(all, expected) << rows << " rows on " << ranks << " ranks by " << micro_batch_size;
+        }
+      }
+    }
   }
+}
+
+/// Where all have equally many, lockstep changes nothing.
+TEST(StepPlan, LockstepCutsEvenSharesAsEver) {
+  const StepPlan plain = plan_step(recipe_of(10 * 16), {}, {1, 2, 16, 2}),
+                 lockstep = plan_step(recipe_of(10 * 16), {}, {1, 2, 16, 2, {}, true});
+  EXPECT_EQ(plain.microbatches, lockstep.microbatches);
+  EXPECT_EQ(plain.microbatches.size(), 3U);
+  EXPECT_EQ(lockstep.fillers, 0U);
 }
 
 TEST(LastStep, IsGivenOrFollowsFromTokens) {
   spec::Recipe recipe = recipe_of(64);
   EXPECT_EQ(last_step(recipe), 10);
   recipe.train.steps.reset();
-  EXPECT_THROW(last_step(recipe), ConfigError);
+  EXPECT_THROW(last_step(recipe), InternalError);
   recipe.train.tokens = 130;
   EXPECT_EQ(last_step(recipe), 3);
 }

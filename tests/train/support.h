@@ -9,6 +9,7 @@
 
 #include "trireme/comm/rank.h"
 #include "trireme/data/open_samples.h"
+#include "trireme/spec/parallel_config.h"
 #include "trireme/train/diagnose/verify.h"
 #include "trireme/train/engine/trainer.h"
 
@@ -38,6 +39,9 @@ inline spec::Recipe small_recipe(spec::Family family, spec::Precision precision 
   if (family == spec::Family::kTransformer) {
     recipe.model.num_encoder_layers = 1;
     recipe.data.synthetic.kind = spec::SyntheticKind::kReverse;
+  }
+  if (family == spec::Family::kDeepseekV3) {
+    recipe.model.mla = {.q_lora_rank = 12, .kv_lora_rank = 8, .qk_rope_head_dim = 4, .v_head_dim = 6};
   }
   recipe.batch.global_batch_tokens = 5 * 12;
   recipe.optim.learning_rate = 1e-3;
@@ -71,8 +75,7 @@ inline device::RankMemory memory_after_a_step(const spec::Recipe& recipe) {
 /// The recipe's layout and pipeline on so many thread ranks beside neither of them on one.
 inline VerifyResult verify_beside_one_rank(const spec::Recipe& recipe, int ranks, std::int64_t steps) {
   VerifyRequest request{.recipes = {recipe}, .reference = recipe, .steps = steps};
-  request.reference.layout = {};
-  request.reference.pipeline = {};
+  spec::undistribute(request.reference);
   VerifyResult result;
   comm::run_ranks(ranks, [&](comm::Rank& rank) {
     verify(request, rank, [&](std::size_t, const VerifyResult& mine) {

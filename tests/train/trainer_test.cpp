@@ -239,5 +239,45 @@ TEST(Trainer, MakingNormsAgainChangesNoBit) {
   expect_same(recipe, 2, true, "weight gradients are deferred");
 }
 
+/// train.recompute = "budget": the same numbers, and a forward leaves no more than allowed.
+TEST(Recompute, KeepsActivationsWithinABudget) {
+  spec::Recipe recipe = small_recipe(Family::kGpt2, spec::Precision::kFp32);
+  recipe.model.num_layers = 9;
+  recipe.train.micro_batch_size = 5;
+  const auto run = [&](std::vector<double>& losses) {
+    std::int64_t saved = 0;
+    with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
+      for (int step = 0; step < 2; ++step) losses.push_back(trainer.step().loss);
+      saved = trainer.engine().account().activations;
+    });
+    return saved;
+  };
+  std::vector<double> plain_losses;
+  const std::int64_t plain = run(plain_losses);
+  recipe.train.recompute = spec::RecomputeKind::kRecursive;
+  std::vector<double> recursive_losses;
+  const std::int64_t recursive = run(recursive_losses);
+  EXPECT_EQ(recursive_losses, plain_losses);
+  EXPECT_LT(recursive, plain / 3);
+  recipe.train.recompute = spec::RecomputeKind::kBudget;
+  // The embedding and the head save beside the blocks: token ids, the last norm's input and statistics, the head's
+  // input gradient.
+  const std::int64_t tokens = 5 * 12, beside = tokens * (8 + 2 * 16 * 4 + 2 * 4);
+  std::int64_t before = plain;
+  for (const double share : {0.8, 0.6, 0.4}) {
+    const double budget = share * static_cast<double>(plain - beside);
+    recipe.train.recompute_gb = budget / 1e9;
+    std::vector<double> losses;
+    const std::int64_t saved = run(losses);
+    EXPECT_EQ(losses, plain_losses) << share;
+    EXPECT_LE(saved, static_cast<std::int64_t>(budget) + beside) << share;
+    EXPECT_LT(saved, before) << share;
+    before = saved;
+  }
+  recipe.train.recompute_gb = 1e-6;
+  std::vector<double> losses;
+  EXPECT_THROW(run(losses), ConfigError);
+}
+
 }  // namespace
 }  // namespace trireme::train

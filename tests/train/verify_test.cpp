@@ -81,5 +81,18 @@ TEST(Verify, ComparesTwoLayouts) {
   EXPECT_FALSE(run_verify(request, 2).equal);
 }
 
+/// tp, cp, pp and dp at once, as Llama 3 lays them out: recipes/verify-llama3.toml.
+TEST(Verify, Llama3sFourAxesAreEqualToOneRank) {
+  spec::Recipe recipe = spec::load_recipe({.file = TRIREME_RECIPES "/verify-llama3.toml"}).value;
+  recipe.precision.compute = Precision::kFp64;
+  const spec::LayoutConfig& layout = recipe.layout;
+  EXPECT_TRUE(layout.tp > 1 && layout.cp > 1 && layout.pp > 1 && layout.dp.value_or(1) > 1 && layout.zero == 2);
+  EXPECT_EQ(layout.order, "dp pp cp tp") << "tensor parallelism innermost";
+  const VerifyResult result = verify_beside_one_rank(recipe, 16, 2);
+  EXPECT_TRUE(result.equal) << result.gradients.name << " " << result.gradients.relative << ", " << result.weights.name
+                            << " " << result.weights.relative;
+  EXPECT_LT(result.gradients.relative, 1e-12);
+}
+
 }  // namespace
 }  // namespace trireme::train

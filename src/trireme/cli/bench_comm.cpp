@@ -1,7 +1,10 @@
 // trireme bench comm: how fast collectives are here, beside what the cost model says.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <bit>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -23,7 +26,7 @@ namespace {
 struct BenchOptions {
   RecipeOptions recipe;
   std::string transport;
-  int ranks = 0;
+  int ranks = 0, ranks_per_node = 0;
   std::string ops = "all", algorithms = "all", bytes = "1K:64M", type = "f32";
   double seconds_per_row = 0.06;
   bool json = false, in_place = false, calibrate = false;
@@ -79,6 +82,7 @@ comm::DType parse_type(const std::string& text) {
 spec::Recipe effective_recipe(BenchOptions& options, const Context& context) {
   if (!options.transport.empty()) options.recipe.set("comm.transport=" + options.transport);
   if (options.ranks > 0) options.recipe.set(fmt::format("comm.ranks={}", options.ranks));
+  if (options.ranks_per_node > 0) options.recipe.set(fmt::format("comm.ranks_per_node={}", options.ranks_per_node));
   spec::Recipe recipe = options.recipe.load(context).value;
   const bool launched = comm::detect_launch().kind != comm::Launch::Kind::kSingle;
   if (!recipe.comm.ranks && !launched) recipe.comm.ranks = 2;  // one rank has nobody to talk to
@@ -126,6 +130,48 @@ nlohmann::json to_json(const comm::Measurement& row, int ranks) {
   return json;
 }
 
+/// What would make it run.
+std::string hint_for(cost::Algorithm algorithm, const comm::Rank& rank) {
+  switch (algorithm) {
+    case cost::Algorithm::kHierarchical:
+      return fmt::format("start several ranks on several nodes, or count them as if: --ranks {} --ranks-per-node 2",
+                         rank.ranks() > 2 ? rank.ranks() : 4);
+    case cost::Algorithm::kRecursiveDoubling:
+      return fmt::format("--ranks {}", std::bit_floor(static_cast<unsigned>(rank.ranks())));
+    case cost::Algorithm::kDirect:
+      return "--transport threads";
+    case cost::Algorithm::kNative:
+      return "start the ranks with mpirun, and --transport mpi";
+    default:
+      return "choose another --op; --algo all shows which algorithms each has";
+  }
+}
+
+/// Algorithms that were asked for by name but cannot run: one that runs for no operation is an error, the rest is told
+/// below the table.
+std::string not_measured(comm::Rank& rank, const comm::MeasureOptions& measured) {
+  std::string notes;
+  for (const cost::Algorithm algorithm : measured.algorithms) {
+    std::map<std::string, std::vector<std::string_view>> reasons;
+    std::size_t refused = 0;
+    for (const cost::Collective op : measured.ops) {
+      const std::string why = rank.world().refusal(op, algorithm);
+      if (why.empty()) continue;
+      reasons[why].push_back(cost::name(op));
+      ++refused;
+    }
+    std::string text;
+    for (const auto& [why, ops] : reasons)
+      text += fmt::format("{}{} of {}: {}", text.empty() ? "" : "; ", cost::name(algorithm), fmt::join(ops, ", "), why);
+    if (refused > 0 && refused == measured.ops.size()) {
+      throw ConfigError(fmt::format("algorithm {} cannot run here: {}", cost::name(algorithm), text),
+                        hint_for(algorithm, rank));
+    }
+    if (!text.empty()) notes += fmt::format("not measured: {}\n", text);
+  }
+  return notes;
+}
+
 void calibrate(comm::Rank& rank, const std::vector<comm::Measurement>& rows, const std::string& path,
                std::ostream& out) {
   cost::CostTable table = rank.options().costs;
@@ -161,6 +207,7 @@ void run_bench(const BenchOptions& options, const spec::Recipe& recipe, std::ost
       progress->update(static_cast<std::int64_t>(done),
                        fmt::format("{} {}", cost::name(row.op), short_bytes(static_cast<double>(row.bytes))));
     };
+    const std::string notes = options.algorithms == "all" ? "" : not_measured(rank, measured);
     const auto rows = comm::measure(rank, measured, show);
     progress.reset();
     if (speaks && options.json) {
@@ -172,6 +219,7 @@ void run_bench(const BenchOptions& options, const spec::Recipe& recipe, std::ost
       out << document.dump(1) << "\n";
     } else if (speaks) {
       print_table(out, rank, rank.transport().name(), rows);
+      if (!notes.empty()) fmt::print(out, "\n{}", notes);
     }
     if (options.calibrate) calibrate(rank, rows, options.output.empty() ? costs_path() : options.output, out);
     out.flush();
@@ -188,8 +236,14 @@ void add_bench_command(Command& app, Context& context) {
                                        "the model's prediction, and the choice");
   const auto options = std::make_shared<BenchOptions>();  // shared with the callback, which outlives this function
   options->recipe.add_to(comm, RecipeOptions::File::kOptional);
-  comm.add_option("--transport", options->transport, "threads, mpi or emulated; default: the recipe's, else threads");
+  comm.add_option("--transport", options->transport,
+                  "threads, mpi, ucx or emulated; default: the recipe's, else threads");
   comm.add_option("--ranks", options->ranks, "How many ranks; default: those launched, else 2").positive();
+  comm.add_option(
+          "--ranks-per-node", options->ranks_per_node,
+          "Count so many ranks, in order, as one node: for hierarchical algorithms; default: the recipe's, else "
+          "the nodes there are")
+      .positive();
   comm.add_option("--op", options->ops, "Operations, separated by commas, or all").show_default();
   comm.add_option("--algo", options->algorithms, "Algorithms, separated by commas, or all").show_default();
   comm.add_option("--bytes", options->bytes, "Sizes: 64K, or 1K:64M (times 4 each), or 1K:64M:2").show_default();

@@ -202,7 +202,7 @@ void measure_steps(const HardwareOptions& options, int ranks, Measured& out) {
     const plan::Job job = plan::job_of(recipe, *spec::shape_of(recipe.model));
     out.steps.push_back({fmt::format("width {}, {} layers, {} x {} tokens, {} ranks, {}", shape.hidden_size,
                                      shape.num_layers, shape.rows, shape.sequence, shape.ranks, shape.precision),
-                         job, plan::layout_of(recipe, job, shape.ranks), median_step(run)});
+                         job, plan::config_of(recipe, job, shape.ranks), median_step(run)});
   }
   std::error_code ignored;
   std::filesystem::remove_all(folder, ignored);
@@ -263,7 +263,7 @@ std::string steps_text(const cost::Hardware& hardware, const Measured& measured,
   TextTable table({{"step"}, {"measured", TextTable::Align::kRight}, {"predicted", TextTable::Align::kRight}});
   for (const plan::MeasuredStep& one : measured.steps)
     table.add({one.name, short_seconds(one.seconds),
-               short_seconds(plan::estimate(hardware, one.job, one.layout).step_seconds())});
+               short_seconds(plan::estimate(hardware, one.job, one.config).step_seconds())});
   return table.text(prefix);
 }
 
@@ -308,7 +308,7 @@ ordered_json to_json(const cost::Hardware& hardware, const Measured& measured, c
   for (const plan::MeasuredStep& one : measured.steps)
     out["steps"].push_back({{"name", one.name},
                             {"seconds", one.seconds},
-                            {"predicted_seconds", plan::estimate(hardware, one.job, one.layout).step_seconds()}});
+                            {"predicted_seconds", plan::estimate(hardware, one.job, one.config).step_seconds()}});
   return out;
 }
 

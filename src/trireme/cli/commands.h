@@ -25,6 +25,10 @@ using AddCommand = void (*)(Command& app, Context& context);
 
 void add_train_command(Command& app, Context& context);
 void add_supervise_command(Command& app, Context& context);
+void add_launch_command(Command& app, Context& context);
+void add_cluster_command(Command& app, Context& context);
+void add_sweep_command(Command& app, Context& context);
+void add_experiments_command(Command& app, Context& context);
 void add_tokenize_command(Command& app, Context& context);
 void add_verify_command(Command& app, Context& context);
 void add_eval_command(Command& app, Context& context);
@@ -37,12 +41,15 @@ void add_generate_command(Command& app, Context& context);
 void add_schedule_command(Command& app, Context& context);
 void add_bench_command(Command& app, Context& context);
 void add_plan_command(Command& app, Context& context);
+void add_graph_command(Command& app, Context& context);
+void add_search_command(Command& app, Context& context);
 void add_estimate_command(Command& app, Context& context);
 void add_check_command(Command& app, Context& context);
 void add_simulate_command(Command& app, Context& context);
 void add_validate_planner_command(Command& app, Context& context);
 void add_report_command(Command& app, Context& context);
 void add_diff_command(Command& app, Context& context);
+void add_hme_command(Command& app, Context& context);
 void add_doctor_command(Command& app, Context& context);
 void add_docs_command(Command& app, Context& context);
 /// Below `tokenize`, which lists it.
@@ -52,17 +59,39 @@ void add_bench_hardware(Command& bench, Context& context);
 /// Below `recipe`, which lists it.
 void add_recipe_hyperparameters(Command& recipe, Context& context);
 void add_recipe_new(Command& recipe, Context& context);
+void add_recipe_import(Command& recipe, Context& context);
 
 /// In the order of --help.
 inline constexpr AddCommand kCommands[] = {
-    &add_plan_command,      &add_estimate_command,         &add_check_command,
-    &add_simulate_command,  &add_validate_planner_command, &add_train_command,
-    &add_supervise_command, &add_tokenize_command,         &add_eval_command,
-    &add_generate_command,  &add_report_command,           &add_diff_command,
-    &add_inspect_command,   &add_verify_command,           &add_convert_command,
-    &add_recipe_command,    &add_schedule_command,         &add_bench_command,
-    &add_probe_command,     &add_doctor_command,           &add_tour_command,
+    &add_plan_command,
+    &add_estimate_command,
+    &add_check_command,
+    &add_simulate_command,
+    &add_validate_planner_command,
+    &add_train_command,
+    &add_supervise_command,
+    &add_launch_command,
+    &add_sweep_command,
+    &add_experiments_command,
+    &add_tokenize_command,
+    &add_eval_command,
+    &add_generate_command,
+    &add_report_command,
+    &add_diff_command,
+    &add_inspect_command,
+    &add_verify_command,
+    &add_convert_command,
+    &add_recipe_command,
+    &add_schedule_command,
+    &add_cluster_command,
+    &add_bench_command,
+    &add_probe_command,
+    &add_hme_command,
+    &add_doctor_command,
+    &add_tour_command,
     &add_docs_command,
+    &add_graph_command,
+    &add_search_command,
 };
 
 }  // namespace trireme::cli

@@ -56,7 +56,7 @@ class HelpFormatter : public CLI::Formatter {
 constexpr const char* kAbout = R"(Trireme trains neural networks across many devices.
 
   trireme recipe docs                       every key a recipe can have
-  trireme recipe check recipes/x.toml       everything that is wrong with a recipe, before it runs
+  trireme check recipes/x.toml              everything that would stop a recipe, before it runs
   trireme COMMAND --help                    what a command does)";
 
 /// The deepest command that was named: "recipe show" of `trireme recipe show --lout`.
@@ -126,7 +126,7 @@ void set_log_level_from(bool verbose, bool quiet, Context& context) {
   }
   for (const EnvVariable& variable : env_table()) {
     if (variable.group == EnvGroup::kSystem) continue;
-    if (const auto value = env(variable.name)) log_debug("environment: {}={}", variable.name, *value);
+    if (const auto value = shown_env(variable.name)) log_debug("environment: {}={}", variable.name, *value);
   }
 }
 

@@ -9,6 +9,7 @@
 #include "trireme/cli/program.h"
 #include "trireme/cli/recipe_options.h"
 #include "trireme/data/vocab_size.h"
+#include "trireme/plan/combinations.h"
 
 namespace trireme::cli {
 namespace {
@@ -41,7 +42,7 @@ std::string parameters_text(spec::Recipe recipe) {
   }
   const auto shape = spec::shape_of(recipe.model);
   if (!shape) return {};
-  return fmt::format("its model has {} parameters{}\n", spec::count_parameters(*shape).total(),
+  return fmt::format("the model has {} parameters{}\n", spec::count_parameters(*shape).total(),
                      vocabulary.empty() ? "" : fmt::format(" ({})", vocabulary));
 }
 
@@ -55,24 +56,24 @@ void add_show(Command& recipe, Context& context) {
     context.run = [&context, options] {
       auto loaded = options->load(context);
       name_derived_sizes(loaded);
+      const std::string parameters = parameters_text(loaded.value);
       loaded.value.model = spec::resolved(loaded.value.model);
       context.out << config::show(loaded);
+      if (!parameters.empty()) fmt::print(context.out, "\n# {}", parameters);
       return kExitFine;
     };
   });
 }
 
-void add_check(Command& recipe, Context& context) {
-  Command& check =
-      recipe.add_subcommand("check", "Say everything that is wrong with a recipe; exit code 2 if anything is");
-  const auto options = std::make_shared<RecipeOptions>();  // shared as above
-  options->add_to(check, RecipeOptions::File::kRequired);
-  check.callback([&context, options] {
-    context.run = [&context, options] {
-      const auto loaded = options->load(context);
-      fmt::print(context.out, "{} is fine: {} of its own, the rest are defaults\n", options->file(),
-                 counted(loaded.origins.size(), "value"));
-      fmt::print(context.out, "{}", parameters_text(loaded.value));
+void add_rules(Command& recipe, Context& context) {
+  Command& rules = recipe.add_subcommand(
+      "rules", "Print what works together: the pairs of features that are refused, and every rule with its reason");
+  const auto markdown = std::make_shared<bool>(false);  // shared as above
+  rules.add_flag("--markdown", *markdown, "As a Markdown page: docs/combinations.md");
+  rules.callback([&context, markdown] {
+    context.run = [&context, markdown] {
+      constexpr std::size_t kRuleColumns = 118;
+      context.out << (*markdown ? plan::combinations_markdown() : plan::rules_text(kRuleColumns));
       return kExitFine;
     };
   });
@@ -94,13 +95,14 @@ void add_docs(Command& recipe, Context& context) {
 }  // namespace
 
 void add_recipe_command(Command& app, Context& context) {
-  Command& recipe =
-      app.add_subcommand("recipe", "Write, show, check and document recipes, the TOML files that describe a run");
+  Command& recipe = app.add_subcommand(
+      "recipe", "Write, show and document recipes, the TOML files that describe a run; `trireme check` checks one");
   recipe.require_subcommand(1);
   add_recipe_new(recipe, context);
+  add_recipe_import(recipe, context);
   add_show(recipe, context);
-  add_check(recipe, context);
   add_docs(recipe, context);
+  add_rules(recipe, context);
   add_recipe_hyperparameters(recipe, context);
 }
 

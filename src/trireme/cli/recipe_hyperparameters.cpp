@@ -28,12 +28,19 @@ std::vector<std::int64_t> bends(const spec::LrScheduleConfig& schedule) {
   if (schedule.warmup > 0) places.push_back(schedule.warmup);
   if (schedule.total) places.push_back(*schedule.total);
   if (schedule.total && schedule.decay) places.push_back(*schedule.total - *schedule.decay);
+  for (const spec::LrRestart& restart : schedule.restarts) {
+    places.insert(places.end(), {restart.at, restart.at + restart.warmup, restart.at + restart.total.value_or(0)});
+    if (restart.total && schedule.decay) places.push_back(restart.at + *restart.total - *schedule.decay);
+  }
   return places;
 }
 
 /// A quarter beyond the last change when nobody says.
 std::int64_t default_end(const spec::LrScheduleConfig& schedule, const spec::BatchConfig& batch) {
-  if (schedule.total) return *schedule.total;
+  if (schedule.total) {
+    const auto* last = schedule.restarts.empty() ? nullptr : &schedule.restarts.back();
+    return last ? last->at + last->total.value_or(last->warmup) : *schedule.total;
+  }
   std::int64_t last = 0;
   for (const std::int64_t place : bends(schedule)) last = std::max(last, place);
   if (batch.over) {

@@ -26,6 +26,7 @@ class RecipeOptions {
   /// What load() and read() read from: to say where values came from.
   config::Input input() const;
   const std::string& file() const { return file_; }
+  const std::vector<std::string>& sets() const { return sets_; }
   /// As if `--set ASSIGNMENT` came last: for flags that are short for a key.
   void set(std::string assignment) { sets_.push_back(std::move(assignment)); }
 

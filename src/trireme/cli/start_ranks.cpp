@@ -12,7 +12,9 @@
 #include "trireme/base/cores.h"
 #include "trireme/base/env.h"
 #include "trireme/base/log.h"
+#include "trireme/base/sha256.h"
 #include "trireme/base/text.h"
+#include "trireme/cli/local_ranks.h"
 #include "trireme/comm/process.h"
 #include "trireme/comm/transports/emulated.h"
 
@@ -46,18 +48,26 @@ std::vector<std::string> own_command_line() {
                     "install Open MPI (package openmpi-bin), or use threads: --set comm.transport=threads");
 }
 
-bool launched_by_mpi(const Launch& launch) {
-  return launch.kind == Launch::Kind::kMpi || launch.kind == Launch::Kind::kSlurm;
+/// What ranks must have alike. Interfaces have other names on other hosts, and what a rank prints is its own affair.
+std::string fingerprint_of(spec::Recipe recipe) {
+  recipe.comm.interface.clear();
+  recipe.log = {};
+  const Sha256Digest digest = sha256(config::to_toml(recipe));
+  return to_hex({reinterpret_cast<const char*>(digest.data()), 8});
 }
 
 void start_processes(const spec::Recipe& recipe, const std::function<void(comm::Rank&)>& body,
                      const comm::RanksOptions& options) {
   const Launch launch = comm::detect_launch();
   if (launch.kind == Launch::Kind::kSingle) {
+    const bool ucx = options.processes == comm::ProcessTransport::kUcx;
     if (!recipe.comm.ranks) {
-      throw ConfigError("MPI was asked for, but nothing has started this process as one of several ranks",
-                        "say how many to start with comm.ranks, or start with 'mpirun -n N trireme ...'");
+      throw ConfigError(fmt::format("{} was asked for, but nothing has started this process as one of several ranks",
+                                    ucx ? "UCX" : "MPI"),
+                        fmt::format("say how many to start with comm.ranks, or start with '{} trireme ...'",
+                                    ucx ? "torchrun --no-python --nproc-per-node N" : "mpirun -n N"));
     }
+    if (ucx) become_local_ranks(*recipe.comm.ranks, own_command_line());
     become_mpirun(*recipe.comm.ranks);
   }
   if (recipe.comm.ranks && *recipe.comm.ranks != launch.ranks) {
@@ -108,15 +118,20 @@ void start_ranks(const spec::Recipe& recipe, const std::function<void(comm::Rank
   const bool carried_by_mpi =
       recipe.comm.transport == spec::Transport::kEmulated && recipe.emulated.over == spec::Carrier::kMpi;
   const Launch launch = comm::detect_launch();
-  if (recipe.comm.transport == spec::Transport::kMpi || carried_by_mpi ||
+  threads.interface = recipe.comm.interface;
+  threads.fingerprint = fingerprint_of(recipe);
+  if (recipe.comm.transport == spec::Transport::kUcx) threads.processes = comm::ProcessTransport::kUcx;
+  if (recipe.comm.transport == spec::Transport::kMpi || carried_by_mpi)
+    threads.processes = comm::ProcessTransport::kMpi;
+  if (threads.processes != comm::ProcessTransport::kAuto ||
       (recipe.comm.transport == spec::Transport::kAuto && launch.kind != Launch::Kind::kSingle)) {
     start_processes(recipe, body, threads);
     return;
   }
-  if (launched_by_mpi(launch) && launch.ranks > 1) {
+  if (launch.kind != Launch::Kind::kSingle && launch.ranks > 1) {
     throw ConfigError(fmt::format("this process was started as rank {} of {}, but threads were asked for as ranks",
                                   launch.rank, launch.ranks),
-                      "leave comm.transport out to use the ranks that were started, or start without mpirun");
+                      "leave comm.transport out to use the ranks that were started, or start without a launcher");
   }
   const int ranks = recipe.comm.ranks.value_or(1);
   constexpr int kMostThreads = 1024;  // every two of them have a queue

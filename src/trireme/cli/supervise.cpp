@@ -85,7 +85,7 @@ int run_supervised(SuperviseFlags& flags, Context& context) {
     return kExitFine;
   }
   fmt::print(context.out, "the run in {} is not finished: {}\n", options.run.string(), result.why);
-  return result.why == "interrupted" ? result.status : kExitFailed;
+  return result.why == "interrupted" || result.status == kExitUsage ? result.status : kExitFailed;
 }
 
 }  // namespace

@@ -9,7 +9,9 @@
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
+#include "trireme/comm/exclusion.h"
 #include "trireme/comm/measure.h"
+#include "trireme/comm/negotiator.h"
 #include "trireme/comm/transports/emulated.h"
 
 namespace trireme::cli {
@@ -112,6 +114,61 @@ void show_overlap(std::ostream& out) {
       options);
 }
 
+void show_negotiation(std::ostream& out) {
+  heading(
+      out, 4,
+      fmt::format("Twelve tensors become ready in another order on each of {} ranks: a coordinator decides (Horovod)",
+                  kRanks));
+  comm::run_ranks(
+      kRanks,
+      [&](Rank& rank) {
+        constexpr int kTensors = 12;
+        comm::Negotiator sums(rank.world(), {.cycle = 5ms});
+        comm::Negotiator::Counters before;
+        for (int round = 1; round <= 2; ++round) {
+          std::vector<std::vector<float>> values(kTensors, std::vector<float>(1000, 1.0f));
+          std::vector<std::string> order;
+          for (int i = 0; i < kTensors; ++i) {
+            const int tensor = (i * 5 + rank.rank() * 3) % kTensors;
+            order.push_back(fmt::format("{}", tensor));
+            sums.all_reduce(order.back(), buffer(values[static_cast<std::size_t>(tensor)]));
+          }
+          sums.wait_all();
+          const comm::Negotiator::Counters& now = sums.counters();
+          if (rank.rank() == 0) {
+            fmt::print(out, "   step {}: rank 0 had them ready as {}\n", round, fmt::join(order, " "));
+            fmt::print(out, "           {} sums of fused tensors; agreed on {} by name, on {} by one bit each\n",
+                       now.collectives - before.collectives,
+                       now.tensors - now.cached - (before.tensors - before.cached), now.cached - before.cached);
+          }
+          before = now;
+        }
+        sums.finish();
+      },
+      quiet_options());
+}
+
+void show_exclusion(std::ostream& out) {
+  heading(out, 5,
+          "One rank at a time, without a lock file: requests are granted in the order of logical clocks (Lamport)");
+  std::vector<int> order;  // guarded by nothing but the exclusion
+  comm::run_ranks(
+      kRanks,
+      [&](Rank& rank) {
+        comm::MutualExclusion exclusion(rank.control(), "tour");
+        rank.world().barrier().wait();
+        for (int entry = 0; entry < 2; ++entry) {
+          exclusion.lock(30s);
+          order.push_back(rank.rank());
+          exclusion.unlock();
+        }
+        rank.world().barrier().wait();  // all answer until the last one has been inside
+      },
+      quiet_options());
+  fmt::print(out, "   entered: {}; each entry takes 3 (n - 1) = {} messages\n", fmt::join(order, " "),
+             3 * (kRanks - 1));
+}
+
 void show_error(std::ostream& out, const std::function<void()>& staged) {
   try {
     staged();
@@ -126,7 +183,7 @@ void show_error(std::ostream& out, const std::function<void()>& staged) {
 }
 
 void show_mismatch(std::ostream& out) {
-  heading(out, 4, "A mistake: rank 2 reduces 100 elements, the others 128. Nobody hangs; every rank gets this:");
+  heading(out, 6, "A mistake: rank 2 reduces 100 elements, the others 128. Nobody hangs; every rank gets this:");
   show_error(out, [] {
     comm::run_ranks(
         kRanks,
@@ -139,7 +196,7 @@ void show_mismatch(std::ostream& out) {
 }
 
 void show_absence(std::ostream& out) {
-  heading(out, 5,
+  heading(out, 7,
           "A rank that never comes: after the deadline (here 0.3 s; 10 minutes by default) every rank knows who:");
   show_error(out, [] {
     auto options = quiet_options();
@@ -174,6 +231,8 @@ void add_tour_command(Command& app, Context& context) {
       step(&show_reduce);
       step(&show_algorithms);
       step(&show_overlap);
+      step(&show_negotiation);
+      step(&show_exclusion);
       step(&show_mismatch);
       step(&show_absence);
       fmt::print(out, "\nNext: 'trireme bench comm' measures every operation here; 'trireme --help' lists the rest.\n");

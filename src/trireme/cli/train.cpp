@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -79,18 +80,30 @@ spec::Recipe recipe_of(TrainOptions& options, Context& context) {
   const comm::Launch launch = comm::detect_launch();
   const bool started = launch.kind != comm::Launch::Kind::kSingle;
   const int ranks = started ? launch.ranks : options.ranks.value_or(recipe.comm.ranks.value_or(1));
-  const spec::SpreadConfig before{recipe.layout, recipe.pipeline}, fitted = spec::fit_ranks(before, ranks);
+  const spec::ParallelConfig before{.layout = recipe.layout,
+                                    .pipeline = recipe.pipeline,
+                                    .recompute = recipe.train.recompute,
+                                    .partition_activations = recipe.train.partition_activations},
+      fitted = spec::fit_ranks(before, ranks);
   if (!(fitted == before) && (!started || launch.rank == 0)) {
     log_info("{} is no layout for {}: going on with {}", spread_text(before.layout),
              counted(static_cast<std::size_t>(ranks), "rank"), spread_text(fitted.layout));
   }
   recipe.layout = fitted.layout;
   recipe.pipeline = fitted.pipeline;
+  recipe.train.recompute = fitted.recompute;
+  recipe.train.partition_activations = fitted.partition_activations;
   recipe.comm.ranks = started ? std::nullopt : std::optional(ranks);
   if (auto problems = find_all_problems(recipe); !problems.empty()) {
     throw config::ProblemsError("the recipe on these ranks", std::move(problems));
   }
   return recipe;
+}
+
+/// OpenMP reads it when it is loaded, which is with the runtime.
+void set_wait_policy(const spec::TrainConfig& train) {
+  if (!train.omp_wait_policy) return;
+  ::setenv("OMP_WAIT_POLICY", *train.omp_wait_policy == spec::OmpWaitPolicy::kPassive ? "PASSIVE" : "ACTIVE", 1);
 }
 
 int run_training(TrainOptions& options, Context& context) {
@@ -101,6 +114,7 @@ int run_training(TrainOptions& options, Context& context) {
   const spec::Recipe recipe = recipe_of(options, context);
   const std::string folder =
       options.out.empty() ? (std::filesystem::path(recipe.run.out) / recipe.run.name).string() : options.out;
+  set_wait_policy(recipe.train);
   const train::Commands& commands = load_train();
   if (options.memory) {
     const comm::Launch launch = comm::detect_launch();

@@ -15,6 +15,7 @@
 #include "trireme/cli/verify_matrix.h"
 #include "trireme/comm/launch.h"
 #include "trireme/plan/layout_matrix.h"
+#include "trireme/spec/parallel_config.h"
 
 namespace trireme::cli {
 namespace {
@@ -105,8 +106,7 @@ int run_verify(VerifyOptions& options, Context& context) {
   }
   const spec::Recipe recipe = shortened(options.recipe.load(context).value, options.steps);
   train::VerifyRequest request{.recipes = {recipe}, .reference = recipe, .steps = options.steps};
-  request.reference.layout = {};
-  request.reference.pipeline = {};
+  spec::undistribute(request.reference);
   if (options.against != "serial") {
     const plan::LayoutCase against = plan::parse_layout(options.against);
     request.reference.layout = against.layout;

@@ -65,6 +65,12 @@ Json to_json(const StepRecord& record) {
   for (const NamedLoss& term : record.losses) {
     line["losses"][term.name] = {{"mean", number(term.mean)}, {"weight", number(term.weight)}};
   }
+  for (const NamedQueue& queue : record.queues) {
+    const QueueReading& reading = queue.reading;
+    line["queues"][queue.name] = {{"arrivals", reading.arrivals},       {"departures", reading.departures},
+                                  {"seconds", number(reading.seconds)}, {"occupancy", number(reading.occupancy)},
+                                  {"sojourn", number(reading.sojourn)}, {"blocked", number(reading.blocked)}};
+  }
   return line;
 }
 
@@ -92,6 +98,18 @@ StepRecord step_from(const Json& line) {
     if (!losses->is_object()) wrong_type("losses", "an object", *losses);
     for (const auto& [name, term] : losses->items()) {
       record.losses.push_back({.name = name, .mean = real(term, "mean"), .weight = real(term, "weight")});
+    }
+  }
+  if (const auto queues = line.find("queues"); queues != line.end()) {
+    if (!queues->is_object()) wrong_type("queues", "an object", *queues);
+    for (const auto& [name, queue] : queues->items()) {
+      record.queues.push_back({.name = name,
+                               .reading = {.arrivals = integer(queue, "arrivals"),
+                                           .departures = integer(queue, "departures"),
+                                           .seconds = real(queue, "seconds"),
+                                           .occupancy = real(queue, "occupancy"),
+                                           .sojourn = real(queue, "sojourn"),
+                                           .blocked = real(queue, "blocked")}});
     }
   }
   return record;

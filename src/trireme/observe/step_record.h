@@ -1,12 +1,14 @@
 // observe/step_record.h -- what is written down of one training step.
 //
-// Depends on: std.
+// Depends on: base (queue_meter).
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "trireme/base/queue_meter.h"
 
 namespace trireme::observe {
 
@@ -27,6 +29,13 @@ struct NamedLoss {
   bool operator==(const NamedLoss&) const = default;
 };
 
+/// One queue of the runtime over a step: sums, which add up over steps.
+struct NamedQueue {
+  std::string name;  ///< "prefetch", "checkpoint", "works"
+  QueueReading reading;
+  bool operator==(const NamedQueue&) const = default;
+};
+
 /// One line of metrics.jsonl.
 struct StepRecord {
   std::int64_t step = 0;  ///< steps done, this one included: the first is 1
@@ -39,8 +48,9 @@ struct StepRecord {
   std::int64_t memory = 0;    ///< bytes, the largest of any rank so far
   double seconds = 0;
   Breakdown breakdown;
-  std::optional<std::string> hash;     ///< of the whole state after the step, where one was taken
-  std::vector<NamedLoss> losses = {};  ///< the terms of the loss where there are several, the main one first
+  std::optional<std::string> hash;      ///< of the whole state after the step, where one was taken
+  std::vector<NamedLoss> losses = {};   ///< the terms of the loss where there are several, the main one first
+  std::vector<NamedQueue> queues = {};  ///< of rank 0
   bool operator==(const StepRecord&) const = default;
 };
 

@@ -3,18 +3,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 
+#include "trireme/base/child_process.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/stopwatch.h"
@@ -52,67 +48,8 @@ class StopSignals {
   }, before_term_{};
 };
 
-/// The command as a process group of its own, so that all it started can be ended.
-class Child {
- public:
-  explicit Child(std::vector<std::string> words) {
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    pid_ = ::fork();
-    if (pid_ < 0) throw IoError(fmt::format("cannot start {}: {}", words[0], std::strerror(errno)));
-    if (pid_ == 0) {
-      ::setpgid(0, 0);
-      ::prctl(PR_SET_PDEATHSIG, SIGTERM);  // a run without its supervisor saves and ends
-      for (const int signal : {SIGINT, SIGTERM}) ::signal(signal, SIG_DFL);
-      ::execvp(arguments[0], arguments.data());
-      ::perror(arguments[0]);
-      ::_exit(127);
-    }
-    ::setpgid(pid_, pid_);  // also here: whoever is first
-  }
-  ~Child() {
-    if (!status_) end(std::chrono::milliseconds(0));
-  }
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
-
-  pid_t pid() const { return pid_; }
-  /// Its exit status once it has ended, 128 + signal when one did it.
-  std::optional<int> poll() {
-    if (status_) return status_;
-    int status = 0;
-    if (::waitpid(pid_, &status, WNOHANG) != pid_) return std::nullopt;
-    status_ = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    ::kill(-pid_, SIGKILL);  // what it left behind
-    return status_;
-  }
-  void tell(int signal) const { ::kill(-pid_, signal); }
-  /// SIGTERM, and after `grace` SIGKILL.
-  int end(std::chrono::milliseconds grace) {
-    if (grace.count() > 0) tell(SIGTERM);
-    const auto until = Clock::now() + grace;
-    while (!poll() && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    while (!poll()) {
-      ::kill(-pid_, SIGKILL);
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-    return *status_;
-  }
-
- private:
-  pid_t pid_ = -1;
-  std::optional<int> status_;
-};
-
 /// How `trireme train` ends when it was asked to stop.
 constexpr int kInterrupted = 130;
-
-std::string ended_how(int status) {
-  if (status > 128 && status <= 128 + SIGRTMAX)
-    return fmt::format("was ended by signal {} ({})", status - 128, ::strsignal(status - 128));
-  return fmt::format("ended with status {}", status);
-}
 
 /// The newest checkpoint that is there, by its name: what a life must move to count as progress.
 std::int64_t newest_name(const fs::path& run) {
@@ -135,7 +72,7 @@ class Supervisor {
 
  private:
   enum class End : std::uint8_t { kItself, kHung, kStopped };
-  End watch(Child& child);
+  End watch(ChildProcess& child);
   bool pause(int without_progress) const;
 
   const SuperviseOptions& options_;
@@ -147,7 +84,7 @@ class Supervisor {
 };
 
 /// Until the child has ended or must be.
-Supervisor::End Supervisor::watch(Child& child) {
+Supervisor::End Supervisor::watch(ChildProcess& child) {
   const auto before = read_heartbeat(options_.run);
   std::optional<std::int64_t> beats;
   auto alive = Clock::now();
@@ -187,7 +124,7 @@ Supervised Supervisor::go() {
                    {{"life", result_.lives}, {"ranks", ranks}, {"command", fmt::format("{}", fmt::join(words, " "))}});
     if (result_.lives > 1)
       log_info("attempt {} starts{}", result_.lives, ranks > 0 ? fmt::format(" with {} ranks", ranks) : "");
-    Child child(words);
+    ChildProcess child(words);
     const End end = watch(child);
     for (const TimelineEvent& event : read_timeline(options_.run / "timeline.jsonl")) timeline_.hear(event.clock);
     if (end == End::kStopped) {

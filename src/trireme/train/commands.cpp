@@ -8,14 +8,20 @@
 #include "trireme/base/log.h"
 #include "trireme/base/progress.h"
 #include "trireme/checkpoint/open_model.h"
+#include "trireme/checkpoint/stored_weights.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/data/tokenizer/tokenizer.h"
 #include "trireme/device/cpu_setup.h"
+#include "trireme/formats/hf_config.h"
+#include "trireme/models/published.h"
 #include "trireme/parallel/gpu_exchange.h"
 #include "trireme/parallel/parallel_groups.h"
+#include "trireme/spec/batch_split.h"
+#include "trireme/spec/parameters.h"
 #include "trireme/train/diagnose/memory.h"
 #include "trireme/train/diagnose/verify.h"
-#include "trireme/train/engine/step_plan.h"
+#include "trireme/train/engine/freeze.h"
+#include "trireme/train/engine/trainer.h"
 #include "trireme/train/run/convert.h"
 #include "trireme/train/run/evaluate.h"
 #include "trireme/train/run/run.h"
@@ -95,7 +101,7 @@ EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
       log_info("validation during the run took the first {} of them (eval.samples), so that its loss is another one",
                recipe.eval.samples);
     }
-    progress = std::make_unique<Progress>("eval", stretch_of(0, count, 0, groups->dp_size).count, "sample");
+    progress = std::make_unique<Progress>("eval", spec::share_of_rows(0, count, 0, groups->dp_size).count, "sample");
   }
   const auto forward = [&](nn::Tensors inputs, nn::Context& context) {
     opened.model->forward(std::move(inputs), context, nullptr);
@@ -124,12 +130,31 @@ EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
   return result;
 }
 
+spec::ModelShape open_shape(const spec::Recipe& recipe) {
+  spec::ModelShape shape = model_shape(recipe);
+  const bool whole = !recipe.model.init_partial && !recipe.model.init_resize_vocab;
+  if (recipe.model.init_from && whole) {  // a tensor that is missing is found here
+    [[maybe_unused]] const checkpoint::StoredWeights weights(*recipe.model.init_from, shape);
+  }
+  std::vector<std::string> names;
+  for (const spec::ParameterShape& parameter : spec::list_parameters(shape)) names.push_back(parameter.name);
+  frozen_params(recipe.train.freeze, shape, names);
+  return shape;
+}
+
+spec::ModelShape published_shape(const std::filesystem::path& path) {
+  const formats::HfConfig config = formats::read_hf_config(path);
+  return models::format_of(config).read_config(config);
+}
+
 constexpr Commands kCommands{.version = kVersion,
                              .run = &run,
                              .evaluate = &evaluate_model,
                              .convert = &convert,
                              .verify = &verify,
-                             .memory = &tell_memory};
+                             .memory = &tell_memory,
+                             .shape = &open_shape,
+                             .published_shape = &published_shape};
 
 }  // namespace
 

@@ -126,8 +126,13 @@ struct Commands {
   ConvertResult (*convert)(const ConvertRequest& request);
   void (*verify)(const VerifyRequest& request, comm::Rank& rank, const OnVerified& each);
   std::string (*memory)(const MemoryRequest& request);
+  /// Of the recipe's model, also where model.init_from says it; the folder's weights and the parameters of
+  /// train.freeze are looked for.
+  spec::ModelShape (*shape)(const spec::Recipe& recipe);
+  /// The shape that a Hugging Face config.json describes; no weights are read.
+  spec::ModelShape (*published_shape)(const std::filesystem::path& config);
 };
-inline constexpr std::uint32_t kVersion = 8;
+inline constexpr std::uint32_t kVersion = 9;
 
 extern "C" const Commands* trireme_train();
 using Entry = const Commands*();

@@ -11,6 +11,7 @@
 #include "trireme/base/units.h"
 #include "trireme/cli/doctor/doctor.h"
 #include "trireme/comm/launch.h"
+#include "trireme/comm/process.h"
 #include "trireme/observe/peak_file.h"
 
 namespace trireme::cli {
@@ -148,6 +149,13 @@ std::vector<Finding> check_libraries(const observe::Machine& machine, const Load
     out.push_back({"MPI library", kMissing, error.message(),
                    "only ranks on several machines need it: install libopenmpi-dev, then build again"});
   }
+  try {
+    out.push_back({"UCX library", kFine, comm::load_ucx().path()});
+  } catch (const Error& error) {
+    out.push_back(
+        {"UCX library", kMissing, error.message(),
+         "only ranks on several machines that mpirun does not start need it: install libucx-dev, then build again"});
+  }
   if (machine.mpi) {
     out.push_back({"MPI launcher", kFine, *machine.mpi});
   } else {
@@ -166,7 +174,7 @@ std::vector<Finding> check_environment() {
   std::vector<Finding> out;
   for (const EnvVariable& variable : env_table()) {
     if (variable.group == EnvGroup::kSystem) continue;
-    if (const auto value = env(variable.name)) {
+    if (const auto value = shown_env(variable.name)) {
       out.push_back({std::string(variable.name), kFine, fmt::format("{}: {}", *value, variable.meaning)});
     }
   }

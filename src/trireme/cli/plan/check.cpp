@@ -9,9 +9,11 @@
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"
+#include "trireme/cli/plan/check_files.h"
 #include "trireme/cli/plan/print.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/recipe_options.h"
+#include "trireme/comm/process.h"
 #include "trireme/plan/check_recipe.h"
 
 namespace trireme::cli {
@@ -21,14 +23,14 @@ using nlohmann::ordered_json;
 
 constexpr const char* kCheckExamples = R"(Examples:
   trireme check recipes/tiny.toml --ranks 2
-  trireme check big.toml --ranks 1024 --cluster dgx-h100
+  trireme check big.toml --ranks 1024 --cluster dgx-h100 --no-files
   trireme check big.toml --ranks 1024 --cluster dgx-h100 --set layout.pp=8 --json)";
 
 struct CheckCommand {
   RecipeOptions recipe;
   std::optional<int> ranks;
   std::string cluster;
-  bool json = false;
+  bool json = false, no_files = false;
 };
 
 /// Ranks of the recipe where the command line has none.
@@ -36,6 +38,13 @@ int ranks_of(const CheckCommand& options, const spec::Recipe& recipe) {
   if (options.ranks) return *options.ranks;
   if (recipe.comm.ranks) return *recipe.comm.ranks;
   return static_cast<int>(recipe.layout.ranks_per_copy() * recipe.layout.dp.value_or(1));
+}
+
+/// Where nothing says otherwise, ranks are what `trireme train` would start here: threads, unless a launcher has
+/// started this process. On a cluster they are processes.
+spec::RankKind rank_kind_of(const CheckCommand& options) {
+  const bool launched = comm::detect_launch().kind != comm::Launch::Kind::kSingle;
+  return launched || !options.cluster.empty() ? spec::RankKind::kProcesses : spec::RankKind::kThreads;
 }
 
 /// Both look at the layout; the one that knows the model gives hints that suit each other.
@@ -54,7 +63,7 @@ std::string ranks_text(int stage, int ranks_per_stage) {
 
 std::string memory_table(const plan::Checkup& checkup) {
   constexpr auto kRight = TextTable::Align::kRight;
-  const int each = checkup.estimate->layout.gpus() / checkup.estimate->layout.pp;
+  const int each = checkup.estimate->config.ranks() / checkup.estimate->config.layout.pp;
   TextTable table({{"ranks", kRight},
                    {"stage", kRight},
                    {"layers", kRight},
@@ -67,8 +76,8 @@ std::string memory_table(const plan::Checkup& checkup) {
                    {"together", kRight},
                    {"in flight", kRight}});
   const auto size = [](double bytes) { return short_bytes(bytes); };
-  for (const plan::StageMemory& one : checkup.stages) {
-    const plan::MemoryParts& parts = one.parts;
+  for (const plan::RankMemory& one : checkup.stages) {
+    const plan::MemoryParts parts = one.parts();
     table.add({ranks_text(one.stage, each), fmt::format("{}", one.stage), fmt::format("{}", one.layers),
                size(parts.weights), size(parts.gradients), size(parts.optimizer), size(parts.activations),
                size(parts.working), size(parts.buffers), size(parts.total()), fmt::format("{:.1f}", one.in_flight)});
@@ -79,10 +88,11 @@ std::string memory_table(const plan::Checkup& checkup) {
 std::string report(const CheckCommand& options, const cost::Hardware& hardware, const plan::Checkup& checkup) {
   const plan::Estimate& estimate = *checkup.estimate;
   const spec::ModelShape& shape = checkup.job->shape;
-  std::string out = fmt::format(
-      "{} on {}: {}\n  model     {} parameters, {} sequences of {} tokens a step\n", options.recipe.file(),
-      counted(static_cast<std::size_t>(estimate.layout.gpus()), "rank"), to_text(estimate.layout),
-      short_count(static_cast<double>(spec::count_parameters(shape).total())), checkup.job->batch, checkup.job->length);
+  std::string out =
+      fmt::format("{} on {}: {}\n  model     {} parameters, {} sequences of {} tokens a step\n", options.recipe.file(),
+                  counted(static_cast<std::size_t>(estimate.config.ranks()), "rank"), to_text(estimate.config),
+                  short_count(static_cast<double>(spec::count_parameters(shape).total())), checkup.job->batch,
+                  checkup.job->seq_len);
   if (const auto& proof = checkup.proof) {
     out += fmt::format(
         "  schedule  {}: {} passes and {} messages of {} micro-batches through {} on {}; complete, and free of "
@@ -98,7 +108,7 @@ std::string report(const CheckCommand& options, const cost::Hardware& hardware, 
     out += "  schedule  none: there is a single stage\n";
   }
   out += fmt::format("  time      {} a step predicted on {} x {}, {} tokens/s{}\n",
-                     short_seconds(estimate.step_seconds()), estimate.layout.gpus(), hardware.device.name,
+                     short_seconds(estimate.step_seconds()), estimate.config.ranks(), hardware.device.name,
                      short_count(checkup.job->tokens() / estimate.step_seconds()),
                      options.cluster.empty() ? " (no --cluster was given: plausible, not measured)" : "");
   out += fmt::format("\npeak memory of each rank\n{}", memory_table(checkup));
@@ -123,17 +133,17 @@ ordered_json to_json(const plan::Checkup& checkup, const std::vector<config::Pro
   out["memory_bytes_peak"] = estimate.memory.peak();
   out["memory_bytes_device"] = estimate.memory.device;
   out["fits"] = estimate.memory.fits;
-  out["layout"] = cli::to_json(estimate.layout);
-  const int each = estimate.layout.gpus() / estimate.layout.pp;
+  out["layout"] = cli::to_json(estimate.config);
+  const int each = estimate.config.ranks() / estimate.config.layout.pp;
   out["ranks"] = ordered_json::array();
-  for (const plan::StageMemory& one : checkup.stages) {
+  for (const plan::RankMemory& one : checkup.stages) {
     out["ranks"].push_back({{"first_rank", one.stage * each},
                             {"last_rank", one.stage * each + each - 1},
                             {"stage", one.stage},
                             {"layers", one.layers},
                             {"in_flight", one.in_flight},
-                            {"bytes", memory_json(one.parts)},
-                            {"bytes_together", one.parts.total()}});
+                            {"bytes", memory_json(one.parts())},
+                            {"bytes_together", one.peak()}});
   }
   return out;
 }
@@ -143,18 +153,38 @@ int check(CheckCommand& options, Context& context) {
   std::vector<config::Problem> problems;
   const spec::LoadedRecipe loaded = options.recipe.read(problems);
   const cost::Hardware hardware = cost::load_hardware(options.cluster.empty() ? "local" : options.cluster);
-  plan::Checkup checkup = plan::check_recipe(
-      loaded.value,
-      {.ranks = ranks_of(options, loaded.value), .hardware = hardware, .judge_memory = !options.cluster.empty()});
+  const spec::Recipe& recipe = loaded.value;
+  OpenedFiles files;
+  // Where the recipe's own values are wrong, files are not held against them.
+  if (!options.no_files && problems.empty()) files = open_files(recipe);
+  plan::Checkup checkup;
+  if (files.shape || !recipe.model.init_from) {
+    checkup = plan::check_recipe(recipe, {.ranks = ranks_of(options, recipe),
+                                          .hardware = hardware,
+                                          .estimates = problems.empty(),
+                                          .judge_memory = !options.cluster.empty(),
+                                          .shape = files.shape,
+                                          .rank_kind = rank_kind_of(options)});
+  } else if (options.no_files) {
+    checkup.notes.push_back(
+        fmt::format("model.init_from: {} says the shape, and was not opened; nothing but the "
+                    "recipe's own values was checked",
+                    *recipe.model.init_from));
+  }
   drop_doubles(problems, checkup.problems);
   config::add_cross_problems(checkup.problems, loaded.origins, options.recipe.input(), problems);
+  config::add_cross_problems(files.problems, loaded.origins, options.recipe.input(), problems);
   if (options.json) {
     context.out << to_json(checkup, problems).dump(2) << '\n';
     return problems.empty() ? kExitFine : kExitUsage;
   }
-  if (checkup.estimate) context.out << report(options, hardware, checkup);
+  if (checkup.estimate) {
+    context.out << report(options, hardware, checkup);
+  } else {
+    for (const std::string& note : checkup.notes) fmt::print(context.out, "note: {}\n", note);
+  }
   if (!problems.empty()) throw config::ProblemsError(options.recipe.file(), std::move(problems));
-  context.out << "\nit can run\n";
+  context.out << (options.no_files ? "\nit can run, if its files are fine\n" : "\nit can run\n");
   return kExitFine;
 }
 
@@ -163,7 +193,8 @@ int check(CheckCommand& options, Context& context) {
 void add_check_command(Command& app, Context& context) {
   Command& command = app.add_subcommand(
       "check",
-      "Before a run, without a GPU: every problem with a fix, the schedule proven, memory of each rank, step time");
+      "Before a run, without a GPU: every problem with a fix, files opened, the schedule proven, memory of each rank, "
+      "step time");
   const auto options = std::make_shared<CheckCommand>();  // shared with the callback, which outlives this function
   options->recipe.add_to(command, RecipeOptions::File::kRequired);
   command.add_option("--ranks", options->ranks, "How many ranks the run will have; default: what the recipe says")
@@ -174,6 +205,9 @@ void add_check_command(Command& app, Context& context) {
                   "What it will run on, by name (dgx-h100, ...) or the path of a file; whether memory suffices is "
                   "judged where this is given")
       .type_name("NAME");
+  command.add_flag("--no-files", options->no_files,
+                   "Do not open data, tokenizer and the weights to start from: for a recipe whose files are on another "
+                   "machine");
   command.add_flag("--json", options->json, "As JSON, and nothing else");
   command.footer(kCheckExamples);
   command.callback([&context, options] { context.run = [&context, options] { return check(*options, context); }; });

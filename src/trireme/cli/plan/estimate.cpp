@@ -17,7 +17,7 @@ constexpr const char* kEstimateExamples = R"(Examples:
   trireme estimate --model llama3-70b --cluster dgx-h100 --gpus 256 --tp 8 --pp 4
   trireme estimate --cluster selene --family gpt --num-layers 96 --hidden-size 12288 --num-heads 96 --vocab-size 51200 --seq-len 2048 \
     --tp 8 --pp 12 --dp 16 --micro-batch-size 1 --global-batch-size 1536 --recompute full --precision fp16 \
-    --sequence-parallel off --attention unfused --zero 0 --json)";
+    --sequence-parallel off --attention unfused --zero 0 --software megatron --schedule 1f1b --json)";
 
 struct EstimateOptions {
   PlanOptions plan;
@@ -51,7 +51,7 @@ void add_estimate_command(Command& app, Context& context) {
   Command& command = app.add_subcommand(
       "estimate", "Predict step time, rates and memory of a layout on a cluster; what is not given is chosen");
   const auto options = std::make_shared<EstimateOptions>();  // shared with the callback, which outlives this function
-  options->plan.add_to(command, PlanOptions::Recipe::kPositional);
+  options->plan.add_to(command, PlanOptions::Positional::kRecipe);
   command.add_flag("--json", options->json, "As JSON, and nothing else");
   command.footer(kEstimateExamples);
   command.callback([&context, options] { context.run = [&context, options] { return estimate(*options, context); }; });

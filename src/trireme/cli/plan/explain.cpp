@@ -22,40 +22,40 @@ struct ExplainOptions {
   bool json = false;
 };
 
-std::string why(const plan::Explanation& found, const plan::Alternative& one) {
+std::string why(const plan::SearchResult& found, const plan::Alternative& one) {
   if (!one.fits) return plan::why_not(one.best.memory);
-  if (one.best.layout == found.best->layout) return "the best";
-  return plan::why_slower(*found.best, one.best);
+  if (one.best.config == found.best.front().config) return "the best";
+  return plan::why_slower(found.best.front(), one.best);
 }
 
-std::string report(const PlanTask& task, const plan::Explanation& found) {
+std::string report(const PlanTask& task, const plan::SearchResult& found) {
   constexpr auto kRight = TextTable::Align::kRight;
-  std::string out = fmt::format("{} layouts of {} x {} ({}), {} of which fit\n", found.layouts, task.gpus,
+  std::string out = fmt::format("{} layouts of {} x {} ({}), {} of which fit\n", found.tried, task.gpus,
                                 task.hardware.device.name, task.hardware.cluster.name, found.fitting);
-  if (found.best)
-    out += fmt::format("the best: {}, {:.4g} s a step, {:.1f} GiB\n", to_text(found.best->layout),
-                       found.best->step_seconds(), found.best->memory.peak() / 1073741824.0);
+  if (!found.best.empty())
+    out += fmt::format("the best: {}, {:.4g} s a step, {:.1f} GiB\n", to_text(found.best.front().config),
+                       found.best.front().step_seconds(), found.best.front().memory.peak() / 1073741824.0);
   out += "\nthe best layout with each value of each decision, all others free\n";
   TextTable table({{"decision"}, {"value", kRight}, {"fit", kRight}, {"step s", kRight}, {"why"}, {"then best with"}});
   for (const plan::Decision& decision : found.decisions) {
     bool first = true;
     for (const plan::Alternative& one : decision.alternatives) {
-      const bool best = found.best && one.value == decision.best;
+      const bool best = !found.best.empty() && one.value == decision.best;
       table.add({first ? decision.name : "", best ? "* " + one.value : one.value,
                  fmt::format("{}/{}", one.fitting, one.layouts),
                  one.fits ? fmt::format("{:.4g}", one.best.step_seconds()) : "-", why(found, one),
-                 best ? "" : to_text(one.best.layout)});
+                 best ? "" : to_text(one.best.config)});
       first = false;
     }
   }
   return out + table.text("  ");
 }
 
-ordered_json to_json(const plan::Explanation& found) {
-  ordered_json out{{"layouts", found.layouts}, {"fitting", found.fitting}};
-  if (found.best) {
-    out["best"] = cli::to_json(found.best->layout);
-    out["step_seconds"] = found.best->step_seconds();
+ordered_json to_json(const plan::SearchResult& found) {
+  ordered_json out{{"layouts", found.tried}, {"fitting", found.fitting}};
+  if (!found.best.empty()) {
+    out["best"] = cli::to_json(found.best.front().config);
+    out["step_seconds"] = found.best.front().step_seconds();
   }
   out["decisions"] = ordered_json::array();
   for (const plan::Decision& decision : found.decisions) {
@@ -64,8 +64,8 @@ ordered_json to_json(const plan::Explanation& found) {
       ordered_json value{{"value", one.value}, {"layouts", one.layouts}, {"fitting", one.fitting}};
       if (one.fits) value["step_seconds"] = one.best.step_seconds();
       value["memory_bytes_peak"] = one.best.memory.peak();
-      value["why"] = found.best || !one.fits ? why(found, one) : "";
-      value["layout"] = cli::to_json(one.best.layout);
+      value["why"] = why(found, one);
+      value["layout"] = cli::to_json(one.best.config);
       values.push_back(std::move(value));
     }
     out["decisions"].push_back({{"name", decision.name}, {"best", decision.best}, {"values", std::move(values)}});
@@ -79,12 +79,13 @@ void add_plan_explain(Command& plan, Context& context) {
   Command& command = plan.add_subcommand(
       "explain", "Why the best layout is the best: each decision made otherwise, with what that costs or lacks");
   const auto options = std::make_shared<ExplainOptions>();  // shared with the callback, which outlives this function
-  options->plan.add_to(command, PlanOptions::Recipe::kNone);
+  options->plan.add_to(command, PlanOptions::Positional::kModel);
   command.add_flag("--json", options->json, "As JSON, and nothing else");
   command.callback([&context, options] {
     context.run = [&context, options] {
       const PlanTask task = options->plan.resolve();
-      const plan::Explanation found = plan::explain(task.hardware, task.job, task.gpus, task.given);
+      const plan::SearchResult found =
+          plan::search(task.hardware, task.job, task.gpus, {.given = task.given, .decisions = true});
       if (options->json)
         context.out << to_json(found).dump(2) << '\n';
       else

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 
 #include "trireme/base/data_files.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/plan/recipe.h"
+#include "trireme/cli/runtime_commands.h"
 #include "trireme/plan/from_recipe.h"
 #include "trireme/schedule/builders.h"
 #include "trireme/spec/recipe.h"
@@ -30,9 +32,17 @@ Enum parse_name(const char* flag, const std::string& text) {
                     fmt::format("it is one of {}", listed(names)));
 }
 
+bool is_path(const std::string& named) { return named.ends_with(".toml") || named.find('/') != std::string::npos; }
+
 template <typename T>
 void add_number(Command& command, const char* flag, std::optional<T>& value, const char* meaning) {
   command.add_option(flag, value, meaning).type_name("N");
+}
+
+void require_present(const cost::Cluster& cluster, int gpus) {
+  if (gpus <= cluster.gpus) return;
+  throw ConfigError(fmt::format("{} devices are asked for, but cluster {} has {}", gpus, cluster.name, cluster.gpus),
+                    fmt::format("use --gpus {}, or a cluster file with gpus = {}", cluster.gpus, gpus));
 }
 
 void require_positive(const char* flag, const std::optional<std::int64_t>& value) {
@@ -41,9 +51,16 @@ void require_positive(const char* flag, const std::optional<std::int64_t>& value
 
 }  // namespace
 
-void PlanOptions::add_to(Command& command, Recipe recipe) {
-  if (recipe == Recipe::kPositional) command.add_option("RECIPE", recipe_, "A recipe with a [model] section");
-  command.add_option("--model", model_, "A model by name (llama3-405b, gpt3-175b, ...) or the path of a recipe")
+void PlanOptions::add_to(Command& command, Positional positional) {
+  positional_ = positional;
+  if (positional == Positional::kRecipe)
+    command.add_option("RECIPE", recipe_, "A recipe with a [model] section, whose layout is meant; or a model by name");
+  else
+    command.add_option("MODEL", recipe_, "A model, as --model takes it");
+  command
+      .add_option("--model", model_,
+                  "A model by name (llama3-405b, gpt3-175b, ...), the path of a recipe, or a Hugging Face folder or "
+                  "config.json")
       .type_name("NAME");
   command.add_option("--cluster", cluster_, "A cluster by name (selene, dgx-h100, ...) or the path of a file")
       .type_name("NAME");
@@ -72,12 +89,19 @@ void PlanOptions::add_to(Command& command, Recipe recipe) {
                   "Activation recomputation: none, selective (the attention core) or full (whole layers)")
       .type_name("MODE");
   add_number(command, "--zero", given_.zero, "ZeRO stage, 0 to 3");
-  command.add_option("--offload", offload_, "What is offloaded to host memory: none, optimizer or weights")
-      .type_name("WHAT");
+  add_number(command, "--zero-group", given_.zero_group,
+             "Data-parallel ranks in one ZeRO sharding group (HSDP); 0: all");
+  command.add_option("--offload", offload_, "What is offloaded to host memory: none or optimizer").type_name("WHAT");
+  command.add_option("--cp-kind", cp_kind_, "Context-parallel attention: gather, ring or ulysses; default gather")
+      .type_name("KIND");
   command.add_option("--precision", precision_, "Data type of the GEMMs: fp32, fp16, bf16 or fp8; default bf16")
       .type_name("NAME");
   command.add_option("--sequence-parallel", sequence_parallel_, "Sequence parallelism over --tp: on or off")
       .type_name("on|off");
+  command
+      .add_option("--software", software_,
+                  "Whose layers and buffers memory is counted for: trireme, or megatron for published runs")
+      .type_name("NAME");
   command.add_option("--attention", attention_, "Attention kernel: flash or unfused; default flash").type_name("KIND");
 }
 
@@ -85,8 +109,7 @@ namespace {
 
 /// A mixture of experts stands in a folder of its own, as recipes know none; the path of a file may be of either kind.
 bool is_mixture(const std::string& named) {
-  if (!named.ends_with(".toml") && named.find('/') == std::string::npos)
-    return std::ranges::count(data_names("mixtures"), named) > 0;
+  if (!is_path(named)) return std::ranges::count(data_names("mixtures"), named) > 0;
   std::ifstream file(named);
   for (std::string line; std::getline(file, line);) {
     if (trimmed(line) == "[experts]") return true;
@@ -94,22 +117,35 @@ bool is_mixture(const std::string& named) {
   return false;
 }
 
+/// The config.json that a Hugging Face folder, or its path, names; nothing where it is neither.
+std::optional<std::filesystem::path> published_config(const std::string& named) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (fs::is_directory(named, ignored) && fs::is_regular_file(fs::path(named) / "config.json", ignored))
+    return fs::path(named) / "config.json";
+  if (named.ends_with(".json") && fs::is_regular_file(named, ignored)) return named;
+  return std::nullopt;
+}
+
 /// find_data_file() knows names of one kind; people do not know which kind a model is of.
 void require_model(const std::string& named) {
-  if (named.ends_with(".toml") || named.find('/') != std::string::npos) return;
+  if (is_path(named)) return;
   std::vector<std::string> names = data_names("models");
   for (std::string& mixture : data_names("mixtures")) names.push_back(std::move(mixture));
   if (std::ranges::count(names, named) == 0)
     throw ConfigError(fmt::format("there is no model \"{}\"{}", named, did_you_mean(named, names)),
-                      fmt::format("it is one of {}, or the path of a file", listed(names)));
+                      fmt::format("it is one of {}, or the path of a file or a Hugging Face folder", listed(names)));
 }
 
 }  // namespace
 
+std::string PlanOptions::named() const { return !recipe_.empty() ? recipe_ : model_; }
+
 spec::ModelShape PlanOptions::shape(spec::Recipe& recipe, plan::Mixture& mixture) const {
   const bool by_sizes = sizes_.num_layers || sizes_.hidden_size || sizes_.num_heads;
-  const std::string named = !recipe_.empty() ? recipe_ : model_;
-  if (!recipe_.empty() && !model_.empty()) throw ConfigError("both a recipe and --model are given", "give one of them");
+  const std::string named = this->named();
+  if (!recipe_.empty() && !model_.empty())
+    throw ConfigError(fmt::format("both \"{}\" and --model are given", recipe_), "give one of them");
   if (named.empty() && !by_sizes)
     throw ConfigError(
         "no model is given",
@@ -122,10 +158,11 @@ spec::ModelShape PlanOptions::shape(spec::Recipe& recipe, plan::Mixture& mixture
   if (by_sizes || !family_.empty())
     throw ConfigError(fmt::format("the model \"{}\" and sizes of another one are given", named),
                       "leave out --family, --num-layers, --hidden-size and --num-heads, or the model's name");
+  if (const auto config = published_config(named)) return load_train().published_shape(*config);
   require_model(named);
   if (is_mixture(named)) {
     const auto file = config::load<plan::MixtureFile>({.file = find_data_file("mixtures", named).string()}).value;
-    mixture = {.experts = file.experts, .mla = file.mla};
+    mixture = {.experts = file.experts};
     return *spec::shape_of(file.model);
   }
   recipe = spec::load_recipe({.file = find_data_file("models", named).string()}).value;
@@ -139,9 +176,13 @@ int PlanOptions::device_count(const cost::Hardware& hardware, const plan::Choice
                               const std::optional<int>& recipe_ranks) const {
   if (gpus_) {
     if (*gpus_ < 1) throw ConfigError(fmt::format("--gpus must be at least 1, but is {}", *gpus_));
+    require_present(hardware.cluster, *gpus_);
     return *gpus_;
   }
-  if (recipe_ranks) return *recipe_ranks;
+  if (recipe_ranks) {
+    require_present(hardware.cluster, *recipe_ranks);
+    return *recipe_ranks;
+  }
   // Three of the four say how many there are; cp alone is rarely meant when it is left out.
   if (given.tp && given.pp && given.dp) return *given.tp * *given.pp * *given.dp * given.cp.value_or(1);
   return hardware.cluster.gpus;
@@ -168,10 +209,12 @@ PlanTask PlanOptions::resolve() const {
   }
   if (given_.zero && (*given_.zero < 0 || *given_.zero > 3))
     throw ConfigError(fmt::format("--zero must be from 0 to 3, but is {}", *given_.zero));
+  if (given_.zero_group && *given_.zero_group < 0)
+    throw ConfigError(fmt::format("--zero-group must be at least 0, but is {}", *given_.zero_group));
   require_positive("--micro-batch-size", given_.micro_batch_size);
-  if (!recompute_.empty()) task.given.recompute = parse_name<plan::Recompute>("--recompute", recompute_);
-  if (!offload_.empty()) task.given.offload = parse_name<plan::Offload>("--offload", offload_);
-  if (task.given.offload.value_or(plan::Offload::kNone) != plan::Offload::kNone &&
+  if (!recompute_.empty()) task.given.recompute = parse_name<spec::RecomputeKind>("--recompute", recompute_);
+  if (!offload_.empty()) task.given.offload = parse_name<spec::OffloadKind>("--offload", offload_);
+  if (task.given.offload.value_or(spec::OffloadKind::kNone) != spec::OffloadKind::kNone &&
       task.hardware.cluster.host.memory_gib <= 0)
     throw ConfigError(
         fmt::format("--offload needs the host memory, which cluster {} does not describe", task.hardware.cluster.name),
@@ -182,29 +225,34 @@ PlanTask PlanOptions::resolve() const {
     task.given.sequence_parallel = sequence_parallel_ == "on";
   }
   if (!schedule_.empty()) task.given.schedule = std::string(schedule::find_kind(schedule_).name);
-  std::string precision = precision_;
-  if (!recipe_.empty()) {
-    take_from_recipe(task.recipe, task.given, length, batch, precision);
-    plan::take_states(task.job, task.recipe);
-  }
-  task.gpus = device_count(task.hardware, task.given, recipe_.empty() ? std::nullopt : task.recipe.comm.ranks);
+  if (!cp_kind_.empty()) task.given.cp_kind = parse_name<spec::ContextKind>("--cp-kind", cp_kind_);
+  // A model's file is a recipe too; of a run's, layout, batch, precision and optimizer are meant.
+  const bool of_run =
+      positional_ == Positional::kRecipe && !recipe_.empty() && is_path(recipe_) && !published_config(recipe_);
+  if (of_run) take_from_recipe(task.recipe, task.given, length, batch, task.job);
+  task.gpus = device_count(task.hardware, task.given, of_run ? task.recipe.comm.ranks : std::nullopt);
 
-  if (precision.empty()) {
+  if (!precision_.empty()) {
+    task.job.precision = plan::precision_of(parse_name<cost::Arithmetic>("--precision", precision_));
+  } else if (!of_run) {
     task.chosen.emplace_back("precision");
-    // bf16 unless the device has no such units, as those before 2020.
-    const bool has = task.hardware.peak(cost::Arithmetic::kBf16) > 0;
-    task.job.arithmetic = has ? cost::Arithmetic::kBf16 : cost::Arithmetic::kFp16;
-  } else {
-    task.job.arithmetic = parse_name<cost::Arithmetic>("--precision", precision);
+    // bf16 unless the device has no such units, as those before 2020; a CPU's cores have fp32.
+    task.job.precision =
+        plan::precision_of(task.hardware.peak(cost::Arithmetic::kBf16) > 0   ? cost::Arithmetic::kBf16
+                           : task.hardware.peak(cost::Arithmetic::kFp16) > 0 ? cost::Arithmetic::kFp16
+                                                                             : cost::Arithmetic::kFp32);
   }
+  if (!software_.empty()) task.job.software = parse_name<plan::Software>("--software", software_);
   if (!attention_.empty()) task.job.attention = parse_name<plan::AttentionKind>("--attention", attention_);
   if (attention_.empty()) task.chosen.emplace_back("attention");
-  if (!length) task.chosen.emplace_back("seq");
-  task.job.length = length.value_or(task.job.shape.max_seq_len);
+  if (!length) task.chosen.emplace_back("seq_len");
+  task.job.seq_len = length.value_or(task.job.shape.max_seq_len);
+  // Whoever asks for longer sequences asks for the model that takes them.
+  task.job.shape.max_seq_len = std::max(task.job.shape.max_seq_len, task.job.seq_len);
   if (!batch) {
-    task.chosen.emplace_back("global_batch");
+    task.chosen.emplace_back("global_batch_size");
     // A multiple of the devices, so that any number of copies divides it.
-    const std::int64_t wanted = std::max<std::int64_t>(1, kUsualTokens / task.job.length);
+    const std::int64_t wanted = std::max<std::int64_t>(1, kUsualTokens / task.job.seq_len);
     batch = wanted >= task.gpus ? wanted / task.gpus * task.gpus : wanted;
   }
   task.job.batch = *batch;

@@ -29,8 +29,9 @@ struct PlanTask {
 
 class PlanOptions {
  public:
-  enum class Recipe { kPositional, kNone };
-  void add_to(Command& command, Recipe recipe);
+  /// What stands without a flag: a recipe whose layout is meant, or a model of which nothing else is taken.
+  enum class Positional { kRecipe, kModel };
+  void add_to(Command& command, Positional positional);
   /// Throws ConfigError or config::ProblemsError with everything that is missing or contradicts itself.
   PlanTask resolve() const;
 
@@ -39,12 +40,16 @@ class PlanOptions {
   int device_count(const cost::Hardware& hardware, const plan::Choices& given,
                    const std::optional<int>& recipe_ranks) const;
 
+  /// The model's name or path, from wherever it was given.
+  std::string named() const;
+
+  Positional positional_ = Positional::kRecipe;
   std::string recipe_, model_, cluster_;
   plan::ModelSizes sizes_;
   std::optional<std::int64_t> seq_, global_batch_;
   std::optional<int> gpus_;
   plan::Choices given_;
-  std::string family_, precision_, attention_, recompute_, sequence_parallel_, schedule_, offload_;
+  std::string family_, precision_, attention_, software_, recompute_, sequence_parallel_, schedule_, offload_, cp_kind_;
 };
 
 }  // namespace trireme::cli

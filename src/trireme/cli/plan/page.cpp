@@ -57,7 +57,7 @@ std::string facts(const PlanTask& task, const plan::Sized& sized, const Estimate
       fmt::format("MFU {:.1f} %", 100 * best.mfu()));
   add("tokens a day", short_count(rate * 86400), fmt::format("{}/s", short_count(rate)));
   add("memory", fmt::format("{:.1f} GiB", best.memory.peak() / 1073741824.0),
-      fmt::format("of {:.1f}, stage {}", best.memory.device / 1073741824.0, best.memory.stage));
+      fmt::format("of {:.1f}, stage {}", best.memory.device / 1073741824.0, best.memory.fullest.stage));
   add("parameters", short_count(plan::count_parameters(task.job.shape, task.job.mixture).total()),
       fmt::format("{} layers", plan::layers_of(task.job.shape)));
   add("goodput", fmt::format("{:.1f} %", 100 * goodput.share),
@@ -77,17 +77,17 @@ std::string front(const plan::SearchResult& found) {
   double named = 0;
   for (std::size_t index = 0; index < found.pareto.size(); ++index) {
     const Estimate& one = found.pareto[index];
-    const plan::Layout& layout = one.layout;
+    const spec::ParallelConfig& config = one.config;
     const bool tells = named == 0 || one.step_seconds() > 1.33 * named;
     if (tells) named = one.step_seconds();
     plot.points.push_back(
         {one.memory.peak() / kGib, one.step_seconds(),
-         tells ? fmt::format("tp {} pp {} dp {}", layout.tp, layout.pp, layout.dp) : "",
-         fmt::format("{}: {:.4g} s, {:.1f} GiB", to_text(layout), one.step_seconds(), one.memory.peak() / kGib), 0});
+         tells ? fmt::format("tp {} pp {} dp {}", config.layout.tp, config.layout.pp, config.dp()) : "",
+         fmt::format("{}: {:.4g} s, {:.1f} GiB", to_text(config), one.step_seconds(), one.memory.peak() / kGib), 0});
   }
   for (const Estimate& one : found.best)
     plot.points.push_back({one.memory.peak() / kGib, one.step_seconds(), "",
-                           fmt::format("{}: {:.4g} s", to_text(one.layout), one.step_seconds()), 1});
+                           fmt::format("{}: {:.4g} s", to_text(one.config), one.step_seconds()), 1});
   return fmt::format(
       R"h(<figure class="chart wide"><figcaption>Time over memory <small>blue: each is the fastest with its memory or less; orange: the best by replaying their schedules</small></figcaption>{}</figure>)h",
       to_svg(plot));
@@ -99,7 +99,7 @@ std::string best_table(const plan::SearchResult& found) {
     rows += fmt::format(
         "<tr><th>{}</th><td>{:.4g}</td><td>{:.1f}</td><td>{:.1f}</td><td>{:.1f}</td><td "
         "style=\"text-align:left\">{}</td></tr>",
-        escaped(to_text(one.layout)), one.step_seconds(), one.tflops_per_gpu(), 100 * one.mfu(),
+        escaped(to_text(one.config)), one.step_seconds(), one.tflops_per_gpu(), 100 * one.mfu(),
         one.memory.peak() / 1073741824.0,
         &one == &found.best.front() ? "" : escaped(plan::why_slower(found.best.front(), one)));
   return fmt::format(
@@ -107,22 +107,21 @@ std::string best_table(const plan::SearchResult& found) {
       found.tried, found.fitting, rows);
 }
 
-std::string decisions(const PlanTask& task, int gpus) {
-  const plan::Explanation found = plan::explain(task.hardware, task.job, gpus, task.given);
-  if (!found.best) return {};
+std::string decisions(const plan::SearchResult& found) {
   std::string rows;
   for (const plan::Decision& decision : found.decisions) {
     bool first = true;
     for (const plan::Alternative& one : decision.alternatives) {
       const bool best = one.value == decision.best;
-      const std::string why = !one.fits                               ? plan::why_not(one.best.memory)
-                              : one.best.layout == found.best->layout ? "the best"
-                                                                      : plan::why_slower(*found.best, one.best);
+      const std::string why = !one.fits ? plan::why_not(one.best.memory)
+                              : one.best.config == found.best.front().config
+                                  ? "the best"
+                                  : plan::why_slower(found.best.front(), one.best);
       rows += fmt::format(
           R"h(<tr><th>{}</th><td>{}{}</td><td>{}/{}</td><td>{}</td><td style="text-align:left">{}</td><td style="text-align:left">{}</td></tr>)h",
           first ? escaped(decision.name) : "", best ? "&#9654; " : "", escaped(one.value), one.fitting, one.layouts,
           one.fits ? fmt::format("{:.4g}", one.best.step_seconds()) : "&ndash;", escaped(why),
-          best ? "" : escaped(to_text(one.best.layout)));
+          best ? "" : escaped(to_text(one.best.config)));
       first = false;
     }
   }
@@ -137,7 +136,7 @@ std::string plan_page(const PlanTask& task, const plan::Sized& sized) {
   const Estimate& best = sized.found.best.front();
   const plan::StepTime& time = best.time;
   const plan::MemoryParts& parts = best.memory.parts;
-  const std::string title = fmt::format("{} on {} x {} ({})", to_text(best.layout), sized.gpus,
+  const std::string title = fmt::format("{} on {} x {} ({})", to_text(best.config), sized.gpus,
                                         task.hardware.device.name, task.hardware.cluster.name);
   std::string body = fmt::format("<h1>{}</h1>{}", escaped(title), facts(task, sized, best));
   body += R"h(<div class="charts">)h";
@@ -160,7 +159,7 @@ std::string plan_page(const PlanTask& task, const plan::Sized& sized) {
                {"buffers and software", parts.buffers}},
               std::max(best.memory.device, best.memory.peak()), [](double bytes) { return short_bytes(bytes); });
   body += front(sized.found) + "</div>";
-  body += best_table(sized.found) + decisions(task, sized.gpus);
+  body += best_table(sized.found) + decisions(sized.found);
   return observe::page(title, body);
 }
 

@@ -27,15 +27,15 @@ using plan::Estimate;
 using plan::Sized;
 
 constexpr const char* kPlanExamples = R"(Examples:
-  trireme plan --model llama3-405b --cluster llama3-h100-16k --global-batch-size 2048
-  trireme plan --model gpt3-175b --cluster selene --gpus 1024 --tokens 300G --write gpt3.toml
-  trireme plan --model llama3-70b --cluster dgx-h100 --objective smallest --tokens 15T --days 60)";
+  trireme plan llama3-405b --cluster llama3-h100-16k --global-batch-size 2048
+  trireme plan gpt3-175b --cluster selene --gpus 1024 --tokens 300G --write gpt3.toml
+  trireme plan llama3-70b --cluster dgx-h100 --objective smallest --tokens 15T --days 60)";
 
 struct PlanCommandOptions {
   PlanOptions plan;
   std::string objective = "time", tokens, write, html;
   double days = 0;
-  std::size_t top = 5;
+  std::size_t top = 5, pareto = 10;
   bool json = false;
 };
 
@@ -44,18 +44,15 @@ struct PlanCommandOptions {
   const plan::SearchOptions search{.given = task.given, .top = 1, .replay = false};
   const plan::SearchResult found = plan::search(task.hardware, task.job, task.gpus, search);
   const plan::Memory& memory = found.smallest->memory;
-  const auto terabytes = [](double bytes) {
-    return bytes < 1e12 ? fmt::format("{:.0f} GB", bytes / 1e9) : fmt::format("{:.2f} TB", bytes / 1e12);
-  };
   std::string hint = "take devices with more memory, or a smaller model or batch";
   if (const auto larger = plan::nearest_that_fits(task.hardware, task.job, task.gpus, search))
     hint =
-        fmt::format("nearest that fits: --gpus {} with {}", larger->gpus, to_text(larger->found.best.front().layout));
-  throw ConfigError(fmt::format("needs at least {}; your {} x {:.0f} GB hold {} (of {} layouts the smallest is {}, "
-                                "{} a device: {})",
-                                terabytes(memory.peak() * task.gpus), task.gpus, memory.device / 1e9,
-                                terabytes(memory.device * task.gpus), found.tried, to_text(found.smallest->layout),
-                                terabytes(memory.peak()), memory.why()),
+        fmt::format("nearest that fits: --gpus {} with {}", larger->gpus, to_text(larger->found.best.front().config));
+  throw ConfigError(fmt::format("needs at least {}; your {} x {} hold {} (of {} layouts the smallest is {}, {} a "
+                                "device: {})",
+                                short_bytes(memory.peak() * task.gpus), task.gpus, short_bytes(memory.device),
+                                short_bytes(memory.device * task.gpus), found.tried, to_text(found.smallest->config),
+                                short_bytes(memory.peak()), memory.why()),
                     hint);
 }
 
@@ -70,9 +67,9 @@ Sized find(const PlanTask& task, const PlanCommandOptions& options) {
     if (deadline && (tokens <= 0 || options.days <= 0))
       throw ConfigError("--objective smallest needs a deadline",
                         "give --tokens and --days, e.g. --tokens 1T --days 30");
-    const plan::SearchOptions search{.given = task.given, .top = options.top};
+    const plan::SearchOptions search{.given = task.given, .top = options.top, .decisions = true};
     // Contradictions are told as such before sizes are tried.
-    (void)plan::all_layouts(task.hardware, task.job, task.gpus, task.given);
+    plan::for_each_config(task.hardware, task.job, task.gpus, task.given, [](const spec::ParallelConfig&, bool) {});
     if (auto found = plan::choose_size(task.hardware, task.job, task.gpus, search, entry.value, tokens, options.days))
       return std::move(*found);
     const auto all = plan::choose_size(task.hardware, task.job, task.gpus, search, plan::Objective::kTime);
@@ -93,8 +90,16 @@ std::string table_of(const std::vector<Estimate>& estimates) {
   for (const Estimate& one : estimates)
     table.add({fmt::format("{:.4g}", one.step_seconds()), fmt::format("{:.1f}", one.tflops_per_gpu()),
                fmt::format("{:.1f}", 100 * one.mfu()), fmt::format("{:.1f}", one.memory.peak() / 1073741824.0),
-               to_text(one.layout)});
+               to_text(one.config)});
   return table.text("  ");
+}
+
+/// At most so many rows of the front, its ends among them.
+std::vector<Estimate> thinned(const std::vector<Estimate>& front, std::size_t most) {
+  if (front.size() <= most || most < 2) return front;
+  std::vector<Estimate> rows;
+  for (std::size_t row = 0; row < most; ++row) rows.push_back(front[row * (front.size() - 1) / (most - 1)]);
+  return rows;
 }
 
 std::string report(const PlanTask& task, const Sized& sized, const PlanCommandOptions& options) {
@@ -120,17 +125,24 @@ std::string report(const PlanTask& task, const Sized& sized, const PlanCommandOp
   out += table_of(found.best);
   out += "\nwhy the others lost\n";
   for (std::size_t index = 1; index < found.best.size(); ++index)
-    out += fmt::format("  {}: {}\n", to_text(found.best[index].layout), plan::why_slower(best, found.best[index]));
+    out += fmt::format("  {}: {}\n", to_text(found.best[index].config), plan::why_slower(best, found.best[index]));
   for (const auto& [reason, loss] : found.losses) {
     if (reason != "does not fit in memory") continue;
     out += fmt::format("  {}: {}", counted(loss.count, "layout"), reason);
     if (loss.best)
       out +=
-          fmt::format("; the fastest of them, {}, would take {:.4g} s and needs {:.1f} GiB", to_text(loss.best->layout),
+          fmt::format("; the fastest of them, {}, would take {:.4g} s and needs {:.1f} GiB", to_text(loss.best->config),
                       loss.best->step_seconds(), loss.best->memory.peak() / 1073741824.0);
     out += '\n';
   }
-  if (found.pareto.size() > 1) out += "\nless memory for more time\n" + table_of(found.pareto);
+  if (found.pareto.size() > 1) {
+    const std::vector<Estimate> rows = thinned(found.pareto, options.pareto);
+    out += fmt::format("\nless memory for more time{}\n{}",
+                       rows.size() < found.pareto.size()
+                           ? fmt::format(" ({} of {} layouts; --pareto N shows more)", rows.size(), found.pareto.size())
+                           : "",
+                       table_of(rows));
+  }
   return out;
 }
 
@@ -141,7 +153,7 @@ nlohmann::ordered_json to_json(const PlanTask& task, const Sized& sized) {
     for (const Estimate& one : estimates)
       all.push_back({{"step_seconds", one.step_seconds()},
                      {"memory_bytes_peak", one.memory.peak()},
-                     {"layout", cli::to_json(one.layout)}});
+                     {"layout", cli::to_json(one.config)}});
     return all;
   };
   out["tried"] = sized.found.tried;
@@ -176,7 +188,7 @@ void add_plan_command(Command& app, Context& context) {
   Command& command = app.add_subcommand("plan", "Find the best layout for a model on a cluster, and say why");
   const auto options =
       std::make_shared<PlanCommandOptions>();  // shared with the callback, which outlives this function
-  options->plan.add_to(command, PlanOptions::Recipe::kNone);
+  options->plan.add_to(command, PlanOptions::Positional::kModel);
   command
       .add_option("--objective", options->objective,
                   "time: fastest step; per-gpu: most tokens a second for each device, perhaps on fewer; smallest: "
@@ -185,6 +197,9 @@ void add_plan_command(Command& app, Context& context) {
   command.add_option("--tokens", options->tokens, "Tokens to train on, e.g. 300G").type_name("N");
   command.add_option("--days", options->days, "The deadline of --objective smallest").type_name("N");
   command.add_option("--top", options->top, "How many layouts to show; default 5").within(1, 1000).type_name("N");
+  command.add_option("--pareto", options->pareto, "How many layouts of less memory for more time to show; default 10")
+      .within(2, 100000)
+      .type_name("N");
   command.add_option("--write", options->write, "Write a recipe with the best layout").type_name("FILE");
   command
       .add_option("--html", options->html,

@@ -31,7 +31,7 @@ std::string time_table(const Estimate& estimate) {
   row("GEMMs", time.work.matmul, "");
   row("attention", time.work.attention, "");
   row("norms, activations, loss", time.work.streaming, "what only moves memory");
-  row(estimate.layout.ep > 1 ? "tensor, context, expert parallelism" : "tensor and context parallelism",
+  row(estimate.config.layout.ep > 1 ? "tensor, context, expert parallelism" : "tensor and context parallelism",
       time.work.communication, "exposed");
   row("stages' messages", time.pipeline, "exposed");
   row("pipeline bubble", time.bubble, time.replayed ? "by replaying the schedule" : "");
@@ -60,7 +60,7 @@ std::string memory_table(const Estimate& estimate) {
 
 std::string breakdown(const PlanTask& task, const Estimate& estimate) {
   const double step = estimate.step_seconds();
-  std::string out = fmt::format("{} on {} x {} ({})\n", to_text(estimate.layout), task.gpus, task.hardware.device.name,
+  std::string out = fmt::format("{} on {} x {} ({})\n", to_text(estimate.config), task.gpus, task.hardware.device.name,
                                 task.hardware.cluster.name);
   out += fmt::format(
       "  step {}, {:.1f} model TFLOP/s a device ({:.1f} with recomputation), MFU {:.1f} %, {} tokens/s, {} "
@@ -73,19 +73,23 @@ std::string breakdown(const PlanTask& task, const Estimate& estimate) {
   return out;
 }
 
-ordered_json to_json(const plan::Layout& layout) {
+ordered_json to_json(const spec::ParallelConfig& config) {
+  const spec::LayoutConfig& layout = config.layout;
   return {{"tp", layout.tp},
           {"pp", layout.pp},
-          {"dp", layout.dp},
+          {"dp", config.dp()},
           {"cp", layout.cp},
+          {"cp_kind", name_of(layout.cp_kind)},
           {"ep", layout.ep},
-          {"virtual_stages", layout.virtual_stages},
-          {"microbatch", layout.micro_batch_size},
-          {"schedule", layout.schedule},
+          {"virtual_stages", config.pipeline.virtual_stages},
+          {"micro_batch_size", config.micro_batch_size},
+          {"schedule", config.pipeline.schedule},
+          {"split", config.pipeline.split},
           {"zero", layout.zero},
+          {"zero_group", layout.zero_group.value_or(config.dp())},
           {"offload", name_of(layout.offload)},
           {"sequence_parallel", layout.sequence_parallel},
-          {"recompute", name_of(layout.recompute)}};
+          {"recompute", name_of(config.recompute)}};
 }
 
 ordered_json memory_json(const plan::MemoryParts& parts) {
@@ -95,24 +99,30 @@ ordered_json memory_json(const plan::MemoryParts& parts) {
 
 ordered_json chosen_json(const PlanTask& task, const Estimate& estimate) {
   ordered_json chosen = ordered_json::object();
-  const plan::Layout& layout = estimate.layout;
+  const ordered_json layout = to_json(estimate.config);
   const plan::Choices& given = task.given;
-  if (!given.tp) chosen["tp"] = layout.tp;
-  if (!given.pp) chosen["pp"] = layout.pp;
-  if (!given.dp) chosen["dp"] = layout.dp;
-  if (!given.cp) chosen["cp"] = layout.cp;
-  if (!given.ep && task.job.mixture.experts.num_experts > 0) chosen["ep"] = layout.ep;
-  if (!given.virtual_stages) chosen["virtual_stages"] = layout.virtual_stages;
-  if (!given.micro_batch_size) chosen["microbatch"] = layout.micro_batch_size;
-  if (!given.schedule) chosen["schedule"] = layout.schedule;
-  if (!given.zero) chosen["zero"] = layout.zero;
-  if (!given.sequence_parallel) chosen["sequence_parallel"] = layout.sequence_parallel;
-  if (!given.recompute) chosen["recompute"] = name_of(layout.recompute);
+  const auto take = [&](const char* key, bool is_given) {
+    if (!is_given) chosen[key] = layout.at(key);
+  };
+  take("tp", given.tp.has_value());
+  take("pp", given.pp.has_value());
+  take("dp", given.dp.has_value());
+  take("cp", given.cp.has_value());
+  take("ep", given.ep.has_value() || task.job.mixture.experts.num_experts == 0);
+  take("virtual_stages", given.virtual_stages.has_value());
+  take("micro_batch_size", given.micro_batch_size.has_value());
+  take("schedule", given.schedule.has_value());
+  take("split", given.split.has_value());
+  take("zero", given.zero.has_value());
+  take("zero_group", given.zero_group.has_value());
+  take("offload", given.offload.has_value());
+  take("sequence_parallel", given.sequence_parallel.has_value());
+  take("recompute", given.recompute.has_value());
   for (const std::string& name : task.chosen) {
-    if (name == "precision") chosen[name] = name_of(task.job.arithmetic);
+    if (name == "precision") chosen[name] = name_of(task.job.arithmetic());
     if (name == "attention") chosen[name] = name_of(task.job.attention);
-    if (name == "seq") chosen[name] = task.job.length;
-    if (name == "global_batch") chosen[name] = task.job.batch;
+    if (name == "seq_len") chosen[name] = task.job.seq_len;
+    if (name == "global_batch_size") chosen[name] = task.job.batch;
   }
   return chosen;
 }
@@ -128,9 +138,9 @@ ordered_json to_json(const PlanTask& task, const Estimate& estimate) {
           {"memory_bytes_device", estimate.memory.device},
           {"memory_bytes_host", estimate.memory.host},
           {"fits", estimate.memory.fits},
-          {"fullest_stage", estimate.memory.stage},
+          {"fullest_stage", estimate.memory.fullest.stage},
           {"gpus", task.gpus},
-          {"layout", to_json(estimate.layout)},
+          {"layout", to_json(estimate.config)},
           {"chosen", chosen_json(task, estimate)},
           {"time_breakdown",
            {{"matmul", time.work.matmul},

@@ -14,7 +14,7 @@ namespace trireme::cli {
 /// Layout, rates, and where time and memory go.
 std::string breakdown(const PlanTask& task, const plan::Estimate& estimate);
 nlohmann::ordered_json to_json(const PlanTask& task, const plan::Estimate& estimate);
-nlohmann::ordered_json to_json(const plan::Layout& layout);
+nlohmann::ordered_json to_json(const spec::ParallelConfig& config);
 nlohmann::ordered_json memory_json(const plan::MemoryParts& parts);
 /// What was not given, with what was taken for it.
 nlohmann::ordered_json chosen_json(const PlanTask& task, const plan::Estimate& estimate);

@@ -31,7 +31,7 @@ double roof(const cost::Hardware& hardware, cost::Arithmetic arithmetic, double 
 }
 
 Plot plot_of(const PlanTask& task, const std::vector<plan::OperatorTime>& operators) {
-  const double peak = task.hardware.peak(task.job.arithmetic), ridge = peak / task.hardware.memory_bandwidth();
+  const double peak = task.hardware.peak(task.job.arithmetic()), ridge = peak / task.hardware.memory_bandwidth();
   Plot plot{.x_title = "FLOPs for each byte of memory", .y_title = "FLOP/s", .x_log = true, .y_log = true};
   double least = ridge / 30, most = ridge * 30;
   for (const plan::OperatorTime& one : operators) {
@@ -54,8 +54,8 @@ int run(const RooflineOptions& options, Context& context) {
   const PlanTask task = options.plan.resolve();
   const plan::SearchResult found = plan::search(task.hardware, task.job, task.gpus, {.given = task.given, .top = 1});
   const plan::Estimate& best = found.best.empty() ? *found.smallest : found.best.front();
-  const std::vector<plan::OperatorTime> operators = plan::forward_operators(task.hardware, task.job, best.layout);
-  const double peak = task.hardware.peak(task.job.arithmetic), ridge = peak / task.hardware.memory_bandwidth();
+  const std::vector<plan::OperatorTime> operators = plan::forward_operators(task.hardware, task.job, best.config);
+  const double peak = task.hardware.peak(task.job.arithmetic()), ridge = peak / task.hardware.memory_bandwidth();
   if (!options.svg.empty()) write_text_file(options.svg, to_svg(plot_of(task, operators), /*alone=*/true));
 
   constexpr auto kRight = TextTable::Align::kRight;
@@ -72,10 +72,10 @@ int run(const RooflineOptions& options, Context& context) {
   double all = 0;
   for (const plan::OperatorTime& one : operators) all += one.times * one.seconds;
   ordered_json json{
-      {"layout", to_text(best.layout)}, {"peak_flops", peak}, {"ridge", ridge}, {"operators", ordered_json::array()}};
+      {"layout", to_text(best.config)}, {"peak_flops", peak}, {"ridge", ridge}, {"operators", ordered_json::array()}};
   for (const plan::OperatorTime& one : operators) {
     const bool memory = one.intensity() < ridge;
-    const double limit = roof(task.hardware, task.job.arithmetic, one.intensity()), rate = one.flops / one.seconds;
+    const double limit = roof(task.hardware, task.job.arithmetic(), one.intensity()), rate = one.flops / one.seconds;
     table.add({one.name, fmt::format("{:.3g}", one.times), fmt::format("{:.4g}", one.flops / 1e9),
                fmt::format("{:.4g}", one.bytes / 1e6), fmt::format("{:.1f}", one.intensity()),
                memory ? "memory" : "compute", fmt::format("{:.1f}", limit / 1e12), fmt::format("{:.1f}", rate / 1e12),
@@ -96,7 +96,7 @@ int run(const RooflineOptions& options, Context& context) {
   }
   fmt::print(context.out,
              "{} on {} x {}\n  peak {:.4g} TFLOP/s, memory {:.4g} GB/s: ridge at {:.1f} FLOPs a byte\n\n{}",
-             to_text(best.layout), task.gpus, task.hardware.device.name, peak / 1e12,
+             to_text(best.config), task.gpus, task.hardware.device.name, peak / 1e12,
              task.hardware.memory_bandwidth() / 1e9, ridge, table.text("  "));
   if (!options.svg.empty()) fmt::print(context.out, "\nwritten: {}\n", options.svg);
   return kExitFine;
@@ -109,7 +109,7 @@ void add_plan_roofline(Command& plan, Context& context) {
       "roofline",
       "Where a model's operators lie under a device's roofline: bound by compute or by memory, and how near");
   const auto options = std::make_shared<RooflineOptions>();  // shared with the callback, which outlives this function
-  options->plan.add_to(command, PlanOptions::Recipe::kNone);
+  options->plan.add_to(command, PlanOptions::Positional::kModel);
   command.add_option("--svg", options->svg, "Draw it").type_name("FILE");
   command.add_flag("--json", options->json, "As JSON, and nothing else");
   command.footer("Example:\n  trireme plan roofline --model llama3-70b --cluster dgx-h100 --gpus 64 --svg roof.svg");

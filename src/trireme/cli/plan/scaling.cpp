@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "trireme/base/error.h"
 #include "trireme/base/print.h"
@@ -21,7 +22,7 @@ using nlohmann::ordered_json;
 struct ScalingOptions {
   double flops = 0, days = 0, mfu = 0.4;
   int gpus = 0;
-  std::string cluster, parameters;
+  std::string cluster, parameters, batch;
   bool json = false;
 };
 
@@ -63,9 +64,13 @@ int run(const ScalingOptions& options, Context& context) {
   };
   for (const plan::LossLaw& law : plan::loss_laws())
     add(std::string(law.name), law.best(flops), std::string(law.source));
-  const plan::kaplan::Budget kaplan = plan::kaplan::best(flops);
-  add("Kaplan", {kaplan.parameters, kaplan.tokens, kaplan.loss},
-      "Kaplan et al. 2020, without embeddings; far below the critical batch");
+  std::optional<double> batch;
+  if (!options.batch.empty()) {
+    batch = static_cast<double>(parse_count(options.batch));
+    if (*batch < 1) throw ConfigError("--batch must be at least 1 token", "for example --batch 4M");
+  }
+  const plan::kaplan::Budget kaplan = plan::kaplan::best(flops, batch);
+  add("Kaplan", {kaplan.parameters, kaplan.tokens, kaplan.loss}, "Kaplan et al. 2020, without embeddings");
   if (!options.parameters.empty()) {
     const auto parameters = static_cast<double>(parse_count(options.parameters));
     if (parameters <= 0) throw ConfigError("--parameters must be above 0", "for example --parameters 8B");
@@ -74,13 +79,22 @@ int run(const ScalingOptions& options, Context& context) {
   }
   const double critical = plan::kaplan::critical_batch(kaplan.loss);
   json["critical_batch_tokens"] = critical;
+  json["kaplan"] = {{"min_flops", kaplan.min_flops},
+                    {"batch_tokens", kaplan.batch_tokens},
+                    {"steps", kaplan.steps},
+                    {"loss_far_below_critical_batch", plan::kaplan::loss_of_compute(flops)}};
   if (options.json) {
     context.out << json.dump(2) << '\n';
     return kExitFine;
   }
   fmt::print(context.out, "{:.3g} FLOPs ({:.4g} PF-days)\n{}", flops, flops / plan::kPetaflopDay, table.text("  "));
-  fmt::print(context.out, "  at Kaplan's loss the critical batch is {} tokens; see trireme plan batch --loss {:.2f}\n",
-             short_count(critical), kaplan.loss);
+  fmt::print(
+      context.out,
+      "  6 N D is the budget in every row. Kaplan's is a run at {}batch of {} tokens, {} steps: its loss takes\n"
+      "  C_min = {:.3g} FLOPs far below the critical batch ({} tokens), and C_min (1 + B / B_crit) here. All of\n"
+      "  the budget far below it would give {:.4f}; see trireme plan batch --loss {:.2f}\n",
+      batch ? "the given " : "the critical ", short_count(kaplan.batch_tokens), short_count(kaplan.steps),
+      kaplan.min_flops, short_count(critical), plan::kaplan::loss_of_compute(flops), kaplan.loss);
   return kExitFine;
 }
 
@@ -99,6 +113,10 @@ void add_plan_scaling(Command& plan, Context& context) {
       .type_name("SHARE");
   command.add_option("--parameters", options->parameters, "Also with this number of parameters, e.g. 8B")
       .type_name("N");
+  command
+      .add_option("--batch", options->batch,
+                  "Kaplan: batch in tokens, e.g. 4M; default: the critical batch of its loss")
+      .type_name("TOKENS");
   command.add_flag("--json", options->json, "As JSON, and nothing else");
   command.footer(
       "Examples:\n  trireme plan scaling --flops 5.76e23\n"

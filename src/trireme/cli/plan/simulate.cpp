@@ -74,7 +74,7 @@ Result simulate(const SimulateOptions& options) {
   result.estimate = found.best.empty() ? *found.smallest : found.best.front();
   result.disturbances = disturbances_of(options);
   const auto begin = std::chrono::steady_clock::now();
-  plan::StepSimulator simulator(task.hardware, task.job, result.estimate.layout, result.disturbances);
+  plan::StepSimulator simulator(task.hardware, task.job, result.estimate.config, result.disturbances);
   const std::vector<spec::Fault> faults = spec::parse_faults(options.inject);
   for (const spec::Fault& fault : faults) {
     if (fault.kind != spec::Fault::Kind::kKill && fault.kind != spec::Fault::Kind::kHang) simulator.inject(fault);
@@ -100,7 +100,7 @@ std::string step_text(const Result& result) {
   const plan::SimulatedStep& step = result.step;
   std::vector<double> sorted = step.pipelines;
   std::ranges::sort(sorted);
-  std::string out = fmt::format("{} on {} x {} ({})\n", to_text(result.estimate.layout), result.task.gpus,
+  std::string out = fmt::format("{} on {} x {} ({})\n", to_text(result.estimate.config), result.task.gpus,
                                 result.task.hardware.device.name, result.task.hardware.cluster.name);
   out +=
       fmt::format("\none step, {} instructions of {} replayed in {}\n", short_count(static_cast<double>(step.events)),
@@ -151,7 +151,7 @@ ordered_json to_json(const Result& result, double days) {
   const plan::SimulatedStep& step = result.step;
   const plan::SimulatedRun& run = result.run;
   const plan::Goodput& goodput = result.goodput;
-  return {{"layout", cli::to_json(result.estimate.layout)},
+  return {{"layout", cli::to_json(result.estimate.config)},
           {"gpus", result.task.gpus},
           {"fits", result.estimate.memory.fits},
           {"step",
@@ -196,7 +196,7 @@ void add_simulate_command(Command& app, Context& context) {
   Command& command = app.add_subcommand(
       "simulate", "Simulate a step of every rank with stragglers and slow links, and weeks of steps with failures");
   const auto options = std::make_shared<SimulateOptions>();  // shared with the callback, which outlives this function
-  options->plan.add_to(command, PlanOptions::Recipe::kPositional);
+  options->plan.add_to(command, PlanOptions::Positional::kRecipe);
   command.add_flag("--faults", options->faults,
                    "With failures at the cluster's rate, and with disturbances: a slow device and a slow link in a "
                    "thousand, and passes that vary by 2 %, unless other rates are given");

@@ -40,8 +40,8 @@ std::string table_of(const std::vector<Prediction>& predictions, bool markdown) 
                fmt::format("{:+.1f}", 100 * one.error()), fmt::format("{:.1f}", one.estimate.tflops_per_gpu()),
                fmt::format("{:.1f}{}", one.estimate.memory.peak() / 1073741824.0,
                            one.estimate.memory.fits ? "" : " (does not fit)"),
-               fmt::format("{}", one.estimate.layout.micro_batch_size),
-               fmt::format("{}", one.estimate.layout.virtual_stages), one.counted ? "yes" : "no"});
+               fmt::format("{}", one.estimate.config.micro_batch_size),
+               fmt::format("{}", one.estimate.config.pipeline.virtual_stages), one.counted ? "yes" : "no"});
   }
   return markdown ? table.markdown() : table.text();
 }
@@ -83,9 +83,9 @@ nlohmann::ordered_json json_of(const std::vector<Prediction>& predictions) {
       {"runs", rows}, {"counted", summary.runs}, {"median_error", summary.median}, {"above_12_percent", summary.far}};
 }
 
-std::string layout_text(const plan::Layout& layout) {
-  return fmt::format("tp {} pp {} dp {} x{} mb {}", layout.tp, layout.pp, layout.dp, layout.virtual_stages,
-                     layout.micro_batch_size);
+std::string layout_text(const spec::ParallelConfig& config) {
+  return fmt::format("tp {} pp {} dp {} x{} mb {}", config.layout.tp, config.layout.pp, config.dp(),
+                     config.pipeline.virtual_stages, config.micro_batch_size);
 }
 
 /// Where the published layout loses its time, in shares of its step.
@@ -108,7 +108,7 @@ int compare_layouts(const ValidateOptions& options, Context& context) {
     const plan::StepTime &mine = one.best.time, &theirs = one.published.time;
     const double whole = one.best.step_seconds();
     const auto share = [&](double published, double best) { return percent((published - best) / whole); };
-    table.add({one.id, layout_text(one.published.layout), layout_text(one.best.layout),
+    table.add({one.id, layout_text(one.published.config), layout_text(one.best.config),
                percent(one.slower(one.published)), percent(one.slower(one.published) - one.slower(one.micros)),
                percent(one.slower(one.micros) - one.slower(one.stages)), percent(one.slower(one.stages)),
                share(theirs.work.matmul + theirs.work.attention + theirs.work.streaming,
@@ -117,8 +117,8 @@ int compare_layouts(const ValidateOptions& options, Context& context) {
                share(theirs.bubble + theirs.pipeline, mine.bubble + mine.pipeline),
                share(theirs.replicas + theirs.optimizer, mine.replicas + mine.optimizer)});
     json.push_back({{"id", one.id},
-                    {"published", layout_text(one.published.layout)},
-                    {"planner", layout_text(one.best.layout)},
+                    {"published", layout_text(one.published.config)},
+                    {"planner", layout_text(one.best.config)},
                     {"slower", one.slower(one.published)},
                     {"slower_with_free_micros", one.slower(one.micros)},
                     {"slower_with_free_stages", one.slower(one.stages)}});

@@ -53,7 +53,7 @@ void draw(const DrawOptions& options, Context& context) {
   const schedule::Schedule table = options.schedule.build();
   const schedule::Times times = options.schedule.times();
   const schedule::Timing timing =
-      schedule::replay(table, {.times = times.scaled(schedule::chunk_share(table)), .keep_spans = true});
+      schedule::replay(table, {.times = times.scaled(schedule::pass_share(table)), .keep_spans = true});
   const schedule::Drawing drawing{table, timing, fmt::format("times of a rank's share: {}", to_text(times))};
   const std::string text = format == "svg" ? to_svg(drawing)
                            : format == "trace"

@@ -22,7 +22,7 @@ struct ShowOptions {
 
 /// What each rank does with its time and memory, and the chain of passes that decides how long it all takes.
 std::string timing_text(const schedule::Schedule& table, const schedule::Times& times) {
-  const schedule::ReplayOptions options{.times = times.scaled(schedule::chunk_share(table)), .keep_path = true};
+  const schedule::ReplayOptions options{.times = times.scaled(schedule::pass_share(table)), .keep_path = true};
   const schedule::Timing timing = schedule::replay(table, options);
   const schedule::Report report = schedule::check(table);
   constexpr auto kRight = TextTable::Align::kRight;

@@ -10,6 +10,7 @@
 #include "trireme/base/html.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
+#include "trireme/observe/queues.h"
 #include "trireme/observe/report/chart.h"
 #include "trireme/observe/report/facts.h"
 #include "trireme/observe/report/page.h"
@@ -338,6 +339,32 @@ std::string charts(const std::vector<Named>& runs) {
   return out + "</div>\n";
 }
 
+/// Little's law of every queue of rank 0, and which of them training waited for most.
+std::string queue_tables(const std::vector<Named>& runs) {
+  std::string out;
+  for (const Named& one : runs) {
+    const std::vector<NamedQueue> queues = queues_of(one.run->steps);
+    if (queues.empty()) continue;
+    std::string rows;
+    for (const NamedQueue& queue : queues) {
+      const QueueReading& reading = queue.reading;
+      rows += fmt::format("<tr><th>{}</th><td>{:.2f}</td><td>{:.3g} /s</td><td>{}</td><td>{:.1f} %</td></tr>\n",
+                          escaped(queue.name), reading.length(), reading.rate(), short_seconds(reading.wait()),
+                          100 * reading.blocked_share());
+    }
+    const auto bounding = bounding_queue(queues);
+    out += fmt::format(
+        "<section class=\"queues\"><h2>Queues{}</h2><div class=\"scroll\"><table><thead><tr><th>Queue</th><th>L, mean "
+        "length</th><th>&lambda;, rate</th><th>W, time in it</th><th>Training stood still</th></tr></thead><tbody>{}"
+        "</tbody></table></div>\n<p>{}</p></section>\n",
+        runs.size() > 1 ? ": " + escaped(one.facts.name) : "", rows,
+        bounding ? fmt::format("<b>{}</b> bounds this run: {:.1f} % of its time went by waiting there.",
+                               escaped(bounding->name), 100 * bounding->reading.blocked_share())
+                 : "No queue bounds this run: waiting at each took less than 1 % of its time.");
+  }
+  return out;
+}
+
 std::string recipes(const std::vector<Named>& runs) {
   std::string out;
   for (const Named& one : runs) {
@@ -362,7 +389,7 @@ std::string report_page(std::span<const RunFiles> files, std::span<const Figure>
     body += fmt::format("<figure class=\"chart figure\"><figcaption><b>{}</b></figcaption>\n{}</figure>\n",
                         escaped(figure.title), figure.svg);
   }
-  body += recipes(runs);
+  body += queue_tables(runs) + recipes(runs);
   body += "<footer>Steps run along the horizontal axes. Written by trireme report.</footer>\n";
   return page(runs.size() == 1 ? title : listed(names), body);
 }

@@ -3,48 +3,42 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/layout/mesh.h"
 #include "trireme/nn/state.h"
+#include "trireme/plan/from_recipe.h"
+#include "trireme/plan/memory.h"
 
 namespace trireme::train {
 namespace {
 
 plan::TrafficTask task_of(Trainer& trainer, const Engine::Account& account) {
   const spec::Recipe& recipe = trainer.recipe();
-  const spec::Precision precision = recipe.precision.compute;
   const Share share = trainer.engine().share();
   const StepPlan plan = plan_step(recipe, trainer.position(), share);
-  plan::TrafficTask task{.shape = trainer.shape(),
-                         .layout = recipe.layout,
-                         .recompute = recipe.train.recompute,
-                         .recompute_norms = recipe.train.recompute_norms,
-                         .save_mlp_activations = recipe.train.save_mlp_activations};
-  task.layout.dp = trainer.mesh().size("dp");
-  task.sequence = share.length;
-  task.rows = plan.microbatches.empty() ? 0 : static_cast<std::int64_t>(plan.microbatches.front().size());
+  plan::TrafficTask task{.job = plan::job_of(recipe, trainer.shape()),
+                         .config = spec::parallel_config(recipe, trainer.mesh().ranks(), 1)};
+  task.config.layout.dp = trainer.mesh().size("dp");
+  task.job.seq_len = share.length;
+  task.config.micro_batch_size =
+      plan.microbatches.empty() ? 0 : static_cast<std::int64_t>(plan.microbatches.front().size());
   task.micros = static_cast<std::int64_t>(plan.microbatches.size());
   task.layers = account.layers;
   task.embedding = account.embedding;
   task.head = account.head;
-  task.compute_bytes = static_cast<int>(c10::elementSize(nn::compute_type(precision)));
-  task.sum_bytes = static_cast<int>(c10::elementSize(nn::master_type(precision)));
-  // Gradients of 16 bits travel as they are; the few vectors' beside them are not told apart.
-  task.gradient_bytes = spec::has_narrow_gradients(recipe.precision) ? task.compute_bytes : task.sum_bytes;
-  task.reduce_bytes = recipe.layout.reduce == spec::ReduceKind::kBf16 ? 2 : task.gradient_bytes;
   for (const parallel::Bucket& bucket : account.data_parallel->buckets()) {
     if (bucket.trainable) task.parameters += bucket.elements;
   }
-  task.copied_over_tp = account.data_parallel->slice_elements(task.layout.tp);
-  const std::int64_t keys = task.shape.num_kv_heads;
-  if (keys > 1 && keys < task.layout.tp) {
-    task.copied_keys = account.data_parallel->slice_elements(task.layout.tp / static_cast<int>(keys));
+  task.copied_over_tp = account.data_parallel->slice_elements(task.config.layout.tp);
+  const std::int64_t keys = task.job.shape.num_kv_heads;
+  if (keys > 1 && keys < task.config.layout.tp) {
+    task.copied_keys = account.data_parallel->slice_elements(task.config.layout.tp / static_cast<int>(keys));
   }
   task.pipeline_messages = account.pipeline_messages;
+  task.pipeline_receives = account.pipeline_receives;
   return task;
 }
 
@@ -57,7 +51,7 @@ double sent_by(const comm::Group& group) {
 }
 
 /// "dp", "cp%2" of a group that is called "cp%2 0".
-std::string axes_of(const comm::Group& group) { return group.name().substr(0, group.name().rfind(' ')); }
+std::string axes_of(const comm::Group& group) { return group.name().substr(0, group.name().find(' ')); }
 
 /// Which of the formulas' groups a group of the mesh is.
 std::string formula_group(const std::string& axes, const spec::LayoutConfig& layout, const layout::Mesh& mesh) {
@@ -93,41 +87,38 @@ Explanation explain(Trainer& trainer) {
   Explanation out{.mesh = layout::to_text(mesh),
                   .gradients = account.data_parallel->reducer().description(),
                   .lines = plan::traffic_of(task)};
-  if (!trainer.planned().lines.empty()) out.planned = trainer.planned().table();
+  if (!trainer.planned().stages.empty()) out.planned = trainer.planned().table();
 
   const parallel::DataParallel::Bytes bytes = account.data_parallel->bytes();
-  const int sharing = task.layout.zero_group.value_or(*task.layout.dp) == *task.layout.dp
-                          ? *task.layout.dp * task.layout.cp
-                          : *task.layout.zero_group;
+  const spec::LayoutConfig& layout = task.config.layout;
+  const int sharing = task.config.zero_ranks();
+  const double sum_bytes = task.job.sum_bytes(), compute_bytes = task.job.compute_bytes();
   nn::State state;
   trainer.optimizer().add_state(state);
-  double elements = 0, owned = 0;
-  for (const nn::Param& param : account.data_parallel->owned()) {
+  double elements = 0;
+  for (const nn::Param& param : account.data_parallel->owned())
     elements += static_cast<double>(layout::unpartitioned_elements(param.placement));
-    owned += static_cast<double>(param.master.numel());
-  }
-  const double moments = owned > 0 ? std::round(static_cast<double>(state.bytes()) / (owned * task.sum_bytes)) : 0;
-  const plan::StateBytes formula = plan::state_bytes(elements, task.layout.zero, sharing, task.compute_bytes,
-                                                     task.sum_bytes, static_cast<int>(moments));
+  const int moments = spec::moments_of(trainer.recipe().optim);
+  const plan::ModelStates formula = plan::model_states(task.job, task.config, elements);
   // Formulas of masters and gradients count one type for all.
   const bool wide_states = trainer.recipe().precision.master_weights == spec::MasterWeights::kFp32 &&
                            trainer.recipe().optim.state_dtype == spec::StateDtype::kFp32;
   const bool wide_gradients = wide_states && !spec::has_narrow_gradients(trainer.recipe().precision);
-  const std::string n = task.layout.zero > 0 ? fmt::format(", N = {}", sharing) : "";
-  const auto one = [&](int stage) { return task.layout.zero >= stage ? "Psi/N" : "Psi"; };
-  const std::string full = fmt::format("{} bytes x ", task.sum_bytes);
-  const bool offloaded = task.layout.offload != spec::OffloadKind::kNone;
+  const std::string n = layout.zero > 0 ? fmt::format(", N = {}", sharing) : "";
+  const auto one = [&](int stage) { return layout.zero >= stage ? "Psi/N" : "Psi"; };
+  const std::string full = fmt::format("{:.0f} bytes x ", sum_bytes);
+  const bool offloaded = layout.offload != spec::OffloadKind::kNone;
   // With offload a rank's share is on the host; without ZeRO 2 the device keeps whole gradients until they are summed.
-  const double share = owned_elements(elements, task.layout.zero, sharing) * task.sum_bytes;
-  const bool streamed = offloaded && task.layout.zero >= 2;
+  const double share = owned_elements(elements, layout.zero, sharing) * sum_bytes;
+  const bool streamed = offloaded && layout.zero >= 2;
   out.memory = {
-      {"parameters", fmt::format("{} bytes x {}{}", task.compute_bytes, one(3), n),
-       static_cast<double>(bytes.parameters), formula.parameters},
+      {"parameters", fmt::format("{:.0f} bytes x {}{}", compute_bytes, one(3), n),
+       static_cast<double>(bytes.parameters), formula.weights},
       {"master weights", offloaded ? "on the host" : full + one(1), static_cast<double>(bytes.masters),
        offloaded ? 0 : formula.master_weights},
       {"gradients", streamed ? "on the host, once summed" : full + one(2), static_cast<double>(bytes.gradients),
        streamed ? 0 : formula.gradients},
-      {offloaded ? "optimizer, on the host" : "optimizer", fmt::format("{:.0f} x {}{}", moments, full, one(1)),
+      {offloaded ? "optimizer, on the host" : "optimizer", fmt::format("{} x {}{}", moments, full, one(1)),
        static_cast<double>(state.bytes()), formula.optimizer},
   };
   if (offloaded) {
@@ -135,8 +126,8 @@ Explanation explain(Trainer& trainer) {
         {"master weights, on the host", full + one(1), static_cast<double>(bytes.host_masters), share});
     out.memory.push_back({"gradients, on the host", full + one(1), static_cast<double>(bytes.host_gradients), share});
     if (bytes.host_values > 0) {
-      out.memory.push_back({"new weights, on the host", fmt::format("{} bytes x {}", task.compute_bytes, one(1)),
-                            static_cast<double>(bytes.host_values), share / task.sum_bytes * task.compute_bytes});
+      out.memory.push_back({"new weights, on the host", fmt::format("{:.0f} bytes x {}", compute_bytes, one(1)),
+                            static_cast<double>(bytes.host_values), share / sum_bytes * compute_bytes});
     }
   }
   out.memory.push_back({"buckets", "what is gathered or on its way", static_cast<double>(bytes.buckets), 0});
@@ -146,7 +137,7 @@ Explanation explain(Trainer& trainer) {
   if (account.activations > 0) {
     out.memory.push_back(
         {"activations", "of one micro", static_cast<double>(account.activations),
-         task.shape.num_encoder_layers > 0 || !task.shape.norm_first ? 0 : plan::activation_bytes(task)});
+         task.job.shape.num_encoder_layers > 0 || !task.job.shape.norm_first ? 0 : plan::saved_bytes(task)});
   }
   for (Explanation::Line& line : out.memory) {
     const bool kept = line.name.starts_with("master weights") || line.name.starts_with("optimizer");
@@ -158,12 +149,12 @@ Explanation explain(Trainer& trainer) {
   std::map<std::string, double> measured;
   for (const comm::Group* group : account.groups->all()) {
     const double sent = sent_by(*group);
-    if (sent > 0) measured[formula_group(axes_of(*group), task.layout, mesh)] += sent;
+    if (sent > 0) measured[formula_group(axes_of(*group), layout, mesh)] += sent;
   }
   std::map<std::string, double> formulas;
   for (plan::TrafficLine& line : out.lines) {
     // Without copies, the ranks that share rows are those that gradients are summed over.
-    if (*task.layout.dp == 1 && (line.group == "data" || line.group == "shard")) line.group = "cp";
+    if (*layout.dp == 1 && (line.group == "data" || line.group == "shard")) line.group = "cp";
     formulas[line.group] += line.wire_bytes;
   }
   for (const auto& [group, sent] : measured) {

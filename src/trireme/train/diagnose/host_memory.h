@@ -1,6 +1,6 @@
 // train/diagnose/host_memory.h -- whether a run fits into the machine, before anything is allocated.
 //
-// Depends on: memory_plan.
+// Depends on: memory.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace trireme::train {
 
-/// Bytes that one rank takes of the host's memory when it computes there: by the plan that runs on GPUs have, where
-/// there is one; else weights, gradients and optimizer state alone.
-double planned_host_bytes(const spec::Recipe& recipe, const spec::ModelShape& shape, int ranks);
+/// Bytes that `local_ranks` of `ranks` take of the host's memory when they compute there, by the plan that runs on GPUs
+/// have.
+double planned_host_bytes(const spec::Recipe& recipe, const spec::ModelShape& shape, int ranks, int local_ranks);
 
 /// ConfigError with what it would take, when `local_ranks` of `ranks` do not fit into `bytes` of memory. Cheap,
 /// however large the sizes are. Nothing for runs on GPUs.

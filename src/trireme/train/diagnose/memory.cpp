@@ -10,9 +10,8 @@
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/device/cuda.h"
-#include "trireme/nn/param.h"
-#include "trireme/train/engine/engine.h"
-#include "trireme/train/engine/step_plan.h"
+#include "trireme/plan/from_recipe.h"
+#include "trireme/train/engine/require_rules.h"
 #include "trireme/train/engine/trainer.h"
 
 namespace trireme::train {
@@ -20,19 +19,8 @@ namespace {
 
 constexpr int kSettled = 5, kTold = 10;
 
-/// Those that lose their masters: see choose_types in trainer.cpp.
-double matrices_of_layers(const spec::ModelShape& shape) {
-  const auto width = static_cast<double>(shape.hidden_size), inner = static_cast<double>(shape.ffn_size);
-  const double heads = static_cast<double>((2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim);
-  return static_cast<double>(shape.num_layers) * width * (heads + inner * (shape.gated ? 3 : 2));
-}
-
-/// And those whose gradients may have the compute type: tables and the head too.
-double matrices_of_model(const spec::ModelShape& shape) {
-  const bool learned = shape.position_kind == spec::PositionKind::kLearned;
-  const std::int64_t rows =
-      shape.vocab_size * (shape.tied ? 1 : 2) + shape.segments + (learned ? shape.max_seq_len : 0);
-  return matrices_of_layers(shape) + static_cast<double>(rows * shape.hidden_size);
+const plan::RankMemory& fullest(const MemoryPlan& plan) {
+  return *std::ranges::max_element(plan.stages, {}, &plan::RankMemory::peak);
 }
 
 }  // namespace
@@ -75,66 +63,51 @@ CountedTape::~CountedTape() {
   if (memory_ != nullptr) memory_->device.add(MemoryUse::kActivations, -bytes_);
 }
 
-plan::StepMemory plan_memory(const spec::Recipe& recipe, const spec::ModelShape& shape, int ranks,
-                             std::int64_t length) {
+double MemoryPlan::peak() const { return stages.empty() ? 0 : fullest(*this).peak(); }
+
+double MemoryPlan::host() const {
+  double most = 0;
+  for (const plan::RankMemory& one : stages) most = std::max(most, one.host);
+  return most;
+}
+
+double MemoryPlan::together(int ranks) const {
+  if (stages.empty()) return 0;
+  if (ranks != config.ranks()) return ranks * peak();
+  double sum = 0;
+  for (const plan::RankMemory& one : stages) sum += one.peak();
+  return sum * ranks / static_cast<double>(stages.size());
+}
+
+std::string MemoryPlan::table() const {
+  std::string text = plan::memory_table(job, config, fullest(*this));
+  if (stages.size() == 1) return text;
+  text += fmt::format("of a rank in stage {}, the fullest;", fullest(*this).stage);
+  for (const plan::RankMemory& one : stages) text += fmt::format(" stage {}: {}", one.stage, short_bytes(one.peak()));
+  return text + '\n';
+}
+
+MemoryPlan plan_memory(const spec::Recipe& recipe, const spec::ModelShape& shape, int ranks, std::int64_t length) {
   if (recipe.run.device == spec::DeviceKind::kCpu) return {};
-  const spec::LayoutConfig& layout = recipe.layout;
-  const int copies = layout.dp.value_or(std::max(1, ranks / static_cast<int>(layout.ranks_per_copy())));
-  const StepPlan step = plan_step(recipe, {},
-                                  {.rank = 0,
-                                   .ranks = copies,
-                                   .length = length,
-                                   .micro_batch_size = recipe.train.micro_batch_size.value_or(0),
-                                   .weights = layout.dp_batch_weights});
-  plan::StepMemoryTask task;
-  task.step = {.shape = shape,
-               .layout = layout,
-               .recompute = recipe.train.recompute,
-               .recompute_norms = recipe.train.recompute_norms,
-               .save_mlp_activations = recipe.train.save_mlp_activations};
-  task.step.layout.dp = copies;
-  task.step.sequence = length;
-  task.step.rows = step.microbatches.empty() ? 0 : static_cast<std::int64_t>(step.microbatches.front().size());
-  task.step.micros = static_cast<std::int64_t>(step.microbatches.size());
-  task.step.layers = shape.num_layers;
-  task.step.compute_bytes = static_cast<int>(c10::elementSize(nn::compute_type(recipe.precision.compute)));
-  task.step.sum_bytes = static_cast<int>(c10::elementSize(nn::master_type(recipe.precision.compute)));
-  task.elements = static_cast<double>(spec::count_parameters(shape).total()) / layout.tp;
-  const spec::MasterWeights masters = recipe.precision.master_weights;
-  if (masters != spec::MasterWeights::kFp32) {
-    const bool tables = masters == spec::MasterWeights::kVectors;
-    task.narrow_elements = (tables ? matrices_of_model(shape) : matrices_of_layers(shape)) / layout.tp;
-  }
-  if (spec::has_narrow_gradients(recipe.precision) || masters == spec::MasterWeights::kVectors)
-    task.narrow_gradients = matrices_of_model(shape) / layout.tp;
-  task.directions = recipe.optim.kind == spec::OptimizerKind::kLamb;
-  task.moments = spec::moments_of(recipe.optim);
-  task.moment_bytes = recipe.optim.state_dtype == spec::StateDtype::kBf16 ? 2 : task.step.sum_bytes;
-  task.sharing = layout.zero_group.value_or(copies * layout.cp);
-  task.offload = layout.offload == spec::OffloadKind::kOptimizer;
-  task.late = layout.delayed_update;
-  task.rounded_sums = layout.reduce == spec::ReduceKind::kBf16 && layout.zero == 0 && ranks == 1;
-  task.stash = recipe.train.offload_activations;
-  task.logits_bytes = static_cast<double>(build_options(recipe).logits_chunk_bytes);
-  task.bucket_bytes = layout.bucket_mb * 1e6;
-  task.largest_elements = static_cast<double>(shape.vocab_size * shape.hidden_size) / layout.tp;
-  return plan::step_memory(task);
+  MemoryPlan plan{.job = plan::job_of(recipe, shape), .config = {}, .stages = {}};
+  plan.job.seq_len = length;
+  plan.config = plan::config_of(recipe, plan.job, ranks);
+  plan.stages = plan::rank_memories(plan.job, plan.config);
+  return plan;
 }
 
 std::string tell_memory(const MemoryRequest& request) {
   spec::Recipe recipe = request.recipe;
   recipe.run.device = spec::DeviceKind::kCuda;
-  const plan::StepMemory plan = plan_memory(recipe, model_shape(recipe), request.ranks, recipe.data.seq_len);
-  if (plan.lines.empty()) {
-    throw ConfigError("there is no plan of the GPU memory of pipeline stages, or of models that norm after they add",
-                      "ask for one stage (--set layout.pp=1), or see trireme plan, which estimates stages too");
-  }
+  const spec::ModelShape shape = model_shape(recipe);
+  require_rules(recipe, shape, {.ranks = request.ranks, .rank_kind = spec::RankKind::kProcesses});
+  const MemoryPlan plan = plan_memory(recipe, shape, request.ranks, recipe.data.seq_len);
   return fmt::format("{}and about {} of each GPU for its context and libraries\n", plan.table(),
-                     short_bytes(plan::kContextBytes));
+                     short_bytes(plan::context_bytes()));
 }
 
-void require_room(const plan::StepMemory& plan, double gpu_bytes, int ranks) {
-  const double needed = plan.peak() * ranks + plan::kContextBytes;
+void require_room(const MemoryPlan& plan, double gpu_bytes, int ranks) {
+  const double needed = plan.together(ranks) + plan::context_bytes();
   if (needed <= gpu_bytes || gpu_bytes <= 0) return;
   throw ConfigError(
       fmt::format("{} of GPU memory would be needed{}, and the GPU has {}\n{}", short_bytes(needed),
@@ -142,8 +115,7 @@ void require_room(const plan::StepMemory& plan, double gpu_bytes, int ranks) {
                   plan.table()),
       "lower train.micro_batch_size, set train.recompute_norms = true, precision.gradients = \"bf16\", "
       "train.recompute = \"full\" (and train.offload_activations = true), layout.offload = \"optimizer\", "
-      "optim.state_dtype = \"bf16\" with precision.master_weights = \"none\", or share the model out "
-      "over more GPUs");
+      "optim.state_dtype = \"bf16\" with precision.master_weights = \"none\", or shard the model over more GPUs");
 }
 
 void MemoryWatch::step_ended() {

@@ -1,19 +1,20 @@
 // train/diagnose/memory.h -- a rank's memory: what is planned for it, what is there for all of a run, and what a micro
 // leaves on its tape.
 //
-// Depends on: device, kernels, nn, optim, parallel, spec.
+// Depends on: device, kernels, nn, optim, parallel, plan, spec.
 #pragma once
 
 #include <c10/core/Device.h>
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "trireme/device/memory_pool.h"
 #include "trireme/nn/tape.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/data_parallel.h"
-#include "trireme/plan/step_memory.h"
+#include "trireme/plan/memory.h"
 #include "trireme/spec/recipe.h"
 #include "trireme/train/commands.h"
 
@@ -45,15 +46,29 @@ class CountedTape {
 
 // A run's GPU memory before its first step, and whether the run keeps to it.
 
-/// What a step of one of so many ranks takes on its GPU. No lines on a CPU, and where there is no plan.
-plan::StepMemory plan_memory(const spec::Recipe& recipe, const spec::ModelShape& shape, int ranks, std::int64_t length);
+/// The planner's account (plan/memory.h) of a run: what `check` and `plan` say of it, too.
+struct MemoryPlan {
+  plan::Job job;
+  spec::ParallelConfig config;
+  std::vector<plan::RankMemory> stages;  ///< of one rank of each; empty: there is no plan
 
-/// The plan of a recipe as if it ran on GPUs, in words. A ConfigError where there is none.
+  double peak() const;  ///< of the fullest rank
+  double host() const;  ///< bytes in the host's memory beside it, of the rank that has most there
+  /// Of so many ranks on one GPU: all of a run, or as many as full as the fullest.
+  double together(int ranks) const;
+  /// The lines of the fullest rank.
+  std::string table() const;
+};
+
+/// What a step of one of so many ranks takes on its GPU. No stages on a CPU.
+MemoryPlan plan_memory(const spec::Recipe& recipe, const spec::ModelShape& shape, int ranks, std::int64_t length);
+
+/// The plan of a recipe as if it ran on GPUs, in words.
 std::string tell_memory(const MemoryRequest& request);
 
 /// A ConfigError with the plan's table, before anything is allocated, when so many ranks do not fit into the bytes of
 /// the GPU that they share.
-void require_room(const plan::StepMemory& plan, double gpu_bytes, int ranks);
+void require_room(const MemoryPlan& plan, double gpu_bytes, int ranks);
 
 /// Whether steps that look alike still ask the driver for memory. Counts from the fifth step on; after the tenth says
 /// so in the log, beside what was planned.

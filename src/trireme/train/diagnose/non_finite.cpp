@@ -62,7 +62,7 @@ std::int64_t find_here(models::Model& model, std::span<data::Batch> batches,
     nn::zero_grad(model.params);
     nn::Context context = make_context();
     nn::Tape tape;
-    nn::Tensors x = feed(batch, context);
+    nn::Tensors x = feed(batch, context, model.shape);
     nn::take_tokens(x, context, tokens);
     move_to(device, x, context, model.shape);
     for (std::size_t i = 0; i < model.layers.size(); ++i) {

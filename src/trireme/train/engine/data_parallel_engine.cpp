@@ -150,7 +150,7 @@ class DataParallelEngine final : public SingleStepEngine {
     Micro micro{.context = contexts()};
     micro.context.on_gradient = [this](nn::Param& param) { data_parallel_->added(param); };
     micro.context.losses_later = true;
-    micro.inputs = feed(batch, micro.context);
+    micro.inputs = feed(batch, micro.context, model_->shape);
     nn::take_tokens(micro.inputs, micro.context, parallel_groups_->parallel.tokens);
     move_to(parallel_groups_->device, micro.inputs, micro.context, model_->shape);
     return micro;

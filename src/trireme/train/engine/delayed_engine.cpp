@@ -10,6 +10,7 @@
 #include "trireme/optim/gradients.h"
 #include "trireme/optim/update.h"
 #include "trireme/pipeline/delayed.h"
+#include "trireme/spec/rules.h"
 #include "trireme/train/diagnose/non_finite.h"
 #include "trireme/train/engine/device.h"
 #include "trireme/train/engine/engine.h"
@@ -20,14 +21,18 @@
 namespace trireme::train {
 namespace {
 
-pipeline::Split cut(const spec::Recipe& recipe, const spec::ModelShape& shape, std::int64_t length,
-                    comm::Group& world) {
-  if (recipe.pipeline.split == "time") {
-    throw ConfigError(
-        "pipeline.split = \"time\" measures, and may cut otherwise the next time: delayed weights then differ",
-        "set pipeline.split = \"count\", \"size\", or the entries that the run told");
+PipelineCut cut(const spec::Recipe& recipe, const spec::ModelShape& shape, std::int64_t length, comm::Group& world) {
+  const std::string& how = recipe.pipeline.split;
+  if (how == "time" || how == "pipedream") {
+    throw ConfigError(fmt::format("pipeline.split = \"{}\" measures, and may cut otherwise the next time: delayed "
+                                  "weights then differ",
+                                  how),
+                      "set pipeline.split = \"count\", \"size\", or the entries that the run told, and "
+                      "pipeline.stage_ranks where it told several ranks of a stage");
   }
-  return cut_pipeline(recipe, shape, build_options(recipe), recipe.layout.pp, 1, length, world).split;
+  const models::BuildOptions build = build_options(recipe);
+  return cut_pipeline(
+      {.recipe = recipe, .shape = shape, .build = build, .chunks = recipe.layout.pp, .length = length, .world = world});
 }
 
 models::BuildOptions built_with(const spec::Recipe& recipe, const PrepareParams& prepare) {
@@ -45,8 +50,8 @@ class DelayedEngine final : public MultiStepEngine {
         device_(device_of(recipe, world)),
         groups_(world, layout::Mesh({{"dp", 1}})),
         model_(models::build(shape, built_with(recipe, prepare))),
-        split_(cut(recipe, shape, length, world)),
-        drain_every_(train::drain_every(recipe, /*asynchronous=*/true)) {
+        cut_(cut(recipe, shape, length, world)),
+        drain_every_(spec::steps_between_drains(recipe, /*asynchronous=*/true)) {
     TRIREME_CHECK(world.size() == 1, "delayed weights are computed on one rank, not {}", world.size());
     for (const nn::Param& param : model_->params) parts_.all_names.push_back(param.name);
     prepare.freeze(model_->params, parts_.all_names);
@@ -71,7 +76,7 @@ class DelayedEngine final : public MultiStepEngine {
   void rehearse(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
     for (data::Batch& batch : batches) {
       nn::Context context = contexts();
-      nn::Tensors inputs = feed(batch, context);
+      nn::Tensors inputs = feed(batch, context, model_->shape);
       move_to(device_, inputs, context, model_->shape);
       nn::Tape tape;
       model_->forward(std::move(inputs), context, &tape);
@@ -85,11 +90,13 @@ class DelayedEngine final : public MultiStepEngine {
   std::int64_t drain_every() const override { return drain_every_; }
 
   std::vector<StepMade> run(const StepsRequest& request) override {
-    // Versions depend on steps, not on micros: all of a step's meet the same.
-    const schedule::Schedule table = pipeline_table(recipe_, micros_of_stage(request.micros), request.steps);
+    const int micros = micros_of_stage(request.micros);
+    const schedule::Schedule table = cut_.stage_ranks.empty()
+                                         ? pipeline_table(recipe_, micros, request.steps)
+                                         : replicated_table(recipe_, cut_.stage_ranks, micros, request.steps);
     double rate = 0;
     const auto predictor = pipeline::make_weight_predictor(table.weights, request.optimizer, [&] { return rate; });
-    pipeline::DelayedGradients delayed(*model_, split_, pipeline::law_of(table), request.steps, predictor.get());
+    pipeline::DelayedGradients delayed(*model_, cut_.split, pipeline::law_of(table), table.micros, predictor.get());
     std::vector<StepMade> made;
     for (int step = 0; step < request.steps; ++step) {
       StepWork work = request.work(step);
@@ -97,11 +104,11 @@ class DelayedEngine final : public MultiStepEngine {
       step == 0 ? delayed.begin() : delayed.updated();  // what is predicted goes by the rate of the update to come
       nn::zero_grad(model_->params);
       StepMade& sums = made.emplace_back();
-      for (data::Batch& batch : work.batches) {
+      for (std::size_t i = 0; i < work.batches.size(); ++i) {
         pipeline::Micro micro{.context = work.contexts()};
-        micro.inputs = feed(batch, micro.context);
+        micro.inputs = feed(work.batches[i], micro.context, model_->shape);
         move_to(device_, micro.inputs, micro.context, model_->shape);
-        delayed.add(micro, step);
+        delayed.add(micro, step * micros + static_cast<int>(i) % micros);  // pipelines side by side have their shares
         for (const nn::LossTerm& term : micro.context.losses) nn::add_term(sums.losses, term);
         sums.flops += micro.context.flops;
       }
@@ -113,16 +120,16 @@ class DelayedEngine final : public MultiStepEngine {
   }
 
  private:
-  /// Of one pipeline, where several stand side by side.
+  /// Of one pipeline, where several stand side by side: each runs as many as the one with most rows.
   int micros_of_stage(int micros) const {
     const int copies = recipe_.layout.dp.value_or(1);
-    return std::max(1, micros / copies);
+    return (micros + copies - 1) / copies;
   }
 
   /// Each stage to optim.grad_clip_norm; the norm over all of them before.
   double clip_by_stage() {
     double all = 0;
-    for (const pipeline::LayerRange& stretch : split_) {
+    for (const pipeline::LayerRange& stretch : cut_.split) {
       std::vector<nn::Param*> params;
       double squares = 0;
       for (std::size_t i = stretch.begin; i < stretch.end; ++i) {
@@ -153,7 +160,7 @@ class DelayedEngine final : public MultiStepEngine {
   parallel::MeshGroups groups_;  // of one rank
   std::unique_ptr<parallel::DataParallel> data_parallel_;
   std::unique_ptr<models::Model> model_;
-  pipeline::Split split_;
+  PipelineCut cut_;
   std::int64_t drain_every_;
 };
 

@@ -1,4 +1,4 @@
-// train/engine/device.h -- what a rank computes with, and what a recipe cannot ask of a GPU yet.
+// train/engine/device.h -- what a rank computes with, and what fills its memory.
 //
 // Depends on: comm, device, spec.
 #pragma once
@@ -6,19 +6,13 @@
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 
-#include <vector>
-
-#include "trireme/base/config.h"
 #include "trireme/comm/group.h"
 #include "trireme/device/memory_pool.h"
 #include "trireme/spec/recipe.h"
 
 namespace trireme::train {
 
-/// Everything that run.device = "cuda" does not go with; empty for the CPU.
-std::vector<config::Problem> find_device_problems(const spec::Recipe& recipe, const comm::Group& world);
-
-/// The device of run.device, as parallel::device_of() gives it; a ProblemsError with the above.
+/// The device of run.device, as parallel::device_of() gives it.
 c10::Device device_of(const spec::Recipe& recipe, comm::Group& world);
 /// The same, called by all ranks of the group before they exchange anything between their GPUs.
 c10::Device init_device_exchange(const spec::Recipe& recipe, comm::Group& world);

@@ -1,11 +1,33 @@
 #include "trireme/train/engine/engine.h"
 
+#include "trireme/plan/activations.h"
+#include "trireme/plan/from_recipe.h"
+#include "trireme/train/engine/trainer.h"
+
 namespace trireme::train {
+namespace {
+
+/// What a block saves of a micro-batch is the planner's to say (plan/activations.h), which measured bytes are held
+/// against.
+nn::Recompute recompute_of(const spec::Recipe& recipe) {
+  nn::Recompute recompute{.kind = recipe.train.recompute, .every = recipe.train.recompute_every};
+  if (recompute.kind != spec::RecomputeKind::kBudget) return recompute;
+  const plan::Job job = plan::job_of(recipe, model_shape(recipe));
+  spec::ParallelConfig config = spec::parallel_config(recipe, /*ranks=*/1, job.batch);
+  config.recompute = spec::RecomputeKind::kNone;
+  recompute.block.saved = plan::activation_bytes(job, config).layer;
+  config.recompute = spec::RecomputeKind::kFull;  // saves its input
+  recompute.block.input = plan::activation_bytes(job, config).layer;
+  recompute.budget = recipe.train.recompute_gb.value() * 1e9;
+  return recompute;
+}
+
+}  // namespace
 
 models::BuildOptions build_options(const spec::Recipe& recipe) {
-  models::BuildOptions options{.recompute = {.kind = recipe.train.recompute, .every = recipe.train.recompute_every}};
-  // Each chunk of logits reads and writes the whole gradient of the head: a GPU has room for few large ones.
-  if (recipe.run.device == spec::DeviceKind::kCuda) options.logits_chunk_bytes = std::int64_t{1} << 30;
+  models::BuildOptions options{.recompute = recompute_of(recipe)};
+  options.logits_chunk_bytes = spec::logits_chunk_bytes(recipe.run.device);
+  options.partition_activations = recipe.train.partition_activations;
   options.recompute_norms = recipe.train.recompute_norms;
   options.save_mlp_activations = recipe.train.save_mlp_activations;
   options.deterministic_attention = recipe.precision.deterministic_attention;

@@ -70,7 +70,8 @@ class Engine {
     parallel::MeshGroups* groups = nullptr;
     std::int64_t layers = 0;  ///< on this rank
     bool embedding = true, head = true;
-    std::int64_t pipeline_messages = 0;  ///< of a step
+    std::int64_t pipeline_messages = 0;  ///< of a step, in micro-batches that this rank sends to other stages
+    std::int64_t pipeline_receives = 0;  ///< likewise, that come to it
     std::int64_t activations = 0;        ///< bytes that the last step's first micro left for its backward
   };
   virtual Account account() = 0;

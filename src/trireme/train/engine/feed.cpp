@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/nn/multi_token.h"
 
 namespace trireme::train {
 namespace {
@@ -55,19 +56,22 @@ void check_numbers(const nn::Tensors& ids, const nn::Context& context, const spe
 
 }  // namespace
 
-nn::Tensors feed(data::Batch& batch, nn::Context& context) {
+nn::Tensors feed(data::Batch& batch, nn::Context& context, const spec::ModelShape& shape) {
   const std::int64_t rows = batch.rows(), length = batch.tokens.length;
   context.samples = at::from_blob(batch.samples.data(), {rows}, at::TensorOptions(at::kLong));
   context.sequence = sequence_of(batch.tokens, rows);
   context.targets = rows_of(batch.targets, rows, length);
   context.loss_weights = rows_of(batch.weights, rows, length);
   context.segments = rows_of(batch.segments, rows, length);
+  if (batch.filler) context.gradient_scale = context.sample_scale = 0;
   nn::Tensors ids;
   if (batch.source.length > 0) {
     context.source = sequence_of(batch.source, rows);
     ids.push_back(rows_of(batch.source.ids, rows, batch.source.length));
   }
   ids.push_back(rows_of(batch.tokens.ids, rows, length));
+  // Before ranks share the rows: the token after a rank's last may be another's.
+  nn::shift_tokens(ids.back(), context, shape.mtp_depth);
   return ids;
 }
 
@@ -82,9 +86,9 @@ void move_to(at::Device device, nn::Tensors& ids, nn::Context& context, const sp
   // that the GPU was given before.
   const auto there = [&](const at::Tensor& tensor) { return tensor.pin_memory().to(device, /*non_blocking=*/true); };
   for (at::Tensor& tensor : ids) tensor = there(tensor);
-  for (at::Tensor* tensor :
-       {&context.samples, &context.targets, &context.loss_weights, &context.segments, &context.sequence.positions,
-        &context.sequence.documents, &context.source.positions, &context.source.documents}) {
+  for (at::Tensor* tensor : {&context.samples, &context.targets, &context.loss_weights, &context.segments,
+                             &context.sequence.positions, &context.sequence.documents, &context.source.positions,
+                             &context.source.documents, &context.mtp.ids, &context.mtp.targets, &context.mtp.weights}) {
     if (tensor->defined()) *tensor = there(*tensor);
   }
 }

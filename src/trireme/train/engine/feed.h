@@ -10,9 +10,9 @@
 
 namespace trireme::train {
 
-/// The model's inputs; positions, documents, targets and sample numbers go into `context`. The tensors lie in the
-/// batch's memory: it must outlive them.
-nn::Tensors feed(data::Batch& batch, nn::Context& context);
+/// The model's inputs; positions, documents, targets, sample numbers and the tokens of multi-token prediction go into
+/// `context`. The tensors lie in the batch's memory: it must outlive them.
+nn::Tensors feed(data::Batch& batch, nn::Context& context, const spec::ModelShape& shape);
 /// Inputs and context to where the model computes. Before numbers go to a GPU they are looked at here: a ConfigError
 /// for tokens, targets and positions that the model has not.
 void move_to(at::Device device, nn::Tensors& ids, nn::Context& context, const spec::ModelShape& shape);

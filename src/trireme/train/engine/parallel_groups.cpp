@@ -2,41 +2,29 @@
 
 #include <fmt/format.h>
 
-#include "trireme/base/error.h"
 #include "trireme/train/engine/device.h"
 
 namespace trireme::train {
 
 std::unique_ptr<ParallelGroups> form(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
                                      std::int64_t length) {
-  const spec::LayoutConfig& layout = recipe.layout;
-  const std::int64_t rows = spec::hyperparameters_at(recipe.optim, recipe.lr_schedule, recipe.batch, {}).batch / length;
-  parallel::check_layout(layout, recipe.pipeline,
-                         {.shape = shape,
-                          .sequence = length,
-                          .batch_rows = rows,
-                          .micro_batch_size = recipe.train.micro_batch_size,
-                          .ranks = world.size()});
-  auto parallel_groups = parallel::form(layout, shape, world, length, init_device_exchange(recipe, world));
-  if (!layout.dp_batch_weights.empty() &&
-      static_cast<int>(layout.dp_batch_weights.size()) != parallel_groups->dp_size) {
-    throw ConfigError(fmt::format("layout.dp_batch_weights has {} numbers for {} copies of the model",
-                                  layout.dp_batch_weights.size(), parallel_groups->dp_size),
-                      "give one for each copy, or leave it out");
-  }
-  return parallel_groups;
+  return parallel::form(recipe.layout, shape, world, length, init_device_exchange(recipe, world));
 }
 
 parallel::DataParallelOptions data_parallel_options(const spec::Recipe& recipe, const ParallelGroups& parallel_groups) {
   const layout::Mesh& mesh = parallel_groups.parallel.mesh;
   const spec::LayoutConfig& layout = recipe.layout;
-  parallel::DataParallelOptions options{.zero = layout.zero,
-                                        .bucket_bytes = static_cast<std::int64_t>(layout.bucket_mb * 1e6),
-                                        .reduce_bf16 = layout.reduce == spec::ReduceKind::kBf16,
-                                        .offload = layout.offload == spec::OffloadKind::kOptimizer,
-                                        .precision = recipe.precision.compute,
-                                        .device = parallel_groups.device,
-                                        .reducer = parallel::reducer_named("dense")};
+  parallel::DataParallelOptions options{
+      .zero = layout.zero,
+      .bucket_bytes = static_cast<std::int64_t>(layout.bucket_mb * 1e6),
+      .first_bucket_bytes = static_cast<std::int64_t>(layout.first_bucket_mb.value_or(0) * 1e6),
+      .reduce_groups = layout.reduce_groups,
+      .find_unused = layout.find_unused,
+      .reduce_bf16 = layout.reduce == spec::ReduceKind::kBf16,
+      .offload = layout.offload == spec::OffloadKind::kOptimizer,
+      .precision = recipe.precision.compute,
+      .device = parallel_groups.device,
+      .reducer = parallel::reducer_named("dense")};
   for (const char* axis : {nn::kDataAxis, nn::kContextAxis}) {
     if (mesh.size(axis) > 1) options.data.emplace_back(axis);
   }
@@ -55,7 +43,8 @@ Share share_of(const spec::Recipe& recipe, const ParallelGroups& parallel_groups
           .ranks = parallel_groups.dp_size,
           .length = length,
           .micro_batch_size = recipe.train.micro_batch_size.value_or(0),
-          .weights = recipe.layout.dp_batch_weights};
+          .weights = recipe.layout.dp_batch_weights,
+          .lockstep = recipe.layout.zero >= 2};  // which reduce, and ZeRO-3 gathers, in every micro-batch
 }
 
 }  // namespace trireme::train

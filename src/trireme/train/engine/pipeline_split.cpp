@@ -6,13 +6,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <sstream>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/stopwatch.h"
+#include "trireme/nn/multi_token.h"
 #include "trireme/pipeline/profile.h"
 #include "trireme/pipeline/stage.h"
+#include "trireme/spec/rules.h"
 
 namespace trireme::train {
 namespace {
@@ -27,6 +28,7 @@ pipeline::Micro made_up_micro(const spec::ModelShape& shape, std::int64_t rows, 
   micro.inputs.push_back(tokens());
   micro.context.sequence = nn::plain_sequence(rows, length);
   micro.context.targets = tokens();
+  nn::shift_tokens(micro.inputs.back(), micro.context, shape.mtp_depth);
   micro.context.samples = at::randint(1, {rows}, at::kLong);
   micro.context.training = true;
   return micro;
@@ -50,57 +52,84 @@ std::vector<pipeline::EntryProfile> profile(const spec::Recipe& recipe, const sp
   return measured;
 }
 
-/// Bytes a second of a message from one rank to the next: the median of a few.
-double measure_link(comm::Group& world) {
+/// Bytes a second of a message from the pipeline's rank 0 to another: the median of a few there and back. Every rank of
+/// the pipeline knows it.
+double measure_link(comm::Group& pipeline, int to) {
   constexpr std::size_t kBytes = std::size_t{1} << 20;
   std::vector<std::uint8_t> data(kBytes);
+  const auto send = [&](int peer) {
+    pipeline.send(comm::ConstBuffer{data.data(), kBytes, comm::DType::kU8}, peer).wait();
+  };
+  const auto receive = [&](int peer) {
+    pipeline.recv(comm::Buffer{data.data(), kBytes, comm::DType::kU8}, peer).wait();
+  };
   std::vector<double> seconds;
   for (int i = 0; i < 5; ++i) {
     const auto begin = std::chrono::steady_clock::now();
-    if (world.rank() == 0) world.send(comm::ConstBuffer{data.data(), kBytes, comm::DType::kU8}, 1).wait();
-    if (world.rank() == 1) world.recv(comm::Buffer{data.data(), kBytes, comm::DType::kU8}, 0).wait();
-    seconds.push_back(seconds_since(begin));
+    if (pipeline.rank() == 0) send(to), receive(to);
+    if (pipeline.rank() == to) receive(0), send(0);
+    seconds.push_back(seconds_since(begin) / 2);
   }
   std::ranges::sort(seconds);
   double median = seconds[2];
-  world.broadcast(comm::Buffer{&median, 1, comm::DType::kF64}, 1 % world.size()).wait();
+  pipeline.broadcast(comm::Buffer{&median, 1, comm::DType::kF64}, 0).wait();
   return static_cast<double>(kBytes) / median;
 }
 
-PipelineCut cut_as_pipedream(const spec::Recipe& recipe, std::span<const pipeline::EntryProfile> entries,
-                             comm::Group& world) {
-  if (recipe.pipeline.schedule != "1f1b" || recipe.pipeline.virtual_stages != 1) {
-    throw ConfigError(fmt::format("pipeline.split = \"pipedream\" may put a stage on several ranks, which schedule {} "
-                                  "with {} chunks a rank has no place for",
-                                  recipe.pipeline.schedule, recipe.pipeline.virtual_stages),
-                      "set pipeline.schedule = \"1f1b\" and pipeline.virtual_stages = 1, or pipeline.split = \"time\"");
+/// Ranks of a node, then nodes, where each has as many neighbouring ranks of the pipeline; else one level.
+std::vector<pipeline::LinkLevel> measure_levels(comm::Group& pipeline) {
+  const int ranks = pipeline.size();
+  // A node is known by its first rank in the world; where a node's ranks are not neighbours there is one level.
+  const std::int64_t mine = pipeline.world_rank(pipeline.rank()) - pipeline.local_rank();
+  std::vector<std::int64_t> nodes(static_cast<std::size_t>(ranks));
+  pipeline
+      .all_gather(comm::ConstBuffer{&mine, 1, comm::DType::kI64},
+                  comm::Buffer{nodes.data(), nodes.size(), comm::DType::kI64})
+      .wait();
+  const auto node_of = [&](int rank) { return nodes[static_cast<std::size_t>(rank)]; };
+  int inside = 1;
+  while (inside < ranks && node_of(inside) == node_of(0)) ++inside;
+  bool even = ranks % inside == 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    even = even && node_of(rank) == node_of(rank - rank % inside) &&
+           (rank == 0 || rank % inside != 0 || node_of(rank) != node_of(rank - 1));
   }
-  const pipeline::ReplicationPlan plan = pipeline::plan_replication(entries, recipe.layout.pp, measure_link(world));
+  if (!even || inside == 1 || inside == ranks) return {{ranks, measure_link(pipeline, ranks - 1)}};
+  return {{inside, measure_link(pipeline, 1)}, {ranks / inside, measure_link(pipeline, inside)}};
+}
+
+PipelineCut cut_as_pipedream(const CutTask& task, std::span<const pipeline::EntryProfile> entries) {
+  TRIREME_CHECK(task.pipeline != nullptr, "PipeDream's programme measures the links of a pipeline");
+  std::vector<pipeline::LinkLevel> levels = measure_levels(*task.pipeline);
+  // Pipelines side by side must all have the first one's plan.
+  std::vector<double> numbers{static_cast<double>(levels.size())};
+  for (const auto& level : levels)
+    numbers.insert(numbers.end(), {static_cast<double>(level.count), level.bytes_per_second});
+  numbers.resize(5);
+  task.world.broadcast(comm::Buffer{numbers.data(), numbers.size(), comm::DType::kF64}, 0).wait();
+  levels.resize(static_cast<std::size_t>(numbers[0]));
+  for (std::size_t i = 0; i < levels.size(); ++i) {
+    levels[i] = {static_cast<int>(numbers[1 + 2 * i]), numbers[2 + 2 * i]};
+    if (task.world.rank() == 0)
+      log_info("pipeline.split = \"pipedream\": level {} links {} {} with {:.3g} GB/s", i + 1, levels[i].count,
+               i == 0 ? "ranks" : "nodes", levels[i].bytes_per_second / 1e9);
+  }
   PipelineCut cut;
-  for (const pipeline::ReplicatedStage& stage : plan.stages) {
+  for (pipeline::ReplicatedStage& stage : pipeline::plan_replication(entries, levels).stages) {
     cut.split.push_back(stage.stretch);
-    cut.ranks_of_stage.push_back(stage.workers);
+    cut.stage_ranks.push_back(std::move(stage.workers));
   }
   return cut;
 }
 
-std::vector<std::string> listed_entries(const std::string& text) {
-  std::vector<std::string> entries;
-  std::istringstream in(text);
-  for (std::string entry; std::getline(in, entry, ',');) {
-    std::erase(entry, ' ');
-    if (!entry.empty()) entries.push_back(entry);
-  }
-  return entries;
-}
-
 }  // namespace
 
-PipelineCut cut_pipeline(const spec::Recipe& recipe, const spec::ModelShape& shape, const models::BuildOptions& build,
-                         int chunks, std::int64_t rows, std::int64_t length, comm::Group& world) {
+PipelineCut cut_pipeline(const CutTask& task) {
+  const auto& [recipe, shape, build, chunks_given, rows, length, world, links] = task;
   const std::string& how = recipe.pipeline.split;
   const std::vector<std::string> names = pipeline::chain_names(shape, build);
-  PipelineCut cut;
+  PipelineCut cut{.stage_ranks = schedule::stage_ranks(recipe.pipeline.stage_ranks)};
+  const int chunks = cut.stage_ranks.empty() ? chunks_given : static_cast<int>(cut.stage_ranks.size());
   if (how == "count") {
     cut.split = pipeline::split_by_count(names, chunks);
     return cut;
@@ -112,22 +141,16 @@ PipelineCut cut_pipeline(const spec::Recipe& recipe, const spec::ModelShape& sha
     if (how == "time") {
       cut.split = pipeline::split_by_cost(pipeline::seconds_of(entries), chunks);
     } else {
-      cut = cut_as_pipedream(recipe, entries, world);
+      cut = cut_as_pipedream(task, entries);
     }
   } else {
-    cut.split = pipeline::split_at(names, listed_entries(how));
-    if (static_cast<int>(cut.split.size()) != chunks) {
-      throw ConfigError(fmt::format("pipeline.split = \"{}\" makes {} chunks, but {} stages with {} each need {}", how,
-                                    cut.split.size(), recipe.layout.pp, chunks / recipe.layout.pp, chunks),
-                        fmt::format("name {} entries: the first chunk begins by itself; or set pipeline.split = "
-                                    "\"count\", \"size\" or \"time\"",
-                                    chunks - 1));
-    }
+    cut.split = pipeline::split_at(names, spec::split_entries(how));
+    TRIREME_CHECK(static_cast<int>(cut.split.size()) == chunks, "pipeline.split = \"{}\" makes {} chunks, not {}", how,
+                  cut.split.size(), chunks);
   }
   if (world.rank() == 0) {
-    log_info(
-        "pipeline.split = \"{}\": {}{}", how, pipeline::to_text(cut.split, names),
-        cut.ranks_of_stage.empty() ? "" : fmt::format("; ranks of stages: {}", fmt::join(cut.ranks_of_stage, ", ")));
+    log_info("pipeline.split = \"{}\": {}{}", how, pipeline::to_text(cut.split, names),
+             cut.stage_ranks.empty() ? "" : fmt::format("; ranks of stages: {}", cut.stage_ranks));
   }
   return cut;
 }

@@ -9,20 +9,29 @@
 #include "trireme/comm/group.h"
 #include "trireme/models/model.h"
 #include "trireme/pipeline/split.h"
+#include "trireme/schedule/replicated.h"
 #include "trireme/spec/recipe.h"
 
 namespace trireme::train {
 
 struct PipelineCut {
   pipeline::Split split;
-  /// By stage, where pipeline.split = "pipedream" found stages on several ranks; empty: each rank has its own chunks.
-  std::vector<int> ranks_of_stage = {};
+  /// Where stages may be on several ranks: pipeline.stage_ranks, or what pipeline.split = "pipedream" found. Empty:
+  /// each rank has its own chunks.
+  schedule::StageRanks stage_ranks = {};
 };
 
-/// What pipeline.split says, the same on every rank of `world`. `chunks`: of the schedule; "pipedream" makes its own.
-/// "time" and "pipedream" measure every entry on rank 0, one at a time, with micros of `rows` x `length` made-up
-/// tokens.
-PipelineCut cut_pipeline(const spec::Recipe& recipe, const spec::ModelShape& shape, const models::BuildOptions& build,
-                         int chunks, std::int64_t rows, std::int64_t length, comm::Group& world);
+struct CutTask {
+  const spec::Recipe& recipe;
+  const spec::ModelShape& shape;
+  const models::BuildOptions& build;
+  int chunks = 1;                     ///< of the schedule; "pipedream" makes its own
+  std::int64_t rows = 1, length = 1;  ///< of a micro
+  comm::Group& world;
+  comm::Group* pipeline = nullptr;  ///< whose links "pipedream" measures
+};
+/// What pipeline.split says, the same on every rank of `world`. "time" and "pipedream" measure every entry on rank 0,
+/// one at a time, with micros of made-up tokens; "pipedream" also the links, inside nodes and between them.
+PipelineCut cut_pipeline(const CutTask& task);
 
 }  // namespace trireme::train

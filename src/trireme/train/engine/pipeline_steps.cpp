@@ -16,7 +16,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/pipeline/post_validation.h"
-#include "trireme/spec/recipe.h"
+#include "trireme/spec/rules.h"
 #include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/pipeline_table.h"
 #include "trireme/train/engine/staged_model.h"
@@ -56,6 +56,11 @@ class PipelineSteps final : public PipelineEngineOf<MultiStepEngine> {
   };
   class Progress;
   Walk& walk_for(const StepsRequest& request);
+  /// The first rank of a stage, where several have it.
+  bool counts_norm() const {
+    const int chunk = stage_.chunks.front().number;
+    return schedule::holders_of(walk_.table, chunk).front() == pipeline_.rank();
+  }
 
   pipeline::Stage& stage_;
   comm::Group& pipeline_;
@@ -82,7 +87,8 @@ class PipelineSteps::Progress {
     ask_for(step);
     StepWork& work = works_.at(step);
     pipeline::Micro made{.context = work.contexts()};
-    made.inputs = feed(work.batches.at(static_cast<std::size_t>(number % request_.micros)), made.context);
+    made.inputs = feed(work.batches.at(static_cast<std::size_t>(number % request_.micros)), made.context,
+                       engine_.stage_.model->shape);
     move_to(engine_.device_, made.inputs, made.context, engine_.stage_.model->shape);
     return made;
   }
@@ -147,7 +153,10 @@ class PipelineSteps::Progress {
       squares.push_back(norms_[i] * norms_[i]);
     }
     engine_.loss_reducer_.reduce(losses, flops);
-    if (engine_.asynchronous_) sum(engine_.pipeline_, squares);  // each stage knows its own only
+    if (engine_.asynchronous_) {  // each stage knows its own only, all ranks of it the same
+      if (!engine_.counts_norm()) std::ranges::fill(squares, 0.0);
+      sum(engine_.pipeline_, squares);
+    }
     const double busy_s = busy_seconds(report);
     const double waited_s = std::max(0.0, seconds_between(begin_, Clock::now()) - busy_s);
     std::vector<StepMade> made;
@@ -196,28 +205,13 @@ PipelineSteps::PipelineSteps(std::unique_ptr<StagedModel> staged)
       copies_(staged_->groups().readers()),
       device_(staged_->data_parallel().device()),
       asynchronous_(is_asynchronous(staged_->recipe())),
-      drain_every_(train::drain_every(staged_->recipe(), asynchronous_)),
+      drain_every_(spec::steps_between_drains(staged_->recipe(), asynchronous_)),
       loss_reducer_(copies_) {
   const spec::Recipe& recipe = staged_->recipe();
-  if (recipe.precision.compute == spec::Precision::kFp16) {
-    throw ConfigError(
-        fmt::format("schedule {} runs {} steps together, but the loss scale of fp16 may change after each",
-                    recipe.pipeline.schedule, drain_every_),
-        "set precision.compute = \"bf16\", or take a synchronous schedule with pipeline.drain_every = 1");
-  }
   const spec::LayoutConfig& layout = recipe.layout;
-  if (layout.offload != spec::OffloadKind::kNone) {
-    throw ConfigError(fmt::format("schedule {} runs {} steps together, and updates on the host come once a step",
-                                  recipe.pipeline.schedule, drain_every_),
-                      "set layout.offload = \"none\", or take a synchronous schedule with pipeline.drain_every = 1");
-  }
-  if (layout.tp > 1 || layout.cp > 1 || layout.zero > 0) {
-    throw ConfigError(fmt::format("schedule {} runs {} steps together, in which a rank updates whole stages by itself; "
-                                  "tp {}, cp {} and ZeRO-{} split them",
-                                  recipe.pipeline.schedule, drain_every_, layout.tp, layout.cp, layout.zero),
-                      "set layout.tp = 1, layout.cp = 1 and layout.zero = 0, or take a synchronous schedule with "
-                      "pipeline.drain_every = 1");
-  }
+  TRIREME_CHECK(recipe.precision.compute != spec::Precision::kFp16 && layout.offload == spec::OffloadKind::kNone &&
+                    layout.tp == 1 && layout.cp == 1 && layout.zero == 0,
+                "schedule {} runs steps together with what spec/rules refuses", recipe.pipeline.schedule);
   if (!asynchronous_) return;
   pipeline::require_own_updates(recipe.pipeline.schedule, stage_.param_holders);
   if (pipeline_.rank() != 0 || copies_.rank() != 0) return;

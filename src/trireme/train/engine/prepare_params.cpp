@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
-#include "trireme/base/text.h"
 #include "trireme/checkpoint/init_weights.h"
 #include "trireme/kernels/fp8.h"
 #include "trireme/train/engine/device.h"
@@ -17,14 +17,8 @@ namespace trireme::train {
 namespace {
 
 /// Matrices of blocks, but for those that the recipe keeps.
-void choose_gemms(nn::Params& params, const std::vector<std::string>& all, const spec::PrecisionConfig& precision) {
+void choose_gemms(nn::Params& params, const spec::PrecisionConfig& precision) {
   if (precision.gemm == spec::GemmPrecision::kSame) return;
-  for (const std::string& pattern : precision.gemm_exclude) {
-    if (std::any_of(all.begin(), all.end(), [&](const auto& name) { return spec::matches(pattern, name); })) continue;
-    throw ConfigError(
-        fmt::format("precision.gemm_exclude: no parameter is called \"{}\"{}", pattern, did_you_mean(pattern, all)),
-        "'*' stands for any text: \"layers.0.*\"");
-  }
   for (nn::Param& param : params) {
     const bool inside = param.name.starts_with("layers.") || param.name.starts_with("encoder.");
     const bool kept = std::any_of(precision.gemm_exclude.begin(), precision.gemm_exclude.end(),
@@ -33,11 +27,8 @@ void choose_gemms(nn::Params& params, const std::vector<std::string>& all, const
     const auto sizes = nn::local_shape(param.placement);
     const auto scaling = precision.gemm == spec::GemmPrecision::kFp8Blocks ? kernels::Fp8Scaling::kBlocks128x128
                                                                            : kernels::Fp8Scaling::kTensor;
-    if (!kernels::takes_fp8(scaling, sizes[0], sizes[1])) {
-      throw ConfigError(fmt::format("precision.gemm: {} is {} x {} on a rank, which are no multiples of {}", param.name,
-                                    sizes[0], sizes[1], precision.gemm == spec::GemmPrecision::kFp8Blocks ? 128 : 16),
-                        fmt::format("add \"{}\" to precision.gemm_exclude, or choose other sizes", param.name));
-    }
+    TRIREME_CHECK(kernels::takes_fp8(scaling, sizes[0], sizes[1]),
+                  "{} is {} x {} on a rank, which FP8 GEMMs do not take", param.name, sizes[0], sizes[1]);
     param.gemm = precision.gemm;
   }
 }
@@ -61,7 +52,7 @@ PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& sh
   prepare.freeze = [&recipe, &shape](nn::Params& params, const std::vector<std::string>& all) {
     const std::set<std::string> frozen = frozen_params(recipe.train.freeze, shape, all);
     for (nn::Param& param : params) param.trainable = !frozen.contains(param.name);
-    choose_gemms(params, all, recipe.precision);
+    choose_gemms(params, recipe.precision);
     choose_types(params, recipe.precision);
   };
   prepare.fill = [&recipe, &shape, &world](nn::Params& params) {

@@ -10,6 +10,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/device/tensor_buffer.h"
+#include "trireme/spec/rules.h"
 #include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/pipeline_table.h"
 
@@ -37,7 +38,7 @@ class PipelineEngine final : public PipelineEngineOf<SingleStepEngine> {
 }  // namespace
 
 bool runs_several_steps(const spec::Recipe& recipe) {
-  return is_asynchronous(recipe) || drain_every(recipe, false) > 1;
+  return is_asynchronous(recipe) || spec::steps_between_drains(recipe, false) > 1;
 }
 
 double busy_seconds(const pipeline::RunReport& report) {
@@ -59,20 +60,28 @@ StagedModel::StagedModel(const spec::Recipe& recipe, const spec::ModelShape& sha
       loss_reducer_(world) {
   share_ = share_of(recipe, *parallel_groups_, length);
   share_.micro_batch_size = pipeline_microbatch(recipe);
+  share_.lockstep = true;  // pipelines side by side reduce gradients where their tables say
   // Which chunks a rank holds does not depend on the number of micros, so any will do to build its stage.
   const StepPlan first = plan_step(recipe, {}, share_);
-  const int micros = micros_of(first);
-  const int steps =
-      runs_several_steps(recipe)
-          ? static_cast<int>(steps_until_drain(recipe, drain_every(recipe, is_asynchronous(recipe)), {}, share_))
-          : 1;
+  const auto micros = static_cast<int>(first.microbatches.size());
+  const int steps = runs_several_steps(recipe)
+                        ? static_cast<int>(steps_until_drain(
+                              recipe, spec::steps_between_drains(recipe, is_asynchronous(recipe)), {}, share_))
+                        : 1;
   models::BuildOptions build = build_options(recipe);
   build.parallel = &parallel_groups_->parallel;
   build.adapt = prepare.adapt;
-  schedule::Schedule table = pipeline_table(recipe, micros, steps);
-  cut_ = cut_pipeline(recipe, shape, build_options(recipe), table.chunks(),
-                      static_cast<std::int64_t>(first.microbatches.front().size()), length, world);
-  if (!cut_.ranks_of_stage.empty()) table = make_table(micros, steps);
+  const models::BuildOptions of_whole = build_options(recipe);
+  cut_ =
+      cut_pipeline({.recipe = recipe,
+                    .shape = shape,
+                    .build = of_whole,
+                    .chunks = recipe.pipeline.replicates_stages() ? 0 : pipeline_table(recipe, micros, steps).chunks(),
+                    .rows = static_cast<std::int64_t>(first.microbatches.front().size()),
+                    .length = length,
+                    .world = world,
+                    .pipeline = &pipeline_});
+  const schedule::Schedule table = make_table(micros, steps);
   stage_ = pipeline::build_stage({.shape = shape,
                                   .table = table,
                                   .split = cut_.split,
@@ -111,10 +120,17 @@ Engine::Account StagedModel::account() {
     account.head = account.head || entry.name == "head";
   }
   if (!executor_) return account;
+  const int joined = schedule::micros_of_forward(executor_->table());
+  std::int64_t parts = 0, received = 0;
   for (const schedule::Instruction& one : executor_->table().ranks[static_cast<std::size_t>(pipeline_.rank())]) {
-    account.pipeline_messages +=
-        one.op == schedule::Op::kSendActivation || one.op == schedule::Op::kSendGradient ? 1 : 0;
+    // In micro-batches: a doubled forward sends two at once, and halves of one are two messages.
+    if (one.op == schedule::Op::kSendActivation) parts += joined;
+    if (one.op == schedule::Op::kSendGradient) parts += 1;
+    if (one.op == schedule::Op::kRecvActivation) received += joined;
+    if (one.op == schedule::Op::kRecvGradient) received += 1;
   }
+  account.pipeline_messages = parts / executor_->table().micro_parts;
+  account.pipeline_receives = received / executor_->table().micro_parts;
   return account;
 }
 
@@ -126,7 +142,7 @@ std::string StagedModel::timeline() {
 
 pipeline::Micro StagedModel::micro_of(data::Batch& batch, const MakeContext& contexts) const {
   pipeline::Micro micro{.context = contexts()};
-  micro.inputs = feed(batch, micro.context);
+  micro.inputs = feed(batch, micro.context, stage_.model->shape);
   nn::take_tokens(micro.inputs, micro.context, parallel_groups_->parallel.tokens);
   move_to(parallel_groups_->device, micro.inputs, micro.context, stage_.model->shape);
   return micro;
@@ -206,19 +222,9 @@ std::string StagedModel::first_not_finite(std::vector<data::Batch>& batches, con
   return "computed again, everything is finite: the numbers differ from run to run";
 }
 
-int StagedModel::micros_of(const StepPlan& plan) const {
-  const int copies = parallel_groups_->dp_size;
-  if (plan.samples % copies != 0 || plan.microbatches.empty()) {
-    throw ConfigError(
-        fmt::format("step {} has {} rows for {} pipelines side by side", plan.after.step, plan.samples, copies),
-        fmt::format("make batch.global_batch_tokens a multiple of {} tokens", copies * share_.length));
-  }
-  return static_cast<int>(plan.microbatches.size());
-}
-
 schedule::Schedule StagedModel::make_table(int micros, int steps) const {
-  return cut_.ranks_of_stage.empty() ? pipeline_table(recipe_, micros, steps)
-                                     : replicated_table(cut_.ranks_of_stage, micros, steps);
+  return cut_.stage_ranks.empty() ? pipeline_table(recipe_, micros, steps)
+                                  : replicated_table(recipe_, cut_.stage_ranks, micros, steps);
 }
 
 pipeline::Executor& StagedModel::executor_for(int micros) {
@@ -227,7 +233,11 @@ pipeline::Executor& StagedModel::executor_for(int micros) {
   record_.reset();
   executor_.reset();
   executor_ = std::make_unique<pipeline::Executor>(pipeline::ExecutorParts{
-      .table = tables_.at(micros), .stage = stage_, .pipeline = pipeline_, .data_parallel = data_parallel_.get()});
+      .table = tables_.at(micros),
+      .stage = stage_,
+      .pipeline = pipeline_,
+      .data_parallel = data_parallel_.get(),
+      .scatter = recipe_.pipeline.scatter_gather ? parallel_groups_->parallel.tensor : nullptr});
   executor_micros_ = micros;
   record_ = std::make_unique<pipeline::TimelineRecorder>(executor_->table());
   return *executor_;

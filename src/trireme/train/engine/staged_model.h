@@ -44,7 +44,6 @@ class StagedModel {
 
  private:
   using Look = std::function<void(int chunk, const nn::Tensors& outputs)>;
-  int micros_of(const StepPlan& plan) const;
   pipeline::Executor& executor_for(int micros);
   pipeline::Micro micro_of(data::Batch& batch, const MakeContext& contexts) const;
   void walk_forward(pipeline::Micro& micro, const Look& look);

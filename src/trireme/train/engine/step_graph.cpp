@@ -14,9 +14,15 @@ constexpr std::size_t kMostCaptures = 4;  // more shapes than this: not worth th
 
 /// What a layer may read of a context.
 std::vector<at::Tensor*> tensors_of(nn::Context& context) {
-  return {
-      &context.samples,         &context.targets, &context.loss_weights, &context.segments, &context.sequence.positions,
-      &context.source.positions};
+  return {&context.samples,
+          &context.targets,
+          &context.loss_weights,
+          &context.segments,
+          &context.sequence.positions,
+          &context.mtp.ids,
+          &context.mtp.targets,
+          &context.mtp.weights,
+          &context.source.positions};
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ struct StepPlan {
   spec::Hyperparameters hyperparameters;
   std::int64_t first_sample = 0, samples = 0;           ///< of all ranks
   std::vector<std::vector<std::int64_t>> microbatches;  ///< sample numbers of this rank's rows
+  std::size_t fillers = 0;                              ///< of them at the end, micro-batches of others' rows: no loss
 };
 
 struct Share {
@@ -24,20 +25,15 @@ struct Share {
   std::int64_t length = 0;            ///< tokens a row
   std::int64_t micro_batch_size = 0;  ///< rows; 0: all at once
   std::vector<double> weights = {};   ///< how many rows each rank takes, relative to the others; empty: equal (HetSeq)
+  bool lockstep = false;              ///< all ranks run the same number of micro-batches: they meet in each of them
 };
 
-/// The step after `position`. A ConfigError when the batch is not a whole number of rows.
+/// The step after `position`, whose batch is a whole number of rows. In lockstep a rank with fewer rows than others
+/// cuts them smaller, and where there are not enough fills up with a row that has no loss. A ConfigError where
+/// `position` is between two rows.
 StepPlan plan_step(const spec::Recipe& recipe, spec::Position position, const Share& share);
 
-/// Stretch number `rank` of [first, first + count) cut into `ranks`, as equal as can be.
-struct RowRange {
-  std::int64_t first = 0, count = 0;
-};
-RowRange stretch_of(std::int64_t first, std::int64_t count, int rank, int ranks);
-/// Likewise in proportion to weights.
-RowRange stretch_of(std::int64_t first, std::int64_t count, int rank, const std::vector<double>& weights);
-
-/// The steps of the whole run: train.steps, or how many reach train.tokens. A ConfigError when neither is given.
+/// The steps of the whole run: train.steps, or how many reach train.tokens.
 std::int64_t last_step(const spec::Recipe& recipe);
 
 }  // namespace trireme::train

@@ -16,10 +16,19 @@
 #include "trireme/train/diagnose/memory.h"
 #include "trireme/train/engine/device.h"
 #include "trireme/train/engine/feed.h"
+#include "trireme/train/engine/require_rules.h"
 #include "trireme/train/engine/step_driver.h"
 
 namespace trireme::train {
 namespace {
+
+/// The recipe, which meets every rule. A serial reference runs the mathematics of other ranks than its own, and other
+/// engines are told by whoever makes them what they run on.
+const spec::Recipe& checked_recipe(const spec::Recipe& recipe, const spec::ModelShape& shape, const comm::Group& world,
+                                   std::int64_t length, MakeEngine& make) {
+  if (&make == &make_engine) require_rules(recipe, shape, world, length);
+  return recipe;
+}
 
 /// Many small additions to numbers of 16 bits lose more than one rounding does.
 void warn_of_rounded_sums(const spec::Recipe& recipe, const Share& share) {
@@ -40,16 +49,16 @@ int count_sharing(const spec::Recipe& recipe, comm::Group& world) {
 }
 
 /// The plan, which fits: on a GPU this is known before anything is allocated.
-plan::StepMemory planned_memory(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
-                                std::int64_t length, int sharing) {
+MemoryPlan planned_memory(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
+                          std::int64_t length, int sharing) {
   const at::Device device = device_of(recipe, world);
-  plan::StepMemory plan = plan_memory(recipe, shape, world.size(), length);
-  if (plan.lines.empty()) return plan;
+  MemoryPlan plan = plan_memory(recipe, shape, world.size(), length);
+  if (plan.stages.empty()) return plan;
   std::int64_t all = 0, free = 0;
   device::cuda_runtime().mem_get_info(device.index(), &free, &all);
   require_room(plan, static_cast<double>(all), sharing);
   if (world.rank() == 0) {
-    log_info("GPU memory: {} planned for each of {}, of {}", short_bytes(plan.peak()),
+    log_info("GPU memory: {} planned for the fullest of {}, of {}", short_bytes(plan.peak()),
              counted(static_cast<std::size_t>(world.size()), "rank"), short_bytes(static_cast<double>(all)));
   }
   return plan;
@@ -78,6 +87,10 @@ Fetched Feeder::next() {
   Fetched fetched{.plan = plan_step(recipe_, position_, share_)};
   for (std::size_t micro = 0; micro < fetched.plan.microbatches.size(); ++micro) {
     auto [batch, waited_s] = prefetch_->next();
+    if (micro + fetched.plan.fillers >= fetched.plan.microbatches.size()) {
+      batch.filler = true;
+      std::ranges::fill(batch.targets, data::kNoTarget);
+    }
     fetched.batches.push_back(std::move(batch));
     fetched.waited_s += waited_s;
   }
@@ -91,7 +104,7 @@ StepScales scales_of(const nn::LossCounts& counts, double loss_scale) {
 
 TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, comm::Group& ranks,
                        const data::Samples& data, MakeEngine& make)
-    : recipe(from),
+    : recipe(checked_recipe(from, model, ranks, data.length(), make)),
       world(ranks),
       samples(data),
       shape(model),
@@ -102,17 +115,6 @@ TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, 
           recipe, shape, memory,
           [&] { return make(recipe, shape, world, samples.length(), preparation(recipe, shape, world)); })),
       engine(std::visit([](auto& any) -> Engine& { return *any; }, any_engine)) {
-  if (auto problems = spec::find_problems(recipe.optim, engine.all_names()); !problems.empty()) {
-    throw config::ProblemsError("the recipe", std::move(problems));
-  }
-  if (samples.length() > shape.max_seq_len) {
-    throw ConfigError(
-        fmt::format("data.seq_len is {}, but the model's context is {} tokens", samples.length(), shape.max_seq_len),
-        fmt::format("set data.seq_len = {}; or model.max_seq_len = {}{}", shape.max_seq_len, samples.length(),
-                    shape.position_kind == spec::PositionKind::kRotary
-                        ? ", with model.rotary.scaling and factor for a model that was trained before"
-                        : ""));
-  }
   if (world.rank() == 0) {
     warn_of_rounded_sums(recipe, engine.share());
     if (engine.data_parallel().device().is_cpu() && recipe.precision.compute == spec::Precision::kBf16)

@@ -38,6 +38,8 @@ class Feeder {
   /// `recipe` and `samples` are borrowed.
   Feeder(const spec::Recipe& recipe, const data::Samples& samples, spec::Position from, Share share);
   Fetched next();
+  /// Batches that were read ahead, by Little's law.
+  QueueReading queue() { return prefetch_->queue(); }
 
  private:
   const spec::Recipe& recipe_;
@@ -76,7 +78,7 @@ struct TrainState {
   const spec::ModelShape shape;
   device::RankMemory memory;
   int sharing = 1;                   ///< ranks that compute on this one's GPU
-  plan::StepMemory planned;          ///< no lines on a CPU
+  MemoryPlan planned;                ///< no stages on a CPU
   std::unique_ptr<nn::Stash> stash;  ///< train.offload_activations only; outlives the engine's tapes
   AnyEngine any_engine;
   Engine& engine;

@@ -31,8 +31,8 @@ Trainer::Trainer(const spec::Recipe& recipe, const spec::ModelShape& shape, comm
                  const data::Samples& samples, MakeEngine& make)
     : state_(recipe, shape, world, samples, make), driver_(make_driver(state_)) {
   if (!device().is_cuda() || world.rank() != 0) return;
-  watch_ =
-      std::make_unique<MemoryWatch>(device(), state_.planned.peak() * (world.has_processes() ? 1 : state_.sharing));
+  watch_ = std::make_unique<MemoryWatch>(
+      device(), world.has_processes() ? state_.planned.peak() : state_.planned.together(state_.sharing));
 }
 
 void Trainer::loaded() {

@@ -48,11 +48,15 @@ class Trainer {
   }
   /// What this rank uses, and used at most.
   const device::RankMemory& memory() const { return state_.memory; }
-  /// What a step was planned to take of the GPU, before anything was allocated; no lines on a CPU.
-  const plan::StepMemory& planned() const { return state_.planned; }
+  /// What a step was planned to take of the GPU, before anything was allocated; no stages on a CPU.
+  const MemoryPlan& planned() const { return state_.planned; }
   /// That the run's ranks compute on, taken to be shared alike.
   int gpus() const { return std::max(1, state_.world.size() / state_.sharing); }
   const spec::Position& position() const { return state_.position; }
+  /// Batches that were read ahead; none before the first step.
+  std::optional<QueueReading> prefetch_queue() {
+    return state_.feeder ? std::optional(state_.feeder->queue()) : std::nullopt;
+  }
   /// After `state` was read from a checkpoint: rounds weights, and reads on from the new position.
   void loaded();
 

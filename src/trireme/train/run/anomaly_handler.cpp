@@ -15,12 +15,9 @@ namespace fs = std::filesystem;
 
 AnomalyHandler::AnomalyHandler(const Parts& parts) : parts_(parts) {
   const spec::HealthConfig& health = parts.recipe.health;
-  if (!parts.trainer.driver().looks_before_update() &&
-      (health.spike != spec::AnomalyPolicy::kIgnore || health.non_finite != spec::AnomalyPolicy::kStop)) {
-    throw ConfigError(
-        "pipeline.schedule updates weights before the loss of a step is known, so no step can be left out",
-        "leave health.spike and health.non_finite as they are, or take a synchronous schedule");
-  }
+  TRIREME_CHECK(parts.trainer.driver().looks_before_update() ||
+                    (health.spike == spec::AnomalyPolicy::kIgnore && health.non_finite == spec::AnomalyPolicy::kStop),
+                "weights are updated before the loss of a step is known, so no step can be left out");
   if (health.spike == spec::AnomalyPolicy::kIgnore) return;
   watch_ = std::make_unique<LossWatch>(health);
   watch_->add_state(parts.trainer.state());

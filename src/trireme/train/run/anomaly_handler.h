@@ -25,7 +25,7 @@ class AnomalyHandler {
     observe::Timeline& timeline;
   };
   /// From now on every loss is judged, where the recipe asks for it; before a checkpoint is loaded, which knows the
-  /// losses before. ConfigError where the recipe's schedule cannot leave a step out.
+  /// losses before. The recipe's schedule can leave a step out (spec/rules.h).
   explicit AnomalyHandler(const Parts& parts);
 
   enum class Course : std::uint8_t {

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <vector>
 
+#include "trireme/spec/batch_split.h"
 #include "trireme/train/engine/feed.h"
-#include "trireme/train/engine/step_plan.h"
 
 namespace trireme::train {
 
@@ -44,7 +44,7 @@ Evaluation evaluate(const Forward& forward, const data::Samples& samples, const 
   const auto one_batch = [&](std::vector<std::int64_t> numbers, bool counts) {
     data::Batch batch = samples.read(numbers);
     nn::Context context;
-    nn::Tensors inputs = feed(batch, context);
+    nn::Tensors inputs = feed(batch, context, *ranks.shape);
     nn::take_tokens(inputs, context, ranks.tokens);
     if (!ranks.device.is_cpu()) move_to(ranks.device, inputs, context, *ranks.shape);
     forward(std::move(inputs), context);
@@ -54,7 +54,7 @@ Evaluation evaluate(const Forward& forward, const data::Samples& samples, const 
       if (term.name == nn::kMainLoss && ranks.counts_rows) bytes += count_bytes(batch, options.token_bytes);
     }
   };
-  const RowRange mine = stretch_of(options.first, options.count, ranks.rank, ranks.ranks);
+  const spec::RowRange mine = spec::share_of_rows(options.first, options.count, ranks.rank, ranks.ranks);
   std::int64_t batches = 0;
   for (std::int64_t done = 0; done < mine.count; ++batches) {
     std::vector<std::int64_t> numbers(static_cast<std::size_t>(std::min(options.rows, mine.count - done)));

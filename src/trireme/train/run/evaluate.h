@@ -50,7 +50,7 @@ struct EvaluateRanks {
   bool counts_rows = true;                  ///< others have parts of the same rows
   bool lockstep = false;                    ///< all ranks run equally often: they gather weights together
   at::Device device = at::kCPU;             ///< where the model is
-  const spec::ModelShape* shape = nullptr;  ///< its own, with a device other than the host
+  const spec::ModelShape* shape = nullptr;  ///< its own
 };
 /// Runs the model; losses are left in the context of the rank where they arise.
 using Forward = std::function<void(nn::Tensors inputs, nn::Context& context)>;

@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "trireme/base/log.h"
 #include "trireme/base/new_file.h"
@@ -16,9 +18,11 @@
 #include "trireme/checkpoint/run_folder.h"
 #include "trireme/checkpoint/salvage.h"
 #include "trireme/checkpoint/texts.h"
+#include "trireme/comm/launch.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/data/vocab_size.h"
 #include "trireme/kernels/autotune.h"
+#include "trireme/observe/contention.h"
 #include "trireme/observe/heartbeat.h"
 #include "trireme/observe/machine.h"
 #include "trireme/observe/timeline.h"
@@ -27,6 +31,7 @@
 #include "trireme/train/diagnose/host_memory.h"
 #include "trireme/train/diagnose/memory.h"
 #include "trireme/train/diagnose/profile.h"
+#include "trireme/train/engine/require_rules.h"
 #include "trireme/train/engine/trainer.h"
 #include "trireme/train/run/anomaly_handler.h"
 #include "trireme/train/run/evaluate.h"
@@ -86,6 +91,7 @@ class TrainingRun {
   std::unique_ptr<RunFiles> files_;
   std::unique_ptr<AnomalyHandler> sick_;
   std::unique_ptr<RankWatch> ranks_;
+  std::unique_ptr<observe::CpuContention> contention_;  // rank 0's, where the CPU computes
   Clock::time_point step_begun_ = Clock::now();
   std::int64_t beats_ = 0;
   int saves_asked_ = 0;
@@ -172,10 +178,7 @@ void TrainingRun::build(std::int64_t from_step) {
   samples_ = data::open_samples(recipe_, data::Split::kTrain);
   if (recipe_.eval.every > 0) {
     validation_ = data::open_samples(recipe_, data::Split::kValidation);
-    if (!validation_) {
-      throw ConfigError("eval.every is given, but the recipe keeps nothing for validation",
-                        "set data.validation_fraction = 0.01, or eval.every = 0");
-    }
+    TRIREME_CHECK(validation_ != nullptr, "the recipe keeps nothing for validation");
   }
   if (recipe_.run.device == spec::DeviceKind::kCuda) {
     kernels::set_gemm_autotune(recipe_.train.gemm_autotune);
@@ -212,6 +215,12 @@ void TrainingRun::build(std::int64_t from_step) {
                                                                  .files = *files_,
                                                                  .timeline = *timeline_});
   ranks_ = std::make_unique<RankWatch>(recipe_.health, world_, *files_, *timeline_);
+  if (leads() && recipe_.run.device == spec::DeviceKind::kCpu) {
+    const int local = std::max(1, request_.local_ranks);
+    const bool threads = comm::detect_launch().kind == comm::Launch::Kind::kSingle;
+    contention_ = std::make_unique<observe::CpuContention>(*recipe_.train.threads, local, threads ? local : 1,
+                                                           static_cast<int>(std::thread::hardware_concurrency()));
+  }
   trainer_->on_gradients([this](nn::Params&) {
     saving_->before_update();
     faults_->after_compute(trainer_->position().step + 1, seconds_since(step_begun_));
@@ -310,6 +319,10 @@ void TrainingRun::loop() {
       if (leads()) kernels::write_tuning_cache(folder_.gpu_choices());
       ranks_->note(report.position.step, report.compute_s + faults_->take_slowed_s());
       ranks_->compare(report.position.step, *trainer_);
+      if (contention_) {
+        if (const std::string crowded = contention_->note(observe::cpu_times()); !crowded.empty())
+          log_warn("{}", crowded);
+      }
     } catch (NonFiniteError& error) {
       recover(recipe_.health.non_finite, error, step);
       continue;
@@ -348,18 +361,22 @@ void TrainingRun::loop() {
 }
 
 RunResult TrainingRun::go() {
-  steps_ = result_.steps = last_step(request_.recipe);
+  // Before anything is made. Where a run goes on, its checkpoint has the shape: the folder that it began from may be
+  // gone.
+  const std::int64_t length = request_.recipe.data.seq_len;
+  const bool shape_is_stored = request_.resume && request_.recipe.model.init_from;
+  if (!shape_is_stored) require_rules(request_.recipe, model_shape(request_.recipe), world_, length);
   const auto memory = static_cast<double>(observe::usable_memory());
   // At once, however large the sizes are; of a published model when its shape is known.
   if (const auto shape = spec::shape_of(request_.recipe.model); shape && !request_.recipe.model.init_from) {
     require_host_room(request_.recipe, *shape, world_.size(), request_.local_ranks, memory);
   }
-  plan_step(request_.recipe, {},
-            {.length = request_.recipe.data.seq_len});  // says what is wrong before anything is made
   const std::string vocabulary = data::settle_vocab_size(request_.recipe);
   if (leads() && !vocabulary.empty()) log_info("{}", vocabulary);
   const std::int64_t from_step = find_checkpoint();
   const spec::ModelShape shape = shape_from(from_step);
+  if (shape_is_stored) require_rules(request_.recipe, shape, world_, length);
+  steps_ = result_.steps = last_step(request_.recipe);
   if (request_.recipe.model.init_from) {
     require_host_room(request_.recipe, shape, world_.size(), request_.local_ranks, memory);
     data::check_vocab_size(request_.recipe, shape);

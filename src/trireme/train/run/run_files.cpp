@@ -17,7 +17,7 @@
 #include "trireme/cost/hardware.h"
 #include "trireme/formats/hf_writer.h"
 #include "trireme/kernels/cuda.h"
-#include "trireme/plan/from_recipe.h"
+#include "trireme/plan/job.h"
 
 namespace trireme::train {
 
@@ -31,7 +31,8 @@ std::optional<observe::Peak> stated_peak(const char* card, spec::Precision preci
   if (precision == spec::Precision::kFp64) return std::nullopt;
   try {
     const auto device = cost::find_device_of_driver(card);
-    const double flops = device ? cost::peak(*device, plan::arithmetic_of(precision)) : 0;
+    const double flops =
+        device ? cost::peak(*device, plan::arithmetic_of(spec::PrecisionConfig{.compute = precision})) : 0;
     if (flops > 0) return observe::Peak{.flops = flops, .how = fmt::format("stated of {}", card), .when = {}};
   } catch (const ConfigError& error) {
     log_warn("MFU is not known, since a device's file cannot be read: {}", error.message());
@@ -160,7 +161,22 @@ void RunFiles::event(std::string_view kind, observe::Json fields) {
   if (writes()) log_->event(kind, std::move(fields));
 }
 
-void RunFiles::tell_metrics(const StepReport& report, const StepFigures& figures) {
+std::vector<observe::NamedQueue> RunFiles::take_queues() {
+  std::vector<observe::NamedQueue> now;
+  if (const auto prefetch = parts_.trainer.prefetch_queue()) now.push_back({.name = "prefetch", .reading = *prefetch});
+  now.push_back({.name = "works", .reading = parts_.rank.queue()});
+  now.push_back({.name = "checkpoint", .reading = parts_.saving.queue()});
+  std::vector<observe::NamedQueue> since = now;
+  for (observe::NamedQueue& queue : since) {
+    const auto before = std::ranges::find(queues_, queue.name, &observe::NamedQueue::name);
+    if (before != queues_.end()) queue.reading = queue.reading.since(before->reading);
+  }
+  queues_ = std::move(now);
+  return since;
+}
+
+void RunFiles::tell_metrics(const StepReport& report, const StepFigures& figures,
+                            const std::vector<observe::NamedQueue>& queues) {
   std::vector<EventSink*> sinks{rank_log_.get()};
   if (parts_.request.trace != nullptr) sinks.push_back(parts_.request.trace);
   EventFanOut sink(std::move(sinks));
@@ -181,11 +197,18 @@ void RunFiles::tell_metrics(const StepReport& report, const StepFigures& figures
     if (device.peak_of(use) == 0) continue;
     tell(fmt::format("memory/{}_bytes", device::name_of(use)), static_cast<double>(device.peak_of(use)));
   }
+  for (const observe::NamedQueue& queue : queues) {
+    tell(fmt::format("queue/{}_length", queue.name), queue.reading.length());
+    tell(fmt::format("queue/{}_per_second", queue.name), queue.reading.rate());
+    tell(fmt::format("queue/{}_wait_seconds", queue.name), queue.reading.wait());
+    tell(fmt::format("queue/{}_blocked_seconds", queue.name), queue.reading.blocked);
+  }
   rank_log_->end_step(step);
 }
 
 void RunFiles::step(const StepReport& report, const StepFigures& figures) {
-  tell_metrics(report, figures);
+  const std::vector<observe::NamedQueue> queues = take_queues();
+  tell_metrics(report, figures, queues);
   if (!writes()) return;
   const std::int64_t step = report.position.step;
   observe::StepRecord record{.step = step,
@@ -195,6 +218,7 @@ void RunFiles::step(const StepReport& report, const StepFigures& figures) {
                              .tokens = report.position.tokens,
                              .memory = figures.memory};
   if (report.losses.size() > 1) record.losses = report.losses;
+  record.queues = queues;
   if (figures.hashes) {
     const std::uint64_t total = nn::total_hash(*figures.hashes);
     std::vector<std::pair<std::string, std::uint64_t>> tensors;

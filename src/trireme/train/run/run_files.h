@@ -67,14 +67,18 @@ class RunFiles {
  private:
   bool writes() const { return parts_.rank.rank() == 0; }
   /// The step as this rank measured it, to its own file and to whoever traces the run.
-  void tell_metrics(const StepReport& report, const StepFigures& figures);
+  void tell_metrics(const StepReport& report, const StepFigures& figures,
+                    const std::vector<observe::NamedQueue>& queues);
+  /// This rank's queues since the last call.
+  std::vector<observe::NamedQueue> take_queues();
   void introduce(std::int64_t last, const std::string& family, std::int64_t parameters);
 
   Parts parts_;
   std::unique_ptr<observe::RunLog> log_;
   std::unique_ptr<observe::RankLog> rank_log_;
   std::unique_ptr<Progress> progress_;
-  std::optional<observe::Mfu> mfu_;  // where this rank writes
+  std::optional<observe::Mfu> mfu_;          // where this rank writes
+  std::vector<observe::NamedQueue> queues_;  // as they were read last
 };
 
 }  // namespace trireme::train

@@ -64,6 +64,7 @@ class Saving {
   std::string summary() const;
 
   std::vector<nn::HashShare> hashes() { return saver_.hashes(); }
+  QueueReading queue() const { return saver_.queue(); }
 
  private:
   using Clock = std::chrono::steady_clock;

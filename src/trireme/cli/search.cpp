@@ -1,0 +1,223 @@
+// trireme search: strategies for an operator graph on a cluster, by every method, and why they differ.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/error.h"
+#include "trireme/base/print.h"
+#include "trireme/base/text.h"
+#include "trireme/base/units.h"
+#include "trireme/cli/commands.h"
+#include "trireme/cli/program.h"
+#include "trireme/cli/schedule/options.h"
+#include "trireme/plan/graph/backward.h"
+#include "trireme/plan/graph/models.h"
+#include "trireme/plan/graph/search/search.h"
+
+namespace trireme::cli {
+namespace {
+
+namespace pg = plan::graph;
+
+constexpr const char* kSearchExamples = R"(Examples:
+  trireme search --graph vgg16 --cluster dgx2-v100 --gpus 4
+  trireme search --graph alexnet,vgg16,resnet50 --cluster dgx-h100 --method data-parallel,optcnn --json
+  trireme search --graph vgg16 --cluster dgx2-v100 --gpus 4 --method optcnn -o vgg16.plan
+  trireme graph draw vgg16 --strategy vgg16.plan -o vgg16.svg
+  trireme search explain --graph vgg16 --cluster dgx2-v100 --gpus 4)";
+
+struct SearchCommandOptions {
+  std::string graphs, cluster = "local", methods = "all", output;
+  std::int64_t batch = 0;
+  int gpus = 0;
+  double seconds = 30;
+  bool json = false;
+};
+
+struct SearchTask {
+  cost::Hardware hardware;
+  int gpus = 0;
+  std::vector<std::string> methods;
+};
+
+SearchTask search_task(const SearchCommandOptions& options) {
+  SearchTask task{.hardware = cost::load_hardware(options.cluster), .methods = {}};
+  task.gpus = options.gpus > 0 ? options.gpus : task.hardware.cluster.gpus;
+  task.methods = options.methods == "all" ? pg::search_methods() : split(options.methods, ',');
+  const std::vector<std::string> known = pg::search_methods();
+  for (const std::string& method : task.methods) {
+    if (std::ranges::find(known, method) == known.end())
+      throw ConfigError(fmt::format("--method \"{}\" is unknown{}", method, did_you_mean(method, known)),
+                        "methods are " + listed(known));
+  }
+  return task;
+}
+
+/// Numbers are those of the graph where the device has units for them.
+cost::Arithmetic arithmetic_of(const cost::Hardware& hardware) {
+  return hardware.peak(cost::Arithmetic::kFp32) > 0 ? cost::Arithmetic::kFp32 : cost::Arithmetic::kBf16;
+}
+
+struct SearchResults {
+  pg::Graph both;
+  pg::Pricing pricing;
+  std::vector<pg::Found> found;  // fastest that fits first
+};
+
+SearchResults run_methods(const std::string& name, const SearchTask& task, const SearchCommandOptions& options) {
+  SearchResults results{pg::with_backward(pg::open_graph(name, options.batch)),
+                        pg::Pricing(task.hardware, pg::factored_mesh(task.gpus), arithmetic_of(task.hardware)),
+                        {}};
+  const pg::SearchLimits limits{.memory_bytes = task.hardware.memory_bytes(), .seconds = options.seconds};
+  for (const std::string& method : task.methods) {
+    if (auto found = pg::search(method, results.both, results.pricing, limits))
+      results.found.push_back(std::move(*found));
+  }
+  if (results.found.empty())
+    throw ConfigError(fmt::format("none of the methods is made for {}", name), "take --method all");
+  std::ranges::stable_sort(results.found, [](const pg::Found& a, const pg::Found& b) {
+    if (a.fits != b.fits) return a.fits;
+    return a.cost.seconds < b.cost.seconds;
+  });
+  return results;
+}
+
+nlohmann::ordered_json search_json(const SearchResults& results, const SearchTask& task) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  const auto data = std::ranges::find_if(results.found, [](const auto& f) { return f.method == "data-parallel"; });
+  for (const pg::Found& found : results.found) {
+    nlohmann::ordered_json entry{{"method", found.method},
+                                 {"seconds", found.cost.seconds},
+                                 {"compute_seconds", found.cost.compute_seconds},
+                                 {"communication_seconds", found.cost.communication_seconds},
+                                 {"bytes_sent", found.cost.bytes},
+                                 {"memory_bytes", found.cost.memory_bytes},
+                                 {"fits", found.fits},
+                                 {"search_seconds", found.search_seconds},
+                                 {"note", found.note}};
+    if (found.bound) entry["bound_seconds"] = *found.bound;
+    if (data != results.found.end()) entry["speedup_over_data_parallel"] = data->cost.seconds / found.cost.seconds;
+    entry["strategy"] = pg::to_text(results.both, found.strategy);
+    list.push_back(std::move(entry));
+  }
+  return {{"graph", results.both.name},
+          {"cluster", task.hardware.cluster.name},
+          {"gpus", task.gpus},
+          {"mesh", layout::to_text(results.pricing.mesh())},
+          {"found", list}};
+}
+
+std::string search_table(const SearchResults& results, const SearchTask& task) {
+  constexpr auto kRight = TextTable::Align::kRight;
+  TextTable table({{"method"},
+                   {"step", kRight},
+                   {"computes", kRight},
+                   {"sends", kRight},
+                   {"bytes", kRight},
+                   {"memory", kRight},
+                   {"over dp", kRight},
+                   {"search", kRight},
+                   {"note"}});
+  const auto data = std::ranges::find_if(results.found, [](const auto& f) { return f.method == "data-parallel"; });
+  for (const pg::Found& found : results.found)
+    table.add({found.method, short_seconds(found.cost.seconds), short_seconds(found.cost.compute_seconds),
+               short_seconds(found.cost.communication_seconds), short_bytes(found.cost.bytes),
+               short_bytes(found.cost.memory_bytes) + (found.fits ? "" : " (too much)"),
+               data == results.found.end() ? "-" : fmt::format("{:.2f}x", data->cost.seconds / found.cost.seconds),
+               short_seconds(found.search_seconds), found.note});
+  std::string text =
+      fmt::format("{} on {} x {} ({}), mesh {}\n\n{}", results.both.name, task.gpus, task.hardware.device.name,
+                  task.hardware.cluster.name, layout::to_text(results.pricing.mesh()), table.text());
+  const pg::Found& best = results.found.front();
+  for (std::size_t i = 1; i < results.found.size(); ++i) {
+    const auto why = pg::differences(results.both, results.pricing, best.strategy, results.found[i].strategy, 2);
+    if (why.empty()) continue;
+    text += fmt::format("\n{} loses", results.found[i].method);
+    for (const pg::Difference& difference : why)
+      text += fmt::format("{} {} at {} ({}, not {})", &difference == &why.front() ? "" : ",",
+                          short_seconds(difference.seconds), results.both.op(difference.op).name, difference.other,
+                          difference.best);
+  }
+  return text + "\n";
+}
+
+void run_search(const SearchCommandOptions& options, Context& context) {
+  const SearchTask task = search_task(options);
+  const std::vector<std::string> graphs = split(options.graphs, ',');
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  for (const std::string& name : graphs) {
+    const SearchResults results = run_methods(name, task, options);
+    if (!options.output.empty() && graphs.size() == 1)
+      write_result(pg::to_text(results.both, results.found.front().strategy), options.output, context);
+    if (options.json) {
+      all.push_back(search_json(results, task));
+    } else {
+      fmt::print(context.out, "{}{}", &name == &graphs.front() ? "" : "\n", search_table(results, task));
+    }
+  }
+  if (options.json) context.out << (graphs.size() == 1 ? all[0] : all).dump(2) << '\n';
+}
+
+void explain_search(const SearchCommandOptions& options, Context& context) {
+  const SearchTask task = search_task(options);
+  const SearchResults results = run_methods(options.graphs, task, options);
+  const pg::Found& best = results.found.front();
+  constexpr auto kRight = TextTable::Align::kRight;
+  TextTable table({{"operator"}, {"split"}, {"takes", kRight}, {"next best"}, {"would cost", kRight}});
+  for (const pg::Reason& reason : pg::explain(results.both, results.pricing, best.strategy))
+    table.add({results.both.op(reason.op).name, reason.split, short_seconds(reason.seconds),
+               reason.other.empty() ? "-" : reason.other,
+               fmt::format("{}{}", reason.more < 0 ? "-" : "+", short_seconds(std::abs(reason.more)))});
+  fmt::print(context.out, "{} by {}: {}\n\n{}", results.both.name, best.method, short_seconds(best.cost.seconds),
+             table.text());
+}
+
+void add_search_options(Command& command, SearchCommandOptions& options) {
+  command
+      .add_option("--graph", options.graphs, "Built-in graphs (trireme graph show --all) or files, separated by commas")
+      .type_name("GRAPH,...")
+      .required();
+  command.add_option("--cluster", options.cluster, "A name in recipes/clusters or the path of a file")
+      .type_name("CLUSTER");
+  command.add_option("--gpus", options.gpus, "Devices; default: the cluster's").positive().type_name("N");
+  command.add_option("--method", options.methods, "Methods separated by commas, or all").type_name("METHOD,...");
+  command.add_option("--batch", options.batch, "Samples of a step; default: the graph's own").positive().type_name("N");
+  command.add_option("--time-limit", options.seconds, "Seconds for one method; then the best so far, with its gap")
+      .not_negative()
+      .type_name("SECONDS");
+}
+
+}  // namespace
+
+void add_search_command(Command& app, Context& context) {
+  Command& search =
+      app.add_subcommand("search", "Find strategies for an operator graph on a cluster, by every method, side by side");
+  search.require_subcommand(0, 1);
+  const auto options = std::make_shared<SearchCommandOptions>();  // shared with callbacks, which outlive this function
+  const auto explained = std::make_shared<SearchCommandOptions>();
+  Command& explain = search.add_subcommand("explain", "Why each operator is split as it is: its best other choice");
+  add_search_options(explain, *explained);
+  explain.callback([&context, explained] {
+    context.run = [&context, explained] {
+      explain_search(*explained, context);
+      return kExitFine;
+    };
+  });
+  add_search_options(search, *options);
+  search.get_option("--graph").required(false);  // `search explain` has its own
+  search.add_flag("--json", options->json, "As JSON, with every strategy found");
+  search.add_option("-o,--output", options->output, "Write the best strategy to this file").type_name("FILE");
+  search.callback([&context, options, &search] {
+    if (search.has_chosen_subcommand()) return;
+    if (options->graphs.empty()) throw ConfigError("--graph is required", "see trireme search --help");
+    context.run = [&context, options] {
+      run_search(*options, context);
+      return kExitFine;
+    };
+  });
+  search.footer(kSearchExamples);
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,97 @@
+// FP8 recipes on the CPU, where their GEMMs are emulated: they train as bf16 does, and copies agree on scales.
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/train/support.h"
+#include "trireme/base/error.h"
+
+namespace trireme::train {
+namespace {
+
+using spec::GemmPrecision;
+
+/// Sizes that FP8 GEMMs take: of 16, with scales of blocks of 128.
+spec::Recipe fp8_recipe(spec::Family family, GemmPrecision gemm, std::int64_t grain) {
+  spec::Recipe recipe = small_recipe(family, spec::Precision::kBf16);
+  recipe.model.hidden_size = 2 * grain;
+  recipe.model.num_heads = recipe.model.num_kv_heads = 2;
+  recipe.model.head_dim = grain;
+  recipe.model.ffn_size = 4 * grain;
+  recipe.model.max_seq_len = recipe.data.seq_len = grain;
+  recipe.batch.global_batch_tokens = 4 * grain;
+  recipe.train.micro_batch_size = 2;
+  recipe.precision.gemm = gemm;
+  return recipe;
+}
+
+std::vector<double> losses(const spec::Recipe& recipe, int ranks, int steps) {
+  std::vector<double> out;
+  with_trainers(recipe, ranks, [&](Trainer& trainer, comm::Rank& rank) {
+    for (int step = 0; step < steps; ++step) {
+      const double loss = trainer.step().loss;
+      if (rank.rank() == 0) out.push_back(loss);
+    }
+  });
+  return out;
+}
+
+TEST(Fp8OnTheCpu, TrainsAsBfloat16DoesToAFewPercent) {
+  struct Kind {
+    GemmPrecision gemm;
+    std::int64_t grain;
+    int steps;
+  };
+  for (const auto& [gemm, grain, steps] : {Kind{GemmPrecision::kFp8, 32, 40}, Kind{GemmPrecision::kFp8Delayed, 32, 40},
+                                           Kind{GemmPrecision::kFp8Blocks, 128, 6}}) {
+    for (const spec::Family family : {spec::Family::kGpt2, spec::Family::kLlama}) {
+      spec::Recipe recipe = fp8_recipe(family, gemm, grain);
+      EXPECT_TRUE(spec::find_problems(recipe).empty());
+      const auto narrow = losses(recipe, 1, steps);
+      recipe.precision.gemm = GemmPrecision::kSame;
+      const auto plain = losses(recipe, 1, steps);
+      EXPECT_LT(plain.back(), plain.front());
+      EXPECT_NE(narrow, plain) << "nothing was quantised";
+      for (std::size_t i = 0; i < plain.size(); ++i)
+        EXPECT_NEAR(narrow[i], plain[i], 0.05 * plain[i]) << "step " << i << " kind " << static_cast<int>(gemm);
+    }
+  }
+}
+
+TEST(Fp8OnTheCpu, CopiesAndPartsAgreeOnDelayedScales) {
+  const spec::Recipe recipe = fp8_recipe(spec::Family::kLlama, GemmPrecision::kFp8Delayed, 32);
+  const auto scales_of = [&](const spec::LayoutConfig& layout, int ranks) {
+    spec::Recipe changed = recipe;
+    changed.layout = layout;
+    std::vector<nlohmann::ordered_json> out(static_cast<std::size_t>(ranks));
+    with_trainers(changed, ranks, [&](Trainer& trainer, comm::Rank& rank) {
+      for (int step = 0; step < 3; ++step) trainer.step();
+      out[static_cast<std::size_t>(rank.rank())] = trainer.state().value("fp8/scales").get();
+    });
+    return out;
+  };
+  for (const spec::LayoutConfig& layout : {spec::LayoutConfig{.dp = 2}, spec::LayoutConfig{.tp = 2}}) {
+    const auto both = scales_of(layout, 2);
+    EXPECT_EQ(both[0], both[1]);
+  }
+}
+
+TEST(Fp8OnTheCpu, RefusesSizesAndLayoutsThatAGpuRefuses) {
+  const auto refusal = [](const spec::Recipe& recipe, int ranks) -> std::string {
+    try {
+      with_trainers(recipe, ranks, [](Trainer&, comm::Rank&) {});
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  spec::Recipe recipe = small_recipe(spec::Family::kGpt2, spec::Precision::kBf16);
+  recipe.precision.gemm = GemmPrecision::kFp8;
+  EXPECT_THAT(refusal(recipe, 1), testing::HasSubstr("multiples of 16"));
+  recipe = fp8_recipe(spec::Family::kGpt2, GemmPrecision::kFp8Delayed, 32);
+  recipe.layout.zero = 3;
+  EXPECT_THAT(refusal(recipe, 2), testing::HasSubstr("layout.zero = 3"));
+}
+
+}  // namespace
+}  // namespace trireme::train
