@@ -9,7 +9,8 @@ sources = $(shell find src tests bench examples cmake -name '*.cpp' -o -name '*.
 
 .DEFAULT_GOAL := help
 KILLS ?= 200
-.PHONY: help setup build test test-faults test-gpu quickstart bench docs format check tidy debug asan tsan asan-tensors tsan-tensors fuzz cuda clean
+LAB ?= /var/tmp/trireme-lab
+.PHONY: help setup build test test-faults test-lab test-gpu quickstart bench docs format check tidy debug asan tsan asan-tensors tsan-tensors fuzz cuda clean
 
 help:  ## this list
 	@echo "Trireme: make TARGET [PARALLEL=$(PARALLEL)] [TORCH=OFF]"
@@ -40,6 +41,10 @@ test: setup  ## every test; benchmarks and examples must compile
 test-faults: build  ## kill a run KILLS=200 times, in every phase of saving: it must end with the bits of one left alone
 	@bash tests/faults/storm.sh build/release/trireme recipes/tiny.toml $(KILLS)
 
+test-lab: build  ## trireme launch on a Slurm cluster of four nodes in namespaces; root. Slurm is installed into LAB, not into the system
+	@LAB_INSTALL=yes LAB_FOLDER=$(LAB) bash tests/lab/launch.sh build/release/trireme .
+	@bash tests/lab/jobset.sh build/release/trireme .
+
 # What it needs: not the libraries for GPUs, MPI and HTTP, which `make build` adds.
 quickstart: setup  ## build, then train a small GPT on a real text: a sample and a report page in three minutes
 	@$(call configure,release,-DTRIREME_TORCH=ON)
@@ -51,9 +56,10 @@ bench: setup  ## every benchmark, with the peer or limit it is held against
 	@$(call compile,release) --target all benches
 	@for bench in build/release/bench/*; do echo "run: $$bench"; "$$bench" || exit 1; done
 
-docs: build  ## docs/recipe.md and docs/commands.md, from what the program says of itself
+docs: build  ## docs/recipe.md, commands.md and combinations.md, from what the program says of itself
 	@build/release/trireme recipe docs --markdown >docs/recipe.md
 	@build/release/trireme docs >docs/commands.md
+	@build/release/trireme recipe rules --markdown >docs/combinations.md
 
 format:  ## let clang-format decide
 	@clang-format-14 -i $(sources)

@@ -3,7 +3,7 @@
 include(CMakePackageConfigHelpers)
 
 install(TARGETS trireme_core EXPORT trireme LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-foreach(target trireme_runtime trireme_mpi trireme_http_codec trireme_cuda)  # loaded by name at run time, so no part of the exported targets
+foreach(target trireme_runtime trireme_mpi trireme_ucx trireme_http_codec trireme_cuda)  # loaded by name at run time, so no part of the exported targets
   if(TARGET ${target})
     install(TARGETS ${target} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
   endif()
@@ -14,7 +14,7 @@ endif()
 
 # The small libraries that libtrireme is linked with come along, so that the folder runs where their packages are not
 # installed. Packagers, who want the system's, turn it off. LibTorch (1 GB) and OpenSSL, which wants updates, stay outside.
-option(TRIREME_BUNDLE "cmake --install copies fmt, spdlog, toml++, PCRE2, utf8proc, xxHash and zstd beside libtrireme" ON)
+option(TRIREME_BUNDLE "cmake --install copies fmt, spdlog, toml++, PCRE2, utf8proc, xxHash, zstd and SQLite beside libtrireme" ON)
 if(TRIREME_BUNDLE)
   install(CODE "set(trireme_library \"$<TARGET_FILE:trireme_core>\")
 set(trireme_destination \"${CMAKE_INSTALL_LIBDIR}\")")

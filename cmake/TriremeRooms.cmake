@@ -3,7 +3,8 @@ add_library(trireme_deps INTERFACE)
 target_include_directories(trireme_deps INTERFACE ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(trireme_deps INTERFACE fmt::fmt spdlog::spdlog tomlplusplus::tomlplusplus
                                              nlohmann_json::nlohmann_json Threads::Threads PkgConfig::PCRE2
-                                             PkgConfig::UTF8PROC PkgConfig::XXHASH PkgConfig::ZLIB PkgConfig::ZSTD)
+                                             PkgConfig::UTF8PROC PkgConfig::XXHASH PkgConfig::ZLIB PkgConfig::ZSTD
+                                             PkgConfig::SQLITE)
 
 # trireme_sources(OUT ROOM): every .cpp below src/trireme/ROOM, less main.cpp and the folders named *_plugin/, which become
 # the program and libraries of their own.
@@ -13,33 +14,35 @@ function(trireme_sources out name)
   set(${out} ${sources} PARENT_SCOPE)
 endfunction()
 
-# trireme_room(ROOM LIBS...): the room as the object library trireme_ROOM; nothing while it has no sources. A room with
-# tensors names trireme_torch among its libraries.
+# trireme_room(ROOM [OPTIMIZE -On] LIBS...): the room as the object library trireme_ROOM; nothing while it has no sources.
+# A room with tensors names trireme_torch among its libraries.
 # Which rooms a room may include is checked by scripts/check-layers, from the table in docs/architecture.md.
 function(trireme_room name)
+  cmake_parse_arguments(room "" OPTIMIZE "" ${ARGN})
   trireme_sources(sources ${name})
   if(NOT sources)
     return()
   endif()
   add_library(trireme_${name} OBJECT ${sources})
-  target_link_libraries(trireme_${name} PRIVATE trireme_flags PUBLIC trireme_deps ${ARGN})
+  target_link_libraries(trireme_${name} PRIVATE trireme_flags PUBLIC trireme_deps ${room_UNPARSED_ARGUMENTS})
+  target_compile_options(trireme_${name} PRIVATE ${room_OPTIMIZE})
   if(trireme_torch IN_LIST ARGN)
-    trireme_precompile(trireme_${name} ${PROJECT_SOURCE_DIR}/cmake/pch_torch.h)
+    trireme_precompile(trireme_${name} ${PROJECT_SOURCE_DIR}/cmake/pch_torch.h ${room_OPTIMIZE})
   else()
-    trireme_precompile(trireme_${name} ${PROJECT_SOURCE_DIR}/cmake/pch.h)
+    trireme_precompile(trireme_${name} ${PROJECT_SOURCE_DIR}/cmake/pch.h ${room_OPTIMIZE})
   endif()
   set_target_properties(trireme_${name} PROPERTIES UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE 8)
 endfunction()
 
-# trireme_precompile(TARGET HEADER): the first target that asks for a precompiled header makes it, the others share it. They
-# have the same flags.
+# trireme_precompile(TARGET HEADER [FLAGS]): the first target that asks for a precompiled header with these flags makes it,
+# the others share it. One made at another level of optimization is refused by GCC 13.
 function(trireme_precompile target header)
-  get_property(owner GLOBAL PROPERTY "trireme_precompiled:${header}")
+  get_property(owner GLOBAL PROPERTY "trireme_precompiled:${header}:${ARGN}")
   if(owner)
     target_precompile_headers(${target} REUSE_FROM ${owner})
   else()
     target_precompile_headers(${target} PRIVATE ${header})
-    set_property(GLOBAL PROPERTY "trireme_precompiled:${header}" ${target})
+    set_property(GLOBAL PROPERTY "trireme_precompiled:${header}:${ARGN}" ${target})
   endif()
 endfunction()
 

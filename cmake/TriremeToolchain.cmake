@@ -26,9 +26,9 @@ set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN")
 # Members left out of an initialiser keep their defaults: that is how our structs are meant to be used, so no warning.
 set(warnings -Wall -Wextra -Wpedantic -Werror -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual
              -Wno-missing-field-initializers)
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  # GCC 12 reports these for plain std::string code that it has inlined (its bug 105651); later ones do not.
-  list(APPEND warnings -Wno-restrict -Wno-array-bounds -Wno-stringop-overflow)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # GCC 12 reports these for plain std::string code that it has inlined (its bug 105651), GCC 13 for fmt's buffers.
+  list(APPEND warnings -Wno-restrict -Wno-array-bounds -Wno-stringop-overflow -Wno-stringop-overread)
 endif()
 add_library(trireme_flags INTERFACE)
 target_compile_options(trireme_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${warnings};-fno-omit-frame-pointer>")

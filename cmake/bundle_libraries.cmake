@@ -2,7 +2,7 @@
 # that the loader asks for. Those of the C and C++ compilers are on every machine.
 file(GET_RUNTIME_DEPENDENCIES LIBRARIES "${trireme_library}" RESOLVED_DEPENDENCIES_VAR found
      UNRESOLVED_DEPENDENCIES_VAR missing
-     PRE_INCLUDE_REGEXES "^lib(fmt|spdlog|tomlplusplus|pcre2-8|utf8proc|xxhash|zstd)\\.so" PRE_EXCLUDE_REGEXES ".*")
+     PRE_INCLUDE_REGEXES "^lib(fmt|spdlog|tomlplusplus|pcre2-8|utf8proc|xxhash|zstd|sqlite3)\\.so" PRE_EXCLUDE_REGEXES ".*")
 if(missing)
   message(FATAL_ERROR "cannot find ${missing}, which ${trireme_library} is linked with")
 endif()

@@ -35,10 +35,17 @@ prepare() {
   echo '{"text": "A page of the web."}' >web.jsonl
   echo '{"messages": [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Yes."}]}' >chats.jsonl
   echo '[[3, 1, 2]]' >ids.json
+  local imports=$repository/tests/cli/imports
+  cp "$imports/ds-zero2-bf16.json" ds_config.json
+  cp "$imports/mg-gpt-345m.args" arguments.txt
+  cp "$imports/tt-llama3-8b.toml" llama3_8b.toml
+  cp "$repository/tests/fixtures/iris.csv" iris.csv
+  awk 'BEGIN { print "x,y"; for (i = 0; i < 200; ++i) { x = i / 100 - 1; print x "," (x < 0 ? -x : 2 * x) + 0.01 * sin(i) } }' >data.csv
+  cp data.csv more.csv
   cp recipes/tiny.toml recipe.toml
   printf '[model]\nfamily = "gpt2"\nnum_layers = 6\nhidden_size = 256\nnum_heads = 4\nvocab_size = 4096\n' >small.toml
   trireme schedule show --kind 1f1b --stages 4 --microbatches 8 >mine.txt
-  for run in a b one-rank two-ranks; do
+  for run in a b one-rank two-ranks tiny; do
     trireme --quiet train recipes/tiny.toml --set train.steps=4 --set checkpoint.every=2 --out "runs/$run"
   done
 }
@@ -49,16 +56,21 @@ short() {
   command=${command//RECIPE/recipes/verify-tiny.toml}
   command=${command//DIRECTORY/models/gpt2}
   command=${command//chats.jsonl.zst/chats.jsonl}  # no program to pack it with
+  # Launchers that are not installed everywhere, and hosts that are nowhere: what they would start, as one rank.
+  command=$(sed -E 's/^(torchrun|srun|RANK=[0-9]+ ).* (trireme (train|bench) )/\2/' <<<"$command")
   case $command in
     *tensorboard* | "echo '["*) return ;;                      # another project's; numbers of a larger vocabulary
     make*) command="make -n -C $repository ${command#make }" ;;  # that the target exists
     *--matrix*) return ;;                                      # VerifyMatrix tests, a minute each
-    *run.device=cuda* | *gpt2-124m.toml*) command=$(sed -E 's/^mpirun -n [0-9]+ //; s/trireme (train|verify)/trireme check/' <<<"$command") ;;
+    *run.device=cuda* | *gpt2-124m.toml*) command=$(sed -E 's/^mpirun -n [0-9]+ //; s/trireme (train|verify)/trireme check --no-files/' <<<"$command") ;;
     *"trireme verify"*) command+=" --steps 1" ;;
+    *"trireme launch"*) command+=" --set train.steps=2 --set eval.every=0" ;;
     *"trireme train"*)
       command=$(sed -E 's/drain_every=[0-9]+/drain_every=2/; s/at step 50/at step 1/' <<<"$command")
       command+=" --set train.steps=2 --set checkpoint.every=2 --set eval.every=0 --set train.hash_every=0"
+      case $command in *pipedream-tiny*) command+=" --set pipeline.drain_every=2" ;; esac  # saves are between drains
       ;;
+    *"trireme sweep"*) command=$(sed -E 's/--trials [0-9]+/--trials 2/; s/$/ --steps 4 --set train.hash_every=0/' <<<"$command") ;;
     *"trireme bench hardware"*) command+=" --seconds 0.01 --steps 6" ;;
     *"--vocab-size 32k"*) command=${command/32k/300} ;;
   esac
@@ -79,9 +91,10 @@ for entry in "${all[@]}"; do
   command=$(short "${entry#*|}")
   [ -n "$command" ] || continue
   ran=$((ran + 1))
-  case $command in *--resume*) ;; *) rm -rf runs/tiny ;; esac  # where runs go that say nothing else
+  # Where runs go that say nothing else: empty for a new one.
+  case $command in *--resume* | "trireme report"* | *"trireme experiments"*) ;; *) rm -rf runs/tiny ;; esac
   code=0
-  timeout 100 bash -c "$command" >said 2>&1 </dev/null || code=$?
+  timeout 300 bash -c "$command" >said 2>&1 </dev/null || code=$?
   case $command in *--inject*) code=$((code == 0)) ;; esac  # it is meant to die
   if [ $code -ne 0 ]; then
     bad=$((bad + 1))
