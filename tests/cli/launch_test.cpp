@@ -15,10 +15,10 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string tiny() { return (data_folders().front() / "tiny.toml").string(); }
+std::string tiny_recipe() { return (data_folders().front() / "tiny.toml").string(); }
 
 Outcome dry(std::vector<std::string> words) {
-  std::vector<std::string> all = {"launch", tiny()};
+  std::vector<std::string> all = {"launch", tiny_recipe()};
   all.insert(all.end(), words.begin(), words.end());
   all.emplace_back("--dry-run");
   return run(all);
@@ -127,15 +127,16 @@ TEST(Launch, ReallyStartsTheRanksOfThisNode) {
   std::ofstream(program) << "#!/bin/sh\necho \"$RANK of $WORLD_SIZE: $*\" >" << (folder / "said").string()
                          << ".$RANK\n";
   std::filesystem::permissions(program, std::filesystem::perms::owner_all);
-  const Outcome outcome = run({"launch", tiny(), "--node-rank", "0", "--ranks", "2", "--program", program.string()});
+  const Outcome outcome =
+      run({"launch", tiny_recipe(), "--node-rank", "0", "--ranks", "2", "--program", program.string()});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   std::ifstream said(folder / "said.1");
   std::string line;
   std::getline(said, line);
-  EXPECT_THAT(line, HasSubstr("1 of 2: train " + tiny()));
+  EXPECT_THAT(line, HasSubstr("1 of 2: train " + tiny_recipe()));
   EXPECT_THAT(line, HasSubstr("--out runs/tiny"));
   std::ofstream(program) << "#!/bin/sh\n[ $RANK = 0 ] || exit 5\n";
-  EXPECT_EQ(run({"launch", tiny(), "--node-rank", "0", "--ranks", "2", "--program", program.string()}).code,
+  EXPECT_EQ(run({"launch", tiny_recipe(), "--node-rank", "0", "--ranks", "2", "--program", program.string()}).code,
             kExitFailed);
   std::filesystem::remove_all(folder);
 }

@@ -29,17 +29,17 @@ json run_json(std::vector<std::string> arguments) {
 const std::vector<std::string> kSmall{"--model", "llama3-8b", "--cluster",           "dgx-h100",
                                       "--gpus",  "16",        "--global-batch-size", "64"};
 
-std::vector<std::string> with(std::vector<std::string> head, const std::vector<std::string>& tail) {
+std::vector<std::string> with_options(std::vector<std::string> head, const std::vector<std::string>& tail) {
   head.insert(head.end(), tail.begin(), tail.end());
   return head;
 }
 
 TEST(PlanExplain, TellsForEveryDecisionWhatTheOthersCost) {
-  const Outcome outcome = run(with({"plan", "explain"}, kSmall));
+  const Outcome outcome = run(with_options({"plan", "explain"}, kSmall));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("% slower, most of it in"));
   EXPECT_THAT(outcome.out, HasSubstr("the best"));
-  const json result = run_json(with({"plan", "explain"}, kSmall));
+  const json result = run_json(with_options({"plan", "explain"}, kSmall));
   bool has_tp = false;
   for (const auto& decision : result.at("decisions")) has_tp = has_tp || decision.at("name") == "tp";
   EXPECT_TRUE(has_tp);
@@ -47,7 +47,7 @@ TEST(PlanExplain, TellsForEveryDecisionWhatTheOthersCost) {
 
 TEST_F(PlanPage, IsOnePageWithBreakdownAndFront) {
   const std::string path = (folder_ / "plan.html").string();
-  const Outcome outcome = run(with(with({"plan"}, kSmall), {"--html", path}));
+  const Outcome outcome = run(with_options(with_options({"plan"}, kSmall), {"--html", path}));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const std::string page = read_all(path);
   EXPECT_THAT(page, HasSubstr("<!DOCTYPE html>"));
@@ -58,7 +58,7 @@ TEST_F(PlanPage, IsOnePageWithBreakdownAndFront) {
 
 TEST_F(PlanRoofline, SaysWhatBindsEachOperator) {
   const std::string path = (folder_ / "roof.svg").string();
-  const json result = run_json(with(with({"plan", "roofline"}, kSmall), {"--svg", path}));
+  const json result = run_json(with_options(with_options({"plan", "roofline"}, kSmall), {"--svg", path}));
   EXPECT_NEAR(result.at("ridge").get<double>(), 989e12 / 3.35e12, 0.1);
   for (const auto& one : result.at("operators")) {
     EXPECT_LE(one.at("predicted_flops").get<double>(), one.at("roof_flops").get<double>() * 1.0001) << one;
@@ -100,7 +100,7 @@ TEST_F(PlanBatch, DrawsTheTradeOff) {
 }
 
 TEST(PlanInFlight, IsRateTimesLatency) {
-  const json result = run_json(with(with({"plan", "in-flight"}, kSmall), {"--read-latency", "100ms"}));
+  const json result = run_json(with_options(with_options({"plan", "in-flight"}, kSmall), {"--read-latency", "100ms"}));
   const json& rows = result.at("queues")[0];
   EXPECT_NEAR(rows.at("in_flight").get<double>(), rows.at("rate").get<double>() * 0.1, 1e-9);
 }
@@ -112,10 +112,11 @@ TEST(Plan, WithoutAClusterNamesThem) {
 TEST_F(PlanOfAMixture, ChoosesHowToShareOutItsExperts) {
   const std::vector<std::string> task{"--model",   "mixtral-8x7b", "--cluster",           "dgx-h100", "--gpus", "64",
                                       "--seq-len", "4096",         "--global-batch-size", "512"};
-  const json result = run_json(with({"plan"}, task));
+  const json result = run_json(with_options({"plan"}, task));
   EXPECT_GT(result.at("layout").at("ep").get<int>(), 1);
   EXPECT_TRUE(result.at("chosen").contains("ep"));
-  EXPECT_EQ(run(with(with({"plan"}, task), {"--write", (folder_ / "no.toml").string()})).code, kExitUsage);
+  EXPECT_EQ(run(with_options(with_options({"plan"}, task), {"--write", (folder_ / "no.toml").string()})).code,
+            kExitUsage);
   EXPECT_THAT(run({"plan", "--model", "mixtral-8x", "--cluster", "dgx-h100"}).err,
               HasSubstr("did you mean \"mixtral-8x7b\""));
 }
@@ -133,8 +134,8 @@ TEST(Estimate, WithTheOptimizerOnTheHostTakesLessMemory) {
                                       "8",           "--recompute",
                                       "full"};
   // Left open, the search would offload: nothing else fits.
-  const json here = run_json(with(task, {"--offload", "none"}));
-  const json there = run_json(with(task, {"--offload", "optimizer"}));
+  const json here = run_json(with_options(task, {"--offload", "none"}));
+  const json there = run_json(with_options(task, {"--offload", "optimizer"}));
   EXPECT_LT(there.at("memory_bytes_peak").get<double>(), here.at("memory_bytes_peak").get<double>());
   EXPECT_GT(there.at("memory_bytes_host").get<double>(), 0);
   EXPECT_THAT(run({"estimate", "--model", "llama3-8b", "--cluster", "deepseek-h800", "--gpus", "16",
@@ -145,15 +146,16 @@ TEST(Estimate, WithTheOptimizerOnTheHostTakesLessMemory) {
 
 TEST_F(Simulate, PlaysAStepAndWeeksAndWritesATrace) {
   const std::string path = (folder_ / "trace.json").string();
-  const Outcome outcome = run(with(with({"simulate"}, kSmall), {"--faults", "--pp", "4", "--trace", path}));
+  const Outcome outcome =
+      run(with_options(with_options({"simulate"}, kSmall), {"--faults", "--pp", "4", "--trace", path}));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("slowest pipeline"));
   EXPECT_THAT(outcome.out, HasSubstr("14 days with failures"));
   EXPECT_FALSE(json::parse(read_all(path)).at("traceEvents").empty());
-  const json plain = run_json(with({"simulate"}, kSmall));
+  const json plain = run_json(with_options({"simulate"}, kSmall));
   EXPECT_NEAR(plain.at("step").at("seconds").get<double>(), plain.at("step").at("undisturbed_seconds").get<double>(),
               1e-9);
-  EXPECT_EQ(run(with(with({"simulate"}, kSmall), {"--stragglers", "2"})).code, kExitUsage);
+  EXPECT_EQ(run(with_options(with_options({"simulate"}, kSmall), {"--stragglers", "2"})).code, kExitUsage);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace {
 using testing::HasSubstr;
 
 template <typename Number>
-std::span<const std::byte> bytes_of(const Number& number) {
+std::span<const std::byte> number_bytes(const Number& number) {
   return std::as_bytes(std::span(&number, 1));
 }
 template <typename Number>
@@ -36,14 +36,14 @@ float asynchronous_descent(std::uint64_t seed, int breaks_per_mille = 0) {
       for (int i = 0; i < kWorkers * kSteps; ++i) {
         const Mail mail = mailbox.receive();
         value -= 0.1f * number_in<float>(mail);
-        mailbox.post(mail.from, 1, 0, bytes_of(value));
+        mailbox.post(mail.from, 1, 0, number_bytes(value));
       }
       return;
     }
     float mine = 10;
     for (int i = 0; i < kSteps; ++i) {
       const float gradient = mine * (1 + 0.01f * static_cast<float>(mailbox.address()));
-      mailbox.post(0, 0, 0, bytes_of(gradient));
+      mailbox.post(0, 0, 0, number_bytes(gradient));
       mine = number_in<float>(mailbox.receive(1));
     }
   });
@@ -75,9 +75,9 @@ TEST(Mailbox, PostWaitsForCreditAndTryPostDoesNot) {
     if (mailbox.address() == 0) {
       int refused = 0;
       for (std::uint64_t i = 0; i < kCount; ++i) {
-        if (!mailbox.try_post(1, 0, 0, bytes_of(i))) {
+        if (!mailbox.try_post(1, 0, 0, number_bytes(i))) {
           ++refused;
-          mailbox.post(1, 0, 0, bytes_of(i));
+          mailbox.post(1, 0, 0, number_bytes(i));
         }
       }
       EXPECT_GT(refused, 0);

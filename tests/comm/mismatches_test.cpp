@@ -12,13 +12,13 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-void call(Group& group, const Case& c) {
+void make_call(Group& group, const Case& c) {
   Trial trial(c, group.size(), group.rank());
   trial.start(group).wait();
 }
 
 /// As it stands in errors.
-std::string described(const Case& c, int ranks) {
+std::string described_call(const Case& c, int ranks) {
   CallKey key{.op = c.op, .type = c.type, .reduce = c.reduce, .algorithm = c.algorithm, .root = c.root};
   key.count = is_blocked(c.op) ? c.count * static_cast<std::size_t>(ranks) : c.count;
   return describe(key);
@@ -33,21 +33,21 @@ constexpr int kRanks = 3;
 
 /// The rank `odd` calls something else; every rank must hear of it, with both calls.
 void expect_both_named(const Pair& pair, int odd) {
-  SCOPED_TRACE(fmt::format("{}: rank {} calls {}, the others {}", pair.what, odd, described(pair.odd, kRanks),
-                           described(pair.usual, kRanks)));
+  SCOPED_TRACE(fmt::format("{}: rank {} calls {}, the others {}", pair.what, odd, described_call(pair.odd, kRanks),
+                           described_call(pair.usual, kRanks)));
   const Outcomes outcomes = run_to_the_end(
       kRanks,
       [&](Rank& self) {
         self.world().barrier().wait();
-        call(self.world(), self.rank() == odd ? pair.odd : pair.usual);
+        make_call(self.world(), self.rank() == odd ? pair.odd : pair.usual);
         self.world().barrier().wait();
       },
       test_options(10s));
   for (const Outcome& outcome : outcomes.ranks) {
-    EXPECT_THAT(
-        outcome.error,
-        AllOf(HasSubstr("do not agree"), HasSubstr(fmt::format("rank {} called {}", odd, described(pair.odd, kRanks))),
-              HasSubstr("called " + described(pair.usual, kRanks)), HasSubstr("group 'world'"), HasSubstr(pair.what)));
+    EXPECT_THAT(outcome.error, AllOf(HasSubstr("do not agree"),
+                                     HasSubstr(fmt::format("rank {} called {}", odd, described_call(pair.odd, kRanks))),
+                                     HasSubstr("called " + described_call(pair.usual, kRanks)),
+                                     HasSubstr("group 'world'"), HasSubstr(pair.what)));
     EXPECT_LT(outcome.took, kSoon);
   }
   EXPECT_THAT(outcomes.rethrown, HasSubstr("do not agree"));
@@ -98,8 +98,9 @@ TEST(Mismatches, OfRootsAreNoticedAtTheNextCallAtTheLatest) {
       const Outcomes outcomes = run_to_the_end(
           2,
           [&](Rank& self) {
-            call(self.world(), {.op = Op::kBroadcast, .algorithm = algorithm, .count = count, .root = self.rank()});
-            call(self.world(), {.op = Op::kAllReduce, .count = 1});
+            make_call(self.world(),
+                      {.op = Op::kBroadcast, .algorithm = algorithm, .count = count, .root = self.rank()});
+            make_call(self.world(), {.op = Op::kAllReduce, .count = 1});
           },
           test_options(kPatience));
       for (const Outcome& outcome : outcomes.ranks) {

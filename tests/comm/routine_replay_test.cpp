@@ -14,12 +14,12 @@ namespace {
 constexpr cost::LinkCost kLink{.alpha = 5e-6, .beta = 1 / 25e9, .gamma = 1 / 200e9};
 constexpr cost::LinkCost kAcross{.alpha = 20e-6, .beta = 1 / 10e9, .gamma = 1 / 200e9};
 
-std::size_t at(int index) { return static_cast<std::size_t>(index); }
+std::size_t replay_at(int index) { return static_cast<std::size_t>(index); }
 std::size_t ceil_lg(std::size_t p) { return static_cast<std::size_t>(std::bit_width(p - 1)); }
 
 /// Uncut, with `share` elements for each rank: the conditions under which the papers count.
 std::vector<Shape> uncut_shapes(Collective op, int ranks, std::size_t share) {
-  auto shapes = plain_shapes(op, ranks, has_blocks(op) ? share : share * at(ranks));
+  auto shapes = plain_shapes(op, ranks, has_blocks(op) ? share : share * replay_at(ranks));
   for (Shape& shape : shapes) shape.segment_bytes = std::size_t{1} << 40;
   return shapes;
 }
@@ -37,7 +37,7 @@ Volume busiest(Collective op, Algorithm algorithm, int ranks, std::size_t share)
 
 TEST(Volumes, OfTheRingAreThoseOfBaidu) {
   for (const int ranks : {1, 2, 3, 4, 5, 8, 9, 16, 17}) {
-    const std::size_t p = at(ranks), n = 6 * p;
+    const std::size_t p = replay_at(ranks), n = 6 * p;
     EXPECT_EQ(busiest(Collective::kAllReduce, Algorithm::kRing, ranks, 6),
               (Volume{2 * (p - 1), 2 * (p - 1) * n / p, (p - 1) * n / p}));
     EXPECT_EQ(busiest(Collective::kReduceScatter, Algorithm::kRing, ranks, 6),
@@ -54,14 +54,14 @@ TEST(Volumes, OfAllRanksTogetherDoNotGrowWhenBlocksDifferByOne) {
       for (const Routine& routine : build_all(*find_algorithm(Collective::kAllReduce, Algorithm::kRing),
                                               plain_shapes(Collective::kAllReduce, ranks, n)))
         sent += volume(routine).elements;
-      EXPECT_EQ(sent, 2 * at(ranks - 1) * n);
+      EXPECT_EQ(sent, 2 * replay_at(ranks - 1) * n);
     }
   }
 }
 
 TEST(Volumes, AmongPowersOfTwoAreThoseOfThakurAndRabenseifner) {
   for (const int ranks : {2, 4, 8, 16}) {
-    const std::size_t p = at(ranks), n = 6 * p, lg = ceil_lg(p), rest = (p - 1) * n / p;
+    const std::size_t p = replay_at(ranks), n = 6 * p, lg = ceil_lg(p), rest = (p - 1) * n / p;
     EXPECT_EQ(busiest(Collective::kAllReduce, Algorithm::kRecursiveDoubling, ranks, 6), (Volume{lg, lg * n, lg * n}));
     EXPECT_EQ(busiest(Collective::kAllReduce, Algorithm::kHalvingDoubling, ranks, 6), (Volume{2 * lg, 2 * rest, rest}));
     EXPECT_EQ(busiest(Collective::kReduceScatter, Algorithm::kHalvingDoubling, ranks, 6), (Volume{lg, rest, rest}));
@@ -75,7 +75,7 @@ TEST(Volumes, AmongPowersOfTwoAreThoseOfThakurAndRabenseifner) {
 
 TEST(Volumes, ForAnyNumberOfRanksAreThoseOfThakur) {
   for (int ranks = 2; ranks <= 17; ++ranks) {
-    const std::size_t p = at(ranks), n = 6 * p, lg = ceil_lg(p), rest = (p - 1) * n / p;
+    const std::size_t p = replay_at(ranks), n = 6 * p, lg = ceil_lg(p), rest = (p - 1) * n / p;
     EXPECT_EQ(busiest(Collective::kAllGather, Algorithm::kBruck, ranks, 6), (Volume{lg, rest, 0}));
     EXPECT_EQ(busiest(Collective::kBroadcast, Algorithm::kBinomial, ranks, 6), (Volume{lg, lg * n, 0}));
     EXPECT_EQ(busiest(Collective::kReduceScatter, Algorithm::kPairwise, ranks, 6), (Volume{p - 1, rest, rest}));
@@ -101,7 +101,7 @@ TEST(Volumes, AcrossNodesAreOneNthOfTheVectorWithNEqualRanksANode) {
   for (int rank = 0; rank < 8; ++rank) {
     std::size_t across = 0;
     for (const Step& step :
-         find_algorithm(Collective::kAllReduce, Algorithm::kHierarchical)->build(shapes[at(rank)], rank).steps)
+         find_algorithm(Collective::kAllReduce, Algorithm::kHierarchical)->build(shapes[replay_at(rank)], rank).steps)
       if (step.act == Act::kSend && step.peer / 4 != rank / 4) across += step.from.count;
     EXPECT_EQ(across, 32u / 4);  // 2 (k-1)/k of a quarter, for k = 2 nodes
   }
@@ -114,7 +114,8 @@ TEST_P(Replayed, TakesAsLongAsTheFormulaSays) {
   for (const int ranks : {2, 4, 8, 16}) {
     for (const std::size_t share : {1, 64, 100000}) {
       auto shapes = uncut_shapes(op, ranks, share);
-      const double bytes = op == Collective::kBarrier ? 0.0 : static_cast<double>(share * at(ranks) * kElementBytes);
+      const double bytes =
+          op == Collective::kBarrier ? 0.0 : static_cast<double>(share * replay_at(ranks) * kElementBytes);
       const bool nodes = algorithm == Algorithm::kHierarchical;
       for (int per_node = nodes ? 2 : ranks; per_node < (nodes ? ranks : 2 * ranks); per_node *= 2) {
         for (Shape& shape : shapes) {
@@ -144,7 +145,8 @@ TEST_P(Replayed, StaysNearTheFormulaForAnyNumberOfRanks) {
     for (const std::size_t share : {1, 20000}) {
       const auto shapes = uncut_shapes(op, ranks, share);
       if (!refuses(shapes.front()).empty()) continue;
-      const double bytes = op == Collective::kBarrier ? 0.0 : static_cast<double>(share * at(ranks) * kElementBytes);
+      const double bytes =
+          op == Collective::kBarrier ? 0.0 : static_cast<double>(share * replay_at(ranks) * kElementBytes);
       const double seconds = replay(build_all(GetParam(), shapes), kElementBytes, kLink);
       const double predicted = cost::predict(op, algorithm, ranks, bytes, kLink);
       EXPECT_LT(seconds / predicted, 1.01) << ranks << " ranks, " << bytes << " bytes";
@@ -153,11 +155,11 @@ TEST_P(Replayed, StaysNearTheFormulaForAnyNumberOfRanks) {
   }
 }
 
-std::string test_name(const testing::TestParamInfo<AlgorithmEntry>& info) {
+std::string replay_test_name(const testing::TestParamInfo<AlgorithmEntry>& info) {
   return fmt::format("{}_{}", cost::name(info.param.algorithm), cost::name(info.param.op));
 }
 INSTANTIATE_TEST_SUITE_P(Table, Replayed, testing::ValuesIn(algorithm_table().begin(), algorithm_table().end()),
-                         test_name);
+                         replay_test_name);
 
 TEST(Replay, OfSegmentsHidesTheArithmeticBehindTheTransfers) {
   auto shapes = plain_shapes(Collective::kAllReduce, 4, 1 << 20);

@@ -84,11 +84,11 @@ TEST_P(EveryAlgorithm, IsFoundByNameAndServesSomeShape) {
   EXPECT_EQ(entry.refuses(shape), "");
 }
 
-std::string test_name(const testing::TestParamInfo<AlgorithmEntry>& info) {
+std::string routine_test_name(const testing::TestParamInfo<AlgorithmEntry>& info) {
   return fmt::format("{}_{}", cost::name(info.param.algorithm), cost::name(info.param.op));
 }
 INSTANTIATE_TEST_SUITE_P(Table, EveryAlgorithm, testing::ValuesIn(algorithm_table().begin(), algorithm_table().end()),
-                         test_name);
+                         routine_test_name);
 
 TEST(AlgorithmTable, HasAtLeastOneAlgorithmThatNeverRefusesForEveryOperation) {
   for (const Collective op : cost::all_collectives()) {

@@ -7,7 +7,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-constexpr std::int64_t N = kNoTarget;
+constexpr std::int64_t kNone = kNoTarget;
 constexpr SpecialTokens kSpecial = {.pad = 99'990, .mask = 99'991, .cls = 99'992, .sep = 99'993};
 
 class Masked : public OwnFolder {
@@ -30,7 +30,7 @@ TEST_F(Masked, RowsBeginAndEndAsBertsDo) {
   EXPECT_THAT(batch.tokens.ids, ElementsAre(99992, 1, 2, 3, 4, 99993, 99992, 5, 99993, 99990, 99990, 99990));
   EXPECT_THAT(batch.tokens.documents, ElementsAre(0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1));
   EXPECT_THAT(batch.tokens.positions, ElementsAre(0, 1, 2, 3, 0, 1, 0, 1, 2, 0, 1, 2));
-  EXPECT_THAT(batch.targets, ::testing::Each(N));
+  EXPECT_THAT(batch.targets, ::testing::Each(kNone));
   recipe.data.packing = spec::Packing::kStream;
   const Batch stream = open_samples(recipe, Split::kTrain)->read(numbers(0, 2));
   EXPECT_THAT(stream.tokens.documents, ElementsAre(0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1));
@@ -53,7 +53,7 @@ TEST_F(Masked, EightyTenTen) {
     const std::int64_t original = untouched.tokens.ids[i];
     const bool special = original >= 99'990;
     if (!special) ++texts, ++seen[original];
-    if (batch.targets[i] == N) {
+    if (batch.targets[i] == kNone) {
       ASSERT_EQ(batch.tokens.ids[i], original);
       continue;
     }
@@ -113,10 +113,10 @@ TEST_F(PairsOfTexts, AreReadWithBeginEndAndPadding) {
   EXPECT_EQ(batch.source.length, 2);
   const std::map<std::int64_t, std::vector<std::vector<std::int64_t>>> expected = {
       // source -> what the decoder reads, learns, which tokens see each other on both sides
-      {1, {{1, 2}, {90, 4, 5, 92}, {4, 5, 91, N}, {0, 0}, {0, 0, 0, 1}}},
+      {1, {{1, 2}, {90, 4, 5, 92}, {4, 5, 91, kNone}, {0, 0}, {0, 0, 0, 1}}},
       {6, {{6, 92}, {90, 7, 8, 9}, {7, 8, 9, 10}, {0, 1}, {0, 0, 0, 0}}},
-      {11, {{11, 92}, {90, 12, 92, 92}, {12, 91, N, N}, {0, 1}, {0, 0, 1, 1}}},
-      {13, {{13, 92}, {90, 92, 92, 92}, {91, N, N, N}, {0, 1}, {0, 1, 1, 1}}},
+      {11, {{11, 92}, {90, 12, 92, 92}, {12, 91, kNone, kNone}, {0, 1}, {0, 0, 1, 1}}},
+      {13, {{13, 92}, {90, 92, 92, 92}, {91, kNone, kNone, kNone}, {0, 1}, {0, 1, 1, 1}}},
   };
   std::set<std::int64_t> seen;
   for (std::int64_t row = 0; row < 4; ++row) {
@@ -139,7 +139,7 @@ TEST_F(PairsOfTexts, LearnOnlyWhatTheMaskLeaves) {
   writer.finish();
   const Batch batch = open_samples(recipe, Split::kTrain)->read(numbers(0, 1));
   EXPECT_THAT(batch.tokens.ids, ElementsAre(90, 3, 4, 5, 6, 92));
-  EXPECT_THAT(batch.targets, ElementsAre(N, 4, N, 6, 91, N));
+  EXPECT_THAT(batch.targets, ElementsAre(kNone, 4, kNone, 6, 91, kNone));
 }
 
 TEST_F(PairsOfTexts, AreSplitAsPairs) {

@@ -9,7 +9,7 @@
 namespace trireme::data {
 namespace {
 
-constexpr std::int64_t N = kNoTarget;
+constexpr std::int64_t kNoNext = kNoTarget;
 using spec::DataTask;
 using spec::SyntheticKind;
 
@@ -130,12 +130,12 @@ TEST(Synthetic, MaskedCopyHidesBothCopiesAsOftenAsItSays) {
     for (std::int64_t row = 0; row < 4000; ++row) {
       for (std::int64_t i = 0; i < length; ++i) {
         const auto at = static_cast<std::size_t>(row * length + i);
-        if (batch.targets[at] == N) continue;
+        if (batch.targets[at] == kNoNext) continue;
         ASSERT_EQ(batch.tokens.ids[at], 16);
         ++hidden;
         const std::int64_t twin = i < half ? i + half : i - half;
         const auto twin_at = static_cast<std::size_t>(row * length + twin);
-        if (twin >= length || batch.targets[twin_at] != N) {
+        if (twin >= length || batch.targets[twin_at] != kNoNext) {
           ++unknown;
         } else {
           ASSERT_EQ(batch.tokens.ids[twin_at], batch.targets[at]);
@@ -164,7 +164,7 @@ TEST(Synthetic, ReverseIsTheSourceBackwards) {
     std::vector<std::int64_t> read = {16};
     read.insert(read.end(), expected.begin(), expected.end() - 1);
     read.resize(12, 18);
-    expected.resize(12, N);
+    expected.resize(12, kNoNext);
     EXPECT_TRUE(std::ranges::equal(targets, expected));
     EXPECT_TRUE(std::ranges::equal(ids, read));
     for (std::int64_t i = 0; i < 12; ++i)

@@ -11,7 +11,7 @@ namespace {
 using ::testing::HasSubstr;
 
 SafetensorsHeader parse(std::string_view file) { return parse_safetensors(as_bytes(file), "f"); }
-std::string refusal(std::string_view file) {
+std::string header_refusal(std::string_view file) {
   return message_of<FormatError>([&] { parse(file); });
 }
 
@@ -167,7 +167,7 @@ TEST(Safetensors, RefusesEveryMalformedFileAndSaysWhere) {
       {file_with(fmt::format(R"({{"x":{},"x":{}}})", x("[2]", "[0,2]"), x("[2]", "[2,4]")), "1234"),
        "f: tensor \"x\": is there twice; the first one is at byte 9 (byte 61)"},
   };
-  for (const auto& [file, message] : bad) EXPECT_THAT(refusal(file), HasSubstr(message));
+  for (const auto& [file, message] : bad) EXPECT_THAT(header_refusal(file), HasSubstr(message));
 }
 
 TEST(Safetensors, EveryShorterFileIsRefused) {
@@ -176,10 +176,10 @@ TEST(Safetensors, EveryShorterFileIsRefused) {
     parse(whole);
     for (std::size_t size = 0; size < whole.size(); ++size) {
       SCOPED_TRACE(fmt::format("{} bytes of {}", size, name));
-      refusal(std::string_view(whole).substr(0, size));
+      header_refusal(std::string_view(whole).substr(0, size));
       if (HasFailure()) return;
     }
-    refusal(whole + "x");
+    header_refusal(whole + "x");
   }
 }
 

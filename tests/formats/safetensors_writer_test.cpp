@@ -13,7 +13,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-std::string refusal(std::vector<TensorSpec> specs, std::optional<Metadata> metadata = {}) {
+std::string writer_refusal(std::vector<TensorSpec> specs, std::optional<Metadata> metadata = {}) {
   return message_of<ConfigError>([&] { make_safetensors_header(std::move(specs), std::move(metadata)); });
 }
 
@@ -117,20 +117,20 @@ TEST_F(SafetensorsWriting, SaysWhereItCannotWrite) {
 }
 
 TEST(SafetensorsHeader, RefusesWhatNoReaderWouldTake) {
-  EXPECT_EQ(refusal({{"x", Dtype::kU8, {1}}, {"x", Dtype::kF32, {1}}}), "tensor \"x\" is to be written twice");
-  EXPECT_THAT(refusal({{"__metadata__", Dtype::kU8, {1}}}), HasSubstr("cannot be called __metadata__"));
-  EXPECT_THAT(refusal({{"\xff", Dtype::kU8, {1}}}), HasSubstr("is no UTF-8 text"));
-  EXPECT_THAT(refusal({}, Metadata{{"a", "\xff"}}), HasSubstr("is no UTF-8 text"));
-  EXPECT_THAT(refusal({{"x", Dtype::kU8, {-1}}}), HasSubstr("tensor \"x\": U8 [-1] cannot be stored"));
-  EXPECT_THAT(refusal({{"x", Dtype::kF4, {3}}}), HasSubstr("tensor \"x\": F4 [3] cannot be stored"));
-  EXPECT_THAT(refusal({{"x", Dtype::kU8, std::vector<std::int64_t>(65, 1)}}), HasSubstr("cannot be stored"));
-  EXPECT_THAT(refusal({{"x", Dtype::kF32, {INT64_MAX}}}), HasSubstr("cannot be stored"));
+  EXPECT_EQ(writer_refusal({{"x", Dtype::kU8, {1}}, {"x", Dtype::kF32, {1}}}), "tensor \"x\" is to be written twice");
+  EXPECT_THAT(writer_refusal({{"__metadata__", Dtype::kU8, {1}}}), HasSubstr("cannot be called __metadata__"));
+  EXPECT_THAT(writer_refusal({{"\xff", Dtype::kU8, {1}}}), HasSubstr("is no UTF-8 text"));
+  EXPECT_THAT(writer_refusal({}, Metadata{{"a", "\xff"}}), HasSubstr("is no UTF-8 text"));
+  EXPECT_THAT(writer_refusal({{"x", Dtype::kU8, {-1}}}), HasSubstr("tensor \"x\": U8 [-1] cannot be stored"));
+  EXPECT_THAT(writer_refusal({{"x", Dtype::kF4, {3}}}), HasSubstr("tensor \"x\": F4 [3] cannot be stored"));
+  EXPECT_THAT(writer_refusal({{"x", Dtype::kU8, std::vector<std::int64_t>(65, 1)}}), HasSubstr("cannot be stored"));
+  EXPECT_THAT(writer_refusal({{"x", Dtype::kF32, {INT64_MAX}}}), HasSubstr("cannot be stored"));
   std::vector<TensorSpec> much(8, {"a", Dtype::kU8, {std::int64_t{1} << 59}});
   for (std::size_t i = 0; i < much.size(); ++i) much[i].name += std::to_string(i);
   EXPECT_EQ(make_safetensors_header(much, std::nullopt).data_bytes(), std::uint64_t{1} << 62);
   much.push_back({"e", Dtype::kU8, {1}});
-  EXPECT_THAT(refusal(much), HasSubstr("tensor \"e\": U8 [1] cannot be stored"));
-  EXPECT_THAT(refusal({{std::string(100'000'000, 'x'), Dtype::kU8, {1}}}), HasSubstr("readers take 100000000"));
+  EXPECT_THAT(writer_refusal(much), HasSubstr("tensor \"e\": U8 [1] cannot be stored"));
+  EXPECT_THAT(writer_refusal({{std::string(100'000'000, 'x'), Dtype::kU8, {1}}}), HasSubstr("readers take 100000000"));
 }
 
 TEST(SafetensorsHeader, MetadataWithoutTensorsIsValidJson) {

@@ -21,7 +21,7 @@ std::string fixture(const std::string& name) {
 }
 
 template <typename Read>
-std::string refusal(Read&& read) {
+std::string topology_refusal(Read&& read) {
   try {
     read();
   } catch (const FormatError& error) {
@@ -50,11 +50,12 @@ TEST(GpuMatrix, ReadsBackAsItWasWritten) {
 }
 
 TEST(GpuMatrix, WhatIsNoneIsRefusedWithItsLine) {
-  EXPECT_THAT(refusal([] { read_gpu_matrix("hello\n", "t"); }), HasSubstr("there is no table of devices"));
-  EXPECT_THAT(refusal([] { read_gpu_matrix("\tGPU0\tGPU1\nGPU0\tX\tNV1\n", "t"); }), HasSubstr("rows end after GPU0"));
-  EXPECT_THAT(refusal([] { read_gpu_matrix("\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV2\tX\n", "t"); }),
+  EXPECT_THAT(topology_refusal([] { read_gpu_matrix("hello\n", "t"); }), HasSubstr("there is no table of devices"));
+  EXPECT_THAT(topology_refusal([] { read_gpu_matrix("\tGPU0\tGPU1\nGPU0\tX\tNV1\n", "t"); }),
+              HasSubstr("rows end after GPU0"));
+  EXPECT_THAT(topology_refusal([] { read_gpu_matrix("\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV2\tX\n", "t"); }),
               HasSubstr("GPU0 and GPU1 do not agree"));
-  EXPECT_THAT(refusal([] { read_gpu_matrix("\tGPU0\tGPU1\nGPU0\tNV1\tX\n", "t"); }), HasSubstr("(line 2)"));
+  EXPECT_THAT(topology_refusal([] { read_gpu_matrix("\tGPU0\tGPU1\nGPU0\tNV1\tX\n", "t"); }), HasSubstr("(line 2)"));
 }
 
 TEST(NcclTopology, HasDevicesLinksAndAdapters) {
@@ -70,10 +71,10 @@ TEST(NcclTopology, HasDevicesLinksAndAdapters) {
 }
 
 TEST(NcclTopology, WhatIsNoneIsRefused) {
-  EXPECT_THAT(refusal([] { read_nccl_topology("<graph/>", "t"); }), HasSubstr("not <system>"));
-  EXPECT_THAT(refusal([] { read_nccl_topology("<system><cpu></system>", "t"); }), HasSubstr("(byte "));
-  EXPECT_THAT(refusal([] { read_nccl_topology("<system/>", "t"); }), HasSubstr("no GPU"));
-  EXPECT_THAT(refusal([] { read_nccl_topology("<system><gpu dev=\"x\" sm=\"90\"/></system>", "t"); }),
+  EXPECT_THAT(topology_refusal([] { read_nccl_topology("<graph/>", "t"); }), HasSubstr("not <system>"));
+  EXPECT_THAT(topology_refusal([] { read_nccl_topology("<system><cpu></system>", "t"); }), HasSubstr("(byte "));
+  EXPECT_THAT(topology_refusal([] { read_nccl_topology("<system/>", "t"); }), HasSubstr("no GPU"));
+  EXPECT_THAT(topology_refusal([] { read_nccl_topology("<system><gpu dev=\"x\" sm=\"90\"/></system>", "t"); }),
               HasSubstr("dev"));
 }
 
@@ -84,9 +85,9 @@ TEST(Xml, HasEntitiesCommentsAndALimitOfDepth) {
   ASSERT_EQ(root.children.size(), 1u);
   std::string deep;
   for (int i = 0; i < 100; ++i) deep += "<a>";
-  EXPECT_THAT(refusal([&] { read_xml(deep, "t"); }), HasSubstr("too deep"));
-  EXPECT_THAT(refusal([] { read_xml("<a/><b/>", "t"); }), HasSubstr("more than one root"));
-  EXPECT_THAT(refusal([] { read_xml("<a b=\"&nbsp;\"/>", "t"); }), HasSubstr("no entity"));
+  EXPECT_THAT(topology_refusal([&] { read_xml(deep, "t"); }), HasSubstr("too deep"));
+  EXPECT_THAT(topology_refusal([] { read_xml("<a/><b/>", "t"); }), HasSubstr("more than one root"));
+  EXPECT_THAT(topology_refusal([] { read_xml("<a b=\"&nbsp;\"/>", "t"); }), HasSubstr("no entity"));
 }
 
 TEST(SlurmTopology, IsATreeOfSwitches) {
@@ -100,7 +101,7 @@ TEST(SlurmTopology, IsATreeOfSwitches) {
 }
 
 TEST(SlurmTopology, WhatIsNoTreeIsRefused) {
-  const auto why = [](const char* text) { return refusal([&] { read_slurm_topology(text, "t"); }); };
+  const auto why = [](const char* text) { return topology_refusal([&] { read_slurm_topology(text, "t"); }); };
   EXPECT_THAT(why(""), HasSubstr("no switch"));
   EXPECT_THAT(why("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n1\n"), HasSubstr("below two switches"));
   EXPECT_THAT(why("SwitchName=a Switches=b\n"), HasSubstr("nowhere described"));

@@ -15,13 +15,13 @@ namespace {
 using kernels::Attention;
 using kernels::AttentionResult;
 
-struct Case {
+struct CudnnCase {
   const char* name;
   std::int64_t batch, queries, keys, heads, key_heads, size;
   bool causal = true;
 };
-const std::vector<Case>& cases() {
-  static const std::vector<Case> all = {
+const std::vector<CudnnCase>& cudnn_cases() {
+  static const std::vector<CudnnCase> all = {
       {"causal, 64", 2, 256, 256, 4, 4, 64},
       {"causal, 128", 2, 256, 256, 4, 4, 128},
       {"both ways", 2, 192, 192, 4, 4, 64, false},
@@ -43,12 +43,12 @@ const std::vector<Case>& cases() {
 struct Rows {
   at::Tensor q, k, v;
 };
-Rows parts(const at::Tensor& wide, const Case& c) {
+Rows parts(const at::Tensor& wide, const CudnnCase& c) {
   // Queries and keys of different lengths begin in the same rows.
   return {wide.narrow(1, 0, c.queries).narrow(2, 0, c.heads), wide.narrow(1, 0, c.keys).narrow(2, c.heads, c.key_heads),
           wide.narrow(1, 0, c.keys).narrow(2, c.heads + c.key_heads, c.key_heads)};
 }
-std::vector<std::int64_t> wide_shape(const Case& c) {
+std::vector<std::int64_t> wide_shape(const CudnnCase& c) {
   return {c.batch, std::max(c.queries, c.keys), c.heads + 2 * c.key_heads + 1, c.size};
 }
 
@@ -69,7 +69,7 @@ class GpuCudnn : public testing::Test {
 };
 
 /// The three beside the CPU's, and all around them as it was.
-void expect_gradients(const Pair& dqkv, const Case& c, const Near& near) {
+void expect_gradients(const Pair& dqkv, const CudnnCase& c, const Near& near) {
   const Rows cpu = parts(dqkv.cpu, c), other = parts(dqkv.gpu, c);
   expect_near({cpu.q, other.q}, near, "dq", 6);
   expect_near({cpu.k, other.k}, near, "dk", 6);
@@ -81,7 +81,7 @@ void expect_gradients(const Pair& dqkv, const Case& c, const Near& near) {
 
 TEST_F(GpuCudnn, WritesIntoViewsOfOneFusedGradient) {
   for (const Near& near : {types()[2], types()[3]}) {
-    for (const Case& c : cases()) {
+    for (const CudnnCase& c : cudnn_cases()) {
       SCOPED_TRACE(testing::Message() << c.name << " " << c10::toString(near.type));
       const Pair qkv = normal_pair(wide_shape(c), near.type, "qkv");
       const Pair dout = normal_pair({c.batch, c.queries, c.heads, c.size}, near.type, "dout");
@@ -118,7 +118,7 @@ double apart(const at::Tensor& a, const at::Tensor& b) {
 
 /// A shape as in training, and what backward is given.
 struct Trained {
-  Case c{"trained", 4, 1024, 1024, 12, 12, 64};
+  CudnnCase c{"trained", 4, 1024, 1024, 12, 12, 64};
   Attention options{.scale = 0.125, .causal = true};
   at::Tensor qkv, dout;
   AttentionResult result;
@@ -222,7 +222,7 @@ TEST_F(GpuCudnn, APlanMayBeMadeWhileAStepIsCaptured) {
 
 TEST_F(GpuCudnn, WritesTheOutputWhereItIsWanted) {
   Trained trained;
-  const Case& c = trained.c;
+  const CudnnCase& c = trained.c;
   const Rows from = parts(trained.qkv, c);
   at::Tensor wide = at::full({c.batch, c.queries, c.heads + 2, c.size}, -77, trained.qkv.options());
   at::Tensor out = wide.narrow(2, 1, c.heads), lse = at::empty_like(trained.result.lse);
@@ -234,7 +234,7 @@ TEST_F(GpuCudnn, WritesTheOutputWhereItIsWanted) {
 }
 
 TEST_F(GpuCudnn, TakesTensorsThatBeginAtOddAddresses) {
-  const Case c{"odd", 2, 96, 96, 2, 2, 64};
+  const CudnnCase c{"odd", 2, 96, 96, 2, 2, 64};
   const Near near = types()[2];
   const Pair qkv = normal_pair(wide_shape(c), near.type, "qkv"),
              dout = normal_pair({c.batch, c.queries, c.heads, c.size}, near.type, "dout");

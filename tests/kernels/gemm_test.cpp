@@ -45,12 +45,12 @@ at::Tensor slope(const at::Tensor& x, Activation kind) {
 }
 
 /// What the tests multiply: [6, 5] by [5, 4].
-struct Case {
+struct GemmCase {
   at::ScalarType type;
   bool transpose_a, transpose_b;
   at::Tensor a, b, bias, residual, before, pre_activation;
 
-  Case(at::ScalarType of, bool ta, bool tb) : type(of), transpose_a(ta), transpose_b(tb) {
+  GemmCase(at::ScalarType of, bool ta, bool tb) : type(of), transpose_a(ta), transpose_b(tb) {
     const auto made = [&](at::IntArrayRef shape, const char* name) {
       return normal_tensor(shape, at::kDouble, name).to(type);
     };
@@ -65,7 +65,7 @@ struct Case {
   Gemm call() const { return {.a = a, .b = b, .transpose_a = transpose_a, .transpose_b = transpose_b}; }
 };
 
-void expect_close(const at::Tensor& found, const at::Tensor& expected, at::ScalarType type, const char* what) {
+void expect_close_gemm(const at::Tensor& found, const at::Tensor& expected, at::ScalarType type, const char* what) {
   // Of several roundings: the product's, the sums', the activation's.
   const double step = type == at::kDouble ? 2e-12 : type == at::kFloat ? 4e-6 : 0.012;
   expect_near(exact(found), expected, step, 8 * step, what);
@@ -76,7 +76,7 @@ TEST(Gemm, EveryEpilogueIsWhatItSays) {
     for (int bits = 0; bits < 128; ++bits) {
       const auto bit = [&](int which) { return (bits >> which & 1) != 0; };
       const bool accumulate = bit(2), biased = bit(3), added = bit(4), given = bit(6) || accumulate;
-      const Case on(type, bit(0), bit(1));
+      const GemmCase on(type, bit(0), bit(1));
       SCOPED_TRACE(fmt::format("{} transposes {}{} accumulate {} bias {} residual {} gelu {} out {}",
                                c10::toString(type), bit(0), bit(1), accumulate, biased, added, bit(5), given));
       Gemm call = on.call();
@@ -99,10 +99,10 @@ TEST(Gemm, EveryEpilogueIsWhatItSays) {
       EXPECT_TRUE(!given || made.out.is_same(call.out));
       EXPECT_TRUE(same_bits(on.residual, residual)) << "a residual is only read";
       if (bit(5)) {
-        expect_close(made.pre_activation, sum, type, "pre-activation");
-        expect_close(made.out, reference(exact(made.pre_activation), Activation::kGeluTanh), type, "gelu");
+        expect_close_gemm(made.pre_activation, sum, type, "pre-activation");
+        expect_close_gemm(made.out, reference(exact(made.pre_activation), Activation::kGeluTanh), type, "gelu");
       } else {
-        expect_close(made.out, sum, type, "sum");
+        expect_close_gemm(made.out, sum, type, "sum");
         EXPECT_FALSE(made.pre_activation.defined());
       }
     }
@@ -116,7 +116,7 @@ TEST(Gemm, BackwardThroughAnActivationWithRecomputationAndBiasGradient) {
       for (int bits = 0; bits < 32; ++bits) {
         const auto bit = [&](int which) { return (bits >> which & 1) != 0; };
         SCOPED_TRACE(fmt::format("{} activation {} bits {}", c10::toString(type), static_cast<int>(kind), bits));
-        const Case on(type, bit(0), bit(1));
+        const GemmCase on(type, bit(0), bit(1));
         Gemm call = on.call();
         call.epilogue = {.op = Op::kActivationBackward, .activation = kind, .pre_activation = on.pre_activation};
         if (bit(2)) call.epilogue.recompute = at::full_like(on.before, -77);
@@ -137,7 +137,7 @@ TEST(Gemm, BackwardThroughAnActivationWithRecomputationAndBiasGradient) {
         const at::Tensor total = exact(made.out).sum(0) + (bit(3) ? 3 : 0);
         expect_near(exact(call.epilogue.bias_grad_out), total, step, 40 * step, "bias gradient");
         if (bit(2))
-          expect_close(call.epilogue.recompute, reference(exact(on.pre_activation), kind), type, "recomputed");
+          expect_close_gemm(call.epilogue.recompute, reference(exact(on.pre_activation), kind), type, "recomputed");
       }
     }
   }
@@ -149,7 +149,7 @@ TEST(Gemm, ABiasGradientComesBesideAWeightGradient) {
     for (int bits = 0; bits < 16; ++bits) {
       const auto bit = [&](int which) { return (bits >> which & 1) != 0; };
       SCOPED_TRACE(fmt::format("{} bits {}", c10::toString(type), bits));
-      const Case on(type, bit(0), bit(1));
+      const GemmCase on(type, bit(0), bit(1));
       Gemm call = on.call();
       const at::Tensor before = on.before.to(sums);  // wider than 16-bit operands
       call.out = before.clone();
@@ -157,16 +157,16 @@ TEST(Gemm, ABiasGradientComesBesideAWeightGradient) {
       call.epilogue.bias_grad_a = at::full({6}, 3, sums);
       call.epilogue.accumulate_bias_grad = bit(3);
       gemm(call);
-      expect_close(call.out, bit(2) ? on.product() + exact(before) : on.product(), type, "weight gradient");
+      expect_close_gemm(call.out, bit(2) ? on.product() + exact(before) : on.product(), type, "weight gradient");
       const at::Tensor rows = bit(0) ? exact(on.a) : exact(on.a).t();
-      expect_close(call.epilogue.bias_grad_a, rows.sum(0) + (bit(3) ? 3 : 0), type, "bias gradient");
+      expect_close_gemm(call.epilogue.bias_grad_a, rows.sum(0) + (bit(3) ? 3 : 0), type, "bias gradient");
     }
   }
 }
 
 /// 16-bit products are rounded once each; their sum in float is not.
 TEST(Gemm, AccumulatesInTheTypeOfItsOutput) {
-  const Case on(at::kBFloat16, true, false);
+  const GemmCase on(at::kBFloat16, true, false);
   Gemm call = on.call();
   call.out = at::zeros({6, 4}, at::kFloat);
   call.accumulate = true;
@@ -183,7 +183,7 @@ TEST(Gemm, WithoutInstructionsFor16BitsIsMadeInFloatAndRoundedOnce) {
   const UseInstructionSet older(std::min(machine_instruction_set(), InstructionSet::kV3));
   for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
     for (const bool transposed : {false, true}) {
-      const Case on(type, transposed, transposed);
+      const GemmCase on(type, transposed, transposed);
       const auto wide = [](const at::Tensor& x) { return x.to(at::kFloat); };
       const at::Tensor a = wide(transposed ? on.a.t() : on.a), b = wide(transposed ? on.b.t() : on.b);
       Gemm call = on.call();
@@ -200,14 +200,14 @@ TEST(Gemm, WithoutInstructionsFor16BitsIsMadeInFloatAndRoundedOnce) {
       EXPECT_TRUE(same_bits(gemm(call).out, at::addmm(wide(on.before), a, b).to(type)));
     }
   }
-  const Case on(at::kBFloat16, false, true);
+  const GemmCase on(at::kBFloat16, false, true);
   EXPECT_EQ(to_text(on.call(), plan_gemm(on.call())), "ATen in fp32, bf16 bf16 -> bf16 6x4x5 nt");
-  const Case whole(at::kFloat, false, true);
+  const GemmCase whole(at::kFloat, false, true);
   EXPECT_FALSE(plan_gemm(whole.call()).widens);
 }
 
 TEST(Gemm, OfTheCpuIsAtens) {
-  const Case on(at::kFloat, false, true);
+  const GemmCase on(at::kFloat, false, true);
   Gemm call = on.call();
   EXPECT_TRUE(same_bits(gemm(call).out, at::mm(on.a, on.b.t())));
   call.epilogue.bias = on.bias;
@@ -216,7 +216,7 @@ TEST(Gemm, OfTheCpuIsAtens) {
 }
 
 TEST(GemmPlan, SaysWhatIsFusedAndWhatIsAPassOfItsOwn) {
-  const Case on(at::kFloat, false, true);
+  const GemmCase on(at::kFloat, false, true);
   const auto text = [](const Gemm& call) { return to_text(call, plan_gemm(call)); };
   Gemm call = on.call();
   EXPECT_EQ(text(call), "ATen fp32 fp32 -> fp32 6x4x5 nt");
@@ -229,7 +229,7 @@ TEST(GemmPlan, SaysWhatIsFusedAndWhatIsAPassOfItsOwn) {
   call.accumulate = true;
   call.out = on.before;
   EXPECT_EQ(text(call), "ATen fp32 fp32 -> fp32 6x4x5 nt + accumulate, then bias, residual, silu");
-  const Case narrow(at::kBFloat16, true, false);
+  const GemmCase narrow(at::kBFloat16, true, false);
   Gemm grad = narrow.call();
   grad.out = at::zeros({6, 4}, at::kFloat);
   grad.accumulate = true;
@@ -244,7 +244,7 @@ TEST(GemmPlan, SaysWhatIsFusedAndWhatIsAPassOfItsOwn) {
 }
 
 TEST(Gemm, RefusesWhatContradictsItself) {
-  const Case on(at::kFloat, false, false);
+  const GemmCase on(at::kFloat, false, false);
   const auto refused = [&](const std::function<void(Gemm&)>& change) {
     Gemm call = on.call();
     change(call);

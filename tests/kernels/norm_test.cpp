@@ -29,14 +29,14 @@ at::Tensor plain_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
   return bias.defined() ? y.add(bias) : y;
 }
 
-struct Result {
+struct NormResult {
   at::Tensor y, sum, mean, rstd, dx, dweight, dbias;
 };
 
-Result run(const Case& c, const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
-           const at::Tensor& bias, const at::Tensor& dy, const at::Tensor& dsum) {
+NormResult run_norm(const Case& c, const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+                    const at::Tensor& bias, const at::Tensor& dy, const at::Tensor& dsum) {
   const auto sums = x.options().dtype(sums_type(x.scalar_type()));
-  Result r;
+  NormResult r;
   r.y = at::empty(x.sizes(), x.options());
   if (c.residual) r.sum = at::empty(x.sizes(), x.options());
   if (c.norm.kind == NormKind::kLayer) r.mean = at::empty({x.size(0)}, sums);
@@ -67,7 +67,7 @@ TEST(NormKernels, EqualTheDefinitionAndItsGradient) {
         const at::Tensor bias = c.bias ? normal_tensor({width}, type, "bias") : none;
         const at::Tensor dy = normal_tensor({rows, width}, type, "dy");
         const at::Tensor dsum = c.residual ? normal_tensor({rows, width}, type, "dsum") : none;
-        const Result ours = run(c, x, residual, weight, bias, dy, dsum);
+        const NormResult ours = run_norm(c, x, residual, weight, bias, dy, dsum);
         if (c.residual) {
           ASSERT_TRUE(same_bits(ours.sum, x.add(residual)));
         }
@@ -115,7 +115,7 @@ TEST(NormKernels, TakeRowsThatLieApartAndWriteOverTheResidualsGradient) {
     const at::Tensor weight = normal_tensor({37}, precision.type, "w"), bias = normal_tensor({37}, precision.type, "b");
     const at::Tensor dy = normal_tensor({9, 37}, precision.type, "dy"),
                      dsum = normal_tensor({9, 37}, precision.type, "s");
-    const Result expected = run(c, x, none, weight, bias, dy, dsum);
+    const NormResult expected = run_norm(c, x, none, weight, bias, dy, dsum);
     at::Tensor y = apart(x), nothing, dx = apart(dsum), dweight = at::ones_like(expected.dweight),
                dbias = at::ones_like(expected.dbias), mean = at::empty_like(expected.mean),
                rstd = at::empty_like(expected.rstd);
@@ -133,7 +133,7 @@ TEST(NormKernels, WriteOverWhatTheHeaderAllows) {
       const at::Tensor none, x = normal_tensor({9, 37}, precision.type, "x"), b = c.bias ? x[0] : none;
       const at::Tensor r = normal_tensor({9, 37}, precision.type, "r"), w = normal_tensor({37}, precision.type, "w");
       const at::Tensor dy = normal_tensor({9, 37}, precision.type, "dy");
-      const Result expected = run(c, x, r, w, b, dy, none);
+      const NormResult expected = run_norm(c, x, r, w, b, dy, none);
       at::Tensor nothing, y = x.clone(), sum = r.clone(), over_dy = dy.clone(), over_x = expected.sum.clone();
       norm_forward({y, sum, w, b, y, sum, nothing, nothing}, c.norm);  // y over x, the sum over the residual
       EXPECT_TRUE(same_bits(y, expected.y) && same_bits(sum, expected.sum));
@@ -149,9 +149,9 @@ TEST(NormKernels, GiveTheSameBitsForAnyNumberOfThreads) {
     const at::Tensor none, x = normal_tensor({1031, 100}, precision.type, "x");
     const at::Tensor weight = normal_tensor({100}, precision.type, "w"),
                      dy = normal_tensor({1031, 100}, precision.type, "dy");
-    const auto once = [&] { return run(cases()[0], x, none, weight, weight, dy, none); };
-    const Result one = with_threads(1, once), two = with_threads(2, once), three = with_threads(3, once);
-    for (const Result* other : {&two, &three}) {
+    const auto once = [&] { return run_norm(cases()[0], x, none, weight, weight, dy, none); };
+    const NormResult one = with_threads(1, once), two = with_threads(2, once), three = with_threads(3, once);
+    for (const NormResult* other : {&two, &three}) {
       EXPECT_TRUE(same_bits(one.y, other->y) && same_bits(one.dx, other->dx));
       EXPECT_TRUE(same_bits(one.dweight, other->dweight) && same_bits(one.dbias, other->dbias));
     }

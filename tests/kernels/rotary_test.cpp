@@ -22,7 +22,7 @@ Angles angles(std::int64_t positions, std::int64_t half, c10::ScalarType type) {
 }
 
 /// By complex numbers: pair k of the head is a + bi, multiplied by c + si.
-at::Tensor plain(const at::Tensor& x, const Angles& table, const at::Tensor& positions, RotaryPairs pairs) {
+at::Tensor plain_rotary(const at::Tensor& x, const Angles& table, const at::Tensor& positions, RotaryPairs pairs) {
   const std::int64_t half = table.cosines.size(1);
   const auto at_tokens = [&](const at::Tensor& t) {
     return t.to(at::kDouble).index_select(0, positions.flatten()).view({x.size(0), x.size(1), 1, half});
@@ -51,7 +51,7 @@ TEST(RotaryKernels, TurnPairsAndTheGradientBack) {
           at::Tensor keys = fused.slice(2, 4, 6);
           at::Tensor in = wide(keys);
           rotary_(keys, table.cosines, table.sines, positions, pairs, false);
-          const at::Tensor expected = plain(in, table, positions, pairs);
+          const at::Tensor expected = plain_rotary(in, table, positions, pairs);
           expect_near(keys, expected, precision, "turned");
           EXPECT_TRUE(same_bits(fused.slice(2, 0, 4), before.slice(2, 0, 4)));
           EXPECT_TRUE(same_bits(fused.slice(2, 6), before.slice(2, 6)));

@@ -20,7 +20,7 @@ nn::Tensors inputs_of(const spec::ModelShape& shape, std::int64_t batch = 2) {
   return {some_ids(batch, 10, shape.vocab_size, 2), ids};
 }
 
-nn::Context context_of(const spec::ModelShape& shape, const nn::Tensors& ids) {
+nn::Context training_context(const spec::ModelShape& shape, const nn::Tensors& ids) {
   nn::Context context = context_for(ids.back());
   context.targets = shape.causal ? next_tokens(ids.back()) : ids.back();
   if (ids.size() > 1) context.source = nn::plain_sequence(ids[0].size(0), ids[0].size(1));
@@ -41,7 +41,7 @@ Outcome run(const spec::ModelShape& shape, const Recompute& recompute, bool defe
   const auto model = build(shape, {.recompute = recompute});
   fill(*model, precision);
   const nn::Tensors ids = inputs_of(shape);
-  nn::Context context = context_of(shape, ids);
+  nn::Context context = training_context(shape, ids);
   context.gradient_scale = gradient_scale;
   nn::Tape tape;
   Outcome out;
@@ -106,12 +106,12 @@ TEST(Dropout, FallsBySampleAndStepWhateverTheBatch) {
     const auto model = build(shape);
     fill(*model, nn::Precision::kFp64);
     const nn::Tensors ids = inputs_of(shape, 3);
-    nn::Context whole = context_of(shape, ids);
+    nn::Context whole = training_context(shape, ids);
     whole.samples = whole.samples + 40;
     const double loss = train_once(*model, ids, whole);
     const auto gradients = gradients_of(*model);
 
-    nn::Context later = context_of(shape, ids);
+    nn::Context later = training_context(shape, ids);
     later.samples = whole.samples;
     later.step = 4;
     EXPECT_NE(train_once(*model, ids, later), loss) << "another step drops others";
@@ -121,7 +121,7 @@ TEST(Dropout, FallsBySampleAndStepWhateverTheBatch) {
     for (std::int64_t row = 0; row < 3; ++row) {
       nn::Tensors one;
       for (const at::Tensor& tensor : ids) one.push_back(tensor.narrow(0, row, 1).contiguous());
-      nn::Context context = context_of(shape, one);
+      nn::Context context = training_context(shape, one);
       context.samples = whole.samples.narrow(0, row, 1).contiguous();
       context.gradient_scale = whole.gradient_scale;
       nn::Tape tape;
@@ -156,7 +156,7 @@ TEST(Loss, IsTheSameHoweverTheLogitsAreCut) {
   const auto whole = build(shape), cut = build(shape, {.recompute = {}, .logits_chunk_bytes = 5 * 61 * 8});
   fill(*whole, nn::Precision::kFp64);
   fill(*cut, nn::Precision::kFp64);
-  nn::Context first = context_of(shape, ids), second = context_of(shape, ids);
+  nn::Context first = training_context(shape, ids), second = training_context(shape, ids);
   EXPECT_NEAR(train_once(*whole, ids, first), train_once(*cut, ids, second), 1e-14);
   for (const nn::Param& param : whole->params) {
     EXPECT_LE(largest(param.gradient, cut->params.at(param.name).gradient), 1e-14) << param.name;
@@ -229,7 +229,7 @@ TEST(LossScaling, TrainsFp16AsFp32WhereUnscaledItDoesNot) {
     const auto model = build(shape);
     nn::initialise(model->params, precision, 1);
     const nn::Tensors ids = inputs_of(shape);
-    nn::Context context = context_of(shape, ids);
+    nn::Context context = training_context(shape, ids);
     context.gradient_scale = scale / kBatchTokens;
     double loss = 0;
     for (int step = 0; step <= 60; ++step) {
@@ -260,7 +260,7 @@ TEST(Training, AFewStepsOfDescentLowerTheLoss) {
       const auto model = build(shape);
       nn::initialise(model->params, precision, 1);
       const nn::Tensors ids = inputs_of(shape);
-      nn::Context context = context_of(shape, ids);
+      nn::Context context = training_context(shape, ids);
       const double first = train_once(*model, ids, context);
       EXPECT_NEAR(first, std::log(61.0), 1.0) << "fresh weights know nothing";
       double loss = first;
@@ -282,7 +282,7 @@ TEST(Training, TellsWhenAGradientIsComplete) {
     const auto model = build(shape);
     fill(*model, nn::Precision::kFp32);
     const nn::Tensors ids = inputs_of(shape);
-    nn::Context context = context_of(shape, ids);
+    nn::Context context = training_context(shape, ids);
     std::map<const nn::Param*, int> told;
     context.on_gradient = [&](nn::Param& param) { ++told[&param]; };
     train_once(*model, ids, context);

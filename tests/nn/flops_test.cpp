@@ -23,7 +23,7 @@ double plain_pairs(const Visibility& visibility, const std::vector<std::int32_t>
   return pairs;
 }
 
-at::Tensor row(const std::vector<std::int32_t>& numbers) {
+at::Tensor token_row(const std::vector<std::int32_t>& numbers) {
   return at::tensor(numbers, at::kInt).view({1, static_cast<std::int64_t>(numbers.size())});
 }
 
@@ -43,7 +43,7 @@ TEST(VisiblePairs, AreThoseOfThePlainLoop) {
                       .count = static_cast<std::int64_t>(length)};
     TokenSpan keys{.first = static_cast<std::int64_t>(random.below(9, draw++)),
                    .count = static_cast<std::int64_t>(key_length)};
-    if (documents) queries.documents = row(q), keys.documents = row(k);
+    if (documents) queries.documents = token_row(q), keys.documents = token_row(k);
     EXPECT_EQ(visible_pairs(visibility, queries, keys, 1), plain_pairs(visibility, q, k, queries.first, keys.first))
         << "round " << round;
   }

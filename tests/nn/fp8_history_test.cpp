@@ -20,9 +20,9 @@ namespace {
 using Row = Fp8History::Row;
 
 /// Two matrices that are followed, and one that is not.
-struct Case {
+struct HistoryCase {
   Params params;
-  Case() {
+  HistoryCase() {
     for (const char* name : {"a", "plain", "b"}) {
       Param& param = params.add(name, {16, 16}, {}, true);
       if (param.name != "plain") param.gemm = spec::GemmPrecision::kFp8Delayed;
@@ -42,7 +42,7 @@ void note(Params& params, const char* name, Row row, float largest) {
 }
 
 TEST(Fp8History, FollowsTheMatricesThatAreRoundedSo) {
-  Case c;
+  HistoryCase c;
   const Fp8History history(c.params, 4, 0, at::kCPU);
   EXPECT_TRUE(c.params.at("a").scales.defined());
   EXPECT_FALSE(c.params.at("plain").scales.defined());
@@ -51,7 +51,7 @@ TEST(Fp8History, FollowsTheMatricesThatAreRoundedSo) {
 }
 
 TEST(Fp8History, AScaleIsTheLargestOfTheLastStepsOverTheFormats) {
-  Case c;
+  HistoryCase c;
   Fp8History history(c.params, 3, 0, at::kCPU);
   const float largest[] = {2, 5, 1, 0.5F, 0.25F, 8};
   for (std::size_t step = 0; step < std::size(largest); ++step) {
@@ -69,7 +69,7 @@ TEST(Fp8History, AScaleIsTheLargestOfTheLastStepsOverTheFormats) {
 }
 
 TEST(Fp8History, TheMarginLeavesRoom) {
-  Case c;
+  HistoryCase c;
   Fp8History history(c.params, 2, 3, at::kCPU);
   note(c.params, "b", Row::kWeight, 448);
   history.advance();
@@ -77,7 +77,7 @@ TEST(Fp8History, TheMarginLeavesRoom) {
 }
 
 TEST(Fp8History, NumbersThatAreNoneDoNotCount) {
-  Case c;
+  HistoryCase c;
   Fp8History history(c.params, 2, 0, at::kCPU);
   note(c.params, "a", Row::kWeight, 448);
   history.advance();
@@ -93,7 +93,7 @@ TEST(Fp8History, NumbersThatAreNoneDoNotCount) {
 TEST(Fp8History, RanksThatAgreeHaveTheTableOfOne) {
   constexpr int kRanks = 3;
   const auto seen = [](int rank, int step) { return static_cast<float>(1 + (5 * rank + 3 * step) % 7); };
-  Case one;
+  HistoryCase one;
   Fp8History alone(one.params, 2, 1, at::kCPU);
   for (int step = 0; step < 5; ++step) {
     for (int rank = 0; rank < kRanks; ++rank) {
@@ -103,7 +103,7 @@ TEST(Fp8History, RanksThatAgreeHaveTheTableOfOne) {
     alone.advance();
   }
   comm::run_ranks(kRanks, [&](comm::Rank& rank) {
-    Case mine;
+    HistoryCase mine;
     Fp8History history(mine.params, 2, 1, at::kCPU);
     for (int step = 0; step < 5; ++step) {
       note(mine.params, "a", Row::kGradient, seen(rank.rank(), step));
@@ -119,7 +119,7 @@ TEST(Fp8History, RanksThatAgreeHaveTheTableOfOne) {
 }
 
 TEST(Fp8History, OneRanksSickNumberDoesNotCountOnAny) {
-  Case c;
+  HistoryCase c;
   Fp8History history(c.params, 2, 0, at::kCPU);
   note(c.params, "a", Row::kWeight, 448);
   history.advance();
@@ -137,7 +137,7 @@ TEST(Fp8History, NothingFollowedIsNothingToAgreeOn) {
 }
 
 TEST(Fp8History, ComesBackFromACheckpoint) {
-  Case c, other;
+  HistoryCase c, other;
   Fp8History history(c.params, 3, 1, at::kCPU), again(other.params, 3, 1, at::kCPU);
   State state, read;
   history.add_state(state);

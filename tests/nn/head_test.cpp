@@ -66,7 +66,7 @@ Oracle oracle(Fixture& s, const HeadOptions& options) {
           gradients[2]};
 }
 
-double difference(const at::Tensor& a, const at::Tensor& b) {
+double head_difference(const at::Tensor& a, const at::Tensor& b) {
   return ((a.to(at::kDouble) - b).norm() / b.norm()).item<double>();
 }
 
@@ -95,9 +95,9 @@ TEST(Head, LossAndGradientsEqualTheWholeMatrixWhateverTheChunk) {
           EXPECT_NEAR(total_of(s.context.losses, counts), (expected.loss + expected.z_loss) / expected.count, 1e-11);
         }
         EXPECT_NEAR(mean.item<double>(), (expected.loss + expected.z_loss) / expected.count, 1e-11);
-        EXPECT_LE(difference(dx, expected.dx), 1e-12);
-        EXPECT_LE(difference(s.weight.gradient, expected.dweight), 1e-12);
-        EXPECT_LE(difference(s.bias.gradient, expected.dbias), 1e-12);
+        EXPECT_LE(head_difference(dx, expected.dx), 1e-12);
+        EXPECT_LE(head_difference(s.weight.gradient, expected.dweight), 1e-12);
+        EXPECT_LE(head_difference(s.bias.gradient, expected.dbias), 1e-12);
       }
     }
   }
@@ -114,8 +114,8 @@ TEST(Head, IsNearInBfloat) {
   head.forward(rounded.x, rounded.context, &tape);
   const at::Tensor dx = head.backward(at::Tensor(), rounded.context, tape);
   EXPECT_NEAR(rounded.context.losses[0].sum, expected.loss, 0.02 * expected.loss);
-  EXPECT_LE(difference(dx, expected.dx), 0.02);
-  EXPECT_LE(difference(rounded.weight.gradient, expected.dweight), 0.02);
+  EXPECT_LE(head_difference(dx, expected.dx), 0.02);
+  EXPECT_LE(head_difference(rounded.weight.gradient, expected.dweight), 0.02);
 }
 
 TEST(Head, GivesLogitsWithoutTargets) {
@@ -124,7 +124,7 @@ TEST(Head, GivesLogitsWithoutTargets) {
   Head head(s.weight, &s.bias, {});
   const at::Tensor logits = head.forward(s.x, s.context, nullptr);
   EXPECT_EQ(logits.sizes(), (at::IntArrayRef{kBatch, kSequence, kVocabulary}));
-  EXPECT_LE(difference(logits, at::matmul(s.x, s.weight.value.t()) + s.bias.value), 1e-13);
+  EXPECT_LE(head_difference(logits, at::matmul(s.x, s.weight.value.t()) + s.bias.value), 1e-13);
 }
 
 TEST(Head, HasNoLossWhereNothingTakesPart) {

@@ -22,11 +22,12 @@ at::Tensor drawn(const std::string& name, at::IntArrayRef shape) {
 }
 
 /// The layer with `heads` heads from `first_head` on: weights of all ranks are parts of the same.
-struct Fixture {
+struct LatentFixture {
   Params params;
   std::unique_ptr<LatentAttention> layer;
 
-  explicit Fixture(bool latent_queries, std::int64_t window = 0, const ParallelContext& parallel = single_rank()) {
+  explicit LatentFixture(bool latent_queries, std::int64_t window = 0,
+                         const ParallelContext& parallel = single_rank()) {
     const std::int64_t ranks = parallel.tensor_ranks(), heads = kHeads / ranks, rank = parallel.tensor_rank();
     const auto matrix = [&](const std::string& name, std::int64_t out, std::int64_t in, LinearSplit split) {
       at::Tensor whole = drawn(name, {out, in}) / std::sqrt(static_cast<double>(in));
@@ -78,7 +79,7 @@ double relative(const at::Tensor& a, const at::Tensor& b) { return ((a - b).norm
 /// Sequences that come in chunks, over one cache.
 class Cached {
  public:
-  Cached(Fixture& fixture, std::int64_t window, std::int64_t sequences, std::int64_t max_tokens)
+  Cached(LatentFixture& fixture, std::int64_t window, std::int64_t sequences, std::int64_t max_tokens)
       : fixture_(fixture), manager_(groups_of(window, sequences, max_tokens)) {
     cache_.groups = groups_of(window, sequences, max_tokens);
     for (std::int64_t i = 0; i < sequences; ++i) tables_.push_back(manager_.new_tables());
@@ -119,14 +120,14 @@ class Cached {
     return {{.window = window, .num_blocks = sequences * (blocks_for(max_tokens) + 1)}};
   }
 
-  Fixture& fixture_;
+  LatentFixture& fixture_;
   KvCache cache_;
   BlockManager manager_;
   std::vector<BlockManager::Tables> tables_;
   std::vector<std::int64_t> lengths_;
 };
 
-at::Tensor whole_sequence(Fixture& fixture, const at::Tensor& x) {
+at::Tensor whole_sequence(LatentFixture& fixture, const at::Tensor& x) {
   Context context;
   context.sequence = plain_sequence(1, x.size(0));
   return fixture.layer->forward(x.unsqueeze(0), context, nullptr).squeeze(0);
@@ -135,7 +136,7 @@ at::Tensor whole_sequence(Fixture& fixture, const at::Tensor& x) {
 TEST(LatentAttention, AbsorbedOverACacheEqualsPlain) {
   for (const std::int64_t window : {0, 7}) {
     for (const bool latent_queries : {true, false}) {
-      Fixture fixture(latent_queries, window);
+      LatentFixture fixture(latent_queries, window);
       const at::Tensor a = drawn("a", {41, kWidth}), b = drawn("b", {30, kWidth});
       const at::Tensor of_a = whole_sequence(fixture, a), of_b = whole_sequence(fixture, b);
       Cached cached(fixture, window, 2, 48);
@@ -161,7 +162,7 @@ TEST(LatentAttention, AbsorbedOverACacheEqualsPlain) {
 }
 
 TEST(LatentAttention, CachesALatentAndAKeyForEachTokenWhateverTheHeads) {
-  Fixture fixture(true);
+  LatentFixture fixture(true);
   Cached cached(fixture, 0, 1, 48);
   cached.step({drawn("a", {3, kWidth})});
   const KvCache::Layer& layer = cached.cache().layers.at(0);
@@ -173,7 +174,7 @@ TEST(LatentAttention, SplitsHeadsOverRanks) {
   constexpr std::int64_t kBatch = 2, kLength = 12;
   const at::Tensor x = drawn("x", {kBatch, kLength, kWidth}), dy = drawn("dy", {kBatch, kLength, kWidth});
   for (const bool latent_queries : {true, false}) {
-    Fixture alone(latent_queries);
+    LatentFixture alone(latent_queries);
     Context context;
     context.sequence = plain_sequence(kBatch, kLength);
     Tape tape;
@@ -185,7 +186,7 @@ TEST(LatentAttention, SplitsHeadsOverRanks) {
         parallel.tensor = &rank.world();
         parallel.sequence_parallel = sequence;
         parallel.sp_save_gathered = save_gathered;
-        Fixture part(latent_queries, 0, parallel);
+        LatentFixture part(latent_queries, 0, parallel);
         const auto mine = [&](const at::Tensor& whole) {
           return sequence ? whole.narrow(1, rank.rank() * kLength / 2, kLength / 2).contiguous() : whole.clone();
         };

@@ -52,7 +52,7 @@ struct Outcome {
   std::int64_t bytes;
 };
 
-Outcome run(const Recompute& recompute, bool deferred) {
+Outcome run_recomputed(const Recompute& recompute, bool deferred) {
   Stack stack(recompute);
   const LayerCase layer_case = block_case();
   Context context = case_context(layer_case);
@@ -70,7 +70,7 @@ Outcome run(const Recompute& recompute, bool deferred) {
 }
 
 TEST(Recompute, EveryKindGivesTheSameBits) {
-  const Outcome plain = run({}, false);
+  const Outcome plain = run_recomputed({}, false);
   for (const bool deferred : {false, true}) {
     for (const Recompute recompute : {Recompute{RecomputeKind::kFull},
                                       {RecomputeKind::kEvery, 1},
@@ -78,7 +78,7 @@ TEST(Recompute, EveryKindGivesTheSameBits) {
                                       {RecomputeKind::kSqrt},
                                       {RecomputeKind::kRecursive},
                                       {.kind = RecomputeKind::kBudget, .block = {10, 1, 1}, .budget = 26}}) {
-      const Outcome again = run(recompute, deferred);
+      const Outcome again = run_recomputed(recompute, deferred);
       EXPECT_TRUE(at::equal(plain.y, again.y));
       EXPECT_TRUE(at::equal(plain.dx, again.dx));
       ASSERT_EQ(plain.gradients.size(), again.gradients.size());
@@ -90,8 +90,10 @@ TEST(Recompute, EveryKindGivesTheSameBits) {
 }
 
 TEST(Recompute, KeepsLessTheMoreIsMadeAgain) {
-  const std::int64_t none = run({}, false).bytes, third = run({RecomputeKind::kEvery, 3}, false).bytes;
-  const std::int64_t full = run({RecomputeKind::kFull}, false).bytes, root = run({RecomputeKind::kSqrt}, false).bytes;
+  const std::int64_t none = run_recomputed({}, false).bytes,
+                     third = run_recomputed({RecomputeKind::kEvery, 3}, false).bytes;
+  const std::int64_t full = run_recomputed({RecomputeKind::kFull}, false).bytes,
+                     root = run_recomputed({RecomputeKind::kSqrt}, false).bytes;
   EXPECT_LT(third, none);
   EXPECT_LT(full, third);
   EXPECT_LT(root, full);
@@ -105,8 +107,8 @@ TEST(Recompute, SharesOutWhatIsKept) {
   for (const int ranks : {2, 5}) {
     comm::run_ranks(ranks, [&](comm::Rank& rank) {
       for (const RecomputeKind kind : {RecomputeKind::kFull, RecomputeKind::kEvery, RecomputeKind::kSqrt}) {
-        const Outcome whole = run({.kind = kind}, false);
-        const Outcome shared = run({.kind = kind, .partition = &rank.world()}, false);
+        const Outcome whole = run_recomputed({.kind = kind}, false);
+        const Outcome shared = run_recomputed({.kind = kind, .partition = &rank.world()}, false);
         EXPECT_TRUE(at::equal(shared.y, whole.y));
         EXPECT_TRUE(at::equal(shared.dx, whole.dx));
         for (std::size_t i = 0; i < whole.gradients.size(); ++i)

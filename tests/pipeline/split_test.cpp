@@ -60,7 +60,7 @@ TEST(Split, AtNamedEntries) {
 }
 
 /// The least largest chunk over all ways to cut, tried one by one.
-double best_by_trying(const std::vector<double>& costs, std::size_t first, int chunks) {
+double best_split_by_trying(const std::vector<double>& costs, std::size_t first, int chunks) {
   if (chunks == 1) {
     double sum = 0;
     for (std::size_t i = first; i < costs.size(); ++i) sum += costs[i];
@@ -69,7 +69,7 @@ double best_by_trying(const std::vector<double>& costs, std::size_t first, int c
   double best = std::numeric_limits<double>::infinity(), sum = 0;
   for (std::size_t end = first + 1; end + static_cast<std::size_t>(chunks) - 1 <= costs.size(); ++end) {
     sum += costs[end - 1];
-    best = std::min(best, std::max(sum, best_by_trying(costs, end, chunks - 1)));
+    best = std::min(best, std::max(sum, best_split_by_trying(costs, end, chunks - 1)));
   }
   return best;
 }
@@ -86,7 +86,7 @@ TEST(Split, ByCostIsTheBestOfAllSplits) {
         ASSERT_NO_THROW(check_split(split, std::vector<std::string>(costs.size(), "x")));
         double largest = 0;
         for (const LayerRange& stretch : split) largest = std::max(largest, cost_of(stretch, costs));
-        EXPECT_EQ(largest, best_by_trying(costs, 0, chunks));
+        EXPECT_EQ(largest, best_split_by_trying(costs, 0, chunks));
       }
     }
   }

@@ -5,7 +5,7 @@
 namespace trireme::plan {
 namespace {
 
-Job tiny(std::int64_t width, std::int64_t layers, cost::Arithmetic arithmetic) {
+Job tiny_job(std::int64_t width, std::int64_t layers, cost::Arithmetic arithmetic) {
   Job job;
   job.shape = spec::family_shape(spec::Family::kLlama);
   job.shape.hidden_size = width, job.shape.num_layers = layers,
@@ -34,7 +34,7 @@ TEST(Calibrate, FindsConstantsThatPredictWhatWasMeasured) {
       gemms.push_back({gemm, arithmetic, cost::matmul_seconds(truth, arithmetic, gemm)});
     }
     for (const std::int64_t width : {128, 256, 512}) {
-      const Job job = tiny(width, 2, arithmetic), other = tiny(width, 5, arithmetic);
+      const Job job = tiny_job(width, 2, arithmetic), other = tiny_job(width, 5, arithmetic);
       steps.push_back({"", job, two, estimate(truth, job, two).step_seconds()});
       others.push_back({"", other, staged, estimate(truth, other, staged).step_seconds()});
     }

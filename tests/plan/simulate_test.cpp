@@ -13,7 +13,7 @@
 namespace trireme::plan {
 namespace {
 
-Job gpt() {
+Job simulated_gpt() {
   Job job;
   job.shape = shape_of({.num_layers = 32, .hidden_size = 4096, .num_heads = 32, .vocab_size = 51200});
   job.batch = 256;
@@ -23,12 +23,12 @@ const ParallelConfig kLayout{.layout = {.dp = 8, .tp = 2, .pp = 4, .sequence_par
                              .pipeline = {.schedule = "interleaved", .virtual_stages = 2}};
 
 SimulatedStep step(const Disturbances& disturbances) {
-  return StepSimulator(cost::load_hardware("selene"), gpt(), kLayout, disturbances).run();
+  return StepSimulator(cost::load_hardware("selene"), simulated_gpt(), kLayout, disturbances).run();
 }
 
 TEST(SimulatedStep, WithoutDisturbancesIsTheEstimate) {
   const SimulatedStep plain = step({});
-  const double estimated = estimate(cost::load_hardware("selene"), gpt(), kLayout).step_seconds();
+  const double estimated = estimate(cost::load_hardware("selene"), simulated_gpt(), kLayout).step_seconds();
   EXPECT_NEAR(plain.seconds, estimated, 1e-9 * estimated);
   EXPECT_NEAR(plain.undisturbed, estimated, 1e-9 * estimated);
   EXPECT_EQ(plain.pipelines.size(), 8);
@@ -77,7 +77,7 @@ TEST(SimulatedStep, JitterCostsWhatTheSlowestOfManyCosts) {
 }
 
 TEST(SimulatedStep, TraceHoldsEveryPassOfTheCopies) {
-  const StepSimulator simulator(cost::load_hardware("selene"), gpt(), kLayout, {.jitter = 0.05});
+  const StepSimulator simulator(cost::load_hardware("selene"), simulated_gpt(), kLayout, {.jitter = 0.05});
   const SimulatedStep one = simulator.run();
   const auto trace = nlohmann::json::parse(simulator.trace(one, {0, one.slowest}));
   std::size_t passes = 0;
@@ -135,7 +135,7 @@ TEST(SimulatedRun, DalysIntervalIsNearTheBest) {
 
 TEST(InjectedFaults, HoldUpTheStepAsDrawnOnesDo) {
   const auto with = [](const char* fault) {
-    StepSimulator simulator(cost::load_hardware("selene"), gpt(), kLayout, {});
+    StepSimulator simulator(cost::load_hardware("selene"), simulated_gpt(), kLayout, {});
     simulator.inject(spec::parse_fault(fault));
     return simulator.run();
   };

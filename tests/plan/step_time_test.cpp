@@ -58,7 +58,7 @@ LayerPasses equal_layers(double forward, double backward_input, double backward_
   return passes;
 }
 
-ParallelConfig staged(const char* kind, int stages, int turns = 1) {
+ParallelConfig timed_stages(const char* kind, int stages, int turns = 1) {
   return {.layout = {.pp = stages}, .pipeline = {.schedule = kind, .virtual_stages = turns}};
 }
 
@@ -79,7 +79,7 @@ TEST(Pipeline, TheClosedFormIsTheReplayWhereStagesAreEqual) {
         if (least == 1 ? turns > 1 : turns < least) continue;
         for (const int groups : {1, 2, 5}) {
           const Job job = layers_of_one(stages * turns, groups * stages);
-          const ParallelConfig config = staged(kind, stages, turns);
+          const ParallelConfig config = timed_stages(kind, stages, turns);
           ScheduleCache schedules(job);
           const double closed =
               pipeline_closed_form(config, groups * stages, passes, stage_loads(job, config), schedules);
@@ -98,8 +98,8 @@ TEST(Pipeline, TheClosedFormIsTheReplayWhereTheLastStageIsSlower) {
   const Job job = layers_of_one(4, 32);
   ScheduleCache schedules(job);
   const double closed =
-      pipeline_closed_form(staged("1f1b", 4), 32, passes, stage_loads(job, staged("1f1b", 4)), schedules);
-  EXPECT_NEAR(pipeline_replayed(job, staged("1f1b", 4), passes, schedules), closed, 0.01 * closed);
+      pipeline_closed_form(timed_stages("1f1b", 4), 32, passes, stage_loads(job, timed_stages("1f1b", 4)), schedules);
+  EXPECT_NEAR(pipeline_replayed(job, timed_stages("1f1b", 4), passes, schedules), closed, 0.01 * closed);
 }
 
 /// Every kind that a search looks at, with passes of other ratios than the papers': within 3 % of the replay.
@@ -109,7 +109,7 @@ TEST(Pipeline, TheClosedFormIsNearTheReplayForEverySearchedSchedule) {
     for (const int stages : {2, 4, 8}) {
       for (const int micros : {2 * stages, 6 * stages, 16 * stages}) {
         const Job job = layers_of_one(8 * stages, micros);
-        const ParallelConfig config = staged(kind, stages, turns);
+        const ParallelConfig config = timed_stages(kind, stages, turns);
         ScheduleCache schedules(job);
         for (const LayerPasses& passes : {equal_layers(1, 1, 1, 0), equal_layers(1, 1.3, 0.9, 0.01)}) {
           const double closed = pipeline_closed_form(config, micros, passes, schedules.loads(config).all, schedules);
@@ -128,7 +128,7 @@ TEST(Pipeline, BubblesAreThoseOfScheduleCompare) {
   for (const char* kind : {"1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe", "dualpipe-v", "chimera"}) {
     const schedule::Kind& known = schedule::find_kind(kind);
     const Job job = layers_of_one(96, 32);
-    const ParallelConfig config = staged(kind, 8, known.default_chunks);
+    const ParallelConfig config = timed_stages(kind, 8, known.default_chunks);
     const LayerPasses passes = equal_layers(1, 1, 1, 0);
     ScheduleCache schedules(job);
     const double makespan = pipeline_replayed(job, config, passes, schedules), work = 96 / 8 * 3 * 32;
@@ -143,7 +143,7 @@ TEST(Pipeline, BubblesAreThoseOfScheduleCompare) {
 TEST(Pipeline, OfGpt3BubblesAreThoseOfScheduleCompare) {
   const cost::Hardware hardware = cost::load_hardware("selene");
   for (const char* kind : {"dualpipe", "chimera"}) {
-    ParallelConfig config = staged(kind, 8, 2);
+    ParallelConfig config = timed_stages(kind, 8, 2);
     config.layout.tp = 8;
     config.layout.sequence_parallel = true;
     const Job job = gpt3(32);
@@ -166,7 +166,7 @@ TEST(Pipeline, AsynchronousKindsAreTimedInTheirSteadyState) {
   const LayerPasses passes = equal_layers(1, 1, 1, 0);
   const Job job = layers_of_one(8, 8);
   ScheduleCache schedules(job);
-  EXPECT_NEAR(pipeline_replayed(job, staged("pipedream-2bw", 4), passes, schedules), 8 * 2 * 3, 1e-9);
+  EXPECT_NEAR(pipeline_replayed(job, timed_stages("pipedream-2bw", 4), passes, schedules), 8 * 2 * 3, 1e-9);
 }
 
 TEST(StepTime, ItsPartsAddUp) {

@@ -81,7 +81,7 @@ AnyEngine penalised_delayed_engine(const spec::Recipe& recipe, const spec::Model
   return make_delayed_engine(recipe, shape, world, length, with_penalties(recipe, prepare));
 }
 
-spec::Recipe recipe_of() {
+spec::Recipe losses_recipe() {
   spec::Recipe recipe = small_recipe(Family::kGpt2, Precision::kFp64);
   recipe.model.num_layers = 4;
   recipe.model.z_loss = 1e-2;
@@ -90,13 +90,13 @@ spec::Recipe recipe_of() {
 }
 
 /// What rank 0 was told.
-struct Course {
+struct LossCourse {
   std::vector<StepReport> steps;
   Evaluation evaluation;
 };
 
-Course course(const spec::Recipe& recipe, int ranks, MakeEngine& make = penalised_engine, bool ahead = false) {
-  Course out;
+LossCourse loss_course(const spec::Recipe& recipe, int ranks, MakeEngine& make = penalised_engine, bool ahead = false) {
+  LossCourse out;
   comm::run_ranks(ranks, [&](comm::Rank& rank) {
     at::set_num_threads(1);
     const auto samples = data::open_samples(recipe, data::Split::kTrain);
@@ -114,7 +114,7 @@ Course course(const spec::Recipe& recipe, int ranks, MakeEngine& make = penalise
   return out;
 }
 
-void expect_near(const Course& expected, const Course& found, const std::string& what) {
+void expect_near(const LossCourse& expected, const LossCourse& found, const std::string& what) {
   SCOPED_TRACE(what);
   constexpr double kTolerance = 1e-9;
   ASSERT_GE(expected.steps.size(), 3U);
@@ -142,7 +142,7 @@ void expect_near(const Course& expected, const Course& found, const std::string&
 }
 
 TEST(Losses, TheTotalIsTheWeightedSumOfTheTermsMeans) {
-  const Course one = course(recipe_of(), 1);
+  const LossCourse one = loss_course(losses_recipe(), 1);
   for (const StepReport& report : one.steps) {
     ASSERT_EQ(report.losses.size(), 6U);
     EXPECT_EQ(report.losses[0].name, "loss");
@@ -161,7 +161,7 @@ TEST(Losses, TheTotalIsTheWeightedSumOfTheTermsMeans) {
 
 /// The gradient is that of the total: finite differences along the gradient itself.
 TEST(Losses, TheGradientIsThatOfTheTotal) {
-  spec::Recipe recipe = recipe_of();
+  spec::Recipe recipe = losses_recipe();
   recipe.optim.kind = spec::OptimizerKind::kSgd;
   recipe.optim.momentum = 0;
   recipe.optim.weight_decay = 0;
@@ -191,7 +191,7 @@ TEST(Losses, TheGradientIsThatOfTheTotal) {
 }
 
 TEST(Losses, EveryLayoutGivesTheTermsOfOneRank) {
-  const Course one = course(recipe_of(), 1);
+  const LossCourse one = loss_course(losses_recipe(), 1);
   struct Layout {
     const char* name;
     int ranks;
@@ -224,14 +224,14 @@ TEST(Losses, EveryLayoutGivesTheTermsOfOneRank) {
        }},
   };
   for (const Layout& layout : layouts) {
-    spec::Recipe recipe = recipe_of();
+    spec::Recipe recipe = losses_recipe();
     layout.set(recipe);
-    expect_near(one, course(recipe, layout.ranks), layout.name);
+    expect_near(one, loss_course(recipe, layout.ranks), layout.name);
   }
 }
 
 TEST(Losses, AsynchronousPipelinesGiveTheTermsOfTheirSerialMathematics) {
-  spec::Recipe recipe = recipe_of();
+  spec::Recipe recipe = losses_recipe();
   recipe.model.tied = false;
   recipe.layout.pp = 2;
   recipe.pipeline.schedule = "pipedream-2bw";
@@ -239,17 +239,17 @@ TEST(Losses, AsynchronousPipelinesGiveTheTermsOfTheirSerialMathematics) {
   recipe.checkpoint.every = recipe.train.hash_every = 0;
   recipe.train.micro_batch_size = 1;
   recipe.layout.dp = 1;
-  const Course serial = course(recipe, 1, penalised_delayed_engine);
-  expect_near(serial, course(recipe, 2), "one pipeline");
+  const LossCourse serial = loss_course(recipe, 1, penalised_delayed_engine);
+  expect_near(serial, loss_course(recipe, 2), "one pipeline");
   recipe.layout.dp = 2;
-  const Course both = course(recipe, 1, penalised_delayed_engine);
-  expect_near(both, course(recipe, 4), "two pipelines");
+  const LossCourse both = loss_course(recipe, 1, penalised_delayed_engine);
+  expect_near(both, loss_course(recipe, 4), "two pipelines");
 }
 
 TEST(Losses, StepsThatRunAheadTellTheSameTermsToTheBit) {
-  spec::Recipe recipe = recipe_of();
+  spec::Recipe recipe = losses_recipe();
   recipe.train.micro_batch_size = 3;
-  const Course plain = course(recipe, 1), ahead = course(recipe, 1, penalised_engine, /*ahead=*/true);
+  const LossCourse plain = loss_course(recipe, 1), ahead = loss_course(recipe, 1, penalised_engine, /*ahead=*/true);
   for (std::size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(plain.steps[i].loss, ahead.steps[i].loss);
     EXPECT_EQ(plain.steps[i].losses, ahead.steps[i].losses);
@@ -309,12 +309,12 @@ TEST(Losses, ATermThatIsNoNumberStopsTheStep) {
   };
   for (const bool ahead : {false, true}) {
     weight = 0;
-    const Course metric = course(recipe_of(), 1, *make, ahead);
+    const LossCourse metric = loss_course(losses_recipe(), 1, *make, ahead);
     EXPECT_TRUE(std::isfinite(metric.steps[0].loss));
     EXPECT_TRUE(std::isnan(metric.steps[0].losses[1].mean));
     weight = 0.1;
     try {
-      course(recipe_of(), ahead ? 1 : 2, *make, ahead);
+      loss_course(losses_recipe(), ahead ? 1 : 2, *make, ahead);
       FAIL() << "a total that is NaN";
     } catch (const NonFiniteError& error) {
       EXPECT_THAT(error.message(), HasSubstr("the loss is nan, its term broken nan"));

@@ -24,7 +24,7 @@ spec::Recipe narrow(spec::Recipe recipe) {
   return recipe;
 }
 
-spec::Recipe recipe_for(Family family = Family::kLlama, Precision precision = Precision::kBf16) {
+spec::Recipe narrow_gradients_recipe(Family family = Family::kLlama, Precision precision = Precision::kBf16) {
   spec::Recipe recipe = small_recipe(family, precision);
   recipe.model.dropout = recipe.model.attention_dropout = 0;
   recipe.batch.global_batch_tokens = 6 * 12;
@@ -32,14 +32,14 @@ spec::Recipe recipe_for(Family family = Family::kLlama, Precision precision = Pr
   return recipe;
 }
 
-struct Course {
+struct NarrowCourse {
   std::vector<double> losses, norms;
   std::vector<at::Tensor> masters;
 };
 
 using Look = std::function<void(nn::Params&)>;
-Course course_of(const spec::Recipe& recipe, int steps, const Look& look = nullptr) {
-  Course course;
+NarrowCourse course_of(const spec::Recipe& recipe, int steps, const Look& look = nullptr) {
+  NarrowCourse course;
   with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
     if (look) trainer.on_gradients(look);
     for (int step = 0; step < steps; ++step) {
@@ -52,7 +52,7 @@ Course course_of(const spec::Recipe& recipe, int steps, const Look& look = nullp
   return course;
 }
 
-void expect_same_bits(const Course& a, const Course& b) {
+void expect_same_course(const NarrowCourse& a, const NarrowCourse& b) {
   EXPECT_EQ(a.losses, b.losses);
   EXPECT_EQ(a.norms, b.norms);
   ASSERT_EQ(a.masters.size(), b.masters.size());
@@ -61,7 +61,7 @@ void expect_same_bits(const Course& a, const Course& b) {
 
 TEST(NarrowGradients, AreThoseOfMatricesAndTablesAlone) {
   for (const bool masters : {true, false}) {
-    spec::Recipe recipe = narrow(recipe_for(Family::kGpt2));
+    spec::Recipe recipe = narrow(narrow_gradients_recipe(Family::kGpt2));
     if (!masters) recipe.precision.master_weights = spec::MasterWeights::kNone;
     course_of(recipe, 1, [&](nn::Params& params) {
       for (const nn::Param& param : params) {
@@ -83,15 +83,15 @@ TEST(NarrowGradients, AreFp32OnesRoundedOnce) {
       for (const Precision precision : {Precision::kBf16, Precision::kFp16}) {
         SCOPED_TRACE(fmt::format("family {}, optimizer {}, precision {}", static_cast<int>(family),
                                  static_cast<int>(kind), static_cast<int>(precision)));
-        spec::Recipe recipe = recipe_for(family, precision);
+        spec::Recipe recipe = narrow_gradients_recipe(family, precision);
         recipe.optim.kind = kind;
         const at::ScalarType type = nn::compute_type(precision);
-        const Course rounded = course_of(recipe, 5, [&](nn::Params& params) {
+        const NarrowCourse rounded = course_of(recipe, 5, [&](nn::Params& params) {
           for (nn::Param& param : params) {
             if (param.placement.shape.size() > 1) param.gradient.copy_(param.gradient.to(type));
           }
         });
-        expect_same_bits(course_of(narrow(recipe), 5), rounded);
+        expect_same_course(course_of(narrow(recipe), 5), rounded);
       }
     }
   }
@@ -99,7 +99,7 @@ TEST(NarrowGradients, AreFp32OnesRoundedOnce) {
 
 TEST(NarrowGradients, LearnAsWideOnesDo) {
   for (const std::int64_t micro_batch_size : {6, 2}) {
-    spec::Recipe recipe = recipe_for();
+    spec::Recipe recipe = narrow_gradients_recipe();
     recipe.optim.learning_rate = 3e-3;
     recipe.train.micro_batch_size = micro_batch_size;
     const std::vector<double> wide = course_of(recipe, 60).losses, few = course_of(narrow(recipe), 60).losses;
@@ -109,9 +109,9 @@ TEST(NarrowGradients, LearnAsWideOnesDo) {
 }
 
 TEST(NarrowGradients, AreTheSameBitsEveryTimeAndUnderZeroAndOffloadOfOneRank) {
-  const spec::Recipe plain = narrow(recipe_for());
-  const Course course = course_of(plain, 5);
-  expect_same_bits(course_of(plain, 5), course);
+  const spec::Recipe plain = narrow(narrow_gradients_recipe());
+  const NarrowCourse course = course_of(plain, 5);
+  expect_same_course(course_of(plain, 5), course);
   for (const int zero : {0, 1, 2, 3}) {
     for (const bool offload : {false, true}) {
       SCOPED_TRACE(fmt::format("zero {}, offload {}", zero, offload));
@@ -169,7 +169,7 @@ TEST(NarrowGradients, GoWithEveryLayout) {
   for (const Family family : {Family::kGpt2, Family::kLlama}) {
     for (const Layout& layout : layouts) {
       SCOPED_TRACE(fmt::format("family {}, {}", static_cast<int>(family), layout.name));
-      spec::Recipe recipe = narrow(recipe_for(family));
+      spec::Recipe recipe = narrow(narrow_gradients_recipe(family));
       recipe.batch.global_batch_tokens = 8 * 12;
       recipe.train.micro_batch_size = 2;
       layout.set(recipe);
@@ -182,7 +182,8 @@ TEST(NarrowGradients, GoWithEveryLayout) {
 }
 
 TEST(NarrowGradients, TakeHalfTheMemory) {
-  const device::RankMemory wide = memory_after_a_step(recipe_for()), few = memory_after_a_step(narrow(recipe_for()));
+  const device::RankMemory wide = memory_after_a_step(narrow_gradients_recipe()),
+                           few = memory_after_a_step(narrow(narrow_gradients_recipe()));
   const auto wide_bytes = static_cast<double>(wide.device.peak_of(device::MemoryUse::kGradients));
   EXPECT_NEAR(static_cast<double>(few.device.peak_of(device::MemoryUse::kGradients)), 0.5 * wide_bytes,
               0.05 * wide_bytes);  // but for vectors
@@ -190,7 +191,7 @@ TEST(NarrowGradients, TakeHalfTheMemory) {
 }
 
 TEST(NarrowGradients, AreExplainedBesideFormulasThatStillHold) {
-  spec::Recipe recipe = narrow(recipe_for());
+  spec::Recipe recipe = narrow(narrow_gradients_recipe());
   recipe.layout.dp = 2;
   recipe.layout.zero = 1;
   with_trainers(recipe, 2, [&](Trainer& trainer, comm::Rank& rank) {
@@ -212,7 +213,7 @@ TEST(NarrowGradients, AreExplainedBesideFormulasThatStillHold) {
 TEST(NarrowGradients, AreNotInCheckpoints) {
   const auto folder = std::filesystem::temp_directory_path() / fmt::format("trireme-gradients-{}", getpid());
   std::vector<double> straight, again;
-  with_trainers(narrow(recipe_for()), 1, [&](Trainer& trainer, comm::Rank&) {
+  with_trainers(narrow(narrow_gradients_recipe()), 1, [&](Trainer& trainer, comm::Rank&) {
     for (int step = 0; step < 6; ++step) {
       if (step == 3) checkpoint::save(trainer.state(), {.folder = folder, .name = "state", .step = 3});
       straight.push_back(trainer.step().loss);
@@ -220,11 +221,12 @@ TEST(NarrowGradients, AreNotInCheckpoints) {
   });
   for (const bool same : {true, false}) {
     again.clear();
-    with_trainers(same ? narrow(recipe_for()) : recipe_for(), 1, [&](Trainer& trainer, comm::Rank&) {
-      checkpoint::load(formats::CheckpointFolder(folder / "state"), trainer.state());
-      trainer.loaded();
-      for (int step = 3; step < 6; ++step) again.push_back(trainer.step().loss);
-    });
+    with_trainers(same ? narrow(narrow_gradients_recipe()) : narrow_gradients_recipe(), 1,
+                  [&](Trainer& trainer, comm::Rank&) {
+                    checkpoint::load(formats::CheckpointFolder(folder / "state"), trainer.state());
+                    trainer.loaded();
+                    for (int step = 3; step < 6; ++step) again.push_back(trainer.step().loss);
+                  });
     for (std::size_t i = 0; i < 3; ++i) {
       if (same) {
         EXPECT_EQ(again[i], straight[3 + i]);
@@ -248,7 +250,7 @@ TEST(NarrowGradients, WarnWhereSeveralMicrosAddUp) {
   using testing::Contains;
   using testing::HasSubstr;
   using testing::Not;
-  spec::Recipe recipe = recipe_for();
+  spec::Recipe recipe = narrow_gradients_recipe();
   EXPECT_THAT(warnings(narrow(recipe)), Not(Contains(HasSubstr("precision.gradients"))));
   recipe.train.micro_batch_size = 3;
   EXPECT_THAT(warnings(narrow(recipe)), Contains(AllOf(HasSubstr("precision.gradients = \"bf16\": the 2 micros"),

@@ -42,7 +42,7 @@ struct Ended {
   device::RankMemory memory;
 };
 
-Ended train(const spec::Recipe& recipe, int ranks, int steps) {
+Ended train_offloaded(const spec::Recipe& recipe, int ranks, int steps) {
   Ended ended;
   with_trainers(recipe, ranks, [&](Trainer& trainer, comm::Rank& rank) {
     std::vector<double> losses, norms;
@@ -76,7 +76,7 @@ spec::Recipe delayed(spec::Recipe recipe, std::int64_t warmup) {
   return recipe;
 }
 
-spec::Recipe recipe_for(Precision precision, int zero) {
+spec::Recipe offload_recipe(Precision precision, int zero) {
   spec::Recipe recipe = small_recipe(Family::kLlama, precision);
   recipe.batch.global_batch_tokens = 6 * 12;
   recipe.train.micro_batch_size = 1;
@@ -90,9 +90,9 @@ TEST(Offload, ChangesNoBitUnderAnyZero) {
     for (const int zero : {0, 1, 2, 3}) {
       for (const int ranks : {1, 2, 3}) {
         SCOPED_TRACE(fmt::format("zero {}, {} ranks", zero, ranks));
-        spec::Recipe recipe = recipe_for(precision, zero);
+        spec::Recipe recipe = offload_recipe(precision, zero);
         recipe.train.freeze = {"layers.0.mlp.*"};
-        expect_same_bits(train(recipe, ranks, 4), train(offloaded(recipe), ranks, 4));
+        expect_same_bits(train_offloaded(recipe, ranks, 4), train_offloaded(offloaded(recipe), ranks, 4));
       }
     }
   }
@@ -101,22 +101,23 @@ TEST(Offload, ChangesNoBitUnderAnyZero) {
 TEST(Offload, ChangesNoBitBesideStagesAndSplitMatrices) {
   for (const int zero : {0, 1, 2, 3}) {
     SCOPED_TRACE(zero);
-    spec::Recipe stages = recipe_for(Precision::kBf16, zero);
+    spec::Recipe stages = offload_recipe(Precision::kBf16, zero);
     stages.model.tied = true;  // a table on two stages, summed between them
     stages.layout.pp = 2;
-    expect_same_bits(train(stages, 4, 3), train(offloaded(stages), 4, 3));
-    spec::Recipe split = recipe_for(Precision::kFp32, zero);
+    expect_same_bits(train_offloaded(stages, 4, 3), train_offloaded(offloaded(stages), 4, 3));
+    spec::Recipe split = offload_recipe(Precision::kFp32, zero);
     split.layout.tp = 2;
     split.layout.sequence_parallel = true;
-    expect_same_bits(train(split, 4, 3), train(offloaded(split), 4, 3));
+    expect_same_bits(train_offloaded(split, 4, 3), train_offloaded(offloaded(split), 4, 3));
   }
 }
 
 TEST(Offload, LeavesTheDeviceWeightsAndBuckets) {
   for (const int zero : {0, 1, 2, 3}) {
     SCOPED_TRACE(zero);
-    const spec::Recipe recipe = recipe_for(Precision::kBf16, zero);
-    const device::RankMemory plain = train(recipe, 2, 2).memory, moved = train(offloaded(recipe), 2, 2).memory;
+    const spec::Recipe recipe = offload_recipe(Precision::kBf16, zero);
+    const device::RankMemory plain = train_offloaded(recipe, 2, 2).memory,
+                             moved = train_offloaded(offloaded(recipe), 2, 2).memory;
     EXPECT_GT(plain.device.peak_of(MemoryUse::kOptimizer), 0);
     EXPECT_EQ(plain.host.peak(), 0);
     EXPECT_EQ(moved.device.peak_of(MemoryUse::kOptimizer), 0);
@@ -134,20 +135,20 @@ TEST(Offload, LeavesTheDeviceWeightsAndBuckets) {
 }
 
 TEST(Offload, ALimitStopsTheRunWithATableAndItsHintHelps) {
-  spec::Recipe recipe = recipe_for(Precision::kBf16, 2);
-  const std::int64_t plain = train(recipe, 1, 2).memory.device.peak();
-  const std::int64_t moved = train(offloaded(recipe), 1, 2).memory.device.peak();
+  spec::Recipe recipe = offload_recipe(Precision::kBf16, 2);
+  const std::int64_t plain = train_offloaded(recipe, 1, 2).memory.device.peak();
+  const std::int64_t moved = train_offloaded(offloaded(recipe), 1, 2).memory.device.peak();
   ASSERT_LT(moved, plain);
   recipe.train.memory_gb = static_cast<double>(plain + moved) / 2e9;
   try {
-    train(recipe, 1, 2);
+    train_offloaded(recipe, 1, 2);
     FAIL() << "more than the limit was used";
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.message(), HasSubstr("device memory"));
     EXPECT_THAT(error.message(), HasSubstr("optimizer"));
     EXPECT_THAT(error.hint(), HasSubstr("layout.offload = \"optimizer\""));
   }
-  EXPECT_NO_THROW(train(offloaded(recipe), 1, 2));
+  EXPECT_NO_THROW(train_offloaded(offloaded(recipe), 1, 2));
 }
 
 /// The recurrence of updates.h, one number after the other: gradients from a plain trainer whose weights are set to v_t
@@ -155,7 +156,7 @@ TEST(Offload, ALimitStopsTheRunWithATableAndItsHintHelps) {
 TEST(DelayedUpdate, EqualsTheRecurrenceInDouble) {
   constexpr int kSteps = 7;
   for (const int warmup : {0, 2, 40}) {
-    spec::Recipe recipe = recipe_for(Precision::kFp64, 0);
+    spec::Recipe recipe = offload_recipe(Precision::kFp64, 0);
     recipe.optim.learning_rate = 1e-2;
     recipe.optim.grad_clip_norm = 0.5;  // falls in some steps
     std::vector<double> losses;
@@ -200,7 +201,7 @@ TEST(DelayedUpdate, EqualsTheRecurrenceInDouble) {
       SCOPED_TRACE(fmt::format("warmup {}, zero {}, {} ranks", warmup, zero, ranks));
       spec::Recipe late = delayed(recipe, warmup);
       late.layout.zero = zero;
-      const Ended ended = train(late, ranks, kSteps);
+      const Ended ended = train_offloaded(late, ranks, kSteps);
       for (int t = 0; t < kSteps; ++t) EXPECT_NEAR(ended.losses[t], losses[t], 1e-10) << "step " << t + 1;
       for (const auto& [name, param] : masters) {
         const at::Tensor flat = ended.state.at("param/" + name).contiguous();
@@ -215,9 +216,9 @@ TEST(DelayedUpdate, EqualsTheRecurrenceInDouble) {
 }
 
 TEST(DelayedUpdate, IsNoDelayAtAllDuringWarmup) {
-  const spec::Recipe recipe = recipe_for(Precision::kBf16, 2);
-  const Ended plain = train(recipe, 2, 4), warm = train(delayed(recipe, 4), 2, 4),
-              late = train(delayed(recipe, 1), 2, 4);
+  const spec::Recipe recipe = offload_recipe(Precision::kBf16, 2);
+  const Ended plain = train_offloaded(recipe, 2, 4), warm = train_offloaded(delayed(recipe, 4), 2, 4),
+              late = train_offloaded(delayed(recipe, 1), 2, 4);
   EXPECT_EQ(plain.losses, warm.losses);
   for (const auto& [name, tensor] : plain.state) EXPECT_TRUE(at::equal(tensor, warm.state.at(name))) << name;
   // Step 2 is the first whose update is late; step 3 the first that computes without it.
@@ -275,10 +276,10 @@ Ended interrupted(const spec::Recipe& first, const spec::Recipe& second, int ran
 /// frozen ones are sent again when they change.
 TEST(Offload, GoesOnFromACheckpointWithTheSameBits) {
   for (const int zero : {1, 2}) {
-    spec::Recipe recipe = recipe_for(Precision::kFp32, zero);
+    spec::Recipe recipe = offload_recipe(Precision::kFp32, zero);
     recipe.train.freeze = {"layers.0.mlp.*"};
     for (const spec::Recipe& either : {recipe, offloaded(recipe)}) {
-      expect_same_bits(train(either, 2, 4), interrupted(either, either, 2, 2, 2));
+      expect_same_bits(train_offloaded(either, 2, 4), interrupted(either, either, 2, 2, 2));
     }
   }
 }
@@ -287,8 +288,8 @@ TEST(DelayedUpdate, GoesOnFromACheckpointWithTheSameBits) {
   for (const int zero : {0, 1, 2, 3}) {
     SCOPED_TRACE(zero);
     const Precision precision = zero % 2 == 0 ? Precision::kBf16 : Precision::kFp32;
-    const spec::Recipe recipe = delayed(recipe_for(precision, zero), 1);
-    const Ended straight = train(recipe, 2, 5);
+    const spec::Recipe recipe = delayed(offload_recipe(precision, zero), 1);
+    const Ended straight = train_offloaded(recipe, 2, 5);
     for (const int before : {1, 2, 3}) {  // in the warmup, and with an update under way
       SCOPED_TRACE(fmt::format("saved after step {}", before));
       expect_same_bits(straight, interrupted(recipe, recipe, 2, before, 5 - before));
@@ -297,10 +298,10 @@ TEST(DelayedUpdate, GoesOnFromACheckpointWithTheSameBits) {
 }
 
 TEST(DelayedUpdate, GoesOnUnderAnotherLayout) {
-  const spec::Recipe recipe = delayed(recipe_for(Precision::kFp64, 1), 1);
-  spec::Recipe stages = delayed(recipe_for(Precision::kFp64, 3), 1);
+  const spec::Recipe recipe = delayed(offload_recipe(Precision::kFp64, 1), 1);
+  spec::Recipe stages = delayed(offload_recipe(Precision::kFp64, 3), 1);
   stages.layout.pp = 2;
-  const Ended straight = train(recipe, 4, 6), moved = interrupted(recipe, stages, 4, 3, 3);
+  const Ended straight = train_offloaded(recipe, 4, 6), moved = interrupted(recipe, stages, 4, 3, 3);
   for (std::size_t i = 0; i < 6; ++i) EXPECT_NEAR(straight.losses[i], moved.losses[i], 1e-10) << "step " << i + 1;
 }
 
@@ -308,8 +309,8 @@ TEST(DelayedUpdate, GoesOnUnderAnotherLayout) {
 TEST(DelayedUpdate, ARehearsalBringsNothingIn) {
   for (const int zero : {0, 2, 3}) {
     SCOPED_TRACE(zero);
-    const spec::Recipe recipe = delayed(recipe_for(Precision::kBf16, zero), 0);
-    const Ended straight = train(recipe, 2, 4);
+    const spec::Recipe recipe = delayed(offload_recipe(Precision::kBf16, zero), 0);
+    const Ended straight = train_offloaded(recipe, 2, 4);
     Ended rehearsed;
     with_trainers(recipe, 2, [&](Trainer& trainer, comm::Rank& rank) {
       std::vector<double> losses, norms;
@@ -328,8 +329,8 @@ TEST(DelayedUpdate, ARehearsalBringsNothingIn) {
 
 /// The check is of a step's own gradient, at its end: no step later, and the update before it is not lost.
 TEST(DelayedUpdate, StopsAtTheStepWhoseGradientIsNotFinite) {
-  const spec::Recipe recipe = delayed(recipe_for(Precision::kFp32, 0), 0);
-  const Ended two = train(recipe, 1, 2);
+  const spec::Recipe recipe = delayed(offload_recipe(Precision::kFp32, 0), 0);
+  const Ended two = train_offloaded(recipe, 1, 2);
   with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank& rank) {
     trainer.step();
     trainer.step();
@@ -358,9 +359,9 @@ TEST(OffloadedActivations, ChangeNoBitAndLeaveTheDevice) {
       recipe.model.dropout = 0.1;
       recipe.train.recompute = kind;
       recipe.train.micro_batch_size = 3;
-      const Ended kept = train(recipe, 1, 3);
+      const Ended kept = train_offloaded(recipe, 1, 3);
       recipe.train.offload_activations = true;
-      const Ended away = train(recipe, 1, 3);
+      const Ended away = train_offloaded(recipe, 1, 3);
       expect_same_bits(kept, away);
       EXPECT_EQ(kept.memory.host.peak_of(MemoryUse::kActivations), 0);
       EXPECT_GT(away.memory.host.peak_of(MemoryUse::kActivations), 0);
@@ -377,16 +378,16 @@ TEST(OffloadedActivations, ChangeNoBitAndLeaveTheDevice) {
 }
 
 TEST(OffloadedActivations, GoWithEverythingElse) {
-  spec::Recipe recipe = delayed(recipe_for(Precision::kBf16, 3), 1);
+  spec::Recipe recipe = delayed(offload_recipe(Precision::kBf16, 3), 1);
   recipe.model.num_layers = 4;
   recipe.batch.global_batch_tokens = 8 * 12;
   recipe.train.recompute = spec::RecomputeKind::kFull;
   for (const int stages : {1, 2}) {
     recipe.layout.pp = stages;
     recipe.train.offload_activations = false;
-    const Ended kept = train(recipe, 4, 4);
+    const Ended kept = train_offloaded(recipe, 4, 4);
     recipe.train.offload_activations = true;
-    expect_same_bits(kept, train(recipe, 4, 4));
+    expect_same_bits(kept, train_offloaded(recipe, 4, 4));
   }
 }
 

@@ -27,7 +27,7 @@ struct Variant {
   Family family = Family::kLlama;
 };
 
-spec::Recipe recipe_of(const Variant& variant) {
+spec::Recipe registry_recipe(const Variant& variant) {
   spec::Recipe recipe = small_recipe(variant.family, variant.precision);
   recipe.batch.global_batch_tokens = 12 * 12;
   recipe.checkpoint.every = recipe.train.hash_every = 0;
@@ -37,14 +37,14 @@ spec::Recipe recipe_of(const Variant& variant) {
 }
 
 /// What a stretch of steps was, to the bit.
-struct Course {
+struct RegistryCourse {
   std::vector<std::uint64_t> losses, norms;
   std::uint64_t state = 0;
-  bool operator==(const Course&) const = default;
+  bool operator==(const RegistryCourse&) const = default;
 };
 
-Course train_on(Trainer& trainer, comm::Rank& rank, std::int64_t until) {
-  Course course;
+RegistryCourse train_on(Trainer& trainer, comm::Rank& rank, std::int64_t until) {
+  RegistryCourse course;
   while (trainer.position().step < until) {
     const StepReport report = trainer.step();
     course.losses.push_back(std::bit_cast<std::uint64_t>(report.loss));
@@ -64,7 +64,7 @@ class Registry : public testing::Test {
   ~Registry() override { fs::remove_all(folder_); }
 
   /// The course after kBefore steps, at which it is saved.
-  Course whole(const spec::Recipe& recipe, int ranks) {
+  RegistryCourse whole(const spec::Recipe& recipe, int ranks) {
     return on_ranks(recipe, ranks, [&](Trainer& trainer, comm::Rank& rank) {
       train_on(trainer, rank, kBefore);
       checkpoint::Saver saver(trainer.state(), rank.world(), {});
@@ -77,7 +77,7 @@ class Registry : public testing::Test {
   }
   /// The course from what was saved on, in a trainer that took `own` steps of its own before; without the entry `but`,
   /// which stays as the trainer had it.
-  Course loaded(const spec::Recipe& recipe, int ranks, std::int64_t own, const std::string& but = {}) {
+  RegistryCourse loaded(const spec::Recipe& recipe, int ranks, std::int64_t own, const std::string& but = {}) {
     return on_ranks(recipe, ranks, [&](Trainer& trainer, comm::Rank& rank) {
       train_on(trainer, rank, own);
       nn::State& state = trainer.state();
@@ -104,11 +104,11 @@ class Registry : public testing::Test {
 
  private:
   /// Rank 0's, which knows the loss and the hash of all.
-  static Course on_ranks(const spec::Recipe& recipe, int ranks,
-                         const std::function<Course(Trainer&, comm::Rank&)>& body) {
-    Course first;
+  static RegistryCourse on_ranks(const spec::Recipe& recipe, int ranks,
+                                 const std::function<RegistryCourse(Trainer&, comm::Rank&)>& body) {
+    RegistryCourse first;
     with_trainers(recipe, ranks, [&](Trainer& trainer, comm::Rank& rank) {
-      Course mine = body(trainer, rank);
+      RegistryCourse mine = body(trainer, rank);
       if (rank.rank() == 0) first = std::move(mine);
     });
     return first;
@@ -169,8 +169,8 @@ TEST_F(Registry, HoldsAllThatTheRestOfARunFollowsFrom) {
   for (const Variant& variant : kVariants) {
     SCOPED_TRACE(variant.name);
     fs::remove_all(folder_);
-    const spec::Recipe recipe = recipe_of(variant);
-    const Course course = whole(recipe, variant.ranks);
+    const spec::Recipe recipe = registry_recipe(variant);
+    const RegistryCourse course = whole(recipe, variant.ranks);
     EXPECT_EQ(course.losses.size(), static_cast<std::size_t>(kEnd - kBefore));
     EXPECT_EQ(loaded(recipe, variant.ranks, 0), course) << "in a new trainer";
     EXPECT_EQ(loaded(recipe, variant.ranks, 2), course) << "in one that took two steps";
@@ -183,9 +183,9 @@ TEST_F(Registry, MissesEveryEntryThatIsLeftOut) {
     const Variant& variant = kVariants[number];
     SCOPED_TRACE(variant.name);
     fs::remove_all(folder_);
-    spec::Recipe recipe = recipe_of(variant);
+    spec::Recipe recipe = registry_recipe(variant);
     recipe.optim.grad_clip_norm = 0.05;
-    const Course course = whole(recipe, variant.ranks);
+    const RegistryCourse course = whole(recipe, variant.ranks);
     std::vector<std::string> names;
     std::mutex mutex;
     with_trainers(recipe, variant.ranks, [&](Trainer& trainer, comm::Rank& rank) {

@@ -15,7 +15,7 @@ namespace {
 
 using spec::Family;
 
-spec::Recipe staged(const std::string& schedule, std::optional<std::int64_t> drain_every = std::nullopt) {
+spec::Recipe staged_steps(const std::string& schedule, std::optional<std::int64_t> drain_every = std::nullopt) {
   spec::Recipe recipe = small_recipe(Family::kGpt2, spec::Precision::kFp64);
   recipe.model.tied = false;
   recipe.model.num_layers = 4;
@@ -38,9 +38,9 @@ TEST(StepDriver, IsChosenByTheEngine) {
   };
   EXPECT_TRUE(looks(small_recipe(Family::kGpt2), 1));
   EXPECT_TRUE(looks(small_recipe(Family::kGpt2), 2));
-  EXPECT_TRUE(looks(staged("1f1b"), 2));
-  EXPECT_FALSE(looks(staged("1f1b", 4), 2)) << "steps are validated after the fact";
-  EXPECT_FALSE(looks(staged("pipedream-2bw", 4), 2));
+  EXPECT_TRUE(looks(staged_steps("1f1b"), 2));
+  EXPECT_FALSE(looks(staged_steps("1f1b", 4), 2)) << "steps are validated after the fact";
+  EXPECT_FALSE(looks(staged_steps("pipedream-2bw", 4), 2));
   with_trainers(small_recipe(Family::kGpt2), 1, [&](Trainer& trainer, comm::Rank&) {
     ASSERT_TRUE(trainer.run_ahead());
     EXPECT_TRUE(trainer.run_ahead()) << "it does already";
@@ -49,7 +49,7 @@ TEST(StepDriver, IsChosenByTheEngine) {
 }
 
 TEST(StepDriver, OfSeveralStepsTellsThemOneByOneAndRestsAfterTheLast) {
-  with_trainers(staged("pipedream-2bw", 3), 2, [&](Trainer& trainer, comm::Rank&) {
+  with_trainers(staged_steps("pipedream-2bw", 3), 2, [&](Trainer& trainer, comm::Rank&) {
     for (std::int64_t step = 1; step <= 6; ++step) {
       EXPECT_EQ(trainer.step().position.step, step);
       EXPECT_EQ(trainer.position().step, step);
@@ -80,9 +80,9 @@ TEST(StepDriver, ARehearsalChangesNothing) {
     EXPECT_EQ(losses[0], losses[2]) << what;
   };
   expect_same(small_recipe(Family::kGpt2), 2, make_engine, "data parallel");
-  expect_same(staged("1f1b"), 2, make_engine, "pipeline");
-  expect_same(staged("pipedream-2bw", 2), 2, make_engine, "asynchronous pipeline");
-  spec::Recipe delayed = staged("pipedream-2bw", 2);
+  expect_same(staged_steps("1f1b"), 2, make_engine, "pipeline");
+  expect_same(staged_steps("pipedream-2bw", 2), 2, make_engine, "asynchronous pipeline");
+  spec::Recipe delayed = staged_steps("pipedream-2bw", 2);
   delayed.layout.dp = 1;
   expect_same(delayed, 1, make_delayed_engine, "delayed weights on one rank");
 }

@@ -10,7 +10,7 @@
 namespace trireme::train {
 namespace {
 
-spec::Recipe recipe_of(std::int64_t batch) {
+spec::Recipe step_plan_recipe(std::int64_t batch) {
   spec::Recipe recipe;
   recipe.batch.global_batch_tokens = batch;
   recipe.train.steps = 10;
@@ -19,7 +19,7 @@ spec::Recipe recipe_of(std::int64_t batch) {
 
 /// Whatever the number of ranks and microbatches, a step is the same samples in the same order.
 TEST(StepPlan, CutsTheSameSamplesForAnyRanks) {
-  const spec::Recipe recipe = recipe_of(7 * 16);
+  const spec::Recipe recipe = step_plan_recipe(7 * 16);
   for (const int ranks : {1, 2, 3, 7, 9}) {
     for (const std::int64_t micro_batch_size : {0, 1, 2, 100}) {
       spec::Position position;
@@ -47,7 +47,7 @@ TEST(StepPlan, CutsTheSameSamplesForAnyRanks) {
 }
 
 TEST(StepPlan, FollowsAGrowingBatch) {
-  spec::Recipe recipe = recipe_of(64);
+  spec::Recipe recipe = step_plan_recipe(64);
   recipe.batch.kind = spec::BatchKind::kRamp;
   recipe.batch.start = 16;
   recipe.batch.over = 160;
@@ -74,8 +74,8 @@ TEST(StepPlan, LockstepGivesAllRanksAsManyMicrobatches) {
           std::vector<std::int64_t> all;
           std::optional<std::size_t> micros;
           for (int rank = 0; rank < ranks; ++rank) {
-            const StepPlan plan =
-                plan_step(recipe_of(rows * 16), {}, {rank, ranks, 16, micro_batch_size, weights, /*lockstep=*/true});
+            const StepPlan plan = plan_step(step_plan_recipe(rows * 16), {},
+                                            {rank, ranks, 16, micro_batch_size, weights, /*lockstep=*/true});
             EXPECT_EQ(micros.value_or(plan.microbatches.size()), plan.microbatches.size());
             micros = plan.microbatches.size();
             for (std::size_t i = 0; i < *micros; ++i) {
@@ -99,15 +99,15 @@ TEST(StepPlan, LockstepGivesAllRanksAsManyMicrobatches) {
 
 /// Where all have equally many, lockstep changes nothing.
 TEST(StepPlan, LockstepCutsEvenSharesAsEver) {
-  const StepPlan plain = plan_step(recipe_of(10 * 16), {}, {1, 2, 16, 2}),
-                 lockstep = plan_step(recipe_of(10 * 16), {}, {1, 2, 16, 2, {}, true});
+  const StepPlan plain = plan_step(step_plan_recipe(10 * 16), {}, {1, 2, 16, 2}),
+                 lockstep = plan_step(step_plan_recipe(10 * 16), {}, {1, 2, 16, 2, {}, true});
   EXPECT_EQ(plain.microbatches, lockstep.microbatches);
   EXPECT_EQ(plain.microbatches.size(), 3U);
   EXPECT_EQ(lockstep.fillers, 0U);
 }
 
 TEST(LastStep, IsGivenOrFollowsFromTokens) {
-  spec::Recipe recipe = recipe_of(64);
+  spec::Recipe recipe = step_plan_recipe(64);
   EXPECT_EQ(last_step(recipe), 10);
   recipe.train.steps.reset();
   EXPECT_THROW(last_step(recipe), InternalError);

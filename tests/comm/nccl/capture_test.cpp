@@ -16,12 +16,12 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-const fake::Library& fakes() {
+const fake::Library& captured_fakes() {
   static const fake::Library library(TRIREME_FAKE_NCCL);
   return library;
 }
 
-const device::CudaRuntime& cuda() { return fakes().gpu().cuda; }
+const device::CudaRuntime& cuda() { return captured_fakes().gpu().cuda; }
 
 /// Three numbers on a pretended GPU, and the graph that adds them up over the ranks, twice, with a message between.
 struct Step {
@@ -63,18 +63,18 @@ struct Step {
 
 class NcclCapture : public testing::Test {
  protected:
-  void SetUp() override { fakes().misbehave({}); }
-  void TearDown() override { fakes().misbehave({}); }
+  void SetUp() override { captured_fakes().misbehave({}); }
+  void TearDown() override { captured_fakes().misbehave({}); }
 };
 
 TEST_F(NcclCapture, ReplaysComputeAndAreFollowed) {
   run_ranks(
       3,
       [](Rank& rank) {
-        fakes().give_gpu(rank);
+        captured_fakes().give_gpu(rank);
         Step step(rank);
         step.body();  // makes the communicators
-        fakes().gpu().synchronise();
+        captured_fakes().gpu().synchronise();
         step.capture();
         const std::size_t before = rank.recorder().entries().size();
         for (float turn = 1; turn <= 5; ++turn) {
@@ -83,10 +83,10 @@ TEST_F(NcclCapture, ReplaysComputeAndAreFollowed) {
           if (turn == 3) {  // calls between replays keep their place
             std::vector<float> other(3, 1.0f);
             rank.world().all_reduce(step.buffer(other), Reduce::kSum).wait();
-            fakes().gpu().synchronise();
+            captured_fakes().gpu().synchronise();
             EXPECT_EQ(other[2], 3.0f);
           }
-          fakes().gpu().synchronise();
+          captured_fakes().gpu().synchronise();
           EXPECT_EQ(step.received[1], 3 * turn);
         }
         // Four calls in every replay, and the one between.
@@ -110,19 +110,19 @@ TEST_F(NcclCapture, ACallIsInTheGraphWhenItReturns) {
   run_ranks(
       2,
       [](Rank& rank) {
-        fakes().give_gpu(rank);
+        captured_fakes().give_gpu(rank);
         Step step(rank);
         step.body();
-        fakes().gpu().synchronise();
+        captured_fakes().gpu().synchronise();
         rank.world().barrier().wait();
         CapturedCollectives calls(rank.world(), [&] {
           step.begin();
           std::vector<Work> works;
           std::vector<std::vector<float>> memory(20, std::vector<float>(3));
           for (std::vector<float>& one : memory) {
-            const std::uint64_t before = fakes().usage().calls;
+            const std::uint64_t before = captured_fakes().usage().calls;
             works.push_back(rank.world().all_reduce(step.buffer(one), Reduce::kSum));
-            EXPECT_GT(fakes().usage().calls, before);  // this rank's, at least
+            EXPECT_GT(captured_fakes().usage().calls, before);  // this rank's, at least
           }
           for (Work& work : works) work.wait();
           step.end();
@@ -167,9 +167,9 @@ TEST_F(NcclCapture, CallsOfDifferentRanksComeOneAfterTheOther) {
       [](Rank& rank) {
         const bool watched = rank.rank() == 0;
         if (watched) {
-          rank.world().use_gpu(make_nccl_transport(watched_runtime(), {.gpu = 0, .library = fakes().path()}));
+          rank.world().use_gpu(make_nccl_transport(watched_runtime(), {.gpu = 0, .library = captured_fakes().path()}));
         } else {
-          fakes().give_gpu(rank);
+          captured_fakes().give_gpu(rank);
         }
         const auto halves = rank.world().split(rank.rank() % 2, 0, "halves");
         Step step(rank);
@@ -181,7 +181,7 @@ TEST_F(NcclCapture, CallsOfDifferentRanksComeOneAfterTheOther) {
           rank.world().all_reduce(step.buffer(step.received), Reduce::kSum).wait();
         };
         body();
-        fakes().gpu().synchronise();
+        captured_fakes().gpu().synchronise();
         if (watched) {
           const std::lock_guard lock(waits().mutex);
           waits().between.clear();
@@ -206,7 +206,7 @@ TEST_F(NcclCapture, CallsOfDifferentRanksComeOneAfterTheOther) {
           std::ranges::fill(step.values, turn);
           std::ranges::fill(step.received, turn);
           step.replay();
-          fakes().gpu().synchronise();
+          captured_fakes().gpu().synchronise();
           EXPECT_EQ(step.values[1], 4 * turn);
           EXPECT_EQ(step.received[1], 2 * 4 * turn);
         }
@@ -218,18 +218,18 @@ TEST_F(NcclCapture, ACallOfAReplayThatNeverEndsPassesItsDeadline) {
   const auto outcomes = run_to_the_end(
       2,
       [](Rank& rank) {
-        fakes().give_gpu(rank);
+        captured_fakes().give_gpu(rank);
         Step step(rank);
         step.body();
-        fakes().gpu().synchronise();
+        captured_fakes().gpu().synchronise();
         step.capture(2s);
         step.replay();
-        fakes().gpu().synchronise();
+        captured_fakes().gpu().synchronise();
         rank.world().barrier().wait();
-        if (rank.rank() == 0) fakes().misbehave({.rank = 1, .hangs_from = 1});
+        if (rank.rank() == 0) captured_fakes().misbehave({.rank = 1, .hangs_from = 1});
         rank.world().barrier().wait();
         step.replay();
-        fakes().gpu().synchronise();  // nothing is called meanwhile
+        captured_fakes().gpu().synchronise();  // nothing is called meanwhile
         const auto until = std::chrono::steady_clock::now() + kSoon;
         while (std::chrono::steady_clock::now() < until) {
           rank.world().barrier().wait();
@@ -247,10 +247,10 @@ TEST_F(NcclCapture, ACaptureThatNobodyFollowsIsRefused) {
   const auto outcomes = run_to_the_end(
       2,
       [](Rank& rank) {
-        fakes().give_gpu(rank);
+        captured_fakes().give_gpu(rank);
         Step step(rank);
         step.body();
-        fakes().gpu().synchronise();
+        captured_fakes().gpu().synchronise();
         step.begin();
         try {
           step.body();
@@ -267,7 +267,7 @@ TEST_F(NcclCapture, RanksThatHaveNotMetCannotBeCaptured) {
   const auto outcomes = run_to_the_end(
       2,
       [](Rank& rank) {
-        fakes().give_gpu(rank);
+        captured_fakes().give_gpu(rank);
         Step step(rank);
         try {
           step.capture();

@@ -15,7 +15,7 @@ using testing::AnyOf;
 using testing::HasSubstr;
 using testing::Not;
 
-const fake::Library& fakes() {
+const fake::Library& failing_fakes() {
   static const fake::Library library(TRIREME_FAKE_NCCL);
   return library;
 }
@@ -30,8 +30,8 @@ struct Data {
 
 class NcclFailures : public testing::Test {
  protected:
-  void SetUp() override { fakes().misbehave({}); }
-  void TearDown() override { fakes().misbehave({}); }
+  void SetUp() override { failing_fakes().misbehave({}); }
+  void TearDown() override { failing_fakes().misbehave({}); }
 
   Outcomes run(int ranks, const std::function<void(Rank&, Data&)>& body, std::chrono::milliseconds deadline = 60s,
                bool apart = false) {
@@ -43,9 +43,9 @@ class NcclFailures : public testing::Test {
     return run_to_the_end(
         ranks,
         [&](Rank& rank) {
-          fakes().give_gpu(rank);
+          failing_fakes().give_gpu(rank);
           body(rank, data_[static_cast<std::size_t>(rank.rank())]);
-          fakes().gpu().synchronise();
+          failing_fakes().gpu().synchronise();
         },
         options);
   }
@@ -63,7 +63,7 @@ void call_until_it_fails(Rank& rank) {
 
 TEST_F(NcclFailures, CallsThatDifferAreFoundOnTheHost) {
   for (const bool apart : {false, true}) {
-    const std::uint64_t calls = fakes().usage().calls;
+    const std::uint64_t calls = failing_fakes().usage().calls;
     const auto counts = run(
         2,
         [](Rank& rank, Data& data) {
@@ -83,12 +83,12 @@ TEST_F(NcclFailures, CallsThatDifferAreFoundOnTheHost) {
         },
         60s, apart);
     EXPECT_THAT(places.rethrown, AllOf(HasSubstr("do not agree"), HasSubstr("memory of")));
-    EXPECT_EQ(fakes().usage().calls, calls) << "NCCL was given calls that do not match";
+    EXPECT_EQ(failing_fakes().usage().calls, calls) << "NCCL was given calls that do not match";
   }
 }
 
 TEST_F(NcclFailures, BlocksOfAnAllToAllThatDifferAreFoundOnTheHost) {
-  const std::uint64_t calls = fakes().usage().calls;
+  const std::uint64_t calls = failing_fakes().usage().calls;
   const auto outcomes = run(2, [](Rank& rank, Data& data) {
     std::vector<float> out(1000);
     const std::vector<std::size_t> send = {300, 100}, recv = rank.rank() == 0 ? std::vector<std::size_t>{300, 300}
@@ -98,7 +98,7 @@ TEST_F(NcclFailures, BlocksOfAnAllToAllThatDifferAreFoundOnTheHost) {
     rank.world().all_to_all_v(in, to, send, recv).wait();
   });
   EXPECT_THAT(outcomes.rethrown, AllOf(HasSubstr("do not agree on sizes"), HasSubstr("bytes")));
-  EXPECT_EQ(fakes().usage().calls, calls);
+  EXPECT_EQ(failing_fakes().usage().calls, calls);
 }
 
 TEST_F(NcclFailures, AMessageOfAnotherLengthIsFoundOnTheHost) {
@@ -135,8 +135,8 @@ TEST_F(NcclFailures, BuffersOfAnotherGpuOrInTwoPlacesAreRefused) {
 
 /// The hosts have given the call to their GPUs and wait for nothing; on one GPU it never ends.
 TEST_F(NcclFailures, ACallThatAGpuNeverEndsPassesItsDeadlineThoughNobodyWaits) {
-  const std::uint64_t aborted = fakes().usage().aborted;
-  fakes().misbehave({.rank = 1, .hangs_from = 2});
+  const std::uint64_t aborted = failing_fakes().usage().aborted;
+  failing_fakes().misbehave({.rank = 1, .hangs_from = 2});
   const auto outcomes = run(3, [](Rank& rank, Data& data) {
     rank.world().all_reduce(data.on_gpu(rank), Reduce::kSum).wait();
     rank.world().all_reduce(data.on_gpu(rank), Reduce::kMax, {.algorithm = Algorithm::kAuto, .deadline = 1s}).wait();
@@ -150,14 +150,14 @@ TEST_F(NcclFailures, ACallThatAGpuNeverEndsPassesItsDeadlineThoughNobodyWaits) {
     EXPECT_FALSE(outcomes[r].error.empty()) << r;
     EXPECT_LT(outcomes[r].took, kSoon) << r;
   }
-  EXPECT_EQ(fakes().usage().aborted - aborted, 3u) << "every rank's kernels must be freed";
+  EXPECT_EQ(failing_fakes().usage().aborted - aborted, 3u) << "every rank's kernels must be freed";
 }
 
 TEST_F(NcclFailures, AGpuThatIsBusyWithSomethingElseIsToldFromOneThatWaits) {
   const auto outcomes = run(2, [](Rank& rank, Data& data) {
     rank.world().all_reduce(data.on_gpu(rank), Reduce::kSum).wait();
-    fakes().gpu().synchronise();
-    if (rank.rank() == 1) fakes().gpu().fill(data.values.data(), 4, 0, /*after_ms=*/3000);
+    failing_fakes().gpu().synchronise();
+    if (rank.rank() == 1) failing_fakes().gpu().fill(data.values.data(), 4, 0, /*after_ms=*/3000);
     rank.world().all_reduce(data.on_gpu(rank), Reduce::kSum, {.algorithm = Algorithm::kAuto, .deadline = 1s}).wait();
     call_until_it_fails(rank);
   });
@@ -205,29 +205,29 @@ TEST_F(NcclFailures, AMessageWithoutAPartnerPassesItsDeadline) {
 }
 
 TEST_F(NcclFailures, RanksThatNcclNeverConnectsPassTheDeadline) {
-  const std::uint64_t aborted = fakes().usage().aborted;
-  fakes().misbehave({.rank = 1, .init_hangs = true});
+  const std::uint64_t aborted = failing_fakes().usage().aborted;
+  failing_fakes().misbehave({.rank = 1, .init_hangs = true});
   const auto outcomes = run(
       2, [](Rank& rank, Data& data) { rank.world().all_reduce(data.on_gpu(rank), Reduce::kSum).wait(); }, 300ms);
   EXPECT_THAT(outcomes.rethrown, HasSubstr("while waiting for NCCL to connect the ranks"));
-  EXPECT_EQ(fakes().usage().aborted - aborted, 2u);
+  EXPECT_EQ(failing_fakes().usage().aborted - aborted, 2u);
 }
 
 TEST_F(NcclFailures, WhatNcclSaysReachesTheCaller) {
   const auto all_reduce = [](Rank& rank, Data& data) {
     rank.world().all_reduce(data.on_gpu(rank), Reduce::kSum).wait();
   };
-  fakes().misbehave({.rank = 1, .init_result = nccl::kSystemError});
+  failing_fakes().misbehave({.rank = 1, .init_result = nccl::kSystemError});
   EXPECT_THAT(run(2, all_reduce).rethrown,
               AllOf(HasSubstr("making an NCCL communicator"), HasSubstr("'unhandled system error' (code 2)")));
-  fakes().misbehave({.rank = 0, .call_result = nccl::kInvalidUsage});
+  failing_fakes().misbehave({.rank = 0, .call_result = nccl::kInvalidUsage});
   EXPECT_THAT(run(2, all_reduce).rethrown,
               AllOf(HasSubstr("giving a call to NCCL"), HasSubstr("'invalid usage' (code 5)")));
 }
 
 /// An error that shows only while the GPU works on the call is found in the background.
 TEST_F(NcclFailures, WhatGoesWrongBehindACallIsFoundWithoutWaiting) {
-  fakes().misbehave({.rank = 1, .later_result = nccl::kRemoteError});
+  failing_fakes().misbehave({.rank = 1, .later_result = nccl::kRemoteError});
   const auto outcomes = run(2, [](Rank& rank, Data& data) {
     rank.world().all_reduce(data.on_gpu(rank), Reduce::kSum).wait();
     call_until_it_fails(rank);
@@ -237,7 +237,7 @@ TEST_F(NcclFailures, WhatGoesWrongBehindACallIsFoundWithoutWaiting) {
 
 /// What NCCL says of a rank that is gone waits until the ranks know why it went.
 TEST_F(NcclFailures, ARankThatIsGoneIsNamedThoughNcclNoticesFirst) {
-  fakes().misbehave({.rank = 0, .later_result = nccl::kRemoteError});
+  failing_fakes().misbehave({.rank = 0, .later_result = nccl::kRemoteError});
   const auto outcomes = run(2, [](Rank& rank, Data& data) {
     rank.world().all_reduce(data.on_gpu(rank), Reduce::kSum).wait();
     if (rank.rank() == 1) {
@@ -251,13 +251,13 @@ TEST_F(NcclFailures, ARankThatIsGoneIsNamedThoughNcclNoticesFirst) {
 
 /// One rank fails for a reason of its own while the others' GPUs wait in a call for it.
 TEST_F(NcclFailures, ARankThatFailsFreesTheGpusThatWaitForIt) {
-  const std::uint64_t aborted = fakes().usage().aborted;
-  fakes().misbehave({.rank = 2, .hangs_from = 2});
+  const std::uint64_t aborted = failing_fakes().usage().aborted;
+  failing_fakes().misbehave({.rank = 2, .hangs_from = 2});
   const auto outcomes = run(3, [](Rank& rank, Data& data) {
     rank.world().all_reduce(data.on_gpu(rank), Reduce::kSum).wait();
     rank.world().all_reduce(data.on_gpu(rank), Reduce::kSum).wait();
     if (rank.rank() == 2) throw IoError("the disk of this rank is on fire");
-    fakes().gpu().synchronise();  // as a loss that is read on the host: stuck until the call is given up
+    failing_fakes().gpu().synchronise();  // as a loss that is read on the host: stuck until the call is given up
     call_until_it_fails(rank);
   });
   EXPECT_THAT(outcomes.rethrown, HasSubstr("the disk of this rank is on fire"));
@@ -265,14 +265,14 @@ TEST_F(NcclFailures, ARankThatFailsFreesTheGpusThatWaitForIt) {
     EXPECT_THAT(outcomes[r].error, HasSubstr("the disk of this rank is on fire"));
     EXPECT_LT(outcomes[r].took, kSoon);
   }
-  EXPECT_EQ(fakes().usage().aborted - aborted, 3u);
+  EXPECT_EQ(failing_fakes().usage().aborted - aborted, 3u);
 }
 
 TEST_F(NcclFailures, ALibraryThatIsNotThereIsAnErrorOfTheFirstCall) {
   const auto outcomes = run_to_the_end(
       2,
       [](Rank& rank) {
-        rank.world().use_gpu(make_nccl_transport(fakes().gpu().cuda, {.gpu = 0, .library = "/no/such/file"}));
+        rank.world().use_gpu(make_nccl_transport(failing_fakes().gpu().cuda, {.gpu = 0, .library = "/no/such/file"}));
         std::vector<float> data(10);
         rank.world().all_reduce({data.data(), data.size(), DType::kF32, {DeviceKind::kCuda, 0}}, Reduce::kSum).wait();
       },

@@ -10,32 +10,32 @@
 namespace trireme::comm {
 namespace {
 
-LaunchId call(std::uint32_t channel, std::uint64_t number) { return {.channel = channel, .number = number}; }
+LaunchId launch(std::uint32_t channel, std::uint64_t number) { return {.channel = channel, .number = number}; }
 
 TEST(LaunchOrder, ACallWaitsForOneThatMayComeBeforeIt) {
   LaunchOrder order;
-  const std::uint64_t early = order.propose(call(1, 0)), late = order.propose(call(2, 0));
+  const std::uint64_t early = order.propose(launch(1, 0)), late = order.propose(launch(2, 0));
   EXPECT_LT(early, late);
-  order.settle(call(2, 0), late);
-  EXPECT_FALSE(order.may_launch(call(2, 0)));  // the first may still get a smaller stamp
-  order.settle(call(1, 0), late + 5);
-  EXPECT_TRUE(order.may_launch(call(2, 0)));  // and has got a larger one
-  EXPECT_FALSE(order.may_launch(call(1, 0)));
-  order.leave(call(2, 0));
-  EXPECT_TRUE(order.may_launch(call(1, 0)));
-  order.leave(call(1, 0));
+  order.settle(launch(2, 0), late);
+  EXPECT_FALSE(order.may_launch(launch(2, 0)));  // the first may still get a smaller stamp
+  order.settle(launch(1, 0), late + 5);
+  EXPECT_TRUE(order.may_launch(launch(2, 0)));  // and has got a larger one
+  EXPECT_FALSE(order.may_launch(launch(1, 0)));
+  order.leave(launch(2, 0));
+  EXPECT_TRUE(order.may_launch(launch(1, 0)));
+  order.leave(launch(1, 0));
   EXPECT_TRUE(order.empty());
-  EXPECT_GT(order.propose(call(3, 0)), late + 5);  // above all that it has seen
+  EXPECT_GT(order.propose(launch(3, 0)), late + 5);  // above all that it has seen
 }
 
 TEST(LaunchOrder, EqualStampsAreSettledByName) {
   LaunchOrder order;
-  order.propose(call(7, 0));
-  order.propose(call(4, 0));
-  order.settle(call(7, 0), 9);
-  order.settle(call(4, 0), 9);
-  EXPECT_TRUE(order.may_launch(call(4, 0)));
-  EXPECT_FALSE(order.may_launch(call(7, 0)));
+  order.propose(launch(7, 0));
+  order.propose(launch(4, 0));
+  order.settle(launch(7, 0), 9);
+  order.settle(launch(4, 0), 9);
+  EXPECT_TRUE(order.may_launch(launch(4, 0)));
+  EXPECT_FALSE(order.may_launch(launch(7, 0)));
 }
 
 /// Ranks with calls of random members, their steps interleaved at random: all must be launched, and no two calls in
@@ -67,7 +67,7 @@ TEST(LaunchOrder, IsTheSameOnAllRanksInEveryInterleaving) {
       Shared& c = calls[i];
       if (c.members.empty()) continue;
       const std::size_t r = c.members[below(c.members.size())];
-      const LaunchId id = call(static_cast<std::uint32_t>(i % 3), i);
+      const LaunchId id = launch(static_cast<std::uint32_t>(i % 3), i);
       if (!c.proposed[r]) {
         c.proposals.push_back(orders[r].propose(id));
         c.proposed[r] = true;

@@ -21,18 +21,18 @@ namespace {
 using spec::RouterKind;
 using testing::HasSubstr;
 
-struct Result {
+struct MoeResult {
   at::Tensor y, dx;
   std::map<std::string, at::Tensor> gradients;
   std::vector<LossTerm> losses;
 };
 
-Result run_moe(Layer& layer, Params& params, const MoeCase& c, std::int64_t first, std::int64_t count,
-               at::ScalarType type = at::kDouble, bool deferred = false) {
+MoeResult run_moe(Layer& layer, Params& params, const MoeCase& c, std::int64_t first, std::int64_t count,
+                  at::ScalarType type = at::kDouble, bool deferred = false) {
   Context context = moe_context(c, first, count);
   Tape tape;
   const Tensors y = layer.forward({moe_input(c, first, count).to(type)}, context, &tape);
-  Result result{.y = y[0], .dx = {}, .gradients = {}, .losses = context.losses};
+  MoeResult result{.y = y[0], .dx = {}, .gradients = {}, .losses = context.losses};
   tape.set_deferring(deferred);
   result.dx = layer.backward({moe_input(c, first, count, "dy").to(type)}, context, tape)[0];
   EXPECT_TRUE(tape.empty());
@@ -45,7 +45,7 @@ Result run_moe(Layer& layer, Params& params, const MoeCase& c, std::int64_t firs
   return result;
 }
 
-double difference(const at::Tensor& ours, const at::Tensor& theirs) {
+double moe_difference(const at::Tensor& ours, const at::Tensor& theirs) {
   if (theirs.numel() == 0) return ours.numel() == 0 ? 0 : 1;
   const at::Tensor exact = theirs.to(at::kDouble);
   return (ours.to(at::kDouble) - exact).norm().item<double>() / std::max(exact.norm().item<double>(), 1e-12);
@@ -62,7 +62,7 @@ class MoeLayers : public testing::TestWithParam<MoeCase> {};
 TEST_P(MoeLayers, EqualALoopOverExpertsInDouble) {
   const MoeCase& c = GetParam();
   const auto built = build_moe(c, Precision::kFp64), same = build_moe(c, Precision::kFp64);
-  const Result ours = run_moe(*built->layer, built->params, c, 0, c.samples);
+  const MoeResult ours = run_moe(*built->layer, built->params, c, 0, c.samples);
 
   std::vector<Param*> list;
   for (Param& param : same->params) list.push_back(&param);
@@ -77,27 +77,27 @@ TEST_P(MoeLayers, EqualALoopOverExpertsInDouble) {
   const at::Tensor dx = oracle.backward(
       {moe_input(c, 0, c.samples, "dy"), at::full({}, context.sample_scale, at::kDouble)}, context, tape)[0];
 
-  EXPECT_LE(difference(ours.y, theirs[0]), 1e-12);
-  EXPECT_LE(difference(ours.dx, dx), 1e-12);
+  EXPECT_LE(moe_difference(ours.y, theirs[0]), 1e-12);
+  EXPECT_LE(moe_difference(ours.dx, dx), 1e-12);
   EXPECT_NEAR(weighted_sum(ours.losses), theirs[1].item<double>(), 1e-12);
   for (Param& param : same->params) {
     if (param.gradient_empty) {
       EXPECT_EQ(ours.gradients.at(param.name).abs().max().item<double>(), 0) << param.name;
       continue;
     }
-    EXPECT_LE(difference(ours.gradients.at(param.name), param.gradient), 1e-12) << param.name;
+    EXPECT_LE(moe_difference(ours.gradients.at(param.name), param.gradient), 1e-12) << param.name;
   }
 }
 
 TEST_P(MoeLayers, GiveTheSameBitsDeferredAndRecomputed) {
   const MoeCase& c = GetParam();
   const auto now = build_moe(c, Precision::kFp32), later = build_moe(c, Precision::kFp32);
-  const Result first = run_moe(*now->layer, now->params, c, 0, c.samples, at::kFloat);
-  const Result deferred = run_moe(*later->layer, later->params, c, 0, c.samples, at::kFloat, true);
+  const MoeResult first = run_moe(*now->layer, now->params, c, 0, c.samples, at::kFloat);
+  const MoeResult deferred = run_moe(*later->layer, later->params, c, 0, c.samples, at::kFloat, true);
   auto wrapped = build_moe(c, Precision::kFp32);
   Recomputed recomputed(std::move(wrapped->layer));
-  const Result again = run_moe(recomputed, wrapped->params, c, 0, c.samples, at::kFloat);
-  for (const Result* other : {&deferred, &again}) {
+  const MoeResult again = run_moe(recomputed, wrapped->params, c, 0, c.samples, at::kFloat);
+  for (const MoeResult* other : {&deferred, &again}) {
     EXPECT_TRUE(at::equal(first.y, other->y));
     EXPECT_TRUE(at::equal(first.dx, other->dx));
     EXPECT_EQ(weighted_sum(first.losses), weighted_sum(other->losses));
@@ -112,14 +112,14 @@ TEST_P(MoeLayers, AddUpOverMicroBatches) {
   const MoeCase& c = GetParam();
   if (c.samples < 2 || (c.samples / 2) % c.config.balance_group != 0) return;
   const auto whole = build_moe(c, Precision::kFp64), cut = build_moe(c, Precision::kFp64);
-  const Result all = run_moe(*whole->layer, whole->params, c, 0, c.samples);
-  const Result front = run_moe(*cut->layer, cut->params, c, 0, c.samples / 2);
-  const Result back = run_moe(*cut->layer, cut->params, c, c.samples / 2, c.samples - c.samples / 2);
-  EXPECT_LE(difference(at::cat({front.y, back.y}), all.y), 1e-13);
-  EXPECT_LE(difference(at::cat({front.dx, back.dx}), all.dx), 1e-13);
+  const MoeResult all = run_moe(*whole->layer, whole->params, c, 0, c.samples);
+  const MoeResult front = run_moe(*cut->layer, cut->params, c, 0, c.samples / 2);
+  const MoeResult back = run_moe(*cut->layer, cut->params, c, c.samples / 2, c.samples - c.samples / 2);
+  EXPECT_LE(moe_difference(at::cat({front.y, back.y}), all.y), 1e-13);
+  EXPECT_LE(moe_difference(at::cat({front.dx, back.dx}), all.dx), 1e-13);
   EXPECT_NEAR(weighted_sum(front.losses) + weighted_sum(back.losses), weighted_sum(all.losses), 1e-13);
   for (const auto& [name, gradient] : all.gradients)
-    EXPECT_LE(difference(back.gradients.at(name), gradient), 1e-13) << name;
+    EXPECT_LE(moe_difference(back.gradients.at(name), gradient), 1e-13) << name;
   EXPECT_EQ(whole->balance.begin()->counts, cut->balance.begin()->counts);
 }
 
@@ -137,7 +137,7 @@ TEST_P(MoeLayers, AreNearInEveryPrecision) {
     const at::Tensor x = moe_input(c, 0, c.samples).to(compute_type(precision));
     const at::Tensor y = ours->layer->forward(x, here, nullptr),
                      z = exact->layer->forward(x.to(at::kDouble), there, nullptr);
-    EXPECT_LE(difference(y, z), tolerance) << at::toString(y.scalar_type());
+    EXPECT_LE(moe_difference(y, z), tolerance) << at::toString(y.scalar_type());
   }
 }
 
@@ -203,7 +203,7 @@ TEST(MoeLayer, GradientsEqualFiniteDifferencesWithEverythingRandom) {
   for (const MoeCase& c : cases) {
     SCOPED_TRACE(c.name);
     const auto built = build_moe(c, Precision::kFp64);
-    const Result result = run_moe(*built->layer, built->params, c, 0, c.samples);
+    const MoeResult result = run_moe(*built->layer, built->params, c, 0, c.samples);
     at::Tensor x = moe_input(c, 0, c.samples);
     const at::Tensor dy = moe_input(c, 0, c.samples, "dy");
     const auto value = [&] {
@@ -231,33 +231,33 @@ TEST(MoeLayer, GradientsEqualFiniteDifferencesWithEverythingRandom) {
 /// Samples over `ranks` data-parallel ranks, experts over the same ranks, against one rank with everything.
 void expect_equal_to_one_rank(const MoeCase& c, int ranks, std::size_t passes) {
   const auto serial = build_moe(c, Precision::kFp64);
-  const Result all = run_moe(*serial->layer, serial->params, c, 0, c.samples);
+  const MoeResult all = run_moe(*serial->layer, serial->params, c, 0, c.samples);
   std::mutex mutex;
-  std::vector<Result> results(static_cast<std::size_t>(ranks));
+  std::vector<MoeResult> results(static_cast<std::size_t>(ranks));
   comm::run_ranks(ranks, [&](comm::Rank& rank) {
     const auto built = build_moe(c, Precision::kFp64, &rank.world());
     const std::int64_t r = rank.world().rank(), first = r * c.samples / ranks, end = (r + 1) * c.samples / ranks;
-    const Result mine = run_moe(*built->layer, built->params, c, first, end - first);
+    const MoeResult mine = run_moe(*built->layer, built->params, c, first, end - first);
     const std::lock_guard lock(mutex);
     EXPECT_EQ(built->layer->passes(), passes);
     results[static_cast<std::size_t>(r)] = mine;
     if (mine.y.numel() > 0) {
-      EXPECT_LE(difference(mine.y, all.y.narrow(0, first, end - first)), 1e-13);
-      EXPECT_LE(difference(mine.dx, all.dx.narrow(0, first, end - first)), 1e-13);
+      EXPECT_LE(moe_difference(mine.y, all.y.narrow(0, first, end - first)), 1e-13);
+      EXPECT_LE(moe_difference(mine.dx, all.dx.narrow(0, first, end - first)), 1e-13);
     }
     const std::int64_t each = c.config.num_experts / ranks;
     for (const char* name : {"experts.in", "experts.out"}) {
-      EXPECT_LE(difference(mine.gradients.at(name), all.gradients.at(name).narrow(0, r * each, each)), 1e-13)
+      EXPECT_LE(moe_difference(mine.gradients.at(name), all.gradients.at(name).narrow(0, r * each, each)), 1e-13)
           << name << ": of all tokens, neither divided nor multiplied by ranks";
     }
   });
   at::Tensor router = at::zeros_like(all.gradients.at("router.weight"));
   double losses = 0;
-  for (const Result& one : results) {
+  for (const MoeResult& one : results) {
     router += one.gradients.at("router.weight");
     losses += weighted_sum(one.losses);
   }
-  EXPECT_LE(difference(router, all.gradients.at("router.weight")), 1e-13);
+  EXPECT_LE(moe_difference(router, all.gradients.at("router.weight")), 1e-13);
   EXPECT_NEAR(losses, weighted_sum(all.losses), 1e-13);
 }
 
@@ -290,7 +290,7 @@ TEST(ExpertParallel, TakesFurtherPassesWhereRowsExceedTheArena) {
 TEST(ExpertParallel, PassesChangeResultsByRoundingAtMost) {
   MoeCase c{.name = "uneven", .config = {.num_experts = 4, .top_k = 2}, .samples = 8, .length = 7};
   comm::run_ranks(2, [&](comm::Rank& rank) {
-    std::vector<Result> results;
+    std::vector<MoeResult> results;
     for (const double arena : {1.0, 100.0}) {
       MoeCase with = c;
       with.config.arena = arena;
@@ -298,8 +298,8 @@ TEST(ExpertParallel, PassesChangeResultsByRoundingAtMost) {
       results.push_back(run_moe(*built->layer, built->params, with, rank.world().rank() * 4, 4, at::kFloat));
       EXPECT_EQ(built->layer->passes() > 1, arena == 1);
     }
-    EXPECT_LE(difference(results[0].y, results[1].y), 1e-6);
-    EXPECT_LE(difference(results[0].dx, results[1].dx), 1e-6);
+    EXPECT_LE(moe_difference(results[0].y, results[1].y), 1e-6);
+    EXPECT_LE(moe_difference(results[0].dx, results[1].dx), 1e-6);
   });
 }
 
@@ -313,7 +313,7 @@ struct TokenShare {
 void expect_equal_over_shared_tokens(const MoeCase& c, const TokenShare& share) {
   SCOPED_TRACE(c.name + std::string(" ") + share.name);
   const auto serial = build_moe(c, Precision::kFp64);
-  const Result all = run_moe(*serial->layer, serial->params, c, 0, c.samples);
+  const MoeResult all = run_moe(*serial->layer, serial->params, c, 0, c.samples);
   std::mutex mutex;
   std::map<std::string, at::Tensor> sums;
   comm::run_ranks(share.ranks, [&](comm::Rank& rank) {
@@ -335,8 +335,8 @@ void expect_equal_over_shared_tokens(const MoeCase& c, const TokenShare& share) 
     const at::Tensor y = built->layer->forward(mine(moe_input(c, 0, c.samples)), context, &tape);
     const at::Tensor dx = built->layer->backward(mine(moe_input(c, 0, c.samples, "dy")), context, tape);
     const std::lock_guard lock(mutex);
-    EXPECT_LE(difference(y, mine(all.y)), 1e-13);
-    EXPECT_LE(difference(dx, mine(all.dx)), 1e-13);
+    EXPECT_LE(moe_difference(y, mine(all.y)), 1e-13);
+    EXPECT_LE(moe_difference(dx, mine(all.dx)), 1e-13);
     EXPECT_NEAR(weighted_sum(context.losses), weighted_sum(all.losses), 1e-13) << "of whole samples, on every rank";
     EXPECT_EQ(built->balance.begin()->counts, serial->balance.begin()->counts);
     for (Param& param : built->params) {
@@ -347,7 +347,7 @@ void expect_equal_over_shared_tokens(const MoeCase& c, const TokenShare& share) 
   for (const auto& [name, gradient] : all.gradients) {
     // Each rank has the whole gradient of what is learned beside the logits.
     const double copies = name == "router.thresholds" ? share.ranks : 1;
-    EXPECT_LE(difference(sums.at(name), gradient * copies), 1e-13) << name;
+    EXPECT_LE(moe_difference(sums.at(name), gradient * copies), 1e-13) << name;
   }
 }
 
