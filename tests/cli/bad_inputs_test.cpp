@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <limits>
+#include <map>
 
 #include "tests/cli/bad_inputs.h"
 #include "trireme/base/config.h"
+#include "trireme/base/text.h"
 #include "trireme/spec/recipe.h"
 
 namespace trireme::cli {
@@ -48,14 +50,40 @@ void visit_fields(const config::Schema& schema, const std::string& path, const V
   }
 }
 
-/// Every key of a recipe, with a value of the wrong type and one that is too small.
+/// Every key that the resolved recipe gives a value, with it.
+std::map<std::string, std::string> values_in_use() {
+  std::map<std::string, std::string> values;
+  std::string section;
+  for (std::string line : split(run({"recipe", "show", kTiny}).out, '\n')) {
+    line = line.substr(0, line.find("  #"));
+    if (line.starts_with("[") && line.ends_with("]")) section = line.substr(1, line.size() - 2) + ".";
+    const std::size_t equals = line.find(" = ");
+    if (line.starts_with("[") || equals == std::string::npos) continue;
+    std::string value = line.substr(equals + 3);
+    if (value.size() > 1 && value.front() == '"' && value.back() == '"') value = value.substr(1, value.size() - 2);
+    values[section + line.substr(0, line.find(' '))] = value;
+  }
+  return values;
+}
+
+/// The key with a value that fits: the one in use, else none, which unsets it.
+std::string fitting(const std::map<std::string, std::string>& values, const std::string& key) {
+  const auto found = values.find(key);
+  return key + "=" + (found == values.end() ? "" : found->second);
+}
+
+/// Every key of a recipe, with a value of the wrong type and one that is too small; the fix is a value that fits.
 TEST_F(BadInputs, ValuesOfEveryKeyAreRefusedByName) {
+  const auto values = values_in_use();
   std::size_t cases = 0;
   visit_fields(spec::recipe_schema(), "", [&](const std::string& key, const config::Field& field) {
     for (const std::string& value : {wrong_value(field), below(field)}) {
       if (value.empty()) continue;
       const std::string set = fmt::format("{}={}", key, value);
-      expect_refused({.name = set, .words = {"check", kTiny, "--set", set}, .named = key, .fixed = {"check", kTiny}});
+      expect_refused({.name = set,
+                      .words = {"check", kTiny, "--set", set},
+                      .named = key,
+                      .fixed = {"check", kTiny, "--set", fitting(values, key)}});
       ++cases;
     }
   });
@@ -64,11 +92,13 @@ TEST_F(BadInputs, ValuesOfEveryKeyAreRefusedByName) {
 
 /// Names of other programs, misspelt keys, keys in the wrong section: the message has the right one.
 TEST_F(BadInputs, UnknownKeysLeadToOurs) {
+  const auto values = values_in_use();
   std::size_t cases = 0;
   for (const auto& [name, key] : spec::recipe_schema().foreign) {
     expect_refused({.name = name,
                     .words = {"check", kTiny, "--set", fmt::format("train.{}=1", name)},
-                    .named = fmt::format("did you mean \"{}\"?", key)});
+                    .named = fmt::format("did you mean \"{}\"?", key),
+                    .fixed = {"check", kTiny, "--set", fitting(values, key)}});
     ++cases;
   }
   EXPECT_GT(cases, 150U);
@@ -79,7 +109,8 @@ TEST_F(BadInputs, UnknownKeysLeadToOurs) {
     if (misspelt == key) return;
     expect_refused({.name = misspelt,
                     .words = {"check", kTiny, "--set", fmt::format("{}=1", misspelt)},
-                    .named = fmt::format("did you mean \"{}\"?", key)});
+                    .named = fmt::format("did you mean \"{}\"?", key),
+                    .fixed = {"check", kTiny, "--set", fitting(values, key)}});
   });
 }
 
@@ -90,24 +121,39 @@ TEST_F(BadInputs, CommandLinesSayWhatIsWrong) {
   write_all(folder_ / "broken.json", "{\"version\": ");
   write_all(folder_ / "garbage.shard", "not a shard at all, but long enough to hold a header of some kind\n");
   std::filesystem::create_directories(folder_ / "empty");
+  std::filesystem::copy_file(kTiny, folder_ / "tiny.toml");
+  ASSERT_EQ(run(filled({"tokenize", "{}/text.txt", "--tokenizer", "bytes", "--out", "{}/good"})).code, 0);
   const std::vector<BadInput> inputs = {
       {"no command", {"trian"}, "did you mean \"train\"?", {"recipe", "docs"}},
       {"no subcommand", {"recipe"}, "trireme recipe needs a command", {"recipe", "docs"}},
       {"unknown option", {"recipe", "show", "--sett", "a=b"}, "did you mean \"--set\"?", {"recipe", "show"}},
-      {"unknown option of train", {"train", kTiny, "--rank", "2"}, "did you mean \"--ranks\"?", {}},
-      {"an option twice", {"train", kTiny, "--out", "{}/a", "--out", "{}/b"}, "--out", {}},
-      {"no recipe", {"train"}, "FILE", {}},
+      {"unknown option of check",
+       {"check", kTiny, "--rank", "2"},
+       "did you mean \"--ranks\"?",
+       {"check", kTiny, "--ranks", "2"}},
+      {"an option twice",
+       {"check", kTiny, "--ranks", "1", "--ranks", "2"},
+       "--ranks",
+       {"check", kTiny, "--ranks", "2"}},
+      {"no recipe", {"check"}, "FILE", {"check", kTiny}},
       {"missing recipe", {"check", "{}/none.toml"}, "{}/none.toml", {"check", kTiny}},
-      {"misspelt recipe", {"check", "{}/nott.toml"}, "did you mean \"not.toml\"?", {}},
+      {"misspelt recipe", {"check", "{}/tinny.toml"}, "did you mean \"tiny.toml\"?", {"check", "{}/tiny.toml"}},
       {"a folder", {"check", "{}"}, "it is a folder", {"check", kTiny}},
       {"not TOML", {"check", "{}/not.toml"}, "not TOML", {"check", kTiny}},
-      {"set without a value", {"check", kTiny, "--set", "train.steps"}, "there is no value", {}},
-      {"set of a section", {"check", kTiny, "--set", "train=1"}, "is a section", {}},
-      {"set of an entry", {"check", kTiny, "--set", "data.sources.0.path=x"}, "[[data.sources]] has no entries", {}},
-      {"ranks that are no number", {"train", kTiny, "--ranks", "two"}, "two", {}},
-      {"no ranks", {"train", kTiny, "--ranks", "0"}, "--ranks", {}},
-      {"profile of nothing", {"train", kTiny, "--profile", "-1"}, "--profile", {}},
-      {"a fault of no kind", {"train", kTiny, "--out", "{}/run", "--inject", "explode"}, "explode", {}},
+      {"set without a value",
+       {"check", kTiny, "--set", "train.steps"},
+       "there is no value",
+       {"check", kTiny, "--set", "train.steps=5"}},
+      {"set of a section",
+       {"check", kTiny, "--set", "train=1"},
+       "is a section",
+       {"check", kTiny, "--set", "train.steps=1"}},
+      {"set of an entry",
+       {"check", kTiny, "--set", "data.sources.0.path=x"},
+       "[[data.sources]] has no entries",
+       {"check", kTiny}},
+      {"ranks that are no number", {"check", kTiny, "--ranks", "two"}, "two", {"check", kTiny, "--ranks", "2"}},
+      {"no ranks", {"check", kTiny, "--ranks", "0"}, "--ranks", {"check", kTiny, "--ranks", "1"}},
       {"tp that does not divide",
        {"check", kTiny, "--set", "comm.ranks=3", "--set", "layout.tp=2"},
        "layout",
@@ -171,48 +217,66 @@ TEST_F(BadInputs, CommandLinesSayWhatIsWrong) {
       {"a new recipe on nothing",
        {"recipe", "new", "--data", "{}/none.txt", "-o", "{}/new.toml"},
        "{}/none.txt does not exist",
-       {}},
+       {"recipe", "new", "--data", "{}/text.txt", "-o", "{}/new1.toml"}},
       {"a new recipe of no family",
        {"recipe", "new", "--family", "lama", "--data", "{}/text.txt", "-o", "{}/new.toml"},
        "did you mean \"llama\"?",
-       {}},
+       {"recipe", "new", "--family", "llama", "--data", "{}/text.txt", "-o", "{}/new2.toml"}},
       {"a new recipe of a family that reads no plain text",
        {"recipe", "new", "--family", "bert", "--data", "{}/text.txt", "-o", "{}/new.toml"},
        "bert",
-       {}},
+       {"recipe", "new", "--family", "gpt2", "--data", "{}/text.txt", "-o", "{}/new3.toml"}},
       {"a new recipe that is too small",
        {"recipe", "new", "--params", "10", "--data", "{}/text.txt", "-o", "{}/new.toml"},
        "ask for at least",
-       {}},
+       {"recipe", "new", "--params", "1M", "--data", "{}/text.txt", "-o", "{}/new4.toml"}},
       {"a new recipe of no size",
        {"recipe", "new", "--params", "big", "--data", "{}/text.txt", "-o", "{}/new.toml"},
        "big",
-       {}},
-      {"inspect nothing", {"inspect", "{}/nothing"}, "{}/nothing does not exist", {}},
-      {"inspect an empty folder", {"inspect", "{}/empty"}, "{}/empty holds nothing that is known", {}},
-      {"inspect garbage", {"inspect", "{}/garbage.shard"}, "{}/garbage.shard", {}},
-      {"inspect an empty tokenizer", {"inspect", "{}/empty.json"}, "{}/empty.json", {}},
-      {"inspect a broken tokenizer", {"inspect", "{}/broken.json"}, "{}/broken.json", {}},
-      {"tokenize without a tokenizer", {"tokenize", "{}/text.txt", "--out", "{}/shards"}, "--tokenizer", {}},
+       {"recipe", "new", "--params", "2M", "--data", "{}/text.txt", "-o", "{}/new5.toml"}},
+      {"inspect nothing", {"inspect", "{}/nothing"}, "{}/nothing does not exist", {"inspect", "{}/good"}},
+      {"inspect an empty folder",
+       {"inspect", "{}/empty"},
+       "{}/empty holds nothing that is known",
+       {"inspect", "{}/good"}},
+      {"inspect garbage", {"inspect", "{}/garbage.shard"}, "{}/garbage.shard", {"inspect", "{}/good"}},
+      {"inspect an empty tokenizer", {"inspect", "{}/empty.json"}, "{}/empty.json", {"inspect", "{}/good"}},
+      {"inspect a broken tokenizer", {"inspect", "{}/broken.json"}, "{}/broken.json", {"inspect", "{}/good"}},
+      {"tokenize without a tokenizer",
+       {"tokenize", "{}/text.txt", "--out", "{}/shards"},
+       "--tokenizer",
+       {"tokenize", "{}/text.txt", "--tokenizer", "bytes", "--out", "{}/shards1"}},
       {"tokenize with a missing tokenizer",
        {"tokenize", "{}/text.txt", "--tokenizer", "{}/t.json", "--out", "{}/shards"},
        "there is no tokenizer {}/t.json",
-       {}},
+       {"tokenize", "{}/text.txt", "--tokenizer", "bytes", "--out", "{}/shards2"}},
       {"tokenize a missing text",
        {"tokenize", "{}/none.txt", "--tokenizer", "bytes", "--out", "{}/shards"},
        "{}/none.txt",
-       {}},
+       {"tokenize", "{}/text.txt", "--tokenizer", "bytes", "--out", "{}/shards3"}},
       {"train a tokenizer of 9",
        {"tokenize", "train", "{}/text.txt", "--vocab-size", "9", "-o", "{}/t.json"},
        "ask for 257 or more",
-       {}},
+       {"tokenize", "train", "{}/text.txt", "--vocab-size", "257", "-o", "{}/t257.json"}},
       {"diff of no runs", {"diff", "{}/a", "{}/b"}, "{}/a", {}},
       {"diff within a negative tolerance", {"diff", "{}/a", "{}/b", "--tolerance", "-1"}, "--tolerance", {}},
       {"report of no run", {"report", "{}/none", "-o", "{}/page.html"}, "{}/none", {}},
-      {"a schedule of no kind", {"schedule", "show", "zigzag"}, "zigzag", {}},
-      {"plan without a model", {"plan", "--cluster", "dgx-h100"}, "model", {}},
-      {"plan for no model", {"plan", "--model", "llama9-8b", "--cluster", "dgx-h100"}, "llama9-8b", {}},
-      {"plan on no cluster", {"plan", "--model", "llama3-8b", "--cluster", "dgx-h101"}, "dgx-h101", {}},
+      {"a schedule of no kind",
+       {"schedule", "show", "--kind", "1f1bb", "--stages", "2", "--microbatches", "4"},
+       "did you mean \"1f1b\"?",
+       {"schedule", "show", "--kind", "1f1b", "--stages", "2", "--microbatches", "4"}},
+      {"plan without a model",
+       {"plan", "--cluster", "dgx-h100"},
+       "model",
+       {"plan", "--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "8"}},
+      {"plan for no model",
+       {"plan", "--model", "llama9-8b", "--cluster", "dgx-h100"},
+       "llama9-8b",
+       {"plan", "--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "8"}},
+      {"plan on no cluster",
+       {"plan", "--model", "llama3-8b", "--cluster", "dgx-h101"},
+       "dgx-h101",
+       {"plan", "--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "8"}},
       {"supervise what is no training", {"supervise", "--", "sleep", "1"}, "is no `trireme train`", {}},
       {"supervise without ranks",
        {"supervise", "--", "trireme", "train", kTiny, "--ranks", "{ranks}"},
@@ -221,7 +285,10 @@ TEST_F(BadInputs, CommandLinesSayWhatIsWrong) {
       {"convert to nothing", {"convert", "{}/empty"}, "INTO is required", {}},
       {"reshard into no files", {"convert", "reshard", "{}/empty", "{}/x", "--parts", "0"}, "--parts", {}},
       {"reshard what is none", {"convert", "reshard", "{}/empty", "{}/x"}, "{}/empty is no checkpoint", {}},
-      {"a log level of no kind", {"check", kTiny, "--set", "log.level=loud"}, "log.level", {}},
+      {"a log level of no kind",
+       {"check", kTiny, "--set", "log.level=loud"},
+       "log.level",
+       {"check", kTiny, "--set", "log.level=info"}},
       {"an algorithm of no kind",
        {"check", kTiny, "--set", "comm.algorithm=rign"},
        "did you mean \"ring\"?",

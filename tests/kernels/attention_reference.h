@@ -25,7 +25,7 @@
 #include "trireme/base/random.h"
 #include "trireme/kernels/attention.h"
 
-namespace trireme::kernels::testing {
+namespace trireme::kernels::dense_attention {
 
 struct Case {
   std::string name;
@@ -199,4 +199,4 @@ inline void backward(const Inputs& in, Results& r, bool fused = false) {
   attention_backward(r.dq, r.dk, r.dv, in.dout, in.q, in.k, in.v, r.out, r.lse, in.options);
 }
 
-}  // namespace trireme::kernels::testing
+}  // namespace trireme::kernels::dense_attention

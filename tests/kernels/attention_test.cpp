@@ -14,9 +14,9 @@
 namespace trireme::kernels {
 namespace {
 
-using testing::Case;
-using testing::Inputs;
-using testing::Results;
+using dense_attention::Case;
+using dense_attention::Inputs;
+using dense_attention::Results;
 
 std::vector<InstructionSet> sets() {
   std::vector<InstructionSet> all;
@@ -211,16 +211,16 @@ TEST_P(AttentionEqualsTheDenseOne, InEveryTypeAndInstructionSet) {
   const Case& c = GetParam();
   for (const at::ScalarType type : kTypes) {
     const Inputs in(c, type);
-    const Results right = testing::reference(in);
+    const Results right = dense_attention::reference(in);
     // Scores of tens: an error of the score is one of the probability, relatively.
     const double share = tolerance(type) * (c.scale > 1 ? 20 : 1);
     for (const InstructionSet set : sets()) {
       const UseInstructionSet use(set);
       const std::string what = fmt::format("{} {} {}", c.name, c10::toString(type), to_string(set));
-      Results mine = testing::forward(in);
+      Results mine = dense_attention::forward(in);
       expect_close(mine.out, right.out, share, what + ": out");
       expect_lse(mine.lse, right.lse, type == at::kDouble ? 1e-12 : 4e-6, what + ": lse");
-      testing::backward(in, mine, c.fused);
+      dense_attention::backward(in, mine, c.fused);
       expect_close(mine.dq, right.dq, share, what + ": dq");
       expect_close(mine.dk, right.dk, share, what + ": dk");
       expect_close(mine.dv, right.dv, share, what + ": dv");
@@ -265,8 +265,8 @@ TEST(Attention, GivesTheSameBitsWithAnyNumberOfThreads) {
       std::vector<Results> results;
       for (const int threads : {1, 2, 3}) {
         at::set_num_threads(threads);
-        results.push_back(testing::forward(in));
-        testing::backward(in, results.back());
+        results.push_back(dense_attention::forward(in));
+        dense_attention::backward(in, results.back());
         expect_same_bits(results.front(), results.back(), fmt::format("{}, {} threads", c.name, threads));
       }
     }
@@ -286,7 +286,7 @@ void expect_no_leak(const Case& c, std::int64_t query, const std::vector<std::ar
         other.k.slice(1, begin, end).mul_(-3).add_(1);
         other.v.slice(1, begin, end).mul_(2).sub_(5);
       }
-      const Results a = testing::forward(in), b = testing::forward(other);
+      const Results a = dense_attention::forward(in), b = dense_attention::forward(other);
       const std::string what = fmt::format("{} {} {}", c.name, c10::toString(type), to_string(set));
       EXPECT_TRUE(at::equal(a.out.select(1, query), b.out.select(1, query))) << what;
       EXPECT_TRUE(at::equal(a.lse.select(2, query), b.lse.select(2, query))) << what;
@@ -354,11 +354,11 @@ TEST(Attention, BlocksOfKeysMergeToTheWhole) {
                        .documents = 2,
                        .dropout = 0.1},
                       type);
-      const Results right = testing::reference(in);
+      const Results right = dense_attention::reference(in);
       const Blocks blocks(in, {0, 17, 64, 100, 120});
-      Results whole = testing::forward(blocks.parts[0]);
+      Results whole = dense_attention::forward(blocks.parts[0]);
       for (std::size_t i = 1; i < blocks.parts.size(); ++i) {
-        const Results part = testing::forward(blocks.parts[i]);
+        const Results part = dense_attention::forward(blocks.parts[i]);
         attention_merge(whole.out, whole.lse, part.out, part.lse);
       }
       const std::string what = fmt::format("{} {}", c10::toString(type), to_string(set));
@@ -368,7 +368,7 @@ TEST(Attention, BlocksOfKeysMergeToTheWhole) {
       at::Tensor dq = at::zeros(in.q.sizes(), at::kDouble);
       for (std::size_t i = 0; i < blocks.parts.size(); ++i) {
         Results part{.out = whole.out, .lse = whole.lse};
-        testing::backward(blocks.parts[i], part);
+        dense_attention::backward(blocks.parts[i], part);
         dq += part.dq.to(at::kDouble);
         const std::int64_t begin = blocks.parts[i].options.key_position, end = begin + part.dk.size(1);
         expect_close(part.dk, right.dk.slice(1, begin, end), 2 * tolerance(type), what + ": dk");
@@ -392,11 +392,11 @@ TEST(Attention, NotANumberIsNotHidden) {
       const UseInstructionSet use(set);
       const Inputs in({.queries = 80, .keys = 80, .heads = 1, .key_heads = 1, .size = 64, .causal = true}, type);
       in.k[0][70][0][5] = NAN;
-      Results r = testing::forward(in);
+      Results r = dense_attention::forward(in);
       EXPECT_TRUE(r.out[0][75].isnan().all().item<bool>());
       EXPECT_TRUE(r.lse[0][0][75].isnan().item<bool>());
       EXPECT_FALSE(r.lse[0][0][60].isnan().item<bool>());
-      testing::backward(in, r);
+      dense_attention::backward(in, r);
       EXPECT_TRUE(r.dq[0][75].isnan().any().item<bool>());
     }
   }
@@ -408,7 +408,7 @@ TEST(Attention, TheShareOfCoinsThatFallIsP) {
             at::kFloat);
   in.q.zero_();
   in.v.fill_(1);
-  const Results r = testing::forward(in);
+  const Results r = dense_attention::forward(in);
   // 256 draws a row, 2048 rows: the mean of all has standard deviation sqrt(0.3 / 0.7 / 524288) = 0.0009.
   EXPECT_NEAR(r.out.mean().item<double>(), 1, 0.004);
   EXPECT_NEAR(r.out.select(3, 0).std().item<double>(), std::sqrt(0.3 / 0.7 / 256), 0.003);
@@ -419,7 +419,7 @@ TEST(Attention, RefusesWhatDoesNotFitAndSaysWhy) {
   const Inputs in({.batch = 2, .queries = 5, .keys = 5, .heads = 4, .key_heads = 2, .size = 8}, at::kFloat);
   const auto message = [&](const auto& change) {
     Inputs changed = in;
-    at::Tensor out = at::empty(in.q.sizes(), at::kFloat), lse = testing::empty_lse(in);
+    at::Tensor out = at::empty(in.q.sizes(), at::kFloat), lse = dense_attention::empty_lse(in);
     change(changed, out, lse);
     changed.point();
     try {
