@@ -41,7 +41,7 @@ TEST(Space, MistakesAreNamedWithAFormThatWorks) {
   EXPECT_THAT(refusal({"a.b=0.1"}), AllOf(HasSubstr("has no range"), HasSubstr("--set a.b=0.1")));
   EXPECT_THAT(refusal({"a.b=lgo(1,2)"}), HasSubstr("did you mean \"log\"?"));
   EXPECT_THAT(refusal({"a.b=log(1)"}), HasSubstr("1 number in its range"));
-  EXPECT_THAT(refusal({"a.b=log(1,x)"}), HasSubstr("\"x\", which is no number"));
+  EXPECT_THAT(refusal({"a.b=log(1,x)"}), HasSubstr("\"x\", which is not a number"));
   EXPECT_THAT(refusal({"a.b=log(2,1)"}), HasSubstr("a.b=log(1,2)"));
   EXPECT_THAT(refusal({"a.b=log(0,1)"}), HasSubstr("zero has no logarithm"));
   EXPECT_THAT(refusal({"a.b=int(1,2.5)"}), HasSubstr("a.b=uniform(1,2.5)"));
