@@ -27,7 +27,8 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN")
 
 # Members left out of an initialiser keep their defaults: that is how our structs are meant to be used, so no warning.
-set(warnings -Wall -Wextra -Wpedantic -Werror -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual
+set(may_shadow $<BOOL:$<TARGET_PROPERTY:TRIREME_MAY_SHADOW>>)
+set(warnings -Wall -Wextra -Wpedantic -Werror $<$<NOT:${may_shadow}>:-Wshadow> -Wnon-virtual-dtor -Woverloaded-virtual
              -Wno-missing-field-initializers)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # GCC 12 reports these for plain std::string code that it has inlined (its bug 105651), GCC 13 for fmt's buffers.

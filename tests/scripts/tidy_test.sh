@@ -52,10 +52,10 @@ run 1
 said "compile_commands.json is not there; configure first"
 
 # clean, bad and views are compiled as one; alone by itself.
-printf '#include "%s/src/room/%s"\n' "$work" clean.cpp "$work" bad.cpp "$work" views.cpp >build/release/Unity/unity_0_cxx.cxx
+printf '#include "room/%s"\n' clean.cpp bad.cpp views.cpp >build/release/Unity/unity_room_0.cpp
 cat >build/release/compile_commands.json <<JSON
-[{"directory": "$work/build/release", "file": "$work/build/release/Unity/unity_0_cxx.cxx",
-  "command": "/usr/bin/c++ -DROOM=1 -I$work/src -O2 -Werror -Wall -Wno-restrict -fpch-preprocess -std=c++20 -Winvalid-pch -include $work/x/cmake_pch.hxx -o x.o -c $work/build/release/Unity/unity_0_cxx.cxx"},
+[{"directory": "$work/build/release", "file": "$work/build/release/Unity/unity_room_0.cpp",
+  "command": "/usr/bin/c++ -DROOM=1 -I$work/src -O2 -Werror -Wall -Wno-restrict -fpch-preprocess -std=c++20 -Winvalid-pch -include $work/x/cmake_pch.hxx -o x.o -c $work/build/release/Unity/unity_room_0.cpp"},
  {"directory": "$work/build/release", "file": "../../src/room/alone.cpp",
   "command": "/usr/bin/c++ -DALONE=1 -std=c++20 -o y.o -c ../../src/room/alone.cpp"}]
 JSON

@@ -2,4 +2,4 @@
 #pragma once
 #include <nlohmann/json.hpp>
 
-#include "../cmake/pch_torch.h"
+#include "rooms_torch.h"

@@ -5,4 +5,4 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "../cmake/pch.h"
+#include "rooms.h"

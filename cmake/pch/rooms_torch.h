@@ -6,4 +6,4 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
-#include "pch.h"
+#include "rooms.h"
