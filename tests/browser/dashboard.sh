@@ -18,11 +18,11 @@ trap cleanup EXIT
 cd "$work"
 recipe=$repository/recipes/tiny.toml
 quick=(--set train.threads=1 --set train.hash_every=0 --set eval.samples=8)
-"$program" --quiet train "$recipe" "${quick[@]}" --set train.steps=120 --out runs/base
-"$program" --quiet train "$recipe" "${quick[@]}" --set train.steps=120 --set optim.learning_rate=1e-2 --out 'runs/<script>alert(1)<'
-"$program" --quiet train "$recipe" "${quick[@]}" --set train.steps=24 --set layout.pp=2 --set train.micro_batch_size=4 --ranks 2 --out runs/pipeline
-"$program" --quiet sweep "$recipe" --search asha --trials 9 --steps 48 --divisor 3 --rungs 3 --slots 2 --seed 3 --param 'optim.learning_rate=log(1e-4,1e-1)' \
-  --param 'optim.weight_decay=uniform(0,0.3)' --param 'lr_schedule.kind=choice(cosine,linear,constant)' "${quick[@]}" --out runs/sweep >/dev/null
+"$program" --quiet train "$recipe" "${quick[@]}" --set train.steps=80 --out runs/base
+"$program" --quiet train "$recipe" "${quick[@]}" --set train.steps=80 --set optim.learning_rate=1e-2 --out 'runs/<script>alert(1)<'
+"$program" --quiet train "$recipe" "${quick[@]}" --set train.steps=8 --set layout.pp=2 --set train.micro_batch_size=4 --ranks 2 --out runs/pipeline
+"$program" --quiet sweep "$recipe" --search asha --trials 8 --steps 27 --divisor 3 --rungs 3 --slots 2 --seed 3 --param 'optim.learning_rate=log(1e-4,1e-1)' \
+  --param 'optim.weight_decay=uniform(0,0.3)' --param 'lr_schedule.kind=choice(cosine,linear)' "${quick[@]}" --out runs/sweep >/dev/null
 "$program" --quiet train "$recipe" "${quick[@]}" --set train.steps=200000 --set checkpoint.every=500 --set lr_schedule.total=200000 --ranks 2 --out runs/live >/dev/null 2>&1 &
 
 "$program" --quiet dashboard runs --port 0 --token secret-of-the-test >said &

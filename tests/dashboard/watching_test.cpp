@@ -119,10 +119,13 @@ TEST_F(WatchedRunTest, ActionsWriteTheFilesThatRunsLookFor) {
     act_on(run, "pause", {});
     EXPECT_TRUE(observe::asked_to_stop(folder_ / "run"));
     EXPECT_THROW(act_on(run, "resume", {}), http::HttpError) << "it trains already";
+    write_note(run, "warm-up too short");
+    run.look(wall_seconds());
+    EXPECT_EQ(run.summary().note, "warm-up too short");
   }
-  write_note(run, "warm-up too short");
+  write_note(run, "");
   run.look(wall_seconds());
-  EXPECT_EQ(run.summary().note, "warm-up too short");
+  EXPECT_EQ(run.summary().note, "");
   EXPECT_THROW(write_note(run, std::string(5000, 'x')), http::HttpError);
 }
 
@@ -142,10 +145,11 @@ TEST_F(WatchedRunTest, ResumingStartsASupervisedRunThatOutlivesThePage) {
 }
 
 TEST_F(WatchedRunTest, TrialsBelongToTheirSweep) {
-  make_run(folder_ / "run", 20, false);
+  make_run(folder_ / "run", 20);
   WatchedRun run({.id = "1", .name = "x", .path = folder_ / "run", .experiment = "e", .trial = 3});
   run.look(wall_seconds());
   EXPECT_THROW(act_on(run, "resume", {}), http::HttpError);
+  EXPECT_TRUE(run.alerts().empty()) << "that a trial has reached a rung is no news";
 }
 
 TEST(Verdict, NamesTheRanksThatAreBehind) {

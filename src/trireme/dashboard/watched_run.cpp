@@ -118,7 +118,10 @@ void WatchedRun::take_event(std::string_view line, std::vector<Alert>* fresh) {
     if (const auto loss = event->number_of("loss")) validations_.emplace_back(step, *loss);
   }
   if (event->kind == "checkpoint") checkpoints_.emplace_back(step, event->number_of("seconds").value_or(0));
-  if (auto alert = alert_of(*event)) {
+  auto alert = alert_of(*event);
+  // A trial ends at every rung; its sweep tells when it is done.
+  if (alert && alert->kind == "finished" && !place_.experiment.empty()) alert.reset();
+  if (alert) {
     if (fresh != nullptr) fresh->push_back(*alert);
     alerts_.push_back(std::move(*alert));
     if (alerts_.size() > kMostAlerts) alerts_.erase(alerts_.begin());
@@ -185,12 +188,13 @@ WatchedRun::News WatchedRun::look(double now) {
       },
       [&](std::string_view line) { take_event(line, first_look_ ? nullptr : &news.alerts); });
 
-  was_locked_ = locked_;
   locked_ = experiment::is_file_locked(place_.path / "lock");
   if (const double beat = modified_at(place_.path / "heartbeat.json"); beat != heartbeat_) {
     heartbeat_ = beat;
     if (const auto heartbeat = observe::read_heartbeat(place_.path)) summary_.saved = heartbeat->saved;
   }
+  // A heartbeat is of the last step; a run that stops saves after it.
+  if (!checkpoints_.empty()) summary_.saved = std::max(summary_.saved, checkpoints_.back().first);
   summary_.typical_seconds = median_of(recent_, &std::pair<double, double>::first);
   summary_.typical_tokens_per_s = median_of(recent_, &std::pair<double, double>::second);
   if (!validations_.empty()) {
@@ -218,10 +222,11 @@ WatchedRun::News WatchedRun::look(double now) {
     tell(Severity::kCritical, "failed", summary_.why);
     alerts_.back().time = summary_.updated;
   }
-  if (const fs::path note = place_.path / "note.txt"; first_look_ || !locked_) {
+  if (const fs::path note = place_.path / "note.txt"; modified_at(note) != noted_) {
+    noted_ = modified_at(note);
     summary_.note.clear();
     try {
-      if (fs::exists(note)) summary_.note = read_text_file(note, 64 << 10);
+      if (noted_ > 0) summary_.note = read_text_file(note, 64 << 10);
     } catch (const Error&) {  // it was taken away just now
     }
   }

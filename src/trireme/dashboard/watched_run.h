@@ -102,8 +102,9 @@ class WatchedRun {
   std::vector<Alert> alerts_;
   RunSummary summary_;
   std::optional<std::string> stop_why_;
-  bool locked_ = false, first_look_ = true, hanging_told_ = false, was_locked_ = false;
+  bool locked_ = false, first_look_ = true;
   double heartbeat_ = 0;  // when it was last written
+  double noted_ = 0;      // likewise, the note
   std::string shown_;     // the summary as it was last told
 };
 
