@@ -40,6 +40,7 @@ prepare() {
   cp "$imports/mg-gpt-345m.args" arguments.txt
   cp "$imports/tt-llama3-8b.toml" llama3_8b.toml
   cp "$repository/tests/fixtures/iris.csv" iris.csv
+  echo secret >secret.txt
   awk 'BEGIN { print "x,y"; for (i = 0; i < 200; ++i) { x = i / 100 - 1; print x "," (x < 0 ? -x : 2 * x) + 0.01 * sin(i) } }' >data.csv
   cp data.csv more.csv
   cp recipes/tiny.toml recipe.toml
@@ -71,6 +72,7 @@ short() {
       case $command in *pipedream-tiny*) command+=" --set pipeline.drain_every=2" ;; esac  # saves are between drains
       ;;
     *"trireme sweep"*) command=$(sed -E 's/--trials [0-9]+/--trials 2/; s/$/ --steps 4 --set train.hash_every=0/' <<<"$command") ;;
+    "trireme dashboard"*) command="timeout --preserve-status -s INT 2 $command --port 0" ;;  # it serves until it is told to end
     *"trireme bench hardware"*) command+=" --seconds 0.01 --steps 6" ;;
     *"--vocab-size 32k"*) command=${command/32k/300} ;;
   esac

@@ -29,6 +29,7 @@ void add_launch_command(Command& app, Context& context);
 void add_cluster_command(Command& app, Context& context);
 void add_sweep_command(Command& app, Context& context);
 void add_experiments_command(Command& app, Context& context);
+void add_dashboard_command(Command& app, Context& context);
 void add_tokenize_command(Command& app, Context& context);
 void add_verify_command(Command& app, Context& context);
 void add_eval_command(Command& app, Context& context);
@@ -73,6 +74,7 @@ inline constexpr AddCommand kCommands[] = {
     &add_launch_command,
     &add_sweep_command,
     &add_experiments_command,
+    &add_dashboard_command,
     &add_tokenize_command,
     &add_eval_command,
     &add_generate_command,

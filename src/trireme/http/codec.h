@@ -16,6 +16,7 @@
 #include <string_view>
 
 #include "trireme/http/message.h"
+#include "trireme/http/post.h"
 
 namespace trireme::http {
 
@@ -53,6 +54,8 @@ class Codec {
   virtual ~Codec() = default;
   /// False when the connection is of no more use.
   virtual bool exchange(Wire& wire, const Framing& framing, const Answer& answer, const Stream& stream) const = 0;
+  /// As a client (post.h).
+  virtual PostAnswer post(const PostRequest& request) const = 0;
 };
 
 inline constexpr const char* kCodecEntry = "trireme_http_codec";

@@ -53,4 +53,11 @@ bool asked_to_stop(const std::filesystem::path& run) noexcept { return ::access(
 
 void take_back_stop(const std::filesystem::path& run) noexcept { ::unlink(stop_file_of(run).c_str()); }
 
+void ask_to_save(const std::filesystem::path& run) noexcept {
+  const int file = ::open((run / "save").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (file >= 0) ::close(file);
+}
+
+bool take_save_wish(const std::filesystem::path& run) noexcept { return ::unlink((run / "save").c_str()) == 0; }
+
 }  // namespace trireme::observe

@@ -154,6 +154,18 @@ class HttplibCodec final : public Codec {
   bool exchange(Wire& wire, const Framing& framing, const Answer& answer, const Stream& stream) const override {
     return OneExchange(framing, answer, stream).run(wire);
   }
+  PostAnswer post(const PostRequest& request) const override {
+    httplib::Client client(request.address.origin);
+    if (!client.is_valid()) return {.status = 0, .why = "the address cannot be used"};
+    client.set_connection_timeout(request.timeout);
+    client.set_read_timeout(request.timeout);
+    client.set_write_timeout(request.timeout);
+    httplib::Headers headers;
+    for (const auto& [name, value] : request.headers) headers.emplace(name, value);
+    const httplib::Result result = client.Post(request.address.path, headers, request.body, "application/json");
+    if (!result) return {.status = 0, .why = httplib::to_string(result.error())};
+    return {.status = result->status, .why = {}};
+  }
 };
 
 }  // namespace

@@ -69,6 +69,7 @@ class TrainingRun {
   void beat();
   void begin_saving();
   void save_now();
+  void write_timeline();
 
   RunRequest request_;  // the recipe of it with what the data says
   comm::Rank& rank_;
@@ -100,7 +101,7 @@ class TrainingRun {
 
 StepStatus TrainingRun::gather_news() {
   const int saves = Interrupt::saves_requested();
-  const bool save = saves > saves_asked_ || (leads() && saving_->is_time());
+  const bool save = saves > saves_asked_ || (leads() && (saving_->is_time() || observe::take_save_wish(folder_.path)));
   saves_asked_ = saves;
   const StepStatus status =
       exchange({.stop = Interrupt::requested() || (leads() && observe::asked_to_stop(folder_.path)),
@@ -299,6 +300,13 @@ void TrainingRun::save_now() {
   saving_->now(trainer_->position());
 }
 
+/// Of the last steps of a pipeline; all of its ranks together.
+void TrainingRun::write_timeline() {
+  if (const std::string timeline = trainer_->timeline(); !timeline.empty()) {
+    write_text_file(folder_.path / "pipeline.json", timeline);
+  }
+}
+
 void TrainingRun::loop() {
   ProfileWindow profile(request_.profile, steps_, *trainer_, folder_.path / "profile.json");
   const auto due = [&](std::int64_t every) { return every > 0 && trainer_->position().step % every == 0; };
@@ -348,11 +356,12 @@ void TrainingRun::loop() {
       timeline_->tell("stop", {{"step", step}, {"why", "interrupted"}});
       return;
     }
-    if (saving_->is_due(step) || save_wanted_) begin_saving();
+    if (saving_->is_due(step) || save_wanted_) {
+      begin_saving();
+      write_timeline();
+    }
   }
-  if (const std::string timeline = trainer_->timeline(); !timeline.empty()) {
-    write_text_file(folder_.path / "pipeline.json", timeline);
-  }
+  write_timeline();
   if (validation_ && validated_step_ != steps_) validate();
   if (saving_->saved_step() != steps_) save_now();
   if (const std::string saves = saving_->summary(); !saves.empty()) log_info("{}", saves);

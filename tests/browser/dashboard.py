@@ -1,0 +1,192 @@
+"""dashboard.py URL RUNS PROGRAM PID [SCREENSHOTS]: what a person would do on the live page, and see."""
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+from webdriver import Browser
+
+url, runs, program, page_pid = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+pictures = pathlib.Path(sys.argv[5]) if len(sys.argv) > 5 and sys.argv[5] else None
+TOKEN = "secret-of-the-test"
+
+
+def overview():
+    with urllib.request.urlopen(url + "/api/overview") as answer:
+        return json.load(answer)
+
+
+def run_named(name):
+    return next(run for run in overview()["runs"] if run["name"] == name)
+
+
+def step_of(browser):
+    return int(browser.script("return document.getElementById('step').textContent"))
+
+
+def picture(browser, name):
+    if pictures:
+        time.sleep(0.5)
+        browser.screenshot(pictures / f"{name}.png", whole=True)
+
+
+def check_sideways(browser, view):
+    width = browser.script("return [document.documentElement.scrollWidth, innerWidth]")
+    assert width[0] <= width[1], f"{view} scrolls sideways: {width}"
+
+
+def test_live(browser):
+    live = run_named("live")
+    browser.open(f"{url}/#token={TOKEN}")
+    browser.wait("return document.querySelectorAll('.run:not(.heading)').length >= 3")
+    assert browser.script("return location.hash") == "#/", "the token stays in the address"
+    assert "<script>alert(1)<" in browser.script("return document.querySelector('.list').innerText"), "names are shown as they are"
+    browser.script(f"location.hash = '#/run/{live['id']}'")
+    browser.wait("return document.getElementById('step') && document.querySelector('.chart svg path')")
+    browser.script("window.unreloaded = true")
+    seen = [step_of(browser)]
+    while len(seen) < 4:
+        browser.wait(f"return +document.getElementById('step').textContent > {seen[-1]}", 15, "the step number rises")
+        seen.append(step_of(browser))
+    assert browser.script("return window.unreloaded === true"), "the page was loaded again"
+    print("steps seen without loading again:", seen)
+
+    # From the line in the file to the number on the screen.
+    begin = time.monotonic()
+    with open(runs / "live" / "metrics.jsonl", "rb") as file:
+        file.seek(-4000, os.SEEK_END)
+        written = json.loads(file.read().splitlines()[-1])["step"]
+    browser.wait(f"return +document.getElementById('step').textContent >= {written}", 5)
+    print(f"from the file to the screen: {time.monotonic() - begin:.2f} s")
+
+
+def test_actions(browser):
+    live = run_named("live")
+    browser.script(f"location.hash = '#/run/{live['id']}'")
+    browser.wait("return document.querySelector('[data-action=save]:not(:disabled)')")
+    saved = live["saved"]
+    browser.click("[data-action=save]")
+    until = time.monotonic() + 15
+    while run_named("live")["saved"] <= saved:
+        assert time.monotonic() < until, "nothing was saved"
+        time.sleep(0.1)
+    browser.click("[data-action=pause]")
+    begin = time.monotonic()
+    browser.wait("return ['pausing', 'paused'].includes(document.querySelector('.head .chip').textContent)", 5)
+    print(f"pause is seen after {time.monotonic() - begin:.2f} s")
+    assert time.monotonic() - begin < 2, "pausing is seen too late"
+    browser.wait("return document.querySelector('.head .chip').textContent === 'paused'", 20)
+    paused = run_named("live")
+    assert paused["saved"] == paused["step"], f"paused without a checkpoint: {paused}"
+    browser.click("[data-action=resume]")
+    browser.wait("return document.querySelector('.head .chip').textContent === 'running'", 30)
+    browser.wait(f"return +document.getElementById('step').textContent > {paused['step']}", 30)
+    print(f"resumed after step {paused['step']}")
+
+
+def test_note(browser):
+    browser.script("const note = document.querySelector('textarea.note'); note.value = '<img src=x onerror=alert(1)>'; note.dispatchEvent(new Event('change'))")
+    browser.wait("return document.querySelector('.toast')?.textContent === 'noted'")
+
+
+def test_compare(browser):
+    ids = [run_named(name)["id"] for name in ("base", "<script>alert(1)<")]
+    browser.script(f"location.hash = '#/compare?runs={','.join(ids)}'")
+    browser.wait("return document.querySelectorAll('.chart .line').length === 2")
+    for axis in ("tokens", "time", "flops"):
+        browser.click(f"[data-value={axis}]")
+        browser.wait(f"return location.hash.includes('by={axis}') && document.querySelectorAll('.chart .line').length === 2")
+    assert browser.script("return document.querySelectorAll('tbody tr').length") == 2
+
+
+def test_keyboard(browser):
+    browser.keys("1")
+    browser.wait("return location.hash === '#/'")
+    browser.keys("/")
+    browser.wait("return document.activeElement.type === 'search'")
+    browser.keys("base")
+    browser.wait("return document.querySelectorAll('.run:not(.heading)').length === 1")
+    for _ in range(12):
+        browser.keys("\ue004")
+        if browser.script("return document.activeElement.closest('.run .name') !== null"):
+            break
+    browser.keys("\ue007")
+    browser.wait("return location.hash.startsWith('#/run/')", why="a run is opened with the keyboard alone")
+    browser.script("location.hash = '#/'")
+    browser.wait("return document.querySelector('input[type=search]')")
+    browser.script("const box = document.querySelector('input[type=search]'); box.value = ''; box.dispatchEvent(new Event('input'))")
+
+
+def views():
+    ids = {name: run_named(name)["id"] for name in ("live", "base", "pipeline", "<script>alert(1)<")}
+    sweep = overview()["sweeps"][0]["id"]
+    return {"overview": ("#/", ".run:not(.heading)"), "run": (f"#/run/{ids['live']}", ".chart svg path"),
+            "ranks": (f"#/run/{ids['live']}/ranks", ".heat .cells i"), "pipeline": (f"#/run/{ids['pipeline']}/pipeline", ".chart svg rect"),
+            "recipe": (f"#/run/{ids['base']}/recipe", "pre"),
+            "compare": (f"#/compare?runs={ids['base']},{ids['<script>alert(1)<']},{ids['live']}&by=tokens", ".chart .line"),
+            "sweeps": ("#/sweeps", ".card h2 a"), "sweep": (f"#/sweep/{sweep}", ".chart svg path"), "queue": ("#/queue", ".card"), "alerts": ("#/alerts", ".card")}
+
+
+def test_views(browser):
+    """Every view has what it is for, on a laptop and on a phone, light and dark, and never scrolls sideways."""
+    for name, (address, what) in views().items():
+        for size, (width, height, phone) in {"laptop": (1280, 800, False), "phone": (390, 844, True)}.items():
+            browser.size(width, height, phone)
+            for theme in ("light", "dark"):
+                browser.theme(theme)
+                browser.script(f"location.hash = '#/nothing'; location.hash = '{address}'")
+                browser.wait(f"return document.querySelector('#view {what}') !== null", why=f"{name} has {what}")
+                assert browser.script("return document.documentElement.dataset.theme") == theme
+                check_sideways(browser, f"{name} on a {size}")
+                picture(browser, f"{name}-{size}-{theme}")
+    browser.size(1280, 800)
+    browser.theme("light")
+
+
+def test_sweep(browser):
+    best = overview()["sweeps"][0]["best"]["trial"]
+    browser.script(f"location.hash = '{views()['sweep'][0]}'")
+    browser.wait("return document.querySelector('tr.best td')")
+    assert browser.script("return document.querySelector('tr.best td').textContent") == str(best)
+
+
+def test_lost_connection(browser):
+    os.kill(page_pid, signal.SIGKILL)
+    browser.wait("return document.getElementById('link').textContent === 'connection lost'", 10)
+    port = url.rsplit(":", 1)[1]
+    again = subprocess.Popen([program, "--quiet", "dashboard", str(runs), "--port", port, "--token", TOKEN], stdout=subprocess.DEVNULL)
+    try:
+        browser.wait("return document.getElementById('link').textContent === 'live'", 20)
+    finally:
+        again.terminate()
+        assert again.wait(10) == 0, "the page does not end by SIGTERM"
+
+
+def main():
+    if pictures:
+        pictures.mkdir(parents=True, exist_ok=True)
+    browser = Browser(1280, 800)
+    try:
+        for test in (test_live, test_actions, test_note, test_compare, test_keyboard, test_views, test_sweep, test_lost_connection):
+            if test is test_lost_connection:  # what follows is loud by design
+                complaints = [entry for entry in browser.log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+                assert not complaints, f"the console complains: {complaints}"
+            test(browser)
+            print("passed:", test.__name__)
+        hosts = set()
+        for entry in browser.log("performance"):
+            message = json.loads(entry["message"])["message"]
+            asked = message["params"].get("request", {}).get("url", "") if message["method"] == "Network.requestWillBeSent" else ""
+            if asked.split(":")[0] in ("http", "https", "ws", "wss"):  # the browser's own pages are chrome: and data:
+                hosts.add("/".join(asked.split("/")[:3]))
+        assert hosts == {url}, f"requests went to {hosts}"
+        print("requests went to", hosts)
+    finally:
+        browser.close()
+
+
+main()
