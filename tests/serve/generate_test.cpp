@@ -50,7 +50,7 @@ TEST(Generate, APromptOfSeveralChunksIsContinuedLikeOneThatIsRecomputed) {
   const auto model = models::load_published(formats::HfDirectory(models::fixture("mistral")), {});
   const at::Tensor ids = models::some_ids(1, kPrefillChunk + 37, model->shape.vocab_size);
   std::vector<std::int64_t> tokens(ids.data_ptr<std::int64_t>(), ids.data_ptr<std::int64_t>() + ids.numel());
-  const auto added = continue_prompt(*model, tokens, 0, {.tokens = 5});
+  const auto added = continue_prompts(*model, {.prompts = {tokens}, .tokens = 5})[0];
   for (const std::int64_t token : added) {
     const at::Tensor logits = models::logits_of(*model, models::as_tensor({tokens}))[0][-1];
     EXPECT_EQ(logits.argmax().item<std::int64_t>(), token);
@@ -63,8 +63,8 @@ TEST(Generate, RanksThatSplitTheMatricesGiveTheTokensOfOne) {
     GenerateRequest request = request_for(name);
     const TokenLists greedy = generate(request);
     EXPECT_EQ(generate(request, 2), greedy) << name;
-    request.temperature = 1.2;
-    request.seed = 5;
+    request.sampling.temperature = 1.2;
+    request.sampling.seed = 5;
     EXPECT_EQ(generate(request, 2), generate(request)) << name;
   }
 }
@@ -103,13 +103,13 @@ TEST(Generate, AskedForAGpuWithoutOneItSaysSo) {
 
 TEST(Generate, TheSameSeedGivesTheSameTokensWhateverIsBeside) {
   GenerateRequest request = request_for("llama");
-  request.temperature = 1.5;
-  request.seed = 3;
+  request.sampling.temperature = 1.5;
+  request.sampling.seed = 3;
   const TokenLists first = generate(request);
   EXPECT_EQ(generate(request), first);
   request.prompts.resize(1);
   EXPECT_EQ(generate(request)[0], first[0]);
-  request.seed = 4;
+  request.sampling.seed = 4;
   EXPECT_NE(generate(request)[0], first[0]);
 }
 
@@ -121,10 +121,10 @@ TEST(Generate, DrawsFromTheModelsOwnProbabilities) {
   const at::Tensor expected = at::softmax(logits.to(at::kDouble), 0);
   constexpr int kDraws = 2000;
   at::Tensor counts = at::zeros_like(expected);
-  GenerateRequest request{.tokens = 1, .temperature = 1};
+  GenerateRequest request{.prompts = {prompt}, .tokens = 1, .sampling = {.temperature = 1}};
   for (int draw = 0; draw < kDraws; ++draw) {
-    request.seed = static_cast<std::uint64_t>(draw);
-    counts[continue_prompt(*model, prompt, 0, request)[0]] += 1;
+    request.sampling.seed = static_cast<std::uint64_t>(draw);
+    counts[continue_prompts(*model, request)[0][0]] += 1;
   }
   // Pearson's statistic over the tokens that are expected often enough: far below 1.7 times its degrees of freedom.
   const at::Tensor often = expected * kDraws > 5;
@@ -177,12 +177,12 @@ TEST(Generate, RefusesWhatCannotBe) {
   request.prompts[1] = {};
   expect_refused(request, "prompt 1 is empty", "at least one token");
   request = request_for("gpt2");
-  request.top_p = 0;
+  request.sampling.top_p = 0;
   expect_refused(request, "top_p 0 ");
-  request.top_p = 1.5;
+  request.sampling.top_p = 1.5;
   expect_refused(request, "top_p 1.5 ");
   request = request_for("gpt2");
-  request.temperature = -1;
+  request.sampling.temperature = -1;
   expect_refused(request, "temperature -1 ");
   request = request_for("llama");
   try {

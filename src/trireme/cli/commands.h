@@ -39,6 +39,7 @@ void add_tour_command(Command& app, Context& context);
 void add_recipe_command(Command& app, Context& context);
 void add_probe_command(Command& app, Context& context);
 void add_generate_command(Command& app, Context& context);
+void add_serve_command(Command& app, Context& context);
 void add_schedule_command(Command& app, Context& context);
 void add_bench_command(Command& app, Context& context);
 void add_plan_command(Command& app, Context& context);
@@ -78,6 +79,7 @@ inline constexpr AddCommand kCommands[] = {
     &add_tokenize_command,
     &add_eval_command,
     &add_generate_command,
+    &add_serve_command,
     &add_report_command,
     &add_diff_command,
     &add_inspect_command,

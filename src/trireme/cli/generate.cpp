@@ -23,10 +23,11 @@ namespace fs = std::filesystem;
 
 struct GenerateOptions {
   serve::GenerateRequest request;
-  fs::path ids;
+  fs::path ids, input, output;
   std::string model, hf, prompt, tokenizer;
   int tp = 1;
-  bool has_prompt = false;
+  std::size_t ngram = 0;
+  bool has_prompt = false, varies = false;
 };
 
 /// The tokenizer of a run, a checkpoint at RUN/checkpoints/step-N, or a published model.
@@ -81,12 +82,49 @@ int continue_text(GenerateOptions& options, Context& context) {
   return kExitFine;
 }
 
+/// Prompts from a JSONL file; each answer is written as soon as it is there.
+int run_batch(const GenerateOptions& options, Context& context) {
+  if (options.has_prompt || !options.ids.empty()) {
+    throw ConfigError("--input and another option both say what to continue", "give --input alone");
+  }
+  if (options.output.empty()) throw ConfigError("--input needs a file for the answers", "give --output FILE");
+  const serve::GenerateRequest& of = options.request;
+  spec::Recipe recipe;
+  recipe.comm.ranks = options.tp;
+  const serve::BatchRequest request{.model = {of.model, of.precision, of.device},
+                                    .input = options.input,
+                                    .output = options.output,
+                                    .tokenizer = options.tokenizer,
+                                    .tokens = of.tokens,
+                                    .sampling = of.sampling,
+                                    .beyond_context = of.beyond_context,
+                                    .local_ranks = local_ranks(recipe),
+                                    .batch = of.batch,
+                                    .invariant = of.invariant,
+                                    .ngram = options.ngram};
+  const serve::Commands& commands = load_serve();
+  serve::BatchResult result;
+  start_ranks(recipe, [&](comm::Rank& rank) {
+    const auto mine = commands.generate_batch(request, rank);
+    if (rank.rank() == 0) result = mine;
+  });
+  fmt::print(context.out,
+             "{} lines, {} of them there already, {} refused; {} tokens read, {} of them from the prefix "
+             "cache; {} new tokens in {} steps\n",
+             result.lines, result.skipped, result.failed, result.prompt_tokens, result.cached_tokens, result.new_tokens,
+             result.steps);
+  return result.failed == 0 ? kExitFine : kExitFailed;
+}
+
 int run_generate(GenerateOptions& options, Context& context) {
   if (options.model.empty() == options.hf.empty()) {
     throw ConfigError(options.model.empty() ? "there is no model" : "MODEL and --hf both name a model",
                       "give the folder of a run, of a checkpoint, or of a Hugging Face model");
   }
   options.request.model = options.model.empty() ? options.hf : options.model;
+  options.request.invariant = !options.varies;
+  if (!options.input.empty()) return run_batch(options, context);
+  if (!options.output.empty()) throw ConfigError("--output is for --input", "give --input FILE");
   if (options.ids.empty()) return continue_text(options, context);
   if (options.has_prompt) throw ConfigError("--prompt and --ids both say what to continue", "give one of them");
   options.request.prompts = formats::read_token_lists(options.ids, /*equal=*/false);
@@ -103,11 +141,14 @@ void add_generate_command(Command& app, Context& context) {
   command.footer(
       "The text appears as it is generated. The same seed gives the same tokens, whatever else is generated beside.\n"
       "With --ids: one JSON list of new tokens for each list that was given.\n"
+      "With --input: a line of JSON for each line that was given. The same command again goes on where it was cut.\n"
       "\n"
       "Examples:\n"
       "  trireme generate runs/quickstart --prompt \"In the beginning\" --temperature 0.8\n"
       "  echo '[[15496, 11]]' > ids.json\n"
-      "  trireme generate --hf models/gpt2 --ids ids.json --tokens 20 --temperature 0.8 --top-p 0.95 --seed 1");
+      "  trireme generate --hf models/gpt2 --ids ids.json --tokens 20 --temperature 0.8 --top-p 0.95 --seed 1\n"
+      "  echo '{\"prompt\": \"In the\", \"max_tokens\": 8}' > prompts.jsonl\n"
+      "  trireme generate runs/quickstart --input prompts.jsonl --output answers.jsonl");
   const auto options = std::make_shared<GenerateOptions>();  // shared with the callback
   serve::GenerateRequest& request = options->request;
   command.add_option("MODEL", options->model, "a run, one of its checkpoints, or a Hugging Face directory");
@@ -115,21 +156,40 @@ void add_generate_command(Command& app, Context& context) {
   const Option prompt = command.add_option("--prompt", options->prompt, "the text to continue");
   command.add_option("--tokenizer", options->tokenizer,
                      "a tokenizer.json, its folder, or \"bytes\"; default: the model's own");
+  command.add_option("--input", options->input,
+                     "JSONL file: a prompt (or messages) a line, with settings of its own where it has some");
+  command.add_option("--output", options->output,
+                     "with --input: where answers go, a line each; lines that it has already are left out");
   command.add_option("--ids", options->ids, "JSON file: a list of lists of token ids, one a prompt");
   command.add_option("--tokens", request.tokens, "new tokens for each prompt").show_default().not_negative();
-  command.add_option("--temperature", request.temperature, "sampling temperature; 0: greedy")
+  command.add_option("--temperature", request.sampling.temperature, "sampling temperature; 0: greedy")
       .show_default()
       .not_negative();
-  command.add_option("--top-k", request.top_k, "sample from this many likeliest tokens only; 0: all")
+  command.add_option("--top-k", request.sampling.top_k, "sample from this many likeliest tokens only; 0: all")
       .show_default()
       .not_negative();
   command
-      .add_option("--top-p", request.top_p,
+      .add_option("--top-p", request.sampling.top_p,
                   "nucleus sampling: sample from the fewest tokens that together have this probability")
+      .show_default();
+  command
+      .add_option("--min-p", request.sampling.min_p,
+                  "sample from tokens with at least this share of the likeliest one's probability")
+      .show_default();
+  command
+      .add_option("--repetition-penalty", request.sampling.repetition_penalty,
+                  "divide the logits of tokens that stood in the text before; 1: off")
+      .show_default();
+  command.add_option("--batch", request.batch, "sequences that are continued at once").show_default().positive();
+  command.add_flag("--no-invariant", options->varies,
+                   "CPU: faster GEMMs for prompts, by which logits may differ in their last bits with the batch");
+  command
+      .add_option("--speculate", options->ngram,
+                  "with --input: tokens that n-grams of the text propose in each step; the same tokens, sooner")
       .show_default();
   command.add_flag("--beyond-context", request.beyond_context,
                    "let a text get longer than the model's max_seq_len, where it was not trained");
-  command.add_option("--seed", request.seed, "from which every draw follows").show_default();
+  command.add_option("--seed", request.sampling.seed, "from which every draw follows").show_default();
   command.add_option("--stop", request.stop, "end a sequence after this token; may be given several times");
   add_choice<serve::GeneratePrecision>(
       command, "--precision", request.precision,

@@ -20,8 +20,25 @@ using Op = Epilogue::Op;
 /// cuBLASLt's GELU is within a few roundings of 16 bits, not of float.
 bool is_16_bit(const at::Tensor& x) { return x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf; }
 
+/// What invariant_gemm.h does besides x W^T + b, which is nothing.
+void check_rows_alone(const Gemm& call) {
+  TRIREME_CHECK(!call.transpose_a && call.transpose_b && !call.accumulate && !call.a.is_fp8() &&
+                    type_of(call) == call.a.values.scalar_type() && !call.epilogue.bias_grad_a.defined(),
+                "a batch-invariant GEMM is x W^T + b of one type");
+}
+
+void check_quantised(const Gemm& call) {
+  TRIREME_CHECK(call.a.values.is_cpu() && call.a.values.dim() == 2 && call.a.values.size(1) == call.b.quantised.columns,
+                "a GEMM of {} with a quantised weight of {} x {}", fmt::join(call.a.values.sizes(), " x "),
+                call.b.quantised.rows, call.b.quantised.columns);
+  check_rows_alone(call);
+}
+
+bool rows_alone(const Gemm& call) { return call.b.is_quantised() || (call.batch_invariant && call.a.values.is_cpu()); }
+
 void check(const Gemm& call) {
   const GemmOperand &a = call.a, &b = call.b;
+  if (b.is_quantised()) return check_quantised(call);
   const bool fits = a.values.dim() == 2 && b.values.dim() == 2 &&
                     b.values.size(call.transpose_b ? 1 : 0) == a.values.size(call.transpose_a ? 0 : 1);
   TRIREME_CHECK(fits, "a GEMM of {} and {}{}{}", fmt::join(a.values.sizes(), " x "), fmt::join(b.values.sizes(), " x "),
@@ -43,6 +60,7 @@ void check(const Gemm& call) {
   TRIREME_CHECK(!epilogue.recompute.defined() || epilogue.op == Op::kActivationBackward,
                 "an activation is recomputed in backward only");
   TRIREME_CHECK(a.is_fp8() == b.is_fp8(), "both operands of a GEMM are FP8, or neither");
+  if (rows_alone(call) && !a.is_fp8()) check_rows_alone(call);
   if (!a.is_fp8()) return;
   TRIREME_CHECK(!call.transpose_a && call.transpose_b, "FP8 operands are [m, k] and [n, k]");
   TRIREME_CHECK((a.scaling == Fp8Scaling::kTensor) == (b.scaling == Fp8Scaling::kTensor),
@@ -68,6 +86,9 @@ std::optional<CudaGemm> on_cublaslt(const Gemm& call, const GemmPlan::Fused& fus
 /// Of linear_part(). Where the library has an algorithm everything is fused, but for a second thing to add.
 GemmPlan plan_linear(const Gemm& call) {
   const Epilogue& epilogue = call.epilogue;
+  if (rows_alone(call)) {
+    return {.backend = GemmPlan::Backend::kInvariant, .fused = {.bias = epilogue.bias.defined()}};
+  }
   GemmPlan plan{.backend = GemmPlan::Backend::kCublasLt,
                 .fused = {.accumulate = call.accumulate,
                           .bias = epilogue.bias.defined(),
@@ -216,7 +237,7 @@ GemmResult gemm(const Gemm& call) {
   const Gemm ready = prepare(call);
   const GemmPlan plan = plan_prepared(ready);
   // ATen makes its results itself: what was made to ask cuBLASLt with is let go.
-  return execute(plan.backend == GemmPlan::Backend::kAten ? call : ready, plan);
+  return execute(plan.backend == GemmPlan::Backend::kCublasLt ? ready : call, plan);
 }
 
 GemmPlan plan_gemm(const Gemm& call) { return plan_prepared(prepare(call)); }
@@ -240,12 +261,16 @@ std::string to_text(const Gemm& call, const GemmPlan& plan) {
        fmt::format("d-{}", activation_name(epilogue.activation)));
   part(epilogue.recompute.defined(), false, activation_name(epilogue.activation));
   part(epilogue.bias_grad_out.defined() || epilogue.bias_grad_a.defined(), plan.fused.bias_grad, "bias-grad");
-  const char* backend = plan.backend == GemmPlan::Backend::kCublasLt ? "cuBLASLt"
-                        : plan.widens                                ? "ATen in fp32,"
-                                                                     : "ATen";
-  return fmt::format("{} {} {} -> {} {}x{}x{} {}{}{}{}", backend, type_name(call.a.values.scalar_type()),
-                     type_name(call.b.values.scalar_type()), type_name(type_of(call)), m_of(call), n_of(call),
-                     k_of(call), call.transpose_a ? 't' : 'n', call.transpose_b ? 't' : 'n', fused, separate);
+  const char* backend = plan.backend == GemmPlan::Backend::kCublasLt    ? "cuBLASLt"
+                        : plan.backend == GemmPlan::Backend::kInvariant ? "invariant"
+                        : plan.widens                                   ? "ATen in fp32,"
+                                                                        : "ATen";
+  const char* b_type = !call.b.is_quantised()                           ? type_name(call.b.values.scalar_type())
+                       : call.b.quantised.format == WeightFormat::kInt8 ? "int8"
+                                                                        : "int4";
+  return fmt::format("{} {} {} -> {} {}x{}x{} {}{}{}{}", backend, type_name(call.a.values.scalar_type()), b_type,
+                     type_name(type_of(call)), m_of(call), n_of(call), k_of(call), call.transpose_a ? 't' : 'n',
+                     call.transpose_b ? 't' : 'n', fused, separate);
 }
 
 }  // namespace trireme::kernels

@@ -9,9 +9,9 @@
 // A CPU without AVX-512 has no bf16 GEMM to speak of (ATen's loops take fifty times as long as those in float): there
 // 16-bit operands are converted to float, multiplied, and the product is rounded. fp16 needs AVX512-FP16.
 //
-// Grouped GEMMs (experts) are in grouped_gemm.h. What comes next has its place in the value: weights quantised for
-// serving are another format of GemmOperand, with scales of groups; no caller then asks for more than it does now.
-// Depends on: base, fp8.h.
+// Grouped GEMMs (experts) are in grouped_gemm.h. Weights in int8 or int4 are another format of GemmOperand, for
+// inference on the CPU: quantised_weight.h.
+// Depends on: base, fp8.h, quantised_weight.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,20 +22,24 @@
 
 #include "trireme/kernels/activation.h"
 #include "trireme/kernels/fp8.h"
+#include "trireme/kernels/quantised_weight.h"
 
 namespace trireme::kernels {
 
-/// A matrix of floats with any strides; or one of FP8 numbers with their scales.
+/// A matrix of floats with any strides; one of FP8 numbers with their scales; or, as b, one of int8 or int4.
 struct GemmOperand {
   GemmOperand() = default;
   GemmOperand(at::Tensor of) : values(std::move(of)) {}  // NOLINT(google-explicit-constructor)
   GemmOperand(const Fp8Matrix& of)                       // NOLINT(google-explicit-constructor)
       : values(of.values), scales(of.scales), scaling(of.scaling) {}
+  GemmOperand(const QuantisedWeight& of) : quantised(of) {}  // NOLINT(google-explicit-constructor)
 
   at::Tensor values;
   at::Tensor scales = {};  ///< FP8 only
   Fp8Scaling scaling = Fp8Scaling::kTensor;
+  QuantisedWeight quantised = {};  ///< in place of values
   bool is_fp8() const { return scales.defined(); }
+  bool is_quantised() const { return quantised.defined(); }
 };
 
 /// What happens to the sum a b before it is out. Tensors that are undefined are not wanted.
@@ -66,6 +70,9 @@ struct Gemm {
   bool accumulate = false;                        ///< what is in `out` counts
   Epilogue epilogue = {};
   bool fast_accumulation = false;  ///< FP8: sums as the tensor cores make them, of about 14 bits
+  /// Each row of the result has the bits that it has alone (invariant_gemm.h). CPU, b transposed, one type, no
+  /// accumulation; on a GPU it changes nothing.
+  bool batch_invariant = false;
 };
 
 struct GemmResult {
@@ -76,7 +83,7 @@ GemmResult gemm(const Gemm& call);
 
 /// How a call is carried out.
 struct GemmPlan {
-  enum class Backend : std::uint8_t { kAten, kCublasLt };
+  enum class Backend : std::uint8_t { kAten, kCublasLt, kInvariant };
   Backend backend = Backend::kAten;
   /// What the GEMM's own pass does besides a b; the rest is done in passes after it.
   struct Fused {

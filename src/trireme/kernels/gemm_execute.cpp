@@ -10,6 +10,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/kernels/fp8_cpu.h"
+#include "trireme/kernels/invariant_gemm.h"
 #include "trireme/kernels/sum_rows.h"
 
 namespace trireme::kernels {
@@ -106,13 +107,26 @@ at::Tensor run_aten(const Gemm& call, const GemmPlan::Fused& fused) {
   return out;
 }
 
+/// Row by row, in float, with the bias.
+at::Tensor run_invariant(const Gemm& call) {
+  at::Tensor out = call.out.defined() ? call.out : at::empty({m_of(call), n_of(call)}, call.a.values.options());
+  const at::Tensor& x = call.a.values;
+  if (call.b.is_quantised()) {
+    invariant_gemm(out, x, call.b.quantised, call.epilogue.bias);
+  } else {
+    invariant_gemm(out, x, call.b.values, call.epilogue.bias);
+  }
+  return out;
+}
+
 at::Tensor run_linear(const Gemm& call, const GemmPlan& plan) {
   if (plan.backend == GemmPlan::Backend::kCublasLt) {
     run_cublaslt(*cublaslt_call(call, plan.fused), call.out);
   }
-  at::Tensor out = plan.backend == GemmPlan::Backend::kCublasLt ? call.out
-                   : plan.widens                                ? run_widened(call, plan.fused)
-                                                                : run_aten(call, plan.fused);
+  at::Tensor out = plan.backend == GemmPlan::Backend::kCublasLt    ? call.out
+                   : plan.backend == GemmPlan::Backend::kInvariant ? run_invariant(call)
+                   : plan.widens                                   ? run_widened(call, plan.fused)
+                                                                   : run_aten(call, plan.fused);
   const Epilogue& epilogue = call.epilogue;
   if (epilogue.bias.defined() && !plan.fused.bias) out.add_(epilogue.bias);
   if (epilogue.residual.defined() && !plan.fused.residual) out.add_(epilogue.residual);

@@ -12,7 +12,9 @@ namespace trireme::kernels {
 inline at::Tensor op_a(const Gemm& call) { return call.transpose_a ? call.a.values.t() : call.a.values; }
 inline at::Tensor op_b(const Gemm& call) { return call.transpose_b ? call.b.values.t() : call.b.values; }
 inline std::int64_t m_of(const Gemm& call) { return call.a.values.size(call.transpose_a ? 1 : 0); }
-inline std::int64_t n_of(const Gemm& call) { return call.b.values.size(call.transpose_b ? 0 : 1); }
+inline std::int64_t n_of(const Gemm& call) {
+  return call.b.is_quantised() ? call.b.quantised.rows : call.b.values.size(call.transpose_b ? 0 : 1);
+}
 inline std::int64_t k_of(const Gemm& call) { return call.a.values.size(call.transpose_a ? 0 : 1); }
 /// Of the result.
 inline at::ScalarType type_of(const Gemm& call) {

@@ -80,6 +80,10 @@ double flops_of(const AttentionShape& shape, const KvBatch& batch) {
 
 }  // namespace
 
+bool reads_in_place(const at::Tensor& q, const KvBatch::SequenceRows& sequence, const Context& context) {
+  return q.is_cpu() && (batch_invariant(context) || sequence.query_len <= kMostPagedQueries);
+}
+
 at::Tensor attend_cached(const AttentionShape& shape, Context& context, const at::Tensor& q, const at::Tensor& k,
                          const at::Tensor& v) {
   const KvBatch& batch = *context.kv_batch;
@@ -97,7 +101,7 @@ at::Tensor attend_cached(const AttentionShape& shape, Context& context, const at
   for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
     const KvBatch::SequenceRows& sequence = batch.sequences[i];
     const std::vector<BlockId>& table = group.block_tables[i];
-    if (q.is_cpu() && sequence.query_len <= kMostPagedQueries) {
+    if (reads_in_place(q, sequence, context)) {
       in_place.push_back({sequence.first_row, sequence.query_len, sequence.context_len, table});
       continue;
     }

@@ -12,8 +12,10 @@
 
 namespace trireme::nn {
 
-/// Chunks of at most so many tokens read the cache in place.
+/// Chunks of at most so many tokens read the cache in place; all of them where a query's bits must not depend on how
+/// its prompt is cut into chunks.
 inline constexpr std::int64_t kMostPagedQueries = 8;
+bool reads_in_place(const at::Tensor& q, const KvBatch::SequenceRows& sequence, const Context& context);
 
 /// Writes the step's keys and values into the layer's blocks and attends to what they then hold. q, k, v and the result
 /// are [1, tokens, heads, head size], tokens as context.kv_batch says.

@@ -22,6 +22,7 @@
 #include "trireme/kernels/gemm.h"
 #include "trireme/nn/exchange.h"
 #include "trireme/nn/flops.h"
+#include "trireme/nn/kv_cache.h"
 
 namespace trireme::nn {
 namespace {
@@ -89,7 +90,8 @@ at::Tensor Head::logits(const at::Tensor& rows, Context& context) const {
   return kernels::gemm({.a = rows,
                         .b = weight,
                         .transpose_b = true,
-                        .epilogue = {.bias = bias_ ? context.value(*bias_) : at::Tensor()}})
+                        .epilogue = {.bias = bias_ ? context.value(*bias_) : at::Tensor()},
+                        .batch_invariant = batch_invariant(context)})
       .out;
 }
 

@@ -63,6 +63,8 @@ struct KvBatch {
   std::vector<SequenceRows> sequences;
   std::vector<Group> groups;
   at::Tensor last_rows;  ///< int64 [sequences], on the device: each one's last token
+  /// CPU: a token's bits depend on its own sequence alone, not on what is in the batch beside it or how it was chunked.
+  bool invariant = false;
 
   /// Of the layers with this window: an InternalError where the cache has none.
   const Group& group(std::int64_t window) const;
@@ -70,6 +72,7 @@ struct KvBatch {
 
 /// An InternalError naming the sequence whose tables do not hold its tokens.
 KvBatch make_kv_batch(KvCache& cache, std::span<const SequenceStep> sequences, at::Device device = at::kCPU);
+inline bool batch_invariant(const Context& context) { return context.kv_batch && context.kv_batch->invariant; }
 /// The positions of the batch's tokens, [1, tokens].
 Sequence packed_sequence(const KvBatch& batch);
 

@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 
 #include "trireme/base/error.h"
+#include "trireme/kernels/gemm.h"
 #include "trireme/nn/cached_attention.h"
 #include "trireme/nn/kv_cache.h"
 #include "trireme/nn/latent_attention.h"
@@ -16,8 +17,17 @@ namespace trireme::nn {
 namespace {
 
 /// [tokens, heads, in] times [heads, in, out], head by head.
-at::Tensor by_head(const at::Tensor& x, const at::Tensor& weights) {
-  return at::bmm(x.transpose(0, 1), weights).transpose(0, 1);
+at::Tensor by_head(const at::Tensor& x, const at::Tensor& weights, const Context& context) {
+  if (!batch_invariant(context)) return at::bmm(x.transpose(0, 1), weights).transpose(0, 1);
+  at::Tensor out = at::empty({x.size(1), x.size(0), weights.size(2)}, x.options());
+  for (std::int64_t head = 0; head < x.size(1); ++head) {
+    kernels::gemm({.a = x.select(1, head).contiguous(),
+                   .b = weights.select(0, head).t().contiguous(),
+                   .transpose_b = true,
+                   .out = out.select(0, head),
+                   .batch_invariant = true});
+  }
+  return out.transpose(0, 1);
 }
 
 }  // namespace
@@ -27,7 +37,8 @@ at::Tensor LatentAttention::absorb_queries(const at::Tensor& q, Context& context
   const at::Tensor weights =
       context.value(project_.kv_up.weight()).view({heads, nope + sizes_.value_size, sizes_.kv_rank});
   context.flops += gemm_flops(q.size(0) * heads, nope, sizes_.kv_rank);
-  return at::cat({by_head(q.narrow(2, 0, nope), weights.narrow(1, 0, nope)), q.narrow(2, nope, sizes_.rope_size)}, 2);
+  return at::cat(
+      {by_head(q.narrow(2, 0, nope), weights.narrow(1, 0, nope), context), q.narrow(2, nope, sizes_.rope_size)}, 2);
 }
 
 at::Tensor LatentAttention::absorb_values(const at::Tensor& weighted, Context& context) const {
@@ -35,7 +46,8 @@ at::Tensor LatentAttention::absorb_values(const at::Tensor& weighted, Context& c
   const at::Tensor weights =
       context.value(project_.kv_up.weight()).view({heads, nope + sizes_.value_size, sizes_.kv_rank});
   context.flops += gemm_flops(weighted.size(0) * heads, sizes_.kv_rank, sizes_.value_size);
-  return by_head(weighted.narrow(2, 0, sizes_.kv_rank), weights.narrow(1, nope, sizes_.value_size).transpose(1, 2));
+  return by_head(weighted.narrow(2, 0, sizes_.kv_rank), weights.narrow(1, nope, sizes_.value_size).transpose(1, 2),
+                 context);
 }
 
 at::Tensor LatentAttention::attend_plain(const at::Tensor& q, const at::Tensor& entries, std::int64_t position,
@@ -65,7 +77,7 @@ at::Tensor LatentAttention::attend_latents(Latents& latents, Context& context) c
   std::vector<std::size_t> few;
   for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
     const KvBatch::SequenceRows& sequence = batch.sequences[i];
-    if (q.is_cpu() && sequence.query_len <= kMostPagedQueries) {
+    if (reads_in_place(q, sequence, context)) {
       few.push_back(i);
       continue;
     }

@@ -6,6 +6,7 @@
 #include "trireme/base/error.h"
 #include "trireme/nn/exchange.h"
 #include "trireme/nn/flops.h"
+#include "trireme/nn/kv_cache.h"
 #include "trireme/nn/layer.h"
 
 namespace trireme::nn {
@@ -81,6 +82,7 @@ kernels::GemmResult Linear::multiply(const LinearInput& input, const kernels::Ep
   const at::Tensor rows = as_rows(entering);
   context.flops += gemm_flops(rows.size(0), weight.size(1), weight.size(0));
   kernels::Gemm call{.a = rows, .b = weight, .transpose_b = true, .epilogue = epilogue};
+  call.batch_invariant = batch_invariant(context);
   if (in_fp8(weight_, rows.size(0))) {
     const Fp8Quantise how{.role = Fp8Role::kActivation, .rows = true, .note = context.training};
     if (input.x.defined()) {

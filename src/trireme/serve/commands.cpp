@@ -16,7 +16,9 @@
 #include "trireme/device/cuda.h"
 #include "trireme/formats/safetensors_writer.h"
 #include "trireme/models/published.h"
+#include "trireme/serve/batch.h"
 #include "trireme/serve/generate.h"
+#include "trireme/serve/run_server.h"
 
 namespace trireme::serve {
 namespace {
@@ -111,12 +113,28 @@ ProbeResult probe(const ProbeRequest& request) {
   return result;
 }
 
+void use_cores(int local_ranks) { at::set_num_threads(std::max(1, usable_cores() / std::max(1, local_ranks))); }
+
 TokenLists generate_on(const GenerateRequest& request, comm::Rank& rank) {
-  at::set_num_threads(std::max(1, usable_cores() / std::max(1, request.local_ranks)));
+  use_cores(request.local_ranks);
   return generate(request, rank.world());
 }
 
-constexpr Commands kCommands{.version = kVersion, .probe = &probe, .generate = &generate_on};
+BatchResult generate_batch_on(const BatchRequest& request, comm::Rank& rank) {
+  use_cores(request.local_ranks);
+  return generate_batch(request, rank.world());
+}
+
+bool serve_on(const ServeRequest& request, comm::Rank& rank) {
+  use_cores(1);
+  return run_server(request, rank.world());
+}
+
+constexpr Commands kCommands{.version = kVersion,
+                             .probe = &probe,
+                             .generate = &generate_on,
+                             .generate_batch = &generate_batch_on,
+                             .serve = &serve_on};
 
 }  // namespace
 

@@ -4,16 +4,18 @@
 //   serve->probe({.model = "gpt2", .ids = "ids.json", .out = "probe.safetensors"});
 //
 // Program and library are built together: errors are thrown through, and versions must agree.
-// Depends on: base, comm, formats, spec.
+// Depends on: base, comm, formats, sampler.h, spec.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "trireme/comm/rank.h"
 #include "trireme/formats/token_lists.h"
+#include "trireme/serve/sampler.h"
 #include "trireme/spec/recipe.h"
 
 namespace trireme::serve {
@@ -34,22 +36,72 @@ struct ProbeResult {
 
 enum class GeneratePrecision : std::uint8_t { kFp32, kBf16 };
 
-/// Called by every rank; the ranks are tensor parallel, and share the heads and the rows of matrices.
-struct GenerateRequest {
+/// Which model, and how it is computed with. Ranks are tensor parallel, and share the heads and the rows of matrices.
+struct ModelRequest {
   std::filesystem::path model;  ///< a run, one of its checkpoints, or a Hugging Face directory
-  TokenLists prompts;
-  std::int64_t tokens = 32;  ///< how many to add to each
-  double temperature = 0;    ///< 0: always the likeliest
-  std::int64_t top_k = 0;    ///< only among this many likeliest; 0: all
-  double top_p = 1;          ///< only among the fewest that together have this probability
-  std::uint64_t seed = 0;
-  std::vector<std::int64_t> stop;  ///< a sequence ends after one of these
   GeneratePrecision precision = GeneratePrecision::kFp32;
   spec::DeviceKind device = spec::DeviceKind::kCpu;
-  bool beyond_context = false;  ///< sequences may get longer than the model's max_seq_len
-  int local_ranks = 1;          ///< that share the machine's cores
+};
+
+/// Called by every rank.
+struct GenerateRequest {
+  std::filesystem::path model;  ///< as in ModelRequest
+  TokenLists prompts;
+  std::int64_t tokens = 32;  ///< how many to add to each
+  SamplingParams sampling = {};
+  std::vector<std::int64_t> stop = {};  ///< a sequence ends after one of these
+  GeneratePrecision precision = GeneratePrecision::kFp32;
+  spec::DeviceKind device = spec::DeviceKind::kCpu;
+  bool beyond_context = false;     ///< sequences may get longer than the model's max_seq_len
+  int local_ranks = 1;             ///< that share the machine's cores
+  std::int64_t batch = 16;         ///< sequences that are continued at once
+  bool invariant = true;           ///< CPU: logits do not depend on what is beside
+  std::uint64_t first_choice = 0;  ///< the number that prompt 0 has in draws
   /// Called on rank 0 with each new token as soon as it is there.
   std::function<void(std::size_t sequence, std::int64_t token)> on_token = nullptr;
+};
+
+/// Prompts from a file, one JSON object a line, and answers to another. What the output has already is left out, so
+/// that a batch that was cut goes on where it was.
+struct BatchRequest {
+  ModelRequest model;
+  std::filesystem::path input, output;
+  std::string tokenizer = {};  ///< a file or "bytes"; empty: the model's own
+  std::int64_t tokens = 128;   ///< of lines that do not say
+  SamplingParams sampling = {};
+  bool beyond_context = false;
+  int local_ranks = 1;
+  std::int64_t batch = 16;
+  bool invariant = true;
+  std::size_t ngram = 0;  ///< tokens proposed by n-gram speculation; 0: none
+};
+struct BatchResult {
+  std::int64_t lines = 0, skipped = 0, failed = 0;  ///< of the input; there already; answered with an error
+  std::int64_t prompt_tokens = 0, cached_tokens = 0, new_tokens = 0, steps = 0;
+};
+
+/// An HTTP server, until SIGINT or SIGTERM.
+struct ServeRequest {
+  ModelRequest model;
+  std::string host = "127.0.0.1";
+  int port = 8000;
+  std::vector<std::string> keys = {};
+  std::vector<std::string> allowed_hosts = {};
+  std::string name = {};       ///< as clients ask for it; empty: the folder's
+  std::string tokenizer = {};  ///< a file or "bytes"; empty: the model's own
+  std::filesystem::path chat_template = {};
+  std::int64_t max_len = 0;         ///< of prompt and answer; 0: the model's max_seq_len
+  std::int64_t max_sequences = 16;  ///< in a step
+  std::size_t max_requests = 256;   ///< that run or wait
+  std::int64_t max_batch_tokens = 512, prefill_chunk = 256;
+  std::int64_t kv_tokens = 0;  ///< 0: by the memory that is free
+  bool prefix_cache = true, invariant = true;
+  std::size_t ngram = 0;
+  std::filesystem::path schedule_log = {};
+  std::uint64_t seed = 0;
+  double drain_seconds = 30;
+  /// Called when requests are answered.
+  std::function<void(const std::string& url, const std::string& about)> on_ready = nullptr;
 };
 
 struct Commands {
@@ -57,8 +109,12 @@ struct Commands {
   ProbeResult (*probe)(const ProbeRequest& request);
   /// What was added to each prompt, the same on every rank.
   TokenLists (*generate)(const GenerateRequest& request, comm::Rank& rank);
+  /// The same on every rank; rank 0 writes.
+  BatchResult (*generate_batch)(const BatchRequest& request, comm::Rank& rank);
+  /// By one rank. True when nothing that ran had to be cut.
+  bool (*serve)(const ServeRequest& request, comm::Rank& rank);
 };
-inline constexpr std::uint32_t kVersion = 3;
+inline constexpr std::uint32_t kVersion = 4;
 
 extern "C" const Commands* trireme_serve();
 using Entry = const Commands*();

@@ -1,40 +1,39 @@
-// serve/generate.h -- continues token lists with a model: prefill in chunks, then decode token by token over a KV
-// cache.
+// serve/generate.h -- continues token lists with a model, all of them through one engine.
 //
-// Depends on: base, comm, models, parallel.
+// Depends on: base, comm, engine.h, models, parallel.
 #pragma once
 
-#include <functional>
 #include <span>
 
 #include "trireme/comm/group.h"
 #include "trireme/models/model.h"
 #include "trireme/serve/commands.h"
+#include "trireme/serve/engine.h"
 
 namespace trireme::serve {
 
 /// A ConfigError for a token outside the vocabulary: a GPU would read beside its table.
 void check_tokens(std::span<const std::int64_t> tokens, const spec::ModelShape& shape);
-
-struct Sampling {
-  double temperature = 0;
-  std::int64_t top_k = 0;
-  double top_p = 1;
-};
-
-/// Draws a token from logits with one number in [0, 1). Temperature 0, or top_k 1: the likeliest, the lowest number of
-/// equals.
-std::int64_t sample(std::span<const float> logits, const Sampling& sampling, double draw);
+/// A ConfigError for a model that does not read from left to right.
+void check_continues(const spec::ModelShape& shape);
+/// A ConfigError for settings that mean nothing.
+void check_sampling(const SamplingParams& sampling);
+/// A ConfigError where prompt and new tokens do not fit into the model's context.
+void check_length(std::int64_t prompt, std::int64_t tokens, const spec::ModelShape& shape, bool beyond_context);
 
 /// Tokens of a prompt that go through the model at once: what a KV cache of sliding windows holds beside the window.
 inline constexpr std::int64_t kPrefillChunk = 512;
 
-/// What a model adds to one prompt. The draw for the n-th new token is a function of (seed, sequence, n) alone.
-std::vector<std::int64_t> continue_prompt(models::Model& model, const std::vector<std::int64_t>& prompt,
-                                          std::size_t sequence, const GenerateRequest& request);
+/// What a model adds to each prompt. The draw for the n-th new token of prompt i is a function of (seed, i, n) alone.
+TokenLists continue_prompts(models::Model& model, const GenerateRequest& request);
 
-/// By all ranks of `world`, which hold the model together. A ProblemsError where the model cannot be split over so
-/// many.
+/// The model of a command, split over the ranks of `world`. A ProblemsError where it cannot be split over so many.
+struct RankModel;
+std::shared_ptr<RankModel> open_rank_model(const ModelRequest& request, comm::Group& world);
+models::Model& model_of(RankModel& of);
+const std::optional<std::string>& tokenizer_of(const RankModel& of);
+
+/// By all ranks of `world`, which hold the model together.
 TokenLists generate(const GenerateRequest& request, comm::Group& world);
 
 }  // namespace trireme::serve

@@ -1,0 +1,108 @@
+// serve/engine.h -- continues many token lists at once: the scheduler's plans, carried out on a model.
+//
+//   Engine engine(model, {.max_sequences = 16, .kv_tokens = 8192});
+//   engine.add({.id = 1, .prompt = tokens, .max_new_tokens = 64, .on_token = ...});
+//   while (!engine.idle()) engine.step();
+//
+// A step gives the model the tokens of all planned sequences in one row (nn/kv_cache.h), takes logits of those that
+// sample, and draws. One thread uses an engine. Ranks that hold a model together each have one and call the same.
+// With `invariant`, on the CPU, a request's logits are the same to the bit whatever is in the batch beside it, however
+// its prompt is cut into chunks, found in the prefix cache, or recomputed after a preemption.
+// Depends on: base, models, nn, scheduler_log.h, sampler.h.
+#pragma once
+
+#include <functional>
+#include <iosfwd>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trireme/models/model.h"
+#include "trireme/nn/kv_cache.h"
+#include "trireme/serve/drafter.h"
+#include "trireme/serve/sampler.h"
+#include "trireme/serve/scheduler_log.h"
+
+namespace trireme::serve {
+
+struct EngineOptions {
+  std::int64_t max_batch_tokens = 512;  ///< of a step
+  std::int64_t max_sequences = 16;      ///< of a step
+  std::int64_t prefill_chunk = 512;
+  std::int64_t kv_tokens = 0;  ///< that the KV cache holds, of all sequences together; rounded up to blocks
+  bool prefix_cache = true;
+  bool invariant = true;
+  std::ostream* schedule_log = nullptr;  ///< of scheduler_log.h; null: none
+};
+
+enum class FinishReason : std::uint8_t {
+  kStop,    ///< a stop token, which is among the tokens
+  kLength,  ///< max_new_tokens
+  kError,   ///< the model's logits were no numbers
+};
+
+struct GeneratedToken {
+  RequestId id = 0;
+  std::int64_t token = 0;
+  std::optional<Logprobs> logprobs = {};  ///< where asked for
+  std::optional<FinishReason> finish = {};
+  std::int64_t cached_tokens = 0;  ///< of the prompt
+};
+
+struct EngineRequest {
+  RequestId id = 0;
+  std::vector<std::int64_t> prompt = {};
+  std::int64_t max_new_tokens = 1;
+  SamplingParams sampling = {};
+  std::uint64_t choice = 0;                    ///< which of several continuations of a prompt: Draws
+  std::vector<std::int64_t> stop_tokens = {};  ///< it ends after one of these
+  std::optional<std::size_t> logprobs = {};    ///< with so many alternatives
+  std::string salt = {};
+  /// Called by step(), token by token. May call cancel() for any request.
+  std::function<void(const GeneratedToken&)> on_token = nullptr;
+  /// Tests: the logits that a token was drawn from, before anything was done to them.
+  std::function<void(std::span<const float>)> on_logits = nullptr;
+};
+
+class Engine {
+ public:
+  /// Borrows the model; all of its parameters are on one device.
+  Engine(models::Model& model, EngineOptions options);
+  ~Engine();
+
+  /// Proposes tokens for the model to verify, several a step; what is generated stays the same. Before requests come.
+  void set_drafter(std::unique_ptr<Drafter> drafter) { drafter_ = std::move(drafter); }
+
+  /// Why the request can never be served; nothing: it is queued. Tokens and lengths are those of check_request().
+  [[nodiscard]] std::optional<std::string> add(EngineRequest request);
+  /// Its blocks are free when this returns, or, called by on_token, when the step does.
+  bool cancel(RequestId id);
+  bool idle() const { return scheduler_.scheduler().idle(); }
+  void step();
+
+  const Scheduler& scheduler() const { return scheduler_.scheduler(); }
+  const models::Model& model() const { return model_; }
+  const EngineOptions& options() const { return options_; }
+
+ private:
+  struct Running;
+  at::Tensor logits_of(const StepPlan& plan);
+  StepResult draw(const PlannedSequence& planned, const at::Tensor& rows, std::int64_t first_row);
+
+  models::Model& model_;
+  EngineOptions options_;
+  at::Device device_;
+  nn::KvCache cache_;
+  LoggedScheduler scheduler_;
+  std::unique_ptr<Drafter> drafter_;
+  std::map<RequestId, Running> running_;
+  std::vector<RequestId> cancelled_;  // by callbacks of the step that is being taken
+  bool stepping_ = false;
+};
+
+/// Bytes that a token takes in the KV cache of a model, over all layers that keep all tokens.
+std::int64_t kv_bytes_per_token(const spec::ModelShape& shape, std::int64_t bytes_per_element);
+
+}  // namespace trireme::serve

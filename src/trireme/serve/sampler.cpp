@@ -1,0 +1,158 @@
+#include "trireme/serve/sampler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace trireme::serve {
+namespace {
+
+using Ids = std::vector<std::int32_t>;
+
+/// Orders by falling logit, equal ones by number: the same on every machine.
+struct Likelier {
+  std::span<const float> logits;
+  bool operator()(std::int32_t a, std::int32_t b) const {
+    const float x = logits[static_cast<std::size_t>(a)], y = logits[static_cast<std::size_t>(b)];
+    return x != y ? x > y : a < b;
+  }
+};
+
+/// The `count` likeliest, in falling order; all where there are fewer.
+Ids likeliest(std::span<const float> logits, std::size_t count) {
+  Ids ids(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  count = std::min(count, ids.size());
+  const auto middle = ids.begin() + static_cast<std::ptrdiff_t>(count);
+  if (count < ids.size()) std::nth_element(ids.begin(), middle, ids.end(), Likelier{logits});
+  std::sort(ids.begin(), middle, Likelier{logits});
+  ids.resize(count);
+  return ids;
+}
+
+struct Weights {
+  std::span<const float> logits;
+  double top, temperature;
+  double of(std::int32_t id) const {
+    return std::exp((static_cast<double>(logits[static_cast<std::size_t>(id)]) - top) / temperature);
+  }
+};
+
+/// Of `order`, the fewest first ones that have `share` of `total`; those above `least`, of which there is at least one.
+/// Returns how many, and their sum; 0 where `order` ends before the share is reached.
+struct Nucleus {
+  std::size_t kept = 0;
+  double mass = 0;
+  bool whole = false;
+};
+Nucleus nucleus_of(const Ids& order, const Weights& weights, double wanted, double least) {
+  Nucleus out;
+  for (const std::int32_t id : order) {
+    const double weight = weights.of(id);
+    if (out.kept > 0 && (out.mass >= wanted || weight < least)) {
+      out.whole = true;
+      return out;
+    }
+    out.mass += weight;
+    ++out.kept;
+  }
+  out.whole = out.mass >= wanted;
+  return out;
+}
+
+std::int64_t draw_from(const Ids& order, std::size_t kept, const Weights& weights, double below) {
+  for (std::size_t i = 0; i < kept; ++i) {
+    below -= weights.of(order[i]);
+    if (below < 0) return order[i];
+  }
+  return order[kept - 1];  // rounding left a little at the end
+}
+
+}  // namespace
+
+void TokenCounts::add_prompt(std::span<const std::int64_t> tokens) {
+  for (const std::int64_t token : tokens) ++counts_[token].prompt;
+}
+
+Draws::Draws(std::uint64_t seed, std::uint64_t choice) : random_(seed, fmt::format("generate/sequence {}", choice)) {}
+
+void adjust(std::span<float> logits, const SamplingParams& params, const TokenCounts& counts) {
+  const auto repeat = static_cast<float>(params.repetition_penalty);
+  for (const auto& [token, count] : counts.counts()) {
+    float& logit = logits[static_cast<std::size_t>(token)];
+    if (repeat != 1) logit = logit > 0 ? logit / repeat : logit * repeat;
+    if (count.generated == 0) continue;
+    logit -= static_cast<float>(params.presence_penalty) +
+             static_cast<float>(params.frequency_penalty) * static_cast<float>(count.generated);
+  }
+  for (const auto& [token, bias] : params.logit_bias)
+    logits[static_cast<std::size_t>(token)] += static_cast<float>(bias);
+}
+
+bool can_sample(std::span<const float> logits) {
+  float top = -std::numeric_limits<float>::infinity();
+  bool number = true;
+  for (const float logit : logits) {
+    number &= !std::isnan(logit);
+    top = std::max(top, logit);
+  }
+  return number && top > -std::numeric_limits<float>::infinity() && top < std::numeric_limits<float>::infinity();
+}
+
+std::int64_t sample(std::span<const float> logits, const SamplingParams& params, double draw) {
+  const auto best = std::max_element(logits.begin(), logits.end());
+  if (params.temperature <= 0 || params.top_k == 1) return best - logits.begin();
+  const Weights weights{logits, *best, params.temperature};
+  const std::size_t candidates =
+      params.top_k > 0 ? std::min(logits.size(), static_cast<std::size_t>(params.top_k)) : logits.size();
+  if (candidates == logits.size() && params.top_p >= 1 && params.min_p <= 0) {
+    // Nothing is left out, so nothing need be sorted: tokens in the order of their numbers.
+    double total = 0;
+    for (std::size_t id = 0; id < logits.size(); ++id) total += weights.of(static_cast<std::int32_t>(id));
+    double below = draw * total;
+    std::size_t last = static_cast<std::size_t>(best - logits.begin());
+    for (std::size_t id = 0; id < logits.size(); ++id) {
+      const double weight = weights.of(static_cast<std::int32_t>(id));
+      below -= weight;
+      if (below < 0) return static_cast<std::int64_t>(id);
+      if (weight > 0) last = id;
+    }
+    return static_cast<std::int64_t>(last);
+  }
+  double total = 0;  // of the candidates
+  Ids order;
+  if (candidates < logits.size()) {
+    order = likeliest(logits, candidates);
+    for (const std::int32_t id : order) total += weights.of(id);
+  } else {
+    for (std::size_t id = 0; id < logits.size(); ++id) total += weights.of(static_cast<std::int32_t>(id));
+    order = likeliest(logits, 256);  // a nucleus is small as a rule
+  }
+  // top_p = 1 asks for all; the sum of rounded weights in another order may fall a little short of it.
+  const double wanted = params.top_p >= 1 ? std::numeric_limits<double>::infinity() : params.top_p * total;
+  Nucleus nucleus = nucleus_of(order, weights, wanted, params.min_p);
+  while (!nucleus.whole && order.size() < candidates) {
+    order = likeliest(logits, std::min(candidates, order.size() * 16));
+    nucleus = nucleus_of(order, weights, wanted, params.min_p);
+  }
+  return draw_from(order, nucleus.kept, weights, draw * nucleus.mass);
+}
+
+Logprobs logprobs_of(std::span<const float> logits, std::int64_t token, std::size_t top) {
+  const double best = *std::max_element(logits.begin(), logits.end());
+  double total = 0;
+  for (const float logit : logits) total += std::exp(static_cast<double>(logit) - best);
+  const double norm = best + std::log(total);
+  const auto of = [&](std::int64_t id) {
+    return TokenLogprob{id, static_cast<double>(logits[static_cast<std::size_t>(id)]) - norm};
+  };
+  Logprobs out{.chosen = of(token)};
+  if (top == 0) return out;
+  for (const std::int32_t id : likeliest(logits, top)) out.top.push_back(of(id));
+  return out;
+}
+
+}  // namespace trireme::serve
