@@ -115,8 +115,9 @@ TEST_F(PlanOfAMixture, ChoosesHowToShareOutItsExperts) {
   const json result = run_json(with_options({"plan"}, task));
   EXPECT_GT(result.at("layout").at("ep").get<int>(), 1);
   EXPECT_TRUE(result.at("chosen").contains("ep"));
-  EXPECT_EQ(run(with_options(with_options({"plan"}, task), {"--write", (folder_ / "no.toml").string()})).code,
-            kExitUsage);
+  const std::string written = (folder_ / "mixtral.toml").string();
+  EXPECT_EQ(run(with_options(with_options({"plan"}, task), {"--write", written})).code, kExitFine);
+  EXPECT_THAT(run({"recipe", "show", written}).out, HasSubstr("num_experts = 8"));
   EXPECT_THAT(run({"plan", "--model", "mixtral-8x", "--cluster", "dgx-h100"}).err,
               HasSubstr("did you mean \"mixtral-8x7b\""));
 }

@@ -1,22 +1,20 @@
-#include "trireme/plan/mixture.h"
-
+// Mixtures of experts in the planner: the ready recipes, what they count and what they cost.
 #include <gtest/gtest.h>
 
 #include "trireme/base/data_files.h"
 #include "trireme/plan/search.h"
+#include "trireme/spec/recipe.h"
 
 namespace trireme::plan {
 namespace {
 
-MixtureFile load(const std::string& name) {
-  return config::load<MixtureFile>({.file = find_data_file("mixtures", name).string()}).value;
+spec::Recipe load_mixture(const std::string& name) {
+  return spec::load_recipe({.file = find_data_file("mixtures", name).string()}).value;
 }
 
 Job job_of(const std::string& name, std::int64_t length, std::int64_t batch) {
-  const MixtureFile file = load(name);
   Job job;
-  job.shape = *spec::shape_of(file.model);
-  job.mixture = {.experts = file.experts};
+  job.shape = *spec::shape_of(load_mixture(name).model);
   job.seq_len = length;
   job.batch = batch;
   return job;
@@ -34,36 +32,45 @@ TEST(Mixtures, HaveThePublishedNumbersOfParameters) {
                          Row{"switch-c", 1571e9, 5e9, 0, 0}, Row{"switch-base", 7.4e9, 0.1e9, 0, 0},
                          // The paper rounds to 600B; its 37B, 150B and 200B are as much below the exact counts.
                          Row{"gshard-600b", 600e9, 25e9, 0, 0}}) {
-    const MixtureFile file = load(row.name);
-    EXPECT_EQ(file.name, row.name);
-    const MixtureCount count = count_parameters(*spec::shape_of(file.model), {.experts = file.experts});
-    EXPECT_NEAR(count.total(), row.total, row.within) << row.name;
+    const spec::Recipe recipe = load_mixture(row.name);
+    EXPECT_EQ(recipe.run.name, row.name);
+    const spec::ParameterCount count = spec::count_parameters(*spec::shape_of(recipe.model));
+    EXPECT_NEAR(static_cast<double>(count.total()), row.total, row.within) << row.name;
     if (row.active > 0) {
-      EXPECT_NEAR(count.active(), row.active, row.active_within) << row.name;
+      EXPECT_NEAR(static_cast<double>(count.active()), row.active, row.active_within) << row.name;
     }
   }
 }
 
 TEST(Mixtures, AllHaveACountHere) { EXPECT_EQ(data_names("mixtures").size(), 5); }
 
+/// README_WEIGHTS.md of the released weights: 11.5B of its own, embedding and head shared.
+TEST(Mixtures, CountTheExpertsOfMultiTokenPrediction) {
+  spec::ModelShape shape = *spec::shape_of(load_mixture("deepseek-v3").model);
+  shape.mtp_depth = 1;
+  const spec::ParameterCount count = spec::count_parameters(shape);
+  EXPECT_NEAR(static_cast<double>(count.mtp), 11.5e9, 0.15e9);
+  EXPECT_EQ(count.mtp_experts, std::int64_t{256} * 3 * 7168 * 2048);
+}
+
 TEST(Mixture, OfOneExpertIsTheDenseModelAndARouter) {
   const spec::ModelShape shape = spec::family_shape(spec::Family::kLlama);
-  const Mixture one{.experts = {.num_experts = 1, .top_k = 1}};
-  const double router = static_cast<double>(shape.num_layers * shape.hidden_size);
-  EXPECT_DOUBLE_EQ(count_parameters(shape, one).total(),
-                   static_cast<double>(spec::count_parameters(shape).total()) + router);
-  EXPECT_DOUBLE_EQ(count_flops(shape, one, 100).projections,
-                   spec::count_flops(shape, 100).projections + 2 * 100 * router);
-  EXPECT_DOUBLE_EQ(count_parameters(shape, {}).total(), static_cast<double>(spec::count_parameters(shape).total()));
+  spec::ModelShape one = shape;
+  one.experts = {.num_experts = 1, .top_k = 1};
+  const std::int64_t router = shape.num_layers * shape.hidden_size;
+  EXPECT_EQ(spec::count_parameters(one).total(), spec::count_parameters(shape).total() + router);
+  EXPECT_DOUBLE_EQ(spec::count_flops(one, 100).projections,
+                   spec::count_flops(shape, 100).projections + 2 * 100 * static_cast<double>(router));
 }
 
 TEST(Mixture, FlopsAreTwiceTheActiveWeightsForEachToken) {
   for (const char* name : {"mixtral-8x7b", "deepseek-v3"}) {
     const Job job = job_of(name, 1024, 1);
-    const MixtureCount count = count_parameters(job.shape, job.mixture);
-    const MixtureFlops flops = count_flops(job.shape, job.mixture, job.seq_len);
+    const spec::ParameterCount count = spec::count_parameters(job.shape);
+    const SequenceFlops flops = sequence_flops(job.shape, job.seq_len);
+    const auto met = static_cast<double>(count.layers - count.experts + count.active_experts);
     // All matrices that a token meets; embedding and norms are none of them.
-    EXPECT_NEAR(flops.projections, 2 * 1024 * (count.dense + count.active_experts), 1e-4 * flops.projections) << name;
+    EXPECT_NEAR(flops.projections, 2 * 1024 * met, 1e-4 * flops.projections) << name;
   }
 }
 
@@ -74,8 +81,8 @@ TEST(Mixture, ExpertsAreSharedOutAndPaidForInMessages) {
   const Estimate whole = estimate(hardware, job, layout);
   layout.layout.ep = 8;
   const Estimate shared = estimate(hardware, job, layout);
-  const MixtureCount count = count_parameters(job.shape, job.mixture);
-  EXPECT_NEAR(whole.memory.parts.weights - shared.memory.parts.weights, 2 * count.experts * 7 / 8, 1e6);
+  const auto experts = static_cast<double>(spec::count_parameters(job.shape).experts);
+  EXPECT_NEAR(whole.memory.parts.weights - shared.memory.parts.weights, 2 * experts * 7 / 8, 1e6);
   EXPECT_EQ(whole.time.work.communication, 0);
   EXPECT_GT(shared.time.work.communication, 0);
   // Fewer, larger GEMMs: each weight is read for eight times the tokens.

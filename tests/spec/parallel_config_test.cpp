@@ -54,13 +54,26 @@ TEST(ParallelConfig, CountsMicroBatchesOfUnevenShares) {
   EXPECT_EQ(parallel_config(recipe, 4, 8).micros(8), 2);  // weights of other ranks are a rule's to refuse
 }
 
-TEST(LayoutConfig, ExpertsArePlannedNotTrained) {
-  RunSetup run;
+/// Applying a hint removes the problem.
+TEST(ExpertLayouts, DivideExpertsAndRanksOrSayWhatDoes) {
+  const auto first_of = [](const RunSetup& run) {
+    const auto refusals = find_refusals(run, RuleNeeds::kLayout, RuleNeeds::kLayout);
+    return refusals.empty() ? std::string() : std::string(refusals[0].rule->name) + ": " + refusals[0].problem.hint;
+  };
+  RunSetup run{.shape = family_shape(Family::kMistral), .seq_len = 64, .rows = 16, .ranks = 8};
   run.recipe.layout.ep = 2;
-  const auto refusals = find_refusals(run, RuleNeeds::kRecipe, RuleNeeds::kRecipe);
-  ASSERT_EQ(refusals.size(), 1U);
-  EXPECT_EQ(refusals[0].rule->name, "experts-are-planned-only");
-  EXPECT_EQ(refusals[0].problem.key, "layout.ep");
+  EXPECT_EQ(first_of(run), "ep-shards-experts: set layout.ep = 1");
+  run.shape.experts = {.num_experts = 12, .top_k = 2};
+  EXPECT_EQ(first_of(run), "");
+  run.recipe.layout.ep = 8;
+  EXPECT_EQ(first_of(run), "ep-divides: set layout.ep = 4");
+  run.recipe.layout.ep = 4;
+  EXPECT_EQ(first_of(run), "");
+  run.ranks = 12;
+  run.recipe.layout = {.ep = 3, .zero = 1, .zero_group = 4};
+  EXPECT_EQ(first_of(run), "ep-nests-in-zero-group: set layout.zero_group = 3");
+  run.recipe.layout.zero_group = 3;
+  EXPECT_EQ(first_of(run), "");
 }
 
 }  // namespace

@@ -130,6 +130,16 @@ std::vector<Case> mistakes() {
   add("dp 3 of four ranks", [](auto& r) { r.layout.dp = 3, r.comm.ranks = 4; });
   add("zero_group 3 of 4", [](auto& r) { r.layout.zero = 1, r.layout.zero_group = 3, r.comm.ranks = 4; });
   add("three weights for two", [](auto& r) { r.layout.dp = 2, r.layout.dp_batch_weights = {1, 1, 1}; });
+  add("ep without experts", [](auto& r) { r.layout.dp = 2, r.layout.ep = 2; });
+  add("ep 3 of 4 experts",
+      [](auto& r) { r.layout.dp = 3, r.layout.ep = 3, r.model.experts = {.num_experts = 4, .top_k = 2}; });
+  add("zero_group 2 beside ep 3", [](auto& r) {
+    r.layout.dp = 6, r.layout.ep = 3, r.layout.zero = 1, r.layout.zero_group = 2;
+    r.model.experts = {.num_experts = 3, .top_k = 2};
+  });
+  add("balance groups of 3", [](auto& r) { r.model.experts = {.num_experts = 4, .top_k = 2, .balance_group = 3}; });
+  add("experts on a GPU",
+      [](auto& r) { r.run.device = spec::DeviceKind::kCuda, r.model.experts = {.num_experts = 4, .top_k = 2}; });
   add("scatter/gather without tp", [](auto& r) { r.layout.pp = 2, r.pipeline.scatter_gather = true; });
   add("stages with more ranks than pp", [](auto& r) { r.layout.pp = 3, r.pipeline.stage_ranks = {2, 2}; });
   add("a stage without ranks", [](auto& r) { r.layout.pp = 2, r.pipeline.stage_ranks = {2, 0}; });

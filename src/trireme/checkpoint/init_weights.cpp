@@ -21,6 +21,12 @@ bool is_harmless(std::string_view key) {
   constexpr std::array<std::string_view, 8> kKeys = {"dropout", "attention_dropout", "label_smoothing",
                                                      "z_loss",  "init_std",          "scaled_residual_init",
                                                      "epsilon", "max_seq_len"};
+  // What balances experts, and how a layer computes them.
+  constexpr std::array<std::string_view, 7> kExperts = {
+      "experts.aux_loss_weight", "experts.z_loss_weight", "experts.jitter",        "experts.expert_dropout",
+      "experts.balance_group",   "experts.arena",         "experts.bias_centered",
+  };
+  if (std::ranges::find(kExperts, key) != kExperts.end()) return true;
   return key.starts_with("rotary.") || key.starts_with("window") || std::ranges::find(kKeys, key) != kKeys.end();
 }
 
@@ -57,7 +63,7 @@ void check_init_shape(const spec::ModelShape& stored, const spec::ModelShape& sh
     const bool positions = key == "max_seq_len" && shape.position_kind == spec::PositionKind::kLearned;
     if (is_harmless(key) && !positions) continue;
     if (key == "vocab_size" && model.init_resize_vocab) continue;
-    changed.push_back(fmt::format("model.{}", difference));
+    changed.push_back(key.starts_with("experts.") ? difference : fmt::format("model.{}", difference));
   }
   const bool only_vocabulary = changed.size() == 1 && changed[0].starts_with("model.vocab_size");
   if (!changed.empty() && !model.init_partial) {

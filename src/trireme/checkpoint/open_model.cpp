@@ -44,6 +44,7 @@ OpenedModel open_model(const fs::path& path, const OpenOptions& options) {
   opened.model = models::build(weights.model().shape, options.build);
   nn::allocate(opened.model->params, options.precision, options.device);
   weights.fill(opened.model->params);
+  weights.fill(opened.model->balance);
   return opened;
 }
 

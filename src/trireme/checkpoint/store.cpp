@@ -132,7 +132,8 @@ fs::path save(const nn::State& state, const SaveRequest& request) {
 void load(const formats::CheckpointFolder& checkpoint, nn::State& state, What what, int threads) {
   std::vector<const nn::StateTensor*> tensors;
   for (const nn::StateTensor& entry : state.tensors()) {
-    if (what == What::kEverything || entry.name.starts_with("param/")) tensors.push_back(&entry);
+    const bool weights = entry.name.starts_with("param/") || entry.name.starts_with("router_bias/");
+    if (what == What::kEverything || weights) tensors.push_back(&entry);
   }
   std::vector<const nn::StateValue*> values;
   if (what == What::kEverything) {

@@ -34,7 +34,7 @@ std::filesystem::path save(const nn::State& state, const SaveRequest& request);
 
 enum class What {
   kEverything,
-  kWeights,  ///< parameters only: to generate, evaluate, or begin anew from them
+  kWeights,  ///< parameters and biases of routers only: to generate, evaluate, or begin anew from them
 };
 /// Reads into the tensors and values that `state` has, just the blocks that hold them. A ConfigError lists what is
 /// missing or has another shape or type, and nothing has changed then; FormatError when bytes are damaged, and the

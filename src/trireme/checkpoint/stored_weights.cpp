@@ -98,7 +98,7 @@ at::Tensor StoredWeights::read(const nn::Param& param, std::int64_t begin, std::
 }
 
 at::Tensor StoredWeights::read_published(const nn::Param& param, std::int64_t begin, std::int64_t end) const {
-  const std::int64_t row = param.elements() / param.placement.shape[0];
+  const std::int64_t row = models::row_elements(param);
   std::vector<at::Tensor> parts;
   for (const models::PublishedTensor& tensor : tensors_) {
     if (tensor.param->name != param.name) continue;
@@ -126,6 +126,13 @@ at::Tensor StoredWeights::read_published(const nn::Param& param, std::int64_t be
   TRIREME_CHECK(out.numel() == end - begin, "elements {} to {} of {} are {} stored ones", begin, end, param.name,
                 out.numel());
   return out;
+}
+
+void StoredWeights::fill(nn::moe::Balance& balance) const {
+  if (directory_) return models::load_biases(model_->shape, *directory_, balance);
+  nn::State state;
+  balance.add_state(state);
+  if (!state.tensors().empty()) load(*stored_, state, What::kWeights);
 }
 
 void StoredWeights::fill(nn::Params& params) const {

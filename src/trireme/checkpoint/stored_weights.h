@@ -41,6 +41,8 @@ class StoredWeights {
   at::Tensor read(const nn::Param& param, std::int64_t begin, std::int64_t end) const;
   /// This rank's part of parameters that are allocated, under any layout, and publishes them.
   void fill(nn::Params& params) const;
+  /// The biases of routers, of the layers that are there.
+  void fill(nn::moe::Balance& balance) const;
 
  private:
   at::Tensor read_published(const nn::Param& param, std::int64_t begin, std::int64_t end) const;

@@ -105,7 +105,7 @@ void write_markdown(const std::string& path, const std::vector<Row>& rows, const
                     const TextTable& pairs, int ranks) {
   std::string text = fmt::format(
       "# Layouts that work together\n\n"
-      "Made by `trireme verify recipes/verify-tiny.toml --ranks {} --matrix`: each layout runs the same steps as one "
+      "Made by `trireme verify --ranks {} --matrix`: each layout runs the same steps as one "
       "rank\nalone, and losses, the gradients of the first step and the weights after the last are compared. {} of {} "
       "valid layouts\nare here; every two features that some layout has together meet in at least one of them.\n\n"
       "Numbers say in how many of the layouts two features were together; columns are numbered as rows are.\n\n{}\n"
@@ -130,6 +130,9 @@ bool verify_matrix(const spec::Recipe& recipe, train::VerifyRequest request, con
       spec::Recipe& run = all.recipes.emplace_back(recipe);
       run.layout = one.layout;
       run.pipeline = one.pipeline;
+      if (!recipe.model.experts.used()) continue;
+      run.train.micro_batch_size = one.micro_batch_size;
+      run.train.recompute = one.recompute;
     }
     const bool leads = rank.rank() == 0;
     if (leads && !options.json) {

@@ -32,9 +32,10 @@ kernels::Activation to_kernel(spec::Activation activation) {
   return kernels::Activation::kRelu;
 }
 
-Assembly::Assembly(nn::Params& params, const spec::ModelShape& shape, const nn::ParallelContext& parallel,
-                   const BuildOptions& options)
+Assembly::Assembly(nn::Params& params, nn::moe::Balance& balance, const spec::ModelShape& shape,
+                   const nn::ParallelContext& parallel, const BuildOptions& options)
     : params_(params),
+      balance_(balance),
       shape_(shape),
       parallel_(parallel),
       recompute_core_(options.recompute.kind == nn::RecomputeKind::kSelective),
@@ -258,8 +259,9 @@ std::unique_ptr<nn::Layer> Assembly::block(const std::string& name, std::int64_t
   std::vector<nn::Branch> branches;
   branches.push_back(attention(name + ".attention", layer, kind));
   if (kind == BlockKind::kDecoderBesideEncoder) branches.push_back(cross(name + ".cross"));
-  branches.push_back(mlp(name + ".mlp"));
   const auto stream = kind == BlockKind::kEncoder ? nn::Stream::kSource : nn::Stream::kSequence;
+  const bool mixture = spec::has_experts(shape_, layer);
+  branches.push_back(mixture ? experts(name + ".mlp", stream) : mlp(name + ".mlp"));
   return std::make_unique<nn::Block>(std::move(branches), shape_.norm_first, stream, recompute_norms_);
 }
 

@@ -1,7 +1,8 @@
 // models/assemble.h -- layers from a shape: names, sizes and starting rules of every parameter, in one place.
 //
 // Our names: embedding.tokens, embedding.positions, layers.N.attention.{norm,qkv,out}, layers.N.cross.{norm,q,kv,out},
-// layers.N.mlp.{norm,in,out}, norm, head, each with .weight and .bias; encoder.layers.N for an encoder beside a
+// layers.N.mlp.{norm,in,out}, norm, head, each with .weight and .bias; layers.N.mlp.{router,experts.in,experts.out,
+// shared.in,shared.out,shared.gate} in place of in and out for experts; encoder.layers.N for an encoder beside a
 // decoder; layers.N.attention.{q_down,q_norm,q_up,kv_down,kv_norm,kv_up} in place of qkv for latent attention;
 // mtp.N.{embedding_norm,hidden_norm,projection,attention,mlp,norm} for multi-token prediction.
 // Depends on: base, spec, kernels, nn.
@@ -18,6 +19,7 @@
 #include "trireme/nn/head.h"
 #include "trireme/nn/latent_attention.h"
 #include "trireme/nn/mlp.h"
+#include "trireme/nn/moe/moe_layer.h"
 #include "trireme/nn/multi_token.h"
 #include "trireme/spec/model_shape.h"
 
@@ -35,9 +37,9 @@ enum class BlockKind : std::uint8_t {
 
 class Assembly {
  public:
-  /// `team`: the ranks that hold the model together; borrowed, as the shape is, and by the layers.
-  Assembly(nn::Params& params, const spec::ModelShape& shape, const nn::ParallelContext& parallel,
-           const BuildOptions& options);
+  /// All are borrowed, also by the layers; `balance` gets the loads of each layer with experts.
+  Assembly(nn::Params& params, nn::moe::Balance& balance, const spec::ModelShape& shape,
+           const nn::ParallelContext& parallel, const BuildOptions& options);
 
   std::unique_ptr<nn::UnaryLayer> embedding(nn::Stream stream);
   std::unique_ptr<nn::Layer> block(const std::string& name, std::int64_t layer, BlockKind kind);
@@ -70,6 +72,11 @@ class Assembly {
   std::unique_ptr<nn::Layer> latent_attention(const std::string& name, nn::AttentionShape shape);
   nn::Branch cross(const std::string& name);
   nn::Branch mlp(const std::string& name);
+  // assemble_experts.cpp
+  nn::Branch experts(const std::string& name, nn::Stream stream);
+  nn::Param& expert_weight(const std::string& name, layout::Shape shape, nn::Init init);
+  nn::moe::SharedExperts shared_experts(const std::string& name);
+  nn::moe::ExpertLoads& expert_loads(const std::string& name, nn::moe::Router::BiasKind bias);
   nn::AttentionShape attention_shape(const std::string& name) const;
   layout::Placement vocabulary_placement(const std::string& name, layout::Shape shape) const;
   nn::Param& table(const std::string& name, std::int64_t rows, nn::Init init);
@@ -78,6 +85,7 @@ class Assembly {
   layout::Block key_block() const;
 
   nn::Params& params_;
+  nn::moe::Balance& balance_;
   const spec::ModelShape& shape_;
   const nn::ParallelContext& parallel_;
   bool recompute_core_, recompute_norms_, save_mlp_activations_, deterministic_;

@@ -77,7 +77,9 @@ class First final : public Layer {
 class ChainBuilder {
  public:
   ChainBuilder(Model& model, const BuildOptions& options)
-      : model_(model), assembly_(model.params, model.shape, *options.parallel, options), options_(options) {}
+      : model_(model),
+        assembly_(model.params, model.balance, model.shape, *options.parallel, options),
+        options_(options) {}
 
   Assembly& assembly() { return assembly_; }
 
@@ -201,6 +203,19 @@ at::Tensor Model::next_logits(at::Tensor ids, nn::Context& context) {
   const bool packed = context.kv_batch != nullptr;  // all sequences in one row
   x[0] = packed ? x[0].index_select(1, context.kv_batch->last_rows) : x[0].narrow(1, x[0].size(1) - 1, 1).contiguous();
   return layers.back().layer->forward(std::move(x), context, nullptr)[0].squeeze(packed ? 0 : 1);
+}
+
+std::vector<std::string> expert_layer_names(const spec::ModelShape& shape) {
+  std::vector<std::string> names;
+  const auto add = [&](const char* prefix, std::int64_t layers, std::int64_t first) {
+    for (std::int64_t i = 0; i < layers; ++i) {
+      if (spec::has_experts(shape, first + i)) names.push_back(fmt::format("{}.{}.mlp", prefix, i));
+    }
+  };
+  add("encoder.layers", shape.num_encoder_layers, 0);
+  add("layers", shape.num_layers, 0);
+  add("mtp", shape.mtp_depth, shape.num_layers);
+  return names;
 }
 
 std::unique_ptr<Model> build(const spec::ModelShape& shape, const BuildOptions& options) {

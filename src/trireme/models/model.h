@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "trireme/nn/layer.h"
+#include "trireme/nn/moe/balance.h"
 #include "trireme/nn/parallel_context.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/spec/model_shape.h"
@@ -33,6 +34,7 @@ struct NamedLayer {
 struct Model {
   spec::ModelShape shape;
   nn::Params params;
+  nn::moe::Balance balance;  ///< loads of experts and biases of routers, by layer
   std::vector<NamedLayer> layers;
 
   Model() = default;
@@ -64,6 +66,9 @@ struct BuildOptions {
   /// The ranks that hold the model together; borrowed by its layers.
   const nn::ParallelContext* parallel = &nn::single_rank();
 };
+
+/// What the layers of a model with experts are called in its balance, on whichever rank they are.
+std::vector<std::string> expert_layer_names(const spec::ModelShape& shape);
 
 /// A ConfigError with every problem of the shape where it has some. Parameters have no memory yet: nn::initialise or
 /// nn::allocate gives it.

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Float8_e4m3fn.h>
 #include <fmt/format.h>
 
@@ -25,8 +26,9 @@ namespace {
 using formats::Dtype;
 using formats::FormatError;
 
-constexpr const FamilyFormat* kFormats[] = {&kGpt2Format,  &kLlamaFormat, &kMistralFormat,   &kQwen2Format,
-                                            &kQwen3Format, &kBertFormat,  &kDeepseekV3Format};
+constexpr const FamilyFormat* kFormats[] = {&kGpt2Format,  &kLlamaFormat,     &kMistralFormat, &kMixtralFormat,
+                                            &kQwen2Format, &kQwen2MoeFormat,  &kQwen3Format,   &kQwen3MoeFormat,
+                                            &kBertFormat,  &kDeepseekV3Format};
 
 constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 20;
 constexpr std::uint64_t kMaxCompanionBytes = 1'000'000'000;  // tokenizers have been seen with tens of megabytes
@@ -48,6 +50,7 @@ at::ScalarType scalar_type(const formats::TensorInfo& info, std::string_view fil
 }
 
 std::vector<std::int64_t> published_shape(const PublishedTensor& tensor) {
+  if (!tensor.shape.empty()) return tensor.shape;
   std::vector<std::int64_t> shape = tensor.param->placement.shape;
   shape[0] = tensor.rows;
   if (tensor.transposed) std::swap(shape[0], shape[1]);
@@ -153,6 +156,16 @@ std::vector<std::string> lost_features(const FamilyFormat& format, const formats
   shape.mtp_depth = read.mtp_depth, shape.mtp_loss_weight = read.mtp_loss_weight;
   shape.label_smoothing = read.label_smoothing, shape.z_loss = read.z_loss;
   shape.scaled_residual_init = read.scaled_residual_init;
+  if (shape.experts.used()) {  // what balances experts, and how a layer computes them
+    spec::Experts& ours = shape.experts;
+    const spec::Experts& theirs = read.experts;
+    ours.aux_loss_weight = theirs.aux_loss_weight, ours.z_loss_weight = theirs.z_loss_weight;
+    ours.bias_update_rate = theirs.bias_update_rate, ours.bias_centered = theirs.bias_centered;
+    ours.balance_group = theirs.balance_group, ours.arena = theirs.arena, ours.jitter = theirs.jitter;
+    ours.expert_dropout = theirs.expert_dropout;
+    if (spec::expert_ffn_size(shape) == spec::expert_ffn_size(read)) ours.ffn_size = theirs.ffn_size;
+    if (ours.num_groups == 1) ours.group_score = theirs.group_score;
+  }
   if (shape.window == 0) shape.window_layers = read.window_layers, shape.window_from = read.window_from;
   if (shape.rotary.scaling == spec::RotaryScaling::kNone) shape.rotary = {.base = shape.rotary.base};
   spec::ModelShape theirs = read;
@@ -195,30 +208,76 @@ const FamilyFormat& format_of(const formats::HfConfig& config) {
                     "supported are " + names);
 }
 
-const FamilyFormat& format_of(spec::Family family) {
+const FamilyFormat& format_of(const spec::ModelShape& shape) {
   for (const FamilyFormat* format : kFormats) {
-    if (format->family == family) return *format;
+    if (is_format_of(*format, shape)) return *format;
+  }
+  if (shape.experts.used()) {
+    throw ConfigError(fmt::format("no published format has a {} with experts",
+                                  name_in(spec::enum_names(std::type_identity<spec::Family>()), shape.family)),
+                      "Mistral, Qwen 2, Qwen 3 and DeepSeek-V3 have one; others are kept in checkpoints of our own");
   }
   throw ConfigError("the original Transformer has no published format: its weights are kept in checkpoints of our own");
 }
 
 std::vector<PublishedTensor> published_tensors(Model& model, const std::function<bool(std::string_view)>& known) {
-  const FamilyFormat& format = format_of(model.shape.family);
+  const FamilyFormat& format = format_of(model.shape);
   std::vector<PublishedTensor> best;
-  std::ptrdiff_t most = -1;
+  double most = -1;
   for (const std::string_view prefix : format.prefixes) {
-    auto tensors = format.tensors(model, std::string(prefix));
-    const auto there =
-        !known ? 0 : std::ranges::count_if(tensors, [&](const auto& tensor) { return known(tensor.name); });
-    if (there <= most) continue;
-    most = there;
-    best = std::move(tensors);
+    for (const bool fused : {false, true}) {
+      if (fused && !model.shape.experts.used()) continue;
+      auto tensors = format.tensors(model, {.prefix = std::string(prefix), .fused_experts = fused});
+      const auto there =
+          !known ? 0 : std::ranges::count_if(tensors, [&](const auto& tensor) { return known(tensor.name); });
+      // Lists of experts one by one are longer: what counts is how much of a list is there.
+      const double share = static_cast<double>(there) / static_cast<double>(tensors.size());
+      if (share <= most) continue;
+      most = share;
+      best = std::move(tensors);
+    }
   }
   if (known) name_as_stored(best, known);
   return best;
 }
 
+std::int64_t row_elements(const nn::Param& param) {
+  return param.placement.shape.size() < 2 ? 1 : param.placement.shape.back();
+}
+
+std::vector<PublishedBias> published_biases(const spec::ModelShape& shape, const formats::HfDirectory& directory) {
+  const FamilyFormat& format = format_of(shape);
+  if (format.biases == nullptr || !shape.experts.used()) return {};
+  for (const std::string_view prefix : format.prefixes) {
+    auto biases = format.biases(shape, std::string(prefix));
+    const bool there = std::ranges::all_of(biases, [&](const auto& bias) { return directory.find(bias.name); });
+    if (there) return biases;
+  }
+  for (const PublishedBias& bias : format.biases(shape, std::string(format.prefixes.front()))) {
+    if (directory.find(bias.name) != nullptr) continue;
+    throw FormatError(fmt::format("{} has no tensor {}", directory.path().string(), formats::shown(bias.name)),
+                      "routers of this family choose experts with it");
+  }
+  return {};
+}
+
+void load_biases(const spec::ModelShape& shape, const formats::HfDirectory& directory, nn::moe::Balance& balance) {
+  if (shape.experts.bias_update_rate == 0) return;
+  for (const PublishedBias& bias : published_biases(shape, directory)) {
+    const at::Tensor numbers = stored(directory, directory.tensor(bias.name)).to(at::kFloat);
+    if (numbers.numel() != shape.experts.num_experts) {
+      throw FormatError(fmt::format("{}: tensor {} has {} numbers for {} experts", directory.path().string(),
+                                    formats::shown(bias.name), numbers.numel(), shape.experts.num_experts));
+    }
+    for (const nn::moe::ExpertLoads& layer : balance) {
+      if (layer.layer == bias.layer && layer.bias.defined()) at::Tensor(layer.bias).copy_(numbers);
+    }
+  }
+}
+
 at::Tensor published_view(const PublishedTensor& tensor, const at::Tensor& of_param) {
+  if (!tensor.shape.empty())
+    return of_param.view({-1, of_param.size(-1)}).narrow(0, tensor.first_row, tensor.rows).view(tensor.shape);
   at::Tensor view = of_param.narrow(0, tensor.first_row, tensor.rows);
   return tensor.transposed ? view.t() : view;
 }
@@ -269,11 +328,12 @@ at::Tensor stored_elements(const formats::HfDirectory& directory, const formats:
 void log_unused(const formats::HfDirectory& directory, const std::vector<PublishedTensor>& tensors) {
   std::set<std::string_view> used;
   for (const PublishedTensor& tensor : tensors) used.insert(tensor.name);
+  constexpr std::string_view kBias = ".e_score_correction_bias";  // no parameter: published_biases()
   std::size_t others = 0;
   for (const formats::HfTensor& tensor : directory.tensors()) {
     std::string_view name = tensor.info->name;
     if (name.ends_with("_scale_inv")) name.remove_suffix(std::string_view("_scale_inv").size());
-    if (used.contains(name)) continue;
+    if (used.contains(name) || name.ends_with(kBias)) continue;
     if (++others <= 3)
       log_info("{}: tensor {} is no part of the model and stays as it is", directory.path().string(),
                formats::shown(tensor.info->name));
@@ -289,6 +349,7 @@ std::unique_ptr<Model> load_published(const formats::HfDirectory& directory, con
       published_tensors(*model, [&](std::string_view name) { return directory.find(name) != nullptr; });
   for (const PublishedTensor& tensor : tensors) load_tensor(directory, tensor, tensors);
   for (nn::Param& param : model->params) nn::publish(param);
+  load_biases(model->shape, directory, model->balance);
   log_unused(directory, tensors);
   return model;
 }
@@ -297,8 +358,19 @@ void save_published_like(const formats::HfDirectory& source, Model& model, const
   const auto tensors = published_tensors(model, [&](std::string_view name) { return source.find(name) != nullptr; });
   std::map<std::string_view, const PublishedTensor*> by_name;
   for (const PublishedTensor& tensor : tensors) by_name[tensor.name] = &tensor;
+  std::map<std::string, at::Tensor> biases;
+  for (const PublishedBias& bias : published_biases(model.shape, source)) {
+    for (const nn::moe::ExpertLoads& layer : model.balance) {
+      if (layer.layer == bias.layer && layer.bias.defined()) biases[bias.name] = layer.bias;
+    }
+  }
   formats::HfWriter writer(path, formats::plan_hf_like(source));
   for (const formats::HfTensor& stored_tensor : source.tensors()) {
+    if (const auto bias = biases.find(stored_tensor.info->name); bias != biases.end()) {
+      const at::ScalarType type = scalar_type(*stored_tensor.info, stored_tensor.file->path().string());
+      writer.write(stored_tensor.info->name, bytes_of(bias->second.to(type).contiguous()));
+      continue;
+    }
     const auto found = by_name.find(stored_tensor.info->name);
     const bool ours = found != by_name.end() &&
                       (!found->second->optional ||
@@ -338,7 +410,7 @@ PublishedTexts texts_of(const std::filesystem::path& directory) {
 
 void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype, const ReadElements& read,
                     const PublishedTexts& texts) {
-  const FamilyFormat& format = format_of(model.shape.family);
+  const FamilyFormat& format = format_of(model.shape);
   if (model.shape.mtp_depth > 0)
     log_info("{}: modules of multi-token prediction are left out: the published format has the model alone",
              path.string());
@@ -360,9 +432,14 @@ void save_published(Model& model, const std::filesystem::path& path, formats::Dt
     specs.push_back({.name = tensor.name, .dtype = dtype, .shape = published_shape(tensor)});
     written.push_back(std::move(tensor));
   }
+  std::vector<PublishedBias> biases;
+  if (format.biases != nullptr && model.shape.experts.used())
+    biases = format.biases(model.shape, std::string(format.prefixes.front()));
+  for (const PublishedBias& bias : biases)
+    specs.push_back({.name = bias.name, .dtype = Dtype::kF32, .shape = {model.shape.experts.num_experts}});
   formats::HfWriter writer(path, formats::plan_hf(specs, config, {}));
   for (const PublishedTensor& tensor : written) {
-    const std::int64_t row = tensor.param->elements() / tensor.param->placement.shape[0];
+    const std::int64_t row = row_elements(*tensor.param);
     const std::int64_t begin = tensor.first_row * row, end = begin + tensor.rows * row;
     const std::int64_t step = tensor.transposed ? end - begin : kElementsAtOnce;
     for (std::int64_t at = begin; at < end; at += step) {
@@ -370,6 +447,13 @@ void save_published(Model& model, const std::filesystem::path& path, formats::Dt
       if (tensor.transposed) numbers = numbers.view({tensor.rows, row}).t();
       writer.write(tensor.name, bytes_of(numbers.contiguous()));
     }
+  }
+  for (const PublishedBias& bias : biases) {
+    at::Tensor numbers = at::zeros({model.shape.experts.num_experts}, at::kFloat);  // a router without one
+    for (const nn::moe::ExpertLoads& layer : model.balance) {
+      if (layer.layer == bias.layer && layer.bias.defined()) numbers = layer.bias;
+    }
+    writer.write(bias.name, bytes_of(numbers));
   }
   for (const auto& [name, text] : texts.files) writer.add_file(name, text);
   writer.finish();

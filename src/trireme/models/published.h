@@ -22,13 +22,29 @@
 
 namespace trireme::models {
 
-/// A published tensor is these rows of one of our parameters, perhaps transposed.
+/// A published tensor is these rows of one of our parameters, perhaps transposed. A row is the last dimension: of
+/// experts, [experts, out, in], those of all of them are counted on.
 struct PublishedTensor {
   std::string name;
   nn::Param* param = nullptr;
   std::int64_t first_row = 0, rows = 0;
-  bool transposed = false;  ///< published as [in, out]: GPT-2
-  bool optional = false;    ///< a second name of a tied weight: may be missing
+  bool transposed = false;               ///< published as [in, out]: GPT-2
+  bool optional = false;                 ///< a second name of a tied weight: may be missing
+  std::vector<std::int64_t> shape = {};  ///< as it is published; empty: rows of the parameter
+};
+/// Elements of a row.
+std::int64_t row_elements(const nn::Param& param);
+
+/// The biases of a layer's router, which are no parameters, as they are published in float.
+struct PublishedBias {
+  std::string name;   ///< "model.layers.3.mlp.gate.e_score_correction_bias"
+  std::string layer;  ///< ours: "layers.3.mlp"
+};
+
+/// Which of a family's names a directory has.
+struct TensorNaming {
+  std::string prefix;          ///< before the names of the body's tensors: "transformer.", or nothing
+  bool fused_experts = false;  ///< all experts of a layer in two tensors
 };
 
 struct FamilyFormat {
@@ -38,15 +54,26 @@ struct FamilyFormat {
   spec::ModelShape (*read_config)(const formats::HfConfig& config);
   /// Sets what the shape says, leaving other keys.
   void (*write_config)(const spec::ModelShape& shape, formats::HfConfig& config);
-  /// `prefix` comes before the names of the body's tensors: "transformer.", or nothing in files of the bare body.
-  std::vector<PublishedTensor> (*tensors)(Model& model, const std::string& prefix);
+  std::vector<PublishedTensor> (*tensors)(Model& model, const TensorNaming& naming);
   std::span<const std::string_view> prefixes;  ///< the first is what is written
+  bool experts = false;                        ///< whether models of the family that it is for have some
+  /// Those of routers; null: the family has none.
+  std::vector<PublishedBias> (*biases)(const spec::ModelShape& shape, const std::string& prefix) = nullptr;
 };
 
 std::span<const FamilyFormat* const> family_formats();
+/// Whether models of this shape are published so: the family with or without experts.
+inline bool is_format_of(const FamilyFormat& format, const spec::ModelShape& shape) {
+  return format.family == shape.family && (format.experts == shape.experts.used() || format.biases != nullptr);
+}
 /// A ConfigError that lists the families when model_type is none of them.
 const FamilyFormat& format_of(const formats::HfConfig& config);
-const FamilyFormat& format_of(spec::Family family);
+const FamilyFormat& format_of(const spec::ModelShape& shape);
+
+/// Those of the model's routers that the directory has; a FormatError naming the tensor where one is missing.
+std::vector<PublishedBias> published_biases(const spec::ModelShape& shape, const formats::HfDirectory& directory);
+/// Reads them into the layers that the balance has.
+void load_biases(const spec::ModelShape& shape, const formats::HfDirectory& directory, nn::moe::Balance& balance);
 
 /// The tensors under the names that are known, with whichever prefix fits most of them; the format's first when nothing
 /// is asked. A tied weight has one name that is not optional: the one it is stored under.
@@ -92,7 +119,8 @@ PublishedTexts texts_of(const std::filesystem::path& directory);
 /// Writes a directory, tensors of type `dtype`. A ConfigError naming them where the shape has features that the
 /// family's configuration cannot say.
 void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype);
-/// Elements [begin, end) of one of the model's parameters, row by row, flat and in any type.
+/// Elements [begin, end) of one of the model's parameters, row by row, flat and in any type. Biases of routers are
+/// read from the model's balance.
 using ReadElements = std::function<at::Tensor(const nn::Param& param, std::int64_t begin, std::int64_t end)>;
 /// The same for a model whose parameters lie elsewhere and need no memory here: a few rows at a time, but for tensors
 /// that are published transposed, which are read as a whole.

@@ -55,7 +55,8 @@ struct Context {
   bool training = false;   ///< dropout falls
   std::uint64_t seed = 0;  ///< of the run
   std::int64_t step = 0;
-  at::Tensor samples;  ///< int64 [batch]: global numbers of the rows, for dropout
+  at::Tensor samples;   ///< int64 [batch]: global numbers of the rows, for dropout
+  bool filler = false;  ///< rows of another rank, run to keep step with it: they have no loss and count nowhere
 
   Sequence sequence;    ///< what the model reads, or its decoder
   Sequence source;      ///< what an encoder reads beside a decoder

@@ -71,6 +71,12 @@ layout::Placing ParallelContext::placing(const std::string& name, layout::Shape 
   return placing;
 }
 
+layout::AxisNames ParallelContext::sample_axes() const {
+  layout::AxisNames axes = tensor_axes();
+  if (tokens.ranks() > 1) axes.emplace_back(kContextAxis);
+  return axes;
+}
+
 const ParallelContext& single_rank() {
   static const ParallelContext parallel;
   return parallel;

@@ -3,7 +3,8 @@
 // Tensor parallelism (Shoeybi et al. 2019) splits matrices over `tensor`: the first of a pair by its outputs (column),
 // the second by its inputs (row), so that a pair needs one sum forward and one backward. With sequence parallelism
 // (Korthikanti et al. 2022) what lies between pairs is split by tokens, and each sum becomes a gather before a pair and
-// a reduce-scatter after it. Context parallelism splits the tokens themselves: TokenSplit.
+// a reduce-scatter after it. Context parallelism splits the tokens themselves: TokenSplit. Expert parallelism is
+// another factorisation of the ranks along dp and cp: experts are sharded over some of them, whose tokens come to them.
 // Depends on: base, comm, layout, spec.
 #pragma once
 
@@ -70,6 +71,9 @@ struct ParallelContext {
   comm::Group* heads = nullptr;  ///< its inner part: Ulysses
   spec::ContextKind context = spec::ContextKind::kGather;
 
+  comm::Group* experts = nullptr;      ///< the ranks that experts are sharded over; null: each has all of them
+  layout::AxisNames expert_axes = {};  ///< along which they lie: (parts of) dp and cp, outermost first
+
   int tensor_ranks() const { return tensor ? tensor->size() : 1; }
   int tensor_rank() const { return tensor ? tensor->rank() : 0; }
   bool splits_sequence() const { return sequence_parallel && tensor_ranks() > 1; }
@@ -80,6 +84,8 @@ struct ParallelContext {
   layout::Placing placing(const std::string& name, layout::Shape shape) const;
   /// Axes along which copies of a parameter compute equal gradients, where its input is not split by tokens over tp.
   layout::AxisNames equal_grad_axes() const { return splits_sequence() ? layout::AxisNames{} : tensor_axes(); }
+  /// Axes whose ranks have tokens of the same samples.
+  layout::AxisNames sample_axes() const;
   layout::AxisNames tensor_axes() const {
     return tensor_ranks() > 1 ? layout::AxisNames{kTensorAxis} : layout::AxisNames{};
   }

@@ -1,5 +1,6 @@
 #include "trireme/observe/records.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -71,6 +72,8 @@ Json to_json(const StepRecord& record) {
                                   {"seconds", number(reading.seconds)}, {"occupancy", number(reading.occupancy)},
                                   {"sojourn", number(reading.sojourn)}, {"blocked", number(reading.blocked)}};
   }
+  for (const LayerLoad& layer : record.experts) line["experts"][layer.layer] = layer.tokens;
+  if (!record.experts.empty()) line["expert_ranks"] = record.expert_ranks;
   return line;
 }
 
@@ -111,6 +114,18 @@ StepRecord step_from(const Json& line) {
                                            .sojourn = real(queue, "sojourn"),
                                            .blocked = real(queue, "blocked")}});
     }
+  }
+  if (const auto experts = line.find("experts"); experts != line.end()) {
+    if (!experts->is_object()) wrong_type("experts", "an object", *experts);
+    for (const auto& [name, tokens] : experts->items()) {
+      LayerLoad& layer = record.experts.emplace_back(LayerLoad{.layer = name, .tokens = {}});
+      if (!tokens.is_array()) wrong_type("experts", "lists of whole numbers", tokens);
+      for (const Json& count : tokens) {
+        if (!count.is_number_integer()) wrong_type("experts", "lists of whole numbers", count);
+        layer.tokens.push_back(count.get<std::int64_t>());
+      }
+    }
+    record.expert_ranks = static_cast<int>(std::clamp<std::int64_t>(integer(line, "expert_ranks"), 1, 1 << 20));
   }
   return record;
 }

@@ -29,6 +29,13 @@ struct NamedLoss {
   bool operator==(const NamedLoss&) const = default;
 };
 
+/// Tokens that each expert of a layer got in a step, of all ranks.
+struct LayerLoad {
+  std::string layer;
+  std::vector<std::int64_t> tokens;
+  bool operator==(const LayerLoad&) const = default;
+};
+
 /// One queue of the runtime over a step: sums, which add up over steps.
 struct NamedQueue {
   std::string name;  ///< "prefetch", "checkpoint", "works"
@@ -51,6 +58,8 @@ struct StepRecord {
   std::optional<std::string> hash;      ///< of the whole state after the step, where one was taken
   std::vector<NamedLoss> losses = {};   ///< the terms of the loss where there are several, the main one first
   std::vector<NamedQueue> queues = {};  ///< of rank 0
+  std::vector<LayerLoad> experts = {};  ///< of a model with experts, in some steps
+  int expert_ranks = 1;                 ///< that they are sharded over
   bool operator==(const StepRecord&) const = default;
 };
 

@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <numeric>
+
+#include "trireme/base/error.h"
 #include "trireme/base/text.h"
 
 namespace trireme::parallel {
@@ -43,6 +47,20 @@ layout::Mesh mesh_of(const spec::LayoutConfig& layout, int ranks) {
   return layout::Mesh(std::move(axes));
 }
 
+layout::AxisNames expert_axes(const layout::Mesh& mesh, int ep) {
+  layout::AxisNames axes;
+  int left = ep;
+  for (auto axis = mesh.axes().rbegin(); axis != mesh.axes().rend(); ++axis) {
+    if (axis->name != nn::kDataAxis && axis->name != nn::kContextAxis) continue;
+    const int here = std::gcd(left, axis->size);
+    left /= here;
+    if (here > 1) axes.push_back(here == axis->size ? axis->name : fmt::format("{}%{}", axis->name, here));
+  }
+  TRIREME_CHECK(left == 1, "{} expert-parallel ranks of {}", ep, layout::to_text(mesh));
+  std::ranges::reverse(axes);
+  return axes;
+}
+
 void check_layout(const spec::LayoutConfig& layout, const spec::PipelineConfig& pipeline,
                   const spec::LayoutTask& task) {
   if (auto problems = spec::find_layout_problems(layout, pipeline, task); !problems.empty()) {
@@ -67,6 +85,11 @@ std::unique_ptr<ParallelGroups> form(const spec::LayoutConfig& layout, const spe
   parallel.sp_save_gathered = layout.sp_save_gathered;
   parallel.overlap = layout.tp_overlap;
   join_context(*parallel_groups, layout, shape, length);
+  if (shape.experts.used()) {
+    parallel.expert_axes = expert_axes(parallel.mesh, layout.ep);
+    parallel.experts = groups.along(parallel.expert_axes);
+    parallel_groups->loads = groups.along({nn::kDataAxis, nn::kPipelineAxis});
+  }
   parallel_groups->dp_size = parallel.mesh.size(nn::kDataAxis);
   parallel_groups->dp_rank = parallel.mesh.coordinate(parallel.rank, nn::kDataAxis);
   parallel_groups->stages = layout.pp;

@@ -23,6 +23,7 @@ struct ParallelGroups {
   at::Device device = at::kCPU;     ///< what this rank computes with
   comm::Group* data = nullptr;      ///< along dp: they read different rows
   comm::Group* pipeline = nullptr;  ///< along pp; null without stages
+  comm::Group* loads = nullptr;     ///< along dp and pp: over whom loads of experts are summed; null: nobody else
   int dp_size = 1, dp_rank = 0, stages = 1, stage = 0;
 
   comm::Group& readers() { return data != nullptr ? *data : *alone; }
@@ -37,6 +38,10 @@ struct ParallelGroups {
 
 /// "pp=2 dp=2 tp=2", in the layout's order; dp is what the other axes leave.
 layout::Mesh mesh_of(const spec::LayoutConfig& layout, int ranks);
+
+/// The (parts of) dp and cp that `ep` ranks lie along, outermost first: neighbours, so those of the inner axis before
+/// those of the outer. `ep` divides dp x cp.
+layout::AxisNames expert_axes(const layout::Mesh& mesh, int ep);
 
 /// A ProblemsError with everything that the layout and the model do not agree on.
 void check_layout(const spec::LayoutConfig& layout, const spec::PipelineConfig& pipeline, const spec::LayoutTask& task);

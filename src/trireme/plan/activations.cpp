@@ -39,20 +39,36 @@ double attention_inputs(const Job& job, const ParallelConfig& config, double bet
   return latents + (remade ? 0 : width * between) + (gathered ? width * entered : 0);
 }
 
-/// Numbers of one token in the MLP's middle, on one rank: `each` for every column, and with experts the copies of
-/// tokens that were sent to them and what came back.
+/// Numbers of one token in a layer with experts, on one rank. Megatron's are padded to the capacity and sharded over
+/// tp, with the copies of tokens that were sent to them and what came back. Ours have no more rows than an arena
+/// holds, since what exceeds it is computed again; of expert-parallel ranks the rows that came; and the logits of
+/// whole sequences, in full precision.
+double expert_numbers(const Job& job, const ParallelConfig& config, double each, double between) {
+  const spec::ModelShape& shape = job.shape;
+  const spec::Experts& experts = shape.experts;
+  const spec::LayoutConfig& layout = config.layout;
+  const auto top_k = static_cast<double>(experts.top_k), inner = static_cast<double>(spec::expert_ffn_size(shape)),
+             width = static_cast<double>(shape.hidden_size), shared = static_cast<double>(spec::shared_ffn_size(shape));
+  if (job.software == Software::kMegatron) {
+    const double padded = std::max(1.0, experts.capacity_factor) * top_k;
+    return (each * (inner * padded + shared) + 2 * padded * width) / layout.tp;
+  }
+  const double rows = top_k * between * (layout.ep > 1 ? experts.arena : 1);
+  const double logits =
+      layout.cp * static_cast<double>(spec::router_outputs(experts)) * job.sum_bytes() / job.compute_bytes();
+  const bool gate = experts.shared_expert_gate && shared > 0;
+  return rows * ((shape.gated ? 2 : 1) * inner + (layout.ep > 1 ? width : 0)) + each * shared / layout.tp + logits +
+         (gate ? width * between : 0);
+}
+
+/// Numbers of one token in the MLP's middle, on one rank: `each` for every column; in the mean of all layers.
 double mlp_numbers(const Job& job, const ParallelConfig& config, double each) {
   const spec::ModelShape& shape = job.shape;
-  const Experts& experts = job.mixture.experts;
-  const double mixed = static_cast<double>(expert_layers(shape, experts)) / layers_of(shape);
-  double numbers = (1 - mixed) * each * static_cast<double>(shape.ffn_size);
-  if (mixed > 0) {
-    const double padded = std::max(1.0, experts.capacity_factor) * static_cast<double>(experts.top_k);
-    const auto inner = static_cast<double>(expert_inner(shape, experts));
-    numbers += mixed * (each * inner * (padded + static_cast<double>(experts.num_shared_experts)) +
-                        2 * padded * static_cast<double>(shape.hidden_size));
-  }
-  return numbers / config.layout.tp;
+  const double mixed = static_cast<double>(spec::expert_layers(shape)) / layers_of(shape);
+  const double dense = (1 - mixed) * each * static_cast<double>(shape.ffn_size) / config.layout.tp;
+  if (mixed == 0) return dense;
+  const double between = config.layout.sequence_parallel ? 1.0 / config.layout.tp : 1;
+  return dense + mixed * expert_numbers(job, config, each, between);
 }
 
 /// What ulysses holds beside: the output of all tokens and some heads beside that of some tokens and all heads, and

@@ -68,7 +68,7 @@ class Enumerator {
   }
   /// Ranks that can share out the experts.
   std::vector<int> expert_splits(int copies) const {
-    const std::int64_t experts = job_.mixture.experts.num_experts;
+    const std::int64_t experts = job_.shape.experts.num_experts;
     return experts == 0 ? std::vector<int>{1} : divisors_up_to(std::gcd(experts, std::int64_t{copies}), experts);
   }
   std::vector<int> stages(int left) const { return divisors_up_to(left, std::min(layers_of(job_.shape), kMostStages)); }
@@ -123,7 +123,7 @@ class Enumerator {
     }
     config_.pipeline.split = "count";
     with_sequence_parallel();
-    if (job_.shape.num_encoder_layers > 0 || job_.mixture != Mixture{}) return;
+    if (job_.shape.num_encoder_layers > 0 || job_.shape.experts.used()) return;
     const int chunks = table_chunks();
     auto known = uneven_.find(chunks);
     if (known == uneven_.end()) known = uneven_.emplace(chunks, uneven_split(chunks)).first;

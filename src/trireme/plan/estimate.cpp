@@ -7,7 +7,7 @@
 namespace trireme::plan {
 
 double hardware_flops(const Job& job, const ParallelConfig& config) {
-  const MixtureFlops count = count_flops(job.shape, job.mixture, job.seq_len);
+  const SequenceFlops count = sequence_flops(job.shape, job.seq_len);
   const auto batch = static_cast<double>(job.batch);
   const double once = model_flops(job) / 3, head = batch * count.head, attention = batch * count.attention;
   const bool selective =

@@ -67,6 +67,13 @@ void take_encoder_decoder(Recipe& recipe) {
   recipe.data.synthetic.kind = spec::SyntheticKind::kReverse;
 }
 
+void take_experts(Recipe& recipe) {
+  recipe.model.experts.num_experts = 4;
+  recipe.model.experts.top_k = 2;
+  recipe.model.experts.num_shared_experts = 1;
+  recipe.model.experts.aux_loss_weight = 0.01;
+}
+
 std::vector<Feature> features_of_layouts() {
   using spec::ContextKind;
   return {
@@ -104,6 +111,12 @@ std::vector<Feature> features_of_layouts() {
       {"Ulysses", "cp", [](Recipe& r) { take_context_parallel(r, ContextKind::kUlysses, 2, 1); }},
       {"gathered keys (cp)", "cp", [](Recipe& r) { take_context_parallel(r, ContextKind::kGather, 2, 1); }},
       {"Ulysses inside a ring", "cp", [](Recipe& r) { take_context_parallel(r, ContextKind::kRing, 4, 2); }},
+      {"expert parallelism", "",
+       [](Recipe& r) {
+         take_experts(r);
+         take_replicas(r, 2);
+         take_at_least(r.layout.ep, 2);
+       }},
   };
 }
 
@@ -203,6 +216,7 @@ std::vector<Feature> features_of_models() {
       {"dropout", "", [](Recipe& r) { r.model.dropout = r.model.attention_dropout = 0.1; }},
       {"sliding window", "", [](Recipe& r) { r.model.window = 6; }},
       {"z-loss", "", [](Recipe& r) { r.model.z_loss = 1e-3; }},
+      {"experts", "", [](Recipe& r) { take_experts(r); }},
       {"GPT-2", "model", [](Recipe& r) { r.model.family = spec::Family::kGpt2; }},
       {"BERT", "model",
        [](Recipe& r) {

@@ -30,7 +30,7 @@ Goodput estimate_goodput(const cost::Hardware& hardware, const Job& job, int gpu
   const cost::Reliability& reliability = hardware.cluster.reliability;
   Goodput goodput;
   goodput.mtbf_seconds = reliability.device_mtbf_hours * 3600 / gpus;
-  goodput.checkpoint_bytes = kCheckpointBytes * count_parameters(job.shape, job.mixture).total();
+  goodput.checkpoint_bytes = kCheckpointBytes * static_cast<double>(spec::count_parameters(job.shape).total());
   goodput.checkpoint_seconds = goodput.checkpoint_bytes / (reliability.storage_gb_per_s * 1e9 * gpus);
   goodput.interval_seconds = daly_interval(goodput.checkpoint_seconds, goodput.mtbf_seconds);
   goodput.share = 1 / expected_slowdown(goodput.interval_seconds, goodput.checkpoint_seconds, goodput.mtbf_seconds,

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
-#include <numeric>
 
 #include "trireme/plan/stages.h"
 #include "trireme/schedule/builders.h"
@@ -16,12 +15,6 @@ namespace {
 
 constexpr Named<AttentionKind> kAttentions[] = {{"flash", AttentionKind::kFlash}, {"unfused", AttentionKind::kUnfused}};
 constexpr Named<Software> kSoftware[] = {{"trireme", Software::kTrireme}, {"megatron", Software::kMegatron}};
-
-std::int64_t largest_divisor(std::int64_t of, std::int64_t most) {
-  std::int64_t divisor = std::max<std::int64_t>(1, std::min(of, most));
-  while (of % divisor != 0) --divisor;
-  return divisor;
-}
 
 double bytes_of_precision(spec::Precision precision) {
   switch (precision) {
@@ -34,19 +27,36 @@ double bytes_of_precision(spec::Precision precision) {
   }
 }
 
-/// Matrices of one layer, in the mean of encoder and decoder.
-double layer_matrices(const spec::ModelShape& shape) {
-  const auto width = static_cast<double>(shape.hidden_size), inner = static_cast<double>(shape.ffn_size);
+/// Of a layer with experts: the router, and the shared experts' gate.
+double router_matrices(const spec::ModelShape& shape) {
+  const spec::Experts& experts = shape.experts;
+  const bool gate = experts.shared_expert_gate && experts.num_shared_experts > 0;
+  return static_cast<double>(shape.hidden_size * (spec::router_outputs(experts) + (gate ? 1 : 0)));
+}
+
+/// Matrices of one layer but for routed experts, of which so much of all layers have some.
+double layer_matrices(const spec::ModelShape& shape, double mixed) {
+  const auto width = static_cast<double>(shape.hidden_size);
+  const double mlp =
+      (1 - mixed) * static_cast<double>(shape.ffn_size) + mixed * static_cast<double>(spec::shared_ffn_size(shape));
   const auto attention = static_cast<double>(spec::attention_weights(shape));
   const double crossed = shape.num_encoder_layers > 0 ? static_cast<double>(shape.num_layers) / layers_of(shape) : 0;
-  return attention * (1 + crossed) + width * inner * (shape.gated ? 3 : 2);
+  return attention * (1 + crossed) + width * mlp * (shape.gated ? 3 : 2) + mixed * router_matrices(shape);
 }
 
 /// Of a layer's matrices, those that tensor parallelism does not shard.
-double replicated_matrices(const spec::ModelShape& shape) {
-  if (!shape.mla.used()) return 0;
-  return static_cast<double>(shape.hidden_size *
-                             (shape.mla.q_lora_rank + shape.mla.kv_lora_rank + shape.mla.qk_rope_head_dim));
+double replicated_matrices(const spec::ModelShape& shape, double mixed) {
+  const double router = mixed * router_matrices(shape);
+  if (!shape.mla.used()) return router;
+  return router + static_cast<double>(shape.hidden_size *
+                                      (shape.mla.q_lora_rank + shape.mla.kv_lora_rank + shape.mla.qk_rope_head_dim));
+}
+
+/// Depths of multi-token prediction whose blocks have experts.
+double mtp_mixtures(const spec::ModelShape& shape) {
+  double count = 0;
+  for (std::int64_t i = 0; i < shape.mtp_depth; ++i) count += spec::has_experts(shape, shape.num_layers + i) ? 1 : 0;
+  return count;
 }
 
 /// A key of a recipe as the flag that says the same.
@@ -106,31 +116,44 @@ cost::Arithmetic Job::arithmetic() const { return arithmetic_of(precision); }
 double Job::compute_bytes() const { return bytes_of_precision(precision.compute); }
 double Job::sum_bytes() const { return precision.compute == spec::Precision::kFp64 ? 8 : 4; }
 
+SequenceFlops sequence_flops(const spec::ModelShape& shape, std::int64_t length) {
+  const spec::FlopCount plain = spec::count_flops(shape, length, shape.num_encoder_layers > 0 ? length : 0);
+  SequenceFlops flops{.projections = plain.projections, .head = plain.head, .mtp = plain.mtp};
+  const spec::AttentionWidths widths = spec::attention_widths(shape);
+  const auto tokens = static_cast<double>(length);
+  // Queries with keys, and probabilities with values.
+  flops.attention = 2 * static_cast<double>(widths.queries + widths.attended) * tokens * tokens * layers_of(shape);
+  return flops;
+}
+
 double model_flops(const Job& job) {
-  const MixtureFlops count = count_flops(job.shape, job.mixture, job.seq_len);
-  return 3 * static_cast<double>(job.batch) * count.total();
+  return 3 * static_cast<double>(job.batch) * sequence_flops(job.shape, job.seq_len).total();
 }
 
 int layers_of(const spec::ModelShape& shape) { return static_cast<int>(shape.num_layers + shape.num_encoder_layers); }
 
 WeightCounts count_weights(const Job& job) {
-  const MixtureCount count = count_parameters(job.shape, job.mixture);
-  const spec::ParameterCount plain = spec::count_parameters(job.shape);
-  const int layers = layers_of(job.shape);
-  WeightCounts weights{.layer = count.dense / layers,
-                       .experts = count.experts / layers,
-                       .embedding = count.embedding,
-                       .head = count.head};
-  weights.layer_vectors = std::max(0.0, static_cast<double>(plain.layers) / layers - layer_matrices(job.shape));
-  weights.layer_replicated = replicated_matrices(job.shape);
-  const auto table = static_cast<double>(job.shape.vocab_size * job.shape.hidden_size);
-  weights.head_vectors = job.shape.tied ? count.head : std::max(0.0, count.head - table);
-  weights.tied_head = job.shape.tied || job.shape.mtp_depth > 0 ? table : 0;
-  if (const auto depths = static_cast<double>(job.shape.mtp_depth); depths > 0) {
-    const double joined = 2 * static_cast<double>(job.shape.hidden_size * job.shape.hidden_size);
-    weights.mtp = count.mtp;
-    weights.mtp_vectors = count.mtp - depths * (layer_matrices(job.shape) + joined);
-    weights.mtp_replicated = depths * (weights.layer_replicated + joined);
+  const spec::ModelShape& shape = job.shape;
+  const spec::ParameterCount plain = spec::count_parameters(shape);
+  const int layers = layers_of(shape);
+  const double mixed = static_cast<double>(spec::expert_layers(shape)) / layers;
+  WeightCounts weights{.layer = static_cast<double>(plain.layers - plain.experts) / layers,
+                       .experts = static_cast<double>(plain.experts) / layers,
+                       .tp_shards_experts = job.software == Software::kMegatron,
+                       .embedding = static_cast<double>(plain.embedding),
+                       .head = static_cast<double>(plain.head)};
+  weights.layer_vectors = std::max(0.0, weights.layer - layer_matrices(shape, mixed));
+  weights.layer_replicated = replicated_matrices(shape, mixed);
+  const auto table = static_cast<double>(shape.vocab_size * shape.hidden_size);
+  weights.head_vectors = shape.tied ? weights.head : std::max(0.0, weights.head - table);
+  weights.tied_head = shape.tied || shape.mtp_depth > 0 ? table : 0;
+  if (const auto depths = static_cast<double>(shape.mtp_depth); depths > 0) {
+    const double joined = 2 * static_cast<double>(shape.hidden_size * shape.hidden_size);
+    const double share = mtp_mixtures(shape) / depths;
+    weights.mtp_experts = static_cast<double>(plain.mtp_experts);
+    weights.mtp = static_cast<double>(plain.mtp) - weights.mtp_experts;
+    weights.mtp_vectors = weights.mtp - depths * (layer_matrices(shape, share) + joined);
+    weights.mtp_replicated = depths * (replicated_matrices(shape, share) + joined);
   }
   return weights;
 }
@@ -174,15 +197,6 @@ std::vector<config::Problem> find_problems(const Job& job, const ParallelConfig&
   if (layout.pp == 1 && config.pipeline.virtual_stages > 1)
     add("virtual-stages", fmt::format("{} chunks on a single stage mean nothing", config.pipeline.virtual_stages),
         "use --virtual-stages 1, or --pp 2 or more");
-  const std::int64_t experts = job.mixture.experts.num_experts;
-  if (experts == 0 && layout.ep > 1) {
-    add("ep", fmt::format("is {}, but the model has no experts", layout.ep), "use --ep 1");
-  } else if (experts % layout.ep != 0 || config.replicas() % layout.ep != 0) {
-    add("ep",
-        fmt::format("{} must divide the {} experts and the {} ranks of dp x cp that they are sharded over", layout.ep,
-                    experts, config.replicas()),
-        fmt::format("use --ep {}", largest_divisor(std::gcd(experts, std::int64_t{config.replicas()}), layout.ep)));
-  }
   if (layout.cp > 1 && job.attention == AttentionKind::kUnfused)
     add("cp", "a sequence that is split over ranks needs fused attention", "use --attention flash, or --cp 1");
   const std::int64_t rows = config.micro_batch_size * config.dp();

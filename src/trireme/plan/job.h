@@ -13,7 +13,6 @@
 
 #include "trireme/base/config.h"
 #include "trireme/cost/hardware.h"
-#include "trireme/plan/mixture.h"
 #include "trireme/spec/model_shape.h"
 #include "trireme/spec/optim.h"
 #include "trireme/spec/parallel_config.h"
@@ -37,7 +36,6 @@ std::span<const Named<Software>> enum_names(std::type_identity<Software>);
 
 struct Job {
   spec::ModelShape shape;
-  Mixture mixture;              ///< experts and latents, where the model has them
   std::int64_t seq_len = 2048;  ///< tokens of a sequence
   std::int64_t batch = 1;       ///< sequences of a step
   spec::PrecisionConfig precision{.compute = spec::Precision::kBf16};
@@ -58,6 +56,15 @@ cost::Arithmetic arithmetic_of(const spec::PrecisionConfig& precision);
 /// With GEMMs of that type; fp8 beside bf16, with one scale a tensor.
 spec::PrecisionConfig precision_of(cost::Arithmetic arithmetic);
 
+/// FLOPs of one sequence's forward pass: GEMMs with weights that a token meets; of which the head; attention in
+/// full, not halved for the mask.
+struct SequenceFlops {
+  double projections = 0, head = 0, attention = 0;
+  double mtp = 0;  ///< modules of multi-token prediction, each with its pass through the head
+  double total() const { return projections + head + attention + mtp; }
+};
+SequenceFlops sequence_flops(const spec::ModelShape& shape, std::int64_t length);
+
 /// FLOPs of a step without recomputation as papers report them: every GEMM three times, attention in full, not
 /// halved for the mask. For a GPT this is 72 B s l h^2 (1 + s/(6h) + V/(12 h l)).
 double model_flops(const Job& job);
@@ -69,17 +76,23 @@ int layers_of(const spec::ModelShape& shape);
 struct WeightCounts {
   double layer = 0;          ///< without routed experts
   double layer_vectors = 0;  ///< of them
-  double layer_replicated =
-      0;               ///< of them, matrices that every tensor-parallel rank has whole: latents' down-projections
-  double experts = 0;  ///< routed, of one layer
+  /// Of them, matrices that every tensor-parallel rank has whole: latents' down-projections, routers.
+  double layer_replicated = 0;
+  double experts = 0;              ///< routed, of one layer
+  bool tp_shards_experts = false;  ///< Megatron's; ours are whole on each tensor-parallel rank
   double embedding = 0;
   double head = 0, head_vectors = 0;  ///< with the last norm
   double tied_head = 0;               ///< the embedding's copy, where a head that computes with it is on another rank
-  double mtp = 0, mtp_vectors = 0, mtp_replicated = 0;  ///< multi-token prediction's, which is where the head is
-  double total(int layers) const { return layers * (layer + experts) + embedding + mtp + head; }
+  /// Multi-token prediction's, which is where the head is, without its routed experts.
+  double mtp = 0, mtp_vectors = 0, mtp_replicated = 0, mtp_experts = 0;
+  double total(int layers) const { return layers * (layer + experts) + embedding + mtp + mtp_experts + head; }
+  /// Ranks that share out the routed experts of a layer.
+  double expert_ranks(const ParallelConfig& config) const {
+    return static_cast<double>(config.layout.ep) * (tp_shards_experts ? config.layout.tp : 1);
+  }
   /// Those of a layer that a rank holds.
   double layer_share(const ParallelConfig& config) const {
-    return (layer - layer_replicated + experts / config.layout.ep) / config.layout.tp + layer_replicated;
+    return (layer - layer_replicated) / config.layout.tp + layer_replicated + experts / expert_ranks(config);
   }
 };
 WeightCounts count_weights(const Job& job);

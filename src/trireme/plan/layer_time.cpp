@@ -20,6 +20,7 @@ struct Sizes {
   double sequence_share;  // of the tokens outside of split matrices that this rank works on
   double scores;          // width of all heads, of queries with keys and of values in the mean
   double mixed;           // share of the layers that have experts
+  double expert_tp;       // ranks that shard an expert: Megatron's tp; ours have whole ones
   double routed;          // tokens that come to this rank's experts, each counted as often as it is sent
   bool dropout;
 
@@ -37,10 +38,12 @@ struct Sizes {
         bytes(job.compute_bytes()),
         sequence_share(layout.sequence_parallel ? 1.0 / layout.tp : 1.0),
         scores((queries + static_cast<double>(spec::attention_widths(job.shape).attended) / layout.tp) / 2),
-        mixed(static_cast<double>(expert_layers(job.shape, job.mixture.experts)) / layers_of(job.shape)),
-        // Experts are visited evenly, so as many tokens come as go.
-        routed(tokens * static_cast<double>(job.mixture.experts.top_k) *
-               std::max(1.0, job.mixture.experts.capacity_factor)),
+        mixed(static_cast<double>(spec::expert_layers(job.shape)) / layers_of(job.shape)),
+        expert_tp(job.software == Software::kMegatron ? layout.tp : 1),
+        // Experts are visited evenly, so as many tokens come as go. Of ranks that shard an expert each sees all of
+        // them.
+        routed(tokens * (expert_tp > 1 ? 1 : sequence_share) * static_cast<double>(job.shape.experts.top_k) *
+               std::max(1.0, job.shape.experts.capacity_factor)),
         dropout(job.shape.dropout > 0) {}
 };
 
@@ -60,13 +63,14 @@ void add_mlp(const Job& job, const ParallelConfig& config, const Sizes& sizes, s
   };
   if (sizes.mixed < 1) both("mlp in", "mlp out", sizes.tokens, sizes.ffn_size, 1 - sizes.mixed);
   if (sizes.mixed == 0) return;
-  const Experts& experts = job.mixture.experts;
+  const spec::Experts& experts = job.shape.experts;
   const double here = static_cast<double>(experts.num_experts) / config.layout.ep;
-  const double inner = static_cast<double>(expert_inner(job.shape, experts)) / config.layout.tp;
+  const auto width = static_cast<double>(spec::expert_ffn_size(job.shape));
+  const double inner = width / sizes.expert_tp, shared = width / config.layout.tp;
   both("expert in", "expert out", sizes.routed / here, inner, sizes.mixed * here);
   if (experts.num_shared_experts > 0)
-    both("shared expert in", "shared expert out", sizes.tokens, static_cast<double>(experts.num_shared_experts) * inner,
-         sizes.mixed);
+    both("shared expert in", "shared expert out", sizes.tokens,
+         static_cast<double>(experts.num_shared_experts) * shared, sizes.mixed);
   out.push_back({"router", {sizes.tokens, static_cast<double>(experts.num_experts), sizes.hidden_size}, sizes.mixed});
 }
 
@@ -151,9 +155,11 @@ void add_streaming(const Hardware& hardware, const Job& job, const Sizes& sizes,
   double middle = sizes.tokens * sizes.ffn_size * (1 - sizes.mixed);
   double sorted = 0;
   if (sizes.mixed > 0) {
-    const Experts& experts = job.mixture.experts;
-    const double inner = static_cast<double>(expert_inner(job.shape, experts)) / sizes.tp;
-    middle += sizes.mixed * inner * (sizes.routed + static_cast<double>(experts.num_shared_experts) * sizes.tokens);
+    const spec::Experts& experts = job.shape.experts;
+    const auto inner = static_cast<double>(spec::expert_ffn_size(job.shape));
+    middle +=
+        sizes.mixed * inner *
+        (sizes.routed / sizes.expert_tp + static_cast<double>(experts.num_shared_experts) * sizes.tokens / sizes.tp);
     // Tokens are sorted by expert before they go and put back, weighted, when they come: read and written.
     sorted = 2 * 4 * sizes.mixed * sizes.routed * sizes.hidden_size;
   }
@@ -183,7 +189,7 @@ void add_dispatch(const Hardware& hardware, const Job& job, const ParallelConfig
                                .groups = config.ranks() / layout.ep,
                                .extent = static_cast<double>(layout.tp) * layout.ep};
   const double out = job.arithmetic() == cost::Arithmetic::kFp8 ? 1 : 2,
-               values = sizes.routed * sizes.hidden_size / sizes.tp;
+               values = sizes.routed * sizes.hidden_size / sizes.expert_tp;
   const double both = cost::group_seconds(hardware, cost::Collective::kAllToAll, group, out * values) +
                       cost::group_seconds(hardware, cost::Collective::kAllToAll, group, 2 * values);
   const double exposed = sizes.mixed * (1 - hardware.device.efficiency.overlap) * both;

@@ -11,6 +11,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
 #include "trireme/base/text.h"
+#include "trireme/plan/run_setup.h"
 #include "trireme/schedule/builders.h"
 #include "trireme/spec/batch_split.h"
 
@@ -19,9 +20,15 @@ namespace {
 
 using spec::ContextKind;
 
-std::vector<std::string> find_features(const spec::LayoutConfig& layout, const spec::PipelineConfig& pipeline) {
+constexpr const char *kMicroFeature = "micro-batch 2", *kRecomputeFeature = "recompute";
+
+std::vector<std::string> find_features(const spec::ParallelConfig& config) {
+  const spec::LayoutConfig& layout = config.layout;
   std::vector<std::string> features;
+  if (config.micro_batch_size > 1) features.emplace_back(kMicroFeature);
+  if (config.recompute != spec::RecomputeKind::kNone) features.emplace_back(kRecomputeFeature);
   if (layout.dp.value_or(1) > 1) features.emplace_back("dp");
+  if (layout.ep > 1) features.push_back(fmt::format("ep {}", layout.ep));
   if (layout.zero > 0) features.push_back(fmt::format("zero {}", layout.zero));
   if (layout.zero_group) features.emplace_back("zero group");
   if (layout.tp > 1) features.emplace_back("tp");
@@ -32,7 +39,7 @@ std::vector<std::string> find_features(const spec::LayoutConfig& layout, const s
     features.emplace_back(name_in(spec::enum_names(std::type_identity<ContextKind>()), layout.cp_kind));
     if (layout.cp_ulysses > 1) features.emplace_back("cp ulysses");
   }
-  if (layout.pp > 1) features.push_back(pipeline.schedule);
+  if (layout.pp > 1) features.push_back(config.pipeline.schedule);
   return features;
 }
 
@@ -42,6 +49,19 @@ std::vector<int> divisors(int number) {
     if (number % i == 0) out.push_back(i);
   }
   return out;
+}
+
+/// Schedules whose backward goes through a part of what one forward took.
+std::set<std::string_view> partial_backwards() {
+  std::set<std::string_view> names;
+  for (const schedule::Kind& kind : schedule::kinds()) {
+    spec::Recipe recipe;
+    recipe.layout.pp = 2;
+    recipe.pipeline.schedule = kind.name;
+    const spec::ScheduleTraits traits = schedule_traits(recipe);
+    if (traits.doubled_forward || traits.least_rows > 1) names.insert(kind.name);
+  }
+  return names;
 }
 
 /// One choice after the other, each with all that can follow.
@@ -54,7 +74,10 @@ class Enumeration {
       for (const int cp : divisors(ranks_ / tp)) {
         for (const int pp : divisors(ranks_ / tp / cp)) {
           spec::LayoutConfig layout{.dp = ranks_ / tp / cp / pp, .tp = tp, .pp = pp, .cp = cp};
-          with_tensor(layout);
+          for (const int ep : expert_ranks(*layout.dp * cp)) {
+            layout.ep = ep;
+            with_tensor(layout);
+          }
         }
       }
     }
@@ -62,6 +85,11 @@ class Enumeration {
   }
 
  private:
+  /// Ways to shard experts over so many ranks.
+  std::vector<int> expert_ranks(int ranks) const {
+    if (!task_.shape.experts.used()) return {1};
+    return divisors(static_cast<int>(std::gcd(task_.shape.experts.num_experts, std::int64_t{ranks})));
+  }
   void with_tensor(spec::LayoutConfig layout) {
     with_context(layout);
     if (layout.tp == 1) return;
@@ -105,10 +133,12 @@ class Enumeration {
       spec::PipelineConfig pipeline{.schedule = std::string(kind.name), .virtual_stages = kind.default_chunks};
       const std::int64_t rows = task_.micro_batch_size.value_or(1);
       const std::int64_t micros = spec::most_micros(task_.batch_rows, *layout.dp, {}, rows);
-      const std::string why = kind.refuses({.ranks = layout.pp,
-                                            .micros = static_cast<int>(micros),
-                                            .chunks_per_rank = kind.default_chunks,
-                                            .micro_rows = static_cast<int>(rows)});
+      std::string why = kind.refuses({.ranks = layout.pp,
+                                      .micros = static_cast<int>(micros),
+                                      .chunks_per_rank = kind.default_chunks,
+                                      .micro_rows = static_cast<int>(rows)});
+      if (why.empty() && task_.shape.experts.used() && partial_.contains(kind.name))
+        why = "it goes back in parts of a forward, but what experts save stands by expert";
       if (!why.empty()) {
         matrix_.refused.push_back({LayoutCase{{.layout = layout, .pipeline = pipeline}, {}}.text(), why});
         continue;
@@ -117,8 +147,19 @@ class Enumeration {
     }
   }
 
+  /// What experts have to say of micro-batches and recomputation is said by layouts that take turns with them.
+  void vary(LayoutCase& one) {
+    if (!task_.shape.experts.used()) return;
+    const std::size_t turn = matrix_.cases.size();
+    if (turn % 3 == 1) one.recompute = spec::RecomputeKind::kFull;
+    if (turn % 4 >= 2 && one.layout.pp == 1) one.micro_batch_size = 2;
+  }
+
   void add(const spec::LayoutConfig& layout, const spec::PipelineConfig& pipeline) {
-    LayoutCase one{{.layout = layout, .pipeline = pipeline}, find_features(layout, pipeline)};
+    LayoutCase one{{.layout = layout, .pipeline = pipeline}, {}};
+    one.micro_batch_size = task_.micro_batch_size.value_or(1);
+    vary(one);
+    one.features = find_features(one);
     const auto problems = spec::find_layout_problems(layout, pipeline, task_);
     if (problems.empty()) {
       matrix_.cases.push_back(std::move(one));
@@ -129,6 +170,7 @@ class Enumeration {
 
   const spec::LayoutTask& task_;
   int ranks_;
+  const std::set<std::string_view> partial_ = partial_backwards();
   LayoutMatrix matrix_;
 };
 
@@ -166,17 +208,21 @@ std::string LayoutCase::text() const {
     add(std::string(name_in(spec::enum_names(std::type_identity<ContextKind>()), layout.cp_kind)));
     if (layout.cp_ulysses > 1) add(fmt::format("cp_ulysses={}", layout.cp_ulysses));
   }
+  if (layout.ep > 1) add(fmt::format("ep={}", layout.ep));
   if (layout.pp > 1) add(fmt::format("pp={} {}", layout.pp, pipeline.schedule));
   if (layout.zero > 0) add(fmt::format("zero={}", layout.zero));
   if (layout.zero_group) add(fmt::format("zero_group={}", *layout.zero_group));
+  if (micro_batch_size > 1) add(fmt::format("micro={}", micro_batch_size));
+  if (recompute != spec::RecomputeKind::kNone) add("recompute");
   return out.empty() ? "one rank" : out;
 }
 
 LayoutMatrix all_layouts(const spec::LayoutTask& task) { return Enumeration(task).run(); }
 
 std::vector<std::string> features_of(const std::vector<LayoutCase>& cases) {
-  std::vector<std::string> order{"dp",         "zero 1",           "zero 2", "zero 3",  "zero group", "tp",        "sp",
-                                 "tp overlap", "sp save gathered", "ring",   "ulysses", "gather",     "cp ulysses"};
+  std::vector<std::string> order{"dp",     "ep 2",       "ep 4",   "ep 8",       "zero 1",      "zero 2",
+                                 "zero 3", "zero group", "tp",     "sp",         "tp overlap",  "sp save gathered",
+                                 "ring",   "ulysses",    "gather", "cp ulysses", kMicroFeature, kRecomputeFeature};
   for (const schedule::Kind& kind : schedule::kinds()) order.emplace_back(kind.name);
   std::set<std::string> there;
   for (const LayoutCase& one : cases) there.insert(one.features.begin(), one.features.end());
@@ -221,11 +267,9 @@ std::vector<LayoutCase> cover_pairs(const std::vector<LayoutCase>& cases, std::s
 LayoutCase parse_layout(const std::string& text) {
   LayoutCase out;
   spec::LayoutConfig& layout = out.layout;
-  const std::map<std::string, int*> numbers{{"tp", &layout.tp},
-                                            {"pp", &layout.pp},
-                                            {"cp", &layout.cp},
-                                            {"zero", &layout.zero},
-                                            {"cp_ulysses", &layout.cp_ulysses}};
+  const std::map<std::string, int*> numbers{{"tp", &layout.tp},     {"pp", &layout.pp},
+                                            {"cp", &layout.cp},     {"ep", &layout.ep},
+                                            {"zero", &layout.zero}, {"cp_ulysses", &layout.cp_ulysses}};
   const std::map<std::string, bool*> switches{{"sp", &layout.sequence_parallel},
                                               {"tp_overlap", &layout.tp_overlap},
                                               {"sp_save_gathered", &layout.sp_save_gathered}};
@@ -255,7 +299,7 @@ LayoutCase parse_layout(const std::string& text) {
                         "for instance \"tp=2 sp pp=2 schedule=zb-v zero=1 cp=2 cp_kind=ring\"");
     }
   }
-  out.features = find_features(layout, out.pipeline);
+  out.features = find_features(out);
   return out;
 }
 

@@ -36,7 +36,7 @@ HeldParameters held_parameters(const ParallelConfig& config, const WeightCounts&
       (layers * (weights.layer - weights.layer_vectors) + heads * (weights.mtp - weights.mtp_vectors) - whole) / tp +
       whole;
   held.vectors = (layers * weights.layer_vectors + heads * (weights.mtp_vectors + weights.head_vectors)) / tp;
-  held.experts = layers * weights.experts / tp / config.layout.ep;
+  held.experts = (layers * weights.experts + heads * weights.mtp_experts) / weights.expert_ranks(config);
   // A head on another rank than the embedding has a copy of it where it is tied or predicts further tokens.
   held.tables = (embeddings * weights.embedding + heads * (weights.head - weights.head_vectors) +
                  std::max(0.0, heads - embeddings) * weights.tied_head) /

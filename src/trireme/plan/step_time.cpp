@@ -283,7 +283,8 @@ Computing computing_of(const Job& job, const ParallelConfig& config, const Layer
     const double dense =
         load.layers * weights.layer + load.embeddings * weights.embedding + load.heads * (weights.mtp + weights.head);
     out.dense = std::max(out.dense, dense / tp);
-    out.experts = std::max(out.experts, load.layers * weights.experts / tp / config.layout.ep);
+    out.experts = std::max(
+        out.experts, (load.layers * weights.experts + load.heads * weights.mtp_experts) / weights.expert_ranks(config));
     layers += load.layers;
   }
   out.directions = std::max(1, layers / layers_of(job.shape));

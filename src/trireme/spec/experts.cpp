@@ -137,7 +137,8 @@ std::span<const Named<GroupScore>> enum_names(std::type_identity<GroupScore>) { 
 
 void describe(config::Section<Experts>& section) {
   section.meaning("mixture of experts (MoE)");
-  section.field("num_experts", &Experts::num_experts, "routed experts of each MoE layer").range(1, 1 << 20);
+  section.field("num_experts", &Experts::num_experts, "routed experts of each MoE layer; 0: none, a dense model")
+      .range(0, 1 << 20);
   section.field("top_k", &Experts::top_k, "experts that the router chooses for each token").range(1, 1 << 20);
   section.field("ffn_size", &Experts::ffn_size, "hidden size of an expert's MLP; 0: model.ffn_size").range(0, 1 << 20);
   section.field("num_shared_experts", &Experts::num_shared_experts, "shared experts, which process every token")
@@ -162,7 +163,14 @@ void describe(config::Section<Experts>& section) {
 
 std::vector<config::Problem> find_problems(const Experts& experts) {
   std::vector<config::Problem> problems;
-  if (experts.num_experts == 0) return problems;
+  if (!experts.used()) {
+    // A key that is given and then ignored is a model that nobody wanted.
+    if (experts != Experts{})
+      problems.push_back({.key = "experts",
+                          .reason = "is given without experts.num_experts, so nothing uses it",
+                          .hint = "set experts.num_experts = 8"});
+    return problems;
+  }
   if (experts.top_k > experts.num_experts) {
     problems.push_back({.key = "experts.top_k",
                         .reason = fmt::format("{} of {} experts", experts.top_k, experts.num_experts),

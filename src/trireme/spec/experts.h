@@ -74,6 +74,7 @@ struct Experts {
   std::int64_t balance_group = 1;    ///< samples
   double arena = 1.5;                ///< rows of a pass over an even share of them
 
+  bool used() const { return num_experts > 0; }
   bool operator==(const Experts&) const = default;
 };
 

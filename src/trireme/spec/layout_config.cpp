@@ -30,9 +30,10 @@ void describe(config::Section<LayoutConfig>& section) {
   section.field("pp", &LayoutConfig::pp, "pipeline-parallel size: number of pipeline stages").at_least(1);
   section.field("cp", &LayoutConfig::cp, "context-parallel size: ranks that shard each sequence").at_least(1);
   section
-      .field("ep", &LayoutConfig::ep,
-             "expert-parallel size: ranks of dp x cp that the experts of a layer are sharded over; models with experts "
-             "are planned, not trained yet")
+      .field(
+          "ep", &LayoutConfig::ep,
+          "expert-parallel size: ranks of dp x cp, neighbours, that the experts of a layer are sharded over; divides "
+          "experts.num_experts")
       .at_least(1);
   section
       .field("zero", &LayoutConfig::zero,

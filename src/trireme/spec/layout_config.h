@@ -43,7 +43,7 @@ std::span<const Named<OffloadKind>> enum_names(std::type_identity<OffloadKind>);
 struct LayoutConfig {
   std::optional<int> dp;  ///< unset: what the other axes leave of the ranks
   int tp = 1, pp = 1, cp = 1;
-  int ep = 1;  ///< of dp x cp, ranks that the experts of a layer are sharded over; planned, not trained yet
+  int ep = 1;  ///< of dp x cp, ranks that the experts of a layer are sharded over
   int zero = 0;
   std::optional<int> zero_group;  ///< unset: all replicas
   bool sequence_parallel = false;

@@ -68,6 +68,7 @@ ModelConfig whole_config(const ModelShape& shape) {
   ModelConfig config;
   config.family = shape.family;
   visit_pairs(config, shape, [](auto& key, const auto& value) { key = value; });
+  config.experts = shape.experts;
   return config;
 }
 
@@ -296,6 +297,7 @@ ModelShape with_keys(ModelShape shape, const ModelConfig& config) {
   visit_pairs(config, shape, [](const auto& key, auto& value) {
     if (key) value = *key;
   });
+  if (config.experts.used()) shape.experts = config.experts;
   return shape;
 }
 
@@ -332,6 +334,7 @@ std::vector<std::string> differences(const ModelShape& shape, const ModelShape& 
   const ModelConfig ours = whole_config(shape), theirs = whole_config(other);
   std::vector<std::string> out;
   add_differences(config::schema_of<ModelConfig>(), &ours, &theirs, "", out);
+  add_differences(config::schema_of<Experts>(), &ours.experts, &theirs.experts, "experts.", out);
   return out;
 }
 
@@ -346,6 +349,11 @@ std::string shape_text(const ModelShape& shape) {
                         shape.mla.kv_lora_rank, shape.mla.qk_rope_head_dim, shape.mla.v_head_dim);
   }
   if (shape.mtp_depth > 0) text += fmt::format(", MTP depth {}", shape.mtp_depth);
+  if (const Experts& experts = shape.experts; experts.used()) {
+    text += fmt::format(", {} experts of {} in {} layers, top {}", experts.num_experts, expert_ffn_size(shape),
+                        expert_layers(shape), experts.top_k);
+    if (experts.num_shared_experts > 0) text += fmt::format(" and {} shared", experts.num_shared_experts);
+  }
   return text + fmt::format(", ffn_size {}, vocab_size {}, max_seq_len {}", shape.ffn_size, shape.vocab_size,
                             shape.max_seq_len);
 }
@@ -375,6 +383,11 @@ std::vector<config::Problem> find_problems(const ModelConfig& config) {
     return find_problems(*shape, "model");
   }
   if (config == ModelConfig{}) return {};
+  if (ModelConfig without = config; without.experts.used() && (without.experts = {}, without == ModelConfig{}))
+    return {{.key = "experts",
+             .reason = "is given without a model whose layers have them",
+             .hint = "set model.family = \"mistral\", or another of `trireme recipe docs`",
+             .where = {}}};
   return {{.key = "model",
            .reason = "is given without a family, so nothing uses it",
            .hint = "set model.family = \"gpt2\", or another of `trireme recipe docs`",

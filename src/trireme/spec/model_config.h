@@ -60,6 +60,7 @@ struct ModelConfig {
   std::optional<double> mtp_loss_weight;
   std::optional<double> dropout, attention_dropout, label_smoothing, z_loss, init_std;
   std::optional<bool> scaled_residual_init;
+  Experts experts;  ///< the section [experts] of a recipe; without any the model is dense, or as init_from says
   bool operator==(const ModelConfig&) const = default;
 };
 

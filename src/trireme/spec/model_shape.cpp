@@ -140,10 +140,30 @@ std::int64_t mlp_parameters(const ModelShape& shape) {
          (shape.mlp_bias ? into + shape.hidden_size : 0);
 }
 
-/// A block and what takes its input: two norms, the projection of both, a norm before the head.
-std::int64_t mtp_parameters(const ModelShape& shape) {
-  const std::int64_t block = attention_parameters(shape) + mlp_parameters(shape) + 2 * norm_parameters(shape);
-  return block + 2 * shape.hidden_size * shape.hidden_size + 3 * norm_parameters(shape);
+/// One expert's.
+std::int64_t expert_parameters(const ModelShape& shape) {
+  return shape.hidden_size * expert_ffn_size(shape) * (shape.gated ? 3 : 2);
+}
+
+/// Beside the routed experts: shared ones, the router, its thresholds.
+std::int64_t beside_experts(const ModelShape& shape) {
+  const Experts& experts = shape.experts;
+  std::int64_t count =
+      shape.hidden_size * shared_ffn_size(shape) * (shape.gated ? 3 : 2) + shape.hidden_size * router_outputs(experts);
+  if (experts.shared_expert_gate && experts.num_shared_experts > 0) count += shape.hidden_size;
+  if (experts.router == RouterKind::kStrictBalance) count += experts.num_experts;
+  return count;
+}
+
+/// What takes a module's input and leads to the head: two norms, the projection of both, a norm.
+std::int64_t mtp_joints(const ModelShape& shape) {
+  return 2 * shape.hidden_size * shape.hidden_size + 3 * norm_parameters(shape);
+}
+
+/// Of a stack of so many layers.
+std::int64_t expert_layers_below(const Experts& experts, std::int64_t layers) {
+  if (!experts.used()) return 0;
+  return std::max<std::int64_t>(0, layers - experts.first_dense_layers) / experts.every;
 }
 
 /// How many (query, key) pairs a mask lets through.
@@ -172,8 +192,12 @@ class ShapeProblems {
     if (!(value >= 0 && value < 1)) add(field, fmt::format("must be at least 0 and below 1, but is {}", value), {});
   }
   void add(const std::string& field, std::string reason, std::string hint) {
-    found_.push_back({.key = prefix_ + "." + field, .reason = std::move(reason), .hint = std::move(hint)});
+    add_key(prefix_ + "." + field, std::move(reason), std::move(hint));
   }
+  void add_key(std::string key, std::string reason, std::string hint) {
+    add({.key = std::move(key), .reason = std::move(reason), .hint = std::move(hint), .where = {}});
+  }
+  void add(config::Problem problem) { found_.push_back(std::move(problem)); }
   std::vector<config::Problem> take() { return std::move(found_); }
   bool none() const { return found_.empty(); }
 
@@ -218,6 +242,17 @@ void find_mla_problems(const ModelShape& shape, const std::string& prefix, Shape
   if (shape.num_encoder_layers > 0)
     problems.add("mla.kv_lora_rank", "an encoder beside a decoder has plain attention",
                  fmt::format("set {}.mla.kv_lora_rank = 0", prefix));
+}
+
+void find_expert_problems(const ModelShape& shape, ShapeProblems& problems) {
+  const Experts& experts = shape.experts;
+  if (!experts.used()) return;
+  if (expert_layers(shape) == 0)
+    problems.add_key(
+        "experts.first_dense_layers",
+        fmt::format("leaves no MoE layer of {} layers, where one in {} is one", shape.num_layers, experts.every),
+        "set experts.first_dense_layers = 0 and experts.every = 1");
+  for (config::Problem& problem : find_problems(experts)) problems.add(std::move(problem));
 }
 
 void find_mtp_problems(const ModelShape& shape, const std::string& prefix, ShapeProblems& problems) {
@@ -286,6 +321,29 @@ std::int64_t window_of(const ModelShape& shape, std::int64_t layer) {
       return layer >= shape.window_from ? shape.window : 0;
   }
   return 0;
+}
+
+bool has_experts(const ModelShape& shape, std::int64_t layer) {
+  const Experts& experts = shape.experts;
+  if (!experts.used() || layer < experts.first_dense_layers) return false;
+  return (layer - experts.first_dense_layers + 1) % experts.every == 0;
+}
+
+std::int64_t expert_layers(const ModelShape& shape) {
+  return expert_layers_below(shape.experts, shape.num_layers) +
+         expert_layers_below(shape.experts, shape.num_encoder_layers);
+}
+
+std::int64_t expert_ffn_size(const ModelShape& shape) {
+  return shape.experts.ffn_size > 0 ? shape.experts.ffn_size : shape.ffn_size;
+}
+std::int64_t shared_ffn_size(const ModelShape& shape) {
+  return shape.experts.num_shared_experts * expert_ffn_size(shape);
+}
+
+std::int64_t router_outputs(const Experts& experts) {
+  if (experts.router != RouterKind::kNoisyTopK) return experts.num_experts;
+  return 2 * (experts.num_experts + (experts.num_groups > 1 ? experts.num_groups : 0));
 }
 
 double yarn_magnitude(const Rotary& rotary) {
@@ -402,6 +460,7 @@ std::vector<config::Problem> find_problems(const ModelShape& shape, const std::s
   }
   find_mla_problems(shape, prefix, problems);
   find_mtp_problems(shape, prefix, problems);
+  find_expert_problems(shape, problems);
   return problems.take();
 }
 
@@ -413,7 +472,19 @@ ParameterCount count_parameters(const ModelShape& shape) {
   // A decoder beside an encoder attends twice.
   const std::int64_t cross = shape.num_encoder_layers > 0 ? attention_parameters(shape) + norm_parameters(shape) : 0;
   count.layers = shape.num_layers * (block + cross) + shape.num_encoder_layers * block;
-  count.mtp = shape.mtp_depth * mtp_parameters(shape);
+  count.mtp = shape.mtp_depth * (block + mtp_joints(shape));
+  if (shape.experts.used()) {
+    const std::int64_t each = expert_parameters(shape), all = shape.experts.num_experts * each,
+                       others = beside_experts(shape) - mlp_parameters(shape), mixed = expert_layers(shape);
+    count.experts = mixed * all;
+    count.active_experts = mixed * shape.experts.top_k * each;
+    count.layers += count.experts + mixed * others;
+    for (std::int64_t depth = 0; depth < shape.mtp_depth; ++depth) {
+      if (!has_experts(shape, shape.num_layers + depth)) continue;
+      count.mtp_experts += all;
+      count.mtp += all + others;
+    }
+  }
   if (shape.norm_first) count.head += norm_parameters(shape);
   if (!shape.tied) count.head += shape.vocab_size * shape.hidden_size;
   if (shape.family == Family::kBert) {
@@ -434,6 +505,17 @@ FlopCount count_flops(const ModelShape& shape, std::int64_t length, std::int64_t
 
   FlopCount count;
   count.projections = 2 * (layers * tokens + encoders * sources) * (attention + mlp);
+  // What a token meets in place of an MLP: its experts, the shared ones and the router.
+  double mixed = 0;
+  if (const Experts& experts = shape.experts; experts.used()) {
+    const auto visited = static_cast<double>(experts.top_k + experts.num_shared_experts);
+    mixed = width * (visited * static_cast<double>(expert_ffn_size(shape)) * (shape.gated ? 3 : 2) +
+                     static_cast<double>(router_outputs(experts))) -
+            mlp;
+    count.projections += 2 * mixed *
+                         (static_cast<double>(expert_layers_below(experts, shape.num_layers)) * tokens +
+                          static_cast<double>(expert_layers_below(experts, shape.num_encoder_layers)) * sources);
+  }
   if (shape.num_encoder_layers > 0) {
     const double square = 2 * width * static_cast<double>(widths.queries),
                  key_values = 2 * width * static_cast<double>(widths.keys);
@@ -450,7 +532,9 @@ FlopCount count_flops(const ModelShape& shape, std::int64_t length, std::int64_t
   count.head = 2 * tokens * width * static_cast<double>(shape.vocab_size);
   if (shape.family == Family::kBert) count.head += 2 * tokens * width * width;
   for (std::int64_t depth = 0; depth < shape.mtp_depth; ++depth) {
-    count.mtp += 2 * tokens * (attention + mlp + 2 * width * width) + of_layer(shape.num_layers + depth) + count.head;
+    const double middle = mlp + (has_experts(shape, shape.num_layers + depth) ? mixed : 0);
+    count.mtp +=
+        2 * tokens * (attention + middle + 2 * width * width) + of_layer(shape.num_layers + depth) + count.head;
   }
   return count;
 }

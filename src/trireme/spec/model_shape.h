@@ -2,7 +2,7 @@
 //
 // One struct describes every family: a family is a set of features (which norm, which positions, which MLP) and names
 // for its published weights; the models room assembles layers from the same value that the planner counts with.
-// Depends on: base.
+// Depends on: base, experts.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "trireme/base/config.h"
+#include "trireme/spec/experts.h"
 
 namespace trireme::spec {
 
@@ -23,7 +24,7 @@ enum class Family : std::uint8_t {
   kQwen3,        ///< Qwen 3: a norm of each head's queries and keys instead
   kTransformer,  ///< the original encoder and decoder (Vaswani et al. 2017)
   kBert,         ///< bidirectional encoder, masked-LM head
-  kDeepseekV3,   ///< DeepSeek-V3 without its experts: Llama with latent attention
+  kDeepseekV3,   ///< DeepSeek-V3, whose experts [experts] says: Llama with latent attention
 };
 enum class NormKind : std::uint8_t { kLayer, kRms };
 enum class Activation : std::uint8_t { kRelu, kGelu, kGeluTanh, kSilu };
@@ -108,6 +109,8 @@ struct ModelShape {
   std::int64_t mtp_depth = 0;    ///< multi-token prediction (DeepSeek-V3): further tokens predicted in training
   double mtp_loss_weight = 0.3;  ///< of the mean of their losses
 
+  Experts experts;  ///< in place of the MLPs of the layers that has_experts() says; without biases
+
   double dropout = 0;  ///< of residual branches and embeddings
   double attention_dropout = 0;
   double label_smoothing = 0;
@@ -131,16 +134,32 @@ AttentionWidths attention_widths(const ModelShape& shape);
 /// Elements of attention's matrices in one layer.
 std::int64_t attention_weights(const ModelShape& shape);
 
+/// Whether a layer of the decoder (or the encoder), or of MTP, which counts on, has experts in place of its MLP: behind
+/// the first_dense_layers the last of every `every`, in each stack by itself.
+bool has_experts(const ModelShape& shape, std::int64_t layer);
+/// Layers that have, without MTP's.
+std::int64_t expert_layers(const ModelShape& shape);
+/// The width of an expert's middle, and of all shared experts', which are one MLP.
+std::int64_t expert_ffn_size(const ModelShape& shape);
+std::int64_t shared_ffn_size(const ModelShape& shape);
+/// Logits of a token: of noisy-top-k the deviations of its noise too, and those of the first level.
+std::int64_t router_outputs(const Experts& experts);
+
 /// What cannot be: num_heads that num_kv_heads does not divide, an odd head_dim with RoPE, ... Fields are named below
 /// `prefix`.
 std::vector<config::Problem> find_problems(const ModelShape& shape, const std::string& prefix = "model");
 
 struct ParameterCount {
-  std::int64_t embedding = 0;  ///< tokens, positions, types
-  std::int64_t layers = 0;     ///< all blocks
-  std::int64_t mtp = 0;        ///< modules of multi-token prediction, without the embedding and head that they share
-  std::int64_t head = 0;       ///< last norm, head where it is not tied, masked-LM head
+  std::int64_t embedding = 0;       ///< tokens, positions, types
+  std::int64_t layers = 0;          ///< all blocks, experts included
+  std::int64_t experts = 0;         ///< of them, routed experts
+  std::int64_t active_experts = 0;  ///< of those, what one token meets
+  std::int64_t mtp = 0;          ///< modules of multi-token prediction, without the embedding and head that they share
+  std::int64_t mtp_experts = 0;  ///< of them, routed experts
+  std::int64_t head = 0;         ///< last norm, head where it is not tied, masked-LM head
   std::int64_t total() const { return embedding + layers + mtp + head; }
+  /// What one token meets, without MTP.
+  std::int64_t active() const { return embedding + layers - experts + active_experts + head; }
 };
 ParameterCount count_parameters(const ModelShape& shape);
 

@@ -17,10 +17,10 @@ class ParameterLister {
   std::vector<ParameterShape> list() {
     const bool encoder = shape_.num_encoder_layers > 0;
     embedding();
-    for (std::int64_t i = 0; i < shape_.num_encoder_layers; ++i) block(fmt::format("encoder.layers.{}", i), false);
-    for (std::int64_t i = 0; i < shape_.num_layers; ++i) block(fmt::format("layers.{}", i), encoder);
+    for (std::int64_t i = 0; i < shape_.num_encoder_layers; ++i) block(fmt::format("encoder.layers.{}", i), i, false);
+    for (std::int64_t i = 0; i < shape_.num_layers; ++i) block(fmt::format("layers.{}", i), i, encoder);
     if (shape_.norm_first) norm("norm");
-    for (std::int64_t i = 0; i < shape_.mtp_depth; ++i) mtp(fmt::format("mtp.{}", i));
+    for (std::int64_t i = 0; i < shape_.mtp_depth; ++i) mtp(fmt::format("mtp.{}", i), shape_.num_layers + i);
     if (shape_.family == Family::kBert) {
       matrix("head.dense", width_, width_, Split::kNone, true);
       norm("head.norm");
@@ -50,11 +50,11 @@ class ParameterLister {
     if (shape_.segments > 0) add("embedding.segments.weight", shape_.segments, width_, Split::kNone);
     if (shape_.family == Family::kBert) norm("embedding.norm");
   }
-  void mtp(const std::string& name) {
+  void mtp(const std::string& name, std::int64_t layer) {
     norm(name + ".embedding_norm");
     norm(name + ".hidden_norm");
     matrix(name + ".projection", width_, 2 * width_, Split::kNone, false);
-    block(name, false);
+    block(name, layer, false);
     norm(name + ".norm");
   }
   void latent_attention(const std::string& name) {
@@ -86,7 +86,20 @@ class ParameterLister {
     matrix(name + ".kv", widths.keys + widths.values, width_, Split::kRows, shape_.attention_bias);
     matrix(name + ".out", width_, widths.attended, Split::kColumns, shape_.output_bias);
   }
-  void block(const std::string& name, bool beside_encoder) {
+  void experts(const std::string& name) {
+    const Experts& experts = shape_.experts;
+    const std::int64_t into = shape_.gated ? 2 : 1, inner = expert_ffn_size(shape_), shared = shared_ffn_size(shape_);
+    matrix(name + ".router", router_outputs(experts), width_, Split::kNone, false);
+    if (experts.router == RouterKind::kStrictBalance)
+      add(name + ".router.thresholds", experts.num_experts, 0, Split::kNone);
+    matrix(name + ".experts.in", experts.num_experts * into * inner, width_, Split::kNone, false);
+    matrix(name + ".experts.out", experts.num_experts * width_, inner, Split::kNone, false);
+    if (shared == 0) return;
+    matrix(name + ".shared.in", into * shared, width_, Split::kRows, false);
+    matrix(name + ".shared.out", width_, shared, Split::kColumns, false);
+    if (experts.shared_expert_gate) matrix(name + ".shared.gate", 1, width_, Split::kNone, false);
+  }
+  void block(const std::string& name, std::int64_t layer, bool beside_encoder) {
     norm(name + ".attention.norm");
     if (shape_.mla.used()) {
       latent_attention(name + ".attention");
@@ -95,6 +108,7 @@ class ParameterLister {
     }
     if (beside_encoder) cross(name + ".cross");
     norm(name + ".mlp.norm");
+    if (has_experts(shape_, layer)) return experts(name + ".mlp");
     matrix(name + ".mlp.in", shape_.ffn_size * (shape_.gated ? 2 : 1), width_, Split::kRows, shape_.mlp_bias);
     matrix(name + ".mlp.out", width_, shape_.ffn_size, Split::kColumns, shape_.mlp_bias);
   }

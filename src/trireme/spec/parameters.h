@@ -17,7 +17,7 @@ struct ParameterShape {
   /// The dimension along which tensor parallelism shards it, if any.
   enum class Split : std::uint8_t { kNone, kRows, kColumns };
   std::string name;
-  std::int64_t rows = 0, columns = 0;  ///< of vectors: columns 0
+  std::int64_t rows = 0, columns = 0;  ///< of vectors: columns 0; of experts: the rows of all of them
   Split split = Split::kNone;
   bool operator==(const ParameterShape&) const = default;
 };

@@ -101,6 +101,7 @@ void describe(config::Section<LogConfig>& section) {
 void describe(config::Section<Recipe>& section) {
   section.section("run", &Recipe::run);
   section.section("model", &Recipe::model);
+  section.section("experts", &Recipe::model, &ModelConfig::experts);
   section.section("data", &Recipe::data);
   section.section("comm", &Recipe::comm);
   section.section("emulated", &Recipe::emulated);
@@ -146,6 +147,8 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
     problems.push_back({.key = "run.out", .reason = "is empty", .hint = "set run.out = \"runs\""});
   }
   for (config::Problem& problem : find_problems(recipe.model)) problems.push_back(std::move(problem));
+  if (recipe.model.init_from || !recipe.model.experts.used())  // else with the model's shape
+    for (config::Problem& problem : find_problems(recipe.model.experts)) problems.push_back(std::move(problem));
   for (config::Problem& problem : find_problems(recipe.data, recipe.model)) problems.push_back(std::move(problem));
   const bool is_emulated = comm.transport == Transport::kEmulated;
   if (comm.ranks && comm.ranks_per_node && *comm.ranks_per_node > *comm.ranks) {

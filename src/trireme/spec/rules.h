@@ -127,6 +127,7 @@ std::int64_t steps_between_drains(const Recipe& recipe, bool asynchronous);
 // One table a file.
 std::span<const Rule> recipe_rules();
 std::span<const Rule> layout_rules();
+std::span<const Rule> expert_rules();
 std::span<const Rule> pipeline_rules();
 std::span<const Rule> run_rules();
 std::span<const Rule> parameter_rules();

@@ -264,6 +264,9 @@ class Section {
   /// A described struct as a section of its own: [name].
   template <typename S>
   void section(std::string name, S T::*member);
+  /// Likewise one that is a member of a member: the file has it beside the section that holds it.
+  template <typename M, typename S>
+  void section(std::string name, M T::*holder, S M::*member);
   /// Any number of them: [[name]].
   template <typename S>
   void tables(std::string name, std::vector<S> T::*member);
@@ -304,6 +307,19 @@ void Section<T>::section(std::string name, S T::*member) {
   part.size = [](const void*) { return std::size_t{1}; };
   part.at = [member](const void* section, std::size_t) -> const void* {
     return &(static_cast<const T*>(section)->*member);
+  };
+}
+
+template <typename T>
+template <typename M, typename S>
+void Section<T>::section(std::string name, M T::*holder, S M::*member) {
+  detail::check_new_name(schema_, name);
+  Part& part = schema_.parts.emplace_back();
+  part.name = std::move(name);
+  part.schema = std::make_shared<const Schema>(schema_of<S>());
+  part.size = [](const void*) { return std::size_t{1}; };
+  part.at = [holder, member](const void* section, std::size_t) -> const void* {
+    return &((static_cast<const T*>(section)->*holder).*member);
   };
 }
 

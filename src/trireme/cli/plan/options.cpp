@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 
 #include "trireme/base/data_files.h"
 #include "trireme/base/error.h"
@@ -107,14 +106,9 @@ void PlanOptions::add_to(Command& command, Positional positional) {
 
 namespace {
 
-/// A mixture of experts stands in a folder of its own, as recipes know none; the path of a file may be of either kind.
-bool is_mixture(const std::string& named) {
-  if (!is_path(named)) return std::ranges::count(data_names("mixtures"), named) > 0;
-  std::ifstream file(named);
-  for (std::string line; std::getline(file, line);) {
-    if (trimmed(line) == "[experts]") return true;
-  }
-  return false;
+/// The folder of ready recipes that has a model of this name.
+const char* folder_of(const std::string& named) {
+  return !is_path(named) && std::ranges::count(data_names("mixtures"), named) > 0 ? "mixtures" : "models";
 }
 
 /// The config.json that a Hugging Face folder, or its path, names; nothing where it is neither.
@@ -141,7 +135,7 @@ void require_model(const std::string& named) {
 
 std::string PlanOptions::named() const { return !recipe_.empty() ? recipe_ : model_; }
 
-spec::ModelShape PlanOptions::shape(spec::Recipe& recipe, plan::Mixture& mixture) const {
+spec::ModelShape PlanOptions::shape(spec::Recipe& recipe) const {
   const bool by_sizes = sizes_.num_layers || sizes_.hidden_size || sizes_.num_heads;
   const std::string named = this->named();
   if (!recipe_.empty() && !model_.empty())
@@ -160,12 +154,7 @@ spec::ModelShape PlanOptions::shape(spec::Recipe& recipe, plan::Mixture& mixture
                       "leave out --family, --num-layers, --hidden-size and --num-heads, or the model's name");
   if (const auto config = published_config(named)) return load_train().published_shape(*config);
   require_model(named);
-  if (is_mixture(named)) {
-    const auto file = config::load<plan::MixtureFile>({.file = find_data_file("mixtures", named).string()}).value;
-    mixture = {.experts = file.experts};
-    return *spec::shape_of(file.model);
-  }
-  recipe = spec::load_recipe({.file = find_data_file("models", named).string()}).value;
+  recipe = spec::load_recipe({.file = find_data_file(folder_of(named), named).string()}).value;
   const auto shape = spec::shape_of(recipe.model);
   if (!shape)
     throw ConfigError(fmt::format("\"{}\" has no [model] section with a family", named), "add one, or give --model");
@@ -197,7 +186,7 @@ PlanTask PlanOptions::resolve() const {
   std::optional<std::int64_t> batch = global_batch_, length = seq_;
   require_positive("--seq-len", length);
   require_positive("--global-batch-size", batch);
-  task.job.shape = shape(task.recipe, task.job.mixture);
+  task.job.shape = shape(task.recipe);
   task.given = given_;
   for (const auto& [flag, value] : {std::pair{"--tp", given_.tp},
                                     {"--pp", given_.pp},

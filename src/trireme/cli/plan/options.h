@@ -36,7 +36,7 @@ class PlanOptions {
   PlanTask resolve() const;
 
  private:
-  spec::ModelShape shape(spec::Recipe& recipe, plan::Mixture& mixture) const;
+  spec::ModelShape shape(spec::Recipe& recipe) const;
   int device_count(const cost::Hardware& hardware, const plan::Choices& given,
                    const std::optional<int>& recipe_ranks) const;
 

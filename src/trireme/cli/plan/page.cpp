@@ -58,7 +58,7 @@ std::string facts(const PlanTask& task, const plan::Sized& sized, const Estimate
   add("tokens a day", short_count(rate * 86400), fmt::format("{}/s", short_count(rate)));
   add("memory", fmt::format("{:.1f} GiB", best.memory.peak() / 1073741824.0),
       fmt::format("of {:.1f}, stage {}", best.memory.device / 1073741824.0, best.memory.fullest.stage));
-  add("parameters", short_count(plan::count_parameters(task.job.shape, task.job.mixture).total()),
+  add("parameters", short_count(static_cast<double>(spec::count_parameters(task.job.shape).total())),
       fmt::format("{} layers", plan::layers_of(task.job.shape)));
   add("goodput", fmt::format("{:.1f} %", 100 * goodput.share),
       fmt::format("checkpoint every {}", short_seconds(goodput.interval_seconds)));

@@ -108,7 +108,7 @@ ordered_json chosen_json(const PlanTask& task, const Estimate& estimate) {
   take("pp", given.pp.has_value());
   take("dp", given.dp.has_value());
   take("cp", given.cp.has_value());
-  take("ep", given.ep.has_value() || task.job.mixture.experts.num_experts == 0);
+  take("ep", given.ep.has_value() || !task.job.shape.experts.used());
   take("virtual_stages", given.virtual_stages.has_value());
   take("micro_batch_size", given.micro_batch_size.has_value());
   take("schedule", given.schedule.has_value());

@@ -50,9 +50,6 @@ void take_from_recipe(const spec::Recipe& recipe, plan::Choices& given, std::opt
 }
 
 std::string recipe_text(const PlanTask& task, const plan::Estimate& estimate, const std::string& tokens) {
-  if (task.job.mixture != plan::Mixture{})
-    throw ConfigError("models with experts are planned, not trained yet",
-                      "plan a dense model to write a recipe, or leave out --write");
   spec::Recipe recipe = task.recipe;
   recipe.model = spec::config_of(task.job.shape);
   recipe.data.seq_len = task.job.seq_len;

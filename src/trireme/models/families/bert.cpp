@@ -55,7 +55,8 @@ void write_bert_config(const spec::ModelShape& shape, formats::HfConfig& config)
   config.set("tie_word_embeddings", shape.tied);
 }
 
-std::vector<PublishedTensor> bert_tensors(Model& model, const std::string& prefix) {
+std::vector<PublishedTensor> bert_tensors(Model& model, const TensorNaming& naming) {
+  const std::string& prefix = naming.prefix;
   const std::int64_t width = model.shape.num_heads * model.shape.head_dim;
   TensorList list(model);
   const auto pair = [&](const std::string& name, const std::string& param) {

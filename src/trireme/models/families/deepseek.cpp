@@ -1,4 +1,4 @@
-// DeepSeek-V3: latent attention and dense MLPs, as in its first layers.
+// DeepSeek-V3: latent attention, dense MLPs in the first layers, experts with biased routers in the others.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -11,13 +11,18 @@ namespace {
 constexpr std::string_view kDeepseekPrefixes[] = {"model.", ""};
 /// Norms of the latents have it whatever rms_norm_eps says: here all norms have one.
 constexpr double kLatentEpsilon = 1e-6;
+/// What the model was trained with (2412.19437, section 4.2), which no configuration says. Above 0 there are biases.
+constexpr double kBiasUpdateRate = 1e-3;
 
 /// What would be another model, were it left out.
 void refuse_others(const formats::HfConfig& config, const spec::ModelShape& shape) {
-  if (const auto dense = config.get_or<std::int64_t>("first_k_dense_replace", 3); dense < shape.num_layers) {
-    unsupported(config, "first_k_dense_replace",
-                fmt::format("{}, below the {} layers of num_hidden_layers", dense, shape.num_layers),
-                "layers with experts are not computed: only models of dense layers are read");
+  if (shape.experts.used()) {
+    if (const auto score = config.get_or<std::string>("scoring_func", "sigmoid"); score != "sigmoid")
+      unsupported(config, "scoring_func", score, "sigmoid");
+    if (const auto method = config.get_or<std::string>("topk_method", "noaux_tc"); method != "noaux_tc")
+      unsupported(config, "topk_method", method, "noaux_tc: biases and groups scored by their two best");
+    if (const auto each = config.get_or<std::int64_t>("moe_layer_freq", 1); each != 1)
+      unsupported(config, "moe_layer_freq", fmt::format("{}", each), "1: all layers after the dense ones have experts");
   }
   if (config.get_or<bool>("attention_bias", false)) {
     unsupported(config, "attention_bias", "true", "latent attention has no biases");
@@ -29,6 +34,24 @@ void refuse_others(const formats::HfConfig& config, const spec::ModelShape& shap
     unsupported(config, "rms_norm_eps", fmt::format("{}", shape.epsilon),
                 "norms of latents have 1e-06, and all norms of a model have one here");
   }
+}
+
+/// None where all layers are dense.
+spec::Experts read_deepseek_experts(const formats::HfConfig& config, std::int64_t layers) {
+  const auto dense = config.get_or<std::int64_t>("first_k_dense_replace", 3);
+  if (dense >= layers) return {};
+  spec::Experts experts{.num_experts = config.get_or<std::int64_t>("n_routed_experts", 256),
+                        .top_k = config.get_or<std::int64_t>("num_experts_per_tok", 8),
+                        .ffn_size = config.get_or<std::int64_t>("moe_intermediate_size", 2048),
+                        .num_shared_experts = config.get_or<std::int64_t>("n_shared_experts", 1),
+                        .first_dense_layers = dense};
+  experts.router = spec::RouterKind::kSigmoidTopK;
+  experts.norm_topk_prob = config.get_or<bool>("norm_topk_prob", true);
+  experts.routed_scaling_factor = config.get_or<double>("routed_scaling_factor", 2.5);
+  experts.num_groups = config.get_or<std::int64_t>("n_group", 8);
+  experts.top_k_groups = config.get_or<std::int64_t>("topk_group", 4);
+  experts.bias_update_rate = kBiasUpdateRate;
+  return experts;
 }
 
 spec::ModelShape read_deepseek_config(const formats::HfConfig& config) {
@@ -53,6 +76,7 @@ spec::ModelShape read_deepseek_config(const formats::HfConfig& config) {
   shape.attention_dropout = config.get_or<double>("attention_dropout", 0);
   shape.rotary = {};
   read_rotary(config, shape, 10000);
+  shape.experts = read_deepseek_experts(config, shape.num_layers);
   refuse_others(config, shape);
   return shape;
 }
@@ -61,7 +85,20 @@ void write_deepseek_config(const spec::ModelShape& shape, formats::HfConfig& con
   config.set("vocab_size", shape.vocab_size);
   config.set("hidden_size", shape.hidden_size);
   config.set("num_hidden_layers", shape.num_layers);
-  config.set("first_k_dense_replace", shape.num_layers);
+  const spec::Experts& experts = shape.experts;
+  config.set("first_k_dense_replace", experts.used() ? experts.first_dense_layers : shape.num_layers);
+  if (experts.used()) {
+    config.set("n_routed_experts", experts.num_experts);
+    config.set("n_shared_experts", experts.num_shared_experts);
+    config.set("num_experts_per_tok", experts.top_k);
+    config.set("moe_intermediate_size", spec::expert_ffn_size(shape));
+    config.set("norm_topk_prob", experts.norm_topk_prob);
+    config.set("routed_scaling_factor", experts.routed_scaling_factor);
+    config.set("n_group", experts.num_groups);
+    config.set("topk_group", experts.top_k_groups);
+    config.set("scoring_func", "sigmoid");
+    config.set("topk_method", "noaux_tc");
+  }
   config.set("num_attention_heads", shape.num_heads);
   config.set("num_key_value_heads", shape.num_heads);
   config.set("intermediate_size", shape.ffn_size);
@@ -81,8 +118,19 @@ void write_deepseek_config(const spec::ModelShape& shape, formats::HfConfig& con
   write_rotary(shape.rotary, config);
 }
 
-std::vector<PublishedTensor> deepseek_tensors(Model& model, const std::string& prefix) {
+std::vector<PublishedBias> deepseek_biases(const spec::ModelShape& shape, const std::string& prefix) {
+  std::vector<PublishedBias> biases;
+  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    if (spec::has_experts(shape, layer))
+      biases.push_back({fmt::format("{}layers.{}.mlp.gate.e_score_correction_bias", prefix, layer),
+                        fmt::format("layers.{}.mlp", layer)});
+  }
+  return biases;
+}
+
+std::vector<PublishedTensor> deepseek_tensors(Model& model, const TensorNaming& naming) {
   const spec::ModelShape& shape = model.shape;
+  const std::string& prefix = naming.prefix;
   TensorList list(model);
   list.add(prefix + "embed_tokens.weight", "embedding.tokens.weight");
   for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
@@ -104,6 +152,13 @@ std::vector<PublishedTensor> deepseek_tensors(Model& model, const std::string& p
     attention("kv_b_proj", "kv_up");
     attention("o_proj", "out");
     list.add(theirs + "post_attention_layernorm.weight", ours + "mlp.norm.weight");
+    if (spec::has_experts(shape, layer)) {
+      list.add(theirs + "mlp.gate.weight", ours + "mlp.router.weight");
+      list.add_experts({.each = theirs + "mlp.experts", .fused = theirs + "mlp.experts"}, ours + "mlp",
+                       naming.fused_experts);
+      list.add_shared(theirs + "mlp.shared_experts", ours + "mlp");
+      continue;
+    }
     list.add_rows(theirs + "mlp.gate_proj.weight", ours + "mlp.in.weight", 0, shape.ffn_size);
     list.add_rows(theirs + "mlp.up_proj.weight", ours + "mlp.in.weight", shape.ffn_size, shape.ffn_size);
     list.add(theirs + "mlp.down_proj.weight", ours + "mlp.out.weight");
@@ -121,6 +176,8 @@ const FamilyFormat kDeepseekV3Format{.model_type = "deepseek_v3",
                                      .read_config = read_deepseek_config,
                                      .write_config = write_deepseek_config,
                                      .tensors = deepseek_tensors,
-                                     .prefixes = kDeepseekPrefixes};
+                                     .prefixes = kDeepseekPrefixes,
+                                     .experts = true,
+                                     .biases = deepseek_biases};
 
 }  // namespace trireme::models

@@ -5,8 +5,8 @@
 
 namespace trireme::models {
 
-extern const FamilyFormat kGpt2Format, kLlamaFormat, kMistralFormat, kQwen2Format, kQwen3Format, kBertFormat,
-    kDeepseekV3Format;
+extern const FamilyFormat kGpt2Format, kLlamaFormat, kMistralFormat, kMixtralFormat, kQwen2Format, kQwen2MoeFormat,
+    kQwen3Format, kQwen3MoeFormat, kBertFormat, kDeepseekV3Format;
 
 /// The activation of a published name ("gelu_new", "silu"), and back; a FormatError listing what there is.
 spec::Activation activation_named(const formats::HfConfig& config, std::string_view key, std::string_view otherwise);
@@ -20,6 +20,18 @@ std::string_view published_name(spec::Activation activation);
 void read_rotary(const formats::HfConfig& config, spec::ModelShape& shape, double base);
 void write_rotary(const spec::Rotary& rotary, formats::HfConfig& config);
 
+/// What a family calls the tensors of a layer's routed experts.
+struct PublishedExperts {
+  std::string each;   ///< "model.layers.3.mlp.experts", with ".7.gate_proj.weight" after it
+  std::string fused;  ///< the same of files that hold all experts in two tensors (transformers 5)
+  const char *gate = "gate_proj", *up = "up_proj", *down = "down_proj";
+};
+/// The auxiliary loss of routers, where the reference computes one; layers with experts, as Qwen's files say them.
+void read_aux_loss(const formats::HfConfig& config, spec::ModelShape& shape);
+void write_aux_loss(const spec::ModelShape& shape, formats::HfConfig& config);
+void read_sparse_layers(const formats::HfConfig& config, spec::ModelShape& shape);
+void write_sparse_layers(const spec::ModelShape& shape, formats::HfConfig& config);
+
 /// Adds published tensors one by one.
 class TensorList {
  public:
@@ -28,6 +40,9 @@ class TensorList {
   void add(std::string name, const std::string& param, bool transposed = false, bool optional = false);
   /// The next rows of it: q, k and v of one fused projection.
   void add_rows(std::string name, const std::string& param, std::int64_t first_row, std::int64_t rows);
+  /// The routed experts of a layer, "layers.3.mlp", and its shared ones: experts.cpp.
+  void add_experts(const PublishedExperts& names, const std::string& ours, bool fused);
+  void add_shared(const std::string& theirs, const std::string& ours);
   std::vector<PublishedTensor> take() { return std::move(tensors_); }
 
  private:

@@ -62,7 +62,8 @@ void write_gpt2_config(const spec::ModelShape& shape, formats::HfConfig& config)
   config.set("attn_pdrop", shape.attention_dropout);
 }
 
-std::vector<PublishedTensor> gpt2_tensors(Model& model, const std::string& prefix) {
+std::vector<PublishedTensor> gpt2_tensors(Model& model, const TensorNaming& naming) {
+  const std::string& prefix = naming.prefix;
   TensorList list(model);
   list.add(prefix + "wte.weight", "embedding.tokens.weight");
   list.add(prefix + "wpe.weight", "embedding.positions.weight");

@@ -1,4 +1,5 @@
-// Llama 2 and 3, Mistral, Qwen 2.5 and 3: one body, four sets of features.
+// Llama 2 and 3, Mistral, Qwen 2.5 and 3, and those of them with experts (Mixtral, Qwen2-MoE, Qwen3-MoE): one body,
+// several sets of features.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -38,6 +39,10 @@ std::int64_t first_windowed(const formats::HfConfig& config, const std::vector<s
 void read_window(const formats::HfConfig& config, spec::ModelShape& shape) {
   constexpr std::int64_t kDefaultWindow = 4096, kDefaultWindowFrom = 28;  // of the reference's configuration classes
   shape.window = 0;
+  if (shape.family == spec::Family::kMistral && shape.experts.used()) {  // Mixtral has none where it says none
+    shape.window = config.get_or<std::int64_t>("sliding_window", 0);
+    return;
+  }
   const auto window =
       is_left_out(config, "sliding_window") ? kDefaultWindow : config.find<std::int64_t>("sliding_window");
   if (shape.family == spec::Family::kMistral) {
@@ -75,7 +80,52 @@ void read_biases(const formats::HfConfig& config, spec::ModelShape& shape) {
   shape.mlp_bias = shape.family == spec::Family::kLlama && config.get_or<bool>("mlp_bias", false);
 }
 
-spec::ModelShape read(const formats::HfConfig& config, spec::Family family) {
+/// Of Mixtral: all layers, softmax over the chosen logits. Of Qwen: layers, widths and shared experts of their own.
+spec::Experts read_experts(const formats::HfConfig& config, const spec::ModelShape& shape) {
+  spec::ModelShape with = shape;
+  spec::Experts& experts = with.experts;
+  if (shape.family == spec::Family::kMistral) {
+    experts.num_experts = config.get_or<std::int64_t>("num_local_experts", 8);
+    experts.top_k = config.get_or<std::int64_t>("num_experts_per_tok", 2);
+    experts.jitter = config.get_or<double>("router_jitter_noise", 0);
+  } else {
+    const bool qwen2 = shape.family == spec::Family::kQwen2;
+    experts.num_experts = config.get_or<std::int64_t>("num_experts", qwen2 ? 60 : 128);
+    experts.top_k = config.get_or<std::int64_t>("num_experts_per_tok", qwen2 ? 4 : 8);
+    experts.ffn_size = config.get_or<std::int64_t>("moe_intermediate_size", qwen2 ? 1408 : 768);
+    experts.norm_topk_prob = config.get_or<bool>("norm_topk_prob", false);
+    read_sparse_layers(config, with);
+    if (qwen2) {
+      const auto shared = config.get_or<std::int64_t>("shared_expert_intermediate_size", 5632);
+      if (experts.ffn_size < 1 || shared % experts.ffn_size != 0)
+        unsupported(config, "shared_expert_intermediate_size", fmt::format("{}", shared),
+                    fmt::format("a multiple of moe_intermediate_size = {}", experts.ffn_size));
+      experts.num_shared_experts = shared / experts.ffn_size;
+      experts.shared_expert_gate = true;
+    }
+  }
+  read_aux_loss(config, with);
+  return experts;
+}
+
+void write_experts(const spec::ModelShape& shape, formats::HfConfig& config) {
+  const spec::Experts& experts = shape.experts;
+  config.set("num_experts_per_tok", experts.top_k);
+  write_aux_loss(shape, config);
+  if (shape.family == spec::Family::kMistral) {
+    config.set("num_local_experts", experts.num_experts);
+    config.set("intermediate_size", spec::expert_ffn_size(shape));
+    config.set("router_jitter_noise", experts.jitter);
+    return;
+  }
+  config.set("num_experts", experts.num_experts);
+  config.set("moe_intermediate_size", spec::expert_ffn_size(shape));
+  config.set("norm_topk_prob", experts.norm_topk_prob);
+  write_sparse_layers(shape, config);
+  if (shape.family == spec::Family::kQwen2) config.set("shared_expert_intermediate_size", spec::shared_ffn_size(shape));
+}
+
+spec::ModelShape read(const formats::HfConfig& config, spec::Family family, bool experts) {
   spec::ModelShape shape = spec::family_shape(family);
   shape.vocab_size = config.get<std::int64_t>("vocab_size");
   shape.hidden_size = config.get<std::int64_t>("hidden_size");
@@ -84,7 +134,8 @@ spec::ModelShape read(const formats::HfConfig& config, spec::Family family) {
   shape.ffn_size = config.get<std::int64_t>("intermediate_size");
   shape.max_seq_len = config.get_or<std::int64_t>("max_position_embeddings", default_positions(family));
   shape.num_kv_heads = config.get_or<std::int64_t>("num_key_value_heads", default_kv_heads(config, shape));
-  const bool fixed_size = family == spec::Family::kQwen3 && is_left_out(config, "head_dim");
+  if (experts) shape.experts = read_experts(config, shape);
+  const bool fixed_size = family == spec::Family::kQwen3 && !experts && is_left_out(config, "head_dim");
   const std::int64_t head_dim = fixed_size ? 128 : (shape.num_heads > 0 ? shape.hidden_size / shape.num_heads : 0);
   shape.head_dim = config.get_or<std::int64_t>("head_dim", head_dim);
   shape.activation = activation_named(config, "hidden_act", "silu");
@@ -98,9 +149,9 @@ spec::ModelShape read(const formats::HfConfig& config, spec::Family family) {
   return shape;
 }
 
-template <spec::Family kFamily>
+template <spec::Family kFamily, bool kExperts = false>
 spec::ModelShape read_llama_config(const formats::HfConfig& config) {
-  return read(config, kFamily);
+  return read(config, kFamily, kExperts);
 }
 
 void write_llama_config(const spec::ModelShape& shape, formats::HfConfig& config) {
@@ -129,10 +180,26 @@ void write_llama_config(const spec::ModelShape& shape, formats::HfConfig& config
     config.set("sliding_window", shape.window > 0 ? nlohmann::ordered_json(shape.window) : nullptr);
     config.set("max_window_layers", shape.window > 0 ? shape.window_from : shape.num_layers);
   }
+  if (shape.experts.used()) write_experts(shape, config);
 }
 
-std::vector<PublishedTensor> llama_tensors(Model& model, const std::string& prefix) {
+void add_mixture(TensorList& list, const spec::ModelShape& shape, const std::string& theirs, const std::string& ours,
+                 bool fused) {
+  const bool mixtral = shape.family == spec::Family::kMistral;
+  // Mixtral's files one by one have names of their own.
+  const std::string block = theirs + (mixtral && !fused ? "block_sparse_moe" : "mlp");
+  list.add(block + ".gate.weight", ours + ".router.weight");
+  PublishedExperts names{.each = block + ".experts", .fused = block + ".experts"};
+  if (mixtral) names.gate = "w1", names.up = "w3", names.down = "w2";
+  list.add_experts(names, ours, fused);
+  list.add_shared(theirs + "mlp.shared_expert", ours);
+  if (shape.experts.shared_expert_gate && shape.experts.num_shared_experts > 0)
+    list.add(theirs + "mlp.shared_expert_gate.weight", ours + ".shared.gate.weight");
+}
+
+std::vector<PublishedTensor> llama_tensors(Model& model, const TensorNaming& naming) {
   const spec::ModelShape& shape = model.shape;
+  const std::string& prefix = naming.prefix;
   const std::int64_t queries = shape.num_heads * shape.head_dim, keys = shape.num_kv_heads * shape.head_dim;
   TensorList list(model);
   list.add(prefix + "embed_tokens.weight", "embedding.tokens.weight");
@@ -157,6 +224,10 @@ std::vector<PublishedTensor> llama_tensors(Model& model, const std::string& pref
     list.add(theirs + "self_attn.o_proj.weight", ours + "attention.out.weight");
     if (shape.output_bias) list.add(theirs + "self_attn.o_proj.bias", ours + "attention.out.bias");
     list.add(theirs + "post_attention_layernorm.weight", ours + "mlp.norm.weight");
+    if (spec::has_experts(shape, layer)) {
+      add_mixture(list, shape, theirs, ours + "mlp", naming.fused_experts);
+      continue;
+    }
     gate_up("weight");
     list.add(theirs + "mlp.down_proj.weight", ours + "mlp.out.weight");
     if (shape.mlp_bias) {
@@ -199,5 +270,29 @@ const FamilyFormat kQwen3Format{.model_type = "qwen3",
                                 .write_config = write_llama_config,
                                 .tensors = llama_tensors,
                                 .prefixes = kLlamaPrefixes};
+const FamilyFormat kMixtralFormat{.model_type = "mixtral",
+                                  .architecture = "MixtralForCausalLM",
+                                  .family = spec::Family::kMistral,
+                                  .read_config = read_llama_config<spec::Family::kMistral, true>,
+                                  .write_config = write_llama_config,
+                                  .tensors = llama_tensors,
+                                  .prefixes = kLlamaPrefixes,
+                                  .experts = true};
+const FamilyFormat kQwen2MoeFormat{.model_type = "qwen2_moe",
+                                   .architecture = "Qwen2MoeForCausalLM",
+                                   .family = spec::Family::kQwen2,
+                                   .read_config = read_llama_config<spec::Family::kQwen2, true>,
+                                   .write_config = write_llama_config,
+                                   .tensors = llama_tensors,
+                                   .prefixes = kLlamaPrefixes,
+                                   .experts = true};
+const FamilyFormat kQwen3MoeFormat{.model_type = "qwen3_moe",
+                                   .architecture = "Qwen3MoeForCausalLM",
+                                   .family = spec::Family::kQwen3,
+                                   .read_config = read_llama_config<spec::Family::kQwen3, true>,
+                                   .write_config = write_llama_config,
+                                   .tensors = llama_tensors,
+                                   .prefixes = kLlamaPrefixes,
+                                   .experts = true};
 
 }  // namespace trireme::models

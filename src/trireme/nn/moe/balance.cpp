@@ -31,18 +31,37 @@ ExpertLoads& Balance::add(ExpertLoads loads) {
 }
 
 void Balance::advance(bool taken, const Sum& sum) {
-  std::vector<std::int64_t> all;
-  for (const ExpertLoads& layer : layers_) all.insert(all.end(), layer.counts.begin(), layer.counts.end());
+  std::vector<std::string> names;
+  for (const ExpertLoads& layer : layers_) names.push_back(layer.layer);
+  advance(taken, names, layers_.empty() ? 0 : layers_.front().counts.size(), sum);
+}
+
+std::vector<LayerLoads> Balance::advance(bool taken, const std::vector<std::string>& model, std::size_t experts,
+                                         const Sum& sum) {
+  std::vector<std::int64_t> all(model.size() * experts, 0);
+  std::vector<std::size_t> place;  // of this rank's layers among all
+  for (const ExpertLoads& layer : layers_) {
+    const auto found = std::ranges::find(model, layer.layer);
+    TRIREME_CHECK(found != model.end() && layer.counts.size() == experts, "loads of {} experts of a layer {}",
+                  layer.counts.size(), layer.layer);
+    place.push_back(static_cast<std::size_t>(found - model.begin()) * experts);
+    std::ranges::copy(layer.counts, all.begin() + static_cast<std::ptrdiff_t>(place.back()));
+  }
   if (sum) sum(all);
-  std::size_t at = 0;
+  auto at = place.begin();
   for (ExpertLoads& layer : layers_) {
-    const auto counts = std::span(all).subspan(at, layer.counts.size());
-    at += layer.counts.size();
+    const auto counts = std::span(all).subspan(*at++, experts);
     layer.last.assign(counts.begin(), counts.end());
     std::ranges::fill(layer.counts, 0);
     if (!taken || !layer.bias.defined()) continue;
     update_bias(std::span(layer.bias.mutable_data_ptr<float>(), counts.size()), counts, layer.rate, layer.centered);
   }
+  std::vector<LayerLoads> loads;
+  for (std::size_t i = 0; i < model.size(); ++i) {
+    const auto counts = std::span(all).subspan(i * experts, experts);
+    loads.push_back({model[i], {counts.begin(), counts.end()}});
+  }
+  return loads;
 }
 
 void Balance::add_state(State& state) {

@@ -41,6 +41,13 @@ struct ExpertLoads {
   void add(std::span<const std::int64_t> of_micro);
 };
 
+/// Choices of each expert in a step, over all ranks.
+struct LayerLoads {
+  std::string layer;
+  std::vector<std::int64_t> counts;
+  bool operator==(const LayerLoads&) const = default;
+};
+
 /// Of all layers of a rank; addresses stay.
 class Balance {
  public:
@@ -55,6 +62,10 @@ class Balance {
   /// After a step: moves biases where it was `taken`, and counts from 0 again. With `sum` on all ranks together that
   /// have these layers.
   void advance(bool taken, const Sum& sum = {});
+  /// The same where ranks have different layers (pipeline stages), of `model` layers in all: the loads of every one of
+  /// them, the same on all ranks.
+  std::vector<LayerLoads> advance(bool taken, const std::vector<std::string>& model, std::size_t experts,
+                                  const Sum& sum);
   void add_state(State& state);
 
  private:

@@ -122,6 +122,7 @@ MoeLayer::Routed MoeLayer::route(TokenGroups groups, const at::Tensor& logits, c
 }
 
 void MoeLayer::tell_losses(const Routed& routed, Context& context) const {
+  if (context.filler) return;
   std::vector<LossTerm> terms;
   double dropped = 0, choices = 0;
   for (std::int64_t group = 0; group < routed.groups.groups(); ++group) {
@@ -270,11 +271,12 @@ at::Tensor MoeLayer::backward_router(const at::Tensor& rows, const Routed& route
     of_logits.insert(of_logits.end(), grad.logits.begin(), grad.logits.end());
     of_bias.resize(grad.bias.size(), 0);
     for (std::size_t i = 0; i < grad.bias.size(); ++i) of_bias[i] += grad.bias[i];
-    if (parts_.loads) parts_.loads->add(routing.counts);
+    if (parts_.loads && !context.filler) parts_.loads->add(routing.counts);
   }
   if (parts_.thresholds) {
     if (of_bias.empty()) of_bias.assign(static_cast<std::size_t>(router.experts()), 0);
-    add_gradient(*parts_.thresholds, at::from_blob(of_bias.data(), {router.experts()}, at::kDouble));
+    if (parts_.thresholds->trainable)
+      add_gradient(*parts_.thresholds, at::from_blob(of_bias.data(), {router.experts()}, at::kDouble));
     context.added(*parts_.thresholds);
   }
 

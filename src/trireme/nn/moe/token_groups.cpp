@@ -60,7 +60,7 @@ TokenGroups token_groups(const at::Tensor& x, std::int64_t group_samples, const 
   TokenGroups groups{.samples = x.size(0), .length = shared ? sequence.row_length : of_row};
   groups.group_samples = context.kv_batch != nullptr ? std::max<std::int64_t>(1, groups.samples) : group_samples;
   const std::vector<std::int64_t> samples = sample_numbers(context, groups.samples);
-  if (context.training && !samples.empty()) check_whole_groups(samples, groups.group_samples);
+  if (context.training && !context.filler && !samples.empty()) check_whole_groups(samples, groups.group_samples);
   for (const std::int64_t sample : samples) {
     for (std::int64_t column = 0; column < groups.length; ++column) groups.numbers.push_back((sample << 32) + column);
   }

@@ -1,4 +1,5 @@
 #include "trireme/observe/report/report.h"
+#include "trireme/observe/expert_loads.h"
 
 #include <fmt/format.h>
 
@@ -365,6 +366,18 @@ std::string queue_tables(const std::vector<Named>& runs) {
   return out;
 }
 
+/// Tokens of each expert and of each rank that has some.
+std::string balance_tables(const std::vector<Named>& runs) {
+  std::string out;
+  for (const Named& one : runs) {
+    const std::string table = balance_table(expert_balance(one.run->steps));
+    if (table.empty()) continue;
+    out += fmt::format("<section class=\"queues\"><h2>Balance of experts{}</h2>{}</section>\n",
+                       runs.size() > 1 ? ": " + escaped(one.facts.name) : "", table);
+  }
+  return out;
+}
+
 std::string recipes(const std::vector<Named>& runs) {
   std::string out;
   for (const Named& one : runs) {
@@ -389,7 +402,7 @@ std::string report_page(std::span<const RunFiles> files, std::span<const Figure>
     body += fmt::format("<figure class=\"chart figure\"><figcaption><b>{}</b></figcaption>\n{}</figure>\n",
                         escaped(figure.title), figure.svg);
   }
-  body += queue_tables(runs) + recipes(runs);
+  body += balance_tables(runs) + queue_tables(runs) + recipes(runs);
   body += "<footer>Steps run along the horizontal axes. Written by trireme report.</footer>\n";
   return page(runs.size() == 1 ? title : listed(names), body);
 }

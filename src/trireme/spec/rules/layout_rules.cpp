@@ -51,7 +51,8 @@ void tp_divides_model(RuleContext& context) {
   const ModelShape& shape = context.run.shape;
   const std::int64_t tp = layout.tp, others = std::int64_t{layout.pp} * layout.cp;
   const Works heads = [&](std::int64_t value) { return shape.num_heads % value == 0; };
-  const Works ffn = [&](std::int64_t value) { return shape.ffn_size % value == 0; };
+  const std::int64_t shared = shared_ffn_size(shape);
+  const Works ffn = [&](std::int64_t value) { return shape.ffn_size % value == 0 && shared % value == 0; };
   const Works keys = [&](std::int64_t value) {
     return shape.num_kv_heads % value == 0 || value % shape.num_kv_heads == 0;
   };
@@ -70,8 +71,9 @@ void tp_divides_model(RuleContext& context) {
                    hint);
   if (!ffn(tp))
     context.refuse("layout.tp",
-                   fmt::format("{} does not divide model.ffn_size = {}{}", tp, shape.ffn_size,
-                               that_work(tp, shape.num_heads, all)),
+                   fmt::format("{} does not divide {} = {}{}", tp,
+                               shape.ffn_size % tp != 0 ? "model.ffn_size" : "the shared experts' ffn_size",
+                               shape.ffn_size % tp != 0 ? shape.ffn_size : shared, that_work(tp, shape.num_heads, all)),
                    hint);
   if (heads(tp) && !keys(tp))  // without whole heads this one says nothing new
     context.refuse("layout.tp",

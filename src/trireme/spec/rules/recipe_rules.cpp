@@ -107,14 +107,6 @@ void sequence_parallel_without_tp(RuleContext& context) {
                    "set layout.sequence_parallel = false");
 }
 
-void experts_are_planned_only(RuleContext& context) {
-  if (context.layout().ep > 1)
-    context.refuse(
-        "layout.ep",
-        fmt::format("is {}, but models with experts cannot be trained yet, only planned", context.layout().ep),
-        "set layout.ep = 1");
-}
-
 void partition_activations_copies(RuleContext& context) {
   TrainConfig& train = context.run.recipe.train;
   const LayoutConfig& layout = context.layout();
@@ -274,9 +266,6 @@ constexpr Rule kRecipeRules[] = {
     {"sequence-parallel-without-tp", "sequence parallelism without tensor parallelism",
      "it shards along the ranks of tensor parallelism", Because::kDefinition, RuleNeeds::kRecipe,
      sequence_parallel_without_tp},
-    {"experts-are-planned-only", "expert parallelism",
-     "no model that can be trained has experts; the planner knows them", Because::kNotBuilt, RuleNeeds::kRecipe,
-     experts_are_planned_only},
     {"partition-activations-copies",
      "partitioned activations without tensor parallelism, or beside sequence parallelism",
      "ranks shard the inputs of blocks that they all have", Because::kDefinition, RuleNeeds::kRecipe,

@@ -25,8 +25,10 @@ namespace {
 /// What a run was, as far as one rank saw it.
 struct Trace {
   std::vector<double> losses, norms;
-  std::vector<std::string> terms;               ///< of the loss, by name; the same in every step
-  std::vector<double> means;                    ///< [step][term]
+  std::vector<std::string> terms;  ///< of the loss, by name; the same in every step
+  std::vector<double> means;       ///< [step][term]
+  std::vector<double> loads;       ///< [step][layer][expert]: tokens; whole numbers
+  std::vector<double> biases;      ///< of routers, after the last: [layer][expert], largest and smallest copy
   std::map<std::string, at::Tensor> gradients;  ///< of the first step, from equal weights
   std::map<std::string, at::Tensor> weights;    ///< after the last
   std::map<std::string, layout::Placement> placements;
@@ -36,6 +38,26 @@ struct Trace {
 at::Tensor copy_here(const at::Tensor& tensor) {
   const auto type = tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return tensor.to(at::TensorOptions(type).device(at::kCPU), /*non_blocking=*/false, /*copy=*/true);
+}
+
+/// The biases of all layers, each as the largest and as the smallest of its copies: the same unless copies differ.
+std::vector<double> biases_of(const nn::State& state, const spec::ModelShape& shape, comm::Group& world) {
+  constexpr double kNone = -std::numeric_limits<double>::infinity();
+  std::vector<double> largest, smallest;  // the latter negated
+  if (shape.experts.bias_update_rate == 0) return largest;
+  for (const std::string& layer : models::expert_layer_names(shape)) {
+    const nn::StateTensor* bias = state.find("router_bias/" + layer);
+    for (std::int64_t i = 0; i < shape.experts.num_experts; ++i) {
+      const double value = bias != nullptr ? bias->tensor.const_data_ptr<float>()[i] : 0;
+      largest.push_back(bias != nullptr ? value : kNone);
+      smallest.push_back(bias != nullptr ? -value : kNone);
+    }
+  }
+  largest.insert(largest.end(), smallest.begin(), smallest.end());
+  if (world.size() > 1)
+    world.all_reduce(comm::Buffer{largest.data(), largest.size(), comm::DType::kF64}, comm::Reduce::kMax).wait();
+  for (std::size_t i = largest.size() / 2; i < largest.size(); ++i) largest[i] = -largest[i];
+  return largest;
 }
 
 Trace run_trace(const spec::Recipe& recipe, comm::Group& world, std::int64_t steps, MakeEngine& make = make_engine) {
@@ -57,7 +79,11 @@ Trace run_trace(const spec::Recipe& recipe, comm::Group& world, std::int64_t ste
       trace.terms.push_back(term.name);
       trace.means.push_back(term.mean);
     }
+    for (const nn::moe::LayerLoads& layer : report.loads) {
+      for (const std::int64_t count : layer.counts) trace.loads.push_back(static_cast<double>(count));
+    }
   }
+  trace.biases = biases_of(trainer.state(), model_shape(recipe), world);
   for (const nn::Param& param : trainer.params()) {
     trace.weights[param.name] = copy_here(param.master);
     trace.placements[param.name] = param.placement;
@@ -75,9 +101,12 @@ void tell(std::vector<double>& numbers, std::size_t count, comm::Group& world) {
 void tell_steps(Trace& trace, std::size_t steps, comm::Group& world) {
   tell(trace.losses, steps, world);
   tell(trace.norms, steps, world);
-  std::vector<double> count{static_cast<double>(trace.means.size())};
-  tell(count, 1, world);
-  tell(trace.means, static_cast<std::size_t>(count[0]), world);
+  std::vector<double> counts{static_cast<double>(trace.means.size()), static_cast<double>(trace.loads.size()),
+                             static_cast<double>(trace.biases.size())};
+  tell(counts, 3, world);
+  tell(trace.means, static_cast<std::size_t>(counts[0]), world);
+  tell(trace.loads, static_cast<std::size_t>(counts[1]), world);
+  tell(trace.biases, static_cast<std::size_t>(counts[2]), world);
 }
 
 /// Rank 0's tensor, whole, on every rank.
@@ -253,6 +282,15 @@ std::string first_term_that_differs(const Trace& mine, const Trace& reference, s
   return "";
 }
 
+/// Whether experts got the same tokens in a step: whole numbers, so to the last one.
+bool same_loads(const Trace& mine, const Trace& reference, std::size_t step, std::size_t steps) {
+  if (mine.loads.size() != reference.loads.size()) return false;
+  const std::size_t each = mine.loads.size() / steps;
+  return std::equal(mine.loads.begin() + static_cast<std::ptrdiff_t>(step * each),
+                    mine.loads.begin() + static_cast<std::ptrdiff_t>((step + 1) * each),
+                    reference.loads.begin() + static_cast<std::ptrdiff_t>(step * each));
+}
+
 VerifyResult compare(const spec::Recipe& recipe, const Trace& reference, std::int64_t steps, comm::Group& world) {
   VerifyResult result{.tolerance = tolerance_of(recipe.precision.compute)};
   const Trace mine = run_trace(recipe, world, steps);
@@ -263,6 +301,8 @@ VerifyResult compare(const spec::Recipe& recipe, const Trace& reference, std::in
                             .reference_norm = reference.norms[i]});
     VerifyStep& step = result.steps.back();
     step.term = first_term_that_differs(mine, reference, i, result.tolerance.loss);
+    if (step.term.empty() && !same_loads(mine, reference, i, static_cast<std::size_t>(steps)))
+      step.term = "loads of experts";
     const bool same = step.term.empty() && relative(mine.losses[i], reference.losses[i]) <= result.tolerance.loss &&
                       relative(mine.norms[i], reference.norms[i]) <= result.tolerance.gradients;
     if (!same && !result.first_step) result.first_step = static_cast<std::int64_t>(i) + 1;
@@ -282,6 +322,9 @@ VerifyResult compare(const spec::Recipe& recipe, const Trace& reference, std::in
   // anywhere near it; its layer's largest weights say how much that is.
   result.weights = Comparison(*skeleton, world, result.tolerance.weights, /*floor=*/1)
                        .run(reference.weights, mine.weights, mine.placements, type, all);
+  // Biases follow whole numbers, so to the bit, on every rank that has a copy.
+  if (mine.biases != reference.biases && result.weights.first_parting.empty())
+    result.weights.first_parting = "router_bias";
   result.equal = !result.first_step && result.gradients.first_parting.empty() && result.weights.first_parting.empty();
   return result;
 }

@@ -49,6 +49,8 @@ class DataParallelEngine final : public SingleStepEngine {
     parts_.data_parallel = data_parallel_.get();
     if (owns_model_ && parallel_groups_->parallel.tensor_ranks() == 1) parts_.whole_model = model_.get();
     parts_.layer_params = &model_->params;
+    if (shape.experts.used()) parts_.balance = &model_->balance;
+    parts_.loads = parallel_groups_->loads;
     prepare.fill(data_parallel_->owned());
     data_parallel_->updated();
     if (recipe.train.cuda_graphs) {
@@ -129,7 +131,7 @@ class DataParallelEngine final : public SingleStepEngine {
                             .tokens = parallel_groups_->parallel.tokens,
                             .counts = [this](const nn::LossTerm& term) { return parallel_groups_->counts(term); },
                             .counts_rows = parallel_groups_->counts_rows(),
-                            .lockstep = zero_ == 3,
+                            .lockstep = zero_ == 3 || parallel_groups_->parallel.experts != nullptr,
                             .device = parallel_groups_->device,
                             .shape = &model_->shape},
                            options);

@@ -40,7 +40,9 @@ struct EngineParts {
   comm::Group* readers = nullptr;                   ///< the ranks that together read each row once
   parallel::DataParallel* data_parallel = nullptr;  ///< how copies of parameters agree, and where updates happen
   models::Model* whole_model = nullptr;             ///< null: this rank holds a part
-  nn::Params* layer_params = nullptr;  ///< as layers compute with them, of all layers; null: it does not run all
+  nn::Params* layer_params = nullptr;   ///< as layers compute with them, of all layers; null: it does not run all
+  nn::moe::Balance* balance = nullptr;  ///< loads of this rank's experts; null: the model has none
+  comm::Group* loads = nullptr;         ///< the ranks over which they are summed; null: this one alone
 };
 
 class Engine {
@@ -55,6 +57,8 @@ class Engine {
   parallel::DataParallel& data_parallel() { return *parts_.data_parallel; }
   models::Model* whole_model() { return parts_.whole_model; }
   nn::Params* layer_params() { return parts_.layer_params; }
+  nn::moe::Balance* balance() { return parts_.balance; }
+  comm::Group* load_ranks() { return parts_.loads; }
   /// params() have new numbers: they are on their way to whoever computes with them. On all ranks together.
   void updated() { data_parallel().updated(); }
 

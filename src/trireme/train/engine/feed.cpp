@@ -63,6 +63,7 @@ nn::Tensors feed(data::Batch& batch, nn::Context& context, const spec::ModelShap
   context.targets = rows_of(batch.targets, rows, length);
   context.loss_weights = rows_of(batch.weights, rows, length);
   context.segments = rows_of(batch.segments, rows, length);
+  context.filler = batch.filler;
   if (batch.filler) context.gradient_scale = context.sample_scale = 0;
   nn::Tensors ids;
   if (batch.source.length > 0) {

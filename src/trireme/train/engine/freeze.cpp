@@ -24,12 +24,16 @@ struct PublishedName {
 std::vector<std::vector<PublishedName>> published_names(const spec::ModelShape& shape) {
   std::vector<std::vector<PublishedName>> all;
   for (const models::FamilyFormat* format : models::family_formats()) {
-    if (format->family != shape.family) continue;
+    if (!models::is_format_of(*format, shape)) continue;
     const auto skeleton = models::build(shape);
     for (const std::string_view prefix : format->prefixes) {
-      auto& names = all.emplace_back();
-      for (const models::PublishedTensor& tensor : format->tensors(*skeleton, std::string(prefix)))
-        names.push_back({tensor.name, tensor.param->name, tensor.optional});
+      for (const bool fused : {false, true}) {
+        if (fused && !shape.experts.used()) continue;
+        auto& names = all.emplace_back();
+        for (const models::PublishedTensor& tensor :
+             format->tensors(*skeleton, {.prefix = std::string(prefix), .fused_experts = fused}))
+          names.push_back({tensor.name, tensor.param->name, tensor.optional});
+      }
     }
     break;
   }

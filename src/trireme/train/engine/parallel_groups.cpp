@@ -44,7 +44,8 @@ Share share_of(const spec::Recipe& recipe, const ParallelGroups& parallel_groups
           .length = length,
           .micro_batch_size = recipe.train.micro_batch_size.value_or(0),
           .weights = recipe.layout.dp_batch_weights,
-          .lockstep = recipe.layout.zero >= 2};  // which reduce, and ZeRO-3 gathers, in every micro-batch
+          // ZeRO 2 and 3 reduce, and ZeRO-3 gathers, in every micro-batch; so do tokens travel to experts.
+          .lockstep = recipe.layout.zero >= 2 || recipe.layout.ep > 1};
 }
 
 }  // namespace trireme::train

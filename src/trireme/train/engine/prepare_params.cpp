@@ -40,7 +40,9 @@ void choose_types(nn::Params& params, const spec::PrecisionConfig& precision) {
     const std::size_t dimensions = param.placement.shape.size();
     const bool inside = param.name.starts_with("layers.") || param.name.starts_with("encoder.");
     const bool tables = precision.master_weights == spec::MasterWeights::kVectors;
-    param.has_master = precision.master_weights == spec::MasterWeights::kFp32 || dimensions != 2 || !(inside || tables);
+    // Routers choose by small differences: they keep their masters too.
+    const bool matrix = dimensions >= 2 && !param.name.ends_with(".router.weight");
+    param.has_master = precision.master_weights == spec::MasterWeights::kFp32 || !matrix || !(inside || tables);
     param.narrow_gradient = spec::has_narrow_gradients(precision) && dimensions >= 2;
   }
 }

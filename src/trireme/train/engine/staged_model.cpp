@@ -106,7 +106,9 @@ EngineParts StagedModel::parts() {
           .mesh = &parallel_groups_->parallel.mesh,
           .share = share_,
           .readers = &parallel_groups_->readers(),
-          .data_parallel = data_parallel_.get()};
+          .data_parallel = data_parallel_.get(),
+          .balance = stage_.model->shape.experts.used() ? &stage_.model->balance : nullptr,
+          .loads = parallel_groups_->loads};
 }
 
 Engine::Account StagedModel::account() {
@@ -183,7 +185,7 @@ Evaluation StagedModel::evaluate(const data::Samples& samples, const EvaluateOpt
                           .tokens = parallel_groups_->parallel.tokens,
                           .counts = [this](const nn::LossTerm& term) { return parallel_groups_->counts(term); },
                           .counts_rows = parallel_groups_->counts_rows(),
-                          .lockstep = recipe_.layout.zero == 3,
+                          .lockstep = recipe_.layout.zero == 3 || parallel_groups_->parallel.experts != nullptr,
                           .device = parallel_groups_->device,
                           .shape = &stage_.model->shape},
                          options);

@@ -25,6 +25,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/nn/loss_terms.h"
+#include "trireme/nn/moe/balance.h"
 #include "trireme/observe/step_record.h"
 #include "trireme/spec/recipe.h"
 
@@ -35,6 +36,7 @@ struct StepReport {
   spec::Position position = {};                 ///< after it
   double loss = 0;                              ///< the total: weighted sum of the terms' means, over all ranks
   std::vector<observe::NamedLoss> losses = {};  ///< the terms, the main loss first
+  std::vector<nn::moe::LayerLoads> loads = {};  ///< tokens of each expert, of every layer that has some
   double gradient_norm = 0;
   double learning_rate = 0;
   std::int64_t batch = 0;  ///< tokens of all ranks

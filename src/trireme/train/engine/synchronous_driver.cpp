@@ -52,6 +52,7 @@ StepReport SynchronousDriver::next() {
   report.refused = state_.judge && !state_.judge(report.loss);
   if (report.refused) {
     report.taken = false;
+    report.loads = state_.advance_balance(false);
     state_.position = report.position = fetched.plan.after;
     return report;
   }
@@ -59,6 +60,7 @@ StepReport SynchronousDriver::next() {
   begin = Clock::now();
   const optim::UpdateResult result = update(fetched, scales, report);
   state_.advance_scales();
+  report.loads = state_.advance_balance(result.taken);
   state_.count_memory();
   report.compute_s += seconds_since(begin);
   report.taken = result.taken;

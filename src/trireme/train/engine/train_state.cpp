@@ -9,6 +9,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
+#include "trireme/checkpoint/stored_weights.h"
 #include "trireme/device/cpu_setup.h"
 #include "trireme/device/cuda.h"
 #include "trireme/device/tensor_buffer.h"
@@ -132,6 +133,12 @@ TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, 
                                                    engine.data_parallel().device());
     fp8_history->add_state(registry);
   }
+  if (nn::moe::Balance* balance = engine.balance()) {
+    expert_layers = models::expert_layer_names(shape);
+    balance->add_state(registry);
+    if (recipe.model.init_from && shape.experts.bias_update_rate > 0 && !recipe.model.init_partial)
+      checkpoint::StoredWeights(*recipe.model.init_from, shape).fill(*balance);
+  }
   nn::add_params(registry, engine.params());
   optimizer->add_state(registry);
   updates->add_state(registry);
@@ -193,6 +200,18 @@ void TrainState::advance_scales() {
   if (world.size() == 1) return fp8_history->advance();
   fp8_history->advance(
       [this](at::Tensor& largest) { world.all_reduce(device::to_buffer(largest), comm::Reduce::kMax).wait(); });
+}
+
+std::vector<nn::moe::LayerLoads> TrainState::advance_balance(bool taken) {
+  nn::moe::Balance* balance = engine.balance();
+  if (balance == nullptr) return {};
+  nn::moe::Balance::Sum sum;
+  if (comm::Group* ranks = engine.load_ranks()) {
+    sum = [ranks](std::span<std::int64_t> counts) {
+      ranks->all_reduce(comm::Buffer{counts.data(), counts.size(), comm::DType::kI64}, comm::Reduce::kSum).wait();
+    };
+  }
+  return balance->advance(taken, expert_layers, static_cast<std::size_t>(shape.experts.num_experts), sum);
 }
 
 void TrainState::count_memory() {

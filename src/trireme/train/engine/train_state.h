@@ -68,6 +68,8 @@ struct TrainState {
   nn::Context context_for(const StepScales& scales, std::int64_t step);
   /// At the end of a step: the next one's 8-bit scales, where they are delayed.
   void advance_scales();
+  /// Likewise the biases of routers, where the step was `taken`: the loads of experts, over all ranks.
+  std::vector<nn::moe::LayerLoads> advance_balance(bool taken);
   void count_memory();
   /// Finds the first place that is NaN or Inf in the step after `position`.
   [[noreturn]] void raise_non_finite(Fetched& fetched, const StepScales& scales, const std::string& what);
@@ -87,6 +89,7 @@ struct TrainState {
   std::unique_ptr<Updates> updates;
   std::unique_ptr<nn::Fp8History> fp8_history;  ///< precision.gemm = "fp8-delayed" only
   nn::State registry;                           ///< all that the rest of the run follows from
+  std::vector<std::string> expert_layers;       ///< of the whole model; empty: none has experts
   spec::Position position;
   std::unique_ptr<Feeder> feeder;  ///< null: begins at the position
   // Hooks: Trainer's functions of these names.

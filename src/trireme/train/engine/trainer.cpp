@@ -76,6 +76,7 @@ void Trainer::rehearse() {
   nn::zero_grad(engine.params());
   engine.rehearse(fetched.batches, [&] { return state_.context_for({}, state_.position.step); });
   nn::zero_grad(engine.params());
+  state_.advance_balance(/*taken=*/false);
   state_.updates->send_again();
 }
 

@@ -71,6 +71,7 @@ std::int64_t write_published(const checkpoint::StoredWeights& weights, const Con
   const auto published = weights.published();
   models::PublishedTexts texts = published ? *published : own_texts(weights.tokenizer(), weights.model().shape);
   add_tokenizer(weights.tokenizer(), texts);
+  weights.fill(weights.model().balance);
   models::save_published(
       weights.model(), request.to, dtype_of(request.dtype),
       [&](const nn::Param& param, std::int64_t begin, std::int64_t end) { return weights.read(param, begin, end); },
@@ -102,9 +103,19 @@ std::int64_t write_checkpoint(const checkpoint::StoredWeights& weights, const Co
     hashes[name] = 0;
     bytes += tensor.bytes();
   }
+  weights.fill(model.balance);
+  nn::State biases;
+  model.balance.add_state(biases);
+  for (const nn::StateTensor& bias : biases.tensors()) {
+    stream.manifest.tensors[bias.name] = {.dtype = formats::Dtype::kF32, .shape = bias.placement.shape, .slices = {}};
+    hashes[bias.name] = 0;
+  }
   stream.read = [&](const std::string& name, std::int64_t begin, std::int64_t end, std::byte* to) {
+    const nn::StateTensor* bias = biases.find(name);
     const at::Tensor numbers =
-        weights.read(model.params.at(std::string_view(name).substr(kPrefix.size())), begin, end).to(at::kFloat);
+        bias != nullptr
+            ? bias->tensor.narrow(0, begin, end - begin)
+            : weights.read(model.params.at(std::string_view(name).substr(kPrefix.size())), begin, end).to(at::kFloat);
     std::memcpy(to, numbers.const_data_ptr(), numbers.nbytes());
     const layout::ContiguousRun run{.global = begin, .local = 0, .count = end - begin};
     hashes.at(name) += layout::tensor_hash({&run, 1}, {to, numbers.nbytes()}, sizeof(float));

@@ -206,6 +206,19 @@ void RunFiles::tell_metrics(const StepReport& report, const StepFigures& figures
   rank_log_->end_step(step);
 }
 
+namespace {
+
+/// Every step where that is little to write; of large models a number of experts once in as many steps.
+bool tells_loads(const StepReport& report) {
+  constexpr std::size_t kEachStep = 1024;
+  if (report.loads.empty()) return false;
+  const std::size_t numbers = report.loads.size() * report.loads.front().counts.size();
+  const auto every = static_cast<std::int64_t>((numbers + kEachStep - 1) / kEachStep);
+  return report.position.step % every == 0;
+}
+
+}  // namespace
+
 void RunFiles::step(const StepReport& report, const StepFigures& figures) {
   const std::vector<observe::NamedQueue> queues = take_queues();
   tell_metrics(report, figures, queues);
@@ -218,6 +231,10 @@ void RunFiles::step(const StepReport& report, const StepFigures& figures) {
                              .tokens = report.position.tokens,
                              .memory = figures.memory};
   if (report.losses.size() > 1) record.losses = report.losses;
+  if (tells_loads(report)) {
+    for (const nn::moe::LayerLoads& layer : report.loads) record.experts.push_back({layer.layer, layer.counts});
+    record.expert_ranks = parts_.recipe.layout.ep;
+  }
   record.queues = queues;
   if (figures.hashes) {
     const std::uint64_t total = nn::total_hash(*figures.hashes);

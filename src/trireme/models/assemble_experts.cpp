@@ -1,0 +1,93 @@
+// The branch of a layer whose MLP is a mixture of experts.
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include "trireme/models/assemble.h"
+
+namespace trireme::models {
+namespace {
+
+using nn::Init;
+using nn::moe::Router;
+
+}  // namespace
+
+/// Experts are one parameter, sharded along its first dimension over the expert-parallel ranks. Tensor-parallel ranks
+/// have copies: without sequence parallelism of the same tokens, and then of equal gradients.
+nn::Param& Assembly::expert_weight(const std::string& name, layout::Shape shape, Init init) {
+  layout::Placing placing = parallel_.placing(name, std::move(shape));
+  for (const std::string& axis : parallel_.expert_axes) placing.split(0, axis);
+  nn::Param& param = params_.add(placing.placement(), init, /*decay=*/true);
+  param.equal_axes = parallel_.equal_grad_axes();
+  return param;
+}
+
+nn::moe::SharedExperts Assembly::shared_experts(const std::string& name) {
+  nn::moe::SharedExperts shared;
+  const layout::Block inner{.size = spec::shared_ffn_size(shape_)};
+  if (inner.size == 0) return shared;
+  const std::vector<layout::Block> into(shape_.gated ? 2 : 1, inner);
+  const nn::Linear in = column(name + ".in", shape_.hidden_size, into, /*bias=*/false);
+  const nn::Linear out = row(name + ".out", inner, shape_.hidden_size, /*bias=*/false);
+  shared.mlp = std::make_unique<nn::Mlp>(in, out, to_kernel(shape_.activation), shape_.gated, save_mlp_activations_);
+  if (shape_.experts.shared_expert_gate)
+    shared.gate = &table(name + ".gate.weight", 1, matrix_init(shape_.hidden_size, 1, false));
+  return shared;
+}
+
+nn::moe::ExpertLoads& Assembly::expert_loads(const std::string& name, Router::BiasKind bias) {
+  const std::int64_t experts = shape_.experts.num_experts;
+  nn::moe::ExpertLoads loads{
+      .layer = name, .counts = std::vector<std::int64_t>(static_cast<std::size_t>(experts), 0), .last = {}};
+  if (bias == Router::BiasKind::kBalanced) {
+    loads.bias = at::zeros({experts}, at::kFloat);
+    loads.placement = parallel_.placing(name, {experts}).placement();
+    loads.rate = shape_.experts.bias_update_rate;
+    loads.centered = shape_.experts.bias_centered;
+  }
+  return balance_.add(std::move(loads));
+}
+
+nn::Branch Assembly::experts(const std::string& name, nn::Stream stream) {
+  const spec::Experts& config = shape_.experts;
+  const std::int64_t width = shape_.hidden_size, inner = spec::expert_ffn_size(shape_), count = config.num_experts;
+  const std::int64_t into = shape_.gated ? 2 * inner : inner;
+  nn::Norm normed = norm(name + ".norm");
+  auto router = nn::moe::make_router(config);
+  nn::Param& router_weight =
+      table(name + ".router.weight", router->outputs(), matrix_init(width, router->outputs(), false));
+  nn::Param* thresholds = nullptr;
+  if (router->bias_kind() == Router::BiasKind::kLearned) {
+    thresholds = &vector(name + ".router.thresholds", count, {Init::Kind::kZeros, 0});
+    // The losses of a balance group are functions of all of its logits, which every rank that shares its tokens has.
+    thresholds->equal_axes = parallel_.sample_axes();
+  }
+  nn::moe::ExpertLoads& loads = expert_loads(name, router->bias_kind());
+  nn::Param& in = expert_weight(name + ".experts.in.weight", {count, into, width}, matrix_init(width, into, false));
+  nn::Param& out = expert_weight(name + ".experts.out.weight", {count, width, inner}, matrix_init(inner, width, true));
+  nn::moe::SharedExperts shared = shared_experts(name + ".shared");
+  std::unique_ptr<nn::moe::RowExchange> exchange = std::make_unique<nn::moe::LocalExchange>();
+  std::int64_t first = 0;
+  if (comm::Group* group = parallel_.experts) {
+    exchange = std::make_unique<nn::moe::AllToAllExchange>(*group);
+    first = count / group->size() * group->rank();
+  }
+  const nn::moe::ExpertsShape of_experts{.name = name,
+                                         .activation = to_kernel(shape_.activation),
+                                         .gated = shape_.gated,
+                                         .dropout = config.expert_dropout,
+                                         .first_expert = first};
+  auto body = std::make_unique<nn::moe::MoeLayer>(nn::moe::MoeParts{.name = name,
+                                                                    .router = std::move(router),
+                                                                    .router_weight = &router_weight,
+                                                                    .thresholds = thresholds,
+                                                                    .loads = &loads,
+                                                                    .experts = nn::moe::Experts(of_experts, in, out),
+                                                                    .shared = std::move(shared),
+                                                                    .exchange = std::move(exchange),
+                                                                    .stream = stream},
+                                                  parallel_);
+  return {.norm = normed, .body = std::move(body), .dropout = dropout(name)};
+}
+
+}  // namespace trireme::models

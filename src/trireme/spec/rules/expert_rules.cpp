@@ -1,0 +1,179 @@
+// Experts: over whom they can be sharded, and what the layers that have them do not go together with yet.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "trireme/base/text.h"
+#include "trireme/spec/batch_split.h"
+#include "trireme/spec/rules.h"
+
+namespace trireme::spec {
+namespace {
+
+bool uses_experts(const RuleContext& context) { return context.run.shape.experts.used(); }
+
+std::int64_t largest_common(std::int64_t a, std::int64_t b, std::int64_t most) {
+  const std::int64_t common = std::gcd(a, b);
+  std::int64_t best = std::max<std::int64_t>(1, std::min(common, most));
+  while (common % best != 0) --best;
+  return best;
+}
+
+void ep_shards_experts(RuleContext& context) {
+  LayoutConfig& layout = context.run.recipe.layout;
+  if (layout.ep == 1 || uses_experts(context)) return;
+  context.refuse("layout.ep", fmt::format("is {}, but the model has no experts", layout.ep), "set layout.ep = 1");
+  layout.ep = 1;
+}
+
+void ep_divides(RuleContext& context) {
+  LayoutConfig& layout = context.run.recipe.layout;
+  if (!uses_experts(context)) return;
+  const std::int64_t experts = context.run.shape.experts.num_experts,
+                     ranks = std::int64_t{context.replicas} * layout.cp;
+  if (experts % layout.ep == 0 && ranks % layout.ep == 0) return;
+  const std::int64_t fixed = largest_common(experts, ranks, layout.ep);
+  context.refuse("layout.ep",
+                 fmt::format("{} must divide the {} experts and the {} ranks of dp x cp that they are sharded over",
+                             layout.ep, experts, ranks),
+                 fmt::format("set layout.ep = {}", fixed));
+  layout.ep = static_cast<int>(fixed);
+}
+
+/// Of the data-parallel ranks, those that experts are sharded over: what the inner of dp and cp leaves to it.
+std::int64_t expert_share_of_dp(const LayoutConfig& layout, std::int64_t replicas) {
+  std::vector<std::string> order = split(layout.order, ' ');
+  std::ranges::reverse(order);
+  std::int64_t left = layout.ep;
+  for (const std::string& axis : order) {
+    if (axis != "dp" && axis != "cp") continue;
+    const std::int64_t here = std::gcd(left, axis == "dp" ? replicas : std::int64_t{layout.cp});
+    if (axis == "dp") return here;
+    left /= here;
+  }
+  return 1;
+}
+
+void ep_nests_in_zero_group(RuleContext& context) {
+  LayoutConfig& layout = context.run.recipe.layout;
+  if (layout.ep == 1 || layout.zero == 0 || !layout.zero_group || context.replicas % *layout.zero_group != 0) return;
+  const std::int64_t group = *layout.zero_group, part = expert_share_of_dp(layout, context.replicas);
+  if (group % part == 0 || part % group == 0) return;
+  context.refuse("layout.zero_group",
+                 fmt::format("groups of {} data-parallel ranks and the {} of them that experts are sharded over "
+                             "(layout.ep = {}) do not nest",
+                             group, part, layout.ep),
+                 fmt::format("set layout.zero_group = {}", part));
+  layout.zero_group = static_cast<int>(part);
+}
+
+void balance_groups_are_whole(RuleContext& context) {
+  Recipe& recipe = context.run.recipe;
+  const std::int64_t group = context.run.shape.experts.balance_group;
+  if (!uses_experts(context) || group == 1) return;
+  const LayoutConfig& layout = recipe.layout;
+  const bool stages = context.has_stages();
+  const std::int64_t size =
+      stages ? pipeline_micro_rows(recipe, context.run.schedule) : recipe.train.micro_batch_size.value_or(0);
+  std::vector<double> weights = layout.dp_batch_weights;
+  if (static_cast<int>(weights.size()) != context.replicas) weights.clear();
+  for (const std::int64_t rows : context.rows_of_steps()) {
+    for (int rank = 0; rank < context.replicas; ++rank) {
+      const RowRange mine = share_of_rows(0, rows, rank, context.replicas, weights);
+      const bool together = stages || layout.zero >= 2 || layout.ep > 1;
+      const std::vector<std::int64_t> micros = micro_sizes(mine.count, size, together ? context.micros_of(rows) : 0);
+      const bool whole = rows % group == 0 && mine.first % group == 0 &&
+                         std::ranges::all_of(micros, [&](std::int64_t micro) { return micro % group == 0; });
+      if (whole) continue;
+      return context.refuse(
+          "experts.balance_group",
+          fmt::format("is {} samples, but data-parallel rank {} takes {} of {} in micro-batches that are no whole "
+                      "groups",
+                      group, rank, mine.count, rows),
+          fmt::format("set experts.balance_group = 1, or make train.micro_batch_size and each rank's samples multiples "
+                      "of {}",
+                      group));
+    }
+  }
+}
+
+void experts_on_cpu(RuleContext& context) {
+  Recipe& recipe = context.run.recipe;
+  if (!uses_experts(context) || recipe.run.device != DeviceKind::kCuda) return;
+  context.refuse("run.device", "is \"cuda\", but layers with experts compute on the CPU only",
+                 "set run.device = \"cpu\"");
+  recipe.run.device = DeviceKind::kCpu;
+}
+
+void experts_in_full_precision(RuleContext& context) {
+  Recipe& recipe = context.run.recipe;
+  if (!uses_experts(context) || recipe.precision.gemm == GemmPrecision::kSame) return;
+  context.refuse("precision.gemm", "is FP8, but grouped GEMMs of experts have the activations' precision",
+                 "set precision.gemm = \"same\"");
+  recipe.precision.gemm = GemmPrecision::kSame;
+}
+
+void experts_steps_apart(RuleContext& context) {
+  Recipe& recipe = context.run.recipe;
+  if (!uses_experts(context) || !context.runs_several_steps()) return;
+  std::string hint = context.run.schedule.asynchronous ? "set pipeline.schedule = \"1f1b\"" : "";
+  if (recipe.pipeline.drain_every.value_or(1) > 1)
+    hint += fmt::format("{}pipeline.drain_every = 1", hint.empty() ? "set " : " and ");
+  context.refuse("pipeline.schedule",
+                 fmt::format("{} runs steps together, but the loads of experts are summed after each step",
+                             recipe.pipeline.schedule),
+                 hint);
+}
+
+void experts_one_rank_a_stage(RuleContext& context) {
+  PipelineConfig& pipeline = context.run.recipe.pipeline;
+  if (!uses_experts(context) || !context.has_stages() || !pipeline.replicates_stages()) return;
+  const bool listed = !pipeline.stage_ranks.empty();
+  context.refuse(listed ? "pipeline.stage_ranks" : "pipeline.split",
+                 "stages on several ranks deal out micro-batches, but ranks that share experts take the same ones",
+                 listed ? "leave pipeline.stage_ranks out" : "set pipeline.split = \"count\"");
+  pipeline.stage_ranks.clear();
+  if (!listed) pipeline.split = "count";
+}
+
+void experts_single_forward(RuleContext& context) {
+  if (!uses_experts(context) || !context.has_stages()) return;
+  if (!context.run.schedule.doubled_forward && context.run.schedule.least_rows == 1) return;
+  context.refuse("pipeline.schedule",
+                 fmt::format("{} goes back in parts of a forward, but what experts save stands by expert",
+                             context.run.recipe.pipeline.schedule),
+                 "set pipeline.schedule = \"chimera\"");
+}
+
+constexpr Rule kExpertRules[] = {
+    {"ep-shards-experts", "expert parallelism of a model without experts", "there is nothing to shard",
+     Because::kDefinition, RuleNeeds::kLayout, ep_shards_experts},
+    {"ep-divides", "an `ep` that does not divide the experts and the ranks of dp x cp",
+     "each rank has equally many experts", Because::kDefinition, RuleNeeds::kLayout, ep_divides},
+    {"ep-nests-in-zero-group", "ZeRO groups and ranks with other experts of which neither divides the other",
+     "the copies of an expert in a sharding group must be the same number on all ranks", Because::kDefinition,
+     RuleNeeds::kLayout, ep_nests_in_zero_group},
+    {"balance-groups-are-whole", "micro-batches that are no whole balance groups of a router",
+     "losses, capacity and choices are defined over whole groups", Because::kDefinition, RuleNeeds::kRun,
+     balance_groups_are_whole},
+    {"experts-on-cpu", "experts on GPUs", "their routers and grouped GEMMs are built for the CPU", Because::kNotBuilt,
+     RuleNeeds::kRun, experts_on_cpu},
+    {"experts-in-full-precision", "experts with FP8 GEMMs", "grouped GEMMs have no FP8 form", Because::kNotBuilt,
+     RuleNeeds::kRun, experts_in_full_precision},
+    {"experts-steps-apart", "experts with several steps between flushes",
+     "loads are summed over ranks and biases moved after each step", Because::kNotBuilt, RuleNeeds::kRun,
+     experts_steps_apart},
+    {"experts-one-rank-a-stage", "experts with pipeline stages on several ranks",
+     "ranks that share experts take the same micro-batches", Because::kNotBuilt, RuleNeeds::kRun,
+     experts_one_rank_a_stage},
+    {"experts-single-forward", "experts with Chimera's doubled forwards and halved backwards",
+     "what experts save stands by expert, not by sequence", Because::kNotBuilt, RuleNeeds::kRun,
+     experts_single_forward},
+};
+
+}  // namespace
+
+std::span<const Rule> expert_rules() { return kExpertRules; }
+
+}  // namespace trireme::spec

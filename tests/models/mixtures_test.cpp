@@ -1,0 +1,187 @@
+// Models with experts: against what the reference computed with the same folder, out again in both layouts of tensors,
+// and counted.
+#include <ATen/ops/equal.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/errors.h"
+#include "tests/formats/samples.h"
+#include "tests/models/support.h"
+#include "trireme/formats/hf_writer.h"
+#include "trireme/nn/multi_token.h"
+#include "trireme/spec/parameters.h"
+
+namespace trireme::models {
+namespace {
+
+using testing::HasSubstr;
+
+const std::vector<std::string> kMixtures{"mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"};
+
+std::unique_ptr<Model> load_mixture(const std::string& name) {
+  return load_published(formats::HfDirectory(fixture(name)), {});
+}
+
+TEST(MixtureFamilies, HaveTheReferencesLogitsLossAndGradients) {
+  for (const std::string& name : kMixtures) {
+    SCOPED_TRACE(name);
+    const Expected expected(name);
+    const auto model = load_mixture(name);
+    ASSERT_TRUE(model->shape.experts.used());
+    const at::Tensor ids = fixture_ids();
+    EXPECT_LE(largest(logits_of(*model, ids), expected["logits"]), 5e-5);
+    nn::Context context = context_for(ids);
+    context.targets = next_tokens(ids);
+    EXPECT_NEAR(train_once(*model, {ids}, context), expected["loss"].item<double>(), 5e-6);
+    const formats::HfDirectory directory(fixture(name));
+    const auto known = [&](std::string_view tensor) { return directory.find(tensor) != nullptr; };
+    std::vector<std::string> names;
+    for (const PublishedTensor& tensor : published_tensors(*model, known)) {
+      names.push_back(tensor.name);
+      const at::Tensor ours = published_view(tensor, tensor.param->gradient),
+                       theirs = expected["gradient." + tensor.name];
+      ASSERT_EQ(ours.sizes(), theirs.sizes()) << tensor.name;
+      EXPECT_LE((ours - theirs).norm().item<double>(), 5e-5 * theirs.norm().item<double>() + 1e-6) << tensor.name;
+    }
+    EXPECT_THAT(expected.below("grad_norm."), testing::UnorderedElementsAreArray(names));
+  }
+}
+
+class MixtureFolder : public OwnFolder {};
+
+TEST_F(MixtureFolder, OfAnUntouchedModelIsTheSameBytes) {
+  for (const std::string& name : kMixtures) {
+    SCOPED_TRACE(name);
+    const formats::HfDirectory source(fixture(name));
+    const auto model = load_published(source, {});
+    save_published_like(source, *model, folder_ / name);
+    const auto expected = formats::contents(fixture(name)), written = formats::contents(folder_ / name);
+    ASSERT_EQ(written.size(), expected.size());
+    for (const auto& [file, bytes] : expected) EXPECT_TRUE(written.at(file) == bytes) << file;
+  }
+}
+
+TEST_F(MixtureFolder, ComesBackAsItWasWrittenBiasesIncluded) {
+  for (const std::string& name : kMixtures) {
+    SCOPED_TRACE(name);
+    const auto model = load_mixture(name);
+    save_published(*model, folder_ / name, formats::Dtype::kF32);
+    const auto again = load_published(formats::HfDirectory(folder_ / name), {});
+    EXPECT_EQ(again->shape, model->shape);
+    const at::Tensor ids = fixture_ids();
+    EXPECT_TRUE(at::equal(logits_of(*again, ids), logits_of(*model, ids)));
+    auto other = again->balance.begin();
+    for (const nn::moe::ExpertLoads& layer : model->balance) {
+      EXPECT_EQ(layer.layer, other->layer);
+      if (layer.bias.defined()) {
+        EXPECT_TRUE(at::equal(layer.bias, other->bias));
+      }
+      ++other;
+    }
+  }
+}
+
+/// All experts of a layer in two tensors, as transformers 5 keeps them.
+TEST_F(MixtureFolder, IsReadWithFusedExpertsToo) {
+  for (const std::string& name : kMixtures) {
+    SCOPED_TRACE(name);
+    const auto model = load_mixture(name);
+    const formats::HfDirectory source(fixture(name));
+    const FamilyFormat& format = format_of(model->shape);
+    std::vector<formats::TensorSpec> specs;
+    std::vector<at::Tensor> numbers;
+    const auto add = [&](const std::string& tensor, at::Tensor values) {
+      specs.push_back({.name = tensor, .dtype = formats::Dtype::kF32, .shape = values.sizes().vec()});
+      numbers.push_back(values.contiguous());
+    };
+    bool fused = false;
+    for (const PublishedTensor& tensor : format.tensors(*model, {.prefix = "model.", .fused_experts = true})) {
+      add(tensor.name, published_view(tensor, tensor.param->master));
+      fused = fused || tensor.name.ends_with("experts.gate_up_proj");
+    }
+    ASSERT_TRUE(fused);
+    for (const PublishedBias& bias : published_biases(model->shape, source)) {
+      for (const nn::moe::ExpertLoads& layer : model->balance) {
+        if (layer.layer == bias.layer) add(bias.name, layer.bias);
+      }
+    }
+    formats::HfWriter writer(folder_ / name, formats::plan_hf(specs, source.config(), {}));
+    for (std::size_t i = 0; i < specs.size(); ++i)
+      writer.write(specs[i].name, std::span(static_cast<const std::byte*>(numbers[i].const_data_ptr()),
+                                            static_cast<std::size_t>(numbers[i].nbytes())));
+    writer.finish();
+    const auto again = load_published(formats::HfDirectory(folder_ / name), {});
+    for (nn::Param& param : again->params)
+      EXPECT_TRUE(at::equal(param.master, model->params.at(param.name).master)) << param.name;
+  }
+}
+
+std::vector<spec::ModelShape> mixture_shapes() {
+  std::vector<spec::ModelShape> shapes;
+  const auto add = [&](spec::Family family, const spec::Experts& experts) {
+    shapes.push_back(tiny_shape(family));
+    shapes.back().experts = experts;
+  };
+  add(spec::Family::kMistral, {.num_experts = 4, .top_k = 2, .ffn_size = 10});
+  add(spec::Family::kQwen2,
+      {.num_experts = 6, .top_k = 3, .ffn_size = 8, .num_shared_experts = 2, .every = 2, .shared_expert_gate = true});
+  add(spec::Family::kDeepseekV3, {.num_experts = 4,
+                                  .top_k = 2,
+                                  .ffn_size = 8,
+                                  .num_shared_experts = 1,
+                                  .first_dense_layers = 1,
+                                  .router = spec::RouterKind::kSigmoidTopK,
+                                  .bias_update_rate = 0.1});
+  shapes.back().mtp_depth = 1;
+  add(spec::Family::kTransformer, {.num_experts = 4, .top_k = 2, .every = 2, .router = spec::RouterKind::kNoisyTopK});
+  add(spec::Family::kGpt2, {.num_experts = 4, .top_k = 2, .router = spec::RouterKind::kStrictBalance});
+  return shapes;
+}
+
+TEST(MixtureModels, HaveTheParametersThatAreListedAndCounted) {
+  for (const spec::ModelShape& shape : mixture_shapes()) {
+    const auto model = build(shape);  // checks the count by itself
+    const std::vector<spec::ParameterShape> listed = spec::list_parameters(shape);
+    std::map<std::string, std::int64_t> ours, theirs;
+    for (const nn::Param& param : model->params) ours[param.name] = param.elements();
+    for (const spec::ParameterShape& one : listed) theirs[one.name] = one.rows * std::max<std::int64_t>(1, one.columns);
+    EXPECT_EQ(ours, theirs);
+    std::vector<std::string> layers;
+    for (const nn::moe::ExpertLoads& layer : model->balance) layers.push_back(layer.layer);
+    EXPECT_THAT(expert_layer_names(shape), testing::UnorderedElementsAreArray(layers));
+  }
+}
+
+TEST(MixtureModels, ComputeTheFlopsOfTheFormula) {
+  for (const spec::ModelShape& shape : mixture_shapes()) {
+    if (shape.num_encoder_layers > 0 || shape.experts.router == spec::RouterKind::kStrictBalance) continue;
+    const auto model = build(shape);
+    nn::initialise(model->params, nn::Precision::kFp32, 1);
+    const at::Tensor ids = some_ids(2, 8, shape.vocab_size, 1);
+    nn::Context context = context_for(ids);
+    context.targets = next_tokens(ids);
+    nn::shift_tokens(ids, context, shape.mtp_depth);
+    nn::Tape tape;
+    model->forward({ids}, context, &tape);
+    model->backward(context, tape);
+    const double expected = 2 * spec::count_flops(shape, 8).total();
+    EXPECT_NEAR(context.flops, 3 * expected, 1e-9 * expected);
+  }
+}
+
+TEST(MixtureFamilies, RefuseWhatTheyDoNotCompute) {
+  const auto read = [](const std::string& change) {
+    const formats::HfConfig config(
+        R"({"model_type": "deepseek_v3", "vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 4,
+            "num_attention_heads": 2, "intermediate_size": 8)" +
+            change + "}",
+        "config.json");
+    return format_of(config).read_config(config);
+  };
+  EXPECT_EQ(read("").experts.num_experts, 256);
+  EXPECT_THAT(words_of([&] { read(R"(, "scoring_func": "softmax")"); }), HasSubstr("scoring_func"));
+  EXPECT_THAT(words_of([&] { read(R"(, "topk_method": "greedy")"); }), HasSubstr("topk_method"));
+}
+
+}  // namespace
+}  // namespace trireme::models

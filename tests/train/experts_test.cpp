@@ -1,0 +1,193 @@
+// Models with experts in every layout: what one rank computes, auxiliary losses, loads, biases and gradient norms
+// included; checkpoints between layouts.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "tests/train/support.h"
+#include "trireme/checkpoint/saver.h"
+#include "trireme/checkpoint/store.h"
+#include "trireme/plan/layout_matrix.h"
+
+namespace trireme::train {
+namespace {
+
+namespace fs = std::filesystem;
+using spec::RouterKind;
+
+/// Latent attention, a dense layer and two with experts, multi-token prediction.
+spec::Recipe expert_recipe() {
+  spec::Recipe recipe = small_recipe(spec::Family::kDeepseekV3, spec::Precision::kFp64);
+  recipe.model.num_layers = 3;
+  recipe.model.mtp_depth = 1;
+  recipe.model.rotary.scaling = spec::RotaryScaling::kNone;
+  recipe.model.rotary.mscale = recipe.model.rotary.mscale_all_dim = 0;
+  recipe.model.experts = {.num_experts = 4,
+                          .top_k = 2,
+                          .ffn_size = 8,
+                          .num_shared_experts = 1,
+                          .first_dense_layers = 1,
+                          .router = RouterKind::kSigmoidTopK,
+                          .aux_loss_weight = 0.02,
+                          .bias_update_rate = 0.01};
+  recipe.batch.global_batch_tokens = 8 * 12;
+  recipe.train.micro_batch_size = 1;
+  return recipe;
+}
+
+std::string text_of(const VerifyResult& result) {
+  std::string text = fmt::format("gradients {} {:.1e} {}, weights {} {:.1e} {}", result.gradients.name,
+                                 result.gradients.relative, result.gradients.first_parting, result.weights.name,
+                                 result.weights.relative, result.weights.first_parting);
+  for (const VerifyStep& step : result.steps)
+    text += fmt::format("; loss {} {}, norm {} {}, {}", step.loss, step.reference_loss, step.norm, step.reference_norm,
+                        step.term);
+  return text;
+}
+
+/// In all layouts at once, beside one run on one rank.
+void expect_equal(const spec::Recipe& recipe, const std::vector<std::string>& layouts, int ranks) {
+  VerifyRequest request{.recipes = {}, .reference = recipe, .steps = 3};
+  for (const std::string& layout : layouts) {
+    const plan::LayoutCase one = plan::parse_layout(layout);
+    request.recipes.push_back(recipe);
+    request.recipes.back().layout = one.layout;
+    request.recipes.back().pipeline = one.pipeline;
+  }
+  comm::run_ranks(ranks, [&](comm::Rank& rank) {
+    verify(request, rank, [&](std::size_t i, const VerifyResult& result) {
+      if (rank.rank() != 0) return;
+      EXPECT_TRUE(result.equal) << layouts[i] << ": " << text_of(result);
+    });
+  });
+}
+
+TEST(Experts, OfTwoRanksEqualOneRank) {
+  expect_equal(expert_recipe(),
+               {"ep=2", "cp=2 ep=2", "ep=2 zero=1", "ep=2 zero=2", "ep=2 zero=3", "tp=2", "tp=2 sp", "pp=2",
+                "pp=2 schedule=zb-h1", "dp=2 zero=3"},
+               2);
+}
+
+TEST(Experts, OfFourRanksEqualOneRank) {
+  expect_equal(expert_recipe(),
+               {"ep=4", "ep=2 zero=3", "dp=2 cp=2 ep=4 zero=1", "dp=2 cp=2 ep=2 zero=2", "tp=2 sp ep=2",
+                "tp=2 ep=2 zero=3", "pp=2 ep=2 schedule=1f1b zero=1", "pp=2 ep=2 schedule=dualpipe", "cp=4 ep=2",
+                "zero=1 zero_group=2 ep=4", "zero=3 zero_group=2 ep=2"},
+               4);
+}
+
+TEST(Experts, CutsOfTheBatchAndRecomputationChangeNothing) {
+  for (const auto kind : {spec::RecomputeKind::kFull, spec::RecomputeKind::kSelective}) {
+    spec::Recipe recipe = expert_recipe();
+    recipe.train.recompute = kind;
+    recipe.train.micro_batch_size = 2;
+    VerifyRequest request{.recipes = {recipe}, .reference = expert_recipe(), .steps = 3};
+    request.recipes[0].layout.ep = 2;
+    comm::run_ranks(2, [&](comm::Rank& rank) {
+      verify(request, rank, [&](std::size_t, const VerifyResult& result) {
+        if (rank.rank() != 0) return;
+        EXPECT_TRUE(result.equal) << text_of(result);
+      });
+    });
+  }
+}
+
+/// Ranks with fewer samples keep step with rows that count nowhere: not in losses, not in loads.
+TEST(Experts, SamplesThatRanksDoNotDivideAreCountedOnce) {
+  spec::Recipe recipe = expert_recipe();
+  recipe.batch.global_batch_tokens = 5 * 12;
+  expect_equal(recipe, {"ep=2", "ep=4", "ep=2 zero=2"}, 4);
+}
+
+TEST(Experts, EveryRouterIsTheSameUnderEveryLayout) {
+  const spec::Experts common{.num_experts = 4, .top_k = 2, .ffn_size = 8};
+  std::vector<spec::Experts> routers;
+  const auto add = [&](RouterKind kind, const std::function<void(spec::Experts&)>& change) {
+    routers.push_back(common);
+    routers.back().router = kind;
+    change(routers.back());
+  };
+  add(RouterKind::kSoftmaxTopK, [](auto& e) { e.aux_loss_weight = 0.02, e.z_loss_weight = 0.01; });
+  add(RouterKind::kSwitch,
+      [](auto& e) { e.top_k = 1, e.capacity_factor = 1, e.aux_loss_weight = 0.02, e.jitter = 0.1; });
+  add(RouterKind::kGshard, [](auto& e) { e.capacity_factor = 1, e.aux_loss_weight = 0.02, e.balance_group = 2; });
+  add(RouterKind::kNoisyTopK, [](auto& e) { e.importance_loss_weight = e.load_loss_weight = 0.02; });
+  add(RouterKind::kStrictBalance, [](auto& e) { e.threshold_loss_weight = 0.1; });
+  add(RouterKind::kExpertChoice, [](auto& e) { e.expert_dropout = 0.1; });
+  for (const spec::Experts& experts : routers) {
+    SCOPED_TRACE(static_cast<int>(experts.router));
+    spec::Recipe recipe = expert_recipe();
+    recipe.model.mtp_depth = 0;
+    recipe.model.num_layers = 2;
+    recipe.model.experts = experts;
+    recipe.train.micro_batch_size = experts.balance_group;
+    expect_equal(recipe, {"dp=2 cp=2 ep=4", "tp=2 sp ep=2"}, 4);
+  }
+}
+
+std::uint64_t state_hash(Trainer& trainer, comm::Rank& rank) {
+  return nn::total_hash(checkpoint::Saver(trainer.state(), rank.world(), {}).hashes());
+}
+
+/// Logical experts and biases: the same hash whoever holds them, and the same steps after it.
+TEST(Experts, GoOnFromCheckpointsOfOtherExpertParallelRanks) {
+  const fs::path folder = fs::path(testing::TempDir()) / fmt::format("experts-{}", ::getpid());
+  constexpr int kMore = 2;
+  for (const int from : {1, 2, 4}) {
+    fs::remove_all(folder);
+    std::uint64_t saved = 0;
+    std::vector<double> losses;
+    spec::Recipe recipe = expert_recipe();
+    recipe.layout.ep = from;
+    with_trainers(recipe, from, [&](Trainer& trainer, comm::Rank& rank) {
+      for (int i = 0; i < 3; ++i) trainer.step();
+      checkpoint::Saver saver(trainer.state(), rank.world(), {});
+      const auto outcome = saver.save({.folder = folder, .step = 3});
+      const std::uint64_t hash = state_hash(trainer, rank);
+      std::vector<double> after;
+      for (int i = 0; i < kMore; ++i) after.push_back(trainer.step().loss);
+      if (rank.rank() != 0) return;
+      EXPECT_EQ(outcome->why, "");
+      EXPECT_NE(trainer.state().find("router_bias/layers.1.mlp"), nullptr);
+      EXPECT_GT(trainer.state().at("router_bias/layers.1.mlp").tensor.abs().max().item<float>(), 0);
+      saved = hash;
+      losses = after;
+    });
+    for (const int to : {1, 2, 4}) {
+      recipe.layout.ep = to;
+      with_trainers(recipe, to, [&](Trainer& trainer, comm::Rank& rank) {
+        checkpoint::load(formats::CheckpointFolder(folder / formats::checkpoint_name(3)), trainer.state());
+        trainer.loaded();
+        const std::uint64_t hash = state_hash(trainer, rank);
+        if (rank.rank() == 0) {
+          EXPECT_EQ(hash, saved) << from << " -> " << to;
+        }
+        for (const double loss : losses) EXPECT_NEAR(trainer.step().loss, loss, 1e-9) << from << " -> " << to;
+      });
+    }
+  }
+  fs::remove_all(folder);
+}
+
+/// Loads of a step: each token of each sample chooses top_k experts in every layer, whoever counts them.
+TEST(Experts, LoadsAddUpToTheChoicesOfAllTokens) {
+  spec::Recipe recipe = expert_recipe();
+  recipe.layout = {.pp = 2, .ep = 2};
+  with_trainers(recipe, 4, [&](Trainer& trainer, comm::Rank&) {
+    const StepReport report = trainer.step();
+    ASSERT_EQ(report.loads.size(), 3U);
+    EXPECT_EQ(report.loads[0].layer, "layers.1.mlp");
+    EXPECT_EQ(report.loads[2].layer, "mtp.0.mlp");
+    for (const nn::moe::LayerLoads& layer : report.loads) {
+      std::int64_t sum = 0;
+      for (const std::int64_t count : layer.counts) sum += count;
+      EXPECT_EQ(sum, 8 * 12 * 2) << layer.layer;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace trireme::train
