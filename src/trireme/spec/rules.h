@@ -130,5 +130,6 @@ std::span<const Rule> layout_rules();
 std::span<const Rule> pipeline_rules();
 std::span<const Rule> run_rules();
 std::span<const Rule> parameter_rules();
+std::span<const Rule> compress_rules();
 
 }  // namespace trireme::spec
