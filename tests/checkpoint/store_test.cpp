@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
@@ -55,6 +56,45 @@ class Store : public testing::Test {
 
   fs::path folder_;
 };
+
+/// Residuals of 4 copies read by 3: what all of them hold together is what it was. Moments stay with their copies.
+TEST_F(Store, OtherNumbersOfCopiesFollowTheirRule) {
+  const layout::Mesh mesh({{"dp", 3}});
+  const layout::Shape shape{2, 3};
+  at::Tensor stored = at::arange(24, at::kDouble).reshape({4, 2, 3});
+  nn::State four;
+  for (const char* name : {"sum", "own", "first"}) four.add(name, stored, whole(name, {4, 2, 3}));
+  const fs::path path = save(four, {.folder = folder_, .step = 1});
+  at::Tensor sum = at::zeros({2, 3}, at::kDouble);
+  for (int rank = 0; rank < 3; ++rank) {
+    nn::State three;
+    std::map<std::string, at::Tensor> read;
+    for (const auto& [name, rule] :
+         {std::pair{"sum", nn::CopiesRule::kSum}, std::pair{"own", nn::CopiesRule::kOwnOrZero},
+          std::pair{"first", nn::CopiesRule::kOwnOrFirst}}) {
+      read[name] = at::full(shape, -1, at::kDouble);
+      const layout::Placing placing(mesh, rank, name, shape);
+      three.add(name, read[name], layout::stack_copies(mesh, rank, placing.placement(), {"dp"}), rule);
+    }
+    load(formats::CheckpointFolder(path), three);
+    sum += read["sum"];
+    EXPECT_TRUE(at::equal(read["own"], stored[rank]));
+    EXPECT_TRUE(at::equal(read["first"], stored[rank]));
+  }
+  EXPECT_LT((sum - stored.sum(0)).abs().max().item<double>(), 1e-6);
+  // A fifth copy begins with nothing, or as the first.
+  const layout::Mesh five({{"dp", 5}});
+  nn::State last;
+  at::Tensor own = at::full(shape, -1, at::kDouble), first = own.clone();
+  const auto placed = [&](const char* name) {
+    return layout::stack_copies(five, 4, layout::Placing(five, 4, name, shape).placement(), {"dp"});
+  };
+  last.add("own", own, placed("own"), nn::CopiesRule::kOwnOrZero);
+  last.add("first", first, placed("first"), nn::CopiesRule::kOwnOrFirst);
+  load(formats::CheckpointFolder(path), last);
+  EXPECT_EQ(own.abs().max().item<double>(), 0);
+  EXPECT_TRUE(at::equal(first, stored[0]));
+}
 
 TEST_F(Store, GivesBackWhatWasSaved) {
   const fs::path path = save_at(20, 1.25);

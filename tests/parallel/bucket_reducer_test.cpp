@@ -45,7 +45,7 @@ class RoundingFeedback final : public BucketReducer {
   }
   void settle(Bucket& bucket) override { dense_->settle(bucket); }
   void finish(std::span<Bucket> buckets) override { dense_->finish(buckets); }
-  void step_taken(nn::Params&) override {
+  void step_taken(const TakenStep&) override {
     if (rounds_) residuals_.keep();
   }
   bool has_state() const override { return true; }
@@ -75,7 +75,7 @@ class LocalSteps final : public BucketReducer {
   void launch(Bucket& bucket) override { bucket.arriving = bucket.sending * (bucket.group ? bucket.group->size() : 1); }
   void settle(Bucket&) override {}
   void finish(std::span<Bucket>) override {}
-  void step_taken(nn::Params&) override {
+  void step_taken(const TakenStep&) override {
     if ((step_ + 1) % kEvery != 0) return;
     for (const Bucket& bucket : plan_.buckets) {
       for (const BucketMember& member : bucket.members) {

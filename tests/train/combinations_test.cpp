@@ -110,6 +110,21 @@ std::vector<Case> mistakes() {
     cases.push_back({name, plan::feature_base()});
     change(cases.back().recipe);
   };
+  const auto compress = [](auto& r, spec::CompressKind kind) { r.layout.dp = 2, r.compress.kind = kind; };
+  add("compression beside find_unused",
+      [=](auto& r) { compress(r, spec::CompressKind::kQsgd), r.layout.find_unused = true; });
+  add("1-bit Adam of SGD",
+      [=](auto& r) { compress(r, spec::CompressKind::kOnebitAdam), r.optim.kind = spec::OptimizerKind::kSgd; });
+  add("DGC beside momentum",
+      [=](auto& r) { compress(r, spec::CompressKind::kDgc), r.optim.kind = spec::OptimizerKind::kSgd; });
+  add("local clip without clipping", [=](auto& r) {
+    compress(r, spec::CompressKind::kDgc), r.compress.local_clip = true, r.optim.grad_clip_norm = 0;
+  });
+  add("copies that differ, compared",
+      [=](auto& r) { compress(r, spec::CompressKind::kLocalSgd), r.health.compare_replicas = 1; });
+  add("3 workers of 2", [=](auto& r) { compress(r, spec::CompressKind::kDiloco), r.compress.workers = 3; });
+  add("nodes of unknown size",
+      [=](auto& r) { compress(r, spec::CompressKind::kPowerSgd), r.compress.across = spec::CompressAcross::kNode; });
   add("tp 3", [](auto& r) { r.layout.tp = 3; });
   add("tp 8", [](auto& r) { r.layout.tp = 8; });
   add("cp 3", [](auto& r) { r.layout.cp = 3; });

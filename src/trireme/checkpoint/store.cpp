@@ -1,8 +1,10 @@
 #include "trireme/checkpoint/store.h"
 
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
@@ -34,6 +36,14 @@ formats::Dtype dtype_of(const nn::StateTensor& entry) {
   }
 }
 
+/// Whether it was written by another number of copies, and a rule says what becomes of it.
+bool is_of_other_copies(const nn::StateTensor& entry, const std::vector<std::int64_t>& stored) {
+  const layout::Shape& here = entry.placement.shape;
+  if (entry.copies == nn::CopiesRule::kSame || stored == here) return false;
+  if (entry.copies == nn::CopiesRule::kRestart) return true;
+  return !stored.empty() && stored.size() == here.size() && std::equal(stored.begin() + 1, stored.end(), here.begin() + 1);
+}
+
 void check_same(const formats::CheckpointFolder& checkpoint, const std::vector<const nn::StateTensor*>& wanted,
                 const std::vector<const nn::StateValue*>& values) {
   std::vector<std::string> problems;
@@ -45,7 +55,7 @@ void check_same(const formats::CheckpointFolder& checkpoint, const std::vector<c
     }
     const formats::TensorSpec there{entry->name, stored->second.dtype, stored->second.shape},
         here{entry->name, dtype_of(*entry), entry->placement.shape};
-    if (there != here) {
+    if (there != here && (there.dtype != here.dtype || !is_of_other_copies(*entry, stored->second.shape))) {
       problems.push_back(
           fmt::format("{} is {} there and {} here", entry->name, formats::to_text(there), formats::to_text(here)));
     }
@@ -70,6 +80,41 @@ void add_wanted(const formats::StoredTensor& stored, const layout::Placement& pl
   for (const layout::ContiguousRun& run : layout::runs(placement)) {
     formats::add_fetches(stored, run.global, run.global + run.count,
                          to + static_cast<std::size_t>(run.local) * stored.element_bytes(), wanted);
+  }
+}
+
+/// What the entry's rule makes of copies that others wrote.
+void fetch_other_copies(const formats::CheckpointFolder& checkpoint, const nn::StateTensor& entry, int threads) {
+  const formats::StoredTensor& stored = checkpoint.tensor(entry.name);
+  const layout::Index there = stored.shape.front(), here = entry.placement.shape.front();
+  if (entry.placement.pieces.empty()) return;
+  const layout::Index mine = entry.placement.pieces.front().box.begin.front();
+  const auto fetch_copy = [&](layout::Index copy) {
+    layout::Placement placement = entry.placement;
+    placement.shape.front() = there;
+    for (layout::Piece& piece : placement.pieces) piece.box.begin.front() = copy, piece.box.end.front() = copy + 1;
+    at::Tensor host = at::zeros(entry.tensor.sizes(), entry.tensor.options().device(at::kCPU));
+    std::vector<formats::Fetch> wanted;
+    add_wanted(stored, placement, static_cast<std::byte*>(host.mutable_data_ptr()), wanted);
+    checkpoint.fetch(std::move(wanted), threads);
+    return host;
+  };
+  at::Tensor target = entry.tensor;
+  switch (entry.copies) {
+    case nn::CopiesRule::kSum:
+      target.zero_();
+      for (layout::Index copy = 0; copy < there; ++copy) target.add_(fetch_copy(copy));
+      target.div_(static_cast<double>(here));
+      break;
+    case nn::CopiesRule::kOwnOrZero:
+      mine < there ? target.copy_(fetch_copy(mine)) : target.zero_();
+      break;
+    case nn::CopiesRule::kOwnOrFirst:
+      target.copy_(fetch_copy(mine < there ? mine : 0));
+      break;
+    case nn::CopiesRule::kRestart:
+    case nn::CopiesRule::kSame:
+      break;
   }
 }
 
@@ -147,6 +192,10 @@ void load(const formats::CheckpointFolder& checkpoint, nn::State& state, What wh
   std::vector<formats::Fetch> wanted;
   for (const nn::StateTensor* entry : tensors) {
     const formats::StoredTensor& stored = checkpoint.tensor(entry->name);
+    if (is_of_other_copies(*entry, stored.shape)) {
+      fetch_other_copies(checkpoint, *entry, threads);
+      continue;
+    }
     if (entry->tensor.is_cpu()) {
       add_wanted(stored, entry->placement, static_cast<std::byte*>(entry->tensor.mutable_data_ptr()), wanted);
       continue;

@@ -4,8 +4,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "trireme/base/log.h"
 #include "trireme/base/print.h"
 #include "trireme/base/text.h"
+#include "trireme/base/units.h"
 #include "trireme/cli/command.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
@@ -24,7 +26,7 @@ struct VerifyOptions {
   RecipeOptions recipe;
   std::optional<int> ranks;
   std::optional<spec::Precision> precision;
-  std::int64_t steps = 5;
+  std::optional<std::int64_t> steps;
   std::string against = "serial";
   bool json = false, matrix = false;
   MatrixOptions matrix_options;
@@ -45,15 +47,33 @@ void print_json(const train::VerifyResult& result, std::ostream& out) {
                      {"grad_norm", step.norm},
                      {"reference_grad_norm", step.reference_norm}});
   }
-  const nlohmann::ordered_json json{{"equal", result.equal},
-                                    {"steps", steps},
-                                    {"gradients", to_json(result.gradients)},
-                                    {"weights", to_json(result.weights)},
-                                    {"tolerance",
-                                     {{"loss", result.tolerance.loss},
-                                      {"gradients", result.tolerance.gradients},
-                                      {"weights", result.tolerance.weights}}}};
+  nlohmann::ordered_json json{{"equal", result.equal},
+                              {"steps", steps},
+                              {"gradients", to_json(result.gradients)},
+                              {"weights", to_json(result.weights)},
+                              {"tolerance",
+                               {{"loss", result.tolerance.loss},
+                                {"gradients", result.tolerance.gradients},
+                                {"weights", result.tolerance.weights}}}};
+  if (result.compressed) {
+    json["compressed"] = {{"kind", result.compressed->kind},
+                          {"elements", result.compressed->elements},
+                          {"rounds", result.compressed->rounds},
+                          {"sent_bytes", result.compressed->sent_bytes},
+                          {"dense_bytes", result.compressed->dense_bytes}};
+  }
   fmt::print(out, "{}\n", json.dump(2));
+}
+
+void print_compressed(const train::VerifyResult::Compressed& compressed, std::ostream& out) {
+  fmt::print(out, "{}: {} elements compressed in {} rounds, rank 0 sent {} in place of {}\n", compressed.kind,
+             compressed.elements, compressed.rounds, short_bytes(compressed.sent_bytes),
+             short_bytes(compressed.dense_bytes));
+  if (compressed.rounds == 0 || compressed.elements == 0) {
+    fmt::print(out,
+               "NOTHING was compressed: lower compress.min_elements or compress.start, or raise --steps, so that some "
+               "of it is compared\n");
+  }
 }
 
 void print(const train::VerifyResult& result, std::ostream& out) {
@@ -68,6 +88,7 @@ void print(const train::VerifyResult& result, std::ostream& out) {
                fmt::format("{:.9f}", step.reference_norm), apart(step.norm, step.reference_norm)});
   }
   fmt::print(out, "{}", table.text());
+  if (result.compressed) print_compressed(*result.compressed, out);
   fmt::print(out, "gradients of step 1    largest difference {:.1e}, in {}\n", result.gradients.relative,
              result.gradients.name);
   fmt::print(out, "weights after step {}   largest difference {:.1e}, in {}\n", result.steps.size(),
@@ -91,6 +112,11 @@ void print(const train::VerifyResult& result, std::ostream& out) {
   fmt::print(out, "NOT equal: {}\n", where);
 }
 
+/// Copies that update by themselves need more steps to part and meet again.
+std::int64_t steps_of(const VerifyOptions& options, const spec::Recipe& recipe) {
+  return options.steps.value_or(spec::lets_copies_drift(recipe.compress.kind) ? 9 : 5);
+}
+
 /// What both sides run: no further than it goes.
 spec::Recipe shortened(spec::Recipe recipe, std::int64_t steps) {
   recipe.train.steps = steps;
@@ -104,8 +130,13 @@ int run_verify(VerifyOptions& options, Context& context) {
     const auto names = spec::enum_names(std::type_identity<spec::Precision>());
     options.recipe.set(fmt::format("precision.compute={}", name_in(names, *options.precision)));
   }
-  const spec::Recipe recipe = shortened(options.recipe.load(context).value, options.steps);
-  train::VerifyRequest request{.recipes = {recipe}, .reference = recipe, .steps = options.steps};
+  spec::Recipe recipe = options.recipe.load(context).value;
+  const std::int64_t steps = steps_of(options, recipe);
+  recipe = shortened(std::move(recipe), steps);
+  const std::string changed = spec::fit_into_steps(recipe.compress, steps);
+  if (!changed.empty() && comm::detect_launch().rank == 0)
+    log_info("so that {} steps compress something: {}", steps, changed);
+  train::VerifyRequest request{.recipes = {recipe}, .reference = recipe, .steps = steps};
   spec::undistribute(request.reference);
   if (options.against != "serial") {
     const plan::LayoutCase against = plan::parse_layout(options.against);
@@ -150,7 +181,7 @@ void add_verify_command(Command& app, Context& context) {
   const auto options = std::make_shared<VerifyOptions>();  // shared with the callback
   options->recipe.add_to(command, RecipeOptions::File::kRequired);
   command.add_option("--ranks", options->ranks, "short for --set comm.ranks=N").positive();
-  command.add_option("--steps", options->steps, "how many to compare").show_default().positive();
+  command.add_option("--steps", options->steps, "how many to compare; unset: 5, with local updates 9").positive();
   add_choice<spec::Precision>(
       command, "--precision", options->precision,
       {{"fp64", spec::Precision::kFp64}, {"fp32", spec::Precision::kFp32}, {"bf16", spec::Precision::kBf16}},

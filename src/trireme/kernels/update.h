@@ -53,6 +53,10 @@ struct AdamW {
   /// Not 0: what is kept as bfloat16 is stochastically rounded, which for element i is a function of this and i. Take
   /// another for every tensor and step; rounding_from() for a tensor that is a part of another.
   std::uint64_t rounding = 0;
+  // CPU only: compressed momentum (1-bit Adam).
+  std::int64_t variance_step = 0;     ///< not 0: v's bias is corrected as after so many updates of it
+  bool freeze_variance = false;       ///< v stays as it is
+  bool gradient_is_momentum = false;  ///< `gradient` is the new m
 };
 /// The key whose element 0 has the chance of element `first` of `key`; never 0.
 std::uint64_t rounding_from(std::uint64_t key, std::int64_t first);

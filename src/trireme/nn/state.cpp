@@ -25,14 +25,14 @@ void State::check_new(const std::string& name) const {
   TRIREME_CHECK(!tensor_at_.contains(name) && !value_at_.contains(name), "two parts of the state are named {}", name);
 }
 
-void State::add(std::string name, at::Tensor tensor, layout::Placement placement) {
+void State::add(std::string name, at::Tensor tensor, layout::Placement placement, CopiesRule copies) {
   check_new(name);
   TRIREME_CHECK(tensor.defined() && tensor.is_contiguous(), "state {} is no contiguous tensor", name);
   TRIREME_CHECK(tensor.numel() == layout::local_elements(placement), "state {} has {} elements for {}", name,
                 tensor.numel(), layout::to_text(placement));
   placement.name = name;
   tensor_at_.emplace(name, tensors_.size());
-  tensors_.push_back({std::move(name), std::move(tensor), std::move(placement)});
+  tensors_.push_back({std::move(name), std::move(tensor), std::move(placement), copies});
 }
 
 void State::add_value(std::string name, std::function<nlohmann::ordered_json()> get,

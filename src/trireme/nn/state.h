@@ -27,10 +27,21 @@ namespace trireme::nn {
 
 class Params;
 
+/// What becomes of a tensor whose first dimension counts copies of the model (layout::stack_copies) when a checkpoint of
+/// N copies is read by M.
+enum class CopiesRule : std::uint8_t {
+  kSame,        ///< it counts no copies: the shape must agree
+  kSum,         ///< each gets the sum over the N divided by M: what compression has left out
+  kOwnOrZero,   ///< each gets its own; those beyond N zeros: moments of copies that update by themselves
+  kOwnOrFirst,  ///< each gets its own; those beyond N the first: their weights
+  kRestart,     ///< of another shape it stays as it is here: a warm start
+};
+
 struct StateTensor {
   std::string name;
   at::Tensor tensor;            ///< contiguous: this rank's memory, padding included
   layout::Placement placement;  ///< its name is this one's
+  CopiesRule copies = CopiesRule::kSame;
 };
 
 /// A number or a few, the same on every rank.
@@ -44,7 +55,7 @@ class State {
  public:
   /// Names are unique over tensors and values, and the tensor holds what the placement says: an InternalError
   /// otherwise.
-  void add(std::string name, at::Tensor tensor, layout::Placement placement);
+  void add(std::string name, at::Tensor tensor, layout::Placement placement, CopiesRule copies = CopiesRule::kSame);
   void add_value(std::string name, std::function<nlohmann::ordered_json()> get,
                  std::function<void(const nlohmann::ordered_json& value)> set);
 

@@ -35,7 +35,10 @@ class Adam final : public Optimizer {
                                      .epsilon = spec::epsilon_of(config()),
                                      .step = steps(),
                                      .decoupled = config().kind == spec::OptimizerKind::kAdamw,
-                                     .rounding = rounding_of(slot)}});
+                                     .rounding = rounding_of(slot),
+                                     .variance_step = adam_phase().variance_updates,
+                                     .freeze_variance = adam_phase().freeze_variance,
+                                     .gradient_is_momentum = adam_phase().gradient_is_momentum}});
     }
     if (!options.updated) return kernels::adamw_updates(updates);
     for (std::size_t i = 0; i < updates.size(); ++i) {

@@ -121,13 +121,15 @@ std::int64_t Optimizer::bytes() const {
   return sum;
 }
 
-void Optimizer::add_state(nn::State& state) {
+void Optimizer::add_state(nn::State& state, const Place& place) {
   state.add_value(
       "optim/steps", [this] { return nlohmann::ordered_json(steps_); },
       [this](const nlohmann::ordered_json& value) { steps_ = value.get<std::int64_t>(); });
   for (std::size_t i = 0; i < moment_names_.size(); ++i) {
     for (Slot& slot : slots_) {
-      state.add(fmt::format("optim/{}/{}", moment_names_[i], slot.param.name), slot.moments[i], slot.param.placement);
+      state.add(fmt::format("optim/{}/{}", moment_names_[i], slot.param.name), slot.moments[i],
+                place ? place(slot.param) : slot.param.placement,
+                place ? nn::CopiesRule::kOwnOrZero : nn::CopiesRule::kSame);
     }
   }
 }

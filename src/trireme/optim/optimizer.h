@@ -51,6 +51,14 @@ struct StepOptions {
   const kernels::DeviceScalars* device_scalars = nullptr;
 };
 
+/// How Adam treats its moments from now on, where what ranks exchange is the momentum (1-bit Adam, 0/1 Adam).
+struct AdamPhase {
+  std::int64_t variance_updates = 0;  ///< that v has had, for the correction of its bias; 0: one a step
+  bool freeze_variance = false;
+  bool gradient_is_momentum = false;  ///< gradients are the new first moments; nothing is clipped
+  bool operator==(const AdamPhase&) const = default;
+};
+
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -81,8 +89,13 @@ class Optimizer {
   const spec::OptimConfig& config() const { return config_; }
   nn::Params& params() { return params_; }
 
-  /// "optim/steps", and "optim/MOMENT/PARAMETER" for every moment of every trainable parameter.
-  void add_state(nn::State& state);
+  void set_adam_phase(const AdamPhase& phase) { adam_phase_ = phase; }
+  const AdamPhase& adam_phase() const { return adam_phase_; }
+
+  /// "optim/steps", and "optim/MOMENT/PARAMETER" for every moment of every trainable parameter. `place`: where moments
+  /// lie, where that is not as their parameter does; null: as it does.
+  using Place = std::function<layout::Placement(const nn::Param&)>;
+  void add_state(nn::State& state, const Place& place = nullptr);
   /// Of all moments.
   std::int64_t bytes() const;
 
@@ -111,6 +124,7 @@ class Optimizer {
   std::vector<std::string> moment_names_;
   std::vector<Slot> slots_;
   at::Tensor no_copy_;  // undefined: where the master itself is computed with
+  AdamPhase adam_phase_;
   std::int64_t steps_ = 0;
 };
 

@@ -87,7 +87,8 @@ Decision decide(Optimizer& optimizer, const UpdateOptions& options) {
     nn::zero_grad(optimizer.params());
     return {result, {}};
   }
-  result.clip_factor = clip_factor(result.gradient_norm, optimizer.config().grad_clip_norm);
+  if (!optimizer.adam_phase().gradient_is_momentum)
+    result.clip_factor = clip_factor(result.gradient_norm, optimizer.config().grad_clip_norm);
   return {
       result,
       {.learning_rate = options.learning_rate, .gradient_scale = scale * result.clip_factor, .across = options.across}};

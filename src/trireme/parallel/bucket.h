@@ -19,6 +19,7 @@
 #include "trireme/layout/mesh.h"
 #include "trireme/nn/param.h"
 #include "trireme/parallel/bucket_reducer.h"
+#include "trireme/spec/compress.h"
 
 namespace trireme::parallel {
 
@@ -37,6 +38,11 @@ struct DataParallelOptions {
   nn::Precision precision = nn::Precision::kFp32;
   at::Device device = at::kCPU;               ///< where layers compute
   MakeReducer* reducer = make_dense_reducer;  ///< how a bucket's gradients become their sum
+  // Of reducers in parallel/compress/.
+  spec::CompressConfig compress = {};
+  layout::AxisNames copies = {};  ///< of `data`, those that compression or local updates go along; the rest is dense
+  std::uint64_t seed = 0;
+  double grad_clip_norm = 0;  ///< for compress.local_clip
 
   /// What a rank updates is not what layers compute with.
   bool has_separate_shards() const { return zero > 0 || offload; }

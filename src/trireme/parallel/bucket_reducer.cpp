@@ -14,6 +14,16 @@ namespace {
 
 constexpr std::array kKinds = {
     ReducerKind{"dense", make_dense_reducer},
+    ReducerKind{"onebit-sgd", make_onebit_sgd},
+    ReducerKind{"qsgd", make_qsgd},
+    ReducerKind{"powersgd", make_powersgd},
+    ReducerKind{"dgc", make_dgc},
+    ReducerKind{"csc", make_csc},
+    ReducerKind{"onebit-adam", make_onebit_adam},
+    ReducerKind{"zero-one-adam", make_zero_one_adam},
+    ReducerKind{"local-sgd", make_local_sgd},
+    ReducerKind{"elastic-averaging", make_elastic_averaging},
+    ReducerKind{"diloco", make_diloco},
 };
 
 }  // namespace

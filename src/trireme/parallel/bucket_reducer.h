@@ -14,13 +14,47 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
+
+#include "trireme/layout/placement.h"
 
 namespace trireme::nn {
 class Params;
 class State;
 }  // namespace trireme::nn
 
+namespace trireme::optim {
+class Optimizer;
+}
+
 namespace trireme::parallel {
+
+/// A step whose update was taken.
+struct TakenStep {
+  nn::Params& owned;
+  double learning_rate = 0;
+};
+
+/// What compression has done on this rank since the run began or went on.
+struct CompressionReport {
+  std::int64_t rounds = 0;    ///< exchanges that were compressed, or brought weights together
+  std::int64_t elements = 0;  ///< that went through them
+  double sent_bytes = 0;      ///< by this rank in all steps
+  double dense_bytes = 0;     ///< what a dense reduction would have sent in them
+  double seconds = 0;         ///< in compressing, decompressing and waiting
+  /// |Q(c) - c| / |c| of the last round, by parameter; of those methods that quantise.
+  std::vector<std::pair<std::string, double>> errors = {};
+  double relative_error = 0;  ///< over all of them
+};
+
+/// A parameter of this rank as it is compressed.
+struct CompressedPart {
+  std::string name;
+  layout::Placement placement;
+  std::int64_t rows = 0, columns = 0;  ///< of this rank's memory
+  int shard = 0;                       ///< which part it is, where ranks of a copy hold several: for random draws
+};
 
 struct Bucket;
 struct BucketPlan;
@@ -59,12 +93,23 @@ class BucketReducer {
   virtual void finish(std::span<Bucket> buckets) = 0;
   /// The update by these gradients was taken: what the step leaves is kept from now on. A reducer that lets ranks drift
   /// apart brings weights together here, and raises the versions of those it changes.
-  virtual void step_taken(nn::Params& /*owned*/) {}
+  virtual void step_taken(const TakenStep& /*step*/) {}
 
   /// Whether a step depends on those before it, or on its number: add_state() is then called.
   virtual bool has_state() const { return false; }
   /// What is kept, by parameter name.
   virtual void add_state(nn::State& /*state*/) {}
+  /// What was kept has been read from a checkpoint. `owned` has the first copy's weights: a reducer whose ranks differ
+  /// gives each its own back.
+  virtual void loaded(nn::Params& /*owned*/) {}
+  /// The optimizer of these parameters, before the first step; borrowed. For what exchanges its moments.
+  virtual void attach(optim::Optimizer& /*optimizer*/) {}
+  /// Axes whose ranks may have other weights and moments than each other after a step; empty: all copies are equal.
+  virtual layout::AxisNames drift_axes() const { return {}; }
+  /// What it has saved so far; null: it does not compress.
+  virtual const CompressionReport* report() const { return nullptr; }
+  /// What is compressed, parameter by parameter; empty where nothing is.
+  virtual std::vector<CompressedPart> compressed_parts() const { return {}; }
   /// Of memory for the whole run.
   virtual std::int64_t bytes() const { return 0; }
   /// Whether launch() and settle() only start work on the device that is the same in every step: CUDA graphs.
@@ -91,5 +136,16 @@ MakeReducer* reducer_named(std::string_view name);
 // One in each file.
 /// Every number of every step: an all-reduce, with ZeRO a reduce-scatter; rounded to bf16 where the options say so.
 std::unique_ptr<BucketReducer> make_dense_reducer(const ReducerParts& parts);
+// parallel/compress/, as options.compress says.
+std::unique_ptr<BucketReducer> make_onebit_sgd(const ReducerParts& parts);
+std::unique_ptr<BucketReducer> make_qsgd(const ReducerParts& parts);
+std::unique_ptr<BucketReducer> make_powersgd(const ReducerParts& parts);
+std::unique_ptr<BucketReducer> make_dgc(const ReducerParts& parts);
+std::unique_ptr<BucketReducer> make_csc(const ReducerParts& parts);
+std::unique_ptr<BucketReducer> make_onebit_adam(const ReducerParts& parts);
+std::unique_ptr<BucketReducer> make_zero_one_adam(const ReducerParts& parts);
+std::unique_ptr<BucketReducer> make_local_sgd(const ReducerParts& parts);
+std::unique_ptr<BucketReducer> make_elastic_averaging(const ReducerParts& parts);
+std::unique_ptr<BucketReducer> make_diloco(const ReducerParts& parts);
 
 }  // namespace trireme::parallel

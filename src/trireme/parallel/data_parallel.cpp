@@ -9,6 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/layout/mesh.h"
+#include "trireme/layout/placing.h"
 #include "trireme/layout/reduction.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/bucket.h"
@@ -146,7 +147,11 @@ void make_shards(BucketPlan& plan, nn::Params& params, nn::Params& shards, const
 
 DataParallel::DataParallel(std::vector<ShardUnit> units, nn::Params& params, MeshGroups& groups,
                            DataParallelOptions options, const std::vector<std::string>& apart)
-    : units_(std::move(units)), params_(params), options_(std::move(options)) {
+    : units_(std::move(units)),
+      params_(params),
+      options_(std::move(options)),
+      mesh_(groups.mesh()),
+      rank_(groups.rank()) {
   if (options_.find_unused && options_.zero > 1) {
     throw ConfigError(
         fmt::format("parameters without a gradient are found where all ranks launch buckets in one order, but ZeRO {} "
@@ -242,6 +247,11 @@ DataParallel::Bytes DataParallel::bytes() const {
   bytes.buckets = gradients_->pool_bytes() + weights_->bytes();
   bytes.reducer = gradients_->reducer().bytes();
   return bytes;
+}
+
+layout::Placement DataParallel::placement_of_moments(const nn::Param& owned) const {
+  const layout::AxisNames axes = reducer().drift_axes();
+  return axes.empty() ? owned.placement : layout::stack_copies(mesh_, rank_, owned.placement, axes);
 }
 
 std::int64_t DataParallel::slice_elements(int ranks) const {

@@ -66,7 +66,7 @@ class DataParallel {
   void replayed() { gradients_->replayed(); }
   /// The update by these gradients was taken: what their reduction leaves for the next step (residuals) is kept. A step
   /// without this call leaves no trace there. Before updated().
-  void step_taken() { gradients_->step_taken(owned()); }
+  void step_taken(double learning_rate = 0) { gradients_->step_taken({owned(), learning_rate}); }
   /// owned() has new numbers: they are on their way to all who compute with them.
   void updated() { weights_->updated(); }
   /// Offload from a GPU: new weights travel while the rest is updated, where updated(param) tells of each one of
@@ -112,10 +112,16 @@ class DataParallel {
   Bytes bytes() const;
   const std::vector<Bucket>& buckets() const { return plan_.buckets; }
   const BucketReducer& reducer() const { return gradients_->reducer(); }
+  /// Where the moments of an owned parameter lie in checkpoints: where copies update by themselves, side by side.
+  layout::Placement placement_of_moments(const nn::Param& owned) const;
   /// Elements of owned gradients that are summed along axes beyond their bucket's, over so many ranks.
   std::int64_t slice_elements(int ranks) const;
   /// What the reduction of gradients depends on from step to step; nothing where it is dense.
   void add_state(nn::State& state) { gradients_->add_state(state); }
+  /// The state was read from a checkpoint, owned()'s masters among it. Before they are published.
+  void loaded() { gradients_->reducer().loaded(owned()); }
+  /// The optimizer of owned(), before the first step; borrowed.
+  void attach(optim::Optimizer& optimizer) { gradients_->reducer().attach(optimizer); }
 
  private:
   void make_bucket_groups(MeshGroups& groups);
@@ -123,6 +129,8 @@ class DataParallel {
   std::vector<ShardUnit> units_;
   nn::Params& params_;
   DataParallelOptions options_;
+  layout::Mesh mesh_;
+  int rank_ = 0;
   nn::Params shards_;
   BucketPlan plan_;
   std::unique_ptr<GradientBuckets> gradients_;

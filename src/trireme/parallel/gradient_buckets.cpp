@@ -231,9 +231,9 @@ void GradientBuckets::end_step() {
   last_ = step_begun_ = false;
 }
 
-void GradientBuckets::step_taken(nn::Params& owned) {
+void GradientBuckets::step_taken(const TakenStep& step) {
   ++steps_;
-  reducer_->step_taken(owned);
+  reducer_->step_taken(step);
 }
 
 void GradientBuckets::add_state(nn::State& state) {

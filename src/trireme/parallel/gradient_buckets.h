@@ -39,9 +39,9 @@ class GradientBuckets {
   void end_step();
 
   /// The update by the last step's gradients was taken.
-  void step_taken(nn::Params& owned);
+  void step_taken(const TakenStep& step);
   void add_state(nn::State& state);
-  const BucketReducer& reducer() const { return *reducer_; }
+  BucketReducer& reducer() const { return *reducer_; }
   /// Lent at once: the most so far.
   std::int64_t pool_bytes() const { return pool_.bytes(); }
 

@@ -8,8 +8,9 @@
 
 namespace trireme::parallel {
 
-Residuals::Residuals(const BucketPlan& plan, const MeshGroups& groups, const DataParallelOptions& options)
-    : plan_(plan), groups_(groups) {
+Residuals::Residuals(const BucketPlan& plan, const MeshGroups& groups, const DataParallelOptions& options,
+                     std::optional<layout::AxisNames> copies)
+    : plan_(plan), groups_(groups), copies_(std::move(copies)) {
   for (const Bucket& bucket : plan.buckets) {
     const at::ScalarType type = bucket.gradient_type == at::kDouble ? at::kDouble : at::kFloat;
     for (auto* tensors : {&kept_, &next_}) {
@@ -34,8 +35,10 @@ void Residuals::add_state(nn::State& state, const std::string& name) {
   for (std::size_t i = 0; i < kept_.size(); ++i) {
     if (!kept_[i].defined()) continue;
     for (const BucketMember& member : plan_.buckets[i].members) {
-      state.add(name + "/" + member.param->name, view_in(kept_[i], member),
-                layout::stack_copies(mesh, groups_.rank(), member.param->placement, plan_.buckets[i].axes));
+      state.add(
+          name + "/" + member.param->name, view_in(kept_[i], member),
+          layout::stack_copies(mesh, groups_.rank(), member.param->placement, copies_.value_or(plan_.buckets[i].axes)),
+          nn::CopiesRule::kSum);
     }
   }
 }

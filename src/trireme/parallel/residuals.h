@@ -2,13 +2,15 @@
 //
 // Error feedback (Seide et al. 2014): every rank has its own residual for each parameter it holds a copy of. A step
 // that is not taken leaves it as it was: what a step leaves goes into next(), and is kept once the step is taken. In
-// the state it is a tensor NAME/PARAMETER with a leading dimension over the copies.
+// the state it is a tensor NAME/PARAMETER with a leading dimension over the copies; another number of copies shares out
+// its sum.
 // Depends on: layout, nn.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,10 +22,13 @@ namespace trireme::parallel {
 class Residuals {
  public:
   /// Zeros for every trainable bucket, in float (double where gradients are). `plan` and `groups` are borrowed.
-  Residuals(const BucketPlan& plan, const MeshGroups& groups, const DataParallelOptions& options);
+  /// `copies`: the axes along which each rank has one of its own, where that is not all axes of a bucket.
+  Residuals(const BucketPlan& plan, const MeshGroups& groups, const DataParallelOptions& options,
+            std::optional<layout::AxisNames> copies = std::nullopt);
 
   /// Of a whole bucket, flat as its gradient; view_in() has a member's part.
   const at::Tensor& kept(const Bucket& bucket) const { return kept_.at(number(bucket)); }
+  at::Tensor& kept(const Bucket& bucket) { return kept_.at(number(bucket)); }
   at::Tensor& next(const Bucket& bucket) { return next_.at(number(bucket)); }
   /// What next() holds is kept from now on: BucketReducer::step_taken().
   void keep();
@@ -36,6 +41,7 @@ class Residuals {
 
   const BucketPlan& plan_;
   const MeshGroups& groups_;
+  std::optional<layout::AxisNames> copies_;
   std::vector<at::Tensor> kept_, next_;  // by bucket; undefined for frozen ones
 };
 

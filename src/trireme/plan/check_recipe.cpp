@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 
+#include "trireme/plan/compress_price.h"
 #include "trireme/plan/from_recipe.h"
 #include "trireme/plan/run_setup.h"
 #include "trireme/plan/search.h"
@@ -104,7 +106,24 @@ class Examination {
     checkup_.job = job;
     checkup_.stages = stage_memories(options_.hardware, job, config);
     checkup_.estimate = estimate(options_.hardware, job, config);
+    if (recipe_.compress.kind != spec::CompressKind::kNone) note_compression(job, config);
     if (options_.judge_memory && !checkup_.estimate->memory.fits) add_too_full(job, config);
+  }
+
+  /// What it saves and from which bandwidth on it pays, on the network of the recipe or the hardware.
+  void note_compression(const Job& job, const ParallelConfig& config) {
+    const bool emulated = recipe_.comm.transport == spec::Transport::kEmulated;
+    const CompressTask task{
+        .copies = recipe_.compress.workers.value_or(config.dp()),
+        .compute_s = checkup_.estimate->time.work.total(),
+        .latency_s = emulated ? std::chrono::duration<double>(recipe_.emulated.latency).count() : 0};
+    if (task.copies < 2) return;
+    const bool one_node = options_.ranks <= options_.hardware.cluster.gpus_per_node;
+    const double bandwidth = emulated   ? static_cast<double>(recipe_.emulated.bandwidth)
+                             : one_node ? options_.hardware.link_bandwidth()
+                                        : options_.hardware.network_bandwidth();
+    checkup_.notes.push_back(fmt::format("compress: {}: {}", spec::compress_name(recipe_.compress.kind),
+                                         to_text(price_compression(recipe_, job.shape, task), task, bandwidth)));
   }
 
   std::string widest_name() const {

@@ -96,6 +96,16 @@ std::vector<Feature> features_of_layouts() {
          r.layout.zero_group = 2;
        }},
       {"bf16 reduction", "", [](Recipe& r) { take_replicas(r, 2), r.layout.reduce = spec::ReduceKind::kBf16; }},
+      {"compressed gradients (PowerSGD)", "compress",
+       [](Recipe& r) {
+         take_replicas(r, 2);
+         r.compress = {.kind = spec::CompressKind::kPowerSgd, .min_elements = 100, .rank = 2};
+       }},
+      {"local updates (DiLoCo)", "compress",
+       [](Recipe& r) {
+         take_replicas(r, 2);
+         r.compress = {.kind = spec::CompressKind::kDiloco, .interval = 2};
+       }},
       {"offload of the optimizer", "", [](Recipe& r) { r.layout.offload = spec::OffloadKind::kOptimizer; }},
       {"delayed updates", "",
        [](Recipe& r) {

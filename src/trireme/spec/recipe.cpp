@@ -107,6 +107,7 @@ void describe(config::Section<Recipe>& section) {
   section.section("emulated", &Recipe::emulated);
   section.section("layout", &Recipe::layout);
   section.section("pipeline", &Recipe::pipeline);
+  section.section("compress", &Recipe::compress);
   section.section("optim", &Recipe::optim);
   section.section("lr_schedule", &Recipe::lr_schedule);
   section.section("batch", &Recipe::batch);
@@ -128,7 +129,6 @@ void describe(config::Section<Recipe>& section) {
   section.retired("logging", "log");
   section.retired("evaluation", "eval");
   add_foreign_names(section);
-  section.reserved("compress", "gradient compression");
   section.reserved("elastic", "worlds whose ranks join and leave while a run goes on");
   section.reserved("serve", "an inference server");
 }
@@ -182,7 +182,7 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
   for (const auto& found :
        {find_problems(recipe.optim), find_problems(recipe.lr_schedule, recipe.batch), find_problems(recipe.precision),
         find_problems(recipe.train), find_problems(recipe.checkpoint), find_problems(recipe.health),
-        find_problems(recipe.layout, comm.ranks)}) {
+        find_problems(recipe.layout, comm.ranks), find_problems(recipe.compress)}) {
     problems.insert(problems.end(), found.begin(), found.end());
   }
   for (config::Problem& problem :

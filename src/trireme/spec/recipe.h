@@ -20,6 +20,7 @@
 
 #include "trireme/base/config.h"
 #include "trireme/base/log.h"
+#include "trireme/spec/compress.h"
 #include "trireme/spec/data.h"
 #include "trireme/spec/health.h"
 #include "trireme/spec/hyperparameters.h"
@@ -99,6 +100,7 @@ struct Recipe {
   EmulatedConfig emulated;
   LayoutConfig layout;
   PipelineConfig pipeline;
+  CompressConfig compress;
   OptimConfig optim;
   LrScheduleConfig lr_schedule;
   BatchConfig batch;

@@ -131,5 +131,6 @@ std::span<const Rule> expert_rules();
 std::span<const Rule> pipeline_rules();
 std::span<const Rule> run_rules();
 std::span<const Rule> parameter_rules();
+std::span<const Rule> compress_rules();
 
 }  // namespace trireme::spec

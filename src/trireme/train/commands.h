@@ -102,6 +102,14 @@ struct VerifyResult {
   std::optional<std::int64_t> first_step;  ///< whose loss or gradient norm differs
   VerifyDifference gradients;              ///< of the first step, from equal weights
   VerifyDifference weights;                ///< after the last step
+  /// With [compress]: what rank 0 compressed, and how often it or synchronisations happened. Beside a serial twin that
+  /// computes every copy's gradient and the same mathematics; equal is false where nothing was compressed.
+  struct Compressed {
+    std::string kind;
+    std::int64_t elements = 0, rounds = 0;
+    double sent_bytes = 0, dense_bytes = 0;
+  };
+  std::optional<Compressed> compressed;
 };
 
 /// Called on every rank when a recipe has run, with its place in the request.
@@ -132,7 +140,7 @@ struct Commands {
   /// The shape that a Hugging Face config.json describes; no weights are read.
   spec::ModelShape (*published_shape)(const std::filesystem::path& config);
 };
-inline constexpr std::uint32_t kVersion = 9;
+inline constexpr std::uint32_t kVersion = 10;
 
 extern "C" const Commands* trireme_train();
 using Entry = const Commands*();

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -15,6 +16,9 @@
 #include "trireme/data/open_samples.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/layout/placement.h"
+#include "trireme/nn/parallel_context.h"
+#include "trireme/parallel/compress/exchange.h"
+#include "trireme/train/diagnose/compression_twin.h"
 #include "trireme/train/engine/freeze.h"
 #include "trireme/train/engine/pipeline_table.h"
 #include "trireme/train/engine/trainer.h"
@@ -32,6 +36,10 @@ struct Trace {
   std::map<std::string, at::Tensor> gradients;  ///< of the first step, from equal weights
   std::map<std::string, at::Tensor> weights;    ///< after the last
   std::map<std::string, layout::Placement> placements;
+  // With [compress].
+  std::vector<parallel::CompressedPart> parts;  ///< of this rank
+  int dp = 1, dp_rank = 0, copy_rank = 0;       ///< copy_rank: 0 for one rank of each part of a copy
+  std::optional<VerifyResult::Compressed> compressed;
 };
 
 /// In the type that runs are compared in: what is kept in 16 bits too.
@@ -87,6 +95,18 @@ Trace run_trace(const spec::Recipe& recipe, comm::Group& world, std::int64_t ste
   for (const nn::Param& param : trainer.params()) {
     trace.weights[param.name] = copy_here(param.master);
     trace.placements[param.name] = param.placement;
+  }
+  const parallel::BucketReducer& reducer = trainer.engine().data_parallel().reducer();
+  if (const parallel::CompressionReport* report = reducer.report()) {
+    trace.parts = reducer.compressed_parts();
+    trace.dp = trainer.mesh().size(nn::kDataAxis);
+    trace.dp_rank = trainer.mesh().coordinate(world.rank(), nn::kDataAxis);
+    trace.copy_rank = trace.dp_rank + trainer.mesh().coordinate(world.rank(), nn::kContextAxis);
+    trace.compressed = {.kind = spec::compress_name(recipe.compress.kind),
+                        .elements = report->elements,
+                        .rounds = report->rounds,
+                        .sent_bytes = report->sent_bytes,
+                        .dense_bytes = report->dense_bytes};
   }
   return trace;
 }
@@ -291,9 +311,9 @@ bool same_loads(const Trace& mine, const Trace& reference, std::size_t step, std
                     reference.loads.begin() + static_cast<std::ptrdiff_t>(step * each));
 }
 
-VerifyResult compare(const spec::Recipe& recipe, const Trace& reference, std::int64_t steps, comm::Group& world) {
+/// Steps side by side.
+VerifyResult compare_steps(const spec::Recipe& recipe, const Trace& mine, const Trace& reference, std::int64_t steps) {
   VerifyResult result{.tolerance = tolerance_of(recipe.precision.compute)};
-  const Trace mine = run_trace(recipe, world, steps);
   for (std::size_t i = 0; i < static_cast<std::size_t>(steps); ++i) {
     result.steps.push_back({.loss = mine.losses[i],
                             .reference_loss = reference.losses[i],
@@ -307,6 +327,12 @@ VerifyResult compare(const spec::Recipe& recipe, const Trace& reference, std::in
                       relative(mine.norms[i], reference.norms[i]) <= result.tolerance.gradients;
     if (!same && !result.first_step) result.first_step = static_cast<std::int64_t>(i) + 1;
   }
+  return result;
+}
+
+/// Tensors side by side; what differs more than in comparisons before is told.
+void compare_tensors(const spec::Recipe& recipe, const Trace& mine, const Trace& reference, comm::Group& world,
+                     VerifyResult& result) {
   const auto skeleton = models::build(model_shape(recipe));
   const at::ScalarType type = nn::master_type(recipe.precision.compute);
   std::map<std::string, bool> trainable, all;
@@ -316,16 +342,108 @@ VerifyResult compare(const spec::Recipe& recipe, const Trace& reference, std::in
     names.push_back(param.name);
   }
   for (const std::string& name : frozen_params(recipe.train.freeze, skeleton->shape, names)) trainable[name] = false;
-  result.gradients = Comparison(*skeleton, world, result.tolerance.gradients, /*floor=*/1e-2)
-                         .run(reference.gradients, mine.gradients, mine.placements, type, trainable);
+  const auto worse = [](VerifyDifference& known, VerifyDifference found) {
+    if (known.name.empty() || found.relative > known.relative) known.name = found.name, known.relative = found.relative;
+    if (known.first_parting.empty()) known.first_parting = found.first_parting;
+  };
+  worse(result.gradients, Comparison(*skeleton, world, result.tolerance.gradients, /*floor=*/1e-2)
+                              .run(reference.gradients, mine.gradients, mine.placements, type, trainable));
   // Adam makes whole steps of what is rounding in a gradient that is zero, so that a bias which begins at zero may end
   // anywhere near it; its layer's largest weights say how much that is.
-  result.weights = Comparison(*skeleton, world, result.tolerance.weights, /*floor=*/1)
-                       .run(reference.weights, mine.weights, mine.placements, type, all);
-  // Biases follow whole numbers, so to the bit, on every rank that has a copy.
-  if (mine.biases != reference.biases && result.weights.first_parting.empty())
-    result.weights.first_parting = "router_bias";
+  worse(result.weights, Comparison(*skeleton, world, result.tolerance.weights, /*floor=*/1)
+                            .run(reference.weights, mine.weights, mine.placements, type, all));
   result.equal = !result.first_step && result.gradients.first_parting.empty() && result.weights.first_parting.empty();
+}
+
+VerifyResult compare(const spec::Recipe& recipe, const Trace& reference, std::int64_t steps, comm::Group& world) {
+  const Trace mine = run_trace(recipe, world, steps);
+  VerifyResult result = compare_steps(recipe, mine, reference, steps);
+  compare_tensors(recipe, mine, reference, world, result);
+  // Biases follow whole numbers, so to the bit, on every rank that has a copy.
+  if (mine.biases != reference.biases) {
+    if (result.weights.first_parting.empty()) result.weights.first_parting = "router_bias";
+    result.equal = false;
+  }
+  return result;
+}
+
+// Compression changes the mathematics: it is held against a twin, which computes every copy's gradient in one process.
+
+/// The parts that ranks of the first copy hold, on rank 0.
+std::vector<parallel::CompressedPart> gather_parts(const Trace& mine, comm::Group& world) {
+  auto list = nlohmann::ordered_json::array();
+  if (mine.copy_rank == 0) {
+    for (const parallel::CompressedPart& part : mine.parts) {
+      auto pieces = nlohmann::ordered_json::array();
+      for (const layout::Piece& piece : part.placement.pieces)
+        pieces.push_back({{"begin", piece.box.begin}, {"end", piece.box.end}, {"padding", piece.padding}});
+      list.push_back({{"name", part.name},
+                      {"shape", part.placement.shape},
+                      {"pieces", pieces},
+                      {"rows", part.rows},
+                      {"columns", part.columns},
+                      {"shard", part.shard}});
+    }
+  }
+  parallel::CopyExchange exchange(world.size() > 1 ? &world : nullptr);
+  const std::string text = list.dump();
+  std::vector<parallel::CompressedPart> parts;
+  for (const parallel::Message& message : exchange.all_gather({text.begin(), text.end()}, /*equal=*/false)) {
+    for (const auto& entry : nlohmann::ordered_json::parse(message.begin(), message.end())) {
+      parallel::CompressedPart& part = parts.emplace_back();
+      part.name = entry.at("name").get<std::string>();
+      part.rows = entry.at("rows").get<std::int64_t>();
+      part.columns = entry.at("columns").get<std::int64_t>();
+      part.shard = entry.at("shard").get<int>();
+      part.placement.name = part.name;
+      part.placement.shape = entry.at("shape").get<layout::Shape>();
+      for (const auto& piece : entry.at("pieces")) {
+        part.placement.pieces.push_back({.box = {.begin = piece.at("begin").get<std::vector<layout::Index>>(),
+                                                 .end = piece.at("end").get<std::vector<layout::Index>>()},
+                                         .padding = piece.at("padding").get<layout::Index>()});
+      }
+    }
+  }
+  std::ranges::stable_sort(parts, {},
+                           [](const parallel::CompressedPart& part) { return std::pair(part.shard, part.name); });
+  return parts;
+}
+
+int copies_of(const spec::Recipe& recipe, int dp) {
+  const int per_copy = recipe.layout.tp * recipe.layout.cp;
+  if (recipe.compress.across == spec::CompressAcross::kNode)
+    return dp / std::min(dp, recipe.comm.ranks_per_node.value_or(1) / per_copy);
+  return recipe.compress.workers.value_or(dp);
+}
+
+VerifyResult compare_with_twin(const spec::Recipe& recipe, std::int64_t steps, comm::Group& world) {
+  const std::unique_ptr<comm::Group> alone = world.split(world.rank(), 0, "alone");
+  Trace mine = run_trace(recipe, world, steps);
+  const std::vector<parallel::CompressedPart> parts = gather_parts(mine, world);
+  const int copies = copies_of(recipe, mine.dp);
+  TwinTrace twin;
+  if (world.rank() == 0) {
+    twin = run_compression_twin(
+        {.recipe = recipe, .alone = *alone, .dp = mine.dp, .copies = copies, .parts = parts, .steps = steps});
+  }
+  Trace reference{.losses = twin.losses, .norms = twin.norms, .terms = twin.terms, .means = twin.means};
+  tell_steps(reference, static_cast<std::size_t>(steps), world);
+  VerifyResult result = compare_steps(recipe, mine, reference, steps);
+  // Copies that differ are each compared with their own.
+  const bool drifts = spec::lets_copies_drift(recipe.compress.kind);
+  for (int copy = 0; copy < (drifts ? copies : 1); ++copy) {
+    if (world.rank() == 0) {
+      reference.gradients = twin.gradients.at(static_cast<std::size_t>(copy));
+      reference.weights = twin.weights.at(static_cast<std::size_t>(copy));
+    }
+    Trace here = mine;
+    if (drifts && mine.dp_rank / (mine.dp / copies) != copy) here.gradients.clear(), here.weights.clear();
+    compare_tensors(recipe, here, reference, world, result);
+  }
+  result.compressed = mine.compressed;
+  std::int64_t most[2] = {mine.compressed->rounds, mine.compressed->elements};
+  if (world.size() > 1) world.all_reduce(comm::Buffer{most, 2, comm::DType::kI64}, comm::Reduce::kMax).wait();
+  if (most[0] == 0 || most[1] == 0) result.equal = false;
   return result;
 }
 
@@ -336,6 +454,10 @@ void verify(const VerifyRequest& request, comm::Rank& rank, const OnVerified& ea
   std::optional<Trace> reference;
   for (std::size_t i = 0; i < request.recipes.size(); ++i) {
     const spec::Recipe& recipe = request.recipes[i];
+    if (recipe.compress.kind != spec::CompressKind::kNone) {
+      each(i, compare_with_twin(recipe, request.steps, rank.world()));
+      continue;
+    }
     if (recipe.layout.pp > 1 && is_asynchronous(recipe)) {
       each(i, compare(recipe, run_delayed(request, recipe, rank.world()), request.steps, rank.world()));
       continue;

@@ -2,9 +2,30 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "trireme/train/engine/device.h"
 
 namespace trireme::train {
+
+namespace {
+
+/// Along which ranks hold copies that exchange what is compressed, or that update by themselves: data-parallel ranks, of
+/// those that are dense among themselves (of a node, of a worker) one.
+layout::AxisNames copy_axes(const spec::Recipe& recipe, const layout::Mesh& mesh) {
+  const spec::CompressConfig& compress = recipe.compress;
+  const int copies = mesh.size(nn::kDataAxis);
+  int dense = 1;
+  if (compress.across == spec::CompressAcross::kNode) {
+    dense = std::min(copies, recipe.comm.ranks_per_node.value_or(1) / (recipe.layout.tp * recipe.layout.cp));
+  } else if (compress.workers) {
+    dense = copies / *compress.workers;
+  }
+  if (dense == copies) return {};
+  return {dense == 1 ? std::string(nn::kDataAxis) : fmt::format("{}/{}", nn::kDataAxis, dense)};
+}
+
+}  // namespace
 
 std::unique_ptr<ParallelGroups> form(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
                                      std::int64_t length) {
@@ -24,9 +45,16 @@ parallel::DataParallelOptions data_parallel_options(const spec::Recipe& recipe, 
       .offload = layout.offload == spec::OffloadKind::kOptimizer,
       .precision = recipe.precision.compute,
       .device = parallel_groups.device,
-      .reducer = parallel::reducer_named("dense")};
+      .reducer = parallel::reducer_named("dense"),
+      .compress = recipe.compress,
+      .seed = static_cast<std::uint64_t>(recipe.run.seed),
+      .grad_clip_norm = recipe.optim.grad_clip_norm};
   for (const char* axis : {nn::kDataAxis, nn::kContextAxis}) {
     if (mesh.size(axis) > 1) options.data.emplace_back(axis);
+  }
+  if (recipe.compress.kind != spec::CompressKind::kNone) {
+    options.reducer = parallel::reducer_named(spec::compress_name(recipe.compress.kind));
+    options.copies = copy_axes(recipe, mesh);
   }
   if (layout.zero == 0) return options;
   const int copies = mesh.size(nn::kDataAxis), group = layout.zero_group.value_or(copies);

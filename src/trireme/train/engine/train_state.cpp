@@ -123,6 +123,7 @@ TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, 
   }
   optimizer = telling_what_fills_the_gpu(recipe, shape, memory,
                                          [&] { return optim::make_optimizer(recipe.optim, engine.params()); });
+  engine.data_parallel().attach(*optimizer);
   updates = std::make_unique<Updates>(recipe.layout, engine, *optimizer);
   count_memory();
   if (recipe.train.offload_activations) stash = std::make_unique<nn::Stash>(&memory, engine.data_parallel().device());
@@ -140,7 +141,11 @@ TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, 
       checkpoint::StoredWeights(*recipe.model.init_from, shape).fill(*balance);
   }
   nn::add_params(registry, engine.params());
-  optimizer->add_state(registry);
+  const parallel::DataParallel& data_parallel = engine.data_parallel();
+  optim::Optimizer::Place place;
+  if (!data_parallel.reducer().drift_axes().empty())
+    place = [&data_parallel](const nn::Param& param) { return data_parallel.placement_of_moments(param); };
+  optimizer->add_state(registry, place);
   updates->add_state(registry);
   engine.data_parallel().add_state(registry);
   if (recipe.precision.compute == spec::Precision::kFp16) {

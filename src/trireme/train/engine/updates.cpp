@@ -32,13 +32,13 @@ optim::UpdateResult Updates::take(const optim::UpdateOptions& options, std::int6
       data_parallel.wait_until_copied(sent);
       optimizer_.finish_step(step);
     });
-    data_parallel.step_taken();
+    data_parallel.step_taken(decision.step.learning_rate);
   } else {
     data_parallel.wait_until_copied(sent);
     optim::StepOptions step = decision.step;
     if (data_parallel.streams_weights()) step.updated = [&](const nn::Param& param) { data_parallel.updated(param); };
     optimizer_.finish_step(step);
-    data_parallel.step_taken();
+    data_parallel.step_taken(decision.step.learning_rate);
     engine_.updated();
   }
   return decision.result;
@@ -62,6 +62,7 @@ void Updates::add_state(nn::State& state) {
 }
 
 void Updates::loaded() {
+  engine_.data_parallel().loaded();
   for (nn::Param& param : engine_.params()) nn::publish(param);
   nn::zero_grad(engine_.params());
   unseen_ = worker_ != nullptr;

@@ -203,6 +203,14 @@ void RunFiles::tell_metrics(const StepReport& report, const StepFigures& figures
     tell(fmt::format("queue/{}_wait_seconds", queue.name), queue.reading.wait());
     tell(fmt::format("queue/{}_blocked_seconds", queue.name), queue.reading.blocked);
   }
+  if (const auto* compressed = parts_.trainer.engine().data_parallel().reducer().report()) {
+    tell("compress/sent_bytes", compressed->sent_bytes);
+    tell("compress/saved_bytes", compressed->dense_bytes - compressed->sent_bytes);
+    tell("compress/rounds", static_cast<double>(compressed->rounds));
+    tell("compress/seconds", compressed->seconds);
+    tell("compress/relative_error", compressed->relative_error);
+    for (const auto& [name, error] : compressed->errors) tell(fmt::format("compress/error/{}", name), error);
+  }
   rank_log_->end_step(step);
 }
 

@@ -1,0 +1,202 @@
+#include "trireme/parallel/compress/compressed_reducer.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "trireme/base/error.h"
+#include "trireme/base/stopwatch.h"
+#include "trireme/device/tensor_buffer.h"
+
+namespace trireme::parallel {
+
+bool is_compressed(const nn::Param& param, const spec::CompressConfig& config) {
+  return param.placement.shape.size() >= 2 && param.elements() >= config.min_elements;
+}
+
+double squared(const at::Tensor& tensor) {
+  const double norm = at::linalg_vector_norm(tensor, 2, {}, false, at::kDouble).item<double>();
+  return norm * norm;
+}
+
+CompressedReducer::CompressedReducer(const ReducerParts& parts)
+    : options_(parts.options),
+      plan_(parts.plan),
+      groups_(parts.groups),
+      dense_(make_dense_reducer(parts)),
+      exchange_(nullptr) {
+  TRIREME_CHECK(options_.zero <= 1 && !options_.offload && !options_.reduce_bf16,
+                "ZeRO {} or offload with compression is refused by spec/rules", options_.zero);
+  const layout::Mesh& mesh = groups_.mesh();
+  const layout::AxisNames inside = layout::subtract(mesh, options_.data, options_.copies);
+  groups_.agree_on({options_.copies, inside});
+  exchange_ = CopyExchange(groups_.along(options_.copies));
+  inside_ = groups_.along(inside);
+  for (Bucket& bucket : plan_.buckets) {
+    if (!bucket.trainable) continue;
+    TRIREME_CHECK(layout::subtract(mesh, options_.data, bucket.axes).empty(),
+                  "{} is not summed over all data-parallel ranks", bucket.members.front().param->name);
+    for (BucketMember& member : bucket.members) {
+      const std::vector<std::int64_t> shape = nn::local_shape(member.param->placement);
+      const std::int64_t elements = layout::local_elements(member.param->placement);
+      if (!is_compressed(*member.param, config()) || elements == 0) {
+        rest_.emplace_back(&bucket, &member);
+        continue;
+      }
+      terms_.push_back({.param = member.param,
+                        .bucket = &bucket,
+                        .member = &member,
+                        .rows = shape.front(),
+                        .columns = elements / shape.front()});
+    }
+  }
+  std::ranges::sort(terms_, {}, [](const Term& term) { return term.param->name; });
+  std::ranges::sort(rest_, {}, [](const auto& entry) { return entry.second->param->name; });
+}
+
+std::string CompressedReducer::description() const {
+  std::string text = "mean-scaled gradient";
+  if (inside_ != nullptr) text += fmt::format(" -> dense sum over {} ranks", inside_->size());
+  if (config().local_clip) {
+    text += fmt::format(" -> local clip to {:.4g}", options_.grad_clip_norm / std::sqrt(exchange_.copies()));
+  }
+  text += fmt::format(" -> {} -> global norm, clip -> optimizer", method());
+  text += fmt::format("; {} of {} parameters compressed", terms_.size(), terms_.size() + rest_.size());
+  if (config().start > 0) text += fmt::format(", dense until step {}", config().start);
+  return text;
+}
+
+double CompressedReducer::sent_bytes(const Bucket& bucket, int /*launches*/) const {
+  if (!bucket.trainable) return 0;
+  const auto width = static_cast<double>(c10::elementSize(bucket.gradient_type));
+  const auto dense = [&](double elements, int ranks) { return 2.0 * (ranks - 1) / ranks * elements * width; };
+  double sum = inside_ != nullptr ? dense(static_cast<double>(bucket.elements), inside_->size()) : 0;
+  for (const Term& term : terms_) {
+    if (term.bucket == &bucket) sum += term_bytes(term);
+  }
+  for (const auto& [other, member] : rest_) {
+    if (other == &bucket)
+      sum += dense(static_cast<double>(layout::local_elements(member->param->placement)), exchange_.copies());
+  }
+  return sum;
+}
+
+std::vector<CompressedPart> CompressedReducer::compressed_parts() const {
+  std::vector<CompressedPart> parts;
+  for (const Term& term : terms_)
+    parts.push_back({term.param->name, term.param->placement, term.rows, term.columns, shard()});
+  return parts;
+}
+
+int CompressedReducer::shard() const {
+  const layout::Mesh& mesh = groups_.mesh();
+  return mesh.index_in_group(groups_.rank(), layout::subtract(mesh, mesh.wide_axes(), options_.data));
+}
+
+void CompressedReducer::begin_step(std::int64_t step) {
+  step_ = step;
+  dense_step_ = is_dense(step);
+  exchanged_ = false;
+}
+
+void CompressedReducer::launch(Bucket& bucket) {
+  if (dense_step_) {
+    before_dense(bucket);
+    dense_->launch(bucket);
+  } else if (inside_ != nullptr) {
+    bucket.work = inside_->all_reduce(device::to_buffer(bucket.sending), comm::Reduce::kSum);
+  }
+}
+
+void CompressedReducer::settle(Bucket& bucket) {
+  if (dense_step_) {
+    dense_->settle(bucket);
+    const double bytes = dense_->sent_bytes(bucket, 1);
+    report_.sent_bytes += bytes;
+    report_.dense_bytes += bytes;
+    return;
+  }
+  if (!std::exchange(exchanged_, true)) exchange_all();
+  report_.dense_bytes += dense_->sent_bytes(bucket, 1);
+  if (inside_ != nullptr)
+    report_.sent_bytes += 2.0 * (inside_->size() - 1) / inside_->size() * static_cast<double>(bucket.sending.nbytes());
+  bucket.arriving =
+      options_.zero > 0 ? bucket.sending.narrow(0, bucket.begin, bucket.end - bucket.begin) : bucket.sending;
+}
+
+void CompressedReducer::finish(std::span<Bucket> buckets) {
+  if (dense_step_) dense_->finish(buckets);
+}
+
+void CompressedReducer::exchange_all() {
+  const auto begin = std::chrono::steady_clock::now();
+  wait_inside();
+  if (config().local_clip) clip_locally();
+  for (Term& term : terms_) {
+    term.data = term.part_of(term.bucket->sending);
+    report_.elements += term.elements();
+  }
+  report_.errors.clear();
+  left_squared_ = whole_squared_ = 0;
+  reduce(terms_);
+  reduce_rest();
+  report_.relative_error = whole_squared_ > 0 ? std::sqrt(left_squared_ / whole_squared_) : 0;
+  for (Term& term : terms_) term.data = at::Tensor();
+  if (!terms_.empty()) ++report_.rounds;
+  report_.sent_bytes += exchange_.take_sent_bytes();
+  report_.seconds += seconds_since(begin);
+}
+
+void CompressedReducer::wait_inside() {
+  for (Bucket& bucket : plan_.buckets) {
+    if (!bucket.trainable || inside_ == nullptr) continue;
+    bucket.work.wait();
+    bucket.work = {};
+  }
+}
+
+void CompressedReducer::reduce_rest() {
+  std::int64_t elements = 0;
+  for (const auto& [bucket, member] : rest_) elements += layout::local_elements(member->param->placement);
+  if (elements == 0) return;
+  at::Tensor flat = at::empty({elements}, rest_.front().first->sending.options());
+  const auto each = [&](const auto& body) {
+    std::int64_t at = 0;
+    for (const auto& [bucket, member] : rest_) {
+      const std::int64_t size = layout::local_elements(member->param->placement);
+      body(flat.narrow(0, at, size), bucket->sending.narrow(0, member->offset, size));
+      at += size;
+    }
+  };
+  each([](at::Tensor in_flat, const at::Tensor& gradient) { in_flat.copy_(gradient); });
+  exchange_.sum(flat);
+  each([](const at::Tensor& in_flat, at::Tensor gradient) { gradient.copy_(in_flat); });
+  for (const auto& [bucket, member] : rest_)
+    after_rest(*member->param,
+               bucket->sending.narrow(0, member->offset, layout::local_elements(member->param->placement)));
+}
+
+/// By the norm of this copy's gradient (Lin et al. 2018, section 3.2): of N independent gradients whose sum has the
+/// norm that is clipped to, each has about 1 / sqrt(N) of it.
+void CompressedReducer::clip_locally() {
+  double squares = 0;
+  for (const Bucket& bucket : plan_.buckets) {
+    if (bucket.trainable) squares += squared(bucket.sending);
+  }
+  const double limit = options_.grad_clip_norm / std::sqrt(exchange_.copies()), norm = std::sqrt(squares);
+  if (!(norm > limit)) return;
+  for (Bucket& bucket : plan_.buckets) {
+    if (bucket.trainable) bucket.sending.mul_(limit / norm);
+  }
+}
+
+void CompressedReducer::note_error(const Term& term, double left_squared, double whole_squared) {
+  report_.errors.emplace_back(term.param->name, whole_squared > 0 ? std::sqrt(left_squared / whole_squared) : 0);
+  left_squared_ += left_squared;
+  whole_squared_ += whole_squared;
+}
+
+}  // namespace trireme::parallel

@@ -1,0 +1,109 @@
+#include "trireme/parallel/compress/delta_code.h"
+
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "trireme/parallel/compress/term_types.h"
+
+namespace trireme::parallel {
+
+template <typename T>
+void encode_delta(T* values, std::int64_t count, spec::DeltaDtype type, Message& message) {
+  if (type == spec::DeltaDtype::kFp16) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const c10::Half half(static_cast<float>(values[i]));
+      put(message, &half, 1);
+      values[i] = static_cast<T>(static_cast<float>(half));
+    }
+    return;
+  }
+  for (std::int64_t at = 0; at < count; at += kDeltaBlock) {
+    const std::int64_t size = std::min(kDeltaBlock, count - at);
+    T largest = 0;
+    for (std::int64_t i = 0; i < size; ++i) largest = std::max(largest, std::abs(values[at + i]));
+    const T scale = largest / T(127);
+    put(message, &scale, 1);
+    for (std::int64_t i = 0; i < size; ++i) {
+      const double steps = scale > 0 ? std::nearbyint(static_cast<double>(values[at + i] / scale)) : 0;
+      const auto level = static_cast<std::int8_t>(std::clamp(steps, -127.0, 127.0));
+      put(message, &level, 1);
+      values[at + i] = scale * static_cast<T>(level);
+    }
+  }
+}
+
+template <typename T>
+void add_delta(MessageReader& code, std::int64_t count, spec::DeltaDtype type, T* sum) {
+  if (type == spec::DeltaDtype::kFp16) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      c10::Half half;
+      code.take(&half, 1);
+      sum[i] += static_cast<T>(static_cast<float>(half));
+    }
+    return;
+  }
+  for (std::int64_t at = 0; at < count; at += kDeltaBlock) {
+    const std::int64_t size = std::min(kDeltaBlock, count - at);
+    T scale;
+    code.take(&scale, 1);
+    for (std::int64_t i = 0; i < size; ++i) {
+      std::int8_t level;
+      code.take(&level, 1);
+      sum[at + i] += scale * static_cast<T>(level);
+    }
+  }
+}
+
+template void encode_delta(float*, std::int64_t, spec::DeltaDtype, Message&);
+template void encode_delta(double*, std::int64_t, spec::DeltaDtype, Message&);
+template void add_delta(MessageReader&, std::int64_t, spec::DeltaDtype, float*);
+template void add_delta(MessageReader&, std::int64_t, spec::DeltaDtype, double*);
+
+namespace {
+
+template <typename T>
+void mean_rounded_as(CopyExchange& exchange, at::Tensor& values, at::Tensor& residual, spec::DeltaDtype type) {
+  const int copies = exchange.copies();
+  T *sent = data_of<T>(values), *left = data_of<T>(residual);
+  const std::int64_t count = values.numel();
+  for (std::int64_t i = 0; i < count; ++i) left[i] = sent[i] += left[i];
+  std::vector<Message> out(static_cast<std::size_t>(copies));
+  for (int to = 0; to < copies; ++to) {
+    const Share1D share = share_of_copy(count, to, copies);
+    encode_delta(sent + share.begin, share.size(), type, out[static_cast<std::size_t>(to)]);
+  }
+  for (std::int64_t i = 0; i < count; ++i) left[i] -= sent[i];
+  const std::vector<Message> in = exchange.all_to_all(out);
+  const Share1D own = share_of_copy(count, exchange.copy(), copies);
+  std::vector<T> sum(static_cast<std::size_t>(own.size()), T(0));
+  for (const Message& message : in) {
+    MessageReader reader(message);
+    add_delta(reader, own.size(), type, sum.data());
+  }
+  for (T& value : sum) value /= static_cast<T>(copies);
+  std::vector<T> said = sum;
+  Message mine;
+  encode_delta(said.data(), own.size(), type, mine);
+  // The mean lacks this much, a copy's share of it N times as much.
+  for (std::size_t i = 0; i < sum.size(); ++i)
+    left[own.begin + static_cast<std::int64_t>(i)] += static_cast<T>(copies) * (sum[i] - said[i]);
+  const std::vector<Message> all = exchange.all_gather(mine, /*equal=*/false);
+  values.zero_();
+  for (int from = 0; from < copies; ++from) {
+    const Share1D share = share_of_copy(count, from, copies);
+    MessageReader reader(all[static_cast<std::size_t>(from)]);
+    add_delta(reader, share.size(), type, sent + share.begin);
+  }
+}
+
+}  // namespace
+
+void mean_rounded(CopyExchange& exchange, at::Tensor& values, at::Tensor& residual, spec::DeltaDtype type) {
+  with_element_type(values,
+                    [&](auto element) { mean_rounded_as<decltype(element)>(exchange, values, residual, type); });
+}
+
+}  // namespace trireme::parallel

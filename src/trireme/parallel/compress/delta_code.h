@@ -1,0 +1,28 @@
+// parallel/compress/delta_code.h -- the mean over copies in 16 or 8 bits an element, with error feedback: DiLoCo's
+// pseudo-gradients on their way.
+//
+// Each copy owns a part: all send theirs of it rounded, the owner adds up in full and sends the mean rounded. What
+// either rounding left out is in the residual of the copy that rounded. int8 has a scale for every 512 elements.
+// Depends on: exchange.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "trireme/parallel/compress/exchange.h"
+#include "trireme/spec/compress.h"
+
+namespace trireme::parallel {
+
+inline constexpr std::int64_t kDeltaBlock = 512;
+
+/// Appends the code of values[0 .. count) and leaves in them what it says.
+template <typename T>
+void encode_delta(T* values, std::int64_t count, spec::DeltaDtype type, Message& message);
+template <typename T>
+void add_delta(MessageReader& code, std::int64_t count, spec::DeltaDtype type, T* sum);
+
+/// `values` (flat) become their mean over copies; `residual` what was left out, of all copies together N times what the
+/// mean lacks. Not for fp32, which needs neither.
+void mean_rounded(CopyExchange& exchange, at::Tensor& values, at::Tensor& residual, spec::DeltaDtype type);
+
+}  // namespace trireme::parallel

@@ -1,0 +1,79 @@
+#include "trireme/parallel/compress/power_iteration.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "trireme/base/random.h"
+#include "trireme/parallel/compress/term_types.h"
+
+namespace trireme::parallel {
+namespace {
+
+template <typename T>
+void gram_schmidt(T* values, std::int64_t rows, std::int64_t rank) {
+  // Below this part of its length a column is the rounding of others.
+  const double dependent = sizeof(T) == 8 ? 1e-12 : 1e-5;
+  const auto dot = [&](std::int64_t a, std::int64_t b) {
+    double sum = 0;
+    for (std::int64_t i = 0; i < rows; ++i)
+      sum += static_cast<double>(values[i * rank + a]) * static_cast<double>(values[i * rank + b]);
+    return sum;
+  };
+  for (std::int64_t column = 0; column < rank; ++column) {
+    const double length = std::sqrt(dot(column, column));
+    for (int pass = 0; pass < 2; ++pass) {
+      for (std::int64_t other = 0; other < column; ++other) {
+        const double along = dot(column, other);
+        for (std::int64_t i = 0; i < rows; ++i)
+          values[i * rank + column] -= static_cast<T>(along * static_cast<double>(values[i * rank + other]));
+      }
+    }
+    const double left = std::sqrt(dot(column, column));
+    const double factor = left <= dependent * length ? 0 : 1 / left;  // NaN stays NaN
+    for (std::int64_t i = 0; i < rows; ++i)
+      values[i * rank + column] =
+          factor == 0 ? T(0) : static_cast<T>(factor * static_cast<double>(values[i * rank + column]));
+  }
+}
+
+}  // namespace
+
+void orthogonalise(at::Tensor& columns) {
+  with_element_type(
+      columns, [&](auto type) { gram_schmidt(data_of<decltype(type)>(columns), columns.size(0), columns.size(1)); });
+}
+
+at::Tensor random_factor(std::uint64_t seed, const std::string& name, int shard, std::int64_t step, std::int64_t size,
+                         std::int64_t rank, at::ScalarType type) {
+  at::Tensor factor = at::empty({size, rank}, type);
+  const Random random(seed, fmt::format("powersgd/{}/{}/{}", name, shard, step));
+  with_element_type(factor, [&](auto element) {
+    using T = decltype(element);
+    random.fill_normal(0, std::span<T>(data_of<T>(factor), static_cast<std::size_t>(factor.numel())));
+  });
+  return factor;
+}
+
+void renew_zero_columns(at::Tensor& factor, const at::Tensor& fresh) {
+  with_element_type(factor, [&](auto element) {
+    using T = decltype(element);
+    const std::int64_t rows = factor.size(0), rank = factor.size(1);
+    T* values = data_of<T>(factor);
+    for (std::int64_t column = 0; column < rank; ++column) {
+      bool zero = true;
+      for (std::int64_t i = 0; i < rows && zero; ++i) zero = values[i * rank + column] == 0;
+      if (!zero) continue;
+      for (std::int64_t i = 0; i < rows; ++i) values[i * rank + column] = data_of<T>(fresh)[i * rank + column];
+    }
+  });
+}
+
+std::int64_t useful_rank(std::int64_t rank, std::int64_t rows, std::int64_t columns) {
+  const std::int64_t most = std::min({rank, rows, columns});
+  return 2 * most * (rows + columns) >= rows * columns ? 0 : most;
+}
+
+}  // namespace trireme::parallel

@@ -1,0 +1,27 @@
+// parallel/compress/power_iteration.h -- the small linear algebra of PowerSGD.
+//
+// Depends on: base.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+namespace trireme::parallel {
+
+/// Columns become orthonormal, from the first to the last (Gram-Schmidt, twice, which is enough for rounding). One that
+/// depends on those before it, or is zero, becomes zero: what is left of it would be rounding, blown up. In place;
+/// [rows, rank], float or double.
+void orthogonalise(at::Tensor& columns);
+
+/// A factor to begin with: [size, rank] normal draws, a function of all arguments.
+at::Tensor random_factor(std::uint64_t seed, const std::string& name, int shard, std::int64_t step, std::int64_t size,
+                         std::int64_t rank, at::ScalarType type);
+/// Columns of zeros are replaced by those of `fresh`: a power iteration would never leave them.
+void renew_zero_columns(at::Tensor& factor, const at::Tensor& fresh);
+
+/// Rank of the approximation of a rows x columns matrix; 0: two factors would be no smaller than half of it.
+std::int64_t useful_rank(std::int64_t rank, std::int64_t rows, std::int64_t columns);
+
+}  // namespace trireme::parallel

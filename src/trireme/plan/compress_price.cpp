@@ -1,0 +1,133 @@
+#include "trireme/plan/compress_price.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "trireme/base/units.h"
+#include "trireme/spec/parameters.h"
+
+namespace trireme::plan {
+namespace {
+
+using spec::CompressKind;
+
+/// Nanoseconds an element on one core, both ways: bench/compress_torch.
+double kernel_ns(const spec::CompressConfig& compress) {
+  switch (compress.kind) {
+    case CompressKind::kOnebitSgd:
+      return 3;
+    case CompressKind::kQsgd:
+      return compress.coding == spec::QsgdCoding::kElias ? 30 : 12;
+    case CompressKind::kPowerSgd:
+      return 1 + 0.5 * compress.rank;
+    case CompressKind::kDgc:
+      return 5;
+    case CompressKind::kCsc:
+      return 3;
+    case CompressKind::kOnebitAdam:
+    case CompressKind::kZeroOneAdam:
+      return 5;
+    case CompressKind::kLocalSgd:
+    case CompressKind::kElasticAveraging:
+      return 2;
+    case CompressKind::kDiloco:
+      return compress.delta_dtype == spec::DeltaDtype::kFp32 ? 3 : 8;
+    case CompressKind::kNone:
+      break;
+  }
+  return 0;
+}
+
+/// Bytes that a copy sends for a matrix, of fp32 elements.
+double matrix_bytes(const spec::CompressConfig& compress, double rows, double columns, int copies) {
+  const double n = rows * columns, both = 2.0 * (copies - 1) / copies;
+  switch (compress.kind) {
+    case CompressKind::kOnebitSgd:
+      return both * (n / 8 + 8 * rows);
+    case CompressKind::kQsgd:  // Elias codes: as long as fixed ones at most, for what gradients look like
+      return (copies - 1) * (n * std::bit_width(2U * static_cast<unsigned>(compress.levels)) / 8 +
+                             4 * std::ceil(n / static_cast<double>(compress.bucket_size)));
+    case CompressKind::kPowerSgd: {
+      const double rank = std::min<double>(compress.rank, std::min(rows, columns)), factors = rank * (rows + columns);
+      if (2 * factors >= n) return both * 4 * n;
+      return both * 4 * factors / (compress.alternate ? 2 : 1);
+    }
+    case CompressKind::kDgc:
+      return (copies - 1) * 8 * std::max(1.0, n * (1 - compress.sparsity));
+    case CompressKind::kCsc:
+      return both * (4 * n * compress.density + 8 * n / static_cast<double>(compress.chunk));
+    case CompressKind::kOnebitAdam:
+      return both * n / 8;
+    case CompressKind::kZeroOneAdam:
+      return both * n / 8 / compress.max_local_steps;
+    default:
+      return both * 4 * n;
+  }
+}
+
+double delta_bytes(spec::DeltaDtype type) {
+  return type == spec::DeltaDtype::kFp32 ? 4 : type == spec::DeltaDtype::kFp16 ? 2 : 1;
+}
+
+}  // namespace
+
+double CompressPrice::dense_step(const CompressTask& task, double bandwidth) const {
+  const double wire = dense_bytes / bandwidth + 2 * (task.copies - 1) * task.latency_s;
+  return task.compute_s + std::max(0.0, wire - 2.0 / 3 * task.compute_s);
+}
+
+double CompressPrice::step(const CompressTask& task, double bandwidth) const {
+  return task.compute_s + kernel_s + sent_bytes / bandwidth + messages * task.latency_s;
+}
+
+CompressPrice price_compression(const spec::Recipe& recipe, const spec::ModelShape& shape, const CompressTask& task) {
+  const spec::CompressConfig& compress = recipe.compress;
+  CompressPrice price;
+  const double both = 2.0 * (task.copies - 1) / task.copies;
+  double elements = 0;
+  for (const spec::ParameterShape& whole : spec::list_parameters(shape)) {
+    const spec::ParameterShape one = spec::on_tensor_rank(whole, shape, recipe.layout.tp);
+    const auto rows = static_cast<double>(one.rows),
+               columns = static_cast<double>(std::max<std::int64_t>(1, one.columns));
+    const bool large = whole.columns > 0 && whole.rows * whole.columns >= compress.min_elements;
+    const double part = 1.0 / recipe.layout.pp;
+    price.dense_bytes += part * both * 4 * rows * columns;
+    elements += part * rows * columns;
+    if (!spec::has_local_updates(compress.kind))
+      price.sent_bytes +=
+          part * (large ? matrix_bytes(compress, rows, columns, task.copies) : both * 4 * rows * columns);
+  }
+  double every = 1;
+  if (spec::has_local_updates(compress.kind)) {
+    every = static_cast<double>(spec::interval_of(compress));
+    const double width = compress.kind == CompressKind::kDiloco ? delta_bytes(compress.delta_dtype) : 4;
+    price.sent_bytes = both * width * elements / every;
+  }
+  price.kernel_s = elements * kernel_ns(compress) * 1e-9 / every;
+  price.messages = 2.0 * (task.copies - 1) * 2 / every;
+  // Both sides are monotonic in 1 / bandwidth, and only the dense one has a part that is hidden: one crossing at most.
+  const auto pays = [&](double bandwidth) { return price.step(task, bandwidth) < price.dense_step(task, bandwidth); };
+  double low = 1e3, high = 1e15;
+  if (!pays(low)) return price;
+  for (int i = 0; i < 100; ++i) {
+    const double middle = std::sqrt(low * high);
+    (pays(middle) ? low : high) = middle;
+  }
+  price.pays_below = low;
+  return price;
+}
+
+std::string to_text(const CompressPrice& price, const CompressTask& task, double bandwidth) {
+  const auto gbit = [](double bytes) { return fmt::format("{:.3g} Gbit/s", bytes * 8e-9); };
+  const std::string bytes = fmt::format("a copy sends {} in place of {} a step", short_bytes(price.sent_bytes),
+                                        short_bytes(price.dense_bytes));
+  if (!price.pays_below) return bytes + ", which pays at no bandwidth";
+  const double factor = price.dense_step(task, bandwidth) / price.step(task, bandwidth);
+  return fmt::format("{}; it pays below {} between copies: at {} a step is {:.2f}x as fast as dense{}", bytes,
+                     gbit(*price.pays_below), gbit(bandwidth), factor, factor < 1 ? " - does not pay" : "");
+}
+
+}  // namespace trireme::plan

@@ -1,0 +1,212 @@
+// What gradient compression and local updates do not go together with, and what the alternative costs.
+#include <fmt/format.h>
+
+#include "trireme/spec/rules.h"
+
+namespace trireme::spec {
+namespace {
+
+const CompressConfig& compress_of(const RuleContext& context) { return context.run.recipe.compress; }
+bool compresses(const RuleContext& context) { return compress_of(context).kind != CompressKind::kNone; }
+std::string quoted_kind(const RuleContext& context) {
+  return fmt::format("\"{}\"", compress_name(compress_of(context).kind));
+}
+bool is_adam_kind(CompressKind kind) { return kind == CompressKind::kOnebitAdam || kind == CompressKind::kZeroOneAdam; }
+/// What needs the whole optimizer state on every rank, or ranks with weights of their own.
+bool needs_whole_state(CompressKind kind) { return lets_copies_drift(kind) || is_adam_kind(kind); }
+
+void compress_zero(RuleContext& context) {
+  LayoutConfig& layout = context.run.recipe.layout;
+  if (!compresses(context) || layout.zero == 0) return;
+  if (layout.zero >= 2)
+    context.refuse("layout.zero",
+                   fmt::format("is {}: gradients are reduced in every micro-batch, but {} compresses once a step; "
+                               "without it gradients take 4 bytes a parameter on every rank in place of 4 / dp",
+                               layout.zero, quoted_kind(context)),
+                   needs_whole_state(compress_of(context).kind) ? "set layout.zero = 0" : "set layout.zero = 1");
+  else if (needs_whole_state(compress_of(context).kind))
+    context.refuse(
+        "layout.zero",
+        fmt::format("is 1, but {} keeps moments on every rank; without ZeRO they take 8 bytes a parameter on "
+                    "each in place of 8 / dp",
+                    quoted_kind(context)),
+        "set layout.zero = 0");
+  else if (layout.zero_group)
+    context.refuse("layout.zero_group",
+                   fmt::format("shards within {} ranks and sums across them, but {} compresses one sum over all copies",
+                               *layout.zero_group, quoted_kind(context)),
+                   "leave layout.zero_group out, or set compress.kind = \"none\"");
+}
+
+void compress_offload(RuleContext& context) {
+  if (compresses(context) && context.layout().offload != OffloadKind::kNone)
+    context.refuse("layout.offload",
+                   fmt::format("sends each bucket's sum to the host as it arrives, but {} makes all sums at the end of "
+                               "a step",
+                               quoted_kind(context)),
+                   "set layout.offload = \"none\" and layout.delayed_update = false");
+}
+
+void compress_on_cpu(RuleContext& context) {
+  if (compresses(context) && context.run.recipe.run.device != DeviceKind::kCpu)
+    context.refuse("compress.kind", fmt::format("{} has kernels for the CPU only", quoted_kind(context)),
+                   "set run.device = \"cpu\", or compress.kind = \"none\"");
+}
+
+void compress_loss_scale(RuleContext& context) {
+  if (compresses(context) && context.run.recipe.precision.compute == Precision::kFp16)
+    context.refuse("precision.compute",
+                   "is \"fp16\": the loss scale changes, and what compression has left out was scaled by an older one",
+                   "set precision.compute = \"bf16\"");
+}
+
+void compress_types(RuleContext& context) {
+  const PrecisionConfig& precision = context.run.recipe.precision;
+  if (!compresses(context)) return;
+  if (context.layout().reduce != ReduceKind::kFp32)
+    context.refuse("layout.reduce", fmt::format("is \"bf16\", but {} says how gradients travel", quoted_kind(context)),
+                   "set layout.reduce = \"fp32\"");
+  if (has_narrow_gradients(precision))
+    context.refuse("precision.gradients", "has 16 bits, but compression adds what it left out to fp32 gradients",
+                   "set precision.gradients = \"fp32\"");
+  if (precision.master_weights != MasterWeights::kFp32)
+    context.refuse("precision.master_weights", "leaves gradients of 16 bits, but compression adds to fp32 gradients",
+                   "set precision.master_weights = \"fp32\"");
+}
+
+void compress_find_unused(RuleContext& context) {
+  if (compresses(context) && context.layout().find_unused)
+    context.refuse("layout.find_unused",
+                   "leaves parameters without a gradient as they are, but what compression left out of them would move "
+                   "them",
+                   "set layout.find_unused = false");
+}
+
+void compress_steps_apart(RuleContext& context) {
+  if (!compresses(context) || !context.runs_several_steps()) return;
+  context.refuse("compress.kind",
+                 fmt::format("{} keeps what a step leaves when the step is taken, but this pipeline runs several steps "
+                             "together",
+                             quoted_kind(context)),
+                 "set pipeline.schedule = \"1f1b\" and leave pipeline.drain_every out, or compress.kind = \"none\"");
+}
+
+void compress_adam(RuleContext& context) {
+  OptimConfig& optim = context.run.recipe.optim;
+  if (!is_adam_kind(compress_of(context).kind)) return;
+  if (optim.kind != OptimizerKind::kAdam && optim.kind != OptimizerKind::kAdamw)
+    context.refuse("compress.kind",
+                   fmt::format("{} freezes Adam's variance, but optim.kind is another", quoted_kind(context)),
+                   "set optim.kind = \"adamw\", or compress.kind = \"powersgd\"");
+  else if (optim.kind == OptimizerKind::kAdam && optim.weight_decay > 0)
+    context.refuse("optim.kind",
+                   "is \"adam\", whose decay is a part of the gradient and so of the momentum that is compressed",
+                   "set optim.kind = \"adamw\", or optim.weight_decay = 0");
+  if (optim.state_dtype != StateDtype::kFp32)
+    context.refuse("optim.state_dtype", "is \"bf16\", but a momentum that is compressed is fp32",
+                   "set optim.state_dtype = \"fp32\"");
+}
+
+void compress_momentum(RuleContext& context) {
+  const CompressKind kind = compress_of(context).kind;
+  const OptimConfig& optim = context.run.recipe.optim;
+  if (kind != CompressKind::kDgc && kind != CompressKind::kCsc) return;
+  if (optim.kind == OptimizerKind::kLars)
+    context.refuse(
+        "compress.kind",
+        fmt::format("{} keeps the momentum before gradients are made sparse, but LARS has its rate inside of "
+                    "its own",
+                    quoted_kind(context)),
+        "set optim.kind = \"adamw\" and leave optim.momentum out, or compress.kind = \"powersgd\"");
+  else if (optim.kind == OptimizerKind::kSgd && optim.momentum > 0)
+    context.refuse(
+        "optim.momentum",
+        fmt::format("is {}, but {} keeps the momentum itself, before gradients are made sparse", optim.momentum,
+                    quoted_kind(context)),
+        fmt::format("set optim.momentum = 0, optim.nesterov = false and compress.momentum = {}", optim.momentum));
+}
+
+void compress_local_clip(RuleContext& context) {
+  const LayoutConfig& layout = context.layout();
+  if (!compress_of(context).local_clip) return;
+  if (context.run.recipe.optim.grad_clip_norm == 0)
+    context.refuse("compress.local_clip", "clips to a part of optim.grad_clip_norm, which is 0",
+                   "set optim.grad_clip_norm = 1.0");
+  if (layout.tp > 1 || layout.pp > 1)
+    context.refuse("compress.local_clip",
+                   fmt::format("is by the norm of a whole copy, which tp = {} and pp = {} spread over ranks", layout.tp,
+                               layout.pp),
+                   "set compress.local_clip = false");
+}
+
+void compress_replicas(RuleContext& context) {
+  if (lets_copies_drift(compress_of(context).kind) && context.run.recipe.health.compare_replicas > 0)
+    context.refuse("health.compare_replicas",
+                   fmt::format("compares copies of weights, which {} lets differ", quoted_kind(context)),
+                   "set health.compare_replicas = 0");
+}
+
+void compress_workers(RuleContext& context) {
+  CompressConfig& compress = context.run.recipe.compress;
+  if (!compress.workers || context.replicas % *compress.workers == 0) return;
+  int divisor = std::min(*compress.workers, context.replicas);
+  while (context.replicas % divisor != 0) --divisor;
+  context.refuse("compress.workers",
+                 fmt::format("{} does not divide the {} data-parallel ranks", *compress.workers, context.replicas),
+                 fmt::format("set compress.workers = {}", divisor));
+}
+
+void compress_nodes(RuleContext& context) {
+  if (compress_of(context).across != CompressAcross::kNode) return;
+  const LayoutConfig& layout = context.layout();
+  const auto per_node = context.run.recipe.comm.ranks_per_node;
+  const std::int64_t inner = std::int64_t{layout.tp} * layout.cp;
+  if (!per_node)
+    context.refuse("compress.across", "is \"node\", but the recipe does not say how many ranks a node has",
+                   "set comm.ranks_per_node = 1, or as many as a node has");
+  else if (layout.pp > 1 || *per_node % inner != 0 || context.replicas % (*per_node / inner) != 0)
+    context.refuse(
+        "compress.across",
+        fmt::format("is \"node\", but nodes of {} ranks do not hold whole data-parallel copies of tp {} x cp "
+                    "{} x pp {} ranks that divide the {} copies",
+                    *per_node, layout.tp, layout.cp, layout.pp, context.replicas),
+        "set compress.across = \"rank\"");
+}
+
+constexpr Rule kCompressRules[] = {
+    {"compress-zero", "gradient compression with ZeRO 2 and 3; compressed momentum and local updates with any ZeRO",
+     "compression happens once a step, and moments or weights are whole on every rank", Because::kNotBuilt,
+     RuleNeeds::kRecipe, compress_zero},
+    {"compress-offload", "gradient compression with offload of the optimizer",
+     "all sums are made at the end of a step, none of them leaves early", Because::kNotBuilt, RuleNeeds::kRecipe,
+     compress_offload},
+    {"compress-on-cpu", "gradient compression and local updates on GPUs", "their kernels are for the CPU",
+     Because::kNotBuilt, RuleNeeds::kRecipe, compress_on_cpu},
+    {"compress-loss-scale", "gradient compression with fp16", "residuals would have to follow the loss scale",
+     Because::kNotBuilt, RuleNeeds::kRecipe, compress_loss_scale},
+    {"compress-types", "gradient compression with 16-bit gradients or bf16 reduction",
+     "it says itself in which form gradients travel", Because::kDefinition, RuleNeeds::kRecipe, compress_types},
+    {"compress-find-unused", "gradient compression with `find_unused`",
+     "a residual would move a parameter that has no gradient", Because::kDefinition, RuleNeeds::kRecipe,
+     compress_find_unused},
+    {"compress-adam", "1-bit Adam and 0/1 Adam with other optimizers, coupled decay or bf16 moments",
+     "they freeze Adam's variance and send its momentum", Because::kDefinition, RuleNeeds::kRecipe, compress_adam},
+    {"compress-momentum", "DGC and CSC beside momentum in the optimizer", "they keep the momentum themselves",
+     Because::kDefinition, RuleNeeds::kRecipe, compress_momentum},
+    {"compress-local-clip", "local clipping without `grad_clip_norm`, or of copies on several ranks",
+     "it is by the norm of one copy's gradient", Because::kNotBuilt, RuleNeeds::kRecipe, compress_local_clip},
+    {"compress-replicas", "comparison of replicas with 0/1 Adam or local updates", "copies differ on purpose",
+     Because::kDefinition, RuleNeeds::kRecipe, compress_replicas},
+    {"compress-workers", "`workers` that do not divide the data-parallel ranks", "workers are groups of equal size",
+     Because::kDefinition, RuleNeeds::kLayout, compress_workers},
+    {"compress-nodes", "compression across nodes that do not hold whole copies",
+     "the sum inside a node is one over copies", Because::kDefinition, RuleNeeds::kLayout, compress_nodes},
+    {"compress-steps-apart", "gradient compression with steps of a pipeline that run together",
+     "what a step leaves is kept when it is taken", Because::kNotBuilt, RuleNeeds::kLayout, compress_steps_apart},
+};
+
+}  // namespace
+
+std::span<const Rule> compress_rules() { return kCompressRules; }
+
+}  // namespace trireme::spec

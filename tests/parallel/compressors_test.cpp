@@ -1,0 +1,474 @@
+// Compressed gradients on several ranks: nothing is lost, all ranks get the same bits, skipped steps leave no trace,
+// and a run goes on from its state to the bit. Against plain formulas they are held by tests/train/compress_test.cpp.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/random.h"
+#include "trireme/comm/rank.h"
+#include "trireme/device/tensor_buffer.h"
+#include "trireme/layout/placing.h"
+#include "trireme/nn/state.h"
+#include "trireme/optim/optimizer.h"
+#include "trireme/parallel/data_parallel.h"
+
+namespace trireme::parallel {
+namespace {
+
+using spec::CompressConfig, spec::CompressKind;
+
+/// Two matrices and a vector, in double.
+struct MatrixCopies {
+  nn::Params params;
+  std::unique_ptr<MeshGroups> groups;
+  std::unique_ptr<DataParallel> data_parallel;
+
+  MatrixCopies(comm::Rank& rank, const CompressConfig& config, int zero = 0) {
+    groups = std::make_unique<MeshGroups>(rank.world(), layout::Mesh({{"dp", rank.ranks()}}));
+    std::vector<ShardUnit> units;
+    for (const auto& [name, shape] :
+         std::vector<std::pair<const char*, layout::Shape>>{{"left", {24, 20}}, {"right", {16, 33}}, {"bias", {20}}}) {
+      const layout::Placing placing(groups->mesh(), rank.rank(), name, shape);
+      nn::Param& param = params.add(placing.placement(), {.kind = nn::Init::Kind::kNormal, .scale = 1}, true);
+      param.uses = 1;
+      units.push_back({.params = {&param}});
+    }
+    DataParallelOptions options{.zero = zero, .bucket_bytes = 3000, .precision = nn::Precision::kFp64};
+    options.compress = config;
+    options.compress.min_elements = 100;
+    options.reducer = reducer_named(spec::compress_name(config.kind));
+    options.seed = 11;
+    if (rank.ranks() > 1) options.data = options.copies = {"dp"};
+    if (zero > 0) options.shard = options.data;
+    data_parallel = std::make_unique<DataParallel>(std::move(units), params, *groups, options);
+    nn::initialise(data_parallel->owned(), options.precision, 1);
+    data_parallel->updated();
+    data_parallel->wait_for_weights();
+  }
+};
+
+at::Tensor matrix_gradient(const nn::Param& param, std::int64_t step, int rank) {
+  at::Tensor gradient = at::zeros(param.placement.shape, at::kDouble);
+  Random(7, fmt::format("{} {} {}", param.name, step, rank))
+      .fill_normal(0,
+                   std::span<double>(gradient.mutable_data_ptr<double>(), static_cast<std::size_t>(gradient.numel())));
+  return gradient;
+}
+
+using Named = std::map<std::string, at::Tensor>;
+using MakeGradient = std::function<at::Tensor(const nn::Param&, std::int64_t step, int rank)>;
+
+/// The sums of a step; taken or not.
+Named reduce_step(MatrixCopies& copies, std::int64_t step, int rank, bool taken = true,
+                  const MakeGradient& gradient = matrix_gradient) {
+  copies.data_parallel->begin_micro(true);
+  for (const char* name : {"bias", "right", "left"}) {
+    nn::Param& param = copies.params.at(name);
+    nn::add_gradient(param, gradient(param, step, rank));
+    copies.data_parallel->added(param);
+  }
+  copies.data_parallel->finish();
+  Named sums;
+  for (const nn::Param& param : copies.data_parallel->owned()) sums[param.name] = param.gradient.clone();
+  if (taken) copies.data_parallel->step_taken(0.1);
+  nn::zero_grad(copies.data_parallel->owned());
+  return sums;
+}
+
+void expect_equal_bits(const Named& a, const Named& b, const std::string& where) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, tensor] : a) EXPECT_TRUE(at::equal(tensor, b.at(name))) << where << " " << name;
+}
+
+std::vector<CompressConfig> gradient_kinds() {
+  return {{.kind = CompressKind::kOnebitSgd},
+          {.kind = CompressKind::kQsgd},
+          {.kind = CompressKind::kQsgd, .coding = spec::QsgdCoding::kElias},
+          {.kind = CompressKind::kPowerSgd, .rank = 2},
+          {.kind = CompressKind::kPowerSgd, .rank = 2, .warm_start = false},
+          {.kind = CompressKind::kPowerSgd, .rank = 2, .alternate = true},
+          {.kind = CompressKind::kDgc, .momentum = 0.5, .sparsity = 0.9},
+          {.kind = CompressKind::kDgc, .start = 2, .momentum = 0.5, .sparsity = 0.9, .masking = false},
+          {.kind = CompressKind::kCsc, .momentum = 0.5, .density = 0.3, .chunk = 64}};
+}
+
+void sum_over(comm::Rank& rank, at::Tensor& tensor) {
+  if (rank.ranks() > 1) rank.world().all_reduce(device::to_buffer(tensor), comm::Reduce::kSum).wait();
+}
+
+/// What arrived and what all ranks keep is what was computed.
+TEST(Compressors, LoseNothing) {
+  for (const CompressConfig& config :
+       std::vector<CompressConfig>{{.kind = CompressKind::kOnebitSgd},
+                                   {.kind = CompressKind::kPowerSgd, .rank = 2},
+                                   {.kind = CompressKind::kPowerSgd, .rank = 2, .alternate = true},
+                                   {.kind = CompressKind::kDgc, .sparsity = 0.9},
+                                   {.kind = CompressKind::kCsc, .density = 0.3, .chunk = 64}}) {
+    for (const int ranks : {1, 3}) {
+      comm::run_ranks(ranks, [&](comm::Rank& rank) {
+        MatrixCopies copies(rank, config);
+        at::Tensor arrived = at::zeros({480}, at::kDouble), computed = at::zeros({480}, at::kDouble);
+        for (std::int64_t step = 0; step < 5; ++step) {
+          arrived += reduce_step(copies, step, rank.rank()).at("left").view({-1});
+          for (int other = 0; other < ranks; ++other)
+            computed += matrix_gradient(copies.params.at("left"), step, other).view({-1});
+        }
+        nn::State state;
+        copies.data_parallel->add_state(state);
+        at::Tensor kept = state.at("reduce/residual/left").tensor.view({-1}).clone();
+        if (const nn::StateTensor* owned = state.find("reduce/owned-residual/left")) {
+          for (const layout::ContiguousRun& run : layout::runs(owned->placement))
+            kept.narrow(0, run.global, run.count) += owned->tensor.narrow(0, run.local, run.count);
+        }
+        sum_over(rank, kept);
+        EXPECT_GT(kept.abs().max().item<double>(), 1e-3) << "it does compress";
+        EXPECT_LT((arrived + kept - computed).abs().max().item<double>(), 1e-11) << spec::compress_name(config.kind);
+      });
+    }
+  }
+}
+
+TEST(Compressors, GiveAllRanksTheSameBits) {
+  for (const CompressConfig& config : gradient_kinds()) {
+    comm::run_ranks(4, [&](comm::Rank& rank) {
+      MatrixCopies copies(rank, config);
+      for (std::int64_t step = 0; step < 4; ++step) {
+        for (auto& [name, sum] : reduce_step(copies, step, rank.rank())) {
+          at::Tensor first = sum.clone();
+          rank.world().broadcast(device::to_buffer(first), 0).wait();
+          EXPECT_TRUE(at::equal(first, sum)) << spec::compress_name(config.kind) << " " << name;
+        }
+      }
+    });
+  }
+}
+
+TEST(Compressors, AreNotTouchedByStepsThatAreSkipped) {
+  for (const CompressConfig& config : gradient_kinds()) {
+    comm::run_ranks(2, [&](comm::Rank& rank) {
+      MatrixCopies copies(rank, config), other(rank, config);
+      for (std::int64_t step = 0; step < 5; ++step) {
+        const Named sums = reduce_step(copies, step, rank.rank());
+        if (step == 3) {
+          reduce_step(other, 17, rank.rank(), /*taken=*/false, [](const nn::Param& param, std::int64_t, int) {
+            return at::zeros(param.placement.shape, at::kDouble).fill_(std::nan(""));
+          });
+        }
+        expect_equal_bits(reduce_step(other, step, rank.rank()), sums, spec::compress_name(config.kind));
+      }
+    });
+  }
+}
+
+TEST(Compressors, GoOnFromTheirStateToTheBit) {
+  for (const CompressConfig& config : gradient_kinds()) {
+    comm::run_ranks(2, [&](comm::Rank& rank) {
+      MatrixCopies through(rank, config);
+      for (std::int64_t step = 0; step < 3; ++step) reduce_step(through, step, rank.rank());
+      MatrixCopies resumed(rank, config);
+      nn::State from, to;
+      through.data_parallel->add_state(from);
+      resumed.data_parallel->add_state(to);
+      for (const nn::StateTensor& entry : to.tensors()) at::Tensor(entry.tensor).copy_(from.at(entry.name).tensor);
+      for (const nn::StateValue& entry : to.values()) entry.set(from.value(entry.name).get());
+      for (std::int64_t step = 3; step < 6; ++step) {
+        const Named sums = reduce_step(through, step, rank.rank());
+        expect_equal_bits(reduce_step(resumed, step, rank.rank()), sums, spec::compress_name(config.kind));
+      }
+    });
+  }
+}
+
+/// Each rank owns a part of the same sums.
+TEST(Compressors, GiveTheSameWithZero1) {
+  for (const CompressConfig& config : gradient_kinds()) {
+    comm::run_ranks(2, [&](comm::Rank& rank) {
+      MatrixCopies whole(rank, config), sharded(rank, config, /*zero=*/1);
+      for (std::int64_t step = 0; step < 3; ++step) {
+        const Named all = reduce_step(whole, step, rank.rank()), parts = reduce_step(sharded, step, rank.rank());
+        for (const nn::Param& param : sharded.data_parallel->owned()) {
+          for (const layout::ContiguousRun& run : layout::runs(param.placement)) {
+            EXPECT_TRUE(at::equal(all.at(param.name).view({-1}).narrow(0, run.global, run.count),
+                                  parts.at(param.name).view({-1}).narrow(0, run.local, run.count)))
+                << spec::compress_name(config.kind);
+          }
+        }
+      }
+    });
+  }
+}
+
+/// Zeros in, zeros out, and no NaN later.
+TEST(Compressors, TakeZeroGradients) {
+  for (const CompressConfig& config : gradient_kinds()) {
+    comm::run_ranks(2, [&](comm::Rank& rank) {
+      MatrixCopies copies(rank, config);
+      const auto zeros = [](const nn::Param& param, std::int64_t, int) {
+        return at::zeros(param.placement.shape, at::kDouble);
+      };
+      for (const auto& [name, sum] : reduce_step(copies, 0, rank.rank(), true, zeros))
+        EXPECT_EQ(sum.abs().max().item<double>(), 0);
+      for (std::int64_t step = 1; step < 4; ++step) {
+        for (const auto& [name, sum] : reduce_step(copies, step, rank.rank())) {
+          EXPECT_TRUE(std::isfinite(sum.sum().item<double>()));
+          if (step == 3 && name == "left") {
+            EXPECT_GT(sum.abs().max().item<double>(), 0);
+          }
+        }
+      }
+    });
+  }
+}
+
+/// Of a sum whose rank is no higher than the approximation's nothing is lost.
+TEST(PowerSgd, IsExactForMatricesOfLowRank) {
+  comm::run_ranks(3, [](comm::Rank& rank) {
+    MatrixCopies copies(rank, {.kind = CompressKind::kPowerSgd, .rank = 2});
+    const auto low = [](const nn::Param& param, std::int64_t step, int number) {
+      if (param.placement.shape.size() < 2) return matrix_gradient(param, step, number);
+      const at::Tensor full = matrix_gradient(param, step, 0);  // the same column space on all ranks
+      return full.narrow(1, 0, 2).matmul(matrix_gradient(param, step, number + 1).narrow(0, 0, 2)).contiguous();
+    };
+    for (std::int64_t step = 0; step < 3; ++step) {
+      const Named sums = reduce_step(copies, step, rank.rank(), true, low);
+      at::Tensor exact = at::zeros_like(sums.at("left"));
+      for (int other = 0; other < 3; ++other) exact += low(copies.params.at("left"), step, other);
+      EXPECT_LT((sums.at("left") - exact).abs().max().item<double>(), 1e-12 * exact.abs().max().item<double>() * 10);
+    }
+  });
+}
+
+/// By the local factor each rank's residual stays where it is; by the mean of them it would walk off like sqrt(steps).
+TEST(PowerSgd, KeepsResidualsBounded) {
+  comm::run_ranks(2, [](comm::Rank& rank) {
+    MatrixCopies copies(rank, {.kind = CompressKind::kPowerSgd, .rank = 2});
+    nn::State state;
+    copies.data_parallel->add_state(state);
+    double early = 0, late = 0;
+    for (std::int64_t step = 0; step < 2000; ++step) {
+      reduce_step(copies, step, rank.rank());
+      const double norm = state.at("reduce/residual/left").tensor.norm().item<double>();
+      if (step >= 100 && step < 300) early = std::max(early, norm);
+      if (step >= 1800) late = std::max(late, norm);
+    }
+    EXPECT_LT(late, 1.5 * early);
+  });
+}
+
+/// Without sparsity: masking clears all of the momentum in every step (plain SGD), without it this is momentum SGD.
+TEST(Dgc, WithoutSparsityIsSgdOrMomentumSgd) {
+  for (const bool masking : {true, false}) {
+    comm::run_ranks(2, [&](comm::Rank& rank) {
+      MatrixCopies copies(rank, {.kind = CompressKind::kDgc, .momentum = 0.9, .sparsity = 0, .masking = masking});
+      at::Tensor velocity = at::zeros({24, 20}, at::kDouble), vector = at::zeros({20}, at::kDouble);
+      for (std::int64_t step = 0; step < 5; ++step) {
+        const Named sums = reduce_step(copies, step, rank.rank());
+        velocity *= masking ? 0 : 0.9;
+        vector *= 0.9;
+        for (int other = 0; other < 2; ++other) {
+          velocity += matrix_gradient(copies.params.at("left"), step, other);
+          vector += matrix_gradient(copies.params.at("bias"), step, other);
+        }
+        EXPECT_LT((sums.at("left") - velocity).abs().max().item<double>(), 1e-12) << step;
+        EXPECT_LT((sums.at("bias") - vector).abs().max().item<double>(), 1e-12) << step;
+      }
+    });
+  }
+}
+
+/// What is sent is as much as was asked for, and gone from both buffers.
+TEST(Dgc, SendsTheLargestAndClearsThem) {
+  comm::run_ranks(1, [](comm::Rank& rank) {
+    MatrixCopies copies(rank, {.kind = CompressKind::kDgc, .momentum = 0.9, .sparsity = 0.9});
+    nn::State state;
+    copies.data_parallel->add_state(state);
+    for (std::int64_t step = 0; step < 3; ++step) {
+      const at::Tensor sum = reduce_step(copies, step, 0).at("left"), sent = sum.ne(0);
+      EXPECT_EQ(sent.sum().item<std::int64_t>(), 48);
+      EXPECT_EQ(state.at("reduce/residual/left").tensor.view({24, 20}).masked_select(sent).abs().max().item<double>(),
+                0);
+      EXPECT_EQ(state.at("reduce/momentum/left").tensor.view({24, 20}).masked_select(sent).abs().max().item<double>(),
+                0);
+      EXPECT_LE(state.at("reduce/residual/left").tensor.abs().max().item<double>(),
+                sum.masked_select(sent).abs().min().item<double>());
+    }
+  });
+}
+
+TEST(Csc, WithAllChunksIsDense) {
+  comm::run_ranks(3, [](comm::Rank& rank) {
+    MatrixCopies copies(rank, {.kind = CompressKind::kCsc, .density = 1, .chunk = 64});
+    for (std::int64_t step = 0; step < 3; ++step) {
+      const Named sums = reduce_step(copies, step, rank.rank());
+      for (const auto& [name, sum] : sums) {
+        at::Tensor exact = at::zeros_like(sum);
+        for (int other = 0; other < 3; ++other) exact += matrix_gradient(copies.params.at(name), step, other);
+        EXPECT_LT((sum - exact).abs().max().item<double>(), 1e-12);
+      }
+    }
+  });
+}
+
+/// The formula is what groups count.
+TEST(Compressors, SendWhatTheySay) {
+  for (const CompressConfig& config : gradient_kinds()) {
+    if (config.start > 0 || config.coding == spec::QsgdCoding::kElias || config.alternate) continue;
+    comm::run_ranks(4, [&](comm::Rank& rank) {
+      MatrixCopies copies(rank, config);
+      for (comm::Group* group : copies.groups->all()) group->reset_counters();
+      reduce_step(copies, 0, rank.rank());
+      double counted = 0, formula = 0;
+      for (const comm::Group* group : copies.groups->all()) {
+        for (int op = 0; op < comm::kOps; ++op)
+          counted += static_cast<double>(group->counters(static_cast<comm::Op>(op)).sent_bytes);
+      }
+      for (const Bucket& bucket : copies.data_parallel->buckets())
+        formula += copies.data_parallel->reducer().sent_bytes(bucket, 1);
+      // Lengths of messages, shares that differ by a row, buckets that end in the midst of a byte.
+      EXPECT_NEAR(counted, formula, 200 + 0.05 * formula) << spec::compress_name(config.kind);
+      EXPECT_NEAR(copies.data_parallel->reducer().report()->sent_bytes, counted, 200)
+          << spec::compress_name(config.kind);
+    });
+  }
+}
+
+/// A step of local updates by hand: SGD.
+void local_step(MatrixCopies& copies, optim::Optimizer& optimizer, std::int64_t step, int rank) {
+  copies.data_parallel->begin_micro(true);
+  for (const char* name : {"bias", "right", "left"}) {
+    nn::Param& param = copies.params.at(name);
+    nn::add_gradient(param, matrix_gradient(param, step, rank));
+    copies.data_parallel->added(param);
+  }
+  copies.data_parallel->finish();
+  optimizer.step({.learning_rate = 0.01});
+  copies.data_parallel->step_taken(0.01);
+  copies.data_parallel->updated();
+}
+
+double farthest(const MatrixCopies& a, const MatrixCopies& b) {
+  double most = 0;
+  for (const nn::Param& param : a.params)
+    most = std::max(most, (param.master - b.params.find(param.name)->master).abs().max().item<double>());
+  return most;
+}
+
+struct LocalRun {
+  MatrixCopies copies;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  LocalRun(comm::Rank& rank, const CompressConfig& config)
+      : copies(rank, config),
+        optimizer(optim::make_optimizer({.kind = spec::OptimizerKind::kSgd, .momentum = 0}, copies.params)) {
+    copies.data_parallel->attach(*optimizer);
+  }
+  void step(std::int64_t number, int rank) { local_step(copies, *optimizer, number, rank); }
+};
+
+TEST(LocalUpdates, OfEveryStepAreSynchronousSgd) {
+  comm::run_ranks(3, [](comm::Rank& rank) {
+    LocalRun local(rank, {.kind = CompressKind::kLocalSgd, .interval = 1}),
+        synchronous(rank, {.kind = CompressKind::kLocalSgd, .start = 100}),
+        outer(rank, {.kind = CompressKind::kDiloco,
+                     .interval = 1,
+                     .outer_learning_rate = 1,
+                     .outer_momentum = 0,
+                     .outer_nesterov = false});
+    for (std::int64_t step = 0; step < 4; ++step) {
+      for (LocalRun* run : {&local, &synchronous, &outer}) run->step(step, rank.rank());
+      EXPECT_LT(farthest(local.copies, synchronous.copies), 1e-12);
+      EXPECT_LT(farthest(outer.copies, synchronous.copies), 1e-12);
+    }
+  });
+}
+
+TEST(LocalUpdates, ElasticWithoutPullAreIndependent) {
+  comm::run_ranks(2, [](comm::Rank& rank) {
+    LocalRun elastic(rank, {.kind = CompressKind::kElasticAveraging, .interval = 1, .elastic_rate = 0}),
+        alone(rank, {.kind = CompressKind::kLocalSgd, .interval = 1000});
+    for (std::int64_t step = 0; step < 4; ++step) {
+      elastic.step(step, rank.rank()), alone.step(step, rank.rank());
+      EXPECT_EQ(farthest(elastic.copies, alone.copies), 0);
+    }
+  });
+}
+
+/// The interval follows the learning rate: (0.02 / 0.01)^2 = 4.
+TEST(LocalUpdates, FollowTheQuadraticRule) {
+  comm::run_ranks(2, [](comm::Rank& rank) {
+    LocalRun run(rank, {.kind = CompressKind::kLocalSgd, .interval = 2, .quadratic = 0.02});
+    for (std::int64_t step = 0; step < 8; ++step) run.step(step, rank.rank());
+    EXPECT_EQ(run.copies.data_parallel->reducer().report()->rounds, 2);
+  });
+}
+
+TEST(StreamingDiloco, WithOneFragmentAndNoDelayIsDiloco) {
+  comm::run_ranks(2, [](comm::Rank& rank) {
+    LocalRun plain(rank, {.kind = CompressKind::kDiloco, .interval = 2}),
+        streaming(rank, {.kind = CompressKind::kDiloco, .interval = 2, .fragments = 1, .delay = 0, .mixing = 0});
+    for (std::int64_t step = 0; step < 6; ++step) {
+      plain.step(step, rank.rank()), streaming.step(step, rank.rank());
+      EXPECT_EQ(farthest(plain.copies, streaming.copies), 0);
+    }
+    EXPECT_EQ(plain.copies.data_parallel->reducer().report()->rounds, 3);
+  });
+}
+
+/// What rounding leaves out comes later: after many rounds the sum of what was applied is the sum of what was found.
+TEST(Diloco, RoundedPseudoGradientsStayNearExactOnes) {
+  for (const auto type : {spec::DeltaDtype::kFp16, spec::DeltaDtype::kInt8}) {
+    comm::run_ranks(2, [&](comm::Rank& rank) {
+      LocalRun exact(rank,
+                     {.kind = CompressKind::kDiloco, .interval = 2, .outer_momentum = 0, .outer_nesterov = false}),
+          rounded(rank, {.kind = CompressKind::kDiloco,
+                         .interval = 2,
+                         .outer_momentum = 0,
+                         .outer_nesterov = false,
+                         .delta_dtype = type});
+      for (std::int64_t step = 0; step < 40; ++step) exact.step(step, rank.rank()), rounded.step(step, rank.rank());
+      EXPECT_LT(farthest(exact.copies, rounded.copies), type == spec::DeltaDtype::kFp16 ? 1e-4 : 1e-3);
+      EXPECT_LT(
+          rounded.copies.data_parallel->reducer().report()->sent_bytes,
+          exact.copies.data_parallel->reducer().report()->sent_bytes / (type == spec::DeltaDtype::kFp16 ? 3.9 : 7));
+    });
+  }
+}
+
+/// In the midst of an interval, with a fragment on its way.
+TEST(LocalUpdates, GoOnFromTheirStateToTheBit) {
+  const std::vector<CompressConfig> kinds{
+      {.kind = CompressKind::kLocalSgd, .interval = 3},
+      {.kind = CompressKind::kElasticAveraging, .interval = 2},
+      {.kind = CompressKind::kDiloco, .interval = 4, .fragments = 2, .delay = 2, .mixing = 0.5},
+      {.kind = CompressKind::kDiloco, .interval = 2, .delta_dtype = spec::DeltaDtype::kInt8}};
+  for (const CompressConfig& config : kinds) {
+    for (const std::int64_t pause : {4, 5}) {
+      comm::run_ranks(2, [&](comm::Rank& rank) {
+        LocalRun through(rank, config), resumed(rank, config);
+        for (std::int64_t step = 0; step < pause; ++step) through.step(step, rank.rank());
+        nn::State from, to;
+        through.copies.data_parallel->add_state(from);
+        resumed.copies.data_parallel->add_state(to);
+        for (const nn::StateTensor& entry : to.tensors()) at::Tensor(entry.tensor).copy_(from.at(entry.name).tensor);
+        for (const nn::StateValue& entry : to.values()) entry.set(from.value(entry.name).get());
+        resumed.copies.data_parallel->loaded();
+        EXPECT_EQ(farthest(through.copies, resumed.copies), 0);
+        for (std::int64_t step = pause; step < 10; ++step) {
+          through.step(step, rank.rank()), resumed.step(step, rank.rank());
+          EXPECT_EQ(farthest(through.copies, resumed.copies), 0) << spec::compress_name(config.kind) << " " << step;
+        }
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trireme::parallel
