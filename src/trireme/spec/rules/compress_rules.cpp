@@ -173,6 +173,15 @@ void compress_nodes(RuleContext& context) {
         "set compress.across = \"rank\"");
 }
 
+void compress_experts(RuleContext& context) {
+  if (compresses(context) && context.run.shape.experts.used())
+    context.refuse("compress.kind",
+                   fmt::format("{} compresses one sum over all data-parallel ranks, but experts are summed over those "
+                               "that hold copies of them",
+                               quoted_kind(context)),
+                   "set compress.kind = \"none\"");
+}
+
 constexpr Rule kCompressRules[] = {
     {"compress-zero", "gradient compression with ZeRO 2 and 3; compressed momentum and local updates with any ZeRO",
      "compression happens once a step, and moments or weights are whole on every rank", Because::kNotBuilt,
@@ -201,6 +210,8 @@ constexpr Rule kCompressRules[] = {
      Because::kDefinition, RuleNeeds::kLayout, compress_workers},
     {"compress-nodes", "compression across nodes that do not hold whole copies",
      "the sum inside a node is one over copies", Because::kDefinition, RuleNeeds::kLayout, compress_nodes},
+    {"compress-experts", "gradient compression with mixtures of experts",
+     "experts have other copies than dense parameters", Because::kNotBuilt, RuleNeeds::kLayout, compress_experts},
     {"compress-steps-apart", "gradient compression with steps of a pipeline that run together",
      "what a step leaves is kept when it is taken", Because::kNotBuilt, RuleNeeds::kLayout, compress_steps_apart},
 };
