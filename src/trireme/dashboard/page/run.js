@@ -119,7 +119,7 @@ const ranks_tab = (id, place) => {
 const pipeline_tab = (id, place) => {
   const load = async () => {
     const data = await get(`/api/runs/${id}/pipeline`);
-    place.replaceChildren(data ? card('The last recorded step', `${data.name}: ${duration(data.seconds)}, bubble ${percent(data.bubble)}`, gantt(data))
+    place.replaceChildren(data ? card('The last step that was measured', `${data.name}: ${duration(data.seconds)}, bubble ${percent(data.bubble)}`, gantt(data))
       : card('Pipeline', null, h('p', {class: 'none'}, 'This run has no pipeline stages, or none of its steps was recorded yet: they are written with each checkpoint and at the end.')));
   };
   load().catch(error => toast(error.message, true));

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# dashboard_training.sh PROGRAM RECIPE [ROUNDS]: CPU time of training with and without a page that watches it, beside the 0.5 %
+# that it may change by. Alternating, so that a busy machine slows both; the medians are compared.
+set -euo pipefail
+program=$1 recipe=$2 rounds=${3-7}
+work=$(mktemp -d)
+page='' reader=''
+cleanup() { for one in $page $reader; do kill "$one" 2>/dev/null || true; done; rm -rf "$work"; }
+trap cleanup EXIT
+cd "$work"
+cpu_of_training() {  # user and system seconds
+  local TIMEFORMAT='%U %S'
+  rm -rf runs/measured
+  { time "$program" --quiet train "$recipe" --set train.threads=1 --set train.hash_every=0 --set checkpoint.every=1000 --out runs/measured >/dev/null 2>&1; } 2>&1 | awk '{ print $1 + $2 }'
+}
+mkdir runs
+cpu_of_training >/dev/null  # warm
+for _ in $(seq "$rounds"); do
+  cpu_of_training >>alone
+  "$program" --quiet dashboard runs --port 0 >said 2>/dev/null &
+  page=$!
+  while [ ! -s said ]; do sleep 0.05; done
+  curl -sN "$(grep -oE 'http://[^/#]+' said)/api/events" >/dev/null &
+  reader=$!
+  cpu_of_training >>watched
+  kill $page $reader 2>/dev/null; wait $page $reader 2>/dev/null || true
+  page='' reader=''
+done
+median() { sort -n "$1" | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
+awk -v a="$(median alone)" -v b="$(median watched)" 'BEGIN { printf "CPU time of training: %.2f s alone, %.2f s watched: %+.2f %%, limit 0.5 %%\n", a, b, 100 * (b / a - 1) }'
+echo "alone: $(sort -n alone | xargs); watched: $(sort -n watched | xargs)"
