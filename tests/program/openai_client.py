@@ -61,7 +61,7 @@ refused(openai.BadRequestError, "context_length_exceeded",
         lambda: client.completions.create(model=model, prompt="A", max_tokens=100000))
 refused(openai.BadRequestError, "unsupported_parameter",
         lambda: client.chat.completions.create(**talk, response_format={"type": "json_object"}))
-refused(openai.AuthenticationError, None,
+refused(openai.AuthenticationError, "invalid_api_key",
         lambda: openai.OpenAI(base_url=url + "/v1", api_key="wrong", max_retries=0).models.list())
 
 stream = client.completions.create(model=model, prompt="A", max_tokens=40, stream=True)
