@@ -26,6 +26,8 @@ const Commands& load_commands(const char* entry, std::uint32_t version) {
 const serve::Commands& load_serve() { return load_commands<serve::Commands>(serve::kEntry, serve::kVersion); }
 const train::Commands& load_train() { return load_commands<train::Commands>(train::kEntry, train::kVersion); }
 
+const spmd::Commands& load_spmd() { return load_commands<spmd::Commands>(spmd::kEntry, spmd::kVersion); }
+
 int local_ranks(const spec::Recipe& recipe) {
   const comm::Launch launch = comm::detect_launch();
   if (launch.kind == comm::Launch::Kind::kSingle) return recipe.comm.ranks.value_or(1);

@@ -26,6 +26,7 @@ constexpr const char* kSearchExamples = R"(Examples:
   trireme search --graph alexnet,vgg16,resnet50 --cluster dgx-h100 --method data-parallel,optcnn --json
   trireme search --graph vgg16 --cluster dgx2-v100 --gpus 4 --method optcnn -o vgg16.plan
   trireme graph draw vgg16 --strategy vgg16.plan -o vgg16.svg
+  trireme graph run vgg16 --small --strategy vgg16.plan --verify
   trireme search explain --graph vgg16 --cluster dgx2-v100 --gpus 4)";
 
 struct SearchCommandOptions {
@@ -84,6 +85,14 @@ SearchResults run_methods(const std::string& name, const SearchTask& task, const
   return results;
 }
 
+/// The best that is a strategy, which can be drawn and run; null where all have pipeline stages.
+const pg::Found* best_strategy(const SearchResults& results) {
+  for (const pg::Found& found : results.found) {
+    if (found.pipeline.empty()) return &found;
+  }
+  return nullptr;
+}
+
 nlohmann::ordered_json search_json(const SearchResults& results, const SearchTask& task) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   const auto data = std::ranges::find_if(results.found, [](const auto& f) { return f.method == "data-parallel"; });
@@ -99,7 +108,11 @@ nlohmann::ordered_json search_json(const SearchResults& results, const SearchTas
                                  {"note", found.note}};
     if (found.bound) entry["bound_seconds"] = *found.bound;
     if (data != results.found.end()) entry["speedup_over_data_parallel"] = data->cost.seconds / found.cost.seconds;
-    entry["strategy"] = pg::to_text(results.both, found.strategy);
+    if (found.pipeline.empty()) {
+      entry["strategy"] = pg::to_text(results.both, found.strategy);
+    } else {
+      entry["pipeline"] = found.pipeline;
+    }
     list.push_back(std::move(entry));
   }
   return {{"graph", results.both.name},
@@ -130,11 +143,12 @@ std::string search_table(const SearchResults& results, const SearchTask& task) {
   std::string text =
       fmt::format("{} on {} x {} ({}), mesh {}\n\n{}", results.both.name, task.gpus, task.hardware.device.name,
                   task.hardware.cluster.name, layout::to_text(results.pricing.mesh()), table.text());
-  const pg::Found& best = results.found.front();
-  for (std::size_t i = 1; i < results.found.size(); ++i) {
-    const auto why = pg::differences(results.both, results.pricing, best.strategy, results.found[i].strategy, 2);
+  const pg::Found* best = best_strategy(results);
+  for (const pg::Found& found : results.found) {
+    if (!best || &found == best || !found.pipeline.empty()) continue;
+    const auto why = pg::differences(results.both, results.pricing, best->strategy, found.strategy, 2);
     if (why.empty()) continue;
-    text += fmt::format("\n{} loses", results.found[i].method);
+    text += fmt::format("\n{} loses", found.method);
     for (const pg::Difference& difference : why)
       text += fmt::format("{} {} at {} ({}, not {})", &difference == &why.front() ? "" : ",",
                           short_seconds(difference.seconds), results.both.op(difference.op).name, difference.other,
@@ -149,8 +163,11 @@ void run_search(const SearchCommandOptions& options, Context& context) {
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
   for (const std::string& name : graphs) {
     const SearchResults results = run_methods(name, task, options);
-    if (!options.output.empty() && graphs.size() == 1)
-      write_result(pg::to_text(results.both, results.found.front().strategy), options.output, context);
+    if (!options.output.empty() && graphs.size() == 1) {
+      const pg::Found* best = best_strategy(results);
+      write_result(best ? pg::to_text(results.both, best->strategy) : results.found.front().pipeline, options.output,
+                   context);
+    }
     if (options.json) {
       all.push_back(search_json(results, task));
     } else {
@@ -163,7 +180,13 @@ void run_search(const SearchCommandOptions& options, Context& context) {
 void explain_search(const SearchCommandOptions& options, Context& context) {
   const SearchTask task = search_task(options);
   const SearchResults results = run_methods(options.graphs, task, options);
-  const pg::Found& best = results.found.front();
+  const pg::Found* strategy = best_strategy(results);
+  if (!strategy) {
+    fmt::print(context.out, "{} by {}: {}\n\n{}", results.both.name, results.found.front().method,
+               short_seconds(results.found.front().cost.seconds), results.found.front().pipeline);
+    return;
+  }
+  const pg::Found& best = *strategy;
   constexpr auto kRight = TextTable::Align::kRight;
   TextTable table({{"operator"}, {"split"}, {"takes", kRight}, {"next best"}, {"would cost", kRight}});
   for (const pg::Reason& reason : pg::explain(results.both, results.pricing, best.strategy))

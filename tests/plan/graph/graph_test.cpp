@@ -71,19 +71,18 @@ TEST(Window, RowsOfInputAndOutputAreEachOthersInverse) {
           if (reach < 0 || padding >= kernel) continue;
           const Index out = reach / stride + 1;
           for (Index row = 0; row < in; ++row) {
-            Index first = out, last = -1;  // by looking at every output row
-            for (Index o = 0; o < out; ++o) {
+            // The first and the last of all integers that read it, then cut to the rows there are. With dilation rows
+            // between them may read only its neighbours.
+            Index first = 1000, last = -1000;
+            for (Index o = -60; o < 60; ++o) {
               for (Index j = 0; j < kernel; ++j) {
-                if (o * stride - padding + j * dilation == row) first = std::min(first, o), last = o;
+                if (o * stride - padding + j * dilation == row) first = std::min(first, o), last = std::max(last, o);
               }
             }
+            if (last < first) continue;  // nobody reads it
             const auto [begin, end] = window.output_rows(row, row + 1, out);
-            if (last < 0) continue;
-            EXPECT_LE(begin, first);
-            EXPECT_GE(end, last + 1);
-            if (dilation > 1) continue;  // rows between are counted too
-            EXPECT_EQ(begin, first);
-            EXPECT_EQ(end, last + 1) << "kernel " << kernel << " stride " << stride << " row " << row;
+            EXPECT_EQ(begin, std::clamp<Index>(first, 0, out)) << "kernel " << kernel << " stride " << stride;
+            EXPECT_EQ(end, std::clamp<Index>(last + 1, 0, out)) << "dilation " << dilation << " row " << row;
           }
           EXPECT_EQ(window.input_rows(0, out, in).first, 0);
         }

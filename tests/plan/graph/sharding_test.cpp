@@ -175,6 +175,14 @@ TEST(Convert, StepByStepOnArraysGivesEveryRankItsPart) {
   }
 }
 
+TEST(Convert, RefusesAxesOutOfTheMeshsOrder) {
+  // Of [b, a] a group's ranks would not be in the order of their blocks: no operator makes such a sharding.
+  const Sharding good{{{0, 1}, {}}, {}}, bad{{{1, 0}, {}}, {}}, whole{{{}, {}}, {}};
+  EXPECT_NO_THROW(convert(mesh_of("a=2 b=2"), 16, good, whole));
+  EXPECT_THROW(convert(mesh_of("a=2 b=2"), 16, bad, whole), InternalError);
+  EXPECT_THROW(convert(mesh_of("a=2 b=2"), 16, whole, bad), InternalError);
+}
+
 /// Matrix products, a bias, a residual, a shared weight: what the reference can run by parts.
 Graph dense_net() {
   Builder build("dense");

@@ -139,7 +139,8 @@ class Derivation {
         if (op.function == "relu" || op.function == "tanh" || op.function == "sigmoid") return op.outputs;
         return {};  // dropout draws its mask again
       case OpKind::kPooling:
-        return op.function == "max" ? std::vector{op.inputs[0], op.outputs[0]} : std::vector<int>{};
+        // Which element of a window was the largest, in the output's place: as many bytes, and no doubt between equals.
+        return op.function == "max" ? op.outputs : std::vector<int>{};
       case OpKind::kNorm:
         return {op.inputs[0], op.inputs[1]};
       case OpKind::kGather:

@@ -27,6 +27,7 @@ class GraphCheck {
     for (std::size_t i = 0; i < graph_.ops.size(); ++i) {
       check_order(graph_.ops[i], i);
       if (problems_.empty()) check_op(graph_.ops[i]);
+      if (problems_.empty()) check_repeated(graph_.ops[i]);
       if (!problems_.empty()) return std::move(problems_);
     }
     return std::move(problems_);
@@ -36,6 +37,18 @@ class GraphCheck {
   template <typename... Values>
   void say(fmt::format_string<Values...> format, Values&&... values) {
     problems_.push_back(fmt::format(format, std::forward<Values>(values)...));
+  }
+
+  /// A tensor that is read twice lies in one way: queries that are also keys would have to be split and whole.
+  void check_repeated(const Op& op) {
+    for (std::size_t i = 0; i < op.inputs.size(); ++i) {
+      const auto first = static_cast<std::size_t>(std::ranges::find(op.inputs, op.inputs[i]) - op.inputs.begin());
+      if (first == i || op.part == Part::kBackward) continue;
+      const IterationSpace space = iteration_space(graph_, op);
+      if (space.inputs[first] != space.inputs[i])
+        say("operator {} ({}) reads {} in two ways: give it a reshape of one of them", op.name, name_of(op.kind),
+            graph_.tensor(op.inputs[i]).name);
+    }
   }
 
   template <typename Items>

@@ -12,8 +12,11 @@ namespace {
 
 constexpr Named<Role> kRoles[] = {
     {"input", Role::kInput}, {"parameter", Role::kParameter}, {"activation", Role::kActivation}};
-constexpr Named<DType> kDTypes[] = {
-    {"fp32", DType::kFp32}, {"fp16", DType::kFp16}, {"bf16", DType::kBf16}, {"int32", DType::kInt32}};
+constexpr Named<DType> kDTypes[] = {{"fp32", DType::kFp32},
+                                    {"fp16", DType::kFp16},
+                                    {"bf16", DType::kBf16},
+                                    {"int32", DType::kInt32},
+                                    {"fp64", DType::kFp64}};
 constexpr Named<OpKind> kOpKinds[] = {
     {"einsum", OpKind::kEinsum},    {"convolution", OpKind::kConvolution}, {"pooling", OpKind::kPooling},
     {"norm", OpKind::kNorm},        {"elementwise", OpKind::kElementwise}, {"gather", OpKind::kGather},
@@ -34,8 +37,7 @@ constexpr Named<DimKind> kDimKinds[] = {{"output", DimKind::kOutput},
 constexpr std::string_view kEinsumFunctions[] = {"mean"};
 constexpr std::string_view kPoolingFunctions[] = {"max", "average"};
 constexpr std::string_view kNormFunctions[] = {"batch", "layer"};
-constexpr std::string_view kElementwiseFunctions[] = {"add",  "multiply", "relu",    "gelu",
-                                                      "tanh", "sigmoid",  "dropout", "scale"};
+constexpr std::string_view kElementwiseFunctions[] = {"add", "multiply", "relu", "gelu", "tanh", "sigmoid", "dropout"};
 constexpr std::string_view kAttentionFunctions[] = {"causal", "full"};
 constexpr std::string_view kRouterFunctions[] = {"top1", "top2"};
 
@@ -75,7 +77,17 @@ std::span<const std::string_view> functions_of(OpKind kind) {
   }
 }
 
-double bytes_of(DType dtype) { return dtype == DType::kFp16 || dtype == DType::kBf16 ? 2 : 4; }
+double bytes_of(DType dtype) {
+  if (dtype == DType::kFp64) return 8;
+  return dtype == DType::kFp16 || dtype == DType::kBf16 ? 2 : 4;
+}
+
+Graph with_dtype(Graph graph, DType dtype) {
+  for (Tensor& tensor : graph.tensors) {
+    if (tensor.dtype != DType::kInt32) tensor.dtype = dtype;
+  }
+  return graph;
+}
 
 std::pair<Index, Index> Window::input_rows(Index begin, Index end, Index size) const {
   if (begin >= end) return {0, 0};

@@ -35,7 +35,7 @@ enum class Role : std::uint8_t {
   kParameter,   ///< trained
   kActivation,  ///< made by an operator
 };
-enum class DType : std::uint8_t { kFp32, kFp16, kBf16, kInt32 };
+enum class DType : std::uint8_t { kFp32, kFp16, kBf16, kInt32, kFp64 };
 
 struct Tensor {
   std::string name;
@@ -158,6 +158,8 @@ Uses uses_of(const Graph& graph);
 std::vector<std::string> find_problems(const Graph& graph);
 
 double bytes_of(DType dtype);
+/// All tensors but indices in this type.
+Graph with_dtype(Graph graph, DType dtype);
 std::span<const Named<Role>> enum_names(std::type_identity<Role>);
 std::span<const Named<DType>> enum_names(std::type_identity<DType>);
 std::span<const Named<OpKind>> enum_names(std::type_identity<OpKind>);

@@ -18,14 +18,6 @@ constexpr Named<Phase> kPhases[] = {
 
 int forward_of(const Graph& both, int op) { return both.op(op).forward >= 0 ? both.op(op).forward : op; }
 
-/// Parts of a parameter's gradient are added up as they are, partial sums too: all readers of a parameter that lie
-/// alike make alike parts.
-bool is_parameter_sum(const Graph& both, const Op& op) {
-  if (op.forward < 0 || op.kind != OpKind::kElementwise || op.part != Part::kForward) return false;
-  const int of = both.tensor(op.outputs[0]).grad_of;
-  return of >= 0 && both.tensor(of).role == Role::kParameter;
-}
-
 std::vector<IterationSpace> spaces_of(const Graph& both) {
   std::vector<IterationSpace> spaces;
   spaces.reserve(both.ops.size());
@@ -45,10 +37,25 @@ int input_index(const Op& op, int tensor) {
 
 std::span<const Named<Phase>> enum_names(std::type_identity<Phase>) { return kPhases; }
 
+bool is_parameter_sum(const Graph& both, const Op& op) {
+  if (op.forward < 0 || op.kind != OpKind::kElementwise || op.part != Part::kForward) return false;
+  const int of = both.tensor(op.outputs[0]).grad_of;
+  return of >= 0 && both.tensor(of).role == Role::kParameter;
+}
+
+std::vector<int> wanted_dims(const IterationSpace& space, std::size_t input) {
+  std::vector<int> wanted;
+  for (const int place : space.inputs[input]) {
+    const IterationDim& dim = space.dims[static_cast<std::size_t>(place)];
+    wanted.push_back(dim.kind == DimKind::kWhole ? -1 : dim.dim);
+  }
+  return wanted;
+}
+
 std::vector<Link> links_of(const Graph& both) {
   const Uses uses = uses_of(both);
   std::vector<Link> links;
-  std::set<std::pair<int, int>> seen;  // tensor, forward operator
+  std::set<std::tuple<int, int, std::vector<int>>> seen;  // tensor, forward operator, how it wants it
   const auto producer_of = [&](int tensor, Link& link) {
     int producer = uses.producer[static_cast<std::size_t>(tensor)];
     int made = tensor;
@@ -63,15 +70,18 @@ std::vector<Link> links_of(const Graph& both) {
   for (std::size_t i = 0; i < both.ops.size(); ++i) {
     const Op& op = both.ops[i];
     if (is_parameter_sum(both, op)) continue;
+    const IterationSpace space = iteration_space(both, op);
     for (std::size_t k = 0; k < op.inputs.size(); ++k) {
       const int tensor = op.inputs[k];
       const Role role = both.tensor(tensor).role;
-      if (role == Role::kInput || !seen.emplace(tensor, forward_of(both, static_cast<int>(i))).second) continue;
+      if (role == Role::kInput ||
+          !seen.emplace(tensor, forward_of(both, static_cast<int>(i)), wanted_dims(space, k)).second)
+        continue;
       Link link{.tensor = tensor, .consumer = static_cast<int>(i), .input = static_cast<int>(k)};
       if (role == Role::kParameter) {
         link.producer = uses.consumers[static_cast<std::size_t>(tensor)][0];
         link.owner_input = input_index(both.op(link.producer), tensor);
-        if (link.producer == link.consumer) continue;
+        if (link.producer == link.consumer && link.owner_input == link.input) continue;
       } else {
         producer_of(tensor, link);
       }

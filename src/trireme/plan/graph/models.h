@@ -31,6 +31,10 @@ std::vector<std::string> model_names();
 /// A built-in graph, or the file of that path (text.h), whose batch is its own.
 Graph open_graph(const std::string& name_or_path, Index batch = 0);
 
+/// A model of few channels, small images and short sequences, for ranks that are a CPU's threads: the same operators in
+/// the same order. ConfigError for models that have none. `batch` 0: four.
+Graph small_model(std::string_view name, Index batch = 0);
+
 /// Sizes of a network of convolutions; tests take small ones.
 struct ImageShape {
   Index batch = 32, size = 224, classes = 1000;

@@ -25,7 +25,36 @@ cost::Collective collective_of(StepKind kind) {
   }
 }
 
+/// Alpa's cost of one step along one axis (alpa/device_mesh.py). Small constants break its ties.
+double alpa_cost(const Step& step, double alpha, double beta, double n) {
+  const double share = beta * (n - 1) / n * step.bytes;
+  switch (step.kind) {
+    case StepKind::kAllReduce:
+      return alpha + 2 * share + 0.01;
+    case StepKind::kReduceScatter:
+      return alpha + share + 0.001;
+    case StepKind::kAllGather:
+      return alpha + share + 0.1;
+    case StepKind::kAllToAll:  // its penalty of n / 2, on bytes of one device
+      return alpha + share * n / 2 + 0.001;
+    case StepKind::kHalo:
+      return alpha + beta * step.bytes;
+    case StepKind::kSlice:
+      return 0;
+  }
+  return 0;
+}
+
 }  // namespace
+
+Pricing::Pricing(layout::Mesh mesh, AlphaBeta costs) : mesh_(std::move(mesh)), costs_(std::move(costs)) {
+  if (costs_->alpha.size() != mesh_.axes().size() || costs_->beta.size() != mesh_.axes().size())
+    throw ConfigError(fmt::format("mesh {} has {} axes; {} latencies and {} inverse bandwidths were given",
+                                  to_text(mesh_), mesh_.axes().size(), costs_->alpha.size(), costs_->beta.size()),
+                      "give one of each for every axis");
+  arithmetic_ = cost::Arithmetic::kFp32;
+  make_groups();
+}
 
 Pricing::Pricing(const cost::Hardware& hardware, layout::Mesh mesh, cost::Arithmetic arithmetic)
     : hardware_(hardware), mesh_(std::move(mesh)), arithmetic_(arithmetic) {
@@ -37,6 +66,11 @@ Pricing::Pricing(const cost::Hardware& hardware, layout::Mesh mesh, cost::Arithm
   if (hardware_.peak(arithmetic_) <= 0)
     throw ConfigError(fmt::format("{} has no units for these numbers", hardware_.device.name),
                       "take another precision");
+  make_groups();
+}
+
+void Pricing::make_groups() {
+  const std::size_t axes = mesh_.axes().size();
   const int per_node = std::max(1, hardware_.cluster.gpus_per_node);
   groups_.resize(std::size_t{1} << axes);
   for (std::size_t bits = 1; bits < groups_.size(); ++bits) {
@@ -63,6 +97,13 @@ const Pricing::Group& Pricing::group(const MeshAxes& axes) const {
 
 double Pricing::seconds(const Step& step) const {
   if (step.kind == StepKind::kSlice) return 0;
+  if (costs_) {
+    double sum = 0;
+    for (const int axis : step.axes)
+      sum += alpa_cost(step, costs_->alpha[static_cast<std::size_t>(axis)],
+                       costs_->beta[static_cast<std::size_t>(axis)], mesh_.axes()[static_cast<std::size_t>(axis)].size);
+    return sum;
+  }
   const Group& along = group(step.axes);
   if (step.kind == StepKind::kHalo) return cost::message_seconds(hardware_, step.bytes, along.neighbours_across);
   return cost::group_seconds(hardware_, collective_of(step.kind), along.shape, step.bytes);
@@ -75,7 +116,7 @@ double Pricing::wire_bytes(const Step& step) const {
 }
 
 double Pricing::reduction_seconds(const Step& step) const {
-  if (step.kind != StepKind::kAllReduce && step.kind != StepKind::kReduceScatter) return seconds(step);
+  if (costs_ || (step.kind != StepKind::kAllReduce && step.kind != StepKind::kReduceScatter)) return seconds(step);
   Step bucket = step;
   bucket.bytes = kBucketBytes;
   return seconds(bucket) * step.bytes / kBucketBytes;

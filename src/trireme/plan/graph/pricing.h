@@ -7,6 +7,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "trireme/cost/group_time.h"
@@ -15,15 +16,24 @@
 
 namespace trireme::plan::graph {
 
+/// Costs of a paper's model instead of a cluster's: latency and seconds a byte of each mesh axis, computing for
+/// nothing. Alpa's formulas, whose unit tests state optima in closed form.
+struct AlphaBeta {
+  std::vector<double> alpha, beta;
+};
+
 class Pricing {
  public:
   /// ConfigError for more mesh axes than a strategy can have, eight, and for numbers that the device has no units for.
   Pricing(const cost::Hardware& hardware, layout::Mesh mesh, cost::Arithmetic arithmetic = cost::Arithmetic::kFp32);
 
+  Pricing(layout::Mesh mesh, AlphaBeta costs);
+
   const layout::Mesh& mesh() const { return mesh_; }
   const cost::Hardware& hardware() const { return hardware_; }
+  cost::Arithmetic arithmetic() const { return arithmetic_; }
 
-  double seconds(const Work& work) const { return seconds_of(hardware_, arithmetic_, work); }
+  double seconds(const Work& work) const { return costs_ ? 0 : seconds_of(hardware_, arithmetic_, work); }
   double seconds(const Step& step) const;
   /// What the busiest rank sends, at least (cost/collectives.h); of a halo what it receives.
   double wire_bytes(const Step& step) const;
@@ -36,11 +46,13 @@ class Pricing {
     bool neighbours_across = false;  // whether some neighbours along the axes are on two nodes
   };
   const Group& group(const MeshAxes& axes) const;
+  void make_groups();
 
   cost::Hardware hardware_;
   layout::Mesh mesh_;
-  cost::Arithmetic arithmetic_;
+  cost::Arithmetic arithmetic_ = cost::Arithmetic::kFp32;
   std::vector<Group> groups_;  // [bits of axes]
+  std::optional<AlphaBeta> costs_;
 };
 
 /// The mesh of a search: the prime factors of the devices, the largest outermost, so that twos lie inside of nodes. 12

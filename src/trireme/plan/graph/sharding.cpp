@@ -42,6 +42,10 @@ class Conversion {
   Conversion(const layout::Mesh& mesh, double bytes, const Sharding& from, const Sharding& to)
       : mesh_(mesh), now_(from), to_(to) {
     TRIREME_CHECK(from.dims.size() == to.dims.size(), "shardings of different tensors");
+    for (const Sharding* one : {&from, &to}) {
+      for (const MeshAxes& axes : one->dims)
+        TRIREME_CHECK(std::ranges::is_sorted(axes), "mesh axes of a dimension stand in the mesh's order");
+    }
     for (const int axis : to.partial)
       TRIREME_CHECK(has_axis(from.partial, axis), "nothing becomes partial by a conversion");
     local_ = bytes;
@@ -189,21 +193,33 @@ Side side_of(const Graph& graph, const Op& op, int tensor) {
   return Side::kNeither;
 }
 
-/// Rows are dealt out by the window's output where that is what is made or summed over, by its input where the data
-/// gradient is made.
-bool tiles_input(const Op& op) {
-  return op.part == Part::kBackwardData || (op.part == Part::kBackward && op.kind == OpKind::kPooling);
-}
-
-/// Rows that part `part` of `parts` needs and does not have, before and after its own.
-std::pair<Index, Index> halo_rows(const Graph& graph, const Window& window, bool by_input, Index part, Index parts) {
-  const Index in = graph.size(window.in), out = graph.size(window.out);
-  const Index mine = by_input ? in / parts : out / parts, own = by_input ? out / parts : in / parts;
-  const Index whole = by_input ? out : in;
-  const auto [begin, end] = by_input ? window.output_rows(part * mine, (part + 1) * mine, whole)
-                                     : window.input_rows(part * mine, (part + 1) * mine, whole);
-  if (begin >= end) return {0, 0};
-  return {std::max<Index>(0, part * own - begin), std::max<Index>(0, end - (part + 1) * own)};
+/// The all-reduces of a norm or a loss whose averaged dimensions or classes are split. A norm's backward needs sums
+/// again where it makes the gradient of its input; what a loss has summed up it keeps.
+std::vector<Step> statistics_of(const Graph& graph, const Op& op, const IterationSpace& space,
+                                const std::vector<int>& degrees, const Split& split) {
+  MeshAxes axes;
+  for (std::size_t axis = 0; axis < split.size(); ++axis) {
+    const int place = split[axis] < 0 ? -1 : space.find(split[axis]);
+    if (place >= 0 && space.dims[static_cast<std::size_t>(place)].kind == DimKind::kStatistic)
+      axes.push_back(static_cast<int>(axis));
+  }
+  const bool is_loss = op.kind == OpKind::kSoftmaxLoss, is_backward = op.part == Part::kBackward;
+  if (axes.empty() || (is_loss && is_backward)) return {};
+  const int x = (op.forward >= 0 ? graph.op(op.forward) : op).inputs[0];
+  const std::vector<int>* places = is_backward ? nullptr : space.inputs.data();
+  for (std::size_t i = 0; is_backward && i < op.outputs.size(); ++i) {
+    if (graph.tensor(op.outputs[i]).grad_of == x) places = &space.outputs[i];
+  }
+  if (!places) return {};
+  double shared = 1;
+  for (const int place : *places) {
+    const IterationDim& dim = space.dims[static_cast<std::size_t>(place)];
+    if (dim.kind != DimKind::kStatistic)
+      shared *= static_cast<double>(graph.size(dim.dim)) / degrees[static_cast<std::size_t>(place)];
+  }
+  const double bytes = 8 * shared;
+  const Step one{.kind = StepKind::kAllReduce, .axes = axes, .bytes = is_loss ? bytes : 2 * bytes};
+  return std::vector<Step>(is_loss ? 2 : 1, one);
 }
 
 std::pair<Index, Index> widest_halo(const Graph& graph, const Window& window, bool by_input, Index parts) {
@@ -220,6 +236,20 @@ std::pair<Index, Index> widest_halo(const Graph& graph, const Window& window, bo
 }  // namespace
 
 std::span<const Named<StepKind>> enum_names(std::type_identity<StepKind>) { return kStepKinds; }
+
+bool tiles_input(const Op& op) {
+  return op.part == Part::kBackwardData || (op.part == Part::kBackward && op.kind == OpKind::kPooling);
+}
+
+std::pair<Index, Index> halo_rows(const Graph& graph, const Window& window, bool by_input, Index part, Index parts) {
+  const Index in = graph.size(window.in), out = graph.size(window.out);
+  const Index mine = by_input ? in / parts : out / parts, own = by_input ? out / parts : in / parts;
+  const Index whole = by_input ? out : in;
+  const auto [begin, end] = by_input ? window.output_rows(part * mine, (part + 1) * mine, whole)
+                                     : window.input_rows(part * mine, (part + 1) * mine, whole);
+  if (begin >= end) return {0, 0};
+  return {std::max<Index>(0, part * own - begin), std::max<Index>(0, end - (part + 1) * own)};
+}
 
 std::vector<Step> convert(const layout::Mesh& mesh, double bytes, const Sharding& from, const Sharding& to) {
   if (from == to) return {};
@@ -297,32 +327,17 @@ std::vector<Exchange> exchanges_of(const Graph& graph, const layout::Mesh& mesh,
       if (rows == 0) continue;
       const double received = bytes / static_cast<double>(own) * static_cast<double>(rows);
       const auto place = std::ranges::find(space.inputs[k], static_cast<int>(i));
-      exchanges.push_back({op.inputs[k],
-                           {.kind = StepKind::kHalo,
-                            .axes = axes_of(dim),
-                            .from_dim = static_cast<int>(place - space.inputs[k].begin()),
-                            .bytes = received}});
+      exchanges.push_back({.tensor = op.inputs[k],
+                           .step = {.kind = StepKind::kHalo,
+                                    .axes = axes_of(dim),
+                                    .from_dim = static_cast<int>(place - space.inputs[k].begin()),
+                                    .bytes = received},
+                           .window = dim.window});
       bytes += received;  // corners come with the second dimension
     }
   }
-  MeshAxes statistics;
-  for (std::size_t i = 0; i < space.dims.size(); ++i) {
-    if (space.dims[i].kind != DimKind::kStatistic || degrees[i] == 1) continue;
-    for (const int axis : axes_of(space.dims[i])) statistics.push_back(axis);
-  }
-  std::ranges::sort(statistics);
-  const bool again = op.kind == OpKind::kSoftmaxLoss && op.part == Part::kBackward;  // forward's are kept
-  if (!statistics.empty() && !again) {
-    // Two numbers, of four bytes, for all that share them: mean and variance, or the largest logit and the sum.
-    double shared = 1;
-    const auto& places = op.kind == OpKind::kSoftmaxLoss ? space.inputs[0] : space.outputs[0];
-    for (const int place : places) {
-      const IterationDim& dim = space.dims[static_cast<std::size_t>(place)];
-      if (dim.kind != DimKind::kStatistic)
-        shared *= static_cast<double>(graph.size(dim.dim)) / degrees[static_cast<std::size_t>(place)];
-    }
-    exchanges.push_back({-1, {.kind = StepKind::kAllReduce, .axes = statistics, .bytes = 8 * shared}});
-  }
+  for (Step& step : statistics_of(graph, op, space, degrees, split))
+    exchanges.push_back({.tensor = -1, .step = std::move(step)});
   return exchanges;
 }
 

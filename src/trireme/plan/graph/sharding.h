@@ -59,10 +59,18 @@ std::vector<int> degrees_of(const layout::Mesh& mesh, const IterationSpace& spac
 std::string why_not(const Graph& graph, const layout::Mesh& mesh, const Op& op, const IterationSpace& space,
                     const Split& split);
 
-/// What the operator exchanges while it runs: halos of its operands, and statistics.
+/// Rows of a windowed operator are dealt out by the window's output where that is what is made or summed over, by its
+/// input where the data gradient is made.
+bool tiles_input(const Op& op);
+/// Rows that part `part` of `parts` needs and does not have, before and after its own.
+std::pair<Index, Index> halo_rows(const Graph& graph, const Window& window, bool by_input, Index part, Index parts);
+
+/// What the operator exchanges while it runs: halos of its operands, and statistics, which are of fp64: sum and sum of
+/// squares of a norm in one all-reduce; the largest logit, then the sum of exponentials of a loss.
 struct Exchange {
   int tensor = -1;  ///< whose halo it is; -1: statistics
   Step step;
+  int window = -1;  ///< of a halo: into the forward operator's windows
 };
 std::vector<Exchange> exchanges_of(const Graph& graph, const layout::Mesh& mesh, const Op& op,
                                    const IterationSpace& space, const Split& split);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/graph/backward.h"
 
 namespace trireme::plan::graph {
 
@@ -71,6 +72,34 @@ Strategy parse_strategy(const Graph& forward, std::string_view text, const std::
     fail("there is no mesh", "write \"strategy GRAPH\" and \"mesh a=2 b=4\" first");
   }
   return strategy;
+}
+
+Strategy transferred(const Graph& from, const Strategy& strategy, const Graph& to) {
+  Strategy result = replicated(to, strategy.mesh);
+  const bool alike = result.splits.size() == strategy.splits.size();
+  for (std::size_t i = 0; i < result.splits.size(); ++i) {
+    if (!alike || from.ops[i].name != to.ops[i].name)
+      throw ConfigError(fmt::format("graphs {} and {} do not have the same operators", from.name, to.name),
+                        "take a strategy of the graph itself");
+    const IterationSpace source = iteration_space(from, from.ops[i]), target = iteration_space(to, to.ops[i]);
+    for (std::size_t axis = 0; axis < strategy.splits[i].size(); ++axis) {
+      const int dim = strategy.splits[i][axis], place = dim < 0 ? -1 : source.find(dim);
+      if (place < 0) continue;
+      result.splits[i][axis] = target.dims[static_cast<std::size_t>(place)].dim;
+    }
+  }
+  // Gradient operators must be able to take it too.
+  const Graph both = with_backward(to);
+  for (std::size_t i = 0; i < both.ops.size(); ++i) {
+    const auto op = both.ops[i].forward >= 0 ? static_cast<std::size_t>(both.ops[i].forward) : i;
+    Split& split = result.splits[op];
+    while (!why_not(both, result.mesh, both.ops[i], iteration_space(both, both.ops[i]), split).empty()) {
+      const auto last = std::ranges::find_if(split.rbegin(), split.rend(), [](int dim) { return dim >= 0; });
+      if (last == split.rend()) break;
+      *last = -1;
+    }
+  }
+  return result;
 }
 
 }  // namespace trireme::plan::graph

@@ -40,6 +40,10 @@ std::vector<std::string> find_problems(const Graph& both, const Strategy& strate
 std::string to_text(const Graph& forward, const Strategy& strategy);
 Strategy parse_strategy(const Graph& forward, std::string_view text, const std::string& source);
 
+/// A strategy of one graph for another with the same operators and other sizes: the same dimensions of the same
+/// operators. What does not divide there stays whole. ConfigError where the operators differ.
+Strategy transferred(const Graph& from, const Strategy& strategy, const Graph& to);
+
 enum class Phase : std::uint8_t { kForward, kBackward, kUpdate };
 std::span<const Named<Phase>> enum_names(std::type_identity<Phase>);
 
@@ -52,8 +56,16 @@ struct Link {
   int consumer = -1, input = -1;
   bool is_update = false;  ///< a finished gradient, to where its parameter lies; `consumer`, `input`: the parameter's
 };
+/// How an operator wants an input, whatever the split: the dimension of its iteration space by which each dimension of
+/// the tensor is split, -1 where it must be whole. Two operators that want the same get the same conversion.
+std::vector<int> wanted_dims(const IterationSpace& space, std::size_t input);
+
+/// Parts of a parameter's gradient are added up as they are, partial sums too: all readers of a parameter that lie
+/// alike make alike parts.
+bool is_parameter_sum(const Graph& both, const Op& op);
+
 /// Every link of a graph with its backward. What an operator has got it keeps for its backward, so each forward
-/// operator has one link for a tensor.
+/// operator has one link for a tensor, unless it wants it in two ways.
 std::vector<Link> links_of(const Graph& both);
 
 /// How a link's tensor lies before and after, for the splits of the two forward operators that decide it.

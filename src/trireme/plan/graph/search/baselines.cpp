@@ -142,4 +142,36 @@ std::optional<Strategy> megatron(const Graph& both, const layout::Mesh& mesh, in
   return strategy;
 }
 
+Strategy tensor_and_data_parallel(const Graph& both, const layout::Mesh& mesh, int tensor) {
+  if (auto strategy = megatron(both, mesh, tensor)) return std::move(*strategy);
+  const int samples = sample_dim(both);
+  const Uses uses = uses_of(both);
+  std::size_t first = mesh.axes().size();
+  for (int product = 1; first > 0 && product < tensor;) product *= mesh.axes()[--first].size;
+  Strategy strategy = replicated(both, mesh);
+  std::vector<int> inner(strategy.splits.size(), -1);  // what the last axes split
+  for (std::size_t i = 0; i < strategy.splits.size(); ++i) {
+    const int shared = dim_of_shared(both, uses, strategy, i);
+    inner[i] = shared >= 0 && shared != samples ? shared : channel_dim(both, both.ops[i]);
+    for (const int input : both.ops[i].inputs) {
+      const int from = uses.producer[static_cast<std::size_t>(input)];
+      if (inner[i] < 0 && from >= 0) inner[i] = inner[static_cast<std::size_t>(from)];
+    }
+    const IterationSpace space = iteration_space(both, both.ops[i]);
+    for (std::size_t axis = 0; axis < mesh.axes().size(); ++axis) {
+      const int dim = axis < first ? samples : inner[i];
+      if (dim < 0 || space.find(dim) < 0) continue;
+      Split& split = strategy.splits[i];
+      split[axis] = dim;
+      bool works = true;
+      for (std::size_t k = 0; k < both.ops.size() && works; ++k) {
+        if (k == i || both.ops[k].forward == static_cast<int>(i))
+          works = why_not(both, mesh, both.ops[k], iteration_space(both, both.ops[k]), split).empty();
+      }
+      if (!works) split[axis] = -1;
+    }
+  }
+  return strategy;
+}
+
 }  // namespace trireme::plan::graph

@@ -24,4 +24,8 @@ Strategy one_weird_trick(const Graph& both, const layout::Mesh& mesh);
 /// axes that fit into a node, samples along the others. Nothing for graphs without heads.
 std::optional<Strategy> megatron(const Graph& both, const layout::Mesh& mesh, int devices_per_node);
 
+/// The last axes, as many as make `tensor` devices, split weights: heads and inner dimensions of transformers, outputs
+/// of other operators' weights and what follows them; the axes before split samples.
+Strategy tensor_and_data_parallel(const Graph& both, const layout::Mesh& mesh, int tensor);
+
 }  // namespace trireme::plan::graph

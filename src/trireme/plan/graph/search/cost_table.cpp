@@ -6,9 +6,9 @@
 #include <map>
 #include <numeric>
 #include <set>
-#include <unordered_map>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/graph/search/conversion_prices.h"
 
 namespace trireme::plan::graph {
 namespace {
@@ -30,17 +30,10 @@ class Groups {
   std::vector<int> parent_;
 };
 
-/// Operators that do little and are best where their input is.
-bool follows(const Op& op) {
-  switch (op.kind) {
-    case OpKind::kElementwise:
-    case OpKind::kReshape:
-    case OpKind::kNorm:
-    case OpKind::kSplit:
-      return true;
-    default:
-      return false;
-  }
+bool is_heavy(const Op& op) {
+  const std::size_t factors = op.inputs.size() - (op.bias ? 1 : 0);
+  return op.kind == OpKind::kConvolution || op.kind == OpKind::kAttention || op.kind == OpKind::kLstmCell ||
+         (op.kind == OpKind::kEinsum && factors >= 2);
 }
 
 std::vector<std::vector<int>> nodes_of(const Graph& both, std::size_t forward_ops) {
@@ -73,51 +66,6 @@ std::vector<std::vector<int>> nodes_of(const Graph& both, std::size_t forward_op
   for (auto& [root, ops] : members) nodes.push_back(std::move(ops));
   return nodes;
 }
-
-/// Prices conversions once for each kind of tensor and pair of shardings: layers repeat.
-class ConversionPrices {
- public:
-  explicit ConversionPrices(const Pricing& pricing) : pricing_(pricing) {}
-
-  int id_of(const Sharding& sharding) {
-    std::string key;
-    for (const MeshAxes& axes : sharding.dims) {
-      for (const int axis : axes) key += static_cast<char>('0' + axis);
-      key += ',';
-    }
-    for (const int axis : sharding.partial) key += static_cast<char>('0' + axis);
-    const auto [place, is_new] = ids_.try_emplace(std::move(key), static_cast<int>(shardings_.size()));
-    if (is_new) shardings_.push_back(sharding);
-    return place->second;
-  }
-  double seconds(double bytes, int from, int to, bool is_update) {
-    if (from == to) return 0;
-    const Key key{bytes, (static_cast<std::uint64_t>(from) << 33) | (static_cast<std::uint64_t>(to) << 1) | is_update};
-    const auto [place, is_new] = prices_.try_emplace(key, 0.0);
-    if (is_new) {
-      for (const Step& step :
-           convert(pricing_.mesh(), bytes, shardings_[std::size_t(from)], shardings_[std::size_t(to)]))
-        place->second += is_update ? pricing_.reduction_seconds(step) : pricing_.seconds(step);
-    }
-    return place->second;
-  }
-
- private:
-  struct Key {
-    double bytes;
-    std::uint64_t ends;
-    bool operator==(const Key&) const = default;
-  };
-  struct Hash {
-    std::size_t operator()(const Key& key) const {
-      return std::hash<double>{}(key.bytes) * 0x9E3779B97F4A7C15u + key.ends * 0xD1B54A32D192ED03u;
-    }
-  };
-  const Pricing& pricing_;
-  std::unordered_map<std::string, int> ids_;
-  std::vector<Sharding> shardings_;
-  std::unordered_map<Key, double, Hash> prices_;
-};
 
 class ProblemBuilder {
  public:
@@ -173,6 +121,13 @@ class ProblemBuilder {
   }
 
   bool is_legal(const std::vector<int>& ops, const Split& split) const {
+    for (const int op : ops) {
+      if (!options_.heavy_are_split || !is_heavy(both_.op(op))) continue;
+      for (std::size_t axis = 0; axis < split.size(); ++axis) {
+        const bool is_wide = pricing_.mesh().axes()[axis].size > 1;
+        if (is_wide && (split[axis] < 0 || spaces_[static_cast<std::size_t>(op)].find(split[axis]) < 0)) return false;
+      }
+    }
     for (const int op : ops) {
       for (const int derived : derived_[static_cast<std::size_t>(op)]) {
         if (!why_not(both_, pricing_.mesh(), both_.op(derived), spaces_[std::size_t(derived)], split).empty())
@@ -303,6 +258,22 @@ class ProblemBuilder {
 };
 
 }  // namespace
+
+bool follows(const Op& op) {
+  switch (op.kind) {
+    case OpKind::kElementwise:
+    case OpKind::kNorm:
+    case OpKind::kSplit:
+      return true;
+    case OpKind::kReshape:
+      // Where the dimension that can be split gets another name, the operator needs a choice of its own.
+      return std::ranges::all_of(op.regroups, [](const Regroup& regroup) {
+        return std::ranges::find(regroup.from, regroup.to.front()) != regroup.from.end();
+      });
+    default:
+      return false;
+  }
+}
 
 double cost_of(const SearchProblem& problem, const Assignment& assignment) {
   double sum = 0;

@@ -39,9 +39,13 @@ struct ChoiceOptions {
   bool reduced = false;  ///< also along sums: input channels, inner dimensions
   bool halos = true;     ///< also heights and widths
   bool statistics = true;
+  bool heavy_are_split = false;    ///< no GEMM, convolution or attention is repeated along a mesh axis: Alpa's rule
   int only_axis = -1;              ///< the only axis that is free; the others are as in `base`
   const Strategy* base = nullptr;  ///< splits on top of which choices are made; null: none
 };
+
+/// Operators that do little and are best where their input is: activations, norms, reshapes that rename nothing.
+bool follows(const Op& op);
 
 /// A graph as a problem, and the way back.
 struct GraphProblem {

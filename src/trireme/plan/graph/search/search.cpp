@@ -8,6 +8,10 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/stopwatch.h"
+#include "trireme/base/units.h"
+#include "trireme/plan/graph/random_strategy.h"
+#include "trireme/plan/graph/search/flexflow.h"
+#include "trireme/plan/graph/search/pipelines.h"
 
 namespace trireme::plan::graph {
 namespace {
@@ -47,10 +51,40 @@ Found search_alpa(const Graph& both, const Pricing& pricing, const SearchLimits&
   return found;
 }
 
+/// The choices that a strategy is made of; of a node the member that says most of its split.
+Assignment assignment_of(const GraphProblem& problem, const Strategy& strategy) {
+  Assignment assignment;
+  for (std::size_t node = 0; node < problem.nodes.size(); ++node) {
+    int chosen = -1;
+    for (const int op : problem.nodes[node])
+      chosen =
+          std::max(chosen, problem.choice_of(static_cast<int>(node), strategy.splits[static_cast<std::size_t>(op)]));
+    assignment.push_back(std::max(chosen, 0));
+  }
+  return assignment;
+}
+
+Found search_flexflow(const Graph& both, const Pricing& pricing, const SearchLimits& limits) {
+  const GraphProblem problem = make_problem(both, pricing, {.canonical = true, .reduced = true});
+  FlexFlow flexflow(both, pricing, problem);
+  std::vector<Assignment> starts{assignment_of(problem, data_parallel(both, pricing.mesh())),
+                                 assignment_of(problem, one_weird_trick(both, pricing.mesh()))};
+  if (const auto expert = megatron(both, pricing.mesh(), pricing.hardware().cluster.gpus_per_node))
+    starts.push_back(assignment_of(problem, *expert));
+  for (const std::uint64_t seed : {1U, 2U})
+    starts.push_back(assignment_of(problem, random_strategy(both, pricing.mesh(), seed)));
+  const FlexFlowResult best = flexflow.search(starts, {.seconds = limits.seconds, .memory_bytes = limits.memory_bytes});
+  Found found = found_by("flexflow", problem.strategy_of(both, best.assignment));
+  found.note = fmt::format("{} with overlap, {} proposals, {:.0f} a second", short_seconds(best.simulated),
+                           best.proposals, best.proposals / std::max(best.seconds, 1e-9));
+  return found;
+}
+
 }  // namespace
 
 std::vector<std::string> search_methods() {
-  return {"data-parallel", "model-parallel", "one-weird-trick", "megatron", "optcnn", "tofu", "alpa-intra"};
+  return {"data-parallel", "model-parallel", "one-weird-trick", "megatron",  "optcnn",   "tofu", "alpa-intra",
+          "flexflow",      "alpa",           "rannc",           "galvatron", "pipedream"};
 }
 
 std::optional<Found> search(const std::string& method, const Graph& both, const Pricing& pricing,
@@ -72,6 +106,16 @@ std::optional<Found> search(const std::string& method, const Graph& both, const 
     found = search_tofu(both, pricing);
   } else if (method == "alpa-intra") {
     found = search_alpa(both, pricing, limits);
+  } else if (method == "flexflow") {
+    found = search_flexflow(both, pricing, limits);
+  } else if (method == "alpa") {
+    found = search_alpa_stages(both, pricing, limits);
+  } else if (method == "rannc") {
+    found = search_rannc(both, pricing, limits);
+  } else if (method == "galvatron") {
+    found = search_galvatron(both, pricing, limits);
+  } else if (method == "pipedream") {
+    found = search_pipedream(both, pricing, limits);
   } else {
     const std::vector<std::string> names = search_methods();
     throw ConfigError(fmt::format("there is no search {}{}", method, did_you_mean(method, names)),
@@ -79,6 +123,7 @@ std::optional<Found> search(const std::string& method, const Graph& both, const 
   }
   if (!found) return found;
   found->search_seconds = seconds_since(start);
+  if (!found->pipeline.empty()) return found;
   found->cost = price(both, lower(both, found->strategy), pricing);
   found->fits = limits.memory_bytes <= 0 || found->cost.memory_bytes <= limits.memory_bytes;
   return found;
@@ -101,15 +146,7 @@ std::vector<double> seconds_by_op(const Graph& both, const Pricing& pricing, con
 
 std::vector<Reason> explain(const Graph& both, const Pricing& pricing, const Strategy& strategy) {
   const GraphProblem problem = make_problem(both, pricing, {.canonical = true, .reduced = true});
-  Assignment assignment;
-  for (std::size_t node = 0; node < problem.nodes.size(); ++node) {
-    // The member that says most of its node's split.
-    int chosen = -1;
-    for (const int op : problem.nodes[node])
-      chosen =
-          std::max(chosen, problem.choice_of(static_cast<int>(node), strategy.splits[static_cast<std::size_t>(op)]));
-    assignment.push_back(std::max(chosen, 0));
-  }
+  const Assignment assignment = assignment_of(problem, strategy);
   const double now = cost_of(problem.problem, assignment);
   std::vector<Reason> reasons;
   for (std::size_t node = 0; node < problem.nodes.size(); ++node) {

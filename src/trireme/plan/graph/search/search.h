@@ -2,9 +2,10 @@
 //
 // Methods: data-parallel, model-parallel, one-weird-trick and megatron are written down (baselines.h); optcnn
 // eliminates nodes over degrees of sample, channel, height and width (elimination.h); tofu goes axis by axis
-// (tofu.cpp); alpa-intra also takes sums and every order of axes, under the device's memory (limited.h). Whatever is
-// found is a strategy: text that can be read, edited and lowered, priced in the same way for all methods.
-// Depends on: baselines, elimination, limited.
+// (tofu.cpp); alpa-intra also takes sums and every order of axes, under the device's memory (limited.h); flexflow
+// simulates (flexflow.h). What they find is a strategy: text that can be read, edited, lowered and run, priced in the
+// same way for all. alpa, pipedream, rannc and galvatron find pipeline stages (pipelines.h): text to read.
+// Depends on: baselines, elimination, limited, flexflow.
 #pragma once
 
 #include <optional>
@@ -33,6 +34,8 @@ struct Found {
   bool fits = true;             ///< into a device's memory
   std::optional<double> bound;  ///< nothing in the method's space costs less; equal to the cost: proven
   std::string note = {};        ///< "width 2, 41,230 entries"
+  /// Of a method whose result has pipeline stages: those, a line each; `strategy` then says nothing. Empty: none.
+  std::string pipeline = {};
 };
 
 struct SearchLimits {

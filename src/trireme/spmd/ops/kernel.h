@@ -1,0 +1,61 @@
+// spmd/ops/kernel.h -- what an operator computes on a rank's blocks, one file a kind.
+//
+// A kernel gets its inputs as blocks, the boxes of its outputs, and what its forward operator keeps. It is the same for
+// one rank and for many: whatever depends on the whole (padding at the border, the vocabulary's range, the causal mask,
+// the mask of dropout, who adds a bias) follows from origins. Statistics are summed over ranks by a function it is
+// given.
+// Depends on: block.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "trireme/comm/types.h"
+#include "trireme/spmd/block.h"
+
+namespace trireme::spmd {
+
+/// What a forward operator leaves for its gradient operators beside the graph's tensors: statistics, mostly.
+using Kept = std::map<std::string, at::Tensor>;
+
+struct OpCall {
+  const pg::Graph& graph;
+  const pg::Op& op;
+  std::vector<Block> inputs;   ///< as op.inputs; with their halos
+  std::vector<Place> outputs;  ///< as op.outputs
+  Kept& kept;
+  std::function<void(at::Tensor&, comm::Reduce)> all_reduce;  ///< over the ranks that share a statistic; may do nothing
+  std::uint64_t seed = 0;
+  std::int64_t step = 0;
+
+  const pg::Op& forward() const { return op.forward >= 0 ? graph.op(op.forward) : op; }
+  const std::vector<int>& dims(int tensor) const { return graph.tensor(tensor).dims; }
+  /// Of a backward operator: an operand of the forward one that it reads, and the gradient of one of its outputs. Null
+  /// where it reads none.
+  const Block* operand(int tensor) const;
+  const Block* gradient(int tensor) const;
+  /// For each input of the forward operator: which output is its gradient; -1: none is made.
+  std::vector<int> gradient_outputs() const;
+};
+
+/// One tensor for each output.
+std::vector<at::Tensor> run_op(OpCall& call);
+
+/// Why the executor cannot run this graph, a sentence each: shapes that the graph's rules allow and no kernel has.
+std::vector<std::string> find_unsupported(const pg::Graph& graph);
+
+/// The elements of dropout that stay, scaled: 0 or 2. Half of them fall, as in AlexNet and VGG.
+at::Tensor dropout_mask(const std::string& name, const Place& place, const std::vector<Index>& whole,
+                        std::uint64_t seed, std::int64_t step, at::ScalarType type);
+
+/// Which experts and slots tokens get: constant in the gradient. GShard's rule: first choices are seated before second
+/// ones, in the order of tokens, and who finds no slot is dropped.
+struct Seats {
+  std::vector<at::Tensor> experts;  ///< [group, token] of the k-th choice
+  std::vector<at::Tensor> masks;    ///< [group, token, expert, slot] of 0 and 1
+};
+Seats seats_of(const at::Tensor& probabilities, int choices, Index slots);
+
+}  // namespace trireme::spmd

@@ -1,0 +1,74 @@
+// Batch and layer norm. Sums and sums of squares are of fp64, over all ranks that have a part of what is averaged: the
+// statistics of the whole, whatever the split.
+#include <ATen/ops/stack.h>
+#include <ATen/ops/sum.h>
+
+#include "trireme/base/error.h"
+#include "trireme/spmd/ops/kernels.h"
+
+namespace trireme::spmd {
+namespace {
+
+constexpr double kNormEps = 1e-5;
+
+struct Averaged {
+  std::vector<std::int64_t> axes;  ///< of the tensor
+  double elements = 1;             ///< of the whole
+};
+
+Averaged averaged_by(const OpCall& call) {
+  const pg::Op& forward = call.forward();
+  Averaged averaged;
+  for (const int dim : forward.dims) {
+    averaged.axes.push_back(position(call.dims(forward.inputs[0]), dim));
+    averaged.elements *= static_cast<double>(call.graph.size(dim));
+  }
+  return averaged;
+}
+
+at::Tensor sums_of(OpCall& call, const at::Tensor& a, const at::Tensor& b, const Averaged& averaged) {
+  at::Tensor sums =
+      at::stack({at::sum(a, averaged.axes, true, at::kDouble), at::sum(b, averaged.axes, true, at::kDouble)})
+          .contiguous();
+  call.all_reduce(sums, comm::Reduce::kSum);
+  return sums / averaged.elements;
+}
+
+}  // namespace
+
+Outputs run_norm(OpCall& call) {
+  const pg::Op& forward = call.forward();
+  const auto& dims = call.dims(forward.inputs[0]);
+  const Averaged averaged = averaged_by(call);
+  if (call.op.part == pg::Part::kForward) {
+    const at::Tensor x = call.inputs[0].data;
+    const at::Tensor wide = x.to(at::kDouble), means = sums_of(call, wide, wide * wide, averaged);
+    const at::Tensor mean = means[0], rstd = (means[1] - mean * mean).clamp_min(0).add(kNormEps).rsqrt();
+    call.kept["mean"] = mean;
+    call.kept["rstd"] = rstd;
+    const at::Tensor scale = aligned(call.inputs[1].data, call.dims(forward.inputs[1]), dims),
+                     shift = aligned(call.inputs[2].data, call.dims(forward.inputs[2]), dims);
+    return {(((wide - mean) * rstd).to(x.scalar_type()) * scale + shift).contiguous()};
+  }
+  const Block *x = call.operand(forward.inputs[0]), *scale = call.operand(forward.inputs[1]),
+              *gradient = call.gradient(forward.outputs[0]);
+  TRIREME_CHECK(x && scale && gradient, "operator {} lacks an operand", call.op.name);
+  const at::Tensor rstd = call.kept.at("rstd");
+  const at::Tensor normal = ((x->data.to(at::kDouble) - call.kept.at("mean")) * rstd).to(x->data.scalar_type());
+  const at::Tensor& g = gradient->data;
+  const std::vector<int> places = call.gradient_outputs();
+  Outputs outputs(call.op.outputs.size());
+  if (places[0] >= 0) {
+    const at::Tensor scaled = g * aligned(scale->data, call.dims(forward.inputs[1]), dims);
+    const at::Tensor means = sums_of(call, scaled, scaled * normal, averaged);
+    const at::Tensor centred = scaled.to(at::kDouble) - means[0] - normal.to(at::kDouble) * means[1];
+    outputs[static_cast<std::size_t>(places[0])] = (centred * rstd).to(g.scalar_type()).contiguous();
+  }
+  const auto& out = call.dims(forward.outputs[0]);
+  if (places[1] >= 0)
+    outputs[static_cast<std::size_t>(places[1])] = summed_to(g * normal, out, call.dims(forward.inputs[1]));
+  if (places[2] >= 0) outputs[static_cast<std::size_t>(places[2])] = summed_to(g, out, call.dims(forward.inputs[2]));
+  return outputs;
+}
+
+}  // namespace trireme::spmd

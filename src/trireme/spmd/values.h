@@ -1,0 +1,21 @@
+// spmd/values.h -- what a graph starts from: parameters and inputs, as functions of seed, tensor name and index.
+//
+// Depends on: block.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "trireme/spmd/block.h"
+
+namespace trireme::spmd {
+
+using Values = std::vector<at::Tensor>;  ///< [tensor of the graph] whole; undefined where it is not there
+
+at::ScalarType scalar_type(pg::DType dtype);
+
+/// Parameters: normal, with a variance that keeps activations near one; norms begin near the identity. Inputs: normal;
+/// indices: any that their table or their classes have.
+Values start_values(const pg::Graph& graph, std::uint64_t seed);
+
+}  // namespace trireme::spmd

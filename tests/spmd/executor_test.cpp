@@ -1,0 +1,252 @@
+// Random legal strategies of many small graphs equal the whole graph under autograd, and exchange what was listed.
+#include "trireme/spmd/executor.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "trireme/base/error.h"
+#include "trireme/comm/rank.h"
+#include "trireme/plan/graph/backward.h"
+#include "trireme/plan/graph/models.h"
+#include "trireme/plan/graph/random_strategy.h"
+#include "trireme/plan/graph/search/search.h"
+#include "trireme/spmd/verify.h"
+
+namespace trireme::spmd {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+struct Outcome {
+  double loss = 0, expected = 0, worst = 0;
+  std::string parameter;
+  std::size_t compared = 0;
+  std::vector<std::string> deviations;
+  bool has_halo = false;
+};
+
+Outcome run_once(const pg::Graph& both, const pg::Strategy& strategy, const Values& start, const Reference& reference) {
+  Outcome outcome{.expected = reference.loss};
+  std::mutex mutex;
+  std::vector<std::vector<pg::Inserted>> executed(static_cast<std::size_t>(strategy.mesh.ranks()));
+  pg::Lowering lowering;
+  comm::run_ranks(strategy.mesh.ranks(), [&](comm::Rank& rank) {
+    at::set_num_threads(1);  // ranks are as many threads as there are cores, and more
+    Executor executor(both, strategy, rank.world(), {.seed = 5});
+    executor.load(start);
+    StepResult result = executor.step(start);
+    const Deviation deviation = compare(both, executor, result, reference);
+    const std::scoped_lock lock(mutex);
+    executed[static_cast<std::size_t>(rank.rank())] = std::move(result.executed);
+    if (rank.rank() == 0) lowering = executor.lowering(), outcome.loss = result.loss;
+    outcome.compared = deviation.compared;
+    if (deviation.worst >= outcome.worst) outcome.worst = deviation.worst, outcome.parameter = deviation.parameter;
+  });
+  outcome.deviations = compare_collectives(both, strategy, lowering, executed);
+  for (const pg::Inserted& one : lowering.inserted)
+    outcome.has_halo = outcome.has_halo || one.step.kind == pg::StepKind::kHalo;
+  return outcome;
+}
+
+struct Case {
+  std::string name;
+  pg::Graph forward;
+  std::string mesh = "a=2 b=2";
+  int strategies = 4;
+};
+
+/// Everything with a window: strides, dilation, both kinds of pooling, a transposed convolution, batch norm, concat.
+pg::Graph window_net() {
+  pg::Builder build("windows");
+  const int n = build.dim("n", 2), classes = build.dim("classes", 4);
+  int x = build.input("image", {n, build.dim("rgb", 4), build.dim("h16", 16), build.dim("w16", 16)});
+  x = build.convolution("conv1", x, {.channels = 4, .kernel = {3, 5}, .padding = {1, 2}});
+  x = build.batch_norm("bn1", x);
+  x = build.elementwise("relu1", "relu", {x});
+  const int skip = x;
+  x = build.pooling("pool1", x, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}});
+  x = build.convolution("conv2", x, {.channels = 4, .kernel = {5, 3}, .padding = {2, 1}, .bias = false});
+  x = build.pooling("pool2", x, {.function = "average", .kernel = {3, 3}, .stride = {1, 1}, .padding = {1, 1}});
+  x = build.transposed_convolution("up", x, 4, 2);
+  x = build.concat("join", {skip, x}, build.dim("joined", 8));
+  x = build.convolution("conv3", x, {.channels = 8, .kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}});
+  x = build.elementwise("drop", "dropout", {x});
+  x = build.global_average("mean", x);
+  x = build.linear("fc", x, classes);
+  build.loss("loss", x, build.indices("labels", {n}), classes);
+  return build.finish();
+}
+
+/// Elementwise functions, broadcasts, parameters and activations that are read twice, keys that are also values.
+pg::Graph mixed_net() {
+  pg::Builder build("mixed");
+  const int n = build.dim("n", 4), s = build.dim("s", 4), heads = build.dim("heads", 4), units = build.dim("units", 4);
+  const int model = build.dim("model", 8), classes = build.dim("classes", 8), inner = build.dim("inner", 8);
+  int x = build.input("x", {n, s, model});
+  x = build.layer_norm("norm", x);
+  const int q = build.dense("q", x, {model}, {heads, units}), k = build.dense("k", x, {model}, {heads, units});
+  const int y = build.attention("self", q, k, k, "causal");
+  x = build.dense("out", y, {heads, units}, {model});
+  x = build.elementwise("gate", "multiply", {x, build.parameter("gate.weight", {s, model}), x});
+  x = build.elementwise("sigmoid", "sigmoid", {x});
+  const int weight = build.parameter("shared", {model, inner});
+  const int up = build.einsum("up", {x, weight}, {n, s, inner});
+  x = build.einsum("down", {build.elementwise("tanh", "tanh", {up}), weight}, {n, s, model});
+  x = build.elementwise("bias", "add", {x, build.parameter("bias.weight", {model})});
+  x = build.linear("head", x, classes, false);
+  build.loss("loss", x, build.indices("labels", {n, s}), classes);
+  return build.finish();
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  all.push_back({"windows", window_net(), "a=2 b=2", 16});
+  all.push_back({"windows on eight", window_net(), "a=2 b=2 c=2", 2});
+  all.push_back({"mixed", mixed_net(), "a=2 b=2", 16});
+  all.push_back({"mixed on one axis", mixed_net(), "a=4", 4});
+  all.push_back({"alexnet", pg::alexnet({.batch = 2, .size = 64, .classes = 4, .width = 16})});
+  all.push_back({"resnet", pg::resnet(50, 1, {.batch = 2, .size = 32, .classes = 4, .width = 32}), "a=2 b=2", 1});
+  all.push_back({"lstm", pg::lstm_language_model({.batch = 4, .steps = 3, .layers = 2, .hidden = 8, .vocab = 12})});
+  all.push_back({"gnmt", pg::gnmt({.batch = 4, .steps = 2, .layers = 3, .hidden = 8, .vocab = 12}), "a=2 b=2", 2});
+  const pg::TransformerShape tiny{
+      .batch = 4, .seq_len = 4, .layers = 2, .hidden = 8, .heads = 4, .vocab = 12, .positions = 4};
+  all.push_back({"gpt", pg::gpt("gpt", tiny)});
+  all.push_back({"bert", pg::bert("bert", tiny)});
+  all.push_back({"moe", pg::moe({.groups = 4, .tokens = 4, .hidden = 8, .heads = 2, .ffn = 8, .experts = 4})});
+  return all;
+}
+
+TEST(Executor, RandomStrategiesEqualTheWholeGraphAndExchangeWhatWasListed) {
+  bool any_halo = false;
+  for (const Case& one : cases()) {
+    const pg::Graph both = with_backward(with_dtype(one.forward, pg::DType::kFp64));
+    const Values start = start_values(both, 1);
+    const Reference reference = run_reference(both, start, 5, 0);
+    const layout::Mesh mesh = layout::parse_mesh(one.mesh);
+    for (int i = 0; i < one.strategies; ++i) {
+      const pg::Strategy strategy = random_strategy(both, mesh, static_cast<std::uint64_t>(i));
+      ASSERT_THAT(find_problems(both, strategy), IsEmpty()) << one.name;
+      const Outcome outcome = run_once(both, strategy, start, reference);
+      const std::string text = fmt::format("{}, strategy {}\n{}", one.name, i, to_text(one.forward, strategy));
+      ASSERT_NEAR(outcome.loss, outcome.expected, 1e-9) << text;
+      ASSERT_LT(outcome.worst, 1e-9) << outcome.parameter << " of " << text;
+      ASSERT_GT(outcome.compared, 3U) << text;
+      ASSERT_THAT(outcome.deviations, IsEmpty()) << text;
+      any_halo = any_halo || outcome.has_halo;
+    }
+  }
+  EXPECT_TRUE(any_halo);
+}
+
+/// A cluster on which sending is cheap beside computing, so that searches split what they can.
+cost::Hardware fast_links() {
+  cost::Hardware hardware;
+  hardware.device.name = "P100";
+  hardware.device.fp32_tflops = 9.3;
+  hardware.device.memory_gib = 16;
+  hardware.device.memory_gb_per_s = 732;
+  hardware.cluster.gpus_per_node = 4;
+  hardware.cluster.link = {.kind = "nvlink", .gb_per_s = 15};
+  hardware.cluster.network = {.kind = "infiniband", .gb_per_s = 12};
+  return hardware;
+}
+
+TEST(Executor, StrategiesThatSearchesFindForPublishedModelsRunOnTheirSmallSiblings) {
+  bool any_halo = false;
+  const pg::Pricing pricing(fast_links(), pg::factored_mesh(4));
+  struct Wanted {
+    std::string name, method;
+    pg::Index batch;  // so few samples that data parallelism is not all there is
+  };
+  for (const auto& [name, method, batch] : {Wanted{"alexnet", "optcnn", 8}, Wanted{"vgg16", "optcnn", 2},
+                                            Wanted{"lstm", "tofu", 8}, Wanted{"gpt", "tofu", 2}}) {
+    const pg::Graph published = with_backward(pg::build_model(name, batch));
+    const pg::Graph small = pg::small_model(name, batch);
+    const pg::Graph both = with_backward(with_dtype(small, pg::DType::kFp64));
+    const Values start = start_values(both, 1);
+    const Reference reference = run_reference(both, start, 5, 0);
+    const pg::Found found = *pg::search(method, published, pricing, {.memory_bytes = 16e9});
+    const pg::Strategy strategy = transferred(published, found.strategy, small);
+    EXPECT_FALSE(strategy == pg::data_parallel(both, strategy.mesh)) << name;
+    const Outcome outcome = run_once(both, strategy, start, reference);
+    EXPECT_LT(outcome.worst, 1e-9) << name << ": " << outcome.parameter;
+    EXPECT_THAT(outcome.deviations, IsEmpty()) << name;
+    any_halo = any_halo || outcome.has_halo;
+  }
+  EXPECT_TRUE(any_halo) << "with two samples on four devices images are split by height and width";
+}
+
+TEST(Executor, ReplicatedIsTheWholeGraphAndSendsNothing) {
+  const pg::Graph both = with_backward(with_dtype(window_net(), pg::DType::kFp64));
+  const Values start = start_values(both, 1);
+  const pg::Strategy strategy = replicated(both, layout::parse_mesh("a=2"));
+  const Outcome outcome = run_once(both, strategy, start, run_reference(both, start, 5, 0));
+  EXPECT_LT(outcome.worst, 1e-10) << outcome.parameter;
+  EXPECT_TRUE(lower(both, strategy).inserted.empty());
+}
+
+TEST(Executor, RefusesByNameWhatItCannotRun) {
+  const pg::Graph both = with_backward(window_net());
+  pg::Strategy strategy = replicated(both, layout::parse_mesh("a=3"));
+  strategy.splits[0][0] = both.find_dim("h16");
+  comm::run_ranks(3, [&](comm::Rank& rank) {
+    try {
+      const Executor executor(both, strategy, rank.world(), {});
+      ADD_FAILURE();
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.message(), HasSubstr("operator conv1: 3 parts do not divide the 16 of h16"));
+    }
+    try {
+      const Executor executor(with_backward(with_dtype(window_net(), pg::DType::kBf16)),
+                              replicated(both, layout::parse_mesh("a=3")), rank.world(), {});
+      ADD_FAILURE();
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.message(), HasSubstr("graphs run in fp32 and fp64"));
+    }
+    try {
+      const Executor executor(both, replicated(both, layout::parse_mesh("a=2")), rank.world(), {});
+      ADD_FAILURE();
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.message(), HasSubstr("for 2 ranks"));
+    }
+  });
+}
+
+TEST(Executor, StepsOfGradientDescentStayEqualAndFreeWhatIsReadNoMore) {
+  const pg::Graph both = with_backward(with_dtype(
+      pg::gpt("gpt", {.batch = 4, .seq_len = 8, .layers = 2, .hidden = 8, .heads = 4, .vocab = 12}), pg::DType::kFp64));
+  const pg::Strategy strategy = random_strategy(both, layout::parse_mesh("a=2 b=2"), 3);
+  Values start = start_values(both, 1);
+  std::vector<double> expected, losses(3);
+  double peak = 0;
+  for (int step = 0; step < 3; ++step) {
+    const Reference reference = run_reference(both, start, 5, step);
+    expected.push_back(reference.loss);
+    for (std::size_t i = 0; i < start.size(); ++i) {
+      if (reference.gradients[i].defined()) start[i] = start[i] - 0.5 * reference.gradients[i];
+    }
+  }
+  const Values again = start_values(both, 1);
+  comm::run_ranks(4, [&](comm::Rank& rank) {
+    at::set_num_threads(1);
+    Executor executor(both, strategy, rank.world(), {.seed = 5, .learning_rate = 0.5});
+    executor.load(again);
+    for (double& loss : losses) {
+      const StepResult result = executor.step(again);
+      if (rank.rank() == 0) loss = result.loss, peak = result.peak_bytes;
+    }
+  });
+  for (int step = 0; step < 3; ++step)
+    EXPECT_NEAR(losses[static_cast<std::size_t>(step)], expected[static_cast<std::size_t>(step)], 1e-9);
+  EXPECT_LT(losses[2], losses[0]);
+  double everything = 0;
+  for (std::size_t i = 0; i < both.tensors.size(); ++i) everything += lower(both, strategy).tensor_bytes[i];
+  EXPECT_LT(peak, 0.9 * everything);
+}
+
+}  // namespace
+}  // namespace trireme::spmd
