@@ -53,8 +53,8 @@ TEST_F(Runs, DiffSaysByItsExitCodeWhetherRunsAreEqual) {
   EXPECT_THAT(outcome.out, HasSubstr("differs after step 4; equal after step 2"));
   EXPECT_THAT(outcome.out, HasSubstr("1 of 2 tensors differs"));
   EXPECT_THAT(outcome.out, HasSubstr("param/wte"));
-  const auto json = nlohmann::json::parse(run({"diff", a, other, "--json"}).out);
-  EXPECT_EQ(json["hashes"]["step"], 4);
+  const auto found = nlohmann::json::parse(run({"diff", a, other, "--json"}).out);
+  EXPECT_EQ(found["hashes"]["step"], 4);
 }
 
 TEST_F(Runs, DiffOfDamagedFilesIsAnErrorAndNoDifference) {
@@ -111,10 +111,10 @@ TEST(Doctor, TestsMemoryAndRanksWithoutARuntime) {
 
 TEST(Doctor, SpeaksJson) {
   const Outcome outcome = run({"doctor", "--no-test", "--json"});
-  const auto json = nlohmann::json::parse(outcome.out);
-  EXPECT_EQ(outcome.code, json["training_possible"] == true ? 0 : 1);
-  EXPECT_FALSE(json.contains("test"));
-  EXPECT_GE(json["findings"].size(), 10U);
+  const auto found = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(outcome.code, found["training_possible"] == true ? 0 : 1);
+  EXPECT_FALSE(found.contains("test"));
+  EXPECT_GE(found["findings"].size(), 10U);
 }
 
 }  // namespace

@@ -31,8 +31,8 @@ TEST(PrometheusText, HasEachFamilyOnceWithHelpAndType) {
 
 TEST(PrometheusText, HistogramsAreCumulative) {
   Metrics metrics;
-  Histogram& seconds = metrics.histogram("step_seconds", "Time of a step", {0.1, 1, 10}, {{"rank", "0"}});
-  for (const double value : {0.05, 0.1, 0.5, 10.0, 11.0}) seconds.observe(value);
+  Histogram& times = metrics.histogram("step_seconds", "Time of a step", {0.1, 1, 10}, {{"rank", "0"}});
+  for (const double value : {0.05, 0.1, 0.5, 10.0, 11.0}) times.observe(value);
   EXPECT_EQ(metrics.text(),
             "# HELP step_seconds Time of a step\n"
             "# TYPE step_seconds histogram\n"

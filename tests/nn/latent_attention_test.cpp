@@ -171,12 +171,12 @@ TEST(LatentAttention, CachesALatentAndAKeyForEachTokenWhateverTheHeads) {
 }
 
 TEST(LatentAttention, SplitsHeadsOverRanks) {
-  constexpr std::int64_t kBatch = 2, kLength = 12;
-  const at::Tensor x = drawn("x", {kBatch, kLength, kWidth}), dy = drawn("dy", {kBatch, kLength, kWidth});
+  constexpr std::int64_t kSamples = 2, kLength = 12;
+  const at::Tensor x = drawn("x", {kSamples, kLength, kWidth}), dy = drawn("dy", {kSamples, kLength, kWidth});
   for (const bool latent_queries : {true, false}) {
     LatentFixture alone(latent_queries);
     Context context;
-    context.sequence = plain_sequence(kBatch, kLength);
+    context.sequence = plain_sequence(kSamples, kLength);
     Tape tape;
     const at::Tensor y = alone.layer->forward(x, context, &tape);
     const at::Tensor dx = alone.layer->backward(dy.clone(), context, tape);
@@ -191,7 +191,7 @@ TEST(LatentAttention, SplitsHeadsOverRanks) {
           return sequence ? whole.narrow(1, rank.rank() * kLength / 2, kLength / 2).contiguous() : whole.clone();
         };
         Context here;
-        here.sequence = plain_sequence(kBatch, kLength);
+        here.sequence = plain_sequence(kSamples, kLength);
         Tape saved;
         EXPECT_LE(relative(part.layer->forward(mine(x), here, &saved), mine(y)), 1e-12);
         EXPECT_LE(relative(part.layer->backward(mine(dy), here, saved), mine(dx)), 1e-12);

@@ -92,12 +92,12 @@ TEST_P(Layers, EqualAutogradInDouble) {
 }
 
 TEST_P(Layers, AreNearAutogradInEveryPrecision) {
-  struct Case {
+  struct Near {
     Precision precision;
     double tolerance;
   };
   for (const auto& [precision, tolerance] :
-       {Case{Precision::kFp32, 2e-6}, Case{Precision::kBf16, 0.03}, Case{Precision::kFp16, 0.004}}) {
+       {Near{Precision::kFp32, 2e-6}, Near{Precision::kBf16, 0.03}, Near{Precision::kFp16, 0.004}}) {
     Params params, exact;
     const auto layer = GetParam().build(params);
     GetParam().build(exact);
@@ -115,7 +115,7 @@ TEST_P(Layers, AreNearAutogradInEveryPrecision) {
   }
 }
 
-TEST_P(Layers, GiveTheSameBitsWhenWeightGradientsArePutOff) {
+TEST_P(Layers, GiveTheSameBitsWhenWeightGradientsAreDeferred) {
   Params at_once, later;
   const auto layer = GetParam().build(at_once), other = GetParam().build(later);
   fill_weights(at_once, Precision::kFp32);

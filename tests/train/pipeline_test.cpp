@@ -128,7 +128,7 @@ TEST(StagedTrainer, ScatterGatherSendsEachBoundaryTensorOnceAndChangesNoBit) {
     recipe.layout.tp = 2;
     recipe.pipeline.virtual_stages = kind == std::string("interleaved") ? 2 : 1;
     const auto run = [&](bool scatter) {
-      struct Seen {
+      struct Sent {
         std::vector<double> losses;
         std::map<std::string, at::Tensor> weights;
         double pipeline_bytes = 0;  // of all ranks

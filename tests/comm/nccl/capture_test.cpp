@@ -118,8 +118,8 @@ TEST_F(NcclCapture, ACallIsInTheGraphWhenItReturns) {
         CapturedCollectives calls(rank.world(), [&] {
           step.begin();
           std::vector<Work> works;
-          std::vector<std::vector<float>> memory(20, std::vector<float>(3));
-          for (std::vector<float>& one : memory) {
+          std::vector<std::vector<float>> buffers(20, std::vector<float>(3));
+          for (std::vector<float>& one : buffers) {
             const std::uint64_t before = captured_fakes().usage().calls;
             works.push_back(rank.world().all_reduce(step.buffer(one), Reduce::kSum));
             EXPECT_GT(captured_fakes().usage().calls, before);  // this rank's, at least

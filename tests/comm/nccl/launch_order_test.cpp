@@ -44,7 +44,7 @@ TEST(LaunchOrder, IsTheSameOnAllRanksInEveryInterleaving) {
   for (unsigned seed = 0; seed < 300; ++seed) {
     std::mt19937 random(seed);
     const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
-    constexpr std::size_t kRanks = 5, kCalls = 25;
+    constexpr std::size_t kMembers = 5, kCalls = 25;
     struct Shared {
       std::vector<std::size_t> members;
       std::vector<std::uint64_t> proposals;  // so far
@@ -52,13 +52,13 @@ TEST(LaunchOrder, IsTheSameOnAllRanksInEveryInterleaving) {
     };
     std::vector<Shared> calls(kCalls);
     for (Shared& c : calls) {
-      for (std::size_t r = 0; r < kRanks; ++r) {
+      for (std::size_t r = 0; r < kMembers; ++r) {
         if (below(2) == 0) c.members.push_back(r);
       }
-      c.proposed = c.settled = c.launched = std::vector<bool>(kRanks, false);
+      c.proposed = c.settled = c.launched = std::vector<bool>(kMembers, false);
     }
-    std::vector<LaunchOrder> orders(kRanks);
-    std::vector<std::vector<std::size_t>> launched(kRanks);
+    std::vector<LaunchOrder> orders(kMembers);
+    std::vector<std::vector<std::size_t>> launched(kMembers);
     std::size_t open = 0;
     for (const Shared& c : calls) open += c.members.size();
     for (int steps = 0; open > 0; ++steps) {
@@ -81,7 +81,7 @@ TEST(LaunchOrder, IsTheSameOnAllRanksInEveryInterleaving) {
         --open;
       }
     }
-    for (std::size_t a = 0; a < kRanks; ++a) {
+    for (std::size_t a = 0; a < kMembers; ++a) {
       for (std::size_t b = 0; b < a; ++b) {
         std::vector<std::size_t> of_a, of_b;
         const auto common = [&](std::size_t from, std::size_t other, std::vector<std::size_t>& to) {
