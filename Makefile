@@ -80,8 +80,10 @@ debug: setup  ## the tensor-free rooms for a debugger, and their tests
 tsan tsan-tensors: plainly := $(shell [ "$$(cat /proc/sys/vm/mmap_rnd_bits 2>/dev/null || echo 28)" -le 28 ] || echo setarch -R)
 asan tsan: setup  ## the tests of the tensor-free rooms under sanitizers, as in CI
 	@$(call sanitize,$@)
-asan-tensors tsan-tensors: setup  ## the tests of rooms with tensors under sanitizers, on one thread of LibTorch
+asan-tensors: setup  ## the tests of rooms with tensors under the address sanitizer, on one thread of LibTorch
 	@OMP_NUM_THREADS=1 && export OMP_NUM_THREADS && $(call sanitize,$@)
+tsan-tensors: setup  ## a few end-to-end training steps under the thread sanitizer: some minutes, most of them compiling
+	@OMP_NUM_THREADS=1 && export OMP_NUM_THREADS && $(call configure,$@) && $(call compile,$@) --target test_train && $(call run_tests,$@)
 sanitize = $(call configure,$(1)) && $(call compile,$(1)) --target tests && $(call run_tests,$(1))
 
 # Ends at the first input that breaks something, and leaves it in build/fuzz/tests/fuzz/crash-*; run the target on it again.

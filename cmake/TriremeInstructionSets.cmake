@@ -19,6 +19,9 @@ function(trireme_compile_for_sets contract)
       if(set_of_file STREQUAL "plain")  # for CPUs before 2013, and for tests: not worth a minute of everyone's compile time
         set(level -O1)
       endif()
+      if(TRIREME_SANITIZE)
+        set(level -O0)
+      endif()
       set_source_files_properties(${source} PROPERTIES
                                   COMPILE_OPTIONS "${level};-ffp-contract=${contract};${_${set_of_file}}")
     endif()

@@ -41,7 +41,11 @@ TEST(Rules, AskTheScheduleOnlyForItsTraits) {
   run.schedule.updates_every_micro = true;
   EXPECT_THAT(refused_by(run), IsEmpty()) << "a step is one micro-batch by itself";
   run.recipe.train.micro_batch_size = 4;
-  EXPECT_THAT(refused_by(run), ElementsAre("updates-after-each-micro"));
+  EXPECT_THAT(refused_by(run), IsEmpty()) << "gradients of several add up";
+  run.schedule.prediction = ScheduleTraits::Prediction::kMomentum;
+  run.recipe.optim.kind = OptimizerKind::kSgd;
+  run.recipe.optim.momentum = 0.9;
+  EXPECT_THAT(refused_by(run), ElementsAre("predicts-each-micro"));
   run = two_stages();
   run.schedule.refuses = [](int micros, int) { return micros < 9 ? std::string("too few") : std::string(); };
   const auto refusals = find_refusals(run);

@@ -131,6 +131,11 @@ std::vector<Case> mistakes() {
   add("ulysses 8", [](auto& r) { r.layout.cp = 8, r.layout.cp_kind = spec::ContextKind::kUlysses; });
   add("ulysses 3 of cp 4", [](auto& r) { r.layout.cp = 4, r.layout.cp_ulysses = 3; });
   add("ulysses 2 of one head", [](auto& r) { r.layout.tp = 4, r.layout.cp = 4, r.layout.cp_ulysses = 2; });
+  add("a source that cp does not divide", [](auto& r) {
+    r.model.family = spec::Family::kTransformer, r.model.num_encoder_layers = 2;
+    r.data.synthetic.kind = spec::SyntheticKind::kReverse, r.data.source_seq_len = 15;
+    r.layout.cp = 2;
+  });
   add("sp without tp", [](auto& r) { r.layout.sequence_parallel = true; });
   add("sp of odd sequences", [](auto& r) {
     r.layout.tp = 2, r.layout.sequence_parallel = true;

@@ -114,7 +114,7 @@ TEST(Device, EightBitGemmsNeedBf16) {
   EXPECT_TRUE(spec::find_problems(recipe).empty());
 }
 
-TEST(Device, RanksAgreeOnDelayedScalesWhereEachHasAllLayers) {
+TEST(Device, RanksAgreeOnDelayedScalesUnlessTheyAreAtDifferentSteps) {
   spec::Recipe recipe = on_gpu();
   recipe.precision.compute = spec::Precision::kBf16;
   recipe.precision.gemm = spec::GemmPrecision::kFp8Delayed;
@@ -133,15 +133,14 @@ TEST(Device, RanksAgreeOnDelayedScalesWhereEachHasAllLayers) {
   EXPECT_TRUE(problems([](spec::LayoutConfig& layout) { layout.tp = 2; }).empty());
   EXPECT_TRUE(problems([](spec::LayoutConfig& layout) { layout.cp = 2; }).empty());
   EXPECT_TRUE(problems([](spec::LayoutConfig& layout) { layout.zero = 2; }).empty());
-  const auto staged = problems([](spec::LayoutConfig& layout) { layout.pp = 2; });
-  ASSERT_EQ(staged.size(), 1U);
-  EXPECT_EQ(staged[0].key, "precision.gemm");
-  EXPECT_THAT(staged[0].reason, HasSubstr("layout.pp = 2"));
-  EXPECT_THAT(staged[0].hint, HasSubstr("layout.pp = 1"));
-  const auto lent = problems([](spec::LayoutConfig& layout) { layout.zero = 3; });
-  ASSERT_EQ(lent.size(), 1U);
-  EXPECT_THAT(lent[0].reason, HasSubstr("layout.zero = 3"));
-  EXPECT_THAT(lent[0].hint, HasSubstr("layout.zero = 2"));
+  EXPECT_TRUE(problems([](spec::LayoutConfig& layout) { layout.zero = 3; }).empty());
+  EXPECT_TRUE(problems([](spec::LayoutConfig& layout) { layout.pp = 2; }).empty());
+  recipe.pipeline.drain_every = 2;
+  const auto together = problems([](spec::LayoutConfig& layout) { layout.pp = 2; });
+  ASSERT_EQ(together.size(), 1U);
+  EXPECT_EQ(together[0].key, "precision.gemm");
+  EXPECT_THAT(together[0].reason, HasSubstr("runs 2 steps together"));
+  EXPECT_THAT(together[0].hint, HasSubstr("pipeline.drain_every = 1"));
 }
 
 TEST(MemoryPlan, FollowsTheRecipe) {

@@ -105,6 +105,14 @@ TEST(Layouts, EqualOneRankForEncoders) {
   spec::Recipe both = even_recipe(Family::kTransformer, Precision::kFp64);
   both.data.seq_len = 16;
   EXPECT_THAT(parting(both, {"tp=4", "tp=2 sp zero=2", "tp=4 sp zero=3", "pp=2 tp=2 sp"}), testing::IsEmpty());
+  // Ranks share the tokens of both sequences, which need not be as long.
+  for (const std::int64_t source : {16, 24}) {
+    both.data.source_seq_len = source;
+    both.model.dropout = both.model.attention_dropout = 0.1;
+    EXPECT_THAT(parting(both, {"cp=2 cp_kind=ring", "cp=4 cp_kind=gather", "cp=4 cp_kind=ring cp_ulysses=2",
+                               "cp=2 cp_kind=ulysses tp=2 sp", "cp=2 cp_kind=ring pp=2 zero=1"}),
+                testing::IsEmpty());
+  }
 }
 
 /// The same draws fall wherever a token, a head or a column is computed.

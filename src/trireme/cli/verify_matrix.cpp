@@ -14,6 +14,7 @@
 #include "trireme/base/text.h"
 #include "trireme/cli/start_ranks.h"
 #include "trireme/plan/layout_matrix.h"
+#include "trireme/plan/run_setup.h"
 
 namespace trireme::cli {
 namespace {
@@ -34,6 +35,30 @@ spec::LayoutTask task_of(const spec::Recipe& recipe, int ranks) {
           .batch_rows = rows,
           .micro_batch_size = recipe.train.micro_batch_size,
           .ranks = ranks};
+}
+
+spec::Recipe with_layout(spec::Recipe recipe, const plan::LayoutCase& layout) {
+  recipe.layout = layout.layout;
+  recipe.pipeline = layout.pipeline;
+  if (recipe.model.experts.used()) {  // whose balance groups no cut of the batch may change
+    recipe.train.micro_batch_size = layout.micro_batch_size;
+    recipe.train.recompute = layout.recompute;
+  }
+  return recipe;
+}
+
+/// All of them; what the rest of the recipe does not go with is refused by the first rule that says so.
+plan::LayoutMatrix layouts_of(const spec::Recipe& recipe, int ranks) {
+  const spec::LayoutTask task = task_of(recipe, ranks);
+  plan::LayoutMatrix matrix = plan::all_layouts(task);
+  std::erase_if(matrix.cases, [&](const plan::LayoutCase& one) {
+    if (one.layout.pp == 1) return false;  // without stages, rules of layouts are all there are
+    const auto refusals = spec::find_refusals(plan::run_setup(with_layout(recipe, one), task.shape, {.ranks = ranks}));
+    if (refusals.empty()) return false;
+    matrix.refused.push_back({one.text(), fmt::format("{}: {}", refusals[0].problem.key, refusals[0].problem.reason)});
+    return true;
+  });
+  return matrix;
 }
 
 struct Row {
@@ -106,7 +131,8 @@ void write_markdown(const std::string& path, const std::vector<Row>& rows, const
   std::string text = fmt::format(
       "# Layouts that work together\n\n"
       "Made by `trireme verify --ranks {} --matrix`: each layout runs the same steps as one "
-      "rank\nalone, and losses, the gradients of the first step and the weights after the last are compared. {} of {} "
+      "rank\nalone (an asynchronous schedule: as its own mathematics on one rank), and losses, the gradients of the "
+      "first step and the weights after the last are compared. {} of {} "
       "valid layouts\nare here; every two features that some layout has together meet in at least one of them.\n\n"
       "Numbers say in how many of the layouts two features were together; columns are numbered as rows are.\n\n{}\n"
       "## Layouts\n\nLargest relative differences from one rank.\n\n{}\n## Refused\n\n{}",
@@ -121,19 +147,12 @@ bool verify_matrix(const spec::Recipe& recipe, train::VerifyRequest request, con
                    const train::Commands& commands, Context& context) {
   bool equal = true;
   start_ranks(recipe, [&](comm::Rank& rank) {
-    const plan::LayoutMatrix matrix = plan::all_layouts(task_of(recipe, rank.ranks()));
+    const plan::LayoutMatrix matrix = layouts_of(recipe, rank.ranks());
     const std::vector<plan::LayoutCase> cases =
         options.all ? matrix.cases : plan::cover_pairs(matrix.cases, kLeast, kSeed);
     train::VerifyRequest all = request;
     all.recipes.clear();
-    for (const plan::LayoutCase& one : cases) {
-      spec::Recipe& run = all.recipes.emplace_back(recipe);
-      run.layout = one.layout;
-      run.pipeline = one.pipeline;
-      if (!recipe.model.experts.used()) continue;
-      run.train.micro_batch_size = one.micro_batch_size;
-      run.train.recompute = one.recompute;
-    }
+    for (const plan::LayoutCase& one : cases) all.recipes.push_back(with_layout(recipe, one));
     const bool leads = rank.rank() == 0;
     if (leads && !options.json) {
       fmt::print(context.out, "{} of {} layouts of {} ranks; {} are refused\n", cases.size(), matrix.cases.size(),

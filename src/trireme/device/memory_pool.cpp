@@ -22,6 +22,7 @@ constexpr Use kUses[kMemoryUses] = {
      "set train.recompute = \"full\" (and train.offload_activations = true), lower train.micro_batch_size, or raise "
      "train.memory_gb"},
     {"buckets", "lower layout.bucket_mb, or raise train.memory_gb"},
+    {"weight versions", "take a schedule with fewer, such as 1f1b or pipedream-2bw, or raise train.memory_gb"},
     {"other", "raise train.memory_gb"},
 };
 

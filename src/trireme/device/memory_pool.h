@@ -19,9 +19,10 @@ enum class MemoryUse : std::uint8_t {
   kOptimizer,    ///< masters where they are not the parameters, and moments
   kActivations,  ///< what forward keeps for backward
   kBuckets,      ///< room for what is on its way or gathered for a while
+  kVersions,     ///< of weights, that micro-batches in flight need or a step that may be taken back
   kOther,
 };
-inline constexpr std::size_t kMemoryUses = 6;
+inline constexpr std::size_t kMemoryUses = 7;
 const char* name_of(MemoryUse use);
 
 class MemoryPool {

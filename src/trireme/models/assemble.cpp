@@ -239,7 +239,7 @@ nn::Branch Assembly::cross(const std::string& name) {
   const nn::Linear kv = column(name + ".kv", shape_.hidden_size, {keys, keys}, shape_.attention_bias);
   const nn::Linear out = row(name + ".out", queries, shape_.hidden_size, shape_.output_bias);
   return {.norm = normed,
-          .body = std::make_unique<nn::CrossAttention>(std::move(shape), q, kv, out),
+          .body = std::make_unique<nn::CrossAttention>(std::move(shape), q, kv, out, parallel_),
           .dropout = dropout(name),
           .takes_memory = true};
 }

@@ -1,26 +1,15 @@
 #include "trireme/nn/attention.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 
 #include "trireme/base/error.h"
 #include "trireme/nn/cached_attention.h"
+#include "trireme/nn/context_memory.h"
 
 namespace trireme::nn {
-namespace {
-
-/// Of a pass over whole rows of queries and of keys.
-double cross_flops(const AttentionShape& shape, const Context& context, const at::Tensor& q, const at::Tensor& k) {
-  const double pairs = visible_pairs({shape.causal, shape.window}, all_tokens(context.sequence, q.size(1)),
-                                     all_tokens(context.source, k.size(1)), q.size(0));
-  return pair_cost(q, k).flops(pairs);
-}
-
-BlockPlace cross_place(const Context& context) {
-  return {.query_documents = context.sequence.documents, .key_documents = context.source.documents};
-}
-
-}  // namespace
 
 SelfAttention::SelfAttention(AttentionShape shape, Linear qkv, Linear out, std::optional<QueryKeyNorm> norms,
                              std::shared_ptr<RotaryTable> rotary, std::unique_ptr<ContextCore> core)
@@ -111,8 +100,41 @@ at::Tensor SelfAttention::backward(at::Tensor dy, Context& context, Tape& tape) 
   return qkv_.backward({.grad = std::move(dqkv)}, {.x = std::move(x)}, context, tape).grad;
 }
 
-CrossAttention::CrossAttention(AttentionShape shape, Linear q, Linear kv, Linear out)
-    : shape_(std::move(shape)), q_(q), kv_(kv), out_(out) {}
+CrossAttention::CrossAttention(AttentionShape shape, Linear q, Linear kv, Linear out, const ParallelContext& parallel)
+    : shape_(std::move(shape)), q_(q), kv_(kv), out_(out), parallel_(parallel) {}
+
+std::vector<CrossAttention::Stretch> CrossAttention::stretches(const Context& context, std::int64_t queries) const {
+  const at::Tensor &documents = context.sequence.documents, &memory = context.source.documents;
+  if (parallel_.tokens.ranks() == 1)
+    return {{.queries = {0, queries}, .place = {.query_documents = documents, .key_documents = memory}}};
+  std::vector<Stretch> found;
+  std::int64_t at = 0;
+  for (const TokenRange& range : parallel_.tokens.mine(context.sequence.row_length)) {
+    Stretch& stretch = found.emplace_back(Stretch{.at = at, .queries = range, .place = {.query = range.first}});
+    if (documents.defined()) stretch.place.query_documents = documents.narrow(1, range.first, range.count).contiguous();
+    stretch.place.key_documents = memory;
+    at += range.count;
+  }
+  TRIREME_CHECK(at == queries, "{} queries where {} were expected", queries, at);
+  return found;
+}
+
+double CrossAttention::flops(const Context& context, const at::Tensor& q, const at::Tensor& rows) const {
+  const at::Tensor documents = documents_on_host(context.sequence);
+  double flops = 0;
+  for (const Stretch& stretch : stretches(context, q.size(1))) {
+    TokenSpan queries{.first = stretch.queries.first, .count = stretch.queries.count};
+    if (documents.defined()) queries.documents = documents.narrow(1, queries.first, queries.count);
+    const double pairs =
+        visible_pairs({shape_.causal, shape_.window}, queries, all_tokens(context.source, rows.size(1)), q.size(0));
+    flops += pair_cost(q, rows).flops(pairs);
+  }
+  return flops;
+}
+
+at::Tensor CrossAttention::rows_of(const at::Tensor& kv) const {
+  return parallel_.tokens.ranks() == 1 ? kv : gather_rows(parallel_, kv);
+}
 
 Tensors CrossAttention::forward(Tensors inputs, Context& context, Tape* tape) {
   TRIREME_CHECK(inputs.size() == 2, "cross-attention takes an input and a memory, not {} tensors", inputs.size());
@@ -123,9 +145,18 @@ Tensors CrossAttention::forward(Tensors inputs, Context& context, Tape* tape) {
   LinearOutput from_memory = kv_.forward({.x = inputs[1]}, {}, context);
   const at::Tensor q = by_heads(from_x.y, shape_.num_heads);
   const at::Tensor kv = by_heads(from_memory.y, 2 * shape_.num_kv_heads);
-  context.flops += cross_flops(shape_, context, q, kv);
-  const auto [out, lse] = forward_block(shape_, cross_place(context), context, q, kv.narrow(2, 0, shape_.num_kv_heads),
-                                        kv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads));
+  const at::Tensor rows = rows_of(kv);
+  context.flops += flops(context, q, rows);
+  std::vector<at::Tensor> outs, lses;
+  for (const Stretch& stretch : stretches(context, q.size(1))) {
+    CoreResult result =
+        forward_block(shape_, stretch.place, context, q.narrow(1, stretch.at, stretch.queries.count),
+                      rows.narrow(2, 0, shape_.num_kv_heads), rows.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads));
+    outs.push_back(std::move(result.out));
+    lses.push_back(std::move(result.lse));
+  }
+  const at::Tensor out = outs.size() == 1 ? outs[0] : at::cat(outs, 1);
+  const at::Tensor lse = lses.size() == 1 ? lses[0] : at::cat(lses, 2);
   at::Tensor y = out_.forward({.x = merge_heads(out)}, {}, context).y;
   if (tape) tape->push({std::move(from_x.saved_input), std::move(from_memory.saved_input), q, kv, out, lse});
   return {std::move(y)};
@@ -133,14 +164,30 @@ Tensors CrossAttention::forward(Tensors inputs, Context& context, Tape* tape) {
 
 Tensors CrossAttention::backward(Tensors gradients, Context& context, Tape& tape) {
   const auto [x, memory, q, kv, out, lse] = tape.pop<6>();
-  context.flops += 2 * cross_flops(shape_, context, q, kv);
+  const at::Tensor rows = rows_of(kv);
+  context.flops += 2 * flops(context, q, rows);
   const at::Tensor dout =
       out_.backward({.grad = gradients[0]}, {.x = merge_heads(out)}, context, tape).grad.view(out.sizes());
+  const auto keys = [&](const at::Tensor& both) { return both.narrow(2, 0, shape_.num_kv_heads); };
+  const auto values = [&](const at::Tensor& both) { return both.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads); };
   at::Tensor dq = at::empty_like(q), dkv = at::empty_like(kv);
-  CoreGradients parts{dq, dkv.narrow(2, 0, shape_.num_kv_heads),
-                      dkv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads)};
-  backward_block(shape_, cross_place(context), context, parts, dout, q, kv.narrow(2, 0, shape_.num_kv_heads),
-                 kv.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads), {out, lse});
+  if (parallel_.tokens.ranks() == 1) {
+    CoreGradients parts{dq, keys(dkv), values(dkv)};
+    backward_block(shape_, stretches(context, q.size(1))[0].place, context, parts, dout, q, keys(rows), values(rows),
+                   {out, lse});
+  } else {
+    at::Tensor sums =
+        at::zeros(rows.sizes(), rows.options().dtype(q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
+    at::Tensor seen = at::empty_like(rows);
+    for (const Stretch& stretch : stretches(context, q.size(1))) {
+      const auto mine = [&](const at::Tensor& tensor) { return tensor.narrow(1, stretch.at, stretch.queries.count); };
+      CoreGradients parts{mine(dq), keys(seen), values(seen)};
+      backward_block(shape_, stretch.place, context, parts, mine(dout), mine(q), keys(rows), values(rows),
+                     {mine(out).contiguous(), lse.narrow(2, stretch.at, stretch.queries.count).contiguous()});
+      sums.add_(seen);
+    }
+    dkv.copy_(reduce_rows(parallel_, sums));
+  }
   at::Tensor dx = q_.backward({.grad = merge_heads(dq)}, {.x = x}, context, tape).grad;
   at::Tensor dmemory = kv_.backward({.grad = merge_heads(dkv)}, {.x = memory}, context, tape).grad;
   return {std::move(dx), std::move(dmemory)};

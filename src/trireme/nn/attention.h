@@ -48,16 +48,30 @@ class SelfAttention final : public ResidualLayer {
   std::shared_ptr<RotaryTable> rotary_;
 };
 
-/// Inputs (x, memory), outputs (y): queries from x, keys and values from memory, the encoder's output.
+/// Inputs (x, memory), outputs (y): queries from x, keys and values from memory, the encoder's output. Ranks that share
+/// rows have some tokens of both.
 class CrossAttention final : public Layer {
  public:
-  CrossAttention(AttentionShape shape, Linear q, Linear kv, Linear out);
+  /// `parallel` is borrowed.
+  CrossAttention(AttentionShape shape, Linear q, Linear kv, Linear out, const ParallelContext& parallel);
   Tensors forward(Tensors inputs, Context& context, Tape* tape) override;
   Tensors backward(Tensors gradients, Context& context, Tape& tape) override;
 
  private:
+  /// Neighbouring queries of this rank, and where they stand.
+  struct Stretch {
+    std::int64_t at = 0;
+    TokenRange queries;
+    BlockPlace place;
+  };
+  std::vector<Stretch> stretches(const Context& context, std::int64_t queries) const;
+  double flops(const Context& context, const at::Tensor& q, const at::Tensor& rows) const;
+  /// Keys and values of whole rows, [batch, row, 2 kv heads, head size].
+  at::Tensor rows_of(const at::Tensor& kv) const;
+
   AttentionShape shape_;
   Linear q_, kv_, out_;
+  const ParallelContext& parallel_;
 };
 
 }  // namespace trireme::nn

@@ -52,7 +52,8 @@ class RingCore final : public ContextCore {
     at::Tensor own;  // of this rank's block, by this rank
     Following following(group_);
     each_block(k, v, [&](int owner, const at::Tensor& block) {
-      at::Tensor dblock = at::zeros(block.sizes(), block.options().dtype(sums));
+      following.expect(owner, block, sums);
+      at::Tensor dblock;  // what the ranks before have added up, which is on its way during the first pair
       each_pair(call, q.size(1), owner, [&](const Pair& pair) {
         const auto mine = [&pair](const at::Tensor& tensor) {
           return tensor.narrow(1, pair.query, pair.queries.count).contiguous();
@@ -64,14 +65,16 @@ class RingCore final : public ContextCore {
         backward_block(call.shape, pair.place, call.context, part, mine(dout), query, keys, values,
                        {mine(kept.out), kept.lse.narrow(2, pair.query, pair.queries.count).contiguous()});
         dq.narrow(1, pair.query, pair.queries.count).add_(part.q);
+        if (!dblock.defined()) dblock = following.take();
         const auto [dkeys, dvalues] = pair.keys_in(dblock, k.size(3));
         dkeys.add_(part.k);
         dvalues.add_(part.v);
       });
+      if (!dblock.defined()) dblock = following.take();
       if (owner == group_.rank()) {
         own = dblock;
       } else {
-        following.pass_on(owner, dblock);
+        following.pass_on(std::move(dblock));
       }
     });
     own.add_(following.come_home(own));
@@ -96,28 +99,45 @@ class RingCore final : public ContextCore {
   class Following {
    public:
     explicit Following(comm::Group& group) : group_(group) {}
-    void pass_on(int owner, at::Tensor& dblock) {
+    /// Before a block is computed with. The sum that was sent last leaves first: memory for one more is not there.
+    void expect(int owner, const at::Tensor& block, at::ScalarType type) {
       const int size = group_.size(), me = group_.rank();
-      if ((owner + 1) % size != me) {  // not the first after its owner: others have added already
-        at::Tensor before = at::empty_like(dblock);
-        group_.recv(device::to_buffer(before), (me + size - 1) % size, kGradientTag).wait();
-        dblock = before.add_(dblock);
+      const bool first = owner == me || (owner + 1) % size == me;  // else others have added already
+      sum_ = at::empty(block.sizes(), block.options().dtype(type));
+      if (first) {
+        sum_.zero_();
+      } else {
+        received_ = group_.recv(device::to_buffer(sum_), (me + size - 1) % size, kGradientTag);
       }
-      if (sent_) sent_->wait();
-      sending_ = dblock;
-      sent_ = group_.send(device::to_const_buffer(sending_), (me + 1) % size, kGradientTag);
+      settle();
+    }
+    /// The sum so far, to add to.
+    at::Tensor take() {
+      if (received_) received_->wait();
+      received_.reset();
+      return std::move(sum_);
+    }
+    void pass_on(at::Tensor dblock) {
+      sending_ = std::move(dblock);
+      sent_ = group_.send(device::to_const_buffer(sending_), (group_.rank() + 1) % group_.size(), kGradientTag);
     }
     at::Tensor come_home(const at::Tensor& like) {
       at::Tensor rest = at::empty_like(like);
       group_.recv(device::to_buffer(rest), (group_.rank() + group_.size() - 1) % group_.size(), kGradientTag).wait();
-      if (sent_) sent_->wait();
+      settle();
       return rest;
     }
 
    private:
+    void settle() {
+      if (sent_) sent_->wait();
+      sent_.reset();
+      sending_ = at::Tensor();
+    }
+
     comm::Group& group_;
-    at::Tensor sending_;
-    std::optional<comm::Work> sent_;
+    at::Tensor sum_, sending_;
+    std::optional<comm::Work> received_, sent_;
   };
 
   static at::ScalarType sum_type(const at::Tensor& q) {

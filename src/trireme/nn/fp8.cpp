@@ -3,7 +3,9 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/device/stream.h"
@@ -12,12 +14,21 @@
 
 namespace trireme::nn {
 
-Fp8History::Fp8History(Params& params, std::int64_t length, std::int64_t margin, at::Device device)
-    : length_(length), margin_(margin) {
-  for (Param& param : params) {
-    if (param.gemm == spec::GemmPrecision::kFp8Delayed) followed_.push_back(&param);
+std::vector<std::string> Fp8History::names_of(const Params& params) {
+  std::vector<std::string> names;
+  for (const Param& param : params) {
+    if (param.gemm == spec::GemmPrecision::kFp8Delayed) names.push_back(param.name);
   }
-  const auto tensors = static_cast<std::int64_t>(followed_.size()) * kRows;
+  return names;
+}
+
+Fp8History::Fp8History(Params& params, std::int64_t length, std::int64_t margin, at::Device device)
+    : Fp8History(params, names_of(params), length, margin, device) {}
+
+Fp8History::Fp8History(Params& params, std::vector<std::string> names, std::int64_t length, std::int64_t margin,
+                       at::Device device)
+    : names_(std::move(names)), length_(length), margin_(margin) {
+  const auto tensors = static_cast<std::int64_t>(names_.size()) * kRows;
   at::Tensor table = at::zeros({tensors, 3 + length}, at::kFloat);
   for (std::int64_t tensor = 0; tensor < tensors; ++tensor) {
     float* row = table.mutable_data_ptr<float>() + tensor * (3 + length);
@@ -26,14 +37,17 @@ Fp8History::Fp8History(Params& params, std::int64_t length, std::int64_t margin,
     row[2] = tensor % kRows == kGradient ? 57344 : 448;
   }
   table_ = table.to(device);
-  for (std::size_t i = 0; i < followed_.size(); ++i) {
-    followed_[i]->scales = table_.narrow(0, static_cast<std::int64_t>(i) * kRows, kRows);
+  for (const std::string& name : names_of(params)) {
+    const auto row = std::ranges::find(names_, name);
+    TRIREME_CHECK(row != names_.end(), "no rank was told of the scales of {}", name);
+    Param* param = here_.emplace_back(&params.at(name));
+    param->scales = table_.narrow(0, (row - names_.begin()) * kRows, kRows);
   }
   tell();
 }
 
 void Fp8History::tell() {
-  for (Param* param : followed_) param->scales_known = steps_ > 0;
+  for (Param* param : here_) param->scales_known = steps_ > 0;
 }
 
 void Fp8History::advance(const Agree& agree) {
@@ -54,9 +68,9 @@ void Fp8History::add_state(State& state) {
       [this] {
         const at::Tensor here = table_.cpu();
         nlohmann::ordered_json rows = nlohmann::ordered_json::object();
-        for (std::size_t i = 0; i < followed_.size(); ++i) {
+        for (std::size_t i = 0; i < names_.size(); ++i) {
           const float* first = here.const_data_ptr<float>() + static_cast<std::int64_t>(i) * kRows * here.size(1);
-          rows[followed_[i]->name] = std::vector<float>(first, first + kRows * here.size(1));
+          rows[names_[i]] = std::vector<float>(first, first + kRows * here.size(1));
         }
         return nlohmann::ordered_json{{"steps", steps_}, {"history", length_}, {"rows", rows}};
       },
@@ -68,8 +82,8 @@ void Fp8History::add_state(State& state) {
               fmt::format("set precision.fp8_history = {}", length));
         }
         const at::Tensor here = table_.cpu();
-        for (std::size_t i = 0; i < followed_.size(); ++i) {
-          const auto rows = value.at("rows").at(followed_[i]->name).get<std::vector<float>>();
+        for (std::size_t i = 0; i < names_.size(); ++i) {
+          const auto rows = value.at("rows").at(names_[i]).get<std::vector<float>>();
           TRIREME_CHECK(static_cast<std::int64_t>(rows.size()) == kRows * here.size(1), "{} numbers of scales",
                         rows.size());
           std::copy(rows.begin(), rows.end(),

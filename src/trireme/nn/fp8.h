@@ -4,11 +4,14 @@
 // and the gradients that come back. While a step runs their largest numbers are noted on the GPU; advance() turns them
 // into the next step's scales, all of them in one launch. In the first step scales come from the numbers as they are.
 // Ranks that hold copies or parts of the same matrices take the largest of all of them, and so have the scales of one
-// rank.
+// rank. Each keeps the rows of all matrices, of stages that it does not run too: all agree in one call, and any rank's
+// table is the checkpoint's.
 // Depends on: kernels.
 #pragma once
 
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "trireme/kernels/fp8.h"
 #include "trireme/nn/param.h"
@@ -22,8 +25,13 @@ class Fp8History {
   enum Row : std::int64_t { kActivation, kWeight, kGradient, kRows };
   /// The weights whose FP8 GEMMs have delayed scales get their rows; `params` are borrowed.
   Fp8History(Params& params, std::int64_t length, std::int64_t margin, at::Device device);
+  /// `names`: of all such weights, whoever holds them; those of `params` are among them.
+  Fp8History(Params& params, std::vector<std::string> names, std::int64_t length, std::int64_t margin,
+             at::Device device);
+  /// Those of `params` that have delayed scales.
+  static std::vector<std::string> names_of(const Params& params);
 
-  bool empty() const { return followed_.empty(); }
+  bool empty() const { return names_.empty(); }
   /// Each tensor's largest number of the step, float [tensors], becomes the largest of all ranks', in place.
   using Agree = std::function<void(at::Tensor& largest)>;
   /// After a step, whether it was taken or not. With `agree` on all ranks together, which follow the same matrices in
@@ -36,7 +44,8 @@ class Fp8History {
  private:
   void tell();
 
-  std::vector<Param*> followed_;
+  std::vector<std::string> names_;  // of the rows, three each
+  std::vector<Param*> here_;        // of them, those of this rank
   std::int64_t length_, margin_;
   std::int64_t steps_ = 0;
   at::Tensor table_;  // float [tensors, 3 + length]: kernels/fp8.h

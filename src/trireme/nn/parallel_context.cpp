@@ -48,19 +48,23 @@ at::Tensor take_tokens(const at::Tensor& rows, const TokenRanges& stretches) {
 
 void take_tokens(std::vector<at::Tensor>& ids, Context& context, const TokenSplit& split) {
   if (split.ranks() == 1) return;
-  TRIREME_CHECK(ids.size() == 1, "only models of one stream of tokens share rows between ranks");
-  const std::int64_t length = ids[0].size(1);
-  const TokenRanges mine = split.mine(length);
-  ids[0] = take_tokens(ids[0], mine);
-  context.sequence.positions = take_tokens(context.sequence.positions, mine);
+  const auto take_stream = [&split](at::Tensor& tokens, Sequence& sequence) {
+    const std::int64_t length = tokens.size(1);
+    const TokenRanges mine = split.mine(length);
+    tokens = take_tokens(tokens, mine);
+    sequence.positions = take_tokens(sequence.positions, mine);
+    const at::Tensor row = at::arange(length, at::kLong).unsqueeze(0);
+    sequence.columns = take_tokens(row, mine).squeeze(0);
+    sequence.row_length = length;
+    return mine;
+  };
+  if (ids.size() > 1) take_stream(ids[0], context.source);  // of an encoder
+  const TokenRanges mine = take_stream(ids.back(), context.sequence);
   context.targets = take_tokens(context.targets, mine);
   context.loss_weights = take_tokens(context.loss_weights, mine);
   for (at::Tensor* tensor : {&context.mtp.ids, &context.mtp.targets, &context.mtp.weights})
     *tensor = take_tokens(*tensor, mine);
   context.segments = take_tokens(context.segments, mine);
-  const at::Tensor row = at::arange(length, at::kLong).unsqueeze(0);
-  context.sequence.columns = take_tokens(row, mine).squeeze(0);
-  context.sequence.row_length = length;
 }
 
 layout::Placing ParallelContext::placing(const std::string& name, layout::Shape shape) const {

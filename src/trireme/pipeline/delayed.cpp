@@ -22,8 +22,8 @@ class Given final : public nn::WeightSource {
   const std::map<const nn::Param*, at::Tensor>& values_;
 };
 
-/// Updates that chunk c of p has made when the micro of a step comes in, with an update after each micro.
-int met(int step, int chunk, int chunks) { return std::max(0, step - (chunks - 1 - chunk)); }
+/// Micros that have come back through chunk c of p when this one comes in.
+int back_before(int micro, int chunk, int chunks) { return std::max(0, micro - (chunks - 1 - chunk)); }
 
 }  // namespace
 
@@ -35,20 +35,22 @@ DelayLaw law_of(const schedule::Schedule& table) {
     case WeightChoice::kFlush:
       return [=](int, int micro, bool) -> DelayedVersion { return {micro / every, 0}; };
     case WeightChoice::kStash:
-      if (every > 1 || table.routes.size() > 1) {
+      if (table.routes.size() > 1) {
         // Where ranks of a stage take turns it is the forwards before it on its own rank that count.
         return [uses = schedule::check(table).uses](int chunk, int micro, bool) -> DelayedVersion {
           return {uses.forward(chunk, micro), 0};
         };
       }
-      return [=](int chunk, int micro, bool) -> DelayedVersion { return {met(micro, chunk, chunks), 0}; };
+      return [=](int chunk, int micro, bool) -> DelayedVersion {
+        return {back_before(micro, chunk, chunks) / every, 0};
+      };
     case WeightChoice::kVerticalSync:
-      return [=](int, int micro, bool) -> DelayedVersion { return {met(micro / every, 0, chunks), 0}; };
+      return [=](int, int micro, bool) -> DelayedVersion { return {back_before(micro, 0, chunks) / every, 0}; };
     case WeightChoice::kDoubleBuffer:
       return [=](int, int micro, bool) -> DelayedVersion { return {std::max(0, micro / every - 1), 0}; };
     case WeightChoice::kStale:
       return [=](int chunk, int micro, bool forward) -> DelayedVersion {
-        return {forward ? met(micro / every, chunk, chunks) : micro / every, 0};
+        return {(forward ? back_before(micro, chunk, chunks) : micro) / every, 0};
       };
     case WeightChoice::kPredictMomentum:
     case WeightChoice::kPredictAdam:

@@ -89,7 +89,9 @@ RunReport Executor::run(const ExecutorCall& run) {
     const auto start = run.keep_spans ? Clock::now() : begin;
     execute_in_context(instruction, position, run);
     if (run.keep_spans) report.spans.push_back({instruction, start - begin, Clock::now() - begin});
-    if (is_version(instruction.op)) report.max_weight_copies = std::max(report.max_weight_copies, versions_.copies());
+    if (!is_version(instruction.op)) continue;
+    report.max_weight_copies = std::max(report.max_weight_copies, versions_.copies());
+    report.max_version_bytes = std::max(report.max_version_bytes, versions_.bytes());
   }
   transfers_.end();
   portals_.end();
@@ -164,6 +166,7 @@ void Executor::execute(const Instruction& it, std::size_t position, const Execut
     case Op::kLoadWeights:
     case Op::kPredictWeights:
     case Op::kDropWeights:
+      if (data_parallel_ != nullptr) data_parallel_->wait_for_weights();  // which ranks gather from their shards
       return versions_.execute(it, before_forward_[position], present_);
     case Op::kRecvActivation:
     case Op::kRecvGradient:

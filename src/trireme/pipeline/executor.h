@@ -60,7 +60,8 @@ struct RunReport {
   std::vector<StepSums> steps;             ///< by step of the table, over all ranks of the pipeline (not of replicas)
   std::vector<ExecutedInstruction> spans;  ///< of this rank; where asked for
   std::chrono::steady_clock::time_point began;
-  int max_weight_copies = 0;  ///< of weights on this rank at once, the present ones not counted
+  int max_weight_copies = 0;           ///< of weights on this rank at once, the present ones not counted
+  std::int64_t max_version_bytes = 0;  ///< likewise
 };
 
 class Executor {

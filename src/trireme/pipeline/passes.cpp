@@ -277,7 +277,7 @@ void Passes::backward(int chunk, int micro, bool weights) {
     gradients = (*layer)->backward(std::move(gradients), data.context, here.tape);
   }
   TRIREME_CHECK(here.tape.empty(), "chunk {} left frames of micro {} on its tape", chunk, micro);
-  release(chunk, micro, data.context);
+  if (weights) release(chunk, micro, data.context);  // else what is deferred still reads most of it
   if (chunk > 0) {
     complete_gradients(gradients, chunk, data);
     if (table_.rank_of(chunk - 1, micro) == rank_) {
@@ -291,6 +291,7 @@ void Passes::backward(int chunk, int micro, bool weights) {
 
 void Passes::backward_weight(int chunk, int micro) {
   cell(chunk, micro).tape.run_weight_gradients();
+  release(chunk, micro, running(micro).micro->context);
   pass_over(micro);
   release_skips(micro);
 }

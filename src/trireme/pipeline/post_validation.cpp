@@ -119,6 +119,12 @@ void PostValidatedUpdate::keep() {
   steps_before_ = optimizer_.steps();
 }
 
+std::int64_t PostValidatedUpdate::bytes() const {
+  std::int64_t bytes = 0;
+  for (const at::Tensor& tensor : kept_) bytes += static_cast<std::int64_t>(tensor.nbytes());
+  return bytes;
+}
+
 void PostValidatedUpdate::put_back() {
   std::size_t i = 0;
   for (nn::Param& param : optimizer_.params()) {
@@ -128,26 +134,40 @@ void PostValidatedUpdate::put_back() {
   for (const nn::StateTensor& entry : state_.tensors()) at::Tensor(entry.tensor).copy_(kept_[i++]);
   state_.value("optim/steps").set(steps_before_);
   i = 0;
-  for (nn::Param& param : optimizer_.params()) {
+  for (nn::Param& param : reduction_.layer_params()) {
     param.gradient = gradients_[i++];
-    param.gradient_empty = !param.trainable;
+    param.gradient_empty = true;
+    param.provide_gradient = nullptr;
   }
+  for (nn::Param& param : optimizer_.params()) param.gradient_empty = !param.trainable;
+}
+
+const optim::AcrossRanks* PostValidatedUpdate::within() {
+  return reduction_.data_parallel() != nullptr ? reduction_.data_parallel()->across() : nullptr;
+}
+
+void PostValidatedUpdate::step(double gradient_scale) {
+  optimizer_.step({.learning_rate = options_.learning_rate, .gradient_scale = gradient_scale, .across = within()});
 }
 
 void PostValidatedUpdate::take(const optim::UpdateOptions& options) {
   TRIREME_CHECK(gradients_.empty(), "an update is taken before the last one was settled");
   options_ = options;
   squares_ = optim::gradient_squares(optimizer_.params());
+  if (within() != nullptr) within()->sum_parts(squares_);
   sum_ = reduction_.count_once(squares_);
   scale_ = options.gradient_scale / (options.loss_scale != nullptr ? options.loss_scale->scale() : 1.0);
   const bool finite = std::isfinite(sum_);
   norm_ = reduction_.pipeline().all_reduce(comm::Buffer{&sum_, 1, comm::DType::kF64}, comm::Reduce::kSum);
   keep();
-  if (finite) optimizer_.step({.learning_rate = options.learning_rate, .gradient_scale = scale_});
-  for (nn::Param& param : optimizer_.params()) {
-    gradients_.push_back(std::move(param.gradient));
+  if (finite) step(scale_);
+  if (reduction_.data_parallel() != nullptr) reduction_.data_parallel()->updated();
+  // Where layers put gradients, shards lie too: what the next step's forwards make goes elsewhere meanwhile.
+  for (nn::Param& param : reduction_.layer_params()) {
+    at::Tensor& place = gradients_.emplace_back(std::move(param.gradient));
     param.gradient = at::Tensor();
     param.gradient_empty = true;
+    if (place.defined()) param.provide_gradient = [place] { return at::empty_like(place); };
   }
 }
 
@@ -161,17 +181,21 @@ bool PostValidatedUpdate::validated() {
   // The next step's gradients go where these are: buckets are reduced from there. The head's come with its forward, so
   // they may have begun elsewhere.
   std::size_t i = 0;
-  for (nn::Param& param : optimizer_.params()) {
+  for (nn::Param& param : reduction_.layer_params()) {
     at::Tensor& place = gradients_[i++];
+    param.provide_gradient = nullptr;
     if (place.defined() && param.gradient.defined()) place.copy_(param.gradient);
     if (place.defined()) param.gradient = std::move(place);
   }
   gradients_.clear();
+  if (reduction_.data_parallel() != nullptr) reduction_.data_parallel()->step_taken();
   return true;
 }
 
 void PostValidatedUpdate::redo() {
   ++redone_;
+  parallel::DataParallel* data_parallel = reduction_.data_parallel();
+  if (data_parallel != nullptr) data_parallel->wait_for_weights();  // they leave from where the old ones come back
   put_back();
   gradients_.clear();
   const bool finite = std::isfinite(result_.gradient_norm);
@@ -186,10 +210,11 @@ void PostValidatedUpdate::redo() {
                     counted(static_cast<std::size_t>(steps_before_), "step")),
         "lower optim.learning_rate, lengthen lr_schedule.warmup, or set optim.grad_clip_norm = 1.0");
   }
-  if (result_.taken) {
-    optimizer_.step({.learning_rate = options_.learning_rate, .gradient_scale = scale_ * result_.clip_factor});
-  }
+  if (result_.taken) step(scale_ * result_.clip_factor);
   nn::zero_grad(optimizer_.params());
+  if (data_parallel == nullptr) return;
+  if (result_.taken) data_parallel->step_taken();
+  data_parallel->updated();
 }
 
 }  // namespace trireme::pipeline

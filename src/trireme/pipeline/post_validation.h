@@ -62,16 +62,21 @@ class PostValidatedUpdate {
   /// Of the last step that was settled.
   const optim::UpdateResult& result() const { return result_; }
   int redone() const { return redone_; }
+  /// Of what a step that is taken back is restored from.
+  std::int64_t bytes() const;
 
  private:
   void keep();
   void put_back();
+  void step(double gradient_scale);
+  /// Sums over the parts of this stage's parameters that other ranks hold; null: this rank holds them whole.
+  const optim::AcrossRanks* within();
 
   optim::Optimizer& optimizer_;
   GradientReduction& reduction_;
   nn::State state_;                    // of the optimizer
   std::vector<at::Tensor> kept_;       // master weights, then moments
-  std::vector<at::Tensor> gradients_;  // of this step, while the next one's may arise already
+  std::vector<at::Tensor> gradients_;  // of this step, as layers made them, while the next one's may arise already
   std::int64_t steps_before_ = 0;
   optim::UpdateOptions options_;
   std::vector<double> squares_;

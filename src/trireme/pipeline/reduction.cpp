@@ -12,7 +12,7 @@ namespace trireme::pipeline {
 
 GradientReduction::GradientReduction(std::span<const ParamHolders> param_holders, nn::Params& params,
                                      comm::Group& pipeline, parallel::DataParallel* data_parallel)
-    : pipeline_(pipeline), data_parallel_(data_parallel) {
+    : pipeline_(pipeline), params_(params), data_parallel_(data_parallel) {
   nn::Params& owned = data_parallel != nullptr ? data_parallel->owned() : params;
   const int rank = pipeline.rank();
   std::map<const nn::Param*, bool> counts;

@@ -39,6 +39,9 @@ class GradientReduction {
   /// The sum over parameters that this rank counts, of one number for each trainable one in their order.
   double count_once(std::span<const double> squares) const;
   comm::Group& pipeline() { return pipeline_; }
+  /// As layers compute with them: with ZeRO not what is updated.
+  nn::Params& layer_params() { return params_; }
+  parallel::DataParallel* data_parallel() { return data_parallel_; }
 
  private:
   struct Reduced {
@@ -47,6 +50,7 @@ class GradientReduction {
     int chunk = 0;                  // -1: several chunks add to it
   };
   comm::Group& pipeline_;
+  nn::Params& params_;
   parallel::DataParallel* data_parallel_;
   std::map<std::vector<int>, std::unique_ptr<comm::Group>> groups_;  // by their ranks; null: without this rank
   std::vector<Reduced> reduced_;                                     // in the order of the whole model

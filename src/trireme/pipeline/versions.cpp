@@ -103,13 +103,24 @@ nn::WeightSource* WeightVersions::take(int chunk, bool keep) {
   return &mine;
 }
 
+int WeightVersions::Held::copies() const {
+  return static_cast<int>(stashed.size()) + (predicted[0].version >= 0) + (predicted[1].version >= 0);
+}
+
 int WeightVersions::copies() const {
   int copies = 0;
-  for (const auto& [chunk, held] : held_) {
-    copies +=
-        static_cast<int>(held.stashed.size()) + (held.predicted[0].version >= 0) + (held.predicted[1].version >= 0);
-  }
+  for (const auto& [chunk, held] : held_) copies += held.copies();
   return copies;
+}
+
+std::int64_t WeightVersions::bytes() const {
+  std::int64_t bytes = 0;
+  for (const auto& [chunk, held] : held_) {
+    std::int64_t each = 0;
+    for (const nn::Param* param : held.chunk->params) each += static_cast<std::int64_t>(param->value.nbytes());
+    bytes += held.copies() * each;
+  }
+  return bytes;
 }
 
 }  // namespace trireme::pipeline

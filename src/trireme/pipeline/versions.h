@@ -53,13 +53,15 @@ class WeightVersions {
   /// What the pass that begins now computes with; null: the present weights. `keep`: a backward follows that takes the
   /// same (this is its recomputation).
   nn::WeightSource* take(int chunk, bool keep);
-  /// Copies of weights held now, over all chunks, the present ones not counted.
+  /// Copies of weights held now, over all chunks, the present ones not counted; and what they take.
   int copies() const;
+  std::int64_t bytes() const;
 
  private:
   using Copy = std::vector<at::Tensor>;  // by parameter of the chunk
   struct Held final : nn::WeightSource {
     const Chunk* chunk = nullptr;
+    int copies() const;
     std::unordered_map<const nn::Param*, std::size_t> index;
     std::map<int, Copy> stashed;
     struct Prediction {

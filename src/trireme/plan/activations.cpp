@@ -128,9 +128,14 @@ ActivationBytes activation_bytes(const Job& job, const ParallelConfig& config) {
   // nothing is saved.
   const bool from_latents = !megatron && shape.mla.used() && config.recompute == RecomputeKind::kSelective;
   numbers += attention_inputs(job, config, out.between, from_latents ? out.between : entered);
-  numbers += from_latents
-                 ? static_cast<double>(shape.mla.qk_rope_head_dim)
-                 : widths.queries + widths.keys + widths.values + widths.attended + ulysses_numbers(config, widths);
+  // What attention's core gives, and what ranks traded for it, selective recomputation computes again.
+  const bool core_again = !megatron && config.recompute == RecomputeKind::kSelective;
+  if (from_latents) {
+    numbers += static_cast<double>(shape.mla.qk_rope_head_dim);
+  } else {
+    numbers += widths.queries + widths.keys + widths.values;
+    if (!core_again) numbers += widths.attended + ulysses_numbers(config, widths);
+  }
   numbers += mlp_numbers(job, config, (shape.gated ? 2 : 1) + (megatron || config.save_mlp_activations ? 1 : 0));
   const double statistics = megatron ? 0 : (shape.norm == spec::NormKind::kLayer ? 2 : 1) * sum * out.between;
   double layer = numbers * compute + 2 * statistics;
@@ -143,7 +148,7 @@ ActivationBytes activation_bytes(const Job& job, const ParallelConfig& config) {
       scores = static_cast<double>(shape.num_heads) * static_cast<double>(job.seq_len) * (dropout ? 5 : 2) * compute /
                2 / tp;
   } else {
-    if (!from_latents) layer += widths.heads * sum;  // attention's log-sum-exps
+    if (!core_again) layer += widths.heads * sum;  // attention's log-sum-exps
   }
   const double input = width * out.between * compute / (config.partition_activations ? tp : 1);
   const int layers = layers_of(shape);

@@ -27,7 +27,7 @@ ParallelConfig config_of(const spec::Recipe& recipe, const Job& job, int ranks) 
   ParallelConfig config = spec::parallel_config(recipe, ranks, job.batch);
   if (config.layout.pp == 1 || config.pipeline.schedule.starts_with("file:")) return config;
   config.pipeline.virtual_stages = chunks_per_rank(config);
-  // A schedule that updates after every micro-batch makes a step of one.
+  // A schedule that updates after every micro-batch makes a step of one, unless told its size.
   if (spec::pipeline_micro_rows(recipe, schedule_traits(recipe)) == 0) config.micro_batch_size = config.rows(job.batch);
   return config;
 }

@@ -129,7 +129,6 @@ class Enumeration {
   void with_schedule(const spec::LayoutConfig& layout) {
     if (layout.pp == 1) return add(layout, {});
     for (const schedule::Kind& kind : schedule::kinds()) {
-      if (kind.asynchronous) continue;
       spec::PipelineConfig pipeline{.schedule = std::string(kind.name), .virtual_stages = kind.default_chunks};
       const std::int64_t rows = task_.micro_batch_size.value_or(1);
       const std::int64_t micros = spec::most_micros(task_.batch_rows, *layout.dp, {}, rows);

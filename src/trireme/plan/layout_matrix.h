@@ -26,7 +26,8 @@ struct LayoutMatrix {
 };
 
 /// Every layout of task.ranks ranks: all ways to share them among the axes, with every kind of context parallelism,
-/// every synchronous schedule and every stage of ZeRO. Refused are those whose axes do not divide what they split.
+/// every schedule and every stage of ZeRO. Refused are those whose axes do not divide what they split; what else of a
+/// recipe a layout does not go with, the rules of spec/rules.h say.
 LayoutMatrix all_layouts(const spec::LayoutTask& task);
 
 /// Features in the order in which tables show them, those of some case only.

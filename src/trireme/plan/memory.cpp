@@ -27,20 +27,49 @@ struct HeldParameters {
   double all() const { return layers + tables + vectors + experts; }
 };
 
-HeldParameters held_parameters(const ParallelConfig& config, const WeightCounts& weights, double layers,
+/// Matrices of keys and values of a layer that tensor-parallel ranks have beyond their share: copies, where they are
+/// more than the heads of keys.
+double copied_keys(const Job& job, const ParallelConfig& config) {
+  const spec::ModelShape& shape = job.shape;
+  const double tp = config.layout.tp, heads = static_cast<double>(shape.num_kv_heads);
+  if (shape.mla.kv_lora_rank > 0 || tp <= heads) return 0;
+  return 2 * static_cast<double>(shape.hidden_size * shape.head_dim) * (1 - heads / tp);
+}
+
+/// Biases of a layer's matrices that are sharded by their outputs, and so are sharded with them; other biases and norms
+/// every tensor-parallel rank has.
+double sharded_vectors(const spec::ModelShape& shape) {
+  if (shape.mla.kv_lora_rank > 0) return 0;
+  const double attention = static_cast<double>((shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim);
+  const double mlp = static_cast<double>(shape.ffn_size * (shape.gated ? 2 : 1));
+  return (shape.attention_bias ? attention : 0) + (shape.mlp_bias ? mlp : 0);
+}
+
+/// Learned positions, beside the token embedding: each rank has them whole.
+double learned_positions(const spec::ModelShape& shape) {
+  return shape.position_kind == spec::PositionKind::kLearned
+             ? static_cast<double>(shape.max_seq_len * shape.hidden_size)
+             : 0;
+}
+
+HeldParameters held_parameters(const Job& job, const ParallelConfig& config, const WeightCounts& weights, double layers,
                                double embeddings, double heads) {
   const double tp = config.layout.tp;
   HeldParameters held;
   const double whole = layers * weights.layer_replicated + heads * weights.mtp_replicated;
   held.layers =
       (layers * (weights.layer - weights.layer_vectors) + heads * (weights.mtp - weights.mtp_vectors) - whole) / tp +
-      whole;
-  held.vectors = (layers * weights.layer_vectors + heads * (weights.mtp_vectors + weights.head_vectors)) / tp;
+      whole + layers * copied_keys(job, config);
+  const double sharded = std::min(weights.layer_vectors, sharded_vectors(job.shape));
+  held.vectors =
+      layers * (weights.layer_vectors - sharded * (1 - 1 / tp)) + heads * (weights.mtp_vectors + weights.head_vectors);
   held.experts = (layers * weights.experts + heads * weights.mtp_experts) / weights.expert_ranks(config);
   // A head on another rank than the embedding has a copy of it where it is tied or predicts further tokens.
-  held.tables = (embeddings * weights.embedding + heads * (weights.head - weights.head_vectors) +
-                 std::max(0.0, heads - embeddings) * weights.tied_head) /
-                tp;
+  const double positions = embeddings * learned_positions(job.shape);
+  held.tables =
+      positions * (1 - 1 / tp) + (embeddings * weights.embedding + heads * (weights.head - weights.head_vectors) +
+                                  std::max(0.0, heads - embeddings) * weights.tied_head) /
+                                     tp;
   return held;
 }
 
@@ -89,6 +118,7 @@ struct States {
   double whole_gradients = 0;                                   ///< before the cut
   double owned_gradients = 0;                                   ///< of those that the rank updates
   double owned = 0;                                             ///< parameters that it updates
+  double updated = 0;                                           ///< bytes of them: master weights, or weights
   double owned_narrow = 0;                                      ///< of them, those with gradients below the full type
 };
 
@@ -107,6 +137,7 @@ States states_of(const Job& job, const ParallelConfig& config, const HeldParamet
     out.whole_gradients += count * each.gradient;
     out.owned_gradients += count * each.gradient * cut(1);
     out.owned += count * cut(1);
+    out.updated += count * (each.master > 0 ? each.master : each.weight) * cut(1);
     if (each.gradient < job.sum_bytes()) out.owned_narrow += count * cut(1);
   };
   add(held.layers, types.of_layers(), sharers);
@@ -127,7 +158,7 @@ class Account {
     memory_.stage = load_.stage;
     memory_.layers = load_.layers;
     memory_.in_flight = load_.in_flight;
-    held_ = held_parameters(config_, weights_, load_.layers, load_.embeddings, load_.heads);
+    held_ = held_parameters(job_, config_, weights_, load_.layers, load_.embeddings, load_.heads);
     states_ = states_of(job_, config_, held_);
     add_states();
     add_versions();
@@ -163,8 +194,11 @@ class Account {
 
   void add_versions() {
     const HeldParameters versions =
-        held_parameters(config_, weights_, load_.version_layers, load_.version_embeddings, load_.version_heads);
+        held_parameters(job_, config_, weights_, load_.version_layers, load_.version_embeddings, load_.version_heads);
     memory_[Use::kWeightVersions] = versions.all() * job_.compute_bytes();
+    // A step that is validated after the fact is restored from copies of what it changes.
+    const bool validated = config_.layout.pp > 1 && config_.pipeline.drain_every.value_or(1) > 1;
+    if (validated && !is_asynchronous(config_)) memory_[Use::kWeightVersions] += states_.updated + states_.moments;
     // A weight and its transpose, a byte each.
     if (job_.precision.gemm != spec::GemmPrecision::kSame && !megatron())
       memory_[Use::kFp8Weights] = 2 * (held_.layers + held_.experts);

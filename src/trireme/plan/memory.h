@@ -25,7 +25,8 @@ namespace trireme::plan {
 /// The lines of the account.
 enum class MemoryUse : std::uint8_t {
   kWeights,
-  kWeightVersions,  ///< and predictions, of schedules that update while micro-batches are in flight
+  kWeightVersions,  ///< and predictions, of schedules that update while micro-batches are in flight; copies of what
+                    ///< a step that may be taken back changes
   kFp8Weights,      ///< quantised copies of the matrices of layers
   kMasterWeights,
   kGradients,

@@ -23,7 +23,8 @@ schedule::Shape schedule_shape(const ParallelConfig& config, std::int64_t micros
           .chunks_per_rank = chunks_per_rank(config),
           .steps = steps,
           .recompute = recomputes_stages(config),
-          .micro_rows = static_cast<int>(config.micro_batch_size)};
+          .micro_rows = static_cast<int>(config.micro_batch_size),
+          .update_every = static_cast<int>(micros)};
 }
 
 /// What PipeDream's planner will find is not known before the run measures: one rank a stage.

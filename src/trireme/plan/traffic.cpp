@@ -146,6 +146,9 @@ class Count {
   void context() {
     const int cp = layout_.cp;
     if (cp == 1) return;
+    // Selective recomputation runs attention's core again, and what ranks tell each other for it.
+    const bool core = task_.config.recompute == spec::RecomputeKind::kSelective;
+    const int again = core ? 1 : again_;
     const bool trade = layout_.cp_kind == ContextKind::kUlysses;
     const int inner = trade ? cp : layout_.cp_ulysses, outer = cp / inner;
     const double layers = (static_cast<double>(task_.layers) + modules()) * static_cast<double>(task_.micros);
@@ -160,20 +163,20 @@ class Count {
       const double spread = own % inner == 0 ? keys : keys * inner / static_cast<double>(own);
       const double forward = (2 * queries + 2 * spread) * compute_bytes_ * share(inner);
       add(outer > 1 ? "cp ulysses" : "cp",
-          fmt::format("all-to-alls of q, k, v and the output, forward and backward{}", again_ > 0 ? ", again" : ""),
-          layers * forward * (2 + again_));
+          fmt::format("all-to-alls of q, k, v and the output, forward and backward{}", again > 0 ? ", again" : ""),
+          layers * forward * (2 + again));
     }
     if (outer == 1) return;
     const double block = 2 * keys * inner / inner_heads(inner) * compute_bytes_;
     const double sums = block / compute_bytes_ * sum_bytes_;
     const char* group = inner > 1 ? "cp outer" : "cp";
     if (layout_.cp_kind == ContextKind::kRing) {
-      add(group, fmt::format("ring: {} blocks of K and V forward{}", outer - 1, again_ > 0 ? ", again" : ""),
-          layers * (outer - 1) * block * (1 + again_));
+      add(group, fmt::format("ring: {} blocks of K and V forward{}", outer - 1, again > 0 ? ", again" : ""),
+          layers * (outer - 1) * block * (1 + again));
       add(group, fmt::format("ring: {} blocks of K and V and of their gradients backward", outer - 1),
           layers * (outer - 1) * (block + sums));
     } else {
-      add(group, "gather of K and V, forward and backward", layers * (outer - 1) * block * (2 + again_));
+      add(group, "gather of K and V, forward and backward", layers * (outer - 1) * block * (2 + again));
       add(group, "reduce-scatter of their gradients", layers * (outer - 1) * sums);
     }
   }

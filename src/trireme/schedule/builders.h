@@ -23,6 +23,7 @@ struct Shape {
   int steps = 1;
   bool recompute = false;  // every forward again before its backward
   int micro_rows = 0;      // sequences of a micro-batch; 0: not known. Halves of one need two
+  int update_every = 0;    // micros of an update, for kinds that update after each unless told otherwise (0)
   // Only the kind `list` looks at these:
   Times times = {};        // of one chunk
   int most_in_flight = 0;  // micros that a rank may hold, over all its chunks; 0: as many as 1F1B's first rank
@@ -99,6 +100,8 @@ Schedule folded(std::string_view name, const Shape& shape);
 /// An empty table with two routes, down the ranks (0) and up (1): a rank holds chunks r and p-1-r. All micros take
 /// route 0 until the builder says otherwise.
 Schedule two_way(std::string_view name, const Shape& shape);
+/// Of kinds that update after each micro, unless the shape says after how many.
+inline int micros_of_update(const Shape& shape) { return shape.update_every > 0 ? shape.update_every : 1; }
 /// 1F1B over all steps without a flush, with reductions and updates after every `update_every` micros.
 Schedule unflushed(std::string_view name, const Shape& shape, int update_every, WeightChoice weights);
 /// idle / (idle + work) where every rank works on all micros of a step, and idles for `idle`.

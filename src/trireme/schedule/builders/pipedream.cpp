@@ -1,5 +1,6 @@
 // PipeDream (Harlap et al. 2018, 1806.03377; Narayanan et al. 2019): 1F1B that never flushes. Every micro is a batch of
-// its own, with its own update; a backward computes with the weights that its forward met.
+// its own, with its own update, unless gradients of several add up; a backward computes with the weights that its
+// forward met.
 #include "trireme/schedule/builders.h"
 #include "trireme/schedule/versions.h"
 
@@ -8,7 +9,7 @@ namespace trireme::schedule {
 namespace {
 
 Schedule build_stashing(const Shape& shape) {
-  const Schedule plain = unflushed("pipedream", shape, /*update_every=*/1, WeightChoice::kStash);
+  const Schedule plain = unflushed("pipedream", shape, micros_of_update(shape), WeightChoice::kStash);
   const VersionUses present = present_versions(plain);
   VersionUses wanted = present;
   for (int chunk = 0; chunk < plain.chunks(); ++chunk) {
@@ -18,7 +19,7 @@ Schedule build_stashing(const Shape& shape) {
 }
 
 Schedule build_vertical_sync(const Shape& shape) {
-  const Schedule plain = unflushed("pipedream-vsync", shape, /*update_every=*/1, WeightChoice::kVerticalSync);
+  const Schedule plain = unflushed("pipedream-vsync", shape, micros_of_update(shape), WeightChoice::kVerticalSync);
   const VersionUses present = present_versions(plain);
   VersionUses wanted = present;
   // A micro carries the number of the version that it met first through all ranks.

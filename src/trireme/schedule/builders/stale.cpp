@@ -11,7 +11,8 @@ Kind stale() {
       .from = "what the asynchronous kinds are compared with",
       .steady = true,
       .asynchronous = true,
-      .build = [](const Shape& shape) { return unflushed("stale", shape, /*update_every=*/1, WeightChoice::kStale); },
+      .build =
+          [](const Shape& shape) { return unflushed("stale", shape, micros_of_update(shape), WeightChoice::kStale); },
       .refuses = needs_one_chunk,
       .bubble = no_bubble,
       .memory = unflushed_in_flight,

@@ -84,11 +84,28 @@ void tp_divides_model(RuleContext& context) {
   if (unsplit) layout.sequence_parallel = false;
 }
 
-void cp_beside_encoder(RuleContext& context) {
+/// Whether ranks of context parallelism have two blocks of a sequence each (parallel/parallel_groups.cpp).
+bool has_two_blocks(const RuleContext& context) {
+  const LayoutConfig& layout = context.layout();
+  const bool trades_all = layout.cp_kind == ContextKind::kUlysses || layout.cp == layout.cp_ulysses;
+  return context.run.shape.causal && !trades_all && context.run.seq_len % (2 * layout.cp) == 0;
+}
+
+void cp_divides_source(RuleContext& context) {
   LayoutConfig& layout = context.run.recipe.layout;
   if (layout.cp == 1 || context.run.shape.num_encoder_layers == 0) return;
-  context.refuse("layout.cp", "shards the sequence of a single stack, and this model has an encoder beside its decoder",
-                 "set layout.cp = 1");
+  const std::int64_t length = context.run.recipe.data.source_seq_len.value_or(context.run.seq_len);
+  const std::int64_t parts = std::int64_t{layout.cp} * (has_two_blocks(context) ? 2 : 1);
+  const std::int64_t tokens = length / layout.cp;
+  const bool norms = !layout.sequence_parallel || tokens % layout.tp == 0;
+  if (length % parts == 0 && norms) return;
+  context.refuse(
+      "layout.cp",
+      fmt::format("gives each of {} ranks {} of a sequence, but the encoder's {} tokens do not make {} equal "
+                  "ones{}",
+                  layout.cp, parts > layout.cp ? "two blocks" : "a block", length, parts,
+                  norms ? "" : fmt::format(", and layout.tp = {} does not divide those", layout.tp)),
+      "set layout.cp = 1");
   layout.cp = layout.cp_ulysses = 1;
 }
 
@@ -260,9 +277,9 @@ constexpr Rule kLayoutRules[] = {
     {"tp-divides-model", "a `tp` that does not divide the heads or `ffn_size`",
      "each rank has whole heads; key and value heads are sharded or replicated evenly", Because::kDefinition,
      RuleNeeds::kLayout, tp_divides_model},
-    {"cp-beside-encoder", "context parallelism with encoder-decoder models",
-     "cross-attention reads another sequence than the one that is sharded", Because::kNotBuilt, RuleNeeds::kLayout,
-     cp_beside_encoder},
+    {"cp-divides-source", "context parallelism where `cp` does not divide the source of an encoder-decoder model",
+     "each rank has equally many tokens of both sequences", Because::kDefinition, RuleNeeds::kLayout,
+     cp_divides_source},
     {"sequence-parallel-divides", "sequence parallelism where `tp` does not divide the sequence",
      "each rank has equally many tokens", Because::kDefinition, RuleNeeds::kLayout, sequence_parallel_divides},
     {"cp-divides-model", "a `cp` that does not divide the sequence, or with ulysses the heads of a rank",

@@ -57,7 +57,7 @@ std::string schedule_takes(const RuleContext& context, std::int64_t rows, int ch
 }
 
 void schedule_is_defined(RuleContext& context) {
-  if (!context.has_stages() || context.run.schedule.updates_every_micro) return;
+  if (!context.has_stages()) return;
   const int chunks = std::max(context.run.recipe.pipeline.virtual_stages, context.run.schedule.default_chunks);
   for (const std::int64_t rows : context.rows_of_steps()) {
     const std::string why = context.run.schedule.refuses(static_cast<int>(context.micros_of(rows)), chunks);
@@ -68,21 +68,20 @@ void schedule_is_defined(RuleContext& context) {
   }
 }
 
-void updates_after_each_micro(RuleContext& context) {
-  if (!context.has_stages() || !context.run.schedule.updates_every_micro) return;
+void predicts_each_micro(RuleContext& context) {
+  const ScheduleTraits& schedule = context.run.schedule;
+  const bool predicts = schedule.prediction == ScheduleTraits::Prediction::kMomentum;
+  if (!context.has_stages() || !schedule.updates_every_micro || !predicts) return;
   for (const std::int64_t rows : context.rows_of_steps()) {
     const std::int64_t micros = context.micros_of(rows);
     if (micros == 1) continue;
     context.refuse("train.micro_batch_size",
-                   fmt::format("makes {} micro-batches of a step, but schedule {} updates after every one", micros,
-                               schedule_name(context)),
-                   "leave train.micro_batch_size out, or take pipedream-2bw or xpipe");
+                   fmt::format("makes {} micro-batches of a step, but schedule {} predicts the weights after each "
+                               "one's own update",
+                               micros, schedule_name(context)),
+                   "leave train.micro_batch_size out, or take xpipe");
     return;
   }
-  const int chunks = context.run.recipe.pipeline.virtual_stages;
-  if (const std::string why = context.run.schedule.refuses(1, chunks); !why.empty())
-    context.refuse("pipeline.schedule", fmt::format("{}: {}", schedule_name(context), why),
-                   "set pipeline.virtual_stages = 1");
 }
 
 /// Rows of the smallest micro-batch of a step, of `size` rows each as far as they go.
@@ -185,17 +184,21 @@ void asynchronous_shared_weights(RuleContext& context) {
   context.refuse(encoder    ? "pipeline.schedule"
                  : predicts ? "model.mtp_depth"
                             : "model.tied",
-                 fmt::format("the token embedding is on several stages, which schedule {} updates at different times",
+                 fmt::format("the token embedding is on several stages, whose gradients add up only when a micro-batch "
+                             "has come back to the first, and schedule {} updates the others before",
                              schedule_name(context)),
                  encoder    ? "set pipeline.schedule = \"1f1b\""
                  : predicts ? "set model.mtp_depth = 0, or pipeline.schedule = \"1f1b\""
                             : "set model.tied = false, or pipeline.schedule = \"1f1b\"");
 }
 
-void together_loss_scale(RuleContext& context) {
-  if (context.runs_several_steps() && context.run.recipe.precision.compute == Precision::kFp16)
+void asynchronous_loss_scale(RuleContext& context) {
+  const bool asynchronous = context.has_stages() && context.run.schedule.asynchronous;
+  if (asynchronous && context.run.recipe.precision.compute == Precision::kFp16)
     context.refuse("precision.compute",
-                   fmt::format("{}, but the loss scale of fp16 may change after each", several_steps(context)),
+                   fmt::format("schedule {} begins a step before all stages know whether the gradients of the last one "
+                               "overflowed, but the loss scale of fp16 follows from that",
+                               schedule_name(context)),
                    fmt::format("{}, or precision.compute = \"bf16\"", steps_apart(context)));
 }
 
@@ -206,27 +209,28 @@ void together_offload(RuleContext& context) {
                    fmt::format("{}, or layout.offload = \"none\"", steps_apart(context)));
 }
 
-void together_shards(RuleContext& context, const char* key, std::int64_t value, const char* shards) {
-  context.refuse(
-      key,
-      fmt::format("{}, in which a rank updates whole stages by itself, but {} = {} shards {}", several_steps(context),
-                  key, value, shards),
-      fmt::format("{}, or {} = {}", steps_apart(context), key, key == std::string_view("layout.zero") ? 0 : 1));
-}
-
-void together_tp(RuleContext& context) {
-  if (context.runs_several_steps() && context.layout().tp > 1)
-    together_shards(context, "layout.tp", context.layout().tp, "their matrices");
-}
-
-void together_cp(RuleContext& context) {
-  if (context.runs_several_steps() && context.layout().cp > 1)
-    together_shards(context, "layout.cp", context.layout().cp, "their sequences");
-}
-
 void together_zero(RuleContext& context) {
-  if (context.runs_several_steps() && context.layout().zero > 0)
-    together_shards(context, "layout.zero", context.layout().zero, "their optimizer state");
+  if (context.runs_several_steps() && context.layout().zero > 1)
+    context.refuse("layout.zero",
+                   fmt::format("{}, whose stages keep gradients from step to step, but layout.zero = {} shards them",
+                               several_steps(context), context.layout().zero),
+                   fmt::format("{}, or layout.zero = 1", steps_apart(context)));
+}
+
+void predicted_zero(RuleContext& context) {
+  if (!context.has_stages() || context.run.schedule.prediction == ScheduleTraits::Prediction::kNone) return;
+  if (context.layout().zero != 1) return;  // more has a rule of its own
+  context.refuse("layout.zero",
+                 fmt::format("is 1, which shards what schedule {} predicts weights from", schedule_name(context)),
+                 fmt::format("{}, or layout.zero = 0", steps_apart(context)));
+}
+
+void together_delayed_scales(RuleContext& context) {
+  if (context.runs_several_steps() && context.run.recipe.precision.gemm == GemmPrecision::kFp8Delayed)
+    context.refuse("precision.gemm",
+                   fmt::format("{}, but the scales of \"fp8-delayed\" come from what all stages saw in the step before",
+                               several_steps(context)),
+                   fmt::format("{}, or precision.gemm = \"fp8\"", steps_apart(context)));
 }
 
 void together_health(RuleContext& context) {
@@ -309,8 +313,9 @@ constexpr Rule kPipelineRules[] = {
     {"schedule-is-defined", "schedules outside of their domain",
      "some are defined for certain numbers of micro-batches, stages or chunks only", Because::kDefinition,
      RuleNeeds::kRun, schedule_is_defined},
-    {"updates-after-each-micro", "PipeDream, vertical sync, SpecTrain and stale weights with several micro-batches",
-     "they update after each one, so a step is one", Because::kDefinition, RuleNeeds::kRun, updates_after_each_micro},
+    {"predicts-each-micro", "SpecTrain with several micro-batches",
+     "it predicts the weights after each one's own update; of several, that is XPipe", Because::kDefinition,
+     RuleNeeds::kRun, predicts_each_micro},
     {"doubled-forward-rows",
      "Chimera's backward halving with micro-batches of one sequence, doubled forwards with none", "each part has a row",
      Because::kDefinition, RuleNeeds::kRun, doubled_forward_rows},
@@ -324,21 +329,23 @@ constexpr Rule kPipelineRules[] = {
      RuleNeeds::kRun, predicted_by_adam},
     {"asynchronous-shared-weights",
      "asynchronous schedules with tied embeddings, multi-token prediction or an encoder beside the decoder",
-     "stages that share a weight would update it at different times", Because::kNotBuilt, RuleNeeds::kRun,
-     asynchronous_shared_weights},
-    {"together-loss-scale", "several steps between flushes with fp16", "the loss scale may change after each of them",
-     Because::kNotBuilt, RuleNeeds::kRun, together_loss_scale},
+     "the gradient of a shared weight is a sum over its stages, which is there only when a micro-batch has come back "
+     "to "
+     "the first of them; a stage that waits for it waits for the pipeline to empty",
+     Because::kDefinition, RuleNeeds::kRun, asynchronous_shared_weights},
+    {"asynchronous-loss-scale", "asynchronous schedules with fp16",
+     "the loss scale of a step follows from the gradients of all stages in the step before, which are not there yet",
+     Because::kDefinition, RuleNeeds::kRun, asynchronous_loss_scale},
     {"together-offload", "several steps between flushes with offload", "updates on the host come once a step",
      Because::kNotBuilt, RuleNeeds::kRun, together_offload},
-    {"together-tp", "several steps between flushes with tensor parallelism",
-     "a rank updates its stage by itself, by the norm of its own gradients", Because::kNotBuilt, RuleNeeds::kRun,
-     together_tp},
-    {"together-cp", "several steps between flushes with context parallelism",
-     "a rank updates its stage by itself, by the norm of its own gradients", Because::kNotBuilt, RuleNeeds::kRun,
-     together_cp},
-    {"together-zero", "several steps between flushes with ZeRO",
-     "a rank updates its stage by itself, and shards would have to be gathered in between", Because::kNotBuilt,
+    {"together-zero", "several steps between flushes with ZeRO 2 and 3",
+     "a stage keeps its gradients while the next step's begin, and they shard them", Because::kNotBuilt,
      RuleNeeds::kRun, together_zero},
+    {"predicted-zero", "SpecTrain and XPipe with ZeRO-1",
+     "what they predict weights from is sharded, and predictions would have to be gathered", Because::kNotBuilt,
+     RuleNeeds::kRun, predicted_zero},
+    {"together-delayed-scales", "several steps between flushes with delayed FP8 scaling",
+     "stages agree on scales after each step", Because::kNotBuilt, RuleNeeds::kRun, together_delayed_scales},
     {"together-health", "several steps between flushes with `health.spike` or `health.non_finite`",
      "weights are updated before the loss of the step is known", Because::kDefinition, RuleNeeds::kRun,
      together_health},

@@ -205,19 +205,6 @@ void master_weights_optimizer(RuleContext& context) {
                  "set precision.master_weights = \"fp32\", or optim.kind = \"adamw\"");
 }
 
-void fp8_delayed_layers(RuleContext& context) {
-  const LayoutConfig& layout = context.layout();
-  if (context.run.recipe.precision.gemm != GemmPrecision::kFp8Delayed) return;
-  const char* reason =
-      "is \"fp8-delayed\", whose scales ranks agree on where each keeps the weights of all layers, but ";
-  if (layout.pp > 1)
-    context.refuse("precision.gemm", fmt::format("{}layout.pp = {} gives it some of them", reason, layout.pp),
-                   "set precision.gemm = \"fp8\", or layout.pp = 1");
-  else if (layout.zero == 3)
-    context.refuse("precision.gemm", fmt::format("{}layout.zero = 3 lends them for a while", reason),
-                   "set precision.gemm = \"fp8\", or layout.zero = 2");
-}
-
 void graphs_need_gpu(RuleContext& context) {
   const Recipe& recipe = context.run.recipe;
   if (recipe.train.cuda_graphs && recipe.run.device == DeviceKind::kCpu)
@@ -290,9 +277,6 @@ constexpr Rule kRecipeRules[] = {
      RuleNeeds::kRecipe, fp8_beside_bf16},
     {"master-weights-optimizer", "weights without fp32 master weights under SGD, Adagrad, LAMB or LARS",
      "only Adam's update has stochastic rounding", Because::kNotBuilt, RuleNeeds::kRecipe, master_weights_optimizer},
-    {"fp8-delayed-layers", "delayed FP8 scaling with pipeline stages or ZeRO-3",
-     "ranks reduce the amax of all layers in one call, and here each keeps some of them", Because::kNotBuilt,
-     RuleNeeds::kRecipe, fp8_delayed_layers},
     {"graphs-on-cpu", "CUDA graphs on the CPU", "they are captured on a GPU", Because::kDefinition, RuleNeeds::kRecipe,
      graphs_need_gpu},
     {"graphs-whole-layers", "CUDA graphs with ZeRO 2 and 3, context parallelism or pipeline stages",

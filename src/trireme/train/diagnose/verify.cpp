@@ -285,7 +285,7 @@ Trace run_delayed(const VerifyRequest& request, const spec::Recipe& recipe, comm
   Trace trace;
   if (world.rank() == 0) {
     spec::Recipe delayed = request.reference;
-    delayed.layout = {.dp = world.size() / recipe.layout.pp, .pp = recipe.layout.pp};
+    delayed.layout = {.dp = world.size() / static_cast<int>(recipe.layout.ranks_per_copy()), .pp = recipe.layout.pp};
     delayed.pipeline = recipe.pipeline;
     trace = run_trace(delayed, *alone, request.steps, make_delayed_engine);
   }

@@ -105,7 +105,7 @@ class DelayedEngine final : public MultiStepEngine {
       nn::zero_grad(model_->params);
       StepMade& sums = made.emplace_back();
       for (std::size_t i = 0; i < work.batches.size(); ++i) {
-        pipeline::Micro micro{.context = work.contexts()};
+        pipeline::Micro micro{.context = work.contexts(/*loss_scale=*/1)};
         micro.inputs = feed(work.batches[i], micro.context, model_->shape);
         move_to(device_, micro.inputs, micro.context, model_->shape);
         delayed.add(micro, step * micros + static_cast<int>(i) % micros);  // pipelines side by side have their shares

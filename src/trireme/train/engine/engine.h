@@ -21,6 +21,7 @@
 #include "trireme/data/samples.h"
 #include "trireme/models/model.h"
 #include "trireme/optim/optimizer.h"
+#include "trireme/optim/update.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/spec/recipe.h"
 #include "trireme/train/engine/step_plan.h"
@@ -40,7 +41,7 @@ struct EngineParts {
   comm::Group* readers = nullptr;                   ///< the ranks that together read each row once
   parallel::DataParallel* data_parallel = nullptr;  ///< how copies of parameters agree, and where updates happen
   models::Model* whole_model = nullptr;             ///< null: this rank holds a part
-  nn::Params* layer_params = nullptr;   ///< as layers compute with them, of all layers; null: it does not run all
+  nn::Params* layer_params = nullptr;               ///< as this rank's layers compute with them
   nn::moe::Balance* balance = nullptr;  ///< loads of this rank's experts; null: the model has none
   comm::Group* loads = nullptr;         ///< the ranks over which they are summed; null: this one alone
 };
@@ -109,7 +110,7 @@ class SingleStepEngine : public Engine {
 /// What one of several steps needs.
 struct StepWork {
   std::vector<data::Batch> batches;
-  MakeContext contexts;
+  std::function<nn::Context(double loss_scale)> contexts;
   double learning_rate = 0;
 };
 
@@ -119,6 +120,7 @@ struct StepsRequest {
   std::function<StepWork(int step)> work;  ///< asked for once each, in order, by every rank
   std::function<void(nn::Params&)> look;   ///< before each update; may be empty
   optim::Optimizer& optimizer;
+  optim::LossScale* loss_scale = nullptr;  ///< fp16
 };
 
 /// Of one step, over all ranks.
@@ -129,6 +131,7 @@ struct StepMade {
   double seconds = 0;        ///< from the update before to its own, on this rank
   double comm_s = 0;         ///< of them, waiting for others
   bool redone = false;       ///< its update was taken before the norm was known, and taken back
+  bool taken = true;         ///< false: its gradients overflowed fp16
 };
 
 /// Runs several steps in one go, updates included. In between, weights are of no single step; when run() returns they
@@ -139,6 +142,8 @@ class MultiStepEngine : public Engine {
   virtual std::int64_t drain_every() const = 0;
   /// On all ranks together. optim::NonFiniteGradients on all of them where a gradient is NaN or Inf on some.
   virtual std::vector<StepMade> run(const StepsRequest& request) = 0;
+  /// Of the last run: versions of weights at once, at most.
+  virtual std::int64_t version_bytes() const { return 0; }
 };
 
 using AnyEngine = std::variant<std::unique_ptr<SingleStepEngine>, std::unique_ptr<MultiStepEngine>>;

@@ -48,19 +48,26 @@ void MultiStepDriver::run_until_drain() {
     report.batch = fetched.plan.hyperparameters.batch;
     report.data_s = fetched.waited_s;
     counts.push_back(state_.count_losses(fetched));
-    const StepScales scales = scales_of(counts.back());
-    const auto contexts = [this, scales, step = fetched.plan.before.step] { return state_.context_for(scales, step); };
+    const auto contexts = [this, counted = counts.back(), step = fetched.plan.before.step](double loss_scale) {
+      return state_.context_for(scales_of(counted, loss_scale), step);
+    };
     return StepWork{.batches = std::move(fetched.batches), .contexts = contexts, .learning_rate = report.learning_rate};
   };
   const auto micros = static_cast<int>(plan_step(state_.recipe, position, engine_.share()).microbatches.size());
   std::vector<StepMade> made;
   try {
-    made = engine_.run(
-        {.steps = steps, .micros = micros, .work = prepare, .look = state_.look, .optimizer = *state_.optimizer});
+    made = engine_.run({.steps = steps,
+                        .micros = micros,
+                        .work = prepare,
+                        .look = state_.look,
+                        .optimizer = *state_.optimizer,
+                        .loss_scale = state_.loss_scale.get()});
   } catch (Error& error) {
     error.add_context(fmt::format("in steps {} to {}, which run together", position.step + 1, position.step + steps));
     throw;
   }
+  state_.count_memory();
+  state_.memory.device.set(device::MemoryUse::kVersions, engine_.version_bytes());
   for (std::size_t i = 0; i < made.size(); ++i) {
     StepReport& report = told_later_[i];
     tell_losses(report, made[i].losses, counts[i]);
@@ -69,6 +76,7 @@ void MultiStepDriver::run_until_drain() {
     report.comm_s = made[i].comm_s;
     report.seconds = made[i].seconds;
     report.redone = made[i].redone;
+    report.taken = made[i].taken;
     report.compute_s = std::max(0.0, made[i].seconds - made[i].comm_s - report.data_s);
   }
 }

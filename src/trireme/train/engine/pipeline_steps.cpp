@@ -1,9 +1,10 @@
 // Several steps of a pipeline in one walk of a table: schedules that update while micros are on their way, and steps
 // that are validated after the fact.
 //
-// Asynchronous: each rank updates when the table says, with the norm of its own stage alone. Others: each updates at
-// once as if nothing had to be clipped and goes on with the next step; where the norm over all stages says otherwise,
-// it goes back (pipeline/post_validation.h).
+// Asynchronous: each stage updates when the table says, with the norm of its own gradients alone; ranks that share the
+// stage (tensor, context and data parallelism) reach that update in the same order, and sum norms among themselves.
+// Others: each updates at once as if nothing had to be clipped and goes on with the next step; where the norm over all
+// stages says otherwise, it goes back (pipeline/post_validation.h).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -41,6 +42,7 @@ class PipelineSteps final : public PipelineEngineOf<MultiStepEngine> {
 
   std::int64_t drain_every() const override { return drain_every_; }
   std::vector<StepMade> run(const StepsRequest& request) override;
+  std::int64_t version_bytes() const override { return version_bytes_; }
   void rehearse(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
     staged_->walk(batches, contexts);
   }
@@ -64,11 +66,9 @@ class PipelineSteps final : public PipelineEngineOf<MultiStepEngine> {
 
   pipeline::Stage& stage_;
   comm::Group& pipeline_;
-  comm::Group& copies_;  // of the pipeline
-  c10::Device device_;
   bool asynchronous_;
+  std::int64_t version_bytes_ = 0;  // of the last run
   std::int64_t drain_every_;
-  nn::LossReducer loss_reducer_;  // over copies
   Progress* progress_ = nullptr;  // of the call that is running
   Walk walk_;
 };
@@ -86,10 +86,10 @@ class PipelineSteps::Progress {
     const int step = number / request_.micros;
     ask_for(step);
     StepWork& work = works_.at(step);
-    pipeline::Micro made{.context = work.contexts()};
-    made.inputs = feed(work.batches.at(static_cast<std::size_t>(number % request_.micros)), made.context,
-                       engine_.stage_.model->shape);
-    move_to(engine_.device_, made.inputs, made.context, engine_.stage_.model->shape);
+    pipeline::Micro made =
+        engine_.staged_->micro_of(work.batches.at(static_cast<std::size_t>(number % request_.micros)),
+                                  [&] { return work.contexts(loss_scale_of(step)); });
+    made.context.on_gradient = [this](nn::Param& param) { engine_.staged_->data_parallel().added(param); };
     return made;
   }
 
@@ -100,12 +100,16 @@ class PipelineSteps::Progress {
     return rate_of(next);
   }
 
-  /// By this rank's own norm.
+  /// By the norm of this stage's own gradients.
   void update_alone(int step) {
     if (request_.look) request_.look(request_.optimizer.params());
+    parallel::DataParallel& data_parallel = engine_.staged_->data_parallel();
     try {
       norms_[static_cast<std::size_t>(step)] =
-          optim::update(request_.optimizer, {.learning_rate = rate_of(step)}).gradient_norm;
+          optim::update(request_.optimizer, {.learning_rate = rate_of(step), .across = data_parallel.across()})
+              .gradient_norm;
+      data_parallel.step_taken();
+      data_parallel.updated();
     } catch (const optim::NonFiniteGradients& error) {
       // Others are at other steps: they learn of it at the drain.
       if (!not_finite_) not_finite_ = {step, error.message()};
@@ -116,7 +120,11 @@ class PipelineSteps::Progress {
 
   void update_optimistically(int step, pipeline::PostValidatedUpdate& update) {
     if (request_.look) request_.look(request_.optimizer.params());
-    update.take({.learning_rate = rate_of(step)});
+    // The scale may have grown since the step's first micro was made: it is the one they were made with that counts.
+    optim::LossScale* now = request_.loss_scale;
+    update.take({.learning_rate = rate_of(step),
+                 .gradient_scale = now != nullptr ? now->scale() / loss_scale_of(step) : 1,
+                 .loss_scale = now});
     over(step);
   }
   bool validated(pipeline::PostValidatedUpdate& update) {
@@ -127,7 +135,10 @@ class PipelineSteps::Progress {
   void redo(pipeline::PostValidatedUpdate& update) {
     update.redo();
     redone_.push_back(settled_);
+    if (!update.result().taken) skipped_.push_back(settled_);
     norms_[settled_++] = update.result().gradient_norm;
+    // The forwards that run again begin with what one rank would now have.
+    for (std::size_t step = settled_; step < loss_scales_.size(); ++step) loss_scales_[step] = loss_scale_now();
   }
 
   /// Throws on all ranks where a gradient was no number on some.
@@ -152,7 +163,7 @@ class PipelineSteps::Progress {
       losses.push_back(std::move(report.steps[i].losses));
       squares.push_back(norms_[i] * norms_[i]);
     }
-    engine_.loss_reducer_.reduce(losses, flops);
+    engine_.staged_->sum_over_pipelines(losses, flops);
     if (engine_.asynchronous_) {  // each stage knows its own only, all ranks of it the same
       if (!engine_.counts_norm()) std::ranges::fill(squares, 0.0);
       sum(engine_.pipeline_, squares);
@@ -170,15 +181,19 @@ class PipelineSteps::Progress {
                       .comm_s = waited_s / static_cast<double>(steps)});
     }
     for (const std::size_t step : redone_) made[step].redone = true;
+    for (const std::size_t step : skipped_) made[step].taken = false;
     return made;
   }
 
  private:
   double rate_of(int step) const { return rates_.at(static_cast<std::size_t>(step)); }
+  double loss_scale_of(int step) const { return loss_scales_.at(static_cast<std::size_t>(step)); }
+  double loss_scale_now() const { return request_.loss_scale != nullptr ? request_.loss_scale->scale() : 1; }
   void ask_for(int step) {
     for (; asked_for_ <= step; ++asked_for_) {
       const StepWork& work = works_[asked_for_] = request_.work(asked_for_);
       rates_.push_back(work.learning_rate);
+      loss_scales_.push_back(loss_scale_now());
     }
   }
   void over(int step) {
@@ -189,11 +204,11 @@ class PipelineSteps::Progress {
   PipelineSteps& engine_;
   const StepsRequest& request_;
   std::map<int, StepWork> works_;
-  std::vector<double> rates_, norms_;
+  std::vector<double> rates_, loss_scales_, norms_;  // by step
   std::vector<Clock::time_point> updates_;
   int asked_for_ = 0;
   std::size_t settled_ = 0;
-  std::vector<std::size_t> redone_;
+  std::vector<std::size_t> redone_, skipped_;
   std::optional<std::pair<int, std::string>> not_finite_;
   Clock::time_point begin_;
 };
@@ -202,19 +217,15 @@ PipelineSteps::PipelineSteps(std::unique_ptr<StagedModel> staged)
     : PipelineEngineOf(std::move(staged)),
       stage_(staged_->stage()),
       pipeline_(staged_->pipeline()),
-      copies_(staged_->groups().readers()),
-      device_(staged_->data_parallel().device()),
       asynchronous_(is_asynchronous(staged_->recipe())),
-      drain_every_(spec::steps_between_drains(staged_->recipe(), asynchronous_)),
-      loss_reducer_(copies_) {
+      drain_every_(spec::steps_between_drains(staged_->recipe(), asynchronous_)) {
   const spec::Recipe& recipe = staged_->recipe();
-  const spec::LayoutConfig& layout = recipe.layout;
-  TRIREME_CHECK(recipe.precision.compute != spec::Precision::kFp16 && layout.offload == spec::OffloadKind::kNone &&
-                    layout.tp == 1 && layout.cp == 1 && layout.zero == 0,
+  const bool scaled = asynchronous_ && recipe.precision.compute == spec::Precision::kFp16;
+  TRIREME_CHECK(!scaled && recipe.layout.offload == spec::OffloadKind::kNone && recipe.layout.zero <= 1,
                 "schedule {} runs steps together with what spec/rules refuses", recipe.pipeline.schedule);
   if (!asynchronous_) return;
   pipeline::require_own_updates(recipe.pipeline.schedule, stage_.param_holders);
-  if (pipeline_.rank() != 0 || copies_.rank() != 0) return;
+  if (staged_->groups().parallel.rank != 0) return;
   log_info("schedule {} stays full for {} steps at a time; {}", recipe.pipeline.schedule, drain_every_,
            recipe.optim.grad_clip_norm > 0
                ? fmt::format("each stage clips its own gradients to {}", recipe.optim.grad_clip_norm)
@@ -237,7 +248,8 @@ PipelineSteps::Walk& PipelineSteps::walk_for(const StepsRequest& request) {
                                                                    .stage = stage_,
                                                                    .pipeline = pipeline_,
                                                                    .data_parallel = &staged_->data_parallel(),
-                                                                   .predictor = walk_.predictor.get()});
+                                                                   .predictor = walk_.predictor.get(),
+                                                                   .scatter = staged_->scatter()});
   if (!asynchronous_) {
     walk_.optimistic = std::make_unique<pipeline::PostValidatedUpdate>(request.optimizer, walk_.executor->reduction());
   }
@@ -259,6 +271,7 @@ std::vector<StepMade> PipelineSteps::run(const StepsRequest& request) {
     call.redo = [&] { progress.redo(*walk.optimistic); };
   }
   pipeline::RunReport report = walk.executor->run(call);
+  version_bytes_ = report.max_version_bytes + (walk.optimistic ? walk.optimistic->bytes() : 0);
   progress.require_finite();
   return progress.made(report);
 }

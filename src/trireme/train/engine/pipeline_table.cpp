@@ -57,7 +57,8 @@ schedule::Schedule pipeline_table(const spec::Recipe& recipe, int micros, int st
                         .chunks_per_rank = recipe.pipeline.virtual_stages,
                         .steps = steps,
                         .recompute = recomputes_stages(recipe),
-                        .micro_rows = static_cast<int>(pipeline_microbatch(recipe))};
+                        .micro_rows = static_cast<int>(pipeline_microbatch(recipe)),
+                        .update_every = micros};
   if (name.starts_with(kFile)) return table_of_file(name, shape);
   const schedule::Kind& kind = schedule::find_kind(name);
   shape.chunks_per_rank = std::max(shape.chunks_per_rank, kind.default_chunks);

@@ -25,6 +25,12 @@ std::vector<std::string> names_of(const pipeline::Stage& stage) {
   return names;
 }
 
+/// In a walk that updates nothing weights stay as they are, whatever its schedule would predict.
+class UnchangedWeights final : public pipeline::WeightPredictor {
+ public:
+  at::Tensor after(const nn::Param& param, int) override { return param.value; }
+};
+
 /// A pipeline that is empty between steps: one walk of a table gives a step's gradients.
 class PipelineEngine final : public PipelineEngineOf<SingleStepEngine> {
  public:
@@ -107,6 +113,7 @@ EngineParts StagedModel::parts() {
           .share = share_,
           .readers = &parallel_groups_->readers(),
           .data_parallel = data_parallel_.get(),
+          .layer_params = &stage_.model->params,
           .balance = stage_.model->shape.experts.used() ? &stage_.model->balance : nullptr,
           .loads = parallel_groups_->loads};
 }
@@ -161,14 +168,20 @@ StepSums StagedModel::walk(std::vector<data::Batch>& batches, const MakeContext&
   };
   pipeline::RunReport report = executor.run({.micro = micro, .update = [](int) {}, .keep_spans = true});
   record_->add(report);
-  // The same on all ranks of the pipeline: its first counts them.
-  const bool first = parallel_groups_->stage == 0;
-  double flops = first ? report.steps.at(0).flops : 0;
+  double flops = report.steps.at(0).flops;
   std::vector<nn::LossTerm> losses = std::move(report.steps.at(0).losses);
-  std::erase_if(losses, [&](const nn::LossTerm& term) { return !first || !parallel_groups_->counts(term); });
-  loss_reducer_.reduce({&losses, 1}, {&flops, 1});
+  sum_over_pipelines({&losses, 1}, {&flops, 1});
   const double all_s = seconds_since(begin);
   return {.losses = std::move(losses), .flops = flops, .comm_s = std::max(0.0, all_s - busy_seconds(report))};
+}
+
+void StagedModel::sum_over_pipelines(std::span<std::vector<nn::LossTerm>> losses, std::span<double> flops) {
+  const bool first = parallel_groups_->stage == 0;  // which counts them
+  for (double& number : flops) number = first ? number : 0;
+  for (std::vector<nn::LossTerm>& terms : losses) {
+    std::erase_if(terms, [&](const nn::LossTerm& term) { return !first || !parallel_groups_->counts(term); });
+  }
+  loss_reducer_.reduce(losses, flops);
 }
 
 Evaluation StagedModel::evaluate(const data::Samples& samples, const EvaluateOptions& options) {
@@ -232,14 +245,15 @@ schedule::Schedule StagedModel::make_table(int micros, int steps) const {
 pipeline::Executor& StagedModel::executor_for(int micros) {
   if (executor_ && executor_micros_ == micros) return *executor_;
   if (!tables_.contains(micros)) tables_.emplace(micros, make_table(micros, 1));
+  if (!unchanged_) unchanged_ = std::make_unique<UnchangedWeights>();
   record_.reset();
   executor_.reset();
-  executor_ = std::make_unique<pipeline::Executor>(pipeline::ExecutorParts{
-      .table = tables_.at(micros),
-      .stage = stage_,
-      .pipeline = pipeline_,
-      .data_parallel = data_parallel_.get(),
-      .scatter = recipe_.pipeline.scatter_gather ? parallel_groups_->parallel.tensor : nullptr});
+  executor_ = std::make_unique<pipeline::Executor>(pipeline::ExecutorParts{.table = tables_.at(micros),
+                                                                           .stage = stage_,
+                                                                           .pipeline = pipeline_,
+                                                                           .data_parallel = data_parallel_.get(),
+                                                                           .predictor = unchanged_.get(),
+                                                                           .scatter = scatter()});
   executor_micros_ = micros;
   record_ = std::make_unique<pipeline::TimelineRecorder>(executor_->table());
   return *executor_;

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,11 +42,15 @@ class StagedModel {
   pipeline::Stage& stage() { return stage_; }
   parallel::DataParallel& data_parallel() { return *data_parallel_; }
   schedule::Schedule make_table(int micros, int steps) const;
+  pipeline::Micro micro_of(data::Batch& batch, const MakeContext& contexts) const;
+  /// Where tensor-parallel ranks send a part of each boundary tensor; null: each sends its own whole.
+  comm::Group* scatter() const { return recipe_.pipeline.scatter_gather ? parallel_groups_->parallel.tensor : nullptr; }
+  /// What the ranks of a pipeline found in each step, which all of them have, becomes the sums over all ranks.
+  void sum_over_pipelines(std::span<std::vector<nn::LossTerm>> losses, std::span<double> flops);
 
  private:
   using Look = std::function<void(int chunk, const nn::Tensors& outputs)>;
   pipeline::Executor& executor_for(int micros);
-  pipeline::Micro micro_of(data::Batch& batch, const MakeContext& contexts) const;
   void walk_forward(pipeline::Micro& micro, const Look& look);
 
   const spec::Recipe& recipe_;
@@ -59,6 +64,7 @@ class StagedModel {
   std::unique_ptr<parallel::DataParallel> data_parallel_;
   std::vector<int> holders_;                  // by chunk: the first rank of the pipeline that holds it
   std::map<int, schedule::Schedule> tables_;  // by micros of a step
+  std::unique_ptr<pipeline::WeightPredictor> unchanged_;
   std::unique_ptr<pipeline::Executor> executor_;
   int executor_micros_ = 0;
   std::unique_ptr<pipeline::TimelineRecorder> record_;  // of executor_

@@ -49,6 +49,20 @@ int count_sharing(const spec::Recipe& recipe, comm::Group& world) {
   return parallel::ranks_that_share(world, device.index());
 }
 
+/// The matrices with delayed FP8 scales of all ranks, in the model's order: stages hold some of them each.
+std::vector<std::string> scaled_matrices(Engine& engine, comm::Group& world) {
+  const std::vector<std::string> mine = nn::Fp8History::names_of(*engine.layer_params());
+  std::vector<std::uint8_t> scaled;
+  for (const std::string& name : engine.all_names()) scaled.push_back(std::ranges::find(mine, name) != mine.end());
+  if (world.size() > 1)
+    world.all_reduce(comm::Buffer{scaled.data(), scaled.size(), comm::DType::kU8}, comm::Reduce::kMax).wait();
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < scaled.size(); ++i) {
+    if (scaled[i] != 0) names.push_back(engine.all_names()[i]);
+  }
+  return names;
+}
+
 /// The plan, which fits: on a GPU this is known before anything is allocated.
 MemoryPlan planned_memory(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
                           std::int64_t length, int sharing) {
@@ -128,9 +142,8 @@ TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, 
   count_memory();
   if (recipe.train.offload_activations) stash = std::make_unique<nn::Stash>(&memory, engine.data_parallel().device());
   if (recipe.precision.gemm == spec::GemmPrecision::kFp8Delayed) {
-    nn::Params* params = engine.layer_params();
-    TRIREME_CHECK(params != nullptr, "this rank does not run all layers, whose scales ranks agree on");
-    fp8_history = std::make_unique<nn::Fp8History>(*params, recipe.precision.fp8_history, recipe.precision.fp8_margin,
+    fp8_history = std::make_unique<nn::Fp8History>(*engine.layer_params(), scaled_matrices(engine, world),
+                                                   recipe.precision.fp8_history, recipe.precision.fp8_margin,
                                                    engine.data_parallel().device());
     fp8_history->add_state(registry);
   }
@@ -197,9 +210,8 @@ nn::Context TrainState::context_for(const StepScales& scales, std::int64_t step)
   return context;
 }
 
-/// Every rank runs all layers, on other tokens or with parts of their matrices, so the largest over the whole world is
-/// what one rank would have seen. All follow the same matrices: they are chosen by names and numbers of dimensions,
-/// which no layout without stages changes; if ranks did differ, the group would find calls of different lengths.
+/// Ranks run layers on other tokens, with parts of their matrices or not at all, so the largest over the whole world is
+/// what one rank would have seen.
 void TrainState::advance_scales() {
   if (!fp8_history) return;
   if (world.size() == 1) return fp8_history->advance();
