@@ -41,7 +41,8 @@ bool is_of_other_copies(const nn::StateTensor& entry, const std::vector<std::int
   const layout::Shape& here = entry.placement.shape;
   if (entry.copies == nn::CopiesRule::kSame || stored == here) return false;
   if (entry.copies == nn::CopiesRule::kRestart) return true;
-  return !stored.empty() && stored.size() == here.size() && std::equal(stored.begin() + 1, stored.end(), here.begin() + 1);
+  return !stored.empty() && stored.size() == here.size() &&
+         std::equal(stored.begin() + 1, stored.end(), here.begin() + 1);
 }
 
 void check_same(const formats::CheckpointFolder& checkpoint, const std::vector<const nn::StateTensor*>& wanted,

@@ -138,14 +138,15 @@ void check_step(const Arguments& arguments, const AdamW& options) {
 
 AdamNumbers adam_numbers(const AdamW& o) {
   const auto step = static_cast<double>(o.step);
-  return {.decay = o.decoupled ? 0 : o.weight_decay,
-          .take1 = o.gradient_is_momentum ? 1 : 1 - o.beta1,
-          .take2 = o.freeze_variance ? 0 : 1 - o.beta2,
-          .epsilon = o.epsilon,
-          .rate = o.learning_rate / (1 - std::pow(o.beta1, step)),
-          .root = 1 / std::sqrt(1 - std::pow(o.beta2, o.variance_step > 0 ? static_cast<double>(o.variance_step) : step)),
-          .weight_decay = o.decoupled ? o.learning_rate * o.weight_decay : 0,
-          .rounding = o.rounding};
+  return {
+      .decay = o.decoupled ? 0 : o.weight_decay,
+      .take1 = o.gradient_is_momentum ? 1 : 1 - o.beta1,
+      .take2 = o.freeze_variance ? 0 : 1 - o.beta2,
+      .epsilon = o.epsilon,
+      .rate = o.learning_rate / (1 - std::pow(o.beta1, step)),
+      .root = 1 / std::sqrt(1 - std::pow(o.beta2, o.variance_step > 0 ? static_cast<double>(o.variance_step) : step)),
+      .weight_decay = o.decoupled ? o.learning_rate * o.weight_decay : 0,
+      .rounding = o.rounding};
 }
 
 }  // namespace

@@ -27,8 +27,8 @@ namespace trireme::nn {
 
 class Params;
 
-/// What becomes of a tensor whose first dimension counts copies of the model (layout::stack_copies) when a checkpoint of
-/// N copies is read by M.
+/// What becomes of a tensor whose first dimension counts copies of the model (layout::stack_copies) when a checkpoint
+/// of N copies is read by M.
 enum class CopiesRule : std::uint8_t {
   kSame,        ///< it counts no copies: the shape must agree
   kSum,         ///< each gets the sum over the N divided by M: what compression has left out

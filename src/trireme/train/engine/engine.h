@@ -42,8 +42,8 @@ struct EngineParts {
   parallel::DataParallel* data_parallel = nullptr;  ///< how copies of parameters agree, and where updates happen
   models::Model* whole_model = nullptr;             ///< null: this rank holds a part
   nn::Params* layer_params = nullptr;               ///< as this rank's layers compute with them
-  nn::moe::Balance* balance = nullptr;  ///< loads of this rank's experts; null: the model has none
-  comm::Group* loads = nullptr;         ///< the ranks over which they are summed; null: this one alone
+  nn::moe::Balance* balance = nullptr;              ///< loads of this rank's experts; null: the model has none
+  comm::Group* loads = nullptr;                     ///< the ranks over which they are summed; null: this one alone
 };
 
 class Engine {

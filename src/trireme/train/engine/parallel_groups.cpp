@@ -10,8 +10,8 @@ namespace trireme::train {
 
 namespace {
 
-/// Along which ranks hold copies that exchange what is compressed, or that update by themselves: data-parallel ranks, of
-/// those that are dense among themselves (of a node, of a worker) one.
+/// Along which ranks hold copies that exchange what is compressed, or that update by themselves: data-parallel ranks,
+/// of those that are dense among themselves (of a node, of a worker) one.
 layout::AxisNames copy_axes(const spec::Recipe& recipe, const layout::Mesh& mesh) {
   const spec::CompressConfig& compress = recipe.compress;
   const int copies = mesh.size(nn::kDataAxis);
