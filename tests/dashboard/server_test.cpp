@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <future>
+
 #include "tests/dashboard/folders.h"
 #include "tests/http/client.h"
 #include "trireme/dashboard/assets.h"
@@ -186,6 +188,30 @@ TEST_F(DashboardTest, MetricsAreThereForPrometheus) {
   EXPECT_THAT(text, HasSubstr("trireme_step{run=\"a \\\"run\\\"\"} 5"));
   EXPECT_THAT(text, HasSubstr("trireme_tokens_total{run=\"a \\\"run\\\"\"} 10240"));
   EXPECT_THAT(text, HasSubstr("state=\"failed\"} 1"));
+}
+
+TEST_F(DashboardTest, AWebhookReachesAnotherServerSigned) {
+  http::Metrics metrics;
+  std::promise<http::Request> arrived;
+  http::Server other({}, metrics);
+  other.post("/hook/{name}", [&](const http::Request& request) {
+    arrived.set_value(request);
+    return http::Response::json("{}");
+  });
+  other.start();
+  make_run(folder_ / "run", 5, false);
+  DashboardOptions options;
+  options.webhook = {.urls = {fmt::format("http://127.0.0.1:{}/hook/x?y=1", other.port())}, .secret = "s"};
+  started(std::move(options));
+  observe::RunLog(folder_ / "run", 5).event("stop", {{"step", 5}, {"why", "finished"}});
+  std::future<http::Request> got = arrived.get_future();
+  ASSERT_EQ(got.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  const http::Request request = got.get();
+  EXPECT_EQ(nlohmann::json::parse(request.body)["event"], "finished");
+  EXPECT_EQ(*request.header("X-Trireme-Event"), "finished");
+  EXPECT_EQ(*request.header("X-Trireme-Signature"), signature_of("s", request.body));
+  EXPECT_EQ(*request.query_value("y"), "1");
+  page_.reset();
 }
 
 TEST_F(DashboardTest, NewRunsAppearAndRemovedOnesGo) {
