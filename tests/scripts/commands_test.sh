@@ -71,6 +71,7 @@ short() {
       case $command in *pipedream-tiny*) command+=" --set pipeline.drain_every=2" ;; esac  # saves are between drains
       ;;
     *"trireme sweep"*) command=$(sed -E 's/--trials [0-9]+/--trials 2/; s/$/ --steps 4 --set train.hash_every=0/' <<<"$command") ;;
+    *"trireme serve"*) command="timeout --preserve-status -s TERM 10 ${command/8000/0}" ;;  # it drains, and ends well
     *"trireme bench hardware"*) command+=" --seconds 0.01 --steps 6" ;;
     *"--vocab-size 32k"*) command=${command/32k/300} ;;
   esac
