@@ -73,6 +73,7 @@ short() {
       ;;
     *"trireme sweep"*) command=$(sed -E 's/--trials [0-9]+/--trials 2/; s/$/ --steps 4 --set train.hash_every=0/' <<<"$command") ;;
     "trireme dashboard"*) command="timeout --preserve-status -s INT 2 $command --port 0" ;;  # it serves until it is told to end
+    *"trireme serve"*) command="timeout --preserve-status -s TERM 10 ${command/8000/0}" ;;  # it drains, and ends well
     *"trireme bench hardware"*) command+=" --seconds 0.01 --steps 6" ;;
     *"--vocab-size 32k"*) command=${command/32k/300} ;;
   esac

@@ -204,6 +204,7 @@ TEST_F(Inference, MistakesAreToldBeforeTheFirstByte) {
   EXPECT_THAT(refused("/v1/chat/completions", {{"messages", {{{"role", "user"}, {"content", "a"}}}}, {"model", "x"}}),
               HasSubstr("404 \"model_not_found\""));
   EXPECT_EQ(RawClient(server_->port()).ask(post_text("/v1/completions", "{nonsense")).status, 400);
+  EXPECT_EQ(RawClient(server_->port()).ask(post_text("/v1/completions", "{\"top_p\": 1e999}")).status, 400);
   EXPECT_EQ(RawClient(server_->port()).ask(get_text("/v1/completions")).status, 405);
   EXPECT_EQ(RawClient(server_->port()).ask(get_text("/v1/nothing")).status, 404);
   server_.reset();

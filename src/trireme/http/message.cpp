@@ -178,6 +178,8 @@ nlohmann::json json_body(const Request& request) {
   } catch (const nlohmann::json::parse_error& error) {
     throw HttpError(400,
                     fmt::format("the body is no valid JSON: wrong at byte {} of {}", error.byte, request.body.size()));
+  } catch (const nlohmann::json::out_of_range&) {
+    throw HttpError(400, "the body has a number that is too large for 64 bits");
   }
   if (too_deep) throw HttpError(400, fmt::format("the body is nested deeper than {} levels", kMaxDepth));
   if (!json.is_object()) throw HttpError(400, "the body must be a JSON object");

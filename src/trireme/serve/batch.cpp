@@ -120,6 +120,8 @@ class BatchRun {
       body = nlohmann::json::parse(line);
     } catch (const nlohmann::json::parse_error& error) {
       throw http::HttpError(400, fmt::format("the line is no valid JSON: wrong at byte {}", error.byte));
+    } catch (const nlohmann::json::out_of_range&) {
+      throw http::HttpError(400, "the line has a number that is too large for 64 bits");
     }
     if (!body.is_object()) throw http::HttpError(400, "the line must be a JSON object");
     Asked out;
