@@ -10,6 +10,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/device/tensor_buffer.h"
+#include "trireme/layout/reduction.h"
 
 namespace trireme::parallel {
 
@@ -42,7 +43,7 @@ CompressedReducer::CompressedReducer(const ReducerParts& parts)
     for (BucketMember& member : bucket.members) {
       const std::vector<std::int64_t> shape = nn::local_shape(member.param->placement);
       const std::int64_t elements = layout::local_elements(member.param->placement);
-      if (!is_compressed(*member.param, config()) || elements == 0) {
+      if (!is_compressed(*member.param, config()) || is_replicated(*member.param) || elements == 0) {
         rest_.emplace_back(&bucket, &member);
         continue;
       }
@@ -55,6 +56,14 @@ CompressedReducer::CompressedReducer(const ReducerParts& parts)
   }
   std::ranges::sort(terms_, {}, [](const Term& term) { return term.param->name; });
   std::ranges::sort(rest_, {}, [](const auto& entry) { return entry.second->param->name; });
+}
+
+/// Ranks of one copy of the model that all hold a parameter would each compress it among others, differently, and part.
+bool CompressedReducer::is_replicated(const nn::Param& param) const {
+  const layout::Mesh& mesh = groups_.mesh();
+  const layout::AxisNames apart =
+      layout::unite(mesh, layout::split_axes(mesh, param.placement), param.placement.absent_axes);
+  return !layout::subtract(mesh, layout::subtract(mesh, mesh.wide_axes(), options_.data), apart).empty();
 }
 
 std::string CompressedReducer::description() const {
@@ -103,7 +112,7 @@ void CompressedReducer::begin_step(std::int64_t step) {
 }
 
 void CompressedReducer::launch(Bucket& bucket) {
-  if (dense_step_) {
+  if (dense_step_ && !(keeps_dense() && inside_ != nullptr)) {
     before_dense(bucket);
     dense_->launch(bucket);
   } else if (inside_ != nullptr) {
@@ -113,7 +122,17 @@ void CompressedReducer::launch(Bucket& bucket) {
 
 void CompressedReducer::settle(Bucket& bucket) {
   if (dense_step_) {
-    dense_->settle(bucket);
+    if (keeps_dense() && inside_ != nullptr) {
+      bucket.work.wait();
+      bucket.work = {};
+      before_dense(bucket);
+      exchange_.sum(bucket.sending);
+      exchange_.take_sent_bytes();  // counted as dense below
+      bucket.arriving =
+          options_.zero > 0 ? bucket.sending.narrow(0, bucket.begin, bucket.end - bucket.begin) : bucket.sending;
+    } else {
+      dense_->settle(bucket);
+    }
     const double bytes = dense_->sent_bytes(bucket, 1);
     report_.sent_bytes += bytes;
     report_.dense_bytes += bytes;

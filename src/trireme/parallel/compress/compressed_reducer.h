@@ -63,6 +63,8 @@ class CompressedReducer : public BucketReducer {
   virtual void after_rest(const nn::Param& /*param*/, at::Tensor /*gradient*/) {}
   /// In a dense step, on this copy's gradients before they are summed; most methods do nothing then.
   virtual void before_dense(Bucket& /*bucket*/) {}
+  /// Whether before_dense() keeps something of a copy's gradient: it is then summed inside of the copy first.
+  virtual bool keeps_dense() const { return false; }
   /// Whether this step is dense.
   virtual bool is_dense(std::int64_t step) const { return step < options_.compress.start; }
 
@@ -89,6 +91,7 @@ class CompressedReducer : public BucketReducer {
  private:
   void exchange_all();
   void clip_locally();
+  bool is_replicated(const nn::Param& param) const;
 
   const DataParallelOptions& options_;
   BucketPlan& plan_;

@@ -38,6 +38,7 @@ class Csc final : public CompressedReducer {
     return 2.0 * (copies() - 1) / copies() * elements * (width * part + 8 / static_cast<double>(config().chunk));
   }
   void before_dense(Bucket& bucket) override { memory_.take_dense(bucket); }
+  bool keeps_dense() const override { return memory_.momentum() > 0; }
   void reduce(std::span<Term> terms) override {
     if (memory_.momentum() > 0) memory_.take_rest(plan(), terms);
     if (terms.empty()) return;

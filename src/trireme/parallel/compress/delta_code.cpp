@@ -65,45 +65,58 @@ template void add_delta(MessageReader&, std::int64_t, spec::DeltaDtype, double*)
 namespace {
 
 template <typename T>
-void mean_rounded_as(CopyExchange& exchange, at::Tensor& values, at::Tensor& residual, spec::DeltaDtype type) {
+void mean_rounded_as(CopyExchange& exchange, at::Tensor& values, at::Tensor& residual,
+                     std::span<const std::int64_t> lengths, spec::DeltaDtype type) {
   const int copies = exchange.copies();
   T *sent = data_of<T>(values), *left = data_of<T>(residual);
   const std::int64_t count = values.numel();
+  // body(begin, size) of the part of each parameter that a copy owns.
+  const auto each_share = [&](int owner, const auto& body) {
+    std::int64_t at = 0;
+    for (const std::int64_t length : lengths) {
+      const Share1D share = share_of_copy(length, owner, copies);
+      body(at + share.begin, share.size());
+      at += length;
+    }
+  };
   for (std::int64_t i = 0; i < count; ++i) left[i] = sent[i] += left[i];
   std::vector<Message> out(static_cast<std::size_t>(copies));
   for (int to = 0; to < copies; ++to) {
-    const Share1D share = share_of_copy(count, to, copies);
-    encode_delta(sent + share.begin, share.size(), type, out[static_cast<std::size_t>(to)]);
+    each_share(to, [&](std::int64_t begin, std::int64_t size) {
+      encode_delta(sent + begin, size, type, out[static_cast<std::size_t>(to)]);
+    });
   }
   for (std::int64_t i = 0; i < count; ++i) left[i] -= sent[i];
   const std::vector<Message> in = exchange.all_to_all(out);
-  const Share1D own = share_of_copy(count, exchange.copy(), copies);
-  std::vector<T> sum(static_cast<std::size_t>(own.size()), T(0));
-  for (const Message& message : in) {
-    MessageReader reader(message);
-    add_delta(reader, own.size(), type, sum.data());
-  }
-  for (T& value : sum) value /= static_cast<T>(copies);
-  std::vector<T> said = sum;
+  std::vector<MessageReader> readers(in.begin(), in.end());
   Message mine;
-  encode_delta(said.data(), own.size(), type, mine);
-  // The mean lacks this much, a copy's share of it N times as much.
-  for (std::size_t i = 0; i < sum.size(); ++i)
-    left[own.begin + static_cast<std::int64_t>(i)] += static_cast<T>(copies) * (sum[i] - said[i]);
+  std::vector<T> sum, said;
+  each_share(exchange.copy(), [&](std::int64_t begin, std::int64_t size) {
+    sum.assign(static_cast<std::size_t>(size), T(0));
+    for (MessageReader& reader : readers) add_delta(reader, size, type, sum.data());
+    for (T& value : sum) value /= static_cast<T>(copies);
+    said = sum;
+    encode_delta(said.data(), size, type, mine);
+    // The mean lacks this much, a copy's share of it N times as much.
+    for (std::int64_t i = 0; i < size; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      left[begin + i] += static_cast<T>(copies) * (sum[at] - said[at]);
+    }
+  });
   const std::vector<Message> all = exchange.all_gather(mine, /*equal=*/false);
   values.zero_();
   for (int from = 0; from < copies; ++from) {
-    const Share1D share = share_of_copy(count, from, copies);
     MessageReader reader(all[static_cast<std::size_t>(from)]);
-    add_delta(reader, share.size(), type, sent + share.begin);
+    each_share(from, [&](std::int64_t begin, std::int64_t size) { add_delta(reader, size, type, sent + begin); });
   }
 }
 
 }  // namespace
 
-void mean_rounded(CopyExchange& exchange, at::Tensor& values, at::Tensor& residual, spec::DeltaDtype type) {
-  with_element_type(values,
-                    [&](auto element) { mean_rounded_as<decltype(element)>(exchange, values, residual, type); });
+void mean_rounded(CopyExchange& exchange, at::Tensor& values, at::Tensor& residual,
+                  std::span<const std::int64_t> lengths, spec::DeltaDtype type) {
+  with_element_type(
+      values, [&](auto element) { mean_rounded_as<decltype(element)>(exchange, values, residual, lengths, type); });
 }
 
 }  // namespace trireme::parallel

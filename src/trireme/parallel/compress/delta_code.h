@@ -8,6 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <span>
+
 #include "trireme/parallel/compress/exchange.h"
 #include "trireme/spec/compress.h"
 
@@ -22,7 +24,9 @@ template <typename T>
 void add_delta(MessageReader& code, std::int64_t count, spec::DeltaDtype type, T* sum);
 
 /// `values` (flat) become their mean over copies; `residual` what was left out, of all copies together N times what the
-/// mean lacks. Not for fp32, which needs neither.
-void mean_rounded(CopyExchange& exchange, at::Tensor& values, at::Tensor& residual, spec::DeltaDtype type);
+/// mean lacks. `lengths`: of parameters in them, none of which shares a scale or an owner with another: ranks of a copy
+/// that hold the same parameter beside others then round it alike. Not for fp32, which needs neither.
+void mean_rounded(CopyExchange& exchange, at::Tensor& values, at::Tensor& residual,
+                  std::span<const std::int64_t> lengths, spec::DeltaDtype type);
 
 }  // namespace trireme::parallel

@@ -29,6 +29,7 @@ class Dgc final : public CompressedReducer {
     return (copies() - 1) * (4 + width) * static_cast<double>(kept_elements(term.elements(), sparsity()));
   }
   void before_dense(Bucket& bucket) override { memory_.take_dense(bucket); }
+  bool keeps_dense() const override { return memory_.momentum() > 0; }
   void reduce(std::span<Term> terms) override {
     if (memory_.momentum() > 0) memory_.take_rest(plan(), terms);
     if (terms.empty()) return;

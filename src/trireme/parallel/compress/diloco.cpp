@@ -123,7 +123,9 @@ class Diloco final : public LocalUpdates {
     }
     std::vector<at::Tensor> residuals = of(fragment, residual_), sent = of(fragment, sent_);
     at::Tensor residual = flatten_all(residuals);
-    mean_rounded(exchange(), fragment.flat, residual, config().delta_dtype);
+    std::vector<std::int64_t> lengths;
+    for (const at::Tensor& delta : deltas) lengths.push_back(delta.numel());
+    mean_rounded(exchange(), fragment.flat, residual, lengths, config().delta_dtype);
     unflatten_all(residual, residuals);
     unflatten_all(fragment.flat, sent);  // the mean: what is applied, also after a restart
   }

@@ -1,6 +1,5 @@
 #include "trireme/train/diagnose/compression_twin.h"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
@@ -51,7 +50,7 @@ class Twin {
   void local_sgd_round(double rate);
   void average_moments();
   at::Tensor rounded(const at::Tensor& flat) const;
-  NamedTensors rounded_mean(const std::vector<NamedTensors>& deltas, int fragment);
+  NamedTensors rounded_mean(const std::vector<NamedTensors>& deltas);
   void elastic_round();
   void diloco_rounds();
 
@@ -497,23 +496,18 @@ at::Tensor Twin::rounded(const at::Tensor& flat) const {
   return said;
 }
 
-/// With error feedback at both ends. Ranks of a copy round what they hold by themselves.
-NamedTensors Twin::rounded_mean(const std::vector<NamedTensors>& deltas, int fragment) {
-  std::map<int, std::vector<const parallel::CompressedPart*>> shards;
-  for (const parallel::CompressedPart& part : request_.parts) {
-    if (deltas.front().contains(part.name)) shards[part.shard].push_back(&part);
-  }
+/// With error feedback at both ends. Every part of a parameter is rounded by itself.
+NamedTensors Twin::rounded_mean(const std::vector<NamedTensors>& deltas) {
   NamedTensors mean;
   for (const auto& [name, delta] : deltas.front()) mean[name] = at::zeros_like(delta);
-  for (const auto& [shard, parts] : shards) {
-    const auto residual_of = [&, shard = shard](std::size_t copy) -> at::Tensor& {
-      return residuals_[copy][fmt::format("{} of {}", fragment, shard)];
+  for (const parallel::CompressedPart& part : request_.parts) {
+    if (!mean.contains(part.name)) continue;
+    const auto residual_of = [&](std::size_t copy) -> at::Tensor& {
+      return residuals_[copy][fmt::format("{} {}", part.name, part.shard)];
     };
     at::Tensor sum;
     for (std::size_t copy = 0; copy < deltas.size(); ++copy) {
-      std::vector<at::Tensor> flat;
-      for (const auto* part : parts) flat.push_back(part_of(*part, deltas[copy].at(part->name)).reshape({-1}));
-      at::Tensor c = at::cat(flat), &residual = residual_of(copy);
+      at::Tensor c = part_of(part, deltas[copy].at(part.name)).reshape({-1}), &residual = residual_of(copy);
       if (residual.defined()) c = c.add(residual);
       const at::Tensor said = rounded(c);
       residual = c.sub(said);
@@ -527,11 +521,7 @@ NamedTensors Twin::rounded_mean(const std::vector<NamedTensors>& deltas, int fra
           .narrow(0, begin, size)
           .add_(exact.sub(said).narrow(0, begin, size), static_cast<double>(copies));
     }
-    std::int64_t at = 0;
-    for (const auto* part : parts) {
-      put_part(*part, said.narrow(0, at, part->rows * part->columns), mean[part->name]);
-      at += part->rows * part->columns;
-    }
+    put_part(part, said, mean[part.name]);
   }
   return mean;
 }
@@ -561,7 +551,7 @@ void Twin::diloco_rounds() {
         if (parallel::fragment_of(name, config_.fragments) != fragment) continue;
         for (std::size_t i = 0; i < all.size(); ++i) all[i][name] = anchor.sub(weights_[i].at(name));
       }
-      deltas = config_.delta_dtype == spec::DeltaDtype::kFp32 ? mean_of(all) : rounded_mean(all, fragment);
+      deltas = config_.delta_dtype == spec::DeltaDtype::kFp32 ? mean_of(all) : rounded_mean(all);
     }
     const auto sent = on_their_way_.find(fragment);
     if (sent == on_their_way_.end() || sent->second.first != number) continue;
