@@ -42,7 +42,7 @@ TEST(PrometheusText, HistogramsAreCumulative) {
             "step_seconds_bucket{rank=\"0\",le=\"+Inf\"} 5\n"
             "step_seconds_sum{rank=\"0\"} 21.65\n"
             "step_seconds_count{rank=\"0\"} 5\n");
-  seconds.observe(std::nan(""));
+  times.observe(std::nan(""));
   EXPECT_THAT(metrics.text(), HasSubstr("step_seconds_sum{rank=\"0\"} 21.65\n"));
 }
 

@@ -12,7 +12,7 @@
 namespace trireme::nn {
 namespace {
 
-constexpr std::int64_t kWidth = 24, kHeads = 4, kQueryRank = 10;
+constexpr std::int64_t kHiddenSize = 24, kHeads = 4, kQueryRank = 10;
 constexpr LatentSizes kSizes{.kv_rank = 12, .nope_size = 6, .rope_size = 4, .value_size = 5};
 
 at::Tensor drawn(const std::string& name, at::IntArrayRef shape) {
@@ -43,16 +43,16 @@ struct LatentFixture {
     };
     std::optional<LatentProjections::Down> q_down;
     if (latent_queries) {
-      const Linear down = matrix("q_down", kQueryRank, kWidth, LinearSplit::kNone);
+      const Linear down = matrix("q_down", kQueryRank, kHiddenSize, LinearSplit::kNone);
       q_down.emplace(LatentProjections::Down{down, norm("q_norm", kQueryRank)});
     }
     const Linear q_up =
-        matrix("q_up", kHeads * kSizes.key_size(), latent_queries ? kQueryRank : kWidth, LinearSplit::kColumn);
-    const Linear kv_down = matrix("kv_down", kSizes.kv_rank + kSizes.rope_size, kWidth, LinearSplit::kNone);
+        matrix("q_up", kHeads * kSizes.key_size(), latent_queries ? kQueryRank : kHiddenSize, LinearSplit::kColumn);
+    const Linear kv_down = matrix("kv_down", kSizes.kv_rank + kSizes.rope_size, kHiddenSize, LinearSplit::kNone);
     const Norm kv_norm = norm("kv_norm", kSizes.kv_rank);
     const Linear kv_up =
         matrix("kv_up", kHeads * (kSizes.nope_size + kSizes.value_size), kSizes.kv_rank, LinearSplit::kColumn);
-    const Linear out = matrix("out", kWidth, kHeads * kSizes.value_size, LinearSplit::kRow);
+    const Linear out = matrix("out", kHiddenSize, kHeads * kSizes.value_size, LinearSplit::kRow);
     AttentionShape shape{.name = "a",
                          .num_heads = heads,
                          .num_kv_heads = heads,
@@ -137,7 +137,7 @@ TEST(LatentAttention, AbsorbedOverACacheEqualsPlain) {
   for (const std::int64_t window : {0, 7}) {
     for (const bool latent_queries : {true, false}) {
       LatentFixture fixture(latent_queries, window);
-      const at::Tensor a = drawn("a", {41, kWidth}), b = drawn("b", {30, kWidth});
+      const at::Tensor a = drawn("a", {41, kHiddenSize}), b = drawn("b", {30, kHiddenSize});
       const at::Tensor of_a = whole_sequence(fixture, a), of_b = whole_sequence(fixture, b);
       Cached cached(fixture, window, 2, 48);
       std::vector<at::Tensor> found_a, found_b;
@@ -164,7 +164,7 @@ TEST(LatentAttention, AbsorbedOverACacheEqualsPlain) {
 TEST(LatentAttention, CachesALatentAndAKeyForEachTokenWhateverTheHeads) {
   LatentFixture fixture(true);
   Cached cached(fixture, 0, 1, 48);
-  cached.step({drawn("a", {3, kWidth})});
+  cached.step({drawn("a", {3, kHiddenSize})});
   const KvCache::Layer& layer = cached.cache().layers.at(0);
   EXPECT_EQ(layer.keys.sizes(), at::IntArrayRef({4, kKvBlockSize, 1, kSizes.kv_rank + kSizes.rope_size}));
   EXPECT_FALSE(layer.values.defined());
@@ -172,7 +172,7 @@ TEST(LatentAttention, CachesALatentAndAKeyForEachTokenWhateverTheHeads) {
 
 TEST(LatentAttention, SplitsHeadsOverRanks) {
   constexpr std::int64_t kSamples = 2, kLength = 12;
-  const at::Tensor x = drawn("x", {kSamples, kLength, kWidth}), dy = drawn("dy", {kSamples, kLength, kWidth});
+  const at::Tensor x = drawn("x", {kSamples, kLength, kHiddenSize}), dy = drawn("dy", {kSamples, kLength, kHiddenSize});
   for (const bool latent_queries : {true, false}) {
     LatentFixture alone(latent_queries);
     Context context;
