@@ -23,6 +23,8 @@ verify "cp=4 cp_kind=ring"
 verify "pp=2 tp=2 sequence_parallel=true" pipeline.schedule=1f1b
 verify "pp=2 dp=2 zero=1" pipeline.schedule=interleaved pipeline.virtual_stages=2
 verify "pp=2 cp=2" pipeline.schedule=zb-h1
+verify "pp=2 tp=2" pipeline.schedule=pipedream-2bw
+verify "pp=2 dp=2 zero=1" pipeline.schedule=zb-h2 pipeline.drain_every=2 checkpoint.every=0 train.hash_every=0
 recipe=$(dirname "$0")/../../recipes/verify-moe.toml  # experts over the same ranks
 verify "dp=4 ep=4 zero=3"
 verify "dp=2 cp=2 ep=4 zero=1"

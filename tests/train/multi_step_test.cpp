@@ -100,14 +100,14 @@ TEST(Together, SeveralMicroBatchesOfAnUpdateEqualTheirSerialMathematics) {
 
 /// A stage of several ranks: their parts of matrices, sequences and optimizer state make one stage's update.
 TEST(Together, AsynchronousStagesOfSeveralRanksEqualTheirSerialMathematics) {
-  struct Layout {
+  struct StageLayout {
     const char* name;
     spec::LayoutConfig layout;
   };
-  const Layout layouts[] = {{"tp", {.tp = 2, .pp = 2}},
-                            {"sp", {.tp = 2, .pp = 2, .sequence_parallel = true}},
-                            {"cp", {.pp = 2, .cp = 2}},
-                            {"ZeRO-1", {.dp = 2, .pp = 2, .zero = 1}}};
+  const StageLayout layouts[] = {{"tp", {.tp = 2, .pp = 2}},
+                                 {"sp", {.tp = 2, .pp = 2, .sequence_parallel = true}},
+                                 {"cp", {.pp = 2, .cp = 2}},
+                                 {"ZeRO-1", {.dp = 2, .pp = 2, .zero = 1}}};
   for (const char* kind : kAsynchronous) {
     for (const auto& [name, layout] : layouts) {
       spec::Recipe recipe = together(kind, 2);
