@@ -33,10 +33,10 @@ run=$(printf 'calm/trials/%04d' "$trial")
 [ "$(grep -c '"resume"' "$run/events.jsonl")" -ge 2 ] || { echo "trial $trial did not stop at rungs"; exit 1; }
 cmp whole/hashes.jsonl "$run/hashes.jsonl" || { echo "trial $trial is not the run that never stopped"; exit 1; }
 
-# The store is an index: made again from the folders, it is the same.
+# The store is an index: rebuilt from the folders, it is the same.
 "$program" experiments list --store experiments.db >before
 grep -q killed before
 rm experiments.db*
 "$program" experiments import calm killed
 "$program" experiments list --store experiments.db | tee after
-diff <(sort before) <(sort after) || { echo "the store that was made again is another one"; exit 1; }
+diff <(sort before) <(sort after) || { echo "the store that was rebuilt is another one"; exit 1; }

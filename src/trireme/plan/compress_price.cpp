@@ -14,7 +14,8 @@ namespace {
 
 using spec::CompressKind;
 
-/// Nanoseconds an element on one core, both ways: bench/compress_torch.
+/// Nanoseconds an element on one core, both ways: estimates by how often a kernel touches an element, not yet fitted to
+/// bench/compress_torch.
 double kernel_ns(const spec::CompressConfig& compress) {
   switch (compress.kind) {
     case CompressKind::kOnebitSgd:
