@@ -268,7 +268,7 @@ TEST_F(Inference, ASlowReaderKeepsNobodyElseWaiting) {
   RawClient slow(server_->port(), 1024);
   json many = kLongAnswer;
   many["n"] = 4;
-  many["max_tokens"] = 800;
+  many["max_tokens"] = 150;
   slow.send(post_text("/v1/completions", many.dump()));
   EXPECT_THAT(slow.receive_until("data: "), HasSubstr("200 OK"));
   for (int i = 0; i < 3; ++i) completed({{"prompt", "a"}, {"max_tokens", 3}});
@@ -305,7 +305,7 @@ TEST_F(Inference, DrainingFinishesWhatRunsAndTakesNothingNew) {
   std::string rest = runs.receive_until("[DONE]");
   EXPECT_THAT(rest, HasSubstr("\"finish_reason\":\"length\""));
   drains.join();
-  EXPECT_EQ(held(), 0);
+  EXPECT_TRUE(http::soon([&] { return idle(); }));  // the last token is told before the step has ended
 }
 
 }  // namespace
