@@ -25,7 +25,7 @@ std::optional<AnswerToken> PendingAnswer::wait() {
     woken_ = false;
     return std::nullopt;
   }
-  AnswerToken token = std::move(tokens_.front());
+  std::optional<AnswerToken> token = std::move(tokens_.front());
   tokens_.pop_front();
   return token;
 }
