@@ -56,6 +56,7 @@ std::map<std::string, std::string> values_in_use() {
   std::string section;
   for (std::string line : split(run({"recipe", "show", kTiny}).out, '\n')) {
     line = line.substr(0, line.find("  #"));
+    line.erase(line.find_last_not_of(' ') + 1);
     if (line.starts_with("[") && line.ends_with("]")) section = line.substr(1, line.size() - 2) + ".";
     const std::size_t equals = line.find(" = ");
     if (line.starts_with("[") || equals == std::string::npos) continue;

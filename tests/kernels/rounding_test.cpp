@@ -31,7 +31,7 @@ void expect_neighbours(const at::Tensor& rounded, const at::Tensor& exact, const
   EXPECT_EQ(gap.gt(unit.mul(1.001)).sum().item<std::int64_t>(), 0) << what;
 }
 
-TEST(RoundingByChance, TakesANeighbourAndIsRightInTheMean) {
+TEST(StochasticRounding, TakesANeighbourAndIsRightInTheMean) {
   const Threads one(1);
   for (const InstructionSet set : instruction_sets()) {
     const UseInstructionSet use(set);
@@ -57,7 +57,7 @@ TEST(RoundingByChance, TakesANeighbourAndIsRightInTheMean) {
 }
 
 /// Updates far below half a unit in the last place: to nearest, no weight would ever move.
-TEST(RoundingByChance, FollowsTheFormulaWhereNearestStandsStill) {
+TEST(StochasticRounding, FollowsTheFormulaWhereNearestStandsStill) {
   const Threads one(1);
   const std::int64_t count = 20000;
   const at::Tensor start = at::ones({count}, at::kDouble);
@@ -80,7 +80,7 @@ TEST(RoundingByChance, FollowsTheFormulaWhereNearestStandsStill) {
   EXPECT_NEAR(narrow.v.to(at::kDouble).mean().item<double>(), exact.v.mean().item<double>(), 0.01);
 }
 
-TEST(RoundingByChance, GivesAPartTheBitsOfTheWhole) {
+TEST(StochasticRounding, GivesAPartTheBitsOfTheWhole) {
   const Threads one(1);
   const std::int64_t count = 1000, cut = 333;
   const at::Tensor start = normal_tensor({count}, at::kDouble, "w"),
@@ -95,7 +95,7 @@ TEST(RoundingByChance, GivesAPartTheBitsOfTheWhole) {
   }
 }
 
-TEST(RoundingByChance, KeepsWhatIsNotFinite) {
+TEST(StochasticRounding, KeepsWhatIsNotFinite) {
   at::Tensor start = at::ones({4}, at::kDouble);
   start[0] = std::numeric_limits<double>::infinity(), start[1] = std::nan("");
   Kept kept(start, at::kBFloat16);
@@ -105,7 +105,7 @@ TEST(RoundingByChance, KeepsWhatIsNotFinite) {
   EXPECT_NEAR(kept.weight[2].item<double>(), 1, 0.01);
 }
 
-TEST(RoundingByChance, IsAskedForByName) {
+TEST(StochasticRounding, IsAskedForByName) {
   Kept kept(at::ones({4}, at::kDouble), at::kBFloat16);
   EXPECT_THAT(refusal([&] { kept.step(at::ones({4}, at::kDouble), options_of(1, 0)); }), testing::HasSubstr("float"));
 }
