@@ -119,7 +119,8 @@ TEST(PublishedConfig, WhatWeDoNotComputeIsRefusedByName) {
   const std::string bert = R"({"model_type": "bert", "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1,
                                "num_attention_heads": 2, "intermediate_size": 8, )";
   for (const auto& [text, said] : std::vector<Case>{
-           {R"({"model_type": "mamba"})", {"model_type", "\"mamba\"", "gpt2, llama, mistral, qwen2, qwen3, bert"}},
+           {R"({"model_type": "mamba"})",
+            {"model_type", "\"mamba\"", "gpt2, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, bert"}},
            {R"({"hidden_size": 3})", {"model_type", "missing"}},
            {gpt2 + R"("activation_function": "quick_gelu"})", {"activation_function", "\"quick_gelu\"", "gelu_new"}},
            {gpt2 + R"("scale_attn_by_inverse_layer_idx": true})", {"scale_attn_by_inverse_layer_idx is true"}},

@@ -298,7 +298,11 @@ bool follow(const std::vector<config::Problem>& problems, spec::Recipe& recipe) 
       ++found;
       const std::string key = match[1] == "it" ? problem.key : match[1].str();
       // What is no optional key is left out by its default.
-      sets.push_back(key + (key == "optim.state_dtype" ? "=fp32" : "="));
+      if (key.starts_with("compress.")) {
+        recipe.compress = {};
+      } else {
+        sets.push_back(key + (key == "optim.state_dtype" ? "=fp32" : "="));
+      }
     }
     if (found == 0) return false;
   }
