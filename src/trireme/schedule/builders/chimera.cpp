@@ -71,6 +71,12 @@ std::string chimera_refuses(const Shape& shape) {
   return needs_two_chunks(shape);  // one of each direction
 }
 
+std::string chimera_doubling_refuses(const Shape& shape) {
+  if (shape.micros < 4)
+    return fmt::format("a forward takes two micros, so {} reach one of its two directions only", shape.micros);
+  return chimera_refuses(shape);
+}
+
 std::string chimera_halving_refuses(const Shape& shape) {
   if (shape.micro_rows == 1) return "a backward takes half of a micro-batch, but that has one sequence";
   return chimera_refuses(shape);
@@ -121,7 +127,7 @@ Kind chimera_doubling() {
           .from = "Li and Hoefler 2021, 2107.06925, section 3.5",
           .default_chunks = 2,
           .build = build_chimera_doubling,
-          .refuses = chimera_refuses,
+          .refuses = chimera_doubling_refuses,
           .bubble = [](const Shape& shape,
                        const Times& times) { return equalised_bubble(shape, times, 2, 2 * times.forward); },
           .memory = [](const Shape& shape) { return chimera_memory(shape, 2); },
