@@ -368,7 +368,7 @@ TEST(Combinations, HintsLeadToARecipeThatIsAccepted) {
     // Its data is not there either; and patterns only their writer knows.
     if (one.name == "nothing for validation" || one.name.ends_with("of nothing")) continue;
     std::vector<config::Problem> problems = checked(one.recipe);
-    for (int round = 0; round < 6 && !problems.empty(); ++round) {
+    for (int round = 0; round < 10 && !problems.empty(); ++round) {
       ASSERT_TRUE(follow(problems, one.recipe)) << one.name << ": " << problems.front().hint;
       problems = checked(one.recipe);
     }

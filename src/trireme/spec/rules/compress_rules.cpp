@@ -44,7 +44,7 @@ void compress_offload(RuleContext& context) {
                    fmt::format("sends each bucket's sum to the host as it arrives, but {} makes all sums at the end of "
                                "a step",
                                quoted_kind(context)),
-                   "set layout.offload = \"none\" and layout.delayed_update = false");
+                   "set compress.kind = \"none\", or layout.offload = \"none\" and layout.delayed_update = false");
 }
 
 void compress_on_cpu(RuleContext& context) {
