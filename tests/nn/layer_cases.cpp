@@ -187,8 +187,7 @@ LayerCase cross_case(const CaseSizes& s) {
     shape.causal = false;
     const Linear q = linear(params, "c.q", s.hidden_size, queries),
                  kv = linear(params, "c.kv", s.hidden_size, 2 * keys);
-    return std::make_unique<CrossAttention>(shape, q, kv, linear(params, "c.out", queries, s.hidden_size),
-                                            ParallelContext{});
+    return std::make_unique<CrossAttention>(shape, q, kv, linear(params, "c.out", queries, s.hidden_size));
   };
   out.oracle = [=](const Tensors& in, const NamedWeights& weights, const Context&) {
     const at::Tensor q = dense_linear(in[0], weights, "c.q").view({s.batch, -1, s.num_heads, s.head_dim});

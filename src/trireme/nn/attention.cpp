@@ -101,15 +101,15 @@ at::Tensor SelfAttention::backward(at::Tensor dy, Context& context, Tape& tape) 
 }
 
 CrossAttention::CrossAttention(AttentionShape shape, Linear q, Linear kv, Linear out, const ParallelContext& parallel)
-    : shape_(std::move(shape)), q_(q), kv_(kv), out_(out), parallel_(parallel) {}
+    : shape_(std::move(shape)), q_(q), kv_(kv), out_(out), parallel_(&parallel) {}
 
 std::vector<CrossAttention::Stretch> CrossAttention::stretches(const Context& context, std::int64_t queries) const {
   const at::Tensor &documents = context.sequence.documents, &memory = context.source.documents;
-  if (parallel_.tokens.ranks() == 1)
+  if (parallel_->tokens.ranks() == 1)
     return {{.queries = {0, queries}, .place = {.query_documents = documents, .key_documents = memory}}};
   std::vector<Stretch> found;
   std::int64_t at = 0;
-  for (const TokenRange& range : parallel_.tokens.mine(context.sequence.row_length)) {
+  for (const TokenRange& range : parallel_->tokens.mine(context.sequence.row_length)) {
     Stretch& stretch = found.emplace_back(Stretch{.at = at, .queries = range, .place = {.query = range.first}});
     if (documents.defined()) stretch.place.query_documents = documents.narrow(1, range.first, range.count).contiguous();
     stretch.place.key_documents = memory;
@@ -133,7 +133,7 @@ double CrossAttention::flops(const Context& context, const at::Tensor& q, const 
 }
 
 at::Tensor CrossAttention::rows_of(const at::Tensor& kv) const {
-  return parallel_.tokens.ranks() == 1 ? kv : gather_rows(parallel_, kv);
+  return parallel_->tokens.ranks() == 1 ? kv : gather_rows(*parallel_, kv);
 }
 
 Tensors CrossAttention::forward(Tensors inputs, Context& context, Tape* tape) {
@@ -171,7 +171,7 @@ Tensors CrossAttention::backward(Tensors gradients, Context& context, Tape& tape
   const auto keys = [&](const at::Tensor& both) { return both.narrow(2, 0, shape_.num_kv_heads); };
   const auto values = [&](const at::Tensor& both) { return both.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads); };
   at::Tensor dq = at::empty_like(q), dkv = at::empty_like(kv);
-  if (parallel_.tokens.ranks() == 1) {
+  if (parallel_->tokens.ranks() == 1) {
     CoreGradients parts{dq, keys(dkv), values(dkv)};
     backward_block(shape_, stretches(context, q.size(1))[0].place, context, parts, dout, q, keys(rows), values(rows),
                    {out, lse});
@@ -186,7 +186,7 @@ Tensors CrossAttention::backward(Tensors gradients, Context& context, Tape& tape
                      {mine(out).contiguous(), lse.narrow(2, stretch.at, stretch.queries.count).contiguous()});
       sums.add_(seen);
     }
-    dkv.copy_(reduce_rows(parallel_, sums));
+    dkv.copy_(reduce_rows(*parallel_, sums));
   }
   at::Tensor dx = q_.backward({.grad = merge_heads(dq)}, {.x = x}, context, tape).grad;
   at::Tensor dmemory = kv_.backward({.grad = merge_heads(dkv)}, {.x = memory}, context, tape).grad;

@@ -53,7 +53,9 @@ class SelfAttention final : public ResidualLayer {
 class CrossAttention final : public Layer {
  public:
   /// `parallel` is borrowed.
-  CrossAttention(AttentionShape shape, Linear q, Linear kv, Linear out, const ParallelContext& parallel);
+  CrossAttention(AttentionShape shape, Linear q, Linear kv, Linear out,
+                 const ParallelContext& parallel = single_rank());
+  CrossAttention(AttentionShape shape, Linear q, Linear kv, Linear out, ParallelContext&& parallel) = delete;
   Tensors forward(Tensors inputs, Context& context, Tape* tape) override;
   Tensors backward(Tensors gradients, Context& context, Tape& tape) override;
 
@@ -71,7 +73,7 @@ class CrossAttention final : public Layer {
 
   AttentionShape shape_;
   Linear q_, kv_, out_;
-  const ParallelContext& parallel_;
+  const ParallelContext* parallel_;
 };
 
 }  // namespace trireme::nn
