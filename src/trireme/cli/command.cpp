@@ -143,6 +143,7 @@ template Option Command::add_option(const std::string&, std::optional<std::int64
 template Option Command::add_option(const std::string&, std::optional<double>&, const std::string&);
 template Option Command::add_option(const std::string&, std::vector<std::string>&, const std::string&);
 template Option Command::add_option(const std::string&, std::vector<int>&, const std::string&);
+template Option Command::add_option(const std::string&, std::vector<double>&, const std::string&);
 template Option Command::add_option(const std::string&, std::vector<std::int64_t>&, const std::string&);
 template Option Command::add_option(const std::string&, std::filesystem::path&, const std::string&);
 

@@ -52,6 +52,7 @@ void add_validate_planner_command(Command& app, Context& context);
 void add_report_command(Command& app, Context& context);
 void add_diff_command(Command& app, Context& context);
 void add_hme_command(Command& app, Context& context);
+void add_science_command(Command& app, Context& context);
 void add_doctor_command(Command& app, Context& context);
 void add_docs_command(Command& app, Context& context);
 /// Below `tokenize`, which lists it.
@@ -90,6 +91,7 @@ inline constexpr AddCommand kCommands[] = {
     &add_cluster_command,
     &add_bench_command,
     &add_probe_command,
+    &add_science_command,
     &add_hme_command,
     &add_doctor_command,
     &add_tour_command,

@@ -1,12 +1,18 @@
 #include "trireme/plan/scaling.h"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/error.h"
+#include "trireme/base/mapped_file.h"
 
 namespace trireme::plan {
 namespace {
 
-constexpr std::array kLaws{
+const std::array kLaws{
     LossLaw{.name = "Chinchilla",
             .source = "Hoffmann et al. 2022, approach 3",
             .floor = 1.69,
@@ -40,6 +46,33 @@ Allocation LossLaw::with_parameters(double flops, double parameters) const {
 }
 
 std::span<const LossLaw> loss_laws() { return kLaws; }
+
+LossLaw read_loss_law(const std::filesystem::path& path) {
+  const auto refuse = [&](const std::string& what) {
+    return ConfigError(fmt::format("{}: {}", path.string(), what),
+                       "write one with `trireme science fit RUNS --law FILE`");
+  };
+  const nlohmann::json json = nlohmann::json::parse(read_text_file(path, 1 << 20), nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) throw refuse("no JSON object");
+  LossLaw law;
+  const auto text = [&](const char* name) {
+    if (!json.contains(name) || !json[name].is_string()) throw refuse(fmt::format("no text \"{}\"", name));
+    return json[name].get<std::string>();
+  };
+  const auto number = [&](const char* name) {
+    const double value = json.contains(name) && json[name].is_number() ? json[name].get<double>() : 0;
+    if (!(value > 0 && std::isfinite(value))) throw refuse(fmt::format("no number above 0 \"{}\"", name));
+    return value;
+  };
+  law.name = text("name");
+  law.source = text("source");
+  law.floor = number("floor");
+  law.a = number("a");
+  law.b = number("b");
+  law.alpha = number("alpha");
+  law.beta = number("beta");
+  return law;
+}
 
 namespace kaplan {
 

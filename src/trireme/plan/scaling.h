@@ -3,12 +3,13 @@
 // Kaplan et al. 2020 (2001.08361): power laws of parameters without embeddings, tokens and compute. Hoffmann et al.
 // 2022 (2203.15556): a parametric loss whose minimum under C = 6 N D is closed. McCandlish et al. 2018 (1812.06162):
 // what a larger batch saves in steps and costs in examples.
-// Depends on: std.
+// Depends on: base.
 #pragma once
 
+#include <filesystem>
 #include <optional>
 #include <span>
-#include <string_view>
+#include <string>
 #include <vector>
 
 namespace trireme::plan {
@@ -22,7 +23,7 @@ struct Allocation {
 
 /// L = E + A / N^alpha + B / D^beta.
 struct LossLaw {
-  std::string_view name, source;
+  std::string name, source;
   double floor = 0, a = 0, b = 0, alpha = 0, beta = 0;
   double loss(double parameters, double tokens) const;
   /// The best N and D with 6 N D = flops.
@@ -32,6 +33,8 @@ struct LossLaw {
 };
 /// Hoffmann's own fit, and the one that Besiroglu et al. 2024 (2404.10102) made of the same data.
 std::span<const LossLaw> loss_laws();
+/// A law that `trireme science fit --law` wrote. IoError or ConfigError that names the file and what is wrong with it.
+LossLaw read_loss_law(const std::filesystem::path& path);
 
 namespace kaplan {
 double loss_of_parameters(double parameters);  ///< with tokens and time without end

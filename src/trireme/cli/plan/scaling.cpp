@@ -22,7 +22,7 @@ using nlohmann::ordered_json;
 struct ScalingOptions {
   double flops = 0, days = 0, mfu = 0.4;
   int gpus = 0;
-  std::string cluster, parameters, batch;
+  std::string cluster, parameters, batch, law;
   bool json = false;
 };
 
@@ -62,8 +62,9 @@ int run(const ScalingOptions& options, Context& context) {
                             {"loss", one.loss},
                             {"source", source}});
   };
-  for (const plan::LossLaw& law : plan::loss_laws())
-    add(std::string(law.name), law.best(flops), std::string(law.source));
+  std::vector<plan::LossLaw> laws(plan::loss_laws().begin(), plan::loss_laws().end());
+  if (!options.law.empty()) laws.insert(laws.begin(), plan::read_loss_law(options.law));
+  for (const plan::LossLaw& law : laws) add(law.name, law.best(flops), law.source);
   std::optional<double> batch;
   if (!options.batch.empty()) {
     batch = static_cast<double>(parse_count(options.batch));
@@ -74,8 +75,8 @@ int run(const ScalingOptions& options, Context& context) {
   if (!options.parameters.empty()) {
     const auto parameters = static_cast<double>(parse_count(options.parameters));
     if (parameters <= 0) throw ConfigError("--parameters must be above 0", "for example --parameters 8B");
-    for (const plan::LossLaw& law : plan::loss_laws())
-      add(fmt::format("{}, given size", law.name), law.with_parameters(flops, parameters), std::string(law.source));
+    for (const plan::LossLaw& law : laws)
+      add(fmt::format("{}, given size", law.name), law.with_parameters(flops, parameters), law.source);
   }
   const double critical = plan::kaplan::critical_batch(kaplan.loss);
   json["critical_batch_tokens"] = critical;
@@ -117,6 +118,8 @@ void add_plan_scaling(Command& plan, Context& context) {
       .add_option("--batch", options->batch,
                   "Kaplan: batch in tokens, e.g. 4M; default: the critical batch of its loss")
       .type_name("TOKENS");
+  command.add_option("--law", options->law, "Also by this law, a file that `trireme science fit --law` wrote")
+      .type_name("FILE");
   command.add_flag("--json", options->json, "As JSON, and nothing else");
   command.footer(
       "Examples:\n  trireme plan scaling --flops 5.76e23\n"
