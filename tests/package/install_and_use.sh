@@ -33,4 +33,23 @@ if [ -x "$1/trireme" ]; then  # what was built must be installed
       exit 1
     }
   done
+  # Once more for real: a root with nothing but this folder, the loader and the libraries of C, C++ and zlib.
+  mkdir -p "$work/root/tmp"
+  cp -r "$work/prefix" "$work/root/trireme"
+  grep -oE '/[^ ]*/(ld-linux[^ /]*|lib(c|m|stdc\+\+|gcc_s|z|dl|pthread|rt)\.so[^ /]*)' "$work/ldd" | while read -r file; do
+    mkdir -p "$work/root${file%/*}" && cp -L "$file" "$work/root$file"
+  done
+  into_root=(chroot "$work/root")
+  [ "$(id -u)" = 0 ] || into_root=(unshare --map-root-user chroot "$work/root")
+  if "${into_root[@]}" /trireme/bin/trireme --version; then
+    printf 'a text of some words\n' >"$work/root/tmp/text.txt"
+    "${into_root[@]}" /trireme/bin/trireme -q tokenize /tmp/text.txt --tokenizer bytes --out /tmp/shards
+    "${into_root[@]}" /trireme/bin/trireme inspect /tmp/shards >/dev/null
+    "${into_root[@]}" /trireme/bin/trireme check /trireme/share/trireme/recipes/tiny.toml >/dev/null
+  elif "${into_root[@]}" /trireme/bin/none 2>&1 | grep -q 'Operation not permitted'; then
+    echo "this machine allows no other root: not tried in an empty one"
+  else
+    echo "the installed folder does not run in a root without the packages it was built with"
+    exit 1
+  fi
 fi
