@@ -15,6 +15,7 @@
 
 #include "tests/cli/run.h"
 #include "tests/files.h"
+#include "trireme/base/log.h"
 #include "trireme/formats/checkpoint_folder.h"
 #include "trireme/formats/safetensors.h"
 
@@ -323,6 +324,7 @@ TEST_F(TrainCommand, EvaluatesConvertsInspectsAndGenerates) {
   EXPECT_TRUE(one.contains("best_loss"));
   const std::string few = "(eval.samples), so that its loss is another one";  // validation took 8
   const auto said = [&](const std::string& samples) {
+    set_log_level(LogLevel::kInfo);  // those before were quiet
     testing::internal::CaptureStderr();
     EXPECT_EQ(run({"eval", path("run"), "--samples", samples}).code, 0);
     return testing::internal::GetCapturedStderr();
