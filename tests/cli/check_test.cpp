@@ -132,7 +132,11 @@ TEST(Check, JudgesMemoryOnlyWhereTheClusterIsNamed) {
                                       "--no-files"};
   std::vector<std::string> named = task;
   named.insert(named.end(), {"--cluster", "dgx-h100"});
-  EXPECT_EQ(run(task).code, 0);
+  const Outcome unnamed = run(task);
+  EXPECT_EQ(unnamed.code, 0);
+  EXPECT_THAT(unnamed.out, HasSubstr("but not on this machine: its 8 ranks would take"));
+  EXPECT_THAT(run({"check", tiny()}).out,
+              testing::AllOf(HasSubstr("\nit can run\n"), HasSubstr("a step predicted on 1 x")));
   const Outcome full = run(named);
   EXPECT_EQ(full.code, kExitUsage);
   EXPECT_THAT(full.out, HasSubstr("peak memory of each rank"));  // the figures are shown all the same

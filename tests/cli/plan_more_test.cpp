@@ -53,6 +53,9 @@ TEST_F(PlanPage, IsOnePageWithBreakdownAndFront) {
   EXPECT_THAT(page, HasSubstr("<!DOCTYPE html>"));
   for (const char* part : {"A step&#39;s time", "Time over memory", "Each decision made otherwise", "tp "})
     EXPECT_THAT(page, HasSubstr(part));
+  // Layouts break into lines, and on a phone rows do: no table is wider than the page.
+  EXPECT_THAT(page, HasSubstr(".plan tbody th,.plan .words{white-space:normal"));
+  EXPECT_EQ(page.find("<table>"), std::string::npos) << "a table without these rules";
   EXPECT_EQ(page.find("http://") == std::string::npos || page.find("www.w3.org") != std::string::npos, true);
 }
 

@@ -144,6 +144,8 @@ TEST(Plan, ItsRecipeIsFineAndGivesTheSameEstimate) {
   // For the hardware that it was planned for; what to train on is the user's to say.
   const std::string text = read_all(path);
   EXPECT_THAT(text, HasSubstr("device = \"cuda\""));
+  EXPECT_THAT(text, HasSubstr("trireme check FILE --ranks 64 --cluster dgx-h100\n"));
+  EXPECT_THAT(run({"check", path, "--no-files"}).out, HasSubstr("time      not predicted: the recipe is for GPUs"));
   EXPECT_THAT(text, HasSubstr("# Required: what to train on."));
   EXPECT_THAT(text, HasSubstr("# [[data.sources]]"));
   EXPECT_THAT(text, HasSubstr("[data.synthetic]\n# kind = (unset)"));

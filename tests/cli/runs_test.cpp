@@ -103,6 +103,13 @@ TEST(Doctor, TestsMemoryAndRanksWithoutARuntime) {
   wrong.gemm_error = 1e-6;
   wrong.fp32_flops = wrong.bf16_flops = 1e11;
   EXPECT_EQ(finding_of(check_test(wrong), "matrices").state, Finding::State::kFine);
+  wrong.not_stored = "/cache/trireme is read-only";
+  const Finding kept = finding_of(check_test(wrong), "matrices");
+  EXPECT_EQ(kept.state, Finding::State::kNote);
+  EXPECT_THAT(kept.text, HasSubstr("not stored as the peak of a run's MFU: /cache/trireme is read-only"));
+  EXPECT_THAT(kept.text, testing::Not(HasSubstr("; stored in"))) << "one of the two";
+  EXPECT_THAT(kept.remedy, HasSubstr("XDG_CACHE_HOME"));
+  wrong.not_stored.clear();
   wrong.share = 0.3;
   EXPECT_THAT(finding_of(check_test(wrong), "matrices").text, HasSubstr("only 30 % of the time was left"));
   wrong.all_reduce_right = false;

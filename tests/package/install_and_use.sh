@@ -33,4 +33,26 @@ if [ -x "$1/trireme" ]; then  # what was built must be installed
       exit 1
     }
   done
+  # Once more for real: a root with nothing but this folder, the loader and the libraries of C, C++ and zlib.
+  mkdir -p "$work/root/tmp" "$work/root/proc"
+  cp -r "$work/prefix" "$work/root/trireme"
+  grep -oE '/[^ ]*/(ld-linux[^ /]*|lib(c|m|stdc\+\+|gcc_s|z|dl|pthread|rt)\.so[^ /]*)' "$work/ldd" | while read -r file; do
+    mkdir -p "$work/root${file%/*}" && cp -L "$file" "$work/root$file"
+  done
+  as_root=(--mount)
+  [ "$(id -u)" = 0 ] || as_root=(--map-root-user --mount)
+  there() {  # in that root, with /proc, by which the loader finds what lies beside a program
+    unshare "${as_root[@]}" sh -c 'mount --rbind /proc "$0/proc" && exec chroot "$0" "$@"' "$work/root" "$@"
+  }
+  if ! unshare "${as_root[@]}" mount --rbind /proc "$work/root/proc" 2>"$work/said"; then
+    echo "this machine allows no other root, so it was not tried in an empty one: $(cat "$work/said")"
+  elif there /trireme/bin/trireme --version; then
+    printf 'a text of some words\n' >"$work/root/tmp/text.txt"
+    there /trireme/bin/trireme -q tokenize /tmp/text.txt --tokenizer bytes --out /tmp/shards
+    there /trireme/bin/trireme inspect /tmp/shards >/dev/null
+    there /trireme/bin/trireme check /trireme/share/trireme/recipes/tiny.toml >/dev/null
+  else
+    echo "the installed folder does not run in a root without the packages it was built with"
+    exit 1
+  fi
 fi

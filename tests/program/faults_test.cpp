@@ -86,6 +86,17 @@ TEST_F(FaultyRun, AFullDiskCostsOneCheckpointAndNothingElse) {
   expect_equal_runs("whole", "run");
 }
 
+/// The last checkpoint is what a run is for: it fails without it, and says what there is to go on from.
+TEST_F(FaultyRun, AFullDiskAtTheEndSaysWhetherThereIsAnEarlierCheckpoint) {
+  const Outcome none = train("none", {"--set", "train.steps=10", "--inject", "disk full at step 10 on rank 0"});
+  EXPECT_NE(none.code, 0);
+  EXPECT_THAT(none.err, AllOf(HasSubstr("no space left"), HasSubstr("there is no checkpoint yet")));
+  const Outcome some = train("some", {"--set", "train.steps=20", "--inject", "disk full at step 20 on rank 0"});
+  EXPECT_NE(some.code, 0);
+  EXPECT_THAT(some.err, AllOf(HasSubstr("no space left"), HasSubstr("the checkpoint before is whole")));
+  EXPECT_THAT(formats::list_checkpoints(folder_ / "some/checkpoints"), testing::ElementsAre(10));
+}
+
 TEST_F(FaultyRun, AFlippedBitInACheckpointIsPassedOver) {
   ASSERT_EQ(train("whole").code, 0);
   ASSERT_EQ(train("run", {"--set", "train.steps=30", "--inject", "flip a bit in the checkpoint of step 30"}).code, 0);

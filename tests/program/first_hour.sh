@@ -39,6 +39,7 @@ for block in "$home"/block-*; do
         # What it would read: the ids that it would compare.
         grep -q '"eos_token_id"' exported/config.json && grep -q '"eos_token_id"' exported/generation_config.json
         grep -q '"eos_token": "<|endoftext|>"' exported/tokenizer_config.json
+        grep -q '"model_input_names"' exported/tokenizer_config.json  # without token types, which generate() refuses
       fi
       ;;
   esac

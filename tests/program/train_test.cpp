@@ -15,6 +15,7 @@
 
 #include "tests/cli/run.h"
 #include "tests/files.h"
+#include "trireme/base/log.h"
 #include "trireme/formats/checkpoint_folder.h"
 #include "trireme/formats/safetensors.h"
 
@@ -321,6 +322,15 @@ TEST_F(TrainCommand, EvaluatesConvertsInspectsAndGenerates) {
     }
   }
   EXPECT_TRUE(one.contains("best_loss"));
+  const std::string few = "(eval.samples), so that its loss is another one";  // validation took 8
+  const auto said = [&](const std::string& samples) {
+    set_log_level(LogLevel::kInfo);  // those before were quiet
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(run({"eval", path("run"), "--samples", samples}).code, 0);
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(said("9"), HasSubstr("took the first 8 of them " + few));
+  EXPECT_THAT(said("8"), testing::Not(HasSubstr(few)));
 
   ASSERT_EQ(run({"--quiet", "convert", path("run"), path("hf")}).code, 0);
   ASSERT_EQ(run({"--quiet", "convert", path("hf"), path("back"), "--to", "checkpoint"}).code, 0);
@@ -378,6 +388,10 @@ TEST_F(TrainCommand, TheVocabularyIsThatOfTheData) {
   const std::string log = read_all(folder_ / "run/log.txt");
   EXPECT_THAT(log, HasSubstr("model: llama, 1 layers, hidden_size 32, 2 heads of 16, ffn_size 112, vocab_size 256"));
   EXPECT_THAT(read_all(folder_ / "run/recipe.toml"), HasSubstr("vocab_size = 256\n"));
+  // Memory is counted for that many, too, and not for the family's 128,256.
+  const Outcome large =
+      run({"train", path("bytes.toml"), "--out", path("large"), "--set", "batch.global_batch_tokens=64G"});
+  EXPECT_THAT(large.err, AllOf(HasSubstr("and this machine has"), HasSubstr(": 31.3k parameters")));
   const Outcome small = run({"train", path("bytes.toml"), "--out", path("small"), "--set", "model.vocab_size=200"});
   EXPECT_EQ(small.code, 2);
   EXPECT_THAT(small.err, AllOf(HasSubstr("256 tokens, but model.vocab_size = 200"),
@@ -482,6 +496,7 @@ TEST_F(TrainCommand, AnExportOfOurOwnKnowsWhereATextEnds) {
   EXPECT_EQ(generation["eos_token_id"], config["eos_token_id"]);
   EXPECT_EQ(about["eos_token"], "<|endoftext|>");
   EXPECT_EQ(about["tokenizer_class"], "PreTrainedTokenizerFast");
+  EXPECT_EQ(about["model_input_names"], nlohmann::json::parse(R"(["input_ids", "attention_mask"])"));
   EXPECT_TRUE(fs::exists(folder_ / "hf/tokenizer.json"));
 }
 
@@ -515,7 +530,11 @@ TEST_F(TrainCommand, InitFromWithOtherSizesAsksFirst) {
                grown = lines_of(folder_ / "larger/metrics.jsonl")[0]["loss"];
   EXPECT_NEAR(same, grown, 1.0) << "sixteen rows of noise cost little beside what was learnt";
   EXPECT_EQ(tune("long", {"data.seq_len=128"}).code, 2) << "beyond model.max_seq_len";
-  EXPECT_EQ(tune("long", {"data.seq_len=128", "model.max_seq_len=128"}).code, 0);
+  const Outcome longer = tune("long", {"data.seq_len=128", "model.max_seq_len=128", "comm.ranks=2"});
+  EXPECT_EQ(longer.code, 0) << longer.err;
+  const std::string warning = "model.max_seq_len = 128 is beyond the 64 that", log = read_all(folder_ / "long/log.txt");
+  EXPECT_NE(log.find(warning), std::string::npos) << log;
+  EXPECT_EQ(log.find(warning), log.rfind(warning)) << "once, whatever the ranks: " << log;
 }
 
 TEST_F(TrainCommand, StaysWithinTheContextUnlessAsked) {
@@ -537,8 +556,27 @@ TEST_F(TrainCommand, StaysWithinTheContextUnlessAsked) {
     return run(all);
   };
   // 32 tokens, as the run had: a text of 256 symbols is none for 32, but the length is told before.
+  EXPECT_THAT(eval({}).err, testing::Not(HasSubstr("context of 64")));
   EXPECT_EQ(eval({"--seq-len", "128"}).code, 2);
   EXPECT_THAT(eval({"--seq-len", "128"}).err, AllOf(HasSubstr("context of 64"), HasSubstr("--beyond-context")));
+}
+
+TEST_F(TrainCommand, ManyLayersAreBuiltWithProgress) {
+  const auto said = [&](const std::string& out, const std::string& layers) {
+    std::vector<std::string> all{"train", TRIREME_RECIPES "/tiny.toml", "--out", path(out)};
+    for (const std::string& set :
+         {"model.num_layers=" + layers, std::string("model.hidden_size=8"), std::string("model.num_heads=1"),
+          std::string("model.num_kv_heads=1"), std::string("model.head_dim=8"), std::string("model.ffn_size=8"),
+          std::string("train.steps=1"), std::string("train.threads=1"), std::string("eval.every=0"),
+          std::string("batch.global_batch_tokens=64"), std::string("checkpoint.every=0")}) {
+      all.insert(all.end(), {"--set", set});
+    }
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(run(all).code, 0);
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(said("deep", "520"), HasSubstr("building the model"));
+  EXPECT_THAT(said("usual", "2"), testing::Not(HasSubstr("building the model")));
 }
 
 TEST_F(TrainCommand, WhatCannotFitIsRefusedAtOnce) {

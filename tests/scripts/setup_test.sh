@@ -29,6 +29,22 @@ mkdir -p "$work/half/include"
 expect 1 'is no usable LibTorch: include/ATen/core/Tensor.h is not there' env TRIREME_LIBTORCH="$work/half" "$setup" --no-packages
 expect 1 'site-packages/torch' env TRIREME_LIBTORCH="$work/half" "$setup" --no-packages
 
+# A package that only `make check` needs may be missing where the system has none; one that is needed may not.
+mkdir "$work/apt"
+cat >"$work/apt/dpkg-query" <<'END'
+#!/bin/sh
+shift 3
+for package; do [ "$package" = "$MISSING" ] || echo "$package installed"; done
+END
+printf '#!/bin/sh\n[ "$2" != "$UNKNOWN" ]\n' >"$work/apt/apt-cache"
+printf '#!/bin/sh\nexit 1\n' >"$work/apt/apt-get"
+chmod +x "$work/apt"/*
+lacks() { env "PATH=$work/apt:$PATH" MISSING="$1" UNKNOWN="$2" "$setup" --check --no-torch; }
+expect 0 'except clang-format-14, which this system does not have' lacks clang-format-14 clang-format-14
+expect 1 'system packages missing: clang-format-14' lacks clang-format-14 none
+expect 1 'system packages missing: cmake' lacks cmake cmake
+expect 0 'are installed' lacks none none
+
 # Every way to fetch is closed: no index, no folder of wheels.
 expect 1 'pip could not fetch' env PIP_NO_INDEX=1 PIP_FIND_LINKS="$work/none" "$setup" --no-packages
 expect 1 'PIP_INDEX_URL' env PIP_NO_INDEX=1 PIP_FIND_LINKS="$work/none" "$setup" --no-packages

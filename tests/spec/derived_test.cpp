@@ -98,6 +98,23 @@ TEST(Derived, SaysWhatItDerived) {
   EXPECT_THAT(said, ElementsAre(HasSubstr("a step has 768 tokens: 4 micro-batches"),
                                 HasSubstr("lr_schedule.total = 300: the schedule ends with the run (train.steps)")));
   EXPECT_EQ(loaded.origins.at("lr_schedule.total"), "from train.steps");
+  // The number of micro-batches follows from the other two, and is told then, too; not where they are not alike.
+  const auto told = [](const std::string& text) {
+    LoadedRecipe given;
+    std::vector<config::Problem> wrong;
+    std::vector<std::string> sentences;
+    const config::Input source{.text = "[data]\nseq_len = 32\n" + text};
+    given.origins = config::read_into(recipe_schema(), &given.value, source, wrong);
+    EXPECT_THAT(derive(given, source, /*ranks=*/2, sentences), IsEmpty());
+    return sentences;
+  };
+  EXPECT_THAT(told("[train]\nmicro_batch_size = 2\n[batch]\nglobal_batch_tokens = 512\n"),
+              ElementsAre(HasSubstr("a step has 512 tokens: 4 micro-batches")));
+  EXPECT_THAT(
+      told("[train]\nmicro_batch_size = 8\n[batch]\nglobal_batch_tokens = 512\n"),
+      ElementsAre(HasSubstr("1 micro-batch (train.gradient_accumulation_steps) of train.micro_batch_size = 8")));
+  EXPECT_THAT(told("[train]\nmicro_batch_size = 3\n[batch]\nglobal_batch_tokens = 512\n"), IsEmpty());
+  EXPECT_THAT(told("[batch]\nglobal_batch_tokens = 512\n"), IsEmpty());
 }
 
 class DerivedPaths : public OwnFolder {};

@@ -7,9 +7,9 @@
 #include <array>
 
 #include "trireme/base/error.h"
-#include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
+#include "trireme/checkpoint/open_model.h"
 
 namespace trireme::checkpoint {
 namespace {
@@ -73,11 +73,14 @@ void check_init_shape(const spec::ModelShape& stored, const spec::ModelShape& sh
         fmt::format("leave {} out; or set model.{} = true to keep what fits and initialise the rest",
                     changed.size() == 1 ? "it" : "them", only_vocabulary ? "init_resize_vocab" : "init_partial"));
   }
-  if (shape.max_seq_len > stored.max_seq_len && shape.rotary == stored.rotary) {
-    log_warn(
-        "model.max_seq_len = {} is beyond the {} that {} was trained on, without RoPE scaling (model.rotary.scaling)",
-        shape.max_seq_len, stored.max_seq_len, *model.init_from);
-  }
+}
+
+std::string longer_context(const spec::ModelShape& shape, const std::string& init_from) {
+  const spec::ModelShape stored = stored_shape(init_from);
+  if (shape.max_seq_len <= stored.max_seq_len || !(shape.rotary == stored.rotary)) return {};
+  return fmt::format(
+      "model.max_seq_len = {} is beyond the {} that {} was trained on, without RoPE scaling (model.rotary.scaling)",
+      shape.max_seq_len, stored.max_seq_len, init_from);
 }
 
 std::string InitReport::text() const {

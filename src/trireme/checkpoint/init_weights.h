@@ -13,9 +13,12 @@
 namespace trireme::checkpoint {
 
 /// `shape` is what [model] makes of the stored one. ConfigError naming the keys that change weights or what they mean,
-/// unless model.init_partial or, for vocab_size alone, model.init_resize_vocab asks for that; and where the context
-/// gets longer than the stored model's without a word.
+/// unless model.init_partial or, for vocab_size alone, model.init_resize_vocab asks for that.
 void check_init_shape(const spec::ModelShape& stored, const spec::ModelShape& shape, const spec::ModelConfig& model);
+
+/// A warning where the context of `shape` is longer than that of the model it begins from, and positions are not
+/// scaled; else nothing.
+std::string longer_context(const spec::ModelShape& shape, const std::string& init_from);
 
 struct InitReport {
   std::string what;                 ///< "step 200 of runs/tiny"

@@ -50,12 +50,35 @@ config::Problem batch_problem(std::string reason, std::string hint) {
       .key = "train.gradient_accumulation_steps", .reason = std::move(reason), .hint = std::move(hint), .where = {}};
 }
 
+std::string step_text(const Recipe& recipe, std::int64_t accumulation, std::int64_t dp) {
+  return fmt::format(
+      "a step has {} tokens: {} micro-batch{} (train.gradient_accumulation_steps) of train.micro_batch_size = {} "
+      "sequence{} of {} tokens on {} data-parallel rank{}",
+      recipe.batch.global_batch_tokens, accumulation, accumulation == 1 ? "" : "es", *recipe.train.micro_batch_size,
+      *recipe.train.micro_batch_size == 1 ? "" : "s", recipe.data.seq_len, dp, dp == 1 ? "" : "s");
+}
+
+/// How many micro-batches follow from a recipe that gives the other two; nothing where they are not all alike.
+void say_accumulation(const LoadedRecipe& loaded, int ranks, std::vector<std::string>& said) {
+  const Recipe& recipe = loaded.value;
+  const std::int64_t micro = recipe.train.micro_batch_size.value_or(0), dp = data_parallel_size(recipe, ranks);
+  const std::int64_t tokens = recipe.batch.global_batch_tokens, length = recipe.data.seq_len;
+  const bool given =
+      loaded.origins.contains("batch.global_batch_tokens") && loaded.origins.contains("train.micro_batch_size");
+  if (!given || recipe.batch.kind != BatchKind::kConstant || micro < 1 || dp < 1 || length < 1) return;
+  if (tokens < 1 || tokens % length != 0 || (tokens / length) % dp != 0 || (tokens / length / dp) % micro != 0) return;
+  said.push_back(step_text(recipe, tokens / length / dp / micro, dp));
+}
+
 /// Any two of global batch, micro-batch and gradient accumulation give the third. The number of micro-batches changes
 /// with the ranks, the other two do not: what is kept are those.
 Problems derive_batch(LoadedRecipe& loaded, int ranks, std::vector<std::string>& said) {
   Recipe& recipe = loaded.value;
   const auto given = recipe.train.gradient_accumulation_steps;
-  if (!given) return {};
+  if (!given) {
+    say_accumulation(loaded, ranks, said);
+    return {};
+  }
   const std::int64_t accumulation = *given, dp = data_parallel_size(recipe, ranks), length = recipe.data.seq_len;
   constexpr std::int64_t kMost = 1 << 30;
   if (dp < 1 || length < 1 || accumulation < 1 || accumulation > kMost || length > kMost || dp > kMost) return {};
@@ -92,10 +115,7 @@ Problems derive_batch(LoadedRecipe& loaded, int ranks, std::vector<std::string>&
     recipe.train.micro_batch_size = rows / (accumulation * dp);
     loaded.origins["train.micro_batch_size"] = "from train.gradient_accumulation_steps";
   }
-  said.push_back(
-      fmt::format("a step has {} tokens: {} micro-batches (train.gradient_accumulation_steps) of "
-                  "train.micro_batch_size = {} sequences of {} tokens on {} data-parallel rank{}",
-                  tokens, accumulation, *recipe.train.micro_batch_size, length, dp, dp == 1 ? "" : "s"));
+  said.push_back(step_text(recipe, accumulation, dp));
   recipe.train.gradient_accumulation_steps.reset();
   loaded.origins.erase("train.gradient_accumulation_steps");
   return {};

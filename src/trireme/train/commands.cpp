@@ -7,6 +7,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/progress.h"
+#include "trireme/checkpoint/init_weights.h"
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/checkpoint/stored_weights.h"
 #include "trireme/data/open_samples.h"
@@ -135,6 +136,10 @@ spec::ModelShape open_shape(const spec::Recipe& recipe) {
   const bool whole = !recipe.model.init_partial && !recipe.model.init_resize_vocab;
   if (recipe.model.init_from && whole) {  // a tensor that is missing is found here
     [[maybe_unused]] const checkpoint::StoredWeights weights(*recipe.model.init_from, shape);
+  }
+  if (recipe.model.init_from) {
+    if (const auto warning = checkpoint::longer_context(shape, *recipe.model.init_from); !warning.empty())
+      log_warn("{}", warning);
   }
   std::vector<std::string> names;
   for (const spec::ParameterShape& parameter : spec::list_parameters(shape)) names.push_back(parameter.name);

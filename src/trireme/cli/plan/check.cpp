@@ -14,6 +14,7 @@
 #include "trireme/cli/program.h"
 #include "trireme/cli/recipe_options.h"
 #include "trireme/comm/process.h"
+#include "trireme/observe/machine.h"
 #include "trireme/plan/check_recipe.h"
 
 namespace trireme::cli {
@@ -85,7 +86,26 @@ std::string memory_table(const plan::Checkup& checkup) {
   return table.text("  ");
 }
 
-std::string report(const CheckCommand& options, const cost::Hardware& hardware, const plan::Checkup& checkup) {
+/// Whether the hardware is known for which times would be predicted: a processor's say nothing of a GPU.
+bool knows_hardware(const CheckCommand& options, const spec::Recipe& recipe) {
+  return !options.cluster.empty() || recipe.run.device == spec::DeviceKind::kCpu;
+}
+
+/// Ranks that would be threads of this process share this machine's memory: what is lacking, in words.
+std::string lacks_here(const CheckCommand& options, const spec::Recipe& recipe, const plan::Checkup& checkup) {
+  const auto there_is = static_cast<double>(observe::usable_memory());
+  if (recipe.run.device != spec::DeviceKind::kCpu || rank_kind_of(options) != spec::RankKind::kThreads) return {};
+  const int ranks = checkup.estimate->config.ranks();
+  double bytes = 0;
+  for (const plan::RankMemory& one : checkup.stages)
+    bytes += one.peak() * ranks / static_cast<double>(checkup.stages.size());
+  if (there_is <= 0 || bytes <= there_is) return {};
+  return fmt::format("{} would take {} of memory here, and this machine has {}",
+                     ranks == 1 ? "it" : fmt::format("its {} ranks", ranks), short_bytes(bytes), short_bytes(there_is));
+}
+
+std::string report(const CheckCommand& options, const spec::Recipe& recipe, const cost::Hardware& hardware,
+                   const plan::Checkup& checkup) {
   const plan::Estimate& estimate = *checkup.estimate;
   const spec::ModelShape& shape = checkup.job->shape;
   std::string out =
@@ -107,10 +127,14 @@ std::string report(const CheckCommand& options, const cost::Hardware& hardware, 
   } else {
     out += "  schedule  none: there is a single stage\n";
   }
-  out += fmt::format("  time      {} a step predicted on {} x {}, {} tokens/s{}\n",
-                     short_seconds(estimate.step_seconds()), estimate.config.ranks(), hardware.device.name,
-                     short_count(checkup.job->tokens() / estimate.step_seconds()),
-                     options.cluster.empty() ? " (no --cluster was given: plausible, not measured)" : "");
+  if (!knows_hardware(options, recipe)) {
+    out += "  time      not predicted: the recipe is for GPUs, and --cluster does not say which (dgx-h100, ...)\n";
+  } else {
+    out += fmt::format("  time      {} a step predicted on {} x {}, {} tokens/s{}\n",
+                       short_seconds(estimate.step_seconds()), estimate.config.ranks(), hardware.device.name,
+                       short_count(checkup.job->tokens() / estimate.step_seconds()),
+                       options.cluster.empty() ? " (no --cluster was given: plausible, not measured)" : "");
+  }
   out += fmt::format("\npeak memory of each rank\n{}", memory_table(checkup));
   for (const std::string& note : checkup.notes) out += fmt::format("\nnote: {}", note);
   if (!checkup.notes.empty()) out += '\n';
@@ -179,12 +203,14 @@ int check(CheckCommand& options, Context& context) {
     return problems.empty() ? kExitFine : kExitUsage;
   }
   if (checkup.estimate) {
-    context.out << report(options, hardware, checkup);
+    context.out << report(options, recipe, hardware, checkup);
   } else {
     for (const std::string& note : checkup.notes) fmt::print(context.out, "note: {}\n", note);
   }
   if (!problems.empty()) throw config::ProblemsError(options.recipe.file(), std::move(problems));
-  context.out << (options.no_files ? "\nit can run, if its files are fine\n" : "\nit can run\n");
+  const std::string lacking = checkup.estimate ? lacks_here(options, recipe, checkup) : std::string();
+  fmt::print(context.out, "\n{}{}\n", options.no_files ? "it can run, if its files are fine" : "it can run",
+             lacking.empty() ? "" : ", but not on this machine: " + lacking);
   return kExitFine;
 }
 

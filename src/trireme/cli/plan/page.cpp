@@ -21,6 +21,17 @@ struct BarPart {
   double value;
 };
 
+/// Layouts are long: they break into lines, so that tables have the page's width. On a phone a row is a paragraph, its
+/// numbers with their names; the chart, whose letters would be too small there, is moved within its frame.
+constexpr const char* kStyle =
+    ".plan .words{text-align:left}.plan tbody th,.plan .words{white-space:normal;overflow-wrap:anywhere}"
+    "@media (max-width:38rem){.front{overflow-x:auto}.front svg{min-width:38rem}.plan thead{display:none}"
+    ".plan tr{display:flex;flex-wrap:wrap;gap:.1rem .9rem;padding:.5rem .6rem;border-bottom:1px solid var(--rule)}"
+    ".plan tbody th,.plan td{padding:0;border:0;text-align:left;max-width:none}.plan tbody th,.plan .words{flex:1 0 "
+    "100%}"
+    ".plan tbody th:empty,.plan td:empty{display:none}"
+    ".plan td[data-is]::before{content:attr(data-is) \" \";color:var(--soft)}}";
+
 /// A bar of parts with its legend, each part with value and share.
 template <typename Text>
 std::string bar(const std::string& title, const std::vector<BarPart>& parts, double whole, const Text& text) {
@@ -89,7 +100,7 @@ std::string front(const plan::SearchResult& found) {
     plot.points.push_back({one.memory.peak() / kGib, one.step_seconds(), "",
                            fmt::format("{}: {:.4g} s", to_text(one.config), one.step_seconds()), 1});
   return fmt::format(
-      R"h(<figure class="chart wide"><figcaption>Time over memory <small>blue: each is the fastest with its memory or less; orange: the best by replaying their schedules</small></figcaption>{}</figure>)h",
+      R"h(<figure class="chart wide"><figcaption>Time over memory <small>blue: each is the fastest with its memory or less; orange: the best by replaying their schedules</small></figcaption><div class="front">{}</div></figure>)h",
       to_svg(plot));
 }
 
@@ -97,13 +108,12 @@ std::string best_table(const plan::SearchResult& found) {
   std::string rows;
   for (const Estimate& one : found.best)
     rows += fmt::format(
-        "<tr><th>{}</th><td>{:.4g}</td><td>{:.1f}</td><td>{:.1f}</td><td>{:.1f}</td><td "
-        "style=\"text-align:left\">{}</td></tr>",
+        R"h(<tr><th>{}</th><td data-is="step s">{:.4g}</td><td data-is="TFLOP/s">{:.1f}</td><td data-is="MFU %">{:.1f}</td><td data-is="GiB">{:.1f}</td><td class="words">{}</td></tr>)h",
         escaped(to_text(one.config)), one.step_seconds(), one.tflops_per_gpu(), 100 * one.mfu(),
         one.memory.peak() / 1073741824.0,
         &one == &found.best.front() ? "" : escaped(plan::why_slower(found.best.front(), one)));
   return fmt::format(
-      R"h(<h2>The best of {} layouts, {} of which fit</h2><div class="scroll"><table><thead><tr><th>layout</th><th>step s</th><th>TFLOP/s</th><th>MFU %</th><th>GiB</th><th></th></tr></thead><tbody>{}</tbody></table></div>)h",
+      R"h(<h2>The best of {} layouts, {} of which fit</h2><div class="scroll"><table class="plan"><thead><tr><th>layout</th><th>step s</th><th>TFLOP/s</th><th>MFU %</th><th>GiB</th><th></th></tr></thead><tbody>{}</tbody></table></div>)h",
       found.tried, found.fitting, rows);
 }
 
@@ -118,7 +128,7 @@ std::string decisions(const plan::SearchResult& found) {
                                   ? "the best"
                                   : plan::why_slower(found.best.front(), one.best);
       rows += fmt::format(
-          R"h(<tr><th>{}</th><td>{}{}</td><td>{}/{}</td><td>{}</td><td style="text-align:left">{}</td><td style="text-align:left">{}</td></tr>)h",
+          R"h(<tr><th>{}</th><td>{}{}</td><td data-is="fit">{}/{}</td><td data-is="step s">{}</td><td class="words">{}</td><td class="words">{}</td></tr>)h",
           first ? escaped(decision.name) : "", best ? "&#9654; " : "", escaped(one.value), one.fitting, one.layouts,
           one.fits ? fmt::format("{:.4g}", one.best.step_seconds()) : "&ndash;", escaped(why),
           best ? "" : escaped(to_text(one.best.config)));
@@ -126,7 +136,7 @@ std::string decisions(const plan::SearchResult& found) {
     }
   }
   return fmt::format(
-      R"h(<h2>Each decision made otherwise, all others free</h2><div class="scroll"><table><thead><tr><th>decision</th><th>value</th><th>fit</th><th>step s</th><th style="text-align:left">why</th><th style="text-align:left">then best with</th></tr></thead><tbody>{}</tbody></table></div>)h",
+      R"h(<h2>Each decision made otherwise, all others free</h2><div class="scroll"><table class="plan"><thead><tr><th>decision</th><th>value</th><th>fit</th><th>step s</th><th class="words">why</th><th class="words">then best with</th></tr></thead><tbody>{}</tbody></table></div>)h",
       rows);
 }
 
@@ -138,7 +148,7 @@ std::string plan_page(const PlanTask& task, const plan::Sized& sized) {
   const plan::MemoryParts& parts = best.memory.parts;
   const std::string title = fmt::format("{} on {} x {} ({})", to_text(best.config), sized.gpus,
                                         task.hardware.device.name, task.hardware.cluster.name);
-  std::string body = fmt::format("<h1>{}</h1>{}", escaped(title), facts(task, sized, best));
+  std::string body = fmt::format("<style>{}</style><h1>{}</h1>{}", kStyle, escaped(title), facts(task, sized, best));
   body += R"h(<div class="charts">)h";
   body += bar("A step's time",
               {{"GEMMs", time.work.matmul},

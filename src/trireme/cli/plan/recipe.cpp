@@ -68,10 +68,11 @@ std::string recipe_text(const PlanTask& task, const plan::Estimate& estimate, co
   }
   return fmt::format(
       "# Planned for {} x {} ({}): {}.\n"
-      "# Predicted: {:.4g} s a step, {:.1f} model TFLOP/s a device, {:.1f} GiB on the fullest rank.\n{}\n{}",
+      "# Predicted: {:.4g} s a step, {:.1f} model TFLOP/s a device, {:.1f} GiB on the fullest rank.\n"
+      "# Look at it with: trireme check FILE --ranks {} --cluster {}\n{}\n{}",
       task.gpus, task.hardware.device.name, task.hardware.cluster.name, to_text(estimate.config),
-      estimate.step_seconds(), estimate.tflops_per_gpu(), estimate.memory.peak() / 1073741824.0,
-      spec::has_data(recipe.data) ? "" : kDataIsMissing, config::to_toml(recipe));
+      estimate.step_seconds(), estimate.tflops_per_gpu(), estimate.memory.peak() / 1073741824.0, task.gpus,
+      task.hardware.cluster.name, spec::has_data(recipe.data) ? "" : kDataIsMissing, config::to_toml(recipe));
 }
 
 }  // namespace trireme::cli

@@ -74,7 +74,10 @@ PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& sh
       report = {.what = weights.what(), .elements = weights.model().params.elements()};
       for ([[maybe_unused]] const nn::Param& param : weights.model().params) ++report.loaded;
     }
-    if (world.rank() == 0) log_info("{}", report.text());
+    if (world.rank() != 0) return;
+    log_info("{}", report.text());
+    if (const auto warning = checkpoint::longer_context(shape, *recipe.model.init_from); !warning.empty())
+      log_warn("{}", warning);
   };
   return prepare;
 }

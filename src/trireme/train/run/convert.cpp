@@ -41,6 +41,9 @@ models::PublishedTexts own_texts(const std::optional<std::string>& named, const 
   about["tokenizer_class"] = "PreTrainedTokenizerFast";
   about["clean_up_tokenization_spaces"] = false;
   about["model_max_length"] = shape.max_seq_len;
+  // The class names token types unless it is told otherwise, and generate() refuses what its model does not take.
+  about["model_input_names"] = {"input_ids", "attention_mask"};
+  if (shape.family == spec::Family::kBert) about["model_input_names"].push_back("token_type_ids");
   const auto role = [&](const std::string& name, const std::optional<std::int32_t>& id) {
     if (!id) return;
     config[name + "_token_id"] = generation[name + "_token_id"] = *id;

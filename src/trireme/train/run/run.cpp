@@ -376,11 +376,12 @@ RunResult TrainingRun::go() {
   const bool shape_is_stored = request_.resume && request_.recipe.model.init_from;
   if (!shape_is_stored) require_rules(request_.recipe, model_shape(request_.recipe), world_, length);
   const auto memory = static_cast<double>(observe::usable_memory());
-  // At once, however large the sizes are; of a published model when its shape is known.
+  const std::string vocabulary = data::settle_vocab_size(request_.recipe);
+  // At once, however large the sizes are, but with the vocabulary that the data has; of a published model when its
+  // shape is known.
   if (const auto shape = spec::shape_of(request_.recipe.model); shape && !request_.recipe.model.init_from) {
     require_host_room(request_.recipe, *shape, world_.size(), request_.local_ranks, memory);
   }
-  const std::string vocabulary = data::settle_vocab_size(request_.recipe);
   if (leads() && !vocabulary.empty()) log_info("{}", vocabulary);
   const std::int64_t from_step = find_checkpoint();
   const spec::ModelShape shape = shape_from(from_step);

@@ -176,7 +176,7 @@ void Saving::tell(const checkpoint::SaveOutcome& outcome) {
     return;
   }
   parts_.timeline.tell("save_failed", {{"step", outcome.step}, {"why", outcome.why}});
-  log_warn("the checkpoint of step {} could not be written, the ones before stay and the run goes on: {}", outcome.step,
+  log_warn("the checkpoint of step {} could not be written; those that were stay as they are: {}", outcome.step,
            outcome.why);
   if (log_ != nullptr) log_->event("checkpoint_failed", {{"step", outcome.step}, {"why", outcome.why}});
 }
