@@ -200,10 +200,10 @@ TEST_F(SharedSamples, OfFilesAreReadByManyAtOnce) {
 }
 
 TEST_F(SharedSamples, OfSyntheticTasksAreReadByManyAtOnce) {
-  for (const auto [kind, task] : {std::pair(spec::SyntheticKind::kMarkov, spec::DataTask::kCausal),
-                                  {spec::SyntheticKind::kCopy, spec::DataTask::kCausal},
-                                  {spec::SyntheticKind::kCopy, spec::DataTask::kMasked},
-                                  {spec::SyntheticKind::kReverse, spec::DataTask::kSeq2Seq}}) {
+  for (const auto& [kind, task] : {std::pair(spec::SyntheticKind::kMarkov, spec::DataTask::kCausal),
+                                   {spec::SyntheticKind::kCopy, spec::DataTask::kCausal},
+                                   {spec::SyntheticKind::kCopy, spec::DataTask::kMasked},
+                                   {spec::SyntheticKind::kReverse, spec::DataTask::kSeq2Seq}}) {
     spec::Recipe recipe;
     recipe.data.seq_len = 16;
     recipe.data.synthetic.kind = kind;
