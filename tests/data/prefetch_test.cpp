@@ -8,6 +8,7 @@
 #include <latch>
 #include <thread>
 
+#include "tests/data/sample_files.h"
 #include "trireme/base/error.h"
 #include "trireme/base/stopwatch.h"
 
@@ -158,6 +159,56 @@ TEST(Prefetch, StopsAtAnyTime) {
     const Slow samples(round % 2 == 0 ? 0us : 100us);
     Prefetch prefetch(samples, two_micros, {.ahead = 4, .threads = 3});
     for (int i = 0; i < round % 7; ++i) prefetch.next();
+  }
+}
+
+class SharedSamples : public OwnFolder {
+ protected:
+  /// Ranks that are threads may prefetch from one object: it has no state that reading changes, but for what says which
+  /// blocks were checked. The thread sanitizer looks at this too.
+  static void expect_prefetched_at_once(const spec::Recipe& recipe) {
+    const auto shared = open_samples(recipe, Split::kTrain), alone = open_samples(recipe, Split::kTrain);
+    constexpr std::int64_t kSteps = 20;
+    std::vector<std::vector<Batch>> read(3);
+    std::vector<std::thread> readers;
+    for (std::vector<Batch>& batches : read) {
+      readers.emplace_back([&] {
+        Prefetch prefetch(*shared, two_micros, {.ahead = 4, .threads = 2});
+        for (std::int64_t i = 0; i < 2 * kSteps; ++i) batches.push_back(prefetch.next().batch);
+      });
+    }
+    for (std::thread& reader : readers) reader.join();
+    for (std::int64_t step = 0; step < kSteps; ++step) {
+      const auto micros = two_micros(step);
+      for (std::size_t micro = 0; micro < micros.size(); ++micro) {
+        const Batch expected = alone->read(micros[micro]);
+        for (const std::vector<Batch>& batches : read)
+          expect_same(batches[static_cast<std::size_t>(step) * 2 + micro], expected);
+      }
+    }
+  }
+};
+
+TEST_F(SharedSamples, OfFilesAreReadByManyAtOnce) {
+  const ShardInfo info{.vocab_size = kVocabulary, .special = {.bos = 1, .eos = 2, .pad = 0, .mask = 3}, .pairs = true};
+  write_shard(folder_ / "a.shard", numbered_documents(1, 1500, 120, 10), info);
+  for (const auto task : {spec::DataTask::kCausal, spec::DataTask::kMasked, spec::DataTask::kSeq2Seq}) {
+    spec::Recipe recipe = recipe_over({folder_ / "a.shard"}, 32);
+    recipe.data.task = task;
+    expect_prefetched_at_once(recipe);
+  }
+}
+
+TEST_F(SharedSamples, OfSyntheticTasksAreReadByManyAtOnce) {
+  for (const auto& [kind, task] : {std::pair(spec::SyntheticKind::kMarkov, spec::DataTask::kCausal),
+                                   {spec::SyntheticKind::kCopy, spec::DataTask::kCausal},
+                                   {spec::SyntheticKind::kCopy, spec::DataTask::kMasked},
+                                   {spec::SyntheticKind::kReverse, spec::DataTask::kSeq2Seq}}) {
+    spec::Recipe recipe;
+    recipe.data.seq_len = 16;
+    recipe.data.synthetic.kind = kind;
+    recipe.data.task = task;
+    expect_prefetched_at_once(recipe);
   }
 }
 

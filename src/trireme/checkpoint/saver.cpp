@@ -7,13 +7,13 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstring>
 #include <future>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/base/stopwatch.h"
+#include "trireme/checkpoint/stream_copy.h"
 #include "trireme/checkpoint/texts.h"
 #include "trireme/formats/checkpoint_publish.h"
 #include "trireme/layout/hash.h"
@@ -160,7 +160,7 @@ void Saver::write_part_of(Job& job) {
     if (options_.background) {
       std::byte* to = staging_.data();
       for (const formats::PieceOfMemory& piece : list) {
-        std::memcpy(to, piece.from, piece.bytes);
+        stream_copy(to, piece.from, piece.bytes);
         to += piece.bytes;
       }
       image = staging_.data();

@@ -5,8 +5,8 @@
 //   file.read(first, row);                       // memory-mapped: only these pages are looked at
 //   file.document_of(first)                      // which document the token belongs to
 //
-// What the first bytes say decides the format; a file ending in .txt is bytes. SpeculationWindow checks the header and
-// the table of documents. The tokens of our shards are checked by block, each the first time it is read, or all by
+// What the first bytes say decides the format; a file ending in .txt is bytes. Opening checks the header and the
+// table of documents. The tokens of our shards are checked by block, each the first time it is read, or all by
 // verify(): a byte that changed is named by its position. The other formats have no checksums; what can be checked, is.
 // Reading can be done by several threads at once.
 // Depends on: base, formats.

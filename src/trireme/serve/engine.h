@@ -40,7 +40,7 @@ struct EngineOptions {
 enum class FinishReason : std::uint8_t {
   kStop,    ///< a stop token, which is among the tokens
   kLength,  ///< max_new_tokens
-  kError,   ///< the model's logits were no numbers
+  kError,   ///< the model's logits were NaN or Inf
 };
 
 struct GeneratedToken {

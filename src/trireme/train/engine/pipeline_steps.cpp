@@ -141,7 +141,7 @@ class PipelineSteps::Progress {
     for (std::size_t step = settled_; step < loss_scales_.size(); ++step) loss_scales_[step] = loss_scale_now();
   }
 
-  /// Throws on all ranks where a gradient was no number on some.
+  /// Throws on all ranks where a gradient was NaN or Inf on some.
   void require_finite() {
     std::int64_t first = not_finite_ ? not_finite_->first : request_.steps;
     engine_.pipeline_.all_reduce(comm::Buffer{&first, 1, comm::DType::kI64}, comm::Reduce::kMin).wait();

@@ -90,7 +90,7 @@ class TrainingRun {
   std::unique_ptr<FaultInjector> faults_;
   std::unique_ptr<Saving> saving_;
   std::unique_ptr<RunFiles> files_;
-  std::unique_ptr<AnomalyHandler> sick_;
+  std::unique_ptr<AnomalyHandler> anomalies_;
   std::unique_ptr<RankWatch> ranks_;
   std::unique_ptr<observe::CpuContention> contention_;  // rank 0's, where the CPU computes
   Clock::time_point step_begun_ = Clock::now();
@@ -208,13 +208,13 @@ void TrainingRun::build(std::int64_t from_step) {
                                                       .samples = *samples_,
                                                       .timeline = *timeline_,
                                                       .saving = *saving_});
-  sick_ = std::make_unique<AnomalyHandler>(AnomalyHandler::Parts{.recipe = recipe_,
-                                                                 .folder = folder_,
-                                                                 .world = world_,
-                                                                 .trainer = *trainer_,
-                                                                 .saving = *saving_,
-                                                                 .files = *files_,
-                                                                 .timeline = *timeline_});
+  anomalies_ = std::make_unique<AnomalyHandler>(AnomalyHandler::Parts{.recipe = recipe_,
+                                                                      .folder = folder_,
+                                                                      .world = world_,
+                                                                      .trainer = *trainer_,
+                                                                      .saving = *saving_,
+                                                                      .files = *files_,
+                                                                      .timeline = *timeline_});
   ranks_ = std::make_unique<RankWatch>(recipe_.health, world_, *files_, *timeline_);
   if (leads() && recipe_.run.device == spec::DeviceKind::kCpu) {
     const int local = std::max(1, request_.local_ranks);
@@ -281,7 +281,7 @@ void TrainingRun::beat() {
 
 /// A step whose loss or gradients are anomalous, by what the recipe says; called while `error` is being handled.
 void TrainingRun::recover(spec::AnomalyPolicy policy, Error& error, std::int64_t step) {
-  if (sick_->handle(policy, error, step) == AnomalyHandler::Course::kRewound) return;
+  if (anomalies_->handle(policy, error, step) == AnomalyHandler::Course::kRewound) return;
   record({.position = trainer_->position(), .loss = NAN, .gradient_norm = NAN, .taken = false, .refused = true},
          gather_news().memory);
 }
