@@ -34,7 +34,7 @@ export const expert_map = layers => {
     map.append(h('span', null, layer.name), h('div', {class: 'cells'}, layer.tokens.map((tokens, expert) =>
       h('i', {title: `${layer.name}, expert ${expert}: ${tokens} tokens, ${number(tokens / mean, 3)} times the mean`, style: {background: mix(Math.min(tokens / mean / top, 1))}}))));
   }
-  return h('div', null, map, h('div', {class: 'scale'}, 'no tokens', h('i', {style: {background: `linear-gradient(90deg, ${mix(0)}, ${mix(1)})`}}), 'twice the mean, or more'));
+  return h('div', null, map, h('div', {class: 'scale'}, 'no tokens', h('i', {style: {background: `linear-gradient(90deg, ${mix(0)}, ${mix(1)})`}}), 'twice the mean'));
 };
 
 const kSpans = {forward: ['forward', 'var(--c0)'], backward: ['backward', 'var(--c2)'], input: ['backward, input', 'var(--c2)'],
