@@ -29,7 +29,7 @@ class MlflowTest : public OwnFolder {
     log.event("eval", {{"step", 2}, {"loss", 1.75}});
     if (finished) log.event("stop", {{"step", 2}, {"why", "finished"}});
     write_all(folder_ / name / "recipe.toml",
-              "[run]\nname = \"a: 'b'\"\n[optim]\nlearning_rate = 0.25\nbetas = [0.9, 0.5]\n[train]\nsteps = 2\n");
+              "[run]\nname = \"a: 'b'\"\n[optim]\nlearning_rate = 0.0989214\nbetas = [0.9, 0.5]\n[train]\nsteps = 2\n");
   }
   /// Folders of runs, by what is written in a file of theirs.
   std::map<std::string, fs::path> exported(const std::string& file) const {
@@ -52,7 +52,7 @@ TEST_F(MlflowTest, ARunHasParametersMetricsAndItsState) {
   const auto runs = exported("tags/mlflow.runName");
   ASSERT_EQ(runs.size(), 2U);
   const fs::path run = runs.at("odd \"run\"");
-  EXPECT_EQ(read_all(run / "params" / "optim.learning_rate"), "0.25");
+  EXPECT_EQ(read_all(run / "params" / "optim.learning_rate"), "0.0989214");
   EXPECT_EQ(read_all(run / "params" / "run.name"), "a: 'b'") << "a text without its quotes";
   EXPECT_EQ(read_all(run / "params" / "train.steps"), "2");
   const std::string loss = read_all(run / "metrics" / "loss");

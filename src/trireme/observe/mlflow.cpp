@@ -65,6 +65,8 @@ void flatten(const toml::table& table, const std::string& prefix, std::map<std::
       node.visit([&](const auto& value) {
         if constexpr (toml::is_string<decltype(value)>) {
           text << *value;
+        } else if constexpr (toml::is_floating_point<decltype(value)>) {
+          text << fmt::format("{}", *value);  // the shortest that reads back as it is
         } else {
           text << value;
         }
@@ -164,7 +166,7 @@ void write_mlflow(const fs::path& mlruns, const MlflowExperiment& experiment) {
   double created = 0;
   for (const MlflowExperiment::Run& given : experiment.runs) {
     const RunFiles run = read_run(given.folder, Reading::kLenient);
-    const std::string run_id = id_of(fs::canonical(given.folder).string());
+    const std::string run_id = id_of(experiment.name + "\n" + fs::canonical(given.folder).string());
     if (!run.events.empty() && (created == 0 || run.events.front().time < created)) created = run.events.front().time;
     const fs::path half = folder / (run_id + ".new");  // appears whole
     fs::remove_all(half);
