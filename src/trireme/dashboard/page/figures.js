@@ -89,7 +89,7 @@ export const parallel_coordinates = (sweep, open) => {
   const trials = sweep.list.filter(trial => trial.losses.some(([, loss]) => finite(loss)));
   const last = trial => trial.losses.filter(([, loss]) => finite(loss)).at(-1)[1];
   if (!trials.length) return h('p', {class: 'none'}, 'No trial has been evaluated yet.');
-  const losses = trials.map(last).sort((a, b) => a - b), low = losses[0], high = losses[Math.floor((losses.length - 1) * 0.9)];
+  const losses = trials.map(last).sort((a, b) => a - b), low = losses[0], high = losses[Math.ceil((losses.length - 1) * 0.9)];
   const badness = loss => Math.min(Math.max((loss - low) / (high - low || 1), 0), 1);
   const height = 270, top = 30, bottom = height - 22;
   const draw = () => {
