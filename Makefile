@@ -10,7 +10,7 @@ sources = $(shell find src tests bench examples cmake -name '*.cpp' -o -name '*.
 .DEFAULT_GOAL := help
 KILLS ?= 200
 LAB ?= /var/tmp/trireme-lab
-.PHONY: help setup build test test-faults test-lab test-gpu quickstart bench docs format check tidy debug asan tsan asan-tensors tsan-tensors fuzz cuda clean
+.PHONY: help setup build test test-faults test-lab test-gpu pictures quickstart bench docs format check tidy debug asan tsan asan-tensors tsan-tensors fuzz cuda clean
 
 help:  ## this list
 	@echo "Trireme: make TARGET [PARALLEL=$(PARALLEL)] [TORCH=OFF]"
@@ -41,9 +41,14 @@ test: setup  ## every test; benchmarks and examples must compile
 test-faults: build  ## kill a run KILLS=200 times, in every phase of saving: it must end with the bits of one left alone
 	@bash tests/faults/storm.sh build/release/trireme recipes/tiny.toml $(KILLS)
 
-test-lab: build  ## trireme launch on a Slurm cluster of four nodes in namespaces; root. Slurm is installed into LAB, not into the system
+test-lab: build  ## trireme launch and sweeps on a Slurm cluster of four nodes in namespaces; root. Slurm is installed into LAB, not into the system
 	@LAB_INSTALL=yes LAB_FOLDER=$(LAB) bash tests/lab/launch.sh build/release/trireme .
+	@LAB_INSTALL=yes LAB_FOLDER=$(LAB) bash tests/lab/sweep.sh build/release/trireme .
 	@bash tests/lab/jobset.sh build/release/trireme .
+
+pictures: build  ## screenshots of the live page in docs/images, made by the test that drives a browser (chromium, chromium-driver)
+	@folder=$$(mktemp -d) && bash tests/browser/dashboard.sh $(CURDIR)/build/release/trireme $(CURDIR) $$folder && \
+	  cp $$folder/dashboard-*.png docs/images/ && rm -rf $$folder
 
 # What it needs: not the libraries for GPUs, MPI and HTTP, which `make build` adds.
 quickstart: setup  ## build, then train a small GPT on a real text: a sample and a report page in three minutes

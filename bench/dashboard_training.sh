@@ -27,5 +27,9 @@ for _ in $(seq "$rounds"); do
   page='' reader=''
 done
 median() { sort -n "$1" | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
-awk -v a="$(median alone)" -v b="$(median watched)" 'BEGIN { printf "CPU time of training: %.2f s alone, %.2f s watched: %+.2f %%, limit 0.5 %%\n", a, b, 100 * (b / a - 1) }'
+# What a busy machine adds differs from run to run: a difference within twice its standard error says nothing.
+paste alone watched | awk -v a="$(median alone)" -v b="$(median watched)" '
+  { n++; x += $1; xx += $1 * $1; y += $2; yy += $2 * $2 }
+  END { error = n > 1 ? 100 * sqrt((xx - x * x / n + yy - y * y / n) / (n - 1) / n) / (x / n) : 0
+        printf "CPU time of training: %.2f s alone, %.2f s watched: %+.2f %%, standard error %.2f %%, limit 0.5 %%\n", a, b, 100 * (b / a - 1), error }'
 echo "alone: $(sort -n alone | xargs); watched: $(sort -n watched | xargs)"

@@ -13,6 +13,8 @@ from webdriver import Browser
 url, runs, program, page_pid = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 pictures = pathlib.Path(sys.argv[5]) if len(sys.argv) > 5 and sys.argv[5] else None
 TOKEN = "secret-of-the-test"
+# What docs/images has of them; `make pictures` puts them there.
+DOCS = {("overview", "laptop", "light"), ("run", "laptop", "light"), ("ranks", "laptop", "dark"), ("experts", "laptop", "light"), ("sweep", "laptop", "light")}
 
 
 def overview():
@@ -88,9 +90,22 @@ def test_actions(browser):
     print(f"resumed after step {paused['step']}")
 
 
+def write_note(browser, text):
+    browser.script("const note = document.querySelector('textarea.note'); note.value = arguments[0]; note.dispatchEvent(new Event('change'))", text)
+    until = time.monotonic() + 10
+    while run_named("live")["note"] != text:
+        assert time.monotonic() < until, "the note was not kept"
+        time.sleep(0.1)
+
+
 def test_note(browser):
-    browser.script("const note = document.querySelector('textarea.note'); note.value = '<img src=x onerror=alert(1)>'; note.dispatchEvent(new Event('change'))")
+    write_note(browser, "<img src=x onerror=alert(1)>")
     browser.wait("return document.querySelector('.toast')?.textContent === 'noted'")
+    browser.script("location.hash = '#/'")
+    browser.wait("return document.querySelector('.list')?.innerText.includes('<img src=x')", why="a note is shown as text")
+    browser.script(f"location.hash = '#/run/{run_named('live')['id']}'")
+    browser.wait("return document.querySelector('textarea.note')")
+    write_note(browser, "the long one: 200,000 steps at a rate of 3e-3")
 
 
 def test_compare(browser):
@@ -101,6 +116,21 @@ def test_compare(browser):
         browser.click(f"[data-value={axis}]")
         browser.wait(f"return location.hash.includes('by={axis}') && document.querySelectorAll('.chart .line').length === 2")
     assert browser.script("return document.querySelectorAll('tbody tr').length") == 2
+
+
+def test_experts(browser):
+    """A run with experts shows their loads; another has no such part."""
+    shown = "return document.querySelector('[data-tab=experts]').hidden"
+    browser.script(f"location.hash = '#/run/{run_named('base')['id']}'")
+    browser.wait("return document.querySelector('[data-tab=experts]')")
+    time.sleep(0.5)
+    assert browser.script(shown), "a dense run has experts"
+    browser.script(f"location.hash = '#/run/{run_named('experts')['id']}'")
+    browser.wait("return document.querySelector('h1').textContent === 'experts' && document.querySelector('[data-tab=experts]').hidden === false")
+    browser.click("[data-tab=experts]")
+    browser.wait("return document.querySelectorAll('.heat .cells').length === 6 && document.querySelectorAll('.heat .cells i').length === 48", why="six layers of eight experts")
+    browser.wait("return document.querySelectorAll('.chart .line').length === 1", why="the balance over the steps")
+    assert browser.script("return document.querySelectorAll('tbody tr').length") == 6
 
 
 def test_keyboard(browser):
@@ -122,10 +152,11 @@ def test_keyboard(browser):
 
 
 def views():
-    ids = {name: run_named(name)["id"] for name in ("live", "base", "pipeline", "<script>alert(1)<")}
+    ids = {name: run_named(name)["id"] for name in ("live", "base", "pipeline", "experts", "<script>alert(1)<")}
     sweep = overview()["sweeps"][0]["id"]
     return {"overview": ("#/", ".run:not(.heading)"), "run": (f"#/run/{ids['live']}", ".chart svg path"),
-            "ranks": (f"#/run/{ids['live']}/ranks", ".heat .cells i"), "pipeline": (f"#/run/{ids['pipeline']}/pipeline", ".chart svg rect"),
+            "ranks": (f"#/run/{ids['live']}/ranks", ".heat .cells i"),
+            "experts": (f"#/run/{ids['experts']}/experts", ".heat .cells i"), "pipeline": (f"#/run/{ids['pipeline']}/pipeline", ".chart svg rect"),
             "recipe": (f"#/run/{ids['base']}/recipe", "pre"),
             "compare": (f"#/compare?runs={ids['base']},{ids['<script>alert(1)<']},{ids['live']}&by=tokens", ".chart .line"),
             "sweeps": ("#/sweeps", ".card h2 a"), "sweep": (f"#/sweep/{sweep}", ".chart svg path"), "queue": ("#/queue", ".card"), "alerts": ("#/alerts", ".card")}
@@ -143,6 +174,8 @@ def test_views(browser):
                 assert browser.script("return document.documentElement.dataset.theme") == theme
                 check_sideways(browser, f"{name} on a {size}")
                 picture(browser, f"{name}-{size}-{theme}")
+                if (name, size, theme) in DOCS:
+                    picture(browser, f"dashboard-{name}")
     browser.size(1280, 800)
     browser.theme("light")
 
@@ -171,7 +204,7 @@ def main():
         pictures.mkdir(parents=True, exist_ok=True)
     browser = Browser(1280, 800)
     try:
-        for test in (test_live, test_actions, test_note, test_compare, test_keyboard, test_views, test_sweep, test_lost_connection):
+        for test in (test_live, test_actions, test_note, test_compare, test_experts, test_keyboard, test_views, test_sweep, test_lost_connection):
             if test is test_lost_connection:  # what follows is loud by design
                 complaints = [entry for entry in browser.log("browser") if entry["level"] in ("SEVERE", "WARNING")]
                 assert not complaints, f"the console complains: {complaints}"

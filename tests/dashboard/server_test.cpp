@@ -182,8 +182,20 @@ TEST_F(DashboardTest, SixtyFourStreamsAndSlowClientsLeaveRoomForRequests) {
 
 TEST_F(DashboardTest, MetricsAreThereForPrometheus) {
   make_run(folder_ / "a \"run\"", 5, false);
+  make_run(folder_ / "trains", 2, false);
+  fs::create_directory(folder_ / "trains" / "ranks");
+  write_all(
+      folder_ / "trains" / "ranks" / "00000.jsonl",
+      R"({"step":2,"metrics":{"memory/peak_bytes":100,"comm/cp.dp/all_reduce_bytes":123456789012,"comm/pp/send_bytes":7}})"
+      "\n");
+  const HeldRunLock lock(folder_ / "trains");
   started();
   const std::string text = ask(get_text("/metrics")).body;
+  EXPECT_THAT(text, HasSubstr("# TYPE trireme_comm_bytes_total counter"));
+  EXPECT_THAT(
+      text, HasSubstr(R"(trireme_comm_bytes_total{run="trains",rank="0",group="cp.dp",op="all_reduce"} 123456789012)"));
+  EXPECT_THAT(text, HasSubstr(R"({run="trains",rank="0",group="pp",op="send"} 7)"));
+  EXPECT_THAT(text, HasSubstr(R"(trireme_memory_bytes{run="trains",rank="0",label="peak"} 100)"));
   EXPECT_THAT(text, HasSubstr("# TYPE trireme_step gauge"));
   EXPECT_THAT(text, HasSubstr("trireme_step{run=\"a \\\"run\\\"\"} 5"));
   EXPECT_THAT(text, HasSubstr("trireme_tokens_total{run=\"a \\\"run\\\"\"} 10240"));

@@ -37,6 +37,37 @@ TEST_F(WatchedRunTest, AFinishedRunIsSummedUp) {
   EXPECT_FALSE(run.look(wall_seconds()).changed) << "nothing has happened";
 }
 
+TEST_F(WatchedRunTest, LoadsOfExpertsAreToldByLayerAndByRank) {
+  make_run(folder_ / "dense", 3);
+  WatchedRun dense = watched("dense");
+  dense.look(wall_seconds());
+  EXPECT_TRUE(dense.experts_json().is_null());
+  EXPECT_FALSE(dense.series_json({}).contains("imbalance"));
+  {
+    observe::RunLog log(folder_ / "run", std::nullopt);
+    for (int step = 1; step <= 30; ++step) {
+      observe::StepRecord record = step_of_run(step, 2.0);
+      if (step % 2 == 0) record.experts = {{"layers.1", {10, 30, 20, 20}}, {"layers.3", {0, 80, 0, 0}}};
+      record.expert_ranks = 2;
+      log.step(record);
+    }
+  }
+  WatchedRun run = watched();
+  run.look(wall_seconds());
+  const auto experts = run.experts_json();
+  EXPECT_EQ(experts["step"], 30);
+  EXPECT_EQ(experts["steps"], 15) << "every other step tells them";
+  EXPECT_EQ(experts["ranks"], 2);
+  ASSERT_EQ(experts["layers"].size(), 2U);
+  EXPECT_EQ(experts["layers"][0]["tokens"], (std::vector<int>{150, 450, 300, 300}));
+  EXPECT_EQ(experts["layers"][0]["imbalance"], 1.5);
+  EXPECT_EQ(experts["layers"][0]["ranks"], (std::vector<int>{600, 600}));
+  EXPECT_EQ(experts["layers"][1]["rank_imbalance"], 2);
+  const auto curve = run.series_json({"imbalance"})["imbalance"];
+  EXPECT_EQ(curve["x"].size(), 15U);
+  EXPECT_EQ(curve["y"][0], 4) << "of the worst layer";
+}
+
 TEST_F(WatchedRunTest, NewStepsAreNewsAndAResumeTakesThemBack) {
   make_run(folder_ / "run", 50, false);
   WatchedRun run = watched();

@@ -7,7 +7,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 # Every step's state is hashed. Where the schedule ends follows from the steps, which rungs must not change.
-sets=(--set train.hash_every=1 --set checkpoint.every=4 --set lr_schedule.warmup=2 --set lr_schedule.total= --set eval.samples=8)
+sets=(--set train.threads=1 --set train.hash_every=1 --set checkpoint.every=4 --set lr_schedule.warmup=2 --set lr_schedule.total= --set eval.samples=8)
 sweep() { exec "$program" --quiet sweep "$recipe" --search asha --trials 4 --steps 16 --slots 1 --seed 3 \
   --param 'optim.learning_rate=log(1e-4,1e-1)' "${sets[@]}" --out "$1"; }
 

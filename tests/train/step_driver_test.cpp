@@ -114,7 +114,7 @@ TEST_F(RunMetrics, EveryRankTellsItsStepsByName) {
     ASSERT_EQ(steps.size(), 3U);
     for (const observe::RankRecord& step : steps) {
       for (const char* name : {"step/seconds", "step/tokens_per_s", "step/compute_seconds", "memory/peak_bytes",
-                               "memory/parameters_bytes", "memory/gradients_bytes"}) {
+                               "memory/parameters_bytes", "memory/gradients_bytes", "comm/dp/all_reduce_bytes"}) {
         ASSERT_TRUE(step.metrics.contains(name)) << name;
         EXPECT_GT(step.metrics.at(name), 0) << name;
       }
@@ -124,6 +124,11 @@ TEST_F(RunMetrics, EveryRankTellsItsStepsByName) {
       }
       EXPECT_EQ(sink.values.at({rank, step.step}), step.metrics);
     }
+    // Of two ranks each sends what all gradients are, in fp32, every step; sums of norms come on top.
+    const double a_step =
+        steps[2].metrics.at("comm/dp/all_reduce_bytes") - steps[1].metrics.at("comm/dp/all_reduce_bytes");
+    EXPECT_GE(a_step, steps[2].metrics.at("memory/gradients_bytes"));
+    EXPECT_LE(a_step, steps[2].metrics.at("memory/gradients_bytes") + 4096);
   }
 }
 

@@ -47,6 +47,10 @@ constexpr EnvVariable kTable[] = {
     {kLauncher, "SLURM_NODEID", "Slurm: number of this node in the job"},
     {kLauncher, "SLURM_STEP_NODELIST", "Slurm: the nodes; rank 0 is on the first"},
     {kLauncher, "SLURM_STEP_TASKS_PER_NODE", "Slurm: how many ranks each node has"},
+    {kLauncher, "SLURM_JOB_NODELIST", "Slurm: the nodes of the allocation, whose slots a sweep shares"},
+    {kLauncher, "SLURM_TASKS_PER_NODE", "Slurm: tasks that the allocation was made for, of each node"},
+    {kLauncher, "SLURM_JOB_CPUS_PER_NODE", "Slurm: cores of the allocation on each node"},
+    {kLauncher, "SLURM_MEM_PER_NODE", "Slurm: memory of the allocation on each node, in megabytes"},
     {kLauncher, "RANK", "torchrun: number of this rank"},
     {kLauncher, "WORLD_SIZE", "torchrun: how many ranks there are"},
     {kLauncher, "LOCAL_RANK", "torchrun: number of this rank on its node"},
@@ -58,6 +62,7 @@ constexpr EnvVariable kTable[] = {
 
     {kSystem, "XDG_CACHE_HOME", "where cached measurements go; $HOME/.cache when unset"},
     {kSystem, "HOME", "the user's folder"},
+    {kSystem, "CUDA_VISIBLE_DEVICES", "CUDA: GPUs that are there; trials of a sweep get one of them for each slot"},
     {kSystem, "NCCL_HOSTID", "NCCL: the host it believes to be on; set for ranks that share a GPU when unset"},
     {kSystem, "ONEDNN_MAX_CPU_ISA", "oneDNN: most it may use of the CPU; set when unset and AMX is announced by half"},
     {kSystem, "UCX_ERROR_SIGNALS", "UCX: signals it handles; none when unset, so that ours stay"},

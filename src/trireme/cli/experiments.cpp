@@ -12,6 +12,7 @@
 #include "trireme/cli/program.h"
 #include "trireme/cli/sweep_run.h"
 #include "trireme/experiment/store.h"
+#include "trireme/observe/mlflow.h"
 
 namespace trireme::cli {
 namespace {
@@ -30,9 +31,12 @@ void add_folders_command(Command& experiments, Context& context, const std::stri
   command.callback([flags, then, &context] { context.run = [flags, then] { return then(*flags); }; });
 }
 
+enum class ExportFormat : std::uint8_t { kCsv, kMlflow };
+
 struct FolderFlags {
   std::vector<std::string> folders;
   std::string output, store;
+  ExportFormat format = ExportFormat::kCsv;
   SlotFlags slots;
 };
 
@@ -77,7 +81,34 @@ int import_experiments(const FolderFlags& flags, Context& context) {
   return kExitFine;
 }
 
+/// Experiments with their trials; other runs as an experiment with the name of the folder that they lie in.
+int export_to_mlflow(const FolderFlags& flags, Context& context) {
+  const fs::path store = flags.output.empty() ? "mlruns" : flags.output;
+  std::size_t runs = 0;
+  for (const std::string& path : flags.folders) {
+    const ExperimentFolder folder(path);
+    observe::MlflowExperiment out;
+    if (folder.holds_an_experiment()) {
+      const experiment::Overview overview = overview_of(folder);
+      out.name = overview.experiment.name;
+      for (const experiment::TrialView& trial : overview.trials) {
+        if (fs::exists(trial.run / "events.jsonl"))
+          out.runs.push_back({.name = fmt::format("trial {}", trial.trial), .folder = trial.run});
+      }
+    } else {
+      const fs::path run = fs::absolute(path).lexically_normal();
+      out = {.name = run.parent_path().filename().string(), .runs = {{.name = run.filename().string(), .folder = run}}};
+    }
+    runs += out.runs.size();
+    observe::write_mlflow(store, out);
+  }
+  fmt::print(context.out, "{} in {}; see them with: mlflow ui --backend-store-uri {}\n", counted(runs, "run"),
+             store.string(), store.string());
+  return kExitFine;
+}
+
 int export_experiments(const FolderFlags& flags, Context& context) {
+  if (flags.format == ExportFormat::kMlflow) return export_to_mlflow(flags, context);
   std::string text;
   for (const std::string& path : flags.folders) text += csv_text(overview_of(ExperimentFolder(path)));
   if (flags.output.empty()) {
@@ -133,9 +164,15 @@ void add_experiments_command(Command& app, Context& context) {
                                      return int{kExitFine};
                                    });
   add_folders_command<FolderFlags>(
-      experiments, context, "export", "Trials with their settings and losses as CSV",
+      experiments, context, "export",
+      "Trials with their settings and losses as CSV, or runs with all curves for MLflow",
       [](Command& command, FolderFlags& flags) {
-        command.add_option("-o,--output", flags.output, "a file instead of the terminal").type_name("FILE");
+        command
+            .add_option("-o,--output", flags.output, "a file instead of the terminal; for MLflow the folder (mlruns)")
+            .type_name("FILE");
+        add_choice<ExportFormat>(command, "--format", flags.format,
+                                 {{"csv", ExportFormat::kCsv}, {"mlflow", ExportFormat::kMlflow}},
+                                 "csv: a row a trial; mlflow: files that MLflow reads, of experiments or single runs");
       },
       [&context](FolderFlags& flags) { return export_experiments(flags, context); });
   add_folders_command<FolderFlags>(

@@ -8,6 +8,7 @@
 #include <iostream>
 
 #include "trireme/base/cores.h"
+#include "trireme/base/env.h"
 #include "trireme/base/log.h"
 #include "trireme/base/print.h"
 #include "trireme/base/text.h"
@@ -86,7 +87,17 @@ class LiveTable {
 }  // namespace
 
 void SlotFlags::add_to(Command& command) {
-  command.add_option("--slots", slots, "slots of this machine that trials share, with its cores").positive();
+  command
+      .add_option("--slots", slots,
+                  "slots of this machine (1), or with --slurm of each node (the tasks that the allocation has there): "
+                  "trials share them, with the cores, and a GPU belongs to each where trials train on GPUs")
+      .positive();
+  command.add_flag("--slurm", slurm,
+                   "slots are on the nodes of the Slurm allocation that this runs in (salloc, sbatch): trials are job "
+                   "steps, started with srun");
+  command.add_option("--mpi", mpi, "with --slurm: srun's --mpi, for trials with slots on several nodes")
+      .type_name("TYPE")
+      .show_default();
   command.add_option("--restarts", restarts, "restarts of a crashed trial that brought no new checkpoint")
       .not_negative();
   command.add_option("--store", store, "the store of experiments; default: experiments.db beside the folder");
@@ -103,13 +114,25 @@ std::string best_text(const Overview& overview) {
 int run_experiments(const std::vector<fs::path>& folders, const SlotFlags& flags, Context& context) {
   experiment::SweepEnd end;
   {
+    const int slots = flags.slots.value_or(1);
+    launch::Allocation allocation;
+    if (flags.slurm) {
+      allocation = launch::slurm_allocation(flags.slots.value_or(0), &env);
+      for (const launch::Allocation::Node& node : allocation.nodes) {
+        log_info("node {}: {}, {} cores each", node.name, counted(static_cast<std::size_t>(node.slots), "slot"),
+                 allocation.cores_per_slot());
+      }
+    }
+    const int threads = flags.slurm ? allocation.cores_per_slot() : std::max(usable_cores() / slots, 1);
     LiveTable table;
     end = experiment::run_sweeps({.experiments = folders,
-                                  .nodes = {flags.slots},
+                                  .nodes = {slots},
+                                  .allocation = std::move(allocation),
+                                  .mpi = flags.mpi,
                                   .store = flags.store,
                                   .program = {.program = fs::read_symlink("/proc/self/exe").string(),
                                               .restarts = flags.restarts,
-                                              .threads = std::max(usable_cores() / flags.slots, 1)},
+                                              .threads = threads},
                                   .show = [&](const std::vector<Overview>& all) { table.show(all); }});
   }
   bool all_done = true;

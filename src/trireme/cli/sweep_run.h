@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,10 @@
 namespace trireme::cli {
 
 struct SlotFlags {
-  int slots = 1, per_trial = 1, restarts = 2;
-  std::string store;
+  std::optional<int> slots;
+  int per_trial = 1, restarts = 2;
+  bool slurm = false;
+  std::string mpi = "pmix", store;
 
   /// All but --slots-per-trial, which an experiment has from its beginning.
   void add_to(Command& command);

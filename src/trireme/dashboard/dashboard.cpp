@@ -187,6 +187,7 @@ void Dashboard::Impl::add_reads() {
   of_run("series",
          [](WatchedRun& run, const Request& request) { return run.series_json(listed_query(request, "curves")); });
   of_run("ranks", [](WatchedRun& run, const Request&) { return run.ranks_json(wall_seconds()); });
+  of_run("experts", [](WatchedRun& run, const Request&) { return run.experts_json(); });
   of_run("recipe", [](WatchedRun& run, const Request&) { return run.recipe_json(); });
   of_run("pipeline", [](WatchedRun& run, const Request&) -> Json {
     try {

@@ -1,4 +1,4 @@
-// A run's ranks side by side, and its pipeline as it ran.
+// A run's ranks side by side, its experts, and its pipeline as it ran.
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -7,6 +7,7 @@
 #include "trireme/base/mapped_file.h"
 #include "trireme/dashboard/json_numbers.h"
 #include "trireme/dashboard/watched_run.h"
+#include "trireme/observe/expert_loads.h"
 #include "trireme/observe/records.h"
 #include "trireme/observe/timeline.h"
 #include "trireme/schedule/timeline.h"
@@ -53,10 +54,18 @@ Json rank_json(int rank, const std::vector<observe::RankRecord>& records) {
     for (const auto& record : records) values.push_back(short_number(metric_of(record, metric)));
   }
   out["memory"] = Json::object();
+  out["sent"] = Json::array();
   if (records.empty()) return out;
   for (const auto& [metric, value] : records.back().metrics) {
     if (!metric.starts_with("memory/") || !metric.ends_with("_bytes")) continue;
     out["memory"][metric.substr(7, metric.size() - 13)] = short_number(value);
+  }
+  for (const auto& [metric, value] : records.back().metrics) {  // comm/GROUP/COLLECTIVE_bytes
+    const std::size_t slash = metric.rfind('/');
+    if (!metric.starts_with("comm/") || !metric.ends_with("_bytes") || slash < 5) continue;
+    out["sent"].push_back({{"group", metric.substr(5, slash - 5)},
+                           {"op", metric.substr(slash + 1, metric.size() - slash - 7)},
+                           {"bytes", static_cast<std::int64_t>(value)}});
   }
   for (const auto& [metric, value] : records.back().metrics) {
     if (metric.starts_with("queue/")) out["queues"][metric.substr(6)] = short_number(value);
@@ -125,6 +134,33 @@ Json WatchedRun::ranks_json(double now) const {
     out["timeline"].push_back({{"time", timeline[i].time}, {"who", timeline[i].who}, {"event", timeline[i].event}});
   }
   return out;
+}
+
+Json WatchedRun::experts_json() const {
+  // Of large models a line with loads is long, and only some lines have them.
+  constexpr std::uint64_t kLoadBytes = 4 << 20;
+  std::vector<observe::StepRecord> records;
+  for (const std::string& line : last_lines(metrics_.file(), kLoadBytes)) {
+    if (line.find("\"experts\":") == std::string::npos) continue;
+    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    try {
+      records.push_back(observe::step_from(json));
+    } catch (const IoError&) {  // a damaged line
+    }
+  }
+  const observe::ExpertBalance balance = observe::expert_balance(records);
+  if (balance.layers.empty()) return nullptr;
+  Json layers = Json::array();
+  for (const observe::LayerLoad& layer : balance.layers) {
+    const std::vector<std::int64_t> ranks = observe::rank_loads(layer.tokens, balance.ranks);
+    layers.push_back({{"name", layer.layer},
+                      {"tokens", layer.tokens},
+                      {"imbalance", short_number(observe::max_over_mean(layer.tokens))},
+                      {"ranks", ranks},
+                      {"rank_imbalance", short_number(observe::max_over_mean(ranks))}});
+  }
+  return {
+      {"step", balance.last_step}, {"steps", balance.steps}, {"ranks", balance.ranks}, {"layers", std::move(layers)}};
 }
 
 Json WatchedRun::pipeline_json() const {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/observe/expert_loads.h"
 #include "trireme/observe/records.h"
 
 namespace trireme::dashboard {
@@ -71,6 +72,8 @@ std::optional<StepRow> parsed_row(std::string_view line) {
                 .overhead = record.breakdown.overhead,
                 .losses = {}};
     for (const observe::NamedLoss& term : record.losses) row.losses.emplace_back(term.name, term.mean);
+    for (const observe::LayerLoad& layer : record.experts)
+      row.imbalance = std::fmax(row.imbalance, observe::max_over_mean(layer.tokens));
     return row;
   } catch (const IoError&) {
     return std::nullopt;
@@ -117,8 +120,9 @@ std::optional<StepRow> scan_row(std::string_view line) {
                      field(",\"seconds\":", row.seconds) && field(",\"breakdown\":{\"compute\":", row.compute) &&
                      field(",\"data\":", row.data) && field(",\"comm\":", row.comm) &&
                      field(",\"overhead\":", row.overhead) && row.step >= 0;
-  // Terms of a loss are rare, and have names: those lines are read as JSON.
-  if (known && scanner.rest().find("\"losses\":") == std::string_view::npos) return row;
+  // Terms of a loss and loads of experts are rare, and have names: those lines are read as JSON.
+  const auto has = [&](std::string_view key) { return scanner.rest().find(key) != std::string_view::npos; };
+  if (known && !has("\"losses\":") && !has("\"experts\":")) return row;
   return parsed_row(line);
 }
 

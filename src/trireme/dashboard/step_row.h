@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,6 +22,8 @@ struct StepRow {
   double mfu = 0;  // NaN: not known
   double memory = 0, seconds = 0, compute = 0, data = 0, comm = 0, overhead = 0;
   std::vector<std::pair<std::string, double>> losses;  // terms by name, where there are several
+  /// The most loaded expert over the mean, in the layer where that is largest; NaN where the line tells no loads.
+  double imbalance = std::numeric_limits<double>::quiet_NaN();
 };
 
 /// The order in which a row is sent: as one array of numbers.

@@ -212,6 +212,14 @@ void Watch::collect(http::Samples& samples) const {
                       {{"run", run->place().name}, {"rank", std::to_string(rank["rank"].get<int>())}, {"label", use}},
                       bytes.get<double>());
       }
+      for (const Json& sent : rank["sent"]) {
+        samples.counter("trireme_comm_bytes_total", "Bytes that a rank has sent to others since its process began",
+                        {{"run", run->place().name},
+                         {"rank", std::to_string(rank["rank"].get<int>())},
+                         {"group", sent["group"].get<std::string>()},
+                         {"op", sent["op"].get<std::string>()}},
+                        sent["bytes"].get<double>());
+      }
     }
   }
   for (const auto& [id, sweep] : sweeps_) {

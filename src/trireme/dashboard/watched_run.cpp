@@ -47,7 +47,8 @@ std::string_view name(RunState state) {
 }
 
 struct WatchedRun::Detail {
-  Series loss, grad_norm, lr, tokens, tokens_per_s, mfu, memory, seconds, elapsed, compute, data, comm, overhead;
+  Series loss, grad_norm, lr, tokens, tokens_per_s, mfu, memory, seconds, elapsed, compute, data, comm, overhead,
+      imbalance;
   std::map<std::string, Series> losses;
   double time = 0;
 
@@ -68,6 +69,7 @@ struct WatchedRun::Detail {
     comm.add(x, row.comm);
     overhead.add(x, row.overhead);
     for (const auto& [term, value] : row.losses) losses[term].add(x, value);
+    if (std::isfinite(row.imbalance)) imbalance.add(x, row.imbalance);  // not every step tells loads
   }
 };
 
@@ -318,6 +320,7 @@ Json WatchedRun::series_json(const std::vector<std::string>& names) {
   if (wanted("losses") && !d.losses.empty()) {
     for (const auto& [term, series] : d.losses) out["losses"][term] = curve_json(series.points());
   }
+  if (d.imbalance.count() > 0) put("imbalance", d.imbalance);
   if (wanted("validation")) {
     observe::Curve curve;
     for (const auto& [step, loss] : validations_) curve.push_back({static_cast<double>(step), loss});

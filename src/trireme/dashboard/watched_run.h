@@ -82,6 +82,8 @@ class WatchedRun {
   observe::Json recipe_json() const;
   /// The last steps of every rank, memory by use, stragglers, verdict, timeline.
   observe::Json ranks_json(double now) const;
+  /// Loads of experts in the last steps, by layer and by the ranks that have them; null where no step tells them.
+  observe::Json experts_json() const;
   /// The last step of a pipeline as it ran; null without one. IoError, ConfigError where its file is damaged.
   observe::Json pipeline_json() const;
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <thread>
 
 #include "trireme/base/child_process.h"
@@ -51,7 +52,8 @@ class SweepSignals {
 struct OpenJob {
   int id = 0;  // the scheduler's name for it; ascending, so older ones come first
   Job job;
-  Placement placement;  // empty: waits for slots
+  Placement placement;     // empty: waits for slots
+  std::vector<int> slots;  // which ones of this machine; on nodes of an allocation Slurm knows
   std::unique_ptr<ChildProcess> process;
   Clock::time_point begun{};
   std::int64_t begun_at = 0;  // the step that it was at then
@@ -94,6 +96,7 @@ class Sweep {
   void ask_searches();
   bool schedule();
   void start(Live& live, OpenJob& open, const Placement& placement);
+  TrialPlace place_of(const Placement& placement) const;
   void ask_to_stop(Live& live, OpenJob& open) const;
   bool collect();
   void tell(Live& live, std::size_t index, const Result& result);
@@ -103,6 +106,7 @@ class Sweep {
   std::vector<Overview> overviews() const;
 
   const SweepOptions& options_;
+  std::vector<int> nodes_;  // slots of each
   SweepSignals signals_;
   std::vector<std::unique_ptr<Live>> lives_;
   std::unique_ptr<Store> store_;
@@ -110,7 +114,11 @@ class Sweep {
   int next_id_ = 0;
 };
 
-Sweep::Sweep(const SweepOptions& options) : options_(options) {
+Sweep::Sweep(const SweepOptions& options) : options_(options), nodes_(options.nodes) {
+  if (!options.allocation.nodes.empty()) {
+    nodes_.clear();
+    for (const launch::Allocation::Node& node : options.allocation.nodes) nodes_.push_back(node.slots);
+  }
   TRIREME_CHECK(!options.experiments.empty(), "there is no experiment to run");
   for (const fs::path& path : options.experiments) {
     Live& live = *lives_.emplace_back(std::make_unique<Live>(path));
@@ -126,7 +134,7 @@ Sweep::Sweep(const SweepOptions& options) : options_(options) {
 }
 
 int Sweep::free_slots() const {
-  int free = std::accumulate(options_.nodes.begin(), options_.nodes.end(), 0);
+  int free = std::accumulate(nodes_.begin(), nodes_.end(), 0);
   for (const auto& live : lives_) {
     for (const OpenJob& open : live->open) {
       for (const Grant& grant : open.placement) free -= grant.slots;
@@ -170,7 +178,7 @@ void Sweep::ask_searches() {
 }
 
 SchedulerState Sweep::state() const {
-  SchedulerState state{.nodes = options_.nodes, .weights = {}, .tasks = {}};
+  SchedulerState state{.nodes = nodes_, .weights = {}, .tasks = {}};
   for (const auto& live : lives_) {
     const int experiment = static_cast<int>(state.weights.size());
     state.weights.push_back(live->experiment.weight);
@@ -206,7 +214,7 @@ bool Sweep::schedule() {
   for (const int id : decision.impossible) {
     with(id, [&](Live& live, OpenJob&) {
       throw ConfigError(fmt::format("a trial of {} needs {} slots, and the nodes have {}", live.experiment.name,
-                                    live.experiment.slots_per_trial, fmt::join(options_.nodes, ", ")),
+                                    live.experiment.slots_per_trial, fmt::join(nodes_, ", ")),
                         "give more --slots");
     });
   }
@@ -222,9 +230,35 @@ bool Sweep::schedule() {
   return !decision.start.empty();
 }
 
+/// Slots of this machine that nobody has, lowest first; or what a trial gets of nodes of an allocation.
+TrialPlace Sweep::place_of(const Placement& placement) const {
+  TrialPlace place{.mpi = options_.mpi};
+  const launch::Allocation& allocation = options_.allocation;
+  for (const Grant& grant : placement) {
+    if (allocation.nodes.empty()) {
+      std::set<int> taken;
+      for (const auto& live : lives_) {
+        for (const OpenJob& other : live->open) taken.insert(other.slots.begin(), other.slots.end());
+      }
+      for (int slot = 0, left = grant.slots; left > 0; ++slot) {
+        if (taken.contains(slot)) continue;
+        place.slots.push_back(slot);
+        --left;
+      }
+    } else {
+      place.nodes.push_back({.name = allocation.nodes[static_cast<std::size_t>(grant.node)].name,
+                             .slots = grant.slots,
+                             .cores = grant.slots * allocation.cores_per_slot(),
+                             .megabytes = grant.slots * allocation.megabytes_per_slot()});
+    }
+  }
+  return place;
+}
+
 void Sweep::start(Live& live, OpenJob& open, const Placement& placement) {
   const Job& job = open.job;
-  TrialCommand command = trial_command(live.folder, live.experiment, job, options_.program);
+  TrialPlace place = place_of(placement);
+  TrialCommand command = trial_command(live.folder, live.experiment, job, options_.program, place);
   if (command.words.empty()) {
     log_warn("trial {} cannot be trained: {}", job.trial, command.why);
     const auto index = static_cast<std::size_t>(&open - live.open.data());
@@ -241,6 +275,7 @@ void Sweep::start(Live& live, OpenJob& open, const Placement& placement) {
     copy_run(live.folder.run(*job.copy_of, draw), live.folder.run(job.trial, job.draw));
   }
   open.placement = placement;
+  open.slots = std::move(place.slots);
   open.begun = Clock::now();
   open.begun_at = step_of(live.folder, job);
   open.process = std::make_unique<ChildProcess>(
@@ -273,6 +308,7 @@ bool Sweep::collect() {
         live->changed.push_back(open.job.trial);
         open.process.reset();
         open.placement.clear();
+        open.slots.clear();
         open.ending = false;
       }
     }

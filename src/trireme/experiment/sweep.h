@@ -20,8 +20,11 @@ namespace trireme::experiment {
 
 struct SweepOptions {
   std::vector<std::filesystem::path> experiments;  ///< folders; they share the slots
-  std::vector<int> nodes = {1};                    ///< slots of each node
-  std::filesystem::path store;                     ///< empty: beside the first experiment
+  std::vector<int> nodes = {1};                    ///< slots of each node; of one: this machine's
+  /// Nodes of a Slurm allocation, on which trials are steps; without any: this machine. `nodes` is then not asked.
+  launch::Allocation allocation = {};
+  std::string mpi = "pmix";     ///< srun's --mpi of trials on several of them
+  std::filesystem::path store;  ///< empty: beside the first experiment
   TrialProgram program;
   std::chrono::milliseconds look{200};  ///< how often it looks
   std::chrono::milliseconds show_every{1000};

@@ -1,12 +1,16 @@
 #include "trireme/experiment/trial_run.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <limits>
+#include <ranges>
 
+#include "trireme/base/env.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/text.h"
 #include "trireme/observe/run_reader.h"
 #include "trireme/spec/recipe.h"
 
@@ -23,9 +27,13 @@ std::vector<std::string> sets_of(const Experiment& experiment, const Setting& se
   return sets;
 }
 
+struct Pins {
+  std::vector<std::string> sets;
+  bool gpus = false;  // it trains on
+};
+
 /// What a run of fewer steps must be told to be the beginning of the whole one.
-std::vector<std::string> pinned(const fs::path& recipe, std::vector<std::string> sets, std::int64_t max_steps,
-                                int threads) {
+Pins pinned(const fs::path& recipe, std::vector<std::string> sets, std::int64_t max_steps, int threads) {
   sets.push_back(fmt::format("train.steps={}", max_steps));
   const spec::LoadedRecipe whole =
       spec::load_recipe({.file = recipe.string(), .environment = spec::recipe_environment(), .sets = std::move(sets)});
@@ -37,10 +45,42 @@ std::vector<std::string> pinned(const fs::path& recipe, std::vector<std::string>
   if (whole.value.eval.every <= 0) pins.push_back(fmt::format("eval.every={}", max_steps));
   // Trials run beside each other: without this each would take all cores.
   if (threads > 0 && !whole.value.train.threads) pins.push_back(fmt::format("train.threads={}", threads));
-  return pins;
+  return {.sets = std::move(pins), .gpus = whole.value.run.device == spec::DeviceKind::kCuda};
+}
+
+/// The step of Slurm's in which a trial runs. On one node it is one process, whose ranks are threads as they are on
+/// this machine.
+launch::SlurmStep slurm_step_of(const TrialPlace& place, bool gpus) {
+  const launch::Allocation::Node& first = place.nodes.front();
+  const bool one = place.nodes.size() == 1;
+  launch::SlurmStep step{.nodes = {},
+                         .tasks = one ? 1 : static_cast<int>(place.nodes.size()) * first.slots,
+                         .cores_per_task = one ? first.cores : first.cores / first.slots,
+                         .megabytes_per_node = first.megabytes,
+                         .gpus_per_task = !gpus ? 0
+                                          : one ? first.slots
+                                                : 1,
+                         .mpi = one ? "none" : place.mpi};
+  for (const launch::Allocation::Node& node : place.nodes) step.nodes.push_back(node.name);
+  return step;
 }
 
 }  // namespace
+
+std::string devices_of_slots(const std::vector<int>& slots, const std::optional<std::string>& visible) {
+  if (!visible) return fmt::format("{}", fmt::join(slots, ","));
+  const std::vector<std::string> devices = split(*visible, ',');
+  std::vector<std::string> own;
+  for (const int slot : slots) {
+    if (static_cast<std::size_t>(slot) >= devices.size()) {
+      throw ConfigError(fmt::format("slot {} has no GPU: CUDA_VISIBLE_DEVICES=\"{}\" names {}", slot, *visible,
+                                    counted(devices.size(), "GPU")),
+                        fmt::format("give --slots {}", devices.size()));
+    }
+    own.push_back(devices[static_cast<std::size_t>(slot)]);
+  }
+  return fmt::format("{}", fmt::join(own, ","));
+}
 
 std::int64_t max_steps_of(const fs::path& recipe, const std::vector<std::string>& sets) {
   const spec::Recipe value =
@@ -53,18 +93,29 @@ std::int64_t max_steps_of(const fs::path& recipe, const std::vector<std::string>
 }
 
 TrialCommand trial_command(const ExperimentFolder& folder, const Experiment& experiment, const Job& job,
-                           const TrialProgram& program) {
+                           const TrialProgram& program, const TrialPlace& place) {
   const fs::path recipe = fs::absolute(folder.recipe());
   std::vector<std::string> sets = sets_of(experiment, job.setting);
+  Pins pins;
   try {
-    for (std::string& pin : pinned(recipe, sets, experiment.options.max_steps, program.threads))
-      sets.push_back(std::move(pin));
+    pins = pinned(recipe, sets, experiment.options.max_steps, program.threads);
   } catch (const ConfigError& error) {
     return {.words = {}, .why = error.message()};
   }
+  sets.insert(sets.end(), pins.sets.begin(), pins.sets.end());
   sets.push_back(fmt::format("train.steps={}", job.until));
-  std::vector<std::string> words{program.program, "supervise", "--restarts",   std::to_string(program.restarts), "--",
-                                 program.program, "train",     recipe.string()};
+  std::vector<std::string> words;
+  if (pins.gpus && place.nodes.empty() && !place.slots.empty()) {
+    words = {"env", "CUDA_VISIBLE_DEVICES=" + devices_of_slots(place.slots, env("CUDA_VISIBLE_DEVICES"))};
+  }
+  words.insert(words.end(), {program.program, "supervise", "--restarts", std::to_string(program.restarts), "--"});
+  if (!place.nodes.empty()) {
+    const launch::SlurmStep step = slurm_step_of(place, pins.gpus);
+    for (std::string& word : srun_words(step)) words.push_back(std::move(word));
+    // srun says who the process is; with one task the ranks are within it all the same.
+    if (step.tasks == 1) sets.emplace_back("comm.transport=threads");
+  }
+  words.insert(words.end(), {program.program, "train", recipe.string()});
   for (std::string& assignment : sets) words.insert(words.end(), {"--set", std::move(assignment)});
   if (experiment.slots_per_trial > 1)
     words.insert(words.end(), {"--ranks", std::to_string(experiment.slots_per_trial)});

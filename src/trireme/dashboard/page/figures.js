@@ -1,4 +1,4 @@
-// Pictures that are no curves: ranks as a heat map, a pipeline as a Gantt chart, settings as parallel coordinates.
+// Pictures that are no curves: ranks and experts as heat maps, a pipeline as a Gantt chart, settings as parallel coordinates.
 import {color, duration, h, number, s} from './base.js';
 import {ticks} from './chart.js';
 
@@ -24,6 +24,17 @@ export const heat_map = (ranks, column, slow) => {
   return h('div', null, map, h('div', {class: 'scale'}, duration(low),
     h('i', {style: {background: `linear-gradient(90deg, ${mix(0)}, ${mix(1)})`}}), duration(high),
     h('span', null, `steps ${steps[0]} to ${steps[steps.length - 1]}`)));
+};
+
+/// Rows are layers, columns experts; the colour says how many tokens an expert got beside the mean of its layer.
+export const expert_map = layers => {
+  const map = h('div', {class: 'heat', role: 'img', 'aria-label': 'tokens of every expert, layer by layer'}), top = 2;
+  for (const layer of layers) {
+    const mean = layer.tokens.reduce((a, b) => a + b, 0) / layer.tokens.length || 1;
+    map.append(h('span', null, layer.name), h('div', {class: 'cells'}, layer.tokens.map((tokens, expert) =>
+      h('i', {title: `${layer.name}, expert ${expert}: ${tokens} tokens, ${number(tokens / mean, 3)} times the mean`, style: {background: mix(Math.min(tokens / mean / top, 1))}}))));
+  }
+  return h('div', null, map, h('div', {class: 'scale'}, 'no tokens', h('i', {style: {background: `linear-gradient(90deg, ${mix(0)}, ${mix(1)})`}}), 'twice the mean'));
 };
 
 const kSpans = {forward: ['forward', 'var(--c0)'], backward: ['backward', 'var(--c2)'], input: ['backward, input', 'var(--c2)'],
@@ -78,7 +89,7 @@ export const parallel_coordinates = (sweep, open) => {
   const trials = sweep.list.filter(trial => trial.losses.some(([, loss]) => finite(loss)));
   const last = trial => trial.losses.filter(([, loss]) => finite(loss)).at(-1)[1];
   if (!trials.length) return h('p', {class: 'none'}, 'No trial has been evaluated yet.');
-  const losses = trials.map(last).sort((a, b) => a - b), low = losses[0], high = losses[Math.floor((losses.length - 1) * 0.9)];
+  const losses = trials.map(last).sort((a, b) => a - b), low = losses[0], high = losses[Math.ceil((losses.length - 1) * 0.9)];
   const badness = loss => Math.min(Math.max((loss - low) / (high - low || 1), 0), 1);
   const height = 270, top = 30, bottom = height - 22;
   const draw = () => {
@@ -109,7 +120,7 @@ export const parallel_coordinates = (sweep, open) => {
       const ends = !axis.parameter ? [number(low, 3), `${number(high, 3)}${losses.at(-1) > high ? '+' : ''}`]
         : [number(axis.parameter.low, 3), number(axis.parameter.high, 3)];
       const anchor = i === 0 ? 'start' : i === axes.length - 1 ? 'end' : 'middle', at = i === 0 ? 0 : i === axes.length - 1 ? width : fx(i);
-      const fits = Math.max(4, Math.floor((right - left) / Math.max(axes.length - 1, 1) / 6.2));
+      const fits = Math.max(4, Math.floor(((right - left) / Math.max(axes.length - 1, 1) - (i === 0 ? 0 : 8)) / 6.8));
       const short = axis.name.length > fits ? axis.name.split('.').at(-1) : axis.name;
       picture.append(s('line', {x1: fx(i), x2: fx(i), y1: top, y2: bottom, style: {stroke: 'var(--faint)', strokeWidth: 1.2}}),
         s('text', {x: at, y: 11, 'text-anchor': anchor, style: {fill: 'var(--ink)', fontWeight: 600}}, short.length > fits ? `${short.slice(0, fits - 1)}…` : short, s('title', null, axis.name)));

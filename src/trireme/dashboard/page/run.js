@@ -1,7 +1,7 @@
 // One run: its curves, its ranks, its pipeline, its recipe; and what can be asked of it.
 import {ago, bytes, card, chip, clock, color, count, duration, h, number, percent, tile, whole, choice} from './base.js';
 import {Chart, legend, smooth} from './chart.js';
-import {gantt, heat_map} from './figures.js';
+import {expert_map, gantt, heat_map} from './figures.js';
 import {get, kRow, listen, post, state} from './live.js';
 import {ask_for, toast} from './ask.js';
 
@@ -93,10 +93,10 @@ const metrics_tab = (id, place) => {
 
 const ranks_tab = (id, place) => {
   let column = 'compute', data = null;
-  const verdict = h('div', {class: 'row'}), map = h('div'), bars = h('div', {class: 'scroll'}), line = h('ul', {class: 'feed'});
+  const verdict = h('div', {class: 'row'}), map = h('div'), bars = h('div', {class: 'scroll'}), sent = h('div', {class: 'scroll'}), line = h('ul', {class: 'feed'});
   place.replaceChildren(h('div', {class: 'stack'}, h('section', {class: 'card'}, verdict),
     card('Time of every rank', 'the last 60 steps', choice('What', [['compute', 'compute'], ['comm', 'communication'], ['data', 'data'], ['seconds', 'step']], column, value => { column = value; draw(); }), map),
-    card('Memory by rank and use', 'the most so far', bars), card('What happened', 'of all ranks and the supervisor, in Lamport order', line)));
+    card('Memory by rank and use', 'the most so far', bars), card('Sent to other ranks', 'since the processes began', sent), card('What happened', 'of all ranks and the supervisor, in Lamport order', line)));
   const draw = () => {
     if (!data) return;
     const slow = new Map(data.stragglers.map(one => [one.rank, one.times]));
@@ -107,12 +107,51 @@ const ranks_tab = (id, place) => {
     const uses = [...new Set(data.ranks.flatMap(rank => Object.keys(rank.memory)))];
     bars.replaceChildren(h('table', null, h('thead', null, h('tr', null, h('th', {class: 'text'}, 'rank'), h('th', null, 'step'), uses.map(use => h('th', null, use)))),
       h('tbody', null, data.ranks.map(rank => h('tr', null, h('td', {class: 'text'}, String(rank.rank)), h('td', null, whole(rank.step)), uses.map(use => h('td', null, bytes(rank.memory[use]))))))));
+    sent.replaceChildren(traffic(data.ranks));
     line.replaceChildren(...data.timeline.slice(-25).reverse().map(event => h('li', null, h('span', {class: 'when'}, clock(event.time)), h('span', {class: 'soft'}, event.who), h('span', {class: 'text'}, event.event))));
     if (!data.timeline.length) line.replaceChildren(h('li', {class: 'none'}, 'Nothing yet.'));
   };
   const load = async () => { data = await get(`/api/runs/${id}/ranks`); draw(); };
   load().catch(error => toast(error.message, true));
   const timer = setInterval(() => { if (!document.hidden && ['running', 'hanging', 'pausing'].includes(state.runs.get(id)?.state)) load().catch(() => {}); }, 2000);
+  return {add: () => {}, close: () => clearInterval(timer)};
+};
+
+/// Of several ranks: what they sent, by group and collective, all of them together and the one that sent most.
+const traffic = ranks => {
+  const rows = new Map();
+  for (const rank of ranks) for (const {group, op, bytes: sent} of rank.sent) {
+    const row = rows.get(`${group} ${op}`) ?? {group, op, all: 0, most: 0};
+    row.all += sent;
+    row.most = Math.max(row.most, sent);
+    rows.set(`${group} ${op}`, row);
+  }
+  const sorted = [...rows.values()].sort((a, b) => b.all - a.all);
+  return sorted.length ? h('table', null, h('thead', null, h('tr', null, ['group', 'collective'].map(text => h('th', {class: 'text'}, text)), ['all ranks', 'most of a rank'].map(text => h('th', null, text)))),
+    h('tbody', null, sorted.map(row => h('tr', null, h('td', {class: 'text'}, row.group), h('td', {class: 'text'}, row.op), h('td', null, bytes(row.all)), h('td', null, bytes(row.most))))))
+    : h('p', {class: 'none'}, 'No rank has sent anything to another.');
+};
+
+const experts_tab = (id, place) => {
+  const chart = new Chart({label: 'the most loaded expert over the mean', zero: true}), map = h('div'), table = h('div', {class: 'scroll'});
+  const wide = card('Tokens of every expert', 'of the last steps that told them', map);
+  place.replaceChildren(h('div', {class: 'stack'}, card('Balance over the steps', 'the most loaded expert over the mean, of the worst layer; 1 is even', chart.element), wide, card('Layers', 'a layer takes as long as its busiest rank', table)));
+  const load = async () => {
+    const data = await get(`/api/runs/${id}/experts`);
+    if (!data) { map.replaceChildren(h('p', {class: 'none'}, 'This run has no experts, or no step has told their loads yet.')); return; }
+    wide.querySelector('header span').textContent = data.steps > 1 ? `${data.steps} steps up to ${whole(data.step)}` : `step ${whole(data.step)}`;
+    map.replaceChildren(expert_map(data.layers));
+    const end = (tokens, pick) => { const v = pick(...tokens); return `expert ${tokens.indexOf(v)}: ${count(v)}`; };
+    table.replaceChildren(h('table', null, h('thead', null, h('tr', null, h('th', {class: 'text'}, 'layer'), ['max / mean', 'most', 'least', 'without a token'].map(text => h('th', null, text)),
+        data.ranks > 1 ? ['max / mean of ranks', 'tokens of each rank'].map(text => h('th', null, text)) : null)),
+      h('tbody', null, data.layers.map(layer => h('tr', null, h('td', {class: 'text'}, layer.name), h('td', null, number(layer.imbalance, 3)), h('td', null, end(layer.tokens, Math.max)), h('td', null, end(layer.tokens, Math.min)),
+        h('td', null, String(layer.tokens.filter(tokens => tokens === 0).length)),
+        data.ranks > 1 ? [h('td', null, number(layer.rank_imbalance, 3)), h('td', null, layer.ranks.map(count).join(', '))] : null)))));
+    const {imbalance} = await get(`/api/runs/${id}/series?curves=imbalance`);
+    if (imbalance) chart.set([{name: 'max / mean', color: color(1), x: imbalance.x, y: imbalance.y, style: 'raw', quiet: true}, {name: 'max / mean', color: color(1), x: imbalance.x, y: smooth(imbalance.y, Math.floor(imbalance.x.length / 60))}]);
+  };
+  load().catch(error => toast(error.message, true));
+  const timer = setInterval(() => { if (!document.hidden && state.runs.get(id)?.state === 'running') load().catch(() => {}); }, 3000);
   return {add: () => {}, close: () => clearInterval(timer)};
 };
 
@@ -133,7 +172,7 @@ const recipe_tab = (id, place) => {
   return {add: () => {}, close: () => {}};
 };
 
-const kTabs = {metrics: ['Metrics', metrics_tab], ranks: ['Ranks', ranks_tab], pipeline: ['Pipeline', pipeline_tab], recipe: ['Recipe', recipe_tab]};
+const kTabs = {metrics: ['Metrics', metrics_tab], ranks: ['Ranks', ranks_tab], experts: ['Experts', experts_tab], pipeline: ['Pipeline', pipeline_tab], recipe: ['Recipe', recipe_tab]};
 
 export const run_view = (view, [id, tab = 'metrics']) => {
   const run = state.runs.get(id);
@@ -144,9 +183,19 @@ export const run_view = (view, [id, tab = 'metrics']) => {
     () => toast('noted'), error => toast(error.message, true))});
   note.value = run.note;
   const tabs = h('div', {class: 'seg', role: 'tablist', 'aria-label': 'Parts of the run'}, Object.entries(kTabs).map(([key, [text]]) =>
-    h('button', {type: 'button', role: 'tab', 'aria-selected': String(key === tab), onclick: () => { location.hash = `#/run/${id}/${key}`; }}, text)));
+    h('button', {type: 'button', role: 'tab', data: {tab: key}, 'aria-selected': String(key === tab), onclick: () => { location.hash = `#/run/${id}/${key}`; }}, text)));
   view.replaceChildren(h('div', {class: 'head'}, title, status, trial, h('span', {class: 'grow'}), actions), tiles,
     h('div', {class: 'head'}, tabs, h('div', {class: 'grow'}, note)), place);
+  // Only models with experts have that part; the first loads may still have to be written.
+  const experts = tabs.querySelector('[data-tab=experts]');
+  experts.hidden = tab !== 'experts';
+  let asked = 0;
+  const look_for_experts = () => {
+    if (!experts.hidden || Date.now() - asked < 20000) return;
+    asked = Date.now();
+    get(`/api/runs/${id}/experts`).then(data => { experts.hidden = !data; }, () => {});
+  };
+  look_for_experts();
   let can = '';
   const draw = now => {
     title.textContent = now.name;
@@ -161,6 +210,7 @@ export const run_view = (view, [id, tab = 'metrics']) => {
     if (kind === 'all' && state.runs.has(id)) draw(state.runs.get(id));
     if (kind !== 'run' || data.run.id !== id) return;
     draw(data.run);
+    look_for_experts();
     part.add(data);
   });
   return () => { stop(); part.close(); };

@@ -28,6 +28,9 @@ export const sweeps_view = view => {
   return listen(kind => { if (kind === 'all' || kind === 'sweep') draw(); });
 };
 
+/// A trial that trains is further than where it was evaluated last.
+const step_text = (trial, sweep) => `${whole(trial.state === 'running' ? Math.max(state.runs.get(trial.run)?.step ?? 0, trial.step) : trial.step)} / ${whole(sweep.max_steps)}`;
+
 export const sweep_view = (view, [id]) => {
   const place = h('div', {class: 'stack'}), rungs = new Chart({height: 290, label: 'losses by rung', format: v => number(v, 4), pad: 0.12});
   view.replaceChildren(place);
@@ -53,13 +56,19 @@ export const sweep_view = (view, [id]) => {
     const trials = [...sweep.list].sort((a, b) => reached(b) - reached(a) || last(a) - last(b));
     table.replaceChildren(h('table', null, h('thead', null, h('tr', null, h('th', {class: 'text'}, 'trial'), h('th', {class: 'text'}, 'state'), h('th', null, 'step'), h('th', null, 'loss'), sweep.parameters.map(p => h('th', null, p.key)))),
       h('tbody', null, trials.map(trial => h('tr', {class: trial.trial === best ? 'best' : '', data: {href: '1'}, onclick: () => open(trial)},
-        h('td', {class: 'text'}, state.runs.has(trial.run) ? h('a', {href: `#/run/${trial.run}`}, trial.trial) : trial.trial), h('td', {class: 'text'}, chip(trial.state)), h('td', null, `${whole(trial.step)} / ${whole(sweep.max_steps)}`),
+        h('td', {class: 'text'}, state.runs.has(trial.run) ? h('a', {href: `#/run/${trial.run}`}, trial.trial) : trial.trial), h('td', {class: 'text'}, chip(trial.state)), h('td', {data: {run: trial.run ?? ''}}, step_text(trial, sweep)),
         h('td', null, number(trial.losses.at(-1)?.[1])), sweep.parameters.map(p => h('td', null, trial.setting[p.key] ?? '–')))))));
   };
-  const load = async () => draw(await get(`/api/sweeps/${id}`));
+  let shown = null;
+  const load = async () => { shown = await get(`/api/sweeps/${id}`); draw(shown); };
   load().catch(error => view.replaceChildren(h('p', {class: 'empty'}, error.message)));
   let timer = 0;
-  const stop = listen((kind, data) => { if (kind === 'sweep' && data.id === id) timer ||= setTimeout(() => { timer = 0; load().catch(() => {}); }, 300); });
+  const stop = listen((kind, data) => {
+    const trial = kind === 'run' && data.run.experiment === id ? shown?.list?.find(one => one.run === data.run.id) : null;
+    const cell = trial && table.querySelector(`td[data-run="${trial.run}"]`);
+    if (cell) cell.textContent = step_text(trial, shown);
+    if (kind === 'sweep' && data.id === id) timer ||= setTimeout(() => { timer = 0; load().catch(() => {}); }, 300);
+  });
   return () => { stop(); clearTimeout(timer); };
 };
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/cores.h"
@@ -92,6 +93,7 @@ void RunFiles::open(std::int64_t from_step, std::int64_t last) {
   const checkpoint::RunFolder& folder = parts_.folder;
   const spec::Recipe& recipe = parts_.recipe;
   const bool resume = parts_.request.resume;
+  groups_ = parts_.trainer.engine().account().groups;
   rank_log_ =
       std::make_unique<observe::RankLog>(folder.path, parts_.rank.rank(), parts_.rank.ranks(),
                                          resume ? std::optional(std::max<std::int64_t>(from_step, 0)) : std::nullopt);
@@ -175,6 +177,21 @@ std::vector<observe::NamedQueue> RunFiles::take_queues() {
   return since;
 }
 
+void RunFiles::tell_traffic(const std::function<void(std::string_view, double)>& tell) {
+  std::map<std::string, double> sent;  // groups of the same axes are one: lanes, and copies by their first rank
+  std::vector<comm::Group*> groups = groups_ == nullptr ? std::vector<comm::Group*>() : groups_->all();
+  if (groups_ != nullptr) groups.push_back(&groups_->world());
+  for (const comm::Group* group : groups) {
+    const std::string axes = group->name().substr(0, group->name().find(' '));
+    for (int i = 0; i < comm::kOps; ++i) {
+      const auto op = static_cast<comm::Op>(i);
+      const std::uint64_t bytes = group->counters(op).sent_bytes;
+      if (bytes > 0) sent[fmt::format("comm/{}/{}_bytes", axes, name(op))] += static_cast<double>(bytes);
+    }
+  }
+  for (const auto& [metric, bytes] : sent) tell(metric, bytes);
+}
+
 void RunFiles::tell_metrics(const StepReport& report, const StepFigures& figures,
                             const std::vector<observe::NamedQueue>& queues) {
   std::vector<EventSink*> sinks{rank_log_.get()};
@@ -197,6 +214,7 @@ void RunFiles::tell_metrics(const StepReport& report, const StepFigures& figures
     if (device.peak_of(use) == 0) continue;
     tell(fmt::format("memory/{}_bytes", device::name_of(use)), static_cast<double>(device.peak_of(use)));
   }
+  tell_traffic(tell);
   for (const observe::NamedQueue& queue : queues) {
     tell(fmt::format("queue/{}_length", queue.name), queue.reading.length());
     tell(fmt::format("queue/{}_per_second", queue.name), queue.reading.rate());

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -69,6 +70,8 @@ class RunFiles {
   /// The step as this rank measured it, to its own file and to whoever traces the run.
   void tell_metrics(const StepReport& report, const StepFigures& figures,
                     const std::vector<observe::NamedQueue>& queues);
+  /// Bytes that this rank has sent to others since the process began, by group and collective, told to `tell`.
+  void tell_traffic(const std::function<void(std::string_view name, double value)>& tell);
   /// This rank's queues since the last call.
   std::vector<observe::NamedQueue> take_queues();
   void introduce(std::int64_t last, const std::string& family, std::int64_t parameters);
@@ -79,6 +82,7 @@ class RunFiles {
   std::unique_ptr<Progress> progress_;
   std::optional<observe::Mfu> mfu_;          // where this rank writes
   std::vector<observe::NamedQueue> queues_;  // as they were read last
+  parallel::MeshGroups* groups_ = nullptr;   // the engine's; null: it has none
 };
 
 }  // namespace trireme::train
