@@ -65,48 +65,6 @@ class SaverTest : public testing::Test {
   fs::path folder_;
 };
 
-/// A layout drawn at random for tensors of these shapes: splits by tp, padding, fused blocks, stages, ZeRO.
-struct Drawn {
-  layout::Mesh mesh;
-  std::vector<Wanted> tensors;
-};
-
-Drawn draw(std::uint64_t seed) {
-  const Random random(seed, "layout");
-  std::uint64_t at = 0;
-  const auto pick = [&](std::uint64_t count) { return random.below(count, at++); };
-  const int pp = 1 + static_cast<int>(pick(2)), dp = 1 + static_cast<int>(pick(3)), tp = 1 + static_cast<int>(pick(3));
-  Drawn drawn{.mesh = layout::Mesh({{"pp", pp}, {"dp", dp}, {"tp", tp}}), .tensors = {}};
-  const std::vector<std::pair<std::string, layout::Shape>> shapes{
-      {"param/embedding", {53, 12}}, {"param/up", {36, 24}},   {"param/down", {24, 36}},  {"param/qkv", {48, 12}},
-      {"param/norm", {24}},          {"optim/m/up", {36, 24}}, {"param/conv", {6, 5, 7}}, {"scalar", {}}};
-  for (std::size_t i = 0; i < shapes.size(); ++i) {
-    const auto& [name, shape] = shapes[i];
-    const auto how = pick(5);
-    const bool zero = pick(2) == 1;
-    const int stage = static_cast<int>(pick(static_cast<std::uint64_t>(pp)));
-    const bool everywhere = pick(3) == 0;
-    const auto multiple = static_cast<layout::Index>(1 + pick(5));
-    drawn.tensors.push_back({.name = name,
-                             .shape = shape,
-                             .type = name == "param/norm" ? at::kDouble : at::kFloat,
-                             .place = [=, sizes = shape](layout::Placing& placing) {
-                               if (!everywhere) placing.only_at("pp", stage);
-                               if (sizes.size() == 2 && how == 0) placing.split(0, "tp");
-                               if (sizes.size() >= 2 && how == 1) placing.split(1, "tp");
-                               if (sizes.size() >= 1 && how == 2) {
-                                 placing.split_padded("tp", (sizes[0] + tp - 1) / tp * tp + 2 * tp);
-                               }
-                               if (name == "param/qkv" && how == 3) {
-                                 const layout::Block blocks[] = {{24}, {12}, {12}};
-                                 placing.split_blocks(0, "tp", blocks);
-                               }
-                               if (zero) placing.partition({"dp"}, multiple);
-                             }});
-  }
-  return drawn;
-}
-
 TEST_F(SaverTest, WhatOneLayoutSavesEveryOtherLoads) {
   int pairs = 0;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {

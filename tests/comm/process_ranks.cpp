@@ -13,7 +13,9 @@
 #include <thread>
 
 #include "tests/comm/collective_checks.h"
+#include "trireme/comm/mailbox.h"
 #include "trireme/comm/process.h"
+#include "trireme/comm/ucx_plugin/ucx_plugin.h"
 
 namespace {
 
@@ -87,6 +89,45 @@ void crossed(Rank& rank) {
   }
 }
 
+/// Mail from everybody to everybody, while the last rank dies in the middle. The others take all that is from those who
+/// live, each once and in order, and of the dead one's mail what came, without a gap.
+void mail(Rank& rank) {
+  constexpr std::uint64_t kLetters = 300;
+  const auto mailbox = make_ucx_mailbox(rank.control(), {.address = rank.rank(),
+                                                         .limits = {.credit_bytes = 1 << 20, .window_bytes = 1 << 18},
+                                                         .deadline = 30s,
+                                                         .linger = 1s,
+                                                         .break_every = 50});
+  std::vector<std::uint64_t> taken(static_cast<std::size_t>(rank.ranks()));
+  const auto take = [&](const Mail& letter) {
+    std::uint64_t number = 0;
+    std::memcpy(&number, letter.bytes.data(), sizeof number);
+    if (number != taken[static_cast<std::size_t>(letter.from)]++) throw Error("a letter is missing or came twice");
+  };
+  for (std::uint64_t i = 0; i < kLetters; ++i) {
+    if (is_last(rank) && i == kLetters / 2) std::raise(SIGKILL);
+    std::vector<std::byte> letter(8 + i % 7 * 9'000);
+    std::memcpy(letter.data(), &i, sizeof i);
+    for (int to = 0; to < rank.ranks() - 1; ++to) {  // nobody writes to the one that dies: it would keep the credit
+      if (to == rank.rank()) continue;
+      while (!mailbox->try_post(to, 0, 0, letter)) {  // waiting for mail alone would be a deadlock: nobody may have any
+        if (const auto here = mailbox->try_receive()) take(*here);
+        std::this_thread::sleep_for(1ms);
+      }
+    }
+    while (const auto letter_here = mailbox->try_receive()) take(*letter_here);
+  }
+  const auto complete = [&] {
+    for (int from = 0; from < rank.ranks() - 1; ++from) {
+      if (from != rank.rank() && taken[static_cast<std::size_t>(from)] != kLetters) return false;
+    }
+    return true;
+  };
+  while (!complete()) take(mailbox->receive());
+  std::printf("rank %d has all of the living and %d of the dead one\n", rank.rank(), static_cast<int>(taken.back()));
+  std::fflush(stdout);
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -119,6 +160,7 @@ int main(int count, char** arguments) {
          sum(rank, 10'000, algorithm);
        }},
       {"throws", [&](Rank& rank) { throws(rank, algorithm); }},
+      {"mail", [](Rank& rank) { mail(rank); }},
   };
   RanksOptions options;
   options.comm.flight_directory = "";

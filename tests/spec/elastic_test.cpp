@@ -63,5 +63,47 @@ TEST(FitRanks, AlwaysFits) {
   }
 }
 
+/// A world as brute force finds it: of those that are allowed, first those with the recipe's tp, pp and cp, then the
+/// largest.
+TEST(FitWorld, IsTheLargestThatTheRulesAllow) {
+  // Rules of a model with 12 heads and 8 layers, of which data parallelism takes at most 5 copies.
+  const auto allowed = [](const ParallelConfig& config, int ranks) {
+    const LayoutConfig& layout = config.layout;
+    return 12 % layout.tp == 0 && 8 % layout.pp == 0 && ranks / layout.ranks_per_copy() <= 5 && ranks != 7;
+  };
+  for (const int tp : {1, 2, 3, 4}) {
+    for (const int pp : {1, 2}) {
+      const ParallelConfig config{{.dp = 2, .tp = tp, .pp = pp}};
+      for (int available = 1; available <= 26; ++available) {
+        const auto world = fit_world(config, available, allowed);
+        ASSERT_TRUE(world) << tp << pp << available;
+        EXPECT_EQ(world->config, fit_ranks(config, world->ranks));
+        EXPECT_EQ(world->config.layout.ranks_per_copy() * *world->config.layout.dp, world->ranks);
+        EXPECT_TRUE(allowed(world->config, world->ranks));
+        int best = 0;
+        bool best_keeps = false;
+        for (int ranks = 1; ranks <= available; ++ranks) {
+          const ParallelConfig one = fit_ranks(config, ranks);
+          const bool keeps = one.layout.tp == tp && one.layout.pp == pp;
+          if (!allowed(one, ranks) || keeps < best_keeps) continue;
+          best = ranks;
+          best_keeps = keeps;
+        }
+        EXPECT_EQ(world->ranks, best) << "tp " << tp << " pp " << pp << " on " << available;
+      }
+    }
+  }
+  EXPECT_FALSE(fit_world({}, 4, [](const ParallelConfig&, int) { return false; }));
+}
+
+TEST(FitWorld, LeavesRanksOverRatherThanSplitDifferently) {
+  const auto any = [](const ParallelConfig&, int) { return true; };
+  const ParallelConfig config{{.dp = 4, .tp = 2}};
+  EXPECT_EQ(fit_world(config, 8, any)->ranks, 8);
+  EXPECT_EQ(fit_world(config, 7, any)->ranks, 6);
+  EXPECT_EQ(fit_world(config, 7, any)->config.layout.tp, 2);
+  EXPECT_EQ(fit_world(config, 1, any)->config.layout.tp, 1) << "nothing else is left";
+}
+
 }  // namespace
 }  // namespace trireme::spec

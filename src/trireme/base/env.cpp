@@ -29,6 +29,10 @@ constexpr EnvVariable kTable[] = {
     {kTrireme, "TRIREME_TOKEN", "secret of the job, 16 characters or more: only ranks that know it may join"},
     {kTrireme, "TRIREME_TOKEN_FILE", "file of mode 0600 with that secret, e.g. on a shared file system"},
     {kTrireme, "TRIREME_JOB_ID", "any text; ranks meet only where all have the same (keeps jobs on one port apart)"},
+    {kTrireme, "TRIREME_ELASTIC", "HOST:PORT of `trireme elastic`: this process is a member of its world"},
+    {kTrireme, "TRIREME_MEMBER", "number of this member, used by no other before; any free one when unset"},
+    {kTrireme, "TRIREME_HEARTBEAT_MS", "a member of an elastic world that is silent for so long is lost; 10000"},
+    {kTrireme, "TRIREME_SNAPSHOT_EVERY", "steps between two snapshots in memory of an elastic world; 10"},
 
     {kLauncher, "OMPI_COMM_WORLD_RANK", "Open MPI: number of this rank"},
     {kLauncher, "OMPI_COMM_WORLD_SIZE", "Open MPI: how many ranks there are"},

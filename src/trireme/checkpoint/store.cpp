@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/checkpoint/state_source.h"
 #include "trireme/formats/checkpoint_publish.h"
 #include "trireme/formats/part_writer.h"
 #include "trireme/layout/hash.h"
@@ -45,7 +46,7 @@ bool is_of_other_copies(const nn::StateTensor& entry, const std::vector<std::int
          std::equal(stored.begin() + 1, stored.end(), here.begin() + 1);
 }
 
-void check_same(const formats::CheckpointFolder& checkpoint, const std::vector<const nn::StateTensor*>& wanted,
+void check_same(const StateSource& checkpoint, const std::vector<const nn::StateTensor*>& wanted,
                 const std::vector<const nn::StateValue*>& values) {
   std::vector<std::string> problems;
   for (const nn::StateTensor* entry : wanted) {
@@ -69,7 +70,7 @@ void check_same(const formats::CheckpointFolder& checkpoint, const std::vector<c
   if (problems.empty()) return;
   const std::size_t shown = std::min<std::size_t>(problems.size(), 5);
   throw ConfigError(
-      fmt::format("{} is of another run: {}{}", checkpoint.path().string(),
+      fmt::format("{} is of another run: {}{}", checkpoint.name(),
                   fmt::join(problems.begin(), problems.begin() + static_cast<std::ptrdiff_t>(shown), "; "),
                   shown < problems.size() ? fmt::format("; and {} more", problems.size() - shown) : std::string()),
       "model, optimizer and precision must be those that it was written with");
@@ -84,9 +85,22 @@ void add_wanted(const formats::StoredTensor& stored, const layout::Placement& pl
   }
 }
 
+class FolderSource final : public StateSource {
+ public:
+  explicit FolderSource(const formats::CheckpointFolder& folder) : folder_(folder) {}
+  std::string name() const override { return folder_.path().string(); }
+  const formats::CheckpointManifest& manifest() const override { return folder_.manifest(); }
+  void fetch(std::vector<formats::Fetch> wanted, int threads) const override {
+    folder_.fetch(std::move(wanted), threads);
+  }
+
+ private:
+  const formats::CheckpointFolder& folder_;
+};
+
 /// What the entry's rule makes of copies that others wrote.
-void fetch_other_copies(const formats::CheckpointFolder& checkpoint, const nn::StateTensor& entry, int threads) {
-  const formats::StoredTensor& stored = checkpoint.tensor(entry.name);
+void fetch_other_copies(const StateSource& checkpoint, const nn::StateTensor& entry, int threads) {
+  const formats::StoredTensor& stored = checkpoint.manifest().tensors.at(entry.name);
   const layout::Index there = stored.shape.front(), here = entry.placement.shape.front();
   if (entry.placement.pieces.empty()) return;
   const layout::Index mine = entry.placement.pieces.front().box.begin.front();
@@ -175,7 +189,7 @@ fs::path save(const nn::State& state, const SaveRequest& request) {
   return path;
 }
 
-void load(const formats::CheckpointFolder& checkpoint, nn::State& state, What what, int threads) {
+void load_from(const StateSource& checkpoint, nn::State& state, What what, int threads) {
   std::vector<const nn::StateTensor*> tensors;
   for (const nn::StateTensor& entry : state.tensors()) {
     const bool weights = entry.name.starts_with("param/") || entry.name.starts_with("router_bias/");
@@ -192,7 +206,7 @@ void load(const formats::CheckpointFolder& checkpoint, nn::State& state, What wh
   check_same(checkpoint, tensors, values);
   std::vector<formats::Fetch> wanted;
   for (const nn::StateTensor* entry : tensors) {
-    const formats::StoredTensor& stored = checkpoint.tensor(entry->name);
+    const formats::StoredTensor& stored = checkpoint.manifest().tensors.at(entry->name);
     if (is_of_other_copies(*entry, stored.shape)) {
       fetch_other_copies(checkpoint, *entry, threads);
       continue;
@@ -210,6 +224,10 @@ void load(const formats::CheckpointFolder& checkpoint, nn::State& state, What wh
   }
   checkpoint.fetch(std::move(wanted), threads);
   for (const nn::StateValue* entry : values) entry->set(checkpoint.manifest().values->at(entry->name));
+}
+
+void load(const formats::CheckpointFolder& checkpoint, nn::State& state, What what, int threads) {
+  load_from(FolderSource(checkpoint), state, what, threads);
 }
 
 }  // namespace trireme::checkpoint

@@ -25,6 +25,7 @@ using AddCommand = void (*)(Command& app, Context& context);
 
 void add_train_command(Command& app, Context& context);
 void add_supervise_command(Command& app, Context& context);
+void add_elastic_command(Command& app, Context& context);
 void add_launch_command(Command& app, Context& context);
 void add_cluster_command(Command& app, Context& context);
 void add_sweep_command(Command& app, Context& context);
@@ -73,6 +74,7 @@ inline constexpr AddCommand kCommands[] = {
     &add_validate_planner_command,
     &add_train_command,
     &add_supervise_command,
+    &add_elastic_command,
     &add_launch_command,
     &add_sweep_command,
     &add_experiments_command,

@@ -99,6 +99,21 @@ comm::CommOptions comm_options(const spec::Recipe& recipe, const std::optional<s
   return options;
 }
 
+comm::RanksOptions member_ranks_options(const spec::Recipe& recipe, const std::optional<std::string>& costs) {
+  if (recipe.comm.transport != spec::Transport::kAuto && recipe.comm.transport != spec::Transport::kUcx) {
+    throw ConfigError("ranks of an elastic world talk over UCX, but comm.transport asks for something else",
+                      "set comm.transport = \"ucx\", or leave it out");
+  }
+  comm::RanksOptions options{.comm = comm_options(recipe, costs),
+                             .processes = comm::ProcessTransport::kUcx,
+                             .interface = recipe.comm.interface,
+                             .fingerprint = fingerprint_of(recipe),
+                             .ranks_per_node = recipe.comm.ranks_per_node.value_or(0),
+                             .wrap = {}};
+  options.comm.flight_directory.clear();  // a rank that dies is nothing to write about here
+  return options;
+}
+
 void start_ranks(const spec::Recipe& recipe, const std::function<void(comm::Rank&)>& body,
                  const std::optional<std::string>& costs) {
   comm::write_flights_on_signal();

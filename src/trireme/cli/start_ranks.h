@@ -19,6 +19,9 @@ namespace trireme::cli {
 void start_ranks(const spec::Recipe& recipe, const std::function<void(comm::Rank&)>& body,
                  const std::optional<std::string>& costs = std::nullopt);
 
+/// For a member of an elastic world (comm/elastic_member.h), whose ranks are processes over UCX.
+comm::RanksOptions member_ranks_options(const spec::Recipe& recipe, const std::optional<std::string>& costs);
+
 /// The recipe's settings for the comm room, with the costs of this file; none: of TRIREME_COMM_COSTS or of the cache
 /// folder. Costs decide which algorithm a collective takes, and so the order of its sums: a run keeps its own.
 comm::CommOptions comm_options(const spec::Recipe& recipe, const std::optional<std::string>& costs = std::nullopt);

@@ -7,17 +7,20 @@
 #include <memory>
 #include <mutex>
 
+#include "trireme/base/env.h"
+#include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/commands.h"
+#include "trireme/cli/elastic_recipe.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/recipe_options.h"
 #include "trireme/cli/runtime_commands.h"
 #include "trireme/cli/start_ranks.h"
+#include "trireme/comm/elastic_member.h"
 #include "trireme/comm/process.h"
 #include "trireme/observe/trace_sink.h"
-#include "trireme/spec/elastic.h"
 #include "trireme/spec/faults.h"
 
 namespace trireme::cli {
@@ -47,6 +50,8 @@ void say(const train::RunResult& result, const std::string& folder, std::ostream
       fmt::print(out, "stopped after step {} of {} and saved; go on with: trireme train ... --out {} --resume\n",
                  result.step, result.steps, folder);
       break;
+    case End::kWorldEnds:
+      break;  // the next one goes on
   }
 }
 
@@ -80,19 +85,12 @@ spec::Recipe recipe_of(TrainOptions& options, Context& context) {
   const comm::Launch launch = comm::detect_launch();
   const bool started = launch.kind != comm::Launch::Kind::kSingle;
   const int ranks = started ? launch.ranks : options.ranks.value_or(recipe.comm.ranks.value_or(1));
-  const spec::ParallelConfig before{.layout = recipe.layout,
-                                    .pipeline = recipe.pipeline,
-                                    .recompute = recipe.train.recompute,
-                                    .partition_activations = recipe.train.partition_activations},
-      fitted = spec::fit_ranks(before, ranks);
+  const spec::ParallelConfig before = parallel_config_of(recipe), fitted = spec::fit_ranks(before, ranks);
   if (!(fitted == before) && (!started || launch.rank == 0)) {
     log_info("{} is no layout for {}: going on with {}", spread_text(before.layout),
              counted(static_cast<std::size_t>(ranks), "rank"), spread_text(fitted.layout));
   }
-  recipe.layout = fitted.layout;
-  recipe.pipeline = fitted.pipeline;
-  recipe.train.recompute = fitted.recompute;
-  recipe.train.partition_activations = fitted.partition_activations;
+  recipe = with_parallel_config(std::move(recipe), fitted);
   recipe.comm.ranks = started ? std::nullopt : std::optional(ranks);
   if (auto problems = find_all_problems(recipe); !problems.empty()) {
     throw config::ProblemsError("the recipe on these ranks", std::move(problems));
@@ -104,6 +102,75 @@ spec::Recipe recipe_of(TrainOptions& options, Context& context) {
 void set_wait_policy(const spec::TrainConfig& train) {
   if (!train.omp_wait_policy) return;
   ::setenv("OMP_WAIT_POLICY", *train.omp_wait_policy == spec::OmpWaitPolicy::kPassive ? "PASSIVE" : "ACTIVE", 1);
+}
+
+/// The world is over for this member, through no fault of its own.
+struct WorldOver {
+  std::string why;
+};
+
+/// What is left of a world when a rank of it died must not wait for anybody.
+train::RunResult run_epoch(const train::Commands& commands, const train::RunRequest& request, comm::Rank& rank) {
+  try {
+    return commands.run(request, rank);
+  } catch (const CommError& error) {
+    rank.announce_failure(error.message());
+    throw WorldOver{error.message()};
+  } catch (const std::exception& error) {
+    rank.announce_failure(error.what());
+    throw;
+  }
+}
+
+/// A member of an elastic world: a rank of one epoch after the other, until the run is finished.
+int run_member(const comm::MemberOptions& where, const spec::Recipe& base, train::RunRequest request,
+               Context& context) {
+  const train::Commands& commands = load_train();
+  comm::ElasticMember member(where);
+  train::ElasticHooks hooks;
+  if (const auto every = env("TRIREME_SNAPSHOT_EVERY")) hooks.snapshot_every = std::max(1, std::atoi(every->c_str()));
+  hooks.wants_edge = [&] { return member.wants_edge(); };
+  hooks.moved = [&](std::int64_t step) { member.moved(step); };
+  request.elastic = &hooks;
+  request.resume = true;  // a world goes on from where the one before was; the first one from where the run was
+  std::string why;
+  while (const auto place = member.wait_for_world(why)) {
+    const auto fitted = fit_recipe(base, place->ranks);
+    TRIREME_CHECK(fitted && fitted->ranks == place->ranks, "the coordinator found a layout for {} ranks", place->ranks);
+    request.recipe = with_parallel_config(base, fitted->config);
+    request.local_ranks = std::max(1, place->local_ranks);
+    hooks.epoch = place->epoch;
+    const std::filesystem::path kept = request.folder / "comm-costs.toml";
+    const comm::RanksOptions ranks = member_ranks_options(
+        request.recipe, std::filesystem::exists(kept) ? std::optional(kept.string()) : std::nullopt);
+    try {
+      const auto process = member.join(*place, ranks);
+      const ThreadRank in_log(place->rank, place->ranks);
+      const train::RunResult result = run_epoch(commands, request, process->rank());
+      if (result.end == train::RunResult::End::kWorldEnds) {
+        why = "the world is formed anew at a step edge";
+        continue;
+      }
+      if (result.end == train::RunResult::End::kInterrupted) {
+        member.stopped();
+        if (place->rank == 0) say(result, request.folder.string(), context.out);
+        return kExitInterrupted;
+      }
+      member.finished();
+      if (place->rank == 0) say(result, request.folder.string(), context.out);
+      return kExitFine;
+    } catch (const WorldOver& over) {
+      why = over.why;
+    } catch (const CommError& error) {
+      why = error.message();
+    } catch (const ConfigError& error) {
+      // What is wrong in the first world is wrong for all. Later it is this member's own affair: the others go on.
+      if (place->epoch == 1) member.refused(error.message());
+      throw;
+    }
+    log_info("epoch {} is over for rank {}: {}", place->epoch, place->rank, why);
+  }
+  return kExitFine;
 }
 
 int run_training(TrainOptions& options, Context& context) {
@@ -138,6 +205,7 @@ int run_training(TrainOptions& options, Context& context) {
                             .profile = options.profile,
                             .local_ranks = local_ranks(recipe),
                             .inject = options.inject};
+  if (const auto member = comm::member_from_env()) return run_member(*member, recipe, request, context);
   std::atomic<bool> interrupted = false;
   start_ranks(
       recipe,

@@ -295,6 +295,12 @@ std::size_t MailProtocol::held_bytes(int from) const {
   return found == peers_.end() ? 0 : found->second.held;
 }
 
+bool MailProtocol::awaits(int peer) const {
+  const auto found = peers_.find(peer);
+  if (found == peers_.end() || !found->second.is_connected) return false;
+  return !found->second.greeted || found->second.on_wire > 0;
+}
+
 bool MailProtocol::settled() const {
   return std::ranges::all_of(peers_, [](const auto& entry) { return entry.second.outstanding == 0; });
 }

@@ -92,6 +92,8 @@ class MailProtocol {
   std::size_t outstanding_bytes(int to) const;
   /// Received from `from` and not handed out.
   std::size_t held_bytes(int from) const;
+  /// Whether the peer owes an answer: a hello, or word of what was sent. A peer that does and is silent has not got it.
+  bool awaits(int peer) const;
   /// Whether everything that was posted has been handed out, as far as those are heard of that it was for.
   bool settled() const;
 

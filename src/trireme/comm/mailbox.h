@@ -6,6 +6,7 @@
 //
 // run_mailboxes() runs threads whose every delivery follows from a seed, one thread at a time: an asynchronous
 // algorithm then gives the same bits each time, and another seed is another interleaving to be right under.
+// make_ucx_mailbox() is one between processes; what a test found under a seed runs there unchanged.
 // Depends on: mail_protocol.h.
 #pragma once
 
@@ -13,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -52,5 +54,10 @@ struct SeededMail {
 /// seed. They may block in their mailboxes only; when all wait for mail that nobody will send, that is a CommError.
 /// Throws what a body threw first; the others are ended.
 void run_mailboxes(int count, const SeededMail& options, const std::function<void(Mailbox&)>& body);
+
+class ControlPlane;
+struct UcxMailOptions;  // ucx_plugin/ucx_plugin.h
+/// Over UCX, with others that share the control plane. ConfigError when UCX was not built in.
+std::unique_ptr<Mailbox> make_ucx_mailbox(ControlPlane& control, const UcxMailOptions& options);
 
 }  // namespace trireme::comm

@@ -12,6 +12,7 @@
 #include "trireme/base/sha256.h"
 #include "trireme/base/text.h"
 #include "trireme/base/version.h"
+#include "trireme/comm/mailbox.h"
 #include "trireme/comm/mpi_plugin/mpi_plugin.h"
 #include "trireme/comm/ucx_plugin/ucx_plugin.h"
 
@@ -102,7 +103,8 @@ std::unique_ptr<Transport> ProcessRank::start_mpi(const Launch& launch, const Ra
   return transport;
 }
 
-std::unique_ptr<Transport> ProcessRank::start_ucx(const Launch& launch, const RanksOptions& options) {
+std::unique_ptr<Transport> ProcessRank::start_ucx(const Launch& launch, const RanksOptions& options,
+                                                  const EpochMeeting* epoch) {
   if (launch.control_host.empty()) {
     throw ConfigError(fmt::format("UCX was asked for, but nothing says where the {} ranks meet", launch.ranks),
                       "start the ranks with torchrun or srun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; "
@@ -123,20 +125,35 @@ std::unique_ptr<Transport> ProcessRank::start_ucx(const Launch& launch, const Ra
         "set TRIREME_TOKEN_FILE for all ranks to a file that they share, made with 'umask 077; head -c 32 "
         "/dev/urandom | base64 >FILE'; or TRIREME_TOKEN to such a secret");
   }
-  if (control.rank == 0) server_ = make_tcp_control_server(control);
+  const std::chrono::milliseconds meet_timeout = control.connect_timeout;
+  if (epoch != nullptr) {
+    control.job_id = epoch->job_id;
+    control.token = epoch->token;
+    control.connect_timeout = epoch->connect_timeout;
+    control.heartbeat_timeout = epoch->heartbeat_timeout;
+    control.heartbeat_every = std::min<std::chrono::milliseconds>(1s, epoch->heartbeat_timeout / 4);
+    control.goodbye_timeout = 1s;
+  }
+  if (control.rank == 0) {
+    server_ = make_tcp_control_server(control);
+    control.port = server_->port();
+    if (epoch != nullptr && epoch->listens) epoch->listens(control.port);
+  }
   plane_ = connect_tcp_control(control);
   compare_programs(*plane_, options.fingerprint, control.connect_timeout);
   const Plugin plugin = load_ucx();
   return std::unique_ptr<Transport>(plugin.function<decltype(trireme_ucx_transport)>("trireme_ucx_transport")(
       *plane_, {.ranks_per_node = options.ranks_per_node,
                 .interface = options.interface,
-                .meet_timeout = control.connect_timeout}));
+                .meet_timeout = meet_timeout,
+                .called_off = epoch != nullptr ? epoch->called_off : std::function<bool()>()}));
 }
 
-ProcessRank::ProcessRank(const Launch& launch, const RanksOptions& options) {
+ProcessRank::ProcessRank(const Launch& launch, const RanksOptions& options, const EpochMeeting* epoch) {
   std::unique_ptr<Transport> transport;
   try {
-    transport = takes_ucx(launch, options.processes) ? start_ucx(launch, options) : start_mpi(launch, options);
+    transport = epoch != nullptr || takes_ucx(launch, options.processes) ? start_ucx(launch, options, epoch)
+                                                                         : start_mpi(launch, options);
   } catch (const ConfigError& error) {
     // The others wait for this rank: they learn why it does not come.
     if (plane_) plane_->announce(Notice::Kind::kRefused, error.message());
@@ -160,6 +177,12 @@ Plugin load_ucx() {
     throw ConfigError(fmt::format("ranks without MPI talk over UCX: {}", error.message()),
                       "install libucx-dev, then configure and build again; or start the ranks with mpirun");
   }
+}
+
+std::unique_ptr<Mailbox> make_ucx_mailbox(ControlPlane& control, const UcxMailOptions& options) {
+  const Plugin plugin = load_ucx();
+  return std::unique_ptr<Mailbox>(
+      plugin.function<decltype(trireme_ucx_mailbox)>("trireme_ucx_mailbox")(control, options));
 }
 
 void run_process_rank(const Launch& launch, const std::function<void(Rank&)>& body, const RanksOptions& options) {

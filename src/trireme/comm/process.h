@@ -14,16 +14,27 @@
 
 namespace trireme::comm {
 
+/// One epoch of an elastic world (elastic_member.h): its ranks meet where its rank 0 happens to listen.
+struct EpochMeeting {
+  std::string job_id;                                   ///< of the epoch: ranks of another one are refused
+  std::string token = {};                               ///< empty: as TcpControlOptions::token
+  std::function<void(int port)> listens = {};           ///< rank 0's: told where it does
+  std::function<bool()> called_off = {};                ///< the epoch will not be complete: no more waiting
+  std::chrono::milliseconds connect_timeout{5'000};     ///< for a rank 0 that has said where it listens
+  std::chrono::milliseconds heartbeat_timeout{30'000};  ///< a rank that is silent for so long is lost
+};
+
 class ProcessRank {
  public:
-  /// Throws ConfigError when the launcher's ranks cannot be reached by any transport of this build.
-  ProcessRank(const Launch& launch, const RanksOptions& options);
+  /// Throws ConfigError when the launcher's ranks cannot be reached by any transport of this build. With `epoch`, over
+  /// UCX; launch.control_port is 0 on rank 0.
+  ProcessRank(const Launch& launch, const RanksOptions& options, const EpochMeeting* epoch = nullptr);
   ~ProcessRank();
   Rank& rank() { return *rank_; }
 
  private:
   std::unique_ptr<Transport> start_mpi(const Launch& launch, const RanksOptions& options);
-  std::unique_ptr<Transport> start_ucx(const Launch& launch, const RanksOptions& options);
+  std::unique_ptr<Transport> start_ucx(const Launch& launch, const RanksOptions& options, const EpochMeeting* epoch);
 
   std::unique_ptr<TcpControlServer> server_;  // rank 0; ends after its own plane
   std::unique_ptr<ControlPlane> plane_;       // until the rank has it

@@ -46,4 +46,19 @@ ParallelConfig fit_ranks(const ParallelConfig& config, int ranks) {
   throw InternalError("one rank for each replica always fits");
 }
 
+std::optional<FittedWorld> fit_world(const ParallelConfig& config, int available,
+                                     const std::function<bool(const ParallelConfig& config, int ranks)>& allowed) {
+  const auto keeps_axes = [&](const ParallelConfig& fitted) {
+    return fitted.layout.tp == config.layout.tp && fitted.layout.pp == config.layout.pp &&
+           fitted.layout.cp == config.layout.cp;
+  };
+  for (const bool must_keep : {true, false}) {
+    for (int ranks = available; ranks >= 1; --ranks) {
+      const ParallelConfig fitted = fit_ranks(config, ranks);
+      if ((!must_keep || keeps_axes(fitted)) && allowed(fitted, ranks)) return FittedWorld{ranks, fitted};
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace trireme::spec

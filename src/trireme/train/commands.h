@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,7 +20,21 @@
 #include "trireme/observe/step_record.h"
 #include "trireme/spec/recipe.h"
 
+namespace trireme::checkpoint {
+class MemorySnapshots;
+}
+
 namespace trireme::train {
+
+/// A run whose world may end and be formed anew (comm/elastic_world.h); each epoch is a call of run().
+struct ElasticHooks {
+  std::int64_t epoch = 1;
+  std::int64_t snapshot_every = 10;              ///< steps
+  std::function<bool()> wants_edge;              ///< whether this world is to end at the next step edge
+  std::function<void(std::int64_t step)> moved;  ///< this rank has its state, and goes on from there
+  /// What survives a world: shared by the run of each epoch and whoever calls them; made by the first.
+  std::shared_ptr<checkpoint::MemorySnapshots> snapshots = nullptr;
+};
 
 /// `trireme train`: called by every rank.
 struct RunRequest {
@@ -32,12 +47,14 @@ struct RunRequest {
   int local_ranks = 1;                   ///< on this machine: they share its cores
   EventSink* trace = nullptr;            ///< told of all layers and calls; null: nobody
   std::vector<std::string> inject = {};  ///< faults, as spec/faults.h says them
+  ElasticHooks* elastic = nullptr;       ///< with resume; null: the world stays as it is
 };
 struct RunResult {
   enum class End : std::uint8_t {
     kFinished,     ///< all steps are done
     kWasFinished,  ///< they were before
     kInterrupted,  ///< by Ctrl-C or SIGTERM; saved
+    kWorldEnds,    ///< at a step edge, as ElasticHooks::wants_edge wished
   };
   End end = End::kFinished;
   std::int64_t step = 0, steps = 0;
@@ -140,7 +157,7 @@ struct Commands {
   /// The shape that a Hugging Face config.json describes; no weights are read.
   spec::ModelShape (*published_shape)(const std::filesystem::path& config);
 };
-inline constexpr std::uint32_t kVersion = 10;
+inline constexpr std::uint32_t kVersion = 11;
 
 extern "C" const Commands* trireme_train();
 using Entry = const Commands*();

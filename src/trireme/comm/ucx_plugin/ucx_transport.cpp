@@ -3,13 +3,12 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <thread>
 
-#include "trireme/base/env.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/sha256.h"
 #include "trireme/comm/control.h"
-#include "trireme/comm/network_interfaces.h"
 #include "trireme/comm/shared_node.h"
 #include "trireme/comm/ucx_plugin/ucx_plugin.h"
 #include "trireme/comm/ucx_plugin/ucx_transfer.h"
@@ -20,13 +19,30 @@ namespace {
 /// Of the messages between ranks: whoever changes UcxHeader counts it up.
 constexpr int kUcxWireVersion = 1;
 
+/// How long to wait for others while they meet.
+struct MeetWait {
+  std::chrono::milliseconds timeout;
+  std::function<bool()> called_off;
+
+  /// The key's value. CommError when it does not come, or nobody is to come any more.
+  std::string wait_for(ControlPlane& control, const std::string& key) const {
+    if (!called_off) return control.wait_for(key, timeout);
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    while (true) {
+      if (const auto value = control.get(key)) return *value;
+      if (called_off()) throw CommError("the others will not come: the world is formed anew");
+      if (std::chrono::steady_clock::now() >= deadline) return control.wait_for(key, std::chrono::milliseconds(1));
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+};
+
 /// Ranks that agree through keys of the control plane. Every rank of the world is served by rank 0's process, so this
 /// is for the start of things, not for the data path.
 class ControlAssembly final : public Assembly {
  public:
-  ControlAssembly(ControlPlane& control, std::string prefix, std::size_t ranks, bool is_first,
-                  std::chrono::milliseconds timeout)
-      : control_(control), prefix_(std::move(prefix)), ranks_(ranks), is_first_(is_first), timeout_(timeout) {}
+  ControlAssembly(ControlPlane& control, std::string prefix, std::size_t ranks, bool is_first, MeetWait wait)
+      : control_(control), prefix_(std::move(prefix)), ranks_(ranks), is_first_(is_first), wait_(std::move(wait)) {}
 
   bool is_first() const override { return is_first_; }
   void broadcast(void* data, std::size_t bytes) override {
@@ -35,7 +51,7 @@ class ControlAssembly final : public Assembly {
       control_.set(key, std::string(static_cast<const char*>(data), bytes));
       return;
     }
-    const std::string value = control_.wait_for(key, timeout_);
+    const std::string value = wait_.wait_for(control_, key);
     TRIREME_CHECK(value.size() == bytes, "{} has {} bytes instead of {}", key, value.size(), bytes);
     std::memcpy(data, value.data(), bytes);
   }
@@ -48,7 +64,7 @@ class ControlAssembly final : public Assembly {
       control_.set(key + "/all", verdict ? "1" : "0");
       return verdict;
     }
-    return control_.wait_for(key + "/all", timeout_) == "1";
+    return wait_.wait_for(control_, key + "/all") == "1";
   }
 
  private:
@@ -58,7 +74,7 @@ class ControlAssembly final : public Assembly {
   const std::string prefix_;
   const std::size_t ranks_;
   const bool is_first_;
-  const std::chrono::milliseconds timeout_;
+  const MeetWait wait_;
   int number_ = 0;
 };
 
@@ -69,23 +85,16 @@ struct RankCard {
 };
 
 nlohmann::json to_json(const RankCard& card) {
-  return {{"ucx", UcxWorker::version()},
+  return {{"ucx", UcxContext::version()},
           {"wire", kUcxWireVersion},
           {"host", card.host},
           {"address", to_hex(card.address)},
           {"process", {card.process.node, card.process.process, card.process.probe_address, card.process.probe}}};
 }
 
-std::string from_hex(const std::string& hex) {
-  std::string bytes;
-  for (std::size_t i = 0; i + 1 < hex.size(); i += 2)
-    bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
-  return bytes;
-}
-
 /// Throws ConfigError, the same on every rank, when one is built with something else than rank 0.
 RankCard from_json(const nlohmann::json& json, int rank, const nlohmann::json& first) {
-  RankCard card{.host = json.at("host"), .address = from_hex(json.at("address")), .process = {}};
+  RankCard card{.host = json.at("host"), .address = bytes_of_hex(json.at("address")), .process = {}};
   for (const char* what : {"ucx", "wire"}) {
     if (json.at(what) == first.at(what)) continue;
     throw ConfigError(fmt::format("rank {} on {} has {} {}, but rank 0 on {} has {}", rank, card.host,
@@ -105,54 +114,48 @@ struct Met {
 };
 
 /// Rank 0 collects everybody's card and hands them all out, with the session.
-Met meet(ControlPlane& control, const RankCard& mine, std::chrono::milliseconds timeout) {
+Met meet(ControlPlane& control, const RankCard& mine, const MeetWait& wait) {
   const int rank = control.rank(), ranks = control.ranks();
   control.set(fmt::format("trireme/ucx/card/{}", rank), to_json(mine).dump());
   if (rank == 0) {
     nlohmann::json all = {{"session", to_hex(random_bytes(kSessionBytes))}, {"cards", nlohmann::json::array()}};
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    const auto deadline = std::chrono::steady_clock::now() + wait.timeout;
     for (int r = 0; r < ranks; ++r) {
       const auto left =
           std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
       try {
-        all["cards"].push_back(nlohmann::json::parse(
-            control.wait_for(fmt::format("trireme/ucx/card/{}", r), std::max(left, std::chrono::milliseconds(1)))));
+        const MeetWait rest{std::max(left, std::chrono::milliseconds(1)), wait.called_off};
+        all["cards"].push_back(nlohmann::json::parse(rest.wait_for(control, fmt::format("trireme/ucx/card/{}", r))));
       } catch (const CommError&) {
+        if (wait.called_off && wait.called_off()) throw;
         throw CommError(fmt::format("rank {} of {} did not come within {:.0f} s", r, ranks,
-                                    std::chrono::duration<double>(timeout).count()),
+                                    std::chrono::duration<double>(wait.timeout).count()),
                         "look at its log; start all ranks within that time, and with the same WORLD_SIZE");
       }
     }
     control.set("trireme/ucx/cards", all.dump());
   }
-  const nlohmann::json all = nlohmann::json::parse(control.wait_for("trireme/ucx/cards", timeout + timeout / 4));
-  Met met{.cards = {}, .session = from_hex(all.at("session"))};
+  const MeetWait longer{wait.timeout + wait.timeout / 4, wait.called_off};
+  const nlohmann::json all = nlohmann::json::parse(longer.wait_for(control, "trireme/ucx/cards"));
+  Met met{.cards = {}, .session = bytes_of_hex(all.at("session"))};
   for (int r = 0; r < ranks; ++r)
     met.cards.push_back(from_json(all.at("cards").at(static_cast<std::size_t>(r)), r, all.at("cards").at(0)));
   return met;
-}
-
-std::string device_names(const std::string& wanted) {
-  if (wanted.empty()) return {};
-  const ChosenInterfaces chosen = choose_interfaces(wanted, network_interfaces());
-  // A key of UCX's TCP transport, which only the environment reaches; the order is the preference.
-  if (chosen.ipv6 && !env("UCX_TCP_AF_PRIO")) set_env("UCX_TCP_AF_PRIO", "inet6,inet");
-  return fmt::format("{}", fmt::join(chosen.names, ","));
 }
 
 class UcxTransport final : public Transport {
  public:
   UcxTransport(ControlPlane& control, const UcxOptions& options)
       : control_(control),
-        timeout_(options.meet_timeout),
-        worker_(device_names(options.interface), own_events_),
+        wait_{options.meet_timeout, options.called_off},
+        worker_(ucx_device_names(options.interface), own_events_),
         matcher_(worker_, control.ranks()),
         rank_(control.rank()),
         ranks_(control.ranks()) {
     char host[256] = {};
     gethostname(host, sizeof host - 1);
     const RankCard mine{.host = host, .address = worker_.address(), .process = own_process_card(node_identity())};
-    const Met met = meet(control, mine, timeout_);
+    const Met met = meet(control, mine, wait_);
     std::vector<UcxPeer> peers;
     std::vector<ProcessCard> processes;
     for (const RankCard& card : met.cards) {
@@ -161,11 +164,11 @@ class UcxTransport final : public Transport {
     }
     node_ = std::make_unique<SharedNode>(rank_, processes, options.ranks_per_node, [&](const std::vector<int>& locals) {
       return std::make_unique<ControlAssembly>(control_, fmt::format("trireme/node/{}", locals.front()), locals.size(),
-                                               locals.front() == rank_, timeout_);
+                                               locals.front() == rank_, wait_);
     });
     worker_.start(rank_, std::move(peers), met.session, matcher_);
     if (EventCount* shared = node_->event_count()) worker_.notify_at(shared);
-    log_debug("UCX {} on {}, {} bytes of address", UcxWorker::version(), host, mine.address.size());
+    log_debug("UCX {} on {}, {} bytes of address", UcxContext::version(), host, mine.address.size());
   }
   ~UcxTransport() override {
     worker_.stop([this] { matcher_.release_all(); });
@@ -193,7 +196,7 @@ class UcxTransport final : public Transport {
   std::unique_ptr<Board> make_board(const Members& members) override {
     if (!node_->can_share(members)) return nullptr;
     ControlAssembly assembly(control_, fmt::format("trireme/board/{}", members.channel), members.ranks.size(),
-                             members.me == 0, timeout_);
+                             members.me == 0, wait_);
     return node_->make_board(assembly, members);
   }
   void give_up() noexcept override { worker_.give_up(); }
@@ -207,7 +210,7 @@ class UcxTransport final : public Transport {
 
  private:
   ControlPlane& control_;  // outlives the groups, not this
-  const std::chrono::milliseconds timeout_;
+  const MeetWait wait_;
   EventCount own_events_;
   UcxWorker worker_;
   UcxMatcher matcher_;

@@ -1,15 +1,12 @@
 #include "trireme/comm/ucx_plugin/ucx_worker.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -22,7 +19,6 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr unsigned kUcxMessageId = 0;
 // Somebody who waits asks more often than this: leave it to them, and look whether they still do.
 constexpr int kNapMs = 1;
 constexpr int kLongestPollMs = 1000;
@@ -31,66 +27,11 @@ constexpr int kMostProgress = 64;
 constexpr auto kGoodbyeWait = 2s, kCloseWait = 1s;
 constexpr std::uint64_t kLoggedStrangers = 10;
 
-template <typename Body>
-void each_descriptor(Body&& body) {
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", none)) {
-    body(std::atoi(entry.path().filename().c_str()));
-  }
-}
-
 }  // namespace
 
-void check_ucx(ucs_status_t status, const std::string& what) {
-  if (status == UCS_OK || status == UCS_INPROGRESS) return;
-  throw CommError(fmt::format("{}: UCX says \"{}\"", what, ucs_status_string(status)));
-}
-
-std::string UcxWorker::version() {
-  unsigned major = 0, minor = 0, release = 0;
-  ucp_get_version(&major, &minor, &release);
-  return fmt::format("{}.{}", major, minor);
-}
-
-UcxWorker::UcxWorker(const std::string& interfaces, EventCount& fallback) : event_count_(&fallback) {
-  each_descriptor([&](int fd) { inherited_.insert(fd); });
-  // TRIREME_UCX_... beats UCX_..., which a UCX below MPI would read too.
-  ucp_config_t* config = nullptr;
-  check_ucx(ucp_config_read("TRIREME", nullptr, &config), "reading UCX's settings");
-  if (!interfaces.empty())
-    check_ucx(ucp_config_modify(config, "NET_DEVICES", interfaces.c_str()), "choosing interfaces");
-  ucp_params_t params{};
-  params.field_mask = UCP_PARAM_FIELD_FEATURES;
-  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-  const ucs_status_t started = ucp_init(&params, config, &context_);
-  ucp_config_release(config);
-  check_ucx(started, "starting UCX");
-
-  ucp_worker_params_t worker{};
-  worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // our mutex
-  check_ucx(ucp_worker_create(context_, &worker, &worker_), "making UCX's worker");
-  ucp_worker_attr_t attributes{};
-  attributes.field_mask = UCP_WORKER_ATTR_FIELD_THREAD_MODE;
-  check_ucx(ucp_worker_query(worker_, &attributes), "asking UCX's worker");
-  if (attributes.thread_mode == UCS_THREAD_MODE_SINGLE) {
-    throw CommError("this UCX was built without thread support, but a background thread pushes pending calls on",
-                    "use a UCX that was configured with --enable-mt, as Debian's is");
-  }
-  ucp_am_handler_param_t handler{};
-  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
-  handler.id = kUcxMessageId;
-  handler.cb = &UcxWorker::on_message;
-  handler.arg = this;
-  check_ucx(ucp_worker_set_am_recv_handler(worker_, &handler), "registering for messages");
-  check_ucx(ucp_worker_get_efd(worker_, &event_fd_), "asking for UCX's event descriptor");
+UcxWorker::UcxWorker(const std::string& interfaces, EventCount& fallback)
+    : ucx_(interfaces, UcxContext::Long::kRendezvous, &UcxWorker::on_message, this), event_count_(&fallback) {
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-
-  ucp_address_t* address = nullptr;
-  std::size_t length = 0;
-  check_ucx(ucp_worker_get_address(worker_, &address, &length), "asking for the worker's address");
-  address_.assign(reinterpret_cast<const char*>(address), length);
-  ucp_worker_release_address(worker_, address);
 }
 
 void UcxWorker::start(int rank, std::vector<UcxPeer> peers, const std::string& session, UcxReceiver& receiver) {
@@ -100,7 +41,7 @@ void UcxWorker::start(int rank, std::vector<UcxPeer> peers, const std::string& s
     peers_ = std::move(peers);
     session_ = session;
     receiver_ = &receiver;
-    keep_from_children();
+    ucx_.keep_from_children();
   }
   thread_ = std::thread([this] { run(); });
 }
@@ -118,33 +59,13 @@ void UcxWorker::stop(const std::function<void()>& release) {
 }
 
 UcxWorker::~UcxWorker() {
-  if (worker_ != nullptr) ucp_worker_destroy(worker_);
-  if (context_ != nullptr) ucp_cleanup(context_);
   if (wake_fd_ >= 0) close(wake_fd_);
-}
-
-// A child that a rank starts must not keep its connections open after the rank's death: UCX does not close its sockets
-// on exec, so we say it for them when there may be new ones.
-void UcxWorker::keep_from_children() {
-  each_descriptor([&](int fd) {
-    struct stat about {};
-    if (inherited_.contains(fd) || fstat(fd, &about) != 0) return;
-    if (const int flags = fcntl(fd, F_GETFD); flags >= 0 && (flags & FD_CLOEXEC) == 0)
-      fcntl(fd, F_SETFD, flags | FD_CLOEXEC);
-  });
 }
 
 ucp_ep_h UcxWorker::endpoint_to(int rank) {
   UcxPeer& to = peer(rank);
   if (to.endpoint != nullptr || to.failure != UCS_OK) return to.endpoint;
-  ucp_ep_params_t params{};
-  params.field_mask =
-      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(to.address.data());
-  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-  params.err_handler = {.cb = &UcxWorker::on_failure, .arg = &to};
-  if (const ucs_status_t made = ucp_ep_create(worker_, &params, &to.endpoint); made != UCS_OK) {
-    to.endpoint = nullptr;
+  if (const ucs_status_t made = ucx_.connect(to.address, &UcxWorker::on_failure, &to, to.endpoint); made != UCS_OK) {
     to.failure = made;
     to.failed_ns = now_ns();
   }
@@ -163,7 +84,7 @@ ucs_status_ptr_t UcxWorker::send(int to, UcxHeader& header, const void* data, st
   param.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   ucs_status_ptr_t request = ucp_am_send_nbx(endpoint, kUcxMessageId, &header, sizeof header, data, bytes, &param);
-  if (header.sequence == 0) keep_from_children();
+  if (header.sequence == 0) ucx_.keep_from_children();
   if (UCS_PTR_IS_ERR(request) && receiver.failure == UCS_OK) {
     receiver.failure = UCS_PTR_STATUS(request);
     receiver.failed_ns = now_ns();
@@ -184,7 +105,8 @@ void UcxWorker::cut(int to, ucs_status_t why) {
   void* closing = ucp_ep_close_nbx(std::exchange(from.endpoint, nullptr), &param);
   const auto patience = Clock::now() + kCloseWait;
   if (UCS_PTR_IS_PTR(closing)) {
-    while (ucp_request_check_status(closing) == UCS_INPROGRESS && Clock::now() < patience) ucp_worker_progress(worker_);
+    while (ucp_request_check_status(closing) == UCS_INPROGRESS && Clock::now() < patience)
+      ucp_worker_progress(ucx_.worker());
     ucp_request_free(closing);
   }
 }
@@ -219,7 +141,7 @@ ucs_status_t UcxWorker::on_message(void* self, const void* header, std::size_t h
   if (worker.receiver_ == nullptr || !worker.is_ours(message, header_bytes)) return UCS_OK;
   message.bytes = bytes;
   UcxPeer& from = worker.peers_[message.from];
-  if (!from.heard) worker.keep_from_children();
+  if (!from.heard) worker.ucx_.keep_from_children();
   from.heard = true;
   if (message.kind == kUcxBye) {
     from.said_bye = true;
@@ -232,7 +154,7 @@ ucs_status_t UcxWorker::on_message(void* self, const void* header, std::size_t h
 bool UcxWorker::progress_locked() {
   bool moved = false;
   // Not without end: whoever waits must get to look at what has come.
-  for (int i = 0; i < kMostProgress && ucp_worker_progress(worker_) != 0; ++i) moved = true;
+  for (int i = 0; i < kMostProgress && ucp_worker_progress(ucx_.worker()) != 0; ++i) moved = true;
   if (receiver_ != nullptr) moved |= receiver_->start_fetches();
   return moved;
 }
@@ -247,7 +169,7 @@ bool UcxWorker::progress() {
 bool UcxWorker::may_sleep() {
   {
     const auto locked = lock();
-    if (progress_locked() || ucp_worker_arm(worker_) != UCS_OK) return false;
+    if (progress_locked() || ucp_worker_arm(ucx_.worker()) != UCS_OK) return false;
   }
   waiter_asleep_.store(true, std::memory_order_release);
   wake();
@@ -262,7 +184,7 @@ void UcxWorker::wake() {
 void UcxWorker::run() {
   std::uint64_t seen = 0;
   while (!stop_.load(std::memory_order_relaxed)) {
-    pollfd polled[2] = {{wake_fd_, POLLIN, 0}, {event_fd_, POLLIN, 0}};
+    pollfd polled[2] = {{wake_fd_, POLLIN, 0}, {ucx_.event_fd(), POLLIN, 0}};
     const std::uint64_t polls = polls_.load(std::memory_order_relaxed);
     if (polls != seen && !waiter_asleep_.load(std::memory_order_acquire)) {
       seen = polls;
@@ -272,7 +194,7 @@ void UcxWorker::run() {
       {
         const auto locked = lock();
         moved = progress_locked();
-        armed = !moved && ucp_worker_arm(worker_) == UCS_OK;
+        armed = !moved && ucp_worker_arm(ucx_.worker()) == UCS_OK;
       }
       if (moved) event_count_.load(std::memory_order_acquire)->notify();
       if (!armed) continue;
@@ -301,8 +223,8 @@ void UcxWorker::say_goodbye() {
   const auto patience = Clock::now() + kGoodbyeWait;
   while (std::any_of(awaited.begin(), awaited.end(), waits) && Clock::now() < patience) {
     if (!progress_locked()) {
-      pollfd polled{event_fd_, POLLIN, 0};
-      if (ucp_worker_arm(worker_) == UCS_OK) poll(&polled, 1, 10);
+      pollfd polled{ucx_.event_fd(), POLLIN, 0};
+      if (ucp_worker_arm(ucx_.worker()) == UCS_OK) poll(&polled, 1, 10);
     }
   }
   for (ucs_status_ptr_t request : requests) {
@@ -324,7 +246,8 @@ void UcxWorker::close_endpoints() {
   }
   const auto patience = Clock::now() + kCloseWait;
   for (void* request : closing) {
-    while (ucp_request_check_status(request) == UCS_INPROGRESS && Clock::now() < patience) ucp_worker_progress(worker_);
+    while (ucp_request_check_status(request) == UCS_INPROGRESS && Clock::now() < patience)
+      ucp_worker_progress(ucx_.worker());
     ucp_request_free(request);
   }
 }

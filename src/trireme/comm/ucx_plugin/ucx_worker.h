@@ -1,4 +1,4 @@
-// comm/ucx_plugin/ucx_worker.h -- UCX's context and worker of this process, its endpoints, and a thread that keeps them
+// comm/ucx_plugin/ucx_worker.h -- the endpoints of a rank to the others of its world, and a thread that keeps them
 // going while nobody asks.
 //
 // Messages are UCP active messages: nothing is posted that could outlive a dead peer, and what arrives is ours to
@@ -6,30 +6,23 @@
 // credentials, and whoever speaks its protocol reaches its port. Endpoints are made at the first message to a peer.
 //
 // One mutex guards everything, callbacks included, which UCX calls from within progress.
-// Depends on: UCX (ucp).
+// Depends on: ucx_context.h.
 #pragma once
-
-#include <ucp/api/ucp.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <mutex>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "trireme/comm/call.h"
 #include "trireme/comm/event_count.h"
+#include "trireme/comm/ucx_plugin/ucx_context.h"
 
 namespace trireme::comm {
-
-/// CommError with UCX's own words when `status` is none of success and "in progress".
-void check_ucx(ucs_status_t status, const std::string& what);
-
-inline constexpr std::size_t kSessionBytes = 16;
 
 /// What leads a message.
 struct UcxHeader {
@@ -71,9 +64,7 @@ class UcxWorker {
   UcxWorker(const UcxWorker&) = delete;
   UcxWorker& operator=(const UcxWorker&) = delete;
 
-  const std::string& address() const { return address_; }
-  /// "1.13": ranks must have the same.
-  static std::string version();
+  const std::string& address() const { return ucx_.address(); }
 
   /// From here on messages are sent and taken.
   void start(int rank, std::vector<UcxPeer> peers, const std::string& session, UcxReceiver& receiver);
@@ -86,7 +77,7 @@ class UcxWorker {
   int rank() const { return rank_; }
   // These need the lock.
   UcxPeer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
-  ucp_worker_h handle() { return worker_; }
+  ucp_worker_h handle() { return ucx_.worker(); }
   /// Sends; `header` is filled in but for what the call says, and lives as long as the request. Null: done already.
   /// Nothing, with the peer's failure set, when the endpoint is gone.
   ucs_status_ptr_t send(int to, UcxHeader& header, const void* data, std::size_t bytes);
@@ -110,18 +101,13 @@ class UcxWorker {
   bool progress_locked();
   ucp_ep_h endpoint_to(int rank);
   bool is_ours(const UcxHeader& header, std::size_t header_bytes);
-  void keep_from_children();
   void run();
   void wake();
   void say_goodbye();
   void close_endpoints();
 
-  ucp_context_h context_ = nullptr;
-  ucp_worker_h worker_ = nullptr;
-  int event_fd_ = -1;  // UCX's
-  int wake_fd_ = -1;   // ours
-  std::string address_;
-  std::set<int> inherited_;  // descriptors that were open before UCX
+  UcxContext ucx_;
+  int wake_fd_ = -1;
 
   std::mutex mutex_;
   int rank_ = 0;

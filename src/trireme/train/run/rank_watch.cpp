@@ -15,11 +15,12 @@
 namespace trireme::train {
 
 StepStatus exchange(const StepStatus& status, comm::Group& world) {
-  std::array<std::int64_t, 5> numbers{status.stop, status.memory, status.save, status.writing, status.clock};
+  std::array<std::int64_t, 6> numbers{status.stop,    status.memory, status.save,
+                                      status.writing, status.clock,  status.edge};
   if (world.size() > 1) {
     world.all_reduce(comm::Buffer{numbers.data(), numbers.size(), comm::DType::kI64}, comm::Reduce::kMax).wait();
   }
-  return {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]};
+  return {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]};
 }
 
 std::int64_t broadcast_from_root(std::int64_t number, comm::Group& world) {

@@ -22,6 +22,7 @@ struct StepStatus {
   std::int64_t save = 0;     ///< rank 0's clock says so, or SIGUSR1 on any rank
   std::int64_t writing = 0;  ///< a checkpoint is not yet written
   std::int64_t clock = 0;    ///< the timeline's
+  std::int64_t edge = 0;     ///< an elastic world is to end here
 };
 
 /// On all ranks together.

@@ -14,11 +14,11 @@
 #include "trireme/base/new_file.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/base/text.h"
+#include "trireme/checkpoint/memory_snapshots.h"
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/checkpoint/run_folder.h"
 #include "trireme/checkpoint/salvage.h"
 #include "trireme/checkpoint/texts.h"
-#include "trireme/comm/launch.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/data/vocab_size.h"
 #include "trireme/kernels/autotune.h"
@@ -59,6 +59,8 @@ class TrainingRun {
   bool leads() const { return world_.rank() == 0; }
   StepStatus gather_news();
   std::int64_t find_checkpoint();
+  std::int64_t find_snapshot();
+  void take_snapshot();
   std::int64_t begin_anew(const std::vector<formats::DamagedCheckpoint>& damaged);
   spec::ModelShape shape_from(std::int64_t from_step) const;
   void build(std::int64_t from_step);
@@ -91,6 +93,8 @@ class TrainingRun {
   std::unique_ptr<Saving> saving_;
   std::unique_ptr<RunFiles> files_;
   std::unique_ptr<AnomalyHandler> anomalies_;
+  std::optional<checkpoint::SnapshotId> snapshot_;        // that an elastic world goes on from
+  std::unique_ptr<checkpoint::SnapshotTaker> snapshots_;  // of an elastic world
   std::unique_ptr<RankWatch> ranks_;
   std::unique_ptr<observe::CpuContention> contention_;  // rank 0's, where the CPU computes
   Clock::time_point step_begun_ = Clock::now();
@@ -108,7 +112,8 @@ StepStatus TrainingRun::gather_news() {
                 .memory = most_memory(trainer_->device()),
                 .save = save,
                 .writing = !saving_->written(),
-                .clock = timeline_->clock()},
+                .clock = timeline_->clock(),
+                .edge = request_.elastic != nullptr && request_.elastic->wants_edge()},
                world_);
   timeline_->hear(status.clock);
   return status;
@@ -116,7 +121,7 @@ StepStatus TrainingRun::gather_news() {
 
 /// A checkpoint knows the shape: the folder that the run once began from may be gone.
 spec::ModelShape TrainingRun::shape_from(std::int64_t from_step) const {
-  if (from_step < 0 || !request_.recipe.model.init_from) return model_shape(request_.recipe);
+  if (from_step < 0 || snapshot_ || !request_.recipe.model.init_from) return model_shape(request_.recipe);
   return spec::with_keys(checkpoint::stored_shape(folder_.checkpoints() / formats::checkpoint_name(from_step)),
                          request_.recipe.model);
 }
@@ -135,6 +140,7 @@ std::int64_t TrainingRun::find_checkpoint() {
     made_ = std::make_unique<checkpoint::MadeRunFolder>(folder_);
     lock_ = std::make_unique<checkpoint::RunLock>(folder_);
   }
+  if (const std::int64_t step = find_snapshot(); step >= 0) return step;
   std::vector<formats::DamagedCheckpoint> damaged;
   const std::int64_t step = checkpoint::newest_whole(folder_.checkpoints(), world_, damaged);
   if (step < 0 && !damaged.empty()) return begin_anew(damaged);
@@ -148,6 +154,31 @@ std::int64_t TrainingRun::find_checkpoint() {
     log_info("going on from {}", (folder_.checkpoints() / formats::checkpoint_name(step)).string());
   }
   return step;
+}
+
+/// The step of a snapshot in the ranks' memory that is as new as anything on the disk; -1: there is none.
+std::int64_t TrainingRun::find_snapshot() {
+  if (request_.elastic == nullptr) return -1;
+  auto& kept = request_.elastic->snapshots;
+  if (!kept) kept = std::make_shared<checkpoint::MemorySnapshots>();
+  snapshot_ = checkpoint::newest_snapshot(*kept, world_);
+  if (!snapshot_) return -1;
+  const auto stored = leads() ? formats::list_checkpoints(folder_.checkpoints()) : std::vector<std::int64_t>{};
+  if (broadcast_from_root(stored.empty() ? -1 : stored.back(), world_) > snapshot_->step) {
+    snapshot_.reset();
+    return -1;
+  }
+  if (leads()) {
+    formats::sweep_unfinished(folder_.checkpoints());
+    formats::sweep_unfinished(folder_.path);
+    log_info("going on from the snapshot of step {} in memory", snapshot_->step);
+  }
+  return snapshot_->step;
+}
+
+void TrainingRun::take_snapshot() {
+  trainer_->state();  // waits for updates that are still on their way
+  snapshots_->take(trainer_->position().step);
 }
 
 /// No checkpoint is whole. What is there may be all that is left of weeks: nothing of it is removed, and the run begins
@@ -218,7 +249,7 @@ void TrainingRun::build(std::int64_t from_step) {
   ranks_ = std::make_unique<RankWatch>(recipe_.health, world_, *files_, *timeline_);
   if (leads() && recipe_.run.device == spec::DeviceKind::kCpu) {
     const int local = std::max(1, request_.local_ranks);
-    const bool threads = comm::detect_launch().kind == comm::Launch::Kind::kSingle;
+    const bool threads = !world_.has_processes();
     contention_ = std::make_unique<observe::CpuContention>(*recipe_.train.threads, local, threads ? local : 1,
                                                            static_cast<int>(std::thread::hardware_concurrency()));
   }
@@ -226,10 +257,19 @@ void TrainingRun::build(std::int64_t from_step) {
     saving_->before_update();
     faults_->after_compute(trainer_->position().step + 1, seconds_since(step_begun_));
   });
-  if (from_step < 0) return;
-  load_step(folder_, from_step, *trainer_);
-  saving_->came_from(from_step);
-  validated_step_ = from_step;
+  if (snapshot_) {
+    checkpoint::load_snapshot(*request_.elastic->snapshots, *snapshot_, trainer_->state(), world_);
+    trainer_->loaded();
+    validated_step_ = from_step;
+  } else if (from_step >= 0) {
+    load_step(folder_, from_step, *trainer_);
+    saving_->came_from(from_step);
+    validated_step_ = from_step;
+  }
+  if (request_.elastic == nullptr) return;
+  snapshots_ = std::make_unique<checkpoint::SnapshotTaker>(trainer_->state(), world_, *request_.elastic->snapshots,
+                                                           request_.elastic->epoch);
+  take_snapshot();  // what a lost rank kept is kept twice again
 }
 
 void TrainingRun::record(const StepReport& report, std::int64_t memory) {
@@ -343,7 +383,7 @@ void TrainingRun::loop() {
     beat();
     if (!trainer_
              ->at_rest()) {  // the next drain comes, and an interrupted run goes on until then; a step ahead can be had
-      if (status.stop != 0 || save_wanted_) trainer_->rest_soon();
+      if (status.stop != 0 || status.edge != 0 || save_wanted_) trainer_->rest_soon();
       continue;
     }
     if (validation_ && due(recipe_.eval.every)) validate();
@@ -356,9 +396,16 @@ void TrainingRun::loop() {
       timeline_->tell("stop", {{"step", step}, {"why", "interrupted"}});
       return;
     }
+    if (snapshots_ && (status.edge != 0 || due(request_.elastic->snapshot_every))) take_snapshot();
     if (saving_->is_due(step) || save_wanted_) {
       begin_saving();
       write_timeline();
+    }
+    if (status.edge != 0) {
+      saving_->settle();
+      result_.end = RunResult::End::kWorldEnds;
+      timeline_->tell("edge", {{"step", step}, {"ranks", world_.size()}});
+      return;
     }
   }
   write_timeline();
@@ -393,7 +440,7 @@ RunResult TrainingRun::go() {
   }
   recipe_ = effective_recipe(request_, shape);
   at::set_num_threads(*recipe_.train.threads);
-  if (from_step >= steps_) {
+  if (from_step >= steps_ && !snapshot_) {
     result_.end = RunResult::End::kWasFinished;
     result_.step = from_step;
     return result_;
@@ -408,6 +455,7 @@ RunResult TrainingRun::go() {
   }
   const Interrupt interrupt(recipe_.checkpoint.grace);
   beat();
+  if (request_.elastic != nullptr) request_.elastic->moved(trainer_->position().step);
   loop();
   return result_;
 }

@@ -1,0 +1,102 @@
+// checkpoint/memory_snapshots.h -- the state of a run in the memory of its ranks: what survivors of a world go on from.
+//
+//   MemorySnapshots snapshots;                          outlives worlds
+//   SnapshotTaker taker(state, world, snapshots, epoch);   once a world, on all ranks together: plans who keeps what
+//   taker.take(step);                                   at a step edge
+//   ... a rank dies; in the next world, on all of its ranks:
+//   if (const auto found = newest_snapshot(snapshots, world)) load_snapshot(snapshots, *found, state, world);
+//
+// Every element is kept by one rank, each about as many bytes (save_plan.h), and once more by the next rank: any one
+// rank may be lost, and several that do not stand side by side. The image of a part is that of its file in a
+// checkpoint, so reading is that of a checkpoint too, under any layout; only that bytes come from memory, over the new
+// world. Two snapshots are kept, since a rank may die while the newer one is being taken.
+// Depends on: base, comm, formats, layout, nn.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trireme/checkpoint/save_plan.h"
+#include "trireme/comm/group.h"
+#include "trireme/nn/state.h"
+
+namespace trireme::checkpoint {
+
+/// Which snapshot: epochs tell worlds apart that have computed the same step.
+struct SnapshotId {
+  std::int64_t epoch = 0, step = 0;
+  auto operator<=>(const SnapshotId&) const = default;
+};
+
+/// What a rank has of one.
+struct HeldSnapshot {
+  SnapshotId id;
+  std::vector<std::size_t> parts;  ///< numbers in the manifest
+  std::size_t of = 0;              ///< so many there are
+  bool operator==(const HeldSnapshot&) const = default;
+};
+
+/// The latest step of which every part is held by somebody; of two epochs the later. [rank]
+std::optional<SnapshotId> choose_snapshot(const std::vector<std::vector<HeldSnapshot>>& holdings);
+/// Who sends which part: the first rank that holds it, so that each is sent by one. [part]
+std::vector<int> holders_of(const SnapshotId& id, const std::vector<std::vector<HeldSnapshot>>& holdings);
+
+class MemorySnapshots {
+ public:
+  struct Snapshot {
+    SnapshotId id;
+    std::string manifest;                                 // text of it, values included
+    std::size_t of = 0;                                   // parts
+    std::map<std::size_t, std::vector<std::byte>> parts;  // images of files
+  };
+  /// Of those that are kept.
+  std::vector<HeldSnapshot> holdings() const;
+  const Snapshot* find(const SnapshotId& id) const;
+  /// Puts it beside the newest one, in the place of those before.
+  void keep(Snapshot snapshot);
+  /// An image of a snapshot that would be the next to go, to be written over; empty when there is none of that size.
+  std::vector<std::byte> recycle(std::size_t bytes);
+  std::size_t bytes() const;
+
+ private:
+  std::deque<Snapshot> kept_;  // the newest last
+  std::vector<std::vector<std::byte>> spare_;
+};
+
+class SnapshotTaker {
+ public:
+  /// All are borrowed. On all ranks together.
+  SnapshotTaker(const nn::State& state, comm::Group& world, MemorySnapshots& snapshots, std::int64_t epoch);
+  /// On all ranks together; the state must not change meanwhile.
+  void take(std::int64_t step);
+  /// Copied and sent by this rank each time.
+  std::uint64_t bytes() const { return mine_.bytes; }
+
+ private:
+  struct Part {
+    std::optional<std::size_t> number;  // in the manifest; nothing to keep otherwise
+    std::uint64_t bytes = 0;
+  };
+  void copy_mine(std::byte* to) const;
+
+  const nn::State& state_;
+  comm::Group& world_;
+  MemorySnapshots& snapshots_;
+  const std::int64_t epoch_;
+  SavePlan plan_;  // of other ranks without runs
+  PartPlan part_;
+  std::string prefix_;
+  formats::CheckpointManifest manifest_;
+  Part mine_, theirs_;  // theirs: of the rank before
+};
+
+/// On all ranks of the world together; the same everywhere.
+std::optional<SnapshotId> newest_snapshot(const MemorySnapshots& snapshots, comm::Group& world);
+/// Reads the state of it. On all ranks of the world together. CommError when a rank is lost meanwhile.
+void load_snapshot(const MemorySnapshots& snapshots, const SnapshotId& id, nn::State& state, comm::Group& world);
+
+}  // namespace trireme::checkpoint

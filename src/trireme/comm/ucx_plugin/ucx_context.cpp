@@ -1,0 +1,125 @@
+#include "trireme/comm/ucx_plugin/ucx_context.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "trireme/base/env.h"
+#include "trireme/base/error.h"
+#include "trireme/comm/network_interfaces.h"
+
+namespace trireme::comm {
+namespace {
+
+template <typename Body>
+void each_descriptor(Body&& body) {
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", none)) {
+    body(std::atoi(entry.path().filename().c_str()));
+  }
+}
+
+}  // namespace
+
+void check_ucx(ucs_status_t status, const std::string& what) {
+  if (status == UCS_OK || status == UCS_INPROGRESS) return;
+  throw CommError(fmt::format("{}: UCX says \"{}\"", what, ucs_status_string(status)));
+}
+
+std::string bytes_of_hex(const std::string& hex) {
+  std::string bytes;
+  for (std::size_t i = 0; i + 1 < hex.size(); i += 2)
+    bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+
+std::string ucx_device_names(const std::string& wanted) {
+  if (wanted.empty()) return {};
+  const ChosenInterfaces chosen = choose_interfaces(wanted, network_interfaces());
+  // A key of UCX's TCP transport, which only the environment reaches; the order is the preference.
+  if (chosen.ipv6 && !env("UCX_TCP_AF_PRIO")) set_env("UCX_TCP_AF_PRIO", "inet6,inet");
+  return fmt::format("{}", fmt::join(chosen.names, ","));
+}
+
+std::string UcxContext::version() {
+  unsigned major = 0, minor = 0, release = 0;
+  ucp_get_version(&major, &minor, &release);
+  return fmt::format("{}.{}", major, minor);
+}
+
+UcxContext::UcxContext(const std::string& interfaces, Long long_messages, ucp_am_recv_callback_t on_message,
+                       void* receiver) {
+  each_descriptor([&](int fd) { inherited_.insert(fd); });
+  // TRIREME_UCX_... beats UCX_..., which a UCX below MPI would read too.
+  ucp_config_t* config = nullptr;
+  check_ucx(ucp_config_read("TRIREME", nullptr, &config), "reading UCX's settings");
+  if (!interfaces.empty())
+    check_ucx(ucp_config_modify(config, "NET_DEVICES", interfaces.c_str()), "choosing interfaces");
+  if (long_messages == Long::kEager)
+    check_ucx(ucp_config_modify(config, "RNDV_THRESH", "inf"), "choosing eager messages");
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  const ucs_status_t started = ucp_init(&params, config, &context_);
+  ucp_config_release(config);
+  check_ucx(started, "starting UCX");
+
+  ucp_worker_params_t worker{};
+  worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // the owner's mutex
+  check_ucx(ucp_worker_create(context_, &worker, &worker_), "making UCX's worker");
+  ucp_worker_attr_t attributes{};
+  attributes.field_mask = UCP_WORKER_ATTR_FIELD_THREAD_MODE;
+  check_ucx(ucp_worker_query(worker_, &attributes), "asking UCX's worker");
+  if (attributes.thread_mode == UCS_THREAD_MODE_SINGLE) {
+    throw CommError("this UCX was built without thread support, but a background thread pushes pending calls on",
+                    "use a UCX that was configured with --enable-mt, as Debian's is");
+  }
+  ucp_am_handler_param_t handler{};
+  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  handler.id = kUcxMessageId;
+  handler.cb = on_message;
+  handler.arg = receiver;
+  check_ucx(ucp_worker_set_am_recv_handler(worker_, &handler), "registering for messages");
+  check_ucx(ucp_worker_get_efd(worker_, &event_fd_), "asking for UCX's event descriptor");
+
+  ucp_address_t* address = nullptr;
+  std::size_t length = 0;
+  check_ucx(ucp_worker_get_address(worker_, &address, &length), "asking for the worker's address");
+  address_.assign(reinterpret_cast<const char*>(address), length);
+  ucp_worker_release_address(worker_, address);
+}
+
+UcxContext::~UcxContext() {
+  if (worker_ != nullptr) ucp_worker_destroy(worker_);
+  if (context_ != nullptr) ucp_cleanup(context_);
+}
+
+// A child that a rank starts must not keep its connections open after the rank's death: UCX does not close its sockets
+// on exec, so we say it for them when there may be new ones.
+void UcxContext::keep_from_children() {
+  each_descriptor([&](int fd) {
+    struct stat about {};
+    if (inherited_.contains(fd) || fstat(fd, &about) != 0) return;
+    if (const int flags = fcntl(fd, F_GETFD); flags >= 0 && (flags & FD_CLOEXEC) == 0)
+      fcntl(fd, F_SETFD, flags | FD_CLOEXEC);
+  });
+}
+
+ucs_status_t UcxContext::connect(const std::string& address, ucp_err_handler_cb_t on_failure, void* peer,
+                                 ucp_ep_h& endpoint) {
+  ucp_ep_params_t params{};
+  params.field_mask =
+      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler = {.cb = on_failure, .arg = peer};
+  const ucs_status_t made = ucp_ep_create(worker_, &params, &endpoint);
+  if (made != UCS_OK) endpoint = nullptr;
+  return made;
+}
+
+}  // namespace trireme::comm

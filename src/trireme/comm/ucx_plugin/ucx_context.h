@@ -1,0 +1,61 @@
+// comm/ucx_plugin/ucx_context.h -- UCX's context and worker of this process, made ready for active messages.
+//
+// What transport and mailbox share: settings, the event descriptor to sleep on, the address that others reach it by.
+// Whoever owns one brings its own lock, endpoints and matching.
+// Depends on: UCX (ucp).
+#pragma once
+
+#include <ucp/api/ucp.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <string>
+
+namespace trireme::comm {
+
+/// CommError with UCX's own words when `status` is none of success and "in progress".
+void check_ucx(ucs_status_t status, const std::string& what);
+
+/// Random bytes of a start, which only those learn who were let in to the control plane.
+inline constexpr std::size_t kSessionBytes = 16;
+
+/// Bytes that to_hex() wrote.
+std::string bytes_of_hex(const std::string& hex);
+/// Interfaces for UCX, separated by commas, from what comm.interface says; empty: all.
+std::string ucx_device_names(const std::string& wanted);
+
+class UcxContext {
+ public:
+  enum class Long : std::uint8_t {
+    kRendezvous,  ///< a long message's data stays with the sender until it is fetched
+    kEager,       ///< it comes along: nothing is under way that an end of the connection would leave behind
+  };
+  /// Messages of id 0 go to `on_message` with `receiver`, from within ucp_worker_progress().
+  UcxContext(const std::string& interfaces, Long long_messages, ucp_am_recv_callback_t on_message, void* receiver);
+  ~UcxContext();
+  UcxContext(const UcxContext&) = delete;
+  UcxContext& operator=(const UcxContext&) = delete;
+
+  /// "1.13": ranks must have the same.
+  static std::string version();
+
+  ucp_worker_h worker() { return worker_; }
+  int event_fd() const { return event_fd_; }
+  const std::string& address() const { return address_; }
+  /// Connections that were made since are kept from programs that this process starts.
+  void keep_from_children();
+  /// With peer error handling: `on_failure` is called with `peer` when the other side is gone.
+  ucs_status_t connect(const std::string& address, ucp_err_handler_cb_t on_failure, void* peer, ucp_ep_h& endpoint);
+
+ private:
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  int event_fd_ = -1;
+  std::string address_;
+  std::set<int> inherited_;  // descriptors that were open before UCX
+};
+
+inline constexpr unsigned kUcxMessageId = 0;
+
+}  // namespace trireme::comm

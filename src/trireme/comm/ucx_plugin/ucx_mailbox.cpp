@@ -1,0 +1,416 @@
+#include "trireme/comm/ucx_plugin/ucx_mailbox.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/sha256.h"
+
+namespace trireme::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kFirstRetry = 10ms, kLongestRetry = 1'000ms;
+// A peer that owes an answer for so long has not got what we sent; doubled each time, since it may only be slow.
+constexpr auto kFirstPatience = 500ms, kLongestPatience = 8'000ms;
+// An endpoint younger than this is not made anew because the other side's is: it is probably the answer to ours.
+constexpr auto kFresh = 400ms;
+constexpr int kMostMailProgress = 64;
+constexpr int kMailPollMs = 200;
+constexpr std::uint64_t kLoggedMailStrangers = 10;
+
+std::string directory_key(int address) { return fmt::format("trireme/mail/address/{}", address); }
+
+}  // namespace
+
+UcxMailbox::UcxMailbox(ControlPlane& control, const UcxMailOptions& options)
+    : control_(control),
+      options_(options),
+      ucx_(ucx_device_names(options.interface), UcxContext::Long::kEager, &UcxMailbox::on_message, this),
+      wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  join_directory();
+  thread_ = std::thread([this] { run(); });
+}
+
+void UcxMailbox::join_directory() {
+  // Whoever comes first draws what only mailboxes of this control plane know.
+  if (control_.add("trireme/mail/drawn", 1) == 1)
+    control_.set("trireme/mail/session", to_hex(random_bytes(kSessionBytes)));
+  session_ = bytes_of_hex(control_.wait_for("trireme/mail/session", options_.deadline));
+  incarnation_ =
+      static_cast<std::uint64_t>(control_.add(fmt::format("trireme/mail/incarnation/{}", options_.address), 1));
+  protocol_.emplace(incarnation_, options_.limits);
+  const nlohmann::json card{
+      {"ucx", UcxContext::version()}, {"worker", to_hex(ucx_.address())}, {"incarnation", incarnation_}};
+  control_.set(directory_key(options_.address), card.dump());
+}
+
+UcxMailbox::~UcxMailbox() {
+  {
+    // Mail that was posted is mail: it is handed over first, as long as somebody takes it.
+    std::unique_lock lock(mutex_);
+    const auto patience = Clock::now() + options_.linger;
+    while (!is_settled() && Clock::now() < patience) {
+      lock.unlock();
+      wake();
+      lock.lock();
+      changed_.wait_for(lock, 20ms);
+    }
+  }
+  stop_ = true;
+  wake();
+  thread_.join();
+  try {
+    control_.erase(directory_key(options_.address));
+  } catch (const Error& error) {
+    log_debug("mailbox {}: {}", options_.address, error.message());
+  }
+  const std::lock_guard lock(mutex_);
+  // The last word of what was taken: without it senders would wait for it.
+  for (const auto patience = Clock::now() + 500ms; !sending_.empty() && Clock::now() < patience; reap())
+    ucp_worker_progress(ucx_.worker());
+  for (auto& [address, peer] : peers_) close_endpoint(peer);
+  const auto patience = Clock::now() + 1s;
+  while ((!sending_.empty() || !closing_.empty()) && Clock::now() < patience) {
+    ucp_worker_progress(ucx_.worker());
+    reap();
+  }
+  close(wake_fd_);
+}
+
+// Whether all mail was taken, but for that of mailboxes that were here and have left.
+bool UcxMailbox::is_settled() const {
+  return std::ranges::all_of(peers_, [&](const auto& entry) {
+    const auto& [address, peer] = entry;
+    return protocol_->outstanding_bytes(address) == 0 || (peer.absent && peer.incarnation > 0);
+  });
+}
+
+// ---- what callers do
+
+bool UcxMailbox::wait_until(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready) {
+  return changed_.wait_until(lock, Clock::now() + options_.deadline, ready);
+}
+
+void UcxMailbox::post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) {
+  std::unique_lock lock(mutex_);
+  if (!wait_until(lock, [&] { return protocol_->may_post(to, bytes.size()); })) {
+    throw CommError(
+        fmt::format("mailbox {} waited {:.0f} s to post {} bytes to mailbox {}, which has {} bytes of ours not taken",
+                    address(), std::chrono::duration<double>(options_.deadline).count(), bytes.size(), to,
+                    protocol_->outstanding_bytes(to)),
+        fmt::format("look whether mailbox {} is there and receives", to));
+  }
+  protocol_->post(to, tag, priority, {bytes.begin(), bytes.end()});
+  peer_at(to);
+  pump();
+  lock.unlock();
+  wake();
+}
+
+bool UcxMailbox::try_post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!protocol_->may_post(to, bytes.size())) return false;
+    protocol_->post(to, tag, priority, {bytes.begin(), bytes.end()});
+    peer_at(to);
+    pump();
+  }
+  wake();
+  return true;
+}
+
+Mail UcxMailbox::receive(std::optional<std::uint32_t> tag) {
+  std::unique_lock lock(mutex_);
+  if (!wait_until(lock, [&] { return protocol_->has_mail(tag); })) {
+    throw CommError(fmt::format("mailbox {} got no mail{} in {:.0f} s", address(),
+                                tag ? fmt::format(" of tag {}", *tag) : std::string(),
+                                std::chrono::duration<double>(options_.deadline).count()),
+                    "look at the logs of those that were to send it");
+  }
+  Mail mail = *protocol_->take(tag);
+  pump();  // what was taken is credit for its sender
+  lock.unlock();
+  wake();
+  return mail;
+}
+
+std::optional<Mail> UcxMailbox::try_receive(std::optional<std::uint32_t> tag) {
+  std::optional<Mail> mail;
+  {
+    const std::lock_guard lock(mutex_);
+    mail = protocol_->take(tag);
+    if (!mail) return mail;
+    pump();
+  }
+  wake();
+  return mail;
+}
+
+std::vector<Mail> UcxMailbox::take_returned() {
+  const std::lock_guard lock(mutex_);
+  return protocol_->take_returned();
+}
+
+// ---- what UCX tells, from within progress
+
+ucs_status_t UcxMailbox::on_message(void* self, const void* header, std::size_t header_bytes, void* data,
+                                    std::size_t bytes, const ucp_am_recv_param_t* param) {
+  auto& mailbox = *static_cast<UcxMailbox*>(self);
+  UcxMailHeader read;
+  std::memcpy(&read, header, std::min(header_bytes, sizeof read));
+  const bool ours = header_bytes == sizeof read &&
+                    same_secret({reinterpret_cast<const char*>(read.session), kSessionBytes}, mailbox.session_);
+  if (!ours) {
+    if (mailbox.refused_++ < kLoggedMailStrangers)
+      log_warn("mailbox {}: refused a message without this job's session", mailbox.address());
+    return UCS_OK;
+  }
+  TRIREME_CHECK((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0, "mail of {} bytes came by rendezvous", bytes);
+  mailbox.arrived_.push_back({.header = read, .bytes = std::string(static_cast<const char*>(data), bytes)});
+  return UCS_OK;
+}
+
+void UcxMailbox::on_failure(void* peer, ucp_ep_h, ucs_status_t) { static_cast<Peer*>(peer)->failed = true; }
+
+// ---- what follows from it
+
+UcxMailbox::Peer& UcxMailbox::peer_at(int address) {
+  Peer& peer = peers_[address];
+  peer.address = address;
+  return peer;
+}
+
+void UcxMailbox::close_endpoint(Peer& peer) {
+  if (peer.endpoint == nullptr) return;
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  if (void* request = ucp_ep_close_nbx(std::exchange(peer.endpoint, nullptr), &param); UCS_PTR_IS_PTR(request))
+    closing_.push_back(request);
+  protocol_->disconnected(peer.address);
+}
+
+void UcxMailbox::look_after_silence(Clock::time_point now) {
+  for (auto& [address, peer] : peers_) {
+    if (peer.endpoint == nullptr || peer.failed || !protocol_->awaits(address)) continue;
+    if (now - std::max(peer.heard, peer.made) < peer.patience) continue;
+    peer.failed = true;
+    peer.patience = std::min<std::chrono::milliseconds>(peer.patience * 2, kLongestPatience);
+  }
+}
+
+void UcxMailbox::look_after_failures() {
+  for (auto& [address, peer] : peers_) {
+    if (!peer.failed) continue;
+    peer.failed = false;
+    close_endpoint(peer);
+    peer.wait = std::clamp<std::chrono::milliseconds>(peer.wait * 2, kFirstRetry, kLongestRetry);
+    peer.retry = Clock::now() + peer.wait;
+  }
+}
+
+void UcxMailbox::reap() {
+  for (auto at = sending_.begin(); at != sending_.end();) {
+    if (UCS_PTR_IS_PTR(at->request) && ucp_request_check_status(at->request) == UCS_INPROGRESS) {
+      ++at;
+      continue;
+    }
+    if (UCS_PTR_IS_PTR(at->request)) ucp_request_free(at->request);
+    at = sending_.erase(at);
+  }
+  std::erase_if(closing_, [](void* request) {
+    if (ucp_request_check_status(request) == UCS_INPROGRESS) return false;
+    ucp_request_free(request);
+    return true;
+  });
+}
+
+void UcxMailbox::give_to_protocol(Peer& peer, const Arrival& arrival) {
+  const UcxMailHeader& header = arrival.header;
+  if (header.incarnation < peer.incarnation) return;
+  if (header.incarnation > peer.incarnation) {
+    peer.incarnation = header.incarnation;
+    peer.their_connections = 0;
+  }
+  if (header.connection < peer.their_connections) return;
+  if (header.connection > peer.their_connections) {
+    // It has connected anew, and awaits our hello, which told of the former connection.
+    if (std::exchange(peer.their_connections, header.connection) != 0) {
+      if (Clock::now() - peer.made > kFresh) {
+        close_endpoint(peer);
+        peer.early.push_back(arrival);
+        peer.retry = Clock::now();
+        return;
+      }
+      protocol_->disconnected(peer.address);
+      protocol_->connected(peer.address);
+    }
+  }
+  peer.wait = 0ms;  // it lives
+  peer.heard = Clock::now();
+  peer.patience = kFirstPatience;
+  if (const auto frame = decode_mail_frame(arrival.bytes)) protocol_->receive(peer.address, *frame);
+}
+
+void UcxMailbox::take_arrival(Peer& peer, const Arrival& arrival) {
+  // Made to another process than the one that writes now, which cannot hear us.
+  if (peer.endpoint != nullptr && peer.endpoint_incarnation < arrival.header.incarnation) close_endpoint(peer);
+  if (peer.endpoint == nullptr) {
+    peer.early.push_back(arrival);
+    peer.retry = Clock::now();
+    return;
+  }
+  give_to_protocol(peer, arrival);
+}
+
+bool UcxMailbox::progress() {
+  bool moved = false;
+  for (int i = 0; i < kMostMailProgress && ucp_worker_progress(ucx_.worker()) != 0; ++i) moved = true;
+  moved = moved || !arrived_.empty();
+  for (const Arrival& arrival : std::exchange(arrived_, {})) take_arrival(peer_at(arrival.header.from), arrival);
+  look_after_silence(Clock::now());
+  look_after_failures();
+  pump();
+  reap();
+  if (moved) changed_.notify_all();
+  return moved;
+}
+
+void UcxMailbox::pump() {
+  while (true) {
+    auto outgoing = protocol_->take_outgoing();
+    if (outgoing.empty()) return;
+    bool own = false;
+    for (const auto& [to, frame] : outgoing) {
+      if (to == options_.address) {
+        protocol_->receive(to, frame);
+        own = true;
+      } else {
+        send(peer_at(to), frame);
+      }
+    }
+    if (own) changed_.notify_all();
+  }
+}
+
+void UcxMailbox::send(Peer& peer, const MailFrame& frame) {
+  if (peer.endpoint == nullptr || peer.failed) return;  // it goes again on the next connection
+  Sending& sending = sending_.emplace_back();
+  std::memcpy(sending.header.session, session_.data(), kSessionBytes);
+  sending.header.from = options_.address;
+  sending.header.incarnation = incarnation_;
+  sending.header.connection = peer.connections;
+  sending.bytes = encode(frame);
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  sending.request = ucp_am_send_nbx(peer.endpoint, kUcxMessageId, &sending.header, sizeof sending.header,
+                                    sending.bytes.data(), sending.bytes.size(), &param);
+  if (peer.frames++ == 0) ucx_.keep_from_children();
+  if (UCS_PTR_IS_ERR(sending.request)) peer.failed = true;
+  if (options_.break_every > 0 && peer.frames % static_cast<std::uint64_t>(options_.break_every) == 0)
+    peer.failed = true;
+}
+
+// ---- the thread
+
+std::vector<int> UcxMailbox::to_look_up(Clock::time_point now) const {
+  std::vector<int> addresses;
+  for (const auto& [address, peer] : peers_) {
+    if (peer.endpoint == nullptr && address != options_.address && peer.retry <= now) addresses.push_back(address);
+  }
+  return addresses;
+}
+
+UcxMailbox::Clock::time_point UcxMailbox::next_retry() const {
+  auto next = Clock::now() + std::chrono::milliseconds(kMailPollMs);
+  for (const auto& [address, peer] : peers_) {
+    if (peer.endpoint == nullptr && address != options_.address) next = std::min(next, peer.retry);
+    if (peer.failed) next = Clock::now();
+  }
+  return next;
+}
+
+void UcxMailbox::connect(int address, const std::string& worker, std::uint64_t incarnation) {
+  Peer& peer = peers_.at(address);
+  if (peer.endpoint != nullptr) return;
+  if (ucx_.connect(worker, &UcxMailbox::on_failure, &peer, peer.endpoint) != UCS_OK) return;
+  peer.failed = false;
+  peer.endpoint_incarnation = incarnation;
+  peer.made = Clock::now();
+  peer.patience = std::max<std::chrono::milliseconds>(peer.patience, kFirstPatience);
+  peer.frames = 0;
+  ++peer.connections;
+  protocol_->connected(address);
+  for (const Arrival& arrival : std::exchange(peer.early, {})) take_arrival(peer, arrival);
+}
+
+void UcxMailbox::look_up(const std::vector<int>& addresses) {
+  for (const int address : addresses) {
+    std::optional<std::string> card;
+    try {
+      card = control_.get(directory_key(address));
+    } catch (const Error& error) {
+      log_debug("mailbox {}: the directory is not reached: {}", options_.address, error.message());
+    }
+    const std::lock_guard lock(mutex_);
+    Peer& peer = peers_.at(address);
+    peer.wait = std::clamp<std::chrono::milliseconds>(peer.wait * 2, kFirstRetry, kLongestRetry);
+    peer.retry = Clock::now() + peer.wait;
+    if (peer.absent = !card; peer.absent) continue;
+    const nlohmann::json read = nlohmann::json::parse(*card);
+    if (read.at("ucx") != UcxContext::version()) {
+      log_warn("mailbox {} has UCX {}, and mailbox {} has {}: they may not understand each other", address,
+               read.at("ucx").get<std::string>(), options_.address, UcxContext::version());
+    }
+    connect(address, bytes_of_hex(read.at("worker")), read.at("incarnation"));
+  }
+}
+
+void UcxMailbox::wake() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = write(wake_fd_, &one, sizeof one);  // fails only when it is pending already
+}
+
+void UcxMailbox::run() {
+  {
+    const std::lock_guard lock(mutex_);
+    peer_at(options_.address);
+    protocol_->connected(options_.address);
+  }
+  while (!stop_) {
+    std::vector<int> addresses;
+    bool moved = false, armed = false;
+    Clock::time_point until;
+    {
+      const std::lock_guard lock(mutex_);
+      moved = progress();
+      addresses = to_look_up(Clock::now());
+      armed = !moved && addresses.empty() && ucp_worker_arm(ucx_.worker()) == UCS_OK;
+      until = next_retry();
+    }
+    if (!addresses.empty()) look_up(addresses);
+    if (!armed) continue;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    pollfd polled[2] = {{wake_fd_, POLLIN, 0}, {ucx_.event_fd(), POLLIN, 0}};
+    poll(polled, 2, static_cast<int>(std::max<std::int64_t>(left.count(), 0)));
+    std::uint64_t count = 0;
+    if (polled[0].revents != 0) [[maybe_unused]]
+      const auto taken = read(wake_fd_, &count, sizeof count);
+  }
+}
+
+}  // namespace trireme::comm
+
+extern "C" trireme::comm::Mailbox* trireme_ucx_mailbox(trireme::comm::ControlPlane& control,
+                                                       const trireme::comm::UcxMailOptions& options) {
+  return new trireme::comm::UcxMailbox(control, options);
+}

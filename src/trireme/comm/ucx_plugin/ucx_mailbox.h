@@ -1,0 +1,118 @@
+// comm/ucx_plugin/ucx_mailbox.h -- a mailbox between processes: frames of MailProtocol as UCX's active messages.
+//
+// Mailboxes find each other by a directory in the control plane: address -> worker address and incarnation. An endpoint
+// is made at the first mail to somebody, or from somebody. When it breaks, it is made anew, with what the directory
+// says then, until the other side answers; what was under way is the protocol's business. Either side may break alone:
+// every message tells how often its sender has connected, and a higher number than before makes the other side begin
+// anew too.
+//
+// A thread sleeps on UCX's event descriptor; whoever posts or takes mail pushes frames out at once. One mutex guards
+// everything; UCX's callbacks only note what happened.
+// Depends on: mailbox.h, ucx_context.h.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <list>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "trireme/comm/control.h"
+#include "trireme/comm/mailbox.h"
+#include "trireme/comm/ucx_plugin/ucx_context.h"
+#include "trireme/comm/ucx_plugin/ucx_plugin.h"
+
+namespace trireme::comm {
+
+/// What leads a frame.
+struct UcxMailHeader {
+  unsigned char session[kSessionBytes] = {};
+  std::int32_t from = 0;
+  std::uint32_t unused = 0;
+  std::uint64_t incarnation = 0;  // of the sender
+  std::uint64_t connection = 0;   // how often the sender has connected to this receiver; from 1
+};
+
+class UcxMailbox final : public Mailbox {
+ public:
+  UcxMailbox(ControlPlane& control, const UcxMailOptions& options);
+  ~UcxMailbox() override;
+
+  int address() const override { return options_.address; }
+  void post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) override;
+  bool try_post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) override;
+  Mail receive(std::optional<std::uint32_t> tag) override;
+  std::optional<Mail> try_receive(std::optional<std::uint32_t> tag) override;
+  std::vector<Mail> take_returned() override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Arrival {
+    UcxMailHeader header;
+    std::string bytes;
+  };
+  struct Peer {
+    int address = 0;
+    ucp_ep_h endpoint = nullptr;
+    bool failed = false;                                   // by UCX's word; the endpoint is still to be closed
+    std::uint64_t connections = 0;                         // how often we have connected
+    std::uint64_t incarnation = 0, their_connections = 0;  // as its messages tell
+    std::uint64_t endpoint_incarnation = 0;                // whom the endpoint was made to
+    std::uint64_t frames = 0;                              // sent on this endpoint
+    Clock::time_point made = {}, heard = {};               // the endpoint; its owner, last
+    std::chrono::milliseconds patience{0};                 // with one that owes an answer
+    Clock::time_point retry = {};                          // not before
+    std::chrono::milliseconds wait{0};                     // before the retry after the next
+    std::vector<Arrival> early;                            // came before we could answer
+  };
+  struct Sending {
+    UcxMailHeader header;
+    std::string bytes;
+    void* request = nullptr;
+  };
+  static ucs_status_t on_message(void* self, const void* header, std::size_t header_bytes, void* data,
+                                 std::size_t bytes, const ucp_am_recv_param_t* param);
+  static void on_failure(void* peer, ucp_ep_h endpoint, ucs_status_t status);
+
+  void join_directory();
+  void run();
+  // These need the lock.
+  bool progress();
+  void take_arrival(Peer& peer, const Arrival& arrival);
+  void give_to_protocol(Peer& peer, const Arrival& arrival);
+  void close_endpoint(Peer& peer);
+  void look_after_silence(Clock::time_point now);
+  void look_after_failures();
+  void reap();
+  void pump();
+  void send(Peer& peer, const MailFrame& frame);
+  Peer& peer_at(int address);
+  std::vector<int> to_look_up(Clock::time_point now) const;
+  void connect(int address, const std::string& worker, std::uint64_t incarnation);
+  Clock::time_point next_retry() const;
+  bool is_settled() const;
+  bool wait_until(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready);
+  // These must not have it.
+  void look_up(const std::vector<int>& addresses);
+  void wake();
+
+  ControlPlane& control_;
+  const UcxMailOptions options_;
+  std::string session_;
+  std::uint64_t incarnation_ = 0;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  UcxContext ucx_;
+  std::optional<MailProtocol> protocol_;
+  std::map<int, Peer> peers_;  // nodes stay where they are: endpoints point to them
+  std::list<Sending> sending_;
+  std::vector<Arrival> arrived_;
+  std::vector<void*> closing_;
+  std::uint64_t refused_ = 0;
+  std::atomic<bool> stop_{false};
+  int wake_fd_ = -1;
+  std::thread thread_;
+};
+
+}  // namespace trireme::comm

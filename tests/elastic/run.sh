@@ -1,0 +1,73 @@
+# Sourced by tests of elastic runs: elastic_start NAME OPTIONS... -- SETTINGS... starts one in the background; the rest looks at it.
+set -eu
+trireme=$(realpath "$1") recipes=$(realpath "$(dirname "$0")/../../recipes")
+source "$(dirname "$0")/../same_runs.sh"
+export TRIREME_LOG=${TRIREME_LOG:-info}
+unset TRIREME_TOKEN TRIREME_TOKEN_FILE TRIREME_ELASTIC TRIREME_MEMBER
+folder=$(mktemp -d)
+cd "$folder"
+elastic=
+clean_up() {
+  [ -z "$elastic" ] || kill -KILL "$elastic" 2>/dev/null || true
+  for process in $(members 2>/dev/null); do kill -KILL "$process" 2>/dev/null || true; done
+  cd / && rm -rf "$folder"
+}
+trap clean_up EXIT
+fail() { echo "FAILED: $*"; tail -n 60 "$folder"/*.said; exit 1; }
+
+# Few threads and small batches: what is tested is who computes, not how fast.
+sets=(--set train.threads=1 --set train.hash_every=1 --set eval.every=0 --set batch.global_batch_tokens=768 --set checkpoint.every=1000)
+
+elastic_start() {
+  local name=$1 options=()
+  shift
+  while [ "$1" != -- ]; do options+=("$1"); shift; done
+  shift
+  "$trireme" elastic --join-file "$folder/$name.join" "${options[@]}" -- "$trireme" train "$recipes/tiny.toml" --out "$folder/$name" "${sets[@]}" "$@" \
+    >"$name.said" 2>&1 &
+  elastic=$!
+}
+# Processes of the members that it has started.
+members() { [ -z "$elastic" ] || pgrep -P "$elastic" || true; }
+steps_of() { wc -l <"$folder/$1/metrics.jsonl" 2>/dev/null || echo 0; }
+wait_for() { # WHAT SECONDS COMMAND...
+  local what=$1 until=$((SECONDS + $2))
+  shift 2
+  until "$@" >/dev/null 2>&1; do
+    [ "$SECONDS" -lt "$until" ] || fail "$what did not happen"
+    kill -0 "$elastic" 2>/dev/null || "$@" >/dev/null 2>&1 || fail "$what did not happen: trireme elastic has ended"
+    sleep 0.05
+  done
+}
+has_steps() { [ "$(steps_of "$1")" -ge "$2" ]; }
+runs_on() { # NAME RANKS EPOCHS: at least so many epochs have begun, and the last one has so many ranks
+  local epochs ranks
+  epochs=$(grep -c '"phase":"running"' "$folder/$1/timeline.jsonl") && [ "$epochs" -ge "$3" ] || return 1
+  ranks=$(grep '"phase":"running"' "$folder/$1/timeline.jsonl" | tail -n 1 | grep -o '"members":\[[^]]*\]' | tr -cd , | wc -c)
+  [ $((ranks + 1)) = "$2" ]
+}
+# replay NAME STEPS SETTINGS...: the same worlds one after the other, each a run of its own that is started from a checkpoint of the
+# step at which the elastic one's began. Then both must have the same losses and hashes at every step.
+replay() {
+  local name=$1 steps=$2 begins=() ranks=() i end
+  shift 2
+  while read -r begin count; do
+    begins+=("$begin") ranks+=("$count")
+  done < <(grep '"phase":"running"' "$folder/$name/timeline.jsonl" |
+    sed -E 's/.*"members":\[([^]]*)\].*"step":(-?[0-9]+).*/\2 \1/; t; s/.*"step":(-?[0-9]+).*"members":\[([^]]*)\].*/\1 \2/' |
+    while read -r begin list; do echo "$begin $(($(tr -cd , <<<"$list" | wc -c) + 1))"; done)
+  begins+=("$steps")
+  for i in "${!ranks[@]}"; do
+    end=${begins[$((i + 1))]}
+    echo "world $((i + 1)): ${ranks[$i]} ranks, steps ${begins[$i]} to $end"
+    [ "$end" -gt "${begins[$i]}" ] || continue
+    "$trireme" --quiet train "$recipes/tiny.toml" --out "$folder/$name-replay" "${sets[@]}" "$@" --resume --elastic --ranks "${ranks[$i]}" \
+      --set comm.transport=ucx --set train.steps="$end" >"$name-replay.said" 2>&1 || fail "world $((i + 1)) of the replay"
+  done
+  same_runs "$trireme" "$folder/$name-replay" "$folder/$name" || fail "$name is not the same as its worlds one by one"
+}
+# each_step_once NAME STEPS
+each_step_once() {
+  diff <(seq "$2") <(grep -oE '"step":[0-9]+' "$folder/$1/metrics.jsonl" | cut -d: -f2) >/dev/null || fail "$1 did not count every step once"
+}
+ended_well() { wait "$elastic" || fail "trireme elastic ended with $?"; elastic=; }
