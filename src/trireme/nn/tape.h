@@ -59,7 +59,7 @@ class Tape {
   /// Does what was deferred, oldest first.
   void run_weight_gradients();
 
-  /// Memory kept by the frames that are here, each storage counted once. Put-off work holds more.
+  /// Memory kept by the frames that are here, each storage counted once. Deferred weight gradients hold more.
   std::int64_t bytes() const;
 
  private:
