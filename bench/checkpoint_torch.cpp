@@ -221,6 +221,10 @@ void measure_background(const Options& options, int threads, double sync_s, Side
       sides.add(name, 1, cost);
       sides.add(limit, 1, alone.save() / 10);
       at::set_num_threads(threads);
+      // Where it goes: the copy that the next update waits for, and what is left of it when that comes.
+      sides.add(name + ", of it copying", options.gib(), outcome.copy_s);
+      sides.add(name + ", of it blocked", 1, std::max(outcome.blocked_s, 1e-6));
+      sides.add(name + ", writing and hashing behind", options.gib(), outcome.write_s);
     }
   });
   sides.compare(name, name, limit, 1);

@@ -3,6 +3,7 @@
 //
 //   build/release/bench/parallel_torch --python PYTHON         two sizes, bf16 and fp32
 //   build/release/bench/parallel_torch --quick --num-layers 4 --hidden-size 256 --precision bf16 ...
+//   build/release/bench/parallel_torch --mpi --python PYTHON   our ranks are processes too, as the peers' are
 //
 // All sides train the same GPT-2 with AdamW on the same number of tokens a rank (tensor parallelism and the rank with
 // two threads: a step on one rank's rows). They take turns of a few steps each, the first of which is not timed; ratios
@@ -11,13 +12,17 @@
 // the peers do not.
 #include <ATen/Parallel.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <thread>
 
 #include "bench/arguments.h"
 #include "bench/gpt_recipe.h"
 #include "bench/peer.h"
 #include "bench/sides.h"
+#include "trireme/cli/start_ranks.h"
+#include "trireme/comm/process.h"
 #include "trireme/comm/rank.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/device/cpu_setup.h"
@@ -38,7 +43,7 @@ struct Options {
   std::string precision, python, only;
   int rounds = 11, steps = 6;
   double bucket_mb = 4;
-  bool json = false;
+  bool json = false, mpi = false;
 };
 
 constexpr const char *kOne = "one rank, one thread", *kApart = "two ranks apart", *kDp = "dp = 2",
@@ -142,36 +147,41 @@ std::vector<Trial> make_runs(const Options& options, const GptSize& size, spec::
   return runs;
 }
 
+/// Until all ranks are here, without taking a core from a peer: those that wait for rank 0 sleep.
+void wait_asleep(comm::Group& world) {
+  comm::Work barrier = world.barrier();
+  while (!barrier.test()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  barrier.wait();
+}
+
 /// One size in one precision; the sides as rank 0 saw them.
-Sides measure(const Options& options, const GptSize& size, spec::Precision precision) {
+Sides measure(const Options& options, const GptSize& size, spec::Precision precision, comm::Rank& rank) {
   Sides sides;
-  comm::run_ranks(2, [&](comm::Rank& rank) {
-    at::set_num_threads(1);
-    comm::Group& world = rank.world();
-    const auto alone = world.split(rank.rank(), 0, "alone");
-    std::vector<Trial> runs = make_runs(options, size, precision, world, *alone);
-    if (!options.only.empty()) std::erase_if(runs, [&](const Trial& run) { return run.name != options.only; });
-    for (Trial& run : runs) run.start();
-    std::unique_ptr<Peer> ddp, fsdp;
-    if (rank.rank() == 0 && !options.python.empty()) {
-      ddp = std::make_unique<Peer>(options, size, precision, "ddp");
-      fsdp = std::make_unique<Peer>(options, size, precision, "fsdp");
+  at::set_num_threads(1);
+  comm::Group& world = rank.world();
+  const auto alone = world.split(rank.rank(), 0, "alone");
+  std::vector<Trial> runs = make_runs(options, size, precision, world, *alone);
+  if (!options.only.empty()) std::erase_if(runs, [&](const Trial& run) { return run.name != options.only; });
+  for (Trial& run : runs) run.start();
+  std::unique_ptr<Peer> ddp, fsdp;
+  if (rank.rank() == 0 && !options.python.empty()) {
+    ddp = std::make_unique<Peer>(options, size, precision, "ddp");
+    fsdp = std::make_unique<Peer>(options, size, precision, "fsdp");
+  }
+  for (int round = -1; round < options.rounds; ++round) {  // the first warms up
+    const int steps = round < 0 ? 2 : options.steps;
+    for (Trial& run : runs) {
+      const double seconds = run.turn(world, steps);
+      if (rank.rank() == 0 && round >= 0) sides.add(run.name, run.tokens, seconds);
     }
-    for (int round = -1; round < options.rounds; ++round) {  // the first warms up
-      const int steps = round < 0 ? 2 : options.steps;
-      for (Trial& run : runs) {
-        const double seconds = run.turn(world, steps);
-        if (rank.rank() == 0 && round >= 0) sides.add(run.name, run.tokens, seconds);
-      }
-      for (const auto& [name, peer] : {std::pair{kDdp, ddp.get()}, {kFsdp, fsdp.get()}}) {
-        if (peer == nullptr) continue;
-        const double seconds = peer->turn(steps);
-        if (round >= 0) sides.add(name, 2.0 * static_cast<double>(options.rows * size.seq_len), seconds);
-      }
-      world.barrier().wait();
+    for (const auto& [name, peer] : {std::pair{kDdp, ddp.get()}, {kFsdp, fsdp.get()}}) {
+      if (peer == nullptr) continue;
+      const double seconds = peer->turn(steps);
+      if (round >= 0) sides.add(name, 2.0 * static_cast<double>(options.rows * size.seq_len), seconds);
     }
-    for (Trial& run : runs) run.trainer.reset();
-  });
+    wait_asleep(world);
+  }
+  for (Trial& run : runs) run.trainer.reset();
   const bool low = precision == spec::Precision::kBf16;
   sides.compare("dp = 2 / PyTorch DDP", kDp, kDdp, low ? 2.0 : 1.5);
   sides.compare("dp = 2 / twice one rank", kDp, kOne, 0.9, 2);
@@ -184,6 +194,20 @@ Sides measure(const Options& options, const GptSize& size, spec::Precision preci
   sides.compare("tp = 2 / one rank, two threads", kTp, kWide, 0.8);
   sides.compare("tp = 2, in parts / one rank, two threads", kTpOverlap, kWide, 0);
   return sides;
+}
+
+void tell(const Options& options, const GptSize& size, spec::Precision precision, const Sides& sides,
+          nlohmann::ordered_json& document) {
+  if (options.json) {
+    nlohmann::ordered_json entry = sides.json();
+    entry["model"] = size.text(), entry["precision"] = bench::name_of(precision), entry["rows"] = options.rows;
+    entry["ranks"] = options.mpi ? "processes" : "threads";
+    document.push_back(std::move(entry));
+    return;
+  }
+  fmt::print("GPT {}, {} rows a rank, {}, our ranks are {}: a step\n{}", size.text(), options.rows,
+             bench::name_of(precision), options.mpi ? "processes" : "threads", sides.text("tokens/s"));
+  std::fflush(stdout);
 }
 
 }  // namespace
@@ -204,6 +228,7 @@ int main(int count, char** words) try {
   app.add_option("--steps", options.steps, "steps in a turn").show_default();
   app.add_option("--only", options.only, "of our sides, this one: for a profile");
   app.add_flag("--quick", quick, "two rounds of two steps: whether it runs, not how fast");
+  app.add_flag("--mpi", options.mpi, "our ranks are MPI processes, as the peers' are processes; else threads");
   app.add_flag("--json", options.json, "one JSON document");
   if (const std::optional<int> status = app.parse(count, words)) return *status;
   if (quick) options.rounds = options.steps = 2;
@@ -211,22 +236,21 @@ int main(int count, char** words) try {
   std::vector<GptSize> sizes{{.num_layers = 4, .hidden_size = 256}, {.num_layers = 6, .hidden_size = 384}};
   if (options.size.num_layers > 0) sizes = {options.size};
   nlohmann::ordered_json document = nlohmann::ordered_json::array();
-  for (const GptSize& size : sizes) {
-    for (const spec::Precision precision : {spec::Precision::kBf16, spec::Precision::kFp32}) {
-      if (!options.precision.empty() && options.precision != bench::name_of(precision)) continue;
-      const Sides sides = measure(options, size, precision);
-      if (options.json) {
-        nlohmann::ordered_json entry = sides.json();
-        entry["model"] = size.text(), entry["precision"] = bench::name_of(precision), entry["rows"] = options.rows;
-        document.push_back(std::move(entry));
-      } else {
-        fmt::print("GPT {}, {} rows a rank, {}: a step\n{}", size.text(), options.rows, bench::name_of(precision),
-                   sides.text("tokens/s"));
-        std::fflush(stdout);
+  spec::Recipe ranks;
+  ranks.comm.transport = options.mpi ? spec::Transport::kMpi : spec::Transport::kThreads;
+  if (comm::detect_launch().kind == comm::Launch::Kind::kSingle) ranks.comm.ranks = 2;
+  bool is_first = true;
+  cli::start_ranks(ranks, [&](comm::Rank& rank) {
+    if (options.mpi) is_first = rank.rank() == 0;
+    for (const GptSize& size : sizes) {
+      for (const spec::Precision precision : {spec::Precision::kBf16, spec::Precision::kFp32}) {
+        if (!options.precision.empty() && options.precision != bench::name_of(precision)) continue;
+        const Sides sides = measure(options, size, precision, rank);
+        if (rank.rank() == 0) tell(options, size, precision, sides, document);
       }
     }
-  }
-  if (options.json) fmt::print("{}\n", document.dump(2));
+  });
+  if (options.json && is_first) fmt::print("{}\n", document.dump(2));
   return 0;
 } catch (const std::exception& error) {
   fmt::print(stderr, "{}\n", error.what());

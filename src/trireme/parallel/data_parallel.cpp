@@ -221,6 +221,14 @@ std::vector<at::Tensor> DataParallel::computed() {
   return parts;
 }
 
+std::vector<DataParallel::BucketUse> DataParallel::bucket_uses() const {
+  std::vector<BucketUse> uses;
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+    for (const std::size_t bucket : plan_.unit_buckets[unit]) uses.push_back({bucket, units_[unit].key});
+  }
+  return uses;
+}
+
 DataParallel::Bytes DataParallel::bytes() const {
   Bytes bytes;
   const auto size = [](const at::Tensor& tensor) {

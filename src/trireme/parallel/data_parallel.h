@@ -18,6 +18,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -79,6 +80,14 @@ class DataParallel {
   void wait_until_copied(std::uint64_t sent) {
     if (link_) link_->wait_until_copied(sent);
   }
+  /// Whether what this rank updates is a shard of what layers compute with.
+  bool shards() const { return options_.zero > 0; }
+  /// ZeRO 1 and 2: whole copies of what ranks make of their shards (predicted weights), in the compute type. `make` is
+  /// asked for this rank's part of each parameter of the key, `take` given all of it. On all ranks together.
+  void gather_made(int key, const std::function<at::Tensor(const nn::Param& owned)>& make,
+                   const std::function<void(const nn::Param& param, const at::Tensor& whole)>& take) {
+    weights_->gather_made(key, make, take);
+  }
   /// Until weights on their way have arrived: before somebody writes into owned() or computed() otherwise.
   void wait_for_weights() { weights_->wait(); }
   /// Offload: somebody goes on reading the gradients of owned(), until this is called again. Theirs is other memory
@@ -111,6 +120,12 @@ class DataParallel {
   };
   Bytes bytes() const;
   const std::vector<Bucket>& buckets() const { return plan_.buckets; }
+  /// What units need of buckets: one for each unit and bucket of it.
+  struct BucketUse {
+    std::size_t bucket = 0;
+    int key = 0;  ///< of the unit
+  };
+  std::vector<BucketUse> bucket_uses() const;
   const BucketReducer& reducer() const { return gradients_->reducer(); }
   /// Where the moments of an owned parameter lie in checkpoints: where copies update by themselves, side by side.
   layout::Placement placement_of_moments(const nn::Param& owned) const;

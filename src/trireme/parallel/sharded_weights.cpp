@@ -83,6 +83,28 @@ void ShardedWeights::wait() {
   for (Bucket& bucket : parts_.plan.buckets) bucket.fetching.wait();
 }
 
+void ShardedWeights::gather_made(int key, const std::function<at::Tensor(const nn::Param& owned)>& make,
+                                 const std::function<void(const nn::Param& param, const at::Tensor& whole)>& take) {
+  TRIREME_CHECK(parts_.options.zero > 0 && parts_.options.zero < 3 && !parts_.options.offload,
+                "weights are made of shards with ZeRO 1 and 2 on the device");
+  for (Bucket& bucket : parts_.plan.buckets) {
+    if (bucket.key != key) continue;
+    at::Tensor part = pool_.take(bucket.end - bucket.begin, bucket.value_shard.options());
+    part.zero_();  // between members and behind the last
+    for (const BucketMember& member : bucket.members) {
+      if (member.shard->master.numel() > 0) owned_part(bucket, member, part).copy_(make(*member.shard));
+    }
+    at::Tensor whole = part;
+    if (bucket.group != nullptr) {
+      whole = pool_.take(bucket.elements, bucket.value_shard.options());
+      bucket.group->all_gather(device::to_const_buffer(part), device::to_buffer(whole)).wait();
+    }
+    for (const BucketMember& member : bucket.members) take(*member.param, view_in(whole, member));
+    if (bucket.group != nullptr) pool_.give(std::move(whole));
+    pool_.give(std::move(part));
+  }
+}
+
 void ShardedWeights::gather(Bucket& bucket) {
   if (bucket.is_fetching || bucket.is_whole) return;
   bucket.value = pool_.take(bucket.elements, bucket.value_shard.options());

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "trireme/nn/layer.h"
@@ -39,6 +40,10 @@ class ShardedWeights {
   void send_out();
   /// Until those on their way have arrived.
   void wait();
+
+  /// DataParallel::gather_made.
+  void gather_made(int key, const std::function<at::Tensor(const nn::Param& owned)>& make,
+                   const std::function<void(const nn::Param& param, const at::Tensor& whole)>& take);
 
   /// Around each pass of a unit.
   void enter(std::size_t unit, bool backward);

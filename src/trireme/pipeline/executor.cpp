@@ -51,7 +51,7 @@ Executor::Executor(const ExecutorParts& parts)
       pipeline_(parts.pipeline),
       stage_(parts.stage),
       data_parallel_(parts.data_parallel),
-      versions_(stage_.chunks, parts.predictor),
+      versions_(stage_.chunks, parts.predictor, parts.data_parallel),
       passes_(table_, pipeline_.rank(), stage_.chunks, stage_.boundaries, versions_),
       transfers_(table_, pipeline_, stage_.boundaries, passes_, parts.scatter),
       portals_(table_, pipeline_, stage_.skips, passes_),

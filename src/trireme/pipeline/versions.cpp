@@ -10,7 +10,9 @@ namespace trireme::pipeline {
 
 using schedule::Op;
 
-WeightVersions::WeightVersions(std::span<const Chunk> chunks, WeightPredictor* predictor) : predictor_(predictor) {
+WeightVersions::WeightVersions(std::span<const Chunk> chunks, WeightPredictor* predictor,
+                               parallel::DataParallel* data_parallel)
+    : predictor_(predictor), data_parallel_(data_parallel) {
   for (const Chunk& chunk : chunks) {
     Held& held = held_[chunk.number];
     held.chunk = &chunk;
@@ -40,6 +42,18 @@ WeightVersions::Copy WeightVersions::copy_of(Held& held) {
   Copy copy;
   for (const nn::Param* param : held.chunk->params) copy.push_back(at::empty_like(param->value));
   return copy;
+}
+
+/// With ZeRO each rank predicts the part that it updates, and all gather the rest.
+void WeightVersions::predict(const Held& held, int updates, Copy& copy) {
+  const auto& params = held.chunk->params;
+  if (data_parallel_ == nullptr || !data_parallel_->shards()) {
+    for (std::size_t i = 0; i < params.size(); ++i) copy[i].copy_(predictor_->after(*params[i], updates));
+    return;
+  }
+  data_parallel_->gather_made(
+      held.chunk->number, [&](const nn::Param& owned) { return predictor_->after(owned, updates); },
+      [&](const nn::Param& param, const at::Tensor& whole) { copy[held.index.at(&param)].copy_(whole); });
 }
 
 void WeightVersions::begin() {
@@ -76,9 +90,7 @@ void WeightVersions::execute(const schedule::Instruction& instruction, bool forw
       TRIREME_CHECK(predictor_ != nullptr, "there is no weight predictor");
       if (prediction.version < 0) prediction.copy = copy_of(mine);
       prediction.version = version;
-      for (std::size_t i = 0; i < params.size(); ++i) {
-        prediction.copy[i].copy_(predictor_->after(*params[i], version - present));
-      }
+      predict(mine, version - present, prediction.copy);
       mine.next = &prediction.copy;
       return;
     case Op::kLoadWeights: {

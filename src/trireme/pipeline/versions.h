@@ -42,8 +42,9 @@ std::unique_ptr<WeightPredictor> make_weight_predictor(schedule::WeightChoice la
 
 class WeightVersions {
  public:
-  /// `predictor` may be null where the table predicts nothing.
-  WeightVersions(std::span<const Chunk> chunks, WeightPredictor* predictor);
+  /// `predictor` may be null where the table predicts nothing, `data_parallel` where nobody shards what it predicts
+  /// from.
+  WeightVersions(std::span<const Chunk> chunks, WeightPredictor* predictor, parallel::DataParallel* data_parallel);
 
   /// Before the table is walked (again): versions are counted from here, so what was predicted before is of no use.
   void begin();
@@ -75,9 +76,11 @@ class WeightVersions {
   };
   Held& held(int chunk);
   Copy copy_of(Held& held);
+  void predict(const Held& held, int updates, Copy& copy);
 
   std::map<int, Held> held_;  // by chunk
   WeightPredictor* predictor_;
+  parallel::DataParallel* data_parallel_;
 };
 
 }  // namespace trireme::pipeline

@@ -115,6 +115,9 @@ Exchange all_exchanges(const Hardware& hardware, const Job& job, const ParallelC
                                  gradient * held.experts, value * held.experts);
 }
 
+/// Predicted weights of a step: one version for forwards and one for backwards.
+double predictions(const std::string& schedule) { return schedule == "spectrain" || schedule == "xpipe" ? 2 : 0; }
+
 /// What keeping the copies of the weights equal costs beside `pipeline` seconds of computing.
 double replica_seconds(const Hardware& hardware, const Job& job, const ParallelConfig& config, const Computing& held) {
   if (config.replicas() * held.directions == 1) return 0;
@@ -131,7 +134,8 @@ double replica_seconds(const Hardware& hardware, const Job& job, const ParallelC
   if (layout.zero > 0) {
     // Sharded gradients are reduced whenever a chunk has seen a run of micro-batches: each one without a pipeline.
     if (layout.zero == 2) times = layout.pp == 1 ? micros : std::ceil(micros / layout.pp);
-    moving = times * exchange.reduce + exchange.gather;
+    // What weights are predicted from is sharded, so predictions are gathered too.
+    moving = times * exchange.reduce + (1 + predictions(config.pipeline.schedule)) * exchange.gather;
   }
   // They can hide behind what is still to be computed when the first gradients are final: the backward of the last
   // micro-batch; with several chunks, that of the last turn of micro-batches through all chunks but one.

@@ -14,6 +14,22 @@
 
 namespace trireme::plan {
 
+/// How often something runs in a step, in micro-batches. `again`: the forward of a stage, for its backward.
+struct PassCount {
+  double forward = 0, again = 0, backward = 0;
+
+  PassCount& operator+=(const PassCount& other) {
+    forward += other.forward;
+    again += other.again;
+    backward += other.backward;
+    return *this;
+  }
+  friend PassCount operator*(const PassCount& count, double times) {
+    return {count.forward * times, count.again * times, count.backward * times};
+  }
+  friend PassCount operator+(PassCount a, const PassCount& b) { return a += b; }
+};
+
 /// One rank's part of a step.
 struct TrafficTask {
   Job job;
@@ -21,7 +37,12 @@ struct TrafficTask {
   std::int64_t micros = 0;
   std::int64_t layers = 0;             ///< on this rank
   bool embedding = true, head = true;  ///< on this rank
+  PassCount layer_passes;              ///< of all of them, added up
+  PassCount embedding_passes, head_passes;
   std::int64_t parameters = 0;         ///< this rank's, in whole buckets
+  std::int64_t fetched = 0;            ///< ZeRO 3: of weights, as often as a unit fetches them
+  std::int64_t predicted = 0;          ///< ZeRO 1 and 2: of weights, as often as a schedule predicts them
+  double scattered = 0;                ///< ZeRO 2 and 3: of gradients, as often as they are complete
   std::int64_t copied_keys = 0;        ///< heads of keys that tp / kv_heads ranks hold, where that is less than tp
   std::int64_t copied_over_tp = 0;     ///< of which parts are computed by several tp ranks, after ZeRO's cut
   std::int64_t pipeline_messages = 0;  ///< micro-batches that the schedule has this rank send

@@ -210,19 +210,19 @@ void together_offload(RuleContext& context) {
 }
 
 void together_zero(RuleContext& context) {
-  if (context.runs_several_steps() && context.layout().zero > 1)
-    context.refuse("layout.zero",
-                   fmt::format("{}, whose stages keep gradients from step to step, but layout.zero = {} shards them",
-                               several_steps(context), context.layout().zero),
-                   fmt::format("{}, or layout.zero = 1", steps_apart(context)));
-}
-
-void predicted_zero(RuleContext& context) {
-  if (!context.has_stages() || context.run.schedule.prediction == ScheduleTraits::Prediction::kNone) return;
-  if (context.layout().zero != 1) return;  // more has a rule of its own
+  const int zero = context.layout().zero;
+  if (!context.runs_several_steps() || zero < 2) return;
+  const bool asynchronous = context.run.schedule.asynchronous;
+  if (asynchronous && zero == 2) return;
   context.refuse("layout.zero",
-                 fmt::format("is 1, which shards what schedule {} predicts weights from", schedule_name(context)),
-                 fmt::format("{}, or layout.zero = 0", steps_apart(context)));
+                 asynchronous
+                     ? fmt::format("{} and computes with whole copies of its weights as they were or will be, which "
+                                   "layout.zero = 3 shards",
+                                   several_steps(context))
+                     : fmt::format("{} and may take an update back, by gradients that layout.zero = {} gives up for "
+                                   "the next step's",
+                                   several_steps(context), zero),
+                 fmt::format("{}, or layout.zero = {}", steps_apart(context), asynchronous ? 2 : 1));
 }
 
 void together_delayed_scales(RuleContext& context) {
@@ -338,12 +338,11 @@ constexpr Rule kPipelineRules[] = {
      Because::kDefinition, RuleNeeds::kRun, asynchronous_loss_scale},
     {"together-offload", "several steps between flushes with offload", "updates on the host come once a step",
      Because::kNotBuilt, RuleNeeds::kRun, together_offload},
-    {"together-zero", "several steps between flushes with ZeRO 2 and 3",
-     "a stage keeps its gradients while the next step's begin, and they shard them", Because::kNotBuilt,
-     RuleNeeds::kRun, together_zero},
-    {"predicted-zero", "SpecTrain and XPipe with ZeRO-1",
-     "what they predict weights from is sharded, and predictions would have to be gathered", Because::kNotBuilt,
-     RuleNeeds::kRun, predicted_zero},
+    {"together-zero",
+     "several steps between flushes with ZeRO-3, and with ZeRO-2 where updates are validated after the fact",
+     "versions of weights are whole copies, and gradients of a step that may be taken back stay until the next one's "
+     "begin",
+     Because::kNotBuilt, RuleNeeds::kRun, together_zero},
     {"together-delayed-scales", "several steps between flushes with delayed FP8 scaling",
      "stages agree on scales after each step", Because::kNotBuilt, RuleNeeds::kRun, together_delayed_scales},
     {"together-health", "several steps between flushes with `health.spike` or `health.non_finite`",

@@ -15,6 +15,42 @@
 namespace trireme::train {
 namespace {
 
+/// How often layers run and buckets travel. Two directions of a pipeline have a part of the micro-batches each.
+void count_passes(plan::TrafficTask& task, const Engine::Account& account) {
+  std::map<int, Engine::Passes> passes = account.passes;
+  if (passes.empty()) {
+    const auto micros = static_cast<double>(task.micros);
+    passes[0] = {.layers = account.layers,
+                 .embedding = account.embedding,
+                 .head = account.head,
+                 .forward = micros,
+                 .backward = micros,
+                 .fetches = 2 * task.micros,
+                 .weight_backwards = task.micros};
+  }
+  for (const auto& [chunk, one] : passes) {
+    const plan::PassCount count{one.forward, one.again, one.backward};
+    task.layer_passes += count * static_cast<double>(one.layers);
+    if (one.embedding) task.embedding_passes += count;
+    if (one.head) task.head_passes += count;
+  }
+  const std::vector<parallel::Bucket>& buckets = account.data_parallel->buckets();
+  std::vector<double> uses(buckets.size()), backwards(buckets.size());
+  for (const auto& [bucket, key] : account.data_parallel->bucket_uses()) {
+    const Engine::Passes& one = passes.at(key);
+    task.fetched += buckets[bucket].elements * one.fetches;
+    uses[bucket] += 1;
+    backwards[bucket] += static_cast<double>(one.weight_backwards);
+  }
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    if (!buckets[i].trainable) continue;
+    task.parameters += buckets[i].elements;
+    task.predicted += buckets[i].elements * passes.at(buckets[i].key).predictions;
+    // One that several units add to travels when all of them have.
+    task.scattered += static_cast<double>(buckets[i].elements) * backwards[i] / uses[i];
+  }
+}
+
 plan::TrafficTask task_of(Trainer& trainer, const Engine::Account& account) {
   const spec::Recipe& recipe = trainer.recipe();
   const Share share = trainer.engine().share();
@@ -29,9 +65,7 @@ plan::TrafficTask task_of(Trainer& trainer, const Engine::Account& account) {
   task.layers = account.layers;
   task.embedding = account.embedding;
   task.head = account.head;
-  for (const parallel::Bucket& bucket : account.data_parallel->buckets()) {
-    if (bucket.trainable) task.parameters += bucket.elements;
-  }
+  count_passes(task, account);
   task.copied_over_tp = account.data_parallel->slice_elements(task.config.layout.tp);
   const std::int64_t keys = task.job.shape.num_kv_heads;
   if (keys > 1 && keys < task.config.layout.tp) {
@@ -156,6 +190,9 @@ Explanation explain(Trainer& trainer) {
     // Without copies, the ranks that share rows are those that gradients are summed over.
     if (*layout.dp == 1 && (line.group == "data" || line.group == "shard")) line.group = "cp";
     formulas[line.group] += line.wire_bytes;
+  }
+  for (const auto& [group, predicted] : formulas) {
+    if (predicted > 0) measured.try_emplace(group, 0);  // what was not sent is to be seen too
   }
   for (const auto& [group, sent] : measured) {
     out.traffic.push_back({.name = group, .measured = sent, .formula = formulas.contains(group) ? formulas[group] : 0});

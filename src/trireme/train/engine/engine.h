@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <variant>
@@ -69,6 +70,14 @@ class Engine {
   virtual void rehearse(std::vector<data::Batch>& batches, const MakeContext& contexts) = 0;
   /// Where numbers stopped being numbers in a step: non_finite.h.
   virtual std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) = 0;
+  /// How often a part of the model runs in a step.
+  struct Passes {
+    std::int64_t layers = 0;  ///< of the part
+    bool embedding = false, head = false;
+    double forward = 0, again = 0, backward = 0;     ///< in micro-batches; again: forward, for the backward of a stage
+    std::int64_t fetches = 0, weight_backwards = 0;  ///< passes that fetch its weights, that add to its gradients
+    std::int64_t predictions = 0;                    ///< of its weights
+  };
   /// What this rank keeps and whom it talks to, for people who ask why: explain.h.
   struct Account {
     parallel::DataParallel* data_parallel = nullptr;
@@ -78,6 +87,7 @@ class Engine {
     std::int64_t pipeline_messages = 0;  ///< of a step, in micro-batches that this rank sends to other stages
     std::int64_t pipeline_receives = 0;  ///< likewise, that come to it
     std::int64_t activations = 0;        ///< bytes that the last step's first micro left for its backward
+    std::map<int, Passes> passes = {};   ///< by chunk of a pipeline; empty: each micro-batch passes everything once
   };
   virtual Account account() = 0;
   /// The last steps as their instructions ran, a file for `trireme schedule draw --measured`: on rank 0, empty

@@ -221,8 +221,9 @@ PipelineSteps::PipelineSteps(std::unique_ptr<StagedModel> staged)
       drain_every_(spec::steps_between_drains(staged_->recipe(), asynchronous_)) {
   const spec::Recipe& recipe = staged_->recipe();
   const bool scaled = asynchronous_ && recipe.precision.compute == spec::Precision::kFp16;
-  TRIREME_CHECK(!scaled && recipe.layout.offload == spec::OffloadKind::kNone && recipe.layout.zero <= 1,
-                "schedule {} runs steps together with what spec/rules refuses", recipe.pipeline.schedule);
+  TRIREME_CHECK(
+      !scaled && recipe.layout.offload == spec::OffloadKind::kNone && recipe.layout.zero <= (asynchronous_ ? 2 : 1),
+      "schedule {} runs steps together with what spec/rules refuses", recipe.pipeline.schedule);
   if (!asynchronous_) return;
   pipeline::require_own_updates(recipe.pipeline.schedule, stage_.param_holders);
   if (staged_->groups().parallel.rank != 0) return;

@@ -118,6 +118,39 @@ EngineParts StagedModel::parts() {
           .loads = parallel_groups_->loads};
 }
 
+std::map<int, Engine::Passes> StagedModel::passes() const {
+  std::map<int, Engine::Passes> all;
+  std::size_t entry = 0;
+  for (const pipeline::Chunk& chunk : stage_.chunks) {
+    Engine::Passes& passes = all[chunk.number];
+    for (std::size_t i = 0; i < chunk.layers.size(); ++i) {
+      const std::string& name = stage_.model->layers[entry++].name;
+      passes.layers += name.starts_with("layers.") ? 1 : 0;
+      passes.embedding = passes.embedding || name == "embedding";
+      passes.head = passes.head || name == "head";
+    }
+  }
+  const schedule::Schedule& table = executor_->table();
+  const double part = 1.0 / table.micro_parts;  // a halved micro-batch goes back in two
+  for (const schedule::Instruction& one : table.ranks[static_cast<std::size_t>(pipeline_.rank())]) {
+    if (schedule::does_forward(one)) {
+      all[one.chunk].forward += part * schedule::forward_count(one);
+      ++all[one.chunk].fetches;
+    }
+    if (one.op == schedule::Op::kRecompute) {
+      all[one.chunk].again += part;
+      ++all[one.chunk].fetches;
+    }
+    if (schedule::does_input_gradient(one)) {
+      all[schedule::backward_chunk(one)].backward += part;
+      ++all[schedule::backward_chunk(one)].fetches;
+    }
+    if (schedule::does_weight_gradient(one)) ++all[schedule::backward_chunk(one)].weight_backwards;
+    if (one.op == schedule::Op::kPredictWeights) ++all[one.chunk].predictions;
+  }
+  return all;
+}
+
 Engine::Account StagedModel::account() {
   Engine::Account account{.data_parallel = data_parallel_.get(),
                           .groups = parallel_groups_->groups.get(),
@@ -129,6 +162,7 @@ Engine::Account StagedModel::account() {
     account.head = account.head || entry.name == "head";
   }
   if (!executor_) return account;
+  account.passes = passes();
   const int joined = schedule::micros_of_forward(executor_->table());
   std::int64_t parts = 0, received = 0;
   for (const schedule::Instruction& one : executor_->table().ranks[static_cast<std::size_t>(pipeline_.rank())]) {

@@ -49,6 +49,7 @@ class StagedModel {
   void sum_over_pipelines(std::span<std::vector<nn::LossTerm>> losses, std::span<double> flops);
 
  private:
+  std::map<int, Engine::Passes> passes() const;
   using Look = std::function<void(int chunk, const nn::Tensors& outputs)>;
   pipeline::Executor& executor_for(int micros);
   void walk_forward(pipeline::Micro& micro, const Look& look);
