@@ -44,7 +44,6 @@ test-faults: build  ## kill a run KILLS=200 times, in every phase of saving: it 
 test-lab: build  ## trireme launch and sweeps on a Slurm cluster of four nodes in namespaces; root. Slurm is installed into LAB, not into the system
 	@LAB_INSTALL=yes LAB_FOLDER=$(LAB) bash tests/lab/launch.sh build/release/trireme .
 	@LAB_INSTALL=yes LAB_FOLDER=$(LAB) bash tests/lab/sweep.sh build/release/trireme .
-	@LAB_INSTALL=yes LAB_FOLDER=$(LAB) bash tests/lab/storm.sh build/release/trireme $(KILLS)
 	@bash tests/lab/jobset.sh build/release/trireme .
 
 pictures: build  ## screenshots of the live page in docs/images, made by the test that drives a browser (chromium, chromium-driver)

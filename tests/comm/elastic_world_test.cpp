@@ -230,7 +230,10 @@ bool is_good(const Model& model) {
          model.complete(model.world.epoch());
 }
 
-void check_model(int ranks, int deaths) {
+/// From nobody on, or from a world that runs with all of them.
+enum class Begin { kNobody, kRunning };
+
+void check_model(int ranks, int deaths, Begin begin) {
   const ElasticRules rules{.min_ranks = 2};
   std::vector<Model> states;
   std::map<std::string, std::size_t> known;
@@ -245,10 +248,18 @@ void check_model(int ranks, int deaths) {
     }
     return found->second;
   };
-  number_of({.world = ElasticWorld(rules),
-             .members = std::vector<ModelMember>(static_cast<std::size_t>(ranks)),
-             .epochs = {},
-             .deaths_left = deaths});
+  Model first{.world = ElasticWorld(rules),
+              .members = std::vector<ModelMember>(static_cast<std::size_t>(ranks)),
+              .epochs = {},
+              .deaths_left = deaths};
+  if (begin == Begin::kRunning) {
+    first.world.set_first_ranks(ranks);
+    for (int member = 0; member < ranks; ++member) first.world.rests(member, 0);
+    first.epochs[1] = first.world.members();
+    bring_to_run(first.world);
+    for (ModelMember& member : first.members) member = {.state = ModelMember::State::kRuns, .epoch = 1};
+  }
+  number_of(std::move(first));
   while (!open.empty()) {
     const std::size_t at = open.front();
     open.pop_front();
@@ -294,9 +305,9 @@ void check_model(int ranks, int deaths) {
   testing::Test::RecordProperty("states", static_cast<int>(states.size()));
 }
 
-TEST(ElasticWorld, ModelOfTwoRanksWithADeathInEveryState) { check_model(2, 1); }
-TEST(ElasticWorld, ModelOfThreeRanksWithTwoDeaths) { check_model(3, 2); }
-TEST(ElasticWorld, ModelOfFourRanksWithADeathInEveryState) { check_model(4, 1); }
+TEST(ElasticWorld, ModelOfTwoRanksWithADeathInEveryState) { check_model(2, 1, Begin::kNobody); }
+TEST(ElasticWorld, ModelOfThreeRanksWithADeathInEveryState) { check_model(3, 1, Begin::kNobody); }
+TEST(ElasticWorld, ModelOfFourRanksWithTwoDeathsInEveryState) { check_model(4, 2, Begin::kRunning); }
 
 }  // namespace
 }  // namespace trireme::comm

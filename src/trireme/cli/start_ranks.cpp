@@ -67,6 +67,10 @@ void start_processes(const spec::Recipe& recipe, const std::function<void(comm::
                         fmt::format("say how many to start with comm.ranks, or start with '{} trireme ...'",
                                     ucx ? "torchrun --no-python --nproc-per-node N" : "mpirun -n N"));
     }
+    if (ucx && *recipe.comm.ranks == 1) {  // a launcher's variables for one rank say that there is no launcher
+      comm::run_ranks(1, body, options);
+      return;
+    }
     if (ucx) become_local_ranks(*recipe.comm.ranks, own_command_line());
     become_mpirun(*recipe.comm.ranks);
   }

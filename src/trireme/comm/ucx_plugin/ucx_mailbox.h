@@ -65,6 +65,7 @@ class UcxMailbox final : public Mailbox {
     Clock::time_point retry = {};                          // not before
     std::chrono::milliseconds wait{0};                     // before the retry after the next
     std::vector<Arrival> early;                            // came before we could answer
+    bool absent = false;                                   // not in the directory when it was last looked up
   };
   struct Sending {
     UcxMailHeader header;
