@@ -4,7 +4,7 @@
 source "$(dirname "$0")/run.sh" "$@"
 
 echo "== a rank dies, another joins, the leader dies"
-elastic_start run --ranks 3 --min-ranks 2 --snapshot-every 1 --cooldown 500ms,500ms -- --set train.steps=120 \
+elastic_start run --ranks 3 --min-ranks 2 --snapshot-every 1 --cooldown 500ms --cooldown-max 500ms -- --set train.steps=120 \
   --inject "kill rank 1 at step 12" --inject "stall rank 0 at step 30 for 4s" --inject "kill rank 0 at step 60" \
   --inject "stall rank 0 at step 80 for 4s"
 ended_well

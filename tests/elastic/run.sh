@@ -46,6 +46,22 @@ runs_on() { # NAME RANKS EPOCHS: at least so many epochs have begun, and the las
   ranks=$(grep '"phase":"running"' "$folder/$1/timeline.jsonl" | tail -n 1 | grep -o '"members":\[[^]]*\]' | tr -cd , | wc -c)
   [ $((ranks + 1)) = "$2" ]
 }
+# train_world RANKS RUN SETTINGS...: a run of so many ranks goes on; on this host, unless a test says otherwise. Where the elastic run's ranks
+# are on several hosts, so must be those of its replay: ranks of one host add up in another order.
+train_world() {
+  local ranks=$1 run=$2
+  shift 2
+  "$trireme" --quiet train "$recipes/tiny.toml" --out "$run" --resume --elastic --ranks "$ranks" --set comm.transport=ucx "$@"
+}
+# With hosts h1, h2, ... that ./reach HOST LINE reaches, in place of the above.
+train_world_on_hosts() {
+  local ranks=$1 run=$2 hosts
+  shift 2
+  hosts=$(seq -s, -f 'h%g' "$ranks")
+  printf '#!/bin/sh\nexec "%s" "$@" --elastic\n' "$trireme" >"$folder/train" && chmod +x "$folder/train"
+  "$trireme" launch "$recipes/tiny.toml" --hosts "$hosts" --ranks "$ranks" --ssh "$folder/reach" --program "$folder/train" --out "$run" \
+    --master-addr "$master" --resume "$@"
+}
 # replay NAME STEPS SETTINGS...: the same worlds one after the other, each a run of its own that is started from a checkpoint of the
 # step at which the elastic one's began. Then both must have the same losses and hashes at every step.
 replay() {
@@ -61,10 +77,20 @@ replay() {
     end=${begins[$((i + 1))]}
     echo "world $((i + 1)): ${ranks[$i]} ranks, steps ${begins[$i]} to $end"
     [ "$end" -gt "${begins[$i]}" ] || continue
-    "$trireme" --quiet train "$recipes/tiny.toml" --out "$folder/$name-replay" "${sets[@]}" "$@" --resume --elastic --ranks "${ranks[$i]}" \
-      --set comm.transport=ucx --set train.steps="$end" >"$name-replay.said" 2>&1 || fail "world $((i + 1)) of the replay"
+    train_world "${ranks[$i]}" "$folder/$name-replay" "${sets[@]}" "$@" --set train.steps="$end" >"$name-replay.said" 2>&1 ||
+      fail "world $((i + 1)) of the replay"
   done
   same_runs "$trireme" "$folder/$name-replay" "$folder/$name" || fail "$name is not the same as its worlds one by one"
+}
+# phases NAME: how long it took from a lost rank to the next world's first step, phase by phase: median and longest.
+phases() {
+  local phase next
+  while read -r phase next; do
+    sed -nE 's/.*"phase":"'"$next"'".*"before_s":([0-9.e-]+),.*/\1/p' "$folder/$1/timeline.jsonl" | sed 1d | sort -g |
+      awk -v phase="$phase" '{t[NR] = $1} END {if (NR) printf "%-10s median %.3f s, longest %.3f s, of %d\n", phase, t[int((NR + 1) / 2)], t[NR], NR}'
+  done <<<'agreeing replanning
+replanning moving
+moving running'
 }
 # each_step_once NAME STEPS
 each_step_once() {

@@ -4,7 +4,7 @@
 source "$(dirname "$0")/run.sh" "$@"
 kills=$2 steps=100000
 RANDOM=${SEED:-7}
-elastic_start storm --ranks 3 --min-ranks 1 --snapshot-every 1 --cooldown 100ms,100ms --reset-limit 0 -- --set train.steps=$steps
+elastic_start storm --ranks 3 --min-ranks 1 --snapshot-every 1 --cooldown 100ms --cooldown-max 100ms --reset-limit 0 -- --set train.steps=$steps
 wait_for "the first world" 60 runs_on storm 3 1
 for ((kill = 1; kill <= kills; ++kill)); do
   before=$(steps_of storm)

@@ -3,7 +3,6 @@
 // with. The input that is running is in fuzz-last-input of the working folder while it runs, whatever ends the process.
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -176,11 +175,6 @@ class LastInput {
 
 int main(int argc, char** argv) {
   const Options options = parse(argc, argv);
-#if !defined(FUZZ_SANITIZED)
-  // An input may not make the reader ask for much memory; sanitizers are told so by their own options.
-  const rlimit limit = {std::uint64_t{2} << 30, std::uint64_t{2} << 30};
-  ::setrlimit(RLIMIT_AS, &limit);
-#endif
   const std::vector<std::string> corpus = read_corpus(options.corpus);
   LastInput last;
   const auto run = [&](const std::string& input) {

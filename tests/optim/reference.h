@@ -1,6 +1,7 @@
 // tests/optim/reference.h -- every optimizer written out in double, one number after the other, as its paper has it.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <numeric>
@@ -15,8 +16,9 @@ using Numbers = std::vector<double>;
 /// One parameter and all that an optimizer may keep for it.
 struct PlainParam {
   Numbers w, m, v;
-  double rate = 1, decay = 0;  // what rule_for() says
-  bool adapts = true;          // a matrix: LAMB and LARS give it a rate of its own
+  double rate = 1, decay = 0;           // what rule_for() says
+  bool adapts = true;                   // a matrix: LAMB and LARS give it a rate of its own
+  double rate_max = 0, weight_sum = 0;  // schedule-free AdamW
 };
 
 inline double norm(const Numbers& numbers) {
@@ -49,6 +51,30 @@ inline void plain_step(const spec::OptimConfig& optim, PlainParam& p, const Numb
         w -= lr * d / (std::sqrt(v) + epsilon);
         break;
       }
+      case Kind::kLion: {
+        const double u = b1 * m + (1 - b1) * g[i];
+        w -= lr * ((u > 0 ? 1 : u < 0 ? -1 : 0) + p.decay * w);
+        m = b2 * m + (1 - b2) * g[i];
+        break;
+      }
+      case Kind::kScheduleFree: {  // w is y and m is z; x follows from both, and moves by its definition
+        if (t == 1) m = w;
+        if (i == 0) {
+          p.rate_max = std::max(p.rate_max, learning_rate);
+          p.weight_sum += p.rate_max * p.rate_max;
+        }
+        const double c = p.weight_sum > 0 ? p.rate_max * p.rate_max / p.weight_sum : 0;
+        v = b2 * v + (1 - b2) * g[i] * g[i];
+        const double x = (w - (1 - b1) * m) / b1;
+        m -= lr * (g[i] / (std::sqrt(v / (1 - std::pow(b2, t))) + epsilon) + p.decay * w);
+        w = (1 - b1) * m + b1 * ((1 - c) * x + c * m);
+        break;
+      }
+      case Kind::kAdafactor:
+        break;           // matrix_reference.h
+      case Kind::kMuon:  // of what are no matrices
+      case Kind::kShampoo:
+      case Kind::kSoap:
       case Kind::kAdam:
       case Kind::kAdamw:
       case Kind::kLamb: {
@@ -58,7 +84,7 @@ inline void plain_step(const spec::OptimConfig& optim, PlainParam& p, const Numb
         const double step = m / (1 - std::pow(b1, t)) / (std::sqrt(v / (1 - std::pow(b2, t))) + epsilon);
         u[i] = step + p.decay * w;
         if (optim.kind == Kind::kAdam) w -= lr * step;
-        if (optim.kind == Kind::kAdamw) w = w - lr * p.decay * w - lr * step;
+        if (optim.kind != Kind::kAdam && optim.kind != Kind::kLamb) w = w - lr * p.decay * w - lr * step;
         break;
       }
       case Kind::kLars: {

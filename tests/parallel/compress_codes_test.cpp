@@ -108,7 +108,7 @@ TEST(Qsgd, CodesAreRead) {
     for (const auto norm : {spec::QsgdNorm::kMax, spec::QsgdNorm::kL2}) {
       for (const std::vector<float>& values : edges) {
         const auto count = static_cast<std::int64_t>(values.size());
-        const Random draws = qsgd_draws(1, "w", 0, 3, 2);
+        const QsgdDraws draws = qsgd_draws(1, "w", 0, 3, 2);
         std::vector<std::vector<float>> said;
         for (const auto coding : {spec::QsgdCoding::kFixed, spec::QsgdCoding::kElias}) {
           const auto config = qsgd_config(levels, norm, coding);
@@ -137,7 +137,7 @@ TEST(Qsgd, IsUnbiasedWithinItsVariance) {
   double variance = 0, nonzeros = 0;
   QuantisedBucket<double> bucket;
   for (int draw = 0; draw < kDraws; ++draw) {
-    qsgd_draws(1, "w", 0, draw, 0).fill_uniform(0, uniform);
+    qsgd_draws(1, "w", 0, draw, 0).fill(0, uniform);
     quantise(values.data(), uniform.data(), kCount, config, bucket);
     for (std::size_t i = 0; i < kCount; ++i) {
       const double said = bucket.norm * bucket.levels[i] / kLevels;

@@ -442,6 +442,38 @@ TEST(Diloco, RoundedPseudoGradientsStayNearExactOnes) {
   }
 }
 
+/// A copy whose number was not saved joins in the midst of an interval: it begins with the weights of the last round,
+/// and counts in the next mean by the steps that it has taken.
+TEST(Diloco, ACopyThatJoinsCountsByItsSteps) {
+  comm::run_ranks(3, [](comm::Rank& rank) {
+    LocalRun run(rank, {.kind = CompressKind::kDiloco,
+                        .interval = 4,
+                        .outer_learning_rate = 1,
+                        .outer_momentum = 0,
+                        .outer_nesterov = false});
+    const at::Tensor start = run.copies.params.at("left").master.clone();
+    for (std::int64_t step = 0; step < 2; ++step) run.step(step, rank.rank());
+    nn::State state;
+    run.copies.data_parallel->add_state(state);
+    if (rank.rank() == 2) at::Tensor(state.at("reduce/local-steps").tensor).zero_();  // as a checkpoint of two copies
+    run.copies.data_parallel->loaded();
+    if (rank.rank() == 2) {
+      EXPECT_TRUE(at::equal(run.copies.params.at("left").master, start));
+    }
+    for (std::int64_t step = 2; step < 4; ++step) run.step(step, rank.rank());
+    // Local gradients are multiplied by the number of copies: they are parts of a mean over all.
+    at::Tensor expected = at::zeros_like(start);
+    for (int copy = 0; copy < 3; ++copy) {
+      const std::int64_t first = copy == 2 ? 2 : 0;
+      at::Tensor weights = start.clone();
+      for (std::int64_t step = first; step < 4; ++step)
+        weights -= 0.03 * matrix_gradient(run.copies.params.at("left"), step, copy);
+      expected += weights * (static_cast<double>(4 - first) / 10);
+    }
+    EXPECT_LT((run.copies.params.at("left").master - expected).abs().max().item<double>(), 1e-12);
+  });
+}
+
 /// In the midst of an interval, with a fragment on its way.
 TEST(LocalUpdates, GoOnFromTheirStateToTheBit) {
   const std::vector<CompressConfig> kinds{

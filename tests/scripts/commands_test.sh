@@ -32,6 +32,7 @@ prepare() {
   cp -r "$repository/tests/fixtures/models/gpt2" models/gpt2
   mkdir models/qwen && cp "$repository/tests/fixtures/tokenizers/qwen.json" models/qwen/tokenizer.json
   for i in $(seq 400); do echo "Line $i of a book: the quick brown fox jumps over the lazy dog $((i * 37 % 101)) times."; done >books/one.txt
+  for i in $(seq 200); do echo "A verse of a song: the moon is cold and the sea is wide, $((i * 29 % 97)) ships sail by night."; done >songs.txt
   echo '{"text": "A page of the web."}' >web.jsonl
   echo '{"messages": [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Yes."}]}' >chats.jsonl
   echo '[[3, 1, 2]]' >ids.json
@@ -40,6 +41,8 @@ prepare() {
   cp "$imports/mg-gpt-345m.args" arguments.txt
   cp "$imports/tt-llama3-8b.toml" llama3_8b.toml
   cp "$repository/tests/fixtures/iris.csv" iris.csv
+  cp "$repository/tests/fixtures/digits.txt" digits.txt
+  cp "$repository/tests/fixtures/digits.csv.gz" digits.csv.gz
   echo secret >secret.txt
   awk 'BEGIN { print "x,y"; for (i = 0; i < 200; ++i) { x = i / 100 - 1; print x "," (x < 0 ? -x : 2 * x) + 0.01 * sin(i) } }' >data.csv
   cp data.csv more.csv
@@ -62,11 +65,12 @@ short() {
   case $command in
     *tensorboard* | "echo '["*) return ;;                      # another project's; numbers of a larger vocabulary
     make*) command="make -n -C $repository ${command#make }" ;;  # that the target exists
+    *--images*) command=$(sed -E 's/--steps [0-9]+/--steps 2/' <<<"$command") ;;
     *--matrix*)  # two ranks have every schedule too; once is enough
       case $1 in *RECIPE*) return ;; esac
       command="${command/--ranks 8/--ranks 2} --steps 1"
       ;;
-    *run.device=cuda* | *gpt2-124m.toml*) command=$(sed -E 's/^mpirun -n [0-9]+ //; s/trireme (train|verify)/trireme check --no-files/' <<<"$command") ;;
+    *run.device=cuda* | *gpt2-124m.toml* | *-100m.toml*) command=$(sed -E 's/^mpirun -n [0-9]+ //; s/trireme (train|verify)/trireme check --no-files/' <<<"$command") ;;
     *"trireme verify"*compress.kind*) ;;  # some begin to compress after a few steps, and nothing compressed is a failure
     *"trireme verify"*) command+=" --steps 1" ;;
     *"trireme launch"*) command+=" --set train.steps=2 --set eval.every=0" ;;

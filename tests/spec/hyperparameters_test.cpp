@@ -94,6 +94,44 @@ TEST(Schedule, StepMultipliesFromItsBoundaryOn) {
   EXPECT_DOUBLE_EQ(rate(schedule, 80), 0.005) << "the minimum";
 }
 
+/// Smith 2018: up to the peak and down again, as PyTorch's OneCycleLR has it.
+TEST(Schedule, OneCycleRisesAndFalls) {
+  const LrScheduleConfig schedule{.kind = LrScheduleKind::kOneCycle, .warmup = 30, .total = 100, .minimum = 1e-4};
+  EXPECT_DOUBLE_EQ(rate(schedule, 0), 1.0 / 25);
+  EXPECT_NEAR(rate(schedule, 15), (1.0 + 1.0 / 25) / 2, 1e-12);
+  EXPECT_DOUBLE_EQ(rate(schedule, 30), 1);
+  EXPECT_NEAR(rate(schedule, 65), (1 + 1e-4) / 2, 1e-12);
+  EXPECT_DOUBLE_EQ(rate(schedule, 100), 1e-4);
+  for (int step = 1; step <= 30; ++step) EXPECT_GT(rate(schedule, step), rate(schedule, step - 1));
+  for (int step = 31; step <= 100; ++step) EXPECT_LT(rate(schedule, step), rate(schedule, step - 1));
+}
+
+/// Every step multiplies the rate by the same factor.
+TEST(Schedule, RangeTestIsGeometric) {
+  const LrScheduleConfig schedule{.kind = LrScheduleKind::kRangeTest, .total = 100, .minimum = 1e-6};
+  EXPECT_DOUBLE_EQ(rate(schedule, 0), 1e-6);
+  EXPECT_NEAR(rate(schedule, 50), 1e-3, 1e-12);
+  EXPECT_DOUBLE_EQ(rate(schedule, 100), 1);
+  for (int step = 1; step <= 100; ++step)
+    EXPECT_NEAR(rate(schedule, step) / rate(schedule, step - 1), std::pow(10, 0.06), 1e-9);
+}
+
+TEST(NoiseBatch, FollowsTheNoiseScaleInPowersOfTwo) {
+  const BatchConfig batch{.kind = BatchKind::kNoise, .global_batch_tokens = 100, .maximum = 1000, .noise_factor = 2};
+  EXPECT_EQ(batch_for_noise(batch, 0), 100);
+  EXPECT_EQ(batch_for_noise(batch, 99), 100);
+  EXPECT_EQ(batch_for_noise(batch, 100), 200);
+  EXPECT_EQ(batch_for_noise(batch, 399), 400);
+  EXPECT_EQ(batch_for_noise(batch, 1e9), 800) << "twice that would be above the maximum";
+  const OptimConfig optim{.learning_rate = 1};
+  const LrScheduleConfig schedule{.scaling = LrScaling::kSquareRoot, .reference_batch = 100};
+  EXPECT_EQ(hyperparameters_at(optim, schedule, batch, {}).batch, 100);
+  const Hyperparameters grown = hyperparameters_at(optim, schedule, batch, {.step = 3, .tokens = 300, .batch = 400});
+  EXPECT_EQ(grown.batch, 400);
+  EXPECT_DOUBLE_EQ(grown.learning_rate, 2) << "the rate of its root";
+  EXPECT_EQ(after({.step = 3, .tokens = 300, .batch = 400}, grown), (Position{.step = 4, .tokens = 700, .batch = 400}));
+}
+
 TEST(Schedule, NeedsItsLengths) {
   EXPECT_THROW(rate({.kind = LrScheduleKind::kCosine}, 0), ConfigError);
   EXPECT_THROW(rate({.kind = LrScheduleKind::kWsd, .total = 10}, 0), ConfigError);

@@ -111,6 +111,14 @@ std::vector<Case> mistakes() {
     change(cases.back().recipe);
   };
   const auto compress = [](auto& r, spec::CompressKind kind) { r.layout.dp = 2, r.compress.kind = kind; };
+  add("Elias codes on a GPU", [=](auto& r) {
+    compress(r, spec::CompressKind::kQsgd), r.compress.coding = spec::QsgdCoding::kElias;
+    r.run.device = spec::DeviceKind::kCuda;
+  });
+  add("block-sparse attention around a ring", [](auto& r) {
+    r.model.sparse_attention.mode = spec::SparseMode::kFixed, r.model.sparse_attention.block = 16;
+    r.layout.cp = 2, r.layout.cp_kind = spec::ContextKind::kRing;
+  });
   add("compression beside find_unused",
       [=](auto& r) { compress(r, spec::CompressKind::kQsgd), r.layout.find_unused = true; });
   add("1-bit Adam of SGD",
@@ -125,6 +133,30 @@ std::vector<Case> mistakes() {
   add("3 workers of 2", [=](auto& r) { compress(r, spec::CompressKind::kDiloco), r.compress.workers = 3; });
   add("nodes of unknown size",
       [=](auto& r) { compress(r, spec::CompressKind::kPowerSgd), r.compress.across = spec::CompressAcross::kNode; });
+  add("Muon beside local updates",
+      [=](auto& r) { compress(r, spec::CompressKind::kLocalSgd), r.optim.kind = spec::OptimizerKind::kMuon; });
+  add("an average beside late updates", [](auto& r) {
+    r.layout.offload = spec::OffloadKind::kOptimizer, r.layout.delayed_update = true, r.optim.ema_decay = 0.9;
+  });
+  add("Muon beside late updates", [](auto& r) {
+    r.layout.offload = spec::OffloadKind::kOptimizer, r.layout.delayed_update = true;
+    r.optim.kind = spec::OptimizerKind::kMuon;
+  });
+  add("Muon beside find_unused",
+      [](auto& r) { r.layout.dp = 2, r.layout.find_unused = true, r.optim.kind = spec::OptimizerKind::kMuon; });
+  add("an average that nobody keeps", [](auto& r) { r.eval.weights = spec::EvalWeights::kEma; });
+  add("a pace of dropping nothing", [](auto& r) { r.train.layer_keep_gamma = 0.1; });
+  add("a batch by noise without steps", [](auto& r) {
+    r.batch.kind = spec::BatchKind::kNoise, r.batch.maximum = 4 * r.batch.global_batch_tokens, r.layout.dp = 2;
+    r.train.tokens = 4 * r.batch.global_batch_tokens, r.train.steps.reset();
+  });
+  add("an average in a pipeline that stays full",
+      [](auto& r) { r.layout.pp = 2, r.pipeline.drain_every = 2, r.optim.ema_decay = 0.9; });
+  add("Adafactor of a tied embedding in stages",
+      [](auto& r) { r.layout.pp = 2, r.model.tied = true, r.optim.kind = spec::OptimizerKind::kAdafactor; });
+  add("noise of stages", [](auto& r) { r.layout.pp = 2, r.train.noise_scale = true; });
+  add("noise of one batch", [](auto& r) { r.train.noise_scale = true; });
+  add("muP of SGD", [](auto& r) { r.model.mup_base_hidden_size = 16, r.optim.kind = spec::OptimizerKind::kSgd; });
   add("tp 3", [](auto& r) { r.layout.tp = 3; });
   add("tp 8", [](auto& r) { r.layout.tp = 8; });
   add("cp 3", [](auto& r) { r.layout.cp = 3; });
@@ -158,8 +190,10 @@ std::vector<Case> mistakes() {
     r.model.experts = {.num_experts = 3, .top_k = 2};
   });
   add("balance groups of 3", [](auto& r) { r.model.experts = {.num_experts = 4, .top_k = 2, .balance_group = 3}; });
-  add("experts on a GPU",
-      [](auto& r) { r.run.device = spec::DeviceKind::kCuda, r.model.experts = {.num_experts = 4, .top_k = 2}; });
+  add("CUDA graphs of experts with a capacity", [](auto& r) {
+    r.run.device = spec::DeviceKind::kCuda, r.train.cuda_graphs = true;
+    r.model.experts = {.num_experts = 4, .top_k = 2, .capacity_factor = 1.25};
+  });
   add("scatter/gather without tp", [](auto& r) { r.layout.pp = 2, r.pipeline.scatter_gather = true; });
   add("stages with more ranks than pp", [](auto& r) { r.layout.pp = 3, r.pipeline.stage_ranks = {2, 2}; });
   add("a stage without ranks", [](auto& r) { r.layout.pp = 2, r.pipeline.stage_ranks = {2, 0}; });

@@ -79,6 +79,11 @@ class RecipeDraw {
       recipe.optim.kind = spec::OptimizerKind::kSgd;
       recipe.optim.momentum = 0.9;
     }
+    if (kind.name == "hetpipe") {  // plain SGD, one rank a stage
+      recipe.optim.kind = spec::OptimizerKind::kSgd;
+      recipe.optim.momentum = recipe.optim.weight_decay = recipe.optim.grad_clip_norm = 0;
+      recipe.layout.tp = recipe.layout.cp = 1, recipe.layout.zero = 0, recipe.layout.sequence_parallel = false;
+    }
     recipe.checkpoint.every = recipe.train.hash_every = 0;
   }
 
@@ -172,6 +177,10 @@ TEST(Predictions, OfEverySchedulesWeightsAreWhatIsMeasured) {
         recipe.optim.momentum = 0.9;
         recipe.train.micro_batch_size.reset();
         recipe.train.steps = 4 * stages;  // until it is full
+      }
+      if (kind.name == "hetpipe") {
+        recipe.optim.kind = spec::OptimizerKind::kSgd;
+        recipe.optim.momentum = recipe.optim.weight_decay = recipe.optim.grad_clip_norm = 0;
       }
       const plan::Checkup checkup = plan::check_recipe(
           recipe, {.ranks = stages, .hardware = cost::load_hardware("local"), .judge_memory = false});

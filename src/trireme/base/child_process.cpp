@@ -47,7 +47,8 @@ ChildProcess::ChildProcess(std::vector<std::string> words, const Options& option
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   const bool piped = options.streams == Streams::kPiped;
-  Pipe in(piped), out(piped), err(piped);
+  const bool piped_input = piped || options.streams == Streams::kPipedInput;
+  Pipe in(piped_input), out(piped), err(piped);
   int file = -1;
   if (!options.output.empty()) {
     file = ::open(options.output.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
@@ -63,8 +64,8 @@ ChildProcess::ChildProcess(std::vector<std::string> words, const Options& option
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() != parent) ::_exit(128 + SIGTERM);  // it died before the line above
     for (const int signal : {SIGINT, SIGTERM, SIGPIPE}) ::signal(signal, SIG_DFL);
+    if (piped_input) ::dup2(in.read, STDIN_FILENO);
     if (piped) {
-      ::dup2(in.read, STDIN_FILENO);
       ::dup2(out.write, STDOUT_FILENO);
       ::dup2(err.write, STDERR_FILENO);
     }

@@ -21,8 +21,9 @@ namespace trireme {
 class ChildProcess {
  public:
   enum class Streams : std::uint8_t {
-    kInherited,  ///< it reads and writes where this process does
-    kPiped,      ///< input(), output() and errors() are the other ends of its standard streams
+    kInherited,   ///< it reads and writes where this process does
+    kPiped,       ///< input(), output() and errors() are the other ends of its standard streams
+    kPipedInput,  ///< only input() is: it writes where this process does
   };
 
   struct Options {

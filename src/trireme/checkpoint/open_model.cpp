@@ -42,6 +42,9 @@ OpenedModel open_model(const fs::path& path, const OpenOptions& options) {
   const StoredWeights weights(path, options.shape);
   OpenedModel opened{.recipe = weights.recipe(), .tokenizer = weights.tokenizer(), .what = weights.what()};
   opened.model = models::build(weights.model().shape, options.build);
+  if (!options.masters) {
+    for (nn::Param& param : opened.model->params) param.has_master = false;
+  }
   nn::allocate(opened.model->params, options.precision, options.device);
   weights.fill(opened.model->params);
   weights.fill(opened.model->balance);

@@ -22,7 +22,9 @@ namespace trireme::checkpoint {
 struct OpenOptions {
   nn::Precision precision = nn::Precision::kFp32;
   at::Device device = at::kCPU;
-  models::BuildOptions build = {};             ///< build.parallel: the ranks that hold the model together
+  models::BuildOptions build = {};  ///< build.parallel: the ranks that hold the model together
+  /// False: no master weights beside values of 16 bits, which take three times the memory; for inference.
+  bool masters = true;
   std::optional<spec::ModelShape> shape = {};  ///< instead of what is stored: with dropout, say; the same weights
 };
 

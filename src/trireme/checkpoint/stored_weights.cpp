@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/lerp.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -60,6 +61,8 @@ StoredWeights::StoredWeights(const fs::path& path, const std::optional<spec::Mod
   stored_.emplace(open_checkpoint(path));
   what_ = fmt::format("step {} of {}", stored_->manifest().step, path.string());
   recipe_ = read_run_recipe(stored_->path());
+  if (recipe_->optim.kind == spec::OptimizerKind::kScheduleFree) average_ = StoredAverage::kScheduleFree;
+  if (recipe_->optim.ema_decay && recipe_->eval.weights == spec::EvalWeights::kEma) average_ = StoredAverage::kEma;
   const RunFolder run = run_of(*stored_);
   tokenizer_ = fs::exists(run.tokenizer()) ? std::optional(run.tokenizer().string()) : recipe_->data.tokenizer;
   for (const nn::Param& param : model_->params) {
@@ -89,8 +92,19 @@ std::optional<models::PublishedTexts> StoredWeights::published() const {
 
 at::Tensor StoredWeights::read(const nn::Param& param, std::int64_t begin, std::int64_t end) const {
   if (directory_) return read_published(param, begin, end);
-  const formats::StoredTensor& tensor = stored_->tensor("param/" + param.name);
-  at::Tensor out = at::empty({end - begin}, type_of(tensor.dtype, param.name));
+  // Frozen parameters have neither an average nor moments.
+  const auto has = [&](const std::string& name) { return stored_->manifest().tensors.contains(name); };
+  const std::string ema = "ema/" + param.name, z = "optim/z/" + param.name;
+  if (average_ == StoredAverage::kEma && has(ema)) return read_stored(ema, begin, end);
+  at::Tensor weights = read_stored("param/" + param.name, begin, end);
+  if (average_ == StoredAverage::kScheduleFree && has(z) && stored_->manifest().step > 0)
+    weights.lerp_(read_stored(z, begin, end).to(weights.scalar_type()), 1 - 1 / recipe_->optim.beta1);
+  return weights;
+}
+
+at::Tensor StoredWeights::read_stored(const std::string& name, std::int64_t begin, std::int64_t end) const {
+  const formats::StoredTensor& tensor = stored_->tensor(name);
+  at::Tensor out = at::empty({end - begin}, type_of(tensor.dtype, name));
   std::vector<formats::Fetch> fetches;
   formats::add_fetches(tensor, begin, end, static_cast<std::byte*>(out.mutable_data_ptr()), fetches);
   stored_->fetch(std::move(fetches));
@@ -136,7 +150,7 @@ void StoredWeights::fill(nn::moe::Balance& balance) const {
 }
 
 void StoredWeights::fill(nn::Params& params) const {
-  if (stored_) {
+  if (stored_ && average_ == StoredAverage::kNone) {
     nn::State state;
     nn::add_params(state, params);
     load(*stored_, state, What::kWeights);
@@ -146,8 +160,7 @@ void StoredWeights::fill(nn::Params& params) const {
       for (const layout::ContiguousRun& run : layout::runs(param.placement)) {
         for (layout::Index at = 0; at < run.count; at += kElementsAtOnce) {
           const layout::Index count = std::min(kElementsAtOnce, run.count - at);
-          master.narrow(0, run.local + at, count)
-              .copy_(read_published(param, run.global + at, run.global + at + count));
+          master.narrow(0, run.local + at, count).copy_(read(param, run.global + at, run.global + at + count));
         }
       }
     }

@@ -18,6 +18,13 @@
 
 namespace trireme::checkpoint {
 
+/// Which of a checkpoint's tensors are the weights that one evaluates.
+enum class StoredAverage {
+  kNone,          ///< those that were trained
+  kEma,           ///< eval.weights = "ema"
+  kScheduleFree,  ///< x of schedule-free-adamw, from y and z
+};
+
 /// Names of a checkpoint's small files that are texts of a published model: "published.config.json".
 inline constexpr std::string_view kPublishedPrefix = "published.";
 
@@ -37,6 +44,8 @@ class StoredWeights {
   /// "step 200 of runs/tiny", for people.
   const std::string& what() const { return what_; }
 
+  /// Of a checkpoint, by its recipe: what it would have validated with is what is read here.
+  StoredAverage average() const { return average_; }
   /// Elements [begin, end) of one of model()'s parameters, row by row, flat, in the type they are stored in.
   at::Tensor read(const nn::Param& param, std::int64_t begin, std::int64_t end) const;
   /// This rank's part of parameters that are allocated, under any layout, and publishes them.
@@ -45,6 +54,7 @@ class StoredWeights {
   void fill(nn::moe::Balance& balance) const;
 
  private:
+  at::Tensor read_stored(const std::string& name, std::int64_t begin, std::int64_t end) const;
   at::Tensor read_published(const nn::Param& param, std::int64_t begin, std::int64_t end) const;
 
   std::optional<formats::CheckpointFolder> stored_;
@@ -53,6 +63,7 @@ class StoredWeights {
   std::vector<models::PublishedTensor> tensors_;  // of the directory, those that parameters are made of
   std::optional<spec::Recipe> recipe_;
   std::optional<std::string> tokenizer_;
+  StoredAverage average_ = StoredAverage::kNone;
   std::string what_;
   struct Transposed {
     const models::PublishedTensor* tensor = nullptr;

@@ -53,7 +53,10 @@ void add_validate_planner_command(Command& app, Context& context);
 void add_report_command(Command& app, Context& context);
 void add_diff_command(Command& app, Context& context);
 void add_hme_command(Command& app, Context& context);
+void add_ampnet_command(Command& app, Context& context);
+void add_ps_command(Command& app, Context& context);
 void add_science_command(Command& app, Context& context);
+void add_unsupervised_command(Command& app, Context& context);
 void add_doctor_command(Command& app, Context& context);
 void add_docs_command(Command& app, Context& context);
 /// Below `tokenize`, which lists it.
@@ -94,7 +97,10 @@ inline constexpr AddCommand kCommands[] = {
     &add_bench_command,
     &add_probe_command,
     &add_science_command,
+    &add_unsupervised_command,
     &add_hme_command,
+    &add_ampnet_command,
+    &add_ps_command,
     &add_doctor_command,
     &add_tour_command,
     &add_docs_command,

@@ -7,9 +7,9 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <thread>
 
-#include "trireme/base/child_process.h"
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -18,10 +18,11 @@
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"
+#include "trireme/cli/elastic_members.h"
 #include "trireme/cli/elastic_recipe.h"
 #include "trireme/cli/program.h"
 #include "trireme/comm/elastic_coordinator.h"
-#include "trireme/launch/cooldown.h"
+#include "trireme/launch/host_discovery.h"
 #include "trireme/observe/timeline.h"
 #include "trireme/spec/recipe.h"
 
@@ -37,17 +38,17 @@ constexpr auto kElasticGrace = 70s;  // for members of a run that has ended, to 
 
 struct ElasticFlags {
   std::vector<std::string> command;
-  int ranks = 2, min_ranks = 1, max_ranks = comm::kMostMembers, reset_limit = 10;
-  std::string wait = "10min", heartbeat = "10s", cooldown = "10s,100s", host = "127.0.0.1", join_file;
-  std::int64_t snapshot_every = 10;
+  std::optional<int> ranks;  ///< unset: 2, or none where hosts are named
+  std::string host = "127.0.0.1", join_file, hosts, ssh = std::string(launch::kSsh);
   int port = 0;
+  std::map<std::string, std::string> settings;  ///< of [elastic], by key: beat the recipe's
 };
 
 volatile sig_atomic_t elastic_stop = 0;
 void on_elastic_stop(int) { elastic_stop = elastic_stop + 1; }
 
-std::chrono::milliseconds milliseconds_of(const std::string& text) {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(parse_duration(text));
+std::chrono::milliseconds milliseconds_of(std::chrono::nanoseconds time) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(time);
 }
 
 /// What members are going to train, as they will read it.
@@ -56,7 +57,8 @@ struct ElasticRun {
   fs::path folder;
 };
 
-ElasticRun run_of(const std::vector<std::string>& words) {
+ElasticRun run_of(const ElasticFlags& flags) {
+  const std::vector<std::string>& words = flags.command;
   const auto train = std::ranges::find(words, "train");
   if (train == words.end()) {
     throw ConfigError(fmt::format("\"{}\" is no `trireme train`", fmt::join(words, " ")),
@@ -75,60 +77,10 @@ ElasticRun run_of(const std::vector<std::string>& words) {
                         "give --ranks before the --");
     }
   }
+  for (const auto& [key, value] : flags.settings) sets.push_back(fmt::format("elastic.{}={}", key, value));
   ElasticRun run{.recipe = spec::load_recipe({.file = file, .sets = sets}).value, .folder = {}};
   run.folder = out ? fs::path(*out) : fs::path(run.recipe.run.out) / run.recipe.run.name;
   return run;
-}
-
-/// The members that this process has started, and what becomes of them.
-class LocalMembers {
- public:
-  LocalMembers(std::vector<std::string> command, launch::Cooldown cooldown)
-      : command_(std::move(command)), cooldown_(cooldown) {}
-
-  void start() {
-    const int number = next_++;
-    TRIREME_CHECK(number <= comm::kMostMembers, "{} members were started", number);
-    set_env("TRIREME_MEMBER", std::to_string(number));
-    children_.emplace(number, std::make_unique<ChildProcess>(command_));
-  }
-  int running() const { return static_cast<int>(children_.size()); }
-
-  /// Those that have ended since, with their status.
-  std::vector<std::pair<int, int>> take_ended() {
-    std::vector<std::pair<int, int>> ended;
-    for (auto at = children_.begin(); at != children_.end();) {
-      const auto status = at->second->poll();
-      if (!status) {
-        ++at;
-        continue;
-      }
-      ended.emplace_back(at->first, *status);
-      at = children_.erase(at);
-    }
-    return ended;
-  }
-  void tell(int signal) {
-    for (auto& [number, child] : children_) child->tell(signal);
-  }
-  void note_failure() { barred_until_ = ElasticClock::now() + cooldown_.after(++failures_); }
-  void note_progress() { failures_ = 0; }
-  bool may_start() const { return ElasticClock::now() >= barred_until_; }
-  std::chrono::milliseconds barred_for() const { return cooldown_.after(failures_); }
-
- private:
-  const std::vector<std::string> command_;
-  const launch::Cooldown cooldown_;
-  std::map<int, std::unique_ptr<ChildProcess>> children_;
-  int next_ = 1, failures_ = 0;
-  ElasticClock::time_point barred_until_ = {};
-};
-
-launch::Cooldown parse_cooldown(const std::string& text) {
-  const auto parts = split(text, ',');
-  if (parts.size() != 2)
-    throw ConfigError(fmt::format("--cooldown is \"{}\", but takes two durations", text), "write --cooldown 10s,100s");
-  return {.first = milliseconds_of(parts[0]), .longest = milliseconds_of(parts[1])};
 }
 
 void tell_event(const comm::ElasticCoordinator::Event& event, observe::Timeline& timeline) {
@@ -150,11 +102,40 @@ void tell_event(const comm::ElasticCoordinator::Event& event, observe::Timeline&
   }
 }
 
+/// Hosts that the run begins with: those that are named, and this machine.
+std::vector<launch::Host> first_hosts(const ElasticFlags& flags, const spec::ElasticConfig& elastic) {
+  std::vector<launch::Host> hosts =
+      flags.hosts.empty() ? std::vector<launch::Host>{} : launch::parse_hosts(flags.hosts);
+  for (launch::Host& host : hosts) {
+    if (!host.slots) host.slots = 1;
+  }
+  const bool elsewhere = !flags.hosts.empty() || !elastic.discovery_script.empty();
+  const int here = flags.ranks.value_or(elsewhere ? 0 : 2);
+  if (here > 0) hosts.insert(hosts.begin(), launch::Host{.user = "", .address = "localhost", .slots = here});
+  return hosts;
+}
+
+bool is_loopback(const std::string& host) { return host == "127.0.0.1" || host == "::1" || host == "localhost"; }
+
+void check_hosts(const ElasticFlags& flags, const spec::ElasticConfig& elastic) {
+  if (!flags.hosts.empty() && !elastic.discovery_script.empty())
+    throw ConfigError("--hosts and the discovery script both say which hosts there are",
+                      "let the script print those of --hosts, and leave --hosts out");
+  if ((!flags.hosts.empty() || !elastic.discovery_script.empty()) && is_loopback(flags.host))
+    throw ConfigError(fmt::format("ranks of other hosts cannot reach --host {}", flags.host),
+                      "give --host an address of this machine that they reach");
+  if ((!flags.hosts.empty() || !elastic.discovery_script.empty()) && !env("TRIREME_TOKEN_FILE"))
+    throw ConfigError("ranks of other hosts need the job's secret, which is not sent through ssh",
+                      "set TRIREME_TOKEN_FILE to a file of mode 0600 that all hosts see");
+}
+
 int run_elastic(ElasticFlags& flags, Context& context) {
-  const ElasticRun run = run_of(flags.command);
-  if (flags.min_ranks > flags.max_ranks)
-    throw ConfigError(fmt::format("--min-ranks {} is more than --max-ranks {}", flags.min_ranks, flags.max_ranks),
-                      fmt::format("set --max-ranks {}", flags.min_ranks));
+  const ElasticRun run = run_of(flags);
+  const spec::ElasticConfig& elastic = run.recipe.elastic;
+  check_hosts(flags, elastic);
+  const std::vector<launch::Host> named = first_hosts(flags, elastic);
+  int first_ranks = 0;
+  for (const launch::Host& host : named) first_ranks += *host.slots;
   std::map<int, int> fitted;  // it is asked often, and rules take their time
   const auto fit = [&](int available) {
     const auto known = fitted.find(available);
@@ -162,11 +143,11 @@ int run_elastic(ElasticFlags& flags, Context& context) {
     const auto world = fit_recipe(run.recipe, available);
     return fitted[available] = world ? world->ranks : 0;
   };
-  const int most = std::min(flags.max_ranks, std::max(flags.ranks, flags.min_ranks));
-  if (fit(most) < flags.min_ranks)
-    throw ConfigError(fmt::format("the recipe has no layout for {} to {} ranks", flags.min_ranks, most),
+  const int most = std::min(elastic.max_ranks, std::max(first_ranks, elastic.min_ranks));
+  if (fit(most) < elastic.min_ranks)
+    throw ConfigError(fmt::format("the recipe has no layout for {} to {} ranks", elastic.min_ranks, most),
                       "`trireme check RECIPE --ranks N` says why");
-  const bool here_only = flags.host == "127.0.0.1" || flags.host == "::1" || flags.host == "localhost";
+  const bool here_only = is_loopback(flags.host);
   std::string token = comm::control_token();
   if (token.empty() && !here_only)
     throw ConfigError(
@@ -178,16 +159,16 @@ int run_elastic(ElasticFlags& flags, Context& context) {
       {.host = flags.host,
        .port = flags.port,
        .token = token,
-       .first_ranks = flags.ranks,
-       .wait = milliseconds_of(flags.wait),
-       .heartbeat_timeout = milliseconds_of(flags.heartbeat)},
-      {.min_ranks = flags.min_ranks, .max_ranks = flags.max_ranks, .fit = fit, .reset_limit = flags.reset_limit});
+       .first_ranks = std::max(first_ranks, elastic.min_ranks),
+       .wait = milliseconds_of(elastic.wait),
+       .heartbeat_timeout = milliseconds_of(elastic.heartbeat)},
+      {.min_ranks = elastic.min_ranks, .max_ranks = elastic.max_ranks, .fit = fit, .reset_limit = elastic.reset_limit});
   const std::string address = flags.host.find(':') == flags.host.npos
                                   ? fmt::format("{}:{}", flags.host, coordinator.port())
                                   : fmt::format("[{}]:{}", flags.host, coordinator.port());
   set_env("TRIREME_ELASTIC", address);
-  set_env("TRIREME_HEARTBEAT_MS", std::to_string(milliseconds_of(flags.heartbeat).count()));
-  set_env("TRIREME_SNAPSHOT_EVERY", std::to_string(flags.snapshot_every));
+  set_env("TRIREME_HEARTBEAT_MS", std::to_string(milliseconds_of(elastic.heartbeat).count()));
+  set_env("TRIREME_SNAPSHOT_EVERY", std::to_string(elastic.snapshot_every));
   log_info("elastic: members meet at {}; another one joins with: TRIREME_ELASTIC={} {}", address, address,
            fmt::join(flags.command, " "));
   if (!flags.join_file.empty()) {
@@ -196,19 +177,35 @@ int run_elastic(ElasticFlags& flags, Context& context) {
   }
 
   for (const int signal : {SIGINT, SIGTERM}) ::signal(signal, on_elastic_stop);
-  LocalMembers locals(flags.command, parse_cooldown(flags.cooldown));
-  for (int i = 0; i < flags.ranks; ++i) locals.start();
+  ElasticMembers members(
+      {.command = flags.command,
+       .ssh = flags.ssh,
+       .variables = {"TRIREME_ELASTIC", "TRIREME_HEARTBEAT_MS", "TRIREME_SNAPSHOT_EVERY", "TRIREME_TOKEN_FILE",
+                     "TRIREME_LOG"}},
+      {.first = milliseconds_of(elastic.cooldown), .longest = milliseconds_of(elastic.cooldown_max)});
+  members.set_hosts(named);
+  std::optional<launch::HostDiscovery> discovery;
+  if (!elastic.discovery_script.empty())
+    discovery.emplace(elastic.discovery_script, milliseconds_of(elastic.discovery_interval));
   std::unique_ptr<observe::Timeline> timeline;
   int stops = 0;
   std::int64_t step = -1;
   ElasticClock::time_point ended{};
   while (true) {
-    for (const auto& [number, status] : locals.take_ended()) {
+    const bool over = coordinator.phase() == comm::WorldPhase::kEnded;
+    for (const auto& ended_member : members.take_ended(/*failed=*/!over && stops == 0)) {
+      const auto& [number, status, host] = ended_member;
       coordinator.lose(number, status == 0 ? "it has ended" : fmt::format("its process {}", ended_how(status)));
-      if (coordinator.phase() == comm::WorldPhase::kEnded) continue;
-      locals.note_failure();
-      log_warn("elastic: member {} {}; another one may start in {:.0f} s", number, ended_how(status),
-               std::chrono::duration<double>(locals.barred_for()).count());
+      if (over) continue;
+      log_warn("elastic: member {} on {} {}; another one may start there in {:.0f} s", number, host, ended_how(status),
+               std::chrono::duration<double>(members.pool().barred_for(host)).count());
+    }
+    if (discovery && stops == 0 && !over) {
+      if (const auto hosts = discovery->look(ElasticClock::now())) {
+        std::vector<launch::Host> all = named;
+        all.insert(all.end(), hosts->begin(), hosts->end());
+        members.set_hosts(all);
+      }
     }
     coordinator.tick();
     for (const auto& event : coordinator.take_events()) {
@@ -217,21 +214,21 @@ int run_elastic(ElasticFlags& flags, Context& context) {
       if (timeline) tell_event(event, *timeline);
       if (event.step > step) {
         step = event.step;
-        locals.note_progress();
+        members.note_progress();
       }
     }
     if (elastic_stop > stops) {
       stops = elastic_stop;
-      locals.tell(stops == 1 ? SIGTERM : SIGKILL);
+      members.tell(stops == 1 ? SIGTERM : SIGKILL);
     }
     if (coordinator.phase() == comm::WorldPhase::kEnded) {
       if (ended == ElasticClock::time_point{}) ended = ElasticClock::now();
-      if (locals.running() == 0) break;
-      if (ElasticClock::now() - ended > kElasticGrace) locals.tell(SIGKILL);
-    } else if (stops > 0 && locals.running() == 0) {
+      if (members.running() == 0) break;
+      if (ElasticClock::now() - ended > kElasticGrace) members.tell(SIGKILL);
+    } else if (stops > 0 && members.running() == 0) {
       coordinator.end("it was asked to stop", false);
-    } else if (stops == 0 && locals.running() < flags.ranks && locals.may_start()) {
-      locals.start();
+    } else if (stops == 0) {
+      members.fill();
     }
     std::this_thread::sleep_for(kElasticLook);
   }
@@ -258,27 +255,33 @@ void add_elastic_command(Command& app, Context& context) {
       "\n"
       "Examples:\n"
       "  trireme elastic --ranks 4 --min-ranks 2 -- trireme train recipes/tiny.toml --out runs/tiny\n"
+      "  trireme elastic --host 10.0.0.1 --host-discovery-script ./hosts.sh -- trireme train recipes/tiny.toml\n"
       "  trireme elastic --ranks 0 --host 10.0.0.1 --port 29400 -- trireme train recipes/tiny.toml --out runs/tiny");
   const auto flags = std::make_shared<ElasticFlags>();  // shared with the callback
-  command.add_option("--ranks", flags->ranks, "ranks to start and keep on this machine; others may join")
-      .not_negative()
-      .show_default();
-  command.add_option("--min-ranks", flags->min_ranks, "with fewer the run waits").positive().show_default();
-  command.add_option("--max-ranks", flags->max_ranks, "more are spare").positive().show_default();
   command
-      .add_option("--snapshot-every", flags->snapshot_every,
-                  "steps between two snapshots in memory: so many at most are computed again")
-      .positive()
+      .add_option("--ranks", flags->ranks,
+                  "ranks to start and keep on this machine; others may join; 2, or none where hosts are named")
+      .not_negative();
+  command.add_option("--hosts", flags->hosts, "start ranks on these hosts too, over ssh: a:4,b:4, user@node[1-8]");
+  command.add_option("--ssh", flags->ssh, "what reaches a host, with its options; the host and a line of sh are added")
       .show_default();
-  command.add_option("--wait", flags->wait, "for more ranks, below --min-ranks; then the run ends").show_default();
-  command.add_option("--heartbeat", flags->heartbeat, "a rank that is silent for so long is lost").show_default();
-  command
-      .add_option("--cooldown", flags->cooldown,
-                  "before a rank that died here is replaced: the first time, and at most; doubled without progress")
-      .show_default();
-  command.add_option("--reset-limit", flags->reset_limit, "so many worlds in a row may begin at the same step; 0: any")
-      .not_negative()
-      .show_default();
+  const auto setting = [&](const std::string& option, const std::string& key, const std::string& meaning) {
+    command.add_option_with(
+        option, [flags, key](const std::string& value) { flags->settings[key] = value; },
+        meaning + fmt::format("; as elastic.{} of the recipe", key));
+  };
+  setting("--min-ranks", "min_ranks", "with fewer the run waits");
+  setting("--max-ranks", "max_ranks", "more are spare");
+  setting("--snapshot-every", "snapshot_every", "steps between two snapshots in memory");
+  setting("--wait", "wait", "for more ranks, below --min-ranks; then the run ends");
+  setting("--heartbeat", "heartbeat", "a rank that is silent for so long is lost");
+  setting("--cooldown", "cooldown", "how long a host on which a rank died gets no new one; doubled without progress");
+  setting("--cooldown-max", "cooldown_max", "at most so long");
+  setting("--reset-limit", "reset_limit", "so many worlds in a row may begin at the same step; 0: any");
+  setting("--host-discovery-script", "discovery_script",
+          "command that prints the hosts there are now, a line each: HOST or HOST:RANKS. It is run again and again; "
+          "ranks start on hosts that come and end on hosts that go");
+  setting("--discovery-interval", "discovery_interval", "between two runs of that script");
   command.add_option("--host", flags->host, "address of this machine at which members meet").show_default();
   command.add_option("--port", flags->port, "port there; 0: any free one").not_negative().show_default();
   command.add_option("--join-file", flags->join_file, "write HOST:PORT to this file, for members that others start");

@@ -1,4 +1,4 @@
-// trireme eval: the loss of a model on data it was not trained on.
+// trireme eval: the loss of a model on data it was not trained on, or how it answers tasks.
 
 #include <map>
 #include <memory>
@@ -10,6 +10,7 @@
 #include "trireme/cli/program.h"
 #include "trireme/cli/runtime_commands.h"
 #include "trireme/cli/start_ranks.h"
+#include "trireme/cli/tasks/eval_tasks.h"
 
 namespace trireme::cli {
 namespace {
@@ -21,6 +22,7 @@ struct EvalOptions {
   std::optional<std::int64_t> sequence;
   std::optional<int> ranks;
   bool json = false;
+  EvalTasks tasks;
 };
 
 void print(const train::EvalResult& result, bool json, std::ostream& out) {
@@ -49,6 +51,21 @@ void print(const train::EvalResult& result, bool json, std::ostream& out) {
 }
 
 int run_eval(EvalOptions& options, Context& context) {
+  if (!options.tasks.tasks.empty()) {
+    if (!options.data.empty() || options.sequence || options.request.samples)
+      throw ConfigError("--data, --seq-len and --samples are for losses, not for --tasks", "leave them out");
+    options.tasks.json = options.json;
+    return run_eval_tasks(options.tasks,
+                          {.model = options.request.model,
+                           .questions = {},
+                           .tokenizer = options.tokenizer,
+                           .rows = std::max<std::int64_t>(options.request.rows, 8),
+                           .precision = options.request.precision,
+                           .device = options.request.device,
+                           .tp = options.request.tp},
+                          options.ranks, context);
+  }
+  if (options.tasks.shots) throw ConfigError("--shots is for --tasks", "give --tasks TASK, or leave it out");
   if (!options.data.empty()) {
     spec::DataConfig data;
     data.tokenizer = options.tokenizer;
@@ -57,7 +74,7 @@ int run_eval(EvalOptions& options, Context& context) {
     for (const std::string& path : options.data) data.sources.push_back({.path = path});
     options.request.data = data;
   } else if (options.tokenizer || options.sequence) {
-    throw ConfigError("--tokenizer and --seq-len are for data given with --data",
+    throw ConfigError("--tokenizer and --seq-len are for data given with --data or --tasks",
                       "give --data FILE, or leave them out");
   }
   spec::Recipe recipe;
@@ -74,19 +91,29 @@ int run_eval(EvalOptions& options, Context& context) {
 }  // namespace
 
 void add_eval_command(Command& app, Context& context) {
-  Command& command = app.add_subcommand("eval", "Loss, perplexity and bits per byte of a model on data");
+  Command& command =
+      app.add_subcommand("eval", "Loss, perplexity and bits per byte of a model on data, or its answers to tasks");
   command.footer(
       "Without --data: on the run's validation data. Bits per byte need the tokenizer, which a run knows.\n"
+      "Tasks (--tasks) are files (.jsonl, .toml, lm-evaluation-harness .yaml) or made from a seed: addition, modular,\n"
+      "copy, reverse, cloze. Metrics come with chance level, resolution floor and 95 % intervals.\n"
       "\n"
       "Examples:\n"
       "  trireme eval runs/tiny\n"
       "  trireme eval runs/tiny/checkpoints/step-00000200 --samples 100\n"
-      "  trireme eval models/gpt2 --data held-out.shard --seq-len 1024");
+      "  trireme eval models/gpt2 --data held-out.shard --seq-len 1024\n"
+      "  trireme eval runs/adder --tasks addition:digits=3,count=500,split=test --shots 2 --json");
   const auto options = std::make_shared<EvalOptions>();  // shared with the callback
   command.add_option("MODEL", options->request.model, "a run, one of its checkpoints, or a Hugging Face directory")
       .required();
   command.add_option("--data", options->data, "shards, folders of shards, or with the tokenizer \"bytes\" text files");
-  command.add_option("--tokenizer", options->tokenizer, "of --data: a tokenizer.json, its folder, or \"bytes\"");
+  command.add_option("--tasks", options->tasks.tasks, "task files or generated tasks, such as addition:digits=3")
+      .type_name("TASK");
+  command.add_option("--shots", options->tasks.shots, "examples before each question; default: as the task says")
+      .not_negative();
+  command.add_option("--task-seed", options->tasks.seed, "which examples stand before which question").show_default();
+  command.add_option("--tokenizer", options->tokenizer,
+                     "of --data or --tasks: a tokenizer.json, its folder, or \"bytes\"");
   command
       .add_option("--seq-len", options->sequence,
                   "sequence length of --data, in tokens; default: the run's, or of a published model at most 1024")

@@ -27,7 +27,7 @@ struct GenerateOptions {
   std::string model, hf, prompt, tokenizer;
   int tp = 1;
   std::size_t ngram = 0;
-  bool has_prompt = false, varies = false;
+  bool has_prompt = false, varies = false, launches = false;
 };
 
 /// The tokenizer of a run, a checkpoint at RUN/checkpoints/step-N, or a published model.
@@ -91,7 +91,7 @@ int run_batch(const GenerateOptions& options, Context& context) {
   const serve::GenerateRequest& of = options.request;
   spec::Recipe recipe;
   recipe.comm.ranks = options.tp;
-  const serve::BatchRequest request{.model = {of.model, of.precision, of.device},
+  const serve::BatchRequest request{.model = {of.model, of.precision, of.device, of.weights},
                                     .input = options.input,
                                     .output = options.output,
                                     .tokenizer = options.tokenizer,
@@ -101,6 +101,7 @@ int run_batch(const GenerateOptions& options, Context& context) {
                                     .local_ranks = local_ranks(recipe),
                                     .batch = of.batch,
                                     .invariant = of.invariant,
+                                    .cuda_graphs = of.cuda_graphs,
                                     .ngram = options.ngram};
   const serve::Commands& commands = load_serve();
   serve::BatchResult result;
@@ -123,6 +124,7 @@ int run_generate(GenerateOptions& options, Context& context) {
   }
   options.request.model = options.model.empty() ? options.hf : options.model;
   options.request.invariant = !options.varies;
+  options.request.cuda_graphs = !options.launches;
   if (!options.input.empty()) return run_batch(options, context);
   if (!options.output.empty()) throw ConfigError("--output is for --input", "give --input FILE");
   if (options.ids.empty()) return continue_text(options, context);
@@ -196,6 +198,15 @@ void add_generate_command(Command& app, Context& context) {
       {{"fp32", serve::GeneratePrecision::kFp32}, {"bf16", serve::GeneratePrecision::kBf16}}, "to compute with");
   add_choice<spec::DeviceKind>(command, "--device", request.device,
                                {{"cpu", spec::DeviceKind::kCpu}, {"cuda", spec::DeviceKind::kCuda}}, "to compute on");
+  add_choice<serve::WeightBits>(
+      command, "--weights", request.weights,
+      {{"same", serve::WeightBits::kSame},
+       {"int8", serve::WeightBits::kInt8},
+       {"int4", serve::WeightBits::kInt4},
+       {"fp8", serve::WeightBits::kFp8}},
+      "what matrices of attention and MLPs are kept in: as --precision says, int8 or FP8 with a "
+      "scale a row, int4 with one for 128 numbers");
+  command.add_flag("--no-cuda-graphs", options->launches, "GPU: launch the kernels of decode steps one by one");
   command.add_option("--tp", options->tp, "ranks that split each matrix (tensor parallelism)")
       .show_default()
       .positive();

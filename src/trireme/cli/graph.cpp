@@ -2,11 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "trireme/base/error.h"
 #include "trireme/base/print.h"
@@ -14,16 +11,13 @@
 #include "trireme/base/units.h"
 #include "trireme/cli/command.h"
 #include "trireme/cli/commands.h"
+#include "trireme/cli/graph_options.h"
 #include "trireme/cli/program.h"
-#include "trireme/cli/runtime_commands.h"
 #include "trireme/cli/schedule/options.h"
-#include "trireme/cli/start_ranks.h"
-#include "trireme/plan/graph/annotate.h"
 #include "trireme/plan/graph/backward.h"
 #include "trireme/plan/graph/count.h"
 #include "trireme/plan/graph/draw.h"
 #include "trireme/plan/graph/models.h"
-#include "trireme/plan/graph/random_strategy.h"
 #include "trireme/plan/graph/text.h"
 
 namespace trireme::cli {
@@ -38,26 +32,6 @@ constexpr const char* kGraphExamples = R"(Examples:
   trireme graph draw alexnet -o alexnet.svg
   trireme graph run gpt --small --mesh dp=2,tp=2 --layout n:dp,heads:tp,ffn:tp --dtype fp64 --verify
   trireme graph draw gpt --mesh dp=2,tp=4 --layout n:dp,heads:tp,ffn:tp,vocab:tp -o megatron.svg)";
-
-struct GraphOptions {
-  std::string graph, output, mesh, layout, annotations, strategy;
-  std::int64_t batch = 0;
-  bool all = false, json = false, backward = false;
-  // of `graph run`
-  int steps = 1, ranks = 0, random = 0;
-  double learning_rate = 0.01;
-  std::uint64_t seed = 0;
-  bool small = false, verify = false;
-  pg::DType dtype = pg::DType::kFp32;
-};
-
-std::string graph_file_text(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file) throw IoError("could not read " + path, "is it there, and may it be read?");
-  return text.str();
-}
 
 nlohmann::ordered_json count_json(const pg::Graph& both) {
   const pg::GraphCount counted = pg::count(both);
@@ -121,23 +95,6 @@ void show_graph(const GraphOptions& options, Context& context) {
   write_result(pg::to_text(options.backward ? both : forward), options.output, context);
 }
 
-/// As said by --strategy, --layout or --annotate; replicated where none is given.
-pg::Strategy strategy_of(const GraphOptions& options, const pg::Graph& forward) {
-  if (!options.strategy.empty())
-    return pg::parse_strategy(forward, graph_file_text(options.strategy), options.strategy);
-  std::string axes = options.mesh;
-  std::ranges::replace(axes, ',', ' ');
-  const layout::Mesh mesh = layout::parse_mesh(axes);
-  if (!options.layout.empty()) return pg::mesh_tensorflow(forward, mesh, pg::parse_mesh_layout(options.layout));
-  return pg::propagate(forward, mesh, pg::parse_annotations(options.annotations));
-}
-
-bool has_strategy(const GraphOptions& options) {
-  const bool said = !options.layout.empty() || !options.annotations.empty();
-  if (said && options.mesh.empty()) throw ConfigError("a layout needs a mesh", "add --mesh dp=2,tp=4");
-  return said || !options.strategy.empty();
-}
-
 void draw_graph(const GraphOptions& options, Context& context) {
   const pg::Graph forward = pg::open_graph(options.graph, options.batch);
   if (!has_strategy(options)) {
@@ -147,6 +104,11 @@ void draw_graph(const GraphOptions& options, Context& context) {
     return write_result(pg::to_svg(forward, plain), options.output, context);
   }
   const pg::Graph both = pg::with_backward(forward);
+  if (const auto plan = staged_of(options, forward)) {
+    if (const auto problems = pg::find_problems(forward, *plan); !problems.empty())
+      throw ConfigError(problems.front(), "change its line of the plan");
+    return write_result(pg::to_svg(both, pg::drawing_of(forward, *plan)), options.output, context);
+  }
   const pg::Strategy strategy = strategy_of(options, forward);
   if (const auto problems = pg::find_problems(both, strategy); !problems.empty())
     throw ConfigError(problems.front(), "change its line of the strategy");
@@ -162,144 +124,24 @@ void check_graph(const GraphOptions& options, Context& context) {
     return;
   }
   const pg::Graph both = pg::with_backward(forward);
-  const pg::Strategy strategy = strategy_of(options, forward);
-  if (const auto problems = pg::find_problems(both, strategy); !problems.empty()) {
+  const auto refuse = [](const std::vector<std::string>& problems) {
+    if (problems.empty()) return;
     std::string all;
     for (const std::string& problem : problems) all += "\n  " + problem;
     throw ConfigError(fmt::format("the strategy cannot run ({}):{}", counted(problems.size(), "problem"), all),
                       "change the lines of these operators");
+  };
+  if (const auto plan = staged_of(options, forward)) {
+    refuse(pg::find_problems(forward, *plan));
+    return write_result(
+        pg::to_text(forward, *plan) + "\ninserted, for each micro-batch:\n" + pg::describe(forward, *plan),
+        options.output, context);
   }
+  const pg::Strategy strategy = strategy_of(options, forward);
+  refuse(pg::find_problems(both, strategy));
   write_result(
       pg::to_text(forward, strategy) + "\ninserted:\n" + pg::to_text(both, strategy, pg::lower(both, strategy)),
       options.output, context);
-}
-
-/// How far a gradient may be from the whole graph's: rounding of sums in another order.
-double tolerance(pg::DType dtype) { return dtype == pg::DType::kFp64 ? 1e-9 : 2e-3; }
-
-/// The strategies to run: one that is said, or many that are drawn.
-std::vector<pg::Strategy> strategies_to_run(const GraphOptions& options, const pg::Graph& forward) {
-  std::string axes = options.mesh;
-  std::ranges::replace(axes, ',', ' ');
-  if (options.random > 0) {
-    if (axes.empty()) throw ConfigError("random strategies need a mesh", "add --mesh a=2,b=2");
-    std::vector<pg::Strategy> drawn;
-    const pg::Graph both = pg::with_backward(forward);
-    for (int i = 0; i < options.random; ++i)
-      drawn.push_back(
-          pg::random_strategy(both, layout::parse_mesh(axes), options.seed + static_cast<std::uint64_t>(i)));
-    return drawn;
-  }
-  if (has_strategy(options)) {
-    if (!options.small || options.strategy.empty()) return {strategy_of(options, forward)};
-    // What was found for the model as published, on its small sibling: operator by operator, dimension by dimension.
-    const pg::Graph published = pg::open_graph(options.graph, options.batch);
-    const pg::Strategy found = pg::parse_strategy(published, graph_file_text(options.strategy), options.strategy);
-    return {pg::transferred(published, found, forward)};
-  }
-  return {pg::replicated(forward, layout::parse_mesh(axes))};
-}
-
-std::string run_report(const spmd::RunRequest& request, const pg::Strategy& strategy, const spmd::RunReport& report) {
-  std::string text =
-      fmt::format("{} on {} ranks (mesh {}): {} collectives of {}, at most {} on a rank, {} a step\n",
-                  request.forward.name, strategy.mesh.ranks(), layout::to_text(strategy.mesh), report.collectives,
-                  short_bytes(report.bytes), short_bytes(report.peak_bytes), short_seconds(report.seconds));
-  for (std::size_t i = 0; i < report.losses.size(); ++i) {
-    text += fmt::format("step {}: loss {:.9f}", i, report.losses[i]);
-    if (i < report.reference.size())
-      text += fmt::format(", whole {:.9f}, difference {:.1e}", report.reference[i],
-                          std::abs(report.losses[i] - report.reference[i]));
-    text += '\n';
-  }
-  if (request.verify) {
-    text += fmt::format("gradients of {} parameters: largest difference {:.1e} ({})\n", report.parameters, report.worst,
-                        report.worst_parameter.empty() ? "none" : report.worst_parameter);
-    text += report.deviations.empty() ? "collectives: as listed, to the byte\n" : "";
-    for (const std::string& what : report.deviations) text += "collectives: " + what + "\n";
-  }
-  return text;
-}
-
-bool holds(const spmd::RunRequest& request, const spmd::RunReport& report, double most) {
-  bool fine = report.worst <= most && report.deviations.empty();
-  for (std::size_t i = 0; i < report.reference.size(); ++i)
-    fine = fine && std::abs(report.losses[i] - report.reference[i]) <= most * std::max(1.0, report.reference[i]);
-  return fine || !request.verify;
-}
-
-void run_graph(const GraphOptions& options, Context& context) {
-  const pg::Graph forward = pg::with_dtype(
-      options.small ? pg::small_model(options.graph, options.batch) : pg::open_graph(options.graph, options.batch),
-      options.dtype);
-  const std::vector<pg::Strategy> strategies = strategies_to_run(options, forward);
-  const spmd::Commands& commands = load_spmd();
-  spec::Recipe recipe;
-  recipe.comm.ranks = strategies[0].mesh.ranks();
-  if (options.ranks > 0 && options.ranks != *recipe.comm.ranks)
-    throw ConfigError(fmt::format("the strategy is for {} ranks, not for {}", *recipe.comm.ranks, options.ranks),
-                      fmt::format("say --ranks {}, or nothing", *recipe.comm.ranks));
-  const spmd::RunRequest request{.forward = forward,
-                                 .strategies = strategies,
-                                 .steps = options.steps,
-                                 .learning_rate = options.learning_rate,
-                                 .seed = options.seed,
-                                 .verify = options.verify,
-                                 .local_ranks = local_ranks(recipe)};
-  std::string text;
-  int failed = 0;
-  double worst = 0;
-  start_ranks(recipe, [&](comm::Rank& rank) {
-    const std::vector<spmd::RunReport> reports = commands.run(request, rank);
-    if (rank.rank() != 0) return;
-    for (std::size_t i = 0; i < reports.size(); ++i) {
-      const bool fine = holds(request, reports[i], tolerance(options.dtype));
-      failed += fine ? 0 : 1;
-      worst = std::max(worst, reports[i].worst);
-      if (reports.size() == 1 || !fine) text += run_report(request, strategies[i], reports[i]);
-      if (reports.size() > 1 && !fine) text += pg::to_text(forward, strategies[i]);
-    }
-  });
-  if (strategies.size() > 1)
-    text += fmt::format("{}: {} random strategies, {} {}; largest difference of a gradient {:.1e}\n", forward.name,
-                        strategies.size(), failed, options.verify ? "differ from the whole graph" : "failed", worst);
-  if (!text.empty()) write_result(text, options.output, context);
-  if (failed > 0)
-    throw Error(
-        fmt::format("{} did not compute what the whole graph computes", counted(std::size_t(failed), "strategy")));
-}
-
-void add_run_options(Command& command, GraphOptions& options) {
-  command.add_option("--ranks", options.ranks, "Ranks; default: as many as the strategy's mesh has")
-      .positive()
-      .type_name("N");
-  command.add_option("--steps", options.steps, "Steps of gradient descent").show_default().positive().type_name("N");
-  command.add_option("--lr", options.learning_rate, "Learning rate").show_default().not_negative();
-  command.add_option("--seed", options.seed, "of parameters, inputs and dropout").show_default();
-  add_choice<pg::DType>(command, "--dtype", options.dtype, {{"fp32", pg::DType::kFp32}, {"fp64", pg::DType::kFp64}},
-                        "to compute in");
-  command.add_flag(
-      "--small", options.small,
-      "A built-in graph with few channels and small images, that a CPU runs in a second; a strategy may be "
-      "one that was found for the published size");
-  command.add_option("--random", options.random, "Instead of one strategy: so many random legal ones on --mesh")
-      .positive()
-      .type_name("N");
-  command.add_flag("--verify", options.verify,
-                   "Also run the whole graph by autograd; compare losses, every gradient, every collective");
-}
-
-void add_strategy_options(Command& command, GraphOptions& options) {
-  command.add_option("--strategy", options.strategy, "A strategy: text as trireme search writes it").type_name("FILE");
-  command.add_option("--mesh", options.mesh, "Mesh axes, outermost first: dp=2,tp=4").type_name("AXES");
-  command
-      .add_option("--layout", options.layout,
-                  "Mesh-TensorFlow: which axis splits a dimension wherever it occurs: n:dp,ffn:tp")
-      .type_name("DIM:AXIS,...");
-  command
-      .add_option("--annotate", options.annotations,
-                  "GShard: how some tensors are split, from which the rest follows: \"hidden groups:a; w experts:a\"")
-      .type_name("TENSOR DIM:AXIS;...");
 }
 
 using GraphAction = void (*)(const GraphOptions&, Context&);

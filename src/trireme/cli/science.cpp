@@ -13,6 +13,7 @@
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
+#include "trireme/cli/tasks/science_tasks.h"
 #include "trireme/observe/report/chart.h"
 #include "trireme/observe/report/page.h"
 #include "trireme/observe/run_reader.h"
@@ -303,7 +304,8 @@ int run_grid(const ScienceGridOptions& options, Context& context) {
 }  // namespace
 
 void add_science_command(Command& app, Context& context) {
-  Command& command = app.add_subcommand("science", "Scaling laws of own runs: the recipes to train, and the fits");
+  Command& command =
+      app.add_subcommand("science", "Scaling laws and tasks over own runs: the recipes to train, the fits, the curves");
   command.require_subcommand(1);
   Command& fit = command.add_subcommand(
       "fit", "Fit Chinchilla's three approaches and Kaplan's form to runs of several sizes and lengths");
@@ -334,6 +336,7 @@ void add_science_command(Command& app, Context& context) {
   grid.footer(
       "Examples:\n  trireme science grid recipes/tiny.toml --params 100K 300K 1M --flops 1e12 3e12 1e13 --out family");
   grid.callback([&context, wanted] { context.run = [&context, wanted] { return run_grid(*wanted, context); }; });
+  add_science_tasks(command, context);
 }
 
 }  // namespace trireme::cli

@@ -26,7 +26,9 @@ constexpr const char* kSearchExamples = R"(Examples:
   trireme search --graph alexnet,vgg16,resnet50 --cluster dgx-h100 --method data-parallel,optcnn --json
   trireme search --graph vgg16 --cluster dgx2-v100 --gpus 4 --method optcnn -o vgg16.plan
   trireme graph draw vgg16 --strategy vgg16.plan -o vgg16.svg
-  trireme graph run vgg16 --small --strategy vgg16.plan --verify
+  trireme graph run vgg16 --small --plan vgg16.plan --verify
+  trireme search --graph gpt --cluster dgx2-v100 --gpus 4 --method alpa -o gpt.plan
+  trireme train --plan gpt.plan --small --steps 10
   trireme search explain --graph vgg16 --cluster dgx2-v100 --gpus 4)";
 
 struct SearchCommandOptions {
@@ -112,6 +114,7 @@ nlohmann::ordered_json search_json(const SearchResults& results, const SearchTas
       entry["strategy"] = pg::to_text(results.both, found.strategy);
     } else {
       entry["pipeline"] = found.pipeline;
+      if (found.plan) entry["plan"] = pg::to_text(results.both, *found.plan);
     }
     list.push_back(std::move(entry));
   }
@@ -164,9 +167,12 @@ void run_search(const SearchCommandOptions& options, Context& context) {
   for (const std::string& name : graphs) {
     const SearchResults results = run_methods(name, task, options);
     if (!options.output.empty() && graphs.size() == 1) {
-      const pg::Found* best = best_strategy(results);
-      write_result(best ? pg::to_text(results.both, best->strategy) : results.found.front().pipeline, options.output,
-                   context);
+      const pg::Found& best = results.found.front();
+      if (!best.plan && !best.pipeline.empty())
+        throw ConfigError(fmt::format("{} by {}: {}", name, best.method, best.note),
+                          "take more devices, a smaller batch or another method");
+      write_result(best.plan ? pg::to_text(results.both, *best.plan) : pg::to_text(results.both, best.strategy),
+                   options.output, context);
     }
     if (options.json) {
       all.push_back(search_json(results, task));
@@ -231,7 +237,10 @@ void add_search_command(Command& app, Context& context) {
   add_search_options(search, *options);
   search.get_option("--graph").required(false);  // `search explain` has its own
   search.add_flag("--json", options->json, "As JSON, with every strategy found");
-  search.add_option("-o,--output", options->output, "Write the best strategy to this file").type_name("FILE");
+  search
+      .add_option("-o,--output,--write", options->output,
+                  "Write the best strategy, or plan with pipeline stages, to this file")
+      .type_name("FILE");
   search.callback([&context, options, &search] {
     if (search.has_chosen_subcommand()) return;
     if (options->graphs.empty()) throw ConfigError("--graph is required", "see trireme search --help");

@@ -18,7 +18,7 @@ namespace {
 struct ServeOptions {
   serve::ServeRequest request;
   std::string key, key_file;
-  bool varies = false, forgets = false, has_seed = false;
+  bool varies = false, forgets = false, has_seed = false, launches = false;
 };
 
 int run_serve(ServeOptions& options, Context& context) {
@@ -28,6 +28,7 @@ int run_serve(ServeOptions& options, Context& context) {
     for (std::string& key : http::read_keys(options.key_file)) request.keys.push_back(std::move(key));
   }
   request.invariant = !options.varies;
+  request.cuda_graphs = !options.launches;
   request.prefix_cache = !options.forgets;
   if (!options.has_seed) request.seed = std::random_device{}();  // requests that name none differ from start to start
   request.on_ready = [&](const std::string& url, const std::string& about) {
@@ -73,16 +74,18 @@ void add_serve_command(Command& app, Context& context) {
   command.add_option("--max-requests", request.max_requests, "sequences that run or wait; more are answered with 429")
       .show_default()
       .positive();
-  command.add_option("--batch-tokens", request.max_batch_tokens, "tokens of a step, over all sequences")
-      .show_default()
+  command
+      .add_option("--batch-tokens", request.max_batch_tokens,
+                  "tokens of a step, over all sequences; default: 512, on a GPU 8192")
       .positive();
-  command.add_option("--prefill-chunk", request.prefill_chunk, "tokens of one prompt in a step")
-      .show_default()
+  command
+      .add_option("--prefill-chunk", request.prefill_chunk,
+                  "tokens of one prompt in a step; default: 256, on a GPU 2048")
       .positive();
   command
       .add_option("--kv-tokens", request.kv_tokens,
-                  "tokens that the KV cache holds; default: a quarter of the memory that is free, or what "
-                  "--max-sequences can fill")
+                  "tokens that the KV cache holds; default: what --max-sequences can fill, at most a quarter "
+                  "of the memory that is free, of a GPU's 0.8")
       .positive();
   command.add_flag("--no-prefix-cache", options->forgets, "compute every prompt from its first token");
   command.add_flag("--no-invariant", options->varies,
@@ -102,6 +105,15 @@ void add_serve_command(Command& app, Context& context) {
       {{"fp32", serve::GeneratePrecision::kFp32}, {"bf16", serve::GeneratePrecision::kBf16}}, "to compute with");
   add_choice<spec::DeviceKind>(command, "--device", request.model.device,
                                {{"cpu", spec::DeviceKind::kCpu}, {"cuda", spec::DeviceKind::kCuda}}, "to compute on");
+  add_choice<serve::WeightBits>(
+      command, "--weights", request.model.weights,
+      {{"same", serve::WeightBits::kSame},
+       {"int8", serve::WeightBits::kInt8},
+       {"int4", serve::WeightBits::kInt4},
+       {"fp8", serve::WeightBits::kFp8}},
+      "what matrices of attention and MLPs are kept in: as --precision says, int8 or FP8 with a "
+      "scale a row, int4 with one for 128 numbers");
+  command.add_flag("--no-cuda-graphs", options->launches, "GPU: launch the kernels of decode steps one by one");
   command.callback([options, seed, &context] {
     options->has_seed = seed.given();
     context.run = [options, &context] { return run_serve(*options, context); };

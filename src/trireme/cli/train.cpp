@@ -14,6 +14,7 @@
 #include "trireme/base/text.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/elastic_recipe.h"
+#include "trireme/cli/graph_options.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/recipe_options.h"
 #include "trireme/cli/runtime_commands.h"
@@ -33,6 +34,7 @@ struct TrainOptions {
   bool resume = false, start_over = false, explain = false, memory = false, elastic = false;
   std::int64_t profile = 0;
   std::vector<std::string> inject;
+  GraphOptions graph;  // with --plan
 };
 
 void say(const train::RunResult& result, const std::string& folder, std::ostream& out) {
@@ -174,6 +176,14 @@ int run_member(const comm::MemberOptions& where, const spec::Recipe& base, train
 }
 
 int run_training(TrainOptions& options, Context& context) {
+  if (!options.graph.strategy.empty()) {
+    options.graph.graph = graph_of_plan(options.graph.strategy);
+    options.graph.ranks = options.ranks.value_or(0);
+    run_graph(options.graph, context);
+    return kExitFine;
+  }
+  if (options.recipe.file().empty())
+    throw ConfigError("there is neither a recipe nor a plan", "name a recipe, or say --plan FILE");
   if (options.start_over && !options.resume) {
     throw ConfigError("--start-over says what --resume does without a whole checkpoint", "add --resume");
   }
@@ -239,9 +249,21 @@ void add_train_command(Command& app, Context& context) {
       "  trireme train recipes/tiny.toml --ranks 2 --set train.steps=400 --out runs/longer\n"
       "  trireme train recipes/tiny.toml --out runs/longer --resume\n"
       "  mpirun -n 4 trireme train recipes/tiny.toml\n"
+      "  trireme train --plan vgg16.plan --small --steps 10\n"
       "  trireme train recipes/gpt2-124m.toml --memory --set train.micro_batch_size=64");
   const auto options = std::make_shared<TrainOptions>();  // shared with the callback, which outlives this function
-  options->recipe.add_to(command, RecipeOptions::File::kRequired);
+  options->recipe.add_to(command, RecipeOptions::File::kOptional);
+  command
+      .add_option("--plan", options->graph.strategy,
+                  "instead of a recipe: train the operator graph of this plan as it says (trireme search -o)")
+      .type_name("FILE");
+  command.add_option("--images", options->graph.images, "with --plan: labelled images to train on (trireme graph run)")
+      .type_name("FILE");
+  command.add_flag("--small", options->graph.small, "with --plan: a sibling of the graph with few channels");
+  command.add_option("--steps", options->graph.steps, "with --plan: steps of gradient descent").positive();
+  command.add_option("--lr", options->graph.learning_rate, "with --plan: learning rate").not_negative();
+  command.add_option("--batch", options->graph.batch, "with --plan: samples of a step; default: the graph's own")
+      .positive();
   command.add_option("--ranks", options->ranks, "number of ranks (world size): short for --set comm.ranks=N")
       .positive();
   command.add_option("--out", options->out, "the run's directory; default: run.out/run.name of the recipe");

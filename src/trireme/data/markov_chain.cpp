@@ -12,7 +12,7 @@ double entropy_term(double probability) { return probability > 0 ? -probability 
 
 }  // namespace
 
-MarkovChain::MarkovChain(std::int64_t vocabulary, std::int64_t order, double sharpness, std::uint64_t seed)
+MarkovChain::MarkovChain(std::int64_t vocabulary, std::int64_t order, double sharpness, std::uint64_t seed, double zipf)
     : vocabulary_(vocabulary), order_(order), contexts_(1) {
   for (std::int64_t i = 0; i < order; ++i) contexts_ *= vocabulary;
   const auto size = static_cast<std::size_t>(contexts_ * vocabulary);
@@ -20,7 +20,10 @@ MarkovChain::MarkovChain(std::int64_t vocabulary, std::int64_t order, double sha
   Random(seed, "synthetic/markov/transitions").fill_normal(0, std::span(cumulative_));
   for (std::int64_t context = 0; context < contexts_; ++context) {
     const std::span row(cumulative_.data() + context * vocabulary, static_cast<std::size_t>(vocabulary));
-    for (double& value : row) value = std::exp(sharpness * value);
+    for (std::size_t token = 0; token < row.size(); ++token) {
+      row[token] = std::exp(sharpness * row[token]);
+      if (zipf != 0) row[token] *= std::pow(static_cast<double>(token + 1), -zipf);
+    }
     const double total = std::accumulate(row.begin(), row.end(), 0.0);
     double sum = 0;
     for (double& value : row) value = (sum += value / total);

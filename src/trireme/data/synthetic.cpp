@@ -59,7 +59,7 @@ class Markov final : public SyntheticSamples {
  public:
   Markov(const RowShape& shape, const spec::SyntheticConfig& config, Split split, std::uint64_t seed)
       : SyntheticSamples(shape, shape.length + 1, "markov", split, seed),
-        chain_(config.vocab_size, config.order, config.sharpness, seed) {}
+        chain_(config.vocab_size, config.order, config.sharpness, seed, config.zipf) {}
 
   std::optional<double> best_loss() const override { return chain_.best_loss(shape_.length); }
 

@@ -29,7 +29,9 @@ std::unique_ptr<Samples> synthetic_samples(const spec::DataConfig& data, spec::D
 /// The chain behind "markov".
 class MarkovChain {
  public:
-  MarkovChain(std::int64_t vocabulary, std::int64_t order, double sharpness, std::uint64_t seed);
+  /// `zipf`: token i has a weight of (i + 1)^-zipf beside its transitions', so that the contexts' frequencies fall as a
+  /// power of their rank; the entropy stays exact.
+  MarkovChain(std::int64_t vocabulary, std::int64_t order, double sharpness, std::uint64_t seed, double zipf = 0);
 
   std::int64_t vocabulary() const { return vocabulary_; }
   std::int64_t order() const { return order_; }

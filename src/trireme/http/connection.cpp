@@ -30,7 +30,8 @@ bool try_again() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 }  // namespace
 
-Connection::Connection(int socket, std::string remote) : socket_(socket), remote_(std::move(remote)) {}
+Connection::Connection(int socket, std::string remote, const std::atomic<bool>& draining)
+    : socket_(socket), remote_(std::move(remote)), draining_(draining) {}
 
 Connection::~Connection() { close(socket_); }
 
@@ -125,11 +126,6 @@ void Connection::call_wake() {
 
 void Connection::note_gone() {
   gone_ = true;
-  call_wake();
-}
-
-void Connection::note_draining() {
-  draining_ = true;
   call_wake();
 }
 

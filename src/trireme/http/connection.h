@@ -23,8 +23,9 @@ class Connection final : public Wire, public Client {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Owns the socket, which does not block.
-  Connection(int socket, std::string remote);
+  /// Owns the socket, which does not block. `draining` is its server's: what a handler reads is then never older than
+  /// what any other client has been told.
+  Connection(int socket, std::string remote, const std::atomic<bool>& draining);
   ~Connection() override;
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -60,11 +61,12 @@ class Connection final : public Wire, public Client {
   // ---- by any thread
 
   bool connected() const override { return !gone_.load(std::memory_order_relaxed); }
-  bool draining() const override { return draining_.load(std::memory_order_relaxed); }
+  bool draining() const override { return draining_; }
   void on_change(std::function<void()> wake) override;
   /// By the loop: the client has gone.
   void note_gone();
-  void note_draining();
+  /// By the loop: `draining` has turned true; whoever waits is woken.
+  void note_draining() { call_wake(); }
   /// Both directions end at once; whoever waits for the socket is woken.
   void cut();
 
@@ -78,7 +80,8 @@ class Connection final : public Wire, public Client {
   Pace pace_;
   std::uint64_t read_ = 0, written_ = 0;  // in this request
   bool timed_out_ = false;
-  std::atomic<bool> gone_ = false, draining_ = false;
+  std::atomic<bool> gone_ = false;
+  const std::atomic<bool>& draining_;
   std::mutex wake_mutex_;
   std::function<void()> wake_;
 };

@@ -127,7 +127,7 @@ void Loop::accept() {
       accept_again_ = Clock::now() + kNoFilesPause;
     }
     if (accepted.socket < 0) return;
-    Peer& peer = peers_.emplace_back(accepted.socket, std::move(accepted.remote));
+    Peer& peer = peers_.emplace_back(accepted.socket, std::move(accepted.remote), draining_);
     peer.deadline = now_ + options_.limits.head_time;
     if (peers_.size() > options_.limits.connections)
       refuse(peer,

@@ -48,7 +48,8 @@ class Loop {
   enum class State : std::uint8_t { kGathering, kRunning, kLingering, kClosed };
 
   struct Peer {
-    Peer(int socket, std::string remote) : connection(socket, std::move(remote)) {}
+    Peer(int socket, std::string remote, const std::atomic<bool>& draining)
+        : connection(socket, std::move(remote), draining) {}
     Connection connection;
     State state = State::kGathering;
     Clock::time_point deadline;

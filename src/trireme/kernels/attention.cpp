@@ -16,6 +16,7 @@
 #include "trireme/kernels/attention_arguments.h"
 #include "trireme/kernels/attention_cuda.h"
 #include "trireme/kernels/cpu/attention_problem.h"
+#include "trireme/kernels/sparse/block_layout.h"
 
 namespace trireme::kernels {
 namespace {
@@ -64,6 +65,10 @@ struct Prepared {
     }
     see(options);
     draw(options);
+    if (options.blocks != nullptr) {
+      p.tile_begin = options.blocks->tile_begin(options.first_layout_head);
+      p.tiles = options.blocks->tiles();
+    }
   }
 
  private:

@@ -29,6 +29,8 @@
 
 namespace trireme::kernels {
 
+class BlockLayout;
+
 struct Attention {
   double scale = 1.0;
   bool causal = false;      ///< a query sees keys at its own and earlier positions
@@ -41,6 +43,10 @@ struct Attention {
   /// Of probabilities, after the softmax: lse knows nothing of it. The draw of (sample, head, query, key) is drawn by
   /// global indices, positions counted from query_position and key_position, all in [0, 2^32).
   const AttentionDropout* dropout = nullptr;
+  /// Block-sparse attention: of what the mask leaves, only these blocks are computed (block_layout.h). Queries and keys
+  /// are whole rows; head h has the layout's head first_layout_head + h. Null: all blocks.
+  const BlockLayout* blocks = nullptr;
+  std::int64_t first_layout_head = 0;
   bool deterministic = false;  ///< on a GPU: backward gives the same bits every time; what that costs is logged once
 };
 

@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "trireme/base/error.h"
+#include "trireme/kernels/sparse/block_layout.h"
 
 namespace trireme::kernels {
 namespace {
@@ -137,6 +138,16 @@ void require_attention(const AttentionArguments& a, const Attention& options) {
   require(options.window >= 0, fmt::format("window is {}; it must not be negative", options.window), "0 means none");
   require_documents(q, k, options);
   require_dropout(q, k, options);
+  if (options.blocks != nullptr) {
+    const BlockLayout& layout = *options.blocks;
+    require(queries == keys && options.query_position == 0 && options.key_position == 0,
+            fmt::format("a block layout is of whole rows, not of {} queries from {} and {} keys from {}", queries,
+                        options.query_position, keys, options.key_position));
+    require(layout.tokens() == queries && options.first_layout_head + heads <= layout.heads(),
+            fmt::format("the block layout is of {} tokens and {} heads; the call has {} tokens and heads {} to {}",
+                        layout.tokens(), layout.heads(), queries, options.first_layout_head,
+                        options.first_layout_head + heads - 1));
+  }
 }
 
 void require_mergeable(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& other_out,

@@ -18,16 +18,21 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/plugin.h"
 #include "trireme/kernels/attention_cudnn.h"
 #include "trireme/kernels/autotune.h"
 #include "trireme/kernels/cuda.h"
+#include "trireme/kernels/sparse/block_layout.h"
+#include "trireme/kernels/sparse/cuda_blocks.h"
 
 namespace trireme::kernels {
 namespace {
@@ -198,12 +203,56 @@ struct Plain {
   }
 };
 
+const CudaBlockKernels& block_kernels() {
+  static const CudaBlockKernels* const table = [] {
+    cuda();  // whether the library runs here at all
+    const CudaBlockKernels* loaded = Plugin::load("cuda").function<CudaBlocksEntry>(kCudaBlocksEntry)();
+    device::check_cuda_table("block-sparse attention's", loaded->header, kCudaBlockHeader);
+    return loaded;
+  }();
+  return *table;
+}
+
+/// Rows in steps of 16 bytes: what the copies of the tensor cores' kernel ask for.
+bool in_steps(std::initializer_list<const at::Tensor*> tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor* t) {
+    bool even = reinterpret_cast<std::uintptr_t>(t->const_data_ptr()) % 16 == 0;
+    for (int i = 0; i < 3; ++i) even = even && t->stride(i) * t->element_size() % 16 == 0;
+    return even;
+  });
+}
+
+CudaBlocks cuda_blocks(const at::Tensor& q, const Attention& o, std::initializer_list<const at::Tensor*> tensors) {
+  const BlockLayout::OnDevice& lists = o.blocks->on(q.device());
+  const std::int64_t rows = o.blocks->lists().rows(), first = o.first_layout_head * rows;
+  CudaBlocks blocks{.row_begin = lists.row_begin.const_data_ptr<std::int32_t>() + first,
+                    .columns = lists.columns.const_data_ptr<std::int32_t>(),
+                    .column_begin = lists.column_begin.const_data_ptr<std::int32_t>() + first,
+                    .rows = lists.rows.const_data_ptr<std::int32_t>(),
+                    .block = o.blocks->lists().block,
+                    .block_rows = rows};
+  if (in_steps(tensors)) {
+    const std::int64_t first_tiles = o.first_layout_head * lists.tile_rows;
+    blocks.row_tile_begin = lists.row_tile_begin.const_data_ptr<std::int32_t>() + first_tiles;
+    blocks.row_tiles = lists.row_tiles.const_data_ptr<std::int32_t>();
+    blocks.column_tile_begin = lists.column_tile_begin.const_data_ptr<std::int32_t>() + first_tiles;
+    blocks.column_tiles = lists.column_tiles.const_data_ptr<std::int32_t>();
+    blocks.tile_rows = lists.tile_rows;
+  }
+  return blocks;
+}
+
 void plain_forward(const AttentionResult& result, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                    const Attention& options) {
   Plain plain(q, k, v, options);
   plain.call.out = result.out.mutable_data_ptr();
   set_attention_strides(plain.call.out_strides, result.out);
   plain.call.lse = result.lse.mutable_data_ptr();
+  if (options.blocks != nullptr) {
+    const CudaBlocks blocks = cuda_blocks(q, options, {&q, &k, &v, &result.out});
+    check_cuda(block_kernels().forward(plain.call, blocks, attention_element(q), cuda_stream()), "block attention");
+    return;
+  }
   check_cuda(cuda().attention_forward(plain.call, attention_element(q), cuda_stream()), "attention_forward");
 }
 
@@ -218,6 +267,11 @@ void plain_backward(const AttentionGradients& into, const at::Tensor& dout, cons
   call.dq = into.dq.mutable_data_ptr(), call.dk = into.dk.mutable_data_ptr(), call.dv = into.dv.mutable_data_ptr();
   set_attention_strides(call.dq_strides, into.dq), set_attention_strides(call.dk_strides, into.dk),
       set_attention_strides(call.dv_strides, into.dv);
+  if (options.blocks != nullptr) {
+    const CudaBlocks blocks = cuda_blocks(q, options, {&q, &k, &v, &out, &dout, &into.dq, &into.dk, &into.dv});
+    check_cuda(block_kernels().backward(call, blocks, attention_element(q), cuda_stream()), "block attention backward");
+    return;
+  }
   check_cuda(cuda().attention_backward(call, attention_element(q), cuda_stream()), "attention_backward");
 }
 
@@ -265,12 +319,72 @@ void join(const AttentionGradients& into, const std::array<at::Tensor, 3>& gradi
   into.dv.copy_(gradients[2]);
 }
 
+/// A tensor that nobody else looks at becomes the one that a library made; a view is copied into.
+void take(at::Tensor& to, const at::Tensor& made) {
+  const bool alone = to.use_count() == 1 && to.storage().use_count() == 1;
+  if (alone && to.is_contiguous() && made.is_contiguous()) {
+    to = made;
+  } else {
+    to.copy_(made);
+  }
+}
+
+bool takes_wide_keys(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Attention& options) {
+  const bool narrow = q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf;
+  const bool square = q.size(1) == k.size(1) && options.query_position == options.key_position;
+  return q.is_cuda() && narrow && square && !options.deterministic && !drops(options) && !has_documents(options) &&
+         !has_window(q, k, options) && q.size(1) > 1 && q.size(3) % 8 == 0 && v.size(3) % 8 == 0 && q.numel() > 0;
+}
+
+/// Runs `call` where it has not failed before for this shape. ATen says by an exception that cuDNN has no plan.
+bool by_cudnn_if_possible(const std::string& key, const std::function<void()>& call) {
+  static std::mutex mutex;
+  static std::set<std::string> impossible;
+  {
+    const std::scoped_lock lock(mutex);
+    if (impossible.contains(key)) return false;
+  }
+  try {
+    call();
+    return true;
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    log_warn("cuDNN has no {}, and values are filled up to the keys' width: {}", key, error.what_without_backtrace());
+  }
+  const std::scoped_lock lock(mutex);
+  impossible.insert(key);
+  return false;
+}
+
 }  // namespace
+
+bool wide_keys_forward(AttentionResult& result, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const Attention& options) {
+  if (!takes_wide_keys(q, k, v, options)) return false;
+  const std::string key = fmt::format("{} values {}", attention_key("attention forward", q, k, options), v.size(3));
+  return by_cudnn_if_possible(key, [&] {
+    result = cudnn_forward_by_aten(q, k, v, options);
+    result.out = result.out.contiguous();
+  });
+}
+
+bool wide_keys_backward(const AttentionGradients& into, const at::Tensor& dout, const at::Tensor& q,
+                        const at::Tensor& k, const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+                        const Attention& options) {
+  if (!takes_wide_keys(q, k, v, options)) return false;
+  const std::string key = fmt::format("{} values {}", attention_key("attention backward", q, k, options), v.size(3));
+  return by_cudnn_if_possible(key, [&] {
+    const std::array<at::Tensor, 3> made = cudnn_backward(dout, q, k, v, out, lse, options);
+    take(into.dq, made[0]), take(into.dk, made[1]), take(into.dv, made[2]);
+  });
+}
 
 AttentionKernel attention_kernel(const at::Tensor& q, const at::Tensor& k, const Attention& options) {
   const bool narrow = q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf;
   const bool square = q.size(1) == k.size(1) && options.query_position == options.key_position;
-  if (!narrow || drops(options) || q.size(3) % 8 != 0 || q.numel() == 0 || k.numel() == 0) {
+  if (!narrow || drops(options) || options.blocks != nullptr || q.size(3) % 8 != 0 || q.numel() == 0 ||
+      k.numel() == 0) {
     return AttentionKernel::kPlain;
   }
   if (has_documents(options)) {

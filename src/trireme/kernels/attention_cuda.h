@@ -26,6 +26,13 @@ struct AttentionGradients {
 void cuda_attention_backward(const AttentionGradients& into, const at::Tensor& dout, const at::Tensor& q,
                              const at::Tensor& k, const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
                              const Attention& options);
+/// Keys that are wider than values, as latent attention has them, by cuDNN through ATen: nothing is filled up. False,
+/// and nothing is done, where that has no kernel for the call: of other types and masks, or in a fixed order.
+bool wide_keys_forward(AttentionResult& result, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const Attention& options);
+bool wide_keys_backward(const AttentionGradients& into, const at::Tensor& dout, const at::Tensor& q,
+                        const at::Tensor& k, const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+                        const Attention& options);
 /// What a body for GPUs is told of the inputs and the mask but for documents and dropout.
 CudaAttention attention_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Attention& options);
 Element attention_element(const at::Tensor& x);

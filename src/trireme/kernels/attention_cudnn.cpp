@@ -124,15 +124,16 @@ at::Tensor even(const at::Tensor& x) {
 
 at::Tensor heads_first(const at::Tensor& x) { return x.transpose(1, 2); }
 
-AttentionResult forward_by_aten(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Attention& o) {
+}  // namespace
+
+AttentionResult cudnn_forward_by_aten(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      const Attention& o) {
   auto result =
-      at::_scaled_dot_product_cudnn_attention(heads_first(q), heads_first(k), heads_first(v),
+      at::_scaled_dot_product_cudnn_attention(heads_first(even(q)), heads_first(even(k)), heads_first(even(v)),
                                               /*attn_bias=*/std::nullopt, /*compute_log_sumexp=*/true,
                                               /*dropout_p=*/0.0, o.causal, /*return_debug_mask=*/false, o.scale);
   return {std::get<0>(result).transpose(1, 2), std::get<1>(result).view({q.size(0), q.size(2), q.size(1)})};
 }
-
-}  // namespace
 
 CudnnCall cudnn_forward_call(const AttentionResult& into, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const Attention& options) {
@@ -217,7 +218,7 @@ void cudnn_forward(AttentionResult& result, const at::Tensor& q, const at::Tenso
                    const Attention& options) {
   const at::Tensor eq = even(q), ek = even(k), ev = even(v);
   if (callable() && result.lse.is_contiguous() && run(cudnn_forward_call(result, eq, ek, ev, options), q)) return;
-  result = forward_by_aten(eq, ek, ev, options);
+  result = cudnn_forward_by_aten(eq, ek, ev, options);
 }
 
 bool cudnn_backward_into(const AttentionGradients& into, const at::Tensor& dout, const at::Tensor& q,

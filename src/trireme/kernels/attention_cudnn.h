@@ -48,6 +48,9 @@ void cudnn_forward(AttentionResult& result, const at::Tensor& q, const at::Tenso
 bool cudnn_backward_into(const AttentionGradients& into, const at::Tensor& dout, const at::Tensor& q,
                          const at::Tensor& k, const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
                          const Attention& options, bool fixed);
+/// Through ATen, which takes values narrower than keys too; a c10::Error where cuDNN has no plan.
+AttentionResult cudnn_forward_by_aten(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      const Attention& options);
 /// Through ATen, in no fixed order.
 std::array<at::Tensor, 3> cudnn_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                                          const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include "trireme/base/plugin.h"
+#include "trireme/kernels/cuda_compress.h"
 
 namespace trireme::kernels {
 namespace {
@@ -15,10 +16,22 @@ const CudaKernels* load() {
   return table;
 }
 
+const CudaCompressKernels* load_compress() {
+  device::cuda_runtime();
+  const CudaCompressKernels* table = Plugin::load("cuda").function<CudaCompressEntry>(kCudaCompressEntry)();
+  device::check_cuda_table("compression's", table->header, kCudaCompressHeader);
+  return table;
+}
+
 }  // namespace
 
 const CudaKernels& cuda() {
   static const CudaKernels* const table = load();
+  return *table;
+}
+
+const CudaCompressKernels& cuda_compress() {
+  static const CudaCompressKernels* const table = load_compress();
   return *table;
 }
 

@@ -1,8 +1,9 @@
 // kernels/grouped_gemm.h -- many GEMMs whose rows stand one below the other: those of each expert in a mixture.
 //
 // Group g has rows offsets[g] .. offsets[g + 1] of the tall operand and matrix g of the other. A group without rows is
-// no special case: its part of a result has no rows, its part of a weight gradient is 0. On the CPU this is a loop of
-// calls of gemm.h; a GPU's grouped kernel takes this value's place behind the same functions.
+// no special case: its part of a result has no rows, its part of a weight gradient is 0. With offsets this is a loop of
+// calls of gemm.h. With `ends`, which are on a GPU, bfloat16 runs ATen's grouped kernel, which reads them there:
+// nothing waits (Hopper and later; elsewhere ATen loops). Other types read them back and loop: right, and for tests.
 // Depends on: gemm.h.
 #pragma once
 
@@ -18,6 +19,7 @@ struct GroupedGemm {
   at::Tensor a = {}, b = {};
   std::span<const std::int64_t> offsets = {};  ///< [groups + 1], from 0 to rows
   bool transpose_b = false;
+  at::Tensor ends = {};  ///< in place of offsets: int32 [groups] on the GPU, where the rows of each group end
 };
 at::Tensor grouped_gemm(const GroupedGemm& call);
 
@@ -27,6 +29,7 @@ struct GroupedWeightGrad {
   std::span<const std::int64_t> offsets = {};
   at::Tensor out = {};
   bool accumulate = false;  ///< what is in `out` counts
+  at::Tensor ends = {};     ///< as GroupedGemm's; ATen's kernel rounds each group's sum to bfloat16
 };
 void grouped_weight_grad(const GroupedWeightGrad& call);
 

@@ -4,7 +4,10 @@
 // they are, so a step neither copies nor packs the cache. Queries are computed one by one, block by block in the order
 // of positions: a query's bits depend on the tokens of its own sequence alone, not on the other sequences of the batch,
 // on how the sequence was cut into chunks, on where its blocks lie, or on the number of threads.
-// Many queries of one sequence are faster with attention.h over gathered blocks. CPU only.
+// Many queries of one sequence are faster with attention.h over gathered blocks.
+//
+// On a GPU what a step reads from block tables and lengths lies on the device too, so that a CUDA graph that was
+// captured once serves all steps of a size. There sums are split by the number of queries: bits may differ with it.
 // Depends on: base.
 #pragma once
 
@@ -32,5 +35,20 @@ struct PagedAttention {
 /// queries' own keys too. All of one type: float, double, bfloat16 or half; sums are kept in float (double).
 void paged_attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
                      std::span<const PagedSequence> sequences, const PagedAttention& options);
+
+/// Where the keys of each query lie, on a GPU.
+struct PagedRows {
+  at::Tensor block_tables;  ///< int32 [sequences, blocks], contiguous; entries that no query sees may be anything
+  at::Tensor sequences;     ///< int32 [tokens]: which row of the tables
+  at::Tensor lengths;       ///< int32 [tokens]: keys up to and with the query's own; 0: its row of `out` is left alone
+};
+/// The same on a GPU, heads of at most 256 numbers; sums in float (double). Numbers in `rows` are not looked at here.
+void paged_attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
+                     const PagedRows& rows, const PagedAttention& options);
+
+/// GPU: k and v [tokens, kv heads, head size] go to slots block * block size + offset; below 0: nowhere. `v` and
+/// `values` may be undefined.
+void write_paged(at::Tensor& keys, at::Tensor& values, const at::Tensor& k, const at::Tensor& v,
+                 const at::Tensor& slots);
 
 }  // namespace trireme::kernels

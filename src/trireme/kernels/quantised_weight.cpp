@@ -33,6 +33,16 @@ QuantisedWeight to_int8(const at::Tensor& weight) {
           .scales = scales.contiguous()};
 }
 
+QuantisedWeight to_e4m3(const at::Tensor& weight) {
+  const at::Tensor scales = not_zero(at::amax(at::abs(weight), {1}, /*keepdim=*/true) / 448.0F);
+  return {.format = WeightFormat::kE4m3,
+          .rows = weight.size(0),
+          .columns = weight.size(1),
+          .group = weight.size(1),
+          .values = at::clamp(weight / scales, -448, 448).to(at::kFloat8_e4m3fn).contiguous(),
+          .scales = scales.contiguous()};
+}
+
 QuantisedWeight to_int4(const at::Tensor& weight, const QuantiseWeight& how) {
   const std::int64_t rows = weight.size(0), columns = weight.size(1), groups = columns / how.group;
   const at::Tensor grouped = weight.view({rows, groups, how.group});
@@ -65,6 +75,7 @@ QuantisedWeight quantise_weight(const at::Tensor& weight, const QuantiseWeight& 
   TRIREME_CHECK(weight.dim() == 2, "a weight of {} dimensions", weight.dim());
   const at::Tensor floats = weight.to(at::kFloat).contiguous();
   if (how.format == WeightFormat::kInt8) return to_int8(floats);
+  if (how.format == WeightFormat::kE4m3) return to_e4m3(floats);
   if (how.group <= 0 || how.group % 2 != 0 || weight.size(1) % how.group != 0) {
     throw ConfigError(
         fmt::format("groups of {} do not divide the {} inputs of a weight, in even numbers", how.group, weight.size(1)),
@@ -74,7 +85,7 @@ QuantisedWeight quantise_weight(const at::Tensor& weight, const QuantiseWeight& 
 }
 
 at::Tensor dequantise_weight(const QuantisedWeight& weight) {
-  if (weight.format == WeightFormat::kInt8) return weight.values.to(at::kFloat) * weight.scales;
+  if (weight.format != WeightFormat::kInt4) return weight.values.to(at::kFloat) * weight.scales;
   const at::Tensor codes = at::stack({at::bitwise_and(weight.values, 15), weight.values.__rshift__(4)}, 2)
                                .view({weight.rows, weight.columns / weight.group, weight.group})
                                .to(at::kFloat);

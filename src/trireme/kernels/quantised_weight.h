@@ -1,8 +1,10 @@
-// kernels/quantised_weight.h -- a weight matrix in int8 or int4 with scales, for inference on the CPU.
+// kernels/quantised_weight.h -- a weight matrix in int8, int4 or FP8 with scales, for inference.
 //
 // kInt8: one scale a row, w = scale * q, q in [-127, 127]. kInt4: one scale and one zero point for each group of
 // neighbouring inputs of a row, w = scale * (q - zero), q in [0, 15]; symmetric ones have zero = 8. Round to nearest:
-// no weight is further than scale / 2 from what it was.
+// no weight is further than scale / 2 from what it was. kE4m3: one scale a row, w = scale * q, q an FP8 number of at
+// most 448; no weight is further from what it was than 1/16 of itself (or scale / 1024, where it is small). FP8 is a
+// GPU's.
 // Depends on: base.
 #pragma once
 
@@ -12,15 +14,16 @@
 
 namespace trireme::kernels {
 
-enum class WeightFormat : std::uint8_t { kInt8, kInt4 };
+enum class WeightFormat : std::uint8_t { kInt8, kInt4, kE4m3 };
 
 struct QuantisedWeight {
   WeightFormat format = WeightFormat::kInt8;
   std::int64_t rows = 0, columns = 0;
-  std::int64_t group = 0;  ///< inputs that share a scale; kInt8: all of a row
-  at::Tensor values;       ///< kInt8: int8 [rows, columns]; kInt4: uint8 [rows, columns / 2], the even column's low
-  at::Tensor scales;       ///< float [rows, columns / group]
-  at::Tensor zeros = {};   ///< kInt4: float [rows, columns / group], whole numbers
+  std::int64_t group = 0;  ///< inputs that share a scale; all of a row but for kInt4
+  at::Tensor
+      values;  ///< int8 or float8_e4m3fn [rows, columns]; kInt4: uint8 [rows, columns / 2], the even column's low
+  at::Tensor scales;      ///< float [rows, columns / group]
+  at::Tensor zeros = {};  ///< kInt4: float [rows, columns / group], whole numbers
 
   bool defined() const { return values.defined(); }
   std::int64_t bytes() const { return values.nbytes() + scales.nbytes() + (zeros.defined() ? zeros.nbytes() : 0); }

@@ -10,6 +10,7 @@
 #include "trireme/base/text.h"
 #include "trireme/formats/format_error.h"
 #include "trireme/formats/host_expression.h"
+#include "trireme/launch/quote.h"
 
 namespace trireme::launch {
 namespace {
@@ -92,6 +93,18 @@ std::vector<Host> parse_hosts(std::string_view text) {
   }
   if (hosts.empty()) refuse_host(text, "the list is empty");
   return hosts;
+}
+
+std::vector<std::string> words_on(const Host& host, const std::string& script, const std::string& ssh) {
+  if (host.address == "localhost") return {"sh", "-c", script};
+  std::vector<std::string> words;
+  for (const std::string& word : split(ssh, ' ')) {
+    if (!word.empty()) words.push_back(word);
+  }
+  words.push_back(host.login());
+  // ssh joins its words and gives them to the user's own shell, which may be no sh: one word for it, one for sh.
+  words.push_back(sh_line(std::vector<std::string>{"sh", "-c", script}));
+  return words;
 }
 
 }  // namespace trireme::launch

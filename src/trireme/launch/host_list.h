@@ -24,4 +24,9 @@ struct Host {
 /// Throws ConfigError for what is none, and for a host that is named twice.
 std::vector<Host> parse_hosts(std::string_view text);
 
+/// What reaches a host, where nothing else is said.
+inline constexpr std::string_view kSsh = "ssh -o BatchMode=yes -o ConnectTimeout=10";
+/// The command that runs a script of sh on a host: through `ssh` (a command with its options), on localhost without.
+std::vector<std::string> words_on(const Host& host, const std::string& script, const std::string& ssh);
+
 }  // namespace trireme::launch

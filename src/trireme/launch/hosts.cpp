@@ -8,7 +8,6 @@
 #include "trireme/base/text.h"
 #include "trireme/launch/host_list.h"
 #include "trireme/launch/launcher.h"
-#include "trireme/launch/quote.h"
 
 namespace trireme::launch {
 namespace {
@@ -24,7 +23,7 @@ class Hosts final : public Launcher {
   std::vector<Setting> settings() const override {
     return {
         {"ssh", "COMMAND", "what reaches a host, with its options; the host and a line of sh are added",
-         "ssh -o BatchMode=yes -o ConnectTimeout=10"},
+         std::string(kSsh)},
         {"master-addr", "ADDRESS", "address of rank 0's host, where ranks meet, if the name in --hosts is not it", ""}};
   }
   int slots(const Settings& settings) const override {
@@ -72,7 +71,7 @@ class Hosts final : public Launcher {
             rank_script(job, torchrun_environment(job, master, rank, local, here, static_cast<int>(node)));
         submission.processes.push_back({.name = fmt::format("rank {} on {}", rank, hosts[node].address),
                                         .prefix = fmt::format("[rank {}] ", rank),
-                                        .words = words_for(hosts[node], script, settings)});
+                                        .words = words_on(hosts[node], script, settings.text("ssh"))});
       }
     }
     return submission;
@@ -80,18 +79,6 @@ class Hosts final : public Launcher {
 
  private:
   static std::vector<Host> list_of(const Settings& settings) { return parse_hosts(settings.text("hosts")); }
-
-  static std::vector<std::string> words_for(const Host& host, const std::string& script, const Settings& settings) {
-    if (host.address == "localhost") return {"sh", "-c", script};
-    std::vector<std::string> words;
-    for (const std::string& word : split(settings.text("ssh"), ' ')) {
-      if (!word.empty()) words.push_back(word);
-    }
-    words.push_back(host.login());
-    // ssh joins its words and gives them to the user's own shell, which may be no sh: one word for it, one for sh.
-    words.push_back(sh_line(std::vector<std::string>{"sh", "-c", script}));
-    return words;
-  }
 };
 
 }  // namespace

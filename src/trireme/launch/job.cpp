@@ -32,18 +32,24 @@ std::vector<Variable> torchrun_environment(const Job& job, const std::string& ma
           {"MASTER_PORT", std::to_string(job.port)}};
 }
 
-std::string rank_script(const Job& job, const std::vector<Variable>& environment) {
-  std::vector<std::string> words = {"env"};
-  for (const auto& [name, value] : job.environment) words.push_back(fmt::format("{}={}", name, value));
-  for (const auto& [name, value] : environment) words.push_back(fmt::format("{}={}", name, value));
-  for (std::string& word : train_words(job)) words.push_back(std::move(word));
+std::string guarded_script(const std::filesystem::path& folder, const std::vector<std::string>& words,
+                           const std::vector<Variable>& environment) {
+  std::vector<std::string> line = {"env"};
+  for (const auto& [name, value] : environment) line.push_back(fmt::format("{}={}", name, value));
+  line.insert(line.end(), words.begin(), words.end());
   // Background commands of sh read /dev/null, so the input is kept as descriptor 3. The watcher writes nowhere: it
   // would hold ssh's streams open after the command's end.
   return fmt::format(
       "cd {} || exit 2; exec 3<&0; {} 3<&- & p=$!; "
       "(while read -r s <&3; do kill -s \"$s\" $p; done; kill -s TERM $p; sleep 10; kill -s KILL $p) >/dev/null 2>&1 & "
       "w=$!; wait $p; s=$?; kill $w 2>/dev/null; exit $s",
-      sh_word(job.folder.string()), sh_line(words));
+      sh_word(folder.string()), sh_line(line));
+}
+
+std::string rank_script(const Job& job, const std::vector<Variable>& environment) {
+  std::vector<Variable> all = job.environment;
+  all.insert(all.end(), environment.begin(), environment.end());
+  return guarded_script(job.folder, train_words(job), all);
 }
 
 }  // namespace trireme::launch

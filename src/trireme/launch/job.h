@@ -43,9 +43,12 @@ std::vector<std::string> train_words(const Job& job);
 std::vector<Variable> torchrun_environment(const Job& job, const std::string& master, int rank, int local_rank,
                                            int local_ranks, int node);
 
-/// One rank's command, started in job.folder with these variables, as a script of sh. What comes on its standard input
-/// are names of signals for the command, a line each; its end ends the command, so nothing outlives who started it,
-/// through ssh too.
+/// A command, started in a folder with these variables, as a script of sh. What comes on its standard input are names
+/// of signals for the command, a line each; its end ends the command, so nothing outlives who started it, through ssh
+/// too.
+std::string guarded_script(const std::filesystem::path& folder, const std::vector<std::string>& words,
+                           const std::vector<Variable>& environment);
+/// One rank's command so, in job.folder.
 std::string rank_script(const Job& job, const std::vector<Variable>& environment);
 
 }  // namespace trireme::launch

@@ -55,7 +55,7 @@ Init Assembly::matrix_init(std::int64_t in, std::int64_t out, bool residual) con
   // GPT-2: each layer adds two branches to the residual stream, whose variance stays when they start smaller.
   const double shrink =
       residual && shape_.scaled_residual_init ? std::sqrt(2.0 * static_cast<double>(shape_.num_layers)) : 1;
-  return {Init::Kind::kNormal, shape_.init_std / shrink};
+  return {Init::Kind::kNormal, shape_.init_std * spec::mup_of(shape_).matrix_init / shrink};
 }
 
 nn::Param& Assembly::vector(const std::string& name, std::int64_t size, Init init) {
@@ -77,6 +77,7 @@ nn::Linear Assembly::linear(const std::string& name, std::int64_t in, std::int64
       params_.add(parallel_.placing(name + ".weight", {out, in}).placement(), matrix_init(in, out, false),
                   /*decay=*/true);
   weight.equal_axes = parallel_.equal_grad_axes();
+  weight.rate = spec::mup_of(shape_).matrix_rate;
   return {weight, bias ? &vector(name + ".bias", out, kZeros) : nullptr};
 }
 
@@ -91,6 +92,7 @@ nn::Linear Assembly::column(const std::string& name, std::int64_t in, const std:
     vector.split_blocks(0, nn::kTensorAxis, blocks);
   }
   nn::Param& matrix = params_.add(weight.placement(), matrix_init(in, out, false), /*decay=*/true);
+  matrix.rate = spec::mup_of(shape_).matrix_rate;
   return {matrix, bias ? &params_.add(vector.placement(), kZeros, /*decay=*/false) : nullptr, nn::LinearSplit::kColumn,
           parallel_};
 }
@@ -99,6 +101,7 @@ nn::Linear Assembly::row(const std::string& name, layout::Block in, std::int64_t
   layout::Placing weight = parallel_.placing(name + ".weight", {out, in.size});
   if (parallel_.tensor_ranks() > 1) weight.split_blocks(1, nn::kTensorAxis, std::array{in});
   nn::Param& matrix = params_.add(weight.placement(), matrix_init(in.size, out, true), /*decay=*/true);
+  matrix.rate = spec::mup_of(shape_).matrix_rate;
   return {matrix, bias ? &vector(name + ".bias", out, kZeros) : nullptr, nn::LinearSplit::kRow, parallel_};
 }
 
@@ -168,7 +171,8 @@ nn::AttentionShape Assembly::attention_shape(const std::string& name) const {
           .num_kv_heads = std::max<std::int64_t>(1, shape_.num_kv_heads / ranks),
           .head_dim = head_dim,
           .first_head = parallel_.tensor_rank() * heads,
-          .scale = spec::rotary_score_factor(shape_.rotary) / std::sqrt(static_cast<double>(head_dim)),
+          .scale = spec::rotary_score_factor(shape_.rotary) * spec::mup_of(shape_).attention_score /
+                   std::sqrt(static_cast<double>(head_dim)),
           .dropout = shape_.attention_dropout,
           .recompute_core = recompute_core_,
           .deterministic = deterministic_};
@@ -180,6 +184,11 @@ nn::Branch Assembly::attention(const std::string& name, std::int64_t layer, Bloc
   shape.window = kind == BlockKind::kEncoder ? 0 : spec::window_of(shape_, layer);
   shape.cache_layer = static_cast<int>(layer);
   shape.stream = kind == BlockKind::kEncoder ? nn::Stream::kSource : nn::Stream::kSequence;
+  if (shape_.sparse_attention.used()) {
+    if (sparse_ == nullptr)
+      sparse_ = std::make_shared<nn::SparseLayouts>(shape_.sparse_attention, shape_.num_heads, shape.causal);
+    shape.sparse = sparse_;
+  }
   nn::Norm normed = norm(name + ".norm");
   auto body = shape_.mla.used() ? latent_attention(name, std::move(shape)) : plain_attention(name, std::move(shape));
   return {.norm = normed, .body = std::move(body), .dropout = dropout(name)};
@@ -269,8 +278,9 @@ nn::Param& Assembly::head_weight() {
   if (shape_.tied) return token_table();
   const std::string name = "head.weight";
   if (params_.find(name) != nullptr) return params_.at(name);
-  return params_.add(vocabulary_placement(name, {shape_.vocab_size, shape_.hidden_size}),
-                     matrix_init(shape_.hidden_size, shape_.vocab_size, false), /*decay=*/true);
+  Init init = matrix_init(shape_.hidden_size, shape_.vocab_size, false);
+  init.scale /= spec::mup_of(shape_).matrix_init;  // muP scales logits instead
+  return params_.add(vocabulary_placement(name, {shape_.vocab_size, shape_.hidden_size}), init, /*decay=*/true);
 }
 
 std::unique_ptr<nn::Layer> Assembly::head(std::int64_t chunk_bytes) {
@@ -278,8 +288,10 @@ std::unique_ptr<nn::Layer> Assembly::head(std::int64_t chunk_bytes) {
   nn::Param* bias = shape_.family == spec::Family::kBert
                         ? &params_.add(vocabulary_placement("head.bias", {shape_.vocab_size}), kZeros, /*decay=*/false)
                         : nullptr;
-  const nn::HeadOptions options{
-      .label_smoothing = shape_.label_smoothing, .z_loss = shape_.z_loss, .chunk_bytes = chunk_bytes};
+  const nn::HeadOptions options{.label_smoothing = shape_.label_smoothing,
+                                .z_loss = shape_.z_loss,
+                                .chunk_bytes = chunk_bytes,
+                                .input_scale = spec::mup_of(shape_).output};
   return std::make_unique<nn::Head>(weight, bias, options, parallel_);
 }
 
@@ -307,7 +319,8 @@ std::unique_ptr<nn::Layer> Assembly::multi_token_prediction(const BuildOptions& 
     const nn::HeadOptions of_head{.label_smoothing = shape_.label_smoothing,
                                   .chunk_bytes = options.logits_chunk_bytes,
                                   .term = fmt::format("mtp_{}", depth + 1),
-                                  .weight = shape_.mtp_loss_weight / static_cast<double>(shape_.mtp_depth)};
+                                  .weight = shape_.mtp_loss_weight / static_cast<double>(shape_.mtp_depth),
+                                  .input_scale = spec::mup_of(shape_).output};
     modules.push_back({.embedding = embedding(nn::Stream::kSequence),
                        .embedding_norm = one.embedding_norm,
                        .hidden_norm = one.hidden_norm,

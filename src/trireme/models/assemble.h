@@ -90,6 +90,7 @@ class Assembly {
   const nn::ParallelContext& parallel_;
   bool recompute_core_, recompute_norms_, save_mlp_activations_, deterministic_;
   std::shared_ptr<nn::RotaryTable> rotary_;  // of all layers
+  std::shared_ptr<nn::SparseLayouts> sparse_;
 };
 
 }  // namespace trireme::models

@@ -201,7 +201,11 @@ at::Tensor Model::next_logits(at::Tensor ids, nn::Context& context) {
     x = entry.layer->forward(std::move(x), context, nullptr);
   }
   const bool packed = context.kv_batch != nullptr;  // all sequences in one row
-  x[0] = packed ? x[0].index_select(1, context.kv_batch->last_rows) : x[0].narrow(1, x[0].size(1) - 1, 1).contiguous();
+  if (!packed) {
+    x[0] = x[0].narrow(1, x[0].size(1) - 1, 1).contiguous();
+  } else if (context.kv_batch->last_rows.defined()) {
+    x[0] = x[0].index_select(1, context.kv_batch->last_rows);
+  }
   return layers.back().layer->forward(std::move(x), context, nullptr)[0].squeeze(packed ? 0 : 1);
 }
 

@@ -411,6 +411,9 @@ PublishedTexts texts_of(const std::filesystem::path& directory) {
 void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype, const ReadElements& read,
                     const PublishedTexts& texts) {
   const FamilyFormat& format = format_of(model.shape);
+  if (model.shape.sparse_attention.used())
+    throw ConfigError("published formats have no block-sparse attention (model.sparse_attention)",
+                      "keep the run's own checkpoints: trireme convert --to checkpoint");
   if (model.shape.mtp_depth > 0)
     log_info("{}: modules of multi-token prediction are left out: the published format has the model alone",
              path.string());

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "trireme/kernels/attention.h"
+#include "trireme/kernels/attention_cuda.h"
 
 namespace trireme::nn {
 namespace {
@@ -17,7 +18,11 @@ struct Options {
   kernels::Attention attention;
   std::optional<kernels::AttentionDropout> dropout;
 
-  Options(const AttentionShape& shape, const BlockPlace& place, const Context& context) {
+  Options(const AttentionShape& shape, const BlockPlace& place, const Context& context, std::int64_t tokens) {
+    if (shape.sparse != nullptr) {
+      attention.blocks = &shape.sparse->layout(tokens);
+      attention.first_layout_head = shape.first_head;
+    }
     attention.scale = score_scale(shape);
     attention.causal = shape.causal;
     attention.window = shape.window;
@@ -64,7 +69,13 @@ BlockPlace place_in_rows(const Sequence& sequence, const TokenRange& queries, co
 
 CoreResult forward_block(const AttentionShape& shape, const BlockPlace& place, const Context& context,
                          const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  auto [out, lse] = kernels::attention_forward(q, k, filled_up(v, q.size(3)), Options(shape, place, context).attention);
+  const Options options(shape, place, context, q.size(1));
+  if (v.size(3) != q.size(3)) {
+    kernels::AttentionResult result;
+    if (kernels::wide_keys_forward(result, q, k, v, options.attention))
+      return {std::move(result.out), std::move(result.lse)};
+  }
+  auto [out, lse] = kernels::attention_forward(q, k, filled_up(v, q.size(3)), options.attention);
   if (v.size(3) != q.size(3)) out = out.narrow(3, 0, v.size(3)).contiguous();
   return {std::move(out), std::move(lse)};
 }
@@ -72,11 +83,15 @@ CoreResult forward_block(const AttentionShape& shape, const BlockPlace& place, c
 void backward_block(const AttentionShape& shape, const BlockPlace& place, const Context& context,
                     CoreGradients& gradients, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                     const at::Tensor& v, const CoreResult& result) {
-  const Options options(shape, place, context);
+  const Options options(shape, place, context, q.size(1));
   const std::int64_t size = q.size(3);
   if (v.size(3) == size) {
     kernels::attention_backward(gradients.q, gradients.k, gradients.v, dout, q, k, v, result.out, result.lse,
                                 options.attention);
+    return;
+  }
+  if (kernels::wide_keys_backward({gradients.q, gradients.k, gradients.v}, dout, q, k, v, result.out, result.lse,
+                                  options.attention)) {
     return;
   }
   at::Tensor dv = at::empty({v.size(0), v.size(1), v.size(2), size}, v.options());

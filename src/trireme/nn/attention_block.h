@@ -4,11 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "trireme/nn/context.h"
 #include "trireme/nn/parallel_context.h"
+#include "trireme/nn/sparse_layouts.h"
 
 namespace trireme::nn {
 
@@ -24,6 +26,7 @@ struct AttentionShape {
   bool recompute_core = false;  ///< keep the projections only; run the core again in backward (Korthikanti et al. 2022)
   bool deterministic = false;   ///< GPU: backward adds up in a fixed order
   Stream stream = Stream::kSequence;
+  std::shared_ptr<SparseLayouts> sparse = nullptr;  ///< block-sparse; shared by the layers of a model. Null: dense
 };
 
 double score_scale(const AttentionShape& shape);

@@ -25,6 +25,8 @@ double AttentionCore::flops(const Context& context, std::int64_t batch, std::int
   const Visibility visibility{shape_.causal, shape_.window};
   if (!context_) {
     const TokenSpan rows = all_tokens(sequence, tokens);
+    if (shape_.sparse != nullptr)
+      return cost.flops(shape_.sparse->pairs(rows, batch, shape_.first_head, shape_.num_heads));
     return cost.flops(visible_pairs(visibility, rows, rows, batch));
   }
   // Column by column: shared rows are cut into stretches, and queries of one see keys of all.

@@ -33,8 +33,14 @@ KvCache::Layer& layer_of(const KvBatch& batch, const AttentionShape& shape, cons
   return layer;
 }
 
-void write_tokens(at::Tensor& blocks, const at::Tensor& slots, const at::Tensor& fresh) {
-  blocks.view({-1, blocks.size(2), blocks.size(3)}).index_copy_(0, slots, fresh.squeeze(0));
+void write_on_cpu(at::Tensor& blocks, const at::Tensor& slots, const at::Tensor& fresh) {
+  blocks.view({-1, blocks.size(2), blocks.size(3)}).index_copy_(0, slots, fresh);
+}
+/// k and v [tokens, heads, size]; v and values may be undefined.
+void write_tokens(KvCache::Layer& layer, const at::Tensor& slots, const at::Tensor& k, const at::Tensor& v) {
+  if (k.is_cuda()) return kernels::write_paged(layer.keys, layer.values, k, v, slots);
+  write_on_cpu(layer.keys, slots, k);
+  if (v.defined()) write_on_cpu(layer.values, slots, v);
 }
 
 struct Gathered {
@@ -81,7 +87,7 @@ double flops_of(const AttentionShape& shape, const KvBatch& batch) {
 }  // namespace
 
 bool reads_in_place(const at::Tensor& q, const KvBatch::SequenceRows& sequence, const Context& context) {
-  return q.is_cpu() && (batch_invariant(context) || sequence.query_len <= kMostPagedQueries);
+  return sequence.query_len <= kMostPagedQueries || (q.is_cpu() && batch_invariant(context));
 }
 
 at::Tensor attend_cached(const AttentionShape& shape, Context& context, const at::Tensor& q, const at::Tensor& k,
@@ -92,8 +98,7 @@ at::Tensor attend_cached(const AttentionShape& shape, Context& context, const at
                 q.size(1), batch.tokens);
   const KvBatch::Group& group = batch.group(shape.window);
   KvCache::Layer& layer = layer_of(batch, shape, {shape.num_kv_heads, shape.head_dim}, q.options());
-  write_tokens(layer.keys, group.slots, k);
-  write_tokens(layer.values, group.slots, v);
+  write_tokens(layer, group.slots, k.squeeze(0), v.squeeze(0));
   context.flops += flops_of(shape, batch);
 
   at::Tensor out = at::empty(q.sizes(), q.options());
@@ -113,10 +118,14 @@ at::Tensor attend_cached(const AttentionShape& shape, Context& context, const at
     if (batch.sequences.size() == 1) return chunk;
     own(out).copy_(chunk);
   }
-  if (!in_place.empty()) {
-    at::Tensor rows = out.squeeze(0);
-    kernels::paged_attention(rows, q.squeeze(0), layer.keys, layer.values, in_place,
-                             {.scale = score_scale(shape), .window = shape.window});
+  if (in_place.empty()) return out;
+  at::Tensor rows = out.squeeze(0);
+  const kernels::PagedAttention options{.scale = score_scale(shape), .window = shape.window};
+  if (q.is_cuda()) {
+    kernels::paged_attention(rows, q.squeeze(0), layer.keys, layer.values,
+                             kernels::PagedRows{group.tables, batch.row_sequences, batch.row_lengths}, options);
+  } else {
+    kernels::paged_attention(rows, q.squeeze(0), layer.keys, layer.values, in_place, options);
   }
   return out;
 }
@@ -126,7 +135,7 @@ LatentCache::LatentCache(const AttentionShape& shape, Context& context, const at
       context_(context),
       group_(context.kv_batch->group(shape.window)),
       layer_(layer_of(*context.kv_batch, shape, {.size = entries.size(2), .values = false}, entries.options())) {
-  write_tokens(layer_.keys, group_.slots, entries.unsqueeze(2));
+  write_tokens(layer_, group_.slots, entries.squeeze(0).unsqueeze(1), at::Tensor());
 }
 
 LatentCache::Entries LatentCache::gather(std::size_t sequence) const {

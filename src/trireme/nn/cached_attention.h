@@ -1,7 +1,8 @@
 // nn/cached_attention.h -- attention of an inference step: a ragged batch over a paged KV cache.
 //
-// Decode, and chunks of a few tokens, read the blocks where they lie (kernels/paged_attention.h, on the CPU). Longer
-// chunks gather the blocks that their first query sees, which their own work outweighs, and run the tiled kernel.
+// Decode, and chunks of a few tokens, read the blocks where they lie (kernels/paged_attention.h). Longer chunks gather
+// the blocks that their first query sees, which their own work outweighs, and run the tiled kernel. On a GPU a step of
+// decode alone asks the host for nothing, so that it can be captured in a CUDA graph; latents are gathered there.
 // Depends on: kernels, nn/kv_cache.h.
 #pragma once
 
@@ -12,9 +13,8 @@
 
 namespace trireme::nn {
 
-/// Chunks of at most so many tokens read the cache in place; all of them where a query's bits must not depend on how
+/// Whether a sequence's queries read the cache in place: few of them; all where a query's bits must not depend on how
 /// its prompt is cut into chunks.
-inline constexpr std::int64_t kMostPagedQueries = 8;
 bool reads_in_place(const at::Tensor& q, const KvBatch::SequenceRows& sequence, const Context& context);
 
 /// Writes the step's keys and values into the layer's blocks and attends to what they then hold. q, k, v and the result

@@ -20,6 +20,7 @@
 #include "trireme/base/error.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/kernels/gemm.h"
+#include "trireme/kernels/skinny_gemm.h"
 #include "trireme/nn/exchange.h"
 #include "trireme/nn/flops.h"
 #include "trireme/nn/kv_cache.h"
@@ -87,6 +88,8 @@ Head::Head(Param& weight, Param* bias, HeadOptions options, const ParallelContex
 at::Tensor Head::logits(const at::Tensor& rows, Context& context) const {
   const at::Tensor& weight = context.value(weight_);
   context.flops += gemm_flops(rows.size(0), weight.size(1), weight.size(0));
+  const kernels::SkinnyGemm few{.x = rows, .weight = weight, .bias = bias_ ? context.value(*bias_) : at::Tensor()};
+  if (context.kv_batch != nullptr && kernels::fits_skinny_gemm(few)) return kernels::skinny_gemm(few);
   return kernels::gemm({.a = rows,
                         .b = weight,
                         .transpose_b = true,
@@ -150,7 +153,8 @@ Head::Values Head::cross_entropy_over_slices(at::Tensor& logits, const at::Tenso
 
 at::Tensor Head::forward(at::Tensor x, Context& context, Tape* tape) {
   const bool sequence = parallel_->splits_sequence();
-  const at::Tensor entered = sequence ? all_gather_tokens(x, *parallel_->tensor) : x;
+  at::Tensor entered = sequence ? all_gather_tokens(x, *parallel_->tensor) : x;
+  if (options_.input_scale != 1) entered = entered * options_.input_scale;
   const at::Tensor rows = as_rows(entered);
   const at::Tensor& weight = context.value(weight_);
   if (!context.targets.defined()) {
@@ -193,6 +197,7 @@ at::Tensor Head::forward(at::Tensor x, Context& context, Tape* tape) {
   at::Tensor mean = totals.tell(context, options_, type);
   if (tape) {
     dx = dx.view(entered.sizes());
+    if (options_.input_scale != 1) dx.mul_(options_.input_scale);
     if (sequence) {
       dx = reduce_scatter_tokens(dx, *parallel_->tensor);
     } else if (slices_) {

@@ -21,6 +21,7 @@ struct HeadOptions {
   std::int64_t chunk_bytes = std::int64_t{128} << 20;  ///< of logits; at least one row
   std::string term = std::string(kMainLoss);           ///< name of the loss term
   double weight = 1;                                   ///< in the total loss
+  double input_scale = 1;                              ///< of what the logits are computed from: muP's 1 / width
 };
 
 class Head final : public UnaryLayer {

@@ -1,10 +1,12 @@
 #include "trireme/nn/kv_cache.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 
 #include <algorithm>
 
 #include "trireme/base/error.h"
+#include "trireme/nn/param.h"
 
 namespace trireme::nn {
 namespace {
@@ -12,6 +14,26 @@ namespace {
 at::Tensor on_device(const std::vector<std::int64_t>& numbers, at::Device device) {
   at::Tensor here = at::empty({static_cast<std::int64_t>(numbers.size())}, at::kLong);
   std::copy(numbers.begin(), numbers.end(), here.mutable_data_ptr<std::int64_t>());
+  return here.to(device);
+}
+
+at::Tensor ints_on_device(const std::vector<std::int32_t>& numbers, at::Device device) {
+  at::Tensor here = at::empty({static_cast<std::int64_t>(numbers.size())}, at::kInt);
+  std::copy(numbers.begin(), numbers.end(), here.mutable_data_ptr<std::int32_t>());
+  return here.to(device);
+}
+
+/// Block tables side by side, as long as the longest.
+at::Tensor tables_on_device(const std::vector<std::vector<BlockId>>& tables, at::Device device) {
+  std::size_t most = 1;
+  for (const auto& table : tables) most = std::max(most, table.size());
+  at::Tensor here =
+      at::full({static_cast<std::int64_t>(tables.size()), static_cast<std::int64_t>(most)}, kNoBlock, at::kInt);
+  auto* to = here.mutable_data_ptr<std::int32_t>();
+  for (const auto& table : tables) {
+    std::copy(table.begin(), table.end(), to);
+    to += most;
+  }
   return here.to(device);
 }
 
@@ -84,8 +106,27 @@ KvBatch make_kv_batch(KvCache& cache, std::span<const SequenceStep> sequences, a
       group.block_tables.push_back(table.blocks);
     }
     group.slots = on_device(slots, device);
+    if (device.is_cuda()) group.tables = tables_on_device(group.block_tables, device);
+  }
+  if (device.is_cuda()) {
+    std::vector<std::int32_t> of, lengths;
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      for (std::int64_t at = 0; at < sequences[i].query_len; ++at) {
+        of.push_back(static_cast<std::int32_t>(i));
+        const bool in_place = sequences[i].query_len <= kMostPagedQueries;
+        lengths.push_back(in_place ? static_cast<std::int32_t>(sequences[i].context_len + at + 1) : 0);
+      }
+    }
+    batch.row_sequences = ints_on_device(of, device);
+    batch.row_lengths = ints_on_device(lengths, device);
   }
   return batch;
+}
+
+const kernels::QuantisedWeight* quantised_of(const Context& context, const Param& weight) {
+  if (context.kv_batch == nullptr || context.kv_batch->quantised == nullptr) return nullptr;
+  const auto found = context.kv_batch->quantised->find(&weight);
+  return found == context.kv_batch->quantised->end() ? nullptr : &found->second;
 }
 
 Sequence packed_sequence(const KvBatch& batch) {

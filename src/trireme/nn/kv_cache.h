@@ -7,15 +7,17 @@
 //   model.next_logits(ids, context);                      // [sequences, vocabulary]
 //
 // Every layer but attention works token by token, so sequences of all lengths lie side by side without padding.
-// Depends on: base, spec, nn/block_table.h.
+// Depends on: base, kernels, spec, nn/block_table.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
+#include "trireme/kernels/quantised_weight.h"
 #include "trireme/nn/block_table.h"
 #include "trireme/nn/context.h"
 #include "trireme/spec/model_shape.h"
@@ -48,6 +50,9 @@ struct SequenceStep {
   std::span<const BlockTable> tables = {};  ///< by group of the cache, with room for both; read by make_kv_batch
 };
 
+/// Matrices in fewer bits, in place of their parameters' values: what linear layers of an inference step compute with.
+using QuantisedWeights = std::map<const Param*, kernels::QuantisedWeight>;
+
 struct KvBatch {
   struct SequenceRows {
     std::int64_t first_row = 0, query_len = 0, context_len = 0;
@@ -55,14 +60,19 @@ struct KvBatch {
   struct Group {
     std::int64_t window = 0, num_blocks = 0;
     std::vector<std::vector<BlockId>> block_tables;  ///< by sequence
-    at::Tensor slots;  ///< int64 [tokens], on the device: block * kKvBlockSize + offset of each new token
+    at::Tensor slots;   ///< int64 [tokens], on the device: block * kKvBlockSize + offset of each new token
+    at::Tensor tables;  ///< GPU: `block_tables` as int32 [sequences, blocks], there
   };
   KvCache* cache = nullptr;  ///< borrowed
   at::Device device = at::kCPU;
   std::int64_t tokens = 0;  ///< of all sequences in this step
   std::vector<SequenceRows> sequences;
   std::vector<Group> groups;
-  at::Tensor last_rows;  ///< int64 [sequences], on the device: each one's last token
+  at::Tensor last_rows;  ///< int64 [sequences], on the device: each one's last token; undefined: every token
+  /// GPU, int32 [tokens]: the sequence of each token that reads the cache in place, and how many it sees without a
+  /// window; 0 for tokens of longer chunks and of padding.
+  at::Tensor row_sequences, row_lengths;
+  const QuantisedWeights* quantised = nullptr;  ///< borrowed; null: none
   /// CPU: a token's bits depend on its own sequence alone, not on what is in the batch beside it or how it was chunked.
   bool invariant = false;
 
@@ -70,8 +80,13 @@ struct KvBatch {
   const Group& group(std::int64_t window) const;
 };
 
+/// Chunks of at most so many tokens read the cache in place; on the CPU, with `invariant`, all of them.
+inline constexpr std::int64_t kMostPagedQueries = 8;
+
 /// An InternalError naming the sequence whose tables do not hold its tokens.
 KvBatch make_kv_batch(KvCache& cache, std::span<const SequenceStep> sequences, at::Device device = at::kCPU);
+/// What stands in place of a matrix's value; null: nothing.
+const kernels::QuantisedWeight* quantised_of(const Context& context, const Param& weight);
 inline bool batch_invariant(const Context& context) { return context.kv_batch && context.kv_batch->invariant; }
 /// The positions of the batch's tokens, [1, tokens].
 Sequence packed_sequence(const KvBatch& batch);

@@ -77,7 +77,7 @@ at::Tensor LatentAttention::attend_latents(Latents& latents, Context& context) c
   std::vector<std::size_t> few;
   for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
     const KvBatch::SequenceRows& sequence = batch.sequences[i];
-    if (reads_in_place(q, sequence, context)) {
+    if (q.is_cpu() && reads_in_place(q, sequence, context)) {
       few.push_back(i);
       continue;
     }

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include "trireme/base/error.h"
+#include "trireme/kernels/skinny_gemm.h"
 #include "trireme/nn/exchange.h"
 #include "trireme/nn/flops.h"
 #include "trireme/nn/kv_cache.h"
@@ -75,8 +76,42 @@ const kernels::Fp8Pair& Linear::quantised_weight(Context& context, bool forward)
   return quantised_->get(weight_, context.value(weight_), context.weights == nullptr && context.training, forward);
 }
 
+namespace {
+
+/// An inference step's x W^T (+ bias, + residual), where the weight is in fewer bits or the rows are so few that
+/// reading it is all the work; undefined: neither.
+at::Tensor inference_product(const at::Tensor& rows, const Param& weight, const kernels::Epilogue& epilogue,
+                             Context& context) {
+  const kernels::QuantisedWeight* quantised = quantised_of(context, weight);
+  if (quantised == nullptr && (rows.is_cpu() || in_fp8(weight, rows.size(0)))) return {};
+  kernels::SkinnyGemm few{.x = rows, .bias = epilogue.bias, .residual = epilogue.residual};
+  few.quantised = quantised;
+  if (quantised == nullptr) few.weight = context.value(weight);
+  if (kernels::fits_skinny_gemm(few)) return kernels::skinny_gemm(few);
+  if (quantised == nullptr) return {};
+  kernels::Gemm call{.a = rows, .transpose_b = true};
+  call.epilogue = {.bias = epilogue.bias, .residual = epilogue.residual};
+  call.batch_invariant = batch_invariant(context);
+  call.b = rows.is_cpu() && quantised->format != kernels::WeightFormat::kE4m3
+               ? kernels::GemmOperand(*quantised)
+               : kernels::GemmOperand(kernels::dequantise_weight(*quantised).to(rows.scalar_type()));
+  return kernels::gemm(call).out;
+}
+
+}  // namespace
+
 kernels::GemmResult Linear::multiply(const LinearInput& input, const kernels::Epilogue& epilogue,
                                      Context& context) const {
+  if (context.kv_batch != nullptr && input.x.defined()) {
+    const at::Tensor rows = as_rows(input.x);
+    at::Tensor out = inference_product(rows, weight_, epilogue, context);
+    if (out.defined()) {
+      context.flops += gemm_flops(rows.size(0), rows.size(1), out.size(1));
+      out = out.view(with_width(input.x, out.size(1)));
+      if (epilogue.op == Op::kNone) return {.out = out, .pre_activation = {}};
+      return {.out = activated({.pre_activation = out, .activation = epilogue.activation}), .pre_activation = out};
+    }
+  }
   const at::Tensor& weight = context.value(weight_);
   const at::Tensor& entering = input.x.defined() ? input.x : input.pre_activation;
   const at::Tensor rows = as_rows(entering);

@@ -1,5 +1,6 @@
 #include "trireme/nn/loss_terms.h"
 
+#include <ATen/ops/stack.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -76,11 +77,17 @@ const LossTerm* find(std::span<const LossTerm> terms, std::string_view name) {
 }  // namespace
 
 void settle(std::vector<LossTerm>& losses) {
+  std::vector<at::Tensor> pending;  // all in one copy: layers with experts have some each
+  for (const LossTerm& term : losses) {
+    if (term.pending.defined()) pending.push_back(term.pending);
+  }
+  if (pending.empty()) return;
+  const at::Tensor here = at::stack(pending).cpu();
+  const double* next = here.const_data_ptr<double>();
   for (LossTerm& term : losses) {
     if (!term.pending.defined()) continue;
-    const at::Tensor here = term.pending.cpu();
-    term.sum = here.const_data_ptr<double>()[0];
-    term.count = here.const_data_ptr<double>()[1];
+    term.sum = *next++;
+    term.count = *next++;
     term.pending = at::Tensor();
   }
 }

@@ -37,6 +37,7 @@ struct Param {
   bool has_master = true;                                 ///< false: master and gradient have the compute type
   bool narrow_gradient = false;                           ///< beside a master too, the gradient has the compute type
   spec::GemmPrecision gemm = spec::GemmPrecision::kSame;  ///< of a matrix: FP8 or as it is
+  double rate = 1;                                        ///< factor on the learning rate: muP
   int uses = 0;  ///< layers that hold it: 2 for a tied embedding, and as many gradient contributions a microbatch
   /// Axes of copies that all compute the whole gradient, such as tp for a norm whose input every rank has.
   layout::AxisNames equal_axes = {};

@@ -74,6 +74,8 @@ Json to_json(const StepRecord& record) {
   }
   for (const LayerLoad& layer : record.experts) line["experts"][layer.layer] = layer.tokens;
   if (!record.experts.empty()) line["expert_ranks"] = record.expert_ranks;
+  if (record.noise_scale) line["noise_scale"] = number(*record.noise_scale);
+  for (const LayerNoise& layer : record.noise_scales) line["noise_scales"][layer.layer] = number(layer.scale);
   return line;
 }
 
@@ -114,6 +116,12 @@ StepRecord step_from(const Json& line) {
                                            .sojourn = real(queue, "sojourn"),
                                            .blocked = real(queue, "blocked")}});
     }
+  }
+  if (line.contains("noise_scale")) record.noise_scale = real(line, "noise_scale");
+  if (const auto scales = line.find("noise_scales"); scales != line.end()) {
+    if (!scales->is_object()) wrong_type("noise_scales", "an object", *scales);
+    for (const auto& [name, scale] : scales->items())
+      record.noise_scales.push_back({.layer = name, .scale = real(*scales, name.c_str())});
   }
   if (const auto experts = line.find("experts"); experts != line.end()) {
     if (!experts->is_object()) wrong_type("experts", "an object", *experts);

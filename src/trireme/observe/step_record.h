@@ -36,6 +36,13 @@ struct LayerLoad {
   bool operator==(const LayerLoad&) const = default;
 };
 
+/// The gradient noise scale of a part of the model, in tokens.
+struct LayerNoise {
+  std::string layer;  ///< "layers.3", "embedding", "head", ...
+  double scale = 0;
+  bool operator==(const LayerNoise&) const = default;
+};
+
 /// One queue of the runtime over a step: sums, which add up over steps.
 struct NamedQueue {
   std::string name;  ///< "prefetch", "checkpoint", "works"
@@ -55,11 +62,13 @@ struct StepRecord {
   std::int64_t memory = 0;    ///< bytes, the largest of any rank so far
   double seconds = 0;
   Breakdown breakdown;
-  std::optional<std::string> hash;      ///< of the whole state after the step, where one was taken
-  std::vector<NamedLoss> losses = {};   ///< the terms of the loss where there are several, the main one first
-  std::vector<NamedQueue> queues = {};  ///< of rank 0
-  std::vector<LayerLoad> experts = {};  ///< of a model with experts, in some steps
-  int expert_ranks = 1;                 ///< that they are sharded over
+  std::optional<std::string> hash;            ///< of the whole state after the step, where one was taken
+  std::vector<NamedLoss> losses = {};         ///< the terms of the loss where there are several, the main one first
+  std::vector<NamedQueue> queues = {};        ///< of rank 0
+  std::vector<LayerLoad> experts = {};        ///< of a model with experts, in some steps
+  int expert_ranks = 1;                       ///< that they are sharded over
+  std::optional<double> noise_scale = {};     ///< gradient noise scale in tokens, where it is measured
+  std::vector<LayerNoise> noise_scales = {};  ///< of each layer
   bool operator==(const StepRecord&) const = default;
 };
 

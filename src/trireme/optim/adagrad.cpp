@@ -21,8 +21,8 @@ class Adagrad final : public Optimizer {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_adagrad(const spec::OptimConfig& config, nn::Params& params) {
-  return std::make_unique<Adagrad>(config, params);
+std::unique_ptr<Optimizer> make_adagrad(OptimizerParts parts) {
+  return std::make_unique<Adagrad>(parts.config, parts.params);
 }
 
 }  // namespace trireme::optim

@@ -50,8 +50,8 @@ class Adam final : public Optimizer {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_adam(const spec::OptimConfig& config, nn::Params& params) {
-  return std::make_unique<Adam>(config, params);
+std::unique_ptr<Optimizer> make_adam(OptimizerParts parts) {
+  return std::make_unique<Adam>(parts.config, parts.params);
 }
 
 }  // namespace trireme::optim

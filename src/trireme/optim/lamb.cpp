@@ -54,8 +54,8 @@ class Lamb final : public Optimizer {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_lamb(const spec::OptimConfig& config, nn::Params& params) {
-  return std::make_unique<Lamb>(config, params);
+std::unique_ptr<Optimizer> make_lamb(OptimizerParts parts) {
+  return std::make_unique<Lamb>(parts.config, parts.params);
 }
 
 }  // namespace trireme::optim

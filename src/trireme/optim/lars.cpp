@@ -39,8 +39,8 @@ class Lars final : public Optimizer {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_lars(const spec::OptimConfig& config, nn::Params& params) {
-  return std::make_unique<Lars>(config, params);
+std::unique_ptr<Optimizer> make_lars(OptimizerParts parts) {
+  return std::make_unique<Lars>(parts.config, parts.params);
 }
 
 }  // namespace trireme::optim

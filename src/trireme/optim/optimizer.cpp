@@ -17,7 +17,7 @@ namespace {
 
 struct Maker {
   spec::OptimizerKind kind;
-  std::unique_ptr<Optimizer> (*make)(const spec::OptimConfig& config, nn::Params& params);
+  std::unique_ptr<Optimizer> (*make)(OptimizerParts parts);
 };
 at::ScalarType moment_type(const spec::OptimConfig& config, const nn::Param& param) {
   if (param.master.scalar_type() == at::kDouble) return at::kDouble;
@@ -25,14 +25,21 @@ at::ScalarType moment_type(const spec::OptimConfig& config, const nn::Param& par
 }
 
 constexpr Maker kMakers[] = {
-    {spec::OptimizerKind::kSgd, make_sgd},   {spec::OptimizerKind::kAdagrad, make_adagrad},
-    {spec::OptimizerKind::kAdam, make_adam}, {spec::OptimizerKind::kAdamw, make_adam},
-    {spec::OptimizerKind::kLamb, make_lamb}, {spec::OptimizerKind::kLars, make_lars},
+    {spec::OptimizerKind::kSgd, make_sgd},         {spec::OptimizerKind::kAdagrad, make_adagrad},
+    {spec::OptimizerKind::kAdam, make_adam},       {spec::OptimizerKind::kAdamw, make_adam},
+    {spec::OptimizerKind::kLamb, make_lamb},       {spec::OptimizerKind::kLars, make_lars},
+    {spec::OptimizerKind::kLion, make_lion},       {spec::OptimizerKind::kScheduleFree, make_schedule_free},
+    {spec::OptimizerKind::kMuon, make_muon},       {spec::OptimizerKind::kAdafactor, make_adafactor},
+    {spec::OptimizerKind::kShampoo, make_shampoo}, {spec::OptimizerKind::kSoap, make_soap},
 };
 
 }  // namespace
 
 Optimizer::Optimizer(const spec::OptimConfig& config, nn::Params& params, std::vector<std::string> moment_names)
+    : Optimizer(config, params, std::move(moment_names), nullptr) {}
+
+Optimizer::Optimizer(const spec::OptimConfig& config, nn::Params& params, std::vector<std::string> moment_names,
+                     const Keeps& keeps)
     : config_(config), params_(params), moment_names_(std::move(moment_names)) {
   for (nn::Param& param : params_) {
     if (!param.trainable) continue;
@@ -41,8 +48,12 @@ Optimizer::Optimizer(const spec::OptimConfig& config, nn::Params& params, std::v
                   "{}: compute weights of {} elements for master weights of {}", param.name, param.value.numel(),
                   param.master.numel());
     const spec::ParamRule rule = spec::rule_for(config_, param.name, param.decay);
-    Slot& slot = slots_.emplace_back(Slot{param, rule.rate, rule.weight_decay, param.decay, {}, {}});
+    Slot& slot = slots_.emplace_back(Slot{param, rule.rate * param.rate, rule.weight_decay, param.decay, {}, {}});
     for (std::size_t i = 0; i < moment_names_.size(); ++i) {
+      if (keeps && !keeps(param, i)) {
+        slot.moments.emplace_back();
+        continue;
+      }
       slot.moments.push_back(at::zeros_like(param.master, param.master.options().dtype(moment_type(config_, param))));
     }
   }
@@ -88,11 +99,10 @@ bool Optimizer::is_capturable() const {
     case spec::OptimizerKind::kAdam:
     case spec::OptimizerKind::kAdamw:
       return true;
-    case spec::OptimizerKind::kLamb:
-    case spec::OptimizerKind::kLars:
+    default:  // the host decides on something in the midst of it, or hands its numbers to kernels
       break;
   }
-  return false;  // the host decides on a ratio of norms in the midst of it
+  return false;
 }
 
 std::vector<kernels::DeviceScalars::Slot> Optimizer::device_scalar_slots() const {
@@ -116,9 +126,11 @@ kernels::DeviceScalars::Step Optimizer::device_scalar_step(double learning_rate)
 std::int64_t Optimizer::bytes() const {
   std::int64_t sum = 0;
   for (const Slot& slot : slots_) {
-    for (const at::Tensor& moment : slot.moments) sum += static_cast<std::int64_t>(moment.nbytes());
+    for (const at::Tensor& moment : slot.moments) {
+      if (moment.defined()) sum += static_cast<std::int64_t>(moment.nbytes());
+    }
   }
-  return sum;
+  return sum + own_bytes();
 }
 
 void Optimizer::add_state(nn::State& state, const Place& place) {
@@ -127,11 +139,13 @@ void Optimizer::add_state(nn::State& state, const Place& place) {
       [this](const nlohmann::ordered_json& value) { steps_ = value.get<std::int64_t>(); });
   for (std::size_t i = 0; i < moment_names_.size(); ++i) {
     for (Slot& slot : slots_) {
+      if (!slot.moments[i].defined()) continue;
       state.add(fmt::format("optim/{}/{}", moment_names_[i], slot.param.name), slot.moments[i],
                 place ? place(slot.param) : slot.param.placement,
                 place ? nn::CopiesRule::kOwnOrZero : nn::CopiesRule::kSame);
     }
   }
+  add_own_state(state);
 }
 
 kernels::UpdateTensors Optimizer::tensors(Slot& slot, const StepOptions& options) {
@@ -145,12 +159,22 @@ kernels::UpdateTensors Optimizer::tensors(Slot& slot, const StepOptions& options
                                 : options.device_scalars->of(static_cast<std::size_t>(&slot - slots_.data()))};
 }
 
-std::unique_ptr<Optimizer> make_optimizer(const spec::OptimConfig& config, nn::Params& params) {
+std::vector<nn::Param*> matrices_of(const spec::OptimConfig& config, nn::Params& params) {
+  std::vector<nn::Param*> found;
+  for (nn::Param& param : params) {
+    if (param.trainable && spec::treats_as_matrix(config, param.name, param.placement.shape.size()))
+      found.push_back(&param);
+  }
+  return found;
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const spec::OptimConfig& config, nn::Params& params,
+                                          std::unique_ptr<MatrixOwners> owners) {
   if (auto problems = spec::find_problems(config); !problems.empty()) {
     throw config::ProblemsError("the optimizer's configuration", std::move(problems));
   }
   for (const Maker& maker : kMakers) {
-    if (maker.kind == config.kind) return maker.make(config, params);
+    if (maker.kind == config.kind) return maker.make({config, params, std::move(owners)});
   }
   throw InternalError("an optimizer of this kind is not in the table");
 }

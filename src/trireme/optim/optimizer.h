@@ -40,6 +40,22 @@ struct AcrossRanks {
   std::function<double(double sum)> sum_stages;
 };
 
+/// Whole matrices for updates that need them: each lies on one of the ranks that hold parts of it, its owner, so that a
+/// step's work is shared out (the distributed form of Muon and Shampoo). Without one a rank holds every matrix whole.
+class MatrixOwners {
+ public:
+  virtual ~MatrixOwners() = default;
+  /// Matrix i is that of the i-th trainable parameter that the optimizer treats as a matrix.
+  virtual bool owns(std::size_t matrix) const = 0;
+  /// From this rank's parts, all of one type, to the matrices that it owns, in their whole shapes; undefined tensors
+  /// for the others. On all ranks together.
+  virtual std::vector<at::Tensor> collect(std::span<const at::Tensor> parts) = 0;
+  /// And back: what owners made goes into every rank's parts. `wholes` as collect() gave them.
+  virtual void distribute(std::span<const at::Tensor> wholes, std::span<at::Tensor> parts) = 0;
+  /// What state of this shape an owner keeps for matrix i: whole there, nothing elsewhere.
+  virtual layout::Placement place(std::size_t matrix, std::string name, layout::Shape shape) const = 0;
+};
+
 struct StepOptions {
   double learning_rate = 0;
   double gradient_scale = 1;  ///< gradients are multiplied by it first: clipping, loss scale, 1 / tokens
@@ -96,6 +112,10 @@ class Optimizer {
   /// lie, where that is not as their parameter does; null: as it does.
   using Place = std::function<layout::Placement(const nn::Param&)>;
   void add_state(nn::State& state, const Place& place = nullptr);
+  /// Where weights to evaluate are others than those that are trained (schedule-free-adamw): this rank's part of them,
+  /// as `param`, one of params(), lies. Undefined: they are the same.
+  virtual at::Tensor evaluation_weights(const nn::Param& /*param*/) const { return {}; }
+  bool has_evaluation_weights() const { return config_.kind == spec::OptimizerKind::kScheduleFree; }
   /// Of all moments.
   std::int64_t bytes() const;
 
@@ -104,13 +124,19 @@ class Optimizer {
   struct Slot {
     nn::Param& param;
     double rate = 1, weight_decay = 0;
-    bool adapts = true;  ///< LAMB and LARS give it a rate of its own: matrices yes, biases and norms no
-    std::vector<at::Tensor> moments;
-    at::Tensor gradient = {};  ///< of the step under way
+    bool adapts = true;               ///< LAMB and LARS give it a rate of its own: matrices yes, biases and norms no
+    std::vector<at::Tensor> moments;  ///< undefined where it has none of this name
+    at::Tensor gradient = {};         ///< of the step under way
   };
 
   /// `params` are borrowed, and allocated already. Moments start at zero.
   Optimizer(const spec::OptimConfig& config, nn::Params& params, std::vector<std::string> moment_names);
+  /// `keeps`: whether a parameter has the moment of this number; null: each has all.
+  using Keeps = std::function<bool(const nn::Param& param, std::size_t moment)>;
+  Optimizer(const spec::OptimConfig& config, nn::Params& params, std::vector<std::string> moment_names,
+            const Keeps& keeps);
+  std::span<Slot> slots() { return slots_; }
+  std::span<const Slot> slots() const { return slots_; }
 
   /// What the kernels take.
   kernels::UpdateTensors tensors(Slot& slot, const StepOptions& options);
@@ -118,6 +144,9 @@ class Optimizer {
  private:
   /// steps() already counts the one that is asked for.
   virtual void update(std::span<Slot> slots, const StepOptions& options) = 0;
+  /// State beside moments.
+  virtual void add_own_state(nn::State& /*state*/) {}
+  virtual std::int64_t own_bytes() const { return 0; }
 
   spec::OptimConfig config_;
   nn::Params& params_;
@@ -128,14 +157,30 @@ class Optimizer {
   std::int64_t steps_ = 0;
 };
 
-/// The one that the recipe names. ConfigError when the recipe's values do not go together.
-std::unique_ptr<Optimizer> make_optimizer(const spec::OptimConfig& config, nn::Params& params);
+/// The one that the recipe names. ConfigError when the recipe's values do not go together. `owners`: of matrices that
+/// ranks hold parts or copies of; null: this rank holds all of them whole.
+std::unique_ptr<Optimizer> make_optimizer(const spec::OptimConfig& config, nn::Params& params,
+                                          std::unique_ptr<MatrixOwners> owners = nullptr);
+/// The trainable parameters that it treats as matrices.
+std::vector<nn::Param*> matrices_of(const spec::OptimConfig& config, nn::Params& params);
 
+/// What a make function takes.
+struct OptimizerParts {
+  const spec::OptimConfig& config;
+  nn::Params& params;
+  std::unique_ptr<MatrixOwners> owners;
+};
 // One in each file.
-std::unique_ptr<Optimizer> make_sgd(const spec::OptimConfig& config, nn::Params& params);
-std::unique_ptr<Optimizer> make_adagrad(const spec::OptimConfig& config, nn::Params& params);
-std::unique_ptr<Optimizer> make_adam(const spec::OptimConfig& config, nn::Params& params);  // and AdamW
-std::unique_ptr<Optimizer> make_lamb(const spec::OptimConfig& config, nn::Params& params);
-std::unique_ptr<Optimizer> make_lars(const spec::OptimConfig& config, nn::Params& params);
+std::unique_ptr<Optimizer> make_sgd(OptimizerParts parts);
+std::unique_ptr<Optimizer> make_adagrad(OptimizerParts parts);
+std::unique_ptr<Optimizer> make_adam(OptimizerParts parts);  // and AdamW
+std::unique_ptr<Optimizer> make_lamb(OptimizerParts parts);
+std::unique_ptr<Optimizer> make_lars(OptimizerParts parts);
+std::unique_ptr<Optimizer> make_lion(OptimizerParts parts);
+std::unique_ptr<Optimizer> make_schedule_free(OptimizerParts parts);
+std::unique_ptr<Optimizer> make_muon(OptimizerParts parts);
+std::unique_ptr<Optimizer> make_adafactor(OptimizerParts parts);
+std::unique_ptr<Optimizer> make_shampoo(OptimizerParts parts);
+std::unique_ptr<Optimizer> make_soap(OptimizerParts parts);
 
 }  // namespace trireme::optim

@@ -28,8 +28,6 @@ class Sgd final : public Optimizer {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_sgd(const spec::OptimConfig& config, nn::Params& params) {
-  return std::make_unique<Sgd>(config, params);
-}
+std::unique_ptr<Optimizer> make_sgd(OptimizerParts parts) { return std::make_unique<Sgd>(parts.config, parts.params); }
 
 }  // namespace trireme::optim

@@ -76,7 +76,8 @@ Decision decide(Optimizer& optimizer, const UpdateOptions& options) {
 
   double scale = options.gradient_scale;
   if (options.loss_scale != nullptr) scale /= options.loss_scale->scale();
-  UpdateResult result{.gradient_norm = std::sqrt(sum) * std::abs(scale)};
+  UpdateResult result{.gradient_norm = std::sqrt(sum) * std::abs(scale), .squares = squares};
+  for (double& square : result.squares) square *= scale * scale;
   const bool finite = std::isfinite(result.gradient_norm);
   if (options.loss_scale != nullptr) {
     result.taken = options.loss_scale->take(finite);

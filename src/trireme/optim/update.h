@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "trireme/base/error.h"
 #include "trireme/optim/optimizer.h"
@@ -57,6 +58,7 @@ struct UpdateResult {
   bool taken = true;         ///< false: a gradient overflowed fp16, nothing has changed
   double gradient_norm = 0;  ///< over all parameters, unscaled, before clipping
   double clip_factor = 1;
+  std::vector<double> squares = {};  ///< of each trainable parameter's gradient, whole and unscaled
 };
 
 /// Gradients without a loss scale that are NaN or Inf; nothing has changed.

@@ -133,6 +133,7 @@ void make_shards(BucketPlan& plan, nn::Params& params, nn::Params& shards, const
     shard.has_master = param.has_master;
     shard.narrow_gradient = param.narrow_gradient;
     shard.uses = param.uses;
+    shard.rate = param.rate;
     shard.equal_axes = param.equal_axes;
     member.shard = &shard;
     shard.master = owned_part(bucket, member, bucket.master_shard);
@@ -208,6 +209,7 @@ double DataParallel::finish() {
   if (options_.has_separate_shards()) nn::zero_grad(params_);
   for (nn::Param& param : owned()) param.gradient_empty = !param.trainable;
   gradients_->end_step();
+  if (first_micro_) first_micro_->end_step();
   return seconds_since(begin);
 }
 
@@ -220,6 +222,14 @@ std::vector<at::Tensor> DataParallel::computed() {
   }
   return parts;
 }
+
+void DataParallel::measure_first_micro(MeshGroups& groups) {
+  first_micro_ = std::make_unique<FirstMicroNorms>(params_, plan_, groups);
+  gradients_->on_first_micro(
+      [this](const Bucket& bucket, const at::Tensor& gradient) { first_micro_->add(bucket, gradient); });
+}
+
+std::vector<double> DataParallel::first_micro_squares(double factor) { return first_micro_->take(factor); }
 
 std::vector<DataParallel::BucketUse> DataParallel::bucket_uses() const {
   std::vector<BucketUse> uses;

@@ -26,6 +26,7 @@
 #include "trireme/nn/layer.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/bucket.h"
+#include "trireme/parallel/first_micro_norms.h"
 #include "trireme/parallel/gradient_buckets.h"
 #include "trireme/parallel/mesh_groups.h"
 #include "trireme/parallel/sharded_weights.h"
@@ -102,9 +103,17 @@ class DataParallel {
   /// For optim::update; null where this rank's own sums are enough.
   const optim::AcrossRanks* across() { return across_.sum_parts ? &across_ : nullptr; }
 
+  /// From now on the norms of each step's first micro-batch are taken, before sums over ranks; on all ranks together.
+  void measure_first_micro(MeshGroups& groups);
+  /// After finish(): of each trainable parameter, the sum of squares of the gradient that the first micro-batch of each
+  /// data-parallel rank gave, times that rank's `factor`, summed over them. On all ranks together.
+  std::vector<double> first_micro_squares(double factor);
+
   /// Layers that fetch weights when they run: put in place of each unit's (ZeRO, or offload from a GPU). Outlived by
   /// this object.
   std::unique_ptr<nn::Layer> wrap(std::unique_ptr<nn::Layer> layer, std::size_t unit);
+  /// Units that are not run from now on, until told otherwise: progressive layer dropping.
+  void skip_units(std::vector<bool> units) { weights_->skip(std::move(units)); }
   void enter(std::size_t unit, bool backward) { weights_->enter(unit, backward); }
   void leave(std::size_t unit) { weights_->leave(unit); }
 
@@ -153,6 +162,7 @@ class DataParallel {
   std::unique_ptr<ShardedWeights> weights_;
   std::vector<SliceReduction> slices_;
   optim::AcrossRanks across_;
+  std::unique_ptr<FirstMicroNorms> first_micro_;  // where asked for
 };
 
 }  // namespace trireme::parallel

@@ -47,6 +47,11 @@ void GradientBuckets::provide_gradients() {
 }
 
 void GradientBuckets::begin_micro(bool last) {
+  if (first_micro_ && micros_ == 1 && options_.zero < 2) {
+    for (const Bucket& bucket : plan_.buckets) {
+      if (bucket.trainable) first_micro_(bucket, bucket.gradient);
+    }
+  }
   ++micros_;
   last_ = last;
   for (Bucket& bucket : plan_.buckets) bucket.arrived = 0;
@@ -109,6 +114,7 @@ void GradientBuckets::launch(Bucket& bucket) {
     in_flight_.push_back(&bucket);
   }
   bucket.launched = true;
+  if (first_micro_ && micros_ == 1) first_micro_(bucket, bucket.sending);
   reducer_->launch(bucket);
 }
 

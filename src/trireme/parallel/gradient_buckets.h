@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 
 #include "trireme/parallel/bucket.h"
@@ -38,6 +39,10 @@ class GradientBuckets {
   void find_unused();
   void end_step();
 
+  /// Who sees this rank's own gradients of a step's first micro-batch, bucket by bucket, before any sum over ranks.
+  using FirstMicro = std::function<void(const Bucket& bucket, const at::Tensor& gradient)>;
+  void on_first_micro(FirstMicro look) { first_micro_ = std::move(look); }
+
   /// The update by the last step's gradients was taken.
   void step_taken(const TakenStep& step);
   void add_state(nn::State& state);
@@ -54,6 +59,7 @@ class GradientBuckets {
   void store(Bucket& bucket);
   void store_and_free(Bucket& bucket);
 
+  FirstMicro first_micro_;
   BucketPlan& plan_;
   const DataParallelOptions& options_;
   HostLink* link_;

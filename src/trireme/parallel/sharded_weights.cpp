@@ -145,8 +145,11 @@ void ShardedWeights::enter(std::size_t unit, bool backward) {
   }
   if (!gathers) return;
   // The one that will run next, so that its weights travel while this one computes.
-  if (backward ? unit == 0 : unit + 1 == parts_.units.size()) return;
-  const std::size_t next = backward ? unit - 1 : unit + 1;
+  std::size_t next = unit;
+  do {
+    if (backward ? next == 0 : next + 1 == parts_.units.size()) return;
+    next += backward ? std::size_t(-1) : 1;
+  } while (next < skipped_.size() && skipped_[next]);
   if (parts_.units[next].key != parts_.units[unit].key) return;
   for (const std::size_t number : unit_buckets[next]) gather(parts_.plan.buckets[number]);
 }

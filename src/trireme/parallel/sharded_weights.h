@@ -45,6 +45,8 @@ class ShardedWeights {
   void gather_made(int key, const std::function<at::Tensor(const nn::Param& owned)>& make,
                    const std::function<void(const nn::Param& param, const at::Tensor& whole)>& take);
 
+  /// Until it is called again: these units are not run, so nobody fetches their weights ahead. The same on all ranks.
+  void skip(std::vector<bool> units) { skipped_ = std::move(units); }
   /// Around each pass of a unit.
   void enter(std::size_t unit, bool backward);
   void leave(std::size_t unit);
@@ -63,7 +65,8 @@ class ShardedWeights {
 
   Parts parts_;
   BufferPool pool_;
-  bool unsent_ = false;  // those that updated() told of
+  std::vector<bool> skipped_;  // units
+  bool unsent_ = false;        // those that updated() told of
 };
 
 }  // namespace trireme::parallel

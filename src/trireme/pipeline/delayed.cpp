@@ -52,6 +52,8 @@ DelayLaw law_of(const schedule::Schedule& table) {
       return [=](int chunk, int micro, bool forward) -> DelayedVersion {
         return {(forward ? back_before(micro, chunk, chunks) : micro) / every, 0};
       };
+    case WeightChoice::kWaves:
+      TRIREME_CHECK(false, "schedule {} is synchronised in waves: delayed_waves.h", table.name);
     case WeightChoice::kPredictMomentum:
     case WeightChoice::kPredictAdam:
       break;

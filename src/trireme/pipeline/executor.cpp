@@ -51,12 +51,14 @@ Executor::Executor(const ExecutorParts& parts)
       pipeline_(parts.pipeline),
       stage_(parts.stage),
       data_parallel_(parts.data_parallel),
+      waves_(parts.waves),
       versions_(stage_.chunks, parts.predictor, parts.data_parallel),
       passes_(table_, pipeline_.rank(), stage_.chunks, stage_.boundaries, versions_),
       transfers_(table_, pipeline_, stage_.boundaries, passes_, parts.scatter),
       portals_(table_, pipeline_, stage_.skips, passes_),
       reduction_(stage_.param_holders, stage_.model->params, pipeline_, parts.data_parallel),
       loss_reducer_(pipeline_) {
+  versions_.use_waves(waves_);
   const auto& list = table_.ranks[static_cast<std::size_t>(pipeline_.rank())];
   before_forward_.resize(list.size());
   for (std::size_t position = 0; position < list.size(); ++position) {
@@ -80,6 +82,7 @@ RunReport Executor::run(const ExecutorCall& run) {
   again_ = false;
   passes_.begin(run.micro);
   versions_.begin();
+  if (waves_ != nullptr) waves_->begin();
   for (std::size_t position = 0; position <= list.size(); ++position) {
     if (run.validated && settled_ < present_) position = settle(position, run);
     if (position == list.size()) break;
@@ -93,6 +96,7 @@ RunReport Executor::run(const ExecutorCall& run) {
     report.max_weight_copies = std::max(report.max_weight_copies, versions_.copies());
     report.max_version_bytes = std::max(report.max_version_bytes, versions_.bytes());
   }
+  if (waves_ != nullptr) report.max_version_bytes = waves_->max_bytes();
   transfers_.end();
   portals_.end();
   report.steps = passes_.end();
@@ -156,10 +160,11 @@ void Executor::execute(const Instruction& it, std::size_t position, const Execut
       forward(it.chunk, it.micro);
       return backward(it.back_chunk, it.back_micro, /*weights=*/true);
     case Op::kReduceGradients:
-      return reduction_.post(it.chunk);
+      return waves_ != nullptr ? waves_->push() : reduction_.post(it.chunk);
     case Op::kOptimizerStep:
-      reduction_.finish();
+      waves_ != nullptr ? waves_->pull() : reduction_.finish();
       run.update(present_);
+      if (waves_ != nullptr) waves_->pulled();
       ++present_;
       return;
     case Op::kStashWeights:
@@ -186,6 +191,7 @@ void Executor::forward(int chunk, int micro) {
 void Executor::backward(int chunk, int micro, bool weights) {
   portals_.before(chunk, micro, /*forward=*/false);
   passes_.backward(chunk, micro, weights);
+  if (waves_ != nullptr) waves_->returned(micro);
   portals_.after(chunk, micro, /*forward=*/false);
 }
 

@@ -22,6 +22,7 @@
 #include "trireme/pipeline/portals.h"
 #include "trireme/pipeline/reduction.h"
 #include "trireme/pipeline/transfers.h"
+#include "trireme/pipeline/waves.h"
 #include "trireme/schedule/timeline.h"
 
 namespace trireme::pipeline {
@@ -32,6 +33,7 @@ struct ExecutorParts {
   comm::Group& pipeline;                            ///< its rank r walks list r
   parallel::DataParallel* data_parallel = nullptr;  ///< how ranks with the same stage in other pipelines agree
   WeightPredictor* predictor = nullptr;             ///< where the table predicts weights
+  WaveWeights* waves = nullptr;    ///< where virtual workers push and pull waves; null: tables of waves are just walked
   comm::Group* scatter = nullptr;  ///< ranks with the same boundary tensors, each of which sends a part (transfers.h)
 };
 
@@ -93,6 +95,7 @@ class Executor {
   comm::Group& pipeline_;
   Stage& stage_;
   parallel::DataParallel* data_parallel_;
+  WaveWeights* waves_;
   std::vector<bool> before_forward_;  // by position, for version instructions: the next pass is a forward
   WeightVersions versions_;
   Passes passes_;

@@ -220,7 +220,7 @@ void Passes::forward(int chunk, int micro) {
   } else if (here.recomputed) {
     here.inputs = inputs;
   }
-  data.context.weights = versions_.take(chunk, /*keep=*/false);
+  data.context.weights = versions_.take(chunk, micro, /*keep=*/false);
   use_skips(chunk, micro);
   const std::string traced = data.context.events ? fmt::format("chunk {}, micro {}", chunk, micro) : std::string();
   const TimedSpan span(data.context.events, traced, "forward", data.context.rank);
@@ -248,7 +248,7 @@ void Passes::recompute(int chunk, int micro) {
   Cell& here = cell(chunk, micro);
   nn::Context& context = running(micro).micro->context;
   TRIREME_CHECK(!here.inputs.empty(), "the input of micro {} for chunk {} was not saved", micro, chunk);
-  context.weights = versions_.take(chunk, /*keep=*/true);
+  context.weights = versions_.take(chunk, micro, /*keep=*/true);
   use_skips(chunk, micro);
   const std::size_t losses = context.losses.size();
   {
@@ -267,7 +267,7 @@ void Passes::backward(int chunk, int micro, bool weights) {
   here.gradients.clear();
   if (chunk == table_.last_chunk()) gradients.resize(1);  // the loss is the end
   TRIREME_CHECK(!gradients.empty(), "the gradient of micro {} for chunk {} is not there", micro, chunk);
-  data.context.weights = versions_.take(chunk, /*keep=*/false);
+  data.context.weights = versions_.take(chunk, micro, /*keep=*/false);
   use_skips(chunk, micro);
   const std::string traced = data.context.events ? fmt::format("chunk {}, micro {}", chunk, micro) : std::string();
   const TimedSpan span(data.context.events, traced, "backward", data.context.rank);

@@ -69,6 +69,12 @@ Split split_at(std::span<const std::string> names, std::span<const std::string> 
 }
 
 Split split_by_cost(std::span<const double> costs, int chunks) {
+  return split_by_cost(costs, std::vector<double>(static_cast<std::size_t>(std::max(0, chunks)), 1.0));
+}
+
+Split split_by_cost(std::span<const double> costs, std::span<const double> speeds) {
+  const auto chunks = static_cast<int>(speeds.size());
+  for (const double speed : speeds) TRIREME_CHECK(speed > 0, "a stage has speed {}", speed);
   const std::size_t entries = costs.size();
   require_chunks(entries, chunks);
   for (const double cost : costs) TRIREME_CHECK(cost >= 0, "an entry costs {}", cost);
@@ -90,7 +96,7 @@ Split split_by_cost(std::span<const double> costs, int chunks) {
       for (std::size_t j = k; j <= entries; ++j) {
         for (std::size_t i = k - 1; i < j; ++i) {
           if (best[k - 1][i].largest == std::numeric_limits<double>::infinity()) continue;
-          const double cost = sums.of(i, j);
+          const double cost = sums.of(i, j) / speeds[k - 1];
           if (cost > bound) continue;
           Best here{std::max(best[k - 1][i].largest, cost), best[k - 1][i].squares + cost * cost, i};
           if (bound < std::numeric_limits<double>::infinity()) here.largest = 0;  // all within it are alike

@@ -31,6 +31,9 @@ Split split_at(std::span<const std::string> names, std::span<const std::string> 
 /// cheapest in the sum of squares, then the one that cuts earliest.
 Split split_by_cost(std::span<const double> costs, int chunks);
 
+/// The same for stages of unequal speed: chunk c costs the sum of its entries by speeds[c]. Ties as above.
+Split split_by_cost(std::span<const double> costs, std::span<const double> speeds);
+
 double cost_of(const LayerRange& stretch, std::span<const double> costs);
 
 /// A ConfigError that names the first entry that is in no chunk or in two, or the chunk that is empty.

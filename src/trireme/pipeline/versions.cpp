@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/pipeline/waves.h"
 
 namespace trireme::pipeline {
 
@@ -108,7 +109,8 @@ void WeightVersions::execute(const schedule::Instruction& instruction, bool forw
   }
 }
 
-nn::WeightSource* WeightVersions::take(int chunk, bool keep) {
+nn::WeightSource* WeightVersions::take(int chunk, int micro, bool keep) {
+  if (waves_ != nullptr) return waves_->take(micro);
   Held& mine = held(chunk);
   if (mine.next == nullptr) return nullptr;
   mine.now = keep ? mine.next : std::exchange(mine.next, nullptr);

@@ -40,6 +40,8 @@ std::unique_ptr<WeightPredictor> predict_by_adam(optim::Optimizer& optimizer, st
 std::unique_ptr<WeightPredictor> make_weight_predictor(schedule::WeightChoice law, optim::Optimizer& optimizer,
                                                        std::function<double()> learning_rate);
 
+class WaveWeights;  // waves.h
+
 class WeightVersions {
  public:
   /// `predictor` may be null where the table predicts nothing, `data_parallel` where nobody shards what it predicts
@@ -53,7 +55,9 @@ class WeightVersions {
   void execute(const schedule::Instruction& instruction, bool forward, int present);
   /// What the pass that begins now computes with; null: the present weights. `keep`: a backward follows that takes the
   /// same (this is its recomputation).
-  nn::WeightSource* take(int chunk, bool keep);
+  nn::WeightSource* take(int chunk, int micro, bool keep);
+  /// From now on each micro computes with weights of its own (borrowed).
+  void use_waves(WaveWeights* waves) { waves_ = waves; }
   /// Copies of weights held now, over all chunks, the present ones not counted; and what they take.
   int copies() const;
   std::int64_t bytes() const;
@@ -81,6 +85,7 @@ class WeightVersions {
   std::map<int, Held> held_;  // by chunk
   WeightPredictor* predictor_;
   parallel::DataParallel* data_parallel_;
+  WaveWeights* waves_ = nullptr;
 };
 
 }  // namespace trireme::pipeline

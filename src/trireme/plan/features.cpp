@@ -44,6 +44,10 @@ void take_schedule(Recipe& recipe, const schedule::Kind& kind) {
     recipe.optim.kind = spec::OptimizerKind::kSgd;
     recipe.optim.momentum = 0.9;
   }
+  if (kind.name == "hetpipe") {  // whose local updates are those of plain SGD
+    recipe.optim.kind = spec::OptimizerKind::kSgd;
+    recipe.optim.momentum = recipe.optim.weight_decay = recipe.optim.grad_clip_norm = 0;
+  }
 }
 
 void take_fp8(Recipe& recipe, spec::GemmPrecision gemm) {
@@ -155,7 +159,9 @@ std::vector<Feature> features_of_pipelines() {
 
 std::vector<Feature> features_of_numbers() {
   using spec::Gradients, spec::MasterWeights, spec::OptimizerKind, spec::Precision;
-  const auto optimizer = [](OptimizerKind kind) { return [kind](Recipe& r) { r.optim.kind = kind; }; };
+  const auto optimizer = [](OptimizerKind kind) {
+    return [kind](Recipe& r) { r.optim.kind = kind, r.optim.momentum = spec::OptimConfig{}.momentum; };
+  };
   return {
       {"bf16", "compute", [](Recipe& r) { r.precision.compute = Precision::kBf16; }},
       {"fp16", "compute", [](Recipe& r) { r.precision.compute = Precision::kFp16; }},
@@ -174,6 +180,7 @@ std::vector<Feature> features_of_numbers() {
       {"Adam", "optimizer", optimizer(OptimizerKind::kAdam)},
       {"LAMB", "optimizer", optimizer(OptimizerKind::kLamb)},
       {"LARS", "optimizer", optimizer(OptimizerKind::kLars)},
+      {"Muon", "optimizer", optimizer(OptimizerKind::kMuon)},
   };
 }
 
@@ -211,6 +218,7 @@ std::vector<Feature> features_of_steps() {
        }},
       {"recompute_norms", "", [](Recipe& r) { r.train.recompute_norms = true; }},
       {"save_mlp_activations", "", [](Recipe& r) { r.train.save_mlp_activations = true; }},
+      {"progressive layer dropping", "", [](Recipe& r) { r.train.layer_keep = 0.5; }},
       {"frozen parameters", "", [](Recipe& r) { r.train.freeze = {"layers.*.mlp.*"}; }},
       {"CUDA graphs", "", [](Recipe& r) { take_gpu(r), r.train.cuda_graphs = true; }},
       {"health.spike", "", [](Recipe& r) { r.health.spike = spec::AnomalyPolicy::kSkip; }},

@@ -138,6 +138,9 @@ class Enumeration {
                                       .micro_rows = static_cast<int>(rows)});
       if (why.empty() && task_.shape.experts.used() && partial_.contains(kind.name))
         why = "it goes back in parts of a forward, but what experts save stands by expert";
+      if (why.empty() && kind.name == "hetpipe" &&
+          (layout.tp > 1 || layout.cp > 1 || layout.zero > 0 || task_.shape.experts.used()))
+        why = "a virtual worker has one rank a stage, with the whole of its weights";
       if (!why.empty()) {
         matrix_.refused.push_back({LayoutCase{{.layout = layout, .pipeline = pipeline}, {}}.text(), why});
         continue;

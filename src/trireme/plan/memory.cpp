@@ -80,7 +80,8 @@ struct StateBytes {
 
 class StateTypes {
  public:
-  explicit StateTypes(const Job& job) : job_(job), moments_(spec::moments_of(job.optim)) {
+  explicit StateTypes(const Job& job)
+      : job_(job), moments_(spec::moments_of(job.optim)), matrix_moments_(spec::matrix_moments_of(job.optim)) {
     if (job.optim.state_dtype == spec::StateDtype::kBf16)
       moment_bytes_ = 2;
     else
@@ -91,8 +92,16 @@ class StateTypes {
     narrow_gradients_ = spec::has_narrow_gradients(job.precision);
   }
 
-  StateBytes of_layers() const { return make(!narrow_layers_, narrow_gradients_ || narrow_layers_); }
-  StateBytes of_tables() const { return make(!narrow_tables_, narrow_gradients_ || narrow_tables_); }
+  StateBytes of_layers() const {
+    StateBytes bytes = make(!narrow_layers_, narrow_gradients_ || narrow_layers_);
+    bytes.moments = matrix_moments_ * moment_bytes_;
+    return bytes;
+  }
+  StateBytes of_tables() const {
+    StateBytes bytes = make(!narrow_tables_, narrow_gradients_ || narrow_tables_);
+    if (job_.optim.kind == spec::OptimizerKind::kAdafactor) bytes.moments = matrix_moments_ * moment_bytes_;
+    return bytes;
+  }
   StateBytes of_vectors() const { return make(true, false); }
   /// The type of the gradients of tables, which no bucket cuts.
   double table_gradient_bytes() const { return of_tables().gradient; }
@@ -108,7 +117,7 @@ class StateTypes {
   }
 
   const Job& job_;
-  double moments_, moment_bytes_ = 4;
+  double moments_, matrix_moments_, moment_bytes_ = 4;
   bool narrow_layers_ = false, narrow_tables_ = false, narrow_gradients_ = false;
 };
 
@@ -119,6 +128,7 @@ struct States {
   double owned_gradients = 0;                                   ///< of those that the rank updates
   double owned = 0;                                             ///< parameters that it updates
   double updated = 0;                                           ///< bytes of them: master weights, or weights
+  double matrices = 0;                                          ///< of them, elements of layers' matrices
   double owned_narrow = 0;                                      ///< of them, those with gradients below the full type
 };
 
@@ -140,6 +150,7 @@ States states_of(const Job& job, const ParallelConfig& config, const HeldParamet
     out.updated += count * (each.master > 0 ? each.master : each.weight) * cut(1);
     if (each.gradient < job.sum_bytes()) out.owned_narrow += count * cut(1);
   };
+  out.matrices = (held.layers + held.experts) * (zero >= 1 ? 1 / sharers : 1.0);
   add(held.layers, types.of_layers(), sharers);
   add(held.tables, types.of_tables(), sharers);
   add(held.vectors, types.of_vectors(), sharers);
@@ -174,8 +185,9 @@ class Account {
 
   void add_states() {
     memory_[Use::kWeights] = states_.weights;
-    const double directions =
-        job_.optim.kind == spec::OptimizerKind::kLamb ? states_.owned_narrow * job_.sum_bytes() : 0;
+    double directions = job_.optim.kind == spec::OptimizerKind::kLamb ? states_.owned_narrow * job_.sum_bytes() : 0;
+    // Of matrices that are updated as a whole: this rank's parts, and those that it owns.
+    if (spec::has_matrix_updates(job_.optim.kind)) directions = 2 * states_.matrices * job_.sum_bytes();
     if (offloads()) {
       // New weights are made beside the master weights where types differ, and go from there.
       const spec::LayoutConfig& layout = config_.layout;
@@ -386,8 +398,12 @@ std::string memory_table(const Job& job, const ParallelConfig& config, const Ran
       {"fp8 weights", "quantised copies of the matrices of layers"},
       {"master weights", fmt::format("{:.0f} bytes each", job.sum_bytes())},
       {"gradients", gradients},
-      {"optimizer", fmt::format("{} x {:.0f} bytes each", spec::moments_of(job.optim), types.moment_bytes())},
-      {"directions", "of LAMB, beside narrower gradients"},
+      {"optimizer",
+       spec::has_matrix_updates(job.optim.kind)
+           ? fmt::format("of matrices {:.1f} x {:.0f} bytes each, of others {} x", spec::matrix_moments_of(job.optim),
+                         types.moment_bytes(), spec::moments_of(job.optim))
+           : fmt::format("{} x {:.0f} bytes each", spec::moments_of(job.optim), types.moment_bytes())},
+      {"directions", "updates of whole matrices, or of LAMB beside narrower gradients"},
       {"buckets", "gradients in flight"},
       {"gathered", "weights of two layers"},
       {"activations", activations},

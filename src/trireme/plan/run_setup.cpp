@@ -78,15 +78,25 @@ spec::ScheduleTraits schedule_traits(const spec::Recipe& recipe) {
   const std::string& name = recipe.pipeline.schedule;
   const int stages = recipe.layout.pp;
   if (name.starts_with(kFile)) return traits_of_file(name, stages);
+  std::string_view base = name;
+  try {
+    base = schedule::split_kind_name(name).kind;
+  } catch (const Error& error) {
+    spec::ScheduleTraits traits;
+    traits.unknown = error.what();
+    traits.nearest = "hetpipe";
+    return traits;
+  }
   std::vector<std::string> names;
   for (const schedule::Kind& kind : schedule::kinds()) {
     names.emplace_back(kind.name);
-    if (kind.name != name) continue;
+    if (kind.name != base) continue;
     if (recipe.pipeline.replicates_stages()) return traits_of_replicated(recipe, kind);
     const schedule::Schedule small = smallest(kind);
     spec::ScheduleTraits traits;
     traits.asynchronous = kind.asynchronous;
     traits.updates_every_micro = kind.asynchronous && small.update_every == 1;
+    traits.waves = small.weights == schedule::WeightChoice::kWaves;
     traits.prediction = prediction_of(small.weights);
     traits.default_chunks = kind.default_chunks;
     traits.bidirectional = small.routes.size() > 1;

@@ -57,7 +57,8 @@ class LoadWalk {
   LoadWalk(const schedule::Schedule& table, const std::vector<spec::ChunkShare>& chunks, int rank)
       : shares_(chunks),
         list_(table.ranks[static_cast<std::size_t>(rank)]),
-        part_(1.0 / std::max(1, table.micro_parts)) {
+        part_(1.0 / std::max(1, table.micro_parts)),
+        waves_(table.weights == schedule::WeightChoice::kWaves) {
     load_.stage = rank;
     const std::vector<int> held = schedule::chunks_of(table, rank);
     for (const int chunk : held) {
@@ -99,6 +100,9 @@ class LoadWalk {
     if (it.op == schedule::Op::kRecompute) load_.recompute_passes += part_ * share(it.chunk).layers;
     // A backward of inputs alone leaves what the weights' gradients are made from.
     if (schedule::does_weight_gradient(it)) save(share(schedule::backward_chunk(it)), -part_);
+    // In waves each micro in flight has weights of its own.
+    if (waves_ && schedule::does_forward(it)) version(share(it.chunk), 1);
+    if (waves_ && schedule::does_input_gradient(it)) version(share(schedule::backward_chunk(it)), -1);
     if (it.op == schedule::Op::kStashWeights) version(share(it.chunk), 1);
     if (it.op == schedule::Op::kDropWeights) version(share(it.chunk), -1);
     // Into the place of the prediction before, of which there is one for each direction through a chunk.
@@ -121,6 +125,7 @@ class LoadWalk {
   const std::vector<spec::ChunkShare>& shares_;
   const std::vector<schedule::Instruction>& list_;
   double part_;  // of a micro-batch, that a micro of the table is
+  bool waves_;   // virtual workers (HetPipe)
   StageLoad load_;
   Level layers_, embeddings_, heads_, chunks_;
   Level version_layers_, version_embeddings_, version_heads_;

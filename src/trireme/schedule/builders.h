@@ -21,9 +21,11 @@ struct Shape {
   int micros = 1;  // micro-batches of one step
   int chunks_per_rank = 1;
   int steps = 1;
-  bool recompute = false;  // every forward again before its backward
-  int micro_rows = 0;      // sequences of a micro-batch; 0: not known. Halves of one need two
-  int update_every = 0;    // micros of an update, for kinds that update after each unless told otherwise (0)
+  bool recompute = false;   // every forward again before its backward
+  int micro_rows = 0;       // sequences of a micro-batch; 0: not known. Halves of one need two
+  int update_every = 0;     // micros of an update, for kinds that update after each unless told otherwise (0)
+  int clock_distance = 0;   // waves that a virtual worker may be ahead (hetpipe); its name may say it: "hetpipe:2"
+  int virtual_workers = 1;  // of hetpipe: pipelines of `ranks` each, in one table
   // Only the kind `list` looks at these:
   Times times = {};        // of one chunk
   int most_in_flight = 0;  // micros that a rank may hold, over all its chunks; 0: as many as 1F1B's first rank
@@ -58,7 +60,13 @@ struct Kind {
 };
 
 std::span<const Kind> kinds();
-/// Throws ConfigError with the nearest name when there is no such kind.
+/// "hetpipe" and 2 of "hetpipe:2"; any other name as it is. ConfigError where the number is none.
+struct KindName {
+  std::string_view kind;
+  int clock_distance = 0;
+};
+KindName split_kind_name(std::string_view name);
+/// Throws ConfigError with the nearest name when there is no such kind. "hetpipe:D" is hetpipe.
 const Kind& find_kind(std::string_view name);
 /// All of a table but its transfers. `kind` may also be "file:PATH"; the file must then fit the shape. Throws
 /// ConfigError outside the domain, naming kind and reason.
@@ -86,6 +94,7 @@ Kind spectrain();
 Kind xpipe();
 Kind stale();
 Kind list_scheduled();
+Kind hetpipe();
 
 // What several of them need.
 

@@ -60,12 +60,15 @@ class RankUpdates {
     if (step >= schedule_.steps()) return fault(fmt::format("there are {} steps only", schedule_.steps()));
     if (const int missing = mine.gradients[static_cast<std::size_t>(step)]; missing > 0)
       fault(fmt::format("{} of the gradients of step {} are still to come", missing, step));
-    if (step != updates_) fault(fmt::format("the optimizer step {} has not been made before", updates_));
+    // Waves are pushed while those before them are still under way, within the clock distance.
+    const int under_way = schedule_.weights == WeightChoice::kWaves ? schedule_.clock_distance + 1 : 0;
+    if (step > updates_ + under_way) fault(fmt::format("the optimizer step {} has not been made before", updates_));
   }
 
   void update() {
     for (std::size_t i = 0; i < held_.size(); ++i) {
-      if (chunks_[i].reduced != updates_ + 1)
+      const bool waves = schedule_.weights == WeightChoice::kWaves;
+      if (waves ? chunks_[i].reduced <= updates_ : chunks_[i].reduced != updates_ + 1)
         fault(fmt::format("the gradients of chunk {} were not reduced for it", held_[i]));
     }
     ++updates_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "trireme/schedule/check_parts.h"
+#include "trireme/schedule/waves.h"
 
 namespace trireme::schedule {
 
@@ -23,7 +24,7 @@ class RankVersions {
 
   void run() {
     const auto& list = schedule_.ranks[static_cast<std::size_t>(rank_)];
-    std::size_t versions = chunks_.empty() ? 0 : 1, copies = chunks_.size();
+    std::size_t versions = chunks_.empty() ? 0 : 1, copies = chunks_.size(), in_flight = 0;
     for (position_ = 0; position_ < list.size(); ++position_) {
       now_ = &list[position_];
       if (is_version(now_->op)) {
@@ -39,8 +40,16 @@ class RankVersions {
         const int version = taken(now_->chunk);
         for (int i = 0; i < forward_count(*now_); ++i) report_.uses.forward(now_->chunk, now_->micro + i) = version;
       }
+      // By the law of waves each micro in flight has weights of its own, made at its forward.
+      const bool waves = schedule_.weights == WeightChoice::kWaves;
+      if (waves && does_forward(*now_)) {
+        in_flight += static_cast<std::size_t>(forward_count(*now_));
+        versions = std::max(versions, 1 + in_flight), copies = std::max(copies, chunks_.size() + in_flight);
+      }
+      if (waves && does_input_gradient(*now_)) --in_flight;
       if (does_input_gradient(*now_))
-        report_.uses.backward(backward_chunk(*now_), backward_micro(*now_)) = taken(backward_chunk(*now_));
+        report_.uses.backward(backward_chunk(*now_), backward_micro(*now_)) =
+            waves ? report_.uses.forward(backward_chunk(*now_), backward_micro(*now_)) : taken(backward_chunk(*now_));
       if (now_->op == Op::kOptimizerStep) ++present_;
     }
     for (const auto& [chunk, held] : chunks_) {
@@ -146,6 +155,8 @@ class Law {
         return uses_.forward(0, micro);
       case WeightChoice::kDoubleBuffer:
         return std::max(0, step - 1);
+      case WeightChoice::kWaves:
+        return WaveLaw::of(schedule_).version(own_number(schedule_, micro));
       case WeightChoice::kPredictAdam: {
         const int first = schedule_.update_every == 0 ? 0 : step * schedule_.update_every;
         return is_forward ? uses_.forward(chunk, first) : uses_.backward(chunk, first);

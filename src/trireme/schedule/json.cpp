@@ -14,8 +14,8 @@ namespace trireme::schedule {
 namespace {
 
 void check_keys(const nlohmann::json& json) {
-  const std::vector<std::string> known{"name",    "micros", "update-every", "micro-parts",
-                                       "weights", "chunks", "routes",       "ranks"};
+  const std::vector<std::string> known{"name",           "micros", "update-every", "micro-parts", "weights",
+                                       "clock-distance", "chunks", "routes",       "ranks"};
   for (const auto& [key, value] : json.items()) {
     if (std::ranges::find(known, key) == known.end())
       throw ConfigError(fmt::format("\"{}\" is no key of a schedule{}", key, did_you_mean(key, known)),
@@ -31,6 +31,7 @@ std::string to_json(const Schedule& schedule) {
   if (schedule.micro_parts != 1) json["micro-parts"] = schedule.micro_parts;
   if (schedule.weights != WeightChoice::kFlush)
     json["weights"] = name_in(enum_names(std::type_identity<WeightChoice>{}), schedule.weights);
+  if (schedule.clock_distance != 0) json["clock-distance"] = schedule.clock_distance;
   json["chunks"] = schedule.routes;
   if (!schedule.route_of.empty()) json["routes"] = schedule.route_of;
   auto& ranks = json["ranks"] = nlohmann::ordered_json::array();
@@ -52,6 +53,7 @@ Schedule from_json(std::string_view text) {
     schedule.update_every = json.value("update-every", 0);
     schedule.micro_parts = json.value("micro-parts", 1);
     schedule.weights = read_weights(json.value("weights", "flush"));
+    schedule.clock_distance = json.value("clock-distance", 0);
     schedule.routes = json.at("chunks").get<std::vector<std::vector<int>>>();
     if (json.contains("routes")) schedule.route_of = json.at("routes").get<std::vector<int>>();
     check_header(schedule);

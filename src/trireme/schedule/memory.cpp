@@ -11,7 +11,9 @@ namespace {
 class Walk {
  public:
   Walk(const Schedule& schedule, const Sizes& sizes, int rank)
-      : sizes_(sizes), micros_(static_cast<std::size_t>(schedule.micros)) {
+      : sizes_(sizes),
+        micros_(static_cast<std::size_t>(schedule.micros)),
+        waves_(schedule.weights == WeightChoice::kWaves) {
     const auto& list = schedule.ranks[static_cast<std::size_t>(rank)];
     for (const Instruction& it : list) {
       if (it.op == Op::kRecompute) recomputed_.resize(micros_ * static_cast<std::size_t>(schedule.chunks()));
@@ -43,6 +45,8 @@ class Walk {
   }
   /// While a pass runs it holds all of its activation, whatever it leaves behind.
   void step(const Instruction& it) {
+    if (waves_ && does_forward(it)) grow(sizes_.weights);  // a copy of its own until it has come back
+    if (waves_ && does_input_gradient(it)) held_ -= sizes_.weights;
     if (does_forward(it)) {
       const int micros = forward_count(it);
       grow(micros * sizes_.activation);
@@ -76,6 +80,7 @@ class Walk {
 
   const Sizes& sizes_;
   std::size_t micros_;
+  bool waves_;                    // each micro in flight has weights of its own
   std::vector<bool> recomputed_;  // by cell; empty where the rank recomputes nothing
   std::set<std::pair<int, bool>> predicted_;
   double held_ = 0, peak_ = 0;

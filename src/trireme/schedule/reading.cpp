@@ -49,6 +49,9 @@ void check_header(const Schedule& schedule) {
     throw ConfigError(
         fmt::format("micro-parts: {} micros are no micro-batches of {} each", schedule.micros, schedule.micro_parts),
         "leave it out where no micro-batch is cut");
+  if (schedule.clock_distance != 0 && schedule.weights != WeightChoice::kWaves)
+    throw ConfigError(fmt::format("clock-distance: {} stands in a schedule without waves", schedule.clock_distance),
+                      "leave it out, or write \"weights: waves\"");
   if (schedule.chunks() < 1 || schedule.chunks() > kMostChunks)
     throw ConfigError(fmt::format("chunks: {} chunks are placed; 1 to {} can be", schedule.chunks(), kMostChunks),
                       "a line like \"chunks: 0 1 2 3\" names the rank of each chunk, before the ranks");

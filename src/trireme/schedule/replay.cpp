@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <span>
 
 #include "trireme/base/error.h"
 #include "trireme/schedule/passes.h"
@@ -181,9 +182,21 @@ class Replay {
 
   bool reductions_are_over(std::size_t rank) {
     RankState& state = ranks_[rank];
+    if (schedule_.weights == WeightChoice::kWaves) return oldest_wave_is_over(rank);
     if (std::ranges::any_of(state.posted, [](const Reduction* it) { return it->missing > 0; })) return false;
     for (const Reduction* it : state.posted) advance(state, it->end, it->event);
     state.posted.clear();
+    return true;
+  }
+
+  /// A wave's update waits for that wave alone: those pushed since are still under way.
+  bool oldest_wave_is_over(std::size_t rank) {
+    RankState& state = ranks_[rank];
+    const auto chunks = static_cast<std::ptrdiff_t>(chunks_of(schedule_, static_cast<int>(rank)).size());
+    const auto wave = std::span(state.posted).first(static_cast<std::size_t>(chunks));
+    if (std::ranges::any_of(wave, [](const Reduction* it) { return it->missing > 0; })) return false;
+    for (const Reduction* it : wave) advance(state, it->end, it->event);
+    state.posted.erase(state.posted.begin(), state.posted.begin() + chunks);
     return true;
   }
 

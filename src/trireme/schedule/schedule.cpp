@@ -42,6 +42,7 @@ constexpr std::array kWeights{
     Named<WeightChoice>{"predict-momentum", WeightChoice::kPredictMomentum},
     Named<WeightChoice>{"predict-adam", WeightChoice::kPredictAdam},
     Named<WeightChoice>{"stale", WeightChoice::kStale},
+    Named<WeightChoice>{"waves", WeightChoice::kWaves},
 };
 
 }  // namespace

@@ -66,6 +66,9 @@ enum class WeightChoice : std::uint8_t {
   kPredictMomentum,  ///< both passes with a prediction of the same version from momentum (SpecTrain)
   kPredictAdam,      ///< the micros of a step share a prediction from Adam's moments, one for each direction (XPipe)
   kStale,            ///< every pass with whatever is there
+  /// Both passes of a micro with the version that its wave and the clock distance say, and with this pipeline's own
+  /// gradients beside it: of all micros that are at least a wave older (HetPipe; waves.h)
+  kWaves,
 };
 
 /// With the names used in files.
@@ -79,6 +82,8 @@ struct Schedule {
   /// then is doubled. `micros` and `update_every` count halves.
   int micro_parts = 1;
   WeightChoice weights = WeightChoice::kFlush;
+  /// Waves that a virtual worker may be ahead of the slowest, of kWaves alone; a wave is the micros of one update.
+  int clock_distance = 0;
   /// [route][chunk]: the rank that holds it. Bidirectional pipelines have two routes through the ranks, so two copies
   /// of each chunk; all others have one.
   std::vector<std::vector<int>> routes;

@@ -44,6 +44,8 @@ void read_header(Schedule& schedule, std::string_view key, std::string_view valu
     schedule.update_every = number_of(value, key);
   } else if (key == "micro-parts") {
     schedule.micro_parts = number_of(value, key);
+  } else if (key == "clock-distance") {
+    schedule.clock_distance = number_of(value, key);
   } else if (key == "weights") {
     schedule.weights = read_weights(value);
   } else if (key == "chunks") {
@@ -53,7 +55,8 @@ void read_header(Schedule& schedule, std::string_view key, std::string_view valu
   } else if (key == "routes") {
     schedule.route_of = numbers_of(value, "routes", kMostChunks);
   } else {
-    const std::string keys[] = {"name", "micros", "update-every", "micro-parts", "weights", "chunks", "routes"};
+    const std::string keys[] = {"name",    "micros",         "update-every", "micro-parts",
+                                "weights", "clock-distance", "chunks",       "routes"};
     throw ConfigError(fmt::format("\"{}\" is no line of a schedule{}", key, did_you_mean(key, keys)),
                       fmt::format("lines are {}:, and rank N: below them", fmt::join(keys, ":, ")));
   }
@@ -94,6 +97,7 @@ std::string to_text(const Schedule& schedule) {
   if (schedule.micro_parts != 1) text += fmt::format("micro-parts: {}\n", schedule.micro_parts);
   if (schedule.weights != WeightChoice::kFlush)
     text += fmt::format("weights: {}\n", name_in(enum_names(std::type_identity<WeightChoice>{}), schedule.weights));
+  if (schedule.clock_distance != 0) text += fmt::format("clock-distance: {}\n", schedule.clock_distance);
   text += "chunks: ";
   for (std::size_t route = 0; route < schedule.routes.size(); ++route)
     text += fmt::format("{}{}", route > 0 ? " | " : "", fmt::join(schedule.routes[route], " "));

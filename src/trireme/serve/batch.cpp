@@ -46,12 +46,15 @@ class BatchRun {
       limits_.max_len = INT32_MAX;
     }
     const std::int64_t longest = longest_line();
+    const std::int64_t chunk = request.model.device == spec::DeviceKind::kCuda ? kGpuPrefillChunk : kPrefillChunk;
     engine_ = std::make_unique<Engine>(
-        model(), EngineOptions{.max_batch_tokens = std::max<std::int64_t>(kPrefillChunk, request.batch),
+        model(), EngineOptions{.max_batch_tokens = std::max<std::int64_t>(chunk, request.batch),
                                .max_sequences = request.batch,
-                               .prefill_chunk = kPrefillChunk,
+                               .prefill_chunk = chunk,
                                .kv_tokens = std::max<std::int64_t>(1, longest) * request.batch,
-                               .invariant = request.invariant});
+                               .invariant = request.invariant,
+                               .cuda_graphs = request.cuda_graphs && world.size() == 1,  // collectives are not captured
+                               .quantised = quantised_of(*opened_)});
     if (request.ngram > 0) engine_->set_drafter(ngram_drafter({.most = request.ngram}));
   }
 

@@ -35,12 +35,15 @@ struct ProbeResult {
 };
 
 enum class GeneratePrecision : std::uint8_t { kFp32, kBf16 };
+/// What matrices of attention and MLPs are kept in: kernels/quantised_weight.h.
+enum class WeightBits : std::uint8_t { kSame, kInt8, kInt4, kFp8 };
 
 /// Which model, and how it is computed with. Ranks are tensor parallel, and share the heads and the rows of matrices.
 struct ModelRequest {
   std::filesystem::path model;  ///< a run, one of its checkpoints, or a Hugging Face directory
   GeneratePrecision precision = GeneratePrecision::kFp32;
   spec::DeviceKind device = spec::DeviceKind::kCpu;
+  WeightBits weights = WeightBits::kSame;
 };
 
 /// Called by every rank.
@@ -52,6 +55,8 @@ struct GenerateRequest {
   std::vector<std::int64_t> stop = {};  ///< a sequence ends after one of these
   GeneratePrecision precision = GeneratePrecision::kFp32;
   spec::DeviceKind device = spec::DeviceKind::kCpu;
+  WeightBits weights = WeightBits::kSame;
+  bool cuda_graphs = true;         ///< GPU: decode steps are captured and replayed
   bool beyond_context = false;     ///< sequences may get longer than the model's max_seq_len
   int local_ranks = 1;             ///< that share the machine's cores
   std::int64_t batch = 16;         ///< sequences that are continued at once
@@ -73,6 +78,7 @@ struct BatchRequest {
   int local_ranks = 1;
   std::int64_t batch = 16;
   bool invariant = true;
+  bool cuda_graphs = true;
   std::size_t ngram = 0;  ///< tokens proposed by n-gram speculation; 0: none
 };
 struct BatchResult {
@@ -90,12 +96,12 @@ struct ServeRequest {
   std::string name = {};       ///< as clients ask for it; empty: the folder's
   std::string tokenizer = {};  ///< a file or "bytes"; empty: the model's own
   std::filesystem::path chat_template = {};
-  std::int64_t max_len = 0;         ///< of prompt and answer; 0: the model's max_seq_len
-  std::int64_t max_sequences = 16;  ///< in a step
-  std::size_t max_requests = 256;   ///< that run or wait
-  std::int64_t max_batch_tokens = 512, prefill_chunk = 256;
-  std::int64_t kv_tokens = 0;  ///< 0: by the memory that is free
-  bool prefix_cache = true, invariant = true;
+  std::int64_t max_len = 0;                              ///< of prompt and answer; 0: the model's max_seq_len
+  std::int64_t max_sequences = 16;                       ///< in a step
+  std::size_t max_requests = 256;                        ///< that run or wait
+  std::int64_t max_batch_tokens = 0, prefill_chunk = 0;  ///< 0: 512 and 256 on the CPU, 8192 and 2048 on a GPU
+  std::int64_t kv_tokens = 0;                            ///< 0: by the memory that is free
+  bool prefix_cache = true, invariant = true, cuda_graphs = true;
   std::size_t ngram = 0;
   std::filesystem::path schedule_log = {};
   std::uint64_t seed = 0;
@@ -114,7 +120,7 @@ struct Commands {
   /// By one rank. True when nothing that ran had to be cut.
   bool (*serve)(const ServeRequest& request, comm::Rank& rank);
 };
-inline constexpr std::uint32_t kVersion = 4;
+inline constexpr std::uint32_t kVersion = 5;
 
 extern "C" const Commands* trireme_serve();
 using Entry = const Commands*();

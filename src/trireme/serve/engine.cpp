@@ -1,11 +1,13 @@
 #include "trireme/serve/engine.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "trireme/base/error.h"
+#include "trireme/kernels/skinny_gemm.h"
 
 namespace trireme::serve {
 namespace {
@@ -53,7 +55,8 @@ Engine::Engine(models::Model& model, EngineOptions options)
       options_(options),
       device_(model.params.begin()->value.device()),
       cache_{.groups = engine_groups(model.shape, options)},
-      scheduler_(scheduler_options(options, cache_.groups), options.schedule_log) {}
+      scheduler_(scheduler_options(options, cache_.groups), options.schedule_log),
+      max_len_(nn::blocks_for(std::min(model.shape.max_seq_len, options.kv_tokens)) * nn::kKvBlockSize) {}
 
 Engine::~Engine() = default;
 
@@ -76,12 +79,56 @@ bool Engine::cancel(RequestId id) {
   return scheduler_.cancel(id);
 }
 
+bool Engine::needs_logits(RequestId id) const {
+  const EngineRequest& request = running_.at(id).request;
+  const SamplingParams& sampling = request.sampling;
+  const bool greedy = sampling.temperature <= 0 || sampling.top_k == 1;
+  return !device_.is_cuda() || !greedy || sampling.changes_logits() || request.logprobs || request.on_logits;
+}
+
+/// What decode_graph.h takes: latents are gathered and experts counted on the host.
+bool Engine::decodes_only(const StepPlan& plan) const {
+  if (!device_.is_cuda() || model_.shape.mla.used() || model_.shape.experts.used()) return false;
+  return std::ranges::all_of(plan.sequences, [](const PlannedSequence& planned) {
+    return planned.query_len == 1 && planned.drafts == 0 && planned.samples;
+  });
+}
+
+Engine::Scores Engine::collect(const at::Tensor& logits, std::span<const std::int64_t> likeliest,
+                               const std::vector<bool>& needed) const {
+  Scores scores{.likeliest = {likeliest.begin(), likeliest.end()}};
+  std::vector<std::int64_t> rows;
+  for (std::size_t row = 0; row < needed.size(); ++row) {
+    scores.places.push_back(needed[row] ? static_cast<std::int64_t>(rows.size()) : -1);
+    if (needed[row]) rows.push_back(static_cast<std::int64_t>(row));
+  }
+  if (rows.empty()) return scores;
+  scores.logits = logits.index_select(0, as_long_tensor(rows).to(device_)).to(at::kFloat).cpu().contiguous();
+  return scores;
+}
+
+Engine::Scores Engine::decode_graph(std::span<const nn::SequenceStep> steps, std::span<const std::int64_t> ids,
+                                    const std::vector<bool>& needed) {
+  if (!graphs_) {
+    graphs_ = std::make_unique<DecodeGraphs>(model_, cache_, device_,
+                                             DecodeGraphs::Options{.max_sequences = options_.max_sequences,
+                                                                   .max_len = max_len_,
+                                                                   .quantised = options_.quantised,
+                                                                   .capture = options_.cuda_graphs});
+  }
+  const DecodeGraphs::Output out = graphs_->run(steps, ids);
+  return collect(out.logits, out.tokens, needed);
+}
+
 /// One row for each sequence that samples, and one more for each of its drafts.
-at::Tensor Engine::logits_of(const StepPlan& plan) {
+Engine::Scores Engine::scores_of(const StepPlan& plan) {
   std::vector<nn::SequenceStep> steps;
   std::vector<std::int64_t> ids, wanted;
+  std::vector<bool> needed;
+  std::int64_t longest = 0;
   for (const PlannedSequence& planned : plan.sequences) {
     steps.push_back({planned.context_len, planned.query_len, scheduler().tables(planned.id)});
+    longest = std::max(longest, planned.context_len + planned.query_len);
     const auto tokens =
         scheduler()
             .tokens(planned.id)
@@ -90,44 +137,68 @@ at::Tensor Engine::logits_of(const StepPlan& plan) {
     if (!planned.samples) continue;
     for (std::int64_t back = planned.drafts; back >= 0; --back) {
       wanted.push_back(static_cast<std::int64_t>(ids.size()) - 1 - back);
+      needed.push_back(needs_logits(planned.id));
     }
   }
+  if (longest > max_len_) {  // tables of positions are made anew, and graphs have their addresses
+    max_len_ = nn::blocks_for(2 * longest) * nn::kKvBlockSize;
+    graphs_.reset();
+  }
+  if (decodes_only(plan)) return decode_graph(steps, ids, needed);
   nn::KvBatch batch = nn::make_kv_batch(cache_, steps, device_);
   // Logits of a chunk in the middle of a prompt would be thrown away. The model wants one row at least.
   const bool none = wanted.empty();
   if (none) wanted.push_back(0);
   batch.last_rows = as_long_tensor(wanted).to(device_);
   batch.invariant = options_.invariant && device_.is_cpu();
+  batch.quantised = options_.quantised;
   nn::Context context;
   context.kv_batch = &batch;
   context.sequence = nn::packed_sequence(batch);
+  if (device_.is_cuda()) context.sequence.position_count = max_len_;
   const at::Tensor packed = as_long_tensor(ids).to(device_).unsqueeze(0);
   const at::Tensor logits = model_.next_logits(packed, context);
-  return none ? at::Tensor() : logits.cpu().to(at::kFloat).contiguous();
+  if (none) return {};
+  if (device_.is_cuda()) {
+    at::Tensor tokens = at::empty({logits.size(0)}, logits.options().dtype(at::kLong));
+    kernels::argmax_tokens(tokens, logits);
+    const at::Tensor here = tokens.cpu();
+    return collect(logits, {here.const_data_ptr<std::int64_t>(), needed.size()}, needed);
+  }
+  Scores scores{.logits = logits.to(at::kFloat).contiguous()};
+  for (std::size_t row = 0; row < needed.size(); ++row) scores.places.push_back(static_cast<std::int64_t>(row));
+  return scores;
 }
 
-StepResult Engine::draw(const PlannedSequence& planned, const at::Tensor& rows, std::int64_t first_row) {
+StepResult Engine::draw(const PlannedSequence& planned, const Scores& scores, std::size_t first_row) {
   Running& running = running_.at(planned.id);
   const EngineRequest& request = running.request;
-  const auto width = static_cast<std::size_t>(rows.size(1));
   const auto drafts = scheduler().tokens(planned.id).last(static_cast<std::size_t>(planned.drafts));
   StepResult result;
   std::vector<float> adjusted;
   for (std::int64_t row = 0; row <= planned.drafts && !result.ends; ++row) {
-    const std::span<const float> logits(rows.const_data_ptr<float>() + (first_row + row) * rows.size(1), width);
+    const std::size_t at = first_row + static_cast<std::size_t>(row);
     GeneratedToken out{.id = planned.id, .cached_tokens = scheduler().progress(planned.id).cached_tokens};
-    if (request.on_logits) request.on_logits(logits);
-    if (can_sample(logits)) {
-      std::span<const float> drawn_from = logits;
-      if (request.sampling.changes_logits()) {
-        adjusted.assign(logits.begin(), logits.end());
-        adjust(adjusted, request.sampling, running.counts);
-        drawn_from = adjusted;
-      }
-      out.token = sample(drawn_from, request.sampling, running.draws.uniform(running.generated));
-      if (request.logprobs) out.logprobs = logprobs_of(logits, out.token, *request.logprobs);
+    if (scores.places[at] < 0) {
+      out.token = std::max<std::int64_t>(0, scores.likeliest[at]);
+      if (scores.likeliest[at] < 0) out.finish = FinishReason::kError;
     } else {
-      out.finish = FinishReason::kError;
+      const std::span<const float> logits(
+          scores.logits.const_data_ptr<float>() + scores.places[at] * scores.logits.size(1),
+          static_cast<std::size_t>(scores.logits.size(1)));
+      if (request.on_logits) request.on_logits(logits);
+      if (can_sample(logits)) {
+        std::span<const float> drawn_from = logits;
+        if (request.sampling.changes_logits()) {
+          adjusted.assign(logits.begin(), logits.end());
+          adjust(adjusted, request.sampling, running.counts);
+          drawn_from = adjusted;
+        }
+        out.token = sample(drawn_from, request.sampling, running.draws.uniform(running.generated));
+        if (request.logprobs) out.logprobs = logprobs_of(logits, out.token, *request.logprobs);
+      } else {
+        out.finish = FinishReason::kError;
+      }
     }
     ++running.generated;
     running.counts.add_generated(out.token);
@@ -159,15 +230,15 @@ void Engine::step() {
   TRIREME_CHECK(idle() || !plan.sequences.empty(), "{} requests wait, but the next step has none of them",
                 scheduler().waiting());
   if (plan.sequences.empty()) return;
-  const at::Tensor logits = logits_of(plan);
+  const Scores scores = scores_of(plan);
   std::vector<StepResult> results(plan.sequences.size());
   stepping_ = true;
-  std::int64_t row = 0;
+  std::size_t row = 0;
   for (std::size_t i = 0; i < plan.sequences.size(); ++i) {
     const PlannedSequence& planned = plan.sequences[i];
     if (!planned.samples) continue;
-    results[i] = draw(planned, logits, row);
-    row += 1 + planned.drafts;
+    results[i] = draw(planned, scores, row);
+    row += 1 + static_cast<std::size_t>(planned.drafts);
   }
   stepping_ = false;
   for (const RequestId id : scheduler_.complete(plan, results)) running_.erase(id);

@@ -8,6 +8,8 @@
 // sample, and draws. One thread uses an engine. Ranks that hold a model together each have one and call the same.
 // With `invariant`, on the CPU, a request's logits are the same to the bit whatever is in the batch beside it, however
 // its prompt is cut into chunks, found in the prefix cache, or recomputed after a preemption.
+// On a GPU steps of decode alone are CUDA graphs (decode_graph.h), and greedy tokens are found there: logits come to
+// the host only for requests that draw, penalise or ask for log-probabilities.
 // Depends on: base, models, nn, scheduler_log.h, sampler.h.
 #pragma once
 
@@ -21,6 +23,7 @@
 
 #include "trireme/models/model.h"
 #include "trireme/nn/kv_cache.h"
+#include "trireme/serve/decode_graph.h"
 #include "trireme/serve/drafter.h"
 #include "trireme/serve/sampler.h"
 #include "trireme/serve/scheduler_log.h"
@@ -34,7 +37,9 @@ struct EngineOptions {
   std::int64_t kv_tokens = 0;  ///< that the KV cache holds, of all sequences together; rounded up to blocks
   bool prefix_cache = true;
   bool invariant = true;
-  std::ostream* schedule_log = nullptr;  ///< of scheduler_log.h; null: none
+  bool cuda_graphs = true;  ///< GPU: steps of decode alone are replayed; not by ranks that hold a model together
+  const nn::QuantisedWeights* quantised = nullptr;  ///< borrowed: matrices in fewer bits; null: none
+  std::ostream* schedule_log = nullptr;             ///< of scheduler_log.h; null: none
 };
 
 enum class FinishReason : std::uint8_t {
@@ -85,17 +90,34 @@ class Engine {
   const Scheduler& scheduler() const { return scheduler_.scheduler(); }
   const models::Model& model() const { return model_; }
   const EngineOptions& options() const { return options_; }
+  /// Batch sizes whose decode steps are CUDA graphs by now.
+  std::size_t captured_graphs() const { return graphs_ ? graphs_->captured() : 0; }
 
  private:
   struct Running;
-  at::Tensor logits_of(const StepPlan& plan);
-  StepResult draw(const PlannedSequence& planned, const at::Tensor& rows, std::int64_t first_row);
+  /// What a step gave, row by row: each sequence that samples has one, and one more for each of its drafts.
+  struct Scores {
+    at::Tensor logits;                    // float, on the host: the rows that draws need
+    std::vector<std::int64_t> places;     // of each row among them; -1: only its likeliest token is known
+    std::vector<std::int64_t> likeliest;  // GPU: of each row; -1: its logits are not numbers
+  };
+  Scores scores_of(const StepPlan& plan);
+  Scores decode_graph(std::span<const nn::SequenceStep> steps, std::span<const std::int64_t> ids,
+                      const std::vector<bool>& needed);
+  /// Of logits on a GPU.
+  Scores collect(const at::Tensor& logits, std::span<const std::int64_t> likeliest,
+                 const std::vector<bool>& needed) const;
+  bool needs_logits(RequestId id) const;
+  bool decodes_only(const StepPlan& plan) const;
+  StepResult draw(const PlannedSequence& planned, const Scores& scores, std::size_t first_row);
 
   models::Model& model_;
   EngineOptions options_;
   at::Device device_;
   nn::KvCache cache_;
   LoggedScheduler scheduler_;
+  std::int64_t max_len_ = 0;  // GPU: positions that tables have room for
+  std::unique_ptr<DecodeGraphs> graphs_;
   std::unique_ptr<Drafter> drafter_;
   std::map<RequestId, Running> running_;
   std::vector<RequestId> cancelled_;  // by callbacks of the step that is being taken

@@ -9,6 +9,7 @@
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/parallel/gpu_exchange.h"
 #include "trireme/parallel/parallel_groups.h"
+#include "trireme/serve/quantise_model.h"
 
 namespace trireme::serve {
 namespace {
@@ -22,11 +23,13 @@ EngineOptions engine_options(const GenerateRequest& request, const std::vector<s
   longest.resize(sequences);
   std::int64_t tokens = 0;
   for (const std::int64_t length : longest) tokens += nn::blocks_for(length) * nn::kKvBlockSize;
-  return {.max_batch_tokens = std::max<std::int64_t>(kPrefillChunk, request.batch),
+  const std::int64_t chunk = request.device == spec::DeviceKind::kCuda ? kGpuPrefillChunk : kPrefillChunk;
+  return {.max_batch_tokens = std::max<std::int64_t>(chunk, request.batch),
           .max_sequences = static_cast<std::int64_t>(sequences),
-          .prefill_chunk = kPrefillChunk,
+          .prefill_chunk = chunk,
           .kv_tokens = tokens,
-          .invariant = request.invariant};
+          .invariant = request.invariant,
+          .cuda_graphs = request.cuda_graphs};
 }
 
 }  // namespace
@@ -72,14 +75,17 @@ void check_tokens(std::span<const std::int64_t> tokens, const spec::ModelShape& 
   }
 }
 
-TokenLists continue_prompts(models::Model& model, const GenerateRequest& request) {
+TokenLists continue_prompts(models::Model& model, const GenerateRequest& request,
+                            const nn::QuantisedWeights* quantised) {
   TokenLists added(request.prompts.size());
   if (request.tokens == 0 || request.prompts.empty()) return added;
   std::vector<std::int64_t> lengths;
   for (const auto& prompt : request.prompts) {
     lengths.push_back(static_cast<std::int64_t>(prompt.size()) + request.tokens);
   }
-  Engine engine(model, engine_options(request, lengths));
+  EngineOptions options = engine_options(request, lengths);
+  options.quantised = quantised;
+  Engine engine(model, options);
   for (std::size_t i = 0; i < request.prompts.size(); ++i) {
     EngineRequest one{.id = i,
                       .prompt = request.prompts[i],
@@ -106,6 +112,7 @@ TokenLists continue_prompts(models::Model& model, const GenerateRequest& request
 struct RankModel {
   std::unique_ptr<parallel::ParallelGroups> groups;
   checkpoint::OpenedModel opened;
+  nn::QuantisedWeights quantised;
 };
 
 std::shared_ptr<RankModel> open_rank_model(const ModelRequest& request, comm::Group& world) {
@@ -122,13 +129,22 @@ std::shared_ptr<RankModel> open_rank_model(const ModelRequest& request, comm::Gr
       parallel::form(layout, shape, world, /*length=*/1, parallel::init_device_exchange(request.device, world));
   checkpoint::OpenOptions options;
   options.device = out->groups->device;
+  options.masters = false;
   if (request.precision == GeneratePrecision::kBf16) options.precision = nn::Precision::kBf16;
   options.build.parallel = &out->groups->parallel;
   out->opened = checkpoint::open_model(request.model, options);
+  if (request.weights != WeightBits::kSame) {
+    using kernels::WeightFormat;
+    const auto format = request.weights == WeightBits::kInt8   ? WeightFormat::kInt8
+                        : request.weights == WeightBits::kInt4 ? WeightFormat::kInt4
+                                                               : WeightFormat::kE4m3;
+    out->quantised = quantise_model(*out->opened.model, {.format = format});
+  }
   return out;
 }
 
 models::Model& model_of(RankModel& of) { return *of.opened.model; }
+const nn::QuantisedWeights* quantised_of(const RankModel& of) { return of.quantised.empty() ? nullptr : &of.quantised; }
 const std::optional<std::string>& tokenizer_of(const RankModel& of) { return of.opened.tokenizer; }
 
 TokenLists generate(const GenerateRequest& request, comm::Group& world) {
@@ -143,10 +159,11 @@ TokenLists generate(const GenerateRequest& request, comm::Group& world) {
     check_tokens(request.prompts[i], shape);
     check_length(static_cast<std::int64_t>(request.prompts[i].size()), request.tokens, shape, request.beyond_context);
   }
-  const auto model = open_rank_model({request.model, request.precision, request.device}, world);
+  const auto model = open_rank_model({request.model, request.precision, request.device, request.weights}, world);
   GenerateRequest mine = request;
   if (world.rank() != 0) mine.on_token = nullptr;
-  return continue_prompts(model_of(*model), mine);
+  if (world.size() > 1) mine.cuda_graphs = false;  // collectives are not captured
+  return continue_prompts(model_of(*model), mine, quantised_of(*model));
 }
 
 }  // namespace trireme::serve

@@ -22,15 +22,18 @@ void check_sampling(const SamplingParams& sampling);
 void check_length(std::int64_t prompt, std::int64_t tokens, const spec::ModelShape& shape, bool beyond_context);
 
 /// Tokens of a prompt that go through the model at once: what a KV cache of sliding windows holds beside the window.
-inline constexpr std::int64_t kPrefillChunk = 512;
+inline constexpr std::int64_t kPrefillChunk = 512, kGpuPrefillChunk = 2048;
 
 /// What a model adds to each prompt. The draw for the n-th new token of prompt i is a function of (seed, i, n) alone.
-TokenLists continue_prompts(models::Model& model, const GenerateRequest& request);
+TokenLists continue_prompts(models::Model& model, const GenerateRequest& request,
+                            const nn::QuantisedWeights* quantised = nullptr);
 
 /// The model of a command, split over the ranks of `world`. A ProblemsError where it cannot be split over so many.
 struct RankModel;
 std::shared_ptr<RankModel> open_rank_model(const ModelRequest& request, comm::Group& world);
 models::Model& model_of(RankModel& of);
+/// Its matrices in fewer bits; null: none are.
+const nn::QuantisedWeights* quantised_of(const RankModel& of);
 const std::optional<std::string>& tokenizer_of(const RankModel& of);
 
 /// By all ranks of `world`, which hold the model together.

@@ -13,6 +13,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/version.h"
+#include "trireme/device/cuda.h"
 #include "trireme/serve/generate.h"
 
 namespace trireme::serve {
@@ -55,6 +56,14 @@ std::int64_t available_bytes() {
   return std::int64_t{1} << 30;
 }
 
+/// That a KV cache may take: of a GPU most of what is free once the weights are there, of a host a quarter.
+std::int64_t cache_bytes(const at::Device& device) {
+  if (!device.is_cuda()) return available_bytes() / 4;
+  std::int64_t free = 0, total = 0;
+  device::cuda_runtime().mem_get_info(device.index(), &free, &total);
+  return free / 10 * 8;
+}
+
 std::int64_t kv_tokens_for(const ServeRequest& request, const models::Model& model, std::int64_t max_len) {
   if (request.kv_tokens > 0) {
     if (request.kv_tokens >= max_len) return request.kv_tokens;
@@ -64,7 +73,8 @@ std::int64_t kv_tokens_for(const ServeRequest& request, const models::Model& mod
   }
   const std::int64_t bytes =
       std::max<std::int64_t>(1, kv_bytes_per_token(model.shape, model.params.begin()->value.element_size()));
-  return std::max(max_len, std::min(request.max_sequences * max_len, available_bytes() / 4 / bytes));
+  return std::max(max_len,
+                  std::min(request.max_sequences * max_len, cache_bytes(model.params.begin()->value.device()) / bytes));
 }
 
 double seconds_of(Engine& engine) {
@@ -128,17 +138,22 @@ bool run_server(const ServeRequest& request, comm::Group& world) {
     log.open(request.schedule_log);
     if (!log) throw IoError(fmt::format("{} cannot be written", request.schedule_log.string()));
   }
-  const EngineOptions options{.max_batch_tokens = std::max(request.max_batch_tokens, request.max_sequences),
-                              .max_sequences = request.max_sequences,
-                              .prefill_chunk = request.prefill_chunk,
-                              .kv_tokens = kv_tokens_for(request, model, max_len),
-                              .prefix_cache = request.prefix_cache,
-                              .invariant = request.invariant,
-                              .schedule_log = log.is_open() ? &log : nullptr};
+  const bool gpu = request.model.device == spec::DeviceKind::kCuda;
+  const auto given_or = [](std::int64_t given, std::int64_t otherwise) { return given > 0 ? given : otherwise; };
+  const EngineOptions options{
+      .max_batch_tokens = std::max(given_or(request.max_batch_tokens, gpu ? 8192 : 512), request.max_sequences),
+      .max_sequences = request.max_sequences,
+      .prefill_chunk = given_or(request.prefill_chunk, gpu ? 2048 : 256),
+      .kv_tokens = kv_tokens_for(request, model, max_len),
+      .prefix_cache = request.prefix_cache,
+      .invariant = request.invariant,
+      .cuda_graphs = request.cuda_graphs,
+      .quantised = quantised_of(*opened),
+      .schedule_log = log.is_open() ? &log : nullptr};
   std::string about =
       fmt::format("KV cache of {} tokens, {} sequences a step, prefix cache {}, chat template: {}", options.kv_tokens,
                   options.max_sequences, options.prefix_cache ? "on" : "off", text.chat ? text.chat->origin() : "none");
-  if (request.invariant && request.model.device == spec::DeviceKind::kCpu) {
+  if (request.invariant && !gpu && quantised_of(*opened) == nullptr) {
     const InvariantPrice price = measure_invariant_price(model);
     about += fmt::format("\nbatch-invariant: prefill takes {:.2f}, decode {:.2f} of the time without", price.prefill,
                          price.decode);

@@ -289,11 +289,15 @@ std::string fit_into_steps(CompressConfig& compress, std::int64_t steps) {
     changed.push_back(fmt::format("compress.freeze_after = {}", *compress.freeze_after));
   }
   if (compress.kind == kZeroOneAdam && compress.variance_scale > 1) {
-    compress.variance_scale = 1;  // the variance is left alone at step 2, so 1-bit rounds begin at once
-    compress.local_scale = std::max<std::int64_t>(1, steps / 3);
+    // Dense steps first: with a variance of one gradient alone some element's is so small beside the common scale that
+    // its step is thousands of times another's, and no two orders of summation agree afterwards.
+    compress.start = std::max(compress.start, std::min(most_start, steps / 3));
+    compress.variance_scale = 1;
+    compress.local_scale = std::max<std::int64_t>(1, 2 * steps / 3);
     compress.max_local_steps = 2;
     changed.push_back(fmt::format(
-        "compress.variance_scale = 1, compress.local_scale = {}, compress.max_local_steps = 2", compress.local_scale));
+        "compress.start = {}, compress.variance_scale = 1, compress.local_scale = {}, compress.max_local_steps = 2",
+        compress.start, compress.local_scale));
   }
   if (has_local_updates(compress.kind)) {
     const std::int64_t most = std::max<std::int64_t>(1, (steps - compress.start) / kRounds);

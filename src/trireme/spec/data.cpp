@@ -102,6 +102,7 @@ void add_synthetic_problems(const DataConfig& data, DataTask task, Problems& pro
     const SyntheticConfig plain;
     add_unused(problems, "data.synthetic.order", synthetic.order != plain.order, kind_text(kind));
     add_unused(problems, "data.synthetic.sharpness", synthetic.sharpness != plain.sharpness, kind_text(kind));
+    add_unused(problems, "data.synthetic.zipf", synthetic.zipf != plain.zipf, kind_text(kind));
   }
   add_unused(problems, "data.validation_fraction", data.validation_fraction.has_value(), kind_text(kind));
   add_unused(problems, "data.masking", data.masking != MaskingConfig{}, kind_text(kind));
@@ -188,6 +189,11 @@ void describe(config::Section<SyntheticConfig>& section) {
       .field("sharpness", &SyntheticConfig::sharpness,
              "markov: standard deviation of the transitions' log-probabilities; 0: uniform")
       .range(0, 20);
+  section
+      .field("zipf", &SyntheticConfig::zipf,
+             "markov: token i is drawn with a weight of (i + 1)^-zipf beside its transitions', so that contexts follow "
+             "Zipf's law; 0: all alike")
+      .range(0, 4);
 }
 
 void describe(config::Section<DataConfig>& section) {

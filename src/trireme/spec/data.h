@@ -65,6 +65,7 @@ struct SyntheticConfig {
   std::int64_t vocab_size = 16;
   std::int64_t order = 1;
   double sharpness = 2;
+  double zipf = 0;
   bool operator==(const SyntheticConfig&) const = default;
 };
 

@@ -12,7 +12,8 @@ namespace fs = std::filesystem;
 using Problems = std::vector<config::Problem>;
 
 bool ends_somewhere(LrScheduleKind kind) {
-  return kind == LrScheduleKind::kLinear || kind == LrScheduleKind::kCosine || kind == LrScheduleKind::kWsd;
+  return kind == LrScheduleKind::kLinear || kind == LrScheduleKind::kCosine || kind == LrScheduleKind::kWsd ||
+         kind == LrScheduleKind::kOneCycle || kind == LrScheduleKind::kRangeTest;
 }
 
 /// A schedule that ends, ends with the run.

@@ -1,9 +1,12 @@
 #include "trireme/spec/elastic.h"
 
+#include <fmt/format.h>
+
 #include <numeric>
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/base/units.h"
 
 namespace trireme::spec {
 namespace {
@@ -17,6 +20,48 @@ std::vector<int> divisors_from_above(int number) {
 }
 
 }  // namespace
+
+void describe(config::Section<ElasticConfig>& section) {
+  using namespace std::chrono_literals;
+  section.meaning("ranks that die and join while a run goes on; read by `trireme elastic`, whose options beat it");
+  section.field("min_ranks", &ElasticConfig::min_ranks, "with fewer ranks the run waits for more").at_least(1);
+  section.field("max_ranks", &ElasticConfig::max_ranks, "ranks beyond these are spare").range(1, 4095);
+  section
+      .field("snapshot_every", &ElasticConfig::snapshot_every,
+             "steps between two snapshots in memory: so many at most are computed again after a loss")
+      .at_least(1);
+  section.field("wait", &ElasticConfig::wait, "how long a run waits below min_ranks before it ends").at_least(1ms);
+  section.field("heartbeat", &ElasticConfig::heartbeat, "a rank that is silent for so long is lost").at_least(10ms);
+  section.field("cooldown", &ElasticConfig::cooldown,
+                "how long a host on which a rank died gets no new one; doubled from failure to failure");
+  section.field("cooldown_max", &ElasticConfig::cooldown_max, "the longest cooldown");
+  section
+      .field("reset_limit", &ElasticConfig::reset_limit,
+             "worlds in a row that may begin at the same step before the run gives up; 0: any number")
+      .at_least(0);
+  section.field(
+      "discovery_script", &ElasticConfig::discovery_script,
+      "command that prints the hosts there are now, a line each, HOST or HOST:RANKS; empty: hosts do not change");
+  section.field("discovery_interval", &ElasticConfig::discovery_interval, "time between two runs of that script")
+      .at_least(1ms);
+}
+
+std::vector<config::Problem> find_problems(const ElasticConfig& elastic) {
+  std::vector<config::Problem> problems;
+  if (elastic.min_ranks > elastic.max_ranks) {
+    problems.push_back(
+        {.key = "elastic.min_ranks",
+         .reason = fmt::format("is {}, more than elastic.max_ranks = {}", elastic.min_ranks, elastic.max_ranks),
+         .hint = fmt::format("set elastic.max_ranks = {}", elastic.min_ranks)});
+  }
+  if (elastic.cooldown > elastic.cooldown_max) {
+    problems.push_back({.key = "elastic.cooldown",
+                        .reason = fmt::format("is {}, longer than elastic.cooldown_max = {}",
+                                              exact_duration(elastic.cooldown), exact_duration(elastic.cooldown_max)),
+                        .hint = fmt::format("set elastic.cooldown_max = \"{}\"", exact_duration(elastic.cooldown))});
+  }
+  return problems;
+}
 
 ParallelConfig fit_ranks(const ParallelConfig& config, int ranks) {
   TRIREME_CHECK(ranks >= 1, "a run on {} ranks", ranks);

@@ -9,15 +9,22 @@ namespace trireme::spec {
 namespace {
 
 constexpr Named<LrScheduleKind> kSchedules[] = {
-    {"constant", LrScheduleKind::kConstant}, {"linear", LrScheduleKind::kLinear},
-    {"cosine", LrScheduleKind::kCosine},     {"inverse-sqrt", LrScheduleKind::kInverseSqrt},
-    {"wsd", LrScheduleKind::kWsd},           {"step", LrScheduleKind::kStep},
+    {"constant", LrScheduleKind::kConstant},
+    {"linear", LrScheduleKind::kLinear},
+    {"cosine", LrScheduleKind::kCosine},
+    {"inverse-sqrt", LrScheduleKind::kInverseSqrt},
+    {"wsd", LrScheduleKind::kWsd},
+    {"step", LrScheduleKind::kStep},
+    {"one-cycle", LrScheduleKind::kOneCycle},
+    {"range-test", LrScheduleKind::kRangeTest},
 };
 constexpr Named<LrScheduleUnit> kUnits[] = {{"steps", LrScheduleUnit::kSteps}, {"tokens", LrScheduleUnit::kTokens}};
 constexpr Named<LrScaling> kLrScalings[] = {
     {"none", LrScaling::kNone}, {"linear", LrScaling::kLinear}, {"square-root", LrScaling::kSquareRoot}};
-constexpr Named<BatchKind> kBatches[] = {
-    {"constant", BatchKind::kConstant}, {"ramp", BatchKind::kRamp}, {"increase", BatchKind::kIncrease}};
+constexpr Named<BatchKind> kBatches[] = {{"constant", BatchKind::kConstant},
+                                         {"ramp", BatchKind::kRamp},
+                                         {"increase", BatchKind::kIncrease},
+                                         {"noise", BatchKind::kNoise}};
 
 using Problems = std::vector<config::Problem>;
 
@@ -25,7 +32,8 @@ using Problems = std::vector<config::Problem>;
 constexpr std::int64_t kMost = 1'000'000'000'000'000;
 
 bool needs_total(LrScheduleKind kind) {
-  return kind == LrScheduleKind::kLinear || kind == LrScheduleKind::kCosine || kind == LrScheduleKind::kWsd;
+  return kind == LrScheduleKind::kLinear || kind == LrScheduleKind::kCosine || kind == LrScheduleKind::kWsd ||
+         kind == LrScheduleKind::kOneCycle || kind == LrScheduleKind::kRangeTest;
 }
 
 void add_missing_or_unused(Problems& problems, std::string key, bool given, bool needed, const std::string& why,
@@ -77,6 +85,16 @@ void add_schedule_problems(const LrScheduleConfig& schedule, Problems& problems)
     problems.push_back({.key = "lr_schedule.minimum",
                         .reason = fmt::format("is given, but {} does not use it", kind),
                         .hint = "leave it out"});
+  }
+  if (schedule.kind == LrScheduleKind::kOneCycle && schedule.warmup == 0) {
+    problems.push_back({.key = "lr_schedule.warmup",
+                        .reason = fmt::format("is not given, but {} rises before it falls", kind),
+                        .hint = "set lr_schedule.warmup to about 0.3 of the run's steps"});
+  }
+  if (schedule.kind == LrScheduleKind::kRangeTest && schedule.minimum == 0) {
+    problems.push_back({.key = "lr_schedule.minimum",
+                        .reason = fmt::format("is 0, but {} multiplies the rate from there up to the peak", kind),
+                        .hint = "set lr_schedule.minimum = 1e-5"});
   }
   add_missing_or_unused(problems, "lr_schedule.reference_batch", schedule.reference_batch.has_value(),
                         schedule.scaling != LrScaling::kNone,
@@ -145,11 +163,17 @@ void add_multiple_problem(const char* key, std::int64_t size, std::int64_t multi
 void add_batch_problems(const LrScheduleConfig& schedule, const BatchConfig& batch, Problems& problems) {
   const std::string kind = fmt::format("batch.kind = \"{}\"", name_in<BatchKind>(kBatches, batch.kind));
   const bool ramp = batch.kind == BatchKind::kRamp, increase = batch.kind == BatchKind::kIncrease;
+  const bool noise = batch.kind == BatchKind::kNoise;
+  const BatchConfig defaults;
+  add_missing_or_unused(problems, "batch.noise_factor", batch.noise_factor != defaults.noise_factor,
+                        noise && batch.noise_factor != defaults.noise_factor, kind, "");
+  add_missing_or_unused(problems, "batch.noise_every", batch.noise_every != defaults.noise_every,
+                        noise && batch.noise_every != defaults.noise_every, kind, "");
   add_missing_or_unused(problems, "batch.start", batch.start.has_value(), ramp, kind,
                         fmt::format("set batch.start = {}", batch.multiple));
   add_missing_or_unused(problems, "batch.over", batch.over.has_value(), ramp, kind,
                         fmt::format("set batch.over = {}", 1000 * batch.global_batch_tokens));
-  add_missing_or_unused(problems, "batch.maximum", batch.maximum.has_value(), increase, kind,
+  add_missing_or_unused(problems, "batch.maximum", batch.maximum.has_value(), increase || noise, kind,
                         fmt::format("set batch.maximum = {}", 10 * batch.global_batch_tokens));
   add_multiple_problem("batch.global_batch_tokens", batch.global_batch_tokens, batch.multiple, problems);
   if (ramp && batch.start && *batch.start > batch.global_batch_tokens) {
@@ -158,7 +182,7 @@ void add_batch_problems(const LrScheduleConfig& schedule, const BatchConfig& bat
          .reason = fmt::format("is {}, above batch.global_batch_tokens = {}", *batch.start, batch.global_batch_tokens),
          .hint = fmt::format("set batch.start = {}", batch.global_batch_tokens)});
   }
-  if (increase && batch.maximum && *batch.maximum < batch.global_batch_tokens) {
+  if ((increase || noise) && batch.maximum && *batch.maximum < batch.global_batch_tokens) {
     problems.push_back({.key = "batch.maximum",
                         .reason = fmt::format("is {}, below batch.global_batch_tokens = {}", *batch.maximum,
                                               batch.global_batch_tokens),
@@ -209,8 +233,12 @@ void describe(config::Section<LrRestart>& section) {
 
 void describe(config::Section<LrScheduleConfig>& section) {
   section.meaning("learning rate schedule");
-  section.field("kind", &LrScheduleConfig::kind,
-                "decay after warm-up; wsd: warm-up, stable, decay; step: multiplied by a factor at each boundary");
+  section.field(
+      "kind", &LrScheduleConfig::kind,
+      "decay after warm-up; wsd: warm-up, stable, decay; step: multiplied by a factor at each boundary; one-cycle: "
+      "half a cosine from a 25th of the peak up to it at the end of warm-up, another down to the minimum (the "
+      "rate alone; momentum stays); range-test: geometric from the minimum up to the peak, to find a learning "
+      "rate");
   section.field("unit", &LrScheduleConfig::unit,
                 "what warmup, total, decay and boundaries count: optimizer steps, or tokens trained on");
   section.field("warmup", &LrScheduleConfig::warmup, "length of the linear warm-up, in lr_schedule.unit; 0: none")
@@ -218,13 +246,14 @@ void describe(config::Section<LrScheduleConfig>& section) {
       .range(0, kMost);
   section
       .field("warmup_from", &LrScheduleConfig::warmup_from,
-             "learning rate that warm-up starts from; unset: 0, or optim.learning_rate itself where scaling is used")
+             "learning rate that warm-up starts from; unset: 0, or optim.learning_rate itself where scaling is used; "
+             "one-cycle: a 25th of the peak")
       .at_least(0);
   section
       .field(
           "total", &LrScheduleConfig::total,
-          "linear, cosine, wsd: where the minimum is reached, warm-up included, in lr_schedule.unit; unset: at the end "
-          "of the run, train.steps or train.tokens")
+          "linear, cosine, wsd, one-cycle: where the minimum is reached (range-test: the peak), warm-up included, in "
+          "lr_schedule.unit; unset: at the end of the run, train.steps or train.tokens")
       .unit(Unit::kCount)
       .range(1, kMost);
   section.field("minimum", &LrScheduleConfig::minimum, "lowest learning rate, as a fraction of the peak").range(0, 1);
@@ -251,9 +280,12 @@ void describe(config::Section<LrScheduleConfig>& section) {
 
 void describe(config::Section<BatchConfig>& section) {
   section.meaning("global batch size and how it changes during training");
-  section.field("kind", &BatchConfig::kind,
-                "constant; ramp: batch size warm-up, linear in tokens from batch.start; increase: grows where a step "
-                "schedule would lower the learning rate, up to batch.maximum, and only then lowers the rate");
+  section.field(
+      "kind", &BatchConfig::kind,
+      "constant; ramp: batch size warm-up, linear in tokens from batch.start; increase: grows where a step "
+      "schedule would lower the learning rate, up to batch.maximum, and only then lowers the rate; noise: follows "
+      "the measured gradient noise scale in powers of two from batch.global_batch_tokens to batch.maximum, with "
+      "the rate of lr_schedule.scaling");
   section
       .field("global_batch_tokens", &BatchConfig::global_batch_tokens,
              "global batch size in tokens: what one optimizer step is computed from over all ranks and micro-batches "
@@ -270,9 +302,14 @@ void describe(config::Section<BatchConfig>& section) {
   section.field("over", &BatchConfig::over, "ramp: tokens trained on until batch.global_batch_tokens is reached")
       .unit(Unit::kCount)
       .range(1, kMost);
-  section.field("maximum", &BatchConfig::maximum, "increase: largest batch size, in tokens")
+  section.field("maximum", &BatchConfig::maximum, "increase, noise: largest batch size, in tokens")
       .unit(Unit::kCount)
       .range(1, kMost);
+  section.field("noise_factor", &BatchConfig::noise_factor, "noise: the batch is at most this times the noise scale")
+      .above(0);
+  section.field("noise_every", &BatchConfig::noise_every, "noise: steps between changes of the batch")
+      .unit(Unit::kCount)
+      .at_least(1);
   section.retired("size", "global_batch_tokens");
 }
 

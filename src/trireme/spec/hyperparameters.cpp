@@ -32,6 +32,10 @@ double part(std::int64_t done, std::int64_t begin, std::int64_t end) {
   return static_cast<double>(done - begin) / static_cast<double>(end - begin);
 }
 
+/// Half a cosine from 0 to 1.
+double cosine_way(double way) { return (1 - std::cos(std::numbers::pi * way)) / 2; }
+constexpr double kOneCycleDivisor = 25;  // fastai's and PyTorch's, of the peak at the first step
+
 std::int64_t required(const std::optional<std::int64_t>& value, const char* key) {
   if (!value) throw ConfigError(fmt::format("{} is not given", key), fmt::format("set {}", key));
   return *value;
@@ -59,6 +63,14 @@ double shape(const LrScheduleConfig& schedule, std::int64_t done, std::int64_t r
     }
     case LrScheduleKind::kStep:
       return std::max(minimum, decayed(schedule, done));
+    case LrScheduleKind::kOneCycle: {
+      const double way = part(done, schedule.warmup, required(schedule.total, "lr_schedule.total"));
+      return minimum + (1 - minimum) * (1 + std::cos(std::numbers::pi * way)) / 2;
+    }
+    case LrScheduleKind::kRangeTest: {
+      const double way = part(done, schedule.warmup, required(schedule.total, "lr_schedule.total"));
+      return std::pow(minimum, 1 - way);
+    }
   }
   return 1;
 }
@@ -113,6 +125,8 @@ std::int64_t batch_at(const LrScheduleConfig& schedule, const BatchConfig& batch
   switch (batch.kind) {
     case BatchKind::kConstant:
       return batch_of_stage(schedule, batch, tokens);
+    case BatchKind::kNoise:
+      return batch.global_batch_tokens;
     case BatchKind::kRamp: {
       const std::int64_t start = required(batch.start, "batch.start"), over = required(batch.over, "batch.over");
       if (tokens >= over) return batch.global_batch_tokens;
@@ -134,6 +148,7 @@ std::int64_t batch_at(const LrScheduleConfig& schedule, const BatchConfig& batch
 Hyperparameters hyperparameters_at(const OptimConfig& optim, const LrScheduleConfig& schedule, const BatchConfig& batch,
                                    Position position) {
   Hyperparameters hyperparameters{.batch = batch_at(schedule, batch, position.tokens)};
+  if (batch.kind == BatchKind::kNoise && position.batch > 0) hyperparameters.batch = position.batch;
   const bool by_steps = schedule.unit == LrScheduleUnit::kSteps;
   std::int64_t done = by_steps ? position.step : position.tokens;
   LrScheduleConfig stage = schedule;
@@ -144,15 +159,18 @@ Hyperparameters hyperparameters_at(const OptimConfig& optim, const LrScheduleCon
     peak *= restart->rate;
     done -= restart->at;
   }
-  peak *=
-      scaling_factor(schedule, batch.kind == BatchKind::kConstant ? hyperparameters.batch : batch.global_batch_tokens);
+  peak *= scaling_factor(schedule, batch.kind == BatchKind::kConstant || batch.kind == BatchKind::kNoise
+                                       ? hyperparameters.batch
+                                       : batch.global_batch_tokens);
   const std::int64_t reached = done + (by_steps ? 1 : hyperparameters.batch);
   if (done < stage.warmup) {
-    const double from = stage.warmup_from.value_or(stage.scaling == LrScaling::kNone ? 0 : optim.learning_rate);
+    double from = stage.warmup_from.value_or(stage.scaling == LrScaling::kNone ? 0 : optim.learning_rate);
+    if (stage.kind == LrScheduleKind::kOneCycle) from = stage.warmup_from.value_or(peak / kOneCycleDivisor);
     // From a rate the first step has that rate (Goyal et al., section 2.2). From zero it counts itself, as a step at
     // rate zero would be wasted: the original Transformer's rule.
     const double way = part(from > 0 ? done : reached, 0, stage.warmup);
-    hyperparameters.learning_rate = from + (peak - from) * way;
+    hyperparameters.learning_rate =
+        from + (peak - from) * (stage.kind == LrScheduleKind::kOneCycle ? cosine_way(way) : way);
   } else {
     hyperparameters.learning_rate = peak * shape(stage, done, reached);
   }
@@ -164,8 +182,19 @@ Hyperparameters hyperparameters_at(const OptimConfig& optim, const LrScheduleCon
   return hyperparameters;
 }
 
+std::int64_t batch_for_noise(const BatchConfig& batch, double noise_scale) {
+  const std::int64_t maximum = required(batch.maximum, "batch.maximum");
+  const double wanted = batch.noise_factor * noise_scale;
+  std::int64_t size = batch.global_batch_tokens;
+  while (size <= maximum / 2 && static_cast<double>(2 * size) <= wanted) size *= 2;
+  return size;
+}
+
 Position after(Position position, const Hyperparameters& hyperparameters) {
-  return {.step = position.step + 1, .tokens = position.tokens + hyperparameters.batch, .skipped = position.skipped};
+  return {.step = position.step + 1,
+          .tokens = position.tokens + hyperparameters.batch,
+          .skipped = position.skipped,
+          .batch = position.batch};
 }
 
 std::optional<std::int64_t> next_change(const LrScheduleConfig& schedule, const BatchConfig& batch,

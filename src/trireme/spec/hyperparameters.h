@@ -30,6 +30,8 @@ enum class LrScheduleKind : std::uint8_t {
   kInverseSqrt,  ///< peak * sqrt(w / s), s counting this step too (Vaswani et al. 2017)
   kWsd,          ///< warm-up, stable, decay: the peak until t - decay, then linear to the minimum
   kStep,         ///< multiplied by factors[i] from boundaries[i] on
+  kOneCycle,     ///< half a cosine from peak / 25 up to the peak at warm-up's end, another down to the minimum at t
+  kRangeTest,    ///< geometric from the minimum to the peak at t: a learning-rate range test (Smith 2015)
 };
 /// In what a schedule's lengths are given.
 enum class LrScheduleUnit : std::uint8_t { kSteps, kTokens };
@@ -43,6 +45,7 @@ enum class BatchKind : std::uint8_t {
   kConstant,
   kRamp,  ///< linear in tokens from `start` to `global_batch_tokens` over the first `over` tokens (Brown et al. 2020)
   kIncrease,  ///< grows where a step schedule would lower the rate (Smith et al. 2017)
+  kNoise,     ///< follows the gradient noise scale, up to `maximum` (McCandlish et al. 2018): Position::batch
 };
 std::span<const Named<LrScheduleKind>> enum_names(std::type_identity<LrScheduleKind>);
 std::span<const Named<LrScheduleUnit>> enum_names(std::type_identity<LrScheduleUnit>);
@@ -83,6 +86,8 @@ struct BatchConfig {
   std::int64_t multiple = 1;
   std::optional<std::int64_t> start, over;
   std::optional<std::int64_t> maximum;
+  double noise_factor = 1;        ///< the batch is this times the noise scale
+  std::int64_t noise_every = 50;  ///< steps between changes
   bool operator==(const BatchConfig&) const = default;
 };
 
@@ -95,6 +100,7 @@ std::vector<config::Problem> find_problems(const LrScheduleConfig& schedule, con
 struct Position {
   std::int64_t step = 0, tokens = 0;
   std::int64_t skipped = 0;  ///< tokens of the data that were skipped; schedules do not count them
+  std::int64_t batch = 0;    ///< batch.kind = "noise": the global batch from here on; 0: batch.global_batch_tokens
   bool operator==(const Position&) const = default;
 };
 struct Hyperparameters {
@@ -108,6 +114,9 @@ double peak_rate(const OptimConfig& optim, const LrScheduleConfig& schedule, con
 std::int64_t batch_at(const LrScheduleConfig& schedule, const BatchConfig& batch, std::int64_t tokens);
 Hyperparameters hyperparameters_at(const OptimConfig& optim, const LrScheduleConfig& schedule, const BatchConfig& batch,
                                    Position position);
+/// What a noise scale, in tokens, makes of the batch: the largest power of two times batch.global_batch_tokens that
+/// noise_factor times it allows, up to the maximum, and at least batch.global_batch_tokens.
+std::int64_t batch_for_noise(const BatchConfig& batch, double noise_scale);
 Position after(Position position, const Hyperparameters& hyperparameters);
 
 /// The first token count above `tokens` at which another batch may be due; nothing when it stays for ever.

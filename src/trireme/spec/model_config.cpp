@@ -51,6 +51,18 @@ void visit_pairs(Section& section, Shape& shape, const Visit& visit) {
   visit(section.window, shape.window);
   visit(section.window_layers, shape.window_layers);
   visit(section.window_from, shape.window_from);
+  visit(section.sparse_attention.mode, shape.sparse_attention.mode);
+  visit(section.sparse_attention.block, shape.sparse_attention.block);
+  visit(section.sparse_attention.different_layout_per_head, shape.sparse_attention.different_layout_per_head);
+  visit(section.sparse_attention.num_local_blocks, shape.sparse_attention.num_local_blocks);
+  visit(section.sparse_attention.num_global_blocks, shape.sparse_attention.num_global_blocks);
+  visit(section.sparse_attention.horizontal_global_attention, shape.sparse_attention.horizontal_global_attention);
+  visit(section.sparse_attention.num_different_global_patterns, shape.sparse_attention.num_different_global_patterns);
+  visit(section.sparse_attention.num_random_blocks, shape.sparse_attention.num_random_blocks);
+  visit(section.sparse_attention.num_sliding_window_blocks, shape.sparse_attention.num_sliding_window_blocks);
+  visit(section.sparse_attention.local_window_blocks, shape.sparse_attention.local_window_blocks);
+  visit(section.sparse_attention.global_block_indices, shape.sparse_attention.global_block_indices);
+  visit(section.sparse_attention.global_block_end_indices, shape.sparse_attention.global_block_end_indices);
   visit(section.tied, shape.tied);
   visit(section.embedding_scale, shape.embedding_scale);
   visit(section.mtp_depth, shape.mtp_depth);
@@ -61,6 +73,8 @@ void visit_pairs(Section& section, Shape& shape, const Visit& visit) {
   visit(section.z_loss, shape.z_loss);
   visit(section.init_std, shape.init_std);
   visit(section.scaled_residual_init, shape.scaled_residual_init);
+  visit(section.mup_base_hidden_size, shape.mup_base_hidden_size);
+  visit(section.mup_base_head_dim, shape.mup_base_head_dim);
 }
 
 /// Every key set.
@@ -186,6 +200,43 @@ void describe(config::Section<MlaConfig>& section) {
   section.retired("value_size", "v_head_dim");
 }
 
+void describe(config::Section<SparseConfig>& section) {
+  section.meaning("block-sparse attention with the patterns, keys and layouts of DeepSpeed's, in all layers");
+  section.field(
+      "mode", &SparseConfig::mode,
+      "pattern: none (dense attention), dense (all blocks), fixed (local windows whose last blocks are global; "
+      "1904.10509), variable, bigbird (2007.14062) or longformer (2004.05150)");
+  section.field("block", &SparseConfig::block, "tokens of a block: a multiple of 16").range(16, 1024);
+  section.field("different_layout_per_head", &SparseConfig::different_layout_per_head,
+                "heads have layouts of their own: random blocks, and which blocks of a window are global");
+  section.field("num_local_blocks", &SparseConfig::num_local_blocks, "fixed: blocks of a local window").at_least(1);
+  section
+      .field("num_global_blocks", &SparseConfig::num_global_blocks,
+             "fixed: global blocks of each window, the last ones; bigbird: of the sequence, the first ones")
+      .at_least(1);
+  section.field("horizontal_global_attention", &SparseConfig::horizontal_global_attention,
+                "fixed, variable, not causal: global blocks attend to all blocks");
+  section
+      .field(
+          "num_different_global_patterns", &SparseConfig::num_different_global_patterns,
+          "fixed, with different_layout_per_head: head h takes the pattern h modulo this, counted from a window's end")
+      .at_least(1);
+  section
+      .field("num_random_blocks", &SparseConfig::num_random_blocks,
+             "variable, bigbird: random blocks of each row; unset: 1 for bigbird, 0 for variable")
+      .at_least(0);
+  section
+      .field("num_sliding_window_blocks", &SparseConfig::num_sliding_window_blocks,
+             "bigbird, longformer: blocks of the sliding window, half of them either side")
+      .at_least(1);
+  section.field("local_window_blocks", &SparseConfig::local_window_blocks,
+                "variable: blocks of the first windows; the last number goes on");
+  section.field("global_block_indices", &SparseConfig::global_block_indices,
+                "variable, longformer: global blocks, or where ranges of them begin");
+  section.field("global_block_end_indices", &SparseConfig::global_block_end_indices,
+                "variable, longformer: where those ranges end, exclusive; empty: single blocks");
+}
+
 void describe(config::Section<ModelConfig>& section) {
   section.meaning("the architecture: a model family, and what differs from its smallest published model");
   section.field(
@@ -255,6 +306,7 @@ void describe(config::Section<ModelConfig>& section) {
       "layers with the sliding window: all; odd: every second one, as GPT-3; from: those from window_from on");
   section.field("window_from", &ModelConfig::window_from, "index of the first layer with the sliding window")
       .at_least(0);
+  section.section("sparse_attention", &ModelConfig::sparse_attention);
   section.field("tied", &ModelConfig::tied, "the output head shares its weight with the token embedding");
   section.field("embedding_scale", &ModelConfig::embedding_scale,
                 "token embeddings are multiplied by sqrt(hidden_size)");
@@ -275,6 +327,19 @@ void describe(config::Section<ModelConfig>& section) {
   section.field("init_std", &ModelConfig::init_std, "standard deviation of the weight initialisation").at_least(0.0);
   section.field("scaled_residual_init", &ModelConfig::scaled_residual_init,
                 "output projections are initialised with init_std / sqrt(2 num_layers), as in GPT-2");
+  section
+      .field(
+          "mup_base_hidden_size", &ModelConfig::mup_base_hidden_size,
+          "muP (maximal update parametrisation; Yang et al. 2022): hidden_size of the model that the learning rate was "
+          "tuned with; hidden matrices then start at init_std / sqrt(m) and learn at the rate / m, and logits are "
+          "divided by m, with m = hidden_size over this; 0: standard parametrisation")
+      .at_least(0);
+  section
+      .field(
+          "mup_base_head_dim", &ModelConfig::mup_base_head_dim,
+          "with mup_base_hidden_size: head_dim of that model; attention scores are divided by head_dim instead of its "
+          "root, equal where both are the same; 0: the same")
+      .at_least(0);
   section.retired("vocabulary", "vocab_size");
   section.retired("positions", "max_seq_len");
   section.retired("width", "hidden_size");
@@ -294,6 +359,8 @@ std::optional<ModelShape> shape_of(const ModelConfig& config) {
 }
 
 ModelShape with_keys(ModelShape shape, const ModelConfig& config) {
+  if (const auto& mode = config.sparse_attention.mode; mode && *mode != shape.sparse_attention.mode)
+    shape.sparse_attention = sparse_defaults(*mode);
   visit_pairs(config, shape, [](const auto& key, auto& value) {
     if (key) value = *key;
   });
@@ -318,6 +385,7 @@ ModelConfig config_of(const ModelShape& shape) {
   visit_pairs(config, usual, [](auto& key, const auto& value) {
     if (key == value) key.reset();
   });
+  if (shape.sparse_attention.used()) config.sparse_attention = whole.sparse_attention;  // defaults follow the mode
   bool other_sizes = false;
   visit_derived(config, [&](const auto& key) { other_sizes = other_sizes || key.has_value(); });
   if (other_sizes) {  // one that is left out would be derived

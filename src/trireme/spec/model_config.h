@@ -36,6 +36,18 @@ struct MlaConfig {
   bool operator==(const MlaConfig&) const = default;
 };
 
+/// [model.sparse_attention]
+struct SparseConfig {
+  std::optional<SparseMode> mode;
+  std::optional<std::int64_t> block;
+  std::optional<bool> different_layout_per_head;
+  std::optional<std::int64_t> num_local_blocks, num_global_blocks;
+  std::optional<bool> horizontal_global_attention;
+  std::optional<std::int64_t> num_different_global_patterns, num_random_blocks, num_sliding_window_blocks;
+  std::optional<std::vector<std::int64_t>> local_window_blocks, global_block_indices, global_block_end_indices;
+  bool operator==(const SparseConfig&) const = default;
+};
+
 /// [model]: what is unset is as shape_of() derives it. Without a family there is no model.
 struct ModelConfig {
   std::optional<Family> family;
@@ -55,17 +67,20 @@ struct ModelConfig {
   std::optional<std::int64_t> window;
   std::optional<WindowLayers> window_layers;
   std::optional<std::int64_t> window_from;
+  SparseConfig sparse_attention;
   std::optional<bool> tied, embedding_scale;
   std::optional<std::int64_t> mtp_depth;
   std::optional<double> mtp_loss_weight;
   std::optional<double> dropout, attention_dropout, label_smoothing, z_loss, init_std;
   std::optional<bool> scaled_residual_init;
+  std::optional<std::int64_t> mup_base_hidden_size, mup_base_head_dim;
   Experts experts;  ///< the section [experts] of a recipe; without any the model is dense, or as init_from says
   bool operator==(const ModelConfig&) const = default;
 };
 
 void describe(config::Section<RotaryConfig>& section);
 void describe(config::Section<MlaConfig>& section);
+void describe(config::Section<SparseConfig>& section);
 void describe(config::Section<ModelConfig>& section);
 
 /// The shape that a section asks for; none without a family, also where init_from says it. A model of other sizes than

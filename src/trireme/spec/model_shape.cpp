@@ -311,6 +311,17 @@ ModelShape family_shape(Family family) {
   return {};
 }
 
+Mup mup_of(const ModelShape& shape) {
+  Mup mup;
+  if (shape.mup_base_hidden_size == 0) return mup;
+  mup.width = static_cast<double>(shape.hidden_size) / static_cast<double>(shape.mup_base_hidden_size);
+  mup.matrix_init = 1 / std::sqrt(mup.width);
+  mup.matrix_rate = mup.output = 1 / mup.width;
+  if (shape.mup_base_head_dim > 0)
+    mup.attention_score = std::sqrt(static_cast<double>(shape.mup_base_head_dim) / static_cast<double>(shape.head_dim));
+  return mup;
+}
+
 std::int64_t window_of(const ModelShape& shape, std::int64_t layer) {
   switch (shape.window_layers) {
     case WindowLayers::kAll:
@@ -395,6 +406,15 @@ std::vector<config::Problem> find_problems(const ModelShape& shape, const std::s
                                      {"ffn_size", shape.ffn_size}}) {
     problems.at_least_one(field, value);
   }
+  if (shape.mup_base_hidden_size > 0 &&
+      (shape.family == Family::kTransformer || shape.experts.used() || shape.mla.used()))
+    problems.add("mup_base_hidden_size",
+                 "scales the matrices of plain attention and MLPs, but this model has others: Glorot's initialisation, "
+                 "experts or latent attention",
+                 "leave it out");
+  if (shape.mup_base_head_dim > 0 && shape.mup_base_hidden_size == 0)
+    problems.add("mup_base_head_dim", "is given without mup_base_hidden_size",
+                 "set mup_base_hidden_size, or leave it out");
   // Far beyond every model, and small enough that counts of parameters and operations fit into 63 bits.
   constexpr std::int64_t kWidest = 1 << 20, kMostParts = 1 << 16, kMostTokens = 1 << 28;
   for (const auto& [field, value, most] : {std::tuple{"vocab_size", shape.vocab_size, kMostTokens},
@@ -457,6 +477,18 @@ std::vector<config::Problem> find_problems(const ModelShape& shape, const std::s
         shape.num_encoder_layers > 0 ? "only family \"transformer\" has an encoder beside its decoder"
                                      : "family \"transformer\" needs an encoder",
         fmt::format("set {}.num_encoder_layers = {}", prefix, shape.num_encoder_layers > 0 ? 0 : shape.num_layers));
+  }
+  for (const SparseProblem& one : find_sparse_problems(shape.sparse_attention, shape.causal))
+    problems.add("sparse_attention." + one.field, one.reason, one.hint);
+  if (shape.sparse_attention.used()) {
+    const auto excludes = [&](bool given, const char* what) {
+      if (given)
+        problems.add("sparse_attention.mode", fmt::format("does not go together with {}", what),
+                     fmt::format("set {}.sparse_attention.mode = \"none\"", prefix));
+    };
+    excludes(shape.mla.used(), "latent attention (mla)");
+    excludes(shape.window > 0, "a sliding window: take mode \"longformer\" for both");
+    excludes(shape.num_encoder_layers > 0, "an encoder beside a decoder");
   }
   find_mla_problems(shape, prefix, problems);
   find_mtp_problems(shape, prefix, problems);
@@ -521,7 +553,12 @@ FlopCount count_flops(const ModelShape& shape, std::int64_t length, std::int64_t
                  key_values = 2 * width * static_cast<double>(widths.keys);
     count.projections += 2 * layers * (tokens * square + sources * key_values);
   }
+  const double sparse =
+      shape.sparse_attention.used()
+          ? sparse_pairs(sparse_lists(shape.sparse_attention, shape.num_heads, length, shape.causal), shape.causal)
+          : 0;
   const auto of_layer = [&](std::int64_t layer) {
+    if (shape.sparse_attention.used()) return pair * sparse;
     return pair * visible_pairs(length, shape.causal, window_of(shape, layer));
   };
   for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {

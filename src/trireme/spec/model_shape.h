@@ -13,6 +13,7 @@
 
 #include "trireme/base/config.h"
 #include "trireme/spec/experts.h"
+#include "trireme/spec/sparse_attention.h"
 
 namespace trireme::spec {
 
@@ -103,8 +104,9 @@ struct ModelShape {
   std::int64_t window = 0;  ///< sliding window: tokens a token attends to, itself included; 0: full
   WindowLayers window_layers = WindowLayers::kAll;
   std::int64_t window_from = 0;
-  bool tied = true;              ///< the head's weight is the token embedding
-  bool embedding_scale = false;  ///< token embeddings times sqrt(hidden_size)
+  SparseAttention sparse_attention;  ///< in all layers
+  bool tied = true;                  ///< the head's weight is the token embedding
+  bool embedding_scale = false;      ///< token embeddings times sqrt(hidden_size)
 
   std::int64_t mtp_depth = 0;    ///< multi-token prediction (DeepSeek-V3): further tokens predicted in training
   double mtp_loss_weight = 0.3;  ///< of the mean of their losses
@@ -117,11 +119,26 @@ struct ModelShape {
   double z_loss = 0;
   double init_std = 0.02;
   bool scaled_residual_init = true;  ///< output projections start at init_std / sqrt(2 num_layers): GPT-2
+  /// muP (Yang et al. 2022): hidden_size of the model that hyperparameters were tuned with; 0: standard
+  /// parametrisation.
+  std::int64_t mup_base_hidden_size = 0;
+  std::int64_t mup_base_head_dim = 0;  ///< likewise head_dim; 0: this one's own
   bool operator==(const ModelShape&) const = default;
 };
 
 /// The features of a family, at the sizes of its smallest published model.
 ModelShape family_shape(Family family);
+
+/// What muP makes of a width: all 1 without it. Init and learning rates are those of the base model where they are
+/// equal.
+struct Mup {
+  double width = 1;            ///< hidden_size / that of the base model
+  double matrix_init = 1;      ///< factor on the standard deviation of hidden matrices: 1 / sqrt(width)
+  double matrix_rate = 1;      ///< factor on their learning rate with Adam: 1 / width
+  double output = 1;           ///< factor on logits: 1 / width
+  double attention_score = 1;  ///< factor on scores beside 1 / sqrt(head_dim): sqrt(base head_dim / head_dim)
+};
+Mup mup_of(const ModelShape& shape);
 
 /// The window of one decoder layer; 0: none.
 std::int64_t window_of(const ModelShape& shape, std::int64_t layer);

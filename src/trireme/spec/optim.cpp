@@ -8,9 +8,22 @@ namespace trireme::spec {
 namespace {
 
 constexpr Named<OptimizerKind> kOptimizers[] = {
-    {"sgd", OptimizerKind::kSgd},     {"adagrad", OptimizerKind::kAdagrad}, {"adam", OptimizerKind::kAdam},
-    {"adamw", OptimizerKind::kAdamw}, {"lamb", OptimizerKind::kLamb},       {"lars", OptimizerKind::kLars},
+    {"sgd", OptimizerKind::kSgd},
+    {"adagrad", OptimizerKind::kAdagrad},
+    {"adam", OptimizerKind::kAdam},
+    {"adamw", OptimizerKind::kAdamw},
+    {"lamb", OptimizerKind::kLamb},
+    {"lars", OptimizerKind::kLars},
+    {"lion", OptimizerKind::kLion},
+    {"muon", OptimizerKind::kMuon},
+    {"adafactor", OptimizerKind::kAdafactor},
+    {"shampoo", OptimizerKind::kShampoo},
+    {"soap", OptimizerKind::kSoap},
+    {"schedule-free-adamw", OptimizerKind::kScheduleFree},
 };
+constexpr Named<MuonScale> kMuonScales[] = {{"rms", MuonScale::kRms}, {"spectral", MuonScale::kSpectral}};
+constexpr Named<NewtonSchulzDtype> kNewtonSchulz[] = {
+    {"auto", NewtonSchulzDtype::kAuto}, {"bf16", NewtonSchulzDtype::kBf16}, {"fp32", NewtonSchulzDtype::kFp32}};
 constexpr Named<GemmPrecision> kGemms[] = {
     {"same", GemmPrecision::kSame},
     {"fp8", GemmPrecision::kFp8},
@@ -31,8 +44,9 @@ constexpr Named<Precision> kPrecisions[] = {
 
 bool has_momentum(OptimizerKind kind) { return kind == OptimizerKind::kSgd || kind == OptimizerKind::kLars; }
 bool has_betas(OptimizerKind kind) {
-  return kind == OptimizerKind::kAdam || kind == OptimizerKind::kAdamw || kind == OptimizerKind::kLamb;
+  return !has_momentum(kind) && kind != OptimizerKind::kAdagrad && kind != OptimizerKind::kAdafactor;
 }
+bool has_preconditioners(OptimizerKind kind) { return kind == OptimizerKind::kShampoo || kind == OptimizerKind::kSoap; }
 
 /// "optim.momentum is given, but ...": a key that is given and then ignored lets people compare the wrong things.
 config::Problem unused(const std::string& key, OptimizerKind kind, std::string_view users) {
@@ -45,6 +59,8 @@ config::Problem unused(const std::string& key, OptimizerKind kind, std::string_v
 }  // namespace
 
 std::span<const Named<OptimizerKind>> enum_names(std::type_identity<OptimizerKind>) { return kOptimizers; }
+std::span<const Named<MuonScale>> enum_names(std::type_identity<MuonScale>) { return kMuonScales; }
+std::span<const Named<NewtonSchulzDtype>> enum_names(std::type_identity<NewtonSchulzDtype>) { return kNewtonSchulz; }
 std::span<const Named<GemmPrecision>> enum_names(std::type_identity<GemmPrecision>) { return kGemms; }
 std::span<const Named<StateDtype>> enum_names(std::type_identity<StateDtype>) { return kStates; }
 std::span<const Named<MasterWeights>> enum_names(std::type_identity<MasterWeights>) { return kMasters; }
@@ -64,20 +80,31 @@ void describe(config::Section<ParamGroup>& section) {
 
 void describe(config::Section<OptimConfig>& section) {
   section.meaning("the optimizer");
-  section.field("kind", &OptimConfig::kind, "optimizer");
+  section.field("kind", &OptimConfig::kind,
+                "optimizer; muon, shampoo and soap are for matrices of layers, with adamw for embeddings, the head, "
+                "norms and biases");
   section.field("learning_rate", &OptimConfig::learning_rate, "peak learning rate: after warm-up, before any decay")
       .at_least(0);
   section
-      .field("weight_decay", &OptimConfig::weight_decay,
-             "weight decay of matrices; biases and norms have none. Decoupled in adamw and lamb, added to the gradient "
-             "in the others")
+      .field(
+          "weight_decay", &OptimConfig::weight_decay,
+          "weight decay of matrices; biases and norms have none. Added to the gradient in sgd, adagrad, adam and lars, "
+          "decoupled in the others")
       .at_least(0);
-  section.field("beta1", &OptimConfig::beta1, "adam, adamw, lamb: decay rate of the first moment").range(0, 0.999999);
-  section.field("beta2", &OptimConfig::beta2, "adam, adamw, lamb: decay rate of the second moment").range(0, 0.999999);
+  section
+      .field("beta1", &OptimConfig::beta1,
+             "all with an Adam part: decay rate of the first moment; lion: the "
+             "interpolation of its update; schedule-free-adamw: the interpolation between averaged and last weights")
+      .range(0, 0.999999);
+  section
+      .field("beta2", &OptimConfig::beta2,
+             "all with an Adam part: decay rate of the second moment; lion: decay "
+             "rate of the momentum, for which its authors take 0.99")
+      .range(0, 0.999999);
   section
       .field("epsilon", &OptimConfig::epsilon,
              "added to the square root of the second moment; unset: 1e-8 for adam and adamw, 1e-6 for lamb, 1e-10 for "
-             "adagrad")
+             "adagrad. adafactor: added to squared gradients; unset: 1e-30")
       .above(0);
   section.field("momentum", &OptimConfig::momentum, "sgd, lars: momentum").range(0, 0.999999);
   section.field("nesterov", &OptimConfig::nesterov, "sgd: Nesterov momentum");
@@ -90,6 +117,41 @@ void describe(config::Section<OptimConfig>& section) {
       .field("weight_norm_max", &OptimConfig::weight_norm_max,
              "lamb: upper bound of the weight norm in the trust ratio (gamma_u of phi); unset: none")
       .above(0);
+  section.field("muon_momentum", &OptimConfig::muon_momentum, "muon: momentum of matrices").range(0, 0.999999);
+  section.field("muon_nesterov", &OptimConfig::muon_nesterov, "muon: Nesterov momentum");
+  section.field(
+      "muon_scale", &OptimConfig::muon_scale,
+      "muon: factor on an orthogonalised matrix of m rows and n columns; rms: 0.2 sqrt(max(m, n)), the RMS of "
+      "adamw's updates, so that one learning rate serves both; spectral: sqrt(max(1, m / n))");
+  section.field("newton_schulz_steps", &OptimConfig::newton_schulz_steps, "muon: Newton-Schulz iterations")
+      .range(1, 30);
+  section.field(
+      "newton_schulz_dtype", &OptimConfig::newton_schulz_dtype,
+      "muon: data type of the iterations; auto: bf16 on a GPU, that of the master weights elsewhere; fp32: that "
+      "of the master weights everywhere");
+  section
+      .field("factored_decay", &OptimConfig::factored_decay,
+             "adafactor: exponent c of the decay rate 1 - t^-c of the second moment at step t")
+      .range(0, 1);
+  section.field("update_clip", &OptimConfig::update_clip, "adafactor: largest RMS of an update; larger ones are scaled")
+      .above(0);
+  section.field("parameter_scale", &OptimConfig::parameter_scale,
+                "adafactor: updates are relative to the RMS of the parameter, at least 0.001");
+  section
+      .field("preconditioner_beta", &OptimConfig::preconditioner_beta,
+             "shampoo, soap: decay rate of the preconditioners; 1: sums, as in the paper of shampoo")
+      .range(0, 1);
+  section
+      .field("precondition_every", &OptimConfig::precondition_every,
+             "shampoo, soap: steps from one eigendecomposition of the preconditioners to the next")
+      .unit(Unit::kCount)
+      .at_least(1);
+  section
+      .field("ema_decay", &OptimConfig::ema_decay,
+             "decay rate of an exponential moving average of weights, kept in checkpoints; eval.weights says whether "
+             "it is "
+             "evaluated; unset: none")
+      .range(0, 0.9999999);
   section
       .field("grad_clip_norm", &OptimConfig::grad_clip_norm,
              "gradients are clipped to this global L2 norm; 0: no clipping")
@@ -162,7 +224,8 @@ std::vector<config::Problem> find_problems(const OptimConfig& optim) {
     if (optim.beta1 != defaults.beta1) problems.push_back(unused("beta1", optim.kind, "adamw"));
     if (optim.beta2 != defaults.beta2) problems.push_back(unused("beta2", optim.kind, "adamw"));
   }
-  if (has_momentum(optim.kind) && optim.epsilon) problems.push_back(unused("epsilon", optim.kind, "adamw"));
+  const bool has_epsilon = !has_momentum(optim.kind) && optim.kind != OptimizerKind::kLion;
+  if (!has_epsilon && optim.epsilon) problems.push_back(unused("epsilon", optim.kind, "adamw"));
   if (optim.kind != OptimizerKind::kLars && optim.trust != defaults.trust) {
     problems.push_back(unused("trust", optim.kind, "lars"));
   }
@@ -175,6 +238,34 @@ std::vector<config::Problem> find_problems(const OptimConfig& optim) {
                         .reason = fmt::format("is {}, below optim.weight_norm_min = {}", *optim.weight_norm_max,
                                               optim.weight_norm_min),
                         .hint = fmt::format("set optim.weight_norm_max = {}", optim.weight_norm_min)});
+  }
+  const auto only = [&](const char* key, bool given, OptimizerKind user, const char* name) {
+    if (given && optim.kind != user) problems.push_back(unused(key, optim.kind, name));
+  };
+  using enum OptimizerKind;
+  only("muon_momentum", optim.muon_momentum != defaults.muon_momentum, kMuon, "muon");
+  only("muon_nesterov", optim.muon_nesterov != defaults.muon_nesterov, kMuon, "muon");
+  only("muon_scale", optim.muon_scale != defaults.muon_scale, kMuon, "muon");
+  only("newton_schulz_steps", optim.newton_schulz_steps != defaults.newton_schulz_steps, kMuon, "muon");
+  only("newton_schulz_dtype", optim.newton_schulz_dtype != defaults.newton_schulz_dtype, kMuon, "muon");
+  only("factored_decay", optim.factored_decay != defaults.factored_decay, kAdafactor, "adafactor");
+  only("update_clip", optim.update_clip != defaults.update_clip, kAdafactor, "adafactor");
+  only("parameter_scale", optim.parameter_scale != defaults.parameter_scale, kAdafactor, "adafactor");
+  if (!has_preconditioners(optim.kind)) {
+    if (optim.preconditioner_beta != defaults.preconditioner_beta)
+      problems.push_back(unused("preconditioner_beta", optim.kind, "soap"));
+    if (optim.precondition_every != defaults.precondition_every)
+      problems.push_back(unused("precondition_every", optim.kind, "soap"));
+  }
+  if (optim.kind == kScheduleFree && optim.beta1 == 0) {
+    problems.push_back({.key = "optim.beta1",
+                        .reason = "is 0, but schedule-free-adamw finds its averaged weights by dividing by it",
+                        .hint = "set optim.beta1 = 0.9"});
+  }
+  if (optim.kind == kScheduleFree && optim.ema_decay) {
+    problems.push_back({.key = "optim.ema_decay",
+                        .reason = "is given, but schedule-free-adamw averages weights itself",
+                        .hint = "leave it out, or set optim.kind = \"adamw\""});
   }
   const bool is_adam = optim.kind == OptimizerKind::kAdam || optim.kind == OptimizerKind::kAdamw;
   if (optim.state_dtype != defaults.state_dtype && !is_adam)
@@ -240,12 +331,51 @@ bool has_narrow_gradients(const PrecisionConfig& precision) { return precision.g
 double epsilon_of(const OptimConfig& optim) {
   if (optim.epsilon) return *optim.epsilon;
   if (optim.kind == OptimizerKind::kAdagrad) return 1e-10;
+  if (optim.kind == OptimizerKind::kAdafactor) return 1e-30;
   return optim.kind == OptimizerKind::kLamb ? 1e-6 : 1e-8;
 }
 
 int moments_of(const OptimConfig& optim) {
+  if (optim.kind == OptimizerKind::kLion || optim.kind == OptimizerKind::kAdafactor) return 1;
   if (has_betas(optim.kind)) return 2;
   return optim.kind == OptimizerKind::kSgd && optim.momentum == 0 ? 0 : 1;
+}
+
+double matrix_moments_of(const OptimConfig& optim) {
+  // (m^2 + n^2) / mn, by elements, over the matrices of a layer with an MLP of four times its width.
+  constexpr double kSides = 3.8;
+  switch (optim.kind) {
+    case OptimizerKind::kMuon:
+      return 1;
+    case OptimizerKind::kAdafactor:
+      return 0;  // rows and columns: about a thousandth
+    case OptimizerKind::kShampoo:
+    case OptimizerKind::kSoap:
+      return (optim.kind == OptimizerKind::kSoap ? 2 : 1) + 2 * kSides;
+    default:
+      return moments_of(optim);
+  }
+}
+
+bool has_matrix_updates(OptimizerKind kind) {
+  return kind == OptimizerKind::kMuon || kind == OptimizerKind::kAdafactor || has_preconditioners(kind);
+}
+
+bool treats_as_matrix(const OptimConfig& optim, std::string_view name, std::size_t dimensions) {
+  if (dimensions < 2 || !has_matrix_updates(optim.kind)) return false;
+  if (optim.kind == OptimizerKind::kAdafactor) return true;
+  return name.starts_with("layers.") || name.starts_with("encoder.layers.") || name.starts_with("mtp.");
+}
+
+std::int64_t state_elements(const OptimConfig& optim, std::string_view name, std::span<const std::int64_t> shape) {
+  std::int64_t elements = 1;
+  for (const std::int64_t size : shape) elements *= size;
+  if (!treats_as_matrix(optim, name, shape.size())) return moments_of(optim) * elements;
+  if (optim.kind == OptimizerKind::kMuon || elements == 0) return elements;
+  const std::int64_t rows = shape[shape.size() - 2], columns = shape.back(), matrices = elements / (rows * columns);
+  if (optim.kind == OptimizerKind::kAdafactor) return matrices * (rows + columns);
+  const std::int64_t sides = matrices * (rows * rows + columns * columns);
+  return (optim.kind == OptimizerKind::kSoap ? 2 : 1) * elements + 2 * sides;
 }
 
 bool matches(std::string_view pattern, std::string_view name) {

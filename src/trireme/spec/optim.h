@@ -22,12 +22,18 @@
 namespace trireme::spec {
 
 enum class OptimizerKind : std::uint8_t {
-  kSgd,      ///< with momentum, perhaps Nesterov's
-  kAdagrad,  ///< Duchi et al. 2011
-  kAdam,     ///< Kingma, Ba 2014; decay is added to the gradient
-  kAdamw,    ///< Loshchilov, Hutter 2017; decay shrinks the weight itself
-  kLamb,     ///< You et al. 2019: Adam with a rate for each parameter, from its norms
-  kLars,     ///< You et al. 2017: momentum with a rate for each parameter, from its norms
+  kSgd,           ///< with momentum, perhaps Nesterov's
+  kAdagrad,       ///< Duchi et al. 2011
+  kAdam,          ///< Kingma, Ba 2014; decay is added to the gradient
+  kAdamw,         ///< Loshchilov, Hutter 2017; decay shrinks the weight itself
+  kLamb,          ///< You et al. 2019: Adam with a rate for each parameter, from its norms
+  kLars,          ///< You et al. 2017: momentum with a rate for each parameter, from its norms
+  kLion,          ///< Chen et al. 2023: the sign of an interpolated momentum
+  kScheduleFree,  ///< Defazio et al. 2024: AdamW that averages its iterates in place of a schedule
+  kMuon,          ///< Jordan et al. 2024: orthogonalised momentum of matrices, AdamW for the rest
+  kAdafactor,     ///< Shazeer, Stern 2018: second moments of matrices by their rows and columns
+  kShampoo,       ///< Gupta et al. 2018: matrices preconditioned from both sides, AdamW for the rest
+  kSoap,          ///< Vyas et al. 2024: Adam in the eigenbasis of Shampoo's preconditioners
 };
 std::span<const Named<OptimizerKind>> enum_names(std::type_identity<OptimizerKind>);
 
@@ -37,6 +43,21 @@ enum class StateDtype : std::uint8_t {
   kBf16,  ///< adam, adamw: both moments, with stochastic rounding
 };
 std::span<const Named<StateDtype>> enum_names(std::type_identity<StateDtype>);
+
+/// What Muon multiplies an orthogonalised matrix of m rows and n columns by.
+enum class MuonScale : std::uint8_t {
+  kRms,       ///< 0.2 sqrt(max(m, n)): the RMS of AdamW's updates, so one learning rate serves both (Liu et al. 2025)
+  kSpectral,  ///< sqrt(max(1, m / n)) (Jordan et al. 2024)
+};
+std::span<const Named<MuonScale>> enum_names(std::type_identity<MuonScale>);
+
+/// In what Newton-Schulz iterations compute.
+enum class NewtonSchulzDtype : std::uint8_t {
+  kAuto,  ///< bf16 on a GPU, the type of the master weights elsewhere
+  kBf16,
+  kFp32,  ///< that of the master weights
+};
+std::span<const Named<NewtonSchulzDtype>> enum_names(std::type_identity<NewtonSchulzDtype>);
 
 /// Parameters whose names match, and what is different for them. The first group that matches counts.
 struct ParamGroup {
@@ -58,6 +79,17 @@ struct OptimConfig {
   double trust = 0.001;
   double weight_norm_min = 0;             ///< LAMB's gamma_l
   std::optional<double> weight_norm_max;  ///< LAMB's gamma_u; unset: none
+  double muon_momentum = 0.95;
+  bool muon_nesterov = true;
+  MuonScale muon_scale = MuonScale::kRms;
+  int newton_schulz_steps = 5;
+  NewtonSchulzDtype newton_schulz_dtype = NewtonSchulzDtype::kAuto;
+  double factored_decay = 0.8;  ///< Adafactor's c: beta2 of step t is 1 - t^-c
+  double update_clip = 1;       ///< Adafactor's d: the largest RMS of an update
+  bool parameter_scale = true;  ///< Adafactor: steps are relative to the RMS of the parameter
+  double preconditioner_beta = 0.95;
+  std::int64_t precondition_every = 10;
+  std::optional<double> ema_decay;  ///< of the exponential moving average of weights; unset: none
   double grad_clip_norm = 0;
   StateDtype state_dtype = StateDtype::kFp32;
   std::vector<ParamGroup> groups;
@@ -129,10 +161,20 @@ bool has_narrow_gradients(const PrecisionConfig& precision);
 /// Patterns that match none of a model's parameters: all of its names, not those that one rank holds.
 std::vector<config::Problem> find_problems(const OptimConfig& optim, std::span<const std::string> parameters);
 
-/// What was given, or what the optimizer's authors take: 1e-8 for Adam, 1e-6 for LAMB, 1e-10 for Adagrad.
+/// What was given, or what the optimizer's authors take: 1e-8 for Adam, 1e-6 for LAMB, 1e-10 for Adagrad and 1e-30 for
+/// Adafactor.
 double epsilon_of(const OptimConfig& optim);
-/// Optimizer state elements for each element of a trainable parameter.
+/// Optimizer state elements for each element of a trainable parameter that is no matrix to the optimizer.
 int moments_of(const OptimConfig& optim);
+/// Likewise of those that are. Shampoo and SOAP keep squares of both sides: those of a Transformer's usual matrices.
+double matrix_moments_of(const OptimConfig& optim);
+/// Exactly, of one parameter of this shape.
+std::int64_t state_elements(const OptimConfig& optim, std::string_view name, std::span<const std::int64_t> shape);
+/// Whether the optimizer treats this parameter as a matrix: of hidden layers for Muon, Shampoo and SOAP, every one for
+/// Adafactor, none for the others.
+bool treats_as_matrix(const OptimConfig& optim, std::string_view name, std::size_t dimensions);
+/// Whether it treats some so. A step then needs whole matrices: ranks exchange parts of them.
+bool has_matrix_updates(OptimizerKind kind);
 /// Whether `name` matches `pattern`: '*' is any text, '?' any letter.
 bool matches(std::string_view pattern, std::string_view name);
 

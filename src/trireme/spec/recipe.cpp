@@ -116,6 +116,7 @@ void describe(config::Section<Recipe>& section) {
   section.section("eval", &Recipe::eval);
   section.section("checkpoint", &Recipe::checkpoint);
   section.section("health", &Recipe::health);
+  section.section("elastic", &Recipe::elastic);
   section.section("log", &Recipe::log);
   section.retired("schedule", "lr_schedule");
   section.retired("optimizer", "optim");
@@ -129,7 +130,6 @@ void describe(config::Section<Recipe>& section) {
   section.retired("logging", "log");
   section.retired("evaluation", "eval");
   add_foreign_names(section);
-  section.reserved("elastic", "worlds whose ranks join and leave while a run goes on");
   section.reserved("serve", "an inference server");
 }
 
@@ -182,7 +182,7 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
   for (const auto& found :
        {find_problems(recipe.optim), find_problems(recipe.lr_schedule, recipe.batch), find_problems(recipe.precision),
         find_problems(recipe.train), find_problems(recipe.checkpoint), find_problems(recipe.health),
-        find_problems(recipe.layout, comm.ranks), find_problems(recipe.compress)}) {
+        find_problems(recipe.layout, comm.ranks), find_problems(recipe.compress), find_problems(recipe.elastic)}) {
     problems.insert(problems.end(), found.begin(), found.end());
   }
   for (config::Problem& problem :

@@ -22,6 +22,7 @@
 #include "trireme/base/log.h"
 #include "trireme/spec/compress.h"
 #include "trireme/spec/data.h"
+#include "trireme/spec/elastic.h"
 #include "trireme/spec/health.h"
 #include "trireme/spec/hyperparameters.h"
 #include "trireme/spec/layout_config.h"
@@ -109,6 +110,7 @@ struct Recipe {
   EvalConfig eval;
   CheckpointConfig checkpoint;
   HealthConfig health;
+  ElasticConfig elastic;
   LogConfig log;
   bool operator==(const Recipe&) const = default;
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -18,7 +19,7 @@ std::span<const Rule> rules() {
     std::vector<Rule> joined;
     // Layouts first: they are what later rules count micro-batches with.
     for (const auto& table : {recipe_rules(), layout_rules(), expert_rules(), pipeline_rules(), run_rules(),
-                              parameter_rules(), compress_rules()}) {
+                              parameter_rules(), compress_rules(), optim_rules()}) {
       joined.insert(joined.end(), table.begin(), table.end());
     }
     return joined;
@@ -114,6 +115,20 @@ std::vector<std::string> split_entries(const std::string& split) {
     if (const std::string_view entry = trimmed(part); !entry.empty()) entries.emplace_back(entry);
   }
   return entries;
+}
+
+SplitSpeeds split_speeds(const std::string& split) {
+  const std::size_t colon = split.find(':');
+  const std::string how = split.substr(0, colon);
+  if (colon == std::string::npos || (how != "size" && how != "time")) return {split, {}};
+  SplitSpeeds found{how, {}};
+  for (const std::string& part : split_entries(split.substr(colon + 1))) {
+    double speed = 0;
+    const auto [end, failure] = std::from_chars(part.data(), part.data() + part.size(), speed);
+    if (failure != std::errc{} || end != part.data() + part.size() || !(speed > 0)) return {split, {}};
+    found.speeds.push_back(speed);
+  }
+  return found.speeds.empty() ? SplitSpeeds{split, {}} : found;
 }
 
 std::int64_t steps_between_drains(const Recipe& recipe, bool asynchronous) {

@@ -31,6 +31,7 @@ struct ScheduleTraits {
   std::string nearest = "1f1b";  ///< of the names that there are
   bool asynchronous = false;     ///< ranks update while micro-batches are in flight
   bool updates_every_micro = false;
+  bool waves = false;                         ///< virtual workers that push once a wave (HetPipe)
   Prediction prediction = Prediction::kNone;  ///< of weights, and from which state of the optimizer
   int default_chunks = 1;                     ///< of each rank
   bool bidirectional = false;                 ///< the chunks of a rank are copies of others': the model has pp of them
@@ -120,6 +121,13 @@ std::int64_t pipeline_micro_rows(const Recipe& recipe, const ScheduleTraits& sch
 std::vector<std::string> chain_entries(const ModelShape& shape, RecomputeKind recompute);
 /// Those that pipeline.split lists.
 std::vector<std::string> split_entries(const std::string& split);
+/// "size:2,1" and "time:2,1": a split by size or time between stages of these relative speeds. Anything else is as it
+/// is written, without speeds.
+struct SplitSpeeds {
+  std::string how;
+  std::vector<double> speeds;
+};
+SplitSpeeds split_speeds(const std::string& split);
 /// Steps between flushes of a pipeline: pipeline.drain_every; where it is not given 1, and of asynchronous schedules
 /// what divides the steps of evaluations, checkpoints and hashes.
 std::int64_t steps_between_drains(const Recipe& recipe, bool asynchronous);
@@ -132,5 +140,6 @@ std::span<const Rule> pipeline_rules();
 std::span<const Rule> run_rules();
 std::span<const Rule> parameter_rules();
 std::span<const Rule> compress_rules();
+std::span<const Rule> optim_rules();
 
 }  // namespace trireme::spec

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
@@ -73,10 +74,50 @@ std::vector<std::size_t> even_starts(const std::vector<bool>& is_block, int chun
   return starts;
 }
 
-std::vector<ChunkShare> balanced_shares(int layers, int chunks, double embedding_cost, double head_cost) {
+namespace {
+
+/// Chunk c takes floor(bound x speed - fixed) layers within a bound; the least bound with room for all, then what is
+/// too much off the chunk that takes longest.
+std::vector<ChunkShare> shares_by_speed(int layers, const std::vector<double>& fixed,
+                                        const std::vector<double>& speeds) {
+  const auto room_of = [&](std::size_t chunk, double bound) {
+    return std::max<std::int64_t>(0, std::llround(std::floor(bound * speeds[chunk] - fixed[chunk] + 1e-9)));
+  };
+  const auto room = [&](double bound) {
+    std::int64_t sum = 0;
+    for (std::size_t chunk = 0; chunk < fixed.size(); ++chunk) sum += room_of(chunk, bound);
+    return sum;
+  };
+  double least = 0, bound = std::numeric_limits<double>::infinity();
+  for (std::size_t chunk = 0; chunk < fixed.size(); ++chunk) least = std::max(least, fixed[chunk] / speeds[chunk]);
+  for (std::size_t chunk = 0; chunk < fixed.size(); ++chunk) {
+    for (int whole = 0; whole <= layers; ++whole) {
+      const double here = std::max(least, (fixed[chunk] + whole) / speeds[chunk]);
+      if (here < bound && room(here) >= layers) bound = here;
+    }
+  }
+  std::vector<ChunkShare> shares;
+  for (std::size_t chunk = 0; chunk < fixed.size(); ++chunk)
+    shares.push_back({.layers = static_cast<int>(room_of(chunk, bound))});
+  for (std::int64_t surplus = room(bound) - layers; surplus > 0; --surplus) {
+    const auto slowest = std::ranges::max_element(shares, {}, [&](const ChunkShare& one) {
+      const auto chunk = static_cast<std::size_t>(&one - shares.data());
+      return one.layers == 0 ? -1.0 : (one.layers + fixed[chunk]) / speeds[chunk];
+    });
+    --slowest->layers;
+  }
+  shares.front().embedding = shares.back().head = true;
+  return shares;
+}
+
+}  // namespace
+
+std::vector<ChunkShare> balanced_shares(int layers, int chunks, double embedding_cost, double head_cost,
+                                        const std::vector<double>& speeds) {
   std::vector<double> fixed(static_cast<std::size_t>(chunks), 0);
   fixed.front() += embedding_cost;
   fixed.back() += head_cost;
+  if (!speeds.empty()) return shares_by_speed(layers, fixed, speeds);
   // Within a bound of B layers' cost a chunk takes floor(B - fixed) layers; bounds worth trying are whole layers beside
   // one of the three fixed costs.
   const auto room = [&](double bound) {
@@ -111,16 +152,17 @@ std::vector<ChunkShare> balanced_shares(int layers, int chunks, double embedding
 std::vector<ChunkShare> chunk_shares(const ModelShape& shape, const PipelineConfig& pipeline, int chunks) {
   if (pipeline.split == "count" || shape.num_encoder_layers > 0) return even_shares(shape, chunks);
   const int layers = static_cast<int>(shape.num_layers);
-  if (pipeline.split == "size") {
+  const auto [how, speeds] = split_speeds(pipeline.split);
+  if (how == "size") {
     const ParameterCount count = count_parameters(shape);
     const double layer = static_cast<double>(count.layers) / layers;
     return balanced_shares(layers, chunks, static_cast<double>(count.embedding) / layer,
-                           static_cast<double>(count.mtp + count.head) / layer);
+                           static_cast<double>(count.mtp + count.head) / layer, speeds);
   }
-  if (pipeline.split == "time" || pipeline.split == "pipedream") {
+  if (how == "time" || how == "pipedream") {
     const FlopCount flops = count_flops(shape, shape.max_seq_len);
-    return balanced_shares(layers, chunks, 0,
-                           (flops.mtp + flops.head) * layers / (flops.projections + flops.attention));
+    return balanced_shares(layers, chunks, 0, (flops.mtp + flops.head) * layers / (flops.projections + flops.attention),
+                           speeds);
   }
   return listed_shares(shape, pipeline.split, chunks);
 }

@@ -28,7 +28,9 @@ struct ChunkShare {
 std::vector<std::size_t> even_starts(const std::vector<bool>& is_block, int chunks);
 
 /// The split whose costliest chunk is cheapest, where embedding and head cost so many layers.
-std::vector<ChunkShare> balanced_shares(int layers, int chunks, double embedding_cost, double head_cost);
+/// With `speeds`, one for each chunk, a chunk costs so many times less.
+std::vector<ChunkShare> balanced_shares(int layers, int chunks, double embedding_cost, double head_cost,
+                                        const std::vector<double>& speeds = {});
 
 /// What pipeline.split makes of a model: "count" and listed entries as they say; "size", "time" and "pipedream"
 /// balanced by parameters or FLOPs, where the run goes by what it counts or measures. ConfigError where a list does not

@@ -10,11 +10,13 @@ constexpr Named<RecomputeKind> kRecomputes[] = {
     {"budget", RecomputeKind::kBudget}, {"stage", RecomputeKind::kStage},
 };
 
+constexpr Named<EvalWeights> kEvalWeights[] = {{"trained", EvalWeights::kTrained}, {"ema", EvalWeights::kEma}};
 constexpr Named<OmpWaitPolicy> kWaitPolicies[] = {{"active", OmpWaitPolicy::kActive},
                                                   {"passive", OmpWaitPolicy::kPassive}};
 
 }  // namespace
 
+std::span<const Named<EvalWeights>> enum_names(std::type_identity<EvalWeights>) { return kEvalWeights; }
 std::span<const Named<OmpWaitPolicy>> enum_names(std::type_identity<OmpWaitPolicy>) { return kWaitPolicies; }
 std::span<const Named<RecomputeKind>> enum_names(std::type_identity<RecomputeKind>) { return kRecomputes; }
 
@@ -78,6 +80,25 @@ void describe(config::Section<TrainConfig>& section) {
   section.field("save_mlp_activations", &TrainConfig::save_mlp_activations,
                 "save the outputs of the MLP's activation function for backward instead of recomputing them: a little "
                 "faster, more memory");
+  section.field(
+      "noise_scale", &TrainConfig::noise_scale,
+      "measure the gradient noise scale (McCandlish et al. 2018), whole and of each layer, from the norms of "
+      "the first micro-batch of each data-parallel rank and of the whole batch; noise_scale in metrics.jsonl");
+  section
+      .field("noise_scale_ema", &TrainConfig::noise_scale_ema,
+             "with noise_scale: decay rate of the averages of its numerator and denominator")
+      .range(0, 0.999999);
+  section
+      .field(
+          "layer_keep", &TrainConfig::layer_keep,
+          "progressive layer dropping (Zhang, He 2020): share theta of layers that is kept in the end; at step t it is "
+          "(1 - theta) exp(-gamma t) + theta, and layer i of L is kept with probability 1 - (i / L) (1 - that); "
+          "unset: no layer is dropped")
+      .range(0.01, 1);
+  section
+      .field("layer_keep_gamma", &TrainConfig::layer_keep_gamma,
+             "with layer_keep: gamma; unset: 100 / steps of the run")
+      .above(0);
   section
       .field("hash_every", &TrainConfig::hash_every,
              "steps between hashes of the whole training state, by which `trireme diff` finds where two runs diverge; "
@@ -99,6 +120,11 @@ void describe(config::Section<EvalConfig>& section) {
   section.field("every", &EvalConfig::every, "steps between validations, with one more at the end; 0: none")
       .at_least(0);
   section.field("samples", &EvalConfig::samples, "validation samples, the same ones each time").at_least(1);
+  section.field(
+      "weights", &EvalConfig::weights,
+      "weights that validation uses, and with them whatever opens a checkpoint of the run (eval, generate, convert, "
+      "serve, model.init_from); trained: as they are, of schedule-free-adamw the averaged ones; ema: the moving "
+      "average of optim.ema_decay");
 }
 
 void describe(config::Section<CheckpointConfig>& section) {

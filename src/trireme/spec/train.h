@@ -39,6 +39,13 @@ enum class OmpWaitPolicy {
 };
 std::span<const Named<OmpWaitPolicy>> enum_names(std::type_identity<OmpWaitPolicy>);
 
+/// Which weights validation within training computes with.
+enum class EvalWeights : std::uint8_t {
+  kTrained,  ///< as they are; the averaged ones of schedule-free-adamw
+  kEma,      ///< the moving average of optim.ema_decay
+};
+std::span<const Named<EvalWeights>> enum_names(std::type_identity<EvalWeights>);
+
 /// [train]
 struct TrainConfig {
   std::optional<std::int64_t> steps, tokens;                ///< one of them
@@ -56,6 +63,11 @@ struct TrainConfig {
   bool gemm_autotune = true;           ///< GPU: GEMM kernels are timed at first use; false: cuBLASLt's heuristic
   bool recompute_norms = false;        ///< norm outputs are recomputed in backward instead of saved
   bool save_mlp_activations = false;   ///< outputs of the MLP's activation are saved for backward
+  bool noise_scale = false;            ///< the gradient noise scale is measured
+  double noise_scale_ema = 0.95;       ///< decay rate of its two averages
+  /// Progressive layer dropping: theta bar, the share of layers that is kept in the end; unset: all are, always.
+  std::optional<double> layer_keep;
+  std::optional<double> layer_keep_gamma;  ///< how fast it is approached, a step; unset: 100 / steps of the run
   std::int64_t hash_every = 100;
   std::vector<std::string> freeze;
   bool operator==(const TrainConfig&) const = default;
@@ -65,6 +77,7 @@ struct TrainConfig {
 struct EvalConfig {
   std::int64_t every = 0;
   std::int64_t samples = 64;
+  EvalWeights weights = EvalWeights::kTrained;
   bool operator==(const EvalConfig&) const = default;
 };
 

@@ -6,23 +6,6 @@
 
 namespace trireme::spmd {
 
-Place place_of(const pg::Graph& graph, const layout::Mesh& mesh, const std::vector<int>& coordinates, int tensor,
-               const pg::Sharding& sharding) {
-  Place place;
-  const auto& dims = graph.tensor(tensor).dims;
-  for (std::size_t i = 0; i < dims.size(); ++i) {
-    Index parts = 1, part = 0;
-    for (const int axis : sharding.dims[i]) {
-      const Index size = mesh.axes()[static_cast<std::size_t>(axis)].size;
-      parts *= size;
-      part = part * size + coordinates[static_cast<std::size_t>(axis)];
-    }
-    place.sizes.push_back(graph.size(dims[i]) / parts);
-    place.origin.push_back(part * place.sizes.back());
-  }
-  return place;
-}
-
 at::Tensor box_of(const at::Tensor& whole, const Place& place) {
   at::Tensor box = whole;
   for (std::size_t i = 0; i < place.origin.size(); ++i) {
@@ -32,12 +15,15 @@ at::Tensor box_of(const at::Tensor& whole, const Place& place) {
   return box;
 }
 
+at::Tensor packed(const at::Tensor& data) { return data.is_non_overlapping_and_dense() ? data : data.contiguous(); }
+
 int position(const std::vector<int>& dims, int dim) {
   const auto found = std::ranges::find(dims, dim);
   return found == dims.end() ? -1 : static_cast<int>(found - dims.begin());
 }
 
 at::Tensor aligned(const at::Tensor& data, const std::vector<int>& dims, const std::vector<int>& to) {
+  if (dims == to) return data;
   std::vector<std::int64_t> order, sizes;
   for (const int dim : to) {
     const int at = position(dims, dim);
@@ -48,6 +34,7 @@ at::Tensor aligned(const at::Tensor& data, const std::vector<int>& dims, const s
 }
 
 at::Tensor summed_to(const at::Tensor& data, const std::vector<int>& from, const std::vector<int>& dims) {
+  if (from == dims) return packed(data);
   std::vector<std::int64_t> gone, order;
   std::vector<int> left;
   for (std::size_t i = 0; i < from.size(); ++i) {

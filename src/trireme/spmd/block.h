@@ -14,10 +14,8 @@ namespace trireme::spmd {
 namespace pg = plan::graph;
 using pg::Index;
 
-/// Which box of the whole tensor; one entry for each dimension.
-struct Place {
-  std::vector<Index> origin, sizes;
-};
+using pg::Place;
+using pg::place_of;
 
 struct Block {
   at::Tensor data;
@@ -26,11 +24,11 @@ struct Block {
   Index end(std::size_t dim) const { return origin[dim] + size(dim); }
 };
 
-/// The box that a rank at these mesh coordinates has. Along partial axes every rank has the same box.
-Place place_of(const pg::Graph& graph, const layout::Mesh& mesh, const std::vector<int>& coordinates, int tensor,
-               const pg::Sharding& sharding);
 /// A view into the whole tensor.
 at::Tensor box_of(const at::Tensor& whole, const Place& place);
+
+/// As it is where its memory has no gaps, in whatever order (channels last, say); else a contiguous copy.
+at::Tensor packed(const at::Tensor& data);
 
 /// With dimensions in the order of `to` and size 1 where it has none of them: ready to be broadcast.
 at::Tensor aligned(const at::Tensor& data, const std::vector<int>& dims, const std::vector<int>& to);

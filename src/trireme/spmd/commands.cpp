@@ -1,17 +1,25 @@
 #include "trireme/spmd/commands.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
+#include <optional>
 
 #include "trireme/base/cores.h"
 #include "trireme/base/error.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/device/cpu_setup.h"
+#include "trireme/device/cuda.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/plan/graph/backward.h"
+#include "trireme/spmd/gpu_steps.h"
+#include "trireme/spmd/images.h"
+#include "trireme/spmd/pipeline.h"
 #include "trireme/spmd/verify.h"
 
 namespace trireme::spmd {
@@ -41,8 +49,8 @@ std::vector<pg::Inserted> with_most_bytes(comm::Group& world, std::vector<pg::In
 /// The whole graph's losses and gradients of each step, which strategies are held against: rank 0 runs it, all get it.
 class SharedReference {
  public:
-  SharedReference(const pg::Graph& both, const RunRequest& request, comm::Group& world)
-      : both_(both), request_(request), world_(world), values_(start_values(both, request.seed)) {}
+  SharedReference(const pg::Graph& both, const RunRequest& request, comm::Group& world, int micros)
+      : both_(both), request_(request), world_(world), micros_(micros), values_(start_values(both, request.seed)) {}
 
   const Reference& step(int number) {
     while (static_cast<int>(steps_.size()) <= number) {
@@ -59,7 +67,7 @@ class SharedReference {
   Reference next() {
     Reference reference{.gradients = Values(values_.size())};
     if (world_.rank() == 0)
-      reference = run_reference(both_, values_, request_.seed, static_cast<std::int64_t>(steps_.size()));
+      reference = run_micro_reference(both_, values_, request_.seed, static_cast<std::int64_t>(steps_.size()), micros_);
     world_.broadcast(comm::Buffer{&reference.loss, 1, comm::DType::kF64}, 0).wait();
     for (std::size_t i = 0; i < values_.size(); ++i) {
       if (both_.tensors[i].role != pg::Role::kParameter || !values_[i].defined()) continue;
@@ -76,25 +84,32 @@ class SharedReference {
   const pg::Graph& both_;
   const RunRequest& request_;
   comm::Group& world_;
+  const int micros_;
   Values values_;
   std::vector<Reference> steps_;
 };
 
-RunReport run_strategy(const pg::Graph& both, const pg::Strategy& strategy, const RunRequest& request,
-                       comm::Group& world, SharedReference& whole) {
-  Executor executor(both, strategy, world, {.seed = request.seed, .learning_rate = request.learning_rate});
-  const Values start = start_values(both, request.seed);
-  executor.load(start);
-  RunReport report;
-  for (const pg::Inserted& one : executor.lowering().inserted) {
-    if (one.step.kind == pg::StepKind::kSlice) continue;
-    ++report.collectives;
-    report.bytes += one.step.bytes;
-  }
+/// One of the ways to run: steps, and what to hold against the reference and the list.
+struct RunningGraph {
+  std::function<StepResult(const Values&)> step;
+  const Executor& executor;
+  const pg::Graph& both;         ///< of the executor: of a stage, the stage's
+  const pg::Strategy& strategy;  ///< likewise
+  comm::Group& group;            ///< ranks with the same list of collectives
+  std::function<std::vector<std::string>()> deviations;
+};
+
+RunReport run_steps(const RunningGraph& running, const RunRequest& request, comm::Group& world, SharedReference& whole,
+                    RunReport report) {
+  const Values start = start_values(with_backward(request.forward), request.seed);
+  std::optional<ImageBatches> train, test;
+  if (!request.train.labels.empty()) train.emplace(request.forward, request.train, request.seed);
+  if (!request.test.labels.empty()) test.emplace(request.forward, request.test, request.seed);
   for (int step = 0; step < request.steps; ++step) {
+    const Values inputs = train ? train->of_step(start, step) : start;
     world.barrier().wait();
     const auto begin = std::chrono::steady_clock::now();
-    StepResult result = executor.step(start);
+    StepResult result = running.step(inputs);
     world.barrier().wait();
     const double seconds = seconds_since(begin);
     report.seconds = step <= 1 ? seconds : std::min(report.seconds, seconds);
@@ -103,13 +118,17 @@ RunReport run_strategy(const pg::Graph& both, const pg::Strategy& strategy, cons
     if (!request.verify) continue;
     const Reference& reference = whole.step(step);
     report.reference.push_back(reference.loss);
-    const Deviation deviation = compare(both, executor, result, reference);
+    const Deviation deviation = compare(running.both, running.executor, result, reference);
     report.parameters = deviation.compared;
     if (deviation.worst >= report.worst) report.worst = deviation.worst, report.worst_parameter = deviation.parameter;
-    for (const std::string& what :
-         compare_collectives(both, strategy, executor.lowering(), {with_most_bytes(world, std::move(result.executed))}))
-      report.deviations.push_back(what);
+    for (std::vector<pg::Inserted>& executed : result.executed) {
+      for (const std::string& what : compare_collectives(running.both, running.strategy, running.executor.lowering(),
+                                                         {with_most_bytes(running.group, std::move(executed))}))
+        report.deviations.push_back(what);
+    }
+    for (const std::string& what : running.deviations()) report.deviations.push_back(what);
   }
+  if (test) report.accuracy = accuracy_of(request.forward, running.executor, *test, start, world);
   const std::vector<double> most = largest_of_ranks(
       world, {report.worst, report.peak_bytes, report.seconds, static_cast<double>(report.deviations.size())});
   if (most[0] > report.worst) report.worst_parameter = "one of another rank's";
@@ -118,14 +137,80 @@ RunReport run_strategy(const pg::Graph& both, const pg::Strategy& strategy, cons
   return report;
 }
 
+void count_collectives(const pg::Lowering& lowering, int times, RunReport& report) {
+  for (const pg::Inserted& one : lowering.inserted) {
+    if (one.step.kind == pg::StepKind::kSlice) continue;
+    const int runs = one.phase == pg::Phase::kUpdate ? 1 : times;
+    report.collectives += static_cast<std::size_t>(runs);
+    report.bytes += one.step.bytes * runs;
+  }
+}
+
+RunReport run_strategy(const pg::Graph& both, const pg::Strategy& strategy, const RunRequest& request,
+                       comm::Group& world, SharedReference& whole) {
+  Executor executor(both, strategy, world,
+                    {.seed = request.seed, .learning_rate = request.learning_rate, .defer_loss = request.cuda});
+  RunReport report;
+  count_collectives(executor.lowering(), 1, report);
+  if (request.cuda) {
+    const c10::Device device = device::use_cuda(0);
+    const Values start = on_device(start_values(both, request.seed), device);
+    executor.load(start);
+    GpuSteps steps(both, executor, start, device, request.cuda_graphs);
+    return run_steps({.step = [&](const Values&) { return steps.step(); },
+                      .executor = executor,
+                      .both = both,
+                      .strategy = strategy,
+                      .group = world,
+                      .deviations = [] { return std::vector<std::string>{}; }},
+                     request, world, whole, std::move(report));
+  }
+  executor.load(start_values(both, request.seed));
+  return run_steps({.step = [&](const Values& start) { return executor.step(start); },
+                    .executor = executor,
+                    .both = both,
+                    .strategy = strategy,
+                    .group = world,
+                    .deviations = [] { return std::vector<std::string>{}; }},
+                   request, world, whole, std::move(report));
+}
+
+RunReport run_staged(const pg::Graph& both, const pg::StagedPlan& plan, const RunRequest& request, comm::Group& world) {
+  PipelineExecutor pipeline(request.forward, plan, world,
+                            {.seed = request.seed, .learning_rate = request.learning_rate});
+  pipeline.load(start_values(both, request.seed));
+  SharedReference whole(both, request, world, plan.micros);
+  RunReport report{.messages = pipeline.listed_messages(), .message_bytes = pipeline.listed_bytes()};
+  count_collectives(pipeline.executor().lowering(), plan.micros, report);
+  return run_steps({.step = [&](const Values& start) { return pipeline.step(start); },
+                    .executor = pipeline.executor(),
+                    .both = pipeline.stage().graph,
+                    .strategy = pipeline.stage().strategy,
+                    .group = pipeline.stage_ranks(),
+                    .deviations = [&] { return pipeline.deviations(); }},
+                   request, world, whole, std::move(report));
+}
+
 std::vector<RunReport> run_graph(const RunRequest& request, comm::Rank& rank) {
   at::set_num_threads(std::max(1, usable_cores() / std::max(1, request.local_ranks)));
   device::initialise_mkl_vml();
+  if (request.cuda) {
+    if (!request.train.labels.empty())
+      throw ConfigError("images are trained on CPUs", "leave out --device cuda, or the images");
+    if (rank.world().size() != 1 || !request.staged.empty())
+      throw ConfigError(fmt::format("graphs run on one GPU, and there are {} ranks", rank.world().size()),
+                        "run it without a strategy, or on CPUs");
+    // Sums are compared with the CPU's: no shorter mantissas behind one's back.
+    at::globalContext().setAllowTF32CuDNN(!request.verify);
+  }
+  if (request.verify && !request.train.labels.empty())
+    throw ConfigError("--verify compares steps on drawn inputs", "leave out the images, or --verify");
   const pg::Graph both = with_backward(request.forward);
-  SharedReference whole(both, request, rank.world());
+  SharedReference whole(both, request, rank.world(), 1);
   std::vector<RunReport> reports;
   for (const pg::Strategy& strategy : request.strategies)
     reports.push_back(run_strategy(both, strategy, request, rank.world(), whole));
+  for (const pg::StagedPlan& plan : request.staged) reports.push_back(run_staged(both, plan, request, rank.world()));
   return reports;
 }
 

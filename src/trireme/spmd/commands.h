@@ -8,18 +8,30 @@
 #include <vector>
 
 #include "trireme/comm/rank.h"
+#include "trireme/plan/graph/staged.h"
 #include "trireme/plan/graph/strategy.h"
 
 namespace trireme::spmd {
 
+/// Grey images of one size with their classes.
+struct ImageSet {
+  int side = 0;
+  std::vector<float> pixels;  ///< from 0 to 1, row by row, image by image
+  std::vector<int> labels;
+};
+
 struct RunRequest {
   plan::graph::Graph forward;
   std::vector<plan::graph::Strategy> strategies;  ///< one after the other, each from the same parameters
+  std::vector<plan::graph::StagedPlan> staged;    ///< after them: plans with pipeline stages
   int steps = 1;
   double learning_rate = 0.01;
   std::uint64_t seed = 0;
-  bool verify = false;  ///< also run it whole and compare: every loss, every gradient, every collective
-  int local_ranks = 1;  ///< that share the machine's cores
+  bool verify = false;       ///< also run it whole and compare: every loss, every gradient, every collective
+  ImageSet train, test;      ///< labelled images to train on and to judge by; empty: drawn inputs
+  bool cuda = false;         ///< on a GPU: one rank
+  bool cuda_graphs = false;  ///< there: capture a step, replay it
+  int local_ranks = 1;       ///< that share the machine's cores
 };
 
 struct RunReport {
@@ -28,19 +40,22 @@ struct RunReport {
   double worst = 0;  ///< the largest difference of a gradient's element, relative to the gradient's largest
   std::string worst_parameter;
   std::size_t parameters = 0;           ///< compared
-  std::size_t collectives = 0;          ///< of a step, halos too
+  std::size_t collectives = 0;          ///< of a step, halos too; of a plan with stages: of the first
   double bytes = 0;                     ///< of their buffers, as listed
   std::vector<std::string> deviations;  ///< where what ran is not what was listed
+  std::size_t messages = 0;             ///< between stages in a step, of all ranks
+  double message_bytes = 0;             ///< of theirs
+  double accuracy = -1;                 ///< on the test images, after the last step; -1: there are none
   double peak_bytes = 0;                ///< of the rank that holds most
   double seconds = 0;                   ///< of the fastest step after the first, or of the only one
 };
 
 struct Commands {
   std::uint32_t version;
-  /// Called by every rank; the same on all of them. A report for each strategy.
+  /// Called by every rank; the same on all of them. A report for each strategy and plan.
   std::vector<RunReport> (*run)(const RunRequest& request, comm::Rank& rank);
 };
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 
 extern "C" const Commands* trireme_spmd();
 inline constexpr const char* kEntry = "trireme_spmd";

@@ -1,23 +1,29 @@
 #include "trireme/spmd/executor.h"
 
-#include <ATen/ops/zeros.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
-#include <tuple>
 
 #include "trireme/base/error.h"
+#include "trireme/spmd/held_memory.h"
+#include "trireme/spmd/lifetimes.h"
 #include "trireme/spmd/ops/kernel.h"
 #include "trireme/spmd/transfers.h"
 
 namespace trireme::spmd {
+
 namespace {
 
-/// A tensor as one forward operator and its gradient operators want it.
-using Wanted = std::tuple<int, int, std::vector<int>>;  // tensor, forward operator, wanted dimensions
+constexpr double kMomentum = 0.1;  // of running statistics
 
 }  // namespace
 
@@ -27,20 +33,37 @@ class Executor::Impl {
       : both_(both), strategy_(strategy), options_(options) {
     refuse_what_cannot_run();
     for (const pg::Op& op : both_.ops) spaces_.push_back(iteration_space(both_, op));
-    links_ = links_of(both_);
+    uses_ = uses_of(both_);
+    links_ = links_of(both_, strategy_.stored);
     lowering_ = lower(both_, strategy_);
+    program_ = program_of(both_, strategy_);
+    over_ = lifetimes_of(both_, spaces_, links_, program_);
+    backward_begins_ = static_cast<std::size_t>(
+        std::ranges::find_if(program_, [&](const auto& step) { return step.again || both_.op(step.op).forward >= 0; }) -
+        program_.begin());
     into_.resize(both_.ops.size());
     for (std::size_t i = 0; i < links_.size(); ++i) {
       if (!links_[i].is_update) into_[static_cast<std::size_t>(links_[i].consumer)].push_back(i);
     }
-    find_last_uses();
+    for (const pg::Op& op : both_.ops) {
+      if (op.kind == pg::OpKind::kSoftmaxLoss && op.part == pg::Part::kForward) losses_.push_back(op.outputs[0]);
+    }
     std::vector<pg::MeshAxes> axes;
     for (const pg::Inserted& inserted : lowering_.inserted) {
       if (inserted.step.kind != pg::StepKind::kSlice) axes.push_back(inserted.step.axes);
     }
     for (const int loss : losses_) axes.push_back(sharding_of_output(uses_.producer[std::size_t(loss)], loss).partial);
+    if (options_.neighbours) {
+      for (const pg::MeshAxes& set : options_.neighbours->axes()) axes.push_back(set);
+    }
     transfers_ = std::make_unique<Transfers>(strategy_.mesh, world, axes);
     parameters_.resize(both_.tensors.size());
+    masters_.resize(both_.tensors.size());
+    sum_of_.assign(both_.tensors.size(), -1);
+    for (const pg::Op& op : both_.ops) {
+      if (!is_parameter_sum(both_, op)) continue;
+      for (const int piece : op.inputs) sum_of_[static_cast<std::size_t>(piece)] = op.outputs[0];
+    }
   }
 
   const pg::Lowering& lowering() const { return lowering_; }
@@ -48,69 +71,140 @@ class Executor::Impl {
   void load(const Values& start) {
     for (std::size_t i = 0; i < both_.tensors.size(); ++i) {
       if (both_.tensors[i].role != pg::Role::kParameter || uses_.consumers[i].empty()) continue;
-      parameters_[i] = box_of(start[i], parameter_place(static_cast<int>(i))).clone(at::MemoryFormat::Contiguous);
+      const at::Tensor own = packed(box_of(start[i], parameter_place(static_cast<int>(i))));
+      parameters_[i] = own.to(scalar_type(both_.tensors[i].dtype)).clone();
+      // Updates smaller than the last bit of bf16 would be lost: master weights take them.
+      if (parameters_[i].scalar_type() == at::kBFloat16) masters_[i] = own.to(at::kFloat).clone();
     }
     steps_ = 0;
   }
 
   Place parameter_place(int tensor) const {
-    const int owner = uses_.consumers[static_cast<std::size_t>(tensor)][0];
-    const auto& inputs = both_.op(owner).inputs;
-    const auto input = static_cast<std::size_t>(std::ranges::find(inputs, tensor) - inputs.begin());
     return place_of(both_, strategy_.mesh, transfers_->coordinates(), tensor,
-                    input_sharding(spaces_[static_cast<std::size_t>(owner)], split_of(owner), input));
+                    parameter_sharding(both_, uses_, spaces_, strategy_, tensor));
+  }
+  bool holds(int tensor) const {
+    return both_.tensor(tensor).role == pg::Role::kParameter &&
+           !uses_.consumers[static_cast<std::size_t>(tensor)].empty();
   }
   const at::Tensor& parameter(int tensor) const { return parameters_[static_cast<std::size_t>(tensor)]; }
 
-  StepResult step(const Values& start) {
+  const RunningStatistics& statistics() const { return statistics_; }
+
+  void forward(int micro, const Values& inputs) {
     const c10::NoGradGuard no_gradients;
-    start_ = &start;
-    result_ = StepResult{.gradients = Values(both_.tensors.size())};
-    values_.assign(both_.tensors.size(), {});
-    memory_ = {};
-    for (const at::Tensor& parameter : parameters_) memory_.add(parameter);
-    for (std::size_t i = 0; i < both_.ops.size(); ++i) {
-      run(static_cast<int>(i));
-      release(static_cast<int>(i));
-    }
+    if (micros_.empty() && executed_.empty()) begin_step();
+    Micro& state = micros_[micro];
+    state.number = micro;
+    state.inputs = &inputs;
+    state.values.assign(both_.tensors.size(), {});
+    for (std::size_t position = 0; position < backward_begins_; ++position) run(state, position);
+  }
+
+  void backward(int micro) {
+    const c10::NoGradGuard no_gradients;
+    Micro& state = micros_.at(micro);
+    for (std::size_t position = backward_begins_; position < program_.size(); ++position) run(state, position);
     for (const pg::Link& link : links_) {
-      if (link.is_update) update(link);
+      if (!link.is_update) continue;
+      at::Tensor& value = state.values[static_cast<std::size_t>(link.tensor)];
+      TRIREME_CHECK(value.defined(), "{} was freed before the update", both_.tensor(link.tensor).name);
+      at::Tensor& sum = sums_[static_cast<std::size_t>(link.tensor)];
+      const at::Tensor next = sum.defined() ? sum + value : value;
+      memory_.add(next);
+      memory_.remove(sum);
+      sum = next;
+      memory_.remove(value);
+      value = at::Tensor();
     }
-    result_.loss = total_loss();
-    result_.peak_bytes = memory_.peak();
-    TRIREME_CHECK(converted_.empty() && extended_.empty() && kept_.empty(), "a step of {} holds on to tensors",
-                  both_.name);
-    values_.clear();
+    TRIREME_CHECK(state.converted.empty() && state.extended.empty() && state.kept.empty(),
+                  "a micro-batch of {} holds on to tensors", both_.name);
+    executed_[micro] = std::move(state.executed);
+    micros_.erase(micro);
+  }
+
+  StepResult update() {
+    const c10::NoGradGuard no_gradients;
+    TRIREME_CHECK(micros_.empty() && static_cast<int>(executed_.size()) == options_.micros,
+                  "an update of {} before all micro-batches are through", both_.name);
+    StepResult result{.gradients = Values(both_.tensors.size())};
+    std::vector<pg::Inserted> executed;
+    for (const pg::Link& link : links_) {
+      if (!link.is_update) continue;
+      at::Tensor& sum = sums_[static_cast<std::size_t>(link.tensor)];
+      at::Tensor mean = options_.micros > 1 ? sum / static_cast<double>(options_.micros) : sum;
+      result.gradients[static_cast<std::size_t>(both_.tensor(link.tensor).grad_of)] =
+          converted(link, pg::Phase::kUpdate, std::move(mean), executed);
+      memory_.remove(sum);
+      sum = at::Tensor();
+    }
+    if (options_.neighbours) options_.neighbours->sum_gradients(result.gradients);
+    if (options_.learning_rate != 0) descend(result.gradients);
+    update_statistics();
+    for (auto& [micro, list] : executed_) {
+      list.insert(list.end(), executed.begin(), executed.end());
+      result.executed.push_back(std::move(list));
+    }
+    executed_.clear();
+    if (options_.defer_loss) {
+      result.loss_value = losses_.empty() ? at::Tensor() : loss_sums_[0];
+      for (std::size_t i = 1; i < loss_sums_.size(); ++i) result.loss_value = result.loss_value + loss_sums_[i];
+    } else {
+      result.loss = total_loss();
+    }
+    result.peak_bytes = memory_.peak();
     ++steps_;
-    return std::move(result_);
+    return result;
+  }
+
+  StepResult step(const Values& start) {
+    forward(0, start);
+    backward(0);
+    return update();
   }
 
  private:
-  /// Bytes of the memory behind all tensors that are held, each counted once.
-  class HeldMemory {
-   public:
-    void add(const at::Tensor& tensor) {
-      if (!tensor.defined()) return;
-      auto& [bytes, holders] = held_[tensor.storage().data()];
-      bytes = static_cast<double>(tensor.storage().nbytes());
-      if (holders++ == 0) now_ += bytes;
-      peak_ = std::max(peak_, now_);
-    }
-    void remove(const at::Tensor& tensor) {
-      if (!tensor.defined()) return;
-      const auto found = held_.find(tensor.storage().data());
-      if (found == held_.end() || --found->second.second > 0) return;
-      now_ -= found->second.first;
-      held_.erase(found);
-    }
-    double peak() const { return peak_; }
-
-   private:
-    std::map<const void*, std::pair<double, int>> held_;
-    double now_ = 0, peak_ = 0;
+  /// What one micro-batch holds while it is on its way.
+  struct Micro {
+    int number = 0;
+    const Values* inputs = nullptr;
+    Values values;
+    std::map<Wanted, at::Tensor> converted;
+    std::map<std::pair<int, int>, Block> extended;  // tensor, forward operator
+    std::map<int, Kept> kept;                       // [forward operator]
+    std::set<int> own_sums;                         // gradients whose memory nothing else reads
+    std::vector<pg::Inserted> executed;
   };
 
-  int family(int op) const { return both_.op(op).forward >= 0 ? both_.op(op).forward : op; }
+  void begin_step() {
+    memory_ = {};
+    for (const at::Tensor& parameter : parameters_) memory_.add(parameter);
+    sums_.assign(both_.tensors.size(), {});
+    loss_sums_.assign(losses_.size(), {});
+  }
+
+  /// Plain gradient descent, all parameters at once.
+  void descend(const Values& gradients) {
+    std::vector<at::Tensor> own, by, rounded;
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      if (!gradients[i].defined()) continue;
+      const bool has_master = masters_[i].defined();
+      own.push_back(has_master ? masters_[i] : parameters_[i]);
+      by.push_back(has_master ? gradients[i].to(at::kFloat) : gradients[i]);
+      if (has_master) rounded.push_back(parameters_[i]);
+    }
+    if (own.empty()) return;
+    at::_foreach_add_(own, by, -options_.learning_rate);
+    if (rounded.size() == own.size()) {
+      at::_foreach_copy_(rounded, own);
+    } else {
+      for (std::size_t i = 0; i < masters_.size(); ++i) {
+        if (masters_[i].defined()) parameters_[i].copy_(masters_[i]);
+      }
+    }
+  }
+
+  int family(int op) const { return family_of(both_, op); }
   const pg::Split& split_of(int op) const { return strategy_.splits[static_cast<std::size_t>(family(op))]; }
   const pg::IterationSpace& space(int op) const { return spaces_[static_cast<std::size_t>(op)]; }
 
@@ -137,130 +231,169 @@ class Executor::Impl {
     return {both_.op(op).inputs[input], family(op), wanted_dims(space(op), input)};
   }
 
-  /// When each thing is read last: then it goes.
-  void find_last_uses() {
-    uses_ = uses_of(both_);
-    last_read_.assign(both_.tensors.size(), -1);
-    std::map<Wanted, int> last_wanted;
-    for (std::size_t i = 0; i < both_.ops.size(); ++i) {
-      const pg::Op& op = both_.ops[i];
-      const int index = static_cast<int>(i);
-      for (const int output : op.outputs) last_read_[static_cast<std::size_t>(output)] = index;
-      if (op.kind == pg::OpKind::kSoftmaxLoss && op.part == pg::Part::kForward) losses_.push_back(op.outputs[0]);
-      last_of_family_[family(index)] = index;
-      for (std::size_t k = 0; k < op.inputs.size(); ++k) {
-        if (is_parameter_sum(both_, op)) {
-          last_read_[static_cast<std::size_t>(op.inputs[k])] = index;
-        } else {
-          last_wanted[wanted_of(index, k)] = index;
-        }
-      }
-    }
-    const int end = static_cast<int>(both_.ops.size());
-    for (const pg::Link& link : links_) {
-      int& last = last_read_[static_cast<std::size_t>(link.tensor)];
-      last = std::max(last, link.is_update ? end : link.consumer);
-    }
-    for (const int loss : losses_) last_read_[static_cast<std::size_t>(loss)] = end;
-    std::map<std::pair<int, int>, int> last_extended;
-    over_.resize(both_.ops.size());
-    for (const auto& [wanted, last] : last_wanted) {
-      over_[static_cast<std::size_t>(last)].converted.push_back(wanted);
-      int& until = last_extended[{std::get<0>(wanted), std::get<1>(wanted)}];
-      until = std::max(until, last);
-    }
-    // The rows of a halo are kept as long as some operator of the family reads the tensor.
-    for (const auto& [extended, last] : last_extended)
-      over_[static_cast<std::size_t>(last)].extended.push_back(extended);
-  }
-
-  void record(pg::Phase phase, int op, int tensor, pg::Step step) {
+  void record(std::vector<pg::Inserted>& executed, pg::Phase phase, int op, int tensor, pg::Step step) {
     step.bytes = transfers_->last_bytes();
-    result_.executed.push_back({phase, op, tensor, std::move(step)});
+    executed.push_back({phase, op, tensor, std::move(step)});
   }
 
-  pg::Phase phase_of(int op) const { return both_.op(op).forward >= 0 ? pg::Phase::kBackward : pg::Phase::kForward; }
-
-  at::Tensor converted(const pg::Link& link, pg::Phase phase, at::Tensor data) {
-    const pg::LinkEnds ends = ends_of(both_, spaces_, link, split_of(link.producer), split_of(link.consumer));
+  at::Tensor converted(const pg::Link& link, pg::Phase phase, at::Tensor data, std::vector<pg::Inserted>& executed) {
+    const pg::LinkEnds ends = ends_of(both_, spaces_, link, strategy_);
     for (const pg::Step& step : convert(strategy_.mesh, both_.bytes(both_.tensor(link.tensor)), ends.from, ends.to)) {
       data = transfers_->take(step, data);
-      record(phase, link.consumer, link.tensor, step);
+      record(executed, phase, link.consumer, link.tensor, step);
     }
     return data;
   }
 
-  const at::Tensor& source(int tensor) const {
-    const bool is_parameter = both_.tensor(tensor).role == pg::Role::kParameter;
-    const at::Tensor& data = (is_parameter ? parameters_ : values_)[static_cast<std::size_t>(tensor)];
+  const at::Tensor& source(Micro& state, int tensor) {
+    const pg::Role role = both_.tensor(tensor).role;
+    at::Tensor& data = (role == pg::Role::kParameter ? parameters_ : state.values)[static_cast<std::size_t>(tensor)];
+    if (!data.defined() && role == pg::Role::kReceived) {
+      data = options_.neighbours->receive(tensor, state.number, received_place(tensor));
+      memory_.add(data);
+    }
     TRIREME_CHECK(data.defined(), "{} is read after it was freed", both_.tensor(tensor).name);
     return data;
   }
 
+  /// As its first reader wants it.
+  Place received_place(int tensor) const {
+    const int reader = uses_.consumers[static_cast<std::size_t>(tensor)][0];
+    const auto& inputs = both_.op(reader).inputs;
+    const auto input = static_cast<std::size_t>(std::ranges::find(inputs, tensor) - inputs.begin());
+    return place_of(both_, strategy_.mesh, transfers_->coordinates(), tensor,
+                    input_sharding(space(reader), split_of(reader), input));
+  }
+
   /// An input as the operator wants it, without its halo.
-  Block operand(int op, std::size_t input) {
+  Block operand(Micro& state, int op, std::size_t input) {
     const int tensor = both_.op(op).inputs[input];
-    if (is_parameter_sum(both_, both_.op(op))) {
-      const Place place = place_of(both_, strategy_.mesh, transfers_->coordinates(), tensor,
-                                   sharding_of_output(uses_.producer[static_cast<std::size_t>(tensor)], tensor));
-      return {source(tensor), place.origin};
-    }
     const Place place = place_of(both_, strategy_.mesh, transfers_->coordinates(), tensor,
                                  input_sharding(space(op), split_of(op), input));
     if (both_.tensor(tensor).role == pg::Role::kInput)
-      return {box_of((*start_)[static_cast<std::size_t>(tensor)], place).contiguous(), place.origin};
+      return {packed(box_of((*state.inputs)[static_cast<std::size_t>(tensor)], place)), place.origin};
     // Of max pooling not the output is read again, but which element of each window it was.
     const pg::Op& forward = both_.op(family(op));
     if (forward.kind == pg::OpKind::kPooling && op != family(op) && tensor == forward.outputs[0])
-      return {kept_.at(family(op)).at("winner"), place.origin};
-    const auto found = converted_.find(wanted_of(op, input));
-    const at::Tensor& data = found != converted_.end() ? found->second : source(tensor);
+      return {state.kept.at(family(op)).at("winner"), place.origin};
+    const auto found = state.converted.find(wanted_of(op, input));
+    const at::Tensor& data = found != state.converted.end() ? found->second : source(state, tensor);
     TRIREME_CHECK(data.sizes().vec() == place.sizes, "{} does not lie as {} wants it", both_.tensor(tensor).name,
                   both_.op(op).name);
     return {data, place.origin};
   }
 
-  void run(int index) {
+  void run(Micro& state, std::size_t position) {
+    const auto [index, again] = program_[position];
     const pg::Op& op = both_.op(index);
+    const pg::Phase phase = op.forward >= 0 || again ? pg::Phase::kBackward : pg::Phase::kForward;
+    if (is_parameter_sum(both_, op)) return release(state, position);  // its parts were added as they were made
     for (const std::size_t i : into_[static_cast<std::size_t>(index)]) {
       const pg::Link& link = links_[i];
-      at::Tensor data = converted(link, phase_of(index), source(link.tensor));
+      at::Tensor data = converted(link, phase, source(state, link.tensor), state.executed);
       memory_.add(data);
-      converted_[wanted_of(index, static_cast<std::size_t>(link.input))] = std::move(data);
+      state.converted[wanted_of(index, static_cast<std::size_t>(link.input))] = std::move(data);
     }
     OpCall call{.graph = both_,
                 .op = op,
                 .inputs = {},
                 .outputs = {},
-                .kept = kept_[family(index)],
+                .kept = state.kept[family(index)],
                 .all_reduce = {},
                 .seed = options_.seed,
-                .step = steps_};
-    for (std::size_t k = 0; k < op.inputs.size(); ++k) call.inputs.push_back(operand(index, k));
+                .step = steps_,
+                .micro = {.number = state.number, .count = options_.micros, .dims = options_.micro_dims}};
+    for (std::size_t k = 0; k < op.inputs.size(); ++k) call.inputs.push_back(operand(state, index, k));
     std::vector<pg::Step> statistics;
-    exchange_halos(index, call, statistics);
+    exchange_halos(state, index, phase, call, statistics);
     std::size_t next = 0;
     call.all_reduce = [&](at::Tensor& data, comm::Reduce reduce) {
       if (statistics.empty()) return;
       TRIREME_CHECK(next < statistics.size(), "operator {} has more statistics than the lowering lists", op.name);
       transfers_->all_reduce(statistics[next], data, reduce);
-      record(phase_of(index), index, -1, statistics[next++]);
+      record(state.executed, phase, index, -1, statistics[next++]);
     };
+    call.shares_statistics = !statistics.empty();
     for (const int output : op.outputs)
       call.outputs.push_back(
           place_of(both_, strategy_.mesh, transfers_->coordinates(), output, sharding_of_output(index, output)));
+    for (const int output : op.outputs) {
+      const int sum = sum_of_[static_cast<std::size_t>(output)];
+      call.sums.push_back(sum >= 0 && state.own_sums.contains(sum) ? state.values[static_cast<std::size_t>(sum)]
+                                                                   : at::Tensor());
+    }
     std::vector<at::Tensor> made = run_op(call);
     TRIREME_CHECK(next == statistics.size(), "operator {} has fewer statistics than the lowering lists", op.name);
     if (op.forward < 0) {
       for (const auto& [name, tensor] : call.kept) memory_.add(tensor);
     }
     for (std::size_t k = 0; k < made.size(); ++k) {
+      if (const int sum = sum_of_[static_cast<std::size_t>(op.outputs[k])]; sum >= 0) {
+        add_part(state, sum, made[k]);
+        continue;
+      }
+      at::Tensor& value = state.values[static_cast<std::size_t>(op.outputs[k])];
+      memory_.remove(value);
       memory_.add(made[k]);
-      values_[static_cast<std::size_t>(op.outputs[k])] = std::move(made[k]);
+      value = std::move(made[k]);
+      if (again) continue;
+      if (options_.neighbours)
+        options_.neighbours->made(op.outputs[k], state.number, {value, call.outputs[k].origin}, *transfers_);
+      for (std::size_t loss = 0; loss < losses_.size(); ++loss) {
+        if (losses_[loss] != op.outputs[k]) continue;
+        const at::Tensor wide = value.to(at::kDouble);
+        loss_sums_[loss] = loss_sums_[loss].defined() ? loss_sums_[loss] + wide : wide.clone();
+      }
     }
+    if (op.kind == pg::OpKind::kNorm && op.function == "batch" && op.forward < 0 && !again && !options_.defer_loss)
+      add_statistics(index, call);
+    release(state, position);
   }
 
-  void exchange_halos(int index, OpCall& call, std::vector<pg::Step>& statistics) {
+  /// Means and mean squares of a micro-batch.
+  void add_statistics(int index, const OpCall& call) {
+    const at::Tensor mean = call.kept.at("mean").flatten().to(at::kDouble),
+                     rstd = call.kept.at("rstd").flatten().to(at::kDouble);
+    const at::Tensor squares = rstd.pow(-2) - kNormEps + mean * mean;
+    at::Tensor& sum = moments_[index];
+    const at::Tensor next = at::stack({mean, squares});
+    sum = sum.defined() ? sum + next : next;
+    statistics_[both_.op(index).name].origin = call.inputs[1].origin[0];
+  }
+
+  /// One step further: PyTorch's momentum and its unbiased variance, over the whole mini-batch.
+  void update_statistics() {
+    for (auto& [index, sum] : moments_) {
+      const pg::Op& op = both_.op(index);
+      double elements = options_.micros;
+      for (const int dim : op.dims) elements *= static_cast<double>(both_.size(dim));
+      const at::Tensor mean = sum[0] / options_.micros;
+      const at::Tensor variance = (sum[1] / options_.micros - mean * mean) * (elements / std::max(1.0, elements - 1));
+      at::Tensor& moments = statistics_[op.name].moments;
+      if (!moments.defined()) moments = at::stack({at::zeros_like(mean), at::ones_like(mean)});
+      moments = moments * (1 - kMomentum) + at::stack({mean, variance}) * kMomentum;
+    }
+    moments_.clear();
+  }
+
+  /// One more part of a parameter's gradient. The first may be memory that others read, so the second makes a new one.
+  void add_part(Micro& state, int sum, const at::Tensor& part) {
+    at::Tensor& value = state.values[static_cast<std::size_t>(sum)];
+    if (part.is_same(value)) return;  // the operator has added to it
+    if (!value.defined()) {
+      value = part;
+    } else if (state.own_sums.contains(sum)) {
+      value.add_(part);
+      return;
+    } else {
+      memory_.remove(value);
+      value = value + part;
+      state.own_sums.insert(sum);
+    }
+    memory_.add(value);
+  }
+
+  void exchange_halos(Micro& state, int index, pg::Phase phase, OpCall& call, std::vector<pg::Step>& statistics) {
     const pg::Op &op = both_.op(index), &forward = both_.op(family(index));
     std::set<int> fresh;  // tensors whose halo this operator is the first to need
     for (const pg::Exchange& exchange : exchanges_of(both_, strategy_.mesh, op, space(index), split_of(index))) {
@@ -269,20 +402,20 @@ class Executor::Impl {
         continue;
       }
       const std::pair key{exchange.tensor, family(index)};
-      if (extended_.contains(key) && !fresh.contains(exchange.tensor)) continue;
+      if (state.extended.contains(key) && !fresh.contains(exchange.tensor)) continue;
       fresh.insert(exchange.tensor);
       const auto input = static_cast<std::size_t>(std::ranges::find(op.inputs, exchange.tensor) - op.inputs.begin());
-      const Block& block = extended_.contains(key) ? extended_.at(key) : call.inputs[input];
+      const Block& block = state.extended.contains(key) ? state.extended.at(key) : call.inputs[input];
       const pg::Window& window = forward.windows[static_cast<std::size_t>(exchange.window)];
       Block wider = transfers_->extend(exchange.step, block, [&](Index part, Index parts) {
         return halo_rows(both_, window, tiles_input(op), part, parts);
       });
-      record(phase_of(index), index, exchange.tensor, exchange.step);
-      extended_[key] = std::move(wider);
+      record(state.executed, phase, index, exchange.tensor, exchange.step);
+      state.extended[key] = std::move(wider);
     }
     for (std::size_t k = 0; k < op.inputs.size(); ++k) {
-      const auto found = extended_.find({op.inputs[k], family(index)});
-      if (found == extended_.end() || !reads_halo(op, op.inputs[k])) continue;
+      const auto found = state.extended.find({op.inputs[k], family(index)});
+      if (found == state.extended.end() || !reads_halo(op, op.inputs[k])) continue;
       if (fresh.contains(op.inputs[k])) memory_.add(found->second.data);
       call.inputs[k] = found->second;
     }
@@ -293,47 +426,37 @@ class Executor::Impl {
     return op.kind != pg::OpKind::kEinsum && !(op.part == pg::Part::kBackwardWeight && op.inputs[1] == tensor);
   }
 
-  void release(int index) {
-    for (const Wanted& wanted : over_[static_cast<std::size_t>(index)].converted) {
-      const auto found = converted_.find(wanted);
-      if (found == converted_.end()) continue;
+  void release(Micro& state, std::size_t position) {
+    const Over& over = over_[position];
+    for (const Wanted& wanted : over.converted) {
+      const auto found = state.converted.find(wanted);
+      if (found == state.converted.end()) continue;
       memory_.remove(found->second);
-      converted_.erase(found);
+      state.converted.erase(found);
     }
-    for (const auto& key : over_[static_cast<std::size_t>(index)].extended) {
-      const auto found = extended_.find(key);
-      if (found == extended_.end()) continue;
+    for (const auto& key : over.extended) {
+      const auto found = state.extended.find(key);
+      if (found == state.extended.end()) continue;
       memory_.remove(found->second.data);
-      extended_.erase(found);
+      state.extended.erase(found);
     }
-    if (last_of_family_.at(family(index)) == index) {
-      for (const auto& [name, tensor] : kept_.at(family(index))) memory_.remove(tensor);
-      kept_.erase(family(index));
+    for (const int op : over.kept) {
+      for (const auto& [name, tensor] : state.kept.at(op)) memory_.remove(tensor);
+      state.kept.erase(op);
     }
-    const pg::Op& op = both_.op(index);
-    const auto drop = [&](int tensor) {
-      at::Tensor& value = values_[static_cast<std::size_t>(tensor)];
-      if (!value.defined() || last_read_[static_cast<std::size_t>(tensor)] > index) return;
+    for (const int tensor : over.values) {
+      at::Tensor& value = state.values[static_cast<std::size_t>(tensor)];
       memory_.remove(value);
       value = at::Tensor();
-    };
-    for (const int input : op.inputs) drop(input);
-    for (const int output : op.outputs) drop(output);
+    }
   }
 
-  void update(const pg::Link& link) {
-    const int of = both_.tensor(link.tensor).grad_of;
-    at::Tensor gradient = converted(link, pg::Phase::kUpdate, source(link.tensor));
-    if (options_.learning_rate != 0) parameters_[static_cast<std::size_t>(of)].sub_(gradient, options_.learning_rate);
-    result_.gradients[static_cast<std::size_t>(of)] = std::move(gradient);
-  }
-
-  /// Summed over the ranks that hold summands: for people, not a part of the step.
+  /// The mean over micro-batches, summed over the ranks that hold summands: for people, not a part of the step.
   double total_loss() {
     double total = 0;
-    for (const int loss : losses_) {
-      at::Tensor value = values_[static_cast<std::size_t>(loss)].to(at::kDouble).clone();
-      const pg::Sharding lies = sharding_of_output(uses_.producer[static_cast<std::size_t>(loss)], loss);
+    for (std::size_t i = 0; i < losses_.size(); ++i) {
+      at::Tensor value = loss_sums_[i].to(at::kCPU) / static_cast<double>(options_.micros);
+      const pg::Sharding lies = sharding_of_output(uses_.producer[static_cast<std::size_t>(losses_[i])], losses_[i]);
       if (!lies.partial.empty()) transfers_->all_reduce({.axes = lies.partial}, value, comm::Reduce::kSum);
       total += value.item<double>();
     }
@@ -344,31 +467,28 @@ class Executor::Impl {
   const pg::Strategy strategy_;
   const ExecutorOptions options_;
   std::vector<pg::IterationSpace> spaces_;
+  pg::Uses uses_;
   std::vector<pg::Link> links_;
   std::vector<std::vector<std::size_t>> into_;  // [operator] links
   pg::Lowering lowering_;
-  pg::Uses uses_;
+  std::vector<pg::ProgramStep> program_;
+  std::vector<Over> over_;           // [step of the program]
+  std::size_t backward_begins_ = 0;  // in the program
   std::vector<int> losses_;
-  std::vector<int> last_read_;  // [tensor] the operator after which the block that was made goes
-  struct Over {
-    std::vector<Wanted> converted;
-    std::vector<std::pair<int, int>> extended;
-  };
-  std::vector<Over> over_;  // [operator] what nobody reads after it
-  std::map<int, int> last_of_family_;
   std::unique_ptr<Transfers> transfers_;
 
-  Values parameters_;
+  std::vector<int> sum_of_;  // [tensor] a part of a parameter's gradient: the sum; -1: none
+  Values parameters_, masters_;
   std::int64_t steps_ = 0;
 
   // Of the step that runs.
-  const Values* start_ = nullptr;
-  Values values_;
-  std::map<Wanted, at::Tensor> converted_;
-  std::map<std::pair<int, int>, Block> extended_;  // tensor, forward operator
-  std::map<int, Kept> kept_;                       // [forward operator]
+  std::map<int, Micro> micros_;
+  std::map<int, std::vector<pg::Inserted>> executed_;  // [micro-batch that is through]
+  Values sums_;                                        // [tensor] of gradients, over micro-batches
+  std::vector<at::Tensor> loss_sums_;
+  std::map<int, at::Tensor> moments_;  // [batch norm] sums over micro-batches of mean and mean square
+  RunningStatistics statistics_;
   HeldMemory memory_;
-  StepResult result_;
 };
 
 Executor::Executor(const pg::Graph& both, const pg::Strategy& strategy, comm::Group& world,
@@ -379,6 +499,11 @@ Executor::~Executor() = default;
 const pg::Lowering& Executor::lowering() const { return impl_->lowering(); }
 void Executor::load(const Values& start) { impl_->load(start); }
 StepResult Executor::step(const Values& start) { return impl_->step(start); }
+void Executor::forward(int micro, const Values& inputs) { impl_->forward(micro, inputs); }
+void Executor::backward(int micro) { impl_->backward(micro); }
+StepResult Executor::update() { return impl_->update(); }
+const RunningStatistics& Executor::statistics() const { return impl_->statistics(); }
+bool Executor::holds(int tensor) const { return impl_->holds(tensor); }
 Place Executor::parameter_place(int tensor) const { return impl_->parameter_place(tensor); }
 at::Tensor Executor::parameter(int tensor) const { return impl_->parameter(tensor); }
 

@@ -1,12 +1,13 @@
-// spmd/executor.h -- one rank's part of a graph that runs with a strategy.
+// spmd/executor.h -- one rank's part of a graph, or of a pipeline stage of one, that runs with a strategy.
 //
 //   Executor executor(both, strategy, world, {});            // on every rank: makes groups, checks the strategy
 //   StepResult result = executor.step(start_values(both, seed));
 //
 // A step walks the graph with its gradient operators in order: what the lowering inserts before an operator, the
 // operator on this rank's blocks, and what is read no more is freed. There is no second plan: links, conversions and
-// exchanges are those of plan/graph, and what was carried out comes back to be held against the list.
-// Depends on: transfers, ops/kernel, values.
+// exchanges are those of plan/graph, and what was carried out comes back to be held against the list. A stage runs its
+// micro-batches one by one, forward and backward as a schedule says, and updates after the last (pipeline.h).
+// Depends on: transfers, lifetimes, ops/kernel, values.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +16,41 @@
 
 #include "trireme/comm/group.h"
 #include "trireme/plan/graph/strategy.h"
+#include "trireme/spmd/transfers.h"
 #include "trireme/spmd/values.h"
 
 namespace trireme::spmd {
 
+/// What a stage exchanges with others while its operators run.
+class Neighbours {
+ public:
+  virtual ~Neighbours() = default;
+  /// This rank's block of a tensor that another stage makes.
+  virtual at::Tensor receive(int tensor, int micro, const Place& place) = 0;
+  /// An operator has made this block; whoever needs it gets it.
+  virtual void made(int tensor, int micro, const Block& block, Transfers& transfers) = 0;
+  /// Parameters that other stages hold too: their gradients become the sums over stages.
+  virtual void sum_gradients(Values& gradients) = 0;
+  /// Sets of mesh axes along which made() converts.
+  virtual std::vector<pg::MeshAxes> axes() const = 0;
+};
+
 struct ExecutorOptions {
-  std::uint64_t seed = 0;    ///< of dropout
-  double learning_rate = 0;  ///< plain gradient descent after each step; 0: parameters stay
+  std::uint64_t seed = 0;            ///< of dropout
+  double learning_rate = 0;          ///< plain gradient descent after each step; 0: parameters stay
+  int micros = 1;                    ///< micro-batches of a step
+  std::vector<int> micro_dims = {};  ///< dimensions that micro-batches divide: dropout draws by the index in the batch
+  bool defer_loss = false;           ///< leave it on its device: one rank, whose step a CUDA graph can then capture
+  Neighbours* neighbours = nullptr;  ///< of a pipeline stage; outlives the executor
 };
 
 struct StepResult {
-  double loss = 0;                     ///< the sum of all losses, the same on every rank
-  Values gradients;                    ///< [tensor] this rank's blocks, of parameters; they lie as their parameters do
-  std::vector<pg::Inserted> executed;  ///< in order, slices too; of a halo what this rank received
-  double peak_bytes = 0;               ///< of all blocks at once; parameters included
+  at::Tensor loss_value;  ///< with defer_loss: the sum over micro-batches, where it was computed
+  double loss = 0;        ///< the sum of all losses, the same on every rank of the graph or stage
+  Values gradients;       ///< [tensor] this rank's blocks, of parameters; they lie as their parameters do
+  /// [micro-batch] in order, slices too, with the update's at the end; of a halo what this rank received.
+  std::vector<std::vector<pg::Inserted>> executed;
+  double peak_bytes = 0;  ///< of all blocks at once; parameters included
 };
 
 class Executor {
@@ -43,11 +65,22 @@ class Executor {
   const pg::Lowering& lowering() const;
   /// Takes this rank's blocks of the parameters; other steps go on with them.
   void load(const Values& start);
-  /// Inputs are those of `start`.
+  /// Inputs are those of `start`. The same as forward, backward and update of one micro-batch.
   StepResult step(const Values& start);
+
+  /// Of one micro-batch, whose inputs must stay until its backward.
+  void forward(int micro, const Values& inputs);
+  void backward(int micro);
+  /// After every micro-batch of a step: the mean of their gradients and losses.
+  StepResult update();
+
+  /// Whether this graph or stage reads the parameter.
+  bool holds(int tensor) const;
   /// Where this rank's block of a parameter lies.
   Place parameter_place(int tensor) const;
   at::Tensor parameter(int tensor) const;
+  /// Of batch norms: of the mini-batch of each step, all its micro-batches together (GPipe's deferred batch norm).
+  const RunningStatistics& statistics() const;
 
  private:
   class Impl;

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/graph/staged.h"
 #include "trireme/spmd/ops/kernel.h"
 
 namespace trireme::spmd {
@@ -18,8 +19,9 @@ std::vector<std::int64_t> member_of_windows(const pg::Op& op, Index pg::Window::
 
 class ReferenceRun {
  public:
-  ReferenceRun(const pg::Graph& graph, const Values& start, std::uint64_t seed, std::int64_t step)
-      : graph_(graph), values_(start), seed_(seed), step_(step) {}
+  ReferenceRun(const pg::Graph& graph, const Values& start, std::uint64_t seed, std::int64_t step,
+               const MicroBatch& micro)
+      : graph_(graph), values_(start), seed_(seed), step_(step), micro_(micro) {}
 
   Reference run() {
     const c10::AutoGradMode with_gradients(true);
@@ -43,6 +45,25 @@ class ReferenceRun {
     const auto gradients = torch::autograd::grad({loss}, leaves, {}, c10::nullopt, false, /*allow_unused=*/true);
     for (std::size_t i = 0; i < which.size(); ++i) reference.gradients[which[i]] = gradients[i];
     return reference;
+  }
+
+  ReferenceRun& with_library_norms() {
+    library_norms_ = true;
+    return *this;
+  }
+
+  at::Tensor logits(const RunningStatistics& running) {
+    const c10::NoGradGuard no_gradients;
+    running_ = &running;
+    at::Tensor last;  // auxiliary losses come before
+    for (const pg::Op& op : graph_.ops) {
+      if (op.kind == pg::OpKind::kSoftmaxLoss) {
+        last = value(op.inputs[0]);
+      } else {
+        run_forward(op);
+      }
+    }
+    return last;
   }
 
  private:
@@ -197,8 +218,20 @@ class ReferenceRun {
     const at::Tensor& x = value(op.inputs[0]);
     std::vector<std::int64_t> axes;
     for (const int dim : op.dims) axes.push_back(position(dims(op.inputs[0]), dim));
-    const at::Tensor centred = x - x.mean(axes, true);
-    const at::Tensor normal = centred / (centred.square().mean(axes, true) + 1e-5).sqrt();
+    if (library_norms_ && op.function == "batch") {
+      value(op.outputs[0]) =
+          at::batch_norm(x, value(op.inputs[1]), value(op.inputs[2]), {}, {}, true, 0.1, kNormEps, false);
+      return;
+    }
+    at::Tensor mean, variance;
+    if (running_ && op.function == "batch") {
+      const at::Tensor moments = running_->at(op.name).moments.to(x.scalar_type()).view({2, 1, -1, 1, 1});
+      mean = moments[0], variance = moments[1];
+    } else {
+      mean = x.mean(axes, true);
+      variance = (x - mean).square().mean(axes, true);
+    }
+    const at::Tensor normal = (x - mean) / (variance + kNormEps).sqrt();
     value(op.outputs[0]) = normal * aligned(value(op.inputs[1]), dims(op.inputs[1]), dims(op.inputs[0])) +
                            aligned(value(op.inputs[2]), dims(op.inputs[2]), dims(op.inputs[0]));
   }
@@ -215,9 +248,12 @@ class ReferenceRun {
     if (op.function == "gelu") return at::gelu(x);
     if (op.function == "tanh") return at::tanh(x);
     if (op.function == "sigmoid") return at::sigmoid(x);
-    if (op.function == "dropout")
-      return x *
-             dropout_mask(op.name, {std::vector<Index>(whole.size(), 0), whole}, whole, seed_, step_, x.scalar_type());
+    if (op.function == "dropout" && running_) return x;
+    if (op.function == "dropout") {
+      std::vector<Index> batch = whole;
+      const Place place = micro_.in_batch(dims(op.outputs[0]), {std::vector<Index>(whole.size(), 0), whole}, batch);
+      return x * dropout_mask(op.name, place, batch, seed_, step_, x.options());
+    }
     return x;
   }
 
@@ -261,12 +297,55 @@ class ReferenceRun {
   Values values_;
   const std::uint64_t seed_;
   const std::int64_t step_;
+  const MicroBatch micro_;
+  bool library_norms_ = false;
+  const RunningStatistics* running_ = nullptr;  // null: training
 };
 
 }  // namespace
 
 Reference run_reference(const pg::Graph& graph, const Values& start, std::uint64_t seed, std::int64_t step) {
-  return ReferenceRun(graph, start, seed, step).run();
+  return ReferenceRun(graph, start, seed, step, {}).run();
+}
+
+at::Tensor run_logits(const pg::Graph& graph, const Values& values, const RunningStatistics& running) {
+  return ReferenceRun(graph, values, 0, 0, {}).logits(running);
+}
+
+Values values_of_micro(const pg::Graph& graph, const Values& start, const MicroBatch& micro) {
+  Values values = start;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (graph.tensors[i].role != pg::Role::kInput || !values[i].defined()) continue;
+    for (std::size_t dim = 0; dim < graph.tensors[i].dims.size(); ++dim) {
+      if (position(micro.dims, graph.tensors[i].dims[dim]) < 0) continue;
+      const auto at = static_cast<std::int64_t>(dim);
+      const Index size = values[i].size(at) / micro.count;
+      values[i] = values[i].narrow(at, micro.number * size, size);
+    }
+  }
+  return values;
+}
+
+Reference run_eager(const pg::Graph& graph, const Values& start) {
+  return ReferenceRun(graph, start, 0, 0, {}).with_library_norms().run();
+}
+
+Reference run_micro_reference(const pg::Graph& graph, const Values& start, std::uint64_t seed, std::int64_t step,
+                              int micros) {
+  const pg::MicroGraph micro = pg::micro_graph(graph, micros);
+  Reference mean;
+  for (int number = 0; number < micros; ++number) {
+    const MicroBatch of{.number = number, .count = micros, .dims = micro.dims};
+    const Reference one = ReferenceRun(micro.graph, values_of_micro(graph, start, of), seed, step, of).run();
+    mean.loss += one.loss / micros;
+    if (number == 0) mean.gradients.resize(one.gradients.size());
+    for (std::size_t i = 0; i < one.gradients.size(); ++i) {
+      if (!one.gradients[i].defined()) continue;
+      const at::Tensor part = one.gradients[i] / static_cast<double>(micros);
+      mean.gradients[i] = mean.gradients[i].defined() ? mean.gradients[i] + part : part;
+    }
+  }
+  return mean;
 }
 
 }  // namespace trireme::spmd

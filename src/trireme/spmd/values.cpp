@@ -52,8 +52,10 @@ at::ScalarType scalar_type(pg::DType dtype) {
       return at::kFloat;
     case pg::DType::kInt32:
       return at::kLong;
+    case pg::DType::kBf16:
+      return at::kBFloat16;
     default:
-      throw ConfigError("graphs run in fp32 and fp64", "choose one of them");
+      throw ConfigError("graphs run in bf16, fp32 and fp64", "choose one of them");
   }
 }
 

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "trireme/spmd/block.h"
@@ -11,6 +13,13 @@
 namespace trireme::spmd {
 
 using Values = std::vector<at::Tensor>;  ///< [tensor of the graph] whole; undefined where it is not there
+
+/// Running statistics of a batch norm's channels, as PyTorch keeps them: [mean and variance, channels of this rank].
+struct ChannelStatistics {
+  at::Tensor moments;  ///< fp64
+  Index origin = 0;    ///< the first channel
+};
+using RunningStatistics = std::map<std::string, ChannelStatistics>;  ///< by the operator's name
 
 at::ScalarType scalar_type(pg::DType dtype);
 

@@ -24,14 +24,14 @@ Deviation compare(const pg::Graph& both, const Executor& executor, const StepRes
   }
   for (std::size_t i = 0; i < both.tensors.size(); ++i) {
     const at::Tensor &mine = result.gradients[i], &whole = reference.gradients[i];
-    if (both.tensors[i].role != pg::Role::kParameter || (!mine.defined() && !whole.defined())) continue;
+    if (!executor.holds(static_cast<int>(i)) || (!mine.defined() && !whole.defined())) continue;
     ++deviation.compared;
     if (!mine.defined() || !whole.defined()) return {INFINITY, both.tensors[i].name, deviation.compared};
     const at::Tensor expected = box_of(whole, executor.parameter_place(static_cast<int>(i)));
     if (expected.sizes() != mine.sizes()) return {INFINITY, both.tensors[i].name, deviation.compared};
     // A gradient that is nothing but rounding is held against the others.
     const double scale = std::max({largest(whole), 1e-3 * most, 1e-30});
-    const double off = largest(mine.to(at::kDouble) - expected.to(at::kDouble)) / scale;
+    const double off = largest(mine.to(at::kCPU, at::kDouble) - expected.to(at::kDouble)) / scale;
     if (off > deviation.worst || std::isnan(off))
       deviation.worst = std::isnan(off) ? INFINITY : off, deviation.parameter = both.tensors[i].name;
   }

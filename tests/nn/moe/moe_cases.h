@@ -36,7 +36,8 @@ struct BuiltMoe {
 
 /// Experts are sharded over `group`, where there is one.
 inline std::unique_ptr<BuiltMoe> build_moe(const MoeCase& c, Precision precision, comm::Group* group = nullptr,
-                                           const ParallelContext& parallel = single_rank()) {
+                                           const ParallelContext& parallel = single_rank(),
+                                           at::Device device = at::kCPU) {
   auto built = std::make_unique<BuiltMoe>();
   const std::int64_t experts = c.config.num_experts, into = c.gated ? 2 * c.inner : c.inner;
   const layout::Mesh mesh({{"ep", group ? group->size() : 1}});
@@ -91,7 +92,7 @@ inline std::unique_ptr<BuiltMoe> build_moe(const MoeCase& c, Precision precision
                                                      .shared = std::move(shared),
                                                      .exchange = std::move(exchange)},
                                             parallel);
-  initialise(built->params, precision, /*seed=*/7);
+  initialise(built->params, precision, /*seed=*/7, device);
   return built;
 }
 

@@ -1,4 +1,4 @@
-// cli/plan/commands.h -- the commands below `trireme plan`, one file each; plan.cpp lists them.
+// cli/plan/commands.h -- the commands below `trireme plan` and `trireme simulate`, one file each.
 //
 // Depends on: command.h.
 #pragma once
@@ -12,5 +12,9 @@ void add_plan_roofline(Command& plan, Context& context);
 void add_plan_scaling(Command& plan, Context& context);
 void add_plan_batch(Command& plan, Context& context);
 void add_plan_in_flight(Command& plan, Context& context);
+
+/// Below `simulate`.
+void add_simulate_asynchronous(Command& simulate, Context& context);
+void add_simulate_spot(Command& simulate, Context& context);
 
 }  // namespace trireme::cli

@@ -12,6 +12,7 @@
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"
+#include "trireme/cli/plan/commands.h"
 #include "trireme/cli/plan/options.h"
 #include "trireme/cli/plan/print.h"
 #include "trireme/cli/program.h"
@@ -231,8 +232,13 @@ void add_simulate_command(Command& app, Context& context) {
       .type_name("FAULT");
   command.add_flag("--json", options->json, "As JSON, and nothing else");
   command.footer(kSimulateExamples);
-  command.callback(
-      [&context, options] { context.run = [&context, options] { return run_simulate(*options, context); }; });
+  command.require_subcommand(0, 1);
+  add_simulate_asynchronous(command, context);
+  add_simulate_spot(command, context);
+  command.callback([&context, options, &command] {
+    if (command.has_chosen_subcommand()) return;  // that one has left what is to be done
+    context.run = [&context, options] { return run_simulate(*options, context); };
+  });
 }
 
 }  // namespace trireme::cli

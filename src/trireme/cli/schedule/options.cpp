@@ -41,6 +41,11 @@ void ScheduleOptions::add_to(Command& command, Kind kind) {
   command.add_option("--steps", steps_, "Steps without a pipeline flush between them; default 1")
       .within(1, 4096)
       .type_name("N");
+  command
+      .add_option("--virtual-workers", virtual_workers_,
+                  "Of the kind hetpipe: pipelines of so many stages each that push and pull waves; default 1")
+      .within(1, 1024)
+      .type_name("N");
   command.add_flag("--recompute", recompute_, "Full activation recomputation: every forward again before its backward");
 }
 
@@ -50,6 +55,7 @@ schedule::Shape ScheduleOptions::shape(const schedule::Kind& kind) const {
                         .chunks_per_rank = chunks_ > 0 ? chunks_ : kind.default_chunks,
                         .steps = steps_,
                         .recompute = recompute_,
+                        .virtual_workers = virtual_workers_,
                         .most_in_flight = most_in_flight_};
   shape.times = times().scaled(1.0 / shape.chunks_per_rank);
   return shape;

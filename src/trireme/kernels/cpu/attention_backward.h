@@ -65,9 +65,10 @@ class Backward {
       TileUnit unit(problem_, span, number);
       begin_unit(unit, span.batch);
       look_ahead(unit, span, number);
-      for (std::int64_t block = unit.blocks.begin; block < unit.blocks.end; ++block) {
-        take_tile(unit, span.batch, block, dk + block * kTileKeys * padded_, dv + block * kTileKeys * padded_);
-      }
+      for_tiles(unit, [&](std::int64_t block, std::uint32_t blocks) {
+        take_tile(unit, span.batch, {static_cast<std::int32_t>(block), blocks}, dk + block * kTileKeys * padded_,
+                  dv + block * kTileKeys * padded_);
+      });
       const Real scale = static_cast<Real>(problem_.scale);
       for (std::int64_t row = 0; row < unit.queries; ++row) {
         auto* const to = row_of<Math>(problem_.dq, span.batch, unit.query + row, unit.head);
@@ -152,24 +153,28 @@ class Backward {
     transpose(transposed, kTileQueries / kPair, across, padded_, rows_ / kPair, padded_);
   }
 
-  void take_tile(const TileUnit& unit, std::int64_t batch, std::int64_t block, Real* dk, Real* dv) {
+  void take_tile(const TileUnit& unit, std::int64_t batch, const AttentionTile& tile, Real* dk, Real* dv) {
+    const std::int64_t block = tile.tile;
     // Strips from the first to the last that sees a column, for each vector of columns.
     std::int64_t first[kTileKeys / kWidth], last[kTileKeys / kWidth];
     for (std::int64_t i = 0; i < kTileKeys / kWidth; ++i) first[i] = unit.strips, last[i] = 0;
     bool ragged = false;
     for (std::int64_t row = 0; row < unit.strips; row += kStrip) {
       const StripColumns columns = strip_columns<Real>(unit.visible, row, block * kTileKeys);
-      if (columns.begin > 0 || columns.end < kTileKeys) {
-        clear(row, columns);
+      const std::uint32_t bits = strip_blocks(tile.blocks, row);
+      if (columns.begin > 0 || columns.end < kTileKeys || bits != kWholeStrip) {
+        clear(row, bits == kWholeStrip ? columns : StripColumns{0, 0, false});
         ragged = true;
       }
       if (columns.begin >= columns.end) continue;
-      for (std::int64_t c = columns.begin / kWidth; c < columns.end / kWidth; ++c) {
-        if (row < first[c]) first[c] = row;
-        last[c] = row + kStrip;
-      }
       prefetch_.step();
-      take_strip(unit, batch, block, row, columns);
+      for_runs(bits, columns, [&](const StripColumns& run) {
+        for (std::int64_t c = run.begin / kWidth; c < run.end / kWidth; ++c) {
+          if (row < first[c]) first[c] = row;
+          last[c] = row + kStrip;
+        }
+        take_strip(unit, batch, block, row, run);
+      });
     }
     // Tiles on an edge of the mask in narrower pieces: fewer rows are multiplied that see nothing.
     const std::int64_t piece = ragged ? (kColumns / 2) * kWidth : kTileKeys;

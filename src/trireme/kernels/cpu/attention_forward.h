@@ -47,14 +47,15 @@ class Forward {
       unit.find_blocks();
       begin_unit(unit, span.batch);
       look_ahead(unit, span, number);
-      for (std::int64_t block = unit.blocks.begin; block < unit.blocks.end; ++block) {
+      for_tiles(unit, [&](std::int64_t block, std::uint32_t blocks) {
         for (std::int64_t row = 0; row < unit.strips; row += kStrip) {
           const StripColumns columns = strip_columns<Real>(unit.visible, row, block * kTileKeys);
           if (columns.begin >= columns.end) continue;
           prefetch_.step();
-          take_strip(unit, span.batch, block, row, columns);
+          for_runs(strip_blocks(blocks, row), columns,
+                   [&](const StripColumns& run) { take_strip(unit, span.batch, block, row, run); });
         }
-      }
+      });
       write(unit, span.batch);
     }
   }

@@ -27,6 +27,13 @@ struct AttentionDropoutRng {
   double dropout_scale = 1;                     ///< 1 / (1 - p)
 };
 
+/// Block-sparse attention: a tile of a unit's 128 queries by 64 keys, of which some blocks of 16 x 16 are computed. Bit
+/// 4 i + j stands for queries 16 i to 16 i + 15 of the unit and keys 16 j to 16 j + 15 of the tile.
+struct AttentionTile {
+  std::int32_t tile = 0;
+  std::uint32_t blocks = 0;
+};
+
 struct AttentionProblem {
   std::int64_t batch = 0, heads = 0, key_heads = 0, queries = 0, keys = 0, head_dim = 0;
   double scale = 1;
@@ -35,6 +42,10 @@ struct AttentionProblem {
   std::int64_t visible_batch = 0;
   std::int64_t query_position = 0, key_position = 0;  ///< for the draws
   AttentionDropoutRng dropout_rng;
+  /// Block-sparse: unit u of head h has tiles [tile_begin[h * units + u], tile_begin[... + 1]), sorted; null: all
+  /// tiles.
+  const std::int64_t* tile_begin = nullptr;
+  const AttentionTile* tiles = nullptr;
 
   AttentionRows<const void*> q, k, v, dout, out_read;
   AttentionRows<void*> out, dq, dk, dv;

@@ -173,6 +173,8 @@ inline Range seen_blocks(const AttentionProblem& problem, const AttentionSpan& s
 struct TileUnit {
   std::int64_t head, query, queries, strips;  ///< strips: rows in whole strips
   Range blocks;                               ///< of keys
+  const AttentionTile* tiles = nullptr;       ///< block-sparse: those that are computed; null: all of `blocks`
+  std::int64_t tile_count = 0;
   Visible visible;
 
   TileUnit(const AttentionProblem& problem, const AttentionSpan& span, std::int64_t number) {
@@ -181,6 +183,11 @@ struct TileUnit {
     query = number % count * kTileQueries;
     queries = problem.queries - query < kTileQueries ? problem.queries - query : kTileQueries;
     strips = round_up(queries, kStrip);
+    if (problem.tile_begin != nullptr) {
+      const std::int64_t* const begin = problem.tile_begin + head * count + number % count;
+      tiles = problem.tiles + begin[0];
+      tile_count = begin[1] - begin[0];
+    }
     const std::int64_t offset = span.batch * problem.visible_batch + query;
     for (std::int64_t i = 0; i < kTileQueries; ++i) {
       visible.begin[i] = i < queries ? problem.visible_begin[offset + i] : 0;
@@ -202,13 +209,47 @@ struct TileUnit {
             problem.queries - from < kTileQueries ? problem.queries - from : kTileQueries};
   }
   /// How often the tiles of this unit call for a strip, at most.
-  std::int64_t calls() const { return (blocks.end - blocks.begin) * strips / kStrip; }
+  std::int64_t calls() const { return (tiles == nullptr ? blocks.end - blocks.begin : tile_count) * strips / kStrip; }
 
   void find_blocks() {
     const Range any = visible_to_any(visible.begin, visible.end, strips);
     blocks = any.empty() ? Range{0, 0} : Range{any.begin / kTileKeys, (any.end + kTileKeys - 1) / kTileKeys};
   }
 };
+
+constexpr std::int64_t kMaskBlock = 16;  // queries and keys that a bit of AttentionTile::blocks stands for
+constexpr std::uint32_t kWholeTile = ~std::uint32_t{0}, kWholeStrip = 15;
+
+/// The bits of the blocks that a strip's rows are in.
+TRIREME_INLINE std::uint32_t strip_blocks(std::uint32_t blocks, std::int64_t row) {
+  return blocks >> (row / kMaskBlock * 4) & kWholeStrip;
+}
+
+/// visit(block of keys, AttentionTile::blocks) for every tile of a unit that is computed.
+template <typename Visit>
+TRIREME_INLINE void for_tiles(const TileUnit& unit, const Visit& visit) {
+  const std::int64_t count = unit.tiles == nullptr ? unit.blocks.end - unit.blocks.begin : unit.tile_count;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t block = unit.tiles == nullptr ? unit.blocks.begin + i : unit.tiles[i].tile;
+    if (block < unit.blocks.begin || block >= unit.blocks.end) continue;
+    visit(block, unit.tiles == nullptr ? kWholeTile : unit.tiles[i].blocks);
+  }
+}
+
+/// visit(columns) for each run of a strip's columns whose blocks are computed.
+template <typename Visit>
+TRIREME_INLINE void for_runs(std::uint32_t bits, const StripColumns& columns, const Visit& visit) {
+  for (std::int64_t at = columns.begin; at < columns.end;) {
+    if (bits != kWholeStrip && (bits >> at / kMaskBlock & 1) == 0) {
+      at = (at / kMaskBlock + 1) * kMaskBlock;
+      continue;
+    }
+    std::int64_t end = at;
+    while (end < columns.end && (bits >> end / kMaskBlock & 1) != 0) end = (end / kMaskBlock + 1) * kMaskBlock;
+    visit(StripColumns{at, end < columns.end ? end : columns.end, columns.masked});
+    at = end;
+  }
+}
 
 }  // namespace
 }  // namespace trireme::kernels::cpu

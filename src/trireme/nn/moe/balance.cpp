@@ -1,11 +1,98 @@
 #include "trireme/nn/moe/balance.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <numeric>
 
 #include "trireme/base/error.h"
+#include "trireme/nn/moe/gpu_loads.h"
 
 namespace trireme::nn::moe {
+namespace {
+
+/// All that there are in this process, whose ranks may be threads.
+struct GpuLoadsList {
+  std::mutex mutex;
+  std::map<const ExpertLoads*, std::weak_ptr<GpuLoads>> by_loads;
+};
+GpuLoadsList& gpu_loads_list() {
+  static GpuLoadsList list;
+  return list;
+}
+
+/// What was counted on a GPU, of all layers in one copy.
+void fetch_counts(std::deque<ExpertLoads>& layers) {
+  std::vector<std::shared_ptr<GpuLoads>> there;
+  std::vector<at::Tensor> counts;
+  for (const ExpertLoads& layer : layers) {
+    if (there.emplace_back(GpuLoads::find(layer))) counts.push_back(there.back()->counts());
+  }
+  if (counts.empty()) return;
+  const at::Tensor here = at::stack(counts).cpu();
+  const auto* next = here.const_data_ptr<std::int64_t>();
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (!there[i]) continue;
+    layers[i].add(std::span(next, layers[i].counts.size()));
+    next += layers[i].counts.size();
+    there[i]->counts().zero_();
+  }
+}
+
+}  // namespace
+
+GpuLoads::GpuLoads(ExpertLoads& loads, at::Device device)
+    : loads_(loads),
+      counts_(
+          at::zeros({static_cast<std::int64_t>(loads.counts.size())}, at::TensorOptions(at::kLong).device(device))) {
+  if (!loads_.bias.defined()) return;
+  bias_ = at::empty(loads_.bias.sizes(), loads_.bias.options().device(device));
+  refresh();
+}
+
+std::shared_ptr<GpuLoads> GpuLoads::make(ExpertLoads& loads, at::Device device) {
+  std::shared_ptr<GpuLoads> made(new GpuLoads(loads, device));
+  GpuLoadsList& list = gpu_loads_list();
+  const std::scoped_lock lock(list.mutex);
+  std::erase_if(list.by_loads, [](const auto& entry) { return entry.second.expired(); });
+  list.by_loads[&loads] = made;
+  return made;
+}
+
+std::shared_ptr<GpuLoads> GpuLoads::find(const ExpertLoads& loads) {
+  GpuLoadsList& list = gpu_loads_list();
+  const std::scoped_lock lock(list.mutex);
+  const auto found = list.by_loads.find(&loads);
+  return found == list.by_loads.end() ? nullptr : found->second.lock();
+}
+
+void GpuLoads::refresh_all() {
+  GpuLoadsList& list = gpu_loads_list();
+  const std::scoped_lock lock(list.mutex);
+  for (const auto& [loads, entry] : list.by_loads) {
+    if (const auto there = entry.lock()) there->refresh();
+  }
+}
+
+void GpuLoads::add(const at::Tensor& of_groups) { counts_.add_(at::sum(of_groups, {0}, /*keepdim=*/false, at::kLong)); }
+
+const at::Tensor& GpuLoads::bias() {
+  refresh();
+  return bias_;
+}
+
+void GpuLoads::refresh() {
+  if (!bias_.defined()) return;
+  const std::span<const float> now(loads_.bias.const_data_ptr<float>(), static_cast<std::size_t>(bias_.numel()));
+  if (std::ranges::equal(now, sent_)) return;
+  sent_.assign(now.begin(), now.end());
+  bias_.copy_(loads_.bias);
+}
 
 void update_bias(std::span<float> bias, std::span<const std::int64_t> counts, double rate, bool centered) {
   TRIREME_CHECK(bias.size() == counts.size(), "{} biases for {} experts", bias.size(), counts.size());
@@ -38,6 +125,7 @@ void Balance::advance(bool taken, const Sum& sum) {
 
 std::vector<LayerLoads> Balance::advance(bool taken, const std::vector<std::string>& model, std::size_t experts,
                                          const Sum& sum) {
+  fetch_counts(layers_);
   std::vector<std::int64_t> all(model.size() * experts, 0);
   std::vector<std::size_t> place;  // of this rank's layers among all
   for (const ExpertLoads& layer : layers_) {
@@ -55,6 +143,7 @@ std::vector<LayerLoads> Balance::advance(bool taken, const std::vector<std::stri
     std::ranges::fill(layer.counts, 0);
     if (!taken || !layer.bias.defined()) continue;
     update_bias(std::span(layer.bias.mutable_data_ptr<float>(), counts.size()), counts, layer.rate, layer.centered);
+    if (const auto there = GpuLoads::find(layer)) there->refresh();
   }
   std::vector<LayerLoads> loads;
   for (std::size_t i = 0; i < model.size(); ++i) {

@@ -155,7 +155,8 @@ Dispatch::Dispatch(RowExchange& exchange, const DispatchPass& pass, const at::Te
     return;
   }
   // Keys (expert, token): tokens of one source come in order, so a stable merge by expert and number is a sort.
-  const auto* number = received.const_data_ptr<std::int64_t>();
+  const at::Tensor here = received.cpu();  // the same tensor where it is there
+  const auto* number = here.const_data_ptr<std::int64_t>();
   std::vector<std::int64_t> expert_of;
   const std::size_t experts = pass_.offsets.size() - 1;
   for (std::size_t i = 0; i < pass_.counts.size(); ++i) {
@@ -169,6 +170,7 @@ Dispatch::Dispatch(RowExchange& exchange, const DispatchPass& pass, const at::Te
     const std::int64_t left = expert_of[static_cast<std::size_t>(a)], right = expert_of[static_cast<std::size_t>(b)];
     return left != right ? left < right : number[a] < number[b];
   });
+  order_ = order_.to(received.device());
   numbers_ = received.index_select(0, order_);
 }
 

@@ -6,6 +6,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/kernels/dropout.h"
+#include "trireme/kernels/expert_ops.h"
 #include "trireme/kernels/grouped_gemm.h"
 #include "trireme/nn/flops.h"
 #include "trireme/nn/linear.h"
@@ -23,7 +24,8 @@ std::int64_t Experts::local_experts() const { return local_shape(in_.placement)[
 at::Tensor Experts::pre_activation(const ExpertRows& rows, Context& context) const {
   const at::Tensor& weight = context.value(in_);
   context.flops += gemm_flops(rows.x.size(0), weight.size(2), weight.size(1));
-  return kernels::grouped_gemm({.a = rows.x, .b = weight, .offsets = rows.offsets, .transpose_b = true});
+  return kernels::grouped_gemm(
+      {.a = rows.x, .b = weight, .offsets = rows.offsets, .transpose_b = true, .ends = rows.ends});
 }
 
 at::Tensor Experts::activations(const at::Tensor& pre_activation) const {
@@ -46,26 +48,32 @@ void Experts::drop(at::Tensor& inner, const ExpertRows& rows, const Context& con
 }
 
 at::Tensor Experts::forward(const ExpertRows& rows, const at::Tensor& pre_activation, Context& context) const {
-  at::Tensor inner = activations(pre_activation);
-  drop(inner, rows, context);
-  scale_rows_(inner, rows.gates);
+  at::Tensor inner;
+  if (rows.ends.defined()) {
+    inner = kernels::expert_activation(pre_activation, rows.gates, shape_.activation, shape_.gated);
+  } else {
+    inner = activations(pre_activation);
+    drop(inner, rows, context);
+    scale_rows_(inner, rows.gates);
+  }
   const at::Tensor& weight = context.value(out_);
   context.flops += gemm_flops(inner.size(0), weight.size(2), weight.size(1));
-  return kernels::grouped_gemm({.a = inner, .b = weight, .offsets = rows.offsets, .transpose_b = true});
+  return kernels::grouped_gemm(
+      {.a = inner, .b = weight, .offsets = rows.offsets, .transpose_b = true, .ends = rows.ends});
 }
 
-void Experts::add_weight_grad(Param& weight, const at::Tensor& dy, const at::Tensor& x,
-                              std::span<const std::int64_t> offsets, bool last, Context& context, Tape& tape) const {
+void Experts::add_weight_grad(Param& weight, const at::Tensor& dy, const at::Tensor& x, const ExpertRows& rows,
+                              bool last, Context& context, Tape& tape) const {
   if (weight.trainable) context.flops += gemm_flops(dy.size(1), dy.size(0), x.size(1));
-  tape.weight_gradient(
-      [&weight, dy, x, kept = std::vector<std::int64_t>(offsets.begin(), offsets.end()), last, &context] {
-        if (weight.trainable) {
-          const bool accumulate = !weight.gradient_empty;
-          kernels::grouped_weight_grad(
-              {.a = dy, .b = x, .offsets = kept, .out = gradient_to_write(weight), .accumulate = accumulate});
-        }
-        if (last) context.added(weight);
-      });
+  tape.weight_gradient([&weight, dy, x, kept = std::vector<std::int64_t>(rows.offsets.begin(), rows.offsets.end()),
+                        ends = rows.ends, last, &context] {
+    if (weight.trainable) {
+      const bool accumulate = !weight.gradient_empty;
+      kernels::grouped_weight_grad(
+          {.a = dy, .b = x, .offsets = kept, .out = gradient_to_write(weight), .accumulate = accumulate, .ends = ends});
+    }
+    if (last) context.added(weight);
+  });
 }
 
 Experts::Grad Experts::backward(at::Tensor dy, const ExpertRows& rows, const at::Tensor& pre_activation, bool last,
@@ -77,7 +85,7 @@ Experts::Grad Experts::backward(at::Tensor dy, const ExpertRows& rows, const at:
   drop(inner, rows, context);
   Grad grad{.x = {}, .gates = scale_rows_backward_(dinner, inner, rows.gates)};
   scale_rows_(inner, rows.gates);
-  add_weight_grad(out_, dy, inner, rows.offsets, last, context, tape);
+  add_weight_grad(out_, dy, inner, rows, last, context, tape);
   drop(dinner, rows, context);
   at::Tensor no_sum;
   const at::Tensor dpre = activation_grad(
@@ -86,7 +94,26 @@ Experts::Grad Experts::backward(at::Tensor dy, const ExpertRows& rows, const at:
   const at::Tensor& in = context.value(in_);
   context.flops += gemm_flops(dpre.size(0), in.size(1), in.size(2));
   grad.x = kernels::grouped_gemm({.a = dpre, .b = in, .offsets = rows.offsets});
-  add_weight_grad(in_, dpre, rows.x, rows.offsets, last, context, tape);
+  add_weight_grad(in_, dpre, rows.x, rows, last, context, tape);
+  return grad;
+}
+
+Experts::Grad Experts::backward_on_gpu(const at::Tensor& dy, const ExpertRows& rows, at::Tensor pre_activation,
+                                       Context& context, Tape& tape) const {
+  const at::Tensor& out = context.value(out_);
+  context.flops += gemm_flops(dy.size(0), out.size(1), out.size(2));
+  at::Tensor dinner = kernels::grouped_gemm({.a = dy, .b = out, .offsets = {}, .ends = rows.ends});
+  const bool alone = pre_activation.use_count() == 1 && pre_activation.storage().use_count() == 1;
+  kernels::ExpertActivationGrad inner = kernels::expert_activation_backward(
+      std::move(dinner), pre_activation, rows.gates, shape_.activation, shape_.gated, /*reuse=*/alone);
+  pre_activation = at::Tensor();
+  add_weight_grad(out_, dy, inner.y, rows, /*last=*/true, context, tape);
+  inner.y = at::Tensor();
+  const at::Tensor& in = context.value(in_);
+  context.flops += gemm_flops(inner.pre.size(0), in.size(1), in.size(2));
+  Grad grad{.x = kernels::grouped_gemm({.a = inner.pre, .b = in, .offsets = {}, .ends = rows.ends}),
+            .gates = std::move(inner.gates)};
+  add_weight_grad(in_, inner.pre, rows.x, rows, /*last=*/true, context, tape);
   return grad;
 }
 

@@ -4,7 +4,9 @@
 // same numbers, and neither forward nor backward keeps an expert's output. Weights of all experts are one parameter
 // each, in [experts, inner or 2 inner, hidden] (gate projections first) and out [experts, hidden, inner], sharded along
 // dimension 0 over the expert-parallel ranks. No biases, as in all published mixtures but GPT-OSS.
-// Saved for backward are rows, pre-activations and gates; activations are recomputed.
+// Saved for backward are rows, pre-activations and gates; activations are recomputed. On a GPU whose routing stays
+// there (ExpertRows::ends) gates go into the activation's kernel, and its backward gives the gates' gradient in the
+// same pass.
 // Depends on: base, kernels.
 #pragma once
 
@@ -33,6 +35,7 @@ struct ExpertRows {
   at::Tensor gates;                       ///< float (double) [rows]
   at::Tensor token_numbers;               ///< int64 [rows]: dropout draws by them
   std::span<const std::int64_t> offsets;  ///< [local experts + 1]
+  at::Tensor ends = {};                   ///< in place of offsets: int32 [local experts] on the GPU
 };
 
 class Experts {
@@ -50,13 +53,16 @@ class Experts {
   /// `offsets` are copied where weight gradients are deferred. `last`: of the passes over this micro-batch's rows.
   Grad backward(at::Tensor dy, const ExpertRows& rows, const at::Tensor& pre_activation, bool last, Context& context,
                 Tape& tape) const;
+  /// The same with `ends`. The pre-activation's memory is used again where nobody else has it.
+  Grad backward_on_gpu(const at::Tensor& dy, const ExpertRows& rows, at::Tensor pre_activation, Context& context,
+                       Tape& tape) const;
 
  private:
   at::Tensor activations(const at::Tensor& pre_activation) const;
   /// In place; the same in backward, on the gradient.
   void drop(at::Tensor& inner, const ExpertRows& rows, const Context& context) const;
-  void add_weight_grad(Param& weight, const at::Tensor& dy, const at::Tensor& x, std::span<const std::int64_t> offsets,
-                       bool last, Context& context, Tape& tape) const;
+  void add_weight_grad(Param& weight, const at::Tensor& dy, const at::Tensor& x, const ExpertRows& rows, bool last,
+                       Context& context, Tape& tape) const;
 
   ExpertsShape shape_;
   Param &in_, &out_;

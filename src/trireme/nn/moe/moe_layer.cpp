@@ -21,7 +21,7 @@ namespace {
 
 std::vector<double> to_doubles(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
-  const at::Tensor here = tensor.to(at::kDouble).contiguous();
+  const at::Tensor here = tensor.to(at::kDouble).cpu().contiguous();
   return {here.const_data_ptr<double>(), here.const_data_ptr<double>() + here.numel()};
 }
 
@@ -79,7 +79,7 @@ at::Tensor MoeLayer::router_input(const at::Tensor& rows, const TokenGroups& gro
   const at::ScalarType type = gate_type(rows.scalar_type());
   at::Tensor out = rows.to(type);
   if (context.training && parts_.router->config().jitter > 0) {
-    out = out * jitter(groups, rows.size(1), context).to(type);
+    out = out * jitter(groups, rows.size(1), context).to(type).to(rows.device());
   }
   return out;
 }
@@ -118,6 +118,7 @@ MoeLayer::Routed MoeLayer::route(TokenGroups groups, const at::Tensor& logits, c
     routed.routings.push_back(parts_.router->route(input_of(routed, group, context)));
   }
   routed.home = home_rows(routed.groups, routed.routings, parts_.router->experts(), logits.scalar_type());
+  routed.home.move_to(logits.device());
   return routed;
 }
 
@@ -196,6 +197,7 @@ at::Tensor MoeLayer::forward(at::Tensor x, Context& context, Tape* tape) {
         fmt::format("{} cannot generate: its experts choose among tokens, also those still to come", parts_.name),
         "evaluate it with `trireme eval`, or train with another experts.router");
   }
+  if (routes_there(x, context)) return forward_on_gpu(std::move(x), context, tape);
   const Router& router = *parts_.router;
   const at::Tensor rows = as_rows(x);
   TokenGroups groups = token_groups(x, router.config().balance_group, context, parts_.stream, *parallel_);
@@ -276,7 +278,8 @@ at::Tensor MoeLayer::backward_router(const at::Tensor& rows, const Routed& route
   if (parts_.thresholds) {
     if (of_bias.empty()) of_bias.assign(static_cast<std::size_t>(router.experts()), 0);
     if (parts_.thresholds->trainable)
-      add_gradient(*parts_.thresholds, at::from_blob(of_bias.data(), {router.experts()}, at::kDouble));
+      add_gradient(*parts_.thresholds,
+                   at::from_blob(of_bias.data(), {router.experts()}, at::kDouble).to(rows.device()));
     context.added(*parts_.thresholds);
   }
 
@@ -288,21 +291,21 @@ at::Tensor MoeLayer::backward_router(const at::Tensor& rows, const Routed& route
                 own.mutable_data_ptr<double>() + token * outputs);
   }
   const at::ScalarType type = gate_type(rows.scalar_type());
-  const at::Tensor grad_logits = own.to(type);
+  const at::Tensor grad_logits = own.to(type).to(rows.device());
   const at::Tensor weight = context.value(*parts_.router_weight).to(type);
   context.flops += 2 * gemm_flops(tokens, outputs, weight.size(1));
   at::Tensor dx = at::matmul(grad_logits, weight);
   if (context.training && router.config().jitter > 0) {
-    dx.mul_(jitter(routed.groups, rows.size(1), context).to(type));
+    dx.mul_(jitter(routed.groups, rows.size(1), context).to(type).to(rows.device()));
   }
   add_deferred(*parts_.router_weight, grad_logits, router_input(rows, routed.groups, context), context, tape);
   return dx;
 }
 
-at::Tensor MoeLayer::backward_shared(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& ungated,
-                                     Context& context, Tape& tape) {
+at::Tensor MoeLayer::backward_shared(at::Tensor dy, const at::Tensor& x, const at::Tensor& ungated, Context& context,
+                                     Tape& tape) {
   auto& mlp = static_cast<UnaryLayer&>(*parts_.shared.mlp);
-  if (parts_.shared.gate == nullptr) return mlp.backward(dy.clone(), context, tape);
+  if (parts_.shared.gate == nullptr) return mlp.backward(std::move(dy), context, tape);
   const at::Tensor rows = as_rows(x), gate = shared_gate(rows, context);
   at::Tensor of_mlp = as_rows(dy).clone();
   const at::Tensor of_gate = scale_rows_backward_(of_mlp, as_rows(ungated), gate);
@@ -315,6 +318,7 @@ at::Tensor MoeLayer::backward_shared(const at::Tensor& dy, const at::Tensor& x, 
 }
 
 at::Tensor MoeLayer::backward(at::Tensor dy, Context& context, Tape& tape) {
+  if (routes_there(dy, context)) return backward_on_gpu(std::move(dy), context, tape);
   auto [logits, bias, counts, saved_x, pre_activation, ungated, x] = tape.pop<7>();
   const at::Tensor rows = as_rows(x), of_rows = as_rows(dy);
   const Routed routed =
@@ -328,7 +332,7 @@ at::Tensor MoeLayer::backward(at::Tensor dy, Context& context, Tape& tape) {
   at::Tensor dx = sum_rows_of_tokens(grad.x, routed.home.of_tokens());
   dx.add_(backward_router(rows, routed, grad.gates, context, tape));
   dx = dx.view(x.sizes());
-  if (parts_.shared.mlp) dx.add_(backward_shared(dy, x, ungated, context, tape));
+  if (parts_.shared.mlp) dx.add_(backward_shared(dy.clone(), x, ungated, context, tape));
   return dx;
 }
 

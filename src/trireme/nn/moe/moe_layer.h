@@ -12,6 +12,11 @@
 // computed again, so that memory stays within the arena. Passes change results by rounding at most, and only where they
 // cut the rows of one expert.
 //
+// On a GPU whose ranks have whole samples and all experts, dropless routers of softmax and sigmoid run there
+// (kernels/expert_ops.h, moe_layer_gpu.cpp): counts and choices never leave it, and gradients of gates, biases and
+// losses are those of the routers here. Everything else on a GPU lets the host route: logits go there, choices come
+// back.
+//
 // Tokens that all tensor-parallel ranks have (no sequence parallelism) are computed by each of them; with sequence
 // parallelism each computes its own. Losses are told as terms of loss_terms.h, seeded with the step's sample scale.
 // Depends on: base, comm, spec, kernels.
@@ -21,11 +26,13 @@
 #include <string>
 #include <vector>
 
+#include "trireme/kernels/expert_ops.h"
 #include "trireme/nn/layer.h"
 #include "trireme/nn/mlp.h"
 #include "trireme/nn/moe/balance.h"
 #include "trireme/nn/moe/dispatch.h"
 #include "trireme/nn/moe/experts.h"
+#include "trireme/nn/moe/gpu_loads.h"
 #include "trireme/nn/moe/router.h"
 #include "trireme/nn/moe/token_groups.h"
 #include "trireme/nn/parallel_context.h"
@@ -74,6 +81,14 @@ class MoeLayer final : public UnaryLayer {
     at::Tensor x, pre_activation;
   };
 
+  /// Whether forward and backward of these tokens are those of moe_layer_gpu.cpp.
+  bool routes_there(const at::Tensor& x, const Context& context) const;
+  kernels::ExpertRouter router_of(const at::Tensor& x, const Context& context) const;
+  at::Tensor forward_on_gpu(at::Tensor x, Context& context, Tape* tape);
+  at::Tensor backward_on_gpu(at::Tensor dy, Context& context, Tape& tape);
+  void tell_losses_on_gpu(const at::Tensor& terms, Context& context) const;
+  GpuLoads& gpu_loads(at::Device device);
+
   at::Tensor router_input(const at::Tensor& rows, const TokenGroups& groups, const Context& context) const;
   at::Tensor jitter(const TokenGroups& groups, std::int64_t width, const Context& context) const;
   at::Tensor router_bias(Context& context) const;
@@ -90,7 +105,8 @@ class MoeLayer final : public UnaryLayer {
   HomeGrad backward_experts(const at::Tensor& dy, const at::Tensor& x, const Routed& routed, const DispatchPlan& plan,
                             const Saved& saved, Context& context, Tape& tape) const;
   at::Tensor forward_shared(const at::Tensor& x, Context& context, Tape* tape, at::Tensor& ungated);
-  at::Tensor backward_shared(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& ungated, Context& context,
+  /// `dy` may be overwritten.
+  at::Tensor backward_shared(at::Tensor dy, const at::Tensor& x, const at::Tensor& ungated, Context& context,
                              Tape& tape);
   at::Tensor shared_gate(const at::Tensor& rows, Context& context) const;
   /// The gradient of the router's input rows; adds the weight's.
@@ -100,6 +116,7 @@ class MoeLayer final : public UnaryLayer {
   MoeParts parts_;
   const ParallelContext* parallel_;
   std::size_t passes_ = 0;
+  std::shared_ptr<GpuLoads> gpu_loads_;  // from the first forward there
 };
 
 }  // namespace trireme::nn::moe

@@ -1,8 +1,9 @@
 // nn/moe/row_ops.h -- passes over rows of tokens: the sum of a token's rows in a fixed order, and rows times gates.
 //
-// Tensors are on the CPU, contiguous, of the compute type; gates are float (double). Sums are in float (double), one
-// rounding at the end. Each row or token is computed by one thread in one order: no atomics, the same bits every time.
-// Depends on: base.
+// Tensors are contiguous, of the compute type; gates are float (double). Sums are in float (double), one rounding at
+// the end. Each row or token is computed by one thread in one order: no atomics, the same bits every time. On a GPU
+// these serve routers whose choices the host makes; what kernels/expert_ops.h routes does not come by here.
+// Depends on: base, kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -153,4 +153,8 @@ HomeRows home_rows(const TokenGroups& groups, std::span<const Routing> routings,
   return home;
 }
 
+void HomeRows::move_to(at::Device device) {
+  for (at::Tensor* tensor : {&token, &token_number, &gates}) *tensor = tensor->to(device);
+}
+
 }  // namespace trireme::nn::moe

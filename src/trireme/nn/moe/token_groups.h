@@ -48,6 +48,8 @@ struct HomeRows {
   std::vector<std::size_t> choice;        ///< [rows]: its place in the choices of all groups, one after the other
   std::vector<std::int64_t> first, rows;  ///< of each token, its rows by falling gate, then by expert
 
+  /// Its tensors go to a GPU, where the tokens are.
+  void move_to(at::Device device);
   TokenRows of_tokens() const { return {first, rows}; }
 };
 HomeRows home_rows(const TokenGroups& groups, std::span<const Routing> routings, std::int64_t experts,

@@ -1,5 +1,4 @@
 #include "trireme/observe/report/report.h"
-#include "trireme/observe/expert_loads.h"
 
 #include <fmt/format.h>
 
@@ -11,10 +10,13 @@
 #include "trireme/base/html.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
+#include "trireme/observe/expert_loads.h"
+#include "trireme/observe/lr_range.h"
 #include "trireme/observe/queues.h"
 #include "trireme/observe/report/chart.h"
 #include "trireme/observe/report/facts.h"
 #include "trireme/observe/report/page.h"
+#include "trireme/observe/traffic_saved.h"
 
 namespace trireme::observe {
 namespace {
@@ -313,6 +315,22 @@ std::vector<NamedLoss> terms_of(const std::vector<Named>& runs) {
   return terms;
 }
 
+/// The loss over the rate, where the run was a learning-rate range test.
+std::string range_test_chart(const Named& one) {
+  const auto range = lr_range_of(one.run->steps);
+  if (!range) return "";
+  Chart chart{.title = "Learning-rate range test of " + one.facts.name};
+  chart.unit = "smoothed loss over log10 of the learning rate";
+  chart.x_low = std::log10(range->points.front().lr);
+  chart.x_high = std::log10(range->points.back().lr);
+  Curve curve;
+  for (const LrRange::Point& point : range->points) curve.push_back({std::log10(point.lr), point.loss});
+  chart.series.push_back({.name = one.facts.name, .color = one.color, .points = std::move(curve)});
+  chart.notes.push_back(fmt::format("The loss falls fastest at {:.2g}, a peak to start from; it is lowest at {:.2g}.",
+                                    range->steepest, range->lowest));
+  return to_html(std::move(chart));
+}
+
 std::string charts(const std::vector<Named>& runs) {
   const bool any = std::ranges::any_of(runs, [](const Named& one) { return !one.run->steps.empty(); });
   if (!any) return "<p>No step has been written yet, so there is nothing to draw.</p>\n";
@@ -330,12 +348,15 @@ std::string charts(const std::vector<Named>& runs) {
   out += charts.of("Learning rate", "", Quantity::kPlain, kNone, [](const StepRecord& step) { return step.lr; });
   out += charts.of("Gradient norm", "before clipping", Quantity::kPlain, kSmoothed,
                    [](const StepRecord& step) { return step.grad_norm; });
+  out += charts.of("Gradient noise scale", "tokens; beyond it a larger batch brings little", Quantity::kCount, kNone,
+                   [](const StepRecord& step) { return step.noise_scale.value_or(NAN); });
   out += charts.of("Throughput", "tokens per second", Quantity::kCount, kSmoothed,
                    [](const StepRecord& step) { return step.tokens_per_s; });
   out += charts.of("Model FLOPs utilisation", "", Quantity::kFraction, kSmoothed,
                    [](const StepRecord& step) { return step.mfu.value_or(NAN); });
   out += charts.of("Memory", "largest rank", Quantity::kBytes, kNone,
                    [](const StepRecord& step) { return static_cast<double>(step.memory); });
+  for (const Named& one : runs) out += range_test_chart(one);
   for (const Named& one : runs) out += charts.breakdown(one);
   return out + "</div>\n";
 }
@@ -378,6 +399,18 @@ std::string balance_tables(const std::vector<Named>& runs) {
   return out;
 }
 
+/// What compression saved, and what it left out.
+std::string compression_tables(const std::vector<Named>& runs) {
+  std::string out;
+  for (const Named& one : runs) {
+    const auto figures = compression_of(one.run->dir);
+    if (!figures) continue;
+    out += fmt::format("<section class=\"queues\"><h2>Compression{}</h2>{}</section>\n",
+                       runs.size() > 1 ? ": " + escaped(one.facts.name) : "", compression_table(*figures));
+  }
+  return out;
+}
+
 std::string recipes(const std::vector<Named>& runs) {
   std::string out;
   for (const Named& one : runs) {
@@ -402,7 +435,7 @@ std::string report_page(std::span<const RunFiles> files, std::span<const Figure>
     body += fmt::format("<figure class=\"chart figure\"><figcaption><b>{}</b></figcaption>\n{}</figure>\n",
                         escaped(figure.title), figure.svg);
   }
-  body += balance_tables(runs) + queue_tables(runs) + recipes(runs);
+  body += balance_tables(runs) + compression_tables(runs) + queue_tables(runs) + recipes(runs);
   body += "<footer>Steps run along the horizontal axes. Written by trireme report.</footer>\n";
   return page(runs.size() == 1 ? title : listed(names), body);
 }

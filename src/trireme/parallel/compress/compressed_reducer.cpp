@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,6 +22,10 @@ bool is_compressed(const nn::Param& param, const spec::CompressConfig& config) {
 double squared(const at::Tensor& tensor) {
   const double norm = at::linalg_vector_norm(tensor, 2, {}, false, at::kDouble).item<double>();
   return norm * norm;
+}
+
+at::Tensor squares_of(const at::Tensor& tensor) {
+  return at::linalg_vector_norm(tensor, 2, {}, false, at::kDouble).square_();
 }
 
 CompressedReducer::CompressedReducer(const ReducerParts& parts)
@@ -158,11 +163,10 @@ void CompressedReducer::exchange_all() {
     term.data = term.part_of(term.bucket->sending);
     report_.elements += term.elements();
   }
-  report_.errors.clear();
-  left_squared_ = whole_squared_ = 0;
+  begin_errors();
   reduce(terms_);
   reduce_rest();
-  report_.relative_error = whole_squared_ > 0 ? std::sqrt(left_squared_ / whole_squared_) : 0;
+  read_errors();
   for (Term& term : terms_) term.data = at::Tensor();
   if (!terms_.empty()) ++report_.rounds;
   report_.sent_bytes += exchange_.take_sent_bytes();
@@ -216,6 +220,32 @@ void CompressedReducer::note_error(const Term& term, double left_squared, double
   report_.errors.emplace_back(term.param->name, whole_squared > 0 ? std::sqrt(left_squared / whole_squared) : 0);
   left_squared_ += left_squared;
   whole_squared_ += whole_squared;
+}
+
+void CompressedReducer::note_error(const Term& term, at::Tensor left_squared, at::Tensor whole_squared) {
+  unread_errors_.emplace_back(&term, std::pair(std::move(left_squared), std::move(whole_squared)));
+}
+
+void CompressedReducer::begin_errors() {
+  report_.errors.clear();
+  left_squared_ = whole_squared_ = 0;
+}
+
+void CompressedReducer::read_errors() {
+  std::vector<at::Tensor> numbers;
+  for (const auto& [term, squares] : unread_errors_) {
+    numbers.push_back(squares.first);
+    numbers.push_back(squares.second);
+  }
+  if (!numbers.empty()) {
+    const at::Tensor here = at::stack(numbers).cpu();
+    const auto* at = here.const_data_ptr<double>();
+    for (const auto& [term, squares] : std::exchange(unread_errors_, {})) {
+      note_error(*term, at[0], at[1]);
+      at += 2;
+    }
+  }
+  report_.relative_error = whole_squared_ > 0 ? std::sqrt(left_squared_ / whole_squared_) : 0;
 }
 
 }  // namespace trireme::parallel

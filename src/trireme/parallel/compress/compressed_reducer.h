@@ -84,6 +84,11 @@ class CompressedReducer : public BucketReducer {
   int shard() const;
   /// |left| and |whole| of a term, for the report.
   void note_error(const Term& term, double left_squared, double whole_squared);
+  /// The same of numbers that lie where the gradient does: read together by read_errors(), at the end of a round.
+  void note_error(const Term& term, at::Tensor left_squared, at::Tensor whole_squared);
+  void begin_errors();
+  void read_errors();
+  bool on_gpu() const { return options_.device.is_cuda(); }
   CompressionReport& mutable_report() { return report_; }
   /// Small parameters and vectors, summed dense in one exchange.
   void reduce_rest();
@@ -105,11 +110,13 @@ class CompressedReducer : public BucketReducer {
   bool dense_step_ = false, exchanged_ = false;
   CompressionReport report_;
   double left_squared_ = 0, whole_squared_ = 0;
+  std::vector<std::pair<const Term*, std::pair<at::Tensor, at::Tensor>>> unread_errors_;
 };
 
 /// Whether a parameter is large enough, and a matrix.
 bool is_compressed(const nn::Param& param, const spec::CompressConfig& config);
-/// Sum of squares, in double.
+/// Sum of squares, in double; the second one where the tensor lies.
 double squared(const at::Tensor& tensor);
+at::Tensor squares_of(const at::Tensor& tensor);
 
 }  // namespace trireme::parallel

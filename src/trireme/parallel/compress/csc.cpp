@@ -2,13 +2,13 @@
 // of equal size; copies add up the chunks' L1 norms, and all-reduce those chunks whose sums are largest. What the
 // others hold accumulates, with momentum as in deep gradient compression.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "trireme/parallel/compress/momentum_memory.h"
-#include "trireme/parallel/compress/term_types.h"
 #include "trireme/parallel/compress/top_k.h"
 
 namespace trireme::parallel {
@@ -41,17 +41,17 @@ class Csc final : public CompressedReducer {
   bool keeps_dense() const override { return memory_.momentum() > 0; }
   void reduce(std::span<Term> terms) override {
     if (memory_.momentum() > 0) memory_.take_rest(plan(), terms);
-    if (terms.empty()) return;
-    with_element_type(terms.front().data, [&](auto type) { reduce_as<decltype(type)>(terms); });
+    if (!terms.empty()) exchange_chunks(terms);
   }
 
  private:
   std::int64_t chunks() const { return (pool_ + config().chunk - 1) / config().chunk; }
   std::int64_t sent() const { return chunks() == 0 ? 0 : kept_elements(chunks(), 1 - config().density); }
-  template <typename T>
-  void reduce_as(std::span<Term> terms) {
+  void exchange_chunks(std::span<Term> terms) {
     const at::TensorOptions type = terms.front().data.options();
-    at::Tensor pool = at::empty({pool_}, type);
+    const std::int64_t size = config().chunk;
+    at::Tensor pool = at::empty({chunks() * size}, type);  // the last chunk is filled up with zeros
+    pool.narrow(0, pool_, pool.numel() - pool_).zero_();
     const auto each = [&](const auto& body) {
       std::int64_t at = 0;
       for (Term& term : terms) {
@@ -60,51 +60,31 @@ class Csc final : public CompressedReducer {
       }
     };
     each([&](Term& term, at::Tensor part) { part.copy_(memory_.accumulate(term)); });
-    const double whole = squared(pool);
-    const T* v = data_of<T>(pool);
-    const std::int64_t size = config().chunk;
-    at::Tensor norms = at::empty({chunks()}, type.dtype(at::kDouble));
-    for (std::int64_t chunk = 0; chunk < chunks(); ++chunk) {
-      double norm = 0;
-      for (std::int64_t i = chunk * size; i < std::min(pool_, (chunk + 1) * size); ++i)
-        norm += std::abs(static_cast<double>(v[i]));
-      data_of<double>(norms)[chunk] = norm;
-    }
+    const at::Tensor whole = squares_of(pool), by_chunk = pool.view({chunks(), size});
+    at::Tensor norms = at::linalg_vector_norm(by_chunk, 1, at::IntArrayRef{1}, false, at::kDouble);
     exchange().sum(norms);
-    const std::vector<std::uint32_t> chosen = top_k(data_of<double>(norms), chunks(), sent(), 1.0);
-    std::vector<std::pair<std::int64_t, std::int64_t>> stretches;  // begin and length in the pool
-    std::int64_t elements = 0;
-    for (const std::uint32_t chunk : chosen) {
-      const std::int64_t begin = std::int64_t{chunk} * size;
-      stretches.emplace_back(begin, std::min(size, pool_ - begin));
-      elements += stretches.back().second;
-    }
-    at::Tensor packed = at::empty({elements}, type);
-    std::int64_t at = 0;
-    for (const auto& [begin, length] : stretches) {
-      packed.narrow(0, at, length).copy_(pool.narrow(0, begin, length));
-      at += length;
-    }
+    const at::Tensor norms_here = norms.cpu();
+    const std::vector<std::uint32_t> chosen = top_k(norms_here.const_data_ptr<double>(), chunks(), sent(), 1.0);
+    at::Tensor places = at::empty({static_cast<std::int64_t>(chosen.size())}, at::kLong);
+    std::ranges::copy(chosen, places.mutable_data_ptr<std::int64_t>());
+    places = places.to(pool.device());
+    at::Tensor packed = by_chunk.index_select(0, places);
     exchange().sum(packed);
-    // From here the pool holds sums where chunks were sent, and zeros elsewhere.
-    at::Tensor mask = at::empty({pool_}, type.dtype(at::kBool)).fill_(false);
-    for (const auto& [begin, length] : stretches) mask.narrow(0, begin, length).fill_(true);
-    double left = 0;
+    const at::Tensor mask = at::zeros({chunks(), 1}, type.dtype(at::kBool)).index_fill_(0, places, true);
+    const at::Tensor sent_places = mask.expand({chunks(), size}).reshape({-1});
+    at::Tensor left;
     std::int64_t place = 0;
     for (Term& term : terms) {
-      const at::Tensor sent_here = mask.narrow(0, place, term.elements());
+      const at::Tensor sent_here = sent_places.narrow(0, place, term.elements());
       at::Tensor residual = memory_.left_of(term);
       residual.masked_fill_(sent_here, 0);
       if (config().masking) memory_.momentum_of(term).masked_fill_(sent_here, 0);
-      left += squared(residual);
+      left = left.defined() ? left.add_(squares_of(residual)) : squares_of(residual);
       place += term.elements();
     }
+    // From here the pool holds sums where chunks were sent, and zeros elsewhere.
     pool.zero_();
-    at = 0;
-    for (const auto& [begin, length] : stretches) {
-      pool.narrow(0, begin, length).copy_(packed.narrow(0, at, length));
-      at += length;
-    }
+    pool.view({chunks(), size}).index_copy_(0, places, packed);
     each([](Term& term, const at::Tensor& part) { term.data.copy_(part); });
     note_error(terms.front(), left, whole);
   }

@@ -6,16 +6,27 @@
 #include <cmath>
 #include <vector>
 
+#include "trireme/parallel/compress/gpu_codes.h"
 #include "trireme/parallel/compress/term_types.h"
+
+// Loops over elements: this room is compiled without vectors otherwise.
+#pragma GCC push_options
+#pragma GCC optimize("O3")
 
 namespace trireme::parallel {
 
 template <typename T>
 void encode_delta(T* values, std::int64_t count, spec::DeltaDtype type, Message& message) {
-  if (type == spec::DeltaDtype::kFp16) {
+  const bool is_half = type == spec::DeltaDtype::kFp16;
+  const std::int64_t blocks = (count + kDeltaBlock - 1) / kDeltaBlock;
+  const std::size_t begin = message.size();
+  message.resize(begin +
+                 static_cast<std::size_t>(is_half ? 2 * count : count + blocks * static_cast<std::int64_t>(sizeof(T))));
+  std::uint8_t* out = message.data() + begin;
+  if (is_half) {
     for (std::int64_t i = 0; i < count; ++i) {
       const c10::Half half(static_cast<float>(values[i]));
-      put(message, &half, 1);
+      std::memcpy(out + 2 * i, &half, 2);
       values[i] = static_cast<T>(static_cast<float>(half));
     }
     return;
@@ -25,11 +36,12 @@ void encode_delta(T* values, std::int64_t count, spec::DeltaDtype type, Message&
     T largest = 0;
     for (std::int64_t i = 0; i < size; ++i) largest = std::max(largest, std::abs(values[at + i]));
     const T scale = largest / T(127);
-    put(message, &scale, 1);
+    std::memcpy(out, &scale, sizeof(T));
+    out += sizeof(T);
     for (std::int64_t i = 0; i < size; ++i) {
       const double steps = scale > 0 ? std::nearbyint(static_cast<double>(values[at + i] / scale)) : 0;
       const auto level = static_cast<std::int8_t>(std::clamp(steps, -127.0, 127.0));
-      put(message, &level, 1);
+      std::memcpy(out++, &level, 1);
       values[at + i] = scale * static_cast<T>(level);
     }
   }
@@ -38,9 +50,10 @@ void encode_delta(T* values, std::int64_t count, spec::DeltaDtype type, Message&
 template <typename T>
 void add_delta(MessageReader& code, std::int64_t count, spec::DeltaDtype type, T* sum) {
   if (type == spec::DeltaDtype::kFp16) {
+    const std::uint8_t* in = code.take_bytes(static_cast<std::size_t>(2 * count));
     for (std::int64_t i = 0; i < count; ++i) {
       c10::Half half;
-      code.take(&half, 1);
+      std::memcpy(&half, in + 2 * i, 2);
       sum[i] += static_cast<T>(static_cast<float>(half));
     }
     return;
@@ -49,11 +62,8 @@ void add_delta(MessageReader& code, std::int64_t count, spec::DeltaDtype type, T
     const std::int64_t size = std::min(kDeltaBlock, count - at);
     T scale;
     code.take(&scale, 1);
-    for (std::int64_t i = 0; i < size; ++i) {
-      std::int8_t level;
-      code.take(&level, 1);
-      sum[at + i] += scale * static_cast<T>(level);
-    }
+    const std::uint8_t* in = code.take_bytes(static_cast<std::size_t>(size));
+    for (std::int64_t i = 0; i < size; ++i) sum[at + i] += scale * static_cast<T>(static_cast<std::int8_t>(in[i]));
   }
 }
 
@@ -115,8 +125,11 @@ void mean_rounded_as(CopyExchange& exchange, at::Tensor& values, at::Tensor& res
 
 void mean_rounded(CopyExchange& exchange, at::Tensor& values, at::Tensor& residual,
                   std::span<const std::int64_t> lengths, spec::DeltaDtype type) {
+  if (values.is_cuda()) return mean_rounded_on_gpu(exchange, values, residual, lengths, type);
   with_element_type(
       values, [&](auto element) { mean_rounded_as<decltype(element)>(exchange, values, residual, lengths, type); });
 }
 
 }  // namespace trireme::parallel
+
+#pragma GCC pop_options

@@ -2,6 +2,7 @@
 // elements of what has accumulated, as places and values; all gather all of them.
 #include <fmt/format.h>
 
+#include "trireme/parallel/compress/gpu_codes.h"
 #include "trireme/parallel/compress/momentum_memory.h"
 #include "trireme/parallel/compress/term_types.h"
 #include "trireme/parallel/compress/top_k.h"
@@ -33,6 +34,7 @@ class Dgc final : public CompressedReducer {
   void reduce(std::span<Term> terms) override {
     if (memory_.momentum() > 0) memory_.take_rest(plan(), terms);
     if (terms.empty()) return;
+    if (on_gpu()) return reduce_on_gpu(terms);
     with_element_type(terms.front().data, [&](auto type) { reduce_as<decltype(type)>(terms); });
   }
 
@@ -40,6 +42,26 @@ class Dgc final : public CompressedReducer {
   double sparsity() const {
     return warmup_sparsity(config().sparsity, step() - config().start, config().sparsity_warmup);
   }
+  void reduce_on_gpu(std::span<Term> terms) {
+    SlotLayout layout;
+    std::vector<GpuTopKCode> codes;
+    for (const Term& term : terms)
+      codes.emplace_back(term.elements(), kept_elements(term.elements(), sparsity()),
+                         static_cast<std::int64_t>(term.data.element_size()), layout);
+    at::Tensor mine = bytes_like(terms.front().data, {layout.bytes()});
+    for (std::size_t i = 0; i < terms.size(); ++i) {
+      at::Tensor left = memory_.accumulate(terms[i]);
+      const at::Tensor whole = squares_of(left);
+      codes[i].take(left, config().masking ? memory_.momentum_of(terms[i]) : at::Tensor(), config().sample, mine);
+      note_error(terms[i], squares_of(left), whole);
+    }
+    const at::Tensor all = exchange().all_gather(mine);
+    for (std::size_t i = 0; i < terms.size(); ++i) {
+      terms[i].data.zero_();
+      for (std::int64_t copy = 0; copy < all.size(0); ++copy) codes[i].add(all[copy], terms[i].data);
+    }
+  }
+
   template <typename T>
   void reduce_as(std::span<Term> terms) {
     Message mine;

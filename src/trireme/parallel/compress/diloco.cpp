@@ -4,12 +4,20 @@
 // Streaming DiLoCo (Douillard et al. 2025): layers in fragments, each every H steps and all evenly spread; a result is
 // applied `delay` steps after it was sent, which hides the exchange behind them, and mixed with the local weights:
 // theta <- alpha theta_i + (1 - alpha) theta'.
+//
+// Copies come and go where a state is read by another number of them: at a resume, or in a new world of an elastic run.
+// One that leaves is missing in the next mean. One that joins begins with theta', the outer momentum that all have, and
+// empty moments; in the mean of its first round it counts by the steps that it has taken, as all do.
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
 
+#include "trireme/base/log.h"
 #include "trireme/parallel/compress/delta_code.h"
 #include "trireme/parallel/compress/local_updates.h"
 #include "trireme/parallel/compress/outer_step.h"
@@ -51,10 +59,32 @@ class Diloco final : public LocalUpdates {
     local().add_equal(state, "reduce/anchor", anchor_);
     local().add_equal(state, "reduce/outer-momentum", momentum_);
     if (rounds_off()) local().add_stacked(state, "reduce/residual", residual_, nn::CopiesRule::kSum);
+    local().add_numbers(state, "reduce/local-steps", taken_);
     if (config().delay == 0) return;
     local().add_stacked(state, "reduce/sent", sent_, nn::CopiesRule::kOwnOrFirst);
     state.add_value(
         "reduce/diloco", [this] { return saved(); }, [this](const nlohmann::ordered_json& value) { restore(value); });
+  }
+  void loaded(nn::Params& owned) override {
+    LocalUpdates::loaded(owned);
+    at::Tensor joined = at::ones({1}, at::kLong).sub_(taken_.narrow(0, 0, 1));
+    if (joined.item<std::int64_t>() != 0) {
+      for (std::size_t i = 0; i < anchor_.size(); ++i) params()[i]->master.copy_(anchor_[i]);
+      for (std::size_t i = 0; i < sent_.size() && !rounds_off(); ++i) sent_[i].zero_();  // else the mean of all
+      local().take();
+      taken_[0] = 1;
+    }
+    exchange().sum(joined);
+    const auto count = joined.item<std::int64_t>();
+    for (Fragment& fragment : fragments_) fragment.senders = copies() - static_cast<int>(count);
+    at::Tensor steps = taken_.clone();
+    exchange().sum(steps);
+    at::Tensor differ = steps.ne(taken_.mul(copies())).any().to(at::kLong).view({1});
+    exchange().sum(differ);
+    uneven_ = differ.item<std::int64_t>() > 0;
+    if (count > 0 && exchange().copy() == 0)
+      log_info("DiLoCo: {} of {} copies are new: they begin with the weights of the last round and without moments",
+               count, copies());
   }
   std::int64_t bytes() const override {
     return LocalUpdates::bytes() * (3 + (rounds_off() ? 1 : 0) + (config().delay > 0 ? 1 : 0));
@@ -77,6 +107,8 @@ class Diloco final : public LocalUpdates {
   }
   void start_from(std::span<nn::Param* const> params) override {
     if (anchor_.empty()) {
+      taken_ = at::zeros({1 + config().fragments}, at::kLong);
+      taken_[0] = 1;
       anchor_ = local().like_masters();
       for (auto* tensors : {&momentum_, &residual_, &sent_}) {
         *tensors = local().like_masters();
@@ -87,9 +119,13 @@ class Diloco final : public LocalUpdates {
   }
   void after_step(std::int64_t number, double /*learning_rate*/) override {
     const std::int64_t apart = interval() / config().fragments;
+    taken_.narrow(0, 1, config().fragments).add_(1);
     for (std::size_t i = 0; i < fragments_.size(); ++i) {
       const std::int64_t offset = apart * static_cast<std::int64_t>(i + 1) % interval();
-      if (number % interval() == offset) send(fragments_[i], number);
+      if (number % interval() == offset) {
+        send(fragments_[i], number, share_of(i));
+        taken_[static_cast<std::int64_t>(i) + 1] = 0;
+      }
       if (fragments_[i].apply_at == number) apply(fragments_[i]);
     }
   }
@@ -100,6 +136,7 @@ class Diloco final : public LocalUpdates {
     std::int64_t apply_at = -1;  // local step; -1: nothing was sent
     comm::Work work = {};        // of `flat`; after a restart there is none, and sent_ goes again
     at::Tensor flat = {};
+    int senders = 1;  // copies that have sent it: after a restart there may be more
   };
 
   bool rounds_off() const { return config().delta_dtype != spec::DeltaDtype::kFp32; }
@@ -109,14 +146,27 @@ class Diloco final : public LocalUpdates {
     return some;
   }
 
-  void send(Fragment& fragment, std::int64_t number) {
+  /// What this copy's pseudo-gradient is multiplied by so that the mean over copies is one over the steps that they
+  /// took: 1 where all took as many.
+  double share_of(std::size_t fragment) {
+    if (!uneven_) return 1;
+    const std::int64_t mine = taken_[static_cast<std::int64_t>(fragment) + 1].item<std::int64_t>();
+    at::Tensor steps = at::full({1}, mine, at::kLong);
+    exchange().sum(steps);
+    const auto all = steps.item<std::int64_t>();
+    return all == 0 || mine * copies() == all ? 1 : static_cast<double>(mine * copies()) / static_cast<double>(all);
+  }
+
+  void send(Fragment& fragment, std::int64_t number, double share) {
     std::vector<at::Tensor> deltas;
     for (const std::size_t i : fragment.params) {
       deltas.push_back(anchor_[i].sub(params()[i]->master));
+      if (share != 1) deltas.back().mul_(share);
       sent_[i].copy_(deltas.back());
     }
     fragment.flat = flatten_all(deltas);
     fragment.apply_at = number + config().delay;
+    fragment.senders = copies();
     if (!rounds_off()) {
       fragment.work = exchange().start_sum(fragment.flat);
       return;
@@ -139,7 +189,7 @@ class Diloco final : public LocalUpdates {
       }
       fragment.work.wait();
       fragment.work = {};
-      fragment.flat.div_(copies());
+      fragment.flat.div_(fragment.senders);
     } else if (!fragment.flat.defined()) {
       fragment.flat = flatten_all(deltas);
     }
@@ -177,6 +227,8 @@ class Diloco final : public LocalUpdates {
 
   std::vector<Fragment> fragments_;
   std::vector<at::Tensor> anchor_, momentum_, residual_, sent_;
+  at::Tensor taken_;     // whether this copy was there before, and its steps since each fragment was sent; on the host
+  bool uneven_ = false;  // copies may differ in that
 };
 
 }  // namespace

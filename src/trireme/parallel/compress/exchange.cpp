@@ -1,5 +1,8 @@
 #include "trireme/parallel/compress/exchange.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
 #include <numeric>
 
 #include "trireme/base/error.h"
@@ -64,6 +67,25 @@ std::vector<Message> CopyExchange::all_to_all(const std::vector<Message>& mine) 
     messages.emplace_back(at, at + static_cast<std::ptrdiff_t>(incoming));
   }
   return messages;
+}
+
+at::Tensor CopyExchange::all_to_all(const at::Tensor& mine) {
+  if (group_ == nullptr) return mine;
+  TRIREME_CHECK(mine.size(0) == copies(), "{} messages for {} copies", mine.size(0), copies());
+  at::Tensor in = at::empty_like(mine);
+  if (mine.numel() == 0) return in;
+  group_->all_to_all(device::to_const_buffer(mine), device::to_buffer(in)).wait();
+  sent_bytes_ += static_cast<double>(mine.numel() / copies() * (copies() - 1));
+  return in;
+}
+
+at::Tensor CopyExchange::all_gather(const at::Tensor& mine) {
+  if (group_ == nullptr) return mine.view({1, -1});
+  at::Tensor all = at::empty({copies(), mine.numel()}, mine.options());
+  if (mine.numel() == 0) return all;
+  group_->all_gather(device::to_const_buffer(mine), device::to_buffer(all)).wait();
+  sent_bytes_ += static_cast<double>(mine.numel() * (copies() - 1));
+  return all;
 }
 
 double CopyExchange::take_sent_bytes() { return std::exchange(sent_bytes_, 0.0); }

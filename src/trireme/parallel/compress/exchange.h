@@ -36,6 +36,11 @@ class CopyExchange {
   std::vector<Message> all_gather(const Message& mine, bool equal);
   /// Message i of `mine` to copy i; what each copy sent to this one, all of the length that this one's to itself has.
   std::vector<Message> all_to_all(const std::vector<Message>& mine);
+  /// The same of bytes in any memory, all messages of one length: row i of [copies, length] to copy i, and what each
+  /// copy sent to this one.
+  at::Tensor all_to_all(const at::Tensor& mine);
+  /// [length] of each copy as [copies, length].
+  at::Tensor all_gather(const at::Tensor& mine);
 
   /// By this copy, since take_sent_bytes() was called last.
   double take_sent_bytes();

@@ -54,6 +54,12 @@ void LocalWeights::add_stacked(nn::State& state, const std::string& name, const 
   }
 }
 
+void LocalWeights::add_numbers(nn::State& state, const std::string& name, const at::Tensor& numbers) const {
+  const layout::Placing placing(groups_.mesh(), groups_.rank(), name, {numbers.numel()});
+  state.add(name, numbers, layout::stack_copies(groups_.mesh(), groups_.rank(), placing.placement(), copies_),
+            nn::CopiesRule::kOwnOrZero);
+}
+
 void publish_changed(nn::Param& param) {
   nn::publish(param);
   ++param.version;

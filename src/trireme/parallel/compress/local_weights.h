@@ -36,6 +36,8 @@ class LocalWeights {
   void add_equal(nn::State& state, const std::string& name, const std::vector<at::Tensor>& tensors) const;
   void add_stacked(nn::State& state, const std::string& name, const std::vector<at::Tensor>& tensors,
                    nn::CopiesRule rule) const;
+  /// Each copy's own few numbers, which belong to no parameter; a copy that was not saved gets zeros.
+  void add_numbers(nn::State& state, const std::string& name, const at::Tensor& numbers) const;
 
  private:
   MeshGroups& groups_;

@@ -6,6 +6,10 @@
 #include <emmintrin.h>
 #endif
 
+// Loops over elements: this room is compiled without vectors otherwise.
+#pragma GCC push_options
+#pragma GCC optimize("O3")
+
 namespace trireme::parallel {
 namespace {
 
@@ -120,24 +124,36 @@ template <typename T>
 CodeError encode_scaled(const T* values, const T* kept, T* next, const T* variance, std::int64_t count,
                         Message& message) {
   CodeError error;
-  double squares = 0, moving = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
+  double square_lanes[kSignLanes] = {}, moving_lanes[kSignLanes] = {};
+  const auto take = [&](std::int64_t i, std::int64_t lane) {
     const bool moves = variance[i] != 0;
     const T c = moves ? values[i] + kept[i] : T(0);
     next[i] = c;
-    squares += static_cast<double>(c) * static_cast<double>(c);
-    moving += moves ? 1 : 0;
+    square_lanes[lane] += static_cast<double>(c) * static_cast<double>(c);
+    moving_lanes[lane] += moves ? 1 : 0;
+  };
+  std::int64_t i = 0;
+  for (; i + kSignLanes <= count; i += kSignLanes) {
+    for (std::int64_t lane = 0; lane < kSignLanes; ++lane) take(i + lane, lane);
   }
+  for (; i < count; ++i) take(i, 0);
+  const double squares = lane_sum(square_lanes), moving = lane_sum(moving_lanes);
   const T scale = static_cast<T>(moving > 0 ? std::sqrt(squares / moving) : 0);
   put(message, &scale, 1);
   const std::size_t at = message.size();
   message.resize(at + static_cast<std::size_t>(sign_bytes(count)));
   pack_signs(next, count, message.data() + at);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const T rest = variance[i] != 0 ? next[i] - (next[i] >= 0 ? scale : -scale) : T(0);
-    error.left += static_cast<double>(rest) * static_cast<double>(rest);
-    next[i] = rest;
+  double left_lanes[kSignLanes] = {};
+  const auto leave = [&](std::int64_t at_element, std::int64_t lane) {
+    const T c = next[at_element], rest = variance[at_element] != 0 ? c - (c >= 0 ? scale : -scale) : T(0);
+    left_lanes[lane] += static_cast<double>(rest) * static_cast<double>(rest);
+    next[at_element] = rest;
+  };
+  for (i = 0; i + kSignLanes <= count; i += kSignLanes) {
+    for (std::int64_t lane = 0; lane < kSignLanes; ++lane) leave(i + lane, lane);
   }
+  for (; i < count; ++i) leave(i, 0);
+  error.left = lane_sum(left_lanes);
   error.whole = squares;
   return error;
 }
@@ -160,5 +176,7 @@ template CodeError encode_scaled(const float*, const float*, float*, const float
 template CodeError encode_scaled(const double*, const double*, double*, const double*, std::int64_t, Message&);
 template void add_scaled(MessageReader&, const float*, std::int64_t, float, float*);
 template void add_scaled(MessageReader&, const double*, std::int64_t, double, double*);
+
+#pragma GCC pop_options
 
 }  // namespace trireme::parallel

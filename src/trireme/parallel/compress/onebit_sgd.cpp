@@ -1,12 +1,13 @@
 // 1-bit SGD (Seide, Fu, Droppo, Li, Yu 2014): one bit an element and two means a row (the paper's column: one unit's
 // weights). Every copy owns 1 / N of each parameter's rows: it sums what all say of them in full, and says the sum in
 // one bit again, with a residual of its own.
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include "trireme/layout/placing.h"
 #include "trireme/nn/state.h"
 #include "trireme/parallel/compress/compressed_reducer.h"
+#include "trireme/parallel/compress/gpu_codes.h"
 #include "trireme/parallel/compress/onebit_code.h"
 #include "trireme/parallel/compress/owned_residuals.h"
 #include "trireme/parallel/compress/term_types.h"
@@ -42,6 +43,7 @@ class OnebitSgd final : public CompressedReducer {
   }
   void reduce(std::span<Term> terms) override {
     if (terms.empty()) return;
+    if (on_gpu()) return reduce_on_gpu(terms);
     with_element_type(terms.front().data, [&](auto type) { reduce_as<decltype(type)>(terms); });
   }
 
@@ -49,6 +51,32 @@ class OnebitSgd final : public CompressedReducer {
   static Share1D by_rows(const Term& term, int copy, int copies) {
     const Share1D rows = share_of_copy(term.rows, copy, copies);
     return {rows.begin * term.columns, rows.end * term.columns};
+  }
+
+  void reduce_on_gpu(std::span<Term> terms) {
+    const int copies = exchange().copies(), me = exchange().copy();
+    const auto width = static_cast<std::int64_t>(terms.front().data.element_size());
+    SlotLayout layout;
+    std::vector<GpuRowCode> codes;
+    for (const Term& term : terms) codes.emplace_back(term.rows, term.columns, copies, width, layout);
+    const at::Tensor out = bytes_like(terms.front().data, {copies, layout.bytes()});
+    for (std::size_t i = 0; i < terms.size(); ++i) {
+      const Term& term = terms[i];
+      const at::Tensor errors = codes[i]
+                                    .encode(term.data, term.part_of(residuals_.kept(*term.bucket)),
+                                            term.part_of(residuals_.next(*term.bucket)), term.rows, out)
+                                    .sum(0);
+      note_error(term, errors[0], errors[1]);
+    }
+    const at::Tensor in = exchange().all_to_all(out), mine = bytes_like(out, {layout.bytes()});
+    for (std::size_t i = 0; i < terms.size(); ++i) {
+      const std::int64_t rows = share_of_copy(terms[i].rows, me, copies).size();
+      at::Tensor sum = at::empty({rows * terms[i].columns}, terms[i].data.options());
+      codes[i].decode_sum(in, rows, sum);
+      codes[i].encode(sum, owned_.kept(i), owned_.next(i), rows, mine);
+    }
+    const at::Tensor all = exchange().all_gather(mine);
+    for (std::size_t i = 0; i < terms.size(); ++i) codes[i].decode_all(all, terms[i].data);
   }
 
   template <typename T>

@@ -1,12 +1,15 @@
 #include "trireme/parallel/compress/power_iteration.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "trireme/base/random.h"
+#include "trireme/parallel/compress/gpu_codes.h"
 #include "trireme/parallel/compress/term_types.h"
 
 namespace trireme::parallel {
@@ -46,6 +49,11 @@ void orthogonalise(at::Tensor& columns) {
       columns, [&](auto type) { gram_schmidt(data_of<decltype(type)>(columns), columns.size(0), columns.size(1)); });
 }
 
+void orthogonalise(std::span<at::Tensor> matrices) {
+  if (!matrices.empty() && matrices.front().is_cuda()) return orthogonalise_on_gpu(matrices);
+  for (at::Tensor& matrix : matrices) orthogonalise(matrix);
+}
+
 at::Tensor random_factor(std::uint64_t seed, const std::string& name, int shard, std::int64_t step, std::int64_t size,
                          std::int64_t rank, at::ScalarType type) {
   at::Tensor factor = at::empty({size, rank}, type);
@@ -57,18 +65,17 @@ at::Tensor random_factor(std::uint64_t seed, const std::string& name, int shard,
   return factor;
 }
 
+std::vector<bool> have_zero_columns(std::span<const at::Tensor> factors) {
+  std::vector<at::Tensor> found;
+  for (const at::Tensor& factor : factors) found.push_back(factor.eq(0).all(0).any());
+  if (found.empty()) return {};
+  const at::Tensor here = at::stack(found).cpu();
+  const bool* begin = here.const_data_ptr<bool>();
+  return std::vector<bool>(begin, begin + here.numel());
+}
+
 void renew_zero_columns(at::Tensor& factor, const at::Tensor& fresh) {
-  with_element_type(factor, [&](auto element) {
-    using T = decltype(element);
-    const std::int64_t rows = factor.size(0), rank = factor.size(1);
-    T* values = data_of<T>(factor);
-    for (std::int64_t column = 0; column < rank; ++column) {
-      bool zero = true;
-      for (std::int64_t i = 0; i < rows && zero; ++i) zero = values[i * rank + column] == 0;
-      if (!zero) continue;
-      for (std::int64_t i = 0; i < rows; ++i) values[i * rank + column] = data_of<T>(fresh)[i * rank + column];
-    }
-  });
+  factor.copy_(at::where(factor.eq(0).all(0, /*keepdim=*/true), fresh.to(factor.device()), factor));
 }
 
 std::int64_t useful_rank(std::int64_t rank, std::int64_t rows, std::int64_t columns) {

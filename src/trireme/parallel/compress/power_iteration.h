@@ -6,7 +6,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace trireme::parallel {
 
@@ -14,11 +16,15 @@ namespace trireme::parallel {
 /// depends on those before it, or is zero, becomes zero: what is left of it would be rounding, blown up. In place;
 /// [rows, rank], float or double.
 void orthogonalise(at::Tensor& columns);
+/// The same of many; on a GPU, in one go.
+void orthogonalise(std::span<at::Tensor> matrices);
 
 /// A factor to begin with: [size, rank] normal draws, a function of all arguments.
 at::Tensor random_factor(std::uint64_t seed, const std::string& name, int shard, std::int64_t step, std::int64_t size,
                          std::int64_t rank, at::ScalarType type);
-/// Columns of zeros are replaced by those of `fresh`: a power iteration would never leave them.
+/// Which of these have columns of zeros: a power iteration would never leave them. renew_zero_columns() replaces those
+/// by `fresh` ones.
+std::vector<bool> have_zero_columns(std::span<const at::Tensor> factors);
 void renew_zero_columns(at::Tensor& factor, const at::Tensor& fresh);
 
 /// Rank of the approximation of a rows x columns matrix; 0: two factors would be no smaller than half of it.

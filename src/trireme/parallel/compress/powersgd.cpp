@@ -43,8 +43,9 @@ class PowerSgd final : public CompressedReducer {
         right_.emplace_back(), left_.emplace_back();
         continue;
       }
-      right_.push_back(random_factor(options().seed, term.param->name, shard(), 0, term.columns, rank, type));
-      left_.push_back(config().alternate ? at::zeros({term.rows, rank}, type) : at::Tensor());
+      right_.push_back(
+          random_factor(options().seed, term.param->name, shard(), 0, term.columns, rank, type).to(options().device));
+      left_.push_back(config().alternate ? at::zeros({term.rows, rank}, options().on_device(type)) : at::Tensor());
     }
     next_right_.resize(right_.size());
     next_left_.resize(left_.size());
@@ -100,9 +101,27 @@ class PowerSgd final : public CompressedReducer {
   /// M_w stands where the sum will.
   void compensate(Term& term) { term.data.add_(term.part_of(residuals_.kept(*term.bucket))); }
 
-  at::Tensor factor_to_start(const Term& term, std::size_t i) const {
-    return random_factor(options().seed, term.param->name, shard(), step(), term.columns, ranks_[i],
-                         right_[i].scalar_type());
+  /// Random, with as many rows as asked for.
+  at::Tensor factor_to_start(const Term& term, std::size_t i, std::int64_t rows) const {
+    return random_factor(options().seed, term.param->name, shard(), step(), rows, ranks_[i], right_[i].scalar_type())
+        .to(options().device);
+  }
+  /// Those that the next step begins with: columns of zeros start anew.
+  void keep_factors(std::span<const Term> terms, const std::vector<at::Tensor>& sent, std::vector<at::Tensor>& next) {
+    const std::vector<bool> renewed = have_zero_columns(defined(sent));
+    std::size_t number = 0;
+    for (std::size_t i = 0; i < sent.size(); ++i) {
+      if (!sent[i].defined()) continue;
+      next[i] = sent[i].clone();
+      if (renewed[number++]) renew_zero_columns(next[i], factor_to_start(terms[i], i, sent[i].size(0)));
+    }
+  }
+  static std::vector<at::Tensor> defined(const std::vector<at::Tensor>& factors) {
+    std::vector<at::Tensor> some;
+    for (const at::Tensor& factor : factors) {
+      if (factor.defined()) some.push_back(factor);
+    }
+    return some;
   }
   std::int64_t elements_of(std::span<const Term> terms, bool left, bool with_dense) const {
     std::int64_t sum = 0;
@@ -126,7 +145,7 @@ class PowerSgd final : public CompressedReducer {
     for (std::size_t i = 0; i < terms.size(); ++i) {
       if (ranks_[i] == 0) continue;
       lefts[i] = first.take(terms[i].rows, ranks_[i]);
-      const at::Tensor start = config().warm_start ? right_[i] : factor_to_start(terms[i], i);
+      const at::Tensor start = config().warm_start ? right_[i] : factor_to_start(terms[i], i, terms[i].columns);
       at::mm_out(lefts[i], matrix(terms[i], terms[i].data), start);
     }
     FactorBuffer again = first;  // the same memory, from where the dense ones begin
@@ -134,21 +153,21 @@ class PowerSgd final : public CompressedReducer {
     exchange().sum(first.all());
     with_dense(terms, again, [](const at::Tensor& in, at::Tensor data) { data.copy_(in); });
     FactorBuffer second(elements_of(terms, false, false), terms.front().data.options());
+    std::vector<at::Tensor> bases = defined(lefts);
+    orthogonalise(bases);
     for (std::size_t i = 0; i < terms.size(); ++i) {
       if (ranks_[i] == 0) continue;
-      orthogonalise(lefts[i]);
       rights[i] = second.take(terms[i].columns, ranks_[i]);
       at::mm_out(rights[i], matrix(terms[i], terms[i].data).t(), lefts[i]);
-      leave(terms[i], lefts[i], rights[i]);
+      leave(terms[i], lefts[i], rights[i], /*left_is_basis=*/true);
     }
     exchange().sum(second.all());
     for (std::size_t i = 0; i < terms.size(); ++i) {
       if (ranks_[i] == 0) continue;
       at::Tensor sum = matrix(terms[i], terms[i].data);
       at::mm_out(sum, lefts[i], rights[i].t());
-      next_right_[i] = rights[i].clone();
-      renew_zero_columns(next_right_[i], factor_to_start(terms[i], i));
     }
+    keep_factors(terms, rights, next_right_);
   }
 
   /// The one factor is orthogonal and everybody's; the other is exchanged.
@@ -157,13 +176,16 @@ class PowerSgd final : public CompressedReducer {
     FactorBuffer buffer(elements_of(terms, sends_left, true), terms.front().data.options());
     std::vector<at::Tensor> fixed(terms.size()), sent(terms.size());
     for (std::size_t i = 0; i < terms.size(); ++i) {
+      if (ranks_[i] > 0) fixed[i] = (sends_left ? right_[i] : left_[i]).clone();
+    }
+    std::vector<at::Tensor> bases = defined(fixed);
+    orthogonalise(bases);
+    for (std::size_t i = 0; i < terms.size(); ++i) {
       if (ranks_[i] == 0) continue;
       const at::Tensor m = matrix(terms[i], terms[i].data);
-      fixed[i] = (sends_left ? right_[i] : left_[i]).clone();
-      orthogonalise(fixed[i]);
       sent[i] = buffer.take(sends_left ? terms[i].rows : terms[i].columns, ranks_[i]);
       at::mm_out(sent[i], sends_left ? m : m.t(), fixed[i]);
-      sends_left ? leave(terms[i], sent[i], fixed[i]) : leave(terms[i], fixed[i], sent[i]);
+      sends_left ? leave(terms[i], sent[i], fixed[i], false) : leave(terms[i], fixed[i], sent[i], true);
     }
     FactorBuffer again = buffer;
     with_dense(terms, buffer, [](at::Tensor in, const at::Tensor& data) { in.copy_(data); });
@@ -173,20 +195,20 @@ class PowerSgd final : public CompressedReducer {
       if (ranks_[i] == 0) continue;
       at::Tensor sum = matrix(terms[i], terms[i].data);
       sends_left ? at::mm_out(sum, sent[i], fixed[i].t()) : at::mm_out(sum, fixed[i], sent[i].t());
-      (sends_left ? next_left_ : next_right_)[i] = sent[i].clone();
       (sends_left ? next_right_ : next_left_)[i] = at::Tensor();
-      renew_zero_columns((sends_left ? next_left_ : next_right_)[i],
-                         random_factor(options().seed, terms[i].param->name, shard(), step(), sent[i].size(0),
-                                       ranks_[i], sent[i].scalar_type()));
     }
+    keep_factors(terms, sent, sends_left ? next_left_ : next_right_);
   }
 
   /// residual = M_w - left right^T
-  void leave(const Term& term, const at::Tensor& left, const at::Tensor& right) {
+  void leave(const Term& term, const at::Tensor& left, const at::Tensor& right, bool left_is_basis) {
     const at::Tensor m = matrix(term, term.data);
     at::Tensor residual = next(term);
     at::addmm_out(residual, m, left, right.t(), 1, -1);
-    note_error(term, squared(residual), squared(m));
+    // The columns of one factor are orthonormal and the other is M times it, so |M - P Q^T|^2 = |M|^2 - |Q|^2: M is not
+    // read again.
+    const at::Tensor whole = squares_of(m), said = squares_of(left_is_basis ? right : left);
+    note_error(term, whole.sub(said).clamp_min_(0), whole);
   }
 
   /// One for each part of the parameter that ranks hold, the same on all copies. Under another layout it begins anew.

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "trireme/parallel/compress/compressed_reducer.h"
+#include "trireme/parallel/compress/gpu_codes.h"
 #include "trireme/parallel/compress/qsgd_code.h"
 #include "trireme/parallel/compress/term_types.h"
 
@@ -34,10 +35,26 @@ class Qsgd final : public CompressedReducer {
   }
   void reduce(std::span<Term> terms) override {
     if (terms.empty()) return;
+    if (on_gpu()) return reduce_on_gpu(terms);
     with_element_type(terms.front().data, [&](auto type) { reduce_as<decltype(type)>(terms); });
   }
 
  private:
+  void reduce_on_gpu(std::span<Term> terms) {
+    SlotLayout layout;
+    std::vector<GpuQsgdCode> codes;
+    for (const Term& term : terms)
+      codes.emplace_back(term.elements(), config(), static_cast<std::int64_t>(term.data.element_size()), layout);
+    at::Tensor mine = bytes_like(terms.front().data, {layout.bytes()});
+    for (std::size_t i = 0; i < terms.size(); ++i) {
+      const QsgdDraws draws = qsgd_draws(options().seed, terms[i].param->name, shard(), step(), exchange().copy());
+      const at::Tensor errors = codes[i].encode(terms[i].data, draws.words(), mine).sum(0);
+      note_error(terms[i], errors[0], errors[1]);
+    }
+    const at::Tensor all = exchange().all_gather(mine);
+    for (std::size_t i = 0; i < terms.size(); ++i) codes[i].decode_sum(all, terms[i].data);
+  }
+
   template <typename T>
   void reduce_as(std::span<Term> terms) {
     Message mine;
@@ -69,8 +86,8 @@ class Qsgd final : public CompressedReducer {
 
 }  // namespace
 
-Random qsgd_draws(std::uint64_t seed, const std::string& name, int shard, std::int64_t step, int copy) {
-  return Random(seed, fmt::format("qsgd/{}/{}/{}/{}", name, shard, step, copy));
+QsgdDraws qsgd_draws(std::uint64_t seed, const std::string& name, int shard, std::int64_t step, int copy) {
+  return QsgdDraws(Random(seed, fmt::format("qsgd/{}/{}/{}/{}", name, shard, step, copy)));
 }
 
 std::unique_ptr<BucketReducer> make_qsgd(const ReducerParts& parts) { return std::make_unique<Qsgd>(parts); }

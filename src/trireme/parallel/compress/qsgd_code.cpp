@@ -6,6 +6,10 @@
 
 #include "trireme/base/error.h"
 
+// Loops over elements: this room is compiled without vectors otherwise.
+#pragma GCC push_options
+#pragma GCC optimize("O3")
+
 namespace trireme::parallel {
 
 void BitWriter::put(std::uint32_t bits, int count) {
@@ -35,9 +39,12 @@ void BitWriter::put_omega(std::uint64_t number) {
 
 std::uint32_t BitReader::take(int count) {
   TRIREME_CHECK(at_ + static_cast<std::size_t>(count) <= bits_, "a code of {} bits ends too early", bits_);
-  std::uint32_t bits = 0;
-  for (int i = 0; i < count; ++i, ++at_) bits |= ((bytes_[at_ / 8] >> (at_ % 8)) & 1U) << i;
-  return bits;
+  std::uint64_t bits = 0;  // of the bytes that they lie in, at most five
+  const std::size_t first = at_ / 8, last = (at_ + static_cast<std::size_t>(count) + 7) / 8;
+  for (std::size_t byte = first; byte < last; ++byte) bits |= std::uint64_t{bytes_[byte]} << (8 * (byte - first));
+  bits >>= at_ % 8;
+  at_ += static_cast<std::size_t>(count);
+  return static_cast<std::uint32_t>(bits & ((std::uint64_t{1} << count) - 1));
 }
 
 std::uint64_t BitReader::take_omega() {
@@ -56,6 +63,34 @@ int omega_bits(std::uint64_t number) {
   return bits;
 }
 
+namespace {
+
+double unit_draw(std::uint32_t low, std::uint32_t high) {
+  return static_cast<double>(high) * 0x1p-32 + static_cast<double>(low >> 11) * 0x1p-53;
+}
+PhiloxCounter draw_block(const PhiloxCounter& words, std::uint64_t number) {
+  return philox({static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32), words[2], words[3]},
+                {words[0], words[1]});
+}
+
+}  // namespace
+
+double QsgdDraws::operator()(std::uint64_t index) const {
+  const PhiloxCounter block = draw_block(words_, index / 2);
+  return index % 2 == 0 ? unit_draw(block[0], block[1]) : unit_draw(block[2], block[3]);
+}
+
+void QsgdDraws::fill(std::uint64_t begin, std::span<double> out) const {
+  std::size_t i = 0;
+  if (begin % 2 == 1 && !out.empty()) out[i++] = (*this)(begin);
+  for (; i + 2 <= out.size(); i += 2) {
+    const PhiloxCounter block = draw_block(words_, (begin + i) / 2);
+    out[i] = unit_draw(block[0], block[1]);
+    out[i + 1] = unit_draw(block[2], block[3]);
+  }
+  if (i < out.size()) out[i] = (*this)(begin + i);
+}
+
 int fixed_bits(int levels) { return std::bit_width(2U * static_cast<unsigned>(levels)); }
 
 template <typename T>
@@ -65,7 +100,11 @@ void quantise(const T* values, const double* uniform, std::int64_t count, const 
   double norm = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     const double size = std::abs(static_cast<double>(values[i]));
-    norm = config.norm == spec::QsgdNorm::kMax ? (size <= norm ? norm : size) : norm + size * size;
+    if (config.norm == spec::QsgdNorm::kL2) {
+      norm += size * size;
+    } else if (norm == norm && !(size <= norm)) {  // NaN stays
+      norm = size;
+    }
   }
   if (config.norm == spec::QsgdNorm::kL2) norm = std::sqrt(norm);
   out.norm = static_cast<T>(norm);
@@ -139,8 +178,8 @@ void take_levels(BitReader& bits, std::int64_t count, std::vector<std::int32_t>&
 }  // namespace
 
 template <typename T>
-std::int64_t encode_qsgd(const T* values, std::int64_t count, const spec::CompressConfig& config, const Random& random,
-                         Message& message) {
+std::int64_t encode_qsgd(const T* values, std::int64_t count, const spec::CompressConfig& config,
+                         const QsgdDraws& draws, Message& message) {
   QuantisedBucket<T> bucket;
   std::vector<double> uniform;
   std::int64_t bits = 0;
@@ -148,7 +187,7 @@ std::int64_t encode_qsgd(const T* values, std::int64_t count, const spec::Compre
   for (std::int64_t at = 0; at < count; at += config.bucket_size) {
     const std::int64_t size = std::min(config.bucket_size, count - at);
     uniform.resize(static_cast<std::size_t>(size));
-    random.fill_uniform(static_cast<std::uint64_t>(at), uniform);
+    draws.fill(static_cast<std::uint64_t>(at), uniform);
     quantise(values + at, uniform.data(), size, config, bucket);
     put(message, &bucket.norm, 1);
     bits += static_cast<std::int64_t>(8 * sizeof(T));
@@ -198,9 +237,11 @@ void add_qsgd(MessageReader& code, std::int64_t count, const spec::CompressConfi
 template void quantise(const float*, const double*, std::int64_t, const spec::CompressConfig&, QuantisedBucket<float>&);
 template void quantise(const double*, const double*, std::int64_t, const spec::CompressConfig&,
                        QuantisedBucket<double>&);
-template std::int64_t encode_qsgd(const float*, std::int64_t, const spec::CompressConfig&, const Random&, Message&);
-template std::int64_t encode_qsgd(const double*, std::int64_t, const spec::CompressConfig&, const Random&, Message&);
+template std::int64_t encode_qsgd(const float*, std::int64_t, const spec::CompressConfig&, const QsgdDraws&, Message&);
+template std::int64_t encode_qsgd(const double*, std::int64_t, const spec::CompressConfig&, const QsgdDraws&, Message&);
 template void add_qsgd(MessageReader&, std::int64_t, const spec::CompressConfig&, float*);
 template void add_qsgd(MessageReader&, std::int64_t, const spec::CompressConfig&, double*);
 
 }  // namespace trireme::parallel
+
+#pragma GCC pop_options

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -62,16 +63,29 @@ template <typename T>
 void quantise(const T* values, const double* uniform, std::int64_t count, const spec::CompressConfig& config,
               QuantisedBucket<T>& out);
 
-/// Appends the code of all buckets of a tensor. Draw i is `random`'s number i. Gives the bits that it takes.
+/// Uniform in [0, 1), a function of an element's number: Philox with a key of four words, 53 bits of each half of a
+/// block; the same on a GPU.
+class QsgdDraws {
+ public:
+  explicit QsgdDraws(const Random& stream) : words_(stream.block(Random::Purpose::kBits, 0, /*attempt=*/1)) {}
+  double operator()(std::uint64_t index) const;
+  void fill(std::uint64_t begin, std::span<double> out) const;
+  const PhiloxCounter& words() const { return words_; }
+
+ private:
+  PhiloxCounter words_;
+};
+
+/// Appends the code of all buckets of a tensor, with a draw for each element. Gives the bits that it takes.
 template <typename T>
-std::int64_t encode_qsgd(const T* values, std::int64_t count, const spec::CompressConfig& config, const Random& random,
-                         Message& message);
+std::int64_t encode_qsgd(const T* values, std::int64_t count, const spec::CompressConfig& config,
+                         const QsgdDraws& draws, Message& message);
 /// sum += what the code says; the reader then stands after it.
 template <typename T>
 void add_qsgd(MessageReader& code, std::int64_t count, const spec::CompressConfig& config, T* sum);
 
 /// What a copy draws in a step for its part of a parameter; `shard`: which part, where tp or pp split it.
-Random qsgd_draws(std::uint64_t seed, const std::string& name, int shard, std::int64_t step, int copy);
+QsgdDraws qsgd_draws(std::uint64_t seed, const std::string& name, int shard, std::int64_t step, int copy);
 
 /// Of an element, with fixed coding.
 int fixed_bits(int levels);

@@ -1,7 +1,10 @@
 #include "trireme/parallel/compress/scaled_signs.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
 
+#include "trireme/parallel/compress/gpu_codes.h"
 #include "trireme/parallel/compress/onebit_code.h"
 #include "trireme/parallel/compress/term_types.h"
 
@@ -19,8 +22,41 @@ ScaledSigns::ScaledSigns(std::span<const Term> terms, Residuals residuals, MeshG
 std::vector<ScaledSigns::Error> ScaledSigns::mean(CopyExchange& exchange, std::vector<at::Tensor>& values,
                                                   const std::vector<at::Tensor>& variances) {
   if (terms_.empty()) return {};
+  if (values.front().is_cuda()) return mean_on_gpu(exchange, values, variances);
   return with_element_type(values.front(),
                            [&](auto type) { return mean_as<decltype(type)>(exchange, values, variances); });
+}
+
+std::vector<ScaledSigns::Error> ScaledSigns::mean_on_gpu(CopyExchange& exchange, std::vector<at::Tensor>& values,
+                                                         const std::vector<at::Tensor>& variances) {
+  const int copies = exchange.copies(), me = exchange.copy();
+  SlotLayout layout;
+  std::vector<GpuScaledCode> codes;
+  for (const Term& term : terms_) codes.emplace_back(term.elements(), copies, layout);
+  const at::Tensor out = bytes_like(values.front(), {copies, layout.bytes()});
+  std::vector<at::Tensor> errors;
+  for (std::size_t i = 0; i < terms_.size(); ++i) {
+    const Bucket& bucket = *terms_[i].bucket;
+    errors.push_back(codes[i]
+                         .encode(values[i], terms_[i].part_of(residuals_.kept(bucket)),
+                                 terms_[i].part_of(residuals_.next(bucket)), variances[i], out)
+                         .sum(0));
+  }
+  const at::Tensor in = exchange.all_to_all(out), mine = bytes_like(out, {layout.bytes()});
+  for (std::size_t i = 0; i < terms_.size(); ++i) {
+    const Share1D share = by_elements(terms_[i], me, copies);
+    const at::Tensor variance = variances[i].narrow(0, share.begin, share.size());
+    at::Tensor mean = at::empty({share.size()}, values[i].options());
+    codes[i].decode_mean(in, variance, mean);
+    codes[i].encode(mean, owned_.kept(i), owned_.next(i), variance, mine);
+  }
+  const at::Tensor all = exchange.all_gather(mine);
+  for (std::size_t i = 0; i < terms_.size(); ++i) codes[i].decode_all(all, variances[i], values[i]);
+  const at::Tensor here = at::stack(errors).cpu();
+  std::vector<Error> result;
+  for (std::size_t i = 0; i < errors.size(); ++i)
+    result.push_back({here.const_data_ptr<double>()[2 * i], here.const_data_ptr<double>()[2 * i + 1]});
+  return result;
 }
 
 template <typename T>

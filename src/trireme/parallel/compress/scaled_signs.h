@@ -34,6 +34,8 @@ class ScaledSigns {
   static double bytes_of(const Term& term, int copies);
 
  private:
+  std::vector<Error> mean_on_gpu(CopyExchange& exchange, std::vector<at::Tensor>& values,
+                                 const std::vector<at::Tensor>& variances);
   template <typename T>
   std::vector<Error> mean_as(CopyExchange& exchange, std::vector<at::Tensor>& values,
                              const std::vector<at::Tensor>& variances);

@@ -8,6 +8,10 @@
 
 #include "trireme/base/error.h"
 
+// Loops over elements: this room is compiled without vectors otherwise.
+#pragma GCC push_options
+#pragma GCC optimize("O3")
+
 namespace trireme::parallel {
 namespace {
 
@@ -17,22 +21,26 @@ T magnitude(T value) {
   return size == size ? size : std::numeric_limits<T>::infinity();
 }
 
-/// Below which no more than about half as many again as wanted lie, and seldom fewer.
 template <typename T>
 T sampled_threshold(const T* values, std::int64_t count, std::int64_t k, double sample) {
-  const auto samples = std::max<std::int64_t>(static_cast<std::int64_t>(sample * static_cast<double>(count)), 64);
-  if (samples >= count) return T(0);
+  const auto [stride, place] = sampled_place(count, k, sample);
+  if (stride == 0) return T(0);
   std::vector<T> drawn;
-  const std::int64_t stride = count / samples;
   for (std::int64_t i = stride / 2; i < count; i += stride) drawn.push_back(magnitude(values[i]));
-  const double expected = static_cast<double>(k) / static_cast<double>(count) * static_cast<double>(drawn.size());
-  const auto place = static_cast<std::size_t>(std::ceil(expected * 1.25 + 2 * std::sqrt(expected) + 2));
-  if (place >= drawn.size()) return T(0);
-  std::nth_element(drawn.begin(), drawn.begin() + static_cast<std::ptrdiff_t>(place), drawn.end(), std::greater<>());
-  return drawn[place];
+  std::nth_element(drawn.begin(), drawn.begin() + place, drawn.end(), std::greater<>());
+  return drawn[static_cast<std::size_t>(place)];
 }
 
 }  // namespace
+
+SampledPlace sampled_place(std::int64_t count, std::int64_t k, double sample) {
+  const auto samples = std::max<std::int64_t>(static_cast<std::int64_t>(sample * static_cast<double>(count)), 64);
+  if (samples >= count) return {};
+  const std::int64_t stride = count / samples, drawn = (count - stride / 2 + stride - 1) / stride;
+  const double expected = static_cast<double>(k) / static_cast<double>(count) * static_cast<double>(drawn);
+  const auto place = static_cast<std::int64_t>(std::ceil(expected * 1.25 + 2 * std::sqrt(expected) + 2));
+  return place >= drawn ? SampledPlace{} : SampledPlace{stride, place};
+}
 
 template <typename T>
 std::vector<std::uint32_t> top_k(const T* values, std::int64_t count, std::int64_t k, double sample) {
@@ -74,3 +82,5 @@ template std::vector<std::uint32_t> top_k(const float*, std::int64_t, std::int64
 template std::vector<std::uint32_t> top_k(const double*, std::int64_t, std::int64_t, double);
 
 }  // namespace trireme::parallel
+
+#pragma GCC pop_options

@@ -139,9 +139,10 @@ class ZeroOneAdam final : public CompressedReducer {
         rest_elements += steps_[i].numel();
       }
     }
-    mutable_report().errors.clear();
+    begin_errors();
     const auto errors = signs_.mean(exchange(), values, variances);
     for (std::size_t i = 0; i < errors.size(); ++i) note_error(terms()[i], errors[i].left, errors[i].whole);
+    read_errors();
     signs_.keep();
     mean_dense(rest, rest_elements);
     const double root = 1 / std::sqrt(1 - std::pow(optimizer_->config().beta2, static_cast<double>(clock_.updates)));

@@ -199,6 +199,13 @@ Graph with_backward(const Graph& forward) {
   return both;
 }
 
+Graph without_backward(const Graph& both) {
+  Graph forward = both;
+  std::erase_if(forward.ops, [](const Op& op) { return op.forward >= 0; });
+  std::erase_if(forward.tensors, [](const Tensor& tensor) { return tensor.grad_of >= 0; });
+  return forward;
+}
+
 int gradient_of(const Graph& graph, int tensor) {
   // A sum comes after its parts.
   for (std::size_t i = graph.tensors.size(); i-- > 0;) {

@@ -13,6 +13,9 @@ namespace trireme::plan::graph {
 /// The graph with its gradient operators after its own. ConfigError where it has no loss.
 Graph with_backward(const Graph& forward);
 
+/// The forward graph that a graph with gradient operators was derived from.
+Graph without_backward(const Graph& both);
+
 /// The finished gradient of a tensor, in a graph that has them; -1 where nothing trains it.
 int gradient_of(const Graph& graph, int tensor);
 

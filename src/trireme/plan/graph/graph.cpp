@@ -10,8 +10,10 @@
 namespace trireme::plan::graph {
 namespace {
 
-constexpr Named<Role> kRoles[] = {
-    {"input", Role::kInput}, {"parameter", Role::kParameter}, {"activation", Role::kActivation}};
+constexpr Named<Role> kRoles[] = {{"input", Role::kInput},
+                                  {"parameter", Role::kParameter},
+                                  {"activation", Role::kActivation},
+                                  {"received", Role::kReceived}};
 constexpr Named<DType> kDTypes[] = {{"fp32", DType::kFp32},
                                     {"fp16", DType::kFp16},
                                     {"bf16", DType::kBf16},

@@ -34,6 +34,7 @@ enum class Role : std::uint8_t {
   kInput,       ///< data: any rank can have any part of it
   kParameter,   ///< trained
   kActivation,  ///< made by an operator
+  kReceived,    ///< made by an operator of another pipeline stage
 };
 enum class DType : std::uint8_t { kFp32, kFp16, kBf16, kInt32, kFp64 };
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <tuple>
 
@@ -33,6 +34,52 @@ int input_index(const Op& op, int tensor) {
   return static_cast<int>(std::ranges::find(op.inputs, tensor) - op.inputs.begin());
 }
 
+/// Stored parameters must be gathered from inner parts of what is wanted; checkpoints are of forward operators.
+void add_storage_problems(const Graph& both, const Strategy& strategy, const Uses& uses,
+                          std::vector<std::string>& problems) {
+  Strategy plain = strategy;
+  plain.stored.clear();
+  const std::vector<IterationSpace> spaces = strategy.stored.empty() ? std::vector<IterationSpace>{} : spaces_of(both);
+  for (const auto& [parameter, sharding] : strategy.stored) {
+    const Tensor& tensor = both.tensor(parameter);
+    if (tensor.role != Role::kParameter || uses.consumers[static_cast<std::size_t>(parameter)].empty()) {
+      problems.push_back(fmt::format("{} is stored in parts, and is no parameter of these operators", tensor.name));
+      continue;
+    }
+    const Sharding wanted = parameter_sharding(both, uses, spaces, plain, parameter);
+    MeshAxes all;
+    for (std::size_t dim = 0; dim < tensor.dims.size(); ++dim) {
+      const MeshAxes& axes = sharding.dims[dim];
+      Index parts = 1;
+      for (const int axis : axes) parts *= strategy.mesh.axes()[static_cast<std::size_t>(axis)].size;
+      all.insert(all.end(), axes.begin(), axes.end());
+      const std::string& name = both.dims[static_cast<std::size_t>(tensor.dims[dim])].name;
+      if (both.size(tensor.dims[dim]) % parts != 0)
+        problems.push_back(fmt::format("{} cannot be stored in {} parts of {}: it has {}", tensor.name, parts, name,
+                                       both.size(tensor.dims[dim])));
+      const auto& begin = wanted.dims[dim];
+      if (!std::ranges::is_sorted(axes) || axes.size() < begin.size() ||
+          !std::equal(begin.begin(), begin.end(), axes.begin()))
+        problems.push_back(
+            fmt::format("{} cannot be stored so along {}: what {} wants must come first, and axes stand "
+                        "in the mesh's order",
+                        tensor.name, name, both.op(uses.consumers[std::size_t(parameter)][0]).name));
+    }
+    std::ranges::sort(all);
+    if (std::ranges::adjacent_find(all) != all.end())
+      problems.push_back(fmt::format("{} is stored with a mesh axis twice", tensor.name));
+  }
+  std::set<int> seen;
+  for (const auto& group : strategy.checkpoints) {
+    for (const int op : group) {
+      if (both.op(op).forward >= 0 || !seen.insert(op).second)
+        problems.push_back(
+            fmt::format("operator {} stands in two checkpoints, or is no forward operator", both.op(op).name));
+    }
+    if (!std::ranges::is_sorted(group)) problems.push_back("operators of a checkpoint stand in the graph's order");
+  }
+}
+
 }  // namespace
 
 std::span<const Named<Phase>> enum_names(std::type_identity<Phase>) { return kPhases; }
@@ -52,7 +99,7 @@ std::vector<int> wanted_dims(const IterationSpace& space, std::size_t input) {
   return wanted;
 }
 
-std::vector<Link> links_of(const Graph& both) {
+std::vector<Link> links_of(const Graph& both, const std::map<int, Sharding>& stored) {
   const Uses uses = uses_of(both);
   std::vector<Link> links;
   std::set<std::tuple<int, int, std::vector<int>>> seen;  // tensor, forward operator, how it wants it
@@ -78,10 +125,11 @@ std::vector<Link> links_of(const Graph& both) {
           !seen.emplace(tensor, forward_of(both, static_cast<int>(i)), wanted_dims(space, k)).second)
         continue;
       Link link{.tensor = tensor, .consumer = static_cast<int>(i), .input = static_cast<int>(k)};
-      if (role == Role::kParameter) {
+      if (role == Role::kParameter || role == Role::kReceived) {
         link.producer = uses.consumers[static_cast<std::size_t>(tensor)][0];
         link.owner_input = input_index(both.op(link.producer), tensor);
-        if (link.producer == link.consumer && link.owner_input == link.input) continue;
+        const bool lies_so = role == Role::kParameter && !stored.contains(tensor);
+        if (lies_so && link.producer == link.consumer && link.owner_input == link.input) continue;
       } else {
         producer_of(tensor, link);
       }
@@ -108,6 +156,70 @@ LinkEnds ends_of(const Graph& both, const std::vector<IterationSpace>& spaces, c
   return {link.output >= 0 ? output_sharding(made, producer, static_cast<std::size_t>(link.output))
                            : input_sharding(made, producer, static_cast<std::size_t>(link.owner_input)),
           input_sharding(read, consumer, static_cast<std::size_t>(link.input))};
+}
+
+LinkEnds ends_of(const Graph& both, const std::vector<IterationSpace>& spaces, const Link& link,
+                 const Strategy& strategy) {
+  const auto split_of = [&](int op) -> const Split& {
+    return strategy.splits[static_cast<std::size_t>(forward_of(both, op))];
+  };
+  LinkEnds ends = ends_of(both, spaces, link, split_of(link.producer), split_of(link.consumer));
+  if (const auto stored = strategy.stored.find(link.tensor); stored != strategy.stored.end())
+    ends.from = stored->second;
+  if (link.is_update) {
+    const auto stored = strategy.stored.find(both.tensor(link.tensor).grad_of);
+    if (stored != strategy.stored.end()) ends.to = stored->second;
+  }
+  return ends;
+}
+
+Sharding parameter_sharding(const Graph& both, const Uses& uses, const std::vector<IterationSpace>& spaces,
+                            const Strategy& strategy, int parameter) {
+  if (const auto stored = strategy.stored.find(parameter); stored != strategy.stored.end()) return stored->second;
+  const int owner = uses.consumers[static_cast<std::size_t>(parameter)][0];
+  return input_sharding(spaces[static_cast<std::size_t>(owner)],
+                        strategy.splits[static_cast<std::size_t>(forward_of(both, owner))],
+                        static_cast<std::size_t>(input_index(both.op(owner), parameter)));
+}
+
+Sharding fully_sharded(const Graph& both, const Strategy& strategy, int parameter) {
+  Strategy plain = strategy;
+  plain.stored.clear();
+  Sharding sharding = parameter_sharding(both, uses_of(both), spaces_of(both), plain, parameter);
+  const auto& dims = both.tensor(parameter).dims;
+  for (std::size_t axis = 0; axis < strategy.mesh.axes().size(); ++axis) {
+    const int index = static_cast<int>(axis);
+    const bool used =
+        std::ranges::any_of(sharding.dims, [&](const MeshAxes& axes) { return std::ranges::count(axes, index) > 0; });
+    for (std::size_t dim = 0; dim < dims.size() && !used; ++dim) {
+      // Blocks stay contiguous only where axes are added at the inner end.
+      Index parts = strategy.mesh.axes()[axis].size;
+      for (const int other : sharding.dims[dim]) parts *= strategy.mesh.axes()[static_cast<std::size_t>(other)].size;
+      const bool inner = sharding.dims[dim].empty() || sharding.dims[dim].back() < index;
+      if (!inner || both.size(dims[dim]) % parts != 0) continue;
+      sharding.dims[dim].push_back(index);
+      break;
+    }
+  }
+  return sharding;
+}
+
+std::vector<ProgramStep> program_of(const Graph& both, const Strategy& strategy) {
+  std::vector<ProgramStep> program;
+  std::map<int, const std::vector<int>*> group_of;
+  for (const auto& group : strategy.checkpoints) {
+    for (const int op : group) group_of[op] = &group;
+  }
+  std::set<const std::vector<int>*> ready;
+  for (std::size_t i = 0; i < both.ops.size(); ++i) {
+    const int index = static_cast<int>(i);
+    const auto group = group_of.find(forward_of(both, index));
+    if (both.ops[i].forward >= 0 && group != group_of.end() && ready.insert(group->second).second) {
+      for (const int op : *group->second) program.push_back({op, true});
+    }
+    program.push_back({index, false});
+  }
+  return program;
 }
 
 Strategy replicated(const Graph& forward, const layout::Mesh& mesh) {
@@ -140,6 +252,7 @@ std::vector<std::string> find_problems(const Graph& both, const Strategy& strate
   }
   if (!problems.empty()) return problems;
   const Uses uses = uses_of(both);
+  add_storage_problems(both, strategy, uses, problems);
   for (const Op& op : both.ops) {
     if (!is_parameter_sum(both, op)) continue;
     const auto sharding_of = [&](int piece) {
@@ -167,13 +280,13 @@ Lowering lower(const Graph& both, const Strategy& strategy) {
     return strategy.splits[static_cast<std::size_t>(forward_of(both, op))];
   };
   Lowering lowering;
-  const std::vector<Link> links = links_of(both);
+  const std::vector<Link> links = links_of(both, strategy.stored);
   std::vector<std::vector<const Link*>> into(both.ops.size());
   for (const Link& link : links) {
     if (!link.is_update) into[static_cast<std::size_t>(link.consumer)].push_back(&link);
   }
   const auto add_steps = [&](Phase phase, const Link& link) {
-    const LinkEnds ends = ends_of(both, spaces, link, split_of(link.producer), split_of(link.consumer));
+    const LinkEnds ends = ends_of(both, spaces, link, strategy);
     for (Step& step : convert(strategy.mesh, both.bytes(both.tensor(link.tensor)), ends.from, ends.to))
       lowering.inserted.push_back({phase, link.consumer, link.tensor, std::move(step)});
   };
@@ -186,15 +299,18 @@ Lowering lower(const Graph& both, const Strategy& strategy) {
   };
   std::set<std::tuple<int, int, MeshAxes>> halos;  // tensor, forward operator, axes: kept for backward
   std::set<int> placed;                            // parameters and inputs
-  for (std::size_t i = 0; i < both.ops.size(); ++i) {
+  for (const ProgramStep& program_step : program_of(both, strategy)) {
+    const int index = program_step.op, forward = forward_of(both, index);
+    const auto i = static_cast<std::size_t>(index);
     const Op& op = both.ops[i];
-    const int index = static_cast<int>(i), forward = forward_of(both, index);
-    const Phase phase = op.forward >= 0 ? Phase::kBackward : Phase::kForward;
+    const Phase phase = op.forward >= 0 || program_step.again ? Phase::kBackward : Phase::kForward;
+    if (program_step.again) std::erase_if(halos, [&](const auto& halo) { return std::get<1>(halo) == forward; });
     for (const Link* link : into[i]) add_steps(phase, *link);
     for (Exchange& exchange : exchanges_of(both, strategy.mesh, op, spaces[i], split_of(index))) {
       if (exchange.tensor >= 0 && !halos.emplace(exchange.tensor, forward, exchange.step.axes).second) continue;
       lowering.inserted.push_back({phase, index, exchange.tensor, std::move(exchange.step)});
     }
+    if (program_step.again) continue;
     lowering.degrees.push_back(degrees_of(strategy.mesh, spaces[i], split_of(index)));
     for (std::size_t k = 0; k < op.inputs.size(); ++k) {
       if (both.tensor(op.inputs[k]).role != Role::kActivation && placed.insert(op.inputs[k]).second)
@@ -203,9 +319,19 @@ Lowering lower(const Graph& both, const Strategy& strategy) {
     for (std::size_t k = 0; k < op.outputs.size(); ++k)
       set_bytes(op.outputs[k], spaces[i].outputs[k], lowering.degrees.back());
   }
+  for (const auto& [parameter, sharding] : strategy.stored) {
+    double& bytes = lowering.tensor_bytes[static_cast<std::size_t>(parameter)];
+    bytes = both.bytes(both.tensor(parameter));
+    for (const MeshAxes& axes : sharding.dims) {
+      for (const int axis : axes) bytes /= strategy.mesh.axes()[static_cast<std::size_t>(axis)].size;
+    }
+  }
   for (const Link& link : links) {
     if (link.is_update) add_steps(Phase::kUpdate, link);
   }
+  lowering.again = {};
+  for (const auto& group : strategy.checkpoints)
+    lowering.again.insert(lowering.again.end(), group.begin(), group.end());
   return lowering;
 }
 
@@ -214,6 +340,9 @@ StrategyCost price(const Graph& both, const Lowering& lowering, const Pricing& p
   for (std::size_t i = 0; i < both.ops.size(); ++i)
     cost.compute_seconds +=
         pricing.seconds(work_of(both, both.ops[i], iteration_space(both, both.ops[i]), lowering.degrees[i]));
+  for (const int op : lowering.again)
+    cost.compute_seconds += pricing.seconds(
+        work_of(both, both.op(op), iteration_space(both, both.op(op)), lowering.degrees[static_cast<std::size_t>(op)]));
   for (const Inserted& inserted : lowering.inserted) {
     cost.communication_seconds +=
         inserted.phase == Phase::kUpdate ? pricing.reduction_seconds(inserted.step) : pricing.seconds(inserted.step);

@@ -251,6 +251,23 @@ std::pair<Index, Index> halo_rows(const Graph& graph, const Window& window, bool
   return {std::max<Index>(0, part * own - begin), std::max<Index>(0, end - (part + 1) * own)};
 }
 
+Place place_of(const Graph& graph, const layout::Mesh& mesh, const std::vector<int>& coordinates, int tensor,
+               const Sharding& sharding) {
+  Place place;
+  const auto& dims = graph.tensor(tensor).dims;
+  for (std::size_t i = 0; i < dims.size(); ++i) {
+    Index parts = 1, part = 0;
+    for (const int axis : sharding.dims[i]) {
+      const Index size = mesh.axes()[static_cast<std::size_t>(axis)].size;
+      parts *= size;
+      part = part * size + coordinates[static_cast<std::size_t>(axis)];
+    }
+    place.sizes.push_back(graph.size(dims[i]) / parts);
+    place.origin.push_back(part * place.sizes.back());
+  }
+  return place;
+}
+
 std::vector<Step> convert(const layout::Mesh& mesh, double bytes, const Sharding& from, const Sharding& to) {
   if (from == to) return {};
   return Conversion(mesh, bytes, from, to).run();

@@ -29,6 +29,15 @@ struct Sharding {
   bool operator==(const Sharding&) const = default;
 };
 
+/// Which box of a whole tensor a rank has; one entry for each dimension.
+struct Place {
+  std::vector<Index> origin, sizes;
+  bool operator==(const Place&) const = default;
+};
+/// The box that a rank at these mesh coordinates has. Along partial axes every rank has the same box.
+Place place_of(const Graph& graph, const layout::Mesh& mesh, const std::vector<int>& coordinates, int tensor,
+               const Sharding& sharding);
+
 enum class StepKind : std::uint8_t { kSlice, kAllReduce, kReduceScatter, kAllGather, kAllToAll, kHalo };
 std::span<const Named<StepKind>> enum_names(std::type_identity<StepKind>);
 

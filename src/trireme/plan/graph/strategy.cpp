@@ -3,74 +3,145 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "trireme/base/error.h"
 #include "trireme/plan/graph/backward.h"
 
 namespace trireme::plan::graph {
 
-std::string to_text(const Graph& forward, const Strategy& strategy) {
-  std::string text = fmt::format("strategy {}\nmesh {}\n", forward.name, layout::to_text(strategy.mesh));
-  for (std::size_t i = 0; i < strategy.splits.size(); ++i) {
-    const bool is_split = std::ranges::any_of(strategy.splits[i], [](int dim) { return dim >= 0; });
-    if (is_split)
-      text += fmt::format("{} {}\n", forward.ops[i].name, to_text(forward, strategy.mesh, strategy.splits[i]));
+std::string lines_of(const Graph& forward, const Strategy& strategy, const std::vector<int>& ops, bool also_whole) {
+  std::string text;
+  for (const int op : ops) {
+    const Split& split = strategy.splits[static_cast<std::size_t>(op)];
+    const bool is_split = std::ranges::any_of(split, [](int dim) { return dim >= 0; });
+    if (is_split || also_whole)
+      text += fmt::format("{}{}\n", forward.op(op).name, is_split ? " " + to_text(forward, strategy.mesh, split) : "");
+  }
+  for (const auto& [parameter, sharding] : strategy.stored) {
+    const Tensor& tensor = forward.tensor(parameter);
+    text += "store " + tensor.name;
+    for (std::size_t dim = 0; dim < sharding.dims.size(); ++dim) {
+      for (const int axis : sharding.dims[dim])
+        text += fmt::format(" {}:{}", forward.dims[static_cast<std::size_t>(tensor.dims[dim])].name,
+                            strategy.mesh.axes()[static_cast<std::size_t>(axis)].name);
+    }
+    text += "\n";
+  }
+  for (const auto& group : strategy.checkpoints) {
+    text += "checkpoint";
+    for (const int op : group) text += " " + forward.op(op).name;
+    text += "\n";
   }
   return text;
 }
 
+std::string to_text(const Graph& forward, const Strategy& strategy) {
+  std::vector<int> ops(strategy.splits.size());
+  std::iota(ops.begin(), ops.end(), 0);
+  return fmt::format("strategy {}\nmesh {}\n", forward.name, layout::to_text(strategy.mesh)) +
+         lines_of(forward, strategy, ops, false);
+}
+
+void StrategyLines::fail(std::size_t number, const std::string& why, const std::string& hint) const {
+  throw ConfigError(fmt::format("{}, line {}: {}", source_, number, why), hint);
+}
+
+std::vector<std::string> StrategyLines::words_of(const std::string& line) {
+  std::vector<std::string> words;
+  for (const std::string& word : trireme::split(line, ' ')) {
+    const std::string_view bare = trimmed(word);
+    if (!bare.empty()) words.emplace_back(bare);
+  }
+  if (!words.empty() && words[0].starts_with('#')) words.clear();
+  return words;
+}
+
+layout::Mesh StrategyLines::mesh(std::size_t number, const std::vector<std::string>& words) const {
+  if (words[0] != "mesh") fail(number, "here a mesh must stand", "write \"mesh a=2 b=4\"");
+  std::string axes;
+  for (std::size_t i = 1; i < words.size(); ++i) axes += (axes.empty() ? "" : " ") + words[i];
+  return layout::parse_mesh(axes);
+}
+
+int StrategyLines::op_named(std::size_t number, const std::string& name) const {
+  const int op = forward_.find_op(name);
+  if (op >= 0 && forward_.op(op).forward < 0) return op;
+  std::vector<std::string> names;
+  for (const Op& known : forward_.ops) names.push_back(known.name);
+  fail(number, fmt::format("graph {} has no operator {}{}", forward_.name, name, did_you_mean(name, names)),
+       "operators are listed by trireme graph show");
+}
+
+std::pair<int, int> StrategyLines::dim_and_axis(std::size_t number, const std::string& word,
+                                                const Strategy& strategy) const {
+  const std::size_t colon = word.rfind(':');
+  const int dim = colon == std::string::npos ? -1 : forward_.find_dim(word.substr(0, colon));
+  if (dim < 0) fail(number, fmt::format("\"{}\" names no dimension", word), "write DIMENSION:AXIS");
+  const std::string axis = word.substr(colon + 1);
+  const auto& axes = strategy.mesh.axes();
+  const auto found = std::ranges::find_if(axes, [&](const layout::Axis& a) { return a.name == axis; });
+  if (found == axes.end()) fail(number, fmt::format("the mesh has no axis {}", axis), "take one of the mesh's line");
+  return {dim, static_cast<int>(found - axes.begin())};
+}
+
+int StrategyLines::read(std::size_t number, const std::vector<std::string>& words, Strategy& strategy) const {
+  if (words[0] == "checkpoint") {
+    auto& group = strategy.checkpoints.emplace_back();
+    for (std::size_t i = 1; i < words.size(); ++i) group.push_back(op_named(number, words[i]));
+    return -1;
+  }
+  if (words[0] == "store") {
+    const int tensor = words.size() > 1 ? forward_.find_tensor(words[1]) : -1;
+    if (tensor < 0 || forward_.tensor(tensor).role != Role::kParameter)
+      fail(number, "\"store\" names no parameter", "write \"store PARAMETER DIMENSION:AXIS\"");
+    const auto& dims = forward_.tensor(tensor).dims;
+    Sharding& sharding = strategy.stored[tensor] = {.dims = std::vector<MeshAxes>(dims.size())};
+    for (std::size_t i = 2; i < words.size(); ++i) {
+      const auto [dim, axis] = dim_and_axis(number, words[i], strategy);
+      const auto at = std::ranges::find(dims, dim);
+      if (at == dims.end())
+        fail(number, fmt::format("{} has no dimension {}", words[1], words[i]), "take one of its own");
+      sharding.dims[static_cast<std::size_t>(at - dims.begin())].push_back(axis);
+    }
+    return -1;
+  }
+  const int op = op_named(number, words[0]);
+  for (std::size_t i = 1; i < words.size(); ++i) {
+    const auto [dim, axis] = dim_and_axis(number, words[i], strategy);
+    int& at = strategy.splits[static_cast<std::size_t>(op)][static_cast<std::size_t>(axis)];
+    if (at >= 0)
+      fail(number, fmt::format("axis {} is given twice", words[i].substr(words[i].rfind(':') + 1)),
+           "an axis splits one dimension of an operator");
+    at = dim;
+  }
+  return op;
+}
+
 Strategy parse_strategy(const Graph& forward, std::string_view text, const std::string& source) {
+  const StrategyLines lines(forward, source);
   Strategy strategy;
   bool named = false, meshed = false;
   std::size_t number = 0;
-  const auto fail = [&](const std::string& why, const std::string& hint) {
-    throw ConfigError(fmt::format("{}, line {}: {}", source, number, why), hint);
-  };
   for (const std::string& line : trireme::split(text, '\n')) {
     ++number;
-    std::vector<std::string> words;
-    for (std::string& word : trireme::split(line, ' ')) {
-      const std::string_view bare = trimmed(word);
-      if (!bare.empty()) words.emplace_back(bare);
-    }
-    if (words.empty() || words[0].starts_with('#')) continue;
+    const std::vector<std::string> words = StrategyLines::words_of(line);
+    if (words.empty()) continue;
     if (!named) {
-      if (words[0] != "strategy" || words.size() != 2) fail("it does not begin with \"strategy GRAPH\"", "begin so");
+      if (words[0] != "strategy" || words.size() != 2)
+        lines.fail(number, "it does not begin with \"strategy GRAPH\"", "begin so");
       if (words[1] != forward.name)
-        fail(fmt::format("the strategy is for {}, the graph is {}", words[1], forward.name),
-             "take the graph it is for");
+        lines.fail(number, fmt::format("the strategy is for {}, the graph is {}", words[1], forward.name),
+                   "take the graph it is for");
       named = true;
     } else if (!meshed) {
-      if (words[0] != "mesh") fail("the second line is no mesh", "write \"mesh a=2 b=4\"");
-      std::string axes;
-      for (std::size_t i = 1; i < words.size(); ++i) axes += (axes.empty() ? "" : " ") + words[i];
-      strategy = replicated(forward, layout::parse_mesh(axes));
+      strategy = replicated(forward, lines.mesh(number, words));
       meshed = true;
     } else {
-      const int op = forward.find_op(words[0]);
-      if (op < 0) {
-        std::vector<std::string> names;
-        for (const Op& known : forward.ops) names.push_back(known.name);
-        fail(fmt::format("graph {} has no operator {}{}", forward.name, words[0], did_you_mean(words[0], names)),
-             "operators are listed by trireme graph show");
-      }
-      for (std::size_t i = 1; i < words.size(); ++i) {
-        const std::size_t colon = words[i].rfind(':');
-        const int dim = colon == std::string::npos ? -1 : forward.find_dim(words[i].substr(0, colon));
-        if (dim < 0) fail(fmt::format("\"{}\" names no dimension", words[i]), "write DIMENSION:AXIS");
-        const std::string axis = words[i].substr(colon + 1);
-        const auto& axes = strategy.mesh.axes();
-        const auto found = std::ranges::find_if(axes, [&](const layout::Axis& a) { return a.name == axis; });
-        if (found == axes.end()) fail(fmt::format("the mesh has no axis {}", axis), "take one of the second line's");
-        int& at = strategy.splits[static_cast<std::size_t>(op)][static_cast<std::size_t>(found - axes.begin())];
-        if (at >= 0) fail(fmt::format("axis {} is given twice", axis), "an axis splits one dimension of an operator");
-        at = dim;
-      }
+      lines.read(number, words, strategy);
     }
   }
-  if (!meshed) {
-    fail("there is no mesh", "write \"strategy GRAPH\" and \"mesh a=2 b=4\" first");
-  }
+  if (!meshed) lines.fail(number, "there is no mesh", "write \"strategy GRAPH\" and \"mesh a=2 b=4\" first");
   return strategy;
 }
 
@@ -98,6 +169,13 @@ Strategy transferred(const Graph& from, const Strategy& strategy, const Graph& t
       if (last == split.rend()) break;
       *last = -1;
     }
+  }
+  result.checkpoints = strategy.checkpoints;
+  for (const auto& [parameter, sharding] : strategy.stored) {
+    const int here = to.find_tensor(from.tensor(parameter).name);
+    if (here < 0) continue;
+    Strategy one{result.mesh, result.splits, {{here, sharding}}, {}};
+    result.stored[here] = find_problems(both, one).empty() ? sharding : fully_sharded(both, result, here);
   }
   return result;
 }

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +27,11 @@ namespace trireme::plan::graph {
 struct Strategy {
   layout::Mesh mesh;
   std::vector<Split> splits;  ///< [operator of the forward graph]
+  /// Parameters that lie otherwise than their first reader wants them, in more parts: gathered before they are read,
+  /// their gradients reduce-scattered (ZeRO stage 3, FSDP).
+  std::map<int, Sharding> stored = {};
+  /// Forward operators whose activations are recomputed before their backward, in groups that are recomputed at once.
+  std::vector<std::vector<int>> checkpoints = {};
   bool operator==(const Strategy&) const = default;
 };
 
@@ -36,13 +42,47 @@ Strategy replicated(const Graph& forward, const layout::Mesh& mesh);
 /// and operators that share a parameter and are not split alike.
 std::vector<std::string> find_problems(const Graph& both, const Strategy& strategy);
 
-/// "strategy NAME", "mesh a=2 b=4", then a line for each operator that is split: "fc6 fc6.out:a fc6.out:b".
+/// How a parameter lies when the axes that only replicate it split it too, as far as a dimension of it divides.
+Sharding fully_sharded(const Graph& both, const Strategy& strategy, int parameter);
+
+/// "strategy NAME", "mesh a=2 b=4", then a line for each operator that is split: "fc6 fc6.out:a fc6.out:b"; for each
+/// stored parameter "store fc6.weight fc6.out:a"; for each checkpoint "checkpoint conv1 relu1".
 std::string to_text(const Graph& forward, const Strategy& strategy);
 Strategy parse_strategy(const Graph& forward, std::string_view text, const std::string& source);
 
 /// A strategy of one graph for another with the same operators and other sizes: the same dimensions of the same
 /// operators. What does not divide there stays whole. ConfigError where the operators differ.
 Strategy transferred(const Graph& from, const Strategy& strategy, const Graph& to);
+
+/// Reads the lines of strategies, for texts that hold one or several.
+class StrategyLines {
+ public:
+  StrategyLines(const Graph& forward, std::string source) : forward_(forward), source_(std::move(source)) {}
+  /// ConfigError with the source and a line's number.
+  [[noreturn]] void fail(std::size_t number, const std::string& why, const std::string& hint) const;
+  /// The words of a line; empty for comments.
+  static std::vector<std::string> words_of(const std::string& line);
+  layout::Mesh mesh(std::size_t number, const std::vector<std::string>& words) const;
+  /// "OP DIM:AXIS ...", "store ..." or "checkpoint ...". The operator, or -1.
+  int read(std::size_t number, const std::vector<std::string>& words, Strategy& strategy) const;
+
+ private:
+  int op_named(std::size_t number, const std::string& name) const;
+  std::pair<int, int> dim_and_axis(std::size_t number, const std::string& word, const Strategy& strategy) const;
+  const Graph& forward_;
+  const std::string source_;
+};
+/// Lines of an operator, of stored parameters and of checkpoints, as StrategyLines reads them.
+std::string lines_of(const Graph& forward, const Strategy& strategy, const std::vector<int>& ops, bool also_whole);
+
+/// What runs in which order: forward operators, then gradient operators, with forward operators once more before the
+/// first gradient operator of their checkpoint.
+struct ProgramStep {
+  int op = -1;
+  bool again = false;  ///< a forward operator that is recomputed
+  bool operator==(const ProgramStep&) const = default;
+};
+std::vector<ProgramStep> program_of(const Graph& both, const Strategy& strategy);
 
 enum class Phase : std::uint8_t { kForward, kBackward, kUpdate };
 std::span<const Named<Phase>> enum_names(std::type_identity<Phase>);
@@ -65,8 +105,9 @@ std::vector<int> wanted_dims(const IterationSpace& space, std::size_t input);
 bool is_parameter_sum(const Graph& both, const Op& op);
 
 /// Every link of a graph with its backward. What an operator has got it keeps for its backward, so each forward
-/// operator has one link for a tensor, unless it wants it in two ways.
-std::vector<Link> links_of(const Graph& both);
+/// operator has one link for a tensor, unless it wants it in two ways. A stored parameter has one to its first reader
+/// too.
+std::vector<Link> links_of(const Graph& both, const std::map<int, Sharding>& stored = {});
 
 /// How a link's tensor lies before and after, for the splits of the two forward operators that decide it.
 struct LinkEnds {
@@ -74,6 +115,12 @@ struct LinkEnds {
 };
 LinkEnds ends_of(const Graph& both, const std::vector<IterationSpace>& spaces, const Link& link, const Split& producer,
                  const Split& consumer);
+/// The same of a strategy, stored parameters included.
+LinkEnds ends_of(const Graph& both, const std::vector<IterationSpace>& spaces, const Link& link,
+                 const Strategy& strategy);
+/// How a rank holds a parameter.
+Sharding parameter_sharding(const Graph& both, const Uses& uses, const std::vector<IterationSpace>& spaces,
+                            const Strategy& strategy, int parameter);
 
 struct Inserted {
   Phase phase = Phase::kForward;
@@ -86,6 +133,7 @@ struct Lowering {
   std::vector<Inserted> inserted;
   std::vector<std::vector<int>> degrees;  ///< [operator][dimension of its iteration space]
   std::vector<double> tensor_bytes;       ///< [tensor] of one rank, as it is made
+  std::vector<int> again = {};            ///< forward operators that are recomputed
 };
 Lowering lower(const Graph& both, const Strategy& strategy);
 

@@ -34,12 +34,25 @@ std::span<const Kind> kinds() {
       spectrain(),
       xpipe(),
       stale(),
+      hetpipe(),
   };
   return all;
 }
 
+KindName split_kind_name(std::string_view name) {
+  constexpr std::string_view kPrefix = "hetpipe:";
+  constexpr int kMostDistance = 1000;
+  if (!name.starts_with(kPrefix)) return {name};
+  const auto distance = read_number(name.substr(kPrefix.size()), kMostDistance);
+  if (!distance)
+    throw ConfigError(
+        fmt::format("schedule \"{}\": the clock distance is not a number from 0 to {}", name, kMostDistance),
+        "write \"hetpipe:2\" for two waves, or \"hetpipe\" for none");
+  return {kPrefix.substr(0, kPrefix.size() - 1), *distance};
+}
+
 const Kind& find_kind(std::string_view name) {
-  const auto found = std::ranges::find(kinds(), name, &Kind::name);
+  const auto found = std::ranges::find(kinds(), split_kind_name(name).kind, &Kind::name);
   if (found != kinds().end()) return *found;
   std::vector<std::string> names;
   for (const Kind& kind : kinds()) names.emplace_back(kind.name);
@@ -65,8 +78,10 @@ Schedule build_from_file(const std::string& path, const Shape& shape) {
 
 }  // namespace
 
-Schedule build(std::string_view name, const Shape& shape) {
-  if (name.starts_with(kFilePrefix)) return build_from_file(std::string(name.substr(kFilePrefix.size())), shape);
+Schedule build(std::string_view name, const Shape& given) {
+  if (name.starts_with(kFilePrefix)) return build_from_file(std::string(name.substr(kFilePrefix.size())), given);
+  Shape shape = given;
+  shape.clock_distance = std::max(shape.clock_distance, split_kind_name(name).clock_distance);
   const Kind& kind = find_kind(name);
   if (shape.ranks < 1 || shape.micros < 1 || shape.chunks_per_rank < 1 || shape.steps < 1)
     throw ConfigError(

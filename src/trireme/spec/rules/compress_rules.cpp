@@ -47,10 +47,15 @@ void compress_offload(RuleContext& context) {
                    "set compress.kind = \"none\", or layout.offload = \"none\" and layout.delayed_update = false");
 }
 
-void compress_on_cpu(RuleContext& context) {
-  if (compresses(context) && context.run.recipe.run.device != DeviceKind::kCpu)
-    context.refuse("compress.kind", fmt::format("{} has kernels for the CPU only", quoted_kind(context)),
-                   "set run.device = \"cpu\", or compress.kind = \"none\"");
+void compress_elias_on_cpu(RuleContext& context) {
+  const CompressConfig& compress = compress_of(context);
+  if (compress.kind == CompressKind::kQsgd && compress.coding == QsgdCoding::kElias &&
+      context.run.recipe.run.device != DeviceKind::kCpu)
+    context.refuse(
+        "compress.coding",
+        "is \"elias\": every code begins where the last one ends, which one thread writes; fixed coding takes "
+        "at most a few times as many bits",
+        "set compress.coding = \"fixed\", or run.device = \"cpu\"");
 }
 
 void compress_loss_scale(RuleContext& context) {
@@ -189,8 +194,8 @@ constexpr Rule kCompressRules[] = {
     {"compress-offload", "gradient compression with offload of the optimizer",
      "all sums are made at the end of a step, none of them leaves early", Because::kNotBuilt, RuleNeeds::kRecipe,
      compress_offload},
-    {"compress-on-cpu", "gradient compression and local updates on GPUs", "their kernels are for the CPU",
-     Because::kNotBuilt, RuleNeeds::kRecipe, compress_on_cpu},
+    {"compress-elias-on-cpu", "QSGD's Elias codes on GPUs", "a code begins where the last one ends", Because::kNotBuilt,
+     RuleNeeds::kRecipe, compress_elias_on_cpu},
     {"compress-loss-scale", "gradient compression with fp16", "residuals would have to follow the loss scale",
      Because::kNotBuilt, RuleNeeds::kRecipe, compress_loss_scale},
     {"compress-types", "gradient compression with 16-bit gradients or bf16 reduction",

@@ -98,12 +98,35 @@ void balance_groups_are_whole(RuleContext& context) {
   }
 }
 
-void experts_on_cpu(RuleContext& context) {
+/// Why the host reads what a router gave in the middle of a step; empty: it does not.
+std::string why_host_routes(const RuleContext& context) {
+  const Recipe& recipe = context.run.recipe;
+  const Experts& experts = context.run.shape.experts;
+  constexpr std::int64_t kMostExperts = 1023, kMostChoices = 32;  // kernels/cuda_moe_table.h
+  const bool kind = experts.router == RouterKind::kSoftmaxTopK || experts.router == RouterKind::kSigmoidTopK;
+  if (!kind) return "this experts.router runs on the host";
+  if (experts.capacity_factor > 0) return "experts.capacity_factor drops tokens on the host";
+  if (experts.jitter > 0) return "experts.jitter is drawn on the host";
+  if (experts.expert_dropout > 0) return "experts.expert_dropout is drawn on the host";
+  if (experts.num_experts > kMostExperts || experts.top_k > kMostChoices)
+    return fmt::format("more than {} experts or {} for a token are routed on the host", kMostExperts, kMostChoices);
+  if (recipe.precision.compute != Precision::kBf16) return "grouped GEMMs that read counts on the GPU are for bf16";
+  if (context.run.shape.hidden_size % 8 != 0 || expert_ffn_size(context.run.shape) % 8 != 0)
+    return "grouped GEMMs that read counts on the GPU take sizes that are multiples of 8";
+  if (recipe.layout.ep > 1) return "with layout.ep counts travel by way of the host";
+  if (recipe.layout.tp > 1 && recipe.layout.sequence_parallel)
+    return "with layout.sequence_parallel samples are routed by ranks together, on the host";
+  return {};
+}
+
+void experts_in_graphs(RuleContext& context) {
   Recipe& recipe = context.run.recipe;
-  if (!uses_experts(context) || recipe.run.device != DeviceKind::kCuda) return;
-  context.refuse("run.device", "is \"cuda\", but layers with experts compute on the CPU only",
-                 "set run.device = \"cpu\"");
-  recipe.run.device = DeviceKind::kCpu;
+  if (!uses_experts(context) || recipe.run.device != DeviceKind::kCuda || !recipe.train.cuda_graphs) return;
+  const std::string why = why_host_routes(context);
+  if (why.empty()) return;
+  context.refuse("train.cuda_graphs", fmt::format("captures steps that wait for nobody, but {}", why),
+                 "set train.cuda_graphs = false");
+  recipe.train.cuda_graphs = false;
 }
 
 void experts_in_full_precision(RuleContext& context) {
@@ -157,8 +180,10 @@ constexpr Rule kExpertRules[] = {
     {"balance-groups-are-whole", "micro-batches that are no whole balance groups of a router",
      "losses, capacity and choices are defined over whole groups", Because::kDefinition, RuleNeeds::kRun,
      balance_groups_are_whole},
-    {"experts-on-cpu", "experts on GPUs", "their routers and grouped GEMMs are built for the CPU", Because::kNotBuilt,
-     RuleNeeds::kRun, experts_on_cpu},
+    {"experts-in-graphs",
+     "CUDA graphs with experts whose routing the host takes part in: routers other than dropless `softmax-top-k` and "
+     "`sigmoid-top-k`, jitter, expert dropout, `ep` or sequence parallelism, types other than bf16",
+     "the host reads choices in the middle of a step", Because::kNotBuilt, RuleNeeds::kRun, experts_in_graphs},
     {"experts-in-full-precision", "experts with FP8 GEMMs", "grouped GEMMs have no FP8 form", Because::kNotBuilt,
      RuleNeeds::kRun, experts_in_full_precision},
     {"experts-steps-apart", "experts with several steps between flushes",

@@ -91,6 +91,16 @@ bool has_two_blocks(const RuleContext& context) {
   return context.run.shape.causal && !trades_all && context.run.seq_len % (2 * layout.cp) == 0;
 }
 
+void sparse_rows_are_whole(RuleContext& context) {
+  LayoutConfig& layout = context.run.recipe.layout;
+  const bool trades_all = layout.cp_kind == ContextKind::kUlysses || layout.cp == layout.cp_ulysses;
+  if (!context.run.shape.sparse_attention.used() || layout.cp == 1 || trades_all) return;
+  context.refuse("layout.cp_kind",
+                 "block layouts are of whole sequences, which ranks of context parallelism have with ulysses only",
+                 "set layout.cp_kind = \"ulysses\"");
+  layout.cp_kind = ContextKind::kUlysses;
+}
+
 void cp_divides_source(RuleContext& context) {
   LayoutConfig& layout = context.run.recipe.layout;
   if (layout.cp == 1 || context.run.shape.num_encoder_layers == 0) return;
@@ -277,6 +287,9 @@ constexpr Rule kLayoutRules[] = {
     {"tp-divides-model", "a `tp` that does not divide the heads or `ffn_size`",
      "each rank has whole heads; key and value heads are sharded or replicated evenly", Because::kDefinition,
      RuleNeeds::kLayout, tp_divides_model},
+    {"sparse-rows-are-whole",
+     "block-sparse attention (`model.sparse_attention`) with context parallelism other than ulysses",
+     "a block layout is of whole sequences", Because::kNotBuilt, RuleNeeds::kLayout, sparse_rows_are_whole},
     {"cp-divides-source", "context parallelism where `cp` does not divide the source of an encoder-decoder model",
      "each rank has equally many tokens of both sequences", Because::kDefinition, RuleNeeds::kLayout,
      cp_divides_source},

@@ -175,6 +175,53 @@ void predicted_by_adam(RuleContext& context) {
                  "set optim.kind = \"adamw\", or pipeline.schedule = \"spectrain\" with SGD");
 }
 
+/// Synchronised in waves.
+bool has_waves(const RuleContext& context) { return context.has_stages() && context.run.schedule.waves; }
+
+void waves_take_sgd(RuleContext& context) {
+  const OptimConfig& optim = context.run.recipe.optim;
+  if (!has_waves(context)) return;
+  if (optim.kind == OptimizerKind::kSgd && optim.momentum == 0 && optim.weight_decay == 0 && optim.grad_clip_norm == 0)
+    return;
+  context.refuse(
+      "optim.kind",
+      fmt::format("schedule {} computes with a virtual worker's own gradients before its wave is in the "
+                  "weights, each by itself: that is plain SGD",
+                  schedule_name(context)),
+      "set pipeline.schedule = \"1f1b\", or optim.kind = \"sgd\" with optim.momentum = 0, optim.weight_decay = 0 "
+      "and optim.grad_clip_norm = 0");
+}
+
+void waves_of_single_ranks(RuleContext& context) {
+  if (!has_waves(context)) return;
+  const LayoutConfig& layout = context.layout();
+  const std::string why = fmt::format(
+      "in schedule {} a virtual worker has one rank a stage, with the whole of its weights", schedule_name(context));
+  if (layout.tp > 1) context.refuse("layout.tp", why, "set layout.tp = 1");
+  if (layout.cp > 1) context.refuse("layout.cp", why, "set layout.cp = 1");
+  if (layout.zero > 0) context.refuse("layout.zero", why, "set layout.zero = 0");
+  if (context.run.shape.experts.used()) context.refuse("pipeline.schedule", why, "set pipeline.schedule = \"1f1b\"");
+}
+
+void waves_are_even(RuleContext& context) {
+  if (!has_waves(context)) return;
+  const std::int64_t rows = std::max<std::int64_t>(1, context.run.recipe.train.micro_batch_size.value_or(1));
+  const std::int64_t wave = rows * context.replicas;
+  for (const std::int64_t step : context.rows_of_steps()) {
+    if (step % wave == 0 && context.layout().dp_batch_weights.empty()) continue;
+    const std::int64_t even = std::max<std::int64_t>(1, step / wave) * wave;
+    context.refuse(
+        "batch.global_batch_tokens",
+        fmt::format("a step of {} sequences is no wave of as many minibatches for each of {} virtual workers, "
+                    "{} sequences each",
+                    step, context.replicas, rows),
+        context.layout().dp_batch_weights.empty()
+            ? fmt::format("set batch.global_batch_tokens = {}", even * context.run.seq_len)
+            : std::string("leave layout.dp_batch_weights out"));
+    return;
+  }
+}
+
 void asynchronous_shared_weights(RuleContext& context) {
   const ModelShape& shape = context.run.shape;
   if (!context.has_stages() || !context.run.schedule.asynchronous) return;
@@ -270,7 +317,18 @@ void looks_fall_on_drains(RuleContext& context) {
 void split_names_entries(RuleContext& context) {
   const PipelineConfig& pipeline = context.run.recipe.pipeline;
   constexpr std::string_view kKinds[] = {"count", "size", "time", "pipedream"};
-  if (!context.has_stages() || std::ranges::find(kKinds, pipeline.split) != std::end(kKinds)) return;
+  const auto [how, speeds] = split_speeds(pipeline.split);
+  const int each =
+      context.run.schedule.bidirectional ? 1 : std::max(pipeline.virtual_stages, context.run.schedule.default_chunks);
+  const std::size_t stages =
+      pipeline.stage_ranks.empty() ? static_cast<std::size_t>(context.layout().pp) : pipeline.stage_ranks.size();
+  const std::size_t chunks = stages * static_cast<std::size_t>(each);
+  if (context.has_stages() && !speeds.empty() && speeds.size() != chunks)
+    return context.refuse("pipeline.split",
+                          fmt::format("\"{}\" gives {} speeds, but the model is cut into {} chunks", pipeline.split,
+                                      speeds.size(), chunks),
+                          fmt::format("set pipeline.split = \"{}\"", how));
+  if (!context.has_stages() || std::ranges::find(kKinds, how) != std::end(kKinds)) return;
   const std::vector<std::string> starts = split_entries(pipeline.split),
                                  entries = chain_entries(context.run.shape, context.run.recipe.train.recompute);
   const char* hint = "set pipeline.split = \"count\"";
@@ -294,11 +352,6 @@ void split_names_entries(RuleContext& context) {
           hint);
     before = at;
   }
-  const int each =
-      context.run.schedule.bidirectional ? 1 : std::max(pipeline.virtual_stages, context.run.schedule.default_chunks);
-  const std::size_t stages =
-      pipeline.stage_ranks.empty() ? static_cast<std::size_t>(context.layout().pp) : pipeline.stage_ranks.size();
-  const std::size_t chunks = stages * static_cast<std::size_t>(each);
   if (starts.size() + 1 != chunks)
     context.refuse("pipeline.split",
                    fmt::format("names {} entries, but {} stages with {} each begin at {}: the first chunk begins by "
@@ -327,6 +380,13 @@ constexpr Rule kPipelineRules[] = {
      Because::kDefinition, RuleNeeds::kRun, predicted_by_momentum},
     {"predicted-by-adam", "XPipe without Adam", "it predicts weights from the moments", Because::kDefinition,
      RuleNeeds::kRun, predicted_by_adam},
+    {"waves-take-sgd", "HetPipe with another optimizer than plain SGD without clipping",
+     "a virtual worker computes with its own updates one by one before their wave is in the weights",
+     Because::kDefinition, RuleNeeds::kRun, waves_take_sgd},
+    {"waves-of-single-ranks", "HetPipe with tensor or context parallelism, ZeRO or experts",
+     "a virtual worker has one rank a stage", Because::kNotBuilt, RuleNeeds::kRun, waves_of_single_ranks},
+    {"waves-are-even", "HetPipe with a batch that gives virtual workers different numbers of minibatches",
+     "a wave has as many on each", Because::kDefinition, RuleNeeds::kRun, waves_are_even},
     {"asynchronous-shared-weights",
      "asynchronous schedules with tied embeddings, multi-token prediction or an encoder beside the decoder",
      "the gradient of a shared weight is a sum over its stages, which is there only when a micro-batch has come back "

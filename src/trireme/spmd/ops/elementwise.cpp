@@ -6,8 +6,7 @@
 #include <ATen/ops/relu.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/tanh.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/threshold_backward.h>
 #include <fmt/format.h>
 
 #include "trireme/base/error.h"
@@ -21,6 +20,12 @@ std::vector<Index> whole_sizes(const OpCall& call, int tensor) {
   std::vector<Index> sizes;
   for (const int dim : call.dims(tensor)) sizes.push_back(call.graph.size(dim));
   return sizes;
+}
+
+at::Tensor mask_of(const OpCall& call, const pg::Op& forward, const Place& place, const at::Tensor& like) {
+  std::vector<Index> whole = whole_sizes(call, forward.outputs[0]);
+  const Place in_batch = call.micro.in_batch(call.dims(forward.outputs[0]), place, whole);
+  return dropout_mask(forward.name, in_batch, whole, call.seed, call.step, like.options());
 }
 
 at::Tensor forward_value(OpCall& call) {
@@ -37,11 +42,9 @@ at::Tensor forward_value(OpCall& call) {
   if (op.function == "sigmoid") x = at::sigmoid(x);
   x = x.expand(call.outputs[0].sizes);
   if (op.function == "dropout") {
-    const at::Tensor mask =
-        dropout_mask(op.name, call.outputs[0], whole_sizes(call, op.outputs[0]), call.seed, call.step, x.scalar_type());
-    x = x * mask;
+    x = x * mask_of(call, op, call.outputs[0], x);
   }
-  return x.contiguous();
+  return packed(x);
 }
 
 /// The derivative by one input, times the gradient, in the output's shape.
@@ -64,12 +67,10 @@ at::Tensor derivative(OpCall& call, const Block& gradient, std::size_t by) {
   }
   if (forward.function == "gelu") return at::gelu_backward(g, operand(forward.inputs[0]).expand(g.sizes()));
   if (forward.function == "dropout") {
-    const Place place{gradient.origin, g.sizes().vec()};
-    return g * dropout_mask(forward.name, place, whole_sizes(call, forward.outputs[0]), call.seed, call.step,
-                            g.scalar_type());
+    return g * mask_of(call, forward, {gradient.origin, g.sizes().vec()}, g);
   }
   const at::Tensor y = operand(forward.outputs[0]);
-  if (forward.function == "relu") return at::where(y > 0, g, at::zeros_like(g));
+  if (forward.function == "relu") return at::threshold_backward(g, y.expand(g.sizes()), 0);
   if (forward.function == "tanh") return g * (1 - y * y);
   TRIREME_CHECK(forward.function == "sigmoid", "elementwise function {}", forward.function);
   return g * y * (1 - y);
@@ -77,8 +78,17 @@ at::Tensor derivative(OpCall& call, const Block& gradient, std::size_t by) {
 
 }  // namespace
 
+Place MicroBatch::in_batch(const std::vector<int>& of, Place place, std::vector<Index>& whole) const {
+  for (std::size_t i = 0; i < of.size(); ++i) {
+    if (count == 1 || position(dims, of[i]) < 0) continue;
+    place.origin[i] += number * whole[i];
+    whole[i] *= count;
+  }
+  return place;
+}
+
 at::Tensor dropout_mask(const std::string& name, const Place& place, const std::vector<Index>& whole,
-                        std::uint64_t seed, std::int64_t step, at::ScalarType type) {
+                        std::uint64_t seed, std::int64_t step, const at::TensorOptions& options) {
   const Random random(seed, fmt::format("dropout/{}/step {}", name, step));
   at::Tensor mask = at::empty(place.sizes, at::kFloat);
   auto* out = mask.mutable_data_ptr<float>();
@@ -97,7 +107,7 @@ at::Tensor dropout_mask(const std::string& name, const Place& place, const std::
       at[i] = 0;
     }
   }
-  return mask.to(type);
+  return mask.to(options.device(), options.dtype().toScalarType());
 }
 
 Outputs run_elementwise(OpCall& call) {

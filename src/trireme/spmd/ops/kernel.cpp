@@ -128,9 +128,9 @@ std::vector<std::string> find_unsupported(const pg::Graph& graph) {
     if (!why.empty()) found.push_back(fmt::format("operator {} ({}): {}", op.name, name_of(op.kind), why));
   }
   for (const pg::Tensor& tensor : graph.tensors) {
-    if (tensor.dtype == pg::DType::kFp16 || tensor.dtype == pg::DType::kBf16) {
+    if (tensor.dtype == pg::DType::kFp16) {
       found.push_back(
-          fmt::format("tensor {} is of {}; graphs run in fp32 and fp64", tensor.name, name_of(tensor.dtype)));
+          fmt::format("tensor {} is of {}; graphs run in bf16, fp32 and fp64", tensor.name, name_of(tensor.dtype)));
       break;
     }
   }

@@ -17,8 +17,18 @@
 
 namespace trireme::spmd {
 
+inline constexpr double kNormEps = 1e-5;
+
 /// What a forward operator leaves for its gradient operators beside the graph's tensors: statistics, mostly.
 using Kept = std::map<std::string, at::Tensor>;
+
+/// Which micro-batch of a step it is, and which dimensions they divide.
+struct MicroBatch {
+  int number = 0, count = 1;
+  std::vector<int> dims = {};
+  /// A box of a micro-batch's tensor in the whole batch's, and that one's sizes.
+  Place in_batch(const std::vector<int>& dims, Place place, std::vector<Index>& whole) const;
+};
 
 struct OpCall {
   const pg::Graph& graph;
@@ -29,6 +39,11 @@ struct OpCall {
   std::function<void(at::Tensor&, comm::Reduce)> all_reduce;  ///< over the ranks that share a statistic; may do nothing
   std::uint64_t seed = 0;
   std::int64_t step = 0;
+  MicroBatch micro = {};
+  /// [output] a sum that the output is a part of, and that may be added to: the kernel does so and gives it back, or
+  /// makes the part. Undefined: none.
+  std::vector<at::Tensor> sums = {};
+  bool shares_statistics = false;  ///< whether all_reduce does something
 
   const pg::Op& forward() const { return op.forward >= 0 ? graph.op(op.forward) : op; }
   const std::vector<int>& dims(int tensor) const { return graph.tensor(tensor).dims; }
@@ -48,7 +63,7 @@ std::vector<std::string> find_unsupported(const pg::Graph& graph);
 
 /// The elements of dropout that stay, scaled: 0 or 2. Half of them fall, as in AlexNet and VGG.
 at::Tensor dropout_mask(const std::string& name, const Place& place, const std::vector<Index>& whole,
-                        std::uint64_t seed, std::int64_t step, at::ScalarType type);
+                        std::uint64_t seed, std::int64_t step, const at::TensorOptions& options);
 
 /// Which experts and slots tokens get: constant in the gradient. GShard's rule: first choices are seated before second
 /// ones, in the order of tokens, and who finds no slot is dropped.

@@ -1,5 +1,7 @@
 // Batch and layer norm. Sums and sums of squares are of fp64, over all ranks that have a part of what is averaged: the
 // statistics of the whole, whatever the split.
+#include <ATen/ops/native_batch_norm.h>
+#include <ATen/ops/native_batch_norm_backward.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 
@@ -8,8 +10,6 @@
 
 namespace trireme::spmd {
 namespace {
-
-constexpr double kNormEps = 1e-5;
 
 struct Averaged {
   std::vector<std::int64_t> axes;  ///< of the tensor
@@ -34,9 +34,43 @@ at::Tensor sums_of(OpCall& call, const at::Tensor& a, const at::Tensor& b, const
   return sums / averaged.elements;
 }
 
+/// Batch norm of [n, c, ...] whose statistics no other rank shares: the library's own operator, with its statistics
+/// kept.
+bool is_own_batch_norm(const OpCall& call) {
+  const pg::Op& forward = call.forward();
+  const auto& dims = call.dims(forward.inputs[0]);
+  return forward.function == "batch" && !call.shares_statistics && dims.size() == 4 && forward.dims.size() == 3 &&
+         position(forward.dims, dims[1]) < 0;
+}
+
+Outputs own_batch_norm(OpCall& call) {
+  const pg::Op& forward = call.forward();
+  if (call.op.part == pg::Part::kForward) {
+    auto [y, mean, rstd] = at::native_batch_norm(call.inputs[0].data, call.inputs[1].data, call.inputs[2].data,
+                                                 at::Tensor(), at::Tensor(), true, 0.0, kNormEps);
+    call.kept["mean"] = mean;
+    call.kept["rstd"] = rstd;
+    return {packed(y)};
+  }
+  const Block *x = call.operand(forward.inputs[0]), *scale = call.operand(forward.inputs[1]),
+              *gradient = call.gradient(forward.outputs[0]);
+  TRIREME_CHECK(x && scale && gradient, "operator {} lacks an operand", call.op.name);
+  const std::vector<int> places = call.gradient_outputs();
+  auto [dx, dscale, dshift] = at::native_batch_norm_backward(
+      gradient->data, x->data, scale->data, at::Tensor(), at::Tensor(), call.kept.at("mean"), call.kept.at("rstd"),
+      true, kNormEps, {places[0] >= 0, places[1] >= 0, places[2] >= 0});
+  Outputs outputs(call.op.outputs.size());
+  const at::Tensor made[] = {dx, dscale, dshift};
+  for (std::size_t i = 0; i < 3; ++i) {
+    if (places[i] >= 0) outputs[static_cast<std::size_t>(places[i])] = packed(made[i]);
+  }
+  return outputs;
+}
+
 }  // namespace
 
 Outputs run_norm(OpCall& call) {
+  if (is_own_batch_norm(call)) return own_batch_norm(call);
   const pg::Op& forward = call.forward();
   const auto& dims = call.dims(forward.inputs[0]);
   const Averaged averaged = averaged_by(call);

@@ -8,6 +8,7 @@
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/max_pool2d_with_indices.h>
+#include <ATen/ops/max_pool2d_with_indices_backward.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -102,10 +103,61 @@ void check_rows(const Block& block, const std::vector<Rows>& rows, const pg::Gra
   }
 }
 
+/// Whether this is every row of every window, so that the library's own padding does. With halos a block of a small
+/// image may be all of it where the tile that is made is not: both must be asked.
+bool has_all_rows(const OpCall& call, const std::vector<Index>& sizes, bool out) {
+  const auto& windows = call.forward().windows;
+  for (std::size_t i = 0; i < windows.size(); ++i) {
+    const pg::Window& w = windows[i];
+    if (sizes[i + 2] != call.graph.size(out ? w.out : w.in)) return false;
+    const Index reached = call.graph.size(w.in) + 2 * w.padding - (w.kernel - 1) * w.dilation - 1;
+    if (reached < 0 || reached / w.stride + 1 != call.graph.size(w.out)) return false;
+  }
+  return true;
+}
+
+/// A convolution or one of its gradients without halos. Undefined where that is not all there is to it.
+at::Tensor convolution_of_whole(const OpCall& call) {
+  const pg::Op& op = call.op;
+  const Block& x = call.inputs[0];
+  const std::vector<Index>& tile = call.outputs[0].sizes;
+  const auto stride = of_windows(op.windows, &pg::Window::stride),
+             padding = of_windows(op.windows, &pg::Window::padding),
+             dilation = of_windows(op.windows, &pg::Window::dilation);
+  const std::vector<std::int64_t> none(op.windows.size(), 0);
+  switch (op.part) {
+    case pg::Part::kForward:
+      if (!has_all_rows(call, x.data.sizes().vec(), false) || !has_all_rows(call, tile, true)) return {};
+      return at::convolution(x.data, call.inputs[1].data, c10::nullopt, stride, padding, dilation, false, none, 1);
+    case pg::Part::kBackwardWeight: {
+      const Block& gradient = call.inputs[1];
+      if (!has_all_rows(call, x.data.sizes().vec(), false) || !has_all_rows(call, gradient.data.sizes().vec(), true))
+        return {};
+      const at::Tensor shape = at::empty(call.outputs[0].sizes, x.data.options(), x.data.suggest_memory_format());
+      return std::get<1>(at::convolution_backward(gradient.data, x.data, shape, c10::nullopt, stride, padding, dilation,
+                                                  false, none, 1, {false, true, false}));
+    }
+    case pg::Part::kBackwardData: {
+      if (op.forward < 0 || !has_all_rows(call, x.data.sizes().vec(), true) || !has_all_rows(call, tile, false))
+        return {};
+      const at::Tensor shape = at::empty(call.outputs[0].sizes, x.data.options(), x.data.suggest_memory_format());
+      return std::get<0>(at::convolution_backward(x.data, shape, call.inputs[1].data, c10::nullopt, stride, padding,
+                                                  dilation, false, none, 1, {true, false, false}));
+    }
+    default:
+      return {};
+  }
+}
+
 }  // namespace
 
 Outputs run_convolution(OpCall& call) {
   const pg::Op& op = call.op;
+  if (at::Tensor whole = convolution_of_whole(call); whole.defined()) {
+    if (op.bias && call.inputs[0].origin[1] == 0)
+      whole += aligned(call.inputs.back().data, call.dims(op.inputs.back()), call.dims(op.outputs[0]));
+    return {packed(whole)};
+  }
   const auto stride = of_windows(op.windows, &pg::Window::stride),
              dilation = of_windows(op.windows, &pg::Window::dilation);
   const std::vector<std::int64_t> none(op.windows.size(), 0);
@@ -150,6 +202,12 @@ Outputs run_pooling(OpCall& call) {
   const auto kernel = of_windows(windows, &pg::Window::kernel), stride = of_windows(windows, &pg::Window::stride),
              dilation = of_windows(windows, &pg::Window::dilation);
   const Place& tile = call.outputs[0];
+  const auto padding = of_windows(windows, &pg::Window::padding);
+  if (call.op.part == pg::Part::kForward && is_max && has_all_rows(call, tile.sizes, true)) {
+    auto [y, index] = at::max_pool2d_with_indices(call.inputs[0].data, kernel, stride, padding, dilation);
+    call.kept["winner"] = index;  // by its number in the whole image
+    return {y};
+  }
   if (call.op.part == pg::Part::kForward) {
     const Block& x = call.inputs[0];
     const std::vector<Rows> rows = read_rows(windows, tile.origin, tile.sizes);
@@ -169,6 +227,13 @@ Outputs run_pooling(OpCall& call) {
   }
   const Block* gradient = call.gradient(forward.outputs[0]);
   TRIREME_CHECK(gradient, "operator {} has no gradient to pass on", call.op.name);
+  if (is_max && has_all_rows(call, tile.sizes, false)) {
+    const Block* winner = call.operand(forward.outputs[0]);
+    TRIREME_CHECK(winner, "operator {} has lost what it kept", call.op.name);
+    const at::Tensor shape = at::empty(tile.sizes, gradient->data.options(), gradient->data.suggest_memory_format());
+    return {at::max_pool2d_with_indices_backward(gradient->data, shape, kernel, stride, padding, dilation, false,
+                                                 winner->data)};
+  }
   const Reach reach = reach_of(call.graph, windows, tile);
   if (reach.empty) return {at::zeros(tile.sizes, gradient->data.options())};
   check_rows(*gradient, reach.out, call.graph, call, true);

@@ -99,6 +99,7 @@ Twin::Twin(const TwinRequest& request)
       samples_(data::open_samples(request.recipe, data::Split::kTrain)),
       methods_(config_, static_cast<std::uint64_t>(request.recipe.run.seed)) {
   spec::undistribute(recipe_);
+  recipe_.run.device = spec::DeviceKind::kCpu;
   const spec::ModelShape shape = model_shape(recipe_);
   const PrepareParams prepare = preparation(recipe_, shape, request.alone);
   models::BuildOptions build = build_options(recipe_);

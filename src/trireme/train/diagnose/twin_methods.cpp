@@ -91,7 +91,8 @@ at::Tensor TwinMethods::onebit_sgd(const TwinInput& input) {
 at::Tensor TwinMethods::qsgd(const TwinInput& input, std::int64_t step) {
   at::Tensor sum = at::zeros_like(input.copies.front()).view({-1});
   for (std::size_t i = 0; i < input.copies.size(); ++i) {
-    const Random random = parallel::qsgd_draws(seed_, input.part.name, input.part.shard, step, static_cast<int>(i));
+    const parallel::QsgdDraws random =
+        parallel::qsgd_draws(seed_, input.part.name, input.part.shard, step, static_cast<int>(i));
     const at::Tensor v = input.copies[i].to(at::kDouble).reshape({-1});
     at::Tensor said = at::zeros_like(v);
     for (std::int64_t at = 0; at < v.numel(); at += config_.bucket_size) {
@@ -102,7 +103,7 @@ at::Tensor TwinMethods::qsgd(const TwinInput& input, std::int64_t step) {
       if (norm == 0) continue;
       for (std::int64_t j = 0; j < size; ++j) {
         const double x = v.const_data_ptr<double>()[at + j], a = std::abs(x) / norm * config_.levels;
-        const double draw = random.uniform(static_cast<std::uint64_t>(at + j));
+        const double draw = random(static_cast<std::uint64_t>(at + j));
         const double level = std::floor(a) + (draw < a - std::floor(a) ? 1 : 0);
         said.mutable_data_ptr<double>()[at + j] = std::copysign(norm * level / config_.levels, x);
       }

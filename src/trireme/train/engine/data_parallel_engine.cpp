@@ -5,9 +5,12 @@
 
 #include <array>
 #include <chrono>
+#include <optional>
+#include <string>
 
 #include "trireme/base/random.h"
 #include "trireme/base/stopwatch.h"
+#include "trireme/nn/layer_drop.h"
 #include "trireme/train/diagnose/memory.h"
 #include "trireme/train/diagnose/non_finite.h"
 #include "trireme/train/engine/engine.h"
@@ -42,6 +45,7 @@ class DataParallelEngine final : public SingleStepEngine {
     for (std::size_t i = 0; i < model_->layers.size(); ++i) {
       model_->layers[i].layer = data_parallel_->wrap(std::move(model_->layers[i].layer), i);
     }
+    add_layer_drop(recipe, shape);
     parts_.params = &data_parallel_->owned();
     parts_.mesh = &parallel_groups_->parallel.mesh;
     parts_.share = share_of(recipe, *parallel_groups_, length);
@@ -70,6 +74,7 @@ class DataParallelEngine final : public SingleStepEngine {
   }
   StepSums compute(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
     double flops = 0;
+    choose_layers(contexts);
     std::vector<nn::LossTerm> losses;                         // read when everything is under way
     if (batches.empty()) data_parallel_->wait_for_weights();  // others wait for this rank's part of them
     std::vector<Micro> recordable;                            // with graphs: all micros of the step
@@ -99,6 +104,7 @@ class DataParallelEngine final : public SingleStepEngine {
       for (nn::LossTerm& term : context.losses) losses.push_back(std::move(term));
       flops += context.flops;
     }
+    if (layer_drop_) data_parallel_->skip_units({});
     if (defer_losses_) {
       data_parallel_->finish();
       return {.losses = std::move(losses), .flops = flops};
@@ -144,6 +150,40 @@ class DataParallelEngine final : public SingleStepEngine {
   }
 
  private:
+  /// Progressive layer dropping: around what fetches weights, so that a layer that is dropped fetches none.
+  void add_layer_drop(const spec::Recipe& recipe, const spec::ModelShape& shape) {
+    if (!recipe.train.layer_keep) return;
+    const auto steps = static_cast<double>(last_step(recipe));
+    layer_drop_ =
+        nn::LayerDrop{.theta = *recipe.train.layer_keep, .gamma = recipe.train.layer_keep_gamma.value_or(100 / steps)};
+    for (models::NamedLayer& entry : model_->layers) {
+      const bool encoder = entry.name.starts_with("encoder.layers.");
+      dropped_as_.emplace_back();
+      if (!encoder && !entry.name.starts_with("layers.")) continue;
+      nn::LayerDrop drop = *layer_drop_;
+      drop.layers = encoder ? shape.num_encoder_layers : shape.num_layers;
+      const std::int64_t number = std::stoll(entry.name.substr(entry.name.rfind('.') + 1)) + 1;
+      const char* stack = encoder ? "encoder" : "decoder";
+      dropped_as_.back() = {drop, number, stack};
+      entry.layer = nn::with_layer_drop(std::move(entry.layer), drop, number, stack, entry.params);
+    }
+  }
+  void choose_layers(const MakeContext& contexts) {
+    if (!layer_drop_) return;
+    const nn::Context context = contexts();
+    std::vector<bool> skipped;
+    for (const DroppedAs& as : dropped_as_) {
+      skipped.push_back(as.number > 0 && context.training &&
+                        !nn::is_kept(as.drop, context.seed, context.step, as.number, as.stack));
+    }
+    data_parallel_->skip_units(std::move(skipped));
+  }
+  struct DroppedAs {
+    nn::LayerDrop drop = {};
+    std::int64_t number = 0;  // 0: never dropped
+    const char* stack = "";
+  };
+
   struct Micro {
     nn::Tensors inputs;
     nn::Context context;
@@ -181,7 +221,9 @@ class DataParallelEngine final : public SingleStepEngine {
   bool owns_model_;  // what is updated is what layers compute with
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<parallel::DataParallel> data_parallel_;
-  std::unique_ptr<StepGraph> graph_;  // train.cuda_graphs only
+  std::optional<nn::LayerDrop> layer_drop_;  // train.layer_keep only
+  std::vector<DroppedAs> dropped_as_;        // of each entry of the chain
+  std::unique_ptr<StepGraph> graph_;         // train.cuda_graphs only
   std::int64_t activations_ = 0;
   nn::LossReducer loss_reducer_;
   bool defer_losses_ = false;

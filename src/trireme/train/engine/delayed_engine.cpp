@@ -10,6 +10,7 @@
 #include "trireme/optim/gradients.h"
 #include "trireme/optim/update.h"
 #include "trireme/pipeline/delayed.h"
+#include "trireme/pipeline/delayed_waves.h"
 #include "trireme/spec/rules.h"
 #include "trireme/train/diagnose/non_finite.h"
 #include "trireme/train/engine/device.h"
@@ -22,7 +23,7 @@ namespace trireme::train {
 namespace {
 
 PipelineCut cut(const spec::Recipe& recipe, const spec::ModelShape& shape, std::int64_t length, comm::Group& world) {
-  const std::string& how = recipe.pipeline.split;
+  const std::string how = spec::split_speeds(recipe.pipeline.split).how;
   if (how == "time" || how == "pipedream") {
     throw ConfigError(fmt::format("pipeline.split = \"{}\" measures, and may cut otherwise the next time: delayed "
                                   "weights then differ",
@@ -94,6 +95,7 @@ class DelayedEngine final : public MultiStepEngine {
     const schedule::Schedule table = cut_.stage_ranks.empty()
                                          ? pipeline_table(recipe_, micros, request.steps)
                                          : replicated_table(recipe_, cut_.stage_ranks, micros, request.steps);
+    if (table.weights == schedule::WeightChoice::kWaves) return run_waves(request, schedule::WaveLaw::of(table));
     double rate = 0;
     const auto predictor = pipeline::make_weight_predictor(table.weights, request.optimizer, [&] { return rate; });
     pipeline::DelayedGradients delayed(*model_, cut_.split, pipeline::law_of(table), table.micros, predictor.get());
@@ -120,6 +122,31 @@ class DelayedEngine final : public MultiStepEngine {
   }
 
  private:
+  /// All virtual workers, one after the other: the micro-batches of each are a wave.
+  std::vector<StepMade> run_waves(const StepsRequest& request, const schedule::WaveLaw& law) {
+    pipeline::DelayedWaves waves(*model_, law);
+    std::vector<StepMade> made;
+    for (int step = 0; step < request.steps; ++step) {
+      StepWork work = request.work(step);
+      waves.begin_wave(work.learning_rate);
+      nn::zero_grad(model_->params);
+      StepMade& sums = made.emplace_back();
+      for (std::size_t i = 0; i < work.batches.size(); ++i) {
+        pipeline::Micro micro{.context = work.contexts(/*loss_scale=*/1)};
+        micro.inputs = feed(work.batches[i], micro.context, model_->shape);
+        move_to(device_, micro.inputs, micro.context, model_->shape);
+        waves.add(micro, static_cast<int>(i) / law.minibatches,
+                  step * law.minibatches + static_cast<int>(i) % law.minibatches);
+        for (const nn::LossTerm& term : micro.context.losses) nn::add_term(sums.losses, term);
+        sums.flops += micro.context.flops;
+      }
+      if (request.look) request.look(model_->params);
+      sums.gradient_norm = clip_by_stage();
+      request.optimizer.step({.learning_rate = work.learning_rate});
+    }
+    return made;
+  }
+
   /// Of one pipeline, where several stand side by side: each runs as many as the one with most rows.
   int micros_of_stage(int micros) const {
     const int copies = recipe_.layout.dp.value_or(1);

@@ -152,6 +152,12 @@ class MultiStepEngine : public Engine {
   virtual std::int64_t drain_every() const = 0;
   /// On all ranks together. optim::NonFiniteGradients on all of them where a gradient is NaN or Inf on some.
   virtual std::vector<StepMade> run(const StepsRequest& request) = 0;
+  /// Updates that weights lacked so far, at most, where virtual workers go on in waves: of their own worker, of others.
+  struct Staleness {
+    int local = 0, global = 0;
+    std::int64_t pushes = 0;  ///< of waves
+  };
+  virtual Staleness staleness() const { return {}; }
   /// Of the last run: versions of weights at once, at most.
   virtual std::int64_t version_bytes() const { return 0; }
 };

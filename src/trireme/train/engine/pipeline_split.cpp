@@ -126,20 +126,23 @@ PipelineCut cut_as_pipedream(const CutTask& task, std::span<const pipeline::Entr
 
 PipelineCut cut_pipeline(const CutTask& task) {
   const auto& [recipe, shape, build, chunks_given, rows, length, world, links] = task;
-  const std::string& how = recipe.pipeline.split;
+  const auto [how, speeds] = spec::split_speeds(recipe.pipeline.split);
   const std::vector<std::string> names = pipeline::chain_names(shape, build);
   PipelineCut cut{.stage_ranks = schedule::stage_ranks(recipe.pipeline.stage_ranks)};
   const int chunks = cut.stage_ranks.empty() ? chunks_given : static_cast<int>(cut.stage_ranks.size());
+  const auto by_cost = [&, &speeds = speeds](std::span<const double> costs) {
+    return speeds.empty() ? pipeline::split_by_cost(costs, chunks) : pipeline::split_by_cost(costs, speeds);
+  };
   if (how == "count") {
     cut.split = pipeline::split_by_count(names, chunks);
     return cut;
   }
   if (how == "size") {
-    cut.split = pipeline::split_by_cost(pipeline::parameter_costs(shape, build), chunks);
+    cut.split = by_cost(pipeline::parameter_costs(shape, build));
   } else if (how == "time" || how == "pipedream") {
     const auto entries = profile(recipe, shape, build, names.size(), rows, length, world);
     if (how == "time") {
-      cut.split = pipeline::split_by_cost(pipeline::seconds_of(entries), chunks);
+      cut.split = by_cost(pipeline::seconds_of(entries));
     } else {
       cut = cut_as_pipedream(task, entries);
     }

@@ -17,6 +17,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/pipeline/post_validation.h"
+#include "trireme/pipeline/waves.h"
 #include "trireme/spec/rules.h"
 #include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/pipeline_table.h"
@@ -43,6 +44,11 @@ class PipelineSteps final : public PipelineEngineOf<MultiStepEngine> {
   std::int64_t drain_every() const override { return drain_every_; }
   std::vector<StepMade> run(const StepsRequest& request) override;
   std::int64_t version_bytes() const override { return version_bytes_; }
+  Staleness staleness() const override {
+    if (!walk_.waves) return {};
+    const schedule::StalenessMonitor& monitor = walk_.waves->monitor();
+    return {.local = monitor.local, .global = monitor.global, .pushes = walk_.waves->pushes()};
+  }
   void rehearse(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
     staged_->walk(batches, contexts);
   }
@@ -53,6 +59,7 @@ class PipelineSteps final : public PipelineEngineOf<MultiStepEngine> {
     int micros = 0, steps = 0;
     schedule::Schedule table;
     std::unique_ptr<pipeline::WeightPredictor> predictor;
+    std::unique_ptr<pipeline::WaveWeights> waves;  // of virtual workers
     std::unique_ptr<pipeline::Executor> executor;
     std::unique_ptr<pipeline::PostValidatedUpdate> optimistic;
   };
@@ -89,9 +96,13 @@ class PipelineSteps::Progress {
     pipeline::Micro made =
         engine_.staged_->micro_of(work.batches.at(static_cast<std::size_t>(number % request_.micros)),
                                   [&] { return work.contexts(loss_scale_of(step)); });
-    made.context.on_gradient = [this](nn::Param& param) { engine_.staged_->data_parallel().added(param); };
+    if (!engine_.walk_.waves)  // whose gradients are pushed a wave at a time
+      made.context.on_gradient = [this](nn::Param& param) { engine_.staged_->data_parallel().added(param); };
     return made;
   }
+
+  /// Of a wave that has begun.
+  double rate_of_wave(int wave) const { return rate_of(wave); }
 
   /// Of the update that comes next: predictions go by it.
   double rate_to_come() {
@@ -237,6 +248,7 @@ PipelineSteps::Walk& PipelineSteps::walk_for(const StepsRequest& request) {
   if (walk_.executor && walk_.micros == request.micros && walk_.steps == request.steps) return walk_;
   walk_.optimistic.reset();
   walk_.executor.reset();
+  walk_.waves.reset();
   walk_.micros = request.micros;
   walk_.steps = request.steps;
   walk_.table = staged_->make_table(request.micros, request.steps);
@@ -244,12 +256,20 @@ PipelineSteps::Walk& PipelineSteps::walk_for(const StepsRequest& request) {
     walk_.predictor = pipeline::make_weight_predictor(walk_.table.weights, request.optimizer,
                                                       [this] { return progress_->rate_to_come(); });
   }
+  if (walk_.table.weights == schedule::WeightChoice::kWaves) {
+    walk_.waves = std::make_unique<pipeline::WaveWeights>(
+        pipeline::WaveWeights::Parts{.table = walk_.table,
+                                     .chunk = stage_.chunks.front(),
+                                     .workers = staged_->groups().data,
+                                     .rate_of = [this](int wave) { return progress_->rate_of_wave(wave); }});
+  }
   walk_.executor =
       std::make_unique<pipeline::Executor>(pipeline::ExecutorParts{.table = walk_.table,
                                                                    .stage = stage_,
                                                                    .pipeline = pipeline_,
                                                                    .data_parallel = &staged_->data_parallel(),
                                                                    .predictor = walk_.predictor.get(),
+                                                                   .waves = walk_.waves.get(),
                                                                    .scatter = staged_->scatter()});
   if (!asynchronous_) {
     walk_.optimistic = std::make_unique<pipeline::PostValidatedUpdate>(request.optimizer, walk_.executor->reduction());

@@ -113,7 +113,9 @@ void RunAheadDriver::give_up(UnderWay& anomalous) {
 std::unique_ptr<StepDriver> make_run_ahead_driver(TrainState& state) {
   auto* single = std::get_if<std::unique_ptr<SingleStepEngine>>(&state.any_engine);
   const spec::LayoutConfig& layout = state.recipe.layout;
+  // Loads of experts decide on the next step's biases, and the host reads them.
   const bool plain = single != nullptr && state.world.size() == 1 && !state.loss_scale && !state.judge && !state.look &&
+                     !state.average && !state.noise_scale && state.engine.balance() == nullptr &&
                      !layout.delayed_update && layout.offload == spec::OffloadKind::kNone;
   if (!plain || !state.optimizer->is_capturable() || !(*single)->defer_losses(true)) return nullptr;
   return std::make_unique<RunAheadDriver>(state, **single);

@@ -44,8 +44,10 @@ struct StepReport {
   bool refused = false;    ///< by on_loss()
   double flops = 0;        ///< of the model, all ranks, without what was computed again
   double compute_s = 0, data_s = 0, comm_s = 0;
-  std::optional<double> seconds = {};  ///< its share, where steps ran together
-  bool redone = false;                 ///< its update was taken before the norm was known, and taken back
+  std::optional<double> seconds = {};      ///< its share, where steps ran together
+  bool redone = false;                     ///< its update was taken before the norm was known, and taken back
+  std::optional<double> noise_scale = {};  ///< in tokens, where it is measured
+  std::vector<observe::LayerNoise> noise_scales = {};  ///< of each layer
 };
 
 /// Puts the terms of a whole step into its report.

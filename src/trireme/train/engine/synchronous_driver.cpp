@@ -4,7 +4,9 @@
 #include <chrono>
 #include <cmath>
 
+#include "trireme/base/log.h"
 #include "trireme/base/stopwatch.h"
+#include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/step_driver.h"
 #include "trireme/train/engine/train_state.h"
 
@@ -22,6 +24,9 @@ class SynchronousDriver final : public StepDriver {
 
  private:
   optim::UpdateResult update(Fetched& fetched, const StepScales& scales, const StepReport& report);
+  void measure_noise(const Fetched& fetched, const nn::LossCounts& counts, const optim::UpdateResult& result,
+                     double loss_scale, StepReport& report);
+  void follow_noise();
 
   TrainState& state_;
   SingleStepEngine& engine_;
@@ -58,15 +63,46 @@ StepReport SynchronousDriver::next() {
   }
   if (state_.look) state_.look(engine_.params());
   begin = Clock::now();
+  const double loss_scale = state_.loss_scale ? state_.loss_scale->scale() : 1.0;  // of these gradients
   const optim::UpdateResult result = update(fetched, scales, report);
+  if (state_.average && result.taken) state_.average->update();
+  measure_noise(fetched, counts, result, loss_scale, report);
   state_.advance_scales();
   report.loads = state_.advance_balance(result.taken);
   state_.count_memory();
   report.compute_s += seconds_since(begin);
   report.taken = result.taken;
   report.gradient_norm = result.gradient_norm;
-  state_.position = report.position = fetched.plan.after;
+  state_.position = fetched.plan.after;
+  follow_noise();
+  report.position = state_.position;
   return report;
+}
+
+void SynchronousDriver::measure_noise(const Fetched& fetched, const nn::LossCounts& counts,
+                                      const optim::UpdateResult& result, double loss_scale, StepReport& report) {
+  if (!state_.noise_scale) return;
+  const double first = fetched.batches.empty() ? 0 : count_targets(fetched.batches.front());
+  state_.noise_scale->add(first, counts.targets, result.squares, loss_scale);
+  report.noise_scale = state_.noise_scale->scale();
+  report.noise_scales = state_.noise_scale->layers();
+}
+
+/// batch.kind = "noise": the next steps' batch, where it is time for another. What was read ahead is read again.
+void SynchronousDriver::follow_noise() {
+  const spec::BatchConfig& batch = state_.recipe.batch;
+  if (batch.kind != spec::BatchKind::kNoise || state_.position.step % batch.noise_every != 0) return;
+  const std::optional<double> scale = state_.noise_scale->scale();
+  if (!scale) return;
+  const std::int64_t now = state_.position.batch > 0 ? state_.position.batch : batch.global_batch_tokens;
+  // It grows by one power of two at a time, and never falls: a noisy estimate must not undo it.
+  const std::int64_t wanted = std::min(spec::batch_for_noise(batch, *scale), 2 * now);
+  if (wanted <= now) return;
+  state_.position.batch = wanted;
+  state_.feeder.reset();
+  if (state_.world.rank() == 0)
+    log_info("step {}: the noise scale is {:.3g} tokens, so the batch grows from {} to {}", state_.position.step,
+             *scale, now, wanted);
 }
 
 optim::UpdateResult SynchronousDriver::update(Fetched& fetched, const StepScales& scales, const StepReport& report) {

@@ -14,6 +14,7 @@
 #include "trireme/device/cuda.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/parallel/gpu_exchange.h"
+#include "trireme/parallel/matrix_owners.h"
 #include "trireme/train/diagnose/memory.h"
 #include "trireme/train/engine/device.h"
 #include "trireme/train/engine/feed.h"
@@ -135,9 +136,18 @@ TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, 
     if (engine.data_parallel().device().is_cpu() && recipe.precision.compute == spec::Precision::kBf16)
       device::warn_of_unusable_amx();
   }
-  optimizer = telling_what_fills_the_gpu(recipe, shape, memory,
-                                         [&] { return optim::make_optimizer(recipe.optim, engine.params()); });
+  optimizer = telling_what_fills_the_gpu(recipe, shape, memory, [&] {
+    std::unique_ptr<optim::MatrixOwners> owners;
+    if (parallel::MeshGroups* groups = engine.account().groups)
+      owners = parallel::make_matrix_owners(recipe.optim, engine.params(), *groups);
+    return optim::make_optimizer(recipe.optim, engine.params(), std::move(owners));
+  });
   engine.data_parallel().attach(*optimizer);
+  if (recipe.train.noise_scale || recipe.batch.kind == spec::BatchKind::kNoise) {
+    noise_scale = std::make_unique<NoiseScale>(engine, recipe.train.noise_scale_ema);
+    noise_scale->add_state(registry);
+  }
+  if (recipe.optim.ema_decay) average = std::make_unique<WeightAverage>(engine.params(), *recipe.optim.ema_decay);
   updates = std::make_unique<Updates>(recipe.layout, engine, *optimizer);
   count_memory();
   if (recipe.train.offload_activations) stash = std::make_unique<nn::Stash>(&memory, engine.data_parallel().device());
@@ -160,6 +170,7 @@ TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, 
     place = [&data_parallel](const nn::Param& param) { return data_parallel.placement_of_moments(param); };
   optimizer->add_state(registry, place);
   updates->add_state(registry);
+  if (average) average->add_state(registry);
   engine.data_parallel().add_state(registry);
   if (recipe.precision.compute == spec::Precision::kFp16) {
     loss_scale = std::make_unique<optim::LossScale>(recipe.precision.loss_scale);
@@ -170,12 +181,14 @@ TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, 
       [this] {
         nlohmann::ordered_json value{{"step", position.step}, {"tokens", position.tokens}};
         if (position.skipped != 0) value["skipped"] = position.skipped;
+        if (position.batch != 0) value["batch"] = position.batch;
         return value;
       },
       [this](const nlohmann::ordered_json& value) {
         position = {.step = value.at("step").get<std::int64_t>(),
                     .tokens = value.at("tokens").get<std::int64_t>(),
-                    .skipped = value.value("skipped", std::int64_t{0})};
+                    .skipped = value.value("skipped", std::int64_t{0}),
+                    .batch = value.value("batch", std::int64_t{0})};
       });
 }
 

@@ -19,8 +19,10 @@
 #include "trireme/spec/recipe.h"
 #include "trireme/train/diagnose/memory.h"
 #include "trireme/train/engine/engine.h"
+#include "trireme/train/engine/noise_scale.h"
 #include "trireme/train/engine/step_plan.h"
 #include "trireme/train/engine/updates.h"
+#include "trireme/train/engine/weight_average.h"
 
 namespace trireme::train {
 
@@ -87,6 +89,8 @@ struct TrainState {
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<optim::LossScale> loss_scale;  ///< fp16 only
   std::unique_ptr<Updates> updates;
+  std::unique_ptr<NoiseScale> noise_scale;      ///< train.noise_scale or batch.kind = "noise" only
+  std::unique_ptr<WeightAverage> average;       ///< optim.ema_decay only
   std::unique_ptr<nn::Fp8History> fp8_history;  ///< precision.gemm = "fp8-delayed" only
   nn::State registry;                           ///< all that the rest of the run follows from
   std::vector<std::string> expert_layers;       ///< of the whole model; empty: none has experts

@@ -50,7 +50,13 @@ models::Model& Trainer::model() {
 Evaluation Trainer::evaluate(const data::Samples& samples, const EvaluateOptions& options) {
   TRIREME_CHECK(at_rest(), "weights are evaluated after step {}, in the midst of steps that ran together",
                 position().step);
-  return state_.engine.evaluate(samples, options);
+  const bool ema = state_.recipe.eval.weights == spec::EvalWeights::kEma && state_.average;
+  if (!ema && !state_.optimizer->has_evaluation_weights()) return state_.engine.evaluate(samples, options);
+  state_.updates->wait();
+  EvaluationWeights other(state_.engine, *state_.optimizer, ema ? state_.average.get() : nullptr);
+  Evaluation evaluation = state_.engine.evaluate(samples, options);
+  other.restore();
+  return evaluation;
 }
 
 StepReport Trainer::step() {

@@ -18,6 +18,7 @@
 #include "trireme/cost/hardware.h"
 #include "trireme/formats/hf_writer.h"
 #include "trireme/kernels/cuda.h"
+#include "trireme/plan/compress_price.h"
 #include "trireme/plan/job.h"
 
 namespace trireme::train {
@@ -228,6 +229,17 @@ void RunFiles::tell_metrics(const StepReport& report, const StepFigures& figures
     tell("compress/seconds", compressed->seconds);
     tell("compress/relative_error", compressed->relative_error);
     for (const auto& [name, error] : compressed->errors) tell(fmt::format("compress/error/{}", name), error);
+    const spec::Recipe& recipe = parts_.recipe;
+    if (recipe.compress.kind != spec::CompressKind::kNone && recipe.comm.transport == spec::Transport::kEmulated) {
+      const plan::CompressTask task{
+          .copies = recipe.compress.workers.value_or(parts_.trainer.mesh().size(nn::kDataAxis)),
+          .compute_s = report.compute_s,
+          .latency_s = std::chrono::duration<double>(recipe.emulated.latency).count()};
+      const auto bandwidth = static_cast<double>(recipe.emulated.bandwidth);
+      const plan::CompressPrice price = plan::price_compression(recipe, model_shape(recipe), task);
+      predicted_gain_s_ += price.dense_step(task, bandwidth) - price.step(task, bandwidth);
+      tell("compress/predicted_gain_seconds", predicted_gain_s_);
+    }
   }
   rank_log_->end_step(step);
 }
@@ -262,6 +274,8 @@ void RunFiles::step(const StepReport& report, const StepFigures& figures) {
     record.expert_ranks = parts_.recipe.layout.ep;
   }
   record.queues = queues;
+  record.noise_scale = report.noise_scale;
+  record.noise_scales = report.noise_scales;
   if (figures.hashes) {
     const std::uint64_t total = nn::total_hash(*figures.hashes);
     std::vector<std::pair<std::string, std::uint64_t>> tensors;

@@ -79,13 +79,13 @@ Graph small_model(std::string_view name, Index batch) {
   const Index n = batch > 0 ? batch : 4;
   const TransformerShape small{
       .batch = n, .seq_len = 8, .layers = 12, .hidden = 48, .heads = 12, .vocab = 64, .positions = 8};
-  const ImageShape image{.batch = n, .size = 224, .classes = 8, .width = 16};
+  const ImageShape image{.batch = n, .size = 224, .classes = 16, .width = 16};
   if (name == "alexnet") return alexnet(image);
-  if (name == "vgg16") return vgg(16, {.batch = n, .size = 64, .classes = 8, .width = 16});
-  if (name == "vgg19") return vgg(19, {.batch = n, .size = 64, .classes = 8, .width = 16});
-  if (name == "resnet50") return resnet(50, 1, {.batch = n, .size = 64, .classes = 8, .width = 16});
-  if (name == "resnet101") return resnet(101, 1, {.batch = n, .size = 64, .classes = 8, .width = 16});
-  if (name == "inception-v3") return inception_v3({.batch = n, .size = 299, .classes = 8, .width = 16});
+  if (name == "vgg16") return vgg(16, {.batch = n, .size = 64, .classes = 16, .width = 16});
+  if (name == "vgg19") return vgg(19, {.batch = n, .size = 64, .classes = 16, .width = 16});
+  if (name == "resnet50") return resnet(50, 1, {.batch = n, .size = 64, .classes = 16, .width = 16});
+  if (name == "resnet101") return resnet(101, 1, {.batch = n, .size = 64, .classes = 16, .width = 16});
+  if (name == "inception-v3") return inception_v3({.batch = n, .size = 299, .classes = 16, .width = 16});
   if (name == "unet") return unet(4, 1, {.batch = n, .size = 64, .classes = 2});
   if (name == "lstm") return lstm_language_model({.batch = n, .steps = 35, .layers = 2, .hidden = 12, .vocab = 32});
   if (name == "gnmt") return gnmt({.batch = n, .steps = 40, .layers = 4, .hidden = 8, .vocab = 32});

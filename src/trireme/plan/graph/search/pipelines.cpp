@@ -8,6 +8,7 @@
 #include <set>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/graph/backward.h"
 #include "trireme/plan/graph/search/chain.h"
 #include "trireme/plan/graph/search/galvatron.h"
 #include "trireme/plan/graph/search/inter_op.h"
@@ -21,13 +22,38 @@ constexpr int kAlpaLayers = 16, kRanncBlocks = 32;
 constexpr double kRanncMargin = 0.1;
 constexpr double kStates = 4;  // weight, gradient, two moments
 
-/// As many micro-batches as the batch has samples for.
-int micros_of(const Graph& both) {
+/// Powers of two that the batch divides into, so that `devices` can share a micro-batch's samples; 1 at least.
+std::vector<int> micro_counts(const Graph& both, int devices = 1) {
   const Index batch = both.size(sample_dim(both));
-  int micros = kMostMicros;
-  while (micros > 1 && batch % micros != 0) micros /= 2;
-  return micros;
+  std::vector<int> counts{1};
+  for (int micros = 2; micros <= kMostMicros && batch % (micros * devices) == 0; micros *= 2) counts.push_back(micros);
+  return counts;
 }
+
+/// Into how many parts some operator splits samples.
+int sample_degree(const Graph& both, const Strategy& strategy) {
+  const int samples = sample_dim(both);
+  int most = 1;
+  for (const Split& split : strategy.splits) {
+    int degree = 1;
+    for (std::size_t axis = 0; axis < split.size(); ++axis)
+      degree *= split[axis] == samples ? strategy.mesh.axes()[axis].size : 1;
+    most = std::max(most, degree);
+  }
+  return most;
+}
+
+StagePlan stage_of_layers(const std::vector<ChainLayer>& chain, int begin, int end, Strategy strategy) {
+  StagePlan stage{.ops = {}, .strategy = std::move(strategy)};
+  for (int i = begin; i < end; ++i) {
+    const auto& ops = chain[static_cast<std::size_t>(i)].ops;
+    stage.ops.insert(stage.ops.end(), ops.begin(), ops.end());
+  }
+  std::ranges::sort(stage.ops);
+  return stage;
+}
+
+StagedPlan runnable(const Graph& both, StagedPlan plan) { return made_legal(without_backward(both), std::move(plan)); }
 
 Pricing on_devices(const Pricing& pricing, int devices) {
   return Pricing(pricing.hardware(), factored_mesh(devices), pricing.arithmetic());
@@ -99,7 +125,8 @@ Found search_alpa_stages(const Graph& both, const Pricing& pricing, const Search
   const int per_node = std::min(devices, std::max(1, pricing.hardware().cluster.gpus_per_node));
   const int nodes = std::max(1, devices / per_node);
   const std::vector<ChainLayer> chain = cluster_layers(chain_of(both, on_devices(pricing, 1)), kAlpaLayers);
-  const int micros = micros_of(both);
+  int micros = 1;
+  const Index batch = both.size(sample_dim(both));
   StageTable table{.layers = static_cast<int>(chain.size()),
                    .nodes = nodes,
                    .per_node = per_node,
@@ -109,18 +136,23 @@ Found search_alpa_stages(const Graph& both, const Pricing& pricing, const Search
                    .cost = {}};
   struct Plan {
     std::vector<double> seconds, weights, activations;  // sums before each layer
+    Strategy strategy;
+    int samples = 1;  // parts of them
   };
   std::map<int, Plan> plans;  // [devices]
   for (const Submesh& submesh : table.submeshes) {
     if (plans.contains(submesh.devices())) continue;
     const Pricing part = on_devices(pricing, submesh.devices());
     const GraphProblem problem = make_problem(both, part, {.canonical = true, .reduced = true});
-    const OpTotals totals = totals_of(both, part, problem.strategy_of(both, eliminate(problem.problem).assignment));
+    Strategy strategy = problem.strategy_of(both, eliminate(problem.problem).assignment);
+    const OpTotals totals = totals_of(both, part, strategy);
+    const int samples = sample_degree(both, strategy);
     plans[submesh.devices()] = {prefix_sums(chain, totals.seconds), prefix_sums(chain, totals.weight_bytes),
-                                prefix_sums(chain, totals.activation_bytes)};
+                                prefix_sums(chain, totals.activation_bytes), std::move(strategy), samples};
   }
   table.cost = [&](int begin, int end, int submesh) -> std::optional<StageCost> {
     const Plan& plan = plans.at(table.submeshes[static_cast<std::size_t>(submesh)].devices());
+    if (micros > 1 && batch % (Index{micros} * plan.samples) != 0) return std::nullopt;
     const auto between = [&](const std::vector<double>& sums) {
       return sums[static_cast<std::size_t>(end)] - sums[static_cast<std::size_t>(begin)];
     };
@@ -130,8 +162,18 @@ Found search_alpa_stages(const Graph& both, const Pricing& pricing, const Search
                      .fixed_bytes = kStates * between(plan.weights),
                      .activation_bytes = between(plan.activations) / micros};
   };
-  const std::optional<Pipeline> best = alpa_stages(table, 1e-6);
+  std::optional<Pipeline> best;
+  int best_micros = 1;
+  for (const int count : micro_counts(both)) {
+    micros = table.micros = count;
+    std::optional<Pipeline> next = alpa_stages(table, 1e-6);
+    if (!next || (best && next->seconds >= best->seconds)) continue;
+    best = std::move(next);
+    best_micros = count;
+  }
   if (!best) return none_fits("alpa", both, pricing);
+  micros = best_micros;
+  StagedPlan plan{.micros = micros, .stages = {}};
   Found found{.method = "alpa", .strategy = replicated(both, pricing.mesh()), .cost = {}};
   found.pipeline =
       fmt::format("pipeline {} of {}, {} micro-batches\n", both.name, counted(best->stages.size(), "stage"), micros);
@@ -145,7 +187,9 @@ Found search_alpa_stages(const Graph& both, const Pricing& pricing, const Search
         std::max(found.cost.memory_bytes,
                  cost.fixed_bytes + static_cast<double>(best->stages.size() - i) * cost.activation_bytes);
     found.cost.compute_seconds = std::max(found.cost.compute_seconds, micros * stage.seconds);
+    plan.stages.push_back(stage_of_layers(chain, stage.begin, stage.end, plans.at(on.devices()).strategy));
   }
+  found.plan = runnable(both, std::move(plan));
   found.cost.seconds = best->seconds;
   found.cost.communication_seconds = found.cost.seconds - found.cost.compute_seconds;
   found.bound = best->seconds;
@@ -170,6 +214,15 @@ Found search_pipedream(const Graph& both, const Pricing& pricing, const SearchLi
   Found found{.method = "pipedream", .strategy = replicated(both, pricing.mesh()), .cost = {}};
   found.cost.seconds = found.cost.compute_seconds = plan.seconds;
   found.pipeline = fmt::format("pipeline {} of {}, asynchronous\n", both.name, counted(plan.stages.size(), "stage"));
+  const int per_machine = nodes > 1 ? per_node : 1;
+  StagedPlan staged{.micros = 1, .stages = {}};
+  const Index batch = both.size(sample_dim(both));
+  for (const int count : micro_counts(both)) {
+    const bool divides = std::ranges::all_of(plan.stages, [&](const PipeDreamStage& stage) {
+      return batch % (Index{count} * stage.machines * per_machine) == 0;
+    });
+    if (divides) staged.micros = count;
+  }
   int later = levels.back().width;  // machines of this stage and those after it
   for (const PipeDreamStage& stage : plan.stages) {
     double weights = 0, activations = 0, seconds = 0;
@@ -186,7 +239,10 @@ Found search_pipedream(const Graph& both, const Pricing& pricing, const SearchLi
         stage_line(chain, stage.begin, stage.end,
                    counted(static_cast<std::size_t>(stage.machines), nodes > 1 ? "node" : "device"), seconds);
     later -= stage.machines;
+    staged.stages.push_back(stage_of_layers(chain, stage.begin, stage.end,
+                                            data_parallel(both, factored_mesh(stage.machines * per_machine))));
   }
+  found.plan = runnable(both, std::move(staged));
   found.fits = limits.memory_bytes <= 0 || found.cost.memory_bytes <= limits.memory_bytes;
   found.note =
       fmt::format("{} of {} layers, weights of several versions", counted(plan.stages.size(), "stage"), chain.size());
@@ -241,7 +297,7 @@ Found search_rannc(const Graph& both, const Pricing& pricing, const SearchLimits
   for (auto* sums : {&f, &b, &weights, &saved}) {
     for (std::size_t i = 1; i < sums->size(); ++i) (*sums)[i] += (*sums)[i - 1];
   }
-  const int micros = micros_of(both);
+  int micros = 1;
   const Index batch = both.size(sample_dim(both));
   const auto bytes_of_stage = [&](int begin, int end, int devices) {
     const auto i = static_cast<std::size_t>(begin), j = static_cast<std::size_t>(end);
@@ -251,7 +307,7 @@ Found search_rannc(const Graph& both, const Pricing& pricing, const SearchLimits
       .blocks = blocks,
       .devices = pricing.mesh().ranks(),
       .cost = [&](int begin, int end, int devices) -> std::optional<RanncStageCost> {
-        if (batch % devices != 0) return std::nullopt;
+        if (batch % (Index{micros} * devices) != 0) return std::nullopt;
         if (limits.memory_bytes > 0 && bytes_of_stage(begin, end, devices) > (1 - kRanncMargin) * limits.memory_bytes)
           return std::nullopt;
         const auto i = static_cast<std::size_t>(begin), j = static_cast<std::size_t>(end);
@@ -260,12 +316,24 @@ Found search_rannc(const Graph& both, const Pricing& pricing, const SearchLimits
             (f[j] - f[i]) / devices + send,
             (b[j] - b[i]) / devices + send + all_reduce_seconds(pricing, devices, weights[j] - weights[i])};
       }};
-  const std::optional<RanncPlan> best = rannc_stages(problem);
+  const auto step_seconds = [](const RanncPlan& plan, int count) {
+    return plan.slowest() * (count + static_cast<double>(plan.stages.size()) - 1) / count;
+  };
+  std::optional<RanncPlan> best;
+  int best_micros = 1;
+  for (const int count : micro_counts(both)) {
+    micros = count;
+    std::optional<RanncPlan> next = rannc_stages(problem);
+    if (!next || (best && step_seconds(*next, count) >= step_seconds(*best, best_micros))) continue;
+    best = std::move(next);
+    best_micros = count;
+  }
   if (!best) return none_fits("rannc", both, pricing);
+  micros = best_micros;
+  StagedPlan plan{.micros = micros, .stages = {}};
   Found found{.method = "rannc", .strategy = replicated(both, pricing.mesh()), .cost = {}};
-  const auto stages = static_cast<double>(best->stages.size());
   found.cost.compute_seconds = best->slowest();
-  found.cost.seconds = best->slowest() * (micros + stages - 1) / micros;
+  found.cost.seconds = step_seconds(*best, micros);
   found.cost.communication_seconds = found.cost.seconds - found.cost.compute_seconds;
   found.pipeline =
       fmt::format("pipeline {} of {}, {} micro-batches\n", both.name, counted(best->stages.size(), "stage"), micros);
@@ -273,23 +341,88 @@ Found search_rannc(const Graph& both, const Pricing& pricing, const SearchLimits
     found.cost.memory_bytes = std::max(found.cost.memory_bytes, bytes_of_stage(stage.begin, stage.end, stage.devices));
     found.pipeline += fmt::format("stage {} .. on {}\n", names[static_cast<std::size_t>(stage.begin)],
                                   counted(static_cast<std::size_t>(stage.devices), "device"));
+    StagePlan& next =
+        plan.stages.emplace_back(StagePlan{.ops = {}, .strategy = data_parallel(both, factored_mesh(stage.devices))});
+    for (std::size_t i = 0; i < ops; ++i) {
+      if (block[i] >= stage.begin && block[i] < stage.end) next.ops.push_back(static_cast<int>(i));
+    }
   }
+  found.plan = runnable(both, std::move(plan));
   found.note =
       fmt::format("{} of {} convex blocks, {} micro-batches", counted(best->stages.size(), "stage"), blocks, micros);
   return found;
 }
 
+namespace {
+
+/// Layers in as many stages as their strategies have, of about the same time; each layer split, sharded and recomputed
+/// as its own strategy says.
+StagedPlan galvatron_plan(const Graph& both, const std::vector<ChainLayer>& chain, const GalvatronPlan& found,
+                          const std::vector<LayerStrategy>& strategies, int devices, int micros) {
+  const layout::Mesh mesh = factored_mesh(devices);
+  const auto strategy_of = [&](std::size_t layer) -> const LayerStrategy& {
+    return strategies[static_cast<std::size_t>(found.strategies[layer])];
+  };
+  const auto stages = static_cast<std::size_t>(strategies[0].pp);
+  std::map<int, Strategy> by_degree;  // [tensor parallel]
+  double total = 0, so_far = 0;
+  for (const ChainLayer& layer : chain) total += layer.forward + layer.backward;
+  StagedPlan plan{.micros = micros, .stages = {}};
+  std::vector<std::vector<std::size_t>> layers(stages);
+  for (std::size_t layer = 0; layer < chain.size(); ++layer) {
+    const std::size_t left = chain.size() - layer;
+    std::size_t stage = plan.stages.empty() ? 0 : plan.stages.size() - 1;
+    const bool full = so_far >= total * static_cast<double>(stage + 1) / static_cast<double>(stages);
+    if (!plan.stages.empty() && stage + 1 < stages && (full || left <= stages - stage - 1)) ++stage;
+    if (stage == plan.stages.size()) plan.stages.push_back({.ops = {}, .strategy = replicated(both, mesh)});
+    const int degree = strategy_of(layer).tp;
+    if (!by_degree.contains(degree)) by_degree[degree] = tensor_and_data_parallel(both, mesh, degree);
+    for (const int op : chain[layer].ops) {
+      plan.stages[stage].ops.push_back(op);
+      plan.stages[stage].strategy.splits[static_cast<std::size_t>(op)] =
+          by_degree[degree].splits[static_cast<std::size_t>(op)];
+    }
+    if (strategy_of(layer).recompute) {
+      plan.stages[stage].strategy.checkpoints.push_back(chain[layer].ops);
+      std::ranges::sort(plan.stages[stage].strategy.checkpoints.back());
+    }
+    layers[stage].push_back(layer);
+    so_far += chain[layer].forward + chain[layer].backward;
+  }
+  for (StagePlan& stage : plan.stages) std::ranges::sort(stage.ops);
+  plan = runnable(both, std::move(plan));
+  // A parameter is stored as the layer of its first reader in the stage says.
+  const StagedGraph staged = stage_graphs(micro_graph(both, micros).graph, plan);
+  for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+    const Graph& graph = staged.stages[s].graph;
+    const Uses uses = uses_of(graph);
+    for (std::size_t tensor = 0; tensor < graph.tensors.size(); ++tensor) {
+      if (graph.tensors[tensor].role != Role::kParameter || uses.consumers[tensor].empty()) continue;
+      const int reader = staged.stages[s].op_of[static_cast<std::size_t>(uses.consumers[tensor][0])];
+      const bool sharded = std::ranges::any_of(layers[s], [&](std::size_t layer) {
+        return strategy_of(layer).sharded && std::ranges::count(chain[layer].ops, reader) > 0;
+      });
+      if (sharded)
+        plan.stages[s].strategy.stored[static_cast<int>(tensor)] =
+            fully_sharded(graph, staged.stages[s].strategy, static_cast<int>(tensor));
+    }
+  }
+  return plan;
+}
+
+}  // namespace
+
 std::optional<Found> search_galvatron(const Graph& both, const Pricing& pricing, const SearchLimits& limits) {
   const int devices = pricing.mesh().ranks();
   if ((devices & (devices - 1)) != 0) return std::nullopt;
   std::vector<ChainLayer> chain = cluster_layers(chain_of(both, on_devices(pricing, 1)), 64);
-  const int micros = micros_of(both);
   const Index batch = both.size(sample_dim(both));
+  const auto micros_with = [&](int pp) { return pp == 1 ? 1 : micro_counts(both, devices / pp).back(); };
   std::map<int, std::vector<LayerStrategy>> by_stages;
   for (const LayerStrategy& one : layer_strategies({.devices = devices, .sequence_parallel = false})) {
     if (batch % one.dp == 0) by_stages[one.pp].push_back(one);
   }
-  std::optional<GalvatronPlan> best;
+  GalvatronPlan best;
   int best_pp = 0;
   double best_seconds = 0;
   for (const auto& [pp, strategies] : by_stages) {
@@ -339,27 +472,28 @@ std::optional<Found> search_galvatron(const Graph& both, const Pricing& pricing,
     };
     const auto plan = galvatron_layers(problem);
     if (!plan) continue;
-    const double seconds = plan->seconds * (micros + pp - 1) / micros;
-    if (best && seconds >= best_seconds) continue;
-    best = plan;
+    const double seconds = plan->seconds * (micros_with(pp) + pp - 1) / micros_with(pp);
+    if (best_pp != 0 && seconds >= best_seconds) continue;
+    best = *plan;
     best_pp = pp;
     best_seconds = seconds;
-    best->bytes /= pp;
+    best.bytes /= pp;
   }
-  if (!best) return none_fits("galvatron", both, pricing);
+  if (best_pp == 0) return none_fits("galvatron", both, pricing);
   Found found{.method = "galvatron", .strategy = replicated(both, pricing.mesh()), .cost = {}};
   found.cost.seconds = best_seconds;
-  found.cost.compute_seconds = best->seconds;
-  found.cost.communication_seconds = best_seconds - best->seconds;
-  found.cost.memory_bytes = best->bytes;
+  found.cost.compute_seconds = best.seconds;
+  found.cost.communication_seconds = best_seconds - best.seconds;
+  found.cost.memory_bytes = best.bytes;
   found.pipeline = fmt::format("layers {} in {}\n", both.name, counted(static_cast<std::size_t>(best_pp), "stage"));
   std::map<std::string, int> counts;
   for (std::size_t layer = 0; layer < chain.size(); ++layer) {
-    const std::string name = to_text(by_stages.at(best_pp)[static_cast<std::size_t>(best->strategies[layer])]);
+    const std::string name = to_text(by_stages.at(best_pp)[static_cast<std::size_t>(best.strategies[layer])]);
     ++counts[name];
     found.pipeline += fmt::format("{} {}\n", chain[layer].name, name);
   }
   std::string kinds;
+  found.plan = galvatron_plan(both, chain, best, by_stages.at(best_pp), devices / best_pp, micros_with(best_pp));
   for (const auto& [name, count] : counts) kinds += fmt::format("{}{} x {}", kinds.empty() ? "" : ", ", count, name);
   found.note = kinds;
   return found;

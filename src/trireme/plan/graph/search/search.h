@@ -4,7 +4,8 @@
 // eliminates nodes over degrees of sample, channel, height and width (elimination.h); tofu goes axis by axis
 // (tofu.cpp); alpa-intra also takes sums and every order of axes, under the device's memory (limited.h); flexflow
 // simulates (flexflow.h). What they find is a strategy: text that can be read, edited, lowered and run, priced in the
-// same way for all. alpa, pipedream, rannc and galvatron find pipeline stages (pipelines.h): text to read.
+// same way for all. alpa, pipedream, rannc and galvatron find pipeline stages (pipelines.h): a plan (staged.h), which
+// is text and runs as well.
 // Depends on: baselines, elimination, limited, flexflow.
 #pragma once
 
@@ -16,6 +17,7 @@
 #include "trireme/plan/graph/search/cost_table.h"
 #include "trireme/plan/graph/search/elimination.h"
 #include "trireme/plan/graph/search/limited.h"
+#include "trireme/plan/graph/staged.h"
 
 namespace trireme::plan::graph {
 
@@ -34,7 +36,9 @@ struct Found {
   bool fits = true;             ///< into a device's memory
   std::optional<double> bound;  ///< nothing in the method's space costs less; equal to the cost: proven
   std::string note = {};        ///< "width 2, 41,230 entries"
-  /// Of a method whose result has pipeline stages: those, a line each; `strategy` then says nothing. Empty: none.
+  /// Of a method whose result has pipeline stages: what can run, and a line for each; `strategy` then says nothing.
+  /// Empty: none.
+  std::optional<StagedPlan> plan = {};
   std::string pipeline = {};
 };
 

@@ -1,0 +1,143 @@
+// bench/graph_torch.cpp -- a step of a graph on one rank beside PyTorch eager on the same model: is the executor's walk
+// through a graph as fast as what people write?
+//
+//   build/release/bench/graph_torch [--only resnet50] [--batch 8] [--threads 2]
+//
+// The peer is ATen under autograd: convolutions, batch norms, ReLUs; nn.LSTM's own operator over all time steps. Both
+// do forward, backward and plain gradient descent in fp32, in turns.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <optional>
+
+#include "bench/arguments.h"
+#include "trireme/base/stopwatch.h"
+#include "trireme/comm/rank.h"
+#include "trireme/device/cpu_setup.h"
+#include "trireme/plan/graph/backward.h"
+#include "trireme/plan/graph/models.h"
+#include "trireme/spmd/executor.h"
+#include "trireme/spmd/reference.h"
+
+namespace {
+
+using namespace trireme;
+namespace pg = plan::graph;
+
+struct Options {
+  std::string only;
+  std::int64_t batch = 8;
+  int threads = 2, rounds = 5;
+};
+
+/// Zaremba's language model with ATen's LSTM: weights of both layers, an embedding and a projection.
+class EagerLstm {
+ public:
+  explicit EagerLstm(const pg::LstmShape& shape) : shape_(shape) {
+    const auto draw = [&](std::vector<std::int64_t> sizes) {
+      params_.push_back(at::randn(sizes).mul_(0.05).requires_grad_(true));
+      return params_.back();
+    };
+    table_ = draw({shape.vocab, shape.hidden});
+    for (pg::Index i = 0; i < shape.layers; ++i) {
+      for (const auto& sizes : {std::vector<std::int64_t>{4 * shape.hidden, shape.hidden},
+                                std::vector<std::int64_t>{4 * shape.hidden, shape.hidden}})
+        weights_.push_back(draw(sizes));
+      weights_.push_back(draw({4 * shape.hidden}));
+      weights_.push_back(draw({4 * shape.hidden}));
+    }
+    out_ = draw({shape.vocab, shape.hidden});
+    tokens_ = at::randint(shape.vocab, {shape.batch, shape.steps}, at::kLong);
+    labels_ = at::randint(shape.vocab, {shape.batch * shape.steps}, at::kLong);
+  }
+  void step() {
+    const at::Tensor zero = at::zeros({shape_.layers, shape_.batch, shape_.hidden});
+    const at::Tensor y = std::get<0>(
+        at::lstm(at::embedding(table_, tokens_), {zero, zero}, weights_, true, shape_.layers, 0, true, false, true));
+    const at::Tensor loss = at::cross_entropy_loss(at::linear(y.flatten(0, 1), out_), labels_);
+    const auto gradients = torch::autograd::grad({loss}, params_);
+    const c10::AutoGradMode guard(false);
+    for (std::size_t i = 0; i < params_.size(); ++i) params_[i].sub_(gradients[i], 0.01);
+  }
+
+ private:
+  const pg::LstmShape shape_;
+  std::vector<at::Tensor> params_, weights_;
+  at::Tensor table_, out_, tokens_, labels_;
+};
+
+bool measure(const std::string& name, const pg::Graph& forward, const std::function<void()>& theirs,
+             const Options& options) {
+  const pg::Graph both = with_backward(forward);
+  const spmd::Values start = spmd::start_values(both, 1);
+  std::vector<double> ours_seconds, their_seconds;
+  double peak = 0;
+  comm::run_ranks(1, [&](comm::Rank& rank) {
+    spmd::Executor executor(both, replicated(forward, layout::Mesh()), rank.world(), {.learning_rate = 0.01});
+    executor.load(start);
+    for (int round = -1; round < options.rounds; ++round) {  // the first is for warming up
+      auto begin = std::chrono::steady_clock::now();
+      peak = executor.step(start).peak_bytes;
+      const double a = seconds_since(begin);
+      begin = std::chrono::steady_clock::now();
+      theirs();
+      const double b = seconds_since(begin);
+      if (round < 0) continue;
+      ours_seconds.push_back(a);
+      their_seconds.push_back(b);
+    }
+  });
+  const auto best = [](const std::vector<double>& of) { return *std::ranges::min_element(of); };
+  const double ratio = best(their_seconds) / best(ours_seconds);
+  fmt::print(
+      "{:<9} batch {}: graph {:.1f} ms, PyTorch eager {:.1f} ms (fastest of {}): {:.2f}x; at most {:.2f} GB held\n",
+      name, options.batch, 1e3 * best(ours_seconds), 1e3 * best(their_seconds), options.rounds, ratio, peak / 1e9);
+  return ratio >= 1;
+}
+
+}  // namespace
+
+int main(int count, char** words) try {
+  Options options;
+  bench::Arguments app("Steps of operator graphs beside PyTorch eager");
+  app.add_option("--only", options.only, "resnet50 or lstm");
+  app.add_option("--batch", options.batch).show_default();
+  app.add_option("--threads", options.threads).show_default();
+  app.add_option("--rounds", options.rounds).show_default();
+  if (const std::optional<int> status = app.parse(count, words)) return *status;
+  at::set_num_threads(options.threads);
+  device::initialise_mkl_vml();
+  bool fine = true;
+  if (options.only.empty() || options.only == "resnet50") {
+    const pg::Graph forward = pg::build_model("resnet50", options.batch);
+    spmd::Values values = spmd::start_values(forward, 1);
+    fine = measure(
+               "resnet50", forward,
+               [&] {
+                 const spmd::Reference reference = spmd::run_eager(forward, values);
+                 for (std::size_t i = 0; i < values.size(); ++i) {
+                   if (reference.gradients[i].defined()) values[i].sub_(reference.gradients[i], 0.01);
+                 }
+               },
+               options) &&
+           fine;
+  }
+  if (options.only.empty() || options.only == "lstm") {
+    pg::LstmShape shape;
+    shape.batch = options.batch;
+    EagerLstm eager(shape);
+    fine = measure(
+               "lstm", pg::lstm_language_model(shape), [&] { eager.step(); }, options) &&
+           fine;
+  }
+  return fine ? 0 : 1;
+} catch (const std::exception& error) {
+  fmt::print(stderr, "{}\n", error.what());
+  return 1;
+}

@@ -1,0 +1,168 @@
+// bench/parameter_server.cpp -- what parameter servers add to the mailboxes under them.
+//
+//   build/release/bench/parameter_server
+//
+// Push and pull of 64 MB beside the same bytes posted bare, on threads and over UCX; clocks a second of sequential,
+// bounded and eventual consistency on links whose delays differ from message to message.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <thread>
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/comm/control.h"
+#include "trireme/comm/mailbox_threads.h"
+#include "trireme/comm/process.h"
+#include "trireme/comm/ucx_plugin/ucx_plugin.h"
+#include "trireme/ps/consistency.h"
+#include "trireme/ps/node.h"
+
+namespace {
+
+using namespace trireme;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t kKeys = 16 << 20;  // 64 MB of fp32
+constexpr std::size_t kBytes = kKeys * 4, kPart = 4 << 20;
+constexpr int kRounds = 5;
+constexpr std::uint32_t kBareTag = 1;
+
+double seconds_of(const std::function<void()>& body) {
+  const auto begin = Clock::now();
+  body();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+struct Times {
+  double bare = 0, push = 0, pull = 0;
+};
+
+/// Addresses: 0 the manager, 1 the server, 2 the worker. The server first takes bare mail in parts of the same size.
+void exchange(comm::Mailbox& mailbox, Times& times) {
+  const int me = mailbox.address();
+  if (me == 0) {
+    ps::Manager manager({.address = 0, .servers = {1}, .workers = {2}});
+    return ps::manage(mailbox, manager);
+  }
+  if (me == 1) {
+    for (int round = 0; round < kRounds; ++round) {
+      for (std::size_t at = 0; at < kBytes; at += kPart) mailbox.receive(kBareTag);
+      mailbox.post(2, kBareTag, 0, {});
+    }
+    ps::Server server({.address = 1, .keys = kKeys, .type = ps::ValueType::kF32}, ps::make_sgd_rule());
+    ps::serve(mailbox, server, 0);
+    return;
+  }
+  std::vector<std::byte> values(kBytes, std::byte{1});
+  std::vector<double> bare, push, pull;
+  for (int round = 0; round < kRounds; ++round) {
+    bare.push_back(seconds_of([&] {
+      for (std::size_t at = 0; at < kBytes; at += kPart)
+        mailbox.post(1, kBareTag, 0, std::span(values).subspan(at, kPart));
+      mailbox.receive(kBareTag);
+    }));
+  }
+  ps::Client client(mailbox, {.address = 2, .keys = kKeys, .type = ps::ValueType::kF32});
+  const std::vector<ps::Segment> all{{0, kKeys}};
+  client.wait(client.push({all, values, 0.1}));  // first touch of the server's memory
+  for (int round = 0; round < kRounds; ++round) {
+    push.push_back(seconds_of([&] { client.wait(client.push({all, values, 0.1})); }));
+    pull.push_back(seconds_of([&] { client.take(client.pull({all})); }));
+  }
+  client.leave();
+  times = {median(bare), median(push), median(pull)};
+}
+
+void print_times(const char* name, const Times& times) {
+  const double mb = kBytes / 1e6;
+  fmt::print("{:<8} bare {:7.0f} MB/s   push {:7.0f} MB/s ({:3.0f} %)   pull {:7.0f} MB/s ({:3.0f} %)\n", name,
+             mb / times.bare, mb / times.push, 100 * times.bare / times.push, mb / times.pull,
+             100 * times.bare / times.pull);
+}
+
+void run_ucx(Times& times) {
+  auto planes = comm::make_local_control(3);
+  std::vector<std::thread> threads;
+  for (int me = 0; me < 3; ++me) {
+    threads.emplace_back([&, me] {
+      const auto mailbox = comm::make_ucx_mailbox(*planes[static_cast<std::size_t>(me)], {.address = me});
+      exchange(*mailbox, times);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+/// Clocks a second of one worker that pushes small gradients.
+double clocks_per_second(std::uint64_t tau) {
+  constexpr int kClocks = 300;
+  constexpr std::uint64_t kFew = 1000;
+  double rate = 0;
+  comm::run_thread_mailboxes(
+      4, {.latency = std::chrono::microseconds(200), .jitter = std::chrono::microseconds(400), .seed = 5},
+      [&](comm::Mailbox& mailbox) {
+        const int me = mailbox.address();
+        if (me == 0) {
+          ps::Manager manager({.address = 0, .servers = {1, 2}, .workers = {3}, .copies = 2});
+          ps::manage(mailbox, manager);
+        } else if (me < 3) {
+          ps::Server server({.address = me, .keys = kFew}, ps::make_sgd_rule());
+          ps::serve(mailbox, server, 0);
+        } else {
+          ps::Client client(mailbox, {.address = 3, .keys = kFew});
+          ps::BoundedDelay delay(tau, 32);
+          std::map<std::uint64_t, ps::Worker::TaskId> open;
+          const std::vector<double> gradient(kFew, 1e-3);
+          const double seconds = seconds_of([&] {
+            for (int i = 0; i < kClocks; ++i) {
+              while (!delay.may_begin()) {
+                client.wait(open.at(delay.awaited() > 0 ? delay.awaited() : open.begin()->first));
+                std::erase_if(open, [&](const auto& entry) {
+                  if (!client.finished(entry.second)) return false;
+                  delay.done(entry.first);
+                  return true;
+                });
+              }
+              const std::uint64_t clock = delay.begin();
+              open[clock] = client.push({{{0, kFew}}, ps::to_bytes(std::span(gradient)), 0.1});
+            }
+            for (const auto& [clock, task] : open) client.wait(task);
+          });
+          client.leave();
+          rate = kClocks / seconds;
+        }
+      });
+  return rate;
+}
+
+}  // namespace
+
+int main() {
+  Times threads, ucx;
+  comm::run_thread_mailboxes(3, {.credit_bytes = 256 << 20},
+                             [&](comm::Mailbox& mailbox) { exchange(mailbox, threads); });
+  print_times("threads", threads);
+  try {
+    comm::load_ucx();
+    run_ucx(ucx);
+    print_times("ucx", ucx);
+  } catch (const ConfigError& error) {
+    fmt::print("ucx      {}\n", error.message());
+  }
+  const double sequential = clocks_per_second(0), bounded = clocks_per_second(4),
+               eventual = clocks_per_second(ps::kEventual);
+  fmt::print(
+      "links of 0.2 ms and 0.4 ms jitter, 2 copies: sequential {:.0f} clocks/s, tau 4 {:.0f} ({:.1f}x), eventual "
+      "{:.0f} ({:.1f}x)\n",
+      sequential, bounded, bounded / sequential, eventual, eventual / sequential);
+  return 0;
+}

@@ -1,0 +1,81 @@
+#include "trireme/cli/elastic_members.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "trireme/base/env.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/comm/elastic_coordinator.h"
+#include "trireme/launch/job.h"
+
+namespace trireme::cli {
+namespace {
+
+/// A member of another host hears of it through its script's input: its own process group is ssh's.
+void tell_member(const ChildProcess& child, int signal) {
+  if (child.input() < 0) return child.tell(signal);
+  const std::string_view line = signal == SIGKILL ? "KILL\n" : "TERM\n";
+  const bool told = ::write(child.input(), line.data(), line.size()) == static_cast<ssize_t>(line.size());
+  if (signal == SIGKILL || !told) child.tell(signal);
+}
+
+}  // namespace
+
+void ElasticMembers::set_hosts(const std::vector<launch::Host>& hosts) {
+  pool_.set_hosts(hosts);
+  for (const int member : pool_.surplus()) {
+    if (std::ranges::find(unwanted_, member) != unwanted_.end()) continue;
+    log_info("elastic: {} has no place for member {} any more", pool_.host_of(member), member);
+    unwanted_.push_back(member);
+    tell_member(*children_.at(member), SIGKILL);
+  }
+}
+
+void ElasticMembers::fill() {
+  while (const auto host = pool_.next(std::chrono::steady_clock::now())) start(*host);
+}
+
+void ElasticMembers::start(const launch::Host& host) {
+  const int number = next_++;
+  TRIREME_CHECK(number <= comm::kMostMembers, "{} members were started", number);
+  if (host.address == "localhost") {
+    set_env("TRIREME_MEMBER", std::to_string(number));
+    children_.emplace(number, std::make_unique<ChildProcess>(options_.command));
+  } else {
+    std::vector<launch::Variable> variables = {{"TRIREME_MEMBER", std::to_string(number)}};
+    for (const std::string& name : options_.variables) {
+      if (const auto value = env(name)) variables.emplace_back(name, *value);
+    }
+    const std::string script = launch::guarded_script(std::filesystem::current_path(), options_.command, variables);
+    children_.emplace(number, std::make_unique<ChildProcess>(launch::words_on(host, script, options_.ssh),
+                                                             ChildProcess::Streams::kPipedInput));
+  }
+  pool_.started(number, host);
+}
+
+std::vector<ElasticMembers::Ended> ElasticMembers::take_ended(bool failed) {
+  std::vector<Ended> ended;
+  for (auto at = children_.begin(); at != children_.end();) {
+    const auto status = at->second->poll();
+    if (!status) {
+      ++at;
+      continue;
+    }
+    const int member = at->first;
+    const bool ours = std::erase(unwanted_, member) > 0;
+    ended.push_back({.member = member, .status = *status, .host = pool_.host_of(member)});
+    pool_.ended(member, failed && !ours, std::chrono::steady_clock::now());
+    at = children_.erase(at);
+  }
+  return ended;
+}
+
+void ElasticMembers::tell(int signal) {
+  for (auto& [number, child] : children_) tell_member(*child, signal);
+}
+
+}  // namespace trireme::cli

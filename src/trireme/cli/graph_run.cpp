@@ -1,0 +1,281 @@
+// trireme graph run: a graph with a strategy or with pipeline stages, forward and backward, on ranks.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include "trireme/base/error.h"
+#include "trireme/base/mapped_file.h"
+#include "trireme/base/print.h"
+#include "trireme/base/text.h"
+#include "trireme/base/units.h"
+#include "trireme/cli/graph_options.h"
+#include "trireme/cli/runtime_commands.h"
+#include "trireme/cli/schedule/options.h"
+#include "trireme/cli/start_ranks.h"
+#include "trireme/data/corpus/decompress.h"
+#include "trireme/plan/graph/annotate.h"
+#include "trireme/plan/graph/backward.h"
+#include "trireme/plan/graph/models.h"
+#include "trireme/plan/graph/random_strategy.h"
+
+namespace trireme::cli {
+
+std::string graph_file_text(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (!file) throw IoError("could not read " + path, "is it there, and may it be read?");
+  return text.str();
+}
+
+bool has_strategy(const GraphOptions& options) {
+  const bool said = !options.layout.empty() || !options.annotations.empty();
+  if (said && options.mesh.empty()) throw ConfigError("a layout needs a mesh", "add --mesh dp=2,tp=4");
+  return said || !options.strategy.empty();
+}
+
+pg::Strategy strategy_of(const GraphOptions& options, const pg::Graph& forward) {
+  if (!options.strategy.empty())
+    return pg::parse_strategy(forward, graph_file_text(options.strategy), options.strategy);
+  std::string axes = options.mesh;
+  std::ranges::replace(axes, ',', ' ');
+  const layout::Mesh mesh = layout::parse_mesh(axes);
+  if (!options.layout.empty()) return pg::mesh_tensorflow(forward, mesh, pg::parse_mesh_layout(options.layout));
+  return pg::propagate(forward, mesh, pg::parse_annotations(options.annotations));
+}
+
+std::optional<pg::StagedPlan> staged_of(const GraphOptions& options, const pg::Graph& forward) {
+  if (options.strategy.empty()) return std::nullopt;
+  const std::string text = graph_file_text(options.strategy);
+  if (!pg::is_staged_text(text)) return std::nullopt;
+  return pg::parse_staged(forward, text, options.strategy);
+}
+
+std::string graph_of_plan(const std::string& path) {
+  for (const std::string& line : split(graph_file_text(path), '\n')) {
+    const std::vector<std::string> words = pg::StrategyLines::words_of(line);
+    if (words.empty()) continue;
+    if (words.size() == 2 && (words[0] == "strategy" || words[0] == "pipeline")) return words[1];
+    break;
+  }
+  throw ConfigError(path + " does not begin with \"strategy GRAPH\" or \"pipeline GRAPH\"",
+                    "take a file that trireme search -o has written");
+}
+
+namespace {
+
+/// How far a gradient may be from the whole graph's: rounding of sums in another order.
+double tolerance(pg::DType dtype) { return dtype == pg::DType::kFp64 ? 1e-9 : dtype == pg::DType::kBf16 ? 0.1 : 2e-3; }
+
+/// Every fifth image is for testing. A line has the pixels of a square image, from 0 to 16, and its class, as in
+/// scikit-learn's digits; .gz and .zst are unpacked.
+void read_images(const std::string& path, spmd::ImageSet& train, spmd::ImageSet& test) {
+  const MappedFile file(path);
+  std::string text;
+  if (const data::Compression how = data::compression_of(path); how == data::Compression::kNone) {
+    text = file.text();
+  } else {
+    data::Decompressor unpack(how, file.text(), path);
+    while (unpack.read(text)) {
+    }
+  }
+  std::size_t number = 0;
+  for (const std::string& line : split(text, '\n')) {
+    if (trimmed(line).empty()) continue;
+    const std::vector<std::string> fields = split(std::string(trimmed(line)), ',');
+    const auto side = static_cast<int>(std::lround(std::sqrt(static_cast<double>(fields.size() - 1))));
+    if (fields.size() < 2 || static_cast<std::size_t>(side * side) + 1 != fields.size() ||
+        (train.side != 0 && side != train.side))
+      throw ConfigError(
+          fmt::format("{}, line {}: {} fields are no square image and its class", path, number + 1, fields.size()),
+          "write the pixels, then the class, separated by commas");
+    spmd::ImageSet& set = number % 5 == 4 ? test : train;
+    train.side = test.side = side;
+    for (std::size_t i = 0; i < fields.size(); ++i) {
+      char* end = nullptr;
+      const double value = std::strtod(fields[i].c_str(), &end);
+      if (end == fields[i].c_str() || *end != '\0' || value < 0)
+        throw ConfigError(fmt::format("{}, line {}: \"{}\" is no number from 0 on", path, number + 1, fields[i]),
+                          "write the pixels, then the class, separated by commas");
+      if (i + 1 < fields.size()) set.pixels.push_back(static_cast<float>(value / 16));
+      if (i + 1 == fields.size()) set.labels.push_back(static_cast<int>(value));
+    }
+    ++number;
+  }
+  if (train.labels.empty() || test.labels.empty()) throw ConfigError(path + " has too few images", "five at least");
+}
+
+/// The strategies to run: one that is said, or many that are drawn; or a plan with stages.
+struct RunPlans {
+  std::vector<pg::Strategy> strategies;
+  std::vector<pg::StagedPlan> staged;
+  int ranks() const { return strategies.empty() ? staged[0].ranks() : strategies[0].mesh.ranks(); }
+};
+
+RunPlans plans_to_run(const GraphOptions& options, const pg::Graph& forward) {
+  std::string axes = options.mesh;
+  std::ranges::replace(axes, ',', ' ');
+  if (options.random > 0) {
+    if (axes.empty()) throw ConfigError("random strategies need a mesh", "add --mesh a=2,b=2");
+    RunPlans drawn;
+    const pg::Graph both = pg::with_backward(forward);
+    for (int i = 0; i < options.random; ++i)
+      drawn.strategies.push_back(
+          pg::random_strategy(both, layout::parse_mesh(axes), options.seed + static_cast<std::uint64_t>(i)));
+    return drawn;
+  }
+  if (!has_strategy(options)) return {{pg::replicated(forward, layout::parse_mesh(axes))}, {}};
+  if (options.small && !options.strategy.empty()) {
+    // What was found for the model as published, on its small sibling: operator by operator, dimension by dimension.
+    const pg::Graph published = pg::open_graph(options.graph, options.batch);
+    if (const auto plan = staged_of(options, published)) return {{}, {pg::transferred(published, *plan, forward)}};
+    return {{pg::transferred(published, strategy_of(options, published), forward)}, {}};
+  }
+  if (auto plan = staged_of(options, forward)) return {{}, {std::move(*plan)}};
+  return {{strategy_of(options, forward)}, {}};
+}
+
+std::string where_it_ran(const RunPlans& plans, std::size_t index) {
+  if (index < plans.strategies.size())
+    return fmt::format("{} ranks (mesh {})", plans.ranks(), layout::to_text(plans.strategies[index].mesh));
+  const pg::StagedPlan& plan = plans.staged[index - plans.strategies.size()];
+  return fmt::format("{} ranks ({}, {}, {})", plan.ranks(), counted(plan.stages.size(), "stage"),
+                     fmt::format("{} micro-batches", plan.micros), plan.schedule);
+}
+
+std::string run_report(const spmd::RunRequest& request, const std::string& where, const spmd::RunReport& report) {
+  std::string text = fmt::format("{} on {}: {} collectives of {}{}, at most {} on a rank, {} a step\n",
+                                 request.forward.name, where, report.collectives, short_bytes(report.bytes),
+                                 report.messages == 0 ? ""
+                                                      : fmt::format(", {} messages of {} between stages",
+                                                                    report.messages, short_bytes(report.message_bytes)),
+                                 short_bytes(report.peak_bytes), short_seconds(report.seconds));
+  const std::size_t every = std::max<std::size_t>(1, report.losses.size() / 20);  // about twenty lines
+  for (std::size_t i = 0; i < report.losses.size(); ++i) {
+    if (i % every != 0 && i + 1 != report.losses.size()) continue;
+    text += fmt::format("step {}: loss {:.9f}", i, report.losses[i]);
+    if (i < report.reference.size())
+      text += fmt::format(", whole {:.9f}, difference {:.1e}", report.reference[i],
+                          std::abs(report.losses[i] - report.reference[i]));
+    text += '\n';
+  }
+  if (report.accuracy >= 0)
+    text += fmt::format("{} of {} test images are named right: {:.2f} %\n",
+                        std::lround(report.accuracy * static_cast<double>(request.test.labels.size())),
+                        request.test.labels.size(), 100 * report.accuracy);
+  if (request.verify) {
+    text += fmt::format("gradients of {} parameters: largest difference {:.1e} ({})\n", report.parameters, report.worst,
+                        report.worst_parameter.empty() ? "none" : report.worst_parameter);
+    text += report.deviations.empty() ? "collectives: as listed, to the byte\n" : "";
+    for (const std::string& what : report.deviations) text += "collectives: " + what + "\n";
+  }
+  return text;
+}
+
+bool holds(const spmd::RunRequest& request, const spmd::RunReport& report, double most) {
+  bool fine = report.worst <= most && report.deviations.empty();
+  for (std::size_t i = 0; i < report.reference.size(); ++i)
+    fine = fine && std::abs(report.losses[i] - report.reference[i]) <= most * std::max(1.0, report.reference[i]);
+  return fine || !request.verify;
+}
+
+}  // namespace
+
+void run_graph(const GraphOptions& options, Context& context) {
+  const pg::Graph forward = pg::with_dtype(
+      options.small ? pg::small_model(options.graph, options.batch) : pg::open_graph(options.graph, options.batch),
+      options.dtype);
+  const RunPlans plans = plans_to_run(options, forward);
+  const spmd::Commands& commands = load_spmd();
+  spec::Recipe recipe;
+  recipe.comm.ranks = plans.ranks();
+  if (options.ranks > 0 && options.ranks != *recipe.comm.ranks)
+    throw ConfigError(fmt::format("the strategy is for {} ranks, not for {}", *recipe.comm.ranks, options.ranks),
+                      fmt::format("say --ranks {}, or nothing", *recipe.comm.ranks));
+  spmd::RunRequest request{.forward = forward,
+                           .strategies = plans.strategies,
+                           .staged = plans.staged,
+                           .steps = options.steps,
+                           .learning_rate = options.learning_rate,
+                           .seed = options.seed,
+                           .verify = options.verify,
+                           .cuda = options.device == "cuda",
+                           .cuda_graphs = options.cuda_graphs,
+                           .local_ranks = local_ranks(recipe)};
+  if (!options.images.empty()) read_images(options.images, request.train, request.test);
+  std::string text;
+  int failed = 0;
+  double worst = 0;
+  start_ranks(recipe, [&](comm::Rank& rank) {
+    const std::vector<spmd::RunReport> reports = commands.run(request, rank);
+    if (rank.rank() != 0) return;
+    for (std::size_t i = 0; i < reports.size(); ++i) {
+      const bool fine = holds(request, reports[i], tolerance(options.dtype));
+      failed += fine ? 0 : 1;
+      worst = std::max(worst, reports[i].worst);
+      if (reports.size() == 1 || !fine) text += run_report(request, where_it_ran(plans, i), reports[i]);
+      if (reports.size() > 1 && !fine) text += pg::to_text(forward, plans.strategies[i]);
+    }
+  });
+  if (plans.strategies.size() > 1)
+    text +=
+        fmt::format("{}: {} random strategies, {} {}; largest difference of a gradient {:.1e}\n", forward.name,
+                    plans.strategies.size(), failed, options.verify ? "differ from the whole graph" : "failed", worst);
+  if (!text.empty()) write_result(text, options.output, context);
+  if (failed > 0)
+    throw Error(
+        fmt::format("{} did not compute what the whole graph computes", counted(std::size_t(failed), "strategy")));
+}
+
+void add_run_options(Command& command, GraphOptions& options) {
+  command.add_option("--ranks", options.ranks, "Ranks; default: as many as the strategy's mesh has")
+      .positive()
+      .type_name("N");
+  command.add_option("--steps", options.steps, "Steps of gradient descent").show_default().positive().type_name("N");
+  command.add_option("--lr", options.learning_rate, "Learning rate").show_default().not_negative();
+  command.add_option("--seed", options.seed, "of parameters, inputs and dropout").show_default();
+  add_choice<pg::DType>(command, "--dtype", options.dtype,
+                        {{"bf16", pg::DType::kBf16}, {"fp32", pg::DType::kFp32}, {"fp64", pg::DType::kFp64}},
+                        "to compute in; bf16 has master weights of fp32");
+  command
+      .add_option("--images", options.images,
+                  "Train on labelled images, and name the share of test images (every fifth) that are named right: CSV "
+                  "with pixels and class, as scikit-learn's digits, also .gz")
+      .type_name("FILE");
+  add_choice<std::string>(command, "--device", options.device, {{"cpu", "cpu"}, {"cuda", "cuda"}},
+                          "to compute on; cuda: one rank");
+  command.add_flag("--cuda-graphs", options.cuda_graphs,
+                   "With --device cuda: capture a step once, then replay it; graphs with dropout are not captured");
+  command.add_flag(
+      "--small", options.small,
+      "A built-in graph with few channels and small images, that a CPU runs in a second; a strategy may be "
+      "one that was found for the published size");
+  command.add_option("--random", options.random, "Instead of one strategy: so many random legal ones on --mesh")
+      .positive()
+      .type_name("N");
+  command.add_flag("--verify", options.verify,
+                   "Also run the whole graph by autograd, in the same micro-batches; compare losses, every gradient, "
+                   "every collective");
+}
+
+void add_strategy_options(Command& command, GraphOptions& options) {
+  command
+      .add_option("--strategy,--plan", options.strategy,
+                  "A strategy, or a plan with pipeline stages: text as trireme search -o writes it")
+      .type_name("FILE");
+  command.add_option("--mesh", options.mesh, "Mesh axes, outermost first: dp=2,tp=4").type_name("AXES");
+  command
+      .add_option("--layout", options.layout,
+                  "Mesh-TensorFlow: which axis splits a dimension wherever it occurs: n:dp,ffn:tp")
+      .type_name("DIM:AXIS,...");
+  command
+      .add_option("--annotate", options.annotations,
+                  "GShard: how some tensors are split, from which the rest follows: \"hidden groups:a; w experts:a\"")
+      .type_name("TENSOR DIM:AXIS;...");
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,181 @@
+#include "trireme/comm/mailbox_threads.h"
+
+#include <algorithm>
+#include <cmath>
+#include <condition_variable>
+#include <exception>
+#include <list>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "trireme/base/error.h"
+#include "trireme/base/random.h"
+
+namespace trireme::comm {
+namespace {
+
+using ThreadMailClock = std::chrono::steady_clock;
+
+/// Thrown into bodies that wait when another one has failed; never leaves this file.
+struct ThreadMailStop {};
+
+class ThreadMailHub {
+ public:
+  struct Letter {
+    Mail mail;
+    ThreadMailClock::time_point ready;
+  };
+  struct Box {
+    std::list<Letter> letters;           // as they were posted
+    std::map<int, std::size_t> untaken;  // bytes by sender
+    std::map<std::pair<int, std::uint32_t>, ThreadMailClock::time_point>
+        last;  // when that sender's mail of the tag is ready
+    std::map<int, ThreadMailClock::time_point> link_free;
+    std::condition_variable changed;
+  };
+  ThreadMailHub(int count, const ThreadMail& options)
+      : options_(options), random_(options.seed, "mailbox/jitter"), boxes_(static_cast<std::size_t>(count)) {}
+
+  Box& box(int address) {
+    if (address < 0 || static_cast<std::size_t>(address) >= boxes_.size())
+      throw CommError(fmt::format("there is no mailbox {}, only 0 to {}", address, boxes_.size() - 1));
+    return boxes_[static_cast<std::size_t>(address)];
+  }
+  void fail(std::exception_ptr failure) {
+    const std::lock_guard lock(mutex);
+    if (!failure_) failure_ = failure;
+    for (Box& each : boxes_) each.changed.notify_all();
+  }
+  std::exception_ptr failure() const { return failure_; }
+  void check() const {
+    if (failure_) throw ThreadMailStop{};
+  }
+  bool may_post(int from, int to, std::size_t bytes) {
+    const std::size_t untaken = box(to).untaken[from];
+    return untaken == 0 || untaken + bytes <= options_.credit_bytes;
+  }
+  void post(int from, int to, Mail mail) {
+    Box& at = box(to);
+    const auto now = ThreadMailClock::now();
+    using Duration = ThreadMailClock::duration;
+    ThreadMailClock::time_point sent = std::max(now, at.link_free[from]);
+    if (options_.bytes_per_second > 0) {
+      sent += std::chrono::duration_cast<Duration>(
+          std::chrono::duration<double>(static_cast<double>(mail.bytes.size()) / options_.bytes_per_second));
+      at.link_free[from] = sent;
+    }
+    auto ready = sent + options_.latency;
+    if (options_.jitter.count() > 0) {
+      const double draw = -std::log1p(-random_.uniform(draws_++));
+      ready += std::chrono::duration_cast<Duration>(options_.jitter * std::min(draw, 20.0));
+    }
+    auto& last = at.last[{from, mail.tag}];
+    ready = last = std::max(last, ready);
+    at.untaken[from] += mail.bytes.size();
+    at.letters.push_back({std::move(mail), ready});
+    at.changed.notify_all();
+  }
+  /// The letter that is ready and has the highest priority; `wake`: when the next one will be.
+  std::optional<Mail> take(int me, std::optional<std::uint32_t> tag, ThreadMailClock::time_point& wake) {
+    Box& at = box(me);
+    const auto now = ThreadMailClock::now();
+    auto best = at.letters.end();
+    wake = now + std::chrono::hours(1);
+    for (auto letter = at.letters.begin(); letter != at.letters.end(); ++letter) {
+      if (tag && letter->mail.tag != *tag) continue;
+      if (letter->ready > now) {
+        wake = std::min(wake, letter->ready);
+        continue;
+      }
+      if (best == at.letters.end() || letter->mail.priority > best->mail.priority ||
+          (letter->mail.priority == best->mail.priority && letter->ready < best->ready))
+        best = letter;
+    }
+    if (best == at.letters.end()) return std::nullopt;
+    Mail mail = std::move(best->mail);
+    at.letters.erase(best);
+    at.untaken[mail.from] -= mail.bytes.size();
+    box(mail.from).changed.notify_all();  // credit
+    return mail;
+  }
+
+  std::mutex mutex;
+  const ThreadMail options_;
+
+ private:
+  const Random random_;
+  std::uint64_t draws_ = 0;
+  std::vector<Box> boxes_;
+  std::exception_ptr failure_;
+};
+
+class ThreadMailbox final : public Mailbox {
+ public:
+  ThreadMailbox(ThreadMailHub& hub, int me) : hub_(hub), me_(me) {}
+  int address() const override { return me_; }
+
+  void post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) override {
+    std::unique_lock lock(hub_.mutex);
+    const bool posted = hub_.box(me_).changed.wait_for(lock, hub_.options_.deadline, [&] {
+      hub_.check();
+      return hub_.may_post(me_, to, bytes.size());
+    });
+    if (!posted)
+      throw CommError(fmt::format("mailbox {} waited too long to post {} bytes to mailbox {}", me_, bytes.size(), to),
+                      fmt::format("look whether mailbox {} receives", to));
+    hub_.post(me_, to, {me_, tag, priority, {bytes.begin(), bytes.end()}});
+  }
+  bool try_post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) override {
+    Mail mail{me_, tag, priority, {bytes.begin(), bytes.end()}};
+    const std::lock_guard lock(hub_.mutex);
+    hub_.check();
+    if (!hub_.may_post(me_, to, bytes.size())) return false;
+    hub_.post(me_, to, std::move(mail));
+    return true;
+  }
+  Mail receive(std::optional<std::uint32_t> tag) override {
+    std::unique_lock lock(hub_.mutex);
+    const auto until = ThreadMailClock::now() + hub_.options_.deadline;
+    ThreadMailClock::time_point wake;
+    while (true) {
+      hub_.check();
+      if (std::optional<Mail> mail = hub_.take(me_, tag, wake)) return *std::move(mail);
+      if (ThreadMailClock::now() >= until) throw CommError(fmt::format("mailbox {} got no mail in time", me_));
+      hub_.box(me_).changed.wait_until(lock, std::min(wake, until));
+    }
+  }
+  std::optional<Mail> try_receive(std::optional<std::uint32_t> tag) override {
+    const std::lock_guard lock(hub_.mutex);
+    hub_.check();
+    ThreadMailClock::time_point wake;
+    return hub_.take(me_, tag, wake);
+  }
+  std::vector<Mail> take_returned() override { return {}; }
+
+ private:
+  ThreadMailHub& hub_;
+  const int me_;
+};
+
+}  // namespace
+
+void run_thread_mailboxes(int count, const ThreadMail& options, const std::function<void(Mailbox&)>& body) {
+  ThreadMailHub hub(count, options);
+  std::vector<std::thread> threads;
+  for (int me = 0; me < count; ++me) {
+    threads.emplace_back([&, me] {
+      try {
+        ThreadMailbox mailbox(hub, me);
+        body(mailbox);
+      } catch (const ThreadMailStop&) {
+      } catch (...) {
+        hub.fail(std::current_exception());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (hub.failure()) std::rethrow_exception(hub.failure());
+}
+
+}  // namespace trireme::comm

@@ -1,0 +1,72 @@
+// dataflow/tasks.h -- two tasks whose instances have no common shape, and the graphs that learn them.
+//
+// List reduction (AMPNet, section 6): an operation and up to ten digits, of which the network says the result; a
+// recurrent cell in a loop of Phi, Isu and Cond. Sentiment of trees: random binary trees of words that are good, bad,
+// plain, or turn the meaning of what stands beside them; a tree LSTM whose children meet in a Group. Both are made from
+// a seed.
+// Depends on: graph, run.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/dataflow/graph.h"
+#include "trireme/dataflow/run.h"
+
+namespace trireme::dataflow {
+
+struct Sequence {
+  std::vector<int> tokens;
+  int label = 0;
+};
+/// The operation (of four) first, then 1 to 10 digits: mean; mean of every second less that of the others; range;
+/// length; rounded, modulo 10.
+std::vector<Sequence> make_list_reduction(int count, std::uint64_t seed);
+inline constexpr int kListTokens = 14, kListClasses = 10;
+
+struct Tree {
+  struct Node {
+    int parent = -1, place = 0;  ///< which child of its parent
+    int children[2] = {-1, -1};
+    int word = -1;  ///< of a leaf
+  };
+  std::vector<Node> nodes;  ///< the root is the first
+  int label = 0;
+};
+std::vector<Tree> make_trees(int count, std::uint64_t seed, int most_leaves = 8);
+inline constexpr int kTreeWords = 20, kTreeClasses = 3;
+
+struct ModelOptions {
+  int hidden = 16;
+  UpdateRule update;
+  std::uint64_t seed = 0;
+};
+
+/// A graph with its data. Workers: control flow; embedding; cell (leaf and inner cell of a tree apart); head and loss.
+struct Task {
+  Graph graph;
+  Source source;
+  Loss* loss = nullptr;
+  std::vector<Sequence> sequences;  ///< what nodes read, by instance
+  std::vector<Tree> trees;          ///< likewise; instances of trees come after those of sequences
+
+  Task() = default;
+  Task(const Task&) = delete;  // nodes hold references to the data
+  Task& operator=(const Task&) = delete;
+  std::size_t instances() const { return sequences.size() + trees.size(); }
+};
+std::unique_ptr<Task> make_list_task(std::vector<Sequence> data, const ModelOptions& options);
+std::unique_ptr<Task> make_tree_task(std::vector<Tree> data, const ModelOptions& options);
+/// Both in one graph: a Cond sends each instance its way, and one embedding serves both.
+std::unique_ptr<Task> make_mixed_task(std::vector<Sequence> sequences, std::vector<Tree> trees,
+                                      const ModelOptions& options);
+
+struct Scores {
+  double loss = 0, accuracy = 0;
+};
+/// Means over what the loss has seen since it was cleared.
+Scores scores_of(const Task& task);
+
+}  // namespace trireme::dataflow

@@ -1,0 +1,78 @@
+// plan/asynchronous/async_run.h -- training without barriers as discrete events: who computes, waits, pushes and pulls
+// when, and how stale each gradient is.
+//
+// Every mode is a small simulation of its own over the same machines and draws; what it tells is a stream of gradients,
+// each with the time when it is in the weights and the updates that its own weights lacked. loss_model.h makes time to
+// loss of it. Every time is a function of the seed, the worker and its step.
+// Depends on: loss_model, base.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "trireme/base/text.h"
+#include "trireme/plan/asynchronous/loss_model.h"
+
+namespace trireme::plan {
+
+enum class AsyncMode : std::uint8_t {
+  kSynchronous,  ///< all-reduce after every minibatch of all
+  kSequential,   ///< parameter server, delay 0
+  kBounded,      ///< parameter server, a worker at most `delay` steps ahead of the slowest
+  kEventual,     ///< parameter server, nobody waits
+  kDownpour,     ///< pushes every `push_every` minibatches, pulls every `pull_every`
+  kHetPipe,      ///< virtual workers of `stages` workers, waves of `minibatches`, clock distance `delay`
+  kAmpNet,       ///< graphs of `graph_nodes` workers, `keys` instances in flight in each
+  kFlexRr,       ///< synchronous, workers of a group of three take slices of the slowest's work
+  kProteus,      ///< synchronous, on spot machines of which some are evicted and come back
+};
+std::span<const Named<AsyncMode>> enum_names(std::type_identity<AsyncMode>);
+
+/// The machines and how they differ.
+struct AsyncCluster {
+  int workers = 1000;
+  double minibatch_seconds = 1;                ///< on a usual worker
+  double slow_share = 0, slow_factor = 1;      ///< workers that take so many times as long, always
+  double jitter = 0.1;                         ///< standard deviation of a minibatch's logarithmic time
+  double hiccup_share = 0, hiccup_factor = 1;  ///< minibatches that take so many times as long, by chance
+  double exchange_seconds = 0.1;               ///< of a push and pull, or an all-reduce
+  std::uint64_t seed = 0;
+};
+
+struct AsyncOptions {
+  AsyncMode mode = AsyncMode::kSynchronous;
+  int delay = 4;
+  int push_every = 1, pull_every = 1;
+  int stages = 4, minibatches = 4;
+  int graph_nodes = 16;             ///< workers of a graph of AMPNet; graphs share their parameters
+  int keys = 0;                     ///< instances in flight in each; 0: as many as nodes
+  double evictions_per_hour = 0.1;  ///< of a spot machine
+  double away_seconds = 300;        ///< until another takes its place
+  LossModel loss;
+  double target_loss = 4;
+  double most_seconds = 1e7;
+};
+
+struct LossPoint {
+  double seconds = 0, loss = 0;
+};
+
+struct AsyncResult {
+  AsyncMode mode = AsyncMode::kSynchronous;
+  double seconds = 0;      ///< until the target loss; infinite where most_seconds came first
+  double minibatches = 0;  ///< until then
+  double throughput = 0;   ///< minibatches a second
+  double mean_staleness = 0;
+  int max_staleness = 0;  ///< in steps of a worker where the mode has a bound on them; else in gradients
+  int bound = -1;         ///< on max_staleness; -1: none
+  double waiting = 0;     ///< share of the workers' time
+  std::size_t events = 0;
+  std::vector<LossPoint> curve;
+};
+
+AsyncResult simulate_async(const AsyncCluster& cluster, const AsyncOptions& options);
+
+}  // namespace trireme::plan

@@ -1,0 +1,304 @@
+// AMPNet: graphs of messages train on sequences of any length and trees of any form; with one instance at a time that
+// is sequential SGD bit for bit, whoever carries the messages.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+
+#include "trireme/base/error.h"
+#include "trireme/dataflow/run.h"
+#include "trireme/dataflow/tasks.h"
+
+namespace trireme::dataflow {
+namespace {
+
+std::vector<int> in_order(std::size_t count) {
+  std::vector<int> order(count);
+  std::iota(order.begin(), order.end(), 0);
+  return order;
+}
+
+/// Plain SGD: one instance after the other, gradients added up by position, an update of each layer when enough are
+/// there. Nothing of graphs or messages.
+class Sequential {
+ public:
+  explicit Sequential(const ModelOptions& options) : options_(options) {}
+
+  struct Held {
+    std::unique_ptr<Layer> layer;
+    Payload params;
+    std::vector<Payload> waiting;
+  };
+  Held& layer(const std::string& name, const std::function<std::unique_ptr<Layer>()>& make) {
+    Held& held = layers_[name];
+    if (!held.layer) held.layer = make(), held.params = held.layer->initial(options_.seed, name);
+    return held;
+  }
+  static void update(Held& held, std::map<int, Payload> by_position, const UpdateRule& rule) {
+    for (auto& [position, gradient] : by_position) held.waiting.push_back(std::move(gradient));
+    if (static_cast<int>(held.waiting.size()) < rule.min_update_frequency) return;
+    Payload sum(held.params.size(), 0.0);
+    for (const Payload& gradient : held.waiting) {
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += gradient[i];
+    }
+    for (std::size_t i = 0; i < sum.size(); ++i) held.params[i] -= rule.learning_rate * sum[i];
+    held.waiting.clear();
+  }
+  static Payload loss_gradient(const Payload& logits, int label) {
+    const double largest = *std::ranges::max_element(logits);
+    double sum = 0;
+    for (const double logit : logits) sum += std::exp(logit - largest);
+    const double log_sum = largest + std::log(sum);
+    Payload gradient(logits.size());
+    for (std::size_t i = 0; i < logits.size(); ++i)
+      gradient[i] = std::exp(logits[i] - log_sum) - (static_cast<int>(i) == label ? 1.0 : 0.0);
+    return gradient;
+  }
+
+  void list(const Sequence& one) {
+    const int hidden = options_.hidden;
+    Held& embedding = layer("embedding", [&] { return make_embedding(kListTokens, hidden); });
+    Held& cell = layer("list/cell", [&] { return make_linear(2 * hidden, hidden, true); });
+    Held& head = layer("list/head", [&] { return make_linear(hidden, kListClasses, false); });
+    Payload h(static_cast<std::size_t>(hidden), 0.0), of_head;
+    std::vector<Payload> of_words(one.tokens.size()), of_cells(one.tokens.size());
+    for (std::size_t t = 0; t < one.tokens.size(); ++t) {
+      const Payload x =
+          embedding.layer->forward(embedding.params, {}, {static_cast<double>(one.tokens[t])}, of_words[t]);
+      h.insert(h.end(), x.begin(), x.end());
+      h = cell.layer->forward(cell.params, {}, h, of_cells[t]);
+    }
+    const Payload logits = head.layer->forward(head.params, {}, h, of_head);
+    std::map<int, Payload> head_gradient, cell_gradients, word_gradients;
+    head_gradient[0].assign(head.params.size(), 0.0);
+    Payload d = head.layer->backward(head.params, {}, of_head, loss_gradient(logits, one.label), head_gradient[0]);
+    for (int t = static_cast<int>(one.tokens.size()) - 1; t >= 0; --t) {
+      cell_gradients[t].assign(cell.params.size(), 0.0);
+      word_gradients[t].assign(embedding.params.size(), 0.0);
+      const auto at = static_cast<std::size_t>(t);
+      const Payload both = cell.layer->backward(cell.params, {}, of_cells[at], d, cell_gradients[t]);
+      d.assign(both.begin(), both.begin() + hidden);
+      embedding.layer->backward(embedding.params, {}, of_words[at], {both.begin() + hidden, both.end()},
+                                word_gradients[t]);
+    }
+    update(head, std::move(head_gradient), options_.update);
+    update(cell, std::move(cell_gradients), options_.update);
+    update(embedding, std::move(word_gradients), options_.update);
+  }
+
+  void tree(const Tree& one) {
+    const int hidden = options_.hidden;
+    Held& embedding = layer("embedding", [&] { return make_embedding(kTreeWords, hidden); });
+    Held& leaf = layer("tree/leaf", [&] { return make_tree_leaf(hidden, hidden); });
+    Held& cell = layer("tree/cell", [&] { return make_tree_cell(hidden); });
+    Held& head = layer("tree/head", [&] { return make_linear(2 * hidden, kTreeClasses, false); });
+    std::map<int, Payload> words, nodes, word_gradients, leaf_gradients, cell_gradients, head_gradient;
+    const std::function<Payload(int)> up = [&](int at) -> Payload {
+      const Tree::Node& node = one.nodes[static_cast<std::size_t>(at)];
+      if (node.word >= 0) {
+        const Payload x = embedding.layer->forward(embedding.params, {}, {static_cast<double>(node.word)}, words[at]);
+        return leaf.layer->forward(leaf.params, {}, x, nodes[at]);
+      }
+      Payload both = up(node.children[0]);
+      const Payload right = up(node.children[1]);
+      both.insert(both.end(), right.begin(), right.end());
+      return cell.layer->forward(cell.params, {}, both, nodes[at]);
+    };
+    Payload of_head;
+    const Payload logits = head.layer->forward(head.params, {}, up(0), of_head);
+    head_gradient[0].assign(head.params.size(), 0.0);
+    const std::function<void(int, Payload)> down = [&](int at, Payload d) {
+      const Tree::Node& node = one.nodes[static_cast<std::size_t>(at)];
+      Held& held = node.word >= 0 ? leaf : cell;
+      Payload& gradient = (node.word >= 0 ? leaf_gradients : cell_gradients)[at];
+      gradient.assign(held.params.size(), 0.0);
+      const Payload of_input = held.layer->backward(held.params, {}, nodes[at], d, gradient);
+      if (node.word >= 0) {
+        word_gradients[at].assign(embedding.params.size(), 0.0);
+        embedding.layer->backward(embedding.params, {}, words[at], of_input, word_gradients[at]);
+        return;
+      }
+      down(node.children[0], {of_input.begin(), of_input.begin() + 2 * hidden});
+      down(node.children[1], {of_input.begin() + 2 * hidden, of_input.end()});
+    };
+    down(0, head.layer->backward(head.params, {}, of_head, loss_gradient(logits, one.label), head_gradient[0]));
+    update(head, std::move(head_gradient), options_.update);
+    update(cell, std::move(cell_gradients), options_.update);
+    update(leaf, std::move(leaf_gradients), options_.update);
+    update(embedding, std::move(word_gradients), options_.update);
+  }
+
+  void expect_equal(const Task& task, const std::string& what) const {
+    for (const Transform* node : task.graph.transforms()) {
+      EXPECT_EQ(node->params(), layers_.at(node->name()).params) << what << ": " << node->name();
+      EXPECT_EQ(node->staleness(), 0) << what << ": " << node->name();
+    }
+  }
+
+ private:
+  ModelOptions options_;
+  std::map<std::string, Held> layers_;
+};
+
+const VirtualTimes kUnit{.service = [](const Graph&, int, bool) { return 1.0; }, .link = 0.5};
+
+TEST(AmpNet, OneKeyIsSequentialSgdBitForBitWhoeverCarriesMessages) {
+  for (const int frequency : {1, 25}) {
+    const ModelOptions options{.hidden = 6, .update = {0.05, frequency}, .seed = 3};
+    Sequential lists(options), trees(options);
+    const auto sequences = make_list_reduction(12, 1);
+    const auto forest = make_trees(12, 2);
+    for (const Sequence& one : sequences) lists.list(one);
+    for (const Tree& one : forest) trees.tree(one);
+    const auto check = [&](const std::string& what, const auto& run) {
+      const auto list = make_list_task(sequences, options);
+      run(*list);
+      lists.expect_equal(*list, what + " list");
+      const auto tree = make_tree_task(forest, options);
+      run(*tree);
+      trees.expect_equal(*tree, what + " tree");
+    };
+    const RunOptions one_key{.instances = in_order(12), .max_active_keys = 1};
+    check("virtual", [&](Task& task) { run_virtual(task.graph, task.source, one_key, kUnit); });
+    check("threads", [&](Task& task) { run_threads(task.graph, task.source, one_key); });
+    for (const std::uint64_t seed : {1, 2, 3})
+      check("seeded", [&](Task& task) { run_seeded(task.graph, task.source, one_key, seed); });
+  }
+}
+
+TEST(AmpNet, EveryForwardHasOneBackwardAndQueuesAreBounded) {
+  for (const std::uint64_t seed : {1, 2, 3, 4}) {
+    const auto task = make_mixed_task(make_list_reduction(10, seed), make_trees(10, seed), {.hidden = 4, .seed = seed});
+    const RunOptions options{.instances = in_order(20), .max_active_keys = 6};
+    const RunResult result = run_seeded(task->graph, task->source, options, seed);
+    EXPECT_EQ(task->graph.open_keys(), 0);
+    EXPECT_EQ(result.messages, 2 * task->graph.forwards() - 20) << "but for losses, which turn round themselves";
+    EXPECT_LE(result.longest_queue, 6 * 4 * 15) << "instances in flight x messages of the longest";
+    EXPECT_EQ(task->loss->seen().size(), 20U);
+  }
+}
+
+/// A node that answers twice, or never, is found out.
+TEST(AmpNet, ANodeThatBreaksItsPromiseIsNamed) {
+  struct Twice final : Node {
+    void forward(int, const State& state, Payload payload, Outbox& out) override { out.forward(0, state, payload); }
+    void backward(int, const State& state, Payload gradient, Outbox& out) override {
+      out.backward(0, state, gradient);
+      out.backward(0, state, gradient);
+    }
+  };
+  Graph graph;
+  const int node = graph.add("twice", std::make_unique<Twice>(), 0);
+  const auto [loss, kept] = graph.make<Loss>("loss", 0, [](const State&) { return 0; });
+  graph.connect({Graph::kSource, 0}, {node, 0});
+  EXPECT_THROW(graph.require_complete(), ConfigError);
+  graph.connect({node, 0}, {loss, 0});
+  EXPECT_THROW(run_virtual(
+                   graph, [](int) { return Payload(2, 0.0); }, {.instances = {0}}, kUnit),
+               InternalError);
+}
+
+TEST(AmpNet, ThroughputRisesWithKeysUntilTheSlowestWorkerIsBusy) {
+  // What computes takes long beside what only sends on.
+  const VirtualTimes times{
+      .service = [](const Graph& graph, int node, bool) { return graph.flops_of(node) > 0 ? 6.0 : 0.25; }, .link = 0.5};
+  double before = 0, busiest = 0;
+  for (const int keys : {1, 2, 4, 8, 16, 32}) {
+    const auto task = make_list_task(make_list_reduction(120, 5), {.hidden = 8, .seed = 5});
+    const auto result = run_virtual(task->graph, task->source,
+                                    {.instances = in_order(task->instances()), .max_active_keys = keys}, times);
+    const double throughput = result.throughput(task->instances());
+    EXPECT_GE(throughput, before * 0.99) << keys << " keys";
+    if (keys <= 2) {
+      EXPECT_GT(throughput, before * 1.2) << keys << " keys";
+    }
+    before = throughput;
+    busiest = result.busiest();
+  }
+  EXPECT_GT(busiest, 0.9);
+}
+
+TEST(AmpNet, LearnsListsAndTreesWithManyKeys) {
+  const auto accuracy = [](Task& task, int epochs, int keys) {
+    Scores scores;
+    for (int epoch = 0; epoch < epochs; ++epoch) {
+      task.loss->clear();
+      run_virtual(task.graph, task.source, {.instances = in_order(task.instances()), .max_active_keys = keys}, kUnit);
+      scores = scores_of(task);
+    }
+    return scores.accuracy;
+  };
+  const auto tree = make_tree_task(make_trees(300, 7, 5), {.hidden = 12, .update = {0.1, 1}, .seed = 7});
+  EXPECT_GT(accuracy(*tree, 12, 8), 0.8) << "a third is chance";
+  std::int64_t stale = 0;
+  for (const Transform* node : tree->graph.transforms()) stale = std::max(stale, node->staleness());
+  EXPECT_GT(stale, 0);
+}
+
+TEST(AmpNet, LayersHaveTheGradientsOfDifferences) {
+  struct Case {
+    std::unique_ptr<Layer> layer;
+    std::size_t inputs;
+  };
+  Case cases[] = {{make_linear(3, 2, true), 3}, {make_tree_leaf(3, 2), 3}, {make_tree_cell(2), 8}};
+  for (const Case& one : cases) {
+    Payload params = one.layer->initial(1, "test"), input(one.inputs), saved, ignored;
+    for (std::size_t i = 0; i < input.size(); ++i) input[i] = 0.3 * static_cast<double>(i) - 0.5;
+    const Payload output = one.layer->forward(params, {}, input, saved);
+    Payload weights(output.size());
+    for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = 1.0 + 0.5 * static_cast<double>(i);
+    Payload gradient(params.size(), 0.0);
+    const Payload of_input = one.layer->backward(params, {}, saved, weights, gradient);
+    const auto value = [&] {
+      const Payload out = one.layer->forward(params, {}, input, ignored);
+      return std::inner_product(out.begin(), out.end(), weights.begin(), 0.0);
+    };
+    const auto check = [&](double& number, double expected) {
+      const double kept = number, step = 1e-6;
+      number = kept + step;
+      const double above = value();
+      number = kept - step;
+      const double below = value();
+      number = kept;
+      EXPECT_NEAR((above - below) / (2 * step), expected, 1e-8);
+    };
+    for (std::size_t i = 0; i < params.size(); ++i) check(params[i], gradient[i]);
+    for (std::size_t i = 0; i < input.size(); ++i) check(input[i], of_input[i]);
+  }
+}
+
+/// Group and Ungroup, Split and Concat are each other's inverse, both ways.
+TEST(AmpNet, GroupsAndSplitsComeApartAgain) {
+  const Grouping pairs{.group_of =
+                           [](const State& state) {
+                             return State{state.instance, state.position / 2 - 1};
+                           },
+                       .size_of = [](const State&) { return 2; },
+                       .place_of = [](const State& state) { return state.position % 2; },
+                       .member_at =
+                           [](const State& group, int place) {
+                             return State{group.instance, 2 * (group.position + 1) + place};
+                           }};
+  Graph graph;
+  const int ungroup = graph.make<Ungroup>("ungroup", 0, pairs).first;
+  const int split = graph.make<Split>("split", 1, std::vector<std::size_t>{1, 2}).first;
+  const int concat = graph.make<Concat>("concat", 0, 2).first;
+  const int group = graph.make<Group>("group", 1, pairs).first;
+  const auto [loss, kept] = graph.make<Loss>("loss", 0, [](const State&) { return 5; });
+  graph.connect({Graph::kSource, 0}, {ungroup, 0});
+  graph.connect({ungroup, 0}, {split, 0});
+  graph.connect({split, 0}, {concat, 0});
+  graph.connect({split, 1}, {concat, 1});
+  graph.connect({concat, 0}, {group, 0});
+  graph.connect({group, 0}, {loss, 0});
+  run_seeded(
+      graph, [](int) { return Payload{0, 1, 2, 3, 4, 9}; }, {.instances = {0, 1, 2}, .max_active_keys = 3}, 9);
+  EXPECT_TRUE(std::ranges::all_of(kept->seen(), [](const auto& one) { return one.second.right; }))
+      << "the sixth number is the largest, so all numbers came out in their order";
+  EXPECT_EQ(kept->seen().size(), 3U);
+}
+
+}  // namespace
+}  // namespace trireme::dataflow

@@ -1,0 +1,229 @@
+// What runs on parameter servers: L1 logistic regression and L-BFGS, each beside its serial version.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <numeric>
+
+#include "trireme/base/error.h"
+#include "trireme/base/random.h"
+#include "trireme/comm/mailbox_threads.h"
+#include "trireme/ps/consistency.h"
+#include "trireme/ps/lasso.h"
+#include "trireme/ps/sandblaster.h"
+
+namespace trireme::ps {
+namespace {
+
+using testing::HasSubstr;
+
+formats::SparseSamples sparse_samples(std::size_t rows, std::uint32_t features) {
+  const Random random(11, "test/lasso");
+  std::uint64_t draws = 0;
+  formats::SparseSamples samples;
+  samples.feature_count = features;
+  for (std::size_t row = 0; row < rows; ++row) {
+    double margin = 0.3 * random.normal(draws++);
+    for (std::uint32_t feature = 0; feature < features; ++feature) {
+      if (random.uniform(draws++) > 0.25) continue;
+      const double value = random.normal(draws++);
+      samples.features.push_back(feature);
+      samples.values.push_back(value);
+      if (feature % 5 == 0) margin += value * (feature % 2 == 0 ? 1.5 : -1);
+    }
+    samples.rows.push_back(samples.features.size());
+    samples.labels.push_back(margin > 0 ? 1 : -1);
+  }
+  return samples;
+}
+
+TEST(Lasso, MeetsTheOptimalityConditionsAndEqualsTheSerialSolver) {
+  const formats::SparseSamples samples = sparse_samples(60, 24);
+  const LassoResult serial = solve_lasso_serially(samples, 1.5, 1e-10);
+  ASSERT_TRUE(serial.converged);
+  EXPECT_GT(serial.nonzeros(), 2);
+  EXPECT_LT(serial.nonzeros(), 24);
+  for (const std::uint64_t tau : {std::uint64_t{0}, std::uint64_t{2}, kEventual}) {
+    for (const bool kkt_filter : {false, true}) {
+      if (tau != 2 && !kkt_filter) continue;
+      LassoOptions options{.lambda = 1.5,
+                           .tolerance = 1e-7,
+                           .servers = 2,
+                           .workers = 2,
+                           .copies = 2,
+                           .blocks = 3,
+                           .tau = tau,
+                           .kkt_filter = kkt_filter,
+                           .filters = {.encoding = Encoding::kZstd}};
+      LassoResult result;
+      comm::run_thread_mailboxes(lasso_mailboxes(options), {.deadline = std::chrono::seconds(60)},
+                                 [&](comm::Mailbox& mailbox) { run_lasso(mailbox, samples, options, result); });
+      EXPECT_TRUE(result.converged) << "tau " << tau << ", violation " << result.violation;
+      EXPECT_LE(kkt_violation(result.weights, lasso_gradient(samples, result.weights), 1.5), 1e-6);
+      EXPECT_NEAR(result.objective, serial.objective, 1e-8);
+      for (std::size_t i = 0; i < serial.weights.size(); ++i)
+        EXPECT_NEAR(result.weights[i], serial.weights[i], 1e-5) << i;
+      if (tau != kEventual) {
+        EXPECT_LE(result.most_stale, tau);
+      }
+      if (kkt_filter) {
+        EXPECT_LT(result.pushed_keys, result.all_keys);
+      }
+      if (!kkt_filter) {
+        EXPECT_EQ(result.pushed_keys, result.all_keys);
+      }
+    }
+  }
+}
+
+TEST(Lasso, TheSameSeedGivesTheSameBits) {
+  const formats::SparseSamples samples = sparse_samples(20, 8);
+  const LassoOptions options{
+      .lambda = 1, .tolerance = 1e-4, .servers = 2, .workers = 2, .blocks = 2, .tau = 1, .checks = 3};
+  const auto run = [&](std::uint64_t seed) {
+    LassoResult result;
+    comm::run_mailboxes(lasso_mailboxes(options), {.seed = seed},
+                        [&](comm::Mailbox& mailbox) { run_lasso(mailbox, samples, options, result); });
+    return result.weights;
+  };
+  EXPECT_EQ(run(1), run(1));
+}
+
+TEST(Lasso, RefusesWhatWouldChangeTheSolution) {
+  const formats::SparseSamples samples = sparse_samples(10, 4);
+  EXPECT_THROW(check_lasso(samples, {.filters = {.significant = 0.1}}), ConfigError);
+  EXPECT_THROW(check_lasso(samples, {.servers = 1, .copies = 2}), ConfigError);
+  EXPECT_NO_THROW(check_lasso(samples, {}));
+}
+
+/// A sum of squares whose terms have different curvatures: convex, and no iteration is like another.
+double portion_loss(int portion, std::span<const double> weights, std::span<double> gradient) {
+  const Random random(static_cast<std::uint64_t>(portion), "test/portion");
+  double loss = 0;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const double scale = 0.1 + 3 * random.uniform(i), target = random.normal(i);
+    const double off = weights[i] + 0.2 * weights[(i + 1) % weights.size()] - target;
+    loss += 0.5 * scale * off * off + 0.05 * std::pow(weights[i], 4);
+    gradient[i] += scale * off + 0.2 * std::pow(weights[i], 3);
+    gradient[(i + 1) % weights.size()] += 0.2 * scale * off;
+  }
+  return loss;
+}
+
+TEST(Sandblaster, OnShardsIsTheSingleProcess) {
+  constexpr std::uint64_t kKeys = 37;
+  const std::vector<double> start(kKeys, 0.5);
+  for (const int servers : {1, 3}) {
+    SandblasterOptions options{
+        .servers = servers, .replicas = 2, .portions = 6, .lbfgs = {.history = 4, .iterations = 20, .tolerance = 1e-9}};
+    LocalVectors local(kKeys, lbfgs_slots(4), 6, portion_loss);
+    local.slot(kWeightSlot) = start;
+    const LbfgsReport single = minimize_lbfgs(local, options.lbfgs);
+    SandblasterResult result;
+    comm::run_mailboxes(
+        sandblaster_mailboxes(options), {.seed = static_cast<std::uint64_t>(servers)},
+        [&](comm::Mailbox& mailbox) { run_sandblaster(mailbox, options, start, portion_loss, result); });
+    EXPECT_GT(single.iterations, 8);
+    EXPECT_LT(single.loss, 0.9 * single.losses.front());
+    EXPECT_EQ(result.report.iterations, single.iterations);
+    EXPECT_NEAR(result.report.loss, single.loss, 1e-12 * std::abs(single.loss));
+    for (std::size_t i = 0; i < kKeys; ++i) {
+      EXPECT_NEAR(result.weights[i], local.slot(kWeightSlot)[i], 1e-12) << i << " with " << servers << " servers";
+    }
+    for (std::size_t i = 0; i < single.losses.size(); ++i)
+      EXPECT_NEAR(result.report.losses[i], single.losses[i], 1e-12 * std::abs(single.losses[i]));
+    EXPECT_EQ(std::accumulate(result.portions_of.begin(), result.portions_of.end(), std::int64_t{0}),
+              6 * result.report.evaluations);
+  }
+}
+
+TEST(Sandblaster, TwoSumKeepsWhatADoubleLoses) {
+  TwoSum sum;
+  for (const double value : {1e16, 1.0, -1e16, 1.0}) sum.add(value);
+  EXPECT_EQ(sum.value(), 2.0);
+  TwoSum product;
+  product.add_product(1 + 0x1p-30, 1 - 0x1p-30);
+  product.add(-1);
+  EXPECT_EQ(product.value(), -0x1p-60);
+}
+
+TEST(Portions, OneReplicaTenTimesSlowCostsLittleWithBackupTasks) {
+  constexpr int kReplicas = 8, kPortions = kPortionsPerReplica * kReplicas;
+  std::vector<double> seconds(kReplicas, 1.0);
+  const double balanced = batch_seconds(kPortions, seconds, true);
+  EXPECT_DOUBLE_EQ(balanced, kPortionsPerReplica);
+  seconds[3] = 10;
+  EXPECT_LE(batch_seconds(kPortions, seconds, true), 1.3 * balanced);
+  EXPECT_GE(batch_seconds_in_shares(kPortions, seconds), 5 * balanced);
+  seconds[3] = 1e9;  // it never answers
+  EXPECT_LE(batch_seconds(kPortions, seconds, true), 1.3 * balanced);
+  EXPECT_GE(batch_seconds(kPortions, seconds, false), 5 * balanced);
+}
+
+TEST(Portions, EachCountsOnceAndFreshOnesGoFirst) {
+  PortionScheduler scheduler(3, true);
+  EXPECT_EQ(scheduler.next(0), 0);
+  EXPECT_EQ(scheduler.next(1), 1);
+  EXPECT_EQ(scheduler.next(1), 2);
+  EXPECT_EQ(scheduler.next(1), 0);  // the oldest that it does not have itself
+  EXPECT_EQ(scheduler.next(1), std::nullopt);
+  EXPECT_TRUE(scheduler.done(0));
+  EXPECT_FALSE(scheduler.done(0));
+  EXPECT_TRUE(scheduler.done(1));
+  EXPECT_FALSE(scheduler.complete());
+  EXPECT_TRUE(scheduler.done(2));
+  EXPECT_TRUE(scheduler.complete());
+}
+
+TEST(ThreadMailboxes, KeepTheOrderOfATagAndCreditUnderJitter) {
+  comm::run_thread_mailboxes(2,
+                             {.latency = std::chrono::microseconds(50),
+                              .jitter = std::chrono::microseconds(200),
+                              .seed = 3,
+                              .credit_bytes = 100},
+                             [&](comm::Mailbox& mailbox) {
+                               if (mailbox.address() == 0) {
+                                 for (std::uint8_t i = 0; i < 50; ++i)
+                                   mailbox.post(1, i % 2, 0, std::vector<std::byte>(40, std::byte{i}));
+                                 EXPECT_FALSE(mailbox.try_post(1, 9, 0, std::vector<std::byte>(90)) &&
+                                              mailbox.try_post(1, 9, 0, std::vector<std::byte>(90)));
+                                 return;
+                               }
+                               std::uint8_t next[2] = {0, 1};
+                               for (int i = 0; i < 50; ++i) {
+                                 const comm::Mail mail = mailbox.receive();
+                                 if (mail.tag == 9) continue;
+                                 EXPECT_EQ(mail.bytes[0], std::byte{next[mail.tag]});
+                                 next[mail.tag] = static_cast<std::uint8_t>(next[mail.tag] + 2);
+                               }
+                             });
+}
+
+TEST(Libsvm, ReadsWhatItWritesAndNamesTheLineThatIsWrong) {
+  const auto samples = formats::parse_libsvm("+1 1:0.5 3:-2 # a comment\n\n0 2:1e-3\r\n", "x");
+  EXPECT_EQ(samples.labels, (std::vector<double>{1, -1}));
+  EXPECT_EQ(samples.features, (std::vector<std::uint32_t>{0, 2, 1}));
+  EXPECT_EQ(samples.feature_count, 3u);
+  const auto again = formats::parse_libsvm(formats::libsvm_text(samples), "y");
+  EXPECT_EQ(again.values, samples.values);
+  EXPECT_EQ(again.rows, samples.rows);
+  for (const auto& [text, why] :
+       std::map<std::string, std::string>{{"1 2:1 1:1\n0 1:1", "x:1: index 1 comes after 2"},
+                                          {"1 1:1\n0 1=1", "x:2: INDEX:VALUE"},
+                                          {"1 1:1\n2 1:1\n3 1:1", "x:3: label 3 is a third"},
+                                          {"1 1:1\n1 2:1", "1 different labels"},
+                                          {"a 1:1", "the label is no number"},
+                                          {"1 1:1\n0 1:nan", "the value of index 1 is nan"}}) {
+    try {
+      formats::parse_libsvm(text, "x");
+      ADD_FAILURE() << text;
+    } catch (const IoError& error) {
+      EXPECT_THAT(error.message(), HasSubstr(why));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trireme::ps
