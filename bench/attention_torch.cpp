@@ -74,7 +74,7 @@ double typical(std::vector<double> values, bool best) {
 }
 
 /// Operations a second of multiplications that never leave the registers, best of a few, on all threads.
-double peak(bool bfloat16, int threads) {
+double peak([[maybe_unused]] bool bfloat16, int threads) {
   [[maybe_unused]] constexpr std::int64_t kSteps = 2000000;  // without AVX-512 nothing is measured
   [[maybe_unused]] constexpr int kSums = 12;
   const auto work = [&](std::int64_t, std::int64_t) {
