@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cmath>
 #include <mutex>
-#include <set>
 #include <thread>
 
 #include "trireme/base/error.h"
@@ -241,22 +240,18 @@ class DownpourTwin {
       moved = false;
       for (std::size_t i = 0; i < runners.size(); ++i) {
         Runner& runner = runners[i];
-        if (runner.next == job_.journals[i].size()) continue;
-        const JournalEntry& entry = job_.journals[i][runner.next];
-        if (!runner.computed && can_fetch(entry)) {
-          compute(entry, runner);
+        if (runner.next < job_.journals[i].size() && can_fetch(job_.journals[i][runner.next])) {
+          compute(job_.journals[i][runner.next++], runner);
           moved = true;
         }
-        if (runner.computed && push(entry, runner)) {
-          ++runner.next;
-          runner.computed = false;
-          moved = true;
-        }
+        for (OpenTwinPush& open : runner.open) moved |= push(open);
+        std::erase_if(runner.open, [](const OpenTwinPush& open) { return open.servers.empty(); });
       }
     }
     for (std::size_t i = 0; i < runners.size(); ++i) {
-      TRIREME_CHECK(runners[i].next == job_.journals[i].size(), "the journal of replica {} stops at part {} of {}", i,
-                    runners[i].next, job_.journals[i].size());
+      TRIREME_CHECK(runners[i].next == job_.journals[i].size() && runners[i].open.empty(),
+                    "the journal of replica {} stops at part {} of {}, with {} pushes open", i, runners[i].next,
+                    job_.journals[i].size(), runners[i].open.size());
     }
     std::vector<double> weights(job_.keys);
     for (const auto& [server, shard] : shards_) scatter(shard.versions.back(), shard.segments, weights);
@@ -269,10 +264,16 @@ class DownpourTwin {
     std::vector<std::vector<double>> versions;
     std::vector<double> sums;  // Adagrad's
   };
+  /// A replica does not wait for its pushes, and servers may have them in different orders beside those of others: one
+  /// that a server has not reached must not keep the replica from its next part.
+  struct OpenTwinPush {
+    double learning_rate = 0;
+    std::map<int, std::uint64_t> servers;  // that do not have it yet, and the version that it becomes there
+    std::vector<double> gradient;
+  };
   struct Runner {
     std::size_t next = 0;
-    bool computed = false;
-    std::set<int> pushed;  // servers that have the entry's push
+    std::vector<OpenTwinPush> open;
     std::vector<double> weights, accrued;
   };
   static std::vector<double> gather(const std::vector<double>& all, const std::vector<ps::Segment>& segments) {
@@ -305,31 +306,30 @@ class DownpourTwin {
       runner.accrued[i] += gradient.values[i];
       runner.weights[i] -= gradient.learning_rate * gradient.values[i];
     }
-    runner.computed = true;
+    if (entry.pushed.empty()) return;
+    runner.open.push_back({entry.learning_rate, entry.pushed, runner.accrued});
+    std::ranges::fill(runner.accrued, 0.0);
   }
-  /// True when every server has it, or there was none.
-  bool push(const JournalEntry& entry, Runner& runner) {
-    for (const auto& [server, version] : entry.pushed) {
-      Shard& shard = shards_.at(server);
-      if (runner.pushed.contains(server) || shard.versions.size() != version) continue;
-      std::vector<double> weights = shard.versions.back();
-      const std::vector<double> gradient = gather(runner.accrued, shard.segments);
-      const spec::OptimConfig& optim = job_.recipe.optim;
-      for (std::size_t i = 0; i < weights.size(); ++i) {
-        if (optim.kind == spec::OptimizerKind::kAdagrad) {
-          shard.sums[i] += gradient[i] * gradient[i];
-          weights[i] -= entry.learning_rate * gradient[i] / (std::sqrt(shard.sums[i]) + spec::epsilon_of(optim));
-        } else {
-          weights[i] -= entry.learning_rate * gradient[i];
-        }
-      }
-      shard.versions.push_back(std::move(weights));
-      runner.pushed.insert(server);
-    }
-    if (runner.pushed.size() < entry.pushed.size()) return false;
-    if (!entry.pushed.empty()) std::ranges::fill(runner.accrued, 0.0);
-    runner.pushed.clear();
-    return true;
+  /// To every server whose next version it is; whether there was one.
+  bool push(OpenTwinPush& open) {
+    return std::erase_if(open.servers, [&](const auto& due) {
+             const auto& [server, version] = due;
+             Shard& shard = shards_.at(server);
+             if (shard.versions.size() != version) return false;
+             std::vector<double> weights = shard.versions.back();
+             const std::vector<double> gradient = gather(open.gradient, shard.segments);
+             const spec::OptimConfig& optim = job_.recipe.optim;
+             for (std::size_t i = 0; i < weights.size(); ++i) {
+               if (optim.kind == spec::OptimizerKind::kAdagrad) {
+                 shard.sums[i] += gradient[i] * gradient[i];
+                 weights[i] -= open.learning_rate * gradient[i] / (std::sqrt(shard.sums[i]) + spec::epsilon_of(optim));
+               } else {
+                 weights[i] -= open.learning_rate * gradient[i];
+               }
+             }
+             shard.versions.push_back(std::move(weights));
+             return true;
+           }) > 0;
   }
 
   DownpourJob& job_;
