@@ -83,7 +83,7 @@ class Count {
                       task_.micros),
           static_cast<double>(task_.fetched) * compute_bytes_ * share(ranks));
     }
-    if (task_.predicted > 0)
+    if (task_.predicted > 0 && layout_.zero < 3)  // whose layers gather versions as they do the present weights
       add("shard", "gathers of predicted weights",
           static_cast<double>(task_.predicted) * compute_bytes_ * share(ranks));
     if (across > 1) {
