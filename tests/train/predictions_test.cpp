@@ -217,7 +217,6 @@ TEST(Predictions, OfPartialPassesAreWhatIsMeasured) {
       {"pp=2 tp=2 sp schedule=1f1b", 4, /*tied=*/false, kStage},
       {"pp=2 zero=3 schedule=gpipe", 4, /*tied=*/false, kStage},
       {"pp=4 schedule=1f1b", 4, /*tied=*/false, kStage},
-      {"pp=2 zero=1 schedule=zb-v", 4, /*tied=*/true, kStage},
       {"pp=2 schedule=interleaved virtual_stages=2", 2, /*tied=*/false, kStage},
       {"pp=4 schedule=pipedream-2bw", 4, /*tied=*/false, kStage},
       {"pp=2 zero=1 schedule=xpipe", 4},

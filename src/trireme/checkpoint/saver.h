@@ -7,9 +7,9 @@
 //   if (auto outcome = saver.outcome()) tell(*outcome);
 //
 // The state does not change during forward and backward, so it is copied then, by threads of this rank; wait_copied()
-// helps them. One of them writes the copy to the disk while training goes on. When every rank has its part on the disk, rank 0 writes
-// the manifest and renames the folder, again on a thread. One save is under way at a time: begin() waits for the one
-// before, which is how a slow disk slows the run down instead of filling its memory.
+// helps them. One of them writes the copy to the disk while training goes on. When every rank has its part on the disk,
+// rank 0 writes the manifest and renames the folder, again on a thread. One save is under way at a time: begin() waits
+// for the one before, which is how a slow disk slows the run down instead of filling its memory.
 // Depends on: base, comm, formats, layout, nn.
 #pragma once
 

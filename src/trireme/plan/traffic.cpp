@@ -110,6 +110,8 @@ class Count {
                       layout_.sp_save_gathered ? "" : ", 2 of them since gathered inputs are not saved"),
           ((layers_.forward + layers_.again) * 4 + layers_.backward * gathers) * one);
     }
+    if (task_.config.partition_activations && again)
+      add("tp", "gathers of the saved inputs that ranks share", layers_.again * one);
     if (embeddings_.forward > 0)
       add("tp", split ? "reduce-scatter and gather of the embedding" : "all-reduce of the embedding",
           split ? (embeddings_.forward + embeddings_.again + embeddings_.backward) * one

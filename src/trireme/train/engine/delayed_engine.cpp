@@ -68,6 +68,7 @@ class DelayedEngine final : public MultiStepEngine {
     parts_.share = {0, 1, length, pipeline_microbatch(recipe)};
     parts_.readers = &world_;
     parts_.data_parallel = data_parallel_.get();
+    parts_.layer_params = &model_->params;
     parts_.whole_model = model_.get();
   }
 
