@@ -107,6 +107,17 @@ TEST(ImportOptions, LeaveOutDropsAKeyAndSaysSo) {
               HasSubstr("no such key"));
 }
 
+/// What was built since these keys were first refused.
+TEST(ImportDeepSpeed, KnowsLayerDroppingAndOneBitAdam) {
+  const std::string drop = "[progressive_layer_drop]\ntheta = 0.5\n";
+  EXPECT_THAT(import_toml(deepspeed_source(), drop + "enabled = true\ngamma = 0.01"),
+              AllOf(HasSubstr("layer_keep = 0.5"), HasSubstr("layer_keep_gamma = 0.01")));
+  EXPECT_THAT(import_toml(deepspeed_source(), drop + "enabled = true"), HasSubstr("layer_keep_gamma = 0.001"));
+  EXPECT_THAT(import_toml(deepspeed_source(), drop + "enabled = false"), Not(HasSubstr("layer_keep = ")));
+  EXPECT_THAT(words_of([] { import_toml(deepspeed_source(), "[optimizer]\ntype = \"OneBitAdam\""); }),
+              HasSubstr("compress.kind = \"onebit-adam\""));
+}
+
 TEST(ImportOptions, SetBeatsTheConfigurationAndTakesTextsWithoutQuotes) {
   const std::string text =
       import_toml(deepspeed_source(), "gradient_clipping = 1.0",

@@ -136,6 +136,8 @@ TEST(Device, RanksAgreeOnDelayedScalesUnlessTheyAreAtDifferentSteps) {
   EXPECT_TRUE(problems([](spec::LayoutConfig& layout) { layout.zero = 3; }).empty());
   EXPECT_TRUE(problems([](spec::LayoutConfig& layout) { layout.pp = 2; }).empty());
   recipe.pipeline.drain_every = 2;
+  EXPECT_TRUE(problems([](spec::LayoutConfig& layout) { layout.pp = 2; }).empty());
+  recipe.pipeline.stage_ranks = {1, 1};
   const auto together = problems([](spec::LayoutConfig& layout) { layout.pp = 2; });
   ASSERT_EQ(together.size(), 1U);
   EXPECT_EQ(together[0].key, "precision.gemm");

@@ -6,6 +6,7 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "tests/train/support.h"
 #include "trireme/schedule/builders.h"
@@ -18,6 +19,7 @@ namespace {
 
 using spec::Family;
 using spec::Precision;
+constexpr spec::OffloadKind kHost = spec::OffloadKind::kOptimizer;
 
 /// Looks at nothing by itself, so that drains may be anywhere.
 spec::Recipe together(const std::string& kind, int stages, std::optional<int> drain_every = {}) {
@@ -98,18 +100,13 @@ TEST(Together, SeveralMicroBatchesOfAnUpdateEqualTheirSerialMathematics) {
   }
 }
 
-/// A stage of several ranks: their parts of matrices, sequences and optimizer state make one stage's update.
-TEST(Together, AsynchronousStagesOfSeveralRanksEqualTheirSerialMathematics) {
-  struct StageLayout {
-    const char* name;
-    spec::LayoutConfig layout;
-  };
-  const StageLayout layouts[] = {{"tp", {.tp = 2, .pp = 2}},
-                                 {"sp", {.tp = 2, .pp = 2, .sequence_parallel = true}},
-                                 {"cp", {.pp = 2, .cp = 2}},
-                                 {"ZeRO-1", {.dp = 2, .pp = 2, .zero = 1}},
-                                 {"ZeRO-2", {.dp = 2, .pp = 2, .zero = 2}}};
-  for (const char* kind : kAsynchronous) {
+struct StageLayout {
+  const char* name;
+  spec::LayoutConfig layout;
+};
+
+void expect_serial_mathematics(std::span<const char* const> kinds, std::span<const StageLayout> layouts) {
+  for (const char* kind : kinds) {
     for (const auto& [name, layout] : layouts) {
       spec::Recipe recipe = together(kind, 2);
       recipe.model.num_kv_heads = 2;
@@ -123,12 +120,42 @@ TEST(Together, AsynchronousStagesOfSeveralRanksEqualTheirSerialMathematics) {
   }
 }
 
+/// A stage of several ranks: their parts of matrices, sequences and optimizer state make one stage's update.
+TEST(Together, AsynchronousStagesOfSeveralRanksEqualTheirSerialMathematics) {
+  const StageLayout layouts[] = {{"tp", {.tp = 2, .pp = 2}},
+                                 {"sp", {.tp = 2, .pp = 2, .sequence_parallel = true}},
+                                 {"cp", {.pp = 2, .cp = 2}},
+                                 {"ZeRO-1", {.dp = 2, .pp = 2, .zero = 1}},
+                                 {"ZeRO-2", {.dp = 2, .pp = 2, .zero = 2}}};
+  expect_serial_mathematics(kAsynchronous, layouts);
+}
+
+/// Versions and predictions are sharded with ZeRO 3; with offload they are made from what is on the host.
+TEST(Together, AsynchronousVersionsOfShardedWeightsEqualTheirSerialMathematics) {
+  const StageLayout layouts[] = {{"ZeRO-3", {.dp = 2, .pp = 2, .zero = 3}},
+                                 {"ZeRO-3 over cp", {.pp = 2, .cp = 2, .zero = 3}},
+                                 {"offload", {.dp = 2, .pp = 2, .offload = kHost}},
+                                 {"offload with ZeRO-1", {.dp = 2, .pp = 2, .zero = 1, .offload = kHost}},
+                                 {"offload with ZeRO-3", {.dp = 2, .pp = 2, .zero = 3, .offload = kHost}}};
+  const char* const kinds[] = {"pipedream", "pipedream-2bw", "xpipe"};
+  expect_serial_mathematics(kinds, layouts);
+  expect_serial_mathematics(kAsynchronous, {layouts, 1});
+}
+
 /// Both where every step is taken back, and where none is.
 TEST(Together, ValidatedStepsOfSeveralRanksAStageEqualOneRank) {
-  const spec::LayoutConfig layouts[] = {{.tp = 2, .pp = 2}, {.pp = 2, .cp = 2}, {.dp = 2, .pp = 2, .zero = 1}};
+  const spec::LayoutConfig layouts[] = {{.tp = 2, .pp = 2},
+                                        {.pp = 2, .cp = 2},
+                                        {.dp = 2, .pp = 2, .zero = 1},
+                                        {.dp = 2, .pp = 2, .zero = 2},
+                                        {.dp = 2, .pp = 2, .zero = 3},
+                                        {.dp = 2, .pp = 2, .offload = kHost},
+                                        {.dp = 2, .pp = 2, .zero = 3, .offload = kHost}};
   for (const spec::LayoutConfig& layout : layouts) {
     for (const double clip : {0.01, 100.0}) {
       for (const bool tied : {true, false}) {
+        const bool separate = layout.zero > 1 || layout.offload == kHost;
+        if (separate && tied != (clip < 1)) continue;
         spec::Recipe recipe = together("zb-h2", 2, 3);
         recipe.model.tied = tied;
         recipe.model.num_kv_heads = 2;
@@ -137,9 +164,26 @@ TEST(Together, ValidatedStepsOfSeveralRanksAStageEqualOneRank) {
         recipe.pipeline.scatter_gather = layout.tp > 1;
         const VerifyResult result = verify_together(recipe, 4, 6);
         EXPECT_TRUE(result.equal) << "tp " << layout.tp << ", cp " << layout.cp << ", zero " << layout.zero
-                                  << ", clipped to " << clip << ": " << result.weights.name << " "
-                                  << result.weights.relative;
+                                  << (layout.offload == kHost ? ", offload" : "") << ", clipped to " << clip << ": "
+                                  << result.weights.name << " " << result.weights.relative;
       }
+    }
+  }
+}
+
+/// The gradients that a step is taken again with are its own, whatever forwards of the next one have left since: the
+/// head's come with its forward, and with ZeRO 2 and 3 are reduced at once.
+TEST(Together, StepsAreTakenBackFromShardedGradientsToo) {
+  for (const int zero : {2, 3}) {
+    for (const double clip : {0.01, 100.0}) {
+      spec::Recipe recipe = together("1f1b", 2, 3);
+      recipe.layout = {.dp = 2, .pp = 2, .zero = zero, .bucket_mb = 0.001};
+      recipe.optim.grad_clip_norm = clip;
+      recipe.batch.global_batch_tokens = 8 * 12;
+      EXPECT_TRUE(verify_together(recipe, 4, 6).equal) << "ZeRO-" << zero << " clipped to " << clip;
+      with_trainers(recipe, 4, [&](Trainer& trainer, comm::Rank&) {
+        for (int step = 0; step < 3; ++step) EXPECT_EQ(trainer.step().redone, clip < 1) << zero;
+      });
     }
   }
 }
@@ -304,6 +348,11 @@ TEST(Together, SaysWhatCannotBeDoneBetweenDrains) {
   recipe = together("xpipe", 2);
   recipe.optim.kind = spec::OptimizerKind::kSgd;
   EXPECT_THAT(message_of(recipe), HasSubstr("moments of Adam"));
+  recipe = together("pipedream-2bw", 2);
+  recipe.layout.offload = kHost;
+  EXPECT_EQ(message_of(recipe), "no error");
+  recipe.layout.delayed_update = true;
+  EXPECT_THAT(message_of(recipe), HasSubstr("a delayed one comes a step later"));
 }
 
 TEST(Together, FindsDrainsThatFitWhereNoneAreGiven) {

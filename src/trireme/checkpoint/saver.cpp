@@ -13,7 +13,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/stopwatch.h"
-#include "trireme/checkpoint/stream_copy.h"
+#include "trireme/checkpoint/shared_copy.h"
 #include "trireme/checkpoint/texts.h"
 #include "trireme/formats/checkpoint_publish.h"
 #include "trireme/layout/hash.h"
@@ -54,7 +54,9 @@ struct Saver::Job {
 
   std::mutex mutex;
   std::condition_variable changed;
-  bool copied = false, written = false, done = false;  // guarded by mutex
+  // Guarded by mutex. `copying`: the copy can be helped with.
+  bool copying = false, copied = false, written = false, done = false;
+  std::unique_ptr<SharedCopy> copy;
   // The writer's, to be read once it is written:
   std::string why;
   std::vector<formats::Checked> checks;
@@ -158,10 +160,12 @@ void Saver::write_part_of(Job& job) {
     const std::byte* image = nullptr;
     if (options_.on_phase) options_.on_phase(SavePhase::kCopy, job.request.step);
     if (options_.background) {
-      std::byte* to = staging_.data();
-      for (const formats::PieceOfMemory& piece : list) {
-        stream_copy(to, piece.from, piece.bytes);
-        to += piece.bytes;
+      job.copy = std::make_unique<SharedCopy>(staging_.data(), list);
+      job.set(&Job::copying);
+      {
+        std::vector<std::jthread> helpers;
+        for (int i = 1; i < options_.threads; ++i) helpers.emplace_back([&job] { job.copy->help(); });
+        job.copy->finish();
       }
       image = staging_.data();
       list = {{image, part_.header.file_bytes()}};
@@ -184,6 +188,7 @@ void Saver::write_part_of(Job& job) {
   } catch (...) {
     job.why = why_of(std::current_exception());
   }
+  job.set(&Job::copying);
   job.set(&Job::copied);
   job.set(&Job::written);
 }
@@ -226,6 +231,8 @@ void Saver::note_blocked(Job& job, Clock::time_point start) {
 void Saver::wait_copied() {
   if (!job_) return;
   const auto start = Clock::now();
+  job_->wait(&Job::copying);
+  if (job_->copy) job_->copy->help();  // rather than stand by
   job_->wait(&Job::copied);
   note_blocked(*job_, start);
 }

@@ -6,10 +6,10 @@
 //   if (all ranks have written()) saver.collect();     on all ranks together
 //   if (auto outcome = saver.outcome()) tell(*outcome);
 //
-// The state does not change during forward and backward, so it is copied then, by a thread of this rank; the same
-// thread writes the copy to the disk while training goes on. When every rank has its part on the disk, rank 0 writes
-// the manifest and renames the folder, again on a thread. One save is under way at a time: begin() waits for the one
-// before, which is how a slow disk slows the run down instead of filling its memory.
+// The state does not change during forward and backward, so it is copied then, by threads of this rank; wait_copied()
+// helps them. One of them writes the copy to the disk while training goes on. When every rank has its part on the disk,
+// rank 0 writes the manifest and renames the folder, again on a thread. One save is under way at a time: begin() waits
+// for the one before, which is how a slow disk slows the run down instead of filling its memory.
 // Depends on: base, comm, formats, layout, nn.
 #pragma once
 
@@ -40,7 +40,7 @@ enum class SavePhase : std::uint8_t { kCopy, kWrite, kWritten, kPublish, kPublis
 
 struct SaverOptions {
   bool background = true;  ///< false: begin() returns when this rank's part is on the disk, and nothing is copied
-  int threads = 2;         ///< that write
+  int threads = 2;         ///< that copy and write
   bool hash = true;        ///< the whole state's hash into the manifest
   /// Called by whichever thread gets there.
   std::function<void(SavePhase phase, std::int64_t step)> on_phase = {};

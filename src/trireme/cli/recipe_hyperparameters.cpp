@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "trireme/base/print.h"
+#include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
@@ -78,7 +79,8 @@ void print_hyperparameters(const spec::Recipe& recipe, const HyperparametersOpti
     table.add({fmt::format("{}", at.step), short_count(static_cast<double>(at.tokens)),
                fmt::format("{}", hyperparameters.batch), fmt::format("{:.4g}", hyperparameters.learning_rate)});
   }
-  fmt::print(out, "{}{} steps to {} tokens\n", table.text(), last.step, short_count(static_cast<double>(last.tokens)));
+  fmt::print(out, "{}{} to {} tokens\n", table.text(), counted(static_cast<std::size_t>(last.step), "step"),
+             short_count(static_cast<double>(last.tokens)));
 }
 
 }  // namespace

@@ -41,12 +41,14 @@ void say(const train::RunResult& result, const std::string& folder, std::ostream
   using End = train::RunResult::End;
   switch (result.end) {
     case End::kFinished:
-      fmt::print(out, "finished {} steps: loss {:.4f}{}\n", result.steps, result.loss,
+      fmt::print(out, "finished {}: loss {:.4f}{}\n", counted(static_cast<std::size_t>(result.steps), "step"),
+                 result.loss,
                  result.validation_loss ? fmt::format(", validation loss {:.4f}", *result.validation_loss) : "");
       fmt::print(out, "the run is in {}; see it with: trireme report {}\n", folder, folder);
       break;
     case End::kWasFinished:
-      fmt::print(out, "{} is finished: all {} steps are done; raise train.steps to train on\n", folder, result.steps);
+      fmt::print(out, "{} is finished: {} done; raise train.steps to train on\n", folder,
+                 result.steps == 1 ? "its step is" : fmt::format("all {} steps are", result.steps));
       break;
     case End::kInterrupted:
       fmt::print(out, "stopped after step {} of {} and saved; go on with: trireme train ... --out {} --resume\n",

@@ -148,6 +148,7 @@ int run_verify(VerifyOptions& options, Context& context) {
   bool equal = true;
   if (options.matrix) {
     options.matrix_options.json = options.json;
+    options.matrix_options.recipe = options.recipe.file();
     equal = verify_matrix(recipe, std::move(request), options.matrix_options, commands, context);
   } else {
     start_ranks(recipe, [&](comm::Rank& rank) {

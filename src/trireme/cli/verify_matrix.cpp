@@ -126,19 +126,21 @@ TextTable row_table(const std::vector<Row>& rows) {
   return table;
 }
 
-void write_markdown(const std::string& path, const std::vector<Row>& rows, const plan::LayoutMatrix& matrix,
+void write_markdown(const MatrixOptions& options, const std::vector<Row>& rows, const plan::LayoutMatrix& matrix,
                     const TextTable& pairs, int ranks) {
   std::string text = fmt::format(
       "# Layouts that work together\n\n"
-      "Made by `trireme verify --ranks {} --matrix`: each layout runs the same steps as one "
-      "rank\nalone (an asynchronous schedule: as its own mathematics on one rank), and losses, the gradients of the "
-      "first step and the weights after the last are compared. {} of {} "
-      "valid layouts\nare here; every two features that some layout has together meet in at least one of them.\n\n"
+      "Made by `trireme verify {} --ranks {} --matrix`: each layout runs the same steps as\n"
+      "one rank alone (an asynchronous schedule: as its own mathematics on one rank), and losses, the gradients of "
+      "the\n"
+      "first step and the weights after the last are compared. {} of {} valid layouts are here; every two features "
+      "that\n"
+      "some layout has together meet in at least one of them.\n\n"
       "Numbers say in how many of the layouts two features were together; columns are numbered as rows are.\n\n{}\n"
       "## Layouts\n\nLargest relative differences from one rank.\n\n{}\n## Refused\n\n{}",
-      ranks, rows.size(), matrix.cases.size(), pairs.markdown(), row_table(rows).markdown(),
+      options.recipe, ranks, rows.size(), matrix.cases.size(), pairs.markdown(), row_table(rows).markdown(),
       refusal_table(matrix.refused).markdown());
-  write_text_file(path, text);
+  write_text_file(*options.write, text);
 }
 
 }  // namespace
@@ -193,7 +195,7 @@ bool verify_matrix(const spec::Recipe& recipe, train::VerifyRequest request, con
           static_cast<std::size_t>(std::ranges::count_if(rows, [](const Row& r) { return r.result.equal; }));
       fmt::print(context.out, "\n{} of {} layouts compute what one rank computes\n", good, rows.size());
     }
-    if (options.write) write_markdown(*options.write, rows, matrix, pairs, rank.ranks());
+    if (options.write) write_markdown(options, rows, matrix, pairs, rank.ranks());
   });
   return equal;
 }

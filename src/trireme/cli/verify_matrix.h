@@ -12,6 +12,7 @@ namespace trireme::cli {
 struct MatrixOptions {
   bool all = false, json = false;
   std::optional<std::string> write;  ///< a Markdown file
+  std::string recipe;                ///< where the recipe is, for that file
 };
 
 /// Whether all were equal. Prints a line for each layout, what was refused and why, and which features were together.

@@ -1,6 +1,7 @@
 #include "trireme/nn/fp8.h"
 
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -43,11 +44,23 @@ Fp8History::Fp8History(Params& params, std::vector<std::string> names, std::int6
     Param* param = here_.emplace_back(&params.at(name));
     param->scales = table_.narrow(0, (row - names_.begin()) * kRows, kRows);
   }
-  tell();
+  set_known(known());
 }
 
-void Fp8History::tell() {
-  for (Param* param : here_) param->scales_known = steps_ > 0;
+void Fp8History::set_known(bool known) {
+  for (Param* param : here_) param->scales_known = known;
+}
+
+void Fp8History::share(const Agree& agree) {
+  if (empty()) return;
+  // No number of the table is negative, and ranks with the same matrix have the same ones.
+  at::Tensor mine = at::zeros_like(table_);
+  for (const Param* param : here_) {
+    const std::int64_t row = param->scales.storage_offset() / table_.size(1);
+    mine.narrow(0, row, kRows).copy_(param->scales);
+  }
+  agree(mine);
+  table_.copy_(mine);
 }
 
 void Fp8History::advance(const Agree& agree) {
@@ -59,7 +72,7 @@ void Fp8History::advance(const Agree& agree) {
   }
   kernels::fp8_advance(table_, steps_ % length_, margin_);
   ++steps_;
-  tell();
+  set_known(known());
 }
 
 void Fp8History::add_state(State& state) {
@@ -91,7 +104,7 @@ void Fp8History::add_state(State& state) {
         }
         if (!here.is_same(table_)) table_.copy_(here);
         steps_ = value.at("steps").get<std::int64_t>();
-        tell();
+        set_known(known());
       });
 }
 
@@ -154,11 +167,12 @@ kernels::Fp8GatedBackward quantise_gated_backward(const Param& in, const Param& 
                                         delayed_scale(out, {.role = Fp8Role::kActivation}));
 }
 
-const Fp8Pair& Fp8WeightCache::get(const Param& weight, const at::Tensor& value, bool current, bool forward) {
-  const bool stale = !current || version_ != weight.version;
-  if (stale || (forward && value.is_cuda() && device::cuda_capturing())) {
-    pair_ = quantise(weight, value, {.role = Fp8Role::kWeight, .rows = true, .columns = true, .note = current}, &pair_);
-    version_ = current ? weight.version : -1;
+const Fp8Pair& Fp8WeightCache::get(const Param& weight, const at::Tensor& value, const Use& use) {
+  const bool stale = !use.current || version_ != weight.version;
+  if (stale || (use.forward && value.is_cuda() && device::cuda_capturing())) {
+    pair_ = quantise(weight, value, {.role = Fp8Role::kWeight, .rows = true, .columns = true, .note = use.training},
+                     &pair_);
+    version_ = use.current ? weight.version : -1;
   }
   return pair_;
 }

@@ -37,13 +37,18 @@ class Fp8History {
   /// After a step, whether it was taken or not. With `agree` on all ranks together, which follow the same matrices in
   /// the same order.
   void advance(const Agree& agree = {});
+  // Where steps overlap, somebody else keeps what each of them has met and takes (pipeline/scale_versions.h).
+  at::Tensor largest() const { return table_.select(1, 0); }  ///< of the step, float [tensors]
+  at::Tensor scales() const { return table_.select(1, 1); }
+  bool known() const { return steps_ > 0; }
+  void set_known(bool known);
+  /// Ranks that advanced by themselves tell the others of their own matrices. On all ranks together.
+  void share(const Agree& agree);
   /// "fp8/scales": the table, and how many steps it has seen.
   void add_state(State& state);
   const at::Tensor& table() const { return table_; }
 
  private:
-  void tell();
-
   std::vector<std::string> names_;  // of the rows, three each
   std::vector<Param*> here_;        // of them, those of this rank
   std::int64_t length_, margin_;
@@ -81,9 +86,12 @@ kernels::Fp8GatedBackward quantise_gated_backward(const Param& in, const Param& 
 /// it there.
 class Fp8WeightCache {
  public:
-  /// `current`: it is the parameter's own value, in training; anything else is quantised each time. `forward`: the
-  /// first use in a step, which must quantise it again at every replay where a CUDA graph is being captured.
-  const kernels::Fp8Pair& get(const Param& weight, const at::Tensor& value, bool current, bool forward);
+  struct Use {
+    bool current = false;  ///< it is the parameter's own value, in training; anything else is quantised each time
+    bool training = false;
+    bool forward = false;  ///< the first in a step, which quantises again at every replay of a CUDA graph
+  };
+  const kernels::Fp8Pair& get(const Param& weight, const at::Tensor& value, const Use& use);
 
  private:
   kernels::Fp8Pair pair_;

@@ -73,7 +73,9 @@ bool Linear::quantises_gated_input(const LinearInput& input) const {
 }
 
 const kernels::Fp8Pair& Linear::quantised_weight(Context& context, bool forward) const {
-  return quantised_->get(weight_, context.value(weight_), context.weights == nullptr && context.training, forward);
+  return quantised_->get(
+      weight_, context.value(weight_),
+      {.current = context.weights == nullptr && context.training, .training = context.training, .forward = forward});
 }
 
 namespace {

@@ -46,6 +46,8 @@ struct DataParallelOptions {
 
   /// What a rank updates is not what layers compute with.
   bool has_separate_shards() const { return zero > 0 || offload; }
+  /// Nor do its gradients lie where layers add to them.
+  bool has_separate_gradients() const { return zero > 1 || offload; }
   at::TensorOptions on_device(at::ScalarType type) const { return at::TensorOptions(type).device(device); }
 };
 
@@ -92,9 +94,11 @@ struct Bucket {
   at::Tensor gradient_shard;  ///< this rank's part of the sum
   at::Tensor value;           ///< all of it, in the compute type; with ZeRO 3 only while layers use it
   at::Tensor value_shard, master_shard;
+  at::Tensor version_shard;  ///< ZeRO 3: another version of value_shard, which layers compute with; undefined: none
+  /// Takes turns with gradient_shard where updates are late or may be taken back; undefined until then.
+  at::Tensor gradient_other;
   // Offload: what is kept and updated is on the host, where `gradient_shard` and `master_shard` then are too.
-  at::Tensor host_value;      ///< new weights in the compute type, before they go to value_shard
-  at::Tensor gradient_other;  ///< takes turns with gradient_shard where updates are late; undefined until then
+  at::Tensor host_value;  ///< new weights in the compute type, before they go to value_shard
 
   std::int64_t sent = -1;  ///< version_of() that layers compute with; -1: none
   // Offload from a GPU: new weights on their way to value_shard.

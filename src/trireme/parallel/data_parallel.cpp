@@ -254,7 +254,7 @@ DataParallel::Bytes DataParallel::bytes() const {
       continue;
     }
     if (!bucket.master_shard.is_same(bucket.value_shard)) bytes.masters += size(bucket.master_shard);
-    if (options_.zero >= 2) bytes.gradients += size(bucket.gradient_shard);
+    if (options_.zero >= 2) bytes.gradients += size(bucket.gradient_shard) + size(bucket.gradient_other);
   }
   if (!options_.has_separate_shards()) {
     for (const nn::Param& param : params_) {

@@ -81,19 +81,35 @@ class DataParallel {
   void wait_until_copied(std::uint64_t sent) {
     if (link_) link_->wait_until_copied(sent);
   }
-  /// Whether what this rank updates is a shard of what layers compute with.
-  bool shards() const { return options_.zero > 0; }
-  /// ZeRO 1 and 2: whole copies of what ranks make of their shards (predicted weights), in the compute type. `make` is
-  /// asked for this rank's part of each parameter of the key, `take` given all of it. On all ranks together.
-  void gather_made(int key, const std::function<at::Tensor(const nn::Param& owned)>& make,
+  // Versions of weights beside the present one (pipelines that update while micro-batches are in flight).
+  /// Whether what this rank updates is not what layers compute with.
+  bool has_separate_shards() const { return options_.has_separate_shards(); }
+  /// ZeRO 3: a version is this rank's parts of it, which are gathered as the present ones are.
+  bool shards_versions() const { return options_.zero == 3; }
+  /// ZeRO 1 and 2, offload: whole copies of what ranks make of their shards (predicted weights), in the compute type.
+  /// `make` is asked for this rank's part of each parameter of the key, `take` given all of it. On all ranks together.
+  void gather_made(int key, const ShardedWeights::MakePart& make,
                    const std::function<void(const nn::Param& param, const at::Tensor& whole)>& take) {
     weights_->gather_made(key, make, take);
   }
+  /// ZeRO 3: this rank's parts of the present weights of the key, bucket by bucket; borrowed memory.
+  std::vector<at::Tensor> version_parts(int key) const { return weights_->version_parts(key); }
+  /// ZeRO 3: as gather_made(), into memory such as version_parts() gives.
+  void make_version(int key, const ShardedWeights::MakePart& make, std::vector<at::Tensor>& parts) const {
+    weights_->make_version(key, make, parts);
+  }
+  /// ZeRO 3, between passes: until the next call units of the key gather these; null: the present ones.
+  void use_version(int key, const std::vector<at::Tensor>* parts) { weights_->use_version(key, parts); }
   /// Until weights on their way have arrived: before somebody writes into owned() or computed() otherwise.
   void wait_for_weights() { weights_->wait(); }
-  /// Offload: somebody goes on reading the gradients of owned(), until this is called again. Theirs is other memory
-  /// from now on.
+  /// Whether gradients of owned() lie elsewhere than those that layers add to.
+  bool has_separate_gradients() const { return options_.has_separate_gradients(); }
+  /// With separate gradients: somebody goes on reading those of owned(), until this is called again. Theirs is other
+  /// memory from now on.
   void swap_gradient_buffers() { gradients_->swap_buffers(); }
+  /// What layers have added since counts for nothing, and owned() has the gradients of before again. On all ranks
+  /// together.
+  void restore_gradient_buffers() { gradients_->restore_buffers(); }
   /// Offload: owned() has numbers that nobody computes with before the next updated(). What they compute with is in
   /// computed(), and is on its way from there to all of them.
   void computed_changed() { weights_->changed_on_device(); }

@@ -251,7 +251,7 @@ void GradientBuckets::add_state(nn::State& state) {
 }
 
 void GradientBuckets::swap_buffers() {
-  TRIREME_CHECK(options_.offload, "gradients that are not on the host cannot be handed over");
+  TRIREME_CHECK(options_.has_separate_gradients(), "gradients that layers add to cannot be handed over");
   for (Bucket& bucket : plan_.buckets) {
     if (!bucket.trainable) continue;
     if (!bucket.gradient_other.defined()) {
@@ -263,6 +263,21 @@ void GradientBuckets::swap_buffers() {
       member.shard->gradient = owned_part(bucket, member, bucket.gradient_shard);
     }
   }
+}
+
+void GradientBuckets::restore_buffers() {
+  for (Bucket& bucket : plan_.buckets) settle(bucket);  // into memory that goes back
+  if (link_ != nullptr) link_->wait_for_sent();
+  for (Bucket& bucket : plan_.buckets) {
+    if (!bucket.trainable) continue;
+    for (const BucketMember& member : bucket.members) {
+      if (options_.zero >= 2) member.param->gradient = at::Tensor();
+      member.param->gradient_empty = true;
+    }
+    if (options_.zero >= 2 && bucket.gradient.defined()) pool_.give(std::exchange(bucket.gradient, at::Tensor()));
+  }
+  end_step();
+  swap_buffers();
 }
 
 }  // namespace trireme::parallel

@@ -29,6 +29,7 @@ class GradientBuckets {
   void complete();
   void replayed();
   void swap_buffers();
+  void restore_buffers();
 
   // DataParallel::finish(), in this order.
   /// A ConfigError names parameters that no layer of this rank has given a gradient to.

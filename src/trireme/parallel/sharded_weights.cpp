@@ -83,25 +83,55 @@ void ShardedWeights::wait() {
   for (Bucket& bucket : parts_.plan.buckets) bucket.fetching.wait();
 }
 
-void ShardedWeights::gather_made(int key, const std::function<at::Tensor(const nn::Param& owned)>& make,
+void ShardedWeights::make_part(const Bucket& bucket, const MakePart& make, at::Tensor& part) const {
+  part.zero_();  // between members and behind the last
+  for (const BucketMember& member : bucket.members) {
+    if (member.shard->master.numel() > 0) owned_part(bucket, member, part).copy_(make(*member.shard));
+  }
+}
+
+void ShardedWeights::gather_made(int key, const MakePart& make,
                                  const std::function<void(const nn::Param& param, const at::Tensor& whole)>& take) {
-  TRIREME_CHECK(parts_.options.zero > 0 && parts_.options.zero < 3 && !parts_.options.offload,
-                "weights are made of shards with ZeRO 1 and 2 on the device");
+  TRIREME_CHECK(parts_.options.has_separate_shards() && parts_.options.zero < 3,
+                "whole weights are made of shards with ZeRO 1 and 2, and with offload");
   for (Bucket& bucket : parts_.plan.buckets) {
     if (bucket.key != key) continue;
     at::Tensor part = pool_.take(bucket.end - bucket.begin, bucket.value_shard.options());
-    part.zero_();  // between members and behind the last
-    for (const BucketMember& member : bucket.members) {
-      if (member.shard->master.numel() > 0) owned_part(bucket, member, part).copy_(make(*member.shard));
-    }
+    make_part(bucket, make, part);
     at::Tensor whole = part;
-    if (bucket.group != nullptr) {
+    const bool gathers = parts_.options.zero > 0 && bucket.group != nullptr;
+    if (gathers) {
       whole = pool_.take(bucket.elements, bucket.value_shard.options());
       bucket.group->all_gather(device::to_const_buffer(part), device::to_buffer(whole)).wait();
     }
     for (const BucketMember& member : bucket.members) take(*member.param, view_in(whole, member));
-    if (bucket.group != nullptr) pool_.give(std::move(whole));
+    if (gathers) pool_.give(std::move(whole));
     pool_.give(std::move(part));
+  }
+}
+
+std::vector<at::Tensor> ShardedWeights::version_parts(int key) const {
+  std::vector<at::Tensor> parts;
+  for (const Bucket& bucket : parts_.plan.buckets) {
+    if (bucket.key == key) parts.push_back(bucket.value_shard);
+  }
+  return parts;
+}
+
+void ShardedWeights::make_version(int key, const MakePart& make, std::vector<at::Tensor>& parts) const {
+  std::size_t at = 0;
+  for (const Bucket& bucket : parts_.plan.buckets) {
+    if (bucket.key == key) make_part(bucket, make, parts.at(at++));
+  }
+}
+
+void ShardedWeights::use_version(int key, const std::vector<at::Tensor>* parts) {
+  std::size_t at = 0;
+  for (Bucket& bucket : parts_.plan.buckets) {
+    if (bucket.key != key) continue;
+    TRIREME_CHECK(!bucket.is_fetching && !bucket.is_whole, "weights of chunk {} change their version during a pass",
+                  key);
+    bucket.version_shard = parts != nullptr ? parts->at(at++) : at::Tensor();
   }
 }
 
@@ -110,11 +140,11 @@ void ShardedWeights::gather(Bucket& bucket) {
   bucket.value = pool_.take(bucket.elements, bucket.value_shard.options());
   bucket.is_fetching = true;
   order_after_upload(bucket);
+  const at::Tensor& part = bucket.version_shard.defined() ? bucket.version_shard : bucket.value_shard;
   if (bucket.group == nullptr) {
-    bucket.value.copy_(bucket.value_shard);
+    bucket.value.copy_(part);
   } else {
-    bucket.fetching =
-        bucket.group->all_gather(device::to_const_buffer(bucket.value_shard), device::to_buffer(bucket.value));
+    bucket.fetching = bucket.group->all_gather(device::to_const_buffer(part), device::to_buffer(bucket.value));
   }
 }
 

@@ -18,6 +18,8 @@ namespace trireme::parallel {
 
 class ShardedWeights {
  public:
+  /// What this rank makes of what it owns of a parameter.
+  using MakePart = std::function<at::Tensor(const nn::Param& owned)>;
   /// All are borrowed.
   struct Parts {
     const DataParallelOptions& options;
@@ -41,9 +43,12 @@ class ShardedWeights {
   /// Until those on their way have arrived.
   void wait();
 
-  /// DataParallel::gather_made.
-  void gather_made(int key, const std::function<at::Tensor(const nn::Param& owned)>& make,
+  // DataParallel's calls of these names.
+  void gather_made(int key, const MakePart& make,
                    const std::function<void(const nn::Param& param, const at::Tensor& whole)>& take);
+  std::vector<at::Tensor> version_parts(int key) const;
+  void make_version(int key, const MakePart& make, std::vector<at::Tensor>& parts) const;
+  void use_version(int key, const std::vector<at::Tensor>* parts);
 
   /// Until it is called again: these units are not run, so nobody fetches their weights ahead. The same on all ranks.
   void skip(std::vector<bool> units) { skipped_ = std::move(units); }
@@ -60,6 +65,7 @@ class ShardedWeights {
   void publish();
   void upload(Bucket& bucket);
   void order_after_upload(Bucket& bucket);
+  void make_part(const Bucket& bucket, const MakePart& make, at::Tensor& part) const;
   void gather(Bucket& bucket);
   void release(Bucket& bucket);
 

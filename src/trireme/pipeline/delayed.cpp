@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "trireme/base/error.h"
+#include "trireme/pipeline/scale_versions.h"
 #include "trireme/schedule/check.h"
 
 namespace trireme::pipeline {
@@ -73,11 +74,13 @@ DelayedGradients::DelayedGradients(models::Model& model, Split split, DelayLaw l
 
 void DelayedGradients::begin() {
   versions_.clear();
+  if (scales_ != nullptr) scales_->begin();
   present_ = 0;
   remember();
 }
 
 void DelayedGradients::updated() {
+  if (scales_ != nullptr) scales_->updated(present_);
   ++present_;
   remember();
 }
@@ -114,8 +117,10 @@ void DelayedGradients::add(Micro& micro, int number) {
   nn::Tensors tensors = micro.inputs;
   const int chunks = static_cast<int>(split_.size());
   for (int chunk = 0; chunk < chunks; ++chunk) {
-    Given weights(versions_.at(law_(chunk, number, /*forward=*/true)));
+    const DelayedVersion version = law_(chunk, number, /*forward=*/true);
+    Given weights(versions_.at(version));
     micro.context.weights = &weights;
+    if (scales_ != nullptr) scales_->enter(version.present, number / every_);
     const auto [begin, end] = split_[static_cast<std::size_t>(chunk)];
     for (std::size_t i = begin; i < end; ++i) {
       tensors = model_.layers[i].layer->forward(std::move(tensors), micro.context, &tape);
@@ -123,8 +128,10 @@ void DelayedGradients::add(Micro& micro, int number) {
   }
   tensors.assign(1, at::Tensor());
   for (int chunk = chunks - 1; chunk >= 0; --chunk) {
-    Given weights(versions_.at(law_(chunk, number, /*forward=*/false)));
+    const DelayedVersion version = law_(chunk, number, /*forward=*/false);
+    Given weights(versions_.at(version));
     micro.context.weights = &weights;
+    if (scales_ != nullptr) scales_->enter(version.present, number / every_);
     const auto [begin, end] = split_[static_cast<std::size_t>(chunk)];
     for (std::size_t i = end; i > begin; --i) {
       tensors = model_.layers[i - 1].layer->backward(std::move(tensors), micro.context, tape);

@@ -41,6 +41,8 @@ class DelayedGradients {
   /// Model and predictor are borrowed; `predictor` may be null where the law predicts nothing. `micros`: until the next
   /// drain, at most.
   DelayedGradients(models::Model& model, Split split, DelayLaw law, int micros, WeightPredictor* predictor);
+  /// Delayed FP8 scales go with versions of weights (borrowed); `every`: micros of a step.
+  void use_scales(ScaleVersions* scales, int every) { scales_ = scales, every_ = every; }
 
   /// The present weights are version 0.
   void begin();
@@ -58,6 +60,8 @@ class DelayedGradients {
   DelayLaw law_;
   int micros_;
   WeightPredictor* predictor_;
+  ScaleVersions* scales_ = nullptr;
+  int every_ = 1;
   int present_ = 0;
   std::map<DelayedVersion, Copy> versions_;
 };

@@ -52,13 +52,14 @@ Executor::Executor(const ExecutorParts& parts)
       stage_(parts.stage),
       data_parallel_(parts.data_parallel),
       waves_(parts.waves),
-      versions_(stage_.chunks, parts.predictor, parts.data_parallel),
+      versions_(table_, stage_.chunks, parts.predictor, parts.data_parallel),
       passes_(table_, pipeline_.rank(), stage_.chunks, stage_.boundaries, versions_),
       transfers_(table_, pipeline_, stage_.boundaries, passes_, parts.scatter),
       portals_(table_, pipeline_, stage_.skips, passes_),
       reduction_(stage_.param_holders, stage_.model->params, pipeline_, parts.data_parallel),
       loss_reducer_(pipeline_) {
   versions_.use_waves(waves_);
+  versions_.use_scales(parts.scales);
   const auto& list = table_.ranks[static_cast<std::size_t>(pipeline_.rank())];
   before_forward_.resize(list.size());
   for (std::size_t position = 0; position < list.size(); ++position) {
@@ -97,6 +98,7 @@ RunReport Executor::run(const ExecutorCall& run) {
     report.max_version_bytes = std::max(report.max_version_bytes, versions_.bytes());
   }
   if (waves_ != nullptr) report.max_version_bytes = waves_->max_bytes();
+  versions_.end();
   transfers_.end();
   portals_.end();
   report.steps = passes_.end();
@@ -119,6 +121,7 @@ std::size_t Executor::settle(std::size_t position, const ExecutorCall& run) {
   const Unmatched unmatched = find_unmatched(table_, window, step, pipeline_.rank());
   transfers_.rewind(unmatched, step);
   passes_.rewind(step);
+  versions_.rewind(step);
   run.redo();
   for (const Instruction& receive : unmatched.early_receives) transfers_.execute(receive);
   --settled_;
@@ -165,6 +168,7 @@ void Executor::execute(const Instruction& it, std::size_t position, const Execut
       waves_ != nullptr ? waves_->pull() : reduction_.finish();
       run.update(present_);
       if (waves_ != nullptr) waves_->pulled();
+      versions_.updated();
       ++present_;
       return;
     case Op::kStashWeights:
@@ -172,7 +176,7 @@ void Executor::execute(const Instruction& it, std::size_t position, const Execut
     case Op::kPredictWeights:
     case Op::kDropWeights:
       if (data_parallel_ != nullptr) data_parallel_->wait_for_weights();  // which ranks gather from their shards
-      return versions_.execute(it, before_forward_[position], present_);
+      return versions_.execute(it, before_forward_[position]);
     case Op::kRecvActivation:
     case Op::kRecvGradient:
       transfers_.execute(it);

@@ -216,7 +216,9 @@ void Passes::forward(int chunk, int micro) {
   TRIREME_CHECK(!inputs.empty(), "the input of micro {} for chunk {} is not there", micro, chunk);
   const std::int64_t of_first = doubled_ ? rows_of(*running(micro).micro) : 0;
   if (here.recomputed && doubled_) {
-    std::tie(here.inputs, cell(chunk, micro + 1).inputs) = split_rows(inputs, of_first);
+    Cell& other = cell(chunk, micro + 1);
+    std::tie(here.inputs, other.inputs) = split_rows(inputs, of_first);
+    count(other, data.context, bytes_of(other.inputs));
   } else if (here.recomputed) {
     here.inputs = inputs;
   }
@@ -226,7 +228,7 @@ void Passes::forward(int chunk, int micro) {
   const TimedSpan span(data.context.events, traced, "forward", data.context.rank);
   nn::Tensors outputs =
       run_layers(chunks_[index_of(chunk)], std::move(inputs), data.context, here.recomputed ? nullptr : &here.tape);
-  count(here, data.context, here.tape.bytes());
+  count(here, data.context, here.recomputed ? bytes_of(here.inputs) : here.tape.bytes());
   if (chunk < table_.last_chunk()) {
     check_boundary(outputs, chunk + 1, data);
     const bool local = table_.rank_of(chunk + 1, micro) == rank_;

@@ -133,11 +133,50 @@ void PostValidatedUpdate::put_back() {
   }
   for (const nn::StateTensor& entry : state_.tensors()) at::Tensor(entry.tensor).copy_(kept_[i++]);
   state_.value("optim/steps").set(steps_before_);
-  i = 0;
-  for (nn::Param& param : reduction_.layer_params()) {
-    param.gradient = gradients_[i++];
+  restore_gradients();
+}
+
+/// What the next step's forwards make goes elsewhere meanwhile: the head's gradients come with its forward.
+void PostValidatedUpdate::hold_gradients() {
+  parallel::DataParallel* data_parallel = reduction_.data_parallel();
+  if (data_parallel != nullptr && data_parallel->has_separate_gradients())
+    return data_parallel->swap_gradient_buffers();
+  for (nn::Param& param : reduction_.layer_params()) {  // where layers put gradients, shards lie too
+    at::Tensor& place = gradients_.emplace_back(std::move(param.gradient));
+    param.gradient = at::Tensor();
     param.gradient_empty = true;
+    if (place.defined()) param.provide_gradient = [place] { return at::empty_like(place); };
+  }
+}
+
+/// The next step's gradients go where these are: buckets are reduced from there.
+void PostValidatedUpdate::release_gradients() {
+  settled_ = true;
+  parallel::DataParallel* data_parallel = reduction_.data_parallel();
+  if (data_parallel != nullptr && data_parallel->has_separate_gradients()) return;
+  std::size_t i = 0;
+  for (nn::Param& param : reduction_.layer_params()) {
+    at::Tensor& place = gradients_[i++];
     param.provide_gradient = nullptr;
+    if (place.defined() && param.gradient.defined()) place.copy_(param.gradient);
+    if (place.defined()) param.gradient = std::move(place);
+  }
+  gradients_.clear();
+}
+
+void PostValidatedUpdate::restore_gradients() {
+  settled_ = true;
+  parallel::DataParallel* data_parallel = reduction_.data_parallel();
+  if (data_parallel != nullptr && data_parallel->has_separate_gradients()) {
+    data_parallel->restore_gradient_buffers();
+  } else {
+    std::size_t i = 0;
+    for (nn::Param& param : reduction_.layer_params()) {
+      param.gradient = gradients_[i++];
+      param.gradient_empty = true;
+      param.provide_gradient = nullptr;
+    }
+    gradients_.clear();
   }
   for (nn::Param& param : optimizer_.params()) param.gradient_empty = !param.trainable;
 }
@@ -151,7 +190,8 @@ void PostValidatedUpdate::step(double gradient_scale) {
 }
 
 void PostValidatedUpdate::take(const optim::UpdateOptions& options) {
-  TRIREME_CHECK(gradients_.empty(), "an update is taken before the last one was settled");
+  TRIREME_CHECK(settled_, "an update is taken before the last one was settled");
+  settled_ = false;
   options_ = options;
   squares_ = optim::gradient_squares(optimizer_.params());
   if (within() != nullptr) within()->sum_parts(squares_);
@@ -162,13 +202,7 @@ void PostValidatedUpdate::take(const optim::UpdateOptions& options) {
   keep();
   if (finite) step(scale_);
   if (reduction_.data_parallel() != nullptr) reduction_.data_parallel()->updated();
-  // Where layers put gradients, shards lie too: what the next step's forwards make goes elsewhere meanwhile.
-  for (nn::Param& param : reduction_.layer_params()) {
-    at::Tensor& place = gradients_.emplace_back(std::move(param.gradient));
-    param.gradient = at::Tensor();
-    param.gradient_empty = true;
-    if (place.defined()) param.provide_gradient = [place] { return at::empty_like(place); };
-  }
+  hold_gradients();
 }
 
 bool PostValidatedUpdate::validated() {
@@ -178,16 +212,7 @@ bool PostValidatedUpdate::validated() {
   result_.clip_factor = optim::clip_factor(result_.gradient_norm, optimizer_.config().grad_clip_norm);
   if (result_.clip_factor != 1) return false;
   if (options_.loss_scale != nullptr) options_.loss_scale->take(true);
-  // The next step's gradients go where these are: buckets are reduced from there. The head's come with its forward, so
-  // they may have begun elsewhere.
-  std::size_t i = 0;
-  for (nn::Param& param : reduction_.layer_params()) {
-    at::Tensor& place = gradients_[i++];
-    param.provide_gradient = nullptr;
-    if (place.defined() && param.gradient.defined()) place.copy_(param.gradient);
-    if (place.defined()) param.gradient = std::move(place);
-  }
-  gradients_.clear();
+  release_gradients();
   if (reduction_.data_parallel() != nullptr) reduction_.data_parallel()->step_taken();
   return true;
 }
@@ -197,7 +222,6 @@ void PostValidatedUpdate::redo() {
   parallel::DataParallel* data_parallel = reduction_.data_parallel();
   if (data_parallel != nullptr) data_parallel->wait_for_weights();  // they leave from where the old ones come back
   put_back();
-  gradients_.clear();
   const bool finite = std::isfinite(result_.gradient_norm);
   if (options_.loss_scale != nullptr) {
     result_.taken = options_.loss_scale->take(finite);

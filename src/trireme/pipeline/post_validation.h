@@ -68,15 +68,20 @@ class PostValidatedUpdate {
  private:
   void keep();
   void put_back();
+  void hold_gradients();
+  void release_gradients();
+  void restore_gradients();
   void step(double gradient_scale);
   /// Sums over the parts of this stage's parameters that other ranks hold; null: this rank holds them whole.
   const optim::AcrossRanks* within();
 
   optim::Optimizer& optimizer_;
   GradientReduction& reduction_;
-  nn::State state_;                    // of the optimizer
-  std::vector<at::Tensor> kept_;       // master weights, then moments
-  std::vector<at::Tensor> gradients_;  // of this step, as layers made them, while the next one's may arise already
+  nn::State state_;               // of the optimizer
+  std::vector<at::Tensor> kept_;  // master weights, then moments
+  bool settled_ = true;
+  std::vector<at::Tensor> gradients_;  // of this step, as layers made them, while the next one's may arise already;
+                                       // of those that lie apart from what layers make, DataParallel keeps them
   std::int64_t steps_before_ = 0;
   optim::UpdateOptions options_;
   std::vector<double> squares_;

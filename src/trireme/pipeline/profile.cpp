@@ -15,12 +15,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double bytes_of(const nn::Tensors& tensors) {
-  double bytes = 0;
-  for (const at::Tensor& tensor : tensors) bytes += tensor.defined() ? static_cast<double>(tensor.nbytes()) : 0.0;
-  return bytes;
-}
-
 double median(std::vector<double>& numbers) {
   const auto middle = numbers.begin() + static_cast<std::ptrdiff_t>(numbers.size() / 2);
   std::nth_element(numbers.begin(), middle, numbers.end());
@@ -51,7 +45,7 @@ std::vector<EntryProfile> profile_entries(models::Model& model, const std::funct
     };
     for (std::size_t i = 0; i < count; ++i) {
       timed(i, [&] { tensors = model.layers[i].layer->forward(std::move(tensors), data.context, &tape); });
-      profile[i].activation_bytes = bytes_of(tensors);
+      profile[i].activation_bytes = static_cast<double>(bytes_of(tensors));
     }
     tensors.assign(1, at::Tensor());
     for (std::size_t i = count; i > 0; --i) {
@@ -104,7 +98,7 @@ std::vector<EntryProfile> profile_chain(const spec::ModelShape& shape, const mod
       const nn::Tensors outputs = layer.forward(std::move(inputs), data.context, &tape);
       layer.backward(std::move(gradients), data.context, tape);
       if (repeat >= 0) seconds.push_back(seconds_since(begin));
-      entry.activation_bytes = bytes_of(outputs);
+      entry.activation_bytes = static_cast<double>(bytes_of(outputs));
     }
     entry.seconds = median(seconds);
   }

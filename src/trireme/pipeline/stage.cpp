@@ -167,4 +167,10 @@ void fetch_weights(Stage& stage, parallel::DataParallel& data_parallel) {
   }
 }
 
+std::int64_t bytes_of(const nn::Tensors& tensors) {
+  std::int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) bytes += tensor.defined() ? static_cast<std::int64_t>(tensor.nbytes()) : 0;
+  return bytes;
+}
+
 }  // namespace trireme::pipeline

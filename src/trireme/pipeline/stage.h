@@ -102,4 +102,7 @@ std::vector<std::string> held_apart(const Stage& stage);
 /// Its layers fetch their weights from now on.
 void fetch_weights(Stage& stage, parallel::DataParallel& data_parallel);
 
+/// Of those that are defined.
+std::int64_t bytes_of(const nn::Tensors& tensors);
+
 }  // namespace trireme::pipeline

@@ -100,13 +100,6 @@ double recursive_forwards(int layers) {
   return half + recursive_forwards(half) + recursive_forwards(layers - half);
 }
 
-/// Layers of a chunk, in the mean.
-int layers_of_chunk(const Job& job, const ParallelConfig& config) {
-  const int chunks = config.pipeline.stage_ranks.empty() ? config.layout.pp * config.pipeline.virtual_stages
-                                                         : static_cast<int>(config.pipeline.stage_ranks.size());
-  return std::max(1, (layers_of(job.shape) + chunks - 1) / chunks);
-}
-
 }  // namespace
 
 ActivationBytes activation_bytes(const Job& job, const ParallelConfig& config) {
@@ -174,9 +167,8 @@ ActivationBytes activation_bytes(const Job& job, const ParallelConfig& config) {
       out.recomputed_layers = segment_of(layers);
       out.layer = out.tokens * input * std::ceil(static_cast<double>(layers) / out.recomputed_layers) / layers;
       break;
-    case RecomputeKind::kStage:
-      out.recomputed_layers = layers_of_chunk(job, config);
-      out.layer = out.tokens * input / out.recomputed_layers;
+    case RecomputeKind::kStage:  // when its chunk runs again; until then its input is saved (plan/stages.h)
+      out.layer = out.whole_layer;
       break;
     case RecomputeKind::kRecursive:
       out.recomputed_layers = 1;

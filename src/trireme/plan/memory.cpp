@@ -207,10 +207,20 @@ class Account {
   void add_versions() {
     const HeldParameters versions =
         held_parameters(job_, config_, weights_, load_.version_layers, load_.version_embeddings, load_.version_heads);
-    memory_[Use::kWeightVersions] = versions.all() * job_.compute_bytes();
-    // A step that is validated after the fact is restored from copies of what it changes.
+    memory_[Use::kWeightVersions] =
+        versions.all() * job_.compute_bytes() / (config_.layout.zero == 3 ? config_.zero_ranks() : 1);
+    // A step that is validated after the fact is restored from copies of what it changes; of gradients that do not lie
+    // where layers add to them, the next step has others meanwhile.
     const bool validated = config_.layout.pp > 1 && config_.pipeline.drain_every.value_or(1) > 1;
-    if (validated && !is_asynchronous(config_)) memory_[Use::kWeightVersions] += states_.updated + states_.moments;
+    if (validated && !is_asynchronous(config_)) {
+      const double restored = states_.updated + states_.moments;
+      (offloads() ? memory_.host : memory_[Use::kWeightVersions]) += restored;
+      if (offloads()) {
+        memory_.host += states_.owned_gradients;
+      } else if (config_.layout.zero >= 2) {
+        memory_[Use::kGradients] += states_.gradients;
+      }
+    }
     // A weight and its transpose, a byte each.
     if (job_.precision.gemm != spec::GemmPrecision::kSame && !megatron())
       memory_[Use::kFp8Weights] = 2 * (held_.layers + held_.experts);
@@ -223,7 +233,7 @@ class Account {
       memory_.host += std::max(0.0, layers - activations_.hidden);
       layers = here;
     }
-    memory_[Use::kActivations] = layers;
+    memory_[Use::kActivations] = layers + load_.saved_inputs * activations_.hidden * activations_.between;
     memory_[Use::kHead] = load_.saved_embeddings * activations_.embedding + load_.saved_heads * activations_.head;
   }
 
@@ -387,7 +397,8 @@ std::string memory_table(const Job& job, const ParallelConfig& config, const Ran
                         tables ? "matrices and tables" : "matrices of layers", job.sum_bytes())
           : fmt::format("{:.0f} bytes each", job.sum_bytes());
   const std::string activations =
-      config.offload_activations && config.recompute != spec::RecomputeKind::kNone
+      config.recompute == spec::RecomputeKind::kStage ? std::string("inputs of chunks, and one chunk that runs again")
+      : config.offload_activations && config.recompute != spec::RecomputeKind::kNone
           ? std::string("of two layers' inputs; the rest is on the host")
           : fmt::format("{} in each of {}, {:.1f} micro-batches in flight",
                         short_bytes(activation_bytes(job, config).layer),

@@ -66,6 +66,9 @@ class LoadWalk {
       load_.embeddings += share(chunk).embedding ? 1 : 0;
       load_.heads += share(chunk).head ? 1 : 0;
     }
+    for (const schedule::Instruction& it : list_) {
+      if (it.op == schedule::Op::kRecompute) run_again_.emplace(it.chunk, it.micro);
+    }
     for (std::size_t position = 0; position < list_.size(); ++position) step(position);
     const int steps = std::max(1, table.steps());
     for (double* count : {&load_.layer_passes, &load_.embedding_passes, &load_.head_passes, &load_.chunk_passes,
@@ -74,6 +77,7 @@ class LoadWalk {
     load_.saved_layers = layers_.most;
     load_.saved_embeddings = embeddings_.most;
     load_.saved_heads = heads_.most;
+    load_.saved_inputs = most_inputs_;
     load_.version_layers = version_layers_.most;
     load_.version_embeddings = version_embeddings_.most;
     load_.version_heads = version_heads_.most;
@@ -95,11 +99,20 @@ class LoadWalk {
       load_.embedding_passes += passed.embedding ? micros : 0;
       load_.head_passes += passed.head ? micros : 0;
       load_.chunk_passes += micros;
-      save(passed, micros);
+      chunks_.add(micros);
+      run_again_.contains({it.chunk, it.micro}) ? save_input(passed, micros) : save(passed, micros);
     }
-    if (it.op == schedule::Op::kRecompute) load_.recompute_passes += part_ * share(it.chunk).layers;
+    if (it.op == schedule::Op::kRecompute) {
+      load_.recompute_passes += part_ * share(it.chunk).layers;
+      save_input(share(it.chunk), -part_);
+      save(share(it.chunk), part_);
+    }
     // A backward of inputs alone leaves what the weights' gradients are made from.
-    if (schedule::does_weight_gradient(it)) save(share(schedule::backward_chunk(it)), -part_);
+    if (schedule::does_weight_gradient(it)) {
+      chunks_.add(-part_);
+      save(share(schedule::backward_chunk(it)), -part_);
+    }
+    if (layers_.now > 0) most_inputs_ = std::max(most_inputs_, inputs_);
     // In waves each micro in flight has weights of its own.
     if (waves_ && schedule::does_forward(it)) version(share(it.chunk), 1);
     if (waves_ && schedule::does_input_gradient(it)) version(share(schedule::backward_chunk(it)), -1);
@@ -114,7 +127,10 @@ class LoadWalk {
     layers_.add(by * passed.layers);
     embeddings_.add(passed.embedding ? by : 0);
     heads_.add(passed.head ? by : 0);
-    chunks_.add(by);
+  }
+  /// What a chunk is run again from: of the first one tokens, as its embedding saves them.
+  void save_input(const spec::ChunkShare& passed, double by) {
+    passed.embedding ? embeddings_.add(by) : void(inputs_ += by);
   }
   void version(const spec::ChunkShare& of, int by) {
     version_layers_.add(by * of.layers);
@@ -129,6 +145,8 @@ class LoadWalk {
   StageLoad load_;
   Level layers_, embeddings_, heads_, chunks_;
   Level version_layers_, version_embeddings_, version_heads_;
+  double inputs_ = 0, most_inputs_ = 0;
+  std::set<std::pair<int, int>> run_again_;  // chunk and micro
   std::set<std::pair<int, bool>> predicted_;
 };
 

@@ -46,6 +46,9 @@ struct StageLoad {
   /// Micro-batches between forward and the end of backward at most, times the layers they have passed; of the embedding
   /// and of the head.
   double saved_layers = 0, saved_embeddings = 0, saved_heads = 0;
+  /// Where the schedule runs chunks again (R): of micro-batches that wait for that, the inputs of chunks, while others'
+  /// layers are saved.
+  double saved_inputs = 0;
   double in_flight = 0;  ///< micro-batches, in shares of what the rank holds of one pass through the model
   /// Versions and predictions of weights beside the present ones, at most.
   double version_layers = 0, version_embeddings = 0, version_heads = 0;

@@ -83,7 +83,7 @@ class Count {
                       task_.micros),
           static_cast<double>(task_.fetched) * compute_bytes_ * share(ranks));
     }
-    if (task_.predicted > 0)
+    if (task_.predicted > 0 && layout_.zero < 3)  // whose layers gather versions as they do the present weights
       add("shard", "gathers of predicted weights",
           static_cast<double>(task_.predicted) * compute_bytes_ * share(ranks));
     if (across > 1) {
@@ -110,6 +110,8 @@ class Count {
                       layout_.sp_save_gathered ? "" : ", 2 of them since gathered inputs are not saved"),
           ((layers_.forward + layers_.again) * 4 + layers_.backward * gathers) * one);
     }
+    if (task_.config.partition_activations && again)
+      add("tp", "gathers of the saved inputs that ranks share", layers_.again * one);
     if (embeddings_.forward > 0)
       add("tp", split ? "reduce-scatter and gather of the embedding" : "all-reduce of the embedding",
           split ? (embeddings_.forward + embeddings_.again + embeddings_.backward) * one

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "trireme/base/text.h"
+
 namespace trireme::spec {
 namespace {
 
@@ -408,9 +410,10 @@ std::vector<std::string> differences(const ModelShape& shape, const ModelShape& 
 
 std::string shape_text(const ModelShape& shape) {
   std::string text = fmt::format("{}, ", name_in(enum_names(std::type_identity<Family>()), shape.family));
-  if (shape.num_encoder_layers > 0) text += fmt::format("{} encoder layers, ", shape.num_encoder_layers);
-  text += fmt::format("{} layers, hidden_size {}, {} heads of {}", shape.num_layers, shape.hidden_size, shape.num_heads,
-                      shape.head_dim);
+  if (shape.num_encoder_layers > 0)
+    text += counted(static_cast<std::size_t>(shape.num_encoder_layers), "encoder layer") + ", ";
+  text += fmt::format("{}, hidden_size {}, {} of {}", counted(static_cast<std::size_t>(shape.num_layers), "layer"),
+                      shape.hidden_size, counted(static_cast<std::size_t>(shape.num_heads), "head"), shape.head_dim);
   if (shape.num_kv_heads != shape.num_heads) text += fmt::format(" ({} for keys and values)", shape.num_kv_heads);
   if (shape.mla.used()) {
     text += fmt::format(", latents of {} and {} (+{} for RoPE), values of {}", shape.mla.q_lora_rank,
@@ -418,8 +421,8 @@ std::string shape_text(const ModelShape& shape) {
   }
   if (shape.mtp_depth > 0) text += fmt::format(", MTP depth {}", shape.mtp_depth);
   if (const Experts& experts = shape.experts; experts.used()) {
-    text += fmt::format(", {} experts of {} in {} layers, top {}", experts.num_experts, expert_ffn_size(shape),
-                        expert_layers(shape), experts.top_k);
+    text += fmt::format(", {} experts of {} in {}, top {}", experts.num_experts, expert_ffn_size(shape),
+                        counted(static_cast<std::size_t>(expert_layers(shape)), "layer"), experts.top_k);
     if (experts.num_shared_experts > 0) text += fmt::format(" and {} shared", experts.num_shared_experts);
   }
   return text + fmt::format(", ffn_size {}, vocab_size {}, max_seq_len {}", shape.ffn_size, shape.vocab_size,

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <tuple>
 
+#include "trireme/base/text.h"
+
 namespace trireme::spec {
 namespace {
 
@@ -248,10 +250,10 @@ void find_expert_problems(const ModelShape& shape, ShapeProblems& problems) {
   const Experts& experts = shape.experts;
   if (!experts.used()) return;
   if (expert_layers(shape) == 0)
-    problems.add_key(
-        "experts.first_dense_layers",
-        fmt::format("leaves no MoE layer of {} layers, where one in {} is one", shape.num_layers, experts.every),
-        "set experts.first_dense_layers = 0 and experts.every = 1");
+    problems.add_key("experts.first_dense_layers",
+                     fmt::format("leaves no MoE layer of {}, where one in {} is one",
+                                 counted(static_cast<std::size_t>(shape.num_layers), "layer"), experts.every),
+                     "set experts.first_dense_layers = 0 and experts.every = 1");
   for (config::Problem& problem : find_problems(experts)) problems.add(std::move(problem));
 }
 

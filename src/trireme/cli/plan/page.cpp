@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "trireme/base/html.h"
+#include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/plan/plot.h"
 #include "trireme/observe/report/page.h"
@@ -70,7 +71,7 @@ std::string facts(const PlanTask& task, const plan::Sized& sized, const Estimate
   add("memory", fmt::format("{:.1f} GiB", best.memory.peak() / 1073741824.0),
       fmt::format("of {:.1f}, stage {}", best.memory.device / 1073741824.0, best.memory.fullest.stage));
   add("parameters", short_count(static_cast<double>(spec::count_parameters(task.job.shape).total())),
-      fmt::format("{} layers", plan::layers_of(task.job.shape)));
+      counted(static_cast<std::size_t>(plan::layers_of(task.job.shape)), "layer"));
   add("goodput", fmt::format("{:.1f} %", 100 * goodput.share),
       fmt::format("checkpoint every {}", short_seconds(goodput.interval_seconds)));
   return out + "</dl>";

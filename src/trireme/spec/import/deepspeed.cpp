@@ -29,8 +29,12 @@ void ds_optimizer(RecipeImport& in, const ForeignKey& given) {
     in.set_text("optim.kind", "sgd", given.name);
   } else if (kind == "adagrad" || kind == "deepspeedcpuadagrad") {
     in.set_text("optim.kind", "adagrad", given.name);
-  } else if (kind == "onebitadam" || kind == "zerooneadam" || kind == "onebitlamb") {
-    in.refuse(given, "1-bit optimizers are not built here", "set it to Adam or Lamb");
+  } else if (kind == "onebitadam" || kind == "zerooneadam") {
+    in.refuse(given, "DeepSpeed's does not correct moments; here it is AdamW, which does, with compressed momentum",
+              fmt::format("set it to AdamW, and compress.kind = \"{}\" in the recipe",
+                          kind == "onebitadam" ? "onebit-adam" : "zero-one-adam"));
+  } else if (kind == "onebitlamb") {
+    in.refuse(given, "1-bit LAMB is not built here", "set it to Lamb");
   } else {
     in.refuse(given, "no optimizer that is here", "take Adam, AdamW, Lamb, SGD or Adagrad");
   }
@@ -43,6 +47,12 @@ void ds_betas(RecipeImport& in, const ForeignKey& given) {
   }
   in.set("optim.beta1", foreign_text(given.value.items[0]), given.name);
   in.set("optim.beta2", foreign_text(given.value.items[1]), given.name);
+}
+
+/// DeepSpeed's own default is another one than the recipe's, which follows the length of the run.
+void ds_layer_keep(RecipeImport& in, const ForeignKey& given) {
+  in.set("train.layer_keep", foreign_text(given.value), given.name);
+  if (!in.has("progressive_layer_drop.gamma")) in.set("train.layer_keep_gamma", "0.001", given.name);
 }
 
 void ds_momentum(RecipeImport& in, const ForeignKey& given) {
@@ -184,9 +194,10 @@ const ImportRow kDeepSpeedRows[] = {
     {.name = "optimizer.params.amsgrad", .refuse = "AMSGrad is not built here", .neutral = "false"},
     {.name = "optimizer.params.max_coeff", .refuse = "the bound of LAMB's trust ratio is not built here"},
     {.name = "optimizer.params.min_coeff", .refuse = "the bound of LAMB's trust ratio is not built here"},
-    {.name = "optimizer.params.freeze_step", .refuse = "1-bit optimizers are not built here"},
-    {.name = "optimizer.params.cuda_aware", .refuse = "1-bit optimizers are not built here", .neutral = "false"},
-    {.name = "optimizer.params.comm_backend_name", .refuse = "1-bit optimizers are not built here"},
+    {.name = "optimizer.params.freeze_step", .refuse = "of 1-bit optimizers: compress.freeze_after in the recipe"},
+    {.name = "optimizer.params.cuda_aware", .without = "of 1-bit optimizers: comm.transport says what carries them"},
+    {.name = "optimizer.params.comm_backend_name",
+     .without = "of 1-bit optimizers: comm.transport says what carries them"},
     {.name = "optimizer.legacy_fusion", .without = "how the update is fused is not a choice here"},
     {.name = "scheduler.type", .take = ds_scheduler},
     {.name = "scheduler.params.warmup_min_lr", .key = "lr_schedule.warmup_from"},
@@ -336,13 +347,12 @@ const ImportRow kDeepSpeedRows[] = {
     {.name = "comet.enabled",
      .refuse = "runs are not sent to other machines; TensorBoard files can be",
      .neutral = "false"},
-    {.name = "sparse_attention.*", .refuse = "block-sparse attention is not built here"},
-    {.name = "progressive_layer_drop.*",
-     .refuse = "progressive layer dropping is not built here",
+    {.name = "sparse_attention.*", .refuse = "block layouts are part of the model here: model.sparse_attention"},
+    {.name = "progressive_layer_drop.theta", .take = ds_layer_keep, .enabled_by = "progressive_layer_drop.enabled"},
+    {.name = "progressive_layer_drop.gamma",
+     .key = "train.layer_keep_gamma",
      .enabled_by = "progressive_layer_drop.enabled"},
-    {.name = "progressive_layer_drop.enabled",
-     .refuse = "progressive layer dropping is not built here",
-     .neutral = "false"},
+    {.name = "progressive_layer_drop.enabled", .without = "decides whether its other keys count"},
     {.name = "curriculum_learning.*",
      .refuse = "sequence lengths that grow are not built here",
      .enabled_by = "curriculum_learning.enabled"},

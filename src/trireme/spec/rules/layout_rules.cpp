@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 
+#include "trireme/base/text.h"
 #include "trireme/spec/rules.h"
 
 namespace trireme::spec {
@@ -200,10 +201,11 @@ void stages_have_layers(RuleContext& context) {
   const std::int64_t chunks = (stages > 0 ? stages : layout.pp) * each;
   if (chunks <= most) return;
   if (stages > 0) {
-    context.refuse(
-        "pipeline.stage_ranks",
-        fmt::format("has {} stages, but the model's {} layers with embedding and head make {}", stages, layers, most),
-        "leave pipeline.stage_ranks out");
+    context.refuse("pipeline.stage_ranks",
+                   fmt::format("has {}, but the model's {} with embedding and head make {}",
+                               counted(static_cast<std::size_t>(stages), "stage"),
+                               counted(static_cast<std::size_t>(layers), "layer"), most),
+                   "leave pipeline.stage_ranks out");
     pipeline.stage_ranks.clear();
     return stages_have_layers(context);
   }

@@ -24,8 +24,9 @@ std::string steps_apart(const RuleContext& context) {
 }
 
 std::string several_steps(const RuleContext& context) {
-  return fmt::format("schedule {} runs {} steps together", schedule_name(context),
-                     steps_between_drains(context.run.recipe, context.run.schedule.asynchronous));
+  const std::int64_t steps = steps_between_drains(context.run.recipe, context.run.schedule.asynchronous);
+  if (steps == 1) return fmt::format("schedule {} updates while micro-batches are in flight", schedule_name(context));
+  return fmt::format("schedule {} runs {} steps together", schedule_name(context), steps);
 }
 
 void schedule_is_known(RuleContext& context) {
@@ -147,10 +148,11 @@ void schedule_holds_steps(RuleContext& context) {
   const PipelineConfig& pipeline = context.run.recipe.pipeline;
   const std::int64_t drains = steps_between_drains(context.run.recipe, context.run.schedule.asynchronous);
   if (!context.has_stages() || steps == 0 || drains == steps) return;
-  context.refuse(
-      "pipeline.drain_every",
-      fmt::format("schedule {} holds {} steps, but {} are to run together", pipeline.schedule, steps, drains),
-      fmt::format("set pipeline.drain_every = {}, and train.steps to a multiple of it", steps));
+  context.refuse("pipeline.drain_every",
+                 fmt::format("schedule {} holds {}, but {} to run together", pipeline.schedule,
+                             counted(static_cast<std::size_t>(steps), "step"),
+                             drains == 1 ? "1 is" : fmt::format("{} are", drains)),
+                 fmt::format("set pipeline.drain_every = {}, and train.steps to a multiple of it", steps));
 }
 
 void predicted_by_momentum(RuleContext& context) {
@@ -200,6 +202,7 @@ void waves_of_single_ranks(RuleContext& context) {
   if (layout.tp > 1) context.refuse("layout.tp", why, "set layout.tp = 1");
   if (layout.cp > 1) context.refuse("layout.cp", why, "set layout.cp = 1");
   if (layout.zero > 0) context.refuse("layout.zero", why, "set layout.zero = 0");
+  if (layout.offload != OffloadKind::kNone) context.refuse("layout.offload", why, "set layout.offload = \"none\"");
   if (context.run.shape.experts.used()) context.refuse("pipeline.schedule", why, "set pipeline.schedule = \"1f1b\"");
 }
 
@@ -249,35 +252,24 @@ void asynchronous_loss_scale(RuleContext& context) {
                    fmt::format("{}, or precision.compute = \"bf16\"", steps_apart(context)));
 }
 
-void together_offload(RuleContext& context) {
-  if (context.runs_several_steps() && context.layout().offload != OffloadKind::kNone)
-    context.refuse("layout.offload",
-                   fmt::format("{}, and updates on the host come once a step", several_steps(context)),
-                   fmt::format("{}, or layout.offload = \"none\"", steps_apart(context)));
-}
-
-void together_zero(RuleContext& context) {
-  const int zero = context.layout().zero;
-  if (!context.runs_several_steps() || zero < 2) return;
-  const bool asynchronous = context.run.schedule.asynchronous;
-  if (asynchronous && zero == 2) return;
-  context.refuse("layout.zero",
-                 asynchronous
-                     ? fmt::format("{} and computes with whole copies of its weights as they were or will be, which "
-                                   "layout.zero = 3 shards",
-                                   several_steps(context))
-                     : fmt::format("{} and may take an update back, by gradients that layout.zero = {} gives up for "
-                                   "the next step's",
-                                   several_steps(context), zero),
-                 fmt::format("{}, or layout.zero = {}", steps_apart(context), asynchronous ? 2 : 1));
+void together_delayed_update(RuleContext& context) {
+  if (context.runs_several_steps() && context.layout().delayed_update)
+    context.refuse("layout.delayed_update",
+                   fmt::format("{}, each pass with the weights of a certain update, but a delayed one comes a step "
+                               "later than its gradients say",
+                               several_steps(context)),
+                   fmt::format("{}, or layout.delayed_update = false", steps_apart(context)));
 }
 
 void together_delayed_scales(RuleContext& context) {
-  if (context.runs_several_steps() && context.run.recipe.precision.gemm == GemmPrecision::kFp8Delayed)
-    context.refuse("precision.gemm",
-                   fmt::format("{}, but the scales of \"fp8-delayed\" come from what all stages saw in the step before",
-                               several_steps(context)),
-                   fmt::format("{}, or precision.gemm = \"fp8\"", steps_apart(context)));
+  if (!context.runs_several_steps() || context.run.recipe.precision.gemm != GemmPrecision::kFp8Delayed) return;
+  const bool several = context.run.schedule.bidirectional || !context.run.recipe.pipeline.stage_ranks.empty() ||
+                       context.run.recipe.pipeline.replicates_stages();
+  if (!context.run.schedule.asynchronous && !several) return;
+  context.refuse("precision.gemm",
+                 fmt::format("{}, but the scales of \"fp8-delayed\" are those of {}", several_steps(context),
+                             several ? "a stage that one rank of a pipeline has" : "one version of the weights"),
+                 fmt::format("{}, or precision.gemm = \"fp8\"", steps_apart(context)));
 }
 
 void together_health(RuleContext& context) {
@@ -383,7 +375,7 @@ constexpr Rule kPipelineRules[] = {
     {"waves-take-sgd", "HetPipe with another optimizer than plain SGD without clipping",
      "a virtual worker computes with its own updates one by one before their wave is in the weights",
      Because::kDefinition, RuleNeeds::kRun, waves_take_sgd},
-    {"waves-of-single-ranks", "HetPipe with tensor or context parallelism, ZeRO or experts",
+    {"waves-of-single-ranks", "HetPipe with tensor or context parallelism, ZeRO, offload or experts",
      "a virtual worker has one rank a stage", Because::kNotBuilt, RuleNeeds::kRun, waves_of_single_ranks},
     {"waves-are-even", "HetPipe with a batch that gives virtual workers different numbers of minibatches",
      "a wave has as many on each", Because::kDefinition, RuleNeeds::kRun, waves_are_even},
@@ -396,15 +388,14 @@ constexpr Rule kPipelineRules[] = {
     {"asynchronous-loss-scale", "asynchronous schedules with fp16",
      "the loss scale of a step follows from the gradients of all stages in the step before, which are not there yet",
      Because::kDefinition, RuleNeeds::kRun, asynchronous_loss_scale},
-    {"together-offload", "several steps between flushes with offload", "updates on the host come once a step",
-     Because::kNotBuilt, RuleNeeds::kRun, together_offload},
-    {"together-zero",
-     "several steps between flushes with ZeRO-3, and with ZeRO-2 where updates are validated after the fact",
-     "versions of weights are whole copies, and gradients of a step that may be taken back stay until the next one's "
-     "begin",
-     Because::kNotBuilt, RuleNeeds::kRun, together_zero},
-    {"together-delayed-scales", "several steps between flushes with delayed FP8 scaling",
-     "stages agree on scales after each step", Because::kNotBuilt, RuleNeeds::kRun, together_delayed_scales},
+    {"together-delayed-update", "several steps between flushes with delayed parameter updates",
+     "each pass takes the weights of a certain update, which would be another law with updates a step late",
+     Because::kDefinition, RuleNeeds::kRun, together_delayed_update},
+    {"together-delayed-scales",
+     "delayed FP8 scaling with asynchronous schedules, and with steps that run together where several ranks of a "
+     "pipeline have one stage",
+     "scales follow from all that a step has seen with one version of the weights", Because::kNotBuilt, RuleNeeds::kRun,
+     together_delayed_scales},
     {"together-health", "several steps between flushes with `health.spike` or `health.non_finite`",
      "weights are updated before the loss of the step is known", Because::kDefinition, RuleNeeds::kRun,
      together_health},

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "trireme/base/text.h"
 #include "trireme/spec/rules.h"
 
 namespace trireme::spec {
@@ -44,7 +45,8 @@ void stage_ranks_of_pipeline(RuleContext& context) {
                    "leave pipeline.stage_ranks out, or give each stage at least one rank");
     ranks.clear();
   } else if (all != layout.pp) {
-    context.refuse("pipeline.stage_ranks", fmt::format("has {} ranks, but layout.pp = {}", all, layout.pp),
+    context.refuse("pipeline.stage_ranks",
+                   fmt::format("has {}, but layout.pp = {}", counted(static_cast<std::size_t>(all), "rank"), layout.pp),
                    fmt::format("set layout.pp = {}", all));
     layout.pp = all;
   }

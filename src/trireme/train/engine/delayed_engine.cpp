@@ -11,6 +11,7 @@
 #include "trireme/optim/update.h"
 #include "trireme/pipeline/delayed.h"
 #include "trireme/pipeline/delayed_waves.h"
+#include "trireme/pipeline/scale_versions.h"
 #include "trireme/spec/rules.h"
 #include "trireme/train/diagnose/non_finite.h"
 #include "trireme/train/engine/device.h"
@@ -67,6 +68,7 @@ class DelayedEngine final : public MultiStepEngine {
     parts_.share = {0, 1, length, pipeline_microbatch(recipe)};
     parts_.readers = &world_;
     parts_.data_parallel = data_parallel_.get();
+    parts_.layer_params = &model_->params;
     parts_.whole_model = model_.get();
   }
 
@@ -99,6 +101,10 @@ class DelayedEngine final : public MultiStepEngine {
     double rate = 0;
     const auto predictor = pipeline::make_weight_predictor(table.weights, request.optimizer, [&] { return rate; });
     pipeline::DelayedGradients delayed(*model_, cut_.split, pipeline::law_of(table), table.micros, predictor.get());
+    std::unique_ptr<pipeline::ScaleVersions> scales;
+    if (request.fp8_history != nullptr)
+      scales = std::make_unique<pipeline::ScaleVersions>(*request.fp8_history, nn::Fp8History::Agree{});
+    delayed.use_scales(scales.get(), micros);
     std::vector<StepMade> made;
     for (int step = 0; step < request.steps; ++step) {
       StepWork work = request.work(step);
@@ -117,6 +123,10 @@ class DelayedEngine final : public MultiStepEngine {
       if (request.look) request.look(model_->params);
       sums.gradient_norm = clip_by_stage();
       request.optimizer.step({.learning_rate = rate});
+    }
+    if (scales) {
+      scales->updated(request.steps - 1);
+      scales->end();
     }
     return made;
   }

@@ -28,6 +28,10 @@
 #include "trireme/train/engine/step_plan.h"
 #include "trireme/train/run/evaluate.h"
 
+namespace trireme::nn {
+class Fp8History;
+}
+
 namespace trireme::train {
 
 /// Makes a context that lacks only what a batch says.
@@ -131,6 +135,7 @@ struct StepsRequest {
   std::function<void(nn::Params&)> look;   ///< before each update; may be empty
   optim::Optimizer& optimizer;
   optim::LossScale* loss_scale = nullptr;  ///< fp16
+  nn::Fp8History* fp8_history = nullptr;   ///< delayed FP8 scales
 };
 
 /// Of one step, over all ranks.
@@ -158,8 +163,11 @@ class MultiStepEngine : public Engine {
     std::int64_t pushes = 0;  ///< of waves
   };
   virtual Staleness staleness() const { return {}; }
-  /// Of the last run: versions of weights at once, at most.
-  virtual std::int64_t version_bytes() const { return 0; }
+  /// Of the last run: versions of weights at once, at most; and what steps that may be taken back are restored from.
+  struct VersionBytes {
+    std::int64_t device = 0, host = 0;
+  };
+  virtual VersionBytes version_bytes() const { return {}; }
 };
 
 using AnyEngine = std::variant<std::unique_ptr<SingleStepEngine>, std::unique_ptr<MultiStepEngine>>;

@@ -61,13 +61,15 @@ void MultiStepDriver::run_until_drain() {
                         .work = prepare,
                         .look = state_.look,
                         .optimizer = *state_.optimizer,
-                        .loss_scale = state_.loss_scale.get()});
+                        .loss_scale = state_.loss_scale.get(),
+                        .fp8_history = state_.fp8_history.get()});
   } catch (Error& error) {
     error.add_context(fmt::format("in steps {} to {}, which run together", position.step + 1, position.step + steps));
     throw;
   }
   state_.count_memory();
-  state_.memory.device.set(device::MemoryUse::kVersions, engine_.version_bytes());
+  state_.memory.device.set(device::MemoryUse::kVersions, engine_.version_bytes().device);
+  state_.memory.host.set(device::MemoryUse::kVersions, engine_.version_bytes().host);
   for (std::size_t i = 0; i < made.size(); ++i) {
     StepReport& report = told_later_[i];
     tell_losses(report, made[i].losses, counts[i]);

@@ -16,7 +16,10 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/device/tensor_buffer.h"
 #include "trireme/pipeline/post_validation.h"
+#include "trireme/pipeline/scale_versions.h"
 #include "trireme/pipeline/waves.h"
 #include "trireme/spec/rules.h"
 #include "trireme/train/engine/feed.h"
@@ -43,7 +46,7 @@ class PipelineSteps final : public PipelineEngineOf<MultiStepEngine> {
 
   std::int64_t drain_every() const override { return drain_every_; }
   std::vector<StepMade> run(const StepsRequest& request) override;
-  std::int64_t version_bytes() const override { return version_bytes_; }
+  VersionBytes version_bytes() const override { return version_bytes_; }
   Staleness staleness() const override {
     if (!walk_.waves) return {};
     const schedule::StalenessMonitor& monitor = walk_.waves->monitor();
@@ -59,7 +62,8 @@ class PipelineSteps final : public PipelineEngineOf<MultiStepEngine> {
     int micros = 0, steps = 0;
     schedule::Schedule table;
     std::unique_ptr<pipeline::WeightPredictor> predictor;
-    std::unique_ptr<pipeline::WaveWeights> waves;  // of virtual workers
+    std::unique_ptr<pipeline::WaveWeights> waves;     // of virtual workers
+    std::unique_ptr<pipeline::ScaleVersions> scales;  // of FP8 GEMMs, where they are delayed
     std::unique_ptr<pipeline::Executor> executor;
     std::unique_ptr<pipeline::PostValidatedUpdate> optimistic;
   };
@@ -74,7 +78,7 @@ class PipelineSteps final : public PipelineEngineOf<MultiStepEngine> {
   pipeline::Stage& stage_;
   comm::Group& pipeline_;
   bool asynchronous_;
-  std::int64_t version_bytes_ = 0;  // of the last run
+  VersionBytes version_bytes_;  // of the last run
   std::int64_t drain_every_;
   Progress* progress_ = nullptr;  // of the call that is running
   Walk walk_;
@@ -158,7 +162,7 @@ class PipelineSteps::Progress {
     engine_.pipeline_.all_reduce(comm::Buffer{&first, 1, comm::DType::kI64}, comm::Reduce::kMin).wait();
     if (first == request_.steps) return;
     throw optim::NonFiniteGradients(
-        fmt::format("{} after the last drain, {}", first == 0 ? "1 step" : fmt::format("{} steps", first + 1),
+        fmt::format("{} after the last drain, {}", counted(static_cast<std::size_t>(first + 1), "step"),
                     not_finite_ && not_finite_->first == first ? not_finite_->second
                                                                : "a gradient of another stage was not finite"),
         "go on from the last checkpoint (--resume) with a lower optim.learning_rate, or set optim.grad_clip_norm = "
@@ -232,13 +236,13 @@ PipelineSteps::PipelineSteps(std::unique_ptr<StagedModel> staged)
       drain_every_(spec::steps_between_drains(staged_->recipe(), asynchronous_)) {
   const spec::Recipe& recipe = staged_->recipe();
   const bool scaled = asynchronous_ && recipe.precision.compute == spec::Precision::kFp16;
-  TRIREME_CHECK(
-      !scaled && recipe.layout.offload == spec::OffloadKind::kNone && recipe.layout.zero <= (asynchronous_ ? 2 : 1),
-      "schedule {} runs steps together with what spec/rules refuses", recipe.pipeline.schedule);
+  TRIREME_CHECK(!scaled && !recipe.layout.delayed_update,
+                "schedule {} runs steps together with what spec/rules refuses", recipe.pipeline.schedule);
   if (!asynchronous_) return;
   pipeline::require_own_updates(recipe.pipeline.schedule, stage_.param_holders);
   if (staged_->groups().parallel.rank != 0) return;
-  log_info("schedule {} stays full for {} steps at a time; {}", recipe.pipeline.schedule, drain_every_,
+  log_info("schedule {} stays full for {} at a time; {}", recipe.pipeline.schedule,
+           counted(static_cast<std::size_t>(drain_every_), "step"),
            recipe.optim.grad_clip_norm > 0
                ? fmt::format("each stage clips its own gradients to {}", recipe.optim.grad_clip_norm)
                : std::string("gradients are not clipped"));
@@ -249,6 +253,7 @@ PipelineSteps::Walk& PipelineSteps::walk_for(const StepsRequest& request) {
   walk_.optimistic.reset();
   walk_.executor.reset();
   walk_.waves.reset();
+  walk_.scales.reset();
   walk_.micros = request.micros;
   walk_.steps = request.steps;
   walk_.table = staged_->make_table(request.micros, request.steps);
@@ -263,6 +268,12 @@ PipelineSteps::Walk& PipelineSteps::walk_for(const StepsRequest& request) {
                                      .workers = staged_->groups().data,
                                      .rate_of = [this](int wave) { return progress_->rate_of_wave(wave); }});
   }
+  if (request.fp8_history != nullptr) {
+    comm::Group* ranks = staged_->stage_ranks();
+    walk_.scales = std::make_unique<pipeline::ScaleVersions>(*request.fp8_history, [ranks](at::Tensor& largest) {
+      if (ranks != nullptr) ranks->all_reduce(device::to_buffer(largest), comm::Reduce::kMax).wait();
+    });
+  }
   walk_.executor =
       std::make_unique<pipeline::Executor>(pipeline::ExecutorParts{.table = walk_.table,
                                                                    .stage = stage_,
@@ -270,7 +281,8 @@ PipelineSteps::Walk& PipelineSteps::walk_for(const StepsRequest& request) {
                                                                    .data_parallel = &staged_->data_parallel(),
                                                                    .predictor = walk_.predictor.get(),
                                                                    .waves = walk_.waves.get(),
-                                                                   .scatter = staged_->scatter()});
+                                                                   .scatter = staged_->scatter(),
+                                                                   .scales = walk_.scales.get()});
   if (!asynchronous_) {
     walk_.optimistic = std::make_unique<pipeline::PostValidatedUpdate>(request.optimizer, walk_.executor->reduction());
   }
@@ -292,7 +304,13 @@ std::vector<StepMade> PipelineSteps::run(const StepsRequest& request) {
     call.redo = [&] { progress.redo(*walk.optimistic); };
   }
   pipeline::RunReport report = walk.executor->run(call);
-  version_bytes_ = report.max_version_bytes + (walk.optimistic ? walk.optimistic->bytes() : 0);
+  version_bytes_ = {.device = report.max_version_bytes};
+  const bool offload = staged_->recipe().layout.offload != spec::OffloadKind::kNone;
+  if (walk.optimistic) (offload ? version_bytes_.host : version_bytes_.device) += walk.optimistic->bytes();
+  if (request.fp8_history != nullptr) {
+    request.fp8_history->share(
+        [this](at::Tensor& table) { pipeline_.all_reduce(device::to_buffer(table), comm::Reduce::kMax).wait(); });
+  }
   progress.require_finite();
   return progress.made(report);
 }

@@ -209,6 +209,13 @@ StepSums StagedModel::walk(std::vector<data::Batch>& batches, const MakeContext&
   return {.losses = std::move(losses), .flops = flops, .comm_s = std::max(0.0, all_s - busy_seconds(report))};
 }
 
+comm::Group* StagedModel::stage_ranks() {
+  parallel::MeshGroups& groups = *parallel_groups_->groups;
+  layout::AxisNames axes = groups.mesh().wide_axes();
+  std::erase(axes, nn::kPipelineAxis);
+  return groups.along(axes);
+}
+
 void StagedModel::sum_over_pipelines(std::span<std::vector<nn::LossTerm>> losses, std::span<double> flops) {
   const bool first = parallel_groups_->stage == 0;  // which counts them
   for (double& number : flops) number = first ? number : 0;

@@ -45,6 +45,9 @@ class StagedModel {
   pipeline::Micro micro_of(data::Batch& batch, const MakeContext& contexts) const;
   /// Where tensor-parallel ranks send a part of each boundary tensor; null: each sends its own whole.
   comm::Group* scatter() const { return recipe_.pipeline.scatter_gather ? parallel_groups_->parallel.tensor : nullptr; }
+  /// Ranks that hold this stage or parts of it, in this pipeline and in others; null: no other does. On all ranks of
+  /// the world together when first asked.
+  comm::Group* stage_ranks();
   /// What the ranks of a pipeline found in each step, which all of them have, becomes the sums over all ranks.
   void sum_over_pipelines(std::span<std::vector<nn::LossTerm>> losses, std::span<double> flops);
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "trireme/base/log.h"
+#include "trireme/base/text.h"
 #include "trireme/checkpoint/run_folder.h"
 
 namespace trireme::train {
@@ -77,7 +78,8 @@ void AnomalyHandler::rewind(Error& error, std::int64_t step) {
   const std::int64_t to = checkpoint::newest_whole(parts_.folder.checkpoints(), parts_.world, damaged,
                                                    std::max<std::int64_t>(0, step - 1 - health.rewind));
   if (to < 0) {
-    error.add_context(fmt::format("no checkpoint is {} steps older, so the run cannot be rewound", health.rewind));
+    error.add_context(fmt::format("no checkpoint is {} older, so the run cannot be rewound",
+                                  counted(static_cast<std::size_t>(health.rewind), "step")));
     stop_for(error, step);
   }
   trainer.skip_step();
