@@ -96,4 +96,10 @@ moving running'
 each_step_once() {
   diff <(seq "$2") <(grep -oE '"step":[0-9]+' "$folder/$1/metrics.jsonl" | cut -d: -f2) >/dev/null || fail "$1 did not count every step once"
 }
+# samples_once NAME STEPS: the tokens that each step has seen so far are those of that many whole batches, neither fewer nor more.
+samples_once() {
+  grep -oE '"tokens":[0-9]+' "$folder/$1/metrics.jsonl" | cut -d: -f2 |
+    awk -v steps="$2" 'NR == 1 { batch = $1 } $1 != NR * batch { exit 1 } END { exit !(NR == steps && batch > 0) }' ||
+    fail "$1 did not count every sample once"
+}
 ended_well() { wait "$elastic" || fail "trireme elastic ended with $?"; elastic=; }

@@ -21,7 +21,7 @@ finish() {  # a requeued job need not wait for its turn; while it is requeued it
   for _ in $(seq 600); do
     case $(state "$1") in
       COMPLETED) return 0 ;;
-      FAILED | NODE_FAIL) failures=$((failures + 1)); [ $failures -lt 25 ] || fail "job $1 has failed" ;;
+      FAILED | NODE_FAIL) failures=$((failures + 1)); [ $failures -lt 150 ] || fail "job $1 has failed" ;;
       TIMEOUT | CANCELLED | OUT_OF_MEMORY) fail "job $1 is $(state "$1")" ;;
       PENDING) scontrol update jobid="$1" StartTime=now 2>/dev/null ;;
     esac

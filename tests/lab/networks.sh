@@ -44,5 +44,5 @@ echo "== IPv6 alone"
 for number in 1 2; do ip -n "$hosts_tag-h$number" addr del "$(host_address $number)/24" dev eth0 || fail "an address is left"; done
 on_both "$(host_address6 1)" "${few[@]}" --set comm.interface="fd00:213:$hosts_subnet::/64" || fail "it ended with $?"
 grep -q '"transport": "ucx"' "$folder/h1" || fail "that was not UCX"
-on_both "[$(host_address6 1)]" "${few[@]}" || fail "without a network, it ended with $?"
+on_both "$(host_address6 1)" "${few[@]}" || fail "without a network, it ended with $?"
 echo fine
