@@ -70,8 +70,8 @@ class MemorySnapshots {
 /// What a world's snapshots have cost one rank so far.
 struct SnapshotCost {
   std::int64_t taken = 0;
-  std::uint64_t bytes = 0;               ///< copied and sent, all together
-  double seconds = 0, cpu_seconds = 0;   ///< of the process: its other threads are counted too
+  std::uint64_t bytes = 0;              ///< copied and sent, all together
+  double seconds = 0, cpu_seconds = 0;  ///< of the process: its other threads are counted too
 };
 
 class SnapshotTaker {

@@ -213,7 +213,8 @@ std::filesystem::path calibration_folder(const HardwareOptions& options, const R
 }
 
 /// Real steps of small models on all ranks.
-void measure_steps(const HardwareOptions& options, const Ranks& ranks, comm::Rank& rank, Measured& out) {
+void measure_steps(const HardwareOptions& options, const Ranks& ranks, const train::Commands& commands,
+                   comm::Rank& rank, Measured& out) {
   const std::filesystem::path folder = calibration_folder(options, ranks, rank);
   std::vector<StepShape> shapes;
   for (const char* precision : {"fp32", "bf16"}) {
@@ -222,7 +223,6 @@ void measure_steps(const HardwareOptions& options, const Ranks& ranks, comm::Ran
     shapes.push_back({256, 2, 512, 4, ranks.count, precision});
     shapes.push_back({512, 2, 128, 4, ranks.count, precision});
   }
-  const train::Commands& commands = load_train();
   int number = 0;
   for (const StepShape& shape : shapes) {
     const spec::Recipe recipe = recipe_of(shape, ranks, options.steps, folder.string());
@@ -379,9 +379,10 @@ int run(const HardwareOptions& options, Context& context) {
   const LogLevel level = log_level();
   set_log_level(LogLevel::kWarn);  // of each small run
   bool speaks = false;
+  const train::Commands& commands = load_train();
   start_ranks(recipe, [&](comm::Rank& rank) {
     measure_rank(options, ranks.threads, rank, measured);
-    measure_steps(options, ranks, rank, measured);
+    measure_steps(options, ranks, commands, rank, measured);
     if (rank.rank() == 0) speaks = true;
   });
   set_log_level(level);
