@@ -1,7 +1,7 @@
 # namespaces.sh PROGRAM [KILLS]: an elastic world on three hosts, which are network namespaces with names and addresses of their own. Ranks
 # are killed and come again, and a host is cut off while its rank lives: its heartbeat tells. Every step has the bits of its world.
 [ $# -gt 0 ] || { echo "skipped: built without UCX (Debian: libucx-dev, then configure again)"; exit 77; }
-kills=${2:-4}
+kills=${2:-4} checkpoint_every=25  # two deaths at once of three ranks leave no whole snapshot: the run goes back to a checkpoint
 source "$(dirname "$0")/run.sh" "$1"
 source "$(dirname "$(realpath "$0")")/../lab/hosts.sh"
 trap 'clean_up; hosts_down' EXIT

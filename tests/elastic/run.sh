@@ -16,7 +16,7 @@ trap clean_up EXIT
 fail() { echo "FAILED: $*"; tail -n 60 "$folder"/*.said; exit 1; }
 
 # Few threads and small batches: what is tested is who computes, not how fast.
-sets=(--set train.threads=1 --set train.hash_every=1 --set eval.every=0 --set batch.global_batch_tokens=768 --set checkpoint.every=1000)
+sets=(--set train.threads=1 --set train.hash_every=1 --set eval.every=0 --set batch.global_batch_tokens=768 --set checkpoint.every=${checkpoint_every:-1000})
 
 elastic_start() {
   local name=$1 options=()
@@ -68,6 +68,8 @@ replay() {
   local name=$1 steps=$2 begins=() ranks=() i end
   shift 2
   while read -r begin count; do
+    # What a world computed beyond the step that a later one went back to is gone.
+    while [ ${#begins[@]} -gt 0 ] && [ "${begins[-1]}" -ge "$begin" ]; do unset 'begins[-1]' 'ranks[-1]'; done
     begins+=("$begin") ranks+=("$count")
   done < <(grep '"phase":"running"' "$folder/$name/timeline.jsonl" |
     sed -E 's/.*"members":\[([^]]*)\].*"step":(-?[0-9]+).*/\2 \1/; t; s/.*"step":(-?[0-9]+).*"members":\[([^]]*)\].*/\1 \2/' |
