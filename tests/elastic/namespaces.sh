@@ -14,7 +14,7 @@ elastic_start run --host "$(host_address 254)" --hosts h1,h2,h3 --ssh "$folder/r
   --cooldown 100ms --cooldown-max 100ms --heartbeat 2s --reset-limit 0 -- --set train.steps=100000 --set comm.deadline=20s
 wait_for "a world of three hosts" 120 runs_on run 3 1
 rank_of() { ip netns pids $hosts_tag-$1 | while read -r process; do grep -qz TRIREME_MEMBER "/proc/$process/environ" 2>/dev/null &&
-  [ "$(readlink "/proc/$process/exe")" = "$trireme" ] && echo "$process" && break; done; }
+  [ "$(readlink "/proc/$process/exe")" = "$trireme" ] && echo "$process" && break; done || true; }
 worlds() { grep -c '"phase":"running"' run/timeline.jsonl; }
 
 # What happened so far, by the coordinator's own account: ranks that were in a world and not in the next, and the other way round.
