@@ -2,8 +2,8 @@
 # are killed and come again, and a host is cut off while its rank lives: its heartbeat tells. Every step has the bits of its world.
 [ $# -gt 0 ] || { echo "skipped: built without UCX (Debian: libucx-dev, then configure again)"; exit 77; }
 kills=${2:-4} checkpoint_every=25  # two deaths at once of three ranks leave no whole snapshot: the run goes back to a checkpoint
+source "$(dirname "$0")/../lab/hosts.sh"
 source "$(dirname "$0")/run.sh" "$1"
-source "$(dirname "$(realpath "$0")")/../lab/hosts.sh"
 trap 'clean_up; hosts_down' EXIT
 hosts_up 3 || fail "the hosts did not come up"
 hosts_reach "$folder/reach"
