@@ -41,10 +41,11 @@ test: setup  ## every test; benchmarks and examples must compile
 test-faults: build  ## kill a run KILLS=200 times, in every phase of saving: it must end with the bits of one left alone
 	@bash tests/faults/storm.sh build/release/trireme recipes/tiny.toml $(KILLS)
 
-test-lab: build  ## launch, sweeps (a Slurm cluster of four nodes in namespaces) and 100 kills of an elastic run; root. Slurm is installed into LAB, not into the system
+test-lab: build  ## launchers on hosts in namespaces (Slurm of four nodes, torchrun, Ray), and 100 kills of an elastic run; root. Slurm is installed into LAB, not into the system
 	@LAB_INSTALL=yes LAB_FOLDER=$(LAB) bash tests/lab/launch.sh build/release/trireme .
 	@LAB_INSTALL=yes LAB_FOLDER=$(LAB) bash tests/lab/sweep.sh build/release/trireme .
-	@bash tests/lab/jobset.sh build/release/trireme .
+	@for test in torchrun ray networks jobset; do \
+	  bash tests/lab/$$test.sh build/release/trireme . || [ $$? = 77 ] || exit 1; done
 	@bash tests/elastic/namespaces.sh build/release/trireme 100
 
 pictures: build  ## screenshots of the live page in docs/images, made by the test that drives a browser (chromium, chromium-driver)

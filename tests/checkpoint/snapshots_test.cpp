@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "tests/checkpoint/states.h"
 #include "trireme/checkpoint/memory_snapshots.h"
@@ -10,6 +11,9 @@
 
 namespace trireme::checkpoint {
 namespace {
+
+/// At most, of what a part's file has before its data.
+constexpr std::uint64_t kPartHeader = 4096;
 
 /// All ranks of the mesh take one; entry r is what rank r then has in its memory.
 std::vector<MemorySnapshots> taken_under(const Drawn& drawn, std::int64_t step) {
@@ -96,6 +100,39 @@ TEST(MemorySnapshots, KeepsTwoAndUsesTheMemoryOfTheOneBefore) {
   }
   EXPECT_EQ(snapshots.find({1, 3}), nullptr);
   EXPECT_NE(snapshots.find({1, 4}), nullptr);
+}
+
+// The plan: every element once over all ranks and once more at the next one, two snapshots, and a header a part.
+TEST(MemorySnapshots, CopiesAndKeepsTheBytesThatArePlanned) {
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    const Drawn drawn = draw(seed);
+    const int ranks = drawn.mesh.ranks();
+    std::uint64_t state_bytes = 0;
+    for (const Wanted& wanted : drawn.tensors) {
+      state_bytes += static_cast<std::uint64_t>(layout::elements(wanted.shape)) * c10::elementSize(wanted.type);
+    }
+    std::vector<std::uint64_t> each(static_cast<std::size_t>(ranks)), kept(each.size()), parts(each.size());
+    comm::run_ranks(ranks, [&](comm::Rank& rank) {
+      nn::State state;
+      add_all(state, drawn.tensors, drawn.mesh, rank.rank(), true);
+      MemorySnapshots snapshots;
+      SnapshotTaker taker(state, rank.world(), snapshots, /*epoch=*/1);
+      for (std::int64_t step = 1; step <= 3; ++step) taker.take(step);
+      const auto me = static_cast<std::size_t>(rank.rank());
+      each[me] = taker.bytes();
+      kept[me] = snapshots.bytes();
+      parts[me] = snapshots.holdings().back().of;
+      EXPECT_EQ(taker.cost().taken, 3);
+      EXPECT_EQ(taker.cost().bytes, 3 * taker.bytes());
+    });
+    const std::uint64_t sum = std::accumulate(each.begin(), each.end(), std::uint64_t{0});
+    EXPECT_GE(sum, state_bytes) << layout::to_text(drawn.mesh);
+    EXPECT_LE(sum, state_bytes + parts.front() * kPartHeader) << layout::to_text(drawn.mesh);
+    for (std::size_t rank = 0; rank < each.size(); ++rank) {
+      const std::size_t before = (rank + each.size() - 1) % each.size();
+      EXPECT_EQ(kept[rank], 2 * (each[rank] + (before == rank ? 0 : each[before])));
+    }
+  }
 }
 
 }  // namespace

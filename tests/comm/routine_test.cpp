@@ -125,12 +125,12 @@ TEST(RingAllReduce, OnTwoRanksIsTheTextbookRoutine) {
   EXPECT_EQ(to_text(routines[0]),
             "0: recv_reduce out[0,3) = in[0,3) + from 1\n"
             "1: send in[3,5) to 1\n"
-            "2: wait 0\n"
-            "3: finish out[0,3)\n"
-            "4: wait 1\n"
-            "5: recv out[3,5) from 1\n"
+            "2: wait 1\n"
+            "3: recv out[3,5) from 1\n"
+            "4: wait 0\n"
+            "5: finish out[0,3)\n"
             "6: send out[0,3) to 1\n"
-            "7: wait 5\n"
+            "7: wait 3\n"
             "8: wait 6\n");
 }
 

@@ -16,7 +16,7 @@ trap clean_up EXIT
 fail() { echo "FAILED: $*"; tail -n 60 "$folder"/*.said; exit 1; }
 
 # Few threads and small batches: what is tested is who computes, not how fast.
-sets=(--set train.threads=1 --set train.hash_every=1 --set eval.every=0 --set batch.global_batch_tokens=768 --set checkpoint.every=1000)
+sets=(--set train.threads=1 --set train.hash_every=1 --set eval.every=0 --set batch.global_batch_tokens=768 --set checkpoint.every=${checkpoint_every:-1000})
 
 elastic_start() {
   local name=$1 options=()
@@ -68,6 +68,8 @@ replay() {
   local name=$1 steps=$2 begins=() ranks=() i end
   shift 2
   while read -r begin count; do
+    # What a world computed beyond the step that a later one went back to is gone.
+    while [ ${#begins[@]} -gt 0 ] && [ "${begins[-1]}" -ge "$begin" ]; do unset 'begins[-1]' 'ranks[-1]'; done
     begins+=("$begin") ranks+=("$count")
   done < <(grep '"phase":"running"' "$folder/$name/timeline.jsonl" |
     sed -E 's/.*"members":\[([^]]*)\].*"step":(-?[0-9]+).*/\2 \1/; t; s/.*"step":(-?[0-9]+).*"members":\[([^]]*)\].*/\1 \2/' |
@@ -95,5 +97,11 @@ moving running'
 # each_step_once NAME STEPS
 each_step_once() {
   diff <(seq "$2") <(grep -oE '"step":[0-9]+' "$folder/$1/metrics.jsonl" | cut -d: -f2) >/dev/null || fail "$1 did not count every step once"
+}
+# samples_once NAME STEPS: the tokens that each step has seen so far are those of that many whole batches, neither fewer nor more.
+samples_once() {
+  grep -oE '"tokens":[0-9]+' "$folder/$1/metrics.jsonl" | cut -d: -f2 |
+    awk -v steps="$2" 'NR == 1 { batch = $1 } $1 != NR * batch { exit 1 } END { exit !(NR == steps && batch > 0) }' ||
+    fail "$1 did not count every sample once"
 }
 ended_well() { wait "$elastic" || fail "trireme elastic ended with $?"; elastic=; }

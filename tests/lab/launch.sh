@@ -6,6 +6,8 @@
 #   3. a job that another one preempts does the same
 #   4. a sweep is an array, each run in its own directory
 #   5. a name with spaces and quotes, and ranks on nodes reached by a command of one's own (--hosts)
+#   6. two ranks without PMIx talk over UCX, with the same bits
+#   7. a node that dies at step 20: the job is requeued on others, and ends with the bits of an undisturbed one
 set -eu
 program=$(realpath "$1") repository=$(realpath "$2") trainer=$(realpath "${3:-$1}")
 here=$(dirname "$(realpath "$0")")

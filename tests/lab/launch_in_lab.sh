@@ -21,8 +21,8 @@ finish() {  # a requeued job need not wait for its turn; while it is requeued it
   for _ in $(seq 600); do
     case $(state "$1") in
       COMPLETED) return 0 ;;
-      FAILED) failures=$((failures + 1)); [ $failures -lt 25 ] || fail "job $1 has failed" ;;
-      TIMEOUT | CANCELLED | NODE_FAIL | OUT_OF_MEMORY) fail "job $1 is $(state "$1")" ;;
+      FAILED | NODE_FAIL) failures=$((failures + 1)); [ $failures -lt 150 ] || fail "job $1 has failed" ;;
+      TIMEOUT | CANCELLED | OUT_OF_MEMORY) fail "job $1 is $(state "$1")" ;;
       PENDING) scontrol update jobid="$1" StartTime=now 2>/dev/null ;;
     esac
     sleep 0.2
@@ -45,6 +45,12 @@ job=$(submit "${sets[@]}" --ranks 2 --nodes 2 --out slurm-two)
 finish "$job"
 grep -h 'after it was submitted' slurm-two/slurm-*.out || fail "no queue time was told"
 same_end two slurm-two
+
+echo "== two ranks on two nodes without PMIx: over UCX"
+head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >token && chmod 600 token
+job=$(TRIREME_TOKEN_FILE=$runs/token submit "${sets[@]}" --ranks 2 --nodes 2 --mpi none --out slurm-ucx)
+finish "$job"
+same_end two slurm-ucx
 
 echo "== signalled and requeued"
 job=$(submit "${sets[@]}" --ranks 1 --out signalled)
@@ -81,10 +87,24 @@ printf '#!/bin/sh\nexec nsenter --target $(cat $LAB/node${1#n}) --net --mount --
 "$program" launch recipes/tiny.toml --hosts n3 --ssh "$runs/reach" --program "$trainer" "${sets[@]}" --out on-n3 >said 2>&1 || fail "$(cat said)"
 grep -q '^\[rank 0\] finished 120 steps' said || fail "$(cat said)"
 same_end one on-n3
-head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >token && chmod 600 token
 TRIREME_TOKEN_FILE=$runs/token "$program" launch recipes/tiny.toml --hosts n3,n4 --ranks 2 --ssh "$runs/reach" --program "$trainer" "${sets[@]}" \
   --out on-two >said 2>&1 || fail "$(cat said)"
 same_end two on-two  # over UCX
 "$program" launch recipes/tiny.toml --hosts n3,n4 --ranks 2 --ssh "$runs/reach" --program /bin/false --out none >said 2>&1 && fail "false succeeded"
 grep -qE 'rank [01] on n[34] ended with status 1' said || fail "who failed was not told: $(cat said)"
+
+echo "== a node dies at step 20"
+job=$(submit "${sets[@]}" --set checkpoint.every=10 --ranks 2 --nodes 2 --out node-died)
+wait_for_step node-died 20
+on=$(squeue -h -j "$job" -o %N) && victim=$(scontrol show hostnames "$on" | tail -n 1)
+network=$(readlink "/proc/$(cat "$LAB/node${victim#n}")/ns/net")
+for process in /proc/[0-9]*; do  # all that runs on it, at once
+  [ "$(readlink "$process/ns/net" 2>/dev/null)" != "$network" ] || kill -KILL "${process#/proc/}" 2>/dev/null
+done
+scontrol update nodename="$victim" state=down reason=dead || fail "scontrol"
+finish "$job"
+grep -qh 'restart 1' node-died/slurm-"$job".out || fail "it was not requeued"
+scontrol show job -o "$job" | grep -oE ' NodeList=[^ ]*' | grep -q "$victim" && fail "it ran on $victim again"
+echo "it ran on $on, and without $victim on $(scontrol show job -o "$job" | grep -oE ' NodeList=[^ ]*' | cut -d= -f2)"
+same_end two node-died
 echo fine

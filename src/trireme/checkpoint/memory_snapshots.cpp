@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 
+#include "trireme/base/cores.h"
 #include "trireme/base/error.h"
+#include "trireme/base/stopwatch.h"
 #include "trireme/checkpoint/state_source.h"
 #include "trireme/checkpoint/texts.h"
 
@@ -162,6 +165,8 @@ void SnapshotTaker::copy_mine(std::byte* to) const {
 }
 
 void SnapshotTaker::take(std::int64_t step) {
+  const auto began = std::chrono::steady_clock::now();
+  const double cpu_before = process_cpu_seconds();
   MemorySnapshots::Snapshot snapshot{.id = {epoch_, step}, .manifest = {}, .of = manifest_.parts.size(), .parts = {}};
   manifest_.step = step;
   manifest_.values = nlohmann::ordered_json::object();
@@ -189,6 +194,10 @@ void SnapshotTaker::take(std::int64_t step) {
   if (mine_.number) snapshot.parts[*mine_.number] = std::move(mine);
   if (theirs_.number) snapshot.parts[*theirs_.number] = std::move(theirs);
   snapshots_.keep(std::move(snapshot));
+  ++cost_.taken;
+  cost_.bytes += mine_.bytes;
+  cost_.seconds += seconds_since(began);
+  cost_.cpu_seconds += process_cpu_seconds() - cpu_before;
 }
 
 std::optional<SnapshotId> newest_snapshot(const MemorySnapshots& snapshots, comm::Group& world) {

@@ -67,6 +67,13 @@ class MemorySnapshots {
   std::vector<std::vector<std::byte>> spare_;
 };
 
+/// What a world's snapshots have cost one rank so far.
+struct SnapshotCost {
+  std::int64_t taken = 0;
+  std::uint64_t bytes = 0;              ///< copied and sent, all together
+  double seconds = 0, cpu_seconds = 0;  ///< of the process: its other threads are counted too
+};
+
 class SnapshotTaker {
  public:
   /// All are borrowed. On all ranks together.
@@ -75,6 +82,7 @@ class SnapshotTaker {
   void take(std::int64_t step);
   /// Copied and sent by this rank each time.
   std::uint64_t bytes() const { return mine_.bytes; }
+  const SnapshotCost& cost() const { return cost_; }
 
  private:
   struct Part {
@@ -92,6 +100,7 @@ class SnapshotTaker {
   std::string prefix_;
   formats::CheckpointManifest manifest_;
   Part mine_, theirs_;  // theirs: of the rank before
+  SnapshotCost cost_;
 };
 
 /// On all ranks of the world together; the same everywhere.

@@ -1,6 +1,7 @@
 // trireme bench hardware: measures this machine and writes a cluster file that plan, estimate and check read.
 //
-// What a rank can do is measured while all ranks do it, as in training: they share the machine's memory.
+// What a rank can do is measured while all ranks do it, as in training: they share the machine's memory. Ranks that a
+// launcher has started on several nodes measure the network between them, and the cluster has that many nodes.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -25,6 +26,7 @@
 #include "trireme/cli/program.h"
 #include "trireme/cli/runtime_commands.h"
 #include "trireme/cli/start_ranks.h"
+#include "trireme/comm/launch.h"
 #include "trireme/comm/measure.h"
 #include "trireme/observe/machine.h"
 #include "trireme/observe/run_reader.h"
@@ -44,8 +46,17 @@ struct HardwareOptions {
   bool json = false;
 };
 
+/// Who measures: threads of this process, or the ranks that a launcher has started.
+struct Ranks {
+  int count = 1;
+  int threads = 1;        ///< of each
+  int local = 1;          ///< that share a machine
+  bool launched = false;  ///< each is a process
+};
+
 /// Everything that was measured on one rank among all.
 struct Measured {
+  int nodes = 1;
   std::vector<plan::MeasuredGemm> gemms;
   double bytes_per_second = 0;  ///< of memory
   std::vector<plan::MeasuredReduction> reductions;
@@ -92,9 +103,24 @@ double memory_rate(double seconds) {
   return a[kCount / 2] > -1 ? best : 0;  // so that nothing is left out
 }
 
+/// Nodes that the ranks are on.
+int count_nodes(comm::Rank& rank) {
+  const std::vector<int> nodes = rank.transport().node_of();
+  const int count = 1 + *std::ranges::max_element(nodes);
+  if (count > 1 && count < rank.ranks()) {
+    throw ConfigError(fmt::format("{} ranks are on {} nodes: links inside nodes and between them would be measured at "
+                                  "once",
+                                  rank.ranks(), count),
+                      "start one rank on each node");
+  }
+  return count;
+}
+
 void measure_rank(const HardwareOptions& options, int threads, comm::Rank& rank, Measured& out) {
   const device::Runtime& library = runtime();
   library.set_intra_op_threads(threads);
+  const int nodes = count_nodes(rank);
+  if (rank.rank() == 0) out.nodes = nodes;
   const bool speaks = rank.rank() == 0;
   for (const auto& [type, arithmetic] :
        {std::pair{device::kGemmF32, cost::Arithmetic::kFp32}, {device::kGemmBf16, cost::Arithmetic::kBf16}}) {
@@ -128,9 +154,8 @@ struct StepShape {
   const char* precision;
 };
 
-spec::Recipe recipe_of(const StepShape& shape, int steps, const std::string& folder) {
-  return spec::load_recipe(
-             {.text = fmt::format(R"(
+spec::Recipe recipe_of(const StepShape& shape, const Ranks& ranks, int steps, const std::string& folder) {
+  return spec::load_recipe({.text = fmt::format(R"(
 [run]
 name = "calibration"
 out = "{}"
@@ -152,7 +177,7 @@ synthetic.vocab_size = 64
 global_batch_tokens = {}
 [comm]
 ranks = {}
-transport = "threads"
+transport = "{}"
 [precision]
 compute = "{}"
 [train]
@@ -161,9 +186,10 @@ hash_every = 0
 [checkpoint]
 every = 1000000
 )",
-                                  folder, shape.sequence, shape.hidden_size, shape.num_layers, shape.hidden_size / 64,
-                                  shape.hidden_size / 64, 4 * shape.hidden_size, shape.sequence,
-                                  shape.sequence * shape.rows, shape.ranks, shape.precision, steps)})
+                                                folder, shape.sequence, shape.hidden_size, shape.num_layers,
+                                                shape.hidden_size / 64, shape.hidden_size / 64, 4 * shape.hidden_size,
+                                                shape.sequence, shape.sequence * shape.rows, shape.ranks,
+                                                ranks.launched ? "auto" : "threads", shape.precision, steps)})
       .value;
 }
 
@@ -177,35 +203,40 @@ double median_step(const std::filesystem::path& folder) {
   return seconds[seconds.size() / 2];
 }
 
-/// Real steps of small models, alone and on all ranks.
-void measure_steps(const HardwareOptions& options, int ranks, Measured& out) {
-  const std::filesystem::path folder =
-      std::filesystem::temp_directory_path() / fmt::format("trireme-calibration-{}", ::getpid());
+/// A folder that all ranks see: of this process's machine, or, where ranks are processes, beside the output.
+std::filesystem::path calibration_folder(const HardwareOptions& options, const Ranks& ranks, comm::Rank& rank) {
+  double id = rank.rank() == 0 ? ::getpid() : 0;
+  rank.world().all_reduce(comm::Buffer{&id, 1, comm::DType::kF64}, comm::Reduce::kSum).wait();
+  const std::filesystem::path parent =
+      ranks.launched ? std::filesystem::absolute(options.output).parent_path() : std::filesystem::temp_directory_path();
+  return parent / fmt::format("trireme-calibration-{:.0f}", id);
+}
+
+/// Real steps of small models on all ranks.
+void measure_steps(const HardwareOptions& options, const Ranks& ranks, const train::Commands& commands,
+                   comm::Rank& rank, Measured& out) {
+  const std::filesystem::path folder = calibration_folder(options, ranks, rank);
   std::vector<StepShape> shapes;
   for (const char* precision : {"fp32", "bf16"}) {
-    shapes.push_back({128, 2, 128, 8, ranks, precision});
-    shapes.push_back({256, 4, 128, 8, ranks, precision});
-    shapes.push_back({256, 2, 512, 4, ranks, precision});
-    shapes.push_back({512, 2, 128, 4, ranks, precision});
+    shapes.push_back({128, 2, 128, 8, ranks.count, precision});
+    shapes.push_back({256, 4, 128, 8, ranks.count, precision});
+    shapes.push_back({256, 2, 512, 4, ranks.count, precision});
+    shapes.push_back({512, 2, 128, 4, ranks.count, precision});
   }
-  const LogLevel level = log_level();
   int number = 0;
   for (const StepShape& shape : shapes) {
-    const spec::Recipe recipe = recipe_of(shape, options.steps, folder.string());
+    const spec::Recipe recipe = recipe_of(shape, ranks, options.steps, folder.string());
     const std::filesystem::path run = folder / fmt::format("{}", number++);
-    set_log_level(LogLevel::kWarn);
-    const train::Commands& commands = load_train();
-    start_ranks(recipe, [&](comm::Rank& rank) {
-      (void)commands.run({.recipe = recipe, .folder = run, .resume = false, .local_ranks = shape.ranks}, rank);
-    });
-    set_log_level(level);
+    (void)commands.run({.recipe = recipe, .folder = run, .resume = false, .local_ranks = ranks.local}, rank);
+    if (rank.rank() != 0) continue;
     const plan::Job job = plan::job_of(recipe, *spec::shape_of(recipe.model));
     out.steps.push_back({fmt::format("width {}, {} layers, {} x {} tokens, {} ranks, {}", shape.hidden_size,
                                      shape.num_layers, shape.rows, shape.sequence, shape.ranks, shape.precision),
                          job, plan::config_of(recipe, job, shape.ranks), median_step(run)});
   }
+  rank.world().barrier().wait();  // nobody still reads or writes there
   std::error_code ignored;
-  std::filesystem::remove_all(folder, ignored);
+  if (rank.rank() == 0) std::filesystem::remove_all(folder, ignored);
 }
 
 cost::Hardware hardware_of(const Measured& measured, int ranks, const std::string& name) {
@@ -218,7 +249,8 @@ cost::Hardware hardware_of(const Measured& measured, int ranks, const std::strin
     peak = std::max(peak, one.gemm.flops() / one.seconds / 1e12);
   }
   const std::uint64_t memory = std::min(machine.memory, machine.memory_limit.value_or(machine.memory));
-  device.memory_gib = static_cast<double>(memory) / 1073741824.0 / ranks;
+  const int per_node = ranks / measured.nodes;
+  device.memory_gib = static_cast<double>(memory) / 1073741824.0 / per_node;
   device.memory_gb_per_s = measured.bytes_per_second / 1e9;
   device.software_gb = 0.1;
   device.efficiency = {.matmul = 0.95,
@@ -232,15 +264,17 @@ cost::Hardware hardware_of(const Measured& measured, int ranks, const std::strin
   cost::Cluster& cluster = hardware.cluster;
   cluster.name = name;
   cluster.device = name + ".device.toml";
-  cluster.gpus = cluster.gpus_per_node = ranks;
-  cluster.link = {.kind = "memory of this machine"};
+  cluster.gpus = ranks;
+  cluster.gpus_per_node = per_node;
+  cluster.link = {.kind = "memory of this machine", .gb_per_s = measured.bytes_per_second / 1e9, .latency_us = 1};
   if (!measured.reductions.empty()) {
-    const plan::LinkFit link = plan::fit_link(measured.reductions, ranks);
-    cluster.link.gb_per_s = link.gb_per_s;
-    cluster.link.latency_us = link.latency_us;
-  } else {
-    cluster.link.gb_per_s = measured.bytes_per_second / 1e9;
-    cluster.link.latency_us = 1;
+    const plan::LinkFit fitted = plan::fit_link(measured.reductions, ranks);
+    if (measured.nodes > 1) {
+      cluster.network = {.kind = "network", .gb_per_s = fitted.gb_per_s, .latency_us = fitted.latency_us};
+    } else {
+      cluster.link.gb_per_s = fitted.gb_per_s;
+      cluster.link.latency_us = fitted.latency_us;
+    }
   }
   cluster.reliability.restart_seconds = 30;
   cluster.reliability.storage_gb_per_s = 0.5;
@@ -288,6 +322,8 @@ ordered_json to_json(const cost::Hardware& hardware, const Measured& measured, c
                    {"memory_gb_per_s", hardware.device.memory_gb_per_s},
                    {"link_gb_per_s", hardware.cluster.link.gb_per_s},
                    {"link_latency_us", hardware.cluster.link.latency_us},
+                   {"network_gb_per_s", hardware.cluster.network.gb_per_s},
+                   {"network_latency_us", hardware.cluster.network.latency_us},
                    {"efficiency",
                     {{"matmul", efficiency.matmul},
                      {"memory", efficiency.memory},
@@ -312,21 +348,46 @@ ordered_json to_json(const cost::Hardware& hardware, const Measured& measured, c
   return out;
 }
 
+Ranks ranks_of(const HardwareOptions& options) {
+  const comm::Launch launch = comm::detect_launch();
+  if (launch.kind == comm::Launch::Kind::kSingle) {
+    const int count = options.ranks.value_or(usable_cores());
+    return {.count = count, .threads = std::max(1, usable_cores() / count), .local = count};
+  }
+  if (options.ranks && *options.ranks != launch.ranks)
+    throw ConfigError(fmt::format("--ranks is {}, but {} ranks were started", *options.ranks, launch.ranks),
+                      "leave --ranks out");
+  if (options.output.empty())
+    throw ConfigError("ranks on several nodes need a place that all of them see", "name the cluster file with -o");
+  const int local = std::max(1, launch.local_ranks);
+  return {.count = launch.ranks, .threads = std::max(1, usable_cores() / local), .local = local, .launched = true};
+}
+
 int run(const HardwareOptions& options, Context& context) {
-  const int ranks = options.ranks.value_or(usable_cores());
-  const int threads = std::max(1, usable_cores() / ranks);
+  const Ranks ranks = ranks_of(options);
   const std::string stem =
       options.output.empty() ? "this-machine" : std::filesystem::path(options.output).stem().string();
   if (!options.output.empty() && std::filesystem::path(options.output).extension() != ".toml")
     throw ConfigError(fmt::format("-o {} does not end in .toml", options.output),
                       fmt::format("use -o {}.toml", options.output));
   spec::Recipe recipe;
-  recipe.comm.ranks = ranks;
-  recipe.comm.transport = spec::Transport::kThreads;
+  if (!ranks.launched) {
+    recipe.comm.ranks = ranks.count;
+    recipe.comm.transport = spec::Transport::kThreads;
+  }
   Measured measured;
-  start_ranks(recipe, [&](comm::Rank& rank) { measure_rank(options, threads, rank, measured); });
-  measure_steps(options, ranks, measured);
-  cost::Hardware hardware = hardware_of(measured, ranks, stem);
+  const LogLevel level = log_level();
+  set_log_level(LogLevel::kWarn);  // of each small run
+  bool speaks = false;
+  const train::Commands& commands = load_train();
+  start_ranks(recipe, [&](comm::Rank& rank) {
+    measure_rank(options, ranks.threads, rank, measured);
+    measure_steps(options, ranks, commands, rank, measured);
+    if (rank.rank() == 0) speaks = true;
+  });
+  set_log_level(level);
+  if (!speaks) return kExitFine;
+  cost::Hardware hardware = hardware_of(measured, ranks.count, stem);
   const plan::Calibration calibration = plan::calibrate(hardware, measured.gemms, measured.steps);
   hardware.device.efficiency = calibration.efficiency;
   if (!options.output.empty()) write_files(options, hardware, measured);
@@ -336,12 +397,15 @@ int run(const HardwareOptions& options, Context& context) {
   }
   const cost::Device& device = hardware.device;
   fmt::print(context.out,
-             "{} of {} each, all at once: fp32 {:.3g} TFLOP/s, bf16 {:.3g}, memory {:.3g} GB/s, link {:.3g} GB/s after "
+             "{} of {} each, all at once: fp32 {:.3g} TFLOP/s, bf16 {:.3g}, memory {:.3g} GB/s, {} {:.3g} GB/s after "
              "{:.3g} us\n\n{}\n{}\n  predictions are off by {:.1f} % for GEMMs and {:.1f} % for steps, at the median\n",
-             counted(static_cast<std::size_t>(ranks), "rank"), counted(static_cast<std::size_t>(threads), "thread"),
-             device.fp32_tflops, device.bf16_tflops, device.memory_gb_per_s, hardware.cluster.link.gb_per_s,
-             hardware.cluster.link.latency_us, products_text(hardware, measured, "  "),
-             steps_text(hardware, measured, "  "), 100 * calibration.products_error, 100 * calibration.steps_error);
+             counted(static_cast<std::size_t>(ranks.count), "rank"),
+             counted(static_cast<std::size_t>(ranks.threads), "thread"), device.fp32_tflops, device.bf16_tflops,
+             device.memory_gb_per_s, measured.nodes > 1 ? "network" : "link",
+             measured.nodes > 1 ? hardware.cluster.network.gb_per_s : hardware.cluster.link.gb_per_s,
+             measured.nodes > 1 ? hardware.cluster.network.latency_us : hardware.cluster.link.latency_us,
+             products_text(hardware, measured, "  "), steps_text(hardware, measured, "  "),
+             100 * calibration.products_error, 100 * calibration.steps_error);
   if (!options.output.empty())
     fmt::print(context.out, "\nwritten: {} and {}; try: trireme plan --cluster {} --model gpt2-124m\n", options.output,
                hardware.cluster.device, options.output);
@@ -364,6 +428,9 @@ void add_bench_hardware(Command& bench, Context& context) {
   command.add_option("--steps", options->steps, "Of each small model; default 12").within(6, 10000).type_name("N");
   command.add_flag("--json", options->json, "As JSON, and nothing else");
   command.footer(
+      "Ranks that a launcher has started, one on each node, measure the network between them: the cluster has that "
+      "many "
+      "nodes. -o must then be seen by all of them.\n\n"
       "Examples:\n  trireme bench hardware -o my.toml\n  trireme plan --cluster my.toml --model gpt2-124m --write "
       "recipe.toml");
   command.callback([&context, options] { context.run = [&context, options] { return run(*options, context); }; });

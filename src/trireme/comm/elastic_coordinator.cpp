@@ -13,6 +13,8 @@ using namespace std::chrono_literals;
 
 constexpr auto kAskEvery = 100ms;  // members to come to an edge, again and again until they have
 constexpr auto kAskTimeout = 1s;
+// With the server in this very process: it is not lost because a thread waits for a core, and there is no other one.
+constexpr auto kOwnPatience = std::chrono::hours(1);
 
 TcpControlOptions plane_options(const CoordinatorOptions& options) {
   return {.rank = 0,
@@ -33,6 +35,7 @@ ElasticCoordinator::ElasticCoordinator(const CoordinatorOptions& options, Elasti
   TcpControlOptions control = plane_options(options_);
   server_ = make_tcp_control_server(control);
   control.port = server_->port();
+  control.heartbeat_timeout = kOwnPatience;
   plane_ = connect_tcp_control(control);
   plane_->listen([this](const Notice& notice) { hear(notice); },
                  [this](const std::string& question) { return answer(question); });

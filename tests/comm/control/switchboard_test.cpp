@@ -102,6 +102,16 @@ TEST_F(SwitchboardTest, ASilentRankIsLostAndToldSo) {
   EXPECT_THAT(sent(), ElementsAre(HasSubstr("cannot come back; restart all ranks")));
 }
 
+TEST_F(SwitchboardTest, TheServingProcessItselfIsNotGivenUpForSilence) {
+  for (const int rank : {0, 1}) join(rank);
+  (void)sent();
+  now_ += 60s;
+  board_.heard(caller_of(1), now_);
+  board_.tick(now_);
+  EXPECT_THAT(sent(), ElementsAre());
+  EXPECT_TRUE(board_.knows(caller_of(0)));
+}
+
 TEST_F(SwitchboardTest, ABrokenConnectionIsNewsOnlyWithoutAGoodbye) {
   for (const int rank : {0, 1, 2}) join(rank);
   (void)sent();

@@ -1,11 +1,10 @@
-#include <time.h>
-
 #include <algorithm>
 #include <barrier>
 #include <cmath>
 #include <mutex>
 #include <thread>
 
+#include "trireme/base/cores.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/stopwatch.h"
@@ -86,12 +85,6 @@ std::optional<double> gemm_rate(const device::Runtime& runtime, device::GemmType
   return best;
 }
 
-double process_seconds() {
-  timespec time{};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
-}
-
 void keep(std::string_view precision, const std::optional<double>& flops, SelfTest& test) {
   if (!flops) return;
   try {
@@ -115,14 +108,14 @@ SelfTest test_machine(int threads, const LoadedRuntime& loaded) {
   runtime.set_intra_op_threads(threads);
   test.gemm_error = runtime.gemm_error(64);
   const auto begin = Clock::now();
-  const double before_seconds = process_seconds();
+  const double before_seconds = process_cpu_seconds();
   // In turns, so that what disturbs one does not disturb all of one kind; what disturbs makes them slower.
   constexpr int kTurns = 2;
   for (int turn = 0; turn < kTurns; ++turn) {
     test.fp32_flops = std::max(test.fp32_flops, gemm_rate(runtime, device::kGemmF32));
     test.bf16_flops = std::max(test.bf16_flops, gemm_rate(runtime, device::kGemmBf16));
   }
-  test.share = (process_seconds() - before_seconds) / (threads * seconds_since(begin));
+  test.share = (process_cpu_seconds() - before_seconds) / (threads * seconds_since(begin));
   runtime.set_intra_op_threads(before);
   if (!test.quiet()) return test;  // what a busy machine does is no peak
   keep("fp32", test.fp32_flops, test);

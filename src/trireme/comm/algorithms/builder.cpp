@@ -102,17 +102,11 @@ std::size_t RoutineBuilder::segment_of(std::size_t count) const {
 }
 
 void RoutineBuilder::send(int peer, Slice from) {
-  const std::size_t segment = segment_of(from.count);
-  for (std::size_t done = 0; done < from.count; done += segment)
-    post({.act = Act::kSend,
-          .peer = peer,
-          .from = {from.space, from.begin + done, std::min(segment, from.count - done)}});
+  for (const Slice& segment : segments({from})) post({.act = Act::kSend, .peer = peer, .from = segment});
 }
 
 void RoutineBuilder::recv(int peer, Slice to) {
-  const std::size_t segment = segment_of(to.count);
-  for (std::size_t done = 0; done < to.count; done += segment)
-    post({.act = Act::kRecv, .peer = peer, .to = {to.space, to.begin + done, std::min(segment, to.count - done)}});
+  for (const Slice& segment : segments({to})) post({.act = Act::kRecv, .peer = peer, .to = segment});
 }
 
 void RoutineBuilder::recv_reduce(int peer, Slice from, Slice to) {
@@ -139,12 +133,44 @@ void RoutineBuilder::recv_reduce(int peer, const Bundle& from, const Bundle& to)
   for (std::size_t piece = 0; piece < to.size(); ++piece) recv_reduce(peer, from[piece], to[piece]);
 }
 
+std::vector<Slice> RoutineBuilder::segments(const Bundle& bundle) const {
+  std::vector<Slice> result;
+  for (const Slice& piece : bundle) {
+    const std::size_t segment = segment_of(piece.count);
+    for (std::size_t done = 0; done < piece.count; done += segment)
+      result.push_back({piece.space, piece.begin + done, std::min(segment, piece.count - done)});
+  }
+  return result;
+}
+
+void RoutineBuilder::exchange(int from_peer, const Bundle& to, int to_peer, const Bundle& from) {
+  const std::vector<Slice> in = segments(to), out = segments(from);
+  for (std::size_t index = 0; index < std::max(in.size(), out.size()); ++index) {
+    if (index < in.size()) post({.act = Act::kRecv, .peer = from_peer, .to = in[index]});
+    if (index < out.size()) post({.act = Act::kSend, .peer = to_peer, .from = out[index]});
+  }
+}
+
 void RoutineBuilder::copy(Slice from, Slice to) {
   if (from.count > 0 && from != to) run({.act = Act::kCopy, .from = from, .to = to});
 }
 
 void RoutineBuilder::finish(Slice to) {
-  if (to.count > 0) run({.act = Act::kFinish, .to = to});
+  for (const Slice& segment : segments({to})) unfinished_.push_back(segment);
+}
+
+void RoutineBuilder::finish_first(const Access& used) {
+  for (std::size_t index = 0; index < unfinished_.size();) {
+    const Slice slice = unfinished_[index];
+    const Access writes = access(slice, true);
+    if (std::max(used.begin, writes.begin) >= std::min(used.end, writes.end)) {
+      ++index;
+      continue;
+    }
+    unfinished_.erase(unfinished_.begin() + static_cast<std::ptrdiff_t>(index));
+    settle(writes);
+    routine_.steps.push_back({.act = Act::kFinish, .to = slice});
+  }
 }
 
 void RoutineBuilder::signal(int peer) { post({.act = Act::kSend, .peer = peer}); }
@@ -171,6 +197,7 @@ void RoutineBuilder::wait_for_posts(int mark) {
 }
 
 Routine RoutineBuilder::take() {
+  while (!unfinished_.empty()) finish_first(access(unfinished_.front(), true));
   wait_for_all();
   return std::move(routine_);
 }
@@ -195,8 +222,10 @@ void RoutineBuilder::settle(const Access& access) {
 
 int RoutineBuilder::post(Step step) {
   const Access reads = access(step.from, false), writes = access(step.to, true);
-  settle(reads);
-  settle(writes);
+  for (const Access& used : {reads, writes}) {
+    finish_first(used);
+    settle(used);
+  }
   const int index = mark();
   routine_.steps.push_back(step);
   const bool signal = step.from.count == 0 && step.to.count == 0;  // uses no memory, yet is waited for
@@ -206,8 +235,10 @@ int RoutineBuilder::post(Step step) {
 }
 
 void RoutineBuilder::run(Step step) {
-  settle(access(step.from, false));
-  settle(access(step.to, true));
+  for (const Access& used : {access(step.from, false), access(step.to, true)}) {
+    finish_first(used);
+    settle(used);
+  }
   routine_.steps.push_back(step);
 }
 

@@ -84,7 +84,12 @@ class RoutineBuilder {
   void send(int peer, const Bundle& from);
   void recv(int peer, const Bundle& to);
   void recv_reduce(int peer, const Bundle& from, const Bundle& to);
+  /// A receive and a send whose segments are posted in turn: where the memory of both is still in use, the first ones
+  /// go on their way as soon as they can, and not after all of the other kind.
+  void exchange(int from_peer, const Bundle& to, int to_peer, const Bundle& from);
   void copy(Slice from, Slice to);
+  /// Done segment by segment, each just before a later step uses it, or at the end: so that what was combined first is
+  /// passed on while the rest still arrives.
   void finish(Slice to);
 
   /// Messages without content, for barriers. await() returns when the peer's signal is there.
@@ -111,12 +116,15 @@ class RoutineBuilder {
 
   Access access(Slice slice, bool writes) const;
   void settle(const Access& access);
+  void finish_first(const Access& access);
   int post(Step step);
   void run(Step step);
   std::size_t wait_for(std::size_t pending);
   std::size_t segment_of(std::size_t count) const;
+  std::vector<Slice> segments(const Bundle& bundle) const;
 
   Routine routine_;
+  std::vector<Slice> unfinished_;             // segments to be finished
   std::vector<Pending> pending_;              // as posted; what reads one slice and writes another has two in a row
   std::size_t segment_;                       // elements
   std::size_t in_shift_ = 0, out_shift_ = 0;  // from slices to the memory that both share when in place

@@ -14,8 +14,8 @@ void recursive_doubling_all_gather(RoutineBuilder& to, const Subgroup& group, co
   for (int held = 1; held < group.size(); held *= 2) {
     const int partner = group.me ^ held;
     const int mine = group.me & ~(held - 1), theirs = partner & ~(held - 1);
-    to.recv(group.rank(partner), view.at(blocks.range(theirs, theirs + held)));
-    to.send(group.rank(partner), view.at(blocks.range(mine, mine + held)));
+    to.exchange(group.rank(partner), {view.at(blocks.range(theirs, theirs + held))}, group.rank(partner),
+                {view.at(blocks.range(mine, mine + held))});
   }
 }
 

@@ -60,8 +60,8 @@ void ring_all_gather(RoutineBuilder& to, const Subgroup& group, const Bundle& ow
   TwoSteps under_way(to);
   for (int step = 0; step + 1 < ring.size; ++step) {
     under_way.next();
-    to.recv(ring.left, bundle_at(into, ring.back(step + 1)));
-    to.send(ring.right, step == 0 ? own : bundle_at(into, ring.back(step)));
+    to.exchange(ring.left, bundle_at(into, ring.back(step + 1)), ring.right,
+                step == 0 ? own : bundle_at(into, ring.back(step)));
   }
 }
 

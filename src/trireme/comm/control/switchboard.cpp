@@ -22,6 +22,7 @@ Switchboard::Switchboard(const TcpControlOptions& options)
       job_id_(options.job_id),
       token_(options.token),
       heartbeat_timeout_(options.heartbeat_timeout),
+      own_rank_(options.rank),
       seats_(static_cast<std::size_t>(options.ranks)) {}
 
 void Switchboard::receive(Caller caller, const Message& message, Time now) {
@@ -271,6 +272,9 @@ void Switchboard::gone(Caller caller, const std::string& how) {
 void Switchboard::tick(Time now) {
   for (int rank = 0; rank < ranks_; ++rank) {
     const Seat& seat = seats_[static_cast<std::size_t>(rank)];
+    // Were the serving process itself stopped, so would be this: a thread of it that had to wait for a core is no loss,
+    // and giving it up would be one for all.
+    if (rank == own_rank_) continue;
     if (seat.state != Seat::State::kHere || now - seat.heard <= heartbeat_timeout_) continue;
     const double silent_s = std::chrono::duration<double>(now - seat.heard).count();
     send(seat.caller,

@@ -89,6 +89,7 @@ class Switchboard {
   int ranks_;
   std::string job_id_, token_;
   std::chrono::milliseconds heartbeat_timeout_;
+  int own_rank_;  // of the process that serves
 
   std::vector<Seat> seats_;  // [rank]
   std::map<Caller, int> rank_of_;

@@ -53,6 +53,9 @@ std::string UcxContext::version() {
 UcxContext::UcxContext(const std::string& interfaces, Long long_messages, ucp_am_recv_callback_t on_message,
                        void* receiver) {
   each_descriptor([&](int fd) { inherited_.insert(fd); });
+  // A segment of a collective in one call of the kernel instead of four: a fifth of the processor time of long
+  // messages. A key of UCX's TCP transport, which only the environment reaches.
+  if (!env("UCX_TCP_RX_SEG_SIZE")) set_env("UCX_TCP_RX_SEG_SIZE", "320k");
   // TRIREME_UCX_... beats UCX_..., which a UCX below MPI would read too.
   ucp_config_t* config = nullptr;
   check_ucx(ucp_config_read("TRIREME", nullptr, &config), "reading UCX's settings");

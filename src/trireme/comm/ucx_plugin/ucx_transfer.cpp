@@ -18,7 +18,10 @@ constexpr std::chrono::nanoseconds kFailureGrace = 1s;
 // For data that is just coming in when its receive is given up, and for a message that is just being fetched. A
 // receiver that has not begun by then will not: UCX cannot take a message back, only close the endpoint under it.
 constexpr std::chrono::milliseconds kRecvPatience = 2s, kSendPatience = 500ms;
-constexpr std::size_t kKeptScratch = 4;
+// What is fetched to be combined lies in memory of our own until then. This much of it at once keeps the sender busy;
+// more would only leave the caches before it is read again.
+constexpr std::size_t kScratchInUse = 2 << 20, kKeptScratch = 16;
+constexpr int kScratchUsers = 2;  // at least, however long messages are
 
 void put_in_place(const Sink& sink, const void* data) {
   if (sink.count == 0) return;
@@ -29,8 +32,11 @@ void put_in_place(const Sink& sink, const void* data) {
   }
 }
 
-/// Throws once the peer's failure is no news any more; until then its reason may be on the way.
+/// Throws once the peer's failure is no news any more; until then its reason may be on the way. Takes the lock, but not
+/// while all is well: a call asks all its transfers again and again.
 void judge_failure(UcxWorker& worker, int rank) {
+  if (!worker.has_failures()) return;
+  const auto locked = worker.lock();
   const UcxPeer& peer = worker.peer(rank);
   if (peer.failure == UCS_OK || now_ns() - peer.failed_ns < kFailureGrace.count()) return;
   throw CommError(fmt::format("the connection is lost to {}", worker.describe_failure(rank)),
@@ -77,10 +83,17 @@ void UcxMatcher::post(UcxReception& reception) {
 }
 
 void UcxMatcher::remove(UcxReception& reception) {
-  std::erase(lane(reception.from).receptions, &reception);
-  std::erase(to_fetch_, &reception);
-  if (reception.state == UcxReception::State::kMatched) release(std::exchange(reception.description, nullptr));
-  if (!reception.scratch.empty() && scratch_.size() < kKeptScratch) scratch_.push_back(std::move(reception.scratch));
+  if (reception.state == UcxReception::State::kWaiting) std::erase(lane(reception.from).receptions, &reception);
+  if (reception.state == UcxReception::State::kMatched) {
+    std::erase(to_fetch_, &reception);
+    release(std::exchange(reception.description, nullptr));
+  }
+  if (reception.scratch.memory == nullptr) return;
+  scratch_in_use_ -= reception.scratch.capacity;
+  --scratch_users_;
+  if (scratch_.size() < kKeptScratch) scratch_.push_back(std::move(reception.scratch));
+  reception.scratch = {};
+  start_fetches();  // of those that waited for it
 }
 
 void UcxMatcher::meet(UcxReception& reception, UcxArrival& arrival, const void* data) {
@@ -151,52 +164,67 @@ void UcxMatcher::deliver_own(const UcxHeader& header, const void* data) {
   arrived(numbered, const_cast<void*>(data), header.bytes, /*deferred=*/false);
 }
 
+bool UcxMatcher::take_scratch(UcxReception& reception) {
+  const std::size_t bytes = reception.sink.bytes();
+  if (scratch_users_ >= kScratchUsers && scratch_in_use_ + bytes > kScratchInUse) return false;
+  const auto fits = std::ranges::find_if(scratch_, [&](const UcxScratch& free) { return free.capacity >= bytes; });
+  if (fits != scratch_.end()) {
+    reception.scratch = std::move(*fits);
+    scratch_.erase(fits);
+  } else {
+    if (!scratch_.empty()) scratch_.pop_back();  // too small: calls have grown
+    reception.scratch = {std::make_unique_for_overwrite<std::byte[]>(bytes), bytes};
+  }
+  scratch_in_use_ += reception.scratch.capacity;
+  ++scratch_users_;
+  return true;
+}
+
+// In the order in which they came: that is the order in which calls wait for them.
 bool UcxMatcher::start_fetches() {
   bool moved = false;
-  while (!to_fetch_.empty()) {
-    UcxReception& reception = *to_fetch_.back();
-    to_fetch_.pop_back();
-    moved = true;
-    void* to = reception.sink.to;
-    if (reception.sink.from != nullptr) {
-      if (!scratch_.empty()) {
-        reception.scratch = std::move(scratch_.back());
-        scratch_.pop_back();
-      }
-      if (reception.scratch.size() < reception.sink.bytes()) reception.scratch.resize(reception.sink.bytes());
-      to = reception.scratch.data();
+  for (auto it = to_fetch_.begin(); it != to_fetch_.end();) {
+    UcxReception& reception = **it;
+    if (reception.sink.from != nullptr && !take_scratch(reception)) {
+      ++it;
+      continue;
     }
-    ucp_request_param_t param{};
-    param.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE;
-    param.memory_type = UCS_MEMORY_TYPE_HOST;
-    reception.request = ucp_am_recv_data_nbx(worker_.handle(), std::exchange(reception.description, nullptr), to,
-                                             reception.sink.bytes(), &param);
-    reception.state = UcxReception::State::kFetching;
+    it = to_fetch_.erase(it);
+    moved = true;
+    fetch(reception);
   }
   return moved;
 }
 
-void UcxMatcher::look_after(UcxReception& reception) {
-  if (reception.state != UcxReception::State::kFetching) return;
-  ucs_status_t status = UCS_OK;
-  if (UCS_PTR_IS_PTR(reception.request)) {
-    status = ucp_request_check_status(reception.request);
-    if (status == UCS_INPROGRESS) return;
-    ucp_request_free(reception.request);
-  } else if (reception.request != nullptr) {
-    status = UCS_PTR_STATUS(reception.request);
-  }
+void UcxMatcher::fetch(UcxReception& reception) {
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  param.cb.recv_am = &UcxMatcher::on_fetched;
+  param.user_data = &reception;
+  reception.matcher = this;
+  reception.state = UcxReception::State::kFetching;
+  void* to = reception.sink.from != nullptr ? reception.scratch.memory.get() : reception.sink.to;
+  reception.request = ucp_am_recv_data_nbx(worker_.handle(), std::exchange(reception.description, nullptr), to,
+                                           reception.sink.bytes(), &param);
+  if (!UCS_PTR_IS_PTR(reception.request))  // at once: UCX does not call back
+    fetched(reception, UCS_PTR_STATUS(std::exchange(reception.request, nullptr)));
+}
+
+void UcxMatcher::on_fetched(void* request, ucs_status_t status, std::size_t, void* user_data) {
+  auto& reception = *static_cast<UcxReception*>(user_data);
   reception.request = nullptr;
+  ucp_request_free(request);
+  reception.matcher->fetched(reception, status);
+}
+
+void UcxMatcher::fetched(UcxReception& reception, ucs_status_t status) {
   if (status == UCS_OK) {
     reception.state = UcxReception::State::kFetched;
     return;
   }
   reception.state = UcxReception::State::kFailed;
-  UcxPeer& peer = worker_.peer(reception.from);
-  if (peer.failure == UCS_OK) {
-    peer.failure = status;
-    peer.failed_ns = now_ns();
-  }
+  worker_.note_failure(worker_.peer(reception.from), status);
 }
 
 UcxSend::UcxSend(UcxWorker& worker, UcxMatcher& matcher, const Envelope& envelope, const void* data, std::size_t bytes)
@@ -205,31 +233,31 @@ UcxSend::UcxSend(UcxWorker& worker, UcxMatcher& matcher, const Envelope& envelop
   if (to_ == worker_.rank()) {
     matcher_.deliver_own(*header_, data);
   } else {
-    request_ = worker_.send(to_, *header_, data, bytes);
+    request_ = worker_.send(to_, *header_, data, bytes, {.cb = &UcxSend::on_sent, .argument = this});
   }
   done_ = request_ == nullptr;
 }
 
+void UcxSend::on_sent(void*, ucs_status_t, void* self) {
+  static_cast<UcxSend*>(self)->ended_.store(true, std::memory_order_release);
+}
+
 Progress UcxSend::advance(Effort) {
   if (done_) return Progress::kDone;
-  const auto locked = worker_.lock();
   if (!UCS_PTR_IS_PTR(request_)) {  // it could not even begin
     judge_failure(worker_, to_);
     return Progress::kStuck;
   }
+  if (!ended_.load(std::memory_order_acquire)) return Progress::kStuck;
+  const auto locked = worker_.lock();
   const ucs_status_t status = ucp_request_check_status(request_);
-  if (status == UCS_INPROGRESS) return Progress::kStuck;
   ucp_request_free(request_);
   if (status == UCS_OK) {
     done_ = true;
     return Progress::kDone;
   }
   request_ = UCS_STATUS_PTR(status);
-  UcxPeer& peer = worker_.peer(to_);
-  if (peer.failure == UCS_OK) {
-    peer.failure = status;
-    peer.failed_ns = now_ns();
-  }
+  worker_.note_failure(worker_.peer(to_), status);
   return Progress::kStuck;
 }
 
@@ -254,24 +282,27 @@ UcxRecv::UcxRecv(UcxWorker& worker, UcxMatcher& matcher, const Envelope& envelop
       reception_{
           .from = envelope.peer, .channel = envelope.channel, .tag = envelope.tag, .key = envelope.key, .sink = sink} {
   matcher_.post(reception_);
+  if (reception_.state == UcxReception::State::kMatched) matcher_.start_fetches();
 }
 
 Progress UcxRecv::advance(Effort effort) {
   if (done_) return Progress::kDone;
   using State = UcxReception::State;
-  {
-    const auto locked = worker_.lock();
-    if (reception_.state == State::kMatched) matcher_.start_fetches();
-    matcher_.look_after(reception_);
-    if (reception_.state == State::kWaiting || reception_.state == State::kFailed) {
+  switch (reception_.state.load(std::memory_order_acquire)) {
+    case State::kWaiting:
+    case State::kFailed:
       judge_failure(worker_, reception_.from);
       return Progress::kStuck;
-    }
-    if (reception_.state == State::kFetching) return Progress::kStuck;
-  }
-  if (reception_.state == State::kFetched && reception_.sink.from != nullptr) {
-    if (effort == Effort::kPost) return Progress::kMoved;
-    put_in_place(reception_.sink, reception_.scratch.data());
+    case State::kMatched:  // its fetch begins with the worker's next progress, or when there is scratch for it
+    case State::kFetching:
+      return Progress::kStuck;
+    case State::kFetched:
+      if (reception_.sink.from == nullptr) break;
+      if (effort == Effort::kPost) return Progress::kMoved;
+      put_in_place(reception_.sink, reception_.scratch.memory.get());
+      break;
+    case State::kDone:
+      break;
   }
   mismatched = reception_.mismatched;
   theirs = reception_.header.key;
@@ -289,15 +320,13 @@ void UcxRecv::abandon() noexcept {
   const auto patience = std::chrono::steady_clock::now() + kRecvPatience;
   // Fetching cannot be called off; it ends soon, or its sender is dead.
   while (reception_.state == UcxReception::State::kFetching) {
-    matcher_.look_after(reception_);
     const bool dead = worker_.peer(reception_.from).failure != UCS_OK;
     if (dead || std::chrono::steady_clock::now() >= patience) break;
     ucp_worker_progress(worker_.handle());
   }
   if (reception_.state == UcxReception::State::kFetching) {
     worker_.cut(reception_.from, UCS_ERR_CANCELED);
-    matcher_.look_after(reception_);
-    if (reception_.request != nullptr) ucp_request_free(reception_.request);
+    if (reception_.request != nullptr) ucp_request_free(reception_.request);  // and does not call back any more
   }
   matcher_.remove(reception_);
 }

@@ -6,6 +6,7 @@
 // Depends on: transport.h, ucx_worker.h.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
@@ -16,11 +17,19 @@
 
 namespace trireme::comm {
 
+class UcxMatcher;
+
 /// A message that is here, or whose description is.
 struct UcxArrival {
   UcxHeader header;
   std::vector<std::byte> copy;  // a short one's data
   void* description = nullptr;  // a long one's; owned
+};
+
+/// Memory into which data is fetched that is combined afterwards.
+struct UcxScratch {
+  std::unique_ptr<std::byte[]> memory;
+  std::size_t capacity = 0;
 };
 
 /// A posted receive as the worker sees it.
@@ -37,12 +46,13 @@ struct UcxReception {
   std::uint32_t channel = 0, tag = 0;
   CallKey key = {};
   Sink sink = {};
-  State state = State::kWaiting;
+  std::atomic<State> state = State::kWaiting;  // written under the lock; who only asks reads it without
   bool mismatched = false;
   UcxHeader header = {};
   void* description = nullptr;
   void* request = nullptr;
-  std::vector<std::byte> scratch = {};  // for what is combined after it was fetched
+  UcxScratch scratch = {};
+  UcxMatcher* matcher = nullptr;  // for UCX's callback
 };
 
 /// All messages and receives of this rank. Everything needs the worker's lock.
@@ -54,8 +64,6 @@ class UcxMatcher final : public UcxReceiver {
 
   void post(UcxReception& reception);
   void remove(UcxReception& reception);
-  /// Whether the fetch has ended.
-  void look_after(UcxReception& reception);
   /// A message of this rank to itself.
   void deliver_own(const UcxHeader& header, const void* data);
   /// Drops what came for a group that is no more.
@@ -76,13 +84,19 @@ class UcxMatcher final : public UcxReceiver {
   };
   void take(Lane& lane, UcxArrival arrival);
   void meet(UcxReception& reception, UcxArrival& arrival, const void* data);
+  bool take_scratch(UcxReception& reception);
+  void fetch(UcxReception& reception);
+  void fetched(UcxReception& reception, ucs_status_t status);
+  static void on_fetched(void* request, ucs_status_t status, std::size_t bytes, void* reception);
   void release(void* description);
   Lane& lane(int from) { return lanes_[static_cast<std::size_t>(from)]; }
 
   UcxWorker& worker_;
-  std::vector<Lane> lanes_;              // by rank they come from
-  std::vector<UcxReception*> to_fetch_;  // matched, not begun
-  std::vector<std::vector<std::byte>> scratch_;
+  std::vector<Lane> lanes_;             // by rank they come from
+  std::deque<UcxReception*> to_fetch_;  // matched, not begun
+  std::vector<UcxScratch> scratch_;     // free
+  std::size_t scratch_in_use_ = 0;      // bytes
+  int scratch_users_ = 0;
   std::uint64_t own_sent_ = 0;
 };
 
@@ -94,9 +108,12 @@ class UcxSend final : public Transfer {
   void abandon() noexcept override;
 
  private:
+  static void on_sent(void* request, ucs_status_t status, void* self);
+
   UcxWorker& worker_;
   UcxMatcher& matcher_;
   const int to_;
+  std::atomic<bool> ended_{false};  // UCX has called back
   std::unique_ptr<UcxHeader> header_;
   ucs_status_ptr_t request_ = nullptr;
   bool done_ = false;

@@ -39,6 +39,7 @@ void UcxWorker::start(int rank, std::vector<UcxPeer> peers, const std::string& s
     const auto locked = lock();
     rank_ = rank;
     peers_ = std::move(peers);
+    for (UcxPeer& peer : peers_) peer.worker = this;
     session_ = session;
     receiver_ = &receiver;
     ucx_.keep_from_children();
@@ -66,13 +67,20 @@ ucp_ep_h UcxWorker::endpoint_to(int rank) {
   UcxPeer& to = peer(rank);
   if (to.endpoint != nullptr || to.failure != UCS_OK) return to.endpoint;
   if (const ucs_status_t made = ucx_.connect(to.address, &UcxWorker::on_failure, &to, to.endpoint); made != UCS_OK) {
-    to.failure = made;
-    to.failed_ns = now_ns();
+    note_failure(to, made);
   }
   return to.endpoint;
 }
 
-ucs_status_ptr_t UcxWorker::send(int to, UcxHeader& header, const void* data, std::size_t bytes) {
+void UcxWorker::note_failure(UcxPeer& peer, ucs_status_t why) {
+  if (peer.failure != UCS_OK) return;
+  peer.failure = why;
+  peer.failed_ns = now_ns();
+  failures_.store(true, std::memory_order_release);
+}
+
+ucs_status_ptr_t UcxWorker::send(int to, UcxHeader& header, const void* data, std::size_t bytes,
+                                 const UcxOnSent& on_sent) {
   ucp_ep_h endpoint = endpoint_to(to);
   UcxPeer& receiver = peer(to);
   if (endpoint == nullptr || receiver.failure != UCS_OK) return UCS_STATUS_PTR(receiver.failure);
@@ -83,21 +91,20 @@ ucs_status_ptr_t UcxWorker::send(int to, UcxHeader& header, const void* data, st
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   param.memory_type = UCS_MEMORY_TYPE_HOST;
+  if (on_sent.cb != nullptr) {
+    param.op_attr_mask |= UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+    param.cb.send = on_sent.cb;
+    param.user_data = on_sent.argument;
+  }
   ucs_status_ptr_t request = ucp_am_send_nbx(endpoint, kUcxMessageId, &header, sizeof header, data, bytes, &param);
   if (header.sequence == 0) ucx_.keep_from_children();
-  if (UCS_PTR_IS_ERR(request) && receiver.failure == UCS_OK) {
-    receiver.failure = UCS_PTR_STATUS(request);
-    receiver.failed_ns = now_ns();
-  }
+  if (UCS_PTR_IS_ERR(request)) note_failure(receiver, UCS_PTR_STATUS(request));
   return request;
 }
 
 void UcxWorker::cut(int to, ucs_status_t why) {
   UcxPeer& from = peer(to);
-  if (from.failure == UCS_OK) {
-    from.failure = why;
-    from.failed_ns = now_ns();
-  }
+  note_failure(from, why);
   if (from.endpoint == nullptr) return;
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
@@ -118,9 +125,7 @@ std::string UcxWorker::describe_failure(int rank) const {
 
 void UcxWorker::on_failure(void* peer, ucp_ep_h, ucs_status_t status) {
   auto& lost = *static_cast<UcxPeer*>(peer);
-  if (lost.failure != UCS_OK) return;
-  lost.failure = status;
-  lost.failed_ns = now_ns();
+  lost.worker->note_failure(lost, status);
 }
 
 bool UcxWorker::is_ours(const UcxHeader& header, std::size_t header_bytes) {

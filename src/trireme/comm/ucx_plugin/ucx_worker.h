@@ -47,6 +47,8 @@ class UcxReceiver {
   virtual bool start_fetches() = 0;
 };
 
+class UcxWorker;
+
 struct UcxPeer {
   std::string host, address;  // address: of its worker
   ucp_ep_h endpoint = nullptr;
@@ -54,6 +56,13 @@ struct UcxPeer {
   bool heard = false, said_bye = false;
   ucs_status_t failure = UCS_OK;  // why its endpoint is of no more use
   std::int64_t failed_ns = 0;     // since when
+  UcxWorker* worker = nullptr;    // whose peer it is, for UCX's callback
+};
+
+/// Called from within progress when a send that did not end at once has ended.
+struct UcxOnSent {
+  ucp_send_nbx_callback_t cb = nullptr;
+  void* argument = nullptr;
 };
 
 class UcxWorker {
@@ -80,11 +89,16 @@ class UcxWorker {
   ucp_worker_h handle() { return ucx_.worker(); }
   /// Sends; `header` is filled in but for what the call says, and lives as long as the request. Null: done already.
   /// Nothing, with the peer's failure set, when the endpoint is gone.
-  ucs_status_ptr_t send(int to, UcxHeader& header, const void* data, std::size_t bytes);
+  ucs_status_ptr_t send(int to, UcxHeader& header, const void* data, std::size_t bytes, const UcxOnSent& on_sent = {});
   /// Closes the endpoint at once: what is under way ends, and the caller's memory is left alone.
   void cut(int to, ucs_status_t why);
+  /// The first reason counts.
+  void note_failure(UcxPeer& peer, ucs_status_t why);
   /// "rank 2 on node7: Connection reset by remote peer".
   std::string describe_failure(int rank) const;
+
+  /// Whether any endpoint has failed. Needs no lock.
+  bool has_failures() const { return failures_.load(std::memory_order_acquire); }
 
   /// Pushes on; returns whether anything moved. Takes the lock.
   bool progress();
@@ -119,6 +133,7 @@ class UcxWorker {
   std::vector<UcxHeader> goodbyes_;  // live until the worker is gone: one may still be on its way
 
   std::atomic<EventCount*> event_count_;
+  std::atomic<bool> failures_{false};
   std::atomic<std::uint64_t> polls_{0};     // by threads that wait
   std::atomic<bool> waiter_asleep_{false};  // one of those is going to sleep: the thread takes over
   std::atomic<bool> stop_{false};

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "trireme/base/cores.h"
 #include "trireme/base/log.h"
 #include "trireme/base/new_file.h"
 #include "trireme/base/stopwatch.h"
@@ -61,6 +62,7 @@ class TrainingRun {
   std::int64_t find_checkpoint();
   std::int64_t find_snapshot();
   void take_snapshot();
+  void tell_snapshots(std::int64_t step);
   std::int64_t begin_anew(const std::vector<formats::DamagedCheckpoint>& damaged);
   spec::ModelShape shape_from(std::int64_t from_step) const;
   void build(std::int64_t from_step);
@@ -95,6 +97,7 @@ class TrainingRun {
   std::unique_ptr<AnomalyHandler> anomalies_;
   std::optional<checkpoint::SnapshotId> snapshot_;        // that an elastic world goes on from
   std::unique_ptr<checkpoint::SnapshotTaker> snapshots_;  // of an elastic world
+  double world_cpu_ = 0;                                  // CPU seconds of the process when its steps began
   std::unique_ptr<RankWatch> ranks_;
   std::unique_ptr<observe::CpuContention> contention_;  // rank 0's, where the CPU computes
   Clock::time_point step_begun_ = Clock::now();
@@ -179,6 +182,19 @@ std::int64_t TrainingRun::find_snapshot() {
 void TrainingRun::take_snapshot() {
   trainer_->state();  // waits for updates that are still on their way
   snapshots_->take(trainer_->position().step);
+}
+
+/// What they have cost this rank beside the steps of its world.
+void TrainingRun::tell_snapshots(std::int64_t step) {
+  if (!snapshots_) return;
+  const checkpoint::SnapshotCost& cost = snapshots_->cost();
+  timeline_->tell("snapshots", {{"step", step},
+                                {"taken", cost.taken},
+                                {"bytes_each", snapshots_->bytes()},
+                                {"kept_bytes", request_.elastic->snapshots->bytes()},
+                                {"seconds", cost.seconds},
+                                {"cpu_s", cost.cpu_seconds},
+                                {"world_cpu_s", process_cpu_seconds() - world_cpu_}});
 }
 
 /// No checkpoint is whole. What is there may be all that is left of weeks: nothing of it is removed, and the run begins
@@ -267,6 +283,7 @@ void TrainingRun::build(std::int64_t from_step) {
     validated_step_ = from_step;
   }
   if (request_.elastic == nullptr) return;
+  world_cpu_ = process_cpu_seconds();
   snapshots_ = std::make_unique<checkpoint::SnapshotTaker>(trainer_->state(), world_, *request_.elastic->snapshots,
                                                            request_.elastic->epoch);
   take_snapshot();  // what a lost rank kept is kept twice again
@@ -392,6 +409,7 @@ void TrainingRun::loop() {
       if (saving_->saved_step() != step) save_now();
       result_.end = RunResult::End::kInterrupted;
       if (leads()) observe::take_back_stop(folder_.path);
+      tell_snapshots(step);
       files_->event("stop", {{"step", step}, {"why", "interrupted"}});
       timeline_->tell("stop", {{"step", step}, {"why", "interrupted"}});
       return;
@@ -404,6 +422,7 @@ void TrainingRun::loop() {
     if (status.edge != 0) {
       saving_->settle();
       result_.end = RunResult::End::kWorldEnds;
+      tell_snapshots(step);
       timeline_->tell("edge", {{"step", step}, {"ranks", world_.size()}});
       return;
     }
@@ -412,6 +431,7 @@ void TrainingRun::loop() {
   if (validation_ && validated_step_ != steps_) validate();
   if (saving_->saved_step() != steps_) save_now();
   if (const std::string saves = saving_->summary(); !saves.empty()) log_info("{}", saves);
+  tell_snapshots(steps_);
   files_->event("stop", {{"step", steps_}, {"why", "finished"}});
   timeline_->tell("stop", {{"step", steps_}, {"why", "finished"}});
 }
