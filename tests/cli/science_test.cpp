@@ -63,6 +63,9 @@ TEST_F(Science, FitsRunsAndThePlannerTakesTheLaw) {
   EXPECT_NEAR(written["alpha"].get<double>(), law.alpha, 0.02);
   arguments.push_back("--json");
   const auto json = nlohmann::json::parse(run(arguments).out);
+  // Between the two limits of the law above its floor, and flatter for the floor.
+  EXPECT_GT(json["kaplan"]["alpha_c"].get<double>(), 0.01);
+  EXPECT_LT(json["kaplan"]["alpha_c"].get<double>(), 0.18);
   const auto& held_out = json["held_out"][0];
   EXPECT_NEAR(held_out["predicted"].get<double>() / held_out["loss"].get<double>(), 1, 0.02);
 

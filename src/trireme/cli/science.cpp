@@ -81,6 +81,7 @@ int run_fit(const ScienceFitOptions& options, Context& context) {
                       {"held_out", ordered_json::array()}};
     if (envelope.parameters) json["best_size_exponents"]["envelope"] = envelope.parameters->exponent;
     if (iso_flop.parameters) json["best_size_exponents"]["iso_flop"] = iso_flop.parameters->exponent;
+    if (const auto compute = compute_form(family)) json["kaplan"]["alpha_c"] = -compute->exponent;
     for (const ScalingRun& run : held_out)
       json["held_out"].push_back(
           {{"run", run.name}, {"loss", run.loss}, {"predicted", fit.law.loss(run.parameters, run.tokens)}});

@@ -71,6 +71,16 @@ FittedFamily fit_family(const FamilyFolders& folders) {
   return family;
 }
 
+std::optional<science::PowerLaw> compute_form(const FittedFamily& family) {
+  std::vector<double> flops, losses;
+  for (const science::EnvelopePoint& point : family.envelope.envelope) {
+    flops.push_back(point.flops);
+    losses.push_back(point.loss);
+  }
+  if (flops.size() < 2 || flops.front() == flops.back()) return std::nullopt;
+  return science::fit_power_law(flops, losses);
+}
+
 std::string family_table(const FittedFamily& family) {
   TextTable points({{"run"},
                     {"parameters", TextTable::Align::kRight},
@@ -110,6 +120,9 @@ std::string family_text(const FittedFamily& family) {
                  "N_c {:.3g}   D_c {:.3g}   largest residual {:.2f} %\n",
                  kaplan.law.alpha_n, kaplan.law.alpha_d, std::exp(kaplan.law.log_nc), std::exp(kaplan.law.log_dc),
                  100 * std::expm1(kaplan.largest_residual));
+  if (const auto compute = compute_form(family))
+    fmt::format_to(to, "  of the lowest curves alone: L = (C_c / C)^alpha_C   alpha_C {:.4g}   C_c {:.3g} FLOPs\n",
+                   -compute->exponent, std::pow(compute->factor, -1 / compute->exponent));
   return text;
 }
 

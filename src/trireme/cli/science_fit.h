@@ -3,6 +3,7 @@
 // Depends on: science, observe.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,9 @@ struct FittedFamily {
 };
 /// Reads the folders and fits all laws to the runs. ConfigError names a run that says nothing.
 FittedFamily fit_family(const FamilyFolders& folders);
+
+/// Kaplan's law of compute, L = (C_c / C)^alpha_C, of the lowest curve at each compute; nothing where they say nothing.
+std::optional<science::PowerLaw> compute_form(const FittedFamily& family);
 
 /// Each run beside what the law says of it.
 std::string family_table(const FittedFamily& family);
