@@ -63,6 +63,9 @@ TEST_F(Science, FitsRunsAndThePlannerTakesTheLaw) {
   EXPECT_NEAR(written["alpha"].get<double>(), law.alpha, 0.02);
   arguments.push_back("--json");
   const auto json = nlohmann::json::parse(run(arguments).out);
+  // Between the two limits of the law above its floor, and flatter for the floor.
+  EXPECT_GT(json["kaplan"]["alpha_c"].get<double>(), 0.01);
+  EXPECT_LT(json["kaplan"]["alpha_c"].get<double>(), 0.18);
   const auto& held_out = json["held_out"][0];
   EXPECT_NEAR(held_out["predicted"].get<double>() / held_out["loss"].get<double>(), 1, 0.02);
 
@@ -105,6 +108,67 @@ TEST_F(Science, GridsRecipesSpendTheirBudgets) {
   EXPECT_EQ(little.code, kExitUsage);
   EXPECT_THAT(little.err, HasSubstr("less than one step"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "no"));
+}
+
+/// What `trireme eval --tasks --json` prints, of one metric that rises with the size.
+std::string task_result(double parameters, double exact_match) {
+  const auto metric = [](const char* name, double value, double chance) {
+    return nlohmann::json{{"name", name},  {"value", value},   {"low", value - 0.01},     {"high", value + 0.01},
+                          {"floor", 0.01}, {"chance", chance}, {"higher_is_better", true}};
+  };
+  return nlohmann::json{
+      {"model", "m"},
+      {"parameters", parameters},
+      {"tokens", 1e6},
+      {"tasks",
+       {{{"name", "addition"},
+         {"items", 100},
+         {"shots", 0},
+         {"metrics",
+          {metric("exact_match", exact_match, 1e-4), metric("token_accuracy", std::sqrt(exact_match), 0.1)}}}}}}
+      .dump();
+}
+
+TEST_F(Science, ReportIsOnePageOfNoiseScaleLawAndTasks) {
+  const science::ParametricLaw law{.floor = 1.2, .a = 60, .b = 300, .alpha = 0.35, .beta = 0.37};
+  std::vector<std::string> arguments = {"science", "report", "--family"};
+  auto runs = family(law);
+  const std::string largest = runs.back();
+  runs.pop_back();
+  arguments.insert(arguments.end(), runs.begin(), runs.end());
+  {
+    observe::RunLog log(folder_ / "noise", std::nullopt);
+    log.event("start", {{"device", "NVIDIA H200"}});
+    for (std::int64_t step = 1; step <= 40; ++step) {
+      observe::StepRecord record = observe::sample_step(step);
+      record.noise_scale = 1000.0 * static_cast<double>(step);
+      record.noise_scales = {{.layer = "layers.0", .scale = 777.0}};
+      log.step(record);
+    }
+  }
+  write(folder_ / "noise" / "recipe.toml", config::to_toml(spec::Recipe{}));
+  std::vector<std::string> results;
+  for (const double size : {1e4, 1e5, 1e6}) {
+    results.push_back((folder_ / ("result-" + std::to_string(results.size()) + ".json")).string());
+    write(results.back(), task_result(size, size / 2e6));
+  }
+  const std::string page = (folder_ / "page.html").string();
+  arguments.insert(arguments.end(), {"--held-out", largest, "--noise", (folder_ / "noise").string(), "--tasks"});
+  arguments.insert(arguments.end(), results.begin(), results.end());
+  arguments.insert(arguments.end(), {"--bootstrap", "5", "--page", page});
+  const Outcome outcome = run(arguments);
+  ASSERT_EQ(outcome.code, kExitFine) << outcome.err;
+  const std::string text = read(page);
+  for (const char* part : {"Trained on: NVIDIA H200", "Gradient noise scale", "layers.0", "A scaling law of 15 runs",
+                           "was held out", "Chinchilla, approach 3", "Tasks over 3 models", "exact_match"})
+    EXPECT_THAT(text, HasSubstr(part));
+
+  arguments = {"science", "report", "--family"};
+  arguments.insert(arguments.end(), runs.begin(), runs.end());
+  arguments.insert(arguments.end(), {"--noise", runs[0], "--tasks", results[0], "--bootstrap", "5", "--page", page});
+  const Outcome without = run(arguments);
+  EXPECT_EQ(without.code, kExitUsage);
+  EXPECT_THAT(without.err, HasSubstr("no noise_scale"));
 }
 
 }  // namespace

@@ -44,15 +44,13 @@ class DroppedLayer final : public Layer {
     const double p = probability(context);
     if (p >= 1) return layer_->backward(std::move(gradients), context, tape);
     // dy (1 - 1 / p) + f'(dy / p): what passes the layer by, and what goes through it.
-    Tensors past, through;
-    for (const at::Tensor& gradient : gradients) {
-      past.push_back(gradient.defined() ? at::mul(gradient, 1 - 1 / p) : at::Tensor());
+    Tensors through;
+    for (const at::Tensor& gradient : gradients)
       through.push_back(gradient.defined() ? at::mul(gradient, 1 / p) : at::Tensor());
-    }
-    gradients.clear();
     Tensors out = layer_->backward(std::move(through), context, tape);
     for (std::size_t i = 0; i < out.size(); ++i) {
-      if (out[i].defined() && i < past.size() && past[i].defined()) out[i] = at::add(out[i], past[i]);
+      if (out[i].defined() && i < gradients.size() && gradients[i].defined())
+        out[i] = at::add(out[i], gradients[i], 1 - 1 / p);
     }
     return out;
   }

@@ -97,12 +97,8 @@ std::vector<MetricCurve> read_curves(const EmergenceOptions& options) {
   return curves;
 }
 
-std::string emergence_page(const std::vector<MetricCurve>& curves, bool by_flops, const std::string& table) {
-  std::string body = fmt::format(
-      "<h1>Tasks over {}</h1><p>Each metric from its worst value here (0) to its best (1), over log10 of {}. Exact "
-      "match "
-      "and multiple choice are all or nothing for an item; the others are not.</p>",
-      by_flops ? "compute" : "size", by_flops ? "6 N D" : "parameters");
+std::string emergence_charts(const std::vector<MetricCurve>& curves) {
+  std::string body;
   std::map<std::string, std::vector<const MetricCurve*>> by_task;
   for (const MetricCurve& curve : curves) by_task[curve.task].push_back(&curve);
   for (const auto& [task, metrics] : by_task) {
@@ -134,11 +130,24 @@ std::string emergence_page(const std::vector<MetricCurve>& curves, bool by_flops
     }
     body += observe::to_html(std::move(together)) + single;
   }
-  return observe::page("Tasks over scale", body + "<pre>" + table + "</pre>");
+  return body;
 }
 
-int run_emergence(const EmergenceOptions& options, Context& context) {
-  const std::vector<MetricCurve> curves = read_curves(options);
+std::string emergence_page(const std::vector<MetricCurve>& curves, bool by_flops, const std::string& table) {
+  const std::string head = fmt::format(
+      "<h1>Tasks over {}</h1><p>Each metric from its worst value here (0) to its best (1), over log10 of {}. Exact "
+      "match and multiple choice are all or nothing for an item; the others are not.</p>",
+      by_flops ? "compute" : "size", by_flops ? "6 N D" : "parameters");
+  return observe::page("Tasks over scale", head + emergence_charts(curves) + "<pre>" + table + "</pre>");
+}
+
+/// Widths, scores and where chance is left, of every metric.
+struct EmergenceFigures {
+  std::string table;
+  ordered_json json;
+};
+
+EmergenceFigures emergence_figures(const std::vector<MetricCurve>& curves) {
   TextTable table({{"task"},
                    {"metric"},
                    {"worst", TextTable::Align::kRight},
@@ -165,15 +174,28 @@ int run_emergence(const EmergenceOptions& options, Context& context) {
     if (sharp.leaves_chance) one["leaves_chance"] = *sharp.leaves_chance;
     json.push_back(std::move(one));
   }
-  if (!options.page.empty()) write_text_file(options.page, emergence_page(curves, options.by_flops, table.text()));
+  return {table.text(), std::move(json)};
+}
+
+int run_emergence(const EmergenceOptions& options, Context& context) {
+  const std::vector<MetricCurve> curves = read_curves(options);
+  const EmergenceFigures figures = emergence_figures(curves);
+  if (!options.page.empty()) write_text_file(options.page, emergence_page(curves, options.by_flops, figures.table));
   if (options.json)
-    context.out << json.dump(2) << '\n';
+    context.out << figures.json.dump(2) << '\n';
   else
-    context.out << table.text();
+    context.out << figures.table;
   return kExitFine;
 }
 
 }  // namespace
+
+EmergenceSection emergence_section(const std::vector<std::string>& results) {
+  EmergenceOptions options;
+  options.results = results;
+  const std::vector<MetricCurve> curves = read_curves(options);
+  return {emergence_charts(curves), emergence_figures(curves).table, results.size()};
+}
 
 void add_science_tasks(Command& science, Context& context) {
   Command& tasks = science.add_subcommand("tasks", "Questions with answers, made from a seed or read, as text or JSON");

@@ -36,6 +36,11 @@ class Backward {
     keys_transposed_ = scratch_.take<UnitType>(keys * stride_);
     keys_across_ = scratch_.take<UnitType>(keys * units_);
     values_transposed_ = scratch_.take<UnitType>(keys * stride_);
+    if (problem.tile_begin != nullptr) {
+      gathered_keys_transposed_ = scratch_.take<UnitType>(kTileKeys * stride_);
+      gathered_keys_across_ = scratch_.take<UnitType>(kTileKeys * units_);
+      gathered_values_transposed_ = scratch_.take<UnitType>(kTileKeys * stride_);
+    }
     q_along_ = scratch_.take<UnitType>(block);
     q_transposed_ = scratch_.take<UnitType>(kTileQueries * units_);
     dout_along_ = scratch_.take<UnitType>(block);
@@ -65,10 +70,7 @@ class Backward {
       TileUnit unit(problem_, span, number);
       begin_unit(unit, span.batch);
       look_ahead(unit, span, number);
-      for_tiles(unit, [&](std::int64_t block, std::uint32_t blocks) {
-        take_tile(unit, span.batch, {static_cast<std::int32_t>(block), blocks}, dk + block * kTileKeys * padded_,
-                  dv + block * kTileKeys * padded_);
-      });
+      for_tiles(unit, [&](const AttentionTile& tile) { take_tile(unit, span.batch, tile, dk, dv); });
       const Real scale = static_cast<Real>(problem_.scale);
       for (std::int64_t row = 0; row < unit.queries; ++row) {
         auto* const to = row_of<Math>(problem_.dq, span.batch, unit.query + row, unit.head);
@@ -153,67 +155,103 @@ class Backward {
     transpose(transposed, kTileQueries / kPair, across, padded_, rows_ / kPair, padded_);
   }
 
+  /// A tile's keys and values as the GEMMs take them.
+  struct Packed {
+    const UnitType *keys_transposed, *keys_across, *values_transposed;
+  };
+  Packed packed_at(std::int64_t key) const {
+    return {keys_transposed_ + key * stride_, keys_across_ + key * units_, values_transposed_ + key * stride_};
+  }
+  Packed gathered(const AttentionTile& tile) {
+    gather_columns(gathered_keys_transposed_, keys_transposed_, tile, stride_);
+    gather_rows(gathered_keys_across_, keys_across_, tile, kMaskBlock * units_);
+    gather_columns(gathered_values_transposed_, values_transposed_, tile, stride_);
+    return {gathered_keys_transposed_, gathered_keys_across_, gathered_values_transposed_};
+  }
+
   void take_tile(const TileUnit& unit, std::int64_t batch, const AttentionTile& tile, Real* dk, Real* dv) {
-    const std::int64_t block = tile.tile;
+    const bool neighbours = in_place(tile);
+    const Packed packed = neighbours ? packed_at(tile.chunks[0] * kMaskBlock) : gathered(tile);
     // Strips from the first to the last that sees a column, for each vector of columns.
     std::int64_t first[kTileKeys / kWidth], last[kTileKeys / kWidth];
     for (std::int64_t i = 0; i < kTileKeys / kWidth; ++i) first[i] = unit.strips, last[i] = 0;
-    bool ragged = false;
+    std::int64_t top = unit.strips, bottom = 0;
+    std::int64_t seen_columns[kTileQueries / kStrip];  // of each strip
     for (std::int64_t row = 0; row < unit.strips; row += kStrip) {
-      const StripColumns columns = strip_columns<Real>(unit.visible, row, block * kTileKeys);
-      const std::uint32_t bits = strip_blocks(tile.blocks, row);
-      if (columns.begin > 0 || columns.end < kTileKeys || bits != kWholeStrip) {
-        clear(row, bits == kWholeStrip ? columns : StripColumns{0, 0, false});
-        ragged = true;
-      }
-      if (columns.begin >= columns.end) continue;
+      std::int64_t& count = seen_columns[row / kStrip];
+      count = 0;
       prefetch_.step();
-      for_runs(bits, columns, [&](const StripColumns& run) {
-        for (std::int64_t c = run.begin / kWidth; c < run.end / kWidth; ++c) {
-          if (row < first[c]) first[c] = row;
-          last[c] = row + kStrip;
-        }
-        take_strip(unit, batch, block, row, run);
-      });
+      for_runs<Real>(tile, neighbours, unit.visible, row, problem_.dropout_rng.streams != nullptr,
+                     [&](const StripColumns& run) {
+                       if (count == 0 && run.end - run.begin < kTileKeys) clear(row);
+                       count += run.end - run.begin;
+                       for (std::int64_t c = run.begin / kWidth; c < run.end / kWidth; ++c) {
+                         if (row < first[c]) first[c] = row;
+                         last[c] = row + kStrip;
+                       }
+                       take_strip(unit, batch, packed, row, run);
+                     });
+      if (count == 0) continue;
+      top = row < top ? row : top;
+      bottom = row + kStrip;
     }
+    bool ragged = top > 0 || bottom < unit.strips;
+    for (std::int64_t row = top; row < bottom; row += kStrip) {
+      if (seen_columns[row / kStrip] == 0) clear(row);
+      ragged |= seen_columns[row / kStrip] < kTileKeys;
+    }
+    const SumsOf to(tile, padded_);
     // Tiles on an edge of the mask in narrower pieces: fewer rows are multiplied that see nothing.
     const std::int64_t piece = ragged ? (kColumns / 2) * kWidth : kTileKeys;
     for (std::int64_t begin = 0; begin < kTileKeys; begin += piece) {
-      std::int64_t from = unit.strips, to = 0;
+      std::int64_t from = unit.strips, end = 0;
       for (std::int64_t c = begin / kWidth; c < (begin + piece) / kWidth; ++c) {
         from = first[c] < from ? first[c] : from;
-        to = last[c] > to ? last[c] : to;
+        end = last[c] > end ? last[c] : end;
       }
-      if (from >= to) continue;
-      add(dv, dout_transposed_, p_across_, from, to, begin, ragged);
-      add(dk, q_transposed_, ds_across_, from, to, begin, ragged);
+      if (from >= end) continue;
+      add(dv, to, dout_transposed_, p_across_, from, end, begin, ragged);
+      add(dk, to, q_transposed_, ds_across_, from, end, begin, ragged);
     }
   }
 
+  /// Where the sums of a tile's chunks of keys are.
+  struct SumsOf {
+    std::int64_t of_chunk[kTileChunks];
+    SumsOf(const AttentionTile& tile, std::int64_t padded) {
+      for (int j = 0; j < kTileChunks; ++j) {
+        const std::int64_t chunk = tile.chunks[j] < 0 ? tile.chunks[0] : tile.chunks[j];  // zeros are added for none
+        of_chunk[j] = chunk / kTileChunks * kTileKeys * padded + chunk % kTileChunks * kMaskBlock;
+      }
+    }
+    TRIREME_INLINE std::int64_t at(std::int64_t row, std::int64_t column) const {
+      return of_chunk[column / kMaskBlock] + row * kTileKeys + column % kMaskBlock;
+    }
+  };
+
   /// What a strip does not see counts as zero for the rows of other strips' ranges.
-  void clear(std::int64_t row, const StripColumns& columns) {
+  void clear(std::int64_t row) {
     using Units = typename Lanes<UnitType>::Vector;
     for (std::int64_t r = row / kPair; r < (row + kStrip) / kPair; ++r) {
       for (std::int64_t c = 0; c < kTileKeys; c += kWidth) {
-        if (c >= columns.begin && c < columns.end) continue;
         store(p_across_ + r * kTileKeys + c, Units{});
         store(ds_across_ + r * kTileKeys + c, Units{});
       }
     }
   }
 
-  /// to[head][key] += turned[head][query] across[query][key] over queries [first, last) and all keys or, `narrow`, half
-  /// the usual columns from `begin` on, for twice the usual rows.
-  void add(Real* to, const UnitType* transposed, const UnitType* across, std::int64_t first, std::int64_t last,
-           std::int64_t begin, bool narrow) {
+  /// sums[head][key] += turned[head][query] across[query][key] over queries [first, last) and all keys or, `narrow`,
+  /// half the usual columns from `begin` on, for twice the usual rows.
+  void add(Real* sums, const SumsOf& to, const UnitType* transposed, const UnitType* across, std::int64_t first,
+           std::int64_t last, std::int64_t begin, bool narrow) {
     constexpr std::int64_t kStride = kTileQueries / kPair;
     const UnitType* const b = across + first / kPair * kTileKeys;
     const std::int64_t steps = (last - first) / kPair;
     for (std::int64_t row = 0; row < padded_; row += narrow ? 2 * kStrip : kStrip) {
       const UnitType* const a = transposed + row * kStride + first / kPair;
-      const auto done = [&](int r, std::int64_t c, Vector sums) {
-        Real* const at = to + (row + r) * kTileKeys + begin + c;
-        store(at, load(at) + sums);
+      const auto done = [&](int r, std::int64_t c, Vector products) {
+        Real* const at = sums + to.at(row + r, begin + c);
+        store(at, load(at) + products);
       };
       if (narrow) {
         multiply_block<Math, 2 * kStrip, kColumns / 2>(a, kStride, b + begin, kTileKeys, steps, done);
@@ -223,17 +261,16 @@ class Backward {
     }
   }
 
-  void take_strip(const TileUnit& unit, std::int64_t batch, std::int64_t block, std::int64_t row,
+  void take_strip(const TileUnit& unit, std::int64_t batch, const Packed& packed, std::int64_t row,
                   const StripColumns& columns) {
-    const std::int64_t key = block * kTileKeys;
+    const std::int64_t key = columns.key;
     const Real factor = static_cast<Real>(problem_.scale) * kLog2E;
-    multiply<Math>(q_along_ + row * stride_, stride_, keys_transposed_ + key * stride_, kTileKeys, units_,
-                   columns.begin, columns.end, [&](int r, std::int64_t c, Vector sums) {
+    multiply<Math>(q_along_ + row * stride_, stride_, packed.keys_transposed, kTileKeys, units_, columns.begin,
+                   columns.end, [&](int r, std::int64_t c, Vector sums) {
                      store(scores_ + r * kTileKeys + c, exp2(sums * factor - lse_[row + r]));
                    });
-    multiply<Math>(dout_along_ + row * stride_, stride_, values_transposed_ + key * stride_, kTileKeys, units_,
-                   columns.begin, columns.end,
-                   [&](int r, std::int64_t c, Vector sums) { store(slopes_ + r * kTileKeys + c, sums); });
+    multiply<Math>(dout_along_ + row * stride_, stride_, packed.values_transposed, kTileKeys, units_, columns.begin,
+                   columns.end, [&](int r, std::int64_t c, Vector sums) { store(slopes_ + r * kTileKeys + c, sums); });
     if (problem_.dropout_rng.streams != nullptr) {
       dropout_rng_->draw(problem_, batch * problem_.heads + unit.head, unit.query + row, key, columns);
       differentiate<true, true>(unit, row, key, columns);
@@ -244,7 +281,7 @@ class Backward {
     }
     const UnitType* const ds = kPair == 1 ? ds_across_ + row * kTileKeys : ds_along_;
     const std::int64_t first = columns.begin / kPair;
-    multiply<Math>(ds + first, kTileKeys / kPair, keys_across_ + key * units_ + first * padded_, padded_,
+    multiply<Math>(ds + first, kTileKeys / kPair, packed.keys_across + first * padded_, padded_,
                    (columns.end - columns.begin) / kPair, 0, padded_, [&](int r, std::int64_t c, Vector sums) {
                      Real* const at = dq_ + (row + r) * padded_ + c;
                      store(at, load(at) + sums);
@@ -286,7 +323,9 @@ class Backward {
   const AttentionProblem& problem_;
   Scratch scratch_;
   std::int64_t padded_, units_, stride_, rows_ = 0;
-  UnitType *keys_transposed_, *keys_across_, *values_transposed_;  // by blocks of keys
+  UnitType *keys_transposed_, *keys_across_, *values_transposed_;                   // by blocks of keys
+  UnitType *gathered_keys_transposed_ = nullptr, *gathered_keys_across_ = nullptr;  // of a block-sparse tile
+  UnitType* gathered_values_transposed_ = nullptr;
   UnitType *q_along_, *q_transposed_, *dout_along_, *dout_transposed_, *staging_;
   Real *dq_, *scores_, *slopes_;
   UnitType *p_across_, *ds_across_, *ds_along_;  // ds_along_: of a strip; the same as ds_across_ where units are single

@@ -30,6 +30,10 @@ class Forward {
     const std::int64_t keys = round_up(problem.keys, kTileKeys);
     keys_ = scratch_.take<UnitType>(keys * stride_);
     values_ = scratch_.take<UnitType>(keys * padded_ / Math::kPair);
+    if (problem.tile_begin != nullptr) {
+      gathered_keys_ = scratch_.take<UnitType>(kTileKeys * stride_);
+      gathered_values_ = scratch_.take<UnitType>(kTileKeys * padded_ / Math::kPair);
+    }
     along_ = scratch_.take<UnitType>((kTileKeys > kTileQueries ? kTileKeys : kTileQueries) * stride_);
     out_ = scratch_.take<Real>(kTileQueries * padded_);
     scores_ = scratch_.take<Real>(kStrip * kTileKeys);
@@ -47,13 +51,13 @@ class Forward {
       unit.find_blocks();
       begin_unit(unit, span.batch);
       look_ahead(unit, span, number);
-      for_tiles(unit, [&](std::int64_t block, std::uint32_t blocks) {
+      for_tiles(unit, [&](const AttentionTile& tile) {
+        const bool neighbours = in_place(tile);
+        const Packed packed = neighbours ? packed_at(tile.chunks[0] * kMaskBlock) : gathered(tile);
         for (std::int64_t row = 0; row < unit.strips; row += kStrip) {
-          const StripColumns columns = strip_columns<Real>(unit.visible, row, block * kTileKeys);
-          if (columns.begin >= columns.end) continue;
           prefetch_.step();
-          for_runs(strip_blocks(blocks, row), columns,
-                   [&](const StripColumns& run) { take_strip(unit, span.batch, block, row, run); });
+          for_runs<Real>(tile, neighbours, unit.visible, row, problem_.dropout_rng.streams != nullptr,
+                         [&](const StripColumns& run) { take_strip(unit, span.batch, packed, row, run); });
         }
       });
       write(unit, span.batch);
@@ -76,6 +80,17 @@ class Forward {
     }
   }
 
+  /// A tile's keys, transposed, and values.
+  struct Packed {
+    const UnitType *keys, *values;
+  };
+  Packed packed_at(std::int64_t key) const { return {keys_ + key * stride_, values_ + key * (padded_ / Math::kPair)}; }
+  Packed gathered(const AttentionTile& tile) {
+    gather_columns(gathered_keys_, keys_, tile, stride_);
+    gather_rows(gathered_values_, values_, tile, kMaskBlock * padded_ / Math::kPair);
+    return {gathered_keys_, gathered_values_};
+  }
+
   void look_ahead(const TileUnit& unit, const AttentionSpan& span, std::int64_t number) {
     prefetch_.begin(unit.calls());
     const TileUnit::Place after = TileUnit::after(problem_, span, number);
@@ -95,11 +110,11 @@ class Forward {
     for (std::int64_t row = 0; row < unit.strips; ++row) most_[row] = kNothing;
   }
 
-  void take_strip(const TileUnit& unit, std::int64_t batch, std::int64_t block, std::int64_t row,
+  void take_strip(const TileUnit& unit, std::int64_t batch, const Packed& packed, std::int64_t row,
                   const StripColumns& columns) {
-    const std::int64_t units = padded_ / Math::kPair, key = block * kTileKeys;
+    const std::int64_t units = padded_ / Math::kPair, key = columns.key;
     const Real factor = static_cast<Real>(problem_.scale * 1.44269504088896340736);  // log2(e)
-    multiply<Math>(along_ + row * stride_, stride_, keys_ + key * stride_, kTileKeys, units, columns.begin, columns.end,
+    multiply<Math>(along_ + row * stride_, stride_, packed.keys, kTileKeys, units, columns.begin, columns.end,
                    [&](int r, std::int64_t c, Vector sums) { store(scores_ + r * kTileKeys + c, sums * factor); });
     alignas(64) Real rescale[kStrip];
     if (problem_.dropout_rng.streams != nullptr) {
@@ -111,7 +126,7 @@ class Forward {
       softmax_strip<false, false>(unit, row, key, columns, rescale);
     }
     const std::int64_t first = columns.begin / Math::kPair;
-    multiply<Math>(probabilities_ + first, kTileKeys / Math::kPair, values_ + key * units + first * padded_, padded_,
+    multiply<Math>(probabilities_ + first, kTileKeys / Math::kPair, packed.values + first * padded_, padded_,
                    (columns.end - columns.begin) / Math::kPair, 0, padded_, [&](int r, std::int64_t c, Vector sums) {
                      Real* const at = out_ + (row + r) * padded_ + c;
                      store(at, load(at) * rescale[r] + sums);
@@ -184,8 +199,9 @@ class Forward {
   const AttentionProblem& problem_;
   Scratch scratch_;
   std::int64_t padded_, stride_;
-  UnitType *keys_, *values_;  // by blocks of keys: transposed along, and across
-  UnitType* along_;           // rows of queries; while packing, of keys and of values
+  UnitType *keys_, *values_;                                        // by blocks of keys: transposed along, and across
+  UnitType *gathered_keys_ = nullptr, *gathered_values_ = nullptr;  // of a block-sparse tile
+  UnitType* along_;  // rows of queries; while packing, of keys and of values
   Real *out_, *scores_;
   UnitType* probabilities_;
   Real *sums_, *most_;  // sums_ lane by lane: added up once, at the end

@@ -27,10 +27,11 @@ struct AttentionDropoutRng {
   double dropout_scale = 1;                     ///< 1 / (1 - p)
 };
 
-/// Block-sparse attention: a tile of a unit's 128 queries by 64 keys, of which some blocks of 16 x 16 are computed. Bit
-/// 4 i + j stands for queries 16 i to 16 i + 15 of the unit and keys 16 j to 16 j + 15 of the tile.
+/// Block-sparse attention: a tile of a unit's 128 queries by four chunks of 16 keys, which need not be neighbours, and
+/// of which some blocks of 16 x 16 are computed. Bit 4 i + j stands for queries 16 i to 16 i + 15 of the unit and chunk
+/// j.
 struct AttentionTile {
-  std::int32_t tile = 0;
+  std::int32_t chunks[4] = {};  ///< keys 16 chunk to 16 chunk + 15; -1 behind the last
   std::uint32_t blocks = 0;
 };
 
@@ -42,8 +43,7 @@ struct AttentionProblem {
   std::int64_t visible_batch = 0;
   std::int64_t query_position = 0, key_position = 0;  ///< for the draws
   AttentionDropoutRng dropout_rng;
-  /// Block-sparse: unit u of head h has tiles [tile_begin[h * units + u], tile_begin[... + 1]), sorted; null: all
-  /// tiles.
+  /// Block-sparse: unit u of head h has tiles [tile_begin[h * units + u], tile_begin[... + 1]); null: all tiles.
   const std::int64_t* tile_begin = nullptr;
   const AttentionTile* tiles = nullptr;
 

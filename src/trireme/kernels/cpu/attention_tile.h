@@ -96,21 +96,24 @@ TRIREME_INLINE Range visible_to_any(const std::int32_t* begin, const std::int32_
 /// What of a tile one strip has to look at: columns [begin, end) of the tile, whole vectors.
 struct StripColumns {
   std::int64_t begin, end;
-  bool masked;  ///< some row does not see all of them
+  bool masked;       ///< some row does not see all of them
+  std::int64_t key;  ///< column c is key + c
 };
 
+/// Of columns [low, high) of a tile whose column 0 is first_key.
 template <typename Real>
-TRIREME_INLINE StripColumns strip_columns(const Visible& visible, std::int64_t row, std::int64_t first_key) {
+TRIREME_INLINE StripColumns strip_columns(const Visible& visible, std::int64_t row, std::int64_t first_key,
+                                          std::int64_t low, std::int64_t high) {
   constexpr int kWidth = kLanes<Real>;
   const Range any = visible_to_any(visible.begin + row, visible.end + row, kStrip);
   std::int64_t begin = any.begin - first_key, end = any.end - first_key;
-  begin = begin < 0 ? 0 : begin / kWidth * kWidth;
-  end = end > kTileKeys ? kTileKeys : round_up(end, kWidth);
+  begin = begin < low ? low : begin / kWidth * kWidth;
+  end = end > high ? high : round_up(end, kWidth);
   bool masked = false;
   for (int r = 0; r < kStrip; ++r) {
     masked |= visible.begin[row + r] > first_key + begin || visible.end[row + r] < first_key + end;
   }
-  return {begin, end, masked};
+  return {begin, end, masked, first_key};
 }
 
 template <typename Real>
@@ -173,7 +176,8 @@ inline Range seen_blocks(const AttentionProblem& problem, const AttentionSpan& s
 struct TileUnit {
   std::int64_t head, query, queries, strips;  ///< strips: rows in whole strips
   Range blocks;                               ///< of keys
-  const AttentionTile* tiles = nullptr;       ///< block-sparse: those that are computed; null: all of `blocks`
+  bool sparse = false;                        ///< block-sparse: `tiles` are computed, else all of `blocks`
+  const AttentionTile* tiles = nullptr;
   std::int64_t tile_count = 0;
   Visible visible;
 
@@ -183,7 +187,8 @@ struct TileUnit {
     query = number % count * kTileQueries;
     queries = problem.queries - query < kTileQueries ? problem.queries - query : kTileQueries;
     strips = round_up(queries, kStrip);
-    if (problem.tile_begin != nullptr) {
+    sparse = problem.tile_begin != nullptr;
+    if (sparse) {
       const std::int64_t* const begin = problem.tile_begin + head * count + number % count;
       tiles = problem.tiles + begin[0];
       tile_count = begin[1] - begin[0];
@@ -209,7 +214,7 @@ struct TileUnit {
             problem.queries - from < kTileQueries ? problem.queries - from : kTileQueries};
   }
   /// How often the tiles of this unit call for a strip, at most.
-  std::int64_t calls() const { return (tiles == nullptr ? blocks.end - blocks.begin : tile_count) * strips / kStrip; }
+  std::int64_t calls() const { return (sparse ? tile_count : blocks.end - blocks.begin) * strips / kStrip; }
 
   void find_blocks() {
     const Range any = visible_to_any(visible.begin, visible.end, strips);
@@ -219,35 +224,88 @@ struct TileUnit {
 
 constexpr std::int64_t kMaskBlock = 16;  // queries and keys that a bit of AttentionTile::blocks stands for
 constexpr std::uint32_t kWholeTile = ~std::uint32_t{0}, kWholeStrip = 15;
+constexpr std::int64_t kTileChunks = kTileKeys / kMaskBlock;
 
 /// The bits of the blocks that a strip's rows are in.
 TRIREME_INLINE std::uint32_t strip_blocks(std::uint32_t blocks, std::int64_t row) {
   return blocks >> (row / kMaskBlock * 4) & kWholeStrip;
 }
 
-/// visit(block of keys, AttentionTile::blocks) for every tile of a unit that is computed.
+/// Whether a tile's keys lie side by side where all keys are packed, from a multiple of kTileKeys on.
+TRIREME_INLINE bool in_place(const AttentionTile& tile) {
+  bool neighbours = tile.chunks[0] % kTileChunks == 0;
+  for (int j = 1; j < kTileChunks; ++j)
+    neighbours = neighbours && (tile.chunks[j] < 0 || tile.chunks[j] == tile.chunks[0] + j);
+  return neighbours;
+}
+
+/// visit(tile) for every tile of a unit that is computed.
 template <typename Visit>
 TRIREME_INLINE void for_tiles(const TileUnit& unit, const Visit& visit) {
-  const std::int64_t count = unit.tiles == nullptr ? unit.blocks.end - unit.blocks.begin : unit.tile_count;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t block = unit.tiles == nullptr ? unit.blocks.begin + i : unit.tiles[i].tile;
-    if (block < unit.blocks.begin || block >= unit.blocks.end) continue;
-    visit(block, unit.tiles == nullptr ? kWholeTile : unit.tiles[i].blocks);
+  if (!unit.sparse) {
+    for (std::int64_t block = unit.blocks.begin; block < unit.blocks.end; ++block) {
+      const auto first = static_cast<std::int32_t>(block * kTileChunks);
+      visit(AttentionTile{{first, first + 1, first + 2, first + 3}, kWholeTile});
+    }
+    return;
+  }
+  for (std::int64_t i = 0; i < unit.tile_count; ++i) {
+    const AttentionTile& tile = unit.tiles[i];
+    bool seen = false;
+    for (const std::int32_t chunk : tile.chunks)
+      seen |= chunk / kTileChunks >= unit.blocks.begin && chunk / kTileChunks < unit.blocks.end && chunk >= 0;
+    if (seen) visit(tile);
   }
 }
 
-/// visit(columns) for each run of a strip's columns whose blocks are computed.
-template <typename Visit>
-TRIREME_INLINE void for_runs(std::uint32_t bits, const StripColumns& columns, const Visit& visit) {
-  for (std::int64_t at = columns.begin; at < columns.end;) {
-    if (bits != kWholeStrip && (bits >> at / kMaskBlock & 1) == 0) {
-      at = (at / kMaskBlock + 1) * kMaskBlock;
+/// visit(columns) for each run of a strip's columns whose blocks are computed. Chunks that are no neighbours make one
+/// run where all of their keys are seen, unless `positions` count (dropout draws by them).
+template <typename Real, typename Visit>
+TRIREME_INLINE void for_runs(const AttentionTile& tile, bool neighbours, const Visible& visible, std::int64_t row,
+                             bool positions, const Visit& visit) {
+  const std::uint32_t bits = strip_blocks(tile.blocks, row);
+  if (bits == 0) return;
+  if (neighbours && bits == kWholeStrip) {
+    const StripColumns columns = strip_columns<Real>(visible, row, tile.chunks[0] * kMaskBlock, 0, kTileKeys);
+    if (columns.begin < columns.end) visit(columns);
+    return;
+  }
+  StripColumns run{0, 0, false, 0};
+  for (std::int64_t j = 0; j < kTileChunks; ++j) {
+    if ((bits >> j & 1) == 0) continue;
+    const StripColumns columns =
+        strip_columns<Real>(visible, row, (tile.chunks[j] - j) * kMaskBlock, j * kMaskBlock, (j + 1) * kMaskBlock);
+    if (columns.begin >= columns.end) continue;
+    const bool free = !positions && !run.masked && !columns.masked;
+    if (run.begin < run.end && run.end == columns.begin && (free || run.key == columns.key)) {
+      run.end = columns.end;
+      run.masked |= columns.masked;
       continue;
     }
-    std::int64_t end = at;
-    while (end < columns.end && (bits >> end / kMaskBlock & 1) != 0) end = (end / kMaskBlock + 1) * kMaskBlock;
-    visit(StripColumns{at, end < columns.end ? end : columns.end, columns.masked});
-    at = end;
+    if (run.begin < run.end) visit(run);
+    run = columns;
+  }
+  if (run.begin < run.end) visit(run);
+}
+
+/// A tile's chunks side by side, from where all keys are packed: columns of matrices [rows, kTileKeys], a matrix for
+/// each kTileKeys keys, or rows of which a chunk fills `chunk_units`.
+template <typename UnitType>
+void gather_columns(UnitType* to, const UnitType* all, const AttentionTile& tile, std::int64_t rows) {
+  for (int j = 0; j < kTileChunks; ++j) {
+    if (tile.chunks[j] < 0) continue;
+    const UnitType* from =
+        all + tile.chunks[j] / kTileChunks * kTileKeys * rows + tile.chunks[j] % kTileChunks * kMaskBlock;
+    for (std::int64_t row = 0; row < rows; ++row)
+      std::memcpy(to + row * kTileKeys + j * kMaskBlock, from + row * kTileKeys, kMaskBlock * sizeof(UnitType));
+  }
+}
+template <typename UnitType>
+void gather_rows(UnitType* to, const UnitType* all, const AttentionTile& tile, std::int64_t chunk_units) {
+  for (int j = 0; j < kTileChunks; ++j) {
+    if (tile.chunks[j] < 0) continue;
+    std::memcpy(to + j * chunk_units, all + tile.chunks[j] * chunk_units,
+                static_cast<std::size_t>(chunk_units) * sizeof(UnitType));
   }
 }
 

@@ -408,9 +408,12 @@ __global__ void __launch_bounds__(kThreads) mma_backward_keys(const CudaAttentio
 
 /// Whether the kernels above take a call; `strides` of all its tensors are looked at by whoever made the lists of
 /// tiles.
+inline bool is_mma_call(const CudaAttention& c, Element element) {
+  return (element == Element::kBfloat16 || element == Element::kHalf) && (c.head_dim == 64 || c.head_dim == 128) &&
+         c.dropout_rng == nullptr && c.window == 0;
+}
 inline bool takes_mma(const CudaAttention& c, const CudaBlocks& lists, Element element) {
-  return lists.row_tile_begin != nullptr && (element == Element::kBfloat16 || element == Element::kHalf) &&
-         (c.head_dim == 64 || c.head_dim == 128) && c.dropout_rng == nullptr && c.window == 0;
+  return lists.row_tile_begin != nullptr && is_mma_call(c, element);
 }
 
 template <typename Kernel>

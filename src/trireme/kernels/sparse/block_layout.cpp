@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "trireme/base/error.h"
+#include "trireme/kernels/sparse/chunk_tiles.h"
 
 namespace trireme::kernels {
 namespace {
@@ -59,28 +61,47 @@ class DeviceList {
   std::vector<std::vector<std::int32_t>> lists_;
 };
 
+/// Tiles of a unit from its chunks of keys with the rows that see them. Chunks that the same rows see are put together:
+/// a strip of rows then sees all of a tile or nothing of it.
+void add_tiles(std::vector<cpu::AttentionTile>& tiles, std::vector<std::pair<std::int32_t, unsigned>> chunks) {
+  std::stable_sort(chunks.begin(), chunks.end(),
+                   [](const auto& one, const auto& other) { return one.second > other.second; });
+  constexpr std::size_t kChunks = std::size(cpu::AttentionTile{}.chunks);
+  for (std::size_t first = 0; first < chunks.size(); first += kChunks) {
+    cpu::AttentionTile tile{{-1, -1, -1, -1}, 0};
+    for (std::size_t j = 0; j < kChunks && first + j < chunks.size(); ++j) {
+      const auto& [chunk, rows] = chunks[first + j];
+      tile.chunks[j] = chunk;
+      for (unsigned i = 0; i < 8; ++i) tile.blocks |= (rows >> i & 1) << (4 * i + j);
+    }
+    tiles.push_back(tile);
+  }
+}
+
+at::Tensor numbers_on(at::Device device, const std::vector<std::int32_t>& numbers) {
+  return at::tensor(numbers, at::TensorOptions(at::kInt)).to(device);
+}
+
 }  // namespace
 
 BlockLayout::BlockLayout(BlockLists lists) : lists_(std::move(lists)) {
   check_lists(lists_);
   const std::int64_t rows = lists_.rows(), small = lists_.block / kSmallest;
   const std::int64_t small_rows = (lists_.tokens + kSmallest - 1) / kSmallest;
-  constexpr std::int64_t kUnitRows = cpu::kAttentionQueryBlock / kSmallest,
-                         kTileColumns = cpu::kAttentionKeyBlock / kSmallest;
-  static_assert(kUnitRows * kTileColumns == 32);
+  constexpr std::int64_t kUnitRows = cpu::kAttentionQueryBlock / kSmallest;
   for (std::int64_t head = 0; head < lists_.heads; ++head) {
     for (std::int64_t first = 0; first < small_rows; first += kUnitRows) {
       tile_begin_.push_back(static_cast<std::int64_t>(tiles_.size()));
-      std::map<std::int32_t, std::uint32_t> tiles;
+      std::map<std::int32_t, unsigned> seen;  // chunk of keys: a bit for each 16 rows of the unit
       for (std::int64_t i = 0; i < kUnitRows && first + i < small_rows; ++i) {
         const auto list = static_cast<std::size_t>(head * rows + (first + i) / small);
         for (std::int64_t j = lists_.begin[list]; j < lists_.begin[list + 1]; ++j) {
           const std::int64_t column = lists_.columns[static_cast<std::size_t>(j)] * small;
-          for (std::int64_t c = column; c < column + small; ++c)
-            tiles[static_cast<std::int32_t>(c / kTileColumns)] |= std::uint32_t{1} << (4 * i + c % kTileColumns);
+          for (std::int64_t c = column; c < std::min(column + small, small_rows); ++c)
+            seen[static_cast<std::int32_t>(c)] |= 1u << i;
         }
       }
-      for (const auto& [tile, blocks] : tiles) tiles_.push_back({tile, blocks});
+      add_tiles(tiles_, {seen.begin(), seen.end()});
     }
   }
   tile_begin_.push_back(static_cast<std::int64_t>(tiles_.size()));
@@ -97,6 +118,22 @@ const BlockLayout::OnDevice& BlockLayout::on(at::Device device) const {
   }
   on_devices_.emplace_back(device, make_lists(device));
   return on_devices_.back().second;
+}
+
+const BlockLayout::ChunksOnDevice& BlockLayout::chunks_on(at::Device device, std::int64_t group) const {
+  const std::scoped_lock lock(mutex_);
+  for (const auto& [at, lists] : chunks_on_devices_) {
+    if (at == std::pair(device, group)) return lists;
+  }
+  const auto side = [&](const ChunkTiles& tiles) {
+    return ChunksOnDevice::Side{numbers_on(device, tiles.chunks), numbers_on(device, tiles.begin),
+                                numbers_on(device, tiles.entries)};
+  };
+  const ChunkTiles queries = chunk_tiles(lists_, ChunkSide::kQueries, 1);
+  chunks_on_devices_.emplace_back(
+      std::pair(device, group),
+      ChunksOnDevice{side(queries), side(chunk_tiles(lists_, ChunkSide::kKeys, group)), queries.tiles});
+  return chunks_on_devices_.back().second;
 }
 
 BlockLayout::OnDevice BlockLayout::make_lists(at::Device device) const {
@@ -127,9 +164,7 @@ BlockLayout::OnDevice BlockLayout::make_lists(at::Device device) const {
       }
     }
   }
-  const auto there = [&](const std::vector<std::int32_t>& numbers) {
-    return at::tensor(numbers, at::TensorOptions(at::kInt)).to(device);
-  };
+  const auto there = [&](const std::vector<std::int32_t>& numbers) { return numbers_on(device, numbers); };
   return {.row_begin = there(by_row.begins(1)),
           .columns = there(by_row.numbers()),
           .column_begin = there(by_column.begins(1)),

@@ -5,9 +5,9 @@
 //   attention_forward(out, lse, q, k, v, {.scale = s, .causal = true, .blocks = &layout});
 //
 // Lists, not matrices: memory grows with the blocks that are computed. On the CPU they become tiles of 128 queries by
-// 64 keys with a bit for each 16 x 16 (cpu/attention_problem.h); on a GPU lists by rows and, for the gradients of keys,
-// by columns, put there by the first call and kept. Which patterns there are is not known here:
-// spec/sparse_attention.h.
+// four chunks of 16 keys with a bit for each 16 x 16 (cpu/attention_problem.h); on a GPU lists by rows and, for the
+// gradients of keys, by columns, or gathered chunks (chunk_tiles.h), put there by the first call and kept. Which
+// patterns there are is not known here: spec/sparse_attention.h.
 // Depends on: base, device.
 #pragma once
 
@@ -19,18 +19,9 @@
 #include <vector>
 
 #include "trireme/kernels/cpu/attention_problem.h"
+#include "trireme/kernels/sparse/block_lists.h"
 
 namespace trireme::kernels {
-
-/// Row r of head h has blocks of keys columns[begin[h * rows + r]] to columns[begin[h * rows + r + 1] - 1], increasing.
-struct BlockLists {
-  std::int64_t tokens = 0;  ///< of a row; the last block may be cut
-  std::int64_t block = 0;   ///< tokens of a block: a multiple of 16
-  std::int64_t heads = 0;
-  std::vector<std::int64_t> begin;
-  std::vector<std::int32_t> columns;
-  std::int64_t rows() const { return (tokens + block - 1) / block; }
-};
 
 class BlockLayout {
  public:
@@ -59,6 +50,16 @@ class BlockLayout {
   };
   const OnDevice& on(at::Device device) const;
 
+  /// chunk_tiles.h's lists, int32 on a GPU; `group` heads share keys.
+  struct ChunksOnDevice {
+    struct Side {
+      at::Tensor chunks, begin, entries;
+    };
+    Side queries, keys;
+    std::int64_t tiles = 0;
+  };
+  const ChunksOnDevice& chunks_on(at::Device device, std::int64_t group) const;
+
  private:
   OnDevice make_lists(at::Device device) const;
 
@@ -67,6 +68,7 @@ class BlockLayout {
   std::vector<cpu::AttentionTile> tiles_;
   mutable std::mutex mutex_;  // ranks that are threads share layouts
   mutable std::deque<std::pair<at::Device, OnDevice>> on_devices_;
+  mutable std::deque<std::pair<std::pair<at::Device, std::int64_t>, ChunksOnDevice>> chunks_on_devices_;
 };
 
 }  // namespace trireme::kernels

@@ -119,6 +119,10 @@ void RunFiles::open(std::int64_t from_step, std::int64_t last) {
   keep_published_texts(recipe.model, folder);
   const auto names = spec::enum_names(std::type_identity<spec::Family>());
   const std::int64_t parameters = spec::count_parameters(parts_.trainer.shape()).total();
+  const bool cpu = recipe.run.device == spec::DeviceKind::kCpu;
+  const char* card = "cpu";
+  std::uint64_t library = 0;
+  if (!cpu) kernels::check_cuda(kernels::cuda().tuning_key(&card, &library), "asking for the card");
   const std::string family(name_in(names, parts_.trainer.shape().family));
   log_->event(
       resume ? "resumed" : "start",
@@ -129,16 +133,14 @@ void RunFiles::open(std::int64_t from_step, std::int64_t last) {
        {"ranks", parts_.rank.ranks()},
        {"precision", name_in(spec::enum_names(std::type_identity<spec::Precision>()), recipe.precision.compute)},
        {"threads", *recipe.train.threads},
+       {"device", card},
        {"changes", changes}});
-  if (recipe.run.device == spec::DeviceKind::kCpu) {
+  if (cpu) {
     mfu_.emplace(observe::MfuRun{.precision = recipe.precision.compute == spec::Precision::kBf16 ? "bf16" : "fp32",
                                  .threads = *recipe.train.threads,
                                  .local_ranks = parts_.request.local_ranks,
                                  .ranks = parts_.rank.ranks()});
   } else {
-    const char* card = "";
-    std::uint64_t library = 0;
-    kernels::check_cuda(kernels::cuda().tuning_key(&card, &library), "asking for the card");
     mfu_.emplace(stated_peak(card, recipe.precision.compute), parts_.trainer.gpus());
   }
   introduce(last, family, parameters);
