@@ -14,14 +14,17 @@ constexpr Named<Family> kFamilies[] = {
     {"mistral", Family::kMistral}, {"qwen2", Family::kQwen2},
     {"qwen3", Family::kQwen3},     {"transformer", Family::kTransformer},
     {"bert", Family::kBert},       {"deepseek_v3", Family::kDeepseekV3},
+    {"t5", Family::kT5},
 };
 constexpr Named<NormKind> kNorms[] = {{"layer", NormKind::kLayer}, {"rms", NormKind::kRms}};
 constexpr Named<Activation> kActivations[] = {{"relu", Activation::kRelu},
                                               {"gelu", Activation::kGelu},
                                               {"gelu-tanh", Activation::kGeluTanh},
                                               {"silu", Activation::kSilu}};
-constexpr Named<PositionKind> kPositions[] = {
-    {"learned", PositionKind::kLearned}, {"sinusoidal", PositionKind::kSinusoidal}, {"rotary", PositionKind::kRotary}};
+constexpr Named<PositionKind> kPositions[] = {{"learned", PositionKind::kLearned},
+                                              {"sinusoidal", PositionKind::kSinusoidal},
+                                              {"rotary", PositionKind::kRotary},
+                                              {"relative", PositionKind::kRelative}};
 constexpr Named<RotaryScaling> kRotaryScalings[] = {{"none", RotaryScaling::kNone},
                                                     {"linear", RotaryScaling::kLinear},
                                                     {"dynamic", RotaryScaling::kDynamic},
@@ -91,6 +94,28 @@ ModelShape transformer_shape() {
   shape.embedding_scale = true;
   shape.dropout = 0.1;
   shape.label_smoothing = 0.1;
+  shape.scaled_residual_init = false;
+  return shape;
+}
+
+/// T5 1.0 small; Switch-Base differs in sizes and has experts.
+ModelShape t5_shape() {
+  ModelShape shape{.family = Family::kT5,
+                   .vocab_size = 32128,
+                   .max_seq_len = 512,
+                   .hidden_size = 512,
+                   .num_layers = 6,
+                   .num_encoder_layers = 6,
+                   .num_heads = 8,
+                   .num_kv_heads = 8,
+                   .head_dim = 64,
+                   .ffn_size = 2048};
+  shape.norm = NormKind::kRms;
+  shape.epsilon = 1e-6;
+  shape.activation = Activation::kRelu;
+  shape.attention_bias = shape.output_bias = shape.mlp_bias = false;
+  shape.position_kind = PositionKind::kRelative;
+  shape.dropout = 0.1;
   shape.scaled_residual_init = false;
   return shape;
 }
@@ -244,6 +269,37 @@ void find_mla_problems(const ModelShape& shape, const std::string& prefix, Shape
                  fmt::format("set {}.mla.kv_lora_rank = 0", prefix));
 }
 
+void find_relative_problems(const ModelShape& shape, const std::string& prefix, ShapeProblems& problems) {
+  const bool relative = shape.position_kind == PositionKind::kRelative;
+  if (relative != (shape.family == Family::kT5))
+    problems.add(
+        "position_kind",
+        relative ? "relative position biases are T5's" : "T5 has relative position biases and no other positions",
+        relative ? fmt::format("set {}.family = \"t5\", or take another position_kind", prefix)
+                 : fmt::format("set {}.position_kind = \"relative\"", prefix));
+  if (!relative) return;
+  // Half of the buckets for either side in an encoder, half of those for exact distances.
+  const std::int64_t exact = shape.relative_attention_num_buckets / 4;
+  if (shape.relative_attention_num_buckets % 4 != 0 || shape.relative_attention_num_buckets < 4)
+    problems.add(
+        "relative_attention_num_buckets",
+        fmt::format("{} buckets do not halve twice: either side, and exact distances of each",
+                    shape.relative_attention_num_buckets),
+        fmt::format("set {}.relative_attention_num_buckets = {}", prefix, 4 * std::max<std::int64_t>(1, exact)));
+  if (shape.relative_attention_max_distance <= 2 * exact)
+    problems.add(
+        "relative_attention_max_distance",
+        fmt::format("{} is not beyond the {} distances that have buckets of their own",
+                    shape.relative_attention_max_distance, 2 * exact),
+        fmt::format("set {}.relative_attention_max_distance = {}", prefix, 8 * std::max<std::int64_t>(1, exact)));
+  if (shape.attention_dropout > 0)
+    problems.add("attention_dropout", "attention with relative position biases has no dropout of its own",
+                 fmt::format("set {}.attention_dropout = 0", prefix));
+  if (shape.window > 0)
+    problems.add("window", "attention with relative position biases has no window",
+                 fmt::format("set {}.window = 0", prefix));
+}
+
 void find_expert_problems(const ModelShape& shape, ShapeProblems& problems) {
   const Experts& experts = shape.experts;
   if (!experts.used()) return;
@@ -252,6 +308,12 @@ void find_expert_problems(const ModelShape& shape, ShapeProblems& problems) {
         "experts.first_dense_layers",
         fmt::format("leaves no MoE layer of {} layers, where one in {} is one", shape.num_layers, experts.every),
         "set experts.first_dense_layers = 0 and experts.every = 1");
+  constexpr std::int64_t kScaled = 128;  // values that share a scale
+  if (experts.dispatch_precision == DispatchPrecision::kFp8 && shape.hidden_size % kScaled != 0)
+    problems.add_key("experts.dispatch_precision",
+                     fmt::format("is fp8 with a scale for each {} values, which do not divide hidden_size = {}",
+                                 kScaled, shape.hidden_size),
+                     "set experts.dispatch_precision = \"same\"");
   for (config::Problem& problem : find_problems(experts)) problems.add(std::move(problem));
 }
 
@@ -307,8 +369,23 @@ ModelShape family_shape(Family family) {
       return bert_shape();
     case Family::kDeepseekV3:
       return deepseek_shape();
+    case Family::kT5:
+      return t5_shape();
   }
   return {};
+}
+
+bool has_encoder(Family family) { return family == Family::kTransformer || family == Family::kT5; }
+
+double attention_scale(const ModelShape& shape) {
+  if (shape.family == Family::kT5) return 1;  // its initialisation has the factor instead
+  const std::int64_t head_dim = shape.head_dim + (shape.mla.used() ? shape.mla.qk_rope_head_dim : 0);
+  return rotary_score_factor(shape.rotary) * mup_of(shape).attention_score / std::sqrt(static_cast<double>(head_dim));
+}
+
+double head_scale(const ModelShape& shape) {
+  const bool scaled = shape.family == Family::kT5 && shape.tied;
+  return mup_of(shape).output * (scaled ? 1 / std::sqrt(static_cast<double>(shape.hidden_size)) : 1);
 }
 
 Mup mup_of(const ModelShape& shape) {
@@ -406,8 +483,7 @@ std::vector<config::Problem> find_problems(const ModelShape& shape, const std::s
                                      {"ffn_size", shape.ffn_size}}) {
     problems.at_least_one(field, value);
   }
-  if (shape.mup_base_hidden_size > 0 &&
-      (shape.family == Family::kTransformer || shape.experts.used() || shape.mla.used()))
+  if (shape.mup_base_hidden_size > 0 && (has_encoder(shape.family) || shape.experts.used() || shape.mla.used()))
     problems.add("mup_base_hidden_size",
                  "scales the matrices of plain attention and MLPs, but this model has others: Glorot's initialisation, "
                  "experts or latent attention",
@@ -471,13 +547,16 @@ std::vector<config::Problem> find_problems(const ModelShape& shape, const std::s
       !(shape.rotary.factor > 0)) {
     problems.add("rotary.factor", fmt::format("must be above 0, but is {}", shape.rotary.factor), {});
   }
-  if ((shape.family == Family::kTransformer) != (shape.num_encoder_layers > 0)) {
+  if (has_encoder(shape.family) != (shape.num_encoder_layers > 0)) {
     problems.add(
         "num_encoder_layers",
-        shape.num_encoder_layers > 0 ? "only family \"transformer\" has an encoder beside its decoder"
-                                     : "family \"transformer\" needs an encoder",
+        shape.num_encoder_layers > 0
+            ? "only the families \"transformer\" and \"t5\" have an encoder beside their decoder"
+            : fmt::format("family \"{}\" needs an encoder",
+                          name_in(enum_names(std::type_identity<Family>()), shape.family)),
         fmt::format("set {}.num_encoder_layers = {}", prefix, shape.num_encoder_layers > 0 ? 0 : shape.num_layers));
   }
+  find_relative_problems(shape, prefix, problems);
   for (const SparseProblem& one : find_sparse_problems(shape.sparse_attention, shape.causal))
     problems.add("sparse_attention." + one.field, one.reason, one.hint);
   if (shape.sparse_attention.used()) {
@@ -500,6 +579,8 @@ ParameterCount count_parameters(const ModelShape& shape) {
   ParameterCount count;
   count.embedding = shape.vocab_size * shape.hidden_size + shape.segments * shape.hidden_size;
   if (shape.position_kind == PositionKind::kLearned) count.embedding += shape.max_seq_len * shape.hidden_size;
+  if (shape.position_kind == PositionKind::kRelative)  // one table a stack
+    count.embedding += 2 * shape.relative_attention_num_buckets * shape.num_heads;
   const std::int64_t block = attention_parameters(shape) + mlp_parameters(shape) + 2 * norm_parameters(shape);
   // A decoder beside an encoder attends twice.
   const std::int64_t cross = shape.num_encoder_layers > 0 ? attention_parameters(shape) + norm_parameters(shape) : 0;
@@ -518,6 +599,7 @@ ParameterCount count_parameters(const ModelShape& shape) {
     }
   }
   if (shape.norm_first) count.head += norm_parameters(shape);
+  if (shape.family == Family::kT5) count.layers += norm_parameters(shape);  // behind the encoder
   if (!shape.tied) count.head += shape.vocab_size * shape.hidden_size;
   if (shape.family == Family::kBert) {
     count.embedding += norm_parameters(shape);
