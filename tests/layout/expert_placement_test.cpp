@@ -67,7 +67,9 @@ TEST(ExpertCopies, NeverStandWhereTheExpertIsAndNeverMakeItWorse) {
         if (expert < 0) continue;
         EXPECT_NE(expert / each, rank);
         EXPECT_TRUE(there.insert(expert).second) << "twice on one rank";
-        if (i > 0) EXPECT_GE(copies[static_cast<std::size_t>(rank * room + i - 1)], 0) << "a hole";
+        if (i > 0) {
+          EXPECT_GE(copies[static_cast<std::size_t>(rank * room + i - 1)], 0) << "a hole";
+        }
       }
     }
     EXPECT_LE(busiest_rank(loads, ranks, copies),
