@@ -88,7 +88,7 @@ TEST(Experts, EveryWayOfRowsIsTheSameUnderEveryLayout) {
   expect_equal(recipe, {"ep=4", "dp=2 cp=2 ep=4 zero=1", "ep=4 zero=3"}, 4);
   recipe.model.experts.node_ranks = 0;
   recipe.model.experts.slice_over_tp = true;
-  expect_equal(recipe, {"tp=2 ep=2", "tp=2 ep=2 zero=3", "tp=4", "tp=2 pp=2", "tp=2 sp ep=2"}, 4);
+  expect_equal(recipe, {"tp=2 ep=2", "tp=2 ep=2 zero=3", "tp=2 zero=1", "tp=2 pp=2", "tp=2 sp ep=2"}, 4);
   recipe.model.experts.slice_over_tp = false;
   recipe.model.experts.redundant_experts = 4, recipe.model.experts.rebalance_every = 1;
   expect_equal(recipe, {"ep=2", "ep=4", "dp=2 cp=2 ep=4 zero=1", "ep=2 zero=3", "pp=2 ep=2 schedule=zb-h1"}, 4);
