@@ -66,6 +66,86 @@ Replicas replicate(std::span<const double> weights, std::int64_t slots) {
   return found;
 }
 
+/// Copies share evenly.
+std::vector<double> loads_of_ranks(std::span<const std::int64_t> loads, std::int64_t ranks,
+                                   std::span<const std::int64_t> copies) {
+  const auto experts = static_cast<std::int64_t>(loads.size()), each = experts / ranks;
+  const std::int64_t room = static_cast<std::int64_t>(copies.size()) / ranks;
+  Numbers count(loads.size(), 1);
+  for (const std::int64_t expert : copies) {
+    if (expert >= 0) ++count[at(expert)];
+  }
+  std::vector<double> filled(at(ranks), 0);
+  const auto share = [&](std::int64_t expert) {
+    return static_cast<double>(loads[at(expert)]) / static_cast<double>(count[at(expert)]);
+  };
+  for (std::int64_t expert = 0; expert < experts; ++expert) filled[at(expert / each)] += share(expert);
+  for (std::size_t slot = 0; slot < copies.size(); ++slot) {
+    if (copies[slot] >= 0) filled[slot / at(room)] += share(copies[slot]);
+  }
+  return filled;
+}
+
+/// As EPLB chooses: slots go to the experts whose copies have most to do, and then to the ranks that have least.
+Numbers copies_of_hottest(std::span<const std::int64_t> loads, std::int64_t ranks, std::int64_t room) {
+  const auto experts = static_cast<std::int64_t>(loads.size()), each = experts / ranks;
+  const std::vector<double> weights(loads.begin(), loads.end());
+  const Replicas replicas = replicate(weights, experts + ranks * room);
+  const auto share = [&](std::int64_t expert) {
+    return weights[at(expert)] / static_cast<double>(replicas.count[at(expert)]);
+  };
+  std::vector<double> filled(at(ranks), 0);
+  for (std::int64_t expert = 0; expert < experts; ++expert) filled[at(expert / each)] += share(expert);
+  std::vector<Numbers> of_rank(at(ranks));
+  std::vector<double> of_copies;
+  const std::span<const std::int64_t> made = std::span(replicas.item_of_slot).subspan(at(experts));
+  for (const std::int64_t expert : made) of_copies.push_back(share(expert));
+  for (const std::int64_t copy : sorted_by_weight(of_copies)) {
+    const std::int64_t expert = made[at(copy)];
+    std::int64_t idlest = -1;
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      const Numbers& there = of_rank[at(rank)];
+      const bool fits = static_cast<std::int64_t>(there.size()) < room && expert / each != rank &&
+                        std::ranges::find(there, expert) == there.end();
+      if (fits && (idlest < 0 || filled[at(rank)] < filled[at(idlest)])) idlest = rank;
+    }
+    if (idlest < 0 || weights[at(expert)] == 0) continue;  // nowhere to put it, or nothing to share
+    of_rank[at(idlest)].push_back(expert);
+    filled[at(idlest)] += share(expert);
+  }
+  Numbers copies(at(ranks * room), -1);
+  for (std::int64_t rank = 0; rank < ranks; ++rank) std::ranges::copy(of_rank[at(rank)], copies.begin() + rank * room);
+  return copies;
+}
+
+/// One after the other the copy of an expert of the busiest rank after which the busiest has least, while one helps.
+Numbers copies_one_by_one(std::span<const std::int64_t> loads, std::int64_t ranks, std::int64_t room) {
+  const std::int64_t each = static_cast<std::int64_t>(loads.size()) / ranks;
+  Numbers copies(at(ranks * room), -1), used(at(ranks), 0);
+  for (;;) {
+    const std::vector<double> filled = loads_of_ranks(loads, ranks, copies);
+    const auto busiest = std::ranges::max_element(filled) - filled.begin();
+    double least = filled[at(busiest)];
+    Numbers there(at(each));
+    std::iota(there.begin(), there.end(), busiest * each);
+    for (std::int64_t i = 0; i < used[at(busiest)]; ++i) there.push_back(copies[at(busiest * room + i)]);
+    std::int64_t expert_taken = -1, rank_taken = -1;
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      if (used[at(rank)] == room) continue;
+      const std::span<std::int64_t> here = std::span(copies).subspan(at(rank * room), at(room));
+      for (const std::int64_t expert : there) {
+        if (expert / each == rank || std::ranges::find(here, expert) != here.end()) continue;
+        here[at(used[at(rank)])] = expert;
+        const double then = std::ranges::max(loads_of_ranks(loads, ranks, copies));
+        here[at(used[at(rank)])] = -1;
+        if (then < least) least = then, expert_taken = expert, rank_taken = rank;
+      }
+    }
+    if (expert_taken < 0) return copies;
+    copies[at(rank_taken * room + used[at(rank_taken)]++)] = expert_taken;
+  }
+}
+
 void check_cluster(std::int64_t experts, const ExpertCluster& cluster) {
   const auto divides = [](std::int64_t whole, std::int64_t part) { return part > 0 && whole % part == 0; };
   if (cluster.slots < experts)
@@ -120,53 +200,18 @@ ExpertPlacement place_experts(std::span<const std::int64_t> loads, const ExpertC
 }
 
 std::vector<std::int64_t> place_copies(std::span<const std::int64_t> loads, std::int64_t ranks, std::int64_t room) {
-  const auto experts = static_cast<std::int64_t>(loads.size()), each = experts / ranks;
-  TRIREME_CHECK(each * ranks == experts && room >= 0, "{} experts and {} copies on each of {} ranks", experts, room,
+  const auto experts = static_cast<std::int64_t>(loads.size());
+  TRIREME_CHECK(experts % ranks == 0 && room >= 0, "{} experts and {} copies on each of {} ranks", experts, room,
                 ranks);
-  const std::vector<double> weights(loads.begin(), loads.end());
-  const Replicas replicas = replicate(weights, experts + ranks * room);
-  const auto share = [&](std::int64_t expert) {
-    return weights[at(expert)] / static_cast<double>(replicas.count[at(expert)]);
-  };
-  std::vector<double> filled(at(ranks), 0);
-  for (std::int64_t expert = 0; expert < experts; ++expert) filled[at(expert / each)] += share(expert);
-  std::vector<Numbers> of_rank(at(ranks));
-  std::vector<double> of_copies;
-  const std::span<const std::int64_t> made = std::span(replicas.item_of_slot).subspan(at(experts));
-  for (const std::int64_t expert : made) of_copies.push_back(share(expert));
-  for (const std::int64_t copy : sorted_by_weight(of_copies)) {
-    const std::int64_t expert = made[at(copy)];
-    std::int64_t idlest = -1;
-    for (std::int64_t rank = 0; rank < ranks; ++rank) {
-      const Numbers& there = of_rank[at(rank)];
-      const bool fits = static_cast<std::int64_t>(there.size()) < room && expert / each != rank &&
-                        std::ranges::find(there, expert) == there.end();
-      if (fits && (idlest < 0 || filled[at(rank)] < filled[at(idlest)])) idlest = rank;
-    }
-    if (idlest < 0 || weights[at(expert)] == 0) continue;  // nowhere to put it, or nothing to share
-    of_rank[at(idlest)].push_back(expert);
-    filled[at(idlest)] += share(expert);
+  Numbers best(at(ranks * room), -1);
+  for (const Numbers& copies : {copies_of_hottest(loads, ranks, room), copies_one_by_one(loads, ranks, room)}) {
+    if (busiest_rank(loads, ranks, copies) < busiest_rank(loads, ranks, best)) best = copies;
   }
-  Numbers copies(at(ranks * room), -1);
-  for (std::int64_t rank = 0; rank < ranks; ++rank) std::ranges::copy(of_rank[at(rank)], copies.begin() + rank * room);
-  return copies;
+  return best;
 }
 
 double busiest_rank(std::span<const std::int64_t> loads, std::int64_t ranks, std::span<const std::int64_t> copies) {
-  const auto experts = static_cast<std::int64_t>(loads.size()), each = experts / ranks;
-  const std::int64_t room = static_cast<std::int64_t>(copies.size()) / ranks;
-  Numbers count(loads.size(), 1);
-  for (const std::int64_t expert : copies) {
-    if (expert >= 0) ++count[at(expert)];
-  }
-  std::vector<double> filled(at(ranks), 0);
-  const auto share = [&](std::int64_t expert) {
-    return static_cast<double>(loads[at(expert)]) / static_cast<double>(count[at(expert)]);
-  };
-  for (std::int64_t expert = 0; expert < experts; ++expert) filled[at(expert / each)] += share(expert);
-  for (std::size_t slot = 0; slot < copies.size(); ++slot) {
-    if (copies[slot] >= 0) filled[slot / at(room)] += share(copies[slot]);
-  }
+  const std::vector<double> filled = loads_of_ranks(loads, ranks, copies);
   const double all = std::accumulate(filled.begin(), filled.end(), 0.0);
   return all > 0 ? std::ranges::max(filled) * static_cast<double>(ranks) / all : 1;
 }

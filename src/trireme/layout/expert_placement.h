@@ -29,7 +29,8 @@ struct ExpertPlacement {
 ExpertPlacement place_experts(std::span<const std::int64_t> loads, const ExpertCluster& cluster);
 
 /// Experts lie on ranks in equal, contiguous parts, and each rank has room for `room` copies of others. [ranks x room]:
-/// of which expert each is, -1 for none, those behind the others. A rank has an expert at most once.
+/// of which expert each is, -1 for none, those behind the others. A rank has an expert at most once. The better of two
+/// ways, EPLB's and one copy after the other; none where neither makes the busiest rank less busy.
 std::vector<std::int64_t> place_copies(std::span<const std::int64_t> loads, std::int64_t ranks, std::int64_t room);
 
 /// The busiest rank's share of the loads over an even one; copies share evenly.
