@@ -302,14 +302,11 @@ TEST(ExpertCopies, ChangeTheLayerByRoundingAtMost) {
       comm::run_ranks(ranks, [&](comm::Rank& self) {
         const auto built = build_moe(c, Precision::kFp64, &self.world());
         const std::int64_t each = c.samples / ranks, first = self.rank() * each, own = 8 / ranks;
-        run_layer(*built, c, first, each);  // counts loads, from which copies are chosen
-        built->balance.advance(/*taken=*/true, [&](std::span<std::int64_t> counts) {
-          self.world()
-              .all_reduce(comm::Buffer{counts.data(), counts.size(), comm::DType::kI64}, comm::Reduce::kSum)
-              .wait();
+        // Loads of a step before, as if these had been counted.
+        built->balance.advance(/*taken=*/true, [](std::span<std::int64_t> counts) {
+          std::ranges::copy(std::vector<std::int64_t>{100, 1, 50, 1, 1, 40, 1, 3}, counts.begin());
         });
         EXPECT_GE(std::ranges::max(built->balance.begin()->copies), 0);
-        zero_grad(built->params);
         const LayerRun mine = run_layer(*built, c, first, each);
         const std::lock_guard lock(mutex);
         EXPECT_LE(largest_difference(mine.y, all.y.narrow(0, first, each)), 1e-13);
