@@ -137,6 +137,13 @@ TEST(GpuExperts, RoutersOfTheHostRunToo) {
                  .load_loss_weight = 0.1});
   with("strict", {.num_experts = 4, .top_k = 2, .router = RouterKind::kStrictBalance, .threshold_loss_weight = 0.1});
   with("expert choice", {.num_experts = 4, .top_k = 2, .router = RouterKind::kExpertChoice});
+  expect_same_moe({.name = "rows in FP8",
+                   .config = {.num_experts = 4, .top_k = 2, .dispatch_precision = spec::DispatchPrecision::kFp8},
+                   .samples = 4,
+                   .length = 9,
+                   .hidden = 128,
+                   .inner = 16},
+                  Precision::kFp64, 1e-11);
 }
 
 TEST(GpuExperts, PermuteAndCombineMoveEveryRow) {

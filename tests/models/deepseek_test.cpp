@@ -136,7 +136,52 @@ TEST_F(DeepseekFolder, IsReadFromFp8Blocks) {
                           found->second.view({-1}).narrow(0, begin, end - begin)));
   }
   EXPECT_EQ(matrices, 8);
-  EXPECT_THROW(save_published_like(fp8, *read, folder_ / "again"), ConfigError);
+  // Untouched, the same bytes; changed, codes and scales of what it is now.
+  save_published_like(fp8, *read, folder_ / "again");
+  const auto before = formats::contents(folder_ / "fp8"), after = formats::contents(folder_ / "again");
+  for (const auto& [file, bytes] : before) EXPECT_TRUE(after.at(file) == bytes) << file;
+  for (nn::Param& param : read->params) param.master.mul_(1.25);
+  save_published_like(fp8, *read, folder_ / "changed");
+  const auto changed = load_published(formats::HfDirectory(folder_ / "changed"), {});
+  for (nn::Param& param : read->params) {
+    const at::Tensor now = changed->params.at(param.name).master;
+    EXPECT_LE(largest(now, param.master), 0.04 * param.master.abs().max().item<double>()) << param.name;
+    EXPECT_FALSE(at::equal(now, param.master / 1.25)) << param.name;
+  }
+}
+
+/// Matrices of layers as codes and scales, everything else and routers in bfloat16, and the configuration says so.
+TEST_F(DeepseekFolder, IsWrittenInFp8Blocks) {
+  spec::ModelShape wide = shape(140);
+  wide.hidden_size = 160, wide.ffn_size = 200, wide.num_layers = 2;
+  wide.experts = {.num_experts = 4, .top_k = 2, .ffn_size = 136, .first_dense_layers = 1};
+  wide.experts.router = spec::RouterKind::kSigmoidTopK, wide.experts.bias_update_rate = 1e-3;
+  const auto model = build(wide);
+  fill(*model, nn::Precision::kFp32);
+  save_published(*model, folder_ / "fp8", formats::Dtype::kF8E4M3);
+  const formats::HfDirectory directory(folder_ / "fp8");
+  EXPECT_EQ(directory.config().get<std::string>("quantization_config.quant_method"), "fp8");
+  EXPECT_EQ(directory.tensor("model.layers.1.mlp.experts.3.down_proj.weight").info->dtype, formats::Dtype::kF8E4M3);
+  EXPECT_EQ(directory.tensor("model.layers.1.mlp.experts.3.down_proj.weight_scale_inv").info->shape,
+            (std::vector<std::int64_t>{2, 2}));
+  EXPECT_EQ(directory.tensor("model.layers.1.mlp.gate.weight").info->dtype, formats::Dtype::kBF16);
+  EXPECT_EQ(directory.tensor("model.embed_tokens.weight").info->dtype, formats::Dtype::kBF16);
+  const auto read = load_published(directory, {});
+  for (const PublishedTensor& tensor : published_tensors(*read, nullptr)) {
+    const at::Tensor now = published_view(tensor, tensor.param->master),
+                     was = published_view(tensor, model->params.at(tensor.param->name).master);
+    const bool coded = directory.find(tensor.name + "_scale_inv") != nullptr;
+    // Half a step of e4m3's 3 bits or bfloat16's 7, and what is too small for a code beside a block's largest.
+    const at::Tensor bound = was.abs() * (coded ? 1.0 / 16 : 1.0 / 256) + was.abs().max() * (coded ? 0.002 : 0);
+    EXPECT_TRUE(((now - was).abs() <= bound).all().item<bool>()) << tensor.name;
+  }
+  // And once more: what was read is said by the same codes.
+  save_published(*read, folder_ / "again", formats::Dtype::kF8E4M3);
+  const auto again = load_published(formats::HfDirectory(folder_ / "again"), {});
+  for (nn::Param& param : read->params) {
+    const double most = param.master.abs().max().item<double>();
+    EXPECT_LE(largest(again->params.at(param.name).master, param.master), 1e-6 * most) << param.name;
+  }
 }
 
 }  // namespace

@@ -98,9 +98,12 @@ inline nn::Context context_for(const at::Tensor& ids) {
   return context;
 }
 
+/// Of an encoder-decoder model both read the same.
 inline at::Tensor logits_of(Model& model, const at::Tensor& ids) {
   nn::Context context = context_for(ids);
-  return model.forward({ids}, context, nullptr);
+  if (model.shape.num_encoder_layers == 0) return model.forward({ids}, context, nullptr);
+  context.source = context.sequence;
+  return model.forward({ids, ids}, context, nullptr);
 }
 
 /// Loss and gradients (in Param::gradient) of the mean over targets that are not -100.

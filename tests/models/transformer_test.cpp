@@ -80,7 +80,38 @@ class Paper {
 
   /// 3.3: max(0, x W_1 + b_1) W_2 + b_2.
   at::Tensor feed_forward(const at::Tensor& x, const std::string& name) const {
+    if (w_.contains(name + ".router.weight")) return experts(x, name);
     return linear(at::clamp_min(linear(x, name + ".in", true), 0), name + ".out", true);
+  }
+
+  /// GShard (Lepikhin et al. 2020), algorithm 1, without the random second choice: a loop over the tokens of each
+  /// sequence, first choices before second ones, an expert at a time.
+  at::Tensor experts(const at::Tensor& x, const std::string& name) const {
+    const std::int64_t count = shape_.experts.num_experts, tokens = x.size(1);
+    const auto capacity =
+        static_cast<std::int64_t>(std::ceil(2.0 * double(tokens) / double(count) * shape_.experts.capacity_factor));
+    std::vector<at::Tensor> samples;
+    for (std::int64_t sample = 0; sample < x.size(0); ++sample) {
+      const at::Tensor rows = x[sample];
+      const at::Tensor gates = at::softmax(at::matmul(rows, w_.at(name + ".router.weight").t()), -1);
+      const auto best = std::get<1>(gates.detach().topk(2, -1));
+      std::vector<std::int64_t> taken(static_cast<std::size_t>(count), 0);
+      std::vector<at::Tensor> of_token(static_cast<std::size_t>(tokens), at::zeros({x.size(2)}, at::kDouble));
+      for (const std::int64_t choice : {0, 1}) {
+        for (std::int64_t token = 0; token < tokens; ++token) {
+          const auto e = best[token][choice].item<std::int64_t>();
+          if (taken[static_cast<std::size_t>(e)]++ >= capacity) continue;
+          const at::Tensor both =
+              gates[token][best[token][0].item<std::int64_t>()] + gates[token][best[token][1].item<std::int64_t>()];
+          const at::Tensor inner = at::clamp_min(at::matmul(w_.at(name + ".experts.in.weight")[e], rows[token]), 0);
+          of_token[static_cast<std::size_t>(token)] =
+              of_token[static_cast<std::size_t>(token)] +
+              gates[token][e] / both * at::matmul(w_.at(name + ".experts.out.weight")[e], inner);
+        }
+      }
+      samples.push_back(at::stack(of_token));
+    }
+    return at::stack(samples);
   }
 
   at::Tensor encode(at::Tensor x, const std::string& name) const {
@@ -115,10 +146,16 @@ nn::Context context_of(const at::Tensor& source, const at::Tensor& ids) {
 }
 
 TEST(Transformer, IsThePaperWrittenOut) {
-  for (const bool biased : {false, true}) {
+  enum class Kind { kPlain, kBiased, kGshard };  // GShard's translation model: experts in every other layer
+  for (const Kind kind : {Kind::kPlain, Kind::kBiased, Kind::kGshard}) {
     spec::ModelShape shape = tiny_shape(spec::Family::kTransformer);
     shape.label_smoothing = 0.1;
-    shape.attention_bias = shape.output_bias = biased;
+    shape.attention_bias = shape.output_bias = kind == Kind::kBiased;
+    if (kind == Kind::kGshard) {
+      shape.num_layers = shape.num_encoder_layers = 2;
+      shape.experts = {.num_experts = 4, .top_k = 2, .ffn_size = 10, .every = 2, .capacity_factor = 0.6};
+      shape.experts.router = spec::RouterKind::kGshard, shape.experts.random_second_choice = false;
+    }
     const auto model = build(shape);
     fill(*model, nn::Precision::kFp64);
     const at::Tensor source = some_ids(2, 17, 61, 1), ids = some_ids(2, 11, 61, 2);

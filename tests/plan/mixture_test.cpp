@@ -74,6 +74,25 @@ TEST(Mixture, FlopsAreTwiceTheActiveWeightsForEachToken) {
   }
 }
 
+/// Eight choices over eight nodes meet 5.25 of them, four where groups limit them; eight bits halve what goes out.
+TEST(Mixture, DispatchByNodesAndInEightBitsCostsLess) {
+  const cost::Hardware hardware = cost::load_hardware("dgx-h100");
+  Job job = job_of("deepseek-v3", 4096, 4096);
+  const ParallelConfig layout{.layout = {.dp = 64, .ep = 64, .zero = 1}, .recompute = spec::RecomputeKind::kFull};
+  const auto seconds = [&] { return estimate(hardware, job, layout).time.work.communication; };
+  job.shape.experts.num_groups = job.shape.experts.top_k_groups = 1;
+  const double flat = seconds();
+  job.shape.experts.node_ranks = 8;
+  const double by_nodes = seconds();
+  EXPECT_LT(by_nodes, 0.9 * flat);
+  job.shape.experts.num_groups = 8, job.shape.experts.top_k_groups = 4;  // groups are nodes
+  EXPECT_LT(seconds(), by_nodes);
+  job.shape.experts.node_ranks = 0;
+  EXPECT_DOUBLE_EQ(seconds(), flat);
+  job.shape.experts.dispatch_precision = spec::DispatchPrecision::kFp8;
+  EXPECT_LT(seconds(), 0.8 * flat);
+}
+
 TEST(Mixture, ExpertsAreSharedOutAndPaidForInMessages) {
   const cost::Hardware hardware = cost::load_hardware("dgx-h100");
   const Job job = job_of("mixtral-8x7b", 4096, 256);

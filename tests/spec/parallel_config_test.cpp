@@ -74,6 +74,30 @@ TEST(ExpertLayouts, DivideExpertsAndRanksOrSayWhatDoes) {
   EXPECT_EQ(first_of(run), "ep-nests-in-zero-group: set layout.zero_group = 3");
   run.recipe.layout.zero_group = 3;
   EXPECT_EQ(first_of(run), "");
+  run.recipe.layout = {.ep = 6};
+  run.shape.experts.node_ranks = 4;
+  EXPECT_EQ(first_of(run), "ep-nodes-divide: set experts.node_ranks = 2");
+  run.shape.experts.node_ranks = 2;
+  EXPECT_EQ(first_of(run), "");
+  run.shape.experts.redundant_experts = 8, run.shape.experts.rebalance_every = 10;
+  EXPECT_EQ(first_of(run), "redundant-experts-divide: set experts.redundant_experts = 12");
+  run.shape.experts.redundant_experts = 12;
+  EXPECT_EQ(first_of(run), "");
+}
+
+TEST(RelativePositions, AreOfWholeSequencesOnOneStage) {
+  RunSetup run{.shape = family_shape(Family::kT5), .seq_len = 64, .rows = 16, .ranks = 4};
+  const auto names = [&] {
+    std::string found;
+    for (const Refusal& one : find_refusals(run, RuleNeeds::kLayout, RuleNeeds::kLayout))
+      found += std::string(one.rule->name) + ": " + one.problem.hint + "; ";
+    return found;
+  };
+  EXPECT_EQ(names(), "");
+  run.recipe.layout.cp = 2;
+  EXPECT_NE(names().find("relative-positions-whole: set layout.cp = 1"), std::string::npos) << names();
+  run.recipe.layout = {.pp = 2};
+  EXPECT_NE(names().find("relative-positions-whole: set layout.pp = 1"), std::string::npos) << names();
 }
 
 }  // namespace

@@ -189,6 +189,20 @@ std::vector<Case> mistakes() {
     r.layout.dp = 6, r.layout.ep = 3, r.layout.zero = 1, r.layout.zero_group = 2;
     r.model.experts = {.num_experts = 3, .top_k = 2};
   });
+  add("nodes of 2 beside ep 3", [](auto& r) {
+    r.layout.dp = 3, r.layout.ep = 3, r.model.experts = {.num_experts = 3, .top_k = 2, .node_ranks = 2};
+  });
+  add("2 copies of experts for 3 ranks", [](auto& r) {
+    r.layout.dp = 3, r.layout.ep = 3;
+    r.model.experts = {.num_experts = 3, .top_k = 2, .redundant_experts = 2, .rebalance_every = 1};
+  });
+  const auto t5 = [](spec::Recipe& r) {
+    r.model.family = spec::Family::kT5, r.model.num_encoder_layers = 2, r.model.gated = false, r.model.tied = true;
+    r.model.num_kv_heads = r.model.num_heads, r.data.synthetic.kind = spec::SyntheticKind::kReverse;
+  };
+  add("relative positions of parts of a sequence", [=](auto& r) { t5(r), r.layout.cp = 2; });
+  add("relative positions of two stages", [=](auto& r) { t5(r), r.layout.pp = 2; });
+  add("relative positions", [=](auto& r) { t5(r), r.layout.tp = 2; });
   add("balance groups of 3", [](auto& r) { r.model.experts = {.num_experts = 4, .top_k = 2, .balance_group = 3}; });
   add("CUDA graphs of experts with a capacity", [](auto& r) {
     r.run.device = spec::DeviceKind::kCuda, r.train.cuda_graphs = true;

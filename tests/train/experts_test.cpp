@@ -79,6 +79,31 @@ TEST(Experts, OfFourRanksEqualOneRank) {
                4);
 }
 
+/// By nodes of two ranks, in slices of tensor-parallel ranks, and with copies of the two hottest experts, chosen anew
+/// after every step.
+TEST(Experts, EveryWayOfRowsIsTheSameUnderEveryLayout) {
+  spec::Recipe recipe = expert_recipe();
+  recipe.model.experts.num_experts = 8;
+  recipe.model.experts.node_ranks = 2;
+  expect_equal(recipe, {"ep=4", "dp=2 cp=2 ep=4 zero=1", "ep=4 zero=3"}, 4);
+  recipe.model.experts.node_ranks = 0;
+  recipe.model.experts.slice_over_tp = true;
+  expect_equal(recipe, {"tp=2 ep=2", "tp=2 ep=2 zero=3", "tp=2 zero=1", "tp=2 pp=2", "tp=2 sp ep=2"}, 4);
+  recipe.model.experts.slice_over_tp = false;
+  recipe.model.experts.redundant_experts = 4, recipe.model.experts.rebalance_every = 1;
+  expect_equal(recipe, {"ep=2", "ep=4", "dp=2 cp=2 ep=4 zero=1", "ep=2 zero=3", "pp=2 ep=2 schedule=zb-h1"}, 4);
+}
+
+/// Switch Transformer: encoder and decoder with relative positions.
+TEST(Experts, OfSwitchEqualOneRank) {
+  spec::Recipe recipe = small_recipe(spec::Family::kT5, spec::Precision::kFp64);
+  recipe.model.experts = {.num_experts = 4, .top_k = 1, .ffn_size = 8, .every = 2, .router = RouterKind::kSwitch};
+  recipe.model.experts.capacity_factor = 1, recipe.model.experts.aux_loss_weight = 0.02;
+  recipe.batch.global_batch_tokens = 8 * 12;
+  recipe.train.micro_batch_size = 1;
+  expect_equal(recipe, {"ep=2", "tp=2", "tp=2 sp", "ep=2 zero=3"}, 2);
+}
+
 TEST(Experts, CutsOfTheBatchAndRecomputationChangeNothing) {
   for (const auto kind : {spec::RecomputeKind::kFull, spec::RecomputeKind::kSelective}) {
     spec::Recipe recipe = expert_recipe();
@@ -132,7 +157,7 @@ std::uint64_t state_hash(Trainer& trainer, comm::Rank& rank) {
   return nn::total_hash(checkpoint::Saver(trainer.state(), rank.world(), {}).hashes());
 }
 
-/// Logical experts and biases: the same hash whoever holds them, and the same steps after it.
+/// Logical experts and biases: the same hash whoever holds them, or copies of them, and the same steps after it.
 TEST(Experts, GoOnFromCheckpointsOfOtherExpertParallelRanks) {
   const fs::path folder = fs::path(testing::TempDir()) / fmt::format("experts-{}", ::getpid());
   constexpr int kMore = 2;
@@ -142,6 +167,7 @@ TEST(Experts, GoOnFromCheckpointsOfOtherExpertParallelRanks) {
     std::vector<double> losses;
     spec::Recipe recipe = expert_recipe();
     recipe.layout.ep = from;
+    if (from == 2) recipe.model.experts.redundant_experts = 4, recipe.model.experts.rebalance_every = 1;
     with_trainers(recipe, from, [&](Trainer& trainer, comm::Rank& rank) {
       for (int i = 0; i < 3; ++i) trainer.step();
       checkpoint::Saver saver(trainer.state(), rank.world(), {});

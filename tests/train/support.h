@@ -36,8 +36,8 @@ inline spec::Recipe small_recipe(spec::Family family, spec::Precision precision 
   recipe.data.seq_len = 12;
   recipe.data.synthetic.vocab_size = 16;
   recipe.data.synthetic.kind = spec::SyntheticKind::kCopy;
-  if (family == spec::Family::kTransformer) {
-    recipe.model.num_encoder_layers = 1;
+  if (spec::has_encoder(family)) {
+    recipe.model.num_encoder_layers = family == spec::Family::kT5 ? 2 : 1;
     recipe.data.synthetic.kind = spec::SyntheticKind::kReverse;
   }
   if (family == spec::Family::kDeepseekV3) {

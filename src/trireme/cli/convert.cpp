@@ -98,7 +98,11 @@ void add_convert_command(Command& app, Context& context) {
   add_choice<Kind>(command, "--to", request->kind,
                    {{"huggingface", Kind::kHuggingFace}, {"checkpoint", Kind::kCheckpoint}},
                    "what to make; default huggingface");
-  command.add_option("--dtype", request->dtype, "of published tensors: F32, BF16 or F16").show_default();
+  command
+      .add_option(
+          "--dtype", request->dtype,
+          "of published tensors: F32, BF16, F16, or F8_E4M3: matrices of layers with a scale for each 128 x 128")
+      .show_default();
   add_reshard(command, context);
   add_single(command, context);
   command.require_subcommand(0, 1);

@@ -117,6 +117,7 @@ std::unique_ptr<nn::Layer> Assembly::linear_layer(const std::string& name, std::
 }
 
 Init Assembly::embedding_init() const {
+  if (shape_.family == spec::Family::kT5 && shape_.tied) return {Init::Kind::kNormal, 1};  // its head scales logits
   return {Init::Kind::kNormal,
           shape_.embedding_scale ? 1 / std::sqrt(static_cast<double>(shape_.hidden_size)) : shape_.init_std};
 }
@@ -171,8 +172,7 @@ nn::AttentionShape Assembly::attention_shape(const std::string& name) const {
           .num_kv_heads = std::max<std::int64_t>(1, shape_.num_kv_heads / ranks),
           .head_dim = head_dim,
           .first_head = parallel_.tensor_rank() * heads,
-          .scale = spec::rotary_score_factor(shape_.rotary) * spec::mup_of(shape_).attention_score /
-                   std::sqrt(static_cast<double>(head_dim)),
+          .scale = spec::attention_scale(shape_),
           .dropout = shape_.attention_dropout,
           .recompute_core = recompute_core_,
           .deterministic = deterministic_};
@@ -189,9 +189,26 @@ nn::Branch Assembly::attention(const std::string& name, std::int64_t layer, Bloc
       sparse_ = std::make_shared<nn::SparseLayouts>(shape_.sparse_attention, shape_.num_heads, shape.causal);
     shape.sparse = sparse_;
   }
+  if (shape_.position_kind == spec::PositionKind::kRelative) shape.relative = relative_bias(kind);
   nn::Norm normed = norm(name + ".norm");
   auto body = shape_.mla.used() ? latent_attention(name, std::move(shape)) : plain_attention(name, std::move(shape));
   return {.norm = normed, .body = std::move(body), .dropout = dropout(name)};
+}
+
+std::shared_ptr<nn::RelativeBias> Assembly::relative_bias(BlockKind kind) {
+  const bool encoder = kind == BlockKind::kEncoder;
+  std::shared_ptr<nn::RelativeBias>& found = encoder ? encoder_bias_ : decoder_bias_;
+  if (found) return found;
+  const std::string name = encoder ? "encoder.relative_bias.weight" : "relative_bias.weight";
+  const nn::RelativeBuckets buckets{.buckets = shape_.relative_attention_num_buckets,
+                                    .max_distance = shape_.relative_attention_max_distance,
+                                    .both_sides = encoder};
+  layout::Placing placing = parallel_.placing(name, {buckets.buckets, shape_.num_heads});
+  if (parallel_.tensor_ranks() > 1)  // each rank has its heads
+    placing.split_blocks(1, nn::kTensorAxis, std::array{layout::Block{shape_.num_heads, shape_.num_heads}});
+  nn::Param& table = params_.add(placing.placement(), {Init::Kind::kNormal, shape_.init_std}, /*decay=*/false);
+  found = std::make_shared<nn::RelativeBias>(buckets, table);
+  return found;
 }
 
 std::unique_ptr<nn::Layer> Assembly::plain_attention(const std::string& name, nn::AttentionShape shape) {
@@ -291,7 +308,7 @@ std::unique_ptr<nn::Layer> Assembly::head(std::int64_t chunk_bytes) {
   const nn::HeadOptions options{.label_smoothing = shape_.label_smoothing,
                                 .z_loss = shape_.z_loss,
                                 .chunk_bytes = chunk_bytes,
-                                .input_scale = spec::mup_of(shape_).output};
+                                .input_scale = spec::head_scale(shape_)};
   return std::make_unique<nn::Head>(weight, bias, options, parallel_);
 }
 
@@ -320,7 +337,7 @@ std::unique_ptr<nn::Layer> Assembly::multi_token_prediction(const BuildOptions& 
                                   .chunk_bytes = options.logits_chunk_bytes,
                                   .term = fmt::format("mtp_{}", depth + 1),
                                   .weight = shape_.mtp_loss_weight / static_cast<double>(shape_.mtp_depth),
-                                  .input_scale = spec::mup_of(shape_).output};
+                                  .input_scale = spec::head_scale(shape_)};
     modules.push_back({.embedding = embedding(nn::Stream::kSequence),
                        .embedding_norm = one.embedding_norm,
                        .hidden_norm = one.hidden_norm,

@@ -4,7 +4,8 @@
 // layers.N.mlp.{norm,in,out}, norm, head, each with .weight and .bias; layers.N.mlp.{router,experts.in,experts.out,
 // shared.in,shared.out,shared.gate} in place of in and out for experts; encoder.layers.N for an encoder beside a
 // decoder; layers.N.attention.{q_down,q_norm,q_up,kv_down,kv_norm,kv_up} in place of qkv for latent attention;
-// mtp.N.{embedding_norm,hidden_norm,projection,attention,mlp,norm} for multi-token prediction.
+// mtp.N.{embedding_norm,hidden_norm,projection,attention,mlp,norm} for multi-token prediction; encoder.relative_bias,
+// relative_bias and encoder.norm for T5.
 // Depends on: base, spec, kernels, nn.
 #pragma once
 
@@ -21,6 +22,7 @@
 #include "trireme/nn/mlp.h"
 #include "trireme/nn/moe/moe_layer.h"
 #include "trireme/nn/multi_token.h"
+#include "trireme/nn/relative_bias.h"
 #include "trireme/spec/model_shape.h"
 
 namespace trireme::models {
@@ -78,6 +80,8 @@ class Assembly {
   nn::moe::SharedExperts shared_experts(const std::string& name);
   nn::moe::ExpertLoads& expert_loads(const std::string& name, nn::moe::Router::BiasKind bias);
   nn::AttentionShape attention_shape(const std::string& name) const;
+  /// Of the encoder's layers, or the decoder's: made by the first that asks.
+  std::shared_ptr<nn::RelativeBias> relative_bias(BlockKind kind);
   layout::Placement vocabulary_placement(const std::string& name, layout::Shape shape) const;
   nn::Param& table(const std::string& name, std::int64_t rows, nn::Init init);
   /// Rows of fused projections, in whole heads.
@@ -91,6 +95,7 @@ class Assembly {
   bool recompute_core_, recompute_norms_, save_mlp_activations_, deterministic_;
   std::shared_ptr<nn::RotaryTable> rotary_;  // of all layers
   std::shared_ptr<nn::SparseLayouts> sparse_;
+  std::shared_ptr<nn::RelativeBias> encoder_bias_, decoder_bias_;
 };
 
 }  // namespace trireme::models

@@ -13,12 +13,12 @@ using nn::moe::Router;
 }  // namespace
 
 /// Experts are one parameter, sharded along its first dimension over the expert-parallel ranks. Tensor-parallel ranks
-/// have copies: without sequence parallelism of the same tokens, and then of equal gradients.
+/// have copies: without sequence parallelism of the same tokens, and then of equal gradients, unless they slice them.
 nn::Param& Assembly::expert_weight(const std::string& name, layout::Shape shape, Init init) {
   layout::Placing placing = parallel_.placing(name, std::move(shape));
   for (const std::string& axis : parallel_.expert_axes) placing.split(0, axis);
   nn::Param& param = params_.add(placing.placement(), init, /*decay=*/true);
-  param.equal_axes = parallel_.equal_grad_axes();
+  if (!shape_.experts.slice_over_tp) param.equal_axes = parallel_.equal_grad_axes();
   return param;
 }
 
@@ -44,6 +44,11 @@ nn::moe::ExpertLoads& Assembly::expert_loads(const std::string& name, Router::Bi
     loads.placement = parallel_.placing(name, {experts}).placement();
     loads.rate = shape_.experts.bias_update_rate;
     loads.centered = shape_.experts.bias_centered;
+  }
+  if (shape_.experts.redundant_experts > 0 && parallel_.experts != nullptr) {
+    const std::int64_t ranks = parallel_.experts->size();
+    loads.copy_policy = {
+        .every = shape_.experts.rebalance_every, .ranks = ranks, .room = shape_.experts.redundant_experts / ranks};
   }
   return balance_.add(std::move(loads));
 }

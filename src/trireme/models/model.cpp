@@ -42,17 +42,24 @@ class OnFirst final : public Layer {
   std::unique_ptr<nn::UnaryLayer> layer_;
 };
 
-/// (a, b) becomes (b, a): from the encoder, whose output is now the memory, to the decoder's tokens.
+/// (a, b) becomes (b, a): from the encoder, whose output is now the memory, to the decoder's tokens; a norm before it
+/// where the encoder ends with one.
 class Swap final : public Layer {
  public:
-  nn::Tensors forward(nn::Tensors inputs, nn::Context&, nn::Tape*) override {
+  explicit Swap(std::unique_ptr<nn::UnaryLayer> norm) : norm_(std::move(norm)) {}
+  nn::Tensors forward(nn::Tensors inputs, nn::Context& context, nn::Tape* tape) override {
+    if (norm_) inputs.at(0) = norm_->forward(std::move(inputs.at(0)), context, tape);
     std::swap(inputs.at(0), inputs.at(1));
     return inputs;
   }
-  nn::Tensors backward(nn::Tensors gradients, nn::Context&, nn::Tape&) override {
+  nn::Tensors backward(nn::Tensors gradients, nn::Context& context, nn::Tape& tape) override {
     std::swap(gradients.at(0), gradients.at(1));
+    if (norm_) gradients.at(0) = norm_->backward(std::move(gradients.at(0)), context, tape);
     return gradients;
   }
+
+ private:
+  std::unique_ptr<nn::UnaryLayer> norm_;
 };
 
 /// The first tensor only.
@@ -160,11 +167,15 @@ class ChainBuilder {
 };
 
 /// Encoder and decoder as one chain: the decoder's tokens travel beside the encoder, its output beside the decoder.
-void add_encoder(ChainBuilder& chain, std::int64_t layers) {
+void add_encoder(ChainBuilder& chain, const spec::ModelShape& shape) {
   chain.add("encoder.embedding",
             [&] { return std::make_unique<OnFirst>(chain.assembly().embedding(nn::Stream::kSource)); });
-  chain.add_blocks(layers, "encoder.layers", BlockKind::kEncoder);
-  chain.add("encoder.end", [] { return std::make_unique<Swap>(); });
+  chain.add_blocks(shape.num_encoder_layers, "encoder.layers", BlockKind::kEncoder);
+  chain.add("encoder.end", [&] {
+    std::unique_ptr<nn::UnaryLayer> norm;
+    if (shape.family == spec::Family::kT5) norm = std::make_unique<nn::Norm>(chain.assembly().norm("encoder.norm"));
+    return std::make_unique<Swap>(std::move(norm));
+  });
 }
 
 /// Dense, activation and norm before BERT's masked-LM logits.
@@ -230,7 +241,7 @@ std::unique_ptr<Model> build(const spec::ModelShape& shape, const BuildOptions& 
   model->shape = shape;
   ChainBuilder chain(*model, options);
   const bool encoder = shape.num_encoder_layers > 0;
-  if (encoder) add_encoder(chain, shape.num_encoder_layers);
+  if (encoder) add_encoder(chain, shape);
   chain.add("embedding", [&]() -> std::unique_ptr<Layer> {
     auto embedding = chain.assembly().embedding(nn::Stream::kSequence);
     if (encoder) return std::make_unique<OnFirst>(std::move(embedding));

@@ -18,6 +18,7 @@
 #include "trireme/formats/format_error.h"
 #include "trireme/formats/hf_writer.h"
 #include "trireme/models/families/families.h"
+#include "trireme/models/fp8_blocks.h"
 #include "trireme/spec/model_config.h"
 
 namespace trireme::models {
@@ -26,9 +27,9 @@ namespace {
 using formats::Dtype;
 using formats::FormatError;
 
-constexpr const FamilyFormat* kFormats[] = {&kGpt2Format,  &kLlamaFormat,     &kMistralFormat, &kMixtralFormat,
-                                            &kQwen2Format, &kQwen2MoeFormat,  &kQwen3Format,   &kQwen3MoeFormat,
-                                            &kBertFormat,  &kDeepseekV3Format};
+constexpr const FamilyFormat* kFormats[] = {&kGpt2Format,  &kLlamaFormat,      &kMistralFormat, &kMixtralFormat,
+                                            &kQwen2Format, &kQwen2MoeFormat,   &kQwen3Format,   &kQwen3MoeFormat,
+                                            &kBertFormat,  &kDeepseekV3Format, &kT5Format,      &kSwitchFormat};
 
 constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 20;
 constexpr std::uint64_t kMaxCompanionBytes = 1'000'000'000;  // tokenizers have been seen with tens of megabytes
@@ -76,23 +77,22 @@ at::Tensor stored(const formats::HfDirectory& directory, const formats::HfTensor
   return stored_elements(directory, tensor, 0, elements_of(tensor)).view(tensor.info->shape);
 }
 
-constexpr std::int64_t kFp8Block = 128;
+constexpr std::string_view kScaleSuffix = "_scale_inv";
 
 bool is_fp8(const formats::HfTensor& tensor) { return tensor.info->dtype == Dtype::kF8E4M3; }
 
 /// The scales of an FP8 matrix, one for each block: float [rows / 128, columns / 128], rounded up.
 const formats::HfTensor& block_scales(const formats::HfDirectory& directory, const formats::HfTensor& tensor) {
   const auto& shape = tensor.info->shape;
-  const std::string name = tensor.info->name + "_scale_inv";
+  const std::string name = fmt::format("{}{}", tensor.info->name, kScaleSuffix);
   const formats::HfTensor* scales = directory.find(name);
-  const auto blocks = [](std::int64_t size) { return (size + kFp8Block - 1) / kFp8Block; };
   if (scales == nullptr || shape.size() != 2) {
     throw FormatError(
         fmt::format("{}: tensor {} is {}, and FP8 weights are matrices with scales {}", tensor.file->path().string(),
                     formats::shown(tensor.info->name), formats::to_text(*tensor.info), formats::shown(name)),
         "weights without block scales are read as F32, BF16, F16 or F64");
   }
-  const std::vector<std::int64_t> expected{blocks(shape[0]), blocks(shape[1])};
+  const std::vector<std::int64_t> expected{fp8_blocks(shape[0]), fp8_blocks(shape[1])};
   if (scales->info->shape != expected || scales->info->dtype != Dtype::kF32) {
     throw FormatError(fmt::format("{}: tensor {} is {}, but scales of {} are F32 [{}], one for 128 x 128 values",
                                   scales->file->path().string(), formats::shown(name), formats::to_text(*scales->info),
@@ -163,6 +163,7 @@ std::vector<std::string> lost_features(const FamilyFormat& format, const formats
     ours.bias_update_rate = theirs.bias_update_rate, ours.bias_centered = theirs.bias_centered;
     ours.balance_group = theirs.balance_group, ours.arena = theirs.arena, ours.jitter = theirs.jitter;
     ours.expert_dropout = theirs.expert_dropout;
+    if (ours.router == spec::RouterKind::kSwitch) ours.capacity_factor = theirs.capacity_factor;  // families/t5.cpp
     if (spec::expert_ffn_size(shape) == spec::expert_ffn_size(read)) ours.ffn_size = theirs.ffn_size;
     if (ours.num_groups == 1) ours.group_score = theirs.group_score;
   }
@@ -175,7 +176,8 @@ std::vector<std::string> lost_features(const FamilyFormat& format, const formats
 
 /// Then its bytes stay: also how it says it, where there are several ways.
 bool says_the_same(const FamilyFormat& format, const formats::HfConfig& config, const spec::ModelShape& shape) {
-  if (!config.json().contains("hidden_size") && !config.json().contains("n_embd")) return false;  // it is new
+  const auto says = [&](const char* size) { return config.json().contains(size); };
+  if (!says("hidden_size") && !says("n_embd") && !says("d_model")) return false;  // it is new
   return lost_features(format, config, shape).empty();
 }
 
@@ -185,6 +187,25 @@ void check_says_all(const FamilyFormat& format, const formats::HfConfig& config,
   if (lost.empty()) return;
   throw ConfigError(fmt::format("the published format of {} cannot say {}", format.model_type, fmt::join(lost, ", ")),
                     "keep this model in a checkpoint of our own");
+}
+
+/// What FP8 is for: matrices of layers, but for routers, whose choices would flip.
+bool is_layer_matrix(const PublishedTensor& tensor) {
+  const std::string& name = tensor.param->name;
+  return name.find("layers.") != std::string::npos && published_shape(tensor).size() == 2 &&
+         !name.ends_with("router.weight");
+}
+
+/// Routers choose by differences that a narrower type does not have.
+void warn_of_narrow_routers(const formats::HfDirectory& directory, const std::vector<PublishedTensor>& tensors) {
+  for (const PublishedTensor& tensor : tensors) {
+    const formats::HfTensor* found = directory.find(tensor.name);
+    if (!tensor.param->name.ends_with("router.weight") || found == nullptr || found->info->dtype == Dtype::kF32)
+      continue;
+    log_warn("{}: {} is stored as {}: if it was trained in F32, what was cut off may choose other experts",
+             directory.path().string(), formats::shown(tensor.name), formats::to_text(*found->info));
+    return;  // one says it for all
+  }
 }
 
 at::ScalarType to_scalar_type(Dtype dtype) {
@@ -213,9 +234,10 @@ const FamilyFormat& format_of(const spec::ModelShape& shape) {
     if (is_format_of(*format, shape)) return *format;
   }
   if (shape.experts.used()) {
-    throw ConfigError(fmt::format("no published format has a {} with experts",
-                                  name_in(spec::enum_names(std::type_identity<spec::Family>()), shape.family)),
-                      "Mistral, Qwen 2, Qwen 3 and DeepSeek-V3 have one; others are kept in checkpoints of our own");
+    throw ConfigError(
+        fmt::format("no published format has a {} with experts",
+                    name_in(spec::enum_names(std::type_identity<spec::Family>()), shape.family)),
+        "Mistral, Qwen 2, Qwen 3, T5 and DeepSeek-V3 have one; others are kept in checkpoints of our own");
   }
   throw ConfigError("the original Transformer has no published format: its weights are kept in checkpoints of our own");
 }
@@ -332,7 +354,7 @@ void log_unused(const formats::HfDirectory& directory, const std::vector<Publish
   std::size_t others = 0;
   for (const formats::HfTensor& tensor : directory.tensors()) {
     std::string_view name = tensor.info->name;
-    if (name.ends_with("_scale_inv")) name.remove_suffix(std::string_view("_scale_inv").size());
+    if (name.ends_with(kScaleSuffix)) name.remove_suffix(kScaleSuffix.size());
     if (used.contains(name) || name.ends_with(kBias)) continue;
     if (++others <= 3)
       log_info("{}: tensor {} is no part of the model and stays as it is", directory.path().string(),
@@ -351,6 +373,7 @@ std::unique_ptr<Model> load_published(const formats::HfDirectory& directory, con
   for (nn::Param& param : model->params) nn::publish(param);
   load_biases(model->shape, directory, model->balance);
   log_unused(directory, tensors);
+  warn_of_narrow_routers(directory, tensors);
   return model;
 }
 
@@ -365,7 +388,15 @@ void save_published_like(const formats::HfDirectory& source, Model& model, const
     }
   }
   formats::HfWriter writer(path, formats::plan_hf_like(source));
+  std::map<std::string, at::Tensor> scales;  // of FP8 matrices that have changed
+  const auto scales_of = [&](const formats::HfTensor& of) -> const PublishedTensor* {
+    std::string_view name = of.info->name;
+    if (!name.ends_with(kScaleSuffix)) return nullptr;
+    const auto matrix = by_name.find(name.substr(0, name.size() - kScaleSuffix.size()));
+    return matrix == by_name.end() ? nullptr : matrix->second;
+  };
   for (const formats::HfTensor& stored_tensor : source.tensors()) {
+    if (scales_of(stored_tensor) != nullptr) continue;  // behind their matrices
     if (const auto bias = biases.find(stored_tensor.info->name); bias != biases.end()) {
       const at::ScalarType type = scalar_type(*stored_tensor.info, stored_tensor.file->path().string());
       writer.write(stored_tensor.info->name, bytes_of(bias->second.to(type).contiguous()));
@@ -380,13 +411,28 @@ void save_published_like(const formats::HfDirectory& source, Model& model, const
       continue;
     }
     if (is_fp8(stored_tensor)) {
-      throw ConfigError(fmt::format("{} stores {} in FP8 with block scales, which are read and not written",
-                                    source.path().string(), formats::shown(stored_tensor.info->name)),
-                        "export the model in bf16");
+      const at::Tensor now = published_view(*found->second, found->second->param->master);
+      if (at::equal(now.to(at::kFloat), stored(source, stored_tensor))) {  // other scales might say the same
+        writer.write(stored_tensor.info->name, stored_tensor.bytes());
+        continue;
+      }
+      const Fp8Matrix matrix = to_fp8_blocks(now);
+      writer.write(stored_tensor.info->name, bytes_of(matrix.codes));
+      scales[fmt::format("{}{}", stored_tensor.info->name, kScaleSuffix)] = matrix.scales;
+      continue;
     }
     const at::ScalarType type = scalar_type(*stored_tensor.info, stored_tensor.file->path().string());
     const at::Tensor numbers = published_view(*found->second, found->second->param->master).to(type).contiguous();
     writer.write(stored_tensor.info->name, bytes_of(numbers));
+  }
+  for (const formats::HfTensor& stored_tensor : source.tensors()) {
+    if (scales_of(stored_tensor) == nullptr) continue;
+    const auto changed = scales.find(stored_tensor.info->name);
+    if (changed == scales.end()) {
+      writer.write(stored_tensor.info->name, stored_tensor.bytes());
+    } else {
+      writer.write(stored_tensor.info->name, bytes_of(changed->second));
+    }
   }
   for (const auto& companion : formats::hf_companions(source.path())) {
     writer.add_file(companion.filename().string(), read_text_file(companion, kMaxCompanionBytes));
@@ -422,6 +468,15 @@ void save_published(Model& model, const std::filesystem::path& path, formats::Dt
     config.set("architectures", nlohmann::ordered_json::array({format.architecture}));
   }
   config.set("model_type", format.model_type);
+  // FP8 is for the matrices of layers; the others, and what computes with them, are bfloat16.
+  const bool blocks = dtype == Dtype::kF8E4M3;
+  if (blocks) {
+    dtype = Dtype::kBF16;
+    config.set("quantization_config", nlohmann::ordered_json{{"activation_scheme", "dynamic"},
+                                                             {"fmt", "e4m3"},
+                                                             {"quant_method", "fp8"},
+                                                             {"weight_block_size", {kFp8Block, kFp8Block}}});
+  }
   // Newer files call it dtype.
   config.set(config.json().contains("dtype") ? "dtype" : "torch_dtype", dtype == Dtype::kBF16  ? "bfloat16"
                                                                         : dtype == Dtype::kF16 ? "float16"
@@ -432,7 +487,13 @@ void save_published(Model& model, const std::filesystem::path& path, formats::Dt
   std::vector<PublishedTensor> written;
   for (PublishedTensor& tensor : published_tensors(model, nullptr)) {
     if (tensor.optional) continue;
-    specs.push_back({.name = tensor.name, .dtype = dtype, .shape = published_shape(tensor)});
+    const std::vector<std::int64_t> shape = published_shape(tensor);
+    const bool coded = blocks && is_layer_matrix(tensor);
+    specs.push_back({.name = tensor.name, .dtype = coded ? Dtype::kF8E4M3 : dtype, .shape = shape});
+    if (coded)
+      specs.push_back({.name = fmt::format("{}{}", tensor.name, kScaleSuffix),
+                       .dtype = Dtype::kF32,
+                       .shape = {fp8_blocks(shape[0]), fp8_blocks(shape[1])}});
     written.push_back(std::move(tensor));
   }
   std::vector<PublishedBias> biases;
@@ -444,6 +505,13 @@ void save_published(Model& model, const std::filesystem::path& path, formats::Dt
   for (const PublishedTensor& tensor : written) {
     const std::int64_t row = row_elements(*tensor.param);
     const std::int64_t begin = tensor.first_row * row, end = begin + tensor.rows * row;
+    if (blocks && is_layer_matrix(tensor)) {
+      const at::Tensor numbers = read(*tensor.param, begin, end).view({tensor.rows, row});
+      const Fp8Matrix matrix = to_fp8_blocks(tensor.transposed ? numbers.t() : numbers);
+      writer.write(tensor.name, bytes_of(matrix.codes));
+      writer.write(fmt::format("{}{}", tensor.name, kScaleSuffix), bytes_of(matrix.scales));
+      continue;
+    }
     const std::int64_t step = tensor.transposed ? end - begin : kElementsAtOnce;
     for (std::int64_t at = begin; at < end; at += step) {
       at::Tensor numbers = read(*tensor.param, at, std::min(at + step, end)).to(to_scalar_type(dtype));

@@ -14,6 +14,8 @@
 
 namespace trireme::nn {
 
+class RelativeBias;
+
 struct AttentionShape {
   std::string name;                                            ///< for dropout
   std::int64_t num_heads = 1, num_kv_heads = 1, head_dim = 1;  ///< that this rank computes with
@@ -26,7 +28,8 @@ struct AttentionShape {
   bool recompute_core = false;  ///< keep the projections only; run the core again in backward (Korthikanti et al. 2022)
   bool deterministic = false;   ///< GPU: backward adds up in a fixed order
   Stream stream = Stream::kSequence;
-  std::shared_ptr<SparseLayouts> sparse = nullptr;  ///< block-sparse; shared by the layers of a model. Null: dense
+  std::shared_ptr<SparseLayouts> sparse = nullptr;   ///< block-sparse; shared by the layers of a model. Null: dense
+  std::shared_ptr<RelativeBias> relative = nullptr;  ///< of scores (T5); shared by the layers of a stack. Null: none
 };
 
 double score_scale(const AttentionShape& shape);

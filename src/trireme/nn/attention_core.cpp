@@ -1,5 +1,8 @@
 #include "trireme/nn/attention_core.h"
 
+#include "trireme/base/error.h"
+#include "trireme/nn/relative_bias.h"
+
 namespace trireme::nn {
 namespace {
 
@@ -8,6 +11,14 @@ BlockPlace whole_rows_of(const Sequence& sequence) {
 }
 
 }  // namespace
+
+AttentionCore::AttentionCore(AttentionShape shape, std::unique_ptr<ContextCore> context)
+    : shape_(std::move(shape)), context_(std::move(context)) {
+  if (!shape_.relative) return;
+  TRIREME_CHECK(!context_ && !shape_.sparse && shape_.window == 0 && shape_.dropout == 0,
+                "{}: relative biases are of whole rows, all keys and no dropout", shape_.name);
+  shape_.relative->count_use();
+}
 
 PairCost pair_cost(const at::Tensor& q, const at::Tensor& v) {
   return {.heads = q.size(2), .key_size = q.size(3), .value_size = v.size(3)};
@@ -48,18 +59,23 @@ double AttentionCore::flops(const Context& context, std::int64_t batch, std::int
   return flops;
 }
 
-CoreOutput AttentionCore::forward(const Context& context, const at::Tensor& q, const at::Tensor& k,
+CoreOutput AttentionCore::forward(Context& context, const at::Tensor& q, const at::Tensor& k,
                                   const at::Tensor& v) const {
   const Sequence& sequence = sequence_of(context, shape_.stream);
   if (context_) return context_->forward({shape_, sequence, context}, q, k, v);
-  auto [out, lse] = forward_block(shape_, whole_rows_of(sequence), context, q, k, v);
+  auto [out, lse] = shape_.relative ? shape_.relative->forward(shape_, sequence, context, q, k, v)
+                                    : forward_block(shape_, whole_rows_of(sequence), context, q, k, v);
   return {out, {q, k, v, out, std::move(lse)}};
 }
 
-void AttentionCore::backward(const Context& context, CoreGradients& gradients, const at::Tensor& dout,
+void AttentionCore::backward(Context& context, CoreGradients& gradients, const at::Tensor& dout,
                              const SavedCore& kept) const {
   const Sequence& sequence = sequence_of(context, shape_.stream);
   if (context_) return context_->backward({shape_, sequence, context}, gradients, dout, kept);
+  if (shape_.relative) {
+    shape_.relative->backward(shape_, sequence, context, gradients, dout, kept.q, kept.k, kept.v, {kept.out, kept.lse});
+    return;
+  }
   backward_block(shape_, whole_rows_of(sequence), context, gradients, dout, kept.q, kept.k, kept.v,
                  {kept.out, kept.lse});
 }

@@ -28,16 +28,15 @@ at::Tensor merge_heads(const at::Tensor& heads);
 class AttentionCore {
  public:
   /// `context`: how ranks that share rows attend; null: rows are whole.
-  AttentionCore(AttentionShape shape, std::unique_ptr<ContextCore> context)
-      : shape_(std::move(shape)), context_(std::move(context)) {}
+  AttentionCore(AttentionShape shape, std::unique_ptr<ContextCore> context);
 
   const AttentionShape& shape() const { return shape_; }
   bool shares_rows() const { return context_ != nullptr; }
   /// Of this rank's `tokens` queries a row, forward.
   double flops(const Context& context, std::int64_t batch, std::int64_t tokens, const PairCost& cost) const;
   /// q, k, v [batch, tokens, heads, size]; values may be narrower than keys.
-  CoreOutput forward(const Context& context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
-  void backward(const Context& context, CoreGradients& gradients, const at::Tensor& dout, const SavedCore& kept) const;
+  CoreOutput forward(Context& context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
+  void backward(Context& context, CoreGradients& gradients, const at::Tensor& dout, const SavedCore& kept) const;
 
  private:
   AttentionShape shape_;

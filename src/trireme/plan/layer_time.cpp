@@ -1,6 +1,7 @@
 #include "trireme/plan/layer_time.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "trireme/cost/group_time.h"
@@ -177,8 +178,20 @@ void add_streaming(const Hardware& hardware, const Job& job, const Sizes& sizes,
       cost::stream_seconds(hardware, scale * (backward_outside + backward_middle + reshape + sorted), 12);
 }
 
-/// Tokens to their experts and back, forward and backward alike. Where GEMMs are in eight bits, tokens go out in
-/// eight and come back in sixteen (DeepSeek-V3, section 3.3.3).
+/// Of the rows that go out, how many do where a token crosses once to each node: over evenly spread experts, distinct
+/// nodes for each of top_k choices.
+double crossings_share(const spec::Experts& experts, int ep) {
+  if (experts.node_ranks == 0 || ep <= experts.node_ranks) return 1;
+  const auto nodes = static_cast<double>(ep) / static_cast<double>(experts.node_ranks),
+             choices = static_cast<double>(experts.top_k);
+  double distinct = nodes * (1 - std::pow(1 - 1 / nodes, choices));
+  if (static_cast<double>(experts.num_groups) == nodes)  // groups are nodes: routing is limited to some of them
+    distinct = std::min(distinct, static_cast<double>(experts.top_k_groups));
+  return distinct / choices;
+}
+
+/// Tokens to their experts and back, forward and backward alike. Where GEMMs are in eight bits, or dispatch is, tokens
+/// go out in eight and come back in sixteen (DeepSeek-V3, section 3.3.3).
 void add_dispatch(const Hardware& hardware, const Job& job, const ParallelConfig& config, const Sizes& sizes,
                   PassTimes& times) {
   const spec::LayoutConfig& layout = config.layout;
@@ -188,7 +201,10 @@ void add_dispatch(const Hardware& hardware, const Job& job, const ParallelConfig
                                .per_node = std::clamp(per_node / layout.tp, 1, layout.ep),
                                .groups = config.ranks() / layout.ep,
                                .extent = static_cast<double>(layout.tp) * layout.ep};
-  const double out = job.arithmetic() == cost::Arithmetic::kFp8 ? 1 : 2,
+  const spec::Experts& experts = job.shape.experts;
+  const bool eight =
+      job.arithmetic() == cost::Arithmetic::kFp8 || experts.dispatch_precision == spec::DispatchPrecision::kFp8;
+  const double out = (eight ? 1 : 2) * crossings_share(experts, layout.ep),
                values = sizes.routed * sizes.hidden_size / sizes.expert_tp;
   const double both = cost::group_seconds(hardware, cost::Collective::kAllToAll, group, out * values) +
                       cost::group_seconds(hardware, cost::Collective::kAllToAll, group, 2 * values);

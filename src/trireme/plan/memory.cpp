@@ -237,6 +237,24 @@ class Account {
     memory_[Use::kHead] = load_.saved_embeddings * activations_.embedding + load_.saved_heads * activations_.head;
   }
 
+  /// Attention with relative position biases holds its scores, their gradients and one more of all pairs.
+  double scores() const {
+    if (job_.shape.position_kind != spec::PositionKind::kRelative) return 0;
+    return 3 * activations_.tokens * static_cast<double>(job_.seq_len * job_.shape.num_heads) / config_.layout.tp *
+           job_.sum_bytes();
+  }
+
+  /// Where hot experts have copies: the weights of a layer's own experts and copies side by side, and their gradients
+  /// before those of copies go to the owners.
+  double copied_experts() const {
+    const spec::Experts& experts = job_.shape.experts;
+    if (experts.redundant_experts == 0 || config_.layout.ep == 1) return 0;
+    const double slots = static_cast<double>(experts.num_experts + experts.redundant_experts) / config_.layout.ep;
+    const auto each =
+        static_cast<double>(job_.shape.hidden_size * spec::expert_ffn_size(job_.shape) * (job_.shape.gated ? 3 : 2));
+    return slots * each * (job_.compute_bytes() + job_.sum_bytes());
+  }
+
   /// The most of a step: the head with its logits, or a layer that goes back.
   void add_buffers() {
     const double tp = config_.layout.tp, row = static_cast<double>(job_.shape.vocab_size) / tp * job_.compute_bytes();
@@ -245,8 +263,8 @@ class Account {
     const double logits =
         std::min(std::max(job_.logits_chunk_bytes, row), activations_.tokens * row) + activations_.hidden;
     const double back = activations_.mlp_middle * (job_.shape.gated ? 4 : 3) + 2 * activations_.hidden +
-                        activations_.recomputed_layers * activations_.whole_layer;
-    memory_[Use::kWorking] = std::max(back, load_.heads > 0 ? logits : 0);
+                        activations_.recomputed_layers * activations_.whole_layer + scores();
+    memory_[Use::kWorking] = std::max(back, load_.heads > 0 ? logits : 0) + copied_experts();
     memory_[Use::kLibraries] = kGemmWorkspace;
     if (config_.layout.zero < 2) return;
     const double largest = load_.embeddings + load_.heads > 0

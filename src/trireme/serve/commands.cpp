@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -40,6 +41,14 @@ void check_positions(const TokenLists& lists, const spec::ModelShape& shape) {
       fmt::format("give lists of at most {} tokens", shape.max_seq_len));
 }
 
+/// What an encoder-decoder model's decoder reads where it is to give `ids`: those, one place later, behind the token 0
+/// that published ones start with.
+at::Tensor shifted_right(const at::Tensor& ids) {
+  at::Tensor out = at::zeros_like(ids);
+  out.narrow(1, 1, ids.size(1) - 1).copy_(ids.narrow(1, 0, ids.size(1) - 1));
+  return out;
+}
+
 /// Next tokens for a model that reads from left to right; the tokens themselves for one that sees both sides.
 at::Tensor targets_of(const at::Tensor& ids, bool causal) {
   if (!causal) return ids;
@@ -65,7 +74,8 @@ ProbeResult probe(const ProbeRequest& request) {
   const spec::ModelShape shape = checkpoint::stored_shape(request.model);
   check_positions(lists, shape);
   for (const auto& list : lists) check_tokens(list, shape);
-  const bool causal = shape.causal;
+  const bool encoder = shape.num_encoder_layers > 0;  // it reads the lists, and its decoder is to give them again
+  const bool causal = shape.causal && !encoder;
   const at::Device device = request.device == spec::DeviceKind::kCuda ? device::use_cuda(0) : at::Device(at::kCPU);
   const at::Tensor ids = as_tensor(lists).to(device);
   if (causal && ids.size(1) < 2) {
@@ -80,14 +90,16 @@ ProbeResult probe(const ProbeRequest& request) {
   context.sequence = nn::plain_sequence(ids.size(0), ids.size(1));
   context.sequence.positions = context.sequence.positions.to(device);
   context.sequence.position_count = ids.size(1);
-  const at::Tensor logits = model->forward({ids}, context, nullptr);
+  if (encoder) context.source = context.sequence;
+  const nn::Tensors inputs = encoder ? nn::Tensors{ids, shifted_right(ids)} : nn::Tensors{ids};
+  const at::Tensor logits = model->forward(inputs, context, nullptr);
 
   const std::int64_t predicted = ids.size(0) * (causal ? ids.size(1) - 1 : ids.size(1));
   context.targets = targets_of(ids, causal);
   context.gradient_scale = 1.0 / static_cast<double>(predicted);
   nn::Tape tape;
   ProbeResult result{.tokens = predicted};
-  result.loss = model->forward({ids}, context, &tape).item<double>();
+  result.loss = model->forward(inputs, context, &tape).item<double>();
   model->backward(context, tape);
 
   std::vector<formats::TensorSpec> specs{

@@ -18,6 +18,9 @@ constexpr Named<RouterKind> kRouterKinds[] = {{"softmax-top-k", RouterKind::kSof
 constexpr Named<GroupScore> kGroupScores[] = {
     {"top-2", GroupScore::kTop2}, {"top-k", GroupScore::kTopK}, {"max", GroupScore::kMax}};
 
+constexpr Named<DispatchPrecision> kDispatchPrecisions[] = {{"same", DispatchPrecision::kSame},
+                                                            {"fp8", DispatchPrecision::kFp8}};
+
 void describe_router(config::Section<Experts>& section) {
   section.field("router", &Experts::router,
                 "softmax-top-k (Mixtral, Qwen-MoE), sigmoid-top-k (DeepSeek-V3), switch, gshard, noisy-top-k "
@@ -69,6 +72,28 @@ void describe_balance(config::Section<Experts>& section) {
              "with layout.ep: rows that a rank computes at once, over an even share; what exceeds it takes further "
              "passes")
       .at_least(1.0);
+  section
+      .field("node_ranks", &Experts::node_ranks,
+             "hierarchical all-to-all: neighbouring ranks of layout.ep that are one node; a token crosses once to each "
+             "node that it has experts on; 0: once to each expert")
+      .range(0, 62);
+  section.field("slice_over_tp", &Experts::slice_over_tp,
+                "with layout.tp and without sequence parallelism: each tensor-parallel rank dispatches and computes an "
+                "equal slice of the tokens, whose outputs are gathered (DeepSpeed's parallelism-coordinated "
+                "all-to-all); false: every rank all of them");
+  section.field(
+      "dispatch_precision", &Experts::dispatch_precision,
+      "what rows of tokens and of their gradients are rounded to on their way to experts: same (the compute "
+      "type) or fp8 (e4m3 with a scale for each 128 values, DeepSeek-V3); they come back in the compute type");
+  section
+      .field("redundant_experts", &Experts::redundant_experts,
+             "copies of hot experts in each MoE layer, spread over the ranks of layout.ep, which share their tokens "
+             "(EPLB); 0: none")
+      .range(0, 1 << 20);
+  section
+      .field("rebalance_every", &Experts::rebalance_every,
+             "with redundant_experts: steps after which their loads decide anew which experts have copies, and where")
+      .range(0, 1 << 30);
 }
 
 void find_router_problems(const Experts& e, std::vector<config::Problem>& problems) {
@@ -134,6 +159,9 @@ void find_group_problems(const Experts& e, std::vector<config::Problem>& problem
 
 std::span<const Named<RouterKind>> enum_names(std::type_identity<RouterKind>) { return kRouterKinds; }
 std::span<const Named<GroupScore>> enum_names(std::type_identity<GroupScore>) { return kGroupScores; }
+std::span<const Named<DispatchPrecision>> enum_names(std::type_identity<DispatchPrecision>) {
+  return kDispatchPrecisions;
+}
 
 void describe(config::Section<Experts>& section) {
   section.meaning("mixture of experts (MoE)");
@@ -180,6 +208,16 @@ std::vector<config::Problem> find_problems(const Experts& experts) {
     problems.push_back({.key = "experts.arena",
                         .reason = fmt::format("is {}, but evenly routed rows must fit", experts.arena),
                         .hint = "set experts.arena = 1.5"});
+  }
+  if ((experts.redundant_experts > 0) != (experts.rebalance_every > 0)) {
+    const bool every = experts.redundant_experts > 0;
+    problems.push_back({.key = every ? "experts.rebalance_every" : "experts.redundant_experts",
+                        .reason = every ? "is 0, so the copies of hot experts are never chosen"
+                                        : "is 0, so there is nothing to choose every so many steps",
+                        .hint = every
+                                    ? "set experts.rebalance_every = 100, or experts.redundant_experts = 0"
+                                    : "set experts.rebalance_every = 0, or experts.redundant_experts to a multiple of "
+                                      "layout.ep"});
   }
   find_router_problems(experts, problems);
   find_group_problems(experts, problems);

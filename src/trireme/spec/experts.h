@@ -41,6 +41,13 @@ enum class GroupScore : std::uint8_t {
 };
 std::span<const Named<GroupScore>> enum_names(std::type_identity<GroupScore>);
 
+/// In what rows of tokens travel to experts; they come back in the compute type.
+enum class DispatchPrecision : std::uint8_t {
+  kSame,  ///< the compute type
+  kFp8,   ///< e4m3 with a scale for each 128 values (DeepSeek-V3)
+};
+std::span<const Named<DispatchPrecision>> enum_names(std::type_identity<DispatchPrecision>);
+
 /// [experts]
 struct Experts {
   std::int64_t num_experts = 0;         ///< of each layer that has them; 0: none
@@ -73,6 +80,11 @@ struct Experts {
   double expert_dropout = 0;         ///< of an expert's middle
   std::int64_t balance_group = 1;    ///< samples
   double arena = 1.5;                ///< rows of a pass over an even share of them
+  std::int64_t node_ranks = 0;       ///< hierarchical all-to-all: neighbouring ranks of ep that are a node; 0: flat
+  bool slice_over_tp = false;        ///< each tensor-parallel rank dispatches a slice of the tokens that all have
+  DispatchPrecision dispatch_precision = DispatchPrecision::kSame;
+  std::int64_t redundant_experts = 0;  ///< copies of hot experts, over all ranks of ep
+  std::int64_t rebalance_every = 0;    ///< steps after which it is decided anew which experts have copies
 
   bool used() const { return num_experts > 0; }
   bool operator==(const Experts&) const = default;

@@ -46,6 +46,8 @@ void visit_pairs(Section& section, Shape& shape, const Visit& visit) {
   visit(section.rotary.mscale, shape.rotary.mscale);
   visit(section.rotary.mscale_all_dim, shape.rotary.mscale_all_dim);
   visit(section.rotary.truncate, shape.rotary.truncate);
+  visit(section.relative_attention_num_buckets, shape.relative_attention_num_buckets);
+  visit(section.relative_attention_max_distance, shape.relative_attention_max_distance);
   visit(section.mla.q_lora_rank, shape.mla.q_lora_rank);
   visit(section.mla.kv_lora_rank, shape.mla.kv_lora_rank);
   visit(section.mla.qk_rope_head_dim, shape.mla.qk_rope_head_dim);
@@ -244,7 +246,7 @@ void describe(config::Section<ModelConfig>& section) {
   section.field(
       "family", &ModelConfig::family,
       "model family, which gives the keys below their defaults; gpt2 also stands for GPT-3, llama for Llama 2 "
-      "and 3, qwen2 for Qwen 2.5; unset: no model");
+      "and 3, qwen2 for Qwen 2.5, t5 with experts for Switch Transformer; unset: no model");
   section.field(
       "init_from", &ModelConfig::init_from,
       "Hugging Face folder to start from: its configuration, changed by the keys given here, and its weights; "
@@ -265,7 +267,9 @@ void describe(config::Section<ModelConfig>& section) {
   section.field("hidden_size", &ModelConfig::hidden_size, "hidden size of the model (d_model)").at_least(1);
   section.field("num_layers", &ModelConfig::num_layers, "transformer layers; of the decoder where there is an encoder")
       .at_least(1);
-  section.field("num_encoder_layers", &ModelConfig::num_encoder_layers, "transformer family: layers of the encoder")
+  section
+      .field("num_encoder_layers", &ModelConfig::num_encoder_layers,
+             "families transformer and t5: layers of the encoder")
       .at_least(0);
   section
       .field("num_heads", &ModelConfig::num_heads,
@@ -296,8 +300,16 @@ void describe(config::Section<ModelConfig>& section) {
   section.field("query_key_norm", &ModelConfig::query_key_norm, "QK norm: RMSNorm over each head of queries and keys");
   section.field("causal", &ModelConfig::causal, "causal attention mask; false: bidirectional");
   section.field("position_kind", &ModelConfig::position_kind,
-                "position embedding: learned, sinusoidal, or rotary (RoPE)");
+                "position embedding: learned, sinusoidal, rotary (RoPE), or relative (T5: biases of attention scores)");
   section.section("rotary", &ModelConfig::rotary);
+  section
+      .field("relative_attention_num_buckets", &ModelConfig::relative_attention_num_buckets,
+             "position_kind relative: buckets of distances between query and key, each with a learned bias a head")
+      .at_least(2);
+  section
+      .field("relative_attention_max_distance", &ModelConfig::relative_attention_max_distance,
+             "position_kind relative: distance from which on all share the last bucket, in tokens")
+      .at_least(1);
   section.section("mla", &ModelConfig::mla);
   section
       .field("window", &ModelConfig::window,

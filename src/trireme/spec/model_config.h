@@ -63,6 +63,7 @@ struct ModelConfig {
   std::optional<bool> gated, attention_bias, output_bias, mlp_bias, query_key_norm, causal;
   std::optional<PositionKind> position_kind;
   RotaryConfig rotary;
+  std::optional<std::int64_t> relative_attention_num_buckets, relative_attention_max_distance;
   MlaConfig mla;
   std::optional<std::int64_t> window;
   std::optional<WindowLayers> window_layers;

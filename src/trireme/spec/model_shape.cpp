@@ -1,12 +1,7 @@
 #include "trireme/spec/model_shape.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
-#include <tuple>
-
-#include "trireme/base/text.h"
 
 namespace trireme::spec {
 namespace {
@@ -16,14 +11,17 @@ constexpr Named<Family> kFamilies[] = {
     {"mistral", Family::kMistral}, {"qwen2", Family::kQwen2},
     {"qwen3", Family::kQwen3},     {"transformer", Family::kTransformer},
     {"bert", Family::kBert},       {"deepseek_v3", Family::kDeepseekV3},
+    {"t5", Family::kT5},
 };
 constexpr Named<NormKind> kNorms[] = {{"layer", NormKind::kLayer}, {"rms", NormKind::kRms}};
 constexpr Named<Activation> kActivations[] = {{"relu", Activation::kRelu},
                                               {"gelu", Activation::kGelu},
                                               {"gelu-tanh", Activation::kGeluTanh},
                                               {"silu", Activation::kSilu}};
-constexpr Named<PositionKind> kPositions[] = {
-    {"learned", PositionKind::kLearned}, {"sinusoidal", PositionKind::kSinusoidal}, {"rotary", PositionKind::kRotary}};
+constexpr Named<PositionKind> kPositions[] = {{"learned", PositionKind::kLearned},
+                                              {"sinusoidal", PositionKind::kSinusoidal},
+                                              {"rotary", PositionKind::kRotary},
+                                              {"relative", PositionKind::kRelative}};
 constexpr Named<RotaryScaling> kRotaryScalings[] = {{"none", RotaryScaling::kNone},
                                                     {"linear", RotaryScaling::kLinear},
                                                     {"dynamic", RotaryScaling::kDynamic},
@@ -93,6 +91,28 @@ ModelShape transformer_shape() {
   shape.embedding_scale = true;
   shape.dropout = 0.1;
   shape.label_smoothing = 0.1;
+  shape.scaled_residual_init = false;
+  return shape;
+}
+
+/// T5 1.0 small; Switch-Base differs in sizes and has experts.
+ModelShape t5_shape() {
+  ModelShape shape{.family = Family::kT5,
+                   .vocab_size = 32128,
+                   .max_seq_len = 512,
+                   .hidden_size = 512,
+                   .num_layers = 6,
+                   .num_encoder_layers = 6,
+                   .num_heads = 8,
+                   .num_kv_heads = 8,
+                   .head_dim = 64,
+                   .ffn_size = 2048};
+  shape.norm = NormKind::kRms;
+  shape.epsilon = 1e-6;
+  shape.activation = Activation::kRelu;
+  shape.attention_bias = shape.output_bias = shape.mlp_bias = false;
+  shape.position_kind = PositionKind::kRelative;
+  shape.dropout = 0.1;
   shape.scaled_residual_init = false;
   return shape;
 }
@@ -180,102 +200,6 @@ double visible_pairs(std::int64_t length, bool causal, std::int64_t window) {
 /// 0.1 m ln(factor) + 1, as YaRN's authors fitted it (Peng et al. 2023, equation 22).
 double yarn_mscale(double factor, double m) { return factor > 1 ? 0.1 * m * std::log(factor) + 1 : 1; }
 
-/// A field and a rule it breaks.
-class ShapeProblems {
- public:
-  explicit ShapeProblems(std::string prefix) : prefix_(std::move(prefix)) {}
-  void at_most(const char* field, std::int64_t value, std::int64_t most) {
-    if (value > most) add(field, fmt::format("must be at most {}, but is {}", most, value), {});
-  }
-  void at_least_one(const char* field, std::int64_t value) {
-    if (value < 1) add(field, fmt::format("must be at least 1, but is {}", value), {});
-  }
-  void share(const char* field, double value) {
-    if (!(value >= 0 && value < 1)) add(field, fmt::format("must be at least 0 and below 1, but is {}", value), {});
-  }
-  void add(const std::string& field, std::string reason, std::string hint) {
-    add_key(prefix_ + "." + field, std::move(reason), std::move(hint));
-  }
-  void add_key(std::string key, std::string reason, std::string hint) {
-    add({.key = std::move(key), .reason = std::move(reason), .hint = std::move(hint), .where = {}});
-  }
-  void add(config::Problem problem) { found_.push_back(std::move(problem)); }
-  std::vector<config::Problem> take() { return std::move(found_); }
-  bool none() const { return found_.empty(); }
-
- private:
-  std::string prefix_;
-  std::vector<config::Problem> found_;
-};
-
-void find_mla_problems(const ModelShape& shape, const std::string& prefix, ShapeProblems& problems) {
-  const Mla& mla = shape.mla;
-  for (const auto& [field, value] : {std::pair{"mla.q_lora_rank", mla.q_lora_rank},
-                                     {"mla.qk_rope_head_dim", mla.qk_rope_head_dim},
-                                     {"mla.v_head_dim", mla.v_head_dim}}) {
-    if (!mla.used() && value != 0)
-      problems.add(field, "is given, but there is no latent attention without mla.kv_lora_rank",
-                   fmt::format("set {}.mla.kv_lora_rank, or leave it out", prefix));
-  }
-  if (!mla.used()) return;
-  if (mla.qk_rope_head_dim < 2 || mla.qk_rope_head_dim % 2 != 0)
-    problems.add(
-        "mla.qk_rope_head_dim", fmt::format("RoPE rotates pairs of dimensions, but it is {}", mla.qk_rope_head_dim),
-        fmt::format("set {}.mla.qk_rope_head_dim = {}", prefix, std::max<std::int64_t>(2, mla.qk_rope_head_dim + 1)));
-  if (mla.v_head_dim < 1 || mla.v_head_dim > shape.head_dim + mla.qk_rope_head_dim)
-    problems.add("mla.v_head_dim",
-                 fmt::format("is {}, but a value head has at least 1 dimension and at most the {} of a key head",
-                             mla.v_head_dim, shape.head_dim + mla.qk_rope_head_dim),
-                 fmt::format("set {}.mla.v_head_dim = {}", prefix, shape.head_dim));
-  if (shape.num_kv_heads != shape.num_heads)
-    problems.add("num_kv_heads",
-                 fmt::format("is {}, but latent attention has keys and values for each of the {} query heads",
-                             shape.num_kv_heads, shape.num_heads),
-                 fmt::format("set {}.num_kv_heads = {}", prefix, shape.num_heads));
-  if (shape.position_kind != PositionKind::kRotary)
-    problems.add("position_kind", "latent attention has its positions in RoPE",
-                 fmt::format("set {}.position_kind = \"rotary\"", prefix));
-  if (shape.query_key_norm)
-    problems.add("query_key_norm", "latent attention normalises its latents, not heads",
-                 fmt::format("set {}.query_key_norm = false", prefix));
-  if (shape.attention_bias)
-    problems.add("attention_bias", "projections of latent attention have no biases",
-                 fmt::format("set {}.attention_bias = false", prefix));
-  if (shape.num_encoder_layers > 0)
-    problems.add("mla.kv_lora_rank", "an encoder beside a decoder has plain attention",
-                 fmt::format("set {}.mla.kv_lora_rank = 0", prefix));
-}
-
-void find_expert_problems(const ModelShape& shape, ShapeProblems& problems) {
-  const Experts& experts = shape.experts;
-  if (!experts.used()) return;
-  if (expert_layers(shape) == 0)
-    problems.add_key("experts.first_dense_layers",
-                     fmt::format("leaves no MoE layer of {}, where one in {} is one",
-                                 counted(static_cast<std::size_t>(shape.num_layers), "layer"), experts.every),
-                     "set experts.first_dense_layers = 0 and experts.every = 1");
-  for (config::Problem& problem : find_problems(experts)) problems.add(std::move(problem));
-}
-
-void find_mtp_problems(const ModelShape& shape, const std::string& prefix, ShapeProblems& problems) {
-  const std::string off = fmt::format("set {}.mtp_depth = 0", prefix);
-  if (shape.mtp_depth < 0)
-    problems.add("mtp_depth", fmt::format("must be at least 0, but is {}", shape.mtp_depth), off);
-  if (!(shape.mtp_loss_weight >= 0))
-    problems.add("mtp_loss_weight", fmt::format("must be at least 0, but is {}", shape.mtp_loss_weight), {});
-  if (shape.mtp_depth < 1) return;
-  if (shape.mtp_depth >= shape.max_seq_len)
-    problems.add("mtp_depth",
-                 fmt::format("{} further tokens, but sequences have at most {}", shape.mtp_depth, shape.max_seq_len),
-                 fmt::format("set {}.mtp_depth = 1", prefix));
-  if (!shape.causal || !shape.norm_first || shape.num_encoder_layers > 0)
-    problems.add("mtp_depth", "multi-token prediction is for causal decoders with a norm before the head", off);
-  if (shape.position_kind != PositionKind::kRotary)
-    problems.add("mtp_depth",
-                 "the embedding that multi-token prediction shares must be of tokens alone, not of positions",
-                 fmt::format("set {}.position_kind = \"rotary\", or {}", prefix, off.substr(4)));
-}
-
 }  // namespace
 
 std::span<const Named<Family>> enum_names(std::type_identity<Family>) { return kFamilies; }
@@ -309,8 +233,23 @@ ModelShape family_shape(Family family) {
       return bert_shape();
     case Family::kDeepseekV3:
       return deepseek_shape();
+    case Family::kT5:
+      return t5_shape();
   }
   return {};
+}
+
+bool has_encoder(Family family) { return family == Family::kTransformer || family == Family::kT5; }
+
+double attention_scale(const ModelShape& shape) {
+  if (shape.family == Family::kT5) return 1;  // its initialisation has the factor instead
+  const std::int64_t head_dim = shape.head_dim + (shape.mla.used() ? shape.mla.qk_rope_head_dim : 0);
+  return rotary_score_factor(shape.rotary) * mup_of(shape).attention_score / std::sqrt(static_cast<double>(head_dim));
+}
+
+double head_scale(const ModelShape& shape) {
+  const bool scaled = shape.family == Family::kT5 && shape.tied;
+  return mup_of(shape).output * (scaled ? 1 / std::sqrt(static_cast<double>(shape.hidden_size)) : 1);
 }
 
 Mup mup_of(const ModelShape& shape) {
@@ -396,112 +335,12 @@ std::int64_t attention_weights(const ModelShape& shape) {
          mla.kv_lora_rank * (shape.num_heads * shape.head_dim + widths.values) + out;
 }
 
-std::vector<config::Problem> find_problems(const ModelShape& shape, const std::string& prefix) {
-  ShapeProblems problems(prefix);
-  for (const auto& [field, value] : {std::pair{"vocab_size", shape.vocab_size},
-                                     {"max_seq_len", shape.max_seq_len},
-                                     {"hidden_size", shape.hidden_size},
-                                     {"num_layers", shape.num_layers},
-                                     {"num_heads", shape.num_heads},
-                                     {"num_kv_heads", shape.num_kv_heads},
-                                     {"head_dim", shape.head_dim},
-                                     {"ffn_size", shape.ffn_size}}) {
-    problems.at_least_one(field, value);
-  }
-  if (shape.mup_base_hidden_size > 0 &&
-      (shape.family == Family::kTransformer || shape.experts.used() || shape.mla.used()))
-    problems.add("mup_base_hidden_size",
-                 "scales the matrices of plain attention and MLPs, but this model has others: Glorot's initialisation, "
-                 "experts or latent attention",
-                 "leave it out");
-  if (shape.mup_base_head_dim > 0 && shape.mup_base_hidden_size == 0)
-    problems.add("mup_base_head_dim", "is given without mup_base_hidden_size",
-                 "set mup_base_hidden_size, or leave it out");
-  // Far beyond every model, and small enough that counts of parameters and operations fit into 63 bits.
-  constexpr std::int64_t kWidest = 1 << 20, kMostParts = 1 << 16, kMostTokens = 1 << 28;
-  for (const auto& [field, value, most] : {std::tuple{"vocab_size", shape.vocab_size, kMostTokens},
-                                           {"max_seq_len", shape.max_seq_len, kMostTokens},
-                                           {"segments", shape.segments, kMostParts},
-                                           {"hidden_size", shape.hidden_size, kWidest},
-                                           {"ffn_size", shape.ffn_size, kWidest},
-                                           {"num_layers", shape.num_layers, kMostParts},
-                                           {"num_encoder_layers", shape.num_encoder_layers, kMostParts},
-                                           {"num_heads", shape.num_heads, kMostParts},
-                                           {"num_kv_heads", shape.num_kv_heads, kMostParts},
-                                           {"head_dim", shape.head_dim, kMostParts},
-                                           {"mla.q_lora_rank", shape.mla.q_lora_rank, kWidest},
-                                           {"mla.kv_lora_rank", shape.mla.kv_lora_rank, kWidest},
-                                           {"mla.qk_rope_head_dim", shape.mla.qk_rope_head_dim, kMostParts},
-                                           {"mla.v_head_dim", shape.mla.v_head_dim, kMostParts},
-                                           {"mtp_depth", shape.mtp_depth, kMostParts}}) {
-    problems.at_most(field, value, most);
-  }
-  if (problems.none() && shape.num_heads * shape.head_dim > kWidest) {
-    problems.add("num_heads",
-                 fmt::format("{} heads of dimension {} exceed {} in all", shape.num_heads, shape.head_dim, kWidest),
-                 {});
-  }
-  problems.share("dropout", shape.dropout);
-  problems.share("attention_dropout", shape.attention_dropout);
-  problems.share("label_smoothing", shape.label_smoothing);
-  if (shape.window < 0) problems.add("window", fmt::format("must be at least 0, but is {}", shape.window), {});
-  if (!problems.none()) return problems.take();
-  if (shape.num_heads % shape.num_kv_heads != 0) {
-    std::int64_t fits = shape.num_kv_heads;
-    while (shape.num_heads % fits != 0) --fits;
-    problems.add("num_kv_heads",
-                 fmt::format("{} does not divide num_heads = {}: each group of query heads shares one",
-                             shape.num_kv_heads, shape.num_heads),
-                 fmt::format("set {}.num_kv_heads = {}", prefix, fits));
-  }
-  const bool fixed_width =
-      shape.family == Family::kGpt2 || shape.family == Family::kBert || shape.family == Family::kTransformer;
-  if (fixed_width && shape.num_heads * shape.head_dim != shape.hidden_size) {
-    const bool fits = shape.hidden_size % shape.head_dim == 0;
-    problems.add("num_heads",
-                 fmt::format("{} heads of dimension {} make {}, but hidden_size is {}; in this family they are equal",
-                             shape.num_heads, shape.head_dim, shape.num_heads * shape.head_dim, shape.hidden_size),
-                 fits ? fmt::format("set {0}.num_heads = {1} and {0}.num_kv_heads = {1}", prefix,
-                                    shape.hidden_size / shape.head_dim)
-                      : fmt::format("set {}.hidden_size = {}", prefix, shape.num_heads * shape.head_dim));
-  }
-  if (shape.position_kind == PositionKind::kRotary && !shape.mla.used() && shape.head_dim % 2 != 0) {
-    problems.add("head_dim", fmt::format("RoPE rotates pairs of dimensions, but {} is odd", shape.head_dim),
-                 fmt::format("set {}.head_dim = {}", prefix, shape.head_dim + 1));
-  }
-  if (shape.position_kind == PositionKind::kRotary && shape.rotary.scaling != RotaryScaling::kNone &&
-      !(shape.rotary.factor > 0)) {
-    problems.add("rotary.factor", fmt::format("must be above 0, but is {}", shape.rotary.factor), {});
-  }
-  if ((shape.family == Family::kTransformer) != (shape.num_encoder_layers > 0)) {
-    problems.add(
-        "num_encoder_layers",
-        shape.num_encoder_layers > 0 ? "only family \"transformer\" has an encoder beside its decoder"
-                                     : "family \"transformer\" needs an encoder",
-        fmt::format("set {}.num_encoder_layers = {}", prefix, shape.num_encoder_layers > 0 ? 0 : shape.num_layers));
-  }
-  for (const SparseProblem& one : find_sparse_problems(shape.sparse_attention, shape.causal))
-    problems.add("sparse_attention." + one.field, one.reason, one.hint);
-  if (shape.sparse_attention.used()) {
-    const auto excludes = [&](bool given, const char* what) {
-      if (given)
-        problems.add("sparse_attention.mode", fmt::format("does not go together with {}", what),
-                     fmt::format("set {}.sparse_attention.mode = \"none\"", prefix));
-    };
-    excludes(shape.mla.used(), "latent attention (mla)");
-    excludes(shape.window > 0, "a sliding window: take mode \"longformer\" for both");
-    excludes(shape.num_encoder_layers > 0, "an encoder beside a decoder");
-  }
-  find_mla_problems(shape, prefix, problems);
-  find_mtp_problems(shape, prefix, problems);
-  find_expert_problems(shape, problems);
-  return problems.take();
-}
-
 ParameterCount count_parameters(const ModelShape& shape) {
   ParameterCount count;
   count.embedding = shape.vocab_size * shape.hidden_size + shape.segments * shape.hidden_size;
   if (shape.position_kind == PositionKind::kLearned) count.embedding += shape.max_seq_len * shape.hidden_size;
+  if (shape.position_kind == PositionKind::kRelative)  // one table a stack
+    count.embedding += 2 * shape.relative_attention_num_buckets * shape.num_heads;
   const std::int64_t block = attention_parameters(shape) + mlp_parameters(shape) + 2 * norm_parameters(shape);
   // A decoder beside an encoder attends twice.
   const std::int64_t cross = shape.num_encoder_layers > 0 ? attention_parameters(shape) + norm_parameters(shape) : 0;
@@ -520,6 +359,7 @@ ParameterCount count_parameters(const ModelShape& shape) {
     }
   }
   if (shape.norm_first) count.head += norm_parameters(shape);
+  if (shape.family == Family::kT5) count.layers += norm_parameters(shape);  // behind the encoder
   if (!shape.tied) count.head += shape.vocab_size * shape.hidden_size;
   if (shape.family == Family::kBert) {
     count.embedding += norm_parameters(shape);

@@ -26,10 +26,11 @@ enum class Family : std::uint8_t {
   kTransformer,  ///< the original encoder and decoder (Vaswani et al. 2017)
   kBert,         ///< bidirectional encoder, masked-LM head
   kDeepseekV3,   ///< DeepSeek-V3, whose experts [experts] says: Llama with latent attention
+  kT5,           ///< T5, and with [experts] Switch Transformer: encoder and decoder with relative position biases
 };
 enum class NormKind : std::uint8_t { kLayer, kRms };
 enum class Activation : std::uint8_t { kRelu, kGelu, kGeluTanh, kSilu };
-enum class PositionKind : std::uint8_t { kLearned, kSinusoidal, kRotary };
+enum class PositionKind : std::uint8_t { kLearned, kSinusoidal, kRotary, kRelative };
 enum class RotaryScaling : std::uint8_t { kNone, kLinear, kDynamic, kLlama3, kYarn };
 /// Which layers a window applies to.
 enum class WindowLayers : std::uint8_t {
@@ -100,6 +101,9 @@ struct ModelShape {
   bool causal = true;           ///< false: every token sees all, as in BERT
   PositionKind position_kind = PositionKind::kLearned;
   Rotary rotary;
+  /// kRelative (T5): scores get a learned number a head and bucket of the distance; distances beyond the largest share
+  /// the last bucket.
+  std::int64_t relative_attention_num_buckets = 32, relative_attention_max_distance = 128;
   Mla mla;
   std::int64_t window = 0;  ///< sliding window: tokens a token attends to, itself included; 0: full
   WindowLayers window_layers = WindowLayers::kAll;
@@ -128,6 +132,13 @@ struct ModelShape {
 
 /// The features of a family, at the sizes of its smallest published model.
 ModelShape family_shape(Family family);
+
+/// Whether models of the family have an encoder beside their decoder.
+bool has_encoder(Family family);
+/// What attention's scores are multiplied by, RoPE's and muP's factors included: 1 / sqrt(head size); 1 for T5.
+double attention_scale(const ModelShape& shape);
+/// What the head's input is multiplied by: muP's factor, and 1 / sqrt(hidden_size) for T5's tied head.
+double head_scale(const ModelShape& shape);
 
 /// What muP makes of a width: all 1 without it. Init and learning rates are those of the base model where they are
 /// equal.

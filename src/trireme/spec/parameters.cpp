@@ -18,6 +18,7 @@ class ParameterLister {
     const bool encoder = shape_.num_encoder_layers > 0;
     embedding();
     for (std::int64_t i = 0; i < shape_.num_encoder_layers; ++i) block(fmt::format("encoder.layers.{}", i), i, false);
+    if (shape_.family == Family::kT5) norm("encoder.norm");
     for (std::int64_t i = 0; i < shape_.num_layers; ++i) block(fmt::format("layers.{}", i), i, encoder);
     if (shape_.norm_first) norm("norm");
     for (std::int64_t i = 0; i < shape_.mtp_depth; ++i) mtp(fmt::format("mtp.{}", i), shape_.num_layers + i);
@@ -47,6 +48,10 @@ class ParameterLister {
     add("embedding.tokens.weight", shape_.vocab_size, width_, Split::kRows);
     if (shape_.position_kind == PositionKind::kLearned)
       add("embedding.positions.weight", shape_.max_seq_len, width_, Split::kNone);
+    if (shape_.position_kind == PositionKind::kRelative) {
+      add("encoder.relative_bias.weight", shape_.relative_attention_num_buckets, shape_.num_heads, Split::kColumns);
+      add("relative_bias.weight", shape_.relative_attention_num_buckets, shape_.num_heads, Split::kColumns);
+    }
     if (shape_.segments > 0) add("embedding.segments.weight", shape_.segments, width_, Split::kNone);
     if (shape_.family == Family::kBert) norm("embedding.norm");
   }

@@ -24,14 +24,18 @@ void TensorList::add_experts(const PublishedExperts& names, const std::string& o
   }
   for (std::int64_t expert = 0; expert < count; ++expert) {
     const auto add = [&](const std::string& name, nn::Param& param, std::int64_t first, std::int64_t rows) {
-      tensors_.push_back({.name = fmt::format("{}.{}.{}.weight", names.each, expert, name),
+      tensors_.push_back({.name = fmt::format("{}.{}{}.{}.weight", names.each, names.before_number, expert, name),
                           .param = &param,
                           .first_row = first,
                           .rows = rows,
                           .shape = {rows, param.placement.shape[2]}});
     };
-    add(names.gate, in, expert * 2 * inner, inner);
-    add(names.up, in, expert * 2 * inner + inner, inner);
+    if (shape.gated) {
+      add(names.gate, in, expert * 2 * inner, inner);
+      add(names.up, in, expert * 2 * inner + inner, inner);
+    } else {
+      add(names.up, in, expert * inner, inner);
+    }
     add(names.down, out, expert * width, width);
   }
 }

@@ -6,7 +6,7 @@
 namespace trireme::models {
 
 extern const FamilyFormat kGpt2Format, kLlamaFormat, kMistralFormat, kMixtralFormat, kQwen2Format, kQwen2MoeFormat,
-    kQwen3Format, kQwen3MoeFormat, kBertFormat, kDeepseekV3Format;
+    kQwen3Format, kQwen3MoeFormat, kBertFormat, kDeepseekV3Format, kT5Format, kSwitchFormat;
 
 /// The activation of a published name ("gelu_new", "silu"), and back; a FormatError listing what there is.
 spec::Activation activation_named(const formats::HfConfig& config, std::string_view key, std::string_view otherwise);
@@ -24,7 +24,8 @@ void write_rotary(const spec::Rotary& rotary, formats::HfConfig& config);
 struct PublishedExperts {
   std::string each;   ///< "model.layers.3.mlp.experts", with ".7.gate_proj.weight" after it
   std::string fused;  ///< the same of files that hold all experts in two tensors (transformers 5)
-  const char *gate = "gate_proj", *up = "up_proj", *down = "down_proj";
+  const char *gate = "gate_proj", *up = "up_proj", *down = "down_proj";  ///< gate: of gated MLPs only
+  const char* before_number = "";                                        ///< "expert_" of "experts.expert_7"
 };
 /// The auxiliary loss of routers, where the reference computes one; layers with experts, as Qwen's files say them.
 void read_aux_loss(const formats::HfConfig& config, spec::ModelShape& shape);

@@ -1,98 +1,34 @@
 #include "trireme/nn/moe/balance.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/sum.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 #include <numeric>
 
 #include "trireme/base/error.h"
-#include "trireme/nn/moe/gpu_loads.h"
+#include "trireme/layout/expert_placement.h"
 
 namespace trireme::nn::moe {
 namespace {
 
-/// All that there are in this process, whose ranks may be threads.
-struct GpuLoadsList {
-  std::mutex mutex;
-  std::map<const ExpertLoads*, std::weak_ptr<GpuLoads>> by_loads;
-};
-GpuLoadsList& gpu_loads_list() {
-  static GpuLoadsList list;
-  return list;
-}
-
 /// What was counted on a GPU, of all layers in one copy.
 void fetch_counts(std::deque<ExpertLoads>& layers) {
-  std::vector<std::shared_ptr<GpuLoads>> there;
   std::vector<at::Tensor> counts;
   for (const ExpertLoads& layer : layers) {
-    if (there.emplace_back(GpuLoads::find(layer))) counts.push_back(there.back()->counts());
+    if (layer.on_gpu) counts.push_back(layer.on_gpu->counts());
   }
   if (counts.empty()) return;
   const at::Tensor here = at::stack(counts).cpu();
   const auto* next = here.const_data_ptr<std::int64_t>();
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    if (!there[i]) continue;
-    layers[i].add(std::span(next, layers[i].counts.size()));
-    next += layers[i].counts.size();
-    there[i]->counts().zero_();
+  for (ExpertLoads& layer : layers) {
+    if (!layer.on_gpu) continue;
+    layer.add(std::span(next, layer.counts.size()));
+    next += layer.counts.size();
+    layer.on_gpu->counts().zero_();
   }
 }
 
 }  // namespace
-
-GpuLoads::GpuLoads(ExpertLoads& loads, at::Device device)
-    : loads_(loads),
-      counts_(
-          at::zeros({static_cast<std::int64_t>(loads.counts.size())}, at::TensorOptions(at::kLong).device(device))) {
-  if (!loads_.bias.defined()) return;
-  bias_ = at::empty(loads_.bias.sizes(), loads_.bias.options().device(device));
-  refresh();
-}
-
-std::shared_ptr<GpuLoads> GpuLoads::make(ExpertLoads& loads, at::Device device) {
-  std::shared_ptr<GpuLoads> made(new GpuLoads(loads, device));
-  GpuLoadsList& list = gpu_loads_list();
-  const std::scoped_lock lock(list.mutex);
-  std::erase_if(list.by_loads, [](const auto& entry) { return entry.second.expired(); });
-  list.by_loads[&loads] = made;
-  return made;
-}
-
-std::shared_ptr<GpuLoads> GpuLoads::find(const ExpertLoads& loads) {
-  GpuLoadsList& list = gpu_loads_list();
-  const std::scoped_lock lock(list.mutex);
-  const auto found = list.by_loads.find(&loads);
-  return found == list.by_loads.end() ? nullptr : found->second.lock();
-}
-
-void GpuLoads::refresh_all() {
-  GpuLoadsList& list = gpu_loads_list();
-  const std::scoped_lock lock(list.mutex);
-  for (const auto& [loads, entry] : list.by_loads) {
-    if (const auto there = entry.lock()) there->refresh();
-  }
-}
-
-void GpuLoads::add(const at::Tensor& of_groups) { counts_.add_(at::sum(of_groups, {0}, /*keepdim=*/false, at::kLong)); }
-
-const at::Tensor& GpuLoads::bias() {
-  refresh();
-  return bias_;
-}
-
-void GpuLoads::refresh() {
-  if (!bias_.defined()) return;
-  const std::span<const float> now(loads_.bias.const_data_ptr<float>(), static_cast<std::size_t>(bias_.numel()));
-  if (std::ranges::equal(now, sent_)) return;
-  sent_.assign(now.begin(), now.end());
-  bias_.copy_(loads_.bias);
-}
 
 void update_bias(std::span<float> bias, std::span<const std::int64_t> counts, double rate, bool centered) {
   TRIREME_CHECK(bias.size() == counts.size(), "{} biases for {} experts", bias.size(), counts.size());
@@ -110,6 +46,21 @@ void update_bias(std::span<float> bias, std::span<const std::int64_t> counts, do
 void ExpertLoads::add(std::span<const std::int64_t> of_micro) {
   TRIREME_CHECK(of_micro.size() == counts.size(), "loads of {} experts for {}", of_micro.size(), counts.size());
   for (std::size_t i = 0; i < counts.size(); ++i) counts[i] += of_micro[i];
+}
+
+void ExpertLoads::decide_copies() {
+  if (copy_policy.every == 0) return;
+  since.resize(last.size(), 0);
+  for (std::size_t i = 0; i < last.size(); ++i) since[i] += last[i];
+  if (++steps_since < copy_policy.every) return;
+  copies = layout::place_copies(since, copy_policy.ranks, copy_policy.room);
+  since.clear();
+  steps_since = 0;
+}
+
+GpuLoads& ExpertLoads::gpu(at::Device device) {
+  if (!on_gpu) on_gpu = std::make_unique<GpuLoads>(counts.size(), bias, device);
+  return *on_gpu;
 }
 
 ExpertLoads& Balance::add(ExpertLoads loads) {
@@ -141,9 +92,10 @@ std::vector<LayerLoads> Balance::advance(bool taken, const std::vector<std::stri
     const auto counts = std::span(all).subspan(*at++, experts);
     layer.last.assign(counts.begin(), counts.end());
     std::ranges::fill(layer.counts, 0);
+    layer.decide_copies();
     if (!taken || !layer.bias.defined()) continue;
     update_bias(std::span(layer.bias.mutable_data_ptr<float>(), counts.size()), counts, layer.rate, layer.centered);
-    if (const auto there = GpuLoads::find(layer)) there->refresh();
+    if (layer.on_gpu) layer.on_gpu->refresh(layer.bias);
   }
   std::vector<LayerLoads> loads;
   for (std::size_t i = 0; i < model.size(); ++i) {
@@ -151,6 +103,12 @@ std::vector<LayerLoads> Balance::advance(bool taken, const std::vector<std::stri
     loads.push_back({model[i], {counts.begin(), counts.end()}});
   }
   return loads;
+}
+
+void Balance::refresh_gpu() {
+  for (ExpertLoads& layer : layers_) {
+    if (layer.on_gpu) layer.on_gpu->refresh(layer.bias);
+  }
 }
 
 void Balance::add_state(State& state) {

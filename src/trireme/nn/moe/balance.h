@@ -6,9 +6,12 @@
 // all ranks have the same bits under every layout. They have no gradient, no decay and no part in the gradient norm,
 // stay as they are in evaluation and in steps that are skipped, and stand in checkpoints as "router_bias/LAYER".
 //
+// Copies of hot experts (layout/expert_placement.h) are chosen from the loads of several steps; they are of these
+// steps' layers only, so checkpoints know nothing of them.
+//
 // Loads are counted in backward passes: there is one for each micro-batch of training whatever is recomputed, and none
 // in evaluation.
-// Depends on: base, layout, nn/state.h.
+// Depends on: base, layout, nn/state.h, gpu_loads.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,17 +19,25 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "trireme/layout/placement.h"
+#include "trireme/nn/moe/gpu_loads.h"
 #include "trireme/nn/state.h"
 
 namespace trireme::nn::moe {
 
 /// bias_i += rate * sign(mean(counts) - counts_i), with sign(0) = 0; `centered`: less the mean of all afterwards.
 void update_bias(std::span<float> bias, std::span<const std::int64_t> counts, double rate, bool centered);
+
+/// How often which experts have copies is decided, and where there is room.
+struct CopyPolicy {
+  std::int64_t every = 0;  ///< steps; 0: no copies
+  std::int64_t ranks = 1, room = 0;
+};
 
 /// Of one layer.
 struct ExpertLoads {
@@ -37,8 +48,17 @@ struct ExpertLoads {
   layout::Placement placement = {};  ///< of the bias: on all ranks that have the layer
   double rate = 0;
   bool centered = false;
+  std::unique_ptr<GpuLoads> on_gpu = nullptr;  ///< where tokens are routed there: gpu()
+  CopyPolicy copy_policy = {};
+  std::vector<std::int64_t> copies = {};  ///< layout::place_copies() of the last decision; empty: none was made
+  std::vector<std::int64_t> since = {};   ///< [experts]: choices since then, over all ranks
+  std::int64_t steps_since = 0;
 
   void add(std::span<const std::int64_t> of_micro);
+  /// A step's `last` is known: decides on copies where it is time.
+  void decide_copies();
+  /// Made by the first call.
+  GpuLoads& gpu(at::Device device);
 };
 
 /// Choices of each expert in a step, over all ranks.
@@ -67,6 +87,8 @@ class Balance {
   std::vector<LayerLoads> advance(bool taken, const std::vector<std::string>& model, std::size_t experts,
                                   const Sum& sum);
   void add_state(State& state);
+  /// Copies of biases on a GPU become the biases: before a CUDA graph is replayed, whose layers do not ask.
+  void refresh_gpu();
 
  private:
   std::deque<ExpertLoads> layers_;

@@ -147,9 +147,9 @@ std::int64_t arena_rows(std::span<const std::int64_t> counts, int ranks, double 
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(arena * even)));
 }
 
-Dispatch::Dispatch(RowExchange& exchange, const DispatchPass& pass, const at::Tensor& token_numbers)
-    : exchange_(exchange), pass_(pass) {
-  const at::Tensor received = exchange_.exchange(send_rows(token_numbers), pass_.send, pass_.receive);
+Dispatch::Dispatch(RowExchange& exchange, const DispatchPass& pass, Tokens home, std::int64_t node_ranks)
+    : exchange_(exchange), pass_(pass), home_(std::move(home)) {
+  const at::Tensor received = exchange_.exchange(send_rows(home_.number), pass_.send, pass_.receive);
   if (exchange_.ranks() == 1) {
     numbers_ = received;  // sorted at home
     return;
@@ -157,6 +157,14 @@ Dispatch::Dispatch(RowExchange& exchange, const DispatchPass& pass, const at::Te
   // Keys (expert, token): tokens of one source come in order, so a stable merge by expert and number is a sort.
   const at::Tensor here = received.cpu();  // the same tensor where it is there
   const auto* number = here.const_data_ptr<std::int64_t>();
+  if (node_ranks > 0 && node_ranks < exchange_.ranks()) {
+    const at::Tensor tokens = home_.token.cpu(), numbers = home_.number.cpu();
+    const auto numbers_of = [](const at::Tensor& of) {
+      return std::span(of.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(of.numel()));
+    };
+    route_.emplace(exchange_, static_cast<int>(node_ranks), pass_,
+                   NodeRoute::Sent{.tokens = numbers_of(tokens), .numbers = numbers_of(numbers)}, numbers_of(here));
+  }
   std::vector<std::int64_t> expert_of;
   const std::size_t experts = pass_.offsets.size() - 1;
   for (std::size_t i = 0; i < pass_.counts.size(); ++i) {
@@ -183,6 +191,13 @@ at::Tensor Dispatch::send_rows(const at::Tensor& home) const {
 
 at::Tensor Dispatch::to_experts(const at::Tensor& home) const {
   at::Tensor received = exchange_.exchange(send_rows(home), pass_.send, pass_.receive);
+  return order_.defined() ? received.index_select(0, order_) : received;
+}
+
+at::Tensor Dispatch::tokens_to_experts(const at::Tensor& tokens) const {
+  const at::Tensor received =
+      route_ ? route_->move(tokens)
+             : exchange_.exchange(tokens.index_select(0, send_rows(home_.token)), pass_.send, pass_.receive);
   return order_.defined() ? received.index_select(0, order_) : received;
 }
 

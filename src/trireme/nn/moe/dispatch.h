@@ -11,16 +11,19 @@
 //
 // Received rows come by source; they are put in the order (expert, global token), which no number of ranks changes.
 // Moving rows between two ranks is a RowExchange: nothing on one rank, all-to-all(v) over the expert-parallel group.
+// Rows that all experts of a token get alike may travel by nodes (node_route.h).
 // Depends on: base, comm, device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "trireme/comm/group.h"
+#include "trireme/nn/moe/node_route.h"
 
 namespace trireme::nn::moe {
 
@@ -80,14 +83,21 @@ std::int64_t arena_rows(std::span<const std::int64_t> counts, int ranks, double 
 /// A pass that has begun: home rows to expert order and back, as often as wanted, on all ranks together.
 class Dispatch {
  public:
-  /// `token_numbers` int64 [home rows]: global. Borrows both.
-  Dispatch(RowExchange& exchange, const DispatchPass& pass, const at::Tensor& token_numbers);
+  /// Of each home row, int64 [home rows]: which of this rank's tokens it is, and its number in the global batch.
+  struct Tokens {
+    at::Tensor token, number;
+  };
+  /// `node_ranks`: neighbouring ranks that are a node, of several; 0: rows go straight to their ranks. Borrows exchange
+  /// and pass.
+  Dispatch(RowExchange& exchange, const DispatchPass& pass, Tokens home, std::int64_t node_ranks = 0);
 
   const DispatchPass& pass() const { return pass_; }
   /// int64 [rows]: of the rows in expert order.
   const at::Tensor& token_numbers() const { return numbers_; }
   /// Of `home` [home rows, ..] those of this pass, as [rows, ..] in expert order.
   at::Tensor to_experts(const at::Tensor& home) const;
+  /// The same of what all rows of a token have in common: `tokens` [tokens of this rank, ..].
+  at::Tensor tokens_to_experts(const at::Tensor& tokens) const;
   /// The other way: into the rows of `home` that belong to this pass.
   void to_home(const at::Tensor& rows, at::Tensor& home) const;
 
@@ -96,6 +106,8 @@ class Dispatch {
 
   RowExchange& exchange_;
   const DispatchPass& pass_;
+  Tokens home_;
+  std::optional<NodeRoute> route_;
   at::Tensor order_;  // int64 [rows]: which received row stands where in expert order; undefined: as received
   at::Tensor numbers_;
 };

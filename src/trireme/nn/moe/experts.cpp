@@ -1,5 +1,6 @@
 #include "trireme/nn/moe/experts.h"
 
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <vector>
@@ -21,8 +22,20 @@ Experts::Experts(ExpertsShape shape, Param& in, Param& out) : shape_(std::move(s
 
 std::int64_t Experts::local_experts() const { return local_shape(in_.placement)[0]; }
 
+CopiedWeights Experts::with_copies(const ExpertCopies& copies, Context& context) const {
+  return {
+      .copies = copies, .in = copies.with_copies(context.value(in_)), .out = copies.with_copies(context.value(out_))};
+}
+
+at::Tensor Experts::in_weight(const ExpertRows& rows, Context& context) const {
+  return rows.copied != nullptr ? rows.copied->in : context.value(in_);
+}
+at::Tensor Experts::out_weight(const ExpertRows& rows, Context& context) const {
+  return rows.copied != nullptr ? rows.copied->out : context.value(out_);
+}
+
 at::Tensor Experts::pre_activation(const ExpertRows& rows, Context& context) const {
-  const at::Tensor& weight = context.value(in_);
+  const at::Tensor weight = in_weight(rows, context);
   context.flops += gemm_flops(rows.x.size(0), weight.size(2), weight.size(1));
   return kernels::grouped_gemm(
       {.a = rows.x, .b = weight, .offsets = rows.offsets, .transpose_b = true, .ends = rows.ends});
@@ -39,7 +52,8 @@ void Experts::drop(at::Tensor& inner, const ExpertRows& rows, const Context& con
     if (count == 0) continue;
     at::Tensor of_expert = inner.narrow(0, first, count);
     // A stream for each expert: a token's draws differ between those that it visits.
-    const auto expert = shape_.first_expert + static_cast<std::int64_t>(e);
+    const std::int64_t expert = rows.copied != nullptr ? rows.copied->copies.experts_here()[e]
+                                                       : shape_.first_expert + static_cast<std::int64_t>(e);
     const kernels::Dropout rule{
         .stream = Random(context.seed, fmt::format("dropout/{}/expert {}/step {}", shape_.name, expert, context.step)),
         .p = shape_.dropout};
@@ -56,7 +70,7 @@ at::Tensor Experts::forward(const ExpertRows& rows, const at::Tensor& pre_activa
     drop(inner, rows, context);
     scale_rows_(inner, rows.gates);
   }
-  const at::Tensor& weight = context.value(out_);
+  const at::Tensor weight = out_weight(rows, context);
   context.flops += gemm_flops(inner.size(0), weight.size(2), weight.size(1));
   return kernels::grouped_gemm(
       {.a = inner, .b = weight, .offsets = rows.offsets, .transpose_b = true, .ends = rows.ends});
@@ -65,12 +79,22 @@ at::Tensor Experts::forward(const ExpertRows& rows, const at::Tensor& pre_activa
 void Experts::add_weight_grad(Param& weight, const at::Tensor& dy, const at::Tensor& x, const ExpertRows& rows,
                               bool last, Context& context, Tape& tape) const {
   if (weight.trainable) context.flops += gemm_flops(dy.size(1), dy.size(0), x.size(1));
+  const ExpertCopies* copies = rows.copied != nullptr ? &rows.copied->copies : nullptr;
   tape.weight_gradient([&weight, dy, x, kept = std::vector<std::int64_t>(rows.offsets.begin(), rows.offsets.end()),
-                        ends = rows.ends, last, &context] {
+                        ends = rows.ends, last, copies, &context] {
     if (weight.trainable) {
       const bool accumulate = !weight.gradient_empty;
-      kernels::grouped_weight_grad(
-          {.a = dy, .b = x, .offsets = kept, .out = gradient_to_write(weight), .accumulate = accumulate, .ends = ends});
+      at::Tensor& out = gradient_to_write(weight);
+      if (copies != nullptr) {
+        std::vector<std::int64_t> sizes = out.sizes().vec();
+        sizes[0] = static_cast<std::int64_t>(kept.size()) - 1;
+        at::Tensor all = at::empty(sizes, out.options());
+        kernels::grouped_weight_grad({.a = dy, .b = x, .offsets = kept, .out = all, .accumulate = false});
+        copies->add_to_owners(all, out, /*fresh=*/!accumulate);
+      } else {
+        kernels::grouped_weight_grad(
+            {.a = dy, .b = x, .offsets = kept, .out = out, .accumulate = accumulate, .ends = ends});
+      }
     }
     if (last) context.added(weight);
   });
@@ -78,7 +102,7 @@ void Experts::add_weight_grad(Param& weight, const at::Tensor& dy, const at::Ten
 
 Experts::Grad Experts::backward(at::Tensor dy, const ExpertRows& rows, const at::Tensor& pre_activation, bool last,
                                 Context& context, Tape& tape) const {
-  const at::Tensor& out = context.value(out_);
+  const at::Tensor out = out_weight(rows, context);
   context.flops += gemm_flops(dy.size(0), out.size(1), out.size(2));
   at::Tensor dinner = kernels::grouped_gemm({.a = dy, .b = out, .offsets = rows.offsets});
   at::Tensor inner = activations(pre_activation);
@@ -91,7 +115,7 @@ Experts::Grad Experts::backward(at::Tensor dy, const ExpertRows& rows, const at:
   const at::Tensor dpre = activation_grad(
       std::move(dinner), {.pre_activation = pre_activation, .activation = shape_.activation, .gated = shape_.gated},
       at::Tensor(), no_sum);
-  const at::Tensor& in = context.value(in_);
+  const at::Tensor in = in_weight(rows, context);
   context.flops += gemm_flops(dpre.size(0), in.size(1), in.size(2));
   grad.x = kernels::grouped_gemm({.a = dpre, .b = in, .offsets = rows.offsets});
   add_weight_grad(in_, dpre, rows.x, rows, last, context, tape);

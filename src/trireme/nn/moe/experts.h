@@ -4,9 +4,10 @@
 // same numbers, and neither forward nor backward keeps an expert's output. Weights of all experts are one parameter
 // each, in [experts, inner or 2 inner, hidden] (gate projections first) and out [experts, hidden, inner], sharded along
 // dimension 0 over the expert-parallel ranks. No biases, as in all published mixtures but GPT-OSS.
-// Saved for backward are rows, pre-activations and gates; activations are recomputed. On a GPU whose routing stays
-// there (ExpertRows::ends) gates go into the activation's kernel, and its backward gives the gates' gradient in the
-// same pass.
+// Where experts have copies (expert_copies.h) the same GEMMs have more groups, and the copies' part of a weight
+// gradient goes to the owners as soon as it is computed. Saved for backward are rows, pre-activations and gates;
+// activations are recomputed. On a GPU whose routing stays there (ExpertRows::ends) gates go into the activation's
+// kernel, and its backward gives the gates' gradient in the same pass.
 // Depends on: base, kernels.
 #pragma once
 
@@ -17,6 +18,7 @@
 
 #include "trireme/kernels/activation.h"
 #include "trireme/nn/context.h"
+#include "trireme/nn/moe/expert_copies.h"
 #include "trireme/nn/tape.h"
 
 namespace trireme::nn::moe {
@@ -29,6 +31,12 @@ struct ExpertsShape {
   std::int64_t first_expert = 0;  ///< global number of this rank's first
 };
 
+/// The weights of a rank's own experts and of its copies of others', one below the other.
+struct CopiedWeights {
+  const ExpertCopies& copies;
+  at::Tensor in, out;
+};
+
 /// Rows in expert order.
 struct ExpertRows {
   at::Tensor x;                           ///< [rows, hidden]
@@ -36,6 +44,7 @@ struct ExpertRows {
   at::Tensor token_numbers;               ///< int64 [rows]: dropout draws by them
   std::span<const std::int64_t> offsets;  ///< [local experts + 1]
   at::Tensor ends = {};                   ///< in place of offsets: int32 [local experts] on the GPU
+  const CopiedWeights* copied = nullptr;  ///< where experts have copies: offsets are then of all slots
 };
 
 class Experts {
@@ -43,6 +52,8 @@ class Experts {
   Experts(ExpertsShape shape, Param& in, Param& out);
 
   std::int64_t local_experts() const;
+  /// On all ranks that share the experts together.
+  CopiedWeights with_copies(const ExpertCopies& copies, Context& context) const;
   at::Tensor pre_activation(const ExpertRows& rows, Context& context) const;
   /// [rows, hidden]: of each row its expert's output, times its gate.
   at::Tensor forward(const ExpertRows& rows, const at::Tensor& pre_activation, Context& context) const;
@@ -58,6 +69,8 @@ class Experts {
                        Tape& tape) const;
 
  private:
+  at::Tensor in_weight(const ExpertRows& rows, Context& context) const;
+  at::Tensor out_weight(const ExpertRows& rows, Context& context) const;
   at::Tensor activations(const at::Tensor& pre_activation) const;
   /// In place; the same in backward, on the gradient.
   void drop(at::Tensor& inner, const ExpertRows& rows, const Context& context) const;

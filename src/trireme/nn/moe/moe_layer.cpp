@@ -11,10 +11,13 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
+#include "trireme/device/tensor_buffer.h"
 #include "trireme/nn/flops.h"
+#include "trireme/nn/moe/fp8_rows.h"
 
 namespace trireme::nn::moe {
 namespace {
@@ -110,16 +113,57 @@ RouterInput MoeLayer::input_of(const Routed& routed, std::int64_t group, const C
           .limited = context.kv_batch == nullptr};
 }
 
+at::Tensor MoeLayer::dispatched(const Dispatch& dispatch, const at::Tensor& tokens) const {
+  if (parts_.router->config().dispatch_precision == spec::DispatchPrecision::kSame)
+    return dispatch.tokens_to_experts(tokens);
+  return from_fp8_rows(dispatch.tokens_to_experts(to_fp8_rows(tokens)), tokens.scalar_type());
+}
+
+const ExpertCopies* MoeLayer::copies(const Context& context) {
+  if (!context.training || parts_.loads == nullptr || parts_.exchange->ranks() == 1) return nullptr;
+  const std::vector<std::int64_t>& chosen = parts_.loads->copies;
+  if (std::ranges::all_of(chosen, [](std::int64_t expert) { return expert < 0; })) return nullptr;
+  if (!copies_ || copies_->copies() != chosen)
+    copies_ = std::make_unique<ExpertCopies>(*parts_.exchange, parts_.router->experts(), chosen);
+  return copies_.get();
+}
+
 MoeLayer::Routed MoeLayer::route(TokenGroups groups, const at::Tensor& logits, const at::Tensor& bias,
-                                 const Context& context) const {
+                                 const Context& context) {
   Routed routed{
       .groups = std::move(groups), .logits = to_doubles(logits), .bias = to_doubles(bias), .routings = {}, .home = {}};
   for (std::int64_t group = 0; group < routed.groups.groups(); ++group) {
     routed.routings.push_back(parts_.router->route(input_of(routed, group, context)));
   }
-  routed.home = home_rows(routed.groups, routed.routings, parts_.router->experts(), logits.scalar_type());
+  const auto tokens = static_cast<std::int64_t>(routed.groups.mine.size());
+  const TokenRange taken = slices() ? slice_of(tokens, parallel_->tensor_rank()) : TokenRange{0, tokens};
+  routed.home = home_rows(routed.groups, routed.routings,
+                          {.experts = parts_.router->experts(),
+                           .gate_type = logits.scalar_type(),
+                           .taken = taken,
+                           .copies = copies(context)});
   routed.home.move_to(logits.device());
   return routed;
+}
+
+bool MoeLayer::slices() const {
+  return parts_.router->config().slice_over_tp && parallel_->tensor_ranks() > 1 && !parallel_->splits_sequence();
+}
+
+TokenRange MoeLayer::slice_of(std::int64_t tokens, int rank) const {
+  const std::int64_t each = (tokens + parallel_->tensor_ranks() - 1) / parallel_->tensor_ranks();
+  const std::int64_t first = std::min(tokens, rank * each);
+  return {first, std::min(tokens, first + each) - first};
+}
+
+void MoeLayer::gather_slices(at::Tensor& rows) const {
+  if (!slices()) return;
+  std::vector<std::size_t> counts;
+  for (int rank = 0; rank < parallel_->tensor_ranks(); ++rank)
+    counts.push_back(static_cast<std::size_t>(slice_of(rows.size(0), rank).count * rows.size(1)));
+  const TokenRange mine = slice_of(rows.size(0), parallel_->tensor_rank());
+  const at::Tensor own = rows.narrow(0, mine.first, mine.count);
+  parallel_->tensor->all_gather_v(device::to_const_buffer(own), device::to_buffer(rows), counts).wait();
 }
 
 void MoeLayer::tell_losses(const Routed& routed, Context& context) const {
@@ -159,15 +203,19 @@ void MoeLayer::tell_losses(const Routed& routed, Context& context) const {
 }
 
 at::Tensor MoeLayer::forward_experts(const at::Tensor& x, const Routed& routed, const DispatchPlan& plan,
-                                     Context& context, Saved* saved) const {
-  const at::Tensor home_x = x.index_select(0, routed.home.token);
-  at::Tensor home_y = at::empty_like(home_x);
+                                     Context& context, Saved* saved) {
+  std::optional<CopiedWeights> copied;
+  if (const ExpertCopies* of_experts = copies(context))
+    copied.emplace(parts_.experts.with_copies(*of_experts, context));
+  at::Tensor home_y = at::empty({routed.home.token.size(0), x.size(1)}, x.options());
   for (const DispatchPass& pass : plan) {
-    const Dispatch dispatch(*parts_.exchange, pass, routed.home.token_number);
-    const ExpertRows rows{.x = dispatch.to_experts(home_x),
+    const Dispatch dispatch(*parts_.exchange, pass, {routed.home.token, routed.home.token_number},
+                            parts_.router->config().node_ranks);
+    const ExpertRows rows{.x = dispatched(dispatch, x),
                           .gates = dispatch.to_experts(routed.home.gates),
                           .token_numbers = dispatch.token_numbers(),
-                          .offsets = pass.offsets};
+                          .offsets = pass.offsets,
+                          .copied = copied ? &*copied : nullptr};
     const at::Tensor pre_activation = parts_.experts.pre_activation(rows, context);
     dispatch.to_home(parts_.experts.forward(rows, pre_activation, context), home_y);
     if (saved == nullptr || plan.size() > 1) continue;
@@ -218,8 +266,9 @@ at::Tensor MoeLayer::forward(at::Tensor x, Context& context, Tape* tape) {
   passes_ = plan.size();
   Saved saved;
   at::Tensor ungated, y = sum_rows_of_tokens(forward_experts(rows, routed, plan, context, tape ? &saved : nullptr),
-                                             routed.home.of_tokens())
-                              .view(x.sizes());
+                                             routed.home.of_tokens());
+  gather_slices(y);
+  y = y.view(x.sizes());
   if (parts_.shared.mlp) y.add_(forward_shared(x, context, tape, ungated));
   if (tape) {
     tape->push({logits, bias, to_tensor(counts), std::move(saved.x), std::move(saved.pre_activation),
@@ -230,22 +279,26 @@ at::Tensor MoeLayer::forward(at::Tensor x, Context& context, Tape* tape) {
 
 MoeLayer::HomeGrad MoeLayer::backward_experts(const at::Tensor& dy, const at::Tensor& x, const Routed& routed,
                                               const DispatchPlan& plan, const Saved& saved, Context& context,
-                                              Tape& tape) const {
-  const at::Tensor home_dy = dy.index_select(0, routed.home.token);
-  const at::Tensor home_x = saved.x.defined() ? at::Tensor() : x.index_select(0, routed.home.token);
-  HomeGrad grad{.x = at::empty_like(home_dy), .gates = at::empty_like(routed.home.gates)};
+                                              Tape& tape) {
+  std::optional<CopiedWeights> copied;
+  if (const ExpertCopies* of_experts = copies(context))
+    copied.emplace(parts_.experts.with_copies(*of_experts, context));
+  HomeGrad grad{.x = at::empty({routed.home.token.size(0), dy.size(1)}, dy.options()),
+                .gates = at::empty_like(routed.home.gates)};
   for (const DispatchPass& pass : plan) {
-    const Dispatch dispatch(*parts_.exchange, pass, routed.home.token_number);
-    const ExpertRows rows{.x = saved.x.defined() ? saved.x : dispatch.to_experts(home_x),
+    const Dispatch dispatch(*parts_.exchange, pass, {routed.home.token, routed.home.token_number},
+                            parts_.router->config().node_ranks);
+    const ExpertRows rows{.x = saved.x.defined() ? saved.x : dispatched(dispatch, x),
                           .gates = dispatch.to_experts(routed.home.gates),
                           .token_numbers = dispatch.token_numbers(),
-                          .offsets = pass.offsets};
+                          .offsets = pass.offsets,
+                          .copied = copied ? &*copied : nullptr};
     at::Tensor pre_activation = saved.pre_activation;
     if (!pre_activation.defined()) {
       const CountAsRecomputed again(context);
       pre_activation = parts_.experts.pre_activation(rows, context);
     }
-    const auto of_rows = parts_.experts.backward(dispatch.to_experts(home_dy), rows, pre_activation,
+    const auto of_rows = parts_.experts.backward(dispatched(dispatch, dy), rows, pre_activation,
                                                  /*last=*/&pass == &plan.back(), context, tape);
     dispatch.to_home(of_rows.x, grad.x);
     dispatch.to_home(of_rows.gates, grad.gates);
@@ -261,6 +314,10 @@ at::Tensor MoeLayer::backward_router(const at::Tensor& rows, const Routed& route
   std::vector<double> of_choices(choices, 0);
   const std::vector<double> of_rows = to_doubles(grad_gates);
   for (std::size_t i = 0; i < of_rows.size(); ++i) of_choices[routed.home.choice[i]] = of_rows[i];
+  if (slices())  // each rank has those of its slice, and zeros elsewhere
+    parallel_->tensor
+        ->all_reduce(comm::Buffer{of_choices.data(), of_choices.size(), comm::DType::kF64}, comm::Reduce::kSum)
+        .wait();
 
   std::vector<double> of_logits, of_bias;
   std::size_t at = 0;
@@ -330,6 +387,7 @@ at::Tensor MoeLayer::backward(at::Tensor dy, Context& context, Tape& tape) {
   const HomeGrad grad =
       backward_experts(of_rows, rows, routed, plan, {std::move(saved_x), std::move(pre_activation)}, context, tape);
   at::Tensor dx = sum_rows_of_tokens(grad.x, routed.home.of_tokens());
+  gather_slices(dx);
   dx.add_(backward_router(rows, routed, grad.gates, context, tape));
   dx = dx.view(x.sizes());
   if (parts_.shared.mlp) dx.add_(backward_shared(dy.clone(), x, ungated, context, tape));

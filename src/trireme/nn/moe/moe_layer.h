@@ -17,8 +17,10 @@
 // losses are those of the routers here. Everything else on a GPU lets the host route: logits go there, choices come
 // back.
 //
-// Tokens that all tensor-parallel ranks have (no sequence parallelism) are computed by each of them; with sequence
-// parallelism each computes its own. Losses are told as terms of loss_terms.h, seeded with the step's sample scale.
+// Tokens that all tensor-parallel ranks have (no sequence parallelism) are computed by each of them, or, with
+// slice_over_tp, dispatched in equal slices, one a rank, whose outputs are gathered (DeepSpeed's
+// parallelism-coordinated form, Singh et al. 2023); with sequence parallelism each computes its own. Losses are told as
+// terms of loss_terms.h, seeded with the step's sample scale.
 // Depends on: base, comm, spec, kernels.
 #pragma once
 
@@ -31,8 +33,8 @@
 #include "trireme/nn/mlp.h"
 #include "trireme/nn/moe/balance.h"
 #include "trireme/nn/moe/dispatch.h"
+#include "trireme/nn/moe/expert_copies.h"
 #include "trireme/nn/moe/experts.h"
-#include "trireme/nn/moe/gpu_loads.h"
 #include "trireme/nn/moe/router.h"
 #include "trireme/nn/moe/token_groups.h"
 #include "trireme/nn/parallel_context.h"
@@ -87,23 +89,31 @@ class MoeLayer final : public UnaryLayer {
   at::Tensor forward_on_gpu(at::Tensor x, Context& context, Tape* tape);
   at::Tensor backward_on_gpu(at::Tensor dy, Context& context, Tape& tape);
   void tell_losses_on_gpu(const at::Tensor& terms, Context& context) const;
-  GpuLoads& gpu_loads(at::Device device);
 
   at::Tensor router_input(const at::Tensor& rows, const TokenGroups& groups, const Context& context) const;
   at::Tensor jitter(const TokenGroups& groups, std::int64_t width, const Context& context) const;
   at::Tensor router_bias(Context& context) const;
   RouterInput input_of(const Routed& routed, std::int64_t group, const Context& context) const;
-  Routed route(TokenGroups groups, const at::Tensor& logits, const at::Tensor& bias, const Context& context) const;
+  Routed route(TokenGroups groups, const at::Tensor& logits, const at::Tensor& bias, const Context& context);
+  /// Rows that all experts of a token get alike, in expert order: in eight bits on their way where the recipe says so.
+  at::Tensor dispatched(const Dispatch& dispatch, const at::Tensor& tokens) const;
+  /// Of hot experts in this step; null: none, or not in training.
+  const ExpertCopies* copies(const Context& context);
   void tell_losses(const Routed& routed, Context& context) const;
+  /// Of this rank's tokens, those that it dispatches: a slice where tensor-parallel ranks share them out.
+  bool slices() const;
+  TokenRange slice_of(std::int64_t tokens, int rank) const;
+  /// [tokens, ..] with this rank's slice becomes whole.
+  void gather_slices(at::Tensor& rows) const;
 
   /// Of the rows in home order.
   at::Tensor forward_experts(const at::Tensor& x, const Routed& routed, const DispatchPlan& plan, Context& context,
-                             Saved* saved) const;
+                             Saved* saved);
   struct HomeGrad {
     at::Tensor x, gates;
   };
   HomeGrad backward_experts(const at::Tensor& dy, const at::Tensor& x, const Routed& routed, const DispatchPlan& plan,
-                            const Saved& saved, Context& context, Tape& tape) const;
+                            const Saved& saved, Context& context, Tape& tape);
   at::Tensor forward_shared(const at::Tensor& x, Context& context, Tape* tape, at::Tensor& ungated);
   /// `dy` may be overwritten.
   at::Tensor backward_shared(at::Tensor dy, const at::Tensor& x, const at::Tensor& ungated, Context& context,
@@ -116,7 +126,7 @@ class MoeLayer final : public UnaryLayer {
   MoeParts parts_;
   const ParallelContext* parallel_;
   std::size_t passes_ = 0;
-  std::shared_ptr<GpuLoads> gpu_loads_;  // from the first forward there
+  std::unique_ptr<ExpertCopies> copies_;  // of the last decision that it met
 };
 
 }  // namespace trireme::nn::moe

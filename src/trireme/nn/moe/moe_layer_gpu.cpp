@@ -34,8 +34,9 @@ bool MoeLayer::routes_there(const at::Tensor& x, const Context& context) const {
                     config.router == spec::RouterKind::kSigmoidTopK;
   const bool draws = context.training && (config.jitter > 0 || config.expert_dropout > 0);
   return x.is_cuda() && kind && !draws && x.numel() > 0 && kernels::routes_on_gpu(config.num_experts, config.top_k) &&
-         parts_.exchange->ranks() == 1 && !sequence_of(context, parts_.stream).columns.defined() &&
-         !parallel_->splits_sequence() && !shares_tokens(parallel_->heads) && !shares_tokens(parallel_->ring);
+         parts_.exchange->ranks() == 1 && !slices() && config.dispatch_precision == spec::DispatchPrecision::kSame &&
+         !sequence_of(context, parts_.stream).columns.defined() && !parallel_->splits_sequence() &&
+         !shares_tokens(parallel_->heads) && !shares_tokens(parallel_->ring);
 }
 
 kernels::ExpertRouter MoeLayer::router_of(const at::Tensor& x, const Context& context) const {
@@ -57,11 +58,6 @@ kernels::ExpertRouter MoeLayer::router_of(const at::Tensor& x, const Context& co
           .group_best = group_best(config),
           .group_tokens = samples * x.size(1),
           .sample_tokens = x.size(1)};
-}
-
-GpuLoads& MoeLayer::gpu_loads(at::Device device) {
-  if (!gpu_loads_) gpu_loads_ = GpuLoads::make(*parts_.loads, device);
-  return *gpu_loads_;
 }
 
 void MoeLayer::tell_losses_on_gpu(const at::Tensor& terms, Context& context) const {
@@ -90,8 +86,9 @@ at::Tensor MoeLayer::forward_on_gpu(at::Tensor x, Context& context, Tape* tape) 
   // Products of the compute type, summed in float.
   const at::Tensor logits =
       kernels::gemm({.a = rows, .b = weight, .transpose_b = true, .out_type = gate_type(x.scalar_type())}).out;
-  const at::Tensor bias =
-      parts_.router->bias_kind() == Router::BiasKind::kBalanced ? gpu_loads(x.device()).bias() : at::Tensor();
+  at::Tensor bias;
+  if (parts_.router->bias_kind() == Router::BiasKind::kBalanced)
+    bias = parts_.loads->gpu(x.device()).refresh(parts_.loads->bias);
   const kernels::ExpertRouting routing = kernels::route_experts(logits, bias, router_of(x, context));
   tell_losses_on_gpu(routing.terms, context);
   passes_ = 1;
@@ -133,7 +130,7 @@ at::Tensor MoeLayer::backward_on_gpu(at::Tensor dy, Context& context, Tape& tape
                                                                   .z_weight = softmax ? config.z_loss_weight : 0,
                                                                   .sample = context.sample_scale,
                                                                   .sample_here = context.sample_scale_on_device});
-  if (parts_.loads && !context.filler) gpu_loads(x.device()).add(counts);
+  if (parts_.loads && !context.filler) parts_.loads->gpu(x.device()).add(counts);
   Param& router_weight = *parts_.router_weight;
   context.flops += 2 * gemm_flops(rows.size(0), logits.size(1), rows.size(1));
   const at::ScalarType type = gate_type(rows.scalar_type());

@@ -10,6 +10,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/nn/exchange.h"
+#include "trireme/nn/moe/expert_copies.h"
 
 namespace trireme::nn::moe {
 namespace {
@@ -97,10 +98,10 @@ at::Tensor gather_tokens(const at::Tensor& part, std::int64_t length, const Para
   return by_column;
 }
 
-HomeRows home_rows(const TokenGroups& groups, std::span<const Routing> routings, std::int64_t experts,
-                   at::ScalarType gate_type) {
+HomeRows home_rows(const TokenGroups& groups, std::span<const Routing> routings, const HomeOptions& options) {
   struct Row {
     std::int64_t token, number;
+    std::int64_t slot;
     std::int32_t expert;
     double gate;
     std::size_t choice;
@@ -108,7 +109,8 @@ HomeRows home_rows(const TokenGroups& groups, std::span<const Routing> routings,
   std::vector<std::size_t> choices_before{0};  // of each group
   for (const Routing& routing : routings) choices_before.push_back(choices_before.back() + routing.choices.size());
   std::vector<Row> all;
-  for (std::size_t token = 0; token < groups.mine.size(); ++token) {
+  for (auto token = static_cast<std::size_t>(options.taken.first);
+       token < static_cast<std::size_t>(options.taken.first + options.taken.count); ++token) {
     const std::int64_t whole = groups.mine[token], group = whole / (groups.group_samples * groups.length);
     const Routing& routing = routings[static_cast<std::size_t>(group)];
     const std::int64_t inside = whole - groups.first_token(group);
@@ -116,15 +118,17 @@ HomeRows home_rows(const TokenGroups& groups, std::span<const Routing> routings,
                          static_cast<std::size_t>(routing.first[static_cast<std::size_t>(inside)]);
     for (const Choice& one : routing.of_token(inside)) {
       if (one.kept) {
-        all.push_back({static_cast<std::int64_t>(token), groups.numbers[static_cast<std::size_t>(whole)], one.expert,
-                       one.gate, choice});
+        const std::int64_t number = groups.numbers[static_cast<std::size_t>(whole)];
+        const std::int64_t slot = options.copies != nullptr ? options.copies->slot_of(one.expert, number) : one.expert;
+        all.push_back({static_cast<std::int64_t>(token), number, slot, one.expert, one.gate, choice});
       }
       ++choice;
     }
   }
-  std::ranges::sort(all, {}, [](const Row& row) { return std::tuple(row.expert, row.number, row.token); });
+  std::ranges::sort(all, {}, [](const Row& row) { return std::tuple(row.slot, row.number, row.token); });
 
-  HomeRows home{.counts = std::vector<std::int64_t>(static_cast<std::size_t>(experts), 0),
+  const std::int64_t slots = options.copies != nullptr ? options.copies->slots() : options.experts;
+  HomeRows home{.counts = std::vector<std::int64_t>(static_cast<std::size_t>(slots), 0),
                 .token = {},
                 .token_number = {},
                 .gates = {},
@@ -136,14 +140,14 @@ HomeRows home_rows(const TokenGroups& groups, std::span<const Routing> routings,
   home.token_number = at::empty({count}, at::kLong);
   at::Tensor gates = at::empty({count}, at::kDouble);
   for (std::size_t i = 0; i < all.size(); ++i) {
-    ++home.counts[static_cast<std::size_t>(all[i].expert)];
+    ++home.counts[static_cast<std::size_t>(all[i].slot)];
     ++home.first[static_cast<std::size_t>(all[i].token) + 1];
     home.token.mutable_data_ptr<std::int64_t>()[i] = all[i].token;
     home.token_number.mutable_data_ptr<std::int64_t>()[i] = all[i].number;
     gates.mutable_data_ptr<double>()[i] = all[i].gate;
     home.choice.push_back(all[i].choice);
   }
-  home.gates = gates.to(gate_type);
+  home.gates = gates.to(options.gate_type);
   std::partial_sum(home.first.begin(), home.first.end(), home.first.begin());
   std::iota(home.rows.begin(), home.rows.end(), 0);
   std::ranges::sort(home.rows, {}, [&](std::int64_t i) {

@@ -17,6 +17,8 @@
 
 namespace trireme::nn::moe {
 
+class ExpertCopies;
+
 /// The tokens of a micro-batch's whole samples, those of other context- and sequence-parallel ranks included.
 struct TokenGroups {
   std::int64_t samples = 0, length = 0;  ///< tokens are samples x length
@@ -41,7 +43,7 @@ at::Tensor gather_tokens(const at::Tensor& part, std::int64_t length, const Para
 
 /// The kept choices of this rank's tokens, sorted by (expert, token).
 struct HomeRows {
-  std::vector<std::int64_t> counts;       ///< [experts]
+  std::vector<std::int64_t> counts;       ///< [experts], or slots of experts and copies
   at::Tensor token;                       ///< int64 [rows]: which of this rank's tokens
   at::Tensor token_number;                ///< int64 [rows]: global
   at::Tensor gates;                       ///< [rows]
@@ -52,7 +54,12 @@ struct HomeRows {
   void move_to(at::Device device);
   TokenRows of_tokens() const { return {first, rows}; }
 };
-HomeRows home_rows(const TokenGroups& groups, std::span<const Routing> routings, std::int64_t experts,
-                   at::ScalarType gate_type);
+struct HomeOptions {
+  std::int64_t experts = 1;
+  at::ScalarType gate_type = at::kFloat;
+  TokenRange taken;                      ///< of this rank's tokens, those whose rows it dispatches; others have none
+  const ExpertCopies* copies = nullptr;  ///< where experts have some, rows are sorted by slot, and counted by it
+};
+HomeRows home_rows(const TokenGroups& groups, std::span<const Routing> routings, const HomeOptions& options);
 
 }  // namespace trireme::nn::moe

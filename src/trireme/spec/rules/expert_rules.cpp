@@ -114,6 +114,10 @@ std::string why_host_routes(const RuleContext& context) {
   if (context.run.shape.hidden_size % 8 != 0 || expert_ffn_size(context.run.shape) % 8 != 0)
     return "grouped GEMMs that read counts on the GPU take sizes that are multiples of 8";
   if (recipe.layout.ep > 1) return "with layout.ep counts travel by way of the host";
+  if (experts.dispatch_precision != DispatchPrecision::kSame)
+    return "with experts.dispatch_precision rows are dispatched by the host";
+  if (recipe.layout.tp > 1 && experts.slice_over_tp)
+    return "with experts.slice_over_tp ranks dispatch slices that the host chooses";
   if (recipe.layout.tp > 1 && recipe.layout.sequence_parallel)
     return "with layout.sequence_parallel samples are routed by ranks together, on the host";
   return {};
@@ -169,6 +173,42 @@ void experts_single_forward(RuleContext& context) {
                  "set pipeline.schedule = \"chimera\"");
 }
 
+void ep_nodes_divide(RuleContext& context) {
+  Experts& experts = context.run.recipe.model.experts;
+  const std::int64_t nodes = context.run.shape.experts.node_ranks, ep = context.layout().ep;
+  if (!uses_experts(context) || nodes == 0 || ep % std::min(nodes, ep) == 0) return;
+  context.refuse(
+      "experts.node_ranks",
+      fmt::format("nodes of {} ranks do not divide the {} that experts are sharded over (layout.ep)", nodes, ep),
+      fmt::format("set experts.node_ranks = {}", std::gcd(nodes, ep)));
+  experts.node_ranks = context.run.shape.experts.node_ranks = std::gcd(nodes, ep);
+}
+
+void redundant_experts_divide(RuleContext& context) {
+  Experts& experts = context.run.recipe.model.experts;
+  const std::int64_t copies = context.run.shape.experts.redundant_experts, ep = context.layout().ep;
+  if (!uses_experts(context) || copies % ep == 0) return;
+  context.refuse(
+      "experts.redundant_experts",
+      fmt::format("{} copies of experts are spread over the {} ranks of layout.ep, each as many", copies, ep),
+      fmt::format("set experts.redundant_experts = {}", (copies + ep - 1) / ep * ep));
+  experts.redundant_experts = context.run.shape.experts.redundant_experts = (copies + ep - 1) / ep * ep;
+}
+
+void relative_positions_whole(RuleContext& context) {
+  if (context.run.shape.position_kind != PositionKind::kRelative) return;
+  LayoutConfig& layout = context.run.recipe.layout;
+  if (layout.cp > 1) {
+    context.refuse("layout.cp", "T5's relative position biases are of whole sequences", "set layout.cp = 1");
+    layout.cp = layout.cp_ulysses = 1;
+  }
+  if (context.has_stages()) {
+    context.refuse("layout.pp", "the layers of a stack share one table of relative position biases, on one stage",
+                   "set layout.pp = 1");
+    layout.pp = 1;
+  }
+}
+
 constexpr Rule kExpertRules[] = {
     {"ep-shards-experts", "expert parallelism of a model without experts", "there is nothing to shard",
      Because::kDefinition, RuleNeeds::kLayout, ep_shards_experts},
@@ -177,6 +217,14 @@ constexpr Rule kExpertRules[] = {
     {"ep-nests-in-zero-group", "ZeRO groups and ranks with other experts of which neither divides the other",
      "the copies of an expert in a sharding group must be the same number on all ranks", Because::kDefinition,
      RuleNeeds::kLayout, ep_nests_in_zero_group},
+    {"ep-nodes-divide", "nodes of hierarchical all-to-all that do not divide `ep`",
+     "each node has equally many of the ranks that experts are sharded over", Because::kDefinition, RuleNeeds::kLayout,
+     ep_nodes_divide},
+    {"redundant-experts-divide", "copies of experts that the ranks of `ep` do not divide",
+     "each rank has room for equally many", Because::kDefinition, RuleNeeds::kLayout, redundant_experts_divide},
+    {"relative-positions-whole", "context parallelism or pipeline stages with relative position biases",
+     "biases are of whole sequences, and one table serves all layers of a stack", Because::kNotBuilt,
+     RuleNeeds::kLayout, relative_positions_whole},
     {"balance-groups-are-whole", "micro-batches that are no whole balance groups of a router",
      "losses, capacity and choices are defined over whole groups", Because::kDefinition, RuleNeeds::kRun,
      balance_groups_are_whole},

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "trireme/base/log.h"
-#include "trireme/nn/moe/gpu_loads.h"
 
 namespace trireme::train {
 namespace {
@@ -110,7 +109,7 @@ StepGraph::Result StepGraph::run(nn::Tensors inputs, nn::Context context, Turn t
     return run_plainly(std::move(inputs), context);
   }
   if (captured.seen++ < kRunsBeforeCapture) return run_plainly(std::move(inputs), context);
-  nn::moe::GpuLoads::refresh_all();
+  model_.balance.refresh_gpu();
   if (!captured.graph) {
     capture(captured, inputs, context, turn);
   } else {

@@ -27,8 +27,12 @@ constexpr std::uint64_t kPartBytes = std::uint64_t{4} << 30;  // of a checkpoint
 
 formats::Dtype dtype_of(const std::string& name) {
   const auto dtype = formats::parse_dtype(name);
-  if (dtype == formats::Dtype::kF32 || dtype == formats::Dtype::kBF16 || dtype == formats::Dtype::kF16) return *dtype;
-  throw ConfigError(fmt::format("\"{}\" is no type that weights are published in", name), "use F32, BF16 or F16");
+  for (const auto known :
+       {formats::Dtype::kF32, formats::Dtype::kBF16, formats::Dtype::kF16, formats::Dtype::kF8E4M3}) {
+    if (dtype == known) return known;
+  }
+  throw ConfigError(fmt::format("\"{}\" is no type that weights are published in", name),
+                    "use F32, BF16, F16 or F8_E4M3");
 }
 
 /// What `transformers` needs of a run of ours: which tokens begin and end a text, and its tokenizer.
