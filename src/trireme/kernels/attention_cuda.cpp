@@ -32,7 +32,6 @@
 #include "trireme/kernels/autotune.h"
 #include "trireme/kernels/cuda.h"
 #include "trireme/kernels/sparse/block_layout.h"
-#include "trireme/kernels/sparse/chunk_tiles.h"
 #include "trireme/kernels/sparse/cuda_blocks.h"
 
 namespace trireme::kernels {
@@ -223,32 +222,16 @@ bool in_steps(std::initializer_list<const at::Tensor*> tensors) {
   });
 }
 
-CudaChunkTiles cuda_chunks(const BlockLayout::ChunksOnDevice::Side& side, std::int64_t tiles, std::int64_t first_head) {
-  return {.chunks = side.chunks.const_data_ptr<std::int32_t>() + first_head * tiles * kTileChunks,
-          .begin = side.begin.const_data_ptr<std::int32_t>() + first_head * tiles,
-          .entries = side.entries.const_data_ptr<std::int32_t>(),
-          .tiles = tiles};
-}
-
-CudaBlocks cuda_blocks(const at::Tensor& q, const at::Tensor& k, const Attention& o,
-                       std::initializer_list<const at::Tensor*> tensors) {
-  const BlockLayout& layout = *o.blocks;
-  const bool steps = in_steps(tensors), bfloat16 = q.scalar_type() == at::kBFloat16;
-  if (steps && bfloat16 && block_kernels().takes_chunks() && (q.size(3) == 64 || q.size(3) == 128) && !drops(o) &&
-      o.window == 0 && o.scale > 0) {
-    const BlockLayout::ChunksOnDevice& chunks = layout.chunks_on(q.device(), q.size(2) / k.size(2));
-    return {.query_tiles = cuda_chunks(chunks.queries, chunks.tiles, o.first_layout_head),
-            .key_tiles = cuda_chunks(chunks.keys, chunks.tiles, o.first_layout_head)};
-  }
-  const BlockLayout::OnDevice& lists = layout.on(q.device());
-  const std::int64_t rows = layout.lists().rows(), first = o.first_layout_head * rows;
+CudaBlocks cuda_blocks(const at::Tensor& q, const Attention& o, std::initializer_list<const at::Tensor*> tensors) {
+  const BlockLayout::OnDevice& lists = o.blocks->on(q.device());
+  const std::int64_t rows = o.blocks->lists().rows(), first = o.first_layout_head * rows;
   CudaBlocks blocks{.row_begin = lists.row_begin.const_data_ptr<std::int32_t>() + first,
                     .columns = lists.columns.const_data_ptr<std::int32_t>(),
                     .column_begin = lists.column_begin.const_data_ptr<std::int32_t>() + first,
                     .rows = lists.rows.const_data_ptr<std::int32_t>(),
-                    .block = layout.lists().block,
+                    .block = o.blocks->lists().block,
                     .block_rows = rows};
-  if (steps) {
+  if (in_steps(tensors)) {
     const std::int64_t first_tiles = o.first_layout_head * lists.tile_rows;
     blocks.row_tile_begin = lists.row_tile_begin.const_data_ptr<std::int32_t>() + first_tiles;
     blocks.row_tiles = lists.row_tiles.const_data_ptr<std::int32_t>();
@@ -266,7 +249,7 @@ void plain_forward(const AttentionResult& result, const at::Tensor& q, const at:
   set_attention_strides(plain.call.out_strides, result.out);
   plain.call.lse = result.lse.mutable_data_ptr();
   if (options.blocks != nullptr) {
-    const CudaBlocks blocks = cuda_blocks(q, k, options, {&q, &k, &v, &result.out});
+    const CudaBlocks blocks = cuda_blocks(q, options, {&q, &k, &v, &result.out});
     check_cuda(block_kernels().forward(plain.call, blocks, attention_element(q), cuda_stream()), "block attention");
     return;
   }
@@ -285,7 +268,7 @@ void plain_backward(const AttentionGradients& into, const at::Tensor& dout, cons
   set_attention_strides(call.dq_strides, into.dq), set_attention_strides(call.dk_strides, into.dk),
       set_attention_strides(call.dv_strides, into.dv);
   if (options.blocks != nullptr) {
-    const CudaBlocks blocks = cuda_blocks(q, k, options, {&q, &k, &v, &out, &dout, &into.dq, &into.dk, &into.dv});
+    const CudaBlocks blocks = cuda_blocks(q, options, {&q, &k, &v, &out, &dout, &into.dq, &into.dk, &into.dv});
     check_cuda(block_kernels().backward(call, blocks, attention_element(q), cuda_stream()), "block attention backward");
     return;
   }
