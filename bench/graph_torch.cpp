@@ -75,11 +75,12 @@ class EagerLstm {
 bool measure(const std::string& name, const pg::Graph& forward, const std::function<void()>& theirs,
              const Options& options) {
   const pg::Graph both = with_backward(forward);
-  const spmd::Values start = spmd::start_values(both, 1);
+  const spmd::Values start = spmd::in_channels_last(spmd::start_values(both, 1));
   std::vector<double> ours_seconds, their_seconds;
   double peak = 0;
   comm::run_ranks(1, [&](comm::Rank& rank) {
-    spmd::Executor executor(both, replicated(forward, layout::Mesh()), rank.world(), {.learning_rate = 0.01});
+    spmd::Executor executor(both, replicated(forward, layout::Mesh()), rank.world(),
+                            {.descent = {.learning_rate = 0.01}});
     executor.load(start);
     for (int round = -1; round < options.rounds; ++round) {  // the first is for warming up
       auto begin = std::chrono::steady_clock::now();

@@ -42,7 +42,8 @@ prepare() {
   cp "$imports/tt-llama3-8b.toml" llama3_8b.toml
   cp "$repository/tests/fixtures/iris.csv" iris.csv
   cp "$repository/tests/fixtures/digits.txt" digits.txt
-  cp "$repository/tests/fixtures/digits.csv.gz" digits.csv.gz
+  cp "$repository/tests/fixtures/onnx/small.onnx" net.onnx
+  cp "$repository/tests/fixtures/onnx/resnet50.onnx" resnet50.onnx
   echo secret >secret.txt
   awk 'BEGIN { print "x,y"; for (i = 0; i < 200; ++i) { x = i / 100 - 1; print x "," (x < 0 ? -x : 2 * x) + 0.01 * sin(i) } }' >data.csv
   cp data.csv more.csv

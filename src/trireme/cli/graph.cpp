@@ -29,6 +29,7 @@ constexpr const char* kGraphExamples = R"(Examples:
   trireme graph show --all                       every built-in graph with its counts
   trireme graph show resnet50 -o net.txt         text to read and edit ...
   trireme graph check net.txt                    ... and to check
+  trireme graph show resnet50.onnx --batch 32    an ONNX model as a graph
   trireme graph draw alexnet -o alexnet.svg
   trireme graph run gpt --small --mesh dp=2,tp=2 --layout n:dp,heads:tp,ffn:tp --dtype fp64 --verify
   trireme graph draw gpt --mesh dp=2,tp=4 --layout n:dp,heads:tp,ffn:tp,vocab:tp -o megatron.svg)";
@@ -149,7 +150,7 @@ using GraphAction = void (*)(const GraphOptions&, Context&);
 Command& add_graph_subcommand(Command& graph, Context& context, const char* name, const char* about,
                               const std::shared_ptr<GraphOptions>& options, GraphAction action) {
   Command& command = graph.add_subcommand(name, about);
-  command.add_option("GRAPH", options->graph, "A built-in graph, or a file of one");
+  command.add_option("GRAPH", options->graph, "A built-in graph, or a file of one: text or .onnx");
   command.add_option("--batch", options->batch, "Samples of a step; default: the graph's own")
       .positive()
       .type_name("N");

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "trireme/cli/command.h"
+#include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 #include "trireme/plan/graph/staged.h"
 
@@ -20,9 +21,11 @@ struct GraphOptions {
   bool all = false, json = false, backward = false;
   // of `graph run`
   int steps = 1, ranks = 0, random = 0;
-  double learning_rate = 0.01;
+  double learning_rate = 0.01, momentum = 0, weight_decay = 0, warmup_from = 0;
+  std::int64_t warmup = 0;
+  std::string decay_at, batch_norm = "exact";
   std::uint64_t seed = 0;
-  bool small = false, verify = false, cuda_graphs = false;
+  bool small = false, verify = false, cuda_graphs = false, zero_gamma = false;
   std::string device = "cpu", images;
   pg::DType dtype = pg::DType::kFp32;
 };

@@ -2,13 +2,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <fstream>
 #include <sstream>
 
 #include "trireme/base/error.h"
-#include "trireme/base/mapped_file.h"
 #include "trireme/base/print.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
@@ -16,7 +15,7 @@
 #include "trireme/cli/runtime_commands.h"
 #include "trireme/cli/schedule/options.h"
 #include "trireme/cli/start_ranks.h"
-#include "trireme/data/corpus/decompress.h"
+#include "trireme/cli/training_images.h"
 #include "trireme/plan/graph/annotate.h"
 #include "trireme/plan/graph/backward.h"
 #include "trireme/plan/graph/models.h"
@@ -70,44 +69,6 @@ namespace {
 
 /// How far a gradient may be from the whole graph's: rounding of sums in another order.
 double tolerance(pg::DType dtype) { return dtype == pg::DType::kFp64 ? 1e-9 : dtype == pg::DType::kBf16 ? 0.1 : 2e-3; }
-
-/// Every fifth image is for testing. A line has the pixels of a square image, from 0 to 16, and its class, as in
-/// scikit-learn's digits; .gz and .zst are unpacked.
-void read_images(const std::string& path, spmd::ImageSet& train, spmd::ImageSet& test) {
-  const MappedFile file(path);
-  std::string text;
-  if (const data::Compression how = data::compression_of(path); how == data::Compression::kNone) {
-    text = file.text();
-  } else {
-    data::Decompressor unpack(how, file.text(), path);
-    while (unpack.read(text)) {
-    }
-  }
-  std::size_t number = 0;
-  for (const std::string& line : split(text, '\n')) {
-    if (trimmed(line).empty()) continue;
-    const std::vector<std::string> fields = split(std::string(trimmed(line)), ',');
-    const auto side = static_cast<int>(std::lround(std::sqrt(static_cast<double>(fields.size() - 1))));
-    if (fields.size() < 2 || static_cast<std::size_t>(side * side) + 1 != fields.size() ||
-        (train.side != 0 && side != train.side))
-      throw ConfigError(
-          fmt::format("{}, line {}: {} fields are no square image and its class", path, number + 1, fields.size()),
-          "write the pixels, then the class, separated by commas");
-    spmd::ImageSet& set = number % 5 == 4 ? test : train;
-    train.side = test.side = side;
-    for (std::size_t i = 0; i < fields.size(); ++i) {
-      char* end = nullptr;
-      const double value = std::strtod(fields[i].c_str(), &end);
-      if (end == fields[i].c_str() || *end != '\0' || value < 0)
-        throw ConfigError(fmt::format("{}, line {}: \"{}\" is no number from 0 on", path, number + 1, fields[i]),
-                          "write the pixels, then the class, separated by commas");
-      if (i + 1 < fields.size()) set.pixels.push_back(static_cast<float>(value / 16));
-      if (i + 1 == fields.size()) set.labels.push_back(static_cast<int>(value));
-    }
-    ++number;
-  }
-  if (train.labels.empty() || test.labels.empty()) throw ConfigError(path + " has too few images", "five at least");
-}
 
 /// The strategies to run: one that is said, or many that are drawn; or a plan with stages.
 struct RunPlans {
@@ -183,12 +144,31 @@ bool holds(const spmd::RunRequest& request, const spmd::RunReport& report, doubl
   return fine || !request.verify;
 }
 
+spmd::DescentOptions descent_of(const GraphOptions& options) {
+  spmd::DescentOptions descent{.learning_rate = options.learning_rate,
+                               .momentum = options.momentum,
+                               .weight_decay = options.weight_decay,
+                               .warmup_steps = options.warmup,
+                               .warmup_from = options.warmup_from};
+  if (options.decay_at.empty()) return descent;
+  for (const std::string& word : split(options.decay_at, ',')) {
+    std::int64_t step = -1;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), step);
+    if (error != std::errc() || end != word.data() + word.size() || step < 0)
+      throw ConfigError(fmt::format("--decay-at {}: \"{}\" is no step", options.decay_at, word),
+                        "write steps separated by commas: 600,900");
+    descent.decay_at.push_back(step);
+  }
+  return descent;
+}
+
 }  // namespace
 
 void run_graph(const GraphOptions& options, Context& context) {
-  const pg::Graph forward = pg::with_dtype(
+  pg::Graph forward = pg::with_dtype(
       options.small ? pg::small_model(options.graph, options.batch) : pg::open_graph(options.graph, options.batch),
       options.dtype);
+  if (options.batch_norm == "per-rank") forward = pg::with_local_norms(std::move(forward));
   const RunPlans plans = plans_to_run(options, forward);
   const spmd::Commands& commands = load_spmd();
   spec::Recipe recipe;
@@ -200,19 +180,26 @@ void run_graph(const GraphOptions& options, Context& context) {
                            .strategies = plans.strategies,
                            .staged = plans.staged,
                            .steps = options.steps,
-                           .learning_rate = options.learning_rate,
+                           .descent = descent_of(options),
                            .seed = options.seed,
                            .verify = options.verify,
                            .cuda = options.device == "cuda",
                            .cuda_graphs = options.cuda_graphs,
+                           .zero_gamma = options.zero_gamma,
                            .local_ranks = local_ranks(recipe)};
-  if (!options.images.empty()) read_images(options.images, request.train, request.test);
+  if (!options.images.empty()) {
+    LabelledImages images = read_images(options.images);
+    request.train = std::move(images.train);
+    request.test = std::move(images.test);
+  }
   std::string text;
   int failed = 0;
   double worst = 0;
+  bool is_first = false;  // of processes only one reports
   start_ranks(recipe, [&](comm::Rank& rank) {
     const std::vector<spmd::RunReport> reports = commands.run(request, rank);
     if (rank.rank() != 0) return;
+    is_first = true;
     for (std::size_t i = 0; i < reports.size(); ++i) {
       const bool fine = holds(request, reports[i], tolerance(options.dtype));
       failed += fine ? 0 : 1;
@@ -221,7 +208,7 @@ void run_graph(const GraphOptions& options, Context& context) {
       if (reports.size() > 1 && !fine) text += pg::to_text(forward, plans.strategies[i]);
     }
   });
-  if (plans.strategies.size() > 1)
+  if (is_first && plans.strategies.size() > 1)
     text +=
         fmt::format("{}: {} random strategies, {} {}; largest difference of a gradient {:.1e}\n", forward.name,
                     plans.strategies.size(), failed, options.verify ? "differ from the whole graph" : "failed", worst);
@@ -237,14 +224,33 @@ void add_run_options(Command& command, GraphOptions& options) {
       .type_name("N");
   command.add_option("--steps", options.steps, "Steps of gradient descent").show_default().positive().type_name("N");
   command.add_option("--lr", options.learning_rate, "Learning rate").show_default().not_negative();
+  command.add_option("--momentum", options.momentum, "of gradient descent").show_default().not_negative();
+  command
+      .add_option("--weight-decay", options.weight_decay, "added to gradients; not for what norms scale and shift by")
+      .show_default()
+      .not_negative();
+  command.add_option("--warmup", options.warmup, "Steps in which the rate grows linearly to --lr")
+      .show_default()
+      .not_negative()
+      .type_name("STEPS");
+  command.add_option("--warmup-from", options.warmup_from, "The rate of the first of them")
+      .show_default()
+      .not_negative();
+  command.add_option("--decay-at", options.decay_at, "Steps from which on the rate is a tenth of what it was")
+      .type_name("STEP,...");
+  command.add_flag("--zero-gamma", options.zero_gamma,
+                   "The last batch norm of each residual block begins with scales of zero");
+  add_choice<std::string>(command, "--batch-norm", options.batch_norm, {{"exact", "exact"}, {"per-rank", "per-rank"}},
+                          "statistics of the whole batch, or of each rank's own samples");
   command.add_option("--seed", options.seed, "of parameters, inputs and dropout").show_default();
   add_choice<pg::DType>(command, "--dtype", options.dtype,
                         {{"bf16", pg::DType::kBf16}, {"fp32", pg::DType::kFp32}, {"fp64", pg::DType::kFp64}},
                         "to compute in; bf16 has master weights of fp32");
   command
-      .add_option("--images", options.images,
-                  "Train on labelled images, and name the share of test images (every fifth) that are named right: CSV "
-                  "with pixels and class, as scikit-learn's digits, also .gz")
+      .add_option(
+          "--images", options.images,
+          "Train on labelled images, and say which share of the test images (every fifth) is named right: a line "
+          "each, pixels and class, as scikit-learn's digits in tests/fixtures/digits.txt; also .gz")
       .type_name("FILE");
   add_choice<std::string>(command, "--device", options.device, {{"cpu", "cpu"}, {"cuda", "cuda"}},
                           "to compute on; cuda: one rank");

@@ -205,7 +205,8 @@ void explain_search(const SearchCommandOptions& options, Context& context) {
 
 void add_search_options(Command& command, SearchCommandOptions& options) {
   command
-      .add_option("--graph", options.graphs, "Built-in graphs (trireme graph show --all) or files, separated by commas")
+      .add_option("--graph", options.graphs,
+                  "Built-in graphs (trireme graph show --all) or files (text or .onnx), separated by commas")
       .type_name("GRAPH,...")
       .required();
   command.add_option("--cluster", options.cluster, "A name in recipes/clusters or the path of a file")

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <optional>
 
 #include "trireme/base/cores.h"
@@ -17,6 +18,7 @@
 #include "trireme/device/cuda.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/plan/graph/backward.h"
+#include "trireme/spmd/descent.h"
 #include "trireme/spmd/gpu_steps.h"
 #include "trireme/spmd/images.h"
 #include "trireme/spmd/pipeline.h"
@@ -46,19 +48,53 @@ std::vector<pg::Inserted> with_most_bytes(comm::Group& world, std::vector<pg::In
   return executed;
 }
 
+Values starting_point(const pg::Graph& both, const RunRequest& request) {
+  Values values = start_values(both, request.seed);
+  if (request.zero_gamma) values = with_zero_gammas(request.forward, std::move(values));
+  return in_channels_last(std::move(values));
+}
+
+/// Into how many groups of samples local batch norms divide the batch: the whole graph is then run in so many
+/// micro-batches. ConfigError where they do not all divide samples alike, so that no run of the whole is the same.
+int groups_of_norms(const pg::Graph& both, const pg::Strategy& strategy) {
+  int groups = 0;
+  for (std::size_t i = 0; i < strategy.splits.size(); ++i) {
+    const pg::Op& op = both.ops[i];
+    if (op.function != "local-batch") continue;
+    const pg::IterationSpace space = iteration_space(both, op);
+    const std::vector<int> degrees = degrees_of(strategy.mesh, space, strategy.splits[i]);
+    int parts = 1;
+    bool by_sample = true;
+    for (const int dim : op.dims) {
+      const int degree = degrees[static_cast<std::size_t>(space.find(dim))];
+      parts *= degree;
+      by_sample = by_sample && (degree == 1 || dim == both.tensor(op.inputs[0]).dims[0]);
+    }
+    if (!by_sample || (groups != 0 && groups != parts))
+      throw ConfigError(fmt::format("batch norm {} has the statistics of other samples than the others", op.name),
+                        "split samples alike everywhere, or leave out --verify");
+    groups = parts;
+  }
+  return std::max(1, groups);
+}
+
 /// The whole graph's losses and gradients of each step, which strategies are held against: rank 0 runs it, all get it.
 class SharedReference {
  public:
   SharedReference(const pg::Graph& both, const RunRequest& request, comm::Group& world, int micros)
-      : both_(both), request_(request), world_(world), micros_(micros), values_(start_values(both, request.seed)) {}
+      : both_(both),
+        request_(request),
+        world_(world),
+        micros_(micros),
+        values_(starting_point(both, request)),
+        descent_(both, request.descent) {
+    descent_.load(Values(values_.size()), {});  // in the graph's own type: nothing is rounded
+  }
 
   const Reference& step(int number) {
     while (static_cast<int>(steps_.size()) <= number) {
       steps_.push_back(next());
-      for (std::size_t i = 0; i < values_.size(); ++i) {
-        const at::Tensor& gradient = steps_.back().gradients[i];
-        if (gradient.defined()) values_[i] = values_[i].sub(gradient, request_.learning_rate);
-      }
+      descent_.step(values_, steps_.back().gradients, static_cast<std::int64_t>(steps_.size()) - 1);
     }
     return steps_[static_cast<std::size_t>(number)];
   }
@@ -86,6 +122,7 @@ class SharedReference {
   comm::Group& world_;
   const int micros_;
   Values values_;
+  Descent descent_;
   std::vector<Reference> steps_;
 };
 
@@ -101,7 +138,7 @@ struct RunningGraph {
 
 RunReport run_steps(const RunningGraph& running, const RunRequest& request, comm::Group& world, SharedReference& whole,
                     RunReport report) {
-  const Values start = start_values(with_backward(request.forward), request.seed);
+  const Values start = starting_point(with_backward(request.forward), request);
   std::optional<ImageBatches> train, test;
   if (!request.train.labels.empty()) train.emplace(request.forward, request.train, request.seed);
   if (!request.test.labels.empty()) test.emplace(request.forward, request.test, request.seed);
@@ -149,12 +186,12 @@ void count_collectives(const pg::Lowering& lowering, int times, RunReport& repor
 RunReport run_strategy(const pg::Graph& both, const pg::Strategy& strategy, const RunRequest& request,
                        comm::Group& world, SharedReference& whole) {
   Executor executor(both, strategy, world,
-                    {.seed = request.seed, .learning_rate = request.learning_rate, .defer_loss = request.cuda});
+                    {.seed = request.seed, .descent = request.descent, .defer_loss = request.cuda});
   RunReport report;
   count_collectives(executor.lowering(), 1, report);
   if (request.cuda) {
     const c10::Device device = device::use_cuda(0);
-    const Values start = on_device(start_values(both, request.seed), device);
+    const Values start = on_device(starting_point(both, request), device);
     executor.load(start);
     GpuSteps steps(both, executor, start, device, request.cuda_graphs);
     return run_steps({.step = [&](const Values&) { return steps.step(); },
@@ -176,9 +213,8 @@ RunReport run_strategy(const pg::Graph& both, const pg::Strategy& strategy, cons
 }
 
 RunReport run_staged(const pg::Graph& both, const pg::StagedPlan& plan, const RunRequest& request, comm::Group& world) {
-  PipelineExecutor pipeline(request.forward, plan, world,
-                            {.seed = request.seed, .learning_rate = request.learning_rate});
-  pipeline.load(start_values(both, request.seed));
+  PipelineExecutor pipeline(request.forward, plan, world, {.seed = request.seed, .descent = request.descent});
+  pipeline.load(starting_point(both, request));
   SharedReference whole(both, request, world, plan.micros);
   RunReport report{.messages = pipeline.listed_messages(), .message_bytes = pipeline.listed_bytes()};
   count_collectives(pipeline.executor().lowering(), plan.micros, report);
@@ -200,16 +236,21 @@ std::vector<RunReport> run_graph(const RunRequest& request, comm::Rank& rank) {
     if (rank.world().size() != 1 || !request.staged.empty())
       throw ConfigError(fmt::format("graphs run on one GPU, and there are {} ranks", rank.world().size()),
                         "run it without a strategy, or on CPUs");
+    if (request.cuda_graphs && (request.descent.warmup_steps > 0 || !request.descent.decay_at.empty()))
+      throw ConfigError("a captured step has one learning rate", "leave out --cuda-graphs, or --warmup and --decay-at");
     // Sums are compared with the CPU's: no shorter mantissas behind one's back.
     at::globalContext().setAllowTF32CuDNN(!request.verify);
   }
   if (request.verify && !request.train.labels.empty())
     throw ConfigError("--verify compares steps on drawn inputs", "leave out the images, or --verify");
   const pg::Graph both = with_backward(request.forward);
-  SharedReference whole(both, request, rank.world(), 1);
+  std::map<int, SharedReference> whole;  // by groups of samples
   std::vector<RunReport> reports;
-  for (const pg::Strategy& strategy : request.strategies)
-    reports.push_back(run_strategy(both, strategy, request, rank.world(), whole));
+  for (const pg::Strategy& strategy : request.strategies) {
+    const int groups = request.verify ? groups_of_norms(both, strategy) : 1;
+    reports.push_back(run_strategy(both, strategy, request, rank.world(),
+                                   whole.try_emplace(groups, both, request, rank.world(), groups).first->second));
+  }
   for (const pg::StagedPlan& plan : request.staged) reports.push_back(run_staged(both, plan, request, rank.world()));
   return reports;
 }

@@ -20,17 +20,28 @@ struct ImageSet {
   std::vector<int> labels;
 };
 
+/// Gradient descent (descent.h).
+struct DescentOptions {
+  double learning_rate = 0;
+  double momentum = 0;
+  double weight_decay = 0;  ///< not of what norms scale and shift by
+  std::int64_t warmup_steps = 0;
+  double warmup_from = 0;                   ///< the rate of step 0
+  std::vector<std::int64_t> decay_at = {};  ///< steps from which on the rate is a tenth
+};
+
 struct RunRequest {
   plan::graph::Graph forward;
   std::vector<plan::graph::Strategy> strategies;  ///< one after the other, each from the same parameters
   std::vector<plan::graph::StagedPlan> staged;    ///< after them: plans with pipeline stages
   int steps = 1;
-  double learning_rate = 0.01;
+  DescentOptions descent = {.learning_rate = 0.01};
   std::uint64_t seed = 0;
   bool verify = false;       ///< also run it whole and compare: every loss, every gradient, every collective
   ImageSet train, test;      ///< labelled images to train on and to judge by; empty: drawn inputs
   bool cuda = false;         ///< on a GPU: one rank
   bool cuda_graphs = false;  ///< there: capture a step, replay it
+  bool zero_gamma = false;   ///< the last batch norm of a residual block begins with scales of zero (Goyal)
   int local_ranks = 1;       ///< that share the machine's cores
 };
 
@@ -55,7 +66,7 @@ struct Commands {
   /// Called by every rank; the same on all of them. A report for each strategy and plan.
   std::vector<RunReport> (*run)(const RunRequest& request, comm::Rank& rank);
 };
-inline constexpr std::uint32_t kVersion = 2;
+inline constexpr std::uint32_t kVersion = 3;
 
 extern "C" const Commands* trireme_spmd();
 inline constexpr const char* kEntry = "trireme_spmd";

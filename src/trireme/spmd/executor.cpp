@@ -1,8 +1,7 @@
 #include "trireme/spmd/executor.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/_foreach_add.h>
-#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
@@ -14,6 +13,7 @@
 #include <set>
 
 #include "trireme/base/error.h"
+#include "trireme/spmd/descent.h"
 #include "trireme/spmd/held_memory.h"
 #include "trireme/spmd/lifetimes.h"
 #include "trireme/spmd/ops/kernel.h"
@@ -30,7 +30,7 @@ constexpr double kMomentum = 0.1;  // of running statistics
 class Executor::Impl {
  public:
   Impl(const pg::Graph& both, const pg::Strategy& strategy, comm::Group& world, const ExecutorOptions& options)
-      : both_(both), strategy_(strategy), options_(options) {
+      : both_(both), strategy_(strategy), options_(options), descent_(both, options.descent) {
     refuse_what_cannot_run();
     for (const pg::Op& op : both_.ops) spaces_.push_back(iteration_space(both_, op));
     uses_ = uses_of(both_);
@@ -58,7 +58,6 @@ class Executor::Impl {
     }
     transfers_ = std::make_unique<Transfers>(strategy_.mesh, world, axes);
     parameters_.resize(both_.tensors.size());
-    masters_.resize(both_.tensors.size());
     sum_of_.assign(both_.tensors.size(), -1);
     for (const pg::Op& op : both_.ops) {
       if (!is_parameter_sum(both_, op)) continue;
@@ -69,13 +68,13 @@ class Executor::Impl {
   const pg::Lowering& lowering() const { return lowering_; }
 
   void load(const Values& start) {
+    Values own(both_.tensors.size());
     for (std::size_t i = 0; i < both_.tensors.size(); ++i) {
       if (both_.tensors[i].role != pg::Role::kParameter || uses_.consumers[i].empty()) continue;
-      const at::Tensor own = packed(box_of(start[i], parameter_place(static_cast<int>(i))));
-      parameters_[i] = own.to(scalar_type(both_.tensors[i].dtype)).clone();
-      // Updates smaller than the last bit of bf16 would be lost: master weights take them.
-      if (parameters_[i].scalar_type() == at::kBFloat16) masters_[i] = own.to(at::kFloat).clone();
+      own[i] = packed(box_of(start[i], parameter_place(static_cast<int>(i))));
+      parameters_[i] = own[i].to(scalar_type(both_.tensors[i].dtype)).clone();
     }
+    descent_.load(parameters_, own);
     steps_ = 0;
   }
 
@@ -139,7 +138,7 @@ class Executor::Impl {
       sum = at::Tensor();
     }
     if (options_.neighbours) options_.neighbours->sum_gradients(result.gradients);
-    if (options_.learning_rate != 0) descend(result.gradients);
+    if (options_.descent.learning_rate != 0) descent_.step(parameters_, result.gradients, steps_);
     update_statistics();
     for (auto& [micro, list] : executed_) {
       list.insert(list.end(), executed.begin(), executed.end());
@@ -173,6 +172,7 @@ class Executor::Impl {
     std::map<std::pair<int, int>, Block> extended;  // tensor, forward operator
     std::map<int, Kept> kept;                       // [forward operator]
     std::set<int> own_sums;                         // gradients whose memory nothing else reads
+    std::map<int, DeferredParts> deferred;          // [gradient]
     std::vector<pg::Inserted> executed;
   };
 
@@ -181,27 +181,6 @@ class Executor::Impl {
     for (const at::Tensor& parameter : parameters_) memory_.add(parameter);
     sums_.assign(both_.tensors.size(), {});
     loss_sums_.assign(losses_.size(), {});
-  }
-
-  /// Plain gradient descent, all parameters at once.
-  void descend(const Values& gradients) {
-    std::vector<at::Tensor> own, by, rounded;
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-      if (!gradients[i].defined()) continue;
-      const bool has_master = masters_[i].defined();
-      own.push_back(has_master ? masters_[i] : parameters_[i]);
-      by.push_back(has_master ? gradients[i].to(at::kFloat) : gradients[i]);
-      if (has_master) rounded.push_back(parameters_[i]);
-    }
-    if (own.empty()) return;
-    at::_foreach_add_(own, by, -options_.learning_rate);
-    if (rounded.size() == own.size()) {
-      at::_foreach_copy_(rounded, own);
-    } else {
-      for (std::size_t i = 0; i < masters_.size(); ++i) {
-        if (masters_[i].defined()) parameters_[i].copy_(masters_[i]);
-      }
-    }
   }
 
   int family(int op) const { return family_of(both_, op); }
@@ -287,7 +266,10 @@ class Executor::Impl {
     const auto [index, again] = program_[position];
     const pg::Op& op = both_.op(index);
     const pg::Phase phase = op.forward >= 0 || again ? pg::Phase::kBackward : pg::Phase::kForward;
-    if (is_parameter_sum(both_, op)) return release(state, position);  // its parts were added as they were made
+    if (is_parameter_sum(both_, op)) {  // its parts were added as they were made
+      add_deferred(state, op.outputs[0]);
+      return release(state, position);
+    }
     for (const std::size_t i : into_[static_cast<std::size_t>(index)]) {
       const pg::Link& link = links_[i];
       at::Tensor data = converted(link, phase, source(state, link.tensor), state.executed);
@@ -319,8 +301,7 @@ class Executor::Impl {
           place_of(both_, strategy_.mesh, transfers_->coordinates(), output, sharding_of_output(index, output)));
     for (const int output : op.outputs) {
       const int sum = sum_of_[static_cast<std::size_t>(output)];
-      call.sums.push_back(sum >= 0 && state.own_sums.contains(sum) ? state.values[static_cast<std::size_t>(sum)]
-                                                                   : at::Tensor());
+      call.deferred.push_back(sum >= 0 ? &state.deferred[sum] : nullptr);
     }
     std::vector<at::Tensor> made = run_op(call);
     TRIREME_CHECK(next == statistics.size(), "operator {} has fewer statistics than the lowering lists", op.name);
@@ -329,7 +310,11 @@ class Executor::Impl {
     }
     for (std::size_t k = 0; k < made.size(); ++k) {
       if (const int sum = sum_of_[static_cast<std::size_t>(op.outputs[k])]; sum >= 0) {
-        add_part(state, sum, made[k]);
+        if (made[k].defined()) {
+          add_part(state, sum, made[k]);
+        } else {
+          hold_last_part(state.deferred[sum]);
+        }
         continue;
       }
       at::Tensor& value = state.values[static_cast<std::size_t>(op.outputs[k])];
@@ -345,8 +330,7 @@ class Executor::Impl {
         loss_sums_[loss] = loss_sums_[loss].defined() ? loss_sums_[loss] + wide : wide.clone();
       }
     }
-    if (op.kind == pg::OpKind::kNorm && op.function == "batch" && op.forward < 0 && !again && !options_.defer_loss)
-      add_statistics(index, call);
+    if (is_batch_norm(op) && op.forward < 0 && !again && !options_.defer_loss) add_statistics(index, call);
     release(state, position);
   }
 
@@ -367,6 +351,10 @@ class Executor::Impl {
       const pg::Op& op = both_.op(index);
       double elements = options_.micros;
       for (const int dim : op.dims) elements *= static_cast<double>(both_.size(dim));
+      if (op.function == "local-batch") {  // of this rank's samples
+        const std::vector<int> degrees = degrees_of(strategy_.mesh, space(index), split_of(index));
+        for (const int dim : op.dims) elements /= degrees[static_cast<std::size_t>(space(index).find(dim))];
+      }
       const at::Tensor mean = sum[0] / options_.micros;
       const at::Tensor variance = (sum[1] / options_.micros - mean * mean) * (elements / std::max(1.0, elements - 1));
       at::Tensor& moments = statistics_[op.name].moments;
@@ -379,7 +367,6 @@ class Executor::Impl {
   /// One more part of a parameter's gradient. The first may be memory that others read, so the second makes a new one.
   void add_part(Micro& state, int sum, const at::Tensor& part) {
     at::Tensor& value = state.values[static_cast<std::size_t>(sum)];
-    if (part.is_same(value)) return;  // the operator has added to it
     if (!value.defined()) {
       value = part;
     } else if (state.own_sums.contains(sum)) {
@@ -391,6 +378,25 @@ class Executor::Impl {
       state.own_sums.insert(sum);
     }
     memory_.add(value);
+  }
+
+  void hold_last_part(const DeferredParts& parts) {
+    if (!parts.left.empty()) memory_.add(parts.left.back());
+    memory_.add(parts.right.back());
+  }
+
+  /// What was left over of a sum's parts, at once.
+  void add_deferred(Micro& state, int sum) {
+    const auto found = state.deferred.find(sum);
+    if (found == state.deferred.end()) return;
+    DeferredParts& parts = found->second;
+    if (!parts.right.empty()) {
+      const at::Tensor left = parts.left.empty() ? at::Tensor() : at::cat(parts.left);
+      add_part(state, sum, parts.sum_of(left, at::cat(parts.right)));
+      for (const at::Tensor& one : parts.left) memory_.remove(one);
+      for (const at::Tensor& one : parts.right) memory_.remove(one);
+    }
+    state.deferred.erase(found);
   }
 
   void exchange_halos(Micro& state, int index, pg::Phase phase, OpCall& call, std::vector<pg::Step>& statistics) {
@@ -478,7 +484,8 @@ class Executor::Impl {
   std::unique_ptr<Transfers> transfers_;
 
   std::vector<int> sum_of_;  // [tensor] a part of a parameter's gradient: the sum; -1: none
-  Values parameters_, masters_;
+  Values parameters_;
+  Descent descent_;
   std::int64_t steps_ = 0;
 
   // Of the step that runs.

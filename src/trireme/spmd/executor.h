@@ -7,7 +7,7 @@
 // operator on this rank's blocks, and what is read no more is freed. There is no second plan: links, conversions and
 // exchanges are those of plan/graph, and what was carried out comes back to be held against the list. A stage runs its
 // micro-batches one by one, forward and backward as a schedule says, and updates after the last (pipeline.h).
-// Depends on: transfers, lifetimes, ops/kernel, values.
+// Depends on: transfers, lifetimes, ops/kernel, descent, values.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@
 
 #include "trireme/comm/group.h"
 #include "trireme/plan/graph/strategy.h"
+#include "trireme/spmd/commands.h"
 #include "trireme/spmd/transfers.h"
 #include "trireme/spmd/values.h"
 
@@ -37,7 +38,7 @@ class Neighbours {
 
 struct ExecutorOptions {
   std::uint64_t seed = 0;            ///< of dropout
-  double learning_rate = 0;          ///< plain gradient descent after each step; 0: parameters stay
+  DescentOptions descent = {};       ///< after each step; a learning rate of 0: parameters stay
   int micros = 1;                    ///< micro-batches of a step
   std::vector<int> micro_dims = {};  ///< dimensions that micro-batches divide: dropout draws by the index in the batch
   bool defer_loss = false;           ///< leave it on its device: one rank, whose step a CUDA graph can then capture

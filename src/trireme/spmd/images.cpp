@@ -86,7 +86,7 @@ Values ImageBatches::with(const Values& start, const std::vector<std::size_t>& s
   }
   image = at::upsample_bilinear2d(image * 2 - 1, {sizes_[2], sizes_[3]}, false);
   Values values = start;
-  values[static_cast<std::size_t>(input_)] = image.expand(sizes_).to(type_).contiguous();
+  values[static_cast<std::size_t>(input_)] = in_channels_last(image.expand(sizes_).to(type_));
   for (const int labels : labels_) values[static_cast<std::size_t>(labels)] = label;
   return values;
 }
@@ -105,7 +105,7 @@ double accuracy_of(const pg::Graph& forward, const Executor& executor, const Ima
   RunningStatistics running;
   const RunningStatistics& own = executor.statistics();
   for (const pg::Op& op : forward.ops) {
-    if (op.kind != pg::OpKind::kNorm || op.function != "batch") continue;
+    if (!is_batch_norm(op)) continue;
     const std::vector<std::int64_t> sizes{2, start[static_cast<std::size_t>(op.inputs[1])].size(0)};
     const auto found = own.find(op.name);
     Place place;

@@ -218,13 +218,13 @@ class ReferenceRun {
     const at::Tensor& x = value(op.inputs[0]);
     std::vector<std::int64_t> axes;
     for (const int dim : op.dims) axes.push_back(position(dims(op.inputs[0]), dim));
-    if (library_norms_ && op.function == "batch") {
+    if (library_norms_ && is_batch_norm(op)) {
       value(op.outputs[0]) =
           at::batch_norm(x, value(op.inputs[1]), value(op.inputs[2]), {}, {}, true, 0.1, kNormEps, false);
       return;
     }
     at::Tensor mean, variance;
-    if (running_ && op.function == "batch") {
+    if (running_ && is_batch_norm(op)) {
       const at::Tensor moments = running_->at(op.name).moments.to(x.scalar_type()).view({2, 1, -1, 1, 1});
       mean = moments[0], variance = moments[1];
     } else {

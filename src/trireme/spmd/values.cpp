@@ -1,6 +1,7 @@
 #include "trireme/spmd/values.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <cmath>
@@ -85,6 +86,30 @@ Values start_values(const pg::Graph& graph, std::uint64_t seed) {
     }
     values[i] = values[i].to(scalar_type(tensor.dtype));
   }
+  return values;
+}
+
+Values with_zero_gammas(const pg::Graph& graph, Values values) {
+  const pg::Uses uses = uses_of(graph);
+  for (const pg::Op& op : graph.ops) {
+    if (op.kind != pg::OpKind::kElementwise || op.function != "add" || op.forward >= 0 || op.inputs.size() < 2)
+      continue;
+    const int producer = uses.producer[static_cast<std::size_t>(op.inputs[0])];
+    if (producer < 0 || !is_batch_norm(graph.op(producer))) continue;
+    at::Tensor& scale = values[static_cast<std::size_t>(graph.op(producer).inputs[1])];
+    scale = at::zeros_like(scale);
+  }
+  return values;
+}
+
+at::Tensor in_channels_last(const at::Tensor& value) {
+  const bool is_image = value.defined() && value.dim() == 4 &&
+                        (value.scalar_type() == at::kFloat || value.scalar_type() == at::kBFloat16);
+  return is_image ? value.contiguous(at::MemoryFormat::ChannelsLast) : value.defined() ? value.contiguous() : value;
+}
+
+Values in_channels_last(Values values) {
+  for (at::Tensor& value : values) value = in_channels_last(value);
   return values;
 }
 

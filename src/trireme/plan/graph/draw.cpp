@@ -130,11 +130,15 @@ class GraphSvg {
       const auto mark = drawing_.edges.find({from, op});
       const char* color = mark == drawing_.edges.end() ? "#9a9a9a" : "#c03a2b";
       const double bend = y2 > y1 ? std::max(12.0, (y2 - y1) / 2) : 40;
-      // An edge that passes other boxes goes around them.
-      const double aside = depth_[std::size_t(op)] - depth_[std::size_t(from)] > 1 && y2 > y1 ? kBoxWidth / 2 + 12 : 0;
-      if (aside > 0) {
-        add("<path d=\"M{:.1f} {:.1f} C{:.1f} {:.1f} {:.1f} {:.1f} {:.1f} {:.1f}\" fill=\"none\" stroke=\"{}\"/>\n", x1,
-            y1, x1 + aside, y1 + 30, x2 + aside, y2 - 30, x2, y2, color);
+      if (depth_[std::size_t(op)] - depth_[std::size_t(from)] > 1 && y2 > y1) {
+        // An edge that passes other boxes goes around them, in the gap on their right; three of them side by side.
+        const double side = std::max(x(from), x(op)) + kBoxWidth, aside = side + 6 + 5 * (around_++ % 3);
+        const double begin = y(from) + kBoxHeight / 2, end = y(op) + kBoxHeight / 2;
+        add("<path d=\"M{:.1f} {:.1f} H{:.1f} Q{:.1f} {:.1f} {:.1f} {:.1f} V{:.1f} Q{:.1f} {:.1f} {:.1f} {:.1f} "
+            "H{:.1f}\" "
+            "fill=\"none\" stroke=\"{}\"/>\n",
+            x(from) + kBoxWidth, begin, aside - 6, aside, begin, aside, begin + 6, end - 6, aside, end, aside - 6, end,
+            x(op) + kBoxWidth, color);
       } else {
         add("<path d=\"M{:.1f} {:.1f} C{:.1f} {:.1f} {:.1f} {:.1f} {:.1f} {:.1f}\" fill=\"none\" stroke=\"{}\"/>\n", x1,
             y1, x1, y1 + bend, x2, y2 - bend, x2, y2, color);
@@ -211,6 +215,7 @@ class GraphSvg {
   std::vector<double> columns_x_;
   std::set<DimKind> used_;
   double width_ = 0, height_ = 0;
+  int around_ = 0;  // edges that go around boxes
   std::string out_;
 };
 

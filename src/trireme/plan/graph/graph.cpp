@@ -38,7 +38,7 @@ constexpr Named<DimKind> kDimKinds[] = {{"output", DimKind::kOutput},
 
 constexpr std::string_view kEinsumFunctions[] = {"mean"};
 constexpr std::string_view kPoolingFunctions[] = {"max", "average"};
-constexpr std::string_view kNormFunctions[] = {"batch", "layer"};
+constexpr std::string_view kNormFunctions[] = {"batch", "layer", "local-batch"};
 constexpr std::string_view kElementwiseFunctions[] = {"add", "multiply", "relu", "gelu", "tanh", "sigmoid", "dropout"};
 constexpr std::string_view kAttentionFunctions[] = {"causal", "full"};
 constexpr std::string_view kRouterFunctions[] = {"top1", "top2"};
@@ -87,6 +87,17 @@ double bytes_of(DType dtype) {
 Graph with_dtype(Graph graph, DType dtype) {
   for (Tensor& tensor : graph.tensors) {
     if (tensor.dtype != DType::kInt32) tensor.dtype = dtype;
+  }
+  return graph;
+}
+
+bool is_batch_norm(const Op& op) {
+  return op.kind == OpKind::kNorm && (op.function == "batch" || op.function == "local-batch");
+}
+
+Graph with_local_norms(Graph graph) {
+  for (Op& op : graph.ops) {
+    if (is_batch_norm(op)) op.function = "local-batch";
   }
   return graph;
 }

@@ -161,6 +161,11 @@ std::vector<std::string> find_problems(const Graph& graph);
 double bytes_of(DType dtype);
 /// All tensors but indices in this type.
 Graph with_dtype(Graph graph, DType dtype);
+/// With exact statistics of the whole batch ("batch"), or with those of a rank's own samples ("local-batch").
+bool is_batch_norm(const Op& op);
+/// Every batch norm with the statistics of a rank's own samples, as Goyal et al. train: nothing is all-reduced for
+/// them, and what is computed depends on how samples are split.
+Graph with_local_norms(Graph graph);
 std::span<const Named<Role>> enum_names(std::type_identity<Role>);
 std::span<const Named<DType>> enum_names(std::type_identity<DType>);
 std::span<const Named<OpKind>> enum_names(std::type_identity<OpKind>);

@@ -90,7 +90,8 @@ IterationSpace windowed_space(const Graph& graph, const Op& op) {
 IterationSpace norm_space(const Graph& graph, const Op& op) {
   IterationSpace space = space_by_name(graph, op, DimKind::kOutput);
   for (IterationDim& dim : space.dims) {
-    if (std::ranges::find(op.dims, dim.dim) != op.dims.end()) dim.kind = DimKind::kStatistic;
+    const bool averaged = std::ranges::find(op.dims, dim.dim) != op.dims.end();
+    if (averaged && op.function != "local-batch") dim.kind = DimKind::kStatistic;
   }
   return space;
 }
@@ -136,7 +137,8 @@ IterationSpace router_space(const Graph& graph, const Op& op) {
 IterationSpace loss_space(const Graph& graph, const Op& op) {
   IterationSpace space = space_by_name(graph, op, DimKind::kReduced);
   for (IterationDim& dim : space.dims) {
-    if (std::ranges::find(op.dims, dim.dim) != op.dims.end()) dim.kind = DimKind::kStatistic;
+    const bool averaged = std::ranges::find(op.dims, dim.dim) != op.dims.end();
+    if (averaged && op.function != "local-batch") dim.kind = DimKind::kStatistic;
   }
   return space;
 }

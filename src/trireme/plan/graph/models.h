@@ -28,7 +28,7 @@ std::span<const Model> models();
 /// ConfigError that lists the names when it is none of them. `batch` 0: the model's own.
 Graph build_model(std::string_view name, Index batch = 0);
 std::vector<std::string> model_names();
-/// A built-in graph, or the file of that path (text.h), whose batch is its own.
+/// A built-in graph, or the file of that path: text (text.h), whose batch is its own, or an ONNX model (onnx.h).
 Graph open_graph(const std::string& name_or_path, Index batch = 0);
 
 /// A model of few channels, small images and short sequences, for ranks that are a CPU's threads: the same operators in

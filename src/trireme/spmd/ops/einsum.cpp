@@ -1,5 +1,8 @@
 // Sums of products over names.
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/einsum.h>
+
+#include <algorithm>
 
 #include "trireme/base/error.h"
 #include "trireme/spmd/ops/kernels.h"
@@ -22,10 +25,26 @@ double elements_of_mean(const OpCall& call) {
   return elements;
 }
 
+/// A fully connected layer, [..., k] and [k, m], on a rank that adds the bias: one GEMM does both. Undefined where the
+/// operator is something else.
+at::Tensor fully_connected(const OpCall& call) {
+  const pg::Op& op = call.op;
+  if (!op.bias || op.inputs.size() != 3 || !op.function.empty()) return {};
+  const auto &x = call.dims(op.inputs[0]), &weight = call.dims(op.inputs[1]), &out = call.dims(op.outputs[0]);
+  if (x.empty() || weight.size() != 2 || out.size() != x.size() || weight[0] != x.back() || weight[1] != out.back() ||
+      !std::equal(x.begin(), x.end() - 1, out.begin()) || call.dims(op.inputs[2]) != std::vector<int>{weight[1]} ||
+      call.inputs[1].origin[0] != 0)
+    return {};
+  const at::Tensor& data = call.inputs[0].data;
+  return at::addmm(call.inputs[2].data, data.reshape({-1, data.size(-1)}), call.inputs[1].data)
+      .view(call.outputs[0].sizes);
+}
+
 }  // namespace
 
 Outputs run_einsum(OpCall& call) {
   const pg::Op& op = call.op;
+  if (at::Tensor made = fully_connected(call); made.defined()) return {made};
   const std::size_t factors = op.inputs.size() - (op.bias ? 1 : 0);
   const auto& out = call.dims(op.outputs[0]);
   std::vector<int> letters, made;  // letters: dimensions in the order of their letters

@@ -30,6 +30,13 @@ struct MicroBatch {
   Place in_batch(const std::vector<int>& dims, Place place, std::vector<Index>& whole) const;
 };
 
+/// Parts of one parameter's gradient that are not made one by one: what they are made of, and the sum of all parts by
+/// one call. An LSTM's weight is read by every time step; one GEMM over all of them reads and writes it once.
+struct DeferredParts {
+  std::vector<at::Tensor> left, right;  ///< of each part; `left` may be empty
+  std::function<at::Tensor(const at::Tensor& left, const at::Tensor& right)> sum_of;  ///< all of them, joined by rows
+};
+
 struct OpCall {
   const pg::Graph& graph;
   const pg::Op& op;
@@ -40,9 +47,9 @@ struct OpCall {
   std::uint64_t seed = 0;
   std::int64_t step = 0;
   MicroBatch micro = {};
-  /// [output] a sum that the output is a part of, and that may be added to: the kernel does so and gives it back, or
-  /// makes the part. Undefined: none.
-  std::vector<at::Tensor> sums = {};
+  /// [output] where the output is a part of a parameter's gradient: the kernel may leave the part there instead, and
+  /// give back an undefined tensor. Null: not one of several parts.
+  std::vector<DeferredParts*> deferred = {};
   bool shares_statistics = false;  ///< whether all_reduce does something
 
   const pg::Op& forward() const { return op.forward >= 0 ? graph.op(op.forward) : op; }

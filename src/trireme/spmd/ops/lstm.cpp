@@ -17,80 +17,95 @@
 namespace trireme::spmd {
 namespace {
 
+enum Input : std::size_t { kX, kH, kC, kWeightX, kWeightH, kBias };
+
 struct Gates {
   at::Tensor input, forget, cell, output;
 };
 
 /// [rows, gates, units] as a matrix.
-at::Tensor flat(const at::Tensor& weight) { return weight.view({weight.size(0), -1}); }
+at::Tensor flat(const at::Tensor& weight) { return weight.reshape({weight.size(0), -1}); }
 
 Gates gates_of(const at::Tensor& activated) {
   return {activated.select(1, 0), activated.select(1, 1), activated.select(1, 2), activated.select(1, 3)};
 }
 
-/// [n, gates, units]: x and h through their weights, and the gates' functions.
-at::Tensor activated_gates(const at::Tensor& x, const at::Tensor& h, const at::Tensor& wx, const at::Tensor& wh,
-                           const at::Tensor& bias) {
-  at::Tensor sums = at::addmm(bias.reshape({1, -1}), x, flat(wx)).addmm_(h, flat(wh));
-  sums = sums.view({x.size(0), bias.size(0), bias.size(1)});
+/// h and c of this step. Keeps the gates after their functions: [n, gates, units].
+Outputs lstm_forward(OpCall& call, const std::vector<at::Tensor>& in) {
+  const at::Tensor& bias = in[kBias];
+  at::Tensor sums = at::addmm(bias.reshape({1, -1}), in[kX], flat(in[kWeightX]));
+  const std::vector<std::int64_t> sizes{in[kX].size(0), bias.size(0), bias.size(1)};
+  sums = sums.addmm_(in[kH], flat(in[kWeightH])).view(sizes);
   sums.narrow(1, 0, 2).sigmoid_();
   sums.select(1, 2).tanh_();
   sums.select(1, 3).sigmoid_();
-  return sums;
+  call.kept["gates"] = sums;
+  const Gates gates = gates_of(sums);
+  const at::Tensor c = at::addcmul(gates.forget * in[kC], gates.input, gates.cell);
+  return {gates.output * at::tanh(c), c};
+}
+
+/// Gradients of the gates before their functions, and of the cell that came in. Those of h and c may be undefined.
+std::pair<at::Tensor, at::Tensor> gates_backward(const at::Tensor& activated, const at::Tensor& c_in,
+                                                 const at::Tensor& c_out, const at::Tensor& gradient_h,
+                                                 const at::Tensor& gradient_c) {
+  const Gates gates = gates_of(activated);
+  const at::Tensor squashed = at::tanh(c_out);
+  const at::Tensor gh = gradient_h.defined() ? gradient_h : at::zeros_like(squashed);
+  at::Tensor gc = at::tanh_backward(gh * gates.output, squashed);
+  if (gradient_c.defined()) gc = gc + gradient_c;
+  at::Tensor sums = at::empty(activated.sizes(), gc.options());
+  sums.select(1, 0).copy_(at::sigmoid_backward(gc * gates.cell, gates.input));
+  sums.select(1, 1).copy_(at::sigmoid_backward(gc * c_in, gates.forget));
+  sums.select(1, 2).copy_(at::tanh_backward(gc * gates.input, gates.cell));
+  sums.select(1, 3).copy_(at::sigmoid_backward(gh * squashed, gates.output));
+  return {flat(sums), gc * gates.forget};
 }
 
 }  // namespace
 
 Outputs run_lstm(OpCall& call) {
   const pg::Op& forward = call.forward();
-  std::vector<at::Tensor> in;  // x, h, c, w_x, w_h, bias
+  std::vector<at::Tensor> in;
   for (const int tensor : forward.inputs) {
     const Block* block = call.operand(tensor);
     TRIREME_CHECK(block, "operator {} lacks {}", call.op.name, call.graph.tensor(tensor).name);
     in.push_back(block->data);
   }
-  if (call.op.part == pg::Part::kForward) {
-    const at::Tensor activated = activated_gates(in[0], in[1], in[3], in[4], in[5]);
-    call.kept["gates"] = activated;
-    const Gates gates = gates_of(activated);
-    const at::Tensor cell = at::addcmul(gates.forget * in[2], gates.input, gates.cell);
-    return {gates.output * at::tanh(cell), cell};
-  }
-  const Gates gates = gates_of(call.kept.at("gates"));
+  if (call.op.part == pg::Part::kForward) return lstm_forward(call, in);
   const Block *cell = call.operand(forward.outputs[1]), *gradient_h = call.gradient(forward.outputs[0]),
               *gradient_c = call.gradient(forward.outputs[1]);
   TRIREME_CHECK(cell && (gradient_h || gradient_c), "operator {} lacks an operand", call.op.name);
-  const at::Tensor squashed = at::tanh(cell->data);
-  const at::Tensor gh = gradient_h ? gradient_h->data : at::zeros_like(squashed);
-  at::Tensor gc = at::tanh_backward(gh * gates.output, squashed);
-  if (gradient_c) gc = gc + gradient_c->data;
-  at::Tensor sums = at::empty(call.kept.at("gates").sizes(), gc.options());
-  sums.select(1, 0).copy_(at::sigmoid_backward(gc * gates.cell, gates.input));
-  sums.select(1, 1).copy_(at::sigmoid_backward(gc * in[2], gates.forget));
-  sums.select(1, 2).copy_(at::tanh_backward(gc * gates.input, gates.cell));
-  sums.select(1, 3).copy_(at::sigmoid_backward(gh * squashed, gates.output));
-  const at::Tensor by_sums = flat(sums);
+  const auto [gates, c] =
+      gates_backward(call.kept.at("gates"), in[kC], cell->data, gradient_h ? gradient_h->data : at::Tensor(),
+                     gradient_c ? gradient_c->data : at::Tensor());
   const std::vector<int> places = call.gradient_outputs();
   Outputs outputs(call.op.outputs.size());
   const auto set = [&](std::size_t input, const auto& make) {
-    if (places[input] >= 0) outputs[static_cast<std::size_t>(places[input])] = make();
+    if (places[input] >= 0) outputs[static_cast<std::size_t>(places[input])] = make().contiguous();
   };
-  const auto of_weight = [&](std::size_t input, std::size_t weight) {
-    set(weight, [&] {
-      // Every time step has a part of it: the sum is what the GEMM adds to.
-      const at::Tensor& sum = call.sums.empty() ? at::Tensor() : call.sums[static_cast<std::size_t>(places[weight])];
-      if (!sum.defined()) return at::mm(in[input].t(), by_sums).view(in[weight].sizes());
-      flat(sum).addmm_(in[input].t(), by_sums);
-      return sum;
-    });
+  set(kX, [&] { return at::mm(gates, flat(in[kWeightX]).t()); });
+  set(kH, [&] { return at::mm(gates, flat(in[kWeightH]).t()); });
+  set(kC, [&] { return c; });
+  // Every time step has a part of the parameters' gradients, from its x or h and its gates.
+  const auto of_parameter = [&](std::size_t parameter, const at::Tensor& left) {
+    if (places[parameter] < 0) return;
+    const auto output = static_cast<std::size_t>(places[parameter]);
+    const auto sum_of = [sizes = in[parameter].sizes().vec()](const at::Tensor& rows, const at::Tensor& columns) {
+      return (rows.defined() ? at::mm(rows.t(), columns) : at::sum(columns, 0)).view(sizes);
+    };
+    DeferredParts* parts = output < call.deferred.size() ? call.deferred[output] : nullptr;
+    if (!parts) {
+      outputs[output] = sum_of(left, gates);
+      return;
+    }
+    if (left.defined()) parts->left.push_back(left);
+    parts->right.push_back(gates);
+    parts->sum_of = sum_of;
   };
-  set(0, [&] { return at::mm(by_sums, flat(in[3]).t()); });
-  set(1, [&] { return at::mm(by_sums, flat(in[4]).t()); });
-  set(2, [&] { return gc * gates.forget; });
-  of_weight(0, 3);
-  of_weight(1, 4);
-  set(5, [&] { return at::sum(sums, 0); });
-  for (at::Tensor& output : outputs) output = output.contiguous();
+  of_parameter(kWeightX, in[kX]);
+  of_parameter(kWeightH, in[kH]);
+  of_parameter(kBias, at::Tensor());
   return outputs;
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 struct Averaged {
   std::vector<std::int64_t> axes;  ///< of the tensor
-  double elements = 1;             ///< of the whole
+  double elements = 1;             ///< of the whole, or of this rank's samples
 };
 
 Averaged averaged_by(const OpCall& call) {
@@ -21,7 +21,9 @@ Averaged averaged_by(const OpCall& call) {
   Averaged averaged;
   for (const int dim : forward.dims) {
     averaged.axes.push_back(position(call.dims(forward.inputs[0]), dim));
-    averaged.elements *= static_cast<double>(call.graph.size(dim));
+    const bool is_local = forward.function == "local-batch";
+    const Index own = call.operand(forward.inputs[0])->size(static_cast<std::size_t>(averaged.axes.back()));
+    averaged.elements *= static_cast<double>(is_local ? own : call.graph.size(dim));
   }
   return averaged;
 }
@@ -39,7 +41,7 @@ at::Tensor sums_of(OpCall& call, const at::Tensor& a, const at::Tensor& b, const
 bool is_own_batch_norm(const OpCall& call) {
   const pg::Op& forward = call.forward();
   const auto& dims = call.dims(forward.inputs[0]);
-  return forward.function == "batch" && !call.shares_statistics && dims.size() == 4 && forward.dims.size() == 3 &&
+  return is_batch_norm(forward) && !call.shares_statistics && dims.size() == 4 && forward.dims.size() == 3 &&
          position(forward.dims, dims[1]) < 0;
 }
 

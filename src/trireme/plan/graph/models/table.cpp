@@ -5,7 +5,9 @@
 #include <sstream>
 
 #include "trireme/base/error.h"
+#include "trireme/base/mapped_file.h"
 #include "trireme/plan/graph/models.h"
+#include "trireme/plan/graph/onnx.h"
 #include "trireme/plan/graph/text.h"
 
 namespace trireme::plan::graph {
@@ -99,6 +101,10 @@ Graph small_model(std::string_view name, Index batch) {
 }
 
 Graph open_graph(const std::string& name_or_path, Index batch) {
+  if (is_onnx_path(name_or_path)) {
+    const MappedFile file(name_or_path);
+    return import_onnx(formats::read_onnx(file.text(), name_or_path), name_or_path, batch);
+  }
   if (!std::filesystem::is_regular_file(name_or_path)) return build_model(name_or_path, batch);
   if (batch > 0)
     throw ConfigError(fmt::format("the batch of {} is that of its dimensions", name_or_path),

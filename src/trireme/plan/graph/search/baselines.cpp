@@ -48,7 +48,7 @@ int channel_dim(const Graph& both, const Op& op) {
     case OpKind::kConvolution:
       return both.tensor(op.outputs[0]).dims[1];
     case OpKind::kNorm:
-      return op.function == "batch" ? both.tensor(op.outputs[0]).dims[1] : -1;
+      return is_batch_norm(op) ? both.tensor(op.outputs[0]).dims[1] : -1;
     case OpKind::kEinsum:
     case OpKind::kGather:
       return both.tensor(op.outputs[0]).dims.back();
