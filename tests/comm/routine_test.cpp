@@ -139,7 +139,8 @@ TEST(RingAllReduce, OnThreeRanksPassesEachSegmentOnAsSoonAsItIsCombined) {
       build_all(*find_algorithm(Collective::kAllReduce, Algorithm::kRing), plain_shapes(Collective::kAllReduce, 3, 18));
   const std::string text = to_text(routines[0]);
   // Blocks of six elements, segments of four: the receives of the second step are posted, then each segment of the
-  // first leaves when it has come in, not when all have.
+  // first leaves when it has come in, not when all have. The gathering's first receive is posted as soon as what lies
+  // there, in place, has left.
   EXPECT_EQ(text.substr(0, text.find("12:")),
             "0: recv_reduce out[6,10) = in[6,10) + from 2\n"
             "1: recv_reduce out[10,12) = in[10,12) + from 2\n"
@@ -151,8 +152,8 @@ TEST(RingAllReduce, OnThreeRanksPassesEachSegmentOnAsSoonAsItIsCombined) {
             "7: send out[6,10) to 1\n"
             "8: wait 1\n"
             "9: send out[10,12) to 1\n"
-            "10: wait 4\n"
-            "11: wait 5\n");
+            "10: wait 2\n"
+            "11: recv out[12,16) from 2\n");
 }
 
 }  // namespace
