@@ -65,6 +65,10 @@ TEST(Onnx, ReadsTokensThroughAnEmbedding) {
   EXPECT_EQ(labels.dtype, DType::kInt32);
 }
 
+TEST(Onnx, EqualWeightsThatAreStoredOnceAreTwoParameters) {
+  EXPECT_EQ(count(open_graph(onnx_path("identical"))).parameters, 2 * (4 * 4 + 4));
+}
+
 TEST(Onnx, RefusesByNodeWhatGraphsDoNotHave) {
   EXPECT_THAT(refusal_of("grouped"), HasSubstr("node \"depthwise\" (\"Conv\"): its group is 2"));
   EXPECT_THAT(refusal_of("scaled"), HasSubstr("node \"lrn\" (\"LRN\"): graphs have no operator for LRN"));

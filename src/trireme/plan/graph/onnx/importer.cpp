@@ -161,7 +161,7 @@ int OnnxImporter::parameter(const Node& node, std::size_t index, const std::vect
          fmt::format("weights {} have the shape [{}], where [{}] is wanted", formats::shown(node.inputs[index]),
                      fmt::join(tensor->dims, ", "), fmt::join(sizes, ", ")),
          "export the model again");
-  const auto [place, is_new] = parameters_.try_emplace(tensor, static_cast<int>(graph_.tensors.size()));
+  const auto [place, is_new] = parameters_.try_emplace(node.inputs[index], static_cast<int>(graph_.tensors.size()));
   if (is_new) {
     graph_.tensors.push_back({.name = unique(node.inputs[index], tensor_names_),
                               .dims = dims,

@@ -80,7 +80,9 @@ class OnnxImporter {
   std::map<std::string, OnnxOperand, std::less<>> values_;
   std::map<std::string, std::vector<std::int64_t>, std::less<>> integers_;
   std::map<std::string, const formats::OnnxTensor*, std::less<>> stored_;
-  std::map<const formats::OnnxTensor*, int> parameters_;
+  /// By the name that a node reads. Exporters store equal tensors once, behind Identity nodes: those are parameters of
+  /// their own, as they were in the model.
+  std::map<std::string, int, std::less<>> parameters_;
   struct Agreement {
     int op = -1, input = -1;
     std::vector<int> dims;
