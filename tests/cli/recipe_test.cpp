@@ -75,7 +75,7 @@ TEST_F(RecipeCommand, ShowSaysAllThatIsWrong) {
 
 TEST_F(RecipeCommand, RulesAreToldWithTheirReasons) {
   EXPECT_EQ(run({"rules"}), kExitFine);
-  EXPECT_THAT(out_, AllOf(HasSubstr("together-zero"), HasSubstr("not built"), HasSubstr("pipedream-2bw")));
+  EXPECT_THAT(out_, AllOf(HasSubstr("together-delayed-update"), HasSubstr("not built"), HasSubstr("pipedream-2bw")));
 }
 
 TEST_F(RecipeCommand, ShowKnowsTheWholeModel) {
