@@ -75,8 +75,8 @@ TEST(StagedTrainer, RecomputesBetweenStageBoundaries) {
     const std::int64_t saved = activations(spec::RecomputeKind::kNone),
                        again = activations(spec::RecomputeKind::kStage);
     EXPECT_TRUE(verify_staged(recipe, 2).equal) << kind;
-    // Activations of one micro-batch are there while it is backward; the tapes of the others are empty.
-    EXPECT_LE(again, saved / 2) << kind;
+    // Activations of one micro-batch are there while it is backward; of the others only what came into the stage.
+    EXPECT_LE(again, saved / 2 + saved / 100) << kind;
   }
 }
 
