@@ -27,7 +27,7 @@ TEST_F(TrainCommand, TheVocabularyIsThatOfTheData) {
   const Outcome outcome = run({"train", path("bytes.toml"), "--out", path("run")});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const std::string log = read_all(folder_ / "run/log.txt");
-  EXPECT_THAT(log, HasSubstr("model: llama, 1 layers, hidden_size 32, 2 heads of 16, ffn_size 112, vocab_size 256"));
+  EXPECT_THAT(log, HasSubstr("model: llama, 1 layer, hidden_size 32, 2 heads of 16, ffn_size 112, vocab_size 256"));
   EXPECT_THAT(read_all(folder_ / "run/recipe.toml"), HasSubstr("vocab_size = 256\n"));
   // Memory is counted for that many, too, and not for the family's 128,256.
   const Outcome large =
