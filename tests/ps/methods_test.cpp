@@ -1,11 +1,14 @@
 // What runs on parameter servers: L1 logistic regression and L-BFGS, each beside its serial version.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <numeric>
+#include <thread>
 
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
@@ -160,6 +163,40 @@ TEST(Portions, OneReplicaTenTimesSlowCostsLittleWithBackupTasks) {
   seconds[3] = 1e9;  // it never answers
   EXPECT_LE(batch_seconds(kPortions, seconds, true), 1.3 * balanced);
   EXPECT_GE(batch_seconds(kPortions, seconds, false), 5 * balanced);
+}
+
+/// On threads that run beside each other: one of four replicas sleeps ten times as long over each portion.
+TEST(Sandblaster, OneSlowReplicaCostsLittleWithBackupTasksAndMuchWithout) {
+  constexpr int kReplicas = 4, kPortions = kReplicas * kPortionsPerReplica;
+  const auto seconds_with = [&](bool backup, int slow_times, int portions) {
+    SandblasterOptions options{.servers = 1,
+                               .replicas = kReplicas,
+                               .portions = portions,
+                               .backup = backup,
+                               .lbfgs = {.history = 2, .iterations = 1, .tolerance = 0}};
+    std::atomic<int> replicas{0};
+    const auto loss = [&](int portion, std::span<const double> weights, std::span<double> gradient) {
+      thread_local int number = -1;
+      if (number < 0) number = replicas++;
+      const auto each = std::chrono::microseconds(2000 * kPortions / portions);
+      std::this_thread::sleep_for(number == 0 ? slow_times * each : each);
+      return portion_loss(portion, weights, gradient);
+    };
+    SandblasterResult result;
+    const auto begin = std::chrono::steady_clock::now();
+    comm::run_thread_mailboxes(
+        sandblaster_mailboxes(options), {.deadline = std::chrono::seconds(60)},
+        [&](comm::Mailbox& mailbox) { run_sandblaster(mailbox, options, std::vector<double>(8, 0.5), loss, result); });
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() /
+           static_cast<double>(result.report.evaluations);
+  };
+  const double balanced = seconds_with(true, 1, kPortions), helped = seconds_with(true, 10, kPortions);
+  // Each has its share as one portion, and nobody takes it over.
+  const double alone = seconds_with(false, 10, kReplicas);
+  fmt::print("a batch: balanced {:.3f} s, with a slow replica {:.3f} s ({:.2f}x), in fixed shares {:.3f} s ({:.2f}x)\n",
+             balanced, helped, helped / balanced, alone, alone / balanced);
+  EXPECT_GE(alone, 5 * balanced);
+  EXPECT_LE(helped, 1.45 * balanced);  // 1.3 by count of portions; the rest is for a busy machine
 }
 
 TEST(Portions, EachCountsOnceAndFreshOnesGoFirst) {

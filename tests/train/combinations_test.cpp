@@ -154,6 +154,16 @@ std::vector<Case> mistakes() {
       [](auto& r) { r.layout.pp = 2, r.pipeline.drain_every = 2, r.optim.ema_decay = 0.9; });
   add("Adafactor of a tied embedding in stages",
       [](auto& r) { r.layout.pp = 2, r.model.tied = true, r.optim.kind = spec::OptimizerKind::kAdafactor; });
+  add("Downpour SGD of AdamW", [](auto& r) { r.layout.dp = 2, r.train.mode = spec::TrainMode::kDownpour; });
+  add("three servers beside two ranks", [](auto& r) {
+    r.layout.dp = 2, r.train.mode = spec::TrainMode::kDownpour, r.downpour.servers = 3;
+    r.optim.kind = spec::OptimizerKind::kAdagrad, r.optim.grad_clip_norm = 0;
+  });
+  add("copies without servers", [](auto& r) {
+    r.layout.dp = 2, r.train.mode = spec::TrainMode::kDownpour, r.downpour.copies = 2;
+    r.optim.kind = spec::OptimizerKind::kAdagrad, r.optim.grad_clip_norm = 0;
+  });
+  add("nothing to steal", [](auto& r) { r.layout.dp = 2, r.train.work_stealing = true; });
   add("noise of stages", [](auto& r) { r.layout.pp = 2, r.train.noise_scale = true; });
   add("noise of one batch", [](auto& r) { r.train.noise_scale = true; });
   add("muP of SGD", [](auto& r) { r.model.mup_base_hidden_size = 16, r.optim.kind = spec::OptimizerKind::kSgd; });

@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <mutex>
+
 #include "tests/train/support.h"
 #include "trireme/base/error.h"
 #include "trireme/ps/consistency.h"
@@ -62,6 +65,89 @@ TEST(Downpour, OnRealThreadsToo) {
   const DownpourReport report = run_downpour(downpour_recipe(spec::OptimizerKind::kAdagrad, 6),
                                              {.replicas = 2, .servers = 2, .tau = ps::kEventual, .verify = true});
   EXPECT_LT(report.twin_difference.value(), 1e-9);
+}
+
+// ---- train.mode = "downpour": replicas are ranks of a run
+
+spec::Recipe ranks_recipe(spec::OptimizerKind kind, int ranks, std::int64_t steps) {
+  spec::Recipe recipe = downpour_recipe(kind, steps);
+  recipe.train.mode = spec::TrainMode::kDownpour;
+  recipe.layout.dp = ranks;
+  recipe.train.hash_every = recipe.checkpoint.every = 0;
+  return recipe;
+}
+
+std::vector<at::Tensor> weights_after(const spec::Recipe& recipe, std::int64_t steps) {
+  std::vector<at::Tensor> weights;
+  with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
+    for (std::int64_t step = 0; step < steps; ++step) trainer.step();
+    for (const nn::Param& param : trainer.params()) weights.push_back(param.master.clone());
+  });
+  return weights;
+}
+
+TEST(DownpourRanks, OneReplicaIsSerialTrainingBitForBit) {
+  for (const auto kind : {spec::OptimizerKind::kSgd, spec::OptimizerKind::kAdagrad}) {
+    for (const auto precision : {spec::Precision::kFp32, spec::Precision::kFp64}) {
+      spec::Recipe recipe = ranks_recipe(kind, 1, 5);
+      recipe.precision.compute = precision;
+      spec::Recipe serial = recipe;
+      serial.train.mode = spec::TrainMode::kSynchronous;
+      const auto found = weights_after(recipe, 5), expected = weights_after(serial, 5);
+      ASSERT_EQ(found.size(), expected.size());
+      for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i].equal(expected[i])) << i;
+    }
+  }
+}
+
+TEST(DownpourRanks, EqualTheirSerialTwin) {
+  spec::Recipe recipe = ranks_recipe(spec::OptimizerKind::kAdagrad, 3, 6);
+  recipe.downpour = {.servers = 2, .copies = 2, .n_fetch = 2, .n_push = 2, .tau = 1, .warm_start = 2};
+  recipe.train.hash_every = 3;  // a rest in the midst
+  const VerifyResult result = verify_beside_one_rank(recipe, 3, 6);
+  EXPECT_TRUE(result.equal) << result.weights.name << " differs by " << result.weights.relative;
+  EXPECT_LT(result.weights.relative, 1e-9);
+  EXPECT_EQ(result.steps.size(), 6u);
+}
+
+TEST(DownpourRanks, RestWithTheSameWeightsAndGoOnFromTheState) {
+  spec::Recipe recipe = ranks_recipe(spec::OptimizerKind::kAdagrad, 2, 4);
+  recipe.checkpoint.every = 2;
+  std::mutex mutex;
+  std::map<int, std::vector<at::Tensor>> weights;
+  with_trainers(recipe, 2, [&](Trainer& trainer, comm::Rank& rank) {
+    EXPECT_EQ(trainer.step().position.step, 1);
+    EXPECT_FALSE(trainer.at_rest());
+    const StepReport second = trainer.step();
+    EXPECT_TRUE(trainer.at_rest());
+    EXPECT_TRUE(second.staleness.has_value());
+    // As a checkpoint that is read does: servers begin with this state, Adagrad's sums included.
+    trainer.loaded();
+    trainer.step();
+    trainer.step();
+    EXPECT_TRUE(trainer.at_rest());
+    EXPECT_GT(trainer.state().at("optim/sum/" + trainer.params().begin()->name).tensor.sum().item<double>(), 0);
+    const std::lock_guard lock(mutex);
+    for (const nn::Param& param : trainer.params()) weights[rank.rank()].push_back(param.master.clone());
+  });
+  for (std::size_t i = 0; i < weights[0].size(); ++i) EXPECT_TRUE(weights[0][i].equal(weights[1][i]));
+}
+
+TEST(DownpourRanks, AReplicaThatFailsEndsTheOthers) {
+  const spec::Recipe recipe = ranks_recipe(spec::OptimizerKind::kSgd, 2, 4);
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    with_trainers(recipe, 2, [&](Trainer& trainer, comm::Rank& rank) {
+      trainer.on_micro([&](std::int64_t, double) {
+        if (rank.rank() == 1) throw IoError("the disk is gone");
+      });
+      for (int step = 0; step < 4; ++step) trainer.step();
+    });
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.message(), testing::HasSubstr("the disk is gone"));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
 TEST(Downpour, RefusesWhatServersCannotDo) {

@@ -27,6 +27,7 @@
 namespace trireme::comm {
 
 class Board;
+class ControlPlane;
 class GpuTransport;
 class Group;
 class Operation;
@@ -76,6 +77,10 @@ class Group {
   bool moves(DeviceKind kind) const;
   /// Whether ranks are processes; then use_gpu() lets them move memory of their GPUs.
   bool has_processes() const;
+  /// Of this rank: what works beside collectives.
+  ControlPlane& control() const;
+  /// PeerFailure when a rank of this group has failed or is lost: for who waits for it elsewhere than in a collective.
+  void check_peers() const;
   /// This rank's number among the ranks of the world on its node.
   int local_rank() const;
   /// For all groups of this rank, from now on. Every rank of the world must do so before any makes a call on a GPU.

@@ -9,6 +9,8 @@
 namespace trireme::comm {
 
 bool Group::has_processes() const { return owner_.transport().has_processes(); }
+ControlPlane& Group::control() const { return owner_.control(); }
+void Group::check_peers() const { owner_.check_peers(*this); }
 
 int Group::local_rank() const {
   const std::vector<int> nodes = owner_.transport().node_of();

@@ -37,6 +37,8 @@ class Mailbox {
 
   /// The next message from anybody, only of `tag` where given. CommError when none comes before the deadline.
   virtual Mail receive(std::optional<std::uint32_t> tag = std::nullopt) = 0;
+  /// Nothing when none comes within this time: for who looks at something else meanwhile.
+  virtual std::optional<Mail> receive_for(Milliseconds time, std::optional<std::uint32_t> tag = std::nullopt) = 0;
   /// Nothing when there is none now.
   virtual std::optional<Mail> try_receive(std::optional<std::uint32_t> tag = std::nullopt) = 0;
   /// Mail that came back, because whom it was for is gone; `from` is who that was.

@@ -135,13 +135,18 @@ class ThreadMailbox final : public Mailbox {
     return true;
   }
   Mail receive(std::optional<std::uint32_t> tag) override {
+    std::optional<Mail> mail = receive_for(hub_.options_.deadline, tag);
+    if (!mail) throw CommError(fmt::format("mailbox {} got no mail in time", me_));
+    return *std::move(mail);
+  }
+  std::optional<Mail> receive_for(Milliseconds time, std::optional<std::uint32_t> tag) override {
     std::unique_lock lock(hub_.mutex);
-    const auto until = ThreadMailClock::now() + hub_.options_.deadline;
+    const auto until = ThreadMailClock::now() + time;
     ThreadMailClock::time_point wake;
     while (true) {
       hub_.check();
-      if (std::optional<Mail> mail = hub_.take(me_, tag, wake)) return *std::move(mail);
-      if (ThreadMailClock::now() >= until) throw CommError(fmt::format("mailbox {} got no mail in time", me_));
+      if (std::optional<Mail> mail = hub_.take(me_, tag, wake)) return mail;
+      if (ThreadMailClock::now() >= until) return std::nullopt;
       hub_.box(me_).changed.wait_until(lock, std::min(wake, until));
     }
   }
@@ -158,7 +163,20 @@ class ThreadMailbox final : public Mailbox {
   const int me_;
 };
 
+class HubRoom final : public ThreadMailRoom {
+ public:
+  HubRoom(int count, const ThreadMail& options) : hub_(count, options) {}
+  std::unique_ptr<Mailbox> open(int address) override { return std::make_unique<ThreadMailbox>(hub_, address); }
+
+ private:
+  ThreadMailHub hub_;
+};
+
 }  // namespace
+
+std::shared_ptr<ThreadMailRoom> make_thread_mail_room(int count, const ThreadMail& options) {
+  return std::make_shared<HubRoom>(count, options);
+}
 
 void run_thread_mailboxes(int count, const ThreadMail& options, const std::function<void(Mailbox&)>& body) {
   ThreadMailHub hub(count, options);

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 #include "trireme/comm/mailbox.h"
 
@@ -22,6 +23,15 @@ struct ThreadMail {
   std::size_t credit_bytes = 64 << 20;
   std::chrono::milliseconds deadline{600'000};
 };
+
+/// Mailboxes of such threads, for who has the threads already.
+class ThreadMailRoom {
+ public:
+  virtual ~ThreadMailRoom() = default;
+  /// The room outlives it.
+  virtual std::unique_ptr<Mailbox> open(int address) = 0;
+};
+std::shared_ptr<ThreadMailRoom> make_thread_mail_room(int count, const ThreadMail& options);
 
 /// Runs `body` on so many threads, addresses 0, 1, ... Throws what a body threw first; the others are ended when they
 /// next wait.

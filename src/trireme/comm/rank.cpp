@@ -166,6 +166,17 @@ bool Rank::fails(const Gone& gone, const Operation& operation) const {
   return count_in(gone.departure->calls, channel) <= operation.sequence_;
 }
 
+void Rank::check_peers(const Group& group) {
+  const std::lock_guard lock(gone_mutex_);
+  for (int r = 0; r < group.size(); ++r) {
+    const int other = group.world_rank(r);
+    const auto& gone = gone_[static_cast<std::size_t>(other)];
+    if (!gone || other == rank() || gone->kind == Notice::Kind::kLeft) continue;
+    throw PeerFailure(fmt::format("rank {} waits for rank {}, which {}: {}", rank(), other,
+                                  gone->kind == Notice::Kind::kLost ? "is lost" : "failed", gone->text));
+  }
+}
+
 std::exception_ptr Rank::peer_lost(const Operation& operation) {
   const Group& group = *operation.group_;
   const std::lock_guard lock(gone_mutex_);

@@ -66,6 +66,7 @@ class Rank final : private Watch {
   friend class Group;
   friend class Work;
 
+  void check_peers(const Group& group);
   std::exception_ptr timed_out(const Operation& operation) override;
   std::exception_ptr peer_lost(const Operation& operation) override;
   FailureReport report(const Group& group, const std::exception_ptr& error) override;

@@ -75,6 +75,7 @@ Json to_json(const StepRecord& record) {
   for (const LayerLoad& layer : record.experts) line["experts"][layer.layer] = layer.tokens;
   if (!record.experts.empty()) line["expert_ranks"] = record.expert_ranks;
   if (record.noise_scale) line["noise_scale"] = number(*record.noise_scale);
+  if (record.staleness) line["staleness"] = number(*record.staleness);
   for (const LayerNoise& layer : record.noise_scales) line["noise_scales"][layer.layer] = number(layer.scale);
   return line;
 }
@@ -118,6 +119,7 @@ StepRecord step_from(const Json& line) {
     }
   }
   if (line.contains("noise_scale")) record.noise_scale = real(line, "noise_scale");
+  if (line.contains("staleness")) record.staleness = real(line, "staleness");
   if (const auto scales = line.find("noise_scales"); scales != line.end()) {
     if (!scales->is_object()) wrong_type("noise_scales", "an object", *scales);
     for (const auto& [name, scale] : scales->items())

@@ -115,6 +115,7 @@ void RunLog::step(const StepRecord& record) {
                               {"memory/bytes", static_cast<double>(record.memory)}};
   if (record.mfu) scalars.push_back({"speed/mfu", *record.mfu});
   if (record.noise_scale) scalars.push_back({"train/noise_scale", *record.noise_scale});
+  if (record.staleness) scalars.push_back({"train/staleness", *record.staleness});
   std::vector<std::string> tags;  // borrowed by the scalars
   for (const NamedLoss& term : record.losses) tags.push_back("losses/" + term.name);
   for (std::size_t i = 0; i < tags.size(); ++i) scalars.push_back({tags[i], record.losses[i].mean});

@@ -69,6 +69,7 @@ struct StepRecord {
   int expert_ranks = 1;                       ///< that they are sharded over
   std::optional<double> noise_scale = {};     ///< gradient noise scale in tokens, where it is measured
   std::vector<LayerNoise> noise_scales = {};  ///< of each layer
+  std::optional<double> staleness = {};       ///< of gradients pushed to parameter servers: updates in between, mean
   bool operator==(const StepRecord&) const = default;
 };
 

@@ -213,6 +213,16 @@ double DataParallel::finish() {
   return seconds_since(begin);
 }
 
+void DataParallel::finish_alone() {
+  TRIREME_CHECK(!options_.has_separate_shards(), "shards of gradients are sums over ranks");
+  gradients_->require_complete();
+  for (nn::Param& param : params_) {
+    if (param.trainable && param.gradient_empty) param.gradient.zero_();
+    param.gradient_empty = !param.trainable;
+  }
+  gradients_->end_step();
+}
+
 std::vector<at::Tensor> DataParallel::computed() {
   TRIREME_CHECK(options_.offload, "without offload ranks compute with what they own");
   std::vector<at::Tensor> parts;

@@ -61,6 +61,8 @@ class DataParallel {
   /// Gradients of owned() are sums over all ranks. Seconds that this rank waited. A ConfigError names parameters that
   /// no layer of this rank has given a gradient to.
   double finish();
+  /// In place of finish(): gradients stay this rank's own, and no other rank takes part. Not with ZeRO.
+  void finish_alone();
   /// In a recording of the last micro, which must hold all that its sums do on the device. ZeRO 1 at most, no offload:
   /// then gradients lie where they lay. What is summed beyond the data's axes, finish() does after each replay.
   void complete() { gradients_->complete(); }

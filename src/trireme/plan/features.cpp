@@ -221,6 +221,19 @@ std::vector<Feature> features_of_steps() {
       {"progressive layer dropping", "", [](Recipe& r) { r.train.layer_keep = 0.5; }},
       {"frozen parameters", "", [](Recipe& r) { r.train.freeze = {"layers.*.mlp.*"}; }},
       {"CUDA graphs", "", [](Recipe& r) { take_gpu(r), r.train.cuda_graphs = true; }},
+      {"Downpour SGD", "",
+       [](Recipe& r) {
+         take_replicas(r, 2);
+         r.train.mode = spec::TrainMode::kDownpour;
+         r.optim.kind = spec::OptimizerKind::kAdagrad;
+         r.optim.weight_decay = r.optim.grad_clip_norm = 0;
+       }},
+      {"work stealing", "",
+       [](Recipe& r) {
+         take_replicas(r, 2);
+         r.train.work_stealing = true;
+         if (!r.train.micro_batch_size) r.train.micro_batch_size = 1;
+       }},
       {"health.spike", "", [](Recipe& r) { r.health.spike = spec::AnomalyPolicy::kSkip; }},
       {"health.non_finite", "", [](Recipe& r) { r.health.non_finite = spec::AnomalyPolicy::kSkip; }},
       {"validation", "", [](Recipe& r) { r.eval.every = 2; }},

@@ -81,6 +81,9 @@ void undistribute(Recipe& recipe) {
   recipe.layout = {};
   recipe.pipeline = {};
   recipe.train.partition_activations = false;
+  recipe.train.mode = TrainMode::kSynchronous;
+  recipe.train.work_stealing = false;
+  recipe.downpour = {};
   if (recipe.train.recompute == RecomputeKind::kStage) recipe.train.recompute = RecomputeKind::kFull;
 }
 

@@ -113,6 +113,7 @@ void describe(config::Section<Recipe>& section) {
   section.section("batch", &Recipe::batch);
   section.section("precision", &Recipe::precision);
   section.section("train", &Recipe::train);
+  section.section("downpour", &Recipe::downpour);
   section.section("eval", &Recipe::eval);
   section.section("checkpoint", &Recipe::checkpoint);
   section.section("health", &Recipe::health);
@@ -179,10 +180,16 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
                                               name_in<Transport>(kTransports, comm.transport)),
                         .hint = "set comm.transport = \"emulated\""});
   }
+  if (recipe.train.mode != TrainMode::kDownpour && recipe.downpour != DownpourConfig{}) {
+    problems.push_back({.key = "downpour",
+                        .reason = "is given, but train.mode = \"synchronous\" does not use it",
+                        .hint = "set train.mode = \"downpour\""});
+  }
   for (const auto& found :
        {find_problems(recipe.optim), find_problems(recipe.lr_schedule, recipe.batch), find_problems(recipe.precision),
         find_problems(recipe.train), find_problems(recipe.checkpoint), find_problems(recipe.health),
-        find_problems(recipe.layout, comm.ranks), find_problems(recipe.compress), find_problems(recipe.elastic)}) {
+        find_problems(recipe.layout, comm.ranks), find_problems(recipe.compress), find_problems(recipe.elastic),
+        find_problems(recipe.downpour)}) {
     problems.insert(problems.end(), found.begin(), found.end());
   }
   for (config::Problem& problem :

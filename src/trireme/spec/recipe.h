@@ -22,6 +22,7 @@
 #include "trireme/base/log.h"
 #include "trireme/spec/compress.h"
 #include "trireme/spec/data.h"
+#include "trireme/spec/downpour.h"
 #include "trireme/spec/elastic.h"
 #include "trireme/spec/health.h"
 #include "trireme/spec/hyperparameters.h"
@@ -107,6 +108,7 @@ struct Recipe {
   BatchConfig batch;
   PrecisionConfig precision;
   TrainConfig train;
+  DownpourConfig downpour;
   EvalConfig eval;
   CheckpointConfig checkpoint;
   HealthConfig health;

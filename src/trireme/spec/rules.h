@@ -138,6 +138,7 @@ std::span<const Rule> layout_rules();
 std::span<const Rule> expert_rules();
 std::span<const Rule> pipeline_rules();
 std::span<const Rule> run_rules();
+std::span<const Rule> asynchronous_rules();
 std::span<const Rule> parameter_rules();
 std::span<const Rule> compress_rules();
 std::span<const Rule> optim_rules();

@@ -10,18 +10,27 @@ constexpr Named<RecomputeKind> kRecomputes[] = {
     {"budget", RecomputeKind::kBudget}, {"stage", RecomputeKind::kStage},
 };
 
+constexpr Named<TrainMode> kTrainModes[] = {{"synchronous", TrainMode::kSynchronous},
+                                            {"downpour", TrainMode::kDownpour}};
 constexpr Named<EvalWeights> kEvalWeights[] = {{"trained", EvalWeights::kTrained}, {"ema", EvalWeights::kEma}};
 constexpr Named<OmpWaitPolicy> kWaitPolicies[] = {{"active", OmpWaitPolicy::kActive},
                                                   {"passive", OmpWaitPolicy::kPassive}};
 
 }  // namespace
 
+std::span<const Named<TrainMode>> enum_names(std::type_identity<TrainMode>) { return kTrainModes; }
 std::span<const Named<EvalWeights>> enum_names(std::type_identity<EvalWeights>) { return kEvalWeights; }
 std::span<const Named<OmpWaitPolicy>> enum_names(std::type_identity<OmpWaitPolicy>) { return kWaitPolicies; }
 std::span<const Named<RecomputeKind>> enum_names(std::type_identity<RecomputeKind>) { return kRecomputes; }
 
 void describe(config::Section<TrainConfig>& section) {
   section.meaning("length of the run, micro-batches, activation memory and GPU execution");
+  section.field("mode", &TrainConfig::mode,
+                "synchronous: gradients are summed over all ranks in every step; downpour: replicas push gradients to "
+                "parameter servers and fetch weights from them, and nobody waits for anybody (Dean et al. 2012)");
+  section.field("work_stealing", &TrainConfig::work_stealing,
+                "a data-parallel rank that has done its micro-batches of a step takes those that slower ranks have not "
+                "begun (FlexRR); any rank can read any sample, so the gradient is the same");
   section.field("steps", &TrainConfig::steps, "optimizer steps to train for; or give train.tokens").at_least(1);
   section.field("tokens", &TrainConfig::tokens, "tokens to train on: the run ends with the step that reaches them")
       .unit(Unit::kCount)

@@ -46,8 +46,18 @@ enum class EvalWeights : std::uint8_t {
 };
 std::span<const Named<EvalWeights>> enum_names(std::type_identity<EvalWeights>);
 
+/// Who waits for whom in a step.
+enum class TrainMode : std::uint8_t {
+  kSynchronous,  ///< every rank for every other: gradients are summed over all of them
+  kDownpour,     ///< nobody: replicas push to parameter servers and fetch from them (Dean et al. 2012); [downpour]
+};
+std::span<const Named<TrainMode>> enum_names(std::type_identity<TrainMode>);
+
 /// [train]
 struct TrainConfig {
+  TrainMode mode = TrainMode::kSynchronous;
+  /// A rank that has done its micro-batches takes those that others have not begun (FlexRR, exact).
+  bool work_stealing = false;
   std::optional<std::int64_t> steps, tokens;                ///< one of them
   std::optional<std::int64_t> micro_batch_size;             ///< sequences; unset: no gradient accumulation
   std::optional<std::int64_t> gradient_accumulation_steps;  ///< micro-batches of a step; see derived.h

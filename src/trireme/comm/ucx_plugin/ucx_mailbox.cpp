@@ -128,14 +128,20 @@ bool UcxMailbox::try_post(int to, std::uint32_t tag, int priority, std::span<con
 }
 
 Mail UcxMailbox::receive(std::optional<std::uint32_t> tag) {
-  std::unique_lock lock(mutex_);
-  if (!wait_until(lock, [&] { return protocol_->has_mail(tag); })) {
+  std::optional<Mail> mail = receive_for(options_.deadline, tag);
+  if (!mail) {
     throw CommError(fmt::format("mailbox {} got no mail{} in {:.0f} s", address(),
                                 tag ? fmt::format(" of tag {}", *tag) : std::string(),
                                 std::chrono::duration<double>(options_.deadline).count()),
                     "look at the logs of those that were to send it");
   }
-  Mail mail = *protocol_->take(tag);
+  return *std::move(mail);
+}
+
+std::optional<Mail> UcxMailbox::receive_for(Milliseconds time, std::optional<std::uint32_t> tag) {
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_until(lock, Clock::now() + time, [&] { return protocol_->has_mail(tag); })) return std::nullopt;
+  std::optional<Mail> mail = protocol_->take(tag);
   pump();  // what was taken is credit for its sender
   lock.unlock();
   wake();

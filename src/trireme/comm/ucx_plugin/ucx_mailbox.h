@@ -43,6 +43,7 @@ class UcxMailbox final : public Mailbox {
   void post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) override;
   bool try_post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) override;
   Mail receive(std::optional<std::uint32_t> tag) override;
+  std::optional<Mail> receive_for(Milliseconds time, std::optional<std::uint32_t> tag) override;
   std::optional<Mail> try_receive(std::optional<std::uint32_t> tag) override;
   std::vector<Mail> take_returned() override;
 

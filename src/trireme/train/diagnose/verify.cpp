@@ -22,6 +22,8 @@
 #include "trireme/train/engine/freeze.h"
 #include "trireme/train/engine/pipeline_table.h"
 #include "trireme/train/engine/trainer.h"
+#include "trireme/train/servers/downpour_driver.h"
+#include "trireme/train/servers/downpour_twin.h"
 
 namespace trireme::train {
 namespace {
@@ -40,6 +42,7 @@ struct Trace {
   std::vector<parallel::CompressedPart> parts;  ///< of this rank
   int dp = 1, dp_rank = 0, copy_rank = 0;       ///< copy_rank: 0 for one rank of each part of a copy
   std::optional<VerifyResult::Compressed> compressed;
+  DownpourJournal journal;  ///< with train.mode = "downpour": of this rank
 };
 
 /// In the type that runs are compared in: what is kept in 16 bits too.
@@ -72,6 +75,7 @@ Trace run_trace(const spec::Recipe& recipe, comm::Group& world, std::int64_t ste
   Trace trace;
   const auto samples = data::open_samples(recipe, data::Split::kTrain);
   Trainer trainer(recipe, model_shape(recipe), world, *samples, make);
+  trainer.keep_journal();
   trainer.on_gradients([&](nn::Params& params) {
     if (!trace.gradients.empty()) return;
     for (const nn::Param& param : params) {
@@ -96,6 +100,7 @@ Trace run_trace(const spec::Recipe& recipe, comm::Group& world, std::int64_t ste
     trace.weights[param.name] = copy_here(param.master);
     trace.placements[param.name] = param.placement;
   }
+  if (const DownpourJournal* journal = downpour_journal(trainer.driver())) trace.journal = *journal;
   const parallel::BucketReducer& reducer = trainer.engine().data_parallel().reducer();
   if (const parallel::CompressionReport* report = reducer.report()) {
     trace.parts = reducer.compressed_parts();
@@ -346,8 +351,9 @@ void compare_tensors(const spec::Recipe& recipe, const Trace& mine, const Trace&
     if (known.name.empty() || found.relative > known.relative) known.name = found.name, known.relative = found.relative;
     if (known.first_parting.empty()) known.first_parting = found.first_parting;
   };
-  worse(result.gradients, Comparison(*skeleton, world, result.tolerance.gradients, /*floor=*/1e-2)
-                              .run(reference.gradients, mine.gradients, mine.placements, type, trainable));
+  if (recipe.train.mode != spec::TrainMode::kDownpour)  // of each part, at other weights
+    worse(result.gradients, Comparison(*skeleton, world, result.tolerance.gradients, /*floor=*/1e-2)
+                                .run(reference.gradients, mine.gradients, mine.placements, type, trainable));
   // Adam makes whole steps of what is rounding in a gradient that is zero, so that a bias which begins at zero may end
   // anywhere near it; its layer's largest weights say how much that is.
   worse(result.weights, Comparison(*skeleton, world, result.tolerance.weights, /*floor=*/1)
@@ -447,6 +453,42 @@ VerifyResult compare_with_twin(const spec::Recipe& recipe, std::int64_t steps, c
   return result;
 }
 
+/// Downpour SGD: which weights a replica has met follows from the order of messages, which the journals of all say.
+/// Their replay on rank 0 is the reference.
+VerifyResult compare_with_replay(const spec::Recipe& from, std::int64_t steps, comm::Group& world) {
+  const std::unique_ptr<comm::Group> alone = world.split(world.rank(), 0, "alone");
+  spec::Recipe recipe = from;
+  recipe.train.steps = steps;  // the last one is a rest
+  recipe.train.tokens.reset();
+  const Trace mine = run_trace(recipe, world, steps);
+  const auto journals = gather_journals(mine.journal.entries, world);
+  Trace reference{.terms = mine.terms};
+  if (world.rank() == 0) {
+    spec::Recipe serial = recipe;
+    spec::undistribute(serial);
+    const auto samples = data::open_samples(serial, data::Split::kTrain);
+    TrainState state(serial, model_shape(serial), *alone, *samples, make_engine);
+    Replica replica(state, world.size());
+    const DownpourTwinResult twin = replay_downpour(replica, journals,
+                                                    {.servers = recipe.downpour.servers,
+                                                     .copies = recipe.downpour.copies,
+                                                     .first_weights = mine.journal.first_weights});
+    replica.set_weights(twin.weights);
+    for (const nn::Param& param : state.engine.params()) reference.weights[param.name] = copy_here(param.master);
+    for (const auto& [number, step] : twin.steps) {
+      StepReport report;
+      tell_losses(report, step.losses, step.counts);
+      reference.losses.push_back(report.loss);
+      reference.norms.push_back(step.norms / step.parts);
+      for (const observe::NamedLoss& term : report.losses) reference.means.push_back(term.mean);
+    }
+  }
+  tell_steps(reference, static_cast<std::size_t>(steps), world);
+  VerifyResult result = compare_steps(recipe, mine, reference, steps);
+  compare_tensors(recipe, mine, reference, world, result);
+  return result;
+}
+
 }  // namespace
 
 void verify(const VerifyRequest& request, comm::Rank& rank, const OnVerified& each) {
@@ -456,6 +498,10 @@ void verify(const VerifyRequest& request, comm::Rank& rank, const OnVerified& ea
     const spec::Recipe& recipe = request.recipes[i];
     if (recipe.compress.kind != spec::CompressKind::kNone) {
       each(i, compare_with_twin(recipe, request.steps, rank.world()));
+      continue;
+    }
+    if (recipe.train.mode == spec::TrainMode::kDownpour) {
+      each(i, compare_with_replay(recipe, request.steps, rank.world()));
       continue;
     }
     if (recipe.layout.pp > 1 && is_asynchronous(recipe)) {

@@ -96,28 +96,46 @@ class DataParallelEngine final : public SingleStepEngine {
         for (nn::LossTerm& term : result.losses) losses.push_back(std::move(term));
         continue;
       }
-      nn::Tape tape;
-      model_->forward(std::move(micro.inputs), context, &tape);
-      if (i == 0) activations_ = tape.bytes();
-      const CountedTape counted(context.memory, tape);
-      model_->backward(context, tape);
-      for (nn::LossTerm& term : context.losses) losses.push_back(std::move(term));
-      flops += context.flops;
+      pass(micro, /*first=*/i == 0, losses, flops);
     }
     if (layer_drop_) data_parallel_->skip_units({});
     if (defer_losses_) {
       data_parallel_->finish();
       return {.losses = std::move(losses), .flops = flops};
     }
-    nn::settle(losses);
-    std::vector<nn::LossTerm> sums;
-    for (const nn::LossTerm& term : losses) {
-      if (parallel_groups_->counts(term)) nn::add_term(sums, term);
+    return sum_over_ranks(losses, flops);
+  }
+
+  StepSums compute_from(const NextBatch& next, const MakeContext& contexts) override {
+    double flops = 0;
+    std::vector<nn::LossTerm> losses;
+    choose_layers(contexts);
+    data_parallel_->wait_for_weights();
+    bool first = true;
+    while (std::optional<data::Batch> batch = next()) {
+      // Which one is the last is known when there is no other: buckets go at the end, beside nothing.
+      data_parallel_->begin_micro(/*last=*/false);
+      Micro micro = prepare(*batch, contexts);
+      pass(micro, std::exchange(first, false), losses, flops);
     }
-    const auto begin = Clock::now();
-    loss_reducer_.reduce({&sums, 1}, {&flops, 1});
-    data_parallel_->finish();
-    return {.losses = std::move(sums), .flops = flops, .comm_s = seconds_since(begin)};
+    if (layer_drop_) data_parallel_->skip_units({});
+    return sum_over_ranks(losses, flops);
+  }
+
+  StepSums compute_alone(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
+    double flops = 0;
+    std::vector<nn::LossTerm> losses, sums;
+    choose_layers(contexts);
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      data_parallel_->begin_micro(/*last=*/false);
+      Micro micro = prepare(batches[i], contexts);
+      pass(micro, /*first=*/i == 0, losses, flops);
+    }
+    if (layer_drop_) data_parallel_->skip_units({});
+    data_parallel_->finish_alone();
+    nn::settle(losses);
+    for (const nn::LossTerm& term : losses) nn::add_term(sums, term);
+    return {.losses = std::move(sums), .flops = flops};
   }
 
   bool defer_losses(bool defer) override {
@@ -196,6 +214,28 @@ class DataParallelEngine final : public SingleStepEngine {
     nn::take_tokens(micro.inputs, micro.context, parallel_groups_->parallel.tokens);
     move_to(parallel_groups_->device, micro.inputs, micro.context, model_->shape);
     return micro;
+  }
+  /// Forward and backward of a micro-batch.
+  void pass(Micro& micro, bool first, std::vector<nn::LossTerm>& losses, double& flops) {
+    nn::Context& context = micro.context;
+    nn::Tape tape;
+    model_->forward(std::move(micro.inputs), context, &tape);
+    if (first) activations_ = tape.bytes();
+    const CountedTape counted(context.memory, tape);
+    model_->backward(context, tape);
+    for (nn::LossTerm& term : context.losses) losses.push_back(std::move(term));
+    flops += context.flops;
+  }
+  StepSums sum_over_ranks(std::vector<nn::LossTerm>& losses, double flops) {
+    nn::settle(losses);
+    std::vector<nn::LossTerm> sums;
+    for (const nn::LossTerm& term : losses) {
+      if (parallel_groups_->counts(term)) nn::add_term(sums, term);
+    }
+    const auto begin = Clock::now();
+    loss_reducer_.reduce({&sums, 1}, {&flops, 1});
+    data_parallel_->finish();
+    return {.losses = std::move(sums), .flops = flops, .comm_s = seconds_since(begin)};
   }
   static StepGraph::Turn turn_of(std::size_t i, std::size_t micros) {
     return {.first = i == 0, .last = i + 1 == micros};

@@ -1,5 +1,6 @@
 #include "trireme/train/engine/engine.h"
 
+#include "trireme/base/error.h"
 #include "trireme/plan/activations.h"
 #include "trireme/plan/from_recipe.h"
 #include "trireme/train/engine/trainer.h"
@@ -23,6 +24,13 @@ nn::Recompute recompute_of(const spec::Recipe& recipe) {
 }
 
 }  // namespace
+
+StepSums SingleStepEngine::compute_from(const NextBatch&, const MakeContext&) {
+  throw InternalError("this engine's ranks share micro-batches: none can be taken by another");
+}
+StepSums SingleStepEngine::compute_alone(std::vector<data::Batch>&, const MakeContext&) {
+  throw InternalError("this engine's ranks hold parts of a model: none can compute alone");
+}
 
 models::BuildOptions build_options(const spec::Recipe& recipe) {
   models::BuildOptions options{.recompute = recompute_of(recipe)};

@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -109,11 +110,18 @@ struct StepSums {
   double comm_s = 0;                      ///< that this rank waited for others
 };
 
+/// The next batch that this rank takes; nothing: there is none left.
+using NextBatch = std::function<std::optional<data::Batch>()>;
+
 /// Computes one step's gradients; the update is its driver's.
 class SingleStepEngine : public Engine {
  public:
   /// Forward and backward of the batches, gradients summed over the ranks that share a parameter.
   virtual StepSums compute(std::vector<data::Batch>& batches, const MakeContext& contexts) = 0;
+  /// As compute(), of batches that are asked for one after the other: who takes which is known only then.
+  virtual StepSums compute_from(const NextBatch& next, const MakeContext& contexts);
+  /// Of these batches alone: gradients stay this rank's, and no other rank takes part.
+  virtual StepSums compute_alone(std::vector<data::Batch>& batches, const MakeContext& contexts);
   void rehearse(std::vector<data::Batch>& batches, const MakeContext& contexts) final { compute(batches, contexts); }
   /// For optim::update; null: this rank knows all.
   virtual const optim::AcrossRanks* across() { return data_parallel().across(); }

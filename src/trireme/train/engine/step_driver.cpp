@@ -29,7 +29,9 @@ std::unique_ptr<StepDriver> make_driver(TrainState& state) {
   if (auto* several = std::get_if<std::unique_ptr<MultiStepEngine>>(&state.any_engine)) {
     return make_multi_step_driver(state, **several);
   }
-  return make_synchronous_driver(state, *std::get<std::unique_ptr<SingleStepEngine>>(state.any_engine));
+  auto& single = *std::get<std::unique_ptr<SingleStepEngine>>(state.any_engine);
+  if (state.recipe.train.mode == spec::TrainMode::kDownpour) return make_downpour_driver(state, single);
+  return make_synchronous_driver(state, single);
 }
 
 }  // namespace trireme::train

@@ -4,15 +4,11 @@
 //   synchronous_driver.cpp  compute, look at the loss, update; the state is whole after every step
 //   multi_step_driver.cpp   a MultiStepEngine runs up to its next drain; reports are told one by one
 //   run_ahead_driver.cpp    the next step starts before this one's numbers are known (CUDA graphs, one rank)
+//   ../servers/downpour_driver.cpp  replicas around parameter servers: steps up to the next rest, without barriers
 //
-// A role of ranks in a run is a driver and what it owns. Today every rank is a worker that all-reduces each step, and
-// owns a TrainState. Other roles are drivers of their own beside these:
-//   - a worker of parameter servers owns a TrainState whose engine is a SingleStepEngine, and a connection in place of
-//     Updates: next() pulls weights no staler than its bound, computes, pushes the gradients and reports;
-//   - a server owns its key ranges' master weights and optimizer, and neither model nor data: next() serves pushes and
-//     pulls until the slowest worker's clock moves on, and reports that clock as its position. It is at rest where no
-//     push is half applied, which is where its ranges are saved;
-//   - a replica that averages now and then takes steps as the synchronous driver does and is at rest after an average.
+// A role of ranks in a run is a driver and what it owns. A replica of parameter servers owns a TrainState whose engine
+// computes alone, and a connection in place of Updates; some run a server on a thread beside it. It is at rest where all
+// pushes are applied and every rank has fetched the same weights: there they are saved, hashed and evaluated.
 // Whoever runs a role asks nothing but what is below, so the loop over steps (train/run) is the same for all.
 // Depends on: base, nn, observe, spec.
 #pragma once
@@ -46,7 +42,9 @@ struct StepReport {
   double compute_s = 0, data_s = 0, comm_s = 0;
   std::optional<double> seconds = {};      ///< its share, where steps ran together
   bool redone = false;                     ///< its update was taken before the norm was known, and taken back
+  std::int64_t stolen = 0;                 ///< micro-batches of other ranks that this one took
   std::optional<double> noise_scale = {};  ///< in tokens, where it is measured
+  std::optional<double> staleness = {};    ///< updates of others between fetch and push, the mean, where there are any
   std::vector<observe::LayerNoise> noise_scales = {};  ///< of each layer
 };
 
@@ -94,5 +92,6 @@ class SingleStepEngine;
 class MultiStepEngine;
 std::unique_ptr<StepDriver> make_synchronous_driver(TrainState& state, SingleStepEngine& engine);
 std::unique_ptr<StepDriver> make_multi_step_driver(TrainState& state, MultiStepEngine& engine);
+std::unique_ptr<StepDriver> make_downpour_driver(TrainState& state, SingleStepEngine& engine);
 
 }  // namespace trireme::train

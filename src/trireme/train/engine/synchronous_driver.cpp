@@ -3,12 +3,15 @@
 
 #include <chrono>
 #include <cmath>
+#include <memory>
+#include <optional>
 
 #include "trireme/base/log.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/step_driver.h"
 #include "trireme/train/engine/train_state.h"
+#include "trireme/train/engine/work_stealing.h"
 
 namespace trireme::train {
 namespace {
@@ -17,7 +20,10 @@ using Clock = std::chrono::steady_clock;
 
 class SynchronousDriver final : public StepDriver {
  public:
-  SynchronousDriver(TrainState& state, SingleStepEngine& engine) : state_(state), engine_(engine) {}
+  SynchronousDriver(TrainState& state, SingleStepEngine& engine) : state_(state), engine_(engine) {
+    if (state.recipe.train.work_stealing && engine.share().ranks > 1)
+      stealing_ = std::make_unique<WorkStealing>(engine.readers(), state.samples);
+  }
 
   StepReport next() override;
   bool looks_before_update() const override { return true; }
@@ -27,10 +33,27 @@ class SynchronousDriver final : public StepDriver {
   void measure_noise(const Fetched& fetched, const nn::LossCounts& counts, const optim::UpdateResult& result,
                      double loss_scale, StepReport& report);
   void follow_noise();
+  StepSums compute_stealing(const Fetched& fetched, const MakeContext& contexts);
 
   TrainState& state_;
   SingleStepEngine& engine_;
+  std::unique_ptr<WorkStealing> stealing_;  // train.work_stealing only
 };
+
+StepSums SynchronousDriver::compute_stealing(const Fetched& fetched, const MakeContext& contexts) {
+  stealing_->begin(state_.recipe, fetched, engine_.share());
+  std::optional<Clock::time_point> begun;
+  const StepSums sums = engine_.compute_from(
+      [&] {
+        if (begun && state_.micro) state_.micro(state_.position.step + 1, seconds_since(*begun));
+        std::optional<data::Batch> batch = stealing_->next();
+        begun = Clock::now();
+        return batch;
+      },
+      contexts);
+  stealing_->end();
+  return sums;
+}
 
 StepReport SynchronousDriver::next() {
   StepReport report;
@@ -44,8 +67,9 @@ StepReport SynchronousDriver::next() {
 
   begin = Clock::now();
   nn::zero_grad(engine_.params());
-  const StepSums sums =
-      engine_.compute(fetched.batches, [&] { return state_.context_for(scales, state_.position.step); });
+  const auto contexts = [&] { return state_.context_for(scales, state_.position.step); };
+  const StepSums sums = stealing_ ? compute_stealing(fetched, contexts) : engine_.compute(fetched.batches, contexts);
+  if (stealing_) report.stolen = stealing_->stolen();
   report.comm_s += sums.comm_s;
   report.compute_s += seconds_since(begin) - sums.comm_s;
   tell_losses(report, sums.losses, counts);

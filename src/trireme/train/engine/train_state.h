@@ -99,7 +99,9 @@ struct TrainState {
   // Hooks: Trainer's functions of these names.
   std::function<void(nn::Params&)> look;
   std::function<bool(double loss)> judge;
+  std::function<void(std::int64_t step, double seconds)> micro;
   EventSink* events = nullptr;
+  bool keep_journal = false;  ///< Downpour SGD: of all parts, for its serial twin
 };
 
 /// Freezes, and gives parameters the numbers they begin with: drawn, or another model's. prepare_params.cpp

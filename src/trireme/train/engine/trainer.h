@@ -87,6 +87,11 @@ class Trainer {
   /// Called with the total loss of each step before the update, on every rank with the same: false leaves the update
   /// out. It may throw; the weights are then as before the step.
   void on_loss(std::function<bool(double loss)> judge) { state_.judge = std::move(judge); }
+  /// Before the first step: what replicas of parameter servers do is written down, for their serial twin.
+  void keep_journal() { state_.keep_journal = true; }
+  /// Called after each micro-batch, or part of a step, that this rank took because it was free for it: where work is
+  /// stolen, and in Downpour SGD. With the number of its step and what it took.
+  void on_micro(std::function<void(std::int64_t step, double seconds)> micro) { state_.micro = std::move(micro); }
   /// Passes over the step whose loss was NaN or Inf: its data was read, its update is left out.
   void skip_step();
   /// From now on the data goes on after so many of its tokens, wherever the pace stands.

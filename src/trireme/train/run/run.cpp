@@ -269,9 +269,14 @@ void TrainingRun::build(std::int64_t from_step) {
     contention_ = std::make_unique<observe::CpuContention>(*recipe_.train.threads, local, threads ? local : 1,
                                                            static_cast<int>(std::thread::hardware_concurrency()));
   }
-  trainer_->on_gradients([this](nn::Params&) {
+  // Where a rank takes what others have not begun, a slow one is slow in each of its micro-batches.
+  const bool by_micro = recipe_.train.work_stealing || recipe_.train.mode == spec::TrainMode::kDownpour;
+  if (by_micro && faults_->drill()) {
+    trainer_->on_micro([this](std::int64_t step, double seconds) { faults_->after_compute(step, seconds); });
+  }
+  trainer_->on_gradients([this, by_micro](nn::Params&) {
     saving_->before_update();
-    faults_->after_compute(trainer_->position().step + 1, seconds_since(step_begun_));
+    if (!by_micro) faults_->after_compute(trainer_->position().step + 1, seconds_since(step_begun_));
   });
   if (snapshot_) {
     checkpoint::load_snapshot(*request_.elastic->snapshots, *snapshot_, trainer_->state(), world_);

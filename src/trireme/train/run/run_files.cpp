@@ -210,6 +210,7 @@ void RunFiles::tell_metrics(const StepReport& report, const StepFigures& figures
   tell("step/compute_seconds", report.compute_s);
   tell("step/data_seconds", report.data_s);
   tell("step/exposed_comm_seconds", report.comm_s);
+  if (parts_.recipe.train.work_stealing) tell("step/stolen_micro_batches", static_cast<double>(report.stolen));
   tell("memory/peak_bytes", static_cast<double>(figures.own_memory));
   const device::MemoryPool& device = parts_.trainer.memory().device;
   for (std::size_t i = 0; i < device::kMemoryUses; ++i) {
@@ -277,6 +278,7 @@ void RunFiles::step(const StepReport& report, const StepFigures& figures) {
   }
   record.queues = queues;
   record.noise_scale = report.noise_scale;
+  record.staleness = report.staleness;
   record.noise_scales = report.noise_scales;
   if (figures.hashes) {
     const std::uint64_t total = nn::total_hash(*figures.hashes);

@@ -52,15 +52,7 @@ struct DownpourReport {
 
 /// ConfigError where the recipe asks for what servers cannot do.
 void check_downpour(const spec::Recipe& recipe, const DownpourOptions& options);
-/// In this process; replicas are threads.
+/// In this process; replicas are threads. `trireme train` runs the same replicas as ranks: downpour_driver.cpp.
 DownpourReport run_downpour(const spec::Recipe& recipe, const DownpourOptions& options);
-
-struct DownpourCommands {
-  std::uint32_t version;
-  DownpourReport (*run)(const spec::Recipe& recipe, const DownpourOptions& options);
-};
-inline constexpr std::uint32_t kDownpourVersion = 1;
-extern "C" const DownpourCommands* trireme_downpour();
-inline constexpr const char* kDownpourEntry = "trireme_downpour";
 
 }  // namespace trireme::train

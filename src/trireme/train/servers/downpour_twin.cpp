@@ -1,0 +1,145 @@
+#include "trireme/train/servers/downpour_twin.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "trireme/base/error.h"
+#include "trireme/ps/ring.h"
+
+namespace trireme::train {
+namespace {
+
+class DownpourTwin {
+ public:
+  DownpourTwin(Replica& replica, const std::vector<std::vector<JournalEntry>>& journals,
+               const DownpourTwinOptions& options)
+      : replica_(replica), journals_(journals) {
+    ps::View view{.epoch = 1, .workers = {}, .copies = options.copies};
+    for (int i = 0; i < options.servers; ++i) view.servers.push_back(1 + i);
+    for (const ps::PlacedRange& range : ps::place(view, replica.keys()))
+      shards_[range.chain.front()].segments.push_back(range.keys);
+    for (auto& [server, shard] : shards_) {
+      // Version 1 is the first weights, which replica 0 assigned.
+      shard.versions = {{}, gather(options.first_weights, shard.segments)};
+      shard.sums.resize(shard.versions[1].size());
+    }
+  }
+
+  DownpourTwinResult run() {
+    std::vector<Runner> runners(journals_.size());
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (std::size_t i = 0; i < runners.size(); ++i) {
+        Runner& runner = runners[i];
+        if (runner.next < journals_[i].size() && can_fetch(journals_[i][runner.next])) {
+          compute(journals_[i][runner.next++], runner);
+          moved = true;
+        }
+        for (OpenTwinPush& open : runner.open) moved |= push(open);
+        std::erase_if(runner.open, [](const OpenTwinPush& open) { return open.servers.empty(); });
+      }
+    }
+    for (std::size_t i = 0; i < runners.size(); ++i) {
+      TRIREME_CHECK(runners[i].next == journals_[i].size() && runners[i].open.empty(),
+                    "the journal of replica {} stops at part {} of {}, with {} pushes open", i, runners[i].next,
+                    journals_[i].size(), runners[i].open.size());
+    }
+    result_.weights.resize(replica_.keys());
+    for (const auto& [server, shard] : shards_) scatter(shard.versions.back(), shard.segments, result_.weights);
+    return std::move(result_);
+  }
+
+ private:
+  struct Shard {
+    std::vector<ps::Segment> segments;
+    std::vector<std::vector<double>> versions;
+    std::vector<double> sums;  // Adagrad's
+  };
+  /// A replica does not wait for its pushes, and servers may have them in different orders beside those of others: one
+  /// that a server has not reached must not keep the replica from its next part.
+  struct OpenTwinPush {
+    double learning_rate = 0;
+    std::map<int, std::uint64_t> servers;  // that do not have it yet, and the version that it becomes there
+    std::vector<double> gradient;
+  };
+  struct Runner {
+    std::size_t next = 0;
+    std::vector<OpenTwinPush> open;
+    std::vector<double> weights, accrued;
+  };
+  static std::vector<double> gather(const std::vector<double>& all, const std::vector<ps::Segment>& segments) {
+    std::vector<double> part;
+    for (const ps::Segment& segment : segments)
+      part.insert(part.end(), all.begin() + static_cast<std::ptrdiff_t>(segment.begin),
+                  all.begin() + static_cast<std::ptrdiff_t>(segment.end));
+    return part;
+  }
+  static void scatter(const std::vector<double>& part, const std::vector<ps::Segment>& segments,
+                      std::vector<double>& all) {
+    auto from = part.begin();
+    for (const ps::Segment& segment : segments) {
+      std::copy_n(from, segment.size(), all.begin() + static_cast<std::ptrdiff_t>(segment.begin));
+      from += static_cast<std::ptrdiff_t>(segment.size());
+    }
+  }
+  bool can_fetch(const JournalEntry& entry) const {
+    return std::ranges::all_of(
+        entry.fetched, [&](const auto& version) { return version.second < shards_.at(version.first).versions.size(); });
+  }
+  void compute(const JournalEntry& entry, Runner& runner) {
+    runner.weights.resize(replica_.keys());
+    runner.accrued.resize(replica_.keys());
+    for (const auto& [server, version] : entry.fetched)
+      scatter(shards_.at(server).versions[version], shards_.at(server).segments, runner.weights);
+    replica_.set_weights(runner.weights);
+    const Replica::Gradient gradient = replica_.compute(entry.at, entry.part);
+    DownpourTwinResult::Step& step = result_.steps[entry.at.step];
+    for (const nn::LossTerm& term : gradient.losses) nn::add_term(step.losses, term);
+    step.counts.targets += gradient.counts.targets;
+    step.counts.samples += gradient.counts.samples;
+    step.norms += gradient.norm();
+    ++step.parts;
+    for (std::size_t i = 0; i < runner.weights.size(); ++i) {
+      runner.accrued[i] += gradient.values[i];
+      runner.weights[i] -= entry.learning_rate * gradient.values[i];
+    }
+    if (entry.pushed.empty()) return;
+    runner.open.push_back({entry.learning_rate, entry.pushed, runner.accrued});
+    std::ranges::fill(runner.accrued, 0.0);
+  }
+  /// To every server whose next version it is; whether there was one.
+  bool push(OpenTwinPush& open) {
+    return std::erase_if(open.servers, [&](const auto& due) {
+             const auto& [server, version] = due;
+             Shard& shard = shards_.at(server);
+             if (shard.versions.size() != version) return false;
+             std::vector<double> weights = shard.versions.back();
+             const std::vector<double> gradient = gather(open.gradient, shard.segments);
+             const spec::OptimConfig& optim = replica_.state().recipe.optim;
+             for (std::size_t i = 0; i < weights.size(); ++i) {
+               if (optim.kind == spec::OptimizerKind::kAdagrad) {
+                 shard.sums[i] += gradient[i] * gradient[i];
+                 weights[i] -= open.learning_rate * gradient[i] / (std::sqrt(shard.sums[i]) + spec::epsilon_of(optim));
+               } else {
+                 weights[i] -= open.learning_rate * gradient[i];
+               }
+             }
+             shard.versions.push_back(std::move(weights));
+             return true;
+           }) > 0;
+  }
+
+  Replica& replica_;
+  const std::vector<std::vector<JournalEntry>>& journals_;
+  std::map<int, Shard> shards_;
+  DownpourTwinResult result_;
+};
+
+}  // namespace
+
+DownpourTwinResult replay_downpour(Replica& replica, const std::vector<std::vector<JournalEntry>>& journals,
+                                   const DownpourTwinOptions& options) {
+  return DownpourTwin(replica, journals, options).run();
+}
+
+}  // namespace trireme::train

@@ -1,0 +1,104 @@
+#include "trireme/train/servers/downpour_worker.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "trireme/base/stopwatch.h"
+
+namespace trireme::train {
+namespace {
+
+using WorkerClock = std::chrono::steady_clock;
+
+/// Values in the servers' type: what is pushed and pulled has the masters' precision.
+std::vector<std::byte> pack_values(const std::vector<double>& values, ps::ValueType type) {
+  if (type == ps::ValueType::kF64) return ps::to_bytes(std::span(values));
+  const std::vector<float> narrow(values.begin(), values.end());
+  return ps::to_bytes(std::span(narrow));
+}
+std::vector<double> unpack_values(const std::vector<std::byte>& bytes, ps::ValueType type) {
+  if (type == ps::ValueType::kF64) return ps::from_bytes<double>(bytes);
+  const std::vector<float> narrow = ps::from_bytes<float>(bytes);
+  return {narrow.begin(), narrow.end()};
+}
+
+}  // namespace
+
+DownpourWorker::DownpourWorker(comm::Mailbox& mailbox, Replica& replica, const DownpourPace& pace, Computed computed)
+    : replica_(replica),
+      pace_(pace),
+      computed_(std::move(computed)),
+      client_(mailbox, {.address = mailbox.address(),
+                        .keys = replica.keys(),
+                        .type = pace.type,
+                        .part_bytes = std::size_t{1} << 40}),  // whole pushes: a version is one of them
+      delay_(pace.tau),
+      all_{{0, replica.keys()}},
+      accrued_(replica.keys()) {}
+
+void DownpourWorker::assign(const std::vector<double>& weights, const std::vector<double>& sums) {
+  client_.wait(client_.push({all_, pack_values(weights, pace_.type), 0, ps::Message::Op::kAssign}));
+  if (std::ranges::all_of(sums, [](double sum) { return sum == 0; })) return;  // as servers begin
+  client_.wait(client_.push({all_, pack_values(sums, pace_.type), 0, ps::Message::Op::kAssign, /*plane=*/1}));
+}
+
+std::vector<double> DownpourWorker::fetch(int plane) {
+  return unpack_values(client_.take(client_.pull({all_, plane})), pace_.type);
+}
+
+void DownpourWorker::take(const spec::Position& at, int part) {
+  if (!replica_.has_rows(at, part)) return;
+  while (!delay_.may_begin()) finish(open_.begin()->first);
+  JournalEntry& entry = journal_.emplace_back(JournalEntry{.at = at, .part = part});
+  const std::uint64_t clock = delay_.begin();
+  if (taken_ % pace_.n_fetch == 0) {
+    const auto pulled = client_.pull({all_});
+    weights_ = unpack_values(client_.take(pulled), pace_.type);
+    entry.fetched = client_.worker().take_versions(pulled);
+  }
+  replica_.set_weights(weights_);
+  const auto begin = WorkerClock::now();
+  const Replica::Gradient gradient = replica_.compute(at, part);
+  if (computed_) computed_(gradient, seconds_since(begin));
+  entry.learning_rate = last_rate_ = gradient.learning_rate * pace_.rate_factor;
+  for (std::size_t i = 0; i < weights_.size(); ++i) {
+    accrued_[i] += gradient.values[i];
+    weights_[i] -= entry.learning_rate * gradient.values[i];
+  }
+  if (++taken_ % pace_.n_push == 0) {
+    push(entry.learning_rate);
+    open_[clock] = {last_push_, journal_.size() - 1};
+  } else {
+    delay_.done(clock);
+  }
+}
+
+void DownpourWorker::push(double learning_rate) {
+  last_push_ = client_.push({all_, pack_values(accrued_, pace_.type), learning_rate});
+  std::ranges::fill(accrued_, 0.0);
+}
+
+void DownpourWorker::finish(std::uint64_t clock) {
+  const auto [task, entry] = open_.at(clock);
+  client_.wait(task);
+  JournalEntry& at = journal_[entry];
+  at.pushed = client_.worker().take_versions(task);
+  if (!at.fetched.empty() && !at.pushed.empty()) {
+    const std::uint64_t before = at.pushed.begin()->second - 1;
+    at.stale = before - std::min(before, at.fetched.begin()->second);
+  }
+  open_.erase(clock);
+  delay_.done(clock);
+}
+
+void DownpourWorker::settle() {
+  if (taken_ % pace_.n_push != 0) {
+    push(last_rate_);
+    client_.wait(last_push_);
+    journal_.back().pushed = client_.worker().take_versions(last_push_);
+  }
+  while (!open_.empty()) finish(open_.begin()->first);
+  taken_ = 0;
+}
+
+}  // namespace trireme::train

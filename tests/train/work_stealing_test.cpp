@@ -1,0 +1,121 @@
+// Work stealing: ranks take each other's micro-batches, the gradient stays, and a slow rank costs little.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "tests/train/support.h"
+#include "trireme/train/engine/work_stealing.h"
+
+namespace trireme::train {
+namespace {
+
+spec::Recipe stealing_recipe(int ranks, std::int64_t micros, bool stealing) {
+  spec::Recipe recipe = small_recipe(spec::Family::kGpt2, spec::Precision::kFp64);
+  recipe.layout.dp = ranks;
+  recipe.batch.global_batch_tokens = ranks * micros * recipe.data.seq_len;
+  recipe.train.micro_batch_size = 1;
+  recipe.train.work_stealing = stealing;
+  recipe.optim.kind = spec::OptimizerKind::kSgd;
+  return recipe;
+}
+
+struct Steps {
+  std::vector<double> losses, norms;
+  std::vector<at::Tensor> weights;
+  std::vector<std::int64_t> stolen;  // by rank
+  double seconds = 0;                // of the fastest step but the first
+};
+
+/// `pause(rank)`: how long each micro-batch of a rank takes; computing is nothing beside it.
+Steps run_steps(const spec::Recipe& recipe, int steps, const std::function<double(int rank)>& pause) {
+  Steps all;
+  all.stolen.resize(static_cast<std::size_t>(*recipe.layout.dp));
+  std::mutex mutex;
+  with_trainers(recipe, *recipe.layout.dp, [&](Trainer& trainer, comm::Rank& rank) {
+    trainer.on_micro(
+        [&](std::int64_t, double) { std::this_thread::sleep_for(std::chrono::duration<double>(pause(rank.rank()))); });
+    double fastest = 1e9;
+    std::int64_t stolen = 0;
+    std::vector<StepReport> reports;
+    for (int step = 0; step < steps; ++step) {
+      const auto begin = std::chrono::steady_clock::now();
+      reports.push_back(trainer.step());
+      stolen += reports.back().stolen;
+      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      if (step > 0) fastest = std::min(fastest, seconds);
+    }
+    nn::Params& params = trainer.params();  // on all ranks together: weights may be on their way
+    const std::lock_guard lock(mutex);
+    all.stolen[static_cast<std::size_t>(rank.rank())] = stolen;
+    if (rank.rank() != 0) return;
+    for (const StepReport& report : reports) {
+      all.losses.push_back(report.loss);
+      all.norms.push_back(report.gradient_norm);
+    }
+    for (const nn::Param& param : params) all.weights.push_back(param.master.clone());
+    all.seconds = fastest;
+  });
+  return all;
+}
+
+TEST(WorkStealing, TheGradientIsTheOneWithoutIt) {
+  for (const int zero : {0, 1}) {
+    spec::Recipe plain = stealing_recipe(3, 5, false), stealing = stealing_recipe(3, 5, true);
+    plain.layout.zero = stealing.layout.zero = zero;
+    if (zero == 1) plain.layout.zero = 0;  // whole weights to compare with
+    const auto slow_last = [](int rank) { return rank == 2 ? 0.004 : 0.0005; };
+    const Steps expected = run_steps(plain, 4, [](int) { return 0.0; });
+    const Steps found = run_steps(stealing, 4, slow_last);
+    EXPECT_GT(found.stolen[0] + found.stolen[1], 0);
+    for (std::size_t i = 0; i < expected.losses.size(); ++i) {
+      EXPECT_NEAR(found.losses[i], expected.losses[i], 1e-9 * expected.losses[i]);
+      EXPECT_NEAR(found.norms[i], expected.norms[i], 1e-9 * expected.norms[i]);
+    }
+    if (zero == 1) continue;
+    for (std::size_t i = 0; i < expected.weights.size(); ++i) {
+      const double scale = expected.weights[i].abs().max().item<double>();
+      EXPECT_LE(found.weights[i].sub(expected.weights[i]).abs().max().item<double>(), 1e-9 * scale);
+    }
+  }
+}
+
+/// Time is slept, not computed, so that a busy machine changes little.
+TEST(WorkStealing, ARankTwiceAsSlowCostsAtMostFifteenPercent) {
+  constexpr int kRanks = 8;
+  constexpr std::int64_t kMicros = 24;
+  constexpr double kPause = 0.012;
+  const auto slow = [](int rank) { return rank == 3 ? 2 * kPause : kPause; };
+  const auto even = [](int) { return kPause; };
+  const double balanced = run_steps(stealing_recipe(kRanks, kMicros, true), 4, even).seconds;
+  const Steps helped = run_steps(stealing_recipe(kRanks, kMicros, true), 4, slow);
+  // Without help the slow rank does all of its own.
+  const double alone = static_cast<double>(kMicros) * 2 * kPause;
+  fmt::print("balanced {:.3f} s, one rank twice as slow {:.3f} s ({:.2f}x), alone {:.3f} s at least ({:.2f}x)\n",
+             balanced, helped.seconds, helped.seconds / balanced, alone, alone / balanced);
+  EXPECT_LE(helped.seconds, 1.15 * balanced);
+  EXPECT_GE(alone, 1.5 * balanced);
+}
+
+TEST(WorkStealing, TakesAsMuchAtOnceAsFlexRR) {
+  EXPECT_EQ(stolen_at_once(400, /*first=*/true), 10);
+  EXPECT_EQ(stolen_at_once(400, /*first=*/false), 20);
+  EXPECT_EQ(stolen_at_once(1, /*first=*/true), 1);
+}
+
+/// A rank without rows of its own begins with others'.
+TEST(WorkStealing, MoreRanksThanMicroBatches) {
+  spec::Recipe recipe = stealing_recipe(3, 1, true), plain = stealing_recipe(3, 1, false);
+  recipe.batch.global_batch_tokens = plain.batch.global_batch_tokens = 2 * recipe.data.seq_len;
+  const Steps found = run_steps(recipe, 2, [](int) { return 0.0; });
+  const Steps expected = run_steps(plain, 2, [](int) { return 0.0; });
+  for (std::size_t i = 0; i < expected.losses.size(); ++i)
+    EXPECT_NEAR(found.losses[i], expected.losses[i], 1e-9 * expected.losses[i]);
+}
+
+}  // namespace
+}  // namespace trireme::train
