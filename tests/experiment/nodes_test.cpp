@@ -161,5 +161,20 @@ TEST_F(NodesTest, TrialsOnGpusHaveOneForEachSlot) {
   EXPECT_THAT(trial_command(folder, experiment, job, {}, part).words, Contains("--gpus-per-task=2"));
 }
 
+TEST_F(NodesTest, ASlotWithoutAGpuIsRefusedBeforeAnythingTrains) {
+  const ExperimentFolder folder = make("random", 1, 2);
+  const auto check = [&](const std::string& device, int slots, const GpusHere& gpus) {
+    check_gpus_of_slots(folder.recipe(), {"run.device=" + device}, slots, gpus);
+  };
+  EXPECT_THAT(words_of([&] { check("cuda", 2, {.visible = "0"}); }),
+              AllOf(HasSubstr("slot 1 has no GPU"), HasSubstr("--slots 1")));
+  EXPECT_THAT(words_of([&] { check("cuda", 3, {.count = 2}); }),
+              AllOf(HasSubstr("slot 2 has no GPU: this machine has 2 GPUs"), HasSubstr("--slots 2")));
+  EXPECT_NO_THROW(check("cuda", 2, {.visible = "0,0"})) << "two slots may share one";
+  EXPECT_NO_THROW(check("cuda", 2, {.count = 2}));
+  EXPECT_NO_THROW(check("cuda", 2, {})) << "not known: the trials will tell";
+  EXPECT_NO_THROW(check("cpu", 9, {.visible = "0", .count = 1}));
+}
+
 }  // namespace
 }  // namespace trireme::experiment

@@ -1,5 +1,6 @@
 // trireme experiments: sweeps that are running or were run.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <filesystem>
 #include <memory>
@@ -12,7 +13,9 @@
 #include "trireme/cli/program.h"
 #include "trireme/cli/sweep_run.h"
 #include "trireme/experiment/store.h"
+#include "trireme/experiment/trial_run.h"
 #include "trireme/observe/mlflow.h"
+#include "trireme/observe/run_import.h"
 
 namespace trireme::cli {
 namespace {
@@ -32,11 +35,13 @@ void add_folders_command(Command& experiments, Context& context, const std::stri
 }
 
 enum class ExportFormat : std::uint8_t { kCsv, kMlflow };
+enum class ImportFormat : std::uint8_t { kFolders, kMlflow, kWandb };
 
 struct FolderFlags {
   std::vector<std::string> folders;
   std::string output, store;
   ExportFormat format = ExportFormat::kCsv;
+  ImportFormat import_format = ImportFormat::kFolders;
   SlotFlags slots;
 };
 
@@ -73,7 +78,28 @@ int ask_experiments(const FolderFlags& flags, experiment::Wanted wanted, const c
   return kExitFine;
 }
 
+/// Runs of other tools become run folders, which everything here reads: dashboard, report, diff, export.
+int import_foreign_runs(const FolderFlags& flags, Context& context) {
+  const fs::path out = flags.output.empty() ? "runs" : flags.output;
+  std::vector<observe::ImportedRun> runs;
+  for (const std::string& path : flags.folders) {
+    if (flags.import_format == ImportFormat::kMlflow) {
+      for (observe::ImportedRun& run : observe::import_mlflow(path, out)) runs.push_back(std::move(run));
+    } else {
+      runs.push_back(observe::import_wandb(path, out));
+    }
+  }
+  for (const observe::ImportedRun& run : runs) {
+    fmt::print(context.out, "{}: {}{}\n", run.folder.string(), counted(static_cast<std::size_t>(run.steps), "step"),
+               run.left_out.empty() ? "" : fmt::format("; left out: {}", fmt::join(run.left_out, ", ")));
+  }
+  fmt::print(context.out, "{} in {}; see them with: trireme dashboard {}\n", counted(runs.size(), "run"), out.string(),
+             out.string());
+  return kExitFine;
+}
+
 int import_experiments(const FolderFlags& flags, Context& context) {
+  if (flags.import_format != ImportFormat::kFolders) return import_foreign_runs(flags, context);
   const fs::path file = flags.store.empty() ? experiment::store_beside(flags.folders.front()) : fs::path(flags.store);
   experiment::Store store(file);
   for (const std::string& path : flags.folders) store.import(overview_of(ExperimentFolder(path)));
@@ -154,6 +180,12 @@ void add_experiments_command(Command& app, Context& context) {
       experiments, context, "resume", "Go on with sweeps that were paused, stopped or killed; several share the slots",
       [](Command& command, FolderFlags& flags) { flags.slots.add_to(command); },
       [&context](FolderFlags& flags) {
+        for (const std::string& path : flags.folders) {
+          if (flags.slots.slurm) break;
+          const ExperimentFolder folder(path);
+          experiment::check_gpus_of_slots(folder.recipe(), folder.read().sets, flags.slots.slots.value_or(1),
+                                          experiment::gpus_here());
+        }
         return run_experiments({flags.folders.begin(), flags.folders.end()}, flags.slots, context);
       });
   add_folders_command<FolderFlags>(experiments, context, "best", "The best trial, its setting and its run", {},
@@ -176,8 +208,16 @@ void add_experiments_command(Command& app, Context& context) {
       },
       [&context](FolderFlags& flags) { return export_experiments(flags, context); });
   add_folders_command<FolderFlags>(
-      experiments, context, "import", "Put experiments into the store again, from their folders",
+      experiments, context, "import",
+      "Put experiments into the store again, from their folders; or make run folders of runs of MLflow or W&B",
       [](Command& command, FolderFlags& flags) {
+        add_choice<ImportFormat>(
+            command, "--format", flags.import_format,
+            {{"folders", ImportFormat::kFolders}, {"mlflow", ImportFormat::kMlflow}, {"wandb", ImportFormat::kWandb}},
+            "what DIR is: folders of experiments; MLflow's stores of files (mlruns); files of W&B's "
+            "history, a JSON object a line");
+        command.add_option("-o,--output", flags.output, "runs of MLflow or W&B go into this folder (runs)")
+            .type_name("DIR");
         command.add_option("--store", flags.store, "the store; default: experiments.db beside the first folder");
       },
       [&context](FolderFlags& flags) { return import_experiments(flags, context); });

@@ -83,6 +83,9 @@ int run_sweep(SweepFlags& flags, Context& context) {
   const fs::path out =
       flags.out.empty() ? fs::path("runs") / fmt::format("{}-sweep", experiment.name) : fs::path(flags.out);
   try_settings(recipe, experiment);
+  if (!flags.slots.slurm) {
+    experiment::check_gpus_of_slots(recipe, experiment.sets, flags.slots.slots.value_or(1), experiment::gpus_here());
+  }
   ExperimentFolder(out).create(experiment, read_text_file(recipe, 16U << 20));
   return run_experiments({out}, flags.slots, context);
 }

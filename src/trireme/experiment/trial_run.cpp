@@ -48,6 +48,12 @@ Pins pinned(const fs::path& recipe, std::vector<std::string> sets, std::int64_t 
   return {.sets = std::move(pins), .gpus = whole.value.run.device == spec::DeviceKind::kCuda};
 }
 
+/// What helps where slots are more than GPUs.
+std::string fewer_slots(std::size_t gpus) {
+  return fmt::format("give --slots {}, or name a GPU once for each slot that is to share it: CUDA_VISIBLE_DEVICES=0,0",
+                     gpus);
+}
+
 /// The step of Slurm's in which a trial runs. On one node it is one process, whose ranks are threads as they are on
 /// this machine.
 launch::SlurmStep slurm_step_of(const TrialPlace& place, bool gpus) {
@@ -75,11 +81,36 @@ std::string devices_of_slots(const std::vector<int>& slots, const std::optional<
     if (static_cast<std::size_t>(slot) >= devices.size()) {
       throw ConfigError(fmt::format("slot {} has no GPU: CUDA_VISIBLE_DEVICES=\"{}\" names {}", slot, *visible,
                                     counted(devices.size(), "GPU")),
-                        fmt::format("give --slots {}", devices.size()));
+                        fewer_slots(devices.size()));
     }
     own.push_back(devices[static_cast<std::size_t>(slot)]);
   }
   return fmt::format("{}", fmt::join(own, ","));
+}
+
+GpusHere gpus_here() {
+  GpusHere here{.visible = env("CUDA_VISIBLE_DEVICES")};
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator("/dev", none)) {
+    const std::string name = entry.path().filename().string();  // nvidia0, nvidia1; not nvidiactl or nvidia-uvm
+    if (name.starts_with("nvidia") && name.size() > 6 && name.find_first_not_of("0123456789", 6) == std::string::npos)
+      ++here.count;
+  }
+  return here;
+}
+
+void check_gpus_of_slots(const fs::path& recipe, const std::vector<std::string>& sets, int slots,
+                         const GpusHere& gpus) {
+  const spec::Recipe value =
+      spec::load_recipe({.file = recipe.string(), .environment = spec::recipe_environment(), .sets = sets}).value;
+  if (value.run.device != spec::DeviceKind::kCuda) return;
+  if (gpus.visible) {
+    devices_of_slots({slots - 1}, gpus.visible);
+  } else if (gpus.count > 0 && slots > gpus.count) {
+    throw ConfigError(fmt::format("slot {} has no GPU: this machine has {}", slots - 1,
+                                  counted(static_cast<std::size_t>(gpus.count), "GPU")),
+                      fewer_slots(static_cast<std::size_t>(gpus.count)));
+  }
 }
 
 std::int64_t max_steps_of(const fs::path& recipe, const std::vector<std::string>& sets) {

@@ -44,6 +44,18 @@ TrialCommand trial_command(const ExperimentFolder& folder, const Experiment& exp
 /// The part of CUDA_VISIBLE_DEVICES that is of these slots; `visible`: what it is for this process, if it is set.
 std::string devices_of_slots(const std::vector<int>& slots, const std::optional<std::string>& visible);
 
+/// GPUs of this machine that this process may use; nothing: it has none, or they are not known.
+struct GpusHere {
+  std::optional<std::string> visible;  ///< CUDA_VISIBLE_DEVICES
+  int count = 0;                       ///< of the machine, as far as /dev tells
+};
+GpusHere gpus_here();
+
+/// Before anything is made or started: ConfigError where trials train on GPUs and a slot would have none. Otherwise its
+/// trials would fail, and count as the worst.
+void check_gpus_of_slots(const std::filesystem::path& recipe, const std::vector<std::string>& sets, int slots,
+                         const GpusHere& gpus);
+
 /// Before the first step of a copy: the run of the trial it copies, with the checkpoint it begins with.
 void copy_run(const std::filesystem::path& from, const std::filesystem::path& to);
 

@@ -125,10 +125,15 @@ class RunExport {
   }
 
   void write_rest(const std::string& name) const {
-    const std::pair<const char*, std::string> kTags[] = {
+    std::vector<std::pair<const char*, std::string>> tags{
         {"mlflow.runName", name}, {"mlflow.source.name", "trireme"}, {"trireme.run", fs::absolute(run_.dir).string()}};
+    if (const auto starts = run_.events_of("start"); !starts.empty()) {
+      Json fields = *starts.front()->fields;  // model, parameters, ranks: run_import.h takes them back
+      for (const char* known : {"event", "time"}) fields.erase(known);
+      tags.emplace_back("trireme.start", line_of(fields));
+    }
     fs::create_directories(folder_ / "tags");
-    for (const auto& [tag, value] : kTags) write_text_file(folder_ / "tags" / tag, value);
+    for (const auto& [tag, value] : tags) write_text_file(folder_ / "tags" / tag, value);
     fs::create_directories(folder_ / "artifacts");
     if (!run_.recipe.empty()) write_text_file(folder_ / "artifacts" / "recipe.toml", run_.recipe);
   }
