@@ -1,21 +1,26 @@
 // bench/slow_network_torch.cpp -- what compression gains on a slow network: time to the validation loss that dense data
 // parallelism has after so many steps.
 //
-//   build/release/bench/slow_network_torch [--steps 400] [--mbit 100] [--latency-ms 5] [--only powersgd]
+//   build/release/bench/slow_network_torch [--steps 400] [--mbit 100] [--latency-ms 5] [--only powersgd,dgc]
 //   build/release/bench/slow_network_torch --device cuda --out curves    # curves on ranks that share a GPU
+//   build/release/bench/slow_network_torch --times-only --mbit 10000     # where it should not pay
 //
 // Four ranks, GPT 4x256 on a Markov chain. A loss does not depend on how long its messages took, so each method is run
-// twice: on a fast network for --steps, which gives the curve and the bytes, exactly; and on the emulated one, on the
-// CPU, for some steps (--timed-steps at most), which gives the time of a step (schedules of warm-up and freezing are
-// shortened to them, so that they are as large a part). The bound is the dense step's time over the longer of computing
-// and of the bytes' time; beside it stands what the planner predicts for this computing time. --out DIR writes each
-// method as the folder of a run, for `trireme report DIR/*`.
+// twice: on a fast network for --steps (and half as many again, until it has dense's last loss), which gives the curve
+// and the bytes of each step, exactly; and on the emulated one, on the CPU, for some steps (--timed-steps at most),
+// which gives the time of a step (schedules of warm-up and freezing are shortened to them, so that they are as large a
+// part). The bound is dense's time over the sum of bounds of steps: of a dense one what dense takes; of one in which
+// weights come together computing and the bytes' time; of any other the longer of the two. Beside it stands what the
+// planner predicts for this computing time. --out DIR writes each method as the folder of a run, for
+// `trireme report DIR/*`.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "bench/arguments.h"
 #include "bench/gpt_recipe.h"
@@ -34,10 +39,15 @@ namespace {
 using namespace trireme;
 
 struct Options {
-  std::int64_t steps = 400, timed_steps = 50, evaluate_every = 20, rows = 16;
-  double mbit = 100, latency_ms = 5;
+  std::int64_t steps = 400, timed_steps = 50, evaluate_every = 10, rows = 16;
+  double mbit = 100, latency_ms = 5, bucket_mb = 4;
   int threads = 1;
   std::string only, device = "cpu", out;
+  bool times_only = false;
+
+  bool wants(const std::string& name) const {
+    return only.empty() || name == "dense" || ("," + only + ",").find("," + name + ",") != std::string::npos;
+  }
 };
 
 struct Method {
@@ -74,10 +84,31 @@ std::vector<Method> methods(std::int64_t steps) {
 }
 
 struct Curve {
-  double bytes = 0;                                     ///< of a step
+  std::vector<double> bytes;                            ///< of each step
   std::vector<std::pair<std::int64_t, double>> losses;  ///< after so many steps, of validation
   std::vector<observe::StepRecord> steps;
   std::optional<parallel::CompressionReport> report;
+
+  double mean_bytes() const {
+    return std::accumulate(bytes.begin(), bytes.end(), 0.0) / static_cast<double>(bytes.size());
+  }
+  double loss_at(std::int64_t step) const {
+    for (const auto& [at, loss] : losses) {
+      if (at == step) return loss;
+    }
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  /// After how many steps the loss is no larger, between two evaluations by a straight line; 0: never.
+  double steps_to(double loss) const {
+    for (std::size_t i = 0; i < losses.size(); ++i) {
+      const auto& [step, found] = losses[i];
+      if (found > loss) continue;
+      if (i == 0) return static_cast<double>(step);
+      const auto& [before, larger] = losses[i - 1];
+      return static_cast<double>(before) + static_cast<double>(step - before) * (larger - loss) / (larger - found);
+    }
+    return 0;
+  }
 };
 struct Timing {
   double step_s = 0, compute_s = 0;
@@ -88,13 +119,15 @@ spec::Recipe recipe_of(const Options& options, const Method& method) {
   recipe.data.synthetic.kind = spec::SyntheticKind::kMarkov;
   recipe.layout.dp = 4;
   recipe.layout.reduce = method.reduce;
+  recipe.layout.bucket_mb = options.bucket_mb;  // small enough that dense sums begin in the midst of backward
   recipe.compress = method.compress;
   recipe.optim.learning_rate = 1e-3;
   recipe.optim.grad_clip_norm = 1;
   return recipe;
 }
 
-Curve learn(const Options& options, const Method& method) {
+/// `target`: past the last step until the loss is no larger.
+Curve learn(const Options& options, const Method& method, std::optional<double> target) {
   spec::Recipe recipe = recipe_of(options, method);
   if (options.device == "cuda") recipe.run.device = spec::DeviceKind::kCuda;
   Curve curve;
@@ -103,26 +136,29 @@ Curve learn(const Options& options, const Method& method) {
     const auto samples = data::open_samples(recipe, data::Split::kTrain);
     const auto validation = data::open_samples(recipe, data::Split::kValidation);
     train::Trainer trainer(recipe, train::model_shape(recipe), rank.world(), *samples);
-    for (std::int64_t step = 1; step <= options.steps; ++step) {
+    const parallel::BucketReducer& reducer = trainer.engine().data_parallel().reducer();
+    double dense_bytes = 0, sent = 0;
+    for (const parallel::Bucket& bucket : trainer.engine().data_parallel().buckets())
+      dense_bytes += reducer.sent_bytes(bucket, 1);
+    double loss = std::numeric_limits<double>::infinity();
+    for (std::int64_t step = 1; step <= options.steps + options.steps / 2; ++step) {
+      if (step > options.steps && (!target || loss <= *target)) break;  // the same on all ranks
       const train::StepReport report = trainer.step();
-      if (rank.rank() == 0) {
+      const double all_bytes = reducer.report() == nullptr ? sent + dense_bytes : reducer.report()->sent_bytes;
+      if (rank.rank() == 0 && step <= options.steps) {
+        curve.bytes.push_back(all_bytes - sent);
         curve.steps.push_back({.step = step,
                                .loss = report.loss,
                                .grad_norm = report.gradient_norm,
                                .lr = recipe.optim.learning_rate,
                                .tokens = step * recipe.batch.global_batch_tokens});
+        if (step == options.steps && reducer.report() != nullptr) curve.report = *reducer.report();
       }
+      sent = all_bytes;
       if (step % options.evaluate_every != 0) continue;
-      const double loss = trainer.evaluate(*validation, {.count = 32, .rows = 8}).loss();
+      loss = trainer.evaluate(*validation, {.count = 64, .rows = 8}).loss();
       if (rank.rank() == 0) curve.losses.emplace_back(step, loss);
     }
-    if (rank.rank() != 0) return;
-    const parallel::BucketReducer& reducer = trainer.engine().data_parallel().reducer();
-    for (const parallel::Bucket& bucket : trainer.engine().data_parallel().buckets())
-      curve.bytes += reducer.sent_bytes(bucket, 1);
-    if (reducer.report() == nullptr) return;
-    curve.report = *reducer.report();
-    curve.bytes = reducer.report()->sent_bytes / static_cast<double>(options.steps);
   });
   return curve;
 }
@@ -134,6 +170,8 @@ Timing measure(const Options& options, const Method& method, std::int64_t steps)
                     .bytes_per_second = options.mbit * 1e6 / 8};
   network.across = network.inside;
   comm::RanksOptions ranks;
+  // As recipes with [emulated] do: collectives are chosen for this network.
+  ranks.comm.costs.of("emulated").links = comm::links_of(network, 1e-10);
   ranks.wrap = [&](std::unique_ptr<comm::Transport> inner) {
     return comm::make_emulated_transport(std::move(inner), network);
   };
@@ -160,16 +198,23 @@ std::int64_t timed_steps(const Options& options, const Method& method) {
   using spec::CompressKind;
   const CompressKind kind = method.compress.kind;
   if (kind == CompressKind::kDiloco) return options.timed_steps;
+  if (options.mbit >= 1000) return options.timed_steps;  // small differences, in short steps
   const bool changes = kind == CompressKind::kOnebitAdam || kind == CompressKind::kZeroOneAdam;
-  return std::min<std::int64_t>(options.timed_steps, kind == CompressKind::kNone ? 6 : changes ? 20 : 16);
+  return std::min<std::int64_t>(options.timed_steps, kind == CompressKind::kNone ? 8 : changes ? 40 : 20);
 }
 
-/// The first step after which the loss is no larger; 0: none.
-std::int64_t steps_to(const Curve& curve, double loss) {
-  for (const auto& [step, found] : curve.losses) {
-    if (found <= loss) return step;
+/// Seconds of a step that no implementation of the method could undercut, with dense steps as they were measured.
+double bound_of(const Method& method, const Curve& curve, const Timing& dense, double dense_bytes, double bandwidth) {
+  if (method.compress.kind == spec::CompressKind::kNone)
+    return std::max(dense.compute_s, curve.mean_bytes() / bandwidth);
+  const bool meets = spec::has_local_updates(method.compress.kind);
+  if (meets && method.compress.delay > 0) return std::max(dense.compute_s, curve.mean_bytes() / bandwidth);
+  double sum = 0;
+  for (const double bytes : curve.bytes) {
+    const double wire = bytes / bandwidth;
+    sum += meets ? dense.compute_s + wire : bytes > 0.99 * dense_bytes ? dense.step_s : std::max(dense.compute_s, wire);
   }
-  return 0;
+  return sum / static_cast<double>(curve.bytes.size());
 }
 
 /// As if the run had taken as long as the timed steps say.
@@ -198,6 +243,64 @@ void write_run(const std::filesystem::path& folder, Curve curve, const Timing& t
   rank << nlohmann::ordered_json{{"step", curve.steps.back().step}, {"metrics", figures}}.dump() << "\n";
 }
 
+std::string planner_says(const plan::CompressPrice& price, const plan::CompressTask& task, double bandwidth) {
+  const bool pays = price.step(task, bandwidth) < price.dense_step(task, bandwidth);
+  if (!price.pays_below) return "never pays";
+  return fmt::format("{}, pays below {:.3g} Gbit/s", pays ? "pays" : "does not pay", *price.pays_below * 8e-9);
+}
+
+struct Row {
+  Method method;
+  Curve curve;
+  Timing timing;
+  plan::CompressPrice price;
+  plan::CompressTask task;
+};
+
+/// One line of the table, and the same as JSON.
+nlohmann::ordered_json told(const Options& options, const Row& row, const Row& dense, TextTable& table) {
+  const bool whole = row.method.compress.kind == spec::CompressKind::kNone, learned = !row.curve.losses.empty();
+  const double bandwidth = options.mbit * 1e6 / 8, gain = dense.timing.step_s / row.timing.step_s;
+  nlohmann::ordered_json result{
+      {"method", row.method.name}, {"step_s", row.timing.step_s}, {"compute_s", row.timing.compute_s}, {"gain", gain}};
+  std::vector<std::string> cells{row.method.name, fmt::format("{:.3f}", row.timing.step_s),
+                                 fmt::format("{:.2f}x", gain)};
+  double predicted = gain;
+  if (!whole) {
+    predicted = row.price.dense_step(row.task, bandwidth) / row.price.step(row.task, bandwidth);
+    result["predicted"] = predicted;
+    result["planner"] = planner_says(row.price, row.task, bandwidth);
+  }
+  cells.push_back(whole ? "-" : fmt::format("{:.2f}x", predicted));
+  cells.push_back(whole ? "-" : planner_says(row.price, row.task, bandwidth));
+  if (learned) {
+    const double bytes = row.curve.mean_bytes(), last = row.curve.loss_at(options.steps),
+                 target = dense.curve.loss_at(options.steps);
+    const double bound =
+        dense.timing.step_s / bound_of(row.method, row.curve, dense.timing, dense.curve.mean_bytes(), bandwidth);
+    const double reached = row.curve.steps_to(target);
+    const double faster = reached > 0 ? gain * static_cast<double>(options.steps) / reached : 0;
+    for (std::string& cell :
+         std::vector<std::string>{fmt::format("{:.3f}", bytes / 1e6), fmt::format("{:.4f}", last),
+                                  fmt::format("{:+.2f} %", 100 * (last / target - 1)), fmt::format("{:.2f}x", bound),
+                                  reached > 0 ? fmt::format("{:.0f}", reached) : "none",
+                                  reached > 0 ? fmt::format("{:.2f}x", faster) : "not reached",
+                                  fmt::format("{:.0f} %", 100 * faster / bound)})
+      cells.push_back(cell);
+    result.update({{"bytes", bytes},
+                   {"loss", last},
+                   {"of_dense", last / target - 1},
+                   {"within", last <= target * (1 + row.method.within)},
+                   {"bound", bound},
+                   {"steps_to_dense", reached},
+                   {"faster", faster},
+                   {"of_bound", faster / bound},
+                   {"losses", row.curve.losses}});
+  }
+  table.add(cells);
+  return result;
+}
+
 }  // namespace
 
 int main(int count, char** words) try {
@@ -210,7 +313,9 @@ int main(int count, char** words) try {
   app.add_option("--threads", options.threads, "of each rank").show_default();
   app.add_option("--mbit", options.mbit, "bandwidth of each rank, Mbit/s").show_default();
   app.add_option("--latency-ms", options.latency_ms).show_default();
-  app.add_option("--only", options.only, "one method beside dense, by its name");
+  app.add_option("--bucket-mb", options.bucket_mb, "of dense sums").show_default();
+  app.add_option("--only", options.only, "methods beside dense, by name: powersgd,dgc");
+  app.add_flag("--times-only", options.times_only, "no curves");
   app.add_option("--device", options.device, "cpu or cuda: where curves are computed; times are the CPU's")
       .show_default();
   app.add_option("--out", options.out, "a folder for the runs and the table");
@@ -218,71 +323,51 @@ int main(int count, char** words) try {
   if (const std::optional<int> status = app.parse(count, words)) return *status;
   if (quick) options.steps = 4, options.evaluate_every = 2, options.timed_steps = 2;
   device::keep_host_memory();
-  TextTable table({{"method"},
-                   {"MB a step"},
-                   {"loss"},
-                   {"of dense"},
-                   {"step s"},
-                   {"gain"},
-                   {"bound"},
-                   {"of it"},
-                   {"predicted"},
-                   {"to dense's loss"}});
-  nlohmann::ordered_json results = nlohmann::ordered_json::array();
-  Curve dense;
-  Timing dense_time;
-  for (std::size_t i = 0; i < methods(options.steps).size(); ++i) {
-    const Method method = methods(options.steps)[i];
-    const bool is_dense = method.name == "dense";
-    if (!is_dense && !options.only.empty() && method.name != options.only) continue;
-    const Curve curve = learn(options, method);
-    const bool whole = method.compress.kind == spec::CompressKind::kNone;
-    const std::int64_t timed = timed_steps(options, method);
-    const Timing timing = measure(options, methods(timed)[i], timed);
-    if (is_dense) dense = curve, dense_time = timing;
-    const double bandwidth = options.mbit * 1e6 / 8, wire = curve.bytes / bandwidth;
-    const double bound = dense_time.step_s / std::max(timing.compute_s, wire), gain = dense_time.step_s / timing.step_s;
-    const double last = curve.losses.back().second, target = dense.losses.back().second;
-    double predicted = gain, predicted_gain_s = 0;
-    if (!whole) {
-      const plan::CompressTask task{.copies = 4, .compute_s = timing.compute_s, .latency_s = options.latency_ms * 1e-3};
-      const spec::Recipe recipe = recipe_of(options, method);
-      const plan::CompressPrice price = plan::price_compression(recipe, train::model_shape(recipe), task);
-      predicted = price.dense_step(task, bandwidth) / price.step(task, bandwidth);
-      predicted_gain_s =
-          static_cast<double>(options.steps) * (price.dense_step(task, bandwidth) - price.step(task, bandwidth));
-    }
-    const std::int64_t reached = steps_to(curve, target);
-    const double faster = reached > 0 ? static_cast<double>(options.steps) * dense_time.step_s /
-                                            (static_cast<double>(reached) * timing.step_s)
-                                      : 0;
-    table.add({method.name, fmt::format("{:.3f}", curve.bytes / 1e6), fmt::format("{:.4f}", last),
-               fmt::format("{:+.2f} %", 100 * (last / target - 1)), fmt::format("{:.3f}", timing.step_s),
-               fmt::format("{:.2f}x", gain), fmt::format("{:.2f}x", bound), fmt::format("{:.0f} %", 100 * gain / bound),
-               whole ? "-" : fmt::format("{:.2f}x", predicted),
-               reached > 0 ? fmt::format("{:.2f}x", faster) : "not reached"});
-    if (!options.out.empty())
-      write_run(std::filesystem::path(options.out) / method.name, curve, timing, predicted_gain_s);
-    results.push_back({{"method", method.name},
-                       {"bytes", curve.bytes},
-                       {"step_s", timing.step_s},
-                       {"compute_s", timing.compute_s},
-                       {"gain", gain},
-                       {"bound", bound},
-                       {"predicted", predicted},
-                       {"steps_to_dense", reached},
-                       {"faster", faster},
-                       {"loss", last},
-                       {"within", last <= target * (1 + method.within)}});
-    fmt::print("{:<18} {:.3f} MB, loss {:.4f}, step {:.3f} s (compute {:.3f}), gain {:.2f}x of {:.2f}x\n", method.name,
-               curve.bytes / 1e6, last, timing.step_s, timing.compute_s, gain, bound);
-    std::fflush(stdout);
+  std::vector<TextTable::Column> columns{{"method"}, {"step s"}, {"gain"}, {"predicted"}, {"planner"}};
+  if (!options.times_only) {
+    for (const char* name : {"MB a step", "loss", "of dense", "bound", "steps to dense's loss", "faster", "of bound"})
+      columns.push_back({name});
   }
-  fmt::print(
-      "GPT 4x256, 4 ranks, curves of {} steps of {} sequences ({}), times of at most {} steps at {} Mbit/s and {} "
-      "ms\n{}",
-      options.steps, options.rows, options.device, options.timed_steps, options.mbit, options.latency_ms, table.text());
-  if (!options.out.empty()) std::ofstream(std::filesystem::path(options.out) / "table.json") << results.dump(1) << "\n";
+  TextTable table(columns);
+  nlohmann::ordered_json results = nlohmann::ordered_json::array();
+  Row dense;
+  for (std::size_t i = 0; i < methods(options.steps).size(); ++i) {
+    Row row{.method = methods(options.steps)[i]};
+    const bool is_dense = row.method.name == "dense";
+    if (!options.wants(row.method.name)) continue;
+    if (!options.times_only) {
+      row.curve = learn(options, row.method,
+                        is_dense ? std::nullopt : std::optional<double>(dense.curve.loss_at(options.steps)));
+    }
+    const std::int64_t timed = timed_steps(options, row.method);
+    row.timing = measure(options, methods(timed)[i], timed);
+    if (is_dense) dense = row;
+    row.task = {.copies = 4, .compute_s = dense.timing.compute_s, .latency_s = options.latency_ms * 1e-3};
+    double predicted_gain_s = 0;
+    if (row.method.compress.kind != spec::CompressKind::kNone) {
+      const spec::Recipe recipe = recipe_of(options, row.method);
+      row.price = plan::price_compression(recipe, train::model_shape(recipe), row.task);
+      const double bandwidth = options.mbit * 1e6 / 8;
+      predicted_gain_s = static_cast<double>(options.steps) *
+                         (row.price.dense_step(row.task, bandwidth) - row.price.step(row.task, bandwidth));
+    }
+    if (!options.out.empty() && !options.times_only)
+      write_run(std::filesystem::path(options.out) / row.method.name, row.curve, row.timing, predicted_gain_s);
+    results.push_back(told(options, row, dense, table));
+    nlohmann::ordered_json line = results.back();
+    line.erase("losses");
+    fmt::print("{}\n", line.dump());
+    std::fflush(stdout);
+    if (!options.out.empty()) {  // after each method: what is done is not lost
+      std::filesystem::create_directories(options.out);
+      std::ofstream(std::filesystem::path(options.out) / "table.json") << results.dump(1) << "\n";
+    }
+  }
+  fmt::print("GPT 4x256, 4 ranks, {}times of at most {} steps at {} Mbit/s and {} ms; a step computes {:.3f} s\n{}",
+             options.times_only ? ""
+                                : fmt::format("curves of {} steps of {} sequences ({}), ", options.steps, options.rows,
+                                              options.device),
+             options.timed_steps, options.mbit, options.latency_ms, dense.timing.compute_s, table.text());
   return 0;
 } catch (const std::exception& error) {
   fmt::print(stderr, "{}\n", error.what());

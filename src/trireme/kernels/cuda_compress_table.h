@@ -44,7 +44,7 @@ struct CudaScaledCode {
   double* partial = nullptr;  // room for kCudaScaledBlocks x 3 numbers for each owner
   double* errors = nullptr;   // |c - said|^2 and |c|^2 of each share
 };
-inline constexpr std::int64_t kCudaScaledBlocks = 512;
+inline constexpr std::int64_t kCudaScaledBlocks = 2048;
 /// out = factor * (what all messages say), 0 where the variance is.
 struct CudaScaledDecode {
   const std::uint8_t* codes = nullptr;
@@ -131,7 +131,7 @@ struct CudaColumns {
 };
 
 /// Raised by one whenever a member changes its meaning or place.
-inline constexpr std::uint32_t kCudaCompressVersion = 1;
+inline constexpr std::uint32_t kCudaCompressVersion = 2;
 
 struct CudaCompressKernels {
   device::CudaTableHeader header;

@@ -21,6 +21,19 @@ __device__ __forceinline__ OwnedPlace owned_place(std::int64_t i, std::int64_t n
   return {owner, i - share_begin(n, owner, owners)};
 }
 
+/// Signs of four neighbours a lane, pack after pack: nibble r of a lane's word is of its pack r. Among eight lanes,
+/// lane l gets the word of pack l, whose nibble n is lane n's: three shuffles for eight packs. All lanes call it.
+__device__ __forceinline__ std::uint32_t transpose_nibbles(std::uint32_t word) {
+#pragma unroll
+  for (int step = 4; step > 0; step /= 2) {
+    const std::uint32_t low = step == 4 ? 0x0000ffffu : step == 2 ? 0x00ff00ffu : 0x0f0f0f0fu;
+    const int shift = 4 * step;
+    const std::uint32_t other = __shfl_xor_sync(0xffffffffu, word, step);
+    word = (threadIdx.x & step) != 0 ? (word & ~low) | (other >> shift & low) : (word & low) | (other & low) << shift;
+  }
+  return word;
+}
+
 /// Sums of kN numbers over the block, the same on all threads.
 template <int kThreads, int kN>
 __device__ __forceinline__ void sum_all(double (&x)[kN]) {

@@ -1,4 +1,6 @@
 // Few levels an element: QSGD's random ones, and numbers rounded to 16 or 8 bits.
+#include <type_traits>
+
 #include "trireme/kernels/cuda_plugin/compress.cuh"
 
 namespace trireme::kernels::gpu {
@@ -103,95 +105,187 @@ __global__ void __launch_bounds__(kLevelThreads) decode_qsgd_kernel(const CudaQs
 
 // ---- 16 and 8 bits
 
-template <typename T>
-__device__ __forceinline__ T through_half(T x, F16& code) {
-  code = __float2half_rn(static_cast<float>(x));
-  return static_cast<T>(__half2float(code));
+// A warp for each block of numbers, kPerLane of them a lane, kVec neighbours at a time; all are loaded before the first
+// is stored.
+constexpr int kPerLane = static_cast<int>(kCudaDeltaBlock) / 32, kDeltaWarps = kLevelThreads / 32;
+
+/// Where number k of a lane lies in its block.
+template <int kVec>
+__device__ __forceinline__ int delta_place(int k) {
+  return k / kVec * 32 * kVec + static_cast<int>(threadIdx.x % 32) * kVec + k % kVec;
+}
+/// to[k] = from[place of k], 0 beyond `size`.
+template <int kVec, typename T>
+__device__ __forceinline__ void load_block(const T* from, std::int64_t size, T (&to)[kPerLane]) {
+#pragma unroll
+  for (int k = 0; k < kPerLane; k += kVec) {
+    Pack<T, kVec> pack = {};
+    if (delta_place<kVec>(k) < size) pack = load_pack<kVec>(from + delta_place<kVec>(k));
+#pragma unroll
+    for (int n = 0; n < kVec; ++n) to[k + n] = pack.v[n];
+  }
+}
+template <int kVec, typename T>
+__device__ __forceinline__ void store_block(T* to, std::int64_t size, const T (&from)[kPerLane]) {
+#pragma unroll
+  for (int k = 0; k < kPerLane; k += kVec) {
+    T pack[kVec];
+#pragma unroll
+    for (int n = 0; n < kVec; ++n) pack[n] = from[k + n];
+    if (delta_place<kVec>(k) < size) store<kVec>(to + delta_place<kVec>(k), pack);
+  }
 }
 
-/// Of a block of up to kCudaDeltaBlock numbers, x[k] being number threadIdx.x + k kLevelThreads of it: leaves in x what
-/// the code says.
-constexpr int kPerThread = static_cast<int>(kCudaDeltaBlock) / kLevelThreads;
-template <typename T>
-__device__ __forceinline__ void round_block(T (&x)[kPerThread], std::int64_t block, std::int64_t size, bool half,
+__device__ __forceinline__ float nearest(float x) { return rintf(x); }
+__device__ __forceinline__ double nearest(double x) { return rint(x); }
+
+/// Writes a block's code, and leaves in x what it says.
+template <typename T, int kVec>
+__device__ __forceinline__ void round_block(T (&x)[kPerLane], std::int64_t block, std::int64_t size, bool half,
                                             std::uint8_t* code, std::int64_t levels_at) {
   if (half) {
     auto* out = reinterpret_cast<F16*>(code + levels_at) + block * kCudaDeltaBlock;
-    for (int k = 0; k < kPerThread; ++k) {
-      const int i = threadIdx.x + k * kLevelThreads;
-      if (i < size) x[k] = through_half(x[k], out[i]);
+#pragma unroll
+    for (int k = 0; k < kPerLane; k += kVec) {
+      Pack<F16, kVec> pack;
+#pragma unroll
+      for (int n = 0; n < kVec; ++n) {
+        pack.v[n] = __float2half_rn(static_cast<float>(x[k + n]));
+        x[k + n] = static_cast<T>(__half2float(pack.v[n]));
+      }
+      if (delta_place<kVec>(k) < size) *reinterpret_cast<Pack<F16, kVec>*>(out + delta_place<kVec>(k)) = pack;
     }
     return;
   }
   T largest = 0;
-  for (int k = 0; k < kPerThread; ++k) largest = max(largest, sizeless_abs(x[k]));
-  const T scale = max_over<kLevelThreads>(largest) / T(127);
-  if (threadIdx.x == 0) reinterpret_cast<T*>(code)[block] = scale;
+#pragma unroll
+  for (int k = 0; k < kPerLane; ++k) largest = max(largest, sizeless_abs(x[k]));
+  if constexpr (sizeof(T) == 4) {  // of numbers >= 0 the order is that of their bits
+    largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)));
+  } else {
+    largest = warp_max(largest);
+  }
+  const T scale = largest / T(127);
+  if (threadIdx.x % 32 == 0) reinterpret_cast<T*>(code)[block] = scale;
   auto* out = reinterpret_cast<std::int8_t*>(code + levels_at) + block * kCudaDeltaBlock;
-  for (int k = 0; k < kPerThread; ++k) {
-    const int i = threadIdx.x + k * kLevelThreads;
-    if (i >= size) continue;
-    const double steps = scale > 0 ? rint(static_cast<double>(x[k] / scale)) : 0;
-    const auto level = static_cast<std::int8_t>(fmin(fmax(steps, -127.0), 127.0));
-    out[i] = level;
-    x[k] = scale * static_cast<T>(level);
+#pragma unroll
+  for (int k = 0; k < kPerLane; k += kVec) {
+    Pack<std::int8_t, kVec> pack;
+#pragma unroll
+    for (int n = 0; n < kVec; ++n) {
+      const T steps = scale > 0 ? nearest(x[k + n] / scale) : T(0);
+      pack.v[n] = static_cast<std::int8_t>(static_cast<int>(min(max(steps, T(-127)), T(127))));
+      x[k + n] = scale * static_cast<T>(pack.v[n]);
+    }
+    if (delta_place<kVec>(k) < size) *reinterpret_cast<Pack<std::int8_t, kVec>*>(out + delta_place<kVec>(k)) = pack;
   }
 }
-/// Number i of a code.
-template <typename T>
-__device__ __forceinline__ T delta_at(const std::uint8_t* code, std::int64_t levels_at, std::int64_t i, bool half) {
-  if (half) return static_cast<T>(__half2float(reinterpret_cast<const F16*>(code + levels_at)[i]));
-  return reinterpret_cast<const T*>(code)[i / kCudaDeltaBlock] *
-         static_cast<T>(reinterpret_cast<const std::int8_t*>(code + levels_at)[i]);
+/// to[k] += what a block's code says.
+template <typename T, int kVec>
+__device__ __forceinline__ void add_block(const std::uint8_t* code, std::int64_t levels_at, std::int64_t block,
+                                          std::int64_t size, bool half, T (&to)[kPerLane]) {
+  const std::int64_t first = block * kCudaDeltaBlock;
+  const T scale = half ? T(1) : reinterpret_cast<const T*>(code)[block];
+#pragma unroll
+  for (int k = 0; k < kPerLane; k += kVec) {
+    const int place = delta_place<kVec>(k);
+    if (place >= size) continue;
+    if (half) {
+      const auto pack = load_pack<kVec>(reinterpret_cast<const F16*>(code + levels_at) + first + place);
+#pragma unroll
+      for (int n = 0; n < kVec; ++n) to[k + n] += static_cast<T>(__half2float(pack.v[n]));
+    } else {
+      const auto pack = load_pack<kVec>(reinterpret_cast<const std::int8_t*>(code + levels_at) + first + place);
+#pragma unroll
+      for (int n = 0; n < kVec; ++n) {
+        // Rounded twice, as on the CPU.
+        if constexpr (sizeof(T) == 4) {
+          to[k + n] = __fadd_rn(to[k + n], __fmul_rn(scale, static_cast<T>(pack.v[n])));
+        } else {
+          to[k + n] = __dadd_rn(to[k + n], __dmul_rn(scale, static_cast<T>(pack.v[n])));
+        }
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ bool is_aligned(const void* pointer) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0;
+}
+/// body(std::integral_constant): how many neighbours of a share are moved at once.
+template <typename T, typename Body>
+__device__ __forceinline__ void by_delta_width(bool aligned, std::int64_t size, Body&& body) {
+  if (sizeof(T) == 4 && aligned && size % 4 == 0) {
+    body(std::integral_constant<int, 4>());
+  } else {
+    body(std::integral_constant<int, 1>());
+  }
+}
+__device__ __forceinline__ std::int64_t delta_block() {
+  return static_cast<std::int64_t>(blockIdx.x) * kDeltaWarps + threadIdx.x / 32;
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kLevelThreads) encode_delta_kernel(const CudaDeltaCode a) {
   const std::int64_t begin = share_begin(a.count, blockIdx.y, a.owners),
                      share = share_begin(a.count, blockIdx.y + 1, a.owners) - begin;
-  const std::int64_t first = blockIdx.x * kCudaDeltaBlock;
-  if (first >= share) return;
+  const std::int64_t block = delta_block(), first = block * kCudaDeltaBlock;
+  if (first >= share) return;  // a whole warp
   const std::int64_t size = min(kCudaDeltaBlock, share - first);
   const T* values = static_cast<const T*>(a.values) + begin + first;
   T* residual = static_cast<T*>(a.residual) + begin + first;
-  T x[kPerThread] = {}, c[kPerThread] = {};
-  for (int k = 0; k < kPerThread; ++k) {
-    const int i = threadIdx.x + k * kLevelThreads;
-    if (i < size) c[k] = x[k] = values[i] + residual[i];
-  }
-  round_block(x, blockIdx.x, size, a.half, a.codes + blockIdx.y * a.slot_bytes, a.levels_at);
-  for (int k = 0; k < kPerThread; ++k) {
-    const int i = threadIdx.x + k * kLevelThreads;
-    if (i < size) residual[i] = c[k] - x[k];
-  }
+  const bool aligned = is_aligned(values) && is_aligned(residual);
+  by_delta_width<T>(aligned, size, [&](auto w) {
+    T x[kPerLane], c[kPerLane];
+    load_block<w.value>(values, size, x);
+    load_block<w.value>(static_cast<const T*>(residual), size, c);
+#pragma unroll
+    for (int k = 0; k < kPerLane; ++k) c[k] = x[k] = x[k] + c[k];
+    round_block<T, w.value>(x, block, size, a.half, a.codes + blockIdx.y * a.slot_bytes, a.levels_at);
+#pragma unroll
+    for (int k = 0; k < kPerLane; ++k) c[k] -= x[k];
+    store_block<w.value>(residual, size, c);
+  });
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kLevelThreads) mean_delta_kernel(const CudaDeltaMean a) {
-  const std::int64_t first = blockIdx.x * kCudaDeltaBlock, size = min(kCudaDeltaBlock, a.count - first);
-  T x[kPerThread] = {}, mean[kPerThread] = {};
-  for (int k = 0; k < kPerThread; ++k) {
-    const int i = threadIdx.x + k * kLevelThreads;
-    if (i >= size) continue;
-    T sum = 0;
-    for (std::int64_t m = 0; m < a.messages; ++m)
-      sum += delta_at<T>(a.codes + m * a.message_bytes, a.levels_at, first + i, a.half);
-    mean[k] = x[k] = sum / static_cast<T>(a.messages);
-  }
-  round_block(x, blockIdx.x, size, a.half, a.mean, a.levels_at);
+  const std::int64_t block = delta_block(), first = block * kCudaDeltaBlock;
+  if (first >= a.count) return;
+  const std::int64_t size = min(kCudaDeltaBlock, a.count - first);
   T* residual = static_cast<T*>(a.residual) + first;
-  for (int k = 0; k < kPerThread; ++k) {
-    const int i = threadIdx.x + k * kLevelThreads;
-    if (i < size) residual[i] += static_cast<T>(a.messages) * (mean[k] - x[k]);
-  }
+  by_delta_width<T>(is_aligned(residual), size, [&](auto w) {
+    T x[kPerLane] = {}, mean[kPerLane], left[kPerLane];
+    for (std::int64_t m = 0; m < a.messages; ++m)
+      add_block<T, w.value>(a.codes + m * a.message_bytes, a.levels_at, block, size, a.half, x);
+    load_block<w.value>(static_cast<const T*>(residual), size, left);
+#pragma unroll
+    for (int k = 0; k < kPerLane; ++k) mean[k] = x[k] = x[k] / static_cast<T>(a.messages);
+    round_block<T, w.value>(x, block, size, a.half, a.mean, a.levels_at);
+#pragma unroll
+    for (int k = 0; k < kPerLane; ++k) left[k] += static_cast<T>(a.messages) * (mean[k] - x[k]);
+    store_block<w.value>(residual, size, left);
+  });
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kLevelThreads) decode_delta_kernel(const CudaDeltaDecode a) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kLevelThreads + threadIdx.x;
-  if (i >= a.count) return;
-  const OwnedPlace place = owned_place(i, a.count, a.owners);
-  static_cast<T*>(a.out)[i] = delta_at<T>(a.codes + place.owner * a.slot_bytes, a.levels_at, place.place, a.half);
+  const std::int64_t begin = share_begin(a.count, blockIdx.y, a.owners),
+                     share = share_begin(a.count, blockIdx.y + 1, a.owners) - begin;
+  const std::int64_t block = delta_block(), first = block * kCudaDeltaBlock;
+  if (first >= share) return;
+  const std::int64_t size = min(kCudaDeltaBlock, share - first);
+  T* out = static_cast<T*>(a.out) + begin + first;
+  by_delta_width<T>(is_aligned(out), size, [&](auto w) {
+    T x[kPerLane] = {};
+    add_block<T, w.value>(a.codes + blockIdx.y * a.slot_bytes, a.levels_at, block, size, a.half, x);
+    store_block<w.value>(out, size, x);
+  });
+}
+
+dim3 delta_grid(std::int64_t count, std::int64_t owners) {
+  return {static_cast<unsigned>(divided_up(divided_up(count, owners), kCudaDeltaBlock * kDeltaWarps)),
+          static_cast<unsigned>(owners)};
 }
 
 }  // namespace
@@ -216,25 +310,21 @@ CudaError decode_qsgd(const CudaQsgdDecode& a, Element element, CudaStream strea
 CudaError encode_delta(const CudaDeltaCode& a, Element element, CudaStream stream) {
   if (a.count == 0) return nullptr;
   return by_wide_type(element, [&](auto type) {
-    const dim3 grid(static_cast<unsigned>(divided_up(divided_up(a.count, a.owners), kCudaDeltaBlock)),
-                    static_cast<unsigned>(a.owners));
-    encode_delta_kernel<decltype(type)><<<grid, kLevelThreads, 0, to_stream(stream)>>>(a);
+    encode_delta_kernel<decltype(type)><<<delta_grid(a.count, a.owners), kLevelThreads, 0, to_stream(stream)>>>(a);
     return launched();
   });
 }
 CudaError mean_delta(const CudaDeltaMean& a, Element element, CudaStream stream) {
   if (a.count == 0) return nullptr;
   return by_wide_type(element, [&](auto type) {
-    const auto grid = static_cast<unsigned>(divided_up(a.count, kCudaDeltaBlock));
-    mean_delta_kernel<decltype(type)><<<grid, kLevelThreads, 0, to_stream(stream)>>>(a);
+    mean_delta_kernel<decltype(type)><<<delta_grid(a.count, 1), kLevelThreads, 0, to_stream(stream)>>>(a);
     return launched();
   });
 }
 CudaError decode_delta(const CudaDeltaDecode& a, Element element, CudaStream stream) {
   if (a.count == 0) return nullptr;
   return by_wide_type(element, [&](auto type) {
-    const auto grid = static_cast<unsigned>(divided_up(a.count, kLevelThreads));
-    decode_delta_kernel<decltype(type)><<<grid, kLevelThreads, 0, to_stream(stream)>>>(a);
+    decode_delta_kernel<decltype(type)><<<delta_grid(a.count, a.owners), kLevelThreads, 0, to_stream(stream)>>>(a);
     return launched();
   });
 }

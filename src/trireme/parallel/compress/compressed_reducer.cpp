@@ -164,8 +164,10 @@ void CompressedReducer::exchange_all() {
     report_.elements += term.elements();
   }
   begin_errors();
+  before_rest();
+  start_rest();  // its latency passes beside the method's own exchanges
   reduce(terms_);
-  reduce_rest();
+  finish_rest();
   read_errors();
   for (Term& term : terms_) term.data = at::Tensor();
   if (!terms_.empty()) ++report_.rounds;
@@ -181,25 +183,35 @@ void CompressedReducer::wait_inside() {
   }
 }
 
-void CompressedReducer::reduce_rest() {
+/// body(part of the flat sum, the gradient) of each.
+template <typename Body>
+void CompressedReducer::for_rest(Body&& body) {
+  std::int64_t at = 0;
+  for (const auto& [bucket, member] : rest_) {
+    const std::int64_t size = layout::local_elements(member->param->placement);
+    body(rest_sum_.narrow(0, at, size), bucket->sending.narrow(0, member->offset, size), *member->param);
+    at += size;
+  }
+}
+
+void CompressedReducer::start_rest() {
   std::int64_t elements = 0;
   for (const auto& [bucket, member] : rest_) elements += layout::local_elements(member->param->placement);
   if (elements == 0) return;
-  at::Tensor flat = at::empty({elements}, rest_.front().first->sending.options());
-  const auto each = [&](const auto& body) {
-    std::int64_t at = 0;
-    for (const auto& [bucket, member] : rest_) {
-      const std::int64_t size = layout::local_elements(member->param->placement);
-      body(flat.narrow(0, at, size), bucket->sending.narrow(0, member->offset, size));
-      at += size;
-    }
-  };
-  each([](at::Tensor in_flat, const at::Tensor& gradient) { in_flat.copy_(gradient); });
-  exchange_.sum(flat);
-  each([](const at::Tensor& in_flat, at::Tensor gradient) { gradient.copy_(in_flat); });
-  for (const auto& [bucket, member] : rest_)
-    after_rest(*member->param,
-               bucket->sending.narrow(0, member->offset, layout::local_elements(member->param->placement)));
+  rest_sum_ = at::empty({elements}, rest_.front().first->sending.options());
+  for_rest([](at::Tensor in_flat, const at::Tensor& gradient, const nn::Param&) { in_flat.copy_(gradient); });
+  rest_work_ = exchange_.start_sum(rest_sum_);
+}
+
+void CompressedReducer::finish_rest() {
+  if (!rest_sum_.defined()) return;
+  rest_work_.wait();
+  rest_work_ = {};
+  for_rest([&](const at::Tensor& in_flat, at::Tensor gradient, const nn::Param& param) {
+    gradient.copy_(in_flat);
+    after_rest(param, gradient);
+  });
+  rest_sum_ = at::Tensor();
 }
 
 /// By the norm of this copy's gradient (Lin et al. 2018, section 3.2): of N independent gradients whose sum has the

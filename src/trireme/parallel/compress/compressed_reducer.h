@@ -59,6 +59,8 @@ class CompressedReducer : public BucketReducer {
   virtual std::string method() const = 0;
   /// That a copy sends for a term in a compressed step.
   virtual double term_bytes(const Term& term) const = 0;
+  /// On this copy's small parameters and vectors, before they are summed; terms have their data.
+  virtual void before_rest() {}
   /// Of each small parameter or vector, when its gradient is the sum.
   virtual void after_rest(const nn::Param& /*param*/, at::Tensor /*gradient*/) {}
   /// In a dense step, on this copy's gradients before they are summed; most methods do nothing then.
@@ -90,12 +92,15 @@ class CompressedReducer : public BucketReducer {
   void read_errors();
   bool on_gpu() const { return options_.device.is_cuda(); }
   CompressionReport& mutable_report() { return report_; }
-  /// Small parameters and vectors, summed dense in one exchange.
-  void reduce_rest();
 
  private:
+  /// Small parameters and vectors, summed dense in one exchange: on its way while a method compresses.
+  void start_rest();
+  void finish_rest();
   void exchange_all();
   void clip_locally();
+  template <typename Body>
+  void for_rest(Body&& body);
   bool is_replicated(const nn::Param& param) const;
 
   const DataParallelOptions& options_;
@@ -106,6 +111,8 @@ class CompressedReducer : public BucketReducer {
   CopyExchange exchange_;
   std::vector<Term> terms_;                              // by name
   std::vector<std::pair<Bucket*, BucketMember*>> rest_;  // by name
+  at::Tensor rest_sum_;                                  // flat, on its way
+  comm::Work rest_work_;
   std::int64_t step_ = 0;
   bool dense_step_ = false, exchanged_ = false;
   CompressionReport report_;

@@ -31,8 +31,10 @@ class Dgc final : public CompressedReducer {
   }
   void before_dense(Bucket& bucket) override { memory_.take_dense(bucket); }
   bool keeps_dense() const override { return memory_.momentum() > 0; }
+  void before_rest() override {
+    if (memory_.momentum() > 0) memory_.take_rest(plan(), terms());
+  }
   void reduce(std::span<Term> terms) override {
-    if (memory_.momentum() > 0) memory_.take_rest(plan(), terms);
     if (terms.empty()) return;
     if (on_gpu()) return reduce_on_gpu(terms);
     with_element_type(terms.front().data, [&](auto type) { reduce_as<decltype(type)>(terms); });
