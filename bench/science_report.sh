@@ -1,45 +1,81 @@
 #!/bin/bash
-# Trains what `trireme science report` makes its page of: a run whose batch follows the noise scale, a family for a scaling law
-# with a larger run held out, and decoders of eight sizes that learn sums; then asks those.
+# Trains what `trireme science report` makes its page of, and makes the page: a run whose batch follows the noise scale, a family for
+# a scaling law with a larger run held out, and decoders of eight sizes that learn sums and are then asked sums.
 #
-#   bench/science_report.sh build/release/trireme FOLDER [DEVICE [PROCESSES]]
+#   bench/science_report.sh build/release/trireme FOLDER [DEVICE [PROCESSES [SCALE]]]
 #
-# DEVICE: cpu or cuda (default); PROCESSES train at a time (12). Runs that are there already are left as they are.
+# DEVICE: cpu or cuda (default). PROCESSES train at a time (12). SCALE: full (default), or tiny, which shows within minutes on a CPU
+# that all of it runs and whose page says nothing about models. The page is FOLDER/science.html. Runs that are there already are left as
+# they are; one that fails is named, kept in FOLDER/failed and left out of the page, and the script ends with status 1.
 set -u
-trireme=$(readlink -f "$1") folder=$2 device=${3:-cuda} processes=${4:-12}
+trireme=$(readlink -f "$1") folder=$2 device=${3:-cuda} processes=${4:-12} scale=${5:-full}
 recipes=$(readlink -f "$(dirname "$0")/../recipes")
+begin=$SECONDS
 mkdir -p "$folder" && cd "$folder" || exit 1
-mkdir -p runs results logs
+mkdir -p runs results logs failed
+
+law=$recipes/scaling-law.toml
+case $scale in
+  full)
+    sizes="80K 150K 300K 600K 1.1M" budgets="2e13 5e13 1e14 2e14" held_size=2.2M held_budget=5e14
+    # Runs of fewer steps are hardly behind warm-up; longer ones would hold up the rest.
+    least_steps=500 most_steps=10000
+    hiddens="8 12 16 20 24 32 48 64" sums="" noise="" questions=500 bootstrap=200
+    ;;
+  tiny)
+    sizes="40K 60K 90K" budgets="2e10 4e10" held_size=150K held_budget=8e10 least_steps=1 most_steps=1000
+    sed -e 's/= 16384/= 1024/' -e 's/micro_batch_size = 256/micro_batch_size = 16/' -e 's/warmup = 50/warmup = 5/' "$law" > law.toml
+    law=law.toml
+    hiddens="8 16 32" questions=20 bootstrap=10
+    sums="--set train.steps=10 --set lr_schedule.total=10 --set lr_schedule.warmup=2 --set batch.global_batch_tokens=1024 --set train.micro_batch_size=8"
+    noise="--set train.steps=60 --set batch.noise_every=20 --set batch.global_batch_tokens=512 --set train.micro_batch_size=4 --set batch.maximum=2048 --set lr_schedule.reference_batch=512"
+    ;;
+  *) echo "SCALE is \"$scale\", not full or tiny" >&2; exit 2 ;;
+esac
+
 "$trireme" science tasks addition:digits=3,count=200000,split=train --text addition.txt || exit 1
-# Sizes by budgets, without those of fewer than 500 steps, which are hardly behind warm-up, and of more than 10,000.
-[ -d family ] || "$trireme" science grid "$recipes/scaling-law.toml" --params 80K 150K 300K 600K 1.1M \
-    --flops 2e13 5e13 1e14 2e14 --out family > logs/grid.txt || exit 1
-"$trireme" science grid "$recipes/scaling-law.toml" --params 2.2M --flops 5e14 --out held-out > logs/held-out.txt 2>&1
+[ -d family ] || "$trireme" science grid "$law" --params $sizes --flops $budgets --out family > logs/grid.txt || exit 1
+[ -d held-out ] || "$trireme" science grid "$law" --params $held_size --flops $held_budget --out held-out > logs/held-out.txt || exit 1
 jobs=()
 [ "$device" = cuda ] && graphs="--set train.cuda_graphs=true" || graphs=""
 common="--set run.device=$device --set train.threads=1"
 for recipe in held-out/*.toml family/*.toml; do
   steps=$(sed -n 's/^steps = //p' "$recipe" | head -1)
-  [ "$steps" -ge 500 ] && [ "$steps" -le 10000 ] || continue
   name=$(basename "$recipe" .toml)
-  [ "${recipe%%/*}" = held-out ] && name=held-out
+  if [ "${recipe%%/*}" = held-out ]; then
+    name=held-out
+  else
+    [ "$steps" -ge $least_steps ] && [ "$steps" -le $most_steps ] || continue
+  fi
   jobs+=("$steps train $recipe $common $graphs --out runs/$name")
 done
-for hidden in 8 12 16 20 24 32 48 64; do
-  jobs+=("2500 train $recipes/sums.toml --set model.hidden_size=$hidden $common $graphs --out runs/sums-$hidden")
+for hidden in $hiddens; do
+  jobs+=("2500 train $recipes/sums.toml --set model.hidden_size=$hidden $sums $common $graphs --out runs/sums-$hidden")
 done
-jobs+=("9000 train $recipes/noise-scale.toml $common --out runs/noise")
+jobs+=("9000 train $recipes/noise-scale.toml $noise $common --out runs/noise")
+
 # Trains, unless the run is there already, and asks a model of sums at once.
 job() {
   local out=${*: -1} name
   name=$(basename "$out")
-  [ -d "$out" ] || "$trireme" "$@" > "logs/$name.txt" 2>&1 || return
+  if [ ! -d "$out" ] && ! "$trireme" "$@" > "logs/$name.txt" 2>&1; then
+    mv "$out" "failed/$name" 2> /dev/null || mkdir -p "failed/$name"
+    echo "$name failed: $(tail -1 "logs/$name.txt")" >&2
+    return
+  fi
   case $name in sums-*) ;; *) return ;; esac
-  [ -s "results/$name.json" ] || "$trireme" eval "$out" --tasks addition:digits=3,count=500,split=test --tokenizer bytes \
-    --json > "results/$name.json" 2> "logs/eval-$name.txt"
+  [ -s "results/$name.json" ] && return
+  "$trireme" eval "$out" --tasks "addition:digits=3,count=$questions,split=test" --tokenizer bytes --json > results/part-"$name" \
+    2> "logs/eval-$name.txt" && mv results/part-"$name" "results/$name.json" && return
+  mkdir -p "failed/eval-$name"
+  echo "$name was not asked: $(tail -1 "logs/eval-$name.txt")" >&2
 }
 export -f job
-export trireme
+export trireme questions
 # The longest first: what is left at the end is short.
 printf '%s\n' "${jobs[@]}" | sort -rn | cut -d' ' -f2- | xargs -P "$processes" -I{} bash -c 'job {}'
-echo "trireme science report --family runs/law-* --held-out runs/held-out --noise runs/noise --tasks results/*.json --page science.html"
+echo "${#jobs[@]} runs after $((SECONDS - begin)) s"
+held=() && [ -d runs/held-out ] && held=(--held-out runs/held-out)
+"$trireme" science report --family runs/law-* "${held[@]}" --noise runs/noise --tasks results/*.json --bootstrap $bootstrap \
+  --page science.html || exit 1
+[ -z "$(ls failed)" ]
