@@ -26,6 +26,13 @@ def run_named(name):
     return next(run for run in overview()["runs"] if run["name"] == name)
 
 
+def last_step(name):
+    """As its file says."""
+    with open(runs / name / "metrics.jsonl", "rb") as file:
+        file.seek(-min(4000, file.seek(0, os.SEEK_END)), os.SEEK_END)
+        return json.loads(file.read().rsplit(b"\n", 1)[0].rsplit(b"\n", 1)[-1])["step"]
+
+
 def step_of(browser):
     return int(browser.script("return document.getElementById('step').textContent"))
 
@@ -57,13 +64,17 @@ def test_live(browser):
     assert browser.script("return window.unreloaded === true"), "the page was loaded again"
     print("steps seen without loading again:", seen)
 
-    # From the line in the file to the number on the screen.
-    begin = time.monotonic()
-    with open(runs / "live" / "metrics.jsonl", "rb") as file:
-        file.seek(-4000, os.SEEK_END)
-        written = json.loads(file.read().splitlines()[-1])["step"]
-    browser.wait(f"return +document.getElementById('step').textContent >= {written}", 5)
-    print(f"from the file to the screen: {time.monotonic() - begin:.2f} s")
+    # From the line in the file to the number on the screen; the best of some, since others use this machine too.
+    took = []
+    while len(took) < 5 and min(took, default=9) >= 1:
+        before = last_step("live")
+        while (written := last_step("live")) == before:
+            time.sleep(0.01)
+        begin = time.monotonic()
+        browser.wait(f"return +document.getElementById('step').textContent >= {written}", 5)
+        took.append(time.monotonic() - begin)
+    print("from the file to the screen:", ", ".join(f"{seconds:.2f} s" for seconds in took))
+    assert min(took) < 1, "steps are shown too late"
 
 
 def test_actions(browser):
@@ -164,6 +175,8 @@ def views():
 
 def test_views(browser):
     """Every view has what it is for, on a laptop and on a phone, light and dark, and never scrolls sideways."""
+    browser.rest()
+    browser.wait("return document.querySelector('.toast') === null", 20, "what was told goes away by itself")
     for name, (address, what) in views().items():
         for size, (width, height, phone) in {"laptop": (1280, 800, False), "phone": (390, 844, True)}.items():
             browser.size(width, height, phone)

@@ -81,6 +81,10 @@ class Browser:
         self.ask("/actions", {"actions": [{"type": "key", "id": "keys", "actions": [
             action for letter in text for action in ({"type": "keyDown", "value": letter}, {"type": "keyUp", "value": letter})]}]})
 
+    def rest(self):
+        """The pointer where nothing is: what it is over looks otherwise."""
+        self.ask("/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": [{"type": "pointerMove", "duration": 0, "x": 0, "y": 0}]}]})
+
     def log(self, kind):
         return self.ask("/se/log", {"type": kind})
 

@@ -37,6 +37,8 @@ export const number = (v, digits = 4) => {
   if (v !== 0 && (Math.abs(v) < 1e-3 || Math.abs(v) >= 1e6)) return v.toExponential(2).replace(/\.?0+e/, 'e');
   return String(+v.toPrecision(digits));
 };
+/// With all its digits: losses below each other line up.
+export const figures = (v, digits = 4) => known(v) && Math.abs(v) >= 1e-3 && Math.abs(v) < 10 ** digits ? v.toPrecision(digits) : number(v, digits);
 export const count = v => {
   if (!known(v)) return '–';
   const n = Math.abs(v), [k, unit] = n >= 1e12 ? [1e12, 'T'] : n >= 1e9 ? [1e9, 'B'] : n >= 1e6 ? [1e6, 'M'] : n >= 1e4 ? [1e3, 'k'] : [1, ''];

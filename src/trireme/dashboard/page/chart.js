@@ -117,7 +117,7 @@ export class Chart {
     scale.y_ticks.forEach((v, i) => picture.append(
       s('line', {class: 'gridline', x1: box.left, x2: box.right, y1: fy(v), y2: fy(v)}),
       s('text', {x: box.left - 7, y: fy(v) + 3.5, 'text-anchor': 'end'}, scale.labels[i])));
-    const x_ticks = this.options.x_ticks ?? ticks(scale.left, scale.right, Math.max(2, Math.floor((box.right - box.left) / 95)));
+    const x_ticks = this.options.x_ticks ?? ticks(scale.left, scale.right, Math.max(3, Math.floor((box.right - box.left) / 95)));
     for (const v of x_ticks) {
       const at = fx(v), text = this.options.x_format(v);
       const anchor = at + text.length * 3.2 > width ? 'end' : at - text.length * 3.2 < box.left ? 'start' : 'middle';

@@ -1,5 +1,5 @@
 // Runs over each other: by step, tokens, time or FLOPs.
-import {card, chip, choice, color, count, duration, h, number, whole} from './base.js';
+import {card, chip, choice, color, count, duration, figures, h, whole} from './base.js';
 import {Chart, legend, smooth} from './chart.js';
 import {get, listen, state} from './live.js';
 import {by_interest, picked} from './overview.js';
@@ -47,7 +47,7 @@ export const compare_view = (view, _, query) => {
     table.replaceChildren(!runs.length ? '' : h('table', null,
       h('thead', null, h('tr', null, h('th', {class: 'text'}, 'run'), ['state', 'step', 'loss', 'best validation', 'tokens', 'tokens/s', 'a step', 'parameters', 'ranks'].map(text => h('th', {class: text === 'state' ? 'text' : ''}, text)))),
       h('tbody', null, runs.map(run => h('tr', {class: run.best_validation?.loss === best ? 'best' : ''}, h('td', {class: 'text'}, h('a', {href: `#/run/${run.id}`}, run.name)), h('td', {class: 'text'}, chip(run.state)),
-        [whole(run.step), number(run.loss), number(run.best_validation?.loss), count(run.tokens), count(run.tokens_per_s), duration(run.step_seconds), count(run.parameters), run.ranks].map(text => h('td', null, text)))))));
+        [whole(run.step), figures(run.loss), figures(run.best_validation?.loss), count(run.tokens), count(run.tokens_per_s), duration(run.step_seconds), count(run.parameters), run.ranks].map(text => h('td', null, text)))))));
   };
   const load = async () => {
     const missing = [...picked].filter(id => !curves[id]);
@@ -59,7 +59,7 @@ export const compare_view = (view, _, query) => {
     const text = finder.value.toLowerCase(), runs = [...state.runs.values()].filter(run => run.name.toLowerCase().includes(text)).sort(by_interest);
     choices.replaceChildren(...runs.slice(0, 60).map(run => h('label', {class: 'row', style: {padding: '.45rem 1rem', borderTop: '1px solid var(--rule)'}},
       h('input', {type: 'checkbox', checked: picked.has(run.id), data: {id: run.id}, onchange: event => { if (event.target.checked) picked.add(run.id); else picked.delete(run.id); changed(); }}),
-      h('span', {class: 'grow'}, run.name), chip(run.state), h('span', {class: 'soft small num'}, number(run.loss)))));
+      h('span', {class: 'grow'}, run.name), chip(run.state), h('span', {class: 'soft small num'}, figures(run.loss)))));
     if (runs.length > 60) choices.append(h('p', {class: 'soft small', style: {padding: '0 1rem'}}, `and ${runs.length - 60} more: find them by name`));
   };
   view.replaceChildren(h('div', {class: 'head'}, h('h1', null, 'Compare'), h('span', {class: 'grow'}), h('div', {class: 'row'},

@@ -1,5 +1,5 @@
 // All runs, the ones that train first.
-import {ago, chip, choice, count, duration, h, number, tile, whole} from './base.js';
+import {ago, chip, choice, count, duration, figures, h, tile, whole} from './base.js';
 import {spark} from './chart.js';
 import {listen, state} from './live.js';
 
@@ -17,8 +17,8 @@ const cells = run => [
   spark(run.spark),
   h('div', {class: 'num'}, h('span', {class: 'label'}, 'step'), whole(run.step), h('span', {class: 'soft'}, run.steps ? ` / ${whole(run.steps)}` : ''),
     run.steps ? h('div', {class: 'progress'}, h('i', {style: {width: `${Math.min(100, 100 * run.step / run.steps)}%`}})) : null),
-  h('div', {class: 'right'}, h('span', {class: 'label'}, 'loss'), number(run.loss)),
-  h('div', {class: 'right'}, number(run.best_validation?.loss)),
+  h('div', {class: 'right'}, h('span', {class: 'label'}, 'loss'), figures(run.loss)),
+  h('div', {class: 'right'}, figures(run.best_validation?.loss)),
   h('div', {class: 'right'}, count(run.tokens_per_s), h('span', {class: 'soft'}, '/s')),
   h('div', {class: 'right soft'}, training(run) ? (run.eta === null ? '–' : duration(run.eta)) : ago(run.updated)),
 ];

@@ -1,5 +1,5 @@
 // One run: its curves, its ranks, its pipeline, its recipe; and what can be asked of it.
-import {ago, bytes, card, chip, clock, color, count, duration, h, number, percent, tile, whole, choice} from './base.js';
+import {ago, bytes, card, chip, clock, color, count, duration, figures, h, number, percent, tile, whole, choice} from './base.js';
 import {Chart, legend, smooth} from './chart.js';
 import {expert_map, gantt, heat_map} from './figures.js';
 import {get, kRow, listen, post, state} from './live.js';
@@ -11,7 +11,7 @@ const balance = name => /balance|load|importance|router|aux|z_loss|z-loss/i.test
 const facts = run => [
   h('div', {class: 'tile'}, h('dt', null, 'Step'), h('dd', null, h('span', {id: 'step'}, String(run.step)), h('span', {class: 'soft'}, run.steps ? ` / ${whole(run.steps)}` : '')),
     h('div', {class: 'progress'}, h('i', {style: {width: `${run.steps ? Math.min(100, 100 * run.step / run.steps) : 0}%`}}))),
-  tile('Loss', number(run.loss, 5), run.validation ? `validation ${number(run.validation.loss, 5)} at step ${whole(run.validation.step)}` : 'no validation yet'),
+  tile('Loss', figures(run.loss, 5), run.validation ? `validation ${figures(run.validation.loss, 5)} at step ${whole(run.validation.step)}` : 'no validation yet'),
   tile('Throughput', `${count(run.tokens_per_s)}/s`, `${duration(run.step_seconds)} a step, ${count(run.tokens)} tokens so far`),
   tile('Time left', run.eta === null ? '–' : duration(run.eta), run.eta === null ? `last news ${ago(run.updated)}` : `started ${ago(run.started)}`),
   tile('MFU', percent(run.mfu), run.mfu === null ? 'trireme doctor measures the peak' : 'of the measured peak'),
@@ -144,9 +144,9 @@ const experts_tab = (id, place) => {
     const end = (tokens, pick) => { const v = pick(...tokens); return `expert ${tokens.indexOf(v)}: ${count(v)}`; };
     table.replaceChildren(h('table', null, h('thead', null, h('tr', null, h('th', {class: 'text'}, 'layer'), ['max / mean', 'most', 'least', 'without a token'].map(text => h('th', null, text)),
         data.ranks > 1 ? ['max / mean of ranks', 'tokens of each rank'].map(text => h('th', null, text)) : null)),
-      h('tbody', null, data.layers.map(layer => h('tr', null, h('td', {class: 'text'}, layer.name), h('td', null, number(layer.imbalance, 3)), h('td', null, end(layer.tokens, Math.max)), h('td', null, end(layer.tokens, Math.min)),
+      h('tbody', null, data.layers.map(layer => h('tr', null, h('td', {class: 'text'}, layer.name), h('td', null, figures(layer.imbalance, 3)), h('td', null, end(layer.tokens, Math.max)), h('td', null, end(layer.tokens, Math.min)),
         h('td', null, String(layer.tokens.filter(tokens => tokens === 0).length)),
-        data.ranks > 1 ? [h('td', null, number(layer.rank_imbalance, 3)), h('td', null, layer.ranks.map(count).join(', '))] : null)))));
+        data.ranks > 1 ? [h('td', null, figures(layer.rank_imbalance, 3)), h('td', null, layer.ranks.map(count).join(', '))] : null)))));
     const {imbalance} = await get(`/api/runs/${id}/series?curves=imbalance`);
     if (imbalance) chart.set([{name: 'max / mean', color: color(1), x: imbalance.x, y: imbalance.y, style: 'raw', quiet: true}, {name: 'max / mean', color: color(1), x: imbalance.x, y: smooth(imbalance.y, Math.floor(imbalance.x.length / 60))}]);
   };

@@ -1,5 +1,5 @@
 // Sweeps, one sweep, and the queue of trials.
-import {ago, card, chip, color, h, number, tile, whole} from './base.js';
+import {ago, card, chip, color, figures, h, number, tile, whole} from './base.js';
 import {Chart} from './chart.js';
 import {parallel_coordinates} from './figures.js';
 import {get, listen, state} from './live.js';
@@ -20,7 +20,7 @@ export const sweeps_view = view => {
     view.replaceChildren(h('div', {class: 'head'}, h('h1', null, 'Sweeps')), all.length ? h('div', {class: 'grid'}, all.map(sweep =>
       h('section', {class: 'card'}, h('header', null, h('h2', null, h('a', {href: `#/sweep/${sweep.id}`}, sweep.name)), chip(sweep.state), h('span', {class: 'grow'}), h('span', {class: 'soft small'}, sweep.search ?? '')),
         sweep.why ? h('p', {class: 'small'}, sweep.why) : h('div', {class: 'small soft'}, `${sweep.trials} trials, ${whole(sweep.steps)} steps trained, begun ${ago(sweep.created)}`),
-        sweep.best ? h('p', null, h('b', null, number(sweep.best.loss, 5)), h('span', {class: 'soft'}, ` trial ${sweep.best.trial}: ${setting_text(sweep.best.setting)}`)) : null,
+        sweep.best ? h('p', null, h('b', null, figures(sweep.best.loss, 5)), h('span', {class: 'soft'}, ` trial ${sweep.best.trial}: ${setting_text(sweep.best.setting)}`)) : null,
         h('div', {class: 'row'}, sweep_buttons(sweep)))))
       : h('p', {class: 'empty'}, 'There are no sweeps yet. trireme sweep RECIPE --param \'optim.learning_rate=log(1e-4,1e-1)\' --out runs/lr makes one.'));
   };
@@ -41,7 +41,7 @@ export const sweep_view = (view, [id]) => {
     head.replaceChildren(h('h1', null, sweep.name), chip(sweep.state), h('span', {class: 'grow'}), h('div', {class: 'row'}, h('a', {class: 'small', href: `/api/sweeps/${id}/trials.csv`, download: ''}, 'CSV'), sweep_buttons(sweep)));
     if (!sweep.list) { place.replaceChildren(head, h('p', {class: 'empty'}, sweep.why)); return; }
     const counts = sweep.counts;
-    tiles.replaceChildren(tile('Best loss', number(sweep.best?.loss, 5), sweep.best ? `trial ${sweep.best.trial}, step ${whole(sweep.best.step)}` : 'no evaluation yet'),
+    tiles.replaceChildren(tile('Best loss', figures(sweep.best?.loss, 5), sweep.best ? `trial ${sweep.best.trial}, step ${whole(sweep.best.step)}` : 'no evaluation yet'),
       tile('Trials', sweep.trials, `${counts.running} running, ${counts.done} to the end, ${counts.failed} failed`), tile('Search', sweep.search, `rungs at ${sweep.rungs.join(', ')}`),
       tile('Steps trained', whole(sweep.steps), `a whole trial has ${whole(sweep.max_steps)}`));
     lines.replaceChildren(parallel_coordinates(sweep, open));
@@ -57,7 +57,7 @@ export const sweep_view = (view, [id]) => {
     table.replaceChildren(h('table', null, h('thead', null, h('tr', null, h('th', {class: 'text'}, 'trial'), h('th', {class: 'text'}, 'state'), h('th', null, 'step'), h('th', null, 'loss'), sweep.parameters.map(p => h('th', null, p.key)))),
       h('tbody', null, trials.map(trial => h('tr', {class: trial.trial === best ? 'best' : '', data: {href: '1'}, onclick: () => open(trial)},
         h('td', {class: 'text'}, state.runs.has(trial.run) ? h('a', {href: `#/run/${trial.run}`}, trial.trial) : trial.trial), h('td', {class: 'text'}, chip(trial.state)), h('td', {data: {run: trial.run ?? ''}}, step_text(trial, sweep)),
-        h('td', null, number(trial.losses.at(-1)?.[1])), sweep.parameters.map(p => h('td', null, trial.setting[p.key] ?? '–')))))));
+        h('td', null, figures(trial.losses.at(-1)?.[1])), sweep.parameters.map(p => h('td', null, trial.setting[p.key] ?? '–')))))));
   };
   let shown = null;
   const load = async () => { shown = await get(`/api/sweeps/${id}`); draw(shown); };
