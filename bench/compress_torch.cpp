@@ -19,11 +19,17 @@
 #include "bench/times.h"
 #include "trireme/base/random.h"
 #include "trireme/base/text.h"
+#include "trireme/comm/rank.h"
+#include "trireme/device/stream.h"
+#include "trireme/kernels/cuda_compress.h"
+#include "trireme/layout/placing.h"
+#include "trireme/parallel/compress/delta_code.h"
 #include "trireme/parallel/compress/gpu_codes.h"
 #include "trireme/parallel/compress/onebit_code.h"
 #include "trireme/parallel/compress/power_iteration.h"
 #include "trireme/parallel/compress/qsgd_code.h"
 #include "trireme/parallel/compress/top_k.h"
+#include "trireme/parallel/data_parallel.h"
 
 namespace {
 
@@ -49,7 +55,7 @@ void print_gpu(std::int64_t elements) {
                fmt::format("{:.0f}", bytes * count / seconds * 1e-9),
                fmt::format("{:.0f} %", 100 * bytes * count / seconds / copy), goal});
   };
-  for (const std::int64_t width : {std::int64_t{1024}, columns, std::int64_t{16384}}) {
+  for (const std::int64_t width : {std::int64_t{768}, columns, std::int64_t{16384}}) {
     parallel::SlotLayout layout;
     const parallel::GpuRowCode code(elements / width, width, 1, 4, layout);
     const at::Tensor message = parallel::bytes_like(gradient, {1, layout.bytes()});
@@ -73,6 +79,26 @@ void print_gpu(std::int64_t elements) {
     add("QSGD, 4 bits", 4.5, "", [&] { code.encode(gradient, words, message); });
     add("its decoding", 4.5, "", [&] { code.decode_sum(message.view({1, -1}), out); });
   }
+  for (const bool half : {false, true}) {
+    const at::Tensor message = parallel::bytes_like(gradient, {3 * elements});
+    auto* codes = static_cast<std::uint8_t*>(message.mutable_data_ptr());
+    const std::int64_t levels_at = half ? 0 : elements / kernels::kCudaDeltaBlock * 4;
+    const kernels::CudaCompressKernels& table_of_kernels = kernels::cuda_compress();
+    add(half ? "deltas of 16 bits, with residual" : "deltas of 8 bits, with residual", half ? 14 : 13, "", [&] {
+      table_of_kernels.encode_delta({.values = gradient.const_data_ptr(),
+                                     .residual = residual.mutable_data_ptr(),
+                                     .codes = codes,
+                                     .levels_at = levels_at,
+                                     .count = elements,
+                                     .half = half},
+                                    kernels::Element::kFloat, device::cuda_stream());
+    });
+    add("their decoding", half ? 6 : 5, "", [&] {
+      table_of_kernels.decode_delta(
+          {.codes = codes, .levels_at = levels_at, .count = elements, .out = out.mutable_data_ptr(), .half = half},
+          kernels::Element::kFloat, device::cuda_stream());
+    });
+  }
   {
     parallel::SlotLayout layout;
     const parallel::GpuTopKCode code(elements, elements / 1000, 4, layout);
@@ -87,6 +113,79 @@ void print_gpu(std::int64_t elements) {
   const double seconds = bench::gpu_seconds([&] { parallel::orthogonalise(std::span<at::Tensor>(factors)); });
   fmt::print("{} elements; a copy moves {:.0f} GB/s\n{}100 factors of 4096 x 4 made orthonormal: {:.0f} us\n", elements,
              copy * 1e-9, table.text(), seconds * 1e6);
+}
+
+/// Seconds of whole reductions of one matrix by one copy, which sends to nobody: residual, both codes, both decodings,
+/// error. What a copy among N computes is about the same.
+double reduction_seconds(const spec::CompressConfig& config, std::int64_t rows, std::int64_t columns, int rounds) {
+  double seconds = 0;
+  comm::run_ranks(1, [&](comm::Rank& rank) {
+    at::set_num_threads(1);
+    nn::Params params;
+    parallel::MeshGroups groups(rank.world(), layout::Mesh({{"dp", 1}}));
+    const layout::Placing placing(groups.mesh(), 0, "w", {rows, columns});
+    nn::Param& param = params.add(placing.placement(), {.kind = nn::Init::Kind::kNormal, .scale = 1}, true);
+    param.uses = 1;
+    parallel::DataParallelOptions options{.precision = nn::Precision::kFp32};
+    options.compress = config;
+    options.reducer = parallel::reducer_named(spec::compress_name(config.kind));
+    options.seed = 1;
+    std::vector<parallel::ShardUnit> units;
+    units.push_back({.params = {&param}});
+    parallel::DataParallel data_parallel(std::move(units), params, groups, options);
+    nn::initialise(data_parallel.owned(), options.precision, 1);
+    at::Tensor gradient = at::empty({rows, columns}, at::kFloat);
+    Random(1, "gradient")
+        .fill_normal(0,
+                     std::span<float>(gradient.mutable_data_ptr<float>(), static_cast<std::size_t>(gradient.numel())));
+    bench::Times times;
+    for (int round = 0; round < rounds + 2; ++round) {
+      data_parallel.begin_micro(true);
+      nn::add_gradient(param, gradient);
+      data_parallel.added(param);
+      const double took = bench::seconds_of([&] { data_parallel.finish(); });
+      if (round >= 2) times.seconds.push_back(took);
+      data_parallel.step_taken(0.1);
+      nn::zero_grad(data_parallel.owned());
+    }
+    seconds = times.least();
+  });
+  return seconds;
+}
+
+void print_reductions(std::int64_t rows, std::int64_t columns, int rounds) {
+  using spec::CompressKind;
+  TextTable table({{"a whole reduction, without a network"}, {"ns an element"}});
+  const auto add = [&](const char* name, const spec::CompressConfig& config) {
+    table.add({name, fmt::format("{:.2f}", reduction_seconds(config, rows, columns, rounds) /
+                                               static_cast<double>(rows * columns) * 1e9)});
+  };
+  add("1-bit SGD", {.kind = CompressKind::kOnebitSgd});
+  add("QSGD, 4 bits", {.kind = CompressKind::kQsgd});
+  add("QSGD, Elias codes", {.kind = CompressKind::kQsgd, .coding = spec::QsgdCoding::kElias});
+  for (const int rank : {1, 4, 16})
+    add(fmt::format("PowerSGD, rank {}", rank).c_str(), {.kind = CompressKind::kPowerSgd, .rank = rank});
+  add("DGC, 0.1 %", {.kind = CompressKind::kDgc, .momentum = 0.9, .sparsity = 0.999});
+  add("CSC, default density", {.kind = CompressKind::kCsc, .momentum = 0.9});
+  fmt::print("{}", table.text());
+}
+
+/// Encoding and decoding of pseudo-gradients, ns an element; the scratch is made anew each time, outside of the clock.
+double delta_seconds(spec::DeltaDtype type, const std::vector<float>& values, int rounds) {
+  const auto count = static_cast<std::int64_t>(values.size());
+  bench::Times times;
+  parallel::Message message;
+  message.reserve(2 * values.size());
+  for (int round = 0; round < rounds; ++round) {
+    std::vector<float> scratch = values;
+    message.clear();
+    times.seconds.push_back(bench::seconds_of([&] {
+      parallel::encode_delta(scratch.data(), count, type, message);
+      parallel::MessageReader reader(message);
+      parallel::add_delta(reader, count, type, scratch.data());
+    }));
+  }
+  return times.least();
 }
 
 }  // namespace
@@ -154,10 +253,14 @@ int main(int count, char** words) try {
                 }),
         0, "");
   }
+  for (const auto type : {spec::DeltaDtype::kFp16, spec::DeltaDtype::kInt8})
+    add(type == spec::DeltaDtype::kFp16 ? "deltas of 16 bits, both ways" : "deltas of 8 bits, both ways",
+        delta_seconds(type, gradient, rounds), 0, "");
   add("largest 0.1 %", best_of(rounds, [&] { parallel::top_k(gradient.data(), elements, elements / 1000, 0.01); }), 4,
       "");
   fmt::print("{} elements, memcpy of as many bytes {:.2f} ns an element\n{}", elements,
              copy / static_cast<double>(elements) * 1e9, table.text());
+  print_reductions(rows / 4, columns, rounds);
   return 0;
 } catch (const std::exception& error) {
   fmt::print(stderr, "{}\n", error.what());
