@@ -110,14 +110,14 @@ int main(int argc, char** argv) {
   arguments.add_option("--steps", options.steps, "at most");
   if (const auto code = arguments.parse(argc, argv)) return *code;
   const auto best = [&](const std::function<void(spec::Recipe&)>& choose) {
-    Outcome best;
+    Outcome lowest;
     for (const double rate : {0.05, 0.1, 0.2}) {
       spec::Recipe recipe = base_recipe(options, rate);
       choose(recipe);
       const Outcome outcome = train_mode(recipe, options);
-      if (!best.seconds || (outcome.seconds && *outcome.seconds < *best.seconds)) best = outcome;
+      if (!lowest.seconds || (outcome.seconds && *outcome.seconds < *lowest.seconds)) lowest = outcome;
     }
-    return best;
+    return lowest;
   };
   std::optional<double> peer;
   const auto print = [&](const char* name, const Outcome& outcome) {

@@ -18,9 +18,8 @@ std::span<const Rule> rules() {
   static const std::vector<Rule> all = [] {
     std::vector<Rule> joined;
     // Layouts first: they are what later rules count micro-batches with.
-    for (const auto& table : {recipe_rules(), layout_rules(), expert_rules(), asynchronous_rules(),
-                              pipeline_rules(), run_rules(),
-                              parameter_rules(), compress_rules(), optim_rules()}) {
+    for (const auto& table : {recipe_rules(), layout_rules(), expert_rules(), asynchronous_rules(), pipeline_rules(),
+                              run_rules(), parameter_rules(), compress_rules(), optim_rules()}) {
       joined.insert(joined.end(), table.begin(), table.end());
     }
     return joined;

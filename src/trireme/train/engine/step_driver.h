@@ -7,8 +7,8 @@
 //   ../servers/downpour_driver.cpp  replicas around parameter servers: steps up to the next rest, without barriers
 //
 // A role of ranks in a run is a driver and what it owns. A replica of parameter servers owns a TrainState whose engine
-// computes alone, and a connection in place of Updates; some run a server on a thread beside it. It is at rest where all
-// pushes are applied and every rank has fetched the same weights: there they are saved, hashed and evaluated.
+// computes alone, and a connection in place of Updates; some run a server on a thread beside it. It is at rest where
+// all pushes are applied and every rank has fetched the same weights: there they are saved, hashed and evaluated.
 // Whoever runs a role asks nothing but what is below, so the loop over steps (train/run) is the same for all.
 // Depends on: base, nn, observe, spec.
 #pragma once
