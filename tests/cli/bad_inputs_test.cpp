@@ -158,7 +158,7 @@ TEST_F(BadInputs, CommandLinesSayWhatIsWrong) {
        {"check", kTiny, "--set", "data.sources.0.path=x"},
        "[[data.sources]] has no entries",
        {"check", kTiny}},
-      {"ranks that are no number", {"check", kTiny, "--ranks", "two"}, "two", {"check", kTiny, "--ranks", "2"}},
+      {"ranks that are not a number", {"check", kTiny, "--ranks", "two"}, "two", {"check", kTiny, "--ranks", "2"}},
       {"no ranks", {"check", kTiny, "--ranks", "0"}, "--ranks", {"check", kTiny, "--ranks", "1"}},
       {"tp that does not divide",
        {"check", kTiny, "--set", "comm.ranks=3", "--set", "layout.tp=2"},

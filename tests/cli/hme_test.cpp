@@ -61,7 +61,7 @@ TEST_F(HmeCommand, FitsOnLine) {
 TEST_F(HmeCommand, SaysWhatIsWrong) {
   EXPECT_THAT(run({"hme", "fit", kIris, "--target", "specis"}).err, HasSubstr("did you mean \"species\""));
   EXPECT_THAT(run({"hme", "fit", kIris, "--target", "sepal_length"}).err, HasSubstr("--inputs"))
-      << "species is no number";
+      << "species is not a number";
   EXPECT_THAT(run({"hme", "fit", kIris, "--target", "species", "--depth", "3", "--branching", "2,2"}).err,
               HasSubstr("--depth 3 but 2 numbers"));
   EXPECT_THAT(run({"hme", "fit", kIris, "--target", "species", "--held-out", "0.001"}).err, HasSubstr("too few"));

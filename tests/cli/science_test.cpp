@@ -79,7 +79,7 @@ TEST_F(Science, ALawsFileThatIsNoneIsNamed) {
   write(folder_ / "law.json", R"({"name": "x", "source": "y", "floor": 1, "a": -2})");
   const Outcome outcome = run({"plan", "scaling", "--flops", "1e18", "--law", (folder_ / "law.json").string()});
   EXPECT_EQ(outcome.code, kExitUsage);
-  EXPECT_THAT(outcome.err, HasSubstr("no number above 0 \"a\""));
+  EXPECT_THAT(outcome.err, HasSubstr("\"a\" is missing or not a number above 0"));
   EXPECT_THAT(outcome.err, HasSubstr("trireme science fit"));
 }
 

@@ -251,7 +251,7 @@ TEST(Libsvm, ReadsWhatItWritesAndNamesTheLineThatIsWrong) {
                                           {"1 1:1\n0 1=1", "x:2: INDEX:VALUE"},
                                           {"1 1:1\n2 1:1\n3 1:1", "x:3: label 3 is a third"},
                                           {"1 1:1\n1 2:1", "1 different labels"},
-                                          {"a 1:1", "the label is no number"},
+                                          {"a 1:1", "the label is not a number"},
                                           {"1 1:1\n0 1:nan", "the value of index 1 is nan"}}) {
     try {
       formats::parse_libsvm(text, "x");

@@ -35,7 +35,7 @@ std::vector<double> numbers_of(std::string_view line, const std::string& where) 
     char* end = nullptr;
     const double value = std::strtod(word.c_str(), &end);
     if (end == word.c_str() || *end != '\0' || !(value >= 0) || value > 1e6)
-      throw ConfigError(fmt::format("{}: \"{}\" is no number from 0 on", where, word), kHowToWrite);
+      throw ConfigError(fmt::format("{}: \"{}\" is not a number from 0 on", where, word), kHowToWrite);
     return value;
   };
   if (line.find(',') != std::string_view::npos) {

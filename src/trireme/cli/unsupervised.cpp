@@ -60,8 +60,9 @@ Examples read_numbers(const fs::path& path, const std::vector<std::string>& with
       char* end = nullptr;
       const float value = std::strtof(cell.c_str(), &end);
       if (end != cell.c_str() + cell.size() || !std::isfinite(value))
-        throw ConfigError(fmt::format("{}: \"{}\" in column {} is no number", path.string(), cell, table.names[column]),
-                          fmt::format("leave the column out: --without {}", table.names[column]));
+        throw ConfigError(
+            fmt::format("{}: \"{}\" in column {} is not a number", path.string(), cell, table.names[column]),
+            fmt::format("leave the column out: --without {}", table.names[column]));
       examples.values.push_back(value);
     }
   }

@@ -28,7 +28,7 @@ class LibsvmLine {
     const char *begin = line_.data() + at_, *end = line_.data() + line_.size();
     if (begin < end && *begin == '+') ++begin;
     const auto [stopped, error] = std::from_chars(begin, end, value);
-    if (error != std::errc() || stopped == begin) fail(fmt::format("{} is no number", what));
+    if (error != std::errc() || stopped == begin) fail(fmt::format("{} is not a number", what));
     at_ = static_cast<std::size_t>(stopped - line_.data());
     return value;
   }

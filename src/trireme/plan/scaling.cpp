@@ -61,7 +61,8 @@ LossLaw read_loss_law(const std::filesystem::path& path) {
   };
   const auto number = [&](const char* name) {
     const double value = json.contains(name) && json[name].is_number() ? json[name].get<double>() : 0;
-    if (!(value > 0 && std::isfinite(value))) throw refuse(fmt::format("no number above 0 \"{}\"", name));
+    if (!(value > 0 && std::isfinite(value)))
+      throw refuse(fmt::format("\"{}\" is missing or not a number above 0", name));
     return value;
   };
   law.name = text("name");

@@ -108,7 +108,7 @@ Instruction InstructionReader::single(std::string_view text) const {
   if (op == op_table().end()) fail("no such instruction", "instructions are " + known_mnemonics());
   std::string_view rest = text.substr(letters.size());
   if (op->operands == Operands::kNone) {
-    if (!rest.empty()) fail("takes no number", fmt::format("write {}", op->mnemonic));
+    if (!rest.empty()) fail("does not take a number", fmt::format("write {}", op->mnemonic));
     return make(op->op, -1, -1);
   }
   const auto dot = rest.find('.');

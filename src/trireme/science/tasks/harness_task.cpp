@@ -34,7 +34,7 @@ class HarnessReader {
     target_delimiter_ = text("target_delimiter", " ");
     if (const auto at = file_.find("num_fewshot"); at != file_.end() && !at->is_null()) {
       if (!at->is_number_integer() || at->get<std::int64_t>() < 0 || at->get<std::int64_t>() > 10'000)
-        refuse("num_fewshot", "is no number from 0 to 10000");
+        refuse("num_fewshot", "is not a number from 0 to 10000");
       task.shots = at->get<int>();
     }
     for (const json& document : documents(split())) task.items.push_back(item(document));
