@@ -106,10 +106,10 @@ struct Bucket {
   std::uint64_t upload = 0;    ///< the copy that computing has still to wait for; 0: none
   int updated = 0;             ///< members that the update under way has done
 
-  // A sum under way.
-  comm::Work work;
+  // A sum under way. The work is destroyed, and waits, before the memory that it borrows.
   at::Tensor in_flight;          ///< ZeRO 2 and 3: the gradient that was taken from `gradient`, which is free again
   at::Tensor sending, arriving;  ///< this rank's gradients; its part of their sum (bucket_reducer.h)
+  comm::Work work;
   bool launched = false;
   int expected = 0, arrived = 0;  ///< contributions a micro
   bool accumulated = false;       ///< gradient_shard holds sums of earlier micros

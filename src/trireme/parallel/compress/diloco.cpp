@@ -134,9 +134,9 @@ class Diloco final : public LocalUpdates {
   struct Fragment {
     std::vector<std::size_t> params;
     std::int64_t apply_at = -1;  // local step; -1: nothing was sent
-    comm::Work work = {};        // of `flat`; after a restart there is none, and sent_ goes again
     at::Tensor flat = {};
-    int senders = 1;  // copies that have sent it: after a restart there may be more
+    comm::Work work = {};  // of `flat`, so destroyed before it; after a restart there is none, and sent_ goes again
+    int senders = 1;       // copies that have sent it: after a restart there may be more
   };
 
   bool rounds_off() const { return config().delta_dtype != spec::DeltaDtype::kFp32; }
