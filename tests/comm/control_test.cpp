@@ -101,6 +101,26 @@ TEST_P(Control, WaitForGivesUpNamingTheKey) {
   EXPECT_EQ(planes[1].wait_for("never", kLong), "after all");
 }
 
+TEST_P(Control, AWaitEndsWhenItIsToldToAndOtherwiseWithTheKey) {
+  Planes planes = make(2);
+  std::atomic<bool> stop{false};
+  const auto stopping = [&] { return stop.load(); };
+  auto waiting = std::async(std::launch::async, [&] { return planes[1].wait_unless("never", kLong, stopping); });
+  EXPECT_EQ(waiting.wait_for(20ms), std::future_status::timeout);
+  stop = true;
+  EXPECT_EQ(waiting.get(), std::nullopt);
+  planes[0].set("there", "1");
+  EXPECT_EQ(planes[1].wait_unless("there", kLong, stopping), "1");  // what is there is not waited for
+  stop = false;
+  EXPECT_THROW(planes[1].wait_unless("never", 30ms, stopping), CommError);
+  auto late = std::async(std::launch::async, [&] { return planes[1].wait_unless("late", kLong, stopping); });
+  EXPECT_EQ(late.wait_for(20ms), std::future_status::timeout);
+  planes[0].set("late", "2");
+  EXPECT_EQ(late.get(), "2");
+  // What decides may ask the plane itself.
+  EXPECT_EQ(planes[1].wait_unless("never", kLong, [&] { return planes[1].get("there").has_value(); }), std::nullopt);
+}
+
 TEST_P(Control, EachSumOfACounterIsSeenExactlyOnce) {
   constexpr int kRanks = 3, kThreads = 2, kAdds = 50;
   Planes planes = make(kRanks);

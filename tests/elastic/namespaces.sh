@@ -31,6 +31,7 @@ for ((killed = 0; killed < kills;)); do
   [ -n "$victim" ] || continue
   began=$(worlds)
   kill -KILL "$victim" 2>/dev/null || continue
+  note_kill
   killed=$((killed + 1))
   [ $((killed % 4)) != 3 ] || continue
   wait_for "a world of three after kill $killed" 120 runs_on run 3 $((began + 1))
@@ -41,6 +42,7 @@ wait_for "a world of three after all kills" 120 runs_on run 3 2
 echo "== a host is cut off"
 began=$(worlds) before=$(steps_of run)
 host_link 2 down
+echo "cut off at $(date +%s.%N)"
 wait_for "a world without it" 60 runs_on run 2 $((began + 1))
 wait_for "steps without it" 60 has_steps run $((before + 3))
 host_link 2 up
@@ -52,7 +54,7 @@ last=$(steps_of run)
 each_step_once run "$last"
 samples_once run "$last"
 echo "$killed kills, $(joins) joins, $(worlds) worlds, $last steps"
-phases run
+recoveries run
 master=$(host_address 1)
 train_world() { train_world_on_hosts "$@"; }
 replay run "$last"

@@ -51,6 +51,9 @@ port=$(free_port)
 as_rank 0 2 "$port" "$process_ranks" crossed auto 1 aaaa >"$folder/recipe_0" 2>&1 &
 first=$!
 if as_rank 1 2 "$port" "$process_ranks" crossed auto 1 bbbb >"$folder/recipe_1" 2>&1; then exit 1; fi
+began=$SECONDS
 wait $first && exit 1
 said recipe_1 "rank 1 on .* has another recipe \(fingerprint bbbb\) than rank 0 on .* \(aaaa\)"
+said recipe_0 "rank 1 failed: rank 1 on .* has another recipe"
+((SECONDS - began < 20)) || { echo "rank 0 waited $((SECONDS - began)) s for a rank that was refused"; exit 1; }
 echo fine

@@ -49,7 +49,10 @@ class ControlPlane {
   virtual std::optional<std::string> get(const std::string& key) = 0;
   /// Blocks until the key exists; throws CommError naming the key when it does not within `timeout`, or when the plane
   /// is lost.
-  virtual std::string wait_for(const std::string& key, Milliseconds timeout) = 0;
+  std::string wait_for(const std::string& key, Milliseconds timeout) { return *wait_unless(key, timeout, {}); }
+  /// The same, but nothing once `stop` says so, which is asked every few milliseconds; empty: it never does.
+  virtual std::optional<std::string> wait_unless(const std::string& key, Milliseconds timeout,
+                                                 const std::function<bool()>& stop) = 0;
   /// Adds to a counter (absent counts as 0) and returns the new value, atomically over all ranks. The value is a
   /// decimal number to get(); CommError when it is none.
   virtual std::int64_t add(const std::string& key, std::int64_t delta) = 0;
@@ -92,9 +95,12 @@ struct TcpControlOptions {
   /// server's user on the server's machine are let in.
   std::string token = {};
   std::chrono::milliseconds connect_timeout{60'000};
+  std::function<bool()> called_off = {};  // while connecting: nobody is to be met there any more
   std::chrono::milliseconds heartbeat_every{1'000};
   std::chrono::milliseconds heartbeat_timeout{30'000};  // silent for so long: lost; also the deadline of set, get, ...
   std::chrono::milliseconds goodbye_timeout{5'000};     // how long an ending server waits for the ranks to leave
+  // The same for ranks that have not come yet, when the serving rank has failed: they learn why at once.
+  std::chrono::milliseconds absent_timeout{5'000};
 };
 
 /// The listening side, made before anyone can connect; lives as long as the job. Destroy it after this process's own
@@ -106,7 +112,8 @@ class TcpControlServer {
 };
 /// Throws CommError when it cannot listen there.
 std::unique_ptr<TcpControlServer> make_tcp_control_server(const TcpControlOptions& options);
-/// Tries until options.connect_timeout; throws CommError when the server is not reached or refuses this rank. When the
+/// Tries until options.connect_timeout; throws CommError when the server is not reached, refuses this rank, or has been
+/// called off. When the
 /// server is lost later, the listener hears kLost about rank 0, and calls throw.
 std::unique_ptr<ControlPlane> connect_tcp_control(const TcpControlOptions& options);
 

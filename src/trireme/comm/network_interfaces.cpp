@@ -136,4 +136,8 @@ ChosenInterfaces choose_interfaces(const std::string& wanted, const std::vector<
   return chosen;
 }
 
+ChosenInterfaces choose_interfaces(const std::string& wanted) {
+  return wanted.empty() ? ChosenInterfaces{} : choose_interfaces(wanted, network_interfaces());
+}
+
 }  // namespace trireme::comm

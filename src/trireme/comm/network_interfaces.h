@@ -25,5 +25,7 @@ struct ChosenInterfaces {
 };
 /// Throws ConfigError, with what there is, when `wanted` names none of `present`.
 ChosenInterfaces choose_interfaces(const std::string& wanted, const std::vector<NetworkInterface>& present);
+/// Among this machine's. Nothing wanted, nothing chosen: whoever communicates takes all that it finds.
+ChosenInterfaces choose_interfaces(const std::string& wanted);
 
 }  // namespace trireme::comm

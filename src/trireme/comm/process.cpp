@@ -14,6 +14,7 @@
 #include "trireme/base/version.h"
 #include "trireme/comm/mailbox.h"
 #include "trireme/comm/mpi_plugin/mpi_plugin.h"
+#include "trireme/comm/network_interfaces.h"
 #include "trireme/comm/ucx_plugin/ucx_plugin.h"
 
 namespace trireme::comm {
@@ -125,14 +126,20 @@ std::unique_ptr<Transport> ProcessRank::start_ucx(const Launch& launch, const Ra
         "set TRIREME_TOKEN_FILE for all ranks to a file that they share, made with 'umask 077; head -c 32 "
         "/dev/urandom | base64 >FILE'; or TRIREME_TOKEN to such a secret");
   }
+  // What this host lacks is told before ranks meet: a rank 0 that came that far and failed would have closed the door
+  // to those that come later.
+  const ChosenInterfaces interfaces = choose_interfaces(options.interface);
+  const Plugin plugin = load_ucx();
   const std::chrono::milliseconds meet_timeout = control.connect_timeout;
   if (epoch != nullptr) {
     control.job_id = epoch->job_id;
     control.token = epoch->token;
     control.connect_timeout = epoch->connect_timeout;
+    control.called_off = epoch->called_off;
     control.heartbeat_timeout = epoch->heartbeat_timeout;
     control.heartbeat_every = std::min<std::chrono::milliseconds>(1s, epoch->heartbeat_timeout / 4);
     control.goodbye_timeout = 1s;
+    control.absent_timeout = 0s;  // who comes late to an epoch that is over hears so from the coordinator
   }
   if (control.rank == 0) {
     server_ = make_tcp_control_server(control);
@@ -141,10 +148,9 @@ std::unique_ptr<Transport> ProcessRank::start_ucx(const Launch& launch, const Ra
   }
   plane_ = connect_tcp_control(control);
   compare_programs(*plane_, options.fingerprint, control.connect_timeout);
-  const Plugin plugin = load_ucx();
   return std::unique_ptr<Transport>(plugin.function<decltype(trireme_ucx_transport)>("trireme_ucx_transport")(
       *plane_, {.ranks_per_node = options.ranks_per_node,
-                .interface = options.interface,
+                .interfaces = interfaces,
                 .meet_timeout = meet_timeout,
                 .called_off = epoch != nullptr ? epoch->called_off : std::function<bool()>()}));
 }
@@ -154,9 +160,10 @@ ProcessRank::ProcessRank(const Launch& launch, const RanksOptions& options, cons
   try {
     transport = epoch != nullptr || takes_ucx(launch, options.processes) ? start_ucx(launch, options, epoch)
                                                                          : start_mpi(launch, options);
-  } catch (const ConfigError& error) {
+  } catch (const Error& error) {
     // The others wait for this rank: they learn why it does not come.
-    if (plane_) plane_->announce(Notice::Kind::kRefused, error.message());
+    const bool refused = dynamic_cast<const ConfigError*>(&error) != nullptr;
+    if (plane_) plane_->announce(refused ? Notice::Kind::kRefused : Notice::Kind::kFailed, error.message());
     throw;
   }
   if (options.wrap) transport = options.wrap(std::move(transport));

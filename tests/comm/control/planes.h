@@ -51,7 +51,7 @@ class Ear {
     return [this](const Notice& notice) { hear(notice); };
   }
   void hear(const Notice& notice) {
-    constexpr const char* kKinds[] = {"failed", "lost", "left"};
+    constexpr const char* kKinds[] = {"failed", "lost", "left", "refused"};
     const std::lock_guard lock(mutex_);
     heard_.push_back(kKinds[static_cast<int>(notice.kind)] + (" " + std::to_string(notice.rank)) + ": " + notice.text);
     changed_.notify_all();

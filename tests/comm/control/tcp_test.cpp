@@ -299,6 +299,57 @@ TEST_F(TcpControl, AnEndingServerWaitsForGoodbyes) {
   EXPECT_EQ(logged(), "");
 }
 
+TEST_F(TcpControl, RanksThatComeLateHearWhyTheServingOneFailed) {
+  TcpControlOptions options{.rank = 0, .ranks = 3, .connect_timeout = 10s};
+  auto server = make_tcp_control_server(options);
+  options.port = server->port();
+  auto zero = connect_tcp_control(options);
+  zero->announce(Notice::Kind::kRefused, "there is no eth7 here");
+  auto ending = std::async(std::launch::async, [&] {
+    zero.reset();
+    server.reset();
+  });
+  std::this_thread::sleep_for(100ms);  // it is over for rank 0; the others come now
+  for (options.rank = 1; options.rank < 3; ++options.rank) {
+    Ear ear;
+    const auto late = connect_tcp_control(options);
+    late->listen(ear.on_notice(), nullptr);
+    EXPECT_EQ(ear.wait_for(1).front(), "refused 0: there is no eth7 here");
+    late->listen(nullptr, nullptr);
+  }
+  ending.get();
+}
+
+TEST_F(TcpControl, AServerWhoseRankFailedWaitsOnlySoLongForTheOthers) {
+  TcpControlOptions options{.ranks = 3, .absent_timeout = 0ms};
+  auto server = make_tcp_control_server(options);
+  options.port = server->port();
+  options.connect_timeout = 100ms;
+  auto zero = connect_tcp_control(options);
+  zero->announce(Notice::Kind::kFailed, "no more");
+  zero.reset();
+  server.reset();
+  options.rank = 1;
+  EXPECT_THAT(error_of([&] { connect_tcp_control(options); }), HasSubstr("could not reach"));
+}
+
+TEST_F(TcpControl, AMeetingThatIsCalledOffIsNotWaitedFor) {
+  std::atomic<bool> called_off{false};
+  TcpControlOptions options{
+      .rank = 1, .ranks = 2, .connect_timeout = kLong, .called_off = [&] { return called_off.load(); }};
+  // Nobody listens; somebody listens and says nothing.
+  const Fd listening = listen_at("127.0.0.1", 0);
+  for (const int port : {1, local_port(listening)}) {
+    options.port = port;
+    called_off = false;
+    auto joining = std::async(std::launch::async, [&] { return error_of([&] { connect_tcp_control(options); }); });
+    EXPECT_EQ(joining.wait_for(50ms), std::future_status::timeout);
+    called_off = true;
+    EXPECT_EQ(joining.wait_for(5s), std::future_status::ready);
+    EXPECT_THAT(joining.get(), HasSubstr("the meeting was called off"));
+  }
+}
+
 TEST_F(TcpControl, QuestionsAreAnsweredWhileTheRankIsStuck) {
   Planes planes = tcp_planes(2);
   planes[1].listen(nullptr, [](const std::string&) { return "waiting for \"go\""; });

@@ -19,7 +19,14 @@ using namespace std::chrono_literals;
 
 constexpr auto kFirstPause = 20ms, kLongestPause = 500ms;
 constexpr std::size_t kMaxJobIdBytes = kMaxHelloBytes / 4;
-constexpr auto kQuietWait = 5s;  // a wait longer than this is worth a line in the log
+constexpr auto kQuietWait = 5s;                    // a wait longer than this is worth a line in the log
+constexpr auto kCallLook = 10ms, kOneTry = 500ms;  // between two looks whether the meeting was called off
+
+void refrain(const TcpControlOptions& options) {
+  if (!options.called_off || !options.called_off()) return;
+  throw CommError(
+      fmt::format("rank {} no longer joins {}: the meeting was called off", options.rank, describe(options)));
+}
 
 // Speaks to whoever took the connection. Nothing, with the reason in `why`, when trying again may help.
 std::optional<Handshake> greet(Fd fd, const TcpControlOptions& options, Clock::time_point deadline, std::string& why) {
@@ -42,7 +49,10 @@ std::optional<Handshake> greet(Fd fd, const TcpControlOptions& options, Clock::t
   std::array<char, 4096> buffer;
   while (true) {
     pollfd waiting{handshake.fd.get(), POLLIN, 0};
-    poll(&waiting, 1, poll_timeout_ms(deadline));
+    const auto look = options.called_off ? std::min(deadline, Clock::now() + kCallLook) : deadline;
+    const bool quiet = poll(&waiting, 1, poll_timeout_ms(look)) == 0;
+    refrain(options);
+    if (quiet && Clock::now() < deadline) continue;
     const Received received = receive(handshake.fd, buffer.data(), buffer.size());
     handshake.in.feed({buffer.data(), received.bytes});
     if (const auto message = handshake.in.next()) {
@@ -93,7 +103,9 @@ Handshake shake_hands(const TcpControlOptions& options) {
   bool told = false;
   std::string why;
   while (true) {
-    if (Fd fd = connect_once(options.host, options.port, deadline, why)) {
+    // To a host that is cut off a connection is only tried, and nothing is heard: not until the deadline at a time.
+    const auto patience = options.called_off ? std::min<Clock::time_point>(deadline, Clock::now() + kOneTry) : deadline;
+    if (Fd fd = connect_once(options.host, options.port, patience, why)) {
       try {
         if (auto handshake = greet(std::move(fd), options, deadline, why)) return *std::move(handshake);
       } catch (const WireError& error) {
@@ -106,7 +118,10 @@ Handshake shake_hands(const TcpControlOptions& options) {
       told = true;
       log_info("rank {} keeps trying to reach {} ({})", options.rank, describe(options), why);
     }
-    std::this_thread::sleep_for(pause);
+    for (const auto next = Clock::now() + pause; Clock::now() < next;) {
+      refrain(options);
+      std::this_thread::sleep_until(options.called_off ? std::min(next, Clock::now() + kCallLook) : next);
+    }
     pause = std::min<std::chrono::milliseconds>(pause * 2, kLongestPause);
   }
   throw CommError(

@@ -48,14 +48,17 @@ class LocalControl : public ControlPlane {
     return hub_->store.get(key);
   }
 
-  std::string wait_for(const std::string& key, Milliseconds timeout) override {
+  std::optional<std::string> wait_unless(const std::string& key, Milliseconds timeout,
+                                         const std::function<bool()>& stop) override {
+    const auto deadline = control::deadline_after(timeout);
     std::unique_lock lock(hub_->mutex);
     std::optional<std::string> value;
-    if (!hub_->stored.wait_until(lock, control::deadline_after(timeout),
-                                 [&] { return (value = hub_->store.get(key)).has_value(); })) {
-      throw control::key_timeout(rank_, key, timeout);
+    const auto is_there = [&] { return (value = hub_->store.get(key)).has_value(); };
+    while (!hub_->stored.wait_until(lock, control::next_look(deadline, stop), is_there)) {
+      if (control::asked_to_stop(lock, stop)) return std::nullopt;
+      if (std::chrono::steady_clock::now() >= deadline) throw control::key_timeout(rank_, key, timeout);
     }
-    return *std::move(value);
+    return value;
   }
 
   std::int64_t add(const std::string& key, std::int64_t delta) override {

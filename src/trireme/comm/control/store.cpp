@@ -62,4 +62,18 @@ std::chrono::steady_clock::time_point deadline_after(std::chrono::milliseconds t
   return std::chrono::steady_clock::now() + std::min<std::chrono::milliseconds>(timeout, std::chrono::years(1));
 }
 
+std::chrono::steady_clock::time_point next_look(std::chrono::steady_clock::time_point deadline,
+                                                const std::function<bool()>& stop) {
+  constexpr std::chrono::milliseconds kLook{5};
+  return stop ? std::min(deadline, std::chrono::steady_clock::now() + kLook) : deadline;
+}
+
+bool asked_to_stop(std::unique_lock<std::mutex>& lock, const std::function<bool()>& stop) {
+  if (!stop) return false;
+  lock.unlock();
+  const bool stopped = stop();
+  lock.lock();
+  return stopped;
+}
+
 }  // namespace trireme::comm::control

@@ -6,7 +6,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -35,5 +37,11 @@ CommError key_timeout(int rank, const std::string& key, std::chrono::millisecond
 
 /// Now plus `timeout`; a timeout of "for ever" does not overflow.
 std::chrono::steady_clock::time_point deadline_after(std::chrono::milliseconds timeout);
+
+/// Of ControlPlane::wait_unless(): until when to sleep before `stop` is asked again.
+std::chrono::steady_clock::time_point next_look(std::chrono::steady_clock::time_point deadline,
+                                                const std::function<bool()>& stop);
+/// Asks it, if there is one, without the lock: it may use the plane.
+bool asked_to_stop(std::unique_lock<std::mutex>& lock, const std::function<bool()>& stop);
 
 }  // namespace trireme::comm::control

@@ -289,6 +289,18 @@ void Switchboard::tick(Time now) {
   std::erase_if(questions_, [&](const auto& question) { return question.second.until <= now; });
 }
 
+bool Switchboard::owes_last_words() const {
+  const auto is_own_failure = [&](const Notice& notice) {
+    return notice.rank == own_rank_ && (notice.kind == Notice::Kind::kFailed || notice.kind == Notice::Kind::kRefused);
+  };
+  const auto is_absent = [](const Seat& seat) { return seat.state == Seat::State::kAbsent; };
+  return std::ranges::any_of(notices_, is_own_failure) && std::ranges::any_of(seats_, is_absent);
+}
+
+bool Switchboard::has_failed() const {
+  return std::ranges::any_of(notices_, [](const Notice& notice) { return notice.kind != Notice::Kind::kLeft; });
+}
+
 void Switchboard::close_all(const std::string& why) {
   for (const auto& [caller, rank] : rank_of_) {
     send(caller, {.type = MessageType::kRefused, .value = why}, /*close_after=*/true);

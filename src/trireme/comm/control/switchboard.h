@@ -51,6 +51,10 @@ class Switchboard {
   /// Whether the caller has been welcomed and not gone since.
   bool knows(Caller caller) const { return rank_of_.contains(caller); }
   std::size_t present() const { return rank_of_.size(); }
+  /// Whether the serving rank has failed and some rank, which has never been here, does not know it.
+  bool owes_last_words() const;
+  /// Whether a rank has failed or is lost: all that are here know, and there is nothing more to wait for.
+  bool has_failed() const;
 
  private:
   struct Seat {

@@ -27,7 +27,8 @@ namespace {
 using namespace control;
 using namespace std::chrono_literals;
 
-constexpr auto kGoodbyeWait = 2s;  // for the server to close the connection after our good-bye
+// For the server to close the connection after our good-bye; where a rank has failed it may not hear it.
+constexpr std::chrono::milliseconds kGoodbyeWait = 2s, kFailedGoodbyeWait = 500ms;
 constexpr std::size_t kMaxNoticeBytes = 64 << 10;
 constexpr std::size_t kClientReadBytes = 256 << 10;
 
@@ -43,7 +44,7 @@ class Client : public ControlPlane {
     send({.type = MessageType::kBye});
     {
       std::unique_lock lock(mutex_);
-      changed_.wait_for(lock, kGoodbyeWait, [&] { return !lost_.empty(); });
+      changed_.wait_for(lock, failed_ ? kFailedGoodbyeWait : kGoodbyeWait, [&] { return !lost_.empty(); });
     }
     shutdown(connection_.fd.get(), SHUT_RDWR);  // ends the reader's wait, should the server not have closed
     reader_.join();
@@ -62,10 +63,13 @@ class Client : public ControlPlane {
     return std::move(reply.value);
   }
 
-  std::string wait_for(const std::string& key, Milliseconds timeout) override {
+  std::optional<std::string> wait_unless(const std::string& key, Milliseconds timeout,
+                                         const std::function<bool()>& stop) override {
     const auto deadline = deadline_after(timeout);
     const std::uint64_t id = start({.type = MessageType::kWait, .number = timeout.count(), .key = key});
-    if (auto reply = finish(id, deadline)) return std::move(reply->value);
+    bool stopped = false;
+    if (auto reply = finish(id, deadline, stop, &stopped)) return std::move(reply->value);
+    if (stopped) return std::nullopt;
     // The key may be there and only its way here was longer than a short timeout: ask once more, without hurry.
     if (auto value = get(key)) return *std::move(value);
     throw key_timeout(rank(), key, timeout);
@@ -78,6 +82,7 @@ class Client : public ControlPlane {
   void erase(const std::string& key) override { call({.type = MessageType::kErase, .key = key}, "erase"); }
 
   void announce(Notice::Kind kind, const std::string& text) noexcept override {
+    if (kind != Notice::Kind::kLeft) failed_ = true;
     try {
       send({.type = MessageType::kAnnounce,
             .number = static_cast<std::int64_t>(kind),
@@ -131,19 +136,24 @@ class Client : public ControlPlane {
   }
 
   /// The reply, or nothing when it does not come before the deadline. Throws CommError when the request failed or the
-  /// plane is lost.
-  std::optional<Message> finish(std::uint64_t id, Clock::time_point deadline) {
+  /// plane is lost. Nothing, too, when `stop` said so, which `stopped` then tells.
+  std::optional<Message> finish(std::uint64_t id, Clock::time_point deadline, const std::function<bool()>& stop = {},
+                                bool* stopped = nullptr) {
     std::unique_lock lock(mutex_);
     const auto settled = [&] { return replies_.at(id).has_value() || !lost_.empty(); };
-    if (std::this_thread::get_id() == reader_.get_id()) {
-      // A callback calls: nobody else reads while it runs. What arrives for callbacks waits until it has returned.
-      while (!settled() && Clock::now() < deadline) {
+    while (!settled() && Clock::now() < deadline) {
+      if (std::this_thread::get_id() == reader_.get_id()) {
+        // A callback calls: nobody else reads while it runs. What arrives for callbacks waits until it has returned.
         lock.unlock();
-        read_some(deadline);
+        read_some(next_look(deadline, stop));
         lock.lock();
+      } else {
+        changed_.wait_until(lock, next_look(deadline, stop), settled);
       }
-    } else {
-      changed_.wait_until(lock, deadline, settled);
+      if (!settled() && asked_to_stop(lock, stop)) {
+        *stopped = true;
+        break;
+      }
     }
     std::optional<Message> reply = std::move(replies_.extract(id).mapped());
     if (!reply && !lost_.empty()) throw CommError(lost_text(), "see rank 0's output for why it ended");
@@ -250,7 +260,9 @@ class Client : public ControlPlane {
             message.number > static_cast<std::int64_t>(Notice::Kind::kRefused)) {
           continue;
         }
-        listener_.deliver(static_cast<Notice::Kind>(message.number), message.rank, message.value);
+        const auto kind = static_cast<Notice::Kind>(message.number);
+        if (kind != Notice::Kind::kLeft) failed_ = true;
+        listener_.deliver(kind, message.rank, message.value);
         continue;
       }
       auto answer = listener_.answer(message.value);
@@ -284,7 +296,8 @@ class Client : public ControlPlane {
   std::vector<char> buffer_ = std::vector<char>(kClientReadBytes);
 
   std::atomic<bool> leaving_ = false;
-  std::thread reader_;  // last: it uses all of the above
+  std::atomic<bool> failed_ = false;  // this rank or another
+  std::thread reader_;                // last: it uses all of the above
 };
 
 }  // namespace

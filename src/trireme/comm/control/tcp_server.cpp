@@ -24,9 +24,10 @@ namespace {
 using namespace control;
 using namespace std::chrono_literals;
 
-constexpr auto kHelloTimeout = 10s;           // a stranger that says nothing is dropped
-constexpr auto kAcceptPause = 200ms;          // after descriptors ran out; polling on would only spin
-constexpr std::size_t kMaxUnsent = 64 << 20;  // a rank that does not read must not fill rank 0's memory
+constexpr auto kHelloTimeout = 10s;                          // a stranger that says nothing is dropped
+constexpr std::chrono::milliseconds kFailedGoodbye = 500ms;  // for those who leave a world that is over
+constexpr auto kAcceptPause = 200ms;                         // after descriptors ran out; polling on would only spin
+constexpr std::size_t kMaxUnsent = 64 << 20;                 // a rank that does not read must not fill rank 0's memory
 constexpr std::size_t kServerReadBytes = 256 << 10;
 
 struct Connection {
@@ -65,8 +66,11 @@ class Server : public TcpControlServer {
   void run() noexcept {
     try {
       while (!stopping_) serve_once(next_tick());
+      const auto patience = deadline_after(options_.absent_timeout);
+      while (switchboard_.owes_last_words() && Clock::now() < patience) serve_once(std::min(patience, next_tick()));
       listening_ = Fd();
-      const auto deadline = deadline_after(options_.goodbye_timeout);
+      const auto deadline = deadline_after(
+          switchboard_.has_failed() ? std::min(options_.goodbye_timeout, kFailedGoodbye) : options_.goodbye_timeout);
       while (switchboard_.present() > 0 && Clock::now() < deadline) serve_once(std::min(deadline, next_tick()));
       switchboard_.close_all("rank 0 ended and took the server with it");
       send_out();

@@ -9,7 +9,6 @@
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
-#include "trireme/comm/network_interfaces.h"
 
 namespace trireme::comm {
 namespace {
@@ -36,47 +35,47 @@ std::string bytes_of_hex(const std::string& hex) {
   return bytes;
 }
 
-std::string ucx_device_names(const std::string& wanted) {
-  if (wanted.empty()) return {};
-  const ChosenInterfaces chosen = choose_interfaces(wanted, network_interfaces());
-  // A key of UCX's TCP transport, which only the environment reaches; the order is the preference.
-  if (chosen.ipv6 && !env("UCX_TCP_AF_PRIO")) set_env("UCX_TCP_AF_PRIO", "inet6,inet");
-  return fmt::format("{}", fmt::join(chosen.names, ","));
-}
-
 std::string UcxContext::version() {
   unsigned major = 0, minor = 0, release = 0;
   ucp_get_version(&major, &minor, &release);
   return fmt::format("{}.{}", major, minor);
 }
 
-UcxContext::UcxContext(const std::string& interfaces, Long long_messages, ucp_am_recv_callback_t on_message,
+UcxContext::UcxContext(const ChosenInterfaces& interfaces, Long long_messages, ucp_am_recv_callback_t on_message,
                        void* receiver) {
   each_descriptor([&](int fd) { inherited_.insert(fd); });
   // A segment of a collective in one call of the kernel instead of four: a fifth of the processor time of long
   // messages. A key of UCX's TCP transport, which only the environment reaches.
   if (!env("UCX_TCP_RX_SEG_SIZE")) set_env("UCX_TCP_RX_SEG_SIZE", "320k");
+  // Another one; the order is the preference.
+  if (interfaces.ipv6 && !env("UCX_TCP_AF_PRIO")) set_env("UCX_TCP_AF_PRIO", "inet6,inet");
   // TRIREME_UCX_... beats UCX_..., which a UCX below MPI would read too.
   ucp_config_t* config = nullptr;
   check_ucx(ucp_config_read("TRIREME", nullptr, &config), "reading UCX's settings");
-  if (!interfaces.empty())
-    check_ucx(ucp_config_modify(config, "NET_DEVICES", interfaces.c_str()), "choosing interfaces");
+  if (!interfaces.names.empty()) {
+    const std::string names = fmt::format("{}", fmt::join(interfaces.names, ","));
+    check_ucx(ucp_config_modify(config, "NET_DEVICES", names.c_str()), "choosing interfaces");
+  }
   if (long_messages == Long::kEager)
     check_ucx(ucp_config_modify(config, "RNDV_THRESH", "inf"), "choosing eager messages");
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-  const ucs_status_t started = ucp_init(&params, config, &context_);
+  ucp_context_h context = nullptr;
+  const ucs_status_t started = ucp_init(&params, config, &context);
   ucp_config_release(config);
   check_ucx(started, "starting UCX");
+  context_.reset(context);
 
   ucp_worker_params_t worker{};
   worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // the owner's mutex
-  check_ucx(ucp_worker_create(context_, &worker, &worker_), "making UCX's worker");
+  ucp_worker_h made = nullptr;
+  check_ucx(ucp_worker_create(context, &worker, &made), "making UCX's worker");
+  worker_.reset(made);
   ucp_worker_attr_t attributes{};
   attributes.field_mask = UCP_WORKER_ATTR_FIELD_THREAD_MODE;
-  check_ucx(ucp_worker_query(worker_, &attributes), "asking UCX's worker");
+  check_ucx(ucp_worker_query(made, &attributes), "asking UCX's worker");
   if (attributes.thread_mode == UCS_THREAD_MODE_SINGLE) {
     throw CommError("this UCX was built without thread support, but a background thread pushes pending calls on",
                     "use a UCX that was configured with --enable-mt, as Debian's is");
@@ -86,19 +85,14 @@ UcxContext::UcxContext(const std::string& interfaces, Long long_messages, ucp_am
   handler.id = kUcxMessageId;
   handler.cb = on_message;
   handler.arg = receiver;
-  check_ucx(ucp_worker_set_am_recv_handler(worker_, &handler), "registering for messages");
-  check_ucx(ucp_worker_get_efd(worker_, &event_fd_), "asking for UCX's event descriptor");
+  check_ucx(ucp_worker_set_am_recv_handler(made, &handler), "registering for messages");
+  check_ucx(ucp_worker_get_efd(made, &event_fd_), "asking for UCX's event descriptor");
 
   ucp_address_t* address = nullptr;
   std::size_t length = 0;
-  check_ucx(ucp_worker_get_address(worker_, &address, &length), "asking for the worker's address");
+  check_ucx(ucp_worker_get_address(made, &address, &length), "asking for the worker's address");
   address_.assign(reinterpret_cast<const char*>(address), length);
-  ucp_worker_release_address(worker_, address);
-}
-
-UcxContext::~UcxContext() {
-  if (worker_ != nullptr) ucp_worker_destroy(worker_);
-  if (context_ != nullptr) ucp_cleanup(context_);
+  ucp_worker_release_address(made, address);
 }
 
 // A child that a rank starts must not keep its connections open after the rank's death: UCX does not close its sockets
@@ -120,7 +114,7 @@ ucs_status_t UcxContext::connect(const std::string& address, ucp_err_handler_cb_
   params.address = reinterpret_cast<const ucp_address_t*>(address.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler = {.cb = on_failure, .arg = peer};
-  const ucs_status_t made = ucp_ep_create(worker_, &params, &endpoint);
+  const ucs_status_t made = ucp_ep_create(worker_.get(), &params, &endpoint);
   if (made != UCS_OK) endpoint = nullptr;
   return made;
 }

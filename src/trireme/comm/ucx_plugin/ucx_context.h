@@ -2,15 +2,18 @@
 //
 // What transport and mailbox share: settings, the event descriptor to sleep on, the address that others reach it by.
 // Whoever owns one brings its own lock, endpoints and matching.
-// Depends on: UCX (ucp).
+// Depends on: UCX (ucp), network_interfaces.h.
 #pragma once
 
 #include <ucp/api/ucp.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <string>
+
+#include "trireme/comm/network_interfaces.h"
 
 namespace trireme::comm {
 
@@ -22,25 +25,19 @@ inline constexpr std::size_t kSessionBytes = 16;
 
 /// Bytes that to_hex() wrote.
 std::string bytes_of_hex(const std::string& hex);
-/// Interfaces for UCX, separated by commas, from what comm.interface says; empty: all.
-std::string ucx_device_names(const std::string& wanted);
-
 class UcxContext {
  public:
   enum class Long : std::uint8_t {
     kRendezvous,  ///< a long message's data stays with the sender until it is fetched
     kEager,       ///< it comes along: nothing is under way that an end of the connection would leave behind
   };
-  /// Messages of id 0 go to `on_message` with `receiver`, from within ucp_worker_progress().
-  UcxContext(const std::string& interfaces, Long long_messages, ucp_am_recv_callback_t on_message, void* receiver);
-  ~UcxContext();
-  UcxContext(const UcxContext&) = delete;
-  UcxContext& operator=(const UcxContext&) = delete;
-
+  /// Without names, all interfaces that UCX finds. Messages of id 0 go to `on_message` with `receiver`, from within
+  /// ucp_worker_progress().
+  UcxContext(const ChosenInterfaces& interfaces, Long long_messages, ucp_am_recv_callback_t on_message, void* receiver);
   /// "1.13": ranks must have the same.
   static std::string version();
 
-  ucp_worker_h worker() { return worker_; }
+  ucp_worker_h worker() const { return worker_.get(); }
   int event_fd() const { return event_fd_; }
   const std::string& address() const { return address_; }
   /// Connections that were made since are kept from programs that this process starts.
@@ -49,8 +46,8 @@ class UcxContext {
   ucs_status_t connect(const std::string& address, ucp_err_handler_cb_t on_failure, void* peer, ucp_ep_h& endpoint);
 
  private:
-  ucp_context_h context_ = nullptr;
-  ucp_worker_h worker_ = nullptr;
+  std::unique_ptr<ucp_context, void (*)(ucp_context_h)> context_{nullptr, ucp_cleanup};
+  std::unique_ptr<ucp_worker, void (*)(ucp_worker_h)> worker_{nullptr, ucp_worker_destroy};
   int event_fd_ = -1;
   std::string address_;
   std::set<int> inherited_;  // descriptors that were open before UCX

@@ -33,7 +33,7 @@ std::string directory_key(int address) { return fmt::format("trireme/mail/addres
 UcxMailbox::UcxMailbox(ControlPlane& control, const UcxMailOptions& options)
     : control_(control),
       options_(options),
-      ucx_(ucx_device_names(options.interface), UcxContext::Long::kEager, &UcxMailbox::on_message, this),
+      ucx_(options.interfaces, UcxContext::Long::kEager, &UcxMailbox::on_message, this),
       wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   join_directory();
   thread_ = std::thread([this] { run(); });

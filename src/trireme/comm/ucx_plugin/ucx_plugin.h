@@ -1,5 +1,5 @@
 // comm/ucx_plugin/ucx_plugin.h -- what libtrireme_ucx offers to the rooms that know no UCX.
-// Depends on: transport.h, control.h, mail_protocol.h.
+// Depends on: transport.h, control.h, mail_protocol.h, network_interfaces.h.
 #pragma once
 
 #include <chrono>
@@ -7,6 +7,7 @@
 #include <string>
 
 #include "trireme/comm/mail_protocol.h"
+#include "trireme/comm/network_interfaces.h"
 
 namespace trireme::comm {
 class ControlPlane;
@@ -15,14 +16,14 @@ class Transport;
 
 struct UcxOptions {
   int ranks_per_node = 0;                          ///< above 0: as if so many ranks, in order, were on each node
-  std::string interface = {};                      ///< comm.interface; empty: as UCX finds them
+  ChosenInterfaces interfaces = {};                ///< of this machine; none: as UCX finds them
   std::chrono::milliseconds meet_timeout{60'000};  ///< for the other ranks to come
   std::function<bool()> called_off = {};           ///< they will not: no more waiting
 };
 
 struct UcxMailOptions {
-  int address = 0;             ///< whom others post to; a new mailbox of an address takes the place of the one before
-  std::string interface = {};  ///< as UcxOptions::interface
+  int address = 0;  ///< whom others post to; a new mailbox of an address takes the place of the one before
+  ChosenInterfaces interfaces = {};  ///< as UcxOptions::interfaces
   MailLimits limits = {};
   std::chrono::milliseconds deadline{600'000};  ///< of post and receive
   std::chrono::milliseconds linger{5'000};      ///< at the end, for mail that was posted and not taken yet

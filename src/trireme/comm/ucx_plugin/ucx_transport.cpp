@@ -2,13 +2,15 @@
 #include <unistd.h>
 
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
-#include <thread>
+#include <optional>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/sha256.h"
 #include "trireme/comm/control.h"
+#include "trireme/comm/rank.h"
 #include "trireme/comm/shared_node.h"
 #include "trireme/comm/ucx_plugin/ucx_plugin.h"
 #include "trireme/comm/ucx_plugin/ucx_transfer.h"
@@ -19,21 +21,54 @@ namespace {
 /// Of the messages between ranks: whoever changes UcxHeader counts it up.
 constexpr int kUcxWireVersion = 1;
 
+/// Hears, as long as it lives, whether another rank ends before all have met. One that does ends the meeting: nobody
+/// waits for it until the timeout.
+class Attendance {
+ public:
+  explicit Attendance(ControlPlane& control) : control_(control) {
+    control_.listen(
+        [this](const Notice& notice) {
+          const std::lock_guard lock(mutex_);
+          if (!gone_) gone_ = notice;
+        },
+        nullptr);
+  }
+  ~Attendance() { control_.listen(nullptr, nullptr); }
+  Attendance(const Attendance&) = delete;
+  Attendance& operator=(const Attendance&) = delete;
+
+  bool is_complete() {
+    const std::lock_guard lock(mutex_);
+    return !gone_;
+  }
+  /// PeerFailure with the reason when a rank has gone.
+  void check() {
+    const std::lock_guard lock(mutex_);
+    if (!gone_) return;
+    const bool refused = gone_->kind == Notice::Kind::kRefused, failed = gone_->kind == Notice::Kind::kFailed;
+    throw PeerFailure(fmt::format("rank {} was not met by all ranks: {}{}", control_.rank(),
+                                  refused || failed ? fmt::format("rank {} failed: ", gone_->rank) : "", gone_->text),
+                      fmt::format("look at the log of rank {}", gone_->rank));
+  }
+
+ private:
+  ControlPlane& control_;
+  std::mutex mutex_;
+  std::optional<Notice> gone_;
+};
+
 /// How long to wait for others while they meet.
 struct MeetWait {
   std::chrono::milliseconds timeout;
   std::function<bool()> called_off;
+  Attendance* attendance = nullptr;  // borrowed; nothing once all have met
 
+  bool is_in_vain() const { return (attendance && !attendance->is_complete()) || (called_off && called_off()); }
   /// The key's value. CommError when it does not come, or nobody is to come any more.
   std::string wait_for(ControlPlane& control, const std::string& key) const {
-    if (!called_off) return control.wait_for(key, timeout);
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
-    while (true) {
-      if (const auto value = control.get(key)) return *value;
-      if (called_off()) throw CommError("the others will not come: the world is formed anew");
-      if (std::chrono::steady_clock::now() >= deadline) return control.wait_for(key, std::chrono::milliseconds(1));
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
+    if (auto value = control.wait_unless(key, timeout, [this] { return is_in_vain(); })) return *std::move(value);
+    if (attendance) attendance->check();
+    throw CommError("the others will not come: the world is formed anew");
   }
 };
 
@@ -124,10 +159,10 @@ Met meet(ControlPlane& control, const RankCard& mine, const MeetWait& wait) {
       const auto left =
           std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
       try {
-        const MeetWait rest{std::max(left, std::chrono::milliseconds(1)), wait.called_off};
+        const MeetWait rest{std::max(left, std::chrono::milliseconds(1)), wait.called_off, wait.attendance};
         all["cards"].push_back(nlohmann::json::parse(rest.wait_for(control, fmt::format("trireme/ucx/card/{}", r))));
       } catch (const CommError&) {
-        if (wait.called_off && wait.called_off()) throw;
+        if (wait.is_in_vain()) throw;
         throw CommError(fmt::format("rank {} of {} did not come within {:.0f} s", r, ranks,
                                     std::chrono::duration<double>(wait.timeout).count()),
                         "look at its log; start all ranks within that time, and with the same WORLD_SIZE");
@@ -135,7 +170,7 @@ Met meet(ControlPlane& control, const RankCard& mine, const MeetWait& wait) {
     }
     control.set("trireme/ucx/cards", all.dump());
   }
-  const MeetWait longer{wait.timeout + wait.timeout / 4, wait.called_off};
+  const MeetWait longer{wait.timeout + wait.timeout / 4, wait.called_off, wait.attendance};
   const nlohmann::json all = nlohmann::json::parse(longer.wait_for(control, "trireme/ucx/cards"));
   Met met{.cards = {}, .session = bytes_of_hex(all.at("session"))};
   for (int r = 0; r < ranks; ++r)
@@ -148,14 +183,16 @@ class UcxTransport final : public Transport {
   UcxTransport(ControlPlane& control, const UcxOptions& options)
       : control_(control),
         wait_{options.meet_timeout, options.called_off},
-        worker_(ucx_device_names(options.interface), own_events_),
+        worker_(options.interfaces, own_events_),
         matcher_(worker_, control.ranks()),
         rank_(control.rank()),
         ranks_(control.ranks()) {
     char host[256] = {};
     gethostname(host, sizeof host - 1);
     const RankCard mine{.host = host, .address = worker_.address(), .process = own_process_card(node_identity())};
-    const Met met = meet(control, mine, wait_);
+    Attendance attendance(control);
+    const MeetWait wait{wait_.timeout, wait_.called_off, &attendance};
+    const Met met = meet(control, mine, wait);
     std::vector<UcxPeer> peers;
     std::vector<ProcessCard> processes;
     for (const RankCard& card : met.cards) {
@@ -164,7 +201,7 @@ class UcxTransport final : public Transport {
     }
     node_ = std::make_unique<SharedNode>(rank_, processes, options.ranks_per_node, [&](const std::vector<int>& locals) {
       return std::make_unique<ControlAssembly>(control_, fmt::format("trireme/node/{}", locals.front()), locals.size(),
-                                               locals.front() == rank_, wait_);
+                                               locals.front() == rank_, wait);
     });
     worker_.start(rank_, std::move(peers), met.session, matcher_);
     if (EventCount* shared = node_->event_count()) worker_.notify_at(shared);

@@ -29,7 +29,7 @@ constexpr std::uint64_t kLoggedStrangers = 10;
 
 }  // namespace
 
-UcxWorker::UcxWorker(const std::string& interfaces, EventCount& fallback)
+UcxWorker::UcxWorker(const ChosenInterfaces& interfaces, EventCount& fallback)
     : ucx_(interfaces, UcxContext::Long::kRendezvous, &UcxWorker::on_message, this), event_count_(&fallback) {
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 }

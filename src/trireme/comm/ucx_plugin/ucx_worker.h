@@ -67,8 +67,7 @@ struct UcxOnSent {
 
 class UcxWorker {
  public:
-  /// `interfaces`: names for UCX, separated by commas; empty: all.
-  UcxWorker(const std::string& interfaces, EventCount& fallback);
+  UcxWorker(const ChosenInterfaces& interfaces, EventCount& fallback);
   ~UcxWorker();
   UcxWorker(const UcxWorker&) = delete;
   UcxWorker& operator=(const UcxWorker&) = delete;

@@ -63,6 +63,7 @@ class TrainingRun {
   std::int64_t find_snapshot();
   void take_snapshot();
   void tell_snapshots(std::int64_t step);
+  void tell_warm_up(std::int64_t step);
   std::int64_t begin_anew(const std::vector<formats::DamagedCheckpoint>& damaged);
   spec::ModelShape shape_from(std::int64_t from_step) const;
   void build(std::int64_t from_step);
@@ -98,6 +99,7 @@ class TrainingRun {
   std::optional<checkpoint::SnapshotId> snapshot_;        // that an elastic world goes on from
   std::unique_ptr<checkpoint::SnapshotTaker> snapshots_;  // of an elastic world
   double world_cpu_ = 0;                                  // CPU seconds of the process when its steps began
+  std::optional<Clock::time_point> moved_;                // to an elastic world whose first step is not over
   std::unique_ptr<RankWatch> ranks_;
   std::unique_ptr<observe::CpuContention> contention_;  // rank 0's, where the CPU computes
   Clock::time_point step_begun_ = Clock::now();
@@ -195,6 +197,15 @@ void TrainingRun::tell_snapshots(std::int64_t step) {
                                 {"seconds", cost.seconds},
                                 {"cpu_s", cost.cpu_seconds},
                                 {"world_cpu_s", process_cpu_seconds() - world_cpu_}});
+}
+
+/// The last of the phases in which an elastic world recovers: its first step, in which memory is touched for the first
+/// time.
+void TrainingRun::tell_warm_up(std::int64_t step) {
+  if (!moved_) return;
+  timeline_->tell("first_step",
+                  {{"epoch", request_.elastic->epoch}, {"step", step}, {"seconds", seconds_since(*moved_)}});
+  moved_.reset();
 }
 
 /// No checkpoint is whole. What is there may be all that is left of weeks: nothing of it is removed, and the run begins
@@ -386,6 +397,7 @@ void TrainingRun::loop() {
       status = gather_news();
       if (calls_) calls_->tell();
       record(report, status.memory);
+      tell_warm_up(report.position.step);
       if (leads()) kernels::write_tuning_cache(folder_.gpu_choices());
       ranks_->note(report.position.step, report.compute_s + faults_->take_slowed_s());
       ranks_->compare(report.position.step, *trainer_);
@@ -480,7 +492,10 @@ RunResult TrainingRun::go() {
   }
   const Interrupt interrupt(recipe_.checkpoint.grace);
   beat();
-  if (request_.elastic != nullptr) request_.elastic->moved(trainer_->position().step);
+  if (request_.elastic != nullptr) {
+    request_.elastic->moved(trainer_->position().step);
+    moved_ = Clock::now();
+  }
   loop();
   return result_;
 }

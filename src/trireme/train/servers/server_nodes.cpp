@@ -97,11 +97,12 @@ void ServerNodes::share_room(int count) {
 }
 
 std::unique_ptr<comm::Mailbox> ServerNodes::open(int address) {
-  auto inner = room_ ? room_->open(address)
-                     : comm::make_ucx_mailbox(world_.control(), {.address = address,
-                                                                 .interface = options_.interface,
-                                                                 .deadline = options_.deadline,
-                                                                 .linger = std::chrono::milliseconds(500)});
+  auto inner =
+      room_ ? room_->open(address)
+            : comm::make_ucx_mailbox(world_.control(), {.address = address,
+                                                        .interfaces = comm::choose_interfaces(options_.interface),
+                                                        .deadline = options_.deadline,
+                                                        .linger = std::chrono::milliseconds(500)});
   return std::make_unique<WatchedMailbox>(std::move(inner), *this);
 }
 
