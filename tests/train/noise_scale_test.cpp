@@ -114,7 +114,7 @@ class NoisyQuadratic {
   /// Until the loss has fallen tenfold, the mean of several runs. `batch_at(scale)` gives each step's batch.
   template <typename BatchAt>
   Run mean(const BatchAt& batch_at, const std::string& name) const {
-    constexpr int kRuns = 8;
+    constexpr int kRuns = 32;
     Run mean;
     for (int i = 0; i < kRuns; ++i) {
       const Run run = descend(batch_at, name + "/" + std::to_string(i));

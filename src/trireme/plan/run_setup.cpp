@@ -22,23 +22,27 @@ Prediction prediction_of(schedule::WeightChoice law) {
   return law == schedule::WeightChoice::kPredictAdam ? Prediction::kAdam : Prediction::kNone;
 }
 
-/// Weights' gradients arise in backward, the head's in the forward pass of the last chunk.
+/// Weights' gradients arise in backward, the head's in the forward pass of the last chunk, which tells of them on its
+/// way back.
 bool first_micro_leads(const schedule::Schedule& table, bool tied) {
-  const int last = table.last_chunk(), chunks = table.chunks(), head = tied ? 0 : chunks;
+  const int last = table.last_chunk(), chunks = table.chunks();
+  const auto head = static_cast<std::size_t>(tied ? 0 : chunks);
   for (const auto& list : table.ranks) {
     std::vector<bool> others(static_cast<std::size_t>(chunks) + 1, false);  // have added to this chunk; last: the head
-    const auto leads = [&](int chunk, int micro) {
-      const auto at = static_cast<std::size_t>(chunk);
-      if (micro == 0) return !others[at];
-      others[at] = true;
-      return true;
-    };
     for (const schedule::Instruction& one : list) {
       if (one.op == schedule::Op::kOptimizerStep) break;
+      // Where an instruction does both, forward comes first.
       for (int i = 0; schedule::does_forward(one) && one.chunk == last && i < schedule::forward_count(one); ++i) {
-        if (!leads(head, one.micro + i)) return false;
+        if (one.micro + i != 0) others[head] = true;
       }
-      if (schedule::does_weight_gradient(one) && !leads(schedule::backward_chunk(one), schedule::backward_micro(one)))
+      if (schedule::does_input_gradient(one) && schedule::backward_chunk(one) == last &&
+          schedule::backward_micro(one) == 0 && others[head])
+        return false;
+      if (!schedule::does_weight_gradient(one)) continue;
+      const auto chunk = static_cast<std::size_t>(schedule::backward_chunk(one));
+      if (schedule::backward_micro(one) != 0)
+        others[chunk] = true;
+      else if (others[chunk])
         return false;
     }
   }

@@ -243,8 +243,9 @@ constexpr Rule kOptimRules[] = {
      "gradients of a rank's first micro-batch are taken where data parallelism sums them", Because::kNotBuilt,
      RuleNeeds::kLayout, noise_whole_model},
     {"noise-of-first-micro",
-     "the gradient noise scale with pipelines that run several steps together, two micro-batches in one forward, or, "
-     "with a tied embedding, both of its ends on one rank",
+     "the gradient noise scale with pipelines that run several steps together, two micro-batches in one forward, "
+     "others "
+     "through the head before the first comes back, or, with a tied embedding, both of its ends on one rank",
      "the first micro-batch's gradient is measured before others add to it", Because::kNotBuilt, RuleNeeds::kRun,
      noise_of_first_micro},
     {"noise-two-batches", "the gradient noise scale on one rank without gradient accumulation",
