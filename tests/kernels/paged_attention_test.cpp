@@ -145,7 +145,7 @@ TEST(PagedAttention, OfBlocksIsBlockSparseAttentionOverTheKeysInOrder) {
             paged_attention(out, q, cache.keys, cache.values,
                             std::vector<PagedSequence>{{0, count, first, sequence.table}}, options);
             expect_near(out, whole.out[0].narrow(0, first, count), precision.relative,
-                        std::max(precision.absolute, 4e-6), fmt::format("blocks of {} at {}", block, first));
+                        std::max(precision.absolute, 4e-6), fmt::format("blocks of {} at {}", block, first).c_str());
           }
         }
       }
