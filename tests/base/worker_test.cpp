@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <stdexcept>
 #include <thread>
@@ -30,6 +31,19 @@ TEST(Worker, GoesOnBesideTheCaller) {
   let_go = true;  // reached while the job waits for it
   worker.wait(job);
   worker.wait(0);  // over from the beginning
+}
+
+TEST(Worker, MetersItsJobsByLittlesLaw) {
+  Worker worker;
+  for (int i = 0; i < 3; ++i) worker.post([] { std::this_thread::sleep_for(std::chrono::milliseconds(10)); });
+  worker.wait();
+  const QueueReading reading = worker.queue();
+  EXPECT_EQ(reading.arrivals, 3);
+  EXPECT_EQ(reading.departures, 3);
+  EXPECT_NEAR(reading.occupancy, reading.sojourn, 1e-8) << "it began and ended empty";
+  EXPECT_GE(reading.sojourn, 0.010 + 0.020 + 0.030) << "one by one: those behind wait for those before";
+  EXPECT_GT(reading.blocked, 0.0);
+  EXPECT_LE(reading.blocked, reading.seconds);
 }
 
 TEST(Worker, LetsGoOfWhatAJobHeldBeforeTheWaitEnds) {

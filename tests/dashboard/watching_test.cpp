@@ -269,6 +269,10 @@ TEST(Webhook, SignsAndTriesThreeTimes) {
   EXPECT_EQ(requests[3].headers[1].second, signature_of("s", "{\"a\":1}"));
   EXPECT_EQ(hook.counts().sent, 1U);
   EXPECT_EQ(hook.counts().failed, 1U);
+  while (hook.queue().departures < 2) ::usleep(1000);
+  EXPECT_EQ(hook.queue().arrivals, 2);
+  EXPECT_NEAR(hook.queue().occupancy, hook.queue().sojourn, 1e-8);
+  EXPECT_GE(hook.queue().sojourn, 0.005) << "the first waited 1 and 4 ms between its tries";
 }
 
 TEST(Webhook, NeverBlocksWhoTells) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <thread>
 
 #include "tests/http/client.h"
 
@@ -48,6 +49,37 @@ TEST(EventFeed, SaysWhenEventsAreGone) {
        {"5-0", "4-2", "5-4", "5", "x", "", "5-", "5-2x", "18446744073709551616-1", "5-18446744073709551615"})
     EXPECT_TRUE(feed.place_of(&id).missed) << id;
   for (const std::string id : {"5-1", "5-2", "5-3"}) EXPECT_FALSE(feed.place_of(&id).missed) << id;
+}
+
+TEST(EventFeed, MetersEachEventForEachFollower) {
+  EventFeed feed(2, 5);
+  feed.publish("", "1");  // of nobody
+  EventFeed::Place quick = feed.place_of(nullptr), slow = quick;
+  const std::string first = "5-0";
+  feed.join(quick);
+  feed.join(slow);
+  for (const char* data : {"2", "3", "4"}) {
+    feed.publish("", data);
+    std::this_thread::sleep_for(milliseconds(2));
+    EXPECT_THAT(feed.wait(quick, at_once(), kNever).text, HasSubstr(data));
+  }
+  EXPECT_EQ(feed.queue().arrivals, 6);
+  EXPECT_EQ(feed.queue().departures, 4) << "the slow one has lost its first";
+  EXPECT_TRUE(feed.wait(slow, at_once(), kNever).missed);
+  EXPECT_EQ(feed.wait(slow, at_once(), kNever).text, "id: 5-3\ndata: 3\n\nid: 5-4\ndata: 4\n\n");
+  EventFeed::Place late = feed.place_of(&first);
+  feed.join(late);
+  EXPECT_EQ(feed.queue().arrivals, 8) << "what is kept is new to one that comes back";
+  feed.leave(late);
+  feed.leave(quick);
+  feed.leave(slow);
+  feed.publish("", "5");
+  const QueueReading reading = feed.queue();
+  EXPECT_EQ(reading.arrivals, 8);
+  EXPECT_EQ(reading.departures, 8);
+  EXPECT_NEAR(reading.occupancy, reading.sojourn, 1e-8);
+  // Three of the quick one; what the slow one lost when the third came; what it took after the last.
+  EXPECT_GE(reading.sojourn, 3 * 0.002 + 0.004 + 0.004 + 0.002);
 }
 
 class EventStreams : public ServerTest {

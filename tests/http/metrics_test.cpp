@@ -86,6 +86,21 @@ TEST(PrometheusText, CollectorsTellWhatComesAndGoes) {
   EXPECT_THROW(metrics.text(), InternalError);
 }
 
+TEST(PrometheusText, HasTheSumsOfQueues) {
+  Metrics metrics;
+  metrics.add_collector([](Samples& samples) {
+    samples.queue("a", {.arrivals = 3, .departures = 2, .seconds = 9, .occupancy = 4.5, .sojourn = 2.5});
+    samples.queue("b", {});
+  });
+  const std::string text = metrics.text();
+  EXPECT_THAT(text, HasSubstr("# TYPE trireme_queue_arrivals_total counter\n"
+                              "trireme_queue_arrivals_total{queue=\"a\"} 3\n"
+                              "trireme_queue_arrivals_total{queue=\"b\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("trireme_queue_departures_total{queue=\"a\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr("trireme_queue_occupancy_seconds_total{queue=\"a\"} 4.5\n"));
+  EXPECT_THAT(text, HasSubstr("trireme_queue_wait_seconds_total{queue=\"a\"} 2.5\n"));
+}
+
 TEST(PrometheusMetrics, RefuseNamesAndTypesThatAScraperWould) {
   Metrics metrics;
   metrics.counter("c_total", "help");

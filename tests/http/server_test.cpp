@@ -292,6 +292,10 @@ TEST_F(HttpServer, CountsWhatItDoes) {
   EXPECT_THAT(answer.body, HasSubstr("trireme_http_requests_total{route=\"\",method=\"other\",status=\"404\"} 1\n"));
   EXPECT_THAT(answer.body, HasSubstr("trireme_http_request_seconds_count{route=\"/hello\"} 2\n"));
   EXPECT_THAT(answer.body, Not(HasSubstr("nowhere")));
+  // Two of /hello; the other two were refused by their heads, and this one still runs.
+  EXPECT_THAT(answer.body, HasSubstr("trireme_queue_arrivals_total{queue=\"http_requests\"} 3\n"));
+  EXPECT_THAT(answer.body, HasSubstr("trireme_queue_departures_total{queue=\"http_requests\"} 2\n"));
+  EXPECT_THAT(answer.body, HasSubstr("trireme_queue_arrivals_total{queue=\"http_connections\"} 5\n"));
 }
 
 TEST_F(HttpServer, LogsNeitherKeysNorQueries) {

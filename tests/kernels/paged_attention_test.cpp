@@ -10,6 +10,7 @@
 
 #include "tests/kernels/support.h"
 #include "trireme/kernels/attention.h"
+#include "trireme/kernels/sparse/block_layout.h"
 
 namespace trireme::kernels {
 namespace {
@@ -99,6 +100,97 @@ TEST(PagedAttention, IsAttentionOverTheKeysInOrder) {
       }
     }
   });
+}
+
+/// Each head and row of blocks: its own block, and some of those before.
+BlockLists some_lists(std::int64_t heads, std::int64_t block, std::int64_t tokens, bool by_head) {
+  BlockLists lists{.tokens = tokens, .block = block, .heads = heads, .begin = {0}, .columns = {}};
+  const Random random(3, "lists");
+  for (std::int64_t head = 0; head < heads; ++head) {
+    for (std::int64_t row = 0; row < lists.rows(); ++row) {
+      for (std::int64_t column = 0; column <= row; ++column) {
+        const std::int64_t draw = ((by_head ? head : 0) * 100 + row) * 100 + column;
+        if (column == row || random.uniform(static_cast<std::uint64_t>(draw)) < 0.4)
+          lists.columns.push_back(static_cast<std::int32_t>(column));
+      }
+      lists.begin.push_back(static_cast<std::int64_t>(lists.columns.size()));
+    }
+  }
+  return lists;
+}
+
+TEST(PagedAttention, OfBlocksIsBlockSparseAttentionOverTheKeysInOrder) {
+  for_every_type_and_set([&](const Precision& precision) {
+    for (const Shape& shape : kShapes) {
+      if (shape.window > 0) continue;
+      for (const std::int64_t block : {16, 48}) {
+        for (const bool by_head : {false, true}) {
+          constexpr std::int64_t kLength = 90;  // the last block is cut
+          const Cache cache(shape, precision.type, {kLength});
+          const Cache::Sequence& sequence = cache.sequences[0];
+          // Of a part of a model's heads, as ranks have them.
+          const BlockLists lists = some_lists(shape.heads + 1, block, kLength, by_head);
+          const BlockLayout layout{BlockLists(lists)};
+          const auto whole = attention_forward(
+              sequence.q.to(at::kDouble), sequence.k.to(at::kDouble), sequence.v.to(at::kDouble),
+              {.scale = Cache::options(shape).scale, .causal = true, .blocks = &layout, .first_layout_head = 1});
+          PagedAttention options = Cache::options(shape);
+          options.blocks = &lists;
+          options.first_layout_head = 1;
+          // A chunk in the middle, single queries on both sides of a block's border, and the end.
+          for (const auto& [first, count] :
+               {std::pair<std::int64_t, std::int64_t>{0, 5}, {40, 20}, {47, 1}, {48, 1}, {85, 5}}) {
+            const at::Tensor q = sequence.q[0].narrow(0, first, count);
+            at::Tensor out = at::empty_like(q);
+            paged_attention(out, q, cache.keys, cache.values,
+                            std::vector<PagedSequence>{{0, count, first, sequence.table}}, options);
+            expect_near(out, whole.out[0].narrow(0, first, count), precision.relative,
+                        std::max(precision.absolute, 4e-6), fmt::format("blocks of {} at {}", block, first).c_str());
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(PagedAttention, AllBlocksGiveTheBitsOfNone) {
+  for (const Shape& shape : kShapes) {
+    if (shape.window > 0) continue;
+    const Cache cache(shape, at::kFloat, {70});
+    BlockLists lists{.tokens = 128, .block = 32, .heads = shape.heads, .begin = {0}, .columns = {}};
+    for (std::int64_t row = 0; row < shape.heads * 4; ++row) {
+      for (std::int32_t column = 0; column < 4; ++column) lists.columns.push_back(column);
+      lists.begin.push_back(static_cast<std::int64_t>(lists.columns.size()));
+    }
+    const at::Tensor q = cache.sequences[0].q[0].narrow(0, 62, 8);
+    at::Tensor out = at::empty_like(q);
+    PagedAttention options = Cache::options(shape);
+    options.blocks = &lists;
+    paged_attention(out, q, cache.keys, cache.values, std::vector<PagedSequence>{{0, 8, 62, cache.sequences[0].table}},
+                    options);
+    EXPECT_TRUE(same_bits(out, cache.attend(shape, {8}))) << shape.heads;
+  }
+}
+
+TEST(PagedAttention, RefusesListsThatDoNotFit) {
+  const Shape shape{4, 2, 8, 0};
+  const Cache cache(shape, at::kFloat, {20});
+  const auto refused = [&](const BlockLists& lists, std::int64_t window, const char* reason) {
+    const at::Tensor q = cache.sequences[0].q[0].narrow(0, 19, 1);
+    at::Tensor out = at::empty_like(q);
+    try {
+      paged_attention(out, q, cache.keys, cache.values,
+                      std::vector<PagedSequence>{{0, 1, 19, cache.sequences[0].table}},
+                      {.window = window, .blocks = &lists});
+      FAIL() << reason;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr(reason));
+    }
+  };
+  refused(some_lists(4, 16, 19, false), 0, "rows of 19");
+  refused(some_lists(3, 16, 32, false), 0, "of 3 heads");
+  refused(some_lists(4, 24, 48, false), 0, "blocks of 24 tokens");
+  refused(some_lists(4, 16, 32, false), 5, "not both");
 }
 
 TEST(PagedAttention, AQuerysBitsDependOnItsSequenceAlone) {

@@ -46,6 +46,16 @@ TEST(Queues, TheOneThatTrainingWaitsForMostBoundsTheRun) {
   EXPECT_FALSE(bounding_queue({}));
 }
 
+TEST(Queues, ReceivesThatAreMostOfTheWorksBoundTheRun) {
+  const auto bounding = [](double works, double receives) {
+    StepRecord record = with_queues(1, 0.1, works);
+    record.queues.push_back({.name = "receives", .reading = {.seconds = 2, .blocked = receives}});
+    return bounding_queue(queues_of(std::vector<StepRecord>{record}))->name;
+  };
+  EXPECT_EQ(bounding(0.6, 0.5), "receives");
+  EXPECT_EQ(bounding(0.6, 0.2), "works") << "reductions are what is waited for";
+}
+
 TEST(Queues, ComeBackFromTheLineOfAStep) {
   const StepRecord record = with_queues(7, 0.125, 0.25);
   EXPECT_EQ(step_from(to_json(record)), record);

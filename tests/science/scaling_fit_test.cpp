@@ -83,6 +83,25 @@ TEST(ParametricFit, IsNearTheLawWithOnePercentOfNoise) {
   EXPECT_GT(intervals.floor.high, intervals.floor.low);
 }
 
+/// What noise takes from few runs, many that lie far apart give back.
+TEST(ParametricFit, FindsExponentsToAHundredthOfManyRunsWithOnePercentOfNoise) {
+  for (const ParametricLaw& law : {kChinchilla, kRefit}) {
+    const Random random(5, "scaling noise of many");
+    std::vector<ScalingRun> runs;
+    for (double parameters = 1e7; parameters < 1e11; parameters *= 1.3) {
+      for (double tokens = 1e8; tokens < 1e12; tokens *= 1.3) {
+        const double noise = 1 + 0.01 * random.normal(runs.size());
+        runs.push_back(
+            {.name = "", .parameters = parameters, .tokens = tokens, .loss = law.loss(parameters, tokens) * noise});
+      }
+    }
+    const ParametricFit fit = fit_parametric(runs);
+    EXPECT_NEAR(fit.law.alpha, law.alpha, 0.01);
+    EXPECT_NEAR(fit.law.beta, law.beta, 0.01);
+    EXPECT_NEAR(fit.law.floor, law.floor, 0.01 * law.floor);
+  }
+}
+
 TEST(ParametricFit, IsNotDraggedByOneBrokenRun) {
   auto runs = family_of_runs(kChinchilla, 0);
   runs[5].loss *= 1.5;  // it diverged near its end

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "tests/models/support.h"
@@ -112,6 +113,60 @@ TEST(Sequences, OfDifferentLengthsInOneBatchHaveTheLogitsOfEachAlone) {
     expect_whole(batch, ids, whole,
                  {{5, 0, 0}, {1, 17, 0}, {1, 1, 20}, {9, 1, 1}, {1, 0, 8}, {0, 20, 11}, {4, 1, 0}, {19, 0, 0}}, name);
   }
+}
+
+spec::ModelShape sparse_shape(const std::function<void(spec::SparseAttention&)>& change, spec::SparseMode mode) {
+  spec::ModelShape shape = models::tiny_shape(spec::Family::kLlama);
+  shape.max_seq_len = 112;
+  shape.sparse_attention = spec::sparse_defaults(mode);
+  change(shape.sparse_attention);
+  return shape;
+}
+
+const std::vector<std::vector<std::int64_t>> kSparseSteps = {{5, 0},  {1, 60}, {1, 1}, {40, 1},
+                                                             {1, 30}, {30, 8}, {22, 0}};
+
+TEST(Sequences, OfBlockSparseModelsHaveTheLogitsOfEachAlone) {
+  using spec::SparseMode;
+  const std::vector<spec::ModelShape> shapes = {
+      sparse_shape([](auto& s) { s.num_local_blocks = 2; }, SparseMode::kFixed),
+      sparse_shape(
+          [](auto& s) {
+            s.num_local_blocks = 2, s.num_different_global_patterns = 2, s.different_layout_per_head = true;
+          },
+          SparseMode::kFixed),
+      sparse_shape(
+          [](auto& s) {
+            s.local_window_blocks = {1, 2};
+          },
+          SparseMode::kVariable),
+      sparse_shape([](auto& s) { s.different_layout_per_head = true; }, SparseMode::kBigBird),
+      sparse_shape([](auto& s) { s.global_block_indices = {1}; }, SparseMode::kLongformer),
+      sparse_shape([](auto& s) { s.block = 32; }, SparseMode::kLongformer)};
+  for (const spec::ModelShape& shape : shapes) {
+    const auto model = models::build(shape);
+    models::fill(*model, nn::Precision::kFp32);
+    const at::Tensor ids = models::some_ids(2, 100, shape.vocab_size);
+    const at::Tensor whole = models::logits_of(*model, ids);
+    Batch batch(*model, 2, {.max_tokens = 100, .max_query_len = 60, .sequences = 2});
+    batch.shuffle_blocks();
+    expect_whole(batch, ids, whole, kSparseSteps,
+                 std::string(name_in(spec::enum_names(std::type_identity<SparseMode>()), shape.sparse_attention.mode)));
+  }
+}
+
+/// Random blocks of mode "variable" are drawn among all of a row: a growing sequence has those of the longest row.
+TEST(Sequences, OfBlocksThatDependOnTheLengthAreTheBeginOfTheLongestRow) {
+  const spec::ModelShape shape =
+      sparse_shape([](auto& s) { s.num_random_blocks = 2, s.local_window_blocks = {1}; }, spec::SparseMode::kVariable);
+  const auto model = models::build(shape);
+  models::fill(*model, nn::Precision::kFp32);
+  const at::Tensor ids = models::some_ids(2, shape.max_seq_len, shape.vocab_size);
+  const at::Tensor whole = models::logits_of(*model, ids);
+  Batch batch(*model, 2, {.max_tokens = 100, .max_query_len = 60, .sequences = 2});
+  expect_whole(batch, ids, whole, kSparseSteps, "variable");
+  const at::Tensor shorter = models::logits_of(*model, ids.narrow(1, 0, 64).contiguous());
+  EXPECT_GT(models::largest(shorter, whole.narrow(1, 0, 64)), 1e-3) << "the layouts are the same: nothing was tested";
 }
 
 TEST(Sequences, ThatEndLeaveTheirBlocksToOthers) {

@@ -227,6 +227,16 @@ TEST_F(Inference, ModelsTokensAndThePageAreThere) {
   const std::string metrics = get("/metrics").body;
   EXPECT_THAT(metrics, HasSubstr("trireme_serve_cached_tokens_total 16\n"));
   EXPECT_THAT(metrics, HasSubstr("trireme_serve_kv_blocks{group=\"0\",state=\"held\"} 0\n"));
+  for (const char* queue : {"serve_waiting", "serve_running"}) {
+    EXPECT_THAT(metrics, HasSubstr(fmt::format("trireme_queue_arrivals_total{{queue=\"{}\"}} 2\n", queue)));
+    EXPECT_THAT(metrics, HasSubstr(fmt::format("trireme_queue_departures_total{{queue=\"{}\"}} 2\n", queue)));
+    const auto sum = [&](std::string_view name) {
+      const std::string line = fmt::format("trireme_queue_{}_seconds_total{{queue=\"{}\"}} ", name, queue);
+      return std::stod(metrics.substr(metrics.find(line) + line.size()));
+    };
+    EXPECT_GT(sum("wait"), 0) << queue;
+    EXPECT_NEAR(sum("occupancy"), sum("wait"), 1e-8) << queue << " began and ended empty";
+  }
 }
 
 TEST_F(Inference, AKeyIsAskedOfEverythingButHealthAndThePage) {

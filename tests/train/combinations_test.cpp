@@ -164,7 +164,29 @@ std::vector<Case> mistakes() {
     r.optim.kind = spec::OptimizerKind::kAdagrad, r.optim.grad_clip_norm = 0;
   });
   add("nothing to steal", [](auto& r) { r.layout.dp = 2, r.train.work_stealing = true; });
-  add("noise of stages", [](auto& r) { r.layout.pp = 2, r.train.noise_scale = true; });
+  add("noise of stages", [](auto& r) { r.layout.pp = 2, r.train.noise_scale = true, r.train.micro_batch_size = 1; });
+  add("noise of a pipeline that stays full", [](auto& r) {
+    r.layout.pp = 2, r.train.noise_scale = true, r.train.micro_batch_size = 1, r.pipeline.drain_every = 2;
+  });
+  add("noise of two micro-batches at once", [](auto& r) {
+    r.layout.pp = 2, r.train.noise_scale = true, r.train.micro_batch_size = 1, r.pipeline.schedule = "chimera-doubling";
+  });
+  add("noise of a tied embedding whose ends share a rank", [](auto& r) {
+    r.layout.pp = 2, r.train.noise_scale = true, r.train.micro_batch_size = 1, r.model.tied = true;
+    r.pipeline.schedule = "zb-v";
+  });
+  add("noise of further tokens in stages", [](auto& r) {
+    r.layout.pp = 2, r.train.noise_scale = true, r.train.micro_batch_size = 1, r.model.mtp_depth = 1;
+  });
+  add("noise of gradients on the host", [](auto& r) {
+    r.layout.offload = spec::OffloadKind::kOptimizer, r.train.noise_scale = true, r.train.micro_batch_size = 1;
+  });
+  add("dropped layers of steps together",
+      [](auto& r) { r.layout.pp = 2, r.pipeline.drain_every = 2, r.train.layer_keep = 0.5; });
+  add("dropped layers of two micro-batches at once", [](auto& r) {
+    r.layout.pp = 2, r.pipeline.schedule = "chimera-doubling", r.train.layer_keep = 0.5, r.train.micro_batch_size = 1;
+  });
+  add("noise of shared rows", [](auto& r) { r.layout.cp = 2, r.layout.dp = 2, r.train.noise_scale = true; });
   add("noise of one batch", [](auto& r) { r.train.noise_scale = true; });
   add("muP of SGD", [](auto& r) { r.model.mup_base_hidden_size = 16, r.optim.kind = spec::OptimizerKind::kSgd; });
   add("tp 3", [](auto& r) { r.layout.tp = 3; });

@@ -12,7 +12,10 @@
 #include "tests/train/support.h"
 #include "trireme/nn/layer_drop.h"
 #include "trireme/plan/layout_matrix.h"
+#include "trireme/plan/run_setup.h"
+#include "trireme/schedule/builders.h"
 #include "trireme/train/diagnose/verify.h"
+#include "trireme/train/engine/dropped_layers.h"
 
 namespace trireme::train {
 namespace {
@@ -201,6 +204,80 @@ TEST(TrainedNoiseScale, DoesNotDependOnTheLayout) {
   EXPECT_EQ(noise_of(plainly, 2, 1), noise_of(hard, 2, 1)) << "clipping comes after";
 }
 
+/// Whoever runs a layer, and whatever else is under way then, the first micro-batch of a replica is the small batch.
+TEST(TrainedNoiseScale, OfEveryScheduleIsThatOfOneRank) {
+  spec::Recipe one = noise_recipe();
+  one.model.num_layers = 6;
+  one.train.micro_batch_size = 1;
+  std::map<bool, std::vector<double>> plain;  // by whether the embedding is tied
+  std::vector<std::string> measured;
+  for (const schedule::Kind& kind : schedule::kinds()) {
+    for (const bool tied : {false, true}) {
+      one.model.tied = tied;
+      if (!plain.contains(tied)) plain[tied] = noise_of(one, 1, 2);
+      spec::Recipe recipe = one;
+      recipe.layout.pp = 2;
+      recipe.pipeline.schedule = kind.name;
+      const spec::ModelShape shape = model_shape(recipe);
+      if (!spec::find_refusals(plan::run_setup(recipe, shape, {.ranks = 2})).empty()) continue;
+      const std::vector<double> found = noise_of(recipe, 2, 2);
+      ASSERT_EQ(found.size(), plain[tied].size()) << kind.name;
+      for (std::size_t i = 0; i < found.size(); ++i)
+        EXPECT_NEAR(found[i], plain[tied][i], 1e-6 * std::abs(plain[tied][i])) << kind.name << " " << tied << " " << i;
+      measured.push_back(std::string(kind.name) + (tied ? " tied" : ""));
+    }
+  }
+  EXPECT_THAT(measured, testing::IsSupersetOf({"1f1b", "1f1b tied", "interleaved", "interleaved tied", "zb-h1",
+                                               "zb-h1 tied", "zb-h2", "zb-v", "dualpipe", "dualpipe-v", "chimera"}));
+  // Their backwards begin when all micro-batches have been through the head.
+  EXPECT_THAT(measured, testing::Not(testing::Contains("gpipe")));
+  EXPECT_THAT(measured, testing::Not(testing::Contains("breadth-first")));
+}
+
+TEST(TrainedNoiseScale, OfStagesAndSharedRowsDoesNotDependOnTheLayout) {
+  const std::vector<double> plain = noise_of(noise_recipe(), 2, 3);
+  struct Layout {
+    const char* name;
+    int ranks;
+    std::function<void(spec::LayoutConfig&)> change;
+  };
+  using spec::ContextKind;
+  const std::vector<Layout> layouts = {
+      {"cp ring", 4, [](auto& l) { l.cp = 2, l.cp_kind = ContextKind::kRing; }},
+      {"cp gather, ZeRO 1", 4, [](auto& l) { l.cp = 2, l.cp_kind = ContextKind::kGather, l.zero = 1; }},
+      {"Ulysses, ZeRO 3", 4, [](auto& l) { l.cp = 2, l.cp_kind = ContextKind::kUlysses, l.zero = 3; }},
+      {"cp tp, ZeRO 2", 8, [](auto& l) { l.cp = 2, l.tp = 2, l.sequence_parallel = true, l.zero = 2; }},
+      {"pp, ZeRO 1", 4, [](auto& l) { l.pp = 2, l.zero = 1; }},
+      {"pp, ZeRO 2", 4, [](auto& l) { l.pp = 2, l.zero = 2; }},
+      {"pp, ZeRO 3", 4, [](auto& l) { l.pp = 2, l.zero = 3; }},
+      {"pp tp", 8, [](auto& l) { l.pp = 2, l.tp = 2, l.sequence_parallel = true; }},
+      {"pp cp", 8, [](auto& l) { l.pp = 2, l.cp = 2; }},
+  };
+  for (const Layout& layout : layouts) {
+    spec::Recipe recipe = noise_recipe();
+    layout.change(recipe.layout);
+    const std::vector<double> found = noise_of(recipe, layout.ranks, 3);
+    ASSERT_EQ(found.size(), plain.size()) << layout.name;
+    for (std::size_t i = 0; i < plain.size(); ++i)
+      EXPECT_NEAR(found[i], plain[i], 1e-6 * std::abs(plain[i])) << layout.name << " " << i;
+  }
+}
+
+/// Ranks of a stage take micro-batches in turn; the first has one of them.
+TEST(TrainedNoiseScale, OfStagesOnSeveralRanksIsThatOfOneRank) {
+  spec::Recipe recipe = noise_recipe();
+  recipe.train.micro_batch_size = 1;
+  const std::vector<double> plain = noise_of(recipe, 1, 2);
+  recipe.layout.pp = 3;
+  for (const std::vector<int>& ranks : {std::vector<int>{2, 1}, std::vector<int>{1, 2}}) {
+    recipe.pipeline.stage_ranks = ranks;
+    const std::vector<double> found = noise_of(recipe, 3, 2);
+    ASSERT_EQ(found.size(), plain.size());
+    for (std::size_t i = 0; i < found.size(); ++i)
+      EXPECT_NEAR(found[i], plain[i], 1e-6 * std::abs(plain[i])) << ranks[0] << " ranks first, " << i;
+  }
+}
+
 /// Of one rank the small batch is its first micro-batch: what a run with just these rows computes.
 TEST(TrainedNoiseScale, ComparesTheFirstMicroBatchWithTheWhole) {
   spec::Recipe small = optim_recipe(OptimizerKind::kAdamw);
@@ -275,6 +352,48 @@ TEST(LayerDropping, OfLayoutsEqualsOneRank) {
               testing::IsEmpty());
   recipe.train.recompute = spec::RecomputeKind::kFull;
   EXPECT_THAT(layouts_that_differ(recipe, {"zero=3", "tp=2 sp"}, 4), testing::IsEmpty());
+}
+
+TEST(LayerDropping, OfPipelinesEqualsOneRank) {
+  spec::Recipe recipe = optim_recipe(OptimizerKind::kAdamw);
+  recipe.model.num_layers = 6;
+  recipe.train.micro_batch_size = 1;
+  recipe.train.layer_keep = 0.4;
+  recipe.train.layer_keep_gamma = 5;
+  std::vector<std::string> kinds;
+  for (const schedule::Kind& kind : schedule::kinds()) {
+    spec::Recipe staged = recipe;
+    staged.layout.pp = 2;
+    staged.pipeline.schedule = kind.name;
+    if (!spec::find_refusals(plan::run_setup(staged, model_shape(staged), {.ranks = 2})).empty()) continue;
+    const VerifyResult result = verify_beside_one_rank(staged, 2, 5);
+    EXPECT_TRUE(result.equal) << kind.name << ": " << result.gradients.name << " " << result.gradients.relative;
+    kinds.emplace_back(kind.name);
+  }
+  EXPECT_THAT(kinds, testing::IsSupersetOf({"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "chimera", "dualpipe"}));
+  EXPECT_THAT(layouts_that_differ(recipe, {"pp=2 zero=1", "pp=2 zero=2", "pp=2 zero=3", "pp=2 tp=2 sp"}, 5),
+              testing::IsEmpty());
+}
+
+/// The mean over steps, summed one by one, is what a split by time weighs layers with.
+TEST(LayerDropping, SharesOfASplitAreMeansOverTheRun) {
+  spec::Recipe recipe = optim_recipe(OptimizerKind::kAdamw);
+  recipe.model.num_layers = 4;
+  recipe.train.layer_keep = 0.5;
+  recipe.train.steps = 20'000;
+  const std::vector<double> shares =
+      DroppedLayers::kept_shares(recipe, model_shape(recipe), {"embedding", "layers.0", "layers.3", "head"});
+  const nn::LayerDrop drop{.theta = 0.5, .gamma = 100.0 / 20'000, .layers = 4};
+  double first = 0, last = 0;
+  for (std::int64_t step = 0; step < 20'000; ++step) {
+    first += nn::keep_probability(drop, step, 1) / 20'000;
+    last += nn::keep_probability(drop, step, 4) / 20'000;
+  }
+  EXPECT_EQ(shares[0], 1);
+  EXPECT_NEAR(shares[1], first, 1e-4);
+  EXPECT_NEAR(shares[2], last, 1e-4);
+  EXPECT_LT(shares[2], 0.51);
+  EXPECT_EQ(shares[3], 1);
 }
 
 TEST(LayerDropping, ComputesKeptLayersOnly) {

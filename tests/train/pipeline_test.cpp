@@ -40,6 +40,37 @@ TEST(StagedTrainer, EqualsOneRankForEverySynchronousKind) {
   }
 }
 
+/// Between steps the queue of receives is empty, so its two measurements agree to clock resolution.
+TEST(StagedTrainer, MetersWhatComesFromOtherStages) {
+  for (const char* kind : {"1f1b", "interleaved", "zb-v"}) {
+    const spec::Recipe recipe = staged(Family::kLlama, Precision::kFp32, 2, kind);
+    const int chunks = std::string(kind) == "1f1b" ? 1 : 2;
+    with_trainers(recipe, 2, [&](Trainer& trainer, comm::Rank& rank) {
+      std::int64_t arrivals = 0;
+      for (int step = 1; step <= 3; ++step) {
+        trainer.step();
+        const std::optional<QueueReading> reading = trainer.receives_queue();
+        ASSERT_TRUE(reading);
+        EXPECT_EQ(reading->arrivals, reading->departures) << kind;
+        EXPECT_NEAR(reading->occupancy, reading->sojourn, 1e-8) << kind;
+        EXPECT_LE(reading->blocked, reading->seconds) << kind;
+        if (step == 1) arrivals = reading->arrivals;
+        EXPECT_EQ(reading->arrivals, step * arrivals) << kind;
+      }
+      // Eight micro-batches cross each border between ranks there and back: one border, or three of chunks that take
+      // turns, or of a V, whose turn is on one rank, two.
+      const int borders = chunks == 1 ? 1 : std::string(kind) == "zb-v" ? 2 : 3;
+      std::int64_t all = arrivals;
+      rank.world().all_reduce(comm::Buffer{&all, 1, comm::DType::kI64}, comm::Reduce::kSum).wait();
+      EXPECT_EQ(all, 8 * 2 * borders) << kind;
+    });
+  }
+  with_trainers(small_recipe(Family::kLlama), 1, [](Trainer& trainer, comm::Rank&) {
+    trainer.step();
+    EXPECT_FALSE(trainer.receives_queue()) << "there are no other stages";
+  });
+}
+
 /// A forward takes a micro-batch, a backward one of its rows.
 TEST(StagedTrainer, EqualsOneRankWithHalvedBackwards) {
   for (const char* family : {"gpt2", "llama"}) {

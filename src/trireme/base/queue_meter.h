@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <mutex>
 
 namespace trireme {
 
@@ -93,6 +94,36 @@ class QueueMeter {
   std::int64_t inside_ = 0, arrivals_ = 0, departures_ = 0;
   double occupancy_ = 0;
   Nanoseconds sojourn_ = 0, blocked_ = 0;
+};
+
+/// For queues without a lock of their own around both ends.
+class SharedQueueMeter {
+ public:
+  using Nanoseconds = QueueMeter::Nanoseconds;
+
+  /// When it arrived: what depart() takes.
+  Nanoseconds arrive() {
+    const Nanoseconds now = QueueMeter::now();
+    const std::lock_guard lock(mutex_);
+    meter_.arrive(now);
+    return now;
+  }
+  void depart(Nanoseconds arrived) {
+    const std::lock_guard lock(mutex_);
+    meter_.depart(arrived);
+  }
+  void block(Nanoseconds duration) {
+    const std::lock_guard lock(mutex_);
+    meter_.block(duration);
+  }
+  QueueReading read() const {
+    const std::lock_guard lock(mutex_);
+    return meter_.read();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  QueueMeter meter_;
 };
 
 }  // namespace trireme

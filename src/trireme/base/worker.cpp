@@ -19,7 +19,9 @@ Worker::Job Worker::post(std::function<void()> work) {
   Job job = 0;
   {
     const std::lock_guard lock(mutex_);
-    jobs_.push_back(std::move(work));
+    const QueueMeter::Nanoseconds now = QueueMeter::now();
+    meter_.arrive(now);
+    jobs_.push_back({std::move(work), now});
     job = ++last_;
   }
   posted_.notify_one();
@@ -28,7 +30,11 @@ Worker::Job Worker::post(std::function<void()> work) {
 
 void Worker::wait(Job job) {
   std::unique_lock lock(mutex_);
-  ended_.wait(lock, [&] { return done_ >= job; });
+  if (done_ < job) {
+    const QueueMeter::Nanoseconds start = QueueMeter::now();
+    ended_.wait(lock, [&] { return done_ >= job; });
+    meter_.block(QueueMeter::now() - start);
+  }
   if (error_ && job >= failed_) std::rethrow_exception(error_);
 }
 
@@ -41,12 +47,17 @@ void Worker::wait() {
   wait(last);
 }
 
+QueueReading Worker::queue() {
+  const std::lock_guard lock(mutex_);
+  return meter_.read();
+}
+
 void Worker::run() {
   std::unique_lock lock(mutex_);
   while (true) {
     posted_.wait(lock, [&] { return closing_ || !jobs_.empty(); });
     if (jobs_.empty()) return;
-    std::function<void()> work = std::move(jobs_.front());
+    auto [work, posted] = std::move(jobs_.front());
     jobs_.pop_front();
     std::exception_ptr error;
     if (!error_) {
@@ -60,6 +71,7 @@ void Worker::run() {
       lock.lock();
     }
     ++done_;
+    meter_.depart(posted);
     if (error) {
       error_ = error;
       failed_ = done_;

@@ -6,7 +6,7 @@
 //   worker.wait(job);
 //
 // Jobs run one at a time, in the order in which they were posted. What a job wrote is seen by whoever waited for it.
-// Depends on: std.
+// Depends on: queue_meter.
 #pragma once
 
 #include <condition_variable>
@@ -16,6 +16,8 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+
+#include "trireme/base/queue_meter.h"
 
 namespace trireme {
 
@@ -35,13 +37,20 @@ class Worker {
   void wait(Job job);
   /// For all that was posted.
   void wait();
+  /// Jobs, from post() until they are over; blocked: threads waited for one.
+  QueueReading queue();
 
  private:
   void run();
 
   std::mutex mutex_;
   std::condition_variable posted_, ended_;
-  std::deque<std::function<void()>> jobs_;
+  struct Posted {
+    std::function<void()> work;
+    QueueMeter::Nanoseconds at = 0;
+  };
+  std::deque<Posted> jobs_;
+  QueueMeter meter_;
   Job last_ = 0, done_ = 0, failed_ = 0;  // numbers of jobs; failed_ 0: none
   std::exception_ptr error_;
   bool closing_ = false;

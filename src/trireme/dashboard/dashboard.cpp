@@ -67,7 +67,11 @@ class Dashboard::Impl {
         watch_({.roots = options_.roots, .feed = feed_, .metrics = metrics_, .webhook = webhook_}),
         server_(server_options(options_), metrics_) {
     TRIREME_CHECK(!options_.token.empty(), "a dashboard needs a token");
-    metrics_.add_collector([this](http::Samples& samples) { watch_.collect(samples); });
+    metrics_.add_collector([this](http::Samples& samples) {
+      watch_.collect(samples);
+      samples.queue("events", feed_.queue());
+      samples.queue("webhooks", webhook_.queue());
+    });
     add_pages();
     add_reads();
     add_changes();

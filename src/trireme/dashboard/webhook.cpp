@@ -38,13 +38,20 @@ void Webhook::tell(std::string event, std::string body) {
       log_warn("webhook: {} wait already; \"{}\" is dropped, and what comes while they do", waiting_.size(), event);
     return;
   }
-  waiting_.push_back({std::move(event), std::move(body)});
+  const QueueMeter::Nanoseconds now = QueueMeter::now();
+  meter_.arrive(now);
+  waiting_.push_back({std::move(event), std::move(body), now});
   changed_.notify_all();
 }
 
 Webhook::Counts Webhook::counts() const {
   const std::lock_guard lock(mutex_);
   return counts_;
+}
+
+QueueReading Webhook::queue() const {
+  const std::lock_guard lock(mutex_);
+  return meter_.read();
 }
 
 /// True when the time has passed; false when we are to end.
@@ -90,6 +97,8 @@ void Webhook::run() {
       waiting_.pop_front();
     }
     send(message);
+    const std::lock_guard lock(mutex_);
+    meter_.depart(message.told);
   }
 }
 

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "trireme/base/queue_meter.h"
 #include "trireme/http/post.h"
 
 namespace trireme::dashboard {
@@ -48,10 +49,13 @@ class Webhook {
     std::size_t sent = 0, failed = 0, dropped = 0;
   };
   Counts counts() const;
+  /// From tell() until it was sent or given up.
+  QueueReading queue() const;
 
  private:
   struct Message {
     std::string event, body;
+    QueueMeter::Nanoseconds told = 0;
   };
   void run();
   void send(const Message& message);
@@ -63,6 +67,7 @@ class Webhook {
   std::condition_variable changed_;
   std::deque<Message> waiting_;
   Counts counts_;
+  QueueMeter meter_;
   bool closing_ = false;
   std::thread thread_;  // last: it uses all of the above
 };

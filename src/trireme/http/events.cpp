@@ -62,11 +62,44 @@ EventFeed::EventFeed(std::size_t keep, std::uint64_t epoch)
 
 void EventFeed::publish(std::string name, std::string data) {
   const std::lock_guard lock(mutex_);
+  const QueueMeter::Nanoseconds now = QueueMeter::now();
   texts_.push_back(
-      to_text({.data = std::move(data), .name = std::move(name), .id = fmt::format("{}-{}", epoch_, next_)}));
-  if (texts_.size() > keep_) texts_.pop_front();
+      {to_text({.data = std::move(data), .name = std::move(name), .id = fmt::format("{}-{}", epoch_, next_)}), now});
   ++next_;
+  for (std::size_t i = 0; i < followers_.size(); ++i) meter_.arrive(now);
+  if (texts_.size() > keep_) {
+    for (Place* place : followers_) {
+      if (place->next > oldest()) continue;
+      pass(*place);
+      place->missed = true;
+    }
+    texts_.pop_front();
+  }
   changed_.notify_all();
+}
+
+void EventFeed::pass(Place& place) {
+  meter_.depart(std::max(texts_[static_cast<std::size_t>(place.next - oldest())].at, place.since));
+  ++place.next;
+}
+
+void EventFeed::join(Place& place) {
+  const std::lock_guard lock(mutex_);
+  place.since = QueueMeter::now();
+  if (place.next < oldest()) place = {.next = oldest(), .missed = true, .since = place.since};
+  for (std::uint64_t i = place.next; i < next_; ++i) meter_.arrive(place.since);
+  followers_.push_back(&place);
+}
+
+void EventFeed::leave(Place& place) {
+  const std::lock_guard lock(mutex_);
+  if (std::erase(followers_, &place) == 0) return;
+  while (place.next < next_) pass(place);
+}
+
+QueueReading EventFeed::queue() const {
+  const std::lock_guard lock(mutex_);
+  return meter_.read();
 }
 
 void EventFeed::close() {
@@ -83,7 +116,7 @@ void EventFeed::wake() {
 EventFeed::Place EventFeed::place_of(const std::string* last_event_id) const {
   const std::lock_guard lock(mutex_);
   if (!last_event_id) return {.next = next_};
-  const std::uint64_t oldest = next_ - texts_.size();
+  const std::uint64_t oldest = this->oldest();
   const std::string_view id = *last_event_id;
   const std::size_t dash = std::min(id.find('-'), id.size());
   const std::uint64_t epoch = id_number(id.substr(0, dash)),
@@ -95,13 +128,17 @@ EventFeed::Place EventFeed::place_of(const std::string* last_event_id) const {
 EventFeed::News EventFeed::wait(Place& place, Clock::time_point deadline, const std::function<bool()>& enough) {
   std::unique_lock lock(mutex_);
   changed_.wait_until(lock, deadline, [&] { return place.missed || place.next < next_ || closed_ || enough(); });
-  const std::uint64_t oldest = next_ - texts_.size();
-  if (place.missed || place.next < oldest) {
-    place = {.next = oldest};
+  const bool follows = std::ranges::find(followers_, &place) != followers_.end();
+  if (place.missed || place.next < oldest()) {
+    // One that follows stands at the oldest already: what it lost was taken from it.
+    place = {.next = follows ? place.next : oldest(), .since = place.since};
     return {.missed = true};
   }
   News news{.closed = closed_};
-  for (; place.next < next_; ++place.next) news.text += texts_[static_cast<std::size_t>(place.next - oldest)];
+  while (place.next < next_) {
+    news.text += texts_[static_cast<std::size_t>(place.next - oldest())].text;
+    follows ? pass(place) : void(++place.next);
+  }
   return news;
 }
 
@@ -111,10 +148,23 @@ Response follow(EventFeed& feed, const Request& request, FollowOptions options) 
                        place = feed.place_of(last)](EventWriter& events) mutable {
     Client& client = events.client();
     client.on_change([&feed] { feed.wake(); });
+    struct Joined {
+      EventFeed& feed;
+      EventFeed::Place& place;
+      Joined(EventFeed& of, EventFeed::Place& at) : feed(of), place(at) { feed.join(place); }
+      ~Joined() { feed.leave(place); }
+      Joined(const Joined&) = delete;
+      Joined& operator=(const Joined&) = delete;
+      void move_to(const EventFeed::Place& other) {
+        feed.leave(place);
+        place = other;
+        feed.join(place);
+      }
+    } joined(feed, place);
     const auto over = [&] { return !client.connected() || client.draining(); };
     const auto begin = [&](bool missed) {
       if (!options.snapshot) return missed ? events.send({.name = "reset"}) : events.heartbeat();
-      place = feed.place_of(nullptr);  // before the snapshot is made, so that nothing falls between
+      joined.move_to(feed.place_of(nullptr));  // before the snapshot is made, so that nothing falls between
       return events.send({.data = options.snapshot(), .name = "snapshot"});
     };
     bool sent = !fresh || begin(false);

@@ -5,7 +5,8 @@
 //   server.get("/events", [&](const Request& r) { return follow(feed, r); });  // each browser
 //
 // A feed keeps its last events and each client its own place in them, so a slow client costs no memory: one that fell
-// too far behind is told so ("reset") and goes on with what is kept.
+// too far behind is told so ("reset") and goes on with what is kept. For Little's law each event is one thing for each
+// client that follows, from when it is published until that client takes it or has missed it.
 // Depends on: base, message.
 #pragma once
 
@@ -18,7 +19,9 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "trireme/base/queue_meter.h"
 #include "trireme/http/message.h"
 
 namespace trireme::http {
@@ -64,11 +67,18 @@ class EventFeed {
 
   /// A place between two events.
   struct Place {
-    std::uint64_t next = 0;  // number of the first event that is new to the client
-    bool missed = false;     // events before it are gone
+    std::uint64_t next = 0;             // number of the first event that is new to the client
+    bool missed = false;                // events before it are gone
+    QueueMeter::Nanoseconds since = 0;  // when the client joined
   };
   /// Where a client stands that has this Last-Event-ID; without one, at the end.
   Place place_of(const std::string* last_event_id) const;
+
+  /// From now on what is new to this place counts as waiting for its client; borrowed until leave().
+  void join(Place& place);
+  void leave(Place& place);
+  /// Events that clients have not taken yet.
+  QueueReading queue() const;
 
   struct News {
     std::string text;  // of all new events
@@ -83,8 +93,18 @@ class EventFeed {
   const std::uint64_t epoch_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::string> texts_;  // of the last events
-  std::uint64_t next_ = 1;         // number of the event to come
+  struct Published {
+    std::string text;
+    QueueMeter::Nanoseconds at = 0;
+  };
+  /// The client of a place takes or loses the event at its front.
+  void pass(Place& place);
+  std::uint64_t oldest() const { return next_ - texts_.size(); }
+
+  std::deque<Published> texts_;  // of the last events
+  std::vector<Place*> followers_;
+  QueueMeter meter_;
+  std::uint64_t next_ = 1;  // number of the event to come
   bool closed_ = false;
 };
 

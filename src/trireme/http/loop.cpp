@@ -32,10 +32,17 @@ Loop::Loop(ServerOptions options, Metrics& metrics)
       service_(options_, Access(options_.access, options_.address, address_.loopback), metrics, load_codec()),
       listener_(address_, options_.port),
       port_(listener_.port()),
+      queues_(std::make_shared<Queues>()),
       connections_(metrics.gauge("trireme_http_connections", "Connections that are open")),
       running_(metrics.gauge("trireme_http_requests_running", "Requests that run, streams among them")),
       wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   TRIREME_CHECK(wake_ >= 0, "no eventfd");
+  metrics.add_collector([server = std::weak_ptr(queues_)](Samples& samples) {
+    const auto queues = server.lock();
+    if (!queues) return;
+    samples.queue("http_connections", queues->connections.read());
+    samples.queue("http_requests", queues->requests.read());
+  });
 }
 
 Loop::~Loop() {
@@ -92,7 +99,11 @@ void Loop::run() {
     const bool last = stopping_ && listener_.socket() >= 0;
     if (last || (entries[1].revents & POLLIN) != 0) accept();
     if (last) listener_.close();  // those who had connected by then have been let in, to be told that it is over
-    peers_.remove_if([](const Peer& peer) { return peer.state == State::kClosed; });
+    peers_.remove_if([&](const Peer& peer) {
+      if (peer.state != State::kClosed) return false;
+      queues_->connections.depart(peer.arrived);
+      return true;
+    });
     connections_.set(static_cast<double>(peers_.size()));
     if (listener_.socket() < 0 && peers_.empty()) return;
   }
@@ -129,6 +140,7 @@ void Loop::accept() {
     if (accepted.socket < 0) return;
     Peer& peer = peers_.emplace_back(accepted.socket, std::move(accepted.remote), draining_);
     peer.deadline = now_ + options_.limits.head_time;
+    peer.arrived = queues_->connections.arrive();
     if (peers_.size() > options_.limits.connections)
       refuse(peer,
              service_.refuse(
@@ -212,7 +224,8 @@ void Loop::begin_request(Peer& peer, Service::Admitted admitted) {
     const std::lock_guard lock(idle_mutex_);
     ++unfinished_;
   }
-  const auto finish = [this, &peer](Outcome outcome) {
+  const auto finish = [this, &peer, arrived = queues_->requests.arrive()](Outcome outcome) {
+    queues_->requests.depart(arrived);
     running_.add(-1);
     peer.outcome = outcome;
     {

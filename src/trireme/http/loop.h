@@ -14,11 +14,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "trireme/base/queue_meter.h"
 #include "trireme/http/connection.h"
 #include "trireme/http/listener.h"
 #include "trireme/http/service.h"
@@ -57,6 +59,7 @@ class Loop {
     bool limited = false;  // what runs counts among the requests that may run at once
     bool told_draining = false, cut = false;
     std::size_t lingered_bytes = 0;
+    SharedQueueMeter::Nanoseconds arrived = 0;
     std::atomic<Outcome> outcome = Outcome::kNone;  // written by the worker, last
   };
 
@@ -79,6 +82,11 @@ class Loop {
   Service service_;
   Listener listener_;
   const int port_;
+  struct Queues {
+    SharedQueueMeter connections, requests;  // open; running, streams among them
+  };
+  const std::shared_ptr<Queues>
+      queues_;  // shared with the metrics, which outlive the server and look whether it is there
   Gauge& connections_;
   Gauge& running_;
   const int wake_;

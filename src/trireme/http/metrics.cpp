@@ -138,6 +138,16 @@ void Samples::gauge(std::string_view name, std::string_view help, Labels labels,
   add(name, help, MetricType::kGauge, std::move(labels), value);
 }
 
+void Samples::queue(std::string_view name, const QueueReading& reading) {
+  const Labels labels = {{"queue", std::string(name)}};
+  counter("trireme_queue_arrivals_total", "What has come into a queue", labels, static_cast<double>(reading.arrivals));
+  counter("trireme_queue_departures_total", "What has left it", labels, static_cast<double>(reading.departures));
+  counter("trireme_queue_occupancy_seconds_total", "Its length, integrated over time: its rate is the mean length",
+          labels, reading.occupancy);
+  counter("trireme_queue_wait_seconds_total", "Seconds from arrival to departure, of all that has left", labels,
+          reading.sojourn);
+}
+
 Metrics::Family& Metrics::family(std::string_view name, std::string_view help, MetricType type, const Labels& labels) {
   check_names(name, type, labels);
   auto found = families_.find(name);

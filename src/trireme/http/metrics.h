@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/base/queue_meter.h"
+
 namespace trireme::http {
 
 using Labels = std::vector<std::pair<std::string, std::string>>;  // in the order in which they are shown
@@ -69,6 +71,9 @@ class Samples {
  public:
   void counter(std::string_view name, std::string_view help, Labels labels, double value);
   void gauge(std::string_view name, std::string_view help, Labels labels, double value);
+  /// trireme_queue_*{queue="NAME"}: sums that grow, from which any two scrapes give L, lambda and W of the time between
+  /// them (Little's law).
+  void queue(std::string_view name, const QueueReading& reading);
 
  private:
   friend class Metrics;

@@ -82,6 +82,23 @@ std::vector<PagedAttentionLoop::Query> queries_of(const Arguments& arguments, co
   return queries;
 }
 
+void check_blocks(const Arguments& arguments, const at::Tensor& q, const at::Tensor& keys,
+                  std::span<const PagedSequence> sequences, const PagedAttention& options) {
+  const BlockLists& lists = *options.blocks;
+  if (options.window > 0) arguments.refuse("takes lists of blocks or a window, not both");
+  if (lists.block % keys.size(1) != 0)
+    arguments.refuse(
+        fmt::format("blocks of {} tokens are no whole number of the cache's, of {}", lists.block, keys.size(1)));
+  if (options.first_layout_head < 0 || options.first_layout_head + q.size(1) > lists.heads)
+    arguments.refuse(fmt::format("the lists are of {} heads, but heads {} to {} are attended with", lists.heads,
+                                 options.first_layout_head, options.first_layout_head + q.size(1) - 1));
+  for (const PagedSequence& sequence : sequences) {
+    if (sequence.context_len + sequence.query_len <= lists.tokens) continue;
+    arguments.refuse(fmt::format("a sequence has {} tokens, but the lists are of rows of {}",
+                                 sequence.context_len + sequence.query_len, lists.tokens));
+  }
+}
+
 }  // namespace
 
 void paged_attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
@@ -90,6 +107,11 @@ void paged_attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& key
   check_tensors(arguments, out, q, keys, values);
   const auto queries = queries_of(arguments, q, keys, sequences, options.window);
   if (queries.empty() || q.size(2) == 0) return;
+  PagedAttentionLoop::Blocks blocks{};
+  if (const BlockLists* lists = options.blocks; lists != nullptr) {
+    check_blocks(arguments, q, keys, sequences, options);
+    blocks = {lists->begin.data(), lists->columns.data(), lists->block, lists->rows(), options.first_layout_head};
+  }
   const PagedAttentionLoop loop{.queries = queries.data(),
                                 .q = q.const_data_ptr(),
                                 .keys = keys.const_data_ptr(),
@@ -104,6 +126,7 @@ void paged_attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& key
                                 .head_dim = q.size(2),
                                 .block_size = keys.size(1),
                                 .scale = options.scale,
+                                .blocks = options.blocks != nullptr ? &blocks : nullptr,
                                 .scratch = paged_scratch};
   std::int64_t seen = 0;
   for (const auto& query : queries) seen += query.end - query.begin;

@@ -16,6 +16,8 @@
 #include <cstdint>
 #include <span>
 
+#include "trireme/kernels/sparse/block_lists.h"
+
 namespace trireme::kernels {
 
 /// The queries of one sequence: rows [first_row, first_row + query_len) of q, at positions context_len, ...
@@ -28,6 +30,10 @@ struct PagedSequence {
 struct PagedAttention {
   double scale = 1.0;
   std::int64_t window = 0;  ///< a query sees at most this many positions back, itself included; 0: all
+  /// Block-sparse, on the CPU and without a window: which blocks of keys a query sees, by its position. Borrowed; of
+  /// rows as long as the longest sequence at least, in blocks that those of the cache divide. Null: all.
+  const BlockLists* blocks = nullptr;
+  std::int64_t first_layout_head = 0;  ///< what the lists call the first head of q
 };
 
 /// Causal. `q` and `out` are [tokens, heads, head size], any strides but a contiguous last dimension; rows of no

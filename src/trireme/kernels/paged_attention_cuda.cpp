@@ -37,6 +37,7 @@ const std::int32_t* int_numbers(const Arguments& arguments, const at::Tensor& te
 void paged_attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
                      const PagedRows& rows, const PagedAttention& options) {
   const Arguments arguments("paged_attention");
+  if (options.blocks != nullptr) arguments.refuse("block-sparse attention reads a cache on the CPU alone");
   const Element element = arguments.element(q, "q");
   for (const auto& [tensor, name] :
        {std::pair{&std::as_const(out), "out"}, std::pair{&keys, "keys"}, std::pair{&values, "values"}}) {

@@ -186,7 +186,8 @@ nn::Branch Assembly::attention(const std::string& name, std::int64_t layer, Bloc
   shape.stream = kind == BlockKind::kEncoder ? nn::Stream::kSource : nn::Stream::kSequence;
   if (shape_.sparse_attention.used()) {
     if (sparse_ == nullptr)
-      sparse_ = std::make_shared<nn::SparseLayouts>(shape_.sparse_attention, shape_.num_heads, shape.causal);
+      sparse_ = std::make_shared<nn::SparseLayouts>(shape_.sparse_attention, shape_.num_heads, shape.causal,
+                                                    shape_.max_seq_len);
     shape.sparse = sparse_;
   }
   if (shape_.position_kind == spec::PositionKind::kRelative) shape.relative = relative_bias(kind);

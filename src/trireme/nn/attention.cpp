@@ -59,9 +59,6 @@ ResidualSum SelfAttention::forward_add(const at::Tensor& residual, at::Tensor x,
   if (context.kv_batch != nullptr) {
     TRIREME_CHECK(tape == nullptr && !core_.shares_rows(),
                   "a KV cache is for inference, by ranks that have whole sequences");
-    if (core_.shape().sparse != nullptr)
-      throw ConfigError("block-sparse attention (model.sparse_attention) does not work with a KV cache",
-                        "evaluate it with `trireme eval`, with or without --tasks, which need none");
     const at::Tensor out = attend_cached(core_.shape(), context, heads.q, heads.k, heads.v);
     return residual_sum(residual, out_.forward({.x = merge_heads(out)}, {.residual = residual}, context));
   }

@@ -74,6 +74,8 @@ at::Tensor attend_tiled(const AttentionShape& shape, const Context& context, con
 }
 
 double pairs_of(const AttentionShape& shape, const KvBatch::SequenceRows& sequence) {
+  if (shape.sparse != nullptr)
+    return shape.sparse->growing_pairs(sequence.context_len, sequence.query_len, shape.first_head, shape.num_heads);
   return visible_pairs({shape.causal, shape.window}, {.first = sequence.context_len, .count = sequence.query_len},
                        {.count = sequence.context_len + sequence.query_len}, /*batch=*/1);
 }
@@ -96,6 +98,9 @@ at::Tensor attend_cached(const AttentionShape& shape, Context& context, const at
   TRIREME_CHECK(shape.causal && !context.training, "a KV cache is for causal attention in inference");
   TRIREME_CHECK(q.size(0) == 1 && q.size(1) == batch.tokens, "[{}, {}] tokens came for a batch of [1, {}]", q.size(0),
                 q.size(1), batch.tokens);
+  if (shape.sparse != nullptr && q.is_cuda())
+    throw ConfigError("block-sparse attention (model.sparse_attention) reads a KV cache on the CPU alone",
+                      "generate and serve on the CPU (--device cpu)");
   const KvBatch::Group& group = batch.group(shape.window);
   KvCache::Layer& layer = layer_of(batch, shape, {shape.num_kv_heads, shape.head_dim}, q.options());
   write_tokens(layer, group.slots, k.squeeze(0), v.squeeze(0));
@@ -106,7 +111,7 @@ at::Tensor attend_cached(const AttentionShape& shape, Context& context, const at
   for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
     const KvBatch::SequenceRows& sequence = batch.sequences[i];
     const std::vector<BlockId>& table = group.block_tables[i];
-    if (reads_in_place(q, sequence, context)) {
+    if (shape.sparse != nullptr || reads_in_place(q, sequence, context)) {
       in_place.push_back({sequence.first_row, sequence.query_len, sequence.context_len, table});
       continue;
     }
@@ -120,7 +125,14 @@ at::Tensor attend_cached(const AttentionShape& shape, Context& context, const at
   }
   if (in_place.empty()) return out;
   at::Tensor rows = out.squeeze(0);
-  const kernels::PagedAttention options{.scale = score_scale(shape), .window = shape.window};
+  kernels::PagedAttention options{.scale = score_scale(shape), .window = shape.window};
+  if (shape.sparse != nullptr) {
+    std::int64_t longest = 0;
+    for (const KvBatch::SequenceRows& sequence : batch.sequences)
+      longest = std::max(longest, sequence.context_len + sequence.query_len);
+    options.blocks = &shape.sparse->growing(longest);
+    options.first_layout_head = shape.first_head;
+  }
   if (q.is_cuda()) {
     kernels::paged_attention(rows, q.squeeze(0), layer.keys, layer.values,
                              kernels::PagedRows{group.tables, batch.row_sequences, batch.row_lengths}, options);

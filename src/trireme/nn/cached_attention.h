@@ -3,6 +3,7 @@
 // Decode, and chunks of a few tokens, read the blocks where they lie (kernels/paged_attention.h). Longer chunks gather
 // the blocks that their first query sees, which their own work outweighs, and run the tiled kernel. On a GPU a step of
 // decode alone asks the host for nothing, so that it can be captured in a CUDA graph; latents are gathered there.
+// Block-sparse attention reads its blocks in place, whatever the chunk, on the CPU.
 // Depends on: kernels, nn/kv_cache.h.
 #pragma once
 

@@ -18,6 +18,29 @@ const kernels::BlockLayout& SparseLayouts::layout(std::int64_t tokens) {
   return *made;
 }
 
+const kernels::BlockLists& SparseLayouts::growing(std::int64_t tokens) {
+  // Beyond what the model was made for lengths double, so that few layouts are made.
+  std::int64_t length = std::max<std::int64_t>(longest_, 1);
+  while (length < tokens) length *= 2;
+  return layout(length).lists();
+}
+
+double SparseLayouts::growing_pairs(std::int64_t first, std::int64_t count, std::int64_t first_head,
+                                    std::int64_t heads) {
+  const kernels::BlockLists& lists = growing(first + count);
+  double pairs = 0;
+  for (std::int64_t head = first_head; head < first_head + heads; ++head) {
+    for (std::int64_t token = first; token < first + count; ++token) {
+      const auto list = static_cast<std::size_t>(head * lists.rows() + token / lists.block);
+      for (std::int64_t j = lists.begin[list]; j < lists.begin[list + 1]; ++j) {
+        const std::int64_t column = lists.columns[static_cast<std::size_t>(j)] * lists.block;
+        pairs += static_cast<double>(std::clamp<std::int64_t>(token + 1 - column, 0, lists.block));
+      }
+    }
+  }
+  return pairs / static_cast<double>(heads);
+}
+
 double SparseLayouts::pairs(const TokenSpan& rows, std::int64_t batch, std::int64_t first_head, std::int64_t heads) {
   const kernels::BlockLists& lists = layout(rows.count).lists();
   const std::int64_t block = lists.block, tokens = rows.count, block_rows = lists.rows();

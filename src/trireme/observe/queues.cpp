@@ -25,6 +25,10 @@ std::optional<NamedQueue> bounding_queue(std::span<const NamedQueue> queues) {
   const auto most =
       std::ranges::max_element(queues, {}, [](const NamedQueue& queue) { return queue.reading.blocked_share(); });
   if (most == queues.end() || most->reading.blocked_share() < kNothing) return std::nullopt;
+  if (most->name == "works") {
+    const auto receives = std::ranges::find(queues, "receives", &NamedQueue::name);
+    if (receives != queues.end() && 2 * receives->reading.blocked >= most->reading.blocked) return *receives;
+  }
   return *most;
 }
 

@@ -16,6 +16,7 @@ namespace trireme::observe {
 std::vector<NamedQueue> queues_of(std::span<const StepRecord> steps);
 
 /// The queue at which training stood still longest; none where all of them together took less than 1 % of the time.
+/// Receives between stages are works too: where they are most of what is waited for there, they are the queue.
 std::optional<NamedQueue> bounding_queue(std::span<const NamedQueue> queues);
 
 /// "prefetch: L 3.90, lambda 2.10 /s, W 1.86 s, blocked 0.3 % of the time".

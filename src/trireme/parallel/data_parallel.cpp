@@ -233,8 +233,10 @@ std::vector<at::Tensor> DataParallel::computed() {
   return parts;
 }
 
-void DataParallel::measure_first_micro(MeshGroups& groups) {
-  first_micro_ = std::make_unique<FirstMicroNorms>(params_, plan_, groups);
+void DataParallel::measure_first_micro(MeshGroups& groups, FirstMicroOptions options) {
+  options.buffers = options_.on_device(options_.precision == nn::Precision::kFp64 ? at::kDouble : at::kFloat);
+  first_micro_ = std::make_unique<FirstMicroNorms>(params_, plan_, groups, std::move(options));
+  if (first_micro_->overlaps()) return;
   gradients_->on_first_micro(
       [this](const Bucket& bucket, const at::Tensor& gradient) { first_micro_->add(bucket, gradient); });
 }

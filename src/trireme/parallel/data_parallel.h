@@ -56,6 +56,10 @@ class DataParallel {
   void begin_micro(bool last) { gradients_->begin_micro(last); }
   /// A layer has added its part to this gradient.
   void added(nn::Param& param) { gradients_->added(param); }
+  /// Before added(), in a pipeline, where micro-batches overlap: whose part it is.
+  void added_by(const nn::Param& param, bool first_micro) {
+    if (first_micro_ && first_micro_->overlaps()) first_micro_->added(param, first_micro);
+  }
   /// The gradients of this key are complete.
   void start(int key) { gradients_->start(key); }
   /// Gradients of owned() are sums over all ranks. Seconds that this rank waited. A ConfigError names parameters that
@@ -122,7 +126,7 @@ class DataParallel {
   const optim::AcrossRanks* across() { return across_.sum_parts ? &across_ : nullptr; }
 
   /// From now on the norms of each step's first micro-batch are taken, before sums over ranks; on all ranks together.
-  void measure_first_micro(MeshGroups& groups);
+  void measure_first_micro(MeshGroups& groups, FirstMicroOptions options = {});
   /// After finish(): of each trainable parameter, the sum of squares of the gradient that the first micro-batch of each
   /// data-parallel rank gave, times that rank's `factor`, summed over them. On all ranks together.
   std::vector<double> first_micro_squares(double factor);

@@ -4,10 +4,13 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <utility>
 
+#include "trireme/base/error.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/kernels/update.h"
 #include "trireme/layout/mesh.h"
@@ -25,16 +28,20 @@ at::Tensor square_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-FirstMicroNorms::FirstMicroNorms(nn::Params& params, const BucketPlan& plan, MeshGroups& groups) {
+FirstMicroNorms::FirstMicroNorms(nn::Params& params, const BucketPlan& plan, MeshGroups& groups,
+                                 FirstMicroOptions options)
+    : options_(std::move(options)) {
   const layout::Mesh& mesh = groups.mesh();
   std::map<layout::AxisNames, std::size_t> numbers;
   layout::AxisNames present = mesh.wide_axes();
   for (nn::Param& param : params) {
     if (!param.trainable) continue;
-    Part part{.trainable = trainables_++};
+    Part part{.trainable = trainables_++, .elements = c10::multiply_integers(nn::local_shape(param.placement))};
     present = layout::subtract(mesh, present, param.placement.absent_axes);
     const layout::AxisNames& in_bucket = plan.buckets[plan.bucket_of.at(&param)].axes;
-    const layout::AxisNames model = layout::subtract(mesh, mesh.wide_axes(), in_bucket);
+    // Copies that have the same small batch: what is summed along `rows` is one gradient on all of them.
+    const layout::AxisNames model =
+        layout::unite(mesh, layout::subtract(mesh, mesh.wide_axes(), in_bucket), options_.rows);
     for (const layout::Reduction& stretch : layout::reduction_axes(mesh, param.placement, param.equal_axes)) {
       if (stretch.local.begin == stretch.local.end) continue;
       // Copies within one replica of the model: those along other axes have other rows.
@@ -53,46 +60,94 @@ FirstMicroNorms::FirstMicroNorms(nn::Params& params, const BucketPlan& plan, Mes
       part.sliced.push_back({found->second, stretch.local, slice.elements, first});
       slice.elements += stretch.local.end - stretch.local.begin;
     }
+    if (const auto tied = options_.tied.find(param.name); tied != options_.tied.end()) {
+      TRIREME_CHECK(part.sliced.empty(), "{} is tied over stages and a sum over other ranks too", param.name);
+      part.tied = tied->second;
+      if (part.tied->rank() > 0) part.counted.clear();  // the first holder counts the sum
+    }
+    part_of_[&param] = parts_.size();
     parts_.emplace_back(&param, std::move(part));
   }
-  std::vector<layout::AxisNames> wanted{present};
+  std::vector<layout::AxisNames> wanted{present, options_.rows};
   for (const Slice& slice : slices_) wanted.push_back(slice.axes);
   groups.agree_on(wanted);
   everyone_ = groups.along(present);
+  rows_ = groups.along(options_.rows);
   for (Slice& slice : slices_) slice.group = groups.along(slice.axes);
 }
 
-void FirstMicroNorms::add(const Bucket& bucket, const at::Tensor& gradient) {
-  if (std::exchange(ended_, false)) measured_.clear();
-  for (const BucketMember& member : bucket.members) {
-    const auto found = std::ranges::find(parts_, member.param, [](const auto& entry) { return entry.first; });
-    if (found == parts_.end()) continue;
-    const at::Tensor flat = view_in(gradient, member).reshape({-1});
-    const auto view = [&](layout::Range range) { return flat.narrow(0, range.begin, range.end - range.begin); };
-    for (const layout::Range& range : found->second.counted)
-      measured_.push_back({found->second.trainable, square_of(view(range))});
-    for (const Part::Sliced& sliced : found->second.sliced) {
-      Slice& slice = slices_[sliced.slice];
-      if (!slice.buffer.defined()) {
-        const bool wide = gradient.scalar_type() == at::kDouble;
-        slice.buffer = at::zeros({slice.elements}, gradient.options().dtype(wide ? at::kDouble : at::kFloat));
-      }
-      slice.buffer.narrow(0, sliced.at, sliced.range.end - sliced.range.begin).copy_(view(sliced.range));
-    }
+void FirstMicroNorms::begin_step() {
+  if (!std::exchange(ended_, false)) return;
+  measured_.clear();
+  for (auto& [param, part] : parts_) part.others = false;
+}
+
+/// The sum over the ranks that have the same rows, in memory of its own where there are others.
+at::Tensor FirstMicroNorms::over_rows(const at::Tensor& gradient) const {
+  if (rows_ == nullptr) return gradient;
+  at::Tensor sum = gradient.to(options_.buffers.dtype().toScalarType(), /*non_blocking=*/false, /*copy=*/true);
+  rows_->all_reduce(device::to_buffer(sum), comm::Reduce::kSum).wait();
+  return sum;
+}
+
+void FirstMicroNorms::measure(Part& part, const at::Tensor& flat) {
+  const auto view = [&](layout::Range range) { return flat.narrow(0, range.begin, range.end - range.begin); };
+  for (const layout::Range& range : part.counted) measured_.push_back({part.trainable, square_of(view(range))});
+  for (const Part::Sliced& sliced : part.sliced) {
+    Slice& slice = slices_[sliced.slice];
+    if (!slice.buffer.defined()) slice.buffer = at::zeros({slice.elements}, options_.buffers);
+    slice.buffer.narrow(0, sliced.at, sliced.range.end - sliced.range.begin).copy_(view(sliced.range));
   }
+}
+
+void FirstMicroNorms::add(const Bucket& bucket, const at::Tensor& gradient) {
+  begin_step();
+  const at::Tensor sum = over_rows(gradient);
+  for (const BucketMember& member : bucket.members) {
+    const auto found = part_of_.find(member.param);
+    if (found != part_of_.end()) measure(parts_[found->second].second, view_in(sum, member).reshape({-1}));
+  }
+}
+
+void FirstMicroNorms::added(const nn::Param& param, bool first) {
+  begin_step();
+  const auto found = part_of_.find(&param);
+  if (found == part_of_.end()) return;
+  Part& part = parts_[found->second].second;
+  if (!first) {
+    part.others = true;
+    return;
+  }
+  if (part.others) {
+    throw ConfigError(
+        fmt::format("{} has gradients of other micro-batches before those of the first are complete, and the gradient "
+                    "noise scale measures the first alone",
+                    param.name),
+        "set pipeline.schedule = \"1f1b\", or train.noise_scale = false");
+  }
+  const at::Tensor sum = over_rows(param.gradient.reshape({-1}));
+  if (part.tied != nullptr) {
+    part.buffer = sum.to(options_.buffers.dtype().toScalarType(), /*non_blocking=*/false, /*copy=*/true);
+    return;
+  }
+  // A layer that is used twice adds twice: what counts is the sum.
+  std::erase_if(measured_, [&](const Measured& one) { return one.trainable == part.trainable; });
+  measure(part, sum);
 }
 
 std::vector<double> FirstMicroNorms::take(double factor) {
   std::vector<double> squares(trainables_);
   for (Slice& slice : slices_) {
     if (slice.group == nullptr) continue;
-    if (!slice.buffer.defined()) {  // a rank without rows
-      const at::Tensor& like = parts_.front().first->master;
-      const bool wide = like.defined() && like.scalar_type() == at::kDouble;
-      slice.buffer = at::zeros({slice.elements}, at::TensorOptions(wide ? at::kDouble : at::kFloat)
-                                                     .device(like.defined() ? like.device() : at::Device(at::kCPU)));
-    }
+    if (!slice.buffer.defined()) slice.buffer = at::zeros({slice.elements}, options_.buffers);  // without rows
     slice.group->all_reduce(device::to_buffer(slice.buffer), comm::Reduce::kSum).wait();
+  }
+  for (auto& [param, part] : parts_) {  // in one order on all holders of a tied one
+    if (part.tied == nullptr) continue;
+    if (!part.buffer.defined()) part.buffer = at::zeros({part.elements}, options_.buffers);  // without rows
+    part.tied->all_reduce(device::to_buffer(part.buffer), comm::Reduce::kSum).wait();
+    measure(part, part.buffer);
+    part.buffer = at::Tensor();
   }
   for (const auto& [param, part] : parts_) {
     for (const Part::Sliced& sliced : part.sliced) {

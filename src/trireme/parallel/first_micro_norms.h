@@ -3,12 +3,17 @@
 // What the gradient noise scale needs: squares of the gradient of a small batch, the first micro-batch of a step on
 // each data-parallel rank, beside those of the whole batch, which clipping finds anyway. One read of gradients a step;
 // parts that tensor-parallel ranks have computed parts of the sum of (slice_reduction.h) are summed first, copies count
-// once.
+// once. Ranks that share rows (context parallelism) have each a part of every gradient: theirs are summed bucket by
+// bucket, a second sum along that axis. In a pipeline micro-batches overlap, so parameters are looked at one by one,
+// when the first micro-batch has added to them.
 // Depends on: comm, layout, nn.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <map>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "trireme/parallel/bucket.h"
@@ -16,13 +21,27 @@
 
 namespace trireme::parallel {
 
+/// How a step's first micro-batch runs.
+struct FirstMicroOptions {
+  layout::AxisNames rows = {};  ///< axes along which ranks share its rows
+  bool overlaps = false;        ///< with other micro-batches: a pipeline, which calls added()
+  /// Parameters that several chunks of the model compute with: the ranks of the pipeline that hold them.
+  std::map<std::string, comm::Group*> tied = {};
+  at::TensorOptions buffers = {};  ///< for sums over ranks
+};
+
 class FirstMicroNorms {
  public:
   /// Parameters as layers compute with them, and their buckets; borrowed. On all ranks together.
-  FirstMicroNorms(nn::Params& params, const BucketPlan& plan, MeshGroups& groups);
+  FirstMicroNorms(nn::Params& params, const BucketPlan& plan, MeshGroups& groups, FirstMicroOptions options);
 
-  /// The gradients of a bucket as the first micro-batch left them: memory of all of it.
+  /// The gradients of a bucket as the first micro-batch left them: memory of all of it. On all ranks that share rows
+  /// together.
   void add(const Bucket& bucket, const at::Tensor& gradient);
+  /// Where micro-batches overlap: one has added to a gradient; `first`: it is the step's first. A ConfigError where
+  /// another came before. Likewise.
+  void added(const nn::Param& param, bool first);
+  bool overlaps() const { return options_.overlaps; }
   /// The step's gradients are complete: what comes next is another step's.
   void end_step() { ended_ = true; }
   /// DataParallel::first_micro_squares.
@@ -31,7 +50,8 @@ class FirstMicroNorms {
  private:
   /// Ranges of one parameter's memory.
   struct Part {
-    std::size_t trainable = 0;           // its number
+    std::size_t trainable = 0;  // its number
+    std::int64_t elements = 0;
     std::vector<layout::Range> counted;  // complete here, and no other rank's to count
     struct Sliced {
       std::size_t slice = 0;  // of axes_
@@ -40,6 +60,9 @@ class FirstMicroNorms {
       bool counted = false;
     };
     std::vector<Sliced> sliced;  // the sum of several ranks'
+    comm::Group* tied = nullptr;
+    at::Tensor buffer;    // tied: what the first micro-batch has added on this rank
+    bool others = false;  // have added to it in this step
   };
   struct Slice {
     layout::AxisNames axes;
@@ -52,10 +75,17 @@ class FirstMicroNorms {
     at::Tensor square;  // double, on the device
   };
 
+  void begin_step();
+  at::Tensor over_rows(const at::Tensor& gradient) const;
+  void measure(Part& part, const at::Tensor& flat);
+
+  FirstMicroOptions options_;
+  comm::Group* rows_ = nullptr;      // ranks that share rows
   comm::Group* everyone_ = nullptr;  // ranks that have other rows or other parts of these parameters
   std::size_t trainables_ = 0;
   bool ended_ = false;
   std::vector<std::pair<const nn::Param*, Part>> parts_;
+  std::unordered_map<const nn::Param*, std::size_t> part_of_;
   std::vector<Slice> slices_;
   std::vector<Measured> measured_;
 };

@@ -54,7 +54,7 @@ Executor::Executor(const ExecutorParts& parts)
       waves_(parts.waves),
       versions_(table_, stage_.chunks, parts.predictor, parts.data_parallel),
       passes_(table_, pipeline_.rank(), stage_.chunks, stage_.boundaries, versions_),
-      transfers_(table_, pipeline_, stage_.boundaries, passes_, parts.scatter),
+      transfers_(table_, pipeline_, stage_.boundaries, passes_, parts.scatter, parts.receives),
       portals_(table_, pipeline_, stage_.skips, passes_),
       reduction_(stage_.param_holders, stage_.model->params, pipeline_, parts.data_parallel),
       loss_reducer_(pipeline_) {

@@ -36,6 +36,7 @@ struct ExecutorParts {
   WaveWeights* waves = nullptr;    ///< where virtual workers push and pull waves; null: tables of waves are just walked
   comm::Group* scatter = nullptr;  ///< ranks with the same boundary tensors, each of which sends a part (transfers.h)
   ScaleVersions* scales = nullptr;  ///< delayed FP8 scales of steps that overlap
+  QueueMeter* receives = nullptr;   ///< what comes from other stages (transfers.h)
 };
 
 /// A ConfigError where a parameter is in several stages, which a schedule that never flushes would update at different

@@ -32,12 +32,17 @@ std::vector<std::size_t> parts_of(std::int64_t elements, int ranks) {
 }  // namespace
 
 Transfers::Transfers(const schedule::Schedule& table, comm::Group& pipeline, const BoundaryTensors& boundaries,
-                     Passes& passes, comm::Group* scatter)
+                     Passes& passes, comm::Group* scatter, QueueMeter* receives)
     : table_(table),
       pipeline_(pipeline),
       boundaries_(boundaries),
       passes_(passes),
-      scatter_(scatter != nullptr && scatter->size() > 1 ? scatter : nullptr) {}
+      scatter_(scatter != nullptr && scatter->size() > 1 ? scatter : nullptr),
+      receives_(receives) {}
+
+void Transfers::depart(const UnderWay& transfer) {
+  if (receives_ != nullptr && schedule::is_recv(transfer.posted.op)) receives_->depart(transfer.arrived);
+}
 
 /// What this rank sends or receives of a boundary tensor, in its memory.
 at::Tensor Transfers::part_of(const at::Tensor& tensor) const {
@@ -106,7 +111,9 @@ void Transfers::receive(const Instruction& instruction) {
     at::Tensor part = part_of(tensor);
     works.push_back(pipeline_.recv(device::to_buffer(part), peer, tag_of(instruction.op)));
   }
-  under_way_.push_back({instruction, std::move(tensors), comm::Work(std::move(works))});
+  const QueueMeter::Nanoseconds now = QueueMeter::now();
+  if (receives_ != nullptr) receives_->arrive(now);
+  under_way_.push_back({instruction, std::move(tensors), comm::Work(std::move(works)), now});
 }
 
 void Transfers::wait(const Instruction& instruction) {
@@ -122,7 +129,10 @@ void Transfers::wait(const Instruction& instruction) {
     under_way_.erase(found);
     return;
   }
+  const QueueMeter::Nanoseconds start = QueueMeter::now();
   found->work.wait();
+  if (receives_ != nullptr) receives_->block(QueueMeter::now() - start);
+  depart(*found);
   nn::Tensors tensors = std::move(found->tensors);
   under_way_.erase(found);
   gather(tensors);
@@ -148,6 +158,7 @@ void Transfers::rewind(const Unmatched& unmatched, int step) {
       older.push_back(std::move(transfer));
     } else {
       transfer.work.wait();
+      depart(transfer);
     }
   }
   under_way_ = std::move(older);

@@ -11,6 +11,7 @@
 
 #include <vector>
 
+#include "trireme/base/queue_meter.h"
 #include "trireme/comm/group.h"
 #include "trireme/pipeline/passes.h"
 #include "trireme/pipeline/post_validation.h"
@@ -19,9 +20,10 @@ namespace trireme::pipeline {
 
 class Transfers {
  public:
-  /// All borrowed. `scatter`: ranks that hold the same boundary tensors; null: each sends its own whole.
+  /// All borrowed. `scatter`: ranks that hold the same boundary tensors; null: each sends its own whole. `receives`:
+  /// receives from when they are posted until their pass takes them; blocked: a pass waited for one.
   Transfers(const schedule::Schedule& table, comm::Group& pipeline, const BoundaryTensors& boundaries, Passes& passes,
-            comm::Group* scatter = nullptr);
+            comm::Group* scatter = nullptr, QueueMeter* receives = nullptr);
 
   /// Obeys a send, a receive or a wait.
   void execute(const schedule::Instruction& instruction);
@@ -37,7 +39,9 @@ class Transfers {
     schedule::Instruction posted;
     nn::Tensors tensors;  // borrowed by the work, so it goes first
     comm::Work work;
+    QueueMeter::Nanoseconds arrived = 0;  // of receives
   };
+  void depart(const UnderWay& transfer);
   void send(const schedule::Instruction& instruction, nn::Tensors tensors);
   void receive(const schedule::Instruction& instruction);
   void wait(const schedule::Instruction& instruction);
@@ -49,6 +53,7 @@ class Transfers {
   const BoundaryTensors& boundaries_;
   Passes& passes_;
   comm::Group* scatter_;
+  QueueMeter* receives_;
   std::vector<UnderWay> under_way_;  // few: about one a neighbour and direction
   std::vector<UnderWay> leaving_;    // sends that the table no longer asks about
   std::int64_t sent_bytes_ = 0;

@@ -99,6 +99,8 @@ void EngineThread::collect(http::Samples& samples) const {
   counter("trireme_serve_preemptions_total", "Sequences that gave up their blocks", now.totals.preemptions);
   counter("trireme_serve_draft_tokens_total", "Tokens proposed by speculation", now.totals.drafts);
   counter("trireme_serve_accepted_draft_tokens_total", "Of these, those that were right", now.totals.accepted_drafts);
+  samples.queue("serve_waiting", now.waiting_queue);
+  samples.queue("serve_running", now.running_queue);
   for (std::size_t group = 0; group < now.blocks.size(); ++group) {
     const BlockPool::Count& of = now.blocks[group];
     for (const auto& [state, count] :
@@ -132,6 +134,9 @@ std::shared_ptr<PendingAnswer> EngineThread::submit(std::vector<EngineRequest> r
       generated_.add();
       if (const auto to = answer.lock()) tell(to, {i, token});
     };
+    const QueueMeter::Nanoseconds now = QueueMeter::now();
+    waiting_.arrive(now);
+    stays_[request.id] = {.running = false, .since = now};
     posted_requests_.push_back({std::move(request), answer});
     ++open_;
   }
@@ -156,7 +161,32 @@ void EngineThread::cancel_later(RequestId id) {
 
 EngineThread::State EngineThread::state() const {
   const std::lock_guard lock(mutex_);
-  return state_;
+  State state = state_;
+  state.waiting_queue = waiting_.read();
+  state.running_queue = running_.read();
+  return state;
+}
+
+/// Sequences go from one queue to the other at the ends of steps. With the lock.
+void EngineThread::meter_sequences() {
+  const QueueMeter::Nanoseconds now = QueueMeter::now();
+  const Scheduler& scheduler = engine_->scheduler();
+  const RequestId not_added = posted_requests_.empty() ? next_id_ : posted_requests_.front().request.id;
+  for (auto entry = stays_.begin(); entry != stays_.end() && entry->first < not_added;) {
+    const RequestId id = entry->first;
+    Stay& stay = entry->second;
+    const bool gone = !scheduler.contains(id), running = !gone && scheduler.is_running(id);
+    if (gone || running != stay.running) (stay.running ? running_ : waiting_).depart(stay.since, now);
+    if (gone) {
+      entry = stays_.erase(entry);
+      continue;
+    }
+    if (running != stay.running) {
+      (running ? running_ : waiting_).arrive(now);
+      stay = {.running = running, .since = now};
+    }
+    ++entry;
+  }
 }
 
 std::string EngineThread::failure() const {
@@ -203,6 +233,7 @@ void EngineThread::run() {
       std::erase_if(answers_, [&](const auto& entry) { return !engine_->scheduler().contains(entry.first); });
       const Scheduler& scheduler = engine_->scheduler();
       const std::lock_guard lock(mutex_);
+      meter_sequences();
       open_ = answers_.size() + posted_requests_.size();
       state_.running = scheduler.running();
       state_.waiting = scheduler.waiting();

@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "trireme/base/queue_meter.h"
 #include "trireme/http/metrics.h"
 #include "trireme/serve/engine.h"
 
@@ -79,6 +80,9 @@ class EngineThread {
     std::int64_t running = 0, waiting = 0;
     std::vector<BlockPool::Count> blocks = {};  ///< by group
     Scheduler::Totals totals = {};
+    /// Sequences that wait for room, from when they were submitted or preempted; that hold blocks. They go from one to
+    /// the other at the ends of steps.
+    QueueReading waiting_queue = {}, running_queue = {};
   };
   State state() const;
   /// What broke it; empty: nothing. A broken engine refuses requests.
@@ -91,6 +95,7 @@ class EngineThread {
   void cancel_later(RequestId id);
   void tell(const std::shared_ptr<PendingAnswer>& answer, AnswerToken token);
   void collect(http::Samples& samples) const;
+  void meter_sequences();
 
   std::unique_ptr<Engine> engine_;
   EngineThreadOptions options_;
@@ -103,7 +108,14 @@ class EngineThread {
   std::vector<Posted> posted_requests_;
   std::vector<RequestId> posted_cancels_;
   std::map<RequestId, std::shared_ptr<PendingAnswer>> answers_;  // of the thread alone
-  std::size_t open_ = 0;                                         // requests that were taken and have not ended
+  /// Where a sequence is, and since when.
+  struct Stay {
+    bool running = false;
+    QueueMeter::Nanoseconds since = 0;
+  };
+  std::map<RequestId, Stay> stays_;  // with the meters, under mutex_
+  QueueMeter waiting_, running_;
+  std::size_t open_ = 0;  // requests that were taken and have not ended
   RequestId next_id_ = 1;
   bool closing_ = false;
   State state_;

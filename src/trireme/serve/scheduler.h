@@ -92,6 +92,8 @@ class Scheduler {
   std::int64_t waiting() const { return static_cast<std::int64_t>(requests_.size()) - running_; }
   std::int64_t running() const { return running_; }
   bool contains(RequestId id) const { return arrivals_.contains(id); }
+  /// Whether the request holds blocks; false while it waits for some.
+  bool is_running(RequestId id) const { return at(id).is_running; }
 
   struct Progress {
     std::int64_t generated = 0;      ///< tokens

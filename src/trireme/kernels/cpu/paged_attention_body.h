@@ -106,13 +106,51 @@ TRIREME_INLINE void attend_block(A* state, A* scores, const A* query, const T* k
   state[size + 1] = softmax.sum;
 }
 
-template <typename T>
-void attend(const PagedAttentionLoop& c, std::int64_t begin_task, std::int64_t end_task) {
+/// The lists of a query's heads that share keys, walked together.
+class SparseWalk {
+ public:
+  /// `room` for two numbers a head.
+  TRIREME_INLINE SparseWalk(const PagedAttentionLoop::Blocks& blocks, std::int64_t* room, std::int64_t heads)
+      : blocks_(blocks), at_(room), end_(room + heads), heads_(heads) {}
+  TRIREME_INLINE void begin(std::int64_t first_head, std::int64_t position) {
+    for (std::int64_t head = 0; head < heads_; ++head) {
+      const std::int64_t list = (blocks_.first_head + first_head + head) * blocks_.rows + position / blocks_.tokens;
+      at_[head] = blocks_.begin[list];
+      end_[head] = blocks_.begin[list + 1];
+    }
+  }
+  /// The next block that some head sees; -1: none.
+  TRIREME_INLINE std::int64_t next() const {
+    std::int64_t next = -1;
+    for (std::int64_t head = 0; head < heads_; ++head) {
+      if (at_[head] == end_[head]) continue;
+      const std::int64_t column = blocks_.columns[at_[head]];
+      next = next < 0 || column < next ? column : next;
+    }
+    return next;
+  }
+  TRIREME_INLINE bool sees(std::int64_t head, std::int64_t column) const {
+    return at_[head] < end_[head] && blocks_.columns[at_[head]] == column;
+  }
+  TRIREME_INLINE void pass(std::int64_t column) {
+    for (std::int64_t head = 0; head < heads_; ++head) at_[head] += sees(head, column) ? 1 : 0;
+  }
+
+ private:
+  const PagedAttentionLoop::Blocks& blocks_;
+  std::int64_t *at_, *end_, heads_;
+};
+
+/// `kSparse`: blocks that the lists name; else all.
+template <typename T, bool kSparse>
+void attend_queries(const PagedAttentionLoop& c, std::int64_t begin_task, std::int64_t end_task) {
   using V = typename LanesOf<T>::Type;
   using A = typename V::Scalar;
   const std::int64_t group = c.heads / c.kv_heads, size = c.head_dim, stride = c.kv_heads * size;
-  A* const queries = static_cast<A*>(
-      c.scratch((group * (2 * size + 2) + c.block_size * (1 + 2 * size)) * static_cast<std::int64_t>(sizeof(A))));
+  const std::int64_t walk_bytes = kSparse ? 2 * group * static_cast<std::int64_t>(sizeof(std::int64_t)) : 0;
+  char* const room = static_cast<char*>(c.scratch(
+      walk_bytes + (group * (2 * size + 2) + c.block_size * (1 + 2 * size)) * static_cast<std::int64_t>(sizeof(A))));
+  A* const queries = reinterpret_cast<A*>(room + walk_bytes);
   A* const sums = queries + group * size;  // per head: its values, then largest and sum
   A* const scores = sums + group * (size + 2);
   A* const staged = scores + c.block_size;
@@ -130,7 +168,7 @@ void attend(const PagedAttentionLoop& c, std::int64_t begin_task, std::int64_t e
       zero[size] = -__builtin_huge_val();
       zero[size + 1] = 0;
     }
-    for (std::int64_t block = query.begin / c.block_size; block * c.block_size < query.end; ++block) {
+    const auto attend_to = [&](std::int64_t block, const auto& sees) TRIREME_LAMBDA {
       const std::int64_t start = block * c.block_size;
       const std::int64_t first = query.begin > start ? query.begin - start : 0;
       const std::int64_t last = query.end < start + c.block_size ? query.end - start : c.block_size;
@@ -144,14 +182,29 @@ void attend(const PagedAttentionLoop& c, std::int64_t begin_task, std::int64_t e
       }
       if (group == 1) {
         attend_block(sums, scores, queries, keys, values, count, stride, size);
-        continue;
+        return;
       }
       const A* near_keys = stage(staged, keys, count, stride, size);
       const A* near_values = stage(staged + c.block_size * size, values, count, stride, size);
       for (std::int64_t head = 0; head < group; ++head) {
+        if (!sees(head)) continue;
         attend_block(sums + head * (size + 2), scores, queries + head * size, near_keys, near_values, count, size,
                      size);
       }
+    };
+    if constexpr (kSparse) {
+      const std::int64_t tokens = c.blocks->tokens;
+      SparseWalk walk(*c.blocks, reinterpret_cast<std::int64_t*>(room), group);
+      walk.begin(first_head, query.end - 1);
+      for (std::int64_t column = walk.next(); column >= 0 && column * tokens < query.end; column = walk.next()) {
+        const std::int64_t end = (column + 1) * tokens < query.end ? (column + 1) * tokens : query.end;
+        for (std::int64_t block = column * tokens / c.block_size; block * c.block_size < end; ++block)
+          attend_to(block, [&](std::int64_t head) TRIREME_LAMBDA { return walk.sees(head, column); });
+        walk.pass(column);
+      }
+    } else {
+      for (std::int64_t block = query.begin / c.block_size; block * c.block_size < query.end; ++block)
+        attend_to(block, [](std::int64_t) TRIREME_LAMBDA { return true; });
     }
     for (std::int64_t head = 0; head < group; ++head) {
       const A* state = sums + head * (size + 2);
@@ -161,6 +214,12 @@ void attend(const PagedAttentionLoop& c, std::int64_t begin_task, std::int64_t e
               [&](std::int64_t i, auto some) TRIREME_LAMBDA { (V::load(state + i, some) / sum).store(to + i, some); });
     }
   }
+}
+
+template <typename T>
+void attend(const PagedAttentionLoop& c, std::int64_t begin_task, std::int64_t end_task) {
+  c.blocks != nullptr ? attend_queries<T, true>(c, begin_task, end_task)
+                      : attend_queries<T, false>(c, begin_task, end_task);
 }
 
 }  // namespace

@@ -12,12 +12,19 @@ struct PagedAttentionLoop {
     std::int64_t row, begin, end;  // in q and out; the positions that it sees
     const std::int32_t* block_table;
   };
+  /// Block-sparse: of each head, those blocks of `tokens` positions that a query sees. Null: all.
+  struct Blocks {
+    const std::int64_t* begin;
+    const std::int32_t* columns;
+    std::int64_t tokens, rows, first_head;
+  };
   const Query* queries;
   const void *q, *keys, *values;
   void* out;
   std::int64_t q_row, q_head, out_row, out_head;
   std::int64_t heads, kv_heads, head_dim, block_size;
   double scale;
+  const Blocks* blocks;
   /// A thread's room for `bytes`.
   void* (*scratch)(std::int64_t bytes);
 };

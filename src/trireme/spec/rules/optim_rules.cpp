@@ -93,16 +93,16 @@ void ema_is_kept(RuleContext& context) {
                    "set optim.ema_decay = 0.999, or eval.weights = \"trained\"");
 }
 
-void noise_whole_rows(RuleContext& context) {
+void noise_whole_model(RuleContext& context) {
   if (!measures_noise(context)) return;
   const Recipe& recipe = context.run.recipe;
-  if (context.layout().pp > 1 || context.layout().cp > 1)
+  const ModelShape& shape = context.run.shape;
+  if (context.has_stages() && (shape.mtp_depth > 0 || shape.num_encoder_layers > 0))
     context.refuse(
         noise_key(context),
-        fmt::format("measures the gradient of a rank's first micro-batch over all layers and whole sequences, but "
-                    "layout.pp = {} and cp = {}",
-                    context.layout().pp, context.layout().cp),
-        "set layout.pp = 1 and layout.cp = 1, or train.noise_scale = false");
+        "measures each gradient when the first micro-batch has added to it, but this model's embedding is in "
+        "more stages than the first and the last",
+        "set layout.pp = 1, or leave it out");
   else if (context.run.shape.experts.used())
     context.refuse(noise_key(context), "counts every gradient over all data-parallel ranks, but experts have fewer",
                    "leave it out");
@@ -112,6 +112,34 @@ void noise_whole_rows(RuleContext& context) {
   else if (recipe.layout.offload != OffloadKind::kNone)
     context.refuse(noise_key(context), "looks at gradients before layout.offload takes them to the host",
                    "set layout.offload = \"none\"");
+}
+
+/// A pipeline has several micro-batches under way.
+void noise_of_first_micro(RuleContext& context) {
+  if (!measures_noise(context) || !context.has_stages()) return;
+  constexpr const char* kHint = "set pipeline.schedule = \"1f1b\" and leave pipeline.drain_every out, or leave it out";
+  const ScheduleTraits& schedule = context.run.schedule;
+  if (context.runs_several_steps())
+    return context.refuse(noise_key(context),
+                          "compares two batches of one step, but this pipeline runs several steps together", kHint);
+  if (schedule.doubled_forward || schedule.least_rows > 1)
+    return context.refuse(noise_key(context),
+                          fmt::format("measures the first micro-batch alone, but pipeline.schedule = \"{}\" runs "
+                                      "two at once or halves them",
+                                      context.run.recipe.pipeline.schedule),
+                          kHint);
+  const int chunks = std::max(context.run.recipe.pipeline.virtual_stages, schedule.default_chunks);
+  for (const std::int64_t rows : context.rows_of_steps()) {
+    const auto micros = static_cast<int>(context.micros_of(rows));
+    if (!schedule.refuses(micros, chunks).empty() || schedule.first_micro_leads(micros, chunks, context.run.shape.tied))
+      continue;
+    return context.refuse(
+        noise_key(context),
+        fmt::format("measures the first micro-batch alone, but with pipeline.schedule = \"{}\"{} "
+                    "others add to a gradient before it has",
+                    context.run.recipe.pipeline.schedule, context.run.shape.tied ? " and a tied embedding" : ""),
+        kHint);
+  }
 }
 
 void noise_two_batches(RuleContext& context) {
@@ -140,11 +168,7 @@ void layer_drop_whole_chain(RuleContext& context) {
   const RecomputeKind kind = recipe.train.recompute;
   const bool single = kind == RecomputeKind::kNone || kind == RecomputeKind::kSelective ||
                       kind == RecomputeKind::kFull || kind == RecomputeKind::kEvery;
-  if (context.has_stages())
-    context.refuse("train.layer_keep",
-                   "drops layers of ranks that run all of them, but layout.pp cuts the model into stages",
-                   "set layout.pp = 1, or leave train.layer_keep out");
-  else if (recipe.train.cuda_graphs)
+  if (recipe.train.cuda_graphs)
     context.refuse("train.layer_keep",
                    "computes other layers in every step, but train.cuda_graphs replays the same kernels",
                    "set train.cuda_graphs = false, or leave train.layer_keep out");
@@ -154,6 +178,17 @@ void layer_drop_whole_chain(RuleContext& context) {
   else if (!single)
     context.refuse("train.layer_keep", "drops single layers, but train.recompute makes segments of several",
                    "set train.recompute = \"full\", or leave train.layer_keep out");
+}
+
+void layer_drop_single_steps(RuleContext& context) {
+  if (!context.run.recipe.train.layer_keep || !context.has_stages()) return;
+  const bool doubled = context.run.schedule.doubled_forward;
+  if (!context.runs_several_steps() && !doubled) return;
+  context.refuse("train.layer_keep",
+                 doubled
+                     ? "leaves layers out of a micro-batch, but this pipeline runs two in one forward and back apart"
+                     : "computes other layers in every step, but this pipeline runs several steps together",
+                 "set pipeline.schedule = \"1f1b\" and leave pipeline.drain_every out, or leave train.layer_keep out");
 }
 
 void layer_gamma_is_used(RuleContext& context) {
@@ -201,16 +236,26 @@ constexpr Rule kOptimRules[] = {
      "their updates are neither predicted nor taken back", Because::kNotBuilt, RuleNeeds::kRun, optimizer_steps_apart},
     {"adafactor-tied-stages", "Adafactor with pipeline stages and a tied embedding", "two stages hold the embedding",
      Because::kNotBuilt, RuleNeeds::kLayout, adafactor_tied_stages},
-    {"noise-whole-rows",
-     "the gradient noise scale with pipeline stages, context parallelism, experts, CUDA graphs or offload",
+    {"noise-whole-model",
+     "the gradient noise scale with experts, CUDA graphs or offload; with pipeline stages of encoder-decoder models "
+     "and "
+     "of multi-token prediction",
      "gradients of a rank's first micro-batch are taken where data parallelism sums them", Because::kNotBuilt,
-     RuleNeeds::kLayout, noise_whole_rows},
+     RuleNeeds::kLayout, noise_whole_model},
+    {"noise-of-first-micro",
+     "the gradient noise scale with pipelines that run several steps together, two micro-batches in one forward, "
+     "others "
+     "through the head before the first comes back, or, with a tied embedding, both of its ends on one rank",
+     "the first micro-batch's gradient is measured before others add to it", Because::kNotBuilt, RuleNeeds::kRun,
+     noise_of_first_micro},
     {"noise-two-batches", "the gradient noise scale on one rank without gradient accumulation",
      "two batch sizes are compared", Because::kDefinition, RuleNeeds::kRun, noise_two_batches},
-    {"layer-drop-whole-chain",
-     "layer dropping with pipeline stages, CUDA graphs, experts or recomputed segments of several layers",
+    {"layer-drop-whole-chain", "layer dropping with CUDA graphs, experts or recomputed segments of several layers",
      "a step computes other layers than the one before", Because::kNotBuilt, RuleNeeds::kLayout,
      layer_drop_whole_chain},
+    {"layer-drop-single-steps",
+     "layer dropping with pipelines that run several steps together, or two micro-batches in one forward",
+     "a pass knows the layers of one step", Because::kNotBuilt, RuleNeeds::kRun, layer_drop_single_steps},
     {"mup-is-for-adam", "muP with optimizers other than Adam, AdamW, Lion and schedule-free AdamW",
      "learning rates of other updates scale otherwise", Because::kDefinition, RuleNeeds::kLayout, mup_is_for_adam},
 };

@@ -1,6 +1,7 @@
 #include "trireme/train/engine/engine.h"
 
 #include "trireme/base/error.h"
+#include "trireme/nn/parallel_context.h"
 #include "trireme/plan/activations.h"
 #include "trireme/plan/from_recipe.h"
 #include "trireme/train/engine/trainer.h"
@@ -24,6 +25,12 @@ nn::Recompute recompute_of(const spec::Recipe& recipe) {
 }
 
 }  // namespace
+
+layout::AxisNames row_axes(const layout::Mesh& mesh) {
+  return mesh.size(nn::kContextAxis) > 1 ? layout::AxisNames{nn::kContextAxis} : layout::AxisNames{};
+}
+
+parallel::FirstMicroOptions Engine::first_micro() { return {.rows = row_axes(mesh())}; }
 
 StepSums SingleStepEngine::compute_from(const NextBatch&, const MakeContext&) {
   throw InternalError("this engine's ranks share micro-batches: none can be taken by another");

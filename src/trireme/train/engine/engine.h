@@ -18,6 +18,7 @@
 #include <variant>
 #include <vector>
 
+#include "trireme/base/queue_meter.h"
 #include "trireme/comm/group.h"
 #include "trireme/data/batch.h"
 #include "trireme/data/samples.h"
@@ -40,11 +41,14 @@ using MakeContext = std::function<nn::Context()>;
 
 /// What an engine consists of, whatever it computes with it. All is the engine's own.
 struct EngineParts {
-  nn::Params* params = nullptr;                     ///< this rank's; they have memory
-  std::vector<std::string> all_names;               ///< of the model's parameters, whoever holds them
-  const layout::Mesh* mesh = nullptr;               ///< the ranks by the recipe's axes, which placements speak of
-  Share share;                                      ///< which rows of a step this rank reads
-  comm::Group* readers = nullptr;                   ///< the ranks that together read each row once
+  nn::Params* params = nullptr;        ///< this rank's; they have memory
+  std::vector<std::string> all_names;  ///< of the model's parameters, whoever holds them
+  const layout::Mesh* mesh = nullptr;  ///< the ranks by the recipe's axes, which placements speak of
+  Share share;                         ///< which rows of a step this rank reads
+  comm::Group* readers = nullptr;      ///< the ranks that together read each row once
+  comm::Group* pipeline = nullptr;     ///< the ranks that hold the stages; null: every rank runs all
+  /// By trainable parameter, in their order: whether of the pipeline's ranks this one counts it. Empty: it counts all.
+  std::vector<bool> counted_params = {};
   parallel::DataParallel* data_parallel = nullptr;  ///< how copies of parameters agree, and where updates happen
   models::Model* whole_model = nullptr;             ///< null: this rank holds a part
   nn::Params* layer_params = nullptr;               ///< as this rank's layers compute with them
@@ -61,6 +65,8 @@ class Engine {
   const std::vector<std::string>& all_names() const { return parts_.all_names; }
   const Share& share() const { return parts_.share; }
   comm::Group& readers() { return *parts_.readers; }
+  comm::Group* pipeline() { return parts_.pipeline; }
+  const std::vector<bool>& counted_params() const { return parts_.counted_params; }
   parallel::DataParallel& data_parallel() { return *parts_.data_parallel; }
   models::Model* whole_model() { return parts_.whole_model; }
   nn::Params* layer_params() { return parts_.layer_params; }
@@ -95,6 +101,10 @@ class Engine {
     std::map<int, Passes> passes = {};   ///< by chunk of a pipeline; empty: each micro-batch passes everything once
   };
   virtual Account account() = 0;
+  /// How a step's first micro-batch runs, for the gradient noise scale. On all ranks together.
+  virtual parallel::FirstMicroOptions first_micro();
+  /// What comes from other stages of a pipeline, from when its receive is posted; nothing: there are none.
+  virtual std::optional<QueueReading> receives() { return std::nullopt; }
   /// The last steps as their instructions ran, a file for `trireme schedule draw --measured`: on rank 0, empty
   /// elsewhere and where there is no schedule. On all ranks together.
   virtual std::string timeline() { return ""; }
@@ -207,6 +217,9 @@ AnyEngine make_delayed_engine(const spec::Recipe& recipe, const spec::ModelShape
 /// Any of these.
 using MakeEngine = AnyEngine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
                              std::int64_t length, const PrepareParams& prepare);
+
+/// Along which ranks have parts of the same rows.
+layout::AxisNames row_axes(const layout::Mesh& mesh);
 
 /// What layers are built with.
 models::BuildOptions build_options(const spec::Recipe& recipe);

@@ -35,13 +35,17 @@ std::string layer_of(const std::string& parameter) {
 NoiseScale::NoiseScale(Engine& engine, double decay) : engine_(engine), decay_(decay) {
   parallel::MeshGroups* groups = engine.account().groups;
   TRIREME_CHECK(groups != nullptr, "this engine has no groups to measure norms with");
-  engine.data_parallel().measure_first_micro(*groups);
+  engine.data_parallel().measure_first_micro(*groups, engine.first_micro());
+  // Of the whole model, so that all stages have them in one order.
+  for (const std::string& name : engine.all_names()) {
+    const std::string layer = layer_of(name);
+    if (std::ranges::find(names_, layer) == names_.end()) names_.push_back(layer);
+  }
   for (const nn::Param& param : engine.params()) {
     if (!param.trainable) continue;
-    const std::string layer = layer_of(param.name);
-    const auto found = std::ranges::find(names_, layer);
+    const auto found = std::ranges::find(names_, layer_of(param.name));
+    TRIREME_CHECK(found != names_.end(), "the model has no parameter {}", param.name);
     layer_of_.push_back(static_cast<std::size_t>(found - names_.begin()));
-    if (found == names_.end()) names_.push_back(layer);
   }
   averages_.resize(names_.size());
 }
@@ -60,16 +64,23 @@ void NoiseScale::add(double first_targets, double all_targets, std::span<const d
   if (sums[0] == 0) return;
   const double small = sums[0] / sums[1];
   if (small >= all_targets * (1 - 1e-9)) return;
-  std::vector<double> small_squares(names_.size()), big_squares(names_.size());
-  double small_square = 0, big_square = 0;
+  // Of small batches, then of the whole one, by layer. Copies of a parameter on other stages have the whole gradient
+  // too, but the first micro-batch has passed one of them only.
+  const std::size_t layers = names_.size();
+  std::vector<double> by_layer(2 * layers);
+  const std::vector<bool>& counted = engine_.counted_params();
   for (std::size_t i = 0; i < squares.size(); ++i) {
-    small_squares[layer_of_[i]] += squares[i] / sums[0];
-    big_squares[layer_of_[i]] += whole_squares[i];
-    small_square += squares[i] / sums[0];
-    big_square += whole_squares[i];
+    by_layer[layer_of_[i]] += squares[i] / sums[0];
+    if (counted.empty() || counted[i]) by_layer[layers + layer_of_[i]] += whole_squares[i];
   }
-  for (std::size_t i = 0; i < names_.size(); ++i)
-    averages_[i].add(small_squares[i], small, big_squares[i], all_targets, decay_);
+  if (comm::Group* stages = engine_.pipeline(); stages != nullptr)
+    stages->all_reduce(comm::Buffer{by_layer.data(), by_layer.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
+  double small_square = 0, big_square = 0;
+  for (std::size_t i = 0; i < layers; ++i) {
+    averages_[i].add(by_layer[i], small, by_layer[layers + i], all_targets, decay_);
+    small_square += by_layer[i];
+    big_square += by_layer[layers + i];
+  }
   whole_.add(small_square, small, big_square, all_targets, decay_);
 }
 

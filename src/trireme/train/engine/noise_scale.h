@@ -5,7 +5,8 @@
 //   |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b),   S = (|G_b|^2 - |G_B|^2) / (1 / b - 1 / B).
 // Each is averaged over steps by itself; the noise scale is the ratio of the averages, S / |G|^2, in tokens: the batch
 // beyond which more tokens a step bring little. Small batches are the first micro-batch of each data-parallel rank;
-// uneven ones are weighted, b being their harmonic mean. Neither clipping nor loss scale touches it.
+// uneven ones are weighted, b being their harmonic mean. Neither clipping nor loss scale touches it, and no layout:
+// stages of a pipeline sum what each has of a layer, ranks that share rows sum their gradients first.
 // Depends on: base; a trainer's engine for measuring.
 #pragma once
 

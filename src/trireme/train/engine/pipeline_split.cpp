@@ -14,6 +14,7 @@
 #include "trireme/pipeline/profile.h"
 #include "trireme/pipeline/stage.h"
 #include "trireme/spec/rules.h"
+#include "trireme/train/engine/dropped_layers.h"
 
 namespace trireme::train {
 namespace {
@@ -140,7 +141,12 @@ PipelineCut cut_pipeline(const CutTask& task) {
   if (how == "size") {
     cut.split = by_cost(pipeline::parameter_costs(shape, build));
   } else if (how == "time" || how == "pipedream") {
-    const auto entries = profile(recipe, shape, build, names.size(), rows, length, world);
+    auto entries = profile(recipe, shape, build, names.size(), rows, length, world);
+    if (recipe.train.layer_keep) {
+      // Later layers are dropped more often, so later stages have more of them.
+      const std::vector<double> shares = DroppedLayers::kept_shares(recipe, shape, names);
+      for (std::size_t i = 0; i < entries.size(); ++i) entries[i].seconds *= shares[i];
+    }
     if (how == "time") {
       cut.split = by_cost(pipeline::seconds_of(entries));
     } else {

@@ -282,7 +282,8 @@ PipelineSteps::Walk& PipelineSteps::walk_for(const StepsRequest& request) {
                                                                    .predictor = walk_.predictor.get(),
                                                                    .waves = walk_.waves.get(),
                                                                    .scatter = staged_->scatter(),
-                                                                   .scales = walk_.scales.get()});
+                                                                   .scales = walk_.scales.get(),
+                                                                   .receives = &staged_->receives()});
   if (!asynchronous_) {
     walk_.optimistic = std::make_unique<pipeline::PostValidatedUpdate>(request.optimizer, walk_.executor->reduction());
   }

@@ -102,16 +102,31 @@ StagedModel::StagedModel(const spec::Recipe& recipe, const spec::ModelShape& sha
       pipeline::units_of(stage_), stage_.model->params, *parallel_groups_->groups,
       data_parallel_options(recipe, *parallel_groups_), pipeline::held_apart(stage_));
   pipeline::fetch_weights(stage_, *data_parallel_);
+  if (recipe.train.layer_keep) {
+    dropped_layers_.emplace(recipe, shape, *stage_.model);
+    std::size_t entry = 0;
+    for (pipeline::Chunk& chunk : stage_.chunks) {
+      for (nn::Layer*& layer : chunk.layers) layer = stage_.model->layers[entry++].layer.get();
+    }
+  }
   prepare.fill(data_parallel_->owned());
   data_parallel_->updated();
 }
 
 EngineParts StagedModel::parts() {
+  std::map<std::string, int> first_holder;
+  for (const pipeline::ParamHolders& held : stage_.param_holders) first_holder[held.param] = held.ranks.front();
+  std::vector<bool> counted;
+  for (const nn::Param& param : data_parallel_->owned()) {
+    if (param.trainable) counted.push_back(first_holder.at(param.name) == pipeline_.rank());
+  }
   return {.params = &data_parallel_->owned(),
           .all_names = names_of(stage_),
           .mesh = &parallel_groups_->parallel.mesh,
           .share = share_,
           .readers = &parallel_groups_->readers(),
+          .pipeline = &pipeline_,
+          .counted_params = std::move(counted),
           .data_parallel = data_parallel_.get(),
           .layer_params = &stage_.model->params,
           .balance = stage_.model->shape.experts.used() ? &stage_.model->balance : nullptr,
@@ -177,6 +192,19 @@ Engine::Account StagedModel::account() {
   return account;
 }
 
+parallel::FirstMicroOptions StagedModel::first_micro() {
+  parallel::FirstMicroOptions options{.rows = row_axes(parallel_groups_->parallel.mesh), .overlaps = true};
+  for (const pipeline::ParamHolders& held : stage_.param_holders) {
+    if (held.chunks.size() == 1 || held.ranks.size() == 1) continue;
+    const bool mine = std::ranges::binary_search(held.ranks, pipeline_.rank());
+    auto group = pipeline_.split(mine ? 0 : -1, pipeline_.rank(), fmt::format("tied {}", held.param));
+    if (!mine) continue;
+    options.tied[held.param] = group.get();
+    tied_groups_.push_back(std::move(group));
+  }
+  return options;
+}
+
 std::string StagedModel::timeline() {
   if (!record_ || record_->size() == 0) return "";
   schedule::MeasuredTable measured{executor_->table(), record_->gather(pipeline_)};
@@ -195,12 +223,17 @@ StepSums StagedModel::walk(std::vector<data::Batch>& batches, const MakeContext&
   pipeline::Executor& executor = executor_for(static_cast<int>(batches.size()));
   const auto begin = Clock::now();
   data_parallel_->begin_micro(/*last=*/false);
+  if (dropped_layers_) data_parallel_->skip_units(dropped_layers_->skipped(contexts()));
   const auto micro = [&](int number) {
     pipeline::Micro made = micro_of(batches[static_cast<std::size_t>(number)], contexts);
-    made.context.on_gradient = [this](nn::Param& param) { data_parallel_->added(param); };
+    made.context.on_gradient = [this, first = number == 0](nn::Param& param) {
+      data_parallel_->added_by(param, first);
+      data_parallel_->added(param);
+    };
     return made;
   };
   pipeline::RunReport report = executor.run({.micro = micro, .update = [](int) {}, .keep_spans = true});
+  if (dropped_layers_) data_parallel_->skip_units({});
   record_->add(report);
   double flops = report.steps.at(0).flops;
   std::vector<nn::LossTerm> losses = std::move(report.steps.at(0).losses);
@@ -294,7 +327,8 @@ pipeline::Executor& StagedModel::executor_for(int micros) {
                                                                            .pipeline = pipeline_,
                                                                            .data_parallel = data_parallel_.get(),
                                                                            .predictor = unchanged_.get(),
-                                                                           .scatter = scatter()});
+                                                                           .scatter = scatter(),
+                                                                           .receives = &receives_});
   executor_micros_ = micros;
   record_ = std::make_unique<pipeline::TimelineRecorder>(executor_->table());
   return *executor_;

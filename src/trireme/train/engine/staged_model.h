@@ -9,11 +9,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "trireme/pipeline/executor.h"
+#include "trireme/train/engine/dropped_layers.h"
 #include "trireme/train/engine/engine.h"
 #include "trireme/train/engine/parallel_groups.h"
 #include "trireme/train/engine/pipeline_split.h"
@@ -28,6 +30,9 @@ class StagedModel {
 
   EngineParts parts();
   Engine::Account account();
+  parallel::FirstMicroOptions first_micro();
+  /// Of the thread that walks.
+  QueueMeter& receives() { return receives_; }
   std::string timeline();
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options);
   std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts);
@@ -66,11 +71,14 @@ class StagedModel {
   PipelineCut cut_;
   pipeline::Stage stage_;
   std::unique_ptr<parallel::DataParallel> data_parallel_;
-  std::vector<int> holders_;                  // by chunk: the first rank of the pipeline that holds it
-  std::map<int, schedule::Schedule> tables_;  // by micros of a step
+  std::optional<DroppedLayers> dropped_layers_;            // train.layer_keep only
+  std::vector<std::unique_ptr<comm::Group>> tied_groups_;  // of first_micro()
+  std::vector<int> holders_;                               // by chunk: the first rank of the pipeline that holds it
+  std::map<int, schedule::Schedule> tables_;               // by micros of a step
   std::unique_ptr<pipeline::WeightPredictor> unchanged_;
   std::unique_ptr<pipeline::Executor> executor_;
   int executor_micros_ = 0;
+  QueueMeter receives_;
   std::unique_ptr<pipeline::TimelineRecorder> record_;  // of executor_
 };
 
@@ -87,6 +95,8 @@ class PipelineEngineOf : public Kind {
     this->parts_ = staged_->parts();
   }
   Engine::Account account() final { return staged_->account(); }
+  parallel::FirstMicroOptions first_micro() final { return staged_->first_micro(); }
+  std::optional<QueueReading> receives() final { return staged_->receives().read(); }
   std::string timeline() final { return staged_->timeline(); }
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) final {
     return staged_->evaluate(samples, options);

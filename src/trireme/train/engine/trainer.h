@@ -57,6 +57,9 @@ class Trainer {
   std::optional<QueueReading> prefetch_queue() {
     return state_.feeder ? std::optional(state_.feeder->queue()) : std::nullopt;
   }
+  /// What came from other stages, and updates that ran beside the next step; where there are such.
+  std::optional<QueueReading> receives_queue() { return state_.engine.receives(); }
+  std::optional<QueueReading> updates_queue() { return state_.updates->queue(); }
   /// After `state` was read from a checkpoint: rounds weights, and reads on from the new position.
   void loaded();
 

@@ -20,6 +20,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "trireme/base/worker.h"
 #include "trireme/nn/state.h"
@@ -41,6 +42,9 @@ class Updates {
   void send_again();
   /// Until masters and moments are complete and no weights are on their way: the state may be read and written.
   void wait();
+
+  /// Late updates, from the end of their step until done; nothing: none is ever late.
+  std::optional<QueueReading> queue() { return worker_ ? std::optional(worker_->queue()) : std::nullopt; }
 
   void add_state(nn::State& state);
   /// The state was read from a checkpoint.

@@ -168,8 +168,11 @@ void RunFiles::event(std::string_view kind, observe::Json fields) {
 
 std::vector<observe::NamedQueue> RunFiles::take_queues() {
   std::vector<observe::NamedQueue> now;
-  if (const auto prefetch = parts_.trainer.prefetch_queue()) now.push_back({.name = "prefetch", .reading = *prefetch});
+  Trainer& trainer = parts_.trainer;
+  if (const auto prefetch = trainer.prefetch_queue()) now.push_back({.name = "prefetch", .reading = *prefetch});
   now.push_back({.name = "works", .reading = parts_.rank.queue()});
+  if (const auto receives = trainer.receives_queue()) now.push_back({.name = "receives", .reading = *receives});
+  if (const auto updates = trainer.updates_queue()) now.push_back({.name = "updates", .reading = *updates});
   now.push_back({.name = "checkpoint", .reading = parts_.saving.queue()});
   std::vector<observe::NamedQueue> since = now;
   for (observe::NamedQueue& queue : since) {
