@@ -225,6 +225,61 @@ TEST(Search, AlpaOnATransformerIsAtLeastAsFastAsMegatron) {
   EXPECT_GE(sum, 0);
 }
 
+/// Fully connected layers of drawn widths, some with a way around them.
+Graph drawn_chain(Dice& dice) {
+  Builder build("chain");
+  const auto width = [&] { return Index{64} << dice.below(5); };
+  const int n = build.dim("n", width());
+  int x = build.input("x", {n, build.dim("w0", width())});
+  int around = -1;
+  const int layers = 2 + dice.below(4);
+  for (int i = 1; i <= layers; ++i) {
+    const bool same = around >= 0 && dice.below(2) == 0;
+    const int to = same ? build.dims_of(around)[1] : build.dim("w" + std::to_string(i), width());
+    const int y = build.linear("fc" + std::to_string(i), x, to, /*bias=*/false);
+    const int next = same && around != x && build.dims_of(y) == build.dims_of(around)
+                         ? build.elementwise("add" + std::to_string(i), "add", {y, around})
+                         : y;
+    around = x;
+    x = next;
+  }
+  build.loss("loss", x, build.indices("labels", {n}), build.dims_of(x)[1]);
+  return build.finish();
+}
+
+/// Where only bytes count: a second for each GB that a device sends, computing and latencies for nothing.
+cost::Hardware bytes_alone() {
+  cost::Hardware hardware = ::trireme::plan::graph::hardware();
+  hardware.device.fp32_tflops = 1e12;
+  hardware.device.memory_gb_per_s = 1e15;
+  hardware.device.efficiency = {.matmul = 1, .memory = 1, .attention = 1, .link = 1, .kernel_seconds = 0};
+  hardware.cluster.gpus_per_node = 8;
+  hardware.cluster.link = {.kind = "nvlink", .gb_per_s = 1, .latency_us = 0};
+  return hardware;
+}
+
+/// Tofu's theorem is of bytes alone, every cut dividing every operator: the best cut of each level, on top of those
+/// above, is the best of all.
+TEST(Tofu, RecursionIsTheFlatOptimumOfBytesOnSmallGraphs) {
+  Dice dice(9);
+  int equal = 0, rounds = 60;
+  double worst = 1;
+  for (int round = 0; round < rounds; ++round) {
+    const Graph both = with_backward(drawn_chain(dice));
+    const layout::Mesh mesh = factored_mesh(round % 2 == 0 ? 4 : 8);
+    const Pricing pricing(bytes_alone(), mesh);
+    const std::vector<TofuStep> steps = tofu_steps(both, pricing, /*heavy_are_split=*/true);
+    const GraphProblem flat =
+        make_problem(both, pricing, {.canonical = false, .reduced = true, .heavy_are_split = true});
+    const double best = eliminate(flat.problem).cost;
+    const double found = price(both, lower(both, steps.back().strategy), pricing).seconds;
+    equal += found <= best * (1 + 1e-6);
+    worst = std::max(worst, found / best);
+    EXPECT_GE(found, best * (1 - 1e-9));
+  }
+  EXPECT_EQ(equal, rounds) << worst;
+}
+
 TEST(Tofu, StepsOnASmallNetReachTheFlatOptimum) {
   const Graph both = with_backward(alexnet({.batch = 16, .size = 64, .classes = 16, .width = 16}));
   const Pricing pricing(hardware(), factored_mesh(4));
