@@ -49,10 +49,10 @@ struct Row {
 
 /// Large enough that an operator takes longer than starting it, small enough for many plans.
 std::vector<pg::Graph> graphs() {
-  return {pg::alexnet({.batch = 16, .size = 128, .classes = 128, .width = 64}),
-          pg::vgg(16, {.batch = 8, .size = 64, .classes = 128, .width = 32}),
-          pg::resnet(50, 1, {.batch = 16, .size = 64, .classes = 128, .width = 32}),
-          pg::inception_v3({.batch = 4, .size = 299, .classes = 128, .width = 8}),
+  return {pg::alexnet({.batch = 16, .size = 128, .classes = 128, .width = 2}),
+          pg::vgg(16, {.batch = 8, .size = 64, .classes = 128, .width = 2}),
+          pg::resnet(50, 1, {.batch = 8, .size = 64, .classes = 128, .width = 2}),
+          pg::inception_v3({.batch = 2, .size = 299, .classes = 128, .width = 2}),
           pg::lstm_language_model({.batch = 16, .steps = 12, .layers = 2, .hidden = 512, .vocab = 2048}),
           pg::gpt("gpt", {.batch = 8, .seq_len = 128, .layers = 4, .hidden = 256, .heads = 4, .vocab = 2048})};
 }

@@ -56,7 +56,7 @@ TEST(ProfileOperators, MeasuresAllThatAPredictionOfTheStrategyAsksFor) {
       EXPECT_EQ(step.priced, 0U) << name;
       EXPECT_GT(step.measured, both.ops.size()) << name;
     }
-    EXPECT_EQ(parse_profile(to_text(profile), "p").seconds.size(), profile.seconds.size());
+    EXPECT_EQ(pg::parse_profile(to_text(profile), "p").seconds.size(), profile.seconds.size());
   }
 }
 

@@ -127,7 +127,9 @@ class GraphProfiler {
                                              tiles_input(op), block.origin[dim] / own, whole / own);
       std::vector<Index> sizes = block.data.sizes().vec();
       sizes[dim] += before + after;
-      Block wider{drawn(exchange.tensor, sizes), block.origin};
+      // The neighbours' rows of what max pooling keeps are numbers of a window's elements.
+      const bool is_drawn = forward.kind != pg::OpKind::kPooling || exchange.tensor != forward.outputs[0];
+      Block wider{is_drawn ? drawn(exchange.tensor, sizes) : at::zeros(sizes, block.data.options()), block.origin};
       wider.origin[dim] -= before;
       extended[exchange.tensor] = std::move(wider);
     }
