@@ -21,7 +21,7 @@ for model in "${models[@]}"; do
   esac
   "$trireme" search --graph "$model" --cluster dgx2-v100 --gpus 4 --batch $batch --method data-parallel -o "$folder/dp" > /dev/null
   more=0
-  for method in optcnn flexflow tofu alpa-intra alpa rannc galvatron pipedream; do
+  for method in optcnn flexflow tofu alpa-intra alpa rannc galvatron pipedream torchgpipe; do
     plan=$folder/$model.$method
     "$trireme" search --graph "$model" --cluster dgx2-v100 --gpus 4 --batch $batch --method $method -o "$plan" > /dev/null
     what="more than data parallel"

@@ -2,6 +2,11 @@
 // was listed; so do the plans that searches find.
 #include "trireme/spmd/pipeline.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/var_mean.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -271,6 +276,83 @@ TEST(PipelineExecutor, CheckpointsHoldLessThanSavedActivations) {
   EXPECT_LT(saved.worst, 1e-9);
   EXPECT_LT(recomputed.worst, 1e-9);
   EXPECT_LT(recomputed.peak_bytes, 0.7 * saved.peak_bytes);
+}
+
+/// U-Net in four stages under GPipe's schedule, each stage recomputed: down to the first pooling, the rest of the way
+/// down, most of the way up, the last level.
+pg::StagedPlan unet_stages(const pg::Graph& forward, int micros) {
+  pg::StagedPlan plan{.micros = micros, .schedule = "gpipe", .stages = {}};
+  int begin = 0;
+  for (const char* next : {"down2.conv1", "up4", "up1", ""}) {
+    const int end = *next ? forward.find_op(next) : static_cast<int>(forward.ops.size());
+    pg::StagePlan& stage = plan.stages.emplace_back(pg::StagePlan{{}, replicated(forward, layout::Mesh())});
+    for (; begin < end; ++begin) stage.ops.push_back(begin);
+    stage.strategy.checkpoints = {stage.ops};
+  }
+  return plan;
+}
+
+/// torchgpipe's portals: what a later stage joins goes straight to it, and its gradient straight back.
+TEST(PipelineExecutor, SkipConnectionsOfAUNetPassNoStageInBetween) {
+  const pg::Graph forward =
+      with_dtype(pg::unet(4, 1, {.batch = 8, .size = 32, .classes = 2}, /*batch_norm=*/true), pg::DType::kFp64);
+  const pg::StagedPlan plan = unet_stages(forward, 4);
+  ASSERT_THAT(find_problems(forward, plan), IsEmpty());
+  const pg::Graph both = micro_graph(with_backward(forward), plan.micros).graph;
+  const pg::StagedGraph staged = stage_graphs(both, plan);
+  std::vector<std::string> ways;
+  for (const pg::Delivery& one : staged.deliveries)
+    ways.push_back(fmt::format("{} {}-{}", both.tensor(one.tensor).name, one.from_stage, one.to_stage));
+  EXPECT_THAT(ways, ::testing::UnorderedElementsAre(
+                        "down1.relu2.out 0-3", "pool1.out 0-1", "down2.relu2.out 1-2", "down3.relu2.out 1-2",
+                        "down4.relu2.out 1-2", "bottom.relu2.out 1-2", "up2.relu2.out 2-3", "up2.relu2.out.grad 3-2",
+                        "bottom.relu2.out.grad 2-1", "down4.relu2.out.grad.0 2-1", "down3.relu2.out.grad.0 2-1",
+                        "down2.relu2.out.grad.0 2-1", "pool1.out.grad 1-0", "down1.relu2.out.grad.0 3-0"));
+  const Values start = start_values(forward, 1);
+  const Reference reference = run_micro_reference(forward, start, 5, 0, plan.micros);
+  const StagedOutcome outcome = run_staged_once(forward, plan, start, reference);
+  EXPECT_NEAR(outcome.loss, reference.loss, 1e-12);
+  EXPECT_LT(outcome.worst, 1e-9) << outcome.parameter;
+  EXPECT_THAT(outcome.deviations, IsEmpty()) << "each rank sent what is listed, to the byte, and nothing for others";
+}
+
+/// torchgpipe's deferred batch norm: every batch norm is updated once a step, with the moments of the mini-batch over
+/// all of its micro-batches, and what is recomputed does not count twice. So neither stages nor recomputation change
+/// them.
+TEST(PipelineExecutor, DeferredBatchNormOfAUNetIsThatOfTheSerialRun) {
+  const pg::Graph forward =
+      with_dtype(pg::unet(4, 1, {.batch = 8, .size = 32, .classes = 2}, /*batch_norm=*/true), pg::DType::kFp64);
+  const Values start = start_values(forward, 1);
+  constexpr int kSteps = 2;
+  const auto statistics_of = [&](const pg::StagedPlan& plan) {
+    RunningStatistics all;
+    std::mutex mutex;
+    comm::run_ranks(plan.ranks(), [&](comm::Rank& rank) {
+      at::set_num_threads(1);
+      PipelineExecutor pipeline(forward, plan, rank.world(), {.seed = 5});
+      pipeline.load(start);
+      for (int step = 0; step < kSteps; ++step) pipeline.step(start);
+      const std::scoped_lock lock(mutex);
+      for (const auto& [name, of] : pipeline.executor().statistics()) EXPECT_TRUE(all.emplace(name, of).second) << name;
+    });
+    return all;
+  };
+  pg::StagedPlan serial{.micros = 4, .schedule = "gpipe", .stages = {{{}, replicated(forward, layout::Mesh())}}};
+  for (int i = 0; i < static_cast<int>(forward.ops.size()); ++i) serial.stages[0].ops.push_back(i);
+  const RunningStatistics expected = statistics_of(serial), staged = statistics_of(unet_stages(forward, 4));
+  ASSERT_EQ(expected.size(), 18U);  // two in each of nine levels
+  ASSERT_EQ(staged.size(), expected.size());
+  for (const auto& [name, of] : expected)
+    EXPECT_LT(at::max(at::abs(staged.at(name).moments - of.moments)).item<double>(), 1e-12) << name;
+  // By hand for the first one, whose inputs no batch norm has touched: moments of the whole mini-batch, two steps from
+  // zero and one with a momentum of 0.1.
+  const auto value = [&](const char* name) { return start[static_cast<std::size_t>(forward.find_tensor(name))]; };
+  const at::Tensor made = at::convolution(value("image"), value("down1.conv1.weight"), c10::nullopt, {1, 1}, {1, 1},
+                                          {1, 1}, false, {0, 0}, 1);
+  const auto [variance, mean] = at::var_mean(made, {0, 2, 3}, /*unbiased=*/true);
+  const at::Tensor moments = expected.at("down1.bn1").moments;
+  EXPECT_LT(at::max(at::abs(moments[0] - mean * 0.19)).item<double>(), 1e-12);
+  EXPECT_LT(at::max(at::abs(moments[1] - (variance * 0.19 + 0.81))).item<double>(), 1e-12);
 }
 
 TEST(StagedPlan, SaysByNameWhatCannotRun) {

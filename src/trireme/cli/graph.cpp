@@ -32,6 +32,7 @@ constexpr const char* kGraphExamples = R"(Examples:
   trireme graph show resnet50.onnx --batch 32    an ONNX model as a graph
   trireme graph draw alexnet -o alexnet.svg
   trireme graph run gpt --small --mesh dp=2,tp=2 --layout n:dp,heads:tp,ffn:tp --dtype fp64 --verify
+  trireme graph profile alexnet --batch 8 --ranks 4 -o alexnet.profile
   trireme graph draw gpt --mesh dp=2,tp=4 --layout n:dp,heads:tp,ffn:tp,vocab:tp -o megatron.svg)";
 
 nlohmann::ordered_json count_json(const pg::Graph& both) {
@@ -190,6 +191,12 @@ void add_graph_command(Command& app, Context& context) {
       graph, context, "run", "Run a graph with a strategy, forward and backward, on ranks; check it", run, &run_graph);
   add_strategy_options(run_command, *run);
   add_run_options(run_command, *run);
+  const auto profiled = std::make_shared<GraphOptions>();  // shared with the callback
+  add_profile_options(
+      add_graph_subcommand(graph, context, "profile",
+                           "Measure a graph's operators on ranks, each in every way in which searches may split it",
+                           profiled, &profile_graph),
+      *profiled);
   graph.footer(kGraphExamples);  // last: commands made after it would repeat it
 }
 

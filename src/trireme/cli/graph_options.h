@@ -27,6 +27,9 @@ struct GraphOptions {
   std::uint64_t seed = 0;
   bool small = false, verify = false, cuda_graphs = false, zero_gamma = false;
   std::string device = "cpu", images;
+  std::string cluster, profile;   ///< to predict with
+  bool measure = false;           ///< the plan's operators, before it runs
+  double profile_seconds = 0.03;  ///< for one operator
   pg::DType dtype = pg::DType::kFp32;
 };
 
@@ -42,6 +45,11 @@ std::string graph_of_plan(const std::string& path);
 
 void add_run_options(Command& command, GraphOptions& options);
 void add_strategy_options(Command& command, GraphOptions& options);
+/// A file of --profile; null where none is named.
+std::optional<pg::OperatorProfile> profile_of(const std::string& path);
+/// Measures a graph's operators, each as searches may split it, on ranks.
+void profile_graph(const GraphOptions& options, Context& context);
+void add_profile_options(Command& command, GraphOptions& options);
 /// Runs it on ranks and reports. Error where --verify finds a difference.
 void run_graph(const GraphOptions& options, Context& context);
 

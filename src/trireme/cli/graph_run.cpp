@@ -19,7 +19,9 @@
 #include "trireme/plan/graph/annotate.h"
 #include "trireme/plan/graph/backward.h"
 #include "trireme/plan/graph/models.h"
+#include "trireme/plan/graph/predict.h"
 #include "trireme/plan/graph/random_strategy.h"
+#include "trireme/plan/graph/search/cost_table.h"
 
 namespace trireme::cli {
 
@@ -108,6 +110,71 @@ std::string where_it_ran(const RunPlans& plans, std::size_t index) {
                      fmt::format("{} micro-batches", plan.micros), plan.schedule);
 }
 
+/// What predictions are made with.
+struct Predictor {
+  cost::Hardware hardware;
+  cost::Arithmetic arithmetic = cost::Arithmetic::kFp32;
+  pg::OperatorProfile profile = {};
+};
+
+std::optional<Predictor> predictor_of(const GraphOptions& options) {
+  if (options.cluster.empty()) {
+    if (options.measure || !options.profile.empty())
+      throw ConfigError("what is sent between ranks is predicted from a cluster file", "add --cluster my.toml");
+    return std::nullopt;
+  }
+  if (options.dtype == pg::DType::kFp64)
+    throw ConfigError("cluster files have no rates for fp64", "predict with --dtype fp32");
+  Predictor predictor{
+      .hardware = cost::load_hardware(options.cluster),
+      .arithmetic = options.dtype == pg::DType::kBf16 ? cost::Arithmetic::kBf16 : cost::Arithmetic::kFp32};
+  if (auto profile = profile_of(options.profile)) predictor.profile = std::move(*profile);
+  return predictor;
+}
+
+pg::Prediction prediction_of(const Predictor& predictor, const RunPlans& plans, std::size_t index,
+                             const pg::Graph& forward) {
+  const pg::OperatorProfile* profile = predictor.profile.seconds.empty() ? nullptr : &predictor.profile;
+  if (index < plans.strategies.size()) {
+    const pg::Strategy& strategy = plans.strategies[index];
+    return pg::predict(pg::with_backward(forward), strategy,
+                       pg::Pricing(predictor.hardware, strategy.mesh, predictor.arithmetic, profile));
+  }
+  return pg::predict(forward, plans.staged[index - plans.strategies.size()],
+                     pg::Pricing(predictor.hardware, layout::Mesh(), predictor.arithmetic, profile));
+}
+
+/// "predicted 12 ms (computes 9 ms, ...), measured 13 ms, the median of 5 steps: 7.7 % below".
+std::string prediction_line(const Predictor& predictor, const pg::Prediction& predicted,
+                            const spmd::RunReport& report) {
+  const double off = predicted.seconds / report.median_seconds - 1;
+  const std::size_t steps = std::max<std::size_t>(1, report.losses.size() - 1);
+  std::string text =
+      fmt::format("predicted for {}: {} a step (computes {}, sends {}, updates {}", predictor.hardware.cluster.name,
+                  short_seconds(predicted.seconds), short_seconds(predicted.compute_seconds),
+                  short_seconds(predicted.communication_seconds), short_seconds(predicted.update_seconds));
+  if (predicted.waiting_seconds > 0) text += fmt::format(", waits {}", short_seconds(predicted.waiting_seconds));
+  if (predicted.measured + predicted.priced > 0)
+    text += fmt::format("; {} of {} operators and conversions were profiled", predicted.measured,
+                        predicted.measured + predicted.priced);
+  return text + fmt::format(")\nmeasured: {} a step, the median of {}; the prediction is {:.1f} % {}\n",
+                            short_seconds(report.median_seconds), steps, 100 * std::abs(off),
+                            off < 0 ? "too short" : "too long");
+}
+
+/// The graphs and splits of all plans, for their operators to be measured.
+spmd::ProfileRequest tasks_of(const RunPlans& plans, const pg::Graph& forward, const GraphOptions& options) {
+  spmd::ProfileRequest request{.tasks = {}, .seconds = options.profile_seconds};
+  for (const pg::Strategy& strategy : plans.strategies) request.tasks.push_back({pg::with_backward(forward), strategy});
+  for (const pg::StagedPlan& plan : plans.staged) {
+    if (const auto problems = pg::find_problems(forward, plan); !problems.empty())
+      throw ConfigError(problems.front(), "change its line of the plan");
+    pg::StagedGraph staged = pg::stage_graphs(pg::micro_graph(pg::with_backward(forward), plan.micros).graph, plan);
+    for (pg::Stage& stage : staged.stages) request.tasks.push_back({std::move(stage.graph), std::move(stage.strategy)});
+  }
+  return request;
+}
+
 std::string run_report(const spmd::RunRequest& request, const std::string& where, const spmd::RunReport& report) {
   std::string text = fmt::format("{} on {}: {} collectives of {}{}, at most {} on a rank, {} a step\n",
                                  request.forward.name, where, report.collectives, short_bytes(report.bytes),
@@ -192,11 +259,18 @@ void run_graph(const GraphOptions& options, Context& context) {
     request.train = std::move(images.train);
     request.test = std::move(images.test);
   }
+  std::optional<Predictor> predictor = predictor_of(options);
   std::string text;
   int failed = 0;
   double worst = 0;
   bool is_first = false;  // of processes only one reports
   start_ranks(recipe, [&](comm::Rank& rank) {
+    if (options.measure) {
+      spmd::ProfileRequest tasks = tasks_of(plans, forward, options);
+      tasks.local_ranks = request.local_ranks;
+      pg::OperatorProfile measured = commands.profile(tasks, rank);
+      if (rank.rank() == 0) predictor->profile.seconds.merge(measured.seconds);
+    }
     const std::vector<spmd::RunReport> reports = commands.run(request, rank);
     if (rank.rank() != 0) return;
     is_first = true;
@@ -205,6 +279,8 @@ void run_graph(const GraphOptions& options, Context& context) {
       failed += fine ? 0 : 1;
       worst = std::max(worst, reports[i].worst);
       if (reports.size() == 1 || !fine) text += run_report(request, where_it_ran(plans, i), reports[i]);
+      if (predictor && reports.size() == 1)
+        text += prediction_line(*predictor, prediction_of(*predictor, plans, i, forward), reports[i]);
       if (reports.size() > 1 && !fine) text += pg::to_text(forward, plans.strategies[i]);
     }
   });
@@ -216,6 +292,47 @@ void run_graph(const GraphOptions& options, Context& context) {
   if (failed > 0)
     throw Error(
         fmt::format("{} did not compute what the whole graph computes", counted(std::size_t(failed), "strategy")));
+}
+
+std::optional<pg::OperatorProfile> profile_of(const std::string& path) {
+  if (path.empty()) return std::nullopt;
+  return pg::parse_profile(graph_file_text(path), path);
+}
+
+void profile_graph(const GraphOptions& options, Context& context) {
+  const pg::Graph both = pg::with_backward(pg::with_dtype(
+      options.small ? pg::small_model(options.graph, options.batch) : pg::open_graph(options.graph, options.batch),
+      options.dtype));
+  spec::Recipe recipe;
+  recipe.comm.ranks = options.ranks > 0 ? options.ranks : 1;
+  spmd::ProfileRequest request{.tasks = {}, .seconds = options.profile_seconds, .local_ranks = local_ranks(recipe)};
+  // Stages of pipelines have meshes of fewer ranks; they work beside each other, so all ranks are busy there, too.
+  for (int devices = 1; devices <= *recipe.comm.ranks; ++devices) {
+    if (*recipe.comm.ranks % devices != 0) continue;
+    for (pg::Strategy& strategy : pg::strategies_of_choices(both, pg::factored_mesh(devices)))
+      request.tasks.push_back({both, std::move(strategy), /*conversions=*/false});
+  }
+  const spmd::Commands& commands = load_spmd();
+  pg::OperatorProfile profile;
+  start_ranks(recipe, [&](comm::Rank& rank) {
+    pg::OperatorProfile measured = commands.profile(request, rank);
+    if (rank.rank() == 0) profile = std::move(measured);
+  });
+  if (!profile.seconds.empty()) write_result(pg::to_text(profile), options.output, context);
+}
+
+void add_profile_options(Command& command, GraphOptions& options) {
+  command.add_option("--ranks", options.ranks, "Ranks that work at once, as they will in training; default: 1")
+      .positive()
+      .type_name("N");
+  command.add_option("--seconds", options.profile_seconds, "For each operator, at least three runs")
+      .show_default()
+      .within(0.0, 60.0)
+      .type_name("S");
+  add_choice<pg::DType>(command, "--dtype", options.dtype,
+                        {{"bf16", pg::DType::kBf16}, {"fp32", pg::DType::kFp32}, {"fp64", pg::DType::kFp64}},
+                        "to compute in");
+  command.add_flag("--small", options.small, "A built-in graph with few channels and small images");
 }
 
 void add_run_options(Command& command, GraphOptions& options) {
@@ -263,6 +380,16 @@ void add_run_options(Command& command, GraphOptions& options) {
   command.add_option("--random", options.random, "Instead of one strategy: so many random legal ones on --mesh")
       .positive()
       .type_name("N");
+  command
+      .add_option("--cluster", options.cluster,
+                  "Also predict a step on this cluster (trireme bench hardware writes this machine's), and say how far "
+                  "off that is; give --steps 5 or more")
+      .type_name("CLUSTER");
+  command.add_option("--profile", options.profile, "With --cluster: operators as trireme graph profile measured them")
+      .type_name("FILE");
+  command.add_flag(
+      "--measure-operators", options.measure,
+      "With --cluster: first measure each of the plan's operators and conversions by itself, on all ranks");
   command.add_flag("--verify", options.verify,
                    "Also run the whole graph by autograd, in the same micro-batches; compare losses, every gradient, "
                    "every collective");

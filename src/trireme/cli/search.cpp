@@ -10,6 +10,7 @@
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/cli/commands.h"
+#include "trireme/cli/graph_options.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/schedule/options.h"
 #include "trireme/plan/graph/backward.h"
@@ -32,7 +33,7 @@ constexpr const char* kSearchExamples = R"(Examples:
   trireme search explain --graph vgg16 --cluster dgx2-v100 --gpus 4)";
 
 struct SearchCommandOptions {
-  std::string graphs, cluster = "local", methods = "all", output;
+  std::string graphs, cluster = "local", methods = "all", output, profile;
   std::int64_t batch = 0;
   int gpus = 0;
   double seconds = 30;
@@ -41,12 +42,14 @@ struct SearchCommandOptions {
 
 struct SearchTask {
   cost::Hardware hardware;
+  std::optional<pg::OperatorProfile> profile;  ///< outlives what prices with it
   int gpus = 0;
   std::vector<std::string> methods;
 };
 
 SearchTask search_task(const SearchCommandOptions& options) {
-  SearchTask task{.hardware = cost::load_hardware(options.cluster), .methods = {}};
+  SearchTask task{
+      .hardware = cost::load_hardware(options.cluster), .profile = profile_of(options.profile), .methods = {}};
   task.gpus = options.gpus > 0 ? options.gpus : task.hardware.cluster.gpus;
   task.methods = options.methods == "all" ? pg::search_methods() : split(options.methods, ',');
   const std::vector<std::string> known = pg::search_methods();
@@ -71,7 +74,8 @@ struct SearchResults {
 
 SearchResults run_methods(const std::string& name, const SearchTask& task, const SearchCommandOptions& options) {
   SearchResults results{pg::with_backward(pg::open_graph(name, options.batch)),
-                        pg::Pricing(task.hardware, pg::factored_mesh(task.gpus), arithmetic_of(task.hardware)),
+                        pg::Pricing(task.hardware, pg::factored_mesh(task.gpus), arithmetic_of(task.hardware),
+                                    task.profile ? &*task.profile : nullptr),
                         {}};
   const pg::SearchLimits limits{.memory_bytes = task.hardware.memory_bytes(), .seconds = options.seconds};
   for (const std::string& method : task.methods) {
@@ -95,6 +99,20 @@ const pg::Found* best_strategy(const SearchResults& results) {
   return nullptr;
 }
 
+/// Seconds that no strategy takes less than, where one of the methods has proven it: alpa-intra's splits are all that
+/// others of a strategy have, but for the order of axes.
+std::optional<double> optimum_of(const SearchResults& results) {
+  const auto exact = std::ranges::find(results.found, "alpa-intra", &pg::Found::method);
+  return exact == results.found.end() || !exact->fits ? std::nullopt : exact->bound;
+}
+
+/// How much slower than the optimum, where that is known.
+std::optional<double> above_optimum(const SearchResults& results, const pg::Found& found) {
+  const std::optional<double> optimum = optimum_of(results);
+  if (!optimum || !found.pipeline.empty() || !found.fits) return std::nullopt;
+  return found.cost.seconds / *optimum - 1;
+}
+
 nlohmann::ordered_json search_json(const SearchResults& results, const SearchTask& task) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   const auto data = std::ranges::find_if(results.found, [](const auto& f) { return f.method == "data-parallel"; });
@@ -109,6 +127,9 @@ nlohmann::ordered_json search_json(const SearchResults& results, const SearchTas
                                  {"search_seconds", found.search_seconds},
                                  {"note", found.note}};
     if (found.bound) entry["bound_seconds"] = *found.bound;
+    if (const auto above = above_optimum(results, found)) entry["above_optimum"] = *above;
+    if (const auto published = pg::published_of(found.method))
+      entry["published"] = {{"speedup", published->speedup}, {"over", published->over}};
     if (data != results.found.end()) entry["speedup_over_data_parallel"] = data->cost.seconds / found.cost.seconds;
     if (found.pipeline.empty()) {
       entry["strategy"] = pg::to_text(results.both, found.strategy);
@@ -134,18 +155,28 @@ std::string search_table(const SearchResults& results, const SearchTask& task) {
                    {"bytes", kRight},
                    {"memory", kRight},
                    {"over dp", kRight},
+                   {"published", kRight},
+                   {"to optimum", kRight},
                    {"search", kRight},
                    {"note"}});
   const auto data = std::ranges::find_if(results.found, [](const auto& f) { return f.method == "data-parallel"; });
-  for (const pg::Found& found : results.found)
+  for (const pg::Found& found : results.found) {
+    const auto published = pg::published_of(found.method);
+    const auto above = above_optimum(results, found);
     table.add({found.method, short_seconds(found.cost.seconds), short_seconds(found.cost.compute_seconds),
                short_seconds(found.cost.communication_seconds), short_bytes(found.cost.bytes),
                short_bytes(found.cost.memory_bytes) + (found.fits ? "" : " (too much)"),
                data == results.found.end() ? "-" : fmt::format("{:.2f}x", data->cost.seconds / found.cost.seconds),
+               published ? std::string(published->speedup) : "-", above ? fmt::format("{:+.1f} %", 100 * *above) : "-",
                short_seconds(found.search_seconds), found.note});
+  }
   std::string text =
       fmt::format("{} on {} x {} ({}), mesh {}\n\n{}", results.both.name, task.gpus, task.hardware.device.name,
                   task.hardware.cluster.name, layout::to_text(results.pricing.mesh()), table.text());
+  for (const pg::Found& found : results.found) {
+    if (const auto published = pg::published_of(found.method))
+      text += fmt::format("\npublished: {} {} {}", found.method, published->speedup, published->over);
+  }
   const pg::Found* best = best_strategy(results);
   for (const pg::Found& found : results.found) {
     if (!best || &found == best || !found.pipeline.empty()) continue;
@@ -211,6 +242,9 @@ void add_search_options(Command& command, SearchCommandOptions& options) {
       .required();
   command.add_option("--cluster", options.cluster, "A name in recipes/clusters or the path of a file")
       .type_name("CLUSTER");
+  command
+      .add_option("--profile", options.profile, "Operators as trireme graph profile measured them, in place of rates")
+      .type_name("FILE");
   command.add_option("--gpus", options.gpus, "Devices; default: the cluster's").positive().type_name("N");
   command.add_option("--method", options.methods, "Methods separated by commas, or all").type_name("METHOD,...");
   command.add_option("--batch", options.batch, "Samples of a step; default: the graph's own").positive().type_name("N");

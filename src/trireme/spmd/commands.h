@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "trireme/comm/rank.h"
+#include "trireme/plan/graph/profile.h"
 #include "trireme/plan/graph/staged.h"
 #include "trireme/plan/graph/strategy.h"
 
@@ -45,6 +46,18 @@ struct RunRequest {
   int local_ranks = 1;       ///< that share the machine's cores
 };
 
+/// A graph with its gradients, of a stage or of a whole batch, and how it is split.
+struct ProfileTask {
+  plan::graph::Graph both;
+  plan::graph::Strategy strategy;
+  bool conversions = true;  ///< what goes between its operators, too
+};
+struct ProfileRequest {
+  std::vector<ProfileTask> tasks;
+  double seconds = 0.03;  ///< for one operator, at least three runs
+  int local_ranks = 1;    ///< that share the machine's cores
+};
+
 struct RunReport {
   std::vector<double> losses;     ///< of each step
   std::vector<double> reference;  ///< with verify: the same by autograd
@@ -59,14 +72,17 @@ struct RunReport {
   double accuracy = -1;                 ///< on the test images, after the last step; -1: there are none
   double peak_bytes = 0;                ///< of the rank that holds most
   double seconds = 0;                   ///< of the fastest step after the first, or of the only one
+  double median_seconds = 0;            ///< of the steps after the first, or of the only one
 };
 
 struct Commands {
   std::uint32_t version;
   /// Called by every rank; the same on all of them. A report for each strategy and plan.
   std::vector<RunReport> (*run)(const RunRequest& request, comm::Rank& rank);
+  /// Called by every rank; the same on all of them.
+  plan::graph::OperatorProfile (*profile)(const ProfileRequest& request, comm::Rank& rank);
 };
-inline constexpr std::uint32_t kVersion = 3;
+inline constexpr std::uint32_t kVersion = 4;
 
 extern "C" const Commands* trireme_spmd();
 inline constexpr const char* kEntry = "trireme_spmd";

@@ -16,6 +16,7 @@
 #include "trireme/spmd/descent.h"
 #include "trireme/spmd/held_memory.h"
 #include "trireme/spmd/lifetimes.h"
+#include "trireme/spmd/lstm_groups.h"
 #include "trireme/spmd/ops/kernel.h"
 #include "trireme/spmd/transfers.h"
 
@@ -35,6 +36,7 @@ class Executor::Impl {
     for (const pg::Op& op : both_.ops) spaces_.push_back(iteration_space(both_, op));
     uses_ = uses_of(both_);
     links_ = links_of(both_, strategy_.stored);
+    lstm_groups_ = lstm_groups_of(both_, spaces_, links_, strategy_);
     lowering_ = lower(both_, strategy_);
     program_ = program_of(both_, strategy_);
     over_ = lifetimes_of(both_, spaces_, links_, program_);
@@ -173,6 +175,9 @@ class Executor::Impl {
     std::map<int, Kept> kept;                       // [forward operator]
     std::set<int> own_sums;                         // gradients whose memory nothing else reads
     std::map<int, DeferredParts> deferred;          // [gradient]
+    std::map<int, at::Tensor> input_sums;           // [cell of an LSTM]
+    std::map<int, DeferredInputs> inputs_later;     // [group of cells]
+    std::map<int, int> later;                       // [gradient that is not made yet] group of cells
     std::vector<pg::Inserted> executed;
   };
 
@@ -227,6 +232,10 @@ class Executor::Impl {
   const at::Tensor& source(Micro& state, int tensor) {
     const pg::Role role = both_.tensor(tensor).role;
     at::Tensor& data = (role == pg::Role::kParameter ? parameters_ : state.values)[static_cast<std::size_t>(tensor)];
+    if (!data.defined()) {
+      if (const auto found = state.later.find(tensor); found != state.later.end())
+        make_input_gradients(state, found->second);
+    }
     if (!data.defined() && role == pg::Role::kReceived) {
       data = options_.neighbours->receive(tensor, state.number, received_place(tensor));
       memory_.add(data);
@@ -303,10 +312,15 @@ class Executor::Impl {
       const int sum = sum_of_[static_cast<std::size_t>(output)];
       call.deferred.push_back(sum >= 0 ? &state.deferred[sum] : nullptr);
     }
+    const int cells = op.kind == pg::OpKind::kLstmCell ? lstm_groups_.of[static_cast<std::size_t>(family(index))] : -1;
+    if (cells >= 0 && op.forward < 0 && !again) call.input_sums = input_sums(state, index, call);
+    // What goes to another stage is made at once.
+    if (cells >= 0 && op.forward >= 0 && !options_.neighbours) call.deferred_input = &state.inputs_later[cells];
     std::vector<at::Tensor> made = run_op(call);
     TRIREME_CHECK(next == statistics.size(), "operator {} has fewer statistics than the lowering lists", op.name);
     if (op.forward < 0) {
       for (const auto& [name, tensor] : call.kept) memory_.add(tensor);
+      memory_.remove(call.input_sums);
     }
     for (std::size_t k = 0; k < made.size(); ++k) {
       if (const int sum = sum_of_[static_cast<std::size_t>(op.outputs[k])]; sum >= 0) {
@@ -315,6 +329,11 @@ class Executor::Impl {
         } else {
           hold_last_part(state.deferred[sum]);
         }
+        continue;
+      }
+      if (!made[k].defined()) {  // the gradient of a cell's input, made when it is read
+        state.later[op.outputs[k]] = cells;
+        memory_.add(call.deferred_input->gates.back());
         continue;
       }
       at::Tensor& value = state.values[static_cast<std::size_t>(op.outputs[k])];
@@ -332,6 +351,50 @@ class Executor::Impl {
     }
     if (is_batch_norm(op) && op.forward < 0 && !again && !options_.defer_loss) add_statistics(index, call);
     release(state, position);
+  }
+
+  /// What a cell's input adds to its gates: by one GEMM for all cells of its group whose inputs are there.
+  at::Tensor input_sums(Micro& state, int index, const OpCall& call) {
+    if (!state.input_sums.contains(index)) {
+      std::vector<int> cells;
+      std::vector<at::Tensor> rows;
+      for (const int cell :
+           lstm_groups_.cells[static_cast<std::size_t>(lstm_groups_.of[static_cast<std::size_t>(index)])]) {
+        const at::Tensor& x = state.values[static_cast<std::size_t>(both_.op(cell).inputs[0])];
+        if (cell < index || !x.defined()) continue;
+        cells.push_back(cell);
+        rows.push_back(x);
+      }
+      if (cells.size() < 2) return {};
+      const at::Tensor sums = lstm_input_sums(at::cat(rows), call.inputs[3].data, call.inputs[5].data);
+      std::int64_t row = 0;
+      for (std::size_t i = 0; i < cells.size(); ++i) {
+        at::Tensor& own = state.input_sums[cells[i]] = sums.narrow(0, row, rows[i].size(0));
+        memory_.add(own);
+        row += rows[i].size(0);
+      }
+    }
+    at::Tensor own = std::move(state.input_sums.at(index));
+    state.input_sums.erase(index);
+    return own;
+  }
+
+  /// Gradients of the inputs of all cells of a group that have run their backward.
+  void make_input_gradients(Micro& state, int group) {
+    const auto found = state.inputs_later.find(group);
+    const at::Tensor made = lstm_input_gradients(found->second);
+    std::int64_t row = 0;
+    for (std::size_t i = 0; i < found->second.tensors.size(); ++i) {
+      const int tensor = found->second.tensors[i];
+      const at::Tensor& gates = found->second.gates[i];
+      at::Tensor& value = state.values[static_cast<std::size_t>(tensor)];
+      value = made.narrow(0, row, gates.size(0));
+      row += gates.size(0);
+      memory_.add(value);
+      memory_.remove(gates);
+      state.later.erase(tensor);
+    }
+    state.inputs_later.erase(found);
   }
 
   /// Means and mean squares of a micro-batch.
@@ -427,11 +490,6 @@ class Executor::Impl {
     }
   }
 
-  /// A weight gradient reads the gradient's own rows, though others of the family have its halo.
-  bool reads_halo(const pg::Op& op, int tensor) const {
-    return op.kind != pg::OpKind::kEinsum && !(op.part == pg::Part::kBackwardWeight && op.inputs[1] == tensor);
-  }
-
   void release(Micro& state, std::size_t position) {
     const Over& over = over_[position];
     for (const Wanted& wanted : over.converted) {
@@ -476,6 +534,7 @@ class Executor::Impl {
   pg::Uses uses_;
   std::vector<pg::Link> links_;
   std::vector<std::vector<std::size_t>> into_;  // [operator] links
+  LstmGroups lstm_groups_;
   pg::Lowering lowering_;
   std::vector<pg::ProgramStep> program_;
   std::vector<Over> over_;           // [step of the program]

@@ -1,13 +1,18 @@
 // The built-in graphs have the published numbers of parameters and multiply-adds.
 #include "trireme/plan/graph/models.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "trireme/base/data_files.h"
 #include "trireme/base/error.h"
 #include "trireme/plan/graph/count.h"
+#include "trireme/spec/recipe.h"
 
 namespace trireme::plan::graph {
 namespace {
+
+using ::testing::HasSubstr;
 
 TEST(Models, HaveThePublishedParameters) {
   for (const Model& model : models()) {
@@ -65,6 +70,30 @@ TEST(Models, HaveThePublishedMultiplyAdds) {
       {"resnet101", 7.80}, {"resnet152", 11.51}, {"wide-resnet50-2", 11.40}};
   for (const auto& [name, billions] : published)
     EXPECT_NEAR(count(build_model(name, 1)).matmul_flops / 2e9, billions, 0.006) << name;
+}
+
+TEST(Models, OfARecipeHaveItsParametersAndAreTheBuiltInOnes) {
+  for (const char* name : {"gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1.5b"}) {
+    const spec::Recipe recipe = spec::load_recipe({.file = find_data_file("models", name).string()}).value;
+    EXPECT_EQ(count(open_graph(name, 2)).parameters, count_parameters(*spec::shape_of(recipe.model)).total()) << name;
+  }
+  Graph imported = open_graph("gpt2-124m", 8), built_in = build_model("gpt", 8);
+  imported.name = built_in.name;
+  EXPECT_EQ(imported, built_in);
+  spec::ModelShape narrow = spec::family_shape(spec::Family::kGpt2);
+  narrow.head_dim = 32, narrow.ffn_size = 1000, narrow.num_layers = 2;
+  EXPECT_EQ(count(graph_of_family("narrow", narrow, 2)).parameters, count_parameters(narrow).total());
+  const auto refusal = [](const char* name) -> std::string {
+    try {
+      open_graph(name);
+    } catch (const ConfigError& error) {
+      return error.message();
+    }
+    return "";
+  };
+  EXPECT_THAT(refusal("llama3-8b"), HasSubstr("graphs have no RMS norms"));
+  EXPECT_THAT(refusal("llama3-8b"), HasSubstr("grouped queries"));
+  EXPECT_THAT(refusal("gpt3-125m"), HasSubstr("graphs have no windows of attention"));
 }
 
 TEST(Models, AnUnknownNameIsAnsweredWithTheNearest) {

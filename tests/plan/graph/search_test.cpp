@@ -225,6 +225,97 @@ TEST(Search, AlpaOnATransformerIsAtLeastAsFastAsMegatron) {
   EXPECT_GE(sum, 0);
 }
 
+/// Fully connected layers of drawn widths, some with a way around them.
+Graph drawn_chain(Dice& dice) {
+  Builder build("chain");
+  const auto width = [&] { return Index{64} << dice.below(5); };
+  const int n = build.dim("n", width());
+  int x = build.input("x", {n, build.dim("w0", width())});
+  int around = -1;
+  const int layers = 2 + dice.below(4);
+  for (int i = 1; i <= layers; ++i) {
+    const bool same = around >= 0 && dice.below(2) == 0;
+    const int to = same ? build.dims_of(around)[1] : build.dim("w" + std::to_string(i), width());
+    const int y = build.linear("fc" + std::to_string(i), x, to, /*bias=*/false);
+    const int next = same && around != x && build.dims_of(y) == build.dims_of(around)
+                         ? build.elementwise("add" + std::to_string(i), "add", {y, around})
+                         : y;
+    around = x;
+    x = next;
+  }
+  build.loss("loss", x, build.indices("labels", {n}), build.dims_of(x)[1]);
+  return build.finish();
+}
+
+/// Where only bytes count: a second for each GB that a device sends, computing and latencies for nothing.
+cost::Hardware bytes_alone() {
+  cost::Hardware hardware = ::trireme::plan::graph::hardware();
+  hardware.device.fp32_tflops = 1e12;
+  hardware.device.memory_gb_per_s = 1e15;
+  hardware.device.efficiency = {.matmul = 1, .memory = 1, .attention = 1, .link = 1, .kernel_seconds = 0};
+  hardware.cluster.gpus_per_node = 8;
+  hardware.cluster.link = {.kind = "nvlink", .gb_per_s = 1, .latency_us = 0};
+  return hardware;
+}
+
+/// The cost of the recursion and of the best strategy at all, every GEMM divided by every cut.
+std::pair<double, double> recursive_and_flat(const Graph& both, const Pricing& pricing) {
+  const std::vector<TofuStep> steps = tofu_steps(both, pricing, /*heavy_are_split=*/true);
+  const GraphProblem flat = make_problem(both, pricing, {.canonical = false, .reduced = true, .heavy_are_split = true});
+  return {price(both, lower(both, steps.back().strategy), pricing).seconds, eliminate(flat.problem).cost};
+}
+
+/// Where only bytes count, an operand costs its size times 2^l - 1 for l cuts along dimensions that it does not have: a
+/// sum of convex functions, one for each operand of a GEMM. Then the best cut of each level is the best of all.
+TEST(Tofu, RecursionOnOneGemmIsTheFlatOptimum) {
+  Dice dice(9);
+  for (int round = 0; round < 60; ++round) {
+    Builder build("gemm");
+    const auto size = [&] { return Index{64} << dice.below(6); };
+    const int n = build.dim("n", size());
+    const int x = build.linear("before", build.input("x", {n, build.dim("k", size())}), build.dim("m", size()), false);
+    build.loss("loss", x, build.indices("labels", {n}), build.dims_of(x)[1]);
+    const Graph both = with_backward(build.finish());
+    const auto [found, best] = recursive_and_flat(both, Pricing(bytes_alone(), factored_mesh(round % 2 == 0 ? 4 : 8)));
+    EXPECT_NEAR(found, best, 1e-9 * best) << round;
+  }
+}
+
+/// Of several GEMMs the costs are not separable: a cut that is best by itself may take half of each of two cuts that
+/// are better together. So the recursion is a heuristic there; what must hold is that every cut is the best on top of
+/// those above it, and that nothing is better than the flat optimum.
+TEST(Tofu, EveryCutIsTheBestOnTopOfThoseAboveIt) {
+  Dice dice(9);
+  int equal = 0;
+  double worst = 1;
+  constexpr int kRounds = 60;
+  for (int round = 0; round < kRounds; ++round) {
+    const Graph both = with_backward(drawn_chain(dice));
+    const Pricing pricing(bytes_alone(), factored_mesh(round % 2 == 0 ? 4 : 8));
+    const std::vector<TofuStep> steps = tofu_steps(both, pricing, /*heavy_are_split=*/true);
+    Strategy base = replicated(both, pricing.mesh());
+    for (std::size_t axis = 0; axis < steps.size(); ++axis) {
+      const GraphProblem problem = make_problem(both, pricing,
+                                                {.canonical = false,
+                                                 .reduced = true,
+                                                 .heavy_are_split = true,
+                                                 .only_axis = static_cast<int>(axis),
+                                                 .base = &base});
+      const auto best = brute_force(problem.problem);
+      ASSERT_TRUE(best);
+      const double found = price(both, lower(both, steps[axis].strategy), pricing).seconds;
+      ASSERT_NEAR(found, best->cost, 1e-9 * best->cost) << round << ", cut " << axis;
+      base = steps[axis].strategy;
+    }
+    const auto [found, best] = recursive_and_flat(both, pricing);
+    EXPECT_GE(found, best * (1 - 1e-9)) << round;
+    equal += found <= best * (1 + 1e-9) ? 1 : 0;
+    worst = std::max(worst, found / best);
+  }
+  EXPECT_GE(equal, kRounds / 2) << worst;
+  EXPECT_LE(worst, 2);
+}
+
 TEST(Tofu, StepsOnASmallNetReachTheFlatOptimum) {
   const Graph both = with_backward(alexnet({.batch = 16, .size = 64, .classes = 16, .width = 16}));
   const Pricing pricing(hardware(), factored_mesh(4));

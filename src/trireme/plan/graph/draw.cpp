@@ -13,6 +13,7 @@ namespace trireme::plan::graph {
 namespace {
 
 constexpr double kBoxWidth = 196, kBoxHeight = 34, kStepX = 226, kStepY = 62, kEdge = 24, kTop = 64, kFootRoom = 44;
+constexpr const char* kBetween = "#1b1b1b";
 
 const char* color_of(DimKind kind) {
   switch (kind) {
@@ -46,6 +47,12 @@ const char* tint_of(OpKind kind) {
     default:
       return "#f4f4f4";
   }
+}
+
+/// Stages next to each other are told apart.
+const char* tint_of_stage(int stage) {
+  constexpr const char* kTints[] = {"#d5e5f7", "#fbe3c4", "#d8efd9", "#f4d6dc", "#e2daf2", "#e9e6c9"};
+  return kTints[static_cast<std::size_t>(stage) % std::size(kTints)];
 }
 
 std::string fitted(std::string text, std::size_t columns) {
@@ -111,10 +118,15 @@ class GraphSvg {
         lanes_of_column = std::max(lanes_of_column, *taken[std::size_t(row)].rbegin() + 1);
       columns_x_[std::size_t(column) + 1] = columns_x_[std::size_t(column)] + lanes_of_column * kStepX + kEdge;
     }
-    width_ = std::max(columns_x_.back(), 520.0);
+    int stages = 0;
+    for (const OpMark& mark : drawing_.marks) stages = std::max(stages, mark.stage + 1);
+    width_ = std::max(columns_x_.back(), stages == 0 ? 520.0 : 520.0 + 72 * std::max(0, stages - 4));
     height_ = kTop + std::min(rows, drawing_.rows) * kStepY + kFootRoom;
   }
 
+  int stage_of(int op) const {
+    return drawing_.marks.empty() ? -1 : drawing_.marks[static_cast<std::size_t>(op)].stage;
+  }
   double x(int op) const {
     const auto at = static_cast<std::size_t>(op);
     return columns_x_[static_cast<std::size_t>(depth_[at] / drawing_.rows)] + lane_[at] * kStepX;
@@ -128,7 +140,9 @@ class GraphSvg {
       if (from < 0 || !seen.insert(from).second) continue;
       const double x1 = x(from) + kBoxWidth / 2, y1 = y(from) + kBoxHeight, x2 = x(op) + kBoxWidth / 2, y2 = y(op);
       const auto mark = drawing_.edges.find({from, op});
-      const char* color = mark == drawing_.edges.end() ? "#9a9a9a" : "#c03a2b";
+      const bool leaves = stage_of(from) != stage_of(op);
+      between_stages_ = between_stages_ || leaves;
+      const char* color = mark != drawing_.edges.end() ? "#c03a2b" : leaves ? kBetween : "#9a9a9a";
       const double bend = y2 > y1 ? std::max(12.0, (y2 - y1) / 2) : 40;
       if (depth_[std::size_t(op)] - depth_[std::size_t(from)] > 1 && y2 > y1) {
         // An edge that passes other boxes goes around them, in the gap on their right; three of them side by side.
@@ -153,7 +167,7 @@ class GraphSvg {
     const Op& op = graph_.op(index);
     const double left = x(index), top = y(index);
     add("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{}\" height=\"{}\" rx=\"4\" fill=\"{}\" stroke=\"#888\">", left, top,
-        kBoxWidth, kBoxHeight, tint_of(op.kind));
+        kBoxWidth, kBoxHeight, stage_of(index) >= 0 ? tint_of_stage(stage_of(index)) : tint_of(op.kind));
     add("<title>{}: {}</title></rect>\n", escaped(op.name), name_of(op.kind));
     add("<text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", left + 7, top + 14, escaped(fitted(op.name, 27)));
     add("<text x=\"{:.1f}\" y=\"{:.1f}\" fill=\"#555\" font-size=\"9\">{}</text>\n", left + 7, top + 27,
@@ -205,6 +219,10 @@ class GraphSvg {
                             : kind == DimKind::kWindowed ? "with halos"
                                                          : "with statistics");
     }
+    int stages = 0;
+    for (const OpMark& mark : drawing_.marks) stages = std::max(stages, mark.stage + 1);
+    for (int stage = 0; stage < stages; ++stage) entry(tint_of_stage(stage), fmt::format("stage {}", stage));
+    if (between_stages_) entry(kBetween, "sent to another stage");
     if (!drawing_.edges.empty()) entry("#c03a2b", "inserted");
   }
 
@@ -216,6 +234,7 @@ class GraphSvg {
   std::set<DimKind> used_;
   double width_ = 0, height_ = 0;
   int around_ = 0;  // edges that go around boxes
+  bool between_stages_ = false;
   std::string out_;
 };
 

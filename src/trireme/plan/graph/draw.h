@@ -19,6 +19,7 @@ struct OpMark {
   std::vector<std::string> splits = {};  ///< "n x4", in the order of the mesh; empty: whole
   std::vector<DimKind> kinds = {};       ///< of each: its colour
   std::string inserted = {};             ///< "all-reduce 4.1 MB", below the box
+  int stage = -1;                        ///< of a pipeline: its tint; edges between two stages are bold
 };
 
 struct GraphDrawing {

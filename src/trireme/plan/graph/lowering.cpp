@@ -338,11 +338,10 @@ Lowering lower(const Graph& both, const Strategy& strategy) {
 StrategyCost price(const Graph& both, const Lowering& lowering, const Pricing& pricing) {
   StrategyCost cost;
   for (std::size_t i = 0; i < both.ops.size(); ++i)
-    cost.compute_seconds +=
-        pricing.seconds(work_of(both, both.ops[i], iteration_space(both, both.ops[i]), lowering.degrees[i]));
+    cost.compute_seconds += pricing.seconds(both, both.ops[i], iteration_space(both, both.ops[i]), lowering.degrees[i]);
   for (const int op : lowering.again)
-    cost.compute_seconds += pricing.seconds(
-        work_of(both, both.op(op), iteration_space(both, both.op(op)), lowering.degrees[static_cast<std::size_t>(op)]));
+    cost.compute_seconds += pricing.seconds(both, both.op(op), iteration_space(both, both.op(op)),
+                                            lowering.degrees[static_cast<std::size_t>(op)]);
   for (const Inserted& inserted : lowering.inserted) {
     cost.communication_seconds +=
         inserted.phase == Phase::kUpdate ? pricing.reduction_seconds(inserted.step) : pricing.seconds(inserted.step);

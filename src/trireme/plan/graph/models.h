@@ -4,7 +4,7 @@
 //
 // Nothing is allocated: counts of parameters and FLOPs are those of the papers, at full size. To add one: a function in
 // models/NAME.cpp, its declaration below, its line in models/table.cpp; the shared tests then cover it.
-// Depends on: build.
+// Depends on: build, spec.
 #pragma once
 
 #include <span>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "trireme/plan/graph/build.h"
+#include "trireme/spec/model_shape.h"
 
 namespace trireme::plan::graph {
 
@@ -28,8 +29,15 @@ std::span<const Model> models();
 /// ConfigError that lists the names when it is none of them. `batch` 0: the model's own.
 Graph build_model(std::string_view name, Index batch = 0);
 std::vector<std::string> model_names();
-/// A built-in graph, or the file of that path: text (text.h), whose batch is its own, or an ONNX model (onnx.h).
+/// A built-in graph; the model of a recipe, by its path or its name in recipes/models; or the file of that path: text
+/// (text.h), whose batch is its own, or an ONNX model (onnx.h).
 Graph open_graph(const std::string& name_or_path, Index batch = 0);
+
+/// A model of the trainer's families. ConfigError that names what of it graphs have no operators for; GELU is the exact
+/// one, and dropout is left out.
+Graph graph_of_family(const std::string& name, const spec::ModelShape& shape, Index batch);
+/// A recipe's [model]; `batch` 0: eight sequences.
+Graph import_recipe(const std::string& path, Index batch = 0);
 
 /// A model of few channels, small images and short sequences, for ranks that are a CPU's threads: the same operators in
 /// the same order. ConfigError for models that have none. `batch` 0: four.
@@ -49,7 +57,8 @@ Graph resnet(int layers, int wide, const ImageShape& image);
 Graph inception_v3(const ImageShape& image);
 /// GPipe's (L, F): three groups of L / 3 normal cells, F filters after the stem.
 Graph amoebanet_d(int layers, Index filters, const ImageShape& image);
-Graph unet(Index channels, Index image_channels, const ImageShape& image);
+/// `batch_norm`: after each convolution of three by three, in place of its bias.
+Graph unet(Index channels, Index image_channels, const ImageShape& image, bool batch_norm = false);
 
 struct LstmShape {
   Index batch = 20, steps = 35, layers = 2, hidden = 1500, vocab = 10000;
@@ -64,6 +73,7 @@ Graph gnmt(const TranslationShape& shape);
 
 struct TransformerShape {
   Index batch = 8, seq_len = 1024, layers = 12, hidden = 768, heads = 12, vocab = 50257, positions = 1024;
+  Index head_dim = 0, ffn = 0;  ///< 0: hidden / heads; 4 hidden
 };
 Graph gpt(const std::string& name, const TransformerShape& shape);
 /// For pre-training: masked language model and next sentence.

@@ -56,8 +56,9 @@ Pricing::Pricing(layout::Mesh mesh, AlphaBeta costs) : mesh_(std::move(mesh)), c
   make_groups();
 }
 
-Pricing::Pricing(const cost::Hardware& hardware, layout::Mesh mesh, cost::Arithmetic arithmetic)
-    : hardware_(hardware), mesh_(std::move(mesh)), arithmetic_(arithmetic) {
+Pricing::Pricing(const cost::Hardware& hardware, layout::Mesh mesh, cost::Arithmetic arithmetic,
+                 const OperatorProfile* profile)
+    : hardware_(hardware), mesh_(std::move(mesh)), arithmetic_(arithmetic), profile_(profile) {
   const std::size_t axes = mesh_.axes().size();
   if (axes > kMostAxes)
     throw ConfigError(
@@ -93,6 +94,15 @@ const Pricing::Group& Pricing::group(const MeshAxes& axes) const {
   std::size_t bits = 0;
   for (const int axis : axes) bits |= std::size_t{1} << axis;
   return groups_[bits];
+}
+
+double Pricing::seconds(const Graph& graph, const Op& op, const IterationSpace& space,
+                        std::span<const int> degrees) const {
+  if (costs_) return 0;
+  if (profile_) {
+    if (const auto measured = profile_->of(profile_key(graph, op, space, degrees))) return *measured;
+  }
+  return seconds_of(hardware_, arithmetic_, work_of(graph, op, space, degrees));
 }
 
 double Pricing::seconds(const Step& step) const {

@@ -1,17 +1,19 @@
 // plan/graph/pricing.h -- seconds of what a strategy computes and sends, with the cost model that everything here uses.
 //
 // Collectives are priced by cost/group_time.h on the groups that mesh axes make of a cluster's devices, operators by
-// cost/roofline.h. Gradients of parameters are reduced in buckets, so one pays its share of a bucket and no latency of
-// its own.
-// Depends on: sharding, count, cost.
+// cost/roofline.h, or as they were measured where there is a profile. Gradients of parameters are reduced in buckets,
+// so one pays its share of a bucket and no latency of its own.
+// Depends on: sharding, count, profile, cost.
 #pragma once
 
 #include <map>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "trireme/cost/group_time.h"
 #include "trireme/plan/graph/count.h"
+#include "trireme/plan/graph/profile.h"
 #include "trireme/plan/graph/sharding.h"
 
 namespace trireme::plan::graph {
@@ -25,7 +27,9 @@ struct AlphaBeta {
 class Pricing {
  public:
   /// ConfigError for more mesh axes than a strategy can have, eight, and for numbers that the device has no units for.
-  Pricing(const cost::Hardware& hardware, layout::Mesh mesh, cost::Arithmetic arithmetic = cost::Arithmetic::kFp32);
+  /// `profile`: measured operators, which outlive this; null: none.
+  Pricing(const cost::Hardware& hardware, layout::Mesh mesh, cost::Arithmetic arithmetic = cost::Arithmetic::kFp32,
+          const OperatorProfile* profile = nullptr);
 
   Pricing(layout::Mesh mesh, AlphaBeta costs);
 
@@ -33,7 +37,11 @@ class Pricing {
   const cost::Hardware& hardware() const { return hardware_; }
   cost::Arithmetic arithmetic() const { return arithmetic_; }
 
-  double seconds(const Work& work) const { return costs_ ? 0 : seconds_of(hardware_, arithmetic_, work); }
+  const OperatorProfile* profile() const { return profile_; }
+
+  /// One device's part of an operator (count.h), as measured where it was measured.
+  double seconds(const Graph& graph, const Op& op, const IterationSpace& space,
+                 std::span<const int> degrees = {}) const;
   double seconds(const Step& step) const;
   /// What the busiest rank sends, at least (cost/collectives.h); of a halo what it receives.
   double wire_bytes(const Step& step) const;
@@ -52,6 +60,7 @@ class Pricing {
   layout::Mesh mesh_;
   cost::Arithmetic arithmetic_ = cost::Arithmetic::kFp32;
   std::vector<Group> groups_;  // [bits of axes]
+  const OperatorProfile* profile_ = nullptr;
   std::optional<AlphaBeta> costs_;
 };
 

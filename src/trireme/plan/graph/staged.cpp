@@ -221,8 +221,7 @@ GraphDrawing drawing_of(const Graph& forward, const StagedPlan& plan) {
       OpMark& mark = drawing.marks[static_cast<std::size_t>(op)];
       const IterationSpace space = iteration_space(forward, forward.op(op));
       const std::vector<int> degrees = degrees_of(strategy.mesh, space, strategy.splits[static_cast<std::size_t>(op)]);
-      mark.splits.push_back(fmt::format("stage {}", s));
-      mark.kinds.push_back(DimKind::kWhole);
+      mark.stage = static_cast<int>(s);
       for (std::size_t place = 0; place < space.dims.size(); ++place) {
         if (degrees[place] == 1) continue;
         mark.splits.push_back(

@@ -114,7 +114,10 @@ std::vector<at::Tensor> run_op(OpCall& call) {
   std::vector<at::Tensor> outputs = kernel_of(call.op.kind)(call);
   TRIREME_CHECK(outputs.size() == call.op.outputs.size(), "operator {} made {} tensors", call.op.name, outputs.size());
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const bool is_deferred = i < call.deferred.size() && call.deferred[i] && !outputs[i].defined();
+    const bool is_input = call.deferred_input && !call.deferred_input->tensors.empty() &&
+                          call.deferred_input->tensors.back() == call.op.outputs[i];
+    const bool may_be = is_input || (i < call.deferred.size() && call.deferred[i]);
+    const bool is_deferred = may_be && !outputs[i].defined();
     TRIREME_CHECK(is_deferred || outputs[i].defined(), "operator {} did not make {}", call.op.name,
                   call.graph.tensor(call.op.outputs[i]).name);
     if (is_deferred) continue;

@@ -37,6 +37,18 @@ struct DeferredParts {
   std::function<at::Tensor(const at::Tensor& left, const at::Tensor& right)> sum_of;  ///< all of them, joined by rows
 };
 
+/// Gradients of inputs of an LSTM's cells that are not made one by one: of which tensors, and the gates they are made
+/// of.
+struct DeferredInputs {
+  std::vector<int> tensors;
+  std::vector<at::Tensor> gates;
+  at::Tensor weight;
+};
+/// What cells add to their gates of their inputs, rows of all of them one after the other; and its gradient by the
+/// inputs.
+at::Tensor lstm_input_sums(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& bias);
+at::Tensor lstm_input_gradients(const DeferredInputs& inputs);
+
 struct OpCall {
   const pg::Graph& graph;
   const pg::Op& op;
@@ -50,6 +62,11 @@ struct OpCall {
   /// [output] where the output is a part of a parameter's gradient: the kernel may leave the part there instead, and
   /// give back an undefined tensor. Null: not one of several parts.
   std::vector<DeferredParts*> deferred = {};
+  /// Of an LSTM's cell: what its input adds to its gates, if that is made already; undefined: not. It becomes the
+  /// gates.
+  at::Tensor input_sums = {};
+  /// Of the gradient of such a cell: where to leave its gates, instead of making its input's gradient. Null: make it.
+  DeferredInputs* deferred_input = nullptr;
   bool shares_statistics = false;  ///< whether all_reduce does something
 
   const pg::Op& forward() const { return op.forward >= 0 ? graph.op(op.forward) : op; }
@@ -64,6 +81,12 @@ struct OpCall {
 
 /// One tensor for each output.
 std::vector<at::Tensor> run_op(OpCall& call);
+
+/// Whether an operator reads a tensor with its halo where its family has one. A weight gradient reads the gradient's
+/// own rows.
+inline bool reads_halo(const pg::Op& op, int tensor) {
+  return op.kind != pg::OpKind::kEinsum && !(op.part == pg::Part::kBackwardWeight && op.inputs[1] == tensor);
+}
 
 /// Why the executor cannot run this graph, a sentence each: shapes that the graph's rules allow and no kernel has.
 std::vector<std::string> find_unsupported(const pg::Graph& graph);

@@ -2,6 +2,7 @@
 // units; gradients of x and h are then sums over units, those of weights over samples.
 #include <ATen/ops/addcmul.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sigmoid.h>
@@ -33,7 +34,7 @@ Gates gates_of(const at::Tensor& activated) {
 /// h and c of this step. Keeps the gates after their functions: [n, gates, units].
 Outputs lstm_forward(OpCall& call, const std::vector<at::Tensor>& in) {
   const at::Tensor& bias = in[kBias];
-  at::Tensor sums = at::addmm(bias.reshape({1, -1}), in[kX], flat(in[kWeightX]));
+  at::Tensor sums = call.input_sums.defined() ? call.input_sums : lstm_input_sums(in[kX], in[kWeightX], in[kBias]);
   const std::vector<std::int64_t> sizes{in[kX].size(0), bias.size(0), bias.size(1)};
   sums = sums.addmm_(in[kH], flat(in[kWeightH])).view(sizes);
   sums.narrow(1, 0, 2).sigmoid_();
@@ -64,6 +65,14 @@ std::pair<at::Tensor, at::Tensor> gates_backward(const at::Tensor& activated, co
 
 }  // namespace
 
+at::Tensor lstm_input_sums(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& bias) {
+  return at::addmm(bias.reshape({1, -1}), rows, flat(weight));
+}
+
+at::Tensor lstm_input_gradients(const DeferredInputs& inputs) {
+  return at::mm(inputs.gates.size() == 1 ? inputs.gates[0] : at::cat(inputs.gates), flat(inputs.weight).t());
+}
+
 Outputs run_lstm(OpCall& call) {
   const pg::Op& forward = call.forward();
   std::vector<at::Tensor> in;
@@ -84,7 +93,13 @@ Outputs run_lstm(OpCall& call) {
   const auto set = [&](std::size_t input, const auto& make) {
     if (places[input] >= 0) outputs[static_cast<std::size_t>(places[input])] = make().contiguous();
   };
-  set(kX, [&] { return at::mm(gates, flat(in[kWeightX]).t()); });
+  if (call.deferred_input && places[kX] >= 0) {
+    call.deferred_input->tensors.push_back(call.op.outputs[static_cast<std::size_t>(places[kX])]);
+    call.deferred_input->gates.push_back(gates);
+    call.deferred_input->weight = in[kWeightX];
+  } else {
+    set(kX, [&] { return at::mm(gates, flat(in[kWeightX]).t()); });
+  }
   set(kH, [&] { return at::mm(gates, flat(in[kWeightH]).t()); });
   set(kC, [&] { return c; });
   // Every time step has a part of the parameters' gradients, from its x or h and its gates.

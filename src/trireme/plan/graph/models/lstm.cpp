@@ -22,15 +22,19 @@ Graph lstm_language_model(const LstmShape& shape) {
     states.push_back({build.input(name + ".h0", {n, hidden}), build.input(name + ".c0", {n, hidden})});
     in = hidden;
   }
-  std::vector<int> outputs;
-  for (Index step = 0; step < shape.steps; ++step) {
-    int x = build.gather(fmt::format("embedding.{}", step), table, build.indices(fmt::format("token.{}", step), {n}));
-    for (std::size_t layer = 0; layer < weights.size(); ++layer) {
-      states[layer] = build.lstm(fmt::format("lstm{}.{}", layer, step), x, states[layer], weights[layer]);
-      x = states[layer].h;
+  // Layer by layer, so that the inputs of a layer's time steps are there together: one GEMM can serve all of them.
+  std::vector<int> xs, outputs;
+  for (Index step = 0; step < shape.steps; ++step)
+    xs.push_back(
+        build.gather(fmt::format("embedding.{}", step), table, build.indices(fmt::format("token.{}", step), {n})));
+  for (std::size_t layer = 0; layer < weights.size(); ++layer) {
+    for (std::size_t step = 0; step < xs.size(); ++step) {
+      states[layer] = build.lstm(fmt::format("lstm{}.{}", layer, step), xs[step], states[layer], weights[layer]);
+      xs[step] = states[layer].h;
     }
-    outputs.push_back(build.reshape(fmt::format("step.{}", step), x, {{{n}, {n, one}}}));
   }
+  for (std::size_t step = 0; step < xs.size(); ++step)
+    outputs.push_back(build.reshape(fmt::format("step.{}", step), xs[step], {{{n}, {n, one}}}));
   int x = build.concat("outputs", outputs, steps, one);
   x = build.linear("softmax", x, vocab);
   build.loss("loss", x, build.indices("labels", {n, steps}), vocab);

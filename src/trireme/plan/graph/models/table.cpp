@@ -1,9 +1,11 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
+#include "trireme/base/data_files.h"
 #include "trireme/base/error.h"
 #include "trireme/base/mapped_file.h"
 #include "trireme/plan/graph/models.h"
@@ -105,7 +107,14 @@ Graph open_graph(const std::string& name_or_path, Index batch) {
     const MappedFile file(name_or_path);
     return import_onnx(formats::read_onnx(file.text(), name_or_path), name_or_path, batch);
   }
-  if (!std::filesystem::is_regular_file(name_or_path)) return build_model(name_or_path, batch);
+  if (!std::filesystem::is_regular_file(name_or_path)) {
+    const std::vector<std::string> built_in = model_names(), recipes = data_names("models");
+    const bool is_recipe = std::ranges::find(recipes, name_or_path) != recipes.end();
+    if (!is_recipe || std::ranges::find(built_in, name_or_path) != built_in.end())
+      return build_model(name_or_path, batch);
+    return import_recipe(find_data_file("models", name_or_path).string(), batch);
+  }
+  if (name_or_path.ends_with(".toml")) return import_recipe(name_or_path, batch);
   if (batch > 0)
     throw ConfigError(fmt::format("the batch of {} is that of its dimensions", name_or_path),
                       "change them in the file");

@@ -10,7 +10,7 @@ namespace {
 class TransformerGraph {
  public:
   TransformerGraph(const std::string& name, const TransformerShape& shape) : build_(name), shape_(shape) {
-    if (shape.heads < 1 || shape.hidden % shape.heads != 0)
+    if (shape.heads < 1 || (shape.head_dim == 0 && shape.hidden % shape.heads != 0))
       throw ConfigError(fmt::format("{} heads do not divide a hidden size of {}", shape.heads, shape.hidden),
                         "take a number of heads that does");
     n_ = build_.dim("n", shape.batch);
@@ -18,8 +18,8 @@ class TransformerGraph {
     model_ = build_.dim("model", shape.hidden);
     vocab_ = build_.dim("vocab", shape.vocab);
     heads_ = build_.dim("heads", shape.heads);
-    units_ = build_.dim("head_dim", shape.hidden / shape.heads);
-    ffn_ = build_.dim("ffn", 4 * shape.hidden);
+    units_ = build_.dim("head_dim", shape.head_dim > 0 ? shape.head_dim : shape.hidden / shape.heads);
+    ffn_ = build_.dim("ffn", shape.ffn > 0 ? shape.ffn : 4 * shape.hidden);
   }
 
   Graph gpt() {

@@ -6,7 +6,7 @@
 
 namespace trireme::plan::graph {
 
-Graph unet(Index channels, Index image_channels, const ImageShape& image) {
+Graph unet(Index channels, Index image_channels, const ImageShape& image, bool batch_norm) {
   Builder build("unet");
   const int n = build.dim("n", image.batch), classes = build.dim("classes", image.classes);
   const int h = build.dim(fmt::format("h{}", image.size), image.size);
@@ -15,7 +15,8 @@ Graph unet(Index channels, Index image_channels, const ImageShape& image) {
   const auto twice = [&](const std::string& name, Index to) {
     for (const int i : {1, 2}) {
       x = build.convolution(fmt::format("{}.conv{}", name, i), x,
-                            {.channels = to, .kernel = {3, 3}, .padding = {1, 1}});
+                            {.channels = to, .kernel = {3, 3}, .padding = {1, 1}, .bias = !batch_norm});
+      if (batch_norm) x = build.batch_norm(fmt::format("{}.bn{}", name, i), x);
       x = build.elementwise(fmt::format("{}.relu{}", name, i), "relu", {x});
     }
   };

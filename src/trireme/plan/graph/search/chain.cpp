@@ -24,9 +24,9 @@ std::vector<ChainLayer> chain_of(const Graph& both, const Pricing& device) {
       layer_of[i] = layer_of[static_cast<std::size_t>(op.forward)];
     }
     ChainLayer& layer = chain[static_cast<std::size_t>(layer_of[i])];
-    const Work work = work_of(both, op, iteration_space(both, op));
-    (is_forward ? layer.forward : layer.backward) += device.seconds(work);
-    layer.flops += work.flops;
+    const IterationSpace space = iteration_space(both, op);
+    (is_forward ? layer.forward : layer.backward) += device.seconds(both, op, space);
+    layer.flops += work_of(both, op, space).flops;
     if (!is_forward) continue;
     if (op.kind != OpKind::kReshape) {
       for (const int output : op.outputs) layer.activation_bytes += both.bytes(both.tensor(output));

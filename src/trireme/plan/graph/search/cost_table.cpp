@@ -124,7 +124,8 @@ class ProblemBuilder {
     for (const int op : ops) {
       if (!options_.heavy_are_split || !is_heavy(both_.op(op))) continue;
       for (std::size_t axis = 0; axis < split.size(); ++axis) {
-        const bool is_wide = pricing_.mesh().axes()[axis].size > 1;
+        const bool is_free = options_.only_axis < 0 || options_.only_axis == static_cast<int>(axis);
+        const bool is_wide = is_free && pricing_.mesh().axes()[axis].size > 1;
         if (is_wide && (split[axis] < 0 || spaces_[static_cast<std::size_t>(op)].find(split[axis]) < 0)) return false;
       }
     }
@@ -183,7 +184,7 @@ class ProblemBuilder {
       for (const int derived : derived_[static_cast<std::size_t>(op)]) {
         const IterationSpace& space = spaces_[static_cast<std::size_t>(derived)];
         const Op& part = both_.op(derived);
-        seconds += pricing_.seconds(work_of(both_, part, space, degrees_of(pricing_.mesh(), space, split)));
+        seconds += pricing_.seconds(both_, part, space, degrees_of(pricing_.mesh(), space, split));
         for (const Exchange& exchange : exchanges_of(both_, pricing_.mesh(), part, space, split)) {
           if (exchange.tensor >= 0 && !halos.emplace(exchange.tensor, exchange.step.axes).second) continue;
           seconds += pricing_.seconds(exchange.step);
@@ -311,6 +312,21 @@ int GraphProblem::choice_of(int node, const Split& split) const {
   const auto& all = choices[static_cast<std::size_t>(node)];
   const auto found = std::ranges::find(all, split);
   return found == all.end() ? -1 : static_cast<int>(found - all.begin());
+}
+
+std::vector<Strategy> strategies_of_choices(const Graph& both, const layout::Mesh& mesh) {
+  const std::vector<double> free(mesh.axes().size(), 0);
+  const GraphProblem problem =
+      make_problem(both, Pricing(mesh, AlphaBeta{free, free}), {.canonical = true, .reduced = true});
+  std::size_t most = 0;
+  for (const auto& choices : problem.choices) most = std::max(most, choices.size());
+  std::vector<Strategy> strategies;
+  for (std::size_t i = 0; i < most; ++i) {
+    Assignment assignment;
+    for (const auto& choices : problem.choices) assignment.push_back(static_cast<int>(std::min(i, choices.size() - 1)));
+    strategies.push_back(problem.strategy_of(both, assignment));
+  }
+  return strategies;
 }
 
 GraphProblem make_problem(const Graph& both, const Pricing& pricing, const ChoiceOptions& options) {

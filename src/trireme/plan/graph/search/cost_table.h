@@ -60,6 +60,9 @@ struct GraphProblem {
   int choice_of(int node, const Split& split) const;
 };
 
+/// Strategies that between them have every choice of every node: what a profile measures.
+std::vector<Strategy> strategies_of_choices(const Graph& both, const layout::Mesh& mesh);
+
 GraphProblem make_problem(const Graph& both, const Pricing& pricing, const ChoiceOptions& options = {});
 
 }  // namespace trireme::plan::graph

@@ -266,8 +266,8 @@ class FlexFlow::Impl {
       const auto& choices = problem_.choices[static_cast<std::size_t>(node_of_group_[group])];
       auto& seconds = both_.ops[i].forward >= 0 ? backward_[group] : forward_[group];
       for (std::size_t c = 0; c < choices.size(); ++c) {
-        seconds[c] += pricing_.seconds(
-            work_of(both_, both_.ops[i], spaces_[i], degrees_of(pricing_.mesh(), spaces_[i], choices[c])));
+        seconds[c] +=
+            pricing_.seconds(both_, both_.ops[i], spaces_[i], degrees_of(pricing_.mesh(), spaces_[i], choices[c]));
         for (const Exchange& exchange : exchanges_of(both_, pricing_.mesh(), both_.ops[i], spaces_[i], choices[c])) {
           const bool kept = exchange.tensor >= 0 && both_.ops[i].part == Part::kBackwardWeight;
           if (!kept) seconds[c] += pricing_.seconds(exchange.step);

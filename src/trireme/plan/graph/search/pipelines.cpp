@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -56,7 +57,7 @@ StagePlan stage_of_layers(const std::vector<ChainLayer>& chain, int begin, int e
 StagedPlan runnable(const Graph& both, StagedPlan plan) { return made_legal(without_backward(both), std::move(plan)); }
 
 Pricing on_devices(const Pricing& pricing, int devices) {
-  return Pricing(pricing.hardware(), factored_mesh(devices), pricing.arithmetic());
+  return Pricing(pricing.hardware(), factored_mesh(devices), pricing.arithmetic(), pricing.profile());
 }
 
 double message(const Pricing& pricing, double bytes) {
@@ -198,6 +199,90 @@ Found search_alpa_stages(const Graph& both, const Pricing& pricing, const Search
   return found;
 }
 
+namespace {
+
+/// One past the last of each of `runs` runs of consecutive layers, the slowest as fast as can be. Of equals the
+/// earliest cuts.
+std::vector<int> balanced_ends(const std::vector<double>& seconds, int runs) {
+  const auto n = static_cast<int>(seconds.size());
+  std::vector<double> before{0};
+  for (const double one : seconds) before.push_back(before.back() + one);
+  // slowest[r][k]: the slowest of r runs of the first k layers; from[r][k]: where the last of them begins.
+  std::vector<std::vector<double>> slowest(
+      static_cast<std::size_t>(runs) + 1,
+      std::vector<double>(static_cast<std::size_t>(n) + 1, std::numeric_limits<double>::infinity()));
+  std::vector<std::vector<int>> from(slowest.size(), std::vector<int>(static_cast<std::size_t>(n) + 1, 0));
+  slowest[0][0] = 0;
+  for (std::size_t r = 1; r < slowest.size(); ++r) {
+    for (std::size_t k = r; k <= static_cast<std::size_t>(n); ++k) {
+      for (std::size_t j = r - 1; j < k; ++j) {
+        const double worst = std::max(slowest[r - 1][j], before[k] - before[j]);
+        if (worst < slowest[r][k]) slowest[r][k] = worst, from[r][k] = static_cast<int>(j);
+      }
+    }
+  }
+  std::vector<int> ends(static_cast<std::size_t>(runs));
+  int end = n;
+  for (std::size_t r = ends.size(); r > 0; --r) {
+    ends[r - 1] = end;
+    end = from[r][static_cast<std::size_t>(end)];
+  }
+  return ends;
+}
+
+}  // namespace
+
+Found search_torchgpipe(const Graph& both, const Pricing& pricing, const SearchLimits& limits) {
+  const std::vector<ChainLayer> chain = chain_of(both, on_devices(pricing, 1));
+  const int stages = std::min(pricing.mesh().ranks(), static_cast<int>(chain.size()));
+  std::vector<double> seconds;
+  for (const ChainLayer& layer : chain) seconds.push_back(2 * layer.forward + layer.backward);
+  const std::vector<int> ends = balanced_ends(seconds, stages);
+  const auto slowest_with = [&](int micros) {
+    double slowest = 0;
+    for (std::size_t s = 0, layer = 0; s < ends.size(); ++s) {
+      double stage = 0;
+      for (; layer < static_cast<std::size_t>(ends[s]); ++layer) stage += seconds[layer] / micros;
+      const double cut = s + 1 < ends.size() ? chain[layer - 1].cut_bytes : 0;
+      slowest = std::max(slowest, stage + 2 * message(pricing, cut / micros));
+    }
+    return slowest;
+  };
+  StagedPlan plan{.micros = 1, .schedule = "gpipe", .stages = {}};
+  Found found{.method = "torchgpipe", .strategy = replicated(both, pricing.mesh()), .cost = {}};
+  found.cost.seconds = std::numeric_limits<double>::infinity();
+  for (const int count : micro_counts(both)) {
+    const double step = (count + stages - 1) * slowest_with(count);  // filling and emptying included
+    if (step < found.cost.seconds) found.cost.seconds = step, plan.micros = count;
+  }
+  found.pipeline = fmt::format("pipeline {} of {}, {} micro-batches, gpipe\n", both.name,
+                               counted(static_cast<std::size_t>(stages), "stage"), plan.micros);
+  int begin = 0;
+  for (const int end : ends) {
+    double weights = 0, saved = begin > 0 ? chain[static_cast<std::size_t>(begin) - 1].cut_bytes : 0, stage = 0;
+    double activations = 0;
+    for (int i = begin; i < end; ++i) {
+      weights += chain[static_cast<std::size_t>(i)].weight_bytes;
+      activations += chain[static_cast<std::size_t>(i)].activation_bytes;
+      stage += seconds[static_cast<std::size_t>(i)];
+    }
+    // Of every micro-batch what came in, of one what is recomputed.
+    found.cost.memory_bytes = std::max(found.cost.memory_bytes, kStates * weights + saved + activations / plan.micros);
+    found.cost.compute_seconds = std::max(found.cost.compute_seconds, stage);
+    found.pipeline += stage_line(chain, begin, end, "1 device", stage / plan.micros);
+    StagePlan next = stage_of_layers(chain, begin, end, replicated(both, factored_mesh(1)));
+    next.strategy.checkpoints = {next.ops};
+    plan.stages.push_back(std::move(next));
+    begin = end;
+  }
+  found.cost.communication_seconds = found.cost.seconds - found.cost.compute_seconds;
+  found.fits = limits.memory_bytes <= 0 || found.cost.memory_bytes <= limits.memory_bytes;
+  found.note = fmt::format("{} of {} layers, {} micro-batches, recomputed",
+                           counted(static_cast<std::size_t>(stages), "stage"), chain.size(), plan.micros);
+  found.plan = runnable(both, std::move(plan));
+  return found;
+}
+
 Found search_pipedream(const Graph& both, const Pricing& pricing, const SearchLimits& limits) {
   const int devices = pricing.mesh().ranks();
   const auto& cluster = pricing.hardware().cluster;
@@ -263,7 +348,7 @@ Found search_rannc(const Graph& both, const Pricing& pricing, const SearchLimits
   for (std::size_t i = 0; i < both.ops.size(); ++i) {
     const Op& op = both.ops[i];
     const auto of = op.forward >= 0 ? static_cast<std::size_t>(op.forward) : i;
-    const double seconds = device.seconds(work_of(both, op, iteration_space(both, op)));
+    const double seconds = device.seconds(both, op, iteration_space(both, op));
     (op.forward >= 0 ? backward : forward)[of] += seconds;
     components[of].seconds += seconds;
     if (op.forward >= 0) continue;

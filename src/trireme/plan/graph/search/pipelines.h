@@ -15,6 +15,9 @@ namespace trireme::plan::graph {
 Found search_alpa_stages(const Graph& both, const Pricing& pricing, const SearchLimits& limits);
 Found search_pipedream(const Graph& both, const Pricing& pricing, const SearchLimits& limits);
 Found search_rannc(const Graph& both, const Pricing& pricing, const SearchLimits& limits);
+/// torchgpipe's (Kim 2020, 2004.09910): a stage on each device, balanced by time; every stage recomputes its
+/// activations.
+Found search_torchgpipe(const Graph& both, const Pricing& pricing, const SearchLimits& limits);
 /// Nothing where the number of devices is no power of two.
 std::optional<Found> search_galvatron(const Graph& both, const Pricing& pricing, const SearchLimits& limits);
 

@@ -4,13 +4,14 @@
 // eliminates nodes over degrees of sample, channel, height and width (elimination.h); tofu goes axis by axis
 // (tofu.cpp); alpa-intra also takes sums and every order of axes, under the device's memory (limited.h); flexflow
 // simulates (flexflow.h). What they find is a strategy: text that can be read, edited, lowered and run, priced in the
-// same way for all. alpa, pipedream, rannc and galvatron find pipeline stages (pipelines.h): a plan (staged.h), which
-// is text and runs as well.
+// same way for all. alpa, pipedream, rannc, galvatron and torchgpipe find pipeline stages (pipelines.h): a plan
+// (staged.h), which is text and runs as well.
 // Depends on: baselines, elimination, limited, flexflow.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "trireme/plan/graph/search/baselines.h"
@@ -26,7 +27,8 @@ struct TofuStep {
   double added_seconds = 0;  ///< of communication
   double bytes = 0;          ///< that a rank sends, all axes so far
 };
-std::vector<TofuStep> tofu_steps(const Graph& both, const Pricing& pricing);
+/// `heavy_are_split`: every cut divides every GEMM, convolution and attention, as in the paper, where only bytes count.
+std::vector<TofuStep> tofu_steps(const Graph& both, const Pricing& pricing, bool heavy_are_split = false);
 
 struct Found {
   std::string method;
@@ -41,6 +43,12 @@ struct Found {
   std::optional<StagedPlan> plan = {};
   std::string pipeline = {};
 };
+
+/// The speed-up that a method's paper states, over what and where: not what is compared with here.
+struct Published {
+  std::string_view speedup, over;
+};
+std::optional<Published> published_of(std::string_view method);
 
 struct SearchLimits {
   double memory_bytes = 0;  ///< of a device

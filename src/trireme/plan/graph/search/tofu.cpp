@@ -8,13 +8,16 @@
 
 namespace trireme::plan::graph {
 
-std::vector<TofuStep> tofu_steps(const Graph& both, const Pricing& pricing) {
+std::vector<TofuStep> tofu_steps(const Graph& both, const Pricing& pricing, bool heavy_are_split) {
   std::vector<TofuStep> steps;
   Strategy base = replicated(both, pricing.mesh());
   double before = 0;
   for (std::size_t axis = 0; axis < pricing.mesh().axes().size(); ++axis) {
-    const ChoiceOptions options{
-        .canonical = false, .reduced = true, .only_axis = static_cast<int>(axis), .base = &base};
+    const ChoiceOptions options{.canonical = false,
+                                .reduced = true,
+                                .heavy_are_split = heavy_are_split,
+                                .only_axis = static_cast<int>(axis),
+                                .base = &base};
     const GraphProblem problem = make_problem(both, pricing, options);
     const Elimination found = eliminate(problem.problem);
     base = problem.strategy_of(both, found.assignment);
