@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@ namespace trireme::nn {
 class Stash;
 class DropoutRngState;
 struct KvBatch;
+struct Distillation;
 
 /// The tokens of a microbatch, [batch, sequence]. Of an inference step with a KV cache: those of all its sequences,
 /// [1, tokens], which `Context::kv_batch` tells apart.
@@ -64,6 +66,9 @@ struct Context {
 
   at::Tensor targets;       ///< int64 [batch, sequence], -100: no loss; undefined: the model gives logits
   at::Tensor loss_weights;  ///< float [batch, sequence]: weight of each token's loss; undefined: 1
+  /// The teacher whose probabilities the main loss learns beside the targets: distillation.h; null: none. Shared by the
+  /// copies of a context.
+  std::shared_ptr<const Distillation> distillation;
   double gradient_scale =
       1;  ///< 1 / (tokens of the whole batch), times the loss scale: gradients come out as of the mean
   at::Tensor scale_on_device;  ///< the same as a number on the GPU, float (double) [1], of a captured step; undefined:

@@ -97,6 +97,8 @@ StagedModel::StagedModel(const spec::Recipe& recipe, const spec::ModelShape& sha
   for (int chunk = 0; chunk < table.chunks(); ++chunk) {
     holders_.push_back(schedule::holders_of(table, chunk).front());
   }
+  if (std::ranges::find(stage_.model->layers, "head", &models::NamedLayer::name) != stage_.model->layers.end())
+    teacher_ = make_teacher(recipe, shape, parallel_groups_->parallel, parallel_groups_->device);
   prepare.freeze(stage_.model->params, names_of(stage_));
   data_parallel_ = std::make_unique<parallel::DataParallel>(
       pipeline::units_of(stage_), stage_.model->params, *parallel_groups_->groups,
@@ -188,6 +190,7 @@ pipeline::Micro StagedModel::micro_of(data::Batch& batch, const MakeContext& con
   micro.inputs = feed(batch, micro.context, stage_.model->shape);
   nn::take_tokens(micro.inputs, micro.context, parallel_groups_->parallel.tokens);
   move_to(parallel_groups_->device, micro.inputs, micro.context, stage_.model->shape);
+  if (teacher_) teacher_->teach(micro.inputs, micro.context);
   return micro;
 }
 

@@ -17,6 +17,7 @@
 #include "trireme/train/engine/engine.h"
 #include "trireme/train/engine/parallel_groups.h"
 #include "trireme/train/engine/pipeline_split.h"
+#include "trireme/train/engine/teacher.h"
 
 namespace trireme::train {
 
@@ -65,6 +66,7 @@ class StagedModel {
   Share share_;
   PipelineCut cut_;
   pipeline::Stage stage_;
+  std::unique_ptr<Teacher> teacher_;  // of [distill], where the head is
   std::unique_ptr<parallel::DataParallel> data_parallel_;
   std::vector<int> holders_;                  // by chunk: the first rank of the pipeline that holds it
   std::map<int, schedule::Schedule> tables_;  // by micros of a step
