@@ -46,6 +46,20 @@ class WeightSource {
   virtual const at::Tensor& value(const Param& param) = 0;
 };
 
+/// Who runs a pass in parts. A mixture of experts whose rows travel between ranks tells it where another pass of this
+/// rank could go on meanwhile; it returns when this one is to go on. Ranks that share experts have the same stops in
+/// the same order.
+class PassStops {
+ public:
+  enum class Before : std::uint8_t {
+    kDispatch,  ///< rows are ready to be sent to their experts
+    kExpert,    ///< they are on their way
+    kCombine,   ///< what experts made of them is on its way back
+  };
+  virtual ~PassStops() = default;
+  virtual void stop(Before next) = 0;
+};
+
 /// What multi-token prediction reads, one slice of the last dimension for each depth: multi_token.h.
 struct MtpTokens {
   at::Tensor ids;      ///< int64 [batch, sequence, depths]; undefined: no multi-token prediction in this pass
@@ -84,6 +98,7 @@ struct Context {
   const KvBatch* kv_batch = nullptr;                  ///< inference over a KV cache: kv_cache.h
   WeightSource* weights = nullptr;                    ///< null: the current ones
   std::function<void(Param&)> on_gradient = nullptr;  ///< a layer has added its part to this gradient
+  PassStops* stops = nullptr;                         ///< null: the pass runs through
   Stash* stash = nullptr;                             ///< where kept inputs wait for backward; null: on the device
   device::RankMemory* memory = nullptr;               ///< where activations are counted; null: nowhere
   EventSink* events = nullptr;                        ///< who is told when each layer ran; null: nobody

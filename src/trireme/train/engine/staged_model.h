@@ -65,6 +65,7 @@ class StagedModel {
   nn::LossReducer loss_reducer_;
   Share share_;
   PipelineCut cut_;
+  std::vector<int> mixtures_;  // by chunk, where rows travel between ranks and a step's pairs are in parts
   pipeline::Stage stage_;
   std::unique_ptr<Teacher> teacher_;  // of [distill], where the head is
   std::unique_ptr<parallel::DataParallel> data_parallel_;
